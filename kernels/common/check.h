@@ -1,0 +1,13 @@
+// Check: a promise of our own code. Bad input is never a Check, it is an absl::Status.
+#pragma once
+
+namespace ovq {
+
+[[noreturn]] void CheckFailed(const char* what, const char* file, int line);
+
+constexpr void Check(bool ok, const char* what, const char* file = __builtin_FILE(),
+                     int line = __builtin_LINE()) {
+  if (!ok) CheckFailed(what, file, line);
+}
+
+}  // namespace ovq

@@ -1,0 +1,28 @@
+// The project's only device switch.
+#pragma once
+
+#include "kernels/common/device.h"
+
+namespace ovq {
+
+#ifdef OVQ_WITH_CUDA
+inline constexpr bool kWithCuda = true;
+#else
+inline constexpr bool kWithCuda = false;
+#endif
+
+// Runs the implementation of context's device. Both take (DeviceContext&, Args...).
+template <auto RefFn, auto CpuFn, class... Args>
+void Dispatch(DeviceContext& context, Args&&... args) {
+  switch (context.device()) {
+    case Device::kReference:
+      return RefFn(context, static_cast<Args&&>(args)...);
+    case Device::kCpu:
+      return CpuFn(context, static_cast<Args&&>(args)...);
+    case Device::kCuda:
+      break;
+  }
+  Check(false, "no kernel for this device");
+}
+
+}  // namespace ovq

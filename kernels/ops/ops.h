@@ -1,0 +1,70 @@
+// Row-wise operations and matrix products. Every row's result depends on that row alone, bit for
+// bit: never on how many rows the call has, where the row stands or how many threads run.
+#pragma once
+
+#include <cstdint>
+#include <memory>
+#include <span>
+
+#include "absl/status/statusor.h"
+#include "kernels/common/device.h"
+#include "kernels/common/tensor.h"
+
+namespace ovq {
+
+// Weights of y = x W^T, several [out_i, in] parts stacked along out, packed once for the device.
+class Linear {
+ public:
+  Linear();
+  ~Linear();
+  Linear(Linear&&) noexcept;
+  Linear& operator=(Linear&&) noexcept;
+
+  // parts: each [out_i, in], F32, BF16 or F16. compute: kF32 (products and sums in float32) or
+  // kBF16 (bfloat16 factors, float32 sums). InvalidArgument on shapes that do not fit.
+  static absl::StatusOr<Linear> Make(std::span<const TensorView> parts, DType compute,
+                                     DeviceContext& context);
+
+  int64_t in() const;
+  int64_t out() const;
+  DType compute() const;
+  size_t bytes() const;  // of the packed weights: what one pass reads
+
+  // y[n, out] = x[n, in] W^T, or += with accumulate. x in compute(), y float32.
+  void Apply(DeviceContext& context, TensorView x, TensorView y, bool accumulate = false) const;
+
+ private:
+  struct Impl;
+  std::unique_ptr<Impl> impl_;
+};
+
+// y[n, d] = x / sqrt(mean(x^2) + eps) * weight. x F32, weight [d] F32, y F32 or BF16.
+void RmsNorm(DeviceContext& context, TensorView x, TensorView weight, float eps, TensorView y);
+
+// A [n_rows, n_heads, head_dim] float32 view whose rows are row_stride elements apart.
+struct HeadRows {
+  float* data;
+  int64_t n_rows;
+  int n_heads;
+  int head_dim;
+  int64_t row_stride;
+};
+
+// x = x / sqrt(sum(x^2) + 1e-6) * scale[head], in place; scale null means 1. DESIGN 3.
+void UnitNorm(DeviceContext& context, const HeadRows& x, const float* scale);
+
+// Rotate-half RoPE in place: pair (i, i + d/2) turned by positions[row] * theta^(-2i/d). Angles in
+// float64, reduced modulo 2 pi before sine and cosine, so that they hold at any int64 position.
+void Rope(DeviceContext& context, const HeadRows& x, std::span<const int64_t> positions,
+          double theta);
+
+// y[n, f] = silu(gate) * up with gate_up[n, 2f] = [gate | up] in F32; y F32 or BF16.
+void SwiGlu(DeviceContext& context, TensorView gate_up, TensorView y);
+
+// y[n, d] = table[ids[row]] in F32; table [vocab, d] in F32, BF16 or F16. ids are in range.
+void Embed(DeviceContext& context, TensorView table, std::span<const int32_t> ids, TensorView y);
+
+// out[row] = ln(sum(exp(x[row]))), x [n, m] F32, in one fixed order of summation per row.
+void LogSumExp(DeviceContext& context, TensorView x, float* out);
+
+}  // namespace ovq

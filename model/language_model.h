@@ -1,0 +1,73 @@
+// A decoder-only language model composed from its config: embed, layers, norm, head.
+#pragma once
+
+#include <memory>
+#include <optional>
+#include <string>
+#include <vector>
+
+#include "absl/status/statusor.h"
+#include "kernels/mixers/mixer.h"
+#include "kernels/ops/ops.h"
+#include "model/config.h"
+#include "model/state_layout.h"
+#include "model/step_batch.h"
+
+namespace ovq {
+
+struct ModelOptions {
+  std::optional<DType> compute_dtype;  // default: BF16 for BF16 checkpoints, else F32
+  DType state_dtype = DType::kF32;
+  StateLimits limits;
+};
+
+struct DecoderLayer {
+  std::unique_ptr<SequenceMixer> mixer;
+  std::vector<float> input_norm;         // [d_model]
+  std::vector<float> feed_forward_norm;  // [d_model]; empty without a feed-forward
+  Linear gate_up;                        // [2 d_ff, d_model]
+  Linear down;                           // [d_model, d_ff]
+  int64_t d_ff = 0;
+};
+
+// Immutable after Load; Forward is const and may run on any thread with its own context.
+class LanguageModel {
+ public:
+  // Errors: NotFound, InvalidArgument, DataLoss; each names the file and field or tensor.
+  static absl::StatusOr<std::unique_ptr<LanguageModel>> Load(const std::string& folder,
+                                                             const ModelOptions& options,
+                                                             DeviceContext& context);
+
+  const ModelConfig& config() const { return config_; }
+  const StateLayout& layout() const { return *layout_; }
+  DType compute_dtype() const { return compute_dtype_; }
+  DType state_dtype() const { return state_dtype_; }
+  const std::string& fingerprint() const { return fingerprint_; }  // hex SHA-256
+  int64_t parameters() const { return parameters_; }
+  size_t weight_bytes() const { return weight_bytes_; }  // read by one decode step
+  // What a full KV cache of this model would hold for one token: 2 or 4 bytes x sum over softmax
+  // type layers of n_kv_heads (head_dim + value_head_dim), in the state dtype.
+  size_t full_kv_bytes_per_token() const { return full_kv_bytes_per_token_; }
+
+  // logits[n_logit_rows, vocab] of batch.logit_rows, in their order. Advances every sequence's
+  // state by its rows.
+  void Forward(const StepBatch& batch, DeviceContext& context, TensorView logits) const;
+
+ private:
+  LanguageModel() = default;
+  ModelConfig config_;
+  std::unique_ptr<StateLayout> layout_;
+  DType compute_dtype_ = DType::kF32;
+  DType state_dtype_ = DType::kF32;
+  std::string fingerprint_;
+  int64_t parameters_ = 0;
+  size_t weight_bytes_ = 0;
+  size_t full_kv_bytes_per_token_ = 0;
+  std::vector<DecoderLayer> layers_;
+  std::vector<std::byte> embedding_storage_;
+  TensorView embedding_;           // [vocab, d_model], the checkpoint's dtype
+  std::vector<float> final_norm_;  // [d_model]
+  Linear lm_head_;                 // [vocab, d_model]
+};
+
+}  // namespace ovq

@@ -1,0 +1,54 @@
+// Weights of a model folder: safetensors mapped read-only, one file or shards with an index.
+#pragma once
+
+#include <memory>
+#include <set>
+#include <string>
+#include <string_view>
+#include <vector>
+
+#include "absl/status/statusor.h"
+#include "kernels/common/tensor.h"
+
+namespace ovq {
+
+// One mapped safetensors file. Header checks: length within the file and below 100 MB, JSON object,
+// known dtypes, offsets in order, inside the file, not overlapping, bytes = shape x dtype.
+// DataLoss names the file, the tensor and what was expected.
+class SafetensorsFile {
+ public:
+  static absl::StatusOr<SafetensorsFile> Open(const std::string& path);
+  const TensorMap& tensors() const { return tensors_; }
+  size_t file_bytes() const { return bytes_; }
+
+ private:
+  struct Unmap {
+    size_t bytes = 0;
+    void operator()(std::byte* p) const;
+  };
+  std::unique_ptr<std::byte, Unmap> map_;
+  size_t bytes_ = 0;
+  TensorMap tensors_;
+};
+
+class Weights {
+ public:
+  // model.safetensors, else the shards of model.safetensors.index.json.
+  static absl::StatusOr<Weights> Open(const std::string& folder);
+
+  // The named tensor, checked: InvalidArgument "model.norm.weight: expected [64], got [32]".
+  // NotFound if absent. F32, BF16 and F16 are accepted.
+  absl::StatusOr<TensorView> Take(std::string_view name, const Shape& shape);
+  bool Has(std::string_view name) const;
+  // InvalidArgument naming the first tensor that no part of the model took.
+  absl::Status CheckAllTaken() const;
+  // SHA-256 over names, dtypes, shapes and data, hex: the model's fingerprint with its config.
+  std::string Fingerprint() const;
+
+ private:
+  std::vector<SafetensorsFile> files_;
+  TensorMap tensors_;
+  std::set<std::string, std::less<>> taken_;
+};
+
+}  // namespace ovq

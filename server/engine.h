@@ -1,0 +1,124 @@
+// The engine: one thread that owns the model's sessions, batches their tokens and streams answers.
+#pragma once
+
+#include <cstdint>
+#include <functional>
+#include <memory>
+#include <span>
+#include <string>
+#include <vector>
+
+#include "absl/status/statusor.h"
+#include "absl/time/time.h"
+#include "kernels/common/device.h"
+#include "model/state_layout.h"
+#include "model/step_batch.h"
+#include "model/tokenizer.h"
+#include "server/request.h"
+
+namespace ovq {
+
+// What the engine needs of a model; tests pass a function of their own.
+struct EngineModel {
+  int64_t vocab_size = 0;
+  std::vector<int32_t> eos_token_ids;
+  int32_t default_max_centroids = 0;  // 0: the model has no growing dictionary
+  size_t full_kv_bytes_per_token = 0;
+  const StateLayout* layout = nullptr;
+  const Tokenizer* tokenizer = nullptr;  // may be null: no text, no stop strings
+  // logits [logit_rows, vocab] float32.
+  std::function<void(const StepBatch&, DeviceContext&, TensorView logits)> forward;
+};
+
+struct EngineOptions {
+  size_t state_memory_bytes = size_t{1} << 30;
+  int max_sessions = 1024;         // live sessions, one-shot requests included
+  int max_queue = 1024;            // requests waiting for admission
+  int32_t max_batch_tokens = 512;  // rows of one step
+  int32_t max_centroids = 65536;   // the largest cap a session may ask for
+  int64_t max_prompt_tokens = 1 << 20;
+  absl::Duration session_ttl = absl::Minutes(30);  // idle sessions are deleted after this
+  uint64_t seed = 0;  // of the seeds and ids the server draws; 0: from the system
+};
+
+enum class RejectReason : uint8_t { kQueueFull, kStateMemory, kSessionLimit, kDraining };
+const char* RejectReasonName(RejectReason reason);  // "queue_full", "state_memory", ...
+
+struct StepReport {
+  int32_t prefill_rows = 0, decode_rows = 0;
+  absl::Duration duration;
+};
+struct RequestReport {
+  FinishReason reason;
+  Usage usage;
+  absl::Duration total;  // arrival to end
+};
+// Called on the engine thread; unset ones are skipped.
+struct EngineEvents {
+  std::function<void(const StepReport&)> step;
+  std::function<void(absl::Duration since_arrival)> first_token;
+  std::function<void(absl::Duration since_previous)> next_token;
+  std::function<void(const RequestReport&)> request_finished;
+  std::function<void(RejectReason)> rejected;
+  std::function<void(const char* event)> session_event;  // "open", "close", "expire"
+  std::function<void(absl::Duration)> cancel_released;   // cancel to memory given back
+  std::function<void(absl::Duration)> stream_blocked;    // a reader was too slow for this long
+};
+struct EngineStats {
+  int requests_running = 0, requests_waiting = 0;
+  int64_t waiting_prompt_tokens = 0;
+  int sessions_active = 0, sessions_idle = 0;  // with / without a running request
+  size_t state_bytes_committed = 0, state_bytes_reserved = 0, state_bytes_budget = 0;
+  int64_t live_centroids = 0;            // summed over sessions
+  size_t equivalent_kv_cache_bytes = 0;  // what the same sessions' positions would need
+};
+
+// Any thread may call the public methods. Callbacks run on the engine thread and must not block.
+class Engine {
+ public:
+  Engine(EngineModel model, EngineOptions options, std::unique_ptr<DeviceContext> context,
+         EngineEvents events);
+  ~Engine();  // as Drain(0), then joins
+
+  // Validates, queues and returns at once. Errors come back here (InvalidArgument,
+  // ResourceExhausted, NotFound, FailedPrecondition, Unavailable) or, found later, through the
+  // stream's status. The answer: one Started, TokenChunks, one Finished per completion.
+  absl::Status Submit(GenerateRequest request, std::shared_ptr<TokenStream> stream);
+
+  using ScoreCallback = std::function<void(absl::StatusOr<ScoreResult>)>;
+  // cancelled: polled every step.
+  absl::Status SubmitScore(ScoreRequest request, std::function<bool()> cancelled,
+                           ScoreCallback done);
+
+  using SessionCallback = std::function<void(absl::StatusOr<SessionInfo>)>;
+  void CreateSession(SessionOptions options, SessionCallback done);
+  // The following block for at most one step. A session of another tenant is NotFound.
+  absl::StatusOr<SessionInfo> GetSession(const std::string& id, const std::string& tenant);
+  absl::Status DeleteSession(const std::string& id, const std::string& tenant);  // cancels its run
+  struct SessionPage {
+    std::vector<SessionInfo> sessions;  // ordered by id
+    std::string next_page_token;        // empty at the end
+  };
+  absl::StatusOr<SessionPage> ListSessions(const std::string& tenant, int page_size,
+                                           const std::string& page_token);
+
+  EngineStats Stats() const;  // of the last step boundary
+  const EngineOptions& options() const { return options_; }
+  const EngineModel& model() const { return model_; }
+
+  // Refuses new work (Unavailable), lets running requests finish until `timeout`, then ends the
+  // rest with Unavailable. Returns when nothing runs. True if all finished by themselves.
+  bool Drain(absl::Duration timeout);
+
+  // The session's state bytes as committed, for tests and snapshots. FailedPrecondition if busy.
+  absl::StatusOr<std::vector<std::byte>> CopyState(const std::string& id,
+                                                   const std::string& tenant);
+
+ private:
+  class Loop;
+  const EngineModel model_;
+  const EngineOptions options_;
+  std::unique_ptr<Loop> loop_;
+};
+
+}  // namespace ovq

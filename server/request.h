@@ -1,0 +1,155 @@
+// What a caller asks of the engine, and the bounded stream its answer comes back on. No proto here.
+#pragma once
+
+#include <cstdint>
+#include <deque>
+#include <functional>
+#include <memory>
+#include <optional>
+#include <string>
+#include <vector>
+
+#include "absl/base/thread_annotations.h"
+#include "absl/status/status.h"
+#include "absl/synchronization/mutex.h"
+#include "absl/time/time.h"
+#include "model/sampler.h"
+
+namespace ovq {
+
+struct StopConditions {
+  int64_t max_tokens = 256;  // 0: absorb the prompt, generate nothing
+  int64_t min_tokens = 0;    // end-of-sequence and stop ids are not drawn before this many
+  std::vector<std::string> strings;
+  std::vector<int32_t> token_ids;
+  bool ignore_eos = false;
+  bool include_stop_text = false;
+};
+
+struct OutputOptions {
+  bool logprobs = false;
+  int top_logprobs = 0;
+};
+
+struct GenerateRequest {
+  std::vector<int32_t> prompt;           // checked against the vocabulary by Engine::Submit
+  std::string session_id;                // empty: a session that ends with the request
+  std::string tenant;                    // owner of the session; "" without authentication
+  std::optional<int32_t> max_centroids;  // one-shot only; default the model's
+  SamplingParams sampling;
+  StopConditions stop;
+  OutputOptions output;
+  int n = 1;  // completions; more than one only without session_id
+  absl::Time arrival = absl::InfinitePast();
+  absl::Time deadline = absl::InfiniteFuture();
+};
+
+enum class FinishReason : uint8_t { kStop, kLength, kCancelled, kDeadline, kError };
+const char* FinishReasonName(FinishReason reason);  // "stop", "length", ...
+
+struct Usage {
+  int64_t prompt_tokens = 0;  // of this request, the pending token of the session not counted
+  int64_t cached_tokens = 0;  // already in the session when the request came
+  int64_t generated_tokens = 0;
+  int64_t state_bytes = 0;  // committed for the session at the end
+  int64_t position = 0;     // tokens of the session at the end
+  absl::Duration queue_time, prefill_time, decode_time;
+};
+
+struct Started {
+  std::string session_id;  // empty for a one-shot request
+  int64_t prompt_tokens = 0;
+  int64_t cached_tokens = 0;
+  uint64_t seed = 0;  // the one in use, drawn by the server when the request had none
+};
+struct TokenChunk {
+  int index = 0;     // which of the n completions
+  std::string text;  // valid UTF-8
+  std::vector<int32_t> token_ids;
+  std::vector<float> logprobs;                 // as token_ids, if asked
+  std::vector<std::vector<TokenLogprob>> top;  // as token_ids, if asked
+};
+struct Finished {
+  int index = 0;
+  FinishReason reason = FinishReason::kStop;
+  std::string matched_stop;                 // stop string, if that ended it
+  std::optional<int32_t> matched_token_id;  // stop or end-of-sequence token, if that ended it
+  Usage usage;
+};
+struct StreamEvent {
+  std::optional<Started> started;
+  std::optional<TokenChunk> chunk;
+  std::optional<Finished> finished;
+};
+
+// From the engine thread (Push, Close) to one reader (Pop, Cancel). Push never blocks: the engine
+// parks a request whose stream is full, so the bound holds with a slack of one step.
+class TokenStream {
+ public:
+  explicit TokenStream(size_t capacity = 256) : capacity_(capacity) {}
+
+  // --- engine thread ---
+  void Push(StreamEvent event);
+  void Close(absl::Status status);  // no event follows; OK after the last Finished
+  bool full() const;
+  bool cancelled() const;
+
+  // --- reader, any thread ---
+  // listener is called, from the engine thread and without locks held, after each Push and Close;
+  // also once at once if something is waiting. Null removes it and waits for a running call.
+  void SetListener(std::function<void()> listener);
+  void SetWake(
+      std::function<void()> wake);  // engine's: called when a full stream drains or cancels
+  std::optional<StreamEvent> TryPop();
+  std::optional<StreamEvent> Pop();  // blocks; nullopt once closed and empty
+  bool closed() const;               // closed and empty
+  absl::Status status() const;       // after closed()
+  void Cancel();                     // the engine frees the request within one step
+
+ private:
+  const size_t capacity_;
+  mutable absl::Mutex mutex_;
+  std::deque<StreamEvent> events_ ABSL_GUARDED_BY(mutex_);
+  bool closed_ ABSL_GUARDED_BY(mutex_) = false;
+  bool cancelled_ ABSL_GUARDED_BY(mutex_) = false;
+  absl::Status status_ ABSL_GUARDED_BY(mutex_);
+  absl::Mutex listener_mutex_;
+  std::function<void()> listener_ ABSL_GUARDED_BY(listener_mutex_);
+  std::function<void()> wake_ ABSL_GUARDED_BY(mutex_);
+};
+
+struct ScoreRequest {
+  std::vector<int32_t> tokens;  // at least one
+  std::optional<int32_t> max_centroids;
+  int top_logprobs = 0;  // up to the vocabulary size
+  std::string tenant;
+  absl::Time arrival = absl::InfinitePast();
+  absl::Time deadline = absl::InfiniteFuture();
+};
+struct ScoreResult {
+  std::vector<float> logprobs;                 // [n_tokens - 1]: of token i+1 given 0..i
+  std::vector<std::vector<TokenLogprob>> top;  // [n_tokens] if asked
+  int64_t state_bytes = 0;
+};
+
+struct SessionOptions {
+  std::string tenant;
+  std::optional<int32_t> max_centroids;  // default: the model's
+  absl::Duration ttl =
+      absl::ZeroDuration();     // idle time after which it is deleted; 0: the server's
+  std::vector<int32_t> prompt;  // absorbed before the call returns; may be empty
+  absl::Time deadline = absl::InfiniteFuture();
+};
+struct SessionInfo {
+  std::string id;        // 32 hex digits, 128 random bits
+  int64_t position = 0;  // tokens of the conversation
+  int32_t max_centroids = 0;
+  size_t state_bytes = 0;      // committed now
+  size_t state_bytes_cap = 0;  // the most it will ever hold
+  int64_t live_centroids = 0;
+  bool busy = false;
+  absl::Time created, last_used, expires;
+  int64_t prompt_tokens_total = 0, generated_tokens_total = 0;
+};
+
+}  // namespace ovq

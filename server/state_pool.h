@@ -1,0 +1,57 @@
+// Session state memory under one byte budget. Each session owns a reserved address range in which
+// pages are committed as its state grows, and given back to the system (hence zeroed) on release.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <span>
+
+#include "absl/status/statusor.h"
+#include "model/state_layout.h"
+
+namespace ovq {
+
+// One session's memory. Plain data owned by a Session; only StatePool changes it.
+struct StateHandle {
+  std::byte* base = nullptr;
+  int32_t max_centroids = 0;
+  int64_t position = 0;        // committed up to here
+  size_t committed_bytes = 0;  // = layout.bytes_at(position, max_centroids)
+  size_t reserved_bytes = 0;   // counted against the budget
+};
+
+// Engine thread only.
+class StatePool {
+ public:
+  StatePool(const StateLayout& layout, size_t budget_bytes);
+  ~StatePool();
+
+  // Reserves reserve_bytes of the budget (DESIGN 2.3: the session's cap, or its size at the last
+  // position it can reach) and commits position 0. ResourceExhausted states bytes needed and free.
+  absl::StatusOr<StateHandle> Acquire(int32_t max_centroids, size_t reserve_bytes);
+  // Commits up to `position`; never fails for positions within the reservation (address space and
+  // budget are already taken; the system running out of physical memory ends the process).
+  void Grow(StateHandle& state, int64_t position);
+  void Release(StateHandle& state);
+  // Same bytes in a new range: forks.
+  absl::StatusOr<StateHandle> Clone(const StateHandle& state, size_t reserve_bytes);
+
+  size_t SnapshotBytes(const StateHandle& state) const;
+  void CopyOut(const StateHandle& state, std::span<std::byte> out) const;
+  // state must be at position 0; brings it to `position`.
+  void CopyIn(StateHandle& state, int64_t position, std::span<const std::byte> in);
+
+  size_t budget_bytes() const { return budget_; }
+  size_t reserved_bytes() const { return reserved_; }
+  size_t committed_bytes() const { return committed_; }
+  int sessions() const { return sessions_; }
+
+ private:
+  const StateLayout& layout_;
+  const size_t budget_;
+  size_t reserved_ = 0;
+  size_t committed_ = 0;
+  int sessions_ = 0;
+};
+
+}  // namespace ovq
