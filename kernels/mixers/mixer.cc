@@ -1,0 +1,39 @@
+#include "kernels/mixers/mixer.h"
+
+namespace ovq {
+namespace {
+
+constexpr size_t kFieldAlignment = 64;
+
+size_t AlignUp(size_t bytes) {
+  return (bytes + kFieldAlignment - 1) / kFieldAlignment * kFieldAlignment;
+}
+
+}  // namespace
+
+StateFields::StateFields(std::vector<StateField> fields) : fields_(std::move(fields)) {
+  for (const StateField& field : fields_) {
+    offsets_.push_back(bytes_);
+    bytes_ += AlignUp(static_cast<size_t>(field.shape.elements()) * DTypeBytes(field.dtype));
+  }
+}
+
+int64_t CentroidsAt(int64_t t, int64_t max_centroids) {
+  const auto product = static_cast<unsigned __int128>(t) * static_cast<uint64_t>(max_centroids);
+  const auto sum = static_cast<unsigned __int128>(t) + static_cast<uint64_t>(max_centroids);
+  return sum == 0 ? 0 : static_cast<int64_t>(product / sum);
+}
+
+int64_t LiveSlots(const Growth& growth, int64_t position, int64_t max_centroids) {
+  switch (growth.law) {
+    case Growth::Law::kNone:
+      return 0;
+    case Growth::Law::kCentroids:
+      return CentroidsAt(position / growth.chunk_len * growth.chunk_len, max_centroids);
+    case Growth::Law::kTokens:
+      return position;
+  }
+  return 0;
+}
+
+}  // namespace ovq
