@@ -29,7 +29,7 @@ struct AttentionRows {
   const float* k;  // [n_rows, n_kv_heads, head_dim] unit norm, rotated if RoPE is on
   const float* v;  // [n_rows, n_kv_heads, value_head_dim]
   int64_t stride;
-  void* out;       // [n_rows, n_heads, value_head_dim], packed
+  void* out;  // [n_rows, n_heads, value_head_dim], packed
   DType out_dtype;
 };
 

@@ -32,8 +32,8 @@ void StoreKey(const float* key, int head_dim, DType dtype, void* keys, int slot)
   for (int i = 0; i < head_dim; ++i) SetElement(keys, dtype, KeyIndex(i, slot), key[i]);
 }
 
-void StoreValue(const float* value, int value_head_dim, int value_stride, DType dtype,
-                void* values, int slot) {
+void StoreValue(const float* value, int value_head_dim, int value_stride, DType dtype, void* values,
+                int slot) {
   const size_t begin = static_cast<size_t>(slot) * static_cast<size_t>(value_stride);
   for (int c = 0; c < value_head_dim; ++c) SetElement(values, dtype, begin + c, value[c]);
 }

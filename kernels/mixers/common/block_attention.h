@@ -35,10 +35,10 @@ struct KvBlock {
 // One tile of rows of one key/value head. All rows meet the same blocks in the same order, masked
 // slots included, so that a row's bits never depend on its neighbours.
 struct BlockAttention {
-  DType dtype;       // of keys and values
+  DType dtype;  // of keys and values
   int head_dim;
   int value_stride;
-  int32_t window;    // positions a query sees, its own included; 0 = all
+  int32_t window;  // positions a query sees, its own included; 0 = all
   std::span<const KvBlock> blocks;
 
   const float* const* rows;  // [n_queries + n_probes] -> [head_dim], queries first
@@ -50,10 +50,10 @@ struct BlockAttention {
 
   // Probes: the slot of a dictionary block with the highest k . k; ties to the lowest slot.
   int n_probes;
-  float* best_score;              // [n_probes]
-  int32_t* best_slot;             // [n_probes], 0 if there is no dictionary block
+  float* best_score;   // [n_probes]
+  int32_t* best_slot;  // [n_probes], 0 if there is no dictionary block
 
-  float* scratch;                 // BlockAttentionScratch() floats
+  float* scratch;  // BlockAttentionScratch() floats
 };
 
 // Floats of scratch for a tile of up to n_rows queries and probes together.
@@ -69,8 +69,8 @@ void ScoreBlockCpu(const float* row, const void* keys, DType dtype, int head_dim
 
 // Writes one slot of a block, rounded to nearest.
 void StoreKey(const float* key, int head_dim, DType dtype, void* keys, int slot);
-void StoreValue(const float* value, int value_head_dim, int value_stride, DType dtype,
-                void* values, int slot);
+void StoreValue(const float* value, int value_head_dim, int value_stride, DType dtype, void* values,
+                int slot);
 // Reads them back.
 void LoadKey(const void* keys, DType dtype, int head_dim, int slot, float* key);
 void LoadValue(const void* values, DType dtype, int value_head_dim, int value_stride, int slot,

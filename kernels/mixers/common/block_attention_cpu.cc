@@ -66,10 +66,14 @@ HWY_INLINE void ScoreTile(const float* const* rows, int n_rows, const T* keys, i
     ScoreRows<kRowTile>(rows + r, keys, head_dim, scores + r * kBlockSlots);
   }
   switch (n_rows - r) {
-    case 3: return ScoreRows<3>(rows + r, keys, head_dim, scores + r * kBlockSlots);
-    case 2: return ScoreRows<2>(rows + r, keys, head_dim, scores + r * kBlockSlots);
-    case 1: return ScoreRows<1>(rows + r, keys, head_dim, scores + r * kBlockSlots);
-    default: return;
+    case 3:
+      return ScoreRows<3>(rows + r, keys, head_dim, scores + r * kBlockSlots);
+    case 2:
+      return ScoreRows<2>(rows + r, keys, head_dim, scores + r * kBlockSlots);
+    case 1:
+      return ScoreRows<1>(rows + r, keys, head_dim, scores + r * kBlockSlots);
+    default:
+      return;
   }
 }
 
@@ -130,8 +134,8 @@ HWY_INLINE void Accumulate(const float* weights, const float* scale, int n_rows,
 }
 
 // One row's 64 scores to weights; updates the running maximum, sum and rescale factor.
-HWY_INLINE void SoftmaxRow(float* scores, const float* bias, int lo, int hi, float& max,
-                           float& sum, float& scale) {
+HWY_INLINE void SoftmaxRow(float* scores, const float* bias, int lo, int hi, float& max, float& sum,
+                           float& scale) {
   const D d;
   const V lowest = hn::Set(d, kLowest);
   const V first = hn::Set(d, static_cast<float>(lo)), end = hn::Set(d, static_cast<float>(hi));
