@@ -46,9 +46,8 @@ absl::Status CheckKnown(const Message& message) {
     if (field->cpp_type() != FieldDescriptor::CPPTYPE_MESSAGE || field->is_map()) continue;
     const int count = field->is_repeated() ? reflection.FieldSize(message, field) : 1;
     for (int i = 0; i < count; ++i) {
-      const Message& child = field->is_repeated()
-                                 ? reflection.GetRepeatedMessage(message, field, i)
-                                 : reflection.GetMessage(message, field);
+      const Message& child = field->is_repeated() ? reflection.GetRepeatedMessage(message, field, i)
+                                                  : reflection.GetMessage(message, field);
       if (absl::Status status = CheckKnown(child); !status.ok()) return status;
     }
   }
@@ -72,9 +71,8 @@ absl::Status ParseMessage(const grpc::ByteBuffer& bytes, Message& message) {
     if (!reader.status().ok() || !message.ParseFromZeroCopyStream(&reader)) {
       const std::string field = ComplaintField();
       return absl::InvalidArgumentError(
-          field.empty()
-              ? absl::StrCat("the bytes are not a ", message.GetDescriptor()->full_name())
-              : absl::StrCat(field, ": expected UTF-8 text"));
+          field.empty() ? absl::StrCat("the bytes are not a ", message.GetDescriptor()->full_name())
+                        : absl::StrCat(field, ": expected UTF-8 text"));
     }
   }
   return CheckKnown(message);

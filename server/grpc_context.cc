@@ -74,8 +74,8 @@ grpc::Status CallRecord::End(const absl::Status& status) {
     seen = absl::Now() >= deadline() ? absl::DeadlineExceededError("deadline exceeded")
                                      : absl::CancelledError("cancelled by the client");
   }
-  services_.metrics.CallFinished(
-      method_, seen.code(), absl::FromChrono(std::chrono::steady_clock::now() - start_));
+  services_.metrics.CallFinished(method_, seen.code(),
+                                 absl::FromChrono(std::chrono::steady_clock::now() - start_));
   return ToGrpcStatus(seen);
 }
 

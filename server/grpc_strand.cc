@@ -22,9 +22,8 @@ void WorkQueue::Run(std::function<void()> work) {
 }
 
 void WorkQueue::Loop() {
-  const auto ready = [this]() ABSL_SHARED_LOCKS_REQUIRED(mutex_) {
-    return ending_ || !work_.empty();
-  };
+  const auto ready = [this]()
+                         ABSL_SHARED_LOCKS_REQUIRED(mutex_) { return ending_ || !work_.empty(); };
   for (;;) {
     std::function<void()> work;
     {

@@ -67,8 +67,7 @@ const Flag kFlags[] = {
     {"state-dtype", "TYPE", "bf16 for BF16 checkpoints, else f32",
      "f32 or bf16: keys and values in session states",
      [](std::string_view text, Options& o) { return SetDType(text, o.state_dtype); }},
-    {"compute-dtype", "TYPE", "bf16 for BF16 checkpoints, else f32",
-     "f32 or bf16: matrix products",
+    {"compute-dtype", "TYPE", "bf16 for BF16 checkpoints, else f32", "f32 or bf16: matrix products",
      [](std::string_view text, Options& o) { return SetDType(text, o.compute_dtype); }},
     {"max-batch-tokens", "N", "512", "tokens computed together in one step",
      [](std::string_view text, Options& o) {
@@ -82,9 +81,7 @@ const Flag kFlags[] = {
      }},
     {"max-context", "N", "1048576",
      "positions of a session, for models with full-attention layers only",
-     [](std::string_view text, Options& o) {
-       return SetInteger(text, 1, kIntMax, o.max_context);
-     }},
+     [](std::string_view text, Options& o) { return SetInteger(text, 1, kIntMax, o.max_context); }},
     {"session-ttl", "DURATION", "30m", "idle time after which a session is deleted",
      [](std::string_view text, Options& o) {
        return SetDuration(text, absl::Milliseconds(1), absl::Hours(24 * 365), o.session_ttl);
@@ -211,8 +208,7 @@ absl::StatusOr<CommandLine> ParseCommandLine(std::span<const std::string> args,
   }
   for (const auto& [name, value] : raw->values) {
     if (name == "config") continue;
-    absl::Status status =
-        Named(absl::StrCat("--", name), FindFlag(name)->set(value, line.options));
+    absl::Status status = Named(absl::StrCat("--", name), FindFlag(name)->set(value, line.options));
     if (!status.ok()) return status;
   }
   if (line.options.model.empty()) {

@@ -16,13 +16,13 @@
 namespace ovq {
 
 struct Options {
-  std::string model;                              // folder
-  std::string listen = "127.0.0.1:50051";         // port 0: any
+  std::string model;                               // folder
+  std::string listen = "127.0.0.1:50051";          // port 0: any
   std::string metrics_address = "127.0.0.1:9464";  // empty: no metrics endpoint
   Device device = Device::kCpu;
-  int threads = 0;                            // 0: every core
-  std::optional<size_t> state_memory_bytes;   // default: half of what is free after the weights
-  int32_t max_centroids = 65536;              // the largest dictionary cap a session may ask for
+  int threads = 0;                           // 0: every core
+  std::optional<size_t> state_memory_bytes;  // default: half of what is free after the weights
+  int32_t max_centroids = 65536;             // the largest dictionary cap a session may ask for
   int max_sessions = 1024;
   std::optional<DType> state_dtype;    // default: BF16 for BF16 checkpoints, else F32
   std::optional<DType> compute_dtype;  // default: the same
