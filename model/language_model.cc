@@ -29,23 +29,6 @@ TensorView Matrix(ScratchScope& scope, DType dtype, int64_t rows, int64_t width)
   return {scope.Allocate<std::byte>(bytes), dtype, {rows, width}};
 }
 
-std::vector<float> ToFloats(const TensorView& view) {
-  std::vector<float> values(static_cast<size_t>(view.shape.elements()));
-  for (size_t i = 0; i < values.size(); ++i) {
-    switch (view.dtype) {
-      case DType::kBF16:
-        values[i] = ToFloat(view.as<BF16>()[i]);
-        break;
-      case DType::kF16:
-        values[i] = HalfToFloat(view.as<uint16_t>()[i]);
-        break;
-      default:
-        values[i] = view.as<float>()[i];
-    }
-  }
-  return values;
-}
-
 // Takes a model's parts out of its weights. The first error stays, later calls give empty parts.
 class Loader {
  public:
