@@ -8,6 +8,7 @@
 #include <initializer_list>
 #include <map>
 #include <string>
+#include <vector>
 
 #include "kernels/common/check.h"
 
@@ -97,6 +98,9 @@ struct TensorView {
     return static_cast<T*>(data);
   }
 };
+
+// The elements of an F32, BF16 or F16 tensor as float32, exact.
+std::vector<float> ToFloats(const TensorView& tensor);
 
 using TensorMap = std::map<std::string, TensorView, std::less<>>;
 

@@ -1,0 +1,51 @@
+#include "kernels/mixers/common/block_attention.h"
+
+namespace ovq {
+namespace {
+
+float ElementAt(const void* data, DType dtype, size_t i) {
+  return dtype == DType::kBF16 ? ToFloat(static_cast<const BF16*>(data)[i])
+                               : static_cast<const float*>(data)[i];
+}
+
+void SetElement(void* data, DType dtype, size_t i, float x) {
+  if (dtype == DType::kBF16) {
+    static_cast<BF16*>(data)[i] = RoundToBF16(x);
+  } else {
+    static_cast<float*>(data)[i] = x;
+  }
+}
+
+size_t KeyIndex(int channel, int slot) {
+  return static_cast<size_t>(channel) * kBlockSlots + static_cast<size_t>(slot);
+}
+
+}  // namespace
+
+size_t BlockAttentionScratch(int n_rows, int head_dim, int value_stride) {
+  // Scores, running maximum, running sum, rescale factor; one block's keys and values in float32.
+  return static_cast<size_t>(n_rows) * (kBlockSlots + 3) +
+         static_cast<size_t>(kBlockSlots) * static_cast<size_t>(head_dim + value_stride);
+}
+
+void StoreKey(const float* key, int head_dim, DType dtype, void* keys, int slot) {
+  for (int i = 0; i < head_dim; ++i) SetElement(keys, dtype, KeyIndex(i, slot), key[i]);
+}
+
+void StoreValue(const float* value, int value_head_dim, int value_stride, DType dtype, void* values,
+                int slot) {
+  const size_t begin = static_cast<size_t>(slot) * static_cast<size_t>(value_stride);
+  for (int c = 0; c < value_head_dim; ++c) SetElement(values, dtype, begin + c, value[c]);
+}
+
+void LoadKey(const void* keys, DType dtype, int head_dim, int slot, float* key) {
+  for (int i = 0; i < head_dim; ++i) key[i] = ElementAt(keys, dtype, KeyIndex(i, slot));
+}
+
+void LoadValue(const void* values, DType dtype, int value_head_dim, int value_stride, int slot,
+               float* value) {
+  const size_t begin = static_cast<size_t>(slot) * static_cast<size_t>(value_stride);
+  for (int c = 0; c < value_head_dim; ++c) value[c] = ElementAt(values, dtype, begin + c);
+}
+
+}  // namespace ovq

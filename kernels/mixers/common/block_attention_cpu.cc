@@ -1,0 +1,291 @@
+#include "kernels/mixers/common/block_attention.h"
+
+#undef HWY_TARGET_INCLUDE
+#define HWY_TARGET_INCLUDE "kernels/mixers/common/block_attention_cpu.cc"
+#include "kernels/common/highway_targets.h"
+//
+#include "hwy/foreach_target.h"
+#include "hwy/highway.h"
+//
+#include "hwy/contrib/math/math-inl.h"
+
+HWY_BEFORE_NAMESPACE();
+namespace ovq::HWY_NAMESPACE {
+namespace {
+
+namespace hn = hwy::HWY_NAMESPACE;
+using D = hn::CappedTag<float, 16>;
+using V = hn::Vec<D>;
+
+constexpr int kLanes = HWY_LANES(float) < 16 ? HWY_LANES(float) : 16;
+constexpr int kRowTile = 4;
+// Accumulators must fit the register file: 32 registers where vectors are 64 bytes, else 16.
+constexpr int kVectors = kLanes == 16 ? 4 : 2;
+// Below any score of finite inputs, and still finite: the running maximum starts here.
+constexpr float kLowest = -3.0e38f;
+
+HWY_INLINE V LoadWide(D d, const float* p) { return hn::LoadU(d, p); }
+HWY_INLINE V LoadWide(D d, const BF16* p) {
+  const hn::Rebind<uint16_t, D> d16;
+  const hn::Rebind<uint32_t, D> d32;
+  const auto bits = hn::PromoteTo(d32, hn::LoadU(d16, reinterpret_cast<const uint16_t*>(p)));
+  return hn::BitCast(d, hn::ShiftLeft<16>(bits));
+}
+
+// scores[r][64] = rows[r] . keys, channel after channel in every lane.
+template <int kRows, class T>
+HWY_INLINE void ScoreRows(const float* const* rows, const T* keys, int head_dim, float* scores) {
+  const D d;
+  for (int s = 0; s < kBlockSlots; s += kVectors * kLanes) {
+    V sum[kRows][kVectors];
+    for (int r = 0; r < kRows; ++r) {
+      for (int v = 0; v < kVectors; ++v) sum[r][v] = hn::Zero(d);
+    }
+    for (int i = 0; i < head_dim; ++i) {
+      const T* HWY_RESTRICT channel = keys + static_cast<size_t>(i) * kBlockSlots + s;
+      V key[kVectors];
+      for (int v = 0; v < kVectors; ++v) key[v] = LoadWide(d, channel + v * kLanes);
+      for (int r = 0; r < kRows; ++r) {
+        const V x = hn::Set(d, rows[r][i]);
+        for (int v = 0; v < kVectors; ++v) sum[r][v] = hn::MulAdd(x, key[v], sum[r][v]);
+      }
+    }
+    for (int r = 0; r < kRows; ++r) {
+      for (int v = 0; v < kVectors; ++v) {
+        hn::StoreU(sum[r][v], d, scores + r * kBlockSlots + s + v * kLanes);
+      }
+    }
+  }
+}
+
+template <class T>
+HWY_INLINE void ScoreTile(const float* const* rows, int n_rows, const T* keys, int head_dim,
+                          float* scores) {
+  int r = 0;
+  for (; r + kRowTile <= n_rows; r += kRowTile) {
+    ScoreRows<kRowTile>(rows + r, keys, head_dim, scores + r * kBlockSlots);
+  }
+  switch (n_rows - r) {
+    case 3:
+      return ScoreRows<3>(rows + r, keys, head_dim, scores + r * kBlockSlots);
+    case 2:
+      return ScoreRows<2>(rows + r, keys, head_dim, scores + r * kBlockSlots);
+    case 1:
+      return ScoreRows<1>(rows + r, keys, head_dim, scores + r * kBlockSlots);
+    default:
+      return;
+  }
+}
+
+// acc[r] = acc[r] * scale[r] + sum over slots of weights[r][slot] * values[slot], slot after slot.
+template <int kRows, int kWide, class T>
+HWY_INLINE void AccumulateRows(const float* weights, const float* scale, const T* values,
+                               int value_stride, int c, float* acc) {
+  const D d;
+  V sum[kRows][kWide];
+  for (int r = 0; r < kRows; ++r) {
+    const V factor = hn::Set(d, scale[r]);
+    for (int v = 0; v < kWide; ++v) {
+      sum[r][v] = hn::Mul(hn::LoadU(d, acc + r * value_stride + c + v * kLanes), factor);
+    }
+  }
+  for (int s = 0; s < kBlockSlots; ++s) {
+    const T* HWY_RESTRICT slot = values + static_cast<size_t>(s) * value_stride + c;
+    V value[kWide];
+    for (int v = 0; v < kWide; ++v) value[v] = LoadWide(d, slot + v * kLanes);
+    for (int r = 0; r < kRows; ++r) {
+      const V weight = hn::Set(d, weights[r * kBlockSlots + s]);
+      for (int v = 0; v < kWide; ++v) sum[r][v] = hn::MulAdd(weight, value[v], sum[r][v]);
+    }
+  }
+  for (int r = 0; r < kRows; ++r) {
+    for (int v = 0; v < kWide; ++v) {
+      hn::StoreU(sum[r][v], d, acc + r * value_stride + c + v * kLanes);
+    }
+  }
+}
+
+template <int kRows, class T>
+HWY_INLINE void AccumulateTile(const float* weights, const float* scale, const T* values,
+                               int value_stride, float* acc) {
+  // A single row has only its vectors to hide the latency of a fused multiply-add behind.
+  constexpr int kWide = kRows == 1 ? 8 : kVectors;
+  int c = 0;
+  for (; c + kWide * kLanes <= value_stride; c += kWide * kLanes) {
+    AccumulateRows<kRows, kWide>(weights, scale, values, value_stride, c, acc);
+  }
+  for (; c < value_stride; c += kLanes) {
+    AccumulateRows<kRows, 1>(weights, scale, values, value_stride, c, acc);
+  }
+}
+
+template <class T>
+HWY_INLINE void Accumulate(const float* weights, const float* scale, int n_rows, const T* values,
+                           int value_stride, float* acc) {
+  int r = 0;
+  for (; r + kRowTile <= n_rows; r += kRowTile) {
+    AccumulateTile<kRowTile>(weights + r * kBlockSlots, scale + r, values, value_stride,
+                             acc + r * value_stride);
+  }
+  for (; r < n_rows; ++r) {
+    AccumulateTile<1>(weights + r * kBlockSlots, scale + r, values, value_stride,
+                      acc + r * value_stride);
+  }
+}
+
+// One row's 64 scores to weights; updates the running maximum, sum and rescale factor.
+HWY_INLINE void SoftmaxRow(float* scores, const float* bias, int lo, int hi, float& max, float& sum,
+                           float& scale) {
+  const D d;
+  const V lowest = hn::Set(d, kLowest);
+  const V first = hn::Set(d, static_cast<float>(lo)), end = hn::Set(d, static_cast<float>(hi));
+  V highest = lowest;
+  for (int s = 0; s < kBlockSlots; s += kLanes) {
+    const V slot = hn::Iota(d, static_cast<float>(s));
+    V score = hn::LoadU(d, scores + s);
+    if (bias) score = hn::Add(score, hn::LoadU(d, bias + s));
+    score = hn::IfThenElse(hn::And(hn::Ge(slot, first), hn::Lt(slot, end)), score, lowest);
+    hn::StoreU(score, d, scores + s);
+    highest = hn::Max(highest, score);
+  }
+  const float new_max = HWY_MAX(max, hn::GetLane(hn::MaxOfLanes(d, highest)));
+  const V shift = hn::Set(d, new_max);
+  V total = hn::Zero(d);
+  for (int s = 0; s < kBlockSlots; s += kLanes) {
+    const V slot = hn::Iota(d, static_cast<float>(s));
+    V weight = hn::Exp(d, hn::Sub(hn::LoadU(d, scores + s), shift));
+    weight = hn::IfThenElseZero(hn::And(hn::Ge(slot, first), hn::Lt(slot, end)), weight);
+    hn::StoreU(weight, d, scores + s);
+    total = hn::Add(total, weight);
+  }
+  scale = hn::GetLane(hn::Exp(d, hn::Set(d, max - new_max)));
+  sum = sum * scale + hn::GetLane(hn::SumOfLanes(d, total));
+  max = new_max;
+}
+
+HWY_INLINE void Probe(const float* scores, int live, int32_t first_slot, float& best,
+                      int32_t& best_slot) {
+  for (int s = 0; s < live; ++s) {
+    if (scores[s] > best) {
+      best = scores[s];
+      best_slot = first_slot + s;
+    }
+  }
+}
+
+HWY_INLINE void OpenRange(const BlockAttention& tile, const KvBlock& block, int32_t position,
+                          int& lo, int& hi) {
+  lo = 0;
+  hi = block.live;
+  if (block.live >= 0) return;
+  hi = HWY_MIN(HWY_MAX(position + 1 - block.begin, 0), kBlockSlots);
+  if (tile.window > 0) lo = HWY_MAX(position + 1 - tile.window - block.begin, 0);
+}
+
+void WidenToFloat(const BF16* from, size_t n, float* to) {
+  const D d;
+  for (size_t i = 0; i < n; i += kLanes) hn::StoreU(LoadWide(d, from + i), d, to + i);
+}
+
+struct Running {
+  float* scores;  // [n_queries + n_probes][64]
+  float* max;     // [n_queries]
+  float* sum;
+  float* scale;
+};
+
+template <class T>
+void AttendBlock(const BlockAttention& tile, const KvBlock& block, int32_t first_slot,
+                 const T* keys, const T* values, const Running& run) {
+  const int n_probes = block.live < 0 ? 0 : tile.n_probes;
+  ScoreTile(tile.rows, tile.n_queries + n_probes, keys, tile.head_dim, run.scores);
+  for (int r = 0; r < tile.n_queries; ++r) {
+    int lo, hi;
+    OpenRange(tile, block, tile.query_position[r], lo, hi);
+    SoftmaxRow(run.scores + r * kBlockSlots, block.bias, lo, hi, run.max[r], run.sum[r],
+               run.scale[r]);
+  }
+  Accumulate(run.scores, run.scale, tile.n_queries, values, tile.value_stride, tile.out);
+  const float* probe_scores = run.scores + tile.n_queries * kBlockSlots;
+  for (int r = 0; r < n_probes; ++r) {
+    Probe(probe_scores + r * kBlockSlots, block.live, first_slot, tile.best_score[r],
+          tile.best_slot[r]);
+  }
+}
+
+template <class T>
+void AttendBlocks(const BlockAttention& tile, const Running& run) {
+  // Widening a block pays once several groups of rows read it; a few rows widen while loading.
+  const bool widen = sizeof(T) == 2 && tile.n_queries + tile.n_probes > 2 * kRowTile;
+  float* wide_keys = run.scale + tile.n_queries;
+  float* wide_values = wide_keys + static_cast<size_t>(tile.head_dim) * kBlockSlots;
+  int32_t first_slot = 0;
+  for (const KvBlock& block : tile.blocks) {
+    const T* keys = static_cast<const T*>(block.keys);
+    const T* values = static_cast<const T*>(block.values);
+    if constexpr (sizeof(T) == 2) {
+      if (widen) {
+        WidenToFloat(keys, static_cast<size_t>(tile.head_dim) * kBlockSlots, wide_keys);
+        WidenToFloat(values, static_cast<size_t>(tile.value_stride) * kBlockSlots, wide_values);
+        AttendBlock<float>(tile, block, first_slot, wide_keys, wide_values, run);
+      }
+    }
+    if (!widen) AttendBlock<T>(tile, block, first_slot, keys, values, run);
+    if (block.live >= 0) first_slot += kBlockSlots;
+  }
+}
+
+void Attend(const BlockAttention& tile) {
+  const Running run = {
+      .scores = tile.scratch,
+      .max = tile.scratch + (tile.n_queries + tile.n_probes) * kBlockSlots,
+      .sum = tile.scratch + (tile.n_queries + tile.n_probes) * kBlockSlots + tile.n_queries,
+      .scale = tile.scratch + (tile.n_queries + tile.n_probes) * kBlockSlots + 2 * tile.n_queries,
+  };
+  for (int r = 0; r < tile.n_queries; ++r) {
+    run.max[r] = kLowest;
+    run.sum[r] = 0;
+  }
+  const size_t out_size = static_cast<size_t>(tile.n_queries) * tile.value_stride;
+  for (size_t i = 0; i < out_size; ++i) tile.out[i] = 0;
+  for (int r = 0; r < tile.n_probes; ++r) {
+    tile.best_score[r] = -HUGE_VALF;
+    tile.best_slot[r] = 0;
+  }
+  if (tile.dtype == DType::kBF16) {
+    AttendBlocks<BF16>(tile, run);
+  } else {
+    AttendBlocks<float>(tile, run);
+  }
+  for (int r = 0; r < tile.n_queries; ++r) {
+    float* row = tile.out + static_cast<size_t>(r) * tile.value_stride;
+    for (int c = 0; c < tile.value_stride; ++c) row[c] /= run.sum[r];
+  }
+}
+
+void ScoreBlock(const float* row, const void* keys, DType dtype, int head_dim, float* scores) {
+  if (dtype == DType::kBF16) {
+    ScoreRows<1>(&row, static_cast<const BF16*>(keys), head_dim, scores);
+  } else {
+    ScoreRows<1>(&row, static_cast<const float*>(keys), head_dim, scores);
+  }
+}
+
+}  // namespace
+}  // namespace ovq::HWY_NAMESPACE
+HWY_AFTER_NAMESPACE();
+
+#if HWY_ONCE
+namespace ovq {
+
+HWY_EXPORT(Attend);
+HWY_EXPORT(ScoreBlock);
+
+void AttendBlocksCpu(const BlockAttention& tile) { HWY_DYNAMIC_DISPATCH(Attend)(tile); }
+
+void ScoreBlockCpu(const float* row, const void* keys, DType dtype, int head_dim, float* scores) {
+  HWY_DYNAMIC_DISPATCH(ScoreBlock)(row, keys, dtype, head_dim, scores);
+}
+
+}  // namespace ovq
+#endif  // HWY_ONCE

@@ -1,0 +1,52 @@
+// Rounding of running means to bfloat16 so that they do not stall (DESIGN 4, Storage): x goes up or
+// down with the probability of its distance, drawn from a counter, never from a stream.
+#pragma once
+
+#include <bit>
+#include <cstdint>
+
+#include "kernels/common/random.h"
+#include "kernels/common/tensor.h"
+
+namespace ovq {
+
+// What the random bits of one row depend on, beside the channel.
+struct RoundingKey {
+  uint32_t layer;
+  uint32_t kv_head;
+  uint32_t row;   // centroid
+  bool is_value;  // Dv, else Dk
+  int64_t chunk;
+};
+
+// Adding 16 random bits below the kept ones and cutting off: exact if x is a bfloat16 already.
+inline BF16 RoundStochastic(float x, uint32_t random16) {
+  const uint32_t bits = std::bit_cast<uint32_t>(x);
+  if ((bits & 0x7f800000u) == 0x7f800000u) return RoundToBF16(x);  // infinity and NaN
+  return {static_cast<uint16_t>((bits + random16) >> 16)};
+}
+
+// The 16 random bits of channels [channel, channel + 8), channel a multiple of 8.
+inline std::array<uint32_t, 8> RoundingBits(const RoundingKey& key, uint32_t channel) {
+  const auto chunk = static_cast<uint64_t>(key.chunk);
+  const std::array<uint32_t, 4> words = Philox4x32(
+      {key.row, channel / 8, static_cast<uint32_t>(chunk), static_cast<uint32_t>(chunk >> 32)},
+      {key.layer * 2 + (key.is_value ? 1 : 0), key.kv_head});
+  return {words[0] & 0xffff, words[0] >> 16, words[1] & 0xffff, words[1] >> 16,
+          words[2] & 0xffff, words[2] >> 16, words[3] & 0xffff, words[3] >> 16};
+}
+
+// to[i * stride] = x[i], rounded by key.
+inline void RoundRow(const float* x, int n, const RoundingKey& key, BF16* to, size_t stride) {
+  for (int begin = 0; begin < n; begin += 8) {
+    const std::array<uint32_t, 8> bits = RoundingBits(key, static_cast<uint32_t>(begin));
+    for (int i = begin; i < n && i < begin + 8; ++i) {
+      to[static_cast<size_t>(i) * stride] = RoundStochastic(x[i], bits[i - begin]);
+    }
+  }
+}
+inline void RoundRow(const float* x, int n, const RoundingKey&, float* to, size_t stride) {
+  for (int i = 0; i < n; ++i) to[static_cast<size_t>(i) * stride] = x[i];
+}
+
+}  // namespace ovq

@@ -1,0 +1,109 @@
+#include "kernels/mixers/ovq/ovq.h"
+
+#include "absl/status/status.h"
+#include "kernels/common/dispatch.h"
+
+namespace ovq {
+namespace {
+
+enum Field { kPendingKeys, kPendingValues, kBestScore, kBestSlot };
+
+constexpr size_t kCountsBytes = kBlockSlots * sizeof(uint32_t);
+constexpr size_t kLogCountsBytes = kBlockSlots * sizeof(float);
+
+class OvqMixer final : public SequenceMixer {
+ public:
+  OvqMixer(const OvqConfig& config, AttentionProjection projection)
+      : config_(config), state_(config), projection_(std::move(projection)) {}
+
+  const MixerState& state() const override { return state_.layout(); }
+  size_t weight_bytes() const override { return projection_.bytes(); }
+
+  void Forward(const StepSeqs& seqs, TensorView x, const LayerState& where, DeviceContext& context,
+               TensorView y) const override {
+    ScratchScope scope(context);
+    const AttentionRows rows = projection_.Project(context, seqs, x, scope);
+    const OvqArgs args = {config_, state_, seqs, where, rows};
+    Dispatch<OvqAttentionRef, OvqAttentionCpu>(context, args);
+    projection_.Output(context, rows, y);
+  }
+
+ private:
+  OvqConfig config_;
+  OvqState state_;
+  AttentionProjection projection_;
+};
+
+}  // namespace
+
+OvqState::OvqState(const OvqConfig& config)
+    : chunk_len_(config.chunk_len), pending_blocks_(BlocksFor(config.chunk_len)) {
+  const AttentionShape& shape = config.shape;
+  const int value_stride = ValueStride(shape.value_head_dim);
+  const size_t element = DTypeBytes(config.dtype);
+  key_block_bytes_ = static_cast<size_t>(shape.head_dim) * kBlockSlots * element;
+  value_block_bytes_ = static_cast<size_t>(value_stride) * kBlockSlots * element;
+  head_block_bytes_ = kCountsBytes + kLogCountsBytes + key_block_bytes_ + value_block_bytes_;
+  const int64_t heads = shape.n_kv_heads;
+  layout_.fixed = StateFields(
+      {{"pending_keys", config.dtype, {heads, pending_blocks_, shape.head_dim, kBlockSlots}},
+       {"pending_values", config.dtype, {heads, pending_blocks_, kBlockSlots, value_stride}},
+       {"best_score", DType::kF32, {heads, chunk_len_}},
+       {"best_slot", DType::kI32, {heads, chunk_len_}}});
+  layout_.growth = {.law = Growth::Law::kCentroids, .chunk_len = chunk_len_};
+  std::vector<StateField> block;
+  for (int64_t head = 0; head < heads; ++head) {
+    block.push_back({"counts", DType::kU32, {kBlockSlots}});
+    block.push_back({"log_counts", DType::kF32, {kBlockSlots}});
+    block.push_back({"keys", config.dtype, {shape.head_dim, kBlockSlots}});
+    block.push_back({"values", config.dtype, {kBlockSlots, value_stride}});
+  }
+  layout_.block = StateFields(std::move(block));
+}
+
+OvqHead OvqState::Head(std::byte* session, const LayerState& where, int kv_head) const {
+  std::byte* fixed = where.fixed(session);
+  const auto head = static_cast<size_t>(kv_head);
+  const size_t chunk = head * static_cast<size_t>(chunk_len_);
+  const size_t pending = head * static_cast<size_t>(pending_blocks_);
+  return {
+      .pending_keys = fixed + layout_.fixed.offset(kPendingKeys) + pending * key_block_bytes_,
+      .pending_values = fixed + layout_.fixed.offset(kPendingValues) + pending * value_block_bytes_,
+      .best_score = reinterpret_cast<float*>(fixed + layout_.fixed.offset(kBestScore)) + chunk,
+      .best_slot = reinterpret_cast<int32_t*>(fixed + layout_.fixed.offset(kBestSlot)) + chunk,
+      .first_block = where.block(session, 0) + head * head_block_bytes_,
+      .block_stride = where.block_stride,
+      .key_block_bytes = key_block_bytes_,
+      .value_block_bytes = value_block_bytes_,
+      .log_counts_offset = kCountsBytes,
+      .keys_offset = kCountsBytes + kLogCountsBytes,
+      .values_offset = kCountsBytes + kLogCountsBytes + key_block_bytes_,
+  };
+}
+
+absl::StatusOr<std::unique_ptr<SequenceMixer>> MakeOvqAttention(const MixerSpec& spec) {
+  absl::StatusOr<AttentionShape> shape = ReadAttentionShape(spec.model);
+  if (!shape.ok()) return shape.status();
+  // Below 2 the first chunk would leave the dictionary empty: n(L) = floor(L N / (L + N)) = 0.
+  absl::StatusOr<int64_t> chunk_len = spec.section.IntOr("chunk_size", 128, 2, 1 << 16);
+  if (!chunk_len.ok()) return chunk_len.status();
+  absl::StatusOr<int64_t> max_centroids =
+      spec.section.IntOr("max_centroids", 2048, 2, int64_t{1} << 24);
+  if (!max_centroids.ok()) return max_centroids.status();
+  absl::StatusOr<bool> normalize = spec.section.BoolOr("normalize_centroids", false);
+  if (!normalize.ok()) return normalize.status();
+  if (*normalize) {
+    return absl::InvalidArgumentError(
+        "ovq.normalize_centroids: expected false, got true, which this version does not support");
+  }
+  absl::StatusOr<AttentionProjection> projection =
+      AttentionProjection::Make(spec, *shape, /*rope_theta=*/0);
+  if (!projection.ok()) return projection.status();
+  const OvqConfig config = {.shape = *shape,
+                            .chunk_len = static_cast<int>(*chunk_len),
+                            .dtype = spec.state_dtype,
+                            .layer = spec.layer};
+  return std::make_unique<OvqMixer>(config, *std::move(projection));
+}
+
+}  // namespace ovq

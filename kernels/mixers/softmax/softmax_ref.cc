@@ -1,0 +1,52 @@
+#include <algorithm>
+#include <vector>
+
+#include "kernels/mixers/common/attention_ref.h"
+#include "kernels/mixers/softmax/softmax.h"
+
+namespace ovq {
+namespace {
+
+void AttendToken(const SoftmaxArgs& args, std::byte* session, int kv_head, int64_t row,
+                 int64_t position) {
+  const AttentionShape& shape = args.shape;
+  const DType dtype = args.state.dtype();
+  const int64_t block = position / kBlockSlots;
+  const int slot = static_cast<int>(position % kBlockSlots);
+  StoreKey(args.rows.k + row * args.rows.stride + int64_t{kv_head} * shape.head_dim, shape.head_dim,
+           dtype, args.state.keys(session, args.where, block, kv_head), slot);
+  StoreValue(args.rows.v + row * args.rows.stride + int64_t{kv_head} * shape.value_head_dim,
+             shape.value_head_dim, ValueStride(shape.value_head_dim), dtype,
+             args.state.values(session, args.where, block, kv_head), slot);
+
+  const int64_t oldest = args.window == 0 ? 0 : std::max<int64_t>(0, position + 1 - args.window);
+  std::vector<SlotRef> slots;
+  for (int64_t t = oldest; t <= position; ++t) {
+    const int64_t b = t / kBlockSlots;
+    slots.push_back({args.state.keys(session, args.where, b, kv_head),
+                     args.state.values(session, args.where, b, kv_head),
+                     static_cast<int>(t % kBlockSlots), 0});
+  }
+  std::vector<float> out(static_cast<size_t>(shape.value_head_dim));
+  for (int g = 0; g < shape.group(); ++g) {
+    const int head = kv_head * shape.group() + g;
+    AttendSlotsRef(args.rows.q + row * args.rows.stride + int64_t{head} * shape.head_dim, slots,
+                   dtype, shape.head_dim, shape.value_head_dim, out.data());
+    WriteOutputRef(shape, args.rows, row, head, out.data());
+  }
+}
+
+}  // namespace
+
+void SoftmaxAttentionRef(DeviceContext&, const SoftmaxArgs& args) {
+  for (int s = 0; s < args.seqs.n_seqs(); ++s) {
+    for (int32_t row = args.seqs.row_begin[s]; row < args.seqs.row_begin[s + 1]; ++row) {
+      const int64_t position = args.seqs.start_pos[s] + (row - args.seqs.row_begin[s]);
+      for (int h = 0; h < args.shape.n_kv_heads; ++h) {
+        AttendToken(args, args.seqs.state[s], h, row, position);
+      }
+    }
+  }
+}
+
+}  // namespace ovq

@@ -1,0 +1,100 @@
+#include "kernels/mixers/vq/vq.h"
+
+#include "absl/status/status.h"
+#include "kernels/common/dispatch.h"
+
+namespace ovq {
+namespace {
+
+enum Field { kCounts, kLogCounts, kValues, kPendingCode, kPendingValues };
+
+class VqMixer final : public SequenceMixer {
+ public:
+  VqMixer(const AttentionShape& shape, Codebook codebook, AttentionProjection projection)
+      : shape_(shape),
+        codebook_(std::move(codebook)),
+        state_(shape, codebook_.n_codes),
+        projection_(std::move(projection)) {}
+
+  const MixerState& state() const override { return state_.layout(); }
+  size_t weight_bytes() const override {
+    return projection_.bytes() + codebook_.keys.size() * sizeof(float);
+  }
+
+  void Forward(const StepSeqs& seqs, TensorView x, const LayerState& where, DeviceContext& context,
+               TensorView y) const override {
+    ScratchScope scope(context);
+    const AttentionRows rows = projection_.Project(context, seqs, x, scope);
+    const VqArgs args = {shape_, codebook_, state_, seqs, where, rows};
+    Dispatch<VqAttentionRef, VqAttentionCpu>(context, args);
+    projection_.Output(context, rows, y);
+  }
+
+ private:
+  AttentionShape shape_;
+  Codebook codebook_;
+  VqState state_;
+  AttentionProjection projection_;
+};
+
+// codes [n_kv_heads, n_codes, head_dim] to blocks of 64, transposed.
+Codebook Pack(const std::vector<float>& codes, const AttentionShape& shape, int64_t n_codes) {
+  Codebook book;
+  book.n_codes = n_codes;
+  const int64_t heads = shape.n_kv_heads, d = shape.head_dim, slots = book.blocks() * kBlockSlots;
+  book.keys.resize(static_cast<size_t>(heads * slots * d));
+  book.half_norm.resize(static_cast<size_t>(heads * slots));
+  for (int64_t h = 0; h < heads; ++h) {
+    for (int64_t j = 0; j < n_codes; ++j) {
+      const float* code = codes.data() + (h * n_codes + j) * d;
+      float* block = book.keys.data() + (h * slots + j / kBlockSlots * kBlockSlots) * d;
+      double norm = 0;
+      for (int64_t i = 0; i < d; ++i) norm += static_cast<double>(code[i]) * code[i];
+      book.half_norm[h * slots + j] = static_cast<float>(norm / 2);
+      StoreKey(code, shape.head_dim, DType::kF32, block, static_cast<int>(j % kBlockSlots));
+    }
+  }
+  return book;
+}
+
+}  // namespace
+
+VqState::VqState(const AttentionShape& shape, int64_t n_codes)
+    : slots_(BlocksFor(n_codes) * kBlockSlots), value_stride_(ValueStride(shape.value_head_dim)) {
+  const int64_t heads = shape.n_kv_heads;
+  layout_.fixed = StateFields({{"counts", DType::kU32, {heads, slots_}},
+                               {"log_counts", DType::kF32, {heads, slots_}},
+                               {"values", DType::kF32, {heads, slots_, value_stride_}},
+                               {"pending_code", DType::kI32, {heads, kVqChunk}},
+                               {"pending_values", DType::kF32, {heads, kVqChunk, value_stride_}}});
+}
+
+VqHead VqState::Head(std::byte* session, const LayerState& where, int kv_head) const {
+  const auto at = [&](int field) { return where.fixed(session) + layout_.fixed.offset(field); };
+  const int64_t head = kv_head;
+  return {
+      .counts = reinterpret_cast<uint32_t*>(at(kCounts)) + head * slots_,
+      .log_counts = reinterpret_cast<float*>(at(kLogCounts)) + head * slots_,
+      .values = reinterpret_cast<float*>(at(kValues)) + head * slots_ * value_stride_,
+      .pending_code = reinterpret_cast<int32_t*>(at(kPendingCode)) + head * kVqChunk,
+      .pending_values =
+          reinterpret_cast<float*>(at(kPendingValues)) + head * kVqChunk * value_stride_,
+  };
+}
+
+absl::StatusOr<std::unique_ptr<SequenceMixer>> MakeVqAttention(const MixerSpec& spec) {
+  absl::StatusOr<AttentionShape> shape = ReadAttentionShape(spec.model);
+  if (!shape.ok()) return shape.status();
+  absl::StatusOr<int64_t> n_codes = spec.section.Int("codebook_size", 1, 1 << 20);
+  if (!n_codes.ok()) return n_codes.status();
+  absl::StatusOr<TensorView> codes =
+      spec.weights("self_attn.codebook", {shape->n_kv_heads, *n_codes, shape->head_dim});
+  if (!codes.ok()) return codes.status();
+  absl::StatusOr<AttentionProjection> projection =
+      AttentionProjection::Make(spec, *shape, /*rope_theta=*/0);
+  if (!projection.ok()) return projection.status();
+  return std::make_unique<VqMixer>(*shape, Pack(ToFloats(*codes), *shape, *n_codes),
+                                   *std::move(projection));
+}
+
+}  // namespace ovq
