@@ -53,11 +53,13 @@ std::string FormatStats(const TurnStats& s) {
   const std::string first = s.first_token_seconds
                                 ? absl::StrFormat("%.0f ms", *s.first_token_seconds * 1e3)
                                 : std::string("-");
+  // The first token is drawn from the prompt's last row: decoding begins with the second.
+  const uint64_t decoded = s.generated_tokens > 0 ? s.generated_tokens - 1 : 0;
   return absl::StrCat("[prompt ", s.prompt_tokens, " tokens",
                       Rate(s.prompt_tokens, s.prefill_seconds), " | generated ", s.generated_tokens,
-                      " tokens", Rate(s.generated_tokens, s.decode_seconds), " | TTFT ", first,
-                      " | state ", HumanBytes(static_cast<double>(s.state_bytes)), " | position ",
-                      s.position, " | ", ReasonName(s.reason), "]");
+                      " tokens", Rate(decoded, s.decode_seconds), " | TTFT ", first, " | state ",
+                      HumanBytes(static_cast<double>(s.state_bytes)), " | position ", s.position,
+                      " | ", ReasonName(s.reason), "]");
 }
 
 Conversation::Conversation(const std::shared_ptr<grpc::Channel>& channel,

@@ -159,9 +159,6 @@ std::string ParseOptions(int argc, const char* const* argv, ChatOptions& options
   if (options.prompt.has_value() + options.file.has_value() + options.interactive > 1) {
     return "give one of --prompt, --file and --interactive";
   }
-  if (options.open.has_session_id() && options.open.has_max_centroids()) {
-    return "--max-centroids is fixed when a session is made: not with --session";
-  }
   return "";
 }
 

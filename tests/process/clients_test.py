@@ -66,7 +66,7 @@ class ChatOneShot(WithServer):
         run = self.run_chat("--prompt", "hello world", "--max-tokens", "4")
         self.assertRegex(
             run.stderr,
-            r"^\[prompt 11 tokens, 1100\.0 tokens/s \| generated 4 tokens, 200\.0 tokens/s \| "
+            r"^\[prompt 11 tokens, 1100\.0 tokens/s \| generated 4 tokens, 150\.0 tokens/s \| "
             r"TTFT \d+ ms \| state 1\.5 KiB \| position 15 \| length\]\n$",
         )
 
