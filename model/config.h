@@ -16,6 +16,8 @@ namespace ovq {
 enum class TokenizerKind : uint8_t { kNone, kBytes, kSentencePiece };
 
 struct ModelConfig {
+  std::string name;        // the folder's own name
+  std::string canonical;   // the file's meaning: fields in order, without spaces and bookkeeping
   std::string model_type;  // "ovq_hybrid"
   int64_t vocab_size = 0;
   int64_t hidden_size = 0;

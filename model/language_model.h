@@ -15,6 +15,8 @@
 
 namespace ovq {
 
+class Weights;
+
 struct ModelOptions {
   std::optional<DType> compute_dtype;  // default: BF16 for BF16 checkpoints, else F32
   DType state_dtype = DType::kF32;
@@ -38,6 +40,7 @@ class LanguageModel {
                                                              const ModelOptions& options,
                                                              DeviceContext& context);
 
+  const std::string& name() const { return config_.name; }
   const ModelConfig& config() const { return config_; }
   const StateLayout& layout() const { return *layout_; }
   DType compute_dtype() const { return compute_dtype_; }
@@ -45,8 +48,8 @@ class LanguageModel {
   const std::string& fingerprint() const { return fingerprint_; }  // hex SHA-256
   int64_t parameters() const { return parameters_; }
   size_t weight_bytes() const { return weight_bytes_; }  // read by one decode step
-  // What a full KV cache of this model would hold for one token: 2 or 4 bytes x sum over softmax
-  // type layers of n_kv_heads (head_dim + value_head_dim), in the state dtype.
+  // What one token would take in a full KV cache, were every layer full attention with the config's
+  // heads: n_layers x num_key_value_heads (head_dim + value_head_dim) elements of the state dtype.
   size_t full_kv_bytes_per_token() const { return full_kv_bytes_per_token_; }
 
   // logits[n_logit_rows, vocab] of batch.logit_rows, in their order. Advances every sequence's
@@ -55,6 +58,8 @@ class LanguageModel {
 
  private:
   LanguageModel() = default;
+  absl::Status LoadParts(Weights& weights, DeviceContext& context);
+
   ModelConfig config_;
   std::unique_ptr<StateLayout> layout_;
   DType compute_dtype_ = DType::kF32;

@@ -3,10 +3,8 @@
 #pragma once
 
 #include <cstdint>
-#include <optional>
 #include <span>
 #include <unordered_map>
-#include <utility>
 #include <vector>
 
 #include "absl/status/status.h"
@@ -14,12 +12,12 @@
 namespace ovq {
 
 struct SamplingParams {
-  float temperature = 1.0f;         // 0 = greedy
+  float temperature = 1.0f;         // [0, 100]; 0 = greedy
   int32_t top_k = 0;                // 0 = off
   float top_p = 1.0f;               // (0, 1]
   float min_p = 0.0f;               // [0, 1]
   float typical_p = 1.0f;           // (0, 1]
-  float repetition_penalty = 1.0f;  // > 0; prompt and generated tokens: logit / r or * r
+  float repetition_penalty = 1.0f;  // (0, 100]; prompt and generated tokens: logit / r or * r
   float presence_penalty = 0.0f;    // [-2, 2]; generated tokens
   float frequency_penalty = 0.0f;   // [-2, 2]; generated tokens, times the count
   uint64_t seed = 0;                // the server draws one when the request has none
@@ -44,19 +42,40 @@ struct Sampled {
 class Sampler {
  public:
   Sampler(SamplingParams params, int64_t vocab_size);
-  // Counts a token of the prompt (repetition penalty).
+  // Counts tokens of the prompt (repetition penalty).
   void ObservePrompt(std::span<const int32_t> tokens);
-  // logits [vocab], left unchanged. log_sum_exp of the row. position: of the token to be drawn.
-  // banned: token ids that must not be drawn (end of sequence under ignore_eos), may be empty.
-  // Order: penalties, logit_bias, banned, temperature, top_k, typical_p, top_p, min_p.
+  // Draws a token and counts it as generated. logits [vocab], left unchanged. log_sum_exp of the
+  // row. position: of the token to be drawn. banned: token ids that must not be drawn (end of
+  // sequence under ignore_eos), may be empty. A NaN logit counts as minus infinity.
+  // Order: penalties, logit_bias, banned, temperature, top_k, typical_p, top_p, min_p; each filter
+  // sees the distribution that the ones before it left, and leaves at least one token.
   Sampled Sample(std::span<const float> logits, float log_sum_exp, int64_t position,
                  int top_logprobs, std::span<const int32_t> banned = {});
 
  private:
+  struct Candidate {
+    int32_t id;
+    float logit;
+    double weight;  // exp((logit - best) / temperature): the probability up to a factor
+    double rank;    // what the filter at work sorts by
+  };
+
+  std::span<const float> Adjust(std::span<const float> logits, std::span<const int32_t> banned);
+  void Gather(std::span<const float> logits);
+  // Keeps the candidates of lowest rank, ties by lower id, in that order: the fewest whose weights
+  // reach `mass` of the sum.
+  void KeepMass(double mass);
+  void KeepTypical();
+  void KeepAboveMinP();
+  int32_t Draw(int64_t position) const;
+  void MarkSeen(int32_t id);
+
   SamplingParams params_;
   std::unordered_map<int32_t, int32_t> generated_;  // token -> count
-  std::vector<bool> seen_;                          // [vocab], only with a repetition penalty
-  std::vector<std::pair<float, int32_t>> candidates_;
+  std::vector<bool> is_seen_;                       // [vocab], only with a repetition penalty
+  std::vector<int32_t> seen_;                       // the set bits of is_seen_
+  std::vector<float> adjusted_;                     // [vocab], only where something changes logits
+  std::vector<Candidate> candidates_;
 };
 
 // The `n` best of a row of logits as log-probabilities, descending, ties by lower id.

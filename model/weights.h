@@ -12,9 +12,10 @@
 
 namespace ovq {
 
-// One mapped safetensors file. Header checks: length within the file and below 100 MB, JSON object,
-// known dtypes, offsets in order, inside the file, not overlapping, bytes = shape x dtype.
-// DataLoss names the file, the tensor and what was expected.
+// One mapped safetensors file. Checked: header length within the file and at most 100 MB, a JSON
+// object without duplicate names, known dtypes, bytes = shape x dtype, and tensors that fill the
+// rest of the file end to end, each aligned to its elements. DataLoss names the file, the tensor
+// and what was expected.
 class SafetensorsFile {
  public:
   static absl::StatusOr<SafetensorsFile> Open(const std::string& path);
@@ -23,7 +24,7 @@ class SafetensorsFile {
 
  private:
   struct Unmap {
-    size_t bytes = 0;
+    size_t bytes;
     void operator()(std::byte* p) const;
   };
   std::unique_ptr<std::byte, Unmap> map_;
@@ -44,6 +45,7 @@ class Weights {
   absl::Status CheckAllTaken() const;
   // SHA-256 over names, dtypes, shapes and data, hex: the model's fingerprint with its config.
   std::string Fingerprint() const;
+  int64_t elements() const;  // of all tensors
 
  private:
   std::vector<SafetensorsFile> files_;

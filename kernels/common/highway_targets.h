@@ -1,5 +1,5 @@
-// Which instruction sets Highway compiles the CPU kernels for. Included before any hwy/ header, in
-// place of nothing else; every file with HWY_TARGET_INCLUDE uses the same set.
+// Which instruction sets Highway compiles the CPU kernels for. Include it before any hwy/ header in
+// every file that sets HWY_TARGET_INCLUDE.
 #pragma once
 
 // Left: AVX-512 (HWY_AVX3), AVX2, SSE4 and NEON, and the baseline every machine runs (HWY_SCALAR

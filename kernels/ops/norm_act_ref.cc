@@ -1,0 +1,69 @@
+#include <algorithm>
+#include <cmath>
+#include <limits>
+
+#include "kernels/ops/ops_device.h"
+
+namespace ovq::ref {
+namespace {
+
+void Store(const TensorView& y, int64_t i, double value) {
+  if (y.dtype == DType::kF32) {
+    y.as<float>()[i] = static_cast<float>(value);
+  } else {
+    y.as<BF16>()[i] = RoundToBF16(static_cast<float>(value));
+  }
+}
+
+double SumOfSquares(const float* x, int64_t n) {
+  double sum = 0;
+  for (int64_t i = 0; i < n; ++i) sum += double{x[i]} * x[i];
+  return sum;
+}
+
+}  // namespace
+
+void RmsNorm(DeviceContext&, TensorView x, TensorView weight, float eps, TensorView y) {
+  const int64_t d = x.shape[1];
+  for (int64_t row = 0; row < x.shape[0]; ++row) {
+    const float* in = x.as<float>() + row * d;
+    const double rms = std::sqrt(SumOfSquares(in, d) / static_cast<double>(d) + eps);
+    for (int64_t i = 0; i < d; ++i) Store(y, row * d + i, in[i] / rms * weight.as<float>()[i]);
+  }
+}
+
+void UnitNorm(DeviceContext&, const HeadRows& x, const float* scale) {
+  for (int64_t row = 0; row < x.n_rows; ++row) {
+    for (int head = 0; head < x.n_heads; ++head) {
+      float* data = x.data + row * x.row_stride + int64_t{head} * x.head_dim;
+      const double norm = std::sqrt(SumOfSquares(data, x.head_dim) + 1e-6);
+      const double factor = (scale ? scale[head] : 1.0) / norm;
+      for (int i = 0; i < x.head_dim; ++i) data[i] = static_cast<float>(data[i] * factor);
+    }
+  }
+}
+
+void SwiGlu(DeviceContext&, TensorView gate_up, TensorView y) {
+  const int64_t f = y.shape[1];
+  for (int64_t row = 0; row < y.shape[0]; ++row) {
+    const float* gate = gate_up.as<float>() + row * 2 * f;
+    const float* up = gate + f;
+    for (int64_t i = 0; i < f; ++i) {
+      Store(y, row * f + i, gate[i] / (1 + std::exp(-double{gate[i]})) * up[i]);
+    }
+  }
+}
+
+void LogSumExp(DeviceContext&, TensorView x, float* out) {
+  const int64_t m = x.shape[1];
+  for (int64_t row = 0; row < x.shape[0]; ++row) {
+    const float* in = x.as<float>() + row * m;
+    const double max = *std::max_element(in, in + m);
+    double sum = 0;
+    for (int64_t i = 0; i < m; ++i) sum += std::exp(in[i] - max);
+    // A row of -inf alone (everything masked) has the sum 0.
+    out[row] = static_cast<float>(std::isinf(max) ? max : max + std::log(sum));
+  }
+}
+
+}  // namespace ovq::ref

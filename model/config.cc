@@ -1,0 +1,325 @@
+#include "model/config.h"
+
+#include <filesystem>
+#include <limits>
+#include <utility>
+
+#include "absl/status/status.h"
+#include "absl/strings/str_cat.h"
+#include "absl/strings/str_join.h"
+#include "kernels/mixers/mixer.h"
+#include "model/json.h"
+
+namespace ovq {
+namespace {
+
+using Json = nlohmann::json;
+
+constexpr size_t kMaxConfigBytes = 16 << 20;
+constexpr int64_t kMaxVocab = 1 << 24;
+constexpr int64_t kMaxWidth = 1 << 20;
+constexpr int64_t kMaxHeadDim = 1 << 14;
+constexpr int64_t kMaxLayers = 4096;
+
+// Fields that transformers writes and that mean nothing here.
+constexpr std::string_view kBookkeeping[] = {
+    "_name_or_path",           "architectures",        "auto_map",
+    "initializer_range",       "pad_token_id",         "attention_dropout",
+    "max_position_embeddings", "transformers_version", "use_cache"};
+
+absl::Status Invalid(std::string_view field, std::string_view what) {
+  return absl::InvalidArgumentError(absl::StrCat(std::string(field), ": ", std::string(what)));
+}
+
+bool IsBookkeeping(std::string_view key) {
+  for (std::string_view known : kBookkeeping) {
+    if (key == known) return true;
+  }
+  return false;
+}
+
+absl::StatusOr<Attrs::Value> ToList(const std::string& field, const Json& list) {
+  std::vector<int64_t> integers;
+  std::vector<std::string> strings;
+  for (const Json& entry : list) {
+    if (entry.is_string()) strings.push_back(entry.get_ref<const std::string&>());
+    if (entry.is_number_integer()) integers.push_back(entry.get<int64_t>());
+  }
+  if (integers.size() == list.size()) return integers;
+  if (strings.size() == list.size()) return strings;
+  return Invalid(field, "expected a list of integers only or of strings only");
+}
+
+absl::StatusOr<Attrs::Value> ToValue(const std::string& field, const Json& json) {
+  if (json.is_null()) return std::monostate();
+  if (json.is_boolean()) return json.get<bool>();
+  if (json.is_string()) return json.get_ref<const std::string&>();
+  if (json.is_number_float()) return json.get<double>();
+  if (json.is_array()) return ToList(field, json);
+  if (json.is_number_unsigned() &&
+      json.get<uint64_t>() > static_cast<uint64_t>(std::numeric_limits<int64_t>::max())) {
+    return Invalid(field, "an integer beyond 64 bits");
+  }
+  if (json.is_number_integer()) return json.get<int64_t>();
+  return Invalid(field, "an object is not expected here");
+}
+
+// Scalars and flat lists go to config.model, objects to config.sections.
+absl::Status FillAttrs(const Json& json, ModelConfig& config) {
+  std::vector<std::string> known;
+  for (const MixerEntry& entry : MixerRegistry()) {
+    if (entry.section.empty()) continue;
+    const std::string name(entry.section);
+    if (config.sections.try_emplace(name, Attrs(absl::StrCat(name, "."))).second) {
+      known.push_back(name);
+    }
+  }
+  for (const auto& [key, value] : json.items()) {
+    if (IsBookkeeping(key) || value.is_null()) continue;
+    if (!value.is_object()) {
+      absl::StatusOr<Attrs::Value> attr = ToValue(key, value);
+      if (!attr.ok()) return attr.status();
+      config.model.Set(key, *std::move(attr));
+      continue;
+    }
+    const auto section = config.sections.find(key);
+    if (section == config.sections.end()) {
+      return Invalid(key, absl::StrCat("unknown section; known: ", absl::StrJoin(known, ", ")));
+    }
+    for (const auto& [field, entry] : value.items()) {
+      absl::StatusOr<Attrs::Value> attr = ToValue(absl::StrCat(key, ".", field), entry);
+      if (!attr.ok()) return attr.status();
+      if (!entry.is_null()) section->second.Set(field, *std::move(attr));
+    }
+  }
+  return absl::OkStatus();
+}
+
+// Reads fields one after another and keeps the first error, so that a list of fields stays a list.
+class Reader {
+ public:
+  explicit Reader(const Attrs& attrs) : attrs_(attrs) {}
+  const absl::Status& status() const { return status_; }
+  void Fail(absl::Status status) { status_.Update(status); }
+
+  int64_t Int(std::string_view key, int64_t min, int64_t max) {
+    return Keep(attrs_.Int(key, min, max));
+  }
+  int64_t IntOr(std::string_view key, int64_t fallback, int64_t min, int64_t max) {
+    return Keep(attrs_.IntOr(key, fallback, min, max));
+  }
+  double FloatOr(std::string_view key, double fallback, double min, double max) {
+    return Keep(attrs_.FloatOr(key, fallback, min, max));
+  }
+  bool BoolOr(std::string_view key, bool fallback) { return Keep(attrs_.BoolOr(key, fallback)); }
+  std::string StringOr(std::string_view key, std::string fallback) {
+    return Keep(attrs_.StringOr(key, std::move(fallback)));
+  }
+  std::vector<std::string> Strings(std::string_view key) { return Keep(attrs_.Strings(key)); }
+  std::vector<int64_t> IntPerLayer(std::string_view key, int n, int64_t min, int64_t max) {
+    return Keep(attrs_.IntPerLayer(key, n, min, max));
+  }
+
+ private:
+  template <class T>
+  T Keep(absl::StatusOr<T> value) {
+    if (value.ok()) return *std::move(value);
+    status_.Update(value.status());
+    return T();
+  }
+  const Attrs& attrs_;
+  absl::Status status_;
+};
+
+absl::Status ReadLayerTypes(Reader& reader, ModelConfig& config) {
+  config.layer_types = reader.Strings("layer_types");
+  if (!reader.status().ok()) return reader.status();
+  if (static_cast<int64_t>(config.layer_types.size()) != config.n_layers) {
+    return Invalid("layer_types", absl::StrCat("has ", config.layer_types.size(),
+                                               " entries, num_hidden_layers is ", config.n_layers));
+  }
+  for (int i = 0; i < config.n_layers; ++i) {
+    if (FindMixer(config.layer_types[i])) continue;
+    std::vector<std::string> known;
+    for (const MixerEntry& entry : MixerRegistry()) known.emplace_back(entry.layer_type);
+    return Invalid(absl::StrCat("layer_types[", i, "]"),
+                   absl::StrCat("unknown layer type ", Quoted(config.layer_types[i]),
+                                "; known: ", absl::StrJoin(known, ", ")));
+  }
+  return absl::OkStatus();
+}
+
+bool UsesSection(const ModelConfig& config, std::string_view section) {
+  for (const std::string& type : config.layer_types) {
+    if (FindMixer(type)->section == section) return true;
+  }
+  return false;
+}
+
+// Fields shared by the attention layers. Those layers read them again, with what they need; here
+// they are held against one another, and count as known even where no layer uses them.
+absl::Status CheckAttention(Reader& reader, const ModelConfig& config) {
+  const int64_t heads = reader.IntOr("num_attention_heads", 0, 1, kMaxWidth);
+  const int64_t kv_heads = reader.IntOr("num_key_value_heads", heads, 1, kMaxWidth);
+  const int64_t head_dim = reader.IntOr("head_dim", 0, 1, kMaxHeadDim);
+  reader.IntOr("value_head_dim", head_dim, 1, kMaxHeadDim);
+  reader.IntOr("sliding_window", 1, 1, kMaxVocab);
+  reader.FloatOr("rope_theta", 10000.0, 1.0, 1e15);
+  if (!reader.status().ok()) return reader.status();
+  if (kv_heads > 0 && heads % kv_heads != 0) {
+    return Invalid("num_attention_heads",
+                   absl::StrCat(heads, " is not a multiple of ", "num_key_value_heads ", kv_heads));
+  }
+  for (const std::string& type : config.layer_types) {
+    if (type == "sliding_attention" && head_dim % 2 != 0) {
+      return Invalid("head_dim", absl::StrCat(head_dim, " is odd, but sliding_attention turns ",
+                                              "pairs of channels (RoPE)"));
+    }
+  }
+  return absl::OkStatus();
+}
+
+absl::Status CheckOvq(ModelConfig& config) {
+  if (!UsesSection(config, "ovq")) return absl::OkStatus();
+  Reader reader(config.section("ovq"));
+  reader.IntOr("chunk_size", 128, 2, 65536);
+  config.default_max_centroids =
+      reader.IntOr("max_centroids", 2048, 2, std::numeric_limits<int32_t>::max());
+  return reader.status();
+}
+
+// eos_token_id: an integer or a list of them.
+absl::Status ReadSpecialTokens(const Json& json, Reader& reader, ModelConfig& config) {
+  if (config.model.Has("bos_token_id")) {
+    config.bos_token_id =
+        static_cast<int32_t>(reader.Int("bos_token_id", 0, config.vocab_size - 1));
+  }
+  config.model.Ignore("eos_token_id");
+  const auto eos = json.find("eos_token_id");
+  if (eos == json.end() || eos->is_null()) return reader.status();
+  const Json list = eos->is_array() ? *eos : Json::array({*eos});
+  for (const Json& id : list) {
+    if (!id.is_number_unsigned() ||
+        id.get<uint64_t>() >= static_cast<uint64_t>(config.vocab_size)) {
+      return Invalid("eos_token_id", absl::StrCat("expected integers in [0, ",
+                                                  config.vocab_size - 1, "] or a list of them"));
+    }
+    config.eos_token_ids.push_back(static_cast<int32_t>(id.get<uint64_t>()));
+  }
+  return reader.status();
+}
+
+absl::Status ReadDType(Reader& reader, ModelConfig& config) {
+  // Newer versions of transformers call the field dtype.
+  const std::string name = reader.StringOr("torch_dtype", reader.StringOr("dtype", "float32"));
+  if (!reader.status().ok()) return reader.status();
+  if (name == "float32") {
+    config.weights_dtype = DType::kF32;
+  } else if (name == "bfloat16") {
+    config.weights_dtype = DType::kBF16;
+  } else if (name == "float16") {
+    config.weights_dtype = DType::kF16;
+  } else {
+    return Invalid("torch_dtype", absl::StrCat("unknown value ", Quoted(name),
+                                               "; known: float32, bfloat16, float16"));
+  }
+  return absl::OkStatus();
+}
+
+absl::Status ReadTokenizer(const std::string& folder, Reader& reader, ModelConfig& config) {
+  const std::string kind = reader.StringOr("tokenizer", "");
+  const int64_t offset = reader.IntOr("tokenizer_byte_offset", 0, 0, kMaxVocab);
+  if (!reader.status().ok()) return reader.status();
+  std::error_code error;
+  const bool has_pieces = std::filesystem::exists(folder + "/tokenizer.model", error);
+  const bool has_bpe = std::filesystem::exists(folder + "/tokenizer.json", error);
+  if (!kind.empty() && kind != "bytes") {
+    return Invalid("tokenizer", absl::StrCat("unknown value ", Quoted(kind), "; known: bytes"));
+  }
+  if (kind.empty() && config.model.Has("tokenizer_byte_offset")) {
+    return Invalid("tokenizer_byte_offset", "given without \"tokenizer\": \"bytes\"");
+  }
+  if (has_pieces && !kind.empty()) {
+    return Invalid("tokenizer", "is \"bytes\", but the folder has a tokenizer.model as well");
+  }
+  if (has_pieces) {
+    config.tokenizer = TokenizerKind::kSentencePiece;
+  } else if (!kind.empty()) {
+    if (offset + 256 > config.vocab_size) {
+      return Invalid("tokenizer",
+                     absl::StrCat("bytes from offset ", offset, " need a vocab_size of ",
+                                  offset + 256, ", got ", config.vocab_size));
+    }
+    config.tokenizer = TokenizerKind::kBytes;
+    config.tokenizer_byte_offset = static_cast<int32_t>(offset);
+  } else if (has_bpe) {
+    return Invalid("tokenizer.json", "byte-level BPE is not supported by this version");
+  }
+  return absl::OkStatus();
+}
+
+absl::Status ReadModel(Reader& reader, ModelConfig& config) {
+  config.model_type = reader.StringOr("model_type", "");
+  if (reader.status().ok() && config.model_type != "ovq_hybrid") {
+    return Invalid("model_type", absl::StrCat("unknown value ", Quoted(config.model_type),
+                                              "; known: ovq_hybrid"));
+  }
+  config.vocab_size = reader.Int("vocab_size", 1, kMaxVocab);
+  config.hidden_size = reader.Int("hidden_size", 1, kMaxWidth);
+  config.n_layers = static_cast<int>(reader.Int("num_hidden_layers", 1, kMaxLayers));
+  config.rms_norm_eps = static_cast<float>(reader.FloatOr("rms_norm_eps", 1e-5, 0.0, 1.0));
+  config.tie_word_embeddings = reader.BoolOr("tie_word_embeddings", false);
+  const std::string act = reader.StringOr("hidden_act", "silu");
+  if (reader.status().ok() && act != "silu") {
+    return Invalid("hidden_act", absl::StrCat("unknown value ", Quoted(act), "; known: silu"));
+  }
+  if (!reader.status().ok()) return reader.status();
+  config.intermediate_size = reader.IntPerLayer("intermediate_size", config.n_layers, 0, kMaxWidth);
+  return reader.status();
+}
+
+absl::Status Read(const std::string& folder, const Json& json, ModelConfig& config) {
+  absl::Status status = FillAttrs(json, config);
+  Reader reader(config.model);
+  if (status.ok()) status = ReadModel(reader, config);
+  if (status.ok()) status = ReadLayerTypes(reader, config);
+  if (status.ok()) status = CheckAttention(reader, config);
+  if (status.ok()) status = CheckOvq(config);
+  if (status.ok()) status = ReadSpecialTokens(json, reader, config);
+  if (status.ok()) status = ReadDType(reader, config);
+  if (status.ok()) status = ReadTokenizer(folder, reader, config);
+  return status;
+}
+
+std::string FolderName(const std::string& folder) {
+  std::error_code error;
+  const std::filesystem::path path = std::filesystem::canonical(folder, error);
+  return (error ? std::filesystem::path(folder) : path).filename().string();
+}
+
+}  // namespace
+
+const Attrs& ModelConfig::section(std::string_view section_name) const {
+  static const Attrs* const empty = new Attrs;
+  const auto it = sections.find(section_name);
+  return it == sections.end() ? *empty : it->second;
+}
+
+absl::StatusOr<ModelConfig> LoadConfig(const std::string& folder) {
+  const std::string path = absl::StrCat(folder, "/config.json");
+  absl::StatusOr<std::string> text = ReadFile(path, kMaxConfigBytes);
+  if (!text.ok()) return text.status();
+  absl::StatusOr<Json> json = ParseJsonObject(*text, path);
+  if (!json.ok()) return json.status();
+  ModelConfig config;
+  config.name = FolderName(folder);
+  const absl::Status status = Read(folder, *json, config);
+  if (!status.ok()) {
+    return absl::Status(status.code(), absl::StrCat(path, ": ", status.message()));
+  }
+  for (std::string_view key : kBookkeeping) json->erase(std::string(key));
+  config.canonical = json->dump();
+  return config;
+}
+
+}  // namespace ovq

@@ -1,0 +1,234 @@
+#include "model/language_model.h"
+
+#include <cstring>
+#include <set>
+#include <span>
+#include <utility>
+
+#include "absl/status/status.h"
+#include "absl/strings/str_cat.h"
+#include "model/sha256.h"
+#include "model/weights.h"
+
+namespace ovq {
+namespace {
+
+// Views of constants: kernels take one type of view and never write through these.
+TensorView ViewOf(const std::vector<float>& values) {
+  return {const_cast<float*>(values.data()), DType::kF32, {static_cast<int64_t>(values.size())}};
+}
+
+TensorView Rows(TensorView x, int64_t begin, int64_t n) {
+  const int64_t width = x.shape[1];
+  std::byte* data = x.as<std::byte>() + static_cast<size_t>(begin * width) * DTypeBytes(x.dtype);
+  return {data, x.dtype, {n, width}};
+}
+
+TensorView Matrix(ScratchScope& scope, DType dtype, int64_t rows, int64_t width) {
+  const size_t bytes = static_cast<size_t>(rows * width) * DTypeBytes(dtype);
+  return {scope.Allocate<std::byte>(bytes), dtype, {rows, width}};
+}
+
+// Takes a model's parts out of its weights. The first error stays, later calls give empty parts.
+class Loader {
+ public:
+  Loader(const ModelConfig& config, DType compute, DType state, Weights& weights,
+         DeviceContext& context)
+      : config_(config), compute_(compute), state_(state), weights_(weights), context_(context) {}
+
+  const absl::Status& status() const { return status_; }
+
+  TensorView Take(const std::string& name, const Shape& shape) {
+    return status_.ok() ? Keep(weights_.Take(name, shape)) : TensorView{};
+  }
+  std::vector<float> Vector(const std::string& name) {
+    const TensorView view = Take(name, {config_.hidden_size});
+    return status_.ok() ? ToFloats(view) : std::vector<float>();
+  }
+  Linear Pack(std::span<const TensorView> parts) {
+    return status_.ok() ? Keep(Linear::Make(parts, compute_, context_)) : Linear();
+  }
+  DecoderLayer Layer(int i) {
+    const std::string prefix = absl::StrCat("model.layers.", i, ".");
+    DecoderLayer layer;
+    layer.d_ff = config_.intermediate_size[i];
+    layer.input_norm = Vector(absl::StrCat(prefix, "input_layernorm.weight"));
+    layer.mixer = Mixer(i, prefix);
+    if (layer.d_ff == 0) return layer;
+    const Shape up{layer.d_ff, config_.hidden_size};
+    const Shape down{config_.hidden_size, layer.d_ff};
+    layer.feed_forward_norm = Vector(absl::StrCat(prefix, "post_attention_layernorm.weight"));
+    const TensorView gate_up[] = {Take(absl::StrCat(prefix, "mlp.gate_proj.weight"), up),
+                                  Take(absl::StrCat(prefix, "mlp.up_proj.weight"), up)};
+    layer.gate_up = Pack(gate_up);
+    const TensorView down_part = Take(absl::StrCat(prefix, "mlp.down_proj.weight"), down);
+    layer.down = Pack({&down_part, 1});
+    return layer;
+  }
+
+ private:
+  std::unique_ptr<SequenceMixer> Mixer(int i, const std::string& prefix) {
+    if (!status_.ok()) return nullptr;
+    const WeightSource source = [&](std::string_view leaf, const Shape& shape) {
+      return weights_.Take(absl::StrCat(prefix, std::string(leaf)), shape);
+    };
+    const MixerEntry& entry = *FindMixer(config_.layer_types[i]);
+    return Keep(entry.make({.layer = i,
+                            .type = config_.layer_types[i],
+                            .model = config_.model,
+                            .section = config_.section(entry.section),
+                            .weights = source,
+                            .compute_dtype = compute_,
+                            .state_dtype = state_,
+                            .context = context_}));
+  }
+  template <class T>
+  T Keep(absl::StatusOr<T> value) {
+    if (value.ok()) return *std::move(value);
+    status_.Update(value.status());
+    return T();
+  }
+
+  const ModelConfig& config_;
+  DType compute_;
+  DType state_;
+  Weights& weights_;
+  DeviceContext& context_;
+  absl::Status status_;
+};
+
+// Every field that config.json holds has been read by someone; sections of layer types that the
+// model does not use may stand there unread.
+absl::Status CheckAllRead(const ModelConfig& config) {
+  absl::Status status = config.model.CheckAllRead();
+  for (const std::string& type : config.layer_types) {
+    status.Update(config.section(FindMixer(type)->section).CheckAllRead());
+  }
+  return status;
+}
+
+absl::Status WithContext(const absl::Status& status, std::string_view context) {
+  return absl::Status(status.code(), absl::StrCat(std::string(context), ": ", status.message()));
+}
+
+size_t FullKvBytesPerToken(const ModelConfig& config, DType state_dtype) {
+  constexpr int64_t kMax = 1 << 30;  // ranges were checked when the config was read
+  const int64_t heads = config.model.IntOr("num_attention_heads", 0, 0, kMax).value();
+  const int64_t kv_heads = config.model.IntOr("num_key_value_heads", heads, 0, kMax).value();
+  const int64_t head_dim = config.model.IntOr("head_dim", 0, 0, kMax).value();
+  const int64_t value_dim = config.model.IntOr("value_head_dim", head_dim, 0, kMax).value();
+  return static_cast<size_t>(config.n_layers * kv_heads * (head_dim + value_dim)) *
+         DTypeBytes(state_dtype);
+}
+
+// h += down(silu(gate(r)) * up(r)), r = rmsnorm(h), in scratch rows of `x`.
+void FeedForward(const DecoderLayer& layer, float eps, DeviceContext& context, TensorView h,
+                 TensorView x) {
+  if (layer.d_ff == 0) return;
+  ScratchScope scope(context);
+  const int64_t n = h.shape[0];
+  const TensorView gate_up = Matrix(scope, DType::kF32, n, 2 * layer.d_ff);
+  const TensorView inner = Matrix(scope, x.dtype, n, layer.d_ff);
+  RmsNorm(context, h, ViewOf(layer.feed_forward_norm), eps, x);
+  layer.gate_up.Apply(context, x, gate_up);
+  SwiGlu(context, gate_up, inner);
+  layer.down.Apply(context, inner, h, /*accumulate=*/true);
+}
+
+// y[i] = rmsnorm(h[rows[i]]): one call for every run of neighbouring rows.
+void NormRows(DeviceContext& context, TensorView h, std::span<const int32_t> rows,
+              TensorView weight, float eps, TensorView y) {
+  for (size_t begin = 0, end = 0; begin < rows.size(); begin = end) {
+    for (end = begin + 1; end < rows.size() && rows[end] == rows[end - 1] + 1;) ++end;
+    const auto n = static_cast<int64_t>(end - begin);
+    RmsNorm(context, Rows(h, rows[begin], n), weight, eps, Rows(y, static_cast<int64_t>(begin), n));
+  }
+}
+
+}  // namespace
+
+absl::StatusOr<std::unique_ptr<LanguageModel>> LanguageModel::Load(const std::string& folder,
+                                                                   const ModelOptions& options,
+                                                                   DeviceContext& context) {
+  absl::StatusOr<ModelConfig> config = LoadConfig(folder);
+  if (!config.ok()) return config.status();
+  absl::StatusOr<Weights> weights = Weights::Open(folder);
+  if (!weights.ok()) return weights.status();
+  if (config->default_max_centroids > options.limits.max_centroids) {
+    return absl::InvalidArgumentError(
+        absl::StrCat(folder, "/config.json: ovq.max_centroids: ", config->default_max_centroids,
+                     " is above the server's limit of ", options.limits.max_centroids));
+  }
+
+  std::unique_ptr<LanguageModel> model(new LanguageModel);
+  model->config_ = *std::move(config);
+  model->compute_dtype_ = options.compute_dtype.value_or(
+      model->config_.weights_dtype == DType::kBF16 ? DType::kBF16 : DType::kF32);
+  model->state_dtype_ = options.state_dtype;
+  absl::Status status = model->LoadParts(*weights, context);
+  if (!status.ok()) return WithContext(status, folder);
+  std::vector<MixerState> states;
+  for (const DecoderLayer& layer : model->layers_) states.push_back(layer.mixer->state());
+  model->layout_ = std::make_unique<StateLayout>(states, options.limits);
+
+  Sha256 hash;
+  hash.AddText(weights->Fingerprint());
+  hash.AddText(model->config_.canonical);
+  model->fingerprint_ = hash.Hex();
+  model->parameters_ = weights->elements();
+  model->full_kv_bytes_per_token_ = FullKvBytesPerToken(model->config_, options.state_dtype);
+  return model;
+}
+
+absl::Status LanguageModel::LoadParts(Weights& weights, DeviceContext& context) {
+  Loader loader(config_, compute_dtype_, state_dtype_, weights, context);
+  const Shape table_shape{config_.vocab_size, config_.hidden_size};
+  const TensorView table = loader.Take("model.embed_tokens.weight", table_shape);
+  for (int i = 0; i < config_.n_layers && loader.status().ok(); ++i) {
+    layers_.push_back(loader.Layer(i));
+  }
+  final_norm_ = loader.Vector("model.norm.weight");
+  const TensorView head =
+      config_.tie_word_embeddings ? table : loader.Take("lm_head.weight", table_shape);
+  lm_head_ = loader.Pack({&head, 1});
+  if (!loader.status().ok()) return loader.status();
+  absl::Status status = weights.CheckAllTaken();
+  status.Update(CheckAllRead(config_));
+  if (!status.ok()) return status;
+
+  embedding_storage_.assign(table.as<std::byte>(), table.as<std::byte>() + table.bytes());
+  embedding_ = {embedding_storage_.data(), table.dtype, table.shape};
+  weight_bytes_ = lm_head_.bytes() + final_norm_.size() * sizeof(float);
+  for (const DecoderLayer& layer : layers_) {
+    weight_bytes_ += layer.mixer->weight_bytes();
+    weight_bytes_ += (layer.input_norm.size() + layer.feed_forward_norm.size()) * sizeof(float);
+    if (layer.d_ff > 0) weight_bytes_ += layer.gate_up.bytes() + layer.down.bytes();
+  }
+  return absl::OkStatus();
+}
+
+void LanguageModel::Forward(const StepBatch& batch, DeviceContext& context,
+                            TensorView logits) const {
+  const StepSeqs seqs = batch.seqs();
+  const auto n_logits = static_cast<int64_t>(batch.logit_rows.size());
+  Check(logits.dtype == DType::kF32 && logits.shape == Shape{n_logits, config_.vocab_size},
+        "logits [n_logit_rows, vocab]");
+  ScratchScope scope(context);
+  const TensorView h = Matrix(scope, DType::kF32, batch.n_rows(), config_.hidden_size);
+  const TensorView x = Matrix(scope, compute_dtype_, batch.n_rows(), config_.hidden_size);
+  const float eps = config_.rms_norm_eps;
+
+  Embed(context, embedding_, batch.token_ids, h);
+  for (size_t i = 0; i < layers_.size(); ++i) {
+    const DecoderLayer& layer = layers_[i];
+    RmsNorm(context, h, ViewOf(layer.input_norm), eps, x);
+    layer.mixer->Forward(seqs, x, layout_->layer(static_cast<int>(i)), context, h);
+    FeedForward(layer, eps, context, h, x);
+  }
+  if (n_logits == 0) return;
+  const TensorView last = Rows(x, 0, n_logits);
+  NormRows(context, h, batch.logit_rows, ViewOf(final_norm_), eps, last);
+  lm_head_.Apply(context, last, logits);
+}
+
+}  // namespace ovq

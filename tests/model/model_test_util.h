@@ -1,0 +1,77 @@
+// Folders, weight files and session states for the tests of model/.
+#pragma once
+
+#include <sys/mman.h>
+#include <unistd.h>
+
+#include <cstdint>
+#include <cstring>
+#include <filesystem>
+#include <fstream>
+#include <map>
+#include <nlohmann/json.hpp>
+#include <string>
+#include <string_view>
+#include <vector>
+
+#include "absl/status/statusor.h"
+#include "kernels/common/check.h"
+
+namespace ovq {
+
+// An empty folder that is removed at the end of the scope.
+class TempFolder {
+ public:
+  TempFolder() {
+    std::string pattern = (std::filesystem::temp_directory_path() / "ovq-test-XXXXXX").string();
+    Check(mkdtemp(pattern.data()) != nullptr, "a temporary folder");
+    path_ = pattern;
+  }
+  ~TempFolder() { std::filesystem::remove_all(path_); }
+  TempFolder(const TempFolder&) = delete;
+  TempFolder& operator=(const TempFolder&) = delete;
+
+  const std::string& path() const { return path_; }
+  std::string file(std::string_view name) const { return path_ + "/" + std::string(name); }
+  void Write(std::string_view name, std::string_view text) const {
+    std::ofstream(file(name), std::ios::binary) << text;
+  }
+
+ private:
+  std::string path_;
+};
+
+inline std::string ReadBytes(const std::string& path) {
+  std::ifstream file(path, std::ios::binary);
+  return std::string(std::istreambuf_iterator<char>(file), {});
+}
+
+// A safetensors file from its parts, right or wrong.
+inline std::string SafetensorsBytes(std::string_view header, std::string_view data) {
+  std::string bytes(8, '\0');
+  for (int i = 0; i < 8; ++i) bytes[i] = static_cast<char>(uint64_t{header.size()} >> (8 * i));
+  return bytes.append(header).append(data);
+}
+
+// A session's address range, zero until written, as the engine's state pool gives it.
+class SessionMemory {
+ public:
+  explicit SessionMemory(size_t bytes) : bytes_(bytes) {
+    void* memory = mmap(nullptr, bytes, PROT_READ | PROT_WRITE,
+                        MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
+    Check(memory != MAP_FAILED, "memory for a session");
+    base_ = static_cast<std::byte*>(memory);
+  }
+  ~SessionMemory() { munmap(base_, bytes_); }
+  SessionMemory(const SessionMemory&) = delete;
+  SessionMemory& operator=(const SessionMemory&) = delete;
+  std::byte* base() const { return base_; }
+
+ private:
+  std::byte* base_;
+  size_t bytes_;
+};
+
+inline std::string Message(const absl::Status& status) { return std::string(status.message()); }
+
+}  // namespace ovq

@@ -1,0 +1,239 @@
+#include "model/weights.h"
+
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+#include <sys/stat.h>
+
+#include <random>
+
+#include "absl/strings/str_cat.h"
+#include "model_test_util.h"
+
+namespace ovq {
+namespace {
+
+using ::testing::HasSubstr;
+
+constexpr std::string_view kTwoTensors =
+    R"({"__metadata__":{"format":"pt"},"a":{"dtype":"F32","shape":[2,1],"data_offsets":[0,8]},)"
+    R"("b":{"dtype":"BF16","shape":[2],"data_offsets":[8,12]}})";
+
+// Pads with spaces, as writers do, so that the data begins at a multiple of 8.
+std::string Padded(std::string_view header) {
+  return std::string(header) + std::string((8 - header.size() % 8) % 8, ' ');
+}
+
+std::string Small() { return SafetensorsBytes(Padded(kTwoTensors), std::string(12, '\x3f')); }
+
+absl::Status OpenBytes(const std::string& bytes) {
+  const TempFolder folder;
+  folder.Write("model.safetensors", bytes);
+  return SafetensorsFile::Open(folder.file("model.safetensors")).status();
+}
+
+void ExpectDamaged(const std::string& bytes, const std::string& text) {
+  const absl::Status status = OpenBytes(bytes);
+  EXPECT_EQ(status.code(), absl::StatusCode::kDataLoss) << status;
+  EXPECT_THAT(Message(status), HasSubstr(text));
+  EXPECT_THAT(Message(status), HasSubstr("model.safetensors"));
+}
+
+void ExpectBadHeader(std::string_view header, size_t data_bytes, const std::string& text) {
+  ExpectDamaged(SafetensorsBytes(Padded(header), std::string(data_bytes, '\0')), text);
+}
+
+TEST(Safetensors, ReadsTensors) {
+  const TempFolder folder;
+  folder.Write("model.safetensors", Small());
+  const auto file = SafetensorsFile::Open(folder.file("model.safetensors"));
+  ASSERT_TRUE(file.ok()) << file.status();
+  ASSERT_EQ(file->tensors().size(), 2u);
+  const TensorView& a = file->tensors().at("a");
+  EXPECT_EQ(a.dtype, DType::kF32);
+  EXPECT_EQ(a.shape, (Shape{2, 1}));
+  EXPECT_EQ(file->tensors().at("b").dtype, DType::kBF16);
+  EXPECT_EQ(std::memcmp(a.data, std::string(8, '\x3f').data(), 8), 0);
+  EXPECT_EQ(file->file_bytes(), Small().size());
+}
+
+TEST(Safetensors, AcceptsScalarsEmptyTensorsAndEmptyFiles) {
+  EXPECT_TRUE(OpenBytes(SafetensorsBytes("{}", "")).ok());
+  const std::string header =
+      R"({"s":{"dtype":"F32","shape":[],"data_offsets":[0,4]},)"
+      R"("e":{"dtype":"F32","shape":[0,7],"data_offsets":[0,0]}})";
+  const absl::Status status = OpenBytes(SafetensorsBytes(Padded(header), std::string(4, 'x')));
+  EXPECT_TRUE(status.ok()) << status;
+}
+
+TEST(Safetensors, RefusesDamagedHeaders) {
+  ExpectDamaged("", "not even a header's length");
+  ExpectDamaged(std::string(8, '\xff'), "at most 100000000");
+  ExpectDamaged(std::string("\x03\0\0\0\0\0\0\0{}", 10), "header of 3 bytes in a file of 10");
+  ExpectBadHeader("[]", 0, "not a JSON object");
+  ExpectBadHeader("{", 0, "not valid JSON");
+  ExpectBadHeader("{\"\xff\":1}", 0, "not valid JSON");
+  ExpectBadHeader(std::string(5000, '['), 0, "nested");
+  ExpectBadHeader(R"({"__metadata__":{"a":1}})", 0, "__metadata__");
+  ExpectBadHeader(R"({"a":1})", 0, "tensor 'a': its header entry");
+  ExpectBadHeader(R"({"a":{"dtype":"F32","shape":[1],"data_offsets":[0,4]},)"
+                  R"("a":{"dtype":"F32","shape":[1],"data_offsets":[4,8]}})",
+                  8, "duplicate key 'a'");
+}
+
+TEST(Safetensors, RefusesBadEntries) {
+  const auto entry = [](std::string_view dtype, std::string_view shape, std::string_view offsets) {
+    return absl::StrCat(R"({"a":{"dtype":)", std::string(dtype), R"(,"shape":)",
+                        std::string(shape), R"(,"data_offsets":)", std::string(offsets), "}}");
+  };
+  ExpectBadHeader(entry("7", "[1]", "[0,4]"), 4, "dtype is not a string");
+  ExpectBadHeader(entry("\"I64\"", "[1]", "[0,8]"), 8, "dtype 'I64' is not supported");
+  ExpectBadHeader(entry("\"F32\"", "4", "[0,4]"), 4, "shape is not a list");
+  ExpectBadHeader(entry("\"F32\"", "[1,1,1,1,1]", "[0,4]"), 4, "rank is 5");
+  ExpectBadHeader(entry("\"F32\"", "[-1]", "[0,4]"), 4, "non-negative");
+  ExpectBadHeader(entry("\"F32\"", "[1.5]", "[0,4]"), 4, "non-negative");
+  ExpectBadHeader(entry("\"F32\"", "[4294967296,4294967296]", "[0,4]"), 4, "more elements");
+  ExpectBadHeader(entry("\"F32\"", "[18446744073709551615]", "[0,4]"), 4, "non-negative");
+  ExpectBadHeader(entry("\"F32\"", "[1]", "[0]"), 4, "data_offsets");
+  ExpectBadHeader(entry("\"F32\"", "[1]", "[0,-4]"), 4, "data_offsets");
+  ExpectBadHeader(entry("\"F32\"", "[1]", "[4,0]"), 4, "backwards");
+  ExpectBadHeader(entry("\"F32\"", "[2]", "[0,8]"), 4, "truncated");
+  ExpectBadHeader(entry("\"F32\"", "[2]", "[0,4]"), 4, "expected 8 bytes for F32[2], got 4");
+  ExpectBadHeader(entry("\"F32\"", "[1]", "[4,8]"), 8, "hole of 4 bytes");
+  ExpectBadHeader(entry("\"F32\"", "[1]", "[0,4]"), 8, "4 bytes after the last tensor");
+}
+
+TEST(Safetensors, RefusesOverlapAndMisalignment) {
+  ExpectBadHeader(R"({"a":{"dtype":"F32","shape":[2],"data_offsets":[0,8]},)"
+                  R"("b":{"dtype":"F32","shape":[2],"data_offsets":[4,12]}})",
+                  12, "tensor 'b': overlaps");
+  ExpectBadHeader(R"({"a":{"dtype":"BF16","shape":[1],"data_offsets":[0,2]},)"
+                  R"("b":{"dtype":"F32","shape":[1],"data_offsets":[2,6]}})",
+                  6, "not aligned for F32");
+}
+
+TEST(Safetensors, RefusesWhatIsNoFile) {
+  const TempFolder folder;
+  EXPECT_EQ(SafetensorsFile::Open(folder.file("none")).status().code(),
+            absl::StatusCode::kNotFound);
+  std::filesystem::create_directory_symlink(folder.path(), folder.file("link"));
+  EXPECT_THAT(Message(SafetensorsFile::Open(folder.file("link")).status()),
+              HasSubstr("not a regular file"));
+  ASSERT_EQ(mkfifo(folder.file("pipe").c_str(), 0600), 0);
+  EXPECT_THAT(Message(SafetensorsFile::Open(folder.file("pipe")).status()),
+              HasSubstr("not a regular file"));
+}
+
+// Reads every byte that a file's tensors claim, so that a sanitizer sees what lies outside.
+void TouchAll(const std::string& bytes) {
+  const TempFolder folder;
+  folder.Write("model.safetensors", bytes);
+  const auto weights = Weights::Open(folder.path());
+  if (weights.ok()) weights->Fingerprint();
+}
+
+TEST(Safetensors, EveryTruncationIsAnError) {
+  const std::string whole = Small();
+  for (size_t bytes = 0; bytes < whole.size(); ++bytes) {
+    EXPECT_EQ(OpenBytes(whole.substr(0, bytes)).code(), absl::StatusCode::kDataLoss) << bytes;
+  }
+}
+
+TEST(Safetensors, DamagedHeadersNeverReadOutside) {
+  std::mt19937 random(20240607);
+  const std::string whole = Small();
+  const size_t header_end = whole.size() - 12;
+  for (int trial = 0; trial < 3000; ++trial) {
+    std::string bytes = whole;
+    const int flips = 1 + static_cast<int>(random() % 3);
+    for (int i = 0; i < flips; ++i) bytes[random() % header_end] = static_cast<char>(random());
+    TouchAll(bytes);
+  }
+}
+
+TEST(Weights, TakeChecksNameShapeAndType) {
+  const TempFolder folder;
+  folder.Write("model.safetensors",
+               SafetensorsBytes(Padded(R"({"a":{"dtype":"F32","shape":[2],"data_offsets":[0,8]},)"
+                                       R"("i":{"dtype":"I32","shape":[1],"data_offsets":[8,12]}})"),
+                                std::string(12, '\0')));
+  auto weights = Weights::Open(folder.path());
+  ASSERT_TRUE(weights.ok()) << weights.status();
+  EXPECT_EQ(weights->elements(), 3);
+  EXPECT_EQ(weights->Take("none", {2}).status().code(), absl::StatusCode::kNotFound);
+  EXPECT_EQ(Message(weights->Take("a", {3}).status()), "a: expected [3], got [2]");
+  EXPECT_EQ(Message(weights->Take("i", {1}).status()), "i: expected F32, BF16 or F16, got I32");
+  EXPECT_TRUE(weights->Take("a", {2}).ok());
+  EXPECT_THAT(Message(weights->CheckAllTaken()), HasSubstr("tensor 'i' [1]"));
+}
+
+TEST(Weights, FingerprintSeesNamesTypesShapesAndData) {
+  const auto fingerprint = [](std::string_view name, std::string_view dtype, std::string_view shape,
+                              char fill) {
+    const TempFolder folder;
+    const std::string header =
+        absl::StrCat("{\"", std::string(name), "\":{\"dtype\":\"", std::string(dtype),
+                     "\",\"shape\":", std::string(shape), ",\"data_offsets\":[0,8]}}");
+    folder.Write("model.safetensors", SafetensorsBytes(Padded(header), std::string(8, fill)));
+    const auto weights = Weights::Open(folder.path());
+    Check(weights.ok(), "a good file");
+    return weights->Fingerprint();
+  };
+  const std::string base = fingerprint("a", "F32", "[2,1]", 'x');
+  EXPECT_EQ(base.size(), 64u);
+  EXPECT_EQ(base, fingerprint("a", "F32", "[2,1]", 'x'));
+  EXPECT_NE(base, fingerprint("b", "F32", "[2,1]", 'x'));
+  EXPECT_NE(base, fingerprint("a", "BF16", "[4,1]", 'x'));
+  EXPECT_NE(base, fingerprint("a", "F32", "[1,2]", 'x'));
+  EXPECT_NE(base, fingerprint("a", "F32", "[2,1]", 'y'));
+}
+
+class Shards : public ::testing::Test {
+ protected:
+  Shards() {
+    folder_.Write("one.safetensors", OneTensor("a"));
+    folder_.Write("two.safetensors", OneTensor("b"));
+  }
+  static std::string OneTensor(std::string_view name) {
+    return SafetensorsBytes(
+        Padded(absl::StrCat("{\"", std::string(name),
+                            R"(":{"dtype":"F32","shape":[1],"data_offsets":[0,4]}})")),
+        std::string(4, '\0'));
+  }
+  absl::Status OpenWith(std::string_view weight_map) const {
+    folder_.Write("model.safetensors.index.json",
+                  absl::StrCat("{\"metadata\":{},\"weight_map\":", std::string(weight_map), "}"));
+    return Weights::Open(folder_.path()).status();
+  }
+  TempFolder folder_;
+};
+
+TEST_F(Shards, OpensWhatTheIndexLists) {
+  const absl::Status status = OpenWith(R"({"a":"one.safetensors","b":"two.safetensors"})");
+  EXPECT_TRUE(status.ok()) << status;
+}
+
+TEST_F(Shards, RefusesIndexesThatDoNotFit) {
+  EXPECT_THAT(Message(OpenWith(R"({"a":"one.safetensors","b":"none.safetensors"})")),
+              HasSubstr("none.safetensors: No such file"));
+  EXPECT_THAT(Message(OpenWith(R"({"a":"one.safetensors","c":"two.safetensors"})")),
+              HasSubstr("two.safetensors: tensor 'b': is not listed"));
+  EXPECT_THAT(Message(OpenWith(R"({"a":"one.safetensors","c":"one.safetensors"})")),
+              HasSubstr("tensor 'c': is not in one.safetensors"));
+  EXPECT_THAT(Message(OpenWith("{}")), HasSubstr("weight_map"));
+  EXPECT_THAT(Message(OpenWith(R"({"a":1})")), HasSubstr("weight_map"));
+  for (std::string_view file : {"../one.safetensors", "/etc/passwd", "x/one.safetensors", "", "..",
+                                "a\\\\b"}) {
+    const absl::Status status = OpenWith(absl::StrCat(R"({"a":")", std::string(file), "\"}"));
+    EXPECT_EQ(status.code(), absl::StatusCode::kInvalidArgument) << status;
+    EXPECT_THAT(Message(status), HasSubstr("not the name of a file beside the index"));
+  }
+}
+
+TEST_F(Shards, NamesTheMissingFileWithoutAnIndex) {
+  const absl::Status status = Weights::Open(folder_.path()).status();
+  EXPECT_EQ(status.code(), absl::StatusCode::kNotFound);
+  EXPECT_THAT(Message(status), HasSubstr("model.safetensors"));
+}
+
+}  // namespace
+}  // namespace ovq

@@ -1,0 +1,111 @@
+// What the kernels' tests share: seeded data, buffers that notice writes outside them, comparison
+// with a derived tolerance, and a choice of instruction set.
+#pragma once
+
+#include <gtest/gtest.h>
+
+#include <cstddef>
+#include <cstdint>
+#include <cstring>
+#include <functional>
+#include <memory>
+#include <span>
+#include <string>
+#include <vector>
+
+#include "kernels/common/device.h"
+#include "kernels/common/tensor.h"
+
+namespace ovq::test {
+
+// Unit roundoff: the largest relative error of one rounding to nearest.
+inline constexpr double kRoundF32 = 0x1p-24;
+inline constexpr double kRoundBF16 = 0x1p-9;
+
+std::unique_ptr<DeviceContext> MakeContext(Device device, int n_threads = 1);
+
+// Normally distributed, the same for the same seed on every machine.
+std::vector<float> RandomNormal(size_t n, uint64_t seed);
+std::vector<BF16> Rounded(std::span<const float> x);  // to nearest
+std::vector<float> Widened(std::span<const BF16> x);  // exact
+
+// Elements of all-ones bytes (NaN in every float type) between two guard zones.
+template <class T>
+class GuardedBuffer {
+ public:
+  explicit GuardedBuffer(size_t n) : n_(n), bytes_(n * sizeof(T) + 2 * kGuardBytes) {
+    std::memset(bytes_.data(), kGuard, bytes_.size());
+    std::memset(data(), 0xff, n * sizeof(T));
+  }
+  explicit GuardedBuffer(std::span<const T> values) : GuardedBuffer(values.size()) {
+    std::memcpy(data(), values.data(), values.size_bytes());
+  }
+  ~GuardedBuffer() {
+    const std::byte* after = bytes_.data() + kGuardBytes + n_ * sizeof(T);
+    for (size_t i = 0; i < kGuardBytes; ++i) {
+      if (bytes_[i] != std::byte{kGuard} || after[i] != std::byte{kGuard}) {
+        ADD_FAILURE() << "written " << (bytes_[i] != std::byte{kGuard} ? "before" : "after")
+                      << " a buffer of " << n_ << " elements";
+        return;
+      }
+    }
+  }
+  GuardedBuffer(const GuardedBuffer&) = delete;
+  GuardedBuffer& operator=(const GuardedBuffer&) = delete;
+
+  T* data() { return reinterpret_cast<T*>(bytes_.data() + kGuardBytes); }
+  size_t size() const { return n_; }
+  std::span<T> span() { return {data(), n_}; }
+  T& operator[](size_t i) { return data()[i]; }
+  TensorView View(Shape shape);
+
+ private:
+  static constexpr size_t kGuardBytes = 256;
+  static constexpr unsigned char kGuard = 0xa5;
+  size_t n_;
+  std::vector<std::byte> bytes_;
+};
+
+template <class T>
+constexpr DType kDTypeOf = DType::kF32;
+template <>
+inline constexpr DType kDTypeOf<BF16> = DType::kBF16;
+template <>
+inline constexpr DType kDTypeOf<uint16_t> = DType::kF16;
+
+template <class T>
+TensorView GuardedBuffer<T>::View(Shape shape) {
+  EXPECT_EQ(static_cast<size_t>(shape.elements()), n_);
+  return {data(), kDTypeOf<T>, shape};
+}
+template <class T>
+TensorView ViewOf(std::vector<T>& values, Shape shape) {
+  EXPECT_EQ(static_cast<size_t>(shape.elements()), values.size());
+  return {values.data(), kDTypeOf<T>, shape};
+}
+
+// |actual - expected| <= tolerance(i) for every element; reports the worst one, measured in
+// tolerances. NaN never passes.
+void AssertClose(std::span<const float> actual, std::span<const float> expected,
+                 const std::function<double(size_t)>& tolerance, const std::string& what);
+void AssertClose(std::span<const float> actual, std::span<const float> expected, double tolerance,
+                 const std::string& what);
+
+// Same bits; reports the first element that differs.
+void AssertSameBits(std::span<const float> actual, std::span<const float> expected,
+                    const std::string& what);
+
+// The instruction sets that the kernels were compiled for and this machine runs.
+std::vector<int64_t> HighwayTargets();
+std::string HighwayTargetName(int64_t target);
+
+// Kernels run on `target` while this lives.
+class ScopedHighwayTarget {
+ public:
+  explicit ScopedHighwayTarget(int64_t target);
+  ~ScopedHighwayTarget();
+  ScopedHighwayTarget(const ScopedHighwayTarget&) = delete;
+  ScopedHighwayTarget& operator=(const ScopedHighwayTarget&) = delete;
+};
+
+}  // namespace ovq::test
