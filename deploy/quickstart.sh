@@ -63,7 +63,7 @@ say "Server"
 server_pid=$!
 address=
 for _ in $(seq 300); do
-  address=$(sed -nE 's/.*serving .* on ([0-9.]+:[0-9]+).*/\1/p' "$log" | head -n 1)
+  address=$(sed -n 's/^listening on //p' "$log")
   [ -z "$address" ] || break
   kill -0 "$server_pid" 2>/dev/null || { cat "$log" >&2; die "the server did not start"; }
   sleep 0.1
