@@ -32,7 +32,8 @@ def parse_args():
     length.add_argument("--steps", type=int, help="length of the run in steps")
     length.add_argument("--minutes", type=float, help="length of the run in minutes: the schedule "
                         "follows the clock, for machines that are shared")
-    parser.add_argument("--batch-tokens", type=int, default=8192, help="tokens in a step")
+    parser.add_argument("--batch-tokens", type=int, default=4096,
+                        help="tokens in a step, but never less than one context")
     parser.add_argument("--phases", default="512:0.4,1024:0.35,2048:0.13,4096:0.07,8192:0.05",
                         help="context lengths and their shares of the run, in order")
     parser.add_argument("--lr", type=float, default=3e-3, help="peak learning rate")
@@ -79,9 +80,6 @@ class Trainer:
 
     def __init__(self, args, corpus):
         self.args, self.phases = args, parse_phases(args.phases)
-        for length, _ in self.phases:
-            if length > args.batch_tokens:
-                raise ValueError(f"--phases: {length} is more than --batch-tokens")
         torch.manual_seed(args.seed)
         self.config = load_config(args.config)
         self.model = OvqModel(self.config, DTYPES[args.compute_dtype]).to(args.device)
@@ -101,7 +99,7 @@ class Trainer:
         """One optimizer step; returns the mean loss in bits per token."""
         length = context_length(self.phases, self.progress)
         inputs, targets = (torch.from_numpy(side).to(self.args.device) for side in
-                           self.sampler.next(length, self.args.batch_tokens // length))
+                           self.sampler.next(length, max(1, self.args.batch_tokens // length)))
         rate = learning_rate(self.args.lr, self.progress, self.step, self.args.warmup_steps)
         for group in self.optimizer.param_groups:
             group["lr"] = rate * group["lr_scale"]

@@ -23,8 +23,8 @@ def rope_tables(n_tokens, head_dim, theta, device):
 
 
 def rotate_half(x, tables):
-    """RoPE: channels i and i + head_dim/2 of x [..., n_tokens, head_dim] are one rotated pair."""
-    cos, sin = tables
+    """RoPE: channels i and i + head_dim/2 of x [batch, n_tokens, heads, head_dim] are one pair."""
+    cos, sin = (table.unsqueeze(1) for table in tables)
     low, high = x.chunk(2, dim=-1)
     return torch.cat((low * cos - high * sin, high * cos + low * sin), dim=-1)
 

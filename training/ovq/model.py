@@ -56,15 +56,16 @@ class Attention(nn.Module):
             self.codebook = nn.Parameter(mixers.unit_norm(
                 torch.randn(n_kv_heads, config.codebook_size, config.head_dim)))
 
-    def _heads(self, x, head_dim):
-        """[batch, n_tokens, heads*head_dim] -> [batch, heads, n_tokens, head_dim]."""
-        return x.unflatten(-1, (-1, head_dim)).transpose(1, 2)
-
     def _queries_keys(self, x, rope):
-        """Unit norm times beta for queries, unit norm for keys, RoPE on sliding layers; float32."""
-        q = mixers.unit_norm(self._heads(self.q_proj(x), self.config.head_dim).float(),
-                             self.beta[:, None, None])
-        k = mixers.unit_norm(self._heads(self.k_proj(x), self.config.head_dim).float())
+        """Unit norm times beta for queries, unit norm for keys, RoPE on sliding layers.
+
+        Float32 [batch, n_tokens, heads, head_dim]; the heads move outside only after these
+        elementwise steps, which are much slower on strided memory.
+        """
+        head_dim = self.config.head_dim
+        q = self.q_proj(x).float().unflatten(-1, (-1, head_dim))
+        k = self.k_proj(x).float().unflatten(-1, (-1, head_dim))
+        q, k = mixers.unit_norm(q, self.beta[:, None]), mixers.unit_norm(k)
         if self.layer_type == "sliding_attention":
             q, k = mixers.rotate_half(q, rope), mixers.rotate_half(k, rope)
         return q, k
@@ -79,11 +80,11 @@ class Attention(nn.Module):
         return ovq_attention(q, k, v, self.config.chunk_size, max_centroids)
 
     def forward(self, x, rope, max_centroids):
-        q, k = self._queries_keys(x, rope)
-        v = self._heads(self.v_proj(x), self.config.value_head_dim)
+        q, k = (heads.to(x.dtype).transpose(1, 2) for heads in self._queries_keys(x, rope))
+        v = self.v_proj(x).unflatten(-1, (-1, self.config.value_head_dim)).transpose(1, 2)
         # query head h reads key/value head h // group
-        q = q.to(x.dtype).unflatten(1, (-1, self.config.group_size))
-        out = self._mix(q, k.to(x.dtype), v, max_centroids).flatten(1, 2)
+        q = q.unflatten(1, (-1, self.config.group_size))
+        out = self._mix(q, k, v, max_centroids).flatten(1, 2)
         return self.o_proj(out.transpose(1, 2).flatten(2))
 
 
@@ -98,8 +99,8 @@ class Mlp(nn.Module):
         self.down_proj = Projection(d_ff, d_model, (d_ff * 2 * config.num_hidden_layers) ** -0.5)
 
     def forward(self, x):
-        gate = F.silu(self.gate_proj(x).float())
-        return self.down_proj((gate * self.up_proj(x)).to(x.dtype))
+        gated = F.silu(self.gate_proj(x).float()) * self.up_proj(x).float()
+        return self.down_proj(gated.to(x.dtype))
 
 
 class Layer(nn.Module):
@@ -113,8 +114,9 @@ class Layer(nn.Module):
         self.mlp = Mlp(config)
 
     def forward(self, x, rope, max_centroids, compute_dtype):
-        h = x + self.self_attn(self.input_layernorm(x).to(compute_dtype), rope, max_centroids)
-        return h + self.mlp(self.post_attention_layernorm(h).to(compute_dtype))
+        mixed = self.self_attn(self.input_layernorm(x).to(compute_dtype), rope, max_centroids)
+        h = x + mixed.float()
+        return h + self.mlp(self.post_attention_layernorm(h).to(compute_dtype)).float()
 
 
 class Backbone(nn.Module):
