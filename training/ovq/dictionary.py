@@ -8,6 +8,8 @@ weighted sums of keys and values, so gradients flow through every update (no str
 
 import torch
 
+from ovq.mixers import attend, minus_infinity_where, wide
+
 
 def n_centroids_at(position, max_centroids):
     """Eq. 17 in integers: live centroids before the token at `position`."""
@@ -16,7 +18,7 @@ def n_centroids_at(position, max_centroids):
 
 def _first_assignment(keys, n_new):
     """Chunk 0: all to centroid 0, but the n_new-1 keys least like key 0 start their own."""
-    similarity = torch.matmul(keys, keys[..., 0, :].unsqueeze(-1)).squeeze(-1).float()
+    similarity = torch.matmul(keys, keys[..., 0, :].unsqueeze(-1)).squeeze(-1)
     similarity[..., 0] = float("inf")  # key 0 itself is never chosen
     order = similarity.sort(dim=-1, stable=True).indices[..., :n_new - 1]
     fresh = torch.arange(1, n_new, device=keys.device).expand_as(order)
@@ -34,7 +36,7 @@ def assign_chunk(keys, centroids, n_new):
     n_old = centroids.shape[-2]
     if n_old == 0:
         return _first_assignment(keys, n_new)
-    similarity = torch.matmul(keys, centroids.transpose(-1, -2)).float()
+    similarity = torch.matmul(keys, centroids.transpose(-1, -2))
     best, nearest = similarity.max(dim=-1)
     order = best.sort(dim=-1, stable=True).indices[..., :n_new]
     fresh = torch.arange(n_old, n_old + n_new, device=keys.device).expand_as(order)
@@ -47,48 +49,47 @@ def merge_chunk(rows, counts, keys_values, assignment, n_new):
     rows = torch.cat((rows, rows.new_zeros(batch, n_heads, n_new, width)), dim=2)
     old = torch.cat((counts, counts.new_zeros(batch, n_heads, n_new)), dim=2)
     counts = old.scatter_add(2, assignment, torch.ones_like(assignment))
-    counts_f = counts.float()
-    kept = (old.float() / counts_f).unsqueeze(-1)  # 1 - (keys assigned) / count_new
-    share = keys_values / counts_f.gather(2, assignment).unsqueeze(-1)
+    kept = (old.to(rows.dtype) / counts).unsqueeze(-1)  # 1 - (keys assigned) / count_new
+    share = keys_values / counts.gather(2, assignment).unsqueeze(-1)
     index = assignment.unsqueeze(-1).expand_as(share)
     return (rows * kept).scatter_add(2, index, share), counts
 
 
-def _chunk_bias(counts, group, n_tokens):
-    """ln(count) for centroids, 0 for the chunk's own keys up to the query (eq. 15)."""
+def _chunk_bias(counts, group, n_tokens, dtype):
+    """ln(count) for centroids, 0 for the chunk's own keys up to the query (eq. 15).
+
+    [batch, n_kv_heads, group * n_tokens, n_centroids + n_tokens]
+    """
     future = torch.ones(n_tokens, n_tokens, dtype=torch.bool, device=counts.device).triu(1)
-    own = torch.zeros(n_tokens, n_tokens, device=counts.device).masked_fill_(future, float("-inf"))
-    batch, n_heads, n_centroids = counts.shape
-    own = own.repeat(group, 1).expand(batch, n_heads, -1, -1)
-    logs = counts.float().log().unsqueeze(2).expand(-1, -1, group * n_tokens, -1)
-    return torch.cat((logs, own), dim=-1)
+    own = minus_infinity_where(future).to(dtype).repeat(group, 1)
+    logs = counts.to(dtype).log().unsqueeze(2).expand(-1, -1, group * n_tokens, -1)
+    return torch.cat((logs, own.expand(*counts.shape[:2], -1, -1)), dim=-1)
 
 
-def _read_chunk(q, k, v, rows, bias):
-    """One softmax over centroids and the chunk's own keys (eq. 15); q [.., group*len, d]."""
-    head_dim = k.shape[-1]
+def _read_chunk(q, k, v, rows, counts):
+    """One softmax over the centroids and the chunk's own keys (eq. 15)."""
+    group, n_tokens, head_dim = q.shape[2:]
     keys = torch.cat((rows[..., :head_dim].to(k.dtype), k), dim=2)
     values = torch.cat((rows[..., head_dim:].to(v.dtype), v), dim=2)
-    scores = torch.matmul(q, keys.transpose(-1, -2)).float() + bias
-    return torch.matmul(scores.softmax(dim=-1).to(v.dtype), values)
+    bias = _chunk_bias(counts, group, n_tokens, rows.dtype)
+    # the group's queries read the same keys: one product for all of them
+    return attend(q.flatten(2, 3), keys, values, bias).unflatten(2, (group, n_tokens))
 
 
 def ovq_attention(q, k, v, chunk_len, max_centroids):
     """The chunk loop: attend first, then, if the chunk is full, update the dictionary."""
-    batch, n_heads, group, n_tokens, head_dim = q.shape
-    rows = k.new_zeros(batch, n_heads, 0, head_dim + v.shape[-1], dtype=torch.float32)
+    batch, n_heads, n_tokens, head_dim = k.shape
+    keys_values = wide(torch.cat((k, v), dim=-1))
+    rows = keys_values.new_zeros(batch, n_heads, 0, keys_values.shape[-1])
     counts = torch.zeros(batch, n_heads, 0, dtype=torch.int64, device=k.device)
-    keys_values = torch.cat((k, v), dim=-1).float()
     outs = []
     for begin in range(0, n_tokens, chunk_len):
         end = min(begin + chunk_len, n_tokens)
-        q_chunk = q[..., begin:end, :].reshape(batch, n_heads, -1, head_dim)
-        bias = _chunk_bias(counts, group, end - begin)
-        out = _read_chunk(q_chunk, k[:, :, begin:end], v[:, :, begin:end], rows, bias)
-        outs.append(out.unflatten(2, (group, end - begin)))
+        outs.append(_read_chunk(q[..., begin:end, :], k[:, :, begin:end], v[:, :, begin:end],
+                                rows, counts))
         if end < n_tokens:  # an update that no later token reads is not worth its time
             n_new = n_centroids_at(end, max_centroids) - rows.shape[2]
-            assignment = assign_chunk(k[:, :, begin:end].float(), rows[..., :head_dim], n_new)
-            rows, counts = merge_chunk(rows, counts, keys_values[:, :, begin:end], assignment,
-                                       n_new)
+            chunk = keys_values[:, :, begin:end]
+            assignment = assign_chunk(chunk[..., :head_dim], rows[..., :head_dim], n_new)
+            rows, counts = merge_chunk(rows, counts, chunk, assignment, n_new)
     return torch.cat(outs, dim=-2)

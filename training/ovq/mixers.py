@@ -3,7 +3,8 @@
 Shared shapes: q [batch, n_kv_heads, group, n_tokens, head_dim], k [batch, n_kv_heads, n_tokens,
 head_dim], v [batch, n_kv_heads, n_tokens, value_head_dim]; the result has q's shape with
 value_head_dim. q and k are unit norm and q is already multiplied by its head's beta, so that a
-score is a plain dot product. Products run in the dtype of q, k and v; softmaxes in float32.
+score is a plain dot product. Products run in the dtype of q, k and v; everything else in that
+dtype or float32, whichever is wider.
 Equation numbers are those of "Online Vector Quantized Attention" (Alonso et al.).
 """
 
@@ -14,17 +15,22 @@ import torch.nn.functional as F
 _FULL_BLOCK_LEN = 512
 
 
+def wide(x):
+    """x in float32, or in float64 if it is that already."""
+    return x.to(torch.promote_types(x.dtype, torch.float32))
+
+
 def rope_tables(n_tokens, head_dim, theta, device):
     """Cosines and sines [n_tokens, head_dim/2]; float32 angles would drift at long positions."""
     exponents = torch.arange(0, head_dim, 2, dtype=torch.float64, device=device) / head_dim
     positions = torch.arange(n_tokens, dtype=torch.float64, device=device)
     angles = positions[:, None] * theta ** -exponents
-    return angles.cos().float(), angles.sin().float()
+    return angles.cos(), angles.sin()
 
 
 def rotate_half(x, tables):
     """RoPE: channels i and i + head_dim/2 of x [batch, n_tokens, heads, head_dim] are one pair."""
-    cos, sin = (table.unsqueeze(1) for table in tables)
+    cos, sin = (table.to(x.dtype).unsqueeze(1) for table in tables)
     low, high = x.chunk(2, dim=-1)
     return torch.cat((low * cos - high * sin, high * cos + low * sin), dim=-1)
 
@@ -34,13 +40,14 @@ def unit_norm(x, scale=1.0):
     return x * (torch.rsqrt(x.square().sum(-1, keepdim=True) + 1e-6) * scale)
 
 
-def _attend(q, keys, values, bias):
+def attend(q, keys, values, bias):
     """softmax(q keys^T + bias) values, for q [..., rows, d] and bias broadcast to the scores."""
-    scores = torch.matmul(q, keys.transpose(-1, -2)).float() + bias
+    scores = wide(torch.matmul(q, keys.transpose(-1, -2))) + bias
     return torch.matmul(scores.softmax(dim=-1).to(values.dtype), values)
 
 
-def _minus_infinity_where(forbidden):
+def minus_infinity_where(forbidden):
+    """A bias that keeps softmaxes from the places where forbidden is true."""
     return torch.zeros(forbidden.shape, device=forbidden.device).masked_fill_(
         forbidden, float("-inf"))
 
@@ -51,7 +58,7 @@ def _window_bias(n_blocks, window_len, device):
     key = torch.arange(-window_len, window_len, device=device)[None, :]
     forbidden = ((key > query) | (key <= query - window_len)).repeat(n_blocks, 1, 1)
     forbidden[0] |= key < 0  # nothing stands before the first block
-    return _minus_infinity_where(forbidden)
+    return minus_infinity_where(forbidden)
 
 
 def _with_previous_block(x):
@@ -68,7 +75,7 @@ def sliding_attention(q, k, v, window_len):
     q, k, v = (F.pad(x, padding).unflatten(-2, (n_blocks, window_len)) for x in (q, k, v))
     bias = _window_bias(n_blocks, window_len, q.device)
     keys, values = _with_previous_block(k).unsqueeze(2), _with_previous_block(v).unsqueeze(2)
-    out = _attend(q, keys, values, bias)
+    out = attend(q, keys, values, bias)
     return out.flatten(-3, -2)[..., :n_tokens, :]
 
 
@@ -78,8 +85,8 @@ def full_attention(q, k, v):
     for begin in range(0, k.shape[2], _FULL_BLOCK_LEN):
         end = min(begin + _FULL_BLOCK_LEN, k.shape[2])
         query = torch.arange(begin, end, device=q.device)[:, None]
-        bias = _minus_infinity_where(torch.arange(end, device=q.device)[None, :] > query)
-        outs.append(_attend(q[..., begin:end, :], k[:, :, None, :end], v[:, :, None, :end], bias))
+        bias = minus_infinity_where(torch.arange(end, device=q.device)[None, :] > query)
+        outs.append(attend(q[..., begin:end, :], k[:, :, None, :end], v[:, :, None, :end], bias))
     return torch.cat(outs, dim=-2)
 
 
@@ -87,8 +94,9 @@ def vq_attention(q, k, v, codebook):
     """Causal attention on keys replaced by their nearest code (eq. 3); codebook [heads, N, d]."""
     with torch.no_grad():
         # argmin |k - code|^2 without the term that is the same for every code
-        distances = codebook.float().square().sum(-1)[:, None, :] - 2 * torch.matmul(
-            k.float(), codebook.float().transpose(-1, -2))
+        keys, codes = wide(k), wide(codebook)
+        distances = codes.square().sum(-1)[:, None, :] - 2 * torch.matmul(
+            keys, codes.transpose(-1, -2).to(keys.dtype))
         nearest = distances.argmin(dim=-1)  # [batch, n_kv_heads, n_tokens]
     heads = torch.arange(codebook.shape[0], device=k.device)[None, :, None]
     return full_attention(q, codebook.to(k.dtype)[heads, nearest], v)

@@ -15,7 +15,7 @@ DTYPES = {"float32": torch.float32, "float16": torch.float16, "bfloat16": torch.
 
 
 class RmsNorm(nn.Module):
-    """Root-mean-square norm with a weight; statistics in float32."""
+    """Root-mean-square norm with a weight, in the residual's dtype."""
 
     def __init__(self, dim, eps):
         super().__init__()
@@ -23,12 +23,11 @@ class RmsNorm(nn.Module):
         self.eps = eps
 
     def forward(self, x):
-        x = x.float()
         return x * torch.rsqrt(x.square().mean(-1, keepdim=True) + self.eps) * self.weight
 
 
 class Projection(nn.Module):
-    """y = W x without bias, in the dtype the caller computes in; the weight stays float32."""
+    """y = W x without bias, in x's dtype whatever the weight's is."""
 
     def __init__(self, in_dim, out_dim, std):
         super().__init__()
@@ -59,12 +58,12 @@ class Attention(nn.Module):
     def _queries_keys(self, x, rope):
         """Unit norm times beta for queries, unit norm for keys, RoPE on sliding layers.
 
-        Float32 [batch, n_tokens, heads, head_dim]; the heads move outside only after these
+        Wide [batch, n_tokens, heads, head_dim]; the heads move outside only after these
         elementwise steps, which are much slower on strided memory.
         """
         head_dim = self.config.head_dim
-        q = self.q_proj(x).float().unflatten(-1, (-1, head_dim))
-        k = self.k_proj(x).float().unflatten(-1, (-1, head_dim))
+        q = mixers.wide(self.q_proj(x)).unflatten(-1, (-1, head_dim))
+        k = mixers.wide(self.k_proj(x)).unflatten(-1, (-1, head_dim))
         q, k = mixers.unit_norm(q, self.beta[:, None]), mixers.unit_norm(k)
         if self.layer_type == "sliding_attention":
             q, k = mixers.rotate_half(q, rope), mixers.rotate_half(k, rope)
@@ -99,12 +98,12 @@ class Mlp(nn.Module):
         self.down_proj = Projection(d_ff, d_model, (d_ff * 2 * config.num_hidden_layers) ** -0.5)
 
     def forward(self, x):
-        gated = F.silu(self.gate_proj(x).float()) * self.up_proj(x).float()
+        gated = F.silu(mixers.wide(self.gate_proj(x))) * mixers.wide(self.up_proj(x))
         return self.down_proj(gated.to(x.dtype))
 
 
 class Layer(nn.Module):
-    """h = x + attention(norm(x)); out = h + mlp(norm(h)), on a float32 residual."""
+    """h = x + attention(norm(x)); out = h + mlp(norm(h)), on a residual in the weights' dtype."""
 
     def __init__(self, config, layer_type):
         super().__init__()
@@ -115,8 +114,8 @@ class Layer(nn.Module):
 
     def forward(self, x, rope, max_centroids, compute_dtype):
         mixed = self.self_attn(self.input_layernorm(x).to(compute_dtype), rope, max_centroids)
-        h = x + mixed.float()
-        return h + self.mlp(self.post_attention_layernorm(h).to(compute_dtype)).float()
+        h = x + mixed.to(x.dtype)
+        return h + self.mlp(self.post_attention_layernorm(h).to(compute_dtype)).to(h.dtype)
 
 
 class Backbone(nn.Module):
@@ -142,7 +141,7 @@ class OvqModel(nn.Module):
                                       config.hidden_size ** -0.5)
 
     def forward(self, tokens, max_centroids=None):
-        """Logits [batch, n_tokens, vocab] in float32 of tokens [batch, n_tokens]."""
+        """Logits [batch, n_tokens, vocab], at least float32, of tokens [batch, n_tokens]."""
         if max_centroids is None:
             max_centroids = self.config.max_centroids
         check_max_centroids(max_centroids, self.config.chunk_size)
@@ -153,8 +152,8 @@ class OvqModel(nn.Module):
             x = layer(x, rope, max_centroids, self.compute_dtype)
         x = self.model.norm(x).to(self.compute_dtype)
         if self.config.tie_word_embeddings:
-            return F.linear(x, self.model.embed_tokens.weight.to(x.dtype)).float()
-        return self.lm_head(x).float()
+            return mixers.wide(F.linear(x, self.model.embed_tokens.weight.to(x.dtype)))
+        return mixers.wide(self.lm_head(x))
 
 
 def load_model(folder, compute_dtype=torch.float32):

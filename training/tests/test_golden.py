@@ -2,23 +2,22 @@
 
 import json
 import os
-import sys
 import unittest
 
 import torch
 
-TRAINING = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
-sys.path.insert(0, TRAINING)
-from ovq.model import load_model  # noqa: E402
-from ovq.safetensors_io import load_safetensors  # noqa: E402
+import support
+from ovq.model import load_model
+from ovq.safetensors_io import load_safetensors
 
-GOLDEN = os.path.join(os.path.dirname(TRAINING), "tests", "golden", "native")
+GOLDEN = os.path.join(os.path.dirname(support.TRAINING), "tests", "golden", "native")
 # float32 rounding through four layers; a wrong assignment or mask is off by 1e-2 and more.
 TOLERANCE = 3e-5
 
 
 class GoldenTest(unittest.TestCase):
     def check_fixture(self, name):
+        """Returns how many sets of logits the fixture has."""
         folder = os.path.join(GOLDEN, name)
         model = load_model(folder)
         expected = load_safetensors(os.path.join(folder, "expected.safetensors"))
@@ -35,7 +34,7 @@ class GoldenTest(unittest.TestCase):
                     self.assertLess(error, TOLERANCE)
         return len(runs)
 
-    def test_sliding_and_ovq(self):
+    def test_sliding_and_ovq_at_two_dictionary_sizes(self):
         self.assertEqual(self.check_fixture("sw-ovq"), 2)
 
     def test_sliding_and_full(self):
