@@ -18,8 +18,8 @@ DEFAULT_ROOT = "/usr/lib/python3.11"
 HELD_OUT = ("argparse.py", "http", "statistics.py", "tarfile.py")
 # Not part of libpython3.11-minimal and libpython3.11-stdlib, which every Debian 12 machine with
 # python3 has, or not hand-written: `encodings` is generated tables, `test` the regression tests.
-EXCLUDED = ("__pycache__", "dist-packages", "site-packages", "lib-dynload", "distutils", "encodings",
-            "ensurepip", "idlelib", "lib2to3", "test", "tkinter", "turtledemo")
+EXCLUDED = ("__pycache__", "dist-packages", "site-packages", "lib-dynload", "distutils",
+            "encodings", "ensurepip", "idlelib", "lib2to3", "test", "tkinter", "turtledemo")
 EXCLUDED_PREFIXES = ("_sysconfigdata", "config-")
 
 

@@ -107,7 +107,8 @@ def write_results(out, lengths, table, positions, n_tokens):
                          {size: list(zip(lengths, values)) for size, values in table.items()})
     ranges = [f"{begin}..{end - 1}" for begin, end in zip([0] + lengths[:-1], lengths)]
     with open(os.path.join(out, "evaluation.md"), "w", encoding="utf-8") as file:
-        file.write(f"Held-out bits per byte by context length, over the same {n_tokens} tokens:\n\n")
+        file.write(f"Held-out bits per byte by context length, over the same {n_tokens} "
+                   "tokens:\n\n")
         file.write(markdown_table("max_centroids", [str(length) for length in lengths], table))
         file.write(f"\nBy position inside contexts of {lengths[-1]}:\n\n")
         file.write(markdown_table("max_centroids", ranges, positions))

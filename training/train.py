@@ -1,6 +1,7 @@
 """Trains a native-format model on the byte corpus; checkpoints, resumes, draws its curve."""
 
 import argparse
+import csv
 import json
 import math
 import os
@@ -19,6 +20,9 @@ from plots import plot_learning_curve
 from schedule import context_length, learning_rate, parse_phases
 
 CHECKPOINT = "checkpoint.pt"
+# A row of the history every --log-steps; held_out_bpb only every --eval-steps.
+CURVE_COLUMNS = ("step", "tokens", "seconds", "context_length", "train_bits_per_token",
+                 "held_out_bpb")
 # The held-out sample that training reports on: this many contexts of this length, spread evenly.
 _SAMPLE_LENGTH, _SAMPLE_CONTEXTS = 1024, 32
 
@@ -87,7 +91,7 @@ class Trainer:
         self.sampler = WindowSampler(corpus.train, args.seed)
         self.fingerprint, self.sample = corpus.fingerprint, held_out_sample(corpus)
         self.step, self.tokens, self.seconds = 0, 0, 0.0
-        self.history = []  # rows of the curve: see write_curve
+        self.history = []  # rows of CURVE_COLUMNS
 
     @property
     def progress(self):
@@ -145,11 +149,11 @@ class Trainer:
 
     def write_curve(self):
         path = os.path.join(self.args.run, "curve.csv")
-        with open(path + ".partial", "w", encoding="utf-8") as file:
-            file.write("step,tokens,seconds,context_length,train_bits_per_token,held_out_bpb\n")
-            for row in self.history:
-                file.write(",".join("" if value is None else f"{value:g}" if isinstance(value, float)
-                                    else str(value) for value in row) + "\n")
+        with open(path + ".partial", "w", encoding="utf-8", newline="") as file:
+            writer = csv.writer(file, lineterminator="\n")
+            writer.writerow(CURVE_COLUMNS)
+            writer.writerows([f"{value:.4f}" if isinstance(value, float) else value
+                              for value in row] for row in self.history)
         os.replace(path + ".partial", path)
         plot_learning_curve(os.path.join(self.args.run, "curve.png"),
                             [(row[1], row[4]) for row in self.history],
