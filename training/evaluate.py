@@ -5,6 +5,7 @@ to a whole number of the longest contexts, and shorter contexts cut those furthe
 """
 
 import argparse
+import concurrent.futures
 import csv
 import os
 import sys
@@ -20,7 +21,7 @@ from ovq.model import DTYPES, load_model
 from plots import plot_context_lengths
 
 # Tokens in one forward pass; a longer context is a pass of its own.
-_PASS_TOKENS = 16384
+_PASS_TOKENS = 4096
 
 
 def integers(text):
@@ -39,29 +40,35 @@ def parse_args():
                         help="context lengths in tokens; each must divide the longest")
     parser.add_argument("--scales", type=integers, default="1,2,4",
                         help="multiples of the model's max_centroids")
+    parser.add_argument("--per-module", type=int, default=0,
+                        help="longest contexts read from each held-out module, 0: all it has")
+    parser.add_argument("--workers", type=int, default=2, help="passes that run side by side, "
+                        "each on OMP_NUM_THREADS threads")
     parser.add_argument("--compute-dtype", default="float32", choices=("float32", "bfloat16"),
                         help="dtype of the matrix products")
     parser.add_argument("--device", default="cpu")
     return parser.parse_args()
 
 
-def held_out_contexts(corpus, length, longest):
+def held_out_contexts(corpus, length, longest, per_module):
     """(inputs, targets) [n_contexts, length] over the same bytes for every length."""
     pairs = []
     for name in HELD_OUT:
         stream = corpus.held_out[name][1:]  # the context's own bos stands for the first
-        end = len(stream) // longest * longest
+        n_longest = len(stream) // longest
+        end = longest * (min(n_longest, per_module) if per_module else n_longest)
         pairs += [context(stream, begin, length) for begin in range(0, end, length)]
     if not pairs:
         raise ValueError(f"--lengths: no held-out module has {longest} tokens")
     return tuple(np.stack(side) for side in zip(*pairs))
 
 
-def measure(model, inputs, targets, max_centroids):
+def measure(model, inputs, targets, max_centroids, workers):
     """Bits of every target, [n_contexts, length]."""
     rows = max(1, _PASS_TOKENS // inputs.shape[1])
-    return np.concatenate([token_bits(model, inputs[i:i + rows], targets[i:i + rows],
-                                      max_centroids) for i in range(0, len(inputs), rows)])
+    passes = workers.map(lambda i: token_bits(model, inputs[i:i + rows], targets[i:i + rows],
+                                              max_centroids), range(0, len(inputs), rows))
+    return np.concatenate(list(passes))
 
 
 def by_position(bits, targets, lengths):
@@ -70,20 +77,19 @@ def by_position(bits, targets, lengths):
             for begin, end in zip([0] + lengths[:-1], lengths)]
 
 
-def evaluate(model, corpus, lengths, sizes):
-    """({size: [bpb by length]}, {size: [bpb by position]}, number of tokens)."""
-    table, positions = {size: [] for size in sizes}, {}
-    for length in lengths:
-        inputs, targets = held_out_contexts(corpus, length, lengths[-1])
+def evaluate(model, contexts, sizes, workers):
+    """({size: [bpb by length]}, {size: [bpb by position]}) of {length: (inputs, targets)}."""
+    table, positions, lengths = {size: [] for size in sizes}, {}, list(contexts)
+    for length, (inputs, targets) in contexts.items():
         for size in sizes:
             started = time.monotonic()
-            bits = measure(model, inputs, targets, size)
+            bits = measure(model, inputs, targets, size, workers)
             table[size].append(bits_per_byte(bits, targets))
             print(f"context {length}  {size} centroids  {table[size][-1]:.4f} bits/byte  "
                   f"{bits.size / (time.monotonic() - started):.0f} tokens/s", flush=True)
             if length == lengths[-1]:
                 positions[size] = by_position(bits, targets, lengths)
-    return table, positions, inputs.size
+    return table, positions
 
 
 def markdown_table(heading, columns, rows):
@@ -124,8 +130,12 @@ def main():
     if model.config.tokenizer != "bytes":
         raise ValueError(f"{args.model}: tokenizer is not \"bytes\"")
     sizes = [scale * model.config.max_centroids for scale in args.scales]
-    results = evaluate(model, Corpus(args.data_root), lengths, sizes)
-    write_results(args.out, lengths, *results)
+    corpus = Corpus(args.data_root)
+    contexts = {length: held_out_contexts(corpus, length, lengths[-1], args.per_module)
+                for length in lengths}
+    with concurrent.futures.ThreadPoolExecutor(args.workers) as workers:
+        results = evaluate(model, contexts, sizes, workers)
+    write_results(args.out, lengths, *results, contexts[lengths[-1]][0].size)
 
 
 if __name__ == "__main__":
