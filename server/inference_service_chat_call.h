@@ -92,8 +92,10 @@ class ChatCall final : public grpc::ServerBidiReactor<grpc::ByteBuffer, grpc::By
   std::shared_ptr<TokenStream> stream_;  // of the running turn
   bool submitted_ = false;               // the engine has it
   bool part_ = false;                    // the running turn has `more`
-  bool turn_finished_ = false;           // its Finished or PartAbsorbed is queued
-  std::optional<v1::ChatTurn> held_;     // came while a part was being absorbed
+  // Its Finished or PartAbsorbed. Sent when the engine has let go of the session: a client may
+  // answer it at once with the next turn.
+  std::optional<v1::ChatResponse> turn_result_;
+  std::optional<v1::ChatTurn> held_;  // came while a part was being absorbed
 };
 
 }  // namespace ovq

@@ -10,7 +10,7 @@ namespace ovq {
 void ChatCall::BeginTurn(const v1::ChatTurn& turn) {
   phase_ = Phase::kTurn;
   part_ = turn.more();
-  turn_finished_ = false;
+  turn_result_.reset();
   submitted_ = false;
   if (turn.has_sampling()) sampling_ = turn.sampling();
   if (turn.has_stop()) stop_ = turn.stop();
@@ -72,8 +72,7 @@ void ChatCall::HandleEvent(const StreamEvent& event) {
 
 void ChatCall::HandleFinished(const Finished& finished) {
   position_ = finished.usage.position;
-  turn_finished_ = true;
-  v1::ChatResponse& response = out_.emplace_back();
+  v1::ChatResponse& response = turn_result_.emplace();
   if (part_ && finished.reason != FinishReason::kCancelled) {
     response.mutable_absorbed()->set_position(static_cast<uint64_t>(position_));
   } else {
@@ -84,9 +83,10 @@ void ChatCall::HandleFinished(const Finished& finished) {
 void ChatCall::HandleStreamEnd() {
   const absl::Status status = stream_->status();
   // A cancelled turn has its Finished, and the conversation goes on.
-  if (!status.ok() && !(absl::IsCancelled(status) && turn_finished_)) return End(status);
+  if (!status.ok() && !(absl::IsCancelled(status) && turn_result_)) return End(status);
   phase_ = Phase::kIdle;
   stream_ = nullptr;
+  if (turn_result_) out_.push_back(*std::move(turn_result_));
   if (draining_) return End(services_.CheckServing());
   if (held_.has_value()) {
     const v1::ChatTurn turn = *std::exchange(held_, std::nullopt);
