@@ -21,7 +21,7 @@ struct SamplingParams {
   float presence_penalty = 0.0f;    // [-2, 2]; generated tokens
   float frequency_penalty = 0.0f;   // [-2, 2]; generated tokens, times the count
   uint64_t seed = 0;                // the server draws one when the request has none
-  std::unordered_map<int32_t, float> logit_bias;  // [-100, 100]
+  std::unordered_map<int32_t, float> logit_bias{};  // [-100, 100]
 
   // InvalidArgument naming the field and its range; token ids of logit_bias are checked too.
   absl::Status Validate(int64_t vocab_size) const;
