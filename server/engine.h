@@ -52,6 +52,7 @@ struct RequestReport {
   FinishReason reason;
   Usage usage;
   absl::Duration total;  // arrival to end
+  bool score = false;    // SubmitScore; reason is kLength when it succeeded
 };
 // Called on the engine thread; unset ones are skipped.
 struct EngineEvents {
@@ -73,7 +74,8 @@ struct EngineStats {
   size_t equivalent_kv_cache_bytes = 0;  // what the same sessions' positions would need
 };
 
-// Any thread may call the public methods. Callbacks run on the engine thread and must not block.
+// Any thread but the engine's own may call the public methods. Callbacks run on the engine thread,
+// must not block and must not call back into the engine, Submit excepted.
 class Engine {
  public:
   Engine(EngineModel model, EngineOptions options, std::unique_ptr<DeviceContext> context,

@@ -1,17 +1,18 @@
 // What a caller asks of the engine, and the bounded stream its answer comes back on. No proto here.
 #pragma once
 
+#include <condition_variable>
 #include <cstdint>
 #include <deque>
 #include <functional>
 #include <memory>
+#include <mutex>
 #include <optional>
 #include <string>
+#include <thread>
 #include <vector>
 
-#include "absl/base/thread_annotations.h"
 #include "absl/status/status.h"
-#include "absl/synchronization/mutex.h"
 #include "absl/time/time.h"
 #include "model/sampler.h"
 
@@ -37,10 +38,11 @@ struct GenerateRequest {
   std::string tenant;                    // owner of the session; "" without authentication
   std::optional<int32_t> max_centroids;  // one-shot only; default the model's
   SamplingParams sampling;
+  bool seed_given = false;  // sampling.seed = 0 is a seed too; else the engine draws one for 0
   StopConditions stop;
   OutputOptions output;
-  int n = 1;  // completions; more than one only without session_id
-  absl::Time arrival = absl::InfinitePast();
+  int n = 1;                                  // completions; more than one only without session_id
+  absl::Time arrival = absl::InfinitePast();  // InfinitePast: the time of Submit
   absl::Time deadline = absl::InfiniteFuture();
 };
 
@@ -84,22 +86,29 @@ struct StreamEvent {
 
 // From the engine thread (Push, Close) to one reader (Pop, Cancel). Push never blocks: the engine
 // parks a request whose stream is full, so the bound holds with a slack of one step.
+//
+// A request that is cancelled while running still gets one Finished with kCancelled per unfinished
+// completion (its usage), then Close(Cancelled). Other errors close the stream without Finished.
+//
+// std::mutex and not absl::Mutex: the packaged abseil is not instrumented for the thread sanitizer.
 class TokenStream {
  public:
-  explicit TokenStream(size_t capacity = 256) : capacity_(capacity) {}
+  explicit TokenStream(size_t capacity = 256) : capacity_(capacity > 0 ? capacity : 1) {}
 
   // --- engine thread ---
   void Push(StreamEvent event);
   void Close(absl::Status status);  // no event follows; OK after the last Finished
   bool full() const;
   bool cancelled() const;
+  absl::Time cancel_time() const;  // of the first Cancel; InfiniteFuture without one
+  // The engine's: called, from the reader's thread, when a full stream drains or cancels.
+  void SetWake(std::function<void()> wake);
 
   // --- reader, any thread ---
-  // listener is called, from the engine thread and without locks held, after each Push and Close;
-  // also once at once if something is waiting. Null removes it and waits for a running call.
+  // listener is called, from the engine thread and without the stream's lock held, after each Push
+  // and Close; also once at once if something is waiting. Calls never overlap. Null removes it and
+  // waits for a running call (unless that call is the caller).
   void SetListener(std::function<void()> listener);
-  void SetWake(
-      std::function<void()> wake);  // engine's: called when a full stream drains or cancels
   std::optional<StreamEvent> TryPop();
   std::optional<StreamEvent> Pop();  // blocks; nullopt once closed and empty
   bool closed() const;               // closed and empty
@@ -107,15 +116,22 @@ class TokenStream {
   void Cancel();                     // the engine frees the request within one step
 
  private:
+  void Notify();
+
   const size_t capacity_;
-  mutable absl::Mutex mutex_;
-  std::deque<StreamEvent> events_ ABSL_GUARDED_BY(mutex_);
-  bool closed_ ABSL_GUARDED_BY(mutex_) = false;
-  bool cancelled_ ABSL_GUARDED_BY(mutex_) = false;
-  absl::Status status_ ABSL_GUARDED_BY(mutex_);
-  absl::Mutex listener_mutex_;
-  std::function<void()> listener_ ABSL_GUARDED_BY(listener_mutex_);
-  std::function<void()> wake_ ABSL_GUARDED_BY(mutex_);
+  mutable std::mutex mutex_;  // guards all down to wake_
+  std::condition_variable readable_;
+  std::deque<StreamEvent> events_;
+  bool closed_ = false;
+  absl::Time cancel_time_ = absl::InfiniteFuture();
+  absl::Status status_;
+  std::function<void()> wake_;
+
+  std::mutex listener_mutex_;  // guards the rest; held while no listener runs
+  std::condition_variable listener_returned_;
+  std::function<void()> listener_;
+  bool listener_running_ = false;
+  std::thread::id listener_thread_;
 };
 
 struct ScoreRequest {
@@ -135,9 +151,8 @@ struct ScoreResult {
 struct SessionOptions {
   std::string tenant;
   std::optional<int32_t> max_centroids;  // default: the model's
-  absl::Duration ttl =
-      absl::ZeroDuration();     // idle time after which it is deleted; 0: the server's
-  std::vector<int32_t> prompt;  // absorbed before the call returns; may be empty
+  absl::Duration ttl;                    // idle time after which it is deleted; 0: the server's
+  std::vector<int32_t> prompt;           // absorbed before the call returns; may be empty
   absl::Time deadline = absl::InfiniteFuture();
 };
 struct SessionInfo {

@@ -20,9 +20,13 @@ struct PlanItem {
   bool operator==(const PlanItem&) const = default;
 };
 
-// One row for every decoding sequence (beyond max_rows: those waiting longest first, see `turn`),
-// then prefill pieces under what is left of max_rows, oldest first. `turn` rotates decode rows when
-// there are more of them than max_rows, so that none starves; pass the step number.
+// Decoding never takes the last max_rows / kPrefillShare rows of a step (at least one of several)
+// while something prefills, so that a server full of long answers still takes in new prompts.
+inline constexpr int32_t kPrefillShare = 8;
+
+// One row for every decoding sequence (when there are more than rows for them, those waiting
+// longest, see `turn`), then prefill pieces under what is left of max_rows, oldest first. `turn`
+// rotates decode rows, so that none starves; pass the step number.
 std::vector<PlanItem> PlanStep(std::span<const Candidate> candidates, int32_t max_rows,
                                int64_t turn);
 

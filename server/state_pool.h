@@ -33,6 +33,8 @@ class StatePool {
   // budget are already taken; the system running out of physical memory ends the process).
   void Grow(StateHandle& state, int64_t position);
   void Release(StateHandle& state);
+  // Gives back what of a reservation is not needed any more.
+  void ShrinkReservation(StateHandle& state, size_t reserve_bytes);
   // Same bytes in a new range: forks.
   absl::StatusOr<StateHandle> Clone(const StateHandle& state, size_t reserve_bytes);
 
@@ -44,9 +46,13 @@ class StatePool {
   size_t budget_bytes() const { return budget_; }
   size_t reserved_bytes() const { return reserved_; }
   size_t committed_bytes() const { return committed_; }
+  size_t free_bytes() const { return budget_ - reserved_; }
   int sessions() const { return sessions_; }
 
  private:
+  // Commits what the extents at `position` have beyond `committed`.
+  void Commit(StateHandle& state, int64_t position, std::span<const StateExtent> committed);
+
   const StateLayout& layout_;
   const size_t budget_;
   size_t reserved_ = 0;

@@ -1,0 +1,177 @@
+// Decode speed of each mixer alone: one layer of the paper's 77M shape (d_model 768, 6 heads of
+// 128, window and chunk 128, N = 2048), bfloat16, random weights. For each context length and
+// number of sessions: tokens/s, bytes a token moves, fraction of the read bandwidth of this run.
+//
+//   bench_mixers [--threads 2] [--longest 65536]
+//
+// A mixer whose step-by-step and whole-prompt results differ by one bit is not timed.
+#include <cmath>
+#include <cstdlib>
+#include <cstring>
+#include <map>
+#include <memory>
+#include <random>
+
+#include "kernels/mixers/mixer.h"
+#include "tests/bench/bench_util.h"
+
+namespace ovq::bench {
+namespace {
+
+constexpr int kModelDim = 768;
+constexpr int kMaxSessions = 16;
+constexpr int32_t kMaxCentroids = 2048;
+
+struct Layer {
+  std::unique_ptr<SequenceMixer> mixer;
+  LayerState where;
+  size_t session_bytes;
+};
+
+Layer MakeLayer(const MixerEntry& entry, int64_t longest, DeviceContext& context) {
+  std::mt19937 random(1);
+  std::map<std::string, std::vector<BF16>> tensors;
+  const WeightSource weights = [&](std::string_view leaf,
+                                   const Shape& shape) -> absl::StatusOr<TensorView> {
+    std::vector<BF16>& values = tensors[std::string(leaf)];
+    std::normal_distribution<float> normal(leaf == "self_attn.beta" ? 8.0f : 0.0f, 0.04f);
+    for (int64_t i = 0; i < shape.elements(); ++i) values.push_back(RoundToBF16(normal(random)));
+    return TensorView{values.data(), DType::kBF16, shape};
+  };
+  Attrs model, section;
+  model.Set("hidden_size", int64_t{kModelDim});
+  model.Set("num_attention_heads", int64_t{6});
+  model.Set("head_dim", int64_t{128});
+  model.Set("sliding_window", int64_t{128});
+  section.Set("chunk_size", int64_t{128});
+  section.Set("max_centroids", int64_t{kMaxCentroids});
+  section.Set("codebook_size", int64_t{kMaxCentroids});
+  auto made = entry.make({.layer = 1,
+                          .type = entry.layer_type,
+                          .model = model,
+                          .section = section,
+                          .weights = weights,
+                          .compute_dtype = DType::kBF16,
+                          .state_dtype = DType::kBF16,
+                          .context = context});
+  Check(made.ok(), "the benchmark's own mixer");
+  Layer layer{.mixer = *std::move(made), .where = {}, .session_bytes = 0};
+  const MixerState& state = layer.mixer->state();
+  layer.where = {0, state.fixed.bytes(), state.block.bytes()};
+  const int64_t slots = state.growth.law == Growth::Law::kTokens ? longest + 4096 : kMaxCentroids;
+  const int64_t blocks =
+      state.growth.law == Growth::Law::kNone ? 0 : (slots + kBlockSlots - 1) / kBlockSlots;
+  layer.session_bytes = state.fixed.bytes() + static_cast<size_t>(blocks) * state.block.bytes();
+  return layer;
+}
+
+// One step of n_rows rows for each session, all at the same position.
+void Step(const Layer& layer, DeviceContext& context, const std::vector<std::byte*>& sessions,
+          int64_t position, int n_rows, std::vector<BF16>& x, std::vector<float>& y) {
+  std::vector<int32_t> row_begin{0}, caps;
+  std::vector<int64_t> start;
+  for (size_t i = 0; i < sessions.size(); ++i) {
+    row_begin.push_back(row_begin.back() + n_rows);
+    caps.push_back(kMaxCentroids);
+    start.push_back(position);
+  }
+  const int64_t rows = row_begin.back();
+  y.assign(static_cast<size_t>(rows) * kModelDim, 0.0f);
+  layer.mixer->Forward(
+      {.row_begin = row_begin, .start_pos = start, .max_centroids = caps, .state = sessions},
+      {.data = x.data(), .dtype = DType::kBF16, .shape = {rows, kModelDim}}, layer.where, context,
+      {.data = y.data(), .dtype = DType::kF32, .shape = {rows, kModelDim}});
+}
+
+bool SplitKeepsEveryBit(const Layer& layer, DeviceContext& context, std::vector<BF16>& x) {
+  constexpr int kTokens = 300;
+  std::vector<std::byte> whole(layer.session_bytes), steps(layer.session_bytes);
+  std::vector<float> all, one, joined;
+  Step(layer, context, {whole.data()}, 0, kTokens, x, all);
+  for (int t = 0; t < kTokens; ++t) {
+    std::vector<BF16> row(x.begin() + t * kModelDim, x.begin() + (t + 1) * kModelDim);
+    Step(layer, context, {steps.data()}, t, 1, row, one);
+    joined.insert(joined.end(), one.begin(), one.end());
+  }
+  return std::memcmp(all.data(), joined.data(), all.size() * sizeof(float)) == 0 && whole == steps;
+}
+
+// State bytes one decode step of one session reads.
+size_t StateBytesRead(const Layer& layer, int64_t position) {
+  const MixerState& state = layer.mixer->state();
+  const int64_t slots = LiveSlots(state.growth, position, kMaxCentroids);
+  return state.fixed.bytes() +
+         static_cast<size_t>((slots + kBlockSlots - 1) / kBlockSlots) * state.block.bytes();
+}
+
+void Time(const Layer& layer, DeviceContext& context, std::vector<std::vector<std::byte>>& memory,
+          int64_t position, double bandwidth, const char* name, std::vector<BF16>& x) {
+  std::vector<float> y;
+  for (int n_sessions : {1, 4, 8, 16}) {
+    std::vector<std::byte*> sessions;
+    for (int i = 0; i < n_sessions; ++i) {
+      if (i > 0) memory[i] = memory[0];
+      sessions.push_back(memory[i].data());
+    }
+    const int steps = n_sessions == 1 ? 256 : 128;  // whole chunks: updates are counted in
+    std::vector<double> seconds;
+    const std::vector<std::byte> before = memory[0];
+    for (int pass = 0; pass < 3; ++pass) {
+      const double begin = Seconds();
+      for (int t = 0; t < steps; ++t) Step(layer, context, sessions, position + t, 1, x, y);
+      seconds.push_back((Seconds() - begin) / steps);
+    }
+    memory[0] = before;
+    const double step = Median(seconds);
+    const double bytes_per_token = static_cast<double>(StateBytesRead(layer, position)) +
+                                   static_cast<double>(layer.mixer->weight_bytes()) / n_sessions;
+    std::printf("%-18s %8lld %9d %12.0f %14.0f %10.2f\n", name, static_cast<long long>(position),
+                n_sessions, n_sessions / step, bytes_per_token,
+                bytes_per_token * n_sessions / step / bandwidth);
+    std::fflush(stdout);
+  }
+}
+
+int Main(int argc, char** argv) {
+  const int n_threads = std::atoi(FlagValue(argc, argv, "--threads", "2"));
+  const int64_t longest = std::atoll(FlagValue(argc, argv, "--longest", "65536"));
+  auto context = *DeviceContext::Make(Device::kCpu, n_threads);
+  context->BindThread();
+  const double bandwidth = ReadBandwidth(context->n_threads());
+  std::printf("read bandwidth %.1f GB/s with %d threads\n", bandwidth * 1e-9, context->n_threads());
+  std::printf("%-18s %8s %9s %12s %14s %10s\n", "mixer", "context", "sessions", "tokens/s",
+              "bytes/token", "of ceiling");
+  std::mt19937 random(2);
+  std::normal_distribution<float> normal;
+  std::vector<BF16> x(512 * kModelDim);
+  for (BF16& value : x) value = RoundToBF16(normal(random));
+  int failures = 0;
+  for (const MixerEntry& entry : MixerRegistry()) {
+    const Layer layer = MakeLayer(entry, longest, *context);
+    if (!SplitKeepsEveryBit(layer, *context, x)) {
+      std::printf("%-18s not timed: it fails the contract\n", entry.layer_type.data());
+      ++failures;
+      continue;
+    }
+    std::vector<std::vector<std::byte>> memory(kMaxSessions);
+    memory[0].resize(layer.session_bytes);
+    std::vector<float> y;
+    int64_t position = 0;
+    for (int64_t target : {128, 1024, 4096, 16384, 65536}) {
+      if (target > longest) break;
+      while (position < target) {
+        const int n_rows = static_cast<int>(std::min<int64_t>(512, target - position));
+        for (BF16& value : x) value = RoundToBF16(normal(random));
+        Step(layer, *context, {memory[0].data()}, position, n_rows, x, y);
+        position += n_rows;
+      }
+      Time(layer, *context, memory, position, bandwidth, entry.layer_type.data(), x);
+    }
+  }
+  return failures;
+}
+
+}  // namespace
+}  // namespace ovq::bench
+
+int main(int argc, char** argv) { return ovq::bench::Main(argc, argv); }

@@ -1,0 +1,51 @@
+// Shared by the benchmarks: clock, medians, measured read bandwidth, a random model on disk.
+#pragma once
+
+#include <omp.h>
+
+#include <algorithm>
+#include <chrono>
+#include <cstdint>
+#include <cstdio>
+#include <string>
+#include <vector>
+
+namespace ovq::bench {
+
+inline double Seconds() {
+  return std::chrono::duration<double>(std::chrono::steady_clock::now().time_since_epoch()).count();
+}
+
+inline double Median(std::vector<double> values) {
+  std::sort(values.begin(), values.end());
+  const size_t n = values.size();
+  return n % 2 ? values[n / 2] : (values[n / 2 - 1] + values[n / 2]) / 2;
+}
+
+// Bytes per second of `n_threads` threads reading 1 GiB that no cache holds; the best of 5 passes,
+// because everything else on the machine can only make it slower.
+inline double ReadBandwidth(int n_threads) {
+  const size_t n = (size_t{1} << 30) / sizeof(uint64_t);
+  std::vector<uint64_t> data(n, 1);
+  double best = 0;
+  uint64_t total = 0;
+  for (int pass = 0; pass < 5; ++pass) {
+    const double start = Seconds();
+    uint64_t sum = 0;
+#pragma omp parallel for num_threads(n_threads) reduction(+ : sum)
+    for (size_t i = 0; i < n; ++i) sum += data[i];
+    total += sum;
+    best = std::max(best, static_cast<double>(n * sizeof(uint64_t)) / (Seconds() - start));
+  }
+  if (total != 5 * n) std::abort();  // keeps the loop from being removed
+  return best;
+}
+
+inline const char* FlagValue(int argc, char** argv, const std::string& name, const char* fallback) {
+  for (int i = 1; i + 1 < argc; ++i) {
+    if (argv[i] == name) return argv[i + 1];
+  }
+  return fallback;
+}
+
+}  // namespace ovq::bench
