@@ -1,0 +1,86 @@
+#include "clients/cpp/chat_stream.h"
+
+#include <array>
+
+namespace ovq {
+
+std::shared_ptr<grpc::Channel> ConnectTo(const std::string& server) {
+  grpc::ChannelArguments arguments;
+  // A long prompt is absorbed without a byte on the wire: pings keep middle boxes from closing it.
+  arguments.SetInt(GRPC_ARG_KEEPALIVE_TIME_MS, 30000);
+  arguments.SetMaxReceiveMessageSize(-1);
+  return grpc::CreateCustomChannel(server, grpc::InsecureChannelCredentials(), arguments);
+}
+
+const char* StatusCodeName(grpc::StatusCode code) {
+  static constexpr std::array<const char*, 17> kNames = {"OK",
+                                                         "CANCELLED",
+                                                         "UNKNOWN",
+                                                         "INVALID_ARGUMENT",
+                                                         "DEADLINE_EXCEEDED",
+                                                         "NOT_FOUND",
+                                                         "ALREADY_EXISTS",
+                                                         "PERMISSION_DENIED",
+                                                         "RESOURCE_EXHAUSTED",
+                                                         "FAILED_PRECONDITION",
+                                                         "ABORTED",
+                                                         "OUT_OF_RANGE",
+                                                         "UNIMPLEMENTED",
+                                                         "INTERNAL",
+                                                         "UNAVAILABLE",
+                                                         "DATA_LOSS",
+                                                         "UNAUTHENTICATED"};
+  const auto index = static_cast<size_t>(code);
+  return index < kNames.size() ? kNames[index] : "UNKNOWN";
+}
+
+ChatStream::ChatStream(const std::shared_ptr<grpc::Channel>& channel)
+    : stub_(v1::InferenceService::NewStub(channel)), call_(stub_->Chat(&context_)) {}
+
+ChatStream::~ChatStream() {
+  if (finished_) return;
+  Abort();
+  Close();
+}
+
+bool ChatStream::Send(const v1::ChatRequest& request) {
+  bool sent = false;
+  {
+    const std::lock_guard lock(write_mutex_);
+    sent = call_->Write(request);
+  }
+  SendWaitingCancel();
+  return sent;
+}
+
+bool ChatStream::Read(v1::ChatResponse* response) { return call_->Read(response); }
+
+void ChatStream::CancelTurn() {
+  cancel_waiting_ = true;
+  SendWaitingCancel();
+}
+
+void ChatStream::SendWaitingCancel() {
+  // Who holds the lock calls this once it has let go.
+  const std::unique_lock lock(write_mutex_, std::try_to_lock);
+  if (!lock || !cancel_waiting_.exchange(false)) return;
+  v1::ChatRequest request;
+  request.mutable_cancel();
+  call_->Write(request);
+}
+
+void ChatStream::Abort() { context_.TryCancel(); }
+
+grpc::Status ChatStream::Close() {
+  {
+    const std::lock_guard lock(write_mutex_);
+    call_->WritesDone();
+  }
+  v1::ChatResponse ignored;
+  while (call_->Read(&ignored)) {
+  }
+  finished_ = true;
+  return call_->Finish();
+}
+
+}  // namespace ovq

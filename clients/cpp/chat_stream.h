@@ -1,0 +1,46 @@
+// One Chat call: a bidirectional stream that is one conversation.
+#pragma once
+
+#include <grpcpp/grpcpp.h>
+
+#include <atomic>
+#include <memory>
+#include <mutex>
+#include <string>
+
+#include "ovq/v1/inference.grpc.pb.h"
+
+namespace ovq {
+
+std::shared_ptr<grpc::Channel> ConnectTo(const std::string& server);
+
+// "NOT_FOUND", "UNAVAILABLE", ...
+const char* StatusCodeName(grpc::StatusCode code);
+
+// Read and Close belong to one thread; Send, CancelTurn and Abort may come from any.
+class ChatStream {
+ public:
+  explicit ChatStream(const std::shared_ptr<grpc::Channel>& channel);
+  ~ChatStream();
+
+  // False: the call has ended; Close tells why.
+  bool Send(const v1::ChatRequest& request);
+  bool Read(v1::ChatResponse* response);
+  // Never waits: while a Send is stuck, the cancel follows it.
+  void CancelTurn();
+  void Abort();  // ends the call at once
+
+  // Says that no turn follows, reads what is left and returns how the call ended. Call once.
+  grpc::Status Close();
+
+ private:
+  void SendWaitingCancel();
+  std::unique_ptr<v1::InferenceService::Stub> stub_;
+  grpc::ClientContext context_;
+  std::mutex write_mutex_;  // gRPC allows one write at a time beside one read
+  std::atomic<bool> cancel_waiting_ = false;
+  std::unique_ptr<grpc::ClientReaderWriter<v1::ChatRequest, v1::ChatResponse>> call_;
+  bool finished_ = false;
+};
+
+}  // namespace ovq

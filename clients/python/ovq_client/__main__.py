@@ -1,0 +1,130 @@
+"""Command line: python3 -m ovq_client {generate,score,info,sessions} --help."""
+
+import argparse
+import dataclasses
+import math
+import os
+import sys
+from pathlib import Path
+
+from ovq_client import Client, Finished, OvqError, Started, TokenChunk
+
+
+def _text(args: argparse.Namespace) -> str:
+    if args.text is not None:
+        return args.text
+    return Path(args.file).read_text("utf-8") if args.file else sys.stdin.read()
+
+
+def _generate(client: Client, args: argparse.Namespace) -> None:
+    names = ("max_tokens", "temperature", "top_k", "top_p", "min_p", "seed")
+    options = {name: getattr(args, name) for name in names if getattr(args, name) is not None}
+    for event in client.generate(_text(args), session_id=args.session, **options):
+        if isinstance(event, TokenChunk):
+            print(event.text, end="", flush=True)
+        elif isinstance(event, Started):
+            print(f"[seed {event.seed}]", file=sys.stderr)
+        elif isinstance(event, Finished):
+            usage = event.usage
+            print(
+                f"\n[{event.reason.name.lower()} | prompt {usage.prompt_tokens} tokens | "
+                f"generated {usage.generated_tokens} tokens | state {usage.state_bytes} bytes]",
+                file=sys.stderr,
+            )
+
+
+def _score(client: Client, args: argparse.Namespace) -> None:
+    text = _text(args)
+    score = client.score(text, max_centroids=args.max_centroids)
+    total = -math.fsum(score.logprobs)
+    n = len(score.logprobs)
+    print(f"tokens scored      {n}")
+    if n > 0:
+        print(f"nats per token     {total / n:.6f}")
+        print(f"perplexity         {math.exp(total / n):.4f}")
+        print(f"bits per byte      {total / math.log(2) / len(text.encode()):.6f}")
+
+
+def _info(client: Client, args: argparse.Namespace) -> None:
+    for name, value in dataclasses.asdict(client.model_info(args.position)).items():
+        if name == "state_sizes":
+            for size in value:
+                print(
+                    f"state at {size['position']:<13} {size['state_bytes']} bytes; "
+                    f"full KV cache: {size['full_kv_cache_bytes']}"
+                )
+        else:
+            print(f"{name:<22} {', '.join(map(str, value)) if type(value) is tuple else value}")
+
+
+def _sessions(client: Client, args: argparse.Namespace) -> None:
+    if args.delete:
+        client.delete_session(args.delete)
+        return
+    if args.create:
+        print(client.create_session(max_centroids=args.max_centroids, ttl=args.ttl).session_id)
+        return
+    for session in client.list_sessions():
+        print(
+            f"{session.session_id} position {session.position} state {session.state_bytes} of "
+            f"{session.state_bytes_cap} bytes {'busy' if session.busy else 'idle'}"
+        )
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(prog="python3 -m ovq_client", description="Talks to ovq-server.")
+    parser.add_argument(
+        "--server",
+        metavar="HOST:PORT",
+        default=os.environ.get("OVQ_SERVER", "127.0.0.1:50051"),
+        help="default: $OVQ_SERVER or 127.0.0.1:50051",
+    )
+    commands = parser.add_subparsers(required=True, metavar="COMMAND")
+    text = argparse.ArgumentParser(add_help=False)
+    source = text.add_mutually_exclusive_group()
+    source.add_argument("--text", help="the text; default: --file or stdin")
+    source.add_argument("--file", metavar="PATH")
+
+    generate = commands.add_parser("generate", parents=[text], help="stream one answer")
+    generate.set_defaults(run=_generate)
+    generate.add_argument("--session", metavar="ID", help="continue this session")
+    for name, kind in (("max-tokens", int), ("temperature", float), ("top-k", int)):
+        generate.add_argument(f"--{name}", type=kind, metavar="N")
+    for name, kind in (("top-p", float), ("min-p", float), ("seed", int)):
+        generate.add_argument(f"--{name}", type=kind, metavar="N")
+
+    score = commands.add_parser("score", parents=[text], help="how likely the model finds a text")
+    score.set_defaults(run=_score)
+    score.add_argument("--max-centroids", type=int, metavar="N")
+
+    info = commands.add_parser("info", help="the model, its state sizes and the server's limits")
+    info.set_defaults(run=_info)
+    info.add_argument("--position", type=int, action="append", default=[], metavar="TOKENS")
+
+    sessions = commands.add_parser("sessions", help="list, create or delete sessions")
+    sessions.set_defaults(run=_sessions)
+    what = sessions.add_mutually_exclusive_group()
+    what.add_argument("--create", action="store_true", help="make one and print its id")
+    what.add_argument("--delete", metavar="ID")
+    sessions.add_argument("--max-centroids", type=int, metavar="N", help="of the new session")
+    sessions.add_argument("--ttl", type=float, metavar="SECONDS", help="of the new session")
+    return parser
+
+
+def main() -> int:
+    args = _parser().parse_args()
+    try:
+        with Client(args.server) as client:
+            args.run(client, args)
+    except OvqError as error:
+        print(f"ovq_client: {error}", file=sys.stderr)
+        return 1
+    except (OSError, UnicodeDecodeError) as error:
+        print(f"ovq_client: {error}", file=sys.stderr)
+        return 1
+    except KeyboardInterrupt:
+        return 130
+    return 0
+
+
+sys.exit(main())

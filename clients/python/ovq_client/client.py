@@ -1,0 +1,300 @@
+"""Client and Chat: the calls of ovq.v1 as methods."""
+
+import contextlib
+import queue
+from collections.abc import Iterator, Sequence
+from typing import Any, Unpack
+
+import grpc
+
+from ovq_client._messages import MESSAGES, Duration, Stub
+from ovq_client.types import (
+    Event,
+    Finished,
+    ModelInfo,
+    Options,
+    Prompt,
+    Score,
+    Session,
+    Started,
+    TokenChunk,
+    from_message,
+)
+
+# Long prompts of a chat go in parts, far below the 4 MiB that a gRPC server takes in one message.
+_PART_BYTES = 64 * 1024
+_PART_IDS = 16 * 1024
+
+_EVENTS = {"started": Started, "chunk": TokenChunk, "finished": Finished}
+_OPTION_MESSAGES = {"sampling": "SamplingParams", "stop": "StopConditions", "output": "OutputOptions"}
+
+
+class OvqError(Exception):
+    """A call failed: `code` is the gRPC status code, `message` the server's explanation."""
+
+    def __init__(self, code: grpc.StatusCode, message: str):
+        super().__init__(f"{code.name}: {message}")
+        self.code = code
+        self.message = message
+
+
+@contextlib.contextmanager
+def _ovq_errors() -> Iterator[None]:
+    try:
+        yield
+    except grpc.RpcError as error:
+        raise OvqError(error.code(), error.details()) from error
+
+
+def _prompt(prompt: Prompt | None) -> Any:
+    if prompt is None:
+        return None
+    if isinstance(prompt, str):
+        return MESSAGES["Prompt"](text=prompt)
+    return MESSAGES["Prompt"](token_ids=MESSAGES["TokenIds"](ids=prompt))
+
+
+def _duration(seconds: float | None) -> Any:
+    if seconds is None:
+        return None
+    return Duration(seconds=int(seconds), nanos=round(seconds % 1 * 1e9))
+
+
+def _option_messages(options: Options) -> dict[str, Any]:
+    """The request fields sampling, stop and output; those without an option stay absent."""
+    left = dict(options)
+    messages = {}
+    for field, name in _OPTION_MESSAGES.items():
+        known = MESSAGES[name].DESCRIPTOR.fields_by_name
+        values = {key: left.pop(key) for key in list(left) if key in known}
+        if values:
+            messages[field] = MESSAGES[name](**values)
+    if left:
+        raise TypeError(f"unknown options: {', '.join(sorted(left))}")
+    return messages
+
+
+def _event(response: Any) -> Event:
+    kind = response.WhichOneof("event")
+    return from_message(_EVENTS[kind], getattr(response, kind))
+
+
+def _parts(prompt: Prompt) -> list[Prompt]:
+    """Pieces that add up to the prompt; text is cut between characters."""
+    if not isinstance(prompt, str):
+        return [prompt[i : i + _PART_IDS] for i in range(0, len(prompt), _PART_IDS)] or [prompt]
+    data = prompt.encode()
+    parts: list[Prompt] = []
+    begin = 0
+    while len(data) - begin > _PART_BYTES:
+        end = begin + _PART_BYTES
+        while data[end] & 0xC0 == 0x80:
+            end -= 1
+        parts.append(data[begin:end].decode())
+        begin = end
+    return [*parts, data[begin:].decode()]
+
+
+class Chat:
+    """One live conversation on one stream; made by Client.chat. One thread, but for cancel()."""
+
+    def __init__(self, stub: Stub, open_request: Any):
+        self._requests: queue.SimpleQueue[Any] = queue.SimpleQueue()
+        self._requests.put(MESSAGES["ChatRequest"](open=open_request))
+        self._responses = stub.Chat(iter(self._requests.get, None))
+        self._running = False
+        #: The session as it was opened.
+        self.session = from_message(Session, self._read().opened.session)
+
+    def __enter__(self) -> "Chat":
+        return self
+
+    def __exit__(self, kind: Any, error: Any, trace: Any) -> None:
+        self._requests.put(None)
+        if kind is not None or self._running:
+            self._responses.cancel()
+            return
+        with _ovq_errors():
+            for _ in self._responses:
+                pass
+
+    def send(self, prompt: Prompt, **options: Unpack[Options]) -> Iterator[Event]:
+        """Sends a turn and returns its events. Read them to the end, or cancel() and then read on,
+        before the next turn. Options given once hold for later turns. A long prompt goes in parts,
+        and this returns once the server has absorbed all but the last."""
+        if self._running:
+            raise RuntimeError("a turn is running: read its events to the end first")
+        messages = _option_messages(options)
+        self._running = True
+        *leading, last = _parts(prompt)
+        for part in leading:
+            self._send_turn(prompt=_prompt(part), more=True)
+            response = self._read()
+            if response.WhichOneof("event") == "finished":  # cancelled meanwhile
+                self._running = False
+                return iter([_event(response)])
+        self._send_turn(prompt=_prompt(last), **messages)
+        return self._events()
+
+    def cancel(self) -> None:
+        """Ends the running turn: its events end with a Finished. Any thread."""
+        self._requests.put(MESSAGES["ChatRequest"](cancel=MESSAGES["CancelTurn"]()))
+
+    def _send_turn(self, **fields: Any) -> None:
+        self._requests.put(MESSAGES["ChatRequest"](turn=MESSAGES["ChatTurn"](**fields)))
+
+    def _events(self) -> Iterator[Event]:
+        while self._running:
+            event = _event(self._read())
+            self._running = not isinstance(event, Finished)
+            yield event
+
+    def _read(self) -> Any:
+        with _ovq_errors():
+            for response in self._responses:
+                return response
+        raise OvqError(grpc.StatusCode.UNKNOWN, "the server ended the conversation")
+
+
+class Client:
+    """A connection to one server. Thread-safe; every method but chat may raise OvqError.
+
+    timeout: seconds, of the whole call; None waits for ever.
+    """
+
+    def __init__(self, address: str = "127.0.0.1:50051"):
+        self._channel = grpc.insecure_channel(
+            address,
+            options=[("grpc.max_receive_message_length", -1), ("grpc.keepalive_time_ms", 30000)],
+        )
+        self._inference = Stub(self._channel, "InferenceService")
+        self._sessions = Stub(self._channel, "SessionService")
+
+    def __enter__(self) -> "Client":
+        return self
+
+    def __exit__(self, *_: Any) -> None:
+        self.close()
+
+    def close(self) -> None:
+        self._channel.close()
+
+    def generate(
+        self,
+        prompt: Prompt | None = None,
+        *,
+        session_id: str | None = None,
+        max_centroids: int | None = None,
+        timeout: float | None = None,
+        **options: Unpack[Options],
+    ) -> Iterator[Event]:
+        """One answer, streamed. Without session_id its state ends with the call. Closing the
+        iterator cancels the call."""
+        request = MESSAGES["GenerateRequest"](
+            prompt=_prompt(prompt),
+            session_id=session_id,
+            max_centroids=max_centroids,
+            **_option_messages(options),
+        )
+        return self._stream(request, timeout)
+
+    def _stream(self, request: Any, timeout: float | None) -> Iterator[Event]:
+        call = self._inference.Generate(request, timeout=timeout)
+        try:
+            with _ovq_errors():
+                for response in call:
+                    yield _event(response)
+        finally:
+            call.cancel()
+
+    def chat(
+        self,
+        *,
+        session_id: str | None = None,
+        max_centroids: int | None = None,
+        keep_session: bool | None = None,
+        ttl: float | None = None,
+    ) -> Chat:
+        """Opens a conversation; use it in a `with` statement. A new session ends with it unless
+        keep_session is set. ttl: seconds of idling after which a kept session is deleted."""
+        return Chat(
+            self._inference,
+            MESSAGES["ChatOpen"](
+                session_id=session_id,
+                max_centroids=max_centroids,
+                keep_session=keep_session,
+                ttl=_duration(ttl),
+            ),
+        )
+
+    def score(
+        self,
+        prompt: Prompt,
+        *,
+        max_centroids: int | None = None,
+        top_logprobs: int | None = None,
+        timeout: float | None = None,
+    ) -> Score:
+        """The log-probability of every token of the prompt after its first."""
+        request = MESSAGES["ScoreRequest"](
+            prompt=_prompt(prompt), max_centroids=max_centroids, top_logprobs=top_logprobs
+        )
+        with _ovq_errors():
+            return from_message(Score, self._inference.Score(request, timeout=timeout))
+
+    def tokenize(self, text: str, *, add_bos: bool | None = None) -> list[int]:
+        request = MESSAGES["TokenizeRequest"](text=text, add_bos=add_bos)
+        with _ovq_errors():
+            return list(self._inference.Tokenize(request).token_ids)
+
+    def detokenize(self, token_ids: Sequence[int]) -> str:
+        """Bytes that are not valid UTF-8 come back as U+FFFD."""
+        request = MESSAGES["DetokenizeRequest"](token_ids=token_ids)
+        with _ovq_errors():
+            return self._inference.Detokenize(request).text
+
+    def model_info(
+        self, positions: Sequence[int] = (), *, max_centroids: int | None = None
+    ) -> ModelInfo:
+        """positions: where to report state sizes; the server has defaults."""
+        request = MESSAGES["GetModelInfoRequest"](positions=positions, max_centroids=max_centroids)
+        with _ovq_errors():
+            return from_message(ModelInfo, self._inference.GetModelInfo(request))
+
+    def create_session(
+        self,
+        prompt: Prompt | None = None,
+        *,
+        max_centroids: int | None = None,
+        ttl: float | None = None,
+        timeout: float | None = None,
+    ) -> Session:
+        """A new session that has absorbed the prompt when this returns."""
+        request = MESSAGES["CreateSessionRequest"](
+            prompt=_prompt(prompt), max_centroids=max_centroids, ttl=_duration(ttl)
+        )
+        with _ovq_errors():
+            return from_message(Session, self._sessions.CreateSession(request, timeout=timeout))
+
+    def get_session(self, session_id: str) -> Session:
+        request = MESSAGES["GetSessionRequest"](session_id=session_id)
+        with _ovq_errors():
+            return from_message(Session, self._sessions.GetSession(request))
+
+    def list_sessions(self, page_size: int = 0) -> Iterator[Session]:
+        """All sessions, fetched page by page. page_size 0: the server's."""
+        token = ""
+        while True:
+            request = MESSAGES["ListSessionsRequest"](page_size=page_size, page_token=token)
+            with _ovq_errors():
+                page = self._sessions.ListSessions(request)
+            yield from (from_message(Session, session) for session in page.sessions)
+            token = page.next_page_token
+            if not token:
+                return
+
+    def delete_session(self, session_id: str) -> None:
+        """Ends the session; a call that uses it is cancelled."""
+        request = MESSAGES["DeleteSessionRequest"](session_id=session_id)
+        with _ovq_errors():
+            self._sessions.DeleteSession(request)

@@ -1,0 +1,186 @@
+"""What the client gives and takes: plain dataclasses named as the messages of ovq.v1.
+
+Durations are seconds, timestamps are aware datetimes in UTC, absent optional fields are None.
+"""
+
+import enum
+from collections.abc import Sequence
+from dataclasses import dataclass, fields
+from datetime import datetime, timezone
+from typing import Any, TypedDict, TypeVar
+
+from google.protobuf.descriptor import FieldDescriptor
+
+#: Text, or token ids that are used as they are.
+Prompt = str | Sequence[int]
+
+
+class Options(TypedDict, total=False):
+    """Fields of SamplingParams, StopConditions and OutputOptions; absent ones take the server's
+    defaults, which the proto lists."""
+
+    temperature: float
+    top_k: int
+    top_p: float
+    min_p: float
+    typical_p: float
+    repetition_penalty: float
+    presence_penalty: float
+    frequency_penalty: float
+    seed: int
+    logit_bias: dict[int, float]
+    n: int
+    max_tokens: int
+    stop_strings: Sequence[str]
+    stop_token_ids: Sequence[int]
+    ignore_eos: bool
+    min_tokens: int
+    include_stop_text: bool
+    logprobs: bool
+    top_logprobs: int
+
+
+class FinishReason(enum.IntEnum):
+    UNSPECIFIED = 0
+    STOP = 1
+    LENGTH = 2
+    CANCELLED = 3
+
+
+@dataclass(frozen=True)
+class TopLogprobs:
+    """Best first; ties: the lower id first."""
+
+    token_ids: tuple[int, ...]
+    logprobs: tuple[float, ...]
+
+
+@dataclass(frozen=True)
+class Started:
+    session_id: str
+    prompt_tokens: int
+    cached_tokens: int
+    seed: int
+
+
+@dataclass(frozen=True)
+class TokenChunk:
+    text: str
+    token_ids: tuple[int, ...]
+    logprobs: tuple[float, ...]
+    top: tuple[TopLogprobs, ...]
+    index: int
+
+
+@dataclass(frozen=True)
+class Usage:
+    prompt_tokens: int
+    cached_tokens: int
+    generated_tokens: int
+    state_bytes: int
+    queue_time: float | None
+    prefill_time: float | None
+    decode_time: float | None
+    position: int
+
+
+@dataclass(frozen=True)
+class Finished:
+    reason: FinishReason
+    usage: Usage
+    index: int
+    matched_stop: str
+    matched_token_id: int | None
+
+
+#: What an answer consists of: one Started, TokenChunks, one Finished per completion.
+Event = Started | TokenChunk | Finished
+
+
+@dataclass(frozen=True)
+class Score:
+    """logprobs[i] belongs to token i+1 given tokens 0..i."""
+
+    token_ids: tuple[int, ...]
+    logprobs: tuple[float, ...]
+    top: tuple[TopLogprobs, ...]
+
+
+@dataclass(frozen=True)
+class StateSize:
+    position: int
+    state_bytes: int
+    full_kv_cache_bytes: int
+
+
+@dataclass(frozen=True)
+class ModelInfo:
+    name: str
+    fingerprint: str
+    vocab_size: int
+    hidden_size: int
+    layer_types: tuple[str, ...]
+    parameters: int
+    default_max_centroids: int
+    max_centroids_limit: int
+    state_sizes: tuple[StateSize, ...]
+    state_bytes_cap: int
+    has_tokenizer: bool
+    bos_token_id: int | None
+    eos_token_ids: tuple[int, ...]
+    device: str
+    compute_dtype: str
+    state_dtype: str
+    state_memory_bytes: int
+    max_sessions: int
+    max_prompt_tokens: int
+    server_version: str
+
+
+@dataclass(frozen=True)
+class Session:
+    session_id: str
+    position: int
+    max_centroids: int
+    state_bytes: int
+    state_bytes_cap: int
+    live_centroids: int
+    busy: bool
+    created: datetime | None
+    last_used: datetime | None
+    expires: datetime | None
+    prompt_tokens_total: int
+    generated_tokens_total: int
+
+
+_T = TypeVar("_T")
+_NESTED = {"TopLogprobs": TopLogprobs, "Usage": Usage, "StateSize": StateSize}
+
+
+def from_message(cls: type[_T], message: Any) -> _T:
+    """The dataclass `cls` from the message of its name: its fields are read by their names."""
+    return cls(**{field.name: _field(message, field.name) for field in fields(cls)})
+
+
+def _field(message: Any, name: str) -> Any:
+    descriptor = message.DESCRIPTOR.fields_by_name[name]
+    value = getattr(message, name)
+    if descriptor.label == FieldDescriptor.LABEL_REPEATED:
+        return tuple(_plain(descriptor, item) for item in value)
+    nested = descriptor.message_type is not None and descriptor.message_type.name in _NESTED
+    if descriptor.has_presence and not nested and not message.HasField(name):
+        return None
+    return _plain(descriptor, value)
+
+
+def _plain(descriptor: Any, value: Any) -> Any:
+    if descriptor.enum_type is not None:
+        return FinishReason(value)
+    if descriptor.message_type is None:
+        return value
+    kind = descriptor.message_type.name
+    if kind == "Duration":
+        return value.ToTimedelta().total_seconds()
+    if kind == "Timestamp":
+        return value.ToDatetime(tzinfo=timezone.utc)
+    return from_message(_NESTED[kind], value)

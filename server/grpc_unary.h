@@ -1,0 +1,73 @@
+// One unary RPC: parsed and handled off gRPC's threads, answered when its handler says so.
+#pragma once
+
+#include <grpcpp/grpcpp.h>
+
+#include <atomic>
+#include <functional>
+#include <memory>
+#include <string>
+#include <utility>
+
+#include "absl/status/statusor.h"
+#include "server/grpc_codec.h"
+#include "server/grpc_context.h"
+
+namespace ovq {
+
+// What a handler gets beside the message.
+struct UnaryInfo {
+  std::string tenant;
+  absl::Time arrival;
+  absl::Time deadline;
+  std::shared_ptr<const std::atomic<bool>> cancelled;
+};
+
+template <class Response>
+using UnaryDone = std::function<void(absl::StatusOr<Response>)>;  // once, from any thread
+
+// Runs on a thread that may block.
+template <class Request, class Response>
+using UnaryHandler = std::function<void(const UnaryInfo&, const Request&, UnaryDone<Response>)>;
+
+template <class Request, class Response>
+class UnaryCall final : public grpc::ServerUnaryReactor {
+ public:
+  UnaryCall(ServiceContext& services, Method method, grpc::CallbackServerContext* context,
+            const grpc::ByteBuffer* request, grpc::ByteBuffer* response,
+            UnaryHandler<Request, Response> handler)
+      : services_(services),
+        context_(context),
+        record_(services, method, context),
+        response_(response) {
+    services_.blocking.Run([this, request, handler = std::move(handler)] {
+      absl::StatusOr<std::string> tenant = TenantOf(*context_);
+      if (!tenant.ok()) return End(tenant.status());
+      Request message;
+      if (absl::Status status = ParseMessage(*request, message); !status.ok()) return End(status);
+      const UnaryInfo info{*std::move(tenant), record_.arrival(), record_.deadline(), cancelled_};
+      handler(info, message, [this](absl::StatusOr<Response> answer) { Reply(std::move(answer)); });
+    });
+  }
+
+  void OnCancel() override { *cancelled_ = true; }
+  void OnDone() override { delete this; }
+
+ private:
+  // The engine's thread may bring the answer: it is serialized on another one.
+  void Reply(absl::StatusOr<Response> answer) {
+    services_.writers.Run([this, answer = std::move(answer)] {
+      if (answer.ok()) *response_ = SerializeMessage(*answer);
+      End(answer.status());
+    });
+  }
+  void End(const absl::Status& status) { Finish(record_.End(status)); }
+
+  ServiceContext& services_;
+  grpc::CallbackServerContext* const context_;
+  CallRecord record_;
+  grpc::ByteBuffer* const response_;
+  const std::shared_ptr<std::atomic<bool>> cancelled_ = std::make_shared<std::atomic<bool>>(false);
+};
+
+}  // namespace ovq

@@ -1,0 +1,263 @@
+// ovq-server: wiring, signals and drain.
+#include <pthread.h>
+#include <signal.h>
+#include <unistd.h>
+
+#include <atomic>
+#include <cstdio>
+#include <cstdlib>
+#include <filesystem>
+#include <memory>
+#include <string>
+#include <thread>
+#include <vector>
+
+#include "absl/strings/ascii.h"
+#include "absl/strings/str_cat.h"
+#include "absl/strings/str_format.h"
+#include "absl/strings/str_join.h"
+#include "absl/synchronization/notification.h"
+#include "model/language_model.h"
+#include "server/grpc_server.h"
+#include "server/metrics.h"
+#include "server/options.h"
+#include "server/process_stats.h"
+
+namespace ovq {
+namespace {
+
+constexpr int kExitFailed = 1;
+constexpr int kExitUsage = 2;
+
+void Log(const std::string& line) { std::fprintf(stderr, "ovq-server: %s\n", line.c_str()); }
+
+// Waits for SIGTERM and SIGINT on a thread of its own. Make it before any other thread, so that
+// all of them inherit the blocked signals.
+class SignalWaiter {
+ public:
+  SignalWaiter() {
+    sigemptyset(&signals_);
+    for (int signal : {SIGTERM, SIGINT, kEnd}) sigaddset(&signals_, signal);
+    pthread_sigmask(SIG_BLOCK, &signals_, nullptr);
+    thread_ = std::thread([this] { Loop(); });
+  }
+  ~SignalWaiter() {
+    pthread_kill(thread_.native_handle(), kEnd);
+    thread_.join();
+  }
+  // From now on the first signal asks for a drain; before, it ends the process.
+  void Serve() { serving_ = true; }
+  void WaitForFirst() { first_.WaitForNotification(); }
+
+ private:
+  static constexpr int kEnd = SIGUSR1;
+
+  void Loop() {
+    for (;;) {
+      int signal = 0;
+      if (sigwait(&signals_, &signal) != 0) continue;
+      if (signal == kEnd) return;
+      if (!serving_ || first_.HasBeenNotified()) {
+        Log(absl::StrCat("ended by signal ", signal));
+        _exit(128 + signal);
+      }
+      Log(absl::StrCat("signal ", signal, ": draining; a second one ends at once"));
+      first_.Notify();
+    }
+  }
+
+  sigset_t signals_;
+  std::atomic<bool> serving_{false};
+  absl::Notification first_;
+  std::thread thread_;
+};
+
+std::string Lower(const char* name) { return absl::AsciiStrToLower(name); }
+
+// "/models/tiny/" and "/models/tiny" are both "tiny".
+std::string FolderName(const std::string& folder) {
+  std::filesystem::path path = std::filesystem::absolute(folder).lexically_normal();
+  if (path.filename().empty()) path = path.parent_path();
+  return path.filename().string();
+}
+
+ModelDescription Describe(const LanguageModel& model, const Options& options) {
+  const ModelConfig& config = model.config();
+  return {.name = FolderName(options.model),
+          .fingerprint = model.fingerprint(),
+          .hidden_size = config.hidden_size,
+          .layer_types = config.layer_types,
+          .parameters = model.parameters(),
+          .bos_token_id = config.bos_token_id,
+          .device = DeviceName(options.device),
+          .compute_dtype = Lower(DTypeName(model.compute_dtype())),
+          .state_dtype = Lower(DTypeName(model.state_dtype()))};
+}
+
+EngineModel ForEngine(const LanguageModel& model, const Tokenizer& tokenizer) {
+  const ModelConfig& config = model.config();
+  EngineModel result;
+  result.vocab_size = config.vocab_size;
+  result.eos_token_ids = config.eos_token_ids;
+  result.default_max_centroids = static_cast<int32_t>(config.default_max_centroids);
+  result.full_kv_bytes_per_token = model.full_kv_bytes_per_token();
+  result.layout = &model.layout();
+  result.tokenizer = tokenizer.has_text() ? &tokenizer : nullptr;
+  result.forward = [&model](const StepBatch& batch, DeviceContext& context, TensorView logits) {
+    model.Forward(batch, context, logits);
+  };
+  return result;
+}
+
+EngineOptions ForEngine(const Options& options) {
+  EngineOptions result;
+  result.state_memory_bytes = options.state_memory_bytes.value_or(AvailableMemoryBytes() / 2);
+  result.max_sessions = options.max_sessions;
+  result.max_queue = options.max_queue;
+  result.max_batch_tokens = options.max_batch_tokens;
+  result.max_centroids = options.max_centroids;
+  result.max_prompt_tokens = options.max_prompt_tokens;
+  result.session_ttl = options.session_ttl;
+  return result;
+}
+
+void LogSummary(const LanguageModel& model, const ModelDescription& description,
+                const EngineOptions& options) {
+  const size_t cap =
+      model.layout().bytes_cap(static_cast<int32_t>(model.config().default_max_centroids));
+  const size_t fit = std::min<size_t>(options.state_memory_bytes / std::max<size_t>(cap, 1),
+                                      static_cast<size_t>(options.max_sessions));
+  Log(absl::StrFormat("model %s: %d parameters, %d layers, %d weight bytes, compute %s on %s",
+                      description.name, description.parameters, description.layer_types.size(),
+                      model.weight_bytes(), description.compute_dtype, description.device));
+  Log(absl::StrFormat(
+      "state: %s, at most %d bytes a session at max_centroids %d; %d sessions fit in %d bytes",
+      description.state_dtype, cap, model.config().default_max_centroids, fit,
+      options.state_memory_bytes));
+}
+
+// What must outlive the server, in the order of making.
+struct Loaded {
+  std::unique_ptr<DeviceContext> context;
+  std::unique_ptr<LanguageModel> model;
+  std::unique_ptr<Tokenizer> tokenizer;
+};
+
+absl::StatusOr<Loaded> LoadAll(const Options& options) {
+  Loaded loaded;
+  absl::StatusOr<ModelConfig> config = LoadConfig(options.model);
+  if (!config.ok()) return config.status();
+  absl::StatusOr<std::unique_ptr<DeviceContext>> context =
+      DeviceContext::Make(options.device, options.threads);
+  if (!context.ok()) return context.status();
+  loaded.context = *std::move(context);
+  loaded.context->BindThread();
+
+  ModelOptions model_options;
+  model_options.compute_dtype = options.compute_dtype;
+  model_options.state_dtype = options.state_dtype.value_or(
+      config->weights_dtype == DType::kBF16 ? DType::kBF16 : DType::kF32);
+  model_options.limits = {.max_centroids = options.max_centroids,
+                          .max_unbounded_tokens = options.max_context};
+  absl::StatusOr<std::unique_ptr<LanguageModel>> model =
+      LanguageModel::Load(options.model, model_options, *loaded.context);
+  if (!model.ok()) return model.status();
+  loaded.model = *std::move(model);
+  absl::StatusOr<std::unique_ptr<Tokenizer>> tokenizer =
+      Tokenizer::Load(options.model, loaded.model->config());
+  if (!tokenizer.ok()) return tokenizer.status();
+  loaded.tokenizer = *std::move(tokenizer);
+  return loaded;
+}
+
+// Health first, so that balancers turn away; then running streams get their time.
+void Drain(const Options& options, Engine& engine, ServiceContext& services, GrpcServer& server,
+           Metrics& metrics) {
+  const absl::Time deadline = absl::Now() + options.drain_timeout;
+  metrics.SetReady(false);
+  metrics.SetDraining(true);
+  server.SetServing(false);
+  services.Drain();
+  if (!engine.Drain(options.drain_timeout)) Log("drain: time is up, open requests were ended");
+  // The last answers are on their way to clients that read; this bounds those that do not.
+  server.Shutdown(std::max(deadline, absl::Now() + absl::Seconds(1)));
+}
+
+absl::Status Serve(const Options& options, SignalWaiter& signals) {
+  absl::StatusOr<Loaded> loaded = LoadAll(options);
+  if (!loaded.ok()) return loaded.status();
+  const LanguageModel& model = *loaded->model;
+  const ModelDescription description = Describe(model, options);
+  const EngineOptions engine_options = ForEngine(options);
+  LogSummary(model, description, engine_options);
+
+  Metrics metrics({.model = description.name,
+                   .version = OVQ_VERSION,
+                   .fingerprint = description.fingerprint,
+                   .device = description.device,
+                   .compute_dtype = description.compute_dtype,
+                   .state_dtype = description.state_dtype,
+                   .weight_bytes = model.weight_bytes()});
+  if (!options.metrics_address.empty()) {
+    absl::StatusOr<int> port = metrics.Expose(options.metrics_address);
+    if (!port.ok()) return port.status();
+    const std::string host = options.metrics_address.substr(0, options.metrics_address.rfind(':'));
+    Log(absl::StrCat("metrics on http://", host, ":", *port, "/metrics"));
+  }
+  Engine engine(ForEngine(model, *loaded->tokenizer), engine_options, std::move(loaded->context),
+                metrics.Events());
+  metrics.SetStatsSource([&engine] { return engine.Stats(); });
+  {
+    ServiceContext services(engine, description, metrics);
+    absl::StatusOr<std::unique_ptr<GrpcServer>> server =
+        GrpcServer::Start(options.listen, options.max_message_bytes, services);
+    if (!server.ok()) {
+      metrics.SetStatsSource(nullptr);
+      return server.status();
+    }
+    metrics.SetReady(true);
+    signals.Serve();
+    const std::string host = options.listen.substr(0, options.listen.rfind(':'));
+    std::printf("listening on %s:%d\n", host.c_str(), (*server)->port());
+    std::fflush(stdout);
+    signals.WaitForFirst();
+    Drain(options, engine, services, **server, metrics);
+  }
+  metrics.SetStatsSource(nullptr);
+  return absl::OkStatus();
+}
+
+int Run(const std::vector<std::string>& args) {
+  const absl::StatusOr<CommandLine> line =
+      ParseCommandLine(args, [](const std::string& name) -> std::optional<std::string> {
+        const char* value = std::getenv(name.c_str());
+        if (value == nullptr) return std::nullopt;
+        return value;
+      });
+  if (!line.ok()) {
+    Log(std::string(line.status().message()));
+    return kExitUsage;
+  }
+  if (line->action == CommandLine::Action::kHelp) {
+    std::fputs(HelpText().c_str(), stdout);
+    return 0;
+  }
+  if (line->action == CommandLine::Action::kVersion) {
+    std::puts("ovq-server " OVQ_VERSION);
+    return 0;
+  }
+  SignalWaiter signals;
+  if (absl::Status status = Serve(line->options, signals); !status.ok()) {
+    Log(std::string(status.message()));
+    return kExitFailed;
+  }
+  Log("stopped");
+  return 0;
+}
+
+}  // namespace
+}  // namespace ovq
+
+int main(int argc, char** argv) {
+  return ovq::Run(std::vector<std::string>(argv + 1, argv + argc));
+}

@@ -1,0 +1,166 @@
+#include "server/metrics.h"
+
+#include <prometheus/collectable.h>
+#include <prometheus/exposer.h>
+#include <prometheus/text_serializer.h>
+
+#include <exception>
+
+#include "absl/strings/str_cat.h"
+#include "server/metrics_series.h"
+#include "server/process_stats.h"
+
+namespace ovq {
+
+const char* MethodName(Method method) {
+  switch (method) {
+    case Method::kGenerate:
+      return "Generate";
+    case Method::kChat:
+      return "Chat";
+    case Method::kScore:
+      return "Score";
+    case Method::kTokenize:
+      return "Tokenize";
+    case Method::kDetokenize:
+      return "Detokenize";
+    case Method::kGetModelInfo:
+      return "GetModelInfo";
+    case Method::kCreateSession:
+      return "CreateSession";
+    case Method::kGetSession:
+      return "GetSession";
+    case Method::kListSessions:
+      return "ListSessions";
+    case Method::kDeleteSession:
+      return "DeleteSession";
+    case Method::kForkSession:
+      return "ForkSession";
+    case Method::kRewindSession:
+      return "RewindSession";
+    case Method::kExportSession:
+      return "ExportSession";
+    case Method::kImportSession:
+      return "ImportSession";
+  }
+  return "?";
+}
+
+class Metrics::Source final : public prometheus::Collectable {
+ public:
+  explicit Source(std::shared_ptr<Series> series) : series_(std::move(series)) {}
+
+  void SetStats(std::function<EngineStats()> stats) {
+    absl::MutexLock lock(&mutex_);
+    stats_ = std::move(stats);
+  }
+
+  std::vector<prometheus::MetricFamily> Collect() const override {
+    series_->resident_memory->Set(static_cast<double>(ResidentMemoryBytes()));
+    {
+      // Held during the call: after SetStats(nullptr) the engine may go.
+      absl::MutexLock lock(&mutex_);
+      if (stats_) Update(stats_());
+    }
+    return series_->registry.Collect();
+  }
+
+ private:
+  void Update(const EngineStats& stats) const {
+    const auto set = [](prometheus::Gauge* gauge, auto value) {
+      gauge->Set(static_cast<double>(value));
+    };
+    set(series_->requests_running, stats.requests_running);
+    set(series_->requests_waiting, stats.requests_waiting);
+    set(series_->waiting_prompt_tokens, stats.waiting_prompt_tokens);
+    set(series_->sessions_active, stats.sessions_active);
+    set(series_->sessions_idle, stats.sessions_idle);
+    set(series_->state_committed, stats.state_bytes_committed);
+    set(series_->state_device_memory, stats.state_bytes_committed);
+    set(series_->state_reserved, stats.state_bytes_reserved);
+    set(series_->state_budget, stats.state_bytes_budget);
+    set(series_->equivalent_kv_cache, stats.equivalent_kv_cache_bytes);
+    set(series_->centroids_live, stats.live_centroids);
+  }
+
+  const std::shared_ptr<Series> series_;
+  mutable absl::Mutex mutex_;
+  std::function<EngineStats()> stats_ ABSL_GUARDED_BY(mutex_);
+};
+
+Metrics::Metrics(const MetricsInfo& info)
+    : series_(std::make_shared<Series>(info)), source_(std::make_shared<Source>(series_)) {}
+
+Metrics::~Metrics() = default;
+
+EngineEvents Metrics::Events() {
+  const auto observe = [](prometheus::Histogram* histogram) {
+    return [histogram](absl::Duration time) { histogram->Observe(absl::ToDoubleSeconds(time)); };
+  };
+  Series* const series = series_.get();
+  EngineEvents events;
+  events.first_token = observe(series->first_token);
+  events.next_token = observe(series->inter_token);
+  events.cancel_released = observe(series->cancel_release);
+  events.stream_blocked = [series](absl::Duration time) {
+    series->stream_blocked->Increment(absl::ToDoubleSeconds(time));
+  };
+  events.rejected = [series](RejectReason reason) { series->rejections.at(reason)->Increment(); };
+  events.session_event = [series](const char* event) {
+    const auto found = series->session_events.find(std::string_view(event));
+    if (found != series->session_events.end()) found->second->Increment();
+  };
+  events.step = [series](const StepReport& report) {
+    if (report.prefill_rows > 0) series->step_tokens[0]->Observe(report.prefill_rows);
+    if (report.decode_rows > 0) series->step_tokens[1]->Observe(report.decode_rows);
+    const int phase = report.decode_rows == 0 ? 0 : report.prefill_rows == 0 ? 1 : 2;
+    series->step_duration[phase]->Observe(absl::ToDoubleSeconds(report.duration));
+  };
+  events.request_finished = [series](const RequestReport& report) {
+    const Usage& usage = report.usage;
+    series->queue->Observe(absl::ToDoubleSeconds(usage.queue_time));
+    series->prefill->Observe(absl::ToDoubleSeconds(usage.prefill_time));
+    series->prompt_tokens->Increment(static_cast<double>(usage.prompt_tokens));
+    series->request_prompt_tokens->Observe(static_cast<double>(usage.prompt_tokens));
+    if (report.score) return;  // a Score generates nothing
+    series->finished.at(report.reason)->Increment();
+    series->decode->Observe(absl::ToDoubleSeconds(usage.decode_time));
+    series->generated_tokens->Increment(static_cast<double>(usage.generated_tokens));
+    series->request_generated_tokens->Observe(static_cast<double>(usage.generated_tokens));
+  };
+  return events;
+}
+
+void Metrics::SetStatsSource(std::function<EngineStats()> source) {
+  source_->SetStats(std::move(source));
+}
+
+void Metrics::SetReady(bool ready) { series_->ready->Set(ready ? 1 : 0); }
+
+void Metrics::SetDraining(bool draining) { series_->draining->Set(draining ? 1 : 0); }
+
+void Metrics::CallFinished(Method method, absl::StatusCode code, absl::Duration duration) {
+  const size_t index = static_cast<size_t>(method);
+  size_t number = static_cast<size_t>(code);
+  if (number >= kStatusNames.size()) number = static_cast<size_t>(absl::StatusCode::kUnknown);
+  series_->requests[index][number]->Increment();
+  series_->request_duration[index]->Observe(absl::ToDoubleSeconds(duration));
+}
+
+absl::StatusOr<int> Metrics::Expose(const std::string& address) {
+  // The library reports a taken port as an exception; none crosses this line.
+  try {
+    exposer_ = std::make_unique<prometheus::Exposer>(address);
+    exposer_->RegisterCollectable(source_);
+    return exposer_->GetListeningPorts().at(0);
+  } catch (const std::exception& error) {
+    exposer_.reset();
+    return absl::UnavailableError(absl::StrCat("--metrics-address: cannot listen on ", address));
+  }
+}
+
+std::string Metrics::Text() const {
+  return prometheus::TextSerializer().Serialize(source_->Collect());
+}
+
+}  // namespace ovq

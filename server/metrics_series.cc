@@ -1,0 +1,182 @@
+#include "server/metrics_series.h"
+
+#include "server/process_stats.h"
+
+namespace ovq {
+namespace {
+
+using prometheus::BuildCounter;
+using prometheus::BuildGauge;
+using prometheus::BuildHistogram;
+using prometheus::Labels;
+using Buckets = prometheus::Histogram::BucketBoundaries;
+
+// The OpenTelemetry buckets for generative AI, longer at the end: prompts may be a million tokens.
+const Buckets kFirstTokenBuckets = {.001, .005, .01, .02, .04, .06, .08, .1, .25, .5,
+                                    .75,  1,    2.5, 5,   7.5, 10,  20,  40, 80};
+const Buckets kDurationBuckets = {.01,  .02,   .04,   .08,   .16,   .32,    .64,    1.28,  2.56,
+                                  5.12, 10.24, 20.48, 40.96, 81.92, 163.84, 327.68, 655.36};
+const Buckets kInterTokenBuckets = {.002, .004, .006, .008, .01, .015, .02, .025, .03, .04,
+                                    .06,  .08,  .1,   .2,   .4,  .6,   .8,  1,    2,   4};
+const Buckets kQueueBuckets = {.001, .005, .01, .025, .05, .1, .25, .5, 1, 2.5, 5, 10, 30, 60};
+const Buckets kTokenBuckets = {1, 4, 16, 64, 256, 1024, 4096, 16384, 65536, 262144, 1048576};
+const Buckets kStepTokenBuckets = {1, 8, 16, 32, 64, 128, 256, 512, 1024, 2048, 4096, 8192, 16384};
+const Buckets kStepBuckets = {.0005, .001, .002, .004, .008, .016, .032, .064, .128, .256, .512, 1};
+const Buckets kReleaseBuckets = {.001, .0025, .005, .01, .025, .05, .1, .25, .5, 1};
+
+// Makes families in one registry, all with the same constant labels.
+class Maker {
+ public:
+  Maker(prometheus::Registry& registry, const Labels& labels)
+      : registry_(registry), labels_(labels) {}
+
+  auto& Counters(const char* name, const char* help) {
+    return BuildCounter().Name(name).Help(help).Labels(labels_).Register(registry_);
+  }
+  auto& Gauges(const char* name, const char* help) {
+    return BuildGauge().Name(name).Help(help).Labels(labels_).Register(registry_);
+  }
+  auto& Histograms(const char* name, const char* help) {
+    return BuildHistogram().Name(name).Help(help).Labels(labels_).Register(registry_);
+  }
+  prometheus::Counter* Counter(const char* name, const char* help) {
+    return &Counters(name, help).Add({});
+  }
+  prometheus::Gauge* Gauge(const char* name, const char* help) {
+    return &Gauges(name, help).Add({});
+  }
+  prometheus::Histogram* Histogram(const char* name, const char* help, const Buckets& buckets) {
+    return &Histograms(name, help).Add({}, buckets);
+  }
+
+ private:
+  prometheus::Registry& registry_;
+  const Labels labels_;
+};
+
+}  // namespace
+
+Metrics::Series::Series(const MetricsInfo& info) {
+  const Labels model = {{"model", info.model}};
+  AddRequests(model);
+  AddLatencies(model);
+  AddSteps(model);
+  AddSessions(model);
+  AddProcess(info, model);
+}
+
+void Metrics::Series::AddRequests(const Labels& model) {
+  Maker make(registry, model);
+  auto& calls = make.Counters("ovq_requests_total", "RPCs that ended, by gRPC status code.");
+  auto& durations = make.Histograms("ovq_request_duration_seconds",
+                                    "Time from an RPC's arrival to its end; of Chat, the stream.");
+  for (int i = 0; i < kMethods; ++i) {
+    const std::string method = MethodName(static_cast<Method>(i));
+    for (size_t code = 0; code < kStatusNames.size(); ++code) {
+      requests[i][code] = &calls.Add({{"method", method}, {"code", kStatusNames[code]}});
+    }
+    request_duration[i] = &durations.Add({{"method", method}}, kDurationBuckets);
+  }
+  auto& ends = make.Counters("ovq_requests_finished_total",
+                             "Generation requests that ended, by the reason.");
+  for (FinishReason reason : {FinishReason::kStop, FinishReason::kLength, FinishReason::kCancelled,
+                              FinishReason::kDeadline, FinishReason::kError}) {
+    finished[reason] = &ends.Add({{"reason", FinishReasonName(reason)}});
+  }
+  auto& refused = make.Counters("ovq_admission_rejections_total",
+                                "Requests and sessions refused for want of room.");
+  for (RejectReason reason : {RejectReason::kQueueFull, RejectReason::kStateMemory,
+                              RejectReason::kSessionLimit, RejectReason::kDraining}) {
+    rejections[reason] = &refused.Add({{"reason", RejectReasonName(reason)}});
+  }
+  requests_running = make.Gauge("ovq_requests_running", "Requests that hold a state and run.");
+  requests_waiting = make.Gauge("ovq_requests_waiting", "Requests that wait for admission.");
+  waiting_prompt_tokens =
+      make.Gauge("ovq_waiting_prompt_tokens", "Prompt tokens of the waiting requests.");
+  prompt_tokens = make.Counter("ovq_prompt_tokens_total", "Prompt tokens absorbed.");
+  generated_tokens = make.Counter("ovq_generated_tokens_total", "Tokens generated.");
+  preemptions = make.Counter("ovq_preemptions_total",
+                             "Requests whose work was thrown away; 0 by construction.");
+}
+
+void Metrics::Series::AddLatencies(const Labels& model) {
+  Maker make(registry, model);
+  first_token =
+      make.Histogram("ovq_time_to_first_token_seconds",
+                     "Time from a request's arrival to its first token.", kFirstTokenBuckets);
+  inter_token = make.Histogram("ovq_inter_token_latency_seconds",
+                               "Time between two tokens of one answer.", kInterTokenBuckets);
+  queue = make.Histogram("ovq_request_queue_seconds", "Time a request waited for admission.",
+                         kQueueBuckets);
+  prefill = make.Histogram("ovq_request_prefill_seconds", "Time a request's prompt took.",
+                           kDurationBuckets);
+  decode = make.Histogram("ovq_request_decode_seconds", "Time a request's answer took.",
+                          kDurationBuckets);
+  request_prompt_tokens =
+      make.Histogram("ovq_request_prompt_tokens", "Prompt tokens of a request.", kTokenBuckets);
+  request_generated_tokens = make.Histogram("ovq_request_generated_tokens",
+                                            "Tokens generated by a request.", kTokenBuckets);
+  cancel_release = make.Histogram("ovq_cancel_release_seconds",
+                                  "Time from a request's cancellation to its memory's release.",
+                                  kReleaseBuckets);
+  stream_blocked = make.Counter("ovq_stream_blocked_seconds_total",
+                                "Time that requests stood still because their reader was slow.");
+}
+
+void Metrics::Series::AddSteps(const Labels& model) {
+  Maker make(registry, model);
+  auto& tokens =
+      make.Histograms("ovq_step_tokens", "Tokens of one engine step that had any of the phase.");
+  for (size_t i = 0; i < step_tokens.size(); ++i) {
+    step_tokens[i] = &tokens.Add({{"phase", kPhases[i]}}, kStepTokenBuckets);
+  }
+  auto& durations = make.Histograms("ovq_step_duration_seconds",
+                                    "Time of one engine step; mixed: it had prefill and decode.");
+  for (size_t i = 0; i < kPhases.size(); ++i) {
+    step_duration[i] = &durations.Add({{"phase", kPhases[i]}}, kStepBuckets);
+  }
+}
+
+void Metrics::Series::AddSessions(const Labels& model) {
+  Maker make(registry, model);
+  auto& sessions = make.Gauges("ovq_sessions", "Live sessions, one-shot requests included.");
+  sessions_active = &sessions.Add({{"state", "active"}});
+  sessions_idle = &sessions.Add({{"state", "idle"}});
+  auto& events = make.Counters("ovq_session_events_total", "What happened to sessions.");
+  for (const char* event : {"open", "close", "expire"}) {
+    session_events[event] = &events.Add({{"event", event}});
+  }
+  auto& bytes = make.Gauges("ovq_session_state_bytes",
+                            "Session state: memory held now, promised to live sessions, allowed.");
+  state_committed = &bytes.Add({{"kind", "committed"}});
+  state_reserved = &bytes.Add({{"kind", "reserved"}});
+  state_budget = &bytes.Add({{"kind", "budget"}});
+  equivalent_kv_cache = make.Gauge("ovq_equivalent_kv_cache_bytes",
+                                   "What the live sessions would need as a full KV cache.");
+  centroids_live =
+      make.Gauge("ovq_centroids_live", "Live centroids per layer and head, summed over sessions.");
+}
+
+void Metrics::Series::AddProcess(const MetricsInfo& info, const Labels& model) {
+  Maker make(registry, model);
+  ready = make.Gauge("ovq_ready", "1 while the server accepts requests.");
+  draining = make.Gauge("ovq_draining", "1 from the signal to stop until the end.");
+  make.Gauges("ovq_model_info", "The model served; always 1.")
+      .Add({{"fingerprint", info.fingerprint},
+            {"compute_dtype", info.compute_dtype},
+            {"state_dtype", info.state_dtype}})
+      .Set(1);
+
+  Maker plain(registry, {});
+  plain.Gauges("ovq_build_info", "The program; always 1.").Add({{"version", info.version}}).Set(1);
+  auto& memory = plain.Gauges("ovq_device_memory_bytes", "Memory of the device, by use.");
+  memory.Add({{"device", info.device}, {"kind", "weights"}})
+      .Set(static_cast<double>(info.weight_bytes));
+  state_device_memory = &memory.Add({{"device", info.device}, {"kind", "state"}});
+  resident_memory = plain.Gauge("process_resident_memory_bytes", "Resident memory size in bytes.");
+  plain
+      .Gauge("process_start_time_seconds", "Start time of the process since unix epoch in seconds.")
+      ->Set(ProcessStartTimeSeconds());
+}
+
+}  // namespace ovq

@@ -1,0 +1,241 @@
+#include "server/options.h"
+
+#include <fstream>
+#include <iterator>
+#include <map>
+#include <vector>
+
+#include "absl/strings/ascii.h"
+#include "absl/strings/str_cat.h"
+#include "absl/strings/str_format.h"
+#include "absl/strings/str_replace.h"
+#include "absl/strings/str_split.h"
+#include "absl/strings/strip.h"
+#include "server/options_values.h"
+
+namespace ovq {
+namespace {
+
+constexpr int64_t kIntMax = std::numeric_limits<int32_t>::max();
+
+struct Flag {
+  const char* name;
+  const char* value;     // what --help calls the value
+  const char* fallback;  // the default, as --help shows it
+  const char* help;
+  absl::Status (*set)(std::string_view text, Options& options);
+};
+
+absl::Status SetSize(std::string_view text, size_t& out) {
+  absl::StatusOr<size_t> size = ParseSize(text);
+  if (size.ok()) out = *size;
+  return size.status();
+}
+
+const Flag kFlags[] = {
+    {"model", "FOLDER", "required", "model folder: config.json, *.safetensors, tokenizer",
+     [](std::string_view text, Options& o) {
+       if (text.empty()) return Expected("a folder", text);
+       o.model = std::string(text);
+       return absl::OkStatus();
+     }},
+    {"listen", "HOST:PORT", "127.0.0.1:50051", "gRPC address; port 0 takes any free one",
+     [](std::string_view text, Options& o) { return SetAddress(text, o.listen); }},
+    {"metrics-address", "HOST:PORT", "127.0.0.1:9464",
+     "Prometheus endpoint; '' for none, port 0 for any free one",
+     [](std::string_view text, Options& o) {
+       if (!text.empty()) return SetAddress(text, o.metrics_address);
+       o.metrics_address.clear();
+       return absl::OkStatus();
+     }},
+    {"device", "NAME", "cpu", "cpu, ref (slow, exact loops) or cuda",
+     [](std::string_view text, Options& o) { return SetDevice(text, o.device); }},
+    {"threads", "N", "0", "CPU threads; 0 takes every core",
+     [](std::string_view text, Options& o) { return SetInteger(text, 0, 1024, o.threads); }},
+    {"state-memory", "SIZE", "half of the free memory", "budget for all sessions' states",
+     [](std::string_view text, Options& o) {
+       return SetSize(text, o.state_memory_bytes.emplace());
+     }},
+    {"max-centroids", "N", "65536", "largest dictionary cap a session may ask for",
+     [](std::string_view text, Options& o) {
+       return SetInteger(text, 2, 1 << 24, o.max_centroids);
+     }},
+    {"max-sessions", "N", "1024", "live sessions, one-shot requests included",
+     [](std::string_view text, Options& o) {
+       return SetInteger(text, 1, 1 << 20, o.max_sessions);
+     }},
+    {"state-dtype", "TYPE", "bf16 for BF16 checkpoints, else f32",
+     "f32 or bf16: keys and values in session states",
+     [](std::string_view text, Options& o) { return SetDType(text, o.state_dtype); }},
+    {"compute-dtype", "TYPE", "bf16 for BF16 checkpoints, else f32", "f32 or bf16: matrix products",
+     [](std::string_view text, Options& o) { return SetDType(text, o.compute_dtype); }},
+    {"max-batch-tokens", "N", "512", "tokens computed together in one step",
+     [](std::string_view text, Options& o) {
+       return SetInteger(text, 1, 1 << 20, o.max_batch_tokens);
+     }},
+    {"max-queue", "N", "1024", "requests that may wait for admission",
+     [](std::string_view text, Options& o) { return SetInteger(text, 0, kIntMax, o.max_queue); }},
+    {"max-prompt-tokens", "N", "1048576", "tokens of one prompt",
+     [](std::string_view text, Options& o) {
+       return SetInteger(text, 1, kIntMax, o.max_prompt_tokens);
+     }},
+    {"max-context", "N", "1048576",
+     "positions of a session, for models with full-attention layers only",
+     [](std::string_view text, Options& o) { return SetInteger(text, 1, kIntMax, o.max_context); }},
+    {"session-ttl", "DURATION", "30m", "idle time after which a session is deleted",
+     [](std::string_view text, Options& o) {
+       return SetDuration(text, absl::Milliseconds(1), absl::Hours(24 * 365), o.session_ttl);
+     }},
+    {"drain-timeout", "DURATION", "30s",
+     "time that running requests get to finish after SIGTERM or SIGINT",
+     [](std::string_view text, Options& o) {
+       return SetDuration(text, absl::ZeroDuration(), absl::Hours(24), o.drain_timeout);
+     }},
+    {"max-message-bytes", "SIZE", "64M", "largest message accepted from a client",
+     [](std::string_view text, Options& o) {
+       absl::Status status = SetSize(text, o.max_message_bytes);
+       if (!status.ok() || o.max_message_bytes <= static_cast<size_t>(kIntMax)) return status;
+       return Expected("a size below 2G", text);
+     }},
+};
+
+const Flag* FindFlag(std::string_view name) {
+  for (const Flag& flag : kFlags) {
+    if (name == flag.name) return &flag;
+  }
+  return nullptr;
+}
+
+std::string EnvName(std::string_view flag) {
+  return absl::StrCat("OVQ_", absl::AsciiStrToUpper(absl::StrReplaceAll(
+                                  absl::string_view(flag.data(), flag.size()), {{"-", "_"}})));
+}
+
+absl::Status Named(std::string_view name, const absl::Status& status) {
+  if (status.ok()) return status;
+  return absl::InvalidArgumentError(
+      absl::StrCat(absl::string_view(name.data(), name.size()), ": ", status.message()));
+}
+
+// What the command line says, before any value is looked at.
+struct RawFlags {
+  CommandLine::Action action = CommandLine::Action::kServe;
+  std::map<std::string, std::string> values;  // "config" included; the last of a name wins
+};
+
+absl::StatusOr<RawFlags> SplitFlags(std::span<const std::string> args) {
+  RawFlags raw;
+  for (size_t i = 0; i < args.size(); ++i) {
+    absl::string_view arg = args[i];
+    if (arg == "--help" || arg == "-h") {
+      raw.action = CommandLine::Action::kHelp;
+      return raw;
+    }
+    if (arg == "--version") {
+      raw.action = CommandLine::Action::kVersion;
+      return raw;
+    }
+    const bool is_flag = absl::ConsumePrefix(&arg, "--");
+    const std::pair<std::string, std::string> parts = absl::StrSplit(arg, absl::MaxSplits('=', 1));
+    const std::string& name = parts.first;
+    if (!is_flag || (name != "config" && FindFlag(name) == nullptr)) {
+      return absl::InvalidArgumentError(
+          absl::StrCat(args[i], ": unknown flag, expected one that --help lists"));
+    }
+    if (name.size() < arg.size()) {
+      raw.values[name] = parts.second;
+    } else if (i + 1 < args.size()) {
+      raw.values[name] = args[++i];
+    } else {
+      return absl::InvalidArgumentError(absl::StrCat("--", name, ": expected a value after it"));
+    }
+  }
+  return raw;
+}
+
+absl::Status ReadConfigFile(const std::string& path, Options& options) {
+  std::ifstream file(path);
+  std::string line;
+  for (int number = 1; std::getline(file, line); ++number) {
+    const absl::string_view text = absl::StripAsciiWhitespace(line);
+    if (text.empty() || text[0] == '#') continue;
+    const std::vector<absl::string_view> parts = absl::StrSplit(text, absl::MaxSplits('=', 1));
+    const std::string name(absl::StripAsciiWhitespace(parts[0]));
+    const std::string where = absl::StrCat(path, ":", number, ": ", name);
+    const Flag* flag = FindFlag(name);
+    if (flag == nullptr) {
+      return absl::InvalidArgumentError(
+          absl::StrCat(where, ": unknown name, expected a flag of --help without its dashes"));
+    }
+    if (parts.size() < 2) {
+      return absl::InvalidArgumentError(absl::StrCat(where, ": expected name = value"));
+    }
+    const absl::string_view value = absl::StripAsciiWhitespace(parts[1]);
+    const std::string_view std_value(value.data(), value.size());
+    if (absl::Status status = Named(where, flag->set(std_value, options)); !status.ok()) {
+      return status;
+    }
+  }
+  if (!file.eof()) {
+    return absl::InvalidArgumentError(absl::StrCat("--config: cannot read '", path, "'"));
+  }
+  return absl::OkStatus();
+}
+
+}  // namespace
+
+absl::StatusOr<CommandLine> ParseCommandLine(std::span<const std::string> args,
+                                             const EnvLookup& env) {
+  absl::StatusOr<RawFlags> raw = SplitFlags(args);
+  if (!raw.ok()) return raw.status();
+  CommandLine line;
+  line.action = raw->action;
+  if (line.action != CommandLine::Action::kServe) return line;
+
+  const auto config = raw->values.find("config");
+  const std::optional<std::string> path =
+      config != raw->values.end() ? config->second : env("OVQ_CONFIG");
+  if (path.has_value()) {
+    if (absl::Status status = ReadConfigFile(*path, line.options); !status.ok()) return status;
+  }
+  for (const Flag& flag : kFlags) {
+    const std::string name = EnvName(flag.name);
+    const std::optional<std::string> value = env(name);
+    if (!value.has_value()) continue;
+    if (absl::Status status = Named(name, flag.set(*value, line.options)); !status.ok()) {
+      return status;
+    }
+  }
+  for (const auto& [name, value] : raw->values) {
+    if (name == "config") continue;
+    absl::Status status = Named(absl::StrCat("--", name), FindFlag(name)->set(value, line.options));
+    if (!status.ok()) return status;
+  }
+  if (line.options.model.empty()) {
+    return absl::InvalidArgumentError("--model: expected a model folder, got none");
+  }
+  return line;
+}
+
+std::string HelpText() {
+  std::string text =
+      "ovq-server: serves language models with bounded memory over gRPC.\n\n"
+      "usage: ovq-server --model FOLDER [flags]     (--name value or --name=value)\n\n";
+  for (const Flag& flag : kFlags) {
+    absl::StrAppendFormat(&text, "  --%s %s\n      %s\n      default: %s; environment: %s\n",
+                          flag.name, flag.value, flag.help, flag.fallback, EnvName(flag.name));
+  }
+  absl::StrAppend(
+      &text,
+      "  --config FILE\n"
+      "      lines 'name = value' with the flags' names, '#' begins a comment line\n"
+      "      default: none; environment: OVQ_CONFIG\n"
+      "  --help, --version\n\n"
+      "Flags win over the environment, the environment over the file, the file over the defaults.\n"
+      "Sizes: 512M, 8G, 1.5GiB (powers of 1024). Durations: 250ms, 30s, 5m, 1h30m.\n"
+      "SIGTERM or SIGINT drains and exits with 0; a second one exits at once.\n"
+      "Exit codes: 0 stopped by a signal, 1 failed to start, 2 bad options.\n");
+  return text;
+}
+
+}  // namespace ovq

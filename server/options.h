@@ -1,0 +1,58 @@
+// Command line, environment and configuration file of ovq-server.
+#pragma once
+
+#include <cstdint>
+#include <functional>
+#include <optional>
+#include <span>
+#include <string>
+#include <string_view>
+
+#include "absl/status/statusor.h"
+#include "absl/time/time.h"
+#include "kernels/common/device.h"
+#include "kernels/common/tensor.h"
+
+namespace ovq {
+
+struct Options {
+  std::string model;                               // folder
+  std::string listen = "127.0.0.1:50051";          // port 0: any
+  std::string metrics_address = "127.0.0.1:9464";  // empty: no metrics endpoint
+  Device device = Device::kCpu;
+  int threads = 0;                           // 0: every core
+  std::optional<size_t> state_memory_bytes;  // default: half of what is free after the weights
+  int32_t max_centroids = 65536;             // the largest dictionary cap a session may ask for
+  int max_sessions = 1024;
+  std::optional<DType> state_dtype;    // default: BF16 for BF16 checkpoints, else F32
+  std::optional<DType> compute_dtype;  // default: the same
+  int32_t max_batch_tokens = 512;
+  int max_queue = 1024;
+  int64_t max_prompt_tokens = 1 << 20;
+  int64_t max_context = 1 << 20;  // positions of models with full-attention layers
+  absl::Duration session_ttl = absl::Minutes(30);
+  absl::Duration drain_timeout = absl::Seconds(30);
+  size_t max_message_bytes = size_t{64} << 20;
+};
+
+struct CommandLine {
+  enum class Action : uint8_t { kServe, kHelp, kVersion };
+  Action action = Action::kServe;
+  Options options;
+};
+
+// The value of an environment variable, if it is set.
+using EnvLookup = std::function<std::optional<std::string>(const std::string& name)>;
+
+// Flags win over the environment, that over the file named by --config, that over the defaults.
+// args: without the program's name. InvalidArgument names the culprit and what was expected.
+absl::StatusOr<CommandLine> ParseCommandLine(std::span<const std::string> args,
+                                             const EnvLookup& env);
+std::string HelpText();
+
+// "512M", "8G", "1.5GiB", "4096": K, M, G, T are powers of 1024; at least one byte.
+absl::StatusOr<size_t> ParseSize(std::string_view text);
+// "250ms", "30s", "5m", "1h", "1h30m".
+absl::StatusOr<absl::Duration> ParseDuration(std::string_view text);
+
+}  // namespace ovq

@@ -1,0 +1,32 @@
+// Setters for one option's text value each; a failure says what was expected and what came.
+#pragma once
+
+#include <cstdint>
+#include <limits>
+#include <optional>
+#include <string>
+#include <string_view>
+
+#include "absl/status/status.h"
+#include "server/options.h"
+
+namespace ovq {
+
+absl::Status Expected(std::string_view what, std::string_view got);
+
+absl::Status SetInteger(std::string_view text, int64_t low, int64_t high, int64_t& out);
+template <class T>
+absl::Status SetInteger(std::string_view text, int64_t low, int64_t high, T& out) {
+  int64_t value = 0;
+  if (absl::Status status = SetInteger(text, low, high, value); !status.ok()) return status;
+  out = static_cast<T>(value);
+  return absl::OkStatus();
+}
+// HOST:PORT with a port from 0 to 65535.
+absl::Status SetAddress(std::string_view text, std::string& out);
+absl::Status SetDType(std::string_view text, std::optional<DType>& out);
+absl::Status SetDevice(std::string_view text, Device& out);
+absl::Status SetDuration(std::string_view text, absl::Duration low, absl::Duration high,
+                         absl::Duration& out);
+
+}  // namespace ovq

@@ -1,0 +1,365 @@
+"""ovq-chat and the Python client against a fake server: no model needed."""
+
+import argparse
+import importlib.util
+import os
+import shutil
+import signal
+import subprocess
+import sys
+import tempfile
+import unittest
+from pathlib import Path
+
+if importlib.util.find_spec("grpc") is None:
+    print("skipped: the Python module grpc is not installed (package python3-grpcio)")
+    sys.exit(0)
+
+ROOT = Path(__file__).resolve().parents[2]
+sys.path.insert(0, str(ROOT / "clients" / "python"))
+
+import grpc
+from fake_server import FakeServer, compile_proto
+
+import ovq_client
+from ovq_client import Client, Finished, FinishReason, OvqError, Started, TokenChunk
+
+CHAT = None  # path of ovq-chat, set by main
+PROTO = None  # the generated modules
+
+
+def text_of(events):
+    return "".join(e.text for e in events if isinstance(e, TokenChunk))
+
+
+class WithServer(unittest.TestCase):
+    def setUp(self):
+        self.server = FakeServer(*PROTO).start()
+        self.addCleanup(self.server.stop)
+
+    def chat_command(self, *flags):
+        return [CHAT, "--server", self.server.address, *flags]
+
+    def run_chat(self, *flags, stdin=""):
+        return subprocess.run(
+            self.chat_command(*flags), input=stdin, capture_output=True, text=True, timeout=60
+        )
+
+
+class ChatOneShot(WithServer):
+    def test_argument(self):
+        run = self.run_chat("--prompt", "hello world")
+        self.assertEqual((run.returncode, run.stdout), (0, "11:lo world"))
+
+    def test_file_and_stdin_are_sent_byte_for_byte(self):
+        question = "zwei\nZeilen äöü\n"
+        with tempfile.NamedTemporaryFile("w", encoding="utf-8") as file:
+            file.write(question)
+            file.flush()
+            from_file = self.run_chat("--file", file.name)
+        from_stdin = self.run_chat(stdin=question)
+        self.assertEqual(from_file.returncode, 0, from_file.stderr)
+        self.assertEqual(from_file.stdout, from_stdin.stdout)
+        self.assertEqual([turn.prompt.text for turn in self.server.turns], [question] * 2)
+
+    def test_stats_line(self):
+        run = self.run_chat("--prompt", "hello world", "--max-tokens", "4")
+        self.assertRegex(
+            run.stderr,
+            r"^\[prompt 11 tokens, 1100\.0 tokens/s \| generated 4 tokens, 150\.0 tokens/s \| "
+            r"TTFT \d+ ms \| state 1\.5 KiB \| position 15 \| length\]\n$",
+        )
+
+    def test_flags_reach_the_request(self):
+        run = self.run_chat(
+            *("--prompt=x", "--max-tokens=7", "--temperature=0", "--top-k=5", "--top-p=0.5"),
+            *("--min-p=0.25", "--seed=18446744073709551615", "--stop=a", "--stop", "b"),
+            *("--ignore-eos", "--max-centroids=32", "--keep-session", "--ttl=60"),
+        )
+        self.assertEqual(run.returncode, 0, run.stderr)
+        turn, opened = self.server.turns[0], self.server.opens[0]
+        self.assertTrue(turn.sampling.HasField("temperature"))
+        self.assertFalse(turn.sampling.HasField("typical_p"))
+        self.assertEqual(
+            (turn.sampling.temperature, turn.sampling.top_k, turn.sampling.top_p), (0, 5, 0.5)
+        )
+        self.assertEqual((turn.sampling.min_p, turn.sampling.seed), (0.25, 2**64 - 1))
+        self.assertEqual(list(turn.stop.stop_strings), ["a", "b"])
+        self.assertEqual((turn.stop.max_tokens, turn.stop.ignore_eos), (7, True))
+        self.assertEqual(
+            (opened.max_centroids, opened.keep_session, opened.ttl.seconds), (32, True, 60)
+        )
+
+    def test_absent_flags_stay_absent(self):
+        self.run_chat("--prompt", "x")
+        turn = self.server.turns[0]
+        self.assertEqual(turn.sampling.ListFields() + turn.stop.ListFields(), [])
+
+    def test_kept_session_continues(self):
+        first = self.run_chat("--prompt", "abc", "--keep-session")
+        session_id = first.stderr.split("\n")[0].removeprefix("session ")
+        second = self.run_chat("--prompt", "def", "--session", session_id)
+        self.assertEqual(first.stdout, "3:abc")
+        self.assertEqual(second.stdout, "11:def")
+
+    def test_big_prompt_goes_in_parts(self):
+        question = "ä€😀x" * 25000  # 10 bytes each: cuts fall within characters
+        run = self.run_chat(stdin=question)
+        self.assertEqual(run.stdout, "250000:" + question[-8:])
+        turns = self.server.turns
+        self.assertEqual("".join(turn.prompt.text for turn in turns), question)
+        self.assertEqual([turn.more for turn in turns], [True] * (len(turns) - 1) + [False])
+        sizes = [len(turn.prompt.text.encode()) for turn in turns]
+        self.assertLessEqual(max(sizes), 64 * 1024)
+        self.assertEqual(len(sizes), 4)
+        self.assertIn("[prompt 250000 tokens, ", run.stderr)
+
+    def test_parts_end_with_a_line_where_one_is_near(self):
+        question = "".join(f"line {i:>4} of a long file\n" for i in range(8000))
+        self.run_chat(stdin=question)
+        parts = [turn.prompt.text for turn in self.server.turns]
+        self.assertEqual("".join(parts), question)
+        self.assertTrue(all(part.endswith("\n") for part in parts))
+
+    def test_logprobs_are_listed(self):
+        run = self.run_chat("--prompt", "a", "--logprobs")
+        self.assertEqual(run.stderr.split("\n")[:3], [f"{ord(c)}\t-0.250000" for c in "1:a"])
+
+    def test_interrupt_cancels_the_answer(self):
+        process = subprocess.Popen(
+            self.chat_command("--prompt", "slow"), stdout=subprocess.PIPE, stderr=subprocess.PIPE
+        )
+        self.assertEqual(process.stdout.read(3), b"...")
+        process.send_signal(signal.SIGINT)
+        _, stderr = process.communicate(timeout=30)
+        self.assertEqual(process.returncode, 130, stderr)
+        self.assertIn(b"cancelled]", stderr)
+
+
+class ChatInteractive(WithServer):
+    def test_turns_share_a_session(self):
+        run = self.run_chat("--interactive", stdin="abc\n\ndef\n/stats\n/quit\nnot sent\n")
+        self.assertEqual((run.returncode, run.stdout), (0, "3:abc\n11:def\n"), run.stderr)
+        self.assertEqual(len(self.server.turns), 2)
+        self.assertIn(
+            "| position 17 | prompt 6 tokens | generated 11 tokens | state 1.5 KiB of at most "
+            "4.0 MiB |",
+            run.stderr,
+        )
+        self.assertEqual(run.stderr.count("TTFT"), 2)
+        self.assertEqual(self.server.sessions, {})  # it ended with the stream
+
+    def test_interrupt_keeps_the_conversation_then_ends_it(self):
+        process = subprocess.Popen(
+            self.chat_command("--interactive"),
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+        )
+        process.stdin.write(b"slow\n")
+        process.stdin.flush()
+        self.assertEqual(process.stdout.read(3), b"...")
+        process.send_signal(signal.SIGINT)
+        process.stdin.write(b"abc\n")
+        process.stdin.flush()
+        line = process.stdout.readline() + process.stdout.readline()
+        self.assertRegex(line, rb"^\.*\n8:abc\n$")
+        while not process.stderr.readline().endswith(b"| stop]\n"):
+            pass
+        self.assertEqual(process.stderr.read(2), b"> ")  # the turn is over for the program, too
+        process.send_signal(signal.SIGINT)
+        process.stdout.read()
+        self.assertEqual(process.wait(timeout=30), 130)
+        for pipe in (process.stdin, process.stdout, process.stderr):
+            pipe.close()
+
+
+class ChatErrors(WithServer):
+    def check(self, run, code, message):
+        self.assertEqual((run.returncode, run.stdout), (code, ""))
+        self.assertEqual(run.stderr.count("\n"), 1, run.stderr)
+        self.assertTrue(run.stderr.startswith("ovq-chat: " + message), run.stderr)
+
+    def test_status_of_the_server(self):
+        self.check(
+            self.run_chat("--prompt", "bad"),
+            1,
+            "INVALID_ARGUMENT: temperature: expected [0, 100]",
+        )
+        self.check(self.run_chat("--prompt=x", "--session=none"), 1, "NOT_FOUND: no session none")
+
+    def test_connection_refused(self):
+        self.server.stop()
+        self.check(self.run_chat("--prompt", "x"), 1, "UNAVAILABLE: failed to connect")
+
+    def test_server_from_the_environment(self):
+        run = subprocess.run(
+            [CHAT, "--prompt", "abc"],
+            env={**os.environ, "OVQ_SERVER": self.server.address},
+            capture_output=True,
+            text=True,
+            timeout=60,
+        )
+        self.assertEqual(run.stdout, "3:abc")
+
+    def test_usage(self):
+        self.check(self.run_chat("--nonsense"), 2, "unknown flag --nonsense")
+        self.check(self.run_chat("--top-k=x"), 2, "--top-k: 'x' is not a valid K")
+        self.check(self.run_chat("--prompt"), 2, "--prompt needs a value")
+        self.check(self.run_chat("hello"), 2, "unexpected argument 'hello'")
+        self.check(self.run_chat("--prompt=a", "--file=b"), 2, "give one of")
+        self.assertEqual(self.run_chat("--help").returncode, 0)
+
+    def test_question_that_cannot_be_sent(self):
+        self.check(self.run_chat("--file=/does/not/exist"), 1, "/does/not/exist: No such file")
+        run = subprocess.run(
+            self.chat_command(), input=b"abc\xff", capture_output=True, timeout=60
+        )
+        self.assertEqual(run.returncode, 1)
+        self.assertIn(b"not valid UTF-8 at byte 3", run.stderr)
+
+
+class PythonClient(WithServer):
+    def setUp(self):
+        super().setUp()
+        self.client = Client(self.server.address)
+        self.addCleanup(self.client.close)
+
+    def test_generate(self):
+        events = list(self.client.generate("hello", max_tokens=3, temperature=0, seed=7))
+        self.assertEqual(events[0].seed, 7)
+        self.assertIsInstance(events[0], Started)
+        self.assertEqual(text_of(events), "5:h")
+        self.assertIsInstance(events[-1], Finished)
+        self.assertEqual(events[-1].reason, FinishReason.LENGTH)
+        self.assertEqual((events[-1].usage.position, events[-1].usage.prefill_time), (8, 0.01))
+        self.assertEqual((events[-1].usage.queue_time, events[-1].matched_token_id), (None, None))
+        request = self.server.requests[0]
+        self.assertTrue(request.sampling.HasField("temperature"))
+        self.assertFalse(request.HasField("output"))
+
+    def test_generate_from_ids_on_a_session(self):
+        session = self.client.create_session("abc", max_centroids=32, ttl=60)
+        self.assertEqual((session.position, session.max_centroids), (3, 32))
+        self.assertEqual(session.expires.timestamp(), 1060)
+        events = list(self.client.generate([100, 101], session_id=session.session_id))
+        self.assertEqual(text_of(events), "5:de")
+        self.assertEqual(self.client.get_session(session.session_id).position, 9)
+
+    def test_closing_the_iterator_cancels_the_call(self):
+        events = self.client.generate("slow")
+        next(events)
+        next(events)
+        events.close()
+        self.assertEqual(text_of(self.client.generate("abc")), "3:abc")
+
+    def test_unknown_option(self):
+        with self.assertRaisesRegex(TypeError, "temprature"):
+            next(self.client.generate("x", temprature=1))
+
+    def test_chat(self):
+        with self.client.chat(keep_session=True) as chat:
+            self.assertEqual(text_of(chat.send("abc", top_k=3)), "3:abc")
+            self.assertEqual(text_of(chat.send("def")), "11:def")
+        self.assertEqual(self.server.turns[0].sampling.top_k, 3)
+        self.assertFalse(self.server.turns[1].HasField("sampling"))
+        with self.client.chat(session_id=chat.session.session_id) as again:
+            self.assertEqual(again.session.position, 17)
+
+    def test_chat_cancel(self):
+        with self.client.chat() as chat:
+            events = chat.send("slow")
+            self.assertIsInstance(next(events), Started)
+            with self.assertRaises(RuntimeError):
+                chat.send("too early")
+            chat.cancel()
+            self.assertEqual(list(events)[-1].reason, FinishReason.CANCELLED)
+            self.assertEqual(text_of(chat.send("abc")), "8:abc")
+
+    def test_chat_big_prompts_go_in_parts(self):
+        with self.client.chat() as chat:
+            self.assertEqual(text_of(chat.send("€" * 50000)), "150000:" + "€" * 8)
+            self.assertEqual("".join(t.prompt.text for t in self.server.turns), "€" * 50000)
+            self.server.turns.clear()
+            list(chat.send([65] * 40000))
+            self.assertEqual(
+                [len(t.prompt.token_ids.ids) for t in self.server.turns], [16384, 16384, 7232]
+            )
+
+    def test_errors(self):
+        with self.assertRaises(OvqError) as caught:
+            list(self.client.generate("bad"))
+        self.assertEqual(caught.exception.code, grpc.StatusCode.INVALID_ARGUMENT)
+        self.assertEqual(caught.exception.message, "temperature: expected [0, 100]")
+        with self.assertRaises(OvqError) as caught:
+            self.client.get_session("none")
+        self.assertEqual(caught.exception.code, grpc.StatusCode.NOT_FOUND)
+        with self.assertRaises(OvqError):
+            with self.client.chat() as chat:
+                list(chat.send("bad"))
+        with self.assertRaises(OvqError) as caught:
+            list(self.client.generate("slow", timeout=0.2))
+        self.assertEqual(caught.exception.code, grpc.StatusCode.DEADLINE_EXCEEDED)
+
+    def test_unary_calls(self):
+        score = self.client.score("abc", top_logprobs=2)
+        self.assertEqual((score.token_ids, score.logprobs), ((97, 98, 99), (-0.5, -0.5)))
+        self.assertEqual([len(top.token_ids) for top in score.top], [2, 2, 2])
+        self.assertEqual(self.client.tokenize("ab", add_bos=True), [256, 97, 98])
+        self.assertEqual(self.client.detokenize([104, 105]), "hi")
+        info = self.client.model_info([10, 20])
+        self.assertEqual((info.name, info.layer_types), ("fake", ("ovq_attention",)))
+        self.assertEqual([size.full_kv_cache_bytes for size in info.state_sizes], [1000, 2000])
+        self.assertIsNone(info.bos_token_id)
+
+    def test_sessions(self):
+        made = [self.client.create_session().session_id for _ in range(5)]
+        listed = [session.session_id for session in self.client.list_sessions(page_size=2)]
+        self.assertEqual(listed, sorted(made))
+        self.client.delete_session(made[0])
+        self.assertEqual(len(list(self.client.list_sessions())), 4)
+
+    def test_every_field_of_the_proto_is_read(self):
+        for name in ("Started", "TokenChunk", "Finished", "Usage", "ModelInfo", "Session"):
+            fields = PROTO[0].DESCRIPTOR.message_types_by_name[name].fields_by_name
+            self.assertEqual(
+                list(getattr(ovq_client, name).__dataclass_fields__), list(fields), name
+            )
+
+    def test_command_line(self):
+        def run(*arguments):
+            return subprocess.run(
+                [sys.executable, "-m", "ovq_client", "--server", self.server.address, *arguments],
+                env={**os.environ, "PYTHONPATH": str(ROOT / "clients" / "python")},
+                capture_output=True,
+                text=True,
+                timeout=60,
+            )
+
+        generated = run("generate", "--text", "hello", "--max-tokens", "3", "--top-p", "0.5")
+        self.assertEqual(generated.stdout, "5:h", generated.stderr)
+        self.assertIn("perplexity         1.6487", run("score", "--text", "abc").stdout)
+        self.assertIn("state at 5", run("info", "--position", "5").stdout)
+        session_id = run("sessions", "--create").stdout.strip()
+        self.assertIn(session_id, run("sessions").stdout)
+        self.assertEqual(run("sessions", "--delete", session_id).returncode, 0)
+        failed = run("generate", "--text", "bad")
+        self.assertEqual(failed.returncode, 1)
+        self.assertIn("INVALID_ARGUMENT: temperature", failed.stderr)
+
+
+def main():
+    global CHAT, PROTO
+    parser = argparse.ArgumentParser()
+    parser.add_argument("--build", required=True, help="CMake's build folder")
+    args, rest = parser.parse_known_args()
+    CHAT = str(Path(args.build) / "bin" / "ovq-chat")
+    if shutil.which(CHAT) is None:
+        sys.exit(f"{CHAT} is missing: build the target ovq-chat first")
+    with tempfile.TemporaryDirectory() as folder:
+        PROTO = compile_proto(folder)
+        unittest.main(argv=[sys.argv[0], *rest])
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,7 @@
+#!/usr/bin/env bash
+# Builds everything for the CPU and runs all tests. Arguments go to ctest: tests/run.sh -L unit
+set -euo pipefail
+cd "$(dirname "$0")/.."
+cmake --preset cpu
+cmake --build --preset cpu
+exec ctest --preset cpu --output-on-failure "$@"
