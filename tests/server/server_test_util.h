@@ -1,0 +1,92 @@
+// A whole gRPC server on a fake model, and what a client does with it.
+#pragma once
+
+#include <gmock/gmock.h>
+#include <grpcpp/grpcpp.h>
+#include <gtest/gtest.h>
+
+#include <functional>
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "ovq/v1/inference.grpc.pb.h"
+#include "server/grpc_server.h"
+#include "tests/engine/fake_model.h"
+
+namespace ovq::test {
+
+struct TestServerOptions {
+  EngineOptions engine = {};
+  FakeModelOptions model = {};
+  size_t max_message_bytes = size_t{64} << 20;
+  std::function<void(FakeModel&)> setup = {};
+};
+
+// On a free port of 127.0.0.1. Everything ends with it.
+class TestServer {
+ public:
+  explicit TestServer(TestServerOptions options = {});
+  ~TestServer();
+
+  v1::InferenceService::Stub& inference() { return *inference_; }
+  v1::SessionService::Stub& sessions() { return *sessions_; }
+  FakeModel& model() { return model_; }
+  Engine& engine() { return *engine_; }
+  Metrics& metrics() { return metrics_; }
+  ServiceContext& services() { return *services_; }
+  GrpcServer& server() { return *server_; }
+  std::shared_ptr<grpc::Channel> channel() { return channel_; }
+  std::shared_ptr<grpc::Channel> NewChannel() const;  // a connection of its own
+  // The engine's figures once `condition` holds for them; fails the test after 10 s.
+  EngineStats WaitForStats(const std::function<bool(const EngineStats&)>& condition);
+  std::string NewSession(const v1::CreateSessionRequest& request = {});
+
+ private:
+  FakeModel model_;
+  Metrics metrics_;
+  std::unique_ptr<Engine> engine_;
+  std::unique_ptr<ServiceContext> services_;
+  std::unique_ptr<GrpcServer> server_;
+  std::shared_ptr<grpc::Channel> channel_;
+  std::unique_ptr<v1::InferenceService::Stub> inference_;
+  std::unique_ptr<v1::SessionService::Stub> sessions_;
+};
+
+// What a Generate or one turn of a Chat gave, put together.
+struct Collected {
+  v1::Started started;
+  std::vector<uint32_t> tokens;
+  std::vector<float> logprobs;
+  std::string text;
+  int chunks = 0;
+  std::vector<v1::Finished> finished;
+  grpc::Status status;
+  void Add(const v1::TokenChunk& chunk);
+};
+
+Collected Generate(v1::InferenceService::Stub& stub, const v1::GenerateRequest& request);
+Collected Generate(v1::InferenceService::Stub& stub, const v1::GenerateRequest& request,
+                   grpc::ClientContext& context);
+
+v1::GenerateRequest TextRequest(const std::string& text, uint32_t max_tokens);
+v1::GenerateRequest TokenRequest(const std::vector<uint32_t>& ids, uint32_t max_tokens);
+
+using ChatStream = grpc::ClientReaderWriter<v1::ChatRequest, v1::ChatResponse>;
+v1::ChatRequest OpenMessage();
+v1::ChatRequest TurnMessage(const std::string& text, uint32_t max_tokens, bool more = false);
+v1::ChatRequest CancelMessage();
+// Reads up to the turn's Finished or PartAbsorbed. False if the stream ended before it.
+bool ReadTurn(ChatStream& stream, Collected& turn);
+
+// A status with this code whose message contains the text.
+MATCHER_P2(Fails, code, text, "") {
+  *result_listener << "code " << arg.error_code() << ": " << arg.error_message();
+  return arg.error_code() == code && arg.error_message().find(text) != std::string::npos;
+}
+MATCHER(Succeeds, "") {
+  *result_listener << "code " << arg.error_code() << ": " << arg.error_message();
+  return arg.ok();
+}
+
+}  // namespace ovq::test
