@@ -72,7 +72,7 @@ Completion::Completion(const GenerateRequest& request, int index, uint64_t seed,
   const StopConditions& stop = request.stop;
   banned_early_.insert(banned_early_.end(), stop.token_ids.begin(), stop.token_ids.end());
   if (stop.ignore_eos) banned_always_ = eos;
-  if (tokenizer != nullptr && tokenizer->has_text()) detokenizer_.emplace(tokenizer);
+  if (tokenizer != nullptr && tokenizer->has_text()) detokenizer_.emplace(tokenizer, /*at_start=*/false);
 }
 
 StreamEvent Completion::Draw(std::span<const float> logits, float log_sum_exp, int64_t position) {

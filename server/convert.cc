@@ -159,8 +159,10 @@ absl::Status SetStop(const v1::StopConditions& from, const std::string& path,
   }
   if (n_strings > 0 && !limits.has_text()) return NoTokenizer(at, "stop_strings");
   for (int i = 0; i < n_strings; ++i) {
-    if (from.stop_strings(i).empty()) {
-      return Bad(at, absl::StrCat("stop_strings[", i, "]"), "text", "none");
+    const size_t bytes = from.stop_strings(i).size();
+    if (bytes < 1 || bytes > kMaxStopBytes) {
+      return Bad(at, absl::StrCat("stop_strings[", i, "]"),
+                 absl::StrCat("1 to ", kMaxStopBytes, " bytes"), bytes);
     }
     to.stop.strings.push_back(from.stop_strings(i));
   }
@@ -190,9 +192,9 @@ absl::StatusOr<int32_t> ToMaxCentroids(uint32_t value, const std::string& path,
     return absl::InvalidArgumentError(
         absl::StrCat(path, "max_centroids: this model has no growing dictionary"));
   }
-  if (value < 1 || value > static_cast<uint32_t>(limits.max_centroids)) {
+  if (value < 2 || value > static_cast<uint32_t>(limits.max_centroids)) {
     return Bad(path, "max_centroids",
-               absl::StrCat("1 to ", limits.max_centroids, " (--max-centroids)"), value);
+               absl::StrCat("2 to ", limits.max_centroids, " (--max-centroids)"), value);
   }
   return static_cast<int32_t>(value);
 }

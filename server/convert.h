@@ -15,8 +15,9 @@
 
 namespace ovq {
 
-inline constexpr uint32_t kMaxCompletions = 128;  // sampling.n
+inline constexpr uint32_t kMaxCompletions = 64;  // sampling.n
 inline constexpr uint32_t kMaxStopStrings = 16;
+inline constexpr size_t kMaxStopBytes = 1024;      // of one stop string
 inline constexpr uint32_t kMaxTopLogprobs = 1024;  // of Generate and Chat
 inline constexpr int64_t kMaxTtlSeconds = 366 * 86400;
 inline constexpr size_t kMaxAnswerBytes = size_t{1} << 30;

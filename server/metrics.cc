@@ -118,13 +118,14 @@ EngineEvents Metrics::Events() {
   };
   events.request_finished = [series](const RequestReport& report) {
     const Usage& usage = report.usage;
-    series->finished.at(report.reason)->Increment();
     series->queue->Observe(absl::ToDoubleSeconds(usage.queue_time));
     series->prefill->Observe(absl::ToDoubleSeconds(usage.prefill_time));
-    series->decode->Observe(absl::ToDoubleSeconds(usage.decode_time));
     series->prompt_tokens->Increment(static_cast<double>(usage.prompt_tokens));
-    series->generated_tokens->Increment(static_cast<double>(usage.generated_tokens));
     series->request_prompt_tokens->Observe(static_cast<double>(usage.prompt_tokens));
+    if (report.score) return;  // a Score generates nothing
+    series->finished.at(report.reason)->Increment();
+    series->decode->Observe(absl::ToDoubleSeconds(usage.decode_time));
+    series->generated_tokens->Increment(static_cast<double>(usage.generated_tokens));
     series->request_generated_tokens->Observe(static_cast<double>(usage.generated_tokens));
   };
   return events;

@@ -58,7 +58,7 @@ const Flag kFlags[] = {
      }},
     {"max-centroids", "N", "65536", "largest dictionary cap a session may ask for",
      [](std::string_view text, Options& o) {
-       return SetInteger(text, 1, 1 << 24, o.max_centroids);
+       return SetInteger(text, 2, 1 << 24, o.max_centroids);
      }},
     {"max-sessions", "N", "1024", "live sessions, one-shot requests included",
      [](std::string_view text, Options& o) {

@@ -17,7 +17,7 @@
 #include "absl/status/statusor.h"
 #include "kernels/common/check.h"
 
-namespace ovq {
+namespace ovq::test {
 
 // An empty folder that is removed at the end of the scope.
 class TempFolder {
@@ -74,4 +74,4 @@ class SessionMemory {
 
 inline std::string Message(const absl::Status& status) { return std::string(status.message()); }
 
-}  // namespace ovq
+}  // namespace ovq::test

@@ -7,9 +7,9 @@
 #include <random>
 
 #include "absl/strings/str_cat.h"
-#include "model_test_util.h"
+#include "tests/model/model_test_util.h"
 
-namespace ovq {
+namespace ovq::test {
 namespace {
 
 using ::testing::HasSubstr;
@@ -58,9 +58,8 @@ TEST(Safetensors, ReadsTensors) {
 
 TEST(Safetensors, AcceptsScalarsEmptyTensorsAndEmptyFiles) {
   EXPECT_TRUE(OpenBytes(SafetensorsBytes("{}", "")).ok());
-  const std::string header =
-      R"({"s":{"dtype":"F32","shape":[],"data_offsets":[0,4]},)"
-      R"("e":{"dtype":"F32","shape":[0,7],"data_offsets":[0,0]}})";
+  const std::string header = R"({"s":{"dtype":"F32","shape":[],"data_offsets":[0,4]},)"
+                             R"("e":{"dtype":"F32","shape":[0,7],"data_offsets":[0,0]}})";
   const absl::Status status = OpenBytes(SafetensorsBytes(Padded(header), std::string(4, 'x')));
   EXPECT_TRUE(status.ok()) << status;
 }
@@ -82,8 +81,8 @@ TEST(Safetensors, RefusesDamagedHeaders) {
 
 TEST(Safetensors, RefusesBadEntries) {
   const auto entry = [](std::string_view dtype, std::string_view shape, std::string_view offsets) {
-    return absl::StrCat(R"({"a":{"dtype":)", std::string(dtype), R"(,"shape":)",
-                        std::string(shape), R"(,"data_offsets":)", std::string(offsets), "}}");
+    return absl::StrCat(R"({"a":{"dtype":)", std::string(dtype), R"(,"shape":)", std::string(shape),
+                        R"(,"data_offsets":)", std::string(offsets), "}}");
   };
   ExpectBadHeader(entry("7", "[1]", "[0,4]"), 4, "dtype is not a string");
   ExpectBadHeader(entry("\"I64\"", "[1]", "[0,8]"), 8, "dtype 'I64' is not supported");
@@ -221,8 +220,8 @@ TEST_F(Shards, RefusesIndexesThatDoNotFit) {
               HasSubstr("tensor 'c': is not in one.safetensors"));
   EXPECT_THAT(Message(OpenWith("{}")), HasSubstr("weight_map"));
   EXPECT_THAT(Message(OpenWith(R"({"a":1})")), HasSubstr("weight_map"));
-  for (std::string_view file : {"../one.safetensors", "/etc/passwd", "x/one.safetensors", "", "..",
-                                "a\\\\b"}) {
+  for (std::string_view file :
+       {"../one.safetensors", "/etc/passwd", "x/one.safetensors", "", "..", "a\\\\b"}) {
     const absl::Status status = OpenWith(absl::StrCat(R"({"a":")", std::string(file), "\"}"));
     EXPECT_EQ(status.code(), absl::StatusCode::kInvalidArgument) << status;
     EXPECT_THAT(Message(status), HasSubstr("not the name of a file beside the index"));
@@ -236,4 +235,4 @@ TEST_F(Shards, NamesTheMissingFileWithoutAnIndex) {
 }
 
 }  // namespace
-}  // namespace ovq
+}  // namespace ovq::test

@@ -1,0 +1,192 @@
+// Prefill and decode speed of a whole model of the paper's shapes on random weights: tokens/s,
+// bytes a token moves (weights and live state), fraction of the read bandwidth measured in this
+// run.
+//
+//   bench_decode [--shape 77m|257m|478m] [--mixer ovq_attention] [--threads 2]
+//                [--longest 65536] [--state-dtype bf16|f32]
+//
+// A model whose step-by-step and whole-prompt logits differ by one bit is not timed.
+#include <sys/mman.h>
+
+#include <cstdlib>
+#include <cstring>
+#include <memory>
+#include <random>
+
+#include "model/language_model.h"
+#include "tests/bench/bench_util.h"
+#include "tests/bench/random_model.h"
+
+namespace ovq::bench {
+namespace {
+
+constexpr int kMaxSessions = 16;
+constexpr int kPiece = 512;  // rows of a prefill step
+constexpr int32_t kMaxCentroids = 2048;
+
+// One session's address range; pages appear as they are touched.
+class SessionMemory {
+ public:
+  explicit SessionMemory(const StateLayout& layout) : layout_(layout) {
+    void* memory = mmap(nullptr, layout.virtual_bytes(), PROT_READ | PROT_WRITE,
+                        MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
+    Check(memory != MAP_FAILED, "address space of a session");
+    base_ = static_cast<std::byte*>(memory);
+  }
+  ~SessionMemory() { munmap(base_, layout_.virtual_bytes()); }
+  SessionMemory(const SessionMemory&) = delete;
+  SessionMemory& operator=(const SessionMemory&) = delete;
+
+  std::byte* base() const { return base_; }
+  void CopyFrom(const SessionMemory& other, int64_t position) {
+    for (const StateExtent& extent : layout_.extents_at(position, kMaxCentroids)) {
+      std::memcpy(base_ + extent.offset, other.base_ + extent.offset, extent.bytes);
+    }
+  }
+
+ private:
+  const StateLayout& layout_;
+  std::byte* base_;
+};
+
+class Bench {
+ public:
+  Bench(const LanguageModel& model, DeviceContext& context, double bandwidth)
+      : model_(model), context_(context), bandwidth_(bandwidth), random_(3) {
+    for (int i = 0; i < kMaxSessions; ++i) {
+      sessions_.push_back(std::make_unique<SessionMemory>(model.layout()));
+    }
+  }
+
+  bool SplitKeepsEveryBit() {
+    constexpr int kTokens = 300;
+    const std::vector<int32_t> tokens = Tokens(kTokens);
+    const SessionMemory whole(model_.layout()), steps(model_.layout());
+    const std::vector<float> expected = Forward({&whole}, tokens, 0, kTokens);
+    std::vector<float> logits;
+    for (int t = 0; t < kTokens; ++t) {
+      const std::vector<float> row = Forward({&steps}, {tokens[t]}, t, 1);
+      logits.insert(logits.end(), row.begin(), row.end());
+    }
+    return std::memcmp(logits.data(), expected.data(), logits.size() * sizeof(float)) == 0;
+  }
+
+  // Brings session 0 from `from` to `to` tokens; returns tokens/s.
+  double Prefill(int64_t from, int64_t to) {
+    const double begin = Seconds();
+    for (int64_t t = from; t < to; t += kPiece) {
+      const auto n = static_cast<int>(std::min<int64_t>(kPiece, to - t));
+      Forward({sessions_[0].get()}, Tokens(n), t, /*n_logits=*/1);
+    }
+    return static_cast<double>(to - from) / (Seconds() - begin);
+  }
+
+  void Decode(int64_t position) {
+    for (int n : {1, 4, 8, 16}) {
+      // Whole chunks, so that the share of dictionary updates is as in a long run.
+      const int steps = 128, passes = 5;
+      std::vector<double> seconds;
+      for (int pass = 0; pass < passes; ++pass) {
+        std::vector<const SessionMemory*> batch;
+        for (int i = 1; i < n; ++i) {
+          sessions_[i]->CopyFrom(*sessions_[0], position);
+          batch.push_back(sessions_[i].get());
+        }
+        const auto first = std::make_unique<SessionMemory>(model_.layout());
+        first->CopyFrom(*sessions_[0], position);
+        batch.push_back(first.get());
+        const std::vector<int32_t> tokens = Tokens(n);
+        const double begin = Seconds();
+        for (int t = 0; t < steps; ++t) Forward(batch, tokens, position + t, 1);
+        seconds.push_back((Seconds() - begin) / steps);
+      }
+      const double step = Median(seconds);
+      const double bytes = static_cast<double>(model_.weight_bytes()) / n +
+                           static_cast<double>(model_.layout().bytes_at(position, kMaxCentroids));
+      std::printf("decode  %8lld %9d %12.1f %14.0f %10.2f\n", static_cast<long long>(position), n,
+                  n / step, bytes, bytes * n / step / bandwidth_);
+      std::fflush(stdout);
+    }
+  }
+
+ private:
+  std::vector<int32_t> Tokens(int n) {
+    std::vector<int32_t> tokens;
+    for (int i = 0; i < n; ++i) {
+      tokens.push_back(static_cast<int32_t>(random_() % model_.config().vocab_size));
+    }
+    return tokens;
+  }
+
+  // The same number of tokens for each session; logits of the last n_logits rows of each.
+  std::vector<float> Forward(const std::vector<const SessionMemory*>& sessions,
+                             const std::vector<int32_t>& tokens, int64_t position, int n_logits) {
+    const size_t each = tokens.size() / sessions.size();
+    StepBatch batch;
+    for (size_t i = 0; i < sessions.size(); ++i) {
+      batch.Add(std::span(tokens).subspan(i * each, each), position, kMaxCentroids,
+                sessions[i]->base(), n_logits);
+    }
+    const auto rows = static_cast<int64_t>(batch.logit_rows.size());
+    std::vector<float> logits(static_cast<size_t>(rows * model_.config().vocab_size));
+    model_.Forward(batch, context_,
+                   {logits.data(), DType::kF32, {rows, model_.config().vocab_size}});
+    return logits;
+  }
+
+  const LanguageModel& model_;
+  DeviceContext& context_;
+  const double bandwidth_;
+  std::mt19937 random_;
+  std::vector<std::unique_ptr<SessionMemory>> sessions_;
+};
+
+int Main(int argc, char** argv) {
+  const int n_threads = std::atoi(FlagValue(argc, argv, "--threads", "2"));
+  const int64_t longest = std::atoll(FlagValue(argc, argv, "--longest", "65536"));
+  const std::string shape = FlagValue(argc, argv, "--shape", "77m");
+  const std::string mixer = FlagValue(argc, argv, "--mixer", "ovq_attention");
+  const std::string dtype = FlagValue(argc, argv, "--state-dtype", "bf16");
+  auto context = *DeviceContext::Make(Device::kCpu, n_threads);
+  context->BindThread();
+
+  const std::filesystem::path folder =
+      std::filesystem::temp_directory_path() / ("ovq-bench-" + shape + "-" + mixer);
+  if (!std::filesystem::exists(folder / "model.safetensors")) {
+    WriteRandomModel(folder, PaperShape(shape), mixer);
+  }
+  ModelOptions options;
+  options.state_dtype = dtype == "f32" ? DType::kF32 : DType::kBF16;
+  options.limits.max_centroids = kMaxCentroids;
+  auto model = LanguageModel::Load(folder.string(), options, *context);
+  if (!model.ok()) {
+    std::fprintf(stderr, "%s\n", std::string(model.status().message()).c_str());
+    return 1;
+  }
+  const double bandwidth = ReadBandwidth(context->n_threads());
+  std::printf("shape %s, %s, %.1fM parameters, state %s, %d threads, read bandwidth %.1f GB/s\n",
+              shape.c_str(), mixer.c_str(), static_cast<double>((*model)->parameters()) * 1e-6,
+              dtype.c_str(), context->n_threads(), bandwidth * 1e-9);
+  Bench bench(**model, *context, bandwidth);
+  if (!bench.SplitKeepsEveryBit()) {
+    std::printf("not timed: whole prompt and single steps differ\n");
+    return 1;
+  }
+  std::printf("%-7s %8s %9s %12s %14s %10s\n", "phase", "context", "sessions", "tokens/s",
+              "bytes/token", "of ceiling");
+  int64_t position = 0;
+  for (int64_t target : {128, 512, 1024, 4096, 16384, 32768, 65536}) {
+    if (target > longest) break;
+    const double speed = bench.Prefill(position, target);
+    std::printf("prefill %8lld %9d %12.1f   (from %lld)\n", static_cast<long long>(target), 1,
+                speed, static_cast<long long>(position));
+    position = target;
+    bench.Decode(position);
+  }
+  return 0;
+}
+
+}  // namespace
+}  // namespace ovq::bench
+
+int main(int argc, char** argv) { return ovq::bench::Main(argc, argv); }

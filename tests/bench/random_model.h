@@ -1,0 +1,107 @@
+// Writes a model folder with random BF16 weights of one of the paper's shapes (DESIGN 3): sizes as
+// published, contents meaningless, so it is generated and never committed.
+#pragma once
+
+#include <cstdint>
+#include <filesystem>
+#include <fstream>
+#include <nlohmann/json.hpp>
+#include <random>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "kernels/common/check.h"
+#include "kernels/common/tensor.h"
+
+namespace ovq::bench {
+
+struct ModelShape {
+  int n_layers, d_model, n_heads, d_ff, vocab;
+};
+inline ModelShape PaperShape(const std::string& name) {
+  if (name == "77m") return {8, 768, 6, 2304, 10000};
+  if (name == "257m") return {17, 1024, 8, 2304, 32000};
+  if (name == "478m") return {21, 1280, 10, 3200, 32000};
+  std::fprintf(stderr, "--shape: expected 77m, 257m or 478m, got %s\n", name.c_str());
+  std::exit(2);
+}
+
+// mixer: the layer type that alternates with sliding_attention.
+inline nlohmann::json RandomModelConfig(const ModelShape& shape, const std::string& mixer) {
+  std::vector<std::string> layer_types;
+  for (int i = 0; i < shape.n_layers; ++i) {
+    layer_types.push_back(i % 2 == 0 ? "sliding_attention" : mixer);
+  }
+  return {{"model_type", "ovq_hybrid"},
+          {"vocab_size", shape.vocab},
+          {"hidden_size", shape.d_model},
+          {"num_hidden_layers", shape.n_layers},
+          {"num_attention_heads", shape.n_heads},
+          {"head_dim", 128},
+          {"intermediate_size", shape.d_ff},
+          {"hidden_act", "silu"},
+          {"rms_norm_eps", 1e-5},
+          {"tie_word_embeddings", false},
+          {"sliding_window", 128},
+          {"rope_theta", 10000.0},
+          {"layer_types", layer_types},
+          {"ovq", {{"chunk_size", 128}, {"max_centroids", 2048}}},
+          {"torch_dtype", "bfloat16"}};
+}
+
+class RandomModelWriter {
+ public:
+  void Add(const std::string& name, std::vector<int64_t> shape, float mean, float deviation) {
+    size_t n = 1;
+    for (int64_t dim : shape) n *= static_cast<size_t>(dim);
+    header_[name] = {{"dtype", "BF16"},
+                     {"shape", shape},
+                     {"data_offsets", {data_.size() * 2, (data_.size() + n) * 2}}};
+    std::normal_distribution<float> normal(mean, deviation);
+    for (size_t i = 0; i < n; ++i) data_.push_back(RoundToBF16(normal(random_)));
+  }
+  void Write(const std::filesystem::path& path) const {
+    std::string header = header_.dump();
+    header.append((8 - header.size() % 8) % 8, ' ');
+    const uint64_t length = header.size();
+    std::ofstream file(path, std::ios::binary);
+    file.write(reinterpret_cast<const char*>(&length), sizeof length);
+    file.write(header.data(), static_cast<std::streamsize>(header.size()));
+    file.write(reinterpret_cast<const char*>(data_.data()),
+               static_cast<std::streamsize>(data_.size() * sizeof(BF16)));
+    Check(file.good(), "the random model is written");
+  }
+
+ private:
+  std::mt19937 random_{1};
+  nlohmann::json header_ = nlohmann::json::object();
+  std::vector<BF16> data_;
+};
+
+inline void WriteRandomModel(const std::filesystem::path& folder, const ModelShape& shape,
+                             const std::string& mixer) {
+  std::filesystem::create_directories(folder);
+  std::ofstream(folder / "config.json") << RandomModelConfig(shape, mixer).dump(1);
+  RandomModelWriter weights;
+  const int64_t d = shape.d_model, heads = int64_t{shape.n_heads} * 128, f = shape.d_ff;
+  weights.Add("model.embed_tokens.weight", {shape.vocab, d}, 0, 1);
+  for (int i = 0; i < shape.n_layers; ++i) {
+    const std::string layer = "model.layers." + std::to_string(i) + ".";
+    weights.Add(layer + "input_layernorm.weight", {d}, 1, 0.02f);
+    weights.Add(layer + "post_attention_layernorm.weight", {d}, 1, 0.02f);
+    for (const char* name : {"q_proj", "k_proj", "v_proj"}) {
+      weights.Add(layer + "self_attn." + name + ".weight", {heads, d}, 0, 0.03f);
+    }
+    weights.Add(layer + "self_attn.o_proj.weight", {d, heads}, 0, 0.03f);
+    weights.Add(layer + "self_attn.beta", {shape.n_heads}, 8, 0.5f);
+    weights.Add(layer + "mlp.gate_proj.weight", {f, d}, 0, 0.03f);
+    weights.Add(layer + "mlp.up_proj.weight", {f, d}, 0, 0.03f);
+    weights.Add(layer + "mlp.down_proj.weight", {d, f}, 0, 0.02f);
+  }
+  weights.Add("model.norm.weight", {d}, 1, 0.02f);
+  weights.Add("lm_head.weight", {shape.vocab, d}, 0, 0.03f);
+  weights.Write(folder / "model.safetensors");
+}
+
+}  // namespace ovq::bench

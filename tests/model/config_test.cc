@@ -1,0 +1,181 @@
+#include "model/config.h"
+
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+
+#include "tests/model/model_test_util.h"
+
+namespace ovq::test {
+namespace {
+
+using ::testing::ElementsAre;
+using ::testing::HasSubstr;
+using Json = nlohmann::json;
+
+Json Base() {
+  return {{"model_type", "ovq_hybrid"},
+          {"architectures", {"OvqHybridForCausalLM"}},
+          {"vocab_size", 300},
+          {"hidden_size", 64},
+          {"num_hidden_layers", 2},
+          {"num_attention_heads", 4},
+          {"head_dim", 16},
+          {"intermediate_size", 96},
+          {"layer_types", {"sliding_attention", "ovq_attention"}},
+          {"sliding_window", 16},
+          {"ovq", {{"chunk_size", 16}, {"max_centroids", 24}}}};
+}
+
+absl::StatusOr<ModelConfig> Load(const Json& json) {
+  const TempFolder folder;
+  folder.Write("config.json", json.dump());
+  return LoadConfig(folder.path());
+}
+
+// Sets one field and expects an error that names it.
+void ExpectError(const std::string& field, const Json& value, const std::string& text) {
+  Json json = Base();
+  json[field] = value;
+  const absl::Status status = Load(json).status();
+  EXPECT_EQ(status.code(), absl::StatusCode::kInvalidArgument) << status;
+  EXPECT_THAT(Message(status), HasSubstr("config.json: " + text));
+}
+
+TEST(LoadConfig, ReadsFieldsAndDefaults) {
+  const auto config = Load(Base());
+  ASSERT_TRUE(config.ok()) << config.status();
+  EXPECT_EQ(config->vocab_size, 300);
+  EXPECT_EQ(config->n_layers, 2);
+  EXPECT_THAT(config->layer_types, ElementsAre("sliding_attention", "ovq_attention"));
+  EXPECT_THAT(config->intermediate_size, ElementsAre(96, 96));
+  EXPECT_EQ(config->rms_norm_eps, 1e-5f);
+  EXPECT_FALSE(config->tie_word_embeddings);
+  EXPECT_FALSE(config->bos_token_id.has_value());
+  EXPECT_TRUE(config->eos_token_ids.empty());
+  EXPECT_EQ(config->default_max_centroids, 24);
+  EXPECT_EQ(config->weights_dtype, DType::kF32);
+  EXPECT_EQ(config->tokenizer, TokenizerKind::kNone);
+  EXPECT_EQ(config->section("ovq").Int("chunk_size", 0, 100).value(), 16);
+  EXPECT_FALSE(config->section("vq").Has("codebook_size"));
+  EXPECT_THAT(Message(config->section("vq").Int("codebook_size", 1, 9).status()),
+              HasSubstr("vq.codebook_size"));
+}
+
+TEST(LoadConfig, ReadsOptionalFields) {
+  Json json = Base();
+  json["intermediate_size"] = {0, 32};
+  json["bos_token_id"] = 1;
+  json["eos_token_id"] = {2, 3};
+  json["torch_dtype"] = "bfloat16";
+  json["tokenizer"] = "bytes";
+  json["tokenizer_byte_offset"] = 4;
+  json["rope_scaling"] = nullptr;
+  json.erase("ovq");
+  const auto config = Load(json);
+  ASSERT_TRUE(config.ok()) << config.status();
+  EXPECT_THAT(config->intermediate_size, ElementsAre(0, 32));
+  EXPECT_EQ(config->bos_token_id, 1);
+  EXPECT_THAT(config->eos_token_ids, ElementsAre(2, 3));
+  EXPECT_EQ(config->weights_dtype, DType::kBF16);
+  EXPECT_EQ(config->tokenizer, TokenizerKind::kBytes);
+  EXPECT_EQ(config->tokenizer_byte_offset, 4);
+  EXPECT_EQ(config->default_max_centroids, 2048);
+  EXPECT_TRUE(config->model.CheckAllRead().ok()) << config->model.CheckAllRead();
+  json["eos_token_id"] = 2;
+  json.erase("torch_dtype");
+  json["dtype"] = "float16";
+  const auto other = Load(json);
+  ASSERT_TRUE(other.ok()) << other.status();
+  EXPECT_THAT(other->eos_token_ids, ElementsAre(2));
+  EXPECT_EQ(other->weights_dtype, DType::kF16);
+}
+
+TEST(LoadConfig, UnknownFieldsStayUnread) {
+  Json json = Base();
+  json["slidign_window"] = 3;
+  const auto config = Load(json);
+  ASSERT_TRUE(config.ok()) << config.status();
+  EXPECT_THAT(Message(config->model.CheckAllRead()), HasSubstr("slidign_window: unknown field"));
+}
+
+TEST(LoadConfig, CanonicalIgnoresOrderSpacesAndBookkeeping) {
+  const TempFolder one, two;
+  one.Write("config.json", Base().dump());
+  Json json = Base();
+  json["transformers_version"] = "5";
+  two.Write("config.json", json.dump(4));
+  EXPECT_EQ(LoadConfig(one.path())->canonical, LoadConfig(two.path())->canonical);
+  json["sliding_window"] = 17;
+  EXPECT_NE(Load(json)->canonical, Load(Base())->canonical);
+}
+
+TEST(LoadConfig, NamesTheFolder) {
+  const TempFolder folder;
+  std::filesystem::create_directory(folder.file("tiny"));
+  folder.Write("tiny/config.json", Base().dump());
+  EXPECT_EQ(LoadConfig(folder.file("tiny"))->name, "tiny");
+  EXPECT_EQ(LoadConfig(folder.file("tiny/"))->name, "tiny");
+}
+
+TEST(LoadConfig, NamesTheFieldThatIsWrong) {
+  ExpectError("model_type", "llama", "model_type: unknown value 'llama'; known: ovq_hybrid");
+  ExpectError("model_type", 3, "model_type: expected a string");
+  ExpectError("vocab_size", "many", "vocab_size: expected an integer");
+  ExpectError("vocab_size", 18446744073709551615u, "vocab_size: an integer beyond 64 bits");
+  ExpectError("hidden_size", nullptr, "hidden_size: expected an integer in [1, 1048576], but");
+  ExpectError("num_hidden_layers", 3, "layer_types: has 2 entries, num_hidden_layers is 3");
+  ExpectError("layer_types", {"ovq_attention", "foo"},
+              "layer_types[1]: unknown layer type 'foo'; known: sliding_attention, ");
+  ExpectError("layer_types", {"ovq_attention", 3}, "layer_types: expected a list of");
+  ExpectError("intermediate_size", {96}, "intermediate_size: expected one entry");
+  ExpectError("intermediate_size", -1, "intermediate_size: expected an integer");
+  ExpectError("hidden_act", "gelu", "hidden_act: unknown value 'gelu'");
+  ExpectError("rms_norm_eps", -1, "rms_norm_eps: expected a number");
+  ExpectError("tie_word_embeddings", 1, "tie_word_embeddings: expected true or false");
+  ExpectError("num_key_value_heads", 3, "num_attention_heads: 4 is not a multiple of");
+  ExpectError("head_dim", 15, "head_dim: 15 is odd");
+  ExpectError("sliding_window", 0, "sliding_window: expected");
+  ExpectError("rope_theta", 0, "rope_theta: expected");
+  ExpectError("ovq", {{"chunk_size", 1}}, "ovq.chunk_size: expected an integer in [2, ");
+  ExpectError("ovq", {{"max_centroids", 1}}, "ovq.max_centroids: expected an integer in [2, ");
+  ExpectError("ovq", {{"max_centroids", {{"a", 1}}}}, "ovq.max_centroids: an object");
+  ExpectError("rope_scaling", {{"factor", 2}}, "rope_scaling: unknown section; known: ovq, vq");
+  ExpectError("bos_token_id", 300, "bos_token_id: expected an integer in [0, 299]");
+  ExpectError("eos_token_id", {2, 300}, "eos_token_id: expected integers in [0, 299]");
+  ExpectError("eos_token_id", "</s>", "eos_token_id: expected integers");
+  ExpectError("torch_dtype", "int8", "torch_dtype: unknown value 'int8'");
+  ExpectError("tokenizer", "wordpiece", "tokenizer: unknown value 'wordpiece'; known: bytes");
+  ExpectError("tokenizer_byte_offset", 4, "tokenizer_byte_offset: given without");
+}
+
+TEST(LoadConfig, TokenizerFilesMustNotContradict) {
+  const TempFolder folder;
+  Json json = Base();
+  folder.Write("config.json", json.dump());
+  folder.Write("tokenizer.json", "{}");
+  EXPECT_THAT(Message(LoadConfig(folder.path()).status()),
+              HasSubstr("tokenizer.json: byte-level BPE is not supported by this version"));
+  folder.Write("tokenizer.model", "x");
+  EXPECT_EQ(LoadConfig(folder.path())->tokenizer, TokenizerKind::kSentencePiece);
+  json["tokenizer"] = "bytes";
+  folder.Write("config.json", json.dump());
+  EXPECT_THAT(Message(LoadConfig(folder.path()).status()),
+              HasSubstr("tokenizer: is \"bytes\", but the folder has a tokenizer.model"));
+  json["tokenizer_byte_offset"] = 45;
+  ExpectError("tokenizer", "byte", "tokenizer: unknown value");
+  EXPECT_THAT(Message(Load(json).status()), HasSubstr("need a vocab_size of 301, got 300"));
+}
+
+TEST(LoadConfig, NamesFilesThatAreNoConfig) {
+  const TempFolder folder;
+  EXPECT_EQ(LoadConfig(folder.path()).status().code(), absl::StatusCode::kNotFound);
+  for (std::string_view text : {"", "{", "[]", "{\"a\":1,\"a\":2}", "{\"a\":1e999}"}) {
+    folder.Write("config.json", text);
+    const absl::Status status = LoadConfig(folder.path()).status();
+    EXPECT_EQ(status.code(), absl::StatusCode::kDataLoss) << text;
+    EXPECT_THAT(Message(status), HasSubstr("config.json: "));
+  }
+}
+
+}  // namespace
+}  // namespace ovq::test

@@ -1,0 +1,122 @@
+// Models with logits that were computed in float64: every position, however the tokens are fed.
+#include <gtest/gtest.h>
+
+#include <algorithm>
+#include <cmath>
+#include <random>
+
+#include "absl/strings/str_cat.h"
+#include "model/weights.h"
+#include "tests/model/golden_util.h"
+
+namespace ovq::test {
+namespace {
+
+// Float32 sums of up to 96 products through four layers stay within 5e-6 of the float64 logits,
+// measured; the factor 6 leaves room for other instruction sets' orders of summation.
+constexpr float kTolerance = 3e-5f;
+
+struct Case {
+  const char* name;
+  Device device;
+};
+
+class Fixtures : public ::testing::TestWithParam<Case> {
+ protected:
+  Fixtures()
+      : golden_(LoadGolden(GetParam().name)),
+        context_(BoundContext(GetParam().device)),
+        model_(LoadModel(golden_.folder, *context_)),
+        expected_(SafetensorsFile::Open(golden_.folder + "/expected.safetensors").value()) {}
+
+  int64_t centroids() const { return std::max<int64_t>(model_->config().default_max_centroids, 2); }
+
+  void ExpectLogits(const Session& session, const std::string& tensor) {
+    const TensorView& view = expected_.tensors().at(tensor);
+    ASSERT_EQ(session.logits().size(), static_cast<size_t>(view.shape.elements()));
+    float worst = 0;
+    size_t where = 0;
+    for (size_t i = 0; i < session.logits().size(); ++i) {
+      const float error = std::abs(session.logits()[i] - view.as<float>()[i]);
+      if (error <= worst) continue;
+      worst = std::isnan(error) ? INFINITY : error;
+      where = i;
+    }
+    EXPECT_LE(worst, kTolerance) << tensor << " at position "
+                                 << where / static_cast<size_t>(model_->config().vocab_size);
+  }
+
+  // Feeds sequence i in the given pieces, the last one as long as what is left.
+  void ExpectSplit(size_t i, const std::vector<int64_t>& pieces) {
+    Session session(*model_, golden_.sequences[i], centroids());
+    for (int64_t n : pieces) session.Feed(*context_, n);
+    if (session.remaining() > 0) session.Feed(*context_, session.remaining());
+    ExpectLogits(session, absl::StrCat("logits.", i));
+  }
+
+  Golden golden_;
+  std::unique_ptr<DeviceContext> context_;
+  std::unique_ptr<LanguageModel> model_;
+  SafetensorsFile expected_;
+};
+
+TEST_P(Fixtures, Whole) {
+  for (size_t i = 0; i < golden_.sequences.size(); ++i) ExpectSplit(i, {});
+}
+
+TEST_P(Fixtures, TokenByToken) {
+  for (size_t i = 0; i < golden_.sequences.size(); ++i) {
+    ExpectSplit(i, std::vector<int64_t>(golden_.sequences[i].size(), 1));
+  }
+}
+
+TEST_P(Fixtures, EverySplitOfShortSequences) {
+  for (size_t i = 0; i < golden_.sequences.size(); ++i) {
+    const auto n = static_cast<int64_t>(golden_.sequences[i].size());
+    if (n > 60) continue;
+    for (int64_t split = 1; split < n; ++split) ExpectSplit(i, {split});
+  }
+}
+
+TEST_P(Fixtures, RandomPieces) {
+  std::mt19937 random(7);
+  for (size_t i = 0; i < golden_.sequences.size(); ++i) {
+    for (int trial = 0; trial < 8; ++trial) {
+      auto left = static_cast<int64_t>(golden_.sequences[i].size());
+      std::vector<int64_t> pieces;
+      while (left > 0) {
+        pieces.push_back(std::min<int64_t>(left, 1 + static_cast<int64_t>(random() % 40)));
+        left -= pieces.back();
+      }
+      ExpectSplit(i, pieces);
+    }
+  }
+}
+
+TEST_P(Fixtures, SessionsCapOverridesTheModels) {
+  if (golden_.override_centroids == 0) GTEST_SKIP() << "no override in this fixture";
+  for (size_t i = 0; i < golden_.sequences.size(); ++i) {
+    Session session(*model_, golden_.sequences[i], golden_.override_centroids);
+    session.Feed(*context_, session.remaining());
+    ExpectLogits(session, absl::StrCat("logits_override.", i));
+  }
+}
+
+std::vector<Case> Cases() {
+  std::vector<Case> cases;
+  for (const char* name : {"sw-ovq", "sw-full", "sw-vq", "sw-ovq-gqa"}) {
+    for (Device device : {Device::kReference, Device::kCpu}) cases.push_back({name, device});
+  }
+  return cases;
+}
+
+std::string CaseName(const ::testing::TestParamInfo<Case>& info) {
+  std::string name = absl::StrCat(info.param.name, "_", DeviceName(info.param.device));
+  std::replace(name.begin(), name.end(), '-', '_');
+  return name;
+}
+
+INSTANTIATE_TEST_SUITE_P(Golden, Fixtures, ::testing::ValuesIn(Cases()), CaseName);
+
+}  // namespace
+}  // namespace ovq::test

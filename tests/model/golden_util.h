@@ -1,0 +1,56 @@
+// Small models with known logits: tests/golden/native.
+#pragma once
+
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "kernels/common/device.h"
+#include "model/language_model.h"
+#include "tests/model/model_test_util.h"
+
+namespace ovq::test {
+
+struct Golden {
+  std::string folder;
+  std::vector<std::vector<int32_t>> sequences;
+  int64_t override_centroids = 0;  // 0: no logits_override in the file
+};
+Golden LoadGolden(const std::string& name);
+
+// A context whose threads the calling thread's kernels use.
+std::unique_ptr<DeviceContext> BoundContext(Device device, int n_threads = 1);
+std::unique_ptr<LanguageModel> LoadModel(const std::string& folder, DeviceContext& context,
+                                         DType compute = DType::kF32, DType state = DType::kF32);
+
+// One sequence being fed to a model in pieces, its logits kept.
+class Session {
+ public:
+  Session(const LanguageModel& model, std::vector<int32_t> tokens, int64_t max_centroids);
+
+  int64_t position() const { return position_; }
+  int64_t remaining() const { return static_cast<int64_t>(tokens_.size()) - position_; }
+  // Appends the next n tokens to a batch, all logits wanted.
+  void AddTo(StepBatch& batch, int64_t n);
+  // Takes this session's rows of a step's logits, and returns what follows them.
+  const float* TakeLogits(const float* rows, int64_t n);
+  // The next n tokens as a step of their own.
+  void Feed(DeviceContext& context, int64_t n);
+
+  const std::vector<float>& logits() const { return logits_; }  // [position, vocab]
+  std::string StateBytes() const;                               // live bytes, end to end
+
+ private:
+  const LanguageModel& model_;
+  std::vector<int32_t> tokens_;
+  int64_t max_centroids_;
+  int64_t position_ = 0;
+  SessionMemory memory_;
+  std::vector<float> logits_;
+};
+
+// Feeds whole sessions together, pieces[i] tokens of session i a step, until all are done.
+void FeedTogether(const LanguageModel& model, DeviceContext& context,
+                  const std::vector<Session*>& sessions, const std::vector<int64_t>& pieces);
+
+}  // namespace ovq::test

@@ -1,0 +1,115 @@
+// Answers do not depend on company: the same logits and the same state, bit for bit, however a
+// sequence is split, whatever shares its steps, and with any number of threads.
+#include <gtest/gtest.h>
+
+#include <random>
+
+#include "absl/strings/str_cat.h"
+#include "tests/model/golden_util.h"
+
+namespace ovq::test {
+namespace {
+
+struct Case {
+  const char* name;
+  DType compute;
+  DType state;
+};
+
+// Bits of a run of one sequence.
+struct Trace {
+  std::string logits;
+  std::string state;
+  bool operator==(const Trace&) const = default;
+};
+
+Trace TraceOf(const Session& session) {
+  const std::vector<float>& logits = session.logits();
+  return {std::string(reinterpret_cast<const char*>(logits.data()), logits.size() * sizeof(float)),
+          session.StateBytes()};
+}
+
+class Identity : public ::testing::TestWithParam<Case> {
+ protected:
+  Identity()
+      : golden_(LoadGolden(GetParam().name)),
+        context_(BoundContext(Device::kCpu)),
+        model_(LoadModel(golden_.folder, *context_, GetParam().compute, GetParam().state)) {
+    for (size_t i = 0; i < golden_.sequences.size(); ++i) {
+      Session session(*model_, golden_.sequences[i], kCap);
+      session.Feed(*context_, session.remaining());
+      whole_.push_back(TraceOf(session));
+    }
+  }
+
+  // Small enough that a long sequence fills its dictionary nearly to the cap.
+  static constexpr int64_t kCap = 40;
+  Golden golden_;
+  std::unique_ptr<DeviceContext> context_;
+  std::unique_ptr<LanguageModel> model_;
+  std::vector<Trace> whole_;  // of every sequence alone, in one piece
+};
+
+TEST_P(Identity, AnyPieces) {
+  for (size_t i = 0; i < golden_.sequences.size(); ++i) {
+    for (int64_t piece : {1, 2, 3, 5, 8, 15, 16, 17, 31, 64}) {
+      Session session(*model_, golden_.sequences[i], kCap);
+      FeedTogether(*model_, *context_, {&session}, {piece});
+      EXPECT_TRUE(TraceOf(session) == whole_[i]) << "sequence " << i << " in pieces of " << piece;
+    }
+  }
+}
+
+TEST_P(Identity, AnyCompany) {
+  std::mt19937 random(11);
+  for (int trial = 0; trial < 6; ++trial) {
+    std::vector<std::unique_ptr<Session>> sessions;
+    std::vector<Session*> pointers;
+    std::vector<int64_t> pieces;
+    std::vector<size_t> which;
+    for (int j = 0; j < 5; ++j) {
+      which.push_back(random() % golden_.sequences.size());
+      sessions.push_back(std::make_unique<Session>(*model_, golden_.sequences[which.back()], kCap));
+      pointers.push_back(sessions.back().get());
+      pieces.push_back(1 + static_cast<int64_t>(random() % (j == 0 ? 1 : 30)));
+    }
+    FeedTogether(*model_, *context_, pointers, pieces);
+    for (size_t j = 0; j < sessions.size(); ++j) {
+      EXPECT_TRUE(TraceOf(*sessions[j]) == whole_[which[j]]) << "trial " << trial << ", " << j;
+    }
+  }
+}
+
+TEST_P(Identity, AnyThreads) {
+  const auto two = BoundContext(Device::kCpu, 2);
+  const auto model = LoadModel(golden_.folder, *two, GetParam().compute, GetParam().state);
+  for (size_t i = 0; i < golden_.sequences.size(); ++i) {
+    for (int64_t piece : {1, 7, 1000}) {
+      Session session(*model, golden_.sequences[i], kCap);
+      FeedTogether(*model, *two, {&session}, {piece});
+      EXPECT_TRUE(TraceOf(session) == whole_[i]) << "sequence " << i << " in pieces of " << piece;
+    }
+  }
+}
+
+std::vector<Case> Cases() {
+  std::vector<Case> cases;
+  for (const char* name : {"sw-ovq", "sw-full", "sw-vq", "sw-ovq-gqa"}) {
+    for (DType compute : {DType::kF32, DType::kBF16}) {
+      for (DType state : {DType::kF32, DType::kBF16}) cases.push_back({name, compute, state});
+    }
+  }
+  return cases;
+}
+
+std::string CaseName(const ::testing::TestParamInfo<Case>& info) {
+  std::string name = absl::StrCat(info.param.name, "_", DTypeName(info.param.compute), "_state_",
+                                  DTypeName(info.param.state));
+  std::replace(name.begin(), name.end(), '-', '_');
+  return name;
+}
+
+INSTANTIATE_TEST_SUITE_P(Golden, Identity, ::testing::ValuesIn(Cases()), CaseName);
+
+}  // namespace
+}  // namespace ovq::test

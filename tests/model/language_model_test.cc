@@ -1,0 +1,179 @@
+#include "model/language_model.h"
+
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+
+#include "model/weights.h"
+#include "tests/model/golden_util.h"
+
+namespace ovq::test {
+namespace {
+
+using ::testing::HasSubstr;
+using Json = nlohmann::json;
+
+// A copy of a golden model whose config and tensors a test may change before loading it.
+class EditedModel {
+ public:
+  explicit EditedModel(const std::string& name) {
+    const Golden golden = LoadGolden(name);
+    config = Json::parse(ReadBytes(golden.folder + "/config.json"));
+    const auto file = SafetensorsFile::Open(golden.folder + "/model.safetensors");
+    for (const auto& [tensor, view] : file->tensors()) {
+      Json shape = Json::array();
+      for (int i = 0; i < view.shape.rank(); ++i) shape.push_back(view.shape[i]);
+      tensors[tensor] = {shape, std::string(view.as<char>(), view.bytes())};
+    }
+  }
+  absl::StatusOr<std::unique_ptr<LanguageModel>> Load(const ModelOptions& options = {}) const {
+    const TempFolder folder;
+    Json header;
+    std::string data;
+    for (const auto& [tensor, part] : tensors) {
+      header[tensor] = {{"dtype", "F32"},
+                        {"shape", part.first},
+                        {"data_offsets", {data.size(), data.size() + part.second.size()}}};
+      data += part.second;
+    }
+    std::string text = header.dump();
+    text.resize((text.size() + 7) / 8 * 8, ' ');
+    folder.Write("model.safetensors", SafetensorsBytes(text, data));
+    folder.Write("config.json", config.dump());
+    return LanguageModel::Load(folder.path(), options, *context);
+  }
+  void ExpectError(absl::StatusCode code, const std::string& text) const {
+    const absl::Status status = Load().status();
+    EXPECT_EQ(status.code(), code) << status;
+    EXPECT_THAT(Message(status), HasSubstr(text));
+  }
+
+  Json config;
+  std::map<std::string, std::pair<Json, std::string>> tensors;
+  std::unique_ptr<DeviceContext> context = BoundContext(Device::kCpu);
+};
+
+std::vector<float> Logits(const LanguageModel& model, DeviceContext& context) {
+  Session session(model, {1, 2, 3, 4, 5}, 24);
+  session.Feed(context, 5);
+  return session.logits();
+}
+
+TEST(LanguageModel, KnowsItsSizes) {
+  const auto context = BoundContext(Device::kCpu);
+  const auto model = LoadModel(LoadGolden("sw-ovq-gqa").folder, *context);
+  EXPECT_EQ(model->name(), "sw-ovq-gqa");
+  EXPECT_EQ(model->fingerprint().size(), 64u);
+  // embedding and head 101 x 64; a layer: q and o 64 x 64, k and v 32 x 64, beta 4, two norms of
+  // 64, three matrices of 96 x 64; the last norm.
+  const int64_t layer = 2 * 64 * 64 + 2 * 32 * 64 + 4 + 2 * 64 + 3 * 96 * 64;
+  EXPECT_EQ(model->parameters(), 2 * 101 * 64 + 4 * layer + 64);
+  EXPECT_GE(model->weight_bytes(), sizeof(float) * (101 * 64 + 4 * (layer - 4) + 64));
+  EXPECT_EQ(model->full_kv_bytes_per_token(), 4u * 2 * (16 + 16) * sizeof(float));
+  EXPECT_EQ(model->compute_dtype(), DType::kF32);
+}
+
+TEST(LanguageModel, NamesTensorsThatDoNotFit) {
+  EditedModel missing("sw-ovq");
+  missing.tensors.erase("model.layers.1.self_attn.beta");
+  missing.ExpectError(absl::StatusCode::kNotFound, "'model.layers.1.self_attn.beta' is missing");
+  EditedModel shape("sw-ovq");
+  shape.tensors["model.layers.2.mlp.down_proj.weight"].first = {96, 64};
+  shape.ExpectError(absl::StatusCode::kInvalidArgument,
+                    "model.layers.2.mlp.down_proj.weight: expected [64, 96], got [96, 64]");
+  EditedModel unused("sw-ovq");
+  unused.tensors["model.layers.0.self_attn.q_proj.bias"] = {{1}, std::string(4, '\0')};
+  unused.ExpectError(absl::StatusCode::kInvalidArgument, "'model.layers.0.self_attn.q_proj.bias'");
+}
+
+TEST(LanguageModel, NamesFieldsThatNobodyReads) {
+  EditedModel top("sw-ovq");
+  top.config["slidign_window"] = 4;
+  top.ExpectError(absl::StatusCode::kInvalidArgument, "slidign_window: unknown field");
+  EditedModel section("sw-ovq");
+  section.config["ovq"]["centroids"] = 4;
+  section.ExpectError(absl::StatusCode::kInvalidArgument, "ovq.centroids: unknown field");
+  EditedModel elsewhere("sw-full");  // no layer of this model reads "ovq"
+  elsewhere.config["ovq"]["centroids"] = 4;
+  EXPECT_TRUE(elsewhere.Load().ok());
+}
+
+TEST(LanguageModel, RefusesADefaultCapAboveTheLimit) {
+  ModelOptions options;
+  options.limits.max_centroids = 16;
+  EXPECT_THAT(Message(EditedModel("sw-ovq").Load(options).status()),
+              HasSubstr("ovq.max_centroids: 24 is above the server's limit of 16"));
+}
+
+TEST(LanguageModel, TiedHeadReadsTheEmbedding) {
+  EditedModel untied("sw-ovq");
+  untied.tensors["lm_head.weight"] = untied.tensors["model.embed_tokens.weight"];
+  EditedModel tied("sw-ovq");
+  tied.tensors.erase("lm_head.weight");
+  tied.config["tie_word_embeddings"] = true;
+  const auto a = untied.Load();
+  const auto b = tied.Load();
+  ASSERT_TRUE(a.ok() && b.ok()) << a.status() << b.status();
+  EXPECT_EQ(Logits(**a, *untied.context), Logits(**b, *tied.context));
+  EXPECT_NE((*a)->fingerprint(), (*b)->fingerprint());
+}
+
+TEST(LanguageModel, LayersMayHaveNoFeedForward) {
+  EditedModel zeroed("sw-ovq");
+  EditedModel without("sw-ovq");
+  const std::string prefix = "model.layers.1.";
+  for (const char* leaf : {"post_attention_layernorm.weight", "mlp.gate_proj.weight",
+                           "mlp.up_proj.weight", "mlp.down_proj.weight"}) {
+    without.tensors.erase(prefix + leaf);
+  }
+  without.config["intermediate_size"] = {96, 0, 96, 96};
+  std::string& down = zeroed.tensors[prefix + "mlp.down_proj.weight"].second;
+  down.assign(down.size(), '\0');
+  const auto a = zeroed.Load();
+  const auto b = without.Load();
+  ASSERT_TRUE(a.ok() && b.ok()) << a.status() << b.status();
+  EXPECT_EQ(Logits(**a, *zeroed.context), Logits(**b, *without.context));
+}
+
+TEST(LanguageModel, FingerprintSeesTheConfig) {
+  EditedModel model("sw-ovq");
+  const std::string before = (*model.Load())->fingerprint();
+  EXPECT_EQ((*model.Load())->fingerprint(), before);
+  model.config["sliding_window"] = 17;
+  EXPECT_NE((*model.Load())->fingerprint(), before);
+}
+
+TEST(LanguageModel, LogitsOfChosenRowsOnly) {
+  const auto context = BoundContext(Device::kCpu);
+  const auto model = LoadModel(LoadGolden("sw-ovq").folder, *context);
+  const int64_t vocab = model->config().vocab_size;
+  const std::vector<float> all = Logits(*model, *context);
+  SessionMemory memory(model->layout().virtual_bytes());
+  StepBatch batch;
+  const std::vector<int32_t> tokens = {1, 2, 3, 4, 5};
+  batch.Add(tokens, 0, 24, memory.base(), 0);
+  batch.logit_rows = {0, 2, 3};
+  std::vector<float> some(static_cast<size_t>(3 * vocab));
+  model->Forward(batch, *context, {some.data(), DType::kF32, {3, vocab}});
+  for (int i = 0; i < 3; ++i) {
+    const std::vector<float> got(some.begin() + i * vocab, some.begin() + (i + 1) * vocab);
+    const auto row = all.begin() + batch.logit_rows[i] * vocab;
+    EXPECT_EQ(got, std::vector<float>(row, row + vocab)) << i;
+  }
+  batch.logit_rows.clear();
+  batch.start_pos = {5};
+  model->Forward(batch, *context, {nullptr, DType::kF32, {0, vocab}});
+}
+
+TEST(LanguageModel, SteadyStepsTakeNoMoreScratch) {
+  const auto context = BoundContext(Device::kCpu);
+  const auto model = LoadModel(LoadGolden("sw-ovq").folder, *context);
+  Session session(*model, std::vector<int32_t>(200, 7), 24);
+  session.Feed(*context, 20);
+  const size_t before = context->scratch().capacity_bytes();
+  while (session.remaining() > 0) session.Feed(*context, 1);
+  EXPECT_EQ(context->scratch().capacity_bytes(), before);
+  EXPECT_EQ(context->scratch().mark(), 0u);
+}
+
+}  // namespace
+}  // namespace ovq::test

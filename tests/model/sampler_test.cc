@@ -1,0 +1,285 @@
+#include "model/sampler.h"
+
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+
+#include <algorithm>
+#include <cmath>
+#include <limits>
+#include <map>
+#include <numeric>
+#include <random>
+
+#include "tests/model/model_test_util.h"
+#include "tests/test_util.h"
+
+namespace ovq::test {
+namespace {
+
+using ::testing::HasSubstr;
+
+constexpr float kNaN = std::numeric_limits<float>::quiet_NaN();
+constexpr float kInfinity = std::numeric_limits<float>::infinity();
+
+float LogSumExp(const std::vector<float>& logits) {
+  double sum = 0;
+  for (float logit : logits) sum += std::exp(static_cast<double>(logit));
+  return static_cast<float>(std::log(sum));
+}
+
+// A distribution by the definition of each filter, with full sorts.
+struct Distribution {
+  std::map<int32_t, double> p;
+
+  void Normalize() {
+    double total = 0;
+    for (const auto& [id, value] : p) total += value;
+    for (auto& [id, value] : p) value /= total;
+  }
+  // Keeps the fewest entries of lowest key whose probabilities reach `mass`.
+  template <class Key>
+  void KeepMass(double mass, Key key) {
+    std::vector<int32_t> ids;
+    for (const auto& [id, value] : p) ids.push_back(id);
+    std::stable_sort(ids.begin(), ids.end(), [&](int32_t a, int32_t b) { return key(a) < key(b); });
+    double sum = 0;
+    for (int32_t id : ids) {
+      const double value = p[id];
+      if (sum >= mass) p.erase(id);
+      sum += value;
+    }
+    Normalize();
+  }
+};
+
+Distribution Expected(const std::vector<float>& logits, const SamplingParams& params) {
+  Distribution d;
+  for (size_t i = 0; i < logits.size(); ++i) {
+    d.p[static_cast<int32_t>(i)] = std::exp(static_cast<double>(logits[i]) / params.temperature);
+  }
+  d.Normalize();
+  if (params.top_k > 0) {
+    std::vector<int32_t> ids(logits.size());
+    std::iota(ids.begin(), ids.end(), 0);
+    std::stable_sort(ids.begin(), ids.end(),
+                     [&](int32_t a, int32_t b) { return logits[a] > logits[b]; });
+    for (size_t i = static_cast<size_t>(params.top_k); i < ids.size(); ++i) d.p.erase(ids[i]);
+    d.Normalize();
+  }
+  if (params.typical_p < 1) {
+    double entropy = 0;
+    for (const auto& [id, p] : d.p) entropy -= p * std::log(p);
+    d.KeepMass(params.typical_p,
+               [&](int32_t id) { return std::abs(-std::log(d.p[id]) - entropy); });
+  }
+  if (params.top_p < 1) d.KeepMass(params.top_p, [&](int32_t id) { return -logits[id]; });
+  double best = 0;
+  for (const auto& [id, p] : d.p) best = std::max(best, p);
+  std::erase_if(d.p, [&](const auto& entry) { return entry.second < params.min_p * best; });
+  d.Normalize();
+  return d;
+}
+
+// Draws many tokens and holds their counts against the expected distribution.
+void ExpectDistribution(const std::vector<float>& logits, const SamplingParams& params,
+                        const Distribution& expected, const std::string& what) {
+  constexpr int kDraws = 4000;
+  Sampler sampler(params, static_cast<int64_t>(logits.size()));
+  std::map<int32_t, int> counts;
+  for (int position = 0; position < kDraws; ++position) {
+    ++counts[sampler.Sample(logits, 0, position, 0).token_id];
+  }
+  double chi_square = 0;
+  for (const auto& [id, p] : expected.p) {
+    const double difference = counts[id] - kDraws * p;
+    chi_square += difference * difference / (kDraws * p);
+  }
+  for (const auto& [id, count] : counts) {
+    EXPECT_TRUE(expected.p.contains(id)) << what << ": token " << id << " must not be drawn";
+  }
+  // Mean k-1 and variance 2(k-1) plus at most sum(1/p)/draws: six deviations.
+  const double freedom = static_cast<double>(expected.p.size()) - 1;
+  double variance = 2 * freedom;
+  for (const auto& [id, p] : expected.p) variance += 1 / (p * kDraws);
+  EXPECT_LE(chi_square, freedom + 6 * std::sqrt(variance)) << what;
+}
+
+TEST(Sampler, FiltersFollowTheirDefinitions) {
+  const std::vector<SamplingParams> cases = {
+      {},
+      {.temperature = 0.5f},
+      {.temperature = 2.0f},
+      {.top_k = 1},
+      {.top_k = 5},
+      {.top_k = 1000},
+      {.top_p = 0.5f},
+      {.top_p = 0.9f},
+      {.top_p = 1e-6f},
+      {.min_p = 0.1f},
+      {.min_p = 1.0f},
+      {.typical_p = 0.4f},
+      {.typical_p = 0.9f},
+      {.temperature = 1.5f, .top_k = 20, .top_p = 0.8f, .min_p = 0.05f, .typical_p = 0.9f},
+      {.temperature = 0.7f, .top_k = 40, .top_p = 0.95f},
+  };
+  for (size_t vocab : {1, 2, 7, 50, 600}) {
+    for (size_t i = 0; i < cases.size(); ++i) {
+      const std::vector<float> normal = RandomNormal(vocab, 100 * vocab + i);
+      std::vector<float> logits(vocab);
+      std::ranges::transform(normal, logits.begin(), [](float x) { return 2 * x; });
+      SamplingParams params = cases[i];
+      params.seed = 1000 + i;
+      ExpectDistribution(logits, params, Expected(logits, params),
+                         "vocabulary " + std::to_string(vocab) + ", case " + std::to_string(i));
+    }
+  }
+}
+
+TEST(Sampler, GreedyTakesTheFirstOfTheBest) {
+  Sampler sampler({.temperature = 0}, 5);
+  const std::vector<float> logits = {1, 3, 2, 3, -1};
+  const Sampled sampled = sampler.Sample(logits, LogSumExp(logits), 0, 3);
+  EXPECT_EQ(sampled.token_id, 1);
+  EXPECT_NEAR(sampled.logprob, 3 - LogSumExp(logits), 1e-6);
+  ASSERT_EQ(sampled.top.size(), 3u);
+  EXPECT_EQ(sampled.top[0].token_id, 1);
+  EXPECT_EQ(sampled.top[1].token_id, 3);
+  EXPECT_EQ(sampled.top[2].token_id, 2);
+}
+
+TEST(Sampler, TiesGoToTheLowerId) {
+  const std::vector<float> logits(10, 0.5f);
+  for (const SamplingParams& params : {SamplingParams{.top_k = 3}, SamplingParams{.top_p = 0.25f},
+                                       SamplingParams{.typical_p = 0.25f}}) {
+    Sampler sampler(params, 10);
+    for (int position = 0; position < 100; ++position) {
+      EXPECT_LT(sampler.Sample(logits, 0, position, 0).token_id, 3);
+    }
+  }
+}
+
+TEST(Sampler, DrawsDependOnSeedAndPositionOnly) {
+  const std::vector<float> logits = RandomNormal(1000, 1);
+  Sampler forward({.top_p = 0.95f, .seed = 5}, 1000), backward({.top_p = 0.95f, .seed = 5}, 1000);
+  std::vector<int32_t> a(50), b(50), c(50);
+  Sampler other({.top_p = 0.95f, .seed = uint64_t{5} << 32}, 1000);
+  for (int i = 0; i < 50; ++i) a[i] = forward.Sample(logits, 0, i, 0).token_id;
+  for (int i = 49; i >= 0; --i) b[i] = backward.Sample(logits, 0, i, 0).token_id;
+  for (int i = 0; i < 50; ++i) c[i] = other.Sample(logits, 0, i, 0).token_id;
+  EXPECT_EQ(a, b);
+  EXPECT_NE(a, c);
+  std::vector<int32_t> far(50);
+  for (int i = 0; i < 50; ++i) {
+    far[i] = forward.Sample(logits, 0, i + (int64_t{1} << 32), 0).token_id;
+  }
+  EXPECT_NE(a, far);
+}
+
+// With temperature 0 the adjusted logits decide; ids 0.. have these raw logits.
+int32_t GreedyAfter(const std::vector<float>& logits, SamplingParams params,
+                    std::vector<int32_t> prompt, int generated, std::vector<int32_t> banned = {}) {
+  params.temperature = 0;
+  Sampler sampler(params, static_cast<int64_t>(logits.size()));
+  sampler.ObservePrompt(prompt);
+  int32_t last = -1;
+  for (int i = 0; i <= generated; ++i) last = sampler.Sample(logits, 0, i, 0, banned).token_id;
+  return last;
+}
+
+TEST(Sampler, PenaltiesCountWhatTheyShould) {
+  // Repetition: positive logits are divided, negative ones multiplied; prompt and generated count.
+  EXPECT_EQ(GreedyAfter({2.0f, 1.5f}, {.repetition_penalty = 2}, {}, 0), 0);
+  EXPECT_EQ(GreedyAfter({2.0f, 1.5f}, {.repetition_penalty = 2}, {0}, 0), 1);
+  EXPECT_EQ(GreedyAfter({2.0f, 1.5f}, {.repetition_penalty = 2}, {}, 1), 1);
+  EXPECT_EQ(GreedyAfter({2.0f, 1.5f}, {.repetition_penalty = 2}, {0, 0, 0}, 1), 0);
+  EXPECT_EQ(GreedyAfter({-1.0f, -1.5f}, {.repetition_penalty = 2}, {0}, 0), 1);
+  EXPECT_EQ(GreedyAfter({1.0f, 1.5f}, {.repetition_penalty = 0.5f}, {0}, 0), 0);
+  // Presence: generated tokens, once.
+  EXPECT_EQ(GreedyAfter({2.0f, 1.5f}, {.presence_penalty = 1}, {0, 0}, 0), 0);
+  EXPECT_EQ(GreedyAfter({2.0f, 1.5f}, {.presence_penalty = 1}, {}, 1), 1);
+  EXPECT_EQ(GreedyAfter({2.0f, 1.5f}, {.presence_penalty = 1}, {}, 2), 0);
+  // Frequency: generated tokens, times the count: 2, 1.75, 1.5 against 1.6.
+  EXPECT_EQ(GreedyAfter({2.0f, 1.6f}, {.frequency_penalty = 0.25f}, {}, 1), 0);
+  EXPECT_EQ(GreedyAfter({2.0f, 1.6f}, {.frequency_penalty = 0.25f}, {}, 2), 1);
+}
+
+TEST(Sampler, BiasAndBannedTokens) {
+  SamplingParams params;
+  params.logit_bias[2] = 5;
+  EXPECT_EQ(GreedyAfter({2, 1, 0}, params, {}, 0), 2);
+  EXPECT_EQ(GreedyAfter({2, 1, 0}, params, {}, 0, {2}), 0);
+  EXPECT_EQ(GreedyAfter({2, 1, 0}, params, {}, 0, {0, 2}), 1);
+  Sampler sampler({}, 3);
+  const std::vector<float> logits = {9, 1, 0};
+  const std::vector<int32_t> banned = {0};
+  for (int position = 0; position < 200; ++position) {
+    const Sampled sampled = sampler.Sample(logits, LogSumExp(logits), position, 1, banned);
+    EXPECT_NE(sampled.token_id, 0);
+    EXPECT_EQ(sampled.top.front().token_id, 0);  // the raw distribution's best
+  }
+}
+
+TEST(Sampler, OddLogitsNeverCrash) {
+  const std::vector<int32_t> banned = {0};
+  for (const SamplingParams& params :
+       {SamplingParams{}, SamplingParams{.temperature = 0}, SamplingParams{.top_k = 2},
+        SamplingParams{.top_p = 0.5f, .typical_p = 0.5f}, SamplingParams{.min_p = 0.5f},
+        SamplingParams{.temperature = 1e-30f}}) {
+    Sampler sampler(params, 3);
+    for (const std::vector<float>& logits : std::vector<std::vector<float>>{
+             {kNaN, kNaN, kNaN}, {-kInfinity, -kInfinity, -kInfinity}}) {
+      EXPECT_EQ(sampler.Sample(logits, kNaN, 0, 3).token_id, 0);
+      EXPECT_EQ(sampler.Sample(logits, kNaN, 0, 3, banned).token_id, 1);
+    }
+    EXPECT_EQ(sampler.Sample(std::vector<float>{kNaN, 1, -kInfinity}, 1, 0, 3).token_id, 1);
+    EXPECT_EQ(sampler.Sample(std::vector<float>{3, kInfinity, 2}, kInfinity, 0, 3).token_id, 1);
+  }
+  const auto top = TopLogprobs(std::vector<float>{kNaN, 1, -kInfinity, 2}, 0, 4);
+  EXPECT_EQ(top[0].token_id, 3);
+  EXPECT_EQ(top[1].token_id, 1);
+  EXPECT_EQ(top[2].token_id, 0);  // NaN counts as minus infinity: ties by lower id
+  EXPECT_EQ(top[2].logprob, -kInfinity);
+}
+
+TEST(TopLogprobs, AgreesWithAFullSort) {
+  std::vector<float> logits = RandomNormal(500, 9);
+  for (float& logit : logits) logit = std::round(logit * 4) / 4;  // many ties
+  std::vector<int32_t> ids(logits.size());
+  std::iota(ids.begin(), ids.end(), 0);
+  std::stable_sort(ids.begin(), ids.end(),
+                   [&](int32_t a, int32_t b) { return logits[a] > logits[b]; });
+  for (int n : {0, 1, 5, 100, 500, 600}) {
+    const auto top = TopLogprobs(logits, 1.5f, n);
+    ASSERT_EQ(top.size(), std::min<size_t>(static_cast<size_t>(n), 500));
+    for (size_t i = 0; i < top.size(); ++i) {
+      EXPECT_EQ(top[i].token_id, ids[i]);
+      EXPECT_EQ(top[i].logprob, logits[ids[i]] - 1.5f);
+    }
+  }
+}
+
+TEST(SamplingParams, ValidateNamesFieldAndRange) {
+  EXPECT_TRUE(SamplingParams().Validate(10).ok());
+  const auto expect = [](SamplingParams params, const std::string& text) {
+    const absl::Status status = params.Validate(10);
+    EXPECT_EQ(status.code(), absl::StatusCode::kInvalidArgument);
+    EXPECT_THAT(Message(status), HasSubstr(text));
+  };
+  expect({.temperature = -1}, "temperature: expected a number in [0, 100], got -1");
+  expect({.temperature = kNaN}, "temperature: ");
+  expect({.top_k = -1}, "top_k: expected 0 (off) or a positive integer, got -1");
+  expect({.top_p = 0}, "top_p: expected a number in (0, 1], got 0");
+  expect({.top_p = 1.5f}, "top_p: ");
+  expect({.min_p = -0.1f}, "min_p: expected a number in [0, 1]");
+  expect({.typical_p = 0}, "typical_p: expected a number in (0, 1]");
+  expect({.repetition_penalty = 0}, "repetition_penalty: expected a number in (0, 100]");
+  expect({.repetition_penalty = kInfinity}, "repetition_penalty: ");
+  expect({.presence_penalty = 3}, "presence_penalty: expected a number in [-2, 2]");
+  expect({.frequency_penalty = -3}, "frequency_penalty: expected a number in [-2, 2]");
+  expect({.logit_bias = {{10, 1.0f}}}, "logit_bias: token id 10 is outside the vocabulary of 10");
+  expect({.logit_bias = {{-1, 1.0f}}}, "logit_bias: token id -1");
+  expect({.logit_bias = {{3, 101.0f}}}, "logit_bias[3]: expected a number in [-100, 100]");
+}
+
+}  // namespace
+}  // namespace ovq::test

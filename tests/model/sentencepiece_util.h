@@ -1,0 +1,18 @@
+// The SentencePiece library itself, for tests; apart, because its header and abseil's cannot meet
+// in one source file.
+#pragma once
+
+#include <cstdint>
+#include <string>
+#include <vector>
+
+namespace ovq::test {
+
+// Writes prefix.model with exactly n_pieces pieces, single bytes among them. Ends the process if
+// the library cannot.
+void TrainPieces(const std::string& corpus, const std::string& prefix, int n_pieces);
+
+// What the library's own Decode gives.
+std::string ReferenceDecode(const std::string& model, const std::vector<int32_t>& ids);
+
+}  // namespace ovq::test

@@ -1,0 +1,190 @@
+#include "server/options.h"
+
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+
+#include <cstdio>
+#include <fstream>
+#include <map>
+#include <string>
+#include <vector>
+
+namespace ovq {
+namespace {
+
+using testing::AllOf;
+using testing::HasSubstr;
+
+using Environment = std::map<std::string, std::string>;
+
+absl::StatusOr<CommandLine> Parse(const std::vector<std::string>& args,
+                                  const Environment& environment = {}) {
+  return ParseCommandLine(args, [&](const std::string& name) -> std::optional<std::string> {
+    const auto found = environment.find(name);
+    if (found == environment.end()) return std::nullopt;
+    return found->second;
+  });
+}
+
+// A file that ends with the test.
+class ConfigFile {
+ public:
+  explicit ConfigFile(const std::string& text)
+      : path_(testing::TempDir() + "ovq_options_" + std::to_string(getpid()) + ".conf") {
+    std::ofstream(path_) << text;
+  }
+  ~ConfigFile() { std::remove(path_.c_str()); }
+  const std::string& path() const { return path_; }
+
+ private:
+  const std::string path_;
+};
+
+TEST(Options, Defaults) {
+  const auto line = Parse({"--model", "m"});
+  ASSERT_TRUE(line.ok()) << line.status();
+  const Options& options = line->options;
+  EXPECT_EQ(options.model, "m");
+  EXPECT_EQ(options.listen, "127.0.0.1:50051");
+  EXPECT_EQ(options.metrics_address, "127.0.0.1:9464");
+  EXPECT_EQ(options.device, Device::kCpu);
+  EXPECT_FALSE(options.state_memory_bytes.has_value());
+  EXPECT_FALSE(options.state_dtype.has_value());
+  EXPECT_EQ(options.max_centroids, 65536);
+  EXPECT_EQ(options.max_sessions, 1024);
+  EXPECT_EQ(options.max_batch_tokens, 512);
+  EXPECT_EQ(options.session_ttl, absl::Minutes(30));
+  EXPECT_EQ(options.drain_timeout, absl::Seconds(30));
+  EXPECT_EQ(options.max_message_bytes, size_t{64} << 20);
+}
+
+TEST(Options, EveryFlag) {
+  const auto line =
+      Parse({"--model=m", "--listen=[::]:0", "--metrics-address=", "--device=ref", "--threads=3",
+             "--state-memory=1.5GiB", "--max-centroids=128", "--max-sessions=7",
+             "--state-dtype=bf16", "--compute-dtype=f32", "--max-batch-tokens=64", "--max-queue=0",
+             "--max-prompt-tokens=1000", "--max-context=4096", "--session-ttl=1h30m",
+             "--drain-timeout=5s", "--max-message-bytes=1M"});
+  ASSERT_TRUE(line.ok()) << line.status();
+  const Options& options = line->options;
+  EXPECT_EQ(options.listen, "[::]:0");
+  EXPECT_EQ(options.metrics_address, "");
+  EXPECT_EQ(options.device, Device::kReference);
+  EXPECT_EQ(options.threads, 3);
+  EXPECT_EQ(options.state_memory_bytes, (size_t{3} << 30) / 2);
+  EXPECT_EQ(options.max_centroids, 128);
+  EXPECT_EQ(options.max_sessions, 7);
+  EXPECT_EQ(options.state_dtype, DType::kBF16);
+  EXPECT_EQ(options.compute_dtype, DType::kF32);
+  EXPECT_EQ(options.max_batch_tokens, 64);
+  EXPECT_EQ(options.max_queue, 0);
+  EXPECT_EQ(options.max_prompt_tokens, 1000);
+  EXPECT_EQ(options.max_context, 4096);
+  EXPECT_EQ(options.session_ttl, absl::Minutes(90));
+  EXPECT_EQ(options.drain_timeout, absl::Seconds(5));
+  EXPECT_EQ(options.max_message_bytes, size_t{1} << 20);
+}
+
+TEST(Options, FlagsWinOverEnvironmentOverFile) {
+  const ConfigFile file(
+      "# a comment\n\nmodel = from_file\n max-sessions=1 \nthreads = 1\nmax-queue = 9\n"
+      "metrics-address =\n");
+  const auto line = Parse({"--config", file.path(), "--threads", "3"},
+                          {{"OVQ_THREADS", "2"}, {"OVQ_MAX_SESSIONS", "2"}});
+  ASSERT_TRUE(line.ok()) << line.status();
+  EXPECT_EQ(line->options.model, "from_file");
+  EXPECT_EQ(line->options.threads, 3);
+  EXPECT_EQ(line->options.max_sessions, 2);
+  EXPECT_EQ(line->options.max_queue, 9);
+  EXPECT_EQ(line->options.metrics_address, "");
+  const auto by_environment = Parse({}, {{"OVQ_CONFIG", file.path()}});
+  ASSERT_TRUE(by_environment.ok()) << by_environment.status();
+  EXPECT_EQ(by_environment->options.max_sessions, 1);
+}
+
+TEST(Options, BadInputNamesTheCulprit) {
+  const struct {
+    std::vector<std::string> args;
+    Environment environment;
+    const char* culprit;
+    const char* expected;
+  } cases[] = {
+      {{}, {}, "--model", "a model folder"},
+      {{"--model"}, {}, "--model", "a value"},
+      {{"--model", "m", "--modle", "x"}, {}, "--modle", "--help"},
+      {{"--model", "m", "stray"}, {}, "stray", "--help"},
+      {{"--model", "m", "--listen", "50051"}, {}, "--listen", "HOST:PORT"},
+      {{"--model", "m", "--listen", "h:70000"}, {}, "--listen", "65535"},
+      {{"--model", "m", "--device", "tpu"}, {}, "--device", "cpu, ref or cuda"},
+      {{"--model", "m", "--threads", "-1"}, {}, "--threads", "0 to 1024"},
+      {{"--model", "m", "--threads", "2x"}, {}, "--threads", "'2x'"},
+      {{"--model", "m", "--max-centroids", "0"}, {}, "--max-centroids", "2 to"},
+      {{"--model", "m", "--max-sessions", "0"}, {}, "--max-sessions", "1 to"},
+      {{"--model", "m", "--state-memory", "8Q"}, {}, "--state-memory", "512M"},
+      {{"--model", "m", "--state-memory", "-1G"}, {}, "--state-memory", "512M"},
+      {{"--model", "m", "--state-memory", ""}, {}, "--state-memory", "512M"},
+      {{"--model", "m", "--state-dtype", "f16"}, {}, "--state-dtype", "f32 or bf16"},
+      {{"--model", "m", "--session-ttl", "0s"}, {}, "--session-ttl", "a duration from"},
+      {{"--model", "m", "--session-ttl", "5"}, {}, "--session-ttl", "30s, 5m or 1h"},
+      {{"--model", "m", "--drain-timeout", "-3s"}, {}, "--drain-timeout", "30s, 5m or 1h"},
+      {{"--model", "m", "--max-message-bytes", "4G"}, {}, "--max-message-bytes", "below 2G"},
+      {{"--model", "m", "--config", "/nonexistent/file"}, {}, "--config", "/nonexistent/file"},
+      {{"--model", "m"}, {{"OVQ_MAX_QUEUE", "many"}}, "OVQ_MAX_QUEUE", "'many'"},
+  };
+  for (const auto& c : cases) {
+    const auto line = Parse(c.args, c.environment);
+    ASSERT_FALSE(line.ok()) << c.culprit;
+    EXPECT_THAT(std::string(line.status().message()),
+                AllOf(HasSubstr(c.culprit), HasSubstr(c.expected)));
+    EXPECT_EQ(line.status().message().find('\n'), absl::string_view::npos);
+  }
+}
+
+TEST(Options, BadFileNamesTheLine) {
+  const struct {
+    const char* text;
+    const char* expected;
+  } cases[] = {
+      {"model = m\nthreds = 2\n", ":2: threds: unknown name"},
+      {"model = m\n\nthreads = x\n", ":3: threads: expected"},
+      {"model\n", ":1: model: expected name = value"},
+      {"config = other\n", ":1: config: unknown name"},
+  };
+  for (const auto& c : cases) {
+    const ConfigFile file(c.text);
+    const auto line = Parse({"--config", file.path()});
+    ASSERT_FALSE(line.ok()) << c.text;
+    EXPECT_THAT(std::string(line.status().message()), HasSubstr(file.path() + c.expected));
+  }
+}
+
+TEST(Options, HelpListsEveryFlagWithItsTwin) {
+  EXPECT_EQ(Parse({"--help"})->action, CommandLine::Action::kHelp);
+  EXPECT_EQ(Parse({"--version"})->action, CommandLine::Action::kVersion);
+  const std::string help = HelpText();
+  for (const char* flag :
+       {"model", "listen", "metrics-address", "device", "threads", "state-memory", "max-centroids",
+        "max-sessions", "state-dtype", "compute-dtype", "max-batch-tokens", "max-queue",
+        "max-prompt-tokens", "max-context", "session-ttl", "drain-timeout", "max-message-bytes",
+        "config"}) {
+    EXPECT_THAT(help, HasSubstr(std::string("--") + flag + " "));
+  }
+  EXPECT_THAT(help, HasSubstr("OVQ_STATE_MEMORY"));
+}
+
+TEST(Options, Sizes) {
+  EXPECT_EQ(*ParseSize("4096"), 4096u);
+  EXPECT_EQ(*ParseSize("4096B"), 4096u);
+  EXPECT_EQ(*ParseSize("2K"), 2048u);
+  EXPECT_EQ(*ParseSize("512M"), size_t{512} << 20);
+  EXPECT_EQ(*ParseSize("8G"), size_t{8} << 30);
+  EXPECT_EQ(*ParseSize("8gb"), size_t{8} << 30);
+  EXPECT_EQ(*ParseSize("1.5GiB"), (size_t{3} << 30) / 2);
+  EXPECT_EQ(*ParseSize("2T"), size_t{2} << 40);
+  for (const char* bad : {"", "G", "x", "1..5G", "-1", "0", "1 G", "nan", "1e9", "99999999T"}) {
+    EXPECT_FALSE(ParseSize(bad).ok()) << bad;
+  }
+}
+
+}  // namespace
+}  // namespace ovq

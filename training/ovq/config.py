@@ -1,0 +1,222 @@
+"""config.json of the native model format: defaults, validation, round trip.
+
+Every error is a ConfigError whose message starts with the name of the field at fault.
+"""
+
+import dataclasses
+import json
+import os
+
+SUPPORTED_LAYER_TYPES = ("sliding_attention", "full_attention", "ovq_attention", "vq_attention")
+DTYPE_NAMES = ("float32", "float16", "bfloat16")
+
+
+class ConfigError(ValueError):
+    """A field of config.json is missing, unknown or contradicts another one."""
+
+
+@dataclasses.dataclass(frozen=True)
+class Config:
+    """A validated config.json; field names are those of the file, sections are flattened."""
+
+    vocab_size: int
+    hidden_size: int
+    num_hidden_layers: int
+    num_attention_heads: int
+    num_key_value_heads: int
+    head_dim: int
+    value_head_dim: int
+    intermediate_size: int
+    layer_types: tuple  # [num_hidden_layers]
+    rms_norm_eps: float = 1e-5
+    tie_word_embeddings: bool = False
+    sliding_window: int = 0  # 0: no layer has a window
+    rope_theta: float = 10000.0
+    chunk_size: int = 128
+    max_centroids: int = 2048
+    codebook_size: int = 0  # 0: no layer has a codebook
+    tokenizer: str = ""
+    tokenizer_byte_offset: int = 0
+    bos_token_id: int = -1  # -1: none
+    eos_token_id: int = -1  # -1: none
+    torch_dtype: str = "float32"
+
+    @property
+    def group_size(self):
+        """Query heads that read one key/value head."""
+        return self.num_attention_heads // self.num_key_value_heads
+
+
+# The file's top-level integer fields that must be present and positive.
+_REQUIRED_SIZES = ("vocab_size", "hidden_size", "num_hidden_layers", "num_attention_heads",
+                   "head_dim", "intermediate_size")
+_KNOWN_FIELDS = frozenset(_REQUIRED_SIZES) | {
+    "model_type", "architectures", "num_key_value_heads", "value_head_dim", "hidden_act",
+    "rms_norm_eps", "tie_word_embeddings", "sliding_window", "rope_theta", "layer_types", "ovq",
+    "vq", "tokenizer", "tokenizer_byte_offset", "bos_token_id", "eos_token_id", "torch_dtype"}
+
+
+def _integer(name, value, minimum):
+    if isinstance(value, bool) or not isinstance(value, int) or value < minimum:
+        raise ConfigError(f"{name}: {value!r} is not an integer of at least {minimum}")
+    return value
+
+
+def _positive_number(name, value):
+    if isinstance(value, bool) or not isinstance(value, (int, float)) or not value > 0:
+        raise ConfigError(f"{name}: {value!r} is not a positive number")
+    return float(value)
+
+
+def _flag(name, value):
+    if not isinstance(value, bool):
+        raise ConfigError(f"{name}: {value!r} is neither true nor false")
+    return value
+
+
+def _one_of(name, value, allowed):
+    if value not in allowed:
+        raise ConfigError(f"{name}: {value!r} is not one of {', '.join(map(repr, allowed))}")
+    return value
+
+
+def _section(raw, name, known):
+    section = raw.get(name, {})
+    if not isinstance(section, dict):
+        raise ConfigError(f"{name}: {section!r} is not an object")
+    for key in section:
+        if key not in known:
+            raise ConfigError(f"{name}.{key}: unknown field")
+    return section
+
+
+def _layer_types(raw, n_layers):
+    layer_types = raw.get("layer_types")
+    if not isinstance(layer_types, list):
+        raise ConfigError(f"layer_types: {layer_types!r} is not a list")
+    if len(layer_types) != n_layers:
+        raise ConfigError(f"layer_types: {len(layer_types)} entries, "
+                          f"but num_hidden_layers is {n_layers}")
+    for i, layer_type in enumerate(layer_types):
+        _one_of(f"layer_types[{i}]", layer_type, SUPPORTED_LAYER_TYPES)
+    return tuple(layer_types)
+
+
+def _attention_fields(raw, sizes):
+    n_heads = sizes["num_attention_heads"]
+    n_kv_heads = _integer("num_key_value_heads", raw.get("num_key_value_heads", n_heads), 1)
+    if n_heads % n_kv_heads:
+        raise ConfigError(f"num_key_value_heads: {n_kv_heads} does not divide "
+                          f"num_attention_heads, {n_heads}")
+    return {
+        "num_key_value_heads": n_kv_heads,
+        "value_head_dim": _integer("value_head_dim", raw.get("value_head_dim", sizes["head_dim"]),
+                                   1),
+    }
+
+
+def _mixer_fields(raw, layer_types, head_dim):
+    """Fields that only some layer types need, checked where such a layer exists."""
+    fields = {}
+    if "sliding_attention" in layer_types:
+        fields["sliding_window"] = _integer("sliding_window", raw.get("sliding_window"), 1)
+        if head_dim % 2:
+            raise ConfigError(f"head_dim: {head_dim} is odd, but RoPE rotates pairs of channels")
+    fields["rope_theta"] = _positive_number("rope_theta", raw.get("rope_theta", 10000.0))
+    ovq = _section(raw, "ovq", ("chunk_size", "max_centroids", "normalize_centroids"))
+    if _flag("ovq.normalize_centroids", ovq.get("normalize_centroids", False)):
+        raise ConfigError("ovq.normalize_centroids: true is not supported by this reference")
+    fields["chunk_size"] = _integer("ovq.chunk_size", ovq.get("chunk_size", 128), 1)
+    fields["max_centroids"] = check_max_centroids(ovq.get("max_centroids", 2048),
+                                                  fields["chunk_size"])
+    vq = _section(raw, "vq", ("codebook_size",))
+    if "vq_attention" in layer_types:
+        fields["codebook_size"] = _integer("vq.codebook_size", vq.get("codebook_size"), 1)
+    return fields
+
+
+def check_max_centroids(max_centroids, chunk_len):
+    """The first chunk must leave at least one centroid: its keys have nowhere else to go."""
+    _integer("ovq.max_centroids", max_centroids, 1)
+    if chunk_len * max_centroids < chunk_len + max_centroids:
+        raise ConfigError(f"ovq.max_centroids: {max_centroids} gives no centroid after the first "
+                          f"chunk of {chunk_len}")
+    return max_centroids
+
+
+def _token_fields(raw, vocab_size):
+    fields = {}
+    for name in ("bos_token_id", "eos_token_id"):
+        if raw.get(name) is not None:
+            fields[name] = _integer(name, raw[name], 0)
+            if fields[name] >= vocab_size:
+                raise ConfigError(f"{name}: {fields[name]} is outside vocab_size, {vocab_size}")
+    if "tokenizer" in raw:
+        fields["tokenizer"] = _one_of("tokenizer", raw["tokenizer"], ("bytes",))
+        offset = _integer("tokenizer_byte_offset", raw.get("tokenizer_byte_offset", 0), 0)
+        if offset + 256 > vocab_size:
+            raise ConfigError(f"tokenizer_byte_offset: {offset} + 256 bytes do not fit "
+                              f"vocab_size, {vocab_size}")
+        fields["tokenizer_byte_offset"] = offset
+    return fields
+
+
+def config_from_dict(raw):
+    """Validates the parsed config.json and fills the defaults in."""
+    for key in raw:
+        if key not in _KNOWN_FIELDS:
+            raise ConfigError(f"{key}: unknown field")
+    _one_of("model_type", raw.get("model_type"), ("ovq_hybrid",))
+    _one_of("hidden_act", raw.get("hidden_act", "silu"), ("silu",))
+    sizes = {name: _integer(name, raw.get(name), 1) for name in _REQUIRED_SIZES}
+    layer_types = _layer_types(raw, sizes["num_hidden_layers"])
+    return Config(
+        layer_types=layer_types,
+        rms_norm_eps=_positive_number("rms_norm_eps", raw.get("rms_norm_eps", 1e-5)),
+        tie_word_embeddings=_flag("tie_word_embeddings", raw.get("tie_word_embeddings", False)),
+        torch_dtype=_one_of("torch_dtype", raw.get("torch_dtype", "float32"), DTYPE_NAMES),
+        **sizes,
+        **_attention_fields(raw, sizes),
+        **_mixer_fields(raw, layer_types, sizes["head_dim"]),
+        **_token_fields(raw, sizes["vocab_size"]))
+
+
+def config_to_dict(config):
+    """The config.json of a Config: sections restored, fields without effect left out."""
+    raw = {"model_type": "ovq_hybrid", "architectures": ["OvqHybridForCausalLM"],
+           "hidden_act": "silu"}
+    for name in (*_REQUIRED_SIZES, "num_key_value_heads", "value_head_dim", "rms_norm_eps",
+                 "tie_word_embeddings", "torch_dtype"):
+        raw[name] = getattr(config, name)
+    raw["layer_types"] = list(config.layer_types)
+    if config.sliding_window:
+        raw["sliding_window"] = config.sliding_window
+        raw["rope_theta"] = config.rope_theta
+    if "ovq_attention" in config.layer_types:
+        raw["ovq"] = {"chunk_size": config.chunk_size, "max_centroids": config.max_centroids}
+    if config.codebook_size:
+        raw["vq"] = {"codebook_size": config.codebook_size}
+    if config.tokenizer:
+        raw["tokenizer"] = config.tokenizer
+        raw["tokenizer_byte_offset"] = config.tokenizer_byte_offset
+    for name in ("bos_token_id", "eos_token_id"):
+        if getattr(config, name) >= 0:
+            raw[name] = getattr(config, name)
+    return raw
+
+
+def load_config(path):
+    """Reads config.json from a file, or from a model's folder."""
+    if os.path.isdir(path):
+        path = os.path.join(path, "config.json")
+    with open(path, encoding="utf-8") as file:
+        try:
+            raw = json.load(file)
+        except json.JSONDecodeError as error:
+            raise ConfigError(f"{path}: not JSON: {error}") from error
+    if not isinstance(raw, dict):
+        raise ConfigError(f"{path}: not a JSON object")
+    try:
+        return config_from_dict(raw)
+    except ConfigError as error:
+        raise ConfigError(f"{path}: {error}") from error

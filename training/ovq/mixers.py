@@ -1,0 +1,102 @@
+"""The sequence mixers of the reference: everything between q, k, v and o_proj.
+
+Shared shapes: q [batch, n_kv_heads, group, n_tokens, head_dim], k [batch, n_kv_heads, n_tokens,
+head_dim], v [batch, n_kv_heads, n_tokens, value_head_dim]; the result has q's shape with
+value_head_dim. q and k are unit norm and q is already multiplied by its head's beta, so that a
+score is a plain dot product. Products run in the dtype of q, k and v; everything else in that
+dtype or float32, whichever is wider.
+Equation numbers are those of "Online Vector Quantized Attention" (Alonso et al.).
+"""
+
+import torch
+import torch.nn.functional as F
+
+# Queries that full attention handles at once: bounds its memory by this many rows of scores.
+_FULL_BLOCK_LEN = 512
+
+
+def wide(x):
+    """x in float32, or in float64 if it is that already."""
+    return x.to(torch.promote_types(x.dtype, torch.float32))
+
+
+def rope_tables(n_tokens, head_dim, theta, device):
+    """Cosines and sines [n_tokens, head_dim/2]; float32 angles would drift at long positions."""
+    exponents = torch.arange(0, head_dim, 2, dtype=torch.float64, device=device) / head_dim
+    positions = torch.arange(n_tokens, dtype=torch.float64, device=device)
+    angles = positions[:, None] * theta ** -exponents
+    return angles.cos(), angles.sin()
+
+
+def rotate_half(x, tables):
+    """RoPE: channels i and i + head_dim/2 of x [batch, n_tokens, heads, head_dim] are one pair."""
+    cos, sin = (table.to(x.dtype).unsqueeze(1) for table in tables)
+    low, high = x.chunk(2, dim=-1)
+    return torch.cat((low * cos - high * sin, high * cos + low * sin), dim=-1)
+
+
+def unit_norm(x, scale=1.0):
+    """scale * x / |x| over the last dimension; scale [..., 1] joins the factor before x does."""
+    return x * (torch.rsqrt(x.square().sum(-1, keepdim=True) + 1e-6) * scale)
+
+
+def attend(q, keys, values, bias):
+    """softmax(q keys^T + bias) values, for q [..., rows, d] and bias broadcast to the scores."""
+    scores = wide(torch.matmul(q, keys.transpose(-1, -2))) + bias
+    return torch.matmul(scores.softmax(dim=-1).to(values.dtype), values)
+
+
+def minus_infinity_where(forbidden):
+    """A bias that keeps softmaxes from the places where forbidden is true."""
+    return torch.zeros(forbidden.shape, device=forbidden.device).masked_fill_(
+        forbidden, float("-inf"))
+
+
+def _window_bias(n_blocks, window_len, device):
+    """[n_blocks, window_len, 2*window_len]: a block's queries on the block before and their own."""
+    query = torch.arange(window_len, device=device)[:, None]
+    key = torch.arange(-window_len, window_len, device=device)[None, :]
+    forbidden = ((key > query) | (key <= query - window_len)).repeat(n_blocks, 1, 1)
+    forbidden[0] |= key < 0  # nothing stands before the first block
+    return minus_infinity_where(forbidden)
+
+
+def _with_previous_block(x):
+    """[..., n_blocks, len, dim] -> [..., n_blocks, 2*len, dim], the first preceded by zeros."""
+    previous = F.pad(x[..., :-1, :, :], (0, 0, 0, 0, 1, 0))
+    return torch.cat((previous, x), dim=-2)
+
+
+def sliding_attention(q, k, v, window_len):
+    """Each query reads the window_len keys that end with its own; blocks, never T x T."""
+    n_tokens = k.shape[2]
+    n_blocks = -(-n_tokens // window_len)
+    padding = (0, 0, 0, n_blocks * window_len - n_tokens)
+    q, k, v = (F.pad(x, padding).unflatten(-2, (n_blocks, window_len)) for x in (q, k, v))
+    bias = _window_bias(n_blocks, window_len, q.device)
+    keys, values = _with_previous_block(k).unsqueeze(2), _with_previous_block(v).unsqueeze(2)
+    out = attend(q, keys, values, bias)
+    return out.flatten(-3, -2)[..., :n_tokens, :]
+
+
+def full_attention(q, k, v):
+    """Causal attention over the whole past, a block of queries at a time (eq. 2)."""
+    outs = []
+    for begin in range(0, k.shape[2], _FULL_BLOCK_LEN):
+        end = min(begin + _FULL_BLOCK_LEN, k.shape[2])
+        query = torch.arange(begin, end, device=q.device)[:, None]
+        bias = minus_infinity_where(torch.arange(end, device=q.device)[None, :] > query)
+        outs.append(attend(q[..., begin:end, :], k[:, :, None, :end], v[:, :, None, :end], bias))
+    return torch.cat(outs, dim=-2)
+
+
+def vq_attention(q, k, v, codebook):
+    """Causal attention on keys replaced by their nearest code (eq. 3); codebook [heads, N, d]."""
+    with torch.no_grad():
+        # argmin |k - code|^2 without the term that is the same for every code
+        keys, codes = wide(k), wide(codebook)
+        distances = codes.square().sum(-1)[:, None, :] - 2 * torch.matmul(
+            keys, codes.transpose(-1, -2).to(keys.dtype))
+        nearest = distances.argmin(dim=-1)  # [batch, n_kv_heads, n_tokens]
+    heads = torch.arange(codebook.shape[0], device=k.device)[None, :, None]
+    return full_attention(q, codebook.to(k.dtype)[heads, nearest], v)

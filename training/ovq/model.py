@@ -1,0 +1,175 @@
+"""The decoder of the native format, composed from a Config."""
+
+import os
+
+import torch
+from torch import nn
+import torch.nn.functional as F
+
+from ovq import mixers
+from ovq.config import check_max_centroids, load_config
+from ovq.dictionary import ovq_attention
+from ovq.safetensors_io import load_safetensors
+
+DTYPES = {"float32": torch.float32, "float16": torch.float16, "bfloat16": torch.bfloat16}
+
+
+class RmsNorm(nn.Module):
+    """Root-mean-square norm with a weight, in the residual's dtype."""
+
+    def __init__(self, dim, eps):
+        super().__init__()
+        self.weight = nn.Parameter(torch.ones(dim))
+        self.eps = eps
+
+    def forward(self, x):
+        return x * torch.rsqrt(x.square().mean(-1, keepdim=True) + self.eps) * self.weight
+
+
+class Projection(nn.Module):
+    """y = W x without bias, in x's dtype whatever the weight's is."""
+
+    def __init__(self, in_dim, out_dim, std):
+        super().__init__()
+        self.weight = nn.Parameter(torch.randn(out_dim, in_dim) * std)
+
+    def forward(self, x):
+        return F.linear(x, self.weight.to(x.dtype))
+
+
+class Attention(nn.Module):
+    """Projections around one of the mixers."""
+
+    def __init__(self, config, layer_type):
+        super().__init__()
+        self.config, self.layer_type = config, layer_type
+        n_heads, n_kv_heads = config.num_attention_heads, config.num_key_value_heads
+        d_model, std = config.hidden_size, config.hidden_size ** -0.5
+        out_std = (n_heads * config.value_head_dim * 2 * config.num_hidden_layers) ** -0.5
+        self.q_proj = Projection(d_model, n_heads * config.head_dim, std)
+        self.k_proj = Projection(d_model, n_kv_heads * config.head_dim, std)
+        self.v_proj = Projection(d_model, n_kv_heads * config.value_head_dim, std)
+        self.o_proj = Projection(n_heads * config.value_head_dim, d_model, out_std)
+        self.beta = nn.Parameter(torch.full((n_heads,), 8.0))
+        if layer_type == "vq_attention":
+            self.codebook = nn.Parameter(mixers.unit_norm(
+                torch.randn(n_kv_heads, config.codebook_size, config.head_dim)))
+
+    def _queries_keys(self, x, rope):
+        """Unit norm times beta for queries, unit norm for keys, RoPE on sliding layers.
+
+        Wide [batch, n_tokens, heads, head_dim]; the heads move outside only after these
+        elementwise steps, which are much slower on strided memory.
+        """
+        head_dim = self.config.head_dim
+        q = mixers.wide(self.q_proj(x)).unflatten(-1, (-1, head_dim))
+        k = mixers.wide(self.k_proj(x)).unflatten(-1, (-1, head_dim))
+        q, k = mixers.unit_norm(q, self.beta[:, None]), mixers.unit_norm(k)
+        if self.layer_type == "sliding_attention":
+            q, k = mixers.rotate_half(q, rope), mixers.rotate_half(k, rope)
+        return q, k
+
+    def _mix(self, q, k, v, max_centroids):
+        if self.layer_type == "sliding_attention":
+            return mixers.sliding_attention(q, k, v, self.config.sliding_window)
+        if self.layer_type == "full_attention":
+            return mixers.full_attention(q, k, v)
+        if self.layer_type == "vq_attention":
+            return mixers.vq_attention(q, k, v, self.codebook)
+        return ovq_attention(q, k, v, self.config.chunk_size, max_centroids)
+
+    def forward(self, x, rope, max_centroids):
+        q, k = (heads.to(x.dtype).transpose(1, 2) for heads in self._queries_keys(x, rope))
+        v = self.v_proj(x).unflatten(-1, (-1, self.config.value_head_dim)).transpose(1, 2)
+        # query head h reads key/value head h // group
+        q = q.unflatten(1, (-1, self.config.group_size))
+        out = self._mix(q, k, v, max_centroids).flatten(1, 2)
+        return self.o_proj(out.transpose(1, 2).flatten(2))
+
+
+class Mlp(nn.Module):
+    """down(silu(gate(x)) * up(x))."""
+
+    def __init__(self, config):
+        super().__init__()
+        d_model, d_ff = config.hidden_size, config.intermediate_size
+        self.gate_proj = Projection(d_model, d_ff, d_model ** -0.5)
+        self.up_proj = Projection(d_model, d_ff, d_model ** -0.5)
+        self.down_proj = Projection(d_ff, d_model, (d_ff * 2 * config.num_hidden_layers) ** -0.5)
+
+    def forward(self, x):
+        gated = F.silu(mixers.wide(self.gate_proj(x))) * mixers.wide(self.up_proj(x))
+        return self.down_proj(gated.to(x.dtype))
+
+
+class Layer(nn.Module):
+    """h = x + attention(norm(x)); out = h + mlp(norm(h)), on a residual in the weights' dtype."""
+
+    def __init__(self, config, layer_type):
+        super().__init__()
+        self.input_layernorm = RmsNorm(config.hidden_size, config.rms_norm_eps)
+        self.self_attn = Attention(config, layer_type)
+        self.post_attention_layernorm = RmsNorm(config.hidden_size, config.rms_norm_eps)
+        self.mlp = Mlp(config)
+
+    def forward(self, x, rope, max_centroids, compute_dtype):
+        mixed = self.self_attn(self.input_layernorm(x).to(compute_dtype), rope, max_centroids)
+        h = x + mixed.to(x.dtype)
+        return h + self.mlp(self.post_attention_layernorm(h).to(compute_dtype)).to(h.dtype)
+
+
+class Backbone(nn.Module):
+    """Everything under the tensor prefix `model.`."""
+
+    def __init__(self, config):
+        super().__init__()
+        self.embed_tokens = nn.Embedding(config.vocab_size, config.hidden_size)
+        nn.init.normal_(self.embed_tokens.weight, std=config.hidden_size ** -0.5)
+        self.layers = nn.ModuleList(Layer(config, kind) for kind in config.layer_types)
+        self.norm = RmsNorm(config.hidden_size, config.rms_norm_eps)
+
+
+class OvqModel(nn.Module):
+    """The decoder; its state_dict has exactly the tensor names of the native format."""
+
+    def __init__(self, config, compute_dtype=torch.float32):
+        super().__init__()
+        self.config, self.compute_dtype = config, compute_dtype
+        self.model = Backbone(config)
+        if not config.tie_word_embeddings:
+            self.lm_head = Projection(config.hidden_size, config.vocab_size,
+                                      config.hidden_size ** -0.5)
+
+    def forward(self, tokens, max_centroids=None):
+        """Logits [batch, n_tokens, vocab], at least float32, of tokens [batch, n_tokens]."""
+        if max_centroids is None:
+            max_centroids = self.config.max_centroids
+        check_max_centroids(max_centroids, self.config.chunk_size)
+        rope = mixers.rope_tables(tokens.shape[1], self.config.head_dim, self.config.rope_theta,
+                                  tokens.device)
+        x = self.model.embed_tokens(tokens)
+        for layer in self.model.layers:
+            x = layer(x, rope, max_centroids, self.compute_dtype)
+        x = self.model.norm(x).to(self.compute_dtype)
+        if self.config.tie_word_embeddings:
+            return mixers.wide(F.linear(x, self.model.embed_tokens.weight.to(x.dtype)))
+        return mixers.wide(self.lm_head(x))
+
+
+def load_model(folder, compute_dtype=torch.float32):
+    """Reads a native model folder; weights become float32 whatever the file's dtype."""
+    model = OvqModel(load_config(folder), compute_dtype)
+    path = os.path.join(folder, "model.safetensors")
+    tensors = {name: tensor.float() for name, tensor in load_safetensors(path).items()}
+    expected = {name: list(tensor.shape) for name, tensor in model.state_dict().items()}
+    for name, shape in expected.items():
+        if name not in tensors:
+            raise ValueError(f"{path}: {name} is missing")
+        if list(tensors[name].shape) != shape:
+            raise ValueError(f"{path}: {name} has shape {list(tensors[name].shape)}, "
+                             f"config.json asks for {shape}")
+    for name in tensors:
+        if name not in expected:
+            raise ValueError(f"{path}: {name} belongs to no part of the model")
+    model.load_state_dict(tensors)
+    return model.eval()
