@@ -91,7 +91,7 @@ TEST(Deadline, WhileAbsorbingAndWhileGenerating) {
     TestEngine engine(options, {}, std::move(events));
     engine.model().gate().CloseAt(step);
     GenerateRequest request = Request(SomeTokens(20, 1), 1000);
-    request.deadline = absl::Now() + absl::Milliseconds(50);
+    request.deadline = absl::Now() + absl::Milliseconds(400);
     const std::shared_ptr<TokenStream> stream = engine.Start(request);
     engine.model().gate().AwaitEntered(step);
     absl::SleepFor(request.deadline - absl::Now());  // the time itself has to pass

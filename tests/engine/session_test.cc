@@ -254,17 +254,17 @@ TEST(Session, IdleOnesExpireAndUseKeepsThemAlive) {
   };
   TestEngine engine({}, {}, std::move(events));
   SessionOptions options;
-  options.ttl = absl::Milliseconds(200);
+  options.ttl = absl::Milliseconds(500);
   const std::string id = engine.NewSession(options).id;
   // A run that lasts longer than the ttl does not count as idle.
   const std::shared_ptr<TokenStream> stream = engine.Start(Turn(id, {1, 2}, 300), 4);
-  const absl::Time later = absl::Now() + absl::Milliseconds(250);
+  const absl::Time later = absl::Now() + absl::Milliseconds(600);
   while (absl::Now() < later) EXPECT_TRUE(engine->GetSession(id, "").ok());
   EXPECT_FALSE(expired.has_value());
   stream->Cancel();
   ReadAll(*stream);
   const SessionInfo info = *engine->GetSession(id, "");
-  EXPECT_EQ(info.expires, info.last_used + absl::Milliseconds(200));
+  EXPECT_EQ(info.expires, info.last_used + absl::Milliseconds(500));
   expired.Wait();
   EXPECT_GE(absl::Now(), info.expires);
   EXPECT_EQ(engine->GetSession(id, "").status().code(), absl::StatusCode::kNotFound);
