@@ -1,5 +1,7 @@
 #include "tests/server/server_test_util.h"
 
+#include <grpcpp/generic/generic_stub.h>
+
 #include <chrono>
 #include <thread>
 
@@ -120,6 +122,29 @@ v1::GenerateRequest TokenRequest(const std::vector<uint32_t>& ids, uint32_t max_
   v1::GenerateRequest request = TextRequest("", max_tokens);
   request.mutable_prompt()->mutable_token_ids()->mutable_ids()->Add(ids.begin(), ids.end());
   return request;
+}
+
+grpc::Status RawCall(const std::shared_ptr<grpc::Channel>& channel, const std::string& method,
+                     const std::string& message, std::string& answer) {
+  const grpc::Slice slice(message);
+  const grpc::ByteBuffer request(&slice, 1);
+  grpc::ByteBuffer response;
+  grpc::ClientContext context;
+  grpc::CompletionQueue queue;
+  grpc::GenericStub stub(channel);
+  const auto call = stub.PrepareUnaryCall(&context, method, request, &queue);
+  call->StartCall();
+  grpc::Status status;
+  call->Finish(&response, &status, nullptr);
+  void* tag = nullptr;
+  bool ok = false;
+  queue.Next(&tag, &ok);
+  grpc::Slice all;
+  answer.clear();
+  if (response.Valid() && response.DumpToSingleSlice(&all).ok()) {
+    answer.assign(reinterpret_cast<const char*>(all.begin()), all.size());
+  }
+  return status;
 }
 
 v1::ChatRequest OpenMessage() {

@@ -1,0 +1,374 @@
+// The unary calls, sessions and tenants, health, reflection, metrics, draining.
+#include <set>
+#include <thread>
+
+#include "absl/strings/str_cat.h"
+#include "tests/server/server_test_util.h"
+
+namespace ovq::test {
+namespace {
+
+using testing::ElementsAre;
+using testing::HasSubstr;
+
+constexpr auto kInvalid = grpc::StatusCode::INVALID_ARGUMENT;
+
+template <class Response, class Stub, class Request>
+grpc::Status Call(Stub& stub,
+                  grpc::Status (Stub::*method)(grpc::ClientContext*, const Request&, Response*),
+                  const Request& request, Response& response, const std::string& tenant = "") {
+  grpc::ClientContext context;
+  if (!tenant.empty()) context.AddMetadata("ovq-tenant", tenant);
+  return (stub.*method)(&context, request, &response);
+}
+
+using Inference = v1::InferenceService::Stub;
+using Sessions = v1::SessionService::Stub;
+
+v1::ScoreRequest Score(const std::string& text) {
+  v1::ScoreRequest request;
+  request.mutable_prompt()->set_text(text);
+  return request;
+}
+
+TEST(Unary, ScoreGivesEveryToken) {
+  TestServer server;
+  v1::ScoreRequest request = Score("hello");
+  request.set_top_logprobs(3);
+  v1::ScoreResponse response;
+  ASSERT_THAT(Call(server.inference(), &Inference::Score, request, response), Succeeds());
+  EXPECT_THAT(response.token_ids(), ElementsAre('h', 'e', 'l', 'l', 'o'));
+  EXPECT_EQ(response.logprobs_size(), 4);
+  EXPECT_EQ(response.top_size(), 5);
+  EXPECT_EQ(response.top(0).token_ids_size(), 3);
+  for (float logprob : response.logprobs()) EXPECT_LT(logprob, 0);
+}
+
+TEST(Unary, ScoreRefusesBadRequests) {
+  TestServer server;
+  v1::ScoreResponse response;
+  EXPECT_THAT(Call(server.inference(), &Inference::Score, v1::ScoreRequest(), response),
+              Fails(kInvalid, "prompt: "));
+  v1::ScoreRequest request = Score("hello");
+  request.set_top_logprobs(259);
+  EXPECT_THAT(Call(server.inference(), &Inference::Score, request, response),
+              Fails(kInvalid, "top_logprobs: "));
+  request = Score(std::string(900'000, 'x'));
+  request.set_top_logprobs(258);
+  EXPECT_THAT(Call(server.inference(), &Inference::Score, request, response),
+              Fails(kInvalid, "below 1 GiB"));
+}
+
+TEST(Unary, CancelledScoreFreesItsState) {
+  TestServer server;
+  grpc::ClientContext context;
+  v1::ScoreResponse response;
+  std::thread caller([&] {
+    EXPECT_FALSE(
+        server.inference().Score(&context, Score(std::string(1'000'000, 'x')), &response).ok());
+  });
+  server.WaitForStats([](const EngineStats& s) { return s.requests_running == 1; });
+  context.TryCancel();
+  caller.join();
+  server.WaitForStats([](const EngineStats& s) { return s.requests_running == 0; });
+}
+
+TEST(Unary, TokenizeAndBack) {
+  TestServer server;
+  v1::TokenizeRequest request;
+  request.set_text("h\xc3\xa9");
+  v1::TokenizeResponse tokens;
+  ASSERT_THAT(Call(server.inference(), &Inference::Tokenize, request, tokens), Succeeds());
+  EXPECT_THAT(tokens.token_ids(), ElementsAre('h', 0xc3, 0xa9));
+  v1::DetokenizeRequest back;
+  *back.mutable_token_ids() = tokens.token_ids();
+  v1::DetokenizeResponse text;
+  ASSERT_THAT(Call(server.inference(), &Inference::Detokenize, back, text), Succeeds());
+  EXPECT_EQ(text.text(), "h\xc3\xa9");
+  back.add_token_ids(0xc3);
+  ASSERT_THAT(Call(server.inference(), &Inference::Detokenize, back, text), Succeeds());
+  EXPECT_EQ(text.text(), "h\xc3\xa9\xef\xbf\xbd");
+  back.add_token_ids(999);
+  EXPECT_THAT(Call(server.inference(), &Inference::Detokenize, back, text),
+              Fails(kInvalid, "token_ids[4]: "));
+}
+
+TEST(Unary, ModelInfo) {
+  TestServer server;
+  v1::GetModelInfoRequest request;
+  v1::ModelInfo info;
+  ASSERT_THAT(Call(server.inference(), &Inference::GetModelInfo, request, info), Succeeds());
+  EXPECT_EQ(info.vocab_size(), static_cast<uint64_t>(kVocab));
+  EXPECT_EQ(info.state_sizes_size(), 3);
+  EXPECT_EQ(info.state_sizes(2).position(), 1048576u);
+  EXPECT_LE(info.state_sizes(2).state_bytes(), info.state_bytes_cap());
+  EXPECT_EQ(info.state_sizes(2).full_kv_cache_bytes(), 1048576000u);
+  EXPECT_TRUE(info.has_tokenizer());
+  request.add_positions(uint64_t{1} << 63);
+  EXPECT_THAT(Call(server.inference(), &Inference::GetModelInfo, request, info),
+              Fails(kInvalid, "positions[0]: "));
+}
+
+TEST(SessionCalls, LifeOfASession) {
+  TestServer server;
+  v1::CreateSessionRequest create;
+  create.mutable_prompt()->set_text("abc");
+  create.mutable_ttl()->set_seconds(60);
+  create.set_max_centroids(128);
+  v1::Session session;
+  ASSERT_THAT(Call(server.sessions(), &Sessions::CreateSession, create, session), Succeeds());
+  EXPECT_EQ(session.position(), 3u);
+  EXPECT_EQ(session.max_centroids(), 128u);
+  EXPECT_LE(session.state_bytes(), session.state_bytes_cap());
+  EXPECT_EQ(session.expires().seconds() - session.last_used().seconds(), 60);
+
+  v1::GenerateRequest request = TextRequest("d", 5);
+  request.set_session_id(session.session_id());
+  EXPECT_EQ(Generate(server.inference(), request).tokens,
+            Generate(server.inference(), TextRequest("abcd", 5)).tokens);
+
+  v1::GetSessionRequest get;
+  get.set_session_id(session.session_id());
+  ASSERT_THAT(Call(server.sessions(), &Sessions::GetSession, get, session), Succeeds());
+  EXPECT_EQ(session.position(), 9u);
+  EXPECT_FALSE(session.busy());
+
+  v1::DeleteSessionRequest erase;
+  erase.set_session_id(session.session_id());
+  v1::DeleteSessionResponse erased;
+  ASSERT_THAT(Call(server.sessions(), &Sessions::DeleteSession, erase, erased), Succeeds());
+  EXPECT_THAT(Call(server.sessions(), &Sessions::GetSession, get, session),
+              Fails(grpc::StatusCode::NOT_FOUND, session.session_id()));
+  EXPECT_THAT(Call(server.sessions(), &Sessions::DeleteSession, erase, erased),
+              Fails(grpc::StatusCode::NOT_FOUND, session.session_id()));
+  EXPECT_EQ(server.engine().Stats().state_bytes_reserved, 0u);
+}
+
+TEST(SessionCalls, BadRequests) {
+  TestServer server;
+  v1::Session session;
+  v1::CreateSessionRequest create;
+  create.mutable_ttl()->set_seconds(-1);
+  EXPECT_THAT(Call(server.sessions(), &Sessions::CreateSession, create, session),
+              Fails(kInvalid, "ttl: "));
+  create.mutable_ttl()->set_seconds(0);
+  EXPECT_THAT(Call(server.sessions(), &Sessions::CreateSession, create, session),
+              Fails(kInvalid, "ttl: "));
+  create.clear_ttl();
+  create.mutable_prompt();
+  EXPECT_THAT(Call(server.sessions(), &Sessions::CreateSession, create, session),
+              Fails(kInvalid, "prompt: "));
+  EXPECT_THAT(Call(server.sessions(), &Sessions::GetSession, v1::GetSessionRequest(), session),
+              Fails(kInvalid, "session_id: "));
+  v1::ListSessionsRequest list;
+  list.set_page_size(1001);
+  v1::ListSessionsResponse page;
+  EXPECT_THAT(Call(server.sessions(), &Sessions::ListSessions, list, page),
+              Fails(kInvalid, "page_size: expected at most 1000, got 1001"));
+}
+
+TEST(SessionCalls, Pages) {
+  TestServer server;
+  std::set<std::string> made;
+  for (int i = 0; i < 25; ++i) made.insert(server.NewSession());
+  std::set<std::string> listed;
+  v1::ListSessionsRequest request;
+  request.set_page_size(10);
+  int pages = 0;
+  do {
+    v1::ListSessionsResponse page;
+    ASSERT_THAT(Call(server.sessions(), &Sessions::ListSessions, request, page), Succeeds());
+    for (const v1::Session& session : page.sessions()) listed.insert(session.session_id());
+    request.set_page_token(page.next_page_token());
+    ++pages;
+  } while (!request.page_token().empty());
+  EXPECT_EQ(pages, 3);
+  EXPECT_EQ(listed, made);
+}
+
+TEST(SessionCalls, BusySessionIsRefused) {
+  TestServer server;
+  v1::GenerateRequest request = TextRequest("abc", 4'000'000);
+  request.set_session_id(server.NewSession());
+  grpc::ClientContext context;
+  const auto first = server.inference().Generate(&context, request);
+  v1::GenerateResponse response;
+  ASSERT_TRUE(first->Read(&response));
+  EXPECT_THAT(Generate(server.inference(), request).status,
+              Fails(grpc::StatusCode::FAILED_PRECONDITION, request.session_id()));
+  context.TryCancel();
+  first->Finish();
+}
+
+TEST(SessionCalls, TenantsDoNotSeeEachOther) {
+  TestServer server;
+  v1::Session session;
+  ASSERT_THAT(Call(server.sessions(), &Sessions::CreateSession, v1::CreateSessionRequest(), session,
+                   "alice"),
+              Succeeds());
+  v1::GetSessionRequest get;
+  get.set_session_id(session.session_id());
+  EXPECT_THAT(Call(server.sessions(), &Sessions::GetSession, get, session, "alice"), Succeeds());
+  EXPECT_THAT(Call(server.sessions(), &Sessions::GetSession, get, session, "bob"),
+              Fails(grpc::StatusCode::NOT_FOUND, get.session_id()));
+  EXPECT_THAT(Call(server.sessions(), &Sessions::GetSession, get, session),
+              Fails(grpc::StatusCode::NOT_FOUND, get.session_id()));
+  v1::ListSessionsResponse page;
+  ASSERT_THAT(
+      Call(server.sessions(), &Sessions::ListSessions, v1::ListSessionsRequest(), page, "bob"),
+      Succeeds());
+  EXPECT_EQ(page.sessions_size(), 0);
+  EXPECT_THAT(Call(server.sessions(), &Sessions::GetSession, get, session, "no blanks"),
+              Fails(kInvalid, "ovq-tenant"));
+  EXPECT_THAT(Call(server.sessions(), &Sessions::GetSession, get, session, std::string(65, 'a')),
+              Fails(kInvalid, "ovq-tenant"));
+}
+
+TEST(SessionCalls, UnsupportedCallsSaySo) {
+  TestServer server;
+  constexpr auto kUnimplemented = grpc::StatusCode::UNIMPLEMENTED;
+  v1::Session session;
+  EXPECT_THAT(Call(server.sessions(), &Sessions::ForkSession, v1::ForkSessionRequest(), session),
+              Fails(kUnimplemented, "ForkSession: not supported"));
+  EXPECT_THAT(
+      Call(server.sessions(), &Sessions::RewindSession, v1::RewindSessionRequest(), session),
+      Fails(kUnimplemented, "RewindSession: not supported"));
+  grpc::ClientContext export_context;
+  const auto reader = server.sessions().ExportSession(&export_context, v1::ExportSessionRequest());
+  v1::SessionBytes bytes;
+  EXPECT_FALSE(reader->Read(&bytes));
+  EXPECT_THAT(reader->Finish(), Fails(kUnimplemented, "ExportSession: not supported"));
+  grpc::ClientContext import_context;
+  const auto writer = server.sessions().ImportSession(&import_context, &session);
+  writer->WritesDone();
+  EXPECT_THAT(writer->Finish(), Fails(kUnimplemented, "ImportSession: not supported"));
+}
+
+// grpc.health.v1.HealthCheckRequest { string service = 1 } and its answer { status = 1 }.
+grpc::Status CheckHealth(TestServer& server, const std::string& service, std::string& answer) {
+  std::string request;
+  if (!service.empty()) {
+    request = std::string("\x0a") + static_cast<char>(service.size()) + service;
+  }
+  return RawCall(server.channel(), "/grpc.health.v1.Health/Check", request, answer);
+}
+
+TEST(Server, HealthFollowsTheDrain) {
+  TestServer server;
+  std::string answer;
+  const std::vector<std::string> services = {"", "ovq.v1.InferenceService",
+                                             "ovq.v1.SessionService"};
+  for (const std::string& service : services) {
+    EXPECT_THAT(CheckHealth(server, service, answer), Succeeds());
+    EXPECT_EQ(answer, "\x08\x01") << service;  // SERVING
+  }
+  EXPECT_EQ(CheckHealth(server, "nobody", answer).error_code(), grpc::StatusCode::NOT_FOUND);
+  server.server().SetServing(false);
+  for (const std::string& service : services) {
+    EXPECT_THAT(CheckHealth(server, service, answer), Succeeds());
+    EXPECT_EQ(answer, "\x08\x02") << service;  // NOT_SERVING
+  }
+}
+
+TEST(Server, ReflectionListsTheServices) {
+  TestServer server;
+  std::string answer;
+  // ServerReflectionRequest { string list_services = 7 }; the stream's first answer is enough.
+  EXPECT_THAT(
+      RawCall(server.channel(), "/grpc.reflection.v1alpha.ServerReflection/ServerReflectionInfo",
+              "\x3a\x01*", answer),
+      Succeeds());
+  for (const char* name :
+       {"ovq.v1.InferenceService", "ovq.v1.SessionService", "grpc.health.v1.Health"}) {
+    EXPECT_THAT(answer, HasSubstr(name));
+  }
+}
+
+TEST(Server, DrainRefusesNewWorkAndEndsIdleChats) {
+  TestServer server({.setup = [](FakeModel& model) { model.gate().CloseAt(3); }});
+  grpc::ClientContext chat_context;
+  const auto chat = server.inference().Chat(&chat_context);
+  ASSERT_TRUE(chat->Write(OpenMessage()));
+  v1::ChatResponse opened;
+  ASSERT_TRUE(chat->Read(&opened));
+  Collected running;
+  std::thread caller([&] { running = Generate(server.inference(), TextRequest("abc", 50)); });
+  server.model().gate().AwaitEntered(3);
+  server.services().Drain();
+  std::thread drain([&] { EXPECT_TRUE(server.engine().Drain(absl::Seconds(20))); });
+  v1::ChatResponse none;
+  EXPECT_FALSE(chat->Read(&none));
+  EXPECT_THAT(chat->Finish(), Fails(grpc::StatusCode::UNAVAILABLE, "draining"));
+  EXPECT_EQ(Generate(server.inference(), TextRequest("abc", 5)).status.error_code(),
+            grpc::StatusCode::UNAVAILABLE);
+  server.model().gate().Open();
+  caller.join();
+  drain.join();
+  EXPECT_THAT(running.status, Succeeds());
+  EXPECT_EQ(running.tokens.size(), 50u);
+}
+
+TEST(Server, MetricsMove) {
+  TestServer server;
+  const std::string before = server.metrics().Text();
+  for (const char* family : {"ovq_requests_total",
+                             "ovq_requests_finished_total",
+                             "ovq_admission_rejections_total",
+                             "ovq_requests_running",
+                             "ovq_requests_waiting",
+                             "ovq_waiting_prompt_tokens",
+                             "ovq_time_to_first_token_seconds",
+                             "ovq_inter_token_latency_seconds",
+                             "ovq_request_duration_seconds",
+                             "ovq_request_queue_seconds",
+                             "ovq_request_prefill_seconds",
+                             "ovq_request_decode_seconds",
+                             "ovq_prompt_tokens_total",
+                             "ovq_generated_tokens_total",
+                             "ovq_request_prompt_tokens",
+                             "ovq_request_generated_tokens",
+                             "ovq_step_tokens",
+                             "ovq_step_duration_seconds",
+                             "ovq_preemptions_total",
+                             "ovq_sessions",
+                             "ovq_session_events_total",
+                             "ovq_session_state_bytes",
+                             "ovq_equivalent_kv_cache_bytes",
+                             "ovq_centroids_live",
+                             "ovq_cancel_release_seconds",
+                             "ovq_stream_blocked_seconds_total",
+                             "ovq_device_memory_bytes",
+                             "ovq_ready",
+                             "ovq_draining",
+                             "ovq_build_info",
+                             "ovq_model_info",
+                             "process_resident_memory_bytes",
+                             "process_start_time_seconds"}) {
+    EXPECT_THAT(before, HasSubstr(absl::StrCat("# TYPE ", family, " ")));
+  }
+  EXPECT_THAT(before,
+              HasSubstr("ovq_requests_finished_total{model=\"fake\",reason=\"length\"} 0\n"));
+  server.NewSession();
+  EXPECT_THAT(Generate(server.inference(), TextRequest("abc", 20)).status, Succeeds());
+  EXPECT_FALSE(Generate(server.inference(), TextRequest("", 20)).status.ok());
+  server.WaitForStats(
+      [](const EngineStats& s) { return s.requests_running == 0 && s.sessions_idle == 1; });
+  const std::string after = server.metrics().Text();
+  for (const char* line : {"ovq_requests_finished_total{model=\"fake\",reason=\"length\"} 1\n",
+                           "ovq_generated_tokens_total{model=\"fake\"} 20\n",
+                           "ovq_prompt_tokens_total{model=\"fake\"} 3\n",
+                           "ovq_time_to_first_token_seconds_count{model=\"fake\"} 1\n",
+                           "ovq_inter_token_latency_seconds_count{model=\"fake\"} 19\n",
+                           "ovq_sessions{model=\"fake\",state=\"idle\"} 1\n",
+                           "ovq_session_events_total{event=\"open\",model=\"fake\"} "}) {
+    EXPECT_THAT(after, HasSubstr(line));
+  }
+  for (const char* code : {"OK", "INVALID_ARGUMENT"}) {
+    EXPECT_THAT(after,
+                testing::ContainsRegex(absl::StrCat("ovq_requests_total.code=\"", code,
+                                                    "\",[^\n]*method=\"Generate\"[^\n]* 1\n")));
+  }
+}
+
+}  // namespace
+}  // namespace ovq::test
