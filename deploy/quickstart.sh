@@ -58,7 +58,7 @@ stop_server() {
 trap stop_server EXIT
 
 say "Server"
-"$bin/ovq-server" --model "$model" --listen 127.0.0.1:0 --metrics-address 127.0.0.1:0 \
+nohup "$bin/ovq-server" --model "$model" --listen 127.0.0.1:0 --metrics-address 127.0.0.1:0 \
   >"$log" 2>&1 &
 server_pid=$!
 address=
@@ -78,7 +78,6 @@ echo
 
 if "$keep"; then
   trap - EXIT
-  disown "$server_pid"
   say "The server keeps running as process $server_pid"
   echo "talk to it:  build/cpu/bin/ovq-chat --server $address"
   echo "stop it:     kill $server_pid"

@@ -1,5 +1,4 @@
-// SentencePiece behind standard types: its header and abseil's cannot meet in one source file, both
-// define absl::string_view.
+// SentencePiece models, through the module libovq_pieces.so (model/pieces/pieces.h).
 #pragma once
 
 #include <cstdint>
@@ -8,18 +7,20 @@
 #include <string_view>
 #include <vector>
 
-namespace sentencepiece {
-class SentencePieceProcessor;
-}
-
 namespace ovq {
+
+struct Pieces;
+struct PiecesApi;
 
 // Immutable after Load; any thread.
 class PieceModel {
  public:
-  // Null and a reason in `error` if the file is no model.
+  // Null and a reason in `error` if the file is no model or the module is missing: it lies beside
+  // the program.
   static std::unique_ptr<PieceModel> Load(const std::string& path, std::string* error);
   ~PieceModel();
+  PieceModel(const PieceModel&) = delete;
+  PieceModel& operator=(const PieceModel&) = delete;
 
   int32_t size() const;
   // False and a reason in `error` if the text cannot be encoded.
@@ -32,10 +33,9 @@ class PieceModel {
   bool Begins(int32_t id) const;
 
  private:
-  PieceModel();
-  std::unique_ptr<sentencepiece::SentencePieceProcessor> processor_;
-  bool drops_first_space_ = false;          // the model adds a space in front of a text
-  bool drops_every_leading_space_ = false;  // it also removes superfluous spaces
+  PieceModel(const PiecesApi* api, Pieces* model) : api_(api), model_(model) {}
+  const PiecesApi* api_;
+  Pieces* model_;
 };
 
 }  // namespace ovq

@@ -1,7 +1,9 @@
 #include "model/sampler.h"
 
 #include <algorithm>
+#include <array>
 #include <cmath>
+#include <iterator>
 #include <limits>
 #include <string_view>
 #include <utility>
@@ -32,34 +34,40 @@ bool Better(const Scored& a, const Scored& b) {
 // The n best logits, best first: one pass with a heap of n whose front is the worst kept.
 std::vector<Scored> SelectBest(std::span<const float> logits, size_t n) {
   n = std::min(n, logits.size());
-  std::vector<Scored> best;
+  std::vector<Scored> best(n);
   if (n == 0) return best;
-  best.reserve(n);
-  for (size_t i = 0; i < logits.size(); ++i) {
-    // Ids ascend, so a later equal never replaces an earlier one.
-    const float logit = Sane(logits[i]);
-    if (best.size() == n && !(logit > best.front().logit)) continue;
-    if (best.size() == n) {
-      std::pop_heap(best.begin(), best.end(), Better);
-      best.pop_back();
-    }
-    best.push_back({logit, static_cast<int32_t>(i)});
+  for (size_t i = 0; i < n; ++i) {
+    best[i] = {std::isnan(logits[i]) ? kMinusInfinity : logits[i], static_cast<int32_t>(i)};
+  }
+  std::make_heap(best.begin(), best.end(), Better);
+  for (size_t i = n; i < logits.size(); ++i) {
+    // Ids ascend, so a later equal never replaces an earlier one. False for NaN.
+    if (!(logits[i] > best.front().logit)) continue;
+    std::pop_heap(best.begin(), best.end(), Better);
+    best.back() = {logits[i], static_cast<int32_t>(i)};
     std::push_heap(best.begin(), best.end(), Better);
   }
   std::sort_heap(best.begin(), best.end(), Better);
   return best;
 }
 
+// The first of the largest; 0 if none is above minus infinity. Lanes let the compiler use vectors.
 int32_t ArgMax(std::span<const float> logits) {
-  size_t best = 0;
-  float best_logit = kMinusInfinity;
-  for (size_t i = 0; i < logits.size(); ++i) {
-    if (logits[i] > best_logit) {  // false for NaN
-      best = i;
-      best_logit = logits[i];
+  constexpr size_t kLanes = 16;
+  float lanes[kLanes];
+  std::fill_n(lanes, kLanes, kMinusInfinity);
+  const size_t whole = logits.size() / kLanes * kLanes;
+  for (size_t i = 0; i < whole; i += kLanes) {
+    for (size_t j = 0; j < kLanes; ++j) {
+      lanes[j] = logits[i + j] > lanes[j] ? logits[i + j] : lanes[j];  // false for NaN
     }
   }
-  return static_cast<int32_t>(best);
+  for (size_t i = whole; i < logits.size(); ++i) {
+    if (logits[i] > lanes[0]) lanes[0] = logits[i];
+  }
+  const float best = *std::max_element(lanes, lanes + kLanes);
+  const auto first = std::find(logits.begin(), logits.end(), best);
+  return first == logits.end() ? 0 : static_cast<int32_t>(first - logits.begin());
 }
 
 float Logprob(float logit, float log_sum_exp) {
@@ -141,6 +149,7 @@ std::span<const float> Sampler::Adjust(std::span<const float> logits,
 void Sampler::Gather(std::span<const float> logits) {
   constexpr double kNegligible = -60;
   candidates_.clear();
+  candidates_.reserve(logits.size());
   const bool cut = params_.top_k > 0 && static_cast<size_t>(params_.top_k) < logits.size();
   const float best = Sane(logits[ArgMax(logits)]);
   const double scale = 1.0 / static_cast<double>(params_.temperature);
@@ -151,7 +160,7 @@ void Sampler::Gather(std::span<const float> logits) {
   };
   if (cut) {
     for (const Scored& s : SelectBest(logits, static_cast<size_t>(params_.top_k))) {
-      add(s.id, s.logit);
+      add(s.id, Sane(s.logit));
     }
   } else {
     for (size_t i = 0; i < logits.size(); ++i) add(static_cast<int32_t>(i), Sane(logits[i]));
@@ -162,24 +171,37 @@ void Sampler::KeepMass(double mass) {
   const auto before = [](const Candidate& a, const Candidate& b) {
     return a.rank != b.rank ? a.rank < b.rank : a.id < b.id;
   };
+  // Linear time: weights are summed in bins of rank, and only the bin in which the sum reaches the
+  // mass is sorted.
+  constexpr int kBins = 1024;
+  const auto [lowest, highest] =
+      std::minmax_element(candidates_.begin(), candidates_.end(), before);
+  const double low = lowest->rank;
+  const double width = highest->rank - low;
+  const double scale = width > 0 ? kBins / width : 0;
+  const auto bin_of = [&](const Candidate& c) {
+    return std::min(static_cast<int>((c.rank - low) * scale), kBins - 1);
+  };
+  std::array<double, kBins> sums{};
   double total = 0;
-  for (const Candidate& c : candidates_) total += c.weight;
-  // Sorted in growing pieces: the mass usually lies in few candidates of a large vocabulary.
-  double sum = 0;
-  size_t kept = 0;
-  for (size_t sorted = 0, piece = 128; sorted < candidates_.size(); piece *= 4) {
-    const size_t end = std::min(sorted + piece, candidates_.size());
-    const auto begin = candidates_.begin() + static_cast<ptrdiff_t>(sorted);
-    std::partial_sort(begin, candidates_.begin() + static_cast<ptrdiff_t>(end), candidates_.end(),
-                      before);
-    for (sorted = end; kept < end; ++kept) {
-      if (kept > 0 && sum >= mass * total) {
-        candidates_.resize(kept);
-        return;
-      }
-      sum += candidates_[kept].weight;
-    }
+  for (const Candidate& c : candidates_) {
+    sums[bin_of(c)] += c.weight;
+    total += c.weight;
   }
+  const double target = mass * total;
+  int bin = 0;
+  double sum = 0;
+  for (; bin < kBins - 1 && sum + sums[bin] < target; ++bin) sum += sums[bin];
+  border_.clear();
+  std::ranges::copy_if(candidates_, std::back_inserter(border_),
+                       [&](const Candidate& c) { return bin_of(c) == bin; });
+  std::sort(border_.begin(), border_.end(), before);
+  if (border_.empty()) return;  // rounding alone kept the sum below the target: all stay
+  size_t kept = 0;
+  do sum += border_[kept++].weight;
+  while (sum < target && kept < border_.size());
+  const Candidate last = border_[kept - 1];
+  std::erase_if(candidates_, [&](const Candidate& c) { return before(last, c); });
 }
 
 void Sampler::KeepTypical() {

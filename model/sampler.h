@@ -21,7 +21,7 @@ struct SamplingParams {
   float presence_penalty = 0.0f;    // [-2, 2]; generated tokens
   float frequency_penalty = 0.0f;   // [-2, 2]; generated tokens, times the count
   uint64_t seed = 0;                // the server draws one when the request has none
-  std::unordered_map<int32_t, float> logit_bias;  // [-100, 100]
+  std::unordered_map<int32_t, float> logit_bias{};  // [-100, 100]
 
   // InvalidArgument naming the field and its range; token ids of logit_bias are checked too.
   absl::Status Validate(int64_t vocab_size) const;
@@ -62,8 +62,8 @@ class Sampler {
 
   std::span<const float> Adjust(std::span<const float> logits, std::span<const int32_t> banned);
   void Gather(std::span<const float> logits);
-  // Keeps the candidates of lowest rank, ties by lower id, in that order: the fewest whose weights
-  // reach `mass` of the sum.
+  // Keeps the candidates of lowest rank, ties by lower id: the fewest whose weights reach `mass` of
+  // the sum.
   void KeepMass(double mass);
   void KeepTypical();
   void KeepAboveMinP();
@@ -76,6 +76,7 @@ class Sampler {
   std::vector<int32_t> seen_;                       // the set bits of is_seen_
   std::vector<float> adjusted_;                     // [vocab], only where something changes logits
   std::vector<Candidate> candidates_;
+  std::vector<Candidate> border_;  // scratch of KeepMass
 };
 
 // The `n` best of a row of logits as log-probabilities, descending, ties by lower id.

@@ -24,6 +24,14 @@ size_t BytesWithin(const StateLayout& layout, int64_t tokens, int64_t more, int3
   return layout.bytes_at(reach, cap);
 }
 
+// A cap never exceeds the address range that the layout keeps for it.
+EngineOptions WithinLayout(EngineOptions options, const StateLayout* layout) {
+  Check(layout != nullptr, "the engine has a model");
+  const int64_t limit = layout->limits().max_centroids;
+  options.max_centroids = static_cast<int32_t>(std::min<int64_t>(options.max_centroids, limit));
+  return options;
+}
+
 }  // namespace
 
 const char* RejectReasonName(RejectReason reason) {
@@ -42,8 +50,10 @@ const char* RejectReasonName(RejectReason reason) {
 
 Engine::Engine(EngineModel model, EngineOptions options, std::unique_ptr<DeviceContext> context,
                EngineEvents events)
-    : model_(std::move(model)), options_(options) {
-  Check(model_.layout != nullptr && model_.forward != nullptr, "the engine has a model");
+    : model_(std::move(model)), options_(WithinLayout(options, model_.layout)) {
+  Check(model_.forward != nullptr, "the engine has a model");
+  Check(model_.default_max_centroids <= model_.layout->limits().max_centroids,
+        "the model's own cap fits the layout");
   Check(options_.max_batch_tokens > 0, "a step has room for a row");
   loop_ = std::make_unique<Loop>(model_, options_, std::move(context), std::move(events));
 }

@@ -1,5 +1,6 @@
 // How jobs end. Memory is given back and the session is free again before anyone is told, so that
 // whoever reads the last event can go on at once.
+#include <algorithm>
 #include <utility>
 
 #include "absl/time/clock.h"

@@ -102,9 +102,9 @@ bool Engine::Loop::EndIfDead(Job& job, absl::Time now) {
     return true;
   }
   if (job.deadline > now) return false;
-  const char* where = job.session == nullptr ? "in the queue"
-                      : job.prefilling()     ? "while absorbing the prompt"
-                                             : "while generating";
+  const char* where = job.admitted == absl::UnixEpoch() ? "in the queue"
+                      : job.prefilling()                ? "while absorbing the prompt"
+                                                        : "while generating";
   Fail(job, FinishReason::kDeadline,
        absl::DeadlineExceededError(std::string("deadline passed ") + where));
   return true;

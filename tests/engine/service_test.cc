@@ -1,0 +1,240 @@
+// Scores, draining and what the engine tells about itself.
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+
+#include <thread>
+
+#include "tests/engine/fake_model.h"
+
+namespace ovq::test {
+namespace {
+
+using testing::HasSubstr;
+
+absl::StatusOr<ScoreResult> Score(TestEngine& engine, ScoreRequest request,
+                                  std::function<bool()> cancelled = {}) {
+  Receiver<absl::StatusOr<ScoreResult>> receiver;
+  const absl::Status status =
+      engine->SubmitScore(std::move(request), std::move(cancelled), receiver.callback());
+  if (!status.ok()) return status;
+  return receiver.Wait();
+}
+
+TEST(Score, IsTheLogprobOfEveryGivenToken) {
+  TestEngine engine;
+  GenerateRequest generate = Request(SomeTokens(30, 1), 25);
+  generate.output = {.logprobs = true, .top_logprobs = 3};
+  const Answer answer = engine.Run(generate).of[0];
+  ScoreRequest request;
+  request.tokens = generate.prompt;
+  request.tokens.insert(request.tokens.end(), answer.tokens.begin(), answer.tokens.end());
+  request.top_logprobs = 3;
+  const ScoreResult result = *Score(engine, request);
+  ASSERT_EQ(result.logprobs.size(), 54u);
+  ASSERT_EQ(result.top.size(), 55u);
+  for (int i = 0; i < 25; ++i) {
+    EXPECT_EQ(result.logprobs[29 + i], answer.logprobs[i]) << i;
+    for (int j = 0; j < 3; ++j) {
+      EXPECT_EQ(result.top[29 + i][j].token_id, answer.top[i][j].token_id);
+      EXPECT_EQ(result.top[29 + i][j].logprob, answer.top[i][j].logprob);
+    }
+  }
+  EXPECT_EQ(result.state_bytes,
+            static_cast<int64_t>(engine.model().layout().bytes_at(55, kDefaultCentroids)));
+  EXPECT_EQ(engine.SettledStats().state_bytes_reserved, 0u);
+
+  EngineOptions options;
+  options.max_batch_tokens = 7;
+  TestEngine small(options);
+  EXPECT_EQ(Score(small, request)->logprobs, result.logprobs);
+  EXPECT_EQ(small.model().max_rows(), 7);
+}
+
+TEST(Score, SingleTokenAndWholeVocabulary) {
+  TestEngine engine;
+  ScoreRequest request;
+  request.tokens = {7};
+  request.top_logprobs = static_cast<int>(kVocab);
+  const ScoreResult result = *Score(engine, request);
+  EXPECT_TRUE(result.logprobs.empty());
+  ASSERT_EQ(result.top.size(), 1u);
+  EXPECT_EQ(result.top[0].size(), static_cast<size_t>(kVocab));
+}
+
+TEST(Score, LongTextInOneCall) {
+  TestEngine engine;
+  ScoreRequest request;
+  request.tokens = SomeTokens(65536, 3);
+  EXPECT_EQ(Score(engine, request)->logprobs.size(), 65535u);
+  EXPECT_LE(engine.model().max_rows(), engine->options().max_batch_tokens);
+}
+
+TEST(Score, Refusals) {
+  TestEngine engine;
+  ScoreRequest request;
+  EXPECT_EQ(Score(engine, request).status().code(), absl::StatusCode::kInvalidArgument);
+  request.tokens = {1, 258};
+  EXPECT_THAT(std::string(Score(engine, request).status().message()), HasSubstr("prompt[1]"));
+  request.tokens = {1};
+  request.top_logprobs = 259;
+  EXPECT_EQ(Score(engine, request).status().code(), absl::StatusCode::kInvalidArgument);
+  request.top_logprobs = 258;
+  request.tokens = SomeTokens(600000, 1);
+  const absl::Status huge = Score(engine, request).status();
+  EXPECT_EQ(huge.code(), absl::StatusCode::kResourceExhausted);
+  EXPECT_THAT(std::string(huge.message()), HasSubstr("1073741824"));
+  request.tokens = SomeTokens(100000, 1);
+  request.top_logprobs = 0;
+  EXPECT_EQ(Score(engine, request, [] { return true; }).status().code(),
+            absl::StatusCode::kCancelled);
+  request.deadline = absl::Now();
+  EXPECT_EQ(Score(engine, request).status().code(), absl::StatusCode::kDeadlineExceeded);
+}
+
+TEST(Drain, LetsRunningRequestsFinishAndRefusesNewOnes) {
+  TestEngine engine;
+  const std::string id = engine.NewSession().id;
+  engine.model().gate().CloseAt(1);
+  const std::shared_ptr<TokenStream> stream = engine.Start(Request(SomeTokens(5, 1), 50));
+  engine.model().gate().AwaitEntered(1);
+  bool by_themselves = false;
+  std::thread drain([&] { by_themselves = engine->Drain(absl::InfiniteDuration()); });
+  // Once the drain has begun, every kind of work is refused.
+  GenerateRequest turn = Request({1}, 1);
+  turn.session_id = "unknown";
+  absl::Status refused;
+  do {
+    refused = engine->Submit(turn, std::make_shared<TokenStream>());
+  } while (refused.code() == absl::StatusCode::kNotFound);
+  EXPECT_EQ(refused.code(), absl::StatusCode::kUnavailable);
+  EXPECT_EQ(engine->Submit(Request({1}, 1), std::make_shared<TokenStream>()).code(),
+            absl::StatusCode::kUnavailable);
+  engine.model().gate().Open();
+  const Answers answers = ReadAll(*stream);
+  EXPECT_TRUE(answers.status.ok());
+  EXPECT_EQ(answers.of[0].tokens.size(), 50u);
+  drain.join();
+  EXPECT_TRUE(by_themselves);
+  Receiver<absl::StatusOr<SessionInfo>> created;
+  engine->CreateSession({}, created.callback());
+  EXPECT_EQ(created.Wait().status().code(), absl::StatusCode::kUnavailable);
+  EXPECT_TRUE(engine->GetSession(id, "").ok()) << "sessions stay to be looked at";
+}
+
+TEST(Drain, EndsTheRestWhenTheTimeIsUp) {
+  FakeModel probe;
+  EngineOptions options;
+  options.state_memory_bytes = probe.layout().bytes_cap(kDefaultCentroids);
+  TestEngine engine(options);
+  const std::shared_ptr<TokenStream> running = engine.Start(Request({1}, INT64_MAX), 2);
+  const std::shared_ptr<TokenStream> queued = engine.Start(Request({1}, INT64_MAX), 2);
+  while (!running->full()) engine.SettledStats();
+  EXPECT_FALSE(engine->Drain(absl::Milliseconds(5)));
+  EXPECT_EQ(ReadAll(*running).status.code(), absl::StatusCode::kUnavailable);
+  EXPECT_EQ(ReadAll(*queued).status.code(), absl::StatusCode::kUnavailable);
+  EXPECT_EQ(engine.SettledStats().state_bytes_reserved, 0u);
+  EXPECT_TRUE(engine->Drain(absl::ZeroDuration()));
+}
+
+TEST(Drain, DestructionEndsEverything) {
+  TestEngine engine;
+  engine.NewSession();
+  const std::shared_ptr<TokenStream> stream = engine.Start(Request({1}, INT64_MAX), 2);
+  engine.Destroy();
+  EXPECT_EQ(ReadAll(*stream).status.code(), absl::StatusCode::kUnavailable);
+  stream->Cancel();  // the stream may outlive the engine
+}
+
+// Counts on the engine thread, read after the engine has gone.
+struct Counts {
+  int steps = 0, prefill_rows = 0, decode_rows = 0, first = 0, next = 0, rejected = 0;
+  std::vector<RequestReport> finished;
+  std::vector<std::string> sessions;
+};
+
+TEST(Events, CountWhatHappened) {
+  Counts counts;
+  EngineEvents events;
+  events.step = [&](const StepReport& report) {
+    ++counts.steps;
+    counts.prefill_rows += report.prefill_rows;
+    counts.decode_rows += report.decode_rows;
+  };
+  events.first_token = [&](absl::Duration) { ++counts.first; };
+  events.next_token = [&](absl::Duration) { ++counts.next; };
+  events.request_finished = [&](const RequestReport& report) { counts.finished.push_back(report); };
+  events.rejected = [&](RejectReason) { ++counts.rejected; };
+  events.session_event = [&](const char* event) { counts.sessions.push_back(event); };
+  EngineOptions options;
+  options.state_memory_bytes = size_t{1} << 20;
+  TestEngine engine(options, {}, std::move(events));
+
+  engine.Run(Request(SomeTokens(30, 1), 10));
+  GenerateRequest two = Request(SomeTokens(20, 1), 5);
+  two.n = 2;
+  engine.Run(two);
+  ScoreRequest score;
+  score.tokens = SomeTokens(15, 1);
+  EXPECT_TRUE(Score(engine, score).ok());
+  const std::string id = engine.NewSession().id;
+  EXPECT_TRUE(engine->DeleteSession(id, "").ok());
+  GenerateRequest huge = Request({1}, 1000000);
+  huge.max_centroids = 4096;
+  huge.n = 64;
+  EXPECT_EQ(engine->Submit(huge, std::make_shared<TokenStream>()).code(),
+            absl::StatusCode::kResourceExhausted);
+  engine.SettledStats();
+  engine.Destroy();
+
+  EXPECT_EQ(counts.prefill_rows, 30 + 20 + 15);
+  EXPECT_EQ(counts.decode_rows, 9 + 2 * 4);
+  EXPECT_EQ(counts.steps, 1 + 9 + 1 + 4 + 1);
+  EXPECT_EQ(counts.first, 2);
+  EXPECT_EQ(counts.next, 9 + 2 * 4);
+  EXPECT_EQ(counts.rejected, 1);
+  EXPECT_THAT(counts.sessions, testing::ElementsAre("open", "close"));
+  ASSERT_EQ(counts.finished.size(), 3u);
+  EXPECT_EQ(counts.finished[0].usage.generated_tokens, 10);
+  EXPECT_EQ(counts.finished[1].usage.generated_tokens, 10);
+  EXPECT_FALSE(counts.finished[1].score);
+  EXPECT_TRUE(counts.finished[2].score);
+  EXPECT_EQ(counts.finished[2].usage.prompt_tokens, 15);
+}
+
+TEST(Threads, ManyCallersAtOnce) {
+  EngineOptions options;
+  options.max_batch_tokens = 48;
+  options.state_memory_bytes = size_t{1} << 21;
+  TestEngine engine(options);
+  std::vector<std::vector<int32_t>> expected;
+  for (int i = 0; i < 8; ++i) {
+    expected.push_back(engine.Run(Request(SomeTokens(10 + i, i), 20, 3)).of[0].tokens);
+  }
+  std::vector<std::thread> threads;
+  for (int i = 0; i < 8; ++i) {
+    threads.emplace_back([&, i] {
+      const std::string id = engine.NewSession().id;
+      for (int round = 0; round < 6; ++round) {
+        const std::shared_ptr<TokenStream> stream =
+            engine.Start(Request(SomeTokens(10 + i, i), 20, 3), 3);
+        if (round % 3 == 2) {
+          stream->Cancel();
+          ReadAll(*stream);
+        } else {
+          EXPECT_EQ(ReadAll(*stream).of[0].tokens, expected[i]);
+        }
+        GenerateRequest turn = Request({1, 2, 3}, 4);
+        turn.session_id = id;
+        EXPECT_TRUE(engine.Run(turn).status.ok());
+        EXPECT_EQ(engine->GetSession(id, "")->position, 7 * (round + 1));
+        engine->Stats();
+      }
+      EXPECT_TRUE(engine->DeleteSession(id, "").ok());
+    });
+  }
+  for (std::thread& thread : threads) thread.join();
+  EXPECT_EQ(engine.SettledStats().state_bytes_reserved, 0u);
+}
+
+}  // namespace
+}  // namespace ovq::test
