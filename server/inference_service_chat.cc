@@ -102,10 +102,9 @@ void ChatCall::HandleHalfClose() {
 
 void ChatCall::HandleTurn(const v1::ChatTurn& turn) {
   if (phase_ == Phase::kIdle) return BeginTurn(turn);
-  if (part_ || turn_finished_) {
-    // Parts may be sent without waiting for each one's acknowledgement, and the next turn as soon as
-    // Finished has arrived, which is before its write is done here. Reading goes on when this one's
-    // time has come, so a fast sender fills no memory here.
+  if (part_) {
+    // Parts may be sent without waiting for each one's acknowledgement; reading goes on when this
+    // one's time has come, so a fast sender fills no memory here.
     held_ = turn;
     return;
   }
