@@ -1,0 +1,93 @@
+"""Starts ovq-server on free ports and ends it; stubs generated from the proto."""
+
+import importlib
+import os
+import re
+import select
+import shutil
+import signal
+import subprocess
+import sys
+import tempfile
+import time
+
+ROOT = os.path.dirname(os.path.dirname(os.path.dirname(os.path.abspath(__file__))))
+
+
+def load_stubs(folder):
+    """(messages, services) of ovq.v1, generated into the folder."""
+    proto = os.path.join(ROOT, "proto")
+    plugin = shutil.which("grpc_python_plugin")
+    # The system's compiler: the one inside Debian 12's grpc_tools knows no proto3 `optional`.
+    subprocess.run(["protoc", f"-I{proto}", f"--python_out={folder}", f"--grpc_out={folder}",
+                    f"--plugin=protoc-gen-grpc={plugin}", "ovq/v1/inference.proto"], check=True)
+    sys.path.insert(0, folder)
+    return (importlib.import_module("ovq.v1.inference_pb2"),
+            importlib.import_module("ovq.v1.inference_pb2_grpc"))
+
+
+class ServerProcess:
+    """with ServerProcess(binary, model, "--flag", ...) as server: ..."""
+
+    def __init__(self, binary, model, *flags, env=None):
+        self._stderr = tempfile.TemporaryFile(mode="w+")
+        arguments = [binary, "--model", model, "--listen", "127.0.0.1:0",
+                     "--metrics-address", "127.0.0.1:0", *flags]
+        self.process = subprocess.Popen(arguments, stdout=subprocess.PIPE, stderr=self._stderr,
+                                        text=True, env={**os.environ, **(env or {})})
+        try:
+            self.port = self._await_port(timeout=60)
+        except BaseException:
+            self.kill()
+            raise
+
+    def _await_port(self, timeout):
+        ready, _, _ = select.select([self.process.stdout], [], [], timeout)
+        line = self.process.stdout.readline() if ready else ""
+        match = re.fullmatch(r"listening on 127\.0\.0\.1:(\d+)\n", line)
+        if match is None:
+            raise RuntimeError(f"not ready: {line!r}; {self.stderr()}")
+        return int(match.group(1))
+
+    @property
+    def address(self):
+        return f"127.0.0.1:{self.port}"
+
+    def stderr(self):
+        self._stderr.seek(0)
+        return self._stderr.read()
+
+    def metrics_url(self):
+        return re.search(r"metrics on (http://\S+)", self.stderr()).group(1)
+
+    def resident_bytes(self):
+        with open(f"/proc/{self.process.pid}/status") as file:
+            return int(re.search(r"VmRSS:\s+(\d+) kB", file.read()).group(1)) * 1024
+
+    def terminate(self):
+        self.process.send_signal(signal.SIGTERM)
+
+    def wait(self, timeout=60):
+        return self.process.wait(timeout)
+
+    def kill(self):
+        if self.process.poll() is None:
+            self.process.kill()
+        self.process.wait()
+        self.process.stdout.close()
+        self._stderr.close()
+
+    def __enter__(self):
+        return self
+
+    def __exit__(self, *_):
+        self.kill()
+
+
+def run_to_end(binary, *arguments, env=None):
+    """(exit code, stdout, stderr) of a server that should not come up."""
+    started = time.monotonic()
+    result = subprocess.run([binary, *arguments], capture_output=True, text=True, timeout=60,
+                            env={**os.environ, **(env or {})})
+    assert time.monotonic() - started < 60
+    return result.returncode, result.stdout, result.stderr

@@ -1,0 +1,288 @@
+"""The real ovq-server process on a tiny random model.
+
+usage: server_test.py --build BUILD_FOLDER [unittest arguments]
+"""
+
+import argparse
+import concurrent.futures
+import os
+import shutil
+import signal
+import socket
+import sys
+import tempfile
+import threading
+import time
+import unittest
+import urllib.request
+
+sys.path.insert(0, os.path.dirname(os.path.abspath(__file__)))
+
+try:
+    import grpc
+except ImportError as error:
+    print(f"SKIPPED: {error}; install python3-grpcio")
+    sys.exit(0)
+for tool in ("protoc", "grpc_python_plugin"):
+    if shutil.which(tool) is None:
+        print(f"SKIPPED: no {tool}; install protobuf-compiler and protobuf-compiler-grpc")
+        sys.exit(0)
+
+from server_process import ServerProcess, load_stubs, run_to_end
+from tiny_model import write_tiny_model
+
+BINARY = None
+FOLDER = None
+pb = None
+rpc = None
+
+
+def setUpModule():
+    global FOLDER, pb, rpc
+    FOLDER = tempfile.mkdtemp(prefix="ovq_process_test_")
+    write_tiny_model(model_folder())
+    stubs = os.path.join(FOLDER, "stubs")
+    os.mkdir(stubs)
+    pb, rpc = load_stubs(stubs)
+
+
+def tearDownModule():
+    shutil.rmtree(FOLDER)
+
+
+def model_folder():
+    return os.path.join(FOLDER, "tiny")
+
+
+def connect(server):
+    unlimited = [("grpc.max_receive_message_length", -1), ("grpc.max_send_message_length", -1)]
+    return grpc.insecure_channel(server.address, options=unlimited)
+
+
+def request(text, max_tokens, seed=1, **fields):
+    return pb.GenerateRequest(
+        prompt=pb.Prompt(text=text), sampling=pb.SamplingParams(seed=seed),
+        stop=pb.StopConditions(max_tokens=max_tokens), output=pb.OutputOptions(logprobs=True),
+        **fields)
+
+
+def collect(stub, message):
+    tokens, logprobs, finished = [], [], None
+    for response in stub.Generate(message, timeout=120):
+        tokens += response.chunk.token_ids
+        logprobs += response.chunk.logprobs
+        if response.HasField("finished"):
+            finished = response.finished
+    return tokens, logprobs, finished
+
+
+class Serving(unittest.TestCase):
+    """One server for all of these."""
+
+    @classmethod
+    def setUpClass(cls):
+        cls.server = ServerProcess(BINARY, model_folder(), "--state-memory", "256M",
+                                   "--max-prompt-tokens", "300000")
+        cls.channel = connect(cls.server)
+        cls.inference = rpc.InferenceServiceStub(cls.channel)
+        cls.sessions = rpc.SessionServiceStub(cls.channel)
+
+    @classmethod
+    def tearDownClass(cls):
+        cls.channel.close()
+        cls.server.kill()
+
+    def test_generate(self):
+        tokens, logprobs, finished = collect(self.inference, request("hello", 30))
+        self.assertEqual(len(tokens), 30)
+        self.assertEqual(len(logprobs), 30)
+        self.assertEqual(finished.reason, pb.FINISH_REASON_LENGTH)
+
+    def test_answers_do_not_depend_on_company(self):
+        alone = collect(self.inference, request("the same question", 60))[:2]
+        with concurrent.futures.ThreadPoolExecutor(8) as pool:
+            others = [pool.submit(collect, self.inference, request("x" * (37 * i + 5), 60, seed=i))
+                      for i in range(7)]
+            among = collect(self.inference, request("the same question", 60))[:2]
+            for other in others:
+                self.assertEqual(len(other.result()[0]), 60)
+        self.assertEqual(alone, among)
+
+    def test_64_streams_at_once(self):
+        with concurrent.futures.ThreadPoolExecutor(64) as pool:
+            results = list(pool.map(lambda i: collect(self.inference, request(f"stream {i}", 40)),
+                                    range(64)))
+        for i, (tokens, _, _) in enumerate(results):
+            self.assertEqual(len(tokens), 40, f"stream {i}")
+
+    def test_score_of_65536_tokens_in_one_call(self):
+        ids = [(i * 7919) % 256 for i in range(65536)]
+        response = self.inference.Score(
+            pb.ScoreRequest(prompt=pb.Prompt(token_ids=pb.TokenIds(ids=ids))), timeout=300)
+        self.assertEqual(len(response.logprobs), 65535)
+        self.assertTrue(all(x <= 0 for x in response.logprobs))
+
+    def test_a_turn_of_200000_tokens(self):
+        part = "x" * 20000
+
+        def messages():
+            yield pb.ChatRequest(open=pb.ChatOpen())
+            for _ in range(9):
+                yield pb.ChatRequest(turn=pb.ChatTurn(prompt=pb.Prompt(text=part), more=True))
+            yield pb.ChatRequest(turn=pb.ChatTurn(prompt=pb.Prompt(text=part),
+                                                  stop=pb.StopConditions(max_tokens=10)))
+
+        events = list(self.inference.Chat(messages(), timeout=300))
+        absorbed = [e.absorbed.position for e in events if e.HasField("absorbed")]
+        self.assertEqual(absorbed, [20000 * (i + 1) for i in range(9)])
+        finished = [e.finished for e in events if e.HasField("finished")]
+        self.assertEqual(len(finished), 1)
+        self.assertEqual(finished[0].usage.position, 200010)
+
+    def test_memory_does_not_grow_with_the_conversation(self):
+        session = self.sessions.CreateSession(pb.CreateSessionRequest())
+
+        def absorb():
+            collect(self.inference, request("y" * 10000, 0, session_id=session.session_id))
+
+        absorb()
+        absorb()
+        before = self.server.resident_bytes()
+        for _ in range(18):
+            absorb()
+        growth = self.server.resident_bytes() - before
+        info = self.sessions.GetSession(pb.GetSessionRequest(session_id=session.session_id))
+        self.assertEqual(info.position, 200000)
+        self.assertLessEqual(info.state_bytes, info.state_bytes_cap)
+        self.assertLess(growth, 1 << 20)
+
+    def test_metrics_over_http(self):
+        collect(self.inference, request("count me", 5))
+        with urllib.request.urlopen(self.server.metrics_url(), timeout=10) as response:
+            text = response.read().decode()
+        for name in ("ovq_ready", "ovq_generated_tokens_total", "ovq_session_state_bytes",
+                     "ovq_equivalent_kv_cache_bytes", "process_resident_memory_bytes"):
+            self.assertIn(f"\n# TYPE {name} ", text)
+        self.assertIn('ovq_ready{model="tiny"} 1', text)
+
+    def test_a_bad_request_harms_nobody(self):
+        for bad in (request("", 5), pb.GenerateRequest(), request("x" * 400000, 5)):
+            with self.assertRaises(grpc.RpcError) as caught:
+                collect(self.inference, bad)
+            self.assertEqual(caught.exception.code(), grpc.StatusCode.INVALID_ARGUMENT)
+        self.assertEqual(len(collect(self.inference, request("fine", 5))[0]), 5)
+
+
+class Stopping(unittest.TestCase):
+    def start_stream(self, server, channel, max_tokens):
+        """A running stream after its first token, and a list that gets its tokens or its error."""
+        stream = rpc.InferenceServiceStub(channel).Generate(request("hi", max_tokens))
+        first = threading.Event()
+        tokens = []
+
+        def read():
+            try:
+                for response in stream:
+                    tokens.extend(response.chunk.token_ids)
+                    first.set()
+            except grpc.RpcError as error:
+                tokens.append(error.code())
+
+        thread = threading.Thread(target=read)
+        thread.start()
+        self.assertTrue(first.wait(60))
+        return thread, tokens
+
+    def test_sigterm_lets_running_streams_finish(self):
+        with ServerProcess(BINARY, model_folder(), "--state-memory", "64M") as server:
+            with connect(server) as channel:
+                thread, tokens = self.start_stream(server, channel, 3000)
+                server.terminate()
+                thread.join(60)
+                self.assertEqual(len(tokens), 3000)
+                self.assertEqual(server.wait(), 0)
+
+    def test_drain_ends_in_time_and_refuses_new_work(self):
+        with ServerProcess(BINARY, model_folder(), "--state-memory", "64M", "--drain-timeout",
+                           "2s") as server:
+            with connect(server) as channel:
+                thread, tokens = self.start_stream(server, channel, 4000000)
+                started = time.monotonic()
+                server.terminate()
+                time.sleep(0.5)
+                with self.assertRaises(grpc.RpcError) as caught:
+                    collect(rpc.InferenceServiceStub(channel), request("late", 5))
+                self.assertEqual(caught.exception.code(), grpc.StatusCode.UNAVAILABLE)
+                self.assertEqual(server.wait(), 0)
+                self.assertLess(time.monotonic() - started, 10)
+                thread.join(60)
+                self.assertEqual(tokens[-1], grpc.StatusCode.UNAVAILABLE)
+
+    def test_second_signal_ends_at_once(self):
+        with ServerProcess(BINARY, model_folder(), "--state-memory", "64M") as server:
+            with connect(server) as channel:
+                thread, _ = self.start_stream(server, channel, 4000000)
+                server.terminate()
+                time.sleep(0.5)
+                server.terminate()
+                self.assertEqual(server.wait(10), 128 + signal.SIGTERM)
+                thread.join(60)
+
+
+class Starting(unittest.TestCase):
+    def fails(self, code, culprit, *arguments, env=None):
+        actual, out, err = run_to_end(BINARY, *arguments, env=env)
+        self.assertEqual(actual, code, err)
+        self.assertEqual(out, "")
+        self.assertIn(culprit, err)
+        self.assertEqual(err.count("\n"), 1, err)
+
+    def test_bad_options(self):
+        self.fails(2, "--bogus", "--model", model_folder(), "--bogus")
+        self.fails(2, "--max-queue", "--model", model_folder(), "--max-queue", "many")
+        self.fails(2, "OVQ_THREADS", "--model", model_folder(), env={"OVQ_THREADS": "x"})
+        self.fails(2, "--model")
+
+    def test_missing_and_broken_models(self):
+        self.fails(1, "/nonexistent", "--model", "/nonexistent/model")
+        broken = os.path.join(FOLDER, "broken")
+        write_tiny_model(broken)
+        weights = os.path.join(broken, "model.safetensors")
+        os.truncate(weights, os.path.getsize(weights) // 2)
+        self.fails(1, "model.safetensors", "--model", broken)
+        with open(os.path.join(broken, "config.json"), "w") as file:
+            file.write("{")
+        self.fails(1, "config.json", "--model", broken)
+
+    def test_devices(self):
+        self.fails(2, "--device", "--model", model_folder(), "--device", "tpu")
+        self.fails(1, "'cuda'", "--model", model_folder(), "--device", "cuda")
+
+    def test_port_in_use(self):
+        with socket.socket() as taken:
+            taken.bind(("127.0.0.1", 0))
+            taken.listen()
+            address = "127.0.0.1:%d" % taken.getsockname()[1]
+            for flag in ("--listen", "--metrics-address"):
+                flags = {"--listen": "127.0.0.1:0", "--metrics-address": "", flag: address}
+                arguments = [x for pair in flags.items() for x in pair]
+                code, out, err = run_to_end(BINARY, "--model", model_folder(), "--state-memory",
+                                            "64M", *arguments)
+                self.assertEqual((code, out), (1, ""), err)
+                self.assertIn(f"{flag}: cannot listen on {address}", err)
+
+    def test_help_and_version(self):
+        code, out, _ = run_to_end(BINARY, "--help")
+        self.assertEqual(code, 0)
+        self.assertIn("OVQ_STATE_MEMORY", out)
+        code, out, _ = run_to_end(BINARY, "--version")
+        self.assertEqual(code, 0)
+        self.assertRegex(out, r"^ovq-server \d+\.\d+\.\d+\n$")
+
+
+if __name__ == "__main__":
+    parser = argparse.ArgumentParser()
+    parser.add_argument("--build", required=True)
+    options, rest = parser.parse_known_args()
+    BINARY = os.path.join(os.path.abspath(options.build), "bin", "ovq-server")
+    unittest.main(argv=[sys.argv[0], *rest], verbosity=2)
