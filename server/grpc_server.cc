@@ -1,7 +1,10 @@
 #include "server/grpc_server.h"
 
+#include <grpc/grpc.h>
 #include <grpcpp/ext/proto_server_reflection_plugin.h>
 #include <grpcpp/health_check_service_interface.h>
+
+#include <mutex>
 
 #include "absl/strings/str_cat.h"
 #include "server/convert.h"
@@ -32,6 +35,9 @@ void Configure(grpc::ServerBuilder& builder, size_t max_message_bytes) {
 absl::StatusOr<std::unique_ptr<GrpcServer>> GrpcServer::Start(const std::string& address,
                                                               size_t max_message_bytes,
                                                               ServiceContext& services) {
+  // Held for good: the library's own end, when its last user goes, may wait 10 s for its sockets.
+  static std::once_flag library_held;
+  std::call_once(library_held, &grpc_init);
   grpc::EnableDefaultHealthCheckService(true);
   grpc::reflection::InitProtoReflectionServerBuilderPlugin();
   std::unique_ptr<GrpcServer> result(new GrpcServer(services));

@@ -217,15 +217,15 @@ TEST(Generate, CancelFreesTheState) {
   v1::GenerateResponse response;
   ASSERT_TRUE(reader->Read(&response));
   ASSERT_TRUE(reader->Read(&response));
-  EXPECT_GT(server.engine().Stats().state_bytes_reserved, 0u);
+  server.WaitForStats([](const EngineStats& s) { return s.state_bytes_reserved > 0; });
   context.TryCancel();
   while (reader->Read(&response)) {
   }
   EXPECT_EQ(reader->Finish().error_code(), grpc::StatusCode::CANCELLED);
   const EngineStats stats =
-      server.WaitForStats([](const EngineStats& s) { return s.requests_running == 0; });
+      server.WaitForStats([](const EngineStats& s) { return s.state_bytes_reserved == 0; });
+  EXPECT_EQ(stats.requests_running, 0);
   EXPECT_EQ(stats.state_bytes_committed, 0u);
-  EXPECT_EQ(stats.state_bytes_reserved, 0u);
 }
 
 TEST(Generate, DeadlineEndsTheRequest) {
