@@ -71,15 +71,9 @@ def measure(model, inputs, targets, max_centroids, workers):
     return np.concatenate(list(passes))
 
 
-def by_position(bits, targets, lengths):
-    """Bits per byte inside the longest contexts, between one length and the next."""
-    return [bits_per_byte(bits[:, begin:end], targets[:, begin:end])
-            for begin, end in zip([0] + lengths[:-1], lengths)]
-
-
 def evaluate(model, contexts, sizes, workers):
-    """({size: [bpb by length]}, {size: [bpb by position]}) of {length: (inputs, targets)}."""
-    table, positions, lengths = {size: [] for size in sizes}, {}, list(contexts)
+    """{size: [bits per byte by length]} of {length: (inputs, targets)}."""
+    table = {size: [] for size in sizes}
     for length, (inputs, targets) in contexts.items():
         for size in sizes:
             started = time.monotonic()
@@ -87,37 +81,30 @@ def evaluate(model, contexts, sizes, workers):
             table[size].append(bits_per_byte(bits, targets))
             print(f"context {length}  {size} centroids  {table[size][-1]:.4f} bits/byte  "
                   f"{bits.size / (time.monotonic() - started):.0f} tokens/s", flush=True)
-            if length == lengths[-1]:
-                positions[size] = by_position(bits, targets, lengths)
-    return table, positions
+    return table
 
 
-def markdown_table(heading, columns, rows):
-    lines = [f"| {heading} | " + " | ".join(columns) + " |",
-             "|---" * (len(columns) + 1) + "|"]
-    lines += [f"| {name} | " + " | ".join(f"{value:.3f}" for value in values) + " |"
-              for name, values in rows.items()]
+def markdown_table(lengths, table):
+    lines = ["| max_centroids | " + " | ".join(map(str, lengths)) + " |",
+             "|---" * (len(lengths) + 1) + "|"]
+    lines += [f"| {size} | " + " | ".join(f"{value:.3f}" for value in values) + " |"
+              for size, values in table.items()]
     return "\n".join(lines) + "\n"
 
 
-def write_results(out, lengths, table, positions, n_tokens):
+def write_results(out, lengths, table, n_tokens):
     os.makedirs(out, exist_ok=True)
     with open(os.path.join(out, "evaluation.csv"), "w", encoding="utf-8", newline="") as file:
         writer = csv.writer(file, lineterminator="\n")
-        writer.writerow(("max_centroids", "context_length", "bits_per_byte",
-                         "bits_per_byte_at_position_up_to"))
+        writer.writerow(("max_centroids", "context_length", "bits_per_byte"))
         for size, values in table.items():
-            writer.writerows((size, length, f"{value:.4f}", f"{position:.4f}")
-                             for length, value, position in zip(lengths, values, positions[size]))
+            writer.writerows((size, length, f"{value:.4f}")
+                             for length, value in zip(lengths, values))
     plot_context_lengths(os.path.join(out, "evaluation.png"),
                          {size: list(zip(lengths, values)) for size, values in table.items()})
-    ranges = [f"{begin}..{end - 1}" for begin, end in zip([0] + lengths[:-1], lengths)]
     with open(os.path.join(out, "evaluation.md"), "w", encoding="utf-8") as file:
-        file.write(f"Held-out bits per byte by context length, over the same {n_tokens} "
-                   "tokens:\n\n")
-        file.write(markdown_table("max_centroids", [str(length) for length in lengths], table))
-        file.write(f"\nBy position inside contexts of {lengths[-1]}:\n\n")
-        file.write(markdown_table("max_centroids", ranges, positions))
+        file.write("Held-out bits per byte by context length, over the same "
+                   f"{n_tokens} tokens:\n\n{markdown_table(lengths, table)}")
 
 
 def main():
@@ -134,8 +121,8 @@ def main():
     contexts = {length: held_out_contexts(corpus, length, lengths[-1], args.per_module)
                 for length in lengths}
     with concurrent.futures.ThreadPoolExecutor(args.workers) as workers:
-        results = evaluate(model, contexts, sizes, workers)
-    write_results(args.out, lengths, *results, contexts[lengths[-1]][0].size)
+        table = evaluate(model, contexts, sizes, workers)
+    write_results(args.out, lengths, table, contexts[lengths[-1]][0].size)
 
 
 if __name__ == "__main__":

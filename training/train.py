@@ -41,8 +41,8 @@ def parse_args():
                         help="tokens in a step, but never less than one context a worker")
     parser.add_argument("--workers", type=int, default=2, help="threads that share a step's "
                         "contexts; each runs its operations on OMP_NUM_THREADS threads")
-    parser.add_argument("--phases", default="512:0.4,1024:0.35,2048:0.13,4096:0.07,8192:0.05",
-                        help="context lengths and their shares of the run, in order")
+    parser.add_argument("--phases", help="context lengths and their shares of the run, in order",
+                        default="512:0.37,1024:0.13,2048:0.1,4096:0.13,8192:0.1,16384:0.17")
     parser.add_argument("--lr", type=float, default=3e-3, help="peak learning rate")
     parser.add_argument("--beta-lr-scale", type=float, default=5.0,
                         help="learning rate of the attention's beta relative to --lr")
