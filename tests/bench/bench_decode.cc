@@ -3,13 +3,15 @@
 // run.
 //
 //   bench_decode [--shape 77m|257m|478m] [--mixer ovq_attention] [--threads 2]
-//                [--longest 65536] [--state-dtype bf16|f32]
+//                [--contexts 128,1024,...] [--sessions 1,4,8,16] [--state-dtype bf16|f32]
+//                [--passes 5]
 //
 // A model whose step-by-step and whole-prompt logits differ by one bit is not timed.
 #include <sys/mman.h>
 
 #include <cstdlib>
 #include <cstring>
+#include <map>
 #include <memory>
 #include <random>
 
@@ -49,10 +51,17 @@ class SessionMemory {
   std::byte* base_;
 };
 
+// What is timed: n_sessions sessions at `position`.
+struct Setting {
+  int64_t position;
+  int n_sessions;
+  std::vector<double> step_seconds;  // one a pass
+};
+
 class Bench {
  public:
-  Bench(const LanguageModel& model, DeviceContext& context, double bandwidth)
-      : model_(model), context_(context), bandwidth_(bandwidth), random_(3) {
+  Bench(const LanguageModel& model, DeviceContext& context)
+      : model_(model), context_(context), random_(3), prefilled_(model.layout()) {
     for (int i = 0; i < kMaxSessions; ++i) {
       sessions_.push_back(std::make_unique<SessionMemory>(model.layout()));
     }
@@ -71,42 +80,50 @@ class Bench {
     return std::memcmp(logits.data(), expected.data(), logits.size() * sizeof(float)) == 0;
   }
 
-  // Brings session 0 from `from` to `to` tokens; returns tokens/s.
-  double Prefill(int64_t from, int64_t to) {
-    const double begin = Seconds();
-    for (int64_t t = from; t < to; t += kPiece) {
-      const auto n = static_cast<int>(std::min<int64_t>(kPiece, to - t));
-      Forward({sessions_[0].get()}, Tokens(n), t, /*n_logits=*/1);
+  // Takes one session from context to context, keeps its state at each; prints the speed.
+  void Prefill(const std::vector<int64_t>& contexts) {
+    int64_t position = 0;
+    for (const int64_t context : contexts) {
+      const double begin = Seconds();
+      const int64_t from = position;
+      while (position < context) {
+        const auto n = static_cast<int>(std::min<int64_t>(kPiece, context - position));
+        Forward({&prefilled_}, Tokens(n), position, /*n_logits=*/1);
+        position += n;
+      }
+      const double speed = static_cast<double>(context - from) / (Seconds() - begin);
+      std::printf("prefill %8lld %9d %12.1f   (from %lld)\n", static_cast<long long>(context), 1,
+                  speed, static_cast<long long>(from));
+      std::fflush(stdout);
+      kept_[context] = std::make_unique<SessionMemory>(model_.layout());
+      kept_[context]->CopyFrom(prefilled_, context);
     }
-    return static_cast<double>(to - from) / (Seconds() - begin);
   }
 
-  void Decode(int64_t position) {
-    for (int n : {1, 4, 8, 16}) {
-      // Whole chunks, so that the share of dictionary updates is as in a long run.
-      const int steps = 128, passes = 5;
-      std::vector<double> seconds;
-      for (int pass = 0; pass < passes; ++pass) {
-        std::vector<const SessionMemory*> batch;
-        for (int i = 1; i < n; ++i) {
-          sessions_[i]->CopyFrom(*sessions_[0], position);
-          batch.push_back(sessions_[i].get());
-        }
-        const auto first = std::make_unique<SessionMemory>(model_.layout());
-        first->CopyFrom(*sessions_[0], position);
-        batch.push_back(first.get());
-        const std::vector<int32_t> tokens = Tokens(n);
-        const double begin = Seconds();
-        for (int t = 0; t < steps; ++t) Forward(batch, tokens, position + t, 1);
-        seconds.push_back((Seconds() - begin) / steps);
-      }
-      const double step = Median(seconds);
-      const double bytes = static_cast<double>(model_.weight_bytes()) / n +
-                           static_cast<double>(model_.layout().bytes_at(position, kMaxCentroids));
-      std::printf("decode  %8lld %9d %12.1f %14.0f %10.2f\n", static_cast<long long>(position), n,
-                  n / step, bytes, bytes * n / step / bandwidth_);
-      std::fflush(stdout);
+  // One chunk of steps, so that the share of dictionary updates is as in a long run.
+  void TimePass(Setting& setting) {
+    constexpr int kSteps = 128;
+    std::vector<const SessionMemory*> batch;
+    for (int i = 0; i < setting.n_sessions; ++i) {
+      sessions_[i]->CopyFrom(*kept_.at(setting.position), setting.position);
+      batch.push_back(sessions_[i].get());
     }
+    const std::vector<int32_t> tokens = Tokens(setting.n_sessions);
+    Forward(batch, tokens, setting.position, 1);  // the copy left the caches in a state of its own
+    const double begin = Seconds();
+    for (int t = 1; t <= kSteps; ++t) Forward(batch, tokens, setting.position + t, 1);
+    setting.step_seconds.push_back((Seconds() - begin) / kSteps);
+  }
+
+  void Print(const Setting& setting, double bandwidth) const {
+    const double step = Median(setting.step_seconds);
+    const int n = setting.n_sessions;
+    const double bytes =
+        static_cast<double>(model_.weight_bytes()) / n +
+        static_cast<double>(model_.layout().bytes_at(setting.position, kMaxCentroids));
+    std::printf("decode  %8lld %9d %12.1f %14.0f %10.2f\n",
+                static_cast<long long>(setting.position), n, n / step, bytes,
+                bytes * n / step / bandwidth);
   }
 
  private:
@@ -136,14 +153,18 @@ class Bench {
 
   const LanguageModel& model_;
   DeviceContext& context_;
-  const double bandwidth_;
   std::mt19937 random_;
+  SessionMemory prefilled_;
+  std::map<int64_t, std::unique_ptr<SessionMemory>> kept_;  // by context
   std::vector<std::unique_ptr<SessionMemory>> sessions_;
 };
 
 int Main(int argc, char** argv) {
   const int n_threads = std::atoi(FlagValue(argc, argv, "--threads", "2"));
-  const int64_t longest = std::atoll(FlagValue(argc, argv, "--longest", "65536"));
+  const std::vector<int64_t> contexts =
+      Numbers(FlagValue(argc, argv, "--contexts", "128,512,1024,4096,16384,32768,65536"));
+  const std::vector<int64_t> sessions = Numbers(FlagValue(argc, argv, "--sessions", "1,4,8,16"));
+  const int passes = std::atoi(FlagValue(argc, argv, "--passes", "5"));
   const std::string shape = FlagValue(argc, argv, "--shape", "77m");
   const std::string mixer = FlagValue(argc, argv, "--mixer", "ovq_attention");
   const std::string dtype = FlagValue(argc, argv, "--state-dtype", "bf16");
@@ -163,26 +184,31 @@ int Main(int argc, char** argv) {
     std::fprintf(stderr, "%s\n", std::string(model.status().message()).c_str());
     return 1;
   }
-  const double bandwidth = ReadBandwidth(context->n_threads());
-  std::printf("shape %s, %s, %.1fM parameters, state %s, %d threads, read bandwidth %.1f GB/s\n",
-              shape.c_str(), mixer.c_str(), static_cast<double>((*model)->parameters()) * 1e-6,
-              dtype.c_str(), context->n_threads(), bandwidth * 1e-9);
-  Bench bench(**model, *context, bandwidth);
+  std::printf("shape %s, %s, %.1fM parameters, state %s, %d threads\n", shape.c_str(),
+              mixer.c_str(), static_cast<double>((*model)->parameters()) * 1e-6, dtype.c_str(),
+              context->n_threads());
+  Bench bench(**model, *context);
   if (!bench.SplitKeepsEveryBit()) {
     std::printf("not timed: whole prompt and single steps differ\n");
     return 1;
   }
   std::printf("%-7s %8s %9s %12s %14s %10s\n", "phase", "context", "sessions", "tokens/s",
               "bytes/token", "of ceiling");
-  int64_t position = 0;
-  for (int64_t target : {128, 512, 1024, 4096, 16384, 32768, 65536}) {
-    if (target > longest) break;
-    const double speed = bench.Prefill(position, target);
-    std::printf("prefill %8lld %9d %12.1f   (from %lld)\n", static_cast<long long>(target), 1,
-                speed, static_cast<long long>(position));
-    position = target;
-    bench.Decode(position);
+  bench.Prefill(contexts);
+
+  // Pass after pass over all settings, so that the machine's moods meet all of them alike.
+  std::vector<Setting> settings;
+  for (const int64_t position : contexts) {
+    for (const int64_t n : sessions) settings.push_back({position, static_cast<int>(n), {}});
   }
+  std::vector<double> bandwidths;
+  for (int pass = 0; pass < passes; ++pass) {
+    bandwidths.push_back(ReadBandwidth(context->n_threads()));
+    for (Setting& setting : settings) bench.TimePass(setting);
+  }
+  const double bandwidth = Median(bandwidths);
+  for (const Setting& setting : settings) bench.Print(setting, bandwidth);
+  std::printf("read bandwidth %.1f GB/s, medians of %d passes\n", bandwidth * 1e-9, passes);
   return 0;
 }
 

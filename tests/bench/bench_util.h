@@ -7,6 +7,7 @@
 #include <chrono>
 #include <cstdint>
 #include <cstdio>
+#include <cstdlib>
 #include <string>
 #include <vector>
 
@@ -46,6 +47,16 @@ inline const char* FlagValue(int argc, char** argv, const std::string& name, con
     if (argv[i] == name) return argv[i + 1];
   }
   return fallback;
+}
+
+// "128,1024" to {128, 1024}.
+inline std::vector<int64_t> Numbers(const std::string& list) {
+  std::vector<int64_t> numbers;
+  for (size_t at = 0; at < list.size(); at = list.find(',', at) + 1) {
+    numbers.push_back(std::atoll(list.c_str() + at));
+    if (list.find(',', at) == std::string::npos) break;
+  }
+  return numbers;
 }
 
 }  // namespace ovq::bench

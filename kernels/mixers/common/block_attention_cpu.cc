@@ -5,6 +5,7 @@
 #include "kernels/common/highway_targets.h"
 //
 #include "hwy/foreach_target.h"
+#include "hwy/cache_control.h"
 #include "hwy/highway.h"
 //
 #include "hwy/contrib/math/math-inl.h"
@@ -32,9 +33,18 @@ HWY_INLINE V LoadWide(D d, const BF16* p) {
   return hn::BitCast(d, hn::ShiftLeft<16>(bits));
 }
 
-// scores[r][64] = rows[r] . keys, channel after channel in every lane.
-template <int kRows, class T>
-HWY_INLINE void ScoreRows(const float* const* rows, const T* keys, int head_dim, float* scores) {
+// Asks for n elements that the next block will need.
+template <class T>
+HWY_INLINE void PrefetchAhead(const T* ahead, int n) {
+  const char* begin = reinterpret_cast<const char*>(ahead);
+  for (size_t at = 0; at < static_cast<size_t>(n) * sizeof(T); at += 64) hwy::Prefetch(begin + at);
+}
+
+// scores[r][64] = rows[r] . keys, channel after channel in every lane. kAhead: a few rows finish a
+// block before the hardware has seen the next one coming, which lies far away; `ahead` is its keys.
+template <int kRows, bool kAhead, class T>
+HWY_INLINE void ScoreRows(const float* const* rows, const T* keys, const T* ahead, int head_dim,
+                          float* scores) {
   const D d;
   for (int s = 0; s < kBlockSlots; s += kVectors * kLanes) {
     V sum[kRows][kVectors];
@@ -43,6 +53,8 @@ HWY_INLINE void ScoreRows(const float* const* rows, const T* keys, int head_dim,
     }
     for (int i = 0; i < head_dim; ++i) {
       const T* HWY_RESTRICT channel = keys + static_cast<size_t>(i) * kBlockSlots + s;
+      if (kAhead && s == 0)
+        PrefetchAhead(ahead + static_cast<size_t>(i) * kBlockSlots, kBlockSlots);
       V key[kVectors];
       for (int v = 0; v < kVectors; ++v) key[v] = LoadWide(d, channel + v * kLanes);
       for (int r = 0; r < kRows; ++r) {
@@ -58,29 +70,29 @@ HWY_INLINE void ScoreRows(const float* const* rows, const T* keys, int head_dim,
   }
 }
 
-template <class T>
-HWY_INLINE void ScoreTile(const float* const* rows, int n_rows, const T* keys, int head_dim,
-                          float* scores) {
+template <bool kAhead, class T>
+HWY_INLINE void ScoreTile(const float* const* rows, int n_rows, const T* keys, const T* ahead,
+                          int head_dim, float* scores) {
   int r = 0;
   for (; r + kRowTile <= n_rows; r += kRowTile) {
-    ScoreRows<kRowTile>(rows + r, keys, head_dim, scores + r * kBlockSlots);
+    ScoreRows<kRowTile, kAhead>(rows + r, keys, ahead, head_dim, scores + r * kBlockSlots);
   }
   switch (n_rows - r) {
     case 3:
-      return ScoreRows<3>(rows + r, keys, head_dim, scores + r * kBlockSlots);
+      return ScoreRows<3, kAhead>(rows + r, keys, ahead, head_dim, scores + r * kBlockSlots);
     case 2:
-      return ScoreRows<2>(rows + r, keys, head_dim, scores + r * kBlockSlots);
+      return ScoreRows<2, kAhead>(rows + r, keys, ahead, head_dim, scores + r * kBlockSlots);
     case 1:
-      return ScoreRows<1>(rows + r, keys, head_dim, scores + r * kBlockSlots);
+      return ScoreRows<1, kAhead>(rows + r, keys, ahead, head_dim, scores + r * kBlockSlots);
     default:
       return;
   }
 }
 
 // acc[r] = acc[r] * scale[r] + sum over slots of weights[r][slot] * values[slot], slot after slot.
-template <int kRows, int kWide, class T>
+template <int kRows, int kWide, bool kAhead, class T>
 HWY_INLINE void AccumulateRows(const float* weights, const float* scale, const T* values,
-                               int value_stride, int c, float* acc) {
+                               const T* ahead, int value_stride, int c, float* acc) {
   const D d;
   V sum[kRows][kWide];
   for (int r = 0; r < kRows; ++r) {
@@ -91,6 +103,9 @@ HWY_INLINE void AccumulateRows(const float* weights, const float* scale, const T
   }
   for (int s = 0; s < kBlockSlots; ++s) {
     const T* HWY_RESTRICT slot = values + static_cast<size_t>(s) * value_stride + c;
+    if (kAhead && c == 0) {
+      PrefetchAhead(ahead + static_cast<size_t>(s) * value_stride, value_stride);
+    }
     V value[kWide];
     for (int v = 0; v < kWide; ++v) value[v] = LoadWide(d, slot + v * kLanes);
     for (int r = 0; r < kRows; ++r) {
@@ -105,31 +120,31 @@ HWY_INLINE void AccumulateRows(const float* weights, const float* scale, const T
   }
 }
 
-template <int kRows, class T>
+template <int kRows, bool kAhead, class T>
 HWY_INLINE void AccumulateTile(const float* weights, const float* scale, const T* values,
-                               int value_stride, float* acc) {
+                               const T* ahead, int value_stride, float* acc) {
   // A single row has only its vectors to hide the latency of a fused multiply-add behind.
   constexpr int kWide = kRows == 1 ? 8 : kVectors;
   int c = 0;
   for (; c + kWide * kLanes <= value_stride; c += kWide * kLanes) {
-    AccumulateRows<kRows, kWide>(weights, scale, values, value_stride, c, acc);
+    AccumulateRows<kRows, kWide, kAhead>(weights, scale, values, ahead, value_stride, c, acc);
   }
   for (; c < value_stride; c += kLanes) {
-    AccumulateRows<kRows, 1>(weights, scale, values, value_stride, c, acc);
+    AccumulateRows<kRows, 1, kAhead>(weights, scale, values, ahead, value_stride, c, acc);
   }
 }
 
-template <class T>
+template <bool kAhead, class T>
 HWY_INLINE void Accumulate(const float* weights, const float* scale, int n_rows, const T* values,
-                           int value_stride, float* acc) {
+                           const T* ahead, int value_stride, float* acc) {
   int r = 0;
   for (; r + kRowTile <= n_rows; r += kRowTile) {
-    AccumulateTile<kRowTile>(weights + r * kBlockSlots, scale + r, values, value_stride,
-                             acc + r * value_stride);
+    AccumulateTile<kRowTile, kAhead>(weights + r * kBlockSlots, scale + r, values, ahead,
+                                     value_stride, acc + r * value_stride);
   }
   for (; r < n_rows; ++r) {
-    AccumulateTile<1>(weights + r * kBlockSlots, scale + r, values, value_stride,
-                      acc + r * value_stride);
+    AccumulateTile<1, kAhead>(weights + r * kBlockSlots, scale + r, values, ahead, value_stride,
+                              acc + r * value_stride);
   }
 }
 
@@ -165,6 +180,15 @@ HWY_INLINE void SoftmaxRow(float* scores, const float* bias, int lo, int hi, flo
 
 HWY_INLINE void Probe(const float* scores, int live, int32_t first_slot, float& best,
                       int32_t& best_slot) {
+  const D d;
+  const V lowest = hn::Set(d, -HUGE_VALF);
+  const V end = hn::Set(d, static_cast<float>(live));
+  V highest = lowest;
+  for (int s = 0; s < kBlockSlots; s += kLanes) {
+    const V slot = hn::Iota(d, static_cast<float>(s));
+    highest = hn::Max(highest, hn::IfThenElse(hn::Lt(slot, end), hn::LoadU(d, scores + s), lowest));
+  }
+  if (!(hn::GetLane(hn::MaxOfLanes(d, highest)) > best)) return;
   for (int s = 0; s < live; ++s) {
     if (scores[s] > best) {
       best = scores[s];
@@ -194,18 +218,29 @@ struct Running {
   float* scale;
 };
 
+// One block, its keys and values as T; those of the block after it, if kAhead.
 template <class T>
+struct Operands {
+  const T* keys;
+  const T* values;
+  const T* next_keys;
+  const T* next_values;
+};
+
+template <bool kAhead, class T>
 void AttendBlock(const BlockAttention& tile, const KvBlock& block, int32_t first_slot,
-                 const T* keys, const T* values, const Running& run) {
+                 const Operands<T>& at, const Running& run) {
   const int n_probes = block.live < 0 ? 0 : tile.n_probes;
-  ScoreTile(tile.rows, tile.n_queries + n_probes, keys, tile.head_dim, run.scores);
+  ScoreTile<kAhead>(tile.rows, tile.n_queries + n_probes, at.keys, at.next_keys, tile.head_dim,
+                    run.scores);
   for (int r = 0; r < tile.n_queries; ++r) {
     int lo, hi;
     OpenRange(tile, block, tile.query_position[r], lo, hi);
     SoftmaxRow(run.scores + r * kBlockSlots, block.bias, lo, hi, run.max[r], run.sum[r],
                run.scale[r]);
   }
-  Accumulate(run.scores, run.scale, tile.n_queries, values, tile.value_stride, tile.out);
+  Accumulate<kAhead>(run.scores, run.scale, tile.n_queries, at.values, at.next_values,
+                     tile.value_stride, tile.out);
   const float* probe_scores = run.scores + tile.n_queries * kBlockSlots;
   for (int r = 0; r < n_probes; ++r) {
     Probe(probe_scores + r * kBlockSlots, block.live, first_slot, tile.best_score[r],
@@ -215,22 +250,27 @@ void AttendBlock(const BlockAttention& tile, const KvBlock& block, int32_t first
 
 template <class T>
 void AttendBlocks(const BlockAttention& tile, const Running& run) {
-  // Widening a block pays once several groups of rows read it; a few rows widen while loading.
-  const bool widen = sizeof(T) == 2 && tile.n_queries + tile.n_probes > 2 * kRowTile;
+  // Many rows read a block often: it is widened to float32 once. Few rows widen while loading, and
+  // have time to wait for memory only if they ask for it early.
+  const bool many = tile.n_queries + tile.n_probes > 2 * kRowTile;
   float* wide_keys = run.scale + tile.n_queries;
   float* wide_values = wide_keys + static_cast<size_t>(tile.head_dim) * kBlockSlots;
   int32_t first_slot = 0;
-  for (const KvBlock& block : tile.blocks) {
-    const T* keys = static_cast<const T*>(block.keys);
-    const T* values = static_cast<const T*>(block.values);
-    if constexpr (sizeof(T) == 2) {
-      if (widen) {
-        WidenToFloat(keys, static_cast<size_t>(tile.head_dim) * kBlockSlots, wide_keys);
-        WidenToFloat(values, static_cast<size_t>(tile.value_stride) * kBlockSlots, wide_values);
-        AttendBlock<float>(tile, block, first_slot, wide_keys, wide_values, run);
-      }
+  for (size_t i = 0; i < tile.blocks.size(); ++i) {
+    const KvBlock& block = tile.blocks[i];
+    const KvBlock& next = tile.blocks[i + 1 < tile.blocks.size() ? i + 1 : i];
+    const Operands<T> at = {static_cast<const T*>(block.keys), static_cast<const T*>(block.values),
+                            static_cast<const T*>(next.keys), static_cast<const T*>(next.values)};
+    if (!many) {
+      AttendBlock</*kAhead=*/true>(tile, block, first_slot, at, run);
+    } else if constexpr (sizeof(T) == 2) {
+      WidenToFloat(at.keys, static_cast<size_t>(tile.head_dim) * kBlockSlots, wide_keys);
+      WidenToFloat(at.values, static_cast<size_t>(tile.value_stride) * kBlockSlots, wide_values);
+      AttendBlock</*kAhead=*/false>(tile, block, first_slot,
+                                    Operands<float>{wide_keys, wide_values, nullptr, nullptr}, run);
+    } else {
+      AttendBlock</*kAhead=*/false>(tile, block, first_slot, at, run);
     }
-    if (!widen) AttendBlock<T>(tile, block, first_slot, keys, values, run);
     if (block.live >= 0) first_slot += kBlockSlots;
   }
 }
@@ -265,9 +305,9 @@ void Attend(const BlockAttention& tile) {
 
 void ScoreBlock(const float* row, const void* keys, DType dtype, int head_dim, float* scores) {
   if (dtype == DType::kBF16) {
-    ScoreRows<1>(&row, static_cast<const BF16*>(keys), head_dim, scores);
+    ScoreRows<1, false>(&row, static_cast<const BF16*>(keys), {}, head_dim, scores);
   } else {
-    ScoreRows<1>(&row, static_cast<const float*>(keys), head_dim, scores);
+    ScoreRows<1, false>(&row, static_cast<const float*>(keys), {}, head_dim, scores);
   }
 }
 
