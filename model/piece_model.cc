@@ -2,6 +2,8 @@
 
 #include <dlfcn.h>
 
+#include <filesystem>
+
 #include "model/pieces/pieces.h"
 
 namespace ovq {
@@ -15,9 +17,17 @@ constexpr int kOpenFlags = RTLD_NOW | RTLD_LOCAL;
 constexpr int kOpenFlags = RTLD_NOW | RTLD_LOCAL | RTLD_DEEPBIND;
 #endif
 
+// Beside the program. Not left to the loader's search, which under a sanitizer starts from the
+// sanitizer's own library.
+std::string ModulePath() {
+  std::error_code error;
+  const std::filesystem::path program = std::filesystem::read_symlink("/proc/self/exe", error);
+  return (program.parent_path() / "libovq_pieces.so").string();
+}
+
 // Stays loaded. Null and a reason in `error` if the module cannot be had.
 const PiecesApi* Module(std::string* error) {
-  void* module = dlopen("libovq_pieces.so", kOpenFlags);
+  void* module = dlopen(ModulePath().c_str(), kOpenFlags);
   void* entry = module ? dlsym(module, "ovq_pieces_api") : nullptr;
   if (!entry) {
     *error = dlerror();
