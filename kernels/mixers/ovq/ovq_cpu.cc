@@ -208,6 +208,7 @@ void OvqAttentionCpu(DeviceContext& context, const OvqArgs& args) {
   std::vector<AttentionTile> tiles =
       MakeTiles(scope, context, args.config.shape, max_tokens, MostBlocks(args));
   std::vector<UpdateBuffers> buffers;
+  buffers.reserve(static_cast<size_t>(context.n_threads()));
   for (int i = 0; i < context.n_threads(); ++i) {
     buffers.push_back(MakeUpdateBuffers(scope, args.config));
   }
