@@ -4,8 +4,8 @@
 #define HWY_TARGET_INCLUDE "kernels/mixers/common/block_attention_cpu.cc"
 #include "kernels/common/highway_targets.h"
 //
-#include "hwy/foreach_target.h"
 #include "hwy/cache_control.h"
+#include "hwy/foreach_target.h"
 #include "hwy/highway.h"
 //
 #include "hwy/contrib/math/math-inl.h"
