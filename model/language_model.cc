@@ -1,5 +1,6 @@
 #include "model/language_model.h"
 
+#include <algorithm>
 #include <cstring>
 #include <set>
 #include <span>
@@ -154,11 +155,8 @@ absl::StatusOr<std::unique_ptr<LanguageModel>> LanguageModel::Load(const std::st
   if (!config.ok()) return config.status();
   absl::StatusOr<Weights> weights = Weights::Open(folder);
   if (!weights.ok()) return weights.status();
-  if (config->default_max_centroids > options.limits.max_centroids) {
-    return absl::InvalidArgumentError(
-        absl::StrCat(folder, "/config.json: ovq.max_centroids: ", config->default_max_centroids,
-                     " is above the server's limit of ", options.limits.max_centroids));
-  }
+  config->default_max_centroids =
+      std::min(config->default_max_centroids, options.limits.max_centroids);
 
   std::unique_ptr<LanguageModel> model(new LanguageModel);
   model->config_ = *std::move(config);

@@ -56,7 +56,8 @@ const Flag kFlags[] = {
      [](std::string_view text, Options& o) {
        return SetSize(text, o.state_memory_bytes.emplace());
      }},
-    {"max-centroids", "N", "65536", "largest dictionary cap a session may ask for",
+    {"max-centroids", "N", "65536",
+     "largest dictionary cap of a session; lowers the model's own default too",
      [](std::string_view text, Options& o) {
        return SetInteger(text, 2, 1 << 24, o.max_centroids);
      }},

@@ -97,11 +97,16 @@ TEST(LanguageModel, NamesFieldsThatNobodyReads) {
   EXPECT_TRUE(elsewhere.Load().ok());
 }
 
-TEST(LanguageModel, RefusesADefaultCapAboveTheLimit) {
+TEST(LanguageModel, ServersLimitLowersTheDefaultCap) {
   ModelOptions options;
   options.limits.max_centroids = 16;
-  EXPECT_THAT(Message(EditedModel("sw-ovq").Load(options).status()),
-              HasSubstr("ovq.max_centroids: 24 is above the server's limit of 16"));
+  const auto lowered = EditedModel("sw-ovq").Load(options);
+  ASSERT_TRUE(lowered.ok()) << lowered.status();
+  EXPECT_EQ((*lowered)->config().default_max_centroids, 16);
+  const auto own = EditedModel("sw-ovq").Load();
+  ASSERT_TRUE(own.ok()) << own.status();
+  EXPECT_EQ((*own)->config().default_max_centroids, 24);
+  EXPECT_EQ((*own)->fingerprint(), (*lowered)->fingerprint());
 }
 
 TEST(LanguageModel, TiedHeadReadsTheEmbedding) {
