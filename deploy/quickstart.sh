@@ -19,7 +19,7 @@ die() {
 }
 
 keep=false
-prompt=$'def read_lines(path):\n'
+prompt=$'def read_lines(path):\n    """'
 while [ $# -gt 0 ]; do
   case "$1" in
     --keep) keep=true ;;
@@ -73,7 +73,8 @@ echo "ovq-server serves $model on $address (log: $log)"
 
 say "Question"
 printf '%s' "$prompt"
-"$bin/ovq-chat" --server "$address" --prompt "$prompt" --max-tokens 200 --temperature 0.5 --seed 1
+"$bin/ovq-chat" --server "$address" --prompt "$prompt" --max-tokens 300 --temperature 0.8 \
+  --top-p 0.95 --seed 1
 echo
 
 if "$keep"; then
