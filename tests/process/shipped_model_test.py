@@ -1,4 +1,4 @@
-"""The real server on the model that ships with the source: trained weights, real text.
+"""The real server on real files: the model that ships with the source, a SentencePiece tokenizer.
 
 usage: shipped_model_test.py --build BUILD_FOLDER [unittest arguments]
 """
@@ -7,8 +7,10 @@ import argparse
 import concurrent.futures
 import math
 import os
+import shutil
 import subprocess
 import sys
+import tempfile
 import unittest
 
 ROOT = os.path.dirname(os.path.dirname(os.path.dirname(os.path.abspath(__file__))))
@@ -79,6 +81,25 @@ class ShippedModel(unittest.TestCase):
         self.assertEqual(result.returncode, 0, result.stderr)
         self.assertGreaterEqual(len(result.stdout), 20)
         self.assertIn("generated 20 tokens", result.stderr)
+
+
+class SentencePiece(unittest.TestCase):
+    """In one process with gRPC: the library's own protobuf must not meet gRPC's."""
+
+    def test_text_goes_through_the_pieces_and_back(self):
+        golden = os.path.join(ROOT, "tests", "golden")
+        with tempfile.TemporaryDirectory() as folder:
+            for name in ("native/sw-ovq/config.json", "native/sw-ovq/model.safetensors",
+                         "sentencepiece/tokenizer.model"):
+                shutil.copy(os.path.join(golden, name), folder)
+            with ServerProcess(os.path.join(BIN, "ovq-server"), folder) as server, \
+                    Client(server.address) as client:
+                ids = client.tokenize("the server is here")
+                self.assertLess(len(ids), len("the server is here"))
+                self.assertEqual(client.detokenize(ids), "the server is here")
+                chunks = [event for event in client.generate("the ", max_tokens=8, seed=1)
+                          if isinstance(event, TokenChunk)]
+                self.assertEqual(sum(len(chunk.token_ids) for chunk in chunks), 8)
 
 
 if __name__ == "__main__":
