@@ -5,12 +5,6 @@
 
 namespace ovq {
 
-#ifdef OVQ_WITH_CUDA
-inline constexpr bool kWithCuda = true;
-#else
-inline constexpr bool kWithCuda = false;
-#endif
-
 // Runs the implementation of context's device. Both take (DeviceContext&, Args...).
 template <auto RefFn, auto CpuFn, class... Args>
 void Dispatch(DeviceContext& context, Args&&... args) {

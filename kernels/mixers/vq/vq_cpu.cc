@@ -91,8 +91,8 @@ void AddBlocks(const HeadTask& task, AttentionTile& tile) {
                  .begin = 0});
 }
 
-// Token after token, so that the order of a mean's sum is fixed: first all counts, then the means
-// with the new counts and the old values.
+// One code after another, its tokens in ascending order: the order of a mean's sum is fixed. The
+// sum uses the new count and the old mean.
 void MergeChunk(const HeadTask& task) {
   const int dv = task.args.shape.value_head_dim, value_stride = ValueStride(dv);
   int32_t order[kVqChunk];
