@@ -8,6 +8,7 @@
 
 #include "absl/status/status.h"
 #include "absl/strings/str_cat.h"
+#include "kernels/mixers/stage.h"
 #include "model/sha256.h"
 #include "model/weights.h"
 
@@ -136,16 +137,6 @@ void FeedForward(const DecoderLayer& layer, float eps, DeviceContext& context, T
   layer.down.Apply(context, inner, h, /*accumulate=*/true);
 }
 
-// y[i] = rmsnorm(h[rows[i]]): one call for every run of neighbouring rows.
-void NormRows(DeviceContext& context, TensorView h, std::span<const int32_t> rows,
-              TensorView weight, float eps, TensorView y) {
-  for (size_t begin = 0, end = 0; begin < rows.size(); begin = end) {
-    for (end = begin + 1; end < rows.size() && rows[end] == rows[end - 1] + 1;) ++end;
-    const auto n = static_cast<int64_t>(end - begin);
-    RmsNorm(context, Rows(h, rows[begin], n), weight, eps, Rows(y, static_cast<int64_t>(begin), n));
-  }
-}
-
 }  // namespace
 
 absl::StatusOr<std::unique_ptr<LanguageModel>> LanguageModel::Load(const std::string& folder,
@@ -207,7 +198,7 @@ absl::Status LanguageModel::LoadParts(Weights& weights, DeviceContext& context) 
 
 void LanguageModel::Forward(const StepBatch& batch, DeviceContext& context,
                             TensorView logits) const {
-  const StepSeqs seqs = batch.seqs();
+  const StagedStep step = StageStep(context, batch.seqs(), batch.token_ids, batch.logit_rows);
   const auto n_logits = static_cast<int64_t>(batch.logit_rows.size());
   Check(logits.dtype == DType::kF32 && logits.shape == Shape{n_logits, config_.vocab_size},
         "logits [n_logit_rows, vocab]");
@@ -216,16 +207,16 @@ void LanguageModel::Forward(const StepBatch& batch, DeviceContext& context,
   const TensorView x = Matrix(scope, compute_dtype_, batch.n_rows(), config_.hidden_size);
   const float eps = config_.rms_norm_eps;
 
-  Embed(context, embedding_, batch.token_ids, h);
+  Embed(context, embedding_, step.token_ids, h);
   for (size_t i = 0; i < layers_.size(); ++i) {
     const DecoderLayer& layer = layers_[i];
     RmsNorm(context, h, ViewOf(layer.input_norm), eps, x);
-    layer.mixer->Forward(seqs, x, layout_->layer(static_cast<int>(i)), context, h);
+    layer.mixer->Forward(step.seqs, x, layout_->layer(static_cast<int>(i)), context, h);
     FeedForward(layer, eps, context, h, x);
   }
   if (n_logits == 0) return;
   const TensorView last = Rows(x, 0, n_logits);
-  NormRows(context, h, batch.logit_rows, ViewOf(final_norm_), eps, last);
+  RmsNorm(context, h, ViewOf(final_norm_), eps, last, step.logit_rows);
   lm_head_.Apply(context, last, logits);
 }
 
