@@ -188,7 +188,7 @@ absl::StatusOr<std::unique_ptr<LanguageModel>> LanguageModel::Load(const std::st
   if (!status.ok()) return WithContext(status, folder);
   std::vector<MixerState> states;
   for (const DecoderLayer& layer : model->layers_) states.push_back(layer.mixer->state());
-  model->layout_ = std::make_unique<StateLayout>(states, options.limits);
+  model->layout_ = std::make_unique<StateLayout>(states, options.limits, StatePageBytes(context));
 
   Sha256 hash;
   hash.AddText(weights->Fingerprint());
