@@ -3,12 +3,17 @@
 #include <omp.h>
 
 #include <algorithm>
+#include <bit>
 #include <cstdint>
+#include <cstdlib>
 #include <cstring>
 #include <string>
+#include <utility>
 
 #include "absl/status/status.h"
 #include "absl/strings/str_cat.h"
+#include "kernels/common/device_cuda.h"
+#include "kernels/common/dispatch.h"
 
 namespace ovq {
 namespace {
@@ -18,11 +23,6 @@ constexpr size_t kMinBlockBytes = size_t{1} << 20;
 size_t RoundUp(size_t bytes) {
   return (bytes + ScratchArena::kAlignment - 1) / ScratchArena::kAlignment *
          ScratchArena::kAlignment;
-}
-
-std::byte* AlignedBegin(std::byte* memory) {
-  const auto address = reinterpret_cast<uintptr_t>(memory);
-  return memory + (RoundUp(address) - address);
 }
 
 }  // namespace
@@ -47,26 +47,56 @@ absl::StatusOr<Device> ParseDevice(std::string_view name) {
       absl::StrCat("unknown device '", std::string(name), "': expected cpu, ref or cuda"));
 }
 
+Buffer::Buffer(Device device, size_t bytes) : device_(device), bytes_(bytes) {
+  if (bytes == 0) return;
+  if (device == Device::kCuda) {
+    if constexpr (kWithCuda) data_ = cuda::AllocateBytes(bytes);
+  } else {
+    data_ = std::aligned_alloc(ScratchArena::kAlignment, RoundUp(bytes));
+  }
+  Check(data_ != nullptr, "memory for a buffer");
+}
+
+Buffer::~Buffer() {
+  if (data_ == nullptr) return;
+  if (device_ == Device::kCuda) {
+    if constexpr (kWithCuda) cuda::FreeBytes(data_);
+  } else {
+    std::free(data_);
+  }
+}
+
+Buffer::Buffer(Buffer&& other) noexcept
+    : device_(other.device_),
+      data_(std::exchange(other.data_, nullptr)),
+      bytes_(std::exchange(other.bytes_, 0)) {}
+
+Buffer& Buffer::operator=(Buffer&& other) noexcept {
+  std::swap(device_, other.device_);
+  std::swap(data_, other.data_);
+  std::swap(bytes_, other.bytes_);
+  return *this;
+}
+
 void* ScratchArena::Allocate(size_t bytes) {
   bytes = RoundUp(std::max<size_t>(bytes, 1));
   size_t i = 0;
   // An allocation never spans two blocks: it skips what is left of one that is too small.
   for (; i < blocks_.size(); ++i) {
-    const size_t end = blocks_[i].begin + blocks_[i].bytes;
+    const size_t end = blocks_[i].begin + blocks_[i].memory.bytes();
     if (end <= used_) continue;
     used_ = std::max(used_, blocks_[i].begin);
     if (end - used_ >= bytes) break;
   }
   if (i == blocks_.size()) {
-    const size_t begin = blocks_.empty() ? 0 : blocks_.back().begin + blocks_.back().bytes;
-    const size_t size = std::max({bytes, kMinBlockBytes, capacity_bytes()});
-    blocks_.push_back({std::make_unique<std::byte[]>(size + kAlignment), size, begin});
+    const size_t begin = capacity_bytes();
+    blocks_.push_back({Buffer(device_, std::max({bytes, kMinBlockBytes, begin})), begin});
     used_ = begin;
   }
-  std::byte* memory = AlignedBegin(blocks_[i].memory.get()) + (used_ - blocks_[i].begin);
+  std::byte* memory = blocks_[i].memory.as<std::byte>() + (used_ - blocks_[i].begin);
   used_ += bytes;
 #ifndef NDEBUG
-  std::memset(memory, 0xff, bytes);  // NaN in every float format
+  if (device_ != Device::kCuda) std::memset(memory, 0xff, bytes);  // NaN in every float format
 #endif
   return memory;
 }
@@ -76,12 +106,22 @@ size_t ScratchArena::mark() const { return used_; }
 void ScratchArena::Rewind(size_t mark) { used_ = mark; }
 
 size_t ScratchArena::capacity_bytes() const {
-  return blocks_.empty() ? 0 : blocks_.back().begin + blocks_.back().bytes;
+  return blocks_.empty() ? 0 : blocks_.back().begin + blocks_.back().memory.bytes();
+}
+
+DeviceContext::DeviceContext(Device device, int n_threads)
+    : device_(device), n_threads_(n_threads), scratch_(device) {}
+
+DeviceContext::~DeviceContext() {
+  if constexpr (kWithCuda) {
+    if (cuda_ != nullptr) cuda::CloseDevice(cuda_);
+  }
 }
 
 absl::StatusOr<std::unique_ptr<DeviceContext>> DeviceContext::Make(Device device, int n_threads) {
-  if (device == Device::kCuda) {
-    return absl::InvalidArgumentError("device 'cuda': this build has no CUDA kernels");
+  if (device == Device::kCuda && !kWithCuda) {
+    return absl::InvalidArgumentError(
+        "device 'cuda': this build has no CUDA kernels (it was configured without WITH_CUDA)");
   }
   if (n_threads < 0 || n_threads > 1024) {
     return absl::InvalidArgumentError(
@@ -89,9 +129,69 @@ absl::StatusOr<std::unique_ptr<DeviceContext>> DeviceContext::Make(Device device
   }
   if (device == Device::kReference) n_threads = 1;
   if (n_threads == 0) n_threads = omp_get_num_procs();
-  return std::unique_ptr<DeviceContext>(new DeviceContext(device, n_threads));
+  std::unique_ptr<DeviceContext> context(new DeviceContext(device, n_threads));
+  if constexpr (kWithCuda) {
+    if (device == Device::kCuda) {
+      absl::StatusOr<CudaDevice*> opened = cuda::OpenDevice();
+      if (!opened.ok()) return opened.status();
+      context->cuda_ = *opened;
+    }
+  }
+  return context;
 }
 
-void DeviceContext::BindThread() const { omp_set_num_threads(n_threads_); }
+void DeviceContext::BindThread() const {
+  omp_set_num_threads(n_threads_);
+  if constexpr (kWithCuda) {
+    if (cuda_ != nullptr) cuda::BindThread(*cuda_);
+  }
+}
+
+Buffer DeviceContext::Upload(const void* host, size_t bytes) {
+  Buffer buffer(device_, bytes);
+  if (bytes == 0) return buffer;
+  if (cuda_ == nullptr) {
+    std::memcpy(buffer.as<void>(), host, bytes);
+  } else {
+    if constexpr (kWithCuda) cuda::Upload(*cuda_, buffer.as<void>(), host, bytes);
+  }
+  return buffer;
+}
+
+void DeviceContext::CopyToHost(void* host, const void* device, size_t bytes) {
+  if (cuda_ == nullptr) {
+    std::memcpy(host, device, bytes);
+  } else {
+    if constexpr (kWithCuda) cuda::CopyToHost(*cuda_, host, device, bytes);
+  }
+}
+
+void DeviceContext::Synchronize() {
+  if constexpr (kWithCuda) {
+    if (cuda_ != nullptr) cuda::Synchronize(*cuda_);
+  }
+}
+
+std::byte* DeviceContext::Staging(size_t bytes) {
+  if constexpr (kWithCuda) {
+    if (cuda_ != nullptr) return cuda::Staging(*cuda_, bytes);
+  }
+  if (staging_.bytes() < bytes) staging_ = Buffer(device_, std::bit_ceil(bytes));
+  return staging_.as<std::byte>();
+}
+
+std::byte* DeviceContext::SendStaging(size_t bytes) {
+  if constexpr (kWithCuda) {
+    if (cuda_ != nullptr) return cuda::SendStaging(*cuda_, bytes);
+  }
+  return staging_.as<std::byte>();
+}
+
+void DeviceContext::Captured(const std::vector<int64_t>& key, const std::function<void()>& fn) {
+  if constexpr (kWithCuda) {
+    if (cuda_ != nullptr) return cuda::Captured(*cuda_, key, fn);
+  }
+  fn();
+}
 
 }  // namespace ovq

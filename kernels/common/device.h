@@ -2,6 +2,8 @@
 #pragma once
 
 #include <cstddef>
+#include <cstdint>
+#include <functional>
 #include <memory>
 #include <string_view>
 #include <vector>
@@ -17,44 +19,92 @@ enum class Device : unsigned char { kReference, kCpu, kCuda };
 const char* DeviceName(Device device);                      // "ref", "cpu", "cuda"
 absl::StatusOr<Device> ParseDevice(std::string_view name);  // InvalidArgument names the choices
 
-// Bump allocator for a step's temporaries. Blocks are kept, so a steady loop allocates nothing.
+// Memory of a device, owned.
+class Buffer {
+ public:
+  Buffer() = default;
+  // 64-byte aligned (256 on CUDA), not initialised. Out of memory ends the process.
+  Buffer(Device device, size_t bytes);
+  ~Buffer();
+  Buffer(Buffer&& other) noexcept;
+  Buffer& operator=(Buffer&& other) noexcept;
+
+  size_t bytes() const { return bytes_; }
+  template <class T>
+  T* as() const {
+    return static_cast<T*>(data_);
+  }
+
+ private:
+  Device device_ = Device::kCpu;
+  void* data_ = nullptr;
+  size_t bytes_ = 0;
+};
+
+// Bump allocator for a step's temporaries. Blocks are kept, so a steady loop allocates nothing, and
+// the same requests after the same mark give the same addresses.
 class ScratchArena {
  public:
-  static constexpr size_t kAlignment = 64;
-  void* Allocate(size_t bytes);  // 64-byte aligned; NaN-filled in debug builds
+  static constexpr size_t kAlignment = 256;
+  explicit ScratchArena(Device device) : device_(device) {}
+  void* Allocate(size_t bytes);  // kAlignment; NaN-filled in debug builds of the host's devices
   size_t mark() const;
   void Rewind(size_t mark);  // frees everything allocated after mark()
   size_t capacity_bytes() const;
 
  private:
   struct Block {
-    std::unique_ptr<std::byte[]> memory;
-    size_t bytes;
+    Buffer memory;
     size_t begin;  // position of this block's first byte in the arena's linear address
   };
+  Device device_;
   std::vector<Block> blocks_;
   size_t used_ = 0;
 };
 
-// One per engine thread; not thread-safe. Kernels called with it may run n_threads() threads.
+struct CudaDevice;  // kernels/common/cuda/cuda_device.h
+
+// One per engine thread; not thread-safe. Kernels called with it may run n_threads() threads, or
+// run later on the device's stream: what they read and write is in the device's memory, and the
+// host sees it after Synchronize or CopyToHost. On ref and cpu that is the host's memory and every
+// call has ended when it returns.
 class DeviceContext {
  public:
   // n_threads = 0 takes every core the process may use.
   static absl::StatusOr<std::unique_ptr<DeviceContext>> Make(Device device, int n_threads);
+  ~DeviceContext();
 
   Device device() const { return device_; }
   int n_threads() const { return n_threads_; }
   ScratchArena& scratch() { return scratch_; }
+  CudaDevice& cuda() { return *cuda_; }  // kCuda only
 
-  // Sets the calling thread's OpenMP team size, which oneDNN obeys: call once on the thread that
-  // runs kernels.
+  // Sets the calling thread's OpenMP team size, which oneDNN obeys, and its CUDA device: call once
+  // on the thread that runs kernels.
   void BindThread() const;
 
+  Buffer Upload(const void* host, size_t bytes);  // a copy; the source may go at once
+  void CopyToHost(void* host, const void* device, size_t bytes);  // after all work before it
+  void Synchronize();
+
+  // What the host prepares for a step, in two moves so that it travels in one copy: fill the
+  // staging memory (page-locked on CUDA), then send it. The device's twin has the same address
+  // every time unless more bytes than ever before are sent. One Synchronize or CopyToHost must lie
+  // between two uses.
+  std::byte* Staging(size_t bytes);
+  std::byte* SendStaging(size_t bytes);
+
+  // Runs fn, whose kernel launches depend on nothing but `key` and device memory. CUDA records them
+  // as a graph the second time a key comes and replays that from then on.
+  void Captured(const std::vector<int64_t>& key, const std::function<void()>& fn);
+
  private:
-  DeviceContext(Device device, int n_threads) : device_(device), n_threads_(n_threads) {}
+  DeviceContext(Device device, int n_threads);
   Device device_;
   int n_threads_;
+  CudaDevice* cuda_ = nullptr;
   ScratchArena scratch_;
+  Buffer staging_;
 };
 
 // Everything allocated through a scope is free again when it ends.

@@ -5,8 +5,16 @@
 
 namespace ovq {
 
-// Runs the implementation of context's device. Both take (DeviceContext&, Args...).
-template <auto RefFn, auto CpuFn, class... Args>
+// WITH_CUDA is defined for a build of the kernels that includes the .cu files.
+#ifdef WITH_CUDA
+inline constexpr bool kWithCuda = true;
+#else
+inline constexpr bool kWithCuda = false;
+#endif
+
+// Runs the implementation of context's device. All take (DeviceContext&, Args...). Without CUDA the
+// third is only ever named, never linked.
+template <auto RefFn, auto CpuFn, auto CudaFn, class... Args>
 void Dispatch(DeviceContext& context, Args&&... args) {
   switch (context.device()) {
     case Device::kReference:
@@ -14,7 +22,7 @@ void Dispatch(DeviceContext& context, Args&&... args) {
     case Device::kCpu:
       return CpuFn(context, static_cast<Args&&>(args)...);
     case Device::kCuda:
-      break;
+      if constexpr (kWithCuda) return CudaFn(context, static_cast<Args&&>(args)...);
   }
   Check(false, "no kernel for this device");
 }

@@ -76,12 +76,27 @@ struct LayerState {
   }
 };
 
-// Whose rows a step holds: rows of all sequences end to end.
+// The arrays of a StepSeqs in the device's memory.
+struct DeviceSeqs {
+  const int32_t* row_begin;
+  const int64_t* start_pos;
+  const int32_t* max_centroids;
+  std::byte* const* state;
+  const int64_t* positions;  // [n_rows] of every row: start_pos plus its place in its sequence
+};
+
+// Whose rows a step holds: rows of all sequences end to end. The spans are the host's; what a
+// kernel on a device reads is in `device`. A step that is replayed (DeviceContext::Captured) is
+// padded with sequences of one row whose state is null in both: nothing is done for them. Of a
+// replayed step the host's spans hold the shape alone (n_seqs, one row each, the bounds).
 struct StepSeqs {
   std::span<const int32_t> row_begin;      // [n_seqs + 1]; lengths 2, 3, 4 -> 0, 2, 5, 9
   std::span<const int64_t> start_pos;      // [n_seqs] tokens consumed before this step
   std::span<const int32_t> max_centroids;  // [n_seqs] the session's dictionary cap N
   std::span<std::byte* const> state;       // [n_seqs] session base pointers, committed to the end
+  DeviceSeqs device = {};
+  int64_t end_bound = 0;       // no row stands at this position or after it
+  int32_t centroid_bound = 0;  // no cap is larger
 
   int n_seqs() const { return static_cast<int>(start_pos.size()); }
   int n_rows() const { return row_begin.empty() ? 0 : row_begin.back(); }

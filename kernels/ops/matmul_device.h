@@ -83,3 +83,7 @@ namespace ovq::cpu {
 // OneDnnProduct where it keeps the promise of ops.h, else SimdProduct.
 void MakeProduct(DeviceContext& context, const StackedWeights& weights, Product* product);
 }  // namespace ovq::cpu
+
+namespace ovq::cuda {
+void MakeProduct(DeviceContext& context, const StackedWeights& weights, Product* product);
+}  // namespace ovq::cuda

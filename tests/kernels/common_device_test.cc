@@ -19,7 +19,7 @@ bool Aligned(const void* p) {
 }
 
 TEST(ScratchArena, AllocationsAreAlignedAndDisjoint) {
-  ScratchArena arena;
+  ScratchArena arena(Device::kCpu);
   std::vector<std::pair<unsigned char*, size_t>> all;
   // The sizes cross the end of several blocks.
   for (size_t bytes : {size_t{0}, size_t{1}, size_t{63}, size_t{64}, size_t{65}, size_t{700'000},
@@ -35,7 +35,7 @@ TEST(ScratchArena, AllocationsAreAlignedAndDisjoint) {
 }
 
 TEST(ScratchArena, ASteadyLoopAllocatesNothing) {
-  ScratchArena arena;
+  ScratchArena arena(Device::kCpu);
   size_t capacity = 0;
   std::vector<void*> first;
   for (int step = 0; step < 5; ++step) {

@@ -48,9 +48,9 @@ class Fixtures : public ::testing::TestWithParam<Case> {
 
   // Feeds sequence i in the given pieces, the last one as long as what is left.
   void ExpectSplit(size_t i, const std::vector<int64_t>& pieces) {
-    Session session(*model_, golden_.sequences[i], centroids());
-    for (int64_t n : pieces) session.Feed(*context_, n);
-    if (session.remaining() > 0) session.Feed(*context_, session.remaining());
+    Session session(*model_, *context_, golden_.sequences[i], centroids());
+    for (int64_t n : pieces) session.Feed(n);
+    if (session.remaining() > 0) session.Feed(session.remaining());
     ExpectLogits(session, absl::StrCat("logits.", i));
   }
 
@@ -99,8 +99,8 @@ class OverriddenCap : public Fixtures {};
 TEST_P(OverriddenCap, IsTheSessions) {
   ASSERT_GT(golden_.override_centroids, 0);
   for (size_t i = 0; i < golden_.sequences.size(); ++i) {
-    Session session(*model_, golden_.sequences[i], golden_.override_centroids);
-    session.Feed(*context_, session.remaining());
+    Session session(*model_, *context_, golden_.sequences[i], golden_.override_centroids);
+    session.Feed(session.remaining());
     ExpectLogits(session, absl::StrCat("logits_override.", i));
   }
 }

@@ -36,8 +36,8 @@ class Identity : public ::testing::TestWithParam<Case> {
         context_(BoundContext(Device::kCpu)),
         model_(LoadModel(golden_.folder, *context_, GetParam().compute, GetParam().state)) {
     for (size_t i = 0; i < golden_.sequences.size(); ++i) {
-      Session session(*model_, golden_.sequences[i], kCap);
-      session.Feed(*context_, session.remaining());
+      Session session(*model_, *context_, golden_.sequences[i], kCap);
+      session.Feed(session.remaining());
       whole_.push_back(TraceOf(session));
     }
   }
@@ -53,7 +53,7 @@ class Identity : public ::testing::TestWithParam<Case> {
 TEST_P(Identity, AnyPieces) {
   for (size_t i = 0; i < golden_.sequences.size(); ++i) {
     for (int64_t piece : {1, 2, 3, 5, 8, 15, 16, 17, 31, 64}) {
-      Session session(*model_, golden_.sequences[i], kCap);
+      Session session(*model_, *context_, golden_.sequences[i], kCap);
       FeedTogether(*model_, *context_, {&session}, {piece});
       EXPECT_TRUE(TraceOf(session) == whole_[i]) << "sequence " << i << " in pieces of " << piece;
     }
@@ -69,7 +69,8 @@ TEST_P(Identity, AnyCompany) {
     std::vector<size_t> which;
     for (int j = 0; j < 5; ++j) {
       which.push_back(random() % golden_.sequences.size());
-      sessions.push_back(std::make_unique<Session>(*model_, golden_.sequences[which.back()], kCap));
+      sessions.push_back(
+          std::make_unique<Session>(*model_, *context_, golden_.sequences[which.back()], kCap));
       pointers.push_back(sessions.back().get());
       pieces.push_back(1 + static_cast<int64_t>(random() % (j == 0 ? 1 : 30)));
     }
@@ -85,7 +86,7 @@ TEST_P(Identity, AnyThreads) {
   const auto model = LoadModel(golden_.folder, *two, GetParam().compute, GetParam().state);
   for (size_t i = 0; i < golden_.sequences.size(); ++i) {
     for (int64_t piece : {1, 7, 1000}) {
-      Session session(*model, golden_.sequences[i], kCap);
+      Session session(*model, *two, golden_.sequences[i], kCap);
       FeedTogether(*model, *two, {&session}, {piece});
       EXPECT_TRUE(TraceOf(session) == whole_[i]) << "sequence " << i << " in pieces of " << piece;
     }

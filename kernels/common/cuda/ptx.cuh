@@ -1,7 +1,7 @@
-// The PTX instructions that kernels use (compute capability 8.0 and later), one function each. Every
-// lane of the warp calls those of the tensor cores together. tests/simt has a second version of
-// this header that emulates them with the fragment layouts of the PTX manual, sections
-// "Matrix Fragments for mma.m16n8k16" and "ldmatrix".
+// The PTX instructions that kernels use (compute capability 8.0 and later), one function each.
+// Every lane of the warp calls those of the tensor cores together. tests/simt has a second version
+// of this header that emulates them with the fragment layouts of the PTX manual, sections "Matrix
+// Fragments for mma.m16n8k16" and "ldmatrix".
 #pragma once
 
 #include <cstdint>

@@ -6,9 +6,9 @@
 // `p[i] += x;`), offset with `p + i`, change the type with SharedCast.
 #pragma once
 
-#include <cstdint>
-
 #include <cuda_runtime.h>
+
+#include <cstdint>
 
 namespace ovq::cuda {
 

@@ -24,7 +24,7 @@ class OvqMixer final : public SequenceMixer {
     ScratchScope scope(context);
     const AttentionRows rows = projection_.Project(context, seqs, x, scope);
     const OvqArgs args = {config_, state_, seqs, where, rows};
-    Dispatch<OvqAttentionRef, OvqAttentionCpu>(context, args);
+    Dispatch<OvqAttentionRef, OvqAttentionCpu, OvqAttentionCuda>(context, args);
     projection_.Output(context, rows, y);
   }
 

@@ -73,6 +73,7 @@ struct OvqArgs {
 
 void OvqAttentionRef(DeviceContext& context, const OvqArgs& args);
 void OvqAttentionCpu(DeviceContext& context, const OvqArgs& args);
+void OvqAttentionCuda(DeviceContext& context, const OvqArgs& args);
 
 absl::StatusOr<std::unique_ptr<SequenceMixer>> MakeOvqAttention(const MixerSpec& spec);
 

@@ -28,7 +28,7 @@ class SoftmaxMixer final : public SequenceMixer {
     ScratchScope scope(context);
     const AttentionRows rows = projection_.Project(context, seqs, x, scope);
     const SoftmaxArgs args = {shape_, window_, state_, seqs, where, rows};
-    Dispatch<SoftmaxAttentionRef, SoftmaxAttentionCpu>(context, args);
+    Dispatch<SoftmaxAttentionRef, SoftmaxAttentionCpu, SoftmaxAttentionCuda>(context, args);
     projection_.Output(context, rows, y);
   }
 

@@ -47,6 +47,7 @@ struct SoftmaxArgs {
 
 void SoftmaxAttentionRef(DeviceContext& context, const SoftmaxArgs& args);
 void SoftmaxAttentionCpu(DeviceContext& context, const SoftmaxArgs& args);
+void SoftmaxAttentionCuda(DeviceContext& context, const SoftmaxArgs& args);
 
 absl::StatusOr<std::unique_ptr<SequenceMixer>> MakeSlidingAttention(const MixerSpec& spec);
 absl::StatusOr<std::unique_ptr<SequenceMixer>> MakeFullAttention(const MixerSpec& spec);

@@ -26,7 +26,7 @@ class VqMixer final : public SequenceMixer {
     ScratchScope scope(context);
     const AttentionRows rows = projection_.Project(context, seqs, x, scope);
     const VqArgs args = {shape_, codebook_, state_, seqs, where, rows};
-    Dispatch<VqAttentionRef, VqAttentionCpu>(context, args);
+    Dispatch<VqAttentionRef, VqAttentionCpu, VqAttentionCuda>(context, args);
     projection_.Output(context, rows, y);
   }
 

@@ -55,6 +55,7 @@ struct VqArgs {
 
 void VqAttentionRef(DeviceContext& context, const VqArgs& args);
 void VqAttentionCpu(DeviceContext& context, const VqArgs& args);
+void VqAttentionCuda(DeviceContext& context, const VqArgs& args);
 
 absl::StatusOr<std::unique_ptr<SequenceMixer>> MakeVqAttention(const MixerSpec& spec);
 

@@ -1,0 +1,148 @@
+#include <algorithm>
+#include <bit>
+#include <cstdio>
+#include <cstdlib>
+#include <cstring>
+#include <string>
+
+#include "absl/status/status.h"
+#include "absl/strings/str_cat.h"
+#include "kernels/common/cuda/cuda_device.h"
+#include "kernels/common/device_cuda.h"
+
+namespace ovq::cuda {
+namespace {
+
+constexpr size_t kUploadHalfBytes = size_t{4} << 20;
+constexpr int kMinMajor = 8;  // cp.async and bfloat16 matrix products
+
+absl::Status NoDevice(const std::string& why) {
+  return absl::FailedPreconditionError(absl::StrCat("device 'cuda': ", why));
+}
+
+}  // namespace
+
+void CheckCuda(cudaError_t error, const char* file, int line) {
+  if (error == cudaSuccess) return;
+  std::fprintf(stderr, "%s:%d: CUDA: %s: %s\n", file, line, cudaGetErrorName(error),
+               cudaGetErrorString(error));
+  std::abort();
+}
+
+absl::StatusOr<CudaDevice*> OpenDevice() {
+  int count = 0;
+  if (cudaError_t error = cudaGetDeviceCount(&count); error != cudaSuccess || count == 0) {
+    return NoDevice(absl::StrCat("expected a GPU and its driver, found none (",
+                                 cudaGetErrorString(error), ")"));
+  }
+  cudaDeviceProp properties;
+  if (cudaError_t error = cudaGetDeviceProperties(&properties, 0); error != cudaSuccess) {
+    return NoDevice(cudaGetErrorString(error));
+  }
+  if (properties.major < kMinMajor) {
+    return NoDevice(absl::StrCat("expected compute capability ", kMinMajor, ".0 or later, ",
+                                 properties.name, " has ", properties.major, ".",
+                                 properties.minor));
+  }
+  if (cudaError_t error = cudaSetDevice(0); error != cudaSuccess) {
+    return NoDevice(cudaGetErrorString(error));
+  }
+  auto* device = new CudaDevice;
+  device->n_multiprocessors = properties.multiProcessorCount;
+  device->max_shared_bytes = properties.sharedMemPerBlockOptin;
+  CheckCuda(cudaStreamCreateWithFlags(&device->stream, cudaStreamNonBlocking));
+  CheckCuda(cudaMallocHost(reinterpret_cast<void**>(&device->upload_host), 2 * kUploadHalfBytes));
+  for (cudaEvent_t& done : device->upload_done) {
+    CheckCuda(cudaEventCreateWithFlags(&done, cudaEventDisableTiming));
+  }
+  return device;
+}
+
+void CloseDevice(CudaDevice* device) {
+  Synchronize(*device);
+  for (auto& [key, graph] : device->graphs) {
+    if (graph.exec != nullptr) CheckCuda(cudaGraphExecDestroy(graph.exec));
+  }
+  for (cudaEvent_t done : device->upload_done) CheckCuda(cudaEventDestroy(done));
+  CheckCuda(cudaFreeHost(device->upload_host));
+  if (device->staging_host != nullptr) {
+    CheckCuda(cudaFreeHost(device->staging_host));
+    CheckCuda(cudaFree(device->staging_device));
+  }
+  CheckCuda(cudaStreamDestroy(device->stream));
+  delete device;
+}
+
+void BindThread(const CudaDevice& device) { CheckCuda(cudaSetDevice(device.ordinal)); }
+
+void* AllocateBytes(size_t bytes) {
+  void* data = nullptr;
+  return cudaMalloc(&data, bytes) == cudaSuccess ? data : nullptr;
+}
+
+void FreeBytes(void* data) { CheckCuda(cudaFree(data)); }
+
+void Synchronize(CudaDevice& device) { CheckCuda(cudaStreamSynchronize(device.stream)); }
+
+// Two halves of page-locked memory take turns: one is filled while the other travels.
+void Upload(CudaDevice& device, void* to, const void* host, size_t bytes) {
+  int half = 0;
+  for (size_t at = 0; at < bytes; at += kUploadHalfBytes, half ^= 1) {
+    const size_t n = std::min(kUploadHalfBytes, bytes - at);
+    std::byte* locked = device.upload_host + static_cast<size_t>(half) * kUploadHalfBytes;
+    CheckCuda(cudaEventSynchronize(device.upload_done[half]));
+    std::memcpy(locked, static_cast<const std::byte*>(host) + at, n);
+    CheckCuda(cudaMemcpyAsync(static_cast<std::byte*>(to) + at, locked, n, cudaMemcpyHostToDevice,
+                              device.stream));
+    CheckCuda(cudaEventRecord(device.upload_done[half], device.stream));
+  }
+}
+
+void CopyToHost(CudaDevice& device, void* host, const void* from, size_t bytes) {
+  CheckCuda(cudaMemcpyAsync(host, from, bytes, cudaMemcpyDeviceToHost, device.stream));
+  Synchronize(device);
+}
+
+std::byte* Staging(CudaDevice& device, size_t bytes) {
+  if (device.staging_bytes < bytes) {
+    Synchronize(device);
+    if (device.staging_host != nullptr) {
+      CheckCuda(cudaFreeHost(device.staging_host));
+      CheckCuda(cudaFree(device.staging_device));
+    }
+    // Recorded graphs read from the old twin.
+    for (auto& [key, graph] : device.graphs) {
+      if (graph.exec != nullptr) CheckCuda(cudaGraphExecDestroy(graph.exec));
+    }
+    device.graphs.clear();
+    device.staging_bytes = std::bit_ceil(std::max(bytes, size_t{64} << 10));
+    CheckCuda(cudaMallocHost(reinterpret_cast<void**>(&device.staging_host), device.staging_bytes));
+    CheckCuda(cudaMalloc(reinterpret_cast<void**>(&device.staging_device), device.staging_bytes));
+  }
+  return device.staging_host;
+}
+
+std::byte* SendStaging(CudaDevice& device, size_t bytes) {
+  CheckCuda(cudaMemcpyAsync(device.staging_device, device.staging_host, bytes,
+                            cudaMemcpyHostToDevice, device.stream));
+  return device.staging_device;
+}
+
+// The first use runs as it is, so that scratch memory grows to what the step needs: nothing may be
+// allocated while a graph is recorded.
+void Captured(CudaDevice& device, const std::vector<int64_t>& key,
+              const std::function<void()>& fn) {
+  CudaGraph& graph = device.graphs[key];
+  if (graph.uses++ == 0) return fn();
+  if (graph.exec == nullptr) {
+    cudaGraph_t recorded = nullptr;
+    CheckCuda(cudaStreamBeginCapture(device.stream, cudaStreamCaptureModeThreadLocal));
+    fn();
+    CheckCuda(cudaStreamEndCapture(device.stream, &recorded));
+    CheckCuda(cudaGraphInstantiate(&graph.exec, recorded, 0));
+    CheckCuda(cudaGraphDestroy(recorded));
+  }
+  CheckCuda(cudaGraphLaunch(graph.exec, device.stream));
+}
+
+}  // namespace ovq::cuda

@@ -1,0 +1,64 @@
+// The CUDA side of DeviceContext, for .cu files only: the stream all work goes to, and launching.
+#pragma once
+
+#include <cuda_runtime.h>
+
+#include <cstddef>
+#include <cstdint>
+#include <functional>
+#include <map>
+#include <utility>
+#include <vector>
+
+#include "kernels/common/device.h"
+
+namespace ovq {
+
+struct CudaGraph {
+  int uses = 0;
+  cudaGraphExec_t exec = nullptr;  // null until the second use
+};
+
+struct CudaDevice {
+  int ordinal = 0;
+  int n_multiprocessors = 0;
+  size_t max_shared_bytes = 0;  // dynamic, of one block
+  cudaStream_t stream = nullptr;
+  // Page-locked host memory and its twin; grow together.
+  std::byte* staging_host = nullptr;
+  std::byte* staging_device = nullptr;
+  size_t staging_bytes = 0;
+  // Page-locked halves through which weights travel, and when each is free again.
+  std::byte* upload_host = nullptr;
+  cudaEvent_t upload_done[2] = {nullptr, nullptr};
+  std::map<std::vector<int64_t>, CudaGraph> graphs;
+};
+
+namespace cuda {
+
+// Ends the process with file, line and CUDA's own words: a failed call while running leaves the
+// device's memory in doubt (DESIGN 3; style: 3.7), so the supervisor has to start anew.
+void CheckCuda(cudaError_t error, const char* file = __builtin_FILE(), int line = __builtin_LINE());
+
+inline cudaStream_t Stream(DeviceContext& context) { return context.cuda().stream; }
+
+// One kernel on the context's stream. Arguments convert to the kernel's parameter types.
+template <class... P, class... A>
+void Launch(DeviceContext& context, void (*kernel)(P...), dim3 grid, dim3 block,
+            size_t shared_bytes, A&&... args) {
+  constexpr size_t kDefaultSharedBytes = 48 * 1024;
+  if (shared_bytes > kDefaultSharedBytes) {
+    CheckCuda(cudaFuncSetAttribute(reinterpret_cast<const void*>(kernel),
+                                   cudaFuncAttributeMaxDynamicSharedMemorySize,
+                                   static_cast<int>(shared_bytes)));
+  }
+  cudaLaunchConfig_t config = {};
+  config.gridDim = grid;
+  config.blockDim = block;
+  config.dynamicSmemBytes = shared_bytes;
+  config.stream = Stream(context);
+  CheckCuda(cudaLaunchKernelEx(&config, kernel, static_cast<P>(std::forward<A>(args))...));
+}
+
+}  // namespace cuda
+}  // namespace ovq
