@@ -39,16 +39,14 @@ T Sum(T a, T b) {
 
 }  // namespace ovq::simt
 
-#define OVQ_SIMT_ATOMIC(name, constraint, result)                                   \
-  template <class T>                                                                \
-    requires(constraint)                                                            \
-  T name(T* p, std::type_identity_t<T> value) {                                     \
-    return ovq::simt::Atomic(p, [&]([[maybe_unused]] T old) -> T { return result; }); \
-  }                                                                                 \
-  template <class T>                                                                \
-    requires(constraint)                                                            \
-  T name(ovq::cuda::SharedPtr<T> p, std::type_identity_t<T> value) {                \
-    return ovq::simt::Atomic(p, [&]([[maybe_unused]] T old) -> T { return result; }); \
+#define OVQ_SIMT_ATOMIC(name, constraint, result)                                         \
+  template <class T>                                                                      \
+  requires(constraint) T name(T* p, std::type_identity_t<T> value) {                      \
+    return ovq::simt::Atomic(p, [&]([[maybe_unused]] T old) -> T { return result; });     \
+  }                                                                                       \
+  template <class T>                                                                      \
+  requires(constraint) T name(ovq::cuda::SharedPtr<T> p, std::type_identity_t<T> value) { \
+    return ovq::simt::Atomic(p, [&]([[maybe_unused]] T old) -> T { return result; });     \
   }
 
 OVQ_SIMT_ATOMIC(atomicAdd,
@@ -58,7 +56,7 @@ OVQ_SIMT_ATOMIC(atomicMax, ovq::simt::AtomicInteger<T>, old < value ? value : ol
 OVQ_SIMT_ATOMIC(atomicMin, ovq::simt::AtomicInteger<T>, value < old ? value : old)
 OVQ_SIMT_ATOMIC(atomicExch, (ovq::simt::AtomicInteger<T> || std::same_as<T, float>), value)
 OVQ_SIMT_ATOMIC(atomicOr, ovq::simt::AtomicInteger<T>, old | value)
-OVQ_SIMT_ATOMIC(atomicAnd, ovq::simt::AtomicInteger<T>, old & value)
+OVQ_SIMT_ATOMIC(atomicAnd, ovq::simt::AtomicInteger<T>, old& value)
 OVQ_SIMT_ATOMIC(atomicXor, ovq::simt::AtomicInteger<T>, old ^ value)
 #undef OVQ_SIMT_ATOMIC
 

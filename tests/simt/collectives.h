@@ -14,7 +14,7 @@ namespace ovq::simt {
 
 // The executor's fields for a lane's values: 64 bits carry every type.
 template <class T>
-concept Shuffled = std::is_arithmetic_v<T> && (sizeof(T) == 4 || sizeof(T) == 8);
+concept Shuffled = std::is_arithmetic_v<T> &&(sizeof(T) == 4 || sizeof(T) == 8);
 
 struct LaneValue {
   uint64_t in;
@@ -140,24 +140,24 @@ unsigned __match_any_sync(unsigned mask, T value,
 }
 
 template <class T>
-  requires(std::same_as<T, unsigned> || std::same_as<T, int>)
-T __reduce_add_sync(unsigned mask, T value,
-                    ovq::simt::Where where = ovq::simt::Where::current()) {
+requires(std::same_as<T, unsigned> || std::same_as<T, int>) T
+    __reduce_add_sync(unsigned mask, T value,
+                      ovq::simt::Where where = ovq::simt::Where::current()) {
   const auto add = [](unsigned a, unsigned b) { return a + b; };
-  return static_cast<T>(ovq::simt::Reduce("__reduce_add_sync", mask, static_cast<unsigned>(value),
-                                          add, where));
+  return static_cast<T>(
+      ovq::simt::Reduce("__reduce_add_sync", mask, static_cast<unsigned>(value), add, where));
 }
 template <class T>
-  requires(std::same_as<T, unsigned> || std::same_as<T, int>)
-T __reduce_max_sync(unsigned mask, T value,
-                    ovq::simt::Where where = ovq::simt::Where::current()) {
+requires(std::same_as<T, unsigned> || std::same_as<T, int>) T
+    __reduce_max_sync(unsigned mask, T value,
+                      ovq::simt::Where where = ovq::simt::Where::current()) {
   return ovq::simt::Reduce(
       "__reduce_max_sync", mask, value, [](T a, T b) { return a > b ? a : b; }, where);
 }
 template <class T>
-  requires(std::same_as<T, unsigned> || std::same_as<T, int>)
-T __reduce_min_sync(unsigned mask, T value,
-                    ovq::simt::Where where = ovq::simt::Where::current()) {
+requires(std::same_as<T, unsigned> || std::same_as<T, int>) T
+    __reduce_min_sync(unsigned mask, T value,
+                      ovq::simt::Where where = ovq::simt::Where::current()) {
   return ovq::simt::Reduce(
       "__reduce_min_sync", mask, value, [](T a, T b) { return a < b ? a : b; }, where);
 }

@@ -29,9 +29,7 @@ inline float __fsqrt_rn(float x) { return std::sqrt(x); }
 inline double __dadd_rn(double x, double y) { return x + y; }
 inline double __dsub_rn(double x, double y) { return x - y; }
 inline double __dmul_rn(double x, double y) { return x * y; }
-inline float rsqrtf(float x) {
-  return static_cast<float>(1.0 / std::sqrt(static_cast<double>(x)));
-}
+inline float rsqrtf(float x) { return static_cast<float>(1.0 / std::sqrt(static_cast<double>(x))); }
 inline double rsqrt(double x) { return 1.0 / std::sqrt(x); }
 inline float __expf(float x) { return std::exp(x); }
 inline float __logf(float x) { return std::log(x); }

@@ -32,8 +32,7 @@ class SharedRef {
     return value;
   }
   __attribute__((noinline)) const SharedRef& operator=(const Value& value) const
-    requires(!std::is_const_v<T>)
-  {
+      requires(!std::is_const_v<T>) {
     simt::Executor& executor = simt::Executor::Get();
     const void* address = __builtin_return_address(0);
     void* to = executor.Shared(offset_, sizeof(T), alignof(T), address);
@@ -41,9 +40,7 @@ class SharedRef {
     std::memcpy(to, &value, sizeof(T));
     return *this;
   }
-  const SharedRef& operator=(const SharedRef& other) const
-    requires(!std::is_const_v<T>)
-  {
+  const SharedRef& operator=(const SharedRef& other) const requires(!std::is_const_v<T>) {
     return *this = static_cast<Value>(other);
   }
   const SharedRef& operator+=(const Value& v) const { return *this = Value(Read() + v); }
@@ -67,8 +64,8 @@ class SharedPtr {
   explicit SharedPtr(int64_t offset) : offset_(offset) {}
   // To a pointer to const.
   template <class From>
-    requires(std::is_same_v<const From, T>)
-  SharedPtr(SharedPtr<From> other) : offset_(other.offset()) {}
+  requires(std::is_same_v<const From, T>) SharedPtr(SharedPtr<From> other)
+      : offset_(other.offset()) {}
 
   SharedRef<T> operator[](int64_t i) const { return SharedRef<T>(offset_ + i * kSize); }
   SharedRef<T> operator*() const { return SharedRef<T>(offset_); }
