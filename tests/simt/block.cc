@@ -26,11 +26,6 @@ uint3 IndexOf(uint64_t linear, dim3 size) {
 
 }  // namespace
 
-Executor& Executor::Get() {
-  static Executor executor;
-  return executor;
-}
-
 Executor::Executor() : fibers_(&RunThreads), threads_(kMaxThreads), warps_(kMaxThreads / 32) {
   for (uint32_t id = 0; id < kMaxThreads; ++id) threads_[id].id = id;
   shared_.resize(kMaxSharedBytes);
@@ -132,41 +127,6 @@ void Executor::RunThreads() {
   }
 }
 
-void Executor::SetCurrent(Thread* thread) {
-  current_ = thread;
-  threadIdx = thread->index;
-}
-
-// Without a next thread, back to RunBlock.
-void Executor::SwitchTo(Thread* next, Fiber& from) {
-  if (next == nullptr) {
-    SwitchFiber(from, main_);
-    return;
-  }
-  if (next->fiber == nullptr) next->fiber = fibers_.Take();
-  SetCurrent(next);
-  SwitchFiber(from, *next->fiber);
-}
-
-void Executor::MakeReady(uint32_t warp, uint32_t lanes) {
-  warps_[warp].ready |= lanes;
-  ready_warps_ |= 1u << warp;
-}
-
-Thread* Executor::PickReady() {
-  if (warps_[current_warp_].ready == 0) {
-    if (ready_warps_ == 0) return nullptr;
-    current_warp_ =
-        launch_.descending ? 31 - std::countl_zero(ready_warps_) : std::countr_zero(ready_warps_);
-  }
-  Warp& warp = warps_[current_warp_];
-  const uint32_t lane =
-      launch_.descending ? 31 - std::countl_zero(warp.ready) : std::countr_zero(warp.ready);
-  warp.ready &= ~(1u << lane);
-  if (warp.ready == 0) ready_warps_ &= ~(1u << current_warp_);
-  return &threads_[current_warp_ * 32 + lane];
-}
-
 // The next one in the order of their numbers, whatever the order of the launch.
 Thread* Executor::PickReadyAfter(uint32_t id) {
   for (uint32_t step = 1; step < thread_count_; ++step) {
@@ -186,12 +146,6 @@ void Executor::Yield() {
   if (next == nullptr) return;
   MakeReady(self->id / 32, 1u << (self->id % 32));
   SwitchTo(next, *self->fiber);
-}
-
-void Executor::Suspend(const Meeting& meeting) {
-  Thread* self = current_;
-  self->waits = meeting;
-  SwitchTo(PickReady(), *self->fiber);
 }
 
 }  // namespace ovq::simt

@@ -2,6 +2,7 @@
 // it waits at a barrier or at a collective of its warp; then another one that can run does.
 #pragma once
 
+#include <bit>
 #include <cstdint>
 #include <functional>
 #include <source_location>
@@ -75,7 +76,10 @@ struct Launch {
 // The one executor of the process. A launch holds it from beginning to end.
 class Executor {
  public:
-  static Executor& Get();
+  static Executor& Get() {
+    static Executor executor;
+    return executor;
+  }
 
   // False after an error, which has been reported.
   bool Run(const Launch& launch);
@@ -142,5 +146,48 @@ class Executor {
   std::string failure_;
   const void* failure_address_ = nullptr;
 };
+
+// Inline, as is SwitchFiber: every frame between the kernel and the switch costs a return that the
+// processor cannot foresee.
+inline void Executor::SetCurrent(Thread* thread) {
+  current_ = thread;
+  threadIdx = thread->index;
+}
+
+inline void Executor::MakeReady(uint32_t warp, uint32_t lanes) {
+  warps_[warp].ready |= lanes;
+  ready_warps_ |= 1u << warp;
+}
+
+inline Thread* Executor::PickReady() {
+  if (warps_[current_warp_].ready == 0) {
+    if (ready_warps_ == 0) return nullptr;
+    current_warp_ =
+        launch_.descending ? 31 - std::countl_zero(ready_warps_) : std::countr_zero(ready_warps_);
+  }
+  Warp& warp = warps_[current_warp_];
+  const uint32_t lane =
+      launch_.descending ? 31 - std::countl_zero(warp.ready) : std::countr_zero(warp.ready);
+  warp.ready &= ~(1u << lane);
+  if (warp.ready == 0) ready_warps_ &= ~(1u << current_warp_);
+  return &threads_[current_warp_ * 32 + lane];
+}
+
+// Without a next thread, back to RunBlock.
+inline void Executor::SwitchTo(Thread* next, Fiber& from) {
+  if (next == nullptr) {
+    SwitchFiber(from, main_);
+    return;
+  }
+  if (next->fiber == nullptr) next->fiber = fibers_.Take();
+  SetCurrent(next);
+  SwitchFiber(from, *next->fiber);
+}
+
+inline void Executor::Suspend(const Meeting& meeting) {
+  Thread* self = current_;
+  self->waits = meeting;
+  SwitchTo(PickReady(), *self->fiber);
+}
 
 }  // namespace ovq::simt
