@@ -52,7 +52,11 @@ struct Growth {
 };
 
 // Eq. 17: n(t) = floor(t N / (t + N)), n(0) = 0; exact for every position (128-bit product).
-int64_t CentroidsAt(int64_t t, int64_t max_centroids);
+constexpr int64_t CentroidsAt(int64_t t, int64_t max_centroids) {
+  const auto product = static_cast<unsigned __int128>(t) * static_cast<uint64_t>(max_centroids);
+  const auto sum = static_cast<unsigned __int128>(t) + static_cast<uint64_t>(max_centroids);
+  return sum == 0 ? 0 : static_cast<int64_t>(product / sum);
+}
 
 // Live slots of a growing part after `position` tokens.
 int64_t LiveSlots(const Growth& growth, int64_t position, int64_t max_centroids);
@@ -73,6 +77,19 @@ struct LayerState {
   std::byte* fixed(std::byte* session) const { return session + fixed_offset; }
   std::byte* block(std::byte* session, int64_t index) const {
     return session + blocks_offset + static_cast<size_t>(index) * block_stride;
+  }
+};
+
+// Where a part of one layer's state lies relative to a session's base pointer, in bytes. Index: of
+// a block, or of an element where the part has no blocks.
+struct StatePlace {
+  size_t offset = 0;
+  size_t head_stride = 0;
+  size_t index_stride = 0;
+
+  constexpr std::byte* At(std::byte* session, int kv_head, int64_t index = 0) const {
+    return session + offset + static_cast<size_t>(kv_head) * head_stride +
+           static_cast<size_t>(index) * index_stride;
   }
 };
 
