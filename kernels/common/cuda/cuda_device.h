@@ -7,6 +7,7 @@
 #include <cstdint>
 #include <functional>
 #include <map>
+#include <string>
 #include <utility>
 #include <vector>
 
@@ -28,11 +29,12 @@ struct CudaStaging {
 
 struct CudaDevice {
   int ordinal = 0;
+  std::string name;
   int n_multiprocessors = 0;
   size_t max_shared_bytes = 0;  // dynamic, of one block
   cudaStream_t stream = nullptr;
   CudaStaging staging[kStagedKinds];
-  // Page-locked halves through which weights travel, and when each is free again.
+  // Page-locked halves through which weights and states travel, and when each is free again.
   std::byte* upload_host = nullptr;
   cudaEvent_t upload_done[2] = {nullptr, nullptr};
   std::map<std::vector<int64_t>, CudaGraph> graphs;
