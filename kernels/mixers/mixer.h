@@ -96,11 +96,12 @@ struct StatePlace {
 
 // The arrays of a StepSeqs in the device's memory.
 struct DeviceSeqs {
-  const int32_t* row_begin;
-  const int64_t* start_pos;
-  const int32_t* max_centroids;
-  std::byte* const* state;
-  const int64_t* positions;  // [n_rows] of every row: start_pos plus its place in its sequence
+  const int32_t* row_begin = nullptr;
+  const int64_t* start_pos = nullptr;
+  const int32_t* max_centroids = nullptr;
+  std::byte* const* state = nullptr;
+  const int64_t* positions =
+      nullptr;  // [n_rows] of every row: start_pos plus its place in its sequence
 };
 
 // Whose rows a step holds: rows of all sequences end to end. The spans are the host's; what a

@@ -10,7 +10,6 @@
 #include <vector>
 
 #include "absl/strings/str_cat.h"
-#include "kernels/common/dispatch.h"
 #include "kernels/mixers/ovq/ovq.h"
 #include "kernels/mixers/stage.h"
 #include "tests/test_util.h"
@@ -198,9 +197,7 @@ void OvqUpdate::RunCuda(std::vector<Sequence>& sequences, int wave) {
   states.push_back(nullptr);
   const StepSeqs seqs = StageStep(*context, Seqs(padded, states)).seqs;
   const AttentionRows no_rows = {};
-  if constexpr (kWithCuda) {
-    OvqUpdateCuda(*context, {config_, state_, seqs, where_, no_rows}, wave);
-  }
+  OvqUpdateCuda(*context, {config_, state_, seqs, where_, no_rows}, wave);
   for (size_t s = 0; s < sequences.size(); ++s) {
     context->CopyToHost(sequences[s].state.data(), memory[s].as<std::byte>(), state_bytes_);
   }
@@ -249,16 +246,14 @@ TEST_P(OvqUpdate, IsThatOfTheCpu) {
   }
 }
 
-std::vector<Case> Cases() {
-  if (!kWithCuda) return {};
-  return {{32, 48, 2, 128, 300, DType::kF32},
-          {32, 48, 2, 128, 300, DType::kBF16},
-          {20, 12, 1, 100, 64, DType::kBF16},
-          {64, 8, 3, 16, 24, DType::kF32},
-          // More shared memory than a kernel has without asking.
-          {8, 8, 1, 4200, 50, DType::kBF16}};
-}
-INSTANTIATE_TEST_SUITE_P(All, OvqUpdate, ::testing::ValuesIn(Cases()), CaseName);
+INSTANTIATE_TEST_SUITE_P(All, OvqUpdate,
+                         ::testing::Values(Case{32, 48, 2, 128, 300, DType::kF32},
+                                           Case{32, 48, 2, 128, 300, DType::kBF16},
+                                           Case{20, 12, 1, 100, 64, DType::kBF16},
+                                           Case{64, 8, 3, 16, 24, DType::kF32},
+                                           // More shared memory than a kernel has without asking.
+                                           Case{8, 8, 1, 4200, 50, DType::kBF16}),
+                         CaseName);
 
 TEST(OvqOnCuda, RefusesChunksBeyondSharedMemory) {
   const std::string missing = WhyNoDevice(Device::kCuda);
