@@ -345,7 +345,7 @@ __device__ inline void Finish(const AttendArgs& args, const Tile& tile, const Fm
 // thread has a channel and half the rows.
 // Bytes: every block of the rows' state once a tile.
 template <int kRows, class T>
-__global__ void __launch_bounds__(kThreads)
+__global__ void __launch_bounds__(kThreads, kRows == 4 ? 4 : 2)
     AttendFmaKernel(const __grid_constant__ AttendArgs args) {
   Tile tile;
   if (!FindTile(args, kRows, tile)) return;
