@@ -81,13 +81,27 @@ struct LayerState {
   }
 };
 
+// Where a part of one layer's state lies relative to a session's base pointer, in bytes. Index: of
+// a block, or of an element where the part has no blocks.
+struct StatePlace {
+  size_t offset = 0;
+  size_t head_stride = 0;
+  size_t index_stride = 0;
+
+  constexpr std::byte* At(std::byte* session, int kv_head, int64_t index = 0) const {
+    return session + offset + static_cast<size_t>(kv_head) * head_stride +
+           static_cast<size_t>(index) * index_stride;
+  }
+};
+
 // The arrays of a StepSeqs in the device's memory.
 struct DeviceSeqs {
-  const int32_t* row_begin;
-  const int64_t* start_pos;
-  const int32_t* max_centroids;
-  std::byte* const* state;
-  const int64_t* positions;  // [n_rows] of every row: start_pos plus its place in its sequence
+  const int32_t* row_begin = nullptr;
+  const int64_t* start_pos = nullptr;
+  const int32_t* max_centroids = nullptr;
+  std::byte* const* state = nullptr;
+  const int64_t* positions =
+      nullptr;  // [n_rows] of every row: start_pos plus its place in its sequence
 };
 
 // Whose rows a step holds: rows of all sequences end to end. The spans are the host's; what a
@@ -99,7 +113,7 @@ struct StepSeqs {
   std::span<const int64_t> start_pos;      // [n_seqs] tokens consumed before this step
   std::span<const int32_t> max_centroids;  // [n_seqs] the session's dictionary cap N
   std::span<std::byte* const> state;       // [n_seqs] session base pointers, committed to the end
-  DeviceSeqs device;
+  DeviceSeqs device = {};
   int64_t end_bound = 0;       // no row stands at this position or after it
   int32_t centroid_bound = 0;  // no cap is larger
 
