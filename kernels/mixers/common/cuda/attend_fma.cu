@@ -267,8 +267,8 @@ __device__ inline void AddPiece(const AttendArgs& args, const Tile& tile, const 
 
 // A segment's end: its part to memory, or into the fold. A thread's channels are those of AddPiece.
 template <int kRows>
-__device__ inline void EndSegment(const AttendArgs& args, const Tile& tile,
-                                  const FmaShared& shared, WarpRow (&rows)[kRows / kWarps]) {
+__device__ inline void EndSegment(const AttendArgs& args, const Tile& tile, const FmaShared& shared,
+                                  WarpRow (&rows)[kRows / kWarps]) {
   const int warp = static_cast<int>(threadIdx.x) / 32, lane = static_cast<int>(threadIdx.x) % 32;
   const int segment = tile.begin_block / kSegmentBlocks;
 #pragma unroll
@@ -341,9 +341,8 @@ __device__ inline void Finish(const AttendArgs& args, const Tile& tile, const Fm
 // Precision: float32; a score is one chain of fused multiply-adds over the channels, as on the CPU,
 // an output channel one over the 64 slots of a block.
 // Launch: 128 threads to a tile of kRows rows and one segment of it (or all segments, if they are
-// not split). Scores: a thread has one slot and half the rows; weights: a warp has a row; outputs: a
-// thread has a channel and half the rows.
-// Bytes: every block of the rows' state once a tile.
+// not split). Scores: a thread has one slot and half the rows; weights: a warp has a row; outputs:
+// a thread has a channel and half the rows. Bytes: every block of the rows' state once a tile.
 template <int kRows, class T>
 __global__ void __launch_bounds__(kThreads, kRows == 4 ? 4 : 2)
     AttendFmaKernel(const __grid_constant__ AttendArgs args) {
@@ -412,12 +411,11 @@ size_t AttendFmaShared(int head_dim, int value_stride, int n_rows) {
 }
 
 void LaunchAttendFma(DeviceContext& context, const AttendArgs& args, uint32_t grid, int n_rows) {
-  const size_t shared =
-      AttendFmaShared(args.blocks.shape.head_dim, args.value_stride, n_rows);
+  const size_t shared = AttendFmaShared(args.blocks.shape.head_dim, args.value_stride, n_rows);
   const bool is_bf16 = args.blocks.dtype == DType::kBF16;
-  const auto kernel =
-      n_rows == 4 ? (is_bf16 ? AttendFmaKernel<4, uint16_t> : AttendFmaKernel<4, float>)
-                  : (is_bf16 ? AttendFmaKernel<16, uint16_t> : AttendFmaKernel<16, float>);
+  const auto kernel = n_rows == 4
+                          ? (is_bf16 ? AttendFmaKernel<4, uint16_t> : AttendFmaKernel<4, float>)
+                          : (is_bf16 ? AttendFmaKernel<16, uint16_t> : AttendFmaKernel<16, float>);
   Launch(context, kernel, grid, kThreads, shared, args);
 }
 

@@ -4,11 +4,14 @@
 #include <cstddef>
 #include <cstdint>
 
-#include "kernels/common/device.h"
+#include "kernels/mixers/common/cuda/attend.h"
 
 namespace ovq::cuda {
 
 struct AttendArgs;
+
+// The most recent blocks that the rows of one sequence lie in, in a wave.
+int RecentBlocks(const AttentionBlocks& blocks, const StepSeqs& seqs, int wave);
 
 // Tensor cores: bfloat16 blocks, queries and keys; head_dim a multiple of 16, both at most 256.
 // Decode: tiles of 16 rows. Prefill: tiles of 16 n_warps rows.

@@ -116,10 +116,10 @@ __device__ inline void Scores(SharedPtr<const uint4> rows, int stride, SharedPtr
 
 // The two rows of a lane.
 struct LaneRows {
-  int slot[2];       // of the row's token, in the tile's own block
-  float max[2];      // of the segment so far
-  float sum[4];      // as an n tile; all columns are equal
-  Best best[2];      // of this lane's columns
+  int slot[2];   // of the row's token, in the tile's own block
+  float max[2];  // of the segment so far
+  float sum[4];  // as an n tile; all columns are equal
+  Best best[2];  // of this lane's columns
   float folded_max[2], folded_sum[2];
 };
 __device__ inline LaneRows FirstRows(const AttendArgs& args, const Tile& tile, int first_row) {
@@ -216,8 +216,7 @@ __device__ inline void AddValues(const uint32_t (&weights)[4], SharedPtr<const u
 __device__ inline void FoldRows(LaneRows& rows, FoldFactors (&factors)[2]) {
 #pragma unroll
   for (int h = 0; h < 2; ++h) {
-    factors[h] =
-        Fold<true>(rows.max[h], rows.sum[2 * h], rows.folded_max[h], rows.folded_sum[h]);
+    factors[h] = Fold<true>(rows.max[h], rows.sum[2 * h], rows.folded_max[h], rows.folded_sum[h]);
     rows.max[h] = kLowest;
     rows.sum[2 * h] = rows.sum[2 * h + 1] = 0;
   }

@@ -37,8 +37,7 @@ __device__ inline WarpRows RowsOfWarp(const Tile& tile) {
   const int first = static_cast<int>(threadIdx.x) / 32 * kRowTile;
   return {first, first < tile.n_rows, first < tile.n_queries,
           first < tile.n_rows && first + kRowTile > tile.n_queries &&
-              tile.n_queries < tile.n_rows,
-          tile.n_queries > 0};
+              tile.n_queries<tile.n_rows, tile.n_queries> 0};
 }
 
 __device__ inline SharedPtr<float4> FoldedTiles(const AttendArgs& args, const PrefillLayout& at) {

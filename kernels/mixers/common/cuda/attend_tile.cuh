@@ -25,18 +25,20 @@ inline constexpr int kPartialHeader = 4;
 // One launch.
 struct AttendArgs {
   AttentionBlocks blocks;
-  DeviceSeqs seqs;
-  AttentionRows rows;
-  int32_t wave;
-  int32_t value_stride;
+  DeviceSeqs seqs = {};
+  AttentionRows rows = {};
+  int32_t wave = 0;
+  int32_t value_stride = 0;
   // Sequences with fewer or more rows in this wave belong to another launch.
-  int32_t min_tokens, max_tokens;
-  int32_t block_tiles;  // tiles that the tokens of one recent block may fill
-  int32_t tiles;        // that a sequence may fill for one key/value head
-  int32_t segments;     // thread blocks to a tile, one a segment; 0: one for all segments
-  int32_t partial_rows;
-  float* partial;      // [n_seqs][n_kv_heads][tiles][segments][partial_rows][header, value_stride]
-  uint32_t* finished;  // [n_seqs][n_kv_heads][tiles] thread blocks done; zero between launches
+  int32_t min_tokens = 0, max_tokens = 0;
+  int32_t block_tiles = 0;  // tiles that the tokens of one recent block may fill
+  int32_t tiles = 0;        // that a sequence may fill for one key/value head
+  int32_t segments = 0;     // thread blocks to a tile, one a segment; 0: one for all segments
+  int32_t partial_rows = 0;
+  float* partial =
+      nullptr;  // [n_seqs][n_kv_heads][tiles][segments][partial_rows][header, value_stride]
+  uint32_t* finished =
+      nullptr;  // [n_seqs][n_kv_heads][tiles] thread blocks done; zero between launches
 
   __host__ __device__ int rows_per_token() const {
     return blocks.shape.group() + (blocks.probe ? 1 : 0);
@@ -47,15 +49,15 @@ struct AttendArgs {
 struct Tile {
   std::byte* state;
   int32_t sequence, head;
-  int32_t index;        // of (sequence, head, tile)
-  int32_t row;          // of the first token
-  int32_t slot;         // of the first token, in the recent block
-  int64_t element;      // of the first token: its place in its span
-  int32_t n_tokens;     // in this recent block
-  int32_t first;        // place of the tile's first row in the list
-  int32_t n_rows;       // of the tile
-  int32_t n_queries;    // the first of them
-  int32_t live;         // dictionary slots
+  int32_t index;         // of (sequence, head, tile)
+  int32_t row;           // of the first token
+  int32_t slot;          // of the first token, in the recent block
+  int64_t element;       // of the first token: its place in its span
+  int32_t n_tokens;      // in this recent block
+  int32_t first;         // place of the tile's first row in the list
+  int32_t n_rows;        // of the tile
+  int32_t n_queries;     // the first of them
+  int32_t live;          // dictionary slots
   int32_t n_dictionary;  // blocks met: of the dictionary, then recent ones up to own_block
   int32_t n_blocks;
   int64_t own_block;
@@ -101,8 +103,7 @@ __device__ inline int32_t LiveOf(const AttendArgs& args, int sequence, const Pie
     case AttentionBlocks::Live::kFixed:
       return args.blocks.fixed_live;
     case AttentionBlocks::Live::kCentroids:
-      return static_cast<int32_t>(
-          CentroidsAt(piece.span_begin, args.seqs.max_centroids[sequence]));
+      return static_cast<int32_t>(CentroidsAt(piece.span_begin, args.seqs.max_centroids[sequence]));
   }
   return 0;
 }
@@ -118,15 +119,14 @@ __device__ inline void FindBlocks(const AttendArgs& args, int segment, Tile& til
   if (tile.n_queries > 0) {
     const int32_t ring = args.blocks.recent_keys.ring > 0 ? args.blocks.recent_keys.ring
                                                           : args.blocks.recent_values.ring;
-    tile.n_blocks += ring > 0 ? Smaller(ring, tile.own_block + 1)
-                              : static_cast<int32_t>(tile.own_block + 1);
+    tile.n_blocks +=
+        ring > 0 ? Smaller(ring, tile.own_block + 1) : static_cast<int32_t>(tile.own_block + 1);
   }
   tile.n_segments = (tile.n_blocks + kSegmentBlocks - 1) / kSegmentBlocks;
   if (tile.n_segments == 0) tile.n_segments = 1;
   tile.begin_block = args.segments == 0 ? 0 : segment * kSegmentBlocks;
-  tile.end_block = args.segments == 0
-                       ? tile.n_blocks
-                       : Smaller(tile.n_blocks, tile.begin_block + kSegmentBlocks);
+  tile.end_block = args.segments == 0 ? tile.n_blocks
+                                      : Smaller(tile.n_blocks, tile.begin_block + kSegmentBlocks);
 }
 
 // False: nothing to do for this thread block.
@@ -180,9 +180,8 @@ struct BlockView {
 };
 
 __device__ inline std::byte* PlaceOf(const BlockPlaces& places, const Tile& tile, int64_t block) {
-  std::byte* base = places.shared == nullptr
-                        ? tile.state
-                        : places.shared + tile.sequence * places.seq_stride;
+  std::byte* base =
+      places.shared == nullptr ? tile.state : places.shared + tile.sequence * places.seq_stride;
   if (places.ring > 0) {
     block = block <= INT32_MAX ? static_cast<uint32_t>(block) % static_cast<uint32_t>(places.ring)
                                : block % places.ring;
@@ -293,8 +292,7 @@ __device__ inline float FoldValue(const FoldFactors& factors, float folded, floa
 // Row r of a segment's part of the tile's softmax.
 __device__ inline float* PartialRow(const AttendArgs& args, const Tile& tile, int segment, int r) {
   const int64_t part = static_cast<int64_t>(tile.index) * args.segments + segment;
-  return args.partial +
-         (part * args.partial_rows + r) * (kPartialHeader + args.value_stride);
+  return args.partial + (part * args.partial_rows + r) * (kPartialHeader + args.value_stride);
 }
 __device__ inline void WritePartialBest(const AttendArgs& args, const Tile& tile, int r,
                                         Best best) {
@@ -325,8 +323,8 @@ template <bool kBase2>
 __device__ inline void FoldPartials(const AttendArgs& args, const Tile& tile) {
   const int value_head_dim = args.blocks.shape.value_head_dim;
   const int threads = static_cast<int>(blockDim.x), thread = static_cast<int>(threadIdx.x);
-  const int64_t step = static_cast<int64_t>(args.partial_rows) *
-                       (kPartialHeader + args.value_stride);
+  const int64_t step =
+      static_cast<int64_t>(args.partial_rows) * (kPartialHeader + args.value_stride);
   for (int i = thread; i < tile.n_queries * value_head_dim; i += threads) {
     const int r = i / value_head_dim, c = i % value_head_dim;
     const volatile float* part = PartialRow(args, tile, 0, r);
