@@ -69,7 +69,7 @@ bool Executor::RunBlock(uint3 index) {
     MakeReady(w, lanes == 32 ? ~0u : (1u << lanes) - 1);
   }
   current_warp_ = launch_.descending ? warps - 1 : 0;
-  SwitchTo(PickReady(), main_);
+  SwitchFiber(main_, Next());
 
   if (exited_ == thread_count_) return true;
   std::string text = failure_;
@@ -123,8 +123,39 @@ void Executor::RunThreads() {
       continue;
     }
     executor.fibers_.Give(fiber);
-    executor.SwitchTo(next, *fiber);
+    SwitchFiber(*fiber, executor.FiberOf(next));
   }
+}
+
+void Executor::SetCurrent(Thread* thread) {
+  current_ = thread;
+  threadIdx = thread->index;
+}
+
+Fiber& Executor::FiberOf(Thread* next) {
+  if (next == nullptr) return main_;
+  if (next->fiber == nullptr) next->fiber = fibers_.Take();
+  SetCurrent(next);
+  return *next->fiber;
+}
+
+void Executor::MakeReady(uint32_t warp, uint32_t lanes) {
+  warps_[warp].ready |= lanes;
+  ready_warps_ |= 1u << warp;
+}
+
+Thread* Executor::PickReady() {
+  if (warps_[current_warp_].ready == 0) {
+    if (ready_warps_ == 0) return nullptr;
+    current_warp_ =
+        launch_.descending ? 31 - std::countl_zero(ready_warps_) : std::countr_zero(ready_warps_);
+  }
+  Warp& warp = warps_[current_warp_];
+  const uint32_t lane =
+      launch_.descending ? 31 - std::countl_zero(warp.ready) : std::countr_zero(warp.ready);
+  warp.ready &= ~(1u << lane);
+  if (warp.ready == 0) ready_warps_ &= ~(1u << current_warp_);
+  return &threads_[current_warp_ * 32 + lane];
 }
 
 // The next one in the order of their numbers, whatever the order of the launch.
@@ -145,7 +176,7 @@ void Executor::Yield() {
   Thread* next = PickReadyAfter(self->id);
   if (next == nullptr) return;
   MakeReady(self->id / 32, 1u << (self->id % 32));
-  SwitchTo(next, *self->fiber);
+  SwitchFiber(*self->fiber, FiberOf(next));
 }
 
 }  // namespace ovq::simt

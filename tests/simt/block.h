@@ -2,7 +2,6 @@
 // it waits at a barrier or at a collective of its warp; then another one that can run does.
 #pragma once
 
-#include <bit>
 #include <cstdint>
 #include <functional>
 #include <source_location>
@@ -116,8 +115,13 @@ class Executor {
   Thread* PickReadyAfter(uint32_t id);
   void MakeReady(uint32_t warp, uint32_t lanes);
   void SetCurrent(Thread* thread);
-  void SwitchTo(Thread* next, Fiber& from);
-  void Suspend(const Meeting& meeting);
+  // Where to go on: the fiber of the next thread that can run, or back to RunBlock.
+  Fiber& Next() { return FiberOf(PickReady()); }
+  Fiber& FiberOf(Thread* next);
+  void Suspend();
+  // False if the thread has to wait.
+  bool Arrive(const Meeting& meeting, const void* argument, Complete complete);
+  bool ArriveAtBarrier(const Meeting& meeting, bool predicate);
   void CompleteBarrier();
   std::string DescribeDeadlock() const;
   Actor CurrentActor(bool whole_warp) const;
@@ -147,47 +151,21 @@ class Executor {
   const void* failure_address_ = nullptr;
 };
 
-// Inline, as is SwitchFiber: every frame between the kernel and the switch costs a return that the
+// Inline down to the switch: every frame between it and the kernel costs a return that the
 // processor cannot foresee.
-inline void Executor::SetCurrent(Thread* thread) {
-  current_ = thread;
-  threadIdx = thread->index;
-}
-
-inline void Executor::MakeReady(uint32_t warp, uint32_t lanes) {
-  warps_[warp].ready |= lanes;
-  ready_warps_ |= 1u << warp;
-}
-
-inline Thread* Executor::PickReady() {
-  if (warps_[current_warp_].ready == 0) {
-    if (ready_warps_ == 0) return nullptr;
-    current_warp_ =
-        launch_.descending ? 31 - std::countl_zero(ready_warps_) : std::countr_zero(ready_warps_);
-  }
-  Warp& warp = warps_[current_warp_];
-  const uint32_t lane =
-      launch_.descending ? 31 - std::countl_zero(warp.ready) : std::countr_zero(warp.ready);
-  warp.ready &= ~(1u << lane);
-  if (warp.ready == 0) ready_warps_ &= ~(1u << current_warp_);
-  return &threads_[current_warp_ * 32 + lane];
-}
-
-// Without a next thread, back to RunBlock.
-inline void Executor::SwitchTo(Thread* next, Fiber& from) {
-  if (next == nullptr) {
-    SwitchFiber(from, main_);
-    return;
-  }
-  if (next->fiber == nullptr) next->fiber = fibers_.Take();
-  SetCurrent(next);
-  SwitchFiber(from, *next->fiber);
-}
-
-inline void Executor::Suspend(const Meeting& meeting) {
+inline void Executor::Suspend() {
   Thread* self = current_;
-  self->waits = meeting;
-  SwitchTo(PickReady(), *self->fiber);
+  SwitchFiber(*self->fiber, Next());
+}
+
+inline void Executor::Meet(const char* operation, uint32_t mask, Where where, const void* argument,
+                           Complete complete) {
+  if (!Arrive({operation, mask, where}, argument, complete)) Suspend();
+}
+
+inline uint32_t Executor::SyncThreads(const char* operation, bool predicate, Where where) {
+  if (!ArriveAtBarrier({operation, 0, where}, predicate)) Suspend();
+  return barrier_result_;
 }
 
 }  // namespace ovq::simt
