@@ -1,6 +1,7 @@
 #include "model/language_model.h"
 
 #include <algorithm>
+#include <bit>
 #include <cstring>
 #include <set>
 #include <span>
@@ -14,9 +15,8 @@
 namespace ovq {
 namespace {
 
-// Views of constants: kernels take one type of view and never write through these.
-TensorView ViewOf(const std::vector<float>& values) {
-  return {const_cast<float*>(values.data()), DType::kF32, {static_cast<int64_t>(values.size())}};
+TensorView ViewOf(const Buffer& norm) {
+  return {norm.as<float>(), DType::kF32, {static_cast<int64_t>(norm.bytes() / sizeof(float))}};
 }
 
 TensorView Rows(TensorView x, int64_t begin, int64_t n) {
@@ -42,9 +42,11 @@ class Loader {
   TensorView Take(const std::string& name, const Shape& shape) {
     return status_.ok() ? Keep(weights_.Take(name, shape)) : TensorView{};
   }
-  std::vector<float> Vector(const std::string& name) {
+  Buffer Norm(const std::string& name) {
     const TensorView view = Take(name, {config_.hidden_size});
-    return status_.ok() ? ToFloats(view) : std::vector<float>();
+    if (!status_.ok()) return Buffer();
+    const std::vector<float> values = ToFloats(view);
+    return context_.Upload(values.data(), values.size() * sizeof(float));
   }
   Linear Pack(std::span<const TensorView> parts) {
     return status_.ok() ? Keep(Linear::Make(parts, compute_, context_)) : Linear();
@@ -53,12 +55,12 @@ class Loader {
     const std::string prefix = absl::StrCat("model.layers.", i, ".");
     DecoderLayer layer;
     layer.d_ff = config_.intermediate_size[i];
-    layer.input_norm = Vector(absl::StrCat(prefix, "input_layernorm.weight"));
+    layer.input_norm = Norm(absl::StrCat(prefix, "input_layernorm.weight"));
     layer.mixer = Mixer(i, prefix);
     if (layer.d_ff == 0) return layer;
     const Shape up{layer.d_ff, config_.hidden_size};
     const Shape down{config_.hidden_size, layer.d_ff};
-    layer.feed_forward_norm = Vector(absl::StrCat(prefix, "post_attention_layernorm.weight"));
+    layer.feed_forward_norm = Norm(absl::StrCat(prefix, "post_attention_layernorm.weight"));
     const TensorView gate_up[] = {Take(absl::StrCat(prefix, "mlp.gate_proj.weight"), up),
                                   Take(absl::StrCat(prefix, "mlp.up_proj.weight"), up)};
     layer.gate_up = Pack(gate_up);
@@ -120,6 +122,34 @@ size_t FullKvBytesPerToken(const ModelConfig& config, DType state_dtype) {
   const int64_t value_dim = config.model.IntOr("value_head_dim", head_dim, 0, kMax).value();
   return static_cast<size_t>(config.n_layers * kv_heads * (head_dim + value_dim)) *
          DTypeBytes(state_dtype);
+}
+
+// Decode steps are recorded and replayed on CUDA, one recording for each size: few sizes, and
+// little wasted on padding.
+int PaddedSeqs(int n_seqs) {
+  if (n_seqs <= 8) return static_cast<int>(std::bit_ceil(static_cast<unsigned>(n_seqs)));
+  const int multiple = n_seqs <= 64 ? 8 : 32;
+  return (n_seqs + multiple - 1) / multiple * multiple;
+}
+
+StepBatch Padded(const StepBatch& batch) {
+  StepBatch padded = batch;
+  const int32_t token = 0;  // any: nobody reads these rows
+  for (int i = batch.n_seqs(); i < PaddedSeqs(batch.n_seqs()); ++i) {
+    padded.Add({&token, 1}, /*start=*/0, /*cap=*/1, /*base=*/nullptr, /*n_logits=*/1);
+  }
+  return padded;
+}
+
+// Bounds that many steps share: powers of two.
+void RoundBounds(StepSeqs& seqs) {
+  uint64_t end = 1024, cap = 64;
+  for (int s = 0; s < seqs.n_seqs(); ++s) {
+    end = std::max(end, static_cast<uint64_t>(seqs.start_pos[s]) + 1);
+    cap = std::max(cap, static_cast<uint64_t>(seqs.max_centroids[s]));
+  }
+  seqs.end_bound = static_cast<int64_t>(std::bit_ceil(end));
+  seqs.centroid_bound = static_cast<int32_t>(std::bit_ceil(cap));
 }
 
 // h += down(silu(gate(r)) * up(r)), r = rmsnorm(h), in scratch rows of `x`.
@@ -185,7 +215,7 @@ absl::Status LanguageModel::LoadParts(Weights& weights, DeviceContext& context) 
   for (int i = 0; i < config_.n_layers && loader.status().ok(); ++i) {
     layers_.push_back(loader.Layer(i));
   }
-  final_norm_ = loader.Vector("model.norm.weight");
+  final_norm_ = loader.Norm("model.norm.weight");
   const TensorView head =
       config_.tie_word_embeddings ? table : loader.Take("lm_head.weight", table_shape);
   lm_head_ = loader.Pack({&head, 1});
@@ -194,38 +224,58 @@ absl::Status LanguageModel::LoadParts(Weights& weights, DeviceContext& context) 
   status.Update(CheckAllRead(config_));
   if (!status.ok()) return status;
 
-  embedding_storage_.assign(table.as<std::byte>(), table.as<std::byte>() + table.bytes());
-  embedding_ = {embedding_storage_.data(), table.dtype, table.shape};
-  weight_bytes_ = lm_head_.bytes() + final_norm_.size() * sizeof(float);
+  embedding_storage_ = context.Upload(table.data, table.bytes());
+  embedding_ = {embedding_storage_.as<void>(), table.dtype, table.shape};
+  weight_bytes_ = lm_head_.bytes() + final_norm_.bytes();
   for (const DecoderLayer& layer : layers_) {
     weight_bytes_ += layer.mixer->weight_bytes();
-    weight_bytes_ += (layer.input_norm.size() + layer.feed_forward_norm.size()) * sizeof(float);
+    weight_bytes_ += layer.input_norm.bytes() + layer.feed_forward_norm.bytes();
     if (layer.d_ff > 0) weight_bytes_ += layer.gate_up.bytes() + layer.down.bytes();
   }
   return absl::OkStatus();
 }
 
-void LanguageModel::Forward(const StepBatch& batch, DeviceContext& context,
-                            TensorView logits) const {
-  const StepSeqs seqs = batch.seqs();
-  const auto n_logits = static_cast<int64_t>(batch.logit_rows.size());
-  Check(logits.dtype == DType::kF32 && logits.shape == Shape{n_logits, config_.vocab_size},
-        "logits [n_logit_rows, vocab]");
+TensorView LanguageModel::Forward(const StepBatch& batch, DeviceContext& context,
+                                  ScratchScope& scope) const {
+  const bool replayed = context.device() == Device::kCuda && batch.is_decode();
+  const StepBatch* rows = &batch;
+  StepBatch padded;
+  if (replayed) {
+    padded = Padded(batch);
+    rows = &padded;
+  }
+  StepSeqs seqs = rows->seqs();
+  if (replayed) RoundBounds(seqs);
+  const StagedStep step = StageStep(context, seqs, rows->token_ids, rows->logit_rows);
+  const TensorView logits =
+      Matrix(scope, DType::kF32, static_cast<int64_t>(step.logit_rows.size()), config_.vocab_size);
+  if (!replayed) {
+    Run(step, context, logits);
+  } else {
+    const auto address = static_cast<int64_t>(reinterpret_cast<intptr_t>(logits.data));
+    context.Captured({seqs.n_seqs(), seqs.end_bound, seqs.centroid_bound, address},
+                     [&] { Run(step, context, logits); });
+  }
+  return logits;
+}
+
+void LanguageModel::Run(const StagedStep& step, DeviceContext& context, TensorView logits) const {
+  const int64_t n_rows = step.seqs.n_rows();
   ScratchScope scope(context);
-  const TensorView h = Matrix(scope, DType::kF32, batch.n_rows(), config_.hidden_size);
-  const TensorView x = Matrix(scope, compute_dtype_, batch.n_rows(), config_.hidden_size);
+  const TensorView h = Matrix(scope, DType::kF32, n_rows, config_.hidden_size);
+  const TensorView x = Matrix(scope, compute_dtype_, n_rows, config_.hidden_size);
   const float eps = config_.rms_norm_eps;
 
-  Embed(context, embedding_, batch.token_ids, h);
+  Embed(context, embedding_, step.token_ids, h);
   for (size_t i = 0; i < layers_.size(); ++i) {
     const DecoderLayer& layer = layers_[i];
     RmsNorm(context, h, ViewOf(layer.input_norm), eps, x);
-    layer.mixer->Forward(seqs, x, layout_->layer(static_cast<int>(i)), context, h);
+    layer.mixer->Forward(step.seqs, x, layout_->layer(static_cast<int>(i)), context, h);
     FeedForward(layer, eps, context, h, x);
   }
-  if (n_logits == 0) return;
-  const TensorView last = Rows(x, 0, n_logits);
-  NormRows(context, h, batch.logit_rows, ViewOf(final_norm_), eps, last);
+  if (step.logit_rows.empty()) return;
+  const TensorView last = Rows(x, 0, logits.shape[0]);
+  NormRows(context, h, step.logit_rows, ViewOf(final_norm_), eps, last);
   lm_head_.Apply(context, last, logits);
 }
 

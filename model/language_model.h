@@ -8,6 +8,7 @@
 
 #include "absl/status/statusor.h"
 #include "kernels/mixers/mixer.h"
+#include "kernels/mixers/stage.h"
 #include "kernels/ops/ops.h"
 #include "model/config.h"
 #include "model/state_layout.h"
@@ -25,10 +26,10 @@ struct ModelOptions {
 
 struct DecoderLayer {
   std::unique_ptr<SequenceMixer> mixer;
-  std::vector<float> input_norm;         // [d_model]
-  std::vector<float> feed_forward_norm;  // [d_model]; empty without a feed-forward
-  Linear gate_up;                        // [2 d_ff, d_model]
-  Linear down;                           // [d_model, d_ff]
+  Buffer input_norm;         // [d_model] F32, as all weights in the device's memory
+  Buffer feed_forward_norm;  // [d_model] F32; empty without a feed-forward
+  Linear gate_up;            // [2 d_ff, d_model]
+  Linear down;               // [d_model, d_ff]
   int64_t d_ff = 0;
 };
 
@@ -52,13 +53,16 @@ class LanguageModel {
   // heads: n_layers x num_key_value_heads (head_dim + value_head_dim) elements of the state dtype.
   size_t full_kv_bytes_per_token() const { return full_kv_bytes_per_token_; }
 
-  // logits[n_logit_rows, vocab] of batch.logit_rows, in their order. Advances every sequence's
-  // state by its rows.
-  void Forward(const StepBatch& batch, DeviceContext& context, TensorView logits) const;
+  // Logits [n_logit_rows, vocab] F32 of batch.logit_rows, in their order, in the device's memory
+  // and as long as scope; rows of padding may follow them. Advances every sequence's state by its
+  // rows. The context it was loaded with, or another of the same device.
+  TensorView Forward(const StepBatch& batch, DeviceContext& context, ScratchScope& scope) const;
 
  private:
   LanguageModel() = default;
   absl::Status LoadParts(Weights& weights, DeviceContext& context);
+  // Embed, layers, norm, head: launches that depend on the shape of the step alone.
+  void Run(const StagedStep& step, DeviceContext& context, TensorView logits) const;
 
   ModelConfig config_;
   std::unique_ptr<StateLayout> layout_;
@@ -69,10 +73,10 @@ class LanguageModel {
   size_t weight_bytes_ = 0;
   size_t full_kv_bytes_per_token_ = 0;
   std::vector<DecoderLayer> layers_;
-  std::vector<std::byte> embedding_storage_;
-  TensorView embedding_;           // [vocab, d_model], the checkpoint's dtype
-  std::vector<float> final_norm_;  // [d_model]
-  Linear lm_head_;                 // [vocab, d_model]
+  Buffer embedding_storage_;
+  TensorView embedding_;  // [vocab, d_model], the checkpoint's dtype
+  Buffer final_norm_;     // [d_model] F32
+  Linear lm_head_;        // [vocab, d_model]
 };
 
 }  // namespace ovq

@@ -4,6 +4,10 @@
 
 namespace ovq {
 
+bool StepBatch::is_decode() const {
+  return n_rows() == n_seqs() && logit_rows.size() == token_ids.size();
+}
+
 void StepBatch::Clear() {
   token_ids.clear();
   row_begin.assign(1, 0);

@@ -24,6 +24,8 @@ struct StepBatch {
 
   int n_rows() const { return row_begin.back(); }
   int n_seqs() const { return static_cast<int>(start_pos.size()); }
+  // Every sequence has one row and wants its logits.
+  bool is_decode() const;
   void Clear();
   // Appends one sequence's rows; wants the logits of its last `n_logits` rows.
   void Add(std::span<const int32_t> tokens, int64_t start, int32_t cap, std::byte* base,

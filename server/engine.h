@@ -26,8 +26,8 @@ struct EngineModel {
   size_t full_kv_bytes_per_token = 0;
   const StateLayout* layout = nullptr;
   const Tokenizer* tokenizer = nullptr;  // may be null: no text, no stop strings
-  // logits [logit_rows, vocab] float32.
-  std::function<void(const StepBatch&, DeviceContext&, TensorView logits)> forward;
+  // LanguageModel::Forward.
+  std::function<TensorView(const StepBatch&, DeviceContext&, ScratchScope&)> forward;
 };
 
 struct EngineOptions {

@@ -23,14 +23,11 @@ bool Engine::Loop::Step() {
   FillBatch(plan, report);
 
   ScratchScope scratch(*context_);
-  const int64_t n_logits = static_cast<int64_t>(batch_.logit_rows.size());
-  float* rows = scratch.Allocate<float>(static_cast<size_t>(n_logits * model_.vocab_size));
-  float* log_sum_exp = scratch.Allocate<float>(static_cast<size_t>(n_logits));
-  const TensorView logits{rows, DType::kF32, Shape{n_logits, model_.vocab_size}};
-  model_.forward(batch_, *context_, logits);
-  if (n_logits > 0) LogSumExp(*context_, logits, log_sum_exp);
+  const TensorView logits = model_.forward(batch_, *context_, scratch);
+  float* log_sum_exp = scratch.Allocate<float>(static_cast<size_t>(logits.shape[0]));
+  if (logits.shape[0] > 0) LogSumExp(*context_, logits, log_sum_exp);
 
-  Advance(plan, {rows, log_sum_exp});
+  Advance(plan, {logits.as<float>(), log_sum_exp});
   ++steps_;
   report.duration = absl::Now() - begin;
   if (events_.step) events_.step(report);

@@ -103,8 +103,8 @@ EngineModel ForEngine(const LanguageModel& model, const Tokenizer& tokenizer) {
   result.full_kv_bytes_per_token = model.full_kv_bytes_per_token();
   result.layout = &model.layout();
   result.tokenizer = tokenizer.has_text() ? &tokenizer : nullptr;
-  result.forward = [&model](const StepBatch& batch, DeviceContext& context, TensorView logits) {
-    model.Forward(batch, context, logits);
+  result.forward = [&model](const StepBatch& batch, DeviceContext& context, ScratchScope& scope) {
+    return model.Forward(batch, context, scope);
   };
   return result;
 }

@@ -24,6 +24,12 @@ inline constexpr double kRoundBF16 = 0x1p-9;
 
 std::unique_ptr<DeviceContext> MakeContext(Device device, int n_threads = 1);
 
+// ref and cpu, and cuda where the kernels were built with it. Where there is no GPU, a test of cuda
+// skips and says why.
+std::vector<Device> TestDevices();
+// "" if the device can be used, else why not.
+std::string WhyNoDevice(Device device);
+
 // Normally distributed, the same for the same seed on every machine.
 std::vector<float> RandomNormal(size_t n, uint64_t seed);
 std::vector<BF16> Rounded(std::span<const float> x);  // to nearest

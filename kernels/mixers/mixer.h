@@ -94,7 +94,7 @@ struct StepSeqs {
   std::span<const int64_t> start_pos;      // [n_seqs] tokens consumed before this step
   std::span<const int32_t> max_centroids;  // [n_seqs] the session's dictionary cap N
   std::span<std::byte* const> state;       // [n_seqs] session base pointers, committed to the end
-  DeviceSeqs device;
+  DeviceSeqs device = {};
   int64_t end_bound = 0;       // no row stands at this position or after it
   int32_t centroid_bound = 0;  // no cap is larger
 

@@ -144,11 +144,9 @@ class Bench {
       batch.Add(std::span(tokens).subspan(i * each, each), position, kMaxCentroids,
                 sessions[i]->base(), n_logits);
     }
-    const auto rows = static_cast<int64_t>(batch.logit_rows.size());
-    std::vector<float> logits(static_cast<size_t>(rows * model_.config().vocab_size));
-    model_.Forward(batch, context_,
-                   {logits.data(), DType::kF32, {rows, model_.config().vocab_size}});
-    return logits;
+    ScratchScope scope(context_);
+    const TensorView logits = model_.Forward(batch, context_, scope);
+    return {logits.as<float>(), logits.as<float>() + logits.shape.elements()};
   }
 
   const LanguageModel& model_;

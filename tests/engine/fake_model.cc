@@ -86,9 +86,13 @@ EngineModel FakeModel::Make() {
   model.full_kv_bytes_per_token = 1000;
   model.layout = layout_.get();
   model.tokenizer = tokenizer_.get();
-  model.forward = [this](const StepBatch& batch, DeviceContext&, TensorView logits) {
+  model.forward = [this](const StepBatch& batch, DeviceContext&, ScratchScope& scope) {
     gate_.Enter();
+    const size_t rows = batch.logit_rows.size();
+    const TensorView logits{scope.Allocate<float>(rows * kVocab), DType::kF32,
+                            Shape{static_cast<int64_t>(rows), kVocab}};
     Forward(batch, logits);
+    return logits;
   };
   return model;
 }

@@ -26,21 +26,39 @@ std::unique_ptr<LanguageModel> LoadModel(const std::string& folder, DeviceContex
   ModelOptions options;
   options.compute_dtype = compute;
   options.state_dtype = state;
+  options.limits = {.max_centroids = 4096, .max_unbounded_tokens = 4096};
   auto model = LanguageModel::Load(folder, options, context);
   Check(model.ok(), Message(model.status()).c_str());
   return *std::move(model);
 }
 
-Session::Session(const LanguageModel& model, std::vector<int32_t> tokens, int64_t max_centroids)
+Buffer ZeroedSession(const LanguageModel& model, DeviceContext& context) {
+  const std::vector<std::byte> zeros(model.layout().virtual_bytes());
+  return context.Upload(zeros.data(), zeros.size());
+}
+
+std::vector<float> Forward(const LanguageModel& model, DeviceContext& context,
+                           const StepBatch& batch) {
+  ScratchScope scope(context);
+  const TensorView rows = model.Forward(batch, context, scope);
+  std::vector<float> logits(batch.logit_rows.size() *
+                            static_cast<size_t>(model.config().vocab_size));
+  context.CopyToHost(logits.data(), rows.data, logits.size() * sizeof(float));
+  return logits;
+}
+
+Session::Session(const LanguageModel& model, DeviceContext& context, std::vector<int32_t> tokens,
+                 int64_t max_centroids)
     : model_(model),
+      context_(context),
       tokens_(std::move(tokens)),
       max_centroids_(max_centroids),
-      memory_(model.layout().virtual_bytes()) {}
+      memory_(ZeroedSession(model, context)) {}
 
 void Session::AddTo(StepBatch& batch, int64_t n) {
   const auto piece = std::span<const int32_t>(tokens_).subspan(static_cast<size_t>(position_),
                                                                static_cast<size_t>(n));
-  batch.Add(piece, position_, static_cast<int32_t>(max_centroids_), memory_.base(),
+  batch.Add(piece, position_, static_cast<int32_t>(max_centroids_), memory_.as<std::byte>(),
             static_cast<int>(n));
 }
 
@@ -51,25 +69,24 @@ const float* Session::TakeLogits(const float* rows, int64_t n) {
   return end;
 }
 
-void Session::Feed(DeviceContext& context, int64_t n) {
+void Session::Feed(int64_t n) {
   StepBatch batch;
   AddTo(batch, n);
-  std::vector<float> logits(static_cast<size_t>(n * model_.config().vocab_size));
-  model_.Forward(batch, context, {logits.data(), DType::kF32, {n, model_.config().vocab_size}});
-  TakeLogits(logits.data(), n);
+  TakeLogits(Forward(model_, context_, batch).data(), n);
 }
 
 std::string Session::StateBytes() const {
   std::string bytes;
   for (const StateExtent& extent : model_.layout().extents_at(position_, max_centroids_)) {
-    bytes.append(reinterpret_cast<const char*>(memory_.base()) + extent.offset, extent.bytes);
+    std::string part(extent.bytes, '\0');
+    context_.CopyToHost(part.data(), memory_.as<std::byte>() + extent.offset, extent.bytes);
+    bytes += part;
   }
   return bytes;
 }
 
 void FeedTogether(const LanguageModel& model, DeviceContext& context,
                   const std::vector<Session*>& sessions, const std::vector<int64_t>& pieces) {
-  const int64_t vocab = model.config().vocab_size;
   StepBatch batch;
   for (;;) {
     batch.Clear();
@@ -79,8 +96,7 @@ void FeedTogether(const LanguageModel& model, DeviceContext& context,
       if (rows[i] > 0) sessions[i]->AddTo(batch, rows[i]);
     }
     if (batch.n_rows() == 0) return;
-    std::vector<float> logits(static_cast<size_t>(batch.n_rows() * vocab));
-    model.Forward(batch, context, {logits.data(), DType::kF32, {batch.n_rows(), vocab}});
+    const std::vector<float> logits = Forward(model, context, batch);
     const float* next = logits.data();
     for (size_t i = 0; i < sessions.size(); ++i) next = sessions[i]->TakeLogits(next, rows[i]);
   }

@@ -20,13 +20,22 @@ Golden LoadGolden(const std::string& name);
 
 // A context whose threads the calling thread's kernels use.
 std::unique_ptr<DeviceContext> BoundContext(Device device, int n_threads = 1);
+// With limits that keep a session's whole address range small.
 std::unique_ptr<LanguageModel> LoadModel(const std::string& folder, DeviceContext& context,
                                          DType compute = DType::kF32, DType state = DType::kF32);
+
+// A session's whole address range in the device's memory, all zero.
+Buffer ZeroedSession(const LanguageModel& model, DeviceContext& context);
+
+// All logits of one step, on the host.
+std::vector<float> Forward(const LanguageModel& model, DeviceContext& context,
+                           const StepBatch& batch);
 
 // One sequence being fed to a model in pieces, its logits kept.
 class Session {
  public:
-  Session(const LanguageModel& model, std::vector<int32_t> tokens, int64_t max_centroids);
+  Session(const LanguageModel& model, DeviceContext& context, std::vector<int32_t> tokens,
+          int64_t max_centroids);
 
   int64_t position() const { return position_; }
   int64_t remaining() const { return static_cast<int64_t>(tokens_.size()) - position_; }
@@ -35,17 +44,18 @@ class Session {
   // Takes this session's rows of a step's logits, and returns what follows them.
   const float* TakeLogits(const float* rows, int64_t n);
   // The next n tokens as a step of their own.
-  void Feed(DeviceContext& context, int64_t n);
+  void Feed(int64_t n);
 
   const std::vector<float>& logits() const { return logits_; }  // [position, vocab]
   std::string StateBytes() const;                               // live bytes, end to end
 
  private:
   const LanguageModel& model_;
+  DeviceContext& context_;
   std::vector<int32_t> tokens_;
   int64_t max_centroids_;
   int64_t position_ = 0;
-  SessionMemory memory_;
+  Buffer memory_;
   std::vector<float> logits_;
 };
 

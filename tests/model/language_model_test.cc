@@ -53,8 +53,8 @@ class EditedModel {
 };
 
 std::vector<float> Logits(const LanguageModel& model, DeviceContext& context) {
-  Session session(model, {1, 2, 3, 4, 5}, 24);
-  session.Feed(context, 5);
+  Session session(model, context, {1, 2, 3, 4, 5}, 24);
+  session.Feed(5);
   return session.logits();
 }
 
@@ -152,13 +152,12 @@ TEST(LanguageModel, LogitsOfChosenRowsOnly) {
   const auto model = LoadModel(LoadGolden("sw-ovq").folder, *context);
   const int64_t vocab = model->config().vocab_size;
   const std::vector<float> all = Logits(*model, *context);
-  SessionMemory memory(model->layout().virtual_bytes());
+  const Buffer memory = ZeroedSession(*model, *context);
   StepBatch batch;
   const std::vector<int32_t> tokens = {1, 2, 3, 4, 5};
-  batch.Add(tokens, 0, 24, memory.base(), 0);
+  batch.Add(tokens, 0, 24, memory.as<std::byte>(), 0);
   batch.logit_rows = {0, 2, 3};
-  std::vector<float> some(static_cast<size_t>(3 * vocab));
-  model->Forward(batch, *context, {some.data(), DType::kF32, {3, vocab}});
+  const std::vector<float> some = Forward(*model, *context, batch);
   for (int i = 0; i < 3; ++i) {
     const std::vector<float> got(some.begin() + i * vocab, some.begin() + (i + 1) * vocab);
     const auto row = all.begin() + batch.logit_rows[i] * vocab;
@@ -166,16 +165,16 @@ TEST(LanguageModel, LogitsOfChosenRowsOnly) {
   }
   batch.logit_rows.clear();
   batch.start_pos = {5};
-  model->Forward(batch, *context, {nullptr, DType::kF32, {0, vocab}});
+  EXPECT_TRUE(Forward(*model, *context, batch).empty());
 }
 
 TEST(LanguageModel, SteadyStepsTakeNoMoreScratch) {
   const auto context = BoundContext(Device::kCpu);
   const auto model = LoadModel(LoadGolden("sw-ovq").folder, *context);
-  Session session(*model, std::vector<int32_t>(200, 7), 24);
-  session.Feed(*context, 20);
+  Session session(*model, *context, std::vector<int32_t>(200, 7), 24);
+  session.Feed(20);
   const size_t before = context->scratch().capacity_bytes();
-  while (session.remaining() > 0) session.Feed(*context, 1);
+  while (session.remaining() > 0) session.Feed(1);
   EXPECT_EQ(context->scratch().capacity_bytes(), before);
   EXPECT_EQ(context->scratch().mark(), 0u);
 }

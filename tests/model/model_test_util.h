@@ -1,7 +1,6 @@
 // Folders, weight files and session states for the tests of model/.
 #pragma once
 
-#include <sys/mman.h>
 #include <unistd.h>
 
 #include <cstdint>
@@ -52,25 +51,6 @@ inline std::string SafetensorsBytes(std::string_view header, std::string_view da
   for (int i = 0; i < 8; ++i) bytes[i] = static_cast<char>(uint64_t{header.size()} >> (8 * i));
   return bytes.append(header).append(data);
 }
-
-// A session's address range, zero until written, as the engine's state pool gives it.
-class SessionMemory {
- public:
-  explicit SessionMemory(size_t bytes) : bytes_(bytes) {
-    void* memory = mmap(nullptr, bytes, PROT_READ | PROT_WRITE,
-                        MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
-    Check(memory != MAP_FAILED, "memory for a session");
-    base_ = static_cast<std::byte*>(memory);
-  }
-  ~SessionMemory() { munmap(base_, bytes_); }
-  SessionMemory(const SessionMemory&) = delete;
-  SessionMemory& operator=(const SessionMemory&) = delete;
-  std::byte* base() const { return base_; }
-
- private:
-  std::byte* base_;
-  size_t bytes_;
-};
 
 inline std::string Message(const absl::Status& status) { return std::string(status.message()); }
 
