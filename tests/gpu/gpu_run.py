@@ -110,7 +110,7 @@ class GpuRun:
         self.deadline = time.monotonic() + budget
         self.scratch = tempfile.mkdtemp(prefix="ovq_gpu_run_")
         libraries = [os.path.join(self.root, "lib"), *cuda_library_folders()]
-        self.env = {**os.environ, "OVQ_REQUIRE_GPU": "1", "OVQ_BENCH_FOLDER": self.scratch,
+        self.env = {**os.environ, "TMPDIR": self.scratch,
                     "OVQ_GOLDEN_DIR": os.path.join(self.root, "tests", "golden")}
         self.env["LD_LIBRARY_PATH"] = ":".join(
             libraries + [path for path in [os.environ.get("LD_LIBRARY_PATH")] if path])
