@@ -147,6 +147,13 @@ void DeviceContext::BindThread() const {
   }
 }
 
+std::optional<GpuInfo> DeviceContext::Gpu() const {
+  if constexpr (kWithCuda) {
+    if (cuda_ != nullptr) return cuda::Describe(*cuda_);
+  }
+  return std::nullopt;
+}
+
 Buffer DeviceContext::Upload(const void* host, size_t bytes) {
   Buffer buffer(device_, bytes);
   if (bytes == 0) return buffer;

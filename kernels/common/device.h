@@ -5,6 +5,8 @@
 #include <cstdint>
 #include <functional>
 #include <memory>
+#include <optional>
+#include <string>
 #include <string_view>
 #include <vector>
 
@@ -62,6 +64,13 @@ class ScratchArena {
   size_t used_ = 0;
 };
 
+// A GPU and its memory, whoever uses it.
+struct GpuInfo {
+  std::string name;
+  size_t total_bytes = 0;
+  size_t free_bytes = 0;
+};
+
 struct CudaDevice;  // kernels/common/cuda/cuda_device.h
 
 // One per engine thread; not thread-safe. Kernels called with it may run n_threads() threads, or
@@ -82,6 +91,8 @@ class DeviceContext {
   // Sets the calling thread's OpenMP team size, which oneDNN obeys, and its CUDA device: call once
   // on the thread that runs kernels.
   void BindThread() const;
+
+  std::optional<GpuInfo> Gpu() const;  // as it is now; none on ref and cpu. Any thread
 
   Buffer Upload(const void* host, size_t bytes);  // a copy; the source may go at once
   void CopyToHost(void* host, const void* device, size_t bytes);  // after all work before it

@@ -11,6 +11,7 @@
 #include <vector>
 
 #include "kernels/mixers/mixer.h"
+#include "kernels/mixers/stage.h"
 
 namespace ovq {
 namespace {
@@ -126,7 +127,7 @@ class Instance {
     const int64_t n = row_begin.back();
     std::vector<float> y(x.size());
     const bool bf16 = compute_dtype_ == DType::kBF16;
-    mixer_->Forward(seqs,
+    mixer_->Forward(StageStep(*context_, seqs).seqs,
                     {.data = bf16 ? static_cast<void*>(narrow.data()) : x.data(),
                      .dtype = compute_dtype_,
                      .shape = {n, kModelDim}},

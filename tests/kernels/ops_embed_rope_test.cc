@@ -28,7 +28,7 @@ TEST_P(RopeDevices, OnePairTurnsByThePosition) {
   auto context = MakeContext(GetParam());
   std::vector<float> x{1, 0, 0, 2};
   const std::vector<int64_t> positions{1, 3};
-  Rope(*context, {x.data(), 2, 1, 2, 2}, positions, 10000);
+  Rope(*context, {x.data(), 2, 1, 2, 2}, positions, RopeTable(*context, 10000, 2));
   const std::vector<double> expected{std::cos(1.0), std::sin(1.0), -2 * std::sin(3.0),
                                      2 * std::cos(3.0)};
   for (size_t i = 0; i < 4; ++i) EXPECT_NEAR(x[i], expected[i], 4 * kRoundF32) << i;
@@ -47,7 +47,8 @@ TEST_P(RopeDevices, ExtremePositions) {
     const auto n = static_cast<int64_t>(positions.size());
     const std::vector<float> before = RandomNormal(static_cast<size_t>(n * stride), 7);
     GuardedBuffer<float> x{std::span<const float>(before)};
-    Rope(*context, {x.data(), n, n_heads, head_dim, stride}, positions, 10000);
+    Rope(*context, {x.data(), n, n_heads, head_dim, stride}, positions,
+         RopeTable(*context, 10000, head_dim));
 
     std::vector<float> expected = before;
     std::vector<double> tolerance(before.size(), 0);
@@ -78,11 +79,12 @@ TEST_P(RopeDevices, ExtremePositions) {
 TEST(RopeCpu, DistanceIsExactAtAnyPosition) {
   constexpr int kDim = 128;
   auto context = MakeContext(Device::kCpu);
+  const RopeTable table(*context, 10000, kDim);
   const std::vector<float> qk = RandomNormal(2 * kDim, 8);
   const auto score = [&](int64_t position) {
     std::vector<float> x = qk;
     const std::vector<int64_t> positions{position + 37, position};
-    Rope(*context, {x.data(), 2, 1, kDim, kDim}, positions, 10000);
+    Rope(*context, {x.data(), 2, 1, kDim, kDim}, positions, table);
     double sum = 0;
     for (size_t i = 0; i < kDim; ++i) sum += double{x[i]} * x[i + kDim];
     return sum;
@@ -105,28 +107,15 @@ TEST(RopeCpu, RowsDoNotDependOnTheirCompany) {
   for (size_t i = 0; i < kRows; ++i) positions[i] = static_cast<int64_t>(i * i * 977);
   auto one = MakeContext(Device::kCpu, 1);
   auto two = MakeContext(Device::kCpu, 2);
+  const RopeTable table(*two, 500000, kDim);
   std::vector<float> all = before;
-  Rope(*two, {all.data(), kRows, kHeads, kDim, kStride}, positions, 500000);
+  Rope(*two, {all.data(), kRows, kHeads, kDim, kStride}, positions, table);
   std::vector<float> single = before;
   for (int64_t row = kRows - 1; row >= 0; --row) {
     Rope(*one, {single.data() + row * kStride, 1, kHeads, kDim, kStride},
-         std::span(positions).subspan(static_cast<size_t>(row), 1), 500000);
+         std::span(positions).subspan(static_cast<size_t>(row), 1), table);
   }
   AssertSameBits(all, single, "Rope");
-}
-
-// Two values of theta in turn: each keeps its own frequencies.
-TEST(RopeCpu, ThetasDoNotMix) {
-  auto cpu = MakeContext(Device::kCpu);
-  auto ref = MakeContext(Device::kReference);
-  const std::vector<int64_t> positions{1000};
-  for (double theta : {100.0, 10000.0, 100.0}) {
-    std::vector<float> x = RandomNormal(8, 10);
-    std::vector<float> expected = x;
-    Rope(*cpu, {x.data(), 1, 1, 8, 8}, positions, theta);
-    Rope(*ref, {expected.data(), 1, 1, 8, 8}, positions, theta);
-    AssertClose(x, expected, 8 * kRoundF32 * 3, absl::StrCat("theta ", theta));
-  }
 }
 
 class EmbedDevices : public testing::TestWithParam<Device> {};

@@ -48,6 +48,7 @@ absl::StatusOr<CudaDevice*> OpenDevice() {
     return NoDevice(cudaGetErrorString(error));
   }
   auto* device = new CudaDevice;
+  device->name = properties.name;
   device->n_multiprocessors = properties.multiProcessorCount;
   device->max_shared_bytes = properties.sharedMemPerBlockOptin;
   CheckCuda(cudaStreamCreateWithFlags(&device->stream, cudaStreamNonBlocking));
@@ -75,6 +76,13 @@ void CloseDevice(CudaDevice* device) {
 
 void BindThread(const CudaDevice& device) { CheckCuda(cudaSetDevice(device.ordinal)); }
 
+GpuInfo Describe(const CudaDevice& device) {
+  BindThread(device);
+  GpuInfo info{.name = device.name};
+  CheckCuda(cudaMemGetInfo(&info.free_bytes, &info.total_bytes));
+  return info;
+}
+
 void* AllocateBytes(size_t bytes) {
   void* data = nullptr;
   return cudaMalloc(&data, bytes) == cudaSuccess ? data : nullptr;
@@ -98,9 +106,31 @@ void Upload(CudaDevice& device, void* to, const void* host, size_t bytes) {
   }
 }
 
+// The same the other way: one half is emptied while the other is filled.
 void CopyToHost(CudaDevice& device, void* host, const void* from, size_t bytes) {
-  CheckCuda(cudaMemcpyAsync(host, from, bytes, cudaMemcpyDeviceToHost, device.stream));
+  const auto half_of = [&](size_t at) { return static_cast<int>(at / kUploadHalfBytes % 2); };
+  const auto locked_of = [&](size_t at) {
+    return device.upload_host + static_cast<size_t>(half_of(at)) * kUploadHalfBytes;
+  };
+  const auto empty = [&](size_t at) {
+    CheckCuda(cudaEventSynchronize(device.upload_done[half_of(at)]));
+    std::memcpy(static_cast<std::byte*>(host) + at, locked_of(at),
+                std::min(kUploadHalfBytes, bytes - at));
+  };
+  size_t at = 0;
+  for (; at < bytes; at += kUploadHalfBytes) {
+    CheckCuda(cudaMemcpyAsync(locked_of(at), static_cast<const std::byte*>(from) + at,
+                              std::min(kUploadHalfBytes, bytes - at), cudaMemcpyDeviceToHost,
+                              device.stream));
+    CheckCuda(cudaEventRecord(device.upload_done[half_of(at)], device.stream));
+    if (at > 0) empty(at - kUploadHalfBytes);
+  }
+  if (at > 0) empty(at - kUploadHalfBytes);
   Synchronize(device);
+}
+
+void CopyOnDevice(CudaDevice& device, void* to, const void* from, size_t bytes) {
+  CheckCuda(cudaMemcpyAsync(to, from, bytes, cudaMemcpyDeviceToDevice, device.stream));
 }
 
 std::byte* Staging(CudaDevice& device, size_t bytes) {

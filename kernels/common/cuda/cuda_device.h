@@ -7,6 +7,7 @@
 #include <cstdint>
 #include <functional>
 #include <map>
+#include <string>
 #include <utility>
 #include <vector>
 
@@ -21,6 +22,7 @@ struct CudaGraph {
 
 struct CudaDevice {
   int ordinal = 0;
+  std::string name;
   int n_multiprocessors = 0;
   size_t max_shared_bytes = 0;  // dynamic, of one block
   cudaStream_t stream = nullptr;
@@ -28,7 +30,7 @@ struct CudaDevice {
   std::byte* staging_host = nullptr;
   std::byte* staging_device = nullptr;
   size_t staging_bytes = 0;
-  // Page-locked halves through which weights travel, and when each is free again.
+  // Page-locked halves through which weights and states travel, and when each is free again.
   std::byte* upload_host = nullptr;
   cudaEvent_t upload_done[2] = {nullptr, nullptr};
   std::map<std::vector<int64_t>, CudaGraph> graphs;

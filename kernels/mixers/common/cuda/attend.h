@@ -33,6 +33,15 @@ struct BlockPlaces {
   int32_t ring = 0;
 };
 
+inline BlockPlaces InState(const StatePlace& place, int32_t ring = 0) {
+  return {.shared = nullptr,
+          .seq_stride = 0,
+          .offset = static_cast<int64_t>(place.offset),
+          .head_stride = static_cast<int64_t>(place.head_stride),
+          .block_stride = static_cast<int64_t>(place.index_stride),
+          .ring = ring};
+}
+
 // What the rows of a mixer meet: `live` dictionary slots, then the recent tokens.
 struct AttentionBlocks {
   AttentionShape shape;
