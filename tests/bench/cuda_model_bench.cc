@@ -149,7 +149,8 @@ std::vector<int64_t> CudaModelBench::SpreadPhases(int n) const {
 }
 
 void CudaModelBench::Decode() {
-  const size_t state_bytes = model_.layout().bytes_at(scale_.decode_position, scale_.max_centroids);
+  const size_t state_bytes =
+      model_.layout().live_bytes_at(scale_.decode_position, scale_.max_centroids);
   report_.root()["model"] = {{"parameters", model_.parameters()},
                              {"weight_bytes", model_.weight_bytes()},
                              {"state_bytes_per_session", state_bytes},

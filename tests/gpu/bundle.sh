@@ -14,7 +14,8 @@ case "${1:-}" in -h | --help) sed -n '2,/^set/{/^set/d;s/^# \{0,1\}//;p}' "$0"; 
 cd "$(dirname "$0")/../.."
 max_bytes=60000000
 programs=(kernels_tests model_tests engine_tests bench_cuda ovq-server ovq-chat)
-glibc='^(ld-linux-x86-64|libc|libm|libdl|libpthread|librt|libresolv|libutil|libcuda)\.so'
+# Not packed: glibc's own, the driver's, and what CUDA's toolkit brings there.
+left_out='^(ld-linux-x86-64|lib(c|m|dl|pthread|rt|resolv|util|cuda|cudart|cublas|cublasLt))\.so'
 
 PATH="$PATH:/usr/local/cuda/bin"
 if [ "${1:-}" != --no-build ]; then
@@ -36,7 +37,7 @@ fi
 ldd "$stage"/bin/* | awk '$2 == "=>" && $3 ~ /^\// { print $3 }' | sort -u |
   while IFS= read -r library; do
     name=$(basename "$library")
-    if [[ ! $name =~ $glibc ]]; then strip --strip-unneeded -o "$stage/lib/$name" "$library"; fi
+    if [[ ! $name =~ $left_out ]]; then strip --strip-unneeded -o "$stage/lib/$name" "$library"; fi
   done
 
 cp -r tests/golden tests/gpu "$stage/tests/"

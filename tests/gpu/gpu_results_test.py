@@ -1,7 +1,7 @@
 """Whether the newest docs/gpu-results/*.json belongs to the present kernels; passes either way.
 Also tests source_hash.sh on copies of kernels/.
 
-usage: results_test.py [unittest arguments]
+usage: gpu_results_test.py [unittest arguments]
 """
 
 import glob
