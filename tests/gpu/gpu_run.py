@@ -92,7 +92,7 @@ def cuda_library_folders():
     folders = [os.path.join(CUDA_HOME, "lib64")]
     for base in sys.path:
         folders += sorted(glob.glob(os.path.join(base, "nvidia", "*", "lib")))
-    return [folder for folder in folders if glob.glob(os.path.join(folder, "libcublas.so*"))]
+    return [folder for folder in folders if glob.glob(os.path.join(folder, "libcublasLt.so*"))]
 
 
 def read_json(path):
@@ -109,11 +109,11 @@ class GpuRun:
         self.bin = os.path.abspath(bin_folder or os.path.join(root, "bin"))
         self.deadline = time.monotonic() + budget
         self.scratch = tempfile.mkdtemp(prefix="ovq_gpu_run_")
-        libraries = [os.path.join(self.root, "lib"), *cuda_library_folders()]
         self.env = {**os.environ, "TMPDIR": self.scratch,
                     "OVQ_GOLDEN_DIR": os.path.join(self.root, "tests", "golden")}
+        present = os.environ.get("LD_LIBRARY_PATH")
         self.env["LD_LIBRARY_PATH"] = ":".join(
-            libraries + [path for path in [os.environ.get("LD_LIBRARY_PATH")] if path])
+            cuda_library_folders() + ([present] if present else []))
         self.result = {"failures": []}
 
     def close(self):
@@ -155,6 +155,11 @@ class GpuRun:
             print(f"{key}: {self.result[key]}")
         if self.result["gpu"] is None:
             self.fail("nvidia-smi shows no GPU")
+        for name in [*TEST_PROGRAMS, "bench_cuda", "ovq-server"]:
+            if self.program(name) is not None and shutil.which("ldd") is not None:
+                for line in self.run(["ldd", self.program(name)], 30).output.splitlines():
+                    if "not found" in line:
+                        self.fail(f"{name}: {line.strip()}")
 
     def tests(self):
         self.result["tests"] = {}
@@ -259,7 +264,7 @@ class GpuRun:
     def sdpa(self):
         self.say("sdpa_baseline.py")
         report = os.path.join(self.scratch, "sdpa.json")
-        # The environment without our libraries: PyTorch brings its own.
+        # The environment as it was: PyTorch brings its own libraries.
         finished = self.run(
             [sys.executable, os.path.join(self.root, "tests", "gpu", "sdpa_baseline.py"), "--json",
              report], 90, env=dict(os.environ))
