@@ -22,7 +22,7 @@ fields=${1#--query-gpu=}
 echo "$fields" | tr ',' '\\n' | sed 's/.*/value &/' | paste -sd, | sed 's/,/, /g'
 """
 
-# A gtest program: suites A and B, one test each. FAKE_FAIL names a failing suite, FAKE_CRASH one
+# A gtest program: suites A and B, one test each, of cuda unless FAKE_TEST names it. FAKE_FAIL names a failing suite, FAKE_CRASH one
 # that ends the program, FAKE_HANG the program that never ends.
 GTEST = """name=$(basename "$0")
 echo "$name $*" >>"$FAKE_LOG"
@@ -42,7 +42,7 @@ for suite in A B; do
   failures=
   if [ "${FAKE_FAIL:-}" = "$suite" ]; then failures=', "failures": [{}]'; code=1; fi
   suites="$suites${suites:+,}{\\"name\\": \\"$suite\\", \\"testsuite\\": [
-    {\\"name\\": \\"one\\", \\"status\\": \\"RUN\\", \\"result\\": \\"COMPLETED\\"$failures}]}"
+    {\\"name\\": \\"${FAKE_TEST:-one_cuda}\\", \\"result\\": \\"${FAKE_RESULT:-COMPLETED}\\", \\"status\\": \\"RUN\\"$failures}]}"
 done
 echo "{\\"testsuites\\": [$suites]}" >"$report"
 exit $code
@@ -127,7 +127,7 @@ class Run(unittest.TestCase):
     def test_a_failing_test_is_counted_and_nothing_is_timed(self):
         code, result, text, calls = self.run_script(FAKE_FAIL="B")
         self.assertEqual(code, 1, text)
-        self.assertEqual(result["tests"]["kernels_tests"]["failed"], ["B.one"])
+        self.assertEqual(result["tests"]["kernels_tests"]["failed"], ["B.one_cuda"])
         self.assertEqual(result["tests"]["kernels_tests"]["passed"], 1)
         self.assertEqual(result["bench"], {"refused": "tests failed"})
         self.assertFalse([call for call in calls if call.startswith("bench")])
@@ -153,6 +153,15 @@ class Run(unittest.TestCase):
         self.assertLess(time.monotonic() - begin, 30)
         self.assertEqual(result["tests"]["kernels_tests"]["passed"], 2)
         self.assertEqual(result["tests"]["model_tests"]["ended"], "time limit")
+
+    def test_skipped_or_missing_tests_of_cuda_are_failures(self):
+        code, result, text, _ = self.run_script(FAKE_RESULT="SKIPPED")
+        self.assertEqual(code, 1, text)
+        self.assertIn("kernels_tests: 2 tests of cuda were skipped, A.one_cuda first",
+                      result["failures"])
+        shutil.rmtree(os.path.join(self.folder, "out"))
+        code, result, text, _ = self.run_script(FAKE_TEST="one")
+        self.assertEqual((code, result["failures"]), (1, ["no test of cuda passed"]), text)
 
     def test_no_gpu_is_a_failure(self):
         write_program(os.path.join(self.path, "nvidia-smi"), "echo 'No devices were found'; exit 6")

@@ -20,6 +20,12 @@ absl::Status NoDevice(const std::string& why) {
   return absl::FailedPreconditionError(absl::StrCat("device 'cuda': ", why));
 }
 
+void FreeStaging(const CudaStaging& staging) {
+  if (staging.host == nullptr) return;
+  CheckCuda(cudaFreeHost(staging.host));
+  CheckCuda(cudaFree(staging.device));
+}
+
 }  // namespace
 
 void CheckCuda(cudaError_t error, const char* file, int line) {
@@ -66,10 +72,7 @@ void CloseDevice(CudaDevice* device) {
   }
   for (cudaEvent_t done : device->upload_done) CheckCuda(cudaEventDestroy(done));
   CheckCuda(cudaFreeHost(device->upload_host));
-  if (device->staging_host != nullptr) {
-    CheckCuda(cudaFreeHost(device->staging_host));
-    CheckCuda(cudaFree(device->staging_device));
-  }
+  for (const CudaStaging& staging : device->staging) FreeStaging(staging);
   CheckCuda(cudaStreamDestroy(device->stream));
   delete device;
 }
@@ -133,29 +136,29 @@ void CopyOnDevice(CudaDevice& device, void* to, const void* from, size_t bytes) 
   CheckCuda(cudaMemcpyAsync(to, from, bytes, cudaMemcpyDeviceToDevice, device.stream));
 }
 
-std::byte* Staging(CudaDevice& device, size_t bytes) {
-  if (device.staging_bytes < bytes) {
+std::byte* Staging(CudaDevice& device, size_t bytes, Staged kind) {
+  CudaStaging& staging = device.staging[static_cast<int>(kind)];
+  if (staging.bytes < bytes) {
     Synchronize(device);
-    if (device.staging_host != nullptr) {
-      CheckCuda(cudaFreeHost(device.staging_host));
-      CheckCuda(cudaFree(device.staging_device));
+    FreeStaging(staging);
+    if (kind == Staged::kStep) {  // recorded graphs read from the old twin
+      for (auto& [key, graph] : device.graphs) {
+        if (graph.exec != nullptr) CheckCuda(cudaGraphExecDestroy(graph.exec));
+      }
+      device.graphs.clear();
     }
-    // Recorded graphs read from the old twin.
-    for (auto& [key, graph] : device.graphs) {
-      if (graph.exec != nullptr) CheckCuda(cudaGraphExecDestroy(graph.exec));
-    }
-    device.graphs.clear();
-    device.staging_bytes = std::bit_ceil(std::max(bytes, size_t{64} << 10));
-    CheckCuda(cudaMallocHost(reinterpret_cast<void**>(&device.staging_host), device.staging_bytes));
-    CheckCuda(cudaMalloc(reinterpret_cast<void**>(&device.staging_device), device.staging_bytes));
+    staging.bytes = std::bit_ceil(std::max(bytes, size_t{64} << 10));
+    CheckCuda(cudaMallocHost(reinterpret_cast<void**>(&staging.host), staging.bytes));
+    CheckCuda(cudaMalloc(reinterpret_cast<void**>(&staging.device), staging.bytes));
   }
-  return device.staging_host;
+  return staging.host;
 }
 
-std::byte* SendStaging(CudaDevice& device, size_t bytes) {
-  CheckCuda(cudaMemcpyAsync(device.staging_device, device.staging_host, bytes,
-                            cudaMemcpyHostToDevice, device.stream));
-  return device.staging_device;
+std::byte* SendStaging(CudaDevice& device, size_t bytes, Staged kind) {
+  const CudaStaging& staging = device.staging[static_cast<int>(kind)];
+  CheckCuda(
+      cudaMemcpyAsync(staging.device, staging.host, bytes, cudaMemcpyHostToDevice, device.stream));
+  return staging.device;
 }
 
 // The first use runs as it is, so that scratch memory grows to what the step needs: nothing may be

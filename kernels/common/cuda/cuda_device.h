@@ -7,6 +7,7 @@
 #include <cstdint>
 #include <functional>
 #include <map>
+#include <memory>
 #include <string>
 #include <utility>
 #include <vector>
@@ -20,20 +21,27 @@ struct CudaGraph {
   cudaGraphExec_t exec = nullptr;  // null until the second use
 };
 
+// Page-locked host memory and its twin; grow together.
+struct CudaStaging {
+  std::byte* host = nullptr;
+  std::byte* device = nullptr;
+  size_t bytes = 0;
+};
+
 struct CudaDevice {
   int ordinal = 0;
   std::string name;
   int n_multiprocessors = 0;
   size_t max_shared_bytes = 0;  // dynamic, of one block
   cudaStream_t stream = nullptr;
-  // Page-locked host memory and its twin; grow together.
-  std::byte* staging_host = nullptr;
-  std::byte* staging_device = nullptr;
-  size_t staging_bytes = 0;
+  CudaStaging staging[kStagedKinds];
   // Page-locked halves through which weights and states travel, and when each is free again.
   std::byte* upload_host = nullptr;
   cudaEvent_t upload_done[2] = {nullptr, nullptr};
   std::map<std::vector<int64_t>, CudaGraph> graphs;
+  // cuBLASLt's handle and its scratch memory, made by kernels/ops/matmul_cublas.cu.
+  std::shared_ptr<void> cublas;
+  Buffer cublas_workspace;
 };
 
 namespace cuda {

@@ -1,0 +1,96 @@
+#include "tests/simt/launch.h"
+
+#include <atomic>
+#include <map>
+#include <mutex>
+
+#include "tests/simt/block.h"
+#include "tests/simt/fault.h"
+#include "tests/simt/memory.h"
+#include "tests/simt/report.h"
+#include "tests/simt/simt.h"
+#include "tests/simt/stream.h"
+
+namespace ovq::simt {
+namespace {
+
+constexpr size_t kDefaultSharedBytes = 48 << 10;
+
+std::atomic<Order> order = Order::kAlternate;
+std::atomic<size_t> launches = 0;
+
+std::mutex limits_mutex;
+std::map<const void*, size_t>& SharedLimits() {
+  static auto* limits = new std::map<const void*, size_t>;
+  return *limits;
+}
+
+size_t SharedLimit(const void* kernel) {
+  const std::lock_guard lock(limits_mutex);
+  const auto found = SharedLimits().find(kernel);
+  return found == SharedLimits().end() ? kDefaultSharedBytes : found->second;
+}
+
+cudaError_t CheckLaunch(const cudaLaunchConfig_t& config, const void* kernel) {
+  const dim3 grid = config.gridDim, block = config.blockDim;
+  const uint64_t threads = uint64_t{block.x} * block.y * block.z;
+  if (threads == 0 || threads > kMaxThreads || block.z > 64) return cudaErrorInvalidConfiguration;
+  if (grid.x == 0 || grid.y == 0 || grid.z == 0 || grid.x > 0x7fffffff || grid.y > 0xffff ||
+      grid.z > 0xffff) {
+    return cudaErrorInvalidConfiguration;
+  }
+  if (config.dynamicSmemBytes > SharedLimit(kernel)) return cudaErrorInvalidValue;
+  return cudaSuccess;
+}
+
+cudaError_t RunKernel(const cudaLaunchConfig_t& config, const void* kernel,
+                      const std::vector<const void*>& pointers, const std::function<void()>& body) {
+  // One executor: launches of several operating system threads take turns.
+  static std::mutex mutex;
+  const std::lock_guard lock(mutex);
+  for (const void* p : pointers) {
+    if (p == nullptr || MemoryRegistry::Get().Classify(p) != MemoryKind::kHost) continue;
+    char text[96];
+    std::snprintf(text, sizeof(text), ": the argument %p is no address of the device", p);
+    Report("kernel " + Symbolize(kernel) + text);
+    return cudaErrorIllegalAddress;
+  }
+  const size_t number = launches++;
+  const bool descending =
+      order == Order::kDescending || (order == Order::kAlternate && number % 2 == 1);
+  const FaultHandler handler;
+  const Launch launch{kernel,          config.gridDim,
+                      config.blockDim, static_cast<uint32_t>(config.dynamicSmemBytes),
+                      descending,      &body};
+  if (!Executor::Get().Run(launch)) return cudaErrorLaunchFailure;
+  MemoryRegistry::Get().CheckGuards();
+  return cudaSuccess;
+}
+
+}  // namespace
+
+void SetOrder(Order value) { order = value; }
+
+size_t LaunchCount() { return launches; }
+
+cudaError_t LaunchKernel(const cudaLaunchConfig_t& config, const void* kernel,
+                         std::vector<const void*> pointers, std::function<void()> body) {
+  if (const cudaError_t error = CheckLaunch(config, kernel); error != cudaSuccess) {
+    return Failed(error);
+  }
+  return Submit(config.stream,
+                [config, kernel, pointers = std::move(pointers), body = std::move(body)] {
+                  return RunKernel(config, kernel, pointers, body);
+                });
+}
+
+}  // namespace ovq::simt
+
+cudaError_t cudaFuncSetAttribute(const void* kernel, cudaFuncAttribute attribute, int value) {
+  using namespace ovq::simt;
+  if (attribute != cudaFuncAttributeMaxDynamicSharedMemorySize) return cudaSuccess;
+  if (value < 0 || value > static_cast<int>(kMaxSharedBytes)) return Failed(cudaErrorInvalidValue);
+  const std::lock_guard lock(limits_mutex);
+  SharedLimits()[kernel] = value;
+  return cudaSuccess;
+}

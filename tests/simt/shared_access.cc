@@ -1,0 +1,86 @@
+// A thread's accesses to shared memory, checked.
+#include <cstring>
+
+#include "tests/simt/block.h"
+
+namespace ovq::simt {
+
+Actor Executor::CurrentActor(bool whole_warp) const {
+  return {current_->id, whole_warp, &warps_[current_->id / 32].clocks};
+}
+
+void Executor::FailShared(const Conflict& conflict, const char* access, int64_t offset,
+                          uint32_t bytes, const void* address) {
+  std::string text = std::string(access) + " of " + std::to_string(bytes) +
+                     " shared bytes at offset " + std::to_string(offset) + ", " + conflict.text;
+  if (conflict && conflict.byte != offset) text += " (byte " + std::to_string(conflict.byte) + ")";
+  Fail(text, address);
+}
+
+void* Executor::Shared(int64_t offset, uint32_t bytes, uint32_t alignment, const void* address) {
+  if (!running_) Fail("shared memory", address);
+  if (offset < 0 || offset + bytes > launch_.shared_bytes) {
+    Conflict conflict;
+    conflict.text = "out of bounds: the block has " + std::to_string(launch_.shared_bytes);
+    FailShared(conflict, "access", offset, bytes, address);
+  }
+  if (offset % alignment != 0) {
+    Conflict conflict;
+    conflict.text = "misaligned: the element needs " + std::to_string(alignment);
+    FailShared(conflict, "access", offset, bytes, address);
+  }
+  return shared_.data() + offset;
+}
+
+void Executor::CheckRead(int64_t offset, uint32_t bytes, bool whole_warp, const void* address) {
+  const Conflict conflict = shadow_.Read(offset, bytes, CurrentActor(whole_warp));
+  if (conflict) FailShared(conflict, "read", offset, bytes, address);
+}
+
+void Executor::CheckWrite(int64_t offset, uint32_t bytes, const void* address) {
+  const Conflict conflict = shadow_.Write(offset, bytes, CurrentActor(false));
+  if (conflict) FailShared(conflict, "write", offset, bytes, address);
+}
+
+void Executor::CheckAtomic(int64_t offset, uint32_t bytes, const void* address) {
+  const Conflict conflict = shadow_.Atomic(offset, bytes, CurrentActor(false));
+  if (conflict) FailShared(conflict, "atomic access", offset, bytes, address);
+}
+
+// The source is read now, which the hardware may do too; only the landing is put off.
+void Executor::CopyAsync(int64_t to, const void* from, bool valid, const void* address) {
+  Shared(to, 16, 16, address);
+  if (valid && reinterpret_cast<uintptr_t>(from) % 16 != 0) {
+    Fail("asynchronous copy from a misaligned global address", address);
+  }
+  const Conflict conflict = shadow_.BeginCopy(to, 16, CurrentActor(false));
+  if (conflict) FailShared(conflict, "asynchronous copy", to, 16, address);
+  PendingCopy copy{static_cast<uint32_t>(to), false, 0, {}};
+  if (valid) std::memcpy(copy.data, from, 16);
+  current_->copies.push_back(copy);
+}
+
+void Executor::CommitCopies() {
+  for (PendingCopy& copy : current_->copies) {
+    if (copy.committed) continue;
+    copy.committed = true;
+    copy.group = current_->groups;
+  }
+  ++current_->groups;
+}
+
+void Executor::WaitCopies(uint32_t pending_groups) { Land(*current_, pending_groups, false); }
+
+void Executor::Land(Thread& thread, uint32_t pending_groups, bool uncommitted_too) {
+  const Actor actor{thread.id, false, &warps_[thread.id / 32].clocks};
+  std::erase_if(thread.copies, [&](const PendingCopy& copy) {
+    if (copy.committed ? copy.group + pending_groups >= thread.groups : !uncommitted_too) {
+      return false;
+    }
+    std::memcpy(shared_.data() + copy.to, copy.data, 16);
+    shadow_.EndCopy(copy.to, 16, actor);
+    return true;
+  });
+}
+
+}  // namespace ovq::simt

@@ -1,0 +1,33 @@
+// What tests may ask of the host executor (README.md).
+#pragma once
+
+#include <cstddef>
+#include <string>
+#include <vector>
+
+namespace ovq::simt {
+
+// While one lives, errors are kept instead of ending the process. They end the launch all the same.
+class CollectErrors {
+ public:
+  CollectErrors();
+  ~CollectErrors();
+  CollectErrors(const CollectErrors&) = delete;
+  CollectErrors& operator=(const CollectErrors&) = delete;
+};
+
+// The errors kept since the last call.
+std::vector<std::string> TakeErrors();
+
+// The order in which a launch runs its blocks, and a block its threads where it has the choice.
+// Alternate, the default: ascending and descending in turn.
+enum class Order { kAlternate, kAscending, kDescending };
+void SetOrder(Order order);
+
+// The memory that the device claims to have (8 GiB); allocations beyond it fail.
+void SetDeviceMemory(size_t bytes);
+
+// Kernels launched so far by this process, replays of graphs included.
+size_t LaunchCount();
+
+}  // namespace ovq::simt

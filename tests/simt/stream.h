@@ -1,0 +1,35 @@
+// Streams and what is recorded from them.
+#pragma once
+
+#include <functional>
+#include <memory>
+#include <thread>
+#include <vector>
+
+#include "tests/simt/runtime_api.h"
+
+namespace ovq::simt {
+
+using Work = std::function<cudaError_t()>;
+
+// What streams record between cudaStreamBeginCapture and cudaStreamEndCapture, in the order of the
+// calls, which is one that the streams' and events' own order allows.
+struct Capture {
+  cudaStreamCaptureMode mode;
+  std::thread::id thread;
+  cudaStream_t origin;
+  bool invalid = false;
+  std::vector<Work> work;
+};
+
+// Runs the work, or records it if the stream is recording.
+cudaError_t Submit(cudaStream_t stream, Work work);
+
+// The error that a call gets which may not be made while somebody records; cudaSuccess otherwise.
+// Such a call spoils the recording.
+cudaError_t RefuseWhileCapturing();
+
+// Keeps the error for cudaGetLastError and returns it.
+cudaError_t Failed(cudaError_t error);
+
+}  // namespace ovq::simt
