@@ -15,7 +15,7 @@
 #include <cstdint>
 
 #include "kernels/ops/sample.h"
-#include "kernels/ops/sample_select.cuh"
+#include "kernels/ops/cuda/sample_select.cuh"
 
 namespace ovq::cuda {
 
