@@ -51,11 +51,12 @@ struct Growth {
   bool operator==(const Growth&) const = default;
 };
 
-// Eq. 17: n(t) = floor(t N / (t + N)), n(0) = 0; exact for every position (128-bit product).
+// Eq. 17: n(t) = floor(t N / (t + N)), n(0) = 0; exact for every position and N < 2^31. As
+// t N / (t + N) = N - N^2 / (t + N), 64 bits are enough.
 constexpr int64_t CentroidsAt(int64_t t, int64_t max_centroids) {
-  const auto product = static_cast<unsigned __int128>(t) * static_cast<uint64_t>(max_centroids);
-  const auto sum = static_cast<unsigned __int128>(t) + static_cast<uint64_t>(max_centroids);
-  return sum == 0 ? 0 : static_cast<int64_t>(product / sum);
+  const auto n = static_cast<uint64_t>(max_centroids);
+  const uint64_t sum = static_cast<uint64_t>(t) + n;
+  return sum == 0 ? 0 : max_centroids - static_cast<int64_t>((n * n + sum - 1) / sum);
 }
 
 // Live slots of a growing part after `position` tokens.

@@ -1,5 +1,6 @@
 #include <cmath>
 #include <cstring>
+#include <numbers>
 #include <vector>
 
 #include "kernels/ops/ops_device.h"
@@ -43,7 +44,8 @@ void Rope(DeviceContext& context, const HeadRows& x, std::span<const int64_t> po
     for (int64_t row = begin; row < end; ++row) {
       for (int i = 0; i < half; ++i) {
         // int64 to Turns sign-extends, so negative positions turn backwards.
-        const double angle = Radians(static_cast<Turns>(positions[row]) * frequency[i]);
+        const double angle =
+            HalfTurns(static_cast<Turns>(positions[row]) * frequency[i]) * std::numbers::pi;
         table[i] = static_cast<float>(std::cos(angle));
         table[half + i] = static_cast<float>(std::sin(angle));
       }

@@ -2,17 +2,16 @@
 #pragma once
 
 #include <cstdint>
-#include <numbers>
 #include <span>
 
 #include "kernels/ops/ops.h"
 
 namespace ovq {
 
-// In [-pi, pi): the upper 64 bits as a signed fraction of a turn.
-constexpr double Radians(Turns turns) {
+// In [-1, 1): the upper 64 bits as a signed fraction of a turn, in half turns.
+constexpr double HalfTurns(Turns turns) {
   const auto upper = static_cast<int64_t>(static_cast<uint64_t>(turns >> 64));
-  return static_cast<double>(upper) * (2 * std::numbers::pi * 0x1p-64);
+  return static_cast<double>(upper) * 0x1p-63;
 }
 
 // The pieces that HeadPrep names, one after another, in the host's memory.

@@ -26,11 +26,6 @@ uint3 IndexOf(uint64_t linear, dim3 size) {
 
 }  // namespace
 
-Executor& Executor::Get() {
-  static Executor executor;
-  return executor;
-}
-
 Executor::Executor() : fibers_(&RunThreads), threads_(kMaxThreads), warps_(kMaxThreads / 32) {
   for (uint32_t id = 0; id < kMaxThreads; ++id) threads_[id].id = id;
   shared_.resize(kMaxSharedBytes);
@@ -74,7 +69,7 @@ bool Executor::RunBlock(uint3 index) {
     MakeReady(w, lanes == 32 ? ~0u : (1u << lanes) - 1);
   }
   current_warp_ = launch_.descending ? warps - 1 : 0;
-  SwitchTo(PickReady(), main_);
+  SwitchFiber(main_, Next());
 
   if (exited_ == thread_count_) return true;
   std::string text = failure_;
@@ -128,7 +123,7 @@ void Executor::RunThreads() {
       continue;
     }
     executor.fibers_.Give(fiber);
-    executor.SwitchTo(next, *fiber);
+    SwitchFiber(*fiber, executor.FiberOf(next));
   }
 }
 
@@ -137,15 +132,11 @@ void Executor::SetCurrent(Thread* thread) {
   threadIdx = thread->index;
 }
 
-// Without a next thread, back to RunBlock.
-void Executor::SwitchTo(Thread* next, Fiber& from) {
-  if (next == nullptr) {
-    SwitchFiber(from, main_);
-    return;
-  }
+Fiber& Executor::FiberOf(Thread* next) {
+  if (next == nullptr) return main_;
   if (next->fiber == nullptr) next->fiber = fibers_.Take();
   SetCurrent(next);
-  SwitchFiber(from, *next->fiber);
+  return *next->fiber;
 }
 
 void Executor::MakeReady(uint32_t warp, uint32_t lanes) {
@@ -185,13 +176,7 @@ void Executor::Yield() {
   Thread* next = PickReadyAfter(self->id);
   if (next == nullptr) return;
   MakeReady(self->id / 32, 1u << (self->id % 32));
-  SwitchTo(next, *self->fiber);
-}
-
-void Executor::Suspend(const Meeting& meeting) {
-  Thread* self = current_;
-  self->waits = meeting;
-  SwitchTo(PickReady(), *self->fiber);
+  SwitchFiber(*self->fiber, FiberOf(next));
 }
 
 }  // namespace ovq::simt

@@ -75,7 +75,10 @@ struct Launch {
 // The one executor of the process. A launch holds it from beginning to end.
 class Executor {
  public:
-  static Executor& Get();
+  static Executor& Get() {
+    static Executor executor;
+    return executor;
+  }
 
   // False after an error, which has been reported.
   bool Run(const Launch& launch);
@@ -112,8 +115,13 @@ class Executor {
   Thread* PickReadyAfter(uint32_t id);
   void MakeReady(uint32_t warp, uint32_t lanes);
   void SetCurrent(Thread* thread);
-  void SwitchTo(Thread* next, Fiber& from);
-  void Suspend(const Meeting& meeting);
+  // Where to go on: the fiber of the next thread that can run, or back to RunBlock.
+  Fiber& Next() { return FiberOf(PickReady()); }
+  Fiber& FiberOf(Thread* next);
+  void Suspend();
+  // False if the thread has to wait.
+  bool Arrive(const Meeting& meeting, const void* argument, Complete complete);
+  bool ArriveAtBarrier(const Meeting& meeting, bool predicate);
   void CompleteBarrier();
   std::string DescribeDeadlock() const;
   Actor CurrentActor(bool whole_warp) const;
@@ -142,5 +150,22 @@ class Executor {
   std::string failure_;
   const void* failure_address_ = nullptr;
 };
+
+// Inline down to the switch: every frame between it and the kernel costs a return that the
+// processor cannot foresee.
+inline void Executor::Suspend() {
+  Thread* self = current_;
+  SwitchFiber(*self->fiber, Next());
+}
+
+inline void Executor::Meet(const char* operation, uint32_t mask, Where where, const void* argument,
+                           Complete complete) {
+  if (!Arrive({operation, mask, where}, argument, complete)) Suspend();
+}
+
+inline uint32_t Executor::SyncThreads(const char* operation, bool predicate, Where where) {
+  if (!ArriveAtBarrier({operation, 0, where}, predicate)) Suspend();
+  return barrier_result_;
+}
 
 }  // namespace ovq::simt

@@ -9,6 +9,8 @@ const LaneValue& At(const void* const* arguments, uint32_t lane) {
   return *static_cast<const LaneValue*>(arguments[lane]);
 }
 
+}  // namespace
+
 void GiveSources(const void* const* arguments, uint32_t mask) {
   for (uint32_t rest = mask; rest != 0; rest &= rest - 1) {
     const LaneValue& value = At(arguments, std::countr_zero(rest));
@@ -38,34 +40,11 @@ void GiveMatches(const void* const* arguments, uint32_t mask) {
   }
 }
 
-}  // namespace
-
-uint32_t Lane() { return Executor::Get().CurrentLane(); }
-
-uint64_t Shuffle(const char* operation, uint32_t mask, uint64_t value, uint32_t source,
-                 Where where) {
-  Executor& executor = Executor::Get();
-  if ((mask >> source & 1) == 0) {
-    executor.Fail(std::string(operation) + " at " + where.file_name() + ":" +
-                      std::to_string(where.line()) + " reads lane " + std::to_string(source) +
-                      ", which is not in the mask",
-                  nullptr);
-  }
-  LaneValue lane{value, source, 0};
-  executor.Meet(operation, mask, where, &lane, GiveSources);
-  return lane.out;
-}
-
-uint32_t Ballot(const char* operation, uint32_t mask, bool predicate, Where where) {
-  LaneValue lane{predicate, 0, 0};
-  Executor::Get().Meet(operation, mask, where, &lane, GiveBallot);
-  return static_cast<uint32_t>(lane.out);
-}
-
-uint32_t MatchAny(uint32_t mask, uint64_t value, Where where) {
-  LaneValue lane{value, 0, 0};
-  Executor::Get().Meet("__match_any_sync", mask, where, &lane, GiveMatches);
-  return static_cast<uint32_t>(lane.out);
+void FailSource(const char* operation, uint32_t source, Where where) {
+  Executor::Get().Fail(std::string(operation) + " at " + where.file_name() + ":" +
+                           std::to_string(where.line()) + " reads lane " + std::to_string(source) +
+                           ", which is not in the mask",
+                       nullptr);
 }
 
 }  // namespace ovq::simt

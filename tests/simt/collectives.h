@@ -36,13 +36,29 @@ T FromBits(uint64_t bits) {
   return value;
 }
 
-// Gives every lane of the mask its source's value.
-uint64_t Shuffle(const char* operation, uint32_t mask, uint64_t value, uint32_t source,
-                 Where where);
-// The lanes of the mask whose predicate holds.
-uint32_t Ballot(const char* operation, uint32_t mask, bool predicate, Where where);
-uint32_t MatchAny(uint32_t mask, uint64_t value, Where where);
-uint32_t Lane();
+// For Meet: every lane gets its source's value; the lanes whose value is not 0; the lanes whose
+// value is its own.
+void GiveSources(const void* const* arguments, uint32_t mask);
+void GiveBallot(const void* const* arguments, uint32_t mask);
+void GiveMatches(const void* const* arguments, uint32_t mask);
+[[noreturn]] void FailSource(const char* operation, uint32_t source, Where where);
+
+inline uint32_t Lane() { return Executor::Get().CurrentLane(); }
+
+inline uint64_t Exchange(const char* operation, uint32_t mask, uint64_t value, uint32_t source,
+                         Where where, Complete complete) {
+  LaneValue lane{value, source, 0};
+  Executor::Get().Meet(operation, mask, where, &lane, complete);
+  return lane.out;
+}
+template <class T>
+T Shuffle(const char* operation, uint32_t mask, T value, uint32_t source, Where where) {
+  if ((mask >> source & 1) == 0) FailSource(operation, source, where);
+  return FromBits<T>(Exchange(operation, mask, ToBits(value), source, where, GiveSources));
+}
+inline uint32_t Ballot(const char* operation, uint32_t mask, bool predicate, Where where) {
+  return static_cast<uint32_t>(Exchange(operation, mask, predicate, 0, where, GiveBallot));
+}
 
 // Folds the values of the mask's lanes in the order of the lanes.
 template <class T, class Fold>
@@ -90,8 +106,7 @@ T __shfl_sync(unsigned mask, T value, int source, int width = 32,
               ovq::simt::Where where = ovq::simt::Where::current()) {
   const uint32_t lane = ovq::simt::Lane();
   const uint32_t from = (lane & -width) | (source & (width - 1));
-  return ovq::simt::FromBits<T>(
-      ovq::simt::Shuffle("__shfl_sync", mask, ovq::simt::ToBits(value), from, where));
+  return ovq::simt::Shuffle("__shfl_sync", mask, value, from, where);
 }
 template <ovq::simt::Shuffled T>
 T __shfl_xor_sync(unsigned mask, T value, int lane_mask, int width = 32,
@@ -100,16 +115,14 @@ T __shfl_xor_sync(unsigned mask, T value, int lane_mask, int width = 32,
   const uint32_t from = lane ^ lane_mask;
   // A later group's lane is out of reach, an earlier one's is not.
   const uint32_t end = (lane & -width) + width;
-  return ovq::simt::FromBits<T>(ovq::simt::Shuffle(
-      "__shfl_xor_sync", mask, ovq::simt::ToBits(value), from < end ? from : lane, where));
+  return ovq::simt::Shuffle("__shfl_xor_sync", mask, value, from < end ? from : lane, where);
 }
 template <ovq::simt::Shuffled T>
 T __shfl_up_sync(unsigned mask, T value, unsigned delta, int width = 32,
                  ovq::simt::Where where = ovq::simt::Where::current()) {
   const uint32_t lane = ovq::simt::Lane();
   const uint32_t from = (lane & (width - 1)) >= delta ? lane - delta : lane;
-  return ovq::simt::FromBits<T>(
-      ovq::simt::Shuffle("__shfl_up_sync", mask, ovq::simt::ToBits(value), from, where));
+  return ovq::simt::Shuffle("__shfl_up_sync", mask, value, from, where);
 }
 template <ovq::simt::Shuffled T>
 T __shfl_down_sync(unsigned mask, T value, unsigned delta, int width = 32,
@@ -117,8 +130,7 @@ T __shfl_down_sync(unsigned mask, T value, unsigned delta, int width = 32,
   const uint32_t lane = ovq::simt::Lane();
   const uint32_t from =
       (lane & (width - 1)) + delta < static_cast<uint32_t>(width) ? lane + delta : lane;
-  return ovq::simt::FromBits<T>(
-      ovq::simt::Shuffle("__shfl_down_sync", mask, ovq::simt::ToBits(value), from, where));
+  return ovq::simt::Shuffle("__shfl_down_sync", mask, value, from, where);
 }
 
 inline unsigned __ballot_sync(unsigned mask, int predicate,
@@ -136,7 +148,8 @@ inline int __all_sync(unsigned mask, int predicate,
 template <ovq::simt::Shuffled T>
 unsigned __match_any_sync(unsigned mask, T value,
                           ovq::simt::Where where = ovq::simt::Where::current()) {
-  return ovq::simt::MatchAny(mask, ovq::simt::ToBits(value), where);
+  return static_cast<unsigned>(ovq::simt::Exchange(
+      "__match_any_sync", mask, ovq::simt::ToBits(value), 0, where, ovq::simt::GiveMatches));
 }
 
 template <class T>

@@ -2,19 +2,15 @@
 
 #include <sys/mman.h>
 
-#include <boost/context/detail/fcontext.hpp>
 #include <cstdio>
 #include <cstdlib>
 
 #ifdef __SANITIZE_ADDRESS__
 #include <sanitizer/asan_interface.h>
-#include <sanitizer/common_interface_defs.h>
 #endif
 
 namespace ovq::simt {
 namespace {
-
-namespace context = boost::context::detail;
 
 constexpr size_t kStackBytes = 64 << 10;
 constexpr size_t kGuardBytes = 4 << 10;
@@ -22,26 +18,9 @@ constexpr size_t kGuardBytes = 4 << 10;
 constexpr size_t kColors = 15;
 constexpr size_t kColorBytes = 256;
 
-void BeforeSwitch([[maybe_unused]] Fiber& from, [[maybe_unused]] Fiber& to) {
-#ifdef __SANITIZE_ADDRESS__
-  __sanitizer_start_switch_fiber(&from.fake_stack, to.stack, to.stack_bytes);
-#endif
-}
-
-// In the fiber that was switched to.
-void AfterSwitch([[maybe_unused]] Fiber& from, [[maybe_unused]] void* fake_stack) {
-#ifdef __SANITIZE_ADDRESS__
-  const void* stack;
-  size_t bytes;
-  __sanitizer_finish_switch_fiber(fake_stack, &stack, &bytes);
-  from.stack = stack;
-  from.stack_bytes = bytes;
-#endif
-}
-
 void (*fiber_entry)() = nullptr;
 
-void Enter(context::transfer_t transfer) {
+void Enter(boost::context::detail::transfer_t transfer) {
   Fiber& from = *static_cast<Fiber*>(transfer.data);
   from.context = transfer.fctx;
   AfterSwitch(from, nullptr);
@@ -49,14 +28,6 @@ void Enter(context::transfer_t transfer) {
 }
 
 }  // namespace
-
-void SwitchFiber(Fiber& from, Fiber& to) {
-  BeforeSwitch(from, to);
-  const context::transfer_t transfer = context::jump_fcontext(to.context, &from);
-  Fiber& came_from = *static_cast<Fiber*>(transfer.data);
-  came_from.context = transfer.fctx;
-  AfterSwitch(came_from, from.fake_stack);
-}
 
 std::unique_ptr<Fiber> FiberPool::Make() {
   auto fiber = std::make_unique<Fiber>();
@@ -81,7 +52,8 @@ void FiberPool::Prepare(Fiber& fiber) {
   ASAN_UNPOISON_MEMORY_REGION(fiber.stack, fiber.stack_bytes);
 #endif
   char* top = static_cast<char*>(fiber.pages) + kGuardBytes + kStackBytes;
-  fiber.context = context::make_fcontext(top - fiber.color * kColorBytes, kStackBytes, Enter);
+  fiber.context =
+      boost::context::detail::make_fcontext(top - fiber.color * kColorBytes, kStackBytes, Enter);
 }
 
 Fiber* FiberPool::Take() {

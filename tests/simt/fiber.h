@@ -1,9 +1,14 @@
 // Stacks that one operating system thread switches between.
 #pragma once
 
+#include <boost/context/detail/fcontext.hpp>
 #include <cstddef>
 #include <memory>
 #include <vector>
+
+#ifdef __SANITIZE_ADDRESS__
+#include <sanitizer/common_interface_defs.h>
+#endif
 
 namespace ovq::simt {
 
@@ -39,7 +44,31 @@ class FiberPool {
   std::vector<Fiber*> free_;
 };
 
+inline void BeforeSwitch([[maybe_unused]] Fiber& from, [[maybe_unused]] Fiber& to) {
+#ifdef __SANITIZE_ADDRESS__
+  __sanitizer_start_switch_fiber(&from.fake_stack, to.stack, to.stack_bytes);
+#endif
+}
+
+// In the fiber that was switched to.
+inline void AfterSwitch([[maybe_unused]] Fiber& from, [[maybe_unused]] void* fake_stack) {
+#ifdef __SANITIZE_ADDRESS__
+  const void* stack;
+  size_t bytes;
+  __sanitizer_finish_switch_fiber(fake_stack, &stack, &bytes);
+  from.stack = stack;
+  from.stack_bytes = bytes;
+#endif
+}
+
 // Leaves `from`, the running fiber, until somebody switches back to it.
-void SwitchFiber(Fiber& from, Fiber& to);
+inline void SwitchFiber(Fiber& from, Fiber& to) {
+  BeforeSwitch(from, to);
+  const boost::context::detail::transfer_t transfer =
+      boost::context::detail::jump_fcontext(to.context, &from);
+  Fiber& came_from = *static_cast<Fiber*>(transfer.data);
+  came_from.context = transfer.fctx;
+  AfterSwitch(came_from, from.fake_stack);
+}
 
 }  // namespace ovq::simt

@@ -29,12 +29,11 @@ std::string Ranges(const std::vector<uint32_t>& ids) {
 
 }  // namespace
 
-void Executor::Meet(const char* operation, uint32_t mask, Where where, const void* argument,
-                    Complete complete) {
+bool Executor::Arrive(const Meeting& meeting, const void* argument, Complete complete) {
+  const uint32_t mask = meeting.mask;
   const uint32_t warp_id = current_->id / 32;
   const uint32_t lane = current_->id % 32;
   Warp& warp = warps_[warp_id];
-  const Meeting meeting{operation, mask, where};
   if ((mask >> lane & 1) == 0) {
     Fail(Describe(meeting) + ": the calling lane is not in the mask", nullptr);
   }
@@ -45,13 +44,14 @@ void Executor::Meet(const char* operation, uint32_t mask, Where where, const voi
   Warp::Group& group = warp.groups[g];
   group.arrived |= 1u << lane;
   if (group.arrived != mask) {
-    Suspend(meeting);
-    return;
+    current_->waits = meeting;
+    return false;
   }
   group = warp.groups[--warp.group_count];
   if (complete != nullptr) complete(warp.arguments, mask);
   const uint32_t others = mask & ~(1u << lane);
   if (others != 0) MakeReady(warp_id, others);
+  return true;
 }
 
 void Executor::SyncWarp(uint32_t mask, Where where) {
@@ -61,21 +61,15 @@ void Executor::SyncWarp(uint32_t mask, Where where) {
   });
 }
 
-uint32_t Executor::SyncThreads(const char* operation, bool predicate, Where where) {
-  const Meeting meeting{operation, 0, where};
+bool Executor::ArriveAtBarrier(const Meeting& meeting, bool predicate) {
   if (barrier_arrived_ == 0) barrier_ = meeting;
+  current_->waits = meeting;
   // Whoever comes to another barrier waits for ever, and so do all: a deadlock, which is reported.
-  if (!(barrier_ == meeting)) {
-    Suspend(meeting);
-    __builtin_unreachable();
-  }
+  if (!(barrier_ == meeting)) return false;
   barrier_true_ += predicate ? 1 : 0;
-  if (++barrier_arrived_ == thread_count_) {
-    CompleteBarrier();
-  } else {
-    Suspend(meeting);
-  }
-  return barrier_result_;
+  if (++barrier_arrived_ != thread_count_) return false;
+  CompleteBarrier();
+  return true;
 }
 
 void Executor::CompleteBarrier() {

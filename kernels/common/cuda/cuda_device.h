@@ -7,6 +7,7 @@
 #include <cstdint>
 #include <functional>
 #include <map>
+#include <memory>
 #include <string>
 #include <utility>
 #include <vector>
@@ -38,6 +39,9 @@ struct CudaDevice {
   std::byte* upload_host = nullptr;
   cudaEvent_t upload_done[2] = {nullptr, nullptr};
   std::map<std::vector<int64_t>, CudaGraph> graphs;
+  // cuBLASLt's handle and its scratch memory, made by kernels/ops/matmul_cublas.cu.
+  std::shared_ptr<void> cublas;
+  Buffer cublas_workspace;
 };
 
 namespace cuda {
