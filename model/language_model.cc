@@ -9,6 +9,7 @@
 
 #include "absl/status/status.h"
 #include "absl/strings/str_cat.h"
+#include "kernels/mixers/stage.h"
 #include "model/sha256.h"
 #include "model/weights.h"
 
@@ -166,16 +167,6 @@ void FeedForward(const DecoderLayer& layer, float eps, DeviceContext& context, T
   layer.down.Apply(context, inner, h, /*accumulate=*/true);
 }
 
-// y[i] = rmsnorm(h[rows[i]]): one call for every run of neighbouring rows.
-void NormRows(DeviceContext& context, TensorView h, std::span<const int32_t> rows,
-              TensorView weight, float eps, TensorView y) {
-  for (size_t begin = 0, end = 0; begin < rows.size(); begin = end) {
-    for (end = begin + 1; end < rows.size() && rows[end] == rows[end - 1] + 1;) ++end;
-    const auto n = static_cast<int64_t>(end - begin);
-    RmsNorm(context, Rows(h, rows[begin], n), weight, eps, Rows(y, static_cast<int64_t>(begin), n));
-  }
-}
-
 }  // namespace
 
 absl::StatusOr<std::unique_ptr<LanguageModel>> LanguageModel::Load(const std::string& folder,
@@ -197,7 +188,7 @@ absl::StatusOr<std::unique_ptr<LanguageModel>> LanguageModel::Load(const std::st
   if (!status.ok()) return WithContext(status, folder);
   std::vector<MixerState> states;
   for (const DecoderLayer& layer : model->layers_) states.push_back(layer.mixer->state());
-  model->layout_ = std::make_unique<StateLayout>(states, options.limits);
+  model->layout_ = std::make_unique<StateLayout>(states, options.limits, StatePageBytes(context));
 
   Sha256 hash;
   hash.AddText(weights->Fingerprint());
@@ -275,7 +266,7 @@ void LanguageModel::Run(const StagedStep& step, DeviceContext& context, TensorVi
   }
   if (step.logit_rows.empty()) return;
   const TensorView last = Rows(x, 0, logits.shape[0]);
-  NormRows(context, h, step.logit_rows, ViewOf(final_norm_), eps, last);
+  RmsNorm(context, h, ViewOf(final_norm_), eps, last, step.logit_rows);
   lm_head_.Apply(context, last, logits);
 }
 

@@ -1,5 +1,6 @@
-// Sampling one token from a row of logits. Random numbers are a function of (seed, position), so
-// that a request's tokens never depend on what else the server does.
+// What a request says about drawing its tokens, and what its tokens so far add to that. Random
+// numbers are a function of (seed, position), so that a request's tokens never depend on what else
+// the server does.
 #pragma once
 
 #include <cstdint>
@@ -8,6 +9,7 @@
 #include <vector>
 
 #include "absl/status/status.h"
+#include "kernels/ops/sample.h"
 
 namespace ovq {
 
@@ -38,48 +40,28 @@ struct Sampled {
   std::vector<TokenLogprob> top;  // the raw distribution's best, descending, ties by lower id
 };
 
-// One per generated sequence; remembers the tokens that penalties count. Engine thread only.
+// How one generated sequence draws: its parameters, and the tokens that penalties count. Engine
+// thread only. What the parameters do, and in which order: RowDraw in kernels/ops/sample.h.
 class Sampler {
  public:
   Sampler(SamplingParams params, int64_t vocab_size);
   // Counts tokens of the prompt (repetition penalty).
   void ObservePrompt(std::span<const int32_t> tokens);
-  // Draws a token and counts it as generated. logits [vocab], left unchanged. log_sum_exp of the
-  // row. position: of the token to be drawn. banned: token ids that must not be drawn (end of
-  // sequence under ignore_eos), may be empty. A NaN logit counts as minus infinity.
-  // Order: penalties, logit_bias, banned, temperature, top_k, typical_p, top_p, min_p; each filter
-  // sees the distribution that the ones before it left, and leaves at least one token.
-  Sampled Sample(std::span<const float> logits, float log_sum_exp, int64_t position,
-                 int top_logprobs, std::span<const int32_t> banned = {});
+  // A draw from a row of logits. position: of the token to be drawn. banned: token ids that must
+  // not be drawn (end of sequence under ignore_eos), may be empty. It points into the sampler and
+  // to `banned`: good until the next Observe.
+  RowDraw Describe(int64_t row, int64_t position, std::span<const int32_t> banned) const;
+  void Observe(int32_t token);  // counts it as generated
 
  private:
-  struct Candidate {
-    int32_t id;
-    float logit;
-    double weight;  // exp((logit - best) / temperature): the probability up to a factor
-    double rank;    // what the filter at work sorts by
-  };
-
-  std::span<const float> Adjust(std::span<const float> logits, std::span<const int32_t> banned);
-  void Gather(std::span<const float> logits);
-  // Keeps the candidates of lowest rank, ties by lower id: the fewest whose weights reach `mass` of
-  // the sum.
-  void KeepMass(double mass);
-  void KeepTypical();
-  void KeepAboveMinP();
-  int32_t Draw(int64_t position) const;
   void MarkSeen(int32_t id);
 
-  SamplingParams params_;
-  std::unordered_map<int32_t, int32_t> generated_;  // token -> count
-  std::vector<bool> is_seen_;                       // [vocab], only with a repetition penalty
-  std::vector<int32_t> seen_;                       // the set bits of is_seen_
-  std::vector<float> adjusted_;                     // [vocab], only where something changes logits
-  std::vector<Candidate> candidates_;
-  std::vector<Candidate> border_;  // scratch of KeepMass
+  DrawParams params_;
+  std::vector<TokenBias> bias_;
+  std::vector<TokenCount> generated_;             // only with a presence or frequency penalty
+  std::unordered_map<int32_t, size_t> place_of_;  // in generated_
+  std::vector<bool> is_seen_;                     // [vocab], only with a repetition penalty
+  std::vector<int32_t> seen_;                     // the set bits of is_seen_
 };
-
-// The `n` best of a row of logits as log-probabilities, descending, ties by lower id.
-std::vector<TokenLogprob> TopLogprobs(std::span<const float> logits, float log_sum_exp, int n);
 
 }  // namespace ovq

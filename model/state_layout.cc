@@ -6,11 +6,7 @@
 namespace ovq {
 namespace {
 
-size_t RoundUpToPage(size_t bytes) {
-  return (bytes + StateLayout::kPageBytes - 1) / StateLayout::kPageBytes * StateLayout::kPageBytes;
-}
-
-int64_t Blocks(int64_t slots) { return (slots + kBlockSlots - 1) / kBlockSlots; }
+size_t RoundUp(size_t bytes, size_t unit) { return (bytes + unit - 1) / unit * unit; }
 
 // FNV-1a, over the bytes that decide where a field lies.
 class Hasher {
@@ -41,14 +37,26 @@ class Hasher {
 
 }  // namespace
 
-StateLayout::StateLayout(const std::vector<MixerState>& layers, const StateLimits& limits)
-    : layers_(layers.size()), limits_(limits) {
+size_t StateLayout::Group::bytes_of(int64_t slots) const {
+  return block_bytes * static_cast<size_t>((slots + kBlockSlots - 1) / kBlockSlots);
+}
+
+size_t StateLayout::WholePages(size_t bytes) const { return RoundUp(bytes, page_bytes_); }
+
+int64_t StateLayout::MostSlots(const Group& group, int64_t max_centroids) const {
+  return group.growth.law == Growth::Law::kTokens ? limits_.max_unbounded_tokens : max_centroids;
+}
+
+StateLayout::StateLayout(const std::vector<MixerState>& layers, const StateLimits& limits,
+                         size_t page_bytes)
+    : layers_(layers.size()), limits_(limits), page_bytes_(page_bytes) {
+  Check(page_bytes > 0 && page_bytes % kPartAlignment == 0, "size of a page");
   Hasher hasher;
   std::vector<int> group_of(layers.size(), -1);
   for (size_t i = 0; i < layers.size(); ++i) {
     const MixerState& state = layers[i];
     layers_[i].fixed_offset = fixed_bytes_;
-    fixed_bytes_ += state.fixed.bytes();
+    fixed_bytes_ += RoundUp(state.fixed.bytes(), kPartAlignment);
     hasher.Add(state.fixed);
     hasher.Add(state.block);
     hasher.Add(static_cast<uint64_t>(state.growth.law));
@@ -60,16 +68,12 @@ StateLayout::StateLayout(const std::vector<MixerState>& layers, const StateLimit
     if (group == groups_.end()) groups_.push_back({.growth = state.growth});
     Group& mine = groups_[group_of[i]];
     layers_[i].blocks_offset = mine.block_bytes;  // within a block; the group's offset follows
-    mine.block_bytes += state.block.bytes();
+    mine.block_bytes += RoundUp(state.block.bytes(), kPartAlignment);
   }
-  fixed_bytes_ = RoundUpToPage(fixed_bytes_);
-  virtual_bytes_ = std::max(fixed_bytes_, kPageBytes);
+  virtual_bytes_ = std::max(WholePages(fixed_bytes_), page_bytes);
   for (Group& group : groups_) {
-    group.block_bytes = RoundUpToPage(group.block_bytes);
     group.offset = virtual_bytes_;
-    const int64_t slots = group.growth.law == Growth::Law::kTokens ? limits.max_unbounded_tokens
-                                                                   : limits.max_centroids;
-    virtual_bytes_ += group.block_bytes * static_cast<size_t>(Blocks(slots));
+    virtual_bytes_ += WholePages(group.bytes_of(MostSlots(group, limits.max_centroids)));
   }
   for (size_t i = 0; i < layers.size(); ++i) {
     if (group_of[i] < 0) continue;
@@ -79,32 +83,43 @@ StateLayout::StateLayout(const std::vector<MixerState>& layers, const StateLimit
   fingerprint_ = hasher.value();
 }
 
-std::vector<StateExtent> StateLayout::extents_at(int64_t position, int64_t max_centroids) const {
+std::vector<StateExtent> StateLayout::live_extents_at(int64_t position,
+                                                      int64_t max_centroids) const {
   std::vector<StateExtent> extents;
   if (fixed_bytes_ > 0) extents.push_back({0, fixed_bytes_});
   for (const Group& group : groups_) {
     const int64_t slots = LiveSlots(group.growth, position, max_centroids);
-    if (slots == 0) continue;
-    extents.push_back({group.offset, group.block_bytes * static_cast<size_t>(Blocks(slots))});
+    if (slots > 0) extents.push_back({group.offset, group.bytes_of(slots)});
   }
   return extents;
 }
 
-size_t StateLayout::bytes_at(int64_t position, int64_t max_centroids) const {
+std::vector<StateExtent> StateLayout::extents_at(int64_t position, int64_t max_centroids) const {
+  std::vector<StateExtent> extents = live_extents_at(position, max_centroids);
+  for (StateExtent& extent : extents) extent.bytes = WholePages(extent.bytes);
+  return extents;
+}
+
+size_t StateLayout::live_bytes_at(int64_t position, int64_t max_centroids) const {
   size_t bytes = fixed_bytes_;
   for (const Group& group : groups_) {
-    bytes += group.block_bytes *
-             static_cast<size_t>(Blocks(LiveSlots(group.growth, position, max_centroids)));
+    bytes += group.bytes_of(LiveSlots(group.growth, position, max_centroids));
+  }
+  return bytes;
+}
+
+size_t StateLayout::bytes_at(int64_t position, int64_t max_centroids) const {
+  size_t bytes = WholePages(fixed_bytes_);
+  for (const Group& group : groups_) {
+    bytes += WholePages(group.bytes_of(LiveSlots(group.growth, position, max_centroids)));
   }
   return bytes;
 }
 
 size_t StateLayout::bytes_cap(int64_t max_centroids) const {
-  size_t bytes = fixed_bytes_;
+  size_t bytes = WholePages(fixed_bytes_);
   for (const Group& group : groups_) {
-    const bool tokens = group.growth.law == Growth::Law::kTokens;
-    bytes += group.block_bytes *
-             static_cast<size_t>(Blocks(tokens ? limits_.max_unbounded_tokens : max_centroids));
+    bytes += WholePages(group.bytes_of(MostSlots(group, max_centroids)));
   }
   return bytes;
 }

@@ -3,12 +3,17 @@
 //
 //   [fixed: layer 0 | layer 1 | ...][group 0: block 0 | block 1 | ...][group 1: ...]
 //   a block of a group = that group's layers one after another, each MixerState::block.bytes()
+//
+// Every layer's part begins at a multiple of kPartAlignment, the fixed part and every group at a
+// page. Only where the groups begin depends on the page size: a state's live bytes are the same on
+// every device.
 #pragma once
 
 #include <cstdint>
 #include <string>
 #include <vector>
 
+#include "kernels/common/state_memory.h"
 #include "kernels/mixers/mixer.h"
 
 namespace ovq {
@@ -19,7 +24,7 @@ struct StateLimits {
   int64_t max_unbounded_tokens = 1 << 20;  // positions a session with kTokens layers may reach
 };
 
-// Live bytes of one session: ranges relative to the session's base.
+// A range of one session's bytes, relative to its base.
 struct StateExtent {
   size_t offset;
   size_t bytes;
@@ -27,18 +32,26 @@ struct StateExtent {
 
 class StateLayout {
  public:
-  StateLayout(const std::vector<MixerState>& layers, const StateLimits& limits);
+  // page_bytes: what the memory of the states is committed in (StatePageBytes of their device).
+  StateLayout(const std::vector<MixerState>& layers, const StateLimits& limits,
+              size_t page_bytes = kHostPageBytes);
 
   const LayerState& layer(int i) const { return layers_[i]; }
   const StateLimits& limits() const { return limits_; }
+  size_t page_bytes() const { return page_bytes_; }
 
-  // Physical bytes a session holds after `position` tokens with dictionary cap N: whole pages of
-  // the fixed part plus every block that has a live slot. Equal to the pool's committed bytes.
+  // Physical bytes a session holds after `position` tokens with dictionary cap N: the whole pages
+  // of the fixed part and, in each group, of the blocks that have a live slot. Equal to the pool's
+  // committed bytes.
   size_t bytes_at(int64_t position, int64_t max_centroids) const;
   // The most the session will ever hold (for kTokens layers: at limits().max_unbounded_tokens).
   size_t bytes_cap(int64_t max_centroids) const;
   // The committed ranges behind bytes_at, in address order; each a multiple of the page size.
   std::vector<StateExtent> extents_at(int64_t position, int64_t max_centroids) const;
+  // What of them is in use, end to end a snapshot: the fixed part, then each group's blocks that
+  // have a live slot. What follows in their pages is zero.
+  std::vector<StateExtent> live_extents_at(int64_t position, int64_t max_centroids) const;
+  size_t live_bytes_at(int64_t position, int64_t max_centroids) const;
   size_t virtual_bytes() const { return virtual_bytes_; }  // address range per session
   bool has_unbounded() const;                              // some layer is kTokens
   bool has_centroids() const;
@@ -46,18 +59,24 @@ class StateLayout {
   // Hash of every field's name, type, shape and offset: equal layouts only.
   uint64_t fingerprint() const { return fingerprint_; }
 
-  static constexpr size_t kPageBytes = 4096;
+  // Of a layer's fixed part and of its part of a block: a GPU's widest transaction twice over.
+  static constexpr size_t kPartAlignment = 256;
 
  private:
   struct Group {
     Growth growth;
     size_t offset = 0;       // from the session's base, page-aligned
-    size_t block_bytes = 0;  // all its layers, rounded up to a page
+    size_t block_bytes = 0;  // all its layers
+    size_t bytes_of(int64_t slots) const;
   };
+  size_t WholePages(size_t bytes) const;
+  int64_t MostSlots(const Group& group, int64_t max_centroids) const;
+
   std::vector<LayerState> layers_;
   std::vector<Group> groups_;
   StateLimits limits_;
-  size_t fixed_bytes_ = 0;  // rounded up to a page
+  size_t page_bytes_;
+  size_t fixed_bytes_ = 0;  // all layers, each aligned
   size_t virtual_bytes_ = 0;
   uint64_t fingerprint_ = 0;
 };

@@ -76,11 +76,14 @@ Completion::Completion(const GenerateRequest& request, int index, uint64_t seed,
     detokenizer_.emplace(tokenizer, /*at_start=*/false);
 }
 
-StreamEvent Completion::Draw(std::span<const float> logits, float log_sum_exp, int64_t position) {
-  const OutputOptions& output = request_.output;
+void Completion::WantDraw(StepReader& reader, int64_t row, int64_t position) {
   const bool early = generated_ < request_.stop.min_tokens;
-  Sampled drawn = sampler_.Sample(logits, log_sum_exp, position, output.top_logprobs,
-                                  early ? banned_early_ : banned_always_);
+  reader.WantDraw(sampler_, row, position, request_.output.top_logprobs,
+                  early ? banned_early_ : banned_always_);
+}
+
+StreamEvent Completion::Drawn(Sampled drawn) {
+  const OutputOptions& output = request_.output;
   ++generated_;
   StreamEvent event;
   TokenChunk& chunk = event.chunk.emplace();

@@ -12,6 +12,7 @@
 
 #include "absl/time/time.h"
 #include "model/sampler.h"
+#include "model/step_reader.h"
 #include "model/tokenizer.h"
 #include "server/request.h"
 #include "server/session.h"
@@ -48,9 +49,12 @@ class Completion {
 
   void ObservePrompt(std::span<const int32_t> tokens) { sampler_.ObservePrompt(tokens); }
 
-  // Draws the token at `position` from a row of logits. The event has a chunk with the token and
-  // the text that became certain, and `finished` (usage left to the caller) if it was the last.
-  StreamEvent Draw(std::span<const float> logits, float log_sum_exp, int64_t position);
+  // Wants the token at `position`, drawn from a row of the step's logits. The completion stays as
+  // it is until the token is Drawn.
+  void WantDraw(StepReader& reader, int64_t row, int64_t position);
+  // Takes what was wanted. The event has a chunk with the token and the text that became certain,
+  // and `finished` (usage left to the caller) if it was the last.
+  StreamEvent Drawn(Sampled drawn);
 
   int index() const { return index_; }
   int64_t generated() const { return generated_; }

@@ -228,8 +228,11 @@ absl::Status Engine::Loop::AttachToSession(std::shared_ptr<Job> job) {
 }
 
 EngineStats Engine::Loop::Stats() const {
-  std::lock_guard lock(mutex_);
-  return stats_;
+  std::unique_lock lock(mutex_);
+  EngineStats stats = stats_;
+  lock.unlock();
+  stats.gpu = context_->Gpu();
+  return stats;
 }
 
 bool Engine::Loop::Drain(absl::Duration timeout) {

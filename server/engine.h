@@ -4,6 +4,7 @@
 #include <cstdint>
 #include <functional>
 #include <memory>
+#include <optional>
 #include <span>
 #include <string>
 #include <vector>
@@ -72,6 +73,7 @@ struct EngineStats {
   size_t state_bytes_committed = 0, state_bytes_reserved = 0, state_bytes_budget = 0;
   int64_t live_centroids = 0;            // summed over sessions
   size_t equivalent_kv_cache_bytes = 0;  // what the same sessions' positions would need
+  std::optional<GpuInfo> gpu;            // at the time of the call; none without a GPU
 };
 
 // Any thread but the engine's own may call the public methods. Callbacks run on the engine thread,
@@ -112,7 +114,8 @@ class Engine {
   // rest with Unavailable. Returns when nothing runs. True if all finished by themselves.
   bool Drain(absl::Duration timeout);
 
-  // The session's state bytes as committed, for tests and snapshots. FailedPrecondition if busy.
+  // The session's live state bytes (StatePool::CopyOut), for tests and snapshots.
+  // FailedPrecondition if busy.
   absl::StatusOr<std::vector<std::byte>> CopyState(const std::string& id,
                                                    const std::string& tenant);
 

@@ -67,7 +67,7 @@ void Engine::Loop::Start(std::shared_ptr<Job> job) {
     work->stream->Push(std::move(event));
   }
   running_.push_back(job);
-  if (!job->prefilling()) FinishPrefill(*job, {});
+  if (!job->prefilling()) FinishPrefill(*job);
 }
 
 }  // namespace ovq

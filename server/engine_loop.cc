@@ -37,7 +37,7 @@ Engine::Loop::Loop(const EngineModel& model, const EngineOptions& options,
       events_(std::move(events)),
       layout_(*model.layout),
       context_(std::move(context)),
-      pool_(layout_, options.state_memory_bytes),
+      pool_(layout_, options.state_memory_bytes, *context_),
       random_(options.seed) {
   PublishStats();
   thread_ = std::thread([this] { Run(); });

@@ -2,7 +2,7 @@
 //   engine.cc            what other threads call; posting to the thread and waiting for it
 //   engine_loop.cc       the thread: inbox, timers, statistics
 //   engine_admission.cc  from an accepted job to a running one
-//   engine_step.cc       one step: plan, batch, forward, draw
+//   engine_step.cc       one step: plan, batch, forward, read
 //   engine_finish.cc     how jobs end, with memory given back before anyone is told
 //   engine_sessions.cc   sessions that outlive a request
 #pragma once
@@ -82,11 +82,6 @@ class Engine::Loop {
     Job* job;
     Completion* completion;  // null while prefilling
   };
-  // The logits of one step's wanted rows.
-  struct StepLogits {
-    const float* rows;  // [n_logit_rows, vocab]
-    const float* log_sum_exp;
-  };
 
   // --- any thread ---
   void Post(Command command);
@@ -114,11 +109,12 @@ class Engine::Loop {
   bool Step();  // false: nothing could run
   void CollectLanes();
   void FillBatch(std::span<const PlanItem> plan, StepReport& report);
-  void Advance(std::span<const PlanItem> plan, StepLogits logits);
-  void FinishPrefill(Job& job, StepLogits logits);
+  void WantResults(Job& job, int32_t n_rows, int64_t first_row);
+  void Advance(std::span<const PlanItem> plan);
+  void FinishPrefill(Job& job);
   void Fork(Job& job);
-  void Draw(Job& job, Completion& completion, StepLogits logits);
-  void ScoreRows(Job& job, int32_t n_rows, StepLogits logits);
+  void Draw(Job& job, Completion& completion);
+  void ScoreRows(Job& job, int32_t n_rows);
   bool WantsToken(const Job& job) const;
   int32_t WantedLogits(Job& job, int32_t n_rows) const;
 
@@ -169,6 +165,7 @@ class Engine::Loop {
   std::vector<Lane> lanes_;  // of the present step, as is the rest
   std::vector<Candidate> candidates_;
   StepBatch batch_;
+  StepReader reader_;
 
   std::thread thread_;
 };

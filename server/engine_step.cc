@@ -4,7 +4,6 @@
 
 #include "absl/time/clock.h"
 #include "kernels/common/check.h"
-#include "kernels/ops/ops.h"
 #include "server/engine_loop.h"
 #include "server/validate.h"
 
@@ -22,12 +21,13 @@ bool Engine::Loop::Step() {
   StepReport report;
   FillBatch(plan, report);
 
-  ScratchScope scratch(*context_);
-  const TensorView logits = model_.forward(batch_, *context_, scratch);
-  float* log_sum_exp = scratch.Allocate<float>(static_cast<size_t>(logits.shape[0]));
-  if (logits.shape[0] > 0) LogSumExp(*context_, logits, log_sum_exp);
-
-  Advance(plan, {logits.as<float>(), log_sum_exp});
+  {
+    ScratchScope scratch(*context_);
+    TensorView logits = model_.forward(batch_, *context_, scratch);
+    logits.shape = {static_cast<int64_t>(batch_.logit_rows.size()), model_.vocab_size};
+    reader_.Read(*context_, logits);  // the step's only wait for the device
+  }
+  Advance(plan);
   ++steps_;
   report.duration = absl::Now() - begin;
   if (events_.step) events_.step(report);
@@ -77,43 +77,60 @@ int32_t Engine::Loop::WantedLogits(Job& job, int32_t n_rows) const {
 
 void Engine::Loop::FillBatch(std::span<const PlanItem> plan, StepReport& report) {
   batch_.Clear();
+  reader_.Clear();
   for (const PlanItem& item : plan) {
     const auto [job, completion] = lanes_[item.id];
     Session& session = completion != nullptr ? *completion->session : *job->session;
     const int64_t start = session.state.position;
+    const auto first_row = static_cast<int64_t>(batch_.logit_rows.size());
     pool_.Grow(session.state, start + item.n_rows);
     if (completion != nullptr) {
       batch_.Add({&*session.pending, 1}, start, session.state.max_centroids, session.state.base, 1);
+      completion->WantDraw(reader_, first_row, start + 1);
       report.decode_rows += 1;
     } else {
       const std::span<const int32_t> rows(job->rows.data() + job->fed,
                                           static_cast<size_t>(item.n_rows));
       batch_.Add(rows, start, session.state.max_centroids, session.state.base,
                  WantedLogits(*job, item.n_rows));
+      WantResults(*job, item.n_rows, first_row);
       report.prefill_rows += item.n_rows;
     }
   }
 }
 
-void Engine::Loop::Advance(std::span<const PlanItem> plan, StepLogits logits) {
+// What a job's rows from job.fed on are to give; first_row: of their logits.
+void Engine::Loop::WantResults(Job& job, int32_t n_rows, int64_t first_row) {
+  if (const ScoreWork* work = job.score()) {
+    for (int32_t i = 0; i < n_rows; ++i) {
+      const size_t next = static_cast<size_t>(job.fed + i) + 1;
+      reader_.WantScore(first_row + i,
+                        next < job.rows.size() ? std::optional(job.rows[next]) : std::nullopt,
+                        work->request.top_logprobs);
+    }
+  } else if (WantedLogits(job, n_rows) > 0) {
+    for (const std::unique_ptr<Completion>& completion : job.generate()->completions) {
+      completion->WantDraw(reader_, first_row, job.session->state.position);
+    }
+  }
+}
+
+void Engine::Loop::Advance(std::span<const PlanItem> plan) {
   for (const PlanItem& item : plan) {
     const auto [job, completion] = lanes_[item.id];
     Session& session = completion != nullptr ? *completion->session : *job->session;
     session.pending.reset();  // it was the first of the rows
-    const int32_t n_logits = completion != nullptr ? 1 : WantedLogits(*job, item.n_rows);
     if (completion != nullptr) {
-      Draw(*job, *completion, logits);
+      Draw(*job, *completion);
     } else {
-      if (job->score() != nullptr) ScoreRows(*job, item.n_rows, logits);
+      if (job->score() != nullptr) ScoreRows(*job, item.n_rows);
       job->fed += item.n_rows;
-      if (!job->prefilling()) FinishPrefill(*job, logits);
+      if (!job->prefilling()) FinishPrefill(*job);
     }
-    logits.rows += n_logits * model_.vocab_size;
-    logits.log_sum_exp += n_logits;
   }
 }
 
-void Engine::Loop::FinishPrefill(Job& job, StepLogits logits) {
+void Engine::Loop::FinishPrefill(Job& job) {
   job.prefilled = absl::Now();
   if (job.score() != nullptr) {
     FinishScore(job);
@@ -124,7 +141,7 @@ void Engine::Loop::FinishPrefill(Job& job, StepLogits logits) {
     Fork(job);
     if (events_.first_token) events_.first_token(absl::Now() - job.arrival);
     for (const std::unique_ptr<Completion>& completion : job.generate()->completions) {
-      Draw(job, *completion, logits);
+      Draw(job, *completion);
     }
   }
 }
@@ -146,10 +163,9 @@ void Engine::Loop::Fork(Job& job) {
   }
 }
 
-void Engine::Loop::Draw(Job& job, Completion& completion, StepLogits logits) {
-  const std::span<const float> row(logits.rows, static_cast<size_t>(model_.vocab_size));
+void Engine::Loop::Draw(Job& job, Completion& completion) {
   Session& session = *completion.session;
-  StreamEvent event = completion.Draw(row, *logits.log_sum_exp, session.position());
+  StreamEvent event = completion.Drawn(reader_.NextDraw());
   session.pending = event.chunk->token_ids.front();
   const absl::Time now = absl::Now();
   if (completion.generated() > 1 && events_.next_token) {
@@ -161,19 +177,12 @@ void Engine::Loop::Draw(Job& job, Completion& completion, StepLogits logits) {
   if (finished) FinishCompletion(job, completion, *std::move(finished));
 }
 
-void Engine::Loop::ScoreRows(Job& job, int32_t n_rows, StepLogits logits) {
+void Engine::Loop::ScoreRows(Job& job, int32_t n_rows) {
   ScoreWork& work = *job.score();
-  const size_t n_tokens = job.rows.size();
   for (int32_t i = 0; i < n_rows; ++i) {
-    const float* row = logits.rows + i * model_.vocab_size;
-    const size_t next = static_cast<size_t>(job.fed + i) + 1;
-    if (next < n_tokens) {
-      work.result.logprobs.push_back(row[job.rows[next]] - logits.log_sum_exp[i]);
-    }
-    if (work.request.top_logprobs > 0) {
-      work.result.top.push_back(TopLogprobs({row, static_cast<size_t>(model_.vocab_size)},
-                                            logits.log_sum_exp[i], work.request.top_logprobs));
-    }
+    RowScore score = reader_.NextScore();
+    if (score.logprob) work.result.logprobs.push_back(*score.logprob);
+    if (work.request.top_logprobs > 0) work.result.top.push_back(std::move(score.top));
   }
 }
 

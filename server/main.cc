@@ -8,6 +8,7 @@
 #include <cstdlib>
 #include <filesystem>
 #include <memory>
+#include <optional>
 #include <string>
 #include <thread>
 #include <vector>
@@ -109,9 +110,24 @@ EngineModel ForEngine(const LanguageModel& model, const Tokenizer& tokenizer) {
   return result;
 }
 
-EngineOptions ForEngine(const Options& options) {
+// With the weights loaded: what is free now is the states' and the steps'.
+absl::StatusOr<size_t> StateMemoryBytes(const Options& options, const DeviceContext& context) {
+  const std::optional<GpuInfo> gpu = context.Gpu();
+  const size_t free_bytes = gpu ? gpu->free_bytes : AvailableMemoryBytes();
+  const size_t bytes = options.state_memory_bytes.value_or(free_bytes / 2);
+  // A GPU does not swap: what was promised and is not there would end the server later.
+  if (gpu && bytes > free_bytes) {
+    return absl::InvalidArgumentError(
+        absl::StrFormat("--state-memory: expected at most what %s has free after the weights, %d "
+                        "bytes, got %d",
+                        gpu->name, free_bytes, bytes));
+  }
+  return bytes;
+}
+
+EngineOptions ForEngine(const Options& options, size_t state_memory_bytes) {
   EngineOptions result;
-  result.state_memory_bytes = options.state_memory_bytes.value_or(AvailableMemoryBytes() / 2);
+  result.state_memory_bytes = state_memory_bytes;
   result.max_sessions = options.max_sessions;
   result.max_queue = options.max_queue;
   result.max_batch_tokens = options.max_batch_tokens;
@@ -152,6 +168,10 @@ absl::StatusOr<Loaded> LoadAll(const Options& options) {
   if (!context.ok()) return context.status();
   loaded.context = *std::move(context);
   loaded.context->BindThread();
+  if (const std::optional<GpuInfo> gpu = loaded.context->Gpu()) {
+    Log(absl::StrFormat("GPU %s: %d bytes of memory, %d free", gpu->name, gpu->total_bytes,
+                        gpu->free_bytes));
+  }
 
   ModelOptions model_options;
   model_options.compute_dtype = options.compute_dtype;
@@ -188,7 +208,9 @@ absl::Status Serve(const Options& options, SignalWaiter& signals) {
   if (!loaded.ok()) return loaded.status();
   const LanguageModel& model = *loaded->model;
   const ModelDescription description = Describe(model, options);
-  const EngineOptions engine_options = ForEngine(options);
+  const absl::StatusOr<size_t> state_memory = StateMemoryBytes(options, *loaded->context);
+  if (!state_memory.ok()) return state_memory.status();
+  const EngineOptions engine_options = ForEngine(options, *state_memory);
   LogSummary(model, description, engine_options);
 
   Metrics metrics({.model = description.name,
@@ -197,7 +219,8 @@ absl::Status Serve(const Options& options, SignalWaiter& signals) {
                    .device = description.device,
                    .compute_dtype = description.compute_dtype,
                    .state_dtype = description.state_dtype,
-                   .weight_bytes = model.weight_bytes()});
+                   .weight_bytes = model.weight_bytes(),
+                   .has_gpu = options.device == Device::kCuda});
   if (!options.metrics_address.empty()) {
     absl::StatusOr<int> port = metrics.Expose(options.metrics_address);
     if (!port.ok()) return port.status();

@@ -78,6 +78,10 @@ class Metrics::Source final : public prometheus::Collectable {
     set(series_->state_committed, stats.state_bytes_committed);
     set(series_->state_device_memory, stats.state_bytes_committed);
     set(series_->state_reserved, stats.state_bytes_reserved);
+    if (stats.gpu && series_->total_device_memory != nullptr) {
+      set(series_->total_device_memory, stats.gpu->total_bytes);
+      set(series_->free_device_memory, stats.gpu->free_bytes);
+    }
     set(series_->state_budget, stats.state_bytes_budget);
     set(series_->equivalent_kv_cache, stats.equivalent_kv_cache_bytes);
     set(series_->centroids_live, stats.live_centroids);

@@ -169,10 +169,16 @@ void Metrics::Series::AddProcess(const MetricsInfo& info, const Labels& model) {
 
   Maker plain(registry, {});
   plain.Gauges("ovq_build_info", "The program; always 1.").Add({{"version", info.version}}).Set(1);
-  auto& memory = plain.Gauges("ovq_device_memory_bytes", "Memory of the device, by use.");
+  auto& memory = plain.Gauges(
+      "ovq_device_memory_bytes",
+      "Memory of the device, by use; of a GPU, also all of it (total, free), whoever uses it.");
   memory.Add({{"device", info.device}, {"kind", "weights"}})
       .Set(static_cast<double>(info.weight_bytes));
   state_device_memory = &memory.Add({{"device", info.device}, {"kind", "state"}});
+  if (info.has_gpu) {
+    total_device_memory = &memory.Add({{"device", info.device}, {"kind", "total"}});
+    free_device_memory = &memory.Add({{"device", info.device}, {"kind", "free"}});
+  }
   resident_memory = plain.Gauge("process_resident_memory_bytes", "Resident memory size in bytes.");
   plain
       .Gauge("process_start_time_seconds", "Start time of the process since unix epoch in seconds.")

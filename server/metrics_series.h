@@ -47,6 +47,7 @@ struct Metrics::Series {
   Gauge *sessions_active, *sessions_idle;
   Gauge *state_committed, *state_reserved, *state_budget;
   Gauge *equivalent_kv_cache, *centroids_live, *state_device_memory;
+  Gauge *total_device_memory = nullptr, *free_device_memory = nullptr;  // null without a GPU
   Gauge *ready, *draining, *resident_memory;
 
  private:

@@ -48,11 +48,14 @@ const Flag kFlags[] = {
        o.metrics_address.clear();
        return absl::OkStatus();
      }},
-    {"device", "NAME", "cpu", "cpu, ref (slow, exact loops) or cuda",
+    {"device", "NAME", "cpu",
+     "cpu, ref (slow, exact loops) or cuda, which needs a build with CUDA and a GPU of compute "
+     "capability 8.0 or later",
      [](std::string_view text, Options& o) { return SetDevice(text, o.device); }},
     {"threads", "N", "0", "CPU threads; 0 takes every core",
      [](std::string_view text, Options& o) { return SetInteger(text, 0, 1024, o.threads); }},
-    {"state-memory", "SIZE", "half of the free memory", "budget for all sessions' states",
+    {"state-memory", "SIZE", "half of what is free after the weights",
+     "budget for all sessions' states, in the memory of the device (of the GPU with cuda)",
      [](std::string_view text, Options& o) {
        return SetSize(text, o.state_memory_bytes.emplace());
      }},

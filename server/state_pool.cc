@@ -1,10 +1,5 @@
 #include "server/state_pool.h"
 
-#include <sys/mman.h>
-
-#include <cerrno>
-#include <cstring>
-#include <string>
 #include <utility>
 
 #include "absl/strings/str_cat.h"
@@ -12,8 +7,10 @@
 
 namespace ovq {
 
-StatePool::StatePool(const StateLayout& layout, size_t budget_bytes)
-    : layout_(layout), budget_(budget_bytes) {}
+StatePool::StatePool(const StateLayout& layout, size_t budget_bytes, DeviceContext& context)
+    : layout_(layout), budget_(budget_bytes), memory_(context) {
+  Check(layout.page_bytes() % memory_.page_bytes() == 0, "the layout counts in the device's pages");
+}
 
 StatePool::~StatePool() { Check(sessions_ == 0, "every session state is released"); }
 
@@ -23,15 +20,12 @@ absl::StatusOr<StateHandle> StatePool::Acquire(int32_t max_centroids, size_t res
                                                      " bytes needed, ", free_bytes(), " of ",
                                                      budget_, " bytes free"));
   }
-  void* range = mmap(nullptr, layout_.virtual_bytes(), PROT_NONE,
-                     MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
-  if (range == MAP_FAILED) {
-    return absl::ResourceExhaustedError(absl::StrCat("state memory: no address range of ",
-                                                     layout_.virtual_bytes(),
-                                                     " bytes: ", std::strerror(errno)));
-  }
   StateHandle state;
-  state.base = static_cast<std::byte*>(range);
+  state.base = memory_.Reserve(layout_.virtual_bytes());
+  if (state.base == nullptr) {
+    return absl::ResourceExhaustedError(absl::StrCat(
+        "state memory: the system has no address range of ", layout_.virtual_bytes(), " bytes"));
+  }
   state.max_centroids = max_centroids;
   state.reserved_bytes = reserve_bytes;
   reserved_ += reserve_bytes;
@@ -58,10 +52,7 @@ void StatePool::Commit(StateHandle& state, int64_t position,
       if (old.offset == extent.offset) have = old.bytes;
     }
     total += extent.bytes;
-    if (extent.bytes == have) continue;
-    Check(mprotect(state.base + extent.offset + have, extent.bytes - have,
-                   PROT_READ | PROT_WRITE) == 0,
-          "the system gives the state memory that was reserved");
+    memory_.Commit(state.base, extent.offset + have, extent.bytes - have);
   }
   Check(total <= state.reserved_bytes, "a state stays within its reservation");
   committed_ += total - state.committed_bytes;
@@ -70,7 +61,7 @@ void StatePool::Commit(StateHandle& state, int64_t position,
 
 void StatePool::Release(StateHandle& state) {
   if (state.base == nullptr) return;
-  Check(munmap(state.base, layout_.virtual_bytes()) == 0, "a state's address range is mapped");
+  memory_.Release(state.base, layout_.virtual_bytes());
   reserved_ -= state.reserved_bytes;
   committed_ -= state.committed_bytes;
   --sessions_;
@@ -88,19 +79,21 @@ absl::StatusOr<StateHandle> StatePool::Clone(const StateHandle& state, size_t re
   absl::StatusOr<StateHandle> clone = Acquire(state.max_centroids, reserve_bytes);
   if (!clone.ok()) return clone;
   Grow(*clone, state.position);
-  for (const StateExtent& extent : layout_.extents_at(state.position, state.max_centroids)) {
-    std::memcpy(clone->base + extent.offset, state.base + extent.offset, extent.bytes);
+  for (const StateExtent& extent : layout_.live_extents_at(state.position, state.max_centroids)) {
+    memory_.Copy(clone->base + extent.offset, state.base + extent.offset, extent.bytes);
   }
   return clone;
 }
 
-size_t StatePool::SnapshotBytes(const StateHandle& state) const { return state.committed_bytes; }
+size_t StatePool::SnapshotBytes(const StateHandle& state) const {
+  return layout_.live_bytes_at(state.position, state.max_centroids);
+}
 
-void StatePool::CopyOut(const StateHandle& state, std::span<std::byte> out) const {
+void StatePool::CopyOut(const StateHandle& state, std::span<std::byte> out) {
   Check(out.size() == SnapshotBytes(state), "size of a state's snapshot");
   size_t at = 0;
-  for (const StateExtent& extent : layout_.extents_at(state.position, state.max_centroids)) {
-    std::memcpy(out.data() + at, state.base + extent.offset, extent.bytes);
+  for (const StateExtent& extent : layout_.live_extents_at(state.position, state.max_centroids)) {
+    memory_.CopyOut(out.data() + at, state.base + extent.offset, extent.bytes);
     at += extent.bytes;
   }
 }
@@ -110,8 +103,8 @@ void StatePool::CopyIn(StateHandle& state, int64_t position, std::span<const std
   Grow(state, position);
   Check(in.size() == SnapshotBytes(state), "size of a state's snapshot");
   size_t at = 0;
-  for (const StateExtent& extent : layout_.extents_at(position, state.max_centroids)) {
-    std::memcpy(state.base + extent.offset, in.data() + at, extent.bytes);
+  for (const StateExtent& extent : layout_.live_extents_at(position, state.max_centroids)) {
+    memory_.CopyIn(state.base + extent.offset, in.data() + at, extent.bytes);
     at += extent.bytes;
   }
 }

@@ -1,5 +1,6 @@
 // Session state memory under one byte budget. Each session owns a reserved address range in which
-// pages are committed as its state grows, and given back to the system (hence zeroed) on release.
+// pages are committed as its state grows. On release they go back, and whoever gets them next gets
+// zeros.
 #pragma once
 
 #include <cstddef>
@@ -7,13 +8,14 @@
 #include <span>
 
 #include "absl/status/statusor.h"
+#include "kernels/common/state_memory.h"
 #include "model/state_layout.h"
 
 namespace ovq {
 
 // One session's memory. Plain data owned by a Session; only StatePool changes it.
 struct StateHandle {
-  std::byte* base = nullptr;
+  std::byte* base = nullptr;  // the device's memory: kernels read it, the pool copies it
   int32_t max_centroids = 0;
   int64_t position = 0;        // committed up to here
   size_t committed_bytes = 0;  // = layout.bytes_at(position, max_centroids)
@@ -23,7 +25,8 @@ struct StateHandle {
 // Engine thread only.
 class StatePool {
  public:
-  StatePool(const StateLayout& layout, size_t budget_bytes);
+  // States in the memory of the context's device, in whose pages the layout counts.
+  StatePool(const StateLayout& layout, size_t budget_bytes, DeviceContext& context);
   ~StatePool();
 
   // Reserves reserve_bytes of the budget (DESIGN 2.3: the session's cap, or its size at the last
@@ -38,8 +41,9 @@ class StatePool {
   // Same bytes in a new range: forks.
   absl::StatusOr<StateHandle> Clone(const StateHandle& state, size_t reserve_bytes);
 
+  // A snapshot is the live bytes: the same on every device for the same layout of the layers.
   size_t SnapshotBytes(const StateHandle& state) const;
-  void CopyOut(const StateHandle& state, std::span<std::byte> out) const;
+  void CopyOut(const StateHandle& state, std::span<std::byte> out);
   // state must be at position 0; brings it to `position`.
   void CopyIn(StateHandle& state, int64_t position, std::span<const std::byte> in);
 
@@ -55,6 +59,7 @@ class StatePool {
 
   const StateLayout& layout_;
   const size_t budget_;
+  StateMemory memory_;
   size_t reserved_ = 0;
   size_t committed_ = 0;
   int sessions_ = 0;

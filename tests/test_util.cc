@@ -5,6 +5,7 @@
 #include <limits>
 #include <numbers>
 
+#include "kernels/common/dispatch.h"
 #include "kernels/common/highway_targets.h"
 //
 #include "hwy/highway.h"
@@ -25,6 +26,17 @@ double NextUnit(uint64_t& state) {  // in (0, 1)
 }
 
 }  // namespace
+
+std::vector<Device> TestDevices() {
+  std::vector<Device> devices = {Device::kReference, Device::kCpu};
+  if (kWithCuda) devices.push_back(Device::kCuda);
+  return devices;
+}
+
+std::string WhyNoDevice(Device device) {
+  const auto context = DeviceContext::Make(device, 1);
+  return context.ok() ? "" : std::string(context.status().message());
+}
 
 std::unique_ptr<DeviceContext> MakeContext(Device device, int n_threads) {
   absl::StatusOr<std::unique_ptr<DeviceContext>> context = DeviceContext::Make(device, n_threads);

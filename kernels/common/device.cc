@@ -147,6 +147,13 @@ void DeviceContext::BindThread() const {
   }
 }
 
+std::optional<GpuInfo> DeviceContext::Gpu() const {
+  if constexpr (kWithCuda) {
+    if (cuda_ != nullptr) return cuda::Describe(*cuda_);
+  }
+  return std::nullopt;
+}
+
 Buffer DeviceContext::Upload(const void* host, size_t bytes) {
   Buffer buffer(device_, bytes);
   if (bytes == 0) return buffer;
@@ -172,19 +179,20 @@ void DeviceContext::Synchronize() {
   }
 }
 
-std::byte* DeviceContext::Staging(size_t bytes) {
+std::byte* DeviceContext::Staging(size_t bytes, Staged kind) {
   if constexpr (kWithCuda) {
-    if (cuda_ != nullptr) return cuda::Staging(*cuda_, bytes);
+    if (cuda_ != nullptr) return cuda::Staging(*cuda_, bytes, kind);
   }
-  if (staging_.bytes() < bytes) staging_ = Buffer(device_, std::bit_ceil(bytes));
-  return staging_.as<std::byte>();
+  Buffer& staging = staging_[static_cast<int>(kind)];
+  if (staging.bytes() < bytes) staging = Buffer(device_, std::bit_ceil(bytes));
+  return staging.as<std::byte>();
 }
 
-std::byte* DeviceContext::SendStaging(size_t bytes) {
+std::byte* DeviceContext::SendStaging(size_t bytes, Staged kind) {
   if constexpr (kWithCuda) {
-    if (cuda_ != nullptr) return cuda::SendStaging(*cuda_, bytes);
+    if (cuda_ != nullptr) return cuda::SendStaging(*cuda_, bytes, kind);
   }
-  return staging_.as<std::byte>();
+  return staging_[static_cast<int>(kind)].as<std::byte>();
 }
 
 void DeviceContext::Captured(const std::vector<int64_t>& key, const std::function<void()>& fn) {

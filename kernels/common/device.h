@@ -5,6 +5,8 @@
 #include <cstdint>
 #include <functional>
 #include <memory>
+#include <optional>
+#include <string>
 #include <string_view>
 #include <vector>
 
@@ -62,7 +64,18 @@ class ScratchArena {
   size_t used_ = 0;
 };
 
+// A GPU and its memory, whoever uses it.
+struct GpuInfo {
+  std::string name;
+  size_t total_bytes = 0;
+  size_t free_bytes = 0;
+};
+
 struct CudaDevice;  // kernels/common/cuda/cuda_device.h
+
+// What staging memory is used for: a step's arrays, or what is asked of its logits and the answer.
+enum class Staged : uint8_t { kStep, kReading };
+inline constexpr int kStagedKinds = 2;
 
 // One per engine thread; not thread-safe. Kernels called with it may run n_threads() threads, or
 // run later on the device's stream: what they read and write is in the device's memory, and the
@@ -83,6 +96,8 @@ class DeviceContext {
   // on the thread that runs kernels.
   void BindThread() const;
 
+  std::optional<GpuInfo> Gpu() const;  // as it is now; none on ref and cpu. Any thread
+
   Buffer Upload(const void* host, size_t bytes);  // a copy; the source may go at once
   void CopyToHost(void* host, const void* device, size_t bytes);  // after all work before it
   void Synchronize();
@@ -90,9 +105,9 @@ class DeviceContext {
   // What the host prepares for a step, in two moves so that it travels in one copy: fill the
   // staging memory (page-locked on CUDA), then send it. The device's twin has the same address
   // every time unless more bytes than ever before are sent. One Synchronize or CopyToHost must lie
-  // between two uses.
-  std::byte* Staging(size_t bytes);
-  std::byte* SendStaging(size_t bytes);
+  // between two uses of the same kind.
+  std::byte* Staging(size_t bytes, Staged kind = Staged::kStep);
+  std::byte* SendStaging(size_t bytes, Staged kind = Staged::kStep);
 
   // Runs fn, whose kernel launches depend on nothing but `key` and device memory. CUDA records them
   // as a graph the second time a key comes and replays that from then on.
@@ -104,7 +119,7 @@ class DeviceContext {
   int n_threads_;
   CudaDevice* cuda_ = nullptr;
   ScratchArena scratch_;
-  Buffer staging_;
+  Buffer staging_[kStagedKinds];
 };
 
 // Everything allocated through a scope is free again when it ends.

@@ -1,5 +1,5 @@
-// What DeviceContext and Buffer ask of CUDA, without CUDA's types. Defined in
-// kernels/common/cuda/cuda_device.cu; a build without CUDA never refers to it.
+// What DeviceContext, Buffer and StateMemory ask of CUDA, without CUDA's types. Defined in
+// kernels/common/cuda/cuda_device.cu and state_memory.cu; a build without CUDA never refers to it.
 #pragma once
 
 #include <cstddef>
@@ -9,12 +9,14 @@
 
 #include "absl/status/statusor.h"
 #include "kernels/common/device.h"
+#include "kernels/common/state_memory.h"
 
 namespace ovq::cuda {
 
 absl::StatusOr<CudaDevice*> OpenDevice();  // FailedPrecondition: no usable GPU, and why
 void CloseDevice(CudaDevice* device);
 void BindThread(const CudaDevice& device);
+GpuInfo Describe(const CudaDevice& device);  // any thread
 
 void* AllocateBytes(size_t bytes);  // null if there is not enough
 void FreeBytes(void* data);
@@ -22,8 +24,17 @@ void FreeBytes(void* data);
 void Upload(CudaDevice& device, void* to, const void* host, size_t bytes);
 void CopyToHost(CudaDevice& device, void* host, const void* from, size_t bytes);
 void Synchronize(CudaDevice& device);
-std::byte* Staging(CudaDevice& device, size_t bytes);
-std::byte* SendStaging(CudaDevice& device, size_t bytes);
+std::byte* Staging(CudaDevice& device, size_t bytes, Staged kind);
+std::byte* SendStaging(CudaDevice& device, size_t bytes, Staged kind);
 void Captured(CudaDevice& device, const std::vector<int64_t>& key, const std::function<void()>& fn);
+void CopyOnDevice(CudaDevice& device, void* to, const void* from, size_t bytes);
+
+// StateMemory, of the device's stream and thread.
+size_t StatePageBytes(CudaDevice& device);
+StatePages* OpenStatePages(CudaDevice& device);
+void CloseStatePages(StatePages* pages);
+std::byte* ReserveRange(StatePages& pages, size_t bytes);
+void CommitPages(StatePages& pages, std::byte* base, size_t offset, size_t bytes);
+void ReleaseRange(StatePages& pages, std::byte* base, size_t bytes);
 
 }  // namespace ovq::cuda

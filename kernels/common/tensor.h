@@ -39,23 +39,23 @@ constexpr const char* DTypeName(DType type) {
 struct BF16 {
   uint16_t bits;
 };
-inline float ToFloat(BF16 x) { return std::bit_cast<float>(static_cast<uint32_t>(x.bits) << 16); }
-inline float ToFloat(float x) { return x; }
+constexpr float ToFloat(BF16 x) { return std::bit_cast<float>(static_cast<uint32_t>(x.bits) << 16); }
+constexpr float ToFloat(float x) { return x; }
 
 // Round to nearest, ties to even; NaN stays NaN.
-inline BF16 RoundToBF16(float x) {
+constexpr BF16 RoundToBF16(float x) {
   const uint32_t bits = std::bit_cast<uint32_t>(x);
   if ((bits & 0x7fffffffu) > 0x7f800000u) return {static_cast<uint16_t>((bits >> 16) | 0x40u)};
   return {static_cast<uint16_t>((bits + 0x7fffu + ((bits >> 16) & 1u)) >> 16)};
 }
 template <class T>
-T FromFloat(float x);
+constexpr T FromFloat(float x);
 template <>
-inline float FromFloat<float>(float x) {
+constexpr float FromFloat<float>(float x) {
   return x;
 }
 template <>
-inline BF16 FromFloat<BF16>(float x) {
+constexpr BF16 FromFloat<BF16>(float x) {
   return RoundToBF16(x);
 }
 

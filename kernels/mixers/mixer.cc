@@ -18,12 +18,6 @@ StateFields::StateFields(std::vector<StateField> fields) : fields_(std::move(fie
   }
 }
 
-int64_t CentroidsAt(int64_t t, int64_t max_centroids) {
-  const auto product = static_cast<unsigned __int128>(t) * static_cast<uint64_t>(max_centroids);
-  const auto sum = static_cast<unsigned __int128>(t) + static_cast<uint64_t>(max_centroids);
-  return sum == 0 ? 0 : static_cast<int64_t>(product / sum);
-}
-
 int64_t LiveSlots(const Growth& growth, int64_t position, int64_t max_centroids) {
   switch (growth.law) {
     case Growth::Law::kNone:

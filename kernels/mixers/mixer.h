@@ -51,8 +51,13 @@ struct Growth {
   bool operator==(const Growth&) const = default;
 };
 
-// Eq. 17: n(t) = floor(t N / (t + N)), n(0) = 0; exact for every position (128-bit product).
-int64_t CentroidsAt(int64_t t, int64_t max_centroids);
+// Eq. 17: n(t) = floor(t N / (t + N)), n(0) = 0; exact for every position and N < 2^31. As
+// t N / (t + N) = N - N^2 / (t + N), 64 bits are enough.
+constexpr int64_t CentroidsAt(int64_t t, int64_t max_centroids) {
+  const auto n = static_cast<uint64_t>(max_centroids);
+  const uint64_t sum = static_cast<uint64_t>(t) + n;
+  return sum == 0 ? 0 : max_centroids - static_cast<int64_t>((n * n + sum - 1) / sum);
+}
 
 // Live slots of a growing part after `position` tokens.
 int64_t LiveSlots(const Growth& growth, int64_t position, int64_t max_centroids);
@@ -76,13 +81,27 @@ struct LayerState {
   }
 };
 
+// Where a part of one layer's state lies relative to a session's base pointer, in bytes. Index: of
+// a block, or of an element where the part has no blocks.
+struct StatePlace {
+  size_t offset = 0;
+  size_t head_stride = 0;
+  size_t index_stride = 0;
+
+  constexpr std::byte* At(std::byte* session, int kv_head, int64_t index = 0) const {
+    return session + offset + static_cast<size_t>(kv_head) * head_stride +
+           static_cast<size_t>(index) * index_stride;
+  }
+};
+
 // The arrays of a StepSeqs in the device's memory.
 struct DeviceSeqs {
-  const int32_t* row_begin;
-  const int64_t* start_pos;
-  const int32_t* max_centroids;
-  std::byte* const* state;
-  const int64_t* positions;  // [n_rows] of every row: start_pos plus its place in its sequence
+  const int32_t* row_begin = nullptr;
+  const int64_t* start_pos = nullptr;
+  const int32_t* max_centroids = nullptr;
+  std::byte* const* state = nullptr;
+  const int64_t* positions =
+      nullptr;  // [n_rows] of every row: start_pos plus its place in its sequence
 };
 
 // Whose rows a step holds: rows of all sequences end to end. The spans are the host's; what a

@@ -1,5 +1,4 @@
 #include <cmath>
-#include <numbers>
 
 #include "kernels/ops/ops_device.h"
 
@@ -7,13 +6,14 @@ namespace ovq::ref {
 
 // The textbook formula in long double, whose 64-bit fraction represents every position exactly
 // (x86-64) and the angle to position * 2^-64.
-void Rope(DeviceContext&, const HeadRows& x, std::span<const int64_t> positions, double theta) {
+void Rope(DeviceContext&, const HeadRows& x, std::span<const int64_t> positions,
+          const RopeTable& table) {
+  const long double theta = table.theta();
   const int half = x.head_dim / 2;
   for (int64_t row = 0; row < x.n_rows; ++row) {
     for (int i = 0; i < half; ++i) {
       const long double exponent = -2.0L * i / x.head_dim;
-      const long double angle =
-          positions[row] * std::pow(static_cast<long double>(theta), exponent);
+      const long double angle = positions[row] * std::pow(theta, exponent);
       const double c = static_cast<double>(std::cos(angle));
       const double s = static_cast<double>(std::sin(angle));
       for (int head = 0; head < x.n_heads; ++head) {

@@ -78,7 +78,8 @@ absl::StatusOr<Linear> Linear::Make(std::span<const TensorView> parts, DType com
   }
   Linear linear;
   linear.impl_ = std::make_unique<Impl>(Impl{weights.in, weights.out, compute, Product()});
-  Dispatch<ref::MakeProduct, cpu::MakeProduct, cuda::MakeProduct>(context, weights, &linear.impl_->product);
+  Dispatch<ref::MakeProduct, cpu::MakeProduct, cuda::MakeProduct>(context, weights,
+                                                                  &linear.impl_->product);
   return linear;
 }
 

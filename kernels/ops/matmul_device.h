@@ -70,8 +70,49 @@ class OneDnnProduct {
   std::unique_ptr<State> state_;
 };
 
+#ifdef WITH_CUDA
+
+// Kernels of our own. Segments of kSegment inputs are summed on their own, each in one fixed order,
+// and added from the first to the last, whether by one block after another or by several at once:
+// so few rows (which read the weights once, spread over many blocks) and many get the same bits.
+class CudaProduct {
+ public:
+  static constexpr int kSegment = 128;
+  CudaProduct(const StackedWeights& weights, DeviceContext& context);
+  size_t bytes() const { return weights_.bytes(); }
+  void Apply(DeviceContext& context, TensorView x, TensorView y, bool accumulate) const;
+
+ private:
+  int64_t in_, out_;
+  DType compute_;
+  Buffer weights_;  // packed as kernels/ops/cuda/product_bf16.cuh and product_f32.cuh say
+};
+
+// One algorithm of cuBLASLt for every number of rows.
+class CublasProduct {
+ public:
+  // Null if no algorithm passes the test that a row's bits are the same for any number of rows.
+  static std::unique_ptr<CublasProduct> Make(const StackedWeights& weights, DeviceContext& context);
+  ~CublasProduct();
+  size_t bytes() const;
+  void Apply(DeviceContext& context, TensorView x, TensorView y, bool accumulate) const;
+
+ private:
+  struct State;  // of cuBLASLt's types
+  explicit CublasProduct(std::unique_ptr<State> state);
+  std::unique_ptr<State> state_;
+};
+
+using Product = std::variant<std::unique_ptr<ReferenceProduct>, std::unique_ptr<SimdProduct>,
+                             std::unique_ptr<OneDnnProduct>, std::unique_ptr<CudaProduct>,
+                             std::unique_ptr<CublasProduct>>;
+
+#else
+
 using Product = std::variant<std::unique_ptr<ReferenceProduct>, std::unique_ptr<SimdProduct>,
                              std::unique_ptr<OneDnnProduct>>;
+
+#endif
 
 }  // namespace ovq
 
@@ -85,5 +126,6 @@ void MakeProduct(DeviceContext& context, const StackedWeights& weights, Product*
 }  // namespace ovq::cpu
 
 namespace ovq::cuda {
+// CublasProduct where it keeps the promise of ops.h, else CudaProduct.
 void MakeProduct(DeviceContext& context, const StackedWeights& weights, Product* product);
 }  // namespace ovq::cuda

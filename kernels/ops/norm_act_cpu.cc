@@ -80,29 +80,25 @@ float SumOfSquares(const float* x, int64_t n) {
 }
 
 template <class T>
-void RmsNormRows(const float* x, const float* weight, int64_t n_rows, int64_t n, float eps, T* y) {
+void RmsNormRow(const float* x, const float* weight, int64_t n, float eps, T* y) {
   const auto lanes = static_cast<int64_t>(hn::Lanes(d));
-  for (int64_t row = 0; row < n_rows; ++row, x += n, y += n) {
-    const float mean = SumOfSquares(x, n) / static_cast<float>(n);
-    const V factor = hn::Set(d, 1.0f / std::sqrt(mean + eps));
-    int64_t i = 0;
-    for (; i + lanes <= n; i += lanes) {
-      const V scaled = hn::Mul(hn::LoadU(d, x + i), factor);
-      StoreWide(hn::Mul(scaled, hn::LoadU(d, weight + i)), y + i);
-    }
-    if (i < n) {
-      const V scaled = hn::Mul(LoadTail(x + i, n - i, 0), factor);
-      StoreTail(hn::Mul(scaled, LoadTail(weight + i, n - i, 0)), n - i, y + i);
-    }
+  const float mean = SumOfSquares(x, n) / static_cast<float>(n);
+  const V factor = hn::Set(d, 1.0f / std::sqrt(mean + eps));
+  int64_t i = 0;
+  for (; i + lanes <= n; i += lanes) {
+    const V scaled = hn::Mul(hn::LoadU(d, x + i), factor);
+    StoreWide(hn::Mul(scaled, hn::LoadU(d, weight + i)), y + i);
+  }
+  if (i < n) {
+    const V scaled = hn::Mul(LoadTail(x + i, n - i, 0), factor);
+    StoreTail(hn::Mul(scaled, LoadTail(weight + i, n - i, 0)), n - i, y + i);
   }
 }
-void RmsNormF32(const float* x, const float* weight, int64_t n_rows, int64_t n, float eps,
-                float* y) {
-  RmsNormRows(x, weight, n_rows, n, eps, y);
+void RmsNormF32(const float* x, const float* weight, int64_t n, float eps, float* y) {
+  RmsNormRow(x, weight, n, eps, y);
 }
-void RmsNormBF16(const float* x, const float* weight, int64_t n_rows, int64_t n, float eps,
-                 BF16* y) {
-  RmsNormRows(x, weight, n_rows, n, eps, y);
+void RmsNormBF16(const float* x, const float* weight, int64_t n, float eps, BF16* y) {
+  RmsNormRow(x, weight, n, eps, y);
 }
 
 void UnitNormHead(float* x, int n, float scale) {
@@ -188,15 +184,18 @@ constexpr int64_t kExpWork = 8;  // an exponential costs about as much as so man
 
 namespace cpu {
 
-void RmsNorm(DeviceContext& context, TensorView x, TensorView weight, float eps, TensorView y) {
+void RmsNorm(DeviceContext& context, TensorView x, TensorView weight, float eps, TensorView y,
+             std::span<const int32_t> rows) {
   const int64_t n = x.shape[1];
   const float* w = weight.as<float>();
-  ParallelRows(context, x.shape[0], 2 * n, [&](int64_t begin, int64_t end) {
-    const float* in = x.as<float>() + begin * n;
-    if (y.dtype == DType::kF32) {
-      HWY_DYNAMIC_DISPATCH(RmsNormF32)(in, w, end - begin, n, eps, y.as<float>() + begin * n);
-    } else {
-      HWY_DYNAMIC_DISPATCH(RmsNormBF16)(in, w, end - begin, n, eps, y.as<BF16>() + begin * n);
+  ParallelRows(context, y.shape[0], 2 * n, [&](int64_t begin, int64_t end) {
+    for (int64_t row = begin; row < end; ++row) {
+      const float* in = x.as<float>() + (rows.empty() ? row : rows[row]) * n;
+      if (y.dtype == DType::kF32) {
+        HWY_DYNAMIC_DISPATCH(RmsNormF32)(in, w, n, eps, y.as<float>() + row * n);
+      } else {
+        HWY_DYNAMIC_DISPATCH(RmsNormBF16)(in, w, n, eps, y.as<BF16>() + row * n);
+      }
     }
   });
 }

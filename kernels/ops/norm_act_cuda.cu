@@ -1,16 +1,139 @@
+#include <cmath>
+
+#include "kernels/common/cuda/cuda_device.h"
+#include "kernels/ops/cuda/rows.cuh"
 #include "kernels/ops/ops_device.h"
 
 namespace ovq::cuda {
+namespace {
 
-void RmsNorm(DeviceContext&, TensorView, TensorView, float, TensorView) { Check(false, "cuda"); }
-void UnitNorm(DeviceContext&, const HeadRows&, const float*) { Check(false, "cuda"); }
-void SwiGlu(DeviceContext&, TensorView, TensorView) { Check(false, "cuda"); }
-void LogSumExp(DeviceContext&, TensorView, float*) { Check(false, "cuda"); }
-void Rope(DeviceContext&, const HeadRows&, std::span<const int64_t>, double) {
-  Check(false, "cuda");
+constexpr int kMaxNormThreads = 256;
+constexpr int kMaxSumThreads = 1024;
+constexpr int kActThreads = 256;
+
+// One block a row. Thread t sums the squares of elements 4t .. 4t + 3, then 4 (t + threads) and so
+// on, in four chains.
+template <class T>
+__global__ void __launch_bounds__(kMaxNormThreads)
+    RmsNormKernel(const float* x, const float* weight, const int32_t* rows, int64_t n, float eps,
+                  bool aligned, T* y) {
+  const int64_t row = blockIdx.x;
+  const float* in = x + (rows == nullptr ? row : rows[row]) * n;
+  const int64_t first = int64_t{threadIdx.x} * 4, stride = int64_t{blockDim.x} * 4;
+  float4 sum = make_float4(0, 0, 0, 0);
+  for (int64_t i = first; i < n; i += stride) {
+    const float4 v = Load4(in, i, n, aligned, 0);
+    sum.x = fmaf(v.x, v.x, sum.x);
+    sum.y = fmaf(v.y, v.y, sum.y);
+    sum.z = fmaf(v.z, v.z, sum.z);
+    sum.w = fmaf(v.w, v.w, sum.w);
+  }
+  const float total = BlockSum((sum.x + sum.y) + (sum.z + sum.w), DynamicShared<float>(0));
+  const float factor = 1.0f / sqrtf(total / static_cast<float>(n) + eps);
+  for (int64_t i = first; i < n; i += stride) {
+    const float4 v = Load4(in, i, n, aligned, 0);
+    const float4 w = Load4(weight, i, n, aligned, 0);
+    Store4(y + row * n, i, n, aligned,
+           make_float4(v.x * factor * w.x, v.y * factor * w.y, v.z * factor * w.z,
+                       v.w * factor * w.w));
+  }
 }
-void Embed(DeviceContext&, TensorView, std::span<const int32_t>, TensorView) {
-  Check(false, "cuda");
+
+// gate * up / (1 + e^-gate), with the exponential of -|gate| alone: it cannot overflow.
+__device__ float Silu(float gate, float up) {
+  const float e = expf(-fabsf(gate));
+  const float numerator = gate < 0 ? e : 1.0f;
+  return gate * (numerator / (1.0f + e)) * up;
+}
+
+template <class T>
+__global__ void __launch_bounds__(kActThreads)
+    SwiGluKernel(const float* gate_up, int64_t n, bool aligned, T* y) {
+  const int64_t row = blockIdx.x;
+  const int64_t i = (int64_t{blockIdx.y} * kActThreads + threadIdx.x) * 4;
+  if (i >= n) return;
+  const float* gates = gate_up + row * 2 * n;
+  const float4 gate = Load4(gates, i, n, aligned, 0);
+  const float4 up = Load4(gates + n, i, n, aligned, 0);
+  Store4(
+      y + row * n, i, n, aligned,
+      make_float4(Silu(gate.x, up.x), Silu(gate.y, up.y), Silu(gate.z, up.z), Silu(gate.w, up.w)));
+}
+
+// One block a row, summed like the squares of RmsNormKernel.
+__global__ void __launch_bounds__(kMaxSumThreads)
+    LogSumExpKernel(const float* x, int64_t n, bool aligned, float* out) {
+  const float* in = x + int64_t{blockIdx.x} * n;
+  const int64_t first = int64_t{threadIdx.x} * 4, stride = int64_t{blockDim.x} * 4;
+  const SharedPtr<float> partial = DynamicShared<float>(0);
+  float highest = -INFINITY;
+  for (int64_t i = first; i < n; i += stride) {
+    const float4 v = Load4(in, i, n, aligned, -INFINITY);
+    highest = fmaxf(highest, fmaxf(fmaxf(v.x, v.y), fmaxf(v.z, v.w)));
+  }
+  const float max = BlockMax(highest, partial);
+  float4 sum = make_float4(0, 0, 0, 0);
+  const bool infinite = fabsf(max) == INFINITY;
+  if (!infinite) {
+    for (int64_t i = first; i < n; i += stride) {
+      const float4 v = Load4(in, i, n, aligned, -INFINITY);
+      sum.x += expf(v.x - max);
+      sum.y += expf(v.y - max);
+      sum.z += expf(v.z - max);
+      sum.w += expf(v.w - max);
+    }
+  }
+  const float total = BlockSum((sum.x + sum.y) + (sum.z + sum.w), partial + kWarp);
+  // An infinite maximum leaves nothing to subtract it from.
+  if (threadIdx.x == 0) out[blockIdx.x] = infinite ? max : max + logf(total);
+}
+
+}  // namespace
+
+void RmsNorm(DeviceContext& context, TensorView x, TensorView weight, float eps, TensorView y,
+             std::span<const int32_t> rows) {
+  const int64_t n = x.shape[1], n_rows = y.shape[0];
+  if (n_rows == 0) return;
+  const dim3 grid(static_cast<unsigned>(n_rows)), block(RowThreads(n, kMaxNormThreads));
+  const size_t shared_bytes = kWarp * sizeof(float);
+  const bool aligned = Aligned(x.data, n, sizeof(float)) &&
+                       Aligned(weight.data, n, sizeof(float)) &&
+                       Aligned(y.data, n, DTypeBytes(y.dtype));
+  const int32_t* row_list = rows.empty() ? nullptr : rows.data();
+  if (y.dtype == DType::kF32) {
+    Launch(context, RmsNormKernel<float>, grid, block, shared_bytes, x.as<float>(),
+           weight.as<float>(), row_list, n, eps, aligned, y.as<float>());
+  } else {
+    Launch(context, RmsNormKernel<BF16>, grid, block, shared_bytes, x.as<float>(),
+           weight.as<float>(), row_list, n, eps, aligned, y.as<BF16>());
+  }
+}
+
+void SwiGlu(DeviceContext& context, TensorView gate_up, TensorView y) {
+  const int64_t n = y.shape[1], n_rows = y.shape[0];
+  if (n_rows == 0) return;
+  constexpr int64_t kBlockElements = 4 * kActThreads;
+  const dim3 grid(static_cast<unsigned>(n_rows),
+                  static_cast<unsigned>((n + kBlockElements - 1) / kBlockElements));
+  const dim3 block(RowThreads(n, kActThreads));
+  const bool aligned =
+      Aligned(gate_up.data, n, sizeof(float)) && Aligned(y.data, n, DTypeBytes(y.dtype));
+  if (y.dtype == DType::kF32) {
+    Launch(context, SwiGluKernel<float>, grid, block, 0, gate_up.as<float>(), n, aligned,
+           y.as<float>());
+  } else {
+    Launch(context, SwiGluKernel<BF16>, grid, block, 0, gate_up.as<float>(), n, aligned,
+           y.as<BF16>());
+  }
+}
+
+void LogSumExp(DeviceContext& context, TensorView x, float* out) {
+  const int64_t n = x.shape[1];
+  if (x.shape[0] == 0) return;
+  const size_t shared_bytes = 2 * kWarp * sizeof(float);
+  Launch(context, LogSumExpKernel, dim3(static_cast<unsigned>(x.shape[0])),
+         dim3(RowThreads(n, kMaxSumThreads)), shared_bytes, x.as<float>(), n,
+         Aligned(x.data, n, sizeof(float)), out);
 }
 
 }  // namespace ovq::cuda

@@ -23,10 +23,11 @@ double SumOfSquares(const float* x, int64_t n) {
 
 }  // namespace
 
-void RmsNorm(DeviceContext&, TensorView x, TensorView weight, float eps, TensorView y) {
+void RmsNorm(DeviceContext&, TensorView x, TensorView weight, float eps, TensorView y,
+             std::span<const int32_t> rows) {
   const int64_t d = x.shape[1];
-  for (int64_t row = 0; row < x.shape[0]; ++row) {
-    const float* in = x.as<float>() + row * d;
+  for (int64_t row = 0; row < y.shape[0]; ++row) {
+    const float* in = x.as<float>() + (rows.empty() ? row : rows[row]) * d;
     const double rms = std::sqrt(SumOfSquares(in, d) / static_cast<double>(d) + eps);
     for (int64_t i = 0; i < d; ++i) Store(y, row * d + i, in[i] / rms * weight.as<float>()[i]);
   }

@@ -22,12 +22,14 @@ void CheckHeadRows(const HeadRows& x) {
 
 }  // namespace
 
-void RmsNorm(DeviceContext& context, TensorView x, TensorView weight, float eps, TensorView y) {
+void RmsNorm(DeviceContext& context, TensorView x, TensorView weight, float eps, TensorView y,
+             std::span<const int32_t> rows) {
   Check(IsMatrix(x, DType::kF32), "RmsNorm: x is a float32 matrix");
   Check(weight.dtype == DType::kF32 && weight.shape == Shape{x.shape[1]},
         "RmsNorm: one float32 weight a column");
-  Check(IsActivation(y) && y.shape == x.shape, "RmsNorm: y has the shape of x");
-  Dispatch<ref::RmsNorm, cpu::RmsNorm, cuda::RmsNorm>(context, x, weight, eps, y);
+  const int64_t n_rows = rows.empty() ? x.shape[0] : static_cast<int64_t>(rows.size());
+  Check(IsActivation(y) && y.shape == Shape{n_rows, x.shape[1]}, "RmsNorm: y has a row for each");
+  Dispatch<ref::RmsNorm, cpu::RmsNorm, cuda::RmsNorm>(context, x, weight, eps, y, rows);
 }
 
 void UnitNorm(DeviceContext& context, const HeadRows& x, const float* scale) {
@@ -36,12 +38,24 @@ void UnitNorm(DeviceContext& context, const HeadRows& x, const float* scale) {
 }
 
 void Rope(DeviceContext& context, const HeadRows& x, std::span<const int64_t> positions,
-          double theta) {
+          const RopeTable& table) {
   CheckHeadRows(x);
-  Check(x.head_dim % 2 == 0, "Rope: head_dim is even");
+  Check(x.head_dim == table.head_dim(), "Rope: the table is for heads of this size");
   Check(static_cast<int64_t>(positions.size()) == x.n_rows, "Rope: one position a row");
-  Check(theta >= 1, "Rope: theta is at least 1");
-  Dispatch<ref::Rope, cpu::Rope, cuda::Rope>(context, x, positions, theta);
+  Dispatch<ref::Rope, cpu::Rope, cuda::Rope>(context, x, positions, table);
+}
+
+void PrepareHeads(DeviceContext& context, const HeadPrep& prep) {
+  CheckHeadRows(prep.queries);
+  CheckHeadRows(prep.keys);
+  Check(prep.queries.n_rows == prep.keys.n_rows && prep.queries.head_dim == prep.keys.head_dim,
+        "PrepareHeads: as many keys as queries, of one size");
+  if (prep.rope != nullptr) {
+    Check(prep.rope->head_dim() == prep.keys.head_dim, "PrepareHeads: a table for this head_dim");
+    Check(static_cast<int64_t>(prep.positions.size()) == prep.keys.n_rows,
+          "PrepareHeads: one position a row");
+  }
+  Dispatch<ref::PrepareHeads, cpu::PrepareHeads, cuda::PrepareHeads>(context, prep);
 }
 
 void SwiGlu(DeviceContext& context, TensorView gate_up, TensorView y) {

@@ -1,5 +1,7 @@
 // Row-wise operations and matrix products. Every row's result depends on that row alone, bit for
 // bit: never on how many rows the call has, where the row stands or how many threads run.
+// All tensors, pointers and spans (ids, positions, rows) lie in the memory of the context's device;
+// on CUDA the operations are queued on its stream.
 #pragma once
 
 #include <cstdint>
@@ -38,8 +40,10 @@ class Linear {
   std::unique_ptr<Impl> impl_;
 };
 
-// y[n, d] = x / sqrt(mean(x^2) + eps) * weight. x F32, weight [d] F32, y F32 or BF16.
-void RmsNorm(DeviceContext& context, TensorView x, TensorView weight, float eps, TensorView y);
+// y[i] = r / sqrt(mean(r^2) + eps) * weight with r = x[rows[i]], or x[i] if `rows` is empty.
+// x [n, d] F32, weight [d] F32, y [rows or n, d] F32 or BF16.
+void RmsNorm(DeviceContext& context, TensorView x, TensorView weight, float eps, TensorView y,
+             std::span<const int32_t> rows = {});
 
 // A [n_rows, n_heads, head_dim] float32 view whose rows are row_stride elements apart.
 struct HeadRows {
@@ -53,10 +57,43 @@ struct HeadRows {
 // x = x / sqrt(sum(x^2) + 1e-6) * scale[head], in place; scale null means 1. DESIGN 3.
 void UnitNorm(DeviceContext& context, const HeadRows& x, const float* scale);
 
+// A frequency in turns a position, as a fraction of 2^128. The product with a position modulo 2^128
+// is then the angle modulo one turn with no rounding at all: angles at any two positions differ by
+// exactly the angle of their distance, and the frequency's own error (2^-64 relative) is all there
+// is. A float64 product is wrong by 1e-4 radians at position 2^40 and meaningless after 2^53.
+using Turns = unsigned __int128;
+
+// The frequencies theta^(-2i / head_dim) of RoPE, made once for the context's device.
+class RopeTable {
+ public:
+  RopeTable(DeviceContext& context, double theta, int head_dim);  // head_dim even, theta >= 1
+  double theta() const { return theta_; }
+  int head_dim() const { return head_dim_; }
+  const Turns* turns() const { return turns_.as<Turns>(); }  // [head_dim / 2], device memory
+
+ private:
+  double theta_;
+  int head_dim_;
+  Buffer turns_;
+};
+
 // Rotate-half RoPE in place: pair (i, i + d/2) turned by positions[row] * theta^(-2i/d). Angles in
 // float64, reduced modulo 2 pi before sine and cosine, so that they hold at any int64 position.
 void Rope(DeviceContext& context, const HeadRows& x, std::span<const int64_t> positions,
-          double theta);
+          const RopeTable& table);
+
+// What stands between a projection and a mixer's kernel, in place: UnitNorm of queries (times beta)
+// and keys, then Rope if there is a table, then rounding to the nearest bfloat16 value (kept in
+// float32) if round_to_bf16. Same bits as these one after another.
+struct HeadPrep {
+  HeadRows queries;
+  HeadRows keys;                            // n_rows and head_dim of the queries
+  const float* beta = nullptr;              // [query heads]
+  const RopeTable* rope = nullptr;          // null: no position encoding
+  std::span<const int64_t> positions = {};  // [n_rows], read only with rope
+  bool round_to_bf16 = false;
+};
+void PrepareHeads(DeviceContext& context, const HeadPrep& prep);
 
 // y[n, f] = silu(gate) * up with gate_up[n, 2f] = [gate | up] in F32; y F32 or BF16.
 void SwiGlu(DeviceContext& context, TensorView gate_up, TensorView y);

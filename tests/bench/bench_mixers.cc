@@ -13,6 +13,7 @@
 #include <random>
 
 #include "kernels/mixers/mixer.h"
+#include "kernels/mixers/stage.h"
 #include "tests/bench/bench_util.h"
 
 namespace ovq::bench {
@@ -77,10 +78,12 @@ void Step(const Layer& layer, DeviceContext& context, const std::vector<std::byt
   }
   const int64_t rows = row_begin.back();
   y.assign(static_cast<size_t>(rows) * kModelDim, 0.0f);
-  layer.mixer->Forward(
-      {.row_begin = row_begin, .start_pos = start, .max_centroids = caps, .state = sessions},
-      {.data = x.data(), .dtype = DType::kBF16, .shape = {rows, kModelDim}}, layer.where, context,
-      {.data = y.data(), .dtype = DType::kF32, .shape = {rows, kModelDim}});
+  const StepSeqs seqs = {
+      .row_begin = row_begin, .start_pos = start, .max_centroids = caps, .state = sessions};
+  layer.mixer->Forward(StageStep(context, seqs).seqs,
+                       {.data = x.data(), .dtype = DType::kBF16, .shape = {rows, kModelDim}},
+                       layer.where, context,
+                       {.data = y.data(), .dtype = DType::kF32, .shape = {rows, kModelDim}});
 }
 
 bool SplitKeepsEveryBit(const Layer& layer, DeviceContext& context, std::vector<BF16>& x) {

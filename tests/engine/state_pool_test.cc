@@ -6,12 +6,13 @@
 
 #include <algorithm>
 #include <cstdio>
-#include <cstring>
 #include <fstream>
+#include <memory>
 #include <string>
 #include <vector>
 
 #include "tests/engine/fake_model.h"
+#include "tests/test_util.h"
 
 namespace ovq {
 namespace {
@@ -36,29 +37,24 @@ size_t WritableBytes(const std::byte* base, size_t bytes) {
 }
 
 size_t ResidentBytes(std::byte* base, size_t bytes) {
-  std::vector<unsigned char> pages(bytes / StateLayout::kPageBytes);
+  std::vector<unsigned char> pages(bytes / kHostPageBytes);
   EXPECT_EQ(mincore(base, bytes, pages.data()), 0);
   size_t resident = 0;
-  for (unsigned char page : pages) resident += (page & 1) * StateLayout::kPageBytes;
+  for (unsigned char page : pages) resident += (page & 1) * kHostPageBytes;
   return resident;
-}
-
-void Fill(const StateLayout& layout, const StateHandle& state, unsigned char value) {
-  for (const StateExtent& extent : layout.extents_at(state.position, state.max_centroids)) {
-    std::memset(state.base + extent.offset, value, extent.bytes);
-  }
 }
 
 class StatePoolTest : public testing::Test {
  protected:
   test::FakeModel model_{{.with_text = false, .full_attention = true}};
   const StateLayout& layout_ = model_.layout();
+  std::unique_ptr<DeviceContext> context_ = test::MakeContext(Device::kCpu);
 };
 
 TEST_F(StatePoolTest, CommitsWhatTheLayoutSaysAndNoMore) {
-  StatePool pool(layout_, size_t{1} << 24);
+  StatePool pool(layout_, size_t{1} << 24, *context_);
   StateHandle state = *pool.Acquire(512, size_t{1} << 20);
-  std::vector<unsigned char> written(layout_.virtual_bytes() / 4096);
+  std::vector<unsigned char> written(layout_.virtual_bytes() / kHostPageBytes);
   for (int64_t position : {0, 1, 4, 63, 64, 65, 200, 1000, 1001, 4000, 4096}) {
     const size_t before = state.committed_bytes;
     pool.Grow(state, position);
@@ -67,9 +63,9 @@ TEST_F(StatePoolTest, CommitsWhatTheLayoutSaysAndNoMore) {
     EXPECT_EQ(WritableBytes(state.base, layout_.virtual_bytes()), state.committed_bytes);
     EXPECT_LE(ResidentBytes(state.base, layout_.virtual_bytes()), before) << "nothing touched yet";
     for (const StateExtent& extent : layout_.extents_at(position, 512)) {
-      for (size_t page = 0; page < extent.bytes; page += StateLayout::kPageBytes) {
+      for (size_t page = 0; page < extent.bytes; page += kHostPageBytes) {
         std::byte& first = state.base[extent.offset + page];
-        unsigned char& seen = written[(extent.offset + page) / StateLayout::kPageBytes];
+        unsigned char& seen = written[(extent.offset + page) / kHostPageBytes];
         ASSERT_EQ(static_cast<unsigned char>(first), seen) << "zero when new, kept when old";
         seen = 1;
         first = std::byte{1};
@@ -86,7 +82,7 @@ TEST_F(StatePoolTest, CommitsWhatTheLayoutSaysAndNoMore) {
 
 TEST_F(StatePoolTest, BudgetIsExact) {
   const size_t cap = layout_.bytes_cap(256);
-  StatePool pool(layout_, 2 * cap + 100);
+  StatePool pool(layout_, 2 * cap + 100, *context_);
   StateHandle a = *pool.Acquire(256, cap);
   StateHandle b = *pool.Acquire(256, cap);
   EXPECT_EQ(pool.free_bytes(), 100u);
@@ -99,33 +95,6 @@ TEST_F(StatePoolTest, BudgetIsExact) {
   pool.Release(b);
   pool.Release(a);
   EXPECT_EQ(pool.free_bytes(), pool.budget_bytes());
-}
-
-TEST_F(StatePoolTest, CloneAndSnapshotHaveTheSameBytes) {
-  StatePool pool(layout_, size_t{1} << 26);
-  const size_t cap = layout_.bytes_cap(256);
-  StateHandle state = *pool.Acquire(256, cap);
-  pool.Grow(state, 777);
-  Fill(layout_, state, 0x5a);
-  state.base[11] = std::byte{1};
-  std::vector<std::byte> bytes(pool.SnapshotBytes(state));
-  ASSERT_EQ(bytes.size(), layout_.bytes_at(777, 256));
-  pool.CopyOut(state, bytes);
-
-  StateHandle clone = *pool.Clone(state, cap);
-  EXPECT_EQ(clone.position, 777);
-  EXPECT_EQ(clone.committed_bytes, state.committed_bytes);
-  Fill(layout_, state, 0);  // the clone keeps its own
-  std::vector<std::byte> cloned(pool.SnapshotBytes(clone));
-  pool.CopyOut(clone, cloned);
-  EXPECT_EQ(cloned, bytes);
-
-  StateHandle restored = *pool.Acquire(256, cap);
-  pool.CopyIn(restored, 777, bytes);
-  std::vector<std::byte> again(pool.SnapshotBytes(restored));
-  pool.CopyOut(restored, again);
-  EXPECT_EQ(again, bytes);
-  for (StateHandle* handle : {&state, &clone, &restored}) pool.Release(*handle);
 }
 
 }  // namespace

@@ -256,7 +256,14 @@ class Starting(unittest.TestCase):
 
     def test_devices(self):
         self.fails(2, "--device", "--model", model_folder(), "--device", "tpu")
-        self.fails(1, "'cuda'", "--model", model_folder(), "--device", "cuda")
+
+    @unittest.skipIf(os.path.exists("/dev/nvidiactl"), "a GPU is present")
+    def test_no_gpu(self):
+        code, out, err = run_to_end(BINARY, "--model", model_folder(), "--device", "cuda")
+        self.assertEqual((code, out), (1, ""), err)
+        self.assertRegex(
+            err, r"device 'cuda': (this build has no CUDA kernels|expected a GPU and its driver)")
+        self.assertEqual(err.count("\n"), 1, err)
 
     def test_port_in_use(self):
         with socket.socket() as taken:

@@ -331,6 +331,27 @@ double Sample(const std::string& text, const std::string& name,
   return -1;
 }
 
+TEST(Metrics, MemoryOfAGpu) {
+  MetricsInfo info;
+  info.device = "cuda";
+  info.weight_bytes = 10;
+  EngineStats stats;
+  stats.gpu = GpuInfo{.name = "a GPU", .total_bytes = 100, .free_bytes = 40};
+  for (bool has_gpu : {true, false}) {
+    info.has_gpu = has_gpu;
+    Metrics metrics(info);
+    metrics.SetStatsSource([&] { return stats; });
+    const std::string text = metrics.Text();
+    const auto bytes = [&](const char* kind) {
+      return Sample(text, "ovq_device_memory_bytes",
+                    {"device=\"cuda\"", absl::StrCat("kind=\"", kind, "\"")});
+    };
+    EXPECT_EQ(bytes("weights"), 10);
+    EXPECT_EQ(bytes("total"), has_gpu ? 100 : -1);
+    EXPECT_EQ(bytes("free"), has_gpu ? 40 : -1);
+  }
+}
+
 TEST(Server, MetricsMove) {
   TestServer server;
   const std::string before = server.metrics().Text();

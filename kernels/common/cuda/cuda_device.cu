@@ -20,6 +20,12 @@ absl::Status NoDevice(const std::string& why) {
   return absl::FailedPreconditionError(absl::StrCat("device 'cuda': ", why));
 }
 
+void FreeStaging(const CudaStaging& staging) {
+  if (staging.host == nullptr) return;
+  CheckCuda(cudaFreeHost(staging.host));
+  CheckCuda(cudaFree(staging.device));
+}
+
 }  // namespace
 
 void CheckCuda(cudaError_t error, const char* file, int line) {
@@ -48,9 +54,13 @@ absl::StatusOr<CudaDevice*> OpenDevice() {
     return NoDevice(cudaGetErrorString(error));
   }
   auto* device = new CudaDevice;
+  device->name = properties.name;
   device->n_multiprocessors = properties.multiProcessorCount;
   device->max_shared_bytes = properties.sharedMemPerBlockOptin;
   CheckCuda(cudaStreamCreateWithFlags(&device->stream, cudaStreamNonBlocking));
+  constexpr size_t kCounterBytes = CudaDevice::kCounters * sizeof(uint32_t);
+  CheckCuda(cudaMalloc(reinterpret_cast<void**>(&device->counters), kCounterBytes));
+  CheckCuda(cudaMemsetAsync(device->counters, 0, kCounterBytes, device->stream));
   CheckCuda(cudaMallocHost(reinterpret_cast<void**>(&device->upload_host), 2 * kUploadHalfBytes));
   for (cudaEvent_t& done : device->upload_done) {
     CheckCuda(cudaEventCreateWithFlags(&done, cudaEventDisableTiming));
@@ -64,16 +74,21 @@ void CloseDevice(CudaDevice* device) {
     if (graph.exec != nullptr) CheckCuda(cudaGraphExecDestroy(graph.exec));
   }
   for (cudaEvent_t done : device->upload_done) CheckCuda(cudaEventDestroy(done));
+  CheckCuda(cudaFree(device->counters));
   CheckCuda(cudaFreeHost(device->upload_host));
-  if (device->staging_host != nullptr) {
-    CheckCuda(cudaFreeHost(device->staging_host));
-    CheckCuda(cudaFree(device->staging_device));
-  }
+  for (const CudaStaging& staging : device->staging) FreeStaging(staging);
   CheckCuda(cudaStreamDestroy(device->stream));
   delete device;
 }
 
 void BindThread(const CudaDevice& device) { CheckCuda(cudaSetDevice(device.ordinal)); }
+
+GpuInfo Describe(const CudaDevice& device) {
+  BindThread(device);
+  GpuInfo info{.name = device.name};
+  CheckCuda(cudaMemGetInfo(&info.free_bytes, &info.total_bytes));
+  return info;
+}
 
 void* AllocateBytes(size_t bytes) {
   void* data = nullptr;
@@ -98,34 +113,56 @@ void Upload(CudaDevice& device, void* to, const void* host, size_t bytes) {
   }
 }
 
+// The same the other way: one half is emptied while the other is filled.
 void CopyToHost(CudaDevice& device, void* host, const void* from, size_t bytes) {
-  CheckCuda(cudaMemcpyAsync(host, from, bytes, cudaMemcpyDeviceToHost, device.stream));
+  const auto half_of = [&](size_t at) { return static_cast<int>(at / kUploadHalfBytes % 2); };
+  const auto locked_of = [&](size_t at) {
+    return device.upload_host + static_cast<size_t>(half_of(at)) * kUploadHalfBytes;
+  };
+  const auto empty = [&](size_t at) {
+    CheckCuda(cudaEventSynchronize(device.upload_done[half_of(at)]));
+    std::memcpy(static_cast<std::byte*>(host) + at, locked_of(at),
+                std::min(kUploadHalfBytes, bytes - at));
+  };
+  size_t at = 0;
+  for (; at < bytes; at += kUploadHalfBytes) {
+    CheckCuda(cudaMemcpyAsync(locked_of(at), static_cast<const std::byte*>(from) + at,
+                              std::min(kUploadHalfBytes, bytes - at), cudaMemcpyDeviceToHost,
+                              device.stream));
+    CheckCuda(cudaEventRecord(device.upload_done[half_of(at)], device.stream));
+    if (at > 0) empty(at - kUploadHalfBytes);
+  }
+  if (at > 0) empty(at - kUploadHalfBytes);
   Synchronize(device);
 }
 
-std::byte* Staging(CudaDevice& device, size_t bytes) {
-  if (device.staging_bytes < bytes) {
-    Synchronize(device);
-    if (device.staging_host != nullptr) {
-      CheckCuda(cudaFreeHost(device.staging_host));
-      CheckCuda(cudaFree(device.staging_device));
-    }
-    // Recorded graphs read from the old twin.
-    for (auto& [key, graph] : device.graphs) {
-      if (graph.exec != nullptr) CheckCuda(cudaGraphExecDestroy(graph.exec));
-    }
-    device.graphs.clear();
-    device.staging_bytes = std::bit_ceil(std::max(bytes, size_t{64} << 10));
-    CheckCuda(cudaMallocHost(reinterpret_cast<void**>(&device.staging_host), device.staging_bytes));
-    CheckCuda(cudaMalloc(reinterpret_cast<void**>(&device.staging_device), device.staging_bytes));
-  }
-  return device.staging_host;
+void CopyOnDevice(CudaDevice& device, void* to, const void* from, size_t bytes) {
+  CheckCuda(cudaMemcpyAsync(to, from, bytes, cudaMemcpyDeviceToDevice, device.stream));
 }
 
-std::byte* SendStaging(CudaDevice& device, size_t bytes) {
-  CheckCuda(cudaMemcpyAsync(device.staging_device, device.staging_host, bytes,
-                            cudaMemcpyHostToDevice, device.stream));
-  return device.staging_device;
+std::byte* Staging(CudaDevice& device, size_t bytes, Staged kind) {
+  CudaStaging& staging = device.staging[static_cast<int>(kind)];
+  if (staging.bytes < bytes) {
+    Synchronize(device);
+    FreeStaging(staging);
+    if (kind == Staged::kStep) {  // recorded graphs read from the old twin
+      for (auto& [key, graph] : device.graphs) {
+        if (graph.exec != nullptr) CheckCuda(cudaGraphExecDestroy(graph.exec));
+      }
+      device.graphs.clear();
+    }
+    staging.bytes = std::bit_ceil(std::max(bytes, size_t{64} << 10));
+    CheckCuda(cudaMallocHost(reinterpret_cast<void**>(&staging.host), staging.bytes));
+    CheckCuda(cudaMalloc(reinterpret_cast<void**>(&staging.device), staging.bytes));
+  }
+  return staging.host;
+}
+
+std::byte* SendStaging(CudaDevice& device, size_t bytes, Staged kind) {
+  const CudaStaging& staging = device.staging[static_cast<int>(kind)];
+  CheckCuda(
+      cudaMemcpyAsync(staging.device, staging.host, bytes, cudaMemcpyHostToDevice, device.stream));
+  return staging.device;
 }
 
 // The first use runs as it is, so that scratch memory grows to what the step needs: nothing may be

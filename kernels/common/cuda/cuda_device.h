@@ -7,6 +7,8 @@
 #include <cstdint>
 #include <functional>
 #include <map>
+#include <memory>
+#include <string>
 #include <utility>
 #include <vector>
 
@@ -19,19 +21,32 @@ struct CudaGraph {
   cudaGraphExec_t exec = nullptr;  // null until the second use
 };
 
+// Page-locked host memory and its twin; grow together.
+struct CudaStaging {
+  std::byte* host = nullptr;
+  std::byte* device = nullptr;
+  size_t bytes = 0;
+};
+
 struct CudaDevice {
+  // Thread blocks that count themselves to find out which of them is the last do so here; it sets
+  // its counter back to zero.
+  static constexpr int kCounters = 1 << 16;
+
   int ordinal = 0;
+  std::string name;
   int n_multiprocessors = 0;
   size_t max_shared_bytes = 0;  // dynamic, of one block
   cudaStream_t stream = nullptr;
-  // Page-locked host memory and its twin; grow together.
-  std::byte* staging_host = nullptr;
-  std::byte* staging_device = nullptr;
-  size_t staging_bytes = 0;
-  // Page-locked halves through which weights travel, and when each is free again.
+  uint32_t* counters = nullptr;  // [kCounters] zero between kernels
+  CudaStaging staging[kStagedKinds];
+  // Page-locked halves through which weights and states travel, and when each is free again.
   std::byte* upload_host = nullptr;
   cudaEvent_t upload_done[2] = {nullptr, nullptr};
   std::map<std::vector<int64_t>, CudaGraph> graphs;
+  // cuBLASLt's handle and its scratch memory, made by kernels/ops/matmul_cublas.cu.
+  std::shared_ptr<void> cublas;
+  Buffer cublas_workspace;
 };
 
 namespace cuda {

@@ -1,6 +1,7 @@
 #include "kernels/mixers/common/attention.h"
 
 #include <array>
+#include <vector>
 
 #include "absl/status/status.h"
 #include "absl/strings/str_cat.h"
@@ -10,13 +11,6 @@ namespace {
 
 constexpr int64_t kMaxHeads = 4096;
 constexpr int64_t kMaxHeadDim = 1024;
-
-absl::StatusOr<std::vector<float>> ReadFloats(const MixerSpec& spec, std::string_view leaf,
-                                              const Shape& shape) {
-  absl::StatusOr<TensorView> tensor = spec.weights(leaf, shape);
-  if (!tensor.ok()) return tensor.status();
-  return ToFloats(*tensor);
-}
 
 }  // namespace
 
@@ -43,20 +37,11 @@ absl::StatusOr<AttentionShape> ReadAttentionShape(const Attrs& model) {
                         .value_head_dim = static_cast<int>(*value_dim)};
 }
 
-void RowPositions(const StepSeqs& seqs, int64_t* positions) {
-  for (int s = 0; s < seqs.n_seqs(); ++s) {
-    for (int32_t row = seqs.row_begin[s]; row < seqs.row_begin[s + 1]; ++row) {
-      positions[row] = seqs.start_pos[s] + (row - seqs.row_begin[s]);
-    }
-  }
-}
-
 absl::StatusOr<AttentionProjection> AttentionProjection::Make(const MixerSpec& spec,
                                                               const AttentionShape& shape,
                                                               double rope_theta) {
   AttentionProjection made;
   made.shape_ = shape;
-  made.rope_theta_ = rope_theta;
   made.compute_ = spec.compute_dtype;
   const int64_t q_out = int64_t{shape.n_heads} * shape.head_dim;
   const int64_t k_out = int64_t{shape.n_kv_heads} * shape.head_dim;
@@ -71,9 +56,11 @@ absl::StatusOr<AttentionProjection> AttentionProjection::Make(const MixerSpec& s
   if (!v.ok()) return v.status();
   absl::StatusOr<TensorView> o = spec.weights("self_attn.o_proj.weight", {shape.d_model, o_in});
   if (!o.ok()) return o.status();
-  absl::StatusOr<std::vector<float>> beta = ReadFloats(spec, "self_attn.beta", {shape.n_heads});
+  absl::StatusOr<TensorView> beta = spec.weights("self_attn.beta", {shape.n_heads});
   if (!beta.ok()) return beta.status();
-  made.beta_ = *std::move(beta);
+  const std::vector<float> beta_floats = ToFloats(*beta);
+  made.beta_ = spec.context.Upload(beta_floats.data(), beta_floats.size() * sizeof(float));
+  if (rope_theta > 0) made.rope_.emplace(spec.context, rope_theta, shape.head_dim);
 
   const std::array<TensorView, 3> qkv = {*q, *k, *v};
   absl::StatusOr<Linear> packed_qkv = Linear::Make(qkv, spec.compute_dtype, spec.context);
@@ -97,15 +84,12 @@ AttentionRows AttentionProjection::Project(DeviceContext& context, const StepSeq
   float* k = qkv + int64_t{shape_.n_heads} * shape_.head_dim;
   const HeadRows queries = {qkv, n_rows, shape_.n_heads, shape_.head_dim, stride};
   const HeadRows keys = {k, n_rows, shape_.n_kv_heads, shape_.head_dim, stride};
-  UnitNorm(context, queries, beta_.data());
-  UnitNorm(context, keys, nullptr);
-  if (rope_theta_ > 0) {
-    int64_t* positions = scope.Allocate<int64_t>(static_cast<size_t>(n_rows));
-    RowPositions(seqs, positions);
-    const std::span<const int64_t> row_positions(positions, static_cast<size_t>(n_rows));
-    Rope(context, queries, row_positions, rope_theta_);
-    Rope(context, keys, row_positions, rope_theta_);
-  }
+  PrepareHeads(context, {.queries = queries,
+                         .keys = keys,
+                         .beta = beta_.as<float>(),
+                         .rope = rope_ ? &*rope_ : nullptr,
+                         .positions = {seqs.device.positions, static_cast<size_t>(n_rows)},
+                         .round_to_bf16 = compute_ == DType::kBF16});
   return {.q = qkv,
           .k = k,
           .v = k + int64_t{shape_.n_kv_heads} * shape_.head_dim,

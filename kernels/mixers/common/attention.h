@@ -2,7 +2,7 @@
 #pragma once
 
 #include <cstdint>
-#include <vector>
+#include <optional>
 
 #include "absl/status/statusor.h"
 #include "kernels/mixers/mixer.h"
@@ -17,7 +17,7 @@ struct AttentionShape {
   int n_kv_heads = 0;
   int head_dim = 0;
   int value_head_dim = 0;
-  int group() const { return n_heads / n_kv_heads; }
+  constexpr int group() const { return n_heads / n_kv_heads; }
 };
 
 // From num_attention_heads, num_key_value_heads, head_dim, value_head_dim, hidden_size.
@@ -25,16 +25,14 @@ absl::StatusOr<AttentionShape> ReadAttentionShape(const Attrs& model);
 
 // One step's queries, keys and values, ready for a kernel. Rows are `stride` floats apart.
 struct AttentionRows {
-  const float* q;  // [n_rows, n_heads, head_dim] unit norm times beta, rotated if RoPE is on
-  const float* k;  // [n_rows, n_kv_heads, head_dim] unit norm, rotated if RoPE is on
+  const float* q;  // [n_rows, n_heads, head_dim] unit norm times beta, rotated if RoPE is on;
+  const float* k;  // [n_rows, n_kv_heads, head_dim] unit norm, rotated if RoPE is on;
+                   // both bfloat16 values if that is the compute dtype
   const float* v;  // [n_rows, n_kv_heads, value_head_dim]
   int64_t stride;
   void* out;  // [n_rows, n_heads, value_head_dim], packed
   DType out_dtype;
 };
-
-// Position of every row: start_pos of its sequence plus its place there.
-void RowPositions(const StepSeqs& seqs, int64_t* positions);  // [n_rows]
 
 // q_proj, k_proj, v_proj, o_proj [out, in] and beta [n_heads] of one layer.
 class AttentionProjection {
@@ -43,7 +41,7 @@ class AttentionProjection {
   static absl::StatusOr<AttentionProjection> Make(const MixerSpec& spec,
                                                   const AttentionShape& shape, double rope_theta);
 
-  // Fills rows from x [n_rows, d_model]; the buffers live as long as scope.
+  // Fills rows from x [n_rows, d_model]; the buffers live as long as scope. seqs are staged.
   AttentionRows Project(DeviceContext& context, const StepSeqs& seqs, TensorView x,
                         ScratchScope& scope) const;
   // y[n_rows, d_model] += o_proj(rows.out).
@@ -52,11 +50,11 @@ class AttentionProjection {
 
  private:
   AttentionShape shape_;
-  double rope_theta_ = 0;
   DType compute_ = DType::kF32;
   Linear qkv_;
   Linear out_;
-  std::vector<float> beta_;  // [n_heads]
+  Buffer beta_;  // [n_heads] float
+  std::optional<RopeTable> rope_;
 };
 
 }  // namespace ovq

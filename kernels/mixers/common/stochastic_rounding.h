@@ -20,14 +20,18 @@ struct RoundingKey {
 };
 
 // Adding 16 random bits below the kept ones and cutting off: exact if x is a bfloat16 already.
-inline BF16 RoundStochastic(float x, uint32_t random16) {
+constexpr BF16 RoundStochastic(float x, uint32_t random16) {
   const uint32_t bits = std::bit_cast<uint32_t>(x);
   if ((bits & 0x7f800000u) == 0x7f800000u) return RoundToBF16(x);  // infinity and NaN
   return {static_cast<uint16_t>((bits + random16) >> 16)};
 }
 
+// Channels whose random bits come from one draw.
+inline constexpr int kRoundingGroup = 8;
+
 // The 16 random bits of channels [channel, channel + 8), channel a multiple of 8.
-inline std::array<uint32_t, 8> RoundingBits(const RoundingKey& key, uint32_t channel) {
+constexpr std::array<uint32_t, kRoundingGroup> RoundingBits(const RoundingKey& key,
+                                                            uint32_t channel) {
   const auto chunk = static_cast<uint64_t>(key.chunk);
   const std::array<uint32_t, 4> words = Philox4x32(
       {key.row, channel / 8, static_cast<uint32_t>(chunk), static_cast<uint32_t>(chunk >> 32)},
@@ -36,17 +40,28 @@ inline std::array<uint32_t, 8> RoundingBits(const RoundingKey& key, uint32_t cha
           words[2] & 0xffff, words[2] >> 16, words[3] & 0xffff, words[3] >> 16};
 }
 
-// to[i * stride] = x[i], rounded by key.
-inline void RoundRow(const float* x, int n, const RoundingKey& key, BF16* to, size_t stride) {
-  for (int begin = 0; begin < n; begin += 8) {
-    const std::array<uint32_t, 8> bits = RoundingBits(key, static_cast<uint32_t>(begin));
-    for (int i = begin; i < n && i < begin + 8; ++i) {
-      to[static_cast<size_t>(i) * stride] = RoundStochastic(x[i], bits[i - begin]);
-    }
+// to[i * stride] = x[i] for the n <= 8 channels from `channel` on, a multiple of 8, rounded by key.
+constexpr void RoundGroup(const float* x, int n, const RoundingKey& key, uint32_t channel, BF16* to,
+                          size_t stride) {
+  const std::array<uint32_t, kRoundingGroup> bits = RoundingBits(key, channel);
+  for (int i = 0; i < kRoundingGroup; ++i) {
+    if (i < n) to[static_cast<size_t>(i) * stride] = RoundStochastic(x[i], bits[i]);
   }
 }
-inline void RoundRow(const float* x, int n, const RoundingKey&, float* to, size_t stride) {
-  for (int i = 0; i < n; ++i) to[static_cast<size_t>(i) * stride] = x[i];
+constexpr void RoundGroup(const float* x, int n, const RoundingKey&, uint32_t, float* to,
+                          size_t stride) {
+  for (int i = 0; i < kRoundingGroup; ++i) {
+    if (i < n) to[static_cast<size_t>(i) * stride] = x[i];
+  }
+}
+
+// to[i * stride] = x[i] for all n channels of a row, rounded by key.
+template <class T>
+void RoundRow(const float* x, int n, const RoundingKey& key, T* to, size_t stride) {
+  for (int begin = 0; begin < n; begin += kRoundingGroup) {
+    RoundGroup(x + begin, n - begin, key, static_cast<uint32_t>(begin),
+               to + static_cast<size_t>(begin) * stride, stride);
+  }
 }
 
 }  // namespace ovq

@@ -61,23 +61,39 @@ OvqState::OvqState(const OvqConfig& config)
   layout_.block = StateFields(std::move(block));
 }
 
+OvqPlaces OvqState::Places(const LayerState& where) const {
+  const size_t chunk = static_cast<size_t>(chunk_len_) * sizeof(float);
+  const auto blocks = static_cast<size_t>(pending_blocks_);
+  const auto fixed = [&](Field field, size_t head_stride, size_t index_stride) {
+    return StatePlace{where.fixed_offset + layout_.fixed.offset(field), head_stride, index_stride};
+  };
+  const auto block = [&](size_t offset) {
+    return StatePlace{where.blocks_offset + offset, head_block_bytes_, where.block_stride};
+  };
+  return {.pending_keys = fixed(kPendingKeys, blocks * key_block_bytes_, key_block_bytes_),
+          .pending_values = fixed(kPendingValues, blocks * value_block_bytes_, value_block_bytes_),
+          .best_score = fixed(kBestScore, chunk, sizeof(float)),
+          .best_slot = fixed(kBestSlot, chunk, sizeof(int32_t)),
+          .counts = block(0),
+          .log_counts = block(kCountsBytes),
+          .keys = block(kCountsBytes + kLogCountsBytes),
+          .values = block(kCountsBytes + kLogCountsBytes + key_block_bytes_)};
+}
+
 OvqHead OvqState::Head(std::byte* session, const LayerState& where, int kv_head) const {
-  std::byte* fixed = where.fixed(session);
-  const auto head = static_cast<size_t>(kv_head);
-  const size_t chunk = head * static_cast<size_t>(chunk_len_);
-  const size_t pending = head * static_cast<size_t>(pending_blocks_);
+  const OvqPlaces places = Places(where);
   return {
-      .pending_keys = fixed + layout_.fixed.offset(kPendingKeys) + pending * key_block_bytes_,
-      .pending_values = fixed + layout_.fixed.offset(kPendingValues) + pending * value_block_bytes_,
-      .best_score = reinterpret_cast<float*>(fixed + layout_.fixed.offset(kBestScore)) + chunk,
-      .best_slot = reinterpret_cast<int32_t*>(fixed + layout_.fixed.offset(kBestSlot)) + chunk,
-      .first_block = where.block(session, 0) + head * head_block_bytes_,
-      .block_stride = where.block_stride,
+      .pending_keys = places.pending_keys.At(session, kv_head),
+      .pending_values = places.pending_values.At(session, kv_head),
+      .best_score = reinterpret_cast<float*>(places.best_score.At(session, kv_head)),
+      .best_slot = reinterpret_cast<int32_t*>(places.best_slot.At(session, kv_head)),
+      .first_block = places.counts.At(session, kv_head),
+      .block_stride = places.counts.index_stride,
       .key_block_bytes = key_block_bytes_,
       .value_block_bytes = value_block_bytes_,
-      .log_counts_offset = kCountsBytes,
-      .keys_offset = kCountsBytes + kLogCountsBytes,
-      .values_offset = kCountsBytes + kLogCountsBytes + key_block_bytes_,
+      .log_counts_offset = places.log_counts.offset - places.counts.offset,
+      .keys_offset = places.keys.offset - places.counts.offset,
+      .values_offset = places.values.offset - places.counts.offset,
   };
 }
 
@@ -85,7 +101,8 @@ absl::StatusOr<std::unique_ptr<SequenceMixer>> MakeOvqAttention(const MixerSpec&
   absl::StatusOr<AttentionShape> shape = ReadAttentionShape(spec.model);
   if (!shape.ok()) return shape.status();
   // Below 2 the first chunk would leave the dictionary empty: n(L) = floor(L N / (L + N)) = 0.
-  absl::StatusOr<int64_t> chunk_len = spec.section.IntOr("chunk_size", 128, 2, 1 << 16);
+  const int64_t longest = spec.context.device() == Device::kCuda ? kMaxCudaChunkLen : 1 << 16;
+  absl::StatusOr<int64_t> chunk_len = spec.section.IntOr("chunk_size", 128, 2, longest);
   if (!chunk_len.ok()) return chunk_len.status();
   absl::StatusOr<int64_t> max_centroids =
       spec.section.IntOr("max_centroids", 2048, 2, int64_t{1} << 24);

@@ -10,6 +10,10 @@
 
 namespace ovq {
 
+// The update on CUDA keeps 12 bytes a key of the chunk in shared memory, of which every supported
+// GPU has 99 KiB or more.
+inline constexpr int kMaxCudaChunkLen = 8192;
+
 struct OvqConfig {
   AttentionShape shape;
   int chunk_len;  // L
@@ -45,6 +49,12 @@ struct OvqHead {
   }
 };
 
+// Where a session's parts lie; the indices of best_score and best_slot are elements of the chunk.
+struct OvqPlaces {
+  StatePlace pending_keys, pending_values, best_score, best_slot;
+  StatePlace counts, log_counts, keys, values;
+};
+
 // fixed: pending keys and values, best_score, best_slot, each [n_kv_heads][...]
 // block: per kv head: counts u32 [64] | log_counts f32 [64] | keys [head_dim][64] |
 //        values [64][value_stride], so that one head's part of a block is one run of memory
@@ -52,6 +62,7 @@ class OvqState {
  public:
   explicit OvqState(const OvqConfig& config);
   const MixerState& layout() const { return layout_; }
+  OvqPlaces Places(const LayerState& where) const;
   OvqHead Head(std::byte* session, const LayerState& where, int kv_head) const;
 
  private:
@@ -74,6 +85,8 @@ struct OvqArgs {
 void OvqAttentionRef(DeviceContext& context, const OvqArgs& args);
 void OvqAttentionCpu(DeviceContext& context, const OvqArgs& args);
 void OvqAttentionCuda(DeviceContext& context, const OvqArgs& args);
+// Updates the dictionaries of the sequences whose rows of this wave (attend.h) end a chunk.
+void OvqUpdateCuda(DeviceContext& context, const OvqArgs& args, int wave);
 
 absl::StatusOr<std::unique_ptr<SequenceMixer>> MakeOvqAttention(const MixerSpec& spec);
 

@@ -74,25 +74,30 @@ int64_t SoftmaxState::first_block(int64_t block) const {
   return window_ == 0 ? 0 : std::max<int64_t>(0, block + 1 - ring_blocks_);
 }
 
-std::byte* SoftmaxState::Place(std::byte* session, const LayerState& where, int64_t block,
-                               int kv_head, int field, size_t block_bytes) const {
+StatePlace SoftmaxState::Place(const LayerState& where, int field, size_t block_bytes) const {
   if (window_ == 0) {
-    return where.block(session, block) + layout_.block.offset(field) +
-           static_cast<size_t>(kv_head) * block_bytes;
+    return {where.blocks_offset + layout_.block.offset(field), block_bytes, where.block_stride};
   }
-  const int64_t place = int64_t{kv_head} * ring_blocks_ + block % ring_blocks_;
-  return where.fixed(session) + layout_.fixed.offset(field) +
-         static_cast<size_t>(place) * block_bytes;
+  return {where.fixed_offset + layout_.fixed.offset(field),
+          static_cast<size_t>(ring_blocks_) * block_bytes, block_bytes};
+}
+
+StatePlace SoftmaxState::keys_place(const LayerState& where) const {
+  return Place(where, kKeys, key_bytes_);
+}
+
+StatePlace SoftmaxState::values_place(const LayerState& where) const {
+  return Place(where, kValues, value_bytes_);
 }
 
 void* SoftmaxState::keys(std::byte* session, const LayerState& where, int64_t block,
                          int kv_head) const {
-  return Place(session, where, block, kv_head, kKeys, key_bytes_);
+  return keys_place(where).At(session, kv_head, Index(block));
 }
 
 void* SoftmaxState::values(std::byte* session, const LayerState& where, int64_t block,
                            int kv_head) const {
-  return Place(session, where, block, kv_head, kValues, value_bytes_);
+  return values_place(where).At(session, kv_head, Index(block));
 }
 
 absl::StatusOr<std::unique_ptr<SequenceMixer>> MakeSlidingAttention(const MixerSpec& spec) {

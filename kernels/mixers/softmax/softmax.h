@@ -20,12 +20,15 @@ class SoftmaxState {
   // Enough for the 64-aligned block of a query and every block its window reaches into.
   int64_t ring_blocks() const { return ring_blocks_; }
   int64_t first_block(int64_t block) const;  // oldest block that a query in `block` meets
+  // Index: a block's place in the ring, or the block itself for full attention.
+  StatePlace keys_place(const LayerState& where) const;
+  StatePlace values_place(const LayerState& where) const;
   void* keys(std::byte* session, const LayerState& where, int64_t block, int kv_head) const;
   void* values(std::byte* session, const LayerState& where, int64_t block, int kv_head) const;
 
  private:
-  std::byte* Place(std::byte* session, const LayerState& where, int64_t block, int kv_head,
-                   int field, size_t block_bytes) const;
+  StatePlace Place(const LayerState& where, int field, size_t block_bytes) const;
+  int64_t Index(int64_t block) const { return window_ == 0 ? block : block % ring_blocks_; }
 
   int n_kv_heads_;
   int32_t window_;

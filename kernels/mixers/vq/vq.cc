@@ -1,5 +1,7 @@
 #include "kernels/mixers/vq/vq.h"
 
+#include <vector>
+
 #include "absl/status/status.h"
 #include "kernels/common/dispatch.h"
 
@@ -17,9 +19,7 @@ class VqMixer final : public SequenceMixer {
         projection_(std::move(projection)) {}
 
   const MixerState& state() const override { return state_.layout(); }
-  size_t weight_bytes() const override {
-    return projection_.bytes() + codebook_.keys.size() * sizeof(float);
-  }
+  size_t weight_bytes() const override { return projection_.bytes() + codebook_.keys.bytes(); }
 
   void Forward(const StepSeqs& seqs, TensorView x, const LayerState& where, DeviceContext& context,
                TensorView y) const override {
@@ -38,22 +38,25 @@ class VqMixer final : public SequenceMixer {
 };
 
 // codes [n_kv_heads, n_codes, head_dim] to blocks of 64, transposed.
-Codebook Pack(const std::vector<float>& codes, const AttentionShape& shape, int64_t n_codes) {
+Codebook Pack(const std::vector<float>& codes, const AttentionShape& shape, int64_t n_codes,
+              DeviceContext& context) {
   Codebook book;
   book.n_codes = n_codes;
   const int64_t heads = shape.n_kv_heads, d = shape.head_dim, slots = book.blocks() * kBlockSlots;
-  book.keys.resize(static_cast<size_t>(heads * slots * d));
-  book.half_norm.resize(static_cast<size_t>(heads * slots));
+  std::vector<float> keys(static_cast<size_t>(heads * slots * d));
+  std::vector<float> half_norm(static_cast<size_t>(heads * slots));
   for (int64_t h = 0; h < heads; ++h) {
     for (int64_t j = 0; j < n_codes; ++j) {
       const float* code = codes.data() + (h * n_codes + j) * d;
-      float* block = book.keys.data() + (h * slots + j / kBlockSlots * kBlockSlots) * d;
+      float* block = keys.data() + (h * slots + j / kBlockSlots * kBlockSlots) * d;
       double norm = 0;
       for (int64_t i = 0; i < d; ++i) norm += static_cast<double>(code[i]) * code[i];
-      book.half_norm[h * slots + j] = static_cast<float>(norm / 2);
+      half_norm[h * slots + j] = static_cast<float>(norm / 2);
       StoreKey(code, shape.head_dim, DType::kF32, block, static_cast<int>(j % kBlockSlots));
     }
   }
+  book.keys = context.Upload(keys.data(), keys.size() * sizeof(float));
+  book.half_norm = context.Upload(half_norm.data(), half_norm.size() * sizeof(float));
   return book;
 }
 
@@ -69,16 +72,27 @@ VqState::VqState(const AttentionShape& shape, int64_t n_codes)
                                {"pending_values", DType::kF32, {heads, kVqChunk, value_stride_}}});
 }
 
+VqPlaces VqState::Places(const LayerState& where) const {
+  const auto at = [&](Field field, int64_t per_head, int64_t per_index) {
+    return StatePlace{where.fixed_offset + layout_.fixed.offset(field),
+                      static_cast<size_t>(per_head) * sizeof(float),
+                      static_cast<size_t>(per_index) * sizeof(float)};
+  };
+  return {.counts = at(kCounts, slots_, 1),
+          .log_counts = at(kLogCounts, slots_, 1),
+          .values = at(kValues, slots_ * value_stride_, kBlockSlots * value_stride_),
+          .pending_code = at(kPendingCode, kVqChunk, 1),
+          .pending_values = at(kPendingValues, kVqChunk * value_stride_, kVqChunk * value_stride_)};
+}
+
 VqHead VqState::Head(std::byte* session, const LayerState& where, int kv_head) const {
-  const auto at = [&](int field) { return where.fixed(session) + layout_.fixed.offset(field); };
-  const int64_t head = kv_head;
+  const VqPlaces places = Places(where);
   return {
-      .counts = reinterpret_cast<uint32_t*>(at(kCounts)) + head * slots_,
-      .log_counts = reinterpret_cast<float*>(at(kLogCounts)) + head * slots_,
-      .values = reinterpret_cast<float*>(at(kValues)) + head * slots_ * value_stride_,
-      .pending_code = reinterpret_cast<int32_t*>(at(kPendingCode)) + head * kVqChunk,
-      .pending_values =
-          reinterpret_cast<float*>(at(kPendingValues)) + head * kVqChunk * value_stride_,
+      .counts = reinterpret_cast<uint32_t*>(places.counts.At(session, kv_head)),
+      .log_counts = reinterpret_cast<float*>(places.log_counts.At(session, kv_head)),
+      .values = reinterpret_cast<float*>(places.values.At(session, kv_head)),
+      .pending_code = reinterpret_cast<int32_t*>(places.pending_code.At(session, kv_head)),
+      .pending_values = reinterpret_cast<float*>(places.pending_values.At(session, kv_head)),
   };
 }
 
@@ -93,7 +107,7 @@ absl::StatusOr<std::unique_ptr<SequenceMixer>> MakeVqAttention(const MixerSpec& 
   absl::StatusOr<AttentionProjection> projection =
       AttentionProjection::Make(spec, *shape, /*rope_theta=*/0);
   if (!projection.ok()) return projection.status();
-  return std::make_unique<VqMixer>(*shape, Pack(ToFloats(*codes), *shape, *n_codes),
+  return std::make_unique<VqMixer>(*shape, Pack(ToFloats(*codes), *shape, *n_codes, spec.context),
                                    *std::move(projection));
 }
 

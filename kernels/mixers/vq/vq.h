@@ -3,7 +3,6 @@
 #pragma once
 
 #include <cstdint>
-#include <vector>
 
 #include "kernels/mixers/common/attention.h"
 #include "kernels/mixers/common/block_attention.h"
@@ -15,11 +14,11 @@ namespace ovq {
 // blocks; in exact arithmetic the answer is the same for any block length.
 inline constexpr int kVqChunk = kBlockSlots;
 
-// Codes of one layer, packed for the kernels.
+// Codes of one layer, packed for the kernels, in the device's memory.
 struct Codebook {
   int64_t n_codes = 0;
-  std::vector<float> keys;       // [n_kv_heads][blocks][head_dim][64], padded with zeros
-  std::vector<float> half_norm;  // [n_kv_heads][blocks * 64]: |code|^2 / 2
+  Buffer keys;       // float [n_kv_heads][blocks][head_dim][64], padded with zeros
+  Buffer half_norm;  // float [n_kv_heads][blocks * 64]: |code|^2 / 2
   int64_t blocks() const { return BlocksFor(n_codes); }
 };
 
@@ -32,10 +31,17 @@ struct VqHead {
   float* pending_values;  // [64][value_stride]
 };
 
+// Where a session's parts lie. Index: a block for values, an element for the others; pending_values
+// is one block.
+struct VqPlaces {
+  StatePlace counts, log_counts, values, pending_code, pending_values;
+};
+
 class VqState {
  public:
   VqState(const AttentionShape& shape, int64_t n_codes);
   const MixerState& layout() const { return layout_; }
+  VqPlaces Places(const LayerState& where) const;
   VqHead Head(std::byte* session, const LayerState& where, int kv_head) const;
 
  private:

@@ -156,8 +156,8 @@ void VqAttentionCpu(DeviceContext& context, const VqArgs& args) {
     const int s = static_cast<int>(task / heads), h = static_cast<int>(task % heads);
     const VqHead head = args.state.Head(args.seqs.state[s], args.where, h);
     const int64_t slots = blocks * kBlockSlots;
-    AttendHead({args, head, h, args.codebook.keys.data() + h * slots * shape.head_dim,
-                args.codebook.half_norm.data() + h * slots, buffers[thread]},
+    AttendHead({args, head, h, args.codebook.keys.as<const float>() + h * slots * shape.head_dim,
+                args.codebook.half_norm.as<const float>() + h * slots, buffers[thread]},
                s, tiles[thread]);
   });
 }

@@ -19,7 +19,7 @@ struct Token {
 
 const float* CodeBlock(const Token& token, int64_t block) {
   const Codebook& book = token.args.codebook;
-  return book.keys.data() +
+  return book.keys.as<const float>() +
          (token.kv_head * book.blocks() + block) * kBlockSlots * token.args.shape.head_dim;
 }
 
@@ -29,9 +29,10 @@ int32_t NearestCode(const Token& token, const float* key) {
   double best = -std::numeric_limits<double>::infinity();
   int32_t nearest = 0;
   for (int64_t j = 0; j < book.n_codes; ++j) {
-    const double score = DotSlotRef(key, CodeBlock(token, j / kBlockSlots), DType::kF32,
-                                    token.args.shape.head_dim, static_cast<int>(j % kBlockSlots)) -
-                         book.half_norm[token.kv_head * book.blocks() * kBlockSlots + j];
+    const double score =
+        DotSlotRef(key, CodeBlock(token, j / kBlockSlots), DType::kF32, token.args.shape.head_dim,
+                   static_cast<int>(j % kBlockSlots)) -
+        book.half_norm.as<float>()[token.kv_head * book.blocks() * kBlockSlots + j];
     if (score > best) {
       best = score;
       nearest = static_cast<int32_t>(j);

@@ -33,6 +33,15 @@ struct BlockPlaces {
   int32_t ring = 0;
 };
 
+inline BlockPlaces InState(const StatePlace& place, int32_t ring = 0) {
+  return {.shared = nullptr,
+          .seq_stride = 0,
+          .offset = static_cast<int64_t>(place.offset),
+          .head_stride = static_cast<int64_t>(place.head_stride),
+          .block_stride = static_cast<int64_t>(place.index_stride),
+          .ring = ring};
+}
+
 // What the rows of a mixer meet: `live` dictionary slots, then the recent tokens.
 struct AttentionBlocks {
   AttentionShape shape;
@@ -72,8 +81,11 @@ int Waves(const StepSeqs& seqs, int32_t wave_span);
 void StoreRecent(DeviceContext& context, const AttentionBlocks& blocks, const StepSeqs& seqs,
                  const AttentionRows& rows, int wave, bool keys_too = true);
 
+// Whether a tile's segments are split over thread blocks. No bit depends on it.
+enum class Split : uint8_t { kAuto, kAlways, kNever };
+
 // rows.out of a wave's rows, and their probes.
 void AttendWave(DeviceContext& context, const AttentionBlocks& blocks, const StepSeqs& seqs,
-                const AttentionRows& rows, int wave);
+                const AttentionRows& rows, int wave, Split split = Split::kAuto);
 
 }  // namespace ovq::cuda

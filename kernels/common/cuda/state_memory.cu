@@ -1,0 +1,191 @@
+// Session states in the GPU's memory: CUDA's virtual memory management. The driver's functions are
+// found at run time, so that a program links without the driver and runs where there is none.
+#include <cuda.h>
+
+#include <cstdio>
+#include <cstdlib>
+#include <map>
+#include <vector>
+
+#include "kernels/common/check.h"
+#include "kernels/common/cuda/cuda_device.h"
+#include "kernels/common/device_cuda.h"
+
+namespace ovq {
+namespace {
+
+template <class Fn>
+Fn* EntryPoint(const char* name) {
+  constexpr unsigned kDriverVersion = 12000;  // whose signatures these are
+  void* entry = nullptr;
+  cudaDriverEntryPointQueryResult found = cudaDriverEntryPointSymbolNotFound;
+  cuda::CheckCuda(
+      cudaGetDriverEntryPointByVersion(name, &entry, kDriverVersion, cudaEnableDefault, &found));
+  Check(found == cudaDriverEntryPointSuccess && entry != nullptr, name);
+  return reinterpret_cast<Fn*>(entry);
+}
+
+struct Driver {
+  decltype(cuMemGetAllocationGranularity)* granularity =
+      EntryPoint<decltype(cuMemGetAllocationGranularity)>("cuMemGetAllocationGranularity");
+  decltype(cuMemAddressReserve)* reserve =
+      EntryPoint<decltype(cuMemAddressReserve)>("cuMemAddressReserve");
+  decltype(cuMemAddressFree)* free = EntryPoint<decltype(cuMemAddressFree)>("cuMemAddressFree");
+  decltype(cuMemCreate)* create = EntryPoint<decltype(cuMemCreate)>("cuMemCreate");
+  decltype(cuMemRelease)* release = EntryPoint<decltype(cuMemRelease)>("cuMemRelease");
+  decltype(cuMemMap)* map = EntryPoint<decltype(cuMemMap)>("cuMemMap");
+  decltype(cuMemUnmap)* unmap = EntryPoint<decltype(cuMemUnmap)>("cuMemUnmap");
+  decltype(cuMemSetAccess)* set_access = EntryPoint<decltype(cuMemSetAccess)>("cuMemSetAccess");
+  decltype(cuGetErrorName)* error_name = EntryPoint<decltype(cuGetErrorName)>("cuGetErrorName");
+};
+
+const Driver& TheDriver() {
+  static const Driver driver;
+  return driver;
+}
+
+// As CheckCuda.
+void CheckDriver(CUresult result, const char* what, int line = __builtin_LINE()) {
+  if (result == CUDA_SUCCESS) return;
+  const char* name = nullptr;
+  if (TheDriver().error_name(result, &name) != CUDA_SUCCESS) name = "an unknown error";
+  std::fprintf(stderr, "%s:%d: CUDA driver: %s: %s\n", __FILE__, line, what, name);
+  std::abort();
+}
+
+CUdeviceptr Address(const std::byte* p) { return reinterpret_cast<CUdeviceptr>(p); }
+
+CUmemAllocationProp MemoryOf(const CudaDevice& device) {
+  CUmemAllocationProp properties = {};
+  properties.type = CU_MEM_ALLOCATION_TYPE_PINNED;
+  properties.location.type = CU_MEM_LOCATION_TYPE_DEVICE;
+  properties.location.id = device.ordinal;
+  return properties;
+}
+
+// Neighbouring pages, committed together.
+struct Run {
+  size_t offset;  // of the first from the range's base
+  std::vector<CUmemGenericAllocationHandle> pages;
+};
+
+}  // namespace
+
+struct StatePages {
+  CudaDevice& device;
+  const CUmemAllocationProp memory;
+  const size_t page_bytes;
+  std::vector<CUmemGenericAllocationHandle> free;  // zeroed, mapped nowhere
+  size_t n_created = 0;
+  std::map<std::byte*, std::vector<Run>> ranges;  // by base
+};
+
+namespace cuda {
+
+size_t StatePageBytes(CudaDevice& device) {
+  const CUmemAllocationProp memory = MemoryOf(device);
+  size_t bytes = 0;
+  CheckDriver(TheDriver().granularity(&bytes, &memory, CU_MEM_ALLOC_GRANULARITY_MINIMUM),
+              "granularity of memory");
+  return bytes;
+}
+
+StatePages* OpenStatePages(CudaDevice& device) {
+  return new StatePages{.device = device,
+                        .memory = MemoryOf(device),
+                        .page_bytes = StatePageBytes(device),
+                        .free = {},
+                        .ranges = {}};
+}
+
+void CloseStatePages(StatePages* pages) {
+  BindThread(pages->device);  // the last owner may be another thread
+  Check(pages->ranges.empty(), "every range of state memory is released");
+  for (CUmemGenericAllocationHandle page : pages->free) {
+    CheckDriver(TheDriver().release(page), "release of a page");
+  }
+  delete pages;
+}
+
+std::byte* ReserveRange(StatePages& pages, size_t bytes) {
+  CUdeviceptr base = 0;
+  if (TheDriver().reserve(&base, bytes, /*alignment=*/0, /*addr=*/0, /*flags=*/0) != CUDA_SUCCESS) {
+    return nullptr;
+  }
+  auto* range = reinterpret_cast<std::byte*>(base);
+  pages.ranges[range];
+  return range;
+}
+
+namespace {
+
+// Zeroed when taken from the free ones; a new page holds anything.
+CUmemGenericAllocationHandle TakePage(StatePages& pages, bool& is_new) {
+  is_new = pages.free.empty();
+  if (!is_new) {
+    const CUmemGenericAllocationHandle page = pages.free.back();
+    pages.free.pop_back();
+    return page;
+  }
+  CUmemGenericAllocationHandle page = 0;
+  const CUresult result = TheDriver().create(&page, pages.page_bytes, &pages.memory, /*flags=*/0);
+  if (result == CUDA_ERROR_OUT_OF_MEMORY) {
+    std::fprintf(stderr,
+                 "state memory: the GPU has no %zu bytes left; session states hold %zu bytes, less "
+                 "than their budget: something else has taken the rest\n",
+                 pages.page_bytes, pages.n_created * pages.page_bytes);
+    std::abort();
+  }
+  CheckDriver(result, "a page of state memory");
+  ++pages.n_created;
+  return page;
+}
+
+}  // namespace
+
+void CommitPages(StatePages& pages, std::byte* base, size_t offset, size_t bytes) {
+  const size_t page_bytes = pages.page_bytes;
+  Run run{.offset = offset, .pages = {}};
+  std::vector<size_t> new_pages;  // offsets
+  for (size_t at = offset; at < offset + bytes; at += page_bytes) {
+    bool is_new = false;
+    run.pages.push_back(TakePage(pages, is_new));
+    if (is_new) new_pages.push_back(at);
+    CheckDriver(TheDriver().map(Address(base + at), page_bytes, /*offset=*/0, run.pages.back(),
+                                /*flags=*/0),
+                "mapping of a page");
+  }
+  CUmemAccessDesc access = {};
+  access.location = pages.memory.location;
+  access.flags = CU_MEM_ACCESS_FLAGS_PROT_READWRITE;
+  CheckDriver(TheDriver().set_access(Address(base + offset), bytes, &access, 1),
+              "access to state memory");
+  for (size_t at : new_pages) {
+    CheckCuda(cudaMemsetAsync(base + at, 0, page_bytes, pages.device.stream));
+  }
+  pages.ranges.at(base).push_back(std::move(run));
+}
+
+void ReleaseRange(StatePages& pages, std::byte* base, size_t bytes) {
+  const auto range = pages.ranges.find(base);
+  Check(range != pages.ranges.end(), "a range of state memory is released once");
+  for (const Run& run : range->second) {
+    CheckCuda(cudaMemsetAsync(base + run.offset, 0, run.pages.size() * pages.page_bytes,
+                              pages.device.stream));
+  }
+  // Nothing that runs may lose its memory, and a page is free once it is zeroed.
+  if (!range->second.empty()) Synchronize(pages.device);
+  for (const Run& run : range->second) {
+    for (size_t i = 0; i < run.pages.size(); ++i) {
+      CheckDriver(
+          TheDriver().unmap(Address(base + run.offset + i * pages.page_bytes), pages.page_bytes),
+          "unmapping of a page");
+      pages.free.push_back(run.pages[i]);
+    }
+  }
+  CheckDriver(TheDriver().free(Address(base), bytes), "release of an address range");
+  pages.ranges.erase(range);
+}
+
+}  // namespace cuda
+}  // namespace ovq

@@ -1,0 +1,75 @@
+#include "kernels/common/state_memory.h"
+
+#include <sys/mman.h>
+
+#include <cstring>
+
+#include "kernels/common/device_cuda.h"
+#include "kernels/common/dispatch.h"
+
+namespace ovq {
+
+size_t StatePageBytes(DeviceContext& context) {
+  if constexpr (kWithCuda) {
+    if (context.device() == Device::kCuda) return cuda::StatePageBytes(context.cuda());
+  }
+  return kHostPageBytes;
+}
+
+StateMemory::StateMemory(DeviceContext& context)
+    : context_(context), page_bytes_(StatePageBytes(context)) {
+  if constexpr (kWithCuda) {
+    if (context.device() == Device::kCuda) pages_ = cuda::OpenStatePages(context.cuda());
+  }
+}
+
+StateMemory::~StateMemory() {
+  if constexpr (kWithCuda) {
+    if (pages_ != nullptr) cuda::CloseStatePages(pages_);
+  }
+}
+
+std::byte* StateMemory::Reserve(size_t bytes) {
+  if constexpr (kWithCuda) {
+    if (pages_ != nullptr) return cuda::ReserveRange(*pages_, bytes);
+  }
+  void* range = mmap(nullptr, bytes, PROT_NONE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
+  return range == MAP_FAILED ? nullptr : static_cast<std::byte*>(range);
+}
+
+void StateMemory::Commit(std::byte* base, size_t offset, size_t bytes) {
+  Check(offset % page_bytes_ == 0 && bytes % page_bytes_ == 0, "state memory comes in pages");
+  if (bytes == 0) return;
+  if constexpr (kWithCuda) {
+    if (pages_ != nullptr) return cuda::CommitPages(*pages_, base, offset, bytes);
+  }
+  Check(mprotect(base + offset, bytes, PROT_READ | PROT_WRITE) == 0,
+        "the system gives the state memory that was reserved");
+}
+
+void StateMemory::Release(std::byte* base, size_t bytes) {
+  if constexpr (kWithCuda) {
+    if (pages_ != nullptr) return cuda::ReleaseRange(*pages_, base, bytes);
+  }
+  Check(munmap(base, bytes) == 0, "a state's address range is mapped");
+}
+
+void StateMemory::Copy(std::byte* to, const std::byte* from, size_t bytes) {
+  if constexpr (kWithCuda) {
+    if (pages_ != nullptr) return cuda::CopyOnDevice(context_.cuda(), to, from, bytes);
+  }
+  std::memcpy(to, from, bytes);
+}
+
+void StateMemory::CopyOut(void* host, const std::byte* from, size_t bytes) {
+  context_.CopyToHost(host, from, bytes);
+}
+
+void StateMemory::CopyIn(std::byte* to, const void* host, size_t bytes) {
+  if constexpr (kWithCuda) {
+    if (pages_ != nullptr) return cuda::Upload(context_.cuda(), to, host, bytes);
+  }
+  std::memcpy(to, host, bytes);
+}
+
+}  // namespace ovq

@@ -1,0 +1,49 @@
+// The memory behind session states: address ranges of a device, backed by pages only as far as they
+// are committed. Pages arrive zeroed, so what a session wrote is never seen by another.
+#pragma once
+
+#include <cstddef>
+
+#include "kernels/common/device.h"
+
+namespace ovq {
+
+// What memory is committed in: 4 KiB on ref and cpu, a GPU's allocation granularity (2 MiB) on
+// CUDA.
+inline constexpr size_t kHostPageBytes = 4096;
+size_t StatePageBytes(DeviceContext& context);
+
+struct StatePages;  // kernels/common/cuda/state_memory.cu
+
+// Engine thread only. Everything happens in the order of the context's other work. Offsets and
+// sizes of ranges are multiples of page_bytes().
+class StateMemory {
+ public:
+  explicit StateMemory(DeviceContext& context);
+  ~StateMemory();  // every range is released
+  StateMemory(const StateMemory&) = delete;
+  StateMemory& operator=(const StateMemory&) = delete;
+
+  size_t page_bytes() const { return page_bytes_; }
+
+  // Address space alone; null if there is none left.
+  std::byte* Reserve(size_t bytes);
+  // Backs [offset, offset + bytes) of a range, none of it committed before. Out of memory ends the
+  // process: who commits has counted the bytes against a budget that the device can hold.
+  void Commit(std::byte* base, size_t offset, size_t bytes);
+  // Gives back a whole range of `bytes` with its pages. On CUDA they are zeroed and kept for the
+  // next Commit, so that a steady load creates and destroys no physical memory.
+  void Release(std::byte* base, size_t bytes);
+
+  void Copy(std::byte* to, const std::byte* from, size_t bytes);  // between committed memory
+  // Both have ended on the host's side when they return.
+  void CopyOut(void* host, const std::byte* from, size_t bytes);
+  void CopyIn(std::byte* to, const void* host, size_t bytes);
+
+ private:
+  DeviceContext& context_;
+  const size_t page_bytes_;
+  StatePages* pages_ = nullptr;  // kCuda only
+};
+
+}  // namespace ovq

@@ -1,0 +1,280 @@
+// y[n, out] (+)= x[n, in] W^T with bfloat16 factors on tensor cores.
+//
+// W is the left factor of the matrix instruction (16 outs by 16 inputs), so that rows of x are its
+// columns, eight at a time. It is packed in the order in which the lanes hold it,
+//   [out tiles of 16][chunks of 32 inputs][2 halves][32 lanes] uint4,
+// with zeros past `in` and `out`. Any assignment of inputs to the instruction's places gives a
+// product as long as both factors use it: lane (g, t) = (lane / 4, lane % 4) holds of half j of a
+// chunk the inputs 8t + 4j .. 8t + 4j + 3 of outs g and g + 8,
+//   {(g, 0..1), (g + 8, 0..1), (g, 2..3), (g + 8, 2..3)},
+// so a row of x enters with one load of 16 bytes for both halves.
+#pragma once
+
+#include <cstdint>
+
+#include "kernels/common/cuda/ptx.cuh"
+#include "kernels/common/cuda/shared.cuh"
+#include "kernels/common/tensor.h"
+
+namespace ovq::cuda {
+
+inline constexpr int kOutTile = 16;
+inline constexpr int kRowTile = 8;
+inline constexpr int kChunk = 32;
+inline constexpr int kChunksPerSegment = 4;
+inline constexpr int kLanes = 32;
+inline constexpr int kChunkVectors = 2 * kLanes;  // uint4 of an out tile's chunk
+
+struct ProductBF16 {
+  const uint4* weights;
+  const BF16* x;  // [n, in]
+  float* y;       // [n, out]
+  int64_t n, in, out;
+  int64_t n_segments;  // of W, padded
+  bool accumulate;
+  bool aligned;  // rows of x start at multiples of 16 bytes
+
+  __device__ const uint4* Tile(int64_t out_tile) const {
+    return weights + out_tile * n_segments * kChunksPerSegment * kChunkVectors;
+  }
+};
+
+// x[row, i .. i + 7], zeros outside x.
+__device__ inline uint4 LoadX(const ProductBF16& p, int64_t row, int64_t i) {
+  if (row >= p.n || i >= p.in) return make_uint4(0, 0, 0, 0);
+  const BF16* from = p.x + row * p.in + i;
+  if (p.aligned) return *reinterpret_cast<const uint4*>(from);
+  uint32_t pairs[4];
+#pragma unroll
+  for (int j = 0; j < 4; ++j) {
+    const uint32_t low = i + 2 * j < p.in ? from[2 * j].bits : 0u;
+    const uint32_t high = i + 2 * j + 1 < p.in ? from[2 * j + 1].bits : 0u;
+    pairs[j] = low | high << 16;
+  }
+  return make_uint4(pairs[0], pairs[1], pairs[2], pairs[3]);
+}
+
+// sum += one chunk of an out tile (both halves) times that chunk of eight rows.
+__device__ inline void MultiplyChunk(float (&sum)[4], const uint4& first, const uint4& second,
+                                     const uint4& x) {
+  const uint32_t a[4] = {first.x, first.y, first.z, first.w};
+  MmaBF16(sum, a, x.x, x.y);
+  const uint32_t b[4] = {second.x, second.y, second.z, second.w};
+  MmaBF16(sum, b, x.z, x.w);
+}
+
+// --- few rows --------------------------------------------------------------------------------
+// A block has 16 outs and all inputs; its warps take segments in turn. Every weight is read once,
+// straight to registers and a segment ahead.
+
+inline constexpr int kMaxFewWarps = 8;
+inline constexpr int kPartialStride = 20;  // floats a row of 16 outs: conflict-free for the lanes
+
+template <int kRowTiles>
+constexpr uint32_t FewRowsSharedBytes(int n_warps) {
+  return static_cast<uint32_t>(n_warps + 1) * kRowTiles * kRowTile * kPartialStride * sizeof(float);
+}
+
+__device__ inline void LoadSegment(uint4 (&w)[2 * kChunksPerSegment], const uint4* tile,
+                                   int64_t segment) {
+  const uint4* from = tile + segment * kChunksPerSegment * kChunkVectors + threadIdx.x % kLanes;
+#pragma unroll
+  for (int i = 0; i < 2 * kChunksPerSegment; ++i) w[i] = from[i * kLanes];
+}
+
+// partial [rows, kPartialStride] = one segment of the block's outs.
+template <int kRowTiles>
+__device__ inline void MultiplySegment(const ProductBF16& p,
+                                       const uint4 (&w)[2 * kChunksPerSegment], int64_t segment,
+                                       SharedPtr<float> partial) {
+  const int lane = static_cast<int>(threadIdx.x) % kLanes, g = lane / 4, t = lane % 4;
+  float sum[kRowTiles][4] = {};
+#pragma unroll
+  for (int c = 0; c < kChunksPerSegment; ++c) {
+    const int64_t i = (segment * kChunksPerSegment + c) * kChunk + 8 * t;
+#pragma unroll
+    for (int r = 0; r < kRowTiles; ++r) {
+      const uint4 x = LoadX(p, r * kRowTile + g, i);
+      MultiplyChunk(sum[r], w[2 * c], w[2 * c + 1], x);
+    }
+  }
+#pragma unroll
+  for (int r = 0; r < kRowTiles; ++r) {
+    const SharedPtr<float> row = partial + ((r * kRowTile + 2 * t) * kPartialStride + g);
+    row[0] = sum[r][0];
+    row[kPartialStride] = sum[r][1];
+    row[8] = sum[r][2];
+    row[kPartialStride + 8] = sum[r][3];
+  }
+}
+
+// grid: out tiles; block: up to kMaxFewWarps warps; n <= kRowTiles * kRowTile.
+template <int kRowTiles>
+__global__ void __launch_bounds__(kMaxFewWarps* kLanes) FewRowsBF16(const ProductBF16 p) {
+  constexpr int kElements = kRowTiles * kRowTile * kPartialStride;
+  const int n_warps = static_cast<int>(blockDim.x) / kLanes;
+  const int warp = static_cast<int>(threadIdx.x) / kLanes;
+  const SharedPtr<float> total = DynamicShared<float>(0);
+  const SharedPtr<float> partial = total + kElements;
+  const int n_sums = static_cast<int>(p.n) * kOutTile;
+  for (int i = static_cast<int>(threadIdx.x); i < n_sums; i += static_cast<int>(blockDim.x)) {
+    total[i / kOutTile * kPartialStride + i % kOutTile] = 0.0f;
+  }
+
+  const uint4* tile = p.Tile(blockIdx.x);
+  uint4 w[2 * kChunksPerSegment] = {};
+  if (warp < p.n_segments) LoadSegment(w, tile, warp);
+  for (int64_t first = 0; first < p.n_segments; first += n_warps) {
+    const int64_t segment = first + warp;
+    if (segment < p.n_segments) {
+      MultiplySegment<kRowTiles>(p, w, segment, partial + warp * kElements);
+      if (segment + n_warps < p.n_segments) LoadSegment(w, tile, segment + n_warps);
+    }
+    __syncthreads();
+    const int here = static_cast<int>(min(int64_t{n_warps}, p.n_segments - first));
+    for (int i = static_cast<int>(threadIdx.x); i < n_sums; i += static_cast<int>(blockDim.x)) {
+      const int at = i / kOutTile * kPartialStride + i % kOutTile;
+      float sum = total[at];
+      for (int s = 0; s < here; ++s) sum += partial[s * kElements + at];
+      total[at] = sum;
+    }
+    __syncthreads();
+  }
+
+  for (int i = static_cast<int>(threadIdx.x); i < n_sums; i += static_cast<int>(blockDim.x)) {
+    const int64_t o = int64_t{blockIdx.x} * kOutTile + i % kOutTile;
+    if (o >= p.out) continue;
+    const float sum = total[i / kOutTile * kPartialStride + i % kOutTile];
+    float& y = p.y[i / kOutTile * p.out + o];
+    y = p.accumulate ? y + sum : sum;
+  }
+}
+
+// --- many rows -------------------------------------------------------------------------------
+// A block has 64 outs and 128 rows, its four warps 32 outs and 64 rows each. Stages of 64 inputs
+// pass through shared memory: weights as packed, [4 out tiles][2 chunks] of kChunkVectors, then x,
+// [2 chunks][128 rows][4] uint4.
+
+inline constexpr int kManyOuts = 64;
+inline constexpr int kManyRows = 128;
+inline constexpr int kManyThreads = 128;
+inline constexpr int kStages = 3;
+inline constexpr int kStageChunks = 2;
+inline constexpr int kStagesPerSegment = kChunksPerSegment / kStageChunks;
+inline constexpr int kWarpOutTiles = 2;
+inline constexpr int kWarpRowTiles = 8;
+inline constexpr int kStageWeights = kManyOuts / kOutTile * kStageChunks * kChunkVectors;
+inline constexpr int kStageVectors = kStageWeights + kStageChunks * kManyRows * 4;
+inline constexpr uint32_t kManyRowsSharedBytes = kStages * kStageVectors * sizeof(uint4);
+
+__device__ inline void LoadStage(const ProductBF16& p, int64_t stage, SharedPtr<uint4> to) {
+  constexpr int kTileVectors = kStageChunks * kChunkVectors;
+  const int thread = static_cast<int>(threadIdx.x);
+  const int64_t first_tile = int64_t{blockIdx.y} * (kManyOuts / kOutTile);
+#pragma unroll
+  for (int v = thread; v < kStageWeights; v += kManyThreads) {
+    const uint4* from = p.Tile(first_tile + v / kTileVectors) + stage * kTileVectors;
+    CopyAsync16(to + v, from + v % kTileVectors, true);
+  }
+#pragma unroll
+  for (int v = thread; v < kStageChunks * kManyRows * 4; v += kManyThreads) {
+    const int64_t row = int64_t{blockIdx.x} * kManyRows + v / 4 % kManyRows;
+    const int64_t i = (stage * kStageChunks + v / (4 * kManyRows)) * kChunk + v % 4 * 8;
+    if (p.aligned) {
+      const bool inside = row < p.n && i < p.in;
+      CopyAsync16(to + (kStageWeights + v), inside ? p.x + row * p.in + i : p.x, inside);
+    } else {
+      to[kStageWeights + v] = LoadX(p, row, i);
+    }
+  }
+}
+
+__device__ inline void MultiplyStage(float (&sum)[kWarpOutTiles][kWarpRowTiles][4],
+                                     SharedPtr<const uint4> stage) {
+  const int lane = static_cast<int>(threadIdx.x) % kLanes;
+  const int warp = static_cast<int>(threadIdx.x) / kLanes;
+  const int first_tile = warp % 2 * kWarpOutTiles;
+  const int first_row = warp / 2 * kWarpRowTiles * kRowTile;
+#pragma unroll
+  for (int c = 0; c < kStageChunks; ++c) {
+    uint4 w[kWarpOutTiles][2];
+#pragma unroll
+    for (int o = 0; o < kWarpOutTiles; ++o) {
+      const SharedPtr<const uint4> from =
+          stage + (((first_tile + o) * kStageChunks + c) * kChunkVectors + lane);
+      w[o][0] = from[0];
+      w[o][1] = from[kLanes];
+    }
+    const SharedPtr<const uint4> rows =
+        stage + (kStageWeights + (c * kManyRows + first_row) * 4 + lane);
+#pragma unroll
+    for (int r = 0; r < kWarpRowTiles; ++r) {
+      const uint4 x = rows[r * kRowTile * 4];
+#pragma unroll
+      for (int o = 0; o < kWarpOutTiles; ++o) MultiplyChunk(sum[o][r], w[o][0], w[o][1], x);
+    }
+  }
+}
+
+__device__ inline void StoreSums(const ProductBF16& p,
+                                 const float (&total)[kWarpOutTiles][kWarpRowTiles][4]) {
+  const int lane = static_cast<int>(threadIdx.x) % kLanes, g = lane / 4, t = lane % 4;
+  const int warp = static_cast<int>(threadIdx.x) / kLanes;
+  const int64_t first_out = int64_t{blockIdx.y} * kManyOuts + warp % 2 * kWarpOutTiles * kOutTile;
+  const int64_t first_row =
+      int64_t{blockIdx.x} * kManyRows + warp / 2 * kWarpRowTiles * kRowTile + 2 * t;
+#pragma unroll
+  for (int r = 0; r < kWarpRowTiles; ++r) {
+#pragma unroll
+    for (int o = 0; o < kWarpOutTiles; ++o) {
+#pragma unroll
+      for (int i = 0; i < 4; ++i) {
+        const int64_t row = first_row + r * kRowTile + i % 2;
+        const int64_t column = first_out + o * kOutTile + g + i / 2 * 8;
+        if (row >= p.n || column >= p.out) continue;
+        float& y = p.y[row * p.out + column];
+        y = p.accumulate ? y + total[o][r][i] : total[o][r][i];
+      }
+    }
+  }
+}
+
+// grid: (row tiles of 128, out tiles of 64).
+__global__ void __launch_bounds__(kManyThreads) ManyRowsBF16(const ProductBF16 p) {
+  const SharedPtr<uint4> shared = DynamicShared<uint4>(0);
+  const int64_t n_stages = p.n_segments * kStagesPerSegment;
+#pragma unroll
+  for (int s = 0; s < kStages - 1; ++s) {
+    if (s < n_stages) LoadStage(p, s, shared + s * kStageVectors);
+    CommitCopies();
+  }
+  float total[kWarpOutTiles][kWarpRowTiles][4] = {};
+  float sum[kWarpOutTiles][kWarpRowTiles][4] = {};
+  int slot = 0, free_slot = kStages - 1;
+  for (int64_t stage = 0; stage < n_stages; ++stage) {
+    WaitCopies<kStages - 2>();
+    __syncthreads();
+    if (stage + kStages - 1 < n_stages) {
+      LoadStage(p, stage + kStages - 1, shared + free_slot * kStageVectors);
+    }
+    CommitCopies();
+    MultiplyStage(sum, shared + slot * kStageVectors);
+    free_slot = slot;
+    slot = slot + 1 == kStages ? 0 : slot + 1;
+    if (stage % kStagesPerSegment != kStagesPerSegment - 1) continue;
+#pragma unroll
+    for (int o = 0; o < kWarpOutTiles; ++o) {
+#pragma unroll
+      for (int r = 0; r < kWarpRowTiles; ++r) {
+#pragma unroll
+        for (int i = 0; i < 4; ++i) {
+          total[o][r][i] += sum[o][r][i];
+          sum[o][r][i] = 0;
+        }
+      }
+    }
+  }
+  StoreSums(p, total);
+}
+
+}  // namespace ovq::cuda

@@ -1,0 +1,178 @@
+// y[n, out] (+)= x[n, in] W^T in float32. W is packed as [out tiles of 64][inputs][64 outs], with
+// zeros past `in` and `out`. A segment's sum is one chain of fused multiply-adds over its inputs in
+// their order.
+#pragma once
+
+#include <cstdint>
+
+#include "kernels/common/cuda/shared.cuh"
+
+namespace ovq::cuda {
+
+inline constexpr int kPanel = 64;
+inline constexpr int kSegmentF32 = 128;
+
+struct ProductF32 {
+  const float* weights;
+  const float* x;  // [n, in]
+  float* y;        // [n, out]
+  int64_t n, in, out;
+  int64_t n_segments;  // of W, padded
+  bool accumulate;
+
+  __device__ const float* Panel(int64_t panel) const {
+    return weights + panel * n_segments * kSegmentF32 * kPanel;
+  }
+};
+
+// --- few rows --------------------------------------------------------------------------------
+// A block has 32 outs, one a lane, and all inputs; its warps take segments in turn.
+
+inline constexpr int kFewRowsF32 = 16;
+inline constexpr int kFewOuts = 32;
+inline constexpr int kMaxFewWarpsF32 = 8;
+
+constexpr uint32_t FewRowsSharedBytesF32(int n_warps) {
+  return static_cast<uint32_t>(n_warps + 1) * kFewRowsF32 * kFewOuts * sizeof(float);
+}
+
+// partial [kFewRowsF32, kFewOuts] = one segment of the block's outs.
+__device__ inline void MultiplySegmentF32(const ProductF32& p, const float* weights,
+                                          int64_t segment, SharedPtr<float> partial) {
+  const int lane = static_cast<int>(threadIdx.x) % kFewOuts;
+  const int64_t first = segment * kSegmentF32;
+  const int64_t end = min(first + kSegmentF32, p.in);
+  float sum[kFewRowsF32] = {};
+  for (int64_t i = first; i < end; ++i) {
+    const float w = weights[i * kPanel + lane];
+#pragma unroll
+    for (int r = 0; r < kFewRowsF32; ++r) {
+      if (r < p.n) sum[r] = fmaf(w, p.x[r * p.in + i], sum[r]);
+    }
+  }
+#pragma unroll
+  for (int r = 0; r < kFewRowsF32; ++r) partial[r * kFewOuts + lane] = sum[r];
+}
+
+// grid: tiles of 32 outs; block: up to kMaxFewWarpsF32 warps; n <= kFewRowsF32.
+__global__ void __launch_bounds__(kMaxFewWarpsF32* kFewOuts) FewRowsF32(const ProductF32 p) {
+  constexpr int kElements = kFewRowsF32 * kFewOuts;
+  const int thread = static_cast<int>(threadIdx.x), n_threads = static_cast<int>(blockDim.x);
+  const int n_warps = n_threads / kFewOuts, warp = thread / kFewOuts;
+  const SharedPtr<float> total = DynamicShared<float>(0);
+  const SharedPtr<float> partial = total + kElements;
+  const int n_sums = static_cast<int>(p.n) * kFewOuts;
+  for (int i = thread; i < n_sums; i += n_threads) total[i] = 0.0f;
+
+  const float* weights = p.Panel(blockIdx.x / 2) + blockIdx.x % 2 * kFewOuts;
+  for (int64_t first = 0; first < p.n_segments; first += n_warps) {
+    if (first + warp < p.n_segments) {
+      MultiplySegmentF32(p, weights, first + warp, partial + warp * kElements);
+    }
+    __syncthreads();
+    const int here = static_cast<int>(min(int64_t{n_warps}, p.n_segments - first));
+    for (int i = thread; i < n_sums; i += n_threads) {
+      float sum = total[i];
+      for (int s = 0; s < here; ++s) sum += partial[s * kElements + i];
+      total[i] = sum;
+    }
+    __syncthreads();
+  }
+
+  for (int i = thread; i < n_sums; i += n_threads) {
+    const int64_t o = int64_t{blockIdx.x} * kFewOuts + i % kFewOuts;
+    if (o >= p.out) continue;
+    const float sum = total[i];
+    float& y = p.y[i / kFewOuts * p.out + o];
+    y = p.accumulate ? y + sum : sum;
+  }
+}
+
+// --- many rows -------------------------------------------------------------------------------
+// A block has 64 outs and 64 rows, a thread 4 by 4 of them. Steps of 16 inputs pass through shared
+// memory: weights [16][64 outs], x transposed [16][64 rows].
+
+inline constexpr int kManyRowsF32 = 64;
+inline constexpr int kManyThreadsF32 = 256;
+inline constexpr int kStepF32 = 16;
+inline constexpr int kRowStrideF32 = kManyRowsF32 + 4;  // floats: fewer conflicts when transposing
+inline constexpr uint32_t kManyRowsSharedBytesF32 =
+    kStepF32 * (kPanel + kRowStrideF32) * sizeof(float);
+
+// Four neighbouring elements of a step's weights and of its x, for each thread.
+struct StepF32 {
+  float4 w;
+  float4 x;  // zeros outside x
+};
+__device__ inline StepF32 LoadStepF32(const ProductF32& p, int64_t step) {
+  const int thread = static_cast<int>(threadIdx.x);
+  const float* w = p.Panel(blockIdx.y) + step * kStepF32 * kPanel + thread * 4;
+  const int64_t row = int64_t{blockIdx.x} * kManyRowsF32 + thread / 4;
+  const int64_t i = step * kStepF32 + thread % 4 * 4;
+  StepF32 loaded = {*reinterpret_cast<const float4*>(w), make_float4(0, 0, 0, 0)};
+  if (row >= p.n) return loaded;
+  const float* x = p.x + row * p.in + i;
+  if (i < p.in) loaded.x.x = x[0];
+  if (i + 1 < p.in) loaded.x.y = x[1];
+  if (i + 2 < p.in) loaded.x.z = x[2];
+  if (i + 3 < p.in) loaded.x.w = x[3];
+  return loaded;
+}
+
+__device__ inline void MultiplyStepF32(float (&sum)[4][4], SharedPtr<const float4> w,
+                                       SharedPtr<const float4> x) {
+#pragma unroll
+  for (int i = 0; i < kStepF32; ++i) {
+    const float4 w4 = w[i * (kPanel / 4)];
+    const float4 x4 = x[i * (kRowStrideF32 / 4)];
+    const float of_out[4] = {w4.x, w4.y, w4.z, w4.w}, of_row[4] = {x4.x, x4.y, x4.z, x4.w};
+#pragma unroll
+    for (int r = 0; r < 4; ++r) {
+#pragma unroll
+      for (int o = 0; o < 4; ++o) sum[r][o] = fmaf(of_out[o], of_row[r], sum[r][o]);
+    }
+  }
+}
+
+// grid: (row tiles of 64, panels).
+__global__ void __launch_bounds__(kManyThreadsF32) ManyRowsF32(const ProductF32 p) {
+  const int thread = static_cast<int>(threadIdx.x), column = thread % 16, row = thread / 16;
+  const SharedPtr<float> w = DynamicShared<float>(0), x = w + kStepF32 * kPanel;
+  const int64_t n_steps = p.n_segments * (kSegmentF32 / kStepF32);
+  float total[4][4] = {}, sum[4][4] = {};
+  StepF32 next = LoadStepF32(p, 0);
+  for (int64_t step = 0; step < n_steps; ++step) {
+    __syncthreads();
+    SharedCast<float4>(w)[thread] = next.w;
+    const SharedPtr<float> to = x + (thread % 4 * 4 * kRowStrideF32 + thread / 4);
+    to[0] = next.x.x;
+    to[kRowStrideF32] = next.x.y;
+    to[2 * kRowStrideF32] = next.x.z;
+    to[3 * kRowStrideF32] = next.x.w;
+    __syncthreads();
+    if (step + 1 < n_steps) next = LoadStepF32(p, step + 1);
+    MultiplyStepF32(sum, SharedCast<const float4>(w) + column, SharedCast<const float4>(x) + row);
+    if ((step + 1) % (kSegmentF32 / kStepF32) != 0) continue;
+#pragma unroll
+    for (int r = 0; r < 4; ++r) {
+#pragma unroll
+      for (int o = 0; o < 4; ++o) {
+        total[r][o] += sum[r][o];
+        sum[r][o] = 0;
+      }
+    }
+  }
+#pragma unroll
+  for (int r = 0; r < 4; ++r) {
+    const int64_t to_row = int64_t{blockIdx.x} * kManyRowsF32 + row * 4 + r;
+#pragma unroll
+    for (int o = 0; o < 4; ++o) {
+      const int64_t to = int64_t{blockIdx.y} * kPanel + column * 4 + o;
+      if (to_row >= p.n || to >= p.out) continue;
+      float& y = p.y[to_row * p.out + to];
+      y = p.accumulate ? y + total[r][o] : total[r][o];
+    }
+  }
+}
+
+}  // namespace ovq::cuda

@@ -1,0 +1,99 @@
+// What the row-wise kernels share: four neighbouring elements at a time, and sums over a block.
+#pragma once
+
+#include <cstdint>
+
+#include "kernels/common/cuda/ptx.cuh"
+#include "kernels/common/cuda/shared.cuh"
+#include "kernels/common/tensor.h"
+
+namespace ovq::cuda {
+
+inline constexpr int kWarp = 32;
+inline constexpr uint32_t kAllLanes = 0xffffffffu;
+
+// Threads for a row of `width` elements, four a thread at a time; a function of the width alone, as
+// the order of a sum over the block is.
+inline int RowThreads(int64_t width, int max_threads) {
+  const int64_t threads = (width + 4 * kWarp - 1) / (4 * kWarp) * kWarp;
+  return static_cast<int>(threads < max_threads ? threads : max_threads);
+}
+
+// Whether rows of `width` elements of `bytes` each can be read four elements at a time.
+inline bool Aligned(const void* data, int64_t width, size_t bytes) {
+  return width % 4 == 0 && reinterpret_cast<uintptr_t>(data) % (4 * bytes) == 0;
+}
+
+// Elements i .. i + 3 of p[n], i < n; `fill` past the end. aligned: whole and by one instruction.
+__device__ inline float4 Load4(const float* p, int64_t i, int64_t n, bool aligned, float fill) {
+  if (aligned) return *reinterpret_cast<const float4*>(p + i);
+  float4 v = make_float4(p[i], fill, fill, fill);
+  if (i + 1 < n) v.y = p[i + 1];
+  if (i + 2 < n) v.z = p[i + 2];
+  if (i + 3 < n) v.w = p[i + 3];
+  return v;
+}
+
+__device__ inline void Store4(float* p, int64_t i, int64_t n, bool aligned, float4 v) {
+  if (aligned) {
+    *reinterpret_cast<float4*>(p + i) = v;
+    return;
+  }
+  p[i] = v.x;
+  if (i + 1 < n) p[i + 1] = v.y;
+  if (i + 2 < n) p[i + 2] = v.z;
+  if (i + 3 < n) p[i + 3] = v.w;
+}
+
+__device__ inline void Store4(BF16* p, int64_t i, int64_t n, bool aligned, float4 v) {
+  const uint2 packed = make_uint2(PackBF16(v.x, v.y), PackBF16(v.z, v.w));
+  if (aligned) {
+    *reinterpret_cast<uint2*>(p + i) = packed;
+    return;
+  }
+  p[i].bits = static_cast<uint16_t>(packed.x);
+  if (i + 1 < n) p[i + 1].bits = static_cast<uint16_t>(packed.x >> 16);
+  if (i + 2 < n) p[i + 2].bits = static_cast<uint16_t>(packed.y);
+  if (i + 3 < n) p[i + 3].bits = static_cast<uint16_t>(packed.y >> 16);
+}
+
+__device__ inline float WarpSum(float value) {
+  for (int distance = kWarp / 2; distance > 0; distance /= 2) {
+    value += __shfl_xor_sync(kAllLanes, value, distance);
+  }
+  return value;
+}
+
+__device__ inline float WarpMax(float value) {
+  for (int distance = kWarp / 2; distance > 0; distance /= 2) {
+    value = fmaxf(value, __shfl_xor_sync(kAllLanes, value, distance));
+  }
+  return value;
+}
+
+// Every thread of the block calls these and gets the result. partial: a float a warp, not used
+// again before a barrier.
+__device__ inline float BlockSum(float value, SharedPtr<float> partial) {
+  const int n_warps = static_cast<int>(blockDim.x) / kWarp;
+  const float of_warp = WarpSum(value);
+  if (threadIdx.x % kWarp == 0) partial[threadIdx.x / kWarp] = of_warp;
+  __syncthreads();
+  float sum = 0;
+  for (int warp = 0; warp < n_warps; ++warp) sum += partial[warp];
+  return sum;
+}
+
+__device__ inline float BlockMax(float value, SharedPtr<float> partial) {
+  const int n_warps = static_cast<int>(blockDim.x) / kWarp;
+  const float of_warp = WarpMax(value);
+  if (threadIdx.x % kWarp == 0) partial[threadIdx.x / kWarp] = of_warp;
+  __syncthreads();
+  float max = partial[0];
+  for (int warp = 1; warp < n_warps; ++warp) {
+    const float other = partial[warp];
+    max = fmaxf(max, other);
+  }
+  return max;
+}
+
+}  // namespace ovq::cuda

@@ -1,0 +1,225 @@
+#include <cublasLt.h>
+
+#include <algorithm>
+#include <cstdio>
+#include <cstdlib>
+#include <cstring>
+#include <map>
+#include <mutex>
+#include <optional>
+#include <tuple>
+#include <vector>
+
+#include "kernels/common/cuda/cuda_device.h"
+#include "kernels/common/device_cuda.h"
+#include "kernels/ops/matmul_device.h"
+
+namespace ovq {
+namespace {
+
+constexpr size_t kWorkspaceBytes = size_t{32} << 20;
+constexpr size_t kUploadBytes = size_t{8} << 20;
+constexpr int64_t kTypicalRows = 512;  // of a prefill: what the algorithm is chosen for
+constexpr int kMaxAlgorithms = 16;
+constexpr uint32_t kAlignment = 16;  // bytes, of the rows of x, of the weights and of y
+
+// The compiler fails on containers of the library's own type, a structure without a name.
+struct Algorithm {
+  cublasLtMatmulAlgo_t chosen;
+};
+
+void CheckCublas(cublasStatus_t status, const char* file = __builtin_FILE(),
+                 int line = __builtin_LINE()) {
+  if (status == CUBLAS_STATUS_SUCCESS) return;
+  std::fprintf(stderr, "%s:%d: cuBLASLt: %s\n", file, line, cublasLtGetStatusString(status));
+  std::abort();
+}
+
+// The device's handle and workspace, made at the first use, which is while a model loads. Null if
+// the library does not work here.
+cublasLtHandle_t Handle(CudaDevice& device) {
+  if (device.cublas == nullptr) {
+    cublasLtHandle_t handle = nullptr;
+    if (cublasLtCreate(&handle) != CUBLAS_STATUS_SUCCESS) return nullptr;
+    device.cublas = std::shared_ptr<void>(
+        handle, [](void* made) { cublasLtDestroy(static_cast<cublasLtHandle_t>(made)); });
+    device.cublas_workspace = Buffer(Device::kCuda, kWorkspaceBytes);
+  }
+  return static_cast<cublasLtHandle_t>(device.cublas.get());
+}
+
+cudaDataType_t DataType(DType type) { return type == DType::kF32 ? CUDA_R_32F : CUDA_R_16BF; }
+
+cublasLtMatrixLayoutOpaque_t Layout(cudaDataType_t type, int64_t rows, int64_t columns) {
+  cublasLtMatrixLayoutOpaque_t layout;
+  CheckCublas(cublasLtMatrixLayoutInit(&layout, type, static_cast<uint64_t>(rows),
+                                       static_cast<uint64_t>(columns), rows));
+  return layout;
+}
+
+template <class T>
+void Prefer(cublasLtMatmulPreferenceOpaque_t& preference,
+            cublasLtMatmulPreferenceAttributes_t attribute, T value) {
+  CheckCublas(cublasLtMatmulPreferenceSetAttribute(&preference, attribute, &value, sizeof(value)));
+}
+
+}  // namespace
+
+// cuBLASLt's matrices have contiguous columns: y^T [out, n] = W^T^T [out, in] x^T [in, n]. So the
+// rows of x are columns, and no stride or alignment depends on how many there are.
+struct CublasProduct::State {
+  int64_t in, out;
+  DType compute;
+  Buffer weights;  // [out, in]
+  cublasLtMatmulDescOpaque_t operation;
+  Algorithm algorithm;
+
+  cublasStatus_t Run(DeviceContext& context, int64_t n, const void* x, float* y, bool accumulate);
+  std::vector<Algorithm> Algorithms(DeviceContext& context);
+  bool SameBitsForAnyRows(DeviceContext& context);
+  void UploadWeights(DeviceContext& context, const StackedWeights& source);
+};
+
+cublasStatus_t CublasProduct::State::Run(DeviceContext& context, int64_t n, const void* x, float* y,
+                                         bool accumulate) {
+  const float one = 1, beta = accumulate ? 1 : 0;
+  cublasLtMatrixLayoutOpaque_t w_layout = Layout(DataType(compute), in, out);
+  cublasLtMatrixLayoutOpaque_t x_layout = Layout(DataType(compute), in, n);
+  cublasLtMatrixLayoutOpaque_t y_layout = Layout(CUDA_R_32F, out, n);
+  CudaDevice& device = context.cuda();
+  return cublasLtMatmul(Handle(device), &operation, &one, weights.as<void>(), &w_layout, x,
+                        &x_layout, &beta, y, &y_layout, y, &y_layout, &algorithm.chosen,
+                        device.cublas_workspace.as<void>(), kWorkspaceBytes, device.stream);
+}
+
+// Without sums split over blocks, whose order could depend on timing; best first.
+std::vector<Algorithm> CublasProduct::State::Algorithms(DeviceContext& context) {
+  cublasLtMatmulPreferenceOpaque_t preference;
+  CheckCublas(cublasLtMatmulPreferenceInit(&preference));
+  Prefer(preference, CUBLASLT_MATMUL_PREF_MAX_WORKSPACE_BYTES, uint64_t{kWorkspaceBytes});
+  Prefer(preference, CUBLASLT_MATMUL_PREF_REDUCTION_SCHEME_MASK,
+         uint32_t{CUBLASLT_REDUCTION_SCHEME_NONE});
+  for (const auto attribute :
+       {CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_A_BYTES, CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_B_BYTES,
+        CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_C_BYTES, CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_D_BYTES}) {
+    Prefer(preference, attribute, kAlignment);
+  }
+  cublasLtMatrixLayoutOpaque_t w_layout = Layout(DataType(compute), in, out);
+  cublasLtMatrixLayoutOpaque_t x_layout = Layout(DataType(compute), in, kTypicalRows);
+  cublasLtMatrixLayoutOpaque_t y_layout = Layout(CUDA_R_32F, out, kTypicalRows);
+  cublasLtMatmulHeuristicResult_t results[kMaxAlgorithms];
+  int n_results = 0;
+  std::vector<Algorithm> algorithms;
+  if (cublasLtMatmulAlgoGetHeuristic(Handle(context.cuda()), &operation, &w_layout, &x_layout,
+                                     &y_layout, &y_layout, &preference, kMaxAlgorithms, results,
+                                     &n_results) != CUBLAS_STATUS_SUCCESS) {
+    return algorithms;
+  }
+  for (int i = 0; i < n_results; ++i) {
+    if (results[i].state == CUBLAS_STATUS_SUCCESS) algorithms.push_back({results[i].algo});
+  }
+  return algorithms;
+}
+
+// Rows of n-row calls from three places of a long call against the same rows of that call.
+bool CublasProduct::State::SameBitsForAnyRows(DeviceContext& context) {
+  const auto x_elements = static_cast<size_t>(kTypicalRows * in);
+  std::vector<float> values(x_elements);
+  for (size_t i = 0; i < x_elements; ++i) {
+    values[i] = static_cast<float>(i * 2654435761u % 4093) / 2048.0f - 1.0f;
+  }
+  std::vector<BF16> narrow(x_elements);
+  std::transform(values.begin(), values.end(), narrow.begin(), RoundToBF16);
+  const size_t element = DTypeBytes(compute), x_row = static_cast<size_t>(in) * element;
+  const void* host =
+      compute == DType::kF32 ? static_cast<const void*>(values.data()) : narrow.data();
+  const Buffer x = context.Upload(host, x_elements * element);
+  const size_t columns = static_cast<size_t>(out);
+  const Buffer y(Device::kCuda, kTypicalRows * columns * sizeof(float));
+  std::vector<float> expected(kTypicalRows * columns), part(kTypicalRows * columns);
+  if (Run(context, kTypicalRows, x.as<void>(), y.as<float>(), false) != CUBLAS_STATUS_SUCCESS) {
+    return false;
+  }
+  context.CopyToHost(expected.data(), y.as<void>(), expected.size() * sizeof(float));
+  for (int64_t n : {1, 2, 3, 7, 8, 16, 17, 64, 128, 512}) {
+    for (int64_t first : {int64_t{0}, (kTypicalRows - n) / 3, kTypicalRows - n}) {
+      const size_t row = static_cast<size_t>(first), bytes = n * columns * sizeof(float);
+      const void* from = x.as<std::byte>() + row * x_row;
+      if (Run(context, n, from, y.as<float>(), false) != CUBLAS_STATUS_SUCCESS) return false;
+      context.CopyToHost(part.data(), y.as<void>(), bytes);
+      if (std::memcmp(part.data(), expected.data() + row * columns, bytes) != 0) return false;
+    }
+  }
+  return true;
+}
+
+void CublasProduct::State::UploadWeights(DeviceContext& context, const StackedWeights& source) {
+  const size_t row_bytes = static_cast<size_t>(in) * DTypeBytes(compute);
+  const auto at_once = std::max<int64_t>(1, static_cast<int64_t>(kUploadBytes / row_bytes));
+  weights = Buffer(Device::kCuda, static_cast<size_t>(out) * row_bytes);
+  std::vector<std::byte> rows(static_cast<size_t>(std::min(at_once, out)) * row_bytes);
+  for (int64_t first = 0; first < out; first += at_once) {
+    const int64_t n = std::min(at_once, out - first);
+    for (int64_t i = 0; i < n; ++i) {
+      std::byte* to = rows.data() + static_cast<size_t>(i) * row_bytes;
+      if (compute == DType::kF32) {
+        CopyRow(source, first + i, reinterpret_cast<float*>(to));
+      } else {
+        CopyRow(source, first + i, reinterpret_cast<BF16*>(to));
+      }
+    }
+    cuda::Upload(context.cuda(), weights.as<std::byte>() + static_cast<size_t>(first) * row_bytes,
+                 rows.data(), static_cast<size_t>(n) * row_bytes);
+  }
+}
+
+CublasProduct::CublasProduct(std::unique_ptr<State> state) : state_(std::move(state)) {}
+CublasProduct::~CublasProduct() = default;
+size_t CublasProduct::bytes() const { return state_->weights.bytes(); }
+
+std::unique_ptr<CublasProduct> CublasProduct::Make(const StackedWeights& weights,
+                                                   DeviceContext& context) {
+  // What the test found for a shape, kept because every layer asks again; empty: nothing passes.
+  using Verdict = std::optional<Algorithm>;
+  static std::mutex mutex;
+  static std::map<std::tuple<int64_t, int64_t, DType>, Verdict> verdicts;
+  const bool aligned =
+      weights.in * static_cast<int64_t>(DTypeBytes(weights.compute)) % kAlignment == 0 &&
+      weights.out * static_cast<int64_t>(sizeof(float)) % kAlignment == 0;
+  if (!aligned || Handle(context.cuda()) == nullptr) return nullptr;
+  const std::tuple key(weights.in, weights.out, weights.compute);
+  const std::lock_guard lock(mutex);
+  const auto known = verdicts.find(key);
+  if (known != verdicts.end() && !known->second.has_value()) return nullptr;
+
+  auto state = std::make_unique<State>();
+  state->in = weights.in;
+  state->out = weights.out;
+  state->compute = weights.compute;
+  CheckCublas(cublasLtMatmulDescInit(&state->operation, CUBLAS_COMPUTE_32F, CUDA_R_32F));
+  const cublasOperation_t transposed = CUBLAS_OP_T;
+  CheckCublas(cublasLtMatmulDescSetAttribute(&state->operation, CUBLASLT_MATMUL_DESC_TRANSA,
+                                             &transposed, sizeof(transposed)));
+  state->UploadWeights(context, weights);
+  if (known != verdicts.end()) {
+    state->algorithm = *known->second;
+    return std::unique_ptr<CublasProduct>(new CublasProduct(std::move(state)));
+  }
+  Verdict& verdict = verdicts[key];
+  for (const Algorithm& algorithm : state->Algorithms(context)) {
+    state->algorithm = algorithm;
+    if (!state->SameBitsForAnyRows(context)) continue;
+    verdict = algorithm;
+    return std::unique_ptr<CublasProduct>(new CublasProduct(std::move(state)));
+  }
+  return nullptr;
+}
+
+void CublasProduct::Apply(DeviceContext& context, TensorView x, TensorView y,
+                          bool accumulate) const {
+  const auto start = reinterpret_cast<uintptr_t>(x.data) | reinterpret_cast<uintptr_t>(y.data);
+  Check(start % kAlignment == 0, "rows of a matrix product start at multiples of 16 bytes");
+  CheckCublas(state_->Run(context, x.shape[0], x.data, y.as<float>(), accumulate));
+}
+
+}  // namespace ovq

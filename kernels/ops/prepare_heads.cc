@@ -1,0 +1,61 @@
+#include <cmath>
+#include <numbers>
+#include <vector>
+
+#include "kernels/common/check.h"
+#include "kernels/ops/ops_device.h"
+
+namespace ovq {
+namespace {
+
+Turns TurnsPerPosition(double theta, int i, int head_dim) {
+  const long double exponent = -2.0L * i / head_dim;
+  const long double turns =
+      std::pow(static_cast<long double>(theta), exponent) / (2 * std::numbers::pi_v<long double>);
+  return static_cast<Turns>(std::ldexp(turns, 128));
+}
+
+void RoundToBF16Values(const HeadRows& x) {
+  for (int64_t row = 0; row < x.n_rows; ++row) {
+    float* data = x.data + row * x.row_stride;
+    for (int i = 0; i < x.n_heads * x.head_dim; ++i) data[i] = ToFloat(RoundToBF16(data[i]));
+  }
+}
+
+}  // namespace
+
+RopeTable::RopeTable(DeviceContext& context, double theta, int head_dim)
+    : theta_(theta), head_dim_(head_dim) {
+  Check(head_dim > 0 && head_dim % 2 == 0, "RopeTable: head_dim is even");
+  Check(theta >= 1, "RopeTable: theta is at least 1");
+  std::vector<Turns> turns(static_cast<size_t>(head_dim / 2));
+  for (int i = 0; i < head_dim / 2; ++i) turns[i] = TurnsPerPosition(theta, i, head_dim);
+  turns_ = context.Upload(turns.data(), turns.size() * sizeof(Turns));
+}
+
+void PrepareHeadsInPieces(DeviceContext& context, const HeadPrep& prep) {
+  UnitNorm(context, prep.queries, prep.beta);
+  UnitNorm(context, prep.keys, nullptr);
+  if (prep.rope != nullptr) {
+    Rope(context, prep.queries, prep.positions, *prep.rope);
+    Rope(context, prep.keys, prep.positions, *prep.rope);
+  }
+  if (prep.round_to_bf16) {
+    RoundToBF16Values(prep.queries);
+    RoundToBF16Values(prep.keys);
+  }
+}
+
+namespace ref {
+void PrepareHeads(DeviceContext& context, const HeadPrep& prep) {
+  PrepareHeadsInPieces(context, prep);
+}
+}  // namespace ref
+
+namespace cpu {
+void PrepareHeads(DeviceContext& context, const HeadPrep& prep) {
+  PrepareHeadsInPieces(context, prep);
+}
+}  // namespace cpu
+
+}  // namespace ovq

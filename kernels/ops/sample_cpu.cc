@@ -1,0 +1,256 @@
+#include <algorithm>
+#include <array>
+#include <cmath>
+#include <limits>
+#include <span>
+#include <vector>
+
+#include "kernels/ops/ops.h"
+#include "kernels/ops/sample_device.h"
+
+namespace ovq::cpu {
+namespace {
+
+constexpr float kMinusInfinity = -std::numeric_limits<float>::infinity();
+
+// A total order for any bits a model may give: NaN as minus infinity, infinity as the largest.
+float Sane(float logit) {
+  if (std::isnan(logit)) return kMinusInfinity;
+  return std::min(logit, std::numeric_limits<float>::max());
+}
+
+// The n best logits, best first: one pass with a heap of n whose front is the worst kept.
+std::vector<TokenLogit> SelectBest(std::span<const float> logits, size_t n) {
+  n = std::min(n, logits.size());
+  std::vector<TokenLogit> best(n);
+  if (n == 0) return best;
+  for (size_t i = 0; i < n; ++i) {
+    best[i] = {static_cast<int32_t>(i), std::isnan(logits[i]) ? kMinusInfinity : logits[i]};
+  }
+  std::make_heap(best.begin(), best.end(), BetterLogit);
+  for (size_t i = n; i < logits.size(); ++i) {
+    // Ids ascend, so a later equal never replaces an earlier one. False for NaN.
+    if (!(logits[i] > best.front().logit)) continue;
+    std::pop_heap(best.begin(), best.end(), BetterLogit);
+    best.back() = {static_cast<int32_t>(i), logits[i]};
+    std::push_heap(best.begin(), best.end(), BetterLogit);
+  }
+  std::sort_heap(best.begin(), best.end(), BetterLogit);
+  return best;
+}
+
+// The first of the largest; 0 if none is above minus infinity. Lanes let the compiler use vectors.
+int32_t ArgMax(std::span<const float> logits) {
+  constexpr size_t kLanes = 16;
+  float lanes[kLanes];
+  std::fill_n(lanes, kLanes, kMinusInfinity);
+  const size_t whole = logits.size() / kLanes * kLanes;
+  for (size_t i = 0; i < whole; i += kLanes) {
+    for (size_t j = 0; j < kLanes; ++j) {
+      lanes[j] = logits[i + j] > lanes[j] ? logits[i + j] : lanes[j];  // false for NaN
+    }
+  }
+  for (size_t i = whole; i < logits.size(); ++i) {
+    if (logits[i] > lanes[0]) lanes[0] = logits[i];
+  }
+  const float best = *std::max_element(lanes, lanes + kLanes);
+  const auto first = std::find(logits.begin(), logits.end(), best);
+  return first == logits.end() ? 0 : static_cast<int32_t>(first - logits.begin());
+}
+
+// Draws from one row after another in the same scratch memory.
+class RowSampler {
+ public:
+  RowSampler(ScratchScope& scope, size_t vocab)
+      : adjusted_(scope.Allocate<float>(vocab), vocab),
+        room_(scope.Allocate<Candidate>(vocab)),
+        border_room_(scope.Allocate<Candidate>(vocab)) {}
+
+  int32_t Draw(std::span<const float> logits, const RowDraw& draw);
+
+ private:
+  struct Candidate {
+    int32_t id;
+    float logit;
+    double weight;  // exp((logit - best) / temperature): the probability up to a factor
+    double rank;    // what the filter at work sorts by
+  };
+
+  std::span<const float> Adjust(std::span<const float> logits, const RowDraw& draw);
+  void Gather(std::span<const float> logits, const DrawParams& params);
+  // Keeps the candidates of lowest rank, ties by lower id: the fewest whose weights reach `mass` of
+  // the sum.
+  void KeepMass(double mass);
+  void KeepTypical(double mass);
+  void KeepAboveMinP(double min_p);
+  int32_t Pick(const RowDraw& draw) const;
+  template <class Pred>
+  void EraseIf(Pred pred) {
+    const auto end = std::remove_if(candidates_.begin(), candidates_.end(), pred);
+    candidates_ = candidates_.first(static_cast<size_t>(end - candidates_.begin()));
+  }
+
+  std::span<float> adjusted_;        // [vocab]
+  Candidate* room_;                  // [vocab]
+  Candidate* border_room_;           // [vocab], of KeepMass
+  std::span<Candidate> candidates_;  // the first of room_, ascending ids
+};
+
+std::span<const float> RowSampler::Adjust(std::span<const float> logits, const RowDraw& draw) {
+  if (draw.seen.empty() && draw.generated.empty() && draw.bias.empty() && draw.banned.empty()) {
+    return logits;
+  }
+  const DrawParams& params = draw.params;
+  std::ranges::copy(logits, adjusted_.begin());
+  for (int32_t id : draw.seen) {
+    float& logit = adjusted_[id];
+    logit = logit > 0 ? logit / params.repetition_penalty : logit * params.repetition_penalty;
+  }
+  for (const auto& [id, count] : draw.generated) {
+    adjusted_[id] -= params.presence_penalty + params.frequency_penalty * static_cast<float>(count);
+  }
+  for (const auto& [id, bias] : draw.bias) adjusted_[id] += bias;
+  for (int32_t id : draw.banned) adjusted_[id] = kMinusInfinity;
+  return adjusted_;
+}
+
+// Candidates after temperature and top_k. Those whose probability is below the resolution of the
+// random number are left out: even 2^24 of them together weigh e^-60 2^24 < 2^-53 of the best.
+void RowSampler::Gather(std::span<const float> logits, const DrawParams& params) {
+  constexpr double kNegligible = -60;
+  const bool cut = params.top_k > 0 && static_cast<size_t>(params.top_k) < logits.size();
+  const float best = Sane(logits[ArgMax(logits)]);
+  const double scale = 1.0 / static_cast<double>(params.temperature);
+  size_t n = 0;
+  const auto add = [&](int32_t id, float logit) {
+    const double exponent = (static_cast<double>(logit) - best) * scale;
+    if (!(exponent > kNegligible)) return;
+    room_[n++] = {.id = id, .logit = logit, .weight = std::exp(exponent), .rank = 0};
+  };
+  if (cut) {
+    for (const auto& [id, logit] : SelectBest(logits, static_cast<size_t>(params.top_k))) {
+      add(id, Sane(logit));
+    }
+  } else {
+    for (size_t i = 0; i < logits.size(); ++i) add(static_cast<int32_t>(i), Sane(logits[i]));
+  }
+  candidates_ = {room_, n};
+  // A draw walks them by id, on every device.
+  if (cut) std::ranges::sort(candidates_, {}, &Candidate::id);
+}
+
+void RowSampler::KeepMass(double mass) {
+  const auto before = [](const Candidate& a, const Candidate& b) {
+    return a.rank != b.rank ? a.rank < b.rank : a.id < b.id;
+  };
+  // Linear time: weights are summed in bins of rank, and only the bin in which the sum reaches the
+  // mass is sorted.
+  constexpr int kBins = 1024;
+  const auto [lowest, highest] =
+      std::minmax_element(candidates_.begin(), candidates_.end(), before);
+  const double low = lowest->rank;
+  const double width = highest->rank - low;
+  const double scale = width > 0 ? kBins / width : 0;
+  const auto bin_of = [&](const Candidate& c) {
+    return std::min(static_cast<int>((c.rank - low) * scale), kBins - 1);
+  };
+  std::array<double, kBins> sums{};
+  double total = 0;
+  for (const Candidate& c : candidates_) {
+    sums[bin_of(c)] += c.weight;
+    total += c.weight;
+  }
+  const double target = mass * total;
+  int bin = 0;
+  double sum = 0;
+  for (; bin < kBins - 1 && sum + sums[bin] < target; ++bin) sum += sums[bin];
+  Candidate* border_end = std::ranges::copy_if(candidates_, border_room_, [&](const Candidate& c) {
+                            return bin_of(c) == bin;
+                          }).out;
+  const std::span<Candidate> border(border_room_, border_end);
+  std::sort(border.begin(), border.end(), before);
+  if (border.empty()) return;  // rounding alone kept the sum below the target: all stay
+  size_t kept = 0;
+  do sum += border[kept++].weight;
+  while (sum < target && kept < border.size());
+  const Candidate last = border[kept - 1];
+  EraseIf([&](const Candidate& c) { return before(last, c); });
+}
+
+void RowSampler::KeepTypical(double mass) {
+  double total = 0;
+  for (const Candidate& c : candidates_) total += c.weight;
+  double entropy = 0;
+  for (const Candidate& c : candidates_) {
+    const double p = c.weight / total;
+    if (p > 0) entropy -= p * std::log(p);
+  }
+  for (Candidate& c : candidates_) c.rank = std::abs(std::log(c.weight / total) + entropy);
+  KeepMass(mass);
+}
+
+void RowSampler::KeepAboveMinP(double min_p) {
+  double best = 0;
+  for (const Candidate& c : candidates_) best = std::max(best, c.weight);
+  const double floor = best * min_p;
+  EraseIf([&](const Candidate& c) { return c.weight < floor; });
+}
+
+int32_t RowSampler::Pick(const RowDraw& draw) const {
+  double total = 0;
+  for (const Candidate& c : candidates_) total += c.weight;
+  const double target = UnitInterval(draw) * total;
+  double sum = 0;
+  for (const Candidate& c : candidates_) {
+    sum += c.weight;
+    if (sum > target) return c.id;
+  }
+  return candidates_.back().id;
+}
+
+int32_t RowSampler::Draw(std::span<const float> logits, const RowDraw& draw) {
+  const DrawParams& params = draw.params;
+  const std::span<const float> adjusted = Adjust(logits, draw);
+  candidates_ = {};
+  if (params.temperature > 0) Gather(adjusted, params);
+  if (candidates_.empty()) {  // greedy, or not one finite logit
+    int32_t id = ArgMax(adjusted);
+    // Without a finite logit that is token 0, which may be banned.
+    while (std::ranges::find(draw.banned, id) != draw.banned.end() &&
+           id + 1 < static_cast<int32_t>(logits.size())) {
+      ++id;
+    }
+    return id;
+  }
+  if (params.typical_p < 1) KeepTypical(params.typical_p);
+  if (params.top_p < 1) {
+    for (Candidate& c : candidates_) c.rank = -static_cast<double>(c.logit);
+    KeepMass(params.top_p);
+  }
+  if (params.min_p > 0) KeepAboveMinP(params.min_p);
+  return Pick(draw);
+}
+
+}  // namespace
+
+void ReadLogits(DeviceContext& context, TensorView logits, LogitsReading& reading) {
+  ScratchScope scope(context);
+  const auto vocab = static_cast<size_t>(logits.shape[1]);
+  const auto row_of = [&](int64_t row) {
+    return std::span<const float>(logits.as<float>() + row * logits.shape[1], vocab);
+  };
+  if (logits.shape[0] == 0) return;
+  LogSumExp(context, logits, reading.log_sum_exp.data());
+  RowSampler sampler(scope, vocab);
+  for (RowDraw& draw : reading.draws) {
+    const std::span<const float> row = row_of(draw.row);
+    const int32_t id = sampler.Draw(row, draw);
+    draw.drawn = {id, row[id]};
+  }
+  for (RowToken& token : reading.tokens) token.logit = row_of(token.row)[token.id];
+  for (RowBest& best : reading.bests) {
+    best.best = SelectBest(row_of(best.row), static_cast<size_t>(best.n));
+  }
+}
+
+}  // namespace ovq::cpu

@@ -1,0 +1,80 @@
+#include "model/step_reader.h"
+
+#include <cmath>
+#include <limits>
+
+namespace ovq {
+namespace {
+
+float Logprob(float logit, float log_sum_exp) {
+  const float value = logit - log_sum_exp;
+  return std::isnan(value) ? -std::numeric_limits<float>::infinity() : value;
+}
+
+}  // namespace
+
+void StepReader::Clear() {
+  reading_.Clear();
+  draws_.clear();
+  scores_.clear();
+  next_draw_ = next_score_ = 0;
+}
+
+size_t StepReader::WantBest(int64_t row, int n) {
+  if (n <= 0) return kNone;
+  reading_.bests.push_back({.row = row, .n = n, .best = {}});
+  return reading_.bests.size() - 1;
+}
+
+void StepReader::WantDraw(Sampler& sampler, int64_t row, int64_t position, int top_logprobs,
+                          std::span<const int32_t> banned) {
+  reading_.draws.push_back(sampler.Describe(row, position, banned));
+  draws_.push_back({&sampler, WantBest(row, top_logprobs)});
+}
+
+void StepReader::WantScore(int64_t row, std::optional<int32_t> token, int top_logprobs) {
+  size_t place = kNone;
+  if (token) {
+    place = reading_.tokens.size();
+    reading_.tokens.push_back({.row = row, .id = *token});
+  }
+  scores_.push_back({row, place, WantBest(row, top_logprobs)});
+}
+
+void StepReader::Read(DeviceContext& context, TensorView logits) {
+  ReadLogits(context, logits, reading_);
+  for (size_t i = 0; i < draws_.size(); ++i) {
+    draws_[i].sampler->Observe(reading_.draws[i].drawn.id);
+  }
+}
+
+std::vector<TokenLogprob> StepReader::TopOf(size_t best, float log_sum_exp) const {
+  std::vector<TokenLogprob> top;
+  if (best == kNone) return top;
+  top.reserve(reading_.bests[best].best.size());
+  for (const auto& [id, logit] : reading_.bests[best].best) {
+    top.push_back({id, Logprob(logit, log_sum_exp)});
+  }
+  return top;
+}
+
+Sampled StepReader::NextDraw() {
+  const RowDraw& draw = reading_.draws[next_draw_];
+  const float log_sum_exp = reading_.log_sum_exp[draw.row];
+  return {.token_id = draw.drawn.id,
+          .logprob = Logprob(draw.drawn.logit, log_sum_exp),
+          .top = TopOf(draws_[next_draw_++].best, log_sum_exp)};
+}
+
+RowScore StepReader::NextScore() {
+  const Score& score = scores_[next_score_++];
+  const float log_sum_exp = reading_.log_sum_exp[score.row];
+  RowScore result;
+  if (score.token != kNone) {
+    result.logprob = Logprob(reading_.tokens[score.token].logit, log_sum_exp);
+  }
+  result.top = TopOf(score.best, log_sum_exp);
+  return result;
+}
+
+}  // namespace ovq

@@ -1,0 +1,281 @@
+// The update of a full chunk on CUDA against the CPU's, byte for byte.
+#include <gtest/gtest.h>
+
+#include <algorithm>
+#include <cmath>
+#include <cstring>
+#include <limits>
+#include <random>
+#include <string>
+#include <vector>
+
+#include "absl/strings/str_cat.h"
+#include "kernels/mixers/ovq/ovq.h"
+#include "kernels/mixers/stage.h"
+#include "tests/test_util.h"
+
+namespace ovq::test {
+namespace {
+
+struct Case {
+  int head_dim, value_head_dim, heads, chunk_len, max_centroids;
+  DType dtype;
+};
+
+std::string CaseName(const ::testing::TestParamInfo<Case>& info) {
+  const Case& c = info.param;
+  return absl::StrCat("d", c.head_dim, "v", c.value_head_dim, "h", c.heads, "_", c.chunk_len, "_",
+                      c.max_centroids, "_", DTypeName(c.dtype));
+}
+
+// One row of a sequence at `position`, and the state it finds.
+struct Sequence {
+  int64_t position;
+  std::vector<std::byte> state;
+};
+
+class OvqUpdate : public ::testing::TestWithParam<Case> {
+ protected:
+  void SetUp() override {
+    const std::string missing = WhyNoDevice(Device::kCuda);
+    if (!missing.empty()) GTEST_SKIP() << missing;
+  }
+
+  OvqUpdate()
+      : config_{.shape = {.d_model = 8,
+                          .n_heads = GetParam().heads,
+                          .n_kv_heads = GetParam().heads,
+                          .head_dim = GetParam().head_dim,
+                          .value_head_dim = GetParam().value_head_dim},
+                .chunk_len = GetParam().chunk_len,
+                .dtype = GetParam().dtype,
+                .layer = 5},
+        state_(config_) {
+    const MixerState& layout = state_.layout();
+    // Odd places, as other layers' states may lie before and between.
+    where_.fixed_offset = 64;
+    where_.blocks_offset = where_.fixed_offset + layout.fixed.bytes() + 128;
+    where_.block_stride = layout.block.bytes() + 192;
+    n_blocks_ = BlocksFor(GetParam().max_centroids);
+    state_bytes_ = where_.blocks_offset + static_cast<size_t>(n_blocks_) * where_.block_stride;
+  }
+
+  int64_t chunk_len() const { return GetParam().chunk_len; }
+  int64_t CentroidsBefore(int64_t position) const {
+    return CentroidsAt(position / chunk_len() * chunk_len(), GetParam().max_centroids);
+  }
+
+  void FillPending(const OvqHead& head, int64_t n_old);
+  void FillDictionary(const OvqHead& head, int64_t n_old);
+  Sequence RandomSequence(int64_t position);
+  void RunCpu(std::vector<Sequence>& sequences);
+  void RunCuda(std::vector<Sequence>& sequences, int wave);
+  StepSeqs Seqs(const std::vector<Sequence>& sequences, std::vector<std::byte*> states);
+
+  OvqConfig config_;
+  OvqState state_;
+  LayerState where_;
+  int64_t n_blocks_ = 0;
+  size_t state_bytes_ = 0;
+  std::mt19937 random_{17};
+  std::normal_distribution<float> normal_;
+  std::vector<int32_t> row_begin_, caps_;
+  std::vector<int64_t> start_;
+  std::vector<std::byte*> states_;
+};
+
+// Keys and values at random; scores with many ties and a few that are no numbers.
+void OvqUpdate::FillPending(const OvqHead& head, int64_t n_old) {
+  const int d = GetParam().head_dim, dv = GetParam().value_head_dim;
+  std::vector<float> key(static_cast<size_t>(d)), value(static_cast<size_t>(dv));
+  for (int64_t i = 0; i < chunk_len(); ++i) {
+    for (float& x : key) x = normal_(random_);
+    for (float& x : value) x = normal_(random_);
+    const int slot = static_cast<int>(i % kBlockSlots);
+    StoreKey(key.data(), d, config_.dtype, head.pending_keys_block(i / kBlockSlots), slot);
+    StoreValue(value.data(), dv, ValueStride(dv), config_.dtype,
+               head.pending_values_block(i / kBlockSlots), slot);
+    const uint32_t draw = random_() % 16;
+    head.best_score[i] = draw == 0   ? std::numeric_limits<float>::quiet_NaN()
+                         : draw == 1 ? std::numeric_limits<float>::infinity()
+                                     : static_cast<float>(draw) / 8;
+    head.best_slot[i] = n_old == 0 ? 0 : static_cast<int32_t>(random_() % n_old);
+  }
+}
+
+void OvqUpdate::FillDictionary(const OvqHead& head, int64_t n_old) {
+  const int d = GetParam().head_dim, dv = GetParam().value_head_dim;
+  std::vector<float> key(static_cast<size_t>(d)), value(static_cast<size_t>(dv));
+  for (int64_t j = 0; j < n_old; ++j) {
+    for (float& x : key) x = normal_(random_);
+    for (float& x : value) x = normal_(random_);
+    const int64_t block = j / kBlockSlots;
+    const int slot = static_cast<int>(j % kBlockSlots);
+    StoreKey(key.data(), d, config_.dtype, head.keys(block), slot);
+    StoreValue(value.data(), dv, ValueStride(dv), config_.dtype, head.values(block), slot);
+    // Every third one is about to be full.
+    head.counts(block)[slot] =
+        j % 3 == 0 ? std::numeric_limits<uint32_t>::max() - random_() % 3 : 1 + random_() % 1000;
+    head.log_counts(block)[slot] = std::log(static_cast<float>(head.counts(block)[slot]));
+  }
+}
+
+Sequence OvqUpdate::RandomSequence(int64_t position) {
+  Sequence sequence = {position, std::vector<std::byte>(state_bytes_, std::byte{0})};
+  const int64_t n_old = CentroidsBefore(position);
+  for (int h = 0; h < GetParam().heads; ++h) {
+    const OvqHead head = state_.Head(sequence.state.data(), where_, h);
+    FillPending(head, n_old);
+    FillDictionary(head, n_old);
+  }
+  return sequence;
+}
+
+// One row each.
+StepSeqs OvqUpdate::Seqs(const std::vector<Sequence>& sequences, std::vector<std::byte*> states) {
+  row_begin_ = {0};
+  caps_.clear();
+  start_.clear();
+  states_ = std::move(states);
+  for (const Sequence& sequence : sequences) {
+    row_begin_.push_back(row_begin_.back() + 1);
+    caps_.push_back(GetParam().max_centroids);
+    start_.push_back(sequence.position);
+  }
+  StepSeqs seqs;
+  seqs.row_begin = row_begin_;
+  seqs.start_pos = start_;
+  seqs.max_centroids = caps_;
+  seqs.state = states_;
+  return seqs;
+}
+
+// The row of each sequence is the pending key and value of its position, so that storing it changes
+// nothing; attending it finds that key's best centroid.
+void OvqUpdate::RunCpu(std::vector<Sequence>& sequences) {
+  const auto context = MakeContext(Device::kCpu);
+  const Case& c = GetParam();
+  const int64_t stride = int64_t{c.heads} * (2 * c.head_dim + c.value_head_dim);
+  std::vector<float> qkv(sequences.size() * static_cast<size_t>(stride));
+  std::vector<float> out(sequences.size() * static_cast<size_t>(c.heads * c.value_head_dim));
+  float* const k = qkv.data() + c.heads * c.head_dim;
+  float* const v = k + c.heads * c.head_dim;
+  std::vector<std::byte*> states;
+  for (size_t s = 0; s < sequences.size(); ++s) {
+    states.push_back(sequences[s].state.data());
+    const int64_t i = sequences[s].position % chunk_len(), row = static_cast<int64_t>(s) * stride;
+    for (int h = 0; h < c.heads; ++h) {
+      const OvqHead head = state_.Head(states.back(), where_, h);
+      const int slot = static_cast<int>(i % kBlockSlots);
+      LoadKey(head.pending_keys_block(i / kBlockSlots), c.dtype, c.head_dim, slot,
+              k + row + h * c.head_dim);
+      LoadValue(head.pending_values_block(i / kBlockSlots), c.dtype, c.value_head_dim,
+                ValueStride(c.value_head_dim), slot, v + row + h * c.value_head_dim);
+    }
+  }
+  const AttentionRows rows = {.q = qkv.data(),
+                              .k = k,
+                              .v = v,
+                              .stride = stride,
+                              .out = out.data(),
+                              .out_dtype = DType::kF32};
+  const StepSeqs seqs = StageStep(*context, Seqs(sequences, states)).seqs;
+  OvqAttentionCpu(*context, {config_, state_, seqs, where_, rows});
+}
+
+// Only the update; one more sequence is padding.
+void OvqUpdate::RunCuda(std::vector<Sequence>& sequences, int wave) {
+  const auto context = MakeContext(Device::kCuda);
+  std::vector<Buffer> memory;
+  std::vector<std::byte*> states;
+  std::vector<Sequence> padded = sequences;
+  padded.push_back({chunk_len() - 1, {}});
+  for (const Sequence& sequence : sequences) {
+    memory.push_back(context->Upload(sequence.state.data(), sequence.state.size()));
+    states.push_back(memory.back().as<std::byte>());
+  }
+  states.push_back(nullptr);
+  const StepSeqs seqs = StageStep(*context, Seqs(padded, states)).seqs;
+  const AttentionRows no_rows = {};
+  OvqUpdateCuda(*context, {config_, state_, seqs, where_, no_rows}, wave);
+  for (size_t s = 0; s < sequences.size(); ++s) {
+    context->CopyToHost(sequences[s].state.data(), memory[s].as<std::byte>(), state_bytes_);
+  }
+}
+
+TEST_P(OvqUpdate, IsThatOfTheCpu) {
+  const int64_t last = chunk_len() - 1, far = (int64_t{1} << 40) / chunk_len() * chunk_len();
+  std::vector<Sequence> expected;
+  // The first chunk, two that grow, one whose dictionary is all but full, one that is not done.
+  for (int64_t position : {last, chunk_len() + last, 2 * chunk_len() + last, far + last, far - 2}) {
+    expected.push_back(RandomSequence(position));
+  }
+  const std::vector<Sequence> before = expected;
+  RunCpu(expected);
+  std::vector<Sequence> actual = before;
+  for (size_t s = 0; s < actual.size(); ++s) {
+    const int64_t i = actual[s].position % chunk_len();
+    for (int h = 0; h < GetParam().heads; ++h) {
+      const OvqHead from = state_.Head(expected[s].state.data(), where_, h);
+      const OvqHead to = state_.Head(actual[s].state.data(), where_, h);
+      to.best_score[i] = from.best_score[i];
+      to.best_slot[i] = from.best_slot[i];
+    }
+  }
+  const std::vector<Sequence> unchanged = actual;
+  std::vector<Sequence> idle = actual;
+  RunCuda(idle, /*wave=*/1);
+  RunCuda(actual, /*wave=*/0);
+  for (size_t s = 0; s < actual.size(); ++s) {
+    SCOPED_TRACE(absl::StrCat("position ", actual[s].position));
+    EXPECT_EQ(idle[s].state, unchanged[s].state);
+    EXPECT_EQ(actual[s].state == unchanged[s].state, s + 1 == actual.size());
+    for (int h = 0; h < GetParam().heads; ++h) {
+      const OvqHead cpu = state_.Head(expected[s].state.data(), where_, h);
+      const OvqHead cuda = state_.Head(actual[s].state.data(), where_, h);
+      for (int64_t b = 0; b < n_blocks_; ++b) {
+        for (int i = 0; i < kBlockSlots; ++i) {
+          // Two logarithms, each within a unit in the last place of the true one.
+          const float want = cpu.log_counts(b)[i];
+          EXPECT_NEAR(cuda.log_counts(b)[i], want, 4 * kRoundF32 * want) << b << " " << i;
+          cuda.log_counts(b)[i] = want;
+        }
+      }
+    }
+    EXPECT_EQ(actual[s].state, expected[s].state);
+  }
+}
+
+INSTANTIATE_TEST_SUITE_P(All, OvqUpdate,
+                         ::testing::Values(Case{32, 48, 2, 128, 300, DType::kF32},
+                                           Case{32, 48, 2, 128, 300, DType::kBF16},
+                                           Case{20, 12, 1, 100, 64, DType::kBF16},
+                                           Case{64, 8, 3, 16, 24, DType::kF32},
+                                           // More shared memory than a kernel has without asking.
+                                           Case{8, 8, 1, 4200, 50, DType::kBF16}),
+                         CaseName);
+
+TEST(OvqOnCuda, RefusesChunksBeyondSharedMemory) {
+  const std::string missing = WhyNoDevice(Device::kCuda);
+  if (!missing.empty()) GTEST_SKIP() << missing;
+  const auto context = MakeContext(Device::kCuda);
+  Attrs model, section("ovq.");
+  model.Set("hidden_size", int64_t{64});
+  model.Set("num_attention_heads", int64_t{2});
+  model.Set("head_dim", int64_t{32});
+  section.Set("chunk_size", int64_t{kMaxCudaChunkLen} + 1);
+  const WeightSource no_weights;
+  const auto made = MakeOvqAttention({.layer = 0,
+                                      .type = "ovq_attention",
+                                      .model = model,
+                                      .section = section,
+                                      .weights = no_weights,
+                                      .compute_dtype = DType::kF32,
+                                      .state_dtype = DType::kF32,
+                                      .context = *context});
+  ASSERT_EQ(made.status().code(), absl::StatusCode::kInvalidArgument);
+  EXPECT_NE(made.status().message().find("ovq.chunk_size"), std::string_view::npos);
+}
+
+}  // namespace
+}  // namespace ovq::test

@@ -1,0 +1,144 @@
+#include "model/state_layout.h"
+
+#include <gtest/gtest.h>
+
+#include <algorithm>
+#include <utility>
+#include <vector>
+
+namespace ovq {
+namespace {
+
+constexpr int kChunkLen = 8;
+constexpr StateLimits kLimits = {.max_centroids = 1000, .max_unbounded_tokens = 3000};
+constexpr size_t kPages[] = {256, 4096, size_t{64} << 10, size_t{2} << 20};
+constexpr int64_t kPositions[] = {0, 1, 7, 8, 9, 63, 64, 65, 128, 129, 1000, 2999, 3000};
+constexpr int64_t kCaps[] = {2, 64, 65, 1000};
+
+MixerState State(int64_t fixed_words, Growth::Law law, int64_t row_words) {
+  MixerState state{.fixed = StateFields({{"fixed", DType::kU32, Shape{fixed_words}}}),
+                   .growth = {.law = law, .chunk_len = kChunkLen},
+                   .block = {}};
+  if (law != Growth::Law::kCentroids) state.growth.chunk_len = 0;
+  if (law != Growth::Law::kNone) {
+    state.block = StateFields({{"rows", DType::kU32, Shape{kBlockSlots, row_words}},
+                               {"counts", DType::kU32, Shape{kBlockSlots}}});
+  }
+  return state;
+}
+
+// Two layers of each law, none of whose sizes is a multiple of the alignment, mixed.
+std::vector<MixerState> Layers() {
+  return {State(3, Growth::Law::kCentroids, 5), State(700, Growth::Law::kNone, 0),
+          State(1, Growth::Law::kTokens, 3),    State(33, Growth::Law::kCentroids, 10),
+          State(90, Growth::Law::kTokens, 7),   State(17, Growth::Law::kNone, 0)};
+}
+
+int64_t Blocks(const MixerState& state, int64_t position, int64_t cap) {
+  return (LiveSlots(state.growth, position, cap) + kBlockSlots - 1) / kBlockSlots;
+}
+
+// Every byte range that the layers' kernels touch, in address order.
+std::vector<std::pair<size_t, size_t>> Parts(const StateLayout& layout, int64_t position,
+                                             int64_t cap) {
+  std::vector<std::pair<size_t, size_t>> parts;
+  const std::vector<MixerState> layers = Layers();
+  for (size_t i = 0; i < layers.size(); ++i) {
+    const LayerState& where = layout.layer(static_cast<int>(i));
+    parts.emplace_back(where.fixed_offset, where.fixed_offset + layers[i].fixed.bytes());
+    for (int64_t b = 0; b < Blocks(layers[i], position, cap); ++b) {
+      const size_t begin = where.blocks_offset + static_cast<size_t>(b) * where.block_stride;
+      parts.emplace_back(begin, begin + layers[i].block.bytes());
+    }
+  }
+  std::sort(parts.begin(), parts.end());
+  return parts;
+}
+
+size_t Sum(const std::vector<StateExtent>& extents) {
+  size_t bytes = 0;
+  for (const StateExtent& extent : extents) bytes += extent.bytes;
+  return bytes;
+}
+
+TEST(StateLayout, PartsAreAlignedDisjointAndLive) {
+  for (size_t page : kPages) {
+    const StateLayout layout(Layers(), kLimits, page);
+    for (int64_t position : kPositions) {
+      size_t end = 0;
+      const std::vector<StateExtent> live = layout.live_extents_at(position, 1000);
+      for (const auto& [from, to] : Parts(layout, position, 1000)) {
+        EXPECT_EQ(from % StateLayout::kPartAlignment, 0u);
+        EXPECT_GE(from, end) << "overlap at " << from << ", position " << position;
+        end = to;
+        EXPECT_EQ(std::count_if(live.begin(), live.end(),
+                                [&, from = from, to = to](const StateExtent& extent) {
+                                  return from >= extent.offset &&
+                                         to <= extent.offset + extent.bytes;
+                                }),
+                  1)
+            << from << ", page " << page << ", position " << position;
+      }
+    }
+  }
+}
+
+TEST(StateLayout, CommittedExtentsAreThePagesOfTheLiveOnes) {
+  for (size_t page : kPages) {
+    const StateLayout layout(Layers(), kLimits, page);
+    EXPECT_EQ(layout.page_bytes(), page);
+    for (int64_t position : kPositions) {
+      for (int64_t cap : kCaps) {
+        const std::vector<StateExtent> live = layout.live_extents_at(position, cap);
+        const std::vector<StateExtent> committed = layout.extents_at(position, cap);
+        ASSERT_EQ(committed.size(), live.size());
+        size_t end = 0;
+        for (size_t i = 0; i < live.size(); ++i) {
+          EXPECT_EQ(committed[i].offset, live[i].offset);
+          EXPECT_EQ(committed[i].offset % page, 0u);
+          EXPECT_EQ(committed[i].bytes % page, 0u);
+          EXPECT_GE(committed[i].bytes, live[i].bytes);
+          EXPECT_LT(committed[i].bytes, live[i].bytes + page);
+          EXPECT_GE(committed[i].offset, end);
+          end = committed[i].offset + committed[i].bytes;
+        }
+        EXPECT_LE(end, layout.virtual_bytes());
+        EXPECT_EQ(layout.bytes_at(position, cap), Sum(committed));
+        EXPECT_EQ(layout.live_bytes_at(position, cap), Sum(live));
+        EXPECT_LE(layout.bytes_at(position, cap), layout.bytes_cap(cap));
+      }
+    }
+    // Dictionaries come arbitrarily near to their cap, tokens reach their limit.
+    EXPECT_EQ(layout.bytes_cap(64), layout.bytes_at(3000, 65)) << page;
+    EXPECT_EQ(layout.bytes_cap(1000), layout.virtual_bytes());
+  }
+}
+
+TEST(StateLayout, LiveBytesDoNotDependOnThePageSize) {
+  const StateLayout small(Layers(), kLimits, 256);
+  for (size_t page : kPages) {
+    const StateLayout layout(Layers(), kLimits, page);
+    EXPECT_EQ(layout.fingerprint(), small.fingerprint());
+    for (int64_t position : kPositions) {
+      const std::vector<StateExtent> a = small.live_extents_at(position, 300);
+      const std::vector<StateExtent> b = layout.live_extents_at(position, 300);
+      ASSERT_EQ(a.size(), b.size());
+      for (size_t i = 0; i < a.size(); ++i) EXPECT_EQ(a[i].bytes, b[i].bytes);
+    }
+    for (int i = 0; i < 6; ++i) {
+      EXPECT_EQ(layout.layer(i).fixed_offset, small.layer(i).fixed_offset);
+      EXPECT_EQ(layout.layer(i).block_stride, small.layer(i).block_stride);
+    }
+  }
+}
+
+TEST(StateLayout, AModelWithoutStateStillHasAnAddress) {
+  const MixerState nothing{.fixed = {}, .growth = {}, .block = {}};
+  const StateLayout layout({nothing}, kLimits);
+  EXPECT_EQ(layout.bytes_at(1000, 64), 0u);
+  EXPECT_TRUE(layout.extents_at(1000, 64).empty());
+  EXPECT_EQ(layout.virtual_bytes(), kHostPageBytes);
+}
+
+}  // namespace
+}  // namespace ovq
