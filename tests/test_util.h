@@ -78,6 +78,8 @@ template <>
 inline constexpr DType kDTypeOf<BF16> = DType::kBF16;
 template <>
 inline constexpr DType kDTypeOf<uint16_t> = DType::kF16;
+template <>
+inline constexpr DType kDTypeOf<int32_t> = DType::kI32;
 
 template <class T>
 TensorView GuardedBuffer<T>::View(Shape shape) {
@@ -89,6 +91,49 @@ TensorView ViewOf(std::vector<T>& values, Shape shape) {
   EXPECT_EQ(static_cast<size_t>(shape.elements()), values.size());
   return {values.data(), kDTypeOf<T>, shape};
 }
+
+// Elements in a device's memory between two guard zones.
+template <class T>
+class DeviceArray {
+ public:
+  // n elements of all-ones bytes (NaN in every float type).
+  DeviceArray(DeviceContext& context, size_t n) : DeviceArray(context, n, nullptr) {}
+  DeviceArray(DeviceContext& context, std::span<const T> values)
+      : DeviceArray(context, values.size(), values.data()) {}
+
+  T* data() const { return memory_.as<T>() + kGuard; }
+  std::span<T> span() const { return {data(), n_}; }
+  TensorView View(Shape shape) const {
+    EXPECT_EQ(static_cast<size_t>(shape.elements()), n_);
+    return {data(), kDTypeOf<T>, shape};
+  }
+  // The elements after all work so far, which has left the guard zones alone.
+  std::vector<T> Read() const {
+    std::vector<T> all(n_ + 2 * kGuard);
+    context_.CopyToHost(all.data(), memory_.as<void>(), all.size() * sizeof(T));
+    const std::vector<std::byte> guard(kGuard * sizeof(T), kGuardByte);
+    EXPECT_EQ(std::memcmp(all.data(), guard.data(), guard.size()), 0) << "written before " << n_;
+    EXPECT_EQ(std::memcmp(all.data() + kGuard + n_, guard.data(), guard.size()), 0)
+        << "written after " << n_;
+    return {all.begin() + kGuard, all.end() - kGuard};
+  }
+
+ private:
+  static constexpr size_t kGuard = 64;  // elements
+  static constexpr std::byte kGuardByte{0xa5};
+
+  DeviceArray(DeviceContext& context, size_t n, const T* values) : context_(context), n_(n) {
+    std::vector<std::byte> bytes((n + 2 * kGuard) * sizeof(T), kGuardByte);
+    std::byte* elements = bytes.data() + kGuard * sizeof(T);
+    std::memset(elements, 0xff, n * sizeof(T));
+    if (values != nullptr) std::memcpy(elements, values, n * sizeof(T));
+    memory_ = context.Upload(bytes.data(), bytes.size());
+  }
+
+  DeviceContext& context_;
+  size_t n_;
+  Buffer memory_;
+};
 
 // |actual - expected| <= tolerance(i) for every element; reports the worst one, measured in
 // tolerances. NaN never passes.

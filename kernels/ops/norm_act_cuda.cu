@@ -73,7 +73,8 @@ __global__ void __launch_bounds__(kMaxSumThreads)
   }
   const float max = BlockMax(highest, partial);
   float4 sum = make_float4(0, 0, 0, 0);
-  if (!isinf(max)) {
+  const bool infinite = fabsf(max) == INFINITY;
+  if (!infinite) {
     for (int64_t i = first; i < n; i += stride) {
       const float4 v = Load4(in, i, n, aligned, -INFINITY);
       sum.x += expf(v.x - max);
@@ -84,7 +85,7 @@ __global__ void __launch_bounds__(kMaxSumThreads)
   }
   const float total = BlockSum((sum.x + sum.y) + (sum.z + sum.w), partial + kWarp);
   // An infinite maximum leaves nothing to subtract it from.
-  if (threadIdx.x == 0) out[blockIdx.x] = isinf(max) ? max : max + logf(total);
+  if (threadIdx.x == 0) out[blockIdx.x] = infinite ? max : max + logf(total);
 }
 
 }  // namespace

@@ -5,11 +5,10 @@
 #include <span>
 #include <vector>
 
-#include "kernels/common/random.h"
 #include "kernels/ops/ops.h"
 #include "kernels/ops/sample_device.h"
 
-namespace ovq {
+namespace ovq::cpu {
 namespace {
 
 constexpr float kMinusInfinity = -std::numeric_limits<float>::infinity();
@@ -198,14 +197,9 @@ void RowSampler::KeepAboveMinP(double min_p) {
 }
 
 int32_t RowSampler::Pick(const RowDraw& draw) const {
-  const auto counter = static_cast<uint64_t>(draw.position);
-  const uint64_t seed = draw.params.seed;
-  const auto words =
-      Philox4x32({static_cast<uint32_t>(counter), static_cast<uint32_t>(counter >> 32), 0, 0},
-                 {static_cast<uint32_t>(seed), static_cast<uint32_t>(seed >> 32)});
   double total = 0;
   for (const Candidate& c : candidates_) total += c.weight;
-  const double target = UnitInterval(words[0], words[1]) * total;
+  const double target = UnitInterval(draw) * total;
   double sum = 0;
   for (const Candidate& c : candidates_) {
     sum += c.weight;
@@ -239,8 +233,6 @@ int32_t RowSampler::Draw(std::span<const float> logits, const RowDraw& draw) {
 
 }  // namespace
 
-namespace cpu {
-
 void ReadLogits(DeviceContext& context, TensorView logits, LogitsReading& reading) {
   ScratchScope scope(context);
   const auto vocab = static_cast<size_t>(logits.shape[1]);
@@ -261,13 +253,4 @@ void ReadLogits(DeviceContext& context, TensorView logits, LogitsReading& readin
   }
 }
 
-}  // namespace cpu
-
-namespace ref {
-
-void ReadLogits(DeviceContext& context, TensorView logits, LogitsReading& reading) {
-  cpu::ReadLogits(context, logits, reading);
-}
-
-}  // namespace ref
-}  // namespace ovq
+}  // namespace ovq::cpu

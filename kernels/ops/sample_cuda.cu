@@ -8,11 +8,10 @@
 
 #include "kernels/common/check.h"
 #include "kernels/common/cuda/cuda_device.h"
-#include "kernels/common/random.h"
 #include "kernels/ops/ops.h"
 #include "kernels/ops/sample_device.h"
-#include "kernels/ops/sample_draw.cuh"
-#include "kernels/ops/sample_select.cuh"
+#include "kernels/ops/cuda/sample_draw.cuh"
+#include "kernels/ops/cuda/sample_select.cuh"
 
 namespace ovq::cuda {
 namespace {
@@ -160,15 +159,6 @@ int32_t* Append(std::span<const T> list, int32_t* to) {
   static_assert(sizeof(T) % sizeof(int32_t) == 0);
   if (!list.empty()) std::memcpy(to, list.data(), list.size_bytes());
   return to + list.size_bytes() / sizeof(int32_t);
-}
-
-uint64_t RandomBits(const RowDraw& draw) {
-  const auto counter = static_cast<uint64_t>(draw.position);
-  const uint64_t seed = draw.params.seed;
-  const auto words =
-      Philox4x32({static_cast<uint32_t>(counter), static_cast<uint32_t>(counter >> 32), 0, 0},
-                 {static_cast<uint32_t>(seed), static_cast<uint32_t>(seed >> 32)});
-  return uint64_t{words[0]} << 32 | words[1];
 }
 
 void FillSent(const LogitsReading& reading, const Places& at, int64_t vocab, std::byte* host) {

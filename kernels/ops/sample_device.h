@@ -1,15 +1,29 @@
 // ReadLogits of sample.h on each device. Arguments are already validated.
 #pragma once
 
-#include <algorithm>
-#include <cmath>
-#include <limits>
+#include <cstdint>
 
+#include "kernels/common/random.h"
 #include "kernels/ops/sample.h"
 
 namespace ovq {
 
-// The order of logits for any bits a model may give.
+// The random number of a draw: the upper 53 bits count.
+inline uint64_t RandomBits(const RowDraw& draw) {
+  const auto counter = static_cast<uint64_t>(draw.position);
+  const uint64_t seed = draw.params.seed;
+  const auto words =
+      Philox4x32({static_cast<uint32_t>(counter), static_cast<uint32_t>(counter >> 32), 0, 0},
+                 {static_cast<uint32_t>(seed), static_cast<uint32_t>(seed >> 32)});
+  return uint64_t{words[0]} << 32 | words[1];
+}
+// The same as a fraction in [0, 1).
+inline double UnitInterval(const RowDraw& draw) {
+  const uint64_t bits = RandomBits(draw);
+  return UnitInterval(static_cast<uint32_t>(bits >> 32), static_cast<uint32_t>(bits));
+}
+
+// Best first. Neither is NaN.
 constexpr bool BetterLogit(const TokenLogit& a, const TokenLogit& b) {
   return a.logit != b.logit ? a.logit > b.logit : a.id < b.id;
 }

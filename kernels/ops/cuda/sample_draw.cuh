@@ -15,7 +15,7 @@
 #include <cstdint>
 
 #include "kernels/ops/sample.h"
-#include "kernels/ops/sample_select.cuh"
+#include "kernels/ops/cuda/sample_select.cuh"
 
 namespace ovq::cuda {
 
@@ -43,7 +43,7 @@ struct DrawTask {
   int32_t* border;
 };
 
-__device__ inline float NoNan(float logit) { return isnan(logit) ? -INFINITY : logit; }
+__device__ inline float NoNan(float logit) { return std::isnan(logit) ? -INFINITY : logit; }
 __device__ inline float Sane(float logit) { return fminf(NoNan(logit), FLT_MAX); }
 
 // Ascends with the logit; equal for the two zeros.
@@ -89,7 +89,7 @@ struct CandidateOrder {
   const float* row;
   double* weights;  // 0: no candidate
   double best, scale;
-  double bins_per_unit;
+  double bins_per_unit = 0;
   double mean = 0;  // of the exponents, kTypical
   By by = By::kCount;
 
