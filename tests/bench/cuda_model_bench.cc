@@ -117,7 +117,7 @@ void CudaModelBench::Prefill() {
                .sessions = n,
                .seconds = total,
                .measure = "of the matmul rate, projections alone",
-               .value = flops / total / std::max(ceilings_.matmul_flops_per_s, 1.0),
+               .value = OverCeiling(flops / total, ceilings_.matmul_flops_per_s),
                .more = {{"tokens", tokens}, {"tokens_per_s", tokens / total}, {"flops", flops}}});
   prefilled_.resize(model_.layout().virtual_bytes());
   context_.CopyToHost(prefilled_.data(), sessions_[0].as<void>(), prefilled_.size());
@@ -169,13 +169,13 @@ void CudaModelBench::Decode() {
     const double bytes =
         static_cast<double>(model_.weight_bytes()) + static_cast<double>(state_bytes) * n;
     const double seconds = Median(device);
-    const double floor = bytes / std::max(ceilings_.copy_bytes_per_s, 1.0);
+    const double floor = OverCeiling(bytes, ceilings_.copy_bytes_per_s);
     report_.Add({.name = "decode",
                  .sessions = n,
                  .seconds = seconds,
                  .measure = "times the byte floor",
-                 .value = seconds / floor,
-                 .goal = Goal::kAtMost,
+                 .value = OverCeiling(seconds, floor),
+                 .goal = GoalIf(floor, Goal::kAtMost),
                  .target = kFloorTarget,
                  .more = {{"wall_seconds", Median(wall)},
                           {"bytes", bytes},

@@ -140,8 +140,8 @@ void OvqPrefill(DeviceContext& context, const Scale& scale, int n_heads, const C
               .sessions = scale.prefill_sessions,
               .seconds = seconds,
               .measure = "of the matmul rate, one layer's attention",
-              .value = flops / seconds / std::max(ceilings.matmul_flops_per_s, 1.0),
-              .goal = Goal::kAtLeast,
+              .value = OverCeiling(flops / seconds, ceilings.matmul_flops_per_s),
+              .goal = GoalIf(ceilings.matmul_flops_per_s, Goal::kAtLeast),
               .target = kRateTarget,
               .more = {{"flops", flops}, {"flops_per_s", flops / seconds}}});
 }

@@ -24,6 +24,10 @@ struct Figure {
   nlohmann::json more = nlohmann::json::object();  // further fields: bytes, flops, ...
 };
 
+// x over a ceiling; 0 if that was not measured, and then no target can be met or missed.
+inline double OverCeiling(double x, double ceiling) { return ceiling > 0 ? x / ceiling : 0; }
+inline Goal GoalIf(double ceiling, Goal goal) { return ceiling > 0 ? goal : Goal::kNone; }
+
 class Report {
  public:
   explicit Report(std::string path) : path_(std::move(path)) {}

@@ -255,8 +255,8 @@ class GpuRun:
             self.result["serve_check"] = "skipped: no ovq-server here"
             print(self.result["serve_check"])
             return
-        finished = self.run([sys.executable, script, "--bin", self.bin, "--models",
-                             os.path.join(self.root, "models")], 90)
+        finished = self.run([sys.executable, script, "--bin", self.bin, "--model",
+                             os.path.join(self.root, "models", "python-bytes")], 90)
         print(finished.output[-KEPT_OUTPUT:])
         self.result["serve_check"] = finished.ended
         if finished.code != 0:

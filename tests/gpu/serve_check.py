@@ -1,8 +1,8 @@
 """The server end to end on a device, with ovq-chat as its client.
 
-usage: serve_check.py --bin FOLDER --models FOLDER [--device cuda]
+usage: serve_check.py --bin FOLDER --model FOLDER [--server PROGRAM] [--device cuda] [--tokens 64]
 
-In float32 a greedy answer of 64 tokens is the cpu's, is the same twice and among other requests;
+In float32 a greedy answer is the cpu's, is the same twice and among other requests;
 SIGTERM lets a running answer finish and ends the server with 0. Standard library only.
 """
 
@@ -18,15 +18,14 @@ import tempfile
 import unittest
 
 PROMPT = "import os\n\n\ndef read_lines(path):\n"
-N_TOKENS = 64
-BIN = MODEL = DEVICE = None
+CHAT = SERVER = MODEL = DEVICE = N_TOKENS = None
 
 
 class Server:
     def __init__(self, device):
         self.log = tempfile.TemporaryFile(mode="w+")
         self.process = subprocess.Popen(
-            [os.path.join(BIN, "ovq-server"), "--model", MODEL, "--device", device,
+            [SERVER, "--model", MODEL, "--device", device,
              "--compute-dtype", "f32", "--state-dtype", "f32", "--state-memory", "512M",
              "--listen", "127.0.0.1:0", "--metrics-address", ""],
             stdout=subprocess.PIPE, stderr=self.log, text=True)
@@ -45,13 +44,13 @@ class Server:
 
     def chat(self, prompt, n_tokens):
         return subprocess.Popen(
-            [os.path.join(BIN, "ovq-chat"), "--server", self.address, "--prompt", prompt,
+            [CHAT, "--server", self.address, "--prompt", prompt,
              "--max-tokens", str(n_tokens), "--temperature", "0", "--ignore-eos", "--logprobs"],
             stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
 
-    def answer(self, prompt, n_tokens=N_TOKENS):
+    def answer(self, prompt, n_tokens=None):
         """Of a greedy answer: the text, and of every token "id<tab>log-probability"."""
-        chat = self.chat(prompt, n_tokens)
+        chat = self.chat(prompt, n_tokens or N_TOKENS)
         out, err = chat.communicate(timeout=60)
         if chat.returncode != 0:
             raise AssertionError(f"ovq-chat: exit {chat.returncode}: {err}; {self.text()}")
@@ -94,7 +93,7 @@ class Serving(unittest.TestCase):
         alone = self.server.answer(PROMPT)
         self.assertEqual(self.server.answer(PROMPT), alone)
         with concurrent.futures.ThreadPoolExecutor(9) as pool:
-            others = [pool.submit(self.server.answer, "class C%d:\n" % i + "    x = 1\n" * 40 * i)
+            others = [pool.submit(self.server.answer, "class C%d:\n" % i + "    x = 1\n" * (i * N_TOKENS // 2))
                       for i in range(8)]
             among = self.server.answer(PROMPT)
             for other in others:
@@ -105,8 +104,8 @@ class Serving(unittest.TestCase):
 class Stopping(unittest.TestCase):
     def test_sigterm_lets_the_answer_finish(self):
         with Server(DEVICE) as server:
-            expected = server.answer(PROMPT, 300)[0]
-            chat = server.chat(PROMPT, 300)
+            expected = server.answer(PROMPT, 5 * N_TOKENS)[0]
+            chat = server.chat(PROMPT, 5 * N_TOKENS)
             first = chat.stdout.read(1)
             server.process.send_signal(signal.SIGTERM)
             # Draining ends the conversation after its turn, so ovq-chat's status says nothing.
@@ -117,10 +116,13 @@ class Stopping(unittest.TestCase):
 
 if __name__ == "__main__":
     parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
-    parser.add_argument("--bin", required=True)
-    parser.add_argument("--models", required=True)
+    parser.add_argument("--bin", required=True, help="folder of ovq-chat and the server")
+    parser.add_argument("--server", help="default: ovq-server of --bin")
+    parser.add_argument("--model", required=True)
     parser.add_argument("--device", default="cuda")
+    parser.add_argument("--tokens", type=int, default=64)
     options, rest = parser.parse_known_args()
-    BIN, DEVICE = options.bin, options.device
-    MODEL = os.path.join(options.models, "python-bytes")
+    CHAT = os.path.join(options.bin, "ovq-chat")
+    SERVER = options.server or os.path.join(options.bin, "ovq-server")
+    MODEL, DEVICE, N_TOKENS = options.model, options.device, options.tokens
     unittest.main(argv=[sys.argv[0], *rest], verbosity=2)

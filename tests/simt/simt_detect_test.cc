@@ -234,7 +234,7 @@ TEST(DetectTest, DivergentBarriers) {
               ElementsAre(AllOf(HasSubstr("divergent barrier"), HasSubstr("Diverge"),
                                 HasSubstr("threads 32-63 have exited"),
                                 HasSubstr("threads 0-31 wait at __syncthreads"),
-                                HasSubstr("detect_test.cc:"))));
+                                HasSubstr("simt_detect_test.cc:"))));
   EXPECT_THAT(Errors(Diverge, 1, 64, 0, Divergence::kBranch),
               ElementsAre(AllOf(HasSubstr("divergent barrier"), HasSubstr("threads 32-63 wait"))));
   EXPECT_THAT(Errors(Diverge, 1, 32, 0, Divergence::kLane),
