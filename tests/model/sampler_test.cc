@@ -11,6 +11,7 @@
 #include <memory>
 #include <numeric>
 #include <random>
+#include <set>
 #include <span>
 
 #include "kernels/common/dispatch.h"
@@ -244,6 +245,17 @@ TEST_P(SamplerTest, AgreesWithTheReference) {
   }
 }
 
+// Enough draws from one row to meet every token and the borders between them.
+TEST_P(SamplerTest, ManyDrawsFromOneRow) {
+  constexpr int kDraws = 300;
+  const std::vector<float> logits = RandomNormal(7, 21);
+  Step reference(Device::kReference);
+  Sampler sampler({.seed = 4}, 7);
+  const std::vector<int32_t> drawn = step_.DrawMany(sampler, logits, 0, kDraws);
+  EXPECT_EQ(drawn, reference.DrawMany(sampler, logits, 0, kDraws));
+  EXPECT_EQ(std::set<int32_t>(drawn.begin(), drawn.end()).size(), 7u);
+}
+
 // A vocabulary of the size that models have: several tokens a thread, and sums near the top.
 TEST_P(SamplerTest, LargeVocabulary) {
   constexpr int64_t kVocab = 70001;
@@ -365,6 +377,12 @@ TEST_P(SamplerTest, TiesGoToTheLowerId) {
     Sampler sampler(params, 10);
     for (int32_t token : step_.DrawMany(sampler, logits, 0, 100)) EXPECT_LT(token, 3);
   }
+  for (const SamplingParams& params : {SamplingParams{.temperature = 0}, SamplingParams{.top_k = 1},
+                                       SamplingParams{.top_p = 0.1f}}) {
+    Sampler sampler(params, 3);
+    EXPECT_EQ(step_.Draw(sampler, {-1, -0.0f, 0.0f}, 0).token_id, 1) << "both zeros are equal";
+  }
+  EXPECT_EQ(step_.Top({-1, -0.0f, 0.0f}, 1)[0].token_id, 1);
 }
 
 TEST_P(SamplerTest, DrawsDependOnSeedAndPositionOnly) {
