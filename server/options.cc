@@ -49,9 +49,8 @@ const Flag kFlags[] = {
        return absl::OkStatus();
      }},
     {"device", "NAME", "cpu",
-     "cpu, cuda (a build with CUDA and a GPU of compute capability 8.0 or later) or ref (slow, "
-     "exact "
-     "loops)",
+     "cpu, ref (slow, exact loops) or cuda, which needs a build with CUDA and a GPU of compute "
+     "capability 8.0 or later",
      [](std::string_view text, Options& o) { return SetDevice(text, o.device); }},
     {"threads", "N", "0", "CPU threads; 0 takes every core",
      [](std::string_view text, Options& o) { return SetInteger(text, 0, 1024, o.threads); }},

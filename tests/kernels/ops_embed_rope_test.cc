@@ -1,6 +1,8 @@
 #include <gtest/gtest.h>
 
 #include <cmath>
+#include <optional>
+#include <span>
 #include <string>
 #include <vector>
 
@@ -13,22 +15,46 @@ namespace {
 
 using test::AssertClose;
 using test::AssertSameBits;
-using test::GuardedBuffer;
+using test::DeviceArray;
 using test::kRoundF32;
 using test::MakeContext;
 using test::RandomNormal;
-using test::ViewOf;
 
-class RopeDevices : public testing::TestWithParam<Device> {};
-INSTANTIATE_TEST_SUITE_P(, RopeDevices, testing::Values(Device::kReference, Device::kCpu),
-                         [](const auto& info) { return std::string(DeviceName(info.param)); });
+class EveryDevice : public testing::TestWithParam<Device> {
+ protected:
+  void SetUp() override {
+    const std::string why_not = test::WhyNoDevice(GetParam());
+    if (!why_not.empty()) GTEST_SKIP() << why_not;
+    context_ = MakeContext(GetParam(), 1);
+  }
+  std::unique_ptr<DeviceContext> context_;
+};
+const auto kName = [](const auto& info) { return std::string(DeviceName(info.param)); };
+
+// Heads [n_heads, head_dim] of rows that are `stride` apart.
+struct HeadSizes {
+  int n_heads;
+  int head_dim;
+  int64_t stride;
+};
+
+std::vector<float> RunRope(DeviceContext& context, std::span<const float> x, const HeadSizes& sizes,
+                           std::span<const int64_t> positions, double theta) {
+  const DeviceArray<float> data(context, x);
+  const DeviceArray<int64_t> rows(context, positions);
+  const RopeTable table(context, theta, sizes.head_dim);
+  const auto n = static_cast<int64_t>(positions.size());
+  Rope(context, {data.data(), n, sizes.n_heads, sizes.head_dim, sizes.stride}, rows.span(), table);
+  return data.Read();
+}
+
+using RopeDevices = EveryDevice;
+INSTANTIATE_TEST_SUITE_P(, RopeDevices, testing::ValuesIn(test::TestDevices()), kName);
 
 // A single pair turns by one radian a position whatever theta is.
 TEST_P(RopeDevices, OnePairTurnsByThePosition) {
-  auto context = MakeContext(GetParam());
-  std::vector<float> x{1, 0, 0, 2};
-  const std::vector<int64_t> positions{1, 3};
-  Rope(*context, {x.data(), 2, 1, 2, 2}, positions, RopeTable(*context, 10000, 2));
+  const std::vector<float> x = RunRope(*context_, std::vector<float>{1, 0, 0, 2}, {1, 2, 2},
+                                       std::vector<int64_t>{1, 3}, 100);
   const std::vector<double> expected{std::cos(1.0), std::sin(1.0), -2 * std::sin(3.0),
                                      2 * std::cos(3.0)};
   for (size_t i = 0; i < 4; ++i) EXPECT_NEAR(x[i], expected[i], 4 * kRoundF32) << i;
@@ -37,7 +63,6 @@ TEST_P(RopeDevices, OnePairTurnsByThePosition) {
 // Far positions, in long double: the angle is right to position * 2^-64 (relative to a frequency of
 // at most 1), so 2^-24 at position 2^40. Cosine, sine, two products and a sum round once each.
 TEST_P(RopeDevices, ExtremePositions) {
-  auto context = MakeContext(GetParam());
   constexpr int64_t kFar = int64_t{1} << 40;
   const std::vector<int64_t> positions{
       0, 1, 127, 32768, (1 << 24) + 1, int64_t{1} << 31, kFar, kFar + 12345};
@@ -46,10 +71,6 @@ TEST_P(RopeDevices, ExtremePositions) {
     const int64_t stride = n_heads * head_dim + 5;
     const auto n = static_cast<int64_t>(positions.size());
     const std::vector<float> before = RandomNormal(static_cast<size_t>(n * stride), 7);
-    GuardedBuffer<float> x{std::span<const float>(before)};
-    Rope(*context, {x.data(), n, n_heads, head_dim, stride}, positions,
-         RopeTable(*context, 10000, head_dim));
-
     std::vector<float> expected = before;
     std::vector<double> tolerance(before.size(), 0);
     for (int64_t row = 0; row < n; ++row) {
@@ -70,21 +91,27 @@ TEST_P(RopeDevices, ExtremePositions) {
       }
     }
     AssertClose(
-        x.span(), expected, [&](size_t i) { return tolerance[i]; },
-        absl::StrCat("head_dim ", head_dim));
+        RunRope(*context_, before, {n_heads, head_dim, stride}, positions, 10000), expected,
+        [&](size_t i) { return tolerance[i]; }, absl::StrCat("head_dim ", head_dim));
   }
 }
 
+// The reference computes in long double, whose angles fail past 2^53.
+using FastDevices = EveryDevice;
+std::vector<Device> DevicesButReference() {
+  std::vector<Device> devices = test::TestDevices();
+  std::erase(devices, Device::kReference);
+  return devices;
+}
+INSTANTIATE_TEST_SUITE_P(, FastDevices, testing::ValuesIn(DevicesButReference()), kName);
+
 // The score of a query and a key depends on their distance alone, at any position an int64 holds.
-TEST(RopeCpu, DistanceIsExactAtAnyPosition) {
+TEST_P(FastDevices, RopeOfADistanceIsExactAtAnyPosition) {
   constexpr int kDim = 128;
-  auto context = MakeContext(Device::kCpu);
-  const RopeTable table(*context, 10000, kDim);
   const std::vector<float> qk = RandomNormal(2 * kDim, 8);
   const auto score = [&](int64_t position) {
-    std::vector<float> x = qk;
-    const std::vector<int64_t> positions{position + 37, position};
-    Rope(*context, {x.data(), 2, 1, kDim, kDim}, positions, table);
+    const std::vector<float> x = RunRope(*context_, qk, {1, kDim, kDim},
+                                         std::vector<int64_t>{position + 37, position}, 10000);
     double sum = 0;
     for (size_t i = 0; i < kDim; ++i) sum += double{x[i]} * x[i + kDim];
     return sum;
@@ -97,55 +124,132 @@ TEST(RopeCpu, DistanceIsExactAtAnyPosition) {
   }
 }
 
-TEST(RopeCpu, RowsDoNotDependOnTheirCompany) {
-  constexpr int64_t kRows = 301;
-  constexpr int kHeads = 4;
-  constexpr int kDim = 64;
-  constexpr int64_t kStride = kHeads * kDim;
-  const std::vector<float> before = RandomNormal(kRows * kStride, 9);
-  std::vector<int64_t> positions(kRows);
-  for (size_t i = 0; i < kRows; ++i) positions[i] = static_cast<int64_t>(i * i * 977);
-  auto one = MakeContext(Device::kCpu, 1);
-  auto two = MakeContext(Device::kCpu, 2);
-  const RopeTable table(*two, 500000, kDim);
-  std::vector<float> all = before;
-  Rope(*two, {all.data(), kRows, kHeads, kDim, kStride}, positions, table);
-  std::vector<float> single = before;
-  for (int64_t row = kRows - 1; row >= 0; --row) {
-    Rope(*one, {single.data() + row * kStride, 1, kHeads, kDim, kStride},
-         std::span(positions).subspan(static_cast<size_t>(row), 1), table);
+TEST_P(FastDevices, RopeOfARowDoesNotDependOnItsCompany) {
+  const size_t n_rows = GetParam() == Device::kCuda ? 31 : 301;
+  constexpr HeadSizes kSizes = {4, 64, 4 * 64};
+  const std::vector<float> x = RandomNormal(n_rows * kSizes.stride, 9);
+  std::vector<int64_t> positions(n_rows);
+  for (size_t i = 0; i < n_rows; ++i) positions[i] = static_cast<int64_t>(i * i * 977);
+  auto two = MakeContext(GetParam(), 2);
+  const std::vector<float> all = RunRope(*two, x, kSizes, positions, 500000);
+  for (size_t row = n_rows; row-- > 0;) {
+    AssertSameBits(RunRope(*context_, std::span(x).subspan(row * kSizes.stride, kSizes.stride),
+                           kSizes, std::span(positions).subspan(row, 1), 500000),
+                   std::span(all).subspan(row * kSizes.stride, kSizes.stride),
+                   absl::StrCat("row ", row));
   }
-  AssertSameBits(all, single, "Rope");
 }
 
-class EmbedDevices : public testing::TestWithParam<Device> {};
-INSTANTIATE_TEST_SUITE_P(, EmbedDevices, testing::Values(Device::kReference, Device::kCpu),
-                         [](const auto& info) { return std::string(DeviceName(info.param)); });
+// Rows of [queries | keys | values].
+struct PreparedHeads {
+  int n_queries, n_keys, head_dim;
+  bool rope, round;
+  int64_t stride() const { return int64_t{n_queries + n_keys} * head_dim + 9; }
+};
 
-TEST_P(EmbedDevices, CopiesRowsExactly) {
-  constexpr int64_t kVocab = 50;
-  constexpr int64_t kDim = 301;
-  auto context = MakeContext(GetParam(), 2);
-  std::vector<float> f32 = RandomNormal(kVocab * kDim, 11);
-  std::vector<BF16> bf16 = test::Rounded(f32);
-  std::vector<uint16_t> f16(f32.size());
-  for (size_t i = 0; i < f16.size(); ++i) f16[i] = static_cast<uint16_t>(i * 31 % 0x7c00);
-  std::vector<int32_t> ids(400);
-  for (size_t i = 0; i < ids.size(); ++i) ids[i] = static_cast<int32_t>(i * 7 % kVocab);
-  ids.back() = kVocab - 1;
-  const auto n = static_cast<int64_t>(ids.size());
-  for (const TensorView& table :
-       {ViewOf(f32, {kVocab, kDim}), ViewOf(bf16, {kVocab, kDim}), ViewOf(f16, {kVocab, kDim})}) {
-    GuardedBuffer<float> y(ids.size() * kDim);
-    Embed(*context, table, ids, y.View({n, kDim}));
-    for (size_t i = 0; i < y.size(); ++i) {
-      const size_t from = static_cast<size_t>(ids[i / kDim]) * kDim + i % kDim;
-      const float expected = table.dtype == DType::kF32    ? f32[from]
-                             : table.dtype == DType::kBF16 ? ToFloat(bf16[from])
-                                                           : HalfToFloat(f16[from]);
-      ASSERT_EQ(y[i], expected) << DTypeName(table.dtype) << " element " << i;
+// With `fused` one call, else one after another, with the rounding here.
+std::vector<float> RunPrepare(DeviceContext& context, const PreparedHeads& heads,
+                              std::span<const float> x, std::span<const int64_t> positions,
+                              bool fused) {
+  const auto n = static_cast<int64_t>(positions.size());
+  const std::vector<float> beta_values = RandomNormal(static_cast<size_t>(heads.n_queries), 31);
+  const DeviceArray<float> data(context, x), beta(context, std::span(beta_values));
+  const DeviceArray<int64_t> rows(context, positions);
+  const int64_t keys_at = int64_t{heads.n_queries} * heads.head_dim;
+  HeadPrep prep = {.queries = {data.data(), n, heads.n_queries, heads.head_dim, heads.stride()},
+                   .keys = {data.data() + keys_at, n, heads.n_keys, heads.head_dim, heads.stride()},
+                   .beta = beta.data(),
+                   .positions = rows.span(),
+                   .round_to_bf16 = heads.round};
+  std::optional<RopeTable> table;
+  if (heads.rope) prep.rope = &table.emplace(context, 1000, heads.head_dim);
+  if (fused) {
+    PrepareHeads(context, prep);
+    return data.Read();
+  }
+  UnitNorm(context, prep.queries, beta.data());
+  UnitNorm(context, prep.keys, nullptr);
+  if (heads.rope) {
+    Rope(context, prep.queries, rows.span(), *table);
+    Rope(context, prep.keys, rows.span(), *table);
+  }
+  std::vector<float> pieces = data.Read();
+  if (!heads.round) return pieces;
+  for (size_t i = 0; i < pieces.size(); ++i) {
+    if (static_cast<int64_t>(i) % heads.stride() < heads.stride() - 9) {
+      pieces[i] = ToFloat(RoundToBF16(pieces[i]));
     }
   }
+  return pieces;
+}
+
+std::vector<PreparedHeads> PrepareCases() {
+  std::vector<PreparedHeads> cases;
+  for (bool round : {false, true}) {
+    cases.push_back({.n_queries = 6, .n_keys = 2, .head_dim = 64, .rope = true, .round = round});
+    cases.push_back({.n_queries = 11, .n_keys = 11, .head_dim = 16, .rope = false, .round = round});
+    cases.push_back({.n_queries = 1, .n_keys = 1, .head_dim = 35, .rope = false, .round = round});
+    cases.push_back({.n_queries = 2, .n_keys = 1, .head_dim = 130, .rope = true, .round = round});
+  }
+  return cases;
+}
+
+using PrepareDevices = EveryDevice;
+INSTANTIATE_TEST_SUITE_P(, PrepareDevices, testing::ValuesIn(test::TestDevices()), kName);
+
+TEST_P(PrepareDevices, SameBitsAsThePiecesInAnyCompany) {
+  const std::vector<int64_t> positions{3, 0, int64_t{1} << 33, 70000, 5};
+  for (const PreparedHeads& heads : PrepareCases()) {
+    const std::string what =
+        absl::StrCat("head_dim ", heads.head_dim, " rope ", heads.rope, " round ", heads.round);
+    const auto stride = static_cast<size_t>(heads.stride());
+    const std::vector<float> x = RandomNormal(positions.size() * stride, 32);
+    const std::vector<float> all = RunPrepare(*context_, heads, x, positions, true);
+    AssertSameBits(all, RunPrepare(*context_, heads, x, positions, false), what);
+    for (size_t row = 0; row < positions.size(); ++row) {
+      AssertSameBits(RunPrepare(*context_, heads, std::span(x).subspan(row * stride, stride),
+                                std::span(positions).subspan(row, 1), true),
+                     std::span(all).subspan(row * stride, stride), what);
+    }
+  }
+}
+
+using EmbedDevices = EveryDevice;
+INSTANTIATE_TEST_SUITE_P(, EmbedDevices, testing::ValuesIn(test::TestDevices()), kName);
+
+template <class T>
+std::vector<float> RunEmbed(DeviceContext& context, std::span<const T> table,
+                            std::span<const int32_t> ids, int64_t width) {
+  const DeviceArray<T> rows(context, table);
+  const DeviceArray<int32_t> id_list(context, ids);
+  const DeviceArray<float> y(context, ids.size() * static_cast<size_t>(width));
+  Embed(context, rows.View({static_cast<int64_t>(table.size()) / width, width}), id_list.span(),
+        y.View({static_cast<int64_t>(ids.size()), width}));
+  return y.Read();
+}
+
+TEST_P(EmbedDevices, CopiesRowsExactly) {
+  constexpr size_t kVocab = 50;
+  constexpr size_t kDim = 301;
+  const std::vector<float> f32 = RandomNormal(kVocab * kDim, 11);
+  const std::vector<BF16> bf16 = test::Rounded(f32);
+  std::vector<uint16_t> f16(f32.size());  // every kind of number, infinities included
+  for (size_t i = 0; i < f16.size(); ++i) {
+    f16[i] = static_cast<uint16_t>((i * 31 % 0x7c01) | i % 2 << 15);
+  }
+  std::vector<int32_t> ids(GetParam() == Device::kCuda ? 60 : 400);
+  for (size_t i = 0; i < ids.size(); ++i) ids[i] = static_cast<int32_t>(i * 7 % kVocab);
+  const auto check = [&](const char* what, const std::vector<float>& y, auto expected) {
+    for (size_t i = 0; i < y.size(); ++i) {
+      const size_t from = static_cast<size_t>(ids[i / kDim]) * kDim + i % kDim;
+      ASSERT_EQ(y[i], expected(from)) << what << " element " << i;
+    }
+  };
+  check("F32", RunEmbed<float>(*context_, f32, ids, kDim), [&](size_t i) { return f32[i]; });
+  check("BF16", RunEmbed<BF16>(*context_, bf16, ids, kDim),
+        [&](size_t i) { return ToFloat(bf16[i]); });
+  check("F16", RunEmbed<uint16_t>(*context_, f16, ids, kDim),
+        [&](size_t i) { return HalfToFloat(f16[i]); });
 }
 
 }  // namespace

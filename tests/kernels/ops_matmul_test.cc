@@ -1,7 +1,12 @@
 #include <gtest/gtest.h>
 
+#include <array>
 #include <cmath>
+#include <memory>
+#include <span>
 #include <string>
+#include <tuple>
+#include <utility>
 #include <vector>
 
 #include "absl/strings/str_cat.h"
@@ -14,28 +19,49 @@ namespace {
 
 using test::AssertClose;
 using test::AssertSameBits;
-using test::GuardedBuffer;
+using test::DeviceArray;
 using test::MakeContext;
 using test::RandomNormal;
 using test::ViewOf;
 
-// Activations of a compute type; the float copy holds the same (rounded) values.
+// Activations of a compute type on the host; the float copy holds the same (rounded) values.
 struct Activations {
   Activations(int64_t n, int64_t in, DType type, uint64_t seed) : in(in), dtype(type) {
     wide = RandomNormal(static_cast<size_t>(n * in), seed);
     narrow = test::Rounded(wide);
     if (dtype == DType::kBF16) wide = test::Widened(narrow);
   }
-  TensorView Rows(int64_t first, int64_t n) {
-    const auto from = static_cast<size_t>(first * in);
-    if (dtype == DType::kF32) return {wide.data() + from, dtype, {n, in}};
-    return {narrow.data() + from, dtype, {n, in}};
-  }
   int64_t in;
   DType dtype;
   std::vector<float> wide;
   std::vector<BF16> narrow;
 };
+
+// y of rows [first, first + n), with `before` in y if it is to be added to. ApplyFn is
+// Linear::Apply or a product's.
+template <class ApplyFn>
+std::vector<float> RunRows(DeviceContext& context, const Activations& x, int64_t first, int64_t n,
+                           int64_t out, std::span<const float> before, ApplyFn&& apply) {
+  const auto from = static_cast<size_t>(first * x.in), elements = static_cast<size_t>(n * x.in);
+  const bool accumulate = !before.empty();
+  const DeviceArray<float> y = accumulate
+                                   ? DeviceArray<float>(context, before)
+                                   : DeviceArray<float>(context, static_cast<size_t>(n * out));
+  if (x.dtype == DType::kF32) {
+    const DeviceArray<float> rows(context, std::span(x.wide).subspan(from, elements));
+    apply(context, rows.View({n, x.in}), y.View({n, out}), accumulate);
+    return y.Read();
+  }
+  const DeviceArray<BF16> rows(context, std::span(x.narrow).subspan(from, elements));
+  apply(context, rows.View({n, x.in}), y.View({n, out}), accumulate);
+  return y.Read();
+}
+template <class Product>
+auto ApplyOf(const Product& product) {
+  return [&](DeviceContext& context, TensorView x, TensorView y, bool accumulate) {
+    product.Apply(context, x, y, accumulate);
+  };
+}
 
 Linear MakeLinear(std::span<const TensorView> parts, DType compute, DeviceContext& context) {
   absl::StatusOr<Linear> linear = Linear::Make(parts, compute, context);
@@ -68,9 +94,29 @@ void AssertProductClose(std::span<const float> actual, std::span<const float> ex
   AssertClose(actual, expected, tolerance, what);
 }
 
-class ComputeTypes : public testing::TestWithParam<DType> {};
-INSTANTIATE_TEST_SUITE_P(, ComputeTypes, testing::Values(DType::kF32, DType::kBF16),
-                         [](const auto& info) { return std::string(DTypeName(info.param)); });
+class ComputeTypes : public testing::TestWithParam<std::tuple<Device, DType>> {
+ protected:
+  void SetUp() override {
+    const std::string why_not = test::WhyNoDevice(device_);
+    if (!why_not.empty()) GTEST_SKIP() << why_not;
+    context_ = MakeContext(device_, 2);
+  }
+  Device device_ = std::get<0>(GetParam());
+  DType dtype_ = std::get<1>(GetParam());
+  std::unique_ptr<DeviceContext> context_;
+};
+std::vector<Device> DevicesButReference() {
+  std::vector<Device> devices = test::TestDevices();
+  std::erase(devices, Device::kReference);
+  return devices;
+}
+INSTANTIATE_TEST_SUITE_P(, ComputeTypes,
+                         testing::Combine(testing::ValuesIn(DevicesButReference()),
+                                          testing::Values(DType::kF32, DType::kBF16)),
+                         [](const auto& info) {
+                           return absl::StrCat(DeviceName(std::get<0>(info.param)),
+                                               DTypeName(std::get<1>(info.param)));
+                         });
 
 TEST(LinearReference, HandComputed) {
   auto context = MakeContext(Device::kReference);
@@ -119,11 +165,12 @@ TEST(Linear, RefusesWeightsThatDoNotFit) {
 }
 
 // Every weight type, stacked; shapes with all kinds of remainders; both modes.
-TEST_P(ComputeTypes, CpuAgreesWithReference) {
+TEST_P(ComputeTypes, AgreesWithReference) {
   auto ref = MakeContext(Device::kReference);
-  auto cpu = MakeContext(Device::kCpu, 2);
-  for (int64_t in : {1, 2, 3, 32, 33, 100, 256, 2304}) {
-    for (int64_t out : {1, 5, 31, 96, 101, 258}) {
+  std::vector<int64_t> ins{1, 2, 3, 32, 33, 100, 256, 2304}, outs{1, 5, 31, 96, 101, 258};
+  if (device_ == Device::kCuda) ins = {1, 33, 48, 300}, outs = {1, 20, 101};
+  for (int64_t in : ins) {
+    for (int64_t out : outs) {
       const int64_t n = 13;
       const std::string what = absl::StrCat("in ", in, " out ", out);
       const auto elements = static_cast<size_t>(in * out);
@@ -134,48 +181,53 @@ TEST_P(ComputeTypes, CpuAgreesWithReference) {
         w_f16[i] = static_cast<uint16_t>(0x3000 + i * 37 % 4096);
       const TensorView parts[] = {ViewOf(w, {out, in}), ViewOf(w_bf16, {out, in}),
                                   ViewOf(w_f16, {out, in})};
-      const Linear expected_linear = MakeLinear(parts, GetParam(), *ref);
-      const Linear linear = MakeLinear(parts, GetParam(), *cpu);
+      const Linear expected_linear = MakeLinear(parts, dtype_, *ref);
+      const Linear linear = MakeLinear(parts, dtype_, *context_);
       ASSERT_EQ(linear.out(), 3 * out);
-      ASSERT_GE(linear.bytes(), 3 * elements * DTypeBytes(GetParam()));
+      ASSERT_GE(linear.bytes(), 3 * elements * DTypeBytes(dtype_));
 
       std::vector<float> all = w;
       for (BF16 v : w_bf16) all.push_back(ToFloat(v));
       for (uint16_t v : w_f16) all.push_back(HalfToFloat(v));
-      Activations x(n, in, GetParam(), 3);
-      std::vector<float> expected(static_cast<size_t>(n * 3 * out));
-      GuardedBuffer<float> y(expected.size());
-      for (bool accumulate : {false, true}) {
-        expected_linear.Apply(*ref, x.Rows(0, n), ViewOf(expected, {n, 3 * out}), accumulate);
-        linear.Apply(*cpu, x.Rows(0, n), y.View({n, 3 * out}), accumulate);
-        AssertProductClose(y.span(), expected, x.wide, all, in, what);
-        std::copy(expected.begin(), expected.end(), y.data());
+      const Activations x(n, in, dtype_, 3);
+      std::vector<float> before;
+      for (int round = 0; round < 2; ++round) {
+        const std::vector<float> expected =
+            RunRows(*ref, x, 0, n, 3 * out, before, ApplyOf(expected_linear));
+        const std::vector<float> y = RunRows(*context_, x, 0, n, 3 * out, before, ApplyOf(linear));
+        AssertProductClose(y, expected, x.wide, all, in, what);
+        before = expected;
       }
     }
   }
 }
 
 // A row's bits for n rows from the middle of a long call, 1 and 2 threads, against the same rows of
-// that long call. ApplyFn is Linear::Apply or a product's.
+// that long call.
 template <class ApplyFn>
-void AssertRowsIndependent(int64_t in, int64_t out, DType dtype, const std::string& what,
+void AssertRowsIndependent(Device device, int64_t in, int64_t out, DType dtype,
+                           const std::vector<int64_t>& counts, const std::string& what,
                            ApplyFn&& apply) {
-  constexpr int64_t kRows = 512;
-  auto one = MakeContext(Device::kCpu, 1);
-  auto two = MakeContext(Device::kCpu, 2);
-  Activations x(kRows, in, dtype, 5);
-  const std::vector<float> before = RandomNormal(static_cast<size_t>(kRows * out), 6);
+  const int64_t n_rows = counts.back();
+  auto one = MakeContext(device, 1);
+  auto two = MakeContext(device, 2);
+  const Activations x(n_rows, in, dtype, 5);
+  const std::vector<float> values = RandomNormal(static_cast<size_t>(n_rows * out), 6);
   for (bool accumulate : {false, true}) {
-    std::vector<float> expected = before;
-    apply(*one, x.Rows(0, kRows), ViewOf(expected, {kRows, out}), accumulate);
+    const auto before = [&](int64_t first, int64_t n) {
+      const std::span<const float> all(values);
+      return accumulate
+                 ? all.subspan(static_cast<size_t>(first * out), static_cast<size_t>(n * out))
+                 : all.subspan(0, 0);
+    };
+    const std::vector<float> expected = RunRows(*one, x, 0, n_rows, out, before(0, n_rows), apply);
     for (DeviceContext* context : {one.get(), two.get()}) {
-      for (int64_t n : {1, 2, 3, 7, 8, 9, 16, 17, 33, 64, 65, 128, 200, 512}) {
-        const int64_t first = (kRows - n) / 3;
-        const auto from = static_cast<size_t>(first * out);
-        const auto elements = static_cast<size_t>(n * out);
-        GuardedBuffer<float> y{std::span<const float>(before).subspan(from, elements)};
-        apply(*context, x.Rows(first, n), y.View({n, out}), accumulate);
-        AssertSameBits(y.span(), std::span(expected).subspan(from, elements),
+      if (device == Device::kCuda && context == two.get()) continue;  // knows no threads
+      for (int64_t n : counts) {
+        const int64_t first = (n_rows - n) / 3;
+        AssertSameBits(RunRows(*context, x, first, n, out, before(first, n), apply),
+                       std::span(expected).subspan(static_cast<size_t>(first * out),
+                                                   static_cast<size_t>(n * out)),
                        absl::StrCat(what, " in ", in, " out ", out, " rows ", n, " threads ",
                                     context->n_threads(), " accumulate ", accumulate));
         if (testing::Test::HasFatalFailure()) return;
@@ -183,40 +235,43 @@ void AssertRowsIndependent(int64_t in, int64_t out, DType dtype, const std::stri
     }
   }
 }
+const std::vector<int64_t> kCpuCounts = {1, 2, 3, 7, 8, 9, 16, 17, 33, 64, 65, 128, 200, 512};
+// Each kernel of CUDA's own product, at and around the counts where another takes over.
+const std::vector<int64_t> kCudaCounts = {1, 7, 8, 9, 16, 17, 64, 65, 150};
 
 TEST_P(ComputeTypes, RowsDoNotDependOnTheirCompany) {
-  auto context = MakeContext(Device::kCpu, 2);
-  std::vector<std::pair<int64_t, int64_t>> shapes = {{768, 10000}};
-  for (int64_t in : {32, 64, 256, 768, 2304}) {
-    for (int64_t out : {32, 96, 101, 258, 768}) shapes.emplace_back(in, out);
+  const bool cuda = device_ == Device::kCuda;
+  std::vector<std::pair<int64_t, int64_t>> shapes;
+  if (cuda) {
+    shapes = {{48, 20}, {300, 101}, {1160, 16}};
+  } else {
+    shapes = {{768, 10000}};
+    for (int64_t in : {32, 64, 256, 768, 2304}) {
+      for (int64_t out : {32, 96, 101, 258, 768}) shapes.emplace_back(in, out);
+    }
   }
   for (const auto& [in, out] : shapes) {
     std::vector<float> w = RandomNormal(static_cast<size_t>(in * out), 4);
     const TensorView part = ViewOf(w, {out, in});
-    const Linear linear = MakeLinear({&part, 1}, GetParam(), *context);
-    AssertRowsIndependent(in, out, GetParam(), "Linear",
-                          [&](DeviceContext& c, TensorView x, TensorView y, bool accumulate) {
-                            linear.Apply(c, x, y, accumulate);
-                          });
+    const Linear linear = MakeLinear({&part, 1}, dtype_, *context_);
+    AssertRowsIndependent(device_, in, out, dtype_, cuda ? kCudaCounts : kCpuCounts, "Linear",
+                          ApplyOf(linear));
     if (HasFatalFailure()) return;
   }
 }
 
 TEST_P(ComputeTypes, MoreRowsThanOneCallTakes) {
-  constexpr int64_t kRows = 1100;
+  const int64_t n_rows = device_ == Device::kCuda ? 260 : 1100;
   constexpr int64_t kIn = 32;
   constexpr int64_t kOut = 48;
-  auto context = MakeContext(Device::kCpu, 2);
   std::vector<float> w = RandomNormal(kIn * kOut, 4);
   const TensorView part = ViewOf(w, {kOut, kIn});
-  const Linear linear = MakeLinear({&part, 1}, GetParam(), *context);
-  Activations x(kRows, kIn, GetParam(), 5);
-  GuardedBuffer<float> all(kRows * kOut);
-  linear.Apply(*context, x.Rows(0, kRows), all.View({kRows, kOut}));
-  for (int64_t row = 0; row < kRows; row += 7) {
-    std::vector<float> y(kOut);
-    linear.Apply(*context, x.Rows(row, 1), ViewOf(y, {1, kOut}));
-    AssertSameBits(y, all.span().subspan(static_cast<size_t>(row * kOut), kOut), "row");
+  const Linear linear = MakeLinear({&part, 1}, dtype_, *context_);
+  const Activations x(n_rows, kIn, dtype_, 5);
+  const std::vector<float> all = RunRows(*context_, x, 0, n_rows, kOut, {}, ApplyOf(linear));
+  for (int64_t row = 0; row < n_rows; row += 7) {
+    AssertSameBits(RunRows(*context_, x, row, 1, kOut, {}, ApplyOf(linear)),
+                   std::span(all).subspan(static_cast<size_t>(row * kOut), kOut), "row");
   }
 }
 
@@ -234,25 +289,33 @@ INSTANTIATE_TEST_SUITE_P(, SimdProductTest,
                                                DTypeName(std::get<1>(info.param)));
                          });
 
-TEST_P(SimdProductTest, AgreesWithReference) {
+// A product's sums against the reference's, in both modes.
+template <class MakeFn>
+void AssertProductAgrees(DeviceContext& context, int64_t n, int64_t in, int64_t out, DType dtype,
+                         MakeFn&& make) {
   auto ref = MakeContext(Device::kReference);
+  std::vector<float> w = RandomNormal(static_cast<size_t>(in * out), 1);
+  if (dtype == DType::kBF16) w = test::Widened(test::Rounded(w));
+  const TensorView part = ViewOf(w, {out, in});
+  const StackedWeights weights{{&part, 1}, in, out, dtype};
+  const ReferenceProduct exact(weights);
+  const auto product = make(weights);
+  const Activations x(n, in, dtype, 3);
+  std::vector<float> before;
+  for (int round = 0; round < 2; ++round) {
+    const std::vector<float> expected = RunRows(*ref, x, 0, n, out, before, ApplyOf(exact));
+    AssertProductClose(RunRows(context, x, 0, n, out, before, ApplyOf(product)), expected, x.wide,
+                       w, in, absl::StrCat(n, " rows, ", in, " x ", out));
+    before = expected;
+  }
+}
+
+TEST_P(SimdProductTest, AgreesWithReference) {
   auto cpu = MakeContext(Device::kCpu, 2);
   for (int64_t in : {1, 3, 64, 300}) {
     for (int64_t out : {1, 7, 8, 31, 33, 65, 300}) {
-      const int64_t n = 13;
-      std::vector<float> w = RandomNormal(static_cast<size_t>(in * out), 1);
-      if (dtype_ == DType::kBF16) w = test::Widened(test::Rounded(w));
-      const TensorView part = ViewOf(w, {out, in});
-      const StackedWeights weights{{&part, 1}, in, out, dtype_};
-      Activations x(n, in, dtype_, 3);
-      std::vector<float> expected(static_cast<size_t>(n * out));
-      GuardedBuffer<float> y(expected.size());
-      for (bool accumulate : {false, true}) {
-        ReferenceProduct(weights).Apply(*ref, x.Rows(0, n), ViewOf(expected, {n, out}), accumulate);
-        SimdProduct(weights).Apply(*cpu, x.Rows(0, n), y.View({n, out}), accumulate);
-        AssertProductClose(y.span(), expected, x.wide, w, in, absl::StrCat(in, " x ", out));
-        std::copy(expected.begin(), expected.end(), y.data());
-      }
+      AssertProductAgrees(*cpu, 13, in, out, dtype_,
+                          [](const StackedWeights& weights) { return SimdProduct(weights); });
     }
   }
 }
@@ -262,12 +325,49 @@ TEST_P(SimdProductTest, RowsDoNotDependOnTheirCompany) {
     std::vector<float> w = RandomNormal(static_cast<size_t>(in * out), 4);
     const TensorView part = ViewOf(w, {out, in});
     const SimdProduct product({{&part, 1}, in, out, dtype_});
-    AssertRowsIndependent(in, out, dtype_, "SimdProduct",
-                          [&](DeviceContext& c, TensorView x, TensorView y, bool accumulate) {
-                            product.Apply(c, x, y, accumulate);
-                          });
+    AssertRowsIndependent(Device::kCpu, in, out, dtype_, kCpuCounts, "SimdProduct",
+                          ApplyOf(product));
   }
 }
+
+#ifdef WITH_CUDA
+
+// CUDA's own kernels, which Linear takes only where cuBLASLt's products do not pass.
+class CudaProductTest : public testing::TestWithParam<DType> {
+ protected:
+  void SetUp() override {
+    const std::string why_not = test::WhyNoDevice(Device::kCuda);
+    if (!why_not.empty()) GTEST_SKIP() << why_not;
+    context_ = MakeContext(Device::kCuda);
+  }
+  std::unique_ptr<DeviceContext> context_;
+};
+INSTANTIATE_TEST_SUITE_P(, CudaProductTest, testing::Values(DType::kF32, DType::kBF16),
+                         [](const auto& info) { return std::string(DTypeName(info.param)); });
+
+// Rows for each kernel; inputs of one segment, of several and of more than a block has warps.
+TEST_P(CudaProductTest, AgreesWithReference) {
+  const std::vector<std::array<int64_t, 3>> cases = {{1, 3, 1},    {8, 128, 20},  {13, 300, 101},
+                                                     {64, 40, 65}, {70, 264, 70}, {3, 1160, 17}};
+  for (const auto& [n, in, out] : cases) {
+    AssertProductAgrees(*context_, n, in, out, GetParam(), [&](const StackedWeights& weights) {
+      return CudaProduct(weights, *context_);
+    });
+  }
+}
+
+// Few rows, whose segments several warps sum at once, against many, which one block sums.
+TEST_P(CudaProductTest, RowsDoNotDependOnTheirCompany) {
+  for (const auto& [in, out] : {std::pair<int64_t, int64_t>{1160, 65}, {265, 33}}) {
+    std::vector<float> w = RandomNormal(static_cast<size_t>(in * out), 4);
+    const TensorView part = ViewOf(w, {out, in});
+    const CudaProduct product({{&part, 1}, in, out, GetParam()}, *context_);
+    AssertRowsIndependent(Device::kCuda, in, out, GetParam(), kCudaCounts, "CudaProduct",
+                          ApplyOf(product));
+  }
+}
+
+#endif
 
 }  // namespace
 }  // namespace ovq

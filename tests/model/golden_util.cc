@@ -1,14 +1,17 @@
 #include "tests/model/golden_util.h"
 
 #include <algorithm>
+#include <cstdlib>
 
 #include "tests/test_util.h"
 
 namespace ovq::test {
 
 Golden LoadGolden(const std::string& name) {
+  // The variable: where the program runs on another machine than it was built on.
+  const char* folder = std::getenv("OVQ_GOLDEN_DIR");
   Golden golden;
-  golden.folder = std::string(OVQ_GOLDEN_DIR) + "/native/" + name;
+  golden.folder = std::string(folder != nullptr ? folder : OVQ_GOLDEN_DIR) + "/native/" + name;
   const auto json = nlohmann::json::parse(ReadBytes(golden.folder + "/tokens.json"));
   golden.sequences = json.at("sequences").get<std::vector<std::vector<int32_t>>>();
   golden.override_centroids = json.value("max_centroids_override", int64_t{0});

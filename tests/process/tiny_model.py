@@ -1,10 +1,14 @@
-"""A small random model folder, written with Python's standard library alone."""
+"""A small random model folder, written with Python's standard library alone.
+
+usage: tiny_model.py FOLDER
+"""
 
 import array
 import json
 import os
 import random
 import struct
+import sys
 
 VOCAB = 258
 D_MODEL, N_HEADS, HEAD_DIM, D_FF = 64, 2, 32, 96
@@ -77,3 +81,7 @@ def write_tiny_model(folder, seed=1):
     with open(os.path.join(folder, "model.safetensors"), "wb") as file:
         file.write(struct.pack("<Q", len(text)) + text + b"".join(blobs))
     return folder
+
+
+if __name__ == "__main__":
+    write_tiny_model(sys.argv[1])

@@ -94,13 +94,16 @@ std::string Executor::Position() const {
          Coordinates(threadIdx);
 }
 
-void Executor::Fail(const std::string& text, const void* address) {
+void Executor::SetFailure(const std::string& text, const void* address) {
   if (!running_) {
     Report("device code outside of a kernel: " + text);
     std::abort();
   }
   failure_ = text;
   failure_address_ = address;
+}
+
+void Executor::Leave() {
   SwitchFiber(*current_->fiber, main_);
   __builtin_unreachable();
 }

@@ -84,7 +84,10 @@ class Executor {
   bool Run(const Launch& launch);
 
   // What follows is for the running thread of a kernel.
-  [[noreturn]] void Fail(const std::string& text, const void* address);
+  // Keeps the error; Leave then gives the launch up. Apart, because nothing of the thread's stack
+  // is destroyed any more by then.
+  void SetFailure(const std::string& text, const void* address);
+  [[noreturn]] void Leave();
   void Meet(const char* operation, uint32_t mask, Where where, const void* argument,
             Complete complete);
   void SyncWarp(uint32_t mask, Where where);
@@ -126,8 +129,11 @@ class Executor {
   std::string DescribeDeadlock() const;
   Actor CurrentActor(bool whole_warp) const;
   void Land(Thread& thread, uint32_t pending_groups, bool uncommitted_too);
-  [[noreturn]] void FailShared(const Conflict& conflict, const char* access, int64_t offset,
-                               uint32_t bytes, const void* address);
+  // True if there is one, which becomes the failure.
+  bool KeepConflict(const Conflict& conflict, const char* access, int64_t offset, uint32_t bytes,
+                    const void* address);
+  void SetSharedFailure(const std::string& text, const char* access, int64_t offset, uint32_t bytes,
+                        const void* address);
 
   Launch launch_ = {};
   bool running_ = false;

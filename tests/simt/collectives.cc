@@ -41,10 +41,11 @@ void GiveMatches(const void* const* arguments, uint32_t mask) {
 }
 
 void FailSource(const char* operation, uint32_t source, Where where) {
-  Executor::Get().Fail(std::string(operation) + " at " + where.file_name() + ":" +
-                           std::to_string(where.line()) + " reads lane " + std::to_string(source) +
-                           ", which is not in the mask",
-                       nullptr);
+  Executor::Get().SetFailure(std::string(operation) + " at " + where.file_name() + ":" +
+                                 std::to_string(where.line()) + " reads lane " +
+                                 std::to_string(source) + ", which is not in the mask",
+                             nullptr);
+  Executor::Get().Leave();
 }
 
 }  // namespace ovq::simt

@@ -55,7 +55,9 @@ cudaError_t cudaLaunchKernelEx(const cudaLaunchConfig_t* config, void (*kernel)(
   std::tuple<std::decay_t<Parameters>...> values(std::forward<Arguments>(arguments)...);
   std::vector<const void*> pointers;
   const auto add = [&](const auto& value) {
-    if constexpr (std::is_pointer_v<std::decay_t<decltype(value)>>) pointers.push_back(value);
+    if constexpr (std::is_pointer_v<std::decay_t<decltype(value)>>) {
+      pointers.push_back(const_cast<const void*>(static_cast<const volatile void*>(value)));
+    }
   };
   std::apply([&](const auto&... value) { (add(value), ...); }, values);
   return ovq::simt::LaunchKernel(*config, reinterpret_cast<const void*>(kernel),

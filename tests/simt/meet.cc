@@ -35,7 +35,8 @@ bool Executor::Arrive(const Meeting& meeting, const void* argument, Complete com
   const uint32_t lane = current_->id % 32;
   Warp& warp = warps_[warp_id];
   if ((mask >> lane & 1) == 0) {
-    Fail(Describe(meeting) + ": the calling lane is not in the mask", nullptr);
+    SetFailure(Describe(meeting) + ": the calling lane is not in the mask", nullptr);
+    Leave();
   }
   warp.arguments[lane] = argument;
   int g = 0;

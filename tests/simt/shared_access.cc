@@ -9,52 +9,70 @@ Actor Executor::CurrentActor(bool whole_warp) const {
   return {current_->id, whole_warp, &warps_[current_->id / 32].clocks};
 }
 
-void Executor::FailShared(const Conflict& conflict, const char* access, int64_t offset,
-                          uint32_t bytes, const void* address) {
-  std::string text = std::string(access) + " of " + std::to_string(bytes) +
-                     " shared bytes at offset " + std::to_string(offset) + ", " + conflict.text;
-  if (conflict && conflict.byte != offset) text += " (byte " + std::to_string(conflict.byte) + ")";
-  Fail(text, address);
+void Executor::SetSharedFailure(const std::string& text, const char* access, int64_t offset,
+                                uint32_t bytes, const void* address) {
+  SetFailure(std::string(access) + " of " + std::to_string(bytes) + " shared bytes at offset " +
+                 std::to_string(offset) + ", " + text,
+             address);
 }
 
 void* Executor::Shared(int64_t offset, uint32_t bytes, uint32_t alignment, const void* address) {
-  if (!running_) Fail("shared memory", address);
+  if (!running_) SetFailure("shared memory", address);
   if (offset < 0 || offset + bytes > launch_.shared_bytes) {
-    Conflict conflict;
-    conflict.text = "out of bounds: the block has " + std::to_string(launch_.shared_bytes);
-    FailShared(conflict, "access", offset, bytes, address);
+    SetSharedFailure("out of bounds: the block has " + std::to_string(launch_.shared_bytes),
+                     "access", offset, bytes, address);
+    Leave();
   }
   if (offset % alignment != 0) {
-    Conflict conflict;
-    conflict.text = "misaligned: the element needs " + std::to_string(alignment);
-    FailShared(conflict, "access", offset, bytes, address);
+    SetSharedFailure("misaligned: the element needs " + std::to_string(alignment), "access", offset,
+                     bytes, address);
+    Leave();
   }
   return shared_.data() + offset;
 }
 
+bool Executor::KeepConflict(const Conflict& conflict, const char* access, int64_t offset,
+                            uint32_t bytes, const void* address) {
+  if (!conflict) return false;
+  SetSharedFailure(
+      conflict.text +
+          (conflict.byte == offset ? "" : " (byte " + std::to_string(conflict.byte) + ")"),
+      access, offset, bytes, address);
+  return true;
+}
+
 void Executor::CheckRead(int64_t offset, uint32_t bytes, bool whole_warp, const void* address) {
-  const Conflict conflict = shadow_.Read(offset, bytes, CurrentActor(whole_warp));
-  if (conflict) FailShared(conflict, "read", offset, bytes, address);
+  if (KeepConflict(shadow_.Read(offset, bytes, CurrentActor(whole_warp)), "read", offset, bytes,
+                   address)) {
+    Leave();
+  }
 }
 
 void Executor::CheckWrite(int64_t offset, uint32_t bytes, const void* address) {
-  const Conflict conflict = shadow_.Write(offset, bytes, CurrentActor(false));
-  if (conflict) FailShared(conflict, "write", offset, bytes, address);
+  if (KeepConflict(shadow_.Write(offset, bytes, CurrentActor(false)), "write", offset, bytes,
+                   address)) {
+    Leave();
+  }
 }
 
 void Executor::CheckAtomic(int64_t offset, uint32_t bytes, const void* address) {
-  const Conflict conflict = shadow_.Atomic(offset, bytes, CurrentActor(false));
-  if (conflict) FailShared(conflict, "atomic access", offset, bytes, address);
+  if (KeepConflict(shadow_.Atomic(offset, bytes, CurrentActor(false)), "atomic access", offset,
+                   bytes, address)) {
+    Leave();
+  }
 }
 
 // The source is read now, which the hardware may do too; only the landing is put off.
 void Executor::CopyAsync(int64_t to, const void* from, bool valid, const void* address) {
   Shared(to, 16, 16, address);
   if (valid && reinterpret_cast<uintptr_t>(from) % 16 != 0) {
-    Fail("asynchronous copy from a misaligned global address", address);
+    SetFailure("asynchronous copy from a misaligned global address", address);
+    Leave();
   }
-  const Conflict conflict = shadow_.BeginCopy(to, 16, CurrentActor(false));
-  if (conflict) FailShared(conflict, "asynchronous copy", to, 16, address);
+  if (KeepConflict(shadow_.BeginCopy(to, 16, CurrentActor(false)), "asynchronous copy", to, 16,
+                   address)) {
+    Leave();
+  }
   PendingCopy copy{static_cast<uint32_t>(to), false, 0, {}};
   if (valid) std::memcpy(copy.data, from, 16);
   current_->copies.push_back(copy);

@@ -58,6 +58,9 @@ absl::StatusOr<CudaDevice*> OpenDevice() {
   device->n_multiprocessors = properties.multiProcessorCount;
   device->max_shared_bytes = properties.sharedMemPerBlockOptin;
   CheckCuda(cudaStreamCreateWithFlags(&device->stream, cudaStreamNonBlocking));
+  constexpr size_t kCounterBytes = CudaDevice::kCounters * sizeof(uint32_t);
+  CheckCuda(cudaMalloc(reinterpret_cast<void**>(&device->counters), kCounterBytes));
+  CheckCuda(cudaMemsetAsync(device->counters, 0, kCounterBytes, device->stream));
   CheckCuda(cudaMallocHost(reinterpret_cast<void**>(&device->upload_host), 2 * kUploadHalfBytes));
   for (cudaEvent_t& done : device->upload_done) {
     CheckCuda(cudaEventCreateWithFlags(&done, cudaEventDisableTiming));
@@ -71,6 +74,7 @@ void CloseDevice(CudaDevice* device) {
     if (graph.exec != nullptr) CheckCuda(cudaGraphExecDestroy(graph.exec));
   }
   for (cudaEvent_t done : device->upload_done) CheckCuda(cudaEventDestroy(done));
+  CheckCuda(cudaFree(device->counters));
   CheckCuda(cudaFreeHost(device->upload_host));
   for (const CudaStaging& staging : device->staging) FreeStaging(staging);
   CheckCuda(cudaStreamDestroy(device->stream));

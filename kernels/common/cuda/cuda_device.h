@@ -29,11 +29,16 @@ struct CudaStaging {
 };
 
 struct CudaDevice {
+  // Thread blocks that count themselves to find out which of them is the last do so here; it sets
+  // its counter back to zero.
+  static constexpr int kCounters = 1 << 16;
+
   int ordinal = 0;
   std::string name;
   int n_multiprocessors = 0;
   size_t max_shared_bytes = 0;  // dynamic, of one block
   cudaStream_t stream = nullptr;
+  uint32_t* counters = nullptr;  // [kCounters] zero between kernels
   CudaStaging staging[kStagedKinds];
   // Page-locked halves through which weights and states travel, and when each is free again.
   std::byte* upload_host = nullptr;

@@ -14,13 +14,6 @@
 namespace ovq {
 namespace {
 
-void CheckDriver(CUresult result, const char* what, int line = __builtin_LINE()) {
-  if (result == CUDA_SUCCESS) return;
-  std::fprintf(stderr, "%s:%d: CUDA driver: %s: error %d\n", __FILE__, line, what,
-               static_cast<int>(result));
-  std::abort();
-}
-
 template <class Fn>
 Fn* EntryPoint(const char* name) {
   constexpr unsigned kDriverVersion = 12000;  // whose signatures these are
@@ -43,11 +36,21 @@ struct Driver {
   decltype(cuMemMap)* map = EntryPoint<decltype(cuMemMap)>("cuMemMap");
   decltype(cuMemUnmap)* unmap = EntryPoint<decltype(cuMemUnmap)>("cuMemUnmap");
   decltype(cuMemSetAccess)* set_access = EntryPoint<decltype(cuMemSetAccess)>("cuMemSetAccess");
+  decltype(cuGetErrorName)* error_name = EntryPoint<decltype(cuGetErrorName)>("cuGetErrorName");
 };
 
 const Driver& TheDriver() {
   static const Driver driver;
   return driver;
+}
+
+// As CheckCuda.
+void CheckDriver(CUresult result, const char* what, int line = __builtin_LINE()) {
+  if (result == CUDA_SUCCESS) return;
+  const char* name = nullptr;
+  if (TheDriver().error_name(result, &name) != CUDA_SUCCESS) name = "an unknown error";
+  std::fprintf(stderr, "%s:%d: CUDA driver: %s: %s\n", __FILE__, line, what, name);
+  std::abort();
 }
 
 CUdeviceptr Address(const std::byte* p) { return reinterpret_cast<CUdeviceptr>(p); }

@@ -17,7 +17,7 @@ struct AttentionShape {
   int n_kv_heads = 0;
   int head_dim = 0;
   int value_head_dim = 0;
-  int group() const { return n_heads / n_kv_heads; }
+  constexpr int group() const { return n_heads / n_kv_heads; }
 };
 
 // From num_attention_heads, num_key_value_heads, head_dim, value_head_dim, hidden_size.

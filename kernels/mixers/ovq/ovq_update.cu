@@ -7,7 +7,8 @@
 
 #include "kernels/common/cuda/cuda_device.h"
 #include "kernels/common/cuda/shared.cuh"
-#include "kernels/mixers/common/cuda/wave.cuh"
+#include "kernels/mixers/common/cuda/attend_tile.cuh"
+#include "kernels/mixers/common/cuda/members.cuh"
 #include "kernels/mixers/common/stochastic_rounding.h"
 #include "kernels/mixers/ovq/ovq.h"
 
@@ -194,15 +195,14 @@ __global__ void __launch_bounds__(kMaxThreads, 1) UpdateDictionaries(UpdateArgs 
   const int s = static_cast<int>(blockIdx.y);
   std::byte* session = args.seqs.state[s];
   if (session == nullptr) return;
-  const WaveRows rows = RowsOfWave(args.seqs, s, args.chunk_len, args.wave);
-  if (!rows.fills_span) return;
-  const int64_t begin = rows.span * args.chunk_len, cap = args.seqs.max_centroids[s];
-  const HeadUpdate update = {
-      .session = session,
-      .kv_head = static_cast<int>(blockIdx.x),
-      .chunk = rows.span,
-      .n_old = static_cast<int32_t>(CentroidsAt(begin, cap)),
-      .n_next = static_cast<int32_t>(CentroidsAt(begin + args.chunk_len, cap))};
+  const Piece piece = FindPiece(args.seqs, s, args.chunk_len, args.wave);
+  const int64_t chunk_end = piece.span_begin + args.chunk_len, cap = args.seqs.max_centroids[s];
+  if (piece.end != chunk_end) return;
+  const HeadUpdate update = {.session = session,
+                             .kv_head = static_cast<int>(blockIdx.x),
+                             .chunk = piece.span_begin / args.chunk_len,
+                             .n_old = static_cast<int32_t>(CentroidsAt(piece.span_begin, cap)),
+                             .n_next = static_cast<int32_t>(CentroidsAt(chunk_end, cap))};
   const ChunkArrays chunk = Arrays(args.chunk_len);
   Score<T>(args, update, chunk);
   __syncthreads();

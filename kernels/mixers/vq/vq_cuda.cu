@@ -5,7 +5,8 @@
 #include "kernels/common/cuda/shared.cuh"
 #include "kernels/mixers/common/attention_tile.h"
 #include "kernels/mixers/common/cuda/attend.h"
-#include "kernels/mixers/common/cuda/wave.cuh"
+#include "kernels/mixers/common/cuda/attend_tile.cuh"
+#include "kernels/mixers/common/cuda/members.cuh"
 #include "kernels/mixers/vq/vq.h"
 
 namespace ovq {
@@ -77,14 +78,15 @@ __global__ void __launch_bounds__(kThreads) FindCodes(VqKernelArgs args) {
   const int s = static_cast<int>(blockIdx.z), kv_head = static_cast<int>(blockIdx.y);
   std::byte* session = args.seqs.state[s];
   if (session == nullptr) return;
-  const WaveRows rows = RowsOfWave(args.seqs, s, kVqChunk, args.wave);
+  const Piece piece = FindPiece(args.seqs, s, kVqChunk, args.wave);
   const int32_t first = static_cast<int32_t>(blockIdx.x) * kRowsPerBlock;
-  if (first >= rows.n) return;
-  const int32_t n = min(rows.n - first, kRowsPerBlock);
+  const int64_t position = piece.begin + first;
+  if (position >= piece.end) return;
+  const int32_t n = Smaller(piece.end - position, kRowsPerBlock);
 
   const SharedPtr<float4> keys = DynamicShared<float4>(0);
-  const float* k =
-      args.rows_k + int64_t{rows.row + first} * args.rows_stride + int64_t{kv_head} * args.head_dim;
+  const float* k = args.rows_k + int64_t{piece.row + first} * args.rows_stride +
+                   int64_t{kv_head} * args.head_dim;
   for (int32_t c = threadIdx.x; c < args.head_dim; c += kThreads) {
     const float* x = k + c;
     keys[c] = make_float4(x[0], n > 1 ? x[args.rows_stride] : 0,
@@ -119,7 +121,7 @@ __global__ void __launch_bounds__(kThreads) FindCodes(VqKernelArgs args) {
     const int32_t code = codes[r * kWarps + w];
     best = Better(best, {score, code});
   }
-  const int64_t offset = (rows.position + first + r) % kVqChunk;
+  const int64_t offset = (position + r) % kVqChunk;
   *reinterpret_cast<int32_t*>(args.places.pending_code.At(session, kv_head, offset)) = best.code;
 }
 
@@ -128,15 +130,15 @@ __global__ void __launch_bounds__(kThreads) GatherChunk(VqKernelArgs args) {
   const int s = static_cast<int>(blockIdx.y), kv_head = static_cast<int>(blockIdx.x);
   std::byte* session = args.seqs.state[s];
   if (session == nullptr) return;
-  const WaveRows rows = RowsOfWave(args.seqs, s, kVqChunk, args.wave);
-  if (rows.n == 0) return;
-  const auto end = static_cast<int32_t>(rows.position % kVqChunk) + rows.n;
+  const Piece piece = FindPiece(args.seqs, s, kVqChunk, args.wave);
+  if (piece.begin >= piece.end) return;
+  const auto n_pending = static_cast<int32_t>(piece.end - piece.span_begin);
   const auto* code =
       reinterpret_cast<const int32_t*>(args.places.pending_code.At(session, kv_head));
   float* keys = args.pending_keys + args.HeadOf(s, kv_head) * args.head_dim * kVqChunk;
   for (int32_t i = threadIdx.x; i < args.head_dim * kVqChunk; i += kThreads) {
     const int32_t channel = i / kVqChunk, slot = i % kVqChunk;
-    keys[i] = slot < end ? args.Code(kv_head, code[slot])[channel * kBlockSlots] : 0;
+    keys[i] = slot < n_pending ? args.Code(kv_head, code[slot])[channel * kBlockSlots] : 0;
   }
   const auto* count = reinterpret_cast<const uint32_t*>(args.places.counts.At(session, kv_head));
   const auto* log_count =
@@ -154,7 +156,8 @@ __global__ void __launch_bounds__(kThreads) MergeCodes(VqKernelArgs args) {
   const int s = static_cast<int>(blockIdx.y), kv_head = static_cast<int>(blockIdx.x);
   std::byte* session = args.seqs.state[s];
   if (session == nullptr) return;
-  if (!RowsOfWave(args.seqs, s, kVqChunk, args.wave).fills_span) return;
+  const Piece piece = FindPiece(args.seqs, s, kVqChunk, args.wave);
+  if (piece.end != piece.span_begin + kVqChunk) return;
   const SharedPtr<int32_t> codes = DynamicShared<int32_t>(0);
   const SharedPtr<int32_t> next = codes + kVqChunk;
   const SharedPtr<float> divisors = SharedCast<float>(next + kVqChunk);

@@ -1,11 +1,177 @@
+#include <algorithm>
+#include <limits>
+
+#include "kernels/common/cuda/cuda_device.h"
 #include "kernels/mixers/common/cuda/attend.h"
+#include "kernels/mixers/common/cuda/attend_launch.h"
+#include "kernels/mixers/common/cuda/attend_tile.cuh"
 
 namespace ovq::cuda {
+namespace {
 
-int Waves(const StepSeqs&, int32_t) { return 0; }
-void StoreRecent(DeviceContext&, const AttentionBlocks&, const StepSeqs&, const AttentionRows&, int,
-                 bool) {}
-void AttendWave(DeviceContext&, const AttentionBlocks&, const StepSeqs&, const AttentionRows&,
-                int) {}
+constexpr int kMmaRows = 16;
+constexpr int kMaxMmaDim = 256;
+constexpr int kPrefillWarps = 4;
+constexpr int32_t kNoLimit = std::numeric_limits<int32_t>::max();
+constexpr size_t kMaxPartialBytes = size_t{256} << 20;
+
+// Every sequence has one row: the host's positions are not to be looked at, since the launches may
+// be replayed at other ones.
+bool OneRowEach(const StepSeqs& seqs) {
+  for (int s = 0; s < seqs.n_seqs(); ++s) {
+    if (seqs.row_begin[s + 1] - seqs.row_begin[s] != 1) return false;
+  }
+  return true;
+}
+
+// Sequences that have min_tokens to max_tokens rows in a wave.
+struct WaveBounds {
+  int64_t sequences = 0;
+  int32_t tokens = 0;         // of one sequence, at most
+  int32_t recent_blocks = 0;  // that the tokens of one sequence lie in, at most
+};
+
+WaveBounds BoundsOf(const AttentionBlocks& blocks, const StepSeqs& seqs, int wave,
+                    int32_t min_tokens, int32_t max_tokens) {
+  WaveBounds bounds;
+  if (OneRowEach(seqs)) {
+    if (wave == 0 && min_tokens <= 1 && max_tokens >= 1) bounds = {seqs.n_seqs(), 1, 1};
+    return bounds;
+  }
+  for (int s = 0; s < seqs.n_seqs(); ++s) {
+    const Piece piece = PieceOf(seqs.start_pos[s], seqs.row_begin[s],
+                                seqs.row_begin[s + 1] - seqs.row_begin[s], blocks.wave_span, wave);
+    const int64_t tokens = piece.end - piece.begin;
+    if (tokens < std::max(min_tokens, 1) || tokens > max_tokens) continue;
+    const int64_t origin = blocks.recent_from_span ? piece.span_begin : 0;
+    const int64_t touched =
+        (piece.end - 1 - origin) / kBlockSlots - (piece.begin - origin) / kBlockSlots + 1;
+    ++bounds.sequences;
+    bounds.tokens = std::max(bounds.tokens, static_cast<int32_t>(tokens));
+    bounds.recent_blocks = std::max(bounds.recent_blocks, static_cast<int32_t>(touched));
+  }
+  return bounds;
+}
+
+// The most segments that a row of this step meets.
+int64_t MostSegments(const AttentionBlocks& blocks, const StepSeqs& seqs) {
+  int64_t met = 0;
+  switch (blocks.live) {
+    case AttentionBlocks::Live::kNone:
+      break;
+    case AttentionBlocks::Live::kFixed:
+      met = BlocksFor(blocks.fixed_live);
+      break;
+    case AttentionBlocks::Live::kCentroids:
+      met = BlocksFor(CentroidsAt(seqs.end_bound, seqs.centroid_bound));
+      break;
+  }
+  const int64_t tokens = blocks.recent_from_span
+                             ? std::min<int64_t>(seqs.end_bound, blocks.wave_span)
+                             : seqs.end_bound;
+  const int64_t ring = std::max(blocks.recent_keys.ring, blocks.recent_values.ring);
+  met += ring > 0 ? std::min(ring, BlocksFor(tokens)) : BlocksFor(tokens);
+  return std::max<int64_t>(1, (met + kSegmentBlocks - 1) / kSegmentBlocks);
+}
+
+// The kernels for sequences with few and with many tokens in a wave.
+struct Choice {
+  bool tensor_cores;
+  int small_rows, large_rows;  // of a tile
+  int32_t small_tokens;        // at most; 0: the second kernel does all
+};
+
+Choice Choose(const AttentionBlocks& blocks, int value_stride, size_t max_shared) {
+  const int d = blocks.shape.head_dim, per_token = blocks.shape.group() + (blocks.probe ? 1 : 0);
+  Choice choice = {};
+  choice.tensor_cores = blocks.dtype == DType::kBF16 && blocks.compute_dtype == DType::kBF16 &&
+                        d % kMmaRows == 0 && d <= kMaxMmaDim && value_stride <= kMaxMmaDim;
+  if (choice.tensor_cores) {
+    int warps = kPrefillWarps;
+    while (warps > 1 && AttendPrefillShared(d, value_stride, warps) > max_shared) warps /= 2;
+    choice.small_rows = kMmaRows;
+    choice.large_rows = kMmaRows * warps;
+    // A token of a large group fills several small tiles, which meet the same blocks.
+    choice.small_tokens = AttendDecodeShared(d, value_stride) <= max_shared
+                              ? std::max(1, choice.small_rows / per_token)
+                              : 0;
+  } else {
+    choice.small_rows = 4;
+    choice.large_rows = AttendFmaShared(d, value_stride, 16) <= max_shared ? 16 : 4;
+    choice.small_tokens = choice.small_rows / per_token;
+  }
+  return choice;
+}
+
+// Splits the segments of a tile over thread blocks where the tiles alone would not fill the device.
+void PlanSplit(DeviceContext& context, ScratchScope& scope, Split split, int64_t tiles,
+               int64_t most_segments, bool is_small, AttendArgs& args) {
+  const CudaDevice& device = context.cuda();
+  const int list = std::min(args.max_tokens, kBlockSlots) * args.rows_per_token();
+  args.partial_rows = std::min(args.partial_rows, list);
+  const int64_t thread_blocks = tiles * most_segments;
+  const size_t bytes = static_cast<size_t>(thread_blocks) * args.partial_rows *
+                       (kPartialHeader + args.value_stride) * sizeof(float);
+  const bool possible = tiles <= CudaDevice::kCounters && bytes <= kMaxPartialBytes;
+  const bool useful = most_segments > 1 && (is_small || tiles < device.n_multiprocessors);
+  if (split == Split::kAlways) Check(possible, "attention: too many tiles to split");
+  if (!possible || split == Split::kNever || (split == Split::kAuto && !useful)) return;
+  args.segments = static_cast<int32_t>(most_segments);
+  args.partial = scope.Allocate<float>(bytes / sizeof(float));
+  args.finished = device.counters;
+}
+
+}  // namespace
+
+int RecentBlocks(const AttentionBlocks& blocks, const StepSeqs& seqs, int wave) {
+  return BoundsOf(blocks, seqs, wave, 1, kNoLimit).recent_blocks;
+}
+
+int Waves(const StepSeqs& seqs, int32_t wave_span) {
+  if (seqs.n_rows() == 0) return 0;
+  if (wave_span == 0 || OneRowEach(seqs)) return 1;
+  int64_t most = 1;
+  for (int s = 0; s < seqs.n_seqs(); ++s) {
+    const int64_t begin = seqs.start_pos[s];
+    const int64_t n = seqs.row_begin[s + 1] - seqs.row_begin[s];
+    if (n > 0) most = std::max(most, (begin + n - 1) / wave_span - begin / wave_span + 1);
+  }
+  return static_cast<int>(most);
+}
+
+void AttendWave(DeviceContext& context, const AttentionBlocks& blocks, const StepSeqs& seqs,
+                const AttentionRows& rows, int wave, Split split) {
+  const int value_stride = ValueStride(blocks.shape.value_head_dim);
+  const Choice choice = Choose(blocks, value_stride, context.cuda().max_shared_bytes);
+  for (const bool is_small : {true, false}) {
+    const WaveBounds bounds = is_small
+                                  ? BoundsOf(blocks, seqs, wave, 1, choice.small_tokens)
+                                  : BoundsOf(blocks, seqs, wave, choice.small_tokens + 1, kNoLimit);
+    if (bounds.sequences == 0) continue;
+    const int tile_rows = is_small ? choice.small_rows : choice.large_rows;
+    AttendArgs args = {.blocks = blocks,
+                       .seqs = seqs.device,
+                       .rows = rows,
+                       .wave = wave,
+                       .value_stride = value_stride,
+                       .min_tokens = is_small ? 1 : choice.small_tokens + 1,
+                       .max_tokens = is_small ? choice.small_tokens : kNoLimit,
+                       .partial_rows = tile_rows};
+    const int list = std::min(bounds.tokens, kBlockSlots) * args.rows_per_token();
+    args.block_tiles = (list + tile_rows - 1) / tile_rows;
+    args.tiles = args.block_tiles * bounds.recent_blocks;
+    const int64_t tiles = int64_t{seqs.n_seqs()} * blocks.shape.n_kv_heads * args.tiles;
+    ScratchScope scope(context);
+    PlanSplit(context, scope, split, tiles, MostSegments(blocks, seqs), is_small, args);
+    const auto grid = static_cast<uint32_t>(tiles * std::max(args.segments, 1));
+    if (!choice.tensor_cores) {
+      LaunchAttendFma(context, args, grid, tile_rows);
+    } else if (is_small) {
+      LaunchAttendDecode(context, args, grid);
+    } else {
+      LaunchAttendPrefill(context, args, grid, tile_rows / kMmaRows);
+    }
+  }
+}
 
 }  // namespace ovq::cuda

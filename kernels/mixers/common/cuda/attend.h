@@ -81,8 +81,11 @@ int Waves(const StepSeqs& seqs, int32_t wave_span);
 void StoreRecent(DeviceContext& context, const AttentionBlocks& blocks, const StepSeqs& seqs,
                  const AttentionRows& rows, int wave, bool keys_too = true);
 
+// Whether a tile's segments are split over thread blocks. No bit depends on it.
+enum class Split : uint8_t { kAuto, kAlways, kNever };
+
 // rows.out of a wave's rows, and their probes.
 void AttendWave(DeviceContext& context, const AttentionBlocks& blocks, const StepSeqs& seqs,
-                const AttentionRows& rows, int wave);
+                const AttentionRows& rows, int wave, Split split = Split::kAuto);
 
 }  // namespace ovq::cuda

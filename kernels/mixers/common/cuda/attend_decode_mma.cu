@@ -1,0 +1,235 @@
+#include "kernels/common/cuda/cuda_device.h"
+#include "kernels/mixers/common/cuda/attend_launch.h"
+#include "kernels/mixers/common/cuda/attend_mma.cuh"
+
+namespace ovq::cuda {
+namespace {
+
+constexpr int kWarps = 4;
+constexpr int kStages = 2;
+constexpr int kWeightChunks = kBlockSlots / 8 + 1;  // of a row of weights
+
+// Chunks of 16 bytes in shared memory, one part after another.
+struct DecodeLayout {
+  int rows;     // [16][RowChunks(head_dim)]
+  int weights;  // [16][kWeightChunks] bfloat16
+  int highest;  // [kWarps][16] float2: a row's highest score; later its best score and slot
+  int blocks;   // [kStages]
+  int end;
+};
+__host__ __device__ constexpr DecodeLayout LayoutOf(int head_dim, int value_stride) {
+  DecodeLayout at = {};
+  at.weights = at.rows + kRowTile * RowChunks(head_dim);
+  at.highest = at.weights + kRowTile * kWeightChunks;
+  at.blocks = at.highest + kWarps * kRowTile / 2;
+  at.end = at.blocks + kStages * BlockChunks(head_dim, value_stride);
+  return at;
+}
+
+// This warp's share of the output: the pairs of n tiles warp, warp + 4, ...
+template <int kPairs>
+struct Accumulators {
+  float acc[2 * kPairs][4];
+  float folded[2 * kPairs][4];
+};
+
+// The copies of block i, two groups: keys and bias, values. Groups are closed even when empty, so
+// that they can be counted.
+__device__ inline void CopyBlock(const AttendArgs& args, const Tile& tile, int i,
+                                 const DecodeLayout& at) {
+  const BlockBuffer buffer =
+      BufferAt(args, at.blocks + (i - tile.begin_block) % kStages *
+                                     BlockChunks(args.blocks.shape.head_dim, args.value_stride));
+  const bool any = i < tile.end_block;
+  const BlockView block = BlockAt(args, tile, any ? i : tile.begin_block);
+  if (any) CopyKeys(args, block, buffer);
+  CommitCopies();
+  if (any && tile.n_queries > 0) CopyValues(args, block, buffer);
+  CommitCopies();
+}
+
+// A segment's end: its part to memory, or into the fold.
+template <int kPairs>
+__device__ inline void EndSegment(const AttendArgs& args, const Tile& tile, LaneRows& rows,
+                                  Accumulators<kPairs>& out) {
+  const int warp = static_cast<int>(threadIdx.x) / 32;
+  FoldFactors factors[2];
+  if (args.segments > 0) {
+    if (warp == 0) WritePartialRows(args, tile, 0, rows);
+  } else {
+    FoldRows(rows, factors);
+  }
+#pragma unroll
+  for (int p = 0; p < kPairs; ++p) {
+    const int pair = warp + p * kWarps;
+    if (pair * 16 >= args.value_stride) continue;
+#pragma unroll
+    for (int n = 2 * p; n < 2 * p + 2; ++n) {
+      if (args.segments > 0) {
+        WritePartialTile(args, tile, 0, 2 * pair + n % 2, out.acc[n]);
+      } else {
+        FoldTile(factors, out.acc[n], out.folded[n]);
+#pragma unroll
+        for (int e = 0; e < 4; ++e) out.acc[n][e] = 0;
+      }
+    }
+  }
+}
+
+// The best slots of the tile's probes, from all lanes and warps, to memory.
+__device__ inline void EndProbes(const AttendArgs& args, const Tile& tile, const LaneRows& rows,
+                                 SharedPtr<float2> exchange) {
+  const int thread = static_cast<int>(threadIdx.x), lane = thread % 32;
+  __syncthreads();
+#pragma unroll
+  for (int h = 0; h < 2; ++h) {
+    const Best best = BetterOfLanes(BetterOfLanes(rows.best[h], 1), 2);
+    if (lane % 4 == 0) {
+      exchange[thread / 32 * kRowTile + lane / 4 + 8 * h] =
+          make_float2(best.score, __int_as_float(best.slot));
+    }
+  }
+  __syncthreads();
+  if (thread < tile.n_queries || thread >= tile.n_rows) return;
+  Best best = NoBest();
+  for (int w = 0; w < kWarps; ++w) {
+    const float2 other = exchange[w * kRowTile + thread];
+    best = BetterOf(best, {other.x, __float_as_int(other.y)});
+  }
+  if (args.segments > 0) {
+    WritePartialBest(args, tile, thread, best);
+  } else {
+    WriteBest(args, tile, thread, best);
+  }
+}
+
+// Weights of a block, which all warps share, and this warp's channels of the output. Between the
+// barrier before it and the next one all warps have put their highest scores into `highest`.
+template <int kPairs>
+__device__ inline void AddBlock(const AttendArgs& args, const DecodeLayout& at,
+                                const BlockBuffer& buffer, const float (&scores)[2][4],
+                                LaneRows& rows, Accumulators<kPairs>& out) {
+  const int warp = static_cast<int>(threadIdx.x) / 32, lane = static_cast<int>(threadIdx.x) % 32;
+  const SharedPtr<float2> exchange = DynamicShared<float2>(at.highest * sizeof(uint4));
+  const SharedPtr<uint4> weights = DynamicShared<uint4>(at.weights * sizeof(uint4));
+  float highest[2] = {kLowest, kLowest}, scale[2];
+#pragma unroll
+  for (int h = 0; h < 2; ++h) {
+    for (int w = 0; w < kWarps; ++w) {
+      const float2 other = exchange[w * kRowTile + lane / 4 + 8 * h];
+      highest[h] = fmaxf(highest[h], other.x);
+    }
+  }
+  RaiseMax(highest, rows, scale);
+  const SharedPtr<uint32_t> words = SharedCast<uint32_t>(weights);
+#pragma unroll
+  for (int n = 0; n < 2; ++n) {
+#pragma unroll
+    for (int h = 0; h < 2; ++h) {
+      words[(lane / 4 + 8 * h) * kWeightChunks * 4 + (warp * 2 + n) * 4 + lane % 4] =
+          Weights(scores[n], h, rows.max[h]);
+    }
+  }
+#pragma unroll
+  for (int n = 0; n < 2 * kPairs; ++n) {
+#pragma unroll
+    for (int e = 0; e < 4; ++e) out.acc[n][e] *= scale[e / 2];
+  }
+  __syncthreads();
+  const int value_chunks = RowChunks(args.value_stride);
+  for (int k = 0; k < kSlotPairs; ++k) {
+    uint32_t a[4];
+    LoadMatrices(a, weights + (lane % 16 * kWeightChunks + lane / 16 + 2 * k));
+    MmaBF16(rows.sum, a, kOnes, kOnes);
+#pragma unroll
+    for (int p = 0; p < kPairs; ++p) {
+      const int pair = warp + p * kWarps;
+      if (pair * 16 >= args.value_stride) continue;
+      AddValues(a, buffer.values + ((16 * k + lane % 16) * value_chunks + lane / 16 + 2 * pair),
+                out.acc[2 * p], out.acc[2 * p + 1]);
+    }
+  }
+}
+
+// Softmax attention over dictionary and recent blocks for few rows (OVQ paper eq. 15; DESIGN 2.4:
+// the keys' nearest centroids come from the same pass): out = sum_j w_j v_j / sum_j w_j,
+// w_j = 2^((q . k_j + ln count_j) log2 e - max).
+// Precision: bfloat16 products, float32 sums, weights rounded to bfloat16.
+// Launch: 128 threads to a tile of 16 rows and one segment of it (or all segments, if they are not
+// split). The warps share a block: each scores 16 of its 64 slots, then adds up a quarter of the
+// value channels. Two blocks are on their way or at work, so that memory never waits.
+// Bytes: every block of the row's state once, 128 (head_dim + value_stride) + 256 of bias.
+template <int kPairs>
+__global__ void __launch_bounds__(kWarps * 32)
+    AttendDecodeKernel(const __grid_constant__ AttendArgs args) {
+  Tile tile;
+  if (!FindTile(args, kRowTile, tile)) return;
+  const int head_dim = args.blocks.shape.head_dim;
+  const DecodeLayout at = LayoutOf(head_dim, args.value_stride);
+  const SharedPtr<uint4> row_data = DynamicShared<uint4>(at.rows * sizeof(uint4));
+  const SharedPtr<float2> exchange = DynamicShared<float2>(at.highest * sizeof(uint4));
+  const int warp = static_cast<int>(threadIdx.x) / 32, lane = static_cast<int>(threadIdx.x) % 32;
+
+  if (tile.begin_block < tile.end_block) CopyBlock(args, tile, tile.begin_block, at);
+  LoadRows(args, tile, kRowTile, row_data);
+  LaneRows rows = FirstRows(args, tile, 0);
+  Accumulators<kPairs> out = {};
+  for (int i = tile.begin_block; i < tile.end_block; ++i) {
+    const BlockView block = BlockAt(args, tile, i);
+    const BlockBuffer buffer =
+        BufferAt(args, at.blocks + (i - tile.begin_block) % kStages *
+                                       BlockChunks(head_dim, args.value_stride));
+    WaitCopies<1>();
+    __syncthreads();  // keys have come; the buffer of the block before is free
+    CopyBlock(args, tile, i + 1, at);
+    float scores[2][4];
+    Scores<1>(row_data, RowChunks(head_dim), buffer.keys, warp, head_dim, scores);
+    if (block.live >= 0 && tile.n_queries < tile.n_rows) {
+      UpdateBest(scores, warp * 16, block.live, i * kBlockSlots, rows);
+    }
+    if (tile.n_queries == 0) continue;
+    float highest[2];
+    MaskScores(block, args.blocks.window, buffer.bias, warp * 16, rows, scores, highest);
+#pragma unroll
+    for (int h = 0; h < 2; ++h) {
+      if (lane % 4 == 0) {
+        exchange[warp * kRowTile + lane / 4 + 8 * h] = make_float2(highest[h], 0.0f);
+      }
+    }
+    WaitCopies<2>();
+    __syncthreads();  // values and every warp's highest scores have come
+    AddBlock(args, at, buffer, scores, rows, out);
+    if ((i + 1) % kSegmentBlocks == 0 || i + 1 == tile.n_blocks) {
+      EndSegment(args, tile, rows, out);
+    }
+  }
+  WaitCopies<0>();
+  if (tile.n_queries < tile.n_rows) EndProbes(args, tile, rows, exchange);
+  if (args.segments > 0) {
+    if (LastOfTile(args, tile)) FoldPartials<true>(args, tile);
+    return;
+  }
+#pragma unroll
+  for (int p = 0; p < kPairs; ++p) {
+    const int pair = warp + p * kWarps;
+    if (pair * 16 >= args.value_stride) continue;
+    WriteOutTile(args, tile, 0, 2 * pair, out.folded[2 * p], rows.folded_sum);
+    WriteOutTile(args, tile, 0, 2 * pair + 1, out.folded[2 * p + 1], rows.folded_sum);
+  }
+}
+
+}  // namespace
+
+size_t AttendDecodeShared(int head_dim, int value_stride) {
+  return static_cast<size_t>(LayoutOf(head_dim, value_stride).end) * sizeof(uint4);
+}
+
+void LaunchAttendDecode(DeviceContext& context, const AttendArgs& args, uint32_t grid) {
+  const size_t shared = AttendDecodeShared(args.blocks.shape.head_dim, args.value_stride);
+  const auto kernel = args.value_stride <= 64    ? AttendDecodeKernel<1>
+                      : args.value_stride <= 128 ? AttendDecodeKernel<2>
+                                                 : AttendDecodeKernel<4>;
+  Launch(context, kernel, grid, kWarps * 32, shared, args);
+}
+
+}  // namespace ovq::cuda

@@ -1,0 +1,267 @@
+#include "kernels/common/cuda/cuda_device.h"
+#include "kernels/mixers/common/cuda/attend_fma.cuh"
+#include "kernels/mixers/common/cuda/attend_launch.h"
+
+namespace ovq::cuda {
+namespace {
+
+constexpr int kWarps = kFmaThreads / 32;
+
+// A row that the warp looks after; the same in all its lanes.
+struct WarpRow {
+  float max = kLowest, sum = 0;
+  float folded_max = kLowest, folded_sum = 0;
+  Best best = NoBest();
+};
+
+struct FmaShared {
+  SharedPtr<float> rows, weights, scale, acc, folded;
+};
+
+// A query's 64 scores to weights. The sum of the weights: lane l adds those of the slots l and
+// l + 32, then lanes 16, 8, 4, 2 and 1 apart.
+__device__ inline void Softmax(SharedPtr<float> scores, const float (&bias)[2], int lo, int hi,
+                               WarpRow& row, float& scale) {
+  const int lane = static_cast<int>(threadIdx.x) % 32;
+  float score[2];
+  bool open[2];
+#pragma unroll
+  for (int j = 0; j < 2; ++j) {
+    const int slot = lane + 32 * j;
+    const float plain = scores[slot];
+    open[j] = slot >= lo && slot < hi;
+    score[j] = open[j] ? plain + bias[j] : kLowest;
+  }
+  float new_max = fmaxf(row.max, fmaxf(score[0], score[1]));
+  for (int apart = 16; apart > 0; apart /= 2) {
+    new_max = fmaxf(new_max, __shfl_xor_sync(kWholeWarp, new_max, apart));
+  }
+  float weight[2];
+#pragma unroll
+  for (int j = 0; j < 2; ++j) {
+    weight[j] = open[j] ? expf(score[j] - new_max) : 0.0f;
+    scores[lane + 32 * j] = weight[j];
+  }
+  float sum = weight[0] + weight[1];
+  for (int apart = 16; apart > 0; apart /= 2) {
+    sum += __shfl_xor_sync(kWholeWarp, sum, apart);
+  }
+  scale = expf(row.max - new_max);
+  row.sum = fmaf(row.sum, scale, sum);
+  row.max = new_max;
+}
+
+__device__ inline void Probe(SharedPtr<const float> scores, int live, int first_slot,
+                             WarpRow& row) {
+  const int lane = static_cast<int>(threadIdx.x) % 32;
+  Best best = row.best;
+#pragma unroll
+  for (int j = 0; j < 2; ++j) {
+    const int slot = lane + 32 * j;
+    const float score = scores[slot];
+    if (slot < live && score > best.score) best = {score, first_slot + slot};
+  }
+  for (int apart = 16; apart > 0; apart /= 2) best = BetterOfLanes(best, apart);
+  row.best = best;
+}
+
+// Scores of a block -> weights, scale of the output so far, best slots; a row to a warp.
+template <int kRows>
+__device__ inline void WeighBlock(const AttendArgs& args, const Tile& tile, int i,
+                                  const FmaShared& shared, const float (&bias)[2],
+                                  WarpRow (&rows)[kRows / kWarps]) {
+  const int warp = static_cast<int>(threadIdx.x) / 32, lane = static_cast<int>(threadIdx.x) % 32;
+  const BlockView block = BlockAt(args, tile, i);
+#pragma unroll
+  for (int j = 0; j < kRows / kWarps; ++j) {
+    const int r = warp + j * kWarps;
+    if (r < tile.n_queries) {
+      int lo, hi;
+      float scale;
+      OpenSlots(block, args.blocks.window, tile.slot + tile.token(args, r), lo, hi);
+      Softmax(shared.weights + r * kBlockSlots, bias, lo, hi, rows[j], scale);
+      if (lane == 0) shared.scale[r] = scale;
+    } else if (r < tile.n_rows && block.live >= 0) {
+      Probe(shared.weights + r * kBlockSlots, block.live, i * kBlockSlots, rows[j]);
+    }
+  }
+}
+
+// One piece of values, slots [slot, slot + n), for all queries; the first one scales the output.
+template <int kRows, class T>
+__device__ inline void AddPiece(const AttendArgs& args, const Tile& tile, const FmaShared& shared,
+                                SharedPtr<const T> values, int slot, int n) {
+  constexpr int kHalf = kRows / 2;
+  for (int i = static_cast<int>(threadIdx.x); i < 2 * args.value_stride; i += kFmaThreads) {
+    const int first = i < args.value_stride ? 0 : kHalf;
+    const int c = i < args.value_stride ? i : i - args.value_stride;
+    if (first >= tile.n_queries) break;
+    const SharedPtr<float> at = shared.acc + (first * args.value_stride + c);
+    float acc[kHalf];
+#pragma unroll
+    for (int k = 0; k < kHalf; ++k) {
+      acc[k] = at[k * args.value_stride];
+      if (slot == 0) acc[k] *= shared.scale[first + k];
+    }
+    AddValues<kHalf, T>(shared.weights + (first * kBlockSlots + slot), values + c,
+                        args.value_stride, n, acc);
+#pragma unroll
+    for (int k = 0; k < kHalf; ++k) at[k * args.value_stride] = acc[k];
+  }
+}
+
+// A segment's end: its part to memory, or into the fold. A thread's channels are those of AddPiece.
+template <int kRows>
+__device__ inline void EndSegment(const AttendArgs& args, const Tile& tile, const FmaShared& shared,
+                                  WarpRow (&rows)[kRows / kWarps]) {
+  const int warp = static_cast<int>(threadIdx.x) / 32, lane = static_cast<int>(threadIdx.x) % 32;
+  const int segment = tile.begin_block / kSegmentBlocks;
+#pragma unroll
+  for (int j = 0; j < kRows / kWarps; ++j) {
+    const int r = warp + j * kWarps;
+    if (r >= tile.n_queries) break;
+    if (args.segments > 0) {
+      float* part = PartialRow(args, tile, segment, r);
+      if (lane == 0) part[0] = rows[j].max;
+      if (lane == 0) part[1] = rows[j].sum;
+      continue;
+    }
+    const FoldFactors factors =
+        Fold<false>(rows[j].max, rows[j].sum, rows[j].folded_max, rows[j].folded_sum);
+    rows[j].max = kLowest;
+    rows[j].sum = 0;
+    if (lane == 0) shared.scale[kRows + r] = factors.keep;
+    if (lane == 0) shared.scale[2 * kRows + r] = factors.add;
+  }
+  __syncthreads();
+  for (int i = static_cast<int>(threadIdx.x); i < 2 * args.value_stride; i += kFmaThreads) {
+    const int first = i < args.value_stride ? 0 : kRows / 2;
+    const int c = i < args.value_stride ? i : i - args.value_stride;
+    for (int r = first; r < first + kRows / 2 && r < tile.n_queries; ++r) {
+      const int at = r * args.value_stride + c;
+      const float value = shared.acc[at];
+      if (args.segments > 0) {
+        PartialRow(args, tile, segment, r)[kPartialHeader + c] = value;
+        continue;
+      }
+      const FoldFactors factors = {shared.scale[kRows + r], shared.scale[2 * kRows + r]};
+      shared.folded[at] = FoldValue(factors, shared.folded[at], value);
+      shared.acc[at] = 0;
+    }
+  }
+}
+
+template <int kRows>
+__device__ inline void Finish(const AttendArgs& args, const Tile& tile, const FmaShared& shared,
+                              const WarpRow (&rows)[kRows / kWarps]) {
+  const int warp = static_cast<int>(threadIdx.x) / 32, lane = static_cast<int>(threadIdx.x) % 32;
+#pragma unroll
+  for (int j = 0; j < kRows / kWarps; ++j) {
+    const int r = warp + j * kWarps;
+    if (lane != 0 || r >= tile.n_rows) break;
+    if (r < tile.n_queries) {
+      shared.scale[r] = rows[j].folded_sum;
+    } else if (args.segments > 0) {
+      WritePartialBest(args, tile, r, rows[j].best);
+    } else {
+      WriteBest(args, tile, r, rows[j].best);
+    }
+  }
+  if (args.segments > 0) {
+    if (LastOfTile(args, tile)) FoldPartials<false>(args, tile);
+    return;
+  }
+  __syncthreads();
+  for (int i = static_cast<int>(threadIdx.x); i < tile.n_queries * args.value_stride;
+       i += kFmaThreads) {
+    const int r = i / args.value_stride;
+    const float sum = shared.scale[r], value = shared.folded[i];
+    WriteOut(args, tile, r, i % args.value_stride, value / sum);
+  }
+}
+
+// Softmax attention over dictionary and recent blocks (OVQ paper eq. 15; DESIGN 2.4: the keys'
+// nearest centroids come from the same pass): out = sum_j w_j v_j / sum_j w_j,
+// w_j = e^(q . k_j + ln count_j - max).
+// Precision: float32; a score is one chain of fused multiply-adds over the channels, as on the CPU,
+// an output channel one over the 64 slots of a block.
+// Launch: 128 threads to a tile of kRows rows and one segment of it (or all segments, if they are
+// not split). Scores: a thread has one slot and half the rows; weights: a warp has a row; outputs:
+// a thread has a channel and half the rows. Bytes: every block of the rows' state once a tile.
+template <int kRows, class T>
+__global__ void __launch_bounds__(kFmaThreads, kRows == 4 ? 4 : 2)
+    AttendFmaKernel(const __grid_constant__ AttendArgs args) {
+  Tile tile;
+  if (!FindTile(args, kRows, tile)) return;
+  constexpr int kHalf = kRows / 2;
+  const int head_dim = args.blocks.shape.head_dim, row_stride = RoundUp4(head_dim);
+  const int thread = static_cast<int>(threadIdx.x), slot = thread % kBlockSlots;
+  const int first_row = thread / kBlockSlots * kHalf;
+  const FmaLayout at = LayoutOf(head_dim, args.value_stride, kRows);
+  const FmaShared shared = {DynamicShared<float>(at.rows), DynamicShared<float>(at.weights),
+                            DynamicShared<float>(at.scale), DynamicShared<float>(at.acc),
+                            DynamicShared<float>(at.folded)};
+  const Pieces pieces = PiecesOf<T>(args, tile.n_queries > 0);
+  PieceStream<T> stream(args, tile, pieces);
+  for (int r = 0; r < kRows; ++r) {
+    const float* row = r < tile.n_rows ? RowData(args, tile, r) : nullptr;
+    for (int c = thread; c < head_dim; c += kFmaThreads) {
+      shared.rows[r * row_stride + c] = row == nullptr ? 0.0f : row[c];
+    }
+  }
+  for (int i = thread; i < kRows * args.value_stride; i += kFmaThreads) {
+    shared.acc[i] = shared.folded[i] = 0;
+  }
+  if (thread < 3 * kRows) shared.scale[thread] = 0;
+  __syncthreads();
+  WarpRow rows[kRows / kWarps];
+  for (int i = tile.begin_block; i < tile.end_block; ++i) {
+    const float* biases = BlockAt(args, tile, i).bias;
+    float bias[2] = {0, 0};
+#pragma unroll
+    for (int j = 0; j < 2; ++j) {
+      if (biases != nullptr) bias[j] = biases[thread % 32 + 32 * j];
+    }
+    float scores[kHalf] = {};
+    for (int p = 0; p < pieces.of_keys; ++p) {
+      const int c = p * pieces.channels;
+      const SharedPtr<const T> keys = stream.Next();
+      AddScores<kHalf, T>(shared.rows + (first_row * row_stride + c), row_stride, keys + slot,
+                          head_dim - c < pieces.channels ? head_dim - c : pieces.channels, scores);
+    }
+#pragma unroll
+    for (int k = 0; k < kHalf; ++k) {
+      shared.weights[(first_row + k) * kBlockSlots + slot] = scores[k];
+    }
+    __syncthreads();
+    WeighBlock<kRows>(args, tile, i, shared, bias, rows);
+    for (int p = 0; p < pieces.of_values; ++p) {
+      const int s = p * pieces.slots;
+      const SharedPtr<const T> values = stream.Next();
+      AddPiece<kRows, T>(args, tile, shared, values, s,
+                         kBlockSlots - s < pieces.slots ? kBlockSlots - s : pieces.slots);
+    }
+    if (tile.n_queries > 0 && ((i + 1) % kSegmentBlocks == 0 || i + 1 == tile.n_blocks)) {
+      EndSegment<kRows>(args, tile, shared, rows);
+    }
+  }
+  WaitCopies<0>();
+  Finish<kRows>(args, tile, shared, rows);
+}
+
+}  // namespace
+
+size_t AttendFmaShared(int head_dim, int value_stride, int n_rows) {
+  return static_cast<size_t>(LayoutOf(head_dim, value_stride, n_rows).end);
+}
+
+void LaunchAttendFma(DeviceContext& context, const AttendArgs& args, uint32_t grid, int n_rows) {
+  const size_t shared = AttendFmaShared(args.blocks.shape.head_dim, args.value_stride, n_rows);
+  const bool is_bf16 = args.blocks.dtype == DType::kBF16;
+  const auto kernel = n_rows == 4
+                          ? (is_bf16 ? AttendFmaKernel<4, uint16_t> : AttendFmaKernel<4, float>)
+                          : (is_bf16 ? AttendFmaKernel<16, uint16_t> : AttendFmaKernel<16, float>);
+  Launch(context, kernel, grid, kFmaThreads, shared, args);
+}
+
+}  // namespace ovq::cuda

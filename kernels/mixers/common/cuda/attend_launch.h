@@ -1,0 +1,28 @@
+// The launches that AttendWave chooses from. `grid`: thread blocks, see Tile.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+
+#include "kernels/mixers/common/cuda/attend.h"
+
+namespace ovq::cuda {
+
+struct AttendArgs;
+
+// The most recent blocks that the rows of one sequence lie in, in a wave.
+int RecentBlocks(const AttentionBlocks& blocks, const StepSeqs& seqs, int wave);
+
+// Tensor cores: bfloat16 blocks, queries and keys; head_dim a multiple of 16, both at most 256.
+// Decode: tiles of 16 rows. Prefill: tiles of 16 n_warps rows.
+size_t AttendDecodeShared(int head_dim, int value_stride);
+void LaunchAttendDecode(DeviceContext& context, const AttendArgs& args, uint32_t grid);
+size_t AttendPrefillShared(int head_dim, int value_stride, int n_warps);
+void LaunchAttendPrefill(DeviceContext& context, const AttendArgs& args, uint32_t grid,
+                         int n_warps);
+
+// Float32 arithmetic: any blocks, any sizes. Tiles of n_rows rows, 4 or 16.
+size_t AttendFmaShared(int head_dim, int value_stride, int n_rows);
+void LaunchAttendFma(DeviceContext& context, const AttendArgs& args, uint32_t grid, int n_rows);
+
+}  // namespace ovq::cuda

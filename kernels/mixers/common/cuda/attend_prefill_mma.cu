@@ -1,0 +1,242 @@
+#include "kernels/common/cuda/cuda_device.h"
+#include "kernels/mixers/common/cuda/attend_launch.h"
+#include "kernels/mixers/common/cuda/attend_mma.cuh"
+
+namespace ovq::cuda {
+namespace {
+
+constexpr int kMaxWarps = 4;
+
+// Chunks of 16 bytes in shared memory, one part after another.
+struct PrefillLayout {
+  int tile;    // Tile, which would cost too many registers
+  int rows;    // [16 n_warps][RowChunks(head_dim)]
+  int block;   // one buffer
+  int folded;  // [n_warps][value_stride / 8][32] float4: every lane its own n tiles
+  int end;
+};
+__host__ __device__ constexpr PrefillLayout LayoutOf(int head_dim, int value_stride, int n_warps) {
+  PrefillLayout at = {};
+  at.rows = (sizeof(Tile) + sizeof(uint4) - 1) / sizeof(uint4);
+  at.block = at.rows + n_warps * kRowTile * RowChunks(head_dim);
+  at.folded = at.block + BlockChunks(head_dim, value_stride);
+  at.end = at.folded + n_warps * (value_stride / 8) * 32;
+  return at;
+}
+
+// Read where it is needed: kept in registers, a tile would leave too few of them.
+__device__ inline Tile SharedTile() { return DynamicShared<const Tile>(0)[0]; }
+
+// What a warp's rows are.
+struct WarpRows {
+  int first;  // row of the tile
+  bool any, queries, probes;
+  bool tile_queries;  // some warp has queries
+};
+__device__ inline WarpRows RowsOfWarp(const Tile& tile) {
+  const int first = static_cast<int>(threadIdx.x) / 32 * kRowTile;
+  return {first, first < tile.n_rows, first < tile.n_queries,
+          first < tile.n_rows && first + kRowTile > tile.n_queries &&
+              tile.n_queries<tile.n_rows, tile.n_queries> 0};
+}
+
+__device__ inline SharedPtr<float4> FoldedTiles(const AttendArgs& args, const PrefillLayout& at) {
+  const int thread = static_cast<int>(threadIdx.x);
+  return DynamicShared<float4>(at.folded * sizeof(uint4)) +
+         (thread / 32 * (args.value_stride / 8) * 32 + thread % 32);
+}
+
+// The first copies, two groups: keys and bias, values.
+__device__ inline void StartBlock(const AttendArgs& args, const BlockBuffer& buffer) {
+  const Tile tile = SharedTile();
+  if (tile.begin_block == tile.end_block) return;
+  const BlockView block = BlockAt(args, tile, tile.begin_block);
+  CopyKeys(args, block, buffer);
+  CommitCopies();
+  if (tile.n_queries > 0) CopyValues(args, block, buffer);
+  CommitCopies();
+}
+
+// The warp's weights over block i, in the layout of a factor A, and the scale of its output so far.
+__device__ inline void WeighBlock(const AttendArgs& args, int i, SharedPtr<const uint4> row_data,
+                                  const BlockBuffer& buffer, const WarpRows& warp, LaneRows& rows,
+                                  float (&scale)[2], uint32_t (&weights)[kSlotPairs][4]) {
+  const int head_dim = args.blocks.shape.head_dim;
+  float scores[2 * kSlotPairs][4];
+  Scores<kSlotPairs>(row_data + warp.first * RowChunks(head_dim), RowChunks(head_dim), buffer.keys,
+                     0, head_dim, scores);
+  const BlockView block = BlockAt(args, SharedTile(), i);
+  if (warp.probes && block.live >= 0) UpdateBest(scores, 0, block.live, i * kBlockSlots, rows);
+  if (!warp.queries) return;
+  float highest[2];
+  MaskScores(block, args.blocks.window, buffer.bias, 0, rows, scores, highest);
+  RaiseMax(highest, rows, scale);
+#pragma unroll
+  for (int n = 0; n < 2 * kSlotPairs; ++n) {
+#pragma unroll
+    for (int h = 0; h < 2; ++h) {
+      weights[n / 2][n % 2 * 2 + h] = Weights(scores[n], h, rows.max[h]);
+    }
+  }
+}
+
+// acc = acc scale + weights . values.
+template <int kPairs>
+__device__ inline void AddBlock(const AttendArgs& args, SharedPtr<const uint4> values,
+                                const uint32_t (&weights)[kSlotPairs][4], const float (&scale)[2],
+                                LaneRows& rows, float (&acc)[2 * kPairs][4]) {
+  const int lane = static_cast<int>(threadIdx.x) % 32, chunks = RowChunks(args.value_stride);
+#pragma unroll
+  for (int n = 0; n < 2 * kPairs; ++n) {
+#pragma unroll
+    for (int e = 0; e < 4; ++e) acc[n][e] *= scale[e / 2];
+  }
+#pragma unroll
+  for (int k = 0; k < kSlotPairs; ++k) {
+    MmaBF16(rows.sum, weights[k], kOnes, kOnes);
+#pragma unroll
+    for (int p = 0; p < kPairs; ++p) {
+      if (p * 16 >= args.value_stride) break;
+      AddValues(weights[k], values + ((16 * k + lane % 16) * chunks + lane / 16 + 2 * p),
+                acc[2 * p], acc[2 * p + 1]);
+    }
+  }
+}
+
+// A segment's end: its part to memory, or into the fold.
+template <int kPairs>
+__device__ inline void EndSegment(const AttendArgs& args, const Tile& tile, int first_row,
+                                  SharedPtr<float4> folded_tiles, LaneRows& rows,
+                                  float (&acc)[2 * kPairs][4]) {
+  FoldFactors factors[2];
+  if (args.segments > 0) {
+    WritePartialRows(args, tile, first_row, rows);
+  } else {
+    FoldRows(rows, factors);
+  }
+#pragma unroll
+  for (int n = 0; n < 2 * kPairs; ++n) {
+    if (n * 8 >= args.value_stride) break;
+    if (args.segments > 0) {
+      WritePartialTile(args, tile, first_row, n, acc[n]);
+      continue;
+    }
+    const float4 before = folded_tiles[n * 32];
+    float folded[4] = {before.x, before.y, before.z, before.w};
+    FoldTile(factors, acc[n], folded);
+    folded_tiles[n * 32] = make_float4(folded[0], folded[1], folded[2], folded[3]);
+#pragma unroll
+    for (int e = 0; e < 4; ++e) acc[n][e] = 0;
+  }
+}
+
+// The best slots of the warp's probes to memory.
+__device__ inline void EndProbes(const AttendArgs& args, const Tile& tile, int first_row,
+                                 const LaneRows& rows) {
+  const int lane = static_cast<int>(threadIdx.x) % 32;
+#pragma unroll
+  for (int h = 0; h < 2; ++h) {
+    const Best best = BetterOfLanes(BetterOfLanes(rows.best[h], 1), 2);
+    const int r = first_row + lane / 4 + 8 * h;
+    if (lane % 4 != 0 || r < tile.n_queries || r >= tile.n_rows) continue;
+    if (args.segments > 0) {
+      WritePartialBest(args, tile, r, best);
+    } else {
+      WriteBest(args, tile, r, best);
+    }
+  }
+}
+
+// Softmax attention as in the decode kernel, and with its arithmetic, for many rows. A tile of
+// probes alone reads the keys of the dictionary only.
+// Precision: bfloat16 products, float32 sums, weights rounded to bfloat16.
+// Launch: n_warps (1, 2 or 4) warps to a tile of 16 n_warps rows and all its segments, or one of
+// them. A warp holds 16 rows, their scores over a block and the segment's output in registers; the
+// segments done lie folded in shared memory. A block's values travel while its keys are in use, and
+// the next block's keys while its values are.
+// Bytes: every block of the rows' state once a tile.
+template <int kPairs>
+__global__ void __launch_bounds__(kMaxWarps * 32, kPairs == 4   ? 3
+                                                  : kPairs == 8 ? 2
+                                                                : 1)
+    AttendPrefillKernel(const __grid_constant__ AttendArgs args) {
+  const int tile_rows = static_cast<int>(blockDim.x) / 32 * kRowTile;
+  {
+    Tile found;
+    if (!FindTile(args, tile_rows, found)) return;
+    if (threadIdx.x == 0) DynamicShared<Tile>(0)[0] = found;
+    __syncthreads();
+  }
+  const int head_dim = args.blocks.shape.head_dim;
+  const PrefillLayout at = LayoutOf(head_dim, args.value_stride, tile_rows / kRowTile);
+  const BlockBuffer buffer = BufferAt(args, at.block);
+  const SharedPtr<uint4> row_data = DynamicShared<uint4>(at.rows * sizeof(uint4));
+  const SharedPtr<float4> folded_tiles = FoldedTiles(args, at);
+  const WarpRows warp = RowsOfWarp(SharedTile());
+
+  StartBlock(args, buffer);
+  LoadRows(args, SharedTile(), tile_rows, row_data);
+  LaneRows rows = FirstRows(args, SharedTile(), warp.first);
+  float acc[2 * kPairs][4] = {};
+  if (args.segments == 0) {
+#pragma unroll 1
+    for (int n = 0; n < args.value_stride / 8; ++n) folded_tiles[n * 32] = float4{0, 0, 0, 0};
+  }
+  const int end_block = SharedTile().end_block;
+  for (int i = SharedTile().begin_block; i < end_block; ++i) {
+    float scale[2] = {1, 1};
+    uint32_t weights[kSlotPairs][4];
+    WaitCopies<1>();
+    __syncthreads();  // keys have come
+    if (warp.any) {
+      WeighBlock(args, i, row_data, buffer, warp, rows, scale, weights);
+    }
+    __syncthreads();  // keys are free
+    if (i + 1 < end_block) CopyKeys(args, BlockAt(args, SharedTile(), i + 1), buffer);
+    CommitCopies();
+    if (warp.tile_queries) {
+      WaitCopies<1>();
+      __syncthreads();  // values have come
+      if (warp.queries) {
+        AddBlock<kPairs>(args, buffer.values, weights, scale, rows, acc);
+        if ((i + 1) % kSegmentBlocks == 0 || i + 1 == SharedTile().n_blocks) {
+          EndSegment<kPairs>(args, SharedTile(), warp.first, folded_tiles, rows, acc);
+        }
+      }
+      __syncthreads();  // values are free
+      if (i + 1 < end_block) CopyValues(args, BlockAt(args, SharedTile(), i + 1), buffer);
+    }
+    CommitCopies();
+  }
+  WaitCopies<0>();
+  const Tile tile = SharedTile();
+  if (warp.probes) EndProbes(args, tile, warp.first, rows);
+  if (args.segments > 0) {
+    if (LastOfTile(args, tile)) FoldPartials<true>(args, tile);
+    return;
+  }
+  if (!warp.queries) return;
+#pragma unroll 1
+  for (int n = 0; n < args.value_stride / 8; ++n) {
+    const float4 done = folded_tiles[n * 32];
+    const float folded[4] = {done.x, done.y, done.z, done.w};
+    WriteOutTile(args, tile, warp.first, n, folded, rows.folded_sum);
+  }
+}
+
+}  // namespace
+
+size_t AttendPrefillShared(int head_dim, int value_stride, int n_warps) {
+  return static_cast<size_t>(LayoutOf(head_dim, value_stride, n_warps).end) * sizeof(uint4);
+}
+
+void LaunchAttendPrefill(DeviceContext& context, const AttendArgs& args, uint32_t grid,
+                         int n_warps) {
+  const size_t shared = AttendPrefillShared(args.blocks.shape.head_dim, args.value_stride, n_warps);
+  const auto kernel = args.value_stride <= 64    ? AttendPrefillKernel<4>
+                      : args.value_stride <= 128 ? AttendPrefillKernel<8>
+                                                 : AttendPrefillKernel<16>;
+  Launch(context, kernel, grid, n_warps * 32, shared, args);
+}
+
+}  // namespace ovq::cuda

@@ -1,0 +1,107 @@
+#include <algorithm>
+
+#include "kernels/common/cuda/cuda_device.h"
+#include "kernels/mixers/common/cuda/attend_launch.h"
+#include "kernels/mixers/common/cuda/attend_tile.cuh"
+
+namespace ovq::cuda {
+namespace {
+
+constexpr int kThreads = 128;
+constexpr int kChannels = 8;  // of a thread's piece of a key: 32 bytes, a sector of memory
+
+struct StoreArgs {
+  AttentionBlocks blocks;
+  DeviceSeqs seqs;
+  AttentionRows rows;
+  int32_t wave;
+  int32_t recent_blocks;  // that a sequence's rows may lie in
+  bool keys_too;
+};
+
+__device__ inline void Put(float x, float* to) { *to = x; }
+__device__ inline void Put(float x, uint16_t* to) {
+  *to = static_cast<uint16_t>(PackBF16(x, 0.0f));
+}
+
+// Tokens of one head that go to slots [slot, slot + n) of one block.
+struct StoreTile {
+  const float* keys;  // of the first token; tokens are `stride` floats apart
+  const float* values;
+  int64_t stride;
+  int32_t slot, n;
+};
+
+template <class T>
+__device__ inline void StoreKeys(const StoreTile& tile, int head_dim, T* to) {
+  const int pieces = (head_dim + kChannels - 1) / kChannels;
+  for (int i = static_cast<int>(threadIdx.x); i < tile.n * pieces; i += kThreads) {
+    const int token = i % tile.n, first = i / tile.n * kChannels;
+    const float* key = tile.keys + token * tile.stride;
+    const int end = first + kChannels < head_dim ? first + kChannels : head_dim;
+    for (int c = first; c < end; ++c) Put(key[c], to + c * kBlockSlots + tile.slot + token);
+  }
+}
+
+template <class T>
+__device__ inline void StoreValues(const StoreTile& tile, int value_head_dim, T* to) {
+  const int value_stride = ValueStride(value_head_dim);
+  for (int i = static_cast<int>(threadIdx.x); i < tile.n * value_head_dim; i += kThreads) {
+    const int token = i / value_head_dim, c = i % value_head_dim;
+    Put(tile.values[token * tile.stride + c], to + (tile.slot + token) * value_stride + c);
+  }
+}
+
+// Keys (transposed) and values of a wave's rows to their recent slots, rounded to nearest even;
+// what pads the values stays as it is.
+// Launch: 128 threads to the tokens of one key/value head that lie in one block; grid x: block
+// fastest, then key/value head, sequence. Neighbouring threads have neighbouring tokens of a key, a
+// sector each to read and neighbours to write, and neighbouring channels of a value.
+// Bytes: reads 4 (head_dim + value_head_dim) a row and head, writes as many elements of the state.
+template <class T>
+__global__ void __launch_bounds__(kThreads)
+    StoreRecentKernel(const __grid_constant__ StoreArgs args) {
+  const AttentionBlocks& blocks = args.blocks;
+  const auto heads = static_cast<uint32_t>(blocks.shape.n_kv_heads);
+  const uint32_t place = blockIdx.x % static_cast<uint32_t>(args.recent_blocks);
+  const uint32_t sequence_head = blockIdx.x / static_cast<uint32_t>(args.recent_blocks);
+  Tile at;  // for PlaceOf
+  at.head = static_cast<int32_t>(sequence_head % heads);
+  at.sequence = static_cast<int32_t>(sequence_head / heads);
+  at.state = args.seqs.state[at.sequence];
+  if (at.state == nullptr) return;
+  const Piece piece = FindPiece(args.seqs, at.sequence, blocks.wave_span, args.wave);
+  const int64_t begin = piece.begin - (blocks.recent_from_span ? piece.span_begin : 0);
+  const int64_t end = begin + (piece.end - piece.begin);
+  const int64_t block = begin / kBlockSlots + place;
+  const int64_t from = place == 0 ? begin : block * kBlockSlots;
+  const int64_t to = end < (block + 1) * kBlockSlots ? end : (block + 1) * kBlockSlots;
+  if (from >= to) return;
+  const int64_t row = (piece.row + (from - begin)) * args.rows.stride;
+  const StoreTile tile = {args.rows.k + row + at.head * blocks.shape.head_dim,
+                          args.rows.v + row + at.head * blocks.shape.value_head_dim,
+                          args.rows.stride, static_cast<int32_t>(from % kBlockSlots),
+                          static_cast<int32_t>(to - from)};
+  if (args.keys_too) {
+    StoreKeys(tile, blocks.shape.head_dim,
+              reinterpret_cast<T*>(PlaceOf(blocks.recent_keys, at, block)));
+  }
+  StoreValues(tile, blocks.shape.value_head_dim,
+              reinterpret_cast<T*>(PlaceOf(blocks.recent_values, at, block)));
+}
+
+}  // namespace
+
+void StoreRecent(DeviceContext& context, const AttentionBlocks& blocks, const StepSeqs& seqs,
+                 const AttentionRows& rows, int wave, bool keys_too) {
+  const int recent_blocks = RecentBlocks(blocks, seqs, wave);
+  if (recent_blocks == 0) return;
+  const StoreArgs args = {blocks, seqs.device, rows, wave, recent_blocks, keys_too};
+  const auto grid =
+      static_cast<uint32_t>(int64_t{seqs.n_seqs()} * blocks.shape.n_kv_heads * recent_blocks);
+  const auto kernel =
+      blocks.dtype == DType::kBF16 ? StoreRecentKernel<uint16_t> : StoreRecentKernel<float>;
+  Launch(context, kernel, grid, kThreads, 0, args);
+}
+
+}  // namespace ovq::cuda

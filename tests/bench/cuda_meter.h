@@ -1,0 +1,47 @@
+// Time and ceilings of a GPU. cuda_meter.cu has them on CUDA; cuda_meter_host.cc stands in where
+// the host executor runs the kernels, whose times mean nothing.
+#pragma once
+
+#include <cstddef>
+#include <memory>
+#include <string>
+
+#include "kernels/common/device.h"
+
+namespace ovq::bench {
+
+struct GpuFacts {
+  std::string name;
+  size_t memory_bytes = 0;
+  size_t l2_bytes = 0;
+  int n_multiprocessors = 0;
+  int driver_version = 0;  // as CUDA numbers it: 13000
+  int runtime_version = 0;
+};
+GpuFacts DescribeGpu();
+
+// Seconds between two points of a context's stream.
+class Meter {
+ public:
+  explicit Meter(DeviceContext& context);
+  ~Meter();
+  Meter(const Meter&) = delete;
+  Meter& operator=(const Meter&) = delete;
+  void Start();
+  double Stop();  // waits for all work since Start
+
+ private:
+  struct State;
+  std::unique_ptr<State> state_;
+};
+
+// What this GPU reaches at most, each the median of many passes over random data that no cache
+// holds.
+struct Ceilings {
+  double copy_bytes_per_s = 0;    // device to device, bytes read plus bytes written
+  double matmul_flops_per_s = 0;  // cuBLAS, 8192 x 8192 x 8192 in bfloat16; 0 if there is none
+  std::string note;               // why a figure is missing
+};
+Ceilings MeasureCeilings(DeviceContext& context);
+
+}  // namespace ovq::bench

@@ -1,0 +1,224 @@
+#include "tests/bench/cuda_model_bench.h"
+
+#include <algorithm>
+#include <cstring>
+#include <numeric>
+
+#include "tests/bench/bench_util.h"
+
+namespace ovq::bench {
+namespace {
+
+constexpr int kWarmUpSteps = 8;  // the second use of a shape is recorded, the third replayed
+constexpr double kFloorTarget = 1.35;
+constexpr double kUpdateTarget = 0.05;
+constexpr double kWorstTarget = 1.5;
+
+// Zeroed, as sessions begin.
+Buffer EmptyState(DeviceContext& context, const LanguageModel& model) {
+  const std::vector<std::byte> zeros(model.layout().virtual_bytes());
+  return context.Upload(zeros.data(), zeros.size());
+}
+
+double Mean(std::span<const double> x) {
+  return std::accumulate(x.begin(), x.end(), 0.0) / static_cast<double>(x.size());
+}
+
+// Element by element the median of several runs.
+std::vector<double> Medians(const std::vector<std::vector<double>>& runs) {
+  std::vector<double> medians;
+  for (size_t i = 0; i < runs[0].size(); ++i) {
+    std::vector<double> values;
+    for (const std::vector<double>& run : runs) values.push_back(run[i]);
+    medians.push_back(Median(values));
+  }
+  return medians;
+}
+
+}  // namespace
+
+CudaModelBench::CudaModelBench(const LanguageModel& model, DeviceContext& context,
+                               const Scale& scale, const Ceilings& ceilings, Report& report)
+    : model_(model),
+      context_(context),
+      scale_(scale),
+      ceilings_(ceilings),
+      report_(report),
+      meter_(context) {}
+
+std::vector<float> CudaModelBench::Logits(const Buffer& state, std::span<const int32_t> tokens,
+                                          int64_t begin) {
+  StepBatch batch;
+  batch.Add(tokens, begin, scale_.max_centroids, state.as<std::byte>(),
+            static_cast<int>(tokens.size()));
+  ScratchScope scope(context_);
+  const TensorView logits = model_.Forward(batch, context_, scope);
+  std::vector<float> values(tokens.size() * static_cast<size_t>(model_.config().vocab_size));
+  context_.CopyToHost(values.data(), logits.data, values.size() * sizeof(float));
+  return values;
+}
+
+bool CudaModelBench::SplitKeepsEveryBit() {
+  std::vector<int32_t> tokens(static_cast<size_t>(scale_.checked_tokens));
+  for (int32_t& token : tokens) {
+    token = static_cast<int32_t>(random_() % model_.config().vocab_size);
+  }
+  const Buffer whole = EmptyState(context_, model_), steps = EmptyState(context_, model_);
+  const std::vector<float> expected = Logits(whole, tokens, 0);
+  std::vector<float> logits;
+  for (size_t t = 0; t < tokens.size(); ++t) {
+    const std::vector<float> row = Logits(steps, {&tokens[t], 1}, static_cast<int64_t>(t));
+    logits.insert(logits.end(), row.begin(), row.end());
+  }
+  return std::memcmp(logits.data(), expected.data(), logits.size() * sizeof(float)) == 0;
+}
+
+CudaModelBench::StepTime CudaModelBench::Step(std::span<const int64_t> begin, int64_t rows_each,
+                                              bool wants_logits) {
+  StepBatch batch;
+  std::vector<int32_t> tokens(static_cast<size_t>(rows_each));
+  for (size_t i = 0; i < begin.size(); ++i) {
+    for (int32_t& token : tokens) {
+      token = static_cast<int32_t>(random_() % model_.config().vocab_size);
+    }
+    batch.Add(tokens, begin[i], scale_.max_centroids, sessions_[i].as<std::byte>(), wants_logits);
+  }
+  const double wall = Seconds();
+  meter_.Start();
+  ScratchScope scope(context_);
+  model_.Forward(batch, context_, scope);
+  const double device = meter_.Stop();
+  return {device, Seconds() - wall};
+}
+
+double CudaModelBench::LinearFlops() const {
+  // Every weight but the norms', the embedding's and the head's is one factor of a product a token.
+  const double table = static_cast<double>(model_.config().vocab_size) *
+                       static_cast<double>(model_.config().hidden_size);
+  return 2 * (static_cast<double>(model_.parameters()) - 2 * table);
+}
+
+void CudaModelBench::Prefill() {
+  const int n = scale_.prefill_sessions;
+  sessions_.clear();
+  for (int i = 0; i < n; ++i) sessions_.push_back(EmptyState(context_, model_));
+  std::vector<int64_t> begin(static_cast<size_t>(n), 0);
+  std::vector<double> seconds;
+  for (; begin[0] < scale_.prefill_tokens;) {
+    seconds.push_back(Step(begin, scale_.prefill_rows, /*wants_logits=*/false).device);
+    for (int64_t& position : begin) position += scale_.prefill_rows;
+  }
+  // The first step is slower by what happens once: it stands for the others' median.
+  seconds[0] = std::min(seconds[0], Median(seconds));
+  const double total = std::accumulate(seconds.begin(), seconds.end(), 0.0);
+  const double tokens = static_cast<double>(n) * static_cast<double>(scale_.prefill_tokens);
+  const double flops = tokens * LinearFlops();
+  report_.Add({.name = "prefill",
+               .sessions = n,
+               .seconds = total,
+               .measure = "of the matmul rate, projections alone",
+               .value = OverCeiling(flops / total, ceilings_.matmul_flops_per_s),
+               .more = {{"tokens", tokens}, {"tokens_per_s", tokens / total}, {"flops", flops}}});
+  prefilled_.resize(model_.layout().virtual_bytes());
+  context_.CopyToHost(prefilled_.data(), sessions_[0].as<void>(), prefilled_.size());
+}
+
+void CudaModelBench::MakeSessions(int n) {
+  sessions_.resize(std::min(sessions_.size(), static_cast<size_t>(n)));
+  while (sessions_.size() < static_cast<size_t>(n)) {
+    sessions_.push_back(context_.Upload(prefilled_.data(), prefilled_.size()));
+  }
+}
+
+std::vector<double> CudaModelBench::DecodeSteps(std::vector<int64_t> begin, int64_t n_steps) {
+  std::vector<double> seconds;
+  for (int64_t i = 0; i < n_steps; ++i) {
+    seconds.push_back(Step(begin, 1, /*wants_logits=*/true).device);
+    for (int64_t& position : begin) ++position;
+  }
+  return seconds;
+}
+
+// Session i begins i / n of a chunk into one.
+std::vector<int64_t> CudaModelBench::SpreadPhases(int n) const {
+  std::vector<int64_t> begin;
+  for (int64_t i = 0; i < n; ++i) {
+    begin.push_back(scale_.decode_position + i * scale_.chunk_len / n);
+  }
+  return begin;
+}
+
+void CudaModelBench::Decode() {
+  const size_t state_bytes =
+      model_.layout().live_bytes_at(scale_.decode_position, scale_.max_centroids);
+  report_.root()["model"] = {{"parameters", model_.parameters()},
+                             {"weight_bytes", model_.weight_bytes()},
+                             {"state_bytes_per_session", state_bytes},
+                             {"decode_position", scale_.decode_position}};
+  for (const int n : scale_.decode_sessions) {
+    MakeSessions(n);
+    std::vector<int64_t> begin = SpreadPhases(n);
+    DecodeSteps(begin, kWarmUpSteps);
+    std::vector<double> device, wall;
+    for (int i = 0; i < scale_.decode_steps; ++i) {
+      const StepTime time = Step(begin, 1, /*wants_logits=*/true);
+      device.push_back(time.device);
+      wall.push_back(time.wall);
+      for (int64_t& position : begin) ++position;
+    }
+    const double bytes =
+        static_cast<double>(model_.weight_bytes()) + static_cast<double>(state_bytes) * n;
+    const double seconds = Median(device);
+    const double floor = OverCeiling(bytes, ceilings_.copy_bytes_per_s);
+    report_.Add({.name = "decode",
+                 .sessions = n,
+                 .seconds = seconds,
+                 .measure = "times the byte floor",
+                 .value = OverCeiling(seconds, floor),
+                 .goal = GoalIf(floor, Goal::kAtMost),
+                 .target = kFloorTarget,
+                 .more = {{"wall_seconds", Median(wall)},
+                          {"bytes", bytes},
+                          {"floor_seconds", floor},
+                          {"fraction_of_copy", floor / seconds},
+                          {"state_bytes_per_session", state_bytes},
+                          {"tokens_per_s", n / seconds}}});
+  }
+}
+
+void CudaModelBench::ChunkUpdates() {
+  const int n = scale_.update_sessions;
+  MakeSessions(n);
+  // All in phase, only the last step of a chunk updates dictionaries; spread, nearly every one.
+  const std::vector<int64_t> in_phase(static_cast<size_t>(n), scale_.decode_position);
+  const std::vector<int64_t> spread = SpreadPhases(n);
+  DecodeSteps(in_phase, kWarmUpSteps);
+  std::vector<std::vector<double>> in_phase_runs, spread_runs;
+  for (int pass = 0; pass < scale_.update_passes; ++pass) {
+    in_phase_runs.push_back(DecodeSteps(in_phase, scale_.chunk_len));
+    spread_runs.push_back(DecodeSteps(spread, scale_.chunk_len));
+  }
+  const std::vector<double> in_phase_steps = Medians(in_phase_runs);
+  const std::vector<double> spread_steps = Medians(spread_runs);
+  const double without = Mean(std::span(in_phase_steps).first(in_phase_steps.size() - 1));
+  const double with = Mean(spread_steps);
+  report_.Add(
+      {.name = "chunk_updates",
+       .sessions = n,
+       .seconds = with,
+       .measure = "of a step without updates, added",
+       .value = with / without - 1,
+       .goal = Goal::kAtMost,
+       .target = kUpdateTarget,
+       .more = {{"seconds_without", without}, {"seconds_when_all_update", in_phase_steps.back()}}});
+  const double worst = *std::max_element(spread_steps.begin(), spread_steps.end());
+  report_.Add({.name = "worst_step",
+               .sessions = n,
+               .seconds = worst,
+               .measure = "times the median step",
+               .value = worst / Median(spread_steps),
+               .goal = Goal::kAtMost,
+               .target = kWorstTarget});
+}
+
+}  // namespace ovq::bench

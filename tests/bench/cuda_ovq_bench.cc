@@ -1,0 +1,149 @@
+#include "tests/bench/cuda_ovq_bench.h"
+
+#include <algorithm>
+#include <cmath>
+#include <random>
+#include <vector>
+
+#include "kernels/mixers/ovq/ovq.h"
+#include "kernels/mixers/stage.h"
+#include "tests/bench/bench_util.h"
+
+namespace ovq::bench {
+namespace {
+
+constexpr int kHeadDim = 128;
+constexpr float kBeta = 8;
+constexpr int kPasses = 3;
+constexpr double kRateTarget = 0.35;
+
+// Random rows as AttentionProjection leaves them: q, k, v of every head, q and k unit vectors
+// (q times beta) of bfloat16 values.
+std::vector<float> RandomRows(int64_t n_rows, int n_heads) {
+  std::mt19937 random(5);
+  std::normal_distribution<float> normal;
+  std::vector<float> rows(static_cast<size_t>(n_rows) * 3 * n_heads * kHeadDim);
+  for (float& value : rows) value = normal(random);
+  const int unit_heads = 2 * n_heads;
+  for (int64_t row = 0; row < n_rows; ++row) {
+    for (int head = 0; head < unit_heads; ++head) {
+      float* x = rows.data() + (row * 3 * n_heads + head) * kHeadDim;
+      float squares = 0;
+      for (int i = 0; i < kHeadDim; ++i) squares += x[i] * x[i];
+      const float scale = (head < n_heads ? kBeta : 1.0f) / std::sqrt(squares);
+      for (int i = 0; i < kHeadDim; ++i) x[i] = ToFloat(RoundToBF16(x[i] * scale));
+    }
+  }
+  return rows;
+}
+
+double FlopsOfOneHead(const Scale& scale) {
+  const double pair = 2 * kHeadDim;  // a product of two head vectors
+  double flops = 0;
+  for (int64_t begin = 0; begin < scale.prefill_tokens; begin += scale.chunk_len) {
+    const auto live = static_cast<double>(CentroidsAt(begin, scale.max_centroids));
+    const auto length =
+        static_cast<double>(std::min(scale.chunk_len, scale.prefill_tokens - begin));
+    flops += length * 3 * pair * live + 2 * pair * length * (length + 1) / 2;
+  }
+  return flops;
+}
+
+class OvqLayer {
+ public:
+  OvqLayer(DeviceContext& context, const Scale& scale, int n_heads)
+      : context_(context),
+        scale_(scale),
+        config_{.shape = {.d_model = int64_t{n_heads} * kHeadDim,
+                          .n_heads = n_heads,
+                          .n_kv_heads = n_heads,
+                          .head_dim = kHeadDim,
+                          .value_head_dim = kHeadDim},
+                .chunk_len = static_cast<int>(scale.chunk_len),
+                .dtype = DType::kBF16,
+                .layer = 1},
+        state_(config_),
+        meter_(context) {
+    const MixerState& layout = state_.layout();
+    where_ = {0, layout.fixed.bytes(), layout.block.bytes()};
+    const int64_t blocks = (scale.max_centroids + kBlockSlots - 1) / kBlockSlots;
+    session_bytes_ = layout.fixed.bytes() + static_cast<size_t>(blocks) * layout.block.bytes();
+    const int64_t n_rows = scale.prefill_sessions * scale.prefill_rows;
+    const std::vector<float> rows = RandomRows(n_rows, n_heads);
+    rows_ = context.Upload(rows.data(), rows.size() * sizeof(float));
+    out_ = Buffer(context.device(), rows.size() / 3 * sizeof(BF16));
+  }
+
+  // Seconds of the attention while all sessions read their prompts.
+  double Pass() {
+    const std::vector<std::byte> zeros(session_bytes_);
+    std::vector<Buffer> memory;
+    std::vector<std::byte*> bases;
+    for (int i = 0; i < scale_.prefill_sessions; ++i) {
+      memory.push_back(context_.Upload(zeros.data(), zeros.size()));
+      bases.push_back(memory.back().as<std::byte>());
+    }
+    double seconds = 0;
+    for (int64_t at = 0; at < scale_.prefill_tokens; at += scale_.prefill_rows) {
+      seconds += Step(bases, at);
+    }
+    return seconds;
+  }
+
+ private:
+  double Step(const std::vector<std::byte*>& bases, int64_t position) {
+    std::vector<int32_t> row_begin{0};
+    for (size_t i = 0; i < bases.size(); ++i) {
+      row_begin.push_back(row_begin.back() + static_cast<int32_t>(scale_.prefill_rows));
+    }
+    const std::vector<int64_t> start(bases.size(), position);
+    const std::vector<int32_t> caps(bases.size(), scale_.max_centroids);
+    const StagedStep step = StageStep(
+        context_,
+        {.row_begin = row_begin, .start_pos = start, .max_centroids = caps, .state = bases});
+    const int64_t width = config_.shape.d_model;
+    const float* q = rows_.as<float>();
+    const AttentionRows rows = {.q = q,
+                                .k = q + width,
+                                .v = q + 2 * width,
+                                .stride = 3 * width,
+                                .out = out_.as<void>(),
+                                .out_dtype = DType::kBF16};
+    const OvqArgs args = {config_, state_, step.seqs, where_, rows};
+    meter_.Start();
+    OvqAttentionCuda(context_, args);
+    return meter_.Stop();
+  }
+
+  DeviceContext& context_;
+  const Scale& scale_;
+  OvqConfig config_;
+  OvqState state_;
+  LayerState where_;
+  size_t session_bytes_ = 0;
+  Buffer rows_;  // [n_rows][3 d_model] float32
+  Buffer out_;   // [n_rows][d_model] bfloat16
+  Meter meter_;
+};
+
+}  // namespace
+
+void OvqPrefill(DeviceContext& context, const Scale& scale, int n_heads, const Ceilings& ceilings,
+                Report& report) {
+  OvqLayer layer(context, scale, n_heads);
+  layer.Pass();
+  std::vector<double> passes;
+  for (int i = 0; i < kPasses; ++i) passes.push_back(layer.Pass());
+  const double seconds = Median(passes);
+  const double flops = FlopsOfOneHead(scale) * n_heads * scale.prefill_sessions;
+  report.Add({.name = "ovq_prefill",
+              .sessions = scale.prefill_sessions,
+              .seconds = seconds,
+              .measure = "of the matmul rate, one layer's attention",
+              .value = OverCeiling(flops / seconds, ceilings.matmul_flops_per_s),
+              .goal = GoalIf(ceilings.matmul_flops_per_s, Goal::kAtLeast),
+              .target = kRateTarget,
+              .more = {{"flops", flops}, {"flops_per_s", flops / seconds}}});
+}
+
+}  // namespace ovq::bench

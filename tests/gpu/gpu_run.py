@@ -1,0 +1,382 @@
+"""Tests and measures the CUDA build on this machine: see docs/cuda.md.
+
+usage: gpu_run.py --root FOLDER [--bin FOLDER] [--out FOLDER ...] [--budget SECONDS]
+
+FOLDER holds bin/, lib/, tests/, models/ and manifest.json, as tests/gpu/bundle.sh packs them. Every
+stage has a time limit of its own, so that a hang costs one stage. Python's standard library only.
+"""
+
+import argparse
+import datetime
+import glob
+import json
+import os
+import platform
+import re
+import shutil
+import signal
+import subprocess
+import sys
+import tempfile
+import time
+
+CUDA_HOME = os.environ.get("CUDA_HOME", "/usr/local/cuda")
+TEST_PROGRAMS = ["kernels_tests", "model_tests", "engine_tests"]
+SANITIZER_TOOLS = ["memcheck", "racecheck", "initcheck", "synccheck"]
+# Small shapes of every kernel: a sanitizer slows a kernel down a hundredfold.
+SANITIZER_FILTER = "*Cuda*:*cuda*"
+CLOCK_FIELDS = ["clocks.sm", "clocks.mem", "clocks.max.sm", "clocks.max.mem", "temperature.gpu",
+                "power.draw", "pstate"]
+KEPT_OUTPUT = 4000  # characters of a failing stage that go into the result
+
+
+class Finished:
+    """How a program ended: its exit code, or a negative signal, or None when time was up."""
+
+    def __init__(self, code, output, seconds):
+        self.code, self.output, self.seconds = code, output, seconds
+
+    @property
+    def ended(self):
+        if self.code is None:
+            return "time limit"
+        return f"signal {-self.code}" if self.code < 0 else f"exit {self.code}"
+
+
+def run(command, limit, env, cwd):
+    """Runs a program in a process group of its own, which does not outlive the limit."""
+    begin = time.monotonic()
+    with tempfile.TemporaryFile(mode="w+", errors="replace") as output:
+        process = subprocess.Popen(command, stdout=output, stderr=subprocess.STDOUT, env=env,
+                                   cwd=cwd, stdin=subprocess.DEVNULL, start_new_session=True)
+        try:
+            code = process.wait(timeout=max(limit, 0.1))
+        except subprocess.TimeoutExpired:
+            code = None
+        finally:
+            try:
+                os.killpg(process.pid, signal.SIGKILL)
+            except ProcessLookupError:
+                pass
+            process.wait()
+        output.seek(0)
+        return Finished(code, output.read(), time.monotonic() - begin)
+
+
+def query_gpu(fields):
+    """The first GPU's values of nvidia-smi, which is only ever asked."""
+    if shutil.which("nvidia-smi") is None:
+        return None
+    try:
+        answer = subprocess.run(
+            ["nvidia-smi", "--query-gpu=" + ",".join(fields), "--format=csv,noheader"],
+            capture_output=True, text=True, timeout=30)
+    except subprocess.TimeoutExpired:
+        return None
+    lines = answer.stdout.strip().splitlines()
+    values = [value.strip() for value in lines[0].split(",")] if lines else []
+    return dict(zip(fields, values)) if answer.returncode == 0 and len(values) == len(fields) else None
+
+
+def cuda_version():
+    nvcc = shutil.which("nvcc") or os.path.join(CUDA_HOME, "bin", "nvcc")
+    if not os.path.exists(nvcc):
+        return None
+    text = subprocess.run([nvcc, "--version"], capture_output=True, text=True).stdout
+    found = re.search(r"release [\d.]+, V([\d.]+)", text)
+    return found.group(1) if found else None
+
+
+def cuda_library_folders():
+    """Where cuBLAS may lie: the toolkit, else Python's packages of it."""
+    folders = [os.path.join(CUDA_HOME, "lib64")]
+    for base in sys.path:
+        folders += sorted(glob.glob(os.path.join(base, "nvidia", "*", "lib")))
+    return [folder for folder in folders if glob.glob(os.path.join(folder, "libcublasLt.so*"))]
+
+
+def read_json(path):
+    try:
+        with open(path) as file:
+            return json.load(file)
+    except (OSError, ValueError):
+        return None
+
+
+class GpuRun:
+    def __init__(self, root, bin_folder, budget):
+        self.root = os.path.abspath(root)
+        self.bin = os.path.abspath(bin_folder or os.path.join(root, "bin"))
+        self.deadline = time.monotonic() + budget
+        self.scratch = tempfile.mkdtemp(prefix="ovq_gpu_run_")
+        self.env = {**os.environ, "TMPDIR": self.scratch,
+                    "OVQ_GOLDEN_DIR": os.path.join(self.root, "tests", "golden")}
+        present = os.environ.get("LD_LIBRARY_PATH")
+        self.env["LD_LIBRARY_PATH"] = ":".join(
+            cuda_library_folders() + ([present] if present else []))
+        self.result = {"failures": []}
+
+    def close(self):
+        shutil.rmtree(self.scratch, ignore_errors=True)
+
+    def limit(self, seconds):
+        return min(seconds, self.deadline - time.monotonic())
+
+    def run(self, command, limit, env=None):
+        return run(command, self.limit(limit), env or self.env, self.root)
+
+    def program(self, name):
+        path = os.path.join(self.bin, name)
+        return path if os.path.exists(path) else None
+
+    def fail(self, what):
+        self.result["failures"].append(what)
+        print(f"FAILED: {what}", flush=True)
+
+    def say(self, stage):
+        left = self.deadline - time.monotonic()
+        print(f"\n== {stage} ({left:.0f} s left)", flush=True)
+
+    # Stages.
+
+    def describe(self):
+        manifest = read_json(os.path.join(self.root, "manifest.json")) or {}
+        self.result.update({
+            "date": datetime.datetime.now(datetime.timezone.utc).strftime("%Y-%m-%dT%H:%M:%SZ"),
+            "source_hash": manifest.get("source_hash"),
+            "git_commit": manifest.get("git_commit"),
+            "git_dirty": manifest.get("git_dirty"),
+            "gpu": query_gpu(["name", "driver_version", "memory.total", "compute_cap"]),
+            "cuda_version": cuda_version(),
+            "glibc": " ".join(platform.libc_ver()),
+            "clocks_before": query_gpu(CLOCK_FIELDS),
+        })
+        for key in ("gpu", "cuda_version", "clocks_before", "source_hash", "git_commit"):
+            print(f"{key}: {self.result[key]}")
+        if self.result["gpu"] is None:
+            self.fail("nvidia-smi shows no GPU")
+        for name in [*TEST_PROGRAMS, "bench_cuda", "ovq-server"]:
+            if self.program(name) is not None and shutil.which("ldd") is not None:
+                for line in self.run(["ldd", self.program(name)], 30).output.splitlines():
+                    if "not found" in line:
+                        self.fail(f"{name}: {line.strip()}")
+
+    def tests(self):
+        self.result["tests"] = {}
+        for name in TEST_PROGRAMS:
+            if self.program(name) is None:
+                continue
+            self.say(name)
+            counts = self.gtest(name, limit=130)
+            self.result["tests"][name] = counts
+            print({key: value for key, value in counts.items() if key != "output"})
+            if counts["failed"] or counts["ended"] != "exit 0" or counts["passed"] == 0:
+                self.fail(f"{name}: {counts['ended']}, {len(counts['failed'])} failed")
+            skipped = [test for test in counts["skipped"] if "cuda" in test.lower()]
+            if skipped:
+                self.fail(f"{name}: {len(skipped)} tests of cuda were skipped, {skipped[0]} first")
+        if sum(counts["passed_cuda"] for counts in self.result["tests"].values()) == 0:
+            self.fail("no test of cuda passed")
+
+    def gtest(self, name, limit):
+        """Counts of a test program. After a crash its suites run one by one, so that one failing
+        check does not hide the others."""
+        end = time.monotonic() + limit
+        whole = self.gtest_once(name, "*", limit)
+        if whole["ended"] in ("exit 0", "exit 1", "time limit"):
+            return whole
+        listed = self.run([self.program(name), "--gtest_list_tests"], 30).output
+        suites = re.findall(r"^(\S+)\.(?=\s|$)", listed, flags=re.MULTILINE)
+        total = {"ended": whole["ended"], "passed": 0, "passed_cuda": 0, "failed": [], "skipped": [],
+                 "seconds": whole["seconds"], "output": whole["output"]}
+        for suite in suites:
+            if end - time.monotonic() < 1:
+                total["failed"].append(f"{suite}.* (no time left)")
+                continue
+            part = self.gtest_once(name, suite + ".*", end - time.monotonic())
+            total["passed"] += part["passed"]
+            total["passed_cuda"] += part["passed_cuda"]
+            total["failed"] += part["failed"]
+            total["skipped"] += part["skipped"]
+            total["seconds"] += part["seconds"]
+            if part["ended"] not in ("exit 0", "exit 1"):
+                total["failed"].append(f"{suite}.* ({part['ended']})")
+                total["output"] += part["output"]
+        return total
+
+    def gtest_once(self, name, pattern, limit, prefix=()):
+        report = os.path.join(self.scratch, "gtest.json")
+        if os.path.exists(report):
+            os.remove(report)
+        finished = self.run([*prefix, self.program(name), f"--gtest_filter={pattern}",
+                             f"--gtest_output=json:{report}", "--gtest_brief=1"], limit)
+        counts = {"ended": finished.ended, "passed": 0, "passed_cuda": 0, "failed": [], "skipped": [],
+                  "seconds": round(finished.seconds, 1), "output": ""}
+        for suite in (read_json(report) or {}).get("testsuites", []):
+            for test in suite["testsuite"]:
+                full = f"{suite['name']}.{test['name']}"
+                if test.get("failures"):
+                    counts["failed"].append(full)
+                elif test.get("result") == "SKIPPED":
+                    counts["skipped"].append(full)
+                elif test.get("status") == "RUN":
+                    counts["passed"] += 1
+                    counts["passed_cuda"] += "cuda" in full.lower()
+        if finished.code != 0:
+            counts["output"] = finished.output[-KEPT_OUTPUT:]
+            print(counts["output"])
+        return counts
+
+    def bench(self, time_anyway):
+        self.say("bench_cuda")
+        if self.program("bench_cuda") is None:
+            self.fail("bench_cuda is missing")
+            return
+        if self.result["failures"] and not time_anyway:
+            self.result["bench"] = {"refused": "tests failed"}
+            print("not timed: tests failed (--time-anyway times all the same)")
+            return
+        report = os.path.join(self.scratch, "bench.json")
+        finished = self.run([self.program("bench_cuda"), "--json", report], 170)
+        print(finished.output[-8000:])
+        # Written after every figure, so a program that was stopped leaves what it had.
+        self.result["bench"] = read_json(report) or {}
+        self.result["bench"]["ended"] = finished.ended
+        self.result["bench"]["seconds"] = round(finished.seconds, 1)
+        if time_anyway and self.result["failures"]:
+            self.result["bench"]["of_a_failing_build"] = True
+        if finished.code != 0:
+            self.fail(f"bench_cuda: {finished.ended}")
+
+    def serve(self):
+        self.say("serve_check.py")
+        script = os.path.join(self.root, "tests", "gpu", "serve_check.py")
+        if self.program("ovq-server") is None:
+            self.result["serve_check"] = "skipped: no ovq-server here"
+            print(self.result["serve_check"])
+            return
+        finished = self.run([sys.executable, script, "--bin", self.bin, "--model",
+                             os.path.join(self.root, "models", "python-bytes")], 90)
+        print(finished.output[-KEPT_OUTPUT:])
+        self.result["serve_check"] = finished.ended
+        if finished.code != 0:
+            self.result["serve_check_output"] = finished.output[-KEPT_OUTPUT:]
+            self.fail(f"serve_check.py: {finished.ended}")
+
+    def sdpa(self):
+        self.say("sdpa_baseline.py")
+        report = os.path.join(self.scratch, "sdpa.json")
+        # The environment as it was: PyTorch brings its own libraries.
+        finished = self.run(
+            [sys.executable, os.path.join(self.root, "tests", "gpu", "sdpa_baseline.py"), "--json",
+             report], 90, env=dict(os.environ))
+        print(finished.output[-KEPT_OUTPUT:])
+        baseline = read_json(report)
+        if baseline is None:
+            reason = finished.output.strip().splitlines() or [finished.ended]
+            self.result["sdpa_baseline"] = {"skipped": reason[-1]}
+            return
+        baseline["ended"] = finished.ended
+        self.result["sdpa_baseline"] = baseline
+        self.compare(baseline)
+
+    def compare(self, baseline):
+        """Tokens/s at equal sessions, and how many sessions fit next to the weights."""
+        bench = self.result.get("bench", {})
+        ours = {figure["sessions"]: figure for figure in bench.get("figures", [])
+                if figure["name"] == "decode"}
+        memory = baseline.get("memory_bytes", 0)
+        rows = []
+        for theirs in baseline.get("figures", []):
+            mine = ours.get(theirs["sessions"])
+            if mine is None:
+                continue
+            fit_ours = (memory - bench["model"]["weight_bytes"]) // mine["state_bytes_per_session"]
+            fit_kv = (memory - theirs["weight_bytes"]) // theirs["kv_bytes_per_session"]
+            rows.append({"context": theirs["context"], "sessions": theirs["sessions"],
+                         "tokens_per_s_ratio": theirs["seconds"] / mine["seconds"],
+                         "sessions_that_fit": fit_ours, "sessions_that_fit_kv": fit_kv,
+                         "sessions_ratio": fit_ours / max(fit_kv, 1)})
+        self.result["against_kv_cache"] = rows
+
+    def sanitizers(self):
+        found = shutil.which("compute-sanitizer")
+        for place in ("bin", "compute-sanitizer"):
+            path = os.path.join(CUDA_HOME, place, "compute-sanitizer")
+            found = found or (path if os.path.exists(path) else None)
+        if found is None or self.program("kernels_tests") is None:
+            self.result["sanitizers"] = "skipped: no compute-sanitizer here"
+            print("\n" + self.result["sanitizers"])
+            return
+        self.result["sanitizers"] = {}
+        for i, tool in enumerate(SANITIZER_TOOLS):
+            share = (self.deadline - time.monotonic()) / (len(SANITIZER_TOOLS) - i)
+            self.say(f"compute-sanitizer {tool}")
+            if share < 5:
+                self.result["sanitizers"][tool] = {"ended": "no time left"}
+                continue
+            counts = self.gtest_once("kernels_tests", SANITIZER_FILTER, min(share, 90),
+                                     [found, "--tool", tool, "--error-exitcode", "86"])
+            self.result["sanitizers"][tool] = counts
+            print(f"{tool}: {counts['ended']}, {counts['passed']} passed in {counts['seconds']} s")
+            if counts["ended"] != "exit 0":
+                self.fail(f"compute-sanitizer {tool}: {counts['ended']}")
+
+    # The end.
+
+    def write(self, folders):
+        self.result["clocks_after"] = query_gpu(CLOCK_FIELDS)
+        name = self.result["date"].replace(":", "").replace("T", "-").rstrip("Z") + ".json"
+        for folder in folders:
+            os.makedirs(folder, exist_ok=True)
+            with open(os.path.join(folder, name), "w") as file:
+                json.dump(self.result, file, indent=1)
+                file.write("\n")
+            print(f"wrote {os.path.join(folder, name)}")
+
+    def summary(self):
+        print("\n== Summary")
+        for name, counts in self.result.get("tests", {}).items():
+            print(f"{name:16} {counts['passed']} passed ({counts['passed_cuda']} of cuda), {len(counts['failed'])} failed, "
+                  f"{len(counts['skipped'])} skipped, {counts['ended']}")
+        for figure in self.result.get("bench", {}).get("figures", []):
+            target = figure.get("target")
+            verdict = "" if target is None else f"  target {target}: " + (
+                "met" if figure["met"] else "missed")
+            print(f"{figure['name']:16} {figure['sessions']:4} sessions "
+                  f"{figure['seconds'] * 1e3:10.3f} ms  {figure['measure']} "
+                  f"{figure['value']:.3f}{verdict}")
+        for row in self.result.get("against_kv_cache", []):
+            print(f"KV cache at {row['context']:6}, {row['sessions']:3} sessions: tokens/s x "
+                  f"{row['tokens_per_s_ratio']:.2f}, sessions that fit x {row['sessions_ratio']:.1f}")
+        print("FAILED: " + "; ".join(self.result["failures"]) if self.result["failures"]
+              else "all passed")
+
+
+def main():
+    parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
+    parser.add_argument("--root", required=True, help="the unpacked bundle, or a checkout")
+    parser.add_argument("--bin", help="folder of the programs; default ROOT/bin")
+    parser.add_argument("--out", action="append", default=[], help="folder of the result file")
+    parser.add_argument("--budget", type=float, default=560, help="seconds for everything")
+    parser.add_argument("--time-anyway", action="store_true",
+                        help="time a build whose tests failed; the result says so")
+    options = parser.parse_args()
+    gpu_run = GpuRun(options.root, options.bin, options.budget)
+    try:
+        gpu_run.describe()
+        if gpu_run.result["gpu"] is not None:
+            gpu_run.tests()
+            gpu_run.bench(options.time_anyway)
+            gpu_run.serve()
+            gpu_run.sdpa()
+            gpu_run.sanitizers()
+        gpu_run.write(options.out)
+        gpu_run.summary()
+    finally:
+        gpu_run.close()
+    return 1 if gpu_run.result["failures"] else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

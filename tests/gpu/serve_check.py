@@ -1,0 +1,128 @@
+"""The server end to end on a device, with ovq-chat as its client.
+
+usage: serve_check.py --bin FOLDER --model FOLDER [--server PROGRAM] [--device cuda] [--tokens 64]
+
+In float32 a greedy answer is the cpu's, is the same twice and among other requests;
+SIGTERM lets a running answer finish and ends the server with 0. Standard library only.
+"""
+
+import argparse
+import concurrent.futures
+import os
+import re
+import select
+import signal
+import subprocess
+import sys
+import tempfile
+import unittest
+
+PROMPT = "import os\n\n\ndef read_lines(path):\n"
+CHAT = SERVER = MODEL = DEVICE = N_TOKENS = None
+
+
+class Server:
+    def __init__(self, device):
+        self.log = tempfile.TemporaryFile(mode="w+")
+        self.process = subprocess.Popen(
+            [SERVER, "--model", MODEL, "--device", device,
+             "--compute-dtype", "f32", "--state-dtype", "f32", "--state-memory", "512M",
+             "--listen", "127.0.0.1:0", "--metrics-address", ""],
+            stdout=subprocess.PIPE, stderr=self.log, text=True)
+        ready, _, _ = select.select([self.process.stdout], [], [], 60)
+        line = self.process.stdout.readline() if ready else ""
+        found = re.fullmatch(r"listening on (\S+)\n", line)
+        if found is None:
+            log = self.text()
+            self.close()
+            raise AssertionError(f"{device}: not ready: {line!r}; {log}")
+        self.address = found.group(1)
+
+    def text(self):
+        self.log.seek(0)
+        return self.log.read()
+
+    def chat(self, prompt, n_tokens):
+        return subprocess.Popen(
+            [CHAT, "--server", self.address, "--prompt", prompt,
+             "--max-tokens", str(n_tokens), "--temperature", "0", "--ignore-eos", "--logprobs"],
+            stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+
+    def answer(self, prompt, n_tokens=None):
+        """Of a greedy answer: the text, and of every token "id<tab>log-probability"."""
+        chat = self.chat(prompt, n_tokens or N_TOKENS)
+        out, err = chat.communicate(timeout=60)
+        if chat.returncode != 0:
+            raise AssertionError(f"ovq-chat: exit {chat.returncode}: {err}; {self.text()}")
+        return out, re.findall(r"^\d+\t\S+$", err, flags=re.MULTILINE)
+
+    def close(self):
+        if self.process.poll() is None:
+            self.process.kill()
+        self.process.wait()
+        self.process.stdout.close()
+        self.log.close()
+
+    def __enter__(self):
+        return self
+
+    def __exit__(self, *_):
+        self.close()
+
+
+class Serving(unittest.TestCase):
+    @classmethod
+    def setUpClass(cls):
+        cls.server = Server(DEVICE)
+
+    @classmethod
+    def tearDownClass(cls):
+        cls.server.close()
+
+    def test_the_answer_is_the_cpus(self):
+        with Server("cpu") as cpu:
+            expected_text, expected = cpu.answer(PROMPT)
+        text, tokens = self.server.answer(PROMPT)
+        self.assertEqual(len(tokens), N_TOKENS)
+        # Log-probabilities of two devices differ by rounding.
+        self.assertEqual([token.split("\t")[0] for token in tokens],
+                         [token.split("\t")[0] for token in expected])
+        self.assertEqual(text, expected_text)
+
+    def test_the_answer_is_the_same_twice_and_among_others(self):
+        alone = self.server.answer(PROMPT)
+        self.assertEqual(self.server.answer(PROMPT), alone)
+        with concurrent.futures.ThreadPoolExecutor(9) as pool:
+            others = [pool.submit(self.server.answer, "class C%d:\n" % i + "    x = 1\n" * (i * N_TOKENS // 2))
+                      for i in range(8)]
+            among = self.server.answer(PROMPT)
+            for other in others:
+                self.assertEqual(len(other.result()[1]), N_TOKENS)
+        self.assertEqual(among, alone)
+
+
+class Stopping(unittest.TestCase):
+    def test_sigterm_lets_the_answer_finish(self):
+        with Server(DEVICE) as server:
+            expected = server.answer(PROMPT, 5 * N_TOKENS)[0]
+            chat = server.chat(PROMPT, 5 * N_TOKENS)
+            first = chat.stdout.read(1)
+            server.process.send_signal(signal.SIGTERM)
+            # Draining ends the conversation after its turn, so ovq-chat's status says nothing.
+            rest, _ = chat.communicate(timeout=60)
+            self.assertEqual(first + rest, expected)
+            self.assertEqual(server.process.wait(timeout=60), 0, server.text())
+
+
+if __name__ == "__main__":
+    parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
+    parser.add_argument("--bin", required=True, help="folder of ovq-chat and the server")
+    parser.add_argument("--server", help="default: ovq-server of --bin")
+    parser.add_argument("--model", required=True)
+    parser.add_argument("--device", default="cuda")
+    parser.add_argument("--tokens", type=int, default=64)
+    options, rest = parser.parse_known_args()
+    CHAT = os.path.join(options.bin, "ovq-chat")
+    SERVER = options.server or os.path.join(options.bin, "ovq-server")
+    MODEL, DEVICE, N_TOKENS = options.model, options.device, options.tokens
+    unittest.main(argv=[sys.argv[0], *rest], verbosity=2)

@@ -1,0 +1,43 @@
+#!/usr/bin/env bash
+# Prints the SHA-256 of the sources that decide what the GPU computes, so that a result file says
+# which kernels it belongs to.
+#
+#   source_hash.sh [--list] [ROOT]     ROOT: a checkout, by default this one
+#
+# Every .cu and .cuh under kernels/, the .cc files that call them, and what these include from
+# kernels/, headers with their own .cc. Paths and contents count; files of other devices do not.
+set -euo pipefail
+export LC_ALL=C
+list=false
+if [ "${1:-}" = --list ]; then
+  list=true
+  shift
+fi
+cd "${1:-$(dirname "$0")/../..}"
+[ -d kernels ] || { echo "source_hash: no kernels/ in $PWD" >&2; exit 1; }
+
+declare -A seen=()
+queue=()
+add() {
+  if [ -f "$1" ] && [ -z "${seen[$1]:-}" ]; then
+    seen[$1]=1
+    queue+=("$1")
+  fi
+}
+while IFS= read -r file; do add "$file"; done < <(
+  find kernels -name '*.cu' -o -name '*.cuh'
+  grep -rlE --include='*.cc' 'cuda::|Cuda[(>]' kernels || true)
+while [ ${#queue[@]} -gt 0 ]; do
+  file=${queue[0]}
+  queue=("${queue[@]:1}")
+  if [[ $file == *.h ]]; then add "${file%.h}.cc"; fi
+  while IFS= read -r included; do add "$included"; done < <(
+    sed -n 's/^#include "\(kernels\/[^"]*\)".*/\1/p' "$file")
+done
+
+mapfile -t files < <(printf '%s\n' "${!seen[@]}" | sort)
+if "$list"; then
+  printf '%s\n' "${files[@]}"
+else
+  sha256sum -- "${files[@]}" | sha256sum | cut -d' ' -f1
+fi
