@@ -84,12 +84,22 @@ class OvqUpdate : public ::testing::TestWithParam<Case> {
   std::vector<std::byte*> states_;
 };
 
-// Keys and values at random; scores with many ties and a few that are no numbers.
+// Keys and values at random; scores with many ties and a few that are no numbers. In the first
+// chunk, where the scores are products with key 0, all keys are nearly key 0: their order hangs on
+// the last bits, and key 0 would often be among the lowest.
 void OvqUpdate::FillPending(const OvqHead& head, int64_t n_old) {
   const int d = GetParam().head_dim, dv = GetParam().value_head_dim;
   std::vector<float> key(static_cast<size_t>(d)), value(static_cast<size_t>(dv));
+  std::vector<float> key_0;
   for (int64_t i = 0; i < chunk_len(); ++i) {
-    for (float& x : key) x = normal_(random_);
+    if (n_old > 0 || i == 0) {
+      for (float& x : key) x = normal_(random_);
+      key_0 = key;
+    } else {
+      for (size_t c = 0; c < key.size(); ++c) {
+        key[c] = random_() % 4 == 0 ? std::nextafter(key_0[c], 2 * key_0[c]) : key_0[c];
+      }
+    }
     for (float& x : value) x = normal_(random_);
     const int slot = static_cast<int>(i % kBlockSlots);
     StoreKey(key.data(), d, config_.dtype, head.pending_keys_block(i / kBlockSlots), slot);

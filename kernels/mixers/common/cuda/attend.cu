@@ -113,8 +113,7 @@ void PlanSplit(DeviceContext& context, ScratchScope& scope, Split split, int64_t
   const size_t bytes = static_cast<size_t>(thread_blocks) * args.partial_rows *
                        (kPartialHeader + args.value_stride) * sizeof(float);
   const bool possible = tiles <= CudaDevice::kCounters && bytes <= kMaxPartialBytes;
-  const bool useful =
-      most_segments > 1 && (is_small || tiles < int64_t{2} * device.n_multiprocessors);
+  const bool useful = most_segments > 1 && (is_small || tiles < device.n_multiprocessors);
   if (split == Split::kAlways) Check(possible, "attention: too many tiles to split");
   if (!possible || split == Split::kNever || (split == Split::kAuto && !useful)) return;
   args.segments = static_cast<int32_t>(most_segments);

@@ -1,166 +1,11 @@
-#include <algorithm>
-
 #include "kernels/common/cuda/cuda_device.h"
+#include "kernels/mixers/common/cuda/attend_fma.cuh"
 #include "kernels/mixers/common/cuda/attend_launch.h"
-#include "kernels/mixers/common/cuda/attend_tile.cuh"
 
 namespace ovq::cuda {
 namespace {
 
-constexpr int kThreads = 128;
-constexpr int kWarps = kThreads / 32;
-constexpr int kStages = 3;
-constexpr int kStageBytes = 16 * 1024;
-
-__host__ __device__ constexpr int RoundUp4(int n) { return (n + 3) / 4 * 4; }
-
-// Bytes in shared memory, one part after another; floats but for the stages.
-struct FmaLayout {
-  int stages;   // [kStages][kStageBytes]
-  int rows;     // [n_rows][RoundUp4(head_dim)]
-  int weights;  // [n_rows][64] scores, then weights
-  int scale;    // [n_rows] of the output so far; [n_rows] and [n_rows] of the fold
-  int acc;      // [n_rows][value_stride] of this segment
-  int folded;   // [n_rows][value_stride] of the segments done
-  int end;
-};
-__host__ __device__ constexpr FmaLayout LayoutOf(int head_dim, int value_stride, int n_rows) {
-  constexpr int kFloat = sizeof(float);
-  FmaLayout at = {};
-  at.rows = kStages * kStageBytes;
-  at.weights = at.rows + n_rows * RoundUp4(head_dim) * kFloat;
-  at.scale = at.weights + n_rows * kBlockSlots * kFloat;
-  at.acc = at.scale + RoundUp4(3 * n_rows) * kFloat;
-  at.folded = at.acc + n_rows * value_stride * kFloat;
-  at.end = at.folded + n_rows * value_stride * kFloat;
-  return at;
-}
-
-__device__ inline float Widen(float x) { return x; }
-__device__ inline float Widen(uint16_t x) {
-  return __uint_as_float(static_cast<uint32_t>(x) << 16);
-}
-
-// A block passes through shared memory in pieces of at most a stage: first its keys, some channels
-// at a time, then its values, some slots at a time. Whole fours of both, but for the last channels.
-struct Pieces {
-  int channels, slots;  // of a piece
-  int of_keys, of_values;
-};
-template <class T>
-__device__ inline Pieces PiecesOf(const AttendArgs& args, bool values_too) {
-  Pieces pieces;
-  constexpr int kChannels = kStageBytes / (kBlockSlots * static_cast<int>(sizeof(T)));
-  const int slots = kStageBytes / (args.value_stride * static_cast<int>(sizeof(T))) / 4 * 4;
-  pieces.channels = kChannels;
-  pieces.slots = slots < kBlockSlots ? slots : kBlockSlots;
-  pieces.of_keys = (args.blocks.shape.head_dim + kChannels - 1) / kChannels;
-  pieces.of_values = values_too ? (kBlockSlots + pieces.slots - 1) / pieces.slots : 0;
-  return pieces;
-}
-
-// The pieces of the thread block's blocks, one after another, kStages - 1 of them on their way.
-template <class T>
-class PieceStream {
- public:
-  __device__ PieceStream(const AttendArgs& args, const Tile& tile, const Pieces& pieces)
-      : args_(args), tile_(tile), pieces_(pieces), block_(tile.begin_block) {
-    for (int i = 0; i < kStages - 1; ++i) CopyNext();
-  }
-
-  // The next piece, once all threads have done with the one before.
-  __device__ SharedPtr<const T> Next() {
-    WaitCopies<kStages - 2>();
-    __syncthreads();
-    CopyNext();
-    const uint32_t stage = taken_++ % kStages;
-    return DynamicShared<const T>(stage * kStageBytes);
-  }
-
- private:
-  __device__ void CopyNext() {
-    if (block_ < tile_.end_block) {
-      const BlockView block = BlockAt(args_, tile_, block_);
-      const bool is_keys = piece_ < pieces_.of_keys;
-      const int place = is_keys ? piece_ : piece_ - pieces_.of_keys;
-      const int each = is_keys ? pieces_.channels : pieces_.slots;
-      const int all = is_keys ? args_.blocks.shape.head_dim : kBlockSlots;
-      const int row_bytes =
-          (is_keys ? kBlockSlots : args_.value_stride) * static_cast<int>(sizeof(T));
-      const std::byte* from = (is_keys ? block.keys : block.values) + place * each * row_bytes;
-      const int n = (all - place * each < each ? all - place * each : each) * row_bytes / 16;
-      const SharedPtr<uint4> to = DynamicShared<uint4>(copied_ % kStages * kStageBytes);
-      for (int i = static_cast<int>(threadIdx.x); i < n; i += kThreads) {
-        CopyAsync16(to + i, from + i * 16, true);
-      }
-      if (++piece_ == pieces_.of_keys + pieces_.of_values) {
-        piece_ = 0;
-        ++block_;
-      }
-    }
-    CommitCopies();
-    ++copied_;
-  }
-
-  const AttendArgs& args_;
-  const Tile& tile_;
-  const Pieces& pieces_;
-  int block_, piece_ = 0;  // next to copy
-  uint32_t copied_ = 0, taken_ = 0;
-};
-
-// scores[k] += rows[k] . keys over n channels, one fused multiply-add after another.
-template <int kHalf, class T>
-__device__ inline void AddScores(SharedPtr<const float> rows, int row_stride,
-                                 SharedPtr<const T> keys, int n, float (&scores)[kHalf]) {
-  int c = 0;
-  for (; c + 4 <= n; c += 4) {
-    float key[4];
-#pragma unroll
-    for (int j = 0; j < 4; ++j) {
-      const T element = keys[(c + j) * kBlockSlots];
-      key[j] = Widen(element);
-    }
-#pragma unroll
-    for (int k = 0; k < kHalf; ++k) {
-      const float4 x = SharedCast<const float4>(rows + (k * row_stride + c))[0];
-      scores[k] = fmaf(x.x, key[0], scores[k]);
-      scores[k] = fmaf(x.y, key[1], scores[k]);
-      scores[k] = fmaf(x.z, key[2], scores[k]);
-      scores[k] = fmaf(x.w, key[3], scores[k]);
-    }
-  }
-  for (; c < n; ++c) {
-    const T element = keys[c * kBlockSlots];
-#pragma unroll
-    for (int k = 0; k < kHalf; ++k) {
-      const float x = rows[k * row_stride + c];
-      scores[k] = fmaf(x, Widen(element), scores[k]);
-    }
-  }
-}
-
-// acc[k] += weights[k] . values over n slots, one fused multiply-add after another.
-template <int kHalf, class T>
-__device__ inline void AddValues(SharedPtr<const float> weights, SharedPtr<const T> values,
-                                 int value_stride, int n, float (&acc)[kHalf]) {
-  for (int s = 0; s < n; s += 4) {
-    float value[4];
-#pragma unroll
-    for (int j = 0; j < 4; ++j) {
-      const T element = values[(s + j) * value_stride];
-      value[j] = Widen(element);
-    }
-#pragma unroll
-    for (int k = 0; k < kHalf; ++k) {
-      const float4 w = SharedCast<const float4>(weights + (k * kBlockSlots + s))[0];
-      acc[k] = fmaf(w.x, value[0], acc[k]);
-      acc[k] = fmaf(w.y, value[1], acc[k]);
-      acc[k] = fmaf(w.z, value[2], acc[k]);
-      acc[k] = fmaf(w.w, value[3], acc[k]);
-    }
-  }
-}
+constexpr int kWarps = kFmaThreads / 32;
 
 // A row that the warp looks after; the same in all its lanes.
 struct WarpRow {
@@ -247,7 +92,7 @@ template <int kRows, class T>
 __device__ inline void AddPiece(const AttendArgs& args, const Tile& tile, const FmaShared& shared,
                                 SharedPtr<const T> values, int slot, int n) {
   constexpr int kHalf = kRows / 2;
-  for (int i = static_cast<int>(threadIdx.x); i < 2 * args.value_stride; i += kThreads) {
+  for (int i = static_cast<int>(threadIdx.x); i < 2 * args.value_stride; i += kFmaThreads) {
     const int first = i < args.value_stride ? 0 : kHalf;
     const int c = i < args.value_stride ? i : i - args.value_stride;
     if (first >= tile.n_queries) break;
@@ -289,7 +134,7 @@ __device__ inline void EndSegment(const AttendArgs& args, const Tile& tile, cons
     if (lane == 0) shared.scale[2 * kRows + r] = factors.add;
   }
   __syncthreads();
-  for (int i = static_cast<int>(threadIdx.x); i < 2 * args.value_stride; i += kThreads) {
+  for (int i = static_cast<int>(threadIdx.x); i < 2 * args.value_stride; i += kFmaThreads) {
     const int first = i < args.value_stride ? 0 : kRows / 2;
     const int c = i < args.value_stride ? i : i - args.value_stride;
     for (int r = first; r < first + kRows / 2 && r < tile.n_queries; ++r) {
@@ -328,7 +173,7 @@ __device__ inline void Finish(const AttendArgs& args, const Tile& tile, const Fm
   }
   __syncthreads();
   for (int i = static_cast<int>(threadIdx.x); i < tile.n_queries * args.value_stride;
-       i += kThreads) {
+       i += kFmaThreads) {
     const int r = i / args.value_stride;
     const float sum = shared.scale[r], value = shared.folded[i];
     WriteOut(args, tile, r, i % args.value_stride, value / sum);
@@ -344,7 +189,7 @@ __device__ inline void Finish(const AttendArgs& args, const Tile& tile, const Fm
 // not split). Scores: a thread has one slot and half the rows; weights: a warp has a row; outputs:
 // a thread has a channel and half the rows. Bytes: every block of the rows' state once a tile.
 template <int kRows, class T>
-__global__ void __launch_bounds__(kThreads, kRows == 4 ? 4 : 2)
+__global__ void __launch_bounds__(kFmaThreads, kRows == 4 ? 4 : 2)
     AttendFmaKernel(const __grid_constant__ AttendArgs args) {
   Tile tile;
   if (!FindTile(args, kRows, tile)) return;
@@ -360,11 +205,11 @@ __global__ void __launch_bounds__(kThreads, kRows == 4 ? 4 : 2)
   PieceStream<T> stream(args, tile, pieces);
   for (int r = 0; r < kRows; ++r) {
     const float* row = r < tile.n_rows ? RowData(args, tile, r) : nullptr;
-    for (int c = thread; c < head_dim; c += kThreads) {
+    for (int c = thread; c < head_dim; c += kFmaThreads) {
       shared.rows[r * row_stride + c] = row == nullptr ? 0.0f : row[c];
     }
   }
-  for (int i = thread; i < kRows * args.value_stride; i += kThreads) {
+  for (int i = thread; i < kRows * args.value_stride; i += kFmaThreads) {
     shared.acc[i] = shared.folded[i] = 0;
   }
   if (thread < 3 * kRows) shared.scale[thread] = 0;
@@ -416,7 +261,7 @@ void LaunchAttendFma(DeviceContext& context, const AttendArgs& args, uint32_t gr
   const auto kernel = n_rows == 4
                           ? (is_bf16 ? AttendFmaKernel<4, uint16_t> : AttendFmaKernel<4, float>)
                           : (is_bf16 ? AttendFmaKernel<16, uint16_t> : AttendFmaKernel<16, float>);
-  Launch(context, kernel, grid, kThreads, shared, args);
+  Launch(context, kernel, grid, kFmaThreads, shared, args);
 }
 
 }  // namespace ovq::cuda

@@ -156,7 +156,9 @@ __device__ inline void EndProbes(const AttendArgs& args, const Tile& tile, int f
 // the next block's keys while its values are.
 // Bytes: every block of the rows' state once a tile.
 template <int kPairs>
-__global__ void __launch_bounds__(kMaxWarps * 32, kPairs <= 8 ? 3 : 1)
+__global__ void __launch_bounds__(kMaxWarps * 32, kPairs == 4   ? 3
+                                                  : kPairs == 8 ? 2
+                                                                : 1)
     AttendPrefillKernel(const __grid_constant__ AttendArgs args) {
   const int tile_rows = static_cast<int>(blockDim.x) / 32 * kRowTile;
   {

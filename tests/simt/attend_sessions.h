@@ -1,0 +1,324 @@
+// Sessions of random tokens that go through attention on CUDA, split as a test likes.
+#pragma once
+
+#include <algorithm>
+#include <cmath>
+#include <cstddef>
+#include <cstdint>
+#include <cstring>
+#include <limits>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "kernels/mixers/common/block_attention.h"
+#include "kernels/mixers/common/cuda/attend.h"
+#include "kernels/mixers/stage.h"
+#include "tests/test_util.h"
+
+namespace ovq::test {
+
+using cuda::AttentionBlocks;
+using cuda::BlockPlaces;
+using cuda::Split;
+
+inline constexpr float kBeta = 6;  // of the queries: |q| = beta, |k| = 1
+
+struct AttendConfig {
+  std::string name;
+  int n_heads, n_kv_heads, head_dim, value_head_dim;
+  DType dtype, compute_dtype;
+  int wave_span;
+  AttentionBlocks::Live live = AttentionBlocks::Live::kNone;
+  int n_slots = 0;  // fixed_live, or the cap
+  bool from_span = false;
+  int window = 0;
+  bool probe = false;
+
+  int value_stride() const { return ValueStride(value_head_dim); }
+  int64_t key_bytes() const { return int64_t{head_dim} * kBlockSlots * DTypeBytes(dtype); }
+  int64_t value_bytes() const { return int64_t{value_stride()} * kBlockSlots * DTypeBytes(dtype); }
+  int32_t ring() const { return window == 0 ? 0 : static_cast<int32_t>(1 + BlocksFor(window - 1)); }
+  int64_t live_at(int64_t t) const {
+    switch (live) {
+      case AttentionBlocks::Live::kNone:
+        return 0;
+      case AttentionBlocks::Live::kFixed:
+        return n_slots;
+      case AttentionBlocks::Live::kCentroids:
+        return CentroidsAt(t / wave_span * wave_span, n_slots);
+    }
+    return 0;
+  }
+  int64_t origin(int64_t t) const { return from_span ? t / wave_span * wave_span : 0; }
+  // The oldest recent token that a query at t meets.
+  int64_t oldest(int64_t t) const {
+    return window > 0 ? std::max<int64_t>(0, t - window + 1) : origin(t);
+  }
+  bool tensor_cores() const { return dtype == DType::kBF16 && compute_dtype == DType::kBF16; }
+};
+
+inline void PrintTo(const AttendConfig& config, std::ostream* out) { *out << config.name; }
+
+// What a token brings: [n_heads + n_kv_heads][head_dim], [n_kv_heads][value_head_dim].
+inline std::vector<float> TokenRow(const AttendConfig& config, int session, int64_t t) {
+  const auto vectors = static_cast<size_t>(config.n_heads + config.n_kv_heads);
+  const auto d = static_cast<size_t>(config.head_dim);
+  const size_t n_values = static_cast<size_t>(config.n_kv_heads) * config.value_head_dim;
+  std::vector<float> row = RandomNormal(
+      vectors * d + n_values, static_cast<uint64_t>(t) * 16 + static_cast<uint64_t>(session));
+  for (size_t i = 0; i < vectors; ++i) {
+    float square = 0;
+    for (size_t c = 0; c < d; ++c) square += row[i * d + c] * row[i * d + c];
+    const bool is_query = i < static_cast<size_t>(config.n_heads);
+    const float scale = (is_query ? kBeta : 1.0f) / std::sqrt(square);
+    for (size_t c = 0; c < d; ++c) {
+      float& x = row[i * d + c];
+      x *= scale;
+      if (config.compute_dtype == DType::kBF16) x = ToFloat(RoundToBF16(x));
+    }
+  }
+  return row;
+}
+
+// Sessions in the memory of the device, and the same bytes on the host.
+class Sessions {
+ public:
+  struct Session {
+    int64_t start;
+    int n_tokens;
+    std::vector<std::byte> host;  // as it should be: every token stored as it comes
+    Buffer device;
+    int done = 0;
+    std::vector<float> out;  // of the tokens done
+  };
+
+  // No session without a ring or a span goes beyond `end`.
+  Sessions(const AttendConfig& config, DeviceContext& context, int64_t end)
+      : config_(config), context_(context) {
+    Place(end);
+  }
+
+  void Add(int64_t start, int n_tokens) {
+    Session session = {.start = start, .n_tokens = n_tokens, .host = {}, .device = {}, .out = {}};
+    const int index = static_cast<int>(sessions_.size());
+    const std::vector<float> noise =
+        RandomNormal(static_cast<size_t>(bytes_), 77 + static_cast<uint64_t>(index));
+    session.host.resize(static_cast<size_t>(bytes_));
+    FillNoise(session.host, noise);
+    for (int64_t t = config_.oldest(start); t < start; ++t) Store(session, index, t);
+    sessions_.push_back(std::move(session));
+  }
+
+  // Changes the host's bytes of all sessions before they are used.
+  template <class Fn>
+  void Edit(Fn fn) {
+    for (Session& session : sessions_) fn(session.host.data());
+  }
+
+  // Feeds everybody's tokens, `step_tokens` of each session at a time, with padding if it is 1.
+  void Run(int step_tokens, Split split) {
+    for (Session& session : sessions_) {
+      if (session.device.bytes() == 0) {
+        session.device = context_.Upload(session.host.data(), session.host.size());
+      }
+    }
+    while (Step(step_tokens, split)) {
+    }
+  }
+
+  std::vector<Session>& list() { return sessions_; }
+  const AttentionBlocks& blocks() const { return blocks_; }
+  int64_t bytes() const { return bytes_; }
+
+  // The host's copy of the device's bytes.
+  std::vector<std::byte> Fetch(const Session& session) {
+    std::vector<std::byte> bytes(session.host.size());
+    context_.CopyToHost(bytes.data(), session.device.as<std::byte>(), bytes.size());
+    return bytes;
+  }
+  template <class T>
+  T* At(std::byte* state, const BlockPlaces& places, int head, int64_t i) const {
+    if (places.ring > 0) i %= places.ring;
+    return reinterpret_cast<T*>(state + places.offset + head * places.head_stride +
+                                i * places.block_stride);
+  }
+  // Bytes that the probes write.
+  int64_t probe_begin() const { return blocks_.best_score.offset; }
+
+ private:
+  void Place(int64_t end) {
+    const int64_t heads = config_.n_kv_heads;
+    blocks_.shape = {.d_model = 1,
+                     .n_heads = config_.n_heads,
+                     .n_kv_heads = config_.n_kv_heads,
+                     .head_dim = config_.head_dim,
+                     .value_head_dim = config_.value_head_dim};
+    blocks_.dtype = config_.dtype;
+    blocks_.compute_dtype = config_.compute_dtype;
+    blocks_.wave_span = config_.wave_span;
+    blocks_.live = config_.live;
+    blocks_.fixed_live = config_.n_slots;
+    blocks_.recent_from_span = config_.from_span;
+    blocks_.window = config_.window;
+    blocks_.probe = config_.probe;
+    recent_ = config_.ring() > 0  ? config_.ring()
+              : config_.from_span ? BlocksFor(config_.wave_span)
+                                  : BlocksFor(end);
+    const int64_t keys = config_.key_bytes(), values = config_.value_bytes();
+    const int64_t ring = config_.ring();
+    blocks_.recent_keys = {
+        .head_stride = recent_ * keys, .block_stride = keys, .ring = static_cast<int32_t>(ring)};
+    blocks_.recent_values = {.offset = heads * recent_ * keys,
+                             .head_stride = recent_ * values,
+                             .block_stride = values,
+                             .ring = static_cast<int32_t>(ring)};
+    dictionary_begin_ = heads * recent_ * (keys + values);
+    const int64_t bias = kBlockSlots * sizeof(float), of_head = bias + keys + values;
+    BlockPlaces place = {
+        .offset = dictionary_begin_, .head_stride = of_head, .block_stride = heads * of_head};
+    blocks_.dictionary_bias = place;
+    place.offset += bias;
+    blocks_.dictionary_keys = place;
+    place.offset += keys;
+    blocks_.dictionary_values = place;
+    const int64_t dictionary = BlocksFor(config_.n_slots);
+    const int64_t best = dictionary_begin_ + dictionary * heads * of_head;
+    const int64_t span = std::max(config_.wave_span, 1);
+    blocks_.best_score = {.offset = best, .head_stride = span * 4, .block_stride = 4};
+    blocks_.best_slot = {
+        .offset = best + heads * span * 4, .head_stride = span * 4, .block_stride = 4};
+    bytes_ = best + 2 * heads * span * 4;
+  }
+
+  // Finite everywhere, as old contents of a slot are; keys of a length about 1, and below 2.
+  void FillNoise(std::vector<std::byte>& bytes, const std::vector<float>& noise) const {
+    const size_t element = DTypeBytes(config_.dtype);
+    const float scale = 1 / std::sqrt(static_cast<float>(config_.head_dim));
+    for (size_t i = 0; i * element < static_cast<size_t>(probe_begin()); ++i) {
+      const float x = noise[i] * scale;
+      const BF16 rounded = RoundToBF16(x);
+      std::memcpy(bytes.data() + i * element,
+                  element == 2 ? static_cast<const void*>(&rounded) : &x, element);
+    }
+    for (int64_t b = 0; b < BlocksFor(config_.n_slots); ++b) {
+      for (int h = 0; h < config_.n_kv_heads; ++h) {
+        float* bias = At<float>(bytes.data(), blocks_.dictionary_bias, h, b);
+        void* values = At<void>(bytes.data(), blocks_.dictionary_values, h, b);
+        for (int i = 0; i < kBlockSlots; ++i) {
+          bias[i] = std::log(1.0f + static_cast<float>(i % 9));
+          StoreValue(noise.data() + (b * 7 + h) * kBlockSlots + i, config_.value_head_dim,
+                     config_.value_stride(), config_.dtype, values, i);
+        }
+      }
+    }
+  }
+
+  void Store(Session& session, int index, int64_t t) {
+    const std::vector<float> row = TokenRow(config_, index, t);
+    const float* key = row.data() + int64_t{config_.n_heads} * config_.head_dim;
+    const float* value = key + int64_t{config_.n_kv_heads} * config_.head_dim;
+    const int64_t at = t - config_.origin(t);
+    const int slot = static_cast<int>(at % kBlockSlots);
+    for (int h = 0; h < config_.n_kv_heads; ++h) {
+      StoreKey(key + int64_t{h} * config_.head_dim, config_.head_dim, config_.dtype,
+               At<void>(session.host.data(), blocks_.recent_keys, h, at / kBlockSlots), slot);
+      StoreValue(value + int64_t{h} * config_.value_head_dim, config_.value_head_dim,
+                 config_.value_stride(), config_.dtype,
+                 At<void>(session.host.data(), blocks_.recent_values, h, at / kBlockSlots), slot);
+    }
+  }
+
+  // The next rows of all sessions. owner: whose they are, list().size() for padding.
+  struct Batch {
+    std::vector<int32_t> row_begin = {0}, caps;
+    std::vector<int64_t> start_pos;
+    std::vector<std::byte*> states;
+    std::vector<size_t> owners;
+    std::vector<float> rows;
+
+    void End(int n, int64_t start, int cap, std::byte* state, size_t owner) {
+      row_begin.push_back(row_begin.back() + n);
+      start_pos.push_back(start);
+      caps.push_back(cap);
+      states.push_back(state);
+      owners.push_back(owner);
+    }
+  };
+
+  Batch Gather(int step_tokens) {
+    Batch batch;
+    const size_t n_row = TokenRow(config_, 0, 0).size();
+    for (size_t s = 0; s < sessions_.size(); ++s) {
+      Session& session = sessions_[s];
+      const int n = std::min(step_tokens, session.n_tokens - session.done);
+      if (n == 0) continue;
+      if (step_tokens == 1) {
+        batch.rows.resize(batch.rows.size() + n_row, std::numeric_limits<float>::quiet_NaN());
+        batch.End(1, 0, config_.n_slots, nullptr, sessions_.size());
+      }
+      for (int i = 0; i < n; ++i) {
+        const int64_t t = session.start + session.done + i;
+        const std::vector<float> row = TokenRow(config_, static_cast<int>(s), t);
+        batch.rows.insert(batch.rows.end(), row.begin(), row.end());
+        Store(session, static_cast<int>(s), t);
+      }
+      batch.End(n, session.start + session.done, config_.n_slots, session.device.as<std::byte>(),
+                s);
+    }
+    return batch;
+  }
+
+  bool Step(int step_tokens, Split split) {
+    const Batch batch = Gather(step_tokens);
+    if (batch.owners.empty()) return false;
+    const StepSeqs seqs = {.row_begin = batch.row_begin,
+                           .start_pos = batch.start_pos,
+                           .max_centroids = batch.caps,
+                           .state = batch.states,
+                           .device = {}};
+    StagedStep staged = StageStep(context_, seqs);
+    const std::vector<int64_t> no_positions(batch.owners.size(), -1);
+    const std::vector<std::byte*> no_states(batch.owners.size(), nullptr);
+    if (step_tokens == 1) {  // as in a replayed step: the host has the shape and bounds for more
+      staged.seqs.start_pos = no_positions;
+      staged.seqs.state = no_states;
+      if (config_.wave_span > 0) staged.seqs.end_bound = int64_t{1} << 42;
+    }
+    const int32_t n_rows = batch.row_begin.back();
+    const int64_t n_out = int64_t{config_.n_heads} * config_.value_head_dim;
+    std::vector<float> outs(static_cast<size_t>(n_rows * n_out), -1.0f);
+    const Buffer in = context_.Upload(batch.rows.data(), batch.rows.size() * sizeof(float));
+    const Buffer out = context_.Upload(outs.data(), outs.size() * sizeof(float));
+    const auto k = int64_t{config_.n_heads} * config_.head_dim;
+    const AttentionRows rows = {
+        .q = in.as<float>(),
+        .k = in.as<float>() + k,
+        .v = in.as<float>() + k + int64_t{config_.n_kv_heads} * config_.head_dim,
+        .stride = static_cast<int64_t>(batch.rows.size()) / n_rows,
+        .out = out.as<float>(),
+        .out_dtype = DType::kF32};
+    const int n_waves = cuda::Waves(staged.seqs, config_.wave_span);
+    for (int wave = 0; wave < n_waves; ++wave) {
+      cuda::StoreRecent(context_, blocks_, staged.seqs, rows, wave);
+      cuda::AttendWave(context_, blocks_, staged.seqs, rows, wave, split);
+    }
+    context_.CopyToHost(outs.data(), out.as<float>(), outs.size() * sizeof(float));
+    for (size_t i = 0; i < batch.owners.size(); ++i) {
+      if (batch.owners[i] == sessions_.size()) continue;
+      Session& session = sessions_[batch.owners[i]];
+      session.out.insert(session.out.end(), outs.begin() + batch.row_begin[i] * n_out,
+                         outs.begin() + batch.row_begin[i + 1] * n_out);
+      session.done += batch.row_begin[i + 1] - batch.row_begin[i];
+    }
+    return true;
+  }
+
+  const AttendConfig& config_;
+  DeviceContext& context_;
+  AttentionBlocks blocks_;
+  int64_t recent_ = 0, dictionary_begin_ = 0, bytes_ = 0;
+  std::vector<Session> sessions_;
+};
+
+}  // namespace ovq::test
