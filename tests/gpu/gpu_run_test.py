@@ -157,8 +157,7 @@ class Run(unittest.TestCase):
     def test_skipped_or_missing_tests_of_cuda_are_failures(self):
         code, result, text, _ = self.run_script(FAKE_RESULT="SKIPPED")
         self.assertEqual(code, 1, text)
-        self.assertIn("kernels_tests: 2 tests of cuda were skipped, A.one_cuda first",
-                      result["failures"])
+        self.assertIn("kernels_tests: 2 tests of cuda were skipped", result["failures"])
         shutil.rmtree(os.path.join(self.folder, "out"))
         code, result, text, _ = self.run_script(FAKE_TEST="one")
         self.assertEqual((code, result["failures"]), (1, ["no test of cuda passed"]), text)
