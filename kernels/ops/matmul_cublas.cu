@@ -19,7 +19,9 @@ namespace {
 
 constexpr size_t kWorkspaceBytes = size_t{32} << 20;
 constexpr size_t kUploadBytes = size_t{8} << 20;
-constexpr int64_t kTypicalRows = 512;  // of a prefill: what the algorithm is chosen for
+// Rows that the algorithm is chosen for: between a decode step, which wants many thread blocks even
+// where `out` is small, and a prefill, which wants large tiles.
+constexpr int64_t kTypicalRows = 64;
 constexpr int kMaxAlgorithms = 16;
 constexpr uint32_t kAlignment = 16;  // bytes, of the rows of x, of the weights and of y
 
