@@ -28,8 +28,8 @@ class StepReader {
                 std::span<const int32_t> banned);
   void WantScore(int64_t row, std::optional<int32_t> token, int top_logprobs);
 
-  // logits [n_rows, vocab]: DESIGN 5, the step's only wait for the device. The samplers count what
-  // they drew.
+  // logits [n_rows, vocab] in the device's memory; the step's only wait for it. The samplers count
+  // what they drew.
   void Read(DeviceContext& context, TensorView logits);
 
   Sampled NextDraw();

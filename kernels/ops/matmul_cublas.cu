@@ -19,7 +19,9 @@ namespace {
 
 constexpr size_t kWorkspaceBytes = size_t{32} << 20;
 constexpr size_t kUploadBytes = size_t{8} << 20;
-constexpr int64_t kTypicalRows = 512;  // of a prefill: what the algorithm is chosen for
+// Rows that the algorithm is chosen for: between a decode step, which wants many thread blocks even
+// where `out` is small, and a prefill, which wants large tiles.
+constexpr int64_t kTypicalRows = 64;
 constexpr int kMaxAlgorithms = 16;
 constexpr uint32_t kAlignment = 16;  // bytes, of the rows of x, of the weights and of y
 
@@ -121,7 +123,7 @@ std::vector<Algorithm> CublasProduct::State::Algorithms(DeviceContext& context) 
   return algorithms;
 }
 
-// Rows of n-row calls from three places of a long call against the same rows of that call.
+// Rows of n-row calls from all over a long call against the same rows of that call.
 bool CublasProduct::State::SameBitsForAnyRows(DeviceContext& context) {
   const auto x_elements = static_cast<size_t>(kTypicalRows * in);
   std::vector<float> values(x_elements);
@@ -142,7 +144,9 @@ bool CublasProduct::State::SameBitsForAnyRows(DeviceContext& context) {
   }
   context.CopyToHost(expected.data(), y.as<void>(), expected.size() * sizeof(float));
   for (int64_t n : {1, 2, 3, 7, 8, 16, 17, 64, 128, 512}) {
-    for (int64_t first : {int64_t{0}, (kTypicalRows - n) / 3, kTypicalRows - n}) {
+    // Some 16 places, odd ones too.
+    const int64_t step = (kTypicalRows - n) / 16 | 1;
+    for (int64_t first = 0; first + n <= kTypicalRows; first += step) {
       const size_t row = static_cast<size_t>(first), bytes = n * columns * sizeof(float);
       const void* from = x.as<std::byte>() + row * x_row;
       if (Run(context, n, from, y.as<float>(), false) != CUBLAS_STATUS_SUCCESS) return false;

@@ -11,14 +11,24 @@ constexpr int kMaxNormThreads = 256;
 constexpr int kMaxSumThreads = 1024;
 constexpr int kActThreads = 256;
 
+template <class T>
+struct RmsNormTask {
+  const float* x;
+  const float* weight;  // [n]
+  const int32_t* rows;  // null: every row of x
+  T* y;
+  int64_t n;
+  float eps;
+  bool aligned;
+};
+
 // One block a row. Thread t sums the squares of elements 4t .. 4t + 3, then 4 (t + threads) and so
 // on, in four chains.
 template <class T>
-__global__ void __launch_bounds__(kMaxNormThreads)
-    RmsNormKernel(const float* x, const float* weight, const int32_t* rows, int64_t n, float eps,
-                  bool aligned, T* y) {
-  const int64_t row = blockIdx.x;
-  const float* in = x + (rows == nullptr ? row : rows[row]) * n;
+__global__ void __launch_bounds__(kMaxNormThreads) RmsNormKernel(const RmsNormTask<T> task) {
+  const int64_t row = blockIdx.x, n = task.n;
+  const bool aligned = task.aligned;
+  const float* in = task.x + (task.rows == nullptr ? row : task.rows[row]) * n;
   const int64_t first = int64_t{threadIdx.x} * 4, stride = int64_t{blockDim.x} * 4;
   float4 sum = make_float4(0, 0, 0, 0);
   for (int64_t i = first; i < n; i += stride) {
@@ -29,11 +39,11 @@ __global__ void __launch_bounds__(kMaxNormThreads)
     sum.w = fmaf(v.w, v.w, sum.w);
   }
   const float total = BlockSum((sum.x + sum.y) + (sum.z + sum.w), DynamicShared<float>(0));
-  const float factor = 1.0f / sqrtf(total / static_cast<float>(n) + eps);
+  const float factor = 1.0f / sqrtf(total / static_cast<float>(n) + task.eps);
   for (int64_t i = first; i < n; i += stride) {
     const float4 v = Load4(in, i, n, aligned, 0);
-    const float4 w = Load4(weight, i, n, aligned, 0);
-    Store4(y + row * n, i, n, aligned,
+    const float4 w = Load4(task.weight, i, n, aligned, 0);
+    Store4(task.y + row * n, i, n, aligned,
            make_float4(v.x * factor * w.x, v.y * factor * w.y, v.z * factor * w.z,
                        v.w * factor * w.w));
   }
@@ -88,24 +98,30 @@ __global__ void __launch_bounds__(kMaxSumThreads)
   if (threadIdx.x == 0) out[blockIdx.x] = infinite ? max : max + logf(total);
 }
 
+template <class T>
+void LaunchRmsNorm(DeviceContext& context, int64_t n_rows, const RmsNormTask<T>& task) {
+  Launch(context, RmsNormKernel<T>, dim3(static_cast<unsigned>(n_rows)),
+         dim3(RowThreads(task.n, kMaxNormThreads)), kWarp * sizeof(float), task);
+}
+
 }  // namespace
 
 void RmsNorm(DeviceContext& context, TensorView x, TensorView weight, float eps, TensorView y,
              std::span<const int32_t> rows) {
   const int64_t n = x.shape[1], n_rows = y.shape[0];
   if (n_rows == 0) return;
-  const dim3 grid(static_cast<unsigned>(n_rows)), block(RowThreads(n, kMaxNormThreads));
-  const size_t shared_bytes = kWarp * sizeof(float);
   const bool aligned = Aligned(x.data, n, sizeof(float)) &&
                        Aligned(weight.data, n, sizeof(float)) &&
                        Aligned(y.data, n, DTypeBytes(y.dtype));
   const int32_t* row_list = rows.empty() ? nullptr : rows.data();
   if (y.dtype == DType::kF32) {
-    Launch(context, RmsNormKernel<float>, grid, block, shared_bytes, x.as<float>(),
-           weight.as<float>(), row_list, n, eps, aligned, y.as<float>());
+    LaunchRmsNorm<float>(
+        context, n_rows,
+        {x.as<float>(), weight.as<float>(), row_list, y.as<float>(), n, eps, aligned});
   } else {
-    Launch(context, RmsNormKernel<BF16>, grid, block, shared_bytes, x.as<float>(),
-           weight.as<float>(), row_list, n, eps, aligned, y.as<BF16>());
+    LaunchRmsNorm<BF16>(
+        context, n_rows,
+        {x.as<float>(), weight.as<float>(), row_list, y.as<BF16>(), n, eps, aligned});
   }
 }
 

@@ -43,7 +43,8 @@ struct DrawParams {
 //   banned      minus infinity: never drawn
 // then temperature, top_k, typical_p, top_p, min_p; each filter sees the distribution that the ones
 // before it left, and leaves at least one token. A NaN logit counts as minus infinity. Equal ranks
-// go by the lower id. The random number is a function of (seed, position) alone.
+// go by the lower id. The random number is a function of (seed, position) alone. A token that
+// weighs less than 2^-41 of the best may count as one that weighs nothing.
 struct RowDraw {
   int64_t row = 0;
   int64_t position = 0;

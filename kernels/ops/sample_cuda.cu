@@ -8,10 +8,10 @@
 
 #include "kernels/common/check.h"
 #include "kernels/common/cuda/cuda_device.h"
-#include "kernels/ops/ops.h"
-#include "kernels/ops/sample_device.h"
 #include "kernels/ops/cuda/sample_draw.cuh"
 #include "kernels/ops/cuda/sample_select.cuh"
+#include "kernels/ops/ops.h"
+#include "kernels/ops/sample_device.h"
 
 namespace ovq::cuda {
 namespace {

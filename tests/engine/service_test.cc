@@ -50,6 +50,49 @@ TEST(Score, IsTheLogprobOfEveryGivenToken) {
   EXPECT_EQ(small.model().max_rows(), 7);
 }
 
+// A step's scores, first tokens of several completions and further tokens are read together.
+TEST(Score, SharesStepsWithGeneration) {
+  ScoreRequest score;
+  score.tokens = SomeTokens(40, 6);
+  score.top_logprobs = 2;
+  GenerateRequest several = Request(SomeTokens(17, 2), 9, 70);
+  several.n = 3;
+  several.output = {.logprobs = true, .top_logprobs = 2};
+  const GenerateRequest single = Request(SomeTokens(5, 3), 30, 80);
+  TestEngine alone;
+  const ScoreResult expected_score = *Score(alone, score);
+  const Answers expected_several = alone.Run(several);
+  const Answers expected_single = alone.Run(single);
+
+  EngineOptions options;
+  options.max_batch_tokens = 13;
+  TestEngine engine(options);
+  engine.model().gate().CloseAt(1);
+  const std::shared_ptr<TokenStream> first = engine.Start(single);
+  engine.model().gate().AwaitEntered(1);
+  Receiver<absl::StatusOr<ScoreResult>> receiver;
+  ASSERT_TRUE(engine->SubmitScore(score, {}, receiver.callback()).ok());
+  const std::shared_ptr<TokenStream> second = engine.Start(several);
+  engine.model().gate().Open();
+
+  const absl::StatusOr<ScoreResult> result = receiver.Wait();
+  ASSERT_TRUE(result.ok());
+  EXPECT_EQ(result->logprobs, expected_score.logprobs);
+  ASSERT_EQ(result->top.size(), expected_score.top.size());
+  for (size_t i = 0; i < result->top.size(); ++i) {
+    EXPECT_EQ(result->top[i][1].token_id, expected_score.top[i][1].token_id) << i;
+    EXPECT_EQ(result->top[i][1].logprob, expected_score.top[i][1].logprob) << i;
+  }
+  EXPECT_EQ(ReadAll(*first).of[0].tokens, expected_single.of[0].tokens);
+  const Answers answers = ReadAll(*second, 3);
+  for (int i = 0; i < 3; ++i) {
+    EXPECT_EQ(answers.of[i].tokens, expected_several.of[i].tokens) << i;
+    EXPECT_EQ(answers.of[i].logprobs, expected_several.of[i].logprobs) << i;
+    ASSERT_EQ(answers.of[i].top.size(), 9u);
+    EXPECT_EQ(answers.of[i].top[8][1].logprob, expected_several.of[i].top[8][1].logprob) << i;
+  }
+}
+
 TEST(Score, SingleTokenAndWholeVocabulary) {
   TestEngine engine;
   ScoreRequest request;

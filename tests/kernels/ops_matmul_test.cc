@@ -37,11 +37,17 @@ struct Activations {
   std::vector<BF16> narrow;
 };
 
-// y of rows [first, first + n), with `before` in y if it is to be added to. ApplyFn is
-// Linear::Apply or a product's.
+struct RowRange {
+  int64_t first;
+  int64_t n;
+};
+
+// y of some rows, with `before` in y if it is to be added to. ApplyFn is Linear::Apply or a
+// product's.
 template <class ApplyFn>
-std::vector<float> RunRows(DeviceContext& context, const Activations& x, int64_t first, int64_t n,
+std::vector<float> RunRows(DeviceContext& context, const Activations& x, const RowRange& range,
                            int64_t out, std::span<const float> before, ApplyFn&& apply) {
+  const auto [first, n] = range;
   const auto from = static_cast<size_t>(first * x.in), elements = static_cast<size_t>(n * x.in);
   const bool accumulate = !before.empty();
   const DeviceArray<float> y = accumulate
@@ -193,8 +199,9 @@ TEST_P(ComputeTypes, AgreesWithReference) {
       std::vector<float> before;
       for (int round = 0; round < 2; ++round) {
         const std::vector<float> expected =
-            RunRows(*ref, x, 0, n, 3 * out, before, ApplyOf(expected_linear));
-        const std::vector<float> y = RunRows(*context_, x, 0, n, 3 * out, before, ApplyOf(linear));
+            RunRows(*ref, x, {0, n}, 3 * out, before, ApplyOf(expected_linear));
+        const std::vector<float> y =
+            RunRows(*context_, x, {0, n}, 3 * out, before, ApplyOf(linear));
         AssertProductClose(y, expected, x.wide, all, in, what);
         before = expected;
       }
@@ -204,10 +211,16 @@ TEST_P(ComputeTypes, AgreesWithReference) {
 
 // A row's bits for n rows from the middle of a long call, 1 and 2 threads, against the same rows of
 // that long call.
+struct ProductShape {
+  int64_t in;
+  int64_t out;
+  DType dtype;
+};
 template <class ApplyFn>
-void AssertRowsIndependent(Device device, int64_t in, int64_t out, DType dtype,
+void AssertRowsIndependent(Device device, const ProductShape& shape,
                            const std::vector<int64_t>& counts, const std::string& what,
                            ApplyFn&& apply) {
+  const auto [in, out, dtype] = shape;
   const int64_t n_rows = counts.back();
   auto one = MakeContext(device, 1);
   auto two = MakeContext(device, 2);
@@ -220,12 +233,13 @@ void AssertRowsIndependent(Device device, int64_t in, int64_t out, DType dtype,
                  ? all.subspan(static_cast<size_t>(first * out), static_cast<size_t>(n * out))
                  : all.subspan(0, 0);
     };
-    const std::vector<float> expected = RunRows(*one, x, 0, n_rows, out, before(0, n_rows), apply);
+    const std::vector<float> expected =
+        RunRows(*one, x, {0, n_rows}, out, before(0, n_rows), apply);
     for (DeviceContext* context : {one.get(), two.get()}) {
       if (device == Device::kCuda && context == two.get()) continue;  // knows no threads
       for (int64_t n : counts) {
         const int64_t first = (n_rows - n) / 3;
-        AssertSameBits(RunRows(*context, x, first, n, out, before(first, n), apply),
+        AssertSameBits(RunRows(*context, x, {first, n}, out, before(first, n), apply),
                        std::span(expected).subspan(static_cast<size_t>(first * out),
                                                    static_cast<size_t>(n * out)),
                        absl::StrCat(what, " in ", in, " out ", out, " rows ", n, " threads ",
@@ -254,7 +268,7 @@ TEST_P(ComputeTypes, RowsDoNotDependOnTheirCompany) {
     std::vector<float> w = RandomNormal(static_cast<size_t>(in * out), 4);
     const TensorView part = ViewOf(w, {out, in});
     const Linear linear = MakeLinear({&part, 1}, dtype_, *context_);
-    AssertRowsIndependent(device_, in, out, dtype_, cuda ? kCudaCounts : kCpuCounts, "Linear",
+    AssertRowsIndependent(device_, {in, out, dtype_}, cuda ? kCudaCounts : kCpuCounts, "Linear",
                           ApplyOf(linear));
     if (HasFatalFailure()) return;
   }
@@ -268,9 +282,9 @@ TEST_P(ComputeTypes, MoreRowsThanOneCallTakes) {
   const TensorView part = ViewOf(w, {kOut, kIn});
   const Linear linear = MakeLinear({&part, 1}, dtype_, *context_);
   const Activations x(n_rows, kIn, dtype_, 5);
-  const std::vector<float> all = RunRows(*context_, x, 0, n_rows, kOut, {}, ApplyOf(linear));
+  const std::vector<float> all = RunRows(*context_, x, {0, n_rows}, kOut, {}, ApplyOf(linear));
   for (int64_t row = 0; row < n_rows; row += 7) {
-    AssertSameBits(RunRows(*context_, x, row, 1, kOut, {}, ApplyOf(linear)),
+    AssertSameBits(RunRows(*context_, x, {row, 1}, kOut, {}, ApplyOf(linear)),
                    std::span(all).subspan(static_cast<size_t>(row * kOut), kOut), "row");
   }
 }
@@ -303,8 +317,8 @@ void AssertProductAgrees(DeviceContext& context, int64_t n, int64_t in, int64_t 
   const Activations x(n, in, dtype, 3);
   std::vector<float> before;
   for (int round = 0; round < 2; ++round) {
-    const std::vector<float> expected = RunRows(*ref, x, 0, n, out, before, ApplyOf(exact));
-    AssertProductClose(RunRows(context, x, 0, n, out, before, ApplyOf(product)), expected, x.wide,
+    const std::vector<float> expected = RunRows(*ref, x, {0, n}, out, before, ApplyOf(exact));
+    AssertProductClose(RunRows(context, x, {0, n}, out, before, ApplyOf(product)), expected, x.wide,
                        w, in, absl::StrCat(n, " rows, ", in, " x ", out));
     before = expected;
   }
@@ -325,7 +339,7 @@ TEST_P(SimdProductTest, RowsDoNotDependOnTheirCompany) {
     std::vector<float> w = RandomNormal(static_cast<size_t>(in * out), 4);
     const TensorView part = ViewOf(w, {out, in});
     const SimdProduct product({{&part, 1}, in, out, dtype_});
-    AssertRowsIndependent(Device::kCpu, in, out, dtype_, kCpuCounts, "SimdProduct",
+    AssertRowsIndependent(Device::kCpu, {in, out, dtype_}, kCpuCounts, "SimdProduct",
                           ApplyOf(product));
   }
 }
@@ -362,7 +376,7 @@ TEST_P(CudaProductTest, RowsDoNotDependOnTheirCompany) {
     std::vector<float> w = RandomNormal(static_cast<size_t>(in * out), 4);
     const TensorView part = ViewOf(w, {out, in});
     const CudaProduct product({{&part, 1}, in, out, GetParam()}, *context_);
-    AssertRowsIndependent(Device::kCuda, in, out, GetParam(), kCudaCounts, "CudaProduct",
+    AssertRowsIndependent(Device::kCuda, {in, out, GetParam()}, kCudaCounts, "CudaProduct",
                           ApplyOf(product));
   }
 }

@@ -14,8 +14,8 @@
 #include <cmath>
 #include <cstdint>
 
-#include "kernels/ops/sample.h"
 #include "kernels/ops/cuda/sample_select.cuh"
+#include "kernels/ops/sample.h"
 
 namespace ovq::cuda {
 

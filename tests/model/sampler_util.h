@@ -1,0 +1,103 @@
+// What the sampler's tests share: a step on any device, and settings of every filter.
+#pragma once
+
+#include <gtest/gtest.h>
+
+#include <cmath>
+#include <cstdint>
+#include <cstring>
+#include <limits>
+#include <memory>
+#include <optional>
+#include <vector>
+
+#include "kernels/common/dispatch.h"
+#include "model/step_reader.h"
+#include "tests/test_util.h"
+
+namespace ovq::test {
+
+inline constexpr float kNaN = std::numeric_limits<float>::quiet_NaN();
+inline constexpr float kInfinity = std::numeric_limits<float>::infinity();
+
+inline float LogSumExp(const std::vector<float>& logits) {
+  double sum = 0;
+  for (float logit : logits) sum += std::exp(static_cast<double>(logit));
+  return static_cast<float>(std::log(sum));
+}
+
+// One step on one device: rows of logits go there, what is wanted of them comes back.
+class Step {
+ public:
+  explicit Step(Device device) : context_(MakeContext(device)) {}
+
+  // rows: [n, vocab]
+  void Read(const std::vector<float>& rows, int64_t vocab, StepReader& reader) {
+    const Buffer memory = context_->Upload(rows.data(), rows.size() * sizeof(float));
+    const auto n_rows = static_cast<int64_t>(rows.size()) / vocab;
+    reader.Read(*context_, {memory.as<void>(), DType::kF32, Shape{n_rows, vocab}});
+    std::vector<float> after(rows.size());
+    context_->CopyToHost(after.data(), memory.as<void>(), rows.size() * sizeof(float));
+    EXPECT_EQ(std::memcmp(after.data(), rows.data(), rows.size() * sizeof(float)), 0)
+        << "logits are read only";
+  }
+  Sampled Draw(Sampler& sampler, const std::vector<float>& row, int64_t position,
+               int top_logprobs = 0, const std::vector<int32_t>& banned = {}) {
+    StepReader reader;
+    reader.WantDraw(sampler, 0, position, top_logprobs, banned);
+    Read(row, static_cast<int64_t>(row.size()), reader);
+    return reader.NextDraw();
+  }
+  // The tokens at positions begin .. begin + n - 1, all from the same row.
+  std::vector<int32_t> DrawMany(Sampler& sampler, const std::vector<float>& row, int64_t begin,
+                                int n) {
+    StepReader reader;
+    for (int i = 0; i < n; ++i) reader.WantDraw(sampler, 0, begin + i, 0, {});
+    Read(row, static_cast<int64_t>(row.size()), reader);
+    std::vector<int32_t> tokens;
+    for (int i = 0; i < n; ++i) tokens.push_back(reader.NextDraw().token_id);
+    return tokens;
+  }
+  std::vector<TokenLogprob> Top(const std::vector<float>& row, int n) {
+    StepReader reader;
+    reader.WantScore(0, std::nullopt, n);
+    Read(row, static_cast<int64_t>(row.size()), reader);
+    return reader.NextScore().top;
+  }
+
+ private:
+  std::unique_ptr<DeviceContext> context_;
+};
+
+inline std::vector<Device> SamplerDevices() {
+  std::vector<Device> devices = {Device::kReference, Device::kCpu};
+  if (kWithCuda && DeviceContext::Make(Device::kCuda, 1).ok()) devices.push_back(Device::kCuda);
+  return devices;
+}
+
+class SamplerTest : public testing::TestWithParam<Device> {
+ protected:
+  Step step_{GetParam()};
+};
+
+inline std::vector<SamplingParams> FilterCases() {
+  return {
+      {},
+      {.temperature = 0.5f},
+      {.temperature = 2.0f},
+      {.top_k = 1},
+      {.top_k = 5},
+      {.top_k = 1000},
+      {.top_p = 0.5f},
+      {.top_p = 0.9f},
+      {.top_p = 1e-6f},
+      {.min_p = 0.1f},
+      {.min_p = 1.0f},
+      {.typical_p = 0.4f},
+      {.typical_p = 0.9f},
+      {.temperature = 1.5f, .top_k = 20, .top_p = 0.8f, .min_p = 0.05f, .typical_p = 0.9f},
+      {.temperature = 0.7f, .top_k = 40, .top_p = 0.95f},
+  };
+}
+
+}  // namespace ovq::test
