@@ -24,9 +24,12 @@ CUDA_HOME = os.environ.get("CUDA_HOME", "/usr/local/cuda")
 TEST_PROGRAMS = ["kernels_tests", "model_tests", "engine_tests"]
 SANITIZER_TOOLS = ["memcheck", "racecheck", "initcheck", "synccheck"]
 # Small shapes of every kernel: a sanitizer slows a kernel down a hundredfold.
-SANITIZER_FILTER = "*Cuda*:*cuda*"
+SANITIZER_FILTER = ":".join([
+    "*MixerContract.AgreesWithReference/*cuda*", "*OvqUpdate.*", "*AttendTies.*",
+    "CudaProductTest.*", "NormActTargets.*/cuda", "PrepareDevices.*/cuda", "EmbedDevices.*/cuda"])
 CLOCK_FIELDS = ["clocks.sm", "clocks.mem", "clocks.max.sm", "clocks.max.mem", "temperature.gpu",
                 "power.draw", "pstate"]
+ENDED_BY_ITSELF = ("exit 0", "exit 1")  # a gtest program that came to its end
 KEPT_OUTPUT = 4000  # characters of a failing stage that go into the result
 
 
@@ -178,40 +181,46 @@ class GpuRun:
             self.fail("no test of cuda passed")
 
     def gtest(self, name, limit):
-        """Counts of a test program. After a crash its suites run one by one, so that one failing
-        check does not hide the others."""
+        """Counts of a test program; after a crash of its suites, one by one."""
         end = time.monotonic() + limit
         whole = self.gtest_once(name, "*", limit)
-        if whole["ended"] in ("exit 0", "exit 1", "time limit"):
+        if whole["ended"] in ENDED_BY_ITSELF + ("time limit",):
             return whole
         listed = self.run([self.program(name), "--gtest_list_tests"], 30).output
-        suites = re.findall(r"^(\S+)\.(?=\s|$)", listed, flags=re.MULTILINE)
-        total = {"ended": whole["ended"], "passed": 0, "passed_cuda": 0, "failed": [], "skipped": [],
-                 "skipped_cuda": 0, "seconds": whole["seconds"], "output": whole["output"]}
-        for suite in suites:
-            if end - time.monotonic() < 1:
-                total["failed"].append(f"{suite}.* (no time left)")
-                continue
-            part = self.gtest_once(name, suite + ".*", end - time.monotonic())
-            total["passed"] += part["passed"]
-            total["passed_cuda"] += part["passed_cuda"]
-            total["failed"] += part["failed"]
-            total["skipped"] += part["skipped"]
-            total["skipped_cuda"] += part["skipped_cuda"]
-            total["seconds"] += part["seconds"]
-            if part["ended"] not in ("exit 0", "exit 1"):
-                total["failed"].append(f"{suite}.* ({part['ended']})")
-                total["output"] += part["output"]
+        total = {**whole, "passed": 0, "passed_cuda": 0, "failed": [], "skipped": [],
+                 "skipped_cuda": 0}
+        for suite in re.findall(r"^(\S+)\.(?=\s|$)", listed, flags=re.MULTILINE):
+            part = self.gtest_suite(name, suite, end)
+            for key in ("passed", "passed_cuda", "failed", "skipped", "skipped_cuda", "seconds"):
+                total[key] += part[key]
         return total
+
+    def gtest_suite(self, name, suite, end):
+        """One suite. A test that ends the program counts as failed, and the others run again."""
+        crashed = []
+        while True:
+            pattern = f"{suite}.*" + ("-" + ":".join(crashed) if crashed else "")
+            counts = self.gtest_once(name, pattern, end - time.monotonic())
+            if counts["ended"] in ENDED_BY_ITSELF:
+                break
+            culprit = counts["last_begun"]
+            if counts["ended"] == "time limit" or culprit is None or culprit in crashed:
+                counts["failed"].append(f"{suite}.* ({counts['ended']})")
+                break
+            crashed.append(culprit)
+        counts["failed"] += crashed
+        return counts
 
     def gtest_once(self, name, pattern, limit, prefix=()):
         report = os.path.join(self.scratch, "gtest.json")
         if os.path.exists(report):
             os.remove(report)
         finished = self.run([*prefix, self.program(name), f"--gtest_filter={pattern}",
-                             f"--gtest_output=json:{report}", "--gtest_brief=1"], limit)
+                             f"--gtest_output=json:{report}"], limit)
+        begun = re.findall(r"^\[ RUN +\] (\S+)", finished.output, flags=re.MULTILINE)
         counts = {"ended": finished.ended, "passed": 0, "passed_cuda": 0, "failed": [], "skipped": [],
-                  "skipped_cuda": 0, "seconds": round(finished.seconds, 1), "output": ""}
+                  "skipped_cuda": 0, "seconds": round(finished.seconds, 1),
+                  "last_begun": begun[-1] if begun else None, "output": ""}
         for suite in (read_json(report) or {}).get("testsuites", []):
             for test in suite["testsuite"]:
                 full = f"{suite['name']}.{test['name']}"
@@ -320,7 +329,8 @@ class GpuRun:
                                      [found, "--tool", tool, "--error-exitcode", "86"])
             self.result["sanitizers"][tool] = counts
             print(f"{tool}: {counts['ended']}, {counts['passed']} passed in {counts['seconds']} s")
-            if counts["ended"] != "exit 0":
+            # Slow is no finding: what ran in the time is in the result.
+            if counts["ended"] not in ("exit 0", "time limit"):
                 self.fail(f"compute-sanitizer {tool}: {counts['ended']}")
 
     # The end.
