@@ -1,6 +1,7 @@
 #include "model/language_model.h"
 
 #include <algorithm>
+#include <atomic>
 #include <bit>
 #include <cstring>
 #include <set>
@@ -169,6 +170,12 @@ void FeedForward(const DecoderLayer& layer, float eps, DeviceContext& context, T
 
 }  // namespace
 
+LanguageModel::LanguageModel()
+    : id_([] {
+        static std::atomic<int64_t> next{0};
+        return next++;
+      }()) {}
+
 absl::StatusOr<std::unique_ptr<LanguageModel>> LanguageModel::Load(const std::string& folder,
                                                                    const ModelOptions& options,
                                                                    DeviceContext& context) {
@@ -244,7 +251,7 @@ TensorView LanguageModel::Forward(const StepBatch& batch, DeviceContext& context
     Run(step, context, logits);
   } else {
     const auto address = static_cast<int64_t>(reinterpret_cast<intptr_t>(logits.data));
-    context.Captured({seqs.n_seqs(), seqs.end_bound, seqs.centroid_bound, address},
+    context.Captured({id_, seqs.n_seqs(), seqs.end_bound, seqs.centroid_bound, address},
                      [&] { Run(step, context, logits); });
   }
   return logits;

@@ -59,11 +59,12 @@ class LanguageModel {
   TensorView Forward(const StepBatch& batch, DeviceContext& context, ScratchScope& scope) const;
 
  private:
-  LanguageModel() = default;
+  LanguageModel();
   absl::Status LoadParts(Weights& weights, DeviceContext& context);
   // Embed, layers, norm, head: launches that depend on the shape of the step alone.
   void Run(const StagedStep& step, DeviceContext& context, TensorView logits) const;
 
+  const int64_t id_;  // of this object among all of the process: recorded steps are kept under it
   ModelConfig config_;
   std::unique_ptr<StateLayout> layout_;
   DType compute_dtype_ = DType::kF32;

@@ -28,6 +28,7 @@ bool Engine::Loop::Step() {
     reader_.Read(*context_, logits);  // the step's only wait for the device
   }
   Advance(plan);
+  reader_.Clear();  // what a score asked for may be large
   ++steps_;
   report.duration = absl::Now() - begin;
   if (events_.step) events_.step(report);

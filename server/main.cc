@@ -110,17 +110,30 @@ EngineModel ForEngine(const LanguageModel& model, const Tokenizer& tokenizer) {
   return result;
 }
 
+// What the largest step takes beside the states: its logits and activations, twice because scratch
+// grows by doubling, and the parts of split attention, the sampler's scratch and recorded graphs.
+size_t StepBytes(const ModelConfig& config, const Options& options) {
+  const int64_t d_ff = std::ranges::max(config.intermediate_size);
+  const int64_t row = config.vocab_size + 3 * d_ff + 8 * config.hidden_size;
+  return 2 * sizeof(float) * static_cast<size_t>(options.max_batch_tokens * row) +
+         (size_t{512} << 20);
+}
+
 // With the weights loaded: what is free now is the states' and the steps'.
-absl::StatusOr<size_t> StateMemoryBytes(const Options& options, const DeviceContext& context) {
+absl::StatusOr<size_t> StateMemoryBytes(const Options& options, const ModelConfig& config,
+                                        const DeviceContext& context) {
   const std::optional<GpuInfo> gpu = context.Gpu();
-  const size_t free_bytes = gpu ? gpu->free_bytes : AvailableMemoryBytes();
-  const size_t bytes = options.state_memory_bytes.value_or(free_bytes / 2);
+  if (!gpu) return options.state_memory_bytes.value_or(AvailableMemoryBytes() / 2);
   // A GPU does not swap: what was promised and is not there would end the server later.
-  if (gpu && bytes > free_bytes) {
+  const size_t step = StepBytes(config, options);
+  const size_t room = gpu->free_bytes - std::min(step, gpu->free_bytes);
+  const size_t bytes = options.state_memory_bytes.value_or(std::min(gpu->free_bytes / 2, room));
+  if (bytes > room || room == 0) {
     return absl::InvalidArgumentError(
-        absl::StrFormat("--state-memory: expected at most what %s has free after the weights, %d "
-                        "bytes, got %d",
-                        gpu->name, free_bytes, bytes));
+        absl::StrFormat("--state-memory: expected at most %d bytes, got %d: %s has %d bytes free "
+                        "after the weights, "
+                        "of which a step of --max-batch-tokens takes %d",
+                        room, bytes, gpu->name, gpu->free_bytes, step));
   }
   return bytes;
 }
@@ -208,7 +221,8 @@ absl::Status Serve(const Options& options, SignalWaiter& signals) {
   if (!loaded.ok()) return loaded.status();
   const LanguageModel& model = *loaded->model;
   const ModelDescription description = Describe(model, options);
-  const absl::StatusOr<size_t> state_memory = StateMemoryBytes(options, *loaded->context);
+  const absl::StatusOr<size_t> state_memory =
+      StateMemoryBytes(options, model.config(), *loaded->context);
   if (!state_memory.ok()) return state_memory.status();
   const EngineOptions engine_options = ForEngine(options, *state_memory);
   LogSummary(model, description, engine_options);

@@ -23,8 +23,9 @@ absl::StatusOr<StateHandle> StatePool::Acquire(int32_t max_centroids, size_t res
   StateHandle state;
   state.base = memory_.Reserve(layout_.virtual_bytes());
   if (state.base == nullptr) {
-    return absl::ResourceExhaustedError(absl::StrCat(
-        "state memory: the system has no address range of ", layout_.virtual_bytes(), " bytes"));
+    return absl::ResourceExhaustedError(
+        absl::StrCat("state memory: the system has no address range of ", layout_.virtual_bytes(),
+                     " bytes: ", std::strerror(errno)));
   }
   state.max_centroids = max_centroids;
   state.reserved_bytes = reserve_bytes;

@@ -25,7 +25,7 @@ absl::StatusOr<Device> ParseDevice(std::string_view name);  // InvalidArgument n
 class Buffer {
  public:
   Buffer() = default;
-  // 64-byte aligned (256 on CUDA), not initialised. Out of memory ends the process.
+  // 256-byte aligned, not initialised. Out of memory ends the process. May outlive its context.
   Buffer(Device device, size_t bytes);
   ~Buffer();
   Buffer(Buffer&& other) noexcept;
@@ -73,7 +73,7 @@ struct GpuInfo {
 
 struct CudaDevice;  // kernels/common/cuda/cuda_device.h
 
-// What staging memory is used for: a step's arrays, or what is asked of its logits and the answer.
+// What staging memory is used for: a step's arrays, or what is asked of its logits.
 enum class Staged : uint8_t { kStep, kReading };
 inline constexpr int kStagedKinds = 2;
 

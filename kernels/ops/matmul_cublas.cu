@@ -22,6 +22,8 @@ constexpr size_t kUploadBytes = size_t{8} << 20;
 // Rows that the algorithm is chosen for: between a decode step, which wants many thread blocks even
 // where `out` is small, and a prefill, which wants large tiles.
 constexpr int64_t kTypicalRows = 64;
+// The most rows of one call: more are cut, because the bits of a row are compared up to here.
+constexpr int64_t kMostRows = 512;
 constexpr int kMaxAlgorithms = 16;
 constexpr uint32_t kAlignment = 16;  // bytes, of the rows of x, of the weights and of y
 
@@ -125,7 +127,7 @@ std::vector<Algorithm> CublasProduct::State::Algorithms(DeviceContext& context) 
 
 // Rows of n-row calls from all over a long call against the same rows of that call.
 bool CublasProduct::State::SameBitsForAnyRows(DeviceContext& context) {
-  const auto x_elements = static_cast<size_t>(kTypicalRows * in);
+  const auto x_elements = static_cast<size_t>(kMostRows * in);
   std::vector<float> values(x_elements);
   for (size_t i = 0; i < x_elements; ++i) {
     values[i] = static_cast<float>(i * 2654435761u % 4093) / 2048.0f - 1.0f;
@@ -137,16 +139,16 @@ bool CublasProduct::State::SameBitsForAnyRows(DeviceContext& context) {
       compute == DType::kF32 ? static_cast<const void*>(values.data()) : narrow.data();
   const Buffer x = context.Upload(host, x_elements * element);
   const size_t columns = static_cast<size_t>(out);
-  const Buffer y(Device::kCuda, kTypicalRows * columns * sizeof(float));
-  std::vector<float> expected(kTypicalRows * columns), part(kTypicalRows * columns);
-  if (Run(context, kTypicalRows, x.as<void>(), y.as<float>(), false) != CUBLAS_STATUS_SUCCESS) {
+  const Buffer y(Device::kCuda, kMostRows * columns * sizeof(float));
+  std::vector<float> expected(kMostRows * columns), part(kMostRows * columns);
+  if (Run(context, kMostRows, x.as<void>(), y.as<float>(), false) != CUBLAS_STATUS_SUCCESS) {
     return false;
   }
   context.CopyToHost(expected.data(), y.as<void>(), expected.size() * sizeof(float));
   for (int64_t n : {1, 2, 3, 7, 8, 16, 17, 64, 128, 512}) {
     // Some 16 places, odd ones too.
-    const int64_t step = (kTypicalRows - n) / 16 | 1;
-    for (int64_t first = 0; first + n <= kTypicalRows; first += step) {
+    const int64_t step = (kMostRows - n) / 16 | 1;
+    for (int64_t first = 0; first + n <= kMostRows; first += step) {
       const size_t row = static_cast<size_t>(first), bytes = n * columns * sizeof(float);
       const void* from = x.as<std::byte>() + row * x_row;
       if (Run(context, n, from, y.as<float>(), false) != CUBLAS_STATUS_SUCCESS) return false;
@@ -223,7 +225,12 @@ void CublasProduct::Apply(DeviceContext& context, TensorView x, TensorView y,
                           bool accumulate) const {
   const auto start = reinterpret_cast<uintptr_t>(x.data) | reinterpret_cast<uintptr_t>(y.data);
   Check(start % kAlignment == 0, "rows of a matrix product start at multiples of 16 bytes");
-  CheckCublas(state_->Run(context, x.shape[0], x.data, y.as<float>(), accumulate));
+  const size_t x_row = static_cast<size_t>(state_->in) * DTypeBytes(state_->compute);
+  for (int64_t row = 0; row < x.shape[0]; row += kMostRows) {
+    const int64_t n = std::min(kMostRows, x.shape[0] - row);
+    CheckCublas(state_->Run(context, n, x.as<std::byte>() + static_cast<size_t>(row) * x_row,
+                            y.as<float>() + row * state_->out, accumulate));
+  }
 }
 
 }  // namespace ovq

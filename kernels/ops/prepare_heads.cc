@@ -4,6 +4,7 @@
 
 #include "kernels/common/check.h"
 #include "kernels/ops/ops_device.h"
+#include "kernels/ops/parallel_rows.h"
 
 namespace ovq {
 namespace {
@@ -15,11 +16,14 @@ Turns TurnsPerPosition(double theta, int i, int head_dim) {
   return static_cast<Turns>(std::ldexp(turns, 128));
 }
 
-void RoundToBF16Values(const HeadRows& x) {
-  for (int64_t row = 0; row < x.n_rows; ++row) {
-    float* data = x.data + row * x.row_stride;
-    for (int i = 0; i < x.n_heads * x.head_dim; ++i) data[i] = ToFloat(RoundToBF16(data[i]));
-  }
+void RoundToBF16Values(const DeviceContext& context, const HeadRows& x) {
+  const int64_t width = int64_t{x.n_heads} * x.head_dim;
+  ParallelRows(context, x.n_rows, width, [&](int64_t begin, int64_t end) {
+    for (int64_t row = begin; row < end; ++row) {
+      float* data = x.data + row * x.row_stride;
+      for (int64_t i = 0; i < width; ++i) data[i] = ToFloat(RoundToBF16(data[i]));
+    }
+  });
 }
 
 }  // namespace
@@ -41,8 +45,8 @@ void PrepareHeadsInPieces(DeviceContext& context, const HeadPrep& prep) {
     Rope(context, prep.keys, prep.positions, *prep.rope);
   }
   if (prep.round_to_bf16) {
-    RoundToBF16Values(prep.queries);
-    RoundToBF16Values(prep.keys);
+    RoundToBF16Values(context, prep.queries);
+    RoundToBF16Values(context, prep.keys);
   }
 }
 

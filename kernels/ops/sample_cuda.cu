@@ -5,6 +5,7 @@
 #include <cstddef>
 #include <cstdint>
 #include <cstring>
+#include <vector>
 
 #include "kernels/common/check.h"
 #include "kernels/common/cuda/cuda_device.h"
@@ -254,8 +255,7 @@ void ReadLogits(DeviceContext& context, TensorView logits, LogitsReading& readin
   if (n_rows == 0) return context.Synchronize();
   Check(vocab < int64_t{1} << kIdBits, "ReadLogits: at most 2^24 - 1 tokens in a vocabulary");
   const Places at = PlacesOf(reading, n_rows, vocab);
-  // What is sent has been read when the results are written over it.
-  std::byte* host = context.Staging(std::max(at.sent_bytes, at.result_bytes), Staged::kReading);
+  std::byte* host = context.Staging(at.sent_bytes, Staged::kReading);
   FillSent(reading, at, vocab, host);
   std::byte* sent = context.SendStaging(at.sent_bytes, Staged::kReading);
   ScratchScope scope(context);
@@ -284,8 +284,9 @@ void ReadLogits(DeviceContext& context, TensorView logits, LogitsReading& readin
                         .bests = At<DeviceBest>(sent, at.bests),
                         .out = At<TokenLogit>(result, at.best),
                         .border = nullptr});
-  context.CopyToHost(host, result, at.result_bytes);
-  TakeResults(host, at, vocab, reading);
+  std::vector<std::byte> results(at.result_bytes);
+  context.CopyToHost(results.data(), result, at.result_bytes);
+  TakeResults(results.data(), at, vocab, reading);
 }
 
 }  // namespace ovq::cuda

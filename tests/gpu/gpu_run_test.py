@@ -92,10 +92,10 @@ class Run(unittest.TestCase):
     def run_script(self, *flags, **fakes):
         """(exit code, result, output, the fakes' calls)"""
         out = os.path.join(self.folder, "out")
-        env = {**os.environ, "PATH": f"{self.path}:{os.environ['PATH']}", "OUT": out,
+        env = {**os.environ, "PATH": f"{self.path}:{os.environ['PATH']}",
                "FAKE_LOG": self.log, "CUDA_HOME": "/nonexistent", **fakes}
         script = os.path.join(self.root, "tests", "gpu", "run.sh")
-        ended = subprocess.run([script, *flags], env=env, capture_output=True, text=True,
+        ended = subprocess.run([script, "--out", out, *flags], env=env, capture_output=True, text=True,
                                timeout=120)
         text = ended.stdout + ended.stderr
         written = glob.glob(os.path.join(out, "*.json"))

@@ -1,11 +1,12 @@
 #!/usr/bin/env bash
 # On a machine with a GPU: tests and measures everything within ten minutes and writes
-# docs/gpu-results/<date>.json, also into $OUT if that is set. Never changes a setting of the GPU.
+# docs/gpu-results/<date>.json. Never changes a setting of the GPU.
 #
 #   tests/gpu/run.sh BUNDLE [flags]   programs that tests/gpu/bundle.sh packed; needs python3 only
 #   tests/gpu/run.sh [flags]          builds preset `cuda` here first; needs deploy/packages.txt
 #
-# Flags: --budget SECONDS (default 560), --time-anyway (time a build whose tests failed).
+# Flags: --budget SECONDS (default 560), --out FOLDER (for a copy of the result), --time-anyway (time
+# a build whose tests failed).
 set -euo pipefail
 case "${1:-}" in -h | --help) sed -n '2,/^set/{/^set/d;s/^# \{0,1\}//;p}' "$0"; exit 0 ;; esac
 
@@ -18,7 +19,6 @@ case "${1:-}" in
 esac
 
 out=(--out "$root/docs/gpu-results")
-if [ -n "${OUT:-}" ]; then out+=(--out "$OUT"); fi
 
 work=$(mktemp -d)
 trap 'rm -rf "$work"' EXIT
@@ -36,7 +36,7 @@ else
   cd "$root"
   if ! { cmake --preset cuda && cmake --build --preset cuda; } >"$work/build.log" 2>&1; then
     tail -n 30 "$work/build.log" >&2
-    echo "run.sh: no build here; carry a bundle (tests/gpu/bundle.sh --help)" >&2
+    echo "run.sh: no build here; bring a bundle (tests/gpu/bundle.sh --help)" >&2
     exit 1
   fi
   ln -s "$root/tests" "$root/models" "$work"

@@ -14,6 +14,7 @@ namespace ovq::cuda {
 namespace {
 
 constexpr size_t kUploadHalfBytes = size_t{4} << 20;
+constexpr size_t kMaxGraphs = 256;
 constexpr int kMinMajor = 8;  // cp.async and bfloat16 matrix products
 
 absl::Status NoDevice(const std::string& why) {
@@ -24,6 +25,14 @@ void FreeStaging(const CudaStaging& staging) {
   if (staging.host == nullptr) return;
   CheckCuda(cudaFreeHost(staging.host));
   CheckCuda(cudaFree(staging.device));
+}
+
+void DropGraphs(CudaDevice& device) {
+  Synchronize(device);
+  for (auto& [key, graph] : device.graphs) {
+    if (graph.exec != nullptr) CheckCuda(cudaGraphExecDestroy(graph.exec));
+  }
+  device.graphs.clear();
 }
 
 }  // namespace
@@ -69,10 +78,7 @@ absl::StatusOr<CudaDevice*> OpenDevice() {
 }
 
 void CloseDevice(CudaDevice* device) {
-  Synchronize(*device);
-  for (auto& [key, graph] : device->graphs) {
-    if (graph.exec != nullptr) CheckCuda(cudaGraphExecDestroy(graph.exec));
-  }
+  DropGraphs(*device);
   for (cudaEvent_t done : device->upload_done) CheckCuda(cudaEventDestroy(done));
   CheckCuda(cudaFree(device->counters));
   CheckCuda(cudaFreeHost(device->upload_host));
@@ -92,7 +98,13 @@ GpuInfo Describe(const CudaDevice& device) {
 
 void* AllocateBytes(size_t bytes) {
   void* data = nullptr;
-  return cudaMalloc(&data, bytes) == cudaSuccess ? data : nullptr;
+  if (cudaMalloc(&data, bytes) == cudaSuccess) return data;
+  cudaGetLastError();  // the next launch must not report it
+  size_t free_bytes = 0, total_bytes = 0;
+  CheckCuda(cudaMemGetInfo(&free_bytes, &total_bytes));
+  std::fprintf(stderr, "GPU memory: %zu bytes needed at once, %zu of %zu bytes are free\n", bytes,
+               free_bytes, total_bytes);
+  return nullptr;
 }
 
 void FreeBytes(void* data) { CheckCuda(cudaFree(data)); }
@@ -145,12 +157,7 @@ std::byte* Staging(CudaDevice& device, size_t bytes, Staged kind) {
   if (staging.bytes < bytes) {
     Synchronize(device);
     FreeStaging(staging);
-    if (kind == Staged::kStep) {  // recorded graphs read from the old twin
-      for (auto& [key, graph] : device.graphs) {
-        if (graph.exec != nullptr) CheckCuda(cudaGraphExecDestroy(graph.exec));
-      }
-      device.graphs.clear();
-    }
+    if (kind == Staged::kStep) DropGraphs(device);  // they read from the old twin
     staging.bytes = std::bit_ceil(std::max(bytes, size_t{64} << 10));
     CheckCuda(cudaMallocHost(reinterpret_cast<void**>(&staging.host), staging.bytes));
     CheckCuda(cudaMalloc(reinterpret_cast<void**>(&staging.device), staging.bytes));
@@ -169,6 +176,8 @@ std::byte* SendStaging(CudaDevice& device, size_t bytes, Staged kind) {
 // allocated while a graph is recorded.
 void Captured(CudaDevice& device, const std::vector<int64_t>& key,
               const std::function<void()>& fn) {
+  // Callers choose dictionary caps, hence keys: what they can make the server keep has an end.
+  if (device.graphs.size() >= kMaxGraphs && !device.graphs.contains(key)) DropGraphs(device);
   CudaGraph& graph = device.graphs[key];
   if (graph.uses++ == 0) return fn();
   if (graph.exec == nullptr) {

@@ -52,7 +52,7 @@ struct CudaDevice {
 namespace cuda {
 
 // Ends the process with file, line and CUDA's own words: a failed call while running leaves the
-// device's memory in doubt (DESIGN 3; style: 3.7), so the supervisor has to start anew.
+// device's memory in doubt, so the supervisor has to start anew.
 void CheckCuda(cudaError_t error, const char* file = __builtin_FILE(), int line = __builtin_LINE());
 
 inline cudaStream_t Stream(DeviceContext& context) { return context.cuda().stream; }

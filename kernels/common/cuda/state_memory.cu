@@ -132,7 +132,7 @@ CUmemGenericAllocationHandle TakePage(StatePages& pages, bool& is_new) {
   if (result == CUDA_ERROR_OUT_OF_MEMORY) {
     std::fprintf(stderr,
                  "state memory: the GPU has no %zu bytes left; session states hold %zu bytes, less "
-                 "than their budget: something else has taken the rest\n",
+                 "than their budget: steps, or another program, have taken the rest\n",
                  pages.page_bytes, pages.n_created * pages.page_bytes);
     std::abort();
   }

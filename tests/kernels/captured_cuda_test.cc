@@ -1,0 +1,69 @@
+// Recorded steps: what a replay computes follows the device's memory of that moment, also when the
+// memory that steps travel through has moved, and when more kinds of steps came than are kept.
+#include <gtest/gtest.h>
+
+#include <vector>
+
+#include "kernels/mixers/stage.h"
+#include "kernels/ops/ops.h"
+#include "tests/test_util.h"
+
+namespace ovq {
+namespace {
+
+constexpr int64_t kVocab = 50, kWidth = 8;
+
+class Captured : public ::testing::Test {
+ protected:
+  void SetUp() override {
+    const std::string missing = test::WhyNoDevice(Device::kCuda);
+    if (!missing.empty()) GTEST_SKIP() << missing;
+    context_ = test::MakeContext(Device::kCuda);
+    table_ = test::RandomNormal(kVocab * kWidth, 5);
+    device_table_ = context_->Upload(table_.data(), table_.size() * sizeof(float));
+  }
+
+  // A step of n tokens under `key`: looks them up in the table.
+  void ExpectLookups(int64_t key, int n, int32_t first) {
+    std::vector<int32_t> ids(static_cast<size_t>(n));
+    for (int i = 0; i < n; ++i) ids[i] = static_cast<int32_t>((first + i) % kVocab);
+    const StagedStep step = StageStep(*context_, {}, ids);
+    ScratchScope scope(*context_);
+    const TensorView y = {scope.Allocate<float>(ids.size() * kWidth), DType::kF32, {n, kWidth}};
+    const TensorView table = {device_table_.as<void>(), DType::kF32, {kVocab, kWidth}};
+    context_->Captured({key, n}, [&] { Embed(*context_, table, step.token_ids, y); });
+    std::vector<float> got(ids.size() * kWidth);
+    context_->CopyToHost(got.data(), y.data, got.size() * sizeof(float));
+    for (size_t i = 0; i < ids.size(); ++i) {
+      const auto row = table_.begin() + ids[i] * kWidth;
+      ASSERT_EQ(std::vector<float>(got.begin() + i * kWidth, got.begin() + (i + 1) * kWidth),
+                std::vector<float>(row, row + kWidth))
+          << "key " << key << ", token " << i << " of " << n;
+    }
+  }
+
+  std::unique_ptr<DeviceContext> context_;
+  std::vector<float> table_;
+  Buffer device_table_;
+};
+
+TEST_F(Captured, ReplaysReadWhatIsThereNow) {
+  for (int32_t use = 0; use < 5; ++use) ExpectLookups(1, 3, 7 * use);
+}
+
+TEST_F(Captured, SurvivesStepsLargerThanEverBefore) {
+  for (int32_t use = 0; use < 3; ++use) ExpectLookups(1, 3, use);
+  ExpectLookups(2, 100'000, 1);  // the memory that steps travel through moves
+  for (int32_t use = 0; use < 3; ++use) ExpectLookups(1, 3, 20 + use);
+}
+
+TEST_F(Captured, ForgetsWhenThereAreTooManyKinds) {
+  for (int64_t key = 0; key < 300; ++key) {
+    ExpectLookups(key, 2, static_cast<int32_t>(key));
+    ExpectLookups(key, 2, static_cast<int32_t>(key) + 1);
+  }
+  for (int32_t use = 0; use < 3; ++use) ExpectLookups(0, 2, use);
+}
+
+}  // namespace
+}  // namespace ovq
