@@ -39,7 +39,9 @@ constexpr const char* DTypeName(DType type) {
 struct BF16 {
   uint16_t bits;
 };
-constexpr float ToFloat(BF16 x) { return std::bit_cast<float>(static_cast<uint32_t>(x.bits) << 16); }
+constexpr float ToFloat(BF16 x) {
+  return std::bit_cast<float>(static_cast<uint32_t>(x.bits) << 16);
+}
 constexpr float ToFloat(float x) { return x; }
 
 // Round to nearest, ties to even; NaN stays NaN.

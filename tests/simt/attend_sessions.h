@@ -34,6 +34,7 @@ struct AttendConfig {
   bool from_span = false;
   int window = 0;
   bool probe = false;
+  int closed_from = 1 << 30;  // dictionary slots from here on have a bias of -infinity
 
   int value_stride() const { return ValueStride(value_head_dim); }
   int64_t key_bytes() const { return int64_t{head_dim} * kBlockSlots * DTypeBytes(dtype); }
@@ -206,7 +207,9 @@ class Sessions {
         float* bias = At<float>(bytes.data(), blocks_.dictionary_bias, h, b);
         void* values = At<void>(bytes.data(), blocks_.dictionary_values, h, b);
         for (int i = 0; i < kBlockSlots; ++i) {
-          bias[i] = std::log(1.0f + static_cast<float>(i % 9));
+          bias[i] = b * kBlockSlots + i < config_.closed_from
+                        ? std::log(1.0f + static_cast<float>(i % 9))
+                        : -std::numeric_limits<float>::infinity();
           StoreValue(noise.data() + (b * 7 + h) * kBlockSlots + i, config_.value_head_dim,
                      config_.value_stride(), config_.dtype, values, i);
         }

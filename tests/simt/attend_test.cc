@@ -237,13 +237,31 @@ AttendConfig Full(std::string name, int n_heads, int n_kv_heads, int d, int dv, 
           .wave_span = 0};
 }
 
+// The second segment has no open slot, and the third begins with a block that has none.
+AttendConfig Closed(std::string name, DType dtype, int closed_from) {
+  return {.name = std::move(name),
+          .n_heads = 2,
+          .n_kv_heads = 1,
+          .head_dim = 16,
+          .value_head_dim = 16,
+          .dtype = dtype,
+          .compute_dtype = dtype,
+          .wave_span = 64,
+          .live = kFixed,
+          .n_slots = 560,
+          .from_span = true,
+          .closed_from = closed_from};
+}
+
 INSTANTIATE_TEST_SUITE_P(Float32, AttendTest,
                          ::testing::Values(Ovq("ovq", 2, 2, 20, 24, kF32, kF32, 48, 300),
                                            Ovq("ovq_group5", 5, 1, 32, 17, kBF16, kF32, 40, 90),
                                            Ovq("ovq_wide", 1, 1, 300, 272, kF32, kF32, 64, 70),
                                            Sliding("sliding", 2, 1, 20, 32, kF32, kF32, 100),
                                            Sliding("sliding_bf16", 1, 1, 33, 16, kBF16, kBF16, 1),
-                                           Full("full", 2, 1, 32, 20, kF32, kBF16)),
+                                           Full("full", 2, 1, 32, 20, kF32, kBF16),
+                                           Closed("closed", kF32, 256),
+                                           Closed("all_closed", kF32, 0)),
                          [](const auto& info) { return info.param.name; });
 
 INSTANTIATE_TEST_SUITE_P(TensorCores, AttendTest,
@@ -253,7 +271,9 @@ INSTANTIATE_TEST_SUITE_P(TensorCores, AttendTest,
                                            Ovq("ovq_wide", 1, 1, 128, 128, kBF16, kBF16, 64, 280),
                                            Ovq("ovq_widest", 1, 1, 256, 240, kBF16, kBF16, 32, 70),
                                            Sliding("sliding", 2, 1, 64, 32, kBF16, kBF16, 230),
-                                           Full("full", 2, 1, 32, 96, kBF16, kBF16)),
+                                           Full("full", 2, 1, 32, 96, kBF16, kBF16),
+                                           Closed("closed", kBF16, 256),
+                                           Closed("all_closed", kBF16, 0)),
                          [](const auto& info) { return info.param.name; });
 
 // Equal keys in several slots of the dictionary: the lowest wins, wherever they are.

@@ -103,22 +103,17 @@ Choice Choose(const AttentionBlocks& blocks, int value_stride, size_t max_shared
   return choice;
 }
 
-// Splits the segments of a tile over thread blocks where the tiles alone would not fill the device.
-void PlanSplit(DeviceContext& context, ScratchScope& scope, Split split, int64_t tiles,
-               int64_t most_segments, bool is_small, AttendArgs& args) {
-  const CudaDevice& device = context.cuda();
+// Splits the segments of a tile over thread blocks, unless their parts would take too much memory.
+void SplitTiles(DeviceContext& context, ScratchScope& scope, int64_t tiles, int64_t most_segments,
+                AttendArgs& args) {
   const int list = std::min(args.max_tokens, kBlockSlots) * args.rows_per_token();
   args.partial_rows = std::min(args.partial_rows, list);
-  const int64_t thread_blocks = tiles * most_segments;
-  const size_t bytes = static_cast<size_t>(thread_blocks) * args.partial_rows *
-                       (kPartialHeader + args.value_stride) * sizeof(float);
-  const bool possible = tiles <= CudaDevice::kCounters && bytes <= kMaxPartialBytes;
-  const bool useful = most_segments > 1 && (is_small || tiles < device.n_multiprocessors);
-  if (split == Split::kAlways) Check(possible, "attention: too many tiles to split");
-  if (!possible || split == Split::kNever || (split == Split::kAuto && !useful)) return;
+  const size_t floats = static_cast<size_t>(tiles * most_segments) * args.partial_rows *
+                        (kPartialHeader + args.value_stride);
+  if (tiles > CudaDevice::kCounters || floats * sizeof(float) > kMaxPartialBytes) return;
   args.segments = static_cast<int32_t>(most_segments);
-  args.partial = scope.Allocate<float>(bytes / sizeof(float));
-  args.finished = device.counters;
+  args.partial = scope.Allocate<float>(floats);
+  args.finished = context.cuda().counters;
 }
 
 }  // namespace
@@ -162,7 +157,12 @@ void AttendWave(DeviceContext& context, const AttentionBlocks& blocks, const Ste
     args.tiles = args.block_tiles * bounds.recent_blocks;
     const int64_t tiles = int64_t{seqs.n_seqs()} * blocks.shape.n_kv_heads * args.tiles;
     ScratchScope scope(context);
-    PlanSplit(context, scope, split, tiles, MostSegments(blocks, seqs), is_small, args);
+    const int64_t most_segments = MostSegments(blocks, seqs);
+    // Where the tiles alone would not fill the device.
+    const bool useful = most_segments > 1 && (is_small || tiles < context.cuda().n_multiprocessors);
+    if (split == Split::kAlways || (split == Split::kAuto && useful)) {
+      SplitTiles(context, scope, tiles, most_segments, args);
+    }
     const auto grid = static_cast<uint32_t>(tiles * std::max(args.segments, 1));
     if (!choice.tensor_cores) {
       LaunchAttendFma(context, args, grid, tile_rows);

@@ -189,7 +189,7 @@ __global__ void __launch_bounds__(kWarps * 32)
     }
     if (tile.n_queries == 0) continue;
     float highest[2];
-    MaskScores(block, args.blocks.window, buffer.bias, warp * 16, rows, scores, highest);
+    MaskScores({block, buffer.bias, warp * 16}, args.blocks.window, rows, scores, highest);
 #pragma unroll
     for (int h = 0; h < 2; ++h) {
       if (lane % 4 == 0) {

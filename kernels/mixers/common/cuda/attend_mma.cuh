@@ -154,17 +154,23 @@ __device__ inline void UpdateBest(const float (&scores)[kTiles][4], int slot, in
   }
 }
 
+// Where scores come from: slots of a block from `slot` on.
+struct ScoredSlots {
+  BlockView block;
+  SharedPtr<const uint4> bias;  // [64] float
+  int slot;
+};
+
 // Adds the bias, changes the unit, closes slots; returns the rows' highest score in highest.
 template <int kTiles>
-__device__ inline void MaskScores(const BlockView& block, int32_t window,
-                                  SharedPtr<const uint4> bias, int slot, const LaneRows& rows,
+__device__ inline void MaskScores(const ScoredSlots& slots, int32_t window, const LaneRows& rows,
                                   float (&scores)[kTiles][4], float (&highest)[2]) {
-  const int column = slot + static_cast<int>(threadIdx.x) % 4 * 2;
-  const SharedPtr<const float2> bias_at = SharedCast<const float2>(bias);
+  const int column = slots.slot + static_cast<int>(threadIdx.x) % 4 * 2;
+  const SharedPtr<const float2> bias_at = SharedCast<const float2>(slots.bias);
   int lo[2], hi[2];
 #pragma unroll
   for (int h = 0; h < 2; ++h) {
-    OpenSlots(block, window, rows.slot[h], lo[h], hi[h]);
+    OpenSlots(slots.block, window, rows.slot[h], lo[h], hi[h]);
     highest[h] = kLowest;
   }
 #pragma unroll

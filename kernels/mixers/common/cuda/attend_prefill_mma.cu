@@ -40,6 +40,11 @@ __device__ inline WarpRows RowsOfWarp(const Tile& tile) {
               tile.n_queries<tile.n_rows, tile.n_queries> 0};
 }
 
+struct PrefillShared {
+  SharedPtr<uint4> rows;
+  BlockBuffer buffer;
+};
+
 __device__ inline SharedPtr<float4> FoldedTiles(const AttendArgs& args, const PrefillLayout& at) {
   const int thread = static_cast<int>(threadIdx.x);
   return DynamicShared<float4>(at.folded * sizeof(uint4)) +
@@ -57,25 +62,29 @@ __device__ inline void StartBlock(const AttendArgs& args, const BlockBuffer& buf
   CommitCopies();
 }
 
-// The warp's weights over block i, in the layout of a factor A, and the scale of its output so far.
-__device__ inline void WeighBlock(const AttendArgs& args, int i, SharedPtr<const uint4> row_data,
-                                  const BlockBuffer& buffer, const WarpRows& warp, LaneRows& rows,
-                                  float (&scale)[2], uint32_t (&weights)[kSlotPairs][4]) {
+// The warp's weights over a block, in the layout of a factor A, and the scale of its output so far.
+struct BlockWeights {
+  float scale[2];
+  uint32_t weights[kSlotPairs][4];
+};
+
+__device__ inline void WeighBlock(const AttendArgs& args, int i, const PrefillShared& shared,
+                                  const WarpRows& warp, LaneRows& rows, BlockWeights& out) {
   const int head_dim = args.blocks.shape.head_dim;
   float scores[2 * kSlotPairs][4];
-  Scores<kSlotPairs>(row_data + warp.first * RowChunks(head_dim), RowChunks(head_dim), buffer.keys,
-                     0, head_dim, scores);
+  Scores<kSlotPairs>(shared.rows + warp.first * RowChunks(head_dim), RowChunks(head_dim),
+                     shared.buffer.keys, 0, head_dim, scores);
   const BlockView block = BlockAt(args, SharedTile(), i);
   if (warp.probes && block.live >= 0) UpdateBest(scores, 0, block.live, i * kBlockSlots, rows);
   if (!warp.queries) return;
   float highest[2];
-  MaskScores(block, args.blocks.window, buffer.bias, 0, rows, scores, highest);
-  RaiseMax(highest, rows, scale);
+  MaskScores({block, shared.buffer.bias, 0}, args.blocks.window, rows, scores, highest);
+  RaiseMax(highest, rows, out.scale);
 #pragma unroll
   for (int n = 0; n < 2 * kSlotPairs; ++n) {
 #pragma unroll
     for (int h = 0; h < 2; ++h) {
-      weights[n / 2][n % 2 * 2 + h] = Weights(scores[n], h, rows.max[h]);
+      out.weights[n / 2][n % 2 * 2 + h] = Weights(scores[n], h, rows.max[h]);
     }
   }
 }
@@ -83,21 +92,21 @@ __device__ inline void WeighBlock(const AttendArgs& args, int i, SharedPtr<const
 // acc = acc scale + weights . values.
 template <int kPairs>
 __device__ inline void AddBlock(const AttendArgs& args, SharedPtr<const uint4> values,
-                                const uint32_t (&weights)[kSlotPairs][4], const float (&scale)[2],
-                                LaneRows& rows, float (&acc)[2 * kPairs][4]) {
+                                const BlockWeights& block, LaneRows& rows,
+                                float (&acc)[2 * kPairs][4]) {
   const int lane = static_cast<int>(threadIdx.x) % 32, chunks = RowChunks(args.value_stride);
 #pragma unroll
   for (int n = 0; n < 2 * kPairs; ++n) {
 #pragma unroll
-    for (int e = 0; e < 4; ++e) acc[n][e] *= scale[e / 2];
+    for (int e = 0; e < 4; ++e) acc[n][e] *= block.scale[e / 2];
   }
 #pragma unroll
   for (int k = 0; k < kSlotPairs; ++k) {
-    MmaBF16(rows.sum, weights[k], kOnes, kOnes);
+    MmaBF16(rows.sum, block.weights[k], kOnes, kOnes);
 #pragma unroll
     for (int p = 0; p < kPairs; ++p) {
       if (p * 16 >= args.value_stride) break;
-      AddValues(weights[k], values + ((16 * k + lane % 16) * chunks + lane / 16 + 2 * p),
+      AddValues(block.weights[k], values + ((16 * k + lane % 16) * chunks + lane / 16 + 2 * p),
                 acc[2 * p], acc[2 * p + 1]);
     }
   }
@@ -169,13 +178,13 @@ __global__ void __launch_bounds__(kMaxWarps * 32, kPairs == 4   ? 3
   }
   const int head_dim = args.blocks.shape.head_dim;
   const PrefillLayout at = LayoutOf(head_dim, args.value_stride, tile_rows / kRowTile);
-  const BlockBuffer buffer = BufferAt(args, at.block);
-  const SharedPtr<uint4> row_data = DynamicShared<uint4>(at.rows * sizeof(uint4));
+  const PrefillShared shared = {DynamicShared<uint4>(at.rows * sizeof(uint4)),
+                                BufferAt(args, at.block)};
   const SharedPtr<float4> folded_tiles = FoldedTiles(args, at);
   const WarpRows warp = RowsOfWarp(SharedTile());
 
-  StartBlock(args, buffer);
-  LoadRows(args, SharedTile(), tile_rows, row_data);
+  StartBlock(args, shared.buffer);
+  LoadRows(args, SharedTile(), tile_rows, shared.rows);
   LaneRows rows = FirstRows(args, SharedTile(), warp.first);
   float acc[2 * kPairs][4] = {};
   if (args.segments == 0) {
@@ -184,27 +193,24 @@ __global__ void __launch_bounds__(kMaxWarps * 32, kPairs == 4   ? 3
   }
   const int end_block = SharedTile().end_block;
   for (int i = SharedTile().begin_block; i < end_block; ++i) {
-    float scale[2] = {1, 1};
-    uint32_t weights[kSlotPairs][4];
+    BlockWeights weights;
     WaitCopies<1>();
     __syncthreads();  // keys have come
-    if (warp.any) {
-      WeighBlock(args, i, row_data, buffer, warp, rows, scale, weights);
-    }
+    if (warp.any) WeighBlock(args, i, shared, warp, rows, weights);
     __syncthreads();  // keys are free
-    if (i + 1 < end_block) CopyKeys(args, BlockAt(args, SharedTile(), i + 1), buffer);
+    if (i + 1 < end_block) CopyKeys(args, BlockAt(args, SharedTile(), i + 1), shared.buffer);
     CommitCopies();
     if (warp.tile_queries) {
       WaitCopies<1>();
       __syncthreads();  // values have come
       if (warp.queries) {
-        AddBlock<kPairs>(args, buffer.values, weights, scale, rows, acc);
+        AddBlock<kPairs>(args, shared.buffer.values, weights, rows, acc);
         if ((i + 1) % kSegmentBlocks == 0 || i + 1 == SharedTile().n_blocks) {
           EndSegment<kPairs>(args, SharedTile(), warp.first, folded_tiles, rows, acc);
         }
       }
       __syncthreads();  // values are free
-      if (i + 1 < end_block) CopyValues(args, BlockAt(args, SharedTile(), i + 1), buffer);
+      if (i + 1 < end_block) CopyValues(args, BlockAt(args, SharedTile(), i + 1), shared.buffer);
     }
     CommitCopies();
   }

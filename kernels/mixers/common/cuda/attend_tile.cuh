@@ -35,10 +35,11 @@ struct AttendArgs {
   int32_t tiles = 0;        // that a sequence may fill for one key/value head
   int32_t segments = 0;     // thread blocks to a tile, one a segment; 0: one for all segments
   int32_t partial_rows = 0;
-  float* partial =
-      nullptr;  // [n_seqs][n_kv_heads][tiles][segments][partial_rows][header, value_stride]
-  uint32_t* finished =
-      nullptr;  // [n_seqs][n_kv_heads][tiles] thread blocks done; zero between launches
+  // Parts of softmax rows: [n_seqs][n_kv_heads][tiles][segments][partial_rows][header,
+  // value_stride].
+  float* partial = nullptr;
+  // [n_seqs][n_kv_heads][tiles] thread blocks that have written their part; zero between launches.
+  uint32_t* finished = nullptr;
 
   __host__ __device__ int rows_per_token() const {
     return blocks.shape.group() + (blocks.probe ? 1 : 0);
