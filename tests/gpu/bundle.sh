@@ -21,6 +21,9 @@ PATH="$PATH:/usr/local/cuda/bin"
 if [ "${1:-}" != --no-build ]; then
   cmake --preset cuda
   cmake --build --preset cuda --target "${programs[@]}" ovq_pieces
+elif ! ninja -C build/cuda -n "${programs[@]}" ovq_pieces | grep -q 'no work to do'; then
+  echo "bundle: the programs are older than the sources whose hash goes with them" >&2
+  exit 1
 fi
 
 bin=build/cuda/bin

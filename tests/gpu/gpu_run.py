@@ -14,11 +14,12 @@ import os
 import platform
 import re
 import shutil
-import signal
 import subprocess
 import sys
 import tempfile
 import time
+
+from limited_run import TIME_LIMIT, run
 
 CUDA_HOME = os.environ.get("CUDA_HOME", "/usr/local/cuda")
 TEST_PROGRAMS = ["kernels_tests", "model_tests", "engine_tests"]
@@ -29,41 +30,9 @@ SANITIZER_FILTER = ":".join([
     "CudaProductTest.*", "NormActTargets.*/cuda", "PrepareDevices.*/cuda", "EmbedDevices.*/cuda"])
 CLOCK_FIELDS = ["clocks.sm", "clocks.mem", "clocks.max.sm", "clocks.max.mem", "temperature.gpu",
                 "power.draw", "pstate"]
+TEST_SECONDS = 40  # the longest that one test may take
 ENDED_BY_ITSELF = ("exit 0", "exit 1")  # a gtest program that came to its end
 KEPT_OUTPUT = 4000  # characters of a failing stage that go into the result
-
-
-class Finished:
-    """How a program ended: its exit code, or a negative signal, or None when time was up."""
-
-    def __init__(self, code, output, seconds):
-        self.code, self.output, self.seconds = code, output, seconds
-
-    @property
-    def ended(self):
-        if self.code is None:
-            return "time limit"
-        return f"signal {-self.code}" if self.code < 0 else f"exit {self.code}"
-
-
-def run(command, limit, env, cwd):
-    """Runs a program in a process group of its own, which does not outlive the limit."""
-    begin = time.monotonic()
-    with tempfile.TemporaryFile(mode="w+", errors="replace") as output:
-        process = subprocess.Popen(command, stdout=output, stderr=subprocess.STDOUT, env=env,
-                                   cwd=cwd, stdin=subprocess.DEVNULL, start_new_session=True)
-        try:
-            code = process.wait(timeout=max(limit, 0.1))
-        except subprocess.TimeoutExpired:
-            code = None
-        finally:
-            try:
-                os.killpg(process.pid, signal.SIGKILL)
-            except ProcessLookupError:
-                pass
-            process.wait()
-        output.seek(0)
-        return Finished(code, output.read(), time.monotonic() - begin)
 
 
 def query_gpu(fields):
@@ -125,8 +94,8 @@ class GpuRun:
     def limit(self, seconds):
         return min(seconds, self.deadline - time.monotonic())
 
-    def run(self, command, limit, env=None):
-        return run(command, self.limit(limit), env or self.env, self.root)
+    def run(self, command, limit, env=None, silence=None):
+        return run(command, self.limit(limit), env or self.env, self.root, silence)
 
     def program(self, name):
         path = os.path.join(self.bin, name)
@@ -174,17 +143,18 @@ class GpuRun:
             self.result["tests"][name] = counts
             print({key: value for key, value in counts.items() if key != "output"})
             if counts["failed"] or counts["ended"] != "exit 0" or counts["passed"] == 0:
-                self.fail(f"{name}: {counts['ended']}, {len(counts['failed'])} failed")
+                self.fail(f"{name}: {counts['ended']}, {len(counts['failed'])} failed, "
+                          f"{counts['last_begun']} begun last")
             if counts["skipped_cuda"]:
                 self.fail(f"{name}: {counts['skipped_cuda']} tests of cuda were skipped")
         if sum(counts["passed_cuda"] for counts in self.result["tests"].values()) == 0:
             self.fail("no test of cuda passed")
 
     def gtest(self, name, limit):
-        """Counts of a test program; after a crash of its suites, one by one."""
+        """Counts of a test program; after a crash or a hang of its suites, one by one."""
         end = time.monotonic() + limit
         whole = self.gtest_once(name, "*", limit)
-        if whole["ended"] in ENDED_BY_ITSELF + ("time limit",):
+        if whole["ended"] in (*ENDED_BY_ITSELF, TIME_LIMIT):
             return whole
         listed = self.run([self.program(name), "--gtest_list_tests"], 30).output
         total = {**whole, "passed": 0, "passed_cuda": 0, "failed": [], "skipped": [],
@@ -196,7 +166,7 @@ class GpuRun:
         return total
 
     def gtest_suite(self, name, suite, end):
-        """One suite. A test that ends the program counts as failed, and the others run again."""
+        """One suite. A test that crashes or hangs counts as failed, and the others run again."""
         crashed = []
         while True:
             pattern = f"{suite}.*" + ("-" + ":".join(crashed) if crashed else "")
@@ -204,7 +174,7 @@ class GpuRun:
             if counts["ended"] in ENDED_BY_ITSELF:
                 break
             culprit = counts["last_begun"]
-            if counts["ended"] == "time limit" or culprit is None or culprit in crashed:
+            if counts["ended"] == TIME_LIMIT or culprit is None or culprit in crashed:
                 counts["failed"].append(f"{suite}.* ({counts['ended']})")
                 break
             crashed.append(culprit)
@@ -216,7 +186,8 @@ class GpuRun:
         if os.path.exists(report):
             os.remove(report)
         finished = self.run([*prefix, self.program(name), f"--gtest_filter={pattern}",
-                             f"--gtest_output=json:{report}"], limit)
+                             f"--gtest_output=json:{report}"], limit,
+                            silence=None if prefix else TEST_SECONDS)
         begun = re.findall(r"^\[ RUN +\] (\S+)", finished.output, flags=re.MULTILINE)
         counts = {"ended": finished.ended, "passed": 0, "passed_cuda": 0, "failed": [], "skipped": [],
                   "skipped_cuda": 0, "seconds": round(finished.seconds, 1),
@@ -232,6 +203,12 @@ class GpuRun:
                 elif test.get("status") == "RUN":
                     counts["passed"] += 1
                     counts["passed_cuda"] += "cuda" in full.lower()
+        if finished.code is None:  # stopped before it wrote a report
+            passed = re.findall(r"^\[ +OK \] (\S+)", finished.output, flags=re.MULTILINE)
+            counts["passed"] = len(passed)
+            counts["passed_cuda"] = sum("cuda" in name.lower() for name in passed)
+            counts["failed"] = re.findall(r"^\[ +FAILED +\] ([^\s,]+)", finished.output,
+                                          flags=re.MULTILINE)
         if finished.code != 0:
             counts["output"] = finished.output[-KEPT_OUTPUT:]
             print(counts["output"])
@@ -330,7 +307,7 @@ class GpuRun:
             self.result["sanitizers"][tool] = counts
             print(f"{tool}: {counts['ended']}, {counts['passed']} passed in {counts['seconds']} s")
             # Slow is no finding: what ran in the time is in the result.
-            if counts["ended"] not in ("exit 0", "time limit"):
+            if counts["ended"] not in ("exit 0", TIME_LIMIT):
                 self.fail(f"compute-sanitizer {tool}: {counts['ended']}")
 
     # The end.

@@ -7,6 +7,7 @@ usage: gpu_run_test.py [unittest arguments]
 import glob
 import json
 import os
+import re
 import shutil
 import subprocess
 import sys
@@ -23,7 +24,7 @@ echo "$fields" | tr ',' '\\n' | sed 's/.*/value &/' | paste -sd, | sed 's/,/, /g
 """
 
 # A gtest program: suites A and B, one test each, of cuda unless FAKE_TEST names it. FAKE_FAIL names a failing suite, FAKE_CRASH one
-# that ends the program, FAKE_HANG the program that never ends.
+# that ends the program, FAKE_SLOW one that never ends, FAKE_HANG a program that never begins.
 GTEST = """name=$(basename "$0")
 echo "$name $*" >>"$FAKE_LOG"
 filter='*'; report=
@@ -40,6 +41,8 @@ for suite in A B; do
   case "$filter" in '*' | "$suite.*" | *Cuda*) ;; *) continue ;; esac
   echo "[ RUN      ] $suite.one_cuda"
   [ "${FAKE_CRASH:-}" != "$suite" ] || kill -ABRT $$
+  [ "${FAKE_SLOW:-}" != "$suite" ] || sleep 600
+  echo "[       OK ] $suite.one_cuda"
   failures=
   if [ "${FAKE_FAIL:-}" = "$suite" ]; then failures=', "failures": [{}]'; code=1; fi
   suites="$suites${suites:+,}{\\"name\\": \\"$suite\\", \\"testsuite\\": [
@@ -154,6 +157,25 @@ class Run(unittest.TestCase):
         self.assertLess(time.monotonic() - begin, 30)
         self.assertEqual(result["tests"]["kernels_tests"]["passed"], 2)
         self.assertEqual(result["tests"]["model_tests"]["ended"], "time limit")
+
+    def test_a_test_that_hangs_hides_no_other(self):
+        script = os.path.join(self.root, "tests", "gpu", "gpu_run.py")
+        with open(script) as file:
+            text = file.read()
+        with open(script, "w") as file:
+            file.write(re.sub(r"TEST_SECONDS = \d+", "TEST_SECONDS = 1", text))
+        code, result, text, _ = self.run_script(FAKE_SLOW="A")
+        self.assertEqual(code, 1, text)
+        counts = result["tests"]["kernels_tests"]
+        self.assertEqual((counts["ended"], counts["failed"], counts["passed"]),
+                         ("no output", ["A.one_cuda"], 1))
+
+    def test_a_program_that_is_stopped_has_counts(self):
+        code, result, text, _ = self.run_script("--budget", "3", FAKE_SLOW="B")
+        self.assertEqual(code, 1, text)
+        counts = result["tests"]["kernels_tests"]
+        self.assertEqual((counts["ended"], counts["passed"], counts["last_begun"]),
+                         ("time limit", 1, "B.one_cuda"))
 
     def test_skipped_or_missing_tests_of_cuda_are_failures(self):
         code, result, text, _ = self.run_script(FAKE_RESULT="SKIPPED")
