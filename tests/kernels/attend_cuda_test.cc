@@ -1,4 +1,4 @@
-// Attention over blocks on CUDA, in the host executor: against the reference, and bit for bit
+// Attention over blocks on CUDA: against the reference, and bit for bit
 // against itself however the rows come and however the work is divided.
 #include <gtest/gtest.h>
 
@@ -9,7 +9,7 @@
 #include <vector>
 
 #include "kernels/mixers/common/attention_ref.h"
-#include "tests/simt/attend_sessions.h"
+#include "tests/kernels/attend_sessions.h"
 
 namespace ovq {
 namespace {
@@ -150,7 +150,11 @@ void ExpectBestSlots(const AttendConfig& config, Sessions& sessions) {
 
 class AttendTest : public ::testing::TestWithParam<AttendConfig> {
  protected:
-  void SetUp() override { context_ = test::MakeContext(Device::kCuda); }
+  void SetUp() override {
+    const std::string missing = test::WhyNoDevice(Device::kCuda);
+    if (!missing.empty()) GTEST_SKIP() << missing;
+    context_ = test::MakeContext(Device::kCuda);
+  }
 
   // A few sessions, alone and side by side: in the middle of blocks, spans and rings.
   Sessions Make() {
@@ -280,6 +284,8 @@ INSTANTIATE_TEST_SUITE_P(TensorCores, AttendTest,
 class AttendTies : public ::testing::TestWithParam<DType> {};
 
 TEST_P(AttendTies, GoToTheLowestSlot) {
+  const std::string missing = test::WhyNoDevice(Device::kCuda);
+  if (!missing.empty()) GTEST_SKIP() << missing;
   const int d = 32;
   const AttendConfig config = {.name = "ties",
                                .n_heads = 1,
