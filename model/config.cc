@@ -16,7 +16,8 @@ namespace {
 using Json = nlohmann::json;
 
 constexpr size_t kMaxConfigBytes = 16 << 20;
-constexpr int64_t kMaxVocab = 1 << 24;
+constexpr int64_t kMaxVocab = 1 << 21;
+constexpr int64_t kMaxWindow = 1 << 24;
 constexpr int64_t kMaxWidth = 1 << 20;
 constexpr int64_t kMaxHeadDim = 1 << 14;
 constexpr int64_t kMaxLayers = 4096;
@@ -163,7 +164,7 @@ absl::Status CheckAttention(Reader& reader, const ModelConfig& config) {
   const int64_t kv_heads = reader.IntOr("num_key_value_heads", heads, 1, kMaxWidth);
   const int64_t head_dim = reader.IntOr("head_dim", 0, 1, kMaxHeadDim);
   reader.IntOr("value_head_dim", head_dim, 1, kMaxHeadDim);
-  reader.IntOr("sliding_window", 1, 1, kMaxVocab);
+  reader.IntOr("sliding_window", 1, 1, kMaxWindow);
   reader.FloatOr("rope_theta", 10000.0, 1.0, 1e15);
   if (!reader.status().ok()) return reader.status();
   if (kv_heads > 0 && heads % kv_heads != 0) {

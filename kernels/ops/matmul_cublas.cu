@@ -22,8 +22,7 @@ constexpr size_t kUploadBytes = size_t{8} << 20;
 // Rows that the algorithm is chosen for: between a decode step, which wants many thread blocks even
 // where `out` is small, and a prefill, which wants large tiles.
 constexpr int64_t kTypicalRows = 64;
-// The most rows of one call: more are cut, because the bits of a row are compared up to here.
-constexpr int64_t kMostRows = 512;
+constexpr int64_t kCheckedElements = int64_t{1} << 26;  // of y, in the check of rows
 constexpr int kMaxAlgorithms = 16;
 constexpr uint32_t kAlignment = 16;  // bytes, of the rows of x, of the weights and of y
 
@@ -80,7 +79,12 @@ struct CublasProduct::State {
 
   cublasStatus_t Run(DeviceContext& context, int64_t n, const void* x, float* y, bool accumulate);
   std::vector<Algorithm> Algorithms(DeviceContext& context);
-  bool SameBitsForAnyRows(DeviceContext& context);
+  bool SameBitsForAnyRows(DeviceContext& context, bool accumulate);
+  // Of one call: more are cut, because the bits of a row are compared up to here. y of the check
+  // takes at most 256 MiB so.
+  int64_t most_rows() const {
+    return std::clamp<int64_t>(kCheckedElements / out, kTypicalRows, 512);
+  }
   void UploadWeights(DeviceContext& context, const StackedWeights& source);
 };
 
@@ -125,9 +129,11 @@ std::vector<Algorithm> CublasProduct::State::Algorithms(DeviceContext& context) 
   return algorithms;
 }
 
-// Rows of n-row calls from all over a long call against the same rows of that call.
-bool CublasProduct::State::SameBitsForAnyRows(DeviceContext& context) {
-  const auto x_elements = static_cast<size_t>(kMostRows * in);
+// Rows of n-row calls from all over a long call against the same rows of that call. With accumulate
+// they are added to zeros: that may be another kernel.
+bool CublasProduct::State::SameBitsForAnyRows(DeviceContext& context, bool accumulate) {
+  const int64_t most = most_rows();
+  const auto x_elements = static_cast<size_t>(most * in);
   std::vector<float> values(x_elements);
   for (size_t i = 0; i < x_elements; ++i) {
     values[i] = static_cast<float>(i * 2654435761u % 4093) / 2048.0f - 1.0f;
@@ -135,25 +141,30 @@ bool CublasProduct::State::SameBitsForAnyRows(DeviceContext& context) {
   std::vector<BF16> narrow(x_elements);
   std::transform(values.begin(), values.end(), narrow.begin(), RoundToBF16);
   const size_t element = DTypeBytes(compute), x_row = static_cast<size_t>(in) * element;
+  const size_t y_row = static_cast<size_t>(out) * sizeof(float);
   const void* host =
       compute == DType::kF32 ? static_cast<const void*>(values.data()) : narrow.data();
   const Buffer x = context.Upload(host, x_elements * element);
-  const size_t columns = static_cast<size_t>(out);
-  const Buffer y(Device::kCuda, kMostRows * columns * sizeof(float));
-  std::vector<float> expected(kMostRows * columns), part(kMostRows * columns);
-  if (Run(context, kMostRows, x.as<void>(), y.as<float>(), false) != CUBLAS_STATUS_SUCCESS) {
-    return false;
-  }
-  context.CopyToHost(expected.data(), y.as<void>(), expected.size() * sizeof(float));
-  for (int64_t n : {1, 2, 3, 7, 8, 16, 17, 64, 128, 512}) {
+  const Buffer y(Device::kCuda, static_cast<size_t>(most) * y_row);
+  const auto run = [&](int64_t first, int64_t n, std::vector<std::byte>& rows) {
+    rows.resize(static_cast<size_t>(n) * y_row);
+    if (accumulate) {
+      cuda::CheckCuda(cudaMemsetAsync(y.as<void>(), 0, rows.size(), context.cuda().stream));
+    }
+    const void* from = x.as<std::byte>() + static_cast<size_t>(first) * x_row;
+    if (Run(context, n, from, y.as<float>(), accumulate) != CUBLAS_STATUS_SUCCESS) return false;
+    context.CopyToHost(rows.data(), y.as<void>(), rows.size());
+    return true;
+  };
+  std::vector<std::byte> expected, part;
+  if (!run(0, most, expected)) return false;
+  for (int64_t n : {1, 2, 3, 7, 8, 16, 17, 33, 64, 65, 128, 129, 200, 257, 384, 511}) {
     // Some 16 places, odd ones too.
-    const int64_t step = (kMostRows - n) / 16 | 1;
-    for (int64_t first = 0; first + n <= kMostRows; first += step) {
-      const size_t row = static_cast<size_t>(first), bytes = n * columns * sizeof(float);
-      const void* from = x.as<std::byte>() + row * x_row;
-      if (Run(context, n, from, y.as<float>(), false) != CUBLAS_STATUS_SUCCESS) return false;
-      context.CopyToHost(part.data(), y.as<void>(), bytes);
-      if (std::memcmp(part.data(), expected.data() + row * columns, bytes) != 0) return false;
+    const int64_t step = (most - n) / 16 | 1;
+    for (int64_t first = 0; first + n <= most; first += step) {
+      if (!run(first, n, part)) return false;
+      const std::byte* same = expected.data() + static_cast<size_t>(first) * y_row;
+      if (std::memcmp(part.data(), same, part.size()) != 0) return false;
     }
   }
   return true;
@@ -214,7 +225,10 @@ std::unique_ptr<CublasProduct> CublasProduct::Make(const StackedWeights& weights
   Verdict& verdict = verdicts[key];
   for (const Algorithm& algorithm : state->Algorithms(context)) {
     state->algorithm = algorithm;
-    if (!state->SameBitsForAnyRows(context)) continue;
+    if (!state->SameBitsForAnyRows(context, /*accumulate=*/false) ||
+        !state->SameBitsForAnyRows(context, /*accumulate=*/true)) {
+      continue;
+    }
     verdict = algorithm;
     return std::unique_ptr<CublasProduct>(new CublasProduct(std::move(state)));
   }
@@ -226,8 +240,9 @@ void CublasProduct::Apply(DeviceContext& context, TensorView x, TensorView y,
   const auto start = reinterpret_cast<uintptr_t>(x.data) | reinterpret_cast<uintptr_t>(y.data);
   Check(start % kAlignment == 0, "rows of a matrix product start at multiples of 16 bytes");
   const size_t x_row = static_cast<size_t>(state_->in) * DTypeBytes(state_->compute);
-  for (int64_t row = 0; row < x.shape[0]; row += kMostRows) {
-    const int64_t n = std::min(kMostRows, x.shape[0] - row);
+  const int64_t most = state_->most_rows();
+  for (int64_t row = 0; row < x.shape[0]; row += most) {
+    const int64_t n = std::min(most, x.shape[0] - row);
     CheckCublas(state_->Run(context, n, x.as<std::byte>() + static_cast<size_t>(row) * x_row,
                             y.as<float>() + row * state_->out, accumulate));
   }

@@ -84,9 +84,9 @@ void LaunchFewRows(DeviceContext& context, const cuda::ProductBF16& p) {
 }
 
 void LaunchProduct(DeviceContext& context, const cuda::ProductBF16& p) {
-  if (p.n <= cuda::kRowTile) return LaunchFewRows<1>(context, p);
-  if (p.n <= 2 * cuda::kRowTile) return LaunchFewRows<2>(context, p);
-  if (p.n <= 8 * cuda::kRowTile) return LaunchFewRows<8>(context, p);
+  if (p.n <= cuda::kTileRows) return LaunchFewRows<1>(context, p);
+  if (p.n <= 2 * cuda::kTileRows) return LaunchFewRows<2>(context, p);
+  if (p.n <= 8 * cuda::kTileRows) return LaunchFewRows<8>(context, p);
   const dim3 grid(static_cast<unsigned>(CeilDiv(p.n, cuda::kManyRows)),
                   static_cast<unsigned>(CeilDiv(p.out, cuda::kManyOuts)));
   cuda::Launch(context, cuda::ManyRowsBF16, grid, dim3(cuda::kManyThreads),

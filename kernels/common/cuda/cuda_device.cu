@@ -167,6 +167,7 @@ std::byte* Staging(CudaDevice& device, size_t bytes, Staged kind) {
 
 std::byte* SendStaging(CudaDevice& device, size_t bytes, Staged kind) {
   const CudaStaging& staging = device.staging[static_cast<int>(kind)];
+  if (bytes == 0) return staging.device;
   CheckCuda(
       cudaMemcpyAsync(staging.device, staging.host, bytes, cudaMemcpyHostToDevice, device.stream));
   return staging.device;

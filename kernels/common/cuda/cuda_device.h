@@ -3,12 +3,14 @@
 
 #include <cuda_runtime.h>
 
+#include <algorithm>
 #include <cstddef>
 #include <cstdint>
 #include <functional>
 #include <map>
 #include <memory>
 #include <string>
+#include <unordered_map>
 #include <utility>
 #include <vector>
 
@@ -44,6 +46,7 @@ struct CudaDevice {
   std::byte* upload_host = nullptr;
   cudaEvent_t upload_done[2] = {nullptr, nullptr};
   std::map<std::vector<int64_t>, CudaGraph> graphs;
+  std::unordered_map<const void*, size_t> shared_bytes;  // allowed, by kernel
   // cuBLASLt's handle and its scratch memory, made by kernels/ops/matmul_cublas.cu.
   std::shared_ptr<void> cublas;
   Buffer cublas_workspace;
@@ -62,7 +65,10 @@ template <class... P, class... A>
 void Launch(DeviceContext& context, void (*kernel)(P...), dim3 grid, dim3 block,
             size_t shared_bytes, A&&... args) {
   constexpr size_t kDefaultSharedBytes = 48 * 1024;
-  if (shared_bytes > kDefaultSharedBytes) {
+  // Only ever raised: recorded steps may need what was allowed when they were recorded.
+  size_t& allowed = context.cuda().shared_bytes[reinterpret_cast<const void*>(kernel)];
+  if (shared_bytes > std::max(allowed, kDefaultSharedBytes)) {
+    allowed = shared_bytes;
     CheckCuda(cudaFuncSetAttribute(reinterpret_cast<const void*>(kernel),
                                    cudaFuncAttributeMaxDynamicSharedMemorySize,
                                    static_cast<int>(shared_bytes)));

@@ -189,17 +189,17 @@ __device__ void Merge(const UpdateArgs& args, const HeadUpdate& update, const Ch
   }
 }
 
-// Grid (kv heads, sequences). T: of keys, values and centroids.
+// Grid (sequences, kv heads). T: of keys, values and centroids.
 template <class T>
 __global__ void __launch_bounds__(kMaxThreads, 1) UpdateDictionaries(UpdateArgs args) {
-  const int s = static_cast<int>(blockIdx.y);
+  const int s = static_cast<int>(blockIdx.x);
   std::byte* session = args.seqs.state[s];
   if (session == nullptr) return;
   const Piece piece = FindPiece(args.seqs, s, args.chunk_len, args.wave);
   const int64_t chunk_end = piece.span_begin + args.chunk_len, cap = args.seqs.max_centroids[s];
   if (piece.end != chunk_end) return;
   const HeadUpdate update = {.session = session,
-                             .kv_head = static_cast<int>(blockIdx.x),
+                             .kv_head = static_cast<int>(blockIdx.y),
                              .chunk = piece.span_begin / args.chunk_len,
                              .n_old = static_cast<int32_t>(CentroidsAt(piece.span_begin, cap)),
                              .n_next = static_cast<int32_t>(CentroidsAt(chunk_end, cap))};
@@ -246,8 +246,8 @@ void OvqUpdateCuda(DeviceContext& context, const OvqArgs& args, int wave) {
   const int groups = update.chunk_len * (update.keys.groups() + update.values.groups());
   const auto threads = std::bit_ceil(static_cast<unsigned>(
       std::clamp(groups / cuda::kGroupsPerThread, cuda::kMinThreads, cuda::kMaxThreads)));
-  const dim3 grid(static_cast<unsigned>(args.config.shape.n_kv_heads),
-                  static_cast<unsigned>(args.seqs.n_seqs()));
+  const dim3 grid(static_cast<unsigned>(args.seqs.n_seqs()),
+                  static_cast<unsigned>(args.config.shape.n_kv_heads));
   const size_t shared_bytes = static_cast<size_t>(update.chunk_len) * cuda::kSharedBytesPerKey;
   if (args.config.dtype == DType::kBF16) {
     cuda::Launch(context, cuda::UpdateDictionaries<BF16>, grid, threads, shared_bytes, update);

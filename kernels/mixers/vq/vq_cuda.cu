@@ -72,14 +72,14 @@ __device__ void Search(const VqKernelArgs& args, int kv_head, SharedPtr<const fl
   }
 }
 
-// Grid (ceil(rows of a wave / kRowsPerBlock), kv heads, sequences): the code of every row's key.
+// Grid (sequences, kv heads, ceil(rows of a wave / kRowsPerBlock)): the code of every row's key.
 // Shared: float4 keys [head_dim], then float2 [kRowsPerBlock][kWarps].
 __global__ void __launch_bounds__(kThreads) FindCodes(VqKernelArgs args) {
-  const int s = static_cast<int>(blockIdx.z), kv_head = static_cast<int>(blockIdx.y);
+  const int s = static_cast<int>(blockIdx.x), kv_head = static_cast<int>(blockIdx.y);
   std::byte* session = args.seqs.state[s];
   if (session == nullptr) return;
   const Piece piece = FindPiece(args.seqs, s, kVqChunk, args.wave);
-  const int32_t first = static_cast<int32_t>(blockIdx.x) * kRowsPerBlock;
+  const int32_t first = static_cast<int32_t>(blockIdx.z) * kRowsPerBlock;
   const int64_t position = piece.begin + first;
   if (position >= piece.end) return;
   const int32_t n = Smaller(piece.end - position, kRowsPerBlock);
@@ -125,9 +125,9 @@ __global__ void __launch_bounds__(kThreads) FindCodes(VqKernelArgs args) {
   *reinterpret_cast<int32_t*>(args.places.pending_code.At(session, kv_head, offset)) = best.code;
 }
 
-// Grid (kv heads, sequences): what the attention reads beside the state, pending_keys and bias.
+// Grid (sequences, kv heads): what the attention reads beside the state, pending_keys and bias.
 __global__ void __launch_bounds__(kThreads) GatherChunk(VqKernelArgs args) {
-  const int s = static_cast<int>(blockIdx.y), kv_head = static_cast<int>(blockIdx.x);
+  const int s = static_cast<int>(blockIdx.x), kv_head = static_cast<int>(blockIdx.y);
   std::byte* session = args.seqs.state[s];
   if (session == nullptr) return;
   const Piece piece = FindPiece(args.seqs, s, kVqChunk, args.wave);
@@ -149,11 +149,11 @@ __global__ void __launch_bounds__(kThreads) GatherChunk(VqKernelArgs args) {
   }
 }
 
-// Grid (kv heads, sequences). One code after another, its tokens in ascending order: the order of a
+// Grid (sequences, kv heads). One code after another, its tokens in ascending order: the order of a
 // mean's sum is fixed. The sum uses the new count and the old mean.
 // Shared: int32 codes [64], int32 next [64], float divisors [64].
 __global__ void __launch_bounds__(kThreads) MergeCodes(VqKernelArgs args) {
-  const int s = static_cast<int>(blockIdx.y), kv_head = static_cast<int>(blockIdx.x);
+  const int s = static_cast<int>(blockIdx.x), kv_head = static_cast<int>(blockIdx.y);
   std::byte* session = args.seqs.state[s];
   if (session == nullptr) return;
   const Piece piece = FindPiece(args.seqs, s, kVqChunk, args.wave);
@@ -261,9 +261,9 @@ void VqAttentionCuda(DeviceContext& context, const VqArgs& args) {
              n_seqs = static_cast<unsigned>(args.seqs.n_seqs());
   const int most_rows = std::min(kVqChunk, LongestRun(args.seqs));
   const dim3 rows_grid(
-      static_cast<unsigned>((most_rows + cuda::kRowsPerBlock - 1) / cuda::kRowsPerBlock), heads,
-      n_seqs);
-  const dim3 heads_grid(heads, n_seqs);
+      n_seqs, heads,
+      static_cast<unsigned>((most_rows + cuda::kRowsPerBlock - 1) / cuda::kRowsPerBlock));
+  const dim3 heads_grid(n_seqs, heads);
   const size_t search_bytes = static_cast<size_t>(kernel.head_dim) * sizeof(float4) +
                               cuda::kRowsPerBlock * cuda::kWarps * sizeof(cuda::Nearest);
   const size_t merge_bytes = kVqChunk * 3 * sizeof(float);

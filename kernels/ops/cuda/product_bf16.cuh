@@ -19,7 +19,7 @@
 namespace ovq::cuda {
 
 inline constexpr int kOutTile = 16;
-inline constexpr int kRowTile = 8;
+inline constexpr int kTileRows = 8;
 inline constexpr int kChunk = 32;
 inline constexpr int kChunksPerSegment = 4;
 inline constexpr int kLanes = 32;
@@ -72,7 +72,8 @@ inline constexpr int kPartialStride = 20;  // floats a row of 16 outs: conflict-
 
 template <int kRowTiles>
 constexpr uint32_t FewRowsSharedBytes(int n_warps) {
-  return static_cast<uint32_t>(n_warps + 1) * kRowTiles * kRowTile * kPartialStride * sizeof(float);
+  return static_cast<uint32_t>(n_warps + 1) * kRowTiles * kTileRows * kPartialStride *
+         sizeof(float);
 }
 
 __device__ inline void LoadSegment(uint4 (&w)[2 * kChunksPerSegment], const uint4* tile,
@@ -94,13 +95,13 @@ __device__ inline void MultiplySegment(const ProductBF16& p,
     const int64_t i = (segment * kChunksPerSegment + c) * kChunk + 8 * t;
 #pragma unroll
     for (int r = 0; r < kRowTiles; ++r) {
-      const uint4 x = LoadX(p, r * kRowTile + g, i);
+      const uint4 x = LoadX(p, r * kTileRows + g, i);
       MultiplyChunk(sum[r], w[2 * c], w[2 * c + 1], x);
     }
   }
 #pragma unroll
   for (int r = 0; r < kRowTiles; ++r) {
-    const SharedPtr<float> row = partial + ((r * kRowTile + 2 * t) * kPartialStride + g);
+    const SharedPtr<float> row = partial + ((r * kTileRows + 2 * t) * kPartialStride + g);
     row[0] = sum[r][0];
     row[kPartialStride] = sum[r][1];
     row[8] = sum[r][2];
@@ -108,10 +109,10 @@ __device__ inline void MultiplySegment(const ProductBF16& p,
   }
 }
 
-// grid: out tiles; block: up to kMaxFewWarps warps; n <= kRowTiles * kRowTile.
+// grid: out tiles; block: up to kMaxFewWarps warps; n <= kRowTiles * kTileRows.
 template <int kRowTiles>
 __global__ void __launch_bounds__(kMaxFewWarps* kLanes) FewRowsBF16(const ProductBF16 p) {
-  constexpr int kElements = kRowTiles * kRowTile * kPartialStride;
+  constexpr int kElements = kRowTiles * kTileRows * kPartialStride;
   const int n_warps = static_cast<int>(blockDim.x) / kLanes;
   const int warp = static_cast<int>(threadIdx.x) / kLanes;
   const SharedPtr<float> total = DynamicShared<float>(0);
@@ -158,14 +159,14 @@ __global__ void __launch_bounds__(kMaxFewWarps* kLanes) FewRowsBF16(const Produc
 inline constexpr int kManyOuts = 64;
 inline constexpr int kManyRows = 128;
 inline constexpr int kManyThreads = 128;
-inline constexpr int kStages = 3;
+inline constexpr int kProductStages = 3;
 inline constexpr int kStageChunks = 2;
 inline constexpr int kStagesPerSegment = kChunksPerSegment / kStageChunks;
 inline constexpr int kWarpOutTiles = 2;
 inline constexpr int kWarpRowTiles = 8;
 inline constexpr int kStageWeights = kManyOuts / kOutTile * kStageChunks * kChunkVectors;
 inline constexpr int kStageVectors = kStageWeights + kStageChunks * kManyRows * 4;
-inline constexpr uint32_t kManyRowsSharedBytes = kStages * kStageVectors * sizeof(uint4);
+inline constexpr uint32_t kManyRowsSharedBytes = kProductStages * kStageVectors * sizeof(uint4);
 
 __device__ inline void LoadStage(const ProductBF16& p, int64_t stage, SharedPtr<uint4> to) {
   constexpr int kTileVectors = kStageChunks * kChunkVectors;
@@ -194,7 +195,7 @@ __device__ inline void MultiplyStage(float (&sum)[kWarpOutTiles][kWarpRowTiles][
   const int lane = static_cast<int>(threadIdx.x) % kLanes;
   const int warp = static_cast<int>(threadIdx.x) / kLanes;
   const int first_tile = warp % 2 * kWarpOutTiles;
-  const int first_row = warp / 2 * kWarpRowTiles * kRowTile;
+  const int first_row = warp / 2 * kWarpRowTiles * kTileRows;
 #pragma unroll
   for (int c = 0; c < kStageChunks; ++c) {
     uint4 w[kWarpOutTiles][2];
@@ -209,7 +210,7 @@ __device__ inline void MultiplyStage(float (&sum)[kWarpOutTiles][kWarpRowTiles][
         stage + (kStageWeights + (c * kManyRows + first_row) * 4 + lane);
 #pragma unroll
     for (int r = 0; r < kWarpRowTiles; ++r) {
-      const uint4 x = rows[r * kRowTile * 4];
+      const uint4 x = rows[r * kTileRows * 4];
 #pragma unroll
       for (int o = 0; o < kWarpOutTiles; ++o) MultiplyChunk(sum[o][r], w[o][0], w[o][1], x);
     }
@@ -222,14 +223,14 @@ __device__ inline void StoreSums(const ProductBF16& p,
   const int warp = static_cast<int>(threadIdx.x) / kLanes;
   const int64_t first_out = int64_t{blockIdx.y} * kManyOuts + warp % 2 * kWarpOutTiles * kOutTile;
   const int64_t first_row =
-      int64_t{blockIdx.x} * kManyRows + warp / 2 * kWarpRowTiles * kRowTile + 2 * t;
+      int64_t{blockIdx.x} * kManyRows + warp / 2 * kWarpRowTiles * kTileRows + 2 * t;
 #pragma unroll
   for (int r = 0; r < kWarpRowTiles; ++r) {
 #pragma unroll
     for (int o = 0; o < kWarpOutTiles; ++o) {
 #pragma unroll
       for (int i = 0; i < 4; ++i) {
-        const int64_t row = first_row + r * kRowTile + i % 2;
+        const int64_t row = first_row + r * kTileRows + i % 2;
         const int64_t column = first_out + o * kOutTile + g + i / 2 * 8;
         if (row >= p.n || column >= p.out) continue;
         float& y = p.y[row * p.out + column];
@@ -244,23 +245,23 @@ __global__ void __launch_bounds__(kManyThreads) ManyRowsBF16(const ProductBF16 p
   const SharedPtr<uint4> shared = DynamicShared<uint4>(0);
   const int64_t n_stages = p.n_segments * kStagesPerSegment;
 #pragma unroll
-  for (int s = 0; s < kStages - 1; ++s) {
+  for (int s = 0; s < kProductStages - 1; ++s) {
     if (s < n_stages) LoadStage(p, s, shared + s * kStageVectors);
     CommitCopies();
   }
   float total[kWarpOutTiles][kWarpRowTiles][4] = {};
   float sum[kWarpOutTiles][kWarpRowTiles][4] = {};
-  int slot = 0, free_slot = kStages - 1;
+  int slot = 0, free_slot = kProductStages - 1;
   for (int64_t stage = 0; stage < n_stages; ++stage) {
-    WaitCopies<kStages - 2>();
+    WaitCopies<kProductStages - 2>();
     __syncthreads();
-    if (stage + kStages - 1 < n_stages) {
-      LoadStage(p, stage + kStages - 1, shared + free_slot * kStageVectors);
+    if (stage + kProductStages - 1 < n_stages) {
+      LoadStage(p, stage + kProductStages - 1, shared + free_slot * kStageVectors);
     }
     CommitCopies();
     MultiplyStage(sum, shared + slot * kStageVectors);
     free_slot = slot;
-    slot = slot + 1 == kStages ? 0 : slot + 1;
+    slot = slot + 1 == kProductStages ? 0 : slot + 1;
     if (stage % kStagesPerSegment != kStagesPerSegment - 1) continue;
 #pragma unroll
     for (int o = 0; o < kWarpOutTiles; ++o) {
