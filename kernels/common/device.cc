@@ -167,7 +167,7 @@ Buffer DeviceContext::Upload(const void* host, size_t bytes) {
 
 void DeviceContext::CopyToHost(void* host, const void* device, size_t bytes) {
   if (cuda_ == nullptr) {
-    std::memcpy(host, device, bytes);
+    if (bytes > 0) std::memcpy(host, device, bytes);
   } else {
     if constexpr (kWithCuda) cuda::CopyToHost(*cuda_, host, device, bytes);
   }

@@ -98,7 +98,7 @@ class Run(unittest.TestCase):
         env = {**os.environ, "PATH": f"{self.path}:{os.environ['PATH']}",
                "FAKE_LOG": self.log, "CUDA_HOME": "/nonexistent", **fakes}
         script = os.path.join(self.root, "tests", "gpu", "run.sh")
-        ended = subprocess.run([script, "--out", out, *flags], env=env, capture_output=True, text=True,
+        ended = subprocess.run([script, *flags, "--out", out], env=env, capture_output=True, text=True,
                                timeout=120)
         text = ended.stdout + ended.stderr
         written = glob.glob(os.path.join(out, "*.json"))
