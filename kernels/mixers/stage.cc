@@ -3,23 +3,10 @@
 #include <algorithm>
 #include <cstring>
 
+#include "kernels/common/packer.h"
+
 namespace ovq {
 namespace {
-
-// Places arrays one after another, each 16-byte aligned.
-class Packer {
- public:
-  template <class T>
-  size_t Add(size_t n) {
-    const size_t at = bytes_;
-    bytes_ += (n * sizeof(T) + 15) / 16 * 16;
-    return at;
-  }
-  size_t bytes() const { return bytes_; }
-
- private:
-  size_t bytes_ = 0;
-};
 
 template <class T>
 void Copy(std::span<const T> from, std::byte* to) {

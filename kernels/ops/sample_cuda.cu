@@ -9,6 +9,7 @@
 
 #include "kernels/common/check.h"
 #include "kernels/common/cuda/cuda_device.h"
+#include "kernels/common/packer.h"
 #include "kernels/ops/cuda/sample_draw.cuh"
 #include "kernels/ops/cuda/sample_select.cuh"
 #include "kernels/ops/ops.h"
@@ -104,21 +105,6 @@ __global__ void __launch_bounds__(kSampleThreads) BestKernel(const BestTask task
   }
 }
 
-// Arrays one after another, each 16-byte aligned.
-class Layout {
- public:
-  template <class T>
-  size_t Add(size_t n) {
-    const size_t at = bytes_;
-    bytes_ += (n * sizeof(T) + 15) / 16 * 16;
-    return at;
-  }
-  size_t bytes() const { return bytes_; }
-
- private:
-  size_t bytes_ = 0;
-};
-
 // Where things lie in what is sent, and in what comes back.
 struct Places {
   size_t draws, tokens, bests, lists, sent_bytes;
@@ -136,7 +122,7 @@ Places PlacesOf(const LogitsReading& reading, int64_t n_rows, int64_t vocab) {
     n_best += static_cast<size_t>(std::min<int64_t>(best.n, vocab));
   }
   Places at;
-  Layout sent, result;
+  Packer sent, result;
   at.draws = sent.Add<DeviceDraw>(reading.draws.size());
   at.tokens = sent.Add<DeviceToken>(reading.tokens.size());
   at.bests = sent.Add<DeviceBest>(reading.bests.size());
