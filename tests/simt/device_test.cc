@@ -1,0 +1,12 @@
+// Tests of CUDA skip where there is no device. Here the executor is one, so none may skip.
+#include <gtest/gtest.h>
+
+#include "tests/test_util.h"
+
+namespace ovq::test {
+namespace {
+
+TEST(CudaHost, HasItsDevice) { EXPECT_EQ(WhyNoDevice(Device::kCuda), ""); }
+
+}  // namespace
+}  // namespace ovq::test
