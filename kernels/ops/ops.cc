@@ -55,7 +55,7 @@ void PrepareHeads(DeviceContext& context, const HeadPrep& prep) {
     Check(static_cast<int64_t>(prep.positions.size()) == prep.keys.n_rows,
           "PrepareHeads: one position a row");
   }
-  Dispatch<ref::PrepareHeads, cpu::PrepareHeads, cuda::PrepareHeads>(context, prep);
+  Dispatch<PrepareHeadsInPieces, PrepareHeadsInPieces, cuda::PrepareHeads>(context, prep);
 }
 
 void SwiGlu(DeviceContext& context, TensorView gate_up, TensorView y) {

@@ -28,7 +28,6 @@ void SwiGlu(DeviceContext& context, TensorView gate_up, TensorView y);
 void LogSumExp(DeviceContext& context, TensorView x, float* out);
 void Rope(DeviceContext& context, const HeadRows& x, std::span<const int64_t> positions,
           const RopeTable& table);
-void PrepareHeads(DeviceContext& context, const HeadPrep& prep);
 void Embed(DeviceContext& context, TensorView table, std::span<const int32_t> ids, TensorView y);
 
 }  // namespace ovq::ref
@@ -42,7 +41,6 @@ void SwiGlu(DeviceContext& context, TensorView gate_up, TensorView y);
 void LogSumExp(DeviceContext& context, TensorView x, float* out);
 void Rope(DeviceContext& context, const HeadRows& x, std::span<const int64_t> positions,
           const RopeTable& table);
-void PrepareHeads(DeviceContext& context, const HeadPrep& prep);
 void Embed(DeviceContext& context, TensorView table, std::span<const int32_t> ids, TensorView y);
 
 }  // namespace ovq::cpu

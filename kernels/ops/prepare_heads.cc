@@ -50,16 +50,4 @@ void PrepareHeadsInPieces(DeviceContext& context, const HeadPrep& prep) {
   }
 }
 
-namespace ref {
-void PrepareHeads(DeviceContext& context, const HeadPrep& prep) {
-  PrepareHeadsInPieces(context, prep);
-}
-}  // namespace ref
-
-namespace cpu {
-void PrepareHeads(DeviceContext& context, const HeadPrep& prep) {
-  PrepareHeadsInPieces(context, prep);
-}
-}  // namespace cpu
-
 }  // namespace ovq
