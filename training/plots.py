@@ -12,17 +12,19 @@ def _save(figure, path):
     pyplot.close(figure)
 
 
-def plot_learning_curve(path, train, held_out):
-    """train, held_out: [(tokens, bits per byte)]."""
+def plot_learning_curve(path, train, held_out, metric):
+    """train: [(tokens, bits per token)], held_out: [(tokens, metric)]; an axis for each."""
     figure, axes = pyplot.subplots(figsize=(7, 4))
-    axes.plot([t / 1e6 for t, _ in train], [b for _, b in train], linewidth=0.8, label="training")
-    axes.plot([t / 1e6 for t, _ in held_out], [b for _, b in held_out], marker=".",
-              label="held out")
+    axes.plot([t / 1e6 for t, _ in train], [b for _, b in train], linewidth=0.8, color="tab:blue")
     axes.set_xlabel("million tokens seen")
-    axes.set_ylabel("bits per byte")
-    axes.set_ylim(1.0, 4.0)
+    axes.set_ylabel("training loss, bits per token", color="tab:blue")
+    axes.set_ylim(bottom=0)
     axes.grid(alpha=0.3)
-    axes.legend()
+    right = axes.twinx()
+    right.plot([t / 1e6 for t, _ in held_out], [m for _, m in held_out], marker=".",
+               color="tab:orange")
+    right.set_ylabel(metric.replace("_", " "), color="tab:orange")
+    right.set_ylim(bottom=0)
     _save(figure, path)
 
 

@@ -1,5 +1,6 @@
 """What the trainer does at which fraction of the run: learning rate and context length."""
 
+import dataclasses
 import math
 
 MIN_LR_SHARE = 0.05  # of the peak, at the end of the cosine
@@ -12,26 +13,38 @@ def learning_rate(peak, progress, step, warmup_steps):
         MIN_LR_SHARE + (1 - MIN_LR_SHARE) * cosine)
 
 
+@dataclasses.dataclass(frozen=True)
+class Phase:
+    """Contexts of `length` tokens until the run's share `end`; max_centroids None: the config's."""
+    length: int
+    end: float
+    max_centroids: int | None = None
+
+
+def _parse_phase(entry, begin):
+    try:
+        length, share, *centroids = entry.split(":")
+        length, share = int(length), float(share)
+        max_centroids = int(*centroids) if centroids else None
+    except (TypeError, ValueError):
+        raise ValueError(f"--phases: {entry!r} is not LENGTH:SHARE[:CENTROIDS]") from None
+    if length < 1 or not share > 0 or (max_centroids is not None and max_centroids < 1):
+        raise ValueError(f"--phases: {entry!r}: every number must be positive")
+    return Phase(length, begin + share, max_centroids)
+
+
 def parse_phases(text):
-    """"512:0.6,2048:0.4" -> [(512, 0.6), (2048, 1.0)]: context lengths and where each ends."""
-    phases, end = [], 0.0
+    """"512:0.6,2048:0.4:256" -> two Phases that end at 0.6 and 1."""
+    phases = []
     for entry in text.split(","):
-        try:
-            length, share = entry.split(":")
-            length, share = int(length), float(share)
-        except ValueError:
-            raise ValueError(f"--phases: {entry!r} is not LENGTH:SHARE") from None
-        if length < 1 or share <= 0:
-            raise ValueError(f"--phases: {entry!r} needs a positive length and share")
-        end += share
-        phases.append((length, end))
-    if abs(end - 1) > 1e-6:
-        raise ValueError(f"--phases: shares add up to {end:g}, not to 1")
+        phases.append(_parse_phase(entry, phases[-1].end if phases else 0.0))
+    if abs(phases[-1].end - 1) > 1e-6:
+        raise ValueError(f"--phases: shares add up to {phases[-1].end:g}, not to 1")
     return phases
 
 
-def context_length(phases, progress):
-    for length, end in phases:
-        if progress < end:
-            return length
-    return phases[-1][0]
+def phase_at(phases, progress):
+    for phase in phases:
+        if progress < phase.end:
+            return phase
+    return phases[-1]

@@ -7,8 +7,14 @@ weighted sums of keys and values, so gradients flow through every update (no str
 """
 
 import torch
+from torch.utils.checkpoint import checkpoint
 
 from ovq.mixers import attend, minus_infinity_where, wide
+
+
+# The paper's section 4.4: one rule of the dictionary replaced by a plainer one.
+ABLATIONS = ("none", "random_assignment", "linear_growth", "constant_rate")
+_CONSTANT_RATE = 0.25
 
 
 def n_centroids_at(position, max_centroids):
@@ -16,9 +22,24 @@ def n_centroids_at(position, max_centroids):
     return position * max_centroids // (position + max_centroids)
 
 
-def _first_assignment(keys, n_new):
+def _n_centroids(position, n_tokens, max_centroids, ablation):
+    if ablation == "linear_growth":  # as many in the end, every chunk bringing its share
+        return max(1, position * n_centroids_at(n_tokens, max_centroids) // n_tokens)
+    return n_centroids_at(position, max_centroids)
+
+
+def _novelty(keys, similarity, ablation):
+    """The keys with the lowest become centroids: similarity, or something unrelated to it."""
+    if ablation != "random_assignment":
+        return similarity
+    # low digits of a sum of the key's channels: random, yet the same when computed again
+    return (wide(keys).sum(-1) * 4096).frac().abs()
+
+
+def _first_assignment(keys, n_new, ablation):
     """Chunk 0: all to centroid 0, but the n_new-1 keys least like key 0 start their own."""
     similarity = torch.matmul(keys, keys[..., 0, :].unsqueeze(-1)).squeeze(-1)
+    similarity = _novelty(keys, similarity, ablation)
     similarity[..., 0] = float("inf")  # key 0 itself is never chosen
     order = similarity.sort(dim=-1, stable=True).indices[..., :n_new - 1]
     fresh = torch.arange(1, n_new, device=keys.device).expand_as(order)
@@ -27,7 +48,7 @@ def _first_assignment(keys, n_new):
 
 
 @torch.no_grad()
-def assign_chunk(keys, centroids, n_new):
+def assign_chunk(keys, centroids, n_new, ablation="none"):
     """Row of every key of a chunk: [batch, n_kv_heads, chunk_len].
 
     The n_new keys least similar to their nearest old centroid become new centroids in ascending
@@ -35,22 +56,27 @@ def assign_chunk(keys, centroids, n_new):
     """
     n_old = centroids.shape[-2]
     if n_old == 0:
-        return _first_assignment(keys, n_new)
+        return _first_assignment(keys, n_new, ablation)
     similarity = torch.matmul(keys, centroids.transpose(-1, -2))
     best, nearest = similarity.max(dim=-1)
-    order = best.sort(dim=-1, stable=True).indices[..., :n_new]
+    order = _novelty(keys, best, ablation).sort(dim=-1, stable=True).indices[..., :n_new]
     fresh = torch.arange(n_old, n_old + n_new, device=keys.device).expand_as(order)
     return nearest.scatter_(-1, order, fresh)
 
 
-def merge_chunk(rows, counts, keys_values, assignment, n_new):
+def merge_chunk(rows, counts, keys_values, assignment, n_new, ablation="none"):
     """Eq. 19 over a chunk: row += sum (key - row_old) / count_new over the keys assigned to it."""
     batch, n_heads, _, width = rows.shape
     rows = torch.cat((rows, rows.new_zeros(batch, n_heads, n_new, width)), dim=2)
     old = torch.cat((counts, counts.new_zeros(batch, n_heads, n_new)), dim=2)
     counts = old.scatter_add(2, assignment, torch.ones_like(assignment))
-    kept = (old.to(rows.dtype) / counts).unsqueeze(-1)  # 1 - (keys assigned) / count_new
-    share = keys_values / counts.gather(2, assignment).unsqueeze(-1)
+    rates = counts.to(rows.dtype).reciprocal()
+    if ablation == "constant_rate":
+        # in place of 1/count, for rows that exist; never past the mean of a chunk's keys
+        assigned = (counts - old).clamp(min=1).to(rows.dtype)
+        rates = torch.where(old > 0, assigned.reciprocal().clamp(max=_CONSTANT_RATE), rates)
+    kept = (1 - (counts - old) * rates).unsqueeze(-1)
+    share = keys_values * rates.gather(2, assignment).unsqueeze(-1)
     index = assignment.unsqueeze(-1).expand_as(share)
     return (rows * kept).scatter_add(2, index, share), counts
 
@@ -69,27 +95,44 @@ def _chunk_bias(counts, group, n_tokens, dtype):
 def _read_chunk(q, k, v, rows, counts):
     """One softmax over the centroids and the chunk's own keys (eq. 15)."""
     group, n_tokens, head_dim = q.shape[2:]
-    keys = torch.cat((rows[..., :head_dim].to(k.dtype), k), dim=2)
-    values = torch.cat((rows[..., head_dim:].to(v.dtype), v), dim=2)
+    old_keys, old_values = rows.to(k.dtype).split((head_dim, v.shape[-1]), dim=-1)
+    keys = torch.cat((old_keys, k), dim=2)
+    values = torch.cat((old_values, v), dim=2)
     bias = _chunk_bias(counts, group, n_tokens, rows.dtype)
     # the group's queries read the same keys: one product for all of them
     return attend(q.flatten(2, 3), keys, values, bias).unflatten(2, (group, n_tokens))
 
 
-def ovq_attention(q, k, v, chunk_len, max_centroids):
-    """The chunk loop: attend first, then, if the chunk is full, update the dictionary."""
-    batch, n_heads, n_tokens, head_dim = k.shape
+def _step_chunk(q, k, v, rows, counts, n_new, ablation):
+    """A chunk attends, then updates the dictionary: (out, rows, counts)."""
+    out = _read_chunk(q, k, v, rows, counts)
     keys_values = wide(torch.cat((k, v), dim=-1))
-    rows = keys_values.new_zeros(batch, n_heads, 0, keys_values.shape[-1])
+    assignment = assign_chunk(keys_values[..., :k.shape[-1]], rows[..., :k.shape[-1]], n_new,
+                              ablation)
+    return (out, *merge_chunk(rows, counts, keys_values, assignment, n_new, ablation))
+
+
+def ovq_attention(q, k, v, chunk_len, max_centroids, ablation="none", recompute_chunks=False):
+    """The chunk loop. ablation: one of ABLATIONS.
+
+    recompute_chunks: keep only the dictionaries between the chunks for the backward pass.
+    """
+    batch, n_heads, n_tokens, head_dim = k.shape
+    rows = wide(k).new_zeros(batch, n_heads, 0, head_dim + v.shape[-1])
     counts = torch.zeros(batch, n_heads, 0, dtype=torch.int64, device=k.device)
-    outs = []
-    for begin in range(0, n_tokens, chunk_len):
-        end = min(begin + chunk_len, n_tokens)
-        outs.append(_read_chunk(q[..., begin:end, :], k[:, :, begin:end], v[:, :, begin:end],
-                                rows, counts))
-        if end < n_tokens:  # an update that no later token reads is not worth its time
-            n_new = n_centroids_at(end, max_centroids) - rows.shape[2]
-            chunk = keys_values[:, :, begin:end]
-            assignment = assign_chunk(chunk[..., :head_dim], rows[..., :head_dim], n_new)
-            rows, counts = merge_chunk(rows, counts, chunk, assignment, n_new)
+    outs, end = [], 0
+    # split, not slices: the gradient of a slice is a tensor of the whole's size
+    for chunk in zip(*(x.split(chunk_len, dim=-2) for x in (q, k, v))):
+        end += chunk[1].shape[2]
+        if end == n_tokens:  # an update that no later token reads is not worth its time
+            outs.append(_read_chunk(*chunk, rows, counts))
+            break
+        n_new = _n_centroids(end, n_tokens, max_centroids, ablation) - rows.shape[2]
+        arguments = (*chunk, rows, counts, n_new, ablation)
+        if recompute_chunks and torch.is_grad_enabled():
+            out, rows, counts = checkpoint(_step_chunk, *arguments, use_reentrant=False,
+                                           preserve_rng_state=False)
+        else:
+            out, rows, counts = _step_chunk(*arguments)
+        outs.append(out)
     return torch.cat(outs, dim=-2)

@@ -90,13 +90,28 @@ def full_attention(q, k, v):
     return torch.cat(outs, dim=-2)
 
 
-def vq_attention(q, k, v, codebook):
-    """Causal attention on keys replaced by their nearest code (eq. 3); codebook [heads, N, d]."""
+def quantize(keys, codebook):
+    """Every key [batch, n_kv_heads, n_tokens, head_dim] replaced by its nearest code.
+
+    codebook [n_kv_heads, codebook_size, head_dim]. The gradient is DiVeQ's (Vali et al. 2025): a
+    quantized key is key + |code - key| d with the direction d held constant, so that the loss
+    reaches the key as if it were not quantized, and both through the length of their difference.
+    """
+    keys, codes = wide(keys), wide(codebook)
     with torch.no_grad():
         # argmin |k - code|^2 without the term that is the same for every code
-        keys, codes = wide(k), wide(codebook)
         distances = codes.square().sum(-1)[:, None, :] - 2 * torch.matmul(
             keys, codes.transpose(-1, -2).to(keys.dtype))
         nearest = distances.argmin(dim=-1)  # [batch, n_kv_heads, n_tokens]
-    heads = torch.arange(codebook.shape[0], device=k.device)[None, :, None]
-    return full_attention(q, codebook.to(k.dtype)[heads, nearest], v)
+    heads = torch.arange(codebook.shape[0], device=keys.device)[None, :, None]
+    chosen = codes[heads, nearest]
+    if not torch.is_grad_enabled():
+        return chosen
+    difference = chosen - keys
+    length = (difference.square().sum(-1, keepdim=True) + 1e-12).sqrt()
+    return keys + length * (difference / length).detach()
+
+
+def vq_attention(q, k, v, codebook):
+    """Causal attention on quantized keys (eq. 3)."""
+    return full_attention(q, quantize(k, codebook).to(k.dtype), v)

@@ -38,11 +38,12 @@ class Projection(nn.Module):
 
 
 class Attention(nn.Module):
-    """Projections around one of the mixers."""
+    """Projections around one of the mixers; the training options are OvqModel's."""
 
-    def __init__(self, config, layer_type):
+    def __init__(self, config, layer_type, ablation, recompute_chunks):
         super().__init__()
         self.config, self.layer_type = config, layer_type
+        self.ablation, self.recompute_chunks = ablation, recompute_chunks
         n_heads, n_kv_heads = config.num_attention_heads, config.num_key_value_heads
         d_model, std = config.hidden_size, config.hidden_size ** -0.5
         out_std = (n_heads * config.value_head_dim * 2 * config.num_hidden_layers) ** -0.5
@@ -76,7 +77,8 @@ class Attention(nn.Module):
             return mixers.full_attention(q, k, v)
         if self.layer_type == "vq_attention":
             return mixers.vq_attention(q, k, v, self.codebook)
-        return ovq_attention(q, k, v, self.config.chunk_size, max_centroids)
+        return ovq_attention(q, k, v, self.config.chunk_size, max_centroids, self.ablation,
+                             self.recompute_chunks)
 
     def forward(self, x, rope, max_centroids):
         q, k = (heads.to(x.dtype).transpose(1, 2) for heads in self._queries_keys(x, rope))
@@ -105,10 +107,10 @@ class Mlp(nn.Module):
 class Layer(nn.Module):
     """h = x + attention(norm(x)); out = h + mlp(norm(h)), on a residual in the weights' dtype."""
 
-    def __init__(self, config, layer_type):
+    def __init__(self, config, layer_type, *training_options):
         super().__init__()
         self.input_layernorm = RmsNorm(config.hidden_size, config.rms_norm_eps)
-        self.self_attn = Attention(config, layer_type)
+        self.self_attn = Attention(config, layer_type, *training_options)
         self.post_attention_layernorm = RmsNorm(config.hidden_size, config.rms_norm_eps)
         self.mlp = Mlp(config)
 
@@ -121,21 +123,27 @@ class Layer(nn.Module):
 class Backbone(nn.Module):
     """Everything under the tensor prefix `model.`."""
 
-    def __init__(self, config):
+    def __init__(self, config, *training_options):
         super().__init__()
         self.embed_tokens = nn.Embedding(config.vocab_size, config.hidden_size)
         nn.init.normal_(self.embed_tokens.weight, std=config.hidden_size ** -0.5)
-        self.layers = nn.ModuleList(Layer(config, kind) for kind in config.layer_types)
+        self.layers = nn.ModuleList(Layer(config, kind, *training_options)
+                                    for kind in config.layer_types)
         self.norm = RmsNorm(config.hidden_size, config.rms_norm_eps)
 
 
 class OvqModel(nn.Module):
-    """The decoder; its state_dict has exactly the tensor names of the native format."""
+    """The decoder; its state_dict has exactly the tensor names of the native format.
 
-    def __init__(self, config, compute_dtype=torch.float32):
+    ablation, recompute_chunks: see ovq_attention. No config.json has them: a served model is
+    without ablation.
+    """
+
+    def __init__(self, config, compute_dtype=torch.float32, ablation="none",
+                 recompute_chunks=False):
         super().__init__()
         self.config, self.compute_dtype = config, compute_dtype
-        self.model = Backbone(config)
+        self.model = Backbone(config, ablation, recompute_chunks)
         if not config.tie_word_embeddings:
             self.lm_head = Projection(config.hidden_size, config.vocab_size,
                                       config.hidden_size ** -0.5)

@@ -1,0 +1,100 @@
+"""What the trainer learns from, and how it measures progress: the byte corpus, or a task.
+
+A source gives batches (inputs, targets, weights), each [contexts, length], weights being each
+target's share of the loss. Its state is a few integers, so that a resumed run sees what an unbroken
+one would have seen.
+"""
+
+import numpy as np
+import torch
+
+from data import Corpus, WindowSampler, context
+from ovq.measure import bits_per_byte, token_bits
+
+# Task sequences that progress is measured on come from this seed, training ones from others.
+HELD_OUT_SEED = 1 << 32
+
+
+class CorpusSource:
+    """The standard library's bytes; progress in bits per byte of held-out modules."""
+
+    metric = "held_out_bpb"
+    # contexts of this length, spread evenly over the held-out text
+    _SAMPLE_LENGTH, _SAMPLE_CONTEXTS = 1024, 32
+
+    def __init__(self, root, seed):
+        corpus = Corpus(root)
+        self.fingerprint = corpus.fingerprint
+        self._sampler = WindowSampler(corpus.train, seed)
+        stream = np.concatenate(list(corpus.held_out.values()))
+        begins = np.linspace(1, len(stream) - self._SAMPLE_LENGTH,
+                             self._SAMPLE_CONTEXTS).astype(np.int64)
+        self._sample = tuple(np.stack(side) for side in zip(
+            *(context(stream, begin, self._SAMPLE_LENGTH) for begin in begins)))
+
+    def next(self, length, batch):
+        inputs, targets = self._sampler.next(length, batch)
+        return inputs, targets, np.ones(targets.shape, np.float32)
+
+    def measure(self, model, workers):
+        """A few contexts at a time: all of them at once would need the memory of four steps."""
+        inputs, targets = self._sample
+        bits = workers.map(lambda i: token_bits(model, inputs[i:i + 4], targets[i:i + 4]),
+                           range(0, len(inputs), 4))
+        return bits_per_byte(np.concatenate(list(bits)), targets)
+
+    def state(self):
+        return self._sampler.state()
+
+    def restore(self, state):
+        self._sampler.restore(state)
+
+
+class TaskSource:
+    """Fresh sequences of a task; progress in the share of scored tokens predicted right.
+
+    query_share: the share of a training sequence that asks, None: the task's own n_queries. A
+    sequence that asks more teaches more. unscored_weight: the share in the loss of a token that is
+    not scored; a scored one has 1. Progress is measured on the task as it is, at held_out_length.
+    """
+
+    metric = "held_out_accuracy"
+    _SAMPLE_CONTEXTS = 32
+
+    def __init__(self, task, held_out_length, seed, query_share, unscored_weight):
+        self.fingerprint = repr(task)
+        self._task, self._seed = task, seed
+        self._query_share, self._unscored_weight = query_share, unscored_weight
+        self._n_batches = 0
+        self._sample = task.sequences(held_out_length, self._SAMPLE_CONTEXTS,
+                                      np.random.default_rng(HELD_OUT_SEED))
+
+    def next(self, length, batch):
+        task = self._task
+        if self._query_share:
+            task = task.asking_share(length, self._query_share)
+        made = task.sequences(length, batch, np.random.default_rng((self._seed, self._n_batches)))
+        self._n_batches += 1
+        weights = np.where(made.scored, 1.0, self._unscored_weight).astype(np.float32)
+        return made.tokens[:, :-1], made.tokens[:, 1:], weights[:, 1:]
+
+    def measure(self, model, workers):
+        tokens, scored = self._sample.tokens, self._sample.scored
+        right = workers.map(lambda i: predicted_right(model, tokens[i:i + 4], scored[i:i + 4]),
+                            range(0, len(tokens), 4))
+        return float(np.concatenate(list(right)).mean())
+
+    def state(self):
+        return {"n_batches": self._n_batches}
+
+    def restore(self, state):
+        self._n_batches = state["n_batches"]
+
+
+@torch.no_grad()
+def predicted_right(model, tokens, scored, max_centroids=None):
+    """Of every scored token [batch, length], in row order: is it the likeliest? [n_scored] bool"""
+    logits = model(torch.from_numpy(tokens[:, :-1]), max_centroids)
+    marks = torch.from_numpy(scored[:, 1:])
+    right = logits[marks].argmax(-1) == torch.from_numpy(tokens[:, 1:])[marks]
+    return right.numpy()

@@ -1,0 +1,221 @@
+"""Synthetic long-context tasks of the OVQ paper (sections 4.1, 8.4, 8.5), sizes set by fields.
+
+A task makes whole sequences of token ids and says which tokens are scored. Sequences depend on the
+fields, the length and the random generator alone. Run this file to look at a few.
+"""
+
+import argparse
+import dataclasses
+import json
+import sys
+
+import numpy as np
+
+
+class TaskError(ValueError):
+    """A task's fields or the asked length do not make a sequence."""
+
+
+@dataclasses.dataclass(frozen=True)
+class Sequences:
+    """tokens int64, scored bool and seen int64, each [batch, length].
+
+    scored marks the tokens that are to be predicted from those before them. seen says for such a
+    token how many examples of its own function stand before its own (ICL), else 0.
+    """
+    tokens: np.ndarray
+    scored: np.ndarray
+    seen: np.ndarray
+
+
+def _check(condition, name, value, wanted):
+    if not condition:
+        raise TaskError(f"{name}: {value!r} is not {wanted}")
+
+
+def _distinct_rows(random, n_rows, n_columns, n_symbols):
+    """[n_rows, n_columns] of symbols, no row twice, uniform over all such arrays."""
+    rows = random.integers(n_symbols, size=(n_rows, n_columns))
+    while True:
+        _, first = np.unique(rows, axis=0, return_index=True)
+        repeated = np.setdiff1d(np.arange(n_rows), first)
+        if not len(repeated):
+            return rows
+        rows[repeated] = random.integers(n_symbols, size=(len(repeated), n_columns))
+
+
+@dataclasses.dataclass(frozen=True)
+class RecallTask:
+    """In-context recall (section 8.4): K V pairs, then a query section that repeats some of them.
+
+        K1 -> V1 | K2 -> V2 | ... | Kp -> Vp ? K3 -> V3 | K1 -> V1 | ...
+
+    Token ids: n_symbols symbols that keys and values share, then `->`, `|` and `?`, which begins
+    the query section. No key and no value occurs twice. With copies > 1 (positional recall) every
+    key stands in that many pairs with distinct values, all pairs in random order, and the query
+    section repeats all pairs of the chosen keys, each key's in the order they stood in. Scored:
+    the values of the query section.
+    """
+    key_tokens: int = 8
+    value_tokens: int = 8
+    n_symbols: int = 10000
+    n_queries: int = 6  # distinct keys asked for
+    copies: int = 1
+
+    def __post_init__(self):
+        for name, value in dataclasses.asdict(self).items():
+            _check(isinstance(value, int) and value >= 1, name, value, "a positive integer")
+
+    @property
+    def vocab_size(self):
+        return self.n_symbols + 3
+
+    @property
+    def pair_tokens(self):
+        return self.key_tokens + self.value_tokens + 2
+
+    def n_keys(self, max_tokens):
+        """Distinct keys in the longest sequence of at most max_tokens tokens."""
+        asked = self.n_queries * self.copies * self.pair_tokens
+        n_keys = (max_tokens - 1 - asked) // (self.pair_tokens * self.copies)
+        _check(n_keys >= self.n_queries, "length", max_tokens, f"at least {1 + 2 * asked} tokens, "
+               f"for {self.n_queries} queries of {self.copies} pairs of {self.pair_tokens} tokens")
+        n_rows = n_keys * self.copies
+        _check(4 * n_rows <= self.n_symbols ** min(self.key_tokens, self.value_tokens),
+               "n_symbols", self.n_symbols, f"enough symbols for {n_rows} distinct keys and values")
+        return n_keys
+
+    def asking_share(self, max_tokens, share):
+        """This task with so many queries that they take that share of max_tokens."""
+        n_queries = int(share * max_tokens) // (self.pair_tokens * self.copies)
+        return dataclasses.replace(self, n_queries=max(1, n_queries))
+
+    def _pairs(self, keys, values):
+        """[n_pairs, pair_tokens]: K -> V |"""
+        arrow, end = (np.full((len(keys), 1), self.n_symbols + i) for i in (0, 1))
+        return np.concatenate((keys, arrow, values, end), axis=1)
+
+    def _sequence(self, n_keys, random):
+        keys = _distinct_rows(random, n_keys, self.key_tokens, self.n_symbols)
+        values = _distinct_rows(random, n_keys * self.copies, self.value_tokens, self.n_symbols)
+        owner = random.permutation(np.repeat(np.arange(n_keys), self.copies))
+        pairs = self._pairs(keys[owner], values)
+        asked = random.permutation(n_keys)[:self.n_queries]
+        # stable: the pairs of a key keep their order
+        by_key = np.argsort(owner, kind="stable").reshape(n_keys, self.copies)
+        queries = pairs[by_key[asked].ravel()]
+        return np.concatenate((pairs.ravel(), [self.n_symbols + 2], queries.ravel()))
+
+    def sequences(self, max_tokens, batch, random):
+        n_keys = self.n_keys(max_tokens)
+        tokens = np.stack([self._sequence(n_keys, random) for _ in range(batch)])
+        scored = np.zeros(tokens.shape, bool)
+        n_asked = self.n_queries * self.copies
+        queries = scored[:, -n_asked * self.pair_tokens:].reshape(batch, n_asked, self.pair_tokens)
+        queries[:, :, self.key_tokens + 1:-1] = True
+        return Sequences(tokens, scored, np.zeros(tokens.shape, np.int64))
+
+
+@dataclasses.dataclass(frozen=True)
+class FunctionTask:
+    """In-context learning of linear functions (section 8.5): x f y |, y = b + a P x.
+
+        x1 f4 y1 | x2 f1 y2 | x3 f4 y3 | ...
+
+    Every sequence draws n_functions functions: a permutation P, a and b, 0 < a < a_end and
+    0 < b < b_end (the paper's appendix has 6, its section 4.1 has 5), and an identifier for each
+    from n_identifiers special tokens. Examples are independent: a uniform function, x uniform in
+    1..x_max. Token ids: the integers 0..y_max, then the identifiers, then `|`. Scored: y.
+    """
+    vector_tokens: int = 12
+    x_max: int = 1998
+    a_end: int = 6
+    b_end: int = 6
+    n_functions: int = 16
+    n_identifiers: int = 128
+
+    def __post_init__(self):
+        for name, value in dataclasses.asdict(self).items():
+            least = 2 if name in ("a_end", "b_end") else 1
+            _check(isinstance(value, int) and value >= least, name, value,
+                   f"an integer of at least {least}")
+        _check(self.n_functions <= self.n_identifiers, "n_functions", self.n_functions,
+               f"at most n_identifiers, {self.n_identifiers}")
+
+    @property
+    def y_max(self):
+        return (self.a_end - 1) * self.x_max + self.b_end - 1
+
+    @property
+    def vocab_size(self):
+        return self.y_max + 1 + self.n_identifiers + 1
+
+    @property
+    def example_tokens(self):
+        return 2 * self.vector_tokens + 2
+
+    def _sequence(self, n_examples, random):
+        width, n = self.vector_tokens, self.n_functions
+        order = np.stack([random.permutation(width) for _ in range(n)])
+        a, b = random.integers(1, self.a_end, n), random.integers(1, self.b_end, n)
+        identifiers = random.permutation(self.n_identifiers)[:n]
+        function = random.integers(n, size=n_examples)
+        x = random.integers(1, self.x_max + 1, size=(n_examples, width))
+        y = b[function, None] + a[function, None] * np.take_along_axis(x, order[function], axis=1)
+        name = self.y_max + 1 + identifiers[function, None]
+        end = np.full((n_examples, 1), self.vocab_size - 1)
+        same = function[:, None] == function[None, :]
+        seen = np.tril(same, -1).sum(axis=1)
+        return np.concatenate((x, name, y, end), axis=1).ravel(), seen
+
+    def sequences(self, max_tokens, batch, random):
+        n_examples = max_tokens // self.example_tokens
+        _check(n_examples >= 1, "length", max_tokens, f"at least {self.example_tokens} tokens")
+        tokens, seen = zip(*(self._sequence(n_examples, random) for _ in range(batch)))
+        tokens, width = np.stack(tokens), self.vector_tokens
+        example = np.zeros(self.example_tokens, bool)
+        example[width + 1:-1] = True
+        scored = np.tile(example, (batch, n_examples))
+        seen = np.repeat(np.stack(seen), self.example_tokens, axis=1) * scored
+        return Sequences(tokens, scored, seen)
+
+
+TASKS = {"basic_icr": (RecallTask, {}),
+         "positional_icr": (RecallTask, {"copies": 4, "n_queries": 1}),
+         "linear_icl": (FunctionTask, {})}
+
+
+def make_task(fields):
+    """The task of {"name": ..., further fields}; those left out are the paper's."""
+    fields = dict(fields)
+    name = fields.pop("name", None)
+    _check(name in TASKS, "task name", name, f"one of {', '.join(TASKS)}")
+    kind, defaults = TASKS[name]
+    known = [field.name for field in dataclasses.fields(kind)]
+    for field in fields:
+        _check(field in known, f"field of {name}", field, f"one of {', '.join(known)}")
+    return kind(**{**defaults, **fields})
+
+
+def main():
+    parser = argparse.ArgumentParser(description=__doc__.split("\n", maxsplit=1)[0])
+    parser.add_argument("--task", type=json.loads, default={"name": "basic_icr"},
+                        help='its fields as JSON: {"name": "basic_icr", "key_tokens": 3}; names: '
+                        f"{', '.join(TASKS)}; what is left out is as in the paper")
+    parser.add_argument("--length", type=int, default=256, help="tokens of a sequence at most")
+    parser.add_argument("--count", type=int, default=1, help="sequences to print")
+    parser.add_argument("--seed", type=int, default=0)
+    args = parser.parse_args()
+    task = make_task(args.task)
+    made = task.sequences(args.length, args.count, np.random.default_rng(args.seed))
+    for tokens, scored in zip(made.tokens, made.scored):
+        print(" ".join(f"[{token}]" if mark else str(token)
+                       for token, mark in zip(tokens, scored)))
+    print(f"{made.tokens.shape[1]} tokens, vocabulary {task.vocab_size}; [scored]", file=sys.stderr)
+
+
+if __name__ == "__main__":
+    try:
+        main()
+    except (TaskError, json.JSONDecodeError) as error:
+        sys.exit(f"tasks.py: {error}")
