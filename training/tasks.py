@@ -86,8 +86,9 @@ class RecallTask:
         return n_keys
 
     def asking_share(self, max_tokens, share):
-        """This task with so many queries that they take that share of max_tokens."""
-        n_queries = int(share * max_tokens) // (self.pair_tokens * self.copies)
+        """This task with so many queries that they take that share of max_tokens, or half of it."""
+        tokens_of_key = self.pair_tokens * self.copies
+        n_queries = min(int(share * max_tokens), (max_tokens - 1) // 2) // tokens_of_key
         return dataclasses.replace(self, n_queries=max(1, n_queries))
 
     def _pairs(self, keys, values):
