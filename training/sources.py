@@ -53,27 +53,26 @@ class CorpusSource:
 class TaskSource:
     """Fresh sequences of a task; progress in the share of scored tokens predicted right.
 
-    query_share: the share of a training sequence that asks, None: the task's own n_queries. A
-    sequence that asks more teaches more. unscored_weight: the share in the loss of a token that is
+    variety: what training sequences have more of than the task, see its for_training; None:
+    nothing. unscored_weight: the share in the loss of a token that is
     not scored; a scored one has 1. Progress is measured on the task as it is, at held_out_length.
     """
 
     metric = "held_out_accuracy"
     _SAMPLE_CONTEXTS = 32
 
-    def __init__(self, task, held_out_length, seed, query_share, unscored_weight):
+    def __init__(self, task, held_out_length, seed, variety, unscored_weight):
         self.fingerprint = repr(task)
         self._task, self._seed = task, seed
-        self._query_share, self._unscored_weight = query_share, unscored_weight
+        self._variety, self._unscored_weight = variety, unscored_weight
         self._n_batches = 0
         self._sample = task.sequences(held_out_length, self._SAMPLE_CONTEXTS,
                                       np.random.default_rng(HELD_OUT_SEED))
 
     def next(self, length, batch):
-        task = self._task
-        if self._query_share:
-            task = task.asking_share(length, self._query_share)
-        made = task.sequences(length, batch, np.random.default_rng((self._seed, self._n_batches)))
+        random = np.random.default_rng((self._seed, self._n_batches))
+        task = self._task.for_training(length, self._variety, random)
+        made = task.sequences(length, batch, random)
         self._n_batches += 1
         weights = np.where(made.scored, 1.0, self._unscored_weight).astype(np.float32)
         return made.tokens[:, :-1], made.tokens[:, 1:], weights[:, 1:]

@@ -85,10 +85,15 @@ class RecallTask:
                "n_symbols", self.n_symbols, f"enough symbols for {n_rows} distinct keys and values")
         return n_keys
 
-    def asking_share(self, max_tokens, share):
-        """This task with so many queries that they take that share of max_tokens, or half of it."""
+    def for_training(self, max_tokens, variety, _):
+        """This task with so many queries that they take the share `variety` of max_tokens.
+
+        Half of them at most; None: as it is. A sequence that asks more teaches more.
+        """
+        if variety is None:
+            return self
         tokens_of_key = self.pair_tokens * self.copies
-        n_queries = min(int(share * max_tokens), (max_tokens - 1) // 2) // tokens_of_key
+        n_queries = min(int(variety * max_tokens), (max_tokens - 1) // 2) // tokens_of_key
         return dataclasses.replace(self, n_queries=max(1, n_queries))
 
     def _pairs(self, keys, values):
@@ -154,6 +159,18 @@ class FunctionTask:
     @property
     def example_tokens(self):
         return 2 * self.vector_tokens + 2
+
+    def for_training(self, max_tokens, variety, random):
+        """This task with a random number of functions: up to `variety` for every example.
+
+        Never more than its own; None: as it is. That there are functions to be learnt is found
+        out where they are few.
+        """
+        if variety is None:
+            return self
+        most = int(variety * (max_tokens // self.example_tokens))
+        n_functions = random.integers(1, max(1, min(self.n_functions, most)) + 1)
+        return dataclasses.replace(self, n_functions=int(n_functions))
 
     def _sequence(self, n_examples, random):
         width, n = self.vector_tokens, self.n_functions

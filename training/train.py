@@ -68,8 +68,8 @@ def make_parser():
     add("--phases", default="512:0.37,1024:0.13,2048:0.1,4096:0.13,8192:0.1,16384:0.17",
         help="LENGTH:SHARE[:CENTROIDS],...: context lengths and their shares of the run, in "
         "order; a phase without CENTROIDS has the config's max_centroids")
-    add("--query-share", type=float, help="task: share of a training sequence that asks; default: "
-        "the task's own n_queries")
+    add("--variety", type=float, help="task: recall: share of a training sequence that asks; "
+        "functions: draw 1 to this many for every example; default: as the task says")
     add("--unscored-weight", type=float, default=0.05,
         help="task: share in the loss of a token that is not scored; a scored one has 1")
     add("--held-out-length", type=int, default=512, help="task: length that progress is measured at")
@@ -126,7 +126,7 @@ def make_source(recipe, args, config):
     task = make_task(recipe["task"])
     if task.vocab_size > config.vocab_size:
         raise ValueError(f"vocab_size: {config.vocab_size}, but the task needs {task.vocab_size}")
-    return TaskSource(task, args.held_out_length, args.seed, args.query_share,
+    return TaskSource(task, args.held_out_length, args.seed, args.variety,
                       args.unscored_weight)
 
 
