@@ -1,8 +1,9 @@
 """Trains the model of a recipe on its task or corpus; checkpoints, resumes, draws its curve.
 
 A recipe is a JSON file: `config` is the model's config.json, `task` the fields of a task of
-tasks.py (without it: the byte corpus), `training` values for the options below. An option given on
-the command line wins.
+tasks.py or {"name": "python_files"} or {"name": "python_documents"}, the two forms of the byte
+corpus (without it: python_files), `training` values for the options below. An option given on the
+command line wins.
 """
 
 import argparse
@@ -17,7 +18,7 @@ import time
 import torch
 import torch.nn.functional as F
 
-from data import DEFAULT_ROOT, DataError
+from data import DEFAULT_ROOT, VOCAB_SIZE, Corpus, DataError, Documents
 from ovq.config import ConfigError, config_from_dict, config_to_dict
 from ovq.dictionary import ABLATIONS
 from ovq.model import DTYPES, OvqModel
@@ -27,6 +28,7 @@ from sources import CorpusSource, TaskSource
 from tasks import TaskError, make_task
 
 CHECKPOINT = "checkpoint.pt"
+CORPORA = {"python_files": Corpus, "python_documents": Documents}
 MIXERS = ("ovq_attention", "full_attention", "vq_attention")
 # A row of the history every --log-steps; held_out (what it is, the source says) every --eval-steps.
 CURVE_COLUMNS = ("step", "tokens", "seconds", "context_length", "max_centroids",
@@ -39,7 +41,11 @@ def load_recipe(path):
             recipe = json.load(file)
         except json.JSONDecodeError as error:
             raise ValueError(f"{path}: not JSON: {error}") from error
-    for section in recipe:
+    if not isinstance(recipe, dict):
+        raise ValueError(f"{path}: not a JSON object")
+    for section, content in recipe.items():
+        if not isinstance(content, dict):
+            raise ValueError(f"{path}: {section}: not a JSON object")
         if section not in ("config", "task", "training"):
             raise ValueError(f"{path}: unknown section {section!r}")
     if "config" not in recipe:
@@ -72,7 +78,7 @@ def make_parser():
         "functions: draw 1 to this many for every example; default: as the task says")
     add("--unscored-weight", type=float, default=0.05,
         help="task: share in the loss of a token that is not scored; a scored one has 1")
-    add("--held-out-length", type=int, default=512, help="task: length that progress is measured at")
+    add("--held-out-length", type=int, default=512, help="length that progress is measured at")
     add("--lr", type=float, default=3e-3, help="peak learning rate")
     add("--beta-lr-scale", type=float, default=5.0,
         help="learning rate of the attention's beta relative to --lr")
@@ -121,11 +127,16 @@ def make_config(recipe, mixer):
 
 
 def make_source(recipe, args, config):
-    if "task" not in recipe:
-        return CorpusSource(args.data_root, args.seed)
-    task = make_task(recipe["task"])
-    if task.vocab_size > config.vocab_size:
-        raise ValueError(f"vocab_size: {config.vocab_size}, but the task needs {task.vocab_size}")
+    fields = recipe.get("task", {"name": "python_files"})
+    corpus = CORPORA.get(fields.get("name"))
+    task = None if corpus else make_task(fields)
+    needed = VOCAB_SIZE if corpus else task.vocab_size
+    if needed > config.vocab_size:
+        raise ValueError(f"vocab_size: {config.vocab_size}, but the task needs {needed}")
+    if corpus:
+        if len(fields) > 1:
+            raise ValueError(f"task: {fields['name']} has no further fields, not {fields}")
+        return CorpusSource(corpus(args.data_root), args.held_out_length, args.seed)
     return TaskSource(task, args.held_out_length, args.seed, args.variety,
                       args.unscored_weight)
 
