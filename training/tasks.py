@@ -85,16 +85,19 @@ class RecallTask:
                "n_symbols", self.n_symbols, f"enough symbols for {n_rows} distinct keys and values")
         return n_keys
 
-    def for_training(self, max_tokens, variety, _):
+    def for_training(self, max_tokens, variety, random):
         """This task with so many queries that they take the share `variety` of max_tokens.
 
-        Half of them at most; None: as it is. A sequence that asks more teaches more.
+        Half of them at most; None: as it is. A sequence that asks more teaches more. copies is
+        random up to the task's own (or what fits): recall itself is learnt where there are few.
         """
         if variety is None:
             return self
-        tokens_of_key = self.pair_tokens * self.copies
-        n_queries = min(int(variety * max_tokens), (max_tokens - 1) // 2) // tokens_of_key
-        return dataclasses.replace(self, n_queries=max(1, n_queries))
+        most = min(self.copies, (max_tokens - 1) // (2 * self.pair_tokens))
+        copies = int(random.integers(1, max(1, most) + 1))
+        n_queries = min(int(variety * max_tokens), (max_tokens - 1) // 2) // (
+            self.pair_tokens * copies)
+        return dataclasses.replace(self, copies=copies, n_queries=max(1, n_queries))
 
     def _pairs(self, keys, values):
         """[n_pairs, pair_tokens]: K -> V |"""
