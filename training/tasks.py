@@ -44,6 +44,10 @@ def _distinct_rows(random, n_rows, n_columns, n_symbols):
         rows[repeated] = random.integers(n_symbols, size=(len(repeated), n_columns))
 
 
+# The easiest sizes of a RecallTask that training starts from.
+_EASY = {"key_tokens": 3, "value_tokens": 3, "copies": 1}
+
+
 @dataclasses.dataclass(frozen=True)
 class RecallTask:
     """In-context recall (section 8.4): K V pairs, then a query section that repeats some of them.
@@ -88,16 +92,21 @@ class RecallTask:
     def for_training(self, max_tokens, variety, random):
         """This task with so many queries that they take the share `variety` of max_tokens.
 
-        Half of them at most; None: as it is. A sequence that asks more teaches more. copies is
-        random up to the task's own (or what fits): recall itself is learnt where there are few.
+        Half of them at most; None: as it is. A sequence that asks more teaches more. Recall is
+        learnt where keys and values are short and copies few, so in half of the cases their
+        numbers are random, from _EASY up to the task's own.
         """
         if variety is None:
             return self
-        most = min(self.copies, (max_tokens - 1) // (2 * self.pair_tokens))
-        copies = int(random.integers(1, max(1, most) + 1))
-        n_queries = min(int(variety * max_tokens), (max_tokens - 1) // 2) // (
-            self.pair_tokens * copies)
-        return dataclasses.replace(self, copies=copies, n_queries=max(1, n_queries))
+        sizes = {name: getattr(self, name) for name in _EASY}
+        if random.random() < 0.5:
+            sizes = {name: int(random.integers(min(_EASY[name], size), size + 1))
+                     for name, size in sizes.items()}
+        sizes["copies"] = max(1, min(sizes["copies"], (max_tokens - 1) // (2 * self.pair_tokens)))
+        task = dataclasses.replace(self, **sizes)
+        asked = min(int(variety * max_tokens), (max_tokens - 1) // 2)
+        n_queries = max(1, asked // (task.copies * task.pair_tokens))
+        return dataclasses.replace(task, n_queries=n_queries)
 
     def _pairs(self, keys, values):
         """[n_pairs, pair_tokens]: K -> V |"""
