@@ -12,6 +12,7 @@ import csv
 import json
 import math
 import os
+import pickle
 import sys
 import time
 
@@ -25,7 +26,7 @@ from ovq.model import DTYPES, OvqModel
 from plots import plot_learning_curve
 from schedule import learning_rate, parse_phases, phase_at
 from sources import CorpusSource, TaskSource
-from tasks import TaskError, make_task
+from tasks import RecallTask, TaskError, make_task
 
 CHECKPOINT = "checkpoint.pt"
 CORPORA = {"python_files": Corpus, "python_documents": Documents}
@@ -109,10 +110,10 @@ def parse_args():
     for name in defaults:
         if name in ("recipe", "run", "resume") or name not in vars(parser.parse_known_args()[0]):
             raise ValueError(f"{path}: training: {name!r} is no option of train.py")
-    # as text, so that they are checked like the command line's
-    parser.set_defaults(**{name: value if isinstance(value, bool) else str(value)
-                           for name, value in defaults.items()})
-    args = parser.parse_args()
+    # before the command line's own, so that those win and both are checked alike
+    flags = [f"--{name.replace('_', '-')}" + ("" if value is True else f"={value}")
+             for name, value in defaults.items() if value is not False]
+    args = parser.parse_args(flags + sys.argv[1:])
     if not args.steps and not args.minutes:
         raise ValueError("one of --steps and --minutes is needed")
     return args, recipe
@@ -137,8 +138,20 @@ def make_source(recipe, args, config):
         if len(fields) > 1:
             raise ValueError(f"task: {fields['name']} has no further fields, not {fields}")
         return CorpusSource(corpus(args.data_root), args.held_out_length, args.seed)
+    if args.query_share is not None:
+        if not isinstance(task, RecallTask):
+            raise ValueError(f"--query-share: {fields['name']} has no query section")
+        if not 0 < args.query_share < 0.5:
+            raise ValueError(f"--query-share: {args.query_share} is not between 0 and 0.5")
     return TaskSource(task, args.held_out_length, args.seed, args.query_share,
                       args.unscored_weight)
+
+
+def load_initial(model, path, device):
+    try:
+        model.load_state_dict(torch.load(path, map_location=device)["model"])
+    except (KeyError, RuntimeError, pickle.UnpicklingError) as error:
+        raise ValueError(f"--init: {path} is no checkpoint of this model: {error}") from error
 
 
 def make_optimizer(model, args):
@@ -167,7 +180,7 @@ class Trainer:
         self.model = OvqModel(self.config, DTYPES[args.compute_dtype], args.ablation,
                               args.recompute_chunks).to(args.device)
         if args.init:
-            self.model.load_state_dict(torch.load(args.init, map_location=args.device)["model"])
+            load_initial(self.model, args.init, args.device)
         self.optimizer = make_optimizer(self.model, args)
         self.source = make_source(recipe, args, self.config)
         self.step, self.tokens, self.seconds = 0, 0, 0.0
