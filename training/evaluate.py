@@ -12,7 +12,6 @@ import sys
 import time
 
 import numpy as np
-import torch
 
 from data import DEFAULT_ROOT, Corpus, DataError, Documents, context
 from ovq.config import ConfigError

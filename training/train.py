@@ -12,6 +12,7 @@ import csv
 import json
 import math
 import os
+import pickle
 import sys
 import time
 
@@ -21,7 +22,7 @@ import torch.nn.functional as F
 from data import DEFAULT_ROOT, VOCAB_SIZE, Corpus, DataError, Documents
 from ovq.config import ConfigError, config_from_dict, config_to_dict
 from ovq.dictionary import ABLATIONS
-from ovq.model import DTYPES, OvqModel
+from ovq.model import DTYPES, OvqModel, load_model
 from plots import plot_learning_curve
 from schedule import learning_rate, parse_phases, phase_at
 from sources import CorpusSource, TaskSource
@@ -88,7 +89,8 @@ def make_parser():
     add("--grad-clip", type=float, default=1.0)
     add("--recompute-chunks", action="store_true", help="OVQ: keep one dictionary a chunk for the "
         "backward pass and compute the rest again: less memory for long contexts, a third slower")
-    add("--init", help="checkpoint.pt whose weights to start from (same shapes)")
+    add("--init", help="model folder or checkpoint.pt whose weights to start from, of the same "
+        "shapes; relative to the recipe's folder, and {mixer} in it stands for ovq, full or vq")
     add("--seed", type=int, default=0)
     add("--device", default="cpu")
     add("--compute-dtype", default="bfloat16", choices=("bfloat16", "float32"),
@@ -109,10 +111,10 @@ def parse_args():
     for name in defaults:
         if name in ("recipe", "run", "resume") or name not in vars(parser.parse_known_args()[0]):
             raise ValueError(f"{path}: training: {name!r} is no option of train.py")
-    # as text, so that they are checked like the command line's
-    parser.set_defaults(**{name: value if isinstance(value, bool) else str(value)
-                           for name, value in defaults.items()})
-    args = parser.parse_args()
+    # before the command line's own, so that those win and both are checked alike
+    flags = [f"--{name.replace('_', '-')}" + ("" if value is True else f"={value}")
+             for name, value in defaults.items() if value is not False]
+    args = parser.parse_args(flags + sys.argv[1:])
     if not args.steps and not args.minutes:
         raise ValueError("one of --steps and --minutes is needed")
     return args, recipe
@@ -137,8 +139,21 @@ def make_source(recipe, args, config):
         if len(fields) > 1:
             raise ValueError(f"task: {fields['name']} has no further fields, not {fields}")
         return CorpusSource(corpus(args.data_root), args.held_out_length, args.seed)
+    if args.variety is not None and args.variety <= 0:
+        raise ValueError(f"--variety: {args.variety} is not positive")
     return TaskSource(task, args.held_out_length, args.seed, args.variety,
                       args.unscored_weight)
+
+
+def load_initial(model, args):
+    mixer = (args.mixer or MIXERS[0]).removesuffix("_attention")
+    path = os.path.join(os.path.dirname(args.recipe), args.init.format(mixer=mixer))
+    try:
+        weights = (load_model(path).state_dict() if os.path.isdir(path)
+                   else torch.load(path, map_location=args.device)["model"])
+        model.load_state_dict(weights)
+    except (KeyError, RuntimeError, pickle.UnpicklingError) as error:
+        raise ValueError(f"--init: {path} has no weights of this model: {error}") from error
 
 
 def make_optimizer(model, args):
@@ -167,7 +182,7 @@ class Trainer:
         self.model = OvqModel(self.config, DTYPES[args.compute_dtype], args.ablation,
                               args.recompute_chunks).to(args.device)
         if args.init:
-            self.model.load_state_dict(torch.load(args.init, map_location=args.device)["model"])
+            load_initial(self.model, args)
         self.optimizer = make_optimizer(self.model, args)
         self.source = make_source(recipe, args, self.config)
         self.step, self.tokens, self.seconds = 0, 0, 0.0
