@@ -197,13 +197,11 @@ class TrainingTest(unittest.TestCase):
         self.assert_same_weights("first", "other", same=False)
         self.train("second", *still, "--init", self.checkpoint("first"))
         self.assert_same_weights("first", "second")
-        with self.assertRaisesRegex(ValueError, "--init: .*first.* no checkpoint of this"):
+        with self.assertRaisesRegex(ValueError, "--init: .*first.* has no weights of this"):
             self.train("third", "--init", self.checkpoint("first"),
                        config=support.tiny_config(intermediate_size=32))
 
     def test_errors_name_the_culprit(self):
-        functions = {"name": "linear_icl", "vector_tokens": 2, "x_max": 9, "n_functions": 2,
-                     "n_identifiers": 3}
         small_vocabulary = {name: value for name, value in support.tiny_config().items()
                             if not name.startswith(("tokenizer", "bos", "eos"))}
         small_vocabulary["vocab_size"] = 100
@@ -219,10 +217,7 @@ class TrainingTest(unittest.TestCase):
                 (ValueError, "python_documents has no further fields", (),
                  {"task": {"name": "python_documents", "n_queries": 1}}),
                 (TaskError, "task name: 'recall'", (), {"task": {"name": "recall"}}),
-                (ValueError, "--query-share: linear_icl", ("--query-share", "0.2"),
-                 {"task": functions}),
-                (ValueError, "--query-share: 0.5 is not", ("--query-share", "0.5"),
-                 {"task": RECALL}),
+                (ValueError, "--variety: -0.5 is not", ("--variety", "-0.5"), {"task": RECALL}),
                 (DataError, "context length 99999", ("--held-out-length", "99999"), {}),
                 (ValueError, "--steps and --minutes", ("--steps", "0"), {})):
             with self.subTest(message=message), self.assertRaisesRegex(error, message):
