@@ -21,6 +21,7 @@ import fractions
 import json
 import math
 import os
+import signal
 import sys
 import time
 
@@ -88,7 +89,7 @@ def positive(text):
     return value
 
 
-def parse_args():
+def parse_args(arguments):
     parser = argparse.ArgumentParser(description=__doc__,
                                      formatter_class=argparse.RawDescriptionHelpFormatter)
     add = parser.add_argument
@@ -113,7 +114,7 @@ def parse_args():
     add("--check-reference", type=int, default=0, metavar="K", help="sequences of each row that "
         "the reference predicts too, in float32; exit status 1 below "
         f"{100 * _LEAST_AGREEMENT:g}%% agreement")
-    args = parser.parse_args()
+    args = parser.parse_args(arguments)
     if args.backend == "server" and not (args.address or args.server):
         raise ValueError("one of --address and --server is needed")
     if args.backend == "server" and args.ablation != "none":
@@ -331,13 +332,17 @@ def run(args, stack):
     return 0
 
 
-def main():
+def main(arguments=None):
     with contextlib.ExitStack() as stack:
-        return run(parse_args(), stack)
+        return run(parse_args(arguments), stack)
 
 
 if __name__ == "__main__":
+    # ended by a signal, it still ends the server that it started
+    signal.signal(signal.SIGTERM, signal.default_int_handler)
     try:
         sys.exit(main())
+    except KeyboardInterrupt:
+        sys.exit("score.py: interrupted")
     except (ConfigError, PredictionError, TaskError, ValueError, OSError) as error:
         sys.exit(f"score.py: {error}")

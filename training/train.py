@@ -1,8 +1,8 @@
 """Trains the model of a recipe on its task or corpus; checkpoints, resumes, draws its curve.
 
 A recipe is a JSON file: `config` is the model's config.json, `task` the fields of a task of
-tasks.py (without it: the byte corpus), `training` values for the options below. An option given on
-the command line wins.
+tasks.py (without it: the byte corpus), `training` values for the options below, `score` values for
+those of score.py, which reproduce.py passes on. An option given on the command line wins.
 """
 
 import argparse
@@ -40,7 +40,7 @@ def load_recipe(path):
         except json.JSONDecodeError as error:
             raise ValueError(f"{path}: not JSON: {error}") from error
     for section in recipe:
-        if section not in ("config", "task", "training"):
+        if section not in ("config", "task", "training", "score"):
             raise ValueError(f"{path}: unknown section {section!r}")
     if "config" not in recipe:
         raise ValueError(f"{path}: no section 'config'")
