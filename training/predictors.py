@@ -73,16 +73,16 @@ class ServedPredictor:
 
 
 class ReferencePredictor:
-    """The PyTorch reference on a model folder."""
+    """The PyTorch reference on a model folder, in float32."""
 
     backend = "reference"
 
-    def __init__(self, folder, compute_dtype="float32", ablation="none"):
+    def __init__(self, folder, ablation="none"):
         # only here: a served model is scored without torch
         import torch
-        from ovq.model import DTYPES, load_model
+        from ovq.model import load_model
         self._torch = torch
-        self._model = load_model(folder, DTYPES[compute_dtype], ablation)
+        self._model = load_model(folder, torch.float32, ablation)
 
     def predict(self, tokens, max_centroids):
         torch = self._torch

@@ -19,48 +19,22 @@ import csv
 import dataclasses
 import fractions
 import json
-import math
 import os
 import signal
 import sys
 import time
 
-import numpy as np
-
 from ovq.config import ConfigError, load_config
 from predictors import (PredictionError, ReferencePredictor, ServedPredictor, connect,
                         server_flags, started_server)
+from scoring import (COLUMNS, LEAST_SCORED, LEAST_SEQUENCES, compare, make_plan, mixer_of,
+                     score_job, sequences)
 from tasks import TaskError, make_task
 
 LENGTHS = "512,1024,2048,4096,8192,16384,32768,65536"
 CENTROIDS = "128,256,512,1024,2048"
-COLUMNS = ("model", "mixer", "ablation", "backend", "task", "length", "tokens", "centroids",
-           "max_centroids", "live_centroids", "state_bytes", "full_kv_cache_bytes", "sequences",
-           "scored", "seen", "accuracy", "error", "seconds", "tokens_per_second", "checked",
-           "agreement", "logprob_difference")
-_MIXERS = {"ovq_attention": "ovq", "full_attention": "full", "vq_attention": "vq"}
-_LEAST_SCORED, _LEAST_SEQUENCES = 384, 4
 _LEAST_AGREEMENT = 0.999
 _PROGRESS_SECONDS = 10
-
-
-def mixer_of(layer_types):
-    """What a model is called after: the mixer that reads its whole context."""
-    return next((name for kind, name in _MIXERS.items() if kind in layer_types), "sliding")
-
-
-def live_centroids(n_tokens, max_centroids):
-    """Eq. 17 at the end of a sequence."""
-    return n_tokens * max_centroids // (n_tokens + max_centroids)
-
-
-def centroids_for(spec, n_tokens):
-    """max_centroids of "512" or "0.3x": the most that leaves at most 0.3 live ones a token."""
-    if not spec.endswith("x"):
-        return int(spec)
-    # live_centroids < n, the first number too many, as long as max_centroids < this:
-    n = math.floor(fractions.Fraction(spec[:-1]) * n_tokens) + 1
-    return -(-n * n_tokens // (n_tokens - n)) - 1
 
 
 def centroid_spec(text):
@@ -75,18 +49,18 @@ def centroid_spec(text):
     return text
 
 
-def listed(parse):
-    def parse_all(text):
-        return [parse(entry) for entry in text.split(",")]
-    parse_all.__name__ = "value"  # argparse names it in errors
-    return parse_all
-
-
 def positive(text):
     value = int(text)
     if value < 1:
         raise argparse.ArgumentTypeError(f"{text} is not positive")
     return value
+
+
+def listed(parse):
+    def parse_all(text):
+        return [parse(entry) for entry in text.split(",")]
+    parse_all.__name__ = "list"  # argparse names it in errors
+    return parse_all
 
 
 def parse_args(arguments):
@@ -106,8 +80,8 @@ def parse_args(arguments):
     add("--lengths", type=listed(positive), default=LENGTHS, help="longest sequences, in tokens")
     add("--centroids", type=listed(centroid_spec), default=CENTROIDS, help="max_centroids of a "
         "call, or 0.3x: as many as leave at most 0.3 live centroids a token")
-    add("--sequences", type=positive, help=f"per length; default: as many as score "
-        f"{_LEAST_SCORED} tokens, at least {_LEAST_SEQUENCES}")
+    add("--sequences", type=positive, help=f"per length; default: as many as have {LEAST_SCORED} "
+        f"scored tokens, at least {LEAST_SEQUENCES}")
     add("--concurrency", type=positive, default=8, help="sequences scored at once")
     add("--seed", type=int, default=0, help="of the sequences")
     add("--timeout", type=float, default=3600, help="seconds of one call")
@@ -125,7 +99,7 @@ def parse_args(arguments):
 
 
 def read_task(folder, changes):
-    """(fields, label) of the folder's task with changes; the label names what they change."""
+    """(task, label) of the folder's task.json with changes; the label names what they change."""
     fields = {}
     path = os.path.join(folder or "", "task.json")
     if folder and os.path.exists(path):
@@ -133,69 +107,10 @@ def read_task(folder, changes):
             fields = json.load(file)["task"]
     elif "name" not in changes:
         raise ValueError(f"{path} is missing: export.py writes it, or pass --task with a name")
-    changed = {name: value for name, value in changes.items() if fields.get(name) != value}
-    fields = {**fields, **changes}
-    label = " ".join([fields["name"], *(f"{name}={value}" for name, value in changed.items()
-                                        if name != "name")])
-    return fields, label
-
-
-@dataclasses.dataclass(frozen=True)
-class Job:
-    """A row to be: n_sequences of n_tokens each, made for `length`, at max_centroids."""
-    length: int
-    n_tokens: int
-    n_sequences: int
-    centroids: str
-    max_centroids: int | None
-
-
-def sequences(task, length, n_sequences, seed):
-    """The same for every model: they depend on the task, the length, their number and the seed."""
-    # A spawned stream is never that of a plain (seed, batch), which training draws from.
-    stream = np.random.SeedSequence(seed, spawn_key=(length,))
-    return task.sequences(length, n_sequences, np.random.default_rng(stream))
-
-
-def make_plan(task, args, mixer):
-    """Jobs in the order of their length."""
-    plan = []
-    for length in sorted(args.lengths):
-        one = sequences(task, length, 1, args.seed)
-        n_tokens = one.tokens.shape[1]
-        n_sequences = args.sequences or max(_LEAST_SEQUENCES,
-                                            -(-_LEAST_SCORED // int(one.scored.sum())))
-        for spec in args.centroids if mixer == "ovq" else [""]:
-            plan.append(Job(length, n_tokens, n_sequences, spec,
-                            centroids_for(spec, n_tokens) if spec else None))
-    return plan
-
-
-def share_and_error(right, counts):
-    """sum(right) / sum(counts) over sequences and its standard error (None for one sequence).
-
-    right, counts: [n_sequences]. With equal counts the error is that of the mean of the shares.
-    """
-    n = len(counts)
-    share = right.sum() / counts.sum()
-    if n < 2:
-        return share, None
-    deviation = np.square(right - share * counts).sum()
-    return share, math.sqrt(deviation * n / (n - 1)) / counts.sum()
-
-
-def accuracies(right, scored, seen, by_seen):
-    """[(seen or None, scored tokens, accuracy, error)] of right, scored, seen [n_sequences, n]."""
-    groups = [(None, scored)]
-    if by_seen:
-        groups += [(n, scored & (seen == n)) for n in np.unique(seen[scored])]
-    rows = []
-    for group, marks in groups:
-        counts = marks.sum(axis=1)
-        share, error = share_and_error((right & marks).sum(axis=1)[counts > 0],
-                                       counts[counts > 0])
-        rows.append((group, int(counts.sum()), share, error))
-    return rows
+    label = [{**fields, **changes}["name"]]
+    label += [f"{name}={value}" for name, value in changes.items()
+              if name != "name" and fields.get(name) != value]
+    return make_task({**fields, **changes}), " ".join(label)
 
 
 class Progress:
@@ -209,17 +124,13 @@ class Progress:
     def advance(self, job, n_done):
         self._done += job.n_tokens
         if time.monotonic() - self._said > _PROGRESS_SECONDS:
-            self.say(f"length {job.length}{_at(job)}: {n_done} of {job.n_sequences} sequences")
+            self.say(f"{job}: {n_done} of {job.n_sequences} sequences")
 
     def say(self, text):
         self._said = time.monotonic()
         left = (self._said - self._started) * (self._total / max(self._done, 1) - 1) / 60
         print(f"{text}; {100 * self._done / self._total:.0f}% done, about {left:.0f} min left",
               flush=True)
-
-
-def _at(job):
-    return f", {job.max_centroids} centroids" if job.max_centroids else ""
 
 
 def predict_all(predictor, job, tokens, pool, progress):
@@ -230,64 +141,45 @@ def predict_all(predictor, job, tokens, pool, progress):
             future.result()
             progress.advance(job, n_done)
     except PredictionError as error:
-        raise PredictionError(f"length {job.length}{_at(job)}: {error}") from error
+        raise PredictionError(f"{job}: {error}") from error
     finally:  # after an error or an interrupt nobody waits for the others
         for future in futures:
             future.cancel()
     return [future.result() for future in futures]
 
 
-def compare(reference, job, made, predictions):
-    """(scored tokens, how many of them agree, largest difference of log-probabilities)."""
-    n_checked, n_equal, largest = 0, 0, 0.0
-    for tokens, scored, served in zip(made.tokens, made.scored, predictions):
-        own, marks = reference.predict(tokens, job.max_centroids), scored[1:]
-        n_checked += int(marks.sum())
-        n_equal += int((own.top_ids == served.top_ids)[marks].sum())
-        largest = max(largest, float(np.abs(own.top_logprobs - served.top_logprobs)[marks].max()))
-    return n_checked, n_equal, largest
+class Scorer:
+    """Scores jobs; n_checked, n_agreed: scored tokens the reference predicted, and predicted so."""
 
+    def __init__(self, task, predictor, reference, args, common):
+        self._task, self._predictor, self._reference = task, predictor, reference
+        self._args, self._common = args, common
+        self.n_checked, self.n_agreed = 0, 0
 
-def score_job(job, made, predictions, seconds, common):
-    """The job's rows as dictionaries; `common` has the columns that all of the CSV's rows share."""
-    right = np.stack([one.top_ids for one in predictions]) == made.tokens[:, 1:]
-    groups = accuracies(right, made.scored[:, 1:], made.seen[:, 1:], made.seen.any())
-    row = {**common, "length": job.length, "tokens": job.n_tokens, "centroids": job.centroids,
-           "max_centroids": job.max_centroids, "sequences": job.n_sequences}
-    if job.max_centroids:
-        row["live_centroids"] = live_centroids(job.n_tokens, job.max_centroids)
-    rows = [{**row, "seen": seen, "scored": scored, "accuracy": f"{share:.6f}",
-             "error": None if error is None else f"{error:.6f}"}
-            for seen, scored, share, error in groups]
-    rows[0].update(seconds=f"{seconds:.3f}",
-                   tokens_per_second=f"{job.n_tokens * job.n_sequences / seconds:.1f}")
-    return rows
+    def _check(self, job, made, predictions, row):
+        first = dataclasses.replace(made, tokens=made.tokens[:self._args.check_reference])
+        n_checked, n_agreed, largest = compare(self._reference, job, first, predictions)
+        row.update(checked=n_checked, agreement=f"{n_agreed / n_checked:.6f}",
+                   logprob_difference=f"{largest:.3g}")
+        self.n_checked += n_checked
+        self.n_agreed += n_agreed
+        return f", reference agrees on {n_agreed} of {n_checked}"
 
-
-def score_all(plan, task, predictor, reference, args, common):
-    """All rows, and the (scored tokens, agreeing ones) that the reference checked."""
-    rows, checked, agreed, progress = [], 0, 0, Progress(plan)
-    with concurrent.futures.ThreadPoolExecutor(args.concurrency) as pool:
-        for job in plan:
-            made = sequences(task, job.length, job.n_sequences, args.seed)
-            started = time.monotonic()
-            predictions = predict_all(predictor, job, made.tokens, pool, progress)
-            new = score_job(job, made, predictions, time.monotonic() - started, common)
-            sizes = predictor.state_bytes(job.n_tokens, job.max_centroids)
-            for row in new:
-                row["state_bytes"], row["full_kv_cache_bytes"] = sizes
-            text = f"length {job.length}{_at(job)}: {100 * float(new[0]['accuracy']):.1f}% of " \
-                f"{new[0]['scored']} tokens, {new[0]['tokens_per_second']} tokens/s"
-            if reference and args.check_reference:
-                first = dataclasses.replace(made, tokens=made.tokens[:args.check_reference])
-                n_checked, n_equal, largest = compare(reference, job, first, predictions)
-                new[0].update(checked=n_checked, agreement=f"{n_equal / n_checked:.6f}",
-                              logprob_difference=f"{largest:.3g}")
-                checked, agreed = checked + n_checked, agreed + n_equal
-                text += f", reference agrees on {n_equal} of {n_checked}"
-            progress.say(text)
-            rows += new
-    return rows, checked, agreed
+    def score(self, job, pool, progress):
+        """The job's rows."""
+        made = sequences(self._task, job.length, job.n_sequences, self._args.seed)
+        started = time.monotonic()
+        predictions = predict_all(self._predictor, job, made.tokens, pool, progress)
+        rows = score_job(job, made, predictions, time.monotonic() - started, self._common)
+        sizes = self._predictor.state_bytes(job.n_tokens, job.max_centroids)
+        for row in rows:
+            row["state_bytes"], row["full_kv_cache_bytes"] = sizes
+        text = f"{job}: {100 * float(rows[0]['accuracy']):.1f}% of {rows[0]['scored']} tokens, " \
+            f"{rows[0]['tokens_per_second']} tokens/s"
+        if self._args.check_reference:
+            text += self._check(job, made, predictions, rows[0])
+        progress.say(text)
+        return rows
 
 
 def write_csv(path, rows):
@@ -302,32 +194,37 @@ def write_csv(path, rows):
 
 def run(args, stack):
     """Scores what args ask for; returns the exit status. stack ends what was started."""
-    fields, label = read_task(args.model, args.task)
-    task = make_task(fields)
-    client = stack.enter_context(connect(args.address)) if args.address else None
-    info = client.model_info() if client else None
-    layer_types = info.layer_types if info else load_config(args.model).layer_types
+    task, label = read_task(args.model, args.task)
+    if args.address:
+        predictor = ServedPredictor(stack.enter_context(connect(args.address)), args.timeout)
+        info = predictor.info()
+        name, layer_types = info.name, info.layer_types
+    else:
+        name = os.path.basename(os.path.abspath(args.model))
+        layer_types = load_config(args.model).layer_types
     mixer = mixer_of(layer_types)
-    plan = make_plan(task, args, mixer)
+    plan = make_plan(task, args.lengths, args.centroids if mixer == "ovq" else [None],
+                     args.sequences, args.seed)
     reference = None
     if args.check_reference or args.backend == "reference":
-        reference = ReferencePredictor(args.model, ablation=args.ablation)
+        reference = ReferencePredictor(args.model, args.ablation)
     if args.backend == "reference":
         predictor = reference
-    else:
-        if not client:
-            flags = server_flags(plan, args.server_args)
-            client = stack.enter_context(connect(stack.enter_context(
-                started_server(args.server, args.model, flags))))
-        predictor = ServedPredictor(client, args.timeout)
-    name = info.name if info else os.path.basename(os.path.abspath(args.model))
-    common = {"model": name, "mixer": mixer, "ablation": args.ablation,
-              "backend": predictor.backend, "task": label}
-    rows, checked, agreed = score_all(plan, task, predictor, reference, args, common)
+    elif args.server:
+        address = stack.enter_context(started_server(args.server, args.model,
+                                                     server_flags(plan, args.server_args)))
+        predictor = ServedPredictor(stack.enter_context(connect(address)), args.timeout)
+    scorer = Scorer(task, predictor, reference, args,
+                    {"model": name, "mixer": mixer, "ablation": args.ablation,
+                     "backend": predictor.backend, "task": label})
+    progress, rows = Progress(plan), []
+    with concurrent.futures.ThreadPoolExecutor(args.concurrency) as pool:
+        for job in plan:
+            rows += scorer.score(job, pool, progress)
     write_csv(args.out, rows)
-    if checked and agreed < _LEAST_AGREEMENT * checked:
-        print(f"score.py: the reference agrees on {agreed} of {checked} scored tokens only",
-              file=sys.stderr)
+    if scorer.n_agreed < _LEAST_AGREEMENT * scorer.n_checked:
+        print(f"score.py: the reference agrees on {scorer.n_agreed} of {scorer.n_checked} scored "
+              f"tokens only", file=sys.stderr)
         return 1
     return 0
 
