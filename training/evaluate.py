@@ -14,7 +14,7 @@ import time
 import numpy as np
 import torch
 
-from data import DEFAULT_ROOT, HELD_OUT, Corpus, DataError, context
+from data import DEFAULT_ROOT, Corpus, DataError, Documents, context
 from ovq.config import ConfigError
 from ovq.measure import bits_per_byte, token_bits
 from ovq.model import DTYPES, load_model
@@ -36,6 +36,8 @@ def parse_args():
     parser.add_argument("--model", required=True, help="native model folder")
     parser.add_argument("--out", required=True, help="folder for evaluation.csv, .png and .md")
     parser.add_argument("--data-root", default=DEFAULT_ROOT, help="folder of the standard library")
+    parser.add_argument("--documents", action="store_true", help="read the held-out documents "
+                        "(see data.py) and not the held-out files")
     parser.add_argument("--lengths", type=integers, default="512,1024,2048,4096,8192,16384,32768",
                         help="context lengths in tokens; each must divide the longest")
     parser.add_argument("--scales", type=integers, default="1,2,4",
@@ -53,8 +55,8 @@ def parse_args():
 def held_out_contexts(corpus, length, longest, per_module):
     """(inputs, targets) [n_contexts, length] over the same bytes for every length."""
     pairs = []
-    for name in HELD_OUT:
-        stream = corpus.held_out[name][1:]  # the context's own bos stands for the first
+    for stream in corpus.held_out.values():
+        stream = stream[1:]  # the context's own bos stands for the first
         n_longest = len(stream) // longest
         end = longest * (min(n_longest, per_module) if per_module else n_longest)
         pairs += [context(stream, begin, length) for begin in range(0, end, length)]
@@ -117,7 +119,7 @@ def main():
     if model.config.tokenizer != "bytes":
         raise ValueError(f"{args.model}: tokenizer is not \"bytes\"")
     sizes = [scale * model.config.max_centroids for scale in args.scales]
-    corpus = Corpus(args.data_root)
+    corpus = (Documents if args.documents else Corpus)(args.data_root)
     contexts = {length: held_out_contexts(corpus, length, lengths[-1], args.per_module)
                 for length in lengths}
     with concurrent.futures.ThreadPoolExecutor(args.workers) as workers:

@@ -8,29 +8,27 @@ one would have seen.
 import numpy as np
 import torch
 
-from data import Corpus, WindowSampler, context
 from ovq.measure import bits_per_byte, token_bits
 
-# Task sequences that progress is measured on come from this seed, training ones from others.
-HELD_OUT_SEED = 1 << 32
+# Task sequences that progress is measured on come from this seed, training ones from pairs of
+# numbers below 2^32, which numpy joins to one number below 2^64: it must be above those.
+HELD_OUT_SEED = 1 << 64
 
 
 class CorpusSource:
-    """The standard library's bytes; progress in bits per byte of held-out modules."""
+    """The standard library's bytes; progress in bits per byte of held-out modules.
+
+    corpus: Corpus or Documents. Progress is measured on contexts of held_out_length.
+    """
 
     metric = "held_out_bpb"
-    # contexts of this length, spread evenly over the held-out text
-    _SAMPLE_LENGTH, _SAMPLE_CONTEXTS = 1024, 32
+    _SAMPLE_TOKENS = 32768
 
-    def __init__(self, root, seed):
-        corpus = Corpus(root)
+    def __init__(self, corpus, held_out_length, seed):
         self.fingerprint = corpus.fingerprint
-        self._sampler = WindowSampler(corpus.train, seed)
-        stream = np.concatenate(list(corpus.held_out.values()))
-        begins = np.linspace(1, len(stream) - self._SAMPLE_LENGTH,
-                             self._SAMPLE_CONTEXTS).astype(np.int64)
-        self._sample = tuple(np.stack(side) for side in zip(
-            *(context(stream, begin, self._SAMPLE_LENGTH) for begin in begins)))
+        self._sampler = corpus.sampler(seed)
+        self._sample = corpus.held_out_sample(held_out_length,
+                                              max(1, self._SAMPLE_TOKENS // held_out_length))
 
     def next(self, length, batch):
         inputs, targets = self._sampler.next(length, batch)
@@ -94,7 +92,7 @@ class TaskSource:
 @torch.no_grad()
 def predicted_right(model, tokens, scored, max_centroids=None):
     """Of every scored token [batch, length], in row order: is it the likeliest? [n_scored] bool"""
-    logits = model(torch.from_numpy(tokens[:, :-1]), max_centroids)
-    marks = torch.from_numpy(scored[:, 1:])
-    right = logits[marks].argmax(-1) == torch.from_numpy(tokens[:, 1:])[marks]
-    return right.numpy()
+    device = next(model.parameters()).device
+    logits = model(torch.from_numpy(tokens[:, :-1]).to(device), max_centroids)
+    likeliest = logits.argmax(-1).cpu().numpy()
+    return (likeliest == tokens[:, 1:])[scored[:, 1:]]

@@ -1,8 +1,9 @@
 """Trains the model of a recipe on its task or corpus; checkpoints, resumes, draws its curve.
 
 A recipe is a JSON file: `config` is the model's config.json, `task` the fields of a task of
-tasks.py (without it: the byte corpus), `training` values for the options below, `score` values for
-those of score.py, which reproduce.py passes on. An option given on the command line wins.
+tasks.py or {"name": "python_files"} or {"name": "python_documents"}, the two forms of the byte
+corpus (without it: python_files), `training` values for the options below, `score` values for those
+of score.py, which reproduce.py passes on. An option given on the command line wins.
 """
 
 import argparse
@@ -11,22 +12,24 @@ import csv
 import json
 import math
 import os
+import pickle
 import sys
 import time
 
 import torch
 import torch.nn.functional as F
 
-from data import DEFAULT_ROOT, DataError
+from data import DEFAULT_ROOT, VOCAB_SIZE, Corpus, DataError, Documents
 from ovq.config import ConfigError, config_from_dict, config_to_dict
 from ovq.dictionary import ABLATIONS
 from ovq.model import DTYPES, OvqModel
 from plots import plot_learning_curve
 from schedule import learning_rate, parse_phases, phase_at
 from sources import CorpusSource, TaskSource
-from tasks import TaskError, make_task
+from tasks import RecallTask, TaskError, make_task
 
 CHECKPOINT = "checkpoint.pt"
+CORPORA = {"python_files": Corpus, "python_documents": Documents}
 MIXERS = ("ovq_attention", "full_attention", "vq_attention")
 # A row of the history every --log-steps; held_out (what it is, the source says) every --eval-steps.
 CURVE_COLUMNS = ("step", "tokens", "seconds", "context_length", "max_centroids",
@@ -39,7 +42,11 @@ def load_recipe(path):
             recipe = json.load(file)
         except json.JSONDecodeError as error:
             raise ValueError(f"{path}: not JSON: {error}") from error
-    for section in recipe:
+    if not isinstance(recipe, dict):
+        raise ValueError(f"{path}: not a JSON object")
+    for section, content in recipe.items():
+        if not isinstance(content, dict):
+            raise ValueError(f"{path}: {section}: not a JSON object")
         if section not in ("config", "task", "training", "score"):
             raise ValueError(f"{path}: unknown section {section!r}")
     if "config" not in recipe:
@@ -72,7 +79,7 @@ def make_parser():
         "the task's own n_queries")
     add("--unscored-weight", type=float, default=0.05,
         help="task: share in the loss of a token that is not scored; a scored one has 1")
-    add("--held-out-length", type=int, default=512, help="task: length that progress is measured at")
+    add("--held-out-length", type=int, default=512, help="length that progress is measured at")
     add("--lr", type=float, default=3e-3, help="peak learning rate")
     add("--beta-lr-scale", type=float, default=5.0,
         help="learning rate of the attention's beta relative to --lr")
@@ -103,10 +110,10 @@ def parse_args():
     for name in defaults:
         if name in ("recipe", "run", "resume") or name not in vars(parser.parse_known_args()[0]):
             raise ValueError(f"{path}: training: {name!r} is no option of train.py")
-    # as text, so that they are checked like the command line's
-    parser.set_defaults(**{name: value if isinstance(value, bool) else str(value)
-                           for name, value in defaults.items()})
-    args = parser.parse_args()
+    # before the command line's own, so that those win and both are checked alike
+    flags = [f"--{name.replace('_', '-')}" + ("" if value is True else f"={value}")
+             for name, value in defaults.items() if value is not False]
+    args = parser.parse_args(flags + sys.argv[1:])
     if not args.steps and not args.minutes:
         raise ValueError("one of --steps and --minutes is needed")
     return args, recipe
@@ -121,13 +128,30 @@ def make_config(recipe, mixer):
 
 
 def make_source(recipe, args, config):
-    if "task" not in recipe:
-        return CorpusSource(args.data_root, args.seed)
-    task = make_task(recipe["task"])
-    if task.vocab_size > config.vocab_size:
-        raise ValueError(f"vocab_size: {config.vocab_size}, but the task needs {task.vocab_size}")
+    fields = recipe.get("task", {"name": "python_files"})
+    corpus = CORPORA.get(fields.get("name"))
+    task = None if corpus else make_task(fields)
+    needed = VOCAB_SIZE if corpus else task.vocab_size
+    if needed > config.vocab_size:
+        raise ValueError(f"vocab_size: {config.vocab_size}, but the task needs {needed}")
+    if corpus:
+        if len(fields) > 1:
+            raise ValueError(f"task: {fields['name']} has no further fields, not {fields}")
+        return CorpusSource(corpus(args.data_root), args.held_out_length, args.seed)
+    if args.query_share is not None:
+        if not isinstance(task, RecallTask):
+            raise ValueError(f"--query-share: {fields['name']} has no query section")
+        if not 0 < args.query_share < 0.5:
+            raise ValueError(f"--query-share: {args.query_share} is not between 0 and 0.5")
     return TaskSource(task, args.held_out_length, args.seed, args.query_share,
                       args.unscored_weight)
+
+
+def load_initial(model, path, device):
+    try:
+        model.load_state_dict(torch.load(path, map_location=device)["model"])
+    except (KeyError, RuntimeError, pickle.UnpicklingError) as error:
+        raise ValueError(f"--init: {path} is no checkpoint of this model: {error}") from error
 
 
 def make_optimizer(model, args):
@@ -156,7 +180,7 @@ class Trainer:
         self.model = OvqModel(self.config, DTYPES[args.compute_dtype], args.ablation,
                               args.recompute_chunks).to(args.device)
         if args.init:
-            self.model.load_state_dict(torch.load(args.init, map_location=args.device)["model"])
+            load_initial(self.model, args.init, args.device)
         self.optimizer = make_optimizer(self.model, args)
         self.source = make_source(recipe, args, self.config)
         self.step, self.tokens, self.seconds = 0, 0, 0.0

@@ -6,7 +6,7 @@ import sys
 TRAINING = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
 sys.path.insert(0, TRAINING)
 
-from data import HELD_OUT  # noqa: E402
+from data import HELD_OUT_DOCUMENTS, MIN_DOCUMENT_BYTES  # noqa: E402
 
 
 def tiny_config(**changes):
@@ -20,13 +20,24 @@ def tiny_config(**changes):
     return {**raw, **changes}
 
 
+def write_file(root, path, text):
+    path = os.path.join(root, path)
+    os.makedirs(os.path.dirname(path), exist_ok=True)
+    with open(path, "w", encoding="utf-8") as file:
+        file.write(text)
+
+
 def write_corpus(root):
-    """A standard library in miniature: every held-out name and two modules to train on."""
-    for name in HELD_OUT:
-        path = os.path.join(root, name if name.endswith(".py") else f"{name}/__init__.py")
-        os.makedirs(os.path.dirname(path), exist_ok=True)
-        with open(path, "w", encoding="utf-8") as file:
-            file.write(f"held_out = {name!r}\n" * 20)
-    for name in ("alpha.py", "zeta.py"):
-        with open(os.path.join(root, name), "w", encoding="utf-8") as file:
-            file.writelines(f"def {name[:-3]}_{i}():\n    return {i}\n" for i in range(60))
+    """A standard library in miniature: every held-out name, and three modules to train on.
+
+    alpha.py and the package zeta are large enough for documents, small.py is not.
+    """
+    for name in HELD_OUT_DOCUMENTS:
+        write_file(root, name if name.endswith(".py") else f"{name}/__init__.py",
+                   f"held_out = {name!r}\n" * 20)
+    large = "".join(f"def f_{i:05d}():\n    return {i:05d}\n" for i in range(600))
+    assert len(large) > MIN_DOCUMENT_BYTES
+    write_file(root, "alpha.py", large)
+    write_file(root, "small.py", "small = 1\n" * 30)
+    write_file(root, "zeta/__init__.py", "zeta = 1\n")
+    write_file(root, "zeta/core.py", large)

@@ -1,4 +1,4 @@
-"""Corpus, schedule, trainer, export and evaluation on a model of a few thousand weights."""
+"""Schedule, sources, trainer, export and evaluation on a model of a few thousand weights."""
 
 import contextlib
 import io
@@ -18,51 +18,11 @@ import evaluate
 import export
 import sample
 import train
-from data import BOS, EOS, HELD_OUT, Corpus, DataError, WindowSampler, context
+from data import DataError, Documents
 from ovq.model import load_model
-from schedule import context_length, learning_rate, parse_phases
-
-
-class CorpusTest(unittest.TestCase):
-    def setUp(self):
-        folder = tempfile.TemporaryDirectory()
-        self.addCleanup(folder.cleanup)
-        self.root = folder.name
-        support.write_corpus(self.root)
-
-    def test_held_out_modules_are_whole_and_not_in_training(self):
-        for excluded in ("test/a.py", "dist-packages/b.py", "_sysconfigdata_x.py"):
-            path = os.path.join(self.root, excluded)
-            os.makedirs(os.path.dirname(path), exist_ok=True)
-            with open(path, "w", encoding="utf-8") as file:
-                file.write("excluded")
-        corpus = Corpus(self.root)
-        text = bytes(corpus.train[corpus.train < 256].astype(np.uint8))
-        self.assertNotIn(b"held_out", text)
-        self.assertNotIn(b"excluded", text)
-        self.assertEqual(corpus.train_bytes, len(text))
-        self.assertEqual(sorted(corpus.held_out), sorted(HELD_OUT))
-        self.assertEqual(corpus.train[[0, -1]].tolist(), [BOS, EOS])
-
-    def test_a_missing_held_out_module_is_named(self):
-        os.remove(os.path.join(self.root, "tarfile.py"))
-        with self.assertRaisesRegex(DataError, "tarfile.py"):
-            Corpus(self.root)
-
-    def test_contexts_predict_the_next_byte_after_bos(self):
-        inputs, targets = context(np.arange(10, 20, dtype=np.uint16), 3, 4)
-        self.assertEqual(inputs.tolist(), [BOS, 13, 14, 15])
-        self.assertEqual(targets.tolist(), [13, 14, 15, 16])
-
-    def test_an_epoch_covers_the_stream_once_and_resumes(self):
-        stream = np.arange(1000, dtype=np.uint16)
-        sampler = WindowSampler(stream, seed=1)
-        seen = np.concatenate([sampler.next(10, 9)[1].ravel() for _ in range(11)])
-        self.assertEqual(len(set(seen.tolist())), len(seen))
-        other = WindowSampler(stream, seed=1)
-        other.restore(sampler.state())
-        for length in (10, 10, 25):
-            np.testing.assert_array_equal(sampler.next(length, 4)[0], other.next(length, 4)[0])
+from schedule import Phase, learning_rate, parse_phases, phase_at
+from sources import CorpusSource, TaskSource, predicted_right
+from tasks import TaskError, make_task
 
 
 class ScheduleTest(unittest.TestCase):
@@ -72,12 +32,61 @@ class ScheduleTest(unittest.TestCase):
         self.assertAlmostEqual(learning_rate(1.0, 1.0, 500, 10), 0.05)
 
     def test_phases(self):
-        phases = parse_phases("512:0.75,2048:0.25")
-        lengths = [context_length(phases, progress) for progress in (0.0, 0.74, 0.76, 1.0)]
-        self.assertEqual(lengths, [512, 512, 2048, 2048])
-        for text in ("512", "512:0.5", "0:1", "512:x", "512:0.5,:0.5"):
+        phases = parse_phases("512:0.75,2048:0.25:64")
+        self.assertEqual([phase_at(phases, progress) for progress in (0.0, 0.74, 0.76, 1.0)],
+                         2 * [Phase(512, 0.75)] + 2 * [Phase(2048, 1.0, 64)])
+        for text in ("512", "512:0.5", "0:1", "512:x", "512:0.5,:0.5", "512:1:0", "512:1:2:3",
+                     "512:1:x"):
             with self.assertRaisesRegex(ValueError, "--phases"):
                 parse_phases(text)
+
+
+RECALL = {"name": "basic_icr", "key_tokens": 2, "value_tokens": 2, "n_symbols": 16, "n_queries": 1}
+
+
+class SuccessorModel(torch.nn.Module):
+    """Predicts token + 1 everywhere, and notes the dictionary sizes it is asked for."""
+
+    def __init__(self):
+        super().__init__()
+        self.weight, self.asked = torch.nn.Parameter(torch.zeros(1)), []
+
+    def forward(self, tokens, max_centroids=None):
+        self.asked.append(max_centroids)
+        return torch.nn.functional.one_hot(tokens + 1, 100).float() + self.weight
+
+
+class TaskSourceTest(unittest.TestCase):
+    def test_predicted_right_looks_at_scored_tokens_only(self):
+        model = SuccessorModel()
+        tokens = np.array([[7, 8, 9, 20, 21], [3, 5, 6, 9, 9]])
+        scored = np.array([[0, 1, 0, 1, 1], [1, 1, 1, 0, 0]], bool)
+        # the first token has nothing before it: it is never predicted, scored or not
+        self.assertEqual(predicted_right(model, tokens, scored, 5).tolist(),
+                         [True, False, True, False, True])
+        self.assertEqual(model.asked, [5])
+
+    def test_batches_weigh_what_is_scored(self):
+        task = make_task(RECALL)
+        source = TaskSource(task, 31, 0, None, 0.25)
+        inputs, targets, weights = source.next(31, 3)
+        np.testing.assert_array_equal(inputs[:, 1:], targets[:, :-1])
+        # ... ? K K -> V V |
+        expected = np.full(30, 0.25)
+        expected[[-3, -2]] = 1
+        np.testing.assert_array_equal(weights, np.tile(expected, (3, 1)))
+        asking = TaskSource(task, 31, 0, 0.4, 0.25).next(31, 1)[2]
+        self.assertEqual(int((asking == 1).sum()), 4)  # 12 of 31 tokens ask: two pairs
+
+    def test_held_out_sequences_are_no_training_sequences(self):
+        task = make_task(RECALL)
+        held_out = {row.tobytes() for row in TaskSource(task, 31, 0, None, 0)._sample.tokens}
+        for seed in (0, 1):
+            source = TaskSource(task, 31, seed, None, 0)
+            for _ in range(20):
+                inputs, targets, _ = source.next(31, 4)
+                rows = np.concatenate((inputs[:, :1], targets), axis=1)
+                self.assertFalse(held_out & {row.tobytes() for row in rows})
 
 
 class TrainingTest(unittest.TestCase):
@@ -87,12 +96,15 @@ class TrainingTest(unittest.TestCase):
         self.folder = folder.name
         self.root = os.path.join(self.folder, "library")
         support.write_corpus(self.root)
-        self.config = os.path.join(self.folder, "config.json")
-        with open(self.config, "w", encoding="utf-8") as file:
-            json.dump(support.tiny_config(), file)
-        sample_size = mock.patch.multiple(train, _SAMPLE_LENGTH=64, _SAMPLE_CONTEXTS=2)
+        sample_size = mock.patch.object(CorpusSource, "_SAMPLE_TOKENS", 256)
         sample_size.start()
         self.addCleanup(sample_size.stop)
+
+    def write_recipe(self, **sections):
+        path = os.path.join(self.folder, "recipe.json")
+        with open(path, "w", encoding="utf-8") as file:
+            json.dump({"config": support.tiny_config(), **sections}, file)
+        return path
 
     def call(self, module, *arguments):
         """Runs a module's main() as the command line would; returns what it printed."""
@@ -102,17 +114,25 @@ class TrainingTest(unittest.TestCase):
             module.main()
         return output.getvalue()
 
-    def train(self, run, *more):
-        return self.call(train, "--config", self.config, "--run", os.path.join(self.folder, run),
-                         "--data-root", self.root, "--steps", "6", "--batch-tokens", "64",
-                         "--phases", "16:0.5,32:0.5", "--log-steps", "2", "--eval-steps", "4",
-                         "--compute-dtype", "float32", *more)
+    def train(self, run, *more, **sections):
+        return self.call(train, "--recipe", self.write_recipe(**sections), "--run",
+                         os.path.join(self.folder, run), "--data-root", self.root, "--steps", "6",
+                         "--batch-tokens", "64", "--phases", "16:0.5,32:0.5", "--log-steps", "2",
+                         "--eval-steps", "4", "--held-out-length", "32", "--compute-dtype",
+                         "float32", *more)
 
     def checkpoint(self, run):
         return os.path.join(self.folder, run, train.CHECKPOINT)
 
-    def test_a_resumed_run_equals_an_unbroken_one(self):
-        self.train("whole")
+    def saved(self, run):
+        return torch.load(self.checkpoint(run))
+
+    def assert_same_weights(self, run, other, same=True):
+        one, two = self.saved(run)["model"], self.saved(other)["model"]
+        equal = [torch.equal(tensor, two[name]) for name, tensor in one.items()]
+        self.assertEqual(all(equal), same)
+
+    def train_three_steps(self, run, **sections):
         train_step, calls = train.Trainer.train_step, []
 
         def stop_after_three(trainer):
@@ -124,17 +144,113 @@ class TrainingTest(unittest.TestCase):
 
         with mock.patch.object(train.Trainer, "train_step", stop_after_three), \
                 self.assertRaises(KeyboardInterrupt):
-            self.train("broken")
-        with self.assertRaisesRegex(ValueError, "--resume"):
-            self.train("broken")
-        self.train("broken", "--resume")
-        whole, broken = (torch.load(self.checkpoint(run)) for run in ("whole", "broken"))
-        self.assertEqual(whole["tokens"], broken["tokens"])
-        for name, tensor in whole["model"].items():
-            self.assertTrue(torch.equal(tensor, broken["model"][name]), name)
+            self.train(run, **sections)
+
+    def test_a_resumed_run_equals_an_unbroken_one(self):
+        for name, sections in (("files", {}), ("documents", {"task": {"name": "python_documents"}}),
+                               ("task", {"task": RECALL})):
+            with self.subTest(source=name):
+                whole, broken = name + "-whole", name + "-broken"
+                self.train(whole, **sections)
+                self.train_three_steps(broken, **sections)
+                with self.assertRaisesRegex(ValueError, "--resume"):
+                    self.train(broken, **sections)
+                self.assert_same_weights(whole, broken, same=False)
+                self.train(broken, "--resume", **sections)
+                self.assert_same_weights(whole, broken)
+                self.assertEqual(self.saved(whole)["tokens"], self.saved(broken)["tokens"])
+        self.assert_same_weights("files-whole", "documents-whole", same=False)
+        with self.assertRaisesRegex(ValueError, "trained on"):
+            self.train("files-broken", "--resume", task=RECALL)
+        with self.assertRaisesRegex(ValueError, "model differs"):
+            self.train("files-broken", "--resume", "--mixer", "full_attention")
+
+    def test_the_curve_names_what_it_measures(self):
+        for run, metric, sections in (("bytes", "held_out_bpb", {}),
+                                      ("task", "held_out_accuracy", {"task": RECALL})):
+            self.assertIn(metric, self.train(run, **sections))
+            with open(os.path.join(self.folder, run, "curve.csv"), encoding="utf-8") as file:
+                header, *rows = [line.strip().split(",") for line in file]
+            self.assertEqual(header[-1], metric)
+            self.assertEqual([(row[0], row[3]) for row in rows],
+                             [("2", "16"), ("4", "32"), ("6", "32")])
+            self.assertGreaterEqual(float(rows[-1][-1]), 0)
+
+    def test_the_command_line_wins_over_the_recipe(self):
+        training = {"lr": 0.5, "seed": 7, "phases": "8:1", "recompute_chunks": True}
+        self.train("run", "--seed", "8", training=training)
+        args = self.saved("run")["args"]
+        self.assertEqual((args["lr"], args["seed"], args["phases"], args["recompute_chunks"]),
+                         (0.5, 8, "16:0.5,32:0.5", True))
+
+    def test_mixer_replaces_the_ovq_layers_only(self):
+        config = support.tiny_config(vq={"codebook_size": 4})
+        for mixer in ("full_attention", "vq_attention"):
+            self.train(mixer, "--mixer", mixer, config=config)
+            self.assertEqual(self.saved(mixer)["config"]["layer_types"],
+                             ["sliding_attention", mixer])
+
+    def test_init_takes_the_weights_of_another_run(self):
+        self.train("first")
+        still = ("--lr", "0", "--seed", "5")  # weights that do not move
+        self.train("other", *still)
+        self.assert_same_weights("first", "other", same=False)
+        self.train("second", *still, "--init", self.checkpoint("first"))
+        self.assert_same_weights("first", "second")
+        with self.assertRaisesRegex(ValueError, "--init: .*first.* no checkpoint of this"):
+            self.train("third", "--init", self.checkpoint("first"),
+                       config=support.tiny_config(intermediate_size=32))
+
+    def test_errors_name_the_culprit(self):
+        functions = {"name": "linear_icl", "vector_tokens": 2, "x_max": 9, "n_functions": 2,
+                     "n_identifiers": 3}
+        small_vocabulary = {name: value for name, value in support.tiny_config().items()
+                            if not name.startswith(("tokenizer", "bos", "eos"))}
+        small_vocabulary["vocab_size"] = 100
+        for error, message, arguments, sections in (
+                (ValueError, "unknown section 'model'", (), {"model": {}}),
+                (ValueError, "task: not a JSON object", (), {"task": "basic_icr"}),
+                (ValueError, "training: 'learning_rate' is no option", (),
+                 {"training": {"learning_rate": 1}}),
+                (ValueError, "training: 'run' is no option", (), {"training": {"run": "x"}}),
+                (ValueError, "vocab_size: 258, but .* 10003", (), {"task": {"name": "basic_icr"}}),
+                (ValueError, "vocab_size: 100, but .* 258", (),
+                 {"config": small_vocabulary}),
+                (ValueError, "python_documents has no further fields", (),
+                 {"task": {"name": "python_documents", "n_queries": 1}}),
+                (TaskError, "task name: 'recall'", (), {"task": {"name": "recall"}}),
+                (ValueError, "--query-share: linear_icl", ("--query-share", "0.2"),
+                 {"task": functions}),
+                (ValueError, "--query-share: 0.5 is not", ("--query-share", "0.5"),
+                 {"task": RECALL}),
+                (DataError, "context length 99999", ("--held-out-length", "99999"), {}),
+                (ValueError, "--steps and --minutes", ("--steps", "0"), {})):
+            with self.subTest(message=message), self.assertRaisesRegex(error, message):
+                self.train("wrong", *arguments, **sections)
+
+    def test_a_recipes_options_are_checked_like_the_command_lines(self):
+        for name, value in (("ablation", "all"), ("mixer", "ovq"), ("lr", "fast"),
+                            ("recompute_chunks", 3)):
+            shown = io.StringIO()
+            with contextlib.redirect_stderr(shown), self.assertRaises(SystemExit):
+                self.train("wrong", training={name: value})
+            self.assertIn(f"--{name.replace('_', '-')}", shown.getvalue())
+
+    def test_the_recipes_that_ship_are_valid(self):
+        folder = os.path.join(support.TRAINING, "recipes")
+        for name in os.listdir(folder):
+            arguments = ["train.py", "--recipe", os.path.join(folder, name), "--run", "x"]
+            with self.subTest(recipe=name), mock.patch.object(sys, "argv", arguments):
+                args, recipe = train.parse_args()
+                config = train.make_config(recipe, args.mixer)
+                parse_phases(args.phases)
+                if recipe.get("task", {}).get("name") in (None, *train.CORPORA):
+                    self.assertEqual((config.vocab_size, config.tokenizer), (258, "bytes"))
+                else:
+                    train.make_source(recipe, args, config).next(512, 1)
 
     def test_export_evaluate_and_sample(self):
-        self.assertIn("held-out", self.train("run"))
+        self.train("run")
         for name in ("curve.csv", "curve.png"):
             self.assertTrue(os.path.getsize(os.path.join(self.folder, "run", name)))
         model, out = (os.path.join(self.folder, name) for name in ("model", "evaluation"))
@@ -150,11 +266,17 @@ class TrainingTest(unittest.TestCase):
             self.assertEqual(len(file.readlines()), 7)
         with open(os.path.join(out, "evaluation.md"), encoding="utf-8") as file:
             self.assertIn("| 32 |", file.read())
+        self.call(evaluate, "--model", model, "--out", out, "--data-root", self.root,
+                  "--lengths", "32", "--scales", "1", "--documents")
+        n_contexts = sum((len(stream) - 1) // 32
+                         for stream in Documents(self.root).held_out.values())
+        with open(os.path.join(out, "evaluation.md"), encoding="utf-8") as file:
+            self.assertIn(f"over the same {32 * n_contexts} tokens", file.read())
         greedy = self.call(sample, "--model", model, "--prompt", "def ", "--tokens", "5")
         self.assertTrue(greedy.startswith("def "))
 
     def test_every_command_has_help_and_names_what_is_wrong(self):
-        for name in ("data", "train", "export", "evaluate", "sample"):
+        for name in ("data", "train", "export", "evaluate", "sample", "tasks"):
             script = os.path.join(support.TRAINING, f"{name}.py")
             shown = subprocess.run([sys.executable, script, "--help"], capture_output=True,
                                    text=True, check=True)
