@@ -110,7 +110,7 @@ def _draw_panel(axes, panel, styles):
     axes.set_title(panel.title, fontsize=10)
     axes.set_xlabel(panel.x_label)
     axes.set_ylabel(panel.y_label)
-    if panel.x_label.startswith("length"):
+    if panel.x_label.startswith(("length", "position")):
         axes.set_xscale("log", base=2)
         axes.xaxis.set_major_formatter(_tokens_text)
     if panel.y_label == "accuracy":

@@ -1,7 +1,7 @@
 """Draws scores of score.py and writes them as markdown: one figure, one table per task.
 
 Recall tasks get a panel of accuracy by length, in-context learning one of accuracy by examples
-seen; the last panel is a session's memory by length.
+seen, byte models one of bits per byte by position; the last panel is a session's memory by length.
 """
 
 import argparse
@@ -12,9 +12,10 @@ import sys
 
 from plots import Line, Panel, plot_panels
 
-# Examples seen before that fewer scored tokens than this share of the most have are left out of
-# the figure: few functions are asked that often.
-_LEAST_SEEN_SHARE = 0.1
+# Numbers of examples that fewer scored tokens than this share of the most have seen are left out
+# of the figure: few functions are asked that often.
+_LEAST_GROUP_SHARE = 0.1
+_GROUP_LABELS = {"seen": "examples of the function seen", "position": "position in bytes"}
 _MIXER_ORDER = ("full", "vq", "ovq", "sliding")
 
 
@@ -25,7 +26,7 @@ def read_rows(paths):
         with open(path, encoding="utf-8", newline="") as file:
             for row in csv.DictReader(file):
                 rows.append({name: _value(name, text) for name, text in row.items()})
-                missing = {"mixer", "centroids", "accuracy"} - {
+                missing = {"mixer", "centroids", "bits_per_byte"} - {
                     name for name, text in row.items() if text is not None}
                 if missing:
                     raise ValueError(f"{path}: no column {min(missing)!r}: not of score.py")
@@ -39,8 +40,22 @@ def _value(name, text):
         return None
     if name in ("model", "mixer", "ablation", "backend", "task", "centroids"):
         return text
-    return float(text) if name in ("accuracy", "error", "seconds", "tokens_per_second",
-                                   "agreement", "logprob_difference") else int(text)
+    return float(text) if name in ("accuracy", "bits_per_byte", "error", "seconds",
+                                   "tokens_per_second", "agreement", "logprob_difference") \
+        else int(text)
+
+
+def _group_of(row):
+    """The column that makes the row one of a group of tokens, None: it is of all scored ones."""
+    return next((name for name in _GROUP_LABELS if row[name] is not None), None)
+
+
+def _whole(rows):
+    return [row for row in rows if _group_of(row) is None]
+
+
+def _metric(rows):
+    return "accuracy" if rows[0]["accuracy"] is not None else "bits_per_byte"
 
 
 def add_labels(rows):
@@ -87,23 +102,24 @@ def _line(group, points):
 
 
 def length_lines(rows, column):
-    """Lines of a column of whole rows by length, an accuracy with its standard error."""
+    """Lines of a column of whole rows by length, with the standard error of what is measured."""
     lines = []
-    for group in group_rows([row for row in rows if row["seen"] is None]).values():
-        points = [(row["tokens"], row[column], row["error"] if column == "accuracy" else None)
+    for group in group_rows(_whole(rows)).values():
+        points = [(row["tokens"], row[column], None if column == "state_bytes" else row["error"])
                   for row in group if row[column] is not None]
         if points:
             lines.append(_line(group, points))
     return lines
 
 
-def seen_lines(rows, length):
-    """Lines of the accuracy by examples of the same function seen before, at one length."""
+def group_lines(rows, column, length):
+    """Lines by a column of groups, such as the examples seen before, at one length."""
     lines = []
-    chosen = [row for row in rows if row["seen"] is not None and row["length"] == length]
+    chosen = [row for row in rows if row[column] is not None and row["length"] == length]
     for group in group_rows(chosen).values():
-        least = _LEAST_SEEN_SHARE * max(row["scored"] for row in group)
-        points = sorted((row["seen"], row["accuracy"], row["error"])
+        least = _LEAST_GROUP_SHARE * max(row["scored"] for row in group) \
+            if column == "seen" else 0
+        points = sorted((row[column], row[_metric(rows)], row["error"])
                         for row in group if row["scored"] >= least)
         lines.append(_line(group, points))
     return lines
@@ -126,21 +142,24 @@ def by_task(rows):
             for task in dict.fromkeys(row["task"] for row in rows)]
 
 
-def make_panels(rows, seen_length, trained_length):
+def make_panels(rows, group_length, trained_length):
     """A panel for each task, one for the memory: that of the first task, if their models differ."""
     panels, tasks = [], by_task(rows)
     for task, own in tasks:
-        lengths = {row["length"] for row in own if row["seen"] is not None}
+        lengths = {row["length"]: _group_of(row) for row in own if _group_of(row)}
+        metric = _metric(own)
         if lengths:
-            length = seen_length or max(lengths)
+            length = group_length or max(lengths)
             if length not in lengths:
-                raise ValueError(f"--seen-length: {task} has no rows of {length}, "
+                raise ValueError(f"--group-length: {task} has no rows of {length}, "
                                  f"but of {', '.join(map(str, sorted(lengths)))}")
-            panels.append(Panel(f"{task}, {length} tokens", "examples of the function seen",
-                                "accuracy", seen_lines(own, length)))
+            column = lengths[length]
+            panels.append(Panel(f"{task}, {length} tokens", _GROUP_LABELS[column],
+                                metric.replace("_", " "), group_lines(own, column, length),
+                                trained_length if column == "position" else None))
         else:
-            panels.append(Panel(task, "length in tokens", "accuracy",
-                                length_lines(own, "accuracy"), trained_length))
+            panels.append(Panel(task, "length in tokens", metric.replace("_", " "),
+                                length_lines(own, metric), trained_length))
     memory = memory_lines(tasks[0][1])
     if memory:
         title = "memory of a session" + (f", {tasks[0][0]}" if len(tasks) > 1 else "")
@@ -159,7 +178,10 @@ def _table(rows, cell):
     return "\n".join(lines)
 
 
-def _accuracy_cell(row):
+def _metric_cell(row):
+    if row["accuracy"] is None:
+        error = "" if row["error"] is None else f" ± {row['error']:.3f}"
+        return f"{row['bits_per_byte']:.3f}{error}"
     error = "" if row["error"] is None else f" ± {100 * row['error']:.1f}"
     return f"{100 * row['accuracy']:.1f}{error}"
 
@@ -169,11 +191,12 @@ def _bytes_cell(row):
 
 
 def markdown(rows):
-    """The tables of every task: accuracy in percent, then bytes of a session's state."""
+    """The tables of every task: what is measured, then bytes of a session's state."""
     parts = []
-    for task, own in by_task([row for row in rows if row["seen"] is None]):
-        parts += [f"### {task}", "Accuracy in %, with its standard error over sequences, by length "
-                  "in tokens:", _table(own, _accuracy_cell)]
+    for task, own in by_task(_whole(rows)):
+        name = "Accuracy in %" if _metric(own) == "accuracy" else "Bits per byte"
+        parts += [f"### {task}", f"{name}, with the standard error over sequences, by length in "
+                  "tokens:", _table(own, _metric_cell)]
         sized = [row for row in own if row["state_bytes"] is not None]
         if sized:
             parts += ["Bytes of a session's state at that length:",
@@ -181,12 +204,12 @@ def markdown(rows):
     return "\n\n".join(parts) + "\n"
 
 
-def report(paths, out, seen_length=None, trained_length=None):
+def report(paths, out, group_length=None, trained_length=None):
     """Writes OUT.png and OUT.md of the CSVs; returns both paths."""
     rows = read_rows(paths)
     add_labels(rows)
     os.makedirs(os.path.dirname(os.path.abspath(out)), exist_ok=True)
-    plot_panels(out + ".png", make_panels(rows, seen_length, trained_length))
+    plot_panels(out + ".png", make_panels(rows, group_length, trained_length))
     with open(out + ".md", "w", encoding="utf-8") as file:
         file.write(markdown(rows))
     return out + ".png", out + ".md"
@@ -197,12 +220,12 @@ def main():
                                      formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("scores", nargs="+", help="CSV files of score.py")
     parser.add_argument("--out", required=True, help="path without suffix; .png and .md are added")
-    parser.add_argument("--seen-length", type=int, help="in-context learning: length whose "
-                        "sequences are drawn; default: the longest")
+    parser.add_argument("--group-length", type=int, help="in-context learning, byte models: "
+                        "length whose sequences are drawn; default: the longest")
     parser.add_argument("--trained-length", type=int, help="longest training sequence: drawn as a "
                         "vertical line")
     args = parser.parse_args()
-    print(*report(args.scores, args.out, args.seen_length, args.trained_length), sep="\n")
+    print(*report(args.scores, args.out, args.group_length, args.trained_length), sep="\n")
 
 
 if __name__ == "__main__":

@@ -16,6 +16,7 @@ import time
 import torch
 
 import score
+from data import DEFAULT_ROOT
 from export import export
 from predictors import PredictionError
 from report import report
@@ -54,6 +55,8 @@ def parse_args():
     parser.add_argument("--server-args", default="", help="its further flags, as one argument: "
                         "--server-args='--device cuda'")
     parser.add_argument("--device", default="cpu", help="to train on")
+    parser.add_argument("--data-root", default=DEFAULT_ROOT,
+                        help="folder of the standard library (byte corpus)")
     args = parser.parse_args()
     args.mixers = args.mixers.split(",")
     for mixer in args.mixers:
@@ -97,7 +100,8 @@ class Training:
         self.log = os.path.join(args.out, f"{mixer}.log")
         run = os.path.join(args.out, mixer)
         command = [sys.executable, os.path.join(_FOLDER, "train.py"), "--recipe", args.recipe,
-                   "--run", run, "--mixer", f"{mixer}_attention", "--device", args.device]
+                   "--run", run, "--mixer", f"{mixer}_attention", "--device", args.device,
+                   "--data-root", args.data_root]
         if not alone:
             command += ["--workers", "1"]
         if os.path.exists(os.path.join(run, CHECKPOINT)):
@@ -157,7 +161,7 @@ def score_model(args, recipe, mixer):
            recipe["config"].get("torch_dtype", "float32"), overwrite=True)
     print(f"scoring {mixer}", flush=True)
     arguments = ["--model", model, "--server", args.server, f"--server-args={args.server_args}",
-                 "--out", csv]
+                 "--data-root", args.data_root, "--out", csv]
     for option, value in recipe.get("score", {}).items():
         value = ",".join(map(str, value)) if isinstance(value, list) else value
         arguments += [f"--{option.replace('_', '-')}", str(value)]

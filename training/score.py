@@ -1,15 +1,17 @@
-"""Scores a model on its task through a server: accuracy by length and dictionary size, as CSV.
+"""Scores a model on its task through a server, by length and dictionary size, as CSV.
 
 The sequences come from the task in the model folder's task.json (export.py writes it) and a seed
-that training never draws from; every model is given the same ones. The server computes all
-predictions; --backend reference computes the same rows with the PyTorch reference.
+that training never draws from; a byte model is scored on held-out documents. Every model is given
+the same sequences. The server computes all predictions; --backend reference computes the same rows
+with the PyTorch reference.
 
-The CSV has a row per length and max_centroids, with an empty `seen`, and for in-context learning
-also one per number of examples of the same function `seen` before. `length` and `centroids` are
-what was asked for, `tokens` and `max_centroids` what that means. `error` is the standard error of
-the accuracy over sequences: tokens of one sequence are right or wrong together. `agreement`, with
---check-reference, is the share of the `checked` scored tokens that the reference predicts alike,
-`logprob_difference` the largest one of their log-probabilities.
+The CSV has a row per length and max_centroids with the accuracy or the bits per byte, `seen` and
+`position` being empty. More rows tell in-context learning by the number of examples of the same
+function `seen` before, and bits per byte by `position`: those after half of it (the first: from the
+start) up to it. `length` and `centroids` are what was asked for, `tokens` and `max_centroids` what
+that means. `error` is the standard error over sequences: tokens of one sequence are right or wrong
+together. `agreement`, with --check-reference, is the share of the `checked` scored tokens that the
+reference predicts alike, `logprob_difference` the largest one of their log-probabilities.
 """
 
 import argparse
@@ -24,12 +26,13 @@ import signal
 import sys
 import time
 
+from data import DEFAULT_ROOT, DataError
 from ovq.config import ConfigError, load_config
 from predictors import (PredictionError, ReferencePredictor, ServedPredictor, connect,
                         server_flags, started_server)
-from scoring import (COLUMNS, LEAST_SCORED, LEAST_SEQUENCES, compare, make_plan, mixer_of,
-                     score_job, sequences)
-from tasks import TaskError, make_task
+from scoring import (COLUMNS, LEAST_SEQUENCES, DocumentExam, TaskExam, compare, make_plan,
+                     mixer_of, score_job)
+from tasks import TaskError
 
 LENGTHS = "512,1024,2048,4096,8192,16384,32768,65536"
 CENTROIDS = "128,256,512,1024,2048"
@@ -80,10 +83,12 @@ def parse_args(arguments):
     add("--lengths", type=listed(positive), default=LENGTHS, help="longest sequences, in tokens")
     add("--centroids", type=listed(centroid_spec), default=CENTROIDS, help="max_centroids of a "
         "call, or 0.3x: as many as leave at most 0.3 live centroids a token")
-    add("--sequences", type=positive, help=f"per length; default: as many as have {LEAST_SCORED} "
-        f"scored tokens, at least {LEAST_SEQUENCES}")
+    add("--sequences", type=positive, help=f"per length; default: as many as have "
+        f"{TaskExam.least_scored} scored tokens or {DocumentExam.least_scored} bytes, at least "
+        f"{LEAST_SEQUENCES}")
     add("--concurrency", type=positive, default=8, help="sequences scored at once")
     add("--seed", type=int, default=0, help="of the sequences")
+    add("--data-root", default=DEFAULT_ROOT, help="folder of the standard library (byte models)")
     add("--timeout", type=float, default=3600, help="seconds of one call")
     add("--check-reference", type=int, default=0, metavar="K", help="sequences of each row that "
         "the reference predicts too, in float32; exit status 1 below "
@@ -98,19 +103,30 @@ def parse_args(arguments):
     return args
 
 
-def read_task(folder, changes):
-    """(task, label) of the folder's task.json with changes; the label names what they change."""
-    fields = {}
-    path = os.path.join(folder or "", "task.json")
-    if folder and os.path.exists(path):
-        with open(path, encoding="utf-8") as file:
-            fields = json.load(file)["task"]
-    elif "name" not in changes:
-        raise ValueError(f"{path} is missing: export.py writes it, or pass --task with a name")
+def read_fields(folder):
+    """The task of a model folder: that of its task.json; a byte model may have none."""
+    path = os.path.join(folder, "task.json")
+    if not os.path.exists(path):
+        return {"name": "python_files"} if load_config(folder).tokenizer == "bytes" else {}
+    with open(path, encoding="utf-8") as file:
+        try:
+            return dict(json.load(file)["task"])
+        except (KeyError, TypeError, ValueError) as error:
+            raise ValueError(f"{path}: no task of export.py: {error!r}") from error
+
+
+def make_exam(args):
+    """(exam, label) of the model's task with --task's changes; the label names what they change."""
+    changes, fields = args.task, read_fields(args.model) if args.model else {}
+    if "name" not in {**fields, **changes}:
+        raise ValueError(f"{args.model}: no task.json: export.py writes it, or pass --task "
+                         "with a name")
     label = [{**fields, **changes}["name"]]
     label += [f"{name}={value}" for name, value in changes.items()
               if name != "name" and fields.get(name) != value]
-    return make_task({**fields, **changes}), " ".join(label)
+    if label[0] in DocumentExam.names:
+        return DocumentExam(label[0], args.data_root), " ".join(label)
+    return TaskExam({**fields, **changes}, args.seed), " ".join(label)
 
 
 class Progress:
@@ -151,13 +167,13 @@ def predict_all(predictor, job, tokens, pool, progress):
 class Scorer:
     """Scores jobs; n_checked, n_agreed: scored tokens the reference predicted, and predicted so."""
 
-    def __init__(self, task, predictor, reference, args, common):
-        self._task, self._predictor, self._reference = task, predictor, reference
-        self._args, self._common = args, common
+    def __init__(self, exam, predictor, reference, n_check):
+        self._exam, self._predictor = exam, predictor
+        self._reference, self._n_check = reference, n_check
         self.n_checked, self.n_agreed = 0, 0
 
     def _check(self, job, made, predictions, row):
-        first = dataclasses.replace(made, tokens=made.tokens[:self._args.check_reference])
+        first = dataclasses.replace(made, tokens=made.tokens[:self._n_check])
         n_checked, n_agreed, largest = compare(self._reference, job, first, predictions)
         row.update(checked=n_checked, agreement=f"{n_agreed / n_checked:.6f}",
                    logprob_difference=f"{largest:.3g}")
@@ -167,16 +183,17 @@ class Scorer:
 
     def score(self, job, pool, progress):
         """The job's rows."""
-        made = sequences(self._task, job.length, job.n_sequences, self._args.seed)
+        made = self._exam.sequences(job.length, job.n_sequences)
         started = time.monotonic()
         predictions = predict_all(self._predictor, job, made.tokens, pool, progress)
-        rows = score_job(job, made, predictions, time.monotonic() - started, self._common)
+        rows = score_job(self._exam, job, made, predictions, time.monotonic() - started)
         sizes = self._predictor.state_bytes(job.n_tokens, job.max_centroids)
         for row in rows:
             row["state_bytes"], row["full_kv_cache_bytes"] = sizes
-        text = f"{job}: {100 * float(rows[0]['accuracy']):.1f}% of {rows[0]['scored']} tokens, " \
-            f"{rows[0]['tokens_per_second']} tokens/s"
-        if self._args.check_reference:
+        metric = self._exam.metric
+        text = f"{job}: {metric.replace('_', ' ')} {rows[0][metric]} of {rows[0]['scored']} " \
+            f"tokens, {rows[0]['tokens_per_second']} tokens/s"
+        if self._n_check:
             text += self._check(job, made, predictions, rows[0])
         progress.say(text)
         return rows
@@ -194,7 +211,7 @@ def write_csv(path, rows):
 
 def run(args, stack):
     """Scores what args ask for; returns the exit status. stack ends what was started."""
-    task, label = read_task(args.model, args.task)
+    exam, label = make_exam(args)
     if args.address:
         predictor = ServedPredictor(stack.enter_context(connect(args.address)), args.timeout)
         info = predictor.info()
@@ -203,8 +220,8 @@ def run(args, stack):
         name = os.path.basename(os.path.abspath(args.model))
         layer_types = load_config(args.model).layer_types
     mixer = mixer_of(layer_types)
-    plan = make_plan(task, args.lengths, args.centroids if mixer == "ovq" else [None],
-                     args.sequences, args.seed)
+    plan = make_plan(exam, args.lengths, args.centroids if mixer == "ovq" else [None],
+                     args.sequences)
     reference = None
     if args.check_reference or args.backend == "reference":
         reference = ReferencePredictor(args.model, args.ablation)
@@ -214,14 +231,14 @@ def run(args, stack):
         address = stack.enter_context(started_server(args.server, args.model,
                                                      server_flags(plan, args.server_args)))
         predictor = ServedPredictor(stack.enter_context(connect(address)), args.timeout)
-    scorer = Scorer(task, predictor, reference, args,
-                    {"model": name, "mixer": mixer, "ablation": args.ablation,
-                     "backend": predictor.backend, "task": label})
+    scorer = Scorer(exam, predictor, reference, args.check_reference)
     progress, rows = Progress(plan), []
     with concurrent.futures.ThreadPoolExecutor(args.concurrency) as pool:
         for job in plan:
             rows += scorer.score(job, pool, progress)
-    write_csv(args.out, rows)
+    common = {"model": name, "mixer": mixer, "ablation": args.ablation,
+              "backend": predictor.backend, "task": label}
+    write_csv(args.out, [{**common, **row} for row in rows])
     if scorer.n_agreed < _LEAST_AGREEMENT * scorer.n_checked:
         print(f"score.py: the reference agrees on {scorer.n_agreed} of {scorer.n_checked} scored "
               f"tokens only", file=sys.stderr)
@@ -241,5 +258,5 @@ if __name__ == "__main__":
         sys.exit(main())
     except KeyboardInterrupt:
         sys.exit("score.py: interrupted")
-    except (ConfigError, PredictionError, TaskError, ValueError, OSError) as error:
+    except (ConfigError, DataError, PredictionError, TaskError, ValueError, OSError) as error:
         sys.exit(f"score.py: {error}")

@@ -6,12 +6,16 @@ import math
 
 import numpy as np
 
+from data import BOS, HELD_OUT, Documents, spread_contexts
+from tasks import Sequences, make_task
+
 COLUMNS = ("model", "mixer", "ablation", "backend", "task", "length", "tokens", "centroids",
            "max_centroids", "live_centroids", "state_bytes", "full_kv_cache_bytes", "sequences",
-           "scored", "seen", "accuracy", "error", "seconds", "tokens_per_second", "checked",
-           "agreement", "logprob_difference")
+           "scored", "seen", "position", "accuracy", "bits_per_byte", "error", "seconds",
+           "tokens_per_second", "checked", "agreement", "logprob_difference")
 _MIXERS = {"ovq_attention": "ovq", "full_attention": "full", "vq_attention": "vq"}
-LEAST_SCORED, LEAST_SEQUENCES = 384, 4
+LEAST_SEQUENCES = 4
+_FIRST_POSITIONS = 128
 
 
 def mixer_of(layer_types):
@@ -50,67 +54,107 @@ class Job:
         return f"length {self.length}{at}"
 
 
-def sequences(task, length, n_sequences, seed):
-    """The same for every model: they depend on the task, the length, their number and the seed."""
-    # A spawned stream is never that of a plain (seed, batch), which training draws from.
-    stream = np.random.SeedSequence(seed, spawn_key=(length,))
-    return task.sequences(length, n_sequences, np.random.default_rng(stream))
+class TaskExam:
+    """Sequences of a task of tasks.py: the accuracy of its scored tokens, also by examples seen."""
+
+    metric, group, least_scored = "accuracy", "seen", 384
+
+    def __init__(self, fields, seed):
+        self._task, self._seed = make_task(fields), seed
+
+    def sequences(self, length, count):
+        """The same for every model: they depend on the task, the arguments and the seed alone."""
+        # A spawned stream is never that of a plain (seed, batch), which training draws from.
+        stream = np.random.SeedSequence(self._seed, spawn_key=(length,))
+        return self._task.sequences(length, count, np.random.default_rng(stream))
+
+    def values(self, made, predictions):
+        """Whether each token but the first is the likeliest, [n_sequences, n_tokens - 1]."""
+        return np.stack([one.top_ids for one in predictions]) == made.tokens[:, 1:]
 
 
-def make_plan(task, lengths, specs, n_sequences, seed):
+class DocumentExam:
+    """Held-out documents of the byte corpus: bits per byte, also by position in the context.
+
+    name: the corpus that was trained on; python_files has fewer held-out modules.
+    """
+
+    # enough that a bin of the first positions has some thousand bytes at any length
+    metric, group, least_scored = "bits_per_byte", "position", 1 << 18
+    names = ("python_files", "python_documents")
+
+    def __init__(self, name, root):
+        held_out = Documents(root).held_out
+        names = HELD_OUT if name == "python_files" else held_out
+        self._streams = [held_out[name] for name in names]
+
+    def sequences(self, length, count):
+        """bos and length - 1 tokens, spread over the documents. A byte's group is the smallest
+        power of two, from 128 on, that its position does not exceed (bos: position 0)."""
+        inputs, targets = spread_contexts(self._streams, length - 1, count)
+        tokens = np.concatenate((inputs, targets[:, -1:]), axis=1)
+        scored = tokens < BOS  # document marks are no bytes
+        ends = 1 << np.ceil(np.log2(np.maximum(np.arange(length), _FIRST_POSITIONS))).astype(int)
+        return Sequences(tokens, scored, ends * scored)
+
+    def values(self, made, predictions):
+        """Bits of each token but the first, [n_sequences, n_tokens - 1]."""
+        return -np.stack([one.logprobs for one in predictions]).astype(np.float64) / math.log(2)
+
+
+def make_plan(exam, lengths, specs, n_sequences):
     """Jobs by length, for each spec of the centroids ([None]: models without dictionaries)."""
     plan = []
     for length in sorted(lengths):
-        one = sequences(task, length, 1, seed)
+        one = exam.sequences(length, 1)
         n_tokens = one.tokens.shape[1]
-        enough = max(LEAST_SEQUENCES, -(-LEAST_SCORED // int(one.scored.sum())))
+        enough = max(LEAST_SEQUENCES, -(-exam.least_scored // int(one.scored.sum())))
         plan += [Job(length, n_tokens, n_sequences or enough, spec,
                      centroids_for(spec, n_tokens) if spec else None) for spec in specs]
     return plan
 
 
-def share_and_error(right, counts):
-    """sum(right) / sum(counts) over sequences and its standard error (None for one sequence).
+def mean_and_error(sums, counts):
+    """sum(sums) / sum(counts) over sequences and its standard error (None for one sequence).
 
-    right, counts: [n_sequences]. With equal counts the error is that of the mean of the shares.
+    sums, counts: [n_sequences]. With equal counts the error is that of the mean of the sequences'
+    means.
     """
     n = len(counts)
-    share = right.sum() / counts.sum()
+    mean = sums.sum() / counts.sum()
     if n < 2:
-        return share, None
-    deviation = np.square(right - share * counts).sum()
-    return share, math.sqrt(deviation * n / (n - 1)) / counts.sum()
+        return mean, None
+    deviation = np.square(sums - mean * counts).sum()
+    return mean, math.sqrt(deviation * n / (n - 1)) / counts.sum()
 
 
-def accuracies(right, scored, seen):
-    """[(seen or None, scored tokens, accuracy, error)] of right, scored, seen [n_sequences, n].
+def grouped_means(values, scored, groups):
+    """[(group or None, scored tokens, mean, error)] of values, scored, groups [n_sequences, n].
 
-    The first is of all scored tokens; others follow where sequences tell how many examples were
-    seen.
+    The first is of all scored tokens; one of each group follows, if any is not 0.
     """
-    groups = [(None, scored)]
-    if seen.any():
-        groups += [(int(n), scored & (seen == n)) for n in np.unique(seen[scored])]
+    parts = [(None, scored)]
+    if groups.any():
+        parts += [(int(group), scored & (groups == group)) for group in np.unique(groups[scored])]
     rows = []
-    for group, marks in groups:
+    for group, marks in parts:
         counts = marks.sum(axis=1)
-        share, error = share_and_error((right & marks).sum(axis=1)[counts > 0],
-                                       counts[counts > 0])
-        rows.append((group, int(counts.sum()), share, error))
+        sums = np.where(marks, values, 0).sum(axis=1)
+        rows.append((group, int(counts.sum()),
+                     *mean_and_error(sums[counts > 0], counts[counts > 0])))
     return rows
 
 
-def score_job(job, made, predictions, seconds, common):
-    """The job's rows as dictionaries; `common` has the columns that all rows of the CSV share."""
-    right = np.stack([one.top_ids for one in predictions]) == made.tokens[:, 1:]
-    row = {**common, "length": job.length, "tokens": job.n_tokens, "centroids": job.centroids,
+def score_job(exam, job, made, predictions, seconds):
+    """The job's rows as dictionaries."""
+    row = {"length": job.length, "tokens": job.n_tokens, "centroids": job.centroids,
            "max_centroids": job.max_centroids, "sequences": job.n_sequences}
     if job.max_centroids:
         row["live_centroids"] = live_centroids(job.n_tokens, job.max_centroids)
-    rows = [{**row, "seen": seen, "scored": scored, "accuracy": f"{share:.6f}",
+    means = grouped_means(exam.values(made, predictions), made.scored[:, 1:], made.seen[:, 1:])
+    rows = [{**row, exam.group: group, "scored": scored, exam.metric: f"{mean:.6f}",
              "error": None if error is None else f"{error:.6f}"}
-            for seen, scored, share, error in accuracies(right, made.scored[:, 1:],
-                                                         made.seen[:, 1:])]
+            for group, scored, mean, error in means]
     rows[0].update(seconds=f"{seconds:.3f}",
                    tokens_per_second=f"{job.n_tokens * job.n_sequences / seconds:.1f}")
     return rows
