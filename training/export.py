@@ -1,6 +1,6 @@
 """Writes a training checkpoint as a native model folder: config.json and model.safetensors.
 
-A model that was trained on a task of tasks.py gets a task.json with the task's fields, for score.py.
+A task.json tells score.py what the model was trained on, if its recipe names a task.
 """
 
 import argparse

@@ -34,30 +34,31 @@ class Predictions:
     logprobs: np.ndarray
 
 
-@contextlib.contextmanager
-def _prediction_errors():
-    from ovq_client import OvqError
-    try:
-        yield
-    except OvqError as error:
-        raise PredictionError(str(error)) from error
-
-
 class ServedPredictor:
-    """One Score call a sequence; any number of threads. timeout: seconds of a call."""
+    """One Score call a sequence; any number of threads.
+
+    client: a Client of clients/python, whose calls raise client_error. timeout: seconds of a call.
+    """
 
     backend = "server"
 
-    def __init__(self, client, timeout):
-        self._client, self._timeout = client, timeout
+    def __init__(self, client, client_error, timeout):
+        self._client, self._client_error, self._timeout = client, client_error, timeout
+
+    @contextlib.contextmanager
+    def _prediction_errors(self):
+        try:
+            yield
+        except self._client_error as error:
+            raise PredictionError(str(error)) from error
 
     def info(self):
-        with _prediction_errors():
+        with self._prediction_errors():
             return self._client.model_info()
 
     def predict(self, tokens, max_centroids):
         """tokens [n_tokens]; max_centroids None: the model's."""
-        with _prediction_errors():
+        with self._prediction_errors():
             score = self._client.score(tokens.tolist(), max_centroids=max_centroids,
                                        top_logprobs=1, timeout=self._timeout)
         tops = score.top[:-1]  # the last one follows the sequence
@@ -67,7 +68,7 @@ class ServedPredictor:
 
     def state_bytes(self, n_tokens, max_centroids):
         """(bytes of a session's state at that position, bytes full attention would hold)."""
-        with _prediction_errors():
+        with self._prediction_errors():
             size, = self._client.model_info([n_tokens], max_centroids=max_centroids).state_sizes
         return size.state_bytes, size.full_kv_cache_bytes
 
@@ -100,15 +101,17 @@ class ReferencePredictor:
         return None, None
 
 
-def connect(address):
-    """A Client of clients/python."""
+@contextlib.contextmanager
+def connected(address, timeout):
+    """A ServedPredictor of a running server."""
     sys.path.append(_CLIENT)
     try:
-        from ovq_client import Client
+        from ovq_client import Client, OvqError
     except ImportError as error:
         raise PredictionError(f"clients/python: {error}; it needs python3-grpcio, "
                               "python3-protobuf and protobuf-compiler") from error
-    return Client(address)
+    with Client(address) as client:
+        yield ServedPredictor(client, OvqError, timeout)
 
 
 def _await_address(process, log):

@@ -28,8 +28,8 @@ import time
 
 from data import DEFAULT_ROOT, DataError
 from ovq.config import ConfigError, load_config
-from predictors import (PredictionError, ReferencePredictor, ServedPredictor, connect,
-                        server_flags, started_server)
+from predictors import (PredictionError, ReferencePredictor, connected, server_flags,
+                        started_server)
 from scoring import (COLUMNS, LEAST_SEQUENCES, DocumentExam, TaskExam, compare, make_plan,
                      mixer_of, score_job)
 from tasks import TaskError
@@ -213,7 +213,7 @@ def run(args, stack):
     """Scores what args ask for; returns the exit status. stack ends what was started."""
     exam, label = make_exam(args)
     if args.address:
-        predictor = ServedPredictor(stack.enter_context(connect(args.address)), args.timeout)
+        predictor = stack.enter_context(connected(args.address, args.timeout))
         info = predictor.info()
         name, layer_types = info.name, info.layer_types
     else:
@@ -230,7 +230,7 @@ def run(args, stack):
     elif args.server:
         address = stack.enter_context(started_server(args.server, args.model,
                                                      server_flags(plan, args.server_args)))
-        predictor = ServedPredictor(stack.enter_context(connect(address)), args.timeout)
+        predictor = stack.enter_context(connected(address, args.timeout))
     scorer = Scorer(exam, predictor, reference, args.check_reference)
     progress, rows = Progress(plan), []
     with concurrent.futures.ThreadPoolExecutor(args.concurrency) as pool:
