@@ -84,8 +84,8 @@ def parse_args(arguments):
     add("--centroids", type=listed(centroid_spec), default=CENTROIDS, help="max_centroids of a "
         "call, or 0.3x: as many as leave at most 0.3 live centroids a token")
     add("--sequences", type=positive, help=f"per length; default: as many as have "
-        f"{TaskExam.least_scored} scored tokens or {DocumentExam.least_scored} bytes, at least "
-        f"{LEAST_SEQUENCES}")
+        f"{TaskExam.least_scored} scored tokens or {DocumentExam.least_scored} bytes for every "
+        f"value of seen or position, at least {LEAST_SEQUENCES}")
     add("--concurrency", type=positive, default=8, help="sequences scored at once")
     add("--seed", type=int, default=0, help="of the sequences")
     add("--data-root", default=DEFAULT_ROOT, help="folder of the standard library (byte models)")
@@ -190,9 +190,9 @@ class Scorer:
         sizes = self._predictor.state_bytes(job.n_tokens, job.max_centroids)
         for row in rows:
             row["state_bytes"], row["full_kv_cache_bytes"] = sizes
-        metric = self._exam.metric
-        text = f"{job}: {metric.replace('_', ' ')} {rows[0][metric]} of {rows[0]['scored']} " \
-            f"tokens, {rows[0]['tokens_per_second']} tokens/s"
+        metric, whole = self._exam.metric, rows[0]
+        text = f"{job}: {metric.replace('_', ' ')} {float(whole[metric]):.4f} of " \
+            f"{whole['scored']} tokens, {whole['tokens_per_second']} tokens/s"
         if self._n_check:
             text += self._check(job, made, predictions, rows[0])
         progress.say(text)
@@ -212,6 +212,8 @@ def write_csv(path, rows):
 def run(args, stack):
     """Scores what args ask for; returns the exit status. stack ends what was started."""
     exam, label = make_exam(args)
+    # the first, so that it ends the last: ending the server ends the calls that it waits for
+    pool = stack.enter_context(concurrent.futures.ThreadPoolExecutor(args.concurrency))
     if args.address:
         predictor = stack.enter_context(connected(args.address, args.timeout))
         info = predictor.info()
@@ -233,9 +235,8 @@ def run(args, stack):
         predictor = stack.enter_context(connected(address, args.timeout))
     scorer = Scorer(exam, predictor, reference, args.check_reference)
     progress, rows = Progress(plan), []
-    with concurrent.futures.ThreadPoolExecutor(args.concurrency) as pool:
-        for job in plan:
-            rows += scorer.score(job, pool, progress)
+    for job in plan:
+        rows += scorer.score(job, pool, progress)
     common = {"model": name, "mixer": mixer, "ablation": args.ablation,
               "backend": predictor.backend, "task": label}
     write_csv(args.out, [{**common, **row} for row in rows])

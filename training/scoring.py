@@ -55,7 +55,10 @@ class Job:
 
 
 class TaskExam:
-    """Sequences of a task of tasks.py: the accuracy of its scored tokens, also by examples seen."""
+    """Sequences of a task of tasks.py: the accuracy of its scored tokens, also by examples seen.
+
+    least_scored: scored tokens for every group, on average, that are enough by default.
+    """
 
     metric, group, least_scored = "accuracy", "seen", 384
 
@@ -79,8 +82,7 @@ class DocumentExam:
     name: the corpus that was trained on; python_files has fewer held-out modules.
     """
 
-    # enough that a bin of the first positions has some thousand bytes at any length
-    metric, group, least_scored = "bits_per_byte", "position", 1 << 18
+    metric, group, least_scored = "bits_per_byte", "position", 1 << 15
     names = ("python_files", "python_documents")
 
     def __init__(self, name, root):
@@ -108,7 +110,8 @@ def make_plan(exam, lengths, specs, n_sequences):
     for length in sorted(lengths):
         one = exam.sequences(length, 1)
         n_tokens = one.tokens.shape[1]
-        enough = max(LEAST_SEQUENCES, -(-exam.least_scored // int(one.scored.sum())))
+        n_groups = len(np.unique(one.seen[one.scored]))
+        enough = max(LEAST_SEQUENCES, -(-exam.least_scored * n_groups // int(one.scored.sum())))
         plan += [Job(length, n_tokens, n_sequences or enough, spec,
                      centroids_for(spec, n_tokens) if spec else None) for spec in specs]
     return plan

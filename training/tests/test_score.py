@@ -114,6 +114,13 @@ class ArithmeticTest(unittest.TestCase):
         self.assertEqual([job.length for job in plan], [300, 300, 600, 600])
         self.assertEqual(plan[0].n_sequences, 96)  # 4 scored tokens each
 
+    def test_every_number_of_examples_seen_gets_enough_tokens(self):
+        exam = scoring.TaskExam({"name": "linear_icl", "vector_tokens": 2, "x_max": 9,
+                                 "n_functions": 1, "n_identifiers": 1}, 0)
+        # 60 tokens: 10 examples of one function, 2 scored tokens in each
+        plan = scoring.make_plan(exam, [60], ["64"], None)
+        self.assertEqual(plan[0].n_sequences, 384 // 2)
+
 
 class ExamTest(unittest.TestCase):
     def test_sequences_are_the_same_for_all_models_but_not_training_s(self):
