@@ -24,7 +24,7 @@ from schedule import parse_phases
 from train import CHECKPOINT, load_recipe
 
 _FOLDER = os.path.dirname(os.path.abspath(__file__))
-_BUILD = os.path.join(_FOLDER, "..", "build")
+_SERVER = os.path.join(os.path.dirname(_FOLDER), "build", "cpu", "bin", "ovq-server")
 _MIXERS = ("ovq", "full", "vq")
 # README.md, "The model in models/python-bytes", tells why.
 _ENVIRONMENT = {"OMP_NUM_THREADS": "1", "MALLOC_MMAP_MAX_": "0",
@@ -37,21 +37,14 @@ class ReproduceError(RuntimeError):
     """A step failed."""
 
 
-def default_server():
-    """The first that is built, a GPU's before the CPU's."""
-    paths = [os.path.normpath(os.path.join(_BUILD, preset, "bin", "ovq-server"))
-             for preset in ("cuda", "cpu")]
-    return next(filter(os.path.exists, paths), paths[-1])
-
-
 def parse_args():
     parser = argparse.ArgumentParser(description=__doc__,
                                      formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("recipe", help="JSON file, see train.py; recipes/ has those used")
     parser.add_argument("--out", required=True, help="folder for everything that is made")
     parser.add_argument("--mixers", default=",".join(_MIXERS), help="of " + ", ".join(_MIXERS))
-    parser.add_argument("--server", default=default_server(), help="ovq-server, built "
-                        "(README.md); default: %(default)s")
+    parser.add_argument("--server", default=_SERVER, help="ovq-server; default: the one that "
+                        "`cmake --build --preset cpu` makes")
     parser.add_argument("--server-args", default="", help="its further flags, as one argument: "
                         "--server-args='--device cuda'")
     parser.add_argument("--device", default="cpu", help="to train on")
