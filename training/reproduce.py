@@ -142,23 +142,33 @@ def train_all(args):
             training.process.wait()
 
 
-def score_model(args, recipe, mixer):
-    """Exports the run's model, serves and scores it; returns the CSV."""
-    csv = os.path.join(args.out, f"{mixer}.csv")
-    if os.path.exists(csv):
-        print(f"{csv} is there: kept", flush=True)
-        return csv
+def paths_of(args, mixer):
+    """(model folder, CSV) of a mixer."""
     name = os.path.splitext(os.path.basename(args.recipe))[0]
-    model = os.path.join(args.out, f"{name}-{mixer}")
-    export(os.path.join(args.out, mixer, CHECKPOINT), model,
-           recipe["config"].get("torch_dtype", "float32"), overwrite=True)
-    print(f"scoring {mixer}", flush=True)
+    return (os.path.join(args.out, f"{name}-{mixer}"), os.path.join(args.out, f"{mixer}.csv"))
+
+
+def score_arguments(args, recipe, mixer):
+    """The command line of score.py."""
+    model, csv = paths_of(args, mixer)
     arguments = ["--model", model, "--server", args.server, f"--server-args={args.server_args}",
                  "--data-root", args.data_root, "--out", csv]
     for option, value in recipe.get("score", {}).items():
         value = ",".join(map(str, value)) if isinstance(value, list) else value
         arguments += [f"--{option.replace('_', '-')}", str(value)]
-    if score.main(arguments):
+    return arguments
+
+
+def score_model(args, recipe, mixer):
+    """Exports the run's model, serves and scores it; returns the CSV."""
+    model, csv = paths_of(args, mixer)
+    if os.path.exists(csv):
+        print(f"{csv} is there: kept", flush=True)
+        return csv
+    export(os.path.join(args.out, mixer, CHECKPOINT), model,
+           recipe["config"].get("torch_dtype", "float32"), overwrite=True)
+    print(f"scoring {mixer}", flush=True)
+    if score.main(score_arguments(args, recipe, mixer)):
         raise ReproduceError(f"{mixer}: the reference disagrees, see above")
     return csv
 
@@ -166,6 +176,8 @@ def score_model(args, recipe, mixer):
 def main():
     args = parse_args()
     recipe = load_recipe(args.recipe)
+    # a wrong option shows now, not after the training
+    score.parse_args(score_arguments(args, recipe, args.mixers[0]))
     keep_recipe(recipe, args.out)
     train_all(args)
     scores = [score_model(args, recipe, mixer) for mixer in args.mixers]

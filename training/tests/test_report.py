@@ -152,6 +152,18 @@ class ReproduceTest(Folder):
         with self.assertRaisesRegex(ValueError, "recipe.json is of another recipe"):
             reproduce.keep_recipe({**recipe, "training": {"steps": 11}}, self.path("out"))
 
+    def test_a_wrong_option_of_score_shows_before_the_training(self):
+        recipe = self.path("bad.json")
+        with open(recipe, "w", encoding="utf-8") as file:
+            json.dump({"config": support.tiny_config(), "score": {"centroid": [0]}}, file)
+        ran = subprocess.run(
+            [sys.executable, os.path.join(support.TRAINING, "reproduce.py"), recipe, "--out",
+             self.path("out"), "--server", sys.executable], capture_output=True, text=True,
+            check=False)
+        self.assertEqual(ran.returncode, 2)
+        self.assertIn("centroid", ran.stderr)
+        self.assertFalse(os.path.exists(self.path("out")))
+
     def test_a_failed_training_is_named_and_ends_the_others(self):
         recipe = self.path("bad.json")
         with open(recipe, "w", encoding="utf-8") as file:
