@@ -1,4 +1,7 @@
-"""Writes a training checkpoint as a native model folder: config.json and model.safetensors."""
+"""Writes a training checkpoint as a native model folder: config.json and model.safetensors.
+
+A task.json tells score.py what the model was trained on, if its recipe names a task.
+"""
 
 import argparse
 import dataclasses
@@ -13,10 +16,18 @@ from ovq.model import DTYPES
 from ovq.safetensors_io import save_safetensors
 
 
+def _write_json(path, value):
+    with open(path + ".partial", "w", encoding="utf-8") as file:
+        json.dump(value, file, indent=2)
+        file.write("\n")
+    os.replace(path + ".partial", path)
+
+
 def export(checkpoint, out, dtype, overwrite):
     """Every weight in the one dtype; returns the size of model.safetensors in bytes."""
     config_path = os.path.join(out, "config.json")
     weights_path = os.path.join(out, "model.safetensors")
+    task_path = os.path.join(out, "task.json")
     for path in (config_path, weights_path):
         if os.path.exists(path) and not overwrite:
             raise ValueError(f"{path} exists: pass --overwrite to replace it")
@@ -28,15 +39,16 @@ def export(checkpoint, out, dtype, overwrite):
     os.makedirs(out, exist_ok=True)
     save_safetensors(weights_path,
                      {name: tensor.to(DTYPES[dtype]) for name, tensor in saved["model"].items()})
-    with open(config_path + ".partial", "w", encoding="utf-8") as file:
-        json.dump(config_to_dict(config), file, indent=2)
-        file.write("\n")
-    os.replace(config_path + ".partial", config_path)
+    if saved.get("task"):
+        _write_json(task_path, {"task": saved["task"]})
+    elif os.path.exists(task_path):
+        os.remove(task_path)  # of the model that this one replaces
+    _write_json(config_path, config_to_dict(config))
     return os.path.getsize(weights_path)
 
 
 def main():
-    parser = argparse.ArgumentParser(description=__doc__)
+    parser = argparse.ArgumentParser(description=__doc__.split("\n", maxsplit=1)[0])
     parser.add_argument("--checkpoint", required=True, help="checkpoint.pt of a run")
     parser.add_argument("--out", required=True, help="folder of the native model")
     parser.add_argument("--dtype", default="bfloat16", choices=("bfloat16", "float32"))

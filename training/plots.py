@@ -1,5 +1,7 @@
 """PNG charts for training and evaluation."""
 
+import dataclasses
+
 import matplotlib
 
 matplotlib.use("Agg")  # no display where models are trained
@@ -40,3 +42,105 @@ def plot_context_lengths(path, table):
     axes.grid(alpha=0.3)
     axes.legend()
     _save(figure, path)
+
+
+@dataclasses.dataclass(frozen=True)
+class Line:
+    """points: [(x, y, standard error or None)]; centroids: "512", "0.3x" or None."""
+    label: str
+    mixer: str
+    centroids: str | None
+    ablation: str
+    points: list
+
+
+@dataclasses.dataclass(frozen=True)
+class Panel:
+    """Lines over one pair of axes; mark: an x that gets a vertical line."""
+    title: str
+    x_label: str
+    y_label: str
+    lines: list
+    mark: int | None = None
+
+
+_MIXER_STYLES = {"full": {"color": "black", "marker": "s"}, "vq": {"color": "red", "marker": "^"},
+                 "sliding": {"color": "gray", "marker": "v"},
+                 "cache": {"color": "black", "linestyle": ":"}}
+_ABLATION_STYLES = ("--", "-.", ":")
+_MAX_COLUMNS = 3
+
+
+def _styles(lines):
+    """{label: style}: baselines black and red, dictionaries in viridis by their size."""
+    def size(centroids):  # ratios above all numbers
+        ratio = centroids.endswith("x")
+        return ratio, float(centroids[:-1] if ratio else centroids)
+
+    sizes = sorted({line.centroids for line in lines if line.centroids}, key=size)
+    ablations = sorted({line.ablation for line in lines} - {"none"})
+    styles = {}
+    for line in lines:
+        style = {"linestyle": "-", "marker": "o"}
+        if line.ablation != "none":
+            style["linestyle"] = _ABLATION_STYLES[ablations.index(line.ablation) % 3]
+        if line.centroids:
+            # the end of the map is a yellow that is hard to see on white
+            shade = 0.85 * sizes.index(line.centroids) / max(1, len(sizes) - 1)
+            style["color"] = pyplot.get_cmap("viridis")(shade)
+        styles[line.label] = {**style, **_MIXER_STYLES.get(line.mixer, {})}
+    return styles
+
+
+def _tokens_text(x, _):
+    return f"{x / 1024:g}k" if x >= 1024 else f"{x:g}"
+
+
+def _bytes_text(y, _):
+    unit, name = (1 << 20, "MiB") if y >= 1 << 20 else (1 << 10, "KiB")
+    return f"{y / unit:g} {name}"
+
+
+def _draw_panel(axes, panel, styles):
+    for line in panel.lines:
+        x, y, errors = zip(*line.points)
+        errors = None if None in errors else errors
+        axes.errorbar(x, y, errors, markersize=4, linewidth=1.3, elinewidth=0.7, capsize=2,
+                      label=line.label, **styles[line.label])
+    axes.set_title(panel.title, fontsize=10)
+    axes.set_xlabel(panel.x_label)
+    axes.set_ylabel(panel.y_label)
+    if panel.x_label.startswith(("length", "position")):
+        axes.set_xscale("log", base=2)
+        axes.xaxis.set_major_formatter(_tokens_text)
+    if panel.y_label == "accuracy":
+        axes.set_ylim(-0.03, 1.03)
+    if panel.y_label == "bytes":
+        axes.set_yscale("log", base=2)
+        axes.yaxis.set_major_formatter(_bytes_text)
+    if panel.mark:
+        axes.axvline(panel.mark, color="gray", linewidth=0.8, linestyle="--")
+    axes.grid(alpha=0.3)
+
+
+def plot_panels(path, panels):
+    """Panels side by side, up to three in a row, with one legend under them all."""
+    n_rows = -(-len(panels) // _MAX_COLUMNS)
+    n_columns = -(-len(panels) // n_rows)
+    styles = _styles([line for panel in panels for line in panel.lines])
+    n_legend_rows = -(-len(styles) // 5)
+    width, height = 4.6 * n_columns, 3.6 * n_rows + 0.25 * n_legend_rows + 0.2
+    figure, grid = pyplot.subplots(n_rows, n_columns, figsize=(width, height), squeeze=False)
+    for axes in grid.flat[len(panels):]:
+        axes.axis("off")
+    handles = {}
+    for axes, panel in zip(grid.flat, panels):
+        _draw_panel(axes, panel, styles)
+        for handle, label in zip(*axes.get_legend_handles_labels()):
+            handles.setdefault(label, handle)
+    figure.legend(handles.values(), handles.keys(), loc="lower center", ncol=5, fontsize=8,
+                  frameon=False)
+    # the legend's strip at the bottom is no panel's
+    figure.tight_layout(rect=(0, (0.25 * n_legend_rows + 0.1) / height, 1, 1))
+    figure.savefig(path, dpi=120)
+    pyplot.close(figure)

@@ -2,8 +2,8 @@
 
 A recipe is a JSON file: `config` is the model's config.json, `task` the fields of a task of
 tasks.py or {"name": "python_files"} or {"name": "python_documents"}, the two forms of the byte
-corpus (without it: python_files), `training` values for the options below. An option given on the
-command line wins.
+corpus (without it: python_files), `training` values for the options below, `score` values for those
+of score.py, which reproduce.py passes on. An option given on the command line wins.
 """
 
 import argparse
@@ -47,7 +47,7 @@ def load_recipe(path):
     for section, content in recipe.items():
         if not isinstance(content, dict):
             raise ValueError(f"{path}: {section}: not a JSON object")
-        if section not in ("config", "task", "training"):
+        if section not in ("config", "task", "training", "score"):
             raise ValueError(f"{path}: unknown section {section!r}")
     if "config" not in recipe:
         raise ValueError(f"{path}: no section 'config'")

@@ -164,9 +164,9 @@ class OvqModel(nn.Module):
         return mixers.wide(self.lm_head(x))
 
 
-def load_model(folder, compute_dtype=torch.float32):
+def load_model(folder, compute_dtype=torch.float32, ablation="none"):
     """Reads a native model folder; weights become float32 whatever the file's dtype."""
-    model = OvqModel(load_config(folder), compute_dtype)
+    model = OvqModel(load_config(folder), compute_dtype, ablation)
     path = os.path.join(folder, "model.safetensors")
     tensors = {name: tensor.float() for name, tensor in load_safetensors(path).items()}
     expected = {name: list(tensor.shape) for name, tensor in model.state_dict().items()}

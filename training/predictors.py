@@ -1,0 +1,155 @@
+"""What gives a model's predictions on a sequence: an ovq-server over gRPC, or the reference."""
+
+import contextlib
+import dataclasses
+import os
+import re
+import shlex
+import subprocess
+import sys
+import tempfile
+import threading
+
+import numpy as np
+
+_CLIENT = os.path.join(os.path.dirname(os.path.abspath(__file__)), "..", "clients", "python")
+# A server reads its weights before it listens: a large model from a slow disk takes minutes.
+_START_SECONDS = 600
+_END_SECONDS = 30
+
+
+class PredictionError(RuntimeError):
+    """The server does not start or does not answer."""
+
+
+@dataclasses.dataclass(frozen=True)
+class Predictions:
+    """Of every token of a sequence but the first, from those before it; each [n_tokens - 1].
+
+    top_ids int64: the likeliest token (ties: the lowest id). top_logprobs: its log-probability.
+    logprobs: that of the token that stands there. Natural logarithms.
+    """
+    top_ids: np.ndarray
+    top_logprobs: np.ndarray
+    logprobs: np.ndarray
+
+
+class ServedPredictor:
+    """One Score call a sequence; any number of threads.
+
+    client: a Client of clients/python, whose calls raise client_error. timeout: seconds of a call.
+    """
+
+    backend = "server"
+
+    def __init__(self, client, client_error, timeout):
+        self._client, self._client_error, self._timeout = client, client_error, timeout
+
+    @contextlib.contextmanager
+    def _prediction_errors(self):
+        try:
+            yield
+        except self._client_error as error:
+            raise PredictionError(str(error)) from error
+
+    def info(self):
+        with self._prediction_errors():
+            return self._client.model_info()
+
+    def predict(self, tokens, max_centroids):
+        """tokens [n_tokens]; max_centroids None: the model's."""
+        with self._prediction_errors():
+            score = self._client.score(tokens.tolist(), max_centroids=max_centroids,
+                                       top_logprobs=1, timeout=self._timeout)
+        tops = score.top[:-1]  # the last one follows the sequence
+        return Predictions(np.array([top.token_ids[0] for top in tops]),
+                           np.array([top.logprobs[0] for top in tops]),
+                           np.array(score.logprobs))
+
+    def state_bytes(self, n_tokens, max_centroids):
+        """(bytes of a session's state at that position, bytes full attention would hold)."""
+        with self._prediction_errors():
+            size, = self._client.model_info([n_tokens], max_centroids=max_centroids).state_sizes
+        return size.state_bytes, size.full_kv_cache_bytes
+
+
+class ReferencePredictor:
+    """The PyTorch reference on a model folder, in float32."""
+
+    backend = "reference"
+
+    def __init__(self, folder, ablation="none"):
+        # only here: a served model is scored without torch
+        import torch
+        from ovq.model import load_model
+        self._torch = torch
+        self._model = load_model(folder, torch.float32, ablation)
+
+    def predict(self, tokens, max_centroids):
+        torch = self._torch
+        with torch.no_grad():
+            logits = self._model(torch.from_numpy(tokens[None, :-1]), max_centroids)[0]
+            logprobs = logits.log_softmax(-1)
+            # of logits: float32 probabilities of two tokens may be equal where these are not
+            top_ids = logits.argmax(-1)
+        at = np.arange(len(tokens) - 1)
+        logprobs = logprobs.numpy()
+        return Predictions(top_ids.numpy(), logprobs[at, top_ids.numpy()], logprobs[at, tokens[1:]])
+
+    def state_bytes(self, n_tokens, max_centroids):
+        """A server's business."""
+        return None, None
+
+
+@contextlib.contextmanager
+def connected(address, timeout):
+    """A ServedPredictor of a running server."""
+    sys.path.append(_CLIENT)
+    try:
+        from ovq_client import Client, OvqError
+    except ImportError as error:
+        raise PredictionError(f"clients/python: {error}; it needs python3-grpcio, "
+                              "python3-protobuf and protobuf-compiler") from error
+    with Client(address) as client:
+        yield ServedPredictor(client, OvqError, timeout)
+
+
+def _await_address(process, log):
+    """What the server says it listens on; an error with the end of its log if it never does."""
+    overdue = threading.Timer(_START_SECONDS, process.kill)
+    overdue.start()
+    line = process.stdout.readline()
+    overdue.cancel()
+    match = re.fullmatch(r"listening on (\S+)\n", line)
+    if match:
+        return match[1]
+    process.kill()
+    process.wait()
+    log.seek(0)
+    raise PredictionError(f"{process.args[0]} did not start: {log.read()[-2000:].strip()}")
+
+
+@contextlib.contextmanager
+def started_server(binary, model, flags=()):
+    """Serves a model folder on free ports of this machine; gives the address."""
+    command = [binary, "--model", model, "--listen", "127.0.0.1:0", "--metrics-address", "", *flags]
+    with tempfile.TemporaryFile("w+") as log, \
+            subprocess.Popen(command, stdout=subprocess.PIPE, stderr=log, text=True) as process:
+        try:
+            yield _await_address(process, log)
+        finally:
+            process.terminate()
+            try:
+                process.wait(_END_SECONDS)
+            except subprocess.TimeoutExpired:
+                process.kill()
+
+
+def server_flags(plan, extra):
+    """Limits that the plan's sequences need; `extra`, a command line's rest, wins over them."""
+    longest = max(job.n_tokens for job in plan)
+    centroids = max(job.max_centroids or 0 for job in plan)
+    flags = ["--max-prompt-tokens", str(longest), "--max-context", str(longest)]
+    if centroids > 65536:  # the server's default; a lower one would lower the model's own
+        flags += ["--max-centroids", str(centroids)]
+    return [*flags, *shlex.split(extra)]

@@ -1,0 +1,197 @@
+"""Trains, serves and scores the models of a recipe: from nothing to the figure with one command.
+
+For each mixer, in --out: MIXER/ is the run of train.py, with its log, RECIPE-MIXER/ the model
+folder, MIXER.csv its scores; scores.png and scores.md have them all. What is there already is
+kept: an interrupted run continues, a finished one is not repeated. Remove a CSV to score again.
+"""
+
+import argparse
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+
+import torch
+
+import score
+from data import DEFAULT_ROOT
+from export import export
+from predictors import PredictionError
+from report import report
+from schedule import parse_phases
+from train import CHECKPOINT, load_recipe
+
+_FOLDER = os.path.dirname(os.path.abspath(__file__))
+_SERVER = os.path.join(os.path.dirname(_FOLDER), "build", "cpu", "bin", "ovq-server")
+_MIXERS = ("ovq", "full", "vq")
+# README.md, "The model in models/python-bytes", tells why.
+_ENVIRONMENT = {"OMP_NUM_THREADS": "1", "MALLOC_MMAP_MAX_": "0",
+                "MALLOC_TRIM_THRESHOLD_": "100000000000",
+                "GLIBC_TUNABLES": "glibc.malloc.hugetlb=1"}
+_PROGRESS_SECONDS = 60
+
+
+class ReproduceError(RuntimeError):
+    """A step failed."""
+
+
+def parse_args():
+    parser = argparse.ArgumentParser(description=__doc__,
+                                     formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("recipe", help="JSON file, see train.py; recipes/ has those used")
+    parser.add_argument("--out", required=True, help="folder for everything that is made")
+    parser.add_argument("--mixers", default=",".join(_MIXERS), help="of " + ", ".join(_MIXERS))
+    parser.add_argument("--server", default=_SERVER, help="ovq-server; default: the one that "
+                        "`cmake --build --preset cpu` makes")
+    parser.add_argument("--server-args", default="", help="its further flags, as one argument: "
+                        "--server-args='--device cuda'")
+    parser.add_argument("--device", default="cpu", help="to train on")
+    parser.add_argument("--data-root", default=DEFAULT_ROOT,
+                        help="folder of the standard library (byte corpus)")
+    args = parser.parse_args()
+    args.mixers = args.mixers.split(",")
+    for mixer in args.mixers:
+        if mixer not in _MIXERS:
+            raise ValueError(f"--mixers: {mixer!r} is not one of {', '.join(_MIXERS)}")
+    if not os.path.exists(args.server):
+        raise ValueError(f"--server: {args.server} is missing: build it first, "
+                         "`cmake --preset cpu && cmake --build --preset cpu --target ovq-server`")
+    return args
+
+
+def keep_recipe(recipe, out):
+    """Remembers in --out what its models are trained on; another recipe needs another folder."""
+    trained = {name: part for name, part in recipe.items() if name != "score"}
+    path = os.path.join(out, "recipe.json")
+    if os.path.exists(path):
+        with open(path, encoding="utf-8") as file:
+            if json.load(file) != trained:
+                raise ValueError(f"--out: {path} is of another recipe: remove the folder, "
+                                 "or give another one")
+        return
+    os.makedirs(out, exist_ok=True)
+    with open(path, "w", encoding="utf-8") as file:
+        json.dump(trained, file, indent=2)
+
+
+def finished(checkpoint):
+    """Whether a run has come to its end."""
+    if not os.path.exists(checkpoint):
+        return False
+    saved = torch.load(checkpoint, map_location="cpu")
+    minutes, steps = saved["args"]["minutes"], saved["args"]["steps"]
+    return saved["seconds"] >= 60 * minutes if minutes else saved["step"] >= steps
+
+
+class Training:
+    """One train.py as a process of its own, its output in a log."""
+
+    def __init__(self, args, mixer, alone):
+        self.mixer = mixer
+        self.log = os.path.join(args.out, f"{mixer}.log")
+        run = os.path.join(args.out, mixer)
+        command = [sys.executable, os.path.join(_FOLDER, "train.py"), "--recipe", args.recipe,
+                   "--run", run, "--mixer", f"{mixer}_attention", "--device", args.device,
+                   "--data-root", args.data_root]
+        if not alone:
+            command += ["--workers", "1"]
+        if os.path.exists(os.path.join(run, CHECKPOINT)):
+            command.append("--resume")
+        with open(self.log, "a", encoding="utf-8") as log:
+            self.process = subprocess.Popen(command, stdout=log, stderr=subprocess.STDOUT,
+                                            env={**os.environ, **_ENVIRONMENT})
+
+    def last_line(self):
+        with open(self.log, encoding="utf-8") as file:
+            return (file.read().splitlines() or ["starting"])[-1]
+
+    def ended(self):
+        """Whether it has; an error if it failed."""
+        code = self.process.poll()
+        if code:
+            raise ReproduceError(f"training {self.mixer} failed, see {self.log}: "
+                                 f"{self.last_line()}")
+        return code == 0
+
+
+def train_all(args):
+    """As many runs at once as there are cores, but two at most; a GPU has one at a time."""
+    waiting = [mixer for mixer in args.mixers
+               if not finished(os.path.join(args.out, mixer, CHECKPOINT))]
+    n_at_once = min(2, len(os.sched_getaffinity(0)), len(waiting)) if args.device == "cpu" else 1
+    running, said = [], time.monotonic()
+    try:
+        while waiting or running:
+            while waiting and len(running) < n_at_once:
+                running.append(Training(args, waiting.pop(0), n_at_once == 1))
+                print(f"training {running[-1].mixer}, log in {running[-1].log}", flush=True)
+            time.sleep(0.2)
+            for training in [training for training in running if training.ended()]:
+                print(f"trained {training.mixer}: {training.last_line()}", flush=True)
+                running.remove(training)
+            if time.monotonic() - said > _PROGRESS_SECONDS:
+                said = time.monotonic()
+                for training in running:
+                    print(f"{training.mixer}: {training.last_line()}", flush=True)
+    finally:
+        for training in running:
+            training.process.terminate()
+        for training in running:
+            training.process.wait()
+
+
+def paths_of(args, mixer):
+    """(model folder, CSV) of a mixer."""
+    name = os.path.splitext(os.path.basename(args.recipe))[0]
+    return (os.path.join(args.out, f"{name}-{mixer}"), os.path.join(args.out, f"{mixer}.csv"))
+
+
+def score_arguments(args, recipe, mixer):
+    """The command line of score.py."""
+    model, csv = paths_of(args, mixer)
+    arguments = ["--model", model, "--server", args.server, f"--server-args={args.server_args}",
+                 "--data-root", args.data_root, "--out", csv]
+    for option, value in recipe.get("score", {}).items():
+        value = ",".join(map(str, value)) if isinstance(value, list) else value
+        arguments += [f"--{option.replace('_', '-')}", str(value)]
+    return arguments
+
+
+def score_model(args, recipe, mixer):
+    """Exports the run's model, serves and scores it; returns the CSV."""
+    model, csv = paths_of(args, mixer)
+    if os.path.exists(csv):
+        print(f"{csv} is there: kept", flush=True)
+        return csv
+    export(os.path.join(args.out, mixer, CHECKPOINT), model,
+           recipe["config"].get("torch_dtype", "float32"), overwrite=True)
+    print(f"scoring {mixer}", flush=True)
+    if score.main(score_arguments(args, recipe, mixer)):
+        raise ReproduceError(f"{mixer}: the reference disagrees, see above")
+    return csv
+
+
+def main():
+    args = parse_args()
+    recipe = load_recipe(args.recipe)
+    # a wrong option shows now, not after the training
+    score.parse_args(score_arguments(args, recipe, args.mixers[0]))
+    keep_recipe(recipe, args.out)
+    train_all(args)
+    scores = [score_model(args, recipe, mixer) for mixer in args.mixers]
+    phases = recipe.get("training", {}).get("phases")
+    longest = max(phase.length for phase in parse_phases(phases)) if phases else None
+    print(*report(scores, os.path.join(args.out, "scores"), trained_length=longest), sep="\n")
+
+
+if __name__ == "__main__":
+    # ended by a signal, it still ends the processes that it started
+    signal.signal(signal.SIGTERM, signal.default_int_handler)
+    try:
+        main()
+    except KeyboardInterrupt:
+        sys.exit("reproduce.py: interrupted; the same command continues")
+    except (ReproduceError, PredictionError, ValueError, OSError) as error:
+        sys.exit(f"reproduce.py: {error}")

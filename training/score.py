@@ -1,0 +1,263 @@
+"""Scores a model on its task through a server, by length and dictionary size, as CSV.
+
+The sequences come from the task in the model folder's task.json (export.py writes it) and a seed
+that training never draws from; a byte model is scored on held-out documents. Every model is given
+the same sequences. The server computes all predictions; --backend reference computes the same rows
+with the PyTorch reference.
+
+The CSV has a row per length and max_centroids with the accuracy or the bits per byte, `seen` and
+`position` being empty. More rows tell in-context learning by the number of examples of the same
+function `seen` before, and bits per byte by `position`: those after half of it (the first: from the
+start) up to it. `length` and `centroids` are what was asked for, `tokens` and `max_centroids` what
+that means. `error` is the standard error over sequences: tokens of one sequence are right or wrong
+together. `agreement`, with --check-reference, is the share of the `checked` scored tokens that the
+reference predicts alike, `logprob_difference` the largest one of their log-probabilities.
+"""
+
+import argparse
+import concurrent.futures
+import contextlib
+import csv
+import dataclasses
+import fractions
+import json
+import os
+import signal
+import sys
+import time
+
+from data import DEFAULT_ROOT, DataError
+from ovq.config import ConfigError, load_config
+from predictors import (PredictionError, ReferencePredictor, connected, server_flags,
+                        started_server)
+from scoring import (COLUMNS, LEAST_SEQUENCES, DocumentExam, TaskExam, compare, make_plan,
+                     mixer_of, score_job)
+from tasks import TaskError
+
+LENGTHS = "512,1024,2048,4096,8192,16384,32768,65536"
+CENTROIDS = "128,256,512,1024,2048"
+_LEAST_AGREEMENT = 0.999
+_PROGRESS_SECONDS = 10
+
+
+def centroid_spec(text):
+    try:
+        ratio = fractions.Fraction(text[:-1]) if text.endswith("x") else None
+        valid = 0 < ratio < 1 if ratio is not None else int(text) >= 2
+    except (ValueError, ZeroDivisionError):
+        valid = False
+    if not valid:
+        raise argparse.ArgumentTypeError(
+            f"{text!r} is neither an integer above 1 nor a ratio such as 0.3x")
+    return text
+
+
+def positive(text):
+    value = int(text)
+    if value < 1:
+        raise argparse.ArgumentTypeError(f"{text} is not positive")
+    return value
+
+
+def listed(parse):
+    def parse_all(text):
+        return [parse(entry) for entry in text.split(",")]
+    parse_all.__name__ = "list"  # argparse names it in errors
+    return parse_all
+
+
+def parse_args(arguments):
+    parser = argparse.ArgumentParser(description=__doc__,
+                                     formatter_class=argparse.RawDescriptionHelpFormatter)
+    add = parser.add_argument
+    add("--out", required=True, help="the CSV file")
+    add("--model", help="native model folder; with --address only for its task.json")
+    where = parser.add_mutually_exclusive_group()
+    where.add_argument("--address", metavar="HOST:PORT", help="of a running server")
+    where.add_argument("--server", metavar="PATH", help="ovq-server to serve --model with")
+    add("--server-args", default="", help="its further flags, as one argument: "
+        "--server-args='--compute-dtype f32 --state-dtype f32'")
+    add("--backend", choices=("server", "reference"), default="server")
+    add("--ablation", default="none", help="--backend reference: a dictionary rule to replace")
+    add("--task", type=json.loads, default={}, help="JSON: fields in place of task.json's")
+    add("--lengths", type=listed(positive), default=LENGTHS, help="longest sequences, in tokens")
+    add("--centroids", type=listed(centroid_spec), default=CENTROIDS, help="max_centroids of a "
+        "call, or 0.3x: as many as leave at most 0.3 live centroids a token")
+    add("--sequences", type=positive, help=f"per length; default: as many as have "
+        f"{TaskExam.least_scored} scored tokens or {DocumentExam.least_scored} bytes for every "
+        f"value of seen or position, at least {LEAST_SEQUENCES}")
+    add("--concurrency", type=positive, default=8, help="sequences scored at once")
+    add("--seed", type=int, default=0, help="of the sequences")
+    add("--data-root", default=DEFAULT_ROOT, help="folder of the standard library (byte models)")
+    add("--timeout", type=float, default=3600, help="seconds of one call")
+    add("--check-reference", type=int, default=0, metavar="K", help="sequences of each row that "
+        "the reference predicts too, in float32; exit status 1 below "
+        f"{100 * _LEAST_AGREEMENT:g}%% agreement")
+    args = parser.parse_args(arguments)
+    if args.backend == "server" and not (args.address or args.server):
+        raise ValueError("one of --address and --server is needed")
+    if args.backend == "server" and args.ablation != "none":
+        raise ValueError("--ablation: no server has ablations; it needs --backend reference")
+    if not args.model and not (args.address and "name" in args.task and not args.check_reference):
+        raise ValueError("--model is needed, but for --address with a whole --task")
+    return args
+
+
+def read_fields(folder):
+    """The task of a model folder: that of its task.json; a byte model may have none."""
+    path = os.path.join(folder, "task.json")
+    if not os.path.exists(path):
+        return {"name": "python_files"} if load_config(folder).tokenizer == "bytes" else {}
+    with open(path, encoding="utf-8") as file:
+        try:
+            return dict(json.load(file)["task"])
+        except (KeyError, TypeError, ValueError) as error:
+            raise ValueError(f"{path}: no task of export.py: {error!r}") from error
+
+
+def make_exam(args):
+    """(exam, label) of the model's task with --task's changes; the label names what they change."""
+    changes, fields = args.task, read_fields(args.model) if args.model else {}
+    if "name" not in {**fields, **changes}:
+        raise ValueError(f"{args.model}: no task.json: export.py writes it, or pass --task "
+                         "with a name")
+    label = [{**fields, **changes}["name"]]
+    label += [f"{name}={value}" for name, value in changes.items()
+              if name != "name" and fields.get(name) != value]
+    if label[0] in DocumentExam.names:
+        return DocumentExam(label[0], args.data_root), " ".join(label)
+    return TaskExam({**fields, **changes}, args.seed), " ".join(label)
+
+
+class Progress:
+    """Says what is scored and when the rest will be: a line a row and every ten seconds."""
+
+    def __init__(self, plan):
+        self._total = sum(job.n_tokens * job.n_sequences for job in plan)
+        self._done, self._started = 0, time.monotonic()
+        self._said = self._started
+
+    def advance(self, job, n_done):
+        self._done += job.n_tokens
+        if time.monotonic() - self._said > _PROGRESS_SECONDS:
+            self.say(f"{job}: {n_done} of {job.n_sequences} sequences")
+
+    def say(self, text):
+        self._said = time.monotonic()
+        left = (self._said - self._started) * (self._total / max(self._done, 1) - 1) / 60
+        print(f"{text}; {100 * self._done / self._total:.0f}% done, about {left:.0f} min left",
+              flush=True)
+
+
+def predict_all(predictor, job, tokens, pool, progress):
+    """Predictions of every sequence of tokens [n_sequences, n_tokens]."""
+    futures = [pool.submit(predictor.predict, row, job.max_centroids) for row in tokens]
+    try:
+        for n_done, future in enumerate(concurrent.futures.as_completed(futures), 1):
+            future.result()
+            progress.advance(job, n_done)
+    except PredictionError as error:
+        raise PredictionError(f"{job}: {error}") from error
+    finally:  # after an error or an interrupt nobody waits for the others
+        for future in futures:
+            future.cancel()
+    return [future.result() for future in futures]
+
+
+class Scorer:
+    """Scores jobs; n_checked, n_agreed: scored tokens the reference predicted, and predicted so."""
+
+    def __init__(self, exam, predictor, reference, n_check):
+        self._exam, self._predictor = exam, predictor
+        self._reference, self._n_check = reference, n_check
+        self.n_checked, self.n_agreed = 0, 0
+
+    def _check(self, job, made, predictions, row):
+        first = dataclasses.replace(made, tokens=made.tokens[:self._n_check])
+        n_checked, n_agreed, largest = compare(self._reference, job, first, predictions)
+        row.update(checked=n_checked, agreement=f"{n_agreed / n_checked:.6f}",
+                   logprob_difference=f"{largest:.3g}")
+        self.n_checked += n_checked
+        self.n_agreed += n_agreed
+        return f", reference agrees on {n_agreed} of {n_checked}"
+
+    def score(self, job, pool, progress):
+        """The job's rows."""
+        made = self._exam.sequences(job.length, job.n_sequences)
+        started = time.monotonic()
+        predictions = predict_all(self._predictor, job, made.tokens, pool, progress)
+        rows = score_job(self._exam, job, made, predictions, time.monotonic() - started)
+        sizes = self._predictor.state_bytes(job.n_tokens, job.max_centroids)
+        for row in rows:
+            row["state_bytes"], row["full_kv_cache_bytes"] = sizes
+        metric, whole = self._exam.metric, rows[0]
+        text = f"{job}: {metric.replace('_', ' ')} {float(whole[metric]):.4f} of " \
+            f"{whole['scored']} tokens, {whole['tokens_per_second']} tokens/s"
+        if self._n_check:
+            text += self._check(job, made, predictions, rows[0])
+        progress.say(text)
+        return rows
+
+
+def write_csv(path, rows):
+    """Complete or not at all."""
+    os.makedirs(os.path.dirname(os.path.abspath(path)), exist_ok=True)
+    with open(path + ".partial", "w", encoding="utf-8", newline="") as file:
+        writer = csv.DictWriter(file, COLUMNS, lineterminator="\n")
+        writer.writeheader()
+        writer.writerows(rows)
+    os.replace(path + ".partial", path)
+
+
+def run(args, stack):
+    """Scores what args ask for; returns the exit status. stack ends what was started."""
+    exam, label = make_exam(args)
+    # the first, so that it ends the last: ending the server ends the calls that it waits for
+    pool = stack.enter_context(concurrent.futures.ThreadPoolExecutor(args.concurrency))
+    if args.address:
+        predictor = stack.enter_context(connected(args.address, args.timeout))
+        info = predictor.info()
+        name, layer_types = info.name, info.layer_types
+    else:
+        name = os.path.basename(os.path.abspath(args.model))
+        layer_types = load_config(args.model).layer_types
+    mixer = mixer_of(layer_types)
+    plan = make_plan(exam, args.lengths, args.centroids if mixer == "ovq" else [None],
+                     args.sequences)
+    reference = None
+    if args.check_reference or args.backend == "reference":
+        reference = ReferencePredictor(args.model, args.ablation)
+    if args.backend == "reference":
+        predictor = reference
+    elif args.server:
+        address = stack.enter_context(started_server(args.server, args.model,
+                                                     server_flags(plan, args.server_args)))
+        predictor = stack.enter_context(connected(address, args.timeout))
+    scorer = Scorer(exam, predictor, reference, args.check_reference)
+    progress, rows = Progress(plan), []
+    for job in plan:
+        rows += scorer.score(job, pool, progress)
+    common = {"model": name, "mixer": mixer, "ablation": args.ablation,
+              "backend": predictor.backend, "task": label}
+    write_csv(args.out, [{**common, **row} for row in rows])
+    if scorer.n_agreed < _LEAST_AGREEMENT * scorer.n_checked:
+        print(f"score.py: the reference agrees on {scorer.n_agreed} of {scorer.n_checked} scored "
+              f"tokens only", file=sys.stderr)
+        return 1
+    return 0
+
+
+def main(arguments=None):
+    with contextlib.ExitStack() as stack:
+        return run(parse_args(arguments), stack)
+
+
+if __name__ == "__main__":
+    # ended by a signal, it still ends the server that it started
+    signal.signal(signal.SIGTERM, signal.default_int_handler)
+    try:
+        sys.exit(main())
+    except KeyboardInterrupt:
+        sys.exit("score.py: interrupted")
+    except (ConfigError, DataError, PredictionError, TaskError, ValueError, OSError) as error:
+        sys.exit(f"score.py: {error}")

@@ -1,0 +1,174 @@
+"""What score.py scores and how its rows come about: sequences, plan, statistics."""
+
+import dataclasses
+import fractions
+import math
+
+import numpy as np
+
+from data import BOS, HELD_OUT, Documents, spread_contexts
+from tasks import Sequences, make_task
+
+COLUMNS = ("model", "mixer", "ablation", "backend", "task", "length", "tokens", "centroids",
+           "max_centroids", "live_centroids", "state_bytes", "full_kv_cache_bytes", "sequences",
+           "scored", "seen", "position", "accuracy", "bits_per_byte", "error", "seconds",
+           "tokens_per_second", "checked", "agreement", "logprob_difference")
+_MIXERS = {"ovq_attention": "ovq", "full_attention": "full", "vq_attention": "vq"}
+LEAST_SEQUENCES = 4
+_FIRST_POSITIONS = 128
+
+
+def mixer_of(layer_types):
+    """What a model is called after: the mixer that reads its whole context."""
+    return next((name for kind, name in _MIXERS.items() if kind in layer_types), "sliding")
+
+
+def live_centroids(n_tokens, max_centroids):
+    """Eq. 17 at the end of a sequence."""
+    return n_tokens * max_centroids // (n_tokens + max_centroids)
+
+
+def centroids_for(spec, n_tokens):
+    """max_centroids of "512" or "0.3x": the most that leaves at most 0.3 live ones a token."""
+    if not spec.endswith("x"):
+        return int(spec)
+    # The first number of live centroids too many. It needs n_tokens * max_centroids >=
+    # too_many * (n_tokens + max_centroids), and the largest max_centroids that fails this is:
+    too_many = math.floor(fractions.Fraction(spec[:-1]) * n_tokens) + 1
+    if too_many == n_tokens:  # never reached
+        raise ValueError(f"--centroids: {spec} of {n_tokens} tokens is no limit")
+    return -(-too_many * n_tokens // (n_tokens - too_many)) - 1
+
+
+@dataclasses.dataclass(frozen=True)
+class Job:
+    """A row to be: n_sequences of n_tokens each, made for `length`, at max_centroids."""
+    length: int
+    n_tokens: int
+    n_sequences: int
+    centroids: str
+    max_centroids: int | None
+
+    def __str__(self):
+        at = "" if self.max_centroids is None else f", {self.max_centroids} centroids"
+        return f"length {self.length}{at}"
+
+
+class TaskExam:
+    """Sequences of a task of tasks.py: the accuracy of its scored tokens, also by examples seen.
+
+    least_scored: scored tokens for every group, on average, that are enough by default.
+    """
+
+    metric, group, least_scored = "accuracy", "seen", 384
+
+    def __init__(self, fields, seed):
+        self._task, self._seed = make_task(fields), seed
+
+    def sequences(self, length, count):
+        """The same for every model: they depend on the task, the arguments and the seed alone."""
+        # A spawned stream is never that of a plain (seed, batch), which training draws from.
+        stream = np.random.SeedSequence(self._seed, spawn_key=(length,))
+        return self._task.sequences(length, count, np.random.default_rng(stream))
+
+    def values(self, made, predictions):
+        """Whether each token but the first is the likeliest, [n_sequences, n_tokens - 1]."""
+        return np.stack([one.top_ids for one in predictions]) == made.tokens[:, 1:]
+
+
+class DocumentExam:
+    """Held-out documents of the byte corpus: bits per byte, also by position in the context.
+
+    name: the corpus that was trained on; python_files has fewer held-out modules.
+    """
+
+    metric, group, least_scored = "bits_per_byte", "position", 1 << 15
+    names = ("python_files", "python_documents")
+
+    def __init__(self, name, root):
+        held_out = Documents(root).held_out
+        names = HELD_OUT if name == "python_files" else held_out
+        self._streams = [held_out[name] for name in names]
+
+    def sequences(self, length, count):
+        """bos and length - 1 tokens, spread over the documents. A byte's group is the smallest
+        power of two, from 128 on, that its position does not exceed (bos: position 0)."""
+        inputs, targets = spread_contexts(self._streams, length - 1, count)
+        tokens = np.concatenate((inputs, targets[:, -1:]), axis=1)
+        scored = tokens < BOS  # document marks are no bytes
+        ends = 1 << np.ceil(np.log2(np.maximum(np.arange(length), _FIRST_POSITIONS))).astype(int)
+        return Sequences(tokens, scored, ends * scored)
+
+    def values(self, made, predictions):
+        """Bits of each token but the first, [n_sequences, n_tokens - 1]."""
+        return -np.stack([one.logprobs for one in predictions]).astype(np.float64) / math.log(2)
+
+
+def make_plan(exam, lengths, specs, n_sequences):
+    """Jobs by length, for each spec of the centroids ([None]: models without dictionaries)."""
+    plan = []
+    for length in sorted(lengths):
+        one = exam.sequences(length, 1)
+        n_tokens = one.tokens.shape[1]
+        n_groups = len(np.unique(one.seen[one.scored]))
+        enough = max(LEAST_SEQUENCES, -(-exam.least_scored * n_groups // int(one.scored.sum())))
+        plan += [Job(length, n_tokens, n_sequences or enough, spec,
+                     centroids_for(spec, n_tokens) if spec else None) for spec in specs]
+    return plan
+
+
+def mean_and_error(sums, counts):
+    """sum(sums) / sum(counts) over sequences and its standard error (None for one sequence).
+
+    sums, counts: [n_sequences]. With equal counts the error is that of the mean of the sequences'
+    means.
+    """
+    n = len(counts)
+    mean = sums.sum() / counts.sum()
+    if n < 2:
+        return mean, None
+    deviation = np.square(sums - mean * counts).sum()
+    return mean, math.sqrt(deviation * n / (n - 1)) / counts.sum()
+
+
+def grouped_means(values, scored, groups):
+    """[(group or None, scored tokens, mean, error)] of values, scored, groups [n_sequences, n].
+
+    The first is of all scored tokens; one of each group follows, if any is not 0.
+    """
+    parts = [(None, scored)]
+    if groups.any():
+        parts += [(int(group), scored & (groups == group)) for group in np.unique(groups[scored])]
+    rows = []
+    for group, marks in parts:
+        counts = marks.sum(axis=1)
+        sums = np.where(marks, values, 0).sum(axis=1)
+        rows.append((group, int(counts.sum()),
+                     *mean_and_error(sums[counts > 0], counts[counts > 0])))
+    return rows
+
+
+def score_job(exam, job, made, predictions, seconds):
+    """The job's rows as dictionaries."""
+    row = {"length": job.length, "tokens": job.n_tokens, "centroids": job.centroids,
+           "max_centroids": job.max_centroids, "sequences": job.n_sequences}
+    if job.max_centroids:
+        row["live_centroids"] = live_centroids(job.n_tokens, job.max_centroids)
+    means = grouped_means(exam.values(made, predictions), made.scored[:, 1:], made.seen[:, 1:])
+    rows = [{**row, exam.group: group, "scored": scored, exam.metric: f"{mean:.6f}",
+             "error": None if error is None else f"{error:.6f}"}
+            for group, scored, mean, error in means]
+    rows[0].update(seconds=f"{seconds:.3f}",
+                   tokens_per_second=f"{job.n_tokens * job.n_sequences / seconds:.1f}")
+    return rows
+
+
+def compare(reference, job, made, predictions):
+    """(scored tokens, how many of them agree, largest difference of log-probabilities)."""
+    n_checked, n_equal, largest = 0, 0, 0.0
+    for tokens, scored, served in zip(made.tokens, made.scored, predictions):
+        own, marks = reference.predict(tokens, job.max_centroids), scored[1:]
+        n_checked += int(marks.sum())
+        n_equal += int((own.top_ids == served.top_ids)[marks].sum())
+        largest = max(largest, float(np.abs(own.top_logprobs - served.top_logprobs)[marks].max()))
+    return n_checked, n_equal, largest

@@ -1,0 +1,308 @@
+"""Scores, their statistics and their report, with a server whose answers are known."""
+
+import argparse
+import contextlib
+import csv
+import io
+import math
+import os
+import tempfile
+import threading
+import types
+import unittest
+from unittest import mock
+
+import numpy as np
+import torch
+
+import support
+import score
+import scoring
+from data import BOS
+from export import export
+from ovq.config import config_from_dict, config_to_dict
+from ovq.model import OvqModel
+from predictors import PredictionError, ReferencePredictor, ServedPredictor, server_flags
+from tasks import make_task
+
+TASK = {"name": "basic_icr", "key_tokens": 2, "value_tokens": 2, "n_symbols": 20, "n_queries": 2}
+
+
+class FakeError(Exception):
+    """A call failed."""
+
+
+class FakeClient:
+    """Predicts every token right from `enough` centroids on, else its successor; half a bit each.
+
+    At a barrier calls wait for one another: together is how many must be in flight.
+    """
+
+    def __init__(self, layer_types=("sliding_attention", "ovq_attention"), enough=0, together=1):
+        self.calls, self._enough, self._layer_types = [], enough, layer_types
+        self._barrier = threading.Barrier(together)
+
+    def score(self, prompt, *, max_centroids, top_logprobs, timeout):
+        self.calls.append((len(prompt), max_centroids, top_logprobs, timeout))
+        self._barrier.wait(10)
+        if max_centroids == 13:
+            raise FakeError("RESOURCE_EXHAUSTED: no room")
+        wrong = max_centroids is not None and max_centroids < self._enough
+        tops = [types.SimpleNamespace(token_ids=(token + wrong,), logprobs=(-0.25,))
+                for token in [*prompt[1:], 0]]
+        logprobs = tuple(-0.5 * math.log(2) for _ in prompt[1:])
+        return types.SimpleNamespace(token_ids=tuple(prompt), logprobs=logprobs, top=tops)
+
+    def model_info(self, positions=(), *, max_centroids=None):
+        sizes = [types.SimpleNamespace(position=n, state_bytes=100 + (max_centroids or n),
+                                       full_kv_cache_bytes=10 * n) for n in positions]
+        return types.SimpleNamespace(name="fake", layer_types=self._layer_types,
+                                     state_sizes=sizes)
+
+
+class ArithmeticTest(unittest.TestCase):
+    def test_a_ratio_leaves_at_most_that_many_live_centroids(self):
+        for ratio, share in (("0.3x", 0.3), ("0.05x", 0.05), ("0.9x", 0.9), ("1/3x", 1 / 3)):
+            for n_tokens in (60, 127, 512, 4099, 65536):
+                size = scoring.centroids_for(ratio, n_tokens)
+                self.assertLessEqual(scoring.live_centroids(n_tokens, size), share * n_tokens)
+                self.assertGreater(scoring.live_centroids(n_tokens, size + 1), share * n_tokens)
+        self.assertEqual(scoring.centroids_for("512", 100), 512)
+        with self.assertRaisesRegex(ValueError, "--centroids: 0.99x of 50 tokens"):
+            scoring.centroids_for("0.99x", 50)
+
+    def test_bad_centroids_are_named(self):
+        for text in ("0", "1", "x", "1x", "0x", "-0.3x", "1/0x", "many"):
+            with self.assertRaisesRegex(argparse.ArgumentTypeError, text):
+                score.centroid_spec(text)
+
+    def test_error_is_that_of_the_sequences_means(self):
+        right, counts = np.array([3, 8, 5, 8]), np.array([8, 8, 8, 8])
+        mean, error = scoring.mean_and_error(right, counts)
+        self.assertAlmostEqual(mean, 24 / 32)
+        self.assertAlmostEqual(error, (right / 8).std(ddof=1) / 2)
+        self.assertEqual(scoring.mean_and_error(right[:1], counts[:1]), (3 / 8, None))
+
+    def test_error_of_sequences_with_unequal_counts(self):
+        mean, error = scoring.mean_and_error(np.array([1, 6]), np.array([2, 6]))
+        self.assertAlmostEqual(mean, 7 / 8)
+        # residuals 1 - 2 * 7/8 and 6 - 6 * 7/8
+        self.assertAlmostEqual(error, math.sqrt(2 * 0.75 ** 2 * 2) / 8)
+
+    def test_means_of_all_scored_tokens_and_of_each_group(self):
+        right = np.array([[1, 1, 0, 1], [0, 1, 1, 1]], bool)
+        scored = np.array([[1, 0, 1, 1], [1, 1, 1, 0]], bool)
+        seen = np.array([[0, 0, 1, 1], [0, 0, 1, 1]])
+        rows = scoring.grouped_means(right, scored, seen)
+        self.assertEqual([row[:2] for row in rows], [(None, 6), (0, 3), (1, 3)])
+        np.testing.assert_allclose([row[2] for row in rows], [4 / 6, 2 / 3, 2 / 3])
+        self.assertEqual(len(scoring.grouped_means(right, scored, np.zeros((2, 4)))), 1)
+
+    def test_mixer_is_the_one_that_reads_the_whole_context(self):
+        for kinds, name in ((("sliding_attention", "vq_attention"), "vq"),
+                            (("full_attention", "ovq_attention"), "ovq"),
+                            (("sliding_attention",), "sliding")):
+            self.assertEqual(scoring.mixer_of(kinds), name)
+
+    def test_limits_of_a_server_fit_the_plan(self):
+        exam = scoring.TaskExam(TASK, 0)
+        plan = scoring.make_plan(exam, [600, 300], ["64", "100000"], None)
+        longest = exam.sequences(600, 1).tokens.shape[1]
+        self.assertEqual(server_flags(plan, "--threads 1 --device ref"),
+                         ["--max-prompt-tokens", str(longest), "--max-context", str(longest),
+                          "--max-centroids", "100000", "--threads", "1", "--device", "ref"])
+        self.assertEqual([job.length for job in plan], [300, 300, 600, 600])
+        self.assertEqual(plan[0].n_sequences, 96)  # 4 scored tokens each
+
+    def test_every_number_of_examples_seen_gets_enough_tokens(self):
+        exam = scoring.TaskExam({"name": "linear_icl", "vector_tokens": 2, "x_max": 9,
+                                 "n_functions": 1, "n_identifiers": 1}, 0)
+        # 60 tokens: 10 examples of one function, 2 scored tokens in each
+        plan = scoring.make_plan(exam, [60], ["64"], None)
+        self.assertEqual(plan[0].n_sequences, 384 // 2)
+
+
+class ExamTest(unittest.TestCase):
+    def test_sequences_are_the_same_for_all_models_but_not_training_s(self):
+        exam = scoring.TaskExam(TASK, 0)
+        made = exam.sequences(200, 3)
+        again = scoring.TaskExam(TASK, 0).sequences(200, 3)
+        np.testing.assert_array_equal(made.tokens, again.tokens)
+        for other in (scoring.TaskExam(TASK, 1).sequences(200, 3).tokens,
+                      *(make_task(TASK).sequences(200, 3, np.random.default_rng(seed)).tokens
+                        for seed in (0, (0, 0), (0, 200), 1 << 64))):
+            self.assertFalse((made.tokens == other).all(axis=1).any())
+
+    def test_documents_are_held_out_and_tell_positions(self):
+        with tempfile.TemporaryDirectory() as root:
+            support.write_corpus(root)
+            made = scoring.DocumentExam("python_documents", root).sequences(300, 40)
+            text = bytes(made.tokens[made.tokens < BOS].astype(np.uint8))
+            files = scoring.DocumentExam("python_files", root).sequences(300, 40)
+            files = bytes(files.tokens[files.tokens < BOS].astype(np.uint8))
+        self.assertEqual(made.tokens.shape, (40, 300))
+        self.assertTrue((made.tokens[:, 0] == BOS).all())
+        self.assertFalse(made.scored[:, 0].any())
+        row = made.seen[0]
+        self.assertEqual([row[1], row[128], row[129], row[256], row[257], row[298]],
+                         [128, 128, 256, 256, 512, 512])
+        self.assertNotIn(b"def f_", text)
+        # a model of python_files has learned from these two
+        for name in (b"'json'", b"'unittest'"):
+            self.assertIn(name, text)
+            self.assertNotIn(name, files)
+
+    def test_bits_of_a_prediction(self):
+        with tempfile.TemporaryDirectory() as root:
+            support.write_corpus(root)
+            exam = scoring.DocumentExam("python_files", root)
+        made = exam.sequences(50, 2)
+        halves = [types.SimpleNamespace(logprobs=np.full(49, np.log(0.5), np.float32))] * 2
+        np.testing.assert_allclose(exam.values(made, halves), np.ones((2, 49)), rtol=1e-6)
+
+
+class ScoreTest(unittest.TestCase):
+    def setUp(self):
+        folder = tempfile.TemporaryDirectory()
+        self.addCleanup(folder.cleanup)
+        self.folder = folder.name
+        self.model = os.path.join(self.folder, "model")
+        self.csv = os.path.join(self.folder, "new", "scores.csv")
+        self.write_model()
+
+    def write_model(self, task=TASK, **changes):
+        torch.manual_seed(1)
+        raw = support.tiny_config(**changes)
+        config = config_from_dict(raw)
+        checkpoint = os.path.join(self.folder, "checkpoint.pt")
+        saved = {"config": config_to_dict(config), "model": OvqModel(config).state_dict()}
+        torch.save({**saved, "task": task} if task else saved, checkpoint)
+        export(checkpoint, self.model, "float32", overwrite=True)
+
+    def score(self, *arguments, client=None):
+        """(exit status, rows of the CSV, what was printed)."""
+        @contextlib.contextmanager
+        def connected(_, timeout):
+            yield ServedPredictor(client, FakeError, timeout)
+
+        output = io.StringIO()
+        source = ("--address", "fake:1") if client else ("--backend", "reference")
+        with mock.patch.object(score, "connected", connected), \
+                contextlib.redirect_stdout(output), contextlib.redirect_stderr(output):
+            status = score.main(["--model", self.model, "--out", self.csv, *source, *arguments])
+        with open(self.csv, encoding="utf-8", newline="") as file:
+            return status, list(csv.DictReader(file)), output.getvalue()
+
+    def test_a_row_for_every_length_and_size(self):
+        client = FakeClient(enough=30)
+        status, rows, output = self.score("--lengths", "128,64", "--centroids", "16,0.4x",
+                                          "--sequences", "5", "--timeout", "7", client=client)
+        self.assertEqual(status, 0)
+        # 6 tokens a pair, two queries and one token between: 10 * 6 + 1 and 21 * 6 + 1
+        self.assertEqual([(row["length"], row["tokens"], row["centroids"], row["max_centroids"],
+                           row["live_centroids"], float(row["accuracy"])) for row in rows],
+                         [("64", "61", "16", "16", "12", 0), ("64", "61", "0.4x", "42", "24", 1),
+                          ("128", "127", "16", "16", "14", 0),
+                          ("128", "127", "0.4x", "85", "50", 1)])
+        for row in rows:
+            self.assertEqual((row["model"], row["mixer"], row["backend"], row["task"]),
+                             ("fake", "ovq", "server", "basic_icr"))
+            self.assertEqual((row["sequences"], row["scored"], float(row["error"])), ("5", "20", 0))
+            self.assertEqual(int(row["state_bytes"]), 100 + int(row["max_centroids"]))
+            self.assertEqual(int(row["full_kv_cache_bytes"]), 10 * int(row["tokens"]))
+        self.assertEqual(sorted(set(client.calls)),
+                         [(61, 16, 1, 7.0), (61, 42, 1, 7.0), (127, 16, 1, 7.0), (127, 85, 1, 7.0)])
+        self.assertEqual(len(client.calls), 20)
+        self.assertIn("100% done", output)
+
+    def test_models_without_dictionaries_are_scored_once_a_length(self):
+        client = FakeClient(layer_types=("sliding_attention", "full_attention"))
+        _, rows, _ = self.score("--lengths", "64", "--sequences", "4", client=client)
+        self.assertEqual([(row["mixer"], row["centroids"], row["live_centroids"]) for row in rows],
+                         [("full", "", "")])
+        self.assertEqual({call[1] for call in client.calls}, {None})
+
+    def test_calls_are_in_flight_together(self):
+        # a barrier that breaks, and fails the calls, where fewer than three wait at once
+        _, rows, _ = self.score("--lengths", "64", "--centroids", "16", "--sequences", "6",
+                                "--concurrency", "3", client=FakeClient(together=3))
+        self.assertEqual(rows[0]["accuracy"], "1.000000")
+
+    def test_a_failed_call_is_named(self):
+        with self.assertRaisesRegex(PredictionError,
+                                    "length 64, 13 centroids: RESOURCE_EXHAUSTED: no room"):
+            self.score("--lengths", "64", "--centroids", "16,13", client=FakeClient())
+        self.assertFalse(os.path.exists(self.csv))
+
+    def test_rows_by_examples_seen(self):
+        self.write_model({"name": "linear_icl", "vector_tokens": 2, "x_max": 9, "n_functions": 2,
+                          "n_identifiers": 4})
+        _, rows, _ = self.score("--lengths", "60", "--centroids", "16", "--task",
+                                '{"n_functions": 1}', "--sequences", "4", client=FakeClient())
+        self.assertEqual({row["task"] for row in rows}, {"linear_icl n_functions=1"})
+        # 10 examples of 6 tokens of one function, 2 scored in each
+        self.assertEqual([(row["seen"], row["scored"]) for row in rows],
+                         [("", "80"), *((str(n), "8") for n in range(10))])
+
+    def test_byte_models_are_scored_on_documents(self):
+        self.write_model(task=None)
+        self.assertFalse(os.path.exists(os.path.join(self.model, "task.json")))
+        support.write_corpus(os.path.join(self.folder, "library"))
+        _, rows, _ = self.score("--lengths", "300", "--centroids", "16", "--sequences", "4",
+                                "--data-root", os.path.join(self.folder, "library"),
+                                client=FakeClient())
+        self.assertEqual([row["position"] for row in rows], ["", "128", "256", "512"])
+        for row in rows:
+            self.assertEqual((row["task"], row["accuracy"]), ("python_files", ""))
+            self.assertAlmostEqual(float(row["bits_per_byte"]), 0.5, places=5)
+
+    def test_the_reference_computes_the_same_rows(self):
+        arguments = ("--lengths", "64", "--centroids", "16,32", "--sequences", "4")
+        _, served, _ = self.score(*arguments, client=FakeClient())
+        _, rows, _ = self.score(*arguments)
+        columns = ("length", "tokens", "centroids", "max_centroids", "sequences", "scored")
+        self.assertEqual([[row[name] for name in columns] for row in rows],
+                         [[row[name] for name in columns] for row in served])
+        self.assertEqual({(row["backend"], row["state_bytes"]) for row in rows},
+                         {("reference", "")})
+        tokens = scoring.TaskExam(TASK, 0).sequences(64, 1).tokens[0]
+        plain, grown = (ReferencePredictor(self.model, ablation).predict(tokens, 16)
+                        for ablation in ("none", "linear_growth"))
+        self.assertGreater(np.abs(plain.logprobs - grown.logprobs).max(), 1e-5)
+
+    def test_reference_that_disagrees_fails(self):
+        reference = ReferencePredictor(self.model)
+        arguments = ("--lengths", "64", "--centroids", "16", "--check-reference", "3")
+
+        class Agreeing(FakeClient):
+            shift = 0
+
+            def score(self, prompt, *, max_centroids, top_logprobs, timeout):
+                answer = super().score(prompt, max_centroids=max_centroids,
+                                       top_logprobs=top_logprobs, timeout=timeout)
+                own = reference.predict(np.array(prompt), max_centroids)
+                for top, token, logprob in zip(answer.top, own.top_ids, own.top_logprobs):
+                    top.token_ids, top.logprobs = (token + self.shift,), (logprob - 0.125,)
+                return answer
+
+        status, rows, _ = self.score(*arguments, client=Agreeing())
+        self.assertEqual((status, rows[0]["checked"], rows[0]["agreement"]), (0, "12", "1.000000"))
+        self.assertAlmostEqual(float(rows[0]["logprob_difference"]), 0.125, places=5)
+        client = Agreeing()
+        client.shift = 1
+        status, rows, output = self.score(*arguments, client=client)
+        self.assertEqual((status, rows[0]["agreement"]), (1, "0.000000"))
+        self.assertIn("agrees on 0 of 12", output)
+
+    def test_bad_arguments_are_named(self):
+        self.write_model({"name": "basic_icr", "n_symbol": 3})
+        with self.assertRaisesRegex(ValueError, "n_symbol"):
+            self.score("--lengths", "64")
+        for arguments, name in ((("--ablation", "linear_growth"), "--ablation"),
+                                (("--model", ""), "--model")):
+            with self.assertRaisesRegex(ValueError, name):
+                self.score(*arguments, client=FakeClient())
+
+
+if __name__ == "__main__":
+    unittest.main()
