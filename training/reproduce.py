@@ -1,8 +1,8 @@
 """Trains, serves and scores the models of a recipe: from nothing to the figure with one command.
 
 For each mixer, in --out: MIXER/ is the run of train.py, with its log, RECIPE-MIXER/ the model
-folder, MIXER.csv its scores; scores.png and scores.md have them all. What is there already is
-kept: an interrupted run continues, a finished one is not repeated. Remove a CSV to score again.
+folder, MIXER.csv its scores; scores.png and scores.md have them all. Training of vq starts from the
+trained full. What is there already is kept: an interrupted run continues, a finished one is not repeated. Remove a CSV to score again.
 """
 
 import argparse
@@ -55,6 +55,8 @@ def parse_args():
     for mixer in args.mixers:
         if mixer not in _MIXERS:
             raise ValueError(f"--mixers: {mixer!r} is not one of {', '.join(_MIXERS)}")
+    if "vq" in args.mixers and "full" not in args.mixers:
+        raise ValueError("--mixers: vq starts from the weights of full: add full")
     if not os.path.exists(args.server):
         raise ValueError(f"--server: {args.server} is missing: build it first, "
                          "`cmake --preset cpu && cmake --build --preset cpu --target ovq-server`")
@@ -97,6 +99,8 @@ class Training:
                    "--data-root", args.data_root]
         if not alone:
             command += ["--workers", "1"]
+        if mixer == "vq":
+            command += ["--init", os.path.abspath(os.path.join(args.out, "full", CHECKPOINT))]
         if os.path.exists(os.path.join(run, CHECKPOINT)):
             command.append("--resume")
         with open(self.log, "a", encoding="utf-8") as log:
@@ -116,20 +120,29 @@ class Training:
         return code == 0
 
 
+def can_start(mixer, trained):
+    """VQ attention starts from trained full attention and samples its keys: section 8.1."""
+    return mixer != "vq" or "full" in trained
+
+
 def train_all(args):
     """As many runs at once as there are cores, but two at most; a GPU has one at a time."""
-    waiting = [mixer for mixer in args.mixers
-               if not finished(os.path.join(args.out, mixer, CHECKPOINT))]
+    trained = {mixer for mixer in _MIXERS
+               if finished(os.path.join(args.out, mixer, CHECKPOINT))}
+    waiting = [mixer for mixer in args.mixers if mixer not in trained]
     n_at_once = min(2, len(os.sched_getaffinity(0)), len(waiting)) if args.device == "cpu" else 1
     running, said = [], time.monotonic()
     try:
         while waiting or running:
-            while waiting and len(running) < n_at_once:
-                running.append(Training(args, waiting.pop(0), n_at_once == 1))
-                print(f"training {running[-1].mixer}, log in {running[-1].log}", flush=True)
+            for mixer in [mixer for mixer in waiting if can_start(mixer, trained)]:
+                if len(running) < n_at_once:
+                    waiting.remove(mixer)
+                    running.append(Training(args, mixer, n_at_once == 1))
+                    print(f"training {mixer}, log in {running[-1].log}", flush=True)
             time.sleep(0.2)
             for training in [training for training in running if training.ended()]:
                 print(f"trained {training.mixer}: {training.last_line()}", flush=True)
+                trained.add(training.mixer)
                 running.remove(training)
             if time.monotonic() - said > _PROGRESS_SECONDS:
                 said = time.monotonic()

@@ -90,7 +90,8 @@ def make_parser():
     add("--recompute-chunks", action="store_true", help="OVQ: keep one dictionary a chunk for the "
         "backward pass and compute the rest again: less memory for long contexts, a third slower")
     add("--init", help="model folder or checkpoint.pt whose weights to start from, of the same "
-        "shapes; relative to the recipe's folder, and {mixer} in it stands for ovq, full or vq")
+        "shapes; relative to the recipe's folder, and {mixer} in it stands for ovq, full or vq. "
+        "Codebooks that they lack are sampled from the keys of a batch")
     add("--seed", type=int, default=0)
     add("--device", default="cpu")
     add("--compute-dtype", default="bfloat16", choices=("bfloat16", "float32"),
@@ -146,14 +147,19 @@ def make_source(recipe, args, config):
 
 
 def load_initial(model, args):
+    """Weights of --init; returns whether they lack the codebooks that this model has."""
     mixer = (args.mixer or MIXERS[0]).removesuffix("_attention")
     path = os.path.join(os.path.dirname(args.recipe), args.init.format(mixer=mixer))
+    own = model.state_dict()
     try:
         weights = (load_model(path).state_dict() if os.path.isdir(path)
                    else torch.load(path, map_location=args.device)["model"])
-        model.load_state_dict(weights)
+        codebooks = {name: own[name] for name in own
+                     if name.endswith("codebook") and name not in weights}
+        model.load_state_dict({**weights, **codebooks})
     except (KeyError, RuntimeError, pickle.UnpicklingError) as error:
         raise ValueError(f"--init: {path} has no weights of this model: {error}") from error
+    return bool(codebooks)
 
 
 def make_optimizer(model, args):
@@ -181,10 +187,10 @@ class Trainer:
         self.config = make_config(recipe, args.mixer)
         self.model = OvqModel(self.config, DTYPES[args.compute_dtype], args.ablation,
                               args.recompute_chunks).to(args.device)
-        if args.init:
-            load_initial(self.model, args)
-        self.optimizer = make_optimizer(self.model, args)
         self.source = make_source(recipe, args, self.config)
+        if args.init and load_initial(self.model, args):
+            self.model.sample_codebooks(self._batch(self.phases[0])[0])
+        self.optimizer = make_optimizer(self.model, args)
         self.step, self.tokens, self.seconds = 0, 0, 0.0
         self.history = []  # rows of CURVE_COLUMNS
         self.workers = concurrent.futures.ThreadPoolExecutor(args.workers)
@@ -194,6 +200,12 @@ class Trainer:
         if self.args.minutes:
             return self.seconds / (60 * self.args.minutes)
         return self.step / self.args.steps
+
+    def _batch(self, phase):
+        """The next step's (inputs, targets, weights), each [contexts, length]."""
+        n_contexts = max(self.args.workers, self.args.batch_tokens // phase.length)
+        return [torch.from_numpy(side).to(self.args.device)
+                for side in self.source.next(phase.length, n_contexts)]
 
     def _accumulate(self, inputs, targets, weights, max_centroids):
         """Adds the gradients of some of a step's contexts; returns their share of its loss."""
@@ -218,9 +230,7 @@ class Trainer:
     def train_step(self):
         """One optimizer step; returns the weighted mean loss in bits per token."""
         phase = phase_at(self.phases, self.progress)
-        n_contexts = max(self.args.workers, self.args.batch_tokens // phase.length)
-        batch = [torch.from_numpy(side).to(self.args.device)
-                 for side in self.source.next(phase.length, n_contexts)]
+        batch = self._batch(phase)
         rate = learning_rate(self.args.lr, self.progress, self.step, self.args.warmup_steps)
         for group in self.optimizer.param_groups:
             group["lr"] = rate * group["lr_scale"]
@@ -228,6 +238,7 @@ class Trainer:
         torch.nn.utils.clip_grad_norm_(self.model.parameters(), self.args.grad_clip)
         self.optimizer.step()
         self.optimizer.zero_grad()
+        self.model.normalize_codebooks()
         self.step += 1
         self.tokens += batch[0].numel()
         return bits

@@ -164,6 +164,34 @@ class OvqModel(nn.Module):
         return mixers.wide(self.lm_head(x))
 
 
+    def _codebook_layers(self):
+        return [layer for layer in self.model.layers
+                if layer.self_attn.layer_type == "vq_attention"]
+
+    @torch.no_grad()
+    def normalize_codebooks(self):
+        """Codes to unit norm, which keys have (section 8.1)."""
+        for layer in self._codebook_layers():
+            layer.self_attn.codebook.copy_(mixers.unit_norm(layer.self_attn.codebook))
+
+    @torch.no_grad()
+    def sample_codebooks(self, tokens):
+        """Codes become random keys of tokens [batch, n_tokens], layer after layer."""
+        for layer in self._codebook_layers():
+            keys = []
+            hook = layer.self_attn.k_proj.register_forward_hook(
+                lambda module, inputs, output, keys=keys: keys.append(output))
+            self(tokens)
+            hook.remove()
+            codebook = layer.self_attn.codebook
+            n_codes, head_dim = codebook.shape[1:]
+            every = mixers.unit_norm(keys[0].flatten(0, 1).unflatten(-1, (-1, head_dim)).float())
+            if len(every) < n_codes:
+                raise ValueError(f"vq.codebook_size: {n_codes} codes, but a batch has only "
+                                 f"{len(every)} keys to start them from")
+            codebook.copy_(every[torch.randperm(len(every))[:n_codes]].transpose(0, 1))
+
+
 def load_model(folder, compute_dtype=torch.float32, ablation="none"):
     """Reads a native model folder; weights become float32 whatever the file's dtype."""
     model = OvqModel(load_config(folder), compute_dtype, ablation)
