@@ -19,6 +19,7 @@ import export
 import sample
 import train
 from data import DataError, Documents
+from ovq.mixers import unit_norm
 from ovq.model import load_model
 from schedule import Phase, learning_rate, parse_phases, phase_at
 from sources import CorpusSource, TaskSource, predicted_right
@@ -200,6 +201,38 @@ class TrainingTest(unittest.TestCase):
         with self.assertRaisesRegex(ValueError, "--init: .*first.* has no weights of this"):
             self.train("third", "--init", self.checkpoint("first"),
                        config=support.tiny_config(intermediate_size=32))
+
+    def test_init_takes_a_model_folder_beside_the_recipe_by_mixer(self):
+        self.train("first")
+        model = os.path.join(self.folder, "tiny-ovq")
+        self.call(export, "--checkpoint", self.checkpoint("first"), "--out", model,
+                  "--dtype", "float32")
+        self.train("second", "--lr", "0", "--seed", "5", "--init", "tiny-{mixer}")
+        self.assert_same_weights("first", "second")
+        with self.assertRaisesRegex(OSError, "tiny-full"):
+            self.train("third", "--mixer", "full_attention", "--init", "tiny-{mixer}")
+
+    def test_codebooks_start_as_keys_of_the_initial_weights(self):
+        config = support.tiny_config(vq={"codebook_size": 4})
+        self.train("full", "--mixer", "full_attention", config=config)
+        self.train("vq", "--mixer", "vq_attention", "--lr", "0", "--init",
+                   self.checkpoint("full"), config=config)
+        weights = self.saved("vq")["model"]
+        full, name = self.saved("full")["model"], "model.layers.1.self_attn.codebook"
+        self.assertTrue(all(torch.equal(full[own], weights[own]) for own in full))
+        model = train.OvqModel(train.config_from_dict(self.saved("full")["config"]))
+        model.load_state_dict(full)
+        keys = []
+        model.model.layers[1].self_attn.k_proj.register_forward_hook(
+            lambda module, inputs, output: keys.append(output))
+        source = train.CorpusSource(train.CORPORA["python_files"](self.root), 32, 0)
+        model(torch.from_numpy(source.next(16, 4)[0]))
+        keys = unit_norm(keys[0].flatten(0, 1).unflatten(-1, (2, 8))).transpose(0, 1)
+        for head_keys, codes in zip(keys, weights[name]):
+            distances = (codes[:, None] - head_keys[None]).abs().amax(-1)
+            self.assertLess(distances.amin(-1).max(), 1e-5)
+            self.assertEqual(len(set(distances.argmin(-1).tolist())), 4)
+        torch.testing.assert_close(weights[name].norm(dim=-1), torch.ones(2, 4))
 
     def test_errors_name_the_culprit(self):
         small_vocabulary = {name: value for name, value in support.tiny_config().items()
