@@ -128,7 +128,8 @@ def plot_panels(path, panels):
     n_rows = -(-len(panels) // _MAX_COLUMNS)
     n_columns = -(-len(panels) // n_rows)
     styles = _styles([line for panel in panels for line in panel.lines])
-    n_legend_rows = -(-len(styles) // 5)
+    n_legend_columns = min(5, 2 * n_columns)  # labels have the width of half a panel
+    n_legend_rows = -(-len(styles) // n_legend_columns)
     width, height = 4.6 * n_columns, 3.6 * n_rows + 0.25 * n_legend_rows + 0.2
     figure, grid = pyplot.subplots(n_rows, n_columns, figsize=(width, height), squeeze=False)
     for axes in grid.flat[len(panels):]:
@@ -138,7 +139,7 @@ def plot_panels(path, panels):
         _draw_panel(axes, panel, styles)
         for handle, label in zip(*axes.get_legend_handles_labels()):
             handles.setdefault(label, handle)
-    figure.legend(handles.values(), handles.keys(), loc="lower center", ncol=5, fontsize=8,
+    figure.legend(handles.values(), handles.keys(), loc="lower center", ncol=n_legend_columns, fontsize=8,
                   frameon=False)
     # the legend's strip at the bottom is no panel's
     figure.tight_layout(rect=(0, (0.25 * n_legend_rows + 0.1) / height, 1, 1))
