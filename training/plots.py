@@ -139,8 +139,8 @@ def plot_panels(path, panels):
         _draw_panel(axes, panel, styles)
         for handle, label in zip(*axes.get_legend_handles_labels()):
             handles.setdefault(label, handle)
-    figure.legend(handles.values(), handles.keys(), loc="lower center", ncol=n_legend_columns, fontsize=8,
-                  frameon=False)
+    figure.legend(handles.values(), handles.keys(), loc="lower center",
+                  ncol=n_legend_columns, fontsize=8, frameon=False)
     # the legend's strip at the bottom is no panel's
     figure.tight_layout(rect=(0, (0.25 * n_legend_rows + 0.1) / height, 1, 1))
     figure.savefig(path, dpi=120)
