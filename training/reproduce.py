@@ -2,7 +2,8 @@
 
 For each mixer, in --out: MIXER/ is the run of train.py, with its log, RECIPE-MIXER/ the model
 folder, MIXER.csv its scores; scores.png and scores.md have them all. Training of vq starts from the
-trained full. What is there already is kept: an interrupted run continues, a finished one is not repeated. Remove a CSV to score again.
+trained full. What is there already is kept: an interrupted run continues, a finished one is not
+repeated. Remove a CSV to score again.
 """
 
 import argparse
