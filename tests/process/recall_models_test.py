@@ -1,0 +1,71 @@
+"""The shipped recall models, served: a larger dictionary recalls more, and what docs/results.md says.
+
+usage: recall_models_test.py --build BUILD_FOLDER [unittest arguments]
+"""
+
+import argparse
+import csv
+import os
+import sys
+import tempfile
+import unittest
+
+ROOT = os.path.dirname(os.path.dirname(os.path.dirname(os.path.abspath(__file__))))
+sys.path[:0] = [os.path.join(ROOT, "training"), os.path.join(ROOT, "clients", "python")]
+
+try:
+    import numpy  # noqa: F401
+    import ovq_client  # noqa: F401
+except ImportError as error:
+    print(f"SKIPPED: {error}; install python3-numpy, python3-grpcio, python3-protobuf and "
+          "protobuf-compiler")
+    sys.exit(0)
+
+import score
+
+BIN = None
+# Tokens of a sequence are right or wrong together: the errors of docs/results.md are up to 4 points,
+# with as many sequences as here. The bounds below leave three of those or more.
+SEQUENCES = "16"
+
+
+def accuracies(model, lengths, centroids):
+    """{(length, centroids): accuracy} of a model in models/."""
+    with tempfile.TemporaryDirectory() as folder:
+        out = os.path.join(folder, "scores.csv")
+        status = score.main(["--model", os.path.join(ROOT, "models", model), "--server",
+                             os.path.join(BIN, "ovq-server"), "--lengths", lengths, "--centroids",
+                             centroids, "--sequences", SEQUENCES, "--out", out])
+        assert status == 0
+        with open(out, encoding="utf-8", newline="") as file:
+            return {(int(row["length"]), row["centroids"]): float(row["accuracy"])
+                    for row in csv.DictReader(file)}
+
+
+class RecallModels(unittest.TestCase):
+    def test_a_larger_dictionary_recalls_more_and_half_the_tokens_suffice(self):
+        for model, length in (("basic-icr-small-ovq", 2048), ("basic-icr-long-ovq", 4096)):
+            found = accuracies(model, str(length), "256,512,1024,0.5x")
+            found = [found[length, size] for size in ("256", "512", "1024", "0.5x")]
+            self.assertEqual(found, sorted(found), model)
+            self.assertLess(found[0], 0.6, model)
+            self.assertGreater(found[-1], 0.97, model)
+
+    def test_full_recalls_the_trained_length_and_a_codebook_less(self):
+        full = accuracies("basic-icr-small-full", "1024", "256")[1024, ""]
+        codebook = accuracies("basic-icr-small-vq", "1024", "256")[1024, ""]
+        self.assertGreater(full, 0.97)
+        self.assertLess(codebook, 0.9)
+
+    def test_positional_recall_is_harder(self):
+        found = accuracies("positional-icr-small-ovq", "1024", "0.5x")[1024, "0.5x"]
+        self.assertGreater(found, 0.8)  # one that knows no order has 0.75 at most
+        self.assertGreater(accuracies("positional-icr-small-full", "1024", "256")[1024, ""], found)
+
+
+if __name__ == "__main__":
+    parser = argparse.ArgumentParser()
+    parser.add_argument("--build", required=True)
+    options, rest = parser.parse_known_args()
+    BIN = os.path.join(os.path.abspath(options.build), "bin")
+    unittest.main(argv=[sys.argv[0], *rest], verbosity=2)
