@@ -123,7 +123,7 @@ def parse_args():
 
 def make_config(recipe, mixer):
     raw = dict(recipe["config"])
-    if mixer:
+    if mixer and "layer_types" in raw:  # without them config_from_dict says what is missing
         raw["layer_types"] = [mixer if kind == "ovq_attention" else kind
                               for kind in raw["layer_types"]]
     return config_from_dict(raw)
@@ -262,6 +262,11 @@ class Trainer:
                              f"not on {self.source.fingerprint}")
         if saved["config"] != config_to_dict(self.config):
             raise ValueError(f"{path}: its model differs from that of {self.args.recipe}")
+        for name in ("ablation", "variety", "unscored_weight"):
+            own, theirs = getattr(self.args, name), saved["args"][name]
+            if own != theirs:
+                raise ValueError(f"{path}: trained with --{name.replace('_', '-')} {theirs}, "
+                                 f"not {own}")
         self.model.load_state_dict(saved["model"])
         self.optimizer.load_state_dict(saved["optimizer"])
         self.source.restore(saved["source"])

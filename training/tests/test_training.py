@@ -19,6 +19,7 @@ import export
 import sample
 import train
 from data import DataError, Documents
+from ovq.config import ConfigError
 from ovq.mixers import unit_norm
 from ovq.model import load_model
 from schedule import Phase, learning_rate, parse_phases, phase_at
@@ -234,10 +235,17 @@ class TrainingTest(unittest.TestCase):
             self.assertEqual(len(set(distances.argmin(-1).tolist())), 4)
         torch.testing.assert_close(weights[name].norm(dim=-1), torch.ones(2, 4))
 
+    def test_a_run_is_not_resumed_as_another(self):
+        self.train("run")
+        with self.assertRaisesRegex(ValueError, "with --ablation none, not linear_growth"):
+            self.train("run", "--resume", "--ablation", "linear_growth")
+
     def test_errors_name_the_culprit(self):
         small_vocabulary = {name: value for name, value in support.tiny_config().items()
                             if not name.startswith(("tokenizer", "bos", "eos"))}
         small_vocabulary["vocab_size"] = 100
+        without_layers = support.tiny_config()
+        del without_layers["layer_types"]
         for error, message, arguments, sections in (
                 (ValueError, "unknown section 'model'", (), {"model": {}}),
                 (ValueError, "task: not a JSON object", (), {"task": "basic_icr"}),
@@ -252,6 +260,8 @@ class TrainingTest(unittest.TestCase):
                 (TaskError, "task name: 'recall'", (), {"task": {"name": "recall"}}),
                 (ValueError, "--variety: -0.5 is not", ("--variety", "-0.5"), {"task": RECALL}),
                 (DataError, "context length 99999", ("--held-out-length", "99999"), {}),
+                (ConfigError, "layer_types", ("--mixer", "full_attention"),
+                 {"config": without_layers}),
                 (ValueError, "--steps and --minutes", ("--steps", "0"), {})):
             with self.subTest(message=message), self.assertRaisesRegex(error, message):
                 self.train("wrong", *arguments, **sections)
