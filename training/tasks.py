@@ -99,7 +99,8 @@ class RecallTask:
         if variety is None:
             return self
         sizes = {name: getattr(self, name) for name in _EASY}
-        if random.random() < 0.5:
+        # a task that has nothing easier draws nothing
+        if any(size > _EASY[name] for name, size in sizes.items()) and random.random() < 0.5:
             sizes = {name: int(random.integers(min(_EASY[name], size), size + 1))
                      for name, size in sizes.items()}
         sizes["copies"] = max(1, min(sizes["copies"], (max_tokens - 1) // (2 * self.pair_tokens)))

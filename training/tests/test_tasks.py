@@ -1,6 +1,7 @@
 """The tasks' sequences, taken apart again and held against their definition."""
 
 import collections
+import dataclasses
 import itertools
 import os
 import subprocess
@@ -123,6 +124,11 @@ class RecallTest(unittest.TestCase):
         self.assertEqual(len(sizes), 3 * 2 * 3)
         # half of all, and the one in 18 of the other half: 158 of 300, with a deviation of 9
         self.assertLess(abs(sizes[5, 4, 3] - 158), 40)
+        easiest = RecallTask(key_tokens=3, value_tokens=2, n_symbols=30)
+        before = random.bit_generator.state
+        self.assertEqual(easiest.for_training(600, 0.25, random),
+                         dataclasses.replace(easiest, n_queries=150 // 7))
+        self.assertEqual(random.bit_generator.state, before)
         # two pairs fit 24 tokens, one to be asked: no room for copies
         self.assertEqual(task.for_training(24, 0.5, random).copies, 1)
 
