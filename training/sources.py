@@ -52,8 +52,8 @@ class TaskSource:
     """Fresh sequences of a task; progress in the share of scored tokens predicted right.
 
     variety: what training sequences have more of than the task, see its for_training; None:
-    nothing. unscored_weight: the share in the loss of a token that is
-    not scored; a scored one has 1. Progress is measured on the task as it is, at held_out_length.
+    nothing. unscored_weight: the share in the loss of a token that is not scored; a scored one has
+    1. Progress is measured on the task as it is, at held_out_length.
     """
 
     metric = "held_out_accuracy"

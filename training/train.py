@@ -20,7 +20,7 @@ import torch
 import torch.nn.functional as F
 
 from data import DEFAULT_ROOT, VOCAB_SIZE, Corpus, DataError, Documents
-from ovq.config import ConfigError, config_from_dict, config_to_dict
+from ovq.config import ConfigError, config_from_dict, config_to_dict, read_json_object
 from ovq.dictionary import ABLATIONS
 from ovq.model import DTYPES, OvqModel, load_model
 from plots import plot_learning_curve
@@ -37,13 +37,7 @@ CURVE_COLUMNS = ("step", "tokens", "seconds", "context_length", "max_centroids",
 
 
 def load_recipe(path):
-    with open(path, encoding="utf-8") as file:
-        try:
-            recipe = json.load(file)
-        except json.JSONDecodeError as error:
-            raise ValueError(f"{path}: not JSON: {error}") from error
-    if not isinstance(recipe, dict):
-        raise ValueError(f"{path}: not a JSON object")
+    recipe = read_json_object(path)
     for section, content in recipe.items():
         if not isinstance(content, dict):
             raise ValueError(f"{path}: {section}: not a JSON object")
@@ -106,11 +100,12 @@ def make_parser():
 def parse_args():
     """(args, recipe), the recipe's training section being the options' defaults."""
     parser = make_parser()
-    path = parser.parse_known_args()[0].recipe
+    known = vars(parser.parse_known_args()[0])
+    path = known["recipe"]
     recipe = load_recipe(path)
     defaults = recipe.get("training", {})
     for name in defaults:
-        if name in ("recipe", "run", "resume") or name not in vars(parser.parse_known_args()[0]):
+        if name in ("recipe", "run", "resume") or name not in known:
             raise ValueError(f"{path}: training: {name!r} is no option of train.py")
     # before the command line's own, so that those win and both are checked alike
     flags = [f"--{name.replace('_', '-')}" + ("" if value is True else f"={value}")

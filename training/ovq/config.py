@@ -205,10 +205,7 @@ def config_to_dict(config):
     return raw
 
 
-def load_config(path):
-    """Reads config.json from a file, or from a model's folder."""
-    if os.path.isdir(path):
-        path = os.path.join(path, "config.json")
+def read_json_object(path):
     with open(path, encoding="utf-8") as file:
         try:
             raw = json.load(file)
@@ -216,6 +213,14 @@ def load_config(path):
             raise ConfigError(f"{path}: not JSON: {error}") from error
     if not isinstance(raw, dict):
         raise ConfigError(f"{path}: not a JSON object")
+    return raw
+
+
+def load_config(path):
+    """Reads config.json from a file, or from a model's folder."""
+    if os.path.isdir(path):
+        path = os.path.join(path, "config.json")
+    raw = read_json_object(path)
     try:
         return config_from_dict(raw)
     except ConfigError as error:

@@ -11,7 +11,6 @@ from torch.utils.checkpoint import checkpoint
 
 from ovq.mixers import attend, minus_infinity_where, wide
 
-
 # The paper's section 4.4: one rule of the dictionary replaced by a plainer one.
 ABLATIONS = ("none", "random_assignment", "linear_growth", "constant_rate")
 _CONSTANT_RATE = 0.25

@@ -163,7 +163,6 @@ class OvqModel(nn.Module):
             return mixers.wide(F.linear(x, self.model.embed_tokens.weight.to(x.dtype)))
         return mixers.wide(self.lm_head(x))
 
-
     def _codebook_layers(self):
         return [layer for layer in self.model.layers
                 if layer.self_attn.layer_type == "vq_attention"]
