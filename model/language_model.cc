@@ -80,11 +80,12 @@ class Loader {
     const MixerEntry& entry = *FindMixer(config_.layer_types[i]);
     return Keep(entry.make({.layer = i,
                             .type = config_.layer_types[i],
-                            .model = config_.model,
-                            .section = config_.section(entry.section),
+                            .state = {.model = config_.model,
+                                      .section = config_.section(entry.section),
+                                      .state_dtype = state_,
+                                      .device = context_.device()},
                             .weights = source,
                             .compute_dtype = compute_,
-                            .state_dtype = state_,
                             .context = context_}));
   }
   template <class T>
@@ -116,6 +117,8 @@ absl::Status WithContext(const absl::Status& status, std::string_view context) {
   return absl::Status(status.code(), absl::StrCat(std::string(context), ": ", status.message()));
 }
 
+}  // namespace
+
 size_t FullKvBytesPerToken(const ModelConfig& config, DType state_dtype) {
   constexpr int64_t kMax = 1 << 30;  // ranges were checked when the config was read
   const int64_t heads = config.model.IntOr("num_attention_heads", 0, 0, kMax).value();
@@ -125,6 +128,24 @@ size_t FullKvBytesPerToken(const ModelConfig& config, DType state_dtype) {
   return static_cast<size_t>(config.n_layers * kv_heads * (head_dim + value_dim)) *
          DTypeBytes(state_dtype);
 }
+
+absl::StatusOr<StateLayout> PlanStateLayout(const ModelConfig& config, DType state_dtype,
+                                            const StateLimits& limits, Device device,
+                                            size_t page_bytes) {
+  std::vector<MixerState> states;
+  for (const std::string& type : config.layer_types) {
+    const MixerEntry& entry = *FindMixer(type);
+    absl::StatusOr<MixerState> state = entry.state({.model = config.model,
+                                                    .section = config.section(entry.section),
+                                                    .state_dtype = state_dtype,
+                                                    .device = device});
+    if (!state.ok()) return state.status();
+    states.push_back(*std::move(state));
+  }
+  return StateLayout(states, limits, page_bytes);
+}
+
+namespace {
 
 // Decode steps are recorded and replayed on CUDA, one recording for each size: few sizes, and
 // little wasted on padding.

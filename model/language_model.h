@@ -24,6 +24,16 @@ struct ModelOptions {
   StateLimits limits;
 };
 
+// What one token would take in a full KV cache, were every layer full attention with the config's
+// heads: n_layers x num_key_value_heads (head_dim + value_head_dim) elements of the state dtype.
+size_t FullKvBytesPerToken(const ModelConfig& config, DType state_dtype);
+
+// The layout of a session's state, from the config alone: the same as layout() of the model once it
+// is loaded. page_bytes: see StateLayout. InvalidArgument names the field.
+absl::StatusOr<StateLayout> PlanStateLayout(const ModelConfig& config, DType state_dtype,
+                                            const StateLimits& limits, Device device,
+                                            size_t page_bytes);
+
 struct DecoderLayer {
   std::unique_ptr<SequenceMixer> mixer;
   Buffer input_norm;         // [d_model] F32, as all weights in the device's memory
@@ -49,8 +59,6 @@ class LanguageModel {
   const std::string& fingerprint() const { return fingerprint_; }  // hex SHA-256
   int64_t parameters() const { return parameters_; }
   size_t weight_bytes() const { return weight_bytes_; }  // read by one decode step
-  // What one token would take in a full KV cache, were every layer full attention with the config's
-  // heads: n_layers x num_key_value_heads (head_dim + value_head_dim) elements of the state dtype.
   size_t full_kv_bytes_per_token() const { return full_kv_bytes_per_token_; }
 
   // Logits [n_logit_rows, vocab] F32 of batch.logit_rows, in their order, in the device's memory

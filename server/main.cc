@@ -22,6 +22,7 @@
 #include "server/grpc_server.h"
 #include "server/metrics.h"
 #include "server/options.h"
+#include "server/plan.h"
 #include "server/process_stats.h"
 
 namespace ovq {
@@ -188,8 +189,7 @@ absl::StatusOr<Loaded> LoadAll(const Options& options) {
 
   ModelOptions model_options;
   model_options.compute_dtype = options.compute_dtype;
-  model_options.state_dtype = options.state_dtype.value_or(
-      config->weights_dtype == DType::kBF16 ? DType::kBF16 : DType::kF32);
+  model_options.state_dtype = StateDType(options, *config);
   model_options.limits = {.max_centroids = options.max_centroids,
                           .max_unbounded_tokens = options.max_context};
   absl::StatusOr<std::unique_ptr<LanguageModel>> model =
@@ -282,6 +282,14 @@ int Run(const std::vector<std::string>& args) {
   if (line->action == CommandLine::Action::kVersion) {
     std::puts("ovq-server " OVQ_VERSION);
     return 0;
+  }
+  if (line->action == CommandLine::Action::kPlan ||
+      line->action == CommandLine::Action::kCheckConfig) {
+    const absl::StatusOr<std::string> text =
+        line->action == CommandLine::Action::kPlan ? PlanText(line->options) : CheckConfig(*line);
+    if (text.ok()) std::fputs(text->c_str(), stdout);
+    if (!text.ok()) Log(std::string(text.status().message()));
+    return text.ok() ? 0 : kExitFailed;
   }
   SignalWaiter signals;
   if (absl::Status status = Serve(line->options, signals); !status.ok()) {

@@ -101,6 +101,14 @@ const Flag kFlags[] = {
        if (!status.ok() || o.max_message_bytes <= static_cast<size_t>(kIntMax)) return status;
        return Expected("a size below 2G", text);
      }},
+    {"plan-centroids", "N,N,...", "the model's default cap", "--plan: dictionary caps to plan for",
+     [](std::string_view text, Options& o) {
+       return SetIntegers(text, 2, 1 << 24, o.plan_centroids);
+     }},
+    {"plan-tokens", "N,N,...", "1024,32768,1048576", "--plan: lengths of sessions to plan for",
+     [](std::string_view text, Options& o) {
+       return SetIntegers(text, 1, int64_t{1} << 48, o.plan_tokens);
+     }},
 };
 
 const Flag* FindFlag(std::string_view name) {
@@ -113,12 +121,6 @@ const Flag* FindFlag(std::string_view name) {
 std::string EnvName(std::string_view flag) {
   return absl::StrCat("OVQ_", absl::AsciiStrToUpper(absl::StrReplaceAll(
                                   absl::string_view(flag.data(), flag.size()), {{"-", "_"}})));
-}
-
-absl::Status Named(std::string_view name, const absl::Status& status) {
-  if (status.ok()) return status;
-  return absl::InvalidArgumentError(
-      absl::StrCat(absl::string_view(name.data(), name.size()), ": ", status.message()));
 }
 
 // What the command line says, before any value is looked at.
@@ -139,6 +141,10 @@ absl::StatusOr<RawFlags> SplitFlags(std::span<const std::string> args) {
       raw.action = CommandLine::Action::kVersion;
       return raw;
     }
+    if (arg == "--check-config" || arg == "--plan") {
+      raw.action = arg == "--plan" ? CommandLine::Action::kPlan : CommandLine::Action::kCheckConfig;
+      continue;
+    }
     const bool is_flag = absl::ConsumePrefix(&arg, "--");
     const std::pair<std::string, std::string> parts = absl::StrSplit(arg, absl::MaxSplits('=', 1));
     const std::string& name = parts.first;
@@ -157,34 +163,59 @@ absl::StatusOr<RawFlags> SplitFlags(std::span<const std::string> args) {
   return raw;
 }
 
-absl::Status ReadConfigFile(const std::string& path, Options& options) {
-  std::ifstream file(path);
-  std::string line;
-  for (int number = 1; std::getline(file, line); ++number) {
-    const absl::string_view text = absl::StripAsciiWhitespace(line);
-    if (text.empty() || text[0] == '#') continue;
+// Option values from the weakest source to the strongest, each checked as it comes.
+class Settings {
+ public:
+  Settings() {
+    for (const Flag& flag : kFlags) {
+      line_.settings.push_back({.name = flag.name, .value = flag.fallback, .origin = "default"});
+    }
+  }
+  CommandLine& line() { return line_; }
+
+  absl::Status Set(const Flag& flag, std::string_view value, const std::string& origin) {
+    const absl::Status status = flag.set(value, line_.options);
+    if (!status.ok()) {
+      return absl::InvalidArgumentError(absl::StrCat(origin, ": ", status.message()));
+    }
+    line_.settings[static_cast<size_t>(&flag - kFlags)] = {flag.name, std::string(value), origin};
+    return absl::OkStatus();
+  }
+
+  absl::Status ReadFile(const std::string& path) {
+    std::ifstream file(path);
+    std::string line;
+    for (int number = 1; std::getline(file, line); ++number) {
+      const absl::string_view text = absl::StripAsciiWhitespace(line);
+      if (text.empty() || text[0] == '#') continue;
+      if (absl::Status status = ReadLine(text, absl::StrCat(path, ":", number)); !status.ok()) {
+        return status;
+      }
+    }
+    if (!file.eof()) {
+      return absl::InvalidArgumentError(absl::StrCat("--config: cannot read '", path, "'"));
+    }
+    return absl::OkStatus();
+  }
+
+ private:
+  absl::Status ReadLine(absl::string_view text, const std::string& where) {
     const std::vector<absl::string_view> parts = absl::StrSplit(text, absl::MaxSplits('=', 1));
     const std::string name(absl::StripAsciiWhitespace(parts[0]));
-    const std::string where = absl::StrCat(path, ":", number, ": ", name);
     const Flag* flag = FindFlag(name);
     if (flag == nullptr) {
-      return absl::InvalidArgumentError(
-          absl::StrCat(where, ": unknown name, expected a flag of --help without its dashes"));
+      return absl::InvalidArgumentError(absl::StrCat(
+          where, ": ", name, ": unknown name, expected a flag of --help without its dashes"));
     }
     if (parts.size() < 2) {
-      return absl::InvalidArgumentError(absl::StrCat(where, ": expected name = value"));
+      return absl::InvalidArgumentError(absl::StrCat(where, ": ", name, ": expected name = value"));
     }
     const absl::string_view value = absl::StripAsciiWhitespace(parts[1]);
-    const std::string_view std_value(value.data(), value.size());
-    if (absl::Status status = Named(where, flag->set(std_value, options)); !status.ok()) {
-      return status;
-    }
+    return Set(*flag, {value.data(), value.size()}, absl::StrCat(where, ": ", name));
   }
-  if (!file.eof()) {
-    return absl::InvalidArgumentError(absl::StrCat("--config: cannot read '", path, "'"));
-  }
-  return absl::OkStatus();
-}
+
+  CommandLine line_;
+};
 
 }  // namespace
 
@@ -192,33 +223,43 @@ absl::StatusOr<CommandLine> ParseCommandLine(std::span<const std::string> args,
                                              const EnvLookup& env) {
   absl::StatusOr<RawFlags> raw = SplitFlags(args);
   if (!raw.ok()) return raw.status();
-  CommandLine line;
-  line.action = raw->action;
-  if (line.action != CommandLine::Action::kServe) return line;
-
+  Settings settings;
+  settings.line().action = raw->action;
+  if (raw->action == CommandLine::Action::kHelp || raw->action == CommandLine::Action::kVersion) {
+    return settings.line();
+  }
   const auto config = raw->values.find("config");
   const std::optional<std::string> path =
       config != raw->values.end() ? config->second : env("OVQ_CONFIG");
   if (path.has_value()) {
-    if (absl::Status status = ReadConfigFile(*path, line.options); !status.ok()) return status;
+    if (absl::Status status = settings.ReadFile(*path); !status.ok()) return status;
   }
   for (const Flag& flag : kFlags) {
     const std::string name = EnvName(flag.name);
     const std::optional<std::string> value = env(name);
     if (!value.has_value()) continue;
-    if (absl::Status status = Named(name, flag.set(*value, line.options)); !status.ok()) {
-      return status;
-    }
+    if (absl::Status status = settings.Set(flag, *value, name); !status.ok()) return status;
   }
   for (const auto& [name, value] : raw->values) {
     if (name == "config") continue;
-    absl::Status status = Named(absl::StrCat("--", name), FindFlag(name)->set(value, line.options));
+    absl::Status status = settings.Set(*FindFlag(name), value, absl::StrCat("--", name));
     if (!status.ok()) return status;
   }
-  if (line.options.model.empty()) {
+  const Options& options = settings.line().options;
+  if (options.model.empty()) {
     return absl::InvalidArgumentError("--model: expected a model folder, got none");
   }
-  return line;
+  if (raw->action == CommandLine::Action::kPlan && !options.state_memory_bytes.has_value()) {
+    return absl::InvalidArgumentError(
+        "--plan: expected --state-memory, the memory to plan for, got none");
+  }
+  for (const int32_t cap : options.plan_centroids) {
+    if (cap <= options.max_centroids) continue;
+    return absl::InvalidArgumentError(
+        absl::StrCat("--plan-centroids: expected at most --max-centroids, ", options.max_centroids,
+                     ", got ", cap));
+  }
+  return settings.line();
 }
 
 std::string HelpText() {
@@ -234,6 +275,13 @@ std::string HelpText() {
       "  --config FILE\n"
       "      lines 'name = value' with the flags' names, '#' begins a comment line\n"
       "      default: none; environment: OVQ_CONFIG\n"
+      "  --check-config\n"
+      "      checks options and model folder without loading the weights, prints every option\n"
+      "      with its value and where it comes from, and ends\n"
+      "  --plan\n"
+      "      prints how many sessions fit in --state-memory, exactly, for each cap of\n"
+      "      --plan-centroids and each length of --plan-tokens, and ends; needs neither the\n"
+      "      weights nor the device\n"
       "  --help, --version\n\n"
       "Flags win over the environment, the environment over the file, the file over the defaults.\n"
       "Sizes: 512M, 8G, 1.5GiB (powers of 1024). Durations: 250ms, 30s, 5m, 1h30m.\n"

@@ -7,6 +7,7 @@
 #include <span>
 #include <string>
 #include <string_view>
+#include <vector>
 
 #include "absl/status/statusor.h"
 #include "absl/time/time.h"
@@ -33,12 +34,23 @@ struct Options {
   absl::Duration session_ttl = absl::Minutes(30);
   absl::Duration drain_timeout = absl::Seconds(30);
   size_t max_message_bytes = size_t{64} << 20;
+  // --plan only.
+  std::vector<int32_t> plan_centroids;  // empty: the model's default cap
+  std::vector<int64_t> plan_tokens = {1 << 10, 1 << 15, 1 << 20};
+};
+
+// One option as it was said, for --check-config.
+struct Setting {
+  std::string name;
+  std::string value;
+  std::string origin;  // "--max-queue", "OVQ_MAX_QUEUE", "ovq-server.conf:3" or "default"
 };
 
 struct CommandLine {
-  enum class Action : uint8_t { kServe, kHelp, kVersion };
+  enum class Action : uint8_t { kServe, kHelp, kVersion, kCheckConfig, kPlan };
   Action action = Action::kServe;
   Options options;
+  std::vector<Setting> settings;  // every option, in the order of --help
 };
 
 // The value of an environment variable, if it is set.

@@ -22,6 +22,17 @@ absl::Status SetInteger(std::string_view text, int64_t low, int64_t high, T& out
   out = static_cast<T>(value);
   return absl::OkStatus();
 }
+// "512,2048": whole numbers between commas, at least one.
+template <class T>
+absl::Status SetIntegers(std::string_view text, int64_t low, int64_t high, std::vector<T>& out) {
+  out.clear();
+  for (;;) {
+    const size_t comma = text.find(',');
+    absl::Status status = SetInteger(text.substr(0, comma), low, high, out.emplace_back());
+    if (!status.ok() || comma == std::string_view::npos) return status;
+    text.remove_prefix(comma + 1);
+  }
+}
 // HOST:PORT with a port from 0 to 65535.
 absl::Status SetAddress(std::string_view text, std::string& out);
 absl::Status SetDType(std::string_view text, std::optional<DType>& out);

@@ -8,9 +8,10 @@
 
 namespace ovq {
 
-// What memory is committed in: 4 KiB on ref and cpu, a GPU's allocation granularity (2 MiB) on
-// CUDA.
+// What memory is committed in: 4 KiB on ref and cpu, a GPU's allocation granularity on CUDA. That
+// is 2 MiB on every GPU so far: what plans for a GPU assume where none is there to be asked.
 inline constexpr size_t kHostPageBytes = 4096;
+inline constexpr size_t kUsualGpuPageBytes = size_t{2} << 20;
 size_t StatePageBytes(DeviceContext& context);
 
 struct StatePages;  // kernels/common/cuda/state_memory.cu

@@ -138,25 +138,34 @@ class SequenceMixer {
 using WeightSource =
     std::function<absl::StatusOr<TensorView>(std::string_view leaf, const Shape& shape)>;
 
+// What decides a mixer's state.
+struct StateSpec {
+  const Attrs& model;    // the scalar fields of config.json
+  const Attrs& section;  // the mixer's own object of config.json ("ovq", "vq", ...)
+  DType state_dtype;     // of keys and values in the session state: kF32 or kBF16
+  Device device;
+};
+
 // What a mixer is made from.
 struct MixerSpec {
   int layer;
   std::string_view type;  // its entry in layer_types
-  const Attrs& model;     // the scalar fields of config.json
-  const Attrs& section;   // the mixer's own object of config.json ("ovq", "vq", ...)
+  StateSpec state;
   const WeightSource& weights;
   DType compute_dtype;  // of the matrix products: kF32 or kBF16
-  DType state_dtype;    // of keys and values in the session state: kF32 or kBF16
   DeviceContext& context;
 };
 
 using MixerFactory = absl::StatusOr<std::unique_ptr<SequenceMixer>> (*)(const MixerSpec&);
+// The state() of the mixer that the factory would make, without its weights.
+using StateFactory = absl::StatusOr<MixerState> (*)(const StateSpec&);
 
 // One line of the registry.
 struct MixerEntry {
   std::string_view layer_type;
   std::string_view section;  // key of its object in config.json, empty if it has none
   MixerFactory make;
+  StateFactory state;
 };
 std::span<const MixerEntry> MixerRegistry();
 const MixerEntry* FindMixer(std::string_view layer_type);  // null if unknown

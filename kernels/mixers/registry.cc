@@ -9,10 +9,10 @@ namespace ovq {
 namespace {
 
 constexpr std::array kRegistry = {
-    MixerEntry{"sliding_attention", "", MakeSlidingAttention},
-    MixerEntry{"full_attention", "", MakeFullAttention},
-    MixerEntry{"ovq_attention", "ovq", MakeOvqAttention},
-    MixerEntry{"vq_attention", "vq", MakeVqAttention},
+    MixerEntry{"sliding_attention", "", MakeSlidingAttention, SlidingAttentionState},
+    MixerEntry{"full_attention", "", MakeFullAttention, FullAttentionState},
+    MixerEntry{"ovq_attention", "ovq", MakeOvqAttention, OvqAttentionState},
+    MixerEntry{"vq_attention", "vq", MakeVqAttention, VqAttentionState},
 };
 
 }  // namespace

@@ -49,11 +49,12 @@ Layer MakeLayer(const MixerEntry& entry, int64_t longest, DeviceContext& context
   section.Set("codebook_size", int64_t{kMaxCentroids});
   auto made = entry.make({.layer = 1,
                           .type = entry.layer_type,
-                          .model = model,
-                          .section = section,
+                          .state = {.model = model,
+                                    .section = section,
+                                    .state_dtype = DType::kBF16,
+                                    .device = context.device()},
                           .weights = weights,
                           .compute_dtype = DType::kBF16,
-                          .state_dtype = DType::kBF16,
                           .context = context});
   Check(made.ok(), "the benchmark's own mixer");
   Layer layer{.mixer = *std::move(made), .where = {}, .session_bytes = 0};

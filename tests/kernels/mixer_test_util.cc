@@ -23,11 +23,12 @@ MixerInstance::MixerInstance(const MixerCase& c, Device device, int n_threads, i
   const WeightSource source = layer.source();
   auto made = FindMixer(c.type)->make({.layer = 3,
                                        .type = c.type,
-                                       .model = model,
-                                       .section = section,
+                                       .state = {.model = model,
+                                                 .section = section,
+                                                 .state_dtype = c.state_dtype,
+                                                 .device = context_->device()},
                                        .weights = source,
                                        .compute_dtype = c.compute_dtype,
-                                       .state_dtype = c.state_dtype,
                                        .context = *context_});
   Check(made.ok(), made.ok() ? "" : std::string(made.status().message()).c_str());
   mixer_ = *std::move(made);

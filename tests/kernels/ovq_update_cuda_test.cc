@@ -277,11 +277,12 @@ TEST(OvqOnCuda, RefusesChunksBeyondSharedMemory) {
   const WeightSource no_weights;
   const auto made = MakeOvqAttention({.layer = 0,
                                       .type = "ovq_attention",
-                                      .model = model,
-                                      .section = section,
+                                      .state = {.model = model,
+                                                .section = section,
+                                                .state_dtype = DType::kF32,
+                                                .device = context->device()},
                                       .weights = no_weights,
                                       .compute_dtype = DType::kF32,
-                                      .state_dtype = DType::kF32,
                                       .context = *context});
   ASSERT_EQ(made.status().code(), absl::StatusCode::kInvalidArgument);
   EXPECT_NE(made.status().message().find("ovq.chunk_size"), std::string_view::npos);

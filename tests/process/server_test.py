@@ -229,6 +229,35 @@ class Stopping(unittest.TestCase):
                 thread.join(60)
 
 
+class Planning(unittest.TestCase):
+    def test_as_many_sessions_fit_as_planned(self):
+        code, out, err = run_to_end(BINARY, "--plan", "--model", model_folder(), "--state-memory",
+                                    "1M", "--plan-centroids", "64,256", "--plan-tokens", "100")
+        self.assertEqual((code, err), (0, ""))
+        table = [line.split() for line in out.splitlines()[1:]]
+        planned = {int(cap): int(sessions) for cap, tokens, _, _, sessions, _ in table[1:]
+                   if tokens == "any"}
+        self.assertEqual(sorted(planned), [64, 256])
+        self.assertGreater(planned[64], planned[256])
+        for cap, expected in planned.items():
+            with ServerProcess(BINARY, model_folder(), "--state-memory", "1M") as server:
+                stub = rpc.SessionServiceStub(connect(server))
+                for _ in range(expected):
+                    stub.CreateSession(pb.CreateSessionRequest(max_centroids=cap), timeout=60)
+                with self.assertRaises(grpc.RpcError) as caught:
+                    stub.CreateSession(pb.CreateSessionRequest(max_centroids=cap), timeout=60)
+                self.assertEqual(caught.exception.code(), grpc.StatusCode.RESOURCE_EXHAUSTED)
+
+    def test_check_config(self):
+        code, out, err = run_to_end(BINARY, "--check-config", "--model", model_folder(),
+                                    env={"OVQ_MAX_QUEUE": "9"})
+        self.assertEqual((code, err), (0, ""))
+        self.assertIn("max-queue = 9    # OVQ_MAX_QUEUE\n", out)
+        code, out, err = run_to_end(BINARY, "--check-config", "--model", "/nonexistent/model")
+        self.assertEqual((code, out), (1, ""))
+        self.assertIn("/nonexistent/model", err)
+
+
 class Starting(unittest.TestCase):
     def fails(self, code, culprit, *arguments, env=None):
         actual, out, err = run_to_end(BINARY, *arguments, env=env)

@@ -59,12 +59,12 @@ TEST(Options, Defaults) {
 }
 
 TEST(Options, EveryFlag) {
-  const auto line =
-      Parse({"--model=m", "--listen=[::]:0", "--metrics-address=", "--device=ref", "--threads=3",
-             "--state-memory=1.5GiB", "--max-centroids=128", "--max-sessions=7",
-             "--state-dtype=bf16", "--compute-dtype=f32", "--max-batch-tokens=64", "--max-queue=0",
-             "--max-prompt-tokens=1000", "--max-context=4096", "--session-ttl=1h30m",
-             "--drain-timeout=5s", "--max-message-bytes=1M"});
+  const auto line = Parse(
+      {"--model=m", "--listen=[::]:0", "--metrics-address=", "--device=ref", "--threads=3",
+       "--state-memory=1.5GiB", "--max-centroids=128", "--max-sessions=7", "--state-dtype=bf16",
+       "--compute-dtype=f32", "--max-batch-tokens=64", "--max-queue=0", "--max-prompt-tokens=1000",
+       "--max-context=4096", "--session-ttl=1h30m", "--drain-timeout=5s", "--max-message-bytes=1M",
+       "--plan-centroids=64,128", "--plan-tokens=10"});
   ASSERT_TRUE(line.ok()) << line.status();
   const Options& options = line->options;
   EXPECT_EQ(options.listen, "[::]:0");
@@ -83,6 +83,11 @@ TEST(Options, EveryFlag) {
   EXPECT_EQ(options.session_ttl, absl::Minutes(90));
   EXPECT_EQ(options.drain_timeout, absl::Seconds(5));
   EXPECT_EQ(options.max_message_bytes, size_t{1} << 20);
+  EXPECT_THAT(options.plan_centroids, testing::ElementsAre(64, 128));
+  EXPECT_THAT(options.plan_tokens, testing::ElementsAre(10));
+  for (const Setting& setting : line->settings) {
+    EXPECT_EQ(setting.origin, "--" + setting.name);  // no flag was left out above
+  }
 }
 
 TEST(Options, FlagsWinOverEnvironmentOverFile) {
@@ -97,6 +102,14 @@ TEST(Options, FlagsWinOverEnvironmentOverFile) {
   EXPECT_EQ(line->options.max_sessions, 2);
   EXPECT_EQ(line->options.max_queue, 9);
   EXPECT_EQ(line->options.metrics_address, "");
+  std::map<std::string, std::string> said;
+  for (const Setting& setting : line->settings) {
+    said[setting.name] = setting.value + " # " + setting.origin;
+  }
+  EXPECT_EQ(said["threads"], "3 # --threads");
+  EXPECT_EQ(said["max-sessions"], "2 # OVQ_MAX_SESSIONS");
+  EXPECT_EQ(said["max-queue"], "9 # " + file.path() + ":6: max-queue");
+  EXPECT_EQ(said["drain-timeout"], "30s # default");
   const auto by_environment = Parse({}, {{"OVQ_CONFIG", file.path()}});
   ASSERT_TRUE(by_environment.ok()) << by_environment.status();
   EXPECT_EQ(by_environment->options.max_sessions, 1);
@@ -128,6 +141,13 @@ TEST(Options, BadInputNamesTheCulprit) {
       {{"--model", "m", "--session-ttl", "5"}, {}, "--session-ttl", "30s, 5m or 1h"},
       {{"--model", "m", "--drain-timeout", "-3s"}, {}, "--drain-timeout", "30s, 5m or 1h"},
       {{"--model", "m", "--max-message-bytes", "4G"}, {}, "--max-message-bytes", "below 2G"},
+      {{"--model", "m", "--plan"}, {}, "--plan", "--state-memory"},
+      {{"--model", "m", "--max-centroids", "64", "--plan-centroids", "65"},
+       {},
+       "--plan-centroids",
+       "64, got 65"},
+      {{"--model", "m", "--plan-tokens", "1,,2"}, {}, "--plan-tokens", "''"},
+      {{"--model", "m", "--plan-centroids", "64,1"}, {}, "--plan-centroids", "'1'"},
       {{"--model", "m", "--config", "/nonexistent/file"}, {}, "--config", "/nonexistent/file"},
       {{"--model", "m"}, {{"OVQ_MAX_QUEUE", "many"}}, "OVQ_MAX_QUEUE", "'many'"},
   };
@@ -161,12 +181,30 @@ TEST(Options, BadFileNamesTheLine) {
 TEST(Options, HelpListsEveryFlagWithItsTwin) {
   EXPECT_EQ(Parse({"--help"})->action, CommandLine::Action::kHelp);
   EXPECT_EQ(Parse({"--version"})->action, CommandLine::Action::kVersion);
+  EXPECT_EQ(Parse({"--plan", "--model", "m", "--state-memory", "1G"})->action,
+            CommandLine::Action::kPlan);
+  EXPECT_EQ(Parse({"--check-config", "--model", "m"})->action, CommandLine::Action::kCheckConfig);
   const std::string help = HelpText();
-  for (const char* flag :
-       {"model", "listen", "metrics-address", "device", "threads", "state-memory", "max-centroids",
-        "max-sessions", "state-dtype", "compute-dtype", "max-batch-tokens", "max-queue",
-        "max-prompt-tokens", "max-context", "session-ttl", "drain-timeout", "max-message-bytes",
-        "config"}) {
+  for (const char* flag : {"model",
+                           "listen",
+                           "metrics-address",
+                           "device",
+                           "threads",
+                           "state-memory",
+                           "max-centroids",
+                           "max-sessions",
+                           "state-dtype",
+                           "compute-dtype",
+                           "max-batch-tokens",
+                           "max-queue",
+                           "max-prompt-tokens",
+                           "max-context",
+                           "session-ttl",
+                           "drain-timeout",
+                           "max-message-bytes",
+                           "plan-centroids",
+                           "plan-tokens",
+                           "config"}) {
     EXPECT_THAT(help, HasSubstr(std::string("--") + flag + " "));
   }
   EXPECT_THAT(help, HasSubstr("OVQ_STATE_MEMORY"));

@@ -34,6 +34,30 @@ class OvqMixer final : public SequenceMixer {
   AttentionProjection projection_;
 };
 
+// All but the layer, which only the random numbers of its updates depend on.
+absl::StatusOr<OvqConfig> ReadConfig(const StateSpec& spec) {
+  absl::StatusOr<AttentionShape> shape = ReadAttentionShape(spec.model);
+  if (!shape.ok()) return shape.status();
+  // Below 2 the first chunk would leave the dictionary empty: n(L) = floor(L N / (L + N)) = 0.
+  const int64_t longest = spec.device == Device::kCuda ? kMaxCudaChunkLen : 1 << 16;
+  absl::StatusOr<int64_t> chunk_len = spec.section.IntOr("chunk_size", 128, 2, longest);
+  if (!chunk_len.ok()) return chunk_len.status();
+  absl::StatusOr<int64_t> max_centroids =
+      spec.section.IntOr("max_centroids", 2048, 2, int64_t{1} << 24);
+  if (!max_centroids.ok()) return max_centroids.status();
+  absl::StatusOr<bool> normalize = spec.section.BoolOr("normalize_centroids", false);
+  if (!normalize.ok()) return normalize.status();
+  if (*normalize) {
+    return absl::InvalidArgumentError(
+        "ovq.normalize_centroids: expected false, got true, which this version does not support");
+  }
+  OvqConfig config;
+  config.shape = *shape;
+  config.chunk_len = static_cast<int>(*chunk_len);
+  config.dtype = spec.state_dtype;
+  return config;
+}
+
 }  // namespace
 
 OvqState::OvqState(const OvqConfig& config)
@@ -97,30 +121,20 @@ OvqHead OvqState::Head(std::byte* session, const LayerState& where, int kv_head)
   };
 }
 
+absl::StatusOr<MixerState> OvqAttentionState(const StateSpec& spec) {
+  absl::StatusOr<OvqConfig> config = ReadConfig(spec);
+  if (!config.ok()) return config.status();
+  return OvqState(*config).layout();
+}
+
 absl::StatusOr<std::unique_ptr<SequenceMixer>> MakeOvqAttention(const MixerSpec& spec) {
-  absl::StatusOr<AttentionShape> shape = ReadAttentionShape(spec.model);
-  if (!shape.ok()) return shape.status();
-  // Below 2 the first chunk would leave the dictionary empty: n(L) = floor(L N / (L + N)) = 0.
-  const int64_t longest = spec.context.device() == Device::kCuda ? kMaxCudaChunkLen : 1 << 16;
-  absl::StatusOr<int64_t> chunk_len = spec.section.IntOr("chunk_size", 128, 2, longest);
-  if (!chunk_len.ok()) return chunk_len.status();
-  absl::StatusOr<int64_t> max_centroids =
-      spec.section.IntOr("max_centroids", 2048, 2, int64_t{1} << 24);
-  if (!max_centroids.ok()) return max_centroids.status();
-  absl::StatusOr<bool> normalize = spec.section.BoolOr("normalize_centroids", false);
-  if (!normalize.ok()) return normalize.status();
-  if (*normalize) {
-    return absl::InvalidArgumentError(
-        "ovq.normalize_centroids: expected false, got true, which this version does not support");
-  }
+  absl::StatusOr<OvqConfig> config = ReadConfig(spec.state);
+  if (!config.ok()) return config.status();
+  config->layer = spec.layer;
   absl::StatusOr<AttentionProjection> projection =
-      AttentionProjection::Make(spec, *shape, /*rope_theta=*/0);
+      AttentionProjection::Make(spec, config->shape, /*rope_theta=*/0);
   if (!projection.ok()) return projection.status();
-  const OvqConfig config = {.shape = *shape,
-                            .chunk_len = static_cast<int>(*chunk_len),
-                            .dtype = spec.state_dtype,
-                            .layer = spec.layer};
-  return std::make_unique<OvqMixer>(config, *std::move(projection));
+  return std::make_unique<OvqMixer>(*config, *std::move(projection));
 }
 
 }  // namespace ovq

@@ -89,5 +89,6 @@ void OvqAttentionCuda(DeviceContext& context, const OvqArgs& args);
 void OvqUpdateCuda(DeviceContext& context, const OvqArgs& args, int wave);
 
 absl::StatusOr<std::unique_ptr<SequenceMixer>> MakeOvqAttention(const MixerSpec& spec);
+absl::StatusOr<MixerState> OvqAttentionState(const StateSpec& spec);
 
 }  // namespace ovq

@@ -39,14 +39,27 @@ class SoftmaxMixer final : public SequenceMixer {
   AttentionProjection projection_;
 };
 
+absl::StatusOr<int32_t> ReadWindow(const StateSpec& spec) {
+  absl::StatusOr<int64_t> window = spec.model.Int("sliding_window", 1, 1 << 24);
+  if (!window.ok()) return window.status();
+  return static_cast<int32_t>(*window);
+}
+
+absl::StatusOr<MixerState> StateOf(const StateSpec& spec, int32_t window) {
+  absl::StatusOr<AttentionShape> shape = ReadAttentionShape(spec.model);
+  if (!shape.ok()) return shape.status();
+  return SoftmaxState(*shape, window, spec.state_dtype).layout();
+}
+
 absl::StatusOr<std::unique_ptr<SequenceMixer>> Make(const MixerSpec& spec, int32_t window,
                                                     double rope_theta) {
-  absl::StatusOr<AttentionShape> shape = ReadAttentionShape(spec.model);
+  absl::StatusOr<AttentionShape> shape = ReadAttentionShape(spec.state.model);
   if (!shape.ok()) return shape.status();
   absl::StatusOr<AttentionProjection> projection =
       AttentionProjection::Make(spec, *shape, rope_theta);
   if (!projection.ok()) return projection.status();
-  return std::make_unique<SoftmaxMixer>(*shape, window, spec.state_dtype, *std::move(projection));
+  return std::make_unique<SoftmaxMixer>(*shape, window, spec.state.state_dtype,
+                                        *std::move(projection));
 }
 
 }  // namespace
@@ -100,18 +113,28 @@ void* SoftmaxState::values(std::byte* session, const LayerState& where, int64_t 
   return values_place(where).At(session, kv_head, Index(block));
 }
 
-absl::StatusOr<std::unique_ptr<SequenceMixer>> MakeSlidingAttention(const MixerSpec& spec) {
-  absl::StatusOr<int64_t> window = spec.model.Int("sliding_window", 1, 1 << 24);
+absl::StatusOr<MixerState> SlidingAttentionState(const StateSpec& spec) {
+  absl::StatusOr<int32_t> window = ReadWindow(spec);
   if (!window.ok()) return window.status();
-  absl::StatusOr<double> theta = spec.model.FloatOr("rope_theta", 10000.0, 1.0, 1e12);
+  return StateOf(spec, *window);
+}
+
+absl::StatusOr<MixerState> FullAttentionState(const StateSpec& spec) {
+  return StateOf(spec, /*window=*/0);
+}
+
+absl::StatusOr<std::unique_ptr<SequenceMixer>> MakeSlidingAttention(const MixerSpec& spec) {
+  absl::StatusOr<int32_t> window = ReadWindow(spec.state);
+  if (!window.ok()) return window.status();
+  absl::StatusOr<double> theta = spec.state.model.FloatOr("rope_theta", 10000.0, 1.0, 1e12);
   if (!theta.ok()) return theta.status();
-  absl::StatusOr<int64_t> head_dim = spec.model.Int("head_dim", 1, 1 << 20);
+  absl::StatusOr<int64_t> head_dim = spec.state.model.Int("head_dim", 1, 1 << 20);
   if (!head_dim.ok()) return head_dim.status();
   if (*head_dim % 2 != 0) {
     return absl::InvalidArgumentError(
         absl::StrCat("head_dim: expected an even number for RoPE, got ", *head_dim));
   }
-  return Make(spec, static_cast<int32_t>(*window), *theta);
+  return Make(spec, *window, *theta);
 }
 
 absl::StatusOr<std::unique_ptr<SequenceMixer>> MakeFullAttention(const MixerSpec& spec) {

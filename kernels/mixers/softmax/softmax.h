@@ -53,6 +53,8 @@ void SoftmaxAttentionCpu(DeviceContext& context, const SoftmaxArgs& args);
 void SoftmaxAttentionCuda(DeviceContext& context, const SoftmaxArgs& args);
 
 absl::StatusOr<std::unique_ptr<SequenceMixer>> MakeSlidingAttention(const MixerSpec& spec);
+absl::StatusOr<MixerState> SlidingAttentionState(const StateSpec& spec);
 absl::StatusOr<std::unique_ptr<SequenceMixer>> MakeFullAttention(const MixerSpec& spec);
+absl::StatusOr<MixerState> FullAttentionState(const StateSpec& spec);
 
 }  // namespace ovq

@@ -60,6 +60,10 @@ Codebook Pack(const std::vector<float>& codes, const AttentionShape& shape, int6
   return book;
 }
 
+absl::StatusOr<int64_t> ReadCodebookSize(const StateSpec& spec) {
+  return spec.section.Int("codebook_size", 1, 1 << 20);
+}
+
 }  // namespace
 
 VqState::VqState(const AttentionShape& shape, int64_t n_codes)
@@ -96,10 +100,18 @@ VqHead VqState::Head(std::byte* session, const LayerState& where, int kv_head) c
   };
 }
 
-absl::StatusOr<std::unique_ptr<SequenceMixer>> MakeVqAttention(const MixerSpec& spec) {
+absl::StatusOr<MixerState> VqAttentionState(const StateSpec& spec) {
   absl::StatusOr<AttentionShape> shape = ReadAttentionShape(spec.model);
   if (!shape.ok()) return shape.status();
-  absl::StatusOr<int64_t> n_codes = spec.section.Int("codebook_size", 1, 1 << 20);
+  absl::StatusOr<int64_t> n_codes = ReadCodebookSize(spec);
+  if (!n_codes.ok()) return n_codes.status();
+  return VqState(*shape, *n_codes).layout();
+}
+
+absl::StatusOr<std::unique_ptr<SequenceMixer>> MakeVqAttention(const MixerSpec& spec) {
+  absl::StatusOr<AttentionShape> shape = ReadAttentionShape(spec.state.model);
+  if (!shape.ok()) return shape.status();
+  absl::StatusOr<int64_t> n_codes = ReadCodebookSize(spec.state);
   if (!n_codes.ok()) return n_codes.status();
   absl::StatusOr<TensorView> codes =
       spec.weights("self_attn.codebook", {shape->n_kv_heads, *n_codes, shape->head_dim});

@@ -64,5 +64,6 @@ void VqAttentionCpu(DeviceContext& context, const VqArgs& args);
 void VqAttentionCuda(DeviceContext& context, const VqArgs& args);
 
 absl::StatusOr<std::unique_ptr<SequenceMixer>> MakeVqAttention(const MixerSpec& spec);
+absl::StatusOr<MixerState> VqAttentionState(const StateSpec& spec);
 
 }  // namespace ovq

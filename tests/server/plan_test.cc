@@ -1,0 +1,109 @@
+#include "server/plan.h"
+
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+
+#include <sstream>
+#include <string>
+#include <vector>
+
+#include "model/language_model.h"
+
+namespace ovq {
+namespace {
+
+using testing::ElementsAre;
+using testing::HasSubstr;
+
+Options ForModel(const std::string& name) {
+  Options options;
+  options.model = std::string(OVQ_MODELS_DIR) + "/" + name;
+  options.state_memory_bytes = size_t{64} << 20;
+  return options;
+}
+
+// The cells of the table below the line of column names.
+std::vector<std::vector<std::string>> Rows(const std::string& text) {
+  std::vector<std::vector<std::string>> rows;
+  std::istringstream lines(text.substr(text.find("max_centroids")));
+  std::string line, cell;
+  std::getline(lines, line);
+  while (std::getline(lines, line)) {
+    std::istringstream cells(line);
+    rows.emplace_back();
+    while (cells >> cell) rows.back().push_back(cell);
+  }
+  return rows;
+}
+
+// What the layout of the loaded model says, divided by hand.
+TEST(Plan, IsWhatTheLoadedModelReserves) {
+  for (const char* name : {"python-bytes", "basic-icr-small-full", "basic-icr-small-vq"}) {
+    Options options = ForModel(name);
+    options.max_context = 8192;
+    options.plan_tokens = {1000, 8192};
+    options.max_sessions = 50;
+    const absl::StatusOr<std::string> text = PlanText(options);
+    ASSERT_TRUE(text.ok()) << text.status();
+
+    auto context = DeviceContext::Make(Device::kCpu, 1);
+    ASSERT_TRUE(context.ok());
+    const ModelOptions model_options = {
+        .compute_dtype = std::nullopt,
+        .state_dtype = DType::kBF16,
+        .limits = {.max_centroids = options.max_centroids, .max_unbounded_tokens = 8192}};
+    const auto model = LanguageModel::Load(options.model, model_options, **context);
+    ASSERT_TRUE(model.ok()) << model.status();
+    const StateLayout& layout = (*model)->layout();
+    const int64_t cap = (*model)->config().default_max_centroids;
+    const auto row = [&](const std::string& tokens, size_t bytes, const std::string& kv) {
+      const size_t fit = (size_t{64} << 20) / bytes;
+      return std::vector<std::string>{std::to_string(cap),
+                                      tokens,
+                                      std::to_string(bytes),
+                                      std::to_string(fit),
+                                      std::to_string(std::min<size_t>(fit, 50)),
+                                      kv};
+    };
+    const size_t kv = (*model)->full_kv_bytes_per_token();
+    EXPECT_THAT(Rows(*text),
+                ElementsAre(row("any", layout.bytes_cap(cap), "-"),
+                            row("1000", layout.bytes_at(1000, cap), std::to_string(1000 * kv)),
+                            row("8192", layout.bytes_at(8192, cap), std::to_string(8192 * kv))))
+        << name;
+  }
+}
+
+TEST(Plan, CapsAsAsked) {
+  Options options = ForModel("python-bytes");
+  options.plan_centroids = {128, 4096};
+  options.plan_tokens = {1 << 20};
+  const absl::StatusOr<std::string> text = PlanText(options);
+  ASSERT_TRUE(text.ok()) << text.status();
+  const auto rows = Rows(*text);
+  ASSERT_EQ(rows.size(), 4u);
+  EXPECT_EQ(rows[0][0], "128");
+  EXPECT_EQ(rows[3][0], "4096");
+  EXPECT_LT(std::stol(rows[0][2]), std::stol(rows[2][2]));
+}
+
+// A GPU's pages are large, so its sessions take more; no GPU is asked.
+TEST(Plan, ForAGpuThatIsNotThere) {
+  Options options = ForModel("python-bytes");
+  options.device = Device::kCuda;
+  const absl::StatusOr<std::string> text = PlanText(options);
+  ASSERT_TRUE(text.ok()) << text.status();
+  for (const auto& row : Rows(*text)) EXPECT_EQ(std::stol(row[2]) % (2 << 20), 0);
+}
+
+TEST(CheckConfig, SaysWhatHoldsAndWhatIsWrong) {
+  CommandLine line;
+  line.options = ForModel("python-bytes");
+  line.settings = {{"max-queue", "9", "--max-queue"}};
+  EXPECT_EQ(CheckConfig(line).value_or(""), "max-queue = 9    # --max-queue\n");
+  line.options.model = "/nonexistent/model";
+  EXPECT_THAT(std::string(CheckConfig(line).status().message()), HasSubstr("/nonexistent/model"));
+}
+
+}  // namespace
+}  // namespace ovq
