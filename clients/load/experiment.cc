@@ -43,7 +43,7 @@ absl::Status CheckPromptLengths(const Options& options, const std::vector<TraceE
                    " tokens (what the server takes), got up to ", longest));
 }
 
-Experiment::Experiment(const Setup& setup, ProgressPrinter& progress)
+Experiment::Experiment(const ExperimentSetup& setup, ProgressPrinter& progress)
     : setup_(setup), options_(setup.options), progress_(progress) {}
 
 std::vector<Level> Experiment::Run(const std::function<void(const Level&)>& on_level) {

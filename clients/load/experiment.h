@@ -17,7 +17,7 @@
 
 namespace ovq::load {
 
-struct Setup {
+struct ExperimentSetup {
   Options options;
   std::vector<TraceEntry> trace;  // of --trace
   PromptMaker prompts;
@@ -32,7 +32,7 @@ absl::Status CheckPromptLengths(const Options& options, const std::vector<TraceE
 // Run is for one thread, once; Interrupt for any.
 class Experiment {
  public:
-  Experiment(const Setup& setup, ProgressPrinter& progress);
+  Experiment(const ExperimentSetup& setup, ProgressPrinter& progress);
 
   // on_level is told each level of a sweep as it ends.
   std::vector<Level> Run(const std::function<void(const Level&)>& on_level);
@@ -48,7 +48,7 @@ class Experiment {
   RunResult RunPart(const RunPlan& plan, WorkloadOptions work);
   bool interrupted();
 
-  const Setup& setup_;
+  const ExperimentSetup& setup_;
   const Options& options_;
   ProgressPrinter& progress_;
   std::optional<size_t> best_;

@@ -45,7 +45,7 @@ absl::StatusOr<PromptMaker> MakePrompts(const Options& options, const ModelFacts
   return PromptMaker(options.seed, *std::move(ids));
 }
 
-std::vector<Level> RunExperiment(const Setup& setup, Result& result) {
+std::vector<Level> RunExperiment(const ExperimentSetup& setup, Result& result) {
   ProgressPrinter progress(setup.options.output.quiet);
   Experiment experiment(setup, progress);
   const InterruptWatcher watcher([&] { experiment.Interrupt(); });
@@ -92,11 +92,11 @@ int Run(Options options) {
   absl::StatusOr<PromptMaker> prompts = MakePrompts(options, *model, **calls);
   if (!prompts.ok()) return Fail(kExitUsage, prompts.status().message());
 
-  const Setup setup{.options = options,
-                    .trace = std::move(trace),
-                    .prompts = *std::move(prompts),
-                    .calls = (*calls)->calls(),
-                    .tokens_received = [&] { return (*calls)->tokens_received(); }};
+  const ExperimentSetup setup{.options = options,
+                              .trace = std::move(trace),
+                              .prompts = *std::move(prompts),
+                              .calls = (*calls)->calls(),
+                              .tokens_received = [&] { return (*calls)->tokens_received(); }};
   Result result{.options = std::move(options), .model = *model};
   result.started = absl::FormatTime(absl::RFC3339_sec, absl::Now(), absl::UTCTimeZone());
   result.levels = RunExperiment(setup, result);

@@ -50,6 +50,7 @@ struct Record {
   // Latencies count from here: when the schedule wanted the request sent (open loop), or when it
   // was (closed loop).
   Clock::time_point start;
+  double send_delay_s = 0;  // from when it was due to when this client acted on it
   Outcome outcome;
   bool cut_off = false;  // cancelled because the run was over: neither completed nor failed
 

@@ -105,6 +105,7 @@ void Runner::StartDue(Clock::time_point now) {
     if (turn && (!upcoming || closed_loop() || waiting_.top()->due <= upcoming_->due)) {
       ActivePtr active = waiting_.top();
       waiting_.pop();
+      active->send_delay_s = SecondsBetween(active->due, Clock::now());
       SendTurn(std::move(active));
     } else if (upcoming) {
       Begin(std::exchange(upcoming_, nullptr), now);
@@ -119,6 +120,7 @@ void Runner::Begin(ActivePtr active, Clock::time_point now) {
   ++conversations_;
   active->begun = closed_loop() ? now : active->due;
   active->due = active->begun;
+  active->send_delay_s = SecondsBetween(active->due, Clock::now());
   if (!active->plan.session) return SendTurn(std::move(active));
   ++in_flight_;
   calls_.create_session([this, active, sent = Clock::now()](absl::StatusOr<std::string> id) {
@@ -192,6 +194,7 @@ void Runner::Keep(const Active& active, Outcome outcome, Clock::time_point start
                 .input_tokens = turn.input_tokens,
                 .output_tokens = turn.output_tokens,
                 .start = start,
+                .send_delay_s = active.send_delay_s,
                 .outcome = std::move(outcome)};
   record.cut_off = cancelled_ && record.outcome.status.code() == absl::StatusCode::kCancelled;
   completed_ += record.completed();

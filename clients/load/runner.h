@@ -39,7 +39,7 @@ struct Calls {
 struct RunPlan {
   enum class Kind : uint8_t { kClosed, kRate, kTrace };
   Kind kind = Kind::kClosed;
-  ArrivalOptions arrivals;       // kRate; its ramp is also kClosed's
+  ArrivalOptions arrivals = {};  // kRate; its ramp is also kClosed's
   int64_t users = 1;             // kClosed
   int64_t max_in_flight = 4096;  // else
   double think_s = 0;
@@ -81,6 +81,7 @@ class Runner {
     std::string session_id;
     Clock::time_point begun;       // of the conversation: due (open loop) or started (closed)
     Clock::time_point due;         // of the next turn
+    double send_delay_s = 0;       // of the next turn
     std::vector<uint32_t> prompt;  // of the next turn
   };
   using ActivePtr = std::shared_ptr<Active>;

@@ -168,7 +168,7 @@ Report MakeReport(std::span<const Record> records, const std::optional<Goodput>&
   Samples samples;
   if (goodput) report.good = 0;
   for (const Record& record : records) {
-    samples.send_delay.push_back(SecondsBetween(record.start, record.outcome.sent) * kMs);
+    samples.send_delay.push_back(record.send_delay_s * kMs);
     if (record.cut_off) ++report.cut_off;
     if (record.failed()) {
       ++report.failed;

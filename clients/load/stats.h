@@ -61,7 +61,7 @@ struct Report {
   double request_throughput = 0, output_throughput = 0, total_throughput = 0;  // a second
   std::optional<int64_t> good;  // completed requests within --goodput
   Summary ttft_ms, inter_token_ms, tpot_ms, e2e_ms;
-  Summary send_delay_ms;                    // start to sent: this client's own lateness
+  Summary send_delay_ms;                    // due to sent: this client's own lateness
   Summary queue_ms, prefill_ms, decode_ms;  // the server's
   Summary state_bytes;                      // largest of each session, over sessions
   Summary tokens_per_chunk;

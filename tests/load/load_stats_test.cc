@@ -25,6 +25,7 @@ Record Answer(int start_ms, int sent_ms, std::vector<std::pair<int, uint32_t>> a
               int ended_ms) {
   Record record;
   record.start = At(start_ms);
+  record.send_delay_s = (sent_ms - start_ms) * 1e-3;
   record.outcome.sent = At(sent_ms);
   record.outcome.ended = At(ended_ms);
   for (const auto& [ms, tokens] : arrivals) record.outcome.arrivals.push_back({At(ms), tokens});
