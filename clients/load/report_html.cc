@@ -100,11 +100,13 @@ std::string TimelinePlots(std::span<const Record> records) {
 }
 
 std::string SweepPlots(const Result& result) {
+  std::vector<double> loads;
   PlotSeries throughput, ttft50{.name = "p50", .points = {}}, ttft99{.name = "p99", .points = {}};
   PlotSeries gap50 = ttft50, gap99 = ttft99;
   for (const Level& level : result.levels) {
     const Report& r = level.report;
     if (r.completed == 0) continue;
+    loads.push_back(level.load);
     throughput.points.emplace_back(level.load, r.output_throughput);
     ttft50.points.emplace_back(level.load, r.ttft_ms.p50);
     ttft99.points.emplace_back(level.load, r.ttft_ms.p99);
@@ -117,6 +119,7 @@ std::string SweepPlots(const Result& result) {
                   .x_label = x,
                   .y_label = y,
                   .series = std::move(series),
+                  .x_ticks = loads,
                   .log_x = true,
                   .markers = true});
   };

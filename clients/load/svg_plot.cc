@@ -11,7 +11,7 @@ namespace ovq::load {
 namespace {
 
 constexpr double kWidth = 560, kHeight = 300;
-constexpr double kLeft = 64, kRight = 16, kTop = 34, kBottom = 46;
+constexpr double kLeft = 74, kRight = 16, kTop = 34, kBottom = 46;
 constexpr size_t kColours = 4;
 
 // From values to places on the page.
@@ -28,10 +28,12 @@ struct Axis {
   }
 };
 
-Axis MakeAxis(double low, double high, bool log) {
+Axis MakeAxis(double low, double high, bool log, const std::vector<double>& ticks) {
   Axis axis;
   axis.log = log;
-  if (log) {
+  if (ticks.size() > 1) {
+    axis.ticks = ticks;
+  } else if (log) {
     const double first = std::floor(std::log10(low));
     const double last = std::max(std::ceil(std::log10(high)), first + 1);
     for (double power = first; power <= last; ++power) axis.ticks.push_back(std::pow(10, power));
@@ -147,7 +149,8 @@ std::string SvgOf(const Plot& plot) {
     }
   }
   if (any) {
-    Axis x = MakeAxis(x_low, x_high, plot.log_x), y = MakeAxis(y_low, y_high, false);
+    Axis x = MakeAxis(x_low, x_high, plot.log_x, plot.x_ticks),
+         y = MakeAxis(y_low, y_high, false, {});
     x.begin = kLeft;
     x.end = kWidth - kRight;
     y.begin = kHeight - kBottom;

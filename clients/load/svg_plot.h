@@ -17,6 +17,7 @@ struct PlotSeries {
 struct Plot {
   std::string title = {}, x_label = {}, y_label = {};
   std::vector<PlotSeries> series = {};  // at most four are told apart by colour
+  std::vector<double> x_ticks = {};     // ascending, two at least; default round numbers
   bool log_x = false;                   // needs every x above 0
   bool markers = false;                 // a dot on every point, with its figures as a tooltip
 };

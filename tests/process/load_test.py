@@ -229,14 +229,13 @@ class TinyServer(WithLoad):
         self.assertIn("no request completed", stderr)
 
     def test_allowed_errors(self):
-        # Answers too long for the deadline, some short enough.
-        flags = ("--requests=12", "--timeout=1s", "--input-length=4", "--concurrency=2",
-                 "--output-length=lognormal:2000:4:1-1000000", "--seed=3")
-        report, _, _ = self.load(*flags, expect=1)
-        self.assertGreater(report["failed"], 0)
-        self.assertGreater(report["completed"], 0)
-        self.assertEqual(report["failed"], report["ovq"]["errors"]["DEADLINE_EXCEEDED"]["count"])
-        self.load(*flags, "--allow-errors", expect=0)
+        # A million tokens take longer than a second.
+        lines = [{"timestamp": 0, "input_length": 4, "output_length": n} for n in (1, 1_000_000)]
+        file = self.write("trace.jsonl", "".join(json.dumps(line) + "\n" for line in lines))
+        for flags, expect in (((), 1), (("--allow-errors",), 0)):
+            report, _, _ = self.load("--trace", file, "--timeout=1s", *flags, expect=expect)
+            self.assertEqual((report["completed"], report["failed"]), (1, 1))
+            self.assertEqual(report["ovq"]["errors"]["DEADLINE_EXCEEDED"]["count"], 1)
 
     def test_interrupt_still_reports(self):
         before = scrape(self.server)['ovq_requests_total{code="OK",method="Generate"}']
