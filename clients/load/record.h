@@ -1,0 +1,65 @@
+// What is known of one Generate call once it has ended.
+#pragma once
+
+#include <chrono>
+#include <cstdint>
+#include <vector>
+
+#include "absl/status/status.h"
+
+namespace ovq::load {
+
+using Clock = std::chrono::steady_clock;
+
+// One message with tokens.
+struct Arrival {
+  Clock::time_point at;
+  uint32_t tokens = 0;
+};
+
+// The server's own figures, from the message that ends an answer.
+struct ServerUsage {
+  int64_t prompt_tokens = 0;
+  int64_t cached_tokens = 0;
+  int64_t generated_tokens = 0;
+  int64_t state_bytes = 0;
+  int64_t position = 0;
+  double queue_s = 0, prefill_s = 0, decode_s = 0;
+};
+
+// As the connection saw the call.
+struct Outcome {
+  absl::Status status;
+  Clock::time_point sent;   // the call was started
+  Clock::time_point ended;  // its status came
+  std::vector<Arrival> arrivals;
+  ServerUsage usage;  // zeros if the call failed
+
+  int64_t tokens() const {
+    int64_t sum = 0;
+    for (const Arrival& arrival : arrivals) sum += arrival.tokens;
+    return sum;
+  }
+};
+
+struct Record {
+  int64_t conversation = 0;
+  int64_t turn = 0;
+  int64_t input_tokens = 0;   // asked for
+  int64_t output_tokens = 0;  // asked for
+  // Latencies count from here: when the schedule wanted the request sent (open loop), or when it
+  // was (closed loop).
+  Clock::time_point start;
+  double send_delay_s = 0;  // from when it was due to when this client acted on it
+  Outcome outcome;
+  bool cut_off = false;  // cancelled because the run was over: neither completed nor failed
+
+  bool completed() const { return outcome.status.ok(); }
+  bool failed() const { return !outcome.status.ok() && !cut_off; }
+};
+
+inline double SecondsBetween(Clock::time_point from, Clock::time_point to) {
+  return std::chrono::duration<double>(to - from).count();
+}
+
+}  // namespace ovq::load

@@ -1,0 +1,285 @@
+#include "clients/load/runner.h"
+
+#include <algorithm>
+#include <utility>
+
+namespace ovq::load {
+namespace {
+
+constexpr std::chrono::milliseconds kProgressInterval{200};
+constexpr double kFarFuture_s = 1e8;
+
+Clock::duration Seconds(double seconds) {
+  return std::chrono::duration_cast<Clock::duration>(
+      std::chrono::duration<double>(std::min(seconds, kFarFuture_s)));
+}
+
+}  // namespace
+
+Runner::Runner(const RunPlan& plan, Workload& workload, const PromptMaker& prompts,
+               const Calls& calls, std::function<void(const Progress&)> on_progress)
+    : plan_(plan),
+      workload_(workload),
+      prompts_(prompts),
+      calls_(calls),
+      on_progress_(std::move(on_progress)),
+      schedule_(plan.arrivals),
+      closed_(plan.users, plan.arrivals.ramp_s) {}
+
+Clock::time_point Runner::At(double seconds) const { return begin_ + Seconds(seconds); }
+
+RunResult Runner::Run() {
+  begin_ = next_progress_ = Clock::now();
+  end_ = At(plan_.duration_s);
+  PrepareUpcoming();
+  while (true) {
+    HandleEvents();
+    const Clock::time_point now = Clock::now();
+    CheckLimits(now);
+    StartDue(now);
+    ReportProgress(now);
+    if (Finished()) break;
+    WaitUntil(NextWake(now));
+  }
+  return std::move(result_);
+}
+
+void Runner::Interrupt() {
+  const std::lock_guard lock(mutex_);
+  ++interrupts_;
+  wake_.notify_one();
+}
+
+void Runner::Post(std::function<void()> event) {
+  const std::lock_guard lock(mutex_);
+  events_.push_back(std::move(event));
+  wake_.notify_one();
+}
+
+void Runner::WaitUntil(Clock::time_point until) {
+  std::unique_lock lock(mutex_);
+  wake_.wait_until(lock, until,
+                   [this] { return !events_.empty() || interrupts_ > seen_interrupts_; });
+}
+
+void Runner::HandleEvents() {
+  std::vector<std::function<void()>> events;
+  {
+    const std::lock_guard lock(mutex_);
+    events.swap(events_);
+  }
+  for (const std::function<void()>& event : events) event();
+}
+
+void Runner::PrepareUpcoming() {
+  upcoming_.reset();
+  std::optional<Conversation> plan = workload_.Next();
+  if (!plan) return;
+  upcoming_ = std::make_shared<Active>();
+  upcoming_->plan = *std::move(plan);
+  if (plan_.kind == RunPlan::Kind::kRate) upcoming_->due = At(schedule_.Next());
+  if (plan_.kind == RunPlan::Kind::kTrace) upcoming_->due = At(*upcoming_->plan.turns[0].due_s);
+  // Made ahead of its time: a long prompt takes a while.
+  if (!stopping_) PreparePrompt(*upcoming_);
+}
+
+void Runner::PreparePrompt(Active& active) const {
+  const auto turn = static_cast<int64_t>(active.next_turn);
+  active.prompt =
+      prompts_.Make(active.plan.index, turn, active.plan.turns[active.next_turn].input_tokens);
+}
+
+bool Runner::UpcomingMayStart(Clock::time_point now) const {
+  if (upcoming_ == nullptr) return false;
+  if (closed_loop()) return conversations_ < closed_.UsersAt(SecondsBetween(begin_, now));
+  return upcoming_->due <= now && in_flight_ < plan_.max_in_flight;
+}
+
+void Runner::StartDue(Clock::time_point now) {
+  const auto turn_may_start = [&] {
+    return !waiting_.empty() && waiting_.top()->due <= now &&
+           (closed_loop() || in_flight_ < plan_.max_in_flight);
+  };
+  while (true) {
+    const bool turn = turn_may_start(), upcoming = UpcomingMayStart(now);
+    if (turn && (!upcoming || closed_loop() || waiting_.top()->due <= upcoming_->due)) {
+      ActivePtr active = waiting_.top();
+      waiting_.pop();
+      active->send_delay_s = SecondsBetween(active->due, Clock::now());
+      SendTurn(std::move(active));
+    } else if (upcoming) {
+      Begin(std::exchange(upcoming_, nullptr), now);
+      PrepareUpcoming();
+    } else {
+      return;
+    }
+  }
+}
+
+void Runner::Begin(ActivePtr active, Clock::time_point now) {
+  ++conversations_;
+  active->begun = closed_loop() ? now : active->due;
+  active->due = active->begun;
+  active->send_delay_s = SecondsBetween(active->due, Clock::now());
+  if (!active->plan.session) return SendTurn(std::move(active));
+  ++in_flight_;
+  calls_.create_session([this, active, sent = Clock::now()](absl::StatusOr<std::string> id) {
+    const Clock::time_point ended = Clock::now();
+    Post([this, active, sent, ended, id = std::move(id)] {
+      if (id.ok()) result_.create_ms.push_back(SecondsBetween(sent, ended) * 1e3);
+      OnCreated(active, id, sent);
+    });
+  });
+}
+
+void Runner::OnCreated(const ActivePtr& active, absl::StatusOr<std::string> id,
+                       Clock::time_point sent) {
+  --in_flight_;
+  if (!id.ok()) {
+    Outcome outcome;
+    outcome.status = id.status();
+    outcome.sent = sent;
+    outcome.ended = Clock::now();
+    Keep(*active, std::move(outcome), active->begun);
+    ++active->next_turn;
+    if (!cancelled_) Abandon(*active);
+    return EndConversation(active);
+  }
+  active->session_id = *std::move(id);
+  if (stopping_) return EndConversation(active);
+  SendTurn(active);
+}
+
+void Runner::SendTurn(ActivePtr active) {
+  ++in_flight_;
+  const auto turn = static_cast<int64_t>(active->next_turn);
+  GenerateSpec spec{.prompt = std::move(active->prompt),
+                    .output_tokens = active->plan.turns[active->next_turn].output_tokens,
+                    .session_id = active->session_id,
+                    .seed = SamplingSeed(plan_.seed, active->plan.index, turn)};
+  calls_.generate(std::move(spec), [this, active](Outcome outcome) {
+    auto shared = std::make_shared<Outcome>(std::move(outcome));  // a std::function is copied
+    Post([this, active, shared] { OnTurnDone(active, std::move(*shared)); });
+  });
+}
+
+void Runner::OnTurnDone(const ActivePtr& active, Outcome outcome) {
+  --in_flight_;
+  const bool ok = outcome.status.ok();
+  const Clock::time_point ended = outcome.ended;
+  // A conversation's user also waits for its session.
+  const bool from_due = !closed_loop() || (active->plan.session && active->next_turn == 0);
+  const Clock::time_point start = from_due ? active->due : outcome.sent;
+  Keep(*active, std::move(outcome), start);
+  ++active->next_turn;
+  if (ok && !stopping_ && active->next_turn < active->plan.turns.size()) {
+    ScheduleNextTurn(active, ended);
+    return;
+  }
+  if (!ok && !cancelled_) Abandon(*active);
+  EndConversation(active);
+}
+
+void Runner::ScheduleNextTurn(const ActivePtr& active, Clock::time_point ended) {
+  const Turn& turn = active->plan.turns[active->next_turn];
+  active->due = turn.due_s ? At(*turn.due_s) : ended + Seconds(plan_.think_s);
+  PreparePrompt(*active);
+  waiting_.push(active);
+}
+
+void Runner::Keep(const Active& active, Outcome outcome, Clock::time_point start) {
+  const Turn& turn = active.plan.turns[active.next_turn];
+  Record record{.conversation = active.plan.index,
+                .turn = static_cast<int64_t>(active.next_turn),
+                .input_tokens = turn.input_tokens,
+                .output_tokens = turn.output_tokens,
+                .start = start,
+                .send_delay_s = active.send_delay_s,
+                .outcome = std::move(outcome)};
+  record.cut_off = cancelled_ && record.outcome.status.code() == absl::StatusCode::kCancelled;
+  completed_ += record.completed();
+  failed_ += record.failed();
+  result_.records.push_back(std::move(record));
+}
+
+void Runner::Abandon(const Active& active) {
+  result_.abandoned += static_cast<int64_t>(active.plan.turns.size() - active.next_turn);
+}
+
+void Runner::EndConversation(const ActivePtr& active) {
+  --conversations_;
+  if (active->session_id.empty()) return;
+  ++deleting_;
+  calls_.delete_session(active->session_id, [this](const absl::Status& status) {
+    Post([this, status] {
+      --deleting_;
+      if (!status.ok() && result_.delete_errors.count++ == 0) {
+        result_.delete_errors.first_message = status.ToString();
+      }
+    });
+  });
+}
+
+void Runner::CheckLimits(Clock::time_point now) {
+  int interrupts = 0;
+  {
+    const std::lock_guard lock(mutex_);
+    interrupts = interrupts_;
+  }
+  if (interrupts > seen_interrupts_) {
+    result_.interrupted = true;
+    const double grace_s = std::min(plan_.grace_s, plan_.interrupted_grace_s);
+    StopSending(now, interrupts > 1 ? 0 : grace_s);
+    seen_interrupts_ = interrupts;
+  }
+  if (!stopping_ && now >= end_) StopSending(end_, plan_.grace_s);
+  if (stopping_ && !cancelled_ && in_flight_ > 0 && now >= cancel_at_) {
+    cancelled_ = true;
+    calls_.cancel_all();
+  }
+}
+
+void Runner::StopSending(Clock::time_point now, double grace_s) {
+  cancel_at_ = now + Seconds(grace_s);
+  if (std::exchange(stopping_, true)) return;
+  while (!waiting_.empty()) {
+    const ActivePtr active = waiting_.top();
+    waiting_.pop();
+    result_.unsent += active->due <= now;
+    EndConversation(active);
+  }
+  // In a closed loop nothing is ever due before it is sent.
+  while (upcoming_ != nullptr && !closed_loop() && upcoming_->due <= now) {
+    ++result_.unsent;
+    PrepareUpcoming();
+  }
+  upcoming_.reset();
+}
+
+bool Runner::Finished() const {
+  return upcoming_ == nullptr && waiting_.empty() && in_flight_ == 0 && deleting_ == 0;
+}
+
+Clock::time_point Runner::NextWake(Clock::time_point now) const {
+  Clock::time_point wake = std::min(now + kProgressInterval, stopping_ ? cancel_at_ : end_);
+  if (stopping_ && cancelled_) wake = now + kProgressInterval;
+  if (!waiting_.empty()) wake = std::min(wake, waiting_.top()->due);
+  if (upcoming_ != nullptr) {
+    const int64_t started = closed_.UsersAt(SecondsBetween(begin_, now));
+    if (!closed_loop()) {
+      wake = std::min(wake, upcoming_->due);
+    } else if (started < plan_.users) {
+      wake = std::min(wake, At(closed_.StartOf(started)));
+    }
+  }
+  // What is due already waits for a call to end, and that wakes.
+  return wake > now ? wake : now + kProgressInterval;
+}
+
+void Runner::ReportProgress(Clock::time_point now) {
+  if (now < next_progress_) return;
+  next_progress_ = now + kProgressInterval;
+  on_progress_({SecondsBetween(begin_, now), completed_, failed_, in_flight_});
+}
+
+}  // namespace ovq::load

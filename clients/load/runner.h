@@ -1,0 +1,144 @@
+// Sends a workload at its times and keeps what came of it. Knows no gRPC: calls are functions.
+#pragma once
+
+#include <condition_variable>
+#include <cstdint>
+#include <functional>
+#include <memory>
+#include <mutex>
+#include <optional>
+#include <queue>
+#include <string>
+#include <vector>
+
+#include "absl/status/status.h"
+#include "absl/status/statusor.h"
+#include "clients/load/arrivals.h"
+#include "clients/load/record.h"
+#include "clients/load/stats.h"
+#include "clients/load/workload.h"
+
+namespace ovq::load {
+
+struct GenerateSpec {
+  std::vector<uint32_t> prompt = {};
+  int64_t output_tokens = 1;
+  std::string session_id = {};  // empty: one shot
+  uint64_t seed = 0;
+};
+
+// Started from the runner's thread; each `done` comes once, from any thread, also before the call
+// returns.
+struct Calls {
+  std::function<void(GenerateSpec, std::function<void(Outcome)> done)> generate;
+  std::function<void(std::function<void(absl::StatusOr<std::string>)> done)> create_session;
+  std::function<void(const std::string& id, std::function<void(absl::Status)> done)> delete_session;
+  std::function<void()> cancel_all;  // of the calls that run: they end soon
+};
+
+struct RunPlan {
+  enum class Kind : uint8_t { kClosed, kRate, kTrace };
+  Kind kind = Kind::kClosed;
+  ArrivalOptions arrivals = {};  // kRate; its ramp is also kClosed's
+  int64_t users = 1;             // kClosed
+  int64_t max_in_flight = 4096;  // else
+  double think_s = 0;
+  double duration_s = 60;  // nothing starts after this
+  double grace_s = 30;     // then what runs is cancelled
+  double interrupted_grace_s = 2;
+  uint64_t seed = 1;  // of sampling
+};
+
+struct Progress {
+  double elapsed_s = 0;
+  int64_t completed = 0, failed = 0, in_flight = 0;
+};
+
+struct RunResult {
+  std::vector<Record> records;    // in the order of their ends
+  int64_t unsent = 0;             // were due before the end of the run, yet never sent
+  int64_t abandoned = 0;          // later turns of conversations that failed
+  std::vector<double> create_ms;  // of every CreateSession that succeeded
+  ErrorCount delete_errors;       // of DeleteSession
+  bool interrupted = false;
+};
+
+// Run is for one thread, once; Interrupt for any.
+class Runner {
+ public:
+  // on_progress is called from Run's thread, several times a second.
+  Runner(const RunPlan& plan, Workload& workload, const PromptMaker& prompts, const Calls& calls,
+         std::function<void(const Progress&)> on_progress);
+
+  RunResult Run();
+  // The first call stops what is not sent yet, the second cancels what runs.
+  void Interrupt();
+
+ private:
+  struct Active {
+    Conversation plan;
+    size_t next_turn = 0;
+    std::string session_id;
+    Clock::time_point begun;       // of the conversation: due (open loop) or started (closed)
+    Clock::time_point due;         // of the next turn
+    double send_delay_s = 0;       // of the next turn
+    std::vector<uint32_t> prompt;  // of the next turn
+  };
+  using ActivePtr = std::shared_ptr<Active>;
+  struct LaterDue {
+    bool operator()(const ActivePtr& a, const ActivePtr& b) const { return a->due > b->due; }
+  };
+
+  void Post(std::function<void()> event);  // any thread; runs on Run's
+  void WaitUntil(Clock::time_point until);
+  void HandleEvents();
+
+  void PrepareUpcoming();
+  void PreparePrompt(Active& active) const;
+  void StartDue(Clock::time_point now);
+  bool UpcomingMayStart(Clock::time_point now) const;
+  void Begin(ActivePtr active, Clock::time_point now);
+  void OnCreated(const ActivePtr& active, absl::StatusOr<std::string> id, Clock::time_point sent);
+  void SendTurn(ActivePtr active);
+  void OnTurnDone(const ActivePtr& active, Outcome outcome);
+  void ScheduleNextTurn(const ActivePtr& active, Clock::time_point ended);
+  void Abandon(const Active& active);
+  void EndConversation(const ActivePtr& active);
+  void Keep(const Active& active, Outcome outcome, Clock::time_point start);
+
+  void CheckLimits(Clock::time_point now);
+  void StopSending(Clock::time_point now, double grace_s);
+  bool Finished() const;
+  Clock::time_point NextWake(Clock::time_point now) const;
+  void ReportProgress(Clock::time_point now);
+  bool closed_loop() const { return plan_.kind == RunPlan::Kind::kClosed; }
+  Clock::time_point At(double seconds) const;
+
+  const RunPlan plan_;
+  Workload& workload_;
+  const PromptMaker& prompts_;
+  const Calls& calls_;
+  const std::function<void(const Progress&)> on_progress_;
+  ArrivalSchedule schedule_;
+  const ClosedLoop closed_;
+
+  std::mutex mutex_;  // guards the next three
+  std::condition_variable wake_;
+  std::vector<std::function<void()>> events_;
+  int interrupts_ = 0;
+
+  // Run's thread only.
+  Clock::time_point begin_, end_;
+  ActivePtr upcoming_;  // the next conversation
+  std::priority_queue<ActivePtr, std::vector<ActivePtr>, LaterDue> waiting_;  // for their turns
+  int64_t conversations_ = 0;                                                 // begun and not ended
+  int64_t in_flight_ = 0;  // Generate and CreateSession calls
+  int64_t deleting_ = 0;
+  int64_t completed_ = 0, failed_ = 0;
+  bool stopping_ = false, cancelled_ = false;
+  int seen_interrupts_ = 0;
+  Clock::time_point cancel_at_, next_progress_;
+  RunResult result_;
+};
+
+}  // namespace ovq::load

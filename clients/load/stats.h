@@ -1,0 +1,78 @@
+// From the records of a run to its figures. Everything is computed from all samples: no buckets.
+#pragma once
+
+#include <cstdint>
+#include <map>
+#include <optional>
+#include <span>
+#include <string>
+#include <vector>
+
+#include "absl/status/statusor.h"
+#include "absl/strings/string_view.h"
+#include "clients/load/record.h"
+
+namespace ovq::load {
+
+// Linear between the two nearest ranks, as numpy.percentile. sorted: ascending, not empty.
+double Percentile(std::span<const double> sorted, double percent);
+
+struct Summary {
+  size_t count = 0;
+  double mean = 0, std = 0, max = 0;  // std: of the samples as a population
+  double p50 = 0, p90 = 0, p95 = 0, p99 = 0;
+};
+Summary Summarize(std::vector<double> samples);  // all zero without samples
+
+// The latencies of one completed request, in milliseconds.
+struct Latencies {
+  double ttft = 0;                  // start to first token
+  double e2e = 0;                   // start to end
+  std::optional<double> tpot;       // (e2e - ttft) / (tokens - 1); none for a single token
+  std::vector<double> inter_token;  // one a token after the first
+};
+Latencies LatenciesOf(const Record& record);
+
+// Bounds a request must keep to count as good; absent ones do not matter.
+struct Goodput {
+  std::optional<double> ttft_ms, tpot_ms, e2e_ms;
+  // "ttft:200,tpot:50,e2e:5000", milliseconds; any of them.
+  static absl::StatusOr<Goodput> Parse(absl::string_view text);
+  bool Good(const Latencies& latencies) const;
+};
+
+struct ErrorCount {
+  int64_t count = 0;
+  std::string first_message;
+};
+
+// What happened in one stretch of a run.
+struct TimelineBin {
+  double begin_s = 0, width_s = 0;
+  int64_t tokens = 0;     // that came
+  int64_t completed = 0;  // requests that ended
+  double in_flight = 0;   // mean number of requests sent and not ended
+};
+
+struct Report {
+  double duration_s = 0;  // first start to last end
+  int64_t completed = 0, failed = 0, cut_off = 0;
+  int64_t input_tokens = 0, output_tokens = 0;  // of completed requests, as the server counts
+  double request_throughput = 0, output_throughput = 0, total_throughput = 0;  // a second
+  std::optional<int64_t> good;  // completed requests within --goodput
+  Summary ttft_ms, inter_token_ms, tpot_ms, e2e_ms;
+  Summary send_delay_ms;                    // due to sent: this client's own lateness
+  Summary queue_ms, prefill_ms, decode_ms;  // the server's
+  Summary state_bytes;                      // largest of each session, over sessions
+  Summary tokens_per_chunk;
+  int64_t max_in_flight = 0;
+  std::map<std::string, ErrorCount> errors;  // by status code
+
+  double goodput() const;        // good requests a second
+  double good_fraction() const;  // of all that completed or failed; 1 without --goodput
+};
+
+Report MakeReport(std::span<const Record> records, const std::optional<Goodput>& goodput);
+std::vector<TimelineBin> MakeTimeline(std::span<const Record> records, int bins);
+
+}  // namespace ovq::load

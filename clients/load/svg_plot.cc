@@ -1,0 +1,172 @@
+#include "clients/load/svg_plot.h"
+
+#include <algorithm>
+#include <cmath>
+
+#include "absl/strings/str_cat.h"
+#include "absl/strings/str_format.h"
+#include "absl/strings/str_replace.h"
+
+namespace ovq::load {
+namespace {
+
+constexpr double kWidth = 560, kHeight = 300;
+constexpr double kLeft = 74, kRight = 16, kTop = 34, kBottom = 46;
+constexpr size_t kColours = 4;
+
+// From values to places on the page.
+struct Axis {
+  double low = 0, high = 1;
+  double begin = 0, end = 1;  // on the page
+  bool log = false;
+  std::vector<double> ticks;
+
+  double Place(double value) const {
+    const double at =
+        log ? std::log(value / low) / std::log(high / low) : (value - low) / (high - low);
+    return begin + at * (end - begin);
+  }
+};
+
+Axis MakeAxis(double low, double high, bool log, const std::vector<double>& ticks) {
+  Axis axis;
+  axis.log = log;
+  if (ticks.size() > 1) {
+    axis.ticks = ticks;
+  } else if (log) {
+    const double first = std::floor(std::log10(low));
+    const double last = std::max(std::ceil(std::log10(high)), first + 1);
+    for (double power = first; power <= last; ++power) axis.ticks.push_back(std::pow(10, power));
+  } else {
+    axis.ticks = LinearTicks(std::min(low, 0.0), high, 5);
+  }
+  axis.low = axis.ticks.front();
+  axis.high = axis.ticks.back();
+  return axis;
+}
+
+void DrawGrid(std::string& out, const Axis& x, const Axis& y) {
+  for (const double tick : y.ticks) {
+    absl::StrAppendFormat(&out,
+                          "<line class=\"grid\" x1=\"%.1f\" x2=\"%.1f\" y1=\"%.1f\" y2=\"%.1f\"/>",
+                          x.begin, x.end, y.Place(tick), y.Place(tick));
+    absl::StrAppendFormat(
+        &out, "<text class=\"axis\" x=\"%.1f\" y=\"%.1f\" text-anchor=\"end\">%g</text>\n",
+        x.begin - 8, y.Place(tick) + 4, tick);
+  }
+  for (const double tick : x.ticks) {
+    absl::StrAppendFormat(&out,
+                          "<line class=\"grid\" x1=\"%.1f\" x2=\"%.1f\" y1=\"%.1f\" y2=\"%.1f\"/>",
+                          x.Place(tick), x.Place(tick), y.begin, y.end);
+    absl::StrAppendFormat(
+        &out, "<text class=\"axis\" x=\"%.1f\" y=\"%.1f\" text-anchor=\"middle\">%g</text>\n",
+        x.Place(tick), y.begin + 17, tick);
+  }
+}
+
+void DrawSeries(std::string& out, const PlotSeries& series, size_t index, const Axis& x,
+                const Axis& y, bool markers) {
+  const size_t colour = index % kColours;
+  absl::StrAppendFormat(&out, "<polyline class=\"s%d\" points=\"", colour);
+  for (const auto& [at, value] : series.points) {
+    absl::StrAppendFormat(&out, "%.1f,%.1f ", x.Place(at), y.Place(value));
+  }
+  absl::StrAppend(&out, "\"/>\n");
+  if (!markers) return;
+  for (const auto& [at, value] : series.points) {
+    absl::StrAppendFormat(&out,
+                          "<circle class=\"s%d\" cx=\"%.1f\" cy=\"%.1f\" r=\"3.5\"><title>%s%g: "
+                          "%g</title></circle>\n",
+                          colour, x.Place(at), y.Place(value),
+                          series.name.empty() ? "" : EscapeXml(series.name) + ", ", at, value);
+  }
+}
+
+// Names beside their colours, in one row under the title.
+void DrawLegend(std::string& out, const Plot& plot) {
+  if (plot.series.size() < 2) return;
+  double at = kWidth - kRight;
+  for (size_t i = plot.series.size(); i-- > 0;) {
+    const std::string& name = plot.series[i].name;
+    at -= 7.0 * static_cast<double>(name.size()) + 8;
+    absl::StrAppendFormat(&out, "<text class=\"axis\" x=\"%.1f\" y=\"18\">%s</text>", at,
+                          EscapeXml(name));
+    at -= 20;
+    absl::StrAppendFormat(&out,
+                          "<line class=\"s%d\" x1=\"%.1f\" x2=\"%.1f\" y1=\"14\" y2=\"14\"/>\n",
+                          i % kColours, at, at + 15);
+  }
+}
+
+void DrawLabels(std::string& out, const Plot& plot) {
+  absl::StrAppendFormat(&out, "<text class=\"title\" x=\"%.1f\" y=\"18\">%s</text>\n", 8.0,
+                        EscapeXml(plot.title));
+  absl::StrAppendFormat(
+      &out, "<text class=\"axis\" x=\"%.1f\" y=\"%.1f\" text-anchor=\"middle\">%s</text>\n",
+      (kLeft + kWidth - kRight) / 2, kHeight - 8, EscapeXml(plot.x_label));
+  absl::StrAppendFormat(&out,
+                        "<text class=\"axis\" transform=\"translate(14 %.1f) rotate(-90)\" "
+                        "text-anchor=\"middle\">%s</text>\n",
+                        (kTop + kHeight - kBottom) / 2, EscapeXml(plot.y_label));
+}
+
+}  // namespace
+
+std::vector<double> LinearTicks(double low, double high, int n) {
+  if (!(high > low)) high = low + 1;
+  const double rough = (high - low) / n;
+  const double power = std::pow(10, std::floor(std::log10(rough)));
+  double step = 10 * power;
+  for (const double factor : {5.0, 2.0, 1.0}) {
+    if (factor * power >= rough) step = factor * power;
+  }
+  std::vector<double> ticks;
+  const double first = std::floor(low / step);
+  for (double i = first; ticks.empty() || ticks.back() < high; ++i) ticks.push_back(i * step);
+  return ticks;
+}
+
+std::string EscapeXml(absl::string_view text) {
+  return absl::StrReplaceAll(
+      text, {{"&", "&amp;"}, {"<", "&lt;"}, {">", "&gt;"}, {"\"", "&quot;"}, {"'", "&#39;"}});
+}
+
+std::string SvgOf(const Plot& plot) {
+  std::string out = absl::StrFormat(
+      "<svg class=\"plot\" xmlns=\"http://www.w3.org/2000/svg\" viewBox=\"0 0 %.0f %.0f\" "
+      "role=\"img\" aria-label=\"%s\">\n",
+      kWidth, kHeight, EscapeXml(plot.title));
+  DrawLabels(out, plot);
+  bool any = false;
+  double x_low = 0, x_high = 0, y_low = 0, y_high = 0;
+  for (const PlotSeries& series : plot.series) {
+    for (const auto& [x, y] : series.points) {
+      x_low = any ? std::min(x_low, x) : x;
+      x_high = any ? std::max(x_high, x) : x;
+      y_low = any ? std::min(y_low, y) : y;
+      y_high = any ? std::max(y_high, y) : y;
+      any = true;
+    }
+  }
+  if (any) {
+    Axis x = MakeAxis(x_low, x_high, plot.log_x, plot.x_ticks),
+         y = MakeAxis(y_low, y_high, false, {});
+    x.begin = kLeft;
+    x.end = kWidth - kRight;
+    y.begin = kHeight - kBottom;
+    y.end = kTop;
+    DrawGrid(out, x, y);
+    for (size_t i = 0; i < plot.series.size(); ++i) {
+      DrawSeries(out, plot.series[i], i, x, y, plot.markers);
+    }
+    DrawLegend(out, plot);
+  } else {
+    absl::StrAppendFormat(
+        &out, "<text class=\"axis\" x=\"%.1f\" y=\"%.1f\" text-anchor=\"middle\">no data</text>\n",
+        kWidth / 2, kHeight / 2);
+  }
+  absl::StrAppend(&out, "</svg>\n");
+  return out;
+}
+
+}  // namespace ovq::load

@@ -1,0 +1,103 @@
+#include "clients/load/trace.h"
+
+#include <algorithm>
+#include <cmath>
+#include <nlohmann/json.hpp>
+#include <optional>
+
+#include "absl/strings/ascii.h"
+#include "absl/strings/str_cat.h"
+#include "absl/strings/str_split.h"
+#include "clients/load/files.h"
+
+namespace ovq::load {
+namespace {
+
+using Json = nlohmann::json;
+
+constexpr int64_t kMaxTokens = int64_t{1} << 24;
+constexpr double kMaxSeconds = 1e10;  // times since 1970 are fine
+constexpr size_t kMaxTraceBytes = size_t{1} << 30;
+
+absl::Status SetTime(const Json& line, TraceEntry& entry) {
+  const bool seconds = line.contains("timestamp_s");
+  if (seconds == line.contains("timestamp")) {
+    return absl::InvalidArgumentError(
+        "expected one of timestamp_s (seconds) and timestamp (milliseconds)");
+  }
+  const char* name = seconds ? "timestamp_s" : "timestamp";
+  const Json& value = line[name];
+  if (value.is_number()) entry.at_s = value.get<double>() * (seconds ? 1 : 1e-3);
+  if (!value.is_number() || !(entry.at_s >= 0 && entry.at_s <= kMaxSeconds)) {
+    return absl::InvalidArgumentError(
+        absl::StrCat(name, ": expected a number from 0 on, got ", value.dump()));
+  }
+  return absl::OkStatus();
+}
+
+absl::Status SetLength(const Json& line, const char* name, int64_t& tokens) {
+  if (!line.contains(name)) return absl::InvalidArgumentError(absl::StrCat(name, " is missing"));
+  const Json& value = line[name];
+  const bool whole = value.is_number_integer();
+  // Read as a double first: an integer beyond 64 bits signed must not wrap into the range.
+  if (!whole || value.get<double>() < 1 || value.get<double>() > static_cast<double>(kMaxTokens)) {
+    return absl::InvalidArgumentError(absl::StrCat(name, ": expected a whole number from 1 to ",
+                                                   kMaxTokens, ", got ", value.dump()));
+  }
+  tokens = value.get<int64_t>();
+  return absl::OkStatus();
+}
+
+absl::StatusOr<TraceEntry> ParseLine(absl::string_view text) {
+  const Json line = Json::parse(text, nullptr, /*allow_exceptions=*/false);
+  if (!line.is_object()) return absl::InvalidArgumentError("expected a JSON object");
+  TraceEntry entry;
+  for (const absl::Status& status :
+       {SetTime(line, entry), SetLength(line, "input_length", entry.input_tokens),
+        SetLength(line, "output_length", entry.output_tokens)}) {
+    if (!status.ok()) return status;
+  }
+  if (line.contains("session")) {
+    if (!line["session"].is_string() || line["session"].get_ref<const std::string&>().empty()) {
+      return absl::InvalidArgumentError(
+          absl::StrCat("session: expected a text, got ", line["session"].dump()));
+    }
+    entry.session = line["session"].get<std::string>();
+  }
+  return entry;
+}
+
+}  // namespace
+
+absl::StatusOr<std::vector<TraceEntry>> ParseTrace(absl::string_view text,
+                                                   const std::string& file) {
+  std::vector<TraceEntry> entries;
+  int64_t number = 0;
+  for (absl::string_view line : absl::StrSplit(text, '\n')) {
+    ++number;
+    line = absl::StripAsciiWhitespace(line);
+    if (line.empty()) continue;
+    absl::StatusOr<TraceEntry> entry = ParseLine(line);
+    if (!entry.ok()) {
+      return absl::InvalidArgumentError(
+          absl::StrCat(file, ":", number, ": ", entry.status().message()));
+    }
+    entries.push_back(*std::move(entry));
+  }
+  if (entries.empty()) {
+    return absl::InvalidArgumentError(absl::StrCat(file, ": expected at least one request"));
+  }
+  std::stable_sort(entries.begin(), entries.end(),
+                   [](const TraceEntry& a, const TraceEntry& b) { return a.at_s < b.at_s; });
+  const double first = entries.front().at_s;
+  for (TraceEntry& entry : entries) entry.at_s -= first;
+  return entries;
+}
+
+absl::StatusOr<std::vector<TraceEntry>> ReadTrace(const std::string& file) {
+  const absl::StatusOr<std::string> text = ReadWholeFile(file, kMaxTraceBytes);
+  if (!text.ok()) return text.status();
+  return ParseTrace(*text, file);
+}
+
+}  // namespace ovq::load

@@ -1,0 +1,265 @@
+// The runner against calls that a few threads answer. Times are lower bounds only: a busy machine
+// makes everything later, never earlier.
+#include <gtest/gtest.h>
+
+#include <algorithm>
+#include <atomic>
+#include <condition_variable>
+#include <map>
+#include <mutex>
+#include <string>
+#include <thread>
+#include <vector>
+
+#include "absl/strings/str_cat.h"
+#include "clients/load/experiment.h"
+#include "clients/load/runner.h"
+
+namespace ovq::load {
+namespace {
+
+using std::chrono::milliseconds;
+
+// Every call has a thread of its own and takes `service`, or until CancelAll if that is 0.
+class FakeServer {
+ public:
+  explicit FakeServer(milliseconds service) : service_(service) {}
+  ~FakeServer() {
+    for (std::thread& thread : threads_) thread.join();
+  }
+
+  Calls calls() {
+    Calls calls;
+    calls.generate = [this](GenerateSpec spec, std::function<void(Outcome)> done) {
+      threads_.emplace_back(
+          [this, spec = std::move(spec), done = std::move(done)] { done(Answer(spec)); });
+    };
+    calls.create_session = [this](std::function<void(absl::StatusOr<std::string>)> done) {
+      if (refuse_sessions) return done(absl::ResourceExhaustedError("no room"));
+      const std::lock_guard lock(mutex_);
+      const std::string id = absl::StrCat("s", created.fetch_add(1));
+      turns[id] = {};
+      done(id);
+    };
+    calls.delete_session = [this](const std::string&, std::function<void(absl::Status)> done) {
+      ++deleted;
+      done(absl::OkStatus());
+    };
+    calls.cancel_all = [this] {
+      const std::lock_guard lock(mutex_);
+      cancelled_ = true;
+      changed_.notify_all();
+    };
+    return calls;
+  }
+
+  std::atomic<int> most_running = 0, created = 0, deleted = 0;
+  std::atomic<bool> refuse_sessions = false;
+  std::atomic<int> fail_call = -1;                   // the n-th Generate fails
+  std::map<std::string, std::vector<size_t>> turns;  // prompt lengths by session
+
+ private:
+  Outcome Answer(const GenerateSpec& spec) {
+    Outcome outcome;
+    outcome.sent = Clock::now();
+    std::unique_lock lock(mutex_);
+    const int number = calls_++;
+    most_running = std::max(most_running.load(), ++running_);
+    if (!spec.session_id.empty()) turns[spec.session_id].push_back(spec.prompt.size());
+    if (service_ > milliseconds(0)) {
+      changed_.wait_for(lock, service_, [this] { return cancelled_; });
+    } else {
+      changed_.wait(lock, [this] { return cancelled_; });
+    }
+    --running_;
+    outcome.ended = Clock::now();
+    if (cancelled_) outcome.status = absl::CancelledError("cancelled");
+    if (number == fail_call) outcome.status = absl::UnavailableError("gone");
+    if (outcome.status.ok()) {
+      outcome.arrivals.push_back({outcome.ended, static_cast<uint32_t>(spec.output_tokens)});
+      outcome.usage.prompt_tokens = static_cast<int64_t>(spec.prompt.size());
+      outcome.usage.generated_tokens = spec.output_tokens;
+    }
+    return outcome;
+  }
+
+  const milliseconds service_;
+  std::mutex mutex_;
+  std::condition_variable changed_;
+  bool cancelled_ = false;
+  int running_ = 0, calls_ = 0;
+  std::vector<std::thread> threads_;  // grows on the runner's thread alone
+};
+
+RunResult RunOn(FakeServer& server, const RunPlan& plan, WorkloadOptions work) {
+  Workload workload(std::move(work));
+  const PromptMaker prompts(1, 100);
+  const Calls calls = server.calls();
+  Runner runner(plan, workload, prompts, calls, [](const Progress&) {});
+  return runner.Run();
+}
+
+TEST(Runner, ClosedLoopKeepsItsUsersBusy) {
+  FakeServer server(milliseconds(5));
+  const RunResult result = RunOn(server, {.users = 4}, {.max_requests = 40});
+  EXPECT_EQ(result.records.size(), 40u);
+  EXPECT_EQ(server.most_running, 4);
+  for (const Record& record : result.records) {
+    EXPECT_TRUE(record.completed());
+    EXPECT_EQ(record.start, record.outcome.sent);
+  }
+}
+
+TEST(Runner, SessionsTakeTheirTurnsInOrder) {
+  FakeServer server(milliseconds(1));
+  const RunResult result = RunOn(
+      server, {.users = 2, .think_s = 0.01},
+      {.input = *LengthDistribution::Parse("uniform:1-1000", 1000), .turns = 3, .max_requests = 8});
+  EXPECT_EQ(result.records.size(), 8u);
+  EXPECT_EQ(server.created, 3);
+  EXPECT_EQ(server.deleted, 3);
+  EXPECT_EQ(result.create_ms.size(), 3u);
+  std::map<int64_t, std::vector<Record>> conversations;
+  for (const Record& record : result.records) conversations[record.conversation].push_back(record);
+  ASSERT_EQ(conversations.size(), 3u);
+  for (const auto& [index, records] : conversations) {
+    for (size_t i = 0; i < records.size(); ++i) {
+      EXPECT_EQ(records[i].turn, static_cast<int64_t>(i));
+      if (i == 0) continue;  // then after the time to think
+      EXPECT_GE(records[i].outcome.sent, records[i - 1].outcome.ended + milliseconds(10));
+    }
+  }
+}
+
+// A request is due every 10 ms, is served in 30 ms and alone: the server stalls its successors, and
+// they count it. Counted from when they were sent, all would be 30 ms.
+TEST(Runner, OpenLoopCountsFromTheIntendedStart) {
+  FakeServer server(milliseconds(30));
+  const RunResult result = RunOn(server,
+                                 {.kind = RunPlan::Kind::kRate,
+                                  .arrivals = {.kind = ArrivalKind::kConstant, .rate = 100},
+                                  .max_in_flight = 1},
+                                 {.max_requests = 5});
+  ASSERT_EQ(result.records.size(), 5u);
+  EXPECT_EQ(server.most_running, 1);
+  const Record& first = result.records[0];
+  const Record& last = result.records[4];
+  EXPECT_NEAR(SecondsBetween(first.start, last.start), 0.04, 1e-6);
+  // Five services in a row, less the 40 ms between first and last.
+  EXPECT_GE(LatenciesOf(last).e2e, 5 * 30 - 40);
+  EXPECT_GE(last.send_delay_s, 0.08);
+}
+
+TEST(Runner, TraceSetsTheTimes) {
+  FakeServer server(milliseconds(1));
+  const RunResult result =
+      RunOn(server, {.kind = RunPlan::Kind::kTrace},
+            {.trace = {{0, 3, 1, "a"}, {0.05, 5, 2, ""}, {0.08, 7, 1, "a"}}, .trace_speed = 2});
+  ASSERT_EQ(result.records.size(), 3u);
+  const auto find = [&](int64_t tokens) {
+    return *std::find_if(result.records.begin(), result.records.end(),
+                         [&](const Record& record) { return record.input_tokens == tokens; });
+  };
+  EXPECT_NEAR(SecondsBetween(find(3).start, find(5).start), 0.025, 1e-6);
+  EXPECT_NEAR(SecondsBetween(find(3).start, find(7).start), 0.040, 1e-6);
+  EXPECT_EQ(server.turns.at("s0"), (std::vector<size_t>{3, 7}));
+  EXPECT_EQ(server.created, 1);
+}
+
+TEST(Runner, DurationEndsARunThatHangs) {
+  FakeServer server(milliseconds(0));
+  const RunResult result =
+      RunOn(server, {.users = 3, .duration_s = 0.2, .grace_s = 0.02}, {.max_requests = 100});
+  ASSERT_EQ(result.records.size(), 3u);
+  for (const Record& record : result.records) {
+    EXPECT_TRUE(record.cut_off);
+    EXPECT_FALSE(record.failed());
+  }
+}
+
+TEST(Runner, TellsWhatWasDueAndNeverSent) {
+  FakeServer server(milliseconds(0));
+  const RunResult result = RunOn(server,
+                                 {.kind = RunPlan::Kind::kRate,
+                                  .arrivals = {.kind = ArrivalKind::kConstant, .rate = 10},
+                                  .max_in_flight = 2,
+                                  .duration_s = 0.55,
+                                  .grace_s = 0},
+                                 {.max_requests = 100});
+  EXPECT_EQ(result.records.size(), 2u);
+  EXPECT_EQ(result.unsent, 3);  // of those at 0.1, 0.2, ..., 0.5 s
+}
+
+TEST(Runner, InterruptStopsAndSecondCancels) {
+  FakeServer server(milliseconds(0));
+  Workload workload({.max_requests = 100});
+  const PromptMaker prompts(1, 100);
+  const Calls calls = server.calls();
+  Runner* running = nullptr;
+  int told = 0;
+  Runner runner({.users = 2, .duration_s = 1e6, .grace_s = 1e6, .interrupted_grace_s = 1e6},
+                workload, prompts, calls, [&](const Progress& progress) {
+                  // Twice: once its requests run, and once more while they are awaited.
+                  if (progress.in_flight == 2 && told++ < 2) running->Interrupt();
+                });
+  running = &runner;
+  const RunResult result = runner.Run();
+  EXPECT_TRUE(result.interrupted);
+  EXPECT_EQ(result.records.size(), 2u);
+  EXPECT_TRUE(result.records[0].cut_off);
+}
+
+TEST(Runner, AFailedTurnEndsItsConversation) {
+  FakeServer server(milliseconds(1));
+  server.fail_call = 1;
+  const RunResult result = RunOn(server, {.users = 1}, {.turns = 4, .max_requests = 8});
+  EXPECT_EQ(result.records.size(), 6u);  // two of the first conversation, four of the second
+  EXPECT_TRUE(result.records[1].failed());
+  EXPECT_EQ(result.abandoned, 2);
+  EXPECT_EQ(server.deleted, 2);
+}
+
+TEST(Runner, ARefusedSessionIsAFailedRequest) {
+  FakeServer server(milliseconds(1));
+  server.refuse_sessions = true;
+  const RunResult result = RunOn(server, {.users = 1}, {.turns = 2, .max_requests = 4});
+  ASSERT_EQ(result.records.size(), 2u);
+  EXPECT_TRUE(result.records[0].failed());
+  EXPECT_EQ(result.abandoned, 2);
+  EXPECT_EQ(server.deleted, 0);
+}
+
+TEST(Experiment, WarmUpDoesNotCountAndPromptsDiffer) {
+  FakeServer server(milliseconds(1));
+  ExperimentSetup setup{
+      .options = *ParseOptions(std::vector<std::string>{"--warmup=3", "--requests=5"}),
+      .trace = {},
+      .prompts = PromptMaker(1, 100),
+      .calls = server.calls(),
+      .tokens_received = [] { return 0; }};
+  std::vector<std::vector<uint32_t>> prompts;
+  setup.calls.generate = [&, generate = setup.calls.generate](GenerateSpec spec, auto done) {
+    prompts.push_back(spec.prompt);
+    generate(std::move(spec), std::move(done));
+  };
+  ProgressPrinter progress(/*quiet=*/true);
+  Experiment experiment(setup, progress);
+  const std::vector<Level> levels = experiment.Run([](const Level&) {});
+  ASSERT_EQ(levels.size(), 1u);
+  EXPECT_EQ(levels[0].report.completed, 5);
+  ASSERT_EQ(prompts.size(), 8u);
+  std::sort(prompts.begin(), prompts.end());
+  EXPECT_EQ(std::unique(prompts.begin(), prompts.end()), prompts.end());
+}
+
+TEST(Experiment, PromptsThatTheServerRefusesAreUsageErrors) {
+  const auto options = ParseOptions(std::vector<std::string>{"--input-length=uniform:5-60"});
+  EXPECT_TRUE(CheckPromptLengths(*options, {}, 60).ok());
+  const absl::Status status = CheckPromptLengths(*options, {}, 59);
+  EXPECT_EQ(status.message(),
+            "--input-length: expected prompts of at most 59 tokens (what the server takes), got "
+            "up to 60");
+}
+
+}  // namespace
+}  // namespace ovq::load
