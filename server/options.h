@@ -43,7 +43,7 @@ struct Options {
 struct Setting {
   std::string name;
   std::string value;
-  std::string origin;  // "--max-queue", "OVQ_MAX_QUEUE", "ovq-server.conf:3" or "default"
+  std::string origin;  // "--max-queue", "OVQ_MAX_QUEUE", "FILE:3: max-queue" or "default"
 };
 
 struct CommandLine {

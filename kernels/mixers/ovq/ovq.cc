@@ -51,7 +51,7 @@ absl::StatusOr<OvqConfig> ReadConfig(const StateSpec& spec) {
     return absl::InvalidArgumentError(
         "ovq.normalize_centroids: expected false, got true, which this version does not support");
   }
-  OvqConfig config;
+  OvqConfig config{};
   config.shape = *shape;
   config.chunk_len = static_cast<int>(*chunk_len);
   config.dtype = spec.state_dtype;
