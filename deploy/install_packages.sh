@@ -37,3 +37,9 @@ echo "install_packages: installing ${missing[*]}"
 "${as_root[@]}" apt-get update -qq
 "${as_root[@]}" env DEBIAN_FRONTEND=noninteractive \
   apt-get install -y -qq --no-install-recommends "${missing[@]}"
+
+# The package of Prometheus starts it as a service, which nobody asked for here: tests start their own.
+# One that was there before is not touched.
+if [[ " ${missing[*]} " == *" prometheus "* ]] && [ -d /run/systemd/system ]; then
+  "${as_root[@]}" systemctl disable --now prometheus.service
+fi
