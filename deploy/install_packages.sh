@@ -1,12 +1,19 @@
 #!/usr/bin/env bash
-# Installs the Debian packages named as arguments, by default those of packages.txt; only what is
-# missing, with sudo when not root.
+# Installs the Debian packages named as arguments, by default those of packages.txt, with
+# `--part build`, `run` or `test` those of that part; only what is missing, with sudo when not root.
 set -euo pipefail
 cd "$(dirname "$0")"
 
 packages=("$@")
 if [ $# -eq 0 ]; then
-  mapfile -t packages < <(grep -v '^#' packages.txt)
+  mapfile -t packages < <(grep -v -e '^#' -e '^$' packages.txt)
+elif [ "$1" = --part ]; then
+  mapfile -t packages < <(
+    awk -v part="${2:-}" '/^# part: / { on = $3 == part "," } /^[^#]/ && on' packages.txt)
+  if [ ${#packages[@]} -eq 0 ]; then
+    echo "install_packages: --part: expected build, run or test, got '${2:-}'" >&2
+    exit 2
+  fi
 fi
 
 if ! command -v apt-get >/dev/null; then
@@ -37,3 +44,11 @@ echo "install_packages: installing ${missing[*]}"
 "${as_root[@]}" apt-get update -qq
 "${as_root[@]}" env DEBIAN_FRONTEND=noninteractive \
   apt-get install -y -qq --no-install-recommends "${missing[@]}"
+
+# These packages start a service, which nobody asked for here: tests start their own. One that was
+# there before is not touched.
+for service in haproxy prometheus; do
+  if [[ " ${missing[*]} " == *" $service "* ]] && [ -d /run/systemd/system ]; then
+    "${as_root[@]}" systemctl disable --now "$service.service"
+  fi
+done

@@ -142,4 +142,12 @@ int64_t StateLayout::LiveCentroids(int64_t position, int64_t max_centroids) cons
   return 0;
 }
 
+int64_t StateLayout::DictionaryTokens(int64_t position) const {
+  for (const Group& group : groups_) {
+    if (group.growth.law != Growth::Law::kCentroids) continue;
+    return position / group.growth.chunk_len * group.growth.chunk_len;
+  }
+  return 0;
+}
+
 }  // namespace ovq

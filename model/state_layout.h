@@ -56,6 +56,8 @@ class StateLayout {
   bool has_unbounded() const;                              // some layer is kTokens
   bool has_centroids() const;
   int64_t LiveCentroids(int64_t position, int64_t max_centroids) const;  // 0 without kCentroids
+  // Tokens that a dictionary has taken up after `position` tokens: those of whole chunks.
+  int64_t DictionaryTokens(int64_t position) const;  // 0 without kCentroids
   // Hash of every field's name, type, shape and offset: equal layouts only.
   uint64_t fingerprint() const { return fingerprint_; }
 

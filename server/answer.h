@@ -61,6 +61,7 @@ class Completion {
 
   std::shared_ptr<Session> session;  // the state it continues; null until the prompt is consumed
   bool done = false;                 // its Finished is sent
+  absl::Time first_token;            // when the first token was drawn
   absl::Time last_token;             // when the last token was drawn
 
  private:

@@ -48,6 +48,12 @@ const char* RejectReasonName(RejectReason reason) {
   return "?";
 }
 
+int SessionSlots(const StateLayout& layout, int32_t max_centroids, size_t state_memory_bytes,
+                 int max_sessions) {
+  const size_t each = std::max<size_t>(layout.bytes_cap(max_centroids), 1);
+  return static_cast<int>(std::min(state_memory_bytes / each, static_cast<size_t>(max_sessions)));
+}
+
 Engine::Engine(EngineModel model, EngineOptions options, std::unique_ptr<DeviceContext> context,
                EngineEvents events)
     : model_(std::move(model)), options_(WithinLayout(options, model_.layout)) {
@@ -75,8 +81,9 @@ absl::StatusOr<SessionInfo> Engine::GetSession(const std::string& id, const std:
       [&, loop = loop_.get()] { return loop->GetSession(id, tenant); });
 }
 absl::Status Engine::DeleteSession(const std::string& id, const std::string& tenant) {
-  return loop_->Call<absl::Status>(
-      [&, loop = loop_.get()] { return loop->DeleteSession(id, tenant); });
+  return loop_->Call<absl::Status>([&, loop = loop_.get(), called = absl::Now()] {
+    return loop->DeleteSession(id, tenant, called);
+  });
 }
 absl::StatusOr<Engine::SessionPage> Engine::ListSessions(const std::string& tenant, int page_size,
                                                          const std::string& page_token) {
@@ -149,10 +156,10 @@ absl::Status Engine::Loop::SubmitScore(ScoreRequest request, std::function<bool(
 
 void Engine::Loop::CreateSession(SessionOptions options, SessionCallback done) {
   absl::Status status = ValidateSession(model_, options_, options);
-  Post([this, status = std::move(status), options = std::move(options),
-        done = std::move(done)]() mutable {
+  Post([this, status = std::move(status), options = std::move(options), done = std::move(done),
+        called = absl::Now()]() mutable {
     if (status.ok()) {
-      OpenSession(std::move(options), std::move(done));
+      OpenSession(std::move(options), called, std::move(done));
     } else {
       done(std::move(status));
     }

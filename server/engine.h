@@ -48,33 +48,52 @@ const char* RejectReasonName(RejectReason reason);  // "queue_full", "state_memo
 struct StepReport {
   int32_t prefill_rows = 0, decode_rows = 0;
   absl::Duration duration;
+  // Tokens that the step's chunk updates took up, in each dictionary (layer and head): as new
+  // centroids, and into live ones.
+  int64_t dictionary_inserts = 0, dictionary_merges = 0;
 };
 struct RequestReport {
   FinishReason reason;
   Usage usage;
-  absl::Duration total;  // arrival to end
-  bool score = false;    // SubmitScore; reason is kLength when it succeeded
+  absl::Duration total = absl::ZeroDuration();  // arrival to end
+  bool score = false;                           // SubmitScore; reason is kLength when it succeeded
+  // Live centroids / cap of the state that ended last; none without a dictionary or a state.
+  std::optional<double> dictionary_fill = std::nullopt;
+};
+struct SessionReport {
+  const char* event;        // "open", "close", "expire"
+  absl::Duration duration;  // from the call to the state taken or given back; expire: 0
+  int64_t position = 0;     // tokens of the conversation
 };
 // Called on the engine thread; unset ones are skipped.
 struct EngineEvents {
   std::function<void(const StepReport&)> step;
   std::function<void(absl::Duration since_arrival)> first_token;
   std::function<void(absl::Duration since_previous)> next_token;
+  // Of each completion that ended by itself with two tokens or more: the mean of its
+  // since_previous.
+  std::function<void(absl::Duration)> time_per_token;
   std::function<void(const RequestReport&)> request_finished;
   std::function<void(RejectReason)> rejected;
-  std::function<void(const char* event)> session_event;  // "open", "close", "expire"
-  std::function<void(absl::Duration)> cancel_released;   // cancel to memory given back
-  std::function<void(absl::Duration)> stream_blocked;    // a reader was too slow for this long
+  std::function<void(const SessionReport&)> session_event;
+  std::function<void(absl::Duration)> cancel_released;  // cancel to memory given back
+  std::function<void(absl::Duration)> stream_blocked;   // a reader was too slow for this long
 };
 struct EngineStats {
   int requests_running = 0, requests_waiting = 0;
+  int requests_blocked = 0;  // of the running ones, those that wait for their reader
   int64_t waiting_prompt_tokens = 0;
   int sessions_active = 0, sessions_idle = 0;  // with / without a running request
+  int session_slots = 0;                       // SessionSlots of the model's default cap
   size_t state_bytes_committed = 0, state_bytes_reserved = 0, state_bytes_budget = 0;
   int64_t live_centroids = 0;            // summed over sessions
   size_t equivalent_kv_cache_bytes = 0;  // what the same sessions' positions would need
   std::optional<GpuInfo> gpu;            // at the time of the call; none without a GPU
 };
+
+// How many sessions with this cap fit at once: exact, as each reserves the most it can hold.
+int SessionSlots(const StateLayout& layout, int32_t max_centroids, size_t state_memory_bytes,
+                 int max_sessions);
 
 // Any thread but the engine's own may call the public methods. Callbacks run on the engine thread,
 // must not block and must not call back into the engine, Submit excepted.

@@ -8,14 +8,21 @@
 
 namespace ovq {
 
+namespace {
+
+const Session* SessionOf(const Job& job, const Completion* completion) {
+  return completion != nullptr && completion->session ? completion->session.get()
+                                                      : job.session.get();
+}
+
+}  // namespace
+
 Usage Engine::Loop::UsageOf(const Job& job, const Completion* completion, absl::Time now) const {
   Usage usage;
   usage.prompt_tokens = job.prompt_tokens;
   usage.cached_tokens = job.cached_tokens;
   if (completion != nullptr) usage.generated_tokens = completion->generated();
-  const Session* session =
-      completion != nullptr && completion->session ? completion->session.get() : job.session.get();
-  if (session != nullptr) {
+  if (const Session* session = SessionOf(job, completion)) {
     usage.state_bytes = static_cast<int64_t>(session->state.committed_bytes);
     usage.position = session->position();
   }
@@ -25,6 +32,17 @@ Usage Engine::Loop::UsageOf(const Job& job, const Completion* completion, absl::
   if (admitted) usage.prefill_time = (prefilled ? job.prefilled : now) - job.admitted;
   if (prefilled) usage.decode_time = now - job.prefilled;
   return usage;
+}
+
+std::optional<double> Engine::Loop::DictionaryFill(const Job& job,
+                                                   const Completion* completion) const {
+  const Session* session = SessionOf(job, completion);
+  if (session == nullptr || session->state.base == nullptr || !layout_.has_centroids()) {
+    return std::nullopt;
+  }
+  const StateHandle& state = session->state;
+  return static_cast<double>(layout_.LiveCentroids(state.position, state.max_centroids)) /
+         state.max_centroids;
 }
 
 void Engine::Loop::ReleaseStates(Job& job) {
@@ -53,12 +71,10 @@ void Engine::Loop::ReleaseStates(Job& job) {
   if (deleted) pool_.Release(session.state);
 }
 
-void Engine::Loop::Report(const Job& job, FinishReason reason, const Usage& usage) {
+void Engine::Loop::Report(const Job& job, RequestReport report) {
   if (!events_.request_finished) return;
-  RequestReport report{.reason = reason,
-                       .usage = usage,
-                       .total = absl::Now() - job.arrival,
-                       .score = job.generate() == nullptr};
+  report.total = absl::Now() - job.arrival;
+  report.score = job.generate() == nullptr;
   if (const GenerateWork* work = job.generate()) {
     report.usage.generated_tokens = 0;
     for (const std::unique_ptr<Completion>& completion : work->completions) {
@@ -78,8 +94,13 @@ void Engine::Loop::FinishCompletion(Job& job, Completion& completion, Finished f
   GenerateWork& work = *job.generate();
   completion.done = true;
   finished.usage = UsageOf(job, &completion, absl::Now());
-  const FinishReason reason = finished.reason;
-  const Usage usage = finished.usage;
+  const RequestReport report{.reason = finished.reason,
+                             .usage = finished.usage,
+                             .dictionary_fill = DictionaryFill(job, &completion)};
+  if (completion.generated() > 1 && events_.time_per_token) {
+    events_.time_per_token((completion.last_token - completion.first_token) /
+                           (completion.generated() - 1));
+  }
   bool last = true;
   for (const std::unique_ptr<Completion>& other : work.completions) last &= other->done;
   if (last) {
@@ -93,7 +114,7 @@ void Engine::Loop::FinishCompletion(Job& job, Completion& completion, Finished f
     work.stream->Push(std::move(event));
     return;
   }
-  Report(job, reason, usage);
+  Report(job, report);
   work.stream->SetWake(nullptr);
   work.stream->Push(std::move(event));
   work.stream->Close(absl::OkStatus());
@@ -123,8 +144,11 @@ void Engine::Loop::FinishScore(Job& job) {
   ScoreWork& work = *job.score();
   const Usage usage = UsageOf(job, nullptr, absl::Now());
   work.result.state_bytes = usage.state_bytes;
+  const RequestReport report{.reason = FinishReason::kLength,
+                             .usage = usage,
+                             .dictionary_fill = DictionaryFill(job, nullptr)};
   ReleaseStates(job);
-  Report(job, FinishReason::kLength, usage);
+  Report(job, report);
   work.done(std::move(work.result));
   MarkEnded(job);
 }
@@ -132,11 +156,13 @@ void Engine::Loop::FinishScore(Job& job) {
 void Engine::Loop::Fail(Job& job, FinishReason reason, const absl::Status& status) {
   const absl::Time now = absl::Now();
   GenerateWork* work = job.generate();
+  const RequestReport report{.reason = reason,
+                             .usage = UsageOf(job, nullptr, now),
+                             .dictionary_fill = DictionaryFill(job, nullptr)};
   if (work == nullptr) {
-    const Usage usage = UsageOf(job, nullptr, now);
     ReleaseStates(job);
     if (ScoreWork* score = job.score()) {
-      Report(job, reason, usage);
+      Report(job, report);
       score->done(status);
     } else {
       job.absorb()->done(status);
@@ -153,12 +179,11 @@ void Engine::Loop::Fail(Job& job, FinishReason reason, const absl::Status& statu
                                               .matched_token_id = std::nullopt,
                                               .usage = UsageOf(job, completion.get(), now)};
   }
-  const Usage usage = UsageOf(job, nullptr, now);
   ReleaseStates(job);
   if (work->blocked_since && events_.stream_blocked) {
     events_.stream_blocked(now - *work->blocked_since);
   }
-  Report(job, reason, usage);
+  Report(job, report);
   work->stream->SetWake(nullptr);
   for (StreamEvent& event : events) work->stream->Push(std::move(event));
   work->stream->Close(status);

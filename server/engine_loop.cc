@@ -38,6 +38,8 @@ Engine::Loop::Loop(const EngineModel& model, const EngineOptions& options,
       layout_(*model.layout),
       context_(std::move(context)),
       pool_(layout_, options.state_memory_bytes, *context_),
+      session_slots_(SessionSlots(layout_, model.default_max_centroids, options.state_memory_bytes,
+                                  options.max_sessions)),
       random_(options.seed) {
   PublishStats();
   thread_ = std::thread([this] { Run(); });
@@ -62,6 +64,8 @@ void Engine::Loop::Run() {
     ExpireSessions(now);
     EndDeadJobs(now);
     Admit();
+    // A step may take long, or hang: what begins with it shows before it.
+    if (running_.size() != published_running_) PublishStats();
     progressed = Step();
     std::erase_if(running_, [](const std::shared_ptr<Job>& job) { return job->ended; });
     PublishStats();
@@ -153,10 +157,12 @@ absl::Duration Engine::Loop::NextTimer() const {
 }
 
 void Engine::Loop::PublishStats() {
+  published_running_ = running_.size();
   EngineStats stats;
   stats.state_bytes_committed = pool_.committed_bytes();
   stats.state_bytes_reserved = pool_.reserved_bytes();
   stats.state_bytes_budget = pool_.budget_bytes();
+  stats.session_slots = session_slots_;
   const auto add = [&](const Session& session) {
     stats.live_centroids +=
         layout_.LiveCentroids(session.state.position, session.state.max_centroids);
@@ -167,6 +173,7 @@ void Engine::Loop::PublishStats() {
     if (job->ended) continue;
     ++stats.requests_running;
     const GenerateWork* work = job->generate();
+    if (work != nullptr && work->blocked_since) ++stats.requests_blocked;
     if (work != nullptr && work->named_session) continue;  // counted in the table
     if (job->session->state.base != nullptr) add(*job->session);
     if (work == nullptr) continue;

@@ -69,7 +69,7 @@ class Engine::Loop {
 
   // --- engine thread, through Call: engine_sessions.cc ---
   absl::StatusOr<SessionInfo> GetSession(const std::string& id, const std::string& tenant);
-  absl::Status DeleteSession(const std::string& id, const std::string& tenant);
+  absl::Status DeleteSession(const std::string& id, const std::string& tenant, absl::Time called);
   absl::StatusOr<SessionPage> ListSessions(const std::string& tenant, int page_size,
                                            const std::string& page_token);
   absl::StatusOr<std::vector<std::byte>> CopyState(const std::string& id,
@@ -109,6 +109,7 @@ class Engine::Loop {
   bool Step();  // false: nothing could run
   void CollectLanes();
   void FillBatch(std::span<const PlanItem> plan, StepReport& report);
+  void CountUpdates(const StateHandle& state, int32_t n_rows, StepReport& report) const;
   void WantResults(Job& job, int32_t n_rows, int64_t first_row);
   void Advance(std::span<const PlanItem> plan);
   void FinishPrefill(Job& job);
@@ -120,19 +121,20 @@ class Engine::Loop {
 
   // --- engine_finish.cc ---
   Usage UsageOf(const Job& job, const Completion* completion, absl::Time now) const;
+  std::optional<double> DictionaryFill(const Job& job, const Completion* completion) const;
   void FinishCompletion(Job& job, Completion& completion, Finished finished);
   void FinishAbsorbing(Job& job);
   void FinishScore(Job& job);
   void Fail(Job& job, FinishReason reason, const absl::Status& status);
   void ReleaseStates(Job& job);
-  void Report(const Job& job, FinishReason reason, const Usage& usage);
+  void Report(const Job& job, RequestReport report);
   void MarkEnded(Job& job);
 
   // --- engine_sessions.cc ---
-  void OpenSession(SessionOptions options, SessionCallback done);
-  void PublishSession(std::shared_ptr<Session> session);  // into the table
+  void OpenSession(SessionOptions options, absl::Time called, SessionCallback done);
+  void PublishSession(std::shared_ptr<Session> opened);  // into the table
   void ExpireSessions(absl::Time now);
-  void SessionEvent(const char* event) const;
+  void SessionEvent(const SessionReport& report) const;
 
   const EngineModel& model_;
   const EngineOptions& options_;
@@ -154,9 +156,11 @@ class Engine::Loop {
   // Engine thread only from here.
   std::unique_ptr<DeviceContext> context_;
   StatePool pool_;
+  const int session_slots_;
   RandomSource random_;
   std::deque<std::shared_ptr<Job>> queue_;     // waits for memory, first come first served
   std::vector<std::shared_ptr<Job>> running_;  // in order of admission
+  size_t published_running_ = 0;               // of them, in stats_
   int promised_states_ = 0;                    // sum of unforked_states
   int64_t next_order_ = 0;
   int64_t steps_ = 0;

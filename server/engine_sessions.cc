@@ -8,11 +8,11 @@
 
 namespace ovq {
 
-void Engine::Loop::SessionEvent(const char* event) const {
-  if (events_.session_event) events_.session_event(event);
+void Engine::Loop::SessionEvent(const SessionReport& report) const {
+  if (events_.session_event) events_.session_event(report);
 }
 
-void Engine::Loop::OpenSession(SessionOptions options, SessionCallback done) {
+void Engine::Loop::OpenSession(SessionOptions options, absl::Time called, SessionCallback done) {
   std::unique_lock lock(mutex_);
   if (draining_) {
     lock.unlock();
@@ -37,7 +37,7 @@ void Engine::Loop::OpenSession(SessionOptions options, SessionCallback done) {
   session->tenant = std::move(options.tenant);
   session->state = *state;
   session->ttl = options.ttl > absl::ZeroDuration() ? options.ttl : options_.session_ttl;
-  session->created = session->last_used = absl::Now();
+  session->created = session->last_used = called;
   if (options.prompt.empty()) {
     const SessionInfo info = DescribeSession(*session, layout_);
     PublishSession(std::move(session));
@@ -57,13 +57,14 @@ void Engine::Loop::OpenSession(SessionOptions options, SessionCallback done) {
   Start(std::move(job));
 }
 
-void Engine::Loop::PublishSession(std::shared_ptr<Session> session) {
-  next_expiry_ = std::min(next_expiry_, session->expires());
+void Engine::Loop::PublishSession(std::shared_ptr<Session> opened) {
+  next_expiry_ = std::min(next_expiry_, opened->expires());
   {
     std::lock_guard lock(mutex_);
-    sessions_.Insert(std::move(session));
+    sessions_.Insert(opened);
   }
-  SessionEvent("open");
+  SessionEvent(
+      {.event = "open", .duration = absl::Now() - opened->created, .position = opened->position()});
 }
 
 absl::StatusOr<SessionInfo> Engine::Loop::GetSession(const std::string& id,
@@ -92,7 +93,8 @@ absl::StatusOr<Engine::SessionPage> Engine::Loop::ListSessions(const std::string
   return page;
 }
 
-absl::Status Engine::Loop::DeleteSession(const std::string& id, const std::string& tenant) {
+absl::Status Engine::Loop::DeleteSession(const std::string& id, const std::string& tenant,
+                                         absl::Time called) {
   std::shared_ptr<Session> session;
   bool busy;
   {
@@ -104,6 +106,7 @@ absl::Status Engine::Loop::DeleteSession(const std::string& id, const std::strin
     session->deleted = true;
     busy = session->busy;
   }
+  const int64_t position = session->position();
   if (!busy) {
     pool_.Release(session->state);
   } else {
@@ -113,7 +116,7 @@ absl::Status Engine::Loop::DeleteSession(const std::string& id, const std::strin
       Fail(*job, FinishReason::kCancelled, absl::CancelledError("the session was deleted"));
     }
   }
-  SessionEvent("close");
+  SessionEvent({.event = "close", .duration = absl::Now() - called, .position = position});
   return absl::OkStatus();
 }
 
@@ -144,8 +147,9 @@ void Engine::Loop::ExpireSessions(absl::Time now) {
     next_expiry_ = sessions_.NextExpiry();
   }
   for (const std::shared_ptr<Session>& session : expired) {
+    const int64_t position = session->position();
     pool_.Release(session->state);
-    SessionEvent("expire");
+    SessionEvent({.event = "expire", .duration = {}, .position = position});
   }
 }
 

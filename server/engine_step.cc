@@ -84,6 +84,7 @@ void Engine::Loop::FillBatch(std::span<const PlanItem> plan, StepReport& report)
     Session& session = completion != nullptr ? *completion->session : *job->session;
     const int64_t start = session.state.position;
     const auto first_row = static_cast<int64_t>(batch_.logit_rows.size());
+    CountUpdates(session.state, item.n_rows, report);
     pool_.Grow(session.state, start + item.n_rows);
     if (completion != nullptr) {
       batch_.Add({&*session.pending, 1}, start, session.state.max_centroids, session.state.base, 1);
@@ -98,6 +99,19 @@ void Engine::Loop::FillBatch(std::span<const PlanItem> plan, StepReport& report)
       report.prefill_rows += item.n_rows;
     }
   }
+}
+
+// What n_rows more do to a dictionary follows from the positions: a chunk's update takes up all its
+// tokens, as many of them as new centroids as the law of growth says.
+void Engine::Loop::CountUpdates(const StateHandle& state, int32_t n_rows,
+                                StepReport& report) const {
+  const int64_t end = state.position + n_rows;
+  const int64_t tokens = layout_.DictionaryTokens(end) - layout_.DictionaryTokens(state.position);
+  if (tokens == 0) return;
+  const int64_t inserts = layout_.LiveCentroids(end, state.max_centroids) -
+                          layout_.LiveCentroids(state.position, state.max_centroids);
+  report.dictionary_inserts += inserts;
+  report.dictionary_merges += tokens - inserts;
 }
 
 // What a job's rows from job.fed on are to give; first_row: of their logits.
@@ -169,6 +183,7 @@ void Engine::Loop::Draw(Job& job, Completion& completion) {
   StreamEvent event = completion.Drawn(reader_.NextDraw());
   session.pending = event.chunk->token_ids.front();
   const absl::Time now = absl::Now();
+  if (completion.generated() == 1) completion.first_token = now;
   if (completion.generated() > 1 && events_.next_token) {
     events_.next_token(now - completion.last_token);
   }

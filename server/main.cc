@@ -155,8 +155,9 @@ void LogSummary(const LanguageModel& model, const ModelDescription& description,
                 const EngineOptions& options) {
   const size_t cap =
       model.layout().bytes_cap(static_cast<int32_t>(model.config().default_max_centroids));
-  const size_t fit = std::min<size_t>(options.state_memory_bytes / std::max<size_t>(cap, 1),
-                                      static_cast<size_t>(options.max_sessions));
+  const int fit =
+      SessionSlots(model.layout(), static_cast<int32_t>(model.config().default_max_centroids),
+                   options.state_memory_bytes, options.max_sessions);
   Log(absl::StrFormat("model %s: %d parameters, %d layers, %d weight bytes, compute %s on %s",
                       description.name, description.parameters, description.layer_types.size(),
                       model.weight_bytes(), description.compute_dtype, description.device));
@@ -234,7 +235,8 @@ absl::Status Serve(const Options& options, SignalWaiter& signals) {
                    .compute_dtype = description.compute_dtype,
                    .state_dtype = description.state_dtype,
                    .weight_bytes = model.weight_bytes(),
-                   .has_gpu = options.device == Device::kCuda});
+                   .has_gpu = options.device == Device::kCuda,
+                   .has_dictionary = model.layout().has_centroids()});
   if (!options.metrics_address.empty()) {
     absl::StatusOr<int> port = metrics.Expose(options.metrics_address);
     if (!port.ok()) return port.status();

@@ -56,25 +56,37 @@ class Metrics::Source final : public prometheus::Collectable {
   }
 
   std::vector<prometheus::MetricFamily> Collect() const override {
-    series_->resident_memory->Set(static_cast<double>(ResidentMemoryBytes()));
     {
       // Held during the call: after SetStats(nullptr) the engine may go.
       absl::MutexLock lock(&mutex_);
+      UpdateProcess(ReadProcessStats());
       if (stats_) Update(stats_());
     }
     return series_->registry.Collect();
   }
 
  private:
+  void UpdateProcess(const ProcessStats& stats) const ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_) {
+    series_->cpu_seconds->Increment(stats.cpu_seconds - series_->cpu_seconds->Value());
+    series_->resident_memory->Set(static_cast<double>(stats.resident_bytes));
+    series_->virtual_memory->Set(static_cast<double>(stats.virtual_bytes));
+    series_->open_fds->Set(static_cast<double>(stats.open_fds));
+    series_->max_fds->Set(static_cast<double>(stats.max_fds));
+    series_->threads->Set(static_cast<double>(stats.threads));
+  }
+
   void Update(const EngineStats& stats) const {
     const auto set = [](prometheus::Gauge* gauge, auto value) {
       gauge->Set(static_cast<double>(value));
     };
     set(series_->requests_running, stats.requests_running);
     set(series_->requests_waiting, stats.requests_waiting);
+    set(series_->requests_blocked, stats.requests_blocked);
     set(series_->waiting_prompt_tokens, stats.waiting_prompt_tokens);
     set(series_->sessions_active, stats.sessions_active);
     set(series_->sessions_idle, stats.sessions_idle);
+    set(series_->session_slots, stats.session_slots);
+    set(series_->session_slots_used, stats.sessions_active + stats.sessions_idle);
     set(series_->state_committed, stats.state_bytes_committed);
     set(series_->state_device_memory, stats.state_bytes_committed);
     set(series_->state_reserved, stats.state_bytes_reserved);
@@ -83,6 +95,10 @@ class Metrics::Source final : public prometheus::Collectable {
       set(series_->free_device_memory, stats.gpu->free_bytes);
     }
     set(series_->state_budget, stats.state_bytes_budget);
+    series_->state_utilization->Set(stats.state_bytes_budget == 0
+                                        ? 0
+                                        : static_cast<double>(stats.state_bytes_reserved) /
+                                              static_cast<double>(stats.state_bytes_budget));
     set(series_->equivalent_kv_cache, stats.equivalent_kv_cache_bytes);
     set(series_->centroids_live, stats.live_centroids);
   }
@@ -105,33 +121,24 @@ EngineEvents Metrics::Events() {
   EngineEvents events;
   events.first_token = observe(series->first_token);
   events.next_token = observe(series->inter_token);
+  events.time_per_token = observe(series->time_per_output_token);
   events.cancel_released = observe(series->cancel_release);
   events.stream_blocked = [series](absl::Duration time) {
     series->stream_blocked->Increment(absl::ToDoubleSeconds(time));
   };
   events.rejected = [series](RejectReason reason) { series->rejections.at(reason)->Increment(); };
-  events.session_event = [series](const char* event) {
-    const auto found = series->session_events.find(std::string_view(event));
-    if (found != series->session_events.end()) found->second->Increment();
-  };
+  events.session_event = [series](const SessionReport& report) { series->Count(report); };
   events.step = [series](const StepReport& report) {
     if (report.prefill_rows > 0) series->step_tokens[0]->Observe(report.prefill_rows);
     if (report.decode_rows > 0) series->step_tokens[1]->Observe(report.decode_rows);
     const int phase = report.decode_rows == 0 ? 0 : report.prefill_rows == 0 ? 1 : 2;
     series->step_duration[phase]->Observe(absl::ToDoubleSeconds(report.duration));
+    if (report.dictionary_inserts + report.dictionary_merges > 0) {
+      series->dictionary_inserts->Increment(static_cast<double>(report.dictionary_inserts));
+      series->dictionary_merges->Increment(static_cast<double>(report.dictionary_merges));
+    }
   };
-  events.request_finished = [series](const RequestReport& report) {
-    const Usage& usage = report.usage;
-    series->queue->Observe(absl::ToDoubleSeconds(usage.queue_time));
-    series->prefill->Observe(absl::ToDoubleSeconds(usage.prefill_time));
-    series->prompt_tokens->Increment(static_cast<double>(usage.prompt_tokens));
-    series->request_prompt_tokens->Observe(static_cast<double>(usage.prompt_tokens));
-    if (report.score) return;  // a Score generates nothing
-    series->finished.at(report.reason)->Increment();
-    series->decode->Observe(absl::ToDoubleSeconds(usage.decode_time));
-    series->generated_tokens->Increment(static_cast<double>(usage.generated_tokens));
-    series->request_generated_tokens->Observe(static_cast<double>(usage.generated_tokens));
-  };
+  events.request_finished = [series](const RequestReport& report) { series->Count(report); };
   return events;
 }
 

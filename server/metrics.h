@@ -49,7 +49,8 @@ struct MetricsInfo {
   std::string compute_dtype;
   std::string state_dtype;
   size_t weight_bytes = 0;
-  bool has_gpu = false;  // its memory is told too
+  bool has_gpu = false;         // its memory is told too
+  bool has_dictionary = false;  // some layer grows centroids
 };
 
 // Any thread.

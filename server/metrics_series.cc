@@ -23,6 +23,9 @@ const Buckets kTokenBuckets = {1, 4, 16, 64, 256, 1024, 4096, 16384, 65536, 2621
 const Buckets kStepTokenBuckets = {1, 8, 16, 32, 64, 128, 256, 512, 1024, 2048, 4096, 8192, 16384};
 const Buckets kStepBuckets = {.0005, .001, .002, .004, .008, .016, .032, .064, .128, .256, .512, 1};
 const Buckets kReleaseBuckets = {.001, .0025, .005, .01, .025, .05, .1, .25, .5, 1};
+const Buckets kPerTokenBuckets = {.01, .025, .05, .075, .1, .15, .2, .3, .4, .5, .75, 1, 2.5};
+const Buckets kEventBuckets = {.0005, .001, .0025, .005, .01, .025, .05, .1, .25, .5, 1, 2.5, 5};
+const Buckets kRatioBuckets = {.1, .2, .3, .4, .5, .6, .7, .8, .9, 1};
 
 // Makes families in one registry, all with the same constant labels.
 class Maker {
@@ -62,7 +65,36 @@ Metrics::Series::Series(const MetricsInfo& info) {
   AddLatencies(model);
   AddSteps(model);
   AddSessions(model);
-  AddProcess(info, model);
+  AddSessionEvents(model);
+  if (info.has_dictionary) AddDictionary(model);
+  AddServer(info, model);
+  AddProcess();
+}
+
+void Metrics::Series::Count(const RequestReport& report) {
+  const Usage& usage = report.usage;
+  queue->Observe(absl::ToDoubleSeconds(usage.queue_time));
+  prefill->Observe(absl::ToDoubleSeconds(usage.prefill_time));
+  prompt_tokens->Increment(static_cast<double>(usage.prompt_tokens));
+  request_prompt_tokens->Observe(static_cast<double>(usage.prompt_tokens));
+  if (report.dictionary_fill && dictionary_fill != nullptr) {
+    dictionary_fill->Observe(*report.dictionary_fill);
+  }
+  if (report.score) return;  // a Score generates nothing
+  finished.at(report.reason)->Increment();
+  decode->Observe(absl::ToDoubleSeconds(usage.decode_time));
+  generated_tokens->Increment(static_cast<double>(usage.generated_tokens));
+  request_generated_tokens->Observe(static_cast<double>(usage.generated_tokens));
+}
+
+void Metrics::Series::Count(const SessionReport& report) {
+  const std::string_view event = report.event;
+  session_events.find(event)->second->Increment();
+  const auto duration = session_event_duration.find(event);
+  if (duration != session_event_duration.end()) {
+    duration->second->Observe(absl::ToDoubleSeconds(report.duration));
+  }
+  if (event != "open") session_tokens->Observe(static_cast<double>(report.position));
 }
 
 void Metrics::Series::AddRequests(const Labels& model) {
@@ -91,6 +123,8 @@ void Metrics::Series::AddRequests(const Labels& model) {
   }
   requests_running = make.Gauge("ovq_requests_running", "Requests that hold a state and run.");
   requests_waiting = make.Gauge("ovq_requests_waiting", "Requests that wait for admission.");
+  requests_blocked = make.Gauge("ovq_requests_blocked",
+                                "Running requests that stand still because their reader is slow.");
   waiting_prompt_tokens =
       make.Gauge("ovq_waiting_prompt_tokens", "Prompt tokens of the waiting requests.");
   prompt_tokens = make.Counter("ovq_prompt_tokens_total", "Prompt tokens absorbed.");
@@ -106,6 +140,9 @@ void Metrics::Series::AddLatencies(const Labels& model) {
                      "Time from a request's arrival to its first token.", kFirstTokenBuckets);
   inter_token = make.Histogram("ovq_inter_token_latency_seconds",
                                "Time between two tokens of one answer.", kInterTokenBuckets);
+  time_per_output_token = make.Histogram(
+      "ovq_time_per_output_token_seconds",
+      "Mean time between the tokens of one answer, of answers with two or more.", kPerTokenBuckets);
   queue = make.Histogram("ovq_request_queue_seconds", "Time a request waited for admission.",
                          kQueueBuckets);
   prefill = make.Histogram("ovq_request_prefill_seconds", "Time a request's prompt took.",
@@ -142,22 +179,53 @@ void Metrics::Series::AddSessions(const Labels& model) {
   auto& sessions = make.Gauges("ovq_sessions", "Live sessions, one-shot requests included.");
   sessions_active = &sessions.Add({{"state", "active"}});
   sessions_idle = &sessions.Add({{"state", "idle"}});
-  auto& events = make.Counters("ovq_session_events_total", "What happened to sessions.");
-  for (const char* event : {"open", "close", "expire"}) {
-    session_events[event] = &events.Add({{"event", event}});
-  }
+  session_slots = make.Gauge("ovq_session_slots",
+                             "Sessions of the model's default cap that fit in the state memory.");
+  session_slots_used = make.Gauge(
+      "ovq_session_slots_used",
+      "Live sessions of any cap; above the slots if many ask for less than the default.");
   auto& bytes = make.Gauges("ovq_session_state_bytes",
                             "Session state: memory held now, promised to live sessions, allowed.");
   state_committed = &bytes.Add({{"kind", "committed"}});
   state_reserved = &bytes.Add({{"kind", "reserved"}});
   state_budget = &bytes.Add({{"kind", "budget"}});
+  state_utilization = make.Gauge("ovq_session_state_utilization_ratio",
+                                 "Reserved part of the budget: at 1 nothing more is admitted.");
   equivalent_kv_cache = make.Gauge("ovq_equivalent_kv_cache_bytes",
                                    "What the live sessions would need as a full KV cache.");
   centroids_live =
       make.Gauge("ovq_centroids_live", "Live centroids per layer and head, summed over sessions.");
 }
 
-void Metrics::Series::AddProcess(const MetricsInfo& info, const Labels& model) {
+void Metrics::Series::AddSessionEvents(const Labels& model) {
+  Maker make(registry, model);
+  auto& events = make.Counters("ovq_session_events_total", "What happened to sessions.");
+  for (const char* event : {"open", "close", "expire"}) {
+    session_events[event] = &events.Add({{"event", event}});
+  }
+  auto& durations = make.Histograms(
+      "ovq_session_event_duration_seconds",
+      "From a call to its session opened, its prompt absorbed, or closed, its memory given back.");
+  for (const char* event : {"open", "close"}) {
+    session_event_duration[event] = &durations.Add({{"event", event}}, kEventBuckets);
+  }
+  session_tokens = make.Histogram(
+      "ovq_session_tokens", "Tokens of a session when it was closed or expired.", kTokenBuckets);
+}
+
+void Metrics::Series::AddDictionary(const Labels& model) {
+  Maker make(registry, model);
+  auto& updates = make.Counters(
+      "ovq_dictionary_updates_total",
+      "Tokens that chunk updates took up, per layer and head: as new centroids or into live ones.");
+  dictionary_inserts = &updates.Add({{"op", "insert"}});
+  dictionary_merges = &updates.Add({{"op", "merge"}});
+  dictionary_fill =
+      make.Histogram("ovq_dictionary_fill_ratio",
+                     "Live centroids / cap of a request's state at its end.", kRatioBuckets);
+}
+
+void Metrics::Series::AddServer(const MetricsInfo& info, const Labels& model) {
   Maker make(registry, model);
   ready = make.Gauge("ovq_ready", "1 while the server accepts requests.");
   draining = make.Gauge("ovq_draining", "1 from the signal to stop until the end.");
@@ -179,7 +247,17 @@ void Metrics::Series::AddProcess(const MetricsInfo& info, const Labels& model) {
     total_device_memory = &memory.Add({{"device", info.device}, {"kind", "total"}});
     free_device_memory = &memory.Add({{"device", info.device}, {"kind", "free"}});
   }
+}
+
+void Metrics::Series::AddProcess() {
+  Maker plain(registry, {});
+  cpu_seconds = plain.Counter("process_cpu_seconds_total",
+                              "Total user and system CPU time spent in seconds.");
   resident_memory = plain.Gauge("process_resident_memory_bytes", "Resident memory size in bytes.");
+  virtual_memory = plain.Gauge("process_virtual_memory_bytes", "Virtual memory size in bytes.");
+  open_fds = plain.Gauge("process_open_fds", "Number of open file descriptors.");
+  max_fds = plain.Gauge("process_max_fds", "Maximum number of open file descriptors.");
+  threads = plain.Gauge("process_threads", "Number of threads.");
   plain
       .Gauge("process_start_time_seconds", "Start time of the process since unix epoch in seconds.")
       ->Set(ProcessStartTimeSeconds());

@@ -30,6 +30,9 @@ struct Metrics::Series {
 
   explicit Series(const MetricsInfo &info);
 
+  void Count(const RequestReport &report);
+  void Count(const SessionReport &report);
+
   prometheus::Registry registry;
 
   std::array<std::array<Counter *, kStatusNames.size()>, kMethods> requests;
@@ -37,25 +40,33 @@ struct Metrics::Series {
   std::map<FinishReason, Counter *> finished;
   std::map<RejectReason, Counter *> rejections;
   std::map<std::string, Counter *, std::less<>> session_events;
-  Counter *prompt_tokens, *generated_tokens, *preemptions, *stream_blocked;
-  Histogram *first_token, *inter_token, *queue, *prefill, *decode;
-  Histogram *request_prompt_tokens, *request_generated_tokens, *cancel_release;
+  std::map<std::string, Histogram *, std::less<>> session_event_duration;
+  Counter *prompt_tokens, *generated_tokens, *preemptions, *stream_blocked, *cpu_seconds;
+  Histogram *first_token, *inter_token, *time_per_output_token, *queue, *prefill, *decode;
+  Histogram *request_prompt_tokens, *request_generated_tokens, *cancel_release, *session_tokens;
+  // Null for models without a dictionary.
+  Counter *dictionary_inserts = nullptr, *dictionary_merges = nullptr;
+  Histogram *dictionary_fill = nullptr;
   std::array<Histogram *, 2> step_tokens;  // prefill, decode
   std::array<Histogram *, kPhases.size()> step_duration;
 
-  Gauge *requests_running, *requests_waiting, *waiting_prompt_tokens;
-  Gauge *sessions_active, *sessions_idle;
-  Gauge *state_committed, *state_reserved, *state_budget;
+  Gauge *requests_running, *requests_waiting, *requests_blocked, *waiting_prompt_tokens;
+  Gauge *sessions_active, *sessions_idle, *session_slots, *session_slots_used;
+  Gauge *state_committed, *state_reserved, *state_budget, *state_utilization;
   Gauge *equivalent_kv_cache, *centroids_live, *state_device_memory;
   Gauge *total_device_memory = nullptr, *free_device_memory = nullptr;  // null without a GPU
-  Gauge *ready, *draining, *resident_memory;
+  Gauge *ready, *draining;
+  Gauge *resident_memory, *virtual_memory, *open_fds, *max_fds, *threads;  // of the process
 
  private:
   void AddRequests(const prometheus::Labels &model);
   void AddLatencies(const prometheus::Labels &model);
   void AddSteps(const prometheus::Labels &model);
   void AddSessions(const prometheus::Labels &model);
-  void AddProcess(const MetricsInfo &info, const prometheus::Labels &model);
+  void AddSessionEvents(const prometheus::Labels &model);
+  void AddDictionary(const prometheus::Labels &model);
+  void AddServer(const MetricsInfo &info, const prometheus::Labels &model);
+  void AddProcess();
 };
 
 }  // namespace ovq

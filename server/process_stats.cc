@@ -1,11 +1,16 @@
 #include "server/process_stats.h"
 
+#include <sys/resource.h>
+#include <time.h>
 #include <unistd.h>
 
 #include <algorithm>
+#include <filesystem>
 #include <fstream>
+#include <iterator>
 #include <limits>
 #include <string>
+#include <system_error>
 
 namespace ovq {
 namespace {
@@ -34,12 +39,27 @@ size_t AvailableMemoryBytes() {
   return available;
 }
 
-size_t ResidentMemoryBytes() {
+ProcessStats ReadProcessStats() {
+  ProcessStats stats;
+  timespec used{};
+  clock_gettime(CLOCK_PROCESS_CPUTIME_ID, &used);
+  stats.cpu_seconds = static_cast<double>(used.tv_sec) + 1e-9 * static_cast<double>(used.tv_nsec);
   std::ifstream file("/proc/self/statm");
-  size_t total_pages = 0;
+  size_t virtual_pages = 0;
   size_t resident_pages = 0;
-  file >> total_pages >> resident_pages;
-  return resident_pages * static_cast<size_t>(sysconf(_SC_PAGESIZE));
+  file >> virtual_pages >> resident_pages;
+  const auto page = static_cast<size_t>(sysconf(_SC_PAGESIZE));
+  stats.resident_bytes = resident_pages * page;
+  stats.virtual_bytes = virtual_pages * page;
+  std::error_code ignored;
+  const std::filesystem::directory_iterator fds("/proc/self/fd", ignored);
+  // Less the one that lists them.
+  stats.open_fds = std::max<int64_t>(std::distance(begin(fds), end(fds)) - 1, 0);
+  rlimit limit{};
+  getrlimit(RLIMIT_NOFILE, &limit);
+  stats.max_fds = static_cast<int64_t>(limit.rlim_cur);
+  stats.threads = static_cast<int64_t>(ReadValue("/proc/self/status", "Threads:"));
+  return stats;
 }
 
 double ProcessStartTimeSeconds() {

@@ -129,6 +129,7 @@ TEST(SlowReader, IsParkedWhileOthersGoOn) {
   const Answers fast = engine.Run(Request(SomeTokens(6, 1), 200));
   EXPECT_EQ(fast.of[0].tokens.size(), 200u);
   EXPECT_EQ(engine.SettledStats().requests_running, 1);
+  EXPECT_EQ(engine.SettledStats().requests_blocked, 1);
   EXPECT_TRUE(slow->full());
   EXPECT_FALSE(slow->closed());
   const int64_t steps = engine.model().gate().steps();
@@ -137,6 +138,7 @@ TEST(SlowReader, IsParkedWhileOthersGoOn) {
   EXPECT_FALSE(blocked.has_value());
   EXPECT_EQ(ReadAll(*slow).of[0].tokens, expected);
   EXPECT_GT(blocked.Wait(), absl::ZeroDuration());
+  EXPECT_EQ(engine.SettledStats().requests_blocked, 0);
 }
 
 TEST(SlowReader, CompletionsShareOneStream) {

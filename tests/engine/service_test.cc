@@ -191,6 +191,8 @@ TEST(Drain, DestructionEndsEverything) {
 // Counts on the engine thread, read after the engine has gone.
 struct Counts {
   int steps = 0, prefill_rows = 0, decode_rows = 0, first = 0, next = 0, rejected = 0;
+  absl::Duration between_tokens;
+  std::vector<absl::Duration> per_token;
   std::vector<RequestReport> finished;
   std::vector<std::string> sessions;
 };
@@ -204,10 +206,14 @@ TEST(Events, CountWhatHappened) {
     counts.decode_rows += report.decode_rows;
   };
   events.first_token = [&](absl::Duration) { ++counts.first; };
-  events.next_token = [&](absl::Duration) { ++counts.next; };
+  events.next_token = [&](absl::Duration time) {
+    ++counts.next;
+    counts.between_tokens += time;
+  };
+  events.time_per_token = [&](absl::Duration time) { counts.per_token.push_back(time); };
   events.request_finished = [&](const RequestReport& report) { counts.finished.push_back(report); };
   events.rejected = [&](RejectReason) { ++counts.rejected; };
-  events.session_event = [&](const char* event) { counts.sessions.push_back(event); };
+  events.session_event = [&](const SessionReport& r) { counts.sessions.push_back(r.event); };
   EngineOptions options;
   options.state_memory_bytes = size_t{1} << 20;
   TestEngine engine(options, {}, std::move(events));
@@ -234,6 +240,10 @@ TEST(Events, CountWhatHappened) {
   EXPECT_EQ(counts.steps, 1 + 9 + 1 + 4 + 1);
   EXPECT_EQ(counts.first, 2);
   EXPECT_EQ(counts.next, 9 + 2 * 4);
+  ASSERT_EQ(counts.per_token.size(), 3u);
+  const absl::Duration per_token =
+      9 * counts.per_token[0] + 4 * (counts.per_token[1] + counts.per_token[2]);
+  EXPECT_LT(absl::AbsDuration(counts.between_tokens - per_token), absl::Nanoseconds(20));
   EXPECT_EQ(counts.rejected, 1);
   EXPECT_THAT(counts.sessions, testing::ElementsAre("open", "close"));
   ASSERT_EQ(counts.finished.size(), 3u);
@@ -242,6 +252,83 @@ TEST(Events, CountWhatHappened) {
   EXPECT_FALSE(counts.finished[1].score);
   EXPECT_TRUE(counts.finished[2].score);
   EXPECT_EQ(counts.finished[2].usage.prompt_tokens, 15);
+}
+
+// By hand, with chunks of 4 and a cap of 256: n(t) = floor(256 t / (t + 256)) at whole chunks. The
+// first request consumes 30 + 9 tokens: 36 in chunks, n(36) = 31. The second 20, n(20) = 18, and
+// each of its two completions 4 more, n(24) = 21. The score 15: 12 in chunks, n(12) = 11.
+TEST(Events, DictionaryUpdatesFollowFromPositions) {
+  int64_t inserts = 0;
+  int64_t merges = 0;
+  std::vector<std::optional<double>> fill;
+  EngineEvents events;
+  events.step = [&](const StepReport& report) {
+    inserts += report.dictionary_inserts;
+    merges += report.dictionary_merges;
+  };
+  events.request_finished = [&](const RequestReport& r) { fill.push_back(r.dictionary_fill); };
+  EngineOptions options;
+  options.max_batch_tokens = 7;  // steps that do not end with a chunk
+  TestEngine engine(options, {}, std::move(events));
+  engine.Run(Request(SomeTokens(30, 1), 10));
+  GenerateRequest two = Request(SomeTokens(20, 1), 5);
+  two.n = 2;
+  engine.Run(two);
+  ScoreRequest score;
+  score.tokens = SomeTokens(15, 1);
+  EXPECT_TRUE(Score(engine, score).ok());
+  engine.Destroy();
+  EXPECT_EQ(inserts, 31 + (18 + 2 * 3) + 11);
+  EXPECT_EQ(merges, (36 - 31) + (2 + 2 * 1) + (12 - 11));
+  EXPECT_THAT(fill, testing::ElementsAre(31.0 / 256, 21.0 / 256, 11.0 / 256));
+}
+
+TEST(Events, SessionsTellTheirTokensAndTheTimeOfACall) {
+  std::vector<SessionReport> reports;
+  EngineEvents events;
+  events.session_event = [&](const SessionReport& report) { reports.push_back(report); };
+  TestEngine engine({}, {}, std::move(events));
+  SessionOptions options;
+  options.prompt = SomeTokens(50, 1);
+  const absl::Time begin = absl::Now();
+  const std::string id = engine.NewSession(options).id;
+  EXPECT_TRUE(engine->DeleteSession(id, "").ok());
+  const absl::Duration both = absl::Now() - begin;
+  engine.Destroy();
+  ASSERT_EQ(reports.size(), 2u);
+  EXPECT_EQ(reports[0].position, 50);
+  EXPECT_EQ(reports[1].position, 50);
+  for (const SessionReport& report : reports) EXPECT_GT(report.duration, absl::ZeroDuration());
+  EXPECT_LE(reports[0].duration + reports[1].duration, both);
+}
+
+TEST(Stats, WhatAStepWorksOnShowsWhileItHangs) {
+  TestEngine engine;
+  engine.model().gate().CloseAt(1);
+  const std::shared_ptr<TokenStream> stream = engine.Start(Request(SomeTokens(5, 1), 3));
+  engine.model().gate().AwaitEntered(1);
+  const EngineStats stats = engine->Stats();
+  EXPECT_EQ(stats.requests_running, 1);
+  EXPECT_EQ(stats.requests_waiting, 0);
+  EXPECT_GT(stats.state_bytes_reserved, 0u);
+  engine.model().gate().Open();
+  EXPECT_EQ(ReadAll(*stream).of[0].tokens.size(), 3u);
+}
+
+TEST(Stats, SlotsAreSessionsOfTheDefaultCap) {
+  EngineOptions options;
+  const size_t each = FakeModel().layout().bytes_cap(kDefaultCentroids);
+  options.state_memory_bytes = 5 * each - 1;
+  options.max_sessions = 100;
+  TestEngine engine(options);
+  EXPECT_EQ(engine.SettledStats().session_slots, 4);
+  for (int i = 0; i < 4; ++i) engine.NewSession();
+  Receiver<absl::StatusOr<SessionInfo>> fifth;
+  engine->CreateSession({}, fifth.callback());
+  EXPECT_EQ(fifth.Wait().status().code(), absl::StatusCode::kResourceExhausted);
+  EXPECT_EQ(engine.SettledStats().sessions_idle, 4);
+  options.max_sessions = 3;
+  EXPECT_EQ(TestEngine(options)->Stats().session_slots, 3);
 }
 
 TEST(Threads, ManyCallersAtOnce) {

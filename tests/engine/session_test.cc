@@ -249,8 +249,8 @@ TEST(Session, DeletingABusyOneCancelsItsRun) {
 TEST(Session, IdleOnesExpireAndUseKeepsThemAlive) {
   Receiver<std::string> expired;
   EngineEvents events;
-  events.session_event = [&, callback = expired.callback()](const char* event) {
-    if (std::string(event) == "expire") callback(event);
+  events.session_event = [&, callback = expired.callback()](const SessionReport& report) {
+    if (std::string(report.event) == "expire") callback(report.event);
   };
   TestEngine engine({}, {}, std::move(events));
   SessionOptions options;

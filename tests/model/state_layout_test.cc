@@ -140,5 +140,13 @@ TEST(StateLayout, AModelWithoutStateStillHasAnAddress) {
   EXPECT_EQ(layout.virtual_bytes(), kHostPageBytes);
 }
 
+TEST(StateLayout, DictionariesTakeUpWholeChunks) {
+  const StateLayout layout(Layers(), kLimits);
+  for (int64_t position : kPositions) {
+    EXPECT_EQ(layout.DictionaryTokens(position), position - position % kChunkLen);
+  }
+  EXPECT_EQ(StateLayout({State(3, Growth::Law::kTokens, 3)}, kLimits).DictionaryTokens(100), 0);
+}
+
 }  // namespace
 }  // namespace ovq

@@ -30,7 +30,9 @@ MetricsInfo Info() {
           .device = "cpu",
           .compute_dtype = "f32",
           .state_dtype = "f32",
-          .weight_bytes = 4000};
+          .weight_bytes = 4000,
+          .has_gpu = false,
+          .has_dictionary = true};
 }
 
 }  // namespace

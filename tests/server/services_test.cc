@@ -1,11 +1,7 @@
-// The unary calls, sessions and tenants, health, reflection, metrics, draining.
-#include <algorithm>
+// The unary calls, sessions and tenants, health, reflection, draining.
 #include <set>
 #include <thread>
 
-#include "absl/strings/numbers.h"
-#include "absl/strings/str_cat.h"
-#include "absl/strings/str_split.h"
 #include "tests/server/server_test_util.h"
 
 namespace ovq::test {
@@ -315,102 +311,6 @@ TEST(Server, DrainRefusesNewWorkAndEndsIdleChats) {
   drain.join();
   EXPECT_THAT(running.status, Succeeds());
   EXPECT_EQ(running.tokens.size(), 50u);
-}
-
-// The value of the first sample of this name with these labels; -1 if there is none.
-double Sample(const std::string& text, const std::string& name,
-              const std::vector<std::string>& labels) {
-  for (absl::string_view line : absl::StrSplit(text, '\n')) {
-    if (line.substr(0, line.find_first_of("{ ")) != name) continue;
-    const bool all = std::all_of(labels.begin(), labels.end(), [&](const std::string& label) {
-      return line.find(label) != absl::string_view::npos;
-    });
-    double value = 0;
-    if (all && absl::SimpleAtod(line.substr(line.rfind(' ') + 1), &value)) return value;
-  }
-  return -1;
-}
-
-TEST(Metrics, MemoryOfAGpu) {
-  MetricsInfo info;
-  info.device = "cuda";
-  info.weight_bytes = 10;
-  EngineStats stats;
-  stats.gpu = GpuInfo{.name = "a GPU", .total_bytes = 100, .free_bytes = 40};
-  for (bool has_gpu : {true, false}) {
-    info.has_gpu = has_gpu;
-    Metrics metrics(info);
-    metrics.SetStatsSource([&] { return stats; });
-    const std::string text = metrics.Text();
-    const auto bytes = [&](const char* kind) {
-      return Sample(text, "ovq_device_memory_bytes",
-                    {"device=\"cuda\"", absl::StrCat("kind=\"", kind, "\"")});
-    };
-    EXPECT_EQ(bytes("weights"), 10);
-    EXPECT_EQ(bytes("total"), has_gpu ? 100 : -1);
-    EXPECT_EQ(bytes("free"), has_gpu ? 40 : -1);
-  }
-}
-
-TEST(Server, MetricsMove) {
-  TestServer server;
-  const std::string before = server.metrics().Text();
-  for (const char* family : {"ovq_requests_total",
-                             "ovq_requests_finished_total",
-                             "ovq_admission_rejections_total",
-                             "ovq_requests_running",
-                             "ovq_requests_waiting",
-                             "ovq_waiting_prompt_tokens",
-                             "ovq_time_to_first_token_seconds",
-                             "ovq_inter_token_latency_seconds",
-                             "ovq_request_duration_seconds",
-                             "ovq_request_queue_seconds",
-                             "ovq_request_prefill_seconds",
-                             "ovq_request_decode_seconds",
-                             "ovq_prompt_tokens_total",
-                             "ovq_generated_tokens_total",
-                             "ovq_request_prompt_tokens",
-                             "ovq_request_generated_tokens",
-                             "ovq_step_tokens",
-                             "ovq_step_duration_seconds",
-                             "ovq_preemptions_total",
-                             "ovq_sessions",
-                             "ovq_session_events_total",
-                             "ovq_session_state_bytes",
-                             "ovq_equivalent_kv_cache_bytes",
-                             "ovq_centroids_live",
-                             "ovq_cancel_release_seconds",
-                             "ovq_stream_blocked_seconds_total",
-                             "ovq_device_memory_bytes",
-                             "ovq_ready",
-                             "ovq_draining",
-                             "ovq_build_info",
-                             "ovq_model_info",
-                             "process_resident_memory_bytes",
-                             "process_start_time_seconds"}) {
-    EXPECT_NE(before.find(absl::StrCat("# TYPE ", family, " ")), std::string::npos) << family;
-  }
-  EXPECT_EQ(Sample(before, "ovq_requests_finished_total", {"reason=\"length\""}), 0);
-  server.NewSession();
-  EXPECT_THAT(Generate(server.inference(), TextRequest("abc", 20)).status, Succeeds());
-  EXPECT_FALSE(Generate(server.inference(), TextRequest("", 20)).status.ok());
-  server.WaitForStats(
-      [](const EngineStats& s) { return s.requests_running == 0 && s.sessions_idle == 1; });
-  const std::string after = server.metrics().Text();
-  EXPECT_EQ(Sample(after, "ovq_requests_finished_total", {"reason=\"length\""}), 1);
-  EXPECT_EQ(Sample(after, "ovq_generated_tokens_total", {}), 20);
-  EXPECT_EQ(Sample(after, "ovq_prompt_tokens_total", {}), 3);
-  EXPECT_EQ(Sample(after, "ovq_time_to_first_token_seconds_count", {}), 1);
-  EXPECT_EQ(Sample(after, "ovq_inter_token_latency_seconds_count", {}), 19);
-  EXPECT_EQ(Sample(after, "ovq_sessions", {"state=\"idle\""}), 1);
-  EXPECT_GE(Sample(after, "ovq_session_events_total", {"event=\"open\""}), 1);
-  EXPECT_GT(Sample(after, "ovq_session_state_bytes", {"kind=\"committed\""}), 0);
-  EXPECT_GT(Sample(after, "process_resident_memory_bytes", {}), 1 << 20);
-  for (const char* code : {"OK", "INVALID_ARGUMENT"}) {
-    EXPECT_EQ(Sample(after, "ovq_requests_total",
-                     {"method=\"Generate\"", absl::StrCat("code=\"", code, "\"")}),
-              1);
-  }
 }
 
 }  // namespace

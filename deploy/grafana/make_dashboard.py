@@ -1,0 +1,316 @@
+#!/usr/bin/env python3
+"""Writes the Grafana dashboard of ovq-server to stdout; with --write to dashboards/ovq-server.json.
+
+Rows go from what a person on call asks first to what explains it. Panels are a row's width of 24
+units; `targets` are (query, legend) pairs in which SEL stands for the chosen models and servers,
+PROC for the chosen servers' processes.
+"""
+
+import json
+import os
+import sys
+
+SEL = 'model=~"$model", instance=~"$instance"'
+PROC = 'job="ovq-server", instance=~"$instance"'
+OUTPUT = os.path.join(os.path.dirname(os.path.abspath(__file__)), "dashboards", "ovq-server.json")
+DATASOURCE = {"type": "prometheus", "uid": "${datasource}"}
+FAULTS = "INTERNAL|UNKNOWN|DATA_LOSS|UNAVAILABLE|DEADLINE_EXCEEDED"
+
+
+def rate(metric, labels="", by=""):
+    """Per-second rate of a counter, added up over all labels but those in `by`."""
+    selector = ", ".join(filter(None, [SEL, labels]))
+    total = f"sum by ({by}) " if by else "sum "
+    return f"{total}(rate({metric}{{{selector}}}[$__rate_interval]))"
+
+
+def percentiles(histogram, labels=""):
+    """Percentiles and mean of a histogram over all chosen servers."""
+    targets = [(f"histogram_quantile({q}, {rate(histogram + '_bucket', labels, 'le')})", f"p{q * 100:g}")
+               for q in (0.5, 0.9, 0.95, 0.99)]
+    mean = f"{rate(histogram + '_sum', labels)} / {rate(histogram + '_count', labels)}"
+    return [*targets, (mean, "mean")]
+
+
+def series(title, description, unit, targets, width=8, **options):
+    """A panel of lines over time. Options: stack, min, max."""
+    custom = {"drawStyle": "line", "lineWidth": 1, "fillOpacity": 10, "showPoints": "never",
+              "spanNulls": False,
+              "stacking": {"mode": "normal" if options.get("stack") else "none", "group": "A"}}
+    defaults = {"unit": unit, "min": options.get("min", 0), "custom": custom}
+    if "max" in options:
+        defaults["max"] = options["max"]
+    return {"type": "timeseries", "title": title, "description": description,
+            "gridPos": {"w": width, "h": 8}, "targets": targets,
+            "fieldConfig": {"defaults": defaults, "overrides": []},
+            "options": {"legend": {"displayMode": "list", "placement": "bottom", "showLegend": True},
+                        "tooltip": {"mode": "multi", "sort": "desc"}}}
+
+
+def figure(title, description, unit, query, steps):
+    """One number. steps: [(from value, colour), ...], the first for everything below the second."""
+    thresholds = {"mode": "absolute",
+                  "steps": [{"color": colour, "value": value} for value, colour in steps]}
+    return {"type": "stat", "title": title, "description": description,
+            "gridPos": {"w": 3, "h": 4}, "targets": [(query, "")],
+            "fieldConfig": {"defaults": {"unit": unit, "thresholds": thresholds}, "overrides": []},
+            "options": {"colorMode": "background", "graphMode": "area", "justifyMode": "auto",
+                        "reduceOptions": {"calcs": ["lastNotNull"], "fields": "", "values": False}}}
+
+
+def good_below(warning, critical):
+    return [(None, "green"), (warning, "yellow"), (critical, "red")]
+
+
+def glance():
+    ttft = f"histogram_quantile(0.99, {rate('ovq_time_to_first_token_seconds_bucket', by='le')})"
+    itl = f"histogram_quantile(0.99, {rate('ovq_inter_token_latency_seconds_bucket', by='le')})"
+    errors = f"{rate('ovq_requests_total', f'code=~{chr(34)}{FAULTS}{chr(34)}')} / {rate('ovq_requests_total')}"
+    return [
+        figure("Servers answering", "Servers whose metrics Prometheus can read. Fewer than you run: "
+               "OvqServerDown.", "short", f"sum(up{{{PROC}}})", [(None, "red"), (1, "green")]),
+        figure("Ready", "Servers that accept requests. Less than those answering: some drain or "
+               "start.", "short", f"sum(ovq_ready{{{SEL}}})", [(None, "red"), (1, "green")]),
+        figure("Error ratio", "Share of calls that ended by a fault of the server or too late: "
+               f"{FAULTS.replace('|', ', ')}.", "percentunit", errors, good_below(0.001, 0.01)),
+        figure("TTFT p99", "99th percentile of the time from a request's arrival to its first token.",
+               "s", ttft, good_below(1, 2.5)),
+        figure("ITL p99", "99th percentile of the time between two tokens of one answer.", "s", itl,
+               good_below(0.1, 0.25)),
+        figure("Waiting", "Requests that wait for admission.", "short",
+               f"sum(ovq_requests_waiting{{{SEL}}})", good_below(1, 50)),
+        figure("State memory promised", "Reserved part of the state memory of the fullest server. At "
+               "100 % sessions are refused and requests wait.", "percentunit",
+               f"max(ovq_session_state_utilization_ratio{{{SEL}}})", good_below(0.8, 0.9)),
+        figure("Preemptions", "Admitted work that was thrown away. Anything but 0 is a defect.",
+               "short", f"sum(ovq_preemptions_total{{{SEL}}})", [(None, "green"), (1, "red")]),
+    ]
+
+
+def latency():
+    return [
+        series("Time to first token", "From a request's arrival, its wait in the queue included, to "
+               "its first token. The prompt's length is in it.", "s",
+               percentiles("ovq_time_to_first_token_seconds")),
+        series("Inter-token latency", "Gaps between two tokens of one answer, every gap counted.",
+               "s", percentiles("ovq_inter_token_latency_seconds")),
+        series("Time per output token", "Mean gap of an answer, every answer counted once.", "s",
+               percentiles("ovq_time_per_output_token_seconds")),
+        series("End to end (Generate)", "From the arrival of a Generate call to its end.", "s",
+               percentiles("ovq_request_duration_seconds", 'method="Generate"')),
+        series("Time in the queue", "Wait for admission, that is for state memory.", "s",
+               percentiles("ovq_request_queue_seconds")),
+        series("Prompt and answer, p95", "95th percentile of the time that prompts (prefill) and "
+               "answers (decode) take.", "s",
+               [(f"histogram_quantile(0.95, {rate(f'ovq_request_{phase}_seconds_bucket', by='le')})",
+                 phase) for phase in ("prefill", "decode")]),
+    ]
+
+
+def load():
+    return [
+        series("Calls by method", "Calls that ended, by RPC. A Chat is one call for its whole "
+               "stream.", "reqps", [(rate("ovq_requests_total", by="method"), "{{method}}")],
+               stack=True),
+        series("Calls that failed, by code", "Every status but OK. INVALID_ARGUMENT and NOT_FOUND are "
+               "the callers' mistakes, RESOURCE_EXHAUSTED a refusal.", "reqps",
+               [(rate("ovq_requests_total", 'code!="OK"', "code"), "{{code}}")]),
+        series("Generations by how they ended", "stop: end of sequence or a stop string; length: "
+               "max_tokens; cancelled: by the caller.", "reqps",
+               [(rate("ovq_requests_finished_total", by="reason"), "{{reason}}")], stack=True),
+        series("Tokens per second", "Tokens computed in steps, as they are: of prompts (prefill) and "
+               "of answers (decode); and those of finished requests, counted at a request's end.",
+               "short", [(rate("ovq_step_tokens_sum", by="phase"), "{{phase}}"),
+                         (rate("ovq_prompt_tokens_total"), "prompts, finished"),
+                         (rate("ovq_generated_tokens_total"), "answers, finished")]),
+        series("Requests in the server", "Running ones hold a state; blocked ones among them wait for "
+               "their reader; waiting ones for memory.", "short",
+               [(f"sum(ovq_requests_{state}{{{SEL}}})", state)
+                for state in ("running", "blocked", "waiting")]),
+        series("Prompt tokens in the queue", "What the waiting requests will have to absorb.",
+               "short", [(f"sum(ovq_waiting_prompt_tokens{{{SEL}}})", "prompt tokens")]),
+        series("Tokens of a request", "Median and 95th percentile of prompts and answers.", "short",
+               [(f"histogram_quantile({q}, {rate(f'ovq_request_{what}_tokens_bucket', by='le')})",
+                 f"{what} p{q * 100:g}") for what in ("prompt", "generated") for q in (0.5, 0.95)],
+               width=12),
+        series("Drain and ready", "ready falls and draining rises at SIGTERM; both are back at the "
+               "next start.", "short", [(f"sum by (instance) (ovq_ready{{{SEL}}})", "ready {{instance}}"),
+                                        (f"sum by (instance) (ovq_draining{{{SEL}}})",
+                                         "draining {{instance}}")], width=12, max=1),
+    ]
+
+
+def capacity():
+    def state_bytes(kind):
+        return f'sum(ovq_session_state_bytes{{{SEL}, kind="{kind}"}})'
+    return [
+        series("State memory and what a key/value cache would take", "committed: memory in use; "
+               "reserved: promised to live sessions; budget: --state-memory. The last line is what "
+               "the same conversations would need as full key/value caches.", "bytes",
+               [*((state_bytes(kind), kind) for kind in ("committed", "reserved", "budget")),
+                (f"sum(ovq_equivalent_kv_cache_bytes{{{SEL}}})", "as full key/value caches")],
+               width=12),
+        series("Session slots", "slots: sessions of the model's default cap that fit. used: live "
+               "sessions of any cap, so it can be above the slots when sessions ask for less.",
+               "short", [(f"sum(ovq_session_slots{{{SEL}}})", "slots"),
+                         (f"sum(ovq_session_slots_used{{{SEL}}})", "used")], width=6),
+        series("State memory promised, by server", "Reserved part of the budget.", "percentunit",
+               [(f"ovq_session_state_utilization_ratio{{{SEL}}}", "{{instance}}")], width=6, max=1),
+        series("Sessions by state", "active: a request runs on it; idle: kept until its time to live "
+               "is over.", "short", [(f"sum by (state) (ovq_sessions{{{SEL}}})", "{{state}}")],
+               stack=True),
+        series("Refusals by reason", "Requests and sessions refused: no place in the queue, no state "
+               "memory, too many sessions, draining.", "reqps",
+               [(rate("ovq_admission_rejections_total", by="reason"), "{{reason}}")]),
+        series("What happens to sessions", "Sessions opened, closed, and ended for being idle too "
+               "long.", "ops", [(rate("ovq_session_events_total", by="event"), "{{event}}")]),
+        series("Opening and closing a session, p95", "95th percentile of a call's time: open with its "
+               "prompt absorbed, close with its memory given back.", "s",
+               [("histogram_quantile(0.95, "
+                 f"{rate('ovq_session_event_duration_seconds_bucket', by='le, event')})",
+                 "{{event}}")], width=12),
+        series("Tokens of a session at its end", "How long conversations are when they are closed or "
+               "expire.", "short", percentiles("ovq_session_tokens"), width=12),
+    ]
+
+
+def engine():
+    return [
+        series("Step time by phase", "One step computes all running requests once. mixed: prompts and "
+               "answers together, the price of other people's prompts.", "s",
+               [(f"histogram_quantile({q}, {rate('ovq_step_duration_seconds_bucket', by='le, phase')})",
+                 f"{{{{phase}}}} p{q * 100:g}") for q in (0.5, 0.99)]),
+        series("Tokens of a step", "Batch size: mean tokens of the steps that had any of the phase; "
+               "--max-batch-tokens bounds the sum.", "short",
+               [(f"{rate('ovq_step_tokens_sum', by='phase')} / {rate('ovq_step_tokens_count', by='phase')}",
+                 "{{phase}}")]),
+        series("Steps", "Steps a second. 0 with running requests is a stalled engine.", "ops",
+               [(rate("ovq_step_duration_seconds_count", by="phase"), "{{phase}}")], stack=True),
+        series("Dictionary updates", "Tokens that chunk updates took up, per layer and head: as new "
+               "centroids, or merged into the nearest. Merges take over as dictionaries fill. Only "
+               "models with OVQ layers.", "short",
+               [(rate("ovq_dictionary_updates_total", by="op"), "{{op}}/s")], stack=True),
+        series("Dictionary fill", "Live centroids / cap of a request's state at its end: one half at "
+               "as many tokens as the cap. Only models with OVQ layers.", "percentunit",
+               percentiles("ovq_dictionary_fill_ratio"), max=1),
+        series("Live centroids", "Centroids per layer and head, all live sessions together.", "short",
+               [(f"sum(ovq_centroids_live{{{SEL}}})", "centroids")]),
+        series("Slow readers", "Requests that stand still at one time because their readers are slow, "
+               "counted when they go on.", "short",
+               [(rate("ovq_stream_blocked_seconds_total"), "requests")], width=12),
+        series("From cancellation to memory given back", "A cancelled request frees its state within "
+               "a step.", "s", percentiles("ovq_cancel_release_seconds"), width=12),
+    ]
+
+
+def process():
+    return [
+        series("Scrapes", "Time of a scrape, by server; gaps are scrapes that failed.", "s",
+               [(f"scrape_duration_seconds{{{PROC}}}", "{{instance}}")]),
+        series("Samples of a scrape", "Constant: every label set exists from the start.", "short",
+               [(f"scrape_samples_scraped{{{PROC}}}", "{{instance}}")]),
+        series("CPU", "Cores in use, by server.", "short",
+               [(f"rate(process_cpu_seconds_total{{{PROC}}}[$__rate_interval])", "{{instance}}")]),
+        series("Memory of the process", "Resident memory; on a CPU weights and committed states are "
+               "part of it.", "bytes",
+               [(f"process_resident_memory_bytes{{{PROC}}}", "resident {{instance}}")]),
+        series("Memory of the device", "Weights and states; of a GPU also what is free, as its driver "
+               "counts.", "bytes",
+               [(f"sum by (device, kind) (ovq_device_memory_bytes{{{PROC}}})", "{{device}} {{kind}}")]),
+        series("Address space", "Virtual memory: states reserve their largest size as addresses, so it "
+               "is far above what is resident.", "bytes",
+               [(f"process_virtual_memory_bytes{{{PROC}}}", "{{instance}}")]),
+        series("Open files and connections", "At the limit no connection is accepted.", "short",
+               [(f"process_open_fds{{{PROC}}}", "open {{instance}}"),
+                (f"process_max_fds{{{PROC}}}", "limit {{instance}}")]),
+        series("Threads", "Threads of the process.", "short",
+               [(f"process_threads{{{PROC}}}", "{{instance}}")]),
+        series("Uptime", "Falls to 0 at a restart, which ends all sessions.", "s",
+               [(f"time() - process_start_time_seconds{{{PROC}}}", "{{instance}}")]),
+    ]
+
+
+def security():
+    return [
+        series("Calls that failed to authenticate", "By reason. Only servers with --tenants.", "reqps",
+               [(f"sum by (reason) (rate(ovq_auth_failures_total{{{PROC}}}[$__rate_interval]))",
+                 "{{reason}}")]),
+        series("Reloads of credentials", "Reloads of certificates and tenants after their files "
+               "changed, by result.", "short",
+               [(f"sum by (what, result) (ovq_credentials_reloads_total{{{PROC}}})",
+                 "{{what}} {{result}}")]),
+        series("Certificate", "Time until the certificate expires. Only servers with TLS.", "s",
+               [(f"ovq_tls_certificate_expiry_timestamp_seconds{{{PROC}}} - time()", "{{instance}}")]),
+    ]
+
+
+ROWS = [
+    ("At a glance", glance), ("What users feel", latency), ("Load and errors", load),
+    ("Memory and sessions", capacity), ("Engine", engine), ("Process and scrapes", process),
+    ("Security", security),
+]
+
+
+def variables():
+    def query(name, label, text):
+        return {"type": "query", "name": name, "label": label, "datasource": DATASOURCE,
+                "query": {"query": text, "refId": name}, "definition": text, "refresh": 2, "sort": 1,
+                "multi": True, "includeAll": True, "allValue": ".*",
+                "current": {"text": ["All"], "value": ["$__all"], "selected": True}}
+    return [
+        {"type": "datasource", "name": "datasource", "label": "Data source", "query": "prometheus",
+         "current": {}},
+        query("model", "Model", "label_values(ovq_ready, model)"),
+        query("instance", "Server", 'label_values(ovq_ready{model=~"$model"}, instance)'),
+    ]
+
+
+def panels():
+    """All panels with ids and places, a row's title before each row."""
+    placed, y = [], 0
+    for title, make in ROWS:
+        placed.append({"type": "row", "title": title, "collapsed": False, "panels": [],
+                       "gridPos": {"x": 0, "y": y, "w": 24, "h": 1}})
+        x, y, height = 0, y + 1, 0
+        for panel in make():
+            place = panel["gridPos"]
+            if x + place["w"] > 24:
+                x, y, height = 0, y + height, 0
+            place.update(x=x, y=y)
+            x, height = x + place["w"], max(height, place["h"])
+            panel["datasource"] = DATASOURCE
+            panel["targets"] = [{"refId": chr(ord("A") + i), "expr": query, "legendFormat": legend,
+                                 "datasource": DATASOURCE}
+                                for i, (query, legend) in enumerate(panel["targets"])]
+            placed.append(panel)
+        y += height
+    for number, panel in enumerate(placed, 1):
+        panel["id"] = number
+    return placed
+
+
+def dashboard():
+    return {
+        "title": "ovq-server", "uid": "ovq-server", "tags": ["ovq", "inference"],
+        "description": "Made by deploy/grafana/make_dashboard.py; alerts and what to do about them: "
+                       "docs/operations.md.",
+        "schemaVersion": 38, "version": 1, "editable": True, "graphTooltip": 1,
+        "refresh": "30s", "time": {"from": "now-1h", "to": "now"}, "timezone": "browser",
+        "templating": {"list": variables()}, "annotations": {"list": []}, "links": [],
+        "panels": panels(),
+    }
+
+
+def text():
+    return json.dumps(dashboard(), indent=1) + "\n"
+
+
+if __name__ == "__main__":
+    if sys.argv[1:] == ["--write"]:
+        os.makedirs(os.path.dirname(OUTPUT), exist_ok=True)
+        with open(OUTPUT, "w") as file:
+            file.write(text())
+    elif sys.argv[1:]:
+        sys.exit(f"usage: {sys.argv[0]} [--write]")
+    else:
+        sys.stdout.write(text())

@@ -1,0 +1,226 @@
+"""Dashboard, recording rules and the page of metrics against a real server and a real Prometheus.
+
+usage: dashboard_test.py --build BUILD_FOLDER [unittest arguments]
+"""
+
+import argparse
+import json
+import math
+import os
+import re
+import shutil
+import sys
+import tempfile
+import threading
+import time
+import unittest
+import urllib.request
+
+sys.path.insert(0, os.path.dirname(os.path.abspath(__file__)))
+
+try:
+    import grpc  # noqa: F401
+    import yaml
+except ImportError as error:
+    print(f"SKIPPED: {error}; install python3-grpcio python3-yaml")
+    sys.exit(0)
+for tool, package in (("protoc", "protobuf-compiler"), ("prometheus", "prometheus")):
+    if shutil.which(tool) is None:
+        print(f"SKIPPED: no {tool}; install {package}")
+        sys.exit(0)
+
+from prometheus_process import FOLDER as RULES
+from prometheus_process import PrometheusProcess, quick
+from server_process import ROOT, ServerProcess
+from tiny_model import write_tiny_model
+
+sys.path.insert(0, os.path.join(ROOT, "clients", "python"))
+from ovq_client import Client, OvqError
+
+BINARY = None
+MAX_SESSIONS = 6
+
+# Metrics that this server rightly does not have. Where one is there, its panels need data as well.
+NOT_HERE = {
+    "ovq_auth_failures_total": "the server has no tenants to authenticate",
+    "ovq_credentials_reloads_total": "the server has no credentials to reload",
+    "ovq_credentials_loaded_timestamp_seconds": "the server has no credentials to load",
+    "ovq_tls_certificate_expiry_timestamp_seconds": "the server has no certificate",
+}
+
+
+class Load:
+    """Every kind of work the server knows, again and again until it is told to stop."""
+
+    def __init__(self, address):
+        self._address = address
+        self._stop = threading.Event()
+        self.rounds = 0
+        self.error = None
+        self._threads = [threading.Thread(target=self._run, args=(i,)) for i in range(2)]
+        for thread in self._threads:
+            thread.start()
+
+    def _run(self, number):
+        try:
+            with Client(self._address) as client:
+                while not self._stop.is_set():
+                    (self._answers if number else self._sessions)(client)
+                    self.rounds += 1
+        except Exception as error:  # shown by the test
+            self.error = error
+
+    def _answers(self, client):
+        list(client.generate("x" * 100, max_tokens=20, timeout=30))
+        client.score("a text to score")
+        running = client.generate("y", max_tokens=100000, timeout=30)
+        next(running)
+        next(running)
+        running.close()  # cancels
+        self._fails(client.generate, "", max_tokens=5)
+
+    def _sessions(self, client):
+        made = [client.create_session(prompt="hello") for _ in range(MAX_SESSIONS - 2)]
+        list(client.generate(" world", session_id=made[0].session_id, max_tokens=5, timeout=30))
+        while self._opens(client, made):
+            pass
+        for session in made:
+            client.delete_session(session.session_id)
+        with client.chat() as chat:
+            list(chat.send("hi", max_tokens=3))
+
+    def _opens(self, client, made):
+        """One session more, false if it is refused. At most MAX_SESSIONS in all."""
+        assert len(made) <= MAX_SESSIONS
+        try:
+            made.append(client.create_session())
+            return True
+        except OvqError as error:
+            assert error.code == grpc.StatusCode.RESOURCE_EXHAUSTED, error
+            return False
+
+    def _fails(self, call, *arguments, **options):
+        try:
+            list(call(*arguments, **options))
+        except OvqError as error:
+            assert error.code == grpc.StatusCode.INVALID_ARGUMENT, error
+            return
+        raise AssertionError("a request that should fail did not")
+
+    def stop(self):
+        self._stop.set()
+        for thread in self._threads:
+            thread.join(60)
+
+
+def dashboard_queries():
+    path = os.path.join(ROOT, "deploy", "grafana", "dashboards", "ovq-server.json")
+    with open(path) as file:
+        panels = json.load(file)["panels"]
+    return [(f"panel {panel['title']!r}", target["expr"])
+            for panel in panels for target in panel.get("targets", [])]
+
+
+def recording_rules():
+    with open(os.path.join(RULES, "rules", "recording.yml")) as file:
+        groups = yaml.safe_load(file)["groups"]
+    return [(f"rule {rule['record']}", rule["expr"]) for group in groups for rule in group["rules"]]
+
+
+def documented_metrics():
+    """Names in the first column of the table of docs/serving.md."""
+    with open(os.path.join(ROOT, "docs", "serving.md")) as file:
+        section = file.read().split("\n## Metrics\n")[1].split("\n## ")[0]
+    rows = re.findall(r"^\| (`[^|]*) \|", section, re.MULTILINE)
+    return {name for row in rows for name in re.findall(r"`([a-z_]+)`", row)}
+
+
+class Observed(unittest.TestCase):
+    @classmethod
+    def setUpClass(cls):
+        cls.folder = tempfile.mkdtemp(prefix="ovq_dashboard_test_")
+        cls.addClassCleanup(shutil.rmtree, cls.folder)
+        write_tiny_model(os.path.join(cls.folder, "tiny"))
+        cls.server = ServerProcess(BINARY, os.path.join(cls.folder, "tiny"), "--state-memory", "64M",
+                                   "--max-sessions", str(MAX_SESSIONS), "--threads", "1")
+        cls.addClassCleanup(cls.server.kill)
+        cls.load = Load(cls.server.address)
+        cls.addClassCleanup(cls.load.stop)
+        target = re.search(r"//([^/]+)/", cls.server.metrics_url()).group(1)
+        cls.prometheus = PrometheusProcess({"ovq-server": [target]})
+        cls.addClassCleanup(cls.prometheus.kill)
+        with urllib.request.urlopen(cls.server.metrics_url(), timeout=10) as response:
+            text = response.read().decode()
+        samples = set(re.findall(r"^([a-z_]+)", text, re.MULTILINE))
+        families = re.findall(r"^# TYPE (\S+) ", text, re.MULTILINE)
+        cls.exposed = {name for name in families if {name, f"{name}_count"} & samples}
+
+    def excused(self, expression):
+        """The query asks for a metric that this server has no reason to have."""
+        return any(name in expression and name not in self.exposed for name in NOT_HERE)
+
+    def await_data(self, queries, timeout):
+        """Runs queries until each has given a finite number; the names of those that have not."""
+        missing = [(name, quick(expr)) for name, expr in queries if not self.excused(expr)]
+        deadline = time.monotonic() + timeout
+        while missing and time.monotonic() < deadline:
+            self.assertIsNone(self.load.error, self.load.error)
+            missing = [(name, expr) for name, expr in missing
+                       if not any(math.isfinite(value) for _, value in self.prometheus.query(expr))]
+            time.sleep(0.2)
+        return [f"{name}: {expr}" for name, expr in missing]
+
+    def test_every_query_of_the_dashboard_has_data(self):
+        queries = dashboard_queries()
+        self.assertGreater(len(queries), 50)
+        self.assertEqual(self.await_data(queries, timeout=30), [])
+
+    def test_every_recording_rule_has_data_and_is_recorded(self):
+        rules = recording_rules()
+        self.assertGreater(len(rules), 20)
+        self.assertEqual(self.await_data(rules, timeout=30), [])
+        recorded = [(name, name.split()[1]) for name, _ in rules]
+        self.assertEqual(self.await_data(recorded, timeout=30), [])
+
+    def test_no_rule_fails(self):
+        self.await_data([("any", 'up{job="ovq-server"} == 1')], timeout=30)
+        deadline = time.monotonic() + 30
+        states = {"unknown"}
+        while "unknown" in states and time.monotonic() < deadline:
+            rules = [rule for group in self.prometheus.get("rules")["groups"]
+                     for rule in group["rules"]]
+            states = {rule["health"] for rule in rules}
+        self.assertEqual([rule["lastError"] for rule in rules if rule["health"] != "ok"], [])
+        self.assertGreater(sum(rule["type"] == "alerting" for rule in rules), 15)
+
+    def test_variables_of_the_dashboard_have_values(self):
+        self.await_data([("ready", "ovq_ready == 1")], timeout=30)
+        target = re.search(r"//([^/]+)/", self.server.metrics_url()).group(1)
+        for label, value in (("model", "tiny"), ("instance", target)):
+            values = self.prometheus.get(f"label/{label}/values", **{"match[]": "ovq_ready"})
+            self.assertEqual(values, [value])
+
+    def test_documentation_names_what_the_server_exposes(self):
+        documented = documented_metrics()
+        self.assertGreater(len(documented), 40)
+        self.assertEqual(sorted(self.exposed - documented), [], "not in docs/serving.md")
+        self.assertEqual(sorted(documented - self.exposed - set(NOT_HERE)), [], "not exposed")
+
+    def test_rules_and_dashboard_ask_only_for_metrics_that_are_documented(self):
+        with open(os.path.join(RULES, "rules", "alerts.yml")) as file:
+            alerts = [(rule["alert"], rule["expr"]) for group in yaml.safe_load(file)["groups"]
+                      for rule in group["rules"]]
+        known = documented_metrics() | set(NOT_HERE)
+        for name, expr in dashboard_queries() + recording_rules() + alerts:
+            # A name with colons is a recorded one; it is awaited above.
+            for metric in re.findall(r"(?<![\w:])(?:ovq|process)_[a-z_]+(?![\w:])", expr):
+                base = re.sub(r"_(bucket|sum|count)$", "", metric)
+                self.assertTrue({metric, base} & known, f"{name}: {metric}")
+
+
+if __name__ == "__main__":
+    parser = argparse.ArgumentParser()
+    parser.add_argument("--build", required=True)
+    options, rest = parser.parse_known_args()
+    BINARY = os.path.join(os.path.abspath(options.build), "bin", "ovq-server")
+    unittest.main(argv=[sys.argv[0], *rest], verbosity=2)

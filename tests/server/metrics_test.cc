@@ -1,0 +1,266 @@
+// What /metrics says: every series against figures worked out by hand.
+#include <algorithm>
+#include <fstream>
+#include <thread>
+
+#include "absl/strings/numbers.h"
+#include "absl/strings/str_cat.h"
+#include "absl/strings/str_split.h"
+#include "absl/synchronization/notification.h"
+#include "tests/server/server_test_util.h"
+
+namespace ovq::test {
+namespace {
+
+using testing::HasSubstr;
+
+// The value of the first sample of this name with these labels; -1 if there is none.
+double Sample(const std::string& text, const std::string& name,
+              const std::vector<std::string>& labels) {
+  for (absl::string_view line : absl::StrSplit(text, '\n')) {
+    if (line.substr(0, line.find_first_of("{ ")) != name) continue;
+    const bool all = std::all_of(labels.begin(), labels.end(), [&](const std::string& label) {
+      return line.find(label) != absl::string_view::npos;
+    });
+    double value = 0;
+    if (all && absl::SimpleAtod(line.substr(line.rfind(' ') + 1), &value)) return value;
+  }
+  return -1;
+}
+
+MetricsInfo Named(bool has_dictionary) {
+  MetricsInfo info;
+  info.model = "m";
+  info.has_dictionary = has_dictionary;
+  return info;
+}
+
+// What /metrics says once the engine's thread has ended.
+std::string TextAfter(const std::function<void(TestEngine&)>& run) {
+  Metrics metrics(Named(true));
+  TestEngine engine({}, {}, metrics.Events());
+  run(engine);
+  engine.Destroy();
+  return metrics.Text();
+}
+
+TEST(Metrics, EveryLabelSetExistsFromTheStart) {
+  const std::string text = Metrics(Named(true)).Text();
+  for (const char* event : {"open", "close", "expire"}) {
+    const std::string label = absl::StrCat("event=\"", event, "\"");
+    EXPECT_EQ(Sample(text, "ovq_session_events_total", {label}), 0);
+    const bool timed = std::string(event) != "expire";  // nobody waits for it
+    EXPECT_EQ(Sample(text, "ovq_session_event_duration_seconds_count", {label}), timed ? 0 : -1);
+  }
+  for (const char* op : {"insert", "merge"}) {
+    EXPECT_EQ(Sample(text, "ovq_dictionary_updates_total", {absl::StrCat("op=\"", op, "\"")}), 0);
+  }
+  for (int i = 0; i < kMethods; ++i) {
+    const std::string method = absl::StrCat("\"", MethodName(static_cast<Method>(i)), "\"");
+    EXPECT_EQ(Sample(text, "ovq_requests_total", {method, "\"OK\""}), 0) << method;
+    EXPECT_EQ(Sample(text, "ovq_requests_total", {method, "\"UNAUTHENTICATED\""}), 0) << method;
+  }
+  for (const char* name :
+       {"ovq_time_per_output_token_seconds", "ovq_session_tokens", "ovq_dictionary_fill_ratio"}) {
+    EXPECT_EQ(Sample(text, absl::StrCat(name, "_count"), {"model=\"m\""}), 0) << name;
+  }
+}
+
+TEST(Metrics, ModelsWithoutADictionaryHaveNoFigureOfOne) {
+  Metrics metrics(Named(false));
+  const EngineEvents events = metrics.Events();
+  events.step({.prefill_rows = 4, .duration = absl::Milliseconds(1)});
+  events.request_finished({.reason = FinishReason::kStop, .usage = {}});
+  EXPECT_THAT(metrics.Text(), testing::Not(HasSubstr("ovq_dictionary")));
+}
+
+// By hand: 30 + 9 tokens consumed with chunks of 4 and a cap of 256 are 36 tokens in the
+// dictionary, floor(256 * 36 / (256 + 36)) = 31 of them as centroids of their own.
+TEST(Metrics, Dictionary) {
+  const std::string text =
+      TextAfter([](TestEngine& engine) { engine.Run(Request(SomeTokens(30, 1), 10)); });
+  EXPECT_EQ(Sample(text, "ovq_dictionary_updates_total", {"op=\"insert\""}), 31);
+  EXPECT_EQ(Sample(text, "ovq_dictionary_updates_total", {"op=\"merge\""}), 5);
+  EXPECT_EQ(Sample(text, "ovq_dictionary_fill_ratio_count", {}), 1);
+  EXPECT_NEAR(Sample(text, "ovq_dictionary_fill_ratio_sum", {}), 31.0 / 256, 1e-6);
+  EXPECT_EQ(Sample(text, "ovq_dictionary_fill_ratio_bucket", {"le=\"0.1\""}), 0);
+  EXPECT_EQ(Sample(text, "ovq_dictionary_fill_ratio_bucket", {"le=\"0.2\""}), 1);
+}
+
+// Answers of 10 tokens, 1 and none: only the first has a time per token.
+TEST(Metrics, TimePerOutputToken) {
+  const std::string text = TextAfter([](TestEngine& engine) {
+    for (int64_t tokens : {10, 1, 0}) engine.Run(Request(SomeTokens(30, 1), tokens));
+  });
+  EXPECT_EQ(Sample(text, "ovq_time_per_output_token_seconds_count", {}), 1);
+  const double sum = Sample(text, "ovq_time_per_output_token_seconds_sum", {});
+  EXPECT_GT(sum, 0);
+  EXPECT_NEAR(9 * sum, Sample(text, "ovq_inter_token_latency_seconds_sum", {}), 1e-6 + 1e-4 * sum);
+}
+
+TEST(Metrics, SessionEvents) {
+  Metrics metrics(Named(false));
+  const EngineEvents events = metrics.Events();
+  events.session_event({.event = "open", .duration = absl::Milliseconds(2), .position = 20});
+  events.session_event({.event = "close", .duration = absl::Milliseconds(40), .position = 5000});
+  events.session_event({.event = "expire", .duration = {}, .position = 3});
+  const std::string text = metrics.Text();
+  for (const char* event : {"open", "close", "expire"}) {
+    EXPECT_EQ(Sample(text, "ovq_session_events_total", {absl::StrCat("\"", event, "\"")}), 1);
+  }
+  const auto slower_than = [&](const char* event, const char* seconds) {
+    return 1 -
+           Sample(text, "ovq_session_event_duration_seconds_bucket",
+                  {absl::StrCat("event=\"", event, "\""), absl::StrCat("le=\"", seconds, "\"")});
+  };
+  EXPECT_EQ(slower_than("open", "0.001"), 1);
+  EXPECT_EQ(slower_than("open", "0.0025"), 0);
+  EXPECT_EQ(slower_than("close", "0.025"), 1);
+  EXPECT_EQ(slower_than("close", "0.05"), 0);
+  EXPECT_EQ(Sample(text, "ovq_session_tokens_count", {}), 2);  // at the end of a session only
+  EXPECT_EQ(Sample(text, "ovq_session_tokens_sum", {}), 5003);
+}
+
+TEST(Metrics, GaugesOfCapacityAndUse) {
+  Metrics metrics(Named(false));
+  EngineStats stats;
+  stats.requests_running = 5;
+  stats.requests_blocked = 2;
+  stats.sessions_active = 5;
+  stats.sessions_idle = 3;
+  stats.session_slots = 40;
+  stats.state_bytes_reserved = 300;
+  metrics.SetStatsSource([&] { return stats; });
+  EXPECT_EQ(Sample(metrics.Text(), "ovq_session_state_utilization_ratio", {}), 0);  // no budget
+  stats.state_bytes_budget = 1200;
+  const std::string text = metrics.Text();
+  EXPECT_EQ(Sample(text, "ovq_requests_blocked", {}), 2);
+  EXPECT_EQ(Sample(text, "ovq_session_slots", {}), 40);
+  EXPECT_EQ(Sample(text, "ovq_session_slots_used", {}), 8);
+  EXPECT_EQ(Sample(text, "ovq_session_state_utilization_ratio", {}), 0.25);
+}
+
+TEST(Metrics, OfTheProcess) {
+  Metrics metrics(Named(false));
+  const std::string before = metrics.Text();
+  const double cpu = Sample(before, "process_cpu_seconds_total", {});
+  EXPECT_GT(cpu, 0);
+  const double fds = Sample(before, "process_open_fds", {});
+  const double threads = Sample(before, "process_threads", {});
+  EXPECT_GE(threads, 1);
+  EXPECT_GT(Sample(before, "process_max_fds", {}), fds);
+  EXPECT_GT(Sample(before, "process_virtual_memory_bytes", {}),
+            Sample(before, "process_resident_memory_bytes", {}));
+
+  std::vector<std::ifstream> files;
+  for (int i = 0; i < 3; ++i) files.emplace_back("/dev/null");
+  absl::Notification done;
+  std::thread thread([&] { done.WaitForNotification(); });
+  const double busy_until = cpu + 0.02;
+  double used = 0;
+  while (used < busy_until) used = Sample(metrics.Text(), "process_cpu_seconds_total", {});
+  const std::string after = metrics.Text();
+  done.Notify();
+  thread.join();
+  EXPECT_EQ(Sample(after, "process_open_fds", {}), fds + 3);
+  EXPECT_EQ(Sample(after, "process_threads", {}), threads + 1);
+}
+
+TEST(Metrics, MemoryOfAGpu) {
+  MetricsInfo info;
+  info.device = "cuda";
+  info.weight_bytes = 10;
+  EngineStats stats;
+  stats.gpu = GpuInfo{.name = "a GPU", .total_bytes = 100, .free_bytes = 40};
+  for (bool has_gpu : {true, false}) {
+    info.has_gpu = has_gpu;
+    Metrics metrics(info);
+    metrics.SetStatsSource([&] { return stats; });
+    const std::string text = metrics.Text();
+    const auto bytes = [&](const char* kind) {
+      return Sample(text, "ovq_device_memory_bytes",
+                    {"device=\"cuda\"", absl::StrCat("kind=\"", kind, "\"")});
+    };
+    EXPECT_EQ(bytes("weights"), 10);
+    EXPECT_EQ(bytes("total"), has_gpu ? 100 : -1);
+    EXPECT_EQ(bytes("free"), has_gpu ? 40 : -1);
+  }
+}
+
+TEST(Server, MetricsMove) {
+  TestServer server;
+  const std::string before = server.metrics().Text();
+  for (const char* family : {"ovq_requests_total",
+                             "ovq_requests_finished_total",
+                             "ovq_admission_rejections_total",
+                             "ovq_requests_running",
+                             "ovq_requests_waiting",
+                             "ovq_waiting_prompt_tokens",
+                             "ovq_requests_blocked",
+                             "ovq_time_to_first_token_seconds",
+                             "ovq_time_per_output_token_seconds",
+                             "ovq_inter_token_latency_seconds",
+                             "ovq_request_duration_seconds",
+                             "ovq_request_queue_seconds",
+                             "ovq_request_prefill_seconds",
+                             "ovq_request_decode_seconds",
+                             "ovq_prompt_tokens_total",
+                             "ovq_generated_tokens_total",
+                             "ovq_request_prompt_tokens",
+                             "ovq_request_generated_tokens",
+                             "ovq_step_tokens",
+                             "ovq_step_duration_seconds",
+                             "ovq_preemptions_total",
+                             "ovq_sessions",
+                             "ovq_session_events_total",
+                             "ovq_session_event_duration_seconds",
+                             "ovq_session_tokens",
+                             "ovq_session_slots",
+                             "ovq_session_slots_used",
+                             "ovq_session_state_bytes",
+                             "ovq_session_state_utilization_ratio",
+                             "ovq_dictionary_fill_ratio",
+                             "ovq_dictionary_updates_total",
+                             "ovq_equivalent_kv_cache_bytes",
+                             "ovq_centroids_live",
+                             "ovq_cancel_release_seconds",
+                             "ovq_stream_blocked_seconds_total",
+                             "ovq_device_memory_bytes",
+                             "ovq_ready",
+                             "ovq_draining",
+                             "ovq_build_info",
+                             "ovq_model_info",
+                             "process_cpu_seconds_total",
+                             "process_open_fds",
+                             "process_max_fds",
+                             "process_virtual_memory_bytes",
+                             "process_threads",
+                             "process_resident_memory_bytes",
+                             "process_start_time_seconds"}) {
+    EXPECT_NE(before.find(absl::StrCat("# TYPE ", family, " ")), std::string::npos) << family;
+  }
+  EXPECT_EQ(Sample(before, "ovq_requests_finished_total", {"reason=\"length\""}), 0);
+  server.NewSession();
+  EXPECT_THAT(Generate(server.inference(), TextRequest("abc", 20)).status, Succeeds());
+  EXPECT_FALSE(Generate(server.inference(), TextRequest("", 20)).status.ok());
+  server.WaitForStats(
+      [](const EngineStats& s) { return s.requests_running == 0 && s.sessions_idle == 1; });
+  const std::string after = server.metrics().Text();
+  EXPECT_EQ(Sample(after, "ovq_requests_finished_total", {"reason=\"length\""}), 1);
+  EXPECT_EQ(Sample(after, "ovq_generated_tokens_total", {}), 20);
+  EXPECT_EQ(Sample(after, "ovq_prompt_tokens_total", {}), 3);
+  EXPECT_EQ(Sample(after, "ovq_time_to_first_token_seconds_count", {}), 1);
+  EXPECT_EQ(Sample(after, "ovq_inter_token_latency_seconds_count", {}), 19);
+  EXPECT_EQ(Sample(after, "ovq_sessions", {"state=\"idle\""}), 1);
+  EXPECT_GE(Sample(after, "ovq_session_events_total", {"event=\"open\""}), 1);
+  EXPECT_GT(Sample(after, "ovq_session_state_bytes", {"kind=\"committed\""}), 0);
+  EXPECT_GT(Sample(after, "process_resident_memory_bytes", {}), 1 << 20);
+  for (const char* code : {"OK", "INVALID_ARGUMENT"}) {
+    EXPECT_EQ(Sample(after, "ovq_requests_total",
+                     {"method=\"Generate\"", absl::StrCat("code=\"", code, "\"")}),
+              1);
+  }
+}
+
+}  // namespace
+}  // namespace ovq::test
