@@ -62,6 +62,7 @@ Metrics::Series::Series(const MetricsInfo& info) {
   AddLatencies(model);
   AddSteps(model);
   AddSessions(model);
+  AddSecurity();
   AddProcess(info, model);
 }
 
@@ -85,8 +86,8 @@ void Metrics::Series::AddRequests(const Labels& model) {
   }
   auto& refused = make.Counters("ovq_admission_rejections_total",
                                 "Requests and sessions refused for want of room.");
-  for (RejectReason reason : {RejectReason::kQueueFull, RejectReason::kStateMemory,
-                              RejectReason::kSessionLimit, RejectReason::kDraining}) {
+  for (int i = 0; i < kRejectReasons; ++i) {
+    const auto reason = static_cast<RejectReason>(i);
     rejections[reason] = &refused.Add({{"reason", RejectReasonName(reason)}});
   }
   requests_running = make.Gauge("ovq_requests_running", "Requests that hold a state and run.");
@@ -155,6 +156,25 @@ void Metrics::Series::AddSessions(const Labels& model) {
                                    "What the live sessions would need as a full KV cache.");
   centroids_live =
       make.Gauge("ovq_centroids_live", "Live centroids per layer and head, summed over sessions.");
+}
+
+void Metrics::Series::AddSecurity() {
+  Maker make(registry, {});
+  auto& failures =
+      make.Counters("ovq_auth_failures_total", "Calls that were not let in, by the reason.");
+  for (size_t i = 0; i < kAuthFailures.size(); ++i) {
+    auth_failures[i] = &failures.Add({{"reason", kAuthFailures[i]}});
+  }
+  auto& reloads = make.Counters("ovq_credentials_reloads_total",
+                                "Changed files of credentials that were read again.");
+  for (size_t i = 0; i < kCredentials.size(); ++i) {
+    credentials_reloads[i][0] = &reloads.Add({{"what", kCredentials[i]}, {"result", "ok"}});
+    credentials_reloads[i][1] = &reloads.Add({{"what", kCredentials[i]}, {"result", "error"}});
+  }
+  credentials_loaded = &make.Gauges("ovq_credentials_loaded_timestamp_seconds",
+                                    "When the credentials in use were read.");
+  certificate_expiry = &make.Gauges("ovq_tls_certificate_expiry_timestamp_seconds",
+                                    "When the first certificate of the chain in use expires.");
 }
 
 void Metrics::Series::AddProcess(const MetricsInfo& info, const Labels& model) {

@@ -20,6 +20,9 @@ inline constexpr std::array<const char *, 17> kStatusNames = {
     "NOT_FOUND", "ALREADY_EXISTS", "PERMISSION_DENIED", "RESOURCE_EXHAUSTED", "FAILED_PRECONDITION",
     "ABORTED",   "OUT_OF_RANGE",   "UNIMPLEMENTED",     "INTERNAL",           "UNAVAILABLE",
     "DATA_LOSS", "UNAUTHENTICATED"};
+inline constexpr std::array<const char *, 4> kAuthFailures = {"missing", "malformed", "unknown",
+                                                              "forbidden"};  // as AuthFailure
+inline constexpr std::array<const char *, 2> kCredentials = {"tls", "tenants"};
 inline constexpr std::array<const char *, 3> kPhases = {"prefill", "decode", "mixed"};
 
 struct Metrics::Series {
@@ -50,11 +53,16 @@ struct Metrics::Series {
   Gauge *total_device_memory = nullptr, *free_device_memory = nullptr;  // null without a GPU
   Gauge *ready, *draining, *resident_memory;
 
+  std::array<Counter *, kAuthFailures.size()> auth_failures;
+  std::array<std::array<Counter *, 2>, kCredentials.size()> credentials_reloads;  // ok, error
+  prometheus::Family<Gauge> *credentials_loaded, *certificate_expiry;
+
  private:
   void AddRequests(const prometheus::Labels &model);
   void AddLatencies(const prometheus::Labels &model);
   void AddSteps(const prometheus::Labels &model);
   void AddSessions(const prometheus::Labels &model);
+  void AddSecurity();
   void AddProcess(const MetricsInfo &info, const prometheus::Labels &model);
 };
 

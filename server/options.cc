@@ -101,6 +101,36 @@ const Flag kFlags[] = {
        if (!status.ok() || o.max_message_bytes <= static_cast<size_t>(kIntMax)) return status;
        return Expected("a size below 2G", text);
      }},
+    {"tls-cert", "FILE", "none: plain text",
+     "PEM certificate of the server with its chain; it and the other TLS files are read again when "
+     "they change",
+     [](std::string_view text, Options& o) { return SetFile(text, o.tls_cert); }},
+    {"tls-key", "FILE", "none", "PEM key of --tls-cert, without a passphrase",
+     [](std::string_view text, Options& o) { return SetFile(text, o.tls_key); }},
+    {"tls-client-ca", "FILE", "none: clients need no certificate",
+     "PEM certificates of the authorities whose clients may connect, and no others",
+     [](std::string_view text, Options& o) { return SetFile(text, o.tls_client_ca); }},
+    {"tenants", "FILE", "none: whoever can connect may call",
+     "JSON file of tenants, their tokens and limits (docs/security.md); read again when it changes",
+     [](std::string_view text, Options& o) { return SetFile(text, o.tenants); }},
+    {"admin-listen", "HOST:PORT", "none",
+     "address of ovq.v1.AdminService; beyond loopback only with --tenants",
+     [](std::string_view text, Options& o) { return SetAddress(text, o.admin_listen); }},
+    {"max-streams-per-connection", "N", "1024",
+     "calls at a time on one connection; a client holds further ones back",
+     [](std::string_view text, Options& o) {
+       return SetInteger(text, 1, 1 << 20, o.max_streams_per_connection);
+     }},
+    {"handshake-timeout", "DURATION", "10s",
+     "time from a connection to the end of its TLS and HTTP/2 handshakes",
+     [](std::string_view text, Options& o) {
+       return SetDuration(text, absl::Milliseconds(1), absl::Hours(1), o.handshake_timeout);
+     }},
+    {"max-connection-idle", "DURATION", "no end",
+     "time after which a connection without calls ends",
+     [](std::string_view text, Options& o) {
+       return SetDuration(text, absl::Seconds(1), absl::Hours(24 * 20), o.max_connection_idle);
+     }},
 };
 
 const Flag* FindFlag(std::string_view name) {
@@ -137,6 +167,10 @@ absl::StatusOr<RawFlags> SplitFlags(std::span<const std::string> args) {
     }
     if (arg == "--version") {
       raw.action = CommandLine::Action::kVersion;
+      return raw;
+    }
+    if (arg == "--hash-token") {
+      raw.action = CommandLine::Action::kHashToken;
       return raw;
     }
     const bool is_flag = absl::ConsumePrefix(&arg, "--");
@@ -218,6 +252,7 @@ absl::StatusOr<CommandLine> ParseCommandLine(std::span<const std::string> args,
   if (line.options.model.empty()) {
     return absl::InvalidArgumentError("--model: expected a model folder, got none");
   }
+  if (absl::Status status = CheckSecurityOptions(line.options); !status.ok()) return status;
   return line;
 }
 
@@ -234,7 +269,9 @@ std::string HelpText() {
       "  --config FILE\n"
       "      lines 'name = value' with the flags' names, '#' begins a comment line\n"
       "      default: none; environment: OVQ_CONFIG\n"
-      "  --help, --version\n\n"
+      "  --help, --version\n"
+      "  --hash-token\n"
+      "      prints the SHA-256 of the token on stdin, for the file of --tenants\n\n"
       "Flags win over the environment, the environment over the file, the file over the defaults.\n"
       "Sizes: 512M, 8G, 1.5GiB (powers of 1024). Durations: 250ms, 30s, 5m, 1h30m.\n"
       "SIGTERM or SIGINT drains and exits with 0; a second one exits at once.\n"
