@@ -29,6 +29,11 @@ int ToMs(absl::Duration time) {
 void Configure(grpc::ServerBuilder& builder, const ListenOptions& options) {
   builder.SetMaxReceiveMessageSize(static_cast<int>(options.max_message_bytes));
   builder.SetMaxSendMessageSize(static_cast<int>(kMaxAnswerBytes));
+  // The library inflates a message as a whole before it looks at the size: 64 MiB of zeros would
+  // come out as 64 GiB.
+  for (grpc_compression_algorithm algorithm : {GRPC_COMPRESS_DEFLATE, GRPC_COMPRESS_GZIP}) {
+    builder.SetCompressionAlgorithmSupportStatus(algorithm, false);
+  }
   builder.AddChannelArgument(GRPC_ARG_MAX_METADATA_SIZE, kMaxMetadataBytes);
   builder.AddChannelArgument(GRPC_ARG_MAX_CONCURRENT_STREAMS, options.max_streams_per_connection);
   builder.AddChannelArgument(GRPC_ARG_SERVER_HANDSHAKE_TIMEOUT_MS, ToMs(options.handshake_timeout));
@@ -55,10 +60,9 @@ absl::StatusOr<Listener> Listen(const ListenOptions& options,
   Listener result;
   grpc::ServerBuilder builder;
   Configure(builder, options);
-  builder.AddListeningPort(
-      options.address,
-      options.tls == nullptr ? grpc::InsecureServerCredentials() : MakeTlsCredentials(*options.tls),
-      &result.port);
+  result.credentials =
+      options.tls == nullptr ? grpc::InsecureServerCredentials() : MakeTlsCredentials(*options.tls);
+  builder.AddListeningPort(options.address, result.credentials, &result.port);
   for (grpc::Service* service : services) builder.RegisterService(service);
   result.server = builder.BuildAndStart();
   if (result.server == nullptr || result.port == 0) {

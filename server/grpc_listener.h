@@ -25,7 +25,8 @@ struct ListenOptions {
 };
 
 struct Listener {
-  std::unique_ptr<grpc::Server> server;
+  std::shared_ptr<grpc::ServerCredentials> credentials;  // asked at every handshake
+  std::unique_ptr<grpc::Server> server;                  // ends before them
   int port = 0;
 };
 

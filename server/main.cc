@@ -1,6 +1,7 @@
 // ovq-server: wiring, signals and drain.
 #include <pthread.h>
 #include <signal.h>
+#include <sys/resource.h>
 #include <unistd.h>
 
 #include <atomic>
@@ -227,8 +228,10 @@ constexpr absl::Duration kLookAtFiles = absl::Milliseconds(500);
 
 // Before the weights, which take longer.
 absl::StatusOr<std::unique_ptr<Security>> LoadSecurity(const Options& options) {
-  if (!options.tenants.empty() && options.tls_cert.empty() && !IsLoopback(options.listen)) {
-    Log(absl::StrCat("warning: --tenants without --tls-cert on ", options.listen,
+  for (const std::string& address : {options.listen, options.admin_listen}) {
+    if (options.tenants.empty() || !options.tls_cert.empty()) break;
+    if (address.empty() || IsLoopback(address)) continue;
+    Log(absl::StrCat("warning: --tenants without --tls-cert on ", address,
                      ": whoever can listen to the network can read the tokens"));
   }
   return Security::Load({.tls = {.cert = options.tls_cert,
@@ -340,6 +343,15 @@ int PrintTokenHash() {
   return 0;
 }
 
+// Every connection is an open file, and the gRPC library takes no more connections, ever, once it
+// could not open one.
+void RaiseFileLimit() {
+  rlimit limit = {};
+  if (getrlimit(RLIMIT_NOFILE, &limit) != 0) return;
+  limit.rlim_cur = limit.rlim_max;
+  if (setrlimit(RLIMIT_NOFILE, &limit) != 0) Log("the limit of open files could not be raised");
+}
+
 int Run(const std::vector<std::string>& args) {
   const absl::StatusOr<CommandLine> line =
       ParseCommandLine(args, [](const std::string& name) -> std::optional<std::string> {
@@ -360,6 +372,7 @@ int Run(const std::vector<std::string>& args) {
     return 0;
   }
   if (line->action == CommandLine::Action::kHashToken) return PrintTokenHash();
+  RaiseFileLimit();
   SignalWaiter signals;
   if (absl::Status status = Serve(line->options, signals); !status.ok()) {
     Log(std::string(status.message()));

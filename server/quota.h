@@ -32,10 +32,10 @@ inline constexpr int kRejectReasons = 8;
 const char* RejectReasonName(RejectReason reason);  // "queue_full", "state_memory", ...
 
 struct TenantLimits {
-  std::optional<int64_t> sessions;  // live ones, one-shot requests and waiting ones included
-  std::optional<size_t> state_bytes;
-  std::optional<double> requests_per_second;
-  std::optional<double> tokens_per_second;  // of prompts and answers together
+  std::optional<int64_t> sessions = {};  // live ones, one-shot requests and waiting ones included
+  std::optional<size_t> state_bytes = {};
+  std::optional<double> requests_per_second = {};
+  std::optional<double> tokens_per_second = {};  // of prompts and answers together
   bool operator==(const TenantLimits&) const = default;
 };
 

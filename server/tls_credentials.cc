@@ -37,8 +37,9 @@ class ReloadingCredentials final : public grpc::ServerCredentials {
     if (version.number == credentials.fetched_) return GRPC_SSL_CERTIFICATE_CONFIG_RELOAD_UNCHANGED;
     const TlsMaterial& material = *version.material;
     const grpc_ssl_pem_key_cert_pair pair = {material.key.c_str(), material.cert.c_str()};
-    *config = grpc_ssl_server_certificate_config_create(
-        material.client_ca.empty() ? nullptr : material.client_ca.c_str(), &pair, 1);
+    // The library insists on some roots, also where no client certificate will be asked for.
+    const std::string& roots = material.client_ca.empty() ? material.cert : material.client_ca;
+    *config = grpc_ssl_server_certificate_config_create(roots.c_str(), &pair, 1);
     credentials.fetched_ = version.number;
     return GRPC_SSL_CERTIFICATE_CONFIG_RELOAD_NEW;
   }

@@ -35,7 +35,7 @@ class TlsSource {
 };
 
 // For one listener. TLS 1.2 or 1.3; with client certificates required where the source has a
-// client CA. `source` must outlive the server.
+// client CA. The source and the credentials must outlive the server.
 std::shared_ptr<grpc::ServerCredentials> MakeTlsCredentials(const TlsSource& source);
 
 }  // namespace ovq

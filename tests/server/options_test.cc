@@ -85,6 +85,32 @@ TEST(Options, EveryFlag) {
   EXPECT_EQ(options.max_message_bytes, size_t{1} << 20);
 }
 
+TEST(Options, SecurityFlags) {
+  const auto line =
+      Parse({"--model=m", "--tls-cert=c", "--tls-key=k", "--tls-client-ca=a", "--tenants=t",
+             "--admin-listen=0.0.0.0:1", "--max-streams-per-connection=5", "--handshake-timeout=2s",
+             "--max-connection-idle=1h"});
+  ASSERT_TRUE(line.ok()) << line.status();
+  const Options& options = line->options;
+  EXPECT_EQ(options.tls_cert + options.tls_key + options.tls_client_ca + options.tenants, "ckat");
+  EXPECT_EQ(options.admin_listen, "0.0.0.0:1");
+  EXPECT_EQ(options.max_streams_per_connection, 5);
+  EXPECT_EQ(options.handshake_timeout, absl::Seconds(2));
+  EXPECT_EQ(options.max_connection_idle, absl::Hours(1));
+  EXPECT_EQ(Parse({"--hash-token"})->action, CommandLine::Action::kHashToken);
+  for (const auto& [address, loopback] : std::map<std::string, bool>{{"127.0.0.1:1", true},
+                                                                     {"127.9.9.9:1", true},
+                                                                     {"localhost:1", true},
+                                                                     {"[::1]:1", true},
+                                                                     {"0.0.0.0:1", false},
+                                                                     {"[::]:1", false},
+                                                                     {"128.0.0.1:1", false},
+                                                                     {"localhost.x:1", false}}) {
+    EXPECT_EQ(IsLoopback(address), loopback) << address;
+    EXPECT_EQ(Parse({"--model=m", "--admin-listen=" + address}).ok(), loopback) << address;
+  }
+}
+
 TEST(Options, FlagsWinOverEnvironmentOverFile) {
   const ConfigFile file(
       "# a comment\n\nmodel = from_file\n max-sessions=1 \nthreads = 1\nmax-queue = 9\n"
