@@ -29,24 +29,11 @@ EngineOptions WithinLayout(EngineOptions options, const StateLayout* layout) {
   Check(layout != nullptr, "the engine has a model");
   const int64_t limit = layout->limits().max_centroids;
   options.max_centroids = static_cast<int32_t>(std::min<int64_t>(options.max_centroids, limit));
+  if (options.quotas == nullptr) options.quotas = std::make_shared<TenantQuotas>();
   return options;
 }
 
 }  // namespace
-
-const char* RejectReasonName(RejectReason reason) {
-  switch (reason) {
-    case RejectReason::kQueueFull:
-      return "queue_full";
-    case RejectReason::kStateMemory:
-      return "state_memory";
-    case RejectReason::kSessionLimit:
-      return "session_limit";
-    case RejectReason::kDraining:
-      return "draining";
-  }
-  return "?";
-}
 
 int SessionSlots(const StateLayout& layout, int32_t max_centroids, size_t state_memory_bytes,
                  int max_sessions) {
@@ -90,6 +77,19 @@ absl::StatusOr<Engine::SessionPage> Engine::ListSessions(const std::string& tena
   return loop_->Call<absl::StatusOr<SessionPage>>(
       [&, loop = loop_.get()] { return loop->ListSessions(tenant, page_size, page_token); });
 }
+absl::Status Engine::DeleteSessionOfAny(const std::string& id) {
+  return loop_->Call<absl::Status>([&, loop = loop_.get(), called = absl::Now()] {
+    return loop->DeleteSession(id, std::nullopt, called);
+  });
+}
+absl::StatusOr<Engine::SessionPage> Engine::ListSessionsOfAll(int page_size,
+                                                              const std::string& page_token) {
+  return loop_->Call<absl::StatusOr<SessionPage>>(
+      [&, loop = loop_.get()] { return loop->ListSessions(std::nullopt, page_size, page_token); });
+}
+absl::Status Engine::ChargeRequest(const std::string& tenant) {
+  return loop_->ChargeRequest(tenant);
+}
 absl::StatusOr<std::vector<std::byte>> Engine::CopyState(const std::string& id,
                                                          const std::string& tenant) {
   return loop_->Call<absl::StatusOr<std::vector<std::byte>>>(
@@ -120,6 +120,7 @@ absl::Status Engine::Loop::Submit(GenerateRequest request, std::shared_ptr<Token
     return status;
   }
   auto job = std::make_shared<Job>();
+  job->tenant = request.tenant;
   job->arrival = ArrivalOrNow(request.arrival);
   job->deadline = request.deadline;
   job->prompt_tokens = static_cast<int64_t>(request.prompt.size());
@@ -141,6 +142,7 @@ absl::Status Engine::Loop::SubmitScore(ScoreRequest request, std::function<bool(
                                        ScoreCallback done) {
   if (absl::Status status = ValidateScore(model_, options_, request); !status.ok()) return status;
   auto job = std::make_shared<Job>();
+  job->tenant = request.tenant;
   job->arrival = ArrivalOrNow(request.arrival);
   job->deadline = request.deadline;
   job->prompt_tokens = static_cast<int64_t>(request.tokens.size());
@@ -191,6 +193,11 @@ absl::Status Engine::Loop::Enqueue(std::shared_ptr<Job> job) {
                   absl::ResourceExhaustedError(
                       absl::StrCat("queue: ", options_.max_queue, " requests wait already")));
   }
+  // What waits counts too: a tenant at its limits fills no queue.
+  if (std::optional<TenantQuotas::Refusal> over = ChargeTenant(*job, job->n_states, needed)) {
+    lock.unlock();
+    return Refuse(over->reason, over->status);
+  }
   ++waiting_;
   ++unfinished_;
   inbox_.push_back([this, job = std::move(job)] {
@@ -225,12 +232,26 @@ absl::Status Engine::Loop::AttachToSession(std::shared_ptr<Job> job) {
   }
   const int64_t position = session.position() + job->prompt_tokens;
   if (absl::Status status = CheckPosition(layout_, position); !status.ok()) return status;
+  // The session holds its own share.
+  if (std::optional<TenantQuotas::Refusal> over = ChargeTenant(*job, 0, 0)) {
+    lock.unlock();
+    return Refuse(over->reason, over->status);
+  }
   session.busy = true;
   job->session = *std::move(found);
   ++unfinished_;
   inbox_.push_back([this, job = std::move(job)] { StartOnSession(job); });
   lock.unlock();
   doorbell_->Ring();
+  return absl::OkStatus();
+}
+
+absl::Status Engine::Loop::ChargeRequest(const std::string& tenant) {
+  Job job;
+  job.tenant = tenant;
+  if (std::optional<TenantQuotas::Refusal> over = ChargeTenant(job, 0, 0)) {
+    return Refuse(over->reason, over->status);
+  }
   return absl::OkStatus();
 }
 

@@ -15,6 +15,7 @@
 #include "model/state_layout.h"
 #include "model/step_batch.h"
 #include "model/tokenizer.h"
+#include "server/quota.h"
 #include "server/request.h"
 
 namespace ovq {
@@ -40,10 +41,8 @@ struct EngineOptions {
   int64_t max_prompt_tokens = 1 << 20;
   absl::Duration session_ttl = absl::Minutes(30);  // idle sessions are deleted after this
   uint64_t seed = 0;  // of the seeds and ids the server draws; 0: from the system
+  std::shared_ptr<TenantQuotas> quotas;  // null: an engine's own, without limits
 };
-
-enum class RejectReason : uint8_t { kQueueFull, kStateMemory, kSessionLimit, kDraining };
-const char* RejectReasonName(RejectReason reason);  // "queue_full", "state_memory", ...
 
 struct StepReport {
   int32_t prefill_rows = 0, decode_rows = 0;
@@ -124,6 +123,13 @@ class Engine {
   };
   absl::StatusOr<SessionPage> ListSessions(const std::string& tenant, int page_size,
                                            const std::string& page_token);
+  // For who may see every tenant's.
+  absl::Status DeleteSessionOfAny(const std::string& id);
+  absl::StatusOr<SessionPage> ListSessionsOfAll(int page_size, const std::string& page_token);
+
+  // Of the tenant's requests per second, for work that the engine does not do.
+  absl::Status ChargeRequest(const std::string& tenant);
+  TenantQuotas& quotas() { return *options_.quotas; }
 
   EngineStats Stats() const;  // of the last step boundary
   const EngineOptions& options() const { return options_; }

@@ -7,6 +7,15 @@
 
 namespace ovq {
 
+std::optional<TenantQuotas::Refusal> Engine::Loop::ChargeTenant(Job& job, int64_t states,
+                                                                size_t bytes) {
+  auto admitted = options_.quotas->Admit(
+      job.tenant, {.prompt_tokens = job.prompt_tokens, .sessions = states, .bytes = bytes});
+  if (auto* over = std::get_if<TenantQuotas::Refusal>(&admitted)) return std::move(*over);
+  job.hold = std::get<QuotaHold>(std::move(admitted));
+  return std::nullopt;
+}
+
 void Engine::Loop::Admit() {
   while (!queue_.empty() && TryAcquire(*queue_.front())) {
     std::shared_ptr<Job> job = std::move(queue_.front());

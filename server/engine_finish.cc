@@ -49,11 +49,13 @@ void Engine::Loop::ReleaseStates(Job& job) {
   promised_states_ -= std::exchange(job.unforked_states, 0);
   GenerateWork* work = job.generate();
   if (work == nullptr || !work->named_session) {
-    if (job.session != nullptr) pool_.Release(job.session->state);
-    if (work == nullptr) return;
-    for (const std::unique_ptr<Completion>& completion : work->completions) {
-      if (completion->session != nullptr) pool_.Release(completion->session->state);
+    if (job.session != nullptr) ReleaseSession(*job.session);
+    if (work != nullptr) {
+      for (const std::unique_ptr<Completion>& completion : work->completions) {
+        if (completion->session != nullptr) pool_.Release(completion->session->state);
+      }
     }
+    job.hold.Release();
     return;
   }
   Session& session = *job.session;
@@ -68,7 +70,7 @@ void Engine::Loop::ReleaseStates(Job& job) {
     deleted = session.deleted;
   }
   next_expiry_ = std::min(next_expiry_, session.expires());
-  if (deleted) pool_.Release(session.state);
+  if (deleted) ReleaseSession(session);
 }
 
 void Engine::Loop::Report(const Job& job, RequestReport report) {
@@ -107,6 +109,7 @@ void Engine::Loop::FinishCompletion(Job& job, Completion& completion, Finished f
     ReleaseStates(job);
   } else if (completion.session != nullptr) {
     pool_.Release(completion.session->state);
+    job.hold.ReleasePart(1, job.reserve_bytes);
   }
   StreamEvent event;
   event.finished = std::move(finished);

@@ -76,7 +76,7 @@ void Engine::Loop::Run() {
 
 bool Engine::Loop::RunInbox() {
   std::deque<Command> commands;
-  std::array<int, 4> refused;
+  std::array<int, kRejectReasons> refused;
   bool stopping;
   {
     std::lock_guard lock(mutex_);

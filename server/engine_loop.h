@@ -56,6 +56,7 @@ class Engine::Loop {
   absl::Status SubmitScore(ScoreRequest request, std::function<bool()> cancelled,
                            ScoreCallback done);
   void CreateSession(SessionOptions options, SessionCallback done);
+  absl::Status ChargeRequest(const std::string& tenant);
   bool Drain(absl::Duration timeout);
   EngineStats Stats() const;
   // Runs fn on the engine thread between two steps and waits for its result.
@@ -68,9 +69,11 @@ class Engine::Loop {
   }
 
   // --- engine thread, through Call: engine_sessions.cc ---
+  // A tenant that is not given: any.
   absl::StatusOr<SessionInfo> GetSession(const std::string& id, const std::string& tenant);
-  absl::Status DeleteSession(const std::string& id, const std::string& tenant, absl::Time called);
-  absl::StatusOr<SessionPage> ListSessions(const std::string& tenant, int page_size,
+  absl::Status DeleteSession(const std::string& id, const std::optional<std::string>& tenant,
+                             absl::Time called);
+  absl::StatusOr<SessionPage> ListSessions(const std::optional<std::string>& tenant, int page_size,
                                            const std::string& page_token);
   absl::StatusOr<std::vector<std::byte>> CopyState(const std::string& id,
                                                    const std::string& tenant);
@@ -88,6 +91,10 @@ class Engine::Loop {
   absl::Status Refuse(RejectReason reason, absl::Status status);
   absl::Status Enqueue(std::shared_ptr<Job> job);
   absl::Status AttachToSession(std::shared_ptr<Job> job);
+
+  // --- any thread: engine_admission.cc ---
+  // Charges the job to its tenant and holds that many states and bytes of its share for it.
+  std::optional<TenantQuotas::Refusal> ChargeTenant(Job& job, int64_t states, size_t bytes);
 
   // --- engine_loop.cc ---
   void Run();
@@ -133,6 +140,7 @@ class Engine::Loop {
   // --- engine_sessions.cc ---
   void OpenSession(SessionOptions options, absl::Time called, SessionCallback done);
   void PublishSession(std::shared_ptr<Session> opened);  // into the table
+  void ReleaseSession(Session& session);  // its memory and its share of the tenant's
   void ExpireSessions(absl::Time now);
   void SessionEvent(const SessionReport& report) const;
 
@@ -149,7 +157,7 @@ class Engine::Loop {
   int unfinished_ = 0;  // jobs accepted and not ended
   bool draining_ = false;
   bool stopping_ = false;
-  std::array<int, 4> refused_{};  // by RejectReason, not yet told to events_.rejected
+  std::array<int, kRejectReasons> refused_{};  // by RejectReason, not yet told to events_.rejected
   std::condition_variable all_ended_;
   EngineStats stats_;
 

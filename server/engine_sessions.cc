@@ -32,10 +32,19 @@ void Engine::Loop::OpenSession(SessionOptions options, absl::Time called, Sessio
     done(Refuse(RejectReason::kStateMemory, state.status()));
     return;
   }
+  auto job = std::make_shared<Job>();
+  job->tenant = options.tenant;
+  job->prompt_tokens = static_cast<int64_t>(options.prompt.size());
+  if (std::optional<TenantQuotas::Refusal> over = ChargeTenant(*job, 1, layout_.bytes_cap(cap))) {
+    pool_.Release(*state);
+    done(Refuse(over->reason, over->status));
+    return;
+  }
   auto session = std::make_shared<Session>();
   session->id = random_.NextId();
   session->tenant = std::move(options.tenant);
   session->state = *state;
+  session->hold = std::move(job->hold);
   session->ttl = options.ttl > absl::ZeroDuration() ? options.ttl : options_.session_ttl;
   session->created = session->last_used = called;
   if (options.prompt.empty()) {
@@ -44,10 +53,8 @@ void Engine::Loop::OpenSession(SessionOptions options, absl::Time called, Sessio
     done(info);
     return;
   }
-  auto job = std::make_shared<Job>();
   job->arrival = session->created;
   job->deadline = options.deadline;
-  job->prompt_tokens = static_cast<int64_t>(options.prompt.size());
   job->rows = std::move(options.prompt);
   job->session = std::move(session);
   job->work = AbsorbWork{std::move(done)};
@@ -75,9 +82,8 @@ absl::StatusOr<SessionInfo> Engine::Loop::GetSession(const std::string& id,
   return DescribeSession(**found, layout_);
 }
 
-absl::StatusOr<Engine::SessionPage> Engine::Loop::ListSessions(const std::string& tenant,
-                                                               int page_size,
-                                                               const std::string& page_token) {
+absl::StatusOr<Engine::SessionPage> Engine::Loop::ListSessions(
+    const std::optional<std::string>& tenant, int page_size, const std::string& page_token) {
   if (page_size <= 0) {
     return absl::InvalidArgumentError(absl::StrCat("page_size: ", page_size, ", at least 1"));
   }
@@ -93,7 +99,13 @@ absl::StatusOr<Engine::SessionPage> Engine::Loop::ListSessions(const std::string
   return page;
 }
 
-absl::Status Engine::Loop::DeleteSession(const std::string& id, const std::string& tenant,
+void Engine::Loop::ReleaseSession(Session& session) {
+  pool_.Release(session.state);
+  session.hold.Release();
+}
+
+absl::Status Engine::Loop::DeleteSession(const std::string& id,
+                                         const std::optional<std::string>& tenant,
                                          absl::Time called) {
   std::shared_ptr<Session> session;
   bool busy;
@@ -108,7 +120,7 @@ absl::Status Engine::Loop::DeleteSession(const std::string& id, const std::strin
   }
   const int64_t position = session->position();
   if (!busy) {
-    pool_.Release(session->state);
+    ReleaseSession(*session);
   } else {
     // If its job is not running yet, StartOnSession will see `deleted`.
     for (const std::shared_ptr<Job>& job : running_) {
@@ -148,7 +160,7 @@ void Engine::Loop::ExpireSessions(absl::Time now) {
   }
   for (const std::shared_ptr<Session>& session : expired) {
     const int64_t position = session->position();
-    pool_.Release(session->state);
+    ReleaseSession(*session);
     SessionEvent({.event = "expire", .duration = {}, .position = position});
   }
 }

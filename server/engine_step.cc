@@ -182,6 +182,7 @@ void Engine::Loop::Draw(Job& job, Completion& completion) {
   Session& session = *completion.session;
   StreamEvent event = completion.Drawn(reader_.NextDraw());
   session.pending = event.chunk->token_ids.front();
+  options_.quotas->ChargeTokens(job.tenant, 1);
   const absl::Time now = absl::Now();
   if (completion.generated() == 1) completion.first_token = now;
   if (completion.generated() > 1 && events_.next_token) {

@@ -1,9 +1,7 @@
 #include "server/grpc_context.h"
 
-#include <algorithm>
 #include <utility>
 
-#include "absl/strings/ascii.h"
 #include "absl/strings/str_cat.h"
 #include "absl/time/clock.h"
 #include "server/grpc_codec.h"
@@ -13,14 +11,15 @@ namespace {
 
 constexpr int kWriterThreads = 2;
 constexpr int kBlockingThreads = 4;
-constexpr size_t kMaxTenantName = 64;
 
 }  // namespace
 
-ServiceContext::ServiceContext(Engine& engine, ModelDescription description, Metrics& metrics)
+ServiceContext::ServiceContext(Engine& engine, ModelDescription description, Metrics& metrics,
+                               const TenantRegistry* tenants)
     : engine(engine),
       description(std::move(description)),
       metrics(metrics),
+      auth(tenants, metrics),
       writers(kWriterThreads),
       blocking(kBlockingThreads) {}
 
@@ -46,21 +45,6 @@ void ServiceContext::RemoveDrainListener(DrainListener* listener) {
   listeners_.erase(listener);
 }
 
-absl::StatusOr<std::string> TenantOf(const grpc::CallbackServerContext& context) {
-  const auto [begin, end] = context.client_metadata().equal_range("ovq-tenant");
-  if (begin == end) return std::string();
-  const std::string name(begin->second.data(), begin->second.size());
-  const bool known_characters = std::all_of(name.begin(), name.end(), [](unsigned char c) {
-    return absl::ascii_isalnum(c) || c == '.' || c == '_' || c == '-';
-  });
-  if (std::next(begin) != end || name.empty() || name.size() > kMaxTenantName ||
-      !known_characters) {
-    return absl::InvalidArgumentError(
-        "metadata ovq-tenant: expected one name of 1 to 64 characters A-Z a-z 0-9 . _ -");
-  }
-  return name;
-}
-
 absl::Time CallRecord::deadline() const {
   const std::chrono::system_clock::time_point deadline = context_->deadline();
   if (deadline == std::chrono::system_clock::time_point::max()) return absl::InfiniteFuture();
@@ -73,6 +57,9 @@ grpc::Status CallRecord::End(const absl::Status& status) {
   if (context_->IsCancelled()) {
     seen = absl::Now() >= deadline() ? absl::DeadlineExceededError("deadline exceeded")
                                      : absl::CancelledError("cancelled by the client");
+  }
+  if (const std::optional<absl::Duration> wait = RetryAfter(seen)) {
+    context_->AddTrailingMetadata("retry-after-ms", absl::StrCat(absl::ToInt64Milliseconds(*wait)));
   }
   services_.metrics.CallFinished(method_, seen.code(),
                                  absl::FromChrono(std::chrono::steady_clock::now() - start_));

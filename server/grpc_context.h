@@ -13,8 +13,10 @@
 #include "absl/base/thread_annotations.h"
 #include "absl/status/statusor.h"
 #include "absl/synchronization/mutex.h"
+#include "absl/time/clock.h"
 #include "absl/time/time.h"
 #include "model/tokenizer.h"
+#include "server/auth.h"
 #include "server/engine.h"
 #include "server/grpc_strand.h"
 #include "server/metrics.h"
@@ -44,11 +46,15 @@ class DrainListener {
 // Any thread. Outlives every call.
 class ServiceContext {
  public:
-  ServiceContext(Engine& engine, ModelDescription description, Metrics& metrics);
+  // tenants: null where no tokens are asked for.
+  ServiceContext(Engine& engine, ModelDescription description, Metrics& metrics,
+                 const TenantRegistry* tenants = nullptr);
 
   Engine& engine;
   const ModelDescription description;
   Metrics& metrics;
+  const Authenticator auth;
+  const absl::Time started = absl::Now();
   const Tokenizer* tokenizer() const { return engine.model().tokenizer; }
 
   WorkQueue writers;   // turns tokens into messages; its work never waits
@@ -57,6 +63,7 @@ class ServiceContext {
   // After Drain, streams without a running turn end, and calls that bring work are refused.
   void Drain();
   absl::Status CheckServing() const;  // Unavailable while draining
+  bool draining() const { return draining_; }
   void AddDrainListener(DrainListener* listener);
   void RemoveDrainListener(DrainListener* listener);
 
@@ -66,24 +73,21 @@ class ServiceContext {
   std::set<DrainListener*> listeners_ ABSL_GUARDED_BY(mutex_);
 };
 
-// The tenant that metadata `ovq-tenant` names, "" without it; InvalidArgument for a bad name.
-// Without authentication this separates tenants, it does not protect them.
-absl::StatusOr<std::string> TenantOf(const grpc::CallbackServerContext& context);
-
 // Time and counting of one RPC.
 class CallRecord {
  public:
-  CallRecord(ServiceContext& services, Method method, const grpc::CallbackServerContext* context)
+  CallRecord(ServiceContext& services, Method method, grpc::CallbackServerContext* context)
       : services_(services), method_(method), context_(context) {}
   absl::Time arrival() const { return arrival_; }
   absl::Time deadline() const;
-  // Counts the call and gives its status for the wire. Call once, at the end.
+  // Counts the call and gives its status for the wire, with trailing metadata `retry-after-ms`
+  // where the status knows one. Call once, at the end.
   grpc::Status End(const absl::Status& status);
 
  private:
   ServiceContext& services_;
   const Method method_;
-  const grpc::CallbackServerContext* const context_;
+  grpc::CallbackServerContext* const context_;
   const absl::Time arrival_ = absl::Now();
   const std::chrono::steady_clock::time_point start_ = std::chrono::steady_clock::now();
 };

@@ -1,14 +1,14 @@
-// The gRPC server: both services, health, reflection, limits.
+// The gRPC server for clients: both services, health, reflection.
 #pragma once
 
 #include <grpcpp/grpcpp.h>
 
 #include <memory>
-#include <string>
 
 #include "absl/status/statusor.h"
 #include "absl/time/time.h"
 #include "server/grpc_context.h"
+#include "server/grpc_listener.h"
 #include "server/inference_service.h"
 #include "server/session_service.h"
 
@@ -16,14 +16,13 @@ namespace ovq {
 
 class GrpcServer {
  public:
-  // Serves on HOST:PORT from now on, and says so to health checks. Unavailable if the address
-  // can't be had. `services` outlives it.
-  static absl::StatusOr<std::unique_ptr<GrpcServer>> Start(const std::string& address,
-                                                           size_t max_message_bytes,
+  // Serves from now on, and says so to health checks. Unavailable if the address can't be had.
+  // `services` and the TLS source outlive it.
+  static absl::StatusOr<std::unique_ptr<GrpcServer>> Start(const ListenOptions& options,
                                                            ServiceContext& services);
   ~GrpcServer();
 
-  int port() const { return port_; }
+  int port() const { return listener_.port; }
   std::shared_ptr<grpc::Channel> InProcessChannel();
   void SetServing(bool serving);  // what health checks hear
   // Takes no more calls; those still open at the deadline are cancelled. Returns when all ended.
@@ -34,8 +33,7 @@ class GrpcServer {
 
   InferenceService inference_;
   SessionService sessions_;
-  int port_ = 0;
-  std::unique_ptr<grpc::Server> server_;
+  Listener listener_;
 };
 
 }  // namespace ovq

@@ -30,7 +30,7 @@ using UnaryDone = std::function<void(absl::StatusOr<Response>)>;  // once, from 
 template <class Request, class Response>
 using UnaryHandler = std::function<void(const UnaryInfo&, const Request&, UnaryDone<Response>)>;
 
-template <class Request, class Response>
+template <class Request, class Response, Access kAccess = Access::kAny>
 class UnaryCall final : public grpc::ServerUnaryReactor {
  public:
   UnaryCall(ServiceContext& services, Method method, grpc::CallbackServerContext* context,
@@ -41,11 +41,12 @@ class UnaryCall final : public grpc::ServerUnaryReactor {
         record_(services, method, context),
         response_(response) {
     services_.blocking.Run([this, request, handler = std::move(handler)] {
-      absl::StatusOr<std::string> tenant = TenantOf(*context_);
-      if (!tenant.ok()) return End(tenant.status());
+      absl::StatusOr<Caller> caller = services_.auth.Authenticate(*context_, kAccess);
+      if (!caller.ok()) return End(caller.status());
       Request message;
       if (absl::Status status = ParseMessage(*request, message); !status.ok()) return End(status);
-      const UnaryInfo info{*std::move(tenant), record_.arrival(), record_.deadline(), cancelled_};
+      const UnaryInfo info{std::move(caller->tenant), record_.arrival(), record_.deadline(),
+                           cancelled_};
       handler(info, message, [this](absl::StatusOr<Response> answer) { Reply(std::move(answer)); });
     });
   }

@@ -104,8 +104,11 @@ void HandleScore(ServiceContext& services, const UnaryInfo& info, const v1::Scor
   if (!status.ok()) done(status);
 }
 
-void HandleTokenize(ServiceContext& services, const v1::TokenizeRequest& message,
-                    UnaryDone<v1::TokenizeResponse> done) {
+void HandleTokenize(ServiceContext& services, const UnaryInfo& info,
+                    const v1::TokenizeRequest& message, UnaryDone<v1::TokenizeResponse> done) {
+  if (absl::Status status = services.engine.ChargeRequest(info.tenant); !status.ok()) {
+    return done(status);
+  }
   const RequestLimits limits = RequestLimits::Of(services.engine);
   if (!limits.has_text()) {
     return done(absl::FailedPreconditionError("text: this model has no tokenizer"));
@@ -118,8 +121,12 @@ void HandleTokenize(ServiceContext& services, const v1::TokenizeRequest& message
   done(std::move(response));
 }
 
-void HandleDetokenize(ServiceContext& services, const v1::DetokenizeRequest& message,
+void HandleDetokenize(ServiceContext& services, const UnaryInfo& info,
+                      const v1::DetokenizeRequest& message,
                       UnaryDone<v1::DetokenizeResponse> done) {
+  if (absl::Status status = services.engine.ChargeRequest(info.tenant); !status.ok()) {
+    return done(status);
+  }
   const RequestLimits limits = RequestLimits::Of(services.engine);
   if (!limits.has_text()) {
     return done(absl::FailedPreconditionError("token_ids: this model has no tokenizer"));
@@ -162,8 +169,8 @@ grpc::ServerUnaryReactor* InferenceService::Tokenize(grpc::CallbackServerContext
                                                      grpc::ByteBuffer* response) {
   return new UnaryCall<v1::TokenizeRequest, v1::TokenizeResponse>(
       services_, Method::kTokenize, context, request, response,
-      [this](const UnaryInfo&, const v1::TokenizeRequest& message, auto done) {
-        HandleTokenize(services_, message, std::move(done));
+      [this](const UnaryInfo& info, const v1::TokenizeRequest& message, auto done) {
+        HandleTokenize(services_, info, message, std::move(done));
       });
 }
 
@@ -172,8 +179,8 @@ grpc::ServerUnaryReactor* InferenceService::Detokenize(grpc::CallbackServerConte
                                                        grpc::ByteBuffer* response) {
   return new UnaryCall<v1::DetokenizeRequest, v1::DetokenizeResponse>(
       services_, Method::kDetokenize, context, request, response,
-      [this](const UnaryInfo&, const v1::DetokenizeRequest& message, auto done) {
-        HandleDetokenize(services_, message, std::move(done));
+      [this](const UnaryInfo& info, const v1::DetokenizeRequest& message, auto done) {
+        HandleDetokenize(services_, info, message, std::move(done));
       });
 }
 

@@ -16,7 +16,13 @@ ChatCall::ChatCall(ServiceContext& services, grpc::CallbackServerContext* contex
 void ChatCall::Start() {
   self_ = shared_from_this();
   services_.AddDrainListener(this);
-  strand_.Dispatch([this] { Read(); });
+  strand_.Dispatch([this] {
+    // Before any message: nobody unknown holds a stream open.
+    absl::StatusOr<Caller> caller = services_.auth.Authenticate(*context_);
+    if (!caller.ok()) return End(caller.status());
+    caller_ = *std::move(caller);
+    Read();
+  });
 }
 
 void ChatCall::OnReadDone(bool ok) {
@@ -113,10 +119,7 @@ void ChatCall::HandleTurn(const v1::ChatTurn& turn) {
 
 void ChatCall::Open(const v1::ChatOpen& open) {
   phase_ = Phase::kOpening;
-  absl::StatusOr<std::string> tenant = TenantOf(*context_);
-  if (!tenant.ok()) return Opened(tenant.status());
   if (absl::Status status = services_.CheckServing(); !status.ok()) return Opened(status);
-  tenant_ = *std::move(tenant);
   if (!open.has_session_id()) {
     created_ = true;
     ephemeral_ = !open.keep_session();
@@ -131,14 +134,14 @@ void ChatCall::Open(const v1::ChatOpen& open) {
         "open: expected max_centroids and ttl only for a new session, got them with session_id"));
   }
   RunBlocking([this, id = open.session_id()] {
-    absl::StatusOr<SessionInfo> session = services_.engine.GetSession(id, tenant_);
+    absl::StatusOr<SessionInfo> session = services_.engine.GetSession(id, caller_.tenant);
     strand_.Post(shared_from_this(), [this, session = std::move(session)] { Opened(session); });
   });
 }
 
 absl::Status ChatCall::StartNewSession(const v1::ChatOpen& open) {
   SessionOptions options;
-  options.tenant = tenant_;
+  options.tenant = caller_.tenant;
   options.deadline = record_.deadline();
   if (open.has_max_centroids()) {
     absl::StatusOr<int32_t> cap =
@@ -192,7 +195,7 @@ void ChatCall::End(absl::Status status) {
   }
   RunBlocking([this] {
     // NotFound if it expired or was deleted by another call: as well.
-    (void)services_.engine.DeleteSession(session_id_, tenant_);
+    (void)services_.engine.DeleteSession(session_id_, caller_.tenant);
     strand_.Post(shared_from_this(), [this] {
       cleaned_up_ = true;
       Pump();

@@ -80,7 +80,7 @@ class ChatCall final : public grpc::ServerBidiReactor<grpc::ByteBuffer, grpc::By
   bool cleaned_up_ = false;  // phase kEnding: nothing is left to do but to finish
   bool finished_ = false;
 
-  std::string tenant_;
+  Caller caller_;
   std::string session_id_;
   bool created_ = false;    // by this stream
   bool ephemeral_ = false;  // the session ends with the stream

@@ -26,10 +26,12 @@ void ChatCall::BeginTurn(const v1::ChatTurn& turn) {
 // Reads only what does not change while a turn is being submitted.
 absl::Status ChatCall::SubmitTurn(const v1::ChatTurn& turn,
                                   const std::shared_ptr<TokenStream>& stream) {
+  // A conversation may outlast its token.
+  if (absl::Status status = services_.auth.Recheck(caller_); !status.ok()) return status;
   const RequestLimits limits = RequestLimits::Of(services_.engine);
   GenerateRequest request;
   request.session_id = session_id_;
-  request.tenant = tenant_;
+  request.tenant = caller_.tenant;
   request.arrival = absl::Now();
   request.deadline = record_.deadline();
   for (const absl::Status& status :

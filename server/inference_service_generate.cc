@@ -50,12 +50,12 @@ class GenerateCall final : public grpc::ServerWriteReactor<grpc::ByteBuffer>,
   }
 
   absl::Status Submit() {
-    absl::StatusOr<std::string> tenant = TenantOf(*context_);
-    if (!tenant.ok()) return tenant.status();
+    absl::StatusOr<Caller> caller = services_.auth.Authenticate(*context_);
+    if (!caller.ok()) return caller.status();
     v1::GenerateRequest message;
     if (absl::Status status = ParseMessage(*request_, message); !status.ok()) return status;
     GenerateRequest request;
-    request.tenant = *std::move(tenant);
+    request.tenant = std::move(caller->tenant);
     request.arrival = record_.arrival();
     request.deadline = record_.deadline();
     if (absl::Status status = Convert(message, request); !status.ok()) return status;

@@ -5,12 +5,14 @@
 #include <functional>
 #include <memory>
 #include <optional>
+#include <string>
 #include <variant>
 #include <vector>
 
 #include "absl/time/time.h"
 #include "server/answer.h"
 #include "server/engine.h"
+#include "server/quota.h"
 #include "server/session.h"
 
 namespace ovq {
@@ -35,6 +37,8 @@ struct AbsorbWork {
 // Engine thread only, once it is posted.
 struct Job {
   std::variant<GenerateWork, ScoreWork, AbsorbWork> work;
+  std::string tenant;
+  QuotaHold hold;  // of what a job without a session that outlives it takes
   absl::Time arrival, deadline, admitted, prefilled;
   int64_t order = 0;  // of admission
   bool ended = false;

@@ -1,6 +1,7 @@
 // ovq-server: wiring, signals and drain.
 #include <pthread.h>
 #include <signal.h>
+#include <sys/resource.h>
 #include <unistd.h>
 
 #include <atomic>
@@ -19,11 +20,13 @@
 #include "absl/strings/str_join.h"
 #include "absl/synchronization/notification.h"
 #include "model/language_model.h"
+#include "server/admin_service.h"
 #include "server/grpc_server.h"
 #include "server/metrics.h"
 #include "server/options.h"
 #include "server/plan.h"
 #include "server/process_stats.h"
+#include "server/security.h"
 
 namespace ovq {
 namespace {
@@ -50,6 +53,10 @@ class SignalWaiter {
   // From now on the first signal asks for a drain; before, it ends the process.
   void Serve() { serving_ = true; }
   void WaitForFirst() { first_.WaitForNotification(); }
+  // As the first signal; changes nothing after it. Any thread, while serving.
+  void Drain() {
+    if (!draining_.exchange(true)) first_.Notify();
+  }
 
  private:
   static constexpr int kEnd = SIGUSR1;
@@ -59,17 +66,18 @@ class SignalWaiter {
       int signal = 0;
       if (sigwait(&signals_, &signal) != 0) continue;
       if (signal == kEnd) return;
-      if (!serving_ || first_.HasBeenNotified()) {
+      if (!serving_ || draining_) {
         Log(absl::StrCat("ended by signal ", signal));
         _exit(128 + signal);
       }
       Log(absl::StrCat("signal ", signal, ": draining; a second one ends at once"));
-      first_.Notify();
+      Drain();
     }
   }
 
   sigset_t signals_;
   std::atomic<bool> serving_{false};
+  std::atomic<bool> draining_{false};
   absl::Notification first_;
   std::thread thread_;
 };
@@ -217,7 +225,74 @@ void Drain(const Options& options, Engine& engine, ServiceContext& services, Grp
   server.Shutdown(std::max(deadline, absl::Now() + absl::Seconds(1)));
 }
 
+constexpr absl::Duration kLookAtFiles = absl::Milliseconds(500);
+
+// Before the weights, which take longer.
+absl::StatusOr<std::unique_ptr<Security>> LoadSecurity(const Options& options) {
+  for (const std::string& address : {options.listen, options.admin_listen}) {
+    if (options.tenants.empty() || !options.tls_cert.empty()) break;
+    if (address.empty() || IsLoopback(address)) continue;
+    Log(absl::StrCat("warning: --tenants without --tls-cert on ", address,
+                     ": whoever can listen to the network can read the tokens"));
+  }
+  return Security::Load({.tls = {.cert = options.tls_cert,
+                                 .key = options.tls_key,
+                                 .client_ca = options.tls_client_ca},
+                         .tenants = options.tenants});
+}
+
+ListenOptions ForListener(const Options& options, const Security& security) {
+  return {.address = options.listen,
+          .max_message_bytes = options.max_message_bytes,
+          .max_streams_per_connection = options.max_streams_per_connection,
+          .handshake_timeout = options.handshake_timeout,
+          .max_connection_idle = options.max_connection_idle,
+          .tls = security.tls()};
+}
+
+std::string WithPort(const std::string& address, int port) {
+  return absl::StrCat(address.substr(0, address.rfind(':')), ":", port);
+}
+
+// Null without --admin-listen.
+absl::StatusOr<std::unique_ptr<AdminServer>> StartAdmin(const Options& options,
+                                                        ListenOptions listen,
+                                                        ServiceContext& services,
+                                                        SignalWaiter& signals) {
+  if (options.admin_listen.empty()) return nullptr;
+  listen.address = options.admin_listen;
+  listen.flag = "--admin-listen";
+  absl::StatusOr<std::unique_ptr<AdminServer>> admin =
+      AdminServer::Start(listen, services, [&signals] {
+        Log("drain asked for by the admin service; a signal ends at once");
+        signals.Drain();
+      });
+  if (admin.ok()) Log(absl::StrCat("admin on ", WithPort(options.admin_listen, (*admin)->port())));
+  return admin;
+}
+
+// From the first call to the end of the drain.
+absl::Status ServeCalls(const Options& options, const Security& security, Engine& engine,
+                        ServiceContext& services, SignalWaiter& signals) {
+  const ListenOptions listen = ForListener(options, security);
+  absl::StatusOr<std::unique_ptr<GrpcServer>> server = GrpcServer::Start(listen, services);
+  if (!server.ok()) return server.status();
+  // Admin calls may drain at once: the waiter must be serving.
+  signals.Serve();
+  absl::StatusOr<std::unique_ptr<AdminServer>> admin =
+      StartAdmin(options, listen, services, signals);
+  if (!admin.ok()) return admin.status();
+  services.metrics.SetReady(true);
+  std::printf("listening on %s\n", WithPort(options.listen, (*server)->port()).c_str());
+  std::fflush(stdout);
+  signals.WaitForFirst();
+  Drain(options, engine, services, **server, services.metrics);
+  return absl::OkStatus();
+}
+
 absl::Status Serve(const Options& options, SignalWaiter& signals) {
+  absl::StatusOr<std::unique_ptr<Security>> security = LoadSecurity(options);
+  if (!security.ok()) return security.status();
   absl::StatusOr<Loaded> loaded = LoadAll(options);
   if (!loaded.ok()) return loaded.status();
   const LanguageModel& model = *loaded->model;
@@ -246,24 +321,44 @@ absl::Status Serve(const Options& options, SignalWaiter& signals) {
   Engine engine(ForEngine(model, *loaded->tokenizer), engine_options, std::move(loaded->context),
                 metrics.Events());
   metrics.SetStatsSource([&engine] { return engine.Stats(); });
+  (*security)->Watch(engine.quotas(), metrics, &Log, kLookAtFiles);
+  absl::Status status;
   {
-    ServiceContext services(engine, description, metrics);
-    absl::StatusOr<std::unique_ptr<GrpcServer>> server =
-        GrpcServer::Start(options.listen, options.max_message_bytes, services);
-    if (!server.ok()) {
-      metrics.SetStatsSource(nullptr);
-      return server.status();
-    }
-    metrics.SetReady(true);
-    signals.Serve();
-    const std::string host = options.listen.substr(0, options.listen.rfind(':'));
-    std::printf("listening on %s:%d\n", host.c_str(), (*server)->port());
-    std::fflush(stdout);
-    signals.WaitForFirst();
-    Drain(options, engine, services, **server, metrics);
+    ServiceContext services(engine, description, metrics, (*security)->tenants());
+    status = ServeCalls(options, **security, engine, services, signals);
   }
+  (*security)->Unwatch();
   metrics.SetStatsSource(nullptr);
-  return absl::OkStatus();
+  return status;
+}
+
+// The exit status.
+int Print(const absl::StatusOr<std::string>& text) {
+  if (text.ok()) std::fputs(text->c_str(), stdout);
+  if (!text.ok()) Log(std::string(text.status().message()));
+  return text.ok() ? 0 : kExitFailed;
+}
+
+// --hash-token: reads stdin, prints the digest.
+int PrintTokenHash() {
+  std::string input(8192, '\0');
+  input.resize(std::fread(input.data(), 1, input.size(), stdin));
+  const absl::StatusOr<std::string> hash = HashToken(input);
+  if (!hash.ok()) {
+    Log(std::string(hash.status().message()));
+    return kExitUsage;
+  }
+  std::puts(hash->c_str());
+  return 0;
+}
+
+// Every connection is an open file, and the gRPC library takes no more connections, ever, once it
+// could not open one.
+void RaiseFileLimit() {
+  rlimit limit = {};
+  if (getrlimit(RLIMIT_NOFILE, &limit) != 0) return;
+  limit.rlim_cur = limit.rlim_max;
+  if (setrlimit(RLIMIT_NOFILE, &limit) != 0) Log("the limit of open files could not be raised");
 }
 
 int Run(const std::vector<std::string>& args) {
@@ -285,14 +380,13 @@ int Run(const std::vector<std::string>& args) {
     std::puts("ovq-server " OVQ_VERSION);
     return 0;
   }
-  if (line->action == CommandLine::Action::kPlan ||
-      line->action == CommandLine::Action::kCheckConfig) {
-    const absl::StatusOr<std::string> text =
-        line->action == CommandLine::Action::kPlan ? PlanText(line->options) : CheckConfig(*line);
-    if (text.ok()) std::fputs(text->c_str(), stdout);
-    if (!text.ok()) Log(std::string(text.status().message()));
-    return text.ok() ? 0 : kExitFailed;
+  if (line->action == CommandLine::Action::kPlan) return Print(PlanText(line->options));
+  if (line->action == CommandLine::Action::kCheckConfig) {
+    const absl::Status security = LoadSecurity(line->options).status();
+    return Print(security.ok() ? CheckConfig(*line) : security);
   }
+  if (line->action == CommandLine::Action::kHashToken) return PrintTokenHash();
+  RaiseFileLimit();
   SignalWaiter signals;
   if (absl::Status status = Serve(line->options, signals); !status.ok()) {
     Log(std::string(status.message()));

@@ -42,6 +42,14 @@ const char* MethodName(Method method) {
       return "ExportSession";
     case Method::kImportSession:
       return "ImportSession";
+    case Method::kAdminListSessions:
+      return "AdminListSessions";
+    case Method::kAdminDeleteSession:
+      return "AdminDeleteSession";
+    case Method::kAdminDrain:
+      return "AdminDrain";
+    case Method::kAdminGetStatus:
+      return "AdminGetStatus";
   }
   return "?";
 }
@@ -156,6 +164,25 @@ void Metrics::CallFinished(Method method, absl::StatusCode code, absl::Duration 
   if (number >= kStatusNames.size()) number = static_cast<size_t>(absl::StatusCode::kUnknown);
   series_->requests[index][number]->Increment();
   series_->request_duration[index]->Observe(absl::ToDoubleSeconds(duration));
+}
+
+void Metrics::AuthFailed(AuthFailure reason) {
+  series_->auth_failures[static_cast<size_t>(reason)]->Increment();
+}
+
+void Metrics::CredentialsLoaded(Credentials what) {
+  // Absent until then: a server without TLS has no certificate that could be old.
+  series_->credentials_loaded->Add({{"what", kCredentials[static_cast<size_t>(what)]}})
+      .SetToCurrentTime();
+}
+
+void Metrics::CredentialsReloaded(Credentials what, bool ok) {
+  series_->credentials_reloads[static_cast<size_t>(what)][ok ? 0 : 1]->Increment();
+  if (ok) CredentialsLoaded(what);
+}
+
+void Metrics::SetCertificateExpiry(absl::Time time) {
+  series_->certificate_expiry->Add({}).Set(static_cast<double>(absl::ToUnixSeconds(time)));
 }
 
 absl::StatusOr<int> Metrics::Expose(const std::string& address) {

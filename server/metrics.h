@@ -36,9 +36,18 @@ enum class Method : uint8_t {
   kRewindSession,
   kExportSession,
   kImportSession,
+  kAdminListSessions,
+  kAdminDeleteSession,
+  kAdminDrain,
+  kAdminGetStatus,
 };
-inline constexpr int kMethods = 14;
+inline constexpr int kMethods = 18;
 const char* MethodName(Method method);
+
+// Why a call was not let in.
+enum class AuthFailure : uint8_t { kMissing, kMalformed, kUnknown, kForbidden };
+// What is read from files and read again when they change.
+enum class Credentials : uint8_t { kTls, kTenants };
 
 // What ovq_model_info, ovq_build_info and the constant gauges say.
 struct MetricsInfo {
@@ -68,6 +77,10 @@ class Metrics {
   void SetReady(bool ready);
   void SetDraining(bool draining);
   void CallFinished(Method method, absl::StatusCode code, absl::Duration duration);
+  void AuthFailed(AuthFailure reason);
+  void CredentialsLoaded(Credentials what);             // at the start
+  void CredentialsReloaded(Credentials what, bool ok);  // later
+  void SetCertificateExpiry(absl::Time time);
 
   // HTTP GET /metrics on HOST:PORT from now on; returns the port. Unavailable if it is taken.
   absl::StatusOr<int> Expose(const std::string& address);

@@ -67,6 +67,7 @@ Metrics::Series::Series(const MetricsInfo& info) {
   AddSessions(model);
   AddSessionEvents(model);
   if (info.has_dictionary) AddDictionary(model);
+  AddSecurity();
   AddServer(info, model);
   AddProcess();
 }
@@ -117,8 +118,8 @@ void Metrics::Series::AddRequests(const Labels& model) {
   }
   auto& refused = make.Counters("ovq_admission_rejections_total",
                                 "Requests and sessions refused for want of room.");
-  for (RejectReason reason : {RejectReason::kQueueFull, RejectReason::kStateMemory,
-                              RejectReason::kSessionLimit, RejectReason::kDraining}) {
+  for (int i = 0; i < kRejectReasons; ++i) {
+    const auto reason = static_cast<RejectReason>(i);
     rejections[reason] = &refused.Add({{"reason", RejectReasonName(reason)}});
   }
   requests_running = make.Gauge("ovq_requests_running", "Requests that hold a state and run.");
@@ -223,6 +224,25 @@ void Metrics::Series::AddDictionary(const Labels& model) {
   dictionary_fill =
       make.Histogram("ovq_dictionary_fill_ratio",
                      "Live centroids / cap of a request's state at its end.", kRatioBuckets);
+}
+
+void Metrics::Series::AddSecurity() {
+  Maker make(registry, {});
+  auto& failures =
+      make.Counters("ovq_auth_failures_total", "Calls that were not let in, by the reason.");
+  for (size_t i = 0; i < kAuthFailures.size(); ++i) {
+    auth_failures[i] = &failures.Add({{"reason", kAuthFailures[i]}});
+  }
+  auto& reloads = make.Counters("ovq_credentials_reloads_total",
+                                "Changed files of credentials that were read again.");
+  for (size_t i = 0; i < kCredentials.size(); ++i) {
+    credentials_reloads[i][0] = &reloads.Add({{"what", kCredentials[i]}, {"result", "ok"}});
+    credentials_reloads[i][1] = &reloads.Add({{"what", kCredentials[i]}, {"result", "error"}});
+  }
+  credentials_loaded = &make.Gauges("ovq_credentials_loaded_timestamp_seconds",
+                                    "When the credentials in use were read.");
+  certificate_expiry = &make.Gauges("ovq_tls_certificate_expiry_timestamp_seconds",
+                                    "When the first certificate of the chain in use expires.");
 }
 
 void Metrics::Series::AddServer(const MetricsInfo& info, const Labels& model) {

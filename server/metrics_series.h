@@ -20,6 +20,9 @@ inline constexpr std::array<const char *, 17> kStatusNames = {
     "NOT_FOUND", "ALREADY_EXISTS", "PERMISSION_DENIED", "RESOURCE_EXHAUSTED", "FAILED_PRECONDITION",
     "ABORTED",   "OUT_OF_RANGE",   "UNIMPLEMENTED",     "INTERNAL",           "UNAVAILABLE",
     "DATA_LOSS", "UNAUTHENTICATED"};
+inline constexpr std::array<const char *, 4> kAuthFailures = {"missing", "malformed", "unknown",
+                                                              "forbidden"};  // as AuthFailure
+inline constexpr std::array<const char *, 2> kCredentials = {"tls", "tenants"};
 inline constexpr std::array<const char *, 3> kPhases = {"prefill", "decode", "mixed"};
 
 struct Metrics::Series {
@@ -58,6 +61,10 @@ struct Metrics::Series {
   Gauge *ready, *draining;
   Gauge *resident_memory, *virtual_memory, *open_fds, *max_fds, *threads;  // of the process
 
+  std::array<Counter *, kAuthFailures.size()> auth_failures;
+  std::array<std::array<Counter *, 2>, kCredentials.size()> credentials_reloads;  // ok, error
+  prometheus::Family<Gauge> *credentials_loaded, *certificate_expiry;
+
  private:
   void AddRequests(const prometheus::Labels &model);
   void AddLatencies(const prometheus::Labels &model);
@@ -65,6 +72,7 @@ struct Metrics::Series {
   void AddSessions(const prometheus::Labels &model);
   void AddSessionEvents(const prometheus::Labels &model);
   void AddDictionary(const prometheus::Labels &model);
+  void AddSecurity();
   void AddServer(const MetricsInfo &info, const prometheus::Labels &model);
   void AddProcess();
 };

@@ -101,6 +101,36 @@ const Flag kFlags[] = {
        if (!status.ok() || o.max_message_bytes <= static_cast<size_t>(kIntMax)) return status;
        return Expected("a size below 2G", text);
      }},
+    {"tls-cert", "FILE", "none: plain text",
+     "PEM certificate of the server with its chain; it and the other TLS files are read again when "
+     "they change",
+     [](std::string_view text, Options& o) { return SetFile(text, o.tls_cert); }},
+    {"tls-key", "FILE", "none", "PEM key of --tls-cert, without a passphrase",
+     [](std::string_view text, Options& o) { return SetFile(text, o.tls_key); }},
+    {"tls-client-ca", "FILE", "none: clients need no certificate",
+     "PEM certificates of the authorities whose clients may connect, and no others",
+     [](std::string_view text, Options& o) { return SetFile(text, o.tls_client_ca); }},
+    {"tenants", "FILE", "none: whoever can connect may call",
+     "JSON file of tenants, their tokens and limits (docs/security.md); read again when it changes",
+     [](std::string_view text, Options& o) { return SetFile(text, o.tenants); }},
+    {"admin-listen", "HOST:PORT", "none",
+     "address of ovq.v1.AdminService; beyond loopback only with --tenants",
+     [](std::string_view text, Options& o) { return SetAddress(text, o.admin_listen); }},
+    {"max-streams-per-connection", "N", "1024",
+     "calls at a time on one connection; a client holds further ones back",
+     [](std::string_view text, Options& o) {
+       return SetInteger(text, 1, 1 << 20, o.max_streams_per_connection);
+     }},
+    {"handshake-timeout", "DURATION", "10s",
+     "time from a connection to the end of its TLS and HTTP/2 handshakes",
+     [](std::string_view text, Options& o) {
+       return SetDuration(text, absl::Milliseconds(1), absl::Hours(1), o.handshake_timeout);
+     }},
+    {"max-connection-idle", "DURATION", "no end",
+     "time after which a connection without calls ends",
+     [](std::string_view text, Options& o) {
+       return SetDuration(text, absl::Seconds(1), absl::Hours(24 * 20), o.max_connection_idle);
+     }},
     {"plan-centroids", "N,N,...", "the model's default cap", "--plan: dictionary caps to plan for",
      [](std::string_view text, Options& o) {
        return SetIntegers(text, 2, 1 << 24, o.plan_centroids);
@@ -144,6 +174,10 @@ absl::StatusOr<RawFlags> SplitFlags(std::span<const std::string> args) {
     if (arg == "--check-config" || arg == "--plan") {
       raw.action = arg == "--plan" ? CommandLine::Action::kPlan : CommandLine::Action::kCheckConfig;
       continue;
+    }
+    if (arg == "--hash-token") {
+      raw.action = CommandLine::Action::kHashToken;
+      return raw;
     }
     const bool is_flag = absl::ConsumePrefix(&arg, "--");
     const std::pair<std::string, std::string> parts = absl::StrSplit(arg, absl::MaxSplits('=', 1));
@@ -225,7 +259,8 @@ absl::StatusOr<CommandLine> ParseCommandLine(std::span<const std::string> args,
   if (!raw.ok()) return raw.status();
   Settings settings;
   settings.line().action = raw->action;
-  if (raw->action == CommandLine::Action::kHelp || raw->action == CommandLine::Action::kVersion) {
+  if (raw->action == CommandLine::Action::kHelp || raw->action == CommandLine::Action::kVersion ||
+      raw->action == CommandLine::Action::kHashToken) {
     return settings.line();
   }
   const auto config = raw->values.find("config");
@@ -249,6 +284,7 @@ absl::StatusOr<CommandLine> ParseCommandLine(std::span<const std::string> args,
   if (options.model.empty()) {
     return absl::InvalidArgumentError("--model: expected a model folder, got none");
   }
+  if (absl::Status status = CheckSecurityOptions(options); !status.ok()) return status;
   if (raw->action == CommandLine::Action::kPlan && !options.state_memory_bytes.has_value()) {
     return absl::InvalidArgumentError(
         "--plan: expected --state-memory, the memory to plan for, got none");
@@ -276,12 +312,14 @@ std::string HelpText() {
       "      lines 'name = value' with the flags' names, '#' begins a comment line\n"
       "      default: none; environment: OVQ_CONFIG\n"
       "  --check-config\n"
-      "      checks options and model folder without loading the weights, prints every option\n"
-      "      with its value and where it comes from, and ends\n"
+      "      checks options, model folder and credentials without loading the weights, prints every\n"
+      "      option with its value and where it comes from, and ends\n"
       "  --plan\n"
       "      prints how many sessions fit in --state-memory, exactly, for each cap of\n"
       "      --plan-centroids and each length of --plan-tokens, and ends; needs neither the\n"
       "      weights nor the device\n"
+      "  --hash-token\n"
+      "      prints the SHA-256 of the token on stdin, for the file of --tenants\n"
       "  --help, --version\n\n"
       "Flags win over the environment, the environment over the file, the file over the defaults.\n"
       "Sizes: 512M, 8G, 1.5GiB (powers of 1024). Durations: 250ms, 30s, 5m, 1h30m.\n"

@@ -34,6 +34,15 @@ struct Options {
   absl::Duration session_ttl = absl::Minutes(30);
   absl::Duration drain_timeout = absl::Seconds(30);
   size_t max_message_bytes = size_t{64} << 20;
+
+  // Files; empty: none.
+  std::string tls_cert, tls_key, tls_client_ca;
+  std::string tenants;
+  std::string admin_listen;  // empty: no admin service
+  int max_streams_per_connection = 1024;
+  absl::Duration handshake_timeout = absl::Seconds(10);
+  absl::Duration max_connection_idle = absl::InfiniteDuration();
+
   // --plan only.
   std::vector<int32_t> plan_centroids;  // empty: the model's default cap
   std::vector<int64_t> plan_tokens = {1 << 10, 1 << 15, 1 << 20};
@@ -46,8 +55,11 @@ struct Setting {
   std::string origin;  // "--max-queue", "OVQ_MAX_QUEUE", "FILE:3: max-queue" or "default"
 };
 
+// True for HOST:PORT whose host is a loopback address: 127.0.0.0/8, [::1] or localhost.
+bool IsLoopback(std::string_view address);
+
 struct CommandLine {
-  enum class Action : uint8_t { kServe, kHelp, kVersion, kCheckConfig, kPlan };
+  enum class Action : uint8_t { kServe, kHelp, kVersion, kCheckConfig, kPlan, kHashToken };
   Action action = Action::kServe;
   Options options;
   std::vector<Setting> settings;  // every option, in the order of --help

@@ -35,9 +35,14 @@ absl::Status SetIntegers(std::string_view text, int64_t low, int64_t high, std::
 }
 // HOST:PORT with a port from 0 to 65535.
 absl::Status SetAddress(std::string_view text, std::string& out);
+// A path that is not empty.
+absl::Status SetFile(std::string_view text, std::string& out);
 absl::Status SetDType(std::string_view text, std::optional<DType>& out);
 absl::Status SetDevice(std::string_view text, Device& out);
 absl::Status SetDuration(std::string_view text, absl::Duration low, absl::Duration high,
                          absl::Duration& out);
+
+// What the options that protect the server say together.
+absl::Status CheckSecurityOptions(const Options& options);
 
 }  // namespace ovq

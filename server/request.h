@@ -156,7 +156,8 @@ struct SessionOptions {
   absl::Time deadline = absl::InfiniteFuture();
 };
 struct SessionInfo {
-  std::string id;        // 32 hex digits, 128 random bits
+  std::string id;  // 32 hex digits, 128 random bits
+  std::string tenant;
   int64_t position = 0;  // tokens of the conversation
   int32_t max_centroids = 0;
   size_t state_bytes = 0;      // committed now

@@ -14,6 +14,7 @@ namespace ovq {
 SessionInfo DescribeSession(const Session& session, const StateLayout& layout) {
   SessionInfo info;
   info.id = session.id;
+  info.tenant = session.tenant;
   info.position = session.position();
   info.max_centroids = session.state.max_centroids;
   info.state_bytes = session.state.committed_bytes;
@@ -47,10 +48,10 @@ std::string RandomSource::NextId() {
   return absl::StrFormat("%016x%016x", high, Next());
 }
 
-absl::StatusOr<std::shared_ptr<Session>> SessionTable::Find(const std::string& id,
-                                                            const std::string& tenant) const {
+absl::StatusOr<std::shared_ptr<Session>> SessionTable::Find(
+    const std::string& id, const std::optional<std::string>& tenant) const {
   const auto found = by_id_.find(id);
-  if (found == by_id_.end() || found->second->tenant != tenant) {
+  if (found == by_id_.end() || (tenant && found->second->tenant != *tenant)) {
     return absl::NotFoundError(absl::StrCat("session ", id, ": not found"));
   }
   return found->second;
@@ -61,11 +62,12 @@ void SessionTable::Insert(std::shared_ptr<Session> session) {
   Check(by_id_.emplace(id, std::move(session)).second, "session ids are unique");
 }
 
-std::vector<std::shared_ptr<Session>> SessionTable::Page(const std::string& tenant, int page_size,
+std::vector<std::shared_ptr<Session>> SessionTable::Page(const std::optional<std::string>& tenant,
+                                                         int page_size,
                                                          const std::string& after) const {
   std::vector<std::shared_ptr<Session>> page;
   for (auto it = by_id_.upper_bound(after); it != by_id_.end(); ++it) {
-    if (it->second->tenant != tenant) continue;
+    if (tenant && it->second->tenant != *tenant) continue;
     page.push_back(it->second);
     if (static_cast<int>(page.size()) > page_size) break;
   }

@@ -11,6 +11,7 @@
 #include "absl/status/statusor.h"
 #include "absl/time/time.h"
 #include "model/state_layout.h"
+#include "server/quota.h"
 #include "server/request.h"
 #include "server/state_pool.h"
 
@@ -26,6 +27,7 @@ struct Session {
   std::string id;  // empty: ends with its request
   std::string tenant;
   StateHandle state;  // state.position = tokens consumed
+  QuotaHold hold;     // of the tenant's share, in sessions that outlive a request
   std::optional<int32_t> pending;
   absl::Duration ttl = absl::InfiniteDuration();
   absl::Time created, last_used;
@@ -54,15 +56,16 @@ class RandomSource {
 // Not thread-safe: guarded by the engine's mutex.
 class SessionTable {
  public:
-  // NotFound for an unknown id and, with the same words, for another tenant's session.
+  // NotFound for an unknown id and, with the same words, for another tenant's session. A tenant
+  // that is not given: any.
   absl::StatusOr<std::shared_ptr<Session>> Find(const std::string& id,
-                                                const std::string& tenant) const;
+                                                const std::optional<std::string>& tenant) const;
   void Insert(std::shared_ptr<Session> session);
   void Erase(const std::string& id) { by_id_.erase(id); }
-  // Up to page_size sessions of the tenant with ids after `after`, ordered by id; one more than
-  // that tells the caller that there is a next page.
-  std::vector<std::shared_ptr<Session>> Page(const std::string& tenant, int page_size,
-                                             const std::string& after) const;
+  // Up to page_size sessions of the tenant (or of all) with ids after `after`, ordered by id; one
+  // more than that tells the caller that there is a next page.
+  std::vector<std::shared_ptr<Session>> Page(const std::optional<std::string>& tenant,
+                                             int page_size, const std::string& after) const;
   // Takes out the sessions that are not busy and expired.
   std::vector<std::shared_ptr<Session>> TakeExpired(absl::Time now);
   absl::Time NextExpiry() const;  // of those not busy; InfiniteFuture if none

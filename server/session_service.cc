@@ -109,7 +109,8 @@ class RefusedCall final : public Reactor {
  public:
   RefusedCall(ServiceContext& services, Method method, grpc::CallbackServerContext* context) {
     CallRecord record(services, method, context);
-    this->Finish(record.End(Unimplemented(method)));
+    const absl::StatusOr<Caller> caller = services.auth.Authenticate(*context);
+    this->Finish(record.End(caller.ok() ? Unimplemented(method) : caller.status()));
   }
   void OnDone() override { delete this; }
 };

@@ -4,14 +4,6 @@
 
 namespace ovq {
 
-std::shared_ptr<grpc::Channel> ConnectTo(const std::string& server) {
-  grpc::ChannelArguments arguments;
-  // A long prompt is absorbed without a byte on the wire: pings keep middle boxes from closing it.
-  arguments.SetInt(GRPC_ARG_KEEPALIVE_TIME_MS, 30000);
-  arguments.SetMaxReceiveMessageSize(-1);
-  return grpc::CreateCustomChannel(server, grpc::InsecureChannelCredentials(), arguments);
-}
-
 const char* StatusCodeName(grpc::StatusCode code) {
   static constexpr std::array<const char*, 17> kNames = {"OK",
                                                          "CANCELLED",
@@ -34,8 +26,11 @@ const char* StatusCodeName(grpc::StatusCode code) {
   return index < kNames.size() ? kNames[index] : "UNKNOWN";
 }
 
-ChatStream::ChatStream(const std::shared_ptr<grpc::Channel>& channel)
-    : stub_(v1::InferenceService::NewStub(channel)), call_(stub_->Chat(&context_)) {}
+ChatStream::ChatStream(const Connection& connection)
+    : stub_(v1::InferenceService::NewStub(connection.channel)) {
+  connection.Authorize(context_);
+  call_ = stub_->Chat(&context_);
+}
 
 ChatStream::~ChatStream() {
   if (finished_) return;

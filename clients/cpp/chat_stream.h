@@ -8,11 +8,10 @@
 #include <mutex>
 #include <string>
 
+#include "clients/cpp/channel.h"
 #include "ovq/v1/inference.grpc.pb.h"
 
 namespace ovq {
-
-std::shared_ptr<grpc::Channel> ConnectTo(const std::string& server);
 
 // "NOT_FOUND", "UNAVAILABLE", ...
 const char* StatusCodeName(grpc::StatusCode code);
@@ -20,7 +19,7 @@ const char* StatusCodeName(grpc::StatusCode code);
 // Read and Close belong to one thread; Send, CancelTurn and Abort may come from any.
 class ChatStream {
  public:
-  explicit ChatStream(const std::shared_ptr<grpc::Channel>& channel);
+  explicit ChatStream(const Connection& connection);
   ~ChatStream();
 
   // False: the call has ended; Close tells why.

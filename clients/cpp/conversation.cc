@@ -62,9 +62,8 @@ std::string FormatStats(const TurnStats& s) {
                       " | ", ReasonName(s.reason), "]");
 }
 
-Conversation::Conversation(const std::shared_ptr<grpc::Channel>& channel,
-                           const ChatOptions& options)
-    : options_(options), stdout_is_terminal_(isatty(STDOUT_FILENO) != 0), stream_(channel) {}
+Conversation::Conversation(const Connection& connection, const ChatOptions& options)
+    : options_(options), stdout_is_terminal_(isatty(STDOUT_FILENO) != 0), stream_(connection) {}
 
 bool Conversation::Open() {
   v1::ChatRequest request;

@@ -30,7 +30,7 @@ std::string FormatStats(const TurnStats& stats);
 // All methods but OnInterrupt belong to one thread.
 class Conversation {
  public:
-  Conversation(const std::shared_ptr<grpc::Channel>& channel, const ChatOptions& options);
+  Conversation(const Connection& connection, const ChatOptions& options);
 
   // Both: false when the call has ended; Close tells why.
   bool Open();

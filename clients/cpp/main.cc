@@ -8,6 +8,7 @@
 #include <string>
 
 #include "absl/strings/str_cat.h"
+#include "clients/cpp/channel.h"
 #include "clients/cpp/chat_stream.h"
 #include "clients/cpp/conversation.h"
 #include "clients/cpp/options.h"
@@ -37,9 +38,10 @@ std::string CheckQuestion(const std::string& text) {
   return invalid ? absl::StrCat("the question is not valid UTF-8 at byte ", *invalid) : "";
 }
 
-void PrintSession(const std::shared_ptr<grpc::Channel>& channel, const std::string& id) {
-  const auto stub = v1::SessionService::NewStub(channel);
+void PrintSession(const Connection& connection, const std::string& id) {
+  const auto stub = v1::SessionService::NewStub(connection.channel);
   grpc::ClientContext context;
+  connection.Authorize(context);
   v1::GetSessionRequest request;
   request.set_session_id(id);
   v1::Session session;
@@ -58,14 +60,13 @@ void PrintSession(const std::shared_ptr<grpc::Channel>& channel, const std::stri
 }
 
 // True unless the call ended.
-bool Converse(Conversation& conversation, const std::shared_ptr<grpc::Channel>& channel,
-              LineReader& lines) {
+bool Converse(Conversation& conversation, const Connection& connection, LineReader& lines) {
   while (true) {
     std::fputs("> ", stderr);
     const std::optional<std::string> line = lines.Next();
     if (!line || *line == "/quit") return true;
     if (*line == "/stats") {
-      PrintSession(channel, conversation.session().session_id());
+      PrintSession(connection, conversation.session().session_id());
     } else if (const std::string wrong = CheckQuestion(*line); !wrong.empty()) {
       Fail(kExitError, wrong);
     } else if (!line->empty() && !conversation.Ask(*line)) {
@@ -76,8 +77,10 @@ bool Converse(Conversation& conversation, const std::shared_ptr<grpc::Channel>& 
 
 int Run(const ChatOptions& options, const std::optional<std::string>& question) {
   BlockInterrupts();
-  const std::shared_ptr<grpc::Channel> channel = ConnectTo(options.server);
-  Conversation conversation(channel, options);
+  Connection connection;
+  const std::string wrong = Connect(options.connect, connection);
+  if (!wrong.empty()) return Fail(kExitUsage, wrong);
+  Conversation conversation(connection, options);
   LineReader lines;
   bool whole = false;
   {
@@ -89,7 +92,7 @@ int Run(const ChatOptions& options, const std::optional<std::string>& question) 
         std::fputs(absl::StrCat("session ", conversation.session().session_id(), "\n").c_str(),
                    stderr);
       }
-      whole = question ? conversation.Ask(*question) : Converse(conversation, channel, lines);
+      whole = question ? conversation.Ask(*question) : Converse(conversation, connection, lines);
     }
   }
   const grpc::Status status = conversation.Close();

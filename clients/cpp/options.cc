@@ -53,7 +53,27 @@ bool SetTtl(ChatOptions& o, Value text) {
 constexpr Flag kFlags[] = {
     {"server", "HOST:PORT", "the server; default 127.0.0.1:50051 or $OVQ_SERVER",
      [](ChatOptions& o, Value v) {
-       o.server = v;
+       o.connect.server = v;
+       return !v.empty();
+     }},
+    {"tls-ca", "FILE", "TLS, with the server's authority from this PEM file; default plain text",
+     [](ChatOptions& o, Value v) {
+       o.connect.tls_ca = v;
+       return !v.empty();
+     }},
+    {"tls-cert", "FILE", "TLS, with this PEM certificate for a server that asks for one",
+     [](ChatOptions& o, Value v) {
+       o.connect.tls_cert = v;
+       return !v.empty();
+     }},
+    {"tls-key", "FILE", "PEM key of --tls-cert",
+     [](ChatOptions& o, Value v) {
+       o.connect.tls_key = v;
+       return !v.empty();
+     }},
+    {"token-file", "FILE", "file whose first line is the token for the server",
+     [](ChatOptions& o, Value v) {
+       o.connect.token_file = v;
        return !v.empty();
      }},
     {"prompt", "TEXT", "one question on the command line, then exit",
@@ -134,7 +154,7 @@ const Flag* FindFlag(Value name) {
 
 std::string ParseOptions(int argc, const char* const* argv, ChatOptions& options) {
   const char* server = std::getenv("OVQ_SERVER");
-  if (server != nullptr && *server != '\0') options.server = server;
+  if (server != nullptr && *server != '\0') options.connect.server = server;
   for (int i = 1; i < argc; ++i) {
     const std::string argument = argv[i];
     if (argument.substr(0, 2) != "--") {

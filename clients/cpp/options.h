@@ -5,12 +5,13 @@
 #include <optional>
 #include <string>
 
+#include "clients/cpp/channel.h"
 #include "ovq/v1/inference.pb.h"
 
 namespace ovq {
 
 struct ChatOptions {
-  std::string server = "127.0.0.1:50051";
+  ChannelOptions connect;
   v1::ChatOpen open;
   v1::SamplingParams sampling;
   v1::StopConditions stop;

@@ -8,7 +8,7 @@
 #include "absl/strings/str_cat.h"
 #include "absl/time/clock.h"
 #include "absl/time/time.h"
-#include "clients/load/channel.h"
+#include "clients/cpp/channel.h"
 #include "ovq/v1/inference.grpc.pb.h"
 
 namespace ovq::load {
@@ -42,11 +42,11 @@ ServerUsage ToUsage(const v1::Usage& from) {
 
 class GrpcCalls::Impl {
  public:
-  Impl(const Options& options, Connections connections)
-      : options_(options), authorization_(std::move(connections.authorization)) {
-    for (const std::shared_ptr<grpc::Channel>& channel : connections.channels) {
-      inference_.push_back(v1::InferenceService::NewStub(channel));
-      sessions_.push_back(v1::SessionService::NewStub(channel));
+  Impl(const Options& options, const std::vector<Connection>& connections)
+      : options_(options), authorization_(connections.front().authorization) {
+    for (const Connection& connection : connections) {
+      inference_.push_back(v1::InferenceService::NewStub(connection.channel));
+      sessions_.push_back(v1::SessionService::NewStub(connection.channel));
     }
   }
 
@@ -174,10 +174,19 @@ struct Unary {
 }  // namespace
 
 absl::StatusOr<std::unique_ptr<GrpcCalls>> GrpcCalls::Make(const Options& options) {
-  absl::StatusOr<Connections> connections = Connect(options.connect);
-  if (!connections.ok()) return connections.status();
-  return std::unique_ptr<GrpcCalls>(
-      new GrpcCalls(std::make_shared<Impl>(options, *std::move(connections))));
+  const ConnectOptions& connect = options.connect;
+  std::vector<Connection> connections(static_cast<size_t>(connect.connections));
+  for (Connection& connection : connections) {
+    const std::string wrong = Connect({.server = connect.target,
+                                       .tls_ca = connect.tls_ca,
+                                       .tls_cert = connect.tls_cert,
+                                       .tls_key = connect.tls_key,
+                                       .token_file = connect.token_file,
+                                       .own_socket = true},
+                                      connection);
+    if (!wrong.empty()) return absl::InvalidArgumentError(wrong);
+  }
+  return std::unique_ptr<GrpcCalls>(new GrpcCalls(std::make_shared<Impl>(options, connections)));
 }
 
 GrpcCalls::GrpcCalls(std::shared_ptr<Impl> impl) : impl_(std::move(impl)) {}

@@ -19,8 +19,6 @@ struct ConnectOptions {
   std::string target = "127.0.0.1:50051";
   int connections = 1;
   std::string tls_ca, tls_cert, tls_key, token_file;  // files; empty: none
-
-  bool tls() const { return !tls_ca.empty() || !tls_cert.empty(); }
 };
 
 struct SweepOptions {

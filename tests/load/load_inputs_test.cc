@@ -226,7 +226,6 @@ TEST(Options, Defaults) {
   ASSERT_TRUE(options.ok()) << options.status();
   EXPECT_FALSE(options->open_loop());
   EXPECT_EQ(options->users(), 1);
-  EXPECT_FALSE(options->connect.tls());
 }
 
 TEST(Options, AreRead) {

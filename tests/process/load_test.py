@@ -1,4 +1,4 @@
-"""ovq-load against the real server, and against a fake one behind TLS.
+"""ovq-load against the real server.
 
 usage: load_test.py --build BUILD_FOLDER [unittest arguments]
 """
@@ -17,7 +17,6 @@ import tempfile
 import unittest
 import urllib.request
 import xml.etree.ElementTree
-from concurrent import futures
 
 ROOT = os.path.dirname(os.path.dirname(os.path.dirname(os.path.abspath(__file__))))
 sys.path.insert(0, os.path.dirname(os.path.abspath(__file__)))
@@ -28,7 +27,7 @@ except ImportError as error:
     print(f"SKIPPED: {error}; install python3-grpcio")
     sys.exit(0)
 
-from fake_server import compile_proto
+from load_process import WithLoad
 from server_process import ServerProcess
 from tiny_model import write_tiny_model
 
@@ -50,36 +49,6 @@ def scrape(server):
         kept = [label for label in labels.split(",") if label and not label.startswith("model=")]
         samples[name + ("{" + ",".join(kept) + "}" if kept else "")] = float(value)
     return samples
-
-
-class WithLoad(unittest.TestCase):
-    def setUp(self):
-        self.folder = tempfile.mkdtemp()
-        self.addCleanup(shutil.rmtree, self.folder)
-
-    def path(self, name):
-        return os.path.join(self.folder, name)
-
-    def write(self, name, text):
-        with open(self.path(name), "w", encoding="utf-8") as file:
-            file.write(text)
-        return self.path(name)
-
-    def command(self, *flags):
-        return [os.path.join(BIN, "ovq-load"), *flags]
-
-    def run_load(self, address, *flags, expect=0):
-        """(the JSON report, or None; stdout; stderr)."""
-        file = self.path("report.json")
-        if os.path.exists(file):
-            os.remove(file)
-        run = subprocess.run(self.command("--target", address, "--output-json", file, *flags),
-                             capture_output=True, text=True, timeout=60)
-        self.assertEqual(run.returncode, expect, run.stderr)
-        if not os.path.exists(file):
-            return None, run.stdout, run.stderr
-        with open(file, encoding="utf-8") as report:
-            return json.load(report), run.stdout, run.stderr
 
 
 class TinyServer(WithLoad):
@@ -330,99 +299,10 @@ class Agreement(WithLoad):
                 self.assertLess(abs(report[key] - server_ms), 0.05 * server_ms, table)
 
 
-def make_certificates(folder):
-    """A certificate authority, and a server's and a client's certificate by it."""
-    def openssl(*arguments):
-        subprocess.run(["openssl", *arguments], cwd=folder, check=True, capture_output=True)
-
-    key = ["-newkey", "ec", "-pkeyopt", "ec_paramgen_curve:prime256v1", "-nodes"]
-    openssl("req", "-x509", *key, "-keyout", "ca.key", "-out", "ca.pem", "-days", "2",
-            "-subj", "/CN=test authority")
-    with open(os.path.join(folder, "names"), "w", encoding="utf-8") as file:
-        file.write("subjectAltName=IP:127.0.0.1\n")
-    for name in ("server", "client"):
-        openssl("req", *key, "-keyout", f"{name}.key", "-out", f"{name}.csr",
-                "-subj", f"/CN={name}")
-        openssl("x509", "-req", "-in", f"{name}.csr", "-CA", "ca.pem", "-CAkey", "ca.key",
-                "-CAcreateserial", "-days", "2", "-extfile", "names", "-out", f"{name}.pem")
-
-
-class Credentials(WithLoad):
-    """A fake server that wants a client certificate and a token, and packs tokens by threes."""
-
-    TOKEN = "secret-of-the-test"
-
-    def setUp(self):
-        super().setUp()
-        make_certificates(self.folder)
-        pb, pb_grpc = compile_proto(self.path(""))
-        test = self
-
-        class Service(pb_grpc.InferenceServiceServicer):
-            peers = set()
-
-            def check(self, context):
-                metadata = dict(context.invocation_metadata())
-                if metadata.get("authorization") != f"Bearer {test.TOKEN}":
-                    context.abort(grpc.StatusCode.UNAUTHENTICATED, "no token")
-                self.peers.add(context.peer())
-
-            def GetModelInfo(self, request, context):
-                self.check(context)
-                return pb.ModelInfo(name="fake", vocab_size=10)
-
-            def Generate(self, request, context):
-                self.check(context)
-                if not request.stop.ignore_eos or max(request.prompt.token_ids.ids) >= 10:
-                    context.abort(grpc.StatusCode.INVALID_ARGUMENT, "not as promised")
-                left = request.stop.max_tokens
-                while left > 0:
-                    n = min(3, left)
-                    yield pb.GenerateResponse(chunk=pb.TokenChunk(token_ids=[1] * n))
-                    left -= n
-                usage = pb.Usage(prompt_tokens=len(request.prompt.token_ids.ids),
-                                 generated_tokens=request.stop.max_tokens)
-                yield pb.GenerateResponse(finished=pb.Finished(usage=usage))
-
-        def read(name):
-            with open(self.path(name), "rb") as file:
-                return file.read()
-
-        self.service = Service()
-        server = grpc.server(futures.ThreadPoolExecutor(4))
-        pb_grpc.add_InferenceServiceServicer_to_server(self.service, server)
-        credentials = grpc.ssl_server_credentials([(read("server.key"), read("server.pem"))],
-                                                  read("ca.pem"), require_client_auth=True)
-        self.address = f"127.0.0.1:{server.add_secure_port('127.0.0.1:0', credentials)}"
-        server.start()
-        self.addCleanup(lambda: server.stop(None).wait())
-        self.token = self.write("token", self.TOKEN + "\n")
-        self.tls = ("--tls-ca", self.path("ca.pem"), "--tls-cert", self.path("client.pem"),
-                    "--tls-key", self.path("client.key"))
-
-    def test_tls_token_and_connections(self):
-        report, _, _ = self.run_load(self.address, *self.tls, "--token-file", self.token,
-                                     "--requests=9", "--output-length=7", "--connections=3",
-                                     "--concurrency=3", "--detailed")
-        self.assertEqual((report["completed"], report["failed"]), (9, 0))
-        self.assertEqual(len(self.service.peers), 3)
-        # Messages of 3, 3 and 1 tokens: two share the first one's wait, four gaps are others'.
-        self.assertEqual({len(gaps) for gaps in report["itls"]}, {6})
-        self.assertAlmostEqual(report["ovq"]["tokens_per_chunk"]["mean"], 7 / 3)
-
-    def test_without_the_token(self):
-        _, _, stderr = self.run_load(self.address, *self.tls, expect=1)
-        self.assertIn("UNAUTHENTICATED: no token", stderr)
-        self.assertNotIn(self.TOKEN, stderr)
-
-    def test_without_a_certificate(self):
-        _, _, stderr = self.run_load(self.address, "--tls-ca", self.path("ca.pem"), expect=1)
-        self.assertIn("UNAVAILABLE", stderr)
-
-
 if __name__ == "__main__":
     parser = argparse.ArgumentParser()
     parser.add_argument("--build", required=True)
     options, rest = parser.parse_known_args()
     BIN = os.path.join(os.path.abspath(options.build), "bin")
+    WithLoad.binary = os.path.join(BIN, "ovq-load")
     unittest.main(argv=[sys.argv[0], *rest], verbosity=2)

@@ -15,12 +15,14 @@ ROOT = os.path.dirname(os.path.dirname(os.path.dirname(os.path.abspath(__file__)
 
 
 def load_stubs(folder):
-    """(messages, services) of ovq.v1, generated into the folder."""
+    """(messages, services) of ovq.v1's inference.proto; those of all its protos are generated into
+    the folder, which is then a place to import from."""
     proto = os.path.join(ROOT, "proto")
     plugin = shutil.which("grpc_python_plugin")
     # The system's compiler: the one inside Debian 12's grpc_tools knows no proto3 `optional`.
     subprocess.run(["protoc", f"-I{proto}", f"--python_out={folder}", f"--grpc_out={folder}",
-                    f"--plugin=protoc-gen-grpc={plugin}", "ovq/v1/inference.proto"], check=True)
+                    f"--plugin=protoc-gen-grpc={plugin}", "ovq/v1/inference.proto",
+                    "ovq/v1/admin.proto"], check=True)
     sys.path.insert(0, folder)
     return (importlib.import_module("ovq.v1.inference_pb2"),
             importlib.import_module("ovq.v1.inference_pb2_grpc"))

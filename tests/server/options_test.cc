@@ -64,7 +64,9 @@ TEST(Options, EveryFlag) {
        "--state-memory=1.5GiB", "--max-centroids=128", "--max-sessions=7", "--state-dtype=bf16",
        "--compute-dtype=f32", "--max-batch-tokens=64", "--max-queue=0", "--max-prompt-tokens=1000",
        "--max-context=4096", "--session-ttl=1h30m", "--drain-timeout=5s", "--max-message-bytes=1M",
-       "--plan-centroids=64,128", "--plan-tokens=10"});
+       "--plan-centroids=64,128", "--plan-tokens=10", "--tls-cert=c", "--tls-key=k",
+       "--tls-client-ca=a", "--tenants=t", "--admin-listen=0.0.0.0:1",
+       "--max-streams-per-connection=5", "--handshake-timeout=2s", "--max-connection-idle=1h"});
   ASSERT_TRUE(line.ok()) << line.status();
   const Options& options = line->options;
   EXPECT_EQ(options.listen, "[::]:0");
@@ -85,8 +87,33 @@ TEST(Options, EveryFlag) {
   EXPECT_EQ(options.max_message_bytes, size_t{1} << 20);
   EXPECT_THAT(options.plan_centroids, testing::ElementsAre(64, 128));
   EXPECT_THAT(options.plan_tokens, testing::ElementsAre(10));
+  EXPECT_EQ(options.tls_cert + options.tls_key + options.tls_client_ca + options.tenants, "ckat");
+  EXPECT_EQ(options.admin_listen, "0.0.0.0:1");
+  EXPECT_EQ(options.max_streams_per_connection, 5);
+  EXPECT_EQ(options.handshake_timeout, absl::Seconds(2));
+  EXPECT_EQ(options.max_connection_idle, absl::Hours(1));
   for (const Setting& setting : line->settings) {
     EXPECT_EQ(setting.origin, "--" + setting.name);  // no flag was left out above
+  }
+}
+
+TEST(Options, ActionsWithoutAModel) {
+  EXPECT_EQ(Parse({"--help"})->action, CommandLine::Action::kHelp);
+  EXPECT_EQ(Parse({"--version"})->action, CommandLine::Action::kVersion);
+  EXPECT_EQ(Parse({"--hash-token"})->action, CommandLine::Action::kHashToken);
+}
+
+TEST(Options, AdminOnLoopbackNeedsNoTenants) {
+  for (const auto& [address, loopback] : std::map<std::string, bool>{{"127.0.0.1:1", true},
+                                                                     {"127.9.9.9:1", true},
+                                                                     {"localhost:1", true},
+                                                                     {"[::1]:1", true},
+                                                                     {"0.0.0.0:1", false},
+                                                                     {"[::]:1", false},
+                                                                     {"128.0.0.1:1", false},
+                                                                     {"localhost.x:1", false}}) {
+    EXPECT_EQ(IsLoopback(address), loopback) << address;
+    EXPECT_EQ(Parse({"--model=m", "--admin-listen=" + address}).ok(), loopback) << address;
   }
 }
 

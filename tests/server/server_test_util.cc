@@ -42,9 +42,15 @@ TestServer::TestServer(TestServerOptions options) : model_(options.model), metri
   engine_ = std::make_unique<Engine>(model_.Make(), options.engine, MakeContext(Device::kCpu),
                                      metrics_.Events());
   metrics_.SetStatsSource([this] { return engine_->Stats(); });
-  services_ = std::make_unique<ServiceContext>(*engine_, Description(), metrics_);
-  absl::StatusOr<std::unique_ptr<GrpcServer>> server =
-      GrpcServer::Start("127.0.0.1:0", options.max_message_bytes, *services_);
+  if (options.tenants) {
+    tenants_ = std::make_unique<TenantRegistry>(*std::move(options.tenants));
+    engine_->quotas().SetLimits(tenants_->current()->Limits());
+  }
+  services_ = std::make_unique<ServiceContext>(*engine_, Description(), metrics_, tenants_.get());
+  ListenOptions listen;
+  listen.address = "127.0.0.1:0";
+  listen.max_message_bytes = options.max_message_bytes;
+  absl::StatusOr<std::unique_ptr<GrpcServer>> server = GrpcServer::Start(listen, *services_);
   EXPECT_TRUE(server.ok()) << server.status();
   server_ = *std::move(server);
   channel_ = NewChannel();

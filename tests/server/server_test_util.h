@@ -7,6 +7,7 @@
 
 #include <functional>
 #include <memory>
+#include <optional>
 #include <string>
 #include <vector>
 
@@ -21,6 +22,7 @@ struct TestServerOptions {
   FakeModelOptions model = {};
   size_t max_message_bytes = size_t{64} << 20;
   std::function<void(FakeModel&)> setup = {};
+  std::optional<TenantList> tenants = {};  // tokens are asked for
 };
 
 // On a free port of 127.0.0.1. Everything ends with it.
@@ -36,6 +38,7 @@ class TestServer {
   Metrics& metrics() { return metrics_; }
   ServiceContext& services() { return *services_; }
   GrpcServer& server() { return *server_; }
+  TenantRegistry& tenants() { return *tenants_; }
   std::shared_ptr<grpc::Channel> channel() { return channel_; }
   std::shared_ptr<grpc::Channel> NewChannel() const;  // a connection of its own
   // The engine's figures once `condition` holds for them; fails the test after 10 s.
@@ -46,6 +49,7 @@ class TestServer {
   FakeModel model_;
   Metrics metrics_;
   std::unique_ptr<Engine> engine_;
+  std::unique_ptr<TenantRegistry> tenants_;
   std::unique_ptr<ServiceContext> services_;
   std::unique_ptr<GrpcServer> server_;
   std::shared_ptr<grpc::Channel> channel_;

@@ -79,6 +79,13 @@ def _parser() -> argparse.ArgumentParser:
         default=os.environ.get("OVQ_SERVER", "127.0.0.1:50051"),
         help="default: $OVQ_SERVER or 127.0.0.1:50051",
     )
+    for name, what in (
+        ("tls-ca", "TLS, with the server's authority from this PEM file"),
+        ("tls-cert", "TLS, with this PEM certificate for a server that asks for one"),
+        ("tls-key", "PEM key of --tls-cert"),
+        ("token-file", "file whose first line is the token for the server"),
+    ):
+        parser.add_argument(f"--{name}", metavar="FILE", type=Path, help=what)
     commands = parser.add_subparsers(required=True, metavar="COMMAND")
     text = argparse.ArgumentParser(add_help=False)
     source = text.add_mutually_exclusive_group()
@@ -111,10 +118,22 @@ def _parser() -> argparse.ArgumentParser:
     return parser
 
 
+def _connect(args: argparse.Namespace) -> Client:
+    files = {name: getattr(args, name) for name in ("tls_ca", "tls_cert", "tls_key")}
+    pem = {name: path.read_bytes() for name, path in files.items() if path is not None}
+    token = None
+    if args.token_file is not None:
+        token = args.token_file.read_text("ascii").split("\n")[0].strip()
+    return Client(args.server, **pem, token=token)
+
+
 def main() -> int:
-    args = _parser().parse_args()
+    parser = _parser()
+    args = parser.parse_args()
+    if (args.tls_cert is None) != (args.tls_key is None):
+        parser.error("--tls-cert and --tls-key go together")
     try:
-        with Client(args.server) as client:
+        with _connect(args) as client:
             args.run(client, args)
     except OvqError as error:
         print(f"ovq_client: {error}", file=sys.stderr)

@@ -7,6 +7,7 @@ the protobuf-compiler package's, else the one inside grpc_tools (Debian 12's grp
 for proto3's `optional`).
 """
 
+import functools
 import os
 import shutil
 import subprocess
@@ -83,7 +84,7 @@ SERVICES: dict[str, Any] = dict(_DESCRIPTOR.services_by_name)
 class Stub:
     """The calls of one service as attributes, as a generated stub has them."""
 
-    def __init__(self, channel: Any, service: str):
+    def __init__(self, channel: Any, service: str, metadata: tuple = ()):
         descriptor = SERVICES[service]
         for method in descriptor.methods:
             kind = (
@@ -96,4 +97,4 @@ class Stub:
                 request_serializer=_class_of(method.input_type).SerializeToString,
                 response_deserializer=_class_of(method.output_type).FromString,
             )
-            setattr(self, method.name, call)
+            setattr(self, method.name, functools.partial(call, metadata=metadata))

@@ -162,13 +162,28 @@ class Client:
     timeout: seconds, of the whole call; None waits for ever.
     """
 
-    def __init__(self, address: str = "127.0.0.1:50051"):
-        self._channel = grpc.insecure_channel(
-            address,
-            options=[("grpc.max_receive_message_length", -1), ("grpc.keepalive_time_ms", 30000)],
-        )
-        self._inference = Stub(self._channel, "InferenceService")
-        self._sessions = Stub(self._channel, "SessionService")
+    def __init__(
+        self,
+        address: str = "127.0.0.1:50051",
+        *,
+        tls_ca: bytes | None = None,
+        tls_cert: bytes | None = None,
+        tls_key: bytes | None = None,
+        token: str | None = None,
+    ):
+        """tls_*: contents of PEM files. TLS is used where tls_ca or tls_cert is given; without
+        tls_ca the server's certificate is checked against the authorities that gRPC knows."""
+        if (tls_cert is None) != (tls_key is None):
+            raise ValueError("tls_cert and tls_key go together")
+        options = [("grpc.max_receive_message_length", -1), ("grpc.keepalive_time_ms", 30000)]
+        if tls_ca is None and tls_cert is None:
+            self._channel = grpc.insecure_channel(address, options=options)
+        else:
+            credentials = grpc.ssl_channel_credentials(tls_ca, tls_key, tls_cert)
+            self._channel = grpc.secure_channel(address, credentials, options=options)
+        metadata = () if token is None else (("authorization", f"Bearer {token}"),)
+        self._inference = Stub(self._channel, "InferenceService", metadata)
+        self._sessions = Stub(self._channel, "SessionService", metadata)
 
     def __enter__(self) -> "Client":
         return self

@@ -1,0 +1,148 @@
+// What each tenant may use and uses: sessions, state bytes, requests and tokens per second.
+#pragma once
+
+#include <chrono>
+#include <cstdint>
+#include <functional>
+#include <map>
+#include <memory>
+#include <mutex>
+#include <optional>
+#include <string>
+#include <utility>
+#include <variant>
+#include <vector>
+
+#include "absl/status/status.h"
+#include "absl/time/time.h"
+
+namespace ovq {
+
+enum class RejectReason : uint8_t {
+  kQueueFull,
+  kStateMemory,
+  kSessionLimit,
+  kDraining,
+  kTenantSessions,
+  kTenantBytes,
+  kTenantRequests,
+  kTenantTokens,
+};
+inline constexpr int kRejectReasons = 8;
+const char* RejectReasonName(RejectReason reason);  // "queue_full", "state_memory", ...
+
+struct TenantLimits {
+  std::optional<int64_t> sessions = {};  // live ones, one-shot requests and waiting ones included
+  std::optional<size_t> state_bytes = {};
+  std::optional<double> requests_per_second = {};
+  std::optional<double> tokens_per_second = {};  // of prompts and answers together
+  bool operator==(const TenantLimits&) const = default;
+};
+
+struct TenantUse {
+  std::string name;
+  TenantLimits limits;
+  int64_t sessions = 0;
+  size_t state_bytes = 0;
+  // What the rates leave at once; without a rate, unset. Tokens are below 0 while in debt.
+  std::optional<double> requests_left, tokens_left;
+};
+
+// The caller may try again after this; set on refusals that time alone ends.
+void SetRetryAfter(absl::Status& status, absl::Duration time);
+std::optional<absl::Duration> RetryAfter(const absl::Status& status);
+
+// Gains `rate` a second, up to one second's worth and at least `floor`.
+class RateBucket {
+ public:
+  using Time = std::chrono::steady_clock::time_point;
+  RateBucket(double rate, double floor, Time now);
+  void SetRate(double rate, Time now);  // keeps what is in it, within the new size
+  double left(Time now);
+  void Take(double amount) { left_ -= amount; }
+  // Until left() is at least `amount`, in whole milliseconds rounded up.
+  absl::Duration Until(double amount, Time now);
+
+ private:
+  double size() const;
+
+  double rate_;
+  const double floor_;
+  double left_;
+  Time as_of_;
+};
+
+class TenantQuotas;
+
+// A tenant's sessions and state bytes in use; given back when it goes.
+class QuotaHold {
+ public:
+  QuotaHold() = default;
+  QuotaHold(std::shared_ptr<TenantQuotas> quotas, std::string tenant, int64_t sessions,
+            size_t bytes);
+  QuotaHold(QuotaHold&& other) noexcept { Swap(other); }
+  QuotaHold& operator=(QuotaHold&& other) noexcept;
+  ~QuotaHold() { Release(); }
+
+  void Release();
+  void ReleasePart(int64_t sessions, size_t bytes);
+
+ private:
+  void Swap(QuotaHold& other);
+
+  std::shared_ptr<TenantQuotas> quotas_;  // null: holds nothing
+  std::string tenant_;
+  int64_t sessions_ = 0;
+  size_t bytes_ = 0;
+};
+
+// Tokens are charged when they are known: a prompt's at admission, an answer's as they are drawn.
+// A request is admitted while the tenant is not in debt; a prompt longer than what is left, and
+// what running requests go on to draw, makes a debt that later requests wait for. So no request is
+// too large for a rate, none is cut short, and the mean stays at the rate.
+//
+// Any thread. Held by a shared_ptr.
+class TenantQuotas : public std::enable_shared_from_this<TenantQuotas> {
+ public:
+  using Clock = std::function<RateBucket::Time()>;
+  explicit TenantQuotas(Clock clock = std::chrono::steady_clock::now);
+
+  // In place of all limits before; a tenant that is not named has none. Applies to the next
+  // admission: nothing that runs is ended.
+  void SetLimits(const std::map<std::string, TenantLimits>& limits);
+
+  struct Work {
+    int64_t prompt_tokens = 0;
+    int64_t sessions = 0;  // states it will hold, on top of those the tenant has
+    size_t bytes = 0;
+  };
+  struct Refusal {
+    RejectReason reason;
+    absl::Status status;  // ResourceExhausted, names the limit; RetryAfter where a time is known
+  };
+  // One request: charged and held as a whole, or refused and not charged at all.
+  std::variant<QuotaHold, Refusal> Admit(const std::string& tenant, const Work& work);
+  void ChargeTokens(const std::string& tenant, int64_t tokens);
+
+  std::vector<TenantUse> Use() const;  // tenants with limits or something in use, by name
+
+ private:
+  friend class QuotaHold;
+  struct Account {
+    TenantLimits limits;
+    int64_t sessions = 0;
+    size_t bytes = 0;
+    std::optional<RateBucket> requests, tokens;
+    bool idle() const { return limits == TenantLimits{} && sessions == 0 && bytes == 0; }
+  };
+  static std::optional<Refusal> CheckLimits(const std::string& tenant, const Work& work,
+                                            Account& account, RateBucket::Time now);
+  void GiveBack(const std::string& tenant, int64_t sessions, size_t bytes);
+
+  const Clock clock_;
+  mutable std::mutex mutex_;
+  // Only of tenants with limits or something in use: names may be anyone's invention.
+  std::map<std::string, Account> accounts_;
+};
+
+}  // namespace ovq
