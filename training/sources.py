@@ -30,7 +30,7 @@ class CorpusSource:
         self._sample = corpus.held_out_sample(held_out_length,
                                               max(1, self._SAMPLE_TOKENS // held_out_length))
 
-    def next(self, length, batch):
+    def next(self, length, batch, progress):  # the corpus is the same all along
         inputs, targets = self._sampler.next(length, batch)
         return inputs, targets, np.ones(targets.shape, np.float32)
 
@@ -52,24 +52,28 @@ class TaskSource:
     """Fresh sequences of a task; progress in the share of scored tokens predicted right.
 
     variety: what training sequences have more of than the task, see its for_training; None:
-    nothing. unscored_weight: the share in the loss of a token that is not scored; a scored one has
-    1. Progress is measured on the task as it is, at held_out_length.
+    nothing. widen: the share of the run over which the numbers of a FunctionTask come to their
+    whole range, see its narrowed; None: they have it from the start. unscored_weight: the share in
+    the loss of a token that is not scored; a scored one has 1. Progress is measured on the task as
+    it is, at held_out_length.
     """
 
     metric = "held_out_accuracy"
     _SAMPLE_CONTEXTS = 32
 
-    def __init__(self, task, held_out_length, seed, variety, unscored_weight):
+    def __init__(self, task, held_out_length, seed, variety=None, widen=None, unscored_weight=1.0):
         self.fingerprint = repr(task)
         self._task, self._seed = task, seed
-        self._variety, self._unscored_weight = variety, unscored_weight
+        self._variety, self._widen, self._unscored_weight = variety, widen, unscored_weight
         self._n_batches = 0
         self._sample = task.sequences(held_out_length, self._SAMPLE_CONTEXTS,
                                       np.random.default_rng(HELD_OUT_SEED))
 
-    def next(self, length, batch):
+    def next(self, length, batch, progress):
         random = np.random.default_rng((self._seed, self._n_batches))
         task = self._task.for_training(length, self._variety, random)
+        if self._widen is not None:
+            task = task.narrowed(min(progress / self._widen, 1.0), random)
         made = task.sequences(length, batch, random)
         self._n_batches += 1
         weights = np.where(made.scored, 1.0, self._unscored_weight).astype(np.float32)

@@ -148,6 +148,7 @@ class FunctionTask:
     """
     vector_tokens: int = 12
     x_max: int = 1998
+    x_range: int = 0  # x is drawn from 1..x_range, 0: from all; the vocabulary is x_max's
     a_end: int = 6
     b_end: int = 6
     n_functions: int = 16
@@ -155,11 +156,12 @@ class FunctionTask:
 
     def __post_init__(self):
         for name, value in dataclasses.asdict(self).items():
-            least = 2 if name in ("a_end", "b_end") else 1
+            least = {"a_end": 2, "b_end": 2, "x_range": 0}.get(name, 1)
             _check(isinstance(value, int) and value >= least, name, value,
                    f"an integer of at least {least}")
         _check(self.n_functions <= self.n_identifiers, "n_functions", self.n_functions,
                f"at most n_identifiers, {self.n_identifiers}")
+        _check(self.x_range <= self.x_max, "x_range", self.x_range, f"at most x_max, {self.x_max}")
 
     @property
     def y_max(self):
@@ -185,13 +187,23 @@ class FunctionTask:
         n_functions = random.integers(1, max(1, min(self.n_functions, most)) + 1)
         return dataclasses.replace(self, n_functions=int(n_functions))
 
+    def narrowed(self, width, random):
+        """This task with x from a random range, at most 1..x_max ** width; width from 0 to 1.
+
+        Where x is always 1, a function has one value and its identifier alone tells which. Models
+        that meet whole functions from the start learn to average over all of a context's and go
+        on without identifiers.
+        """
+        x_range = random.integers(1, int(self.x_max ** width) + 1)
+        return dataclasses.replace(self, x_range=int(x_range))
+
     def _sequence(self, n_examples, random):
         width, n = self.vector_tokens, self.n_functions
         order = np.stack([random.permutation(width) for _ in range(n)])
         a, b = random.integers(1, self.a_end, n), random.integers(1, self.b_end, n)
         identifiers = random.permutation(self.n_identifiers)[:n]
         function = random.integers(n, size=n_examples)
-        x = random.integers(1, self.x_max + 1, size=(n_examples, width))
+        x = random.integers(1, (self.x_range or self.x_max) + 1, size=(n_examples, width))
         y = b[function, None] + a[function, None] * np.take_along_axis(x, order[function], axis=1)
         name = self.y_max + 1 + identifiers[function, None]
         end = np.full((n_examples, 1), self.vocab_size - 1)

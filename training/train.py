@@ -26,7 +26,7 @@ from ovq.model import DTYPES, OvqModel, load_model
 from plots import plot_learning_curve
 from schedule import learning_rate, parse_phases, phase_at
 from sources import CorpusSource, TaskSource
-from tasks import TaskError, make_task
+from tasks import FunctionTask, TaskError, make_task
 
 CHECKPOINT = "checkpoint.pt"
 CORPORA = {"python_files": Corpus, "python_documents": Documents}
@@ -71,6 +71,8 @@ def make_parser():
         "order; a phase without CENTROIDS has the config's max_centroids")
     add("--variety", type=float, help="task: recall: share of a training sequence that asks; "
         "functions: draw 1 to this many for every example; default: as the task says")
+    add("--widen", type=float, help="linear_icl: share of the run over which the range of x in "
+        "training sequences grows from 1 to the task's; default: it is whole from the start")
     add("--unscored-weight", type=float, default=0.05,
         help="task: share in the loss of a token that is not scored; a scored one has 1")
     add("--held-out-length", type=int, default=512, help="length that progress is measured at")
@@ -137,7 +139,11 @@ def make_source(recipe, args, config):
         return CorpusSource(corpus(args.data_root), args.held_out_length, args.seed)
     if args.variety is not None and args.variety <= 0:
         raise ValueError(f"--variety: {args.variety} is not positive")
-    return TaskSource(task, args.held_out_length, args.seed, args.variety,
+    if args.widen is not None and not isinstance(task, FunctionTask):
+        raise ValueError(f"--widen: only for linear_icl, not for {fields['name']}")
+    if args.widen is not None and not 0 < args.widen <= 1:
+        raise ValueError(f"--widen: {args.widen} is not above 0 and at most 1")
+    return TaskSource(task, args.held_out_length, args.seed, args.variety, args.widen,
                       args.unscored_weight)
 
 
@@ -200,7 +206,7 @@ class Trainer:
         """The next step's (inputs, targets, weights), each [contexts, length]."""
         n_contexts = max(self.args.workers, self.args.batch_tokens // phase.length)
         return [torch.from_numpy(side).to(self.args.device)
-                for side in self.source.next(phase.length, n_contexts)]
+                for side in self.source.next(phase.length, n_contexts, self.progress)]
 
     def _accumulate(self, inputs, targets, weights, max_centroids):
         """Adds the gradients of some of a step's contexts; returns their share of its loss."""
@@ -257,7 +263,7 @@ class Trainer:
                              f"not on {self.source.fingerprint}")
         if saved["config"] != config_to_dict(self.config):
             raise ValueError(f"{path}: its model differs from that of {self.args.recipe}")
-        for name in ("ablation", "variety", "unscored_weight"):
+        for name in ("ablation", "variety", "widen", "unscored_weight"):
             own, theirs = getattr(self.args, name), saved["args"][name]
             if own != theirs:
                 raise ValueError(f"{path}: trained with --{name.replace('_', '-')} {theirs}, "

@@ -70,23 +70,33 @@ class TaskSourceTest(unittest.TestCase):
 
     def test_batches_weigh_what_is_scored(self):
         task = make_task(RECALL)
-        source = TaskSource(task, 31, 0, None, 0.25)
-        inputs, targets, weights = source.next(31, 3)
+        source = TaskSource(task, 31, 0, unscored_weight=0.25)
+        inputs, targets, weights = source.next(31, 3, 0)
         np.testing.assert_array_equal(inputs[:, 1:], targets[:, :-1])
         # ... ? K K -> V V |
         expected = np.full(30, 0.25)
         expected[[-3, -2]] = 1
         np.testing.assert_array_equal(weights, np.tile(expected, (3, 1)))
-        asking = TaskSource(task, 31, 0, 0.4, 0.25).next(31, 1)[2]
+        asking = TaskSource(task, 31, 0, 0.4, None, 0.25).next(31, 1, 0)[2]
         self.assertEqual(int((asking == 1).sum()), 4)  # 12 of 31 tokens ask: two pairs
+
+    def test_numbers_widen_with_the_runs_progress(self):
+        task = make_task({"name": "linear_icl", "vector_tokens": 2, "x_max": 16})
+        source = TaskSource(task, 60, 0, widen=0.5)
+        largest = []
+        for progress in (0, 0.1, 0.25, 0.5, 1):
+            x = [source.next(60, 8, progress)[0].reshape(8, -1)[:, :2] for _ in range(40)]
+            largest.append(int(np.max(x)))
+        self.assertEqual(largest, [1, 1, 4, 16, 16])  # 16 to the power of twice the progress
+        self.assertGreater(TaskSource(task, 60, 0).next(60, 40, 0)[0][:, :2].max(), 4)
 
     def test_held_out_sequences_are_no_training_sequences(self):
         task = make_task(RECALL)
-        held_out = {row.tobytes() for row in TaskSource(task, 31, 0, None, 0)._sample.tokens}
+        held_out = {row.tobytes() for row in TaskSource(task, 31, 0)._sample.tokens}
         for seed in (0, 1):
-            source = TaskSource(task, 31, seed, None, 0)
+            source = TaskSource(task, 31, seed)
             for _ in range(20):
-                inputs, targets, _ = source.next(31, 4)
+                inputs, targets, _ = source.next(31, 4, 0)
                 rows = np.concatenate((inputs[:, :1], targets), axis=1)
                 self.assertFalse(held_out & {row.tobytes() for row in rows})
 
@@ -227,7 +237,7 @@ class TrainingTest(unittest.TestCase):
         model.model.layers[1].self_attn.k_proj.register_forward_hook(
             lambda module, inputs, output: keys.append(output))
         source = train.CorpusSource(train.CORPORA["python_files"](self.root), 32, 0)
-        model(torch.from_numpy(source.next(16, 4)[0]))
+        model(torch.from_numpy(source.next(16, 4, 0)[0]))
         keys = unit_norm(keys[0].flatten(0, 1).unflatten(-1, (2, 8))).transpose(0, 1)
         for head_keys, codes in zip(keys, weights[name]):
             distances = (codes[:, None] - head_keys[None]).abs().amax(-1)
@@ -259,6 +269,10 @@ class TrainingTest(unittest.TestCase):
                  {"task": {"name": "python_documents", "n_queries": 1}}),
                 (TaskError, "task name: 'recall'", (), {"task": {"name": "recall"}}),
                 (ValueError, "--variety: -0.5 is not", ("--variety", "-0.5"), {"task": RECALL}),
+                (ValueError, "--widen: only for linear_icl, not for basic_icr", ("--widen", "0.5"),
+                 {"task": RECALL}),
+                (ValueError, "--widen: 1.5 is not", ("--widen", "1.5"),
+                 {"task": {"name": "linear_icl", "vector_tokens": 2, "x_max": 9}}),
                 (DataError, "context length 99999", ("--held-out-length", "99999"), {}),
                 (ConfigError, "layer_types", ("--mixer", "full_attention"),
                  {"config": without_layers}),
@@ -285,7 +299,7 @@ class TrainingTest(unittest.TestCase):
                 if recipe.get("task", {}).get("name") in (None, *train.CORPORA):
                     self.assertEqual((config.vocab_size, config.tokenizer), (258, "bytes"))
                 else:
-                    train.make_source(recipe, args, config).next(512, 1)
+                    train.make_source(recipe, args, config).next(512, 1, 0)
 
     def test_export_evaluate_and_sample(self):
         self.train("run")
