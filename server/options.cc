@@ -95,7 +95,7 @@ const Flag kFlags[] = {
      [](std::string_view text, Options& o) {
        return SetDuration(text, absl::ZeroDuration(), absl::Hours(24), o.drain_timeout);
      }},
-    {"max-message-bytes", "SIZE", "64M", "largest message accepted from a client",
+    {"max-message-bytes", "SIZE", "64M", "largest message accepted from a client; below 2G",
      [](std::string_view text, Options& o) {
        absl::Status status = SetSize(text, o.max_message_bytes);
        if (!status.ok() || o.max_message_bytes <= static_cast<size_t>(kIntMax)) return status;
@@ -298,13 +298,25 @@ absl::StatusOr<CommandLine> ParseCommandLine(std::span<const std::string> args,
   return settings.line();
 }
 
+// What the flag takes, in the words of its own error: one place says the range. "" for any text.
+std::string Takes(const Flag& flag) {
+  constexpr absl::string_view kNothing = "?";
+  Options scratch;
+  const absl::Status refused = flag.set({kNothing.data(), kNothing.size()}, scratch);
+  absl::string_view what = refused.message();
+  absl::ConsumePrefix(&what, "expected ");
+  what = what.substr(0, what.rfind(", got "));
+  return refused.ok() ? "" : absl::StrCat(what, "; ");
+}
+
 std::string HelpText() {
   std::string text =
       "ovq-server: serves language models with bounded memory over gRPC.\n\n"
       "usage: ovq-server --model FOLDER [flags]     (--name value or --name=value)\n\n";
   for (const Flag& flag : kFlags) {
-    absl::StrAppendFormat(&text, "  --%s %s\n      %s\n      default: %s; environment: %s\n",
-                          flag.name, flag.value, flag.help, flag.fallback, EnvName(flag.name));
+    absl::StrAppendFormat(&text, "  --%s %s\n      %s\n      %sdefault: %s; environment: %s\n",
+                          flag.name, flag.value, flag.help, Takes(flag), flag.fallback,
+                          EnvName(flag.name));
   }
   absl::StrAppend(
       &text,
@@ -312,7 +324,8 @@ std::string HelpText() {
       "      lines 'name = value' with the flags' names, '#' begins a comment line\n"
       "      default: none; environment: OVQ_CONFIG\n"
       "  --check-config\n"
-      "      checks options, model folder and credentials without loading the weights, prints every\n"
+      "      checks options, model folder and credentials without loading the weights, prints "
+      "every\n"
       "      option with its value and where it comes from, and ends\n"
       "  --plan\n"
       "      prints how many sessions fit in --state-memory, exactly, for each cap of\n"

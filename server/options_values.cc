@@ -62,10 +62,9 @@ absl::Status SetDevice(std::string_view text, Device& out) {
 absl::Status SetDuration(std::string_view text, absl::Duration low, absl::Duration high,
                          absl::Duration& out) {
   absl::StatusOr<absl::Duration> value = ParseDuration(text);
-  if (!value.ok()) return value.status();
-  if (*value < low || *value > high) {
-    return Expected(absl::StrCat("a duration from ", absl::FormatDuration(low), " to ",
-                                 absl::FormatDuration(high)),
+  if (!value.ok() || *value < low || *value > high) {
+    return Expected(absl::StrCat("a duration with its unit from ", absl::FormatDuration(low),
+                                 " to ", absl::FormatDuration(high)),
                     text);
   }
   out = *value;

@@ -49,7 +49,7 @@ class Installed(unittest.TestCase):
         unit = os.path.join(self.prefix, "lib", "systemd", "system", "ovq-server.service")
         with open(unit) as file:
             text = file.read()
-        for path in re.findall(r"(?:ExecStart=|file:)/usr/local/(\S+)", text):
+        for path in re.findall(r"(?:ExecStart(?:Pre)?=|file:)/usr/local/(\S+)", text):
             self.assertTrue(os.path.exists(os.path.join(self.prefix, path)), path)
         with open(os.path.join(self.prefix, "share", "ovq-server", "ovq-server.conf")) as file:
             (model,) = re.findall(r"^model = /usr/local/(\S+)$", file.read(), re.MULTILINE)

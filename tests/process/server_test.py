@@ -6,6 +6,8 @@ usage: server_test.py --build BUILD_FOLDER [unittest arguments]
 import argparse
 import concurrent.futures
 import os
+import re
+import shlex
 import shutil
 import signal
 import socket
@@ -28,7 +30,7 @@ for tool in ("protoc", "grpc_python_plugin"):
         print(f"SKIPPED: no {tool}; install protobuf-compiler and protobuf-compiler-grpc")
         sys.exit(0)
 
-from server_process import ServerProcess, load_stubs, run_to_end
+from server_process import ROOT, ServerProcess, load_stubs, run_to_end
 from tiny_model import write_tiny_model
 
 BINARY = None
@@ -256,6 +258,21 @@ class Planning(unittest.TestCase):
         code, out, err = run_to_end(BINARY, "--check-config", "--model", "/nonexistent/model")
         self.assertEqual((code, out), (1, ""))
         self.assertIn("/nonexistent/model", err)
+        code, out, err = run_to_end(BINARY, "--check-config", "--model", model_folder(),
+                                    "--tenants", "/nonexistent/tenants.json")
+        self.assertEqual((code, out), (1, ""))
+        self.assertIn("--tenants: /nonexistent/tenants.json", err)
+
+    def test_worked_example_of_the_documentation(self):
+        with open(os.path.join(ROOT, "docs", "operations.md")) as file:
+            section = file.read().split("\n## Sizing\n")[1].split("\n## ")[0]
+        blocks = ["".join(line[4:] for line in block.splitlines(keepends=True))
+                  for block in re.findall(r"(?:^    .*\n)+", section, re.MULTILINE)]
+        arguments = shlex.split(blocks[0].replace("\\\n", " "))
+        self.assertEqual(arguments.pop(0), "ovq-server")
+        where = arguments.index("--model") + 1
+        arguments[where] = os.path.join(ROOT, arguments[where])
+        self.assertEqual(run_to_end(BINARY, *arguments), (0, blocks[1], ""))
 
 
 class Starting(unittest.TestCase):
