@@ -140,7 +140,7 @@ class Engine::Loop {
   // --- engine_sessions.cc ---
   void OpenSession(SessionOptions options, absl::Time called, SessionCallback done);
   void PublishSession(std::shared_ptr<Session> opened);  // into the table
-  void ReleaseSession(Session& session);  // its memory and its share of the tenant's
+  void ReleaseSession(Session& session);                 // its memory and its share of the tenant's
   void ExpireSessions(absl::Time now);
   void SessionEvent(const SessionReport& report) const;
 
