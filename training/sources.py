@@ -26,9 +26,13 @@ class CorpusSource:
 
     def __init__(self, corpus, held_out_length, seed):
         self.fingerprint = corpus.fingerprint
-        self._sampler = corpus.sampler(seed)
+        self._corpus, self._sampler = corpus, corpus.sampler(seed)
         self._sample = corpus.held_out_sample(held_out_length,
                                               max(1, self._SAMPLE_TOKENS // held_out_length))
+
+    def check(self, length):
+        """Raises what next would raise for contexts of this length."""
+        self._corpus.sampler(0).next(length, 1)
 
     def next(self, length, batch, progress):  # the corpus is the same all along
         inputs, targets = self._sampler.next(length, batch)
@@ -60,6 +64,7 @@ class TaskSource:
 
     metric = "held_out_accuracy"
     _SAMPLE_CONTEXTS = 32
+    _CHECKED = 16  # tasks of random sizes, of which half are the task's own
 
     def __init__(self, task, held_out_length, seed, variety=None, widen=None, unscored_weight=1.0):
         self.fingerprint = repr(task)
@@ -69,12 +74,20 @@ class TaskSource:
         self._sample = task.sequences(held_out_length, self._SAMPLE_CONTEXTS,
                                       np.random.default_rng(HELD_OUT_SEED))
 
-    def next(self, length, batch, progress):
-        random = np.random.default_rng((self._seed, self._n_batches))
+    def _make(self, length, batch, progress, random):
         task = self._task.for_training(length, self._variety, random)
         if self._widen is not None:
             task = task.narrowed(min(progress / self._widen, 1.0), random)
-        made = task.sequences(length, batch, random)
+        return task.sequences(length, batch, random)
+
+    def check(self, length):
+        """Raises what next would raise for contexts of this length."""
+        for seed in range(self._CHECKED):
+            self._make(length, 1, 1.0, np.random.default_rng(seed))
+
+    def next(self, length, batch, progress):
+        random = np.random.default_rng((self._seed, self._n_batches))
+        made = self._make(length, batch, progress, random)
         self._n_batches += 1
         weights = np.where(made.scored, 1.0, self._unscored_weight).astype(np.float32)
         return made.tokens[:, :-1], made.tokens[:, 1:], weights[:, 1:]

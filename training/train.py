@@ -185,14 +185,16 @@ class Trainer:
     def __init__(self, args, recipe):
         self.args, self.phases, self.task = args, parse_phases(args.phases), recipe.get("task")
         torch.manual_seed(args.seed)
+        self.step, self.tokens, self.seconds = 0, 0, 0.0
         self.config = make_config(recipe, args.mixer)
         self.model = OvqModel(self.config, DTYPES[args.compute_dtype], args.ablation,
                               args.recompute_chunks).to(args.device)
         self.source = make_source(recipe, args, self.config)
+        for phase in self.phases:  # now and not when it begins
+            self.source.check(phase.length)
         if args.init and load_initial(self.model, args):
             self.model.sample_codebooks(self._batch(self.phases[0])[0])
         self.optimizer = make_optimizer(self.model, args)
-        self.step, self.tokens, self.seconds = 0, 0, 0.0
         self.history = []  # rows of CURVE_COLUMNS
         self.workers = concurrent.futures.ThreadPoolExecutor(args.workers)
 

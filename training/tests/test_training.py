@@ -269,6 +269,8 @@ class TrainingTest(unittest.TestCase):
                  {"task": {"name": "python_documents", "n_queries": 1}}),
                 (TaskError, "task name: 'recall'", (), {"task": {"name": "recall"}}),
                 (ValueError, "--variety: -0.5 is not", ("--variety", "-0.5"), {"task": RECALL}),
+                (TaskError, "^length: 5 is not", ("--phases", "40:0.5,5:0.5"), {"task": RECALL}),
+                (DataError, "context length 99999", ("--phases", "40:0.5,99999:0.5"), {}),
                 (ValueError, "--widen: only for linear_icl, not for basic_icr", ("--widen", "0.5"),
                  {"task": RECALL}),
                 (ValueError, "--widen: 1.5 is not", ("--widen", "1.5"),
