@@ -23,7 +23,7 @@ class HaproxyProcess:
         self.socket = os.path.join(folder, "admin.sock")
         with open(config) as file:
             text = file.read()
-        for pattern, replacement in {r"bind :\d+": f"bind 127.0.0.1:{self.port}",
+        for pattern, replacement in {r"^    bind :\d+": f"    bind 127.0.0.1:{self.port}",
                                      **replacements}.items():
             text, count = re.subn(pattern, replacement, text, flags=re.MULTILINE)
             assert count == 1, f"{config}: {pattern!r} found {count} times"

@@ -39,6 +39,8 @@ from ovq_client import Client, Finished, OvqError, TokenChunk
 BINARY = None
 FLAGS = ("--state-memory", "64M", "--threads", "1", "--drain-timeout", "20s")
 UNAVAILABLE, NOT_FOUND = grpc.StatusCode.UNAVAILABLE, grpc.StatusCode.NOT_FOUND
+# HAProxy 2.6 resets a stream that its server has ended first, and gRPC may then drop the status.
+ENDED_CHAT = (UNAVAILABLE, grpc.StatusCode.CANCELLED)
 
 
 def wait_for(condition, what, seconds=30):
@@ -269,7 +271,7 @@ class Upgrade(unittest.TestCase):
         self.assertIn(patient.error.code, (UNAVAILABLE, NOT_FOUND))
         for worker in (idle_chat, busy_chat):
             self.assertIsInstance(worker.error, OvqError, worker.error)
-            self.assertEqual(worker.error.code, UNAVAILABLE, worker.error)
+            self.assertIn(worker.error.code, ENDED_CHAT, worker.error)
         self.assertGreater(busy_chat.done, before)
         with self.assertRaises(OvqError) as caught:
             self.client.get_session(patient.session_id)
