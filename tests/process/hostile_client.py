@@ -5,8 +5,8 @@ usage: hostile_client.py ATTACK PORT
 Prints a line once the attack is in full swing, and at the end what it has done.
 """
 
+import collections
 import gzip
-import itertools
 import os
 import select
 import socket
@@ -80,7 +80,7 @@ def zero_windows(port):
 
 
 def rapid_reset(port):
-    """Calls that are taken back as soon as they are made."""
+    """Calls that are taken back as soon as they are made, at most 5,000 a second."""
     cancel = struct.pack(">I", 8)
 
     def attack(connection):
@@ -89,19 +89,21 @@ def rapid_reset(port):
             stream = connection.new_stream()
             data += h2.call(stream, GENERATE) + h2.frame(h2.RST_STREAM, 0, stream, cancel)
         connection.send(data)
+        time.sleep(0.02)
         return 100
 
     return reconnecting(port, attack)
 
 
 def flood(port, data):
-    """Frames that ask for an answer each, which is never read."""
+    """Half a million frames a second that ask for an answer each, which is never read."""
     while True:
         connection = h2.Connection(port)
         try:
             for _ in range(100):
                 connection.send(data * 1000)
                 yield 1000
+                time.sleep(0.002)
         except OSError:
             yield 0
         finally:
@@ -181,9 +183,8 @@ def slow_handshakes(port):
 
 
 def calling(port, call):
-    """call(channel) from 8 threads; what gRPC's own client lets one do."""
-    done = itertools.count()
-    failed = []
+    """call(channel) from 4 threads; what gRPC's own client lets one do."""
+    done, failed = collections.deque(), []
 
     def work():
         with grpc.insecure_channel(f"127.0.0.1:{port}",
@@ -191,32 +192,47 @@ def calling(port, call):
             while not failed:
                 try:
                     call(channel)
-                    next(done)
+                    done.append(1)
                 except Exception as error:
                     failed.append(error)
 
-    for _ in range(8):
+    for _ in range(4):
         threading.Thread(target=work, daemon=True).start()
     before = 0
     while not failed:
         time.sleep(0.05)
-        now = next(done)  # counts itself, hence - 1
-        yield now - before - 1
+        now = len(done)
+        yield now - before
         before = now
     raise failed[0]
 
 
-def reflection(port):
-    """Streams of 100 requests each for the descriptors of everything that is served."""
-    symbol = b"ovq.v1.InferenceService"
-    request = b"\x22" + bytes([len(symbol)]) + symbol  # file_containing_symbol = 4
+SYMBOL = b"ovq.v1.InferenceService"
+DESCRIPTORS = b"\x22" + bytes([len(SYMBOL)]) + SYMBOL  # file_containing_symbol = 4
 
+
+def reflection(port):
+    """Streams of 20 requests each for the descriptors of everything that is served."""
     def call(channel):
-        answers = list(channel.stream_stream(f"/{REFLECTION}")(iter([request] * 100), timeout=30))
-        if len(answers) != 100:
+        answers = list(
+            channel.stream_stream(f"/{REFLECTION}")(iter([DESCRIPTORS] * 20), timeout=30))
+        if len(answers) != 20:
             raise AssertionError(f"{len(answers)} answers")
 
     return calling(port, call)
+
+
+def reflection_streams(port):
+    """Thousands at once, which stay open."""
+    connections = [h2.Connection(port) for _ in range(8)]
+    while True:
+        for connection in connections:
+            if connection.next_stream < 1000:
+                stream = connection.new_stream()
+                connection.send(h2.call(stream, REFLECTION) +
+                                h2.frame(h2.DATA, 0, stream, h2.message(DESCRIPTORS)))
+            connection.discard()
+        yield len(connections)
 
 
 def invalid_utf8(port):
@@ -234,7 +250,8 @@ def invalid_utf8(port):
 
 ATTACKS = {attack.__name__: attack for attack in (
     half_open_streams, zero_windows, rapid_reset, pings, all_settings, continuations, big_metadata,
-    bombs, slow_handshakes, reflection, invalid_utf8)}
+    bombs, slow_handshakes, reflection,
+    reflection_streams, invalid_utf8)}
 
 
 def main():

@@ -1,5 +1,6 @@
 """HTTP/2 frames for clients that behave as no library would let them."""
 
+import select
 import socket
 import struct
 
@@ -75,10 +76,9 @@ class Connection:
     def discard(self):
         """False once the server has closed."""
         try:
-            while data := self._socket.recv(1 << 16, socket.MSG_DONTWAIT):
-                pass
-            return bool(data)
-        except BlockingIOError:
+            while select.select([self._socket], [], [], 0)[0]:
+                if not self._socket.recv(1 << 16):
+                    return False
             return True
         except OSError:
             return False
