@@ -1,8 +1,8 @@
 """Attacks on a server of this machine, each until stdin ends, 60 s at most.
 
-usage: hostile_client.py ATTACK PORT
+usage: hostile_client.py ATTACK PORT COUNT
 
-Prints a line once the attack is in full swing, and at the end what it has done.
+Prints a line once COUNT things are done, and at the end how many it were.
 """
 
 import collections
@@ -143,6 +143,7 @@ def big_metadata(port):
         connection.send(h2.frame(h2.HEADERS, 0, stream, parts[0]) + b"".join(
             h2.frame(h2.CONTINUATION, h2.END_HEADERS if part is parts[-1] else 0, stream, part)
             for part in parts[1:]))
+        time.sleep(0.002)
         return 1
 
     return reconnecting(port, attack)
@@ -223,16 +224,20 @@ def reflection(port):
 
 
 def reflection_streams(port):
-    """Thousands at once, which stay open."""
+    """Thousands at once, which their client keeps open."""
     connections = [h2.Connection(port) for _ in range(8)]
-    while True:
+    for _ in range(500):
         for connection in connections:
-            if connection.next_stream < 1000:
-                stream = connection.new_stream()
-                connection.send(h2.call(stream, REFLECTION) +
-                                h2.frame(h2.DATA, 0, stream, h2.message(DESCRIPTORS)))
+            stream = connection.new_stream()
+            connection.send(h2.call(stream, REFLECTION) +
+                            h2.frame(h2.DATA, 0, stream, h2.message(DESCRIPTORS)))
             connection.discard()
         yield len(connections)
+    while True:
+        for connection in connections:
+            connection.discard()
+        time.sleep(0.05)
+        yield 0
 
 
 def invalid_utf8(port):
@@ -257,9 +262,11 @@ ATTACKS = {attack.__name__: attack for attack in (
 def main():
     os.nice(19)  # as if it came from elsewhere: it takes no processor that the server wants
     rounds = ATTACKS[sys.argv[1]](int(sys.argv[2]))
-    done = next(rounds)
-    print("attacking", flush=True)
+    done = 0
     end = time.monotonic() + 60
+    while time.monotonic() < end and done < int(sys.argv[3]):
+        done += next(rounds)
+    print("attacking", flush=True)
     while time.monotonic() < end and not select.select([sys.stdin], [], [], 0)[0]:
         done += next(rounds)
     print(done, flush=True)

@@ -125,6 +125,10 @@ class Tls(Case):
             with connect(server.address) as channel:
                 self.assertEqual(info(channel).name, "tiny")
 
+    def test_certificate_of_another_authority_is_refused_by_clients(self):
+        with serve(*secure_flags("stranger")) as server, connect(server.address) as channel:
+            self.assertFails(grpc.StatusCode.UNAVAILABLE, info, channel)
+
     def test_mutual_tls(self):
         with serve(*secure_flags(), "--tls-client-ca", path("ca.pem")) as server:
             with connect(server.address, "client") as good, Stream(good) as stream:
@@ -155,6 +159,10 @@ class Tokens(Case):
                 for token in (None, "wrong", BOB + "x", "a b"):
                     error = self.assertFails(grpc.StatusCode.UNAUTHENTICATED, info, channel, token)
                     self.assertIn("expected 'Bearer TOKEN'", error.details())
+                    self.assertNotIn(token or BOB, error.details())
+                for reason, count in (("missing", 1), ("unknown", 2), ("malformed", 1)):
+                    self.assertEqual(
+                        metric(server, f'ovq_auth_failures_total{{reason="{reason}"}}'), count)
                 info(channel, BOB)
                 reloads = 'ovq_credentials_reloads_total{result="%s",what="tenants"}'
                 with open(path("live.json"), "w") as file:
