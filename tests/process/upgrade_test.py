@@ -18,7 +18,7 @@ import urllib.request
 
 sys.path.insert(0, os.path.dirname(os.path.abspath(__file__)))
 
-from haproxy_process import HaproxyProcess  # which knows where the program is
+from haproxy_process import proxy_of_a_pair  # which knows where the program is
 
 try:
     import grpc
@@ -167,14 +167,8 @@ class Upgrade(unittest.TestCase):
         self.stack = contextlib.ExitStack()
         self.addCleanup(self.stack.close)
         self.servers = [self.start_server() for _ in range(2)]
-        self.proxy = self.stack.enter_context(HaproxyProcess(
-            os.path.join(ROOT, "deploy", "haproxy", "haproxy.cfg"), folder,
-            {r"^    user haproxy\n    group haproxy\n": "",
-             r"/run/haproxy/admin\.sock": os.path.join(folder, "admin.sock"),
-             r"192\.0\.2\.1:50051": self.servers[0].address,
-             r"192\.0\.2\.2:50051": self.servers[1].address}))
-        for name in ("ovq1", "ovq2"):
-            self.proxy.await_status(name, "UP")
+        self.proxy = self.stack.enter_context(
+            proxy_of_a_pair(folder, *(server.address for server in self.servers)))
         self.client = self.connect(self.proxy.address)
         self.workers = []
 
