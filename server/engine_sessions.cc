@@ -42,6 +42,7 @@ void Engine::Loop::OpenSession(SessionOptions options, absl::Time called, Sessio
   }
   auto session = std::make_shared<Session>();
   session->id = random_.NextId();
+  if (!options.key.empty()) session->id = absl::StrCat(options.key, ".", session->id);
   session->tenant = std::move(options.tenant);
   session->state = *state;
   session->hold = std::move(job->hold);

@@ -3,6 +3,7 @@
 #include <grpc/grpc.h>
 #include <grpcpp/ext/proto_server_reflection_plugin.h>
 #include <grpcpp/health_check_service_interface.h>
+#include <grpcpp/resource_quota.h>
 
 #include <algorithm>
 #include <limits>
@@ -20,6 +21,9 @@ constexpr int kKeepaliveMs = 60'000;
 constexpr int kKeepaliveTimeoutMs = 20'000;
 // All of a call's metadata together: room for the longest token, and no more.
 constexpr int kMaxMetadataBytes = 16 << 10;
+// Of the library's own for reflection, the one service that takes a thread for each open stream;
+// with more streams they get RESOURCE_EXHAUSTED.
+constexpr int kReflectionThreads = 16;
 
 int ToMs(absl::Duration time) {
   return static_cast<int>(
@@ -34,6 +38,7 @@ void Configure(grpc::ServerBuilder& builder, const ListenOptions& options) {
   for (grpc_compression_algorithm algorithm : {GRPC_COMPRESS_DEFLATE, GRPC_COMPRESS_GZIP}) {
     builder.SetCompressionAlgorithmSupportStatus(algorithm, false);
   }
+  builder.SetResourceQuota(grpc::ResourceQuota("server").SetMaxThreads(kReflectionThreads));
   builder.AddChannelArgument(GRPC_ARG_MAX_METADATA_SIZE, kMaxMetadataBytes);
   builder.AddChannelArgument(GRPC_ARG_MAX_CONCURRENT_STREAMS, options.max_streams_per_connection);
   builder.AddChannelArgument(GRPC_ARG_SERVER_HANDSHAKE_TIMEOUT_MS, ToMs(options.handshake_timeout));

@@ -4,6 +4,7 @@
 
 #include "server/grpc_codec.h"
 #include "server/inference_service_chat_call.h"
+#include "server/session_key.h"
 
 namespace ovq {
 
@@ -140,8 +141,11 @@ void ChatCall::Open(const v1::ChatOpen& open) {
 }
 
 absl::Status ChatCall::StartNewSession(const v1::ChatOpen& open) {
+  absl::StatusOr<std::string> key = SessionKeyOf(*context_);
+  if (!key.ok()) return key.status();
   SessionOptions options;
   options.tenant = caller_.tenant;
+  options.key = *std::move(key);
   options.deadline = record_.deadline();
   if (open.has_max_centroids()) {
     absl::StatusOr<int32_t> cap =

@@ -150,13 +150,14 @@ struct ScoreResult {
 
 struct SessionOptions {
   std::string tenant;
+  std::string key;                       // begins the id, if any
   std::optional<int32_t> max_centroids;  // default: the model's
   absl::Duration ttl;                    // idle time after which it is deleted; 0: the server's
   std::vector<int32_t> prompt;           // absorbed before the call returns; may be empty
   absl::Time deadline = absl::InfiniteFuture();
 };
 struct SessionInfo {
-  std::string id;  // 32 hex digits, 128 random bits
+  std::string id;  // [KEY.] and 32 hex digits, 128 random bits
   std::string tenant;
   int64_t position = 0;  // tokens of the conversation
   int32_t max_centroids = 0;

@@ -3,6 +3,7 @@
 #include "absl/strings/str_cat.h"
 #include "server/convert.h"
 #include "server/grpc_unary.h"
+#include "server/session_key.h"
 
 namespace ovq {
 namespace {
@@ -50,12 +51,14 @@ v1::Session ToProto(const SessionInfo& info) {
   return session;
 }
 
-void HandleCreate(ServiceContext& services, const UnaryInfo& info,
+void HandleCreate(ServiceContext& services, const UnaryInfo& info, absl::StatusOr<std::string> key,
                   const v1::CreateSessionRequest& message, UnaryDone<v1::Session> done) {
+  if (!key.ok()) return done(key.status());
   absl::StatusOr<SessionOptions> options =
       ToSessionOptions(message, RequestLimits::Of(services.engine));
   if (!options.ok()) return done(options.status());
   options->tenant = info.tenant;
+  options->key = *std::move(key);
   options->deadline = info.deadline;
   services.engine.CreateSession(*std::move(options), [&services, info, done = std::move(done)](
                                                          absl::StatusOr<SessionInfo> session) {
@@ -131,8 +134,8 @@ grpc::ServerUnaryReactor* SessionService::CreateSession(grpc::CallbackServerCont
                                                         grpc::ByteBuffer* response) {
   return new UnaryCall<v1::CreateSessionRequest, v1::Session>(
       services_, Method::kCreateSession, context, request, response,
-      [this](const UnaryInfo& info, const v1::CreateSessionRequest& message, auto done) {
-        HandleCreate(services_, info, message, std::move(done));
+      [this, context](const UnaryInfo& info, const v1::CreateSessionRequest& message, auto done) {
+        HandleCreate(services_, info, SessionKeyOf(*context), message, std::move(done));
       });
 }
 

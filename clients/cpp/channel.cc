@@ -5,9 +5,12 @@
 #include <cstring>
 #include <fstream>
 #include <iterator>
+#include <random>
 
+#include "absl/strings/ascii.h"
 #include "absl/strings/match.h"
 #include "absl/strings/str_cat.h"
+#include "absl/strings/str_format.h"
 
 namespace ovq {
 namespace {
@@ -49,6 +52,29 @@ std::string ReadToken(const std::string& path, std::string& authorization) {
 
 void Connection::Authorize(grpc::ClientContext& context) const {
   if (!authorization.empty()) context.AddMetadata("authorization", authorization);
+}
+
+std::string NewSessionKey() {
+  std::random_device random;
+  std::string key;
+  for (int i = 0; i < 4; ++i) absl::StrAppendFormat(&key, "%08x", random());
+  return key;
+}
+
+std::string SessionKeyOf(std::string_view session_id) {
+  const size_t end = session_id.find('.');
+  if (end == std::string_view::npos) return "";
+  const std::string_view key = session_id.substr(0, end);
+  // The id may be a user's typing: gRPC ends the program of a caller that passes what metadata may
+  // not hold.
+  const bool valid = std::all_of(key.begin(), key.end(), [](unsigned char c) {
+    return absl::ascii_isalnum(c) || c == '-' || c == '_';
+  });
+  return valid ? std::string(key) : "";
+}
+
+void AddSessionKey(const std::string& key, grpc::ClientContext& context) {
+  if (!key.empty()) context.AddMetadata("ovq-session", key);
 }
 
 std::string Connect(const ChannelOptions& options, Connection& connection) {

@@ -5,6 +5,7 @@
 
 #include <memory>
 #include <string>
+#include <string_view>
 
 namespace ovq {
 
@@ -24,6 +25,12 @@ struct Connection {
   // To be called once for every call.
   void Authorize(grpc::ClientContext& context) const;
 };
+
+// Metadata `ovq-session`: what has the same key reaches the same server through a balancer. A new
+// session is made with a new key, which then begins the session's id, "KEY.RANDOM".
+std::string NewSessionKey();
+std::string SessionKeyOf(std::string_view session_id);  // empty for one that was made without
+void AddSessionKey(const std::string& key, grpc::ClientContext& context);  // unless it is empty
 
 // Reads the files; connects with the first call. Empty if all is well, else what is wrong, which
 // names the flag and the file.

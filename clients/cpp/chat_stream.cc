@@ -26,9 +26,10 @@ const char* StatusCodeName(grpc::StatusCode code) {
   return index < kNames.size() ? kNames[index] : "UNKNOWN";
 }
 
-ChatStream::ChatStream(const Connection& connection)
+ChatStream::ChatStream(const Connection& connection, const std::string& session_key)
     : stub_(v1::InferenceService::NewStub(connection.channel)) {
   connection.Authorize(context_);
+  AddSessionKey(session_key, context_);
   call_ = stub_->Chat(&context_);
 }
 

@@ -19,7 +19,8 @@ const char* StatusCodeName(grpc::StatusCode code);
 // Read and Close belong to one thread; Send, CancelTurn and Abort may come from any.
 class ChatStream {
  public:
-  explicit ChatStream(const Connection& connection);
+  // The key of the session that it opens; may be empty.
+  ChatStream(const Connection& connection, const std::string& session_key);
   ~ChatStream();
 
   // False: the call has ended; Close tells why.

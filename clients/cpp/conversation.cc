@@ -63,7 +63,10 @@ std::string FormatStats(const TurnStats& s) {
 }
 
 Conversation::Conversation(const Connection& connection, const ChatOptions& options)
-    : options_(options), stdout_is_terminal_(isatty(STDOUT_FILENO) != 0), stream_(connection) {}
+    : options_(options),
+      stdout_is_terminal_(isatty(STDOUT_FILENO) != 0),
+      stream_(connection, options.open.has_session_id() ? SessionKeyOf(options.open.session_id())
+                                                        : NewSessionKey()) {}
 
 bool Conversation::Open() {
   v1::ChatRequest request;

@@ -42,6 +42,7 @@ void PrintSession(const Connection& connection, const std::string& id) {
   const auto stub = v1::SessionService::NewStub(connection.channel);
   grpc::ClientContext context;
   connection.Authorize(context);
+  AddSessionKey(SessionKeyOf(id), context);
   v1::GetSessionRequest request;
   request.set_session_id(id);
   v1::Session session;

@@ -111,6 +111,7 @@ class GenerateCall final : public grpc::ClientReadReactor<v1::GenerateResponse> 
 
   void Start() {
     impl_->Prepare(context_, impl_->options().timeout);
+    AddSessionKey(SessionKeyOf(request_.session_id()), context_);
     impl_->Enter(&context_);
     outcome_.sent = Clock::now();
     impl_->inference().async()->Generate(&context_, &request_, this);
@@ -228,6 +229,7 @@ Calls GrpcCalls::calls() {
     const Options& options = impl->options();
     if (options.max_centroids) call->request.set_max_centroids(*options.max_centroids);
     impl->Prepare(call->context, options.timeout);
+    AddSessionKey(NewSessionKey(), call->context);
     impl->Enter(&call->context);
     impl->sessions().async()->CreateSession(
         &call->context, &call->request, &call->response,
@@ -242,6 +244,7 @@ Calls GrpcCalls::calls() {
     auto call = std::make_shared<Unary<v1::DeleteSessionRequest, v1::DeleteSessionResponse>>();
     call->request.set_session_id(id);
     impl->Prepare(call->context, kDeleteTimeout);
+    AddSessionKey(SessionKeyOf(id), call->context);
     impl->sessions().async()->DeleteSession(
         &call->context, &call->request, &call->response,
         [call, done = std::move(done)](const grpc::Status& status) { done(ToStatus(status)); });

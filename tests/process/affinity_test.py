@@ -5,17 +5,15 @@ usage: affinity_test.py --build BUILD_FOLDER [unittest arguments]
 
 import argparse
 import os
-import re
 import shutil
-import socket
-import subprocess
 import sys
 import tempfile
 import time
 import unittest
 
 sys.path.insert(0, os.path.dirname(os.path.abspath(__file__)))
-os.environ["PATH"] += ":/usr/sbin"  # haproxy
+
+from haproxy_process import HaproxyProcess  # which knows where the program is
 
 try:
     import grpc
@@ -32,26 +30,7 @@ from server_process import ROOT, ServerProcess, load_stubs
 from tiny_model import write_tiny_model
 
 BINARY = None
-KEYS = [f"conversation {i}" for i in range(16)]
-
-
-def free_port():
-    with socket.socket() as taken:
-        taken.bind(("127.0.0.1", 0))
-        return taken.getsockname()[1]
-
-
-def write_config(path, port, servers):
-    """The shipped file with a port of ours and these servers in the resolver's place."""
-    with open(os.path.join(ROOT, "deploy", "kubernetes", "affinity", "haproxy.cfg")) as file:
-        text = file.read()
-    lines = "".join(f"    server ovq{i + 1} {server.address} proto h2 check inter 200ms fall 1\n"
-                    for i, server in enumerate(servers))
-    text, binds = re.subn(r"bind :\d+", f"bind 127.0.0.1:{port}", text)
-    text, templates = re.subn(r"^    server-template .*\n", lines, text, flags=re.MULTILINE)
-    assert binds == templates == 1, text
-    with open(path, "w") as file:
-        file.write(text)
+KEYS = [f"conversation-{i}" for i in range(16)]
 
 
 class Affinity(unittest.TestCase):
@@ -66,14 +45,15 @@ class Affinity(unittest.TestCase):
         for _ in range(2):
             cls.servers.append(ServerProcess(BINARY, model, "--state-memory", "64M", "--threads", "1"))
             cls.addClassCleanup(cls.servers[-1].kill)
-        port = free_port()
-        config = os.path.join(cls.folder, "haproxy.cfg")
-        write_config(config, port, cls.servers)
-        cls.proxy = subprocess.Popen(["haproxy", "-f", config, "-db"], stdin=subprocess.DEVNULL,
-                                     stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
-        cls.addClassCleanup(cls.proxy.wait)
+        lines = "".join(
+            f"    server ovq{i + 1} {server.address} proto h2 check inter 200ms fall 1\n"
+            for i, server in enumerate(cls.servers))
+        # In the place of the resolver.
+        cls.proxy = HaproxyProcess(
+            os.path.join(ROOT, "deploy", "kubernetes", "affinity", "haproxy.cfg"), cls.folder,
+            {r"^    server-template .*\n": lines})
         cls.addClassCleanup(cls.proxy.kill)
-        cls.address = f"127.0.0.1:{port}"
+        cls.address = cls.proxy.address
         with grpc.insecure_channel(cls.address) as channel:
             grpc.channel_ready_future(channel).result(30)
 

@@ -101,6 +101,11 @@ class ChatOneShot(WithServer):
         second = self.run_chat("--prompt", "def", "--session", session_id)
         self.assertEqual(first.stdout, "3:abc")
         self.assertEqual(second.stdout, "11:def")
+        self.assertRegex(session_id, r"^[0-9a-f]{32}\.")  # its key, sent again with --session
+        third = self.run_chat("--interactive", "--keep-session", stdin="/stats\n")
+        self.assertIn("[session ", third.stderr)
+        keys = {name.partition(".")[0] for name in self.server.sessions}
+        self.assertEqual(len(keys), 2)
 
     def test_big_prompt_goes_in_parts(self):
         question = "ä€😀x" * 25000  # 10 bytes each: cuts fall within characters
@@ -245,6 +250,9 @@ class PythonClient(WithServer):
         events = list(self.client.generate([100, 101], session_id=session.session_id))
         self.assertEqual(text_of(events), "5:de")
         self.assertEqual(self.client.get_session(session.session_id).position, 9)
+        key = session.session_id.partition(".")[0]
+        self.assertRegex(key, r"^[0-9a-f]{32}$")  # the server has seen it with every call
+        self.assertNotEqual(self.client.create_session().session_id.partition(".")[0], key)
 
     def test_closing_the_iterator_cancels_the_call(self):
         events = self.client.generate("slow")

@@ -3,6 +3,8 @@
 A token is a byte. The answer to a prompt is "<position>:<last 8 characters of the prompt>", where
 position counts the conversation's bytes before the answer, cut to max_tokens. Prompts with a
 meaning of their own: "slow" streams dots until it is cancelled, "bad" fails with INVALID_ARGUMENT.
+
+A session made with metadata ovq-session has it in its id, and calls that name it must send it.
 """
 
 import queue
@@ -122,7 +124,7 @@ class FakeServer:
     # --- SessionService ---
 
     def CreateSession(self, request, context):
-        session = self._new_session(request.max_centroids or 64)
+        session = self._new_session(request.max_centroids or 64, context)
         session.position = len(self._ids(request.prompt))
         session.expires.FromSeconds(1000 + request.ttl.seconds)
         return session
@@ -154,9 +156,13 @@ class FakeServer:
     def _ids(self, prompt):
         return list(prompt.text.encode()) if prompt.HasField("text") else prompt.token_ids.ids
 
-    def _new_session(self, max_centroids):
+    def _key(self, context):
+        return dict(context.invocation_metadata()).get("ovq-session", "")
+
+    def _new_session(self, max_centroids, context):
+        key = self._key(context)
         session = self.pb.Session(
-            session_id=f"{len(self.sessions):032x}",
+            session_id=(f"{key}." if key else "") + f"{len(self.sessions):032x}",
             max_centroids=max_centroids,
             state_bytes=1536,
             state_bytes_cap=4 << 20,
@@ -166,9 +172,11 @@ class FakeServer:
 
     def _session(self, request, context):
         if not request.session_id:
-            return self._new_session(request.max_centroids or 64)
+            return self._new_session(request.max_centroids or 64, context)
         if request.session_id not in self.sessions:
             context.abort(grpc.StatusCode.NOT_FOUND, f"no session {request.session_id}")
+        if self._key(context) != request.session_id.rpartition(".")[0]:
+            context.abort(grpc.StatusCode.FAILED_PRECONDITION, "another session's key")
         return self.sessions[request.session_id]
 
     def _answer(self, request, session, response, context, inbox=None):

@@ -31,9 +31,9 @@ def load_stubs(folder):
 class ServerProcess:
     """with ServerProcess(binary, model, "--flag", ...) as server: ..."""
 
-    def __init__(self, binary, model, *flags, env=None):
+    def __init__(self, binary, model, *flags, port=0, env=None):
         self._stderr = tempfile.TemporaryFile(mode="w+")
-        arguments = [binary, "--model", model, "--listen", "127.0.0.1:0",
+        arguments = [binary, "--model", model, "--listen", f"127.0.0.1:{port}",
                      "--metrics-address", "127.0.0.1:0", *flags]
         self.process = subprocess.Popen(arguments, stdout=subprocess.PIPE, stderr=self._stderr,
                                         text=True, env={**os.environ, **(env or {})})

@@ -9,6 +9,8 @@ namespace {
 
 using testing::ElementsAre;
 using testing::HasSubstr;
+using testing::MatchesRegex;
+using testing::StartsWith;
 
 constexpr auto kInvalid = grpc::StatusCode::INVALID_ARGUMENT;
 
@@ -183,6 +185,50 @@ TEST(SessionCalls, Pages) {
   } while (!request.page_token().empty());
   EXPECT_EQ(pages, 3);
   EXPECT_EQ(listed, made);
+}
+
+grpc::Status CreateWithKey(TestServer& server, const std::string& key, v1::Session& session) {
+  grpc::ClientContext context;
+  context.AddMetadata("ovq-session", key);
+  return server.sessions().CreateSession(&context, v1::CreateSessionRequest(), &session);
+}
+
+TEST(SessionCalls, AKeyBeginsTheId) {
+  TestServer server;
+  const std::string key = "Key-of_" + std::string(57, '7');
+  v1::Session session;
+  ASSERT_THAT(CreateWithKey(server, key, session), Succeeds());
+  EXPECT_THAT(session.session_id(), MatchesRegex(key + "\\.[0-9a-f]{32}"));
+  v1::Session other;
+  ASSERT_THAT(CreateWithKey(server, key, other), Succeeds());
+  EXPECT_NE(session.session_id(), other.session_id());
+  v1::GetSessionRequest get;
+  get.set_session_id(session.session_id());
+  EXPECT_THAT(Call(server.sessions(), &Sessions::GetSession, get, other), Succeeds());
+  for (const std::string& bad :
+       {std::string(), std::string(65, 'a'), std::string("a.b"), std::string("a b")}) {
+    EXPECT_THAT(CreateWithKey(server, bad, session), Fails(kInvalid, "ovq-session: expected"))
+        << bad;
+  }
+  EXPECT_EQ(server.engine().Stats().sessions_idle, 2);
+}
+
+TEST(SessionCalls, AKeyBeginsTheIdOfAChat) {
+  TestServer server;
+  for (const auto& [key, good] : {std::pair("chat-1", true), std::pair("chat 1", false)}) {
+    grpc::ClientContext context;
+    context.AddMetadata("ovq-session", key);
+    const auto chat = server.inference().Chat(&context);
+    ASSERT_TRUE(chat->Write(OpenMessage()));
+    v1::ChatResponse opened;
+    EXPECT_EQ(chat->Read(&opened), good);
+    chat->WritesDone();
+    EXPECT_THAT(opened.opened().session().session_id(),
+                good ? StartsWith("chat-1.") : StartsWith(""));
+    const grpc::Status status = chat->Finish();
+    EXPECT_EQ(status.error_code(), good ? grpc::StatusCode::OK : kInvalid)
+        << status.error_message();
+  }
 }
 
 TEST(SessionCalls, BusySessionIsRefused) {

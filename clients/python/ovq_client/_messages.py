@@ -7,7 +7,6 @@ the protobuf-compiler package's, else the one inside grpc_tools (Debian 12's grp
 for proto3's `optional`).
 """
 
-import functools
 import os
 import shutil
 import subprocess
@@ -85,6 +84,7 @@ class Stub:
     """The calls of one service as attributes, as a generated stub has them."""
 
     def __init__(self, channel: Any, service: str, metadata: tuple = ()):
+        """A call takes session_key beside the request and gRPC's own arguments."""
         descriptor = SERVICES[service]
         for method in descriptor.methods:
             kind = (
@@ -97,4 +97,12 @@ class Stub:
                 request_serializer=_class_of(method.input_type).SerializeToString,
                 response_deserializer=_class_of(method.output_type).FromString,
             )
-            setattr(self, method.name, functools.partial(call, metadata=metadata))
+            setattr(self, method.name, _with_metadata(call, metadata))
+
+
+def _with_metadata(call: Any, metadata: tuple) -> Any:
+    def start(request: Any, *, session_key: str | None = None, **arguments: Any) -> Any:
+        key = (("ovq-session", session_key),) if session_key else ()
+        return call(request, metadata=metadata + key, **arguments)
+
+    return start

@@ -2,6 +2,8 @@
 
 import contextlib
 import queue
+import re
+import secrets
 from collections.abc import Iterator, Sequence
 from typing import Any, Unpack
 
@@ -79,6 +81,15 @@ def _event(response: Any) -> Event:
     return from_message(_EVENTS[kind], getattr(response, kind))
 
 
+def _session_key(session_id: str | None) -> str:
+    """What keeps a session's calls on its server behind a balancer; a new one without an id. A
+    session that was made with a key has it in its id, KEY.RANDOM."""
+    if session_id is None:
+        return secrets.token_hex(16)
+    found = re.match(r"([A-Za-z0-9_-]+)\.", session_id)
+    return found.group(1) if found else ""
+
+
 def _parts(prompt: Prompt) -> list[Prompt]:
     """Pieces that add up to the prompt; text is cut between characters."""
     if not isinstance(prompt, str):
@@ -98,10 +109,12 @@ def _parts(prompt: Prompt) -> list[Prompt]:
 class Chat:
     """One live conversation on one stream; made by Client.chat. One thread, but for cancel()."""
 
-    def __init__(self, stub: Stub, open_request: Any):
+    def __init__(self, stub: Stub, open_request: Any, session_key: str):
         self._requests: queue.SimpleQueue[Any] = queue.SimpleQueue()
         self._requests.put(MESSAGES["ChatRequest"](open=open_request))
-        self._responses = stub.Chat(iter(self._requests.get, None))
+        self._responses = stub.Chat(
+            iter(self._requests.get, None), session_key=session_key
+        )
         self._running = False
         #: The session as it was opened.
         self.session = from_message(Session, self._read().opened.session)
@@ -214,7 +227,8 @@ class Client:
         return self._stream(request, timeout)
 
     def _stream(self, request: Any, timeout: float | None) -> Iterator[Event]:
-        call = self._inference.Generate(request, timeout=timeout)
+        key = _session_key(request.session_id) if request.session_id else None
+        call = self._inference.Generate(request, timeout=timeout, session_key=key)
         try:
             with _ovq_errors():
                 for response in call:
@@ -240,6 +254,7 @@ class Client:
                 keep_session=keep_session,
                 ttl=_duration(ttl),
             ),
+            _session_key(session_id),
         )
 
     def score(
@@ -289,12 +304,16 @@ class Client:
             prompt=_prompt(prompt), max_centroids=max_centroids, ttl=_duration(ttl)
         )
         with _ovq_errors():
-            return from_message(Session, self._sessions.CreateSession(request, timeout=timeout))
+            session = self._sessions.CreateSession(
+                request, timeout=timeout, session_key=_session_key(None)
+            )
+            return from_message(Session, session)
 
     def get_session(self, session_id: str) -> Session:
         request = MESSAGES["GetSessionRequest"](session_id=session_id)
         with _ovq_errors():
-            return from_message(Session, self._sessions.GetSession(request))
+            session = self._sessions.GetSession(request, session_key=_session_key(session_id))
+            return from_message(Session, session)
 
     def list_sessions(self, page_size: int = 0) -> Iterator[Session]:
         """All sessions, fetched page by page. page_size 0: the server's."""
@@ -312,4 +331,4 @@ class Client:
         """Ends the session; a call that uses it is cancelled."""
         request = MESSAGES["DeleteSessionRequest"](session_id=session_id)
         with _ovq_errors():
-            self._sessions.DeleteSession(request)
+            self._sessions.DeleteSession(request, session_key=_session_key(session_id))

@@ -1,0 +1,87 @@
+"""HTTP/2 frames for clients that behave as no library would let them."""
+
+import select
+import socket
+import struct
+
+PREFACE = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n"
+DATA, HEADERS, RST_STREAM, SETTINGS, PING, WINDOW_UPDATE, CONTINUATION = 0, 1, 3, 4, 6, 8, 9
+END_STREAM, END_HEADERS = 1, 4
+INITIAL_WINDOW_SIZE = 4
+CONNECTION_WINDOW = 65535  # of what a client may send before the server says more
+
+
+def frame(kind, flags, stream, payload=b""):
+    return struct.pack(">I", len(payload))[1:] + struct.pack(">BBI", kind, flags, stream) + payload
+
+
+def settings(**values):
+    """settings(initial_window_size=0), or none at all."""
+    identifiers = {"initial_window_size": INITIAL_WINDOW_SIZE}
+    return frame(SETTINGS, 0, 0, b"".join(
+        struct.pack(">HI", identifiers[name], value) for name, value in values.items()))
+
+
+def _string(text):
+    """Not compressed; up to 16 KiB."""
+    data = text.encode()
+    if len(data) < 127:
+        return bytes([len(data)]) + data
+    rest = len(data) - 127
+    return bytes([127, rest & 127 | 128, rest >> 7]) + data
+
+
+def header(name, value):
+    return b"\0" + _string(name) + _string(value)  # never in the table of either side
+
+
+def call_headers(method, *more):
+    """The block of a gRPC call, method as "package.Service/Name"."""
+    return b"\x83\x86" + b"".join((
+        header(":path", f"/{method}"), header(":authority", "ovq"),
+        header("content-type", "application/grpc"), header("te", "trailers"), *more))
+
+
+def call(stream, method, *more):
+    return frame(HEADERS, END_HEADERS, stream, call_headers(method, *more))
+
+
+def message(data, compressed=False):
+    return struct.pack(">BI", compressed, len(data)) + data
+
+
+def data_frames(stream, data, size=16384):
+    """The last one ends the client's side of the stream."""
+    parts = [data[i:i + size] for i in range(0, len(data), size)]
+    return b"".join(frame(DATA, END_STREAM if part is parts[-1] else 0, stream, part)
+                    for part in parts)
+
+
+class Connection:
+    """After the preface and SETTINGS; what the server sends is thrown away."""
+
+    def __init__(self, port, first=None):
+        self._socket = socket.create_connection(("127.0.0.1", port), 10)
+        self.next_stream = 1
+        self.send(PREFACE + (settings() if first is None else first))
+
+    def new_stream(self):
+        self.next_stream += 2
+        return self.next_stream - 2
+
+    def send(self, data):
+        """OSError once the server has closed, or takes nothing for 10 s."""
+        self._socket.sendall(data)
+
+    def discard(self):
+        """False once the server has closed."""
+        try:
+            while select.select([self._socket], [], [], 0)[0]:
+                if not self._socket.recv(1 << 16):
+                    return False
+            return True
+        except OSError:
+            return False
+
+    def close(self):
+        self._socket.close()

@@ -1,0 +1,308 @@
+"""One of two servers behind the shipped HAProxy configuration is replaced under load, by the commands
+of docs/operations.md in their order.
+
+usage: upgrade_test.py --build BUILD_FOLDER [unittest arguments]
+"""
+
+import argparse
+import contextlib
+import os
+import re
+import shutil
+import sys
+import tempfile
+import threading
+import time
+import unittest
+import urllib.request
+
+sys.path.insert(0, os.path.dirname(os.path.abspath(__file__)))
+
+from haproxy_process import proxy_of_a_pair  # which knows where the program is
+
+try:
+    import grpc
+except ImportError as error:
+    print(f"SKIPPED: {error}; install python3-grpcio")
+    sys.exit(0)
+for tool, package in (("haproxy", "haproxy"), ("protoc", "protobuf-compiler")):
+    if shutil.which(tool) is None:
+        print(f"SKIPPED: no {tool}; install {package}")
+        sys.exit(0)
+
+from server_process import ROOT, ServerProcess
+from tiny_model import write_tiny_model
+
+sys.path.insert(0, os.path.join(ROOT, "clients", "python"))
+from ovq_client import Client, Finished, OvqError, TokenChunk
+
+BINARY = None
+FLAGS = ("--state-memory", "64M", "--threads", "1", "--drain-timeout", "20s")
+UNAVAILABLE, NOT_FOUND = grpc.StatusCode.UNAVAILABLE, grpc.StatusCode.NOT_FOUND
+# HAProxy 2.6 resets a stream that its server has ended first, and gRPC may then drop the status.
+ENDED_CHAT = (UNAVAILABLE, grpc.StatusCode.CANCELLED)
+
+
+def wait_for(condition, what, seconds=30):
+    end = time.monotonic() + seconds
+    while not condition():
+        if time.monotonic() > end:
+            raise AssertionError(f"did not come: {what}")
+        time.sleep(0.02)
+
+
+def documented_commands():
+    """The indented lines of the section that name the first server or its proxy."""
+    with open(os.path.join(ROOT, "docs", "operations.md")) as file:
+        section = file.read().split("\n## Stopping and upgrading\n")[1].split("\n## ")[0]
+    block = section.split("### Behind HAProxy")[1].split("### ")[0]
+    return [line.strip() for line in block.splitlines() if line.startswith("    ")]
+
+
+def tokens_of(events):
+    """(count, Finished) of one answer."""
+    tokens, finished = 0, None
+    for event in events:
+        if isinstance(event, TokenChunk):
+            tokens += len(event.token_ids)
+        elif isinstance(event, Finished):
+            finished = event
+    return tokens, finished
+
+
+class Worker(threading.Thread):
+    """Repeats step() until it is told to stop or step() fails; `done` counts."""
+
+    def __init__(self, client):
+        super().__init__(daemon=True)
+        self.client = client
+        self.done = 0
+        self.error = None
+        self.stopping = threading.Event()
+
+    def run(self):
+        try:
+            while not self.stopping.is_set():
+                self.step()
+                self.done += 1
+        except Exception as error:
+            self.error = error
+
+    def await_more(self, count=3):
+        goal = self.done + count
+        wait_for(lambda: self.done >= goal or self.error is not None, f"{count} more of {self}")
+        if self.error is not None:
+            raise AssertionError(f"{self}: {self.error!r}") from self.error
+
+    def stop(self):
+        self.stopping.set()
+        self.join(30)
+
+
+class OneShots(Worker):
+    def step(self):
+        tokens, finished = tokens_of(
+            self.client.generate("one shot", max_tokens=20, ignore_eos=True, timeout=60))
+        if tokens != 20 or finished is None:
+            raise AssertionError(f"{tokens} tokens, {finished}")
+
+
+class Turns(Worker):
+    """A session; every turn must go on where the last one ended."""
+
+    def __init__(self, client):
+        super().__init__(client)
+        self.session_id = client.create_session("begin").session_id
+        self.position = len("begin")
+
+    def step(self):
+        tokens, finished = tokens_of(self.client.generate(
+            "turn", session_id=self.session_id, max_tokens=4, ignore_eos=True, timeout=60))
+        self.position += len("turn") + 4
+        if tokens != 4 or finished.usage.position != self.position:
+            raise AssertionError(f"{finished}, expected position {self.position}")
+        time.sleep(0.01)
+
+    def finish(self):
+        self.stop()
+        if self.error is not None:
+            raise AssertionError(f"{self}: {self.error!r}") from self.error
+        self.client.delete_session(self.session_id)
+
+
+class Chats(Worker):
+    """A Chat, the same way; it is opened and closed by the thread that uses it."""
+
+    def __init__(self, client):
+        super().__init__(client)
+        self.session_id = None
+        self.position = 0
+        self.answer = 4
+
+    def run(self):
+        try:
+            with self.client.chat() as self.chat:
+                self.session_id = self.chat.session.session_id
+                while not self.stopping.is_set():
+                    self.step()
+                    self.done += 1
+        except Exception as error:
+            self.error = error
+
+    def step(self):
+        answer = self.answer
+        tokens, finished = tokens_of(
+            self.chat.send("turn", max_tokens=answer, ignore_eos=True))
+        self.position += len("turn") + answer
+        if tokens != answer or finished.usage.position != self.position:
+            raise AssertionError(f"{finished}, expected position {self.position}")
+        time.sleep(0.01)
+
+
+class Upgrade(unittest.TestCase):
+    def setUp(self):
+        folder = tempfile.mkdtemp(prefix="ovq_upgrade_test_")
+        self.addCleanup(shutil.rmtree, folder)
+        self.model = write_tiny_model(os.path.join(folder, "tiny"))
+        self.stack = contextlib.ExitStack()
+        self.addCleanup(self.stack.close)
+        self.servers = [self.start_server() for _ in range(2)]
+        self.proxy = self.stack.enter_context(
+            proxy_of_a_pair(folder, *(server.address for server in self.servers)))
+        self.client = self.connect(self.proxy.address)
+        self.workers = []
+
+    def tearDown(self):
+        for worker in self.workers:
+            worker.stop()
+
+    def start_server(self, port=0):
+        return self.stack.enter_context(ServerProcess(BINARY, self.model, *FLAGS, port=port))
+
+    def connect(self, address):
+        return self.stack.enter_context(Client(address))
+
+    def start(self, worker):
+        self.workers.append(worker)
+        worker.start()
+        return worker
+
+    def metric(self, server, name):
+        """The sum over its labels."""
+        with urllib.request.urlopen(server.metrics_url(), timeout=10) as response:
+            lines = response.read().decode().splitlines()
+        return sum(float(line.rsplit(" ", 1)[1]) for line in lines
+                   if re.match(rf"{name}[{{ ]", line))
+
+    def held(self, server):
+        return {session.session_id for session in self.connect(server.address).list_sessions()}
+
+    def start_on_both(self, make, on_each):
+        """[those on the first server, those on the second]; where one comes to is its key's hash."""
+        placed = [[], []]
+        for _ in range(100):
+            if min(map(len, placed)) >= on_each:
+                return placed
+            worker = self.start(make(self.client))
+            worker.await_more(1)
+            first = worker.session_id in self.held(self.servers[0])
+            placed[0 if first else 1].append(worker)
+        raise AssertionError(f"one server got all of 100: {placed}")
+
+    def run_documented(self, command, last_sessions):
+        """Does what the command line does; `last_sessions` outlive the wait for the sessions."""
+        old = self.servers[0]
+        if found := re.search(r'"(set server ovq/ovq1 state \w+)"', command):
+            self.assertEqual(self.proxy.admin(found.group(1)).strip(), "")
+        elif "ovq_sessions" in command:
+            wait_for(lambda: self.metric(old, "ovq_sessions") == last_sessions, "the sessions' end")
+        elif command.startswith("systemctl stop"):
+            old.terminate()
+            self.assertEqual(old.wait(), 0)
+        elif command.startswith("systemctl start"):
+            self.servers[0] = self.start_server(port=old.port)
+        elif "ovq_ready" in command:
+            wait_for(lambda: self.metric(self.servers[0], "ovq_ready") == 1, "ready")
+        else:
+            self.fail(f"unknown command in the documentation: {command}")
+
+    def test_a_server_is_replaced_under_load(self):
+        one_shots = [self.start(OneShots(self.client)) for _ in range(3)]
+        turns, chats = self.start_on_both(Turns, 3), self.start_on_both(Chats, 2)
+        for worker in one_shots:
+            worker.await_more()
+        commands = documented_commands()
+        self.assertEqual(
+            [re.search(r"state \w+|ovq_\w+|systemctl \w+", line).group() for line in commands],
+            ["state drain", "ovq_sessions", "systemctl stop", "systemctl start", "ovq_ready",
+             "state ready"])
+
+        self.run_documented(commands[0], 0)
+        # What it has goes on, what is new goes to the other one.
+        for worker in turns[0] + chats[0]:
+            worker.await_more()
+        born_meanwhile = [self.start(Turns(self.client)) for _ in range(8)]
+        self.assertLessEqual({worker.session_id for worker in born_meanwhile},
+                             self.held(self.servers[1]))
+        patient, *others = turns[0]
+        for worker in others:
+            worker.finish()
+        idle_chat, busy_chat, *other_chats = chats[0]
+        for worker in other_chats:
+            worker.stop()
+            self.assertIsNone(worker.error)
+        self.run_documented(commands[1], 1 + 2)
+
+        # The answer that runs when the server is told to stop comes to its end.
+        busy_chat.answer = 2000
+        before = busy_chat.done
+        busy_chat.await_more(1)
+        self.run_documented(commands[2], 0)
+        for worker in (patient, idle_chat, busy_chat):
+            worker.join(30)
+        # Its last sessions end with it: UNAVAILABLE while it drains, then they are not known.
+        self.assertIsInstance(patient.error, OvqError)
+        self.assertIn(patient.error.code, (UNAVAILABLE, NOT_FOUND))
+        for worker in (idle_chat, busy_chat):
+            self.assertIsInstance(worker.error, OvqError, worker.error)
+            self.assertIn(worker.error.code, ENDED_CHAT, worker.error)
+        self.assertGreater(busy_chat.done, before)
+        with self.assertRaises(OvqError) as caught:
+            self.client.get_session(patient.session_id)
+        self.assertEqual(caught.exception.code, NOT_FOUND)
+
+        for command in commands[3:]:
+            self.run_documented(command, 0)
+        self.proxy.await_status("ovq1", "UP")
+        # Both are used, and nobody's conversation has moved.
+        self.start_on_both(Turns, 1)
+        wait_for(lambda: self.metric(self.servers[0], "ovq_requests_total") > 50, "one-shots")
+        for worker in one_shots + turns[1] + chats[1] + born_meanwhile:
+            worker.await_more()
+            worker.stop()
+            self.assertIsNone(worker.error)
+
+    def test_signal_without_notice(self):
+        """New calls go to the other server once the check has failed; those of sessions do not."""
+        session = self.start_on_both(Turns, 1)[0][0]
+        session.stop()
+        self.assertIsNone(session.error)
+        direct = self.connect(self.servers[0].address)
+        held = direct.generate("long", max_tokens=10_000_000, ignore_eos=True)
+        next(held)
+        self.servers[0].terminate()
+        self.proxy.await_status("ovq1", "DOWN")
+        for _ in range(10):
+            tokens, _ = tokens_of(self.client.generate("x", max_tokens=2, ignore_eos=True))
+            self.assertEqual(tokens, 2)
+            self.assertEqual(self.client.get_session(session.session_id).position, session.position)
+        held.close()
+        self.assertEqual(self.servers[0].wait(), 0)
+
+
+if __name__ == "__main__":
+    parser = argparse.ArgumentParser()
+    parser.add_argument("--build", required=True)
+    options, rest = parser.parse_known_args()
+    BINARY = os.path.join(os.path.abspath(options.build), "bin", "ovq-server")
+    unittest.main(argv=[sys.argv[0], *rest], verbosity=2)
