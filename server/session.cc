@@ -43,6 +43,10 @@ uint64_t RandomSource::Next() {
   return z ^ (z >> 31);
 }
 
+bool IsSessionId(std::string_view text) {
+  return text.size() == 32 && text.find_first_not_of("0123456789abcdef") == std::string_view::npos;
+}
+
 std::string RandomSource::NextId() {
   const uint64_t high = Next();
   return absl::StrFormat("%016x%016x", high, Next());
@@ -52,7 +56,9 @@ absl::StatusOr<std::shared_ptr<Session>> SessionTable::Find(
     const std::string& id, const std::optional<std::string>& tenant) const {
   const auto found = by_id_.find(id);
   if (found == by_id_.end() || (tenant && found->second->tenant != *tenant)) {
-    return absl::NotFoundError(absl::StrCat("session ", id, ": not found"));
+    // What is no id may be anything, of any length: it is not said back.
+    return absl::NotFoundError(IsSessionId(id) ? absl::StrCat("session ", id, ": not found")
+                                               : "session_id: not found, and no session's id");
   }
   return found->second;
 }

@@ -42,6 +42,8 @@ struct Session {
 SessionInfo DescribeSession(const Session& session, const StateLayout& layout);
 
 // Random bits for seeds and ids: from the system, or for tests a sequence that follows from a seed.
+bool IsSessionId(std::string_view text);  // has the form of one
+
 class RandomSource {
  public:
   explicit RandomSource(uint64_t seed) : state_(seed), from_system_(seed == 0) {}
