@@ -1,4 +1,5 @@
 // One call's ids, counts and line in the log.
+#include <algorithm>
 #include <utility>
 
 #include "absl/strings/str_cat.h"
@@ -13,6 +14,8 @@ namespace {
 constexpr const char* kRequestId = "x-request-id";
 constexpr const char* kTraceParent = "traceparent";
 constexpr const char* kTraceState = "tracestate";
+
+constexpr absl::Duration kDeadlineEarly = absl::Milliseconds(20);
 
 std::vector<std::string> Values(const grpc::CallbackServerContext& context, const char* key) {
   std::vector<std::string> values;
@@ -73,7 +76,11 @@ LogFields CallRecord::IdFields() const {
 absl::Status CallRecord::Seen(const absl::Status& status) const {
   if (!context_->IsCancelled()) return status;
   // What the client sees of a call that it gave up.
-  if (absl::Now() >= deadline()) return absl::DeadlineExceededError("deadline exceeded");
+  // A client's deadline comes a little before the one it told: the time on the way, and a rounding
+  // up to three digits.
+  const absl::Duration early = std::max(kDeadlineEarly, (deadline() - arrival_) / 100);
+  const bool late = deadline() != absl::InfiniteFuture() && absl::Now() >= deadline() - early;
+  if (late) return absl::DeadlineExceededError("deadline exceeded");
   return absl::CancelledError("cancelled by the client");
 }
 

@@ -56,6 +56,12 @@ LogLevel LevelOf(absl::StatusCode code, bool draining) {
 }
 
 std::string WithoutValues(std::string_view message) {
+  constexpr std::string_view kSession = "session ", kNotFound = ": not found";
+  if (message.starts_with(kSession) && message.ends_with(kNotFound)) {
+    std::string_view id = message.substr(kSession.size());
+    id.remove_suffix(kNotFound.size());
+    return IsSessionId(id) ? std::string(message) : "session_id: not found, and no session's id";
+  }
   // The last is the tokenizer library's own explanation, which may tell of the text.
   for (std::string_view end : {", got ", " cannot be encoded: "}) {
     const size_t at = message.find(end);

@@ -10,6 +10,11 @@
 #include "kernels/common/check.h"
 
 namespace ovq {
+namespace {
+
+constexpr size_t kMaxSaidBack = 64;  // bytes
+
+}  // namespace
 
 SessionInfo DescribeSession(const Session& session, const StateLayout& layout) {
   SessionInfo info;
@@ -56,9 +61,10 @@ absl::StatusOr<std::shared_ptr<Session>> SessionTable::Find(
     const std::string& id, const std::optional<std::string>& tenant) const {
   const auto found = by_id_.find(id);
   if (found == by_id_.end() || (tenant && found->second->tenant != *tenant)) {
-    // What is no id may be anything, of any length: it is not said back.
-    return absl::NotFoundError(IsSessionId(id) ? absl::StrCat("session ", id, ": not found")
-                                               : "session_id: not found, and no session's id");
+    // What is no id may be of any length: it is then not said back.
+    return absl::NotFoundError(id.size() <= kMaxSaidBack
+                                   ? absl::StrCat("session ", id, ": not found")
+                                   : "session_id: not found, and longer than any id");
   }
   return found->second;
 }

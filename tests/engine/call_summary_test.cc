@@ -20,6 +20,10 @@ TEST(CallSummary, MessagesLoseWhatTheyQuote) {
         std::pair("text cannot be encoded: INTERNAL: secret", "text cannot be encoded"),
         std::pair("prompt: expected at least one token, got none",
                   "prompt: expected at least one token"),
+        std::pair("session 0123456789abcdef0123456789abcdef: not found",
+                  "session 0123456789abcdef0123456789abcdef: not found"),
+        std::pair("session my secret: not found: not found",
+                  "session_id: not found, and no session's id"),
         std::pair("the server is draining", "the server is draining"), std::pair("", "")}) {
     EXPECT_EQ(WithoutValues(message), left);
   }

@@ -111,17 +111,17 @@ class Hostile:
         call, inference = self.call, self.inference
         text = pb.Prompt(text=f"{SECRET} \x00\x1b[2J\n\"}}{{ ä\u2028 " * 20)
         ids = pb.Prompt(token_ids=pb.TokenIds(ids=[1, SECRET_ID]))
-        few = pb.StopConditions(max_tokens=40, strings=[SECRET])
+        few = pb.StopConditions(max_tokens=40, stop_strings=[SECRET])
         answers = call(inference.Generate, pb.GenerateRequest(prompt=text, stop=few))
         call(inference.Generate, pb.GenerateRequest(prompt=ids))
         call(inference.Generate, pb.GenerateRequest(prompt=text, session_id=SECRET))
         call(inference.Generate, pb.GenerateRequest(
-            prompt=text, stop=pb.StopConditions(token_ids=[SECRET_ID])))
+            prompt=text, stop=pb.StopConditions(stop_token_ids=[SECRET_ID])))
         for bias in ({SECRET_ID: 1.0}, {77: 987654336.0}):
             call(inference.Generate, pb.GenerateRequest(
                 prompt=text, sampling=pb.SamplingParams(logit_bias=bias)))
         call(inference.Generate, pb.GenerateRequest(
-            prompt=text, stop=pb.StopConditions(strings=[SECRET * 1000])))
+            prompt=text, stop=pb.StopConditions(stop_strings=[SECRET * 1000])))
         call(inference.Generate, pb.GenerateRequest(
             prompt=text, stop=pb.StopConditions(max_tokens=1_000_000, ignore_eos=True)), timeout=0.5)
         call(inference.Score, pb.ScoreRequest(prompt=text))
@@ -276,8 +276,11 @@ class StuckReader(unittest.TestCase):
             try:
                 port = re.fullmatch(r"listening on 127\.0\.0\.1:(\d+)\n",
                                     process.stdout.readline()).group(1)
-                # All there is so far; from now on nobody reads.
-                url = re.search(r"metrics on (http://\S+)", os.read(read_end, 65536).decode()).group(1)
+                begun = ""
+                while "metrics on" not in begun or not begun.endswith("\n"):
+                    begun += os.read(read_end, 65536).decode()
+                # From now on nobody reads.
+                url = re.search(r"metrics on (http://\S+)", begun).group(1)
                 blocked = 0
                 with Client(f"127.0.0.1:{port}") as client:
                     end_time = time.monotonic() + 40
