@@ -235,7 +235,7 @@ TEST(LogThreads, EndsThoughTheReaderIsStuckOrGone) {
   Log log({}, ends[1]);
   log.Info("to nobody");
   EXPECT_TRUE(log.Flush(absl::Seconds(10)));
-  close(ends[1]);
+  // ends[1] stays open: the thread of the first log may still be inside its write.
 }
 
 }  // namespace
