@@ -157,6 +157,8 @@ absl::Status ServeCalls(const Options& options, const Security& security, Engine
       StartAdmin(options, listen, services, signals);
   if (!admin.ok()) return admin.status();
   services.metrics.SetReady(true);
+  // Whoever waits for this line finds the addresses above in the log.
+  services.log.log.Flush(kLastLines);
   std::printf("listening on %s\n", WithPort(options.listen, (*server)->port()).c_str());
   std::fflush(stdout);
   signals.WaitForFirst();
