@@ -5,6 +5,7 @@
 #include <algorithm>
 #include <utility>
 
+#include "absl/strings/ascii.h"
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_format.h"
 #include "kernels/common/check.h"
@@ -12,7 +13,12 @@
 namespace ovq {
 namespace {
 
-constexpr size_t kMaxSaidBack = 64;  // bytes
+constexpr size_t kMaxKey = 64;
+constexpr size_t kMaxSaidBack = 128;  // bytes
+
+bool IsKeyCharacter(char c) {
+  return absl::ascii_isalnum(static_cast<unsigned char>(c)) || c == '_' || c == '-';
+}
 
 }  // namespace
 
@@ -49,6 +55,13 @@ uint64_t RandomSource::Next() {
 }
 
 bool IsSessionId(std::string_view text) {
+  if (const size_t dot = text.find('.'); dot != std::string_view::npos) {
+    const std::string_view key = text.substr(0, dot);
+    if (key.empty() || key.size() > kMaxKey || !std::ranges::all_of(key, IsKeyCharacter)) {
+      return false;
+    }
+    text.remove_prefix(dot + 1);
+  }
   return text.size() == 32 && text.find_first_not_of("0123456789abcdef") == std::string_view::npos;
 }
 

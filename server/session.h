@@ -42,7 +42,9 @@ struct Session {
 SessionInfo DescribeSession(const Session& session, const StateLayout& layout);
 
 // Random bits for seeds and ids: from the system, or for tests a sequence that follows from a seed.
-bool IsSessionId(std::string_view text);  // has the form of one
+// Has the form of an id: 32 hex digits, or a balancer's key of 1 to 64 characters A-Z a-z 0-9 _ -
+// and a dot before them.
+bool IsSessionId(std::string_view text);
 
 class RandomSource {
  public:

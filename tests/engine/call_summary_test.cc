@@ -2,6 +2,7 @@
 
 #include <gtest/gtest.h>
 
+#include "absl/strings/str_cat.h"
 #include "server/session.h"
 
 namespace ovq {
@@ -39,6 +40,13 @@ TEST(CallSummary, OnlySessionIdsAreSessions) {
     EXPECT_EQ(summary.session_id, "") << other;
   }
   EXPECT_TRUE(IsSessionId(RandomSource(1).NextId()));
+  const std::string id = absl::StrCat(".", RandomSource(1).NextId());
+  EXPECT_TRUE(IsSessionId("My_key-1" + id));
+  EXPECT_TRUE(IsSessionId(std::string(64, 'k') + id));
+  for (const std::string& key : {std::string(), std::string(65, 'k'), std::string("my secret"),
+                                 std::string("a.b"), std::string("k\n")}) {
+    EXPECT_FALSE(IsSessionId(key + id)) << key;
+  }
 }
 
 TEST(CallSummary, FaultsOfTheServerAreWarnings) {
