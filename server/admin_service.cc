@@ -38,10 +38,11 @@ absl::StatusOr<v1::AdminListSessionsResponse> HandleList(
 }
 
 absl::StatusOr<v1::AdminDeleteSessionResponse> HandleDelete(
-    Engine& engine, const v1::AdminDeleteSessionRequest& message) {
+    Engine& engine, const UnaryInfo& info, const v1::AdminDeleteSessionRequest& message) {
   if (message.session_id().empty()) {
     return absl::InvalidArgumentError("session_id: expected a session's id, got none");
   }
+  info.summary->SetSession(message.session_id());
   absl::Status status = engine.DeleteSessionOfAny(message.session_id());
   if (!status.ok()) return status;
   return v1::AdminDeleteSessionResponse();
@@ -100,8 +101,8 @@ grpc::ServerUnaryReactor* AdminService::DeleteSession(grpc::CallbackServerContex
                                                       grpc::ByteBuffer* response) {
   return new AdminCall<v1::AdminDeleteSessionRequest, v1::AdminDeleteSessionResponse>(
       services_, Method::kAdminDeleteSession, context, request, response,
-      [this](const UnaryInfo&, const v1::AdminDeleteSessionRequest& message, auto done) {
-        done(HandleDelete(services_.engine, message));
+      [this](const UnaryInfo& info, const v1::AdminDeleteSessionRequest& message, auto done) {
+        done(HandleDelete(services_.engine, info, message));
       });
 }
 

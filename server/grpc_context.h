@@ -17,9 +17,12 @@
 #include "absl/time/time.h"
 #include "model/tokenizer.h"
 #include "server/auth.h"
+#include "server/call_summary.h"
 #include "server/engine.h"
 #include "server/grpc_strand.h"
+#include "server/log.h"
 #include "server/metrics.h"
+#include "server/trace_context.h"
 
 namespace ovq {
 
@@ -43,16 +46,23 @@ class DrainListener {
   virtual void OnDrain() = 0;  // must not block
 };
 
+// Where the lines about calls go, and which calls have one.
+struct CallLog {
+  Log& log;
+  LogRequests requests = LogRequests::kAll;
+};
+
 // Any thread. Outlives every call.
 class ServiceContext {
  public:
   // tenants: null where no tokens are asked for.
-  ServiceContext(Engine& engine, ModelDescription description, Metrics& metrics,
+  ServiceContext(Engine& engine, ModelDescription description, Metrics& metrics, CallLog log,
                  const TenantRegistry* tenants = nullptr);
 
   Engine& engine;
   const ModelDescription description;
   Metrics& metrics;
+  const CallLog log;
   const Authenticator auth;
   const absl::Time started = absl::Now();
   const Tokenizer* tokenizer() const { return engine.model().tokenizer; }
@@ -73,23 +83,48 @@ class ServiceContext {
   std::set<DrainListener*> listeners_ ABSL_GUARDED_BY(mutex_);
 };
 
-// Time and counting of one RPC.
+// One turn of a Chat, for the log; its parts count as one.
+struct TurnRecord {
+  int64_t number = 0;  // from 1
+  std::chrono::steady_clock::time_point start = std::chrono::steady_clock::now();
+  WorkSummary work;
+};
+
+// One RPC: who asks, its time, its count and its line in the log.
 class CallRecord {
  public:
-  CallRecord(ServiceContext& services, Method method, grpc::CallbackServerContext* context)
-      : services_(services), method_(method), context_(context) {}
+  // Takes metadata `x-request-id`, `traceparent` and `tracestate`; what is not valid there is as if
+  // it were not there.
+  CallRecord(ServiceContext& services, Method method, grpc::CallbackServerContext* context);
   absl::Time arrival() const { return arrival_; }
   absl::Time deadline() const;
-  // Counts the call and gives its status for the wire, with trailing metadata `retry-after-ms`
-  // where the status knows one. Call once, at the end.
+  // For the line about the call: to be filled until End, never by two threads at a time.
+  CallSummary& summary() { return summary_; }
+
+  // The line about a turn that ended before the call, or with it.
+  void EndTurn(const TurnRecord& turn, const absl::Status& status);
+  // Counts the call, logs it and gives its status for the wire. Trailing metadata: `x-request-id`,
+  // `traceparent`, `tracestate`, and `retry-after-ms` where the status knows one. Call once, at the
+  // end, not on the engine's thread.
   grpc::Status End(const absl::Status& status);
 
  private:
+  using SteadyTime = std::chrono::steady_clock::time_point;
+
+  absl::Status Seen(const absl::Status& status) const;  // by the client
+  LogFields IdFields() const;
+  // At the level that the status has, if such lines are wanted.
+  template <class AddFields>
+  void LogEnd(LogKind kind, const absl::Status& status, SteadyTime start, AddFields add) const;
+
   ServiceContext& services_;
   const Method method_;
   grpc::CallbackServerContext* const context_;
   const absl::Time arrival_ = absl::Now();
-  const std::chrono::steady_clock::time_point start_ = std::chrono::steady_clock::now();
+  const SteadyTime start_ = std::chrono::steady_clock::now();
+  const std::string request_id_;
+  const Span span_;
+  CallSummary summary_;
 };
 
 }  // namespace ovq

@@ -21,6 +21,7 @@ struct UnaryInfo {
   absl::Time arrival;
   absl::Time deadline;
   std::shared_ptr<const std::atomic<bool>> cancelled;
+  CallSummary* summary;  // for the log; until `done` is called
 };
 
 template <class Response>
@@ -45,8 +46,9 @@ class UnaryCall final : public grpc::ServerUnaryReactor {
       if (!caller.ok()) return End(caller.status());
       Request message;
       if (absl::Status status = ParseMessage(*request, message); !status.ok()) return End(status);
+      record_.summary().tenant = caller->tenant;
       const UnaryInfo info{std::move(caller->tenant), record_.arrival(), record_.deadline(),
-                           cancelled_};
+                           cancelled_, &record_.summary()};
       handler(info, message, [this](absl::StatusOr<Response> answer) { Reply(std::move(answer)); });
     });
   }
@@ -59,6 +61,9 @@ class UnaryCall final : public grpc::ServerUnaryReactor {
   void Reply(absl::StatusOr<Response> answer) {
     services_.writers.Run([this, answer = std::move(answer)] {
       if (answer.ok()) *response_ = SerializeMessage(*answer);
+      if constexpr (requires { answer->session_id(); }) {
+        if (answer.ok()) record_.summary().SetSession(answer->session_id());
+      }
       End(answer.status());
     });
   }

@@ -91,6 +91,7 @@ void HandleScore(ServiceContext& services, const UnaryInfo& info, const v1::Scor
   absl::StatusOr<ScoreRequest> request =
       ToScoreRequest(message, RequestLimits::Of(services.engine));
   if (!request.ok()) return done(request.status());
+  info.summary->work.prompt_tokens = static_cast<int64_t>(request->tokens.size());
   request->tenant = info.tenant;
   request->arrival = info.arrival;
   request->deadline = info.deadline;

@@ -12,7 +12,9 @@ ChatCall::ChatCall(ServiceContext& services, grpc::CallbackServerContext* contex
     : services_(services),
       context_(context),
       record_(services, Method::kChat, context),
-      strand_(services.writers) {}
+      strand_(services.writers) {
+  record_.summary().turns = 0;
+}
 
 void ChatCall::Start() {
   self_ = shared_from_this();
@@ -22,6 +24,7 @@ void ChatCall::Start() {
     absl::StatusOr<Caller> caller = services_.auth.Authenticate(*context_);
     if (!caller.ok()) return End(caller.status());
     caller_ = *std::move(caller);
+    record_.summary().tenant = caller_.tenant;
     Read();
   });
 }
@@ -168,6 +171,7 @@ absl::Status ChatCall::StartNewSession(const v1::ChatOpen& open) {
 void ChatCall::Opened(absl::StatusOr<SessionInfo> session) {
   if (session.ok()) {
     session_id_ = session->id;
+    record_.summary().SetSession(session_id_);
     position_ = session->position;
   }
   if (phase_ == Phase::kEnding) {
@@ -218,6 +222,7 @@ void ChatCall::Pump() {
       WriteNext();
     } else if (cleaned_up_) {
       finished_ = true;
+      if (turn_) EndTurn(end_status_);
       Finish(record_.End(end_status_));
     } else if (phase_ != Phase::kTurn || !submitted_) {
       return;

@@ -51,6 +51,7 @@ class ChatCall final : public grpc::ServerBidiReactor<grpc::ByteBuffer, grpc::By
   void HandleEvent(const StreamEvent& event);
   void HandleFinished(const Finished& finished);
   void HandleStreamEnd();
+  void EndTurn(const absl::Status& status);  // for the log
 
   void End(absl::Status status);
   void Send(v1::ChatResponse response);
@@ -96,6 +97,7 @@ class ChatCall final : public grpc::ServerBidiReactor<grpc::ByteBuffer, grpc::By
   // answer it at once with the next turn.
   std::optional<v1::ChatResponse> turn_result_;
   std::optional<v1::ChatTurn> held_;  // came while a part was being absorbed
+  std::optional<TurnRecord> turn_;    // from its first part to its Finished, or the call's end
 };
 
 }  // namespace ovq

@@ -9,6 +9,7 @@ namespace ovq {
 
 void ChatCall::BeginTurn(const v1::ChatTurn& turn) {
   phase_ = Phase::kTurn;
+  if (!turn_) turn_.emplace().number = ++*record_.summary().turns;
   part_ = turn.more();
   turn_result_.reset();
   submitted_ = false;
@@ -67,6 +68,7 @@ void ChatCall::TurnSubmitted(const absl::Status& status) {
 }
 
 void ChatCall::HandleEvent(const StreamEvent& event) {
+  turn_->work.Add(event);
   if (event.started && !part_) Fill(*event.started, *out_.emplace_back().mutable_started());
   if (event.chunk) Fill(*event.chunk, *out_.emplace_back().mutable_chunk());
   if (event.finished) HandleFinished(*event.finished);
@@ -82,12 +84,24 @@ void ChatCall::HandleFinished(const Finished& finished) {
   }
 }
 
+void ChatCall::EndTurn(const absl::Status& status) {
+  record_.EndTurn(*turn_, status);
+  WorkSummary& all = record_.summary().work;
+  const WorkSummary& turn = turn_->work;
+  if (turn.prompt_tokens) {
+    all.prompt_tokens = all.prompt_tokens.value_or(0) + *turn.prompt_tokens;
+    all.generated_tokens = all.generated_tokens.value_or(0) + turn.generated_tokens.value_or(0);
+  }
+  turn_.reset();
+}
+
 void ChatCall::HandleStreamEnd() {
   const absl::Status status = stream_->status();
   // A cancelled turn has its Finished, and the conversation goes on.
   if (!status.ok() && !(absl::IsCancelled(status) && turn_result_)) return End(status);
   phase_ = Phase::kIdle;
   stream_ = nullptr;
+  if (turn_result_ && turn_result_->has_finished()) EndTurn(absl::OkStatus());
   if (turn_result_) out_.push_back(*std::move(turn_result_));
   if (draining_) return End(services_.CheckServing());
   if (held_.has_value()) {

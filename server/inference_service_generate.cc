@@ -55,6 +55,8 @@ class GenerateCall final : public grpc::ServerWriteReactor<grpc::ByteBuffer>,
     v1::GenerateRequest message;
     if (absl::Status status = ParseMessage(*request_, message); !status.ok()) return status;
     GenerateRequest request;
+    record_.summary().tenant = caller->tenant;
+    record_.summary().SetSession(message.session_id());
     request.tenant = std::move(caller->tenant);
     request.arrival = record_.arrival();
     request.deadline = record_.deadline();
@@ -111,6 +113,7 @@ class GenerateCall final : public grpc::ServerWriteReactor<grpc::ByteBuffer>,
 
   // An event of the engine may hold several of the proto's.
   void Enqueue(const StreamEvent& event) {
+    record_.summary().work.Add(event);
     if (client_gone_) return;
     if (event.started) Fill(*event.started, *messages_.emplace_back().mutable_started());
     if (event.chunk) Fill(*event.chunk, *messages_.emplace_back().mutable_chunk());

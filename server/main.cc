@@ -7,25 +7,22 @@
 #include <atomic>
 #include <cstdio>
 #include <cstdlib>
-#include <filesystem>
 #include <memory>
 #include <optional>
 #include <string>
 #include <thread>
 #include <vector>
 
-#include "absl/strings/ascii.h"
 #include "absl/strings/str_cat.h"
-#include "absl/strings/str_format.h"
-#include "absl/strings/str_join.h"
 #include "absl/synchronization/notification.h"
-#include "model/language_model.h"
 #include "server/admin_service.h"
+#include "server/grpc_log.h"
 #include "server/grpc_server.h"
+#include "server/loading.h"
+#include "server/log.h"
 #include "server/metrics.h"
 #include "server/options.h"
 #include "server/plan.h"
-#include "server/process_stats.h"
 #include "server/security.h"
 
 namespace ovq {
@@ -34,13 +31,13 @@ namespace {
 constexpr int kExitFailed = 1;
 constexpr int kExitUsage = 2;
 
-void Log(const std::string& line) { std::fprintf(stderr, "ovq-server: %s\n", line.c_str()); }
+constexpr absl::Duration kLastLines = absl::Seconds(1);  // for the log, where the program ends
 
 // Waits for SIGTERM and SIGINT on a thread of its own. Make it before any other thread, so that
 // all of them inherit the blocked signals.
 class SignalWaiter {
  public:
-  SignalWaiter() {
+  explicit SignalWaiter(Log& log) : log_(log) {
     sigemptyset(&signals_);
     for (int signal : {SIGTERM, SIGINT, kEnd}) sigaddset(&signals_, signal);
     pthread_sigmask(SIG_BLOCK, &signals_, nullptr);
@@ -67,14 +64,16 @@ class SignalWaiter {
       if (sigwait(&signals_, &signal) != 0) continue;
       if (signal == kEnd) return;
       if (!serving_ || draining_) {
-        Log(absl::StrCat("ended by signal ", signal));
+        log_.Info(absl::StrCat("ended by signal ", signal));
+        log_.Flush(kLastLines);
         _exit(128 + signal);
       }
-      Log(absl::StrCat("signal ", signal, ": draining; a second one ends at once"));
+      log_.Info(absl::StrCat("signal ", signal, ": draining; a second one ends at once"));
       Drain();
     }
   }
 
+  Log& log_;
   sigset_t signals_;
   std::atomic<bool> serving_{false};
   std::atomic<bool> draining_{false};
@@ -82,145 +81,17 @@ class SignalWaiter {
   std::thread thread_;
 };
 
-std::string Lower(const char* name) { return absl::AsciiStrToLower(name); }
-
-// "/models/tiny/" and "/models/tiny" are both "tiny".
-std::string FolderName(const std::string& folder) {
-  std::filesystem::path path = std::filesystem::absolute(folder).lexically_normal();
-  if (path.filename().empty()) path = path.parent_path();
-  return path.filename().string();
-}
-
-ModelDescription Describe(const LanguageModel& model, const Options& options) {
-  const ModelConfig& config = model.config();
-  return {.name = FolderName(options.model),
-          .fingerprint = model.fingerprint(),
-          .hidden_size = config.hidden_size,
-          .layer_types = config.layer_types,
-          .parameters = model.parameters(),
-          .bos_token_id = config.bos_token_id,
-          .device = DeviceName(options.device),
-          .compute_dtype = Lower(DTypeName(model.compute_dtype())),
-          .state_dtype = Lower(DTypeName(model.state_dtype()))};
-}
-
-EngineModel ForEngine(const LanguageModel& model, const Tokenizer& tokenizer) {
-  const ModelConfig& config = model.config();
-  EngineModel result;
-  result.vocab_size = config.vocab_size;
-  result.eos_token_ids = config.eos_token_ids;
-  result.default_max_centroids = static_cast<int32_t>(config.default_max_centroids);
-  result.full_kv_bytes_per_token = model.full_kv_bytes_per_token();
-  result.layout = &model.layout();
-  result.tokenizer = tokenizer.has_text() ? &tokenizer : nullptr;
-  result.forward = [&model](const StepBatch& batch, DeviceContext& context, ScratchScope& scope) {
-    return model.Forward(batch, context, scope);
-  };
-  return result;
-}
-
-// What the largest step takes beside the states: its logits and activations, twice because scratch
-// grows by doubling, and the parts of split attention, the sampler's scratch and recorded graphs.
-size_t StepBytes(const ModelConfig& config, const Options& options) {
-  const int64_t d_ff = std::ranges::max(config.intermediate_size);
-  const int64_t row = config.vocab_size + 3 * d_ff + 8 * config.hidden_size;
-  return 2 * sizeof(float) * static_cast<size_t>(options.max_batch_tokens * row) +
-         (size_t{512} << 20);
-}
-
-// With the weights loaded: what is free now is the states' and the steps'.
-absl::StatusOr<size_t> StateMemoryBytes(const Options& options, const ModelConfig& config,
-                                        const DeviceContext& context) {
-  const std::optional<GpuInfo> gpu = context.Gpu();
-  if (!gpu) return options.state_memory_bytes.value_or(AvailableMemoryBytes() / 2);
-  // A GPU does not swap: what was promised and is not there would end the server later.
-  const size_t step = StepBytes(config, options);
-  const size_t room = gpu->free_bytes - std::min(step, gpu->free_bytes);
-  const size_t bytes = options.state_memory_bytes.value_or(std::min(gpu->free_bytes / 2, room));
-  if (bytes > room || room == 0) {
-    return absl::InvalidArgumentError(
-        absl::StrFormat("--state-memory: expected at most %d bytes, got %d: %s has %d bytes free "
-                        "after the weights, "
-                        "of which a step of --max-batch-tokens takes %d",
-                        room, bytes, gpu->name, gpu->free_bytes, step));
-  }
-  return bytes;
-}
-
-EngineOptions ForEngine(const Options& options, size_t state_memory_bytes) {
-  EngineOptions result;
-  result.state_memory_bytes = state_memory_bytes;
-  result.max_sessions = options.max_sessions;
-  result.max_queue = options.max_queue;
-  result.max_batch_tokens = options.max_batch_tokens;
-  result.max_centroids = options.max_centroids;
-  result.max_prompt_tokens = options.max_prompt_tokens;
-  result.session_ttl = options.session_ttl;
-  return result;
-}
-
-void LogSummary(const LanguageModel& model, const ModelDescription& description,
-                const EngineOptions& options) {
-  const size_t cap =
-      model.layout().bytes_cap(static_cast<int32_t>(model.config().default_max_centroids));
-  const int fit =
-      SessionSlots(model.layout(), static_cast<int32_t>(model.config().default_max_centroids),
-                   options.state_memory_bytes, options.max_sessions);
-  Log(absl::StrFormat("model %s: %d parameters, %d layers, %d weight bytes, compute %s on %s",
-                      description.name, description.parameters, description.layer_types.size(),
-                      model.weight_bytes(), description.compute_dtype, description.device));
-  Log(absl::StrFormat(
-      "state: %s, at most %d bytes a session at max_centroids %d; %d sessions fit in %d bytes",
-      description.state_dtype, cap, model.config().default_max_centroids, fit,
-      options.state_memory_bytes));
-}
-
-// What must outlive the server, in the order of making.
-struct Loaded {
-  std::unique_ptr<DeviceContext> context;
-  std::unique_ptr<LanguageModel> model;
-  std::unique_ptr<Tokenizer> tokenizer;
-};
-
-absl::StatusOr<Loaded> LoadAll(const Options& options) {
-  Loaded loaded;
-  absl::StatusOr<ModelConfig> config = LoadConfig(options.model);
-  if (!config.ok()) return config.status();
-  absl::StatusOr<std::unique_ptr<DeviceContext>> context =
-      DeviceContext::Make(options.device, options.threads);
-  if (!context.ok()) return context.status();
-  loaded.context = *std::move(context);
-  loaded.context->BindThread();
-  if (const std::optional<GpuInfo> gpu = loaded.context->Gpu()) {
-    Log(absl::StrFormat("GPU %s: %d bytes of memory, %d free", gpu->name, gpu->total_bytes,
-                        gpu->free_bytes));
-  }
-
-  ModelOptions model_options;
-  model_options.compute_dtype = options.compute_dtype;
-  model_options.state_dtype = StateDType(options, *config);
-  model_options.limits = {.max_centroids = options.max_centroids,
-                          .max_unbounded_tokens = options.max_context};
-  absl::StatusOr<std::unique_ptr<LanguageModel>> model =
-      LanguageModel::Load(options.model, model_options, *loaded.context);
-  if (!model.ok()) return model.status();
-  loaded.model = *std::move(model);
-  absl::StatusOr<std::unique_ptr<Tokenizer>> tokenizer =
-      Tokenizer::Load(options.model, loaded.model->config());
-  if (!tokenizer.ok()) return tokenizer.status();
-  loaded.tokenizer = *std::move(tokenizer);
-  return loaded;
-}
-
 // Health first, so that balancers turn away; then running streams get their time.
 void Drain(const Options& options, Engine& engine, ServiceContext& services, GrpcServer& server,
-           Metrics& metrics) {
+           Log& log) {
   const absl::Time deadline = absl::Now() + options.drain_timeout;
-  metrics.SetReady(false);
-  metrics.SetDraining(true);
+  services.metrics.SetReady(false);
+  services.metrics.SetDraining(true);
   server.SetServing(false);
   services.Drain();
-  if (!engine.Drain(options.drain_timeout)) Log("drain: time is up, open requests were ended");
+  if (!engine.Drain(options.drain_timeout)) {
+    log.Warning("drain: time is up, open requests were ended");
+  }
   // The last answers are on their way to clients that read; this bounds those that do not.
   server.Shutdown(std::max(deadline, absl::Now() + absl::Seconds(1)));
 }
@@ -228,12 +99,12 @@ void Drain(const Options& options, Engine& engine, ServiceContext& services, Grp
 constexpr absl::Duration kLookAtFiles = absl::Milliseconds(500);
 
 // Before the weights, which take longer.
-absl::StatusOr<std::unique_ptr<Security>> LoadSecurity(const Options& options) {
+absl::StatusOr<std::unique_ptr<Security>> LoadSecurity(const Options& options, Log& log) {
   for (const std::string& address : {options.listen, options.admin_listen}) {
     if (options.tenants.empty() || !options.tls_cert.empty()) break;
     if (address.empty() || IsLoopback(address)) continue;
-    Log(absl::StrCat("warning: --tenants without --tls-cert on ", address,
-                     ": whoever can listen to the network can read the tokens"));
+    log.Warning(absl::StrCat("--tenants without --tls-cert on ", address,
+                             ": whoever can listen to the network can read the tokens"));
   }
   return Security::Load({.tls = {.cert = options.tls_cert,
                                  .key = options.tls_key,
@@ -259,15 +130,18 @@ absl::StatusOr<std::unique_ptr<AdminServer>> StartAdmin(const Options& options,
                                                         ListenOptions listen,
                                                         ServiceContext& services,
                                                         SignalWaiter& signals) {
+  Log& log = services.log.log;
   if (options.admin_listen.empty()) return nullptr;
   listen.address = options.admin_listen;
   listen.flag = "--admin-listen";
   absl::StatusOr<std::unique_ptr<AdminServer>> admin =
-      AdminServer::Start(listen, services, [&signals] {
-        Log("drain asked for by the admin service; a signal ends at once");
+      AdminServer::Start(listen, services, [&signals, &log] {
+        log.Info("drain asked for by the admin service; a signal ends at once");
         signals.Drain();
       });
-  if (admin.ok()) Log(absl::StrCat("admin on ", WithPort(options.admin_listen, (*admin)->port())));
+  if (admin.ok()) {
+    log.Info(absl::StrCat("admin on ", WithPort(options.admin_listen, (*admin)->port())));
+  }
   return admin;
 }
 
@@ -283,17 +157,19 @@ absl::Status ServeCalls(const Options& options, const Security& security, Engine
       StartAdmin(options, listen, services, signals);
   if (!admin.ok()) return admin.status();
   services.metrics.SetReady(true);
+  // Whoever waits for this line finds the addresses above in the log.
+  services.log.log.Flush(kLastLines);
   std::printf("listening on %s\n", WithPort(options.listen, (*server)->port()).c_str());
   std::fflush(stdout);
   signals.WaitForFirst();
-  Drain(options, engine, services, **server, services.metrics);
+  Drain(options, engine, services, **server, services.log.log);
   return absl::OkStatus();
 }
 
-absl::Status Serve(const Options& options, SignalWaiter& signals) {
-  absl::StatusOr<std::unique_ptr<Security>> security = LoadSecurity(options);
+absl::Status Serve(const Options& options, SignalWaiter& signals, Log& log) {
+  absl::StatusOr<std::unique_ptr<Security>> security = LoadSecurity(options, log);
   if (!security.ok()) return security.status();
-  absl::StatusOr<Loaded> loaded = LoadAll(options);
+  absl::StatusOr<Loaded> loaded = LoadAll(options, log);
   if (!loaded.ok()) return loaded.status();
   const LanguageModel& model = *loaded->model;
   const ModelDescription description = Describe(model, options);
@@ -301,7 +177,7 @@ absl::Status Serve(const Options& options, SignalWaiter& signals) {
       StateMemoryBytes(options, model.config(), *loaded->context);
   if (!state_memory.ok()) return state_memory.status();
   const EngineOptions engine_options = ForEngine(options, *state_memory);
-  LogSummary(model, description, engine_options);
+  LogSummary(model, description, engine_options, log);
 
   Metrics metrics({.model = description.name,
                    .version = OVQ_VERSION,
@@ -312,19 +188,21 @@ absl::Status Serve(const Options& options, SignalWaiter& signals) {
                    .weight_bytes = model.weight_bytes(),
                    .has_gpu = options.device == Device::kCuda,
                    .has_dictionary = model.layout().has_centroids()});
+  metrics.SetLogSource([&log] { return log.counts(); });
   if (!options.metrics_address.empty()) {
     absl::StatusOr<int> port = metrics.Expose(options.metrics_address);
     if (!port.ok()) return port.status();
     const std::string host = options.metrics_address.substr(0, options.metrics_address.rfind(':'));
-    Log(absl::StrCat("metrics on http://", host, ":", *port, "/metrics"));
+    log.Info(absl::StrCat("metrics on http://", host, ":", *port, "/metrics"));
   }
   Engine engine(ForEngine(model, *loaded->tokenizer), engine_options, std::move(loaded->context),
                 metrics.Events());
   metrics.SetStatsSource([&engine] { return engine.Stats(); });
-  (*security)->Watch(engine.quotas(), metrics, &Log, kLookAtFiles);
+  (*security)->Watch(engine.quotas(), metrics, log, kLookAtFiles);
   absl::Status status;
   {
-    ServiceContext services(engine, description, metrics, (*security)->tenants());
+    ServiceContext services(engine, description, metrics, {log, options.log_requests},
+                            (*security)->tenants());
     status = ServeCalls(options, **security, engine, services, signals);
   }
   (*security)->Unwatch();
@@ -333,19 +211,19 @@ absl::Status Serve(const Options& options, SignalWaiter& signals) {
 }
 
 // The exit status.
-int Print(const absl::StatusOr<std::string>& text) {
+int Print(const absl::StatusOr<std::string>& text, Log& log) {
   if (text.ok()) std::fputs(text->c_str(), stdout);
-  if (!text.ok()) Log(std::string(text.status().message()));
+  if (!text.ok()) log.Error(text.status());
   return text.ok() ? 0 : kExitFailed;
 }
 
 // --hash-token: reads stdin, prints the digest.
-int PrintTokenHash() {
+int PrintTokenHash(Log& log) {
   std::string input(8192, '\0');
   input.resize(std::fread(input.data(), 1, input.size(), stdin));
   const absl::StatusOr<std::string> hash = HashToken(input);
   if (!hash.ok()) {
-    Log(std::string(hash.status().message()));
+    log.Error(hash.status());
     return kExitUsage;
   }
   std::puts(hash->c_str());
@@ -354,11 +232,13 @@ int PrintTokenHash() {
 
 // Every connection is an open file, and the gRPC library takes no more connections, ever, once it
 // could not open one.
-void RaiseFileLimit() {
+void RaiseFileLimit(Log& log) {
   rlimit limit = {};
   if (getrlimit(RLIMIT_NOFILE, &limit) != 0) return;
   limit.rlim_cur = limit.rlim_max;
-  if (setrlimit(RLIMIT_NOFILE, &limit) != 0) Log("the limit of open files could not be raised");
+  if (setrlimit(RLIMIT_NOFILE, &limit) != 0) {
+    log.Warning("the limit of open files could not be raised");
+  }
 }
 
 int Run(const std::vector<std::string>& args) {
@@ -369,7 +249,8 @@ int Run(const std::vector<std::string>& args) {
         return value;
       });
   if (!line.ok()) {
-    Log(std::string(line.status().message()));
+    // The options that say how lines look may be what is wrong.
+    Log({}).Error(line.status());
     return kExitUsage;
   }
   if (line->action == CommandLine::Action::kHelp) {
@@ -380,19 +261,21 @@ int Run(const std::vector<std::string>& args) {
     std::puts("ovq-server " OVQ_VERSION);
     return 0;
   }
-  if (line->action == CommandLine::Action::kPlan) return Print(PlanText(line->options));
+  Log log(line->options.log);
+  if (line->action == CommandLine::Action::kPlan) return Print(PlanText(line->options), log);
   if (line->action == CommandLine::Action::kCheckConfig) {
-    const absl::Status security = LoadSecurity(line->options).status();
-    return Print(security.ok() ? CheckConfig(*line) : security);
+    const absl::Status security = LoadSecurity(line->options, log).status();
+    return Print(security.ok() ? CheckConfig(*line) : security, log);
   }
-  if (line->action == CommandLine::Action::kHashToken) return PrintTokenHash();
-  RaiseFileLimit();
-  SignalWaiter signals;
-  if (absl::Status status = Serve(line->options, signals); !status.ok()) {
-    Log(std::string(status.message()));
+  if (line->action == CommandLine::Action::kHashToken) return PrintTokenHash(log);
+  const GrpcLog grpc_log(log);
+  RaiseFileLimit(log);
+  SignalWaiter signals(log);
+  if (absl::Status status = Serve(line->options, signals, log); !status.ok()) {
+    log.Error(status);
     return kExitFailed;
   }
-  Log("stopped");
+  log.Info("stopped");
   return 0;
 }
 

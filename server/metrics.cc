@@ -63,12 +63,18 @@ class Metrics::Source final : public prometheus::Collectable {
     stats_ = std::move(stats);
   }
 
+  void SetLog(std::function<LogCounts()> counts) {
+    absl::MutexLock lock(&mutex_);
+    log_counts_ = std::move(counts);
+  }
+
   std::vector<prometheus::MetricFamily> Collect() const override {
     {
       // Held during the call: after SetStats(nullptr) the engine may go.
       absl::MutexLock lock(&mutex_);
       UpdateProcess(ReadProcessStats());
       if (stats_) Update(stats_());
+      if (log_counts_) UpdateLog(log_counts_());
     }
     return series_->registry.Collect();
   }
@@ -81,6 +87,15 @@ class Metrics::Source final : public prometheus::Collectable {
     series_->open_fds->Set(static_cast<double>(stats.open_fds));
     series_->max_fds->Set(static_cast<double>(stats.max_fds));
     series_->threads->Set(static_cast<double>(stats.threads));
+  }
+
+  void UpdateLog(const LogCounts& counts) const ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_) {
+    const auto set = [](prometheus::Counter* counter, int64_t value) {
+      counter->Increment(static_cast<double>(value) - counter->Value());
+    };
+    for (size_t i = 0; i < kLogLevels.size(); ++i) set(series_->log_lines[i], counts.written[i]);
+    set(series_->log_lines_over_rate, counts.over_rate);
+    set(series_->log_lines_blocked, counts.blocked);
   }
 
   void Update(const EngineStats& stats) const {
@@ -114,6 +129,7 @@ class Metrics::Source final : public prometheus::Collectable {
   const std::shared_ptr<Series> series_;
   mutable absl::Mutex mutex_;
   std::function<EngineStats()> stats_ ABSL_GUARDED_BY(mutex_);
+  std::function<LogCounts()> log_counts_ ABSL_GUARDED_BY(mutex_);
 };
 
 Metrics::Metrics(const MetricsInfo& info)
@@ -152,6 +168,10 @@ EngineEvents Metrics::Events() {
 
 void Metrics::SetStatsSource(std::function<EngineStats()> source) {
   source_->SetStats(std::move(source));
+}
+
+void Metrics::SetLogSource(std::function<LogCounts()> source) {
+  source_->SetLog(std::move(source));
 }
 
 void Metrics::SetReady(bool ready) { series_->ready->Set(ready ? 1 : 0); }

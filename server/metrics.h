@@ -13,6 +13,7 @@
 #include "absl/synchronization/mutex.h"
 #include "absl/time/time.h"
 #include "server/engine.h"
+#include "server/log.h"
 
 namespace prometheus {
 class Exposer;
@@ -74,6 +75,8 @@ class Metrics {
   EngineEvents Events();
   // Source of the gauges, read at every scrape; null to end it before the engine goes.
   void SetStatsSource(std::function<EngineStats()> source);
+  // Source of the counts of log lines, read at every scrape; null to end it before the log goes.
+  void SetLogSource(std::function<LogCounts()> source);
   void SetReady(bool ready);
   void SetDraining(bool draining);
   void CallFinished(Method method, absl::StatusCode code, absl::Duration duration);

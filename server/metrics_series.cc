@@ -68,6 +68,7 @@ Metrics::Series::Series(const MetricsInfo& info) {
   AddSessionEvents(model);
   if (info.has_dictionary) AddDictionary(model);
   AddSecurity();
+  AddLog();
   AddServer(info, model);
   AddProcess();
 }
@@ -243,6 +244,19 @@ void Metrics::Series::AddSecurity() {
                                     "When the credentials in use were read.");
   certificate_expiry = &make.Gauges("ovq_tls_certificate_expiry_timestamp_seconds",
                                     "When the first certificate of the chain in use expires.");
+}
+
+void Metrics::Series::AddLog() {
+  Maker make(registry, {});
+  auto& lines = make.Counters("ovq_log_lines_total", "Lines of the log, by their level.");
+  for (size_t i = 0; i < kLogLevels.size(); ++i) {
+    log_lines[i] = &lines.Add({{"level", kLogLevels[i]}});
+  }
+  auto& suppressed = make.Counters(
+      "ovq_log_lines_suppressed_total",
+      "Lines that were left out: over the rate of their kind, or stderr took nothing.");
+  log_lines_over_rate = &suppressed.Add({{"reason", "rate"}});
+  log_lines_blocked = &suppressed.Add({{"reason", "blocked"}});
 }
 
 void Metrics::Series::AddServer(const MetricsInfo& info, const Labels& model) {

@@ -61,6 +61,8 @@ struct Metrics::Series {
   Gauge *ready, *draining;
   Gauge *resident_memory, *virtual_memory, *open_fds, *max_fds, *threads;  // of the process
 
+  std::array<Counter *, kLogLevels.size()> log_lines;
+  Counter *log_lines_over_rate, *log_lines_blocked;
   std::array<Counter *, kAuthFailures.size()> auth_failures;
   std::array<std::array<Counter *, 2>, kCredentials.size()> credentials_reloads;  // ok, error
   prometheus::Family<Gauge> *credentials_loaded, *certificate_expiry;
@@ -73,6 +75,7 @@ struct Metrics::Series {
   void AddSessionEvents(const prometheus::Labels &model);
   void AddDictionary(const prometheus::Labels &model);
   void AddSecurity();
+  void AddLog();
   void AddServer(const MetricsInfo &info, const prometheus::Labels &model);
   void AddProcess();
 };

@@ -131,6 +131,19 @@ const Flag kFlags[] = {
      [](std::string_view text, Options& o) {
        return SetDuration(text, absl::Seconds(1), absl::Hours(24 * 20), o.max_connection_idle);
      }},
+    {"log-format", "FORMAT", "text", "text or json, one object a line; on stderr",
+     [](std::string_view text, Options& o) { return SetChoice(text, kLogFormats, o.log.format); }},
+    {"log-level", "LEVEL", "info", "lines below it are left out: debug, info, warning, error",
+     [](std::string_view text, Options& o) { return SetChoice(text, kLogLevels, o.log.level); }},
+    {"log-requests", "WHICH", "all", "calls that get a line when they end: none, errors, all",
+     [](std::string_view text, Options& o) {
+       return SetChoice(text, kLogRequests, o.log_requests);
+     }},
+    {"log-rate", "N", "50",
+     "lines a second of one kind and level, twice as many at once; others are counted only",
+     [](std::string_view text, Options& o) {
+       return SetInteger(text, 1, 1'000'000, o.log.lines_per_second);
+     }},
     {"plan-centroids", "N,N,...", "the model's default cap", "--plan: dictionary caps to plan for",
      [](std::string_view text, Options& o) {
        return SetIntegers(text, 2, 1 << 24, o.plan_centroids);

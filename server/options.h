@@ -13,6 +13,8 @@
 #include "absl/time/time.h"
 #include "kernels/common/device.h"
 #include "kernels/common/tensor.h"
+#include "server/call_summary.h"
+#include "server/log.h"
 
 namespace ovq {
 
@@ -34,6 +36,9 @@ struct Options {
   absl::Duration session_ttl = absl::Minutes(30);
   absl::Duration drain_timeout = absl::Seconds(30);
   size_t max_message_bytes = size_t{64} << 20;
+
+  LogOptions log;
+  LogRequests log_requests = LogRequests::kAll;
 
   // Files; empty: none.
   std::string tls_cert, tls_key, tls_client_ca;

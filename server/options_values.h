@@ -1,6 +1,7 @@
 // Setters for one option's text value each; a failure says what was expected and what came.
 #pragma once
 
+#include <array>
 #include <cstdint>
 #include <limits>
 #include <optional>
@@ -8,6 +9,8 @@
 #include <string_view>
 
 #include "absl/status/status.h"
+#include "absl/strings/str_cat.h"
+#include "absl/strings/str_join.h"
 #include "server/options.h"
 
 namespace ovq {
@@ -32,6 +35,17 @@ absl::Status SetIntegers(std::string_view text, int64_t low, int64_t high, std::
     if (!status.ok() || comma == std::string_view::npos) return status;
     text.remove_prefix(comma + 1);
   }
+}
+// One of the names, whose places are the values of the enum T.
+template <class T, size_t kCount>
+absl::Status SetChoice(std::string_view text, const std::array<const char*, kCount>& names,
+                       T& out) {
+  for (size_t i = 0; i < kCount; ++i) {
+    if (text != names[i]) continue;
+    out = static_cast<T>(i);
+    return absl::OkStatus();
+  }
+  return Expected(absl::StrCat("one of ", absl::StrJoin(names, ", ")), text);
 }
 // HOST:PORT with a port from 0 to 65535.
 absl::Status SetAddress(std::string_view text, std::string& out);

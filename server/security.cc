@@ -54,7 +54,7 @@ absl::StatusOr<std::unique_ptr<Security>> Security::Load(SecurityFiles files) {
   return result;
 }
 
-void Security::Watch(TenantQuotas& quotas, Metrics& metrics, Log log, absl::Duration interval) {
+void Security::Watch(TenantQuotas& quotas, Metrics& metrics, Log& log, absl::Duration interval) {
   if (tls_ != nullptr) {
     metrics.CredentialsLoaded(Credentials::kTls);
     metrics.SetCertificateExpiry(tls_->current().material->expiry);
@@ -64,33 +64,37 @@ void Security::Watch(TenantQuotas& quotas, Metrics& metrics, Log log, absl::Dura
     quotas.SetLimits(tenants_->current()->Limits());
   }
   if (tls_ == nullptr && tenants_ == nullptr) return;
-  watches_[0].changed = [this, &metrics, log] { ReloadTls(metrics, log); };
-  watches_[1].changed = [this, &quotas, &metrics, log] { ReloadTenants(quotas, metrics, log); };
+  watches_[0].changed = [this, &metrics, &log] { ReloadTls(metrics, log); };
+  watches_[1].changed = [this, &quotas, &metrics, &log] { ReloadTenants(quotas, metrics, log); };
   watcher_ = std::make_unique<FileWatcher>(std::move(watches_), interval);
 }
 
-void Security::ReloadTls(Metrics& metrics, const Log& log) {
+void Security::ReloadTls(Metrics& metrics, Log& log) {
   absl::StatusOr<TlsMaterial> material = LoadTls(files_.tls, absl::Now());
   metrics.CredentialsReloaded(Credentials::kTls, material.ok());
   if (!material.ok()) {
-    log(absl::StrCat("certificate not reloaded, the old one stays in use: ",
-                     material.status().message()));
+    log.Write(LogLevel::kWarning, LogKind::kCredentials,
+              absl::StrCat("certificate not reloaded, the old one stays in use: ",
+                           material.status().message()));
     return;
   }
   metrics.SetCertificateExpiry(material->expiry);
-  log(absl::StrCat("certificate reloaded, valid until ",
-                   absl::FormatTime(material->expiry, absl::UTCTimeZone())));
+  log.Write(LogLevel::kInfo, LogKind::kCredentials,
+            absl::StrCat("certificate reloaded, valid until ",
+                         absl::FormatTime(material->expiry, absl::UTCTimeZone())));
   tls_->Set(*std::move(material));
 }
 
-void Security::ReloadTenants(TenantQuotas& quotas, Metrics& metrics, const Log& log) {
+void Security::ReloadTenants(TenantQuotas& quotas, Metrics& metrics, Log& log) {
   absl::StatusOr<TenantList> list = ReadTenants();
   metrics.CredentialsReloaded(Credentials::kTenants, list.ok());
   if (!list.ok()) {
-    log(absl::StrCat("tenants not reloaded, the old ones stay: ", list.status().message()));
+    log.Write(LogLevel::kWarning, LogKind::kCredentials,
+              absl::StrCat("tenants not reloaded, the old ones stay: ", list.status().message()));
     return;
   }
-  log(absl::StrCat("tenants reloaded: ", list->size()));
+  log.Write(LogLevel::kInfo, LogKind::kCredentials,
+            absl::StrCat("tenants reloaded: ", list->size()));
   quotas.SetLimits(list->Limits());
   tenants_->Set(*std::move(list));
 }

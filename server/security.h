@@ -1,7 +1,6 @@
 // What protects one server: its certificate and its tenants, and their reloading.
 #pragma once
 
-#include <functional>
 #include <memory>
 #include <string>
 #include <vector>
@@ -10,6 +9,7 @@
 #include "absl/status/statusor.h"
 #include "absl/synchronization/mutex.h"
 #include "server/file_watcher.h"
+#include "server/log.h"
 #include "server/metrics.h"
 #include "server/tenants.h"
 #include "server/tls_credentials.h"
@@ -35,8 +35,6 @@ struct SecurityFiles {
 
 class Security {
  public:
-  using Log = std::function<void(const std::string& line)>;
-
   // Reads and checks all files. InvalidArgument names the flag and the file.
   static absl::StatusOr<std::unique_ptr<Security>> Load(SecurityFiles files);
 
@@ -46,14 +44,14 @@ class Security {
   // Puts the limits into force and, from now on, what changed files say. A file that is not right
   // leaves all as it was; each reload is logged and counted. What is passed outlives this object,
   // or the call of Unwatch.
-  void Watch(TenantQuotas& quotas, Metrics& metrics, Log log, absl::Duration interval);
+  void Watch(TenantQuotas& quotas, Metrics& metrics, Log& log, absl::Duration interval);
   void Unwatch() { watcher_.reset(); }
 
  private:
   explicit Security(SecurityFiles files) : files_(std::move(files)) {}
   absl::StatusOr<TenantList> ReadTenants() const;
-  void ReloadTls(Metrics& metrics, const Log& log);
-  void ReloadTenants(TenantQuotas& quotas, Metrics& metrics, const Log& log);
+  void ReloadTls(Metrics& metrics, Log& log);
+  void ReloadTenants(TenantQuotas& quotas, Metrics& metrics, Log& log);
 
   const SecurityFiles files_;
   std::unique_ptr<TlsSource> tls_;

@@ -5,11 +5,22 @@
 #include <algorithm>
 #include <utility>
 
+#include "absl/strings/ascii.h"
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_format.h"
 #include "kernels/common/check.h"
 
 namespace ovq {
+namespace {
+
+constexpr size_t kMaxKey = 64;
+constexpr size_t kMaxSaidBack = 128;  // bytes
+
+bool IsKeyCharacter(char c) {
+  return absl::ascii_isalnum(static_cast<unsigned char>(c)) || c == '_' || c == '-';
+}
+
+}  // namespace
 
 SessionInfo DescribeSession(const Session& session, const StateLayout& layout) {
   SessionInfo info;
@@ -43,6 +54,18 @@ uint64_t RandomSource::Next() {
   return z ^ (z >> 31);
 }
 
+bool IsSessionKey(std::string_view text) {
+  return !text.empty() && text.size() <= kMaxKey && std::ranges::all_of(text, IsKeyCharacter);
+}
+
+bool IsSessionId(std::string_view text) {
+  if (const size_t dot = text.find('.'); dot != std::string_view::npos) {
+    if (!IsSessionKey(text.substr(0, dot))) return false;
+    text.remove_prefix(dot + 1);
+  }
+  return text.size() == 32 && text.find_first_not_of("0123456789abcdef") == std::string_view::npos;
+}
+
 std::string RandomSource::NextId() {
   const uint64_t high = Next();
   return absl::StrFormat("%016x%016x", high, Next());
@@ -52,7 +75,10 @@ absl::StatusOr<std::shared_ptr<Session>> SessionTable::Find(
     const std::string& id, const std::optional<std::string>& tenant) const {
   const auto found = by_id_.find(id);
   if (found == by_id_.end() || (tenant && found->second->tenant != *tenant)) {
-    return absl::NotFoundError(absl::StrCat("session ", id, ": not found"));
+    // What is no id may be of any length: it is then not said back.
+    return absl::NotFoundError(id.size() <= kMaxSaidBack
+                                   ? absl::StrCat("session ", id, ": not found")
+                                   : "session_id: not found, and longer than any id");
   }
   return found->second;
 }

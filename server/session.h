@@ -41,6 +41,11 @@ struct Session {
 
 SessionInfo DescribeSession(const Session& session, const StateLayout& layout);
 
+// What a balancer may go by: 1 to 64 characters A-Z a-z 0-9 _ -.
+bool IsSessionKey(std::string_view text);
+// Has the form of an id: 32 hex digits, which a key and a dot may stand before.
+bool IsSessionId(std::string_view text);
+
 // Random bits for seeds and ids: from the system, or for tests a sequence that follows from a seed.
 class RandomSource {
  public:

@@ -75,6 +75,7 @@ void HandleCreate(ServiceContext& services, const UnaryInfo& info, absl::StatusO
 absl::StatusOr<v1::Session> HandleGet(ServiceContext& services, const UnaryInfo& info,
                                       const v1::GetSessionRequest& message) {
   if (absl::Status status = CheckSessionId(message.session_id()); !status.ok()) return status;
+  info.summary->SetSession(message.session_id());
   absl::StatusOr<SessionInfo> session =
       services.engine.GetSession(message.session_id(), info.tenant);
   if (!session.ok()) return session.status();
@@ -101,6 +102,7 @@ absl::StatusOr<v1::DeleteSessionResponse> HandleDelete(ServiceContext& services,
                                                        const UnaryInfo& info,
                                                        const v1::DeleteSessionRequest& message) {
   if (absl::Status status = CheckSessionId(message.session_id()); !status.ok()) return status;
+  info.summary->SetSession(message.session_id());
   absl::Status status = services.engine.DeleteSession(message.session_id(), info.tenant);
   if (!status.ok()) return status;
   return v1::DeleteSessionResponse();
@@ -113,6 +115,7 @@ class RefusedCall final : public Reactor {
   RefusedCall(ServiceContext& services, Method method, grpc::CallbackServerContext* context) {
     CallRecord record(services, method, context);
     const absl::StatusOr<Caller> caller = services.auth.Authenticate(*context);
+    if (caller.ok()) record.summary().tenant = caller->tenant;
     this->Finish(record.End(caller.ok() ? Unimplemented(method) : caller.status()));
   }
   void OnDone() override { delete this; }

@@ -15,7 +15,8 @@ kernels=$(find kernels -name '*.cc' -o -name '*.h' -o -name '*.cu' -o -name '*.c
 forbid "$kernels" 'model/|server/|clients/|grpc|google/protobuf|ovq/v1|nlohmann|prometheus'
 forbid "$(find model -name '*.cc' -o -name '*.h')" 'server/|clients/|grpc|google/protobuf|ovq/v1|prometheus'
 engine=""
-for stem in request state_pool scheduler session answer validate quota job 'engine*'; do
+for stem in request state_pool scheduler session answer validate quota job 'log*' call_summary \
+  trace_context 'engine*'; do
   engine="$engine $(ls server/$stem.cc server/$stem.h 2>/dev/null)"
 done
 forbid "$engine" 'clients/|grpc|google/protobuf|ovq/v1|prometheus'

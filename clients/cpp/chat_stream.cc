@@ -26,6 +26,13 @@ const char* StatusCodeName(grpc::StatusCode code) {
   return index < kNames.size() ? kNames[index] : "UNKNOWN";
 }
 
+std::string RequestIdOf(const grpc::ClientContext& context) {
+  const auto& metadata = context.GetServerTrailingMetadata();
+  const auto found = metadata.find("x-request-id");
+  if (found == metadata.end()) return "";
+  return {found->second.data(), found->second.size()};
+}
+
 ChatStream::ChatStream(const Connection& connection, const std::string& session_key)
     : stub_(v1::InferenceService::NewStub(connection.channel)) {
   connection.Authorize(context_);

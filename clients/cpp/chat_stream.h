@@ -16,6 +16,9 @@ namespace ovq {
 // "NOT_FOUND", "UNAVAILABLE", ...
 const char* StatusCodeName(grpc::StatusCode code);
 
+// What names a call that has ended in the server's log; empty if no server answered.
+std::string RequestIdOf(const grpc::ClientContext& context);
+
 // Read and Close belong to one thread; Send, CancelTurn and Abort may come from any.
 class ChatStream {
  public:
@@ -32,6 +35,8 @@ class ChatStream {
 
   // Says that no turn follows, reads what is left and returns how the call ended. Call once.
   grpc::Status Close();
+  // After Close: what names the call in the server's log; empty if no server answered.
+  std::string RequestId() const { return RequestIdOf(context_); }
 
  private:
   void SendWaitingCancel();

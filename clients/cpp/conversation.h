@@ -43,6 +43,7 @@ class Conversation {
   bool interrupted() const;  // some turn was cancelled, or the call ended, by OnInterrupt
 
   grpc::Status Close() { return stream_.Close(); }
+  std::string RequestId() const { return stream_.RequestId(); }  // after Close
 
  private:
   enum class Phase { kIdle, kAnswering, kCancelling, kQuit };

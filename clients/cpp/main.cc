@@ -27,9 +27,11 @@ int Fail(int code, const std::string& message) {
   return code;
 }
 
-int FailWith(const grpc::Status& status) {
+int FailWith(const grpc::Status& status, const std::string& request_id) {
   return Fail(kExitError,
-              absl::StrCat(StatusCodeName(status.error_code()), ": ", status.error_message()));
+              absl::StrCat(StatusCodeName(status.error_code()), ": ", status.error_message(),
+                           request_id.empty() ? "" : " (request ", request_id,
+                           request_id.empty() ? "" : ")"));
 }
 
 // Empty if the text can be sent, else what is wrong with it.
@@ -48,7 +50,7 @@ void PrintSession(const Connection& connection, const std::string& id) {
   v1::Session session;
   const grpc::Status status = stub->GetSession(&context, request, &session);
   if (!status.ok()) {
-    FailWith(status);
+    FailWith(status, RequestIdOf(context));
     return;
   }
   const std::string line = absl::StrCat(
@@ -98,7 +100,7 @@ int Run(const ChatOptions& options, const std::optional<std::string>& question) 
   }
   const grpc::Status status = conversation.Close();
   const bool aborted = conversation.interrupted() && status.error_code() == grpc::CANCELLED;
-  if (!status.ok() && !aborted) return FailWith(status);
+  if (!status.ok() && !aborted) return FailWith(status, conversation.RequestId());
   if (!whole && !aborted) return Fail(kExitError, "the server ended the conversation");
   return conversation.interrupted() && (question || aborted) ? kExitInterrupted : 0;
 }

@@ -60,7 +60,7 @@ class ServerProcess:
         return self._stderr.read()
 
     def metrics_url(self):
-        return re.search(r"metrics on (http://\S+)", self.stderr()).group(1)
+        return re.search(r"metrics on (http://[^\s\"]+)", self.stderr()).group(1)
 
     def resident_bytes(self):
         with open(f"/proc/{self.process.pid}/status") as file:

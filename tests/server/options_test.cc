@@ -86,7 +86,11 @@ TEST(Options, EveryFlag) {
                            "--admin-listen=0.0.0.0:1",
                            "--max-streams-per-connection=5",
                            "--handshake-timeout=2s",
-                           "--max-connection-idle=1h"});
+                           "--max-connection-idle=1h",
+                           "--log-format=json",
+                           "--log-level=warning",
+                           "--log-requests=errors",
+                           "--log-rate=7"});
   ASSERT_TRUE(line.ok()) << line.status();
   const Options& options = line->options;
   EXPECT_EQ(options.listen, "[::]:0");
@@ -112,6 +116,10 @@ TEST(Options, EveryFlag) {
   EXPECT_EQ(options.max_streams_per_connection, 5);
   EXPECT_EQ(options.handshake_timeout, absl::Seconds(2));
   EXPECT_EQ(options.max_connection_idle, absl::Hours(1));
+  EXPECT_EQ(options.log.format, LogFormat::kJson);
+  EXPECT_EQ(options.log.level, LogLevel::kWarning);
+  EXPECT_EQ(options.log_requests, LogRequests::kErrors);
+  EXPECT_EQ(options.log.lines_per_second, 7);
   for (const Setting& setting : line->settings) {
     EXPECT_EQ(setting.origin, "--" + setting.name);  // no flag was left out above
   }
@@ -246,7 +254,7 @@ TEST(Options, HelpSaysRanges) {
     EXPECT_FALSE(takes(high + 1));
     ++found;
   }
-  EXPECT_EQ(found, 10);
+  EXPECT_EQ(found, 11);
 }
 
 TEST(Options, HelpListsEveryFlagWithItsTwin) {

@@ -37,16 +37,19 @@ MetricsInfo Info() {
 
 }  // namespace
 
-TestServer::TestServer(TestServerOptions options) : model_(options.model), metrics_(Info()) {
+TestServer::TestServer(TestServerOptions options)
+    : model_(options.model), log_(options.log, log_file_.fd()), metrics_(Info()) {
   if (options.setup) options.setup(model_);
   engine_ = std::make_unique<Engine>(model_.Make(), options.engine, MakeContext(Device::kCpu),
                                      metrics_.Events());
   metrics_.SetStatsSource([this] { return engine_->Stats(); });
+  metrics_.SetLogSource([this] { return log_.counts(); });
   if (options.tenants) {
     tenants_ = std::make_unique<TenantRegistry>(*std::move(options.tenants));
     engine_->quotas().SetLimits(tenants_->current()->Limits());
   }
-  services_ = std::make_unique<ServiceContext>(*engine_, Description(), metrics_, tenants_.get());
+  services_ = std::make_unique<ServiceContext>(*engine_, Description(), metrics_,
+                                               CallLog{log_, options.log_requests}, tenants_.get());
   ListenOptions listen;
   listen.address = "127.0.0.1:0";
   listen.max_message_bytes = options.max_message_bytes;
@@ -70,6 +73,11 @@ std::shared_ptr<grpc::Channel> TestServer::NewChannel() const {
   arguments.SetInt(GRPC_ARG_USE_LOCAL_SUBCHANNEL_POOL, 1);
   return grpc::CreateCustomChannel(absl::StrCat("127.0.0.1:", server_->port()),
                                    grpc::InsecureChannelCredentials(), arguments);
+}
+
+std::string TestServer::LogText() {
+  EXPECT_TRUE(log_.Flush(absl::Seconds(10)));
+  return log_file_.Text();
 }
 
 EngineStats TestServer::WaitForStats(const std::function<bool(const EngineStats&)>& condition) {

@@ -14,6 +14,7 @@
 #include "ovq/v1/inference.grpc.pb.h"
 #include "server/grpc_server.h"
 #include "tests/engine/fake_model.h"
+#include "tests/engine/log_file.h"
 
 namespace ovq::test {
 
@@ -23,6 +24,8 @@ struct TestServerOptions {
   size_t max_message_bytes = size_t{64} << 20;
   std::function<void(FakeModel&)> setup = {};
   std::optional<TenantList> tenants = {};  // tokens are asked for
+  LogOptions log = {.format = LogFormat::kJson};
+  LogRequests log_requests = LogRequests::kAll;
 };
 
 // On a free port of 127.0.0.1. Everything ends with it.
@@ -39,6 +42,8 @@ class TestServer {
   ServiceContext& services() { return *services_; }
   GrpcServer& server() { return *server_; }
   TenantRegistry& tenants() { return *tenants_; }
+  // The log so far, up to and including the last line written.
+  std::string LogText();
   std::shared_ptr<grpc::Channel> channel() { return channel_; }
   std::shared_ptr<grpc::Channel> NewChannel() const;  // a connection of its own
   // The engine's figures once `condition` holds for them; fails the test after 10 s.
@@ -47,6 +52,8 @@ class TestServer {
 
  private:
   FakeModel model_;
+  LogFile log_file_;
+  Log log_;
   Metrics metrics_;
   std::unique_ptr<Engine> engine_;
   std::unique_ptr<TenantRegistry> tenants_;

@@ -136,7 +136,8 @@ def main() -> int:
         with _connect(args) as client:
             args.run(client, args)
     except OvqError as error:
-        print(f"ovq_client: {error}", file=sys.stderr)
+        request = f" (request {error.request_id})" if error.request_id else ""
+        print(f"ovq_client: {error}{request}", file=sys.stderr)
         return 1
     except (OSError, UnicodeDecodeError) as error:
         print(f"ovq_client: {error}", file=sys.stderr)

@@ -32,12 +32,16 @@ _OPTION_MESSAGES = {"sampling": "SamplingParams", "stop": "StopConditions", "out
 
 
 class OvqError(Exception):
-    """A call failed: `code` is the gRPC status code, `message` the server's explanation."""
+    """A call failed: `code` is the gRPC status code, `message` the server's explanation.
 
-    def __init__(self, code: grpc.StatusCode, message: str):
+    `request_id` names the call in the server's log; None where no server answered.
+    """
+
+    def __init__(self, code: grpc.StatusCode, message: str, request_id: str | None = None):
         super().__init__(f"{code.name}: {message}")
         self.code = code
         self.message = message
+        self.request_id = request_id
 
 
 @contextlib.contextmanager
@@ -45,7 +49,8 @@ def _ovq_errors() -> Iterator[None]:
     try:
         yield
     except grpc.RpcError as error:
-        raise OvqError(error.code(), error.details()) from error
+        request_id = dict(error.trailing_metadata() or ()).get("x-request-id")
+        raise OvqError(error.code(), error.details(), request_id) from error
 
 
 def _prompt(prompt: Prompt | None) -> Any:
@@ -183,8 +188,9 @@ class Client:
         tls_cert: bytes | None = None,
         tls_key: bytes | None = None,
         token: str | None = None,
+        metadata: Sequence[tuple[str, str]] = (),
     ):
-        """tls_*: contents of PEM files. TLS is used where tls_ca or tls_cert is given; without
+        """metadata: sent with every call, such as ("traceparent", ...). tls_*: contents of PEM files. TLS is used where tls_ca or tls_cert is given; without
         tls_ca the server's certificate is checked against the authorities that gRPC knows."""
         if (tls_cert is None) != (tls_key is None):
             raise ValueError("tls_cert and tls_key go together")
@@ -194,9 +200,9 @@ class Client:
         else:
             credentials = grpc.ssl_channel_credentials(tls_ca, tls_key, tls_cert)
             self._channel = grpc.secure_channel(address, credentials, options=options)
-        metadata = () if token is None else (("authorization", f"Bearer {token}"),)
-        self._inference = Stub(self._channel, "InferenceService", metadata)
-        self._sessions = Stub(self._channel, "SessionService", metadata)
+        secret = () if token is None else (("authorization", f"Bearer {token}"),)
+        self._inference = Stub(self._channel, "InferenceService", (*metadata, *secret))
+        self._sessions = Stub(self._channel, "SessionService", (*metadata, *secret))
 
     def __enter__(self) -> "Client":
         return self
