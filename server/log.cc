@@ -124,7 +124,7 @@ void Log::Write(LogLevel level, LogKind kind, std::string_view message, const Lo
   bool written;
   if (suppressed > 0) {
     LogFields all = fields;
-    all.push_back({"suppressed", suppressed});
+    all.emplace_back("suppressed", suppressed);
     written = writer_->Push(FormatLogLine(options_.format, now, level, kind, message, all));
   } else {
     written = writer_->Push(FormatLogLine(options_.format, now, level, kind, message, fields));
