@@ -67,9 +67,9 @@ absl::Time CallRecord::deadline() const {
 LogFields CallRecord::IdFields() const {
   LogFields fields = {
       {"request_id", request_id_}, {"trace_id", span_.trace_id}, {"span_id", span_.span_id}};
-  if (!span_.parent_id.empty()) fields.push_back({"parent_id", span_.parent_id});
-  fields.push_back({"sampled", span_.sampled});
-  fields.push_back({"peer", context_->peer()});
+  if (!span_.parent_id.empty()) fields.emplace_back("parent_id", span_.parent_id);
+  fields.emplace_back("sampled", span_.sampled);
+  fields.emplace_back("peer", context_->peer());
   return fields;
 }
 
@@ -93,10 +93,10 @@ void CallRecord::LogEnd(LogKind kind, const absl::Status& status, SteadyTime sta
   if (!services_.log.log.enabled(level)) return;
   LogFields fields = {{"method", MethodName(method_)},
                       {"code", absl::StatusCodeToString(status.code())}};
-  if (!status.ok()) fields.push_back({"error", WithoutValues(std::string(status.message()))});
+  if (!status.ok()) fields.emplace_back("error", WithoutValues(std::string(status.message())));
   add(fields);
   const absl::Duration duration = absl::FromChrono(std::chrono::steady_clock::now() - start);
-  fields.push_back({"duration_ms", Milliseconds(duration)});
+  fields.emplace_back("duration_ms", Milliseconds(duration));
   for (LogField& field : IdFields()) fields.push_back(std::move(field));
   services_.log.log.Write(level, kind, kind == LogKind::kTurn ? "turn ended" : "call ended",
                           fields);
@@ -105,7 +105,7 @@ void CallRecord::LogEnd(LogKind kind, const absl::Status& status, SteadyTime sta
 void CallRecord::EndTurn(const TurnRecord& turn, const absl::Status& status) {
   LogEnd(LogKind::kTurn, Seen(status), turn.start, [this, &turn](LogFields& fields) {
     CallSummary summary{summary_.tenant, summary_.session_id, std::nullopt, turn.work};
-    fields.push_back({"turn", turn.number});
+    fields.emplace_back("turn", turn.number);
     summary.AppendTo(fields);
   });
 }

@@ -23,11 +23,11 @@ void WorkSummary::Add(const StreamEvent& event) {
 }
 
 void WorkSummary::AppendTo(LogFields& fields) const {
-  if (prompt_tokens) fields.push_back({"prompt_tokens", *prompt_tokens});
-  if (generated_tokens) fields.push_back({"generated_tokens", *generated_tokens});
-  if (queue_time) fields.push_back({"queue_ms", Milliseconds(*queue_time)});
-  if (first_token) fields.push_back({"ttft_ms", Milliseconds(*first_token)});
-  if (finish) fields.push_back({"finish_reason", FinishReasonName(*finish)});
+  if (prompt_tokens) fields.emplace_back("prompt_tokens", *prompt_tokens);
+  if (generated_tokens) fields.emplace_back("generated_tokens", *generated_tokens);
+  if (queue_time) fields.emplace_back("queue_ms", Milliseconds(*queue_time));
+  if (first_token) fields.emplace_back("ttft_ms", Milliseconds(*first_token));
+  if (finish) fields.emplace_back("finish_reason", FinishReasonName(*finish));
 }
 
 void CallSummary::SetSession(std::string_view id) {
@@ -35,9 +35,9 @@ void CallSummary::SetSession(std::string_view id) {
 }
 
 void CallSummary::AppendTo(LogFields& fields) const {
-  if (!tenant.empty()) fields.push_back({"tenant", tenant});
-  if (!session_id.empty()) fields.push_back({"session_id", session_id});
-  if (turns) fields.push_back({"turns", *turns});
+  if (!tenant.empty()) fields.emplace_back("tenant", tenant);
+  if (!session_id.empty()) fields.emplace_back("session_id", session_id);
+  if (turns) fields.emplace_back("turns", *turns);
   work.AppendTo(fields);
 }
 
