@@ -33,8 +33,8 @@ constexpr int kExitUsage = 2;
 
 constexpr absl::Duration kLastLines = absl::Seconds(1);  // for the log, where the program ends
 
-// Waits for SIGTERM and SIGINT on a thread of its own. Make it before any other thread, so that
-// all of them inherit the blocked signals.
+// Waits for SIGTERM and SIGINT on a thread of its own. Make it before any other thread that takes
+// signals (the log's takes none), so that all of them inherit the blocked ones.
 class SignalWaiter {
  public:
   explicit SignalWaiter(Log& log) : log_(log) {
@@ -192,8 +192,8 @@ absl::Status Serve(const Options& options, SignalWaiter& signals, Log& log) {
   if (!options.metrics_address.empty()) {
     absl::StatusOr<int> port = metrics.Expose(options.metrics_address);
     if (!port.ok()) return port.status();
-    const std::string host = options.metrics_address.substr(0, options.metrics_address.rfind(':'));
-    log.Info(absl::StrCat("metrics on http://", host, ":", *port, "/metrics"));
+    log.Info(
+        absl::StrCat("metrics on http://", WithPort(options.metrics_address, *port), "/metrics"));
   }
   Engine engine(ForEngine(model, *loaded->tokenizer), engine_options, std::move(loaded->context),
                 metrics.Events());
