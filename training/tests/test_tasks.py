@@ -89,20 +89,6 @@ class RecallTest(unittest.TestCase):
             5, 3, 6, 3, 5, 7, 3, 1, 6, 3, 3, 7, 3, 1, 6, 5, 4, 7, 8,
             3, 1, 6, 1, 0, 7, 3, 1, 6, 3, 3, 7, 3, 1, 6, 5, 4, 7])
 
-    def test_narrowed_has_smaller_numbers_and_the_same_tokens(self):
-        task, random = FunctionTask(vector_tokens=2, x_max=9, n_functions=2), np.random.default_rng(4)
-        ranges = collections.Counter(task.narrowed(0.5, random).x_range for _ in range(300))
-        self.assertEqual(set(ranges), {1, 2, 3})
-        self.assertGreater(min(ranges.values()), 60)  # of 100, with a deviation of 8
-        self.assertEqual(task.narrowed(0, random).x_range, 1)
-        narrow = dataclasses.replace(task, x_range=1)
-        self.assertEqual(narrow.vocab_size, task.vocab_size)
-        values = collections.defaultdict(set)
-        for row in made(narrow, 6 * 20).tokens.reshape(-1, 6).tolist():
-            self.assertEqual(row[:2], [1, 1])
-            values[row[2]].add(tuple(row[3:5]))
-        self.assertEqual([len(seen) for seen in values.values()], [1, 1])
-
     def test_lengths_fill_what_is_asked(self):
         for task in (RecallTask(**SMALL_RECALL, n_queries=2),
                      RecallTask(2, 3, 9, n_queries=2, copies=3)):
