@@ -15,7 +15,6 @@ import tempfile
 import threading
 import time
 import unittest
-import urllib.request
 
 sys.path.insert(0, os.path.dirname(os.path.abspath(__file__)))
 
@@ -154,8 +153,7 @@ class Observed(unittest.TestCase):
         target = re.search(r"//([^/]+)/", cls.server.metrics_url()).group(1)
         cls.prometheus = PrometheusProcess({"ovq-server": [target]})
         cls.addClassCleanup(cls.prometheus.kill)
-        with urllib.request.urlopen(cls.server.metrics_url(), timeout=10) as response:
-            text = response.read().decode()
+        text = cls.server.metrics()
         samples = set(re.findall(r"^([a-z_]+)", text, re.MULTILINE))
         families = re.findall(r"^# TYPE (\S+) ", text, re.MULTILINE)
         cls.exposed = {name for name in families if {name, f"{name}_count"} & samples}

@@ -15,7 +15,6 @@ import subprocess
 import sys
 import tempfile
 import unittest
-import urllib.request
 import xml.etree.ElementTree
 
 ROOT = os.path.dirname(os.path.dirname(os.path.dirname(os.path.abspath(__file__))))
@@ -42,8 +41,7 @@ DETAILS = ["input_lens", "output_lens", "ttfts", "itls", "latencies", "start_tim
 
 def scrape(server):
     """Every sample of /metrics by name and labels without the model's."""
-    with urllib.request.urlopen(server.metrics_url(), timeout=10) as response:
-        text = response.read().decode()
+    text = server.metrics()
     samples = {}
     for name, labels, value in re.findall(r"^(\w+)(?:\{(.*)\})? (\S+)$", text, re.MULTILINE):
         kept = [label for label in labels.split(",") if label and not label.startswith("model=")]

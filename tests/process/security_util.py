@@ -10,7 +10,6 @@ import tempfile
 import threading
 import time
 import unittest
-import urllib.request
 
 try:
     import grpc
@@ -95,10 +94,9 @@ def info(channel, token=None, timeout=10):
 
 
 def metric(server, name):
-    with urllib.request.urlopen(server.metrics_url(), timeout=10) as response:
-        for line in response.read().decode().splitlines():
-            if line.rsplit(" ", 1)[0] == name:
-                return float(line.rsplit(" ", 1)[1])
+    for line in server.metrics().splitlines():
+        if line.rsplit(" ", 1)[0] == name:
+            return float(line.rsplit(" ", 1)[1])
     return None
 
 

@@ -10,6 +10,7 @@ import subprocess
 import sys
 import tempfile
 import time
+import urllib.request
 
 ROOT = os.path.dirname(os.path.dirname(os.path.dirname(os.path.abspath(__file__))))
 
@@ -61,6 +62,11 @@ class ServerProcess:
 
     def metrics_url(self):
         return re.search(r"metrics on (http://[^\s\"]+)", self.stderr()).group(1)
+
+    def metrics(self):
+        """The page of metrics as it is now."""
+        with urllib.request.urlopen(self.metrics_url(), timeout=10) as response:
+            return response.read().decode()
 
     def resident_bytes(self):
         with open(f"/proc/{self.process.pid}/status") as file:

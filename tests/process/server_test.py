@@ -16,7 +16,6 @@ import tempfile
 import threading
 import time
 import unittest
-import urllib.request
 
 sys.path.insert(0, os.path.dirname(os.path.abspath(__file__)))
 
@@ -160,8 +159,7 @@ class Serving(unittest.TestCase):
 
     def test_metrics_over_http(self):
         collect(self.inference, request("count me", 5))
-        with urllib.request.urlopen(self.server.metrics_url(), timeout=10) as response:
-            text = response.read().decode()
+        text = self.server.metrics()
         for name in ("ovq_ready", "ovq_generated_tokens_total", "ovq_session_state_bytes",
                      "ovq_equivalent_kv_cache_bytes", "process_resident_memory_bytes"):
             self.assertIn(f"\n# TYPE {name} ", text)

@@ -14,7 +14,6 @@ import tempfile
 import threading
 import time
 import unittest
-import urllib.request
 
 sys.path.insert(0, os.path.dirname(os.path.abspath(__file__)))
 
@@ -189,9 +188,7 @@ class Upgrade(unittest.TestCase):
 
     def metric(self, server, name):
         """The sum over its labels."""
-        with urllib.request.urlopen(server.metrics_url(), timeout=10) as response:
-            lines = response.read().decode().splitlines()
-        return sum(float(line.rsplit(" ", 1)[1]) for line in lines
+        return sum(float(line.rsplit(" ", 1)[1]) for line in server.metrics().splitlines()
                    if re.match(rf"{name}[{{ ]", line))
 
     def held(self, server):
