@@ -18,13 +18,15 @@ class TaskError(ValueError):
 
 @dataclasses.dataclass(frozen=True)
 class Sequences:
-    """tokens int64, scored bool and seen int64, each [batch, length].
+    """tokens int64, scored and taught bool and seen int64, each [batch, length].
 
-    scored marks the tokens that are to be predicted from those before them. seen says for such a
-    token how many examples of its own function stand before its own (ICL), else 0.
+    scored marks the tokens that are to be predicted from those before them, taught those of them
+    that the tokens before them say anything about. seen says for a scored token how many examples
+    of its own function stand before its own (ICL), else 0.
     """
     tokens: np.ndarray
     scored: np.ndarray
+    taught: np.ndarray
     seen: np.ndarray
 
 
@@ -132,7 +134,7 @@ class RecallTask:
         n_asked = self.n_queries * self.copies
         queries = scored[:, -n_asked * self.pair_tokens:].reshape(batch, n_asked, self.pair_tokens)
         queries[:, :, self.key_tokens + 1:-1] = True
-        return Sequences(tokens, scored, np.zeros(tokens.shape, np.int64))
+        return Sequences(tokens, scored, scored, np.zeros(tokens.shape, np.int64))
 
 
 @dataclasses.dataclass(frozen=True)
@@ -153,15 +155,18 @@ class FunctionTask:
     b_end: int = 6
     n_functions: int = 16
     n_identifiers: int = 128
+    constant_percent: int = 0  # of the sequences: their functions give one random y for every x
 
     def __post_init__(self):
         for name, value in dataclasses.asdict(self).items():
-            least = {"a_end": 2, "b_end": 2, "x_range": 0}.get(name, 1)
+            least = {"a_end": 2, "b_end": 2, "x_range": 0, "constant_percent": 0}.get(name, 1)
             _check(isinstance(value, int) and value >= least, name, value,
                    f"an integer of at least {least}")
         _check(self.n_functions <= self.n_identifiers, "n_functions", self.n_functions,
                f"at most n_identifiers, {self.n_identifiers}")
         _check(self.x_range <= self.x_max, "x_range", self.x_range, f"at most x_max, {self.x_max}")
+        _check(self.constant_percent <= 100, "constant_percent", self.constant_percent,
+               "at most 100")
 
     @property
     def y_max(self):
@@ -188,14 +193,16 @@ class FunctionTask:
         return dataclasses.replace(self, n_functions=int(n_functions))
 
     def narrowed(self, width, random):
-        """This task with x from a random range, at most 1..x_max ** width; width from 0 to 1.
+        """This task made easier; width from 0, the easiest, to 1, the task itself.
 
-        Where x is always 1, a function has one value and its identifier alone tells which. Models
-        that meet whole functions from the start learn to average over all of a context's and go
-        on without identifiers.
+        In the share 1 - width of the sequences every function has one random y for all x, in the
+        others x is from a random range, at most 1..x_max ** width. Where y is random, only the
+        identifier tells it. Models that meet linear functions from the start learn the mean over
+        all of a context's functions, which is a fair guess there, and go on without identifiers.
         """
         x_range = random.integers(1, int(self.x_max ** width) + 1)
-        return dataclasses.replace(self, x_range=int(x_range))
+        return dataclasses.replace(self, x_range=int(x_range),
+                                   constant_percent=round(100 * (1 - width)))
 
     def _sequence(self, n_examples, random):
         width, n = self.vector_tokens, self.n_functions
@@ -205,6 +212,9 @@ class FunctionTask:
         function = random.integers(n, size=n_examples)
         x = random.integers(1, (self.x_range or self.x_max) + 1, size=(n_examples, width))
         y = b[function, None] + a[function, None] * np.take_along_axis(x, order[function], axis=1)
+        # a task without them draws nothing
+        if self.constant_percent and random.integers(100) < self.constant_percent:
+            y = random.integers(1, self.y_max + 1, size=(n, width))[function]
         name = self.y_max + 1 + identifiers[function, None]
         end = np.full((n_examples, 1), self.vocab_size - 1)
         same = function[:, None] == function[None, :]
@@ -220,7 +230,7 @@ class FunctionTask:
         example[width + 1:-1] = True
         scored = np.tile(example, (batch, n_examples))
         seen = np.repeat(np.stack(seen), self.example_tokens, axis=1) * scored
-        return Sequences(tokens, scored, seen)
+        return Sequences(tokens, scored, scored & (seen > 0), seen)
 
 
 TASKS = {"basic_icr": (RecallTask, {}),

@@ -163,14 +163,16 @@ class FunctionTest(unittest.TestCase):
     def test_one_function_explains_all_examples_of_an_identifier(self):
         task = FunctionTask(vector_tokens=4, x_max=50, n_functions=3, n_identifiers=7)
         sequences = made(task, 30 * 10, batch=20)
-        for tokens, scored, seen in zip(sequences.tokens.tolist(), sequences.scored,
-                                        sequences.seen):
+        for tokens, scored, taught, seen in zip(sequences.tokens.tolist(), sequences.scored,
+                                                sequences.taught, sequences.seen):
             by_name = collections.defaultdict(list)
             for i, (x, name, y) in enumerate(self.take_apart(task, tokens, scored)):
                 self.assertTrue(all(1 <= value <= 50 for value in x))
                 self.assertTrue(all(0 <= value <= task.y_max for value in y))
                 self.assertIn(name - task.y_max - 1, range(7))
                 begin = i * task.example_tokens
+                self.assertEqual(taught[begin:begin + 10].tolist(),
+                                 [False] * 5 + [bool(by_name[name])] * 4 + [False])
                 self.assertEqual(seen[begin:begin + 10].tolist(),
                                  [0] * 5 + [len(by_name[name])] * 4 + [0])
                 by_name[name].append((x, y))
@@ -203,6 +205,26 @@ class FunctionTest(unittest.TestCase):
             self.assertEqual(row[:2], [1, 1])
             values[row[2]].add(tuple(row[3:5]))
         self.assertEqual([len(seen) for seen in values.values()], [1, 1])
+
+    def test_narrowed_has_constant_functions_at_first(self):
+        task, random = FunctionTask(vector_tokens=2, x_max=9, n_functions=2), np.random.default_rng(4)
+        percents = [task.narrowed(width, random).constant_percent for width in (0, 0.25, 1)]
+        self.assertEqual(percents, [100, 75, 0])
+        constant = made(dataclasses.replace(task, constant_percent=25), 6 * 20, batch=400)
+        n_constant, drawn = 0, collections.Counter()
+        for tokens in constant.tokens.tolist():
+            values = collections.defaultdict(list)
+            for begin in range(0, len(tokens), 6):
+                *x, name = tokens[begin:begin + 3]
+                values[name].append((x, tokens[begin + 3:begin + 5]))
+            # of the same name and different x: the same y
+            same = [y == seen[0][1] for seen in values.values() for x, y in seen
+                    if x != seen[0][0]]
+            if same and all(same):
+                n_constant += 1
+                drawn.update(y for seen in values.values() for y in seen[0][1])
+        self.assertLess(abs(n_constant - 100), 40)  # a deviation of 9
+        self.assertEqual((min(drawn), max(drawn)), (1, task.y_max))
 
     def test_lengths_fill_what_is_asked(self):
         task = FunctionTask(vector_tokens=3, x_max=9)
@@ -237,6 +259,8 @@ class FunctionTest(unittest.TestCase):
             FunctionTask(n_functions=129)
         with self.assertRaisesRegex(TaskError, "^x_range: 10 .* x_max, 9"):
             FunctionTask(x_max=9, x_range=10)
+        with self.assertRaisesRegex(TaskError, "^constant_percent: 101 is not at most 100"):
+            FunctionTask(constant_percent=101)
         for field, value in (("vector_tokens", 0), ("x_max", 2.5), ("a_end", 1), ("b_end", 1),
                              ("x_range", -1)):
             with self.assertRaisesRegex(TaskError, f"^{field}: {value!r} is not"):
