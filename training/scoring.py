@@ -97,7 +97,7 @@ class DocumentExam:
         tokens = np.concatenate((inputs, targets[:, -1:]), axis=1)
         scored = tokens < BOS  # document marks are no bytes
         ends = 1 << np.ceil(np.log2(np.maximum(np.arange(length), _FIRST_POSITIONS))).astype(int)
-        return Sequences(tokens, scored, scored, ends * scored)
+        return Sequences(tokens, scored, ends * scored)
 
     def values(self, made, predictions):
         """Bits of each token but the first, [n_sequences, n_tokens - 1]."""

@@ -58,7 +58,7 @@ class TaskSource:
     variety: what training sequences have more of than the task, see its for_training; None:
     nothing. widen: the share of the run over which a FunctionTask goes from its easiest to itself,
     see its narrowed; None: it is itself from the start. unscored_weight: the share in the loss of a
-    token that is not taught; one that is has 1. Progress is measured on the task as it is, at
+    token that is not scored; a scored one has 1. Progress is measured on the task as it is, at
     held_out_length.
     """
 
@@ -89,7 +89,7 @@ class TaskSource:
         random = np.random.default_rng((self._seed, self._n_batches))
         made = self._make(length, batch, progress, random)
         self._n_batches += 1
-        weights = np.where(made.taught, 1.0, self._unscored_weight).astype(np.float32)
+        weights = np.where(made.scored, 1.0, self._unscored_weight).astype(np.float32)
         return made.tokens[:, :-1], made.tokens[:, 1:], weights[:, 1:]
 
     def measure(self, model, workers):

@@ -18,15 +18,13 @@ class TaskError(ValueError):
 
 @dataclasses.dataclass(frozen=True)
 class Sequences:
-    """tokens int64, scored and taught bool and seen int64, each [batch, length].
+    """tokens int64, scored bool and seen int64, each [batch, length].
 
-    scored marks the tokens that are to be predicted from those before them, taught those of them
-    that the tokens before them say anything about. seen says for a scored token how many examples
-    of its own function stand before its own (ICL), else 0.
+    scored marks the tokens that are to be predicted from those before them. seen says for such a
+    token how many examples of its own function stand before its own (ICL), else 0.
     """
     tokens: np.ndarray
     scored: np.ndarray
-    taught: np.ndarray
     seen: np.ndarray
 
 
@@ -134,7 +132,7 @@ class RecallTask:
         n_asked = self.n_queries * self.copies
         queries = scored[:, -n_asked * self.pair_tokens:].reshape(batch, n_asked, self.pair_tokens)
         queries[:, :, self.key_tokens + 1:-1] = True
-        return Sequences(tokens, scored, scored, np.zeros(tokens.shape, np.int64))
+        return Sequences(tokens, scored, np.zeros(tokens.shape, np.int64))
 
 
 @dataclasses.dataclass(frozen=True)
@@ -230,7 +228,7 @@ class FunctionTask:
         example[width + 1:-1] = True
         scored = np.tile(example, (batch, n_examples))
         seen = np.repeat(np.stack(seen), self.example_tokens, axis=1) * scored
-        return Sequences(tokens, scored, scored & (seen > 0), seen)
+        return Sequences(tokens, scored, seen)
 
 
 TASKS = {"basic_icr": (RecallTask, {}),

@@ -74,8 +74,7 @@ def make_parser():
     add("--widen", type=float, help="linear_icl: share of the run over which training sequences go "
         "from functions that are constants to the task's; default: they are the task's at once")
     add("--unscored-weight", type=float, default=0.05,
-        help="task: share in the loss of a token that is not scored, or that nothing before it "
-        "tells; others have 1")
+        help="task: share in the loss of a token that is not scored; a scored one has 1")
     add("--held-out-length", type=int, default=512, help="length that progress is measured at")
     add("--lr", type=float, default=3e-3, help="peak learning rate")
     add("--beta-lr-scale", type=float, default=5.0,

@@ -163,16 +163,14 @@ class FunctionTest(unittest.TestCase):
     def test_one_function_explains_all_examples_of_an_identifier(self):
         task = FunctionTask(vector_tokens=4, x_max=50, n_functions=3, n_identifiers=7)
         sequences = made(task, 30 * 10, batch=20)
-        for tokens, scored, taught, seen in zip(sequences.tokens.tolist(), sequences.scored,
-                                                sequences.taught, sequences.seen):
+        for tokens, scored, seen in zip(sequences.tokens.tolist(), sequences.scored,
+                                        sequences.seen):
             by_name = collections.defaultdict(list)
             for i, (x, name, y) in enumerate(self.take_apart(task, tokens, scored)):
                 self.assertTrue(all(1 <= value <= 50 for value in x))
                 self.assertTrue(all(0 <= value <= task.y_max for value in y))
                 self.assertIn(name - task.y_max - 1, range(7))
                 begin = i * task.example_tokens
-                self.assertEqual(taught[begin:begin + 10].tolist(),
-                                 [False] * 5 + [bool(by_name[name])] * 4 + [False])
                 self.assertEqual(seen[begin:begin + 10].tolist(),
                                  [0] * 5 + [len(by_name[name])] * 4 + [0])
                 by_name[name].append((x, y))

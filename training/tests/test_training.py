@@ -80,18 +80,6 @@ class TaskSourceTest(unittest.TestCase):
         asking = TaskSource(task, 31, 0, 0.4, None, 0.25).next(31, 1, 0)[2]
         self.assertEqual(int((asking == 1).sum()), 4)  # 12 of 31 tokens ask: two pairs
 
-    def test_the_first_example_of_a_function_teaches_nothing(self):
-        task = make_task({"name": "linear_icl", "vector_tokens": 2, "x_max": 16, "n_functions": 3})
-        inputs, _, weights = TaskSource(task, 60, 0, unscored_weight=0.25).next(60, 4, 0)
-        for tokens, weight in zip(inputs.tolist(), weights):
-            met = set()
-            for begin in range(0, 60, 6):
-                name = tokens[begin + 2]
-                # weight[i] is that of token i + 1
-                self.assertEqual(weight[begin + 2:begin + 4].tolist(),
-                                 [1, 1] if name in met else [0.25, 0.25])
-                met.add(name)
-
     def test_numbers_widen_with_the_runs_progress(self):
         task = make_task({"name": "linear_icl", "vector_tokens": 2, "x_max": 16})
         source = TaskSource(task, 60, 0, widen=0.5)
