@@ -149,9 +149,9 @@ def make_panels(rows, group_length, trained_length):
         lengths = {row["length"]: _group_of(row) for row in own if _group_of(row)}
         metric = _metric(own)
         if lengths:
-            length = group_length or max(lengths)
-            if length not in lengths:
-                raise ValueError(f"--group-length: {task} has no rows of {length}, "
+            length = max((one for one in lengths if one <= (group_length or one)), default=None)
+            if length is None:
+                raise ValueError(f"--group-length: {task} has no rows of {group_length} or less, "
                                  f"but of {', '.join(map(str, sorted(lengths)))}")
             column = lengths[length]
             panels.append(Panel(f"{task}, {length} tokens", _GROUP_LABELS[column],
@@ -221,7 +221,7 @@ def main():
     parser.add_argument("scores", nargs="+", help="CSV files of score.py")
     parser.add_argument("--out", required=True, help="path without suffix; .png and .md are added")
     parser.add_argument("--group-length", type=int, help="in-context learning, byte models: "
-                        "length whose sequences are drawn; default: the longest")
+                        "of every task the longest sequences up to this length are drawn")
     parser.add_argument("--trained-length", type=int, help="longest training sequence: drawn as a "
                         "vertical line")
     args = parser.parse_args()

@@ -1,10 +1,11 @@
-"""The shipped recall models, served: a larger dictionary recalls more, and what docs/results.md says.
+"""The shipped models of tasks, served: a larger dictionary recalls more, and what docs/results.md says.
 
 usage: recall_models_test.py --build BUILD_FOLDER [unittest arguments]
 """
 
 import argparse
 import csv
+import json
 import os
 import sys
 import tempfile
@@ -29,17 +30,21 @@ BIN = None
 SEQUENCES = "16"
 
 
-def accuracies(model, lengths, centroids):
-    """{(length, centroids): accuracy} of a model in models/."""
+def accuracies(model, lengths, centroids, **changes):
+    """{(length, centroids): accuracy} of a model in models/ on its task, fields of it changed.
+
+    In-context learning has also {(length, centroids, examples seen): accuracy}.
+    """
     with tempfile.TemporaryDirectory() as folder:
         out = os.path.join(folder, "scores.csv")
         status = score.main(["--model", os.path.join(ROOT, "models", model), "--server",
                              os.path.join(BIN, "ovq-server"), "--lengths", lengths, "--centroids",
-                             centroids, "--sequences", SEQUENCES, "--out", out])
+                             centroids, "--sequences", SEQUENCES, "--task", json.dumps(changes),
+                             "--out", out])
         assert status == 0
         with open(out, encoding="utf-8", newline="") as file:
-            return {(int(row["length"]), row["centroids"]): float(row["accuracy"])
-                    for row in csv.DictReader(file)}
+            return {(int(row["length"]), row["centroids"], *filter(None, [row["seen"]])):
+                    float(row["accuracy"]) for row in csv.DictReader(file)}
 
 
 class RecallModels(unittest.TestCase):
@@ -61,6 +66,23 @@ class RecallModels(unittest.TestCase):
         found = accuracies("positional-icr-small-ovq", "1024", "0.5x")[1024, "0.5x"]
         self.assertGreater(found, 0.8)  # one that knows no order has 0.75 at most
         self.assertGreater(accuracies("positional-icr-small-full", "1024", "256")[1024, ""], found)
+
+
+class FunctionModels(unittest.TestCase):
+    def test_functions_are_learned_from_a_few_examples_as_with_full_attention(self):
+        for model, size in (("linear-icl-small-ovq", "128"), ("linear-icl-small-full", "")):
+            found = accuracies(model, "2048", size or "128")
+            self.assertLess(found[2048, size, "0"], 0.6, model)  # nothing tells the first example
+            self.assertGreater(found[2048, size, "2"], 0.96, model)
+            self.assertGreater(found[2048, size, "8"], 0.985, model)
+
+    def test_more_functions_than_in_training_need_a_larger_dictionary(self):
+        sizes = ("32", "64", "128", "512")
+        found = accuracies("linear-icl-small-ovq", "8192", ",".join(sizes), n_functions=64)
+        found = [found[8192, size] for size in sizes]
+        self.assertEqual(found, sorted(found))
+        self.assertLess(found[0], 0.65)
+        self.assertGreater(found[-1], 0.96)
 
 
 if __name__ == "__main__":

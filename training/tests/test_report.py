@@ -108,6 +108,8 @@ class ReportTest(Folder):
         self.assertIn("| ovq N=64 | 50.0 ± 1.2 | 50.0 ± 1.2 |", text)
         self.assertIn("Bits per byte", text)
         self.assertIn("| ovq N=64 | 1.500 ± 0.013 |", text)
+        shorter = report.make_panels(rows, 600, None)
+        self.assertEqual(shorter[1].title, "linear_icl, 512 tokens")
         with self.assertRaisesRegex(ValueError, "--group-length: linear_icl .* 512, 1024"):
             report.make_panels(rows, 99, None)
 
