@@ -300,6 +300,22 @@ class StuckReader(unittest.TestCase):
                 os.close(read_end)
 
 
+class ReadingALog(unittest.TestCase):
+    def test_what_is_written_meanwhile_overwrites_nothing(self):
+        """Of ServerProcess, on which the tests of all logs rest."""
+        busy = path("busy")
+        with open(busy, "w", encoding="utf-8") as file:
+            file.write("#!/bin/sh\necho first >&2\necho listening on 127.0.0.1:1\n"
+                       "for i in $(seq 20000); do echo $i >&2; done\nread end\n")
+        os.chmod(busy, 0o755)
+        with ServerProcess(busy, "none") as server:
+            last = ""
+            while not last.endswith("\n20000\n"):
+                last = server.stderr()
+                self.assertEqual(last[:6], "first\n")
+            self.assertEqual(last.split("\n")[1:-1], [str(i) for i in range(1, 20001)])
+
+
 def main():
     global BINARY, CHAT
     parser = argparse.ArgumentParser()

@@ -33,7 +33,7 @@ class ServerProcess:
     """with ServerProcess(binary, model, "--flag", ...) as server: ..."""
 
     def __init__(self, binary, model, *flags, port=0, env=None):
-        self._stderr = tempfile.TemporaryFile(mode="w+")
+        self._stderr = tempfile.TemporaryFile()
         arguments = [binary, "--model", model, "--listen", f"127.0.0.1:{port}",
                      "--metrics-address", "127.0.0.1:0", *flags]
         self.process = subprocess.Popen(arguments, stdout=subprocess.PIPE, stderr=self._stderr,
@@ -57,8 +57,9 @@ class ServerProcess:
         return f"127.0.0.1:{self.port}"
 
     def stderr(self):
-        self._stderr.seek(0)
-        return self._stderr.read()
+        # The server writes at the file's one offset, which must not move under it.
+        file = self._stderr.fileno()
+        return os.pread(file, os.fstat(file).st_size, 0).decode(errors="replace")
 
     def metrics_url(self):
         return re.search(r"metrics on (http://[^\s\"]+)", self.stderr()).group(1)
