@@ -19,7 +19,7 @@ sys.path.insert(0, os.path.dirname(os.path.abspath(__file__)))
 import security_util as util
 from haproxy_process import proxy_of_a_pair
 from raw_http2 import PREFACE, settings
-from security_util import (Case, Stream, closed_by_peer, connect, grpc, info, path, secure_flags, serve,
+from security_util import (Case, Stream, closed_by_peer, connect, grpc, info, secure_flags, serve,
                            wait_for)
 
 ATTACKER = os.path.join(os.path.dirname(os.path.abspath(__file__)), "hostile_client.py")

@@ -18,7 +18,7 @@ sys.path.insert(0, os.path.dirname(os.path.abspath(__file__)))
 
 import security_util as util
 from certificates import write_tenants
-from security_util import (ALICE, BOB, ROOT_TOKEN, Case, Stream, bearer, closed_by_peer, connect, grpc,
+from security_util import (ALICE, BOB, ROOT_TOKEN, Case, Stream, bearer, connect, grpc,
                            info, metric, path, secure_flags, serve, wait_for)
 from server_process import ROOT, run_to_end
 

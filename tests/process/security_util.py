@@ -4,7 +4,6 @@ connections, and streams that others must not disturb."""
 import contextlib
 import os
 import shutil
-import socket
 import sys
 import tempfile
 import threading

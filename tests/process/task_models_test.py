@@ -1,6 +1,6 @@
-"""The shipped models of tasks, served: a larger dictionary recalls more, and what docs/results.md says.
+"""The shipped models of tasks, served: a larger dictionary knows more, and what docs/results.md says.
 
-usage: recall_models_test.py --build BUILD_FOLDER [unittest arguments]
+usage: task_models_test.py --build BUILD_FOLDER [unittest arguments]
 """
 
 import argparse
@@ -71,7 +71,7 @@ class RecallModels(unittest.TestCase):
 class FunctionModels(unittest.TestCase):
     def test_functions_are_learned_from_a_few_examples_as_with_full_attention(self):
         for model, size in (("linear-icl-small-ovq", "128"), ("linear-icl-small-full", "")):
-            found = accuracies(model, "2048", size or "128")
+            found = accuracies(model, "2048", "128")
             self.assertLess(found[2048, size, "0"], 0.6, model)  # nothing tells the first example
             self.assertGreater(found[2048, size, "2"], 0.96, model)
             self.assertGreater(found[2048, size, "8"], 0.985, model)
