@@ -7,8 +7,10 @@
 #include "absl/status/status.h"
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_join.h"
+#include "base/files.h"
+#include "base/json.h"
+#include "base/text.h"
 #include "kernels/mixers/mixer.h"
-#include "model/json.h"
 
 namespace ovq {
 namespace {

@@ -10,8 +10,8 @@
 
 #include "absl/status/status.h"
 #include "absl/strings/str_cat.h"
+#include "base/sha256.h"
 #include "kernels/mixers/stage.h"
-#include "model/sha256.h"
 #include "model/weights.h"
 
 namespace ovq {

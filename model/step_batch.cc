@@ -1,6 +1,6 @@
 #include "model/step_batch.h"
 
-#include "kernels/common/check.h"
+#include "base/check.h"
 
 namespace ovq {
 

@@ -14,8 +14,10 @@
 
 #include "absl/status/status.h"
 #include "absl/strings/str_cat.h"
-#include "model/json.h"
-#include "model/sha256.h"
+#include "base/files.h"
+#include "base/json.h"
+#include "base/sha256.h"
+#include "base/text.h"
 
 namespace ovq {
 namespace {

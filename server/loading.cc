@@ -8,7 +8,7 @@
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_format.h"
 #include "server/plan.h"
-#include "server/process_stats.h"
+#include "server/telemetry/process_stats.h"
 
 namespace ovq {
 namespace {

@@ -5,10 +5,10 @@
 
 #include "absl/status/statusor.h"
 #include "model/language_model.h"
-#include "server/engine.h"
-#include "server/grpc_context.h"
-#include "server/log.h"
+#include "server/engine/engine.h"
 #include "server/options.h"
+#include "server/rpc/grpc_context.h"
+#include "server/telemetry/log.h"
 
 namespace ovq {
 

@@ -15,15 +15,15 @@
 
 #include "absl/strings/str_cat.h"
 #include "absl/synchronization/notification.h"
-#include "server/admin_service.h"
-#include "server/grpc_log.h"
-#include "server/grpc_server.h"
+#include "server/access/security.h"
 #include "server/loading.h"
-#include "server/log.h"
-#include "server/metrics.h"
 #include "server/options.h"
 #include "server/plan.h"
-#include "server/security.h"
+#include "server/rpc/admin_service.h"
+#include "server/rpc/grpc_log.h"
+#include "server/rpc/grpc_server.h"
+#include "server/telemetry/log.h"
+#include "server/telemetry/metrics.h"
 
 namespace ovq {
 namespace {

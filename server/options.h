@@ -13,8 +13,8 @@
 #include "absl/time/time.h"
 #include "kernels/common/device.h"
 #include "kernels/common/tensor.h"
-#include "server/call_summary.h"
-#include "server/log.h"
+#include "server/telemetry/call_summary.h"
+#include "server/telemetry/log.h"
 
 namespace ovq {
 
@@ -78,10 +78,5 @@ using EnvLookup = std::function<std::optional<std::string>(const std::string& na
 absl::StatusOr<CommandLine> ParseCommandLine(std::span<const std::string> args,
                                              const EnvLookup& env);
 std::string HelpText();
-
-// "512M", "8G", "1.5GiB", "4096": K, M, G, T are powers of 1024; at least one byte.
-absl::StatusOr<size_t> ParseSize(std::string_view text);
-// "250ms", "30s", "5m", "1h", "1h30m".
-absl::StatusOr<absl::Duration> ParseDuration(std::string_view text);
 
 }  // namespace ovq

@@ -1,12 +1,7 @@
 #include "server/options_values.h"
 
-#include <cmath>
-
-#include "absl/strings/ascii.h"
 #include "absl/strings/numbers.h"
 #include "absl/strings/str_cat.h"
-#include "absl/strings/str_format.h"
-#include "absl/strings/strip.h"
 
 namespace ovq {
 namespace {
@@ -15,11 +10,6 @@ namespace {
 absl::string_view View(std::string_view text) { return {text.data(), text.size()}; }
 
 }  // namespace
-
-absl::Status Expected(std::string_view what, std::string_view got) {
-  return absl::InvalidArgumentError(
-      absl::StrFormat("expected %s, got '%s'", View(what), View(got)));
-}
 
 absl::Status SetInteger(std::string_view text, int64_t low, int64_t high, int64_t& out) {
   int64_t value = 0;
@@ -69,36 +59,6 @@ absl::Status SetDuration(std::string_view text, absl::Duration low, absl::Durati
   }
   out = *value;
   return absl::OkStatus();
-}
-
-absl::StatusOr<size_t> ParseSize(std::string_view text) {
-  const absl::Status bad = Expected("a size such as 512M, 8G or 1.5GiB", text);
-  size_t digits = 0;
-  while (digits < text.size() && (absl::ascii_isdigit(text[digits]) || text[digits] == '.')) {
-    ++digits;
-  }
-  double value = 0;
-  if (digits == 0 || !absl::SimpleAtod(View(text.substr(0, digits)), &value)) return bad;
-  std::string unit = absl::AsciiStrToUpper(View(text.substr(digits)));
-  if (unit.size() > 1) {
-    absl::string_view stem = unit;
-    if (!absl::ConsumeSuffix(&stem, "IB")) absl::ConsumeSuffix(&stem, "B");
-    unit = std::string(stem);
-  }
-  constexpr std::string_view kUnits = "BKMGT";
-  const size_t power = unit.empty() ? 0 : kUnits.find(unit);
-  if (unit.size() > 1 || power == std::string_view::npos) return bad;
-  value *= std::pow(1024.0, static_cast<double>(power));
-  if (!(value >= 1.0 && value <= 9e18)) return bad;
-  return static_cast<size_t>(value);
-}
-
-absl::StatusOr<absl::Duration> ParseDuration(std::string_view text) {
-  absl::Duration value;
-  if (!absl::ParseDuration(View(text), &value) || value < absl::ZeroDuration()) {
-    return Expected("a duration such as 30s, 5m or 1h", text);
-  }
-  return value;
 }
 
 }  // namespace ovq

@@ -11,11 +11,10 @@
 #include "absl/status/status.h"
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_join.h"
+#include "base/values.h"
 #include "server/options.h"
 
 namespace ovq {
-
-absl::Status Expected(std::string_view what, std::string_view got);
 
 absl::Status SetInteger(std::string_view text, int64_t low, int64_t high, int64_t& out);
 template <class T>

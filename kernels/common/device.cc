@@ -13,7 +13,6 @@
 #include "absl/status/status.h"
 #include "absl/strings/str_cat.h"
 #include "kernels/common/device_cuda.h"
-#include "kernels/common/dispatch.h"
 
 namespace ovq {
 namespace {

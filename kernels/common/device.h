@@ -11,12 +11,10 @@
 #include <vector>
 
 #include "absl/status/statusor.h"
-#include "kernels/common/check.h"
+#include "base/check.h"
+#include "kernels/common/device_types.h"
 
 namespace ovq {
-
-// kReference: naive loops, double accumulation, one thread: the ground truth of every kernel.
-enum class Device : unsigned char { kReference, kCpu, kCuda };
 
 const char* DeviceName(Device device);                      // "ref", "cpu", "cuda"
 absl::StatusOr<Device> ParseDevice(std::string_view name);  // InvalidArgument names the choices
@@ -63,19 +61,6 @@ class ScratchArena {
   std::vector<Block> blocks_;
   size_t used_ = 0;
 };
-
-// A GPU and its memory, whoever uses it.
-struct GpuInfo {
-  std::string name;
-  size_t total_bytes = 0;
-  size_t free_bytes = 0;
-};
-
-struct CudaDevice;  // kernels/common/cuda/cuda_device.h
-
-// What staging memory is used for: a step's arrays, or what is asked of its logits.
-enum class Staged : uint8_t { kStep, kReading };
-inline constexpr int kStagedKinds = 2;
 
 // One per engine thread; not thread-safe. Kernels called with it may run n_threads() threads, or
 // run later on the device's stream: what they read and write is in the device's memory, and the

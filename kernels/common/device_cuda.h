@@ -8,8 +8,7 @@
 #include <vector>
 
 #include "absl/status/statusor.h"
-#include "kernels/common/device.h"
-#include "kernels/common/state_memory.h"
+#include "kernels/common/device_types.h"
 
 namespace ovq::cuda {
 

@@ -5,13 +5,6 @@
 
 namespace ovq {
 
-// WITH_CUDA is defined for a build of the kernels that includes the .cu files.
-#ifdef WITH_CUDA
-inline constexpr bool kWithCuda = true;
-#else
-inline constexpr bool kWithCuda = false;
-#endif
-
 // Runs the implementation of context's device. All take (DeviceContext&, Args...). Without CUDA the
 // third is only ever named, never linked.
 template <auto RefFn, auto CpuFn, auto CudaFn, class... Args>

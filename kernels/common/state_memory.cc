@@ -5,7 +5,6 @@
 #include <cstring>
 
 #include "kernels/common/device_cuda.h"
-#include "kernels/common/dispatch.h"
 
 namespace ovq {
 

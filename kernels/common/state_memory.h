@@ -14,8 +14,6 @@ inline constexpr size_t kHostPageBytes = 4096;
 inline constexpr size_t kUsualGpuPageBytes = size_t{2} << 20;
 size_t StatePageBytes(DeviceContext& context);
 
-struct StatePages;  // kernels/common/cuda/state_memory.cu
-
 // Engine thread only. Everything happens in the order of the context's other work. Offsets and
 // sizes of ranges are multiples of page_bytes().
 class StateMemory {

@@ -10,7 +10,7 @@
 #include <string>
 #include <vector>
 
-#include "kernels/common/check.h"
+#include "base/check.h"
 
 namespace ovq {
 

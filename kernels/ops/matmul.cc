@@ -4,7 +4,7 @@
 
 #include "absl/status/status.h"
 #include "absl/strings/str_cat.h"
-#include "kernels/common/check.h"
+#include "base/check.h"
 #include "kernels/common/dispatch.h"
 #include "kernels/ops/matmul_device.h"
 

@@ -10,7 +10,7 @@
 #include <unordered_map>
 #include <utility>
 
-#include "kernels/common/check.h"
+#include "base/check.h"
 #include "kernels/ops/matmul_device.h"
 
 namespace ovq {

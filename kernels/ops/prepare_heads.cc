@@ -2,7 +2,7 @@
 #include <numbers>
 #include <vector>
 
-#include "kernels/common/check.h"
+#include "base/check.h"
 #include "kernels/ops/ops_device.h"
 #include "kernels/ops/parallel_rows.h"
 

@@ -7,7 +7,7 @@
 #include <cstring>
 #include <vector>
 
-#include "kernels/common/check.h"
+#include "base/check.h"
 #include "kernels/common/cuda/cuda_device.h"
 #include "kernels/common/packer.h"
 #include "kernels/ops/cuda/sample_draw.cuh"

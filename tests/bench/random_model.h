@@ -11,7 +11,7 @@
 #include <utility>
 #include <vector>
 
-#include "kernels/common/check.h"
+#include "base/check.h"
 #include "kernels/common/tensor.h"
 
 namespace ovq::bench {

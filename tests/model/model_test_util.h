@@ -14,7 +14,7 @@
 #include <vector>
 
 #include "absl/status/statusor.h"
-#include "kernels/common/check.h"
+#include "base/check.h"
 
 namespace ovq::test {
 

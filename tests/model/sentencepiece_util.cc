@@ -3,7 +3,7 @@
 #include <sentencepiece_processor.h>
 #include <sentencepiece_trainer.h>
 
-#include "kernels/common/check.h"
+#include "base/check.h"
 
 namespace ovq::test {
 

@@ -10,6 +10,8 @@
 #include <string_view>
 #include <vector>
 
+#include "base/values.h"
+
 namespace ovq {
 namespace {
 

@@ -12,9 +12,9 @@
 #include <vector>
 
 #include "ovq/v1/inference.grpc.pb.h"
-#include "server/grpc_server.h"
-#include "tests/engine/fake_model.h"
-#include "tests/engine/log_file.h"
+#include "server/rpc/grpc_server.h"
+#include "tests/server/engine/fake_model.h"
+#include "tests/server/telemetry/log_file.h"
 
 namespace ovq::test {
 

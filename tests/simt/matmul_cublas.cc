@@ -1,7 +1,7 @@
 // Stands for kernels/ops/matmul_cublas.cu where cuBLASLt is not: every product is CudaProduct.
 #include <utility>
 
-#include "kernels/common/check.h"
+#include "base/check.h"
 #include "kernels/ops/matmul_device.h"
 
 namespace ovq {

@@ -7,7 +7,7 @@
 #include <map>
 #include <vector>
 
-#include "kernels/common/check.h"
+#include "base/check.h"
 #include "kernels/common/cuda/cuda_device.h"
 #include "kernels/common/device_cuda.h"
 

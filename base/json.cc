@@ -1,0 +1,41 @@
+#include "base/json.h"
+
+#include <set>
+#include <vector>
+
+#include "absl/status/status.h"
+#include "absl/strings/str_cat.h"
+#include "base/text.h"
+
+namespace ovq {
+namespace {
+
+constexpr int kMaxDepth = 32;
+
+}  // namespace
+
+absl::StatusOr<nlohmann::json> ParseJsonObject(std::string_view text, const std::string& what) {
+  using Event = nlohmann::json::parse_event_t;
+  std::vector<std::set<std::string>> keys_at(kMaxDepth + 2);  // of the open object at each depth
+  std::string fault;
+  const auto callback = [&](int depth, Event event, nlohmann::json& parsed) {
+    if (depth > kMaxDepth) {
+      fault = absl::StrCat("nested more than ", kMaxDepth, " levels deep");
+      return false;
+    }
+    if (event == Event::object_start) keys_at[depth + 1].clear();
+    if (event == Event::key) {
+      const std::string& key = parsed.get_ref<const std::string&>();
+      if (!keys_at[depth].insert(key).second) fault = absl::StrCat("duplicate key ", Quoted(key));
+    }
+    return true;
+  };
+  nlohmann::json json =
+      nlohmann::json::parse(text.begin(), text.end(), callback, /*allow_exceptions=*/false);
+  if (!fault.empty()) return absl::DataLossError(absl::StrCat(what, ": ", fault));
+  if (json.is_discarded()) return absl::DataLossError(absl::StrCat(what, ": not valid JSON"));
+  if (!json.is_object()) return absl::DataLossError(absl::StrCat(what, ": not a JSON object"));
+  return json;
+}
+
+}  // namespace ovq

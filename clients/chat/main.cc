@@ -1,0 +1,135 @@
+// ovq-chat: talks to an ovq-server from a terminal or a script.
+#include <unistd.h>
+
+#include <cerrno>
+#include <cstdio>
+#include <cstring>
+#include <optional>
+#include <string>
+
+#include "absl/strings/str_cat.h"
+#include "clients/chat/chat_stream.h"
+#include "clients/chat/conversation.h"
+#include "clients/chat/options.h"
+#include "clients/chat/prompt_text.h"
+#include "clients/common/channel.h"
+#include "clients/common/terminal.h"
+
+namespace ovq {
+namespace {
+
+constexpr int kExitError = 1;
+constexpr int kExitUsage = 2;
+constexpr int kExitInterrupted = 130;  // as shells report SIGINT
+
+int Fail(int code, const std::string& message) {
+  std::fputs(absl::StrCat("ovq-chat: ", message, "\n").c_str(), stderr);
+  return code;
+}
+
+int FailWith(const grpc::Status& status, const std::string& request_id) {
+  return Fail(kExitError,
+              absl::StrCat(StatusCodeName(status.error_code()), ": ", status.error_message(),
+                           request_id.empty() ? "" : " (request ", request_id,
+                           request_id.empty() ? "" : ")"));
+}
+
+// Empty if the text can be sent, else what is wrong with it.
+std::string CheckQuestion(const std::string& text) {
+  const std::optional<size_t> invalid = FirstInvalidUtf8(text);
+  return invalid ? absl::StrCat("the question is not valid UTF-8 at byte ", *invalid) : "";
+}
+
+void PrintSession(const Connection& connection, const std::string& id) {
+  const auto stub = v1::SessionService::NewStub(connection.channel);
+  grpc::ClientContext context;
+  connection.Authorize(context);
+  AddSessionKey(SessionKeyOf(id), context);
+  v1::GetSessionRequest request;
+  request.set_session_id(id);
+  v1::Session session;
+  const grpc::Status status = stub->GetSession(&context, request, &session);
+  if (!status.ok()) {
+    FailWith(status, RequestIdOf(context));
+    return;
+  }
+  const std::string line = absl::StrCat(
+      "[session ", id, " | position ", session.position(), " | prompt ",
+      session.prompt_tokens_total(), " tokens | generated ", session.generated_tokens_total(),
+      " tokens | state ", HumanBytes(static_cast<double>(session.state_bytes())), " of at most ",
+      HumanBytes(static_cast<double>(session.state_bytes_cap())), " | centroids ",
+      session.live_centroids(), " of at most ", session.max_centroids(), "]\n");
+  std::fputs(line.c_str(), stderr);
+}
+
+// True unless the call ended.
+bool Converse(Conversation& conversation, const Connection& connection, LineReader& lines) {
+  while (true) {
+    std::fputs("> ", stderr);
+    const std::optional<std::string> line = lines.Next();
+    if (!line || *line == "/quit") return true;
+    if (*line == "/stats") {
+      PrintSession(connection, conversation.session().session_id());
+    } else if (const std::string wrong = CheckQuestion(*line); !wrong.empty()) {
+      Fail(kExitError, wrong);
+    } else if (!line->empty() && !conversation.Ask(*line)) {
+      return false;
+    }
+  }
+}
+
+int Run(const ChatOptions& options, const std::optional<std::string>& question) {
+  BlockInterrupts();
+  Connection connection;
+  const std::string wrong = Connect(options.connect, connection);
+  if (!wrong.empty()) return Fail(kExitUsage, wrong);
+  Conversation conversation(connection, options);
+  LineReader lines;
+  bool whole = false;
+  {
+    const InterruptWatcher watcher([&] {
+      if (conversation.OnInterrupt()) lines.Stop();
+    });
+    if (conversation.Open()) {
+      if (options.open.keep_session()) {
+        std::fputs(absl::StrCat("session ", conversation.session().session_id(), "\n").c_str(),
+                   stderr);
+      }
+      whole = question ? conversation.Ask(*question) : Converse(conversation, connection, lines);
+    }
+  }
+  const grpc::Status status = conversation.Close();
+  const bool aborted = conversation.interrupted() && status.error_code() == grpc::CANCELLED;
+  if (!status.ok() && !aborted) return FailWith(status, conversation.RequestId());
+  if (!whole && !aborted) return Fail(kExitError, "the server ended the conversation");
+  return conversation.interrupted() && (question || aborted) ? kExitInterrupted : 0;
+}
+
+int Main(int argc, char** argv) {
+  ChatOptions options;
+  const std::string wrong = ParseOptions(argc, argv, options);
+  if (!wrong.empty()) return Fail(kExitUsage, absl::StrCat(wrong, " (--help lists the flags)"));
+  if (options.help) {
+    std::fputs(HelpText().c_str(), stdout);
+    return 0;
+  }
+  std::optional<std::string> question = options.prompt;
+  if (options.file) {
+    question = ReadFile(*options.file);
+    if (!question) return Fail(kExitError, absl::StrCat(*options.file, ": ", strerror(errno)));
+  } else if (!question && !options.interactive && isatty(STDIN_FILENO) == 0) {
+    question = ReadAll(STDIN_FILENO);
+    if (!question) return Fail(kExitError, absl::StrCat("stdin: ", strerror(errno)));
+  }
+  options.interactive = !question;
+  if (question) {
+    const std::string invalid = CheckQuestion(*question);
+    if (!invalid.empty()) return Fail(kExitError, invalid);
+  }
+  return Run(options, question);
+}
+
+}  // namespace
+}  // namespace ovq
+
+int main(int argc, char** argv) { return ovq::Main(argc, argv); }

@@ -1,0 +1,119 @@
+#include "clients/common/terminal.h"
+
+#include <poll.h>
+#include <pthread.h>
+#include <signal.h>
+#include <sys/eventfd.h>
+#include <sys/signalfd.h>
+#include <unistd.h>
+
+#include <array>
+#include <cerrno>
+#include <cstdint>
+#include <utility>
+
+#include "absl/strings/str_format.h"
+
+namespace ovq {
+namespace {
+
+void Raise(int event_fd) {
+  const uint64_t one = 1;
+  // An eventfd refuses a write only when its counter is full, and then it is raised already.
+  [[maybe_unused]] const ssize_t written = write(event_fd, &one, sizeof(one));
+}
+
+// Waits until `fd` can be read; false once `stop_fd` is raised.
+bool WaitReadable(int fd, int stop_fd) {
+  std::array<pollfd, 2> fds = {pollfd{fd, POLLIN, 0}, pollfd{stop_fd, POLLIN, 0}};
+  while (poll(fds.data(), fds.size(), -1) < 0 && errno == EINTR) {
+  }
+  return fds[1].revents == 0;
+}
+
+sigset_t InterruptSet() {
+  sigset_t set;
+  sigemptyset(&set);
+  sigaddset(&set, SIGINT);
+  return set;
+}
+
+}  // namespace
+
+void BlockInterrupts() {
+  const sigset_t set = InterruptSet();
+  pthread_sigmask(SIG_BLOCK, &set, nullptr);
+}
+
+InterruptWatcher::InterruptWatcher(std::function<void()> on_interrupt)
+    : on_interrupt_(std::move(on_interrupt)) {
+  const sigset_t set = InterruptSet();
+  signal_fd_ = signalfd(-1, &set, SFD_CLOEXEC);
+  stop_fd_ = eventfd(0, EFD_CLOEXEC);
+  thread_ = std::thread([this] { Watch(); });
+}
+
+InterruptWatcher::~InterruptWatcher() {
+  Raise(stop_fd_);
+  thread_.join();
+  close(signal_fd_);
+  close(stop_fd_);
+}
+
+void InterruptWatcher::Watch() {
+  while (WaitReadable(signal_fd_, stop_fd_)) {
+    signalfd_siginfo info;
+    if (read(signal_fd_, &info, sizeof(info)) == sizeof(info)) on_interrupt_();
+  }
+}
+
+LineReader::LineReader() : stop_fd_(eventfd(0, EFD_CLOEXEC)) {}
+
+LineReader::~LineReader() { close(stop_fd_); }
+
+std::optional<std::string> LineReader::Next() {
+  while (true) {
+    const size_t newline = buffer_.find('\n');
+    if (newline != std::string::npos) {
+      std::string line = buffer_.substr(0, newline);
+      buffer_.erase(0, newline + 1);
+      return line;
+    }
+    if (ended_) return buffer_.empty() ? std::nullopt : std::optional(std::exchange(buffer_, ""));
+    if (!WaitReadable(STDIN_FILENO, stop_fd_)) return std::nullopt;
+    std::array<char, 1 << 16> bytes;
+    const ssize_t n = read(STDIN_FILENO, bytes.data(), bytes.size());
+    if (n > 0) buffer_.append(bytes.data(), static_cast<size_t>(n));
+    if (n == 0 || (n < 0 && errno != EINTR)) ended_ = true;
+  }
+}
+
+void LineReader::Stop() { Raise(stop_fd_); }
+
+std::string HumanBytes(double bytes) {
+  constexpr std::array<const char*, 5> kUnits = {"B", "KiB", "MiB", "GiB", "TiB"};
+  size_t unit = 0;
+  while (bytes >= 1024 && unit + 1 < kUnits.size()) {
+    bytes /= 1024;
+    ++unit;
+  }
+  return absl::StrFormat("%.*f %s", unit == 0 ? 0 : 1, bytes, kUnits[unit]);
+}
+
+std::string Printable(std::string_view text) {
+  std::string out;
+  for (const char c : text) {
+    const auto byte = static_cast<uint8_t>(c);
+    if (byte == 0x7F) {
+      out += "^?";
+    } else if (byte < 0x20 && c != '\n' && c != '\t') {
+      out += '^';
+      out += static_cast<char>(byte + '@');
+    } else {
+      out += c;
+    }
+  }
+  return out;
+}
+
+}  // namespace ovq

@@ -1,0 +1,127 @@
+// ovq-load: loads an ovq-server and reports what its users would have seen.
+#include <cstdio>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "absl/strings/str_cat.h"
+#include "absl/time/clock.h"
+#include "absl/time/time.h"
+#include "clients/common/terminal.h"
+#include "clients/load/experiment.h"
+#include "clients/load/files.h"
+#include "clients/load/options.h"
+#include "clients/load/program/grpc_calls.h"
+#include "clients/load/report.h"
+
+namespace ovq::load {
+namespace {
+
+constexpr int kExitErrors = 1;
+constexpr int kExitUsage = 2;
+constexpr size_t kMaxPromptFileBytes = size_t{16} << 20;
+
+int Fail(int code, absl::string_view message) {
+  std::fputs(absl::StrCat("ovq-load: ", message, "\n").c_str(), stderr);
+  return code;
+}
+
+absl::StatusOr<PromptMaker> MakePrompts(const Options& options, const ModelFacts& model,
+                                        GrpcCalls& calls) {
+  if (options.prompt_file.empty()) {
+    return PromptMaker(options.seed, static_cast<uint32_t>(model.vocab_size));
+  }
+  const auto with_flag = [&](const absl::Status& status) {
+    return absl::Status(status.code(), absl::StrCat("--prompt-file: ", status.message()));
+  };
+  const absl::StatusOr<std::string> text = ReadWholeFile(options.prompt_file, kMaxPromptFileBytes);
+  if (!text.ok()) return with_flag(text.status());
+  absl::StatusOr<std::vector<uint32_t>> ids = calls.Tokenize(*text);
+  if (!ids.ok()) return with_flag(ids.status());
+  if (ids->empty()) {
+    return absl::InvalidArgumentError(
+        absl::StrCat("--prompt-file: ", options.prompt_file, ": expected some text"));
+  }
+  return PromptMaker(options.seed, *std::move(ids));
+}
+
+std::vector<Level> RunExperiment(const ExperimentSetup& setup, Result& result) {
+  ProgressPrinter progress(setup.options.output.quiet);
+  Experiment experiment(setup, progress);
+  const InterruptWatcher watcher([&] { experiment.Interrupt(); });
+  bool first = true;
+  std::vector<Level> levels = experiment.Run([&](const Level& level) {
+    // The table grows on stderr; stdout gets it once, whole.
+    if (setup.options.output.quiet) return;
+    const std::string header = first ? SweepHeader(setup.options) : "";
+    std::fputs(absl::StrCat(header, SweepLine(level)).c_str(), stderr);
+    first = false;
+  });
+  result.best = experiment.best();
+  return levels;
+}
+
+int ExitCode(const Result& result) {
+  int64_t errors = 0, completed = 0;
+  for (const Level& level : result.levels) {
+    errors += level.errors();
+    completed += level.report.completed;
+  }
+  if (completed == 0) return Fail(kExitErrors, "no request completed");
+  return errors > 0 && !result.options.allow_errors ? kExitErrors : 0;
+}
+
+// All that can fail before the first request; its errors are usage errors unless the server's.
+int Run(Options options) {
+  std::vector<TraceEntry> trace;
+  if (!options.trace.empty()) {
+    absl::StatusOr<std::vector<TraceEntry>> entries = ReadTrace(options.trace);
+    if (!entries.ok()) {
+      return Fail(kExitUsage, absl::StrCat("--trace: ", entries.status().message()));
+    }
+    trace = *std::move(entries);
+  }
+  absl::StatusOr<std::unique_ptr<GrpcCalls>> calls = GrpcCalls::Make(options);
+  if (!calls.ok()) return Fail(kExitUsage, calls.status().message());
+  const absl::StatusOr<ModelFacts> model = (*calls)->GetModel();
+  if (!model.ok()) {
+    return Fail(kExitErrors, absl::StrCat(options.connect.target, ": ", model.status().ToString()));
+  }
+  const absl::Status lengths = CheckPromptLengths(options, trace, model->max_prompt_tokens);
+  if (!lengths.ok()) return Fail(kExitUsage, lengths.message());
+  absl::StatusOr<PromptMaker> prompts = MakePrompts(options, *model, **calls);
+  if (!prompts.ok()) return Fail(kExitUsage, prompts.status().message());
+
+  const ExperimentSetup setup{.options = options,
+                              .trace = std::move(trace),
+                              .prompts = *std::move(prompts),
+                              .calls = (*calls)->calls(),
+                              .tokens_received = [&] { return (*calls)->tokens_received(); }};
+  Result result{.options = std::move(options), .model = *model};
+  result.started = absl::FormatTime(absl::RFC3339_sec, absl::Now(), absl::UTCTimeZone());
+  result.levels = RunExperiment(setup, result);
+  std::fputs(TextReport(result).c_str(), stdout);
+  std::fflush(stdout);
+  if (const absl::Status status = WriteReports(result); !status.ok()) {
+    return Fail(kExitErrors, status.message());
+  }
+  return ExitCode(result);
+}
+
+int Main(int argc, char** argv) {
+  absl::StatusOr<Options> options = ParseOptions(std::vector<std::string>(argv + 1, argv + argc));
+  if (!options.ok()) {
+    return Fail(kExitUsage, absl::StrCat(options.status().message(), " (--help lists the flags)"));
+  }
+  if (options->help) {
+    std::fputs(HelpText().c_str(), stdout);
+    return 0;
+  }
+  BlockInterrupts();
+  return Run(*std::move(options));
+}
+
+}  // namespace
+}  // namespace ovq::load
+
+int main(int argc, char** argv) { return ovq::load::Main(argc, argv); }

@@ -1,0 +1,34 @@
+// The words in which a device is spoken of.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <string>
+
+namespace ovq {
+
+// WITH_CUDA is defined for a build of the kernels that includes the .cu files.
+#ifdef WITH_CUDA
+inline constexpr bool kWithCuda = true;
+#else
+inline constexpr bool kWithCuda = false;
+#endif
+
+// kReference: naive loops, double accumulation, one thread: the ground truth of every kernel.
+enum class Device : unsigned char { kReference, kCpu, kCuda };
+
+// A GPU and its memory, whoever uses it.
+struct GpuInfo {
+  std::string name;
+  size_t total_bytes = 0;
+  size_t free_bytes = 0;
+};
+
+struct CudaDevice;  // kernels/common/cuda/cuda_device.h
+struct StatePages;  // kernels/common/cuda/state_memory.cu
+
+// What staging memory is used for: a step's arrays, or what is asked of its logits.
+enum class Staged : uint8_t { kStep, kReading };
+inline constexpr int kStagedKinds = 2;
+
+}  // namespace ovq

@@ -1,0 +1,86 @@
+#include "server/access/auth.h"
+
+#include <iterator>
+#include <string_view>
+
+#include "absl/strings/match.h"
+#include "absl/strings/str_cat.h"
+
+namespace ovq {
+namespace {
+
+constexpr absl::string_view kScheme = "bearer ";
+
+// The one value of a metadata key, unset without it, "" if there are several.
+std::optional<std::string> OneValue(const grpc::CallbackServerContext& context, const char* key) {
+  const auto [begin, end] = context.client_metadata().equal_range(key);
+  if (begin == end) return std::nullopt;
+  if (std::next(begin) != end) return std::string();
+  return std::string(begin->second.data(), begin->second.size());
+}
+
+// The token of "Bearer TOKEN"; unset if it is none.
+std::optional<std::string> TokenOf(const std::string& value) {
+  if (!absl::StartsWithIgnoreCase(value, kScheme)) return std::nullopt;
+  std::string token = value.substr(kScheme.size());
+  if (!IsToken(token)) return std::nullopt;
+  return token;
+}
+
+absl::Status Unauthenticated() {
+  return absl::UnauthenticatedError(
+      "metadata authorization: expected 'Bearer TOKEN' with a token that this server knows");
+}
+
+}  // namespace
+
+absl::StatusOr<Caller> Authenticator::Authenticate(const grpc::CallbackServerContext& context,
+                                                   Access access) const {
+  if (tenants_ != nullptr) return ByToken(context, access);
+  const std::optional<std::string> name = OneValue(context, "ovq-tenant");
+  if (!name) return Caller{};
+  if (!IsTenantName(*name)) {
+    return absl::InvalidArgumentError(
+        "metadata ovq-tenant: expected one name of 1 to 64 characters A-Z a-z 0-9 . _ -");
+  }
+  return Caller{*name, std::nullopt};
+}
+
+absl::StatusOr<Caller> Authenticator::ByToken(const grpc::CallbackServerContext& context,
+                                              Access access) const {
+  const auto fail = [this](AuthFailure reason, absl::Status status) {
+    metrics_.AuthFailed(reason);
+    return status;
+  };
+  const std::optional<std::string> value = OneValue(context, "authorization");
+  if (!value) return fail(AuthFailure::kMissing, Unauthenticated());
+  const std::optional<std::string> token = TokenOf(*value);
+  if (!token) return fail(AuthFailure::kMalformed, Unauthenticated());
+  const TokenDigest digest = DigestOf(*token);
+  const std::shared_ptr<const TenantList> tenants = tenants_->current();
+  const TenantList::Tenant* tenant = tenants->Find(digest);
+  if (tenant == nullptr) return fail(AuthFailure::kUnknown, Unauthenticated());
+  const std::optional<std::string> named = OneValue(context, "ovq-tenant");
+  if (named && *named != tenant->name) {
+    return fail(AuthFailure::kForbidden,
+                absl::PermissionDeniedError("metadata ovq-tenant: expected the token's own tenant, "
+                                            "or none"));
+  }
+  if (access == Access::kAdmin && !tenant->admin) {
+    return fail(AuthFailure::kForbidden,
+                absl::PermissionDeniedError(
+                    absl::StrCat("tenant ", tenant->name, ": expected one with \"admin\": true")));
+  }
+  return Caller{tenant->name, digest};
+}
+
+absl::Status Authenticator::Recheck(const Caller& caller) const {
+  if (tenants_ == nullptr || !caller.token) return absl::OkStatus();
+  const std::shared_ptr<const TenantList> tenants = tenants_->current();
+  const TenantList::Tenant* tenant = tenants->Find(*caller.token);
+  if (tenant != nullptr && tenant->name == caller.tenant) return absl::OkStatus();
+  metrics_.AuthFailed(AuthFailure::kUnknown);
+  return Unauthenticated();
+}
+
+}  // namespace ovq

@@ -1,0 +1,102 @@
+#include "server/access/security.h"
+
+#include <utility>
+
+#include "absl/strings/str_cat.h"
+#include "absl/time/clock.h"
+#include "base/files.h"
+
+namespace ovq {
+namespace {
+
+constexpr size_t kMaxTenantsBytes = size_t{64} << 20;
+
+}  // namespace
+
+TenantRegistry::TenantRegistry(TenantList list) { Set(std::move(list)); }
+
+void TenantRegistry::Set(TenantList list) {
+  auto shared = std::make_shared<const TenantList>(std::move(list));
+  absl::MutexLock lock(&mutex_);
+  list_ = std::move(shared);
+}
+
+std::shared_ptr<const TenantList> TenantRegistry::current() const {
+  absl::MutexLock lock(&mutex_);
+  return list_;
+}
+
+absl::StatusOr<TenantList> Security::ReadTenants() const {
+  const absl::StatusOr<std::string> text = ReadFile(files_.tenants, kMaxTenantsBytes);
+  // Both messages begin with the path.
+  absl::StatusOr<TenantList> list = text.ok() ? TenantList::Parse(*text, files_.tenants)
+                                              : absl::StatusOr<TenantList>(text.status());
+  if (list.ok()) return list;
+  return absl::InvalidArgumentError(absl::StrCat("--tenants: ", list.status().message()));
+}
+
+absl::StatusOr<std::unique_ptr<Security>> Security::Load(SecurityFiles files) {
+  std::unique_ptr<Security> result(new Security(std::move(files)));
+  const TlsFiles& tls = result->files_.tls;
+  // A change between the look and the reading is then noticed later, at the worst twice.
+  result->watches_.push_back({FileSet({tls.cert, tls.key, tls.client_ca}), nullptr});
+  result->watches_.push_back({FileSet({result->files_.tenants}), nullptr});
+  if (!tls.cert.empty()) {
+    absl::StatusOr<TlsMaterial> material = LoadTls(tls, absl::Now());
+    if (!material.ok()) return material.status();
+    result->tls_ = std::make_unique<TlsSource>(*std::move(material));
+  }
+  if (!result->files_.tenants.empty()) {
+    absl::StatusOr<TenantList> list = result->ReadTenants();
+    if (!list.ok()) return list.status();
+    result->tenants_ = std::make_unique<TenantRegistry>(*std::move(list));
+  }
+  return result;
+}
+
+void Security::Watch(TenantQuotas& quotas, Metrics& metrics, Log& log, absl::Duration interval) {
+  if (tls_ != nullptr) {
+    metrics.CredentialsLoaded(Credentials::kTls);
+    metrics.SetCertificateExpiry(tls_->current().material->expiry);
+  }
+  if (tenants_ != nullptr) {
+    metrics.CredentialsLoaded(Credentials::kTenants);
+    quotas.SetLimits(tenants_->current()->Limits());
+  }
+  if (tls_ == nullptr && tenants_ == nullptr) return;
+  watches_[0].changed = [this, &metrics, &log] { ReloadTls(metrics, log); };
+  watches_[1].changed = [this, &quotas, &metrics, &log] { ReloadTenants(quotas, metrics, log); };
+  watcher_ = std::make_unique<FileWatcher>(std::move(watches_), interval);
+}
+
+void Security::ReloadTls(Metrics& metrics, Log& log) {
+  absl::StatusOr<TlsMaterial> material = LoadTls(files_.tls, absl::Now());
+  metrics.CredentialsReloaded(Credentials::kTls, material.ok());
+  if (!material.ok()) {
+    log.Write(LogLevel::kWarning, LogKind::kCredentials,
+              absl::StrCat("certificate not reloaded, the old one stays in use: ",
+                           material.status().message()));
+    return;
+  }
+  metrics.SetCertificateExpiry(material->expiry);
+  log.Write(LogLevel::kInfo, LogKind::kCredentials,
+            absl::StrCat("certificate reloaded, valid until ",
+                         absl::FormatTime(material->expiry, absl::UTCTimeZone())));
+  tls_->Set(*std::move(material));
+}
+
+void Security::ReloadTenants(TenantQuotas& quotas, Metrics& metrics, Log& log) {
+  absl::StatusOr<TenantList> list = ReadTenants();
+  metrics.CredentialsReloaded(Credentials::kTenants, list.ok());
+  if (!list.ok()) {
+    log.Write(LogLevel::kWarning, LogKind::kCredentials,
+              absl::StrCat("tenants not reloaded, the old ones stay: ", list.status().message()));
+    return;
+  }
+  log.Write(LogLevel::kInfo, LogKind::kCredentials,
+            absl::StrCat("tenants reloaded: ", list->size()));
+  quotas.SetLimits(list->Limits());
+  tenants_->Set(*std::move(list));
+}
+
+}  // namespace ovq

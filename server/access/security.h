@@ -1,0 +1,63 @@
+// What protects one server: its certificate and its tenants, and their reloading.
+#pragma once
+
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "absl/base/thread_annotations.h"
+#include "absl/status/statusor.h"
+#include "absl/synchronization/mutex.h"
+#include "server/access/file_watcher.h"
+#include "server/access/tenants.h"
+#include "server/access/tls_credentials.h"
+#include "server/telemetry/log.h"
+#include "server/telemetry/metrics.h"
+
+namespace ovq {
+
+// The tenants in force. Any thread.
+class TenantRegistry {
+ public:
+  explicit TenantRegistry(TenantList list);
+  void Set(TenantList list);
+  std::shared_ptr<const TenantList> current() const;
+
+ private:
+  mutable absl::Mutex mutex_;
+  std::shared_ptr<const TenantList> list_ ABSL_GUARDED_BY(mutex_);
+};
+
+struct SecurityFiles {
+  TlsFiles tls;         // without a certificate: plain text
+  std::string tenants;  // empty: no tokens are asked for
+};
+
+class Security {
+ public:
+  // Reads and checks all files. InvalidArgument names the flag and the file.
+  static absl::StatusOr<std::unique_ptr<Security>> Load(SecurityFiles files);
+
+  const TlsSource* tls() const { return tls_.get(); }               // null: plain text
+  const TenantRegistry* tenants() const { return tenants_.get(); }  // null: no tokens
+
+  // Puts the limits into force and, from now on, what changed files say. A file that is not right
+  // leaves all as it was; each reload is logged and counted. What is passed outlives this object,
+  // or the call of Unwatch.
+  void Watch(TenantQuotas& quotas, Metrics& metrics, Log& log, absl::Duration interval);
+  void Unwatch() { watcher_.reset(); }
+
+ private:
+  explicit Security(SecurityFiles files) : files_(std::move(files)) {}
+  absl::StatusOr<TenantList> ReadTenants() const;
+  void ReloadTls(Metrics& metrics, Log& log);
+  void ReloadTenants(TenantQuotas& quotas, Metrics& metrics, Log& log);
+
+  const SecurityFiles files_;
+  std::unique_ptr<TlsSource> tls_;
+  std::unique_ptr<TenantRegistry> tenants_;
+  std::vector<FileWatcher::Watch> watches_;  // made before the files are read; until Watch
+  std::unique_ptr<FileWatcher> watcher_;
+};
+
+}  // namespace ovq

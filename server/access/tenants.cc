@@ -1,0 +1,244 @@
+#include "server/access/tenants.h"
+
+#include <openssl/crypto.h>
+#include <openssl/sha.h>
+
+#include <algorithm>
+#include <cmath>
+#include <limits>
+#include <set>
+#include <utility>
+
+#include "absl/strings/ascii.h"
+#include "absl/strings/escaping.h"
+#include "absl/strings/str_cat.h"
+#include "absl/strings/strip.h"
+#include "base/json.h"
+#include "base/text.h"
+#include "base/values.h"
+
+namespace ovq {
+namespace {
+
+using nlohmann::json;
+
+constexpr size_t kMaxName = 64;
+constexpr size_t kMaxToken = 4096;
+constexpr size_t kMinStrongToken = 20;
+constexpr double kMaxRate = 1e12;
+
+std::string Hex(const TokenDigest& digest) {
+  return absl::BytesToHexString(
+      absl::string_view(reinterpret_cast<const char*>(digest.data()), digest.size()));
+}
+
+absl::StatusOr<TokenDigest> ToDigest(const json& value) {
+  const std::string* text = value.get_ptr<const std::string*>();
+  const bool is_hex = text != nullptr && text->size() == 2 * sizeof(TokenDigest) &&
+                      std::all_of(text->begin(), text->end(),
+                                  [](unsigned char c) { return absl::ascii_isxdigit(c); });
+  if (!is_hex) {
+    return absl::InvalidArgumentError(
+        "expected 64 hex digits, the SHA-256 that ovq-server --hash-token prints");
+  }
+  const std::string bytes = absl::HexStringToBytes(*text);
+  TokenDigest digest;
+  std::copy(bytes.begin(), bytes.end(), digest.begin());
+  return digest;
+}
+
+absl::StatusOr<int64_t> ToCount(const json& value) {
+  constexpr int64_t kMost = std::numeric_limits<int64_t>::max();
+  const bool whole = value.is_number_unsigned() && value.get<uint64_t>() <= kMost;
+  if (!whole || value.get<int64_t>() == 0) {
+    return absl::InvalidArgumentError("expected a whole number, at least 1");
+  }
+  return value.get<int64_t>();
+}
+
+absl::StatusOr<double> ToRate(const json& value) {
+  const double rate = value.is_number() ? value.get<double>() : 0;
+  if (!(rate > 0 && rate <= kMaxRate)) {
+    return absl::InvalidArgumentError("expected a number above 0, at most 1e12");
+  }
+  return rate;
+}
+
+absl::StatusOr<size_t> ToBytes(const json& value) {
+  if (const std::string* text = value.get_ptr<const std::string*>()) return ParseSize(*text);
+  const absl::StatusOr<int64_t> count = ToCount(value);
+  if (!count.ok()) {
+    return absl::InvalidArgumentError("expected bytes, or a size like \"512M\", at least 1");
+  }
+  return static_cast<size_t>(*count);
+}
+
+template <class T>
+absl::Status Take(absl::StatusOr<T> value, std::optional<T>& out) {
+  if (value.ok()) out = *value;
+  return value.status();
+}
+
+}  // namespace
+
+// Reads one file into a list; every failure says where.
+class TenantReader {
+ public:
+  TenantReader(const std::string& file, TenantList& list) : file_(file), list_(list) {}
+
+  absl::Status Read(const json& root) {
+    for (const auto& [key, value] : root.items()) {
+      if (key != "tenants") return Bad("", Quoted(key), "unknown field, expected tenants");
+    }
+    const auto tenants = root.find("tenants");
+    if (tenants == root.end() || !tenants->is_array() || tenants->empty()) {
+      return Bad("", "tenants", "expected an array of at least one tenant");
+    }
+    for (const json& tenant : *tenants) {
+      if (absl::Status status = ReadTenant(tenant); !status.ok()) return status;
+    }
+    return absl::OkStatus();
+  }
+
+ private:
+  absl::Status Bad(const std::string& tenant, const std::string& field, absl::string_view what) {
+    return absl::InvalidArgumentError(
+        absl::StrCat(file_, ": ", tenant.empty() ? "" : tenant + ": ", field, ": ", what));
+  }
+
+  absl::Status ReadTenant(const json& value) {
+    // By its place until its name is known.
+    std::string where = absl::StrCat("tenants[", list_.tenants_.size(), "]");
+    if (!value.is_object()) return Bad("", where, "expected an object");
+    TenantList::Tenant tenant;
+    if (const auto name = value.find("name"); name == value.end() || !name->is_string()) {
+      return Bad(where, "name", "expected a text");
+    } else {
+      tenant.name = name->get<std::string>();
+    }
+    if (!IsTenantName(tenant.name)) {
+      return Bad(where, "name", "expected 1 to 64 characters A-Z a-z 0-9 . _ -");
+    }
+    where = absl::StrCat("tenant ", tenant.name);
+    if (!names_.insert(tenant.name).second) return Bad(where, "name", "used twice");
+    bool has_tokens = false;
+    for (const auto& [key, field] : value.items()) {
+      absl::Status status;
+      if (key == "token_sha256") {
+        has_tokens = true;
+        status = ReadTokens(where, field);
+      } else if (key == "admin") {
+        if (!field.is_boolean()) return Bad(where, key, "expected true or false");
+        tenant.admin = field.get<bool>();
+      } else if (key == "limits") {
+        status = ReadLimits(where, field, tenant.limits);
+      } else if (key != "name") {
+        status = Bad(where, Quoted(key), "unknown field");
+      }
+      if (!status.ok()) return status;
+    }
+    if (!has_tokens) return Bad(where, "token_sha256", "expected an array of hashes, got none");
+    list_.tenants_.push_back(std::move(tenant));
+    return absl::OkStatus();
+  }
+
+  absl::Status ReadTokens(const std::string& where, const json& value) {
+    if (!value.is_array() || value.empty()) {
+      return Bad(where, "token_sha256", "expected an array of at least one hash");
+    }
+    for (size_t i = 0; i < value.size(); ++i) {
+      const std::string field = absl::StrCat("token_sha256[", i, "]");
+      const absl::StatusOr<TokenDigest> digest = ToDigest(value[i]);
+      if (!digest.ok()) return Bad(where, field, digest.status().message());
+      if (!digests_.insert(*digest).second) return Bad(where, field, "used twice");
+      list_.tokens_.emplace_back(*digest, list_.tenants_.size());
+    }
+    return absl::OkStatus();
+  }
+
+  absl::Status ReadLimits(const std::string& where, const json& value, TenantLimits& limits) {
+    if (!value.is_object()) return Bad(where, "limits", "expected an object");
+    for (const auto& [key, field] : value.items()) {
+      absl::Status status = absl::InvalidArgumentError(
+          "unknown field, expected sessions, state_bytes, requests_per_second or "
+          "tokens_per_second");
+      std::string name = Quoted(key);
+      if (key == "sessions") {
+        status = Take(ToCount(field), limits.sessions);
+      } else if (key == "state_bytes") {
+        status = Take(ToBytes(field), limits.state_bytes);
+      } else if (key == "requests_per_second") {
+        status = Take(ToRate(field), limits.requests_per_second);
+      } else if (key == "tokens_per_second") {
+        status = Take(ToRate(field), limits.tokens_per_second);
+      }
+      if (status.ok()) continue;
+      return Bad(where, absl::StrCat("limits: ", name), status.message());
+    }
+    return absl::OkStatus();
+  }
+
+  const std::string& file_;
+  TenantList& list_;
+  std::set<std::string> names_;
+  std::set<TokenDigest> digests_;
+};
+
+bool IsTenantName(std::string_view name) {
+  return !name.empty() && name.size() <= kMaxName &&
+         std::all_of(name.begin(), name.end(), [](unsigned char c) {
+           return absl::ascii_isalnum(c) || c == '.' || c == '_' || c == '-';
+         });
+}
+
+bool IsToken(std::string_view token) {
+  return !token.empty() && token.size() <= kMaxToken &&
+         std::all_of(token.begin(), token.end(), [](unsigned char c) {
+           return absl::ascii_isalnum(c) ||
+                  std::string_view("-._~+/=").find(c) != std::string::npos;
+         });
+}
+
+TokenDigest DigestOf(std::string_view token) {
+  TokenDigest digest;
+  SHA256(reinterpret_cast<const uint8_t*>(token.data()), token.size(), digest.data());
+  return digest;
+}
+
+absl::StatusOr<std::string> HashToken(std::string_view input) {
+  absl::string_view text(input.data(), input.size());
+  absl::ConsumeSuffix(&text, "\n");
+  absl::ConsumeSuffix(&text, "\r");
+  const std::string_view token(text.data(), text.size());
+  if (!IsToken(token) || token.size() < kMinStrongToken) {
+    return absl::InvalidArgumentError(absl::StrCat(
+        "--hash-token: expected one line with a token of ", kMinStrongToken, " to ", kMaxToken,
+        " characters A-Z a-z 0-9 - . _ ~ + / =, such as openssl rand -hex 32 prints"));
+  }
+  return Hex(DigestOf(token));
+}
+
+absl::StatusOr<TenantList> TenantList::Parse(std::string_view text, const std::string& file) {
+  const absl::StatusOr<json> root = ParseJsonObject(text, file);
+  if (!root.ok()) return absl::InvalidArgumentError(root.status().message());
+  TenantList list;
+  if (absl::Status status = TenantReader(file, list).Read(*root); !status.ok()) return status;
+  return list;
+}
+
+const TenantList::Tenant* TenantList::Find(const TokenDigest& digest) const {
+  // All are compared, each as a whole: no early end tells how close a guess was.
+  const Tenant* found = nullptr;
+  for (const auto& [known, tenant] : tokens_) {
+    if (CRYPTO_memcmp(known.data(), digest.data(), digest.size()) == 0) found = &tenants_[tenant];
+  }
+  return found;
+}
+
+std::map<std::string, TenantLimits> TenantList::Limits() const {
+  std::map<std::string, TenantLimits> limits;
+  for (const Tenant& tenant : tenants_) limits[tenant.name] = tenant.limits;
+  return limits;
+}
+
+}  // namespace ovq

@@ -1,0 +1,162 @@
+#include "server/access/tls_files.h"
+
+#include <openssl/err.h>
+#include <openssl/pem.h>
+#include <openssl/ssl.h>
+#include <openssl/x509.h>
+
+#include <algorithm>
+#include <ctime>
+#include <memory>
+#include <vector>
+
+#include "absl/strings/str_cat.h"
+#include "base/files.h"
+
+namespace ovq {
+namespace {
+
+constexpr size_t kMaxFileBytes = size_t{4} << 20;
+
+template <auto Free>
+struct Deleter {
+  template <class T>
+  void operator()(T* pointer) const {
+    Free(pointer);
+  }
+};
+using Bio = std::unique_ptr<BIO, Deleter<BIO_free_all>>;
+using Certificate = std::unique_ptr<X509, Deleter<X509_free>>;
+using Key = std::unique_ptr<EVP_PKEY, Deleter<EVP_PKEY_free>>;
+using Context = std::unique_ptr<SSL_CTX, Deleter<SSL_CTX_free>>;
+
+// One of the flags with its file.
+struct Source {
+  const char* flag;
+  const std::string& path;
+  std::string text = {};
+
+  absl::Status Bad(const std::string& what) const {
+    return absl::InvalidArgumentError(absl::StrCat(flag, ": ", path, ": ", what));
+  }
+  absl::Status Read() {
+    absl::StatusOr<std::string> read = ReadFile(path, kMaxFileBytes);
+    if (!read.ok()) {  // its message begins with the path
+      return absl::InvalidArgumentError(absl::StrCat(flag, ": ", read.status().message()));
+    }
+    text = *std::move(read);
+    return absl::OkStatus();
+  }
+  Bio Open() const { return Bio(BIO_new_mem_buf(text.data(), static_cast<int>(text.size()))); }
+};
+
+// The reason of OpenSSL's last error, which is taken off its list.
+std::string OpenSslReason() {
+  const unsigned long error = ERR_peek_last_error();
+  ERR_clear_error();
+  const char* reason = ERR_reason_error_string(error);
+  return reason == nullptr ? "unknown error" : reason;
+}
+
+absl::StatusOr<std::vector<Certificate>> ReadCertificates(const Source& source) {
+  std::vector<Certificate> certificates;
+  const Bio bio = source.Open();
+  ERR_clear_error();
+  while (X509* certificate = PEM_read_bio_X509(bio.get(), nullptr, nullptr, nullptr)) {
+    certificates.emplace_back(certificate);
+  }
+  // The end of the file reads as "no start line"; anything else is damage.
+  const bool at_end = ERR_GET_REASON(ERR_peek_last_error()) == PEM_R_NO_START_LINE;
+  const std::string reason = OpenSslReason();
+  if (!at_end) return source.Bad("damaged PEM certificate: " + reason);
+  if (certificates.empty()) return source.Bad("expected PEM certificates, found none");
+  return certificates;
+}
+
+// Never asks at a terminal for the passphrase of an encrypted key.
+int NoPassphrase(char*, int, int, void*) { return -1; }
+
+absl::StatusOr<Key> ReadKey(const Source& source) {
+  ERR_clear_error();
+  Key key(PEM_read_bio_PrivateKey(source.Open().get(), nullptr, &NoPassphrase, nullptr));
+  if (key == nullptr) {
+    return source.Bad("expected a PEM private key without a passphrase: " + OpenSslReason());
+  }
+  return key;
+}
+
+absl::Time ToTime(const ASN1_TIME* time) {
+  std::tm fields = {};
+  if (ASN1_TIME_to_tm(time, &fields) != 1) return absl::InfinitePast();
+  return absl::FromTimeT(timegm(&fields));
+}
+
+absl::Status CheckTime(const Source& source, const X509& certificate, absl::Time now) {
+  const absl::Time begin = ToTime(X509_get0_notBefore(&certificate));
+  const absl::Time end = ToTime(X509_get0_notAfter(&certificate));
+  const auto text = [](absl::Time time) { return absl::FormatTime(time, absl::UTCTimeZone()); };
+  if (end <= now) return source.Bad(absl::StrCat("the certificate expired at ", text(end)));
+  if (begin > now) {
+    return source.Bad(absl::StrCat("the certificate is valid only from ", text(begin)));
+  }
+  return absl::OkStatus();
+}
+
+// What TLS itself will do with them: it also refuses keys that are too weak.
+absl::Status CheckPair(const Source& cert, const Source& key, X509* certificate, EVP_PKEY* secret) {
+  if (X509_check_private_key(certificate, secret) != 1) {
+    ERR_clear_error();
+    return key.Bad(absl::StrCat("is not the key of the certificate in ", cert.path));
+  }
+  const Context context(SSL_CTX_new(TLS_server_method()));
+  if (SSL_CTX_use_certificate(context.get(), certificate) != 1) return cert.Bad(OpenSslReason());
+  if (SSL_CTX_use_PrivateKey(context.get(), secret) != 1) return key.Bad(OpenSslReason());
+  return absl::OkStatus();
+}
+
+absl::Status CheckClientCa(const Source& source, absl::Time now) {
+  const absl::StatusOr<std::vector<Certificate>> certificates = ReadCertificates(source);
+  if (!certificates.ok()) return certificates.status();
+  // Bundles carry expired ones along; one that counts must be there.
+  absl::Status status;
+  for (const Certificate& certificate : *certificates) {
+    status = CheckTime(source, *certificate, now);
+    if (status.ok()) return status;
+  }
+  return status;
+}
+
+}  // namespace
+
+absl::StatusOr<TlsMaterial> LoadTls(const TlsFiles& files, absl::Time now) {
+  Source cert{"--tls-cert", files.cert};
+  Source key{"--tls-key", files.key};
+  Source client_ca{"--tls-client-ca", files.client_ca};
+  for (Source* source : {&cert, &key, &client_ca}) {
+    if (source->path.empty()) continue;
+    if (absl::Status status = source->Read(); !status.ok()) return status;
+  }
+  const absl::StatusOr<std::vector<Certificate>> chain = ReadCertificates(cert);
+  if (!chain.ok()) return chain.status();
+  absl::StatusOr<Key> secret = ReadKey(key);
+  if (!secret.ok()) return secret.status();
+  TlsMaterial material;
+  material.expiry = absl::InfiniteFuture();
+  for (const Certificate& certificate : *chain) {
+    if (absl::Status status = CheckTime(cert, *certificate, now); !status.ok()) return status;
+    material.expiry = std::min(material.expiry, ToTime(X509_get0_notAfter(certificate.get())));
+  }
+  if (absl::Status status = CheckPair(cert, key, chain->front().get(), secret->get());
+      !status.ok()) {
+    return status;
+  }
+  if (!files.client_ca.empty()) {
+    if (absl::Status status = CheckClientCa(client_ca, now); !status.ok()) return status;
+  }
+  material.cert = std::move(cert.text);
+  material.key = std::move(key.text);
+  material.client_ca = std::move(client_ca.text);
+  return material;
+}
+
+}  // namespace ovq

@@ -1,0 +1,82 @@
+// From drawn tokens to the text a reader gets: incremental text, stop strings, and one completion's
+// progress through them.
+#pragma once
+
+#include <cstdint>
+#include <memory>
+#include <optional>
+#include <span>
+#include <string>
+#include <string_view>
+#include <vector>
+
+#include "absl/time/time.h"
+#include "model/sampler.h"
+#include "model/step_reader.h"
+#include "model/tokenizer.h"
+#include "server/engine/request.h"
+#include "server/engine/session.h"
+
+namespace ovq {
+
+// Finds stop strings in a text that comes in pieces. Text that may be the beginning of a stop
+// string is held back. How the text is cut into pieces changes nothing: the match that ends first
+// wins, of several that end together the longest.
+class StopMatcher {
+ public:
+  StopMatcher(std::vector<std::string> strings, bool include_stop_text);
+  struct Result {
+    std::string text;  // may be sent now
+    std::optional<std::string> matched;
+  };
+  Result Push(std::string_view piece);  // not called again after a match
+  std::string Flush();                  // what was held back, when no more text follows
+
+ private:
+  size_t HeldBack() const;  // bytes at the end of held_ that may begin a stop string
+
+  const std::vector<std::string> strings_;
+  const bool include_stop_text_;
+  std::string held_;
+};
+
+// One completion of a request. Engine thread only.
+class Completion {
+ public:
+  // eos, tokenizer (may be null) and request outlive it. seed: this completion's own.
+  Completion(const GenerateRequest& request, int index, uint64_t seed,
+             const std::vector<int32_t>& eos, int64_t vocab_size, const Tokenizer* tokenizer);
+
+  void ObservePrompt(std::span<const int32_t> tokens) { sampler_.ObservePrompt(tokens); }
+
+  // Wants the token at `position`, drawn from a row of the step's logits. The completion stays as
+  // it is until the token is Drawn.
+  void WantDraw(StepReader& reader, int64_t row, int64_t position);
+  // Takes what was wanted. The event has a chunk with the token and the text that became certain,
+  // and `finished` (usage left to the caller) if it was the last.
+  StreamEvent Drawn(Sampled drawn);
+
+  int index() const { return index_; }
+  int64_t generated() const { return generated_; }
+
+  std::shared_ptr<Session> session;  // the state it continues; null until the prompt is consumed
+  bool done = false;                 // its Finished is sent
+  absl::Time first_token;            // when the first token was drawn
+  absl::Time last_token;             // when the last token was drawn
+
+ private:
+  // Text of the token and whether it ends the answer.
+  void Append(int32_t token, std::string& text, std::optional<Finished>& finished);
+
+  const GenerateRequest& request_;
+  const int index_;
+  const std::vector<int32_t>& eos_;
+  std::vector<int32_t> banned_early_;   // before min_tokens
+  std::vector<int32_t> banned_always_;  // under ignore_eos
+  Sampler sampler_;
+  std::optional<Detokenizer> detokenizer_;  // none without text
+  StopMatcher matcher_;
+  int64_t generated_ = 0;
+};
+
+}  // namespace ovq

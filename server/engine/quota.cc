@@ -1,0 +1,222 @@
+#include "server/engine/quota.h"
+
+#include <algorithm>
+#include <cmath>
+
+#include "absl/strings/cord.h"
+#include "absl/strings/numbers.h"
+#include "absl/strings/str_cat.h"
+#include "base/check.h"
+
+namespace ovq {
+namespace {
+
+constexpr char kRetryAfter[] = "ovq.retry_after_ms";  // of absl::Status::SetPayload
+
+void UpdateBucket(std::optional<RateBucket>& bucket, std::optional<double> rate, double floor,
+                  RateBucket::Time now) {
+  if (!rate) {
+    bucket.reset();
+  } else if (bucket) {
+    bucket->SetRate(*rate, now);
+  } else {
+    bucket.emplace(*rate, floor, now);
+  }
+}
+
+}  // namespace
+
+const char* RejectReasonName(RejectReason reason) {
+  switch (reason) {
+    case RejectReason::kQueueFull:
+      return "queue_full";
+    case RejectReason::kStateMemory:
+      return "state_memory";
+    case RejectReason::kSessionLimit:
+      return "session_limit";
+    case RejectReason::kDraining:
+      return "draining";
+    case RejectReason::kTenantSessions:
+      return "tenant_sessions";
+    case RejectReason::kTenantBytes:
+      return "tenant_bytes";
+    case RejectReason::kTenantRequests:
+      return "tenant_requests";
+    case RejectReason::kTenantTokens:
+      return "tenant_tokens";
+  }
+  return "?";
+}
+
+void SetRetryAfter(absl::Status& status, absl::Duration time) {
+  status.SetPayload(kRetryAfter, absl::Cord(absl::StrCat(absl::ToInt64Milliseconds(time))));
+}
+
+std::optional<absl::Duration> RetryAfter(const absl::Status& status) {
+  const absl::optional<absl::Cord> payload = status.GetPayload(kRetryAfter);
+  int64_t ms = 0;
+  if (!payload || !absl::SimpleAtoi(std::string(*payload), &ms)) return std::nullopt;
+  return absl::Milliseconds(ms);
+}
+
+RateBucket::RateBucket(double rate, double floor, Time now)
+    : rate_(rate), floor_(floor), left_(std::max(rate, floor)), as_of_(now) {}
+
+double RateBucket::size() const { return std::max(rate_, floor_); }
+
+void RateBucket::SetRate(double rate, Time now) {
+  left(now);
+  rate_ = rate;
+  left_ = std::min(left_, size());
+}
+
+double RateBucket::left(Time now) {
+  // A clock that stands or goes back gives nothing and takes nothing.
+  const double seconds = std::chrono::duration<double>(now - as_of_).count();
+  if (seconds > 0) {
+    left_ = std::min(size(), left_ + seconds * rate_);
+    as_of_ = now;
+  }
+  return left_;
+}
+
+absl::Duration RateBucket::Until(double amount, Time now) {
+  const double missing = amount - left(now);
+  if (missing <= 0) return absl::ZeroDuration();
+  // A debt may be larger than any sensible wait; a day says as much.
+  const double ms = std::min(std::ceil(missing / rate_ * 1000), 24 * 3600 * 1000.0);
+  return absl::Milliseconds(static_cast<int64_t>(ms));
+}
+
+QuotaHold::QuotaHold(std::shared_ptr<TenantQuotas> quotas, std::string tenant, int64_t sessions,
+                     size_t bytes)
+    : quotas_(std::move(quotas)), tenant_(std::move(tenant)), sessions_(sessions), bytes_(bytes) {}
+
+QuotaHold& QuotaHold::operator=(QuotaHold&& other) noexcept {
+  if (this != &other) {
+    Release();
+    Swap(other);
+  }
+  return *this;
+}
+
+void QuotaHold::Swap(QuotaHold& other) {
+  std::swap(quotas_, other.quotas_);
+  std::swap(tenant_, other.tenant_);
+  std::swap(sessions_, other.sessions_);
+  std::swap(bytes_, other.bytes_);
+}
+
+void QuotaHold::Release() { ReleasePart(sessions_, bytes_); }
+
+void QuotaHold::ReleasePart(int64_t sessions, size_t bytes) {
+  Check(sessions <= sessions_ && bytes <= bytes_, "no more is given back than was held");
+  if (quotas_ == nullptr) return;
+  quotas_->GiveBack(tenant_, sessions, bytes);
+  sessions_ -= sessions;
+  bytes_ -= bytes;
+  if (sessions_ == 0 && bytes_ == 0) quotas_.reset();
+}
+
+TenantQuotas::TenantQuotas(Clock clock) : clock_(std::move(clock)) {}
+
+void TenantQuotas::SetLimits(const std::map<std::string, TenantLimits>& limits) {
+  const RateBucket::Time now = clock_();
+  std::lock_guard lock(mutex_);
+  for (const auto& [name, limit] : limits) accounts_[name];
+  for (auto it = accounts_.begin(); it != accounts_.end();) {
+    auto& [name, account] = *it;
+    const auto found = limits.find(name);
+    account.limits = found == limits.end() ? TenantLimits{} : found->second;
+    UpdateBucket(account.requests, account.limits.requests_per_second, 1, now);
+    UpdateBucket(account.tokens, account.limits.tokens_per_second, 1, now);
+    it = account.idle() ? accounts_.erase(it) : std::next(it);
+  }
+}
+
+std::optional<TenantQuotas::Refusal> TenantQuotas::CheckLimits(const std::string& tenant,
+                                                               const Work& work, Account& account,
+                                                               RateBucket::Time now) {
+  const TenantLimits& limits = account.limits;
+  const auto refusal = [&](RejectReason reason, const std::string& what) {
+    return Refusal{reason,
+                   absl::ResourceExhaustedError(absl::StrCat("tenant ", tenant, ": ", what))};
+  };
+  if (work.sessions > 0 && limits.sessions && account.sessions + work.sessions > *limits.sessions) {
+    return refusal(RejectReason::kTenantSessions,
+                   absl::StrCat("sessions: ", work.sessions, " more on top of ", account.sessions,
+                                ", the limit is ", *limits.sessions));
+  }
+  const size_t free =
+      limits.state_bytes.value_or(0) - std::min(account.bytes, limits.state_bytes.value_or(0));
+  if (limits.state_bytes && work.bytes > free) {
+    return refusal(RejectReason::kTenantBytes,
+                   absl::StrCat("state_bytes: ", work.bytes, " more on top of ", account.bytes,
+                                ", the limit is ", *limits.state_bytes));
+  }
+  if (account.requests && account.requests->left(now) < 1) {
+    Refusal result =
+        refusal(RejectReason::kTenantRequests,
+                absl::StrCat("requests_per_second: the limit is ", *limits.requests_per_second));
+    SetRetryAfter(result.status, account.requests->Until(1, now));
+    return result;
+  }
+  // Not in debt: at least one token is left.
+  if (account.tokens && account.tokens->left(now) < 1) {
+    Refusal result =
+        refusal(RejectReason::kTenantTokens,
+                absl::StrCat("tokens_per_second: the limit is ", *limits.tokens_per_second));
+    SetRetryAfter(result.status, account.tokens->Until(1, now));
+    return result;
+  }
+  return std::nullopt;
+}
+
+std::variant<QuotaHold, TenantQuotas::Refusal> TenantQuotas::Admit(const std::string& tenant,
+                                                                   const Work& work) {
+  const RateBucket::Time now = clock_();
+  std::lock_guard lock(mutex_);
+  Account& account = accounts_[tenant];
+  if (std::optional<Refusal> refusal = CheckLimits(tenant, work, account, now)) return *refusal;
+  if (account.requests) account.requests->Take(1);
+  if (account.tokens) account.tokens->Take(static_cast<double>(work.prompt_tokens));
+  account.sessions += work.sessions;
+  account.bytes += work.bytes;
+  if (account.idle()) accounts_.erase(tenant);
+  if (work.sessions == 0 && work.bytes == 0) return QuotaHold();
+  return QuotaHold(shared_from_this(), tenant, work.sessions, work.bytes);
+}
+
+void TenantQuotas::ChargeTokens(const std::string& tenant, int64_t tokens) {
+  std::lock_guard lock(mutex_);
+  const auto found = accounts_.find(tenant);
+  if (found == accounts_.end() || !found->second.tokens) return;
+  found->second.tokens->Take(static_cast<double>(tokens));
+}
+
+std::vector<TenantUse> TenantQuotas::Use() const {
+  const RateBucket::Time now = clock_();
+  std::vector<TenantUse> result;
+  std::lock_guard lock(mutex_);
+  for (const auto& [name, account] : accounts_) {
+    TenantUse& use = result.emplace_back();
+    use.name = name;
+    use.limits = account.limits;
+    use.sessions = account.sessions;
+    use.state_bytes = account.bytes;
+    if (account.requests) use.requests_left = RateBucket(*account.requests).left(now);
+    if (account.tokens) use.tokens_left = RateBucket(*account.tokens).left(now);
+  }
+  return result;
+}
+
+void TenantQuotas::GiveBack(const std::string& tenant, int64_t sessions, size_t bytes) {
+  std::lock_guard lock(mutex_);
+  const auto found = accounts_.find(tenant);
+  Check(found != accounts_.end(), "a tenant with something in use has an account");
+  found->second.sessions -= sessions;
+  found->second.bytes -= bytes;
+  if (found->second.idle()) accounts_.erase(found);
+}
+
+}  // namespace ovq

@@ -1,0 +1,113 @@
+#include "server/engine/state_pool.h"
+
+#include <utility>
+
+#include "absl/strings/str_cat.h"
+#include "base/check.h"
+
+namespace ovq {
+
+StatePool::StatePool(const StateLayout& layout, size_t budget_bytes, DeviceContext& context)
+    : layout_(layout), budget_(budget_bytes), memory_(context) {
+  Check(layout.page_bytes() % memory_.page_bytes() == 0, "the layout counts in the device's pages");
+}
+
+StatePool::~StatePool() { Check(sessions_ == 0, "every session state is released"); }
+
+absl::StatusOr<StateHandle> StatePool::Acquire(int32_t max_centroids, size_t reserve_bytes) {
+  if (reserve_bytes > free_bytes()) {
+    return absl::ResourceExhaustedError(absl::StrCat("state memory: ", reserve_bytes,
+                                                     " bytes needed, ", free_bytes(), " of ",
+                                                     budget_, " bytes free"));
+  }
+  StateHandle state;
+  state.base = memory_.Reserve(layout_.virtual_bytes());
+  if (state.base == nullptr) {
+    return absl::ResourceExhaustedError(
+        absl::StrCat("state memory: the system has no address range of ", layout_.virtual_bytes(),
+                     " bytes: ", std::strerror(errno)));
+  }
+  state.max_centroids = max_centroids;
+  state.reserved_bytes = reserve_bytes;
+  reserved_ += reserve_bytes;
+  ++sessions_;
+  Commit(state, 0, {});
+  return state;
+}
+
+void StatePool::Grow(StateHandle& state, int64_t position) {
+  Check(position >= state.position, "a state never shrinks");
+  // Sizes rise with the position, so equal sizes mean equal extents.
+  if (layout_.bytes_at(position, state.max_centroids) != state.committed_bytes) {
+    Commit(state, position, layout_.extents_at(state.position, state.max_centroids));
+  }
+  state.position = position;
+}
+
+void StatePool::Commit(StateHandle& state, int64_t position,
+                       std::span<const StateExtent> committed) {
+  size_t total = 0;
+  for (const StateExtent& extent : layout_.extents_at(position, state.max_centroids)) {
+    size_t have = 0;
+    for (const StateExtent& old : committed) {
+      if (old.offset == extent.offset) have = old.bytes;
+    }
+    total += extent.bytes;
+    memory_.Commit(state.base, extent.offset + have, extent.bytes - have);
+  }
+  Check(total <= state.reserved_bytes, "a state stays within its reservation");
+  committed_ += total - state.committed_bytes;
+  state.committed_bytes = total;
+}
+
+void StatePool::Release(StateHandle& state) {
+  if (state.base == nullptr) return;
+  memory_.Release(state.base, layout_.virtual_bytes());
+  reserved_ -= state.reserved_bytes;
+  committed_ -= state.committed_bytes;
+  --sessions_;
+  state = StateHandle{};
+}
+
+void StatePool::ShrinkReservation(StateHandle& state, size_t reserve_bytes) {
+  Check(reserve_bytes <= state.reserved_bytes && reserve_bytes >= state.committed_bytes,
+        "a reservation shrinks to no less than what is committed");
+  reserved_ -= state.reserved_bytes - reserve_bytes;
+  state.reserved_bytes = reserve_bytes;
+}
+
+absl::StatusOr<StateHandle> StatePool::Clone(const StateHandle& state, size_t reserve_bytes) {
+  absl::StatusOr<StateHandle> clone = Acquire(state.max_centroids, reserve_bytes);
+  if (!clone.ok()) return clone;
+  Grow(*clone, state.position);
+  for (const StateExtent& extent : layout_.live_extents_at(state.position, state.max_centroids)) {
+    memory_.Copy(clone->base + extent.offset, state.base + extent.offset, extent.bytes);
+  }
+  return clone;
+}
+
+size_t StatePool::SnapshotBytes(const StateHandle& state) const {
+  return layout_.live_bytes_at(state.position, state.max_centroids);
+}
+
+void StatePool::CopyOut(const StateHandle& state, std::span<std::byte> out) {
+  Check(out.size() == SnapshotBytes(state), "size of a state's snapshot");
+  size_t at = 0;
+  for (const StateExtent& extent : layout_.live_extents_at(state.position, state.max_centroids)) {
+    memory_.CopyOut(out.data() + at, state.base + extent.offset, extent.bytes);
+    at += extent.bytes;
+  }
+}
+
+void StatePool::CopyIn(StateHandle& state, int64_t position, std::span<const std::byte> in) {
+  Check(state.position == 0, "a snapshot goes into a fresh state");
+  Grow(state, position);
+  Check(in.size() == SnapshotBytes(state), "size of a state's snapshot");
+  size_t at = 0;
+  for (const StateExtent& extent : layout_.live_extents_at(position, state.max_centroids)) {
+    memory_.CopyIn(state.base + extent.offset, in.data() + at, extent.bytes);
+    at += extent.bytes;
+  }
+}
+
+}  // namespace ovq

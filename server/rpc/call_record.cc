@@ -1,0 +1,127 @@
+// One call's ids, counts and line in the log.
+#include <algorithm>
+#include <utility>
+
+#include "absl/strings/str_cat.h"
+#include "absl/strings/str_join.h"
+#include "absl/time/clock.h"
+#include "server/rpc/grpc_codec.h"
+#include "server/rpc/grpc_context.h"
+
+namespace ovq {
+namespace {
+
+constexpr const char* kRequestId = "x-request-id";
+constexpr const char* kTraceParent = "traceparent";
+constexpr const char* kTraceState = "tracestate";
+
+constexpr absl::Duration kDeadlineEarly = absl::Milliseconds(20);
+
+std::vector<std::string> Values(const grpc::CallbackServerContext& context, const char* key) {
+  std::vector<std::string> values;
+  const auto [begin, end] = context.client_metadata().equal_range(key);
+  for (auto it = begin; it != end; ++it) values.emplace_back(it->second.data(), it->second.size());
+  return values;
+}
+
+// Unset without it and where there are several: none of them is better than the others.
+std::optional<std::string> OneValue(const grpc::CallbackServerContext& context, const char* key) {
+  std::vector<std::string> values = Values(context, key);
+  if (values.size() != 1) return std::nullopt;
+  return std::move(values[0]);
+}
+
+std::string RequestIdOf(const grpc::CallbackServerContext& context) {
+  std::optional<std::string> given = OneValue(context, kRequestId);
+  return given && IsRequestId(*given) ? *std::move(given) : NewRequestId();
+}
+
+Span SpanOf(const grpc::CallbackServerContext& context) {
+  // One list may come in several pieces.
+  const std::string state = absl::StrJoin(Values(context, kTraceState), ",");
+  return StartSpan(OneValue(context, kTraceParent), state);
+}
+
+}  // namespace
+
+CallRecord::CallRecord(ServiceContext& services, Method method,
+                       grpc::CallbackServerContext* context)
+    : services_(services),
+      method_(method),
+      context_(context),
+      request_id_(RequestIdOf(*context)),
+      span_(SpanOf(*context)) {
+  Log& log = services_.log.log;
+  if (!log.enabled(LogLevel::kDebug) || services_.log.requests != LogRequests::kAll) return;
+  LogFields fields = {{"method", MethodName(method_)}};
+  for (LogField& field : IdFields()) fields.push_back(std::move(field));
+  log.Write(LogLevel::kDebug, LogKind::kCall, "call began", fields);
+}
+
+absl::Time CallRecord::deadline() const {
+  const std::chrono::system_clock::time_point deadline = context_->deadline();
+  if (deadline == std::chrono::system_clock::time_point::max()) return absl::InfiniteFuture();
+  return absl::FromChrono(deadline);
+}
+
+LogFields CallRecord::IdFields() const {
+  LogFields fields = {
+      {"request_id", request_id_}, {"trace_id", span_.trace_id}, {"span_id", span_.span_id}};
+  if (!span_.parent_id.empty()) fields.emplace_back("parent_id", span_.parent_id);
+  fields.emplace_back("sampled", span_.sampled);
+  fields.emplace_back("peer", context_->peer());
+  return fields;
+}
+
+absl::Status CallRecord::Seen(const absl::Status& status) const {
+  if (!context_->IsCancelled()) return status;
+  // What the client sees of a call that it gave up.
+  // A client's deadline comes a little before the one it told: the time on the way, and a rounding
+  // up to three digits.
+  const absl::Duration early = std::max(kDeadlineEarly, (deadline() - arrival_) / 100);
+  const bool late = deadline() != absl::InfiniteFuture() && absl::Now() >= deadline() - early;
+  if (late) return absl::DeadlineExceededError("deadline exceeded");
+  return absl::CancelledError("cancelled by the client");
+}
+
+template <class AddFields>
+void CallRecord::LogEnd(LogKind kind, const absl::Status& status, SteadyTime start,
+                        AddFields add) const {
+  const LogRequests wanted = services_.log.requests;
+  if (wanted == LogRequests::kNone || (wanted == LogRequests::kErrors && status.ok())) return;
+  const LogLevel level = LevelOf(status.code(), services_.draining());
+  if (!services_.log.log.enabled(level)) return;
+  LogFields fields = {{"method", MethodName(method_)},
+                      {"code", absl::StatusCodeToString(status.code())}};
+  if (!status.ok()) fields.emplace_back("error", WithoutValues(std::string(status.message())));
+  add(fields);
+  const absl::Duration duration = absl::FromChrono(std::chrono::steady_clock::now() - start);
+  fields.emplace_back("duration_ms", Milliseconds(duration));
+  for (LogField& field : IdFields()) fields.push_back(std::move(field));
+  services_.log.log.Write(level, kind, kind == LogKind::kTurn ? "turn ended" : "call ended",
+                          fields);
+}
+
+void CallRecord::EndTurn(const TurnRecord& turn, const absl::Status& status) {
+  LogEnd(LogKind::kTurn, Seen(status), turn.start, [this, &turn](LogFields& fields) {
+    CallSummary summary{summary_.tenant, summary_.session_id, std::nullopt, turn.work};
+    fields.emplace_back("turn", turn.number);
+    summary.AppendTo(fields);
+  });
+}
+
+grpc::Status CallRecord::End(const absl::Status& status) {
+  const absl::Status seen = Seen(status);
+  if (const std::optional<absl::Duration> wait = RetryAfter(seen)) {
+    context_->AddTrailingMetadata("retry-after-ms", absl::StrCat(absl::ToInt64Milliseconds(*wait)));
+  }
+  context_->AddTrailingMetadata(kRequestId, request_id_);
+  context_->AddTrailingMetadata(kTraceParent, span_.traceparent());
+  if (!span_.state.empty()) context_->AddTrailingMetadata(kTraceState, span_.state);
+  services_.metrics.CallFinished(method_, seen.code(),
+                                 absl::FromChrono(std::chrono::steady_clock::now() - start_));
+  LogEnd(LogKind::kCall, seen, start_, [this](LogFields& fields) { summary_.AppendTo(fields); });
+  return ToGrpcStatus(seen);
+}
+
+}  // namespace ovq

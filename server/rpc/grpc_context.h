@@ -1,0 +1,130 @@
+// What all RPCs share: the engine and its surroundings, and what one call brings with it.
+#pragma once
+
+#include <grpcpp/grpcpp.h>
+
+#include <atomic>
+#include <chrono>
+#include <optional>
+#include <set>
+#include <string>
+#include <vector>
+
+#include "absl/base/thread_annotations.h"
+#include "absl/status/statusor.h"
+#include "absl/synchronization/mutex.h"
+#include "absl/time/clock.h"
+#include "absl/time/time.h"
+#include "model/tokenizer.h"
+#include "server/access/auth.h"
+#include "server/engine/engine.h"
+#include "server/rpc/grpc_strand.h"
+#include "server/telemetry/call_summary.h"
+#include "server/telemetry/log.h"
+#include "server/telemetry/metrics.h"
+#include "server/telemetry/trace_context.h"
+
+namespace ovq {
+
+// What GetModelInfo tells beside the engine's own numbers.
+struct ModelDescription {
+  std::string name;
+  std::string fingerprint;
+  int64_t hidden_size = 0;
+  std::vector<std::string> layer_types;
+  int64_t parameters = 0;
+  std::optional<int32_t> bos_token_id;
+  std::string device;
+  std::string compute_dtype;
+  std::string state_dtype;
+};
+
+// A stream that stays open between its turns must be told when the server drains.
+class DrainListener {
+ public:
+  virtual ~DrainListener() = default;
+  virtual void OnDrain() = 0;  // must not block
+};
+
+// Where the lines about calls go, and which calls have one.
+struct CallLog {
+  Log& log;
+  LogRequests requests = LogRequests::kAll;
+};
+
+// Any thread. Outlives every call.
+class ServiceContext {
+ public:
+  // tenants: null where no tokens are asked for.
+  ServiceContext(Engine& engine, ModelDescription description, Metrics& metrics, CallLog log,
+                 const TenantRegistry* tenants = nullptr);
+
+  Engine& engine;
+  const ModelDescription description;
+  Metrics& metrics;
+  const CallLog log;
+  const Authenticator auth;
+  const absl::Time started = absl::Now();
+  const Tokenizer* tokenizer() const { return engine.model().tokenizer; }
+
+  WorkQueue writers;   // turns tokens into messages; its work never waits
+  WorkQueue blocking;  // parses, tokenizes, and waits for the engine thread
+
+  // After Drain, streams without a running turn end, and calls that bring work are refused.
+  void Drain();
+  absl::Status CheckServing() const;  // Unavailable while draining
+  bool draining() const { return draining_; }
+  void AddDrainListener(DrainListener* listener);
+  void RemoveDrainListener(DrainListener* listener);
+
+ private:
+  std::atomic<bool> draining_{false};
+  absl::Mutex mutex_;
+  std::set<DrainListener*> listeners_ ABSL_GUARDED_BY(mutex_);
+};
+
+// One turn of a Chat, for the log; its parts count as one.
+struct TurnRecord {
+  int64_t number = 0;  // from 1
+  std::chrono::steady_clock::time_point start = std::chrono::steady_clock::now();
+  WorkSummary work;
+};
+
+// One RPC: who asks, its time, its count and its line in the log.
+class CallRecord {
+ public:
+  // Takes metadata `x-request-id`, `traceparent` and `tracestate`; what is not valid there is as if
+  // it were not there.
+  CallRecord(ServiceContext& services, Method method, grpc::CallbackServerContext* context);
+  absl::Time arrival() const { return arrival_; }
+  absl::Time deadline() const;
+  // For the line about the call: to be filled until End, never by two threads at a time.
+  CallSummary& summary() { return summary_; }
+
+  // The line about a turn that ended before the call, or with it.
+  void EndTurn(const TurnRecord& turn, const absl::Status& status);
+  // Counts the call, logs it and gives its status for the wire. Trailing metadata: `x-request-id`,
+  // `traceparent`, `tracestate`, and `retry-after-ms` where the status knows one. Call once, at the
+  // end, not on the engine's thread.
+  grpc::Status End(const absl::Status& status);
+
+ private:
+  using SteadyTime = std::chrono::steady_clock::time_point;
+
+  absl::Status Seen(const absl::Status& status) const;  // by the client
+  LogFields IdFields() const;
+  // At the level that the status has, if such lines are wanted.
+  template <class AddFields>
+  void LogEnd(LogKind kind, const absl::Status& status, SteadyTime start, AddFields add) const;
+
+  ServiceContext& services_;
+  const Method method_;
+  grpc::CallbackServerContext* const context_;
+  const absl::Time arrival_ = absl::Now();
+  const SteadyTime start_ = std::chrono::steady_clock::now();
+  const std::string request_id_;
+  const Span span_;
+  CallSummary summary_;
+};
+
+}  // namespace ovq

@@ -1,0 +1,253 @@
+#include "server/rpc/inference_service_chat.h"
+
+#include <utility>
+
+#include "server/rpc/grpc_codec.h"
+#include "server/rpc/inference_service_chat_call.h"
+#include "server/rpc/session_key.h"
+
+namespace ovq {
+
+ChatCall::ChatCall(ServiceContext& services, grpc::CallbackServerContext* context)
+    : services_(services),
+      context_(context),
+      record_(services, Method::kChat, context),
+      strand_(services.writers) {
+  record_.summary().turns = 0;
+}
+
+void ChatCall::Start() {
+  self_ = shared_from_this();
+  services_.AddDrainListener(this);
+  strand_.Dispatch([this] {
+    // Before any message: nobody unknown holds a stream open.
+    absl::StatusOr<Caller> caller = services_.auth.Authenticate(*context_);
+    if (!caller.ok()) return End(caller.status());
+    caller_ = *std::move(caller);
+    record_.summary().tenant = caller_.tenant;
+    Read();
+  });
+}
+
+void ChatCall::OnReadDone(bool ok) {
+  strand_.Dispatch([this, ok] {
+    reading_ = false;
+    if (ok) {
+      HandleMessage();
+    } else {
+      HandleHalfClose();
+    }
+  });
+}
+
+void ChatCall::OnWriteDone(bool ok) {
+  strand_.Dispatch([this, ok] {
+    writing_ = false;
+    if (!ok) out_.clear();
+    Pump();
+  });
+}
+
+void ChatCall::OnCancel() {
+  strand_.Dispatch([this] {
+    cancelled_ = true;
+    out_.clear();
+    End(absl::CancelledError("cancelled by the client"));
+  });
+}
+
+void ChatCall::OnDone() {
+  services_.RemoveDrainListener(this);
+  self_.reset();
+}
+
+void ChatCall::OnDrain() {
+  strand_.Post(self_, [this] {
+    draining_ = true;
+    if (phase_ == Phase::kIdle || phase_ == Phase::kUnopened) End(services_.CheckServing());
+  });
+}
+
+template <class Work>
+void ChatCall::RunBlocking(Work work) {
+  services_.blocking.Run([self = shared_from_this(), work = std::move(work)] { work(); });
+}
+
+void ChatCall::Read() {
+  if (reading_ || half_closed_ || phase_ == Phase::kEnding) return;
+  reading_ = true;
+  StartRead(&in_);
+}
+
+void ChatCall::HandleMessage() {
+  if (phase_ == Phase::kEnding) return;
+  v1::ChatRequest message;
+  if (absl::Status status = ParseMessage(in_, message); !status.ok()) return End(status);
+  in_.Clear();
+  if (phase_ == Phase::kUnopened) {
+    if (message.has_open()) return Open(message.open());
+    return End(absl::InvalidArgumentError("event: expected open as the first message"));
+  }
+  switch (message.event_case()) {
+    case v1::ChatRequest::kTurn:
+      return HandleTurn(message.turn());
+    case v1::ChatRequest::kCancel:
+      // Without a running turn it crossed the turn's end on the way.
+      if (phase_ == Phase::kTurn) stream_->Cancel();
+      return Read();
+    case v1::ChatRequest::kOpen:
+      return End(absl::InvalidArgumentError("open: expected as the first message only"));
+    case v1::ChatRequest::EVENT_NOT_SET:
+      return End(absl::InvalidArgumentError("event: expected turn or cancel, got none"));
+  }
+}
+
+void ChatCall::HandleHalfClose() {
+  half_closed_ = true;
+  if (phase_ == Phase::kIdle) End(absl::OkStatus());
+  if (phase_ == Phase::kUnopened) {
+    End(absl::InvalidArgumentError("open: expected as the first message, got the stream's end"));
+  }
+}
+
+void ChatCall::HandleTurn(const v1::ChatTurn& turn) {
+  if (phase_ == Phase::kIdle) return BeginTurn(turn);
+  if (part_) {
+    // Parts may be sent without waiting for each one's acknowledgement; reading goes on when this
+    // one's time has come, so a fast sender fills no memory here.
+    held_ = turn;
+    return;
+  }
+  End(absl::FailedPreconditionError("turn: another turn is still running"));
+}
+
+void ChatCall::Open(const v1::ChatOpen& open) {
+  phase_ = Phase::kOpening;
+  if (absl::Status status = services_.CheckServing(); !status.ok()) return Opened(status);
+  if (!open.has_session_id()) {
+    created_ = true;
+    ephemeral_ = !open.keep_session();
+    if (absl::Status status = StartNewSession(open); !status.ok()) Opened(status);
+    return;
+  }
+  if (open.session_id().empty()) {
+    return Opened(absl::InvalidArgumentError("open.session_id: expected an id, got none"));
+  }
+  if (open.has_max_centroids() || open.has_ttl()) {
+    return Opened(absl::InvalidArgumentError(
+        "open: expected max_centroids and ttl only for a new session, got them with session_id"));
+  }
+  RunBlocking([this, id = open.session_id()] {
+    absl::StatusOr<SessionInfo> session = services_.engine.GetSession(id, caller_.tenant);
+    strand_.Post(shared_from_this(), [this, session = std::move(session)] { Opened(session); });
+  });
+}
+
+absl::Status ChatCall::StartNewSession(const v1::ChatOpen& open) {
+  absl::StatusOr<std::string> key = SessionKeyOf(*context_);
+  if (!key.ok()) return key.status();
+  SessionOptions options;
+  options.tenant = caller_.tenant;
+  options.key = *std::move(key);
+  options.deadline = record_.deadline();
+  if (open.has_max_centroids()) {
+    absl::StatusOr<int32_t> cap =
+        ToMaxCentroids(open.max_centroids(), "open.", RequestLimits::Of(services_.engine));
+    if (!cap.ok()) return cap.status();
+    options.max_centroids = *cap;
+  }
+  if (open.has_ttl()) {
+    absl::StatusOr<absl::Duration> ttl = ToTtl(open.ttl(), "open.");
+    if (!ttl.ok()) return ttl.status();
+    options.ttl = *ttl;
+  }
+  services_.engine.CreateSession(
+      std::move(options), [self = shared_from_this()](absl::StatusOr<SessionInfo> session) {
+        self->strand_.Post(self, [self, session = std::move(session)] { self->Opened(session); });
+      });
+  return absl::OkStatus();
+}
+
+void ChatCall::Opened(absl::StatusOr<SessionInfo> session) {
+  if (session.ok()) {
+    session_id_ = session->id;
+    record_.summary().SetSession(session_id_);
+    position_ = session->position;
+  }
+  if (phase_ == Phase::kEnding) {
+    // Cancelled meanwhile: a new session's id reached nobody.
+    const absl::Status status = end_status_;
+    ephemeral_ = created_;
+    phase_ = Phase::kIdle;
+    return End(status);
+  }
+  phase_ = Phase::kIdle;
+  if (!session.ok()) return End(session.status());
+  if (draining_) return End(services_.CheckServing());
+  v1::ChatResponse response;
+  Fill(*session, *response.mutable_opened()->mutable_session());
+  Send(std::move(response));
+  Read();
+}
+
+void ChatCall::End(absl::Status status) {
+  if (phase_ == Phase::kEnding) return;
+  const bool opening = phase_ == Phase::kOpening;
+  phase_ = Phase::kEnding;
+  end_status_ = std::move(status);
+  if (stream_ != nullptr) stream_->Cancel();
+  if (opening) return;  // goes on in Opened
+  if (!ephemeral_ || session_id_.empty()) {
+    cleaned_up_ = true;
+    return Pump();
+  }
+  RunBlocking([this] {
+    // NotFound if it expired or was deleted by another call: as well.
+    (void)services_.engine.DeleteSession(session_id_, caller_.tenant);
+    strand_.Post(shared_from_this(), [this] {
+      cleaned_up_ = true;
+      Pump();
+    });
+  });
+}
+
+void ChatCall::Send(v1::ChatResponse response) {
+  if (!cancelled_) out_.push_back(std::move(response));
+  Pump();
+}
+
+void ChatCall::Pump() {
+  while (!writing_ && !finished_) {
+    if (!out_.empty()) {
+      WriteNext();
+    } else if (cleaned_up_) {
+      finished_ = true;
+      if (turn_) EndTurn(end_status_);
+      Finish(record_.End(end_status_));
+    } else if (phase_ != Phase::kTurn || !submitted_) {
+      return;
+    } else if (std::optional<StreamEvent> event = stream_->TryPop()) {
+      HandleEvent(*event);
+    } else if (stream_->closed()) {
+      HandleStreamEnd();
+    } else {
+      return;
+    }
+  }
+}
+
+void ChatCall::WriteNext() {
+  writing_ = true;
+  out_bytes_ = SerializeMessage(out_.front());
+  out_.pop_front();
+  StartWrite(&out_bytes_);
+}
+
+grpc::ServerBidiReactor<grpc::ByteBuffer, grpc::ByteBuffer>* StartChat(
+    ServiceContext& services, grpc::CallbackServerContext* context) {
+  auto call = std::make_shared<ChatCall>(services, context);
+  call->Start();
+  return call.get();
+}
+
+}  // namespace ovq

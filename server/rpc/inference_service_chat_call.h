@@ -1,0 +1,103 @@
+// State machine of one Chat stream.
+#pragma once
+
+#include <grpcpp/grpcpp.h>
+
+#include <deque>
+#include <memory>
+#include <optional>
+#include <string>
+
+#include "ovq/v1/inference.pb.h"
+#include "server/rpc/convert.h"
+#include "server/rpc/grpc_context.h"
+
+namespace ovq {
+
+// Phases: kUnopened -> kOpening -> kIdle <-> kTurn, and from any of them kEnding.
+//
+// Reactions and engine callbacks only queue work on the strand; what may block (tokenizing, waiting
+// for the engine) runs on the blocking threads and comes back to the strand.
+class ChatCall final : public grpc::ServerBidiReactor<grpc::ByteBuffer, grpc::ByteBuffer>,
+                       public std::enable_shared_from_this<ChatCall>,
+                       public DrainListener {
+ public:
+  ChatCall(ServiceContext& services, grpc::CallbackServerContext* context);
+  void Start();
+
+  void OnReadDone(bool ok) override;
+  void OnWriteDone(bool ok) override;
+  void OnCancel() override;
+  void OnDone() override;
+  void OnDrain() override;
+
+ private:
+  enum class Phase : uint8_t { kUnopened, kOpening, kIdle, kTurn, kEnding };
+
+  // --- all below: on the strand, unless said otherwise ---
+  void Read();
+  void HandleMessage();
+  void HandleHalfClose();
+  void HandleTurn(const v1::ChatTurn& turn);
+
+  void Open(const v1::ChatOpen& open);
+  absl::Status StartNewSession(const v1::ChatOpen& open);
+  void Opened(absl::StatusOr<SessionInfo> session);
+
+  void BeginTurn(const v1::ChatTurn& turn);
+  // On a blocking thread.
+  absl::Status SubmitTurn(const v1::ChatTurn& turn, const std::shared_ptr<TokenStream>& stream);
+  void TurnSubmitted(const absl::Status& status);
+  void HandleEvent(const StreamEvent& event);
+  void HandleFinished(const Finished& finished);
+  void HandleStreamEnd();
+  void EndTurn(const absl::Status& status);  // for the log
+
+  void End(absl::Status status);
+  void Send(v1::ChatResponse response);
+  void Pump();  // writes what waits; ends the call when all is done
+  void WriteNext();
+
+  template <class Work>
+  void RunBlocking(Work work);
+
+  ServiceContext& services_;
+  grpc::CallbackServerContext* const context_;
+  CallRecord record_;
+  std::shared_ptr<ChatCall> self_;  // until OnDone
+  Strand strand_;
+
+  Phase phase_ = Phase::kUnopened;
+  bool half_closed_ = false;
+  bool draining_ = false;
+  absl::Status end_status_;
+
+  grpc::ByteBuffer in_;
+  bool reading_ = false;
+  std::deque<v1::ChatResponse> out_;
+  grpc::ByteBuffer out_bytes_;  // the message being written
+  bool writing_ = false;
+  bool cancelled_ = false;
+  bool cleaned_up_ = false;  // phase kEnding: nothing is left to do but to finish
+  bool finished_ = false;
+
+  Caller caller_;
+  std::string session_id_;
+  bool created_ = false;    // by this stream
+  bool ephemeral_ = false;  // the session ends with the stream
+  int64_t position_ = 0;
+  v1::SamplingParams sampling_;  // of the last turn
+  v1::StopConditions stop_;
+  v1::OutputOptions output_;
+
+  std::shared_ptr<TokenStream> stream_;  // of the running turn
+  bool submitted_ = false;               // the engine has it
+  bool part_ = false;                    // the running turn has `more`
+  // Its Finished or PartAbsorbed. Sent when the engine has let go of the session: a client may
+  // answer it at once with the next turn.
+  std::optional<v1::ChatResponse> turn_result_;
+  std::optional<v1::ChatTurn> held_;  // came while a part was being absorbed
+  std::optional<TurnRecord> turn_;    // from its first part to its Finished, or the call's end
+};
+
+}  // namespace ovq

@@ -1,0 +1,86 @@
+#include "server/telemetry/call_summary.h"
+
+#include <cmath>
+
+#include "server/engine/session.h"
+
+namespace ovq {
+
+void WorkSummary::Add(const StreamEvent& event) {
+  if (event.started) {
+    prompt_tokens = prompt_tokens.value_or(0) + event.started->prompt_tokens;
+    generated_tokens = generated_tokens.value_or(0);
+  }
+  if (event.chunk) {
+    generated_tokens =
+        generated_tokens.value_or(0) + static_cast<int64_t>(event.chunk->token_ids.size());
+  }
+  if (!event.finished) return;
+  const Usage& usage = event.finished->usage;
+  finish = event.finished->reason;
+  queue_time = usage.queue_time;
+  if (usage.generated_tokens > 0) first_token = usage.queue_time + usage.prefill_time;
+}
+
+void WorkSummary::AppendTo(LogFields& fields) const {
+  if (prompt_tokens) fields.emplace_back("prompt_tokens", *prompt_tokens);
+  if (generated_tokens) fields.emplace_back("generated_tokens", *generated_tokens);
+  if (queue_time) fields.emplace_back("queue_ms", Milliseconds(*queue_time));
+  if (first_token) fields.emplace_back("ttft_ms", Milliseconds(*first_token));
+  if (finish) fields.emplace_back("finish_reason", FinishReasonName(*finish));
+}
+
+void CallSummary::SetSession(std::string_view id) {
+  session_id = IsSessionId(id) ? std::string(id) : "";
+}
+
+void CallSummary::AppendTo(LogFields& fields) const {
+  if (!tenant.empty()) fields.emplace_back("tenant", tenant);
+  if (!session_id.empty()) fields.emplace_back("session_id", session_id);
+  if (turns) fields.emplace_back("turns", *turns);
+  work.AppendTo(fields);
+}
+
+LogLevel LevelOf(absl::StatusCode code, bool draining) {
+  switch (code) {
+    case absl::StatusCode::kInternal:
+    case absl::StatusCode::kUnknown:
+    case absl::StatusCode::kDataLoss:
+    case absl::StatusCode::kDeadlineExceeded:
+      return LogLevel::kWarning;
+    case absl::StatusCode::kUnavailable:
+      return draining ? LogLevel::kInfo : LogLevel::kWarning;
+    default:
+      return LogLevel::kInfo;
+  }
+}
+
+std::string WithoutValues(std::string_view message) {
+  constexpr std::string_view kSession = "session ", kNotFound = ": not found";
+  if (message.starts_with(kSession) && message.ends_with(kNotFound)) {
+    std::string_view id = message.substr(kSession.size());
+    id.remove_suffix(kNotFound.size());
+    return IsSessionId(id) ? std::string(message) : "session_id: not found, and no session's id";
+  }
+  // The last is the tokenizer library's own explanation, which may tell of the text.
+  for (std::string_view end : {", got ", " cannot be encoded: "}) {
+    const size_t at = message.find(end);
+    if (at == std::string_view::npos) continue;
+    message = message.substr(0, end[0] == ',' ? at : at + end.size() - 2);
+  }
+  std::string result(message);
+  for (std::string_view before : {"token id ", "logit_bias["}) {
+    for (size_t at = result.find(before); at != std::string::npos; at = result.find(before, at)) {
+      at += before.size();
+      const size_t end = std::min(result.find_first_not_of("-0123456789", at), result.size());
+      if (end > at) result.replace(at, end - at, "...");
+    }
+  }
+  return result;
+}
+
+double Milliseconds(absl::Duration time) {
+  return std::round(absl::ToDoubleMicroseconds(time)) / 1000;
+}
+
+}  // namespace ovq

@@ -1,0 +1,148 @@
+#include "server/telemetry/log.h"
+
+#include <errno.h>
+#include <pthread.h>
+#include <signal.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <condition_variable>
+#include <thread>
+
+namespace ovq {
+
+// Outlives the log while its thread is inside a write that does not end.
+class Log::Writer {
+ public:
+  explicit Writer(int fd) : fd_(fd) {}
+
+  // `self` is this object.
+  void Start(const std::shared_ptr<Writer>& self) {
+    // The thread takes no signal: neither those that the program waits for elsewhere nor SIGPIPE.
+    sigset_t all, before;
+    sigfillset(&all);
+    pthread_sigmask(SIG_SETMASK, &all, &before);
+    std::thread([self] { self->Loop(); }).detach();
+    pthread_sigmask(SIG_SETMASK, &before, nullptr);
+  }
+
+  // False if there is no room.
+  bool Push(std::string_view line) {
+    {
+      std::lock_guard lock(mutex_);
+      if (waiting_.size() + line.size() + 1 > kBufferBytes) return false;
+      waiting_.append(line).push_back('\n');
+    }
+    changed_.notify_all();
+    return true;
+  }
+
+  // False if the time is over before all is written.
+  bool Flush(absl::Duration at_most) {
+    std::unique_lock lock(mutex_);
+    return changed_.wait_for(lock, absl::ToChronoNanoseconds(at_most),
+                             [this] { return waiting_.empty() && !writing_; });
+  }
+
+  void End() {
+    {
+      std::lock_guard lock(mutex_);
+      ending_ = true;
+    }
+    changed_.notify_all();
+  }
+
+ private:
+  void Loop() {
+    std::unique_lock lock(mutex_);
+    for (;;) {
+      changed_.wait(lock, [this] { return ending_ || !waiting_.empty(); });
+      if (waiting_.empty()) return;
+      const std::string lines = std::exchange(waiting_, {});
+      writing_ = true;
+      lock.unlock();
+      WriteAll(lines);
+      lock.lock();
+      writing_ = false;
+      changed_.notify_all();
+    }
+  }
+
+  void WriteAll(std::string_view text) const {
+    while (!text.empty()) {
+      const ssize_t n = write(fd_, text.data(), text.size());
+      if (n < 0 && errno == EINTR) continue;
+      if (n <= 0) return;  // closed or full: there is no other place to say so
+      text.remove_prefix(static_cast<size_t>(n));
+    }
+  }
+
+  const int fd_;
+  std::mutex mutex_;
+  std::condition_variable changed_;
+  std::string waiting_;
+  bool writing_ = false;
+  bool ending_ = false;
+};
+
+Log::Log(const LogOptions& options, int fd, Clock clock)
+    : options_(options), clock_(std::move(clock)), writer_(std::make_shared<Writer>(fd)) {
+  writer_->Start(writer_);
+}
+
+Log::~Log() {
+  Flush(absl::Seconds(1));
+  writer_->End();
+}
+
+bool Log::Admit(Bucket& bucket, absl::Time now, int64_t& suppressed) {
+  const double rate = options_.lines_per_second;
+  // Infinite the first time; a clock that was set back gives nothing.
+  const double elapsed = std::max(0.0, absl::ToDoubleSeconds(now - bucket.filled));
+  bucket.tokens = std::min(2 * rate, bucket.tokens + elapsed * rate);
+  bucket.filled = now;
+  if (bucket.tokens < 1) {
+    ++bucket.suppressed;
+    ++counts_.over_rate;
+    return false;
+  }
+  bucket.tokens -= 1;
+  suppressed = std::exchange(bucket.suppressed, 0);
+  return true;
+}
+
+void Log::Write(LogLevel level, LogKind kind, std::string_view message, const LogFields& fields) {
+  if (!enabled(level)) return;
+  const size_t number = static_cast<size_t>(level);
+  Bucket& bucket = buckets_[static_cast<size_t>(kind)][number];
+  const absl::Time now = clock_();
+  int64_t suppressed = 0;
+  {
+    std::lock_guard lock(mutex_);
+    if (!Admit(bucket, now, suppressed)) return;
+  }
+  bool written;
+  if (suppressed > 0) {
+    LogFields all = fields;
+    all.emplace_back("suppressed", suppressed);
+    written = writer_->Push(FormatLogLine(options_.format, now, level, kind, message, all));
+  } else {
+    written = writer_->Push(FormatLogLine(options_.format, now, level, kind, message, fields));
+  }
+  std::lock_guard lock(mutex_);
+  if (written) {
+    ++counts_.written[number];
+  } else {
+    ++counts_.blocked;
+    bucket.suppressed += suppressed + 1;
+  }
+}
+
+bool Log::Flush(absl::Duration at_most) { return writer_->Flush(at_most); }
+
+LogCounts Log::counts() const {
+  std::lock_guard lock(mutex_);
+  return counts_;
+}
+
+}  // namespace ovq

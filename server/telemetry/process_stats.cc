@@ -1,0 +1,80 @@
+#include "server/telemetry/process_stats.h"
+
+#include <sys/resource.h>
+#include <time.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <filesystem>
+#include <fstream>
+#include <iterator>
+#include <limits>
+#include <string>
+#include <system_error>
+
+namespace ovq {
+namespace {
+
+// The number behind `key` in a file of "key number" lines; 0 if there is none.
+size_t ReadValue(const char* path, const std::string& key) {
+  std::ifstream file(path);
+  for (std::string word; file >> word;) {
+    size_t value = 0;
+    if (word == key && file >> value) return value;
+  }
+  return 0;
+}
+
+}  // namespace
+
+size_t AvailableMemoryBytes() {
+  size_t available = ReadValue("/proc/meminfo", "MemAvailable:") * 1024;
+  // "max" where there is no limit: then the read fails and MemAvailable stands.
+  size_t limit = 0;
+  size_t used = 0;
+  if (std::ifstream("/sys/fs/cgroup/memory.max") >> limit &&
+      std::ifstream("/sys/fs/cgroup/memory.current") >> used) {
+    available = std::min(available, limit - std::min(used, limit));
+  }
+  return available;
+}
+
+ProcessStats ReadProcessStats() {
+  ProcessStats stats;
+  timespec used{};
+  clock_gettime(CLOCK_PROCESS_CPUTIME_ID, &used);
+  stats.cpu_seconds = static_cast<double>(used.tv_sec) + 1e-9 * static_cast<double>(used.tv_nsec);
+  std::ifstream file("/proc/self/statm");
+  size_t virtual_pages = 0;
+  size_t resident_pages = 0;
+  file >> virtual_pages >> resident_pages;
+  const auto page = static_cast<size_t>(sysconf(_SC_PAGESIZE));
+  stats.resident_bytes = resident_pages * page;
+  stats.virtual_bytes = virtual_pages * page;
+  std::error_code ignored;
+  const std::filesystem::directory_iterator fds("/proc/self/fd", ignored);
+  // Less the one that lists them.
+  stats.open_fds = std::max<int64_t>(std::distance(begin(fds), end(fds)) - 1, 0);
+  rlimit limit{};
+  getrlimit(RLIMIT_NOFILE, &limit);
+  stats.max_fds = static_cast<int64_t>(limit.rlim_cur);
+  stats.threads = static_cast<int64_t>(ReadValue("/proc/self/status", "Threads:"));
+  return stats;
+}
+
+double ProcessStartTimeSeconds() {
+  // Field 22 of /proc/self/stat: clock ticks after boot. The second field, the program's name in
+  // parentheses, may hold blanks.
+  std::ifstream file("/proc/self/stat");
+  std::string text(std::istreambuf_iterator<char>(file), {});
+  const size_t name_end = text.rfind(')');
+  if (name_end == std::string::npos) return 0;
+  size_t at = name_end + 1;
+  for (int field = 3; field < 22 && at != std::string::npos; ++field) at = text.find(' ', at + 1);
+  if (at == std::string::npos) return 0;
+  const double ticks = std::strtod(text.c_str() + at, nullptr);
+  return static_cast<double>(ReadValue("/proc/stat", "btime")) +
+         ticks / static_cast<double>(sysconf(_SC_CLK_TCK));
+}
+
+}  // namespace ovq

@@ -1,0 +1,185 @@
+// Every registered mixer on every device keeps the same promises: style of the state, identity of
+// bytes under any split, batch, thread count and place in memory, agreement with the reference.
+#include <gtest/gtest.h>
+
+#include <algorithm>
+#include <cmath>
+#include <cstring>
+#include <numeric>
+#include <random>
+#include <string>
+#include <vector>
+
+#include "tests/kernels/mixers/mixer_test_util.h"
+
+namespace ovq::test {
+namespace {
+
+std::string CaseName(const ::testing::TestParamInfo<MixerCase>& info) {
+  const MixerCase& c = info.param;
+  return c.type + "_h" + std::to_string(c.n_heads) + "g" + std::to_string(c.n_kv_heads) + "d" +
+         std::to_string(c.head_dim) + "v" + std::to_string(c.value_head_dim) + "_" +
+         DTypeName(c.state_dtype) + "_" + DTypeName(c.compute_dtype) + "_" +
+         std::to_string(c.chunk_len) + "w" + std::to_string(c.window) + "_" + DeviceName(c.device);
+}
+
+template <class T>
+bool SameBytes(const std::vector<T>& a, const std::vector<T>& b) {
+  return a.size() == b.size() && std::memcmp(a.data(), b.data(), a.size() * sizeof(T)) == 0;
+}
+
+class MixerContract : public ::testing::TestWithParam<MixerCase> {
+ protected:
+  void SetUp() override {
+    const std::string missing = WhyNoDevice(GetParam().device);
+    if (!missing.empty()) GTEST_SKIP() << missing;
+  }
+
+  // The host executor, which is slow, takes fewer tokens and splits; still more tokens than the
+  // longest chunk and window of the cases.
+  static bool on_cuda() { return GetParam().device == Device::kCuda; }
+  static int n_tokens() { return on_cuda() ? 200 : 333; }
+  static MixerInstance Make(int n_threads = 1) {
+    return {GetParam(), GetParam().device, n_threads, n_tokens()};
+  }
+
+  static std::vector<int64_t> EveryToken(int n) {
+    std::vector<int64_t> cuts(static_cast<size_t>(n) - 1);
+    std::iota(cuts.begin(), cuts.end(), 1);
+    return cuts;
+  }
+  static std::vector<int64_t> RandomCuts(uint32_t seed) {
+    std::mt19937 random(seed);
+    std::vector<int64_t> cuts;
+    for (int64_t at = 0; (at += 1 + static_cast<int64_t>(random() % 90)) < n_tokens();) {
+      cuts.push_back(at);
+    }
+    return cuts;
+  }
+  const std::vector<float> x_ = RandomRows(n_tokens(), 11);
+};
+
+TEST_P(MixerContract, AnySplitGivesTheSameBytes) {
+  MixerInstance instance = Make();
+  MixerSession whole = instance.NewSession();
+  const std::vector<float> expected = instance.Run(whole, x_, {});
+  EXPECT_TRUE(whole.GuardsIntact());
+  std::vector<std::vector<int64_t>> splits = {EveryToken(n_tokens()), RandomCuts(1)};
+  if (!on_cuda()) splits.push_back(RandomCuts(2));
+  for (const auto& cuts : splits) {
+    MixerSession session = instance.NewSession();
+    EXPECT_TRUE(SameBytes(instance.Run(session, x_, cuts), expected));
+    EXPECT_TRUE(SameBytes(session.bytes(), whole.bytes()));
+    EXPECT_TRUE(session.GuardsIntact());
+  }
+}
+
+TEST_P(MixerContract, CompanyAndThreadsDoNotMatter) {
+  MixerInstance alone = Make();
+  MixerSession expected_session = alone.NewSession();
+  const std::vector<float> expected = alone.Run(expected_session, x_, {});
+
+  MixerInstance crowded = Make(/*n_threads=*/2);
+  const size_t n_sessions = on_cuda() ? 3 : 8, ours = n_sessions / 2;
+  std::vector<std::vector<float>> inputs;
+  std::vector<MixerSession> sessions;
+  for (size_t i = 0; i < n_sessions; ++i) {
+    inputs.push_back(i == ours ? x_ : RandomRows(n_tokens(), 100 + static_cast<uint32_t>(i)));
+    sessions.push_back(crowded.NewSession());
+  }
+  std::mt19937 random(5);
+  std::vector<int64_t> done(n_sessions, 0);
+  std::vector<float> y;
+  while (done[ours] < n_tokens()) {
+    std::vector<MixerInstance::Piece> pieces;
+    if (on_cuda()) pieces.push_back({nullptr, 0, RandomRows(1, 99)});
+    int64_t first_row = 0, rows_before = on_cuda() ? 1 : 0, rows = 0;
+    for (size_t i = 0; i < n_sessions; ++i) {
+      const int64_t n =
+          std::min<int64_t>(n_tokens() - done[i], 1 + static_cast<int64_t>(random() % 70));
+      if (n == 0) continue;
+      if (i == ours) {
+        first_row = rows_before;
+        rows = n;
+      }
+      pieces.push_back({sessions[i].base(), done[i], Rows(inputs[i], done[i], done[i] + n)});
+      done[i] += n;
+      rows_before += n;
+    }
+    const std::vector<float> step = Rows(crowded.Step(pieces), first_row, first_row + rows);
+    y.insert(y.end(), step.begin(), step.end());
+  }
+  EXPECT_TRUE(SameBytes(y, expected));
+  EXPECT_TRUE(SameBytes(sessions[ours].bytes(), expected_session.bytes()));
+  for (MixerSession& session : sessions) EXPECT_TRUE(session.GuardsIntact());
+}
+
+TEST_P(MixerContract, MovedStateContinuesAsIfNeverMoved) {
+  constexpr int kMovedAt = 150;
+  MixerInstance instance = Make();
+  MixerSession stayed = instance.NewSession(), moved = instance.NewSession();
+  const std::vector<float> expected = instance.Run(stayed, x_, {kMovedAt});
+  instance.Step({{moved.base(), 0, Rows(x_, 0, kMovedAt)}});
+  // The new memory is taken before the old one goes, so that it lies elsewhere.
+  moved = MixerSession(instance.context(), moved.bytes());
+  const std::vector<float> y =
+      instance.Step({{moved.base(), kMovedAt, Rows(x_, kMovedAt, n_tokens())}});
+  EXPECT_TRUE(SameBytes(y, Rows(expected, kMovedAt, n_tokens())));
+  EXPECT_TRUE(SameBytes(moved.bytes(), stayed.bytes()));
+}
+
+TEST_P(MixerContract, AgreesWithReference) {
+  const MixerCase& c = GetParam();
+  if (c.device == Device::kReference) return;
+  MixerInstance reference(c, Device::kReference, 1, n_tokens()), instance = Make();
+  MixerSession reference_session = reference.NewSession(), session = instance.NewSession();
+  const std::vector<float> expected = reference.Run(reference_session, x_, {});
+  const std::vector<float> y = instance.Run(session, x_, {});
+  // Outputs are sums of n_heads * value_head_dim products of size ~0.15: in float32 the error is a
+  // small multiple of 2^-23 sqrt(terms) (softmax scores up to beta = 8 multiply it by 8). bfloat16
+  // rounds queries, keys, values, the softmax's weights and the attended vector, each to 2^-9
+  // relative, and a rounding that falls the other way moves an output by that much; stochastic
+  // rounding moves a mean by up to 2^-8.
+  const bool bf16 = c.state_dtype == DType::kBF16 || c.compute_dtype == DType::kBF16;
+  const double scale = 0.15 * std::sqrt(static_cast<double>(c.n_heads * c.value_head_dim));
+  const double tolerance = bf16 ? scale * 8 * 0x1p-8 : scale * 64 * 0x1p-23;
+  AssertClose(y, expected, tolerance, "y");
+}
+
+TEST_P(MixerContract, RunsFarBeyondTwoToTheForty) {
+  constexpr int kFarTokens = 150;
+  MixerInstance instance = Make();
+  if (instance.mixer().state().growth.law == Growth::Law::kTokens) return;
+  MixerSession whole = instance.NewSession(), split = instance.NewSession();
+  const int64_t unit = int64_t{GetParam().chunk_len} * kBlockSlots;
+  const int64_t start = (int64_t{1} << 40) / unit * unit;
+  const std::vector<float> x = Rows(x_, 0, kFarTokens);
+  const std::vector<float> expected = instance.Run(whole, x, {}, start);
+  for (float value : expected) ASSERT_TRUE(std::isfinite(value));
+  const std::vector<int64_t> cuts =
+      on_cuda() ? std::vector<int64_t>{1, 2, 63, 64, 65, 127, 128} : EveryToken(kFarTokens);
+  EXPECT_TRUE(SameBytes(instance.Run(split, x, cuts, start), expected));
+  EXPECT_TRUE(SameBytes(whole.bytes(), split.bytes()));
+}
+
+std::vector<MixerCase> Cases() {
+  std::vector<MixerCase> cases;
+  for (const MixerEntry& entry : MixerRegistry()) {
+    const std::string type(entry.layer_type);
+    const DType f32 = DType::kF32, bf16 = DType::kBF16;
+    for (Device device : TestDevices()) {
+      cases.push_back({type, 2, 2, 32, 32, 16, 24, 16, f32, f32, device});
+      cases.push_back({type, 4, 2, 16, 24, 48, 100, 65, f32, f32, device});
+      cases.push_back({type, 2, 1, 20, 16, 128, 300, 128, bf16, f32, device});
+      cases.push_back({type, 3, 3, 64, 64, 100, 64, 1, bf16, bf16, device});
+      cases.push_back({type, 4, 2, 32, 64, 96, 150, 70, bf16, bf16, device});
+      cases.push_back({type, 2, 1, 64, 32, 64, 200, 100, bf16, bf16, device});
+    }
+  }
+  return cases;
+}
+
+INSTANTIATE_TEST_SUITE_P(All, MixerContract, ::testing::ValuesIn(Cases()), CaseName);
+
+}  // namespace
+}  // namespace ovq::test

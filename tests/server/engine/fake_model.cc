@@ -1,0 +1,249 @@
+#include "tests/server/engine/fake_model.h"
+
+#include <gtest/gtest.h>
+
+#include <algorithm>
+#include <cstring>
+
+#include "base/check.h"
+#include "tests/test_util.h"
+
+namespace ovq::test {
+namespace {
+
+constexpr int kChunkLen = 4;
+constexpr int kRowWords = 16;  // of a slot: 64 bytes, a block of 64 slots is one page
+
+uint64_t Mix(uint64_t a, uint64_t b) {
+  uint64_t z = (a ^ (b * 0x9e3779b97f4a7c15ull)) + 0x632be59bd9b4e019ull;
+  z = (z ^ (z >> 30)) * 0xbf58476d1ce4e5b9ull;
+  z = (z ^ (z >> 27)) * 0x94d049bb133111ebull;
+  return z ^ (z >> 31);
+}
+
+MixerState Fields(std::vector<StateField> fixed, Growth growth) {
+  MixerState state{.fixed = StateFields(std::move(fixed)), .growth = growth, .block = {}};
+  if (growth.law != Growth::Law::kNone) {
+    state.block = StateFields({{"rows", DType::kU32, Shape{kBlockSlots, kRowWords}}});
+  }
+  return state;
+}
+
+std::vector<MixerState> Layers(bool full_attention) {
+  std::vector<MixerState> layers;
+  layers.push_back(Fields({{"hash", DType::kU32, Shape{2}}, {"position", DType::kU32, Shape{2}}},
+                          {.law = Growth::Law::kCentroids, .chunk_len = kChunkLen}));
+  layers.push_back(Fields({{"window", DType::kF32, Shape{1500}}}, {}));
+  if (full_attention) layers.push_back(Fields({}, {.law = Growth::Law::kTokens, .chunk_len = 0}));
+  return layers;
+}
+
+}  // namespace
+
+void StepGate::CloseAt(int64_t step) {
+  std::lock_guard lock(mutex_);
+  closed_at_ = step;
+}
+void StepGate::AwaitEntered(int64_t step) {
+  std::unique_lock lock(mutex_);
+  cv_.wait(lock, [&] { return steps_ >= step; });
+}
+void StepGate::Open() {
+  std::lock_guard lock(mutex_);
+  closed_at_ = INT64_MAX;
+  cv_.notify_all();
+}
+int64_t StepGate::steps() const {
+  std::lock_guard lock(mutex_);
+  return steps_;
+}
+void StepGate::Enter() {
+  std::unique_lock lock(mutex_);
+  ++steps_;
+  cv_.notify_all();
+  cv_.wait(lock, [&] { return steps_ < closed_at_; });
+}
+
+FakeModel::FakeModel(Options options) : full_attention_(options.full_attention) {
+  layout_ = std::make_unique<StateLayout>(
+      Layers(full_attention_),
+      StateLimits{.max_centroids = 4096, .max_unbounded_tokens = options.max_unbounded_tokens});
+  if (!options.with_text) return;
+  ModelConfig config;
+  config.vocab_size = kVocab;
+  config.tokenizer = TokenizerKind::kBytes;
+  config.eos_token_ids = {kEos};
+  absl::StatusOr<std::unique_ptr<Tokenizer>> tokenizer = Tokenizer::Load("", config);
+  EXPECT_TRUE(tokenizer.ok()) << tokenizer.status();
+  tokenizer_ = *std::move(tokenizer);
+}
+
+EngineModel FakeModel::Make() {
+  EngineModel model;
+  model.vocab_size = kVocab;
+  model.eos_token_ids = {kEos};
+  model.default_max_centroids = kDefaultCentroids;
+  model.full_kv_bytes_per_token = 1000;
+  model.layout = layout_.get();
+  model.tokenizer = tokenizer_.get();
+  model.forward = [this](const StepBatch& batch, DeviceContext&, ScratchScope& scope) {
+    gate_.Enter();
+    const size_t rows = batch.logit_rows.size();
+    const TensorView logits{scope.Allocate<float>(rows * kVocab), DType::kF32,
+                            Shape{static_cast<int64_t>(rows), kVocab}};
+    Forward(batch, logits);
+    return logits;
+  };
+  return model;
+}
+
+void FakeModel::Script(int64_t position, const std::string& bytes) {
+  for (char c : bytes) Script(position++, static_cast<uint8_t>(c));
+}
+
+int FakeModel::max_rows() const {
+  std::lock_guard lock(mutex_);
+  return max_rows_;
+}
+
+uint64_t FakeModel::Consume(int32_t token, int64_t position, int32_t cap, std::byte* state) const {
+  struct Head {
+    uint64_t hash;
+    uint64_t position;
+  } head;
+  static_assert(sizeof(uint64_t) == 8);
+  std::byte* fixed = layout_->layer(0).fixed(state);
+  std::memcpy(&head.hash, fixed, 8);
+  std::memcpy(&head.position, fixed + 64, 8);
+  Check(head.position == static_cast<uint64_t>(position), "a state's rows come in order");
+  head.hash = Mix(head.hash, static_cast<uint64_t>(token) + 1);
+  // After the row, as a mixer would at the chunk's end.
+  const Growth growth{.law = Growth::Law::kCentroids, .chunk_len = kChunkLen};
+  const auto touch = [&](int layer, int64_t slot) {
+    auto* row =
+        reinterpret_cast<uint32_t*>(layout_->layer(layer).block(state, slot / kBlockSlots)) +
+        slot % kBlockSlots * kRowWords;
+    head.hash = Mix(head.hash, row[3]);
+    row[3] ^= static_cast<uint32_t>(head.hash);
+  };
+  const int64_t live = LiveSlots(growth, position + 1, cap);
+  if (live > 0) {
+    touch(0, live - 1);
+    touch(0, static_cast<int64_t>(head.hash % static_cast<uint64_t>(live)));
+  }
+  if (full_attention_) touch(2, position);
+  auto* window = reinterpret_cast<float*>(layout_->layer(1).fixed(state));
+  window[position % 1500] = static_cast<float>(token);
+  ++head.position;
+  std::memcpy(fixed, &head.hash, 8);
+  std::memcpy(fixed + 64, &head.position, 8);
+  return head.hash;
+}
+
+void FakeModel::FillLogits(uint64_t hash, int64_t next_position, float* logits) const {
+  for (int64_t v = 0; v < kVocab; ++v) {
+    logits[v] = static_cast<float>(Mix(hash, static_cast<uint64_t>(v)) >> 40) * 0x1p-21f;  // < 8
+  }
+  // The end of sequence comes only where a script says so.
+  logits[kEos] = -30.0f;
+  const auto scripted = script_.find(next_position);
+  if (scripted != script_.end()) logits[scripted->second] = 100.0f;
+}
+
+void FakeModel::Forward(const StepBatch& batch, TensorView logits) {
+  size_t wanted = 0;
+  float* out = logits.as<float>();
+  for (int i = 0; i < batch.n_seqs(); ++i) {
+    for (int row = batch.row_begin[i]; row < batch.row_begin[i + 1]; ++row) {
+      const int64_t position = batch.start_pos[i] + row - batch.row_begin[i];
+      const uint64_t hash =
+          Consume(batch.token_ids[row], position, batch.max_centroids[i], batch.state[i]);
+      if (wanted == batch.logit_rows.size() || batch.logit_rows[wanted] != row) continue;
+      FillLogits(hash, position + 1, out + static_cast<int64_t>(wanted) * kVocab);
+      ++wanted;
+    }
+  }
+  Check(wanted == batch.logit_rows.size(), "every wanted row is one of the batch");
+  std::lock_guard lock(mutex_);
+  max_rows_ = std::max(max_rows_, batch.n_rows());
+}
+
+Answers ReadAll(TokenStream& stream, int n) {
+  Answers answers;
+  answers.of.resize(static_cast<size_t>(n));
+  while (std::optional<StreamEvent> event = stream.Pop()) {
+    if (event->started) answers.started = *event->started;
+    if (event->chunk) {
+      Answer& answer = answers.of[static_cast<size_t>(event->chunk->index)];
+      EXPECT_FALSE(answer.finished) << "a chunk after Finished";
+      answer.tokens.insert(answer.tokens.end(), event->chunk->token_ids.begin(),
+                           event->chunk->token_ids.end());
+      answer.logprobs.insert(answer.logprobs.end(), event->chunk->logprobs.begin(),
+                             event->chunk->logprobs.end());
+      answer.top.insert(answer.top.end(), event->chunk->top.begin(), event->chunk->top.end());
+      answer.text += event->chunk->text;
+    }
+    if (event->finished) {
+      Answer& answer = answers.of[static_cast<size_t>(event->finished->index)];
+      EXPECT_FALSE(answer.finished) << "two Finished";
+      answer.finished = *event->finished;
+    }
+  }
+  answers.status = stream.status();
+  return answers;
+}
+
+TestEngine::TestEngine(EngineOptions options, FakeModel::Options model, EngineEvents events,
+                       const std::function<void(FakeModel&)>& setup)
+    : model_(model) {
+  if (setup) setup(model_);
+  engine_ = std::make_unique<Engine>(model_.Make(), options, MakeContext(Device::kCpu),
+                                     std::move(events));
+}
+
+std::shared_ptr<TokenStream> TestEngine::Start(GenerateRequest request, size_t capacity) {
+  auto stream = std::make_shared<TokenStream>(capacity);
+  const absl::Status status = engine_->Submit(std::move(request), stream);
+  EXPECT_TRUE(status.ok()) << status;
+  if (!status.ok()) stream->Close(status);
+  return stream;
+}
+
+Answers TestEngine::Run(GenerateRequest request) {
+  const int n = request.n;
+  return ReadAll(*Start(std::move(request)), n);
+}
+
+SessionInfo TestEngine::NewSession(SessionOptions options) {
+  Receiver<absl::StatusOr<SessionInfo>> receiver;
+  engine_->CreateSession(std::move(options), receiver.callback());
+  const absl::StatusOr<SessionInfo> info = receiver.Wait();
+  EXPECT_TRUE(info.ok()) << info.status();
+  return info.ok() ? *info : SessionInfo{};
+}
+
+EngineStats TestEngine::SettledStats() {
+  // The first call waits for a boundary, the second for the statistics of that one.
+  for (int i = 0; i < 2; ++i) EXPECT_TRUE(engine_->ListSessions("nobody", 1, "").ok());
+  return engine_->Stats();
+}
+
+std::vector<int32_t> SomeTokens(int64_t n, uint32_t seed) {
+  std::vector<int32_t> tokens;
+  uint64_t state = seed;
+  for (int64_t i = 0; i < n; ++i) {
+    state = Mix(state, 7);
+    tokens.push_back(static_cast<int32_t>(state % 256));
+  }
+  return tokens;
+}
+
+GenerateRequest Request(std::vector<int32_t> prompt, int64_t max_tokens, uint64_t seed) {
+  GenerateRequest request;
+  request.prompt = std::move(prompt);
+  request.stop.max_tokens = max_tokens;
+  request.sampling.seed = seed;
+  return request;
+}
+
+}  // namespace ovq::test

@@ -1,0 +1,140 @@
+// A model for the engine's tests. Its logits follow from a hash of all consumed tokens that is kept
+// in the session's state alone, so a missing token, a wrong state pointer or a page that was not
+// committed changes the answer.
+#pragma once
+
+#include <condition_variable>
+#include <functional>
+#include <map>
+#include <memory>
+#include <mutex>
+#include <string>
+#include <vector>
+
+#include "model/state_layout.h"
+#include "model/tokenizer.h"
+#include "server/engine/engine.h"
+
+namespace ovq::test {
+
+inline constexpr int64_t kVocab = 258;
+inline constexpr int32_t kEos = 257;
+inline constexpr int32_t kDefaultCentroids = 256;
+
+// Stops the engine thread inside chosen steps. Open from the start.
+class StepGate {
+ public:
+  void CloseAt(int64_t step);       // the engine waits inside step `step` (from 1) and all after it
+  void AwaitEntered(int64_t step);  // until that step has begun
+  void Open();
+  int64_t steps() const;  // begun so far
+
+  void Enter();  // the model's
+
+ private:
+  mutable std::mutex mutex_;
+  std::condition_variable cv_;
+  int64_t steps_ = 0;
+  int64_t closed_at_ = INT64_MAX;
+};
+
+struct FakeModelOptions {
+  bool with_text = true;        // a byte tokenizer: token id = byte
+  bool full_attention = false;  // one layer more, that grows by a row a token
+  int64_t max_unbounded_tokens = 4096;
+};
+
+class FakeModel {
+ public:
+  using Options = FakeModelOptions;
+  explicit FakeModel(Options options = {});
+
+  EngineModel Make();
+  const StateLayout& layout() const { return *layout_; }
+  StepGate& gate() { return gate_; }
+  // The token drawn at this position, whatever the sampling parameters. Before the first step.
+  void Script(int64_t position, int32_t token) { script_[position] = token; }
+  void Script(int64_t position, const std::string& bytes);
+  // The greatest number of rows and of wanted logits that one step had.
+  int max_rows() const;
+
+ private:
+  void Forward(const StepBatch& batch, TensorView logits);
+  uint64_t Consume(int32_t token, int64_t position, int32_t cap, std::byte* state) const;
+  void FillLogits(uint64_t hash, int64_t next_position, float* logits) const;
+
+  std::unique_ptr<StateLayout> layout_;
+  std::unique_ptr<Tokenizer> tokenizer_;
+  const bool full_attention_;
+  std::map<int64_t, int32_t> script_;
+  StepGate gate_;
+  mutable std::mutex mutex_;
+  int max_rows_ = 0;
+};
+
+// What came back on a stream, by completion.
+struct Answer {
+  std::vector<int32_t> tokens;
+  std::vector<float> logprobs;
+  std::vector<std::vector<TokenLogprob>> top;
+  std::string text;
+  std::optional<Finished> finished;
+};
+struct Answers {
+  std::optional<Started> started;
+  std::vector<Answer> of;  // [n]
+  absl::Status status;
+};
+Answers ReadAll(TokenStream& stream, int n = 1);
+
+// An engine on a fake model.
+class TestEngine {
+ public:
+  explicit TestEngine(EngineOptions options = {}, FakeModel::Options model = {},
+                      EngineEvents events = {}, const std::function<void(FakeModel&)>& setup = {});
+  Engine& operator*() { return *engine_; }
+  Engine* operator->() { return engine_.get(); }
+  FakeModel& model() { return model_; }
+  void Destroy() { engine_.reset(); }
+
+  Answers Run(GenerateRequest request);  // to its end
+  std::shared_ptr<TokenStream> Start(GenerateRequest request, size_t capacity = 256);
+  SessionInfo NewSession(SessionOptions options = {});
+  EngineStats SettledStats();  // of a step boundary after all that was seen so far
+
+ private:
+  FakeModel model_;
+  std::unique_ptr<Engine> engine_;
+};
+
+// Waits for one value.
+template <class T>
+class Receiver {
+ public:
+  std::function<void(T)> callback() {
+    return [this](T value) {
+      std::lock_guard lock(mutex_);
+      value_ = std::make_unique<T>(std::move(value));
+      cv_.notify_all();
+    };
+  }
+  T Wait() {
+    std::unique_lock lock(mutex_);
+    cv_.wait(lock, [this] { return value_ != nullptr; });
+    return *value_;
+  }
+  bool has_value() {
+    std::lock_guard lock(mutex_);
+    return value_ != nullptr;
+  }
+
+ private:
+  std::mutex mutex_;
+  std::condition_variable cv_;
+  std::unique_ptr<T> value_;
+};
+
+std::vector<int32_t> SomeTokens(int64_t n, uint32_t seed);  // below 256
+GenerateRequest Request(std::vector<int32_t> prompt, int64_t max_tokens, uint64_t seed = 1);
+
+}  // namespace ovq::test

@@ -1,0 +1,248 @@
+// What ends, waits or is refused: cancellation, deadlines, slow readers, full queues and memory.
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+
+#include <atomic>
+
+#include "absl/time/clock.h"
+#include "tests/server/engine/fake_model.h"
+
+namespace ovq::test {
+namespace {
+
+using testing::HasSubstr;
+
+TEST(Cancel, AtEveryStepFreesTheMemoryWithinOneStep) {
+  for (int64_t step = 1; step <= 12; ++step) {  // prompt: 5 steps of 4 rows; then decoding
+    Receiver<absl::Duration> released;
+    EngineEvents events;
+    events.cancel_released = released.callback();
+    EngineOptions options;
+    options.max_batch_tokens = 4;
+    TestEngine engine(options, {}, std::move(events));
+    engine.model().gate().CloseAt(step);
+    GenerateRequest request = Request(SomeTokens(20, 1), 1000);
+    request.n = 3;
+    const std::shared_ptr<TokenStream> stream = engine.Start(request);
+    engine.model().gate().AwaitEntered(step);
+    stream->Cancel();
+    engine.model().gate().Open();
+    const Answers answers = ReadAll(*stream, 3);
+    EXPECT_EQ(answers.status.code(), absl::StatusCode::kCancelled);
+    for (const Answer& answer : answers.of) {
+      ASSERT_TRUE(answer.finished) << "step " << step;
+      EXPECT_EQ(answer.finished->reason, FinishReason::kCancelled);
+    }
+    EXPECT_EQ(engine.model().gate().steps(), step);
+    EXPECT_GE(released.Wait(), absl::ZeroDuration());
+    const EngineStats stats = engine.SettledStats();
+    EXPECT_EQ(stats.state_bytes_committed, 0u);
+    EXPECT_EQ(stats.state_bytes_reserved, 0u);
+    EXPECT_EQ(stats.requests_running, 0);
+    EXPECT_EQ(stats.sessions_active, 0);
+  }
+}
+
+TEST(Cancel, InTheQueueAndBeforeSubmit) {
+  FakeModel probe;
+  EngineOptions options;
+  options.state_memory_bytes = probe.layout().bytes_cap(kDefaultCentroids);
+  TestEngine engine(options);
+  const std::string id = engine.NewSession().id;  // takes all
+  const std::shared_ptr<TokenStream> stream = engine.Start(Request({1, 2}, 3));
+  EXPECT_EQ(engine.SettledStats().requests_waiting, 1);
+  EXPECT_EQ(engine.SettledStats().waiting_prompt_tokens, 2);
+  stream->Cancel();  // wakes the idle engine
+  EXPECT_EQ(ReadAll(*stream).status.code(), absl::StatusCode::kCancelled);
+  EXPECT_EQ(engine.SettledStats().requests_waiting, 0);
+
+  EXPECT_TRUE(engine->DeleteSession(id, "").ok());
+  auto early = std::make_shared<TokenStream>();
+  early->Cancel();
+  EXPECT_TRUE(engine->Submit(Request({1, 2}, 3), early).ok());
+  EXPECT_EQ(ReadAll(*early).status.code(), absl::StatusCode::kCancelled);
+  EXPECT_EQ(engine.model().gate().steps(), 0);
+}
+
+TEST(Deadline, InTheQueue) {
+  FakeModel probe;
+  EngineOptions options;
+  options.state_memory_bytes = probe.layout().bytes_cap(kDefaultCentroids);
+  TestEngine engine(options);
+  engine.NewSession();
+  GenerateRequest request = Request({1, 2}, 3);
+  request.deadline = absl::Now() + absl::Milliseconds(30);
+  const Answers answers = engine.Run(request);
+  EXPECT_EQ(answers.status.code(), absl::StatusCode::kDeadlineExceeded);
+  EXPECT_THAT(std::string(answers.status.message()), HasSubstr("queue"));
+  EXPECT_FALSE(answers.started);
+  EXPECT_GE(absl::Now(), request.deadline);
+}
+
+TEST(Deadline, WhileAbsorbingAndWhileGenerating) {
+  for (int64_t step : {2, 9}) {
+    Receiver<RequestReport> report;
+    EngineEvents events;
+    events.request_finished = [callback = report.callback()](const RequestReport& r) {
+      callback(r);
+    };
+    EngineOptions options;
+    options.max_batch_tokens = 4;
+    TestEngine engine(options, {}, std::move(events));
+    engine.model().gate().CloseAt(step);
+    GenerateRequest request = Request(SomeTokens(20, 1), 1000);
+    request.deadline = absl::Now() + absl::Milliseconds(400);
+    const std::shared_ptr<TokenStream> stream = engine.Start(request);
+    engine.model().gate().AwaitEntered(step);
+    absl::SleepFor(request.deadline - absl::Now());  // the time itself has to pass
+    engine.model().gate().Open();
+    const Answers answers = ReadAll(*stream);
+    EXPECT_EQ(answers.status.code(), absl::StatusCode::kDeadlineExceeded);
+    EXPECT_THAT(std::string(answers.status.message()),
+                HasSubstr(step == 2 ? "absorbing" : "generating"));
+    EXPECT_EQ(engine.model().gate().steps(), step);
+    EXPECT_EQ(report.Wait().reason, FinishReason::kDeadline);
+    EXPECT_EQ(engine.SettledStats().state_bytes_reserved, 0u);
+  }
+}
+
+TEST(Deadline, OfAParkedRequestWakesTheEngine) {
+  TestEngine engine;
+  GenerateRequest request = Request({1}, 1000);
+  request.deadline = absl::Now() + absl::Milliseconds(60);
+  const std::shared_ptr<TokenStream> stream = engine.Start(request, 2);
+  while (engine.SettledStats().requests_running + engine.SettledStats().requests_waiting > 0) {
+  }
+  EXPECT_GE(absl::Now(), request.deadline);
+  EXPECT_EQ(ReadAll(*stream).status.code(), absl::StatusCode::kDeadlineExceeded);
+}
+
+TEST(SlowReader, IsParkedWhileOthersGoOn) {
+  Receiver<absl::Duration> blocked;
+  EngineEvents events;
+  events.stream_blocked = blocked.callback();
+  TestEngine engine({}, {}, std::move(events));
+  const GenerateRequest request = Request(SomeTokens(5, 1), 200);
+  const std::vector<int32_t> expected = engine.Run(request).of[0].tokens;
+
+  const std::shared_ptr<TokenStream> slow = engine.Start(request, 4);
+  const Answers fast = engine.Run(Request(SomeTokens(6, 1), 200));
+  EXPECT_EQ(fast.of[0].tokens.size(), 200u);
+  EXPECT_EQ(engine.SettledStats().requests_running, 1);
+  EXPECT_EQ(engine.SettledStats().requests_blocked, 1);
+  EXPECT_TRUE(slow->full());
+  EXPECT_FALSE(slow->closed());
+  const int64_t steps = engine.model().gate().steps();
+  engine.SettledStats();
+  EXPECT_EQ(engine.model().gate().steps(), steps) << "nothing runs while the only stream is full";
+  EXPECT_FALSE(blocked.has_value());
+  EXPECT_EQ(ReadAll(*slow).of[0].tokens, expected);
+  EXPECT_GT(blocked.Wait(), absl::ZeroDuration());
+  EXPECT_EQ(engine.SettledStats().requests_blocked, 0);
+}
+
+TEST(SlowReader, CompletionsShareOneStream) {
+  TestEngine engine;
+  GenerateRequest request = Request(SomeTokens(5, 1), 50);
+  request.n = 6;
+  const Answers expected = engine.Run(request);
+  const Answers slow = ReadAll(*engine.Start(request, 1), 6);
+  for (int i = 0; i < 6; ++i) EXPECT_EQ(slow.of[i].tokens, expected.of[i].tokens);
+}
+
+TEST(Queue, FullIsRefusedAndCounted) {
+  std::atomic<int> rejected = 0;
+  EngineEvents events;
+  events.rejected = [&](RejectReason reason) { rejected += reason == RejectReason::kQueueFull; };
+  FakeModel probe;
+  EngineOptions options;
+  options.state_memory_bytes = probe.layout().bytes_cap(kDefaultCentroids);
+  options.max_queue = 2;
+  TestEngine engine(options, {}, std::move(events));
+  const std::string id = engine.NewSession().id;
+  std::vector<std::shared_ptr<TokenStream>> waiting;
+  for (int i = 0; i < 2; ++i) waiting.push_back(engine.Start(Request({1}, 3, 4 + i)));
+  const absl::Status status = engine->Submit(Request({1}, 3), std::make_shared<TokenStream>());
+  EXPECT_EQ(status.code(), absl::StatusCode::kResourceExhausted);
+  EXPECT_THAT(std::string(status.message()), HasSubstr("queue"));
+  // A turn of an admitted session does not wait behind them.
+  GenerateRequest turn = Request({1}, 3);
+  turn.session_id = id;
+  EXPECT_TRUE(engine.Run(turn).status.ok());
+  EXPECT_EQ(rejected, 1);
+  EXPECT_TRUE(engine->DeleteSession(id, "").ok());
+  for (const auto& stream : waiting) EXPECT_TRUE(ReadAll(*stream).status.ok());
+}
+
+TEST(Memory, RequestsWaitInOrderAndRunWhenItIsFreed) {
+  FakeModel probe;
+  const size_t needed = probe.layout().bytes_at(1000, kDefaultCentroids);
+  EngineOptions options;
+  options.state_memory_bytes = 2 * needed;
+  TestEngine engine(options);
+  engine.model().gate().CloseAt(1);
+  std::vector<std::shared_ptr<TokenStream>> streams;
+  for (int i = 0; i < 5; ++i) streams.push_back(engine.Start(Request(SomeTokens(900, i), 100)));
+  engine.model().gate().AwaitEntered(1);
+  engine.model().gate().Open();
+  for (const auto& stream : streams) EXPECT_EQ(ReadAll(*stream).of[0].tokens.size(), 100u);
+  EXPECT_EQ(engine.SettledStats().state_bytes_reserved, 0u);
+}
+
+TEST(Memory, ReservationIsWhatTheRequestCanReach) {
+  TestEngine engine;
+  const StateLayout& layout = engine.model().layout();
+  for (int64_t max_tokens : {int64_t{100}, INT64_MAX}) {
+    const std::shared_ptr<TokenStream> parked =
+        engine.Start(Request(SomeTokens(500, 1), max_tokens), 2);
+    while (!parked->full()) engine.SettledStats();
+    const EngineStats stats = engine.SettledStats();
+    EXPECT_EQ(stats.state_bytes_reserved, max_tokens == 100
+                                              ? layout.bytes_at(600, kDefaultCentroids)
+                                              : layout.bytes_cap(kDefaultCentroids));
+    EXPECT_EQ(stats.state_bytes_committed, layout.bytes_at(500, kDefaultCentroids));
+    parked->Cancel();
+    ReadAll(*parked);
+  }
+}
+
+TEST(Memory, WhatCanNeverFitIsRefusedAtOnce) {
+  EngineOptions options;
+  options.state_memory_bytes = 20000;
+  options.max_sessions = 4;
+  TestEngine engine(options);
+  const absl::Status status =
+      engine->Submit(Request(SomeTokens(3000, 1), 5), std::make_shared<TokenStream>());
+  EXPECT_EQ(status.code(), absl::StatusCode::kResourceExhausted);
+  EXPECT_THAT(std::string(status.message()), HasSubstr("20000 in all"));
+  const size_t needed = engine.model().layout().bytes_at(3005, kDefaultCentroids);
+  EXPECT_THAT(std::string(status.message()), HasSubstr(std::to_string(needed)));
+  GenerateRequest many = Request({1}, 2);
+  many.n = 5;
+  EXPECT_EQ(engine->Submit(many, std::make_shared<TokenStream>()).code(),
+            absl::StatusCode::kResourceExhausted);
+}
+
+TEST(FullAttention, HasALengthLimit) {
+  TestEngine engine({}, {.full_attention = true, .max_unbounded_tokens = 50});
+  EXPECT_EQ(engine->Submit(Request(SomeTokens(51, 1), 1), std::make_shared<TokenStream>()).code(),
+            absl::StatusCode::kOutOfRange);
+  const Answers answers = engine.Run(Request(SomeTokens(40, 1), 1000));
+  EXPECT_EQ(answers.status.code(), absl::StatusCode::kOutOfRange);
+  EXPECT_EQ(answers.of[0].tokens.size(), 11u) << "the last needs no room of its own";
+  EXPECT_FALSE(answers.of[0].finished);
+
+  SessionOptions options;
+  options.prompt = SomeTokens(50, 1);
+  const std::string id = engine.NewSession(options).id;
+  GenerateRequest turn = Request({}, 1);
+  turn.session_id = id;
+  EXPECT_TRUE(engine.Run(turn).status.ok());
+  turn.prompt = {1};
+  EXPECT_EQ(engine->Submit(turn, std::make_shared<TokenStream>()).code(),
+            absl::StatusCode::kOutOfRange);
+  EXPECT_EQ(engine->GetSession(id, "")->position, 51);
+}
+
+}  // namespace
+}  // namespace ovq::test

@@ -1,0 +1,266 @@
+// Limits of tenants: the buckets on a clock of the test's own, and what the engine holds and
+// charges.
+#include "server/engine/quota.h"
+
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+
+#include <set>
+
+#include "absl/strings/str_cat.h"
+#include "tests/server/engine/fake_model.h"
+
+namespace ovq::test {
+namespace {
+
+using testing::HasSubstr;
+using Work = TenantQuotas::Work;
+
+class FakeClock {
+ public:
+  TenantQuotas::Clock clock() {
+    return [this] { return RateBucket::Time(now_); };
+  }
+  void Advance(std::chrono::milliseconds time) { now_ += time; }
+
+ private:
+  RateBucket::Time::duration now_ = std::chrono::hours(1);
+};
+
+// Unset if admitted; what is held is given back at once.
+std::optional<TenantQuotas::Refusal> Try(TenantQuotas& quotas, const Work& work,
+                                         const std::string& tenant = "a") {
+  auto result = quotas.Admit(tenant, work);
+  if (auto* refusal = std::get_if<TenantQuotas::Refusal>(&result)) return *refusal;
+  return std::nullopt;
+}
+bool Admits(TenantQuotas& quotas, const Work& work, const std::string& tenant = "a") {
+  return !Try(quotas, work, tenant);
+}
+TenantUse UseOf(const TenantQuotas& quotas, const std::string& tenant) {
+  for (const TenantUse& use : quotas.Use()) {
+    if (use.name == tenant) return use;
+  }
+  return {};
+}
+
+TEST(Quota, SessionsAndBytesAreExact) {
+  auto quotas = std::make_shared<TenantQuotas>();
+  quotas->SetLimits({{"a", {.sessions = 3, .state_bytes = 1000}}});
+  auto first = std::get<QuotaHold>(quotas->Admit("a", {.sessions = 2, .bytes = 600}));
+  const auto sessions = Try(*quotas, {.sessions = 2, .bytes = 1});
+  ASSERT_TRUE(sessions);
+  EXPECT_EQ(sessions->reason, RejectReason::kTenantSessions);
+  EXPECT_EQ(sessions->status.message(), "tenant a: sessions: 2 more on top of 2, the limit is 3");
+  EXPECT_FALSE(RetryAfter(sessions->status));  // no time is known
+  const auto bytes = Try(*quotas, {.sessions = 1, .bytes = 401});
+  ASSERT_TRUE(bytes);
+  EXPECT_EQ(bytes->reason, RejectReason::kTenantBytes);
+  EXPECT_EQ(bytes->status.message(),
+            "tenant a: state_bytes: 401 more on top of 600, the limit is 1000");
+  EXPECT_TRUE(Admits(*quotas, {.sessions = 1, .bytes = 400}));
+  EXPECT_TRUE(Admits(*quotas, {.sessions = 9, .bytes = 9999}, "another"));
+  first.ReleasePart(1, 500);
+  EXPECT_EQ(UseOf(*quotas, "a").sessions, 1);
+  EXPECT_EQ(UseOf(*quotas, "a").state_bytes, 100u);
+  first.Release();
+  first.Release();  // nothing more
+  EXPECT_EQ(UseOf(*quotas, "a").sessions, 0);
+}
+
+TEST(Quota, RequestsRefillWithTime) {
+  FakeClock clock;
+  auto quotas = std::make_shared<TenantQuotas>(clock.clock());
+  quotas->SetLimits({{"a", {.requests_per_second = 4}}});
+  for (int i = 0; i < 4; ++i) EXPECT_TRUE(Admits(*quotas, {})) << i;
+  const auto refused = Try(*quotas, {});
+  ASSERT_TRUE(refused);
+  EXPECT_EQ(refused->reason, RejectReason::kTenantRequests);
+  EXPECT_EQ(refused->status.message(), "tenant a: requests_per_second: the limit is 4");
+  EXPECT_EQ(RetryAfter(refused->status), absl::Milliseconds(250));
+  clock.Advance(std::chrono::milliseconds(249));
+  EXPECT_FALSE(Admits(*quotas, {}));
+  clock.Advance(std::chrono::milliseconds(1));
+  EXPECT_TRUE(Admits(*quotas, {}));
+  EXPECT_FALSE(Admits(*quotas, {}));
+  clock.Advance(std::chrono::hours(1));  // one second's worth and no more
+  for (int i = 0; i < 4; ++i) EXPECT_TRUE(Admits(*quotas, {})) << i;
+  EXPECT_FALSE(Admits(*quotas, {}));
+}
+
+TEST(Quota, RateBelowOneStillLetsOneIn) {
+  FakeClock clock;
+  auto quotas = std::make_shared<TenantQuotas>(clock.clock());
+  quotas->SetLimits({{"a", {.requests_per_second = 0.5}}});
+  EXPECT_TRUE(Admits(*quotas, {}));
+  EXPECT_EQ(RetryAfter(Try(*quotas, {})->status), absl::Seconds(2));
+}
+
+TEST(Quota, TokensMakeADebtThatIsWaitedOff) {
+  FakeClock clock;
+  auto quotas = std::make_shared<TenantQuotas>(clock.clock());
+  quotas->SetLimits({{"a", {.tokens_per_second = 100}}});
+  EXPECT_TRUE(Admits(*quotas, {.prompt_tokens = 250}));  // none is too large
+  quotas->ChargeTokens("a", 49);
+  EXPECT_EQ(UseOf(*quotas, "a").tokens_left, -199);
+  const auto refused = Try(*quotas, {.prompt_tokens = 1});
+  ASSERT_TRUE(refused);
+  EXPECT_EQ(refused->reason, RejectReason::kTenantTokens);
+  EXPECT_EQ(RetryAfter(refused->status), absl::Seconds(2));
+  clock.Advance(std::chrono::milliseconds(1999));
+  EXPECT_FALSE(Admits(*quotas, {.prompt_tokens = 1}));
+  clock.Advance(std::chrono::milliseconds(1));
+  EXPECT_TRUE(Admits(*quotas, {.prompt_tokens = 1}));
+}
+
+TEST(Quota, RefusalChargesNothing) {
+  FakeClock clock;
+  auto quotas = std::make_shared<TenantQuotas>(clock.clock());
+  quotas->SetLimits({{"a", {.sessions = 1, .requests_per_second = 2, .tokens_per_second = 10}}});
+  EXPECT_FALSE(Admits(*quotas, {.prompt_tokens = 5, .sessions = 2, .bytes = 7}));
+  const TenantUse use = UseOf(*quotas, "a");
+  EXPECT_EQ(use.requests_left, 2);
+  EXPECT_EQ(use.tokens_left, 10);
+  EXPECT_EQ(use.sessions, 0);
+  EXPECT_EQ(use.state_bytes, 0u);
+}
+
+TEST(Quota, NewLimitsApplyAtOnceAndKeepWhatIsUsed) {
+  FakeClock clock;
+  auto quotas = std::make_shared<TenantQuotas>(clock.clock());
+  quotas->SetLimits({{"a", {.sessions = 5, .requests_per_second = 10}}});
+  const auto hold = std::get<QuotaHold>(quotas->Admit("a", {.sessions = 4, .bytes = 1}));
+  quotas->SetLimits({{"a", {.sessions = 4, .requests_per_second = 2}}});
+  EXPECT_EQ(UseOf(*quotas, "a").sessions, 4);
+  EXPECT_EQ(UseOf(*quotas, "a").requests_left, 2);  // not more than the new size
+  EXPECT_EQ(Try(*quotas, {.sessions = 1})->reason, RejectReason::kTenantSessions);
+  quotas->SetLimits({});
+  EXPECT_TRUE(Admits(*quotas, {.sessions = 100}));
+}
+
+TEST(Quota, InventedNamesLeaveNoTrace) {
+  auto quotas = std::make_shared<TenantQuotas>();
+  for (int i = 0; i < 100; ++i) {
+    EXPECT_TRUE(Admits(*quotas, {.sessions = 1, .bytes = 5}, absl::StrCat("n", i)));
+    EXPECT_TRUE(Admits(*quotas, {}, absl::StrCat("m", i)));
+  }
+  EXPECT_TRUE(quotas->Use().empty());
+}
+
+EngineOptions WithLimits(const TenantLimits& limits, std::shared_ptr<TenantQuotas>& quotas) {
+  quotas = std::make_shared<TenantQuotas>([] { return RateBucket::Time(std::chrono::hours(1)); });
+  quotas->SetLimits({{"a", limits}});
+  EngineOptions options;
+  options.quotas = quotas;
+  return options;
+}
+
+GenerateRequest RequestOf(const std::string& tenant, int64_t n_prompt, int64_t max_tokens) {
+  GenerateRequest request = Request(SomeTokens(n_prompt, 3), max_tokens);
+  request.tenant = tenant;
+  request.stop.ignore_eos = true;
+  return request;
+}
+
+TEST(EngineQuota, SessionsHoldTheirCapUntilDeleted) {
+  std::shared_ptr<TenantQuotas> quotas;
+  std::map<RejectReason, int> rejected;
+  EngineEvents events;
+  events.rejected = [&](RejectReason reason) { ++rejected[reason]; };
+  TestEngine engine(WithLimits({.sessions = 2}, quotas), {}, events);
+  SessionOptions options;
+  options.tenant = "a";
+  const std::string id = engine.NewSession(options).id;
+  const size_t cap = engine.model().layout().bytes_cap(kDefaultCentroids);
+  EXPECT_EQ(UseOf(*quotas, "a").state_bytes, cap);
+  options.prompt = SomeTokens(20, 1);
+  engine.NewSession(options);
+  EXPECT_EQ(UseOf(*quotas, "a").state_bytes, 2 * cap);
+  Receiver<absl::StatusOr<SessionInfo>> third;
+  engine->CreateSession(options, third.callback());
+  EXPECT_EQ(third.Wait().status().code(), absl::StatusCode::kResourceExhausted);
+  EXPECT_EQ(engine->Submit(RequestOf("a", 4, 2), std::make_shared<TokenStream>()).code(),
+            absl::StatusCode::kResourceExhausted);
+  EXPECT_TRUE(engine.Run(RequestOf("b", 4, 2)).status.ok());
+  // A turn of a session that is there needs no further one.
+  GenerateRequest turn = RequestOf("a", 4, 2);
+  turn.session_id = id;
+  EXPECT_TRUE(engine.Run(std::move(turn)).status.ok());
+  EXPECT_TRUE(engine->DeleteSession(id, "a").ok());
+  EXPECT_EQ(UseOf(*quotas, "a").sessions, 1);
+  EXPECT_TRUE(engine.Run(RequestOf("a", 4, 2)).status.ok());
+  EXPECT_EQ(UseOf(*quotas, "a").sessions, 1);
+  engine.SettledStats();
+  engine.Destroy();
+  EXPECT_EQ(rejected[RejectReason::kTenantSessions], 2);
+}
+
+TEST(EngineQuota, RequestsCountWhileTheyWaitAndGiveBackHoweverTheyEnd) {
+  std::shared_ptr<TenantQuotas> quotas;
+  EngineOptions options = WithLimits({.sessions = 3}, quotas);
+  options.max_sessions = 2;
+  TestEngine engine(options);
+  engine.model().gate().CloseAt(1);
+  GenerateRequest two = RequestOf("a", 4, 8);
+  two.n = 2;
+  const auto running = engine.Start(std::move(two));
+  const auto waiting = engine.Start(RequestOf("a", 4, 8));
+  EXPECT_EQ(UseOf(*quotas, "a").sessions, 3);
+  EXPECT_EQ(engine->Submit(RequestOf("a", 4, 8), std::make_shared<TokenStream>()).code(),
+            absl::StatusCode::kResourceExhausted);
+  waiting->Cancel();
+  engine.model().gate().Open();
+  EXPECT_EQ(ReadAll(*waiting).status.code(), absl::StatusCode::kCancelled);
+  EXPECT_TRUE(ReadAll(*running, 2).status.ok());
+  EXPECT_EQ(UseOf(*quotas, "a").sessions, 0);
+  EXPECT_EQ(UseOf(*quotas, "a").state_bytes, 0u);
+}
+
+TEST(EngineQuota, TokensOfPromptsAndAnswersAreCharged) {
+  std::shared_ptr<TenantQuotas> quotas;
+  TestEngine engine(WithLimits({.tokens_per_second = 50}, quotas));
+  EXPECT_TRUE(engine.Run(RequestOf("a", 20, 7)).status.ok());
+  EXPECT_EQ(UseOf(*quotas, "a").tokens_left, 23);
+  ScoreRequest score;
+  score.tenant = "a";
+  score.tokens = SomeTokens(30, 1);
+  Receiver<absl::StatusOr<ScoreResult>> scored;
+  EXPECT_TRUE(engine->SubmitScore(score, nullptr, scored.callback()).ok());
+  EXPECT_TRUE(scored.Wait().ok());
+  EXPECT_EQ(UseOf(*quotas, "a").tokens_left, -7);
+  const absl::Status refused =
+      engine->Submit(RequestOf("a", 1, 1), std::make_shared<TokenStream>());
+  EXPECT_THAT(std::string(refused.message()), HasSubstr("tokens_per_second"));
+  EXPECT_EQ(RetryAfter(refused), absl::Milliseconds(160));
+}
+
+TEST(EngineQuota, WorkBesideTheEngineCountsAsARequest) {
+  std::shared_ptr<TenantQuotas> quotas;
+  TestEngine engine(WithLimits({.requests_per_second = 2}, quotas));
+  EXPECT_TRUE(engine->ChargeRequest("a").ok());
+  EXPECT_TRUE(engine.Run(RequestOf("a", 4, 1)).status.ok());
+  EXPECT_EQ(engine->ChargeRequest("a").code(), absl::StatusCode::kResourceExhausted);
+  EXPECT_TRUE(engine->ChargeRequest("b").ok());
+}
+
+TEST(EngineQuota, AllTenantsSessionsAreListedAndDeleted) {
+  TestEngine engine;
+  for (const char* tenant : {"a", "b", "c"}) {
+    SessionOptions options;
+    options.tenant = tenant;
+    engine.NewSession(options);
+  }
+  const auto first = *engine->ListSessionsOfAll(2, "");
+  ASSERT_EQ(first.sessions.size(), 2u);
+  const auto rest = *engine->ListSessionsOfAll(2, first.next_page_token);
+  ASSERT_EQ(rest.sessions.size(), 1u);
+  EXPECT_EQ(rest.next_page_token, "");
+  const std::set<std::string> tenants = {first.sessions[0].tenant, first.sessions[1].tenant,
+                                         rest.sessions[0].tenant};
+  EXPECT_EQ(tenants, (std::set<std::string>{"a", "b", "c"}));
+  EXPECT_TRUE(engine->DeleteSessionOfAny(rest.sessions[0].id).ok());
+  EXPECT_TRUE(absl::IsNotFound(engine->DeleteSessionOfAny(rest.sessions[0].id)));
+}
+
+}  // namespace
+}  // namespace ovq::test

@@ -1,0 +1,94 @@
+#include "server/engine/scheduler.h"
+
+#include <gtest/gtest.h>
+
+#include <algorithm>
+#include <set>
+
+namespace ovq {
+namespace {
+
+struct PlanCase {
+  const char* name;
+  std::vector<Candidate> candidates;
+  int32_t max_rows;
+  int64_t turn;
+  std::vector<PlanItem> plan;
+};
+
+void PrintTo(const PlanCase& c, std::ostream* os) { *os << c.name; }
+
+class PlanStepTest : public testing::TestWithParam<PlanCase> {};
+
+TEST_P(PlanStepTest, Plan) {
+  const PlanCase& c = GetParam();
+  const std::vector<PlanItem> plan = PlanStep(c.candidates, c.max_rows, c.turn);
+  ASSERT_EQ(plan.size(), c.plan.size());
+  for (size_t i = 0; i < plan.size(); ++i) {
+    EXPECT_EQ(plan[i].id, c.plan[i].id) << i;
+    EXPECT_EQ(plan[i].n_rows, c.plan[i].n_rows) << i;
+  }
+}
+
+Candidate Decoding(int id) { return {.id = id, .prefill_tokens = 0, .arrival = id}; }
+Candidate Parked(int id) { return {.id = id, .prefill_tokens = 0, .arrival = id, .parked = true}; }
+Candidate Prefilling(int id, int64_t tokens, int64_t arrival) {
+  return {.id = id, .prefill_tokens = tokens, .arrival = arrival};
+}
+
+INSTANTIATE_TEST_SUITE_P(
+    Table, PlanStepTest,
+    testing::Values(
+        PlanCase{"nothing", {}, 8, 0, {}},
+        PlanCase{"parked sequences get no row", {Parked(0), Decoding(1)}, 8, 0, {{1, 1}}},
+        PlanCase{"only parked", {Parked(0)}, 8, 3, {}},
+        PlanCase{"decoding goes first, prefill takes the rest",
+                 {Prefilling(0, 100, 0), Decoding(1), Decoding(2)},
+                 16,
+                 0,
+                 {{1, 1}, {2, 1}, {0, 14}}},
+        PlanCase{"oldest prompt first, the next one gets what is left",
+                 {Prefilling(0, 10, 7), Prefilling(1, 5, 3), Prefilling(2, 9, 5)},
+                 16,
+                 0,
+                 {{1, 5}, {2, 9}, {0, 2}}},
+        PlanCase{"a prompt never gets more than it has", {Prefilling(0, 3, 0)}, 512, 0, {{0, 3}}},
+        PlanCase{"more decoding than rows, turn 0",
+                 {Decoding(0), Decoding(1), Decoding(2)},
+                 2,
+                 0,
+                 {{0, 1}, {1, 1}}},
+        PlanCase{"more decoding than rows, turn 1 continues",
+                 {Decoding(0), Decoding(1), Decoding(2)},
+                 2,
+                 1,
+                 {{2, 1}, {0, 1}}},
+        PlanCase{"a prompt gets a row even when decoding could take all",
+                 {Decoding(0), Decoding(1), Prefilling(2, 9, 2)},
+                 2,
+                 0,
+                 {{0, 1}, {2, 1}}},
+        PlanCase{"one row: decoding", {Prefilling(0, 9, 0), Decoding(1)}, 1, 0, {{1, 1}}},
+        PlanCase{"one row: prefill when nothing decodes",
+                 {Prefilling(0, 9, 0), Parked(1)},
+                 1,
+                 0,
+                 {{0, 1}}}));
+
+TEST(PlanStep, RotationStarvesNobody) {
+  std::vector<Candidate> candidates;
+  for (int i = 0; i < 11; ++i) candidates.push_back(Decoding(i));
+  std::vector<int64_t> last(11, -1);
+  for (int64_t turn = 0; turn < 60; ++turn) {
+    std::set<int> chosen;
+    for (const PlanItem& item : PlanStep(candidates, 4, turn)) {
+      EXPECT_TRUE(chosen.insert(item.id).second) << "one row a step";
+      EXPECT_LE(turn - last[item.id], 4) << item.id;
+      last[item.id] = turn;
+    }
+    EXPECT_EQ(chosen.size(), 4u);
+  }
+}
+
+}  // namespace
+}  // namespace ovq

@@ -1,0 +1,230 @@
+// The state pool on every device.
+#include <gtest/gtest.h>
+
+#include <cstdint>
+#include <cstring>
+#include <memory>
+#include <optional>
+#include <string>
+#include <vector>
+
+#include "kernels/common/state_memory.h"
+#include "server/engine/state_pool.h"
+#include "tests/test_util.h"
+
+namespace ovq {
+namespace {
+
+using Bytes = std::vector<std::byte>;
+
+constexpr int32_t kCap = 4096;
+// From none to several pages of 2 MiB in both groups, back and forth over block and page borders.
+constexpr int64_t kPositions[] = {0, 1, 63, 64, 65, 4000, 4096, 4097, 20000, 70000};
+constexpr int64_t kLastPosition = 70000;
+constexpr size_t kBudget = size_t{256} << 20;
+
+// Its fixed part and its blocks end inside pages. The groups come to several pages of 2 MiB, one of
+// them to three of the 4 MiB pieces in which copies travel.
+std::vector<MixerState> Layers() {
+  const Growth centroids{.law = Growth::Law::kCentroids, .chunk_len = 4};
+  const Growth tokens{.law = Growth::Law::kTokens, .chunk_len = 0};
+  return {{.fixed = StateFields({{"counter", DType::kU32, Shape{2}}}),
+           .growth = centroids,
+           .block = StateFields({{"rows", DType::kU32, Shape{kBlockSlots, 131}}})},
+          {.fixed = StateFields({{"window", DType::kF32, Shape{1500}}}), .growth = {}, .block = {}},
+          {.fixed = {},
+           .growth = tokens,
+           .block = StateFields({{"rows", DType::kU32, Shape{kBlockSlots, 41}}})}};
+}
+
+StateLayout LayoutFor(size_t page_bytes) {
+  return StateLayout(Layers(), {.max_centroids = kCap, .max_unbounded_tokens = kLastPosition},
+                     page_bytes);
+}
+
+Bytes Pattern(size_t n, uint64_t seed) {
+  Bytes bytes(n);
+  for (std::byte& byte : bytes) {
+    seed = seed * 6364136223846793005ull + 1442695040888963407ull;
+    byte = static_cast<std::byte>(seed >> 56);
+  }
+  return bytes;
+}
+
+class StatePoolDevice : public testing::TestWithParam<Device> {
+ protected:
+  void SetUp() override {
+    const std::string missing = test::WhyNoDevice(GetParam());
+    if (!missing.empty()) GTEST_SKIP() << missing;
+    context_ = test::MakeContext(GetParam());
+    memory_.emplace(*context_);
+    layout_.emplace(LayoutFor(StatePageBytes(*context_)));
+  }
+
+  Bytes Read(const StateExtent& extent, const StateHandle& state) {
+    Bytes bytes(extent.bytes);
+    context_->CopyToHost(bytes.data(), state.base + extent.offset, extent.bytes);
+    return bytes;
+  }
+  // Writes the whole of what is committed, as no kernel does.
+  void Fill(const StateHandle& state, std::byte value) {
+    for (const StateExtent& extent : layout_->extents_at(state.position, state.max_centroids)) {
+      const Bytes bytes(extent.bytes, value);
+      memory_->CopyIn(state.base + extent.offset, bytes.data(), bytes.size());
+    }
+  }
+  // Writes what a kernel may, and returns it.
+  Bytes FillLive(StatePool& pool, const StateHandle& state, uint64_t seed) {
+    const Bytes bytes = Pattern(pool.SnapshotBytes(state), seed);
+    size_t at = 0;
+    for (const StateExtent& extent :
+         layout_->live_extents_at(state.position, state.max_centroids)) {
+      memory_->CopyIn(state.base + extent.offset, bytes.data() + at, extent.bytes);
+      at += extent.bytes;
+    }
+    return bytes;
+  }
+  void ExpectZero(const StateHandle& state) {
+    for (const StateExtent& extent : layout_->extents_at(state.position, state.max_centroids)) {
+      EXPECT_TRUE(Read(extent, state) == Bytes(extent.bytes)) << "extent at " << extent.offset;
+    }
+  }
+  Bytes Snapshot(StatePool& pool, const StateHandle& state) {
+    Bytes bytes(pool.SnapshotBytes(state));
+    pool.CopyOut(state, bytes);
+    return bytes;
+  }
+
+  std::unique_ptr<DeviceContext> context_;
+  std::optional<StateMemory> memory_;
+  std::optional<StateLayout> layout_;
+};
+
+TEST_P(StatePoolDevice, BytesAreExactNewOnesZeroAndOldOnesKept) {
+  StatePool pool(*layout_, kBudget, *context_);
+  const size_t page = memory_->page_bytes();
+  StateHandle state = *pool.Acquire(kCap, layout_->bytes_cap(kCap));
+  // What all bytes of a page hold: its number, or 0 where nothing was written.
+  std::vector<unsigned char> written(layout_->virtual_bytes() / page);
+  for (int64_t position : kPositions) {
+    pool.Grow(state, position);
+    ASSERT_EQ(state.committed_bytes, layout_->bytes_at(position, kCap)) << position;
+    EXPECT_EQ(pool.committed_bytes(), state.committed_bytes);
+    for (const StateExtent& extent : layout_->extents_at(position, kCap)) {
+      Bytes bytes = Read(extent, state);
+      for (size_t at = 0; at < bytes.size(); at += page) {
+        unsigned char& number = written[(extent.offset + at) / page];
+        const Bytes expected(page, std::byte{number});
+        ASSERT_EQ(std::memcmp(bytes.data() + at, expected.data(), page), 0)
+            << "page at " << extent.offset + at << ", position " << position;
+        number = static_cast<unsigned char>((extent.offset + at) / page % 255 + 1);
+        std::memset(bytes.data() + at, number, page);
+      }
+      memory_->CopyIn(state.base + extent.offset, bytes.data(), bytes.size());
+    }
+  }
+  pool.Release(state);
+  EXPECT_EQ(pool.committed_bytes(), 0u);
+  EXPECT_EQ(pool.reserved_bytes(), 0u);
+  EXPECT_EQ(pool.sessions(), 0);
+}
+
+TEST_P(StatePoolDevice, NothingOfAReleasedStateIsSeen) {
+  StatePool pool(*layout_, kBudget, *context_);
+  const size_t cap = layout_->bytes_cap(kCap);
+  for (int round = 0; round < 3; ++round) {
+    std::vector<StateHandle> states;
+    for (int64_t position : {int64_t{70000}, int64_t{65}, int64_t{20000}}) {
+      states.push_back(*pool.Acquire(kCap, cap));
+      ExpectZero(states.back());
+      pool.Grow(states.back(), position);
+      ExpectZero(states.back());
+      Fill(states.back(), std::byte{0xee});
+    }
+    // The middle one goes and comes again beside the others.
+    pool.Release(states[1]);
+    states[1] = *pool.Acquire(64, layout_->bytes_cap(64));
+    pool.Grow(states[1], 4097);
+    ExpectZero(states[1]);
+    Fill(states[1], std::byte{0xdd});
+    for (StateHandle& state : states) pool.Release(state);
+  }
+}
+
+TEST_P(StatePoolDevice, SteadyUseTakesNoMoreOfTheGpu) {
+  auto pool = std::make_unique<StatePool>(*layout_, kBudget, *context_);
+  const auto use = [&] {
+    StateHandle a = *pool->Acquire(kCap, layout_->bytes_cap(kCap));
+    StateHandle b = *pool->Acquire(kCap, layout_->bytes_cap(kCap));
+    pool->Grow(a, 20000);
+    pool->Grow(b, 70000);
+    const size_t committed = pool->committed_bytes();
+    pool->Release(b);
+    pool->Release(a);
+    return committed;
+  };
+  const std::optional<GpuInfo> before = context_->Gpu();
+  EXPECT_EQ(before.has_value(), GetParam() == Device::kCuda);
+  const size_t committed = use();
+  if (!before) return;
+  EXPECT_FALSE(before->name.empty());
+  EXPECT_LE(before->free_bytes, before->total_bytes);
+  // Inequalities, because the driver may take a little for itself.
+  const size_t kept = context_->Gpu()->free_bytes;
+  EXPECT_LE(kept + committed, before->free_bytes);
+  for (int i = 0; i < 5; ++i) use();
+  EXPECT_GT(context_->Gpu()->free_bytes + committed, kept);
+  pool.reset();
+  EXPECT_GE(context_->Gpu()->free_bytes, kept + committed);
+}
+
+TEST_P(StatePoolDevice, AClonesBytesAreItsOwn) {
+  StatePool pool(*layout_, kBudget, *context_);
+  const size_t cap = layout_->bytes_cap(kCap);
+  StateHandle state = *pool.Acquire(kCap, cap);
+  pool.Grow(state, 4097);
+  const Bytes bytes = FillLive(pool, state, 1);
+  StateHandle clone = *pool.Clone(state, cap);
+  EXPECT_EQ(clone.position, 4097);
+  EXPECT_EQ(clone.committed_bytes, state.committed_bytes);
+  const Bytes others = FillLive(pool, state, 2);
+  EXPECT_TRUE(Snapshot(pool, clone) == bytes);
+  EXPECT_TRUE(Snapshot(pool, state) == others);
+  pool.Release(state);
+  pool.Grow(clone, 20000);
+  pool.Release(clone);
+}
+
+// The snapshot of one device, in pages of its size, goes into any other and comes back the same.
+TEST_P(StatePoolDevice, SnapshotsMoveBetweenDevices) {
+  for (int64_t position : kPositions) {
+    StatePool pool(*layout_, kBudget, *context_);
+    StateHandle state = *pool.Acquire(kCap, layout_->bytes_cap(kCap));
+    pool.Grow(state, position);
+    const Bytes bytes = FillLive(pool, state, 3);
+    ASSERT_EQ(bytes.size(), layout_->live_bytes_at(position, kCap));
+    ASSERT_TRUE(Snapshot(pool, state) == bytes) << position;
+    pool.Release(state);
+
+    auto host = test::MakeContext(Device::kCpu);
+    const StateLayout large_pages = LayoutFor(size_t{64} << 10);
+    StatePool elsewhere(large_pages, kBudget, *host);
+    StateHandle moved = *elsewhere.Acquire(kCap, large_pages.bytes_cap(kCap));
+    elsewhere.CopyIn(moved, position, bytes);
+    const Bytes there = Snapshot(elsewhere, moved);
+    EXPECT_TRUE(there == bytes) << position;
+    elsewhere.Release(moved);
+
+    StateHandle back = *pool.Acquire(kCap, layout_->bytes_cap(kCap));
+    pool.CopyIn(back, position, there);
+    EXPECT_EQ(back.position, position);
+    EXPECT_TRUE(Snapshot(pool, back) == bytes) << position;
+    pool.Release(back);
+  }
+}
+
+INSTANTIATE_TEST_SUITE_P(Devices, StatePoolDevice, testing::ValuesIn(test::TestDevices()),
+                         [](const auto& info) { return std::string(DeviceName(info.param)); });
+
+}  // namespace
+}  // namespace ovq

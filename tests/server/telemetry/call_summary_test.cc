@@ -1,0 +1,95 @@
+#include "server/telemetry/call_summary.h"
+
+#include <gtest/gtest.h>
+
+#include "absl/strings/str_cat.h"
+#include "server/engine/session.h"
+
+namespace ovq {
+namespace {
+
+TEST(CallSummary, MessagesLoseWhatTheyQuote) {
+  for (const auto& [message, left] :
+       {std::pair("prompt.token_ids.ids[3]: expected a token id below 258, got 987654",
+                  "prompt.token_ids.ids[3]: expected a token id below 258"),
+        std::pair("stop_token_ids[0]: token id 987654 is outside the vocabulary of 258",
+                  "stop_token_ids[0]: token id ... is outside the vocabulary of 258"),
+        std::pair("sampling.logit_bias[65]: expected [-100, 100], got 1e9",
+                  "sampling.logit_bias[...]: expected [-100, 100]"),
+        std::pair("logit_bias: token id -7 is outside; token id 8",
+                  "logit_bias: token id ... is outside; token id ..."),
+        std::pair("text cannot be encoded: INTERNAL: secret", "text cannot be encoded"),
+        std::pair("prompt: expected at least one token, got none",
+                  "prompt: expected at least one token"),
+        std::pair("session 0123456789abcdef0123456789abcdef: not found",
+                  "session 0123456789abcdef0123456789abcdef: not found"),
+        std::pair("session my secret: not found: not found",
+                  "session_id: not found, and no session's id"),
+        std::pair("the server is draining", "the server is draining"), std::pair("", "")}) {
+    EXPECT_EQ(WithoutValues(message), left);
+  }
+}
+
+TEST(CallSummary, OnlySessionIdsAreSessions) {
+  CallSummary summary;
+  summary.SetSession("0123456789abcdef0123456789abcdef");
+  EXPECT_EQ(summary.session_id, "0123456789abcdef0123456789abcdef");
+  for (const char* other :
+       {"", "my secret", "0123456789abcdef0123456789abcdeF", "0123456789abcdef0123456789abcdef0"}) {
+    summary.SetSession(other);
+    EXPECT_EQ(summary.session_id, "") << other;
+  }
+  EXPECT_TRUE(IsSessionId(RandomSource(1).NextId()));
+  const std::string id = absl::StrCat(".", RandomSource(1).NextId());
+  EXPECT_TRUE(IsSessionId("My_key-1" + id));
+  EXPECT_TRUE(IsSessionId(std::string(64, 'k') + id));
+  for (const std::string& key : {std::string(), std::string(65, 'k'), std::string("my secret"),
+                                 std::string("a.b"), std::string("k\n")}) {
+    EXPECT_FALSE(IsSessionId(key + id)) << key;
+  }
+}
+
+TEST(CallSummary, FaultsOfTheServerAreWarnings) {
+  using Code = absl::StatusCode;
+  for (Code code : {Code::kInternal, Code::kUnknown, Code::kDataLoss, Code::kUnavailable,
+                    Code::kDeadlineExceeded}) {
+    EXPECT_EQ(LevelOf(code, false), LogLevel::kWarning) << absl::StatusCodeToString(code);
+  }
+  EXPECT_EQ(LevelOf(Code::kUnavailable, true), LogLevel::kInfo);
+  for (Code code : {Code::kOk, Code::kInvalidArgument, Code::kNotFound, Code::kCancelled,
+                    Code::kResourceExhausted, Code::kUnauthenticated, Code::kUnimplemented}) {
+    EXPECT_EQ(LevelOf(code, false), LogLevel::kInfo) << absl::StatusCodeToString(code);
+  }
+}
+
+TEST(CallSummary, AddsUpWhatTheEngineDid) {
+  WorkSummary work;
+  LogFields fields;
+  work.AppendTo(fields);
+  EXPECT_TRUE(fields.empty());
+  StreamEvent event;
+  event.started.emplace().prompt_tokens = 7;
+  work.Add(event);
+  for (int i = 0; i < 3; ++i) {
+    StreamEvent chunk;
+    chunk.chunk.emplace().token_ids = {1, 2};
+    work.Add(chunk);
+  }
+  StreamEvent last;
+  Finished& finished = last.finished.emplace();
+  finished.reason = FinishReason::kLength;
+  finished.usage.generated_tokens = 6;
+  finished.usage.queue_time = absl::Microseconds(1500);
+  finished.usage.prefill_time = absl::Nanoseconds(2'000'400);
+  work.Add(last);
+  EXPECT_EQ(work.prompt_tokens, 7);
+  EXPECT_EQ(work.generated_tokens, 6);
+  work.AppendTo(fields);
+  EXPECT_EQ(FormatLogLine(LogFormat::kText, absl::UnixEpoch(), LogLevel::kInfo, LogKind::kCall, "x",
+                          fields),
+            "ovq-server: x prompt_tokens=7 generated_tokens=6 queue_ms=1.5 ttft_ms=3.5 "
+            "finish_reason=length");
+}
+
+}  // namespace
+}  // namespace ovq

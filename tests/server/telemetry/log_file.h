@@ -1,0 +1,37 @@
+// A file without a name that a log writes to.
+#pragma once
+
+#include <unistd.h>
+
+#include <cstdio>
+#include <string>
+
+#include "base/check.h"
+
+namespace ovq::test {
+
+class LogFile {
+ public:
+  LogFile() { Check(file_ != nullptr, "a temporary file can be made"); }
+  ~LogFile() { std::fclose(file_); }
+  LogFile(const LogFile&) = delete;
+  LogFile& operator=(const LogFile&) = delete;
+
+  int fd() const { return fileno(file_); }
+
+  // Moves no offset of the writer's.
+  std::string Text() const {
+    std::string text;
+    char buffer[4096];
+    for (ssize_t n;
+         (n = pread(fd(), buffer, sizeof(buffer), static_cast<off_t>(text.size()))) > 0;) {
+      text.append(buffer, static_cast<size_t>(n));
+    }
+    return text;
+  }
+
+ private:
+  std::FILE* const file_ = std::tmpfile();
+};
+
+}  // namespace ovq::test
