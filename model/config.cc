@@ -186,7 +186,7 @@ absl::Status CheckOvq(ModelConfig& config) {
   if (!UsesSection(config, "ovq")) return absl::OkStatus();
   Reader reader(config.section("ovq"));
   reader.IntOr("chunk_size", 128, 2, 65536);
-  config.default_max_centroids =
+  config.default_slot_cap =
       reader.IntOr("max_centroids", 2048, 2, std::numeric_limits<int32_t>::max());
   return reader.status();
 }

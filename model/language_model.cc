@@ -169,10 +169,10 @@ void RoundBounds(StepSeqs& seqs) {
   uint64_t end = 1024, cap = 64;
   for (int s = 0; s < seqs.n_seqs(); ++s) {
     end = std::max(end, static_cast<uint64_t>(seqs.start_pos[s]) + 1);
-    cap = std::max(cap, static_cast<uint64_t>(seqs.max_centroids[s]));
+    cap = std::max(cap, static_cast<uint64_t>(seqs.slot_cap[s]));
   }
   seqs.end_bound = static_cast<int64_t>(std::bit_ceil(end));
-  seqs.centroid_bound = static_cast<int32_t>(std::bit_ceil(cap));
+  seqs.slot_cap_bound = static_cast<int32_t>(std::bit_ceil(cap));
 }
 
 // h += down(silu(gate(r)) * up(r)), r = rmsnorm(h), in scratch rows of `x`.
@@ -204,8 +204,7 @@ absl::StatusOr<std::unique_ptr<LanguageModel>> LanguageModel::Load(const std::st
   if (!config.ok()) return config.status();
   absl::StatusOr<Weights> weights = Weights::Open(folder);
   if (!weights.ok()) return weights.status();
-  config->default_max_centroids =
-      std::min(config->default_max_centroids, options.limits.max_centroids);
+  config->default_slot_cap = std::min(config->default_slot_cap, options.limits.max_slot_cap);
 
   std::unique_ptr<LanguageModel> model(new LanguageModel);
   model->config_ = *std::move(config);
@@ -272,7 +271,7 @@ TensorView LanguageModel::Forward(const StepBatch& batch, DeviceContext& context
     Run(step, context, logits);
   } else {
     const auto address = static_cast<int64_t>(reinterpret_cast<intptr_t>(logits.data));
-    context.Captured({id_, seqs.n_seqs(), seqs.end_bound, seqs.centroid_bound, address},
+    context.Captured({id_, seqs.n_seqs(), seqs.end_bound, seqs.slot_cap_bound, address},
                      [&] { Run(step, context, logits); });
   }
   return logits;

@@ -43,8 +43,8 @@ size_t StateLayout::Group::bytes_of(int64_t slots) const {
 
 size_t StateLayout::WholePages(size_t bytes) const { return RoundUp(bytes, page_bytes_); }
 
-int64_t StateLayout::MostSlots(const Group& group, int64_t max_centroids) const {
-  return group.growth.law == Growth::Law::kTokens ? limits_.max_unbounded_tokens : max_centroids;
+int64_t StateLayout::MostSlots(const Group& group, int64_t slot_cap) const {
+  return group.growth.law == Growth::Law::kTokens ? limits_.max_unbounded_tokens : slot_cap;
 }
 
 StateLayout::StateLayout(const std::vector<MixerState>& layers, const StateLimits& limits,
@@ -73,7 +73,7 @@ StateLayout::StateLayout(const std::vector<MixerState>& layers, const StateLimit
   virtual_bytes_ = std::max(WholePages(fixed_bytes_), page_bytes);
   for (Group& group : groups_) {
     group.offset = virtual_bytes_;
-    virtual_bytes_ += WholePages(group.bytes_of(MostSlots(group, limits.max_centroids)));
+    virtual_bytes_ += WholePages(group.bytes_of(MostSlots(group, limits.max_slot_cap)));
   }
   for (size_t i = 0; i < layers.size(); ++i) {
     if (group_of[i] < 0) continue;
@@ -83,43 +83,42 @@ StateLayout::StateLayout(const std::vector<MixerState>& layers, const StateLimit
   fingerprint_ = hasher.value();
 }
 
-std::vector<StateExtent> StateLayout::live_extents_at(int64_t position,
-                                                      int64_t max_centroids) const {
+std::vector<StateExtent> StateLayout::live_extents_at(int64_t position, int64_t slot_cap) const {
   std::vector<StateExtent> extents;
   if (fixed_bytes_ > 0) extents.push_back({0, fixed_bytes_});
   for (const Group& group : groups_) {
-    const int64_t slots = LiveSlots(group.growth, position, max_centroids);
+    const int64_t slots = LiveSlots(group.growth, position, slot_cap);
     if (slots > 0) extents.push_back({group.offset, group.bytes_of(slots)});
   }
   return extents;
 }
 
-std::vector<StateExtent> StateLayout::extents_at(int64_t position, int64_t max_centroids) const {
-  std::vector<StateExtent> extents = live_extents_at(position, max_centroids);
+std::vector<StateExtent> StateLayout::extents_at(int64_t position, int64_t slot_cap) const {
+  std::vector<StateExtent> extents = live_extents_at(position, slot_cap);
   for (StateExtent& extent : extents) extent.bytes = WholePages(extent.bytes);
   return extents;
 }
 
-size_t StateLayout::live_bytes_at(int64_t position, int64_t max_centroids) const {
+size_t StateLayout::live_bytes_at(int64_t position, int64_t slot_cap) const {
   size_t bytes = fixed_bytes_;
   for (const Group& group : groups_) {
-    bytes += group.bytes_of(LiveSlots(group.growth, position, max_centroids));
+    bytes += group.bytes_of(LiveSlots(group.growth, position, slot_cap));
   }
   return bytes;
 }
 
-size_t StateLayout::bytes_at(int64_t position, int64_t max_centroids) const {
+size_t StateLayout::bytes_at(int64_t position, int64_t slot_cap) const {
   size_t bytes = WholePages(fixed_bytes_);
   for (const Group& group : groups_) {
-    bytes += WholePages(group.bytes_of(LiveSlots(group.growth, position, max_centroids)));
+    bytes += WholePages(group.bytes_of(LiveSlots(group.growth, position, slot_cap)));
   }
   return bytes;
 }
 
-size_t StateLayout::bytes_cap(int64_t max_centroids) const {
+size_t StateLayout::bytes_cap(int64_t slot_cap) const {
   size_t bytes = WholePages(fixed_bytes_);
   for (const Group& group : groups_) {
-    bytes += WholePages(group.bytes_of(MostSlots(group, max_centroids)));
+    bytes += WholePages(group.bytes_of(MostSlots(group, slot_cap)));
   }
   return bytes;
 }
@@ -129,15 +128,15 @@ bool StateLayout::has_unbounded() const {
                      [](const Group& g) { return g.growth.law == Growth::Law::kTokens; });
 }
 
-bool StateLayout::has_centroids() const {
+bool StateLayout::has_slot_cap() const {
   return std::any_of(groups_.begin(), groups_.end(),
                      [](const Group& g) { return g.growth.law == Growth::Law::kCentroids; });
 }
 
-int64_t StateLayout::LiveCentroids(int64_t position, int64_t max_centroids) const {
+int64_t StateLayout::LiveSlotsAt(int64_t position, int64_t slot_cap) const {
   for (const Group& group : groups_) {
     if (group.growth.law != Growth::Law::kCentroids) continue;
-    return LiveSlots(group.growth, position, max_centroids);
+    return LiveSlots(group.growth, position, slot_cap);
   }
   return 0;
 }

@@ -20,7 +20,7 @@ namespace ovq {
 
 // Server-wide limits that size the virtual address ranges.
 struct StateLimits {
-  int64_t max_centroids = 65536;           // the largest cap a session may ask for
+  int64_t max_slot_cap = 65536;            // the largest cap a session may ask for
   int64_t max_unbounded_tokens = 1 << 20;  // positions a session with kTokens layers may reach
 };
 
@@ -43,19 +43,19 @@ class StateLayout {
   // Physical bytes a session holds after `position` tokens with dictionary cap N: the whole pages
   // of the fixed part and, in each group, of the blocks that have a live slot. Equal to the pool's
   // committed bytes.
-  size_t bytes_at(int64_t position, int64_t max_centroids) const;
+  size_t bytes_at(int64_t position, int64_t slot_cap) const;
   // The most the session will ever hold (for kTokens layers: at limits().max_unbounded_tokens).
-  size_t bytes_cap(int64_t max_centroids) const;
+  size_t bytes_cap(int64_t slot_cap) const;
   // The committed ranges behind bytes_at, in address order; each a multiple of the page size.
-  std::vector<StateExtent> extents_at(int64_t position, int64_t max_centroids) const;
+  std::vector<StateExtent> extents_at(int64_t position, int64_t slot_cap) const;
   // What of them is in use, end to end a snapshot: the fixed part, then each group's blocks that
   // have a live slot. What follows in their pages is zero.
-  std::vector<StateExtent> live_extents_at(int64_t position, int64_t max_centroids) const;
-  size_t live_bytes_at(int64_t position, int64_t max_centroids) const;
+  std::vector<StateExtent> live_extents_at(int64_t position, int64_t slot_cap) const;
+  size_t live_bytes_at(int64_t position, int64_t slot_cap) const;
   size_t virtual_bytes() const { return virtual_bytes_; }  // address range per session
   bool has_unbounded() const;                              // some layer is kTokens
-  bool has_centroids() const;
-  int64_t LiveCentroids(int64_t position, int64_t max_centroids) const;  // 0 without kCentroids
+  bool has_slot_cap() const;
+  int64_t LiveSlotsAt(int64_t position, int64_t slot_cap) const;  // 0 without kCentroids
   // Tokens that a dictionary has taken up after `position` tokens: those of whole chunks.
   int64_t DictionaryTokens(int64_t position) const;  // 0 without kCentroids
   // Hash of every field's name, type, shape and offset: equal layouts only.
@@ -72,7 +72,7 @@ class StateLayout {
     size_t bytes_of(int64_t slots) const;
   };
   size_t WholePages(size_t bytes) const;
-  int64_t MostSlots(const Group& group, int64_t max_centroids) const;
+  int64_t MostSlots(const Group& group, int64_t slot_cap) const;
 
   std::vector<LayerState> layers_;
   std::vector<Group> groups_;

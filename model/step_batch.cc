@@ -12,7 +12,7 @@ void StepBatch::Clear() {
   token_ids.clear();
   row_begin.assign(1, 0);
   start_pos.clear();
-  max_centroids.clear();
+  slot_cap.clear();
   state.clear();
   logit_rows.clear();
 }
@@ -23,16 +23,13 @@ void StepBatch::Add(std::span<const int32_t> tokens, int64_t start, int32_t cap,
   token_ids.insert(token_ids.end(), tokens.begin(), tokens.end());
   row_begin.push_back(static_cast<int32_t>(token_ids.size()));
   start_pos.push_back(start);
-  max_centroids.push_back(cap);
+  slot_cap.push_back(cap);
   state.push_back(base);
   for (int row = n_rows() - n_logits; row < n_rows(); ++row) logit_rows.push_back(row);
 }
 
 StepSeqs StepBatch::seqs() const {
-  return {.row_begin = row_begin,
-          .start_pos = start_pos,
-          .max_centroids = max_centroids,
-          .state = state};
+  return {.row_begin = row_begin, .start_pos = start_pos, .slot_cap = slot_cap, .state = state};
 }
 
 }  // namespace ovq

@@ -15,12 +15,12 @@ namespace ovq {
 //   start_pos     9, 0
 //   logit_rows    0, 3
 struct StepBatch {
-  std::vector<int32_t> token_ids;      // [n_rows], each in [0, vocab)
-  std::vector<int32_t> row_begin{0};   // [n_seqs + 1]
-  std::vector<int64_t> start_pos;      // [n_seqs]
-  std::vector<int32_t> max_centroids;  // [n_seqs]
-  std::vector<std::byte*> state;       // [n_seqs] committed up to the end of the rows
-  std::vector<int32_t> logit_rows;     // ascending row indices whose logits are wanted
+  std::vector<int32_t> token_ids;     // [n_rows], each in [0, vocab)
+  std::vector<int32_t> row_begin{0};  // [n_seqs + 1]
+  std::vector<int64_t> start_pos;     // [n_seqs]
+  std::vector<int32_t> slot_cap;      // [n_seqs]
+  std::vector<std::byte*> state;      // [n_seqs] committed up to the end of the rows
+  std::vector<int32_t> logit_rows;    // ascending row indices whose logits are wanted
 
   int n_rows() const { return row_begin.back(); }
   int n_seqs() const { return static_cast<int>(start_pos.size()); }

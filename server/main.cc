@@ -187,7 +187,7 @@ absl::Status Serve(const Options& options, SignalWaiter& signals, Log& log) {
                    .state_dtype = description.state_dtype,
                    .weight_bytes = model.weight_bytes(),
                    .has_gpu = options.device == Device::kCuda,
-                   .has_dictionary = model.layout().has_centroids()});
+                   .has_dictionary = model.layout().has_slot_cap()});
   metrics.SetLogSource([&log] { return log.counts(); });
   if (!options.metrics_address.empty()) {
     absl::StatusOr<int> port = metrics.Expose(options.metrics_address);

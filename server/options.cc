@@ -62,7 +62,7 @@ const Flag kFlags[] = {
     {"max-centroids", "N", "65536",
      "largest dictionary cap of a session; lowers the model's own default too",
      [](std::string_view text, Options& o) {
-       return SetInteger(text, 2, 1 << 24, o.max_centroids);
+       return SetInteger(text, 2, 1 << 24, o.max_slot_cap);
      }},
     {"max-sessions", "N", "1024", "live sessions, one-shot requests included",
      [](std::string_view text, Options& o) {
@@ -146,7 +146,7 @@ const Flag kFlags[] = {
      }},
     {"plan-centroids", "N,N,...", "the model's default cap", "--plan: dictionary caps to plan for",
      [](std::string_view text, Options& o) {
-       return SetIntegers(text, 2, 1 << 24, o.plan_centroids);
+       return SetIntegers(text, 2, 1 << 24, o.plan_slot_caps);
      }},
     {"plan-tokens", "N,N,...", "1024,32768,1048576", "--plan: lengths of sessions to plan for",
      [](std::string_view text, Options& o) {
@@ -302,10 +302,10 @@ absl::StatusOr<CommandLine> ParseCommandLine(std::span<const std::string> args,
     return absl::InvalidArgumentError(
         "--plan: expected --state-memory, the memory to plan for, got none");
   }
-  for (const int32_t cap : options.plan_centroids) {
-    if (cap <= options.max_centroids) continue;
+  for (const int32_t cap : options.plan_slot_caps) {
+    if (cap <= options.max_slot_cap) continue;
     return absl::InvalidArgumentError(
-        absl::StrCat("--plan-centroids: expected at most --max-centroids, ", options.max_centroids,
+        absl::StrCat("--plan-centroids: expected at most --max-centroids, ", options.max_slot_cap,
                      ", got ", cap));
   }
   return settings.line();

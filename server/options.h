@@ -25,7 +25,7 @@ struct Options {
   Device device = Device::kCpu;
   int threads = 0;                           // 0: every core
   std::optional<size_t> state_memory_bytes;  // default: half of what is free after the weights
-  int32_t max_centroids = 65536;             // the largest dictionary cap a session may ask for
+  int32_t max_slot_cap = 65536;              // the largest dictionary cap a session may ask for
   int max_sessions = 1024;
   std::optional<DType> state_dtype;    // default: BF16 for BF16 checkpoints, else F32
   std::optional<DType> compute_dtype;  // default: the same
@@ -49,7 +49,7 @@ struct Options {
   absl::Duration max_connection_idle = absl::InfiniteDuration();
 
   // --plan only.
-  std::vector<int32_t> plan_centroids;  // empty: the model's default cap
+  std::vector<int32_t> plan_slot_caps;  // empty: the model's default cap
   std::vector<int64_t> plan_tokens = {1 << 10, 1 << 15, 1 << 20};
 };
 

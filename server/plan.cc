@@ -21,7 +21,7 @@ DType StateDType(const Options& options, const ModelConfig& config) {
 namespace {
 
 absl::StatusOr<StateLayout> LayoutOf(const Options& options, const ModelConfig& config) {
-  const StateLimits limits = {.max_centroids = options.max_centroids,
+  const StateLimits limits = {.max_slot_cap = options.max_slot_cap,
                               .max_unbounded_tokens = options.max_context};
   const size_t page = options.device == Device::kCuda ? kUsualGpuPageBytes : kHostPageBytes;
   return PlanStateLayout(config, StateDType(options, config), limits, options.device, page);
@@ -29,7 +29,7 @@ absl::StatusOr<StateLayout> LayoutOf(const Options& options, const ModelConfig& 
 
 // A session whose last position is known reserves its size there, any other its cap.
 struct Row {
-  int64_t max_centroids;
+  int64_t slot_cap;
   std::string tokens;
   size_t bytes;
   std::string full_kv_bytes;
@@ -45,9 +45,9 @@ std::string KvBytes(int64_t tokens, size_t bytes_per_token) {
 std::vector<Row> MakeRows(const Options& options, const ModelConfig& config,
                           const StateLayout& layout) {
   const size_t kv = FullKvBytesPerToken(config, StateDType(options, config));
-  std::vector<int64_t> caps(options.plan_centroids.begin(), options.plan_centroids.end());
-  if (caps.empty() || !layout.has_centroids()) {
-    caps = {std::min<int64_t>(config.default_max_centroids, options.max_centroids)};
+  std::vector<int64_t> caps(options.plan_slot_caps.begin(), options.plan_slot_caps.end());
+  if (caps.empty() || !layout.has_slot_cap()) {
+    caps = {std::min<int64_t>(config.default_slot_cap, options.max_slot_cap)};
   }
   std::vector<Row> rows;
   for (const int64_t cap : caps) {
@@ -82,7 +82,7 @@ absl::StatusOr<std::string> PlanText(const Options& options) {
                         "bytes_reserved", "fit_in_memory", "sessions", "full_kv_cache_bytes");
   for (const Row& row : MakeRows(options, *config, *layout)) {
     const size_t fit = memory / row.bytes;
-    absl::StrAppendFormat(&text, "%13d %16s %16d %14d %10d %20s\n", row.max_centroids, row.tokens,
+    absl::StrAppendFormat(&text, "%13d %16s %16d %14d %10d %20s\n", row.slot_cap, row.tokens,
                           row.bytes, fit, std::min(fit, static_cast<size_t>(options.max_sessions)),
                           row.full_kv_bytes);
   }

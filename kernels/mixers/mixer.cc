@@ -18,12 +18,12 @@ StateFields::StateFields(std::vector<StateField> fields) : fields_(std::move(fie
   }
 }
 
-int64_t LiveSlots(const Growth& growth, int64_t position, int64_t max_centroids) {
+int64_t LiveSlots(const Growth& growth, int64_t position, int64_t slot_cap) {
   switch (growth.law) {
     case Growth::Law::kNone:
       return 0;
     case Growth::Law::kCentroids:
-      return CentroidsAt(position / growth.chunk_len * growth.chunk_len, max_centroids);
+      return CentroidsAt(position / growth.chunk_len * growth.chunk_len, slot_cap);
     case Growth::Law::kTokens:
       return position;
   }

@@ -53,14 +53,14 @@ struct Growth {
 
 // Eq. 17: n(t) = floor(t N / (t + N)), n(0) = 0; exact for every position and N < 2^31. As
 // t N / (t + N) = N - N^2 / (t + N), 64 bits are enough.
-constexpr int64_t CentroidsAt(int64_t t, int64_t max_centroids) {
-  const auto n = static_cast<uint64_t>(max_centroids);
+constexpr int64_t CentroidsAt(int64_t t, int64_t slot_cap) {
+  const auto n = static_cast<uint64_t>(slot_cap);
   const uint64_t sum = static_cast<uint64_t>(t) + n;
-  return sum == 0 ? 0 : max_centroids - static_cast<int64_t>((n * n + sum - 1) / sum);
+  return sum == 0 ? 0 : slot_cap - static_cast<int64_t>((n * n + sum - 1) / sum);
 }
 
 // Live slots of a growing part after `position` tokens.
-int64_t LiveSlots(const Growth& growth, int64_t position, int64_t max_centroids);
+int64_t LiveSlots(const Growth& growth, int64_t position, int64_t slot_cap);
 
 // The state of one layer of one session. All bytes start as zero.
 struct MixerState {
@@ -98,7 +98,7 @@ struct StatePlace {
 struct DeviceSeqs {
   const int32_t* row_begin = nullptr;
   const int64_t* start_pos = nullptr;
-  const int32_t* max_centroids = nullptr;
+  const int32_t* slot_cap = nullptr;
   std::byte* const* state = nullptr;
   const int64_t* positions =
       nullptr;  // [n_rows] of every row: start_pos plus its place in its sequence
@@ -109,13 +109,13 @@ struct DeviceSeqs {
 // padded with sequences of one row whose state is null in both: nothing is done for them. Of a
 // replayed step the host's spans hold the shape alone (n_seqs, one row each, the bounds).
 struct StepSeqs {
-  std::span<const int32_t> row_begin;      // [n_seqs + 1]; lengths 2, 3, 4 -> 0, 2, 5, 9
-  std::span<const int64_t> start_pos;      // [n_seqs] tokens consumed before this step
-  std::span<const int32_t> max_centroids;  // [n_seqs] the session's dictionary cap N
-  std::span<std::byte* const> state;       // [n_seqs] session base pointers, committed to the end
+  std::span<const int32_t> row_begin;  // [n_seqs + 1]; lengths 2, 3, 4 -> 0, 2, 5, 9
+  std::span<const int64_t> start_pos;  // [n_seqs] tokens consumed before this step
+  std::span<const int32_t> slot_cap;   // [n_seqs] the session's dictionary cap N
+  std::span<std::byte* const> state;   // [n_seqs] session base pointers, committed to the end
   DeviceSeqs device = {};
   int64_t end_bound = 0;       // no row stands at this position or after it
-  int32_t centroid_bound = 0;  // no cap is larger
+  int32_t slot_cap_bound = 0;  // no cap is larger
 
   int n_seqs() const { return static_cast<int>(start_pos.size()); }
   int n_rows() const { return row_begin.empty() ? 0 : row_begin.back(); }

@@ -24,7 +24,7 @@ StagedStep StageStep(DeviceContext& context, const StepSeqs& seqs,
   const size_t start_pos = packer.Add<int64_t>(n_seqs);
   const size_t positions = packer.Add<int64_t>(n_rows);
   const size_t row_begin = packer.Add<int32_t>(n_seqs + 1);
-  const size_t max_centroids = packer.Add<int32_t>(n_seqs);
+  const size_t slot_cap = packer.Add<int32_t>(n_seqs);
   const size_t ids = packer.Add<int32_t>(token_ids.size());
   const size_t rows = packer.Add<int32_t>(logit_rows.size());
 
@@ -32,7 +32,7 @@ StagedStep StageStep(DeviceContext& context, const StepSeqs& seqs,
   Copy(seqs.state, host + state);
   Copy(seqs.start_pos, host + start_pos);
   Copy(seqs.row_begin, host + row_begin);
-  Copy(seqs.max_centroids, host + max_centroids);
+  Copy(seqs.slot_cap, host + slot_cap);
   Copy(token_ids, host + ids);
   Copy(logit_rows, host + rows);
   StagedStep staged = {.seqs = seqs, .token_ids = {}, .logit_rows = {}};
@@ -43,14 +43,14 @@ StagedStep StageStep(DeviceContext& context, const StepSeqs& seqs,
     if (seqs.end_bound == 0) {
       staged.seqs.end_bound = std::max(staged.seqs.end_bound, seqs.start_pos[s] + n);
     }
-    if (seqs.centroid_bound == 0) {
-      staged.seqs.centroid_bound = std::max(staged.seqs.centroid_bound, seqs.max_centroids[s]);
+    if (seqs.slot_cap_bound == 0) {
+      staged.seqs.slot_cap_bound = std::max(staged.seqs.slot_cap_bound, seqs.slot_cap[s]);
     }
   }
   std::byte* device = context.SendStaging(packer.bytes());
   staged.seqs.device = {.row_begin = reinterpret_cast<int32_t*>(device + row_begin),
                         .start_pos = reinterpret_cast<int64_t*>(device + start_pos),
-                        .max_centroids = reinterpret_cast<int32_t*>(device + max_centroids),
+                        .slot_cap = reinterpret_cast<int32_t*>(device + slot_cap),
                         .state = reinterpret_cast<std::byte**>(device + state),
                         .positions = reinterpret_cast<int64_t*>(device + positions)};
   staged.token_ids = {reinterpret_cast<int32_t*>(device + ids), token_ids.size()};

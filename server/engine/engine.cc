@@ -27,17 +27,17 @@ size_t BytesWithin(const StateLayout& layout, int64_t tokens, int64_t more, int3
 // A cap never exceeds the address range that the layout keeps for it.
 EngineOptions WithinLayout(EngineOptions options, const StateLayout* layout) {
   Check(layout != nullptr, "the engine has a model");
-  const int64_t limit = layout->limits().max_centroids;
-  options.max_centroids = static_cast<int32_t>(std::min<int64_t>(options.max_centroids, limit));
+  const int64_t limit = layout->limits().max_slot_cap;
+  options.max_slot_cap = static_cast<int32_t>(std::min<int64_t>(options.max_slot_cap, limit));
   if (options.quotas == nullptr) options.quotas = std::make_shared<TenantQuotas>();
   return options;
 }
 
 }  // namespace
 
-int SessionSlots(const StateLayout& layout, int32_t max_centroids, size_t state_memory_bytes,
+int SessionSlots(const StateLayout& layout, int32_t slot_cap, size_t state_memory_bytes,
                  int max_sessions) {
-  const size_t each = std::max<size_t>(layout.bytes_cap(max_centroids), 1);
+  const size_t each = std::max<size_t>(layout.bytes_cap(slot_cap), 1);
   return static_cast<int>(std::min(state_memory_bytes / each, static_cast<size_t>(max_sessions)));
 }
 
@@ -45,7 +45,7 @@ Engine::Engine(EngineModel model, EngineOptions options, std::unique_ptr<DeviceC
                EngineEvents events)
     : model_(std::move(model)), options_(WithinLayout(options, model_.layout)) {
   Check(model_.forward != nullptr, "the engine has a model");
-  Check(model_.default_max_centroids <= model_.layout->limits().max_centroids,
+  Check(model_.default_slot_cap <= model_.layout->limits().max_slot_cap,
         "the model's own cap fits the layout");
   Check(options_.max_batch_tokens > 0, "a step has room for a row");
   loop_ = std::make_unique<Loop>(model_, options_, std::move(context), std::move(events));
@@ -125,9 +125,9 @@ absl::Status Engine::Loop::Submit(GenerateRequest request, std::shared_ptr<Token
   job->deadline = request.deadline;
   job->prompt_tokens = static_cast<int64_t>(request.prompt.size());
   job->rows = std::move(request.prompt);
-  job->max_centroids = request.max_centroids.value_or(model_.default_max_centroids);
+  job->slot_cap = request.slot_cap.value_or(model_.default_slot_cap);
   job->reserve_bytes =
-      BytesWithin(layout_, job->prompt_tokens, request.stop.max_tokens, job->max_centroids);
+      BytesWithin(layout_, job->prompt_tokens, request.stop.max_tokens, job->slot_cap);
   job->n_states = request.n;
   const bool named_session = !request.session_id.empty();
   job->work = GenerateWork{.request = std::move(request),
@@ -147,8 +147,8 @@ absl::Status Engine::Loop::SubmitScore(ScoreRequest request, std::function<bool(
   job->deadline = request.deadline;
   job->prompt_tokens = static_cast<int64_t>(request.tokens.size());
   job->rows = std::move(request.tokens);
-  job->max_centroids = request.max_centroids.value_or(model_.default_max_centroids);
-  job->reserve_bytes = BytesWithin(layout_, job->prompt_tokens, 0, job->max_centroids);
+  job->slot_cap = request.slot_cap.value_or(model_.default_slot_cap);
+  job->reserve_bytes = BytesWithin(layout_, job->prompt_tokens, 0, job->slot_cap);
   job->work = ScoreWork{.request = std::move(request),
                         .cancelled = std::move(cancelled),
                         .done = std::move(done),

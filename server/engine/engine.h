@@ -24,7 +24,7 @@ namespace ovq {
 struct EngineModel {
   int64_t vocab_size = 0;
   std::vector<int32_t> eos_token_ids;
-  int32_t default_max_centroids = 0;  // 0: the model has no growing dictionary
+  int32_t default_slot_cap = 0;  // 0: the model has no growing dictionary
   size_t full_kv_bytes_per_token = 0;
   const StateLayout* layout = nullptr;
   const Tokenizer* tokenizer = nullptr;  // may be null: no text, no stop strings
@@ -37,7 +37,7 @@ struct EngineOptions {
   int max_sessions = 1024;         // live sessions, one-shot requests included
   int max_queue = 1024;            // requests waiting for admission
   int32_t max_batch_tokens = 512;  // rows of one step
-  int32_t max_centroids = 65536;   // the largest cap a session may ask for
+  int32_t max_slot_cap = 65536;    // the largest cap a session may ask for
   int64_t max_prompt_tokens = 1 << 20;
   absl::Duration session_ttl = absl::Minutes(30);  // idle sessions are deleted after this
   uint64_t seed = 0;  // of the seeds and ids the server draws; 0: from the system
@@ -85,13 +85,13 @@ struct EngineStats {
   int sessions_active = 0, sessions_idle = 0;  // with / without a running request
   int session_slots = 0;                       // SessionSlots of the model's default cap
   size_t state_bytes_committed = 0, state_bytes_reserved = 0, state_bytes_budget = 0;
-  int64_t live_centroids = 0;            // summed over sessions
+  int64_t live_slots = 0;                // summed over sessions
   size_t equivalent_kv_cache_bytes = 0;  // what the same sessions' positions would need
   std::optional<GpuInfo> gpu;            // at the time of the call; none without a GPU
 };
 
 // How many sessions with this cap fit at once: exact, as each reserves the most it can hold.
-int SessionSlots(const StateLayout& layout, int32_t max_centroids, size_t state_memory_bytes,
+int SessionSlots(const StateLayout& layout, int32_t slot_cap, size_t state_memory_bytes,
                  int max_sessions);
 
 // Any thread but the engine's own may call the public methods. Callbacks run on the engine thread,

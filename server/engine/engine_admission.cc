@@ -32,7 +32,7 @@ bool Engine::Loop::TryAcquire(Job& job) {
   if (live_states() + job.n_states > options_.max_sessions) return false;
   // The states of further completions are forked from the first; until then it holds their share.
   absl::StatusOr<StateHandle> state =
-      pool_.Acquire(job.max_centroids, job.reserve_bytes * static_cast<size_t>(job.n_states));
+      pool_.Acquire(job.slot_cap, job.reserve_bytes * static_cast<size_t>(job.n_states));
   if (!state.ok()) return false;
   job.session = std::make_shared<Session>();
   job.session->state = *state;

@@ -37,12 +37,11 @@ Usage Engine::Loop::UsageOf(const Job& job, const Completion* completion, absl::
 std::optional<double> Engine::Loop::DictionaryFill(const Job& job,
                                                    const Completion* completion) const {
   const Session* session = SessionOf(job, completion);
-  if (session == nullptr || session->state.base == nullptr || !layout_.has_centroids()) {
+  if (session == nullptr || session->state.base == nullptr || !layout_.has_slot_cap()) {
     return std::nullopt;
   }
   const StateHandle& state = session->state;
-  return static_cast<double>(layout_.LiveCentroids(state.position, state.max_centroids)) /
-         state.max_centroids;
+  return static_cast<double>(layout_.LiveSlotsAt(state.position, state.slot_cap)) / state.slot_cap;
 }
 
 void Engine::Loop::ReleaseStates(Job& job) {

@@ -38,7 +38,7 @@ Engine::Loop::Loop(const EngineModel& model, const EngineOptions& options,
       layout_(*model.layout),
       context_(std::move(context)),
       pool_(layout_, options.state_memory_bytes, *context_),
-      session_slots_(SessionSlots(layout_, model.default_max_centroids, options.state_memory_bytes,
+      session_slots_(SessionSlots(layout_, model.default_slot_cap, options.state_memory_bytes,
                                   options.max_sessions)),
       random_(options.seed) {
   PublishStats();
@@ -164,8 +164,7 @@ void Engine::Loop::PublishStats() {
   stats.state_bytes_budget = pool_.budget_bytes();
   stats.session_slots = session_slots_;
   const auto add = [&](const Session& session) {
-    stats.live_centroids +=
-        layout_.LiveCentroids(session.state.position, session.state.max_centroids);
+    stats.live_slots += layout_.LiveSlotsAt(session.state.position, session.state.slot_cap);
     stats.equivalent_kv_cache_bytes +=
         static_cast<size_t>(session.position()) * model_.full_kv_bytes_per_token;
   };

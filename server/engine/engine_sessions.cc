@@ -26,7 +26,7 @@ void Engine::Loop::OpenSession(SessionOptions options, absl::Time called, Sessio
                                                           " of the server are in use"))));
     return;
   }
-  const int32_t cap = options.max_centroids.value_or(model_.default_max_centroids);
+  const int32_t cap = options.slot_cap.value_or(model_.default_slot_cap);
   absl::StatusOr<StateHandle> state = pool_.Acquire(cap, layout_.bytes_cap(cap));
   if (!state.ok()) {
     done(Refuse(RejectReason::kStateMemory, state.status()));

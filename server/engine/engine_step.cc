@@ -87,13 +87,13 @@ void Engine::Loop::FillBatch(std::span<const PlanItem> plan, StepReport& report)
     CountUpdates(session.state, item.n_rows, report);
     pool_.Grow(session.state, start + item.n_rows);
     if (completion != nullptr) {
-      batch_.Add({&*session.pending, 1}, start, session.state.max_centroids, session.state.base, 1);
+      batch_.Add({&*session.pending, 1}, start, session.state.slot_cap, session.state.base, 1);
       completion->WantDraw(reader_, first_row, start + 1);
       report.decode_rows += 1;
     } else {
       const std::span<const int32_t> rows(job->rows.data() + job->fed,
                                           static_cast<size_t>(item.n_rows));
-      batch_.Add(rows, start, session.state.max_centroids, session.state.base,
+      batch_.Add(rows, start, session.state.slot_cap, session.state.base,
                  WantedLogits(*job, item.n_rows));
       WantResults(*job, item.n_rows, first_row);
       report.prefill_rows += item.n_rows;
@@ -108,8 +108,8 @@ void Engine::Loop::CountUpdates(const StateHandle& state, int32_t n_rows,
   const int64_t end = state.position + n_rows;
   const int64_t tokens = layout_.DictionaryTokens(end) - layout_.DictionaryTokens(state.position);
   if (tokens == 0) return;
-  const int64_t inserts = layout_.LiveCentroids(end, state.max_centroids) -
-                          layout_.LiveCentroids(state.position, state.max_centroids);
+  const int64_t inserts = layout_.LiveSlotsAt(end, state.slot_cap) -
+                          layout_.LiveSlotsAt(state.position, state.slot_cap);
   report.dictionary_inserts += inserts;
   report.dictionary_merges += tokens - inserts;
 }

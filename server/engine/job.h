@@ -52,7 +52,7 @@ struct Job {
   int64_t cached_tokens = 0;  // of the session when the call came
 
   std::shared_ptr<Session> session;  // consumes the rows; null while waiting for admission
-  int32_t max_centroids = 0;
+  int32_t slot_cap = 0;
   size_t reserve_bytes = 0;  // of each state
   int n_states = 1;          // states it will need; more than one for several completions
   int unforked_states = 0;   // of these, promised but not yet acquired

@@ -33,10 +33,10 @@ struct OutputOptions {
 };
 
 struct GenerateRequest {
-  std::vector<int32_t> prompt;           // checked against the vocabulary by Engine::Submit
-  std::string session_id;                // empty: a session that ends with the request
-  std::string tenant;                    // owner of the session; "" without authentication
-  std::optional<int32_t> max_centroids;  // one-shot only; default the model's
+  std::vector<int32_t> prompt;      // checked against the vocabulary by Engine::Submit
+  std::string session_id;           // empty: a session that ends with the request
+  std::string tenant;               // owner of the session; "" without authentication
+  std::optional<int32_t> slot_cap;  // one-shot only; default the model's
   SamplingParams sampling;
   bool seed_given = false;  // sampling.seed = 0 is a seed too; else the engine draws one for 0
   StopConditions stop;
@@ -136,7 +136,7 @@ class TokenStream {
 
 struct ScoreRequest {
   std::vector<int32_t> tokens;  // at least one
-  std::optional<int32_t> max_centroids;
+  std::optional<int32_t> slot_cap;
   int top_logprobs = 0;  // up to the vocabulary size
   std::string tenant;
   absl::Time arrival = absl::InfinitePast();
@@ -150,20 +150,20 @@ struct ScoreResult {
 
 struct SessionOptions {
   std::string tenant;
-  std::string key;                       // begins the id, if any
-  std::optional<int32_t> max_centroids;  // default: the model's
-  absl::Duration ttl;                    // idle time after which it is deleted; 0: the server's
-  std::vector<int32_t> prompt;           // absorbed before the call returns; may be empty
+  std::string key;                  // begins the id, if any
+  std::optional<int32_t> slot_cap;  // default: the model's
+  absl::Duration ttl;               // idle time after which it is deleted; 0: the server's
+  std::vector<int32_t> prompt;      // absorbed before the call returns; may be empty
   absl::Time deadline = absl::InfiniteFuture();
 };
 struct SessionInfo {
   std::string id;  // [KEY.] and 32 hex digits, 128 random bits
   std::string tenant;
   int64_t position = 0;  // tokens of the conversation
-  int32_t max_centroids = 0;
+  int32_t slot_cap = 0;
   size_t state_bytes = 0;      // committed now
   size_t state_bytes_cap = 0;  // the most it will ever hold
-  int64_t live_centroids = 0;
+  int64_t live_slots = 0;
   bool busy = false;
   absl::Time created, last_used, expires;
   int64_t prompt_tokens_total = 0, generated_tokens_total = 0;

@@ -27,10 +27,10 @@ SessionInfo DescribeSession(const Session& session, const StateLayout& layout) {
   info.id = session.id;
   info.tenant = session.tenant;
   info.position = session.position();
-  info.max_centroids = session.state.max_centroids;
+  info.slot_cap = session.state.slot_cap;
   info.state_bytes = session.state.committed_bytes;
-  info.state_bytes_cap = layout.bytes_cap(session.state.max_centroids);
-  info.live_centroids = layout.LiveCentroids(session.state.position, session.state.max_centroids);
+  info.state_bytes_cap = layout.bytes_cap(session.state.slot_cap);
+  info.live_slots = layout.LiveSlotsAt(session.state.position, session.state.slot_cap);
   info.busy = session.busy;
   info.created = session.created;
   info.last_used = session.last_used;

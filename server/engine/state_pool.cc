@@ -14,7 +14,7 @@ StatePool::StatePool(const StateLayout& layout, size_t budget_bytes, DeviceConte
 
 StatePool::~StatePool() { Check(sessions_ == 0, "every session state is released"); }
 
-absl::StatusOr<StateHandle> StatePool::Acquire(int32_t max_centroids, size_t reserve_bytes) {
+absl::StatusOr<StateHandle> StatePool::Acquire(int32_t slot_cap, size_t reserve_bytes) {
   if (reserve_bytes > free_bytes()) {
     return absl::ResourceExhaustedError(absl::StrCat("state memory: ", reserve_bytes,
                                                      " bytes needed, ", free_bytes(), " of ",
@@ -27,7 +27,7 @@ absl::StatusOr<StateHandle> StatePool::Acquire(int32_t max_centroids, size_t res
         absl::StrCat("state memory: the system has no address range of ", layout_.virtual_bytes(),
                      " bytes: ", std::strerror(errno)));
   }
-  state.max_centroids = max_centroids;
+  state.slot_cap = slot_cap;
   state.reserved_bytes = reserve_bytes;
   reserved_ += reserve_bytes;
   ++sessions_;
@@ -38,8 +38,8 @@ absl::StatusOr<StateHandle> StatePool::Acquire(int32_t max_centroids, size_t res
 void StatePool::Grow(StateHandle& state, int64_t position) {
   Check(position >= state.position, "a state never shrinks");
   // Sizes rise with the position, so equal sizes mean equal extents.
-  if (layout_.bytes_at(position, state.max_centroids) != state.committed_bytes) {
-    Commit(state, position, layout_.extents_at(state.position, state.max_centroids));
+  if (layout_.bytes_at(position, state.slot_cap) != state.committed_bytes) {
+    Commit(state, position, layout_.extents_at(state.position, state.slot_cap));
   }
   state.position = position;
 }
@@ -47,7 +47,7 @@ void StatePool::Grow(StateHandle& state, int64_t position) {
 void StatePool::Commit(StateHandle& state, int64_t position,
                        std::span<const StateExtent> committed) {
   size_t total = 0;
-  for (const StateExtent& extent : layout_.extents_at(position, state.max_centroids)) {
+  for (const StateExtent& extent : layout_.extents_at(position, state.slot_cap)) {
     size_t have = 0;
     for (const StateExtent& old : committed) {
       if (old.offset == extent.offset) have = old.bytes;
@@ -77,23 +77,23 @@ void StatePool::ShrinkReservation(StateHandle& state, size_t reserve_bytes) {
 }
 
 absl::StatusOr<StateHandle> StatePool::Clone(const StateHandle& state, size_t reserve_bytes) {
-  absl::StatusOr<StateHandle> clone = Acquire(state.max_centroids, reserve_bytes);
+  absl::StatusOr<StateHandle> clone = Acquire(state.slot_cap, reserve_bytes);
   if (!clone.ok()) return clone;
   Grow(*clone, state.position);
-  for (const StateExtent& extent : layout_.live_extents_at(state.position, state.max_centroids)) {
+  for (const StateExtent& extent : layout_.live_extents_at(state.position, state.slot_cap)) {
     memory_.Copy(clone->base + extent.offset, state.base + extent.offset, extent.bytes);
   }
   return clone;
 }
 
 size_t StatePool::SnapshotBytes(const StateHandle& state) const {
-  return layout_.live_bytes_at(state.position, state.max_centroids);
+  return layout_.live_bytes_at(state.position, state.slot_cap);
 }
 
 void StatePool::CopyOut(const StateHandle& state, std::span<std::byte> out) {
   Check(out.size() == SnapshotBytes(state), "size of a state's snapshot");
   size_t at = 0;
-  for (const StateExtent& extent : layout_.live_extents_at(state.position, state.max_centroids)) {
+  for (const StateExtent& extent : layout_.live_extents_at(state.position, state.slot_cap)) {
     memory_.CopyOut(out.data() + at, state.base + extent.offset, extent.bytes);
     at += extent.bytes;
   }
@@ -104,7 +104,7 @@ void StatePool::CopyIn(StateHandle& state, int64_t position, std::span<const std
   Grow(state, position);
   Check(in.size() == SnapshotBytes(state), "size of a state's snapshot");
   size_t at = 0;
-  for (const StateExtent& extent : layout_.live_extents_at(position, state.max_centroids)) {
+  for (const StateExtent& extent : layout_.live_extents_at(position, state.slot_cap)) {
     memory_.CopyIn(state.base + extent.offset, in.data() + at, extent.bytes);
     at += extent.bytes;
   }

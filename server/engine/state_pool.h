@@ -16,9 +16,9 @@ namespace ovq {
 // One session's memory. Plain data owned by a Session; only StatePool changes it.
 struct StateHandle {
   std::byte* base = nullptr;  // the device's memory: kernels read it, the pool copies it
-  int32_t max_centroids = 0;
+  int32_t slot_cap = 0;
   int64_t position = 0;        // committed up to here
-  size_t committed_bytes = 0;  // = layout.bytes_at(position, max_centroids)
+  size_t committed_bytes = 0;  // = layout.bytes_at(position, slot_cap)
   size_t reserved_bytes = 0;   // counted against the budget
 };
 
@@ -31,7 +31,7 @@ class StatePool {
 
   // Reserves reserve_bytes of the budget (DESIGN 2.3: the session's cap, or its size at the last
   // position it can reach) and commits position 0. ResourceExhausted states bytes needed and free.
-  absl::StatusOr<StateHandle> Acquire(int32_t max_centroids, size_t reserve_bytes);
+  absl::StatusOr<StateHandle> Acquire(int32_t slot_cap, size_t reserve_bytes);
   // Commits up to `position`; never fails for positions within the reservation (address space and
   // budget are already taken; the system running out of physical memory ends the process).
   void Grow(StateHandle& state, int64_t position);

@@ -38,15 +38,14 @@ absl::Status CheckPrompt(const char* field, std::span<const int32_t> tokens,
   return CheckIds(field, tokens, model.vocab_size);
 }
 
-absl::Status CheckCentroids(const EngineModel& model, const EngineOptions& options,
-                            const std::optional<int32_t>& max_centroids) {
-  if (!max_centroids) return absl::OkStatus();
-  if (!model.layout->has_centroids()) {
+absl::Status CheckSlotCap(const EngineModel& model, const EngineOptions& options,
+                          const std::optional<int32_t>& slot_cap) {
+  if (!slot_cap) return absl::OkStatus();
+  if (!model.layout->has_slot_cap()) {
     return Invalid("max_centroids: the model has no layer with centroids");
   }
-  if (*max_centroids < 2 || *max_centroids > options.max_centroids) {
-    return Invalid("max_centroids: ", *max_centroids, " is outside [2, ", options.max_centroids,
-                   "]");
+  if (*slot_cap < 2 || *slot_cap > options.max_slot_cap) {
+    return Invalid("max_centroids: ", *slot_cap, " is outside [2, ", options.max_slot_cap, "]");
   }
   return absl::OkStatus();
 }
@@ -95,11 +94,11 @@ absl::Status ValidateGenerate(const EngineModel& model, const EngineOptions& opt
     return Invalid("n: ", request.n, " is outside [1, ", kMaxCompletions, "]");
   }
   if (!one_shot && request.n > 1) return Invalid("n: ", request.n, ", must be 1 with a session");
-  if (!one_shot && request.max_centroids) {
+  if (!one_shot && request.slot_cap) {
     return Invalid("max_centroids: belongs to the session, set it when the session is created");
   }
   absl::Status status = CheckPrompt("prompt", request.prompt, model, options);
-  if (status.ok()) status = CheckCentroids(model, options, request.max_centroids);
+  if (status.ok()) status = CheckSlotCap(model, options, request.slot_cap);
   if (status.ok()) status = request.sampling.Validate(model.vocab_size);
   if (status.ok()) status = CheckStop(model, request.stop);
   if (status.ok()) status = CheckTopLogprobs(model, request.output.top_logprobs);
@@ -113,7 +112,7 @@ absl::Status ValidateScore(const EngineModel& model, const EngineOptions& option
                            const ScoreRequest& request) {
   if (request.tokens.empty()) return Invalid("prompt: empty");
   absl::Status status = CheckPrompt("prompt", request.tokens, model, options);
-  if (status.ok()) status = CheckCentroids(model, options, request.max_centroids);
+  if (status.ok()) status = CheckSlotCap(model, options, request.slot_cap);
   if (status.ok()) status = CheckTopLogprobs(model, request.top_logprobs);
   if (status.ok()) {
     status = CheckPosition(*model.layout, static_cast<int64_t>(request.tokens.size()));
@@ -131,7 +130,7 @@ absl::Status ValidateScore(const EngineModel& model, const EngineOptions& option
 absl::Status ValidateSession(const EngineModel& model, const EngineOptions& options,
                              const SessionOptions& session) {
   if (session.ttl < absl::ZeroDuration()) return Invalid("ttl: negative");
-  absl::Status status = CheckCentroids(model, options, session.max_centroids);
+  absl::Status status = CheckSlotCap(model, options, session.slot_cap);
   if (status.ok()) status = CheckPrompt("prompt", session.prompt, model, options);
   if (status.ok()) {
     status = CheckPosition(*model.layout, static_cast<int64_t>(session.prompt.size()));

@@ -51,8 +51,8 @@ absl::Status NoTokenizer(const std::string& path, absl::string_view name) {
 RequestLimits RequestLimits::Of(const Engine& engine) {
   return {.vocab_size = engine.model().vocab_size,
           .max_prompt_tokens = engine.options().max_prompt_tokens,
-          .max_centroids = engine.options().max_centroids,
-          .has_dictionary = engine.model().default_max_centroids > 0,
+          .max_slot_cap = engine.options().max_slot_cap,
+          .has_dictionary = engine.model().default_slot_cap > 0,
           .tokenizer = engine.model().tokenizer};
 }
 
@@ -186,15 +186,15 @@ absl::Status SetOutput(const v1::OutputOptions& from, const std::string& path,
   return absl::OkStatus();
 }
 
-absl::StatusOr<int32_t> ToMaxCentroids(uint32_t value, const std::string& path,
-                                       const RequestLimits& limits) {
+absl::StatusOr<int32_t> ToSlotCap(uint32_t value, const std::string& path,
+                                  const RequestLimits& limits) {
   if (!limits.has_dictionary) {
     return absl::InvalidArgumentError(
         absl::StrCat(path, "max_centroids: this model has no growing dictionary"));
   }
-  if (value < 2 || value > static_cast<uint32_t>(limits.max_centroids)) {
+  if (value < 2 || value > static_cast<uint32_t>(limits.max_slot_cap)) {
     return Bad(path, "max_centroids",
-               absl::StrCat("2 to ", limits.max_centroids, " (--max-centroids)"), value);
+               absl::StrCat("2 to ", limits.max_slot_cap, " (--max-centroids)"), value);
   }
   return static_cast<int32_t>(value);
 }
@@ -220,9 +220,9 @@ absl::StatusOr<ScoreRequest> ToScoreRequest(const v1::ScoreRequest& from,
   to.tokens = *std::move(tokens);
   if (absl::Status status = CheckNotEmpty(to.tokens, ""); !status.ok()) return status;
   if (from.has_max_centroids()) {
-    absl::StatusOr<int32_t> cap = ToMaxCentroids(from.max_centroids(), "", limits);
+    absl::StatusOr<int32_t> cap = ToSlotCap(from.max_centroids(), "", limits);
     if (!cap.ok()) return cap.status();
-    to.max_centroids = *cap;
+    to.slot_cap = *cap;
   }
   if (from.top_logprobs() > limits.vocab_size) {
     return Bad("", "top_logprobs", absl::StrCat("at most the vocabulary's ", limits.vocab_size),

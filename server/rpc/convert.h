@@ -26,7 +26,7 @@ inline constexpr size_t kMaxAnswerBytes = size_t{1} << 30;
 struct RequestLimits {
   int64_t vocab_size = 0;
   int64_t max_prompt_tokens = 0;
-  int32_t max_centroids = 0;
+  int32_t max_slot_cap = 0;
   bool has_dictionary = false;
   const Tokenizer* tokenizer = nullptr;  // null: token ids only
 
@@ -48,8 +48,8 @@ absl::Status SetStop(const v1::StopConditions& from, const std::string& path,
                      const RequestLimits& limits, GenerateRequest& to);
 absl::Status SetOutput(const v1::OutputOptions& from, const std::string& path,
                        const RequestLimits& limits, GenerateRequest& to);
-absl::StatusOr<int32_t> ToMaxCentroids(uint32_t value, const std::string& path,
-                                       const RequestLimits& limits);
+absl::StatusOr<int32_t> ToSlotCap(uint32_t value, const std::string& path,
+                                  const RequestLimits& limits);
 absl::StatusOr<absl::Duration> ToTtl(const google::protobuf::Duration& ttl,
                                      const std::string& path);
 absl::StatusOr<ScoreRequest> ToScoreRequest(const v1::ScoreRequest& from,

@@ -80,10 +80,10 @@ void Fill(const Finished& from, v1::Finished& to) {
 void Fill(const SessionInfo& from, v1::Session& to) {
   to.set_session_id(from.id);
   to.set_position(static_cast<uint64_t>(from.position));
-  to.set_max_centroids(static_cast<uint32_t>(from.max_centroids));
+  to.set_max_centroids(static_cast<uint32_t>(from.slot_cap));
   to.set_state_bytes(from.state_bytes);
   to.set_state_bytes_cap(from.state_bytes_cap);
-  to.set_live_centroids(static_cast<uint64_t>(from.live_centroids));
+  to.set_live_centroids(static_cast<uint64_t>(from.live_slots));
   to.set_busy(from.busy);
   Fill(from.created, *to.mutable_created());
   Fill(from.last_used, *to.mutable_last_used());

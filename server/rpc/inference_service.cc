@@ -22,9 +22,9 @@ absl::Status FillStateSizes(const v1::GetModelInfoRequest& request, const Engine
                             v1::ModelInfo& info) {
   const RequestLimits limits = RequestLimits::Of(engine);
   const EngineModel& model = engine.model();
-  int32_t cap = model.default_max_centroids;
+  int32_t cap = model.default_slot_cap;
   if (request.has_max_centroids()) {
-    absl::StatusOr<int32_t> asked = ToMaxCentroids(request.max_centroids(), "", limits);
+    absl::StatusOr<int32_t> asked = ToSlotCap(request.max_centroids(), "", limits);
     if (!asked.ok()) return asked.status();
     cap = *asked;
   }
@@ -65,9 +65,9 @@ absl::StatusOr<v1::ModelInfo> MakeModelInfo(const v1::GetModelInfoRequest& reque
   info.set_hidden_size(static_cast<uint64_t>(description.hidden_size));
   for (const std::string& type : description.layer_types) info.add_layer_types(type);
   info.set_parameters(static_cast<uint64_t>(description.parameters));
-  info.set_default_max_centroids(static_cast<uint32_t>(model.default_max_centroids));
+  info.set_default_max_centroids(static_cast<uint32_t>(model.default_slot_cap));
   info.set_max_centroids_limit(
-      model.default_max_centroids > 0 ? static_cast<uint32_t>(options.max_centroids) : 0);
+      model.default_slot_cap > 0 ? static_cast<uint32_t>(options.max_slot_cap) : 0);
   info.set_has_tokenizer(services.tokenizer() != nullptr && services.tokenizer()->has_text());
   if (description.bos_token_id.has_value()) {
     info.set_bos_token_id(static_cast<uint32_t>(*description.bos_token_id));

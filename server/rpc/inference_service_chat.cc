@@ -152,9 +152,9 @@ absl::Status ChatCall::StartNewSession(const v1::ChatOpen& open) {
   options.deadline = record_.deadline();
   if (open.has_max_centroids()) {
     absl::StatusOr<int32_t> cap =
-        ToMaxCentroids(open.max_centroids(), "open.", RequestLimits::Of(services_.engine));
+        ToSlotCap(open.max_centroids(), "open.", RequestLimits::Of(services_.engine));
     if (!cap.ok()) return cap.status();
-    options.max_centroids = *cap;
+    options.slot_cap = *cap;
   }
   if (open.has_ttl()) {
     absl::StatusOr<absl::Duration> ttl = ToTtl(open.ttl(), "open.");

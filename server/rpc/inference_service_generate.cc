@@ -74,9 +74,9 @@ class GenerateCall final : public grpc::ServerWriteReactor<grpc::ByteBuffer>,
       if (from.has_session_id()) {
         return absl::InvalidArgumentError("max_centroids: expected none with session_id");
       }
-      absl::StatusOr<int32_t> cap = ToMaxCentroids(from.max_centroids(), "", limits);
+      absl::StatusOr<int32_t> cap = ToSlotCap(from.max_centroids(), "", limits);
       if (!cap.ok()) return cap.status();
-      to.max_centroids = *cap;
+      to.slot_cap = *cap;
     }
     for (const absl::Status& status :
          {SetSampling(from.sampling(), "", limits, to), SetStop(from.stop(), "", limits, to),

@@ -25,9 +25,9 @@ absl::StatusOr<SessionOptions> ToSessionOptions(const v1::CreateSessionRequest& 
                                                 const RequestLimits& limits) {
   SessionOptions to;
   if (from.has_max_centroids()) {
-    absl::StatusOr<int32_t> cap = ToMaxCentroids(from.max_centroids(), "", limits);
+    absl::StatusOr<int32_t> cap = ToSlotCap(from.max_centroids(), "", limits);
     if (!cap.ok()) return cap.status();
-    to.max_centroids = *cap;
+    to.slot_cap = *cap;
   }
   if (from.has_ttl()) {
     absl::StatusOr<absl::Duration> ttl = ToTtl(from.ttl(), "");

@@ -123,7 +123,7 @@ class Metrics::Source final : public prometheus::Collectable {
                                         : static_cast<double>(stats.state_bytes_reserved) /
                                               static_cast<double>(stats.state_bytes_budget));
     set(series_->equivalent_kv_cache, stats.equivalent_kv_cache_bytes);
-    set(series_->centroids_live, stats.live_centroids);
+    set(series_->centroids_live, stats.live_slots);
   }
 
   const std::shared_ptr<Series> series_;

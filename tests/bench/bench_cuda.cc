@@ -27,7 +27,7 @@ struct Case {
 Case FullCase() {
   return {PaperShape("478m"),
           {.chunk_len = 128,
-           .max_centroids = 2048,
+           .slot_cap = 2048,
            .decode_sessions = {1, 16, 64, 256},
            .decode_position = 10'240'000,
            .decode_steps = 256,
@@ -42,7 +42,7 @@ Case FullCase() {
 Case SmokeCase() {
   return {{.n_layers = 2, .d_model = 64, .n_heads = 1, .d_ff = 64, .vocab = 64},
           {.chunk_len = 16,
-           .max_centroids = 64,
+           .slot_cap = 64,
            .decode_sessions = {1, 3},
            .decode_position = 16'000,
            .decode_steps = 4,
@@ -59,8 +59,7 @@ std::filesystem::path WriteModel(const Case& which) {
       std::filesystem::temp_directory_path() / ("ovq-bench-cuda-" + std::to_string(getpid()));
   WriteRandomModel(folder, which.shape, "ovq_attention");
   nlohmann::json config = RandomModelConfig(which.shape, "ovq_attention");
-  config["ovq"] = {{"chunk_size", which.scale.chunk_len},
-                   {"max_centroids", which.scale.max_centroids}};
+  config["ovq"] = {{"chunk_size", which.scale.chunk_len}, {"max_centroids", which.scale.slot_cap}};
   config["sliding_window"] = which.scale.chunk_len;
   std::ofstream(folder / "config.json") << config.dump(1);
   return folder;
@@ -88,7 +87,7 @@ int Run(const Case& which, DeviceContext& context, const std::string& folder, Re
   ModelOptions options;
   options.compute_dtype = DType::kBF16;
   options.state_dtype = DType::kBF16;
-  options.limits.max_centroids = which.scale.max_centroids;
+  options.limits.max_slot_cap = which.scale.slot_cap;
   auto model = LanguageModel::Load(folder, options, context);
   if (!model.ok()) {
     std::fprintf(stderr, "bench_cuda: %s\n", std::string(model.status().message()).c_str());

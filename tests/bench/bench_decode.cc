@@ -24,7 +24,7 @@ namespace {
 
 constexpr int kMaxSessions = 16;
 constexpr int kPiece = 512;  // rows of a prefill step
-constexpr int32_t kMaxCentroids = 2048;
+constexpr int32_t kSlotCap = 2048;
 
 // One session's address range; pages appear as they are touched.
 class SessionMemory {
@@ -41,7 +41,7 @@ class SessionMemory {
 
   std::byte* base() const { return base_; }
   void CopyFrom(const SessionMemory& other, int64_t position) {
-    for (const StateExtent& extent : layout_.extents_at(position, kMaxCentroids)) {
+    for (const StateExtent& extent : layout_.extents_at(position, kSlotCap)) {
       std::memcpy(base_ + extent.offset, other.base_ + extent.offset, extent.bytes);
     }
   }
@@ -118,9 +118,8 @@ class Bench {
   void Print(const Setting& setting, double bandwidth) const {
     const double step = Median(setting.step_seconds);
     const int n = setting.n_sessions;
-    const double bytes =
-        static_cast<double>(model_.weight_bytes()) / n +
-        static_cast<double>(model_.layout().bytes_at(setting.position, kMaxCentroids));
+    const double bytes = static_cast<double>(model_.weight_bytes()) / n +
+                         static_cast<double>(model_.layout().bytes_at(setting.position, kSlotCap));
     std::printf("decode  %8lld %9d %12.1f %14.0f %10.2f\n",
                 static_cast<long long>(setting.position), n, n / step, bytes,
                 bytes * n / step / bandwidth);
@@ -141,8 +140,8 @@ class Bench {
     const size_t each = tokens.size() / sessions.size();
     StepBatch batch;
     for (size_t i = 0; i < sessions.size(); ++i) {
-      batch.Add(std::span(tokens).subspan(i * each, each), position, kMaxCentroids,
-                sessions[i]->base(), n_logits);
+      batch.Add(std::span(tokens).subspan(i * each, each), position, kSlotCap, sessions[i]->base(),
+                n_logits);
     }
     ScratchScope scope(context_);
     const TensorView logits = model_.Forward(batch, context_, scope);
@@ -176,7 +175,7 @@ int Main(int argc, char** argv) {
   }
   ModelOptions options;
   options.state_dtype = dtype == "f32" ? DType::kF32 : DType::kBF16;
-  options.limits.max_centroids = kMaxCentroids;
+  options.limits.max_slot_cap = kSlotCap;
   auto model = LanguageModel::Load(folder.string(), options, *context);
   if (!model.ok()) {
     std::fprintf(stderr, "%s\n", std::string(model.status().message()).c_str());

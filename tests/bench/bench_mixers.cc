@@ -21,7 +21,7 @@ namespace {
 
 constexpr int kModelDim = 768;
 constexpr int kMaxSessions = 16;
-constexpr int32_t kMaxCentroids = 2048;
+constexpr int32_t kSlotCap = 2048;
 
 struct Layer {
   std::unique_ptr<SequenceMixer> mixer;
@@ -45,8 +45,8 @@ Layer MakeLayer(const MixerEntry& entry, int64_t longest, DeviceContext& context
   model.Set("head_dim", int64_t{128});
   model.Set("sliding_window", int64_t{128});
   section.Set("chunk_size", int64_t{128});
-  section.Set("max_centroids", int64_t{kMaxCentroids});
-  section.Set("codebook_size", int64_t{kMaxCentroids});
+  section.Set("max_centroids", int64_t{kSlotCap});
+  section.Set("codebook_size", int64_t{kSlotCap});
   auto made = entry.make({.layer = 1,
                           .type = entry.layer_type,
                           .state = {.model = model,
@@ -60,7 +60,7 @@ Layer MakeLayer(const MixerEntry& entry, int64_t longest, DeviceContext& context
   Layer layer{.mixer = *std::move(made), .where = {}, .session_bytes = 0};
   const MixerState& state = layer.mixer->state();
   layer.where = {0, state.fixed.bytes(), state.block.bytes()};
-  const int64_t slots = state.growth.law == Growth::Law::kTokens ? longest + 4096 : kMaxCentroids;
+  const int64_t slots = state.growth.law == Growth::Law::kTokens ? longest + 4096 : kSlotCap;
   const int64_t blocks =
       state.growth.law == Growth::Law::kNone ? 0 : (slots + kBlockSlots - 1) / kBlockSlots;
   layer.session_bytes = state.fixed.bytes() + static_cast<size_t>(blocks) * state.block.bytes();
@@ -74,13 +74,13 @@ void Step(const Layer& layer, DeviceContext& context, const std::vector<std::byt
   std::vector<int64_t> start;
   for (size_t i = 0; i < sessions.size(); ++i) {
     row_begin.push_back(row_begin.back() + n_rows);
-    caps.push_back(kMaxCentroids);
+    caps.push_back(kSlotCap);
     start.push_back(position);
   }
   const int64_t rows = row_begin.back();
   y.assign(static_cast<size_t>(rows) * kModelDim, 0.0f);
   const StepSeqs seqs = {
-      .row_begin = row_begin, .start_pos = start, .max_centroids = caps, .state = sessions};
+      .row_begin = row_begin, .start_pos = start, .slot_cap = caps, .state = sessions};
   layer.mixer->Forward(StageStep(context, seqs).seqs,
                        {.data = x.data(), .dtype = DType::kBF16, .shape = {rows, kModelDim}},
                        layer.where, context,
@@ -103,7 +103,7 @@ bool SplitKeepsEveryBit(const Layer& layer, DeviceContext& context, std::vector<
 // State bytes one decode step of one session reads.
 size_t StateBytesRead(const Layer& layer, int64_t position) {
   const MixerState& state = layer.mixer->state();
-  const int64_t slots = LiveSlots(state.growth, position, kMaxCentroids);
+  const int64_t slots = LiveSlots(state.growth, position, kSlotCap);
   return state.fixed.bytes() +
          static_cast<size_t>((slots + kBlockSlots - 1) / kBlockSlots) * state.block.bytes();
 }

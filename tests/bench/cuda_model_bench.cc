@@ -49,8 +49,7 @@ CudaModelBench::CudaModelBench(const LanguageModel& model, DeviceContext& contex
 std::vector<float> CudaModelBench::Logits(const Buffer& state, std::span<const int32_t> tokens,
                                           int64_t begin) {
   StepBatch batch;
-  batch.Add(tokens, begin, scale_.max_centroids, state.as<std::byte>(),
-            static_cast<int>(tokens.size()));
+  batch.Add(tokens, begin, scale_.slot_cap, state.as<std::byte>(), static_cast<int>(tokens.size()));
   ScratchScope scope(context_);
   const TensorView logits = model_.Forward(batch, context_, scope);
   std::vector<float> values(tokens.size() * static_cast<size_t>(model_.config().vocab_size));
@@ -81,7 +80,7 @@ CudaModelBench::StepTime CudaModelBench::Step(std::span<const int64_t> begin, in
     for (int32_t& token : tokens) {
       token = static_cast<int32_t>(random_() % model_.config().vocab_size);
     }
-    batch.Add(tokens, begin[i], scale_.max_centroids, sessions_[i].as<std::byte>(), wants_logits);
+    batch.Add(tokens, begin[i], scale_.slot_cap, sessions_[i].as<std::byte>(), wants_logits);
   }
   const double wall = Seconds();
   meter_.Start();
@@ -149,8 +148,7 @@ std::vector<int64_t> CudaModelBench::SpreadPhases(int n) const {
 }
 
 void CudaModelBench::Decode() {
-  const size_t state_bytes =
-      model_.layout().live_bytes_at(scale_.decode_position, scale_.max_centroids);
+  const size_t state_bytes = model_.layout().live_bytes_at(scale_.decode_position, scale_.slot_cap);
   report_.root()["model"] = {{"parameters", model_.parameters()},
                              {"weight_bytes", model_.weight_bytes()},
                              {"state_bytes_per_session", state_bytes},

@@ -41,7 +41,7 @@ double FlopsOfOneHead(const Scale& scale) {
   const double pair = 2 * kHeadDim;  // a product of two head vectors
   double flops = 0;
   for (int64_t begin = 0; begin < scale.prefill_tokens; begin += scale.chunk_len) {
-    const auto live = static_cast<double>(CentroidsAt(begin, scale.max_centroids));
+    const auto live = static_cast<double>(CentroidsAt(begin, scale.slot_cap));
     const auto length =
         static_cast<double>(std::min(scale.chunk_len, scale.prefill_tokens - begin));
     flops += length * 3 * pair * live + 2 * pair * length * (length + 1) / 2;
@@ -66,7 +66,7 @@ class OvqLayer {
         meter_(context) {
     const MixerState& layout = state_.layout();
     where_ = {0, layout.fixed.bytes(), layout.block.bytes()};
-    const int64_t blocks = (scale.max_centroids + kBlockSlots - 1) / kBlockSlots;
+    const int64_t blocks = (scale.slot_cap + kBlockSlots - 1) / kBlockSlots;
     session_bytes_ = layout.fixed.bytes() + static_cast<size_t>(blocks) * layout.block.bytes();
     const int64_t n_rows = scale.prefill_sessions * scale.prefill_rows;
     const std::vector<float> rows = RandomRows(n_rows, n_heads);
@@ -97,10 +97,9 @@ class OvqLayer {
       row_begin.push_back(row_begin.back() + static_cast<int32_t>(scale_.prefill_rows));
     }
     const std::vector<int64_t> start(bases.size(), position);
-    const std::vector<int32_t> caps(bases.size(), scale_.max_centroids);
+    const std::vector<int32_t> caps(bases.size(), scale_.slot_cap);
     const StagedStep step = StageStep(
-        context_,
-        {.row_begin = row_begin, .start_pos = start, .max_centroids = caps, .state = bases});
+        context_, {.row_begin = row_begin, .start_pos = start, .slot_cap = caps, .state = bases});
     const int64_t width = config_.shape.d_model;
     const float* q = rows_.as<float>();
     const AttentionRows rows = {.q = q,

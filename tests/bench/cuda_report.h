@@ -68,7 +68,7 @@ class Report {
 // What is timed.
 struct Scale {
   int64_t chunk_len;
-  int32_t max_centroids;
+  int32_t slot_cap;
   std::vector<int> decode_sessions;
   int64_t decode_position;  // a multiple of chunk_len at which the dictionaries are full
   int decode_steps;

@@ -52,7 +52,7 @@ TEST(LoadConfig, ReadsFieldsAndDefaults) {
   EXPECT_FALSE(config->tie_word_embeddings);
   EXPECT_FALSE(config->bos_token_id.has_value());
   EXPECT_TRUE(config->eos_token_ids.empty());
-  EXPECT_EQ(config->default_max_centroids, 24);
+  EXPECT_EQ(config->default_slot_cap, 24);
   EXPECT_EQ(config->weights_dtype, DType::kF32);
   EXPECT_EQ(config->tokenizer, TokenizerKind::kNone);
   EXPECT_EQ(config->section("ovq").Int("chunk_size", 0, 100).value(), 16);
@@ -79,7 +79,7 @@ TEST(LoadConfig, ReadsOptionalFields) {
   EXPECT_EQ(config->weights_dtype, DType::kBF16);
   EXPECT_EQ(config->tokenizer, TokenizerKind::kBytes);
   EXPECT_EQ(config->tokenizer_byte_offset, 4);
-  EXPECT_EQ(config->default_max_centroids, 2048);
+  EXPECT_EQ(config->default_slot_cap, 2048);
   EXPECT_TRUE(config->model.CheckAllRead().ok()) << config->model.CheckAllRead();
   json["eos_token_id"] = 2;
   json.erase("torch_dtype");

@@ -33,7 +33,7 @@ class Fixtures : public ::testing::TestWithParam<Case> {
     expected_ = SafetensorsFile::Open(golden_.folder + "/expected.safetensors").value();
   }
 
-  int64_t centroids() const { return std::max<int64_t>(model_->config().default_max_centroids, 2); }
+  int64_t centroids() const { return std::max<int64_t>(model_->config().default_slot_cap, 2); }
 
   void ExpectLogits(const Session& session, const std::string& tensor) {
     const TensorView& view = expected_.tensors().at(tensor);
@@ -103,9 +103,9 @@ TEST_P(Fixtures, RandomPieces) {
 class OverriddenCap : public Fixtures {};
 
 TEST_P(OverriddenCap, IsTheSessions) {
-  ASSERT_GT(golden_.override_centroids, 0);
+  ASSERT_GT(golden_.override_slot_cap, 0);
   for (size_t i = 0; i < golden_.sequences.size(); ++i) {
-    Session session(*model_, *context_, golden_.sequences[i], golden_.override_centroids);
+    Session session(*model_, *context_, golden_.sequences[i], golden_.override_slot_cap);
     session.Feed(session.remaining());
     ExpectLogits(session, absl::StrCat("logits_override.", i));
   }

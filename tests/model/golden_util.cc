@@ -14,7 +14,7 @@ Golden LoadGolden(const std::string& name) {
   golden.folder = std::string(folder != nullptr ? folder : OVQ_GOLDEN_DIR) + "/native/" + name;
   const auto json = nlohmann::json::parse(ReadBytes(golden.folder + "/tokens.json"));
   golden.sequences = json.at("sequences").get<std::vector<std::vector<int32_t>>>();
-  golden.override_centroids = json.value("max_centroids_override", int64_t{0});
+  golden.override_slot_cap = json.value("max_centroids_override", int64_t{0});
   return golden;
 }
 
@@ -29,7 +29,7 @@ std::unique_ptr<LanguageModel> LoadModel(const std::string& folder, DeviceContex
   ModelOptions options;
   options.compute_dtype = compute;
   options.state_dtype = state;
-  options.limits = {.max_centroids = 4096, .max_unbounded_tokens = 4096};
+  options.limits = {.max_slot_cap = 4096, .max_unbounded_tokens = 4096};
   auto model = LanguageModel::Load(folder, options, context);
   Check(model.ok(), Message(model.status()).c_str());
   return *std::move(model);
@@ -51,17 +51,17 @@ std::vector<float> Forward(const LanguageModel& model, DeviceContext& context,
 }
 
 Session::Session(const LanguageModel& model, DeviceContext& context, std::vector<int32_t> tokens,
-                 int64_t max_centroids)
+                 int64_t slot_cap)
     : model_(model),
       context_(context),
       tokens_(std::move(tokens)),
-      max_centroids_(max_centroids),
+      slot_cap_(slot_cap),
       memory_(ZeroedSession(model, context)) {}
 
 void Session::AddTo(StepBatch& batch, int64_t n) {
   const auto piece = std::span<const int32_t>(tokens_).subspan(static_cast<size_t>(position_),
                                                                static_cast<size_t>(n));
-  batch.Add(piece, position_, static_cast<int32_t>(max_centroids_), memory_.as<std::byte>(),
+  batch.Add(piece, position_, static_cast<int32_t>(slot_cap_), memory_.as<std::byte>(),
             static_cast<int>(n));
 }
 
@@ -80,7 +80,7 @@ void Session::Feed(int64_t n) {
 
 std::string Session::StateBytes() const {
   std::string bytes;
-  for (const StateExtent& extent : model_.layout().extents_at(position_, max_centroids_)) {
+  for (const StateExtent& extent : model_.layout().extents_at(position_, slot_cap_)) {
     std::string part(extent.bytes, '\0');
     context_.CopyToHost(part.data(), memory_.as<std::byte>() + extent.offset, extent.bytes);
     bytes += part;

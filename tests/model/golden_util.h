@@ -14,7 +14,7 @@ namespace ovq::test {
 struct Golden {
   std::string folder;
   std::vector<std::vector<int32_t>> sequences;
-  int64_t override_centroids = 0;  // 0: no logits_override in the file
+  int64_t override_slot_cap = 0;  // 0: no logits_override in the file
 };
 Golden LoadGolden(const std::string& name);
 
@@ -35,7 +35,7 @@ std::vector<float> Forward(const LanguageModel& model, DeviceContext& context,
 class Session {
  public:
   Session(const LanguageModel& model, DeviceContext& context, std::vector<int32_t> tokens,
-          int64_t max_centroids);
+          int64_t slot_cap);
 
   int64_t position() const { return position_; }
   int64_t remaining() const { return static_cast<int64_t>(tokens_.size()) - position_; }
@@ -53,7 +53,7 @@ class Session {
   const LanguageModel& model_;
   DeviceContext& context_;
   std::vector<int32_t> tokens_;
-  int64_t max_centroids_;
+  int64_t slot_cap_;
   int64_t position_ = 0;
   Buffer memory_;
   std::vector<float> logits_;

@@ -10,7 +10,7 @@ namespace ovq {
 namespace {
 
 constexpr int kChunkLen = 8;
-constexpr StateLimits kLimits = {.max_centroids = 1000, .max_unbounded_tokens = 3000};
+constexpr StateLimits kLimits = {.max_slot_cap = 1000, .max_unbounded_tokens = 3000};
 constexpr size_t kPages[] = {256, 4096, size_t{64} << 10, size_t{2} << 20};
 constexpr int64_t kPositions[] = {0, 1, 7, 8, 9, 63, 64, 65, 128, 129, 1000, 2999, 3000};
 constexpr int64_t kCaps[] = {2, 64, 65, 1000};

@@ -53,7 +53,7 @@ TEST(Options, Defaults) {
   EXPECT_EQ(options.device, Device::kCpu);
   EXPECT_FALSE(options.state_memory_bytes.has_value());
   EXPECT_FALSE(options.state_dtype.has_value());
-  EXPECT_EQ(options.max_centroids, 65536);
+  EXPECT_EQ(options.max_slot_cap, 65536);
   EXPECT_EQ(options.max_sessions, 1024);
   EXPECT_EQ(options.max_batch_tokens, 512);
   EXPECT_EQ(options.session_ttl, absl::Minutes(30));
@@ -100,7 +100,7 @@ TEST(Options, EveryFlag) {
   EXPECT_EQ(options.device, Device::kReference);
   EXPECT_EQ(options.threads, 3);
   EXPECT_EQ(options.state_memory_bytes, (size_t{3} << 30) / 2);
-  EXPECT_EQ(options.max_centroids, 128);
+  EXPECT_EQ(options.max_slot_cap, 128);
   EXPECT_EQ(options.max_sessions, 7);
   EXPECT_EQ(options.state_dtype, DType::kBF16);
   EXPECT_EQ(options.compute_dtype, DType::kF32);
@@ -111,7 +111,7 @@ TEST(Options, EveryFlag) {
   EXPECT_EQ(options.session_ttl, absl::Minutes(90));
   EXPECT_EQ(options.drain_timeout, absl::Seconds(5));
   EXPECT_EQ(options.max_message_bytes, size_t{1} << 20);
-  EXPECT_THAT(options.plan_centroids, testing::ElementsAre(64, 128));
+  EXPECT_THAT(options.plan_slot_caps, testing::ElementsAre(64, 128));
   EXPECT_THAT(options.plan_tokens, testing::ElementsAre(10));
   EXPECT_EQ(options.tls_cert + options.tls_key + options.tls_client_ca + options.tenants, "ckat");
   EXPECT_EQ(options.admin_listen, "0.0.0.0:1");

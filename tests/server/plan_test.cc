@@ -51,11 +51,11 @@ TEST(Plan, IsWhatTheLoadedModelReserves) {
     const ModelOptions model_options = {
         .compute_dtype = std::nullopt,
         .state_dtype = DType::kBF16,
-        .limits = {.max_centroids = options.max_centroids, .max_unbounded_tokens = 8192}};
+        .limits = {.max_slot_cap = options.max_slot_cap, .max_unbounded_tokens = 8192}};
     const auto model = LanguageModel::Load(options.model, model_options, **context);
     ASSERT_TRUE(model.ok()) << model.status();
     const StateLayout& layout = (*model)->layout();
-    const int64_t cap = (*model)->config().default_max_centroids;
+    const int64_t cap = (*model)->config().default_slot_cap;
     const auto row = [&](const std::string& tokens, size_t bytes, const std::string& kv) {
       const size_t fit = (size_t{64} << 20) / bytes;
       return std::vector<std::string>{std::to_string(cap),
@@ -76,7 +76,7 @@ TEST(Plan, IsWhatTheLoadedModelReserves) {
 
 TEST(Plan, CapsAsAsked) {
   Options options = ForModel("python-bytes");
-  options.plan_centroids = {128, 4096};
+  options.plan_slot_caps = {128, 4096};
   options.plan_tokens = {1 << 20};
   const absl::StatusOr<std::string> text = PlanText(options);
   ASSERT_TRUE(text.ok()) << text.status();

@@ -42,9 +42,8 @@ absl::StatusOr<OvqConfig> ReadConfig(const StateSpec& spec) {
   const int64_t longest = spec.device == Device::kCuda ? kMaxCudaChunkLen : 1 << 16;
   absl::StatusOr<int64_t> chunk_len = spec.section.IntOr("chunk_size", 128, 2, longest);
   if (!chunk_len.ok()) return chunk_len.status();
-  absl::StatusOr<int64_t> max_centroids =
-      spec.section.IntOr("max_centroids", 2048, 2, int64_t{1} << 24);
-  if (!max_centroids.ok()) return max_centroids.status();
+  absl::StatusOr<int64_t> slot_cap = spec.section.IntOr("max_centroids", 2048, 2, int64_t{1} << 24);
+  if (!slot_cap.ok()) return slot_cap.status();
   absl::StatusOr<bool> normalize = spec.section.BoolOr("normalize_centroids", false);
   if (!normalize.ok()) return normalize.status();
   if (*normalize) {

@@ -161,7 +161,7 @@ void AttendHead(const OvqArgs& args, int s, int kv_head, AttentionTile& tile,
                 const UpdateBuffers& buffers) {
   const OvqConfig& config = args.config;
   const int chunk_len = config.chunk_len;
-  const int64_t cap = args.seqs.max_centroids[s];
+  const int64_t cap = args.seqs.slot_cap[s];
   const OvqHead head = args.state.Head(args.seqs.state[s], args.where, kv_head);
   int64_t row = args.seqs.row_begin[s];
   const int64_t end_row = args.seqs.row_begin[s + 1];
@@ -195,7 +195,7 @@ int64_t MostBlocks(const OvqArgs& args) {
   for (int s = 0; s < args.seqs.n_seqs(); ++s) {
     const int64_t end =
         args.seqs.start_pos[s] + args.seqs.row_begin[s + 1] - args.seqs.row_begin[s];
-    most = std::max(most, BlocksFor(CentroidsAt(end, args.seqs.max_centroids[s])));
+    most = std::max(most, BlocksFor(CentroidsAt(end, args.seqs.slot_cap[s])));
   }
   return most + BlocksFor(args.config.chunk_len);
 }

@@ -20,7 +20,7 @@ struct Token {
   int64_t chunk;
   int offset;      // in the chunk
   int64_t n_live;  // centroids at the chunk's start
-  int32_t max_centroids;
+  int32_t slot_cap;
 };
 
 std::vector<SlotRef> VisibleSlots(const Token& token) {
@@ -103,7 +103,7 @@ void MergeCentroid(const Token& token, int32_t centroid, const std::vector<int>&
 void UpdateDictionary(const Token& token) {
   const OvqArgs& args = token.args;
   const int chunk_len = args.config.chunk_len;
-  const int64_t n_next = CentroidsAt((token.chunk + 1) * chunk_len, token.max_centroids);
+  const int64_t n_next = CentroidsAt((token.chunk + 1) * chunk_len, token.slot_cap);
   std::vector<int32_t> order(chunk_len), assignment(chunk_len);
   if (token.n_live == 0) {
     std::vector<float> first(static_cast<size_t>(args.config.shape.head_dim));
@@ -174,8 +174,8 @@ void OvqAttentionRef(DeviceContext&, const OvqArgs& args) {
                    .row = row,
                    .chunk = chunk,
                    .offset = static_cast<int>(position % args.config.chunk_len),
-                   .n_live = CentroidsAt(chunk * args.config.chunk_len, args.seqs.max_centroids[s]),
-                   .max_centroids = args.seqs.max_centroids[s]});
+                   .n_live = CentroidsAt(chunk * args.config.chunk_len, args.seqs.slot_cap[s]),
+                   .slot_cap = args.seqs.slot_cap[s]});
       }
     }
   }

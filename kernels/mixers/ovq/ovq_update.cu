@@ -196,7 +196,7 @@ __global__ void __launch_bounds__(kMaxThreads, 1) UpdateDictionaries(UpdateArgs 
   std::byte* session = args.seqs.state[s];
   if (session == nullptr) return;
   const Piece piece = FindPiece(args.seqs, s, args.chunk_len, args.wave);
-  const int64_t chunk_end = piece.span_begin + args.chunk_len, cap = args.seqs.max_centroids[s];
+  const int64_t chunk_end = piece.span_begin + args.chunk_len, cap = args.seqs.slot_cap[s];
   if (piece.end != chunk_end) return;
   const HeadUpdate update = {.session = session,
                              .kv_head = static_cast<int>(blockIdx.y),

@@ -339,11 +339,8 @@ INSTANTIATE_TEST_SUITE_P(DTypes, AttendTies, ::testing::Values(kF32, kBF16),
 TEST(Waves, CountsTheSpansThatRowsTouch) {
   const std::vector<int32_t> row_begin = {0, 1, 66, 67};
   const std::vector<int64_t> start_pos = {0, 63, 1000};
-  const StepSeqs seqs = {.row_begin = row_begin,
-                         .start_pos = start_pos,
-                         .max_centroids = {},
-                         .state = {},
-                         .device = {}};
+  const StepSeqs seqs = {
+      .row_begin = row_begin, .start_pos = start_pos, .slot_cap = {}, .state = {}, .device = {}};
   EXPECT_EQ(cuda::Waves(seqs, 64), 2);
   EXPECT_EQ(cuda::Waves(seqs, 32), 3);
   EXPECT_EQ(cuda::Waves(seqs, 0), 1);

@@ -277,7 +277,7 @@ class Sessions {
     if (batch.owners.empty()) return false;
     const StepSeqs seqs = {.row_begin = batch.row_begin,
                            .start_pos = batch.start_pos,
-                           .max_centroids = batch.caps,
+                           .slot_cap = batch.caps,
                            .state = batch.states,
                            .device = {}};
     StagedStep staged = StageStep(context_, seqs);

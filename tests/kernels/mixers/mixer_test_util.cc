@@ -5,7 +5,7 @@
 namespace ovq::test {
 
 MixerInstance::MixerInstance(const MixerCase& c, Device device, int n_threads, int64_t max_tokens)
-    : max_centroids_(c.max_centroids),
+    : slot_cap_(c.slot_cap),
       compute_dtype_(c.compute_dtype),
       context_(MakeContext(device, n_threads)) {
   context_->BindThread();
@@ -17,8 +17,8 @@ MixerInstance::MixerInstance(const MixerCase& c, Device device, int n_threads, i
   model.Set("value_head_dim", int64_t{c.value_head_dim});
   model.Set("sliding_window", int64_t{c.window});
   section.Set("chunk_size", int64_t{c.chunk_len});
-  section.Set("max_centroids", int64_t{c.max_centroids});
-  section.Set("codebook_size", int64_t{c.max_centroids});
+  section.Set("max_centroids", int64_t{c.slot_cap});
+  section.Set("codebook_size", int64_t{c.slot_cap});
   RandomLayer layer(7);
   const WeightSource source = layer.source();
   auto made = FindMixer(c.type)->make({.layer = 3,
@@ -35,7 +35,7 @@ MixerInstance::MixerInstance(const MixerCase& c, Device device, int n_threads, i
   const MixerState& state = mixer_->state();
   where_ = {
       .fixed_offset = 0, .blocks_offset = state.fixed.bytes(), .block_stride = state.block.bytes()};
-  const int64_t slots = state.growth.law == Growth::Law::kTokens ? max_tokens : c.max_centroids;
+  const int64_t slots = state.growth.law == Growth::Law::kTokens ? max_tokens : c.slot_cap;
   const int64_t blocks =
       state.growth.law == Growth::Law::kNone ? 0 : (slots + kBlockSlots - 1) / kBlockSlots;
   session_bytes_ = state.fixed.bytes() + static_cast<size_t>(blocks) * state.block.bytes();
@@ -49,14 +49,14 @@ std::vector<float> MixerInstance::Step(const std::vector<Piece>& pieces) {
   for (const Piece& piece : pieces) {
     x.insert(x.end(), piece.x.begin(), piece.x.end());
     row_begin.push_back(row_begin.back() + static_cast<int32_t>(piece.rows()));
-    caps.push_back(max_centroids_);
+    caps.push_back(slot_cap_);
     start.push_back(piece.start);
     state.push_back(piece.session);
   }
   StepSeqs seqs;
   seqs.row_begin = row_begin;
   seqs.start_pos = start;
-  seqs.max_centroids = caps;
+  seqs.slot_cap = caps;
   seqs.state = state;
   const Shape shape = {row_begin.back(), kModelDim};
   const std::vector<BF16> narrow = Rounded(x);

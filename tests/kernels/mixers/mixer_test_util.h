@@ -20,7 +20,7 @@ inline constexpr int kModelDim = 48;
 struct MixerCase {
   std::string type;
   int n_heads, n_kv_heads, head_dim, value_head_dim;
-  int chunk_len, max_centroids, window;
+  int chunk_len, slot_cap, window;
   DType state_dtype;
   DType compute_dtype;
   Device device = Device::kCpu;
@@ -123,7 +123,7 @@ class MixerInstance {
                          std::vector<int64_t> cuts, int64_t start = 0);
 
  private:
-  int32_t max_centroids_;
+  int32_t slot_cap_;
   DType compute_dtype_;
   std::unique_ptr<DeviceContext> context_;
   std::unique_ptr<SequenceMixer> mixer_;

@@ -18,14 +18,14 @@ namespace ovq::test {
 namespace {
 
 struct Case {
-  int head_dim, value_head_dim, heads, chunk_len, max_centroids;
+  int head_dim, value_head_dim, heads, chunk_len, slot_cap;
   DType dtype;
 };
 
 std::string CaseName(const ::testing::TestParamInfo<Case>& info) {
   const Case& c = info.param;
   return absl::StrCat("d", c.head_dim, "v", c.value_head_dim, "h", c.heads, "_", c.chunk_len, "_",
-                      c.max_centroids, "_", DTypeName(c.dtype));
+                      c.slot_cap, "_", DTypeName(c.dtype));
 }
 
 // One row of a sequence at `position`, and the state it finds.
@@ -56,13 +56,13 @@ class OvqUpdate : public ::testing::TestWithParam<Case> {
     where_.fixed_offset = 64;
     where_.blocks_offset = where_.fixed_offset + layout.fixed.bytes() + 128;
     where_.block_stride = layout.block.bytes() + 192;
-    n_blocks_ = BlocksFor(GetParam().max_centroids);
+    n_blocks_ = BlocksFor(GetParam().slot_cap);
     state_bytes_ = where_.blocks_offset + static_cast<size_t>(n_blocks_) * where_.block_stride;
   }
 
   int64_t chunk_len() const { return GetParam().chunk_len; }
   int64_t CentroidsBefore(int64_t position) const {
-    return CentroidsAt(position / chunk_len() * chunk_len(), GetParam().max_centroids);
+    return CentroidsAt(position / chunk_len() * chunk_len(), GetParam().slot_cap);
   }
 
   void FillPending(const OvqHead& head, int64_t n_old);
@@ -149,13 +149,13 @@ StepSeqs OvqUpdate::Seqs(const std::vector<Sequence>& sequences, std::vector<std
   states_ = std::move(states);
   for (const Sequence& sequence : sequences) {
     row_begin_.push_back(row_begin_.back() + 1);
-    caps_.push_back(GetParam().max_centroids);
+    caps_.push_back(GetParam().slot_cap);
     start_.push_back(sequence.position);
   }
   StepSeqs seqs;
   seqs.row_begin = row_begin_;
   seqs.start_pos = start_;
-  seqs.max_centroids = caps_;
+  seqs.slot_cap = caps_;
   seqs.state = states_;
   return seqs;
 }

@@ -67,7 +67,7 @@ void StepGate::Enter() {
 FakeModel::FakeModel(Options options) : full_attention_(options.full_attention) {
   layout_ = std::make_unique<StateLayout>(
       Layers(full_attention_),
-      StateLimits{.max_centroids = 4096, .max_unbounded_tokens = options.max_unbounded_tokens});
+      StateLimits{.max_slot_cap = 4096, .max_unbounded_tokens = options.max_unbounded_tokens});
   if (!options.with_text) return;
   ModelConfig config;
   config.vocab_size = kVocab;
@@ -82,7 +82,7 @@ EngineModel FakeModel::Make() {
   EngineModel model;
   model.vocab_size = kVocab;
   model.eos_token_ids = {kEos};
-  model.default_max_centroids = kDefaultCentroids;
+  model.default_slot_cap = kDefaultSlotCap;
   model.full_kv_bytes_per_token = 1000;
   model.layout = layout_.get();
   model.tokenizer = tokenizer_.get();
@@ -157,7 +157,7 @@ void FakeModel::Forward(const StepBatch& batch, TensorView logits) {
     for (int row = batch.row_begin[i]; row < batch.row_begin[i + 1]; ++row) {
       const int64_t position = batch.start_pos[i] + row - batch.row_begin[i];
       const uint64_t hash =
-          Consume(batch.token_ids[row], position, batch.max_centroids[i], batch.state[i]);
+          Consume(batch.token_ids[row], position, batch.slot_cap[i], batch.state[i]);
       if (wanted == batch.logit_rows.size() || batch.logit_rows[wanted] != row) continue;
       FillLogits(hash, position + 1, out + static_cast<int64_t>(wanted) * kVocab);
       ++wanted;

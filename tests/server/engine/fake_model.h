@@ -19,7 +19,7 @@ namespace ovq::test {
 
 inline constexpr int64_t kVocab = 258;
 inline constexpr int32_t kEos = 257;
-inline constexpr int32_t kDefaultCentroids = 256;
+inline constexpr int32_t kDefaultSlotCap = 256;
 
 // Stops the engine thread inside chosen steps. Open from the start.
 class StepGate {

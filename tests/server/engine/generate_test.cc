@@ -17,7 +17,7 @@ GenerateRequest Numbered(int i) {
   request.output = {.logprobs = true, .top_logprobs = i % 4};
   request.sampling.temperature = i % 3 == 0 ? 0.0f : 0.9f;
   request.sampling.repetition_penalty = i % 5 == 0 ? 1.3f : 1.0f;
-  if (i % 2 == 0) request.max_centroids = 16 + i;
+  if (i % 2 == 0) request.slot_cap = 16 + i;
   return request;
 }
 
@@ -86,7 +86,7 @@ TEST(Generate, StartedAndUsage) {
   EXPECT_EQ(usage.generated_tokens, 5);
   EXPECT_EQ(usage.position, 45);
   EXPECT_EQ(usage.state_bytes,
-            static_cast<int64_t>(engine.model().layout().bytes_at(44, kDefaultCentroids)));
+            static_cast<int64_t>(engine.model().layout().bytes_at(44, kDefaultSlotCap)));
   EXPECT_GE(usage.queue_time, absl::ZeroDuration());
   EXPECT_GE(usage.prefill_time, absl::ZeroDuration());
   EXPECT_GE(usage.decode_time, absl::ZeroDuration());
@@ -267,16 +267,15 @@ TEST(Submit, RefusesWhatCannotBeRun) {
       {[](GenerateRequest& r) { r.output.top_logprobs = 259; }, kInvalid, "top_logprobs"},
       {[](GenerateRequest& r) { r.n = 0; }, kInvalid, "n: 0"},
       {[](GenerateRequest& r) { r.n = 65; }, kInvalid, "n: 65"},
-      {[](GenerateRequest& r) { r.max_centroids = 1; }, kInvalid, "max_centroids: 1"},
-      {[](GenerateRequest& r) { r.max_centroids = 5000; }, kInvalid, "max_centroids: 5000"},
+      {[](GenerateRequest& r) { r.slot_cap = 1; }, kInvalid, "max_centroids: 1"},
+      {[](GenerateRequest& r) { r.slot_cap = 5000; }, kInvalid, "max_centroids: 5000"},
       {[](GenerateRequest& r) { r.session_id = "ab", r.n = 2; }, kInvalid, "n: 2"},
-      {[](GenerateRequest& r) { r.session_id = "ab", r.max_centroids = 8; }, kInvalid,
-       "max_centroids"},
+      {[](GenerateRequest& r) { r.session_id = "ab", r.slot_cap = 8; }, kInvalid, "max_centroids"},
       {[](GenerateRequest& r) { r.session_id = "ab"; }, absl::StatusCode::kNotFound, "session ab"},
   };
   EngineOptions options;
   options.max_prompt_tokens = 100;
-  options.max_centroids = 4096;
+  options.max_slot_cap = 4096;
   TestEngine engine(options);
   for (const BadRequest& bad : cases) {
     GenerateRequest request = Request({1, 2}, 10);

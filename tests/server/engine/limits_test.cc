@@ -46,7 +46,7 @@ TEST(Cancel, AtEveryStepFreesTheMemoryWithinOneStep) {
 TEST(Cancel, InTheQueueAndBeforeSubmit) {
   FakeModel probe;
   EngineOptions options;
-  options.state_memory_bytes = probe.layout().bytes_cap(kDefaultCentroids);
+  options.state_memory_bytes = probe.layout().bytes_cap(kDefaultSlotCap);
   TestEngine engine(options);
   const std::string id = engine.NewSession().id;  // takes all
   const std::shared_ptr<TokenStream> stream = engine.Start(Request({1, 2}, 3));
@@ -67,7 +67,7 @@ TEST(Cancel, InTheQueueAndBeforeSubmit) {
 TEST(Deadline, InTheQueue) {
   FakeModel probe;
   EngineOptions options;
-  options.state_memory_bytes = probe.layout().bytes_cap(kDefaultCentroids);
+  options.state_memory_bytes = probe.layout().bytes_cap(kDefaultSlotCap);
   TestEngine engine(options);
   engine.NewSession();
   GenerateRequest request = Request({1, 2}, 3);
@@ -156,7 +156,7 @@ TEST(Queue, FullIsRefusedAndCounted) {
   events.rejected = [&](RejectReason reason) { rejected += reason == RejectReason::kQueueFull; };
   FakeModel probe;
   EngineOptions options;
-  options.state_memory_bytes = probe.layout().bytes_cap(kDefaultCentroids);
+  options.state_memory_bytes = probe.layout().bytes_cap(kDefaultSlotCap);
   options.max_queue = 2;
   TestEngine engine(options, {}, std::move(events));
   const std::string id = engine.NewSession().id;
@@ -176,7 +176,7 @@ TEST(Queue, FullIsRefusedAndCounted) {
 
 TEST(Memory, RequestsWaitInOrderAndRunWhenItIsFreed) {
   FakeModel probe;
-  const size_t needed = probe.layout().bytes_at(1000, kDefaultCentroids);
+  const size_t needed = probe.layout().bytes_at(1000, kDefaultSlotCap);
   EngineOptions options;
   options.state_memory_bytes = 2 * needed;
   TestEngine engine(options);
@@ -197,10 +197,9 @@ TEST(Memory, ReservationIsWhatTheRequestCanReach) {
         engine.Start(Request(SomeTokens(500, 1), max_tokens), 2);
     while (!parked->full()) engine.SettledStats();
     const EngineStats stats = engine.SettledStats();
-    EXPECT_EQ(stats.state_bytes_reserved, max_tokens == 100
-                                              ? layout.bytes_at(600, kDefaultCentroids)
-                                              : layout.bytes_cap(kDefaultCentroids));
-    EXPECT_EQ(stats.state_bytes_committed, layout.bytes_at(500, kDefaultCentroids));
+    EXPECT_EQ(stats.state_bytes_reserved, max_tokens == 100 ? layout.bytes_at(600, kDefaultSlotCap)
+                                                            : layout.bytes_cap(kDefaultSlotCap));
+    EXPECT_EQ(stats.state_bytes_committed, layout.bytes_at(500, kDefaultSlotCap));
     parked->Cancel();
     ReadAll(*parked);
   }
@@ -215,7 +214,7 @@ TEST(Memory, WhatCanNeverFitIsRefusedAtOnce) {
       engine->Submit(Request(SomeTokens(3000, 1), 5), std::make_shared<TokenStream>());
   EXPECT_EQ(status.code(), absl::StatusCode::kResourceExhausted);
   EXPECT_THAT(std::string(status.message()), HasSubstr("20000 in all"));
-  const size_t needed = engine.model().layout().bytes_at(3005, kDefaultCentroids);
+  const size_t needed = engine.model().layout().bytes_at(3005, kDefaultSlotCap);
   EXPECT_THAT(std::string(status.message()), HasSubstr(std::to_string(needed)));
   GenerateRequest many = Request({1}, 2);
   many.n = 5;

@@ -171,7 +171,7 @@ TEST(EngineQuota, SessionsHoldTheirCapUntilDeleted) {
   SessionOptions options;
   options.tenant = "a";
   const std::string id = engine.NewSession(options).id;
-  const size_t cap = engine.model().layout().bytes_cap(kDefaultCentroids);
+  const size_t cap = engine.model().layout().bytes_cap(kDefaultSlotCap);
   EXPECT_EQ(UseOf(*quotas, "a").state_bytes, cap);
   options.prompt = SomeTokens(20, 1);
   engine.NewSession(options);

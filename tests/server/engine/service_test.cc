@@ -40,7 +40,7 @@ TEST(Score, IsTheLogprobOfEveryGivenToken) {
     }
   }
   EXPECT_EQ(result.state_bytes,
-            static_cast<int64_t>(engine.model().layout().bytes_at(55, kDefaultCentroids)));
+            static_cast<int64_t>(engine.model().layout().bytes_at(55, kDefaultSlotCap)));
   EXPECT_EQ(engine.SettledStats().state_bytes_reserved, 0u);
 
   EngineOptions options;
@@ -167,7 +167,7 @@ TEST(Drain, LetsRunningRequestsFinishAndRefusesNewOnes) {
 TEST(Drain, EndsTheRestWhenTheTimeIsUp) {
   FakeModel probe;
   EngineOptions options;
-  options.state_memory_bytes = probe.layout().bytes_cap(kDefaultCentroids);
+  options.state_memory_bytes = probe.layout().bytes_cap(kDefaultSlotCap);
   TestEngine engine(options);
   const std::shared_ptr<TokenStream> running = engine.Start(Request({1}, INT64_MAX), 2);
   const std::shared_ptr<TokenStream> queued = engine.Start(Request({1}, INT64_MAX), 2);
@@ -228,7 +228,7 @@ TEST(Events, CountWhatHappened) {
   const std::string id = engine.NewSession().id;
   EXPECT_TRUE(engine->DeleteSession(id, "").ok());
   GenerateRequest huge = Request({1}, 1000000);
-  huge.max_centroids = 4096;
+  huge.slot_cap = 4096;
   huge.n = 64;
   EXPECT_EQ(engine->Submit(huge, std::make_shared<TokenStream>()).code(),
             absl::StatusCode::kResourceExhausted);
@@ -317,7 +317,7 @@ TEST(Stats, WhatAStepWorksOnShowsWhileItHangs) {
 
 TEST(Stats, SlotsAreSessionsOfTheDefaultCap) {
   EngineOptions options;
-  const size_t each = FakeModel().layout().bytes_cap(kDefaultCentroids);
+  const size_t each = FakeModel().layout().bytes_cap(kDefaultSlotCap);
   options.state_memory_bytes = 5 * each - 1;
   options.max_sessions = 100;
   TestEngine engine(options);

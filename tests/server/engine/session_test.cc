@@ -52,11 +52,11 @@ TEST(Session, TurnsEqualOneLongPrompt) {
   EXPECT_EQ(info.generated_tokens_total, 32);
   EXPECT_EQ(info.prompt_tokens_total, info.position - 32);
   EXPECT_FALSE(info.busy);
-  EXPECT_EQ(info.max_centroids, kDefaultCentroids);
+  EXPECT_EQ(info.slot_cap, kDefaultSlotCap);
   const StateLayout& layout = engine.model().layout();
-  EXPECT_EQ(info.state_bytes, layout.bytes_at(info.position - 1, kDefaultCentroids));
-  EXPECT_EQ(info.state_bytes_cap, layout.bytes_cap(kDefaultCentroids));
-  EXPECT_EQ(info.live_centroids, layout.LiveCentroids(info.position - 1, kDefaultCentroids));
+  EXPECT_EQ(info.state_bytes, layout.bytes_at(info.position - 1, kDefaultSlotCap));
+  EXPECT_EQ(info.state_bytes_cap, layout.bytes_cap(kDefaultSlotCap));
+  EXPECT_EQ(info.live_slots, layout.LiveSlotsAt(info.position - 1, kDefaultSlotCap));
 
   // A session made from the whole conversation has the same state, to the byte.
   SessionOptions options;
@@ -177,7 +177,7 @@ TEST(Session, BusyIsVisibleAndGuardsTheState) {
   const EngineStats stats = engine.SettledStats();
   EXPECT_EQ(stats.sessions_active, 0);
   EXPECT_EQ(stats.sessions_idle, 1);
-  EXPECT_GT(stats.live_centroids, 0);
+  EXPECT_GT(stats.live_slots, 0);
   EXPECT_EQ(stats.equivalent_kv_cache_bytes,
             static_cast<size_t>(engine->GetSession(id, "")->position) * 1000);
 }
@@ -287,7 +287,7 @@ TEST(Session, CreationIsRefusedAtOnceWhenThereIsNoRoom) {
   EngineOptions options;
   options.max_sessions = 3;
   FakeModel probe;
-  const size_t cap = probe.layout().bytes_cap(kDefaultCentroids);
+  const size_t cap = probe.layout().bytes_cap(kDefaultSlotCap);
   options.state_memory_bytes = 2 * cap + probe.layout().bytes_cap(8);
   TestEngine engine(options);
   engine.NewSession();
@@ -301,14 +301,14 @@ TEST(Session, CreationIsRefusedAtOnceWhenThereIsNoRoom) {
   EXPECT_EQ(memory.code(), absl::StatusCode::kResourceExhausted);
   EXPECT_THAT(std::string(memory.message()), HasSubstr(std::to_string(cap) + " bytes needed"));
   SessionOptions small;
-  small.max_centroids = 8;
+  small.slot_cap = 8;
   EXPECT_TRUE(create(small).ok());
   EXPECT_TRUE(engine->DeleteSession(second, "").ok());
   EXPECT_TRUE(create(small).ok());
   const absl::Status sessions = create(small);
   EXPECT_EQ(sessions.code(), absl::StatusCode::kResourceExhausted);
   EXPECT_THAT(std::string(sessions.message()), HasSubstr("sessions"));
-  small.max_centroids = 1;
+  small.slot_cap = 1;
   EXPECT_EQ(create(small).code(), absl::StatusCode::kInvalidArgument);
   small = {};
   small.ttl = -absl::Seconds(1);

@@ -38,7 +38,7 @@ std::vector<MixerState> Layers() {
 }
 
 StateLayout LayoutFor(size_t page_bytes) {
-  return StateLayout(Layers(), {.max_centroids = kCap, .max_unbounded_tokens = kLastPosition},
+  return StateLayout(Layers(), {.max_slot_cap = kCap, .max_unbounded_tokens = kLastPosition},
                      page_bytes);
 }
 
@@ -68,7 +68,7 @@ class StatePoolDevice : public testing::TestWithParam<Device> {
   }
   // Writes the whole of what is committed, as no kernel does.
   void Fill(const StateHandle& state, std::byte value) {
-    for (const StateExtent& extent : layout_->extents_at(state.position, state.max_centroids)) {
+    for (const StateExtent& extent : layout_->extents_at(state.position, state.slot_cap)) {
       const Bytes bytes(extent.bytes, value);
       memory_->CopyIn(state.base + extent.offset, bytes.data(), bytes.size());
     }
@@ -77,15 +77,14 @@ class StatePoolDevice : public testing::TestWithParam<Device> {
   Bytes FillLive(StatePool& pool, const StateHandle& state, uint64_t seed) {
     const Bytes bytes = Pattern(pool.SnapshotBytes(state), seed);
     size_t at = 0;
-    for (const StateExtent& extent :
-         layout_->live_extents_at(state.position, state.max_centroids)) {
+    for (const StateExtent& extent : layout_->live_extents_at(state.position, state.slot_cap)) {
       memory_->CopyIn(state.base + extent.offset, bytes.data() + at, extent.bytes);
       at += extent.bytes;
     }
     return bytes;
   }
   void ExpectZero(const StateHandle& state) {
-    for (const StateExtent& extent : layout_->extents_at(state.position, state.max_centroids)) {
+    for (const StateExtent& extent : layout_->extents_at(state.position, state.slot_cap)) {
       EXPECT_TRUE(Read(extent, state) == Bytes(extent.bytes)) << "extent at " << extent.offset;
     }
   }

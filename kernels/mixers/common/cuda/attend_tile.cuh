@@ -104,7 +104,7 @@ __device__ inline int32_t LiveOf(const AttendArgs& args, int sequence, const Pie
     case AttentionBlocks::Live::kFixed:
       return args.blocks.fixed_live;
     case AttentionBlocks::Live::kCentroids:
-      return static_cast<int32_t>(CentroidsAt(piece.span_begin, args.seqs.max_centroids[sequence]));
+      return static_cast<int32_t>(CentroidsAt(piece.span_begin, args.seqs.slot_cap[sequence]));
   }
   return 0;
 }

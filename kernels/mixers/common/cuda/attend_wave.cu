@@ -63,7 +63,7 @@ int64_t MostSegments(const AttentionBlocks& blocks, const StepSeqs& seqs) {
       met = BlocksFor(blocks.fixed_live);
       break;
     case AttentionBlocks::Live::kCentroids:
-      met = BlocksFor(CentroidsAt(seqs.end_bound, seqs.centroid_bound));
+      met = BlocksFor(CentroidsAt(seqs.end_bound, seqs.slot_cap_bound));
       break;
   }
   const int64_t tokens = blocks.recent_from_span
