@@ -3,6 +3,8 @@
 import dataclasses
 import math
 
+import numpy as np
+
 MIN_LR_SHARE = 0.05  # of the peak, at the end of the cosine
 
 
@@ -15,26 +17,41 @@ def learning_rate(peak, progress, step, warmup_steps):
 
 @dataclasses.dataclass(frozen=True)
 class Phase:
-    """Contexts of `length` tokens until the run's share `end`; max_centroids None: the config's."""
+    """Contexts of `length` tokens until the run's share `end`; max_centroids None: the config's.
+
+    shortest: with it, every step draws its contexts' length from shortest..length.
+    """
     length: int
     end: float
     max_centroids: int | None = None
+    shortest: int | None = None
+
+    def length_at(self, seed, step):
+        """The contexts' length in a step: a step has one draw, also in a resumed run."""
+        if self.shortest is None:
+            return self.length
+        random = np.random.default_rng((seed, step, self.length))
+        return int(random.integers(self.shortest, self.length + 1))
 
 
 def _parse_phase(entry, begin):
     try:
-        length, share, *centroids = entry.split(":")
-        length, share = int(length), float(share)
+        lengths, share, *centroids = entry.split(":")
+        *shortest, length = map(int, lengths.split("-"))
+        shortest, share = int(*shortest) if shortest else None, float(share)
         max_centroids = int(*centroids) if centroids else None
     except (TypeError, ValueError):
-        raise ValueError(f"--phases: {entry!r} is not LENGTH:SHARE[:CENTROIDS]") from None
+        raise ValueError(
+            f"--phases: {entry!r} is not [SHORTEST-]LENGTH:SHARE[:CENTROIDS]") from None
     if length < 1 or not share > 0 or (max_centroids is not None and max_centroids < 1):
         raise ValueError(f"--phases: {entry!r}: every number must be positive")
-    return Phase(length, begin + share, max_centroids)
+    if shortest is not None and not 0 < shortest < length:
+        raise ValueError(f"--phases: {entry!r}: {shortest} is not from 1 to {length - 1}")
+    return Phase(length, begin + share, max_centroids, shortest)
 
 
 def parse_phases(text):
-    """"512:0.6,2048:0.4:256" -> two Phases that end at 0.6 and 1."""
+    """"512:0.6,500-2048:0.4:256" -> two Phases that end at 0.6 and 1."""
     phases = []
     for entry in text.split(","):
         phases.append(_parse_phase(entry, phases[-1].end if phases else 0.0))

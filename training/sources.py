@@ -56,7 +56,7 @@ class TaskSource:
     """Fresh sequences of a task; progress in the share of scored tokens predicted right.
 
     variety: what training sequences have more of than the task, see its for_training; None:
-    nothing. widen: the share of the run over which a FunctionTask goes from its easiest to itself,
+    nothing. widen: the share of the run over which the task goes from its easiest to itself,
     see its narrowed; None: it is itself from the start. unscored_weight: the share in the loss of a
     token that is not scored; a scored one has 1. Progress is measured on the task as it is, at
     held_out_length.

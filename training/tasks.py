@@ -109,6 +109,19 @@ class RecallTask:
         n_queries = max(1, asked // (task.copies * task.pair_tokens))
         return dataclasses.replace(task, n_queries=n_queries)
 
+    def narrowed(self, width, random):
+        """This task with keys and values shorter; width from 0, as in _EASY, to 1, the task itself.
+
+        As many tokens ask as before. Nothing is drawn.
+        """
+        del random
+        sizes = {name: min(_EASY[name], size) + int(width * max(0, size - _EASY[name]))
+                 for name, size in (("key_tokens", self.key_tokens),
+                                    ("value_tokens", self.value_tokens))}
+        task = dataclasses.replace(self, **sizes)
+        n_queries = self.n_queries * self.pair_tokens // task.pair_tokens
+        return dataclasses.replace(task, n_queries=n_queries)
+
     def _pairs(self, keys, values):
         """[n_pairs, pair_tokens]: K -> V |"""
         arrow, end = (np.full((len(keys), 1), self.n_symbols + i) for i in (0, 1))

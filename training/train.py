@@ -26,7 +26,7 @@ from ovq.model import DTYPES, OvqModel, load_model
 from plots import plot_learning_curve
 from schedule import learning_rate, parse_phases, phase_at
 from sources import CorpusSource, TaskSource
-from tasks import FunctionTask, TaskError, make_task
+from tasks import TaskError, make_task
 
 CHECKPOINT = "checkpoint.pt"
 CORPORA = {"python_files": Corpus, "python_documents": Documents}
@@ -67,12 +67,14 @@ def make_parser():
     add("--workers", type=int, default=2, help="threads that share a step's contexts; each runs "
         "its operations on OMP_NUM_THREADS threads")
     add("--phases", default="512:0.37,1024:0.13,2048:0.1,4096:0.13,8192:0.1,16384:0.17",
-        help="LENGTH:SHARE[:CENTROIDS],...: context lengths and their shares of the run, in "
-        "order; a phase without CENTROIDS has the config's max_centroids")
+        help="[SHORTEST-]LENGTH:SHARE[:CENTROIDS],...: context lengths and their shares of the "
+        "run, in order; with SHORTEST every step draws its length, uniformly; a phase without "
+        "CENTROIDS has the config's max_centroids")
     add("--variety", type=float, help="task: recall: share of a training sequence that asks; "
         "functions: draw 1 to this many for every example; default: as the task says")
-    add("--widen", type=float, help="linear_icl: share of the run over which training sequences go "
-        "from functions that are constants to the task's; default: they are the task's at once")
+    add("--widen", type=float, help="task: share of the run over which training sequences go from "
+        "the easiest (recall: keys and values of three tokens; functions: constants) to the task's; "
+        "default: they are the task's at once")
     add("--unscored-weight", type=float, default=0.05,
         help="task: share in the loss of a token that is not scored; a scored one has 1")
     add("--held-out-length", type=int, default=512, help="length that progress is measured at")
@@ -139,8 +141,6 @@ def make_source(recipe, args, config):
         return CorpusSource(corpus(args.data_root), args.held_out_length, args.seed)
     if args.variety is not None and args.variety <= 0:
         raise ValueError(f"--variety: {args.variety} is not positive")
-    if args.widen is not None and not isinstance(task, FunctionTask):
-        raise ValueError(f"--widen: only for linear_icl, not for {fields['name']}")
     if args.widen is not None and not 0 < args.widen <= 1:
         raise ValueError(f"--widen: {args.widen} is not above 0 and at most 1")
     return TaskSource(task, args.held_out_length, args.seed, args.variety, args.widen,
@@ -191,9 +191,10 @@ class Trainer:
                               args.recompute_chunks).to(args.device)
         self.source = make_source(recipe, args, self.config)
         for phase in self.phases:  # now and not when it begins
+            self.source.check(phase.shortest or phase.length)
             self.source.check(phase.length)
         if args.init and load_initial(self.model, args):
-            self.model.sample_codebooks(self._batch(self.phases[0])[0])
+            self.model.sample_codebooks(self._batch(self.phases[0].length)[0])
         self.optimizer = make_optimizer(self.model, args)
         self.history = []  # rows of CURVE_COLUMNS
         self.workers = concurrent.futures.ThreadPoolExecutor(args.workers)
@@ -204,11 +205,11 @@ class Trainer:
             return self.seconds / (60 * self.args.minutes)
         return self.step / self.args.steps
 
-    def _batch(self, phase):
+    def _batch(self, length):
         """The next step's (inputs, targets, weights), each [contexts, length]."""
-        n_contexts = max(self.args.workers, self.args.batch_tokens // phase.length)
+        n_contexts = max(self.args.workers, self.args.batch_tokens // length)
         return [torch.from_numpy(side).to(self.args.device)
-                for side in self.source.next(phase.length, n_contexts, self.progress)]
+                for side in self.source.next(length, n_contexts, self.progress)]
 
     def _accumulate(self, inputs, targets, weights, max_centroids):
         """Adds the gradients of some of a step's contexts; returns their share of its loss."""
@@ -233,7 +234,7 @@ class Trainer:
     def train_step(self):
         """One optimizer step; returns the weighted mean loss in bits per token."""
         phase = phase_at(self.phases, self.progress)
-        batch = self._batch(phase)
+        batch = self._batch(phase.length_at(self.args.seed, self.step))
         rate = learning_rate(self.args.lr, self.progress, self.step, self.args.warmup_steps)
         for group in self.optimizer.param_groups:
             group["lr"] = rate * group["lr_scale"]

@@ -132,6 +132,17 @@ class RecallTest(unittest.TestCase):
         # two pairs fit 24 tokens, one to be asked: no room for copies
         self.assertEqual(task.for_training(24, 0.5, random).copies, 1)
 
+    def test_narrowed_has_shorter_keys_and_values(self):
+        task, random = RecallTask(key_tokens=8, value_tokens=5, n_queries=9), np.random.default_rng(4)
+        before = random.bit_generator.state
+        sizes = [(easier.key_tokens, easier.value_tokens, easier.n_queries)
+                 for easier in (task.narrowed(width, random) for width in (0, 0.5, 1))]
+        # 9 queries of 15 tokens are 16 of 8 and 12 of 11
+        self.assertEqual(sizes, [(3, 3, 16), (5, 4, 12), (8, 5, 9)])
+        short = RecallTask(key_tokens=2, value_tokens=3)
+        self.assertEqual(short.narrowed(0, random), short)
+        self.assertEqual(random.bit_generator.state, before)
+
     def test_impossible_sizes_name_the_field(self):
         with self.assertRaisesRegex(TaskError, "^length: 216 is not at least 217"):
             made(RecallTask(), 216)

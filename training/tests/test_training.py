@@ -38,9 +38,20 @@ class ScheduleTest(unittest.TestCase):
         self.assertEqual([phase_at(phases, progress) for progress in (0.0, 0.74, 0.76, 1.0)],
                          2 * [Phase(512, 0.75)] + 2 * [Phase(2048, 1.0, 64)])
         for text in ("512", "512:0.5", "0:1", "512:x", "512:0.5,:0.5", "512:1:0", "512:1:2:3",
-                     "512:1:x"):
+                     "512:1:x", "512-512:1", "0-512:1", "x-512:1", "1-2-3:1"):
             with self.assertRaisesRegex(ValueError, "--phases"):
                 parse_phases(text)
+
+
+    def test_a_phase_of_mixed_lengths_draws_one_for_every_step(self):
+        phase, = parse_phases("3-5:1:64")
+        self.assertEqual(phase, Phase(5, 1.0, 64, 3))
+        drawn = [phase.length_at(0, step) for step in range(300)]
+        self.assertEqual(set(drawn), {3, 4, 5})
+        self.assertGreater(min(map(drawn.count, (3, 4, 5))), 60)  # of 100, with a deviation of 8
+        self.assertEqual(drawn, [phase.length_at(0, step) for step in range(300)])
+        self.assertNotEqual(drawn, [phase.length_at(1, step) for step in range(300)])
+        self.assertEqual({Phase(5, 1.0).length_at(0, step) for step in range(9)}, {5})
 
 
 RECALL = {"name": "basic_icr", "key_tokens": 2, "value_tokens": 2, "n_symbols": 16, "n_queries": 1}
@@ -129,7 +140,7 @@ class TrainingTest(unittest.TestCase):
     def train(self, run, *more, **sections):
         return self.call(train, "--recipe", self.write_recipe(**sections), "--run",
                          os.path.join(self.folder, run), "--data-root", self.root, "--steps", "6",
-                         "--batch-tokens", "64", "--phases", "16:0.5,32:0.5", "--log-steps", "2",
+                         "--batch-tokens", "64", "--phases", "16:0.5,20-32:0.5", "--log-steps", "2",
                          "--eval-steps", "4", "--held-out-length", "32", "--compute-dtype",
                          "float32", *more)
 
@@ -193,7 +204,7 @@ class TrainingTest(unittest.TestCase):
         self.train("run", "--seed", "8", training=training)
         args = self.saved("run")["args"]
         self.assertEqual((args["lr"], args["seed"], args["phases"], args["recompute_chunks"]),
-                         (0.5, 8, "16:0.5,32:0.5", True))
+                         (0.5, 8, "16:0.5,20-32:0.5", True))
 
     def test_mixer_replaces_the_ovq_layers_only(self):
         config = support.tiny_config(vq={"codebook_size": 4})
@@ -270,9 +281,8 @@ class TrainingTest(unittest.TestCase):
                 (TaskError, "task name: 'recall'", (), {"task": {"name": "recall"}}),
                 (ValueError, "--variety: -0.5 is not", ("--variety", "-0.5"), {"task": RECALL}),
                 (TaskError, "^length: 5 is not", ("--phases", "40:0.5,5:0.5"), {"task": RECALL}),
+                (TaskError, "^length: 5 is not", ("--phases", "5-40:1"), {"task": RECALL}),
                 (DataError, "context length 99999", ("--phases", "40:0.5,99999:0.5"), {}),
-                (ValueError, "--widen: only for linear_icl, not for basic_icr", ("--widen", "0.5"),
-                 {"task": RECALL}),
                 (ValueError, "--widen: 1.5 is not", ("--widen", "1.5"),
                  {"task": {"name": "linear_icl", "vector_tokens": 2, "x_max": 9}}),
                 (DataError, "context length 99999", ("--held-out-length", "99999"), {}),
