@@ -1,4 +1,4 @@
-// ModelConfig from a model folder's config.json (DESIGN 3), validated. Errors name the field.
+// ModelConfig from a model folder's config.json (docs/model-format.md), validated. Errors name the field.
 #pragma once
 
 #include <cstdint>

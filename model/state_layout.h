@@ -1,5 +1,5 @@
 // The layout of a whole session: every layer's fixed part, then one growing group per growth law
-// (DESIGN 2.1). Sizes follow from the position and the cap in closed form.
+// (docs/architecture.md, "State"). Sizes follow from the position and the cap in closed form.
 //
 //   [fixed: layer 0 | layer 1 | ...][group 0: block 0 | block 1 | ...][group 1: ...]
 //   a block of a group = that group's layers one after another, each MixerState::block.bytes()

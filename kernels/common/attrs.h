@@ -1,5 +1,5 @@
-// Typed values of one JSON object of config.json, without a JSON library. A key nobody reads is an
-// error, so that a misspelt field never passes silently.
+// Typed values of one JSON object of config.json, without a JSON library. A key that nobody reads
+// is an error, so that a misspelt field is never ignored.
 #pragma once
 
 #include <cstdint>

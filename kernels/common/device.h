@@ -87,15 +87,15 @@ class DeviceContext {
   void CopyToHost(void* host, const void* device, size_t bytes);  // after all work before it
   void Synchronize();
 
-  // What the host prepares for a step, in two moves so that it travels in one copy: fill the
-  // staging memory (page-locked on CUDA), then send it. The device's twin has the same address
-  // every time unless more bytes than ever before are sent. One Synchronize or CopyToHost must lie
+  // What the host prepares for a step, in two calls so that it takes one copy: fill the staging
+  // memory (page-locked on CUDA), then send it. The copy on the device has the same address every
+  // time, unless more bytes than ever before are sent. A Synchronize or CopyToHost must come
   // between two uses of the same kind.
   std::byte* Staging(size_t bytes, Staged kind = Staged::kStep);
   std::byte* SendStaging(size_t bytes, Staged kind = Staged::kStep);
 
   // Runs fn, whose kernel launches depend on nothing but `key` and device memory. CUDA records them
-  // as a graph the second time a key comes and replays that from then on.
+  // as a graph the second time it sees a key, and replays the graph from then on.
   void Captured(const std::vector<int64_t>& key, const std::function<void()>& fn);
 
  private:

@@ -1,4 +1,4 @@
-// What DeviceContext, Buffer and StateMemory ask of CUDA, without CUDA's types. Defined in
+// What DeviceContext, Buffer and StateMemory need from CUDA, without CUDA's types. Defined in
 // kernels/common/cuda/cuda_device.cu and state_memory.cu; a build without CUDA never refers to it.
 #pragma once
 

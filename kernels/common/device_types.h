@@ -1,4 +1,4 @@
-// The words in which a device is spoken of.
+// The names of devices, and what else is said of them without their own types.
 #pragma once
 
 #include <cstddef>

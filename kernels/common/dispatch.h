@@ -6,7 +6,7 @@
 namespace ovq {
 
 // Runs the implementation of context's device. All take (DeviceContext&, Args...). Without CUDA the
-// third is only ever named, never linked.
+// third is named but never linked.
 template <auto RefFn, auto CpuFn, auto CudaFn, class... Args>
 void Dispatch(DeviceContext& context, Args&&... args) {
   switch (context.device()) {

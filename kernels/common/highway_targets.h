@@ -2,8 +2,8 @@
 // every file that sets HWY_TARGET_INCLUDE.
 #pragma once
 
-// Left: AVX-512 (HWY_AVX3), AVX2, SSE4 and NEON, and the baseline every machine runs (HWY_SCALAR
-// with g++ 12 on x86-64: one lane, without the operations that cross lanes of a block). The others
-// cost compile time and gain nothing over these in float32 arithmetic.
+// What stays: AVX-512 (HWY_AVX3), AVX2, SSE4 and NEON, and the baseline every machine runs
+// (HWY_SCALAR with g++ 12 on x86-64: one lane, without the operations that cross lanes of a block).
+// The others cost compile time and gain nothing over these in float32.
 #define HWY_DISABLED_TARGETS \
   (HWY_SSSE3 | HWY_AVX3_DL | HWY_SVE | HWY_SVE2 | HWY_SVE_256 | HWY_SVE2_128)

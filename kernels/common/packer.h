@@ -1,4 +1,4 @@
-// Places for several arrays in one piece of memory that travels in one copy.
+// Places for several arrays in one run of memory, which then takes one copy.
 #pragma once
 
 #include <cstddef>

@@ -8,8 +8,8 @@
 
 namespace ovq {
 
-// What memory is committed in: 4 KiB on ref and cpu, a GPU's allocation granularity on CUDA. That
-// is 2 MiB on every GPU so far: what plans for a GPU assume where none is there to be asked.
+// The unit in which memory is committed: 4 KiB on ref and cpu, the GPU's allocation granularity on
+// CUDA. That has been 2 MiB on every GPU so far, which a plan assumes where there is no GPU to ask.
 inline constexpr size_t kHostPageBytes = 4096;
 inline constexpr size_t kUsualGpuPageBytes = size_t{2} << 20;
 size_t StatePageBytes(DeviceContext& context);
@@ -28,7 +28,7 @@ class StateMemory {
   // Address space alone; null if there is none left.
   std::byte* Reserve(size_t bytes);
   // Backs [offset, offset + bytes) of a range, none of it committed before. Out of memory ends the
-  // process: who commits has counted the bytes against a budget that the device can hold.
+  // process: the caller has counted the bytes against a budget that the device can hold.
   void Commit(std::byte* base, size_t offset, size_t bytes);
   // Gives back a whole range of `bytes` with its pages. On CUDA they are zeroed and kept for the
   // next Commit, so that a steady load creates and destroys no physical memory.

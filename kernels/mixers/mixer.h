@@ -16,7 +16,7 @@
 
 namespace ovq {
 
-// Slots (centroids or tokens) per block of a growing state: DESIGN 2.1.
+// Slots (centroids or tokens) per block of a growing state.
 inline constexpr int kBlockSlots = 64;
 
 struct StateField {

@@ -1,3 +1,6 @@
+// Rope, in place over x [n_rows, n_heads, d], i < d/2, at a = position theta^(-2i/d):
+//   x[i], x[i + d/2] = x[i] cos a - x[i + d/2] sin a, x[i + d/2] cos a + x[i] sin a
+// Embed: y[row] = table[ids[row]], table [vocab, width], y [n_rows, width].
 #include <cmath>
 #include <cstring>
 #include <numbers>
@@ -36,16 +39,16 @@ void EmbedRow(const TensorView& table, int64_t from, int64_t d, float* y) {
 void Rope(DeviceContext& context, const HeadRows& x, std::span<const int64_t> positions,
           const RopeTable& rope) {
   const int half = x.head_dim / 2;
-  const Turns* frequency = rope.turns();
+  const Phase* frequency = rope.frequencies();
   // A sine and cosine take as long as some 40 multiply-adds.
   const int64_t row_work = half * (40 + 4 * int64_t{x.n_heads});
   ParallelRows(context, x.n_rows, row_work, [&](int64_t begin, int64_t end) {
     std::vector<float> table(x.head_dim);  // [cos | sin] of one row, for all heads
     for (int64_t row = begin; row < end; ++row) {
       for (int i = 0; i < half; ++i) {
-        // int64 to Turns sign-extends, so negative positions turn backwards.
+        // The conversion sign-extends, so that negative positions turn backwards.
         const double angle =
-            HalfTurns(static_cast<Turns>(positions[row]) * frequency[i]) * std::numbers::pi;
+            HalfTurns(static_cast<Phase>(positions[row]) * frequency[i]) * std::numbers::pi;
         table[i] = static_cast<float>(std::cos(angle));
         table[half + i] = static_cast<float>(std::sin(angle));
       }

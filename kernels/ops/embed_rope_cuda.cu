@@ -1,3 +1,8 @@
+// PrepareHeads, of which UnitNorm and Rope are parts, in place over x [n_rows, n_heads, d], |x| =
+// sqrt(sum(x^2) + 1e-6), at a = position theta^(-2i/d), i < d/2:
+//   u = scale[head] x / |x|
+//   x[i], x[i + d/2] = u[i] cos a - u[i + d/2] sin a, u[i + d/2] cos a + u[i] sin a
+// Embed: y[row] = table[ids[row]], table [vocab, width], y [n_rows, width].
 #include "kernels/common/cuda/cuda_device.h"
 #include "kernels/ops/cuda/rows.cuh"
 #include "kernels/ops/ops_device.h"
@@ -13,7 +18,7 @@ constexpr int kMaxHeadThreads = kMaxHeadWarps * kWarp;
 struct HeadsTask {
   HeadRows x[2];  // one head size; n_heads 0 where there is none
   const float* scale[2];
-  const Turns* turns;  // null: no RoPE
+  const Phase* frequencies;  // [head_dim / 2]; null: no RoPE
   const int64_t* positions;
   bool unit_norm;
   bool round;
@@ -21,9 +26,9 @@ struct HeadsTask {
 
 __device__ float RoundedToBF16(float x) { return __uint_as_float(PackBF16(x, 0) << 16); }
 
-// One warp. Its lane l has the pairs (i, i + h), h = ceil(head_dim / 2), of i = l, l + 32, ...:
-// those that RoPE turns, so no lane needs another's elements after the norm. cosine, sine [h], if
-// RoPE.
+// One warp. Lane l has the pairs (i, i + h), h = ceil(head_dim / 2), i = l, l + 32, ...: the pairs
+// that RoPE rotates, so that no lane needs another's elements after the norm. cosine, sine [h]:
+// read only with RoPE.
 __device__ void PrepareHead(float* data, int head_dim, float scale, const HeadsTask& task,
                             SharedPtr<const float> cosine, SharedPtr<const float> sine) {
   const int half = (head_dim + 1) / 2;
@@ -41,7 +46,7 @@ __device__ void PrepareHead(float* data, int head_dim, float scale, const HeadsT
     const bool pair = i + half < head_dim;
     float a = data[i] * factor;
     float b = pair ? data[i + half] * factor : 0.0f;
-    if (task.turns != nullptr) {
+    if (task.frequencies != nullptr) {
       const float c = cosine[i], s = sine[i];
       const float turned = a * c - b * s;
       b = b * c + a * s;
@@ -57,11 +62,11 @@ __global__ void __launch_bounds__(kMaxHeadThreads) HeadsKernel(const HeadsTask t
   const int64_t row = blockIdx.x;
   const int head_dim = task.x[0].head_dim, half = head_dim / 2;
   const SharedPtr<float> cosine = DynamicShared<float>(0), sine = cosine + half;
-  if (task.turns != nullptr) {
-    const auto position = static_cast<Turns>(task.positions[row]);  // sign-extended
+  if (task.frequencies != nullptr) {
+    const auto position = static_cast<Phase>(task.positions[row]);  // sign-extended
     for (int i = static_cast<int>(threadIdx.x); i < half; i += static_cast<int>(blockDim.x)) {
       double s, c;
-      sincospi(HalfTurns(position * task.turns[i]), &s, &c);
+      sincospi(HalfTurns(position * task.frequencies[i]), &s, &c);
       cosine[i] = static_cast<float>(c);
       sine[i] = static_cast<float>(s);
     }
@@ -88,14 +93,15 @@ void LaunchHeads(DeviceContext& context, const HeadsTask& task) {
   if (x.n_rows == 0) return;
   const int heads = x.n_heads + task.x[1].n_heads;
   const size_t shared_bytes =
-      task.turns == nullptr ? 0 : static_cast<size_t>(x.head_dim) * sizeof(float);
+      task.frequencies == nullptr ? 0 : static_cast<size_t>(x.head_dim) * sizeof(float);
   Launch(context, HeadsKernel, dim3(static_cast<unsigned>(x.n_rows)),
          dim3((heads < kMaxHeadWarps ? heads : kMaxHeadWarps) * kWarp), shared_bytes, task);
 }
 
 __device__ float Widened(float x) { return x; }
 __device__ float Widened(BF16 x) { return __uint_as_float(uint32_t{x.bits} << 16); }
-// binary16. Its fields moved to a float's places make the number times 2^-112, subnormal or not.
+// binary16. Its fields, moved to where a float has them, are the number times 2^-112, subnormal or
+// not.
 __device__ float Widened(uint16_t x) {
   const uint32_t sign = (x & 0x8000u) << 16, rest = x & 0x7fffu;
   const float finite = __uint_as_float(rest << 13) * 0x1p112f;
@@ -118,7 +124,7 @@ __global__ void __launch_bounds__(kEmbedThreads)
 void UnitNorm(DeviceContext& context, const HeadRows& x, const float* scale) {
   LaunchHeads(context, {.x = {x, {}},
                         .scale = {scale, nullptr},
-                        .turns = nullptr,
+                        .frequencies = nullptr,
                         .positions = nullptr,
                         .unit_norm = true,
                         .round = false});
@@ -128,7 +134,7 @@ void Rope(DeviceContext& context, const HeadRows& x, std::span<const int64_t> po
           const RopeTable& table) {
   LaunchHeads(context, {.x = {x, {}},
                         .scale = {nullptr, nullptr},
-                        .turns = table.turns(),
+                        .frequencies = table.frequencies(),
                         .positions = positions.data(),
                         .unit_norm = false,
                         .round = false});
@@ -137,7 +143,7 @@ void Rope(DeviceContext& context, const HeadRows& x, std::span<const int64_t> po
 void PrepareHeads(DeviceContext& context, const HeadPrep& prep) {
   LaunchHeads(context, {.x = {prep.queries, prep.keys},
                         .scale = {prep.beta, nullptr},
-                        .turns = prep.rope == nullptr ? nullptr : prep.rope->turns(),
+                        .frequencies = prep.rope == nullptr ? nullptr : prep.rope->frequencies(),
                         .positions = prep.positions.data(),
                         .unit_norm = true,
                         .round = prep.round_to_bf16});

@@ -1,3 +1,6 @@
+// Rope, in place over x [n_rows, n_heads, d], i < d/2, at a = position theta^(-2i/d):
+//   x[i], x[i + d/2] = x[i] cos a - x[i + d/2] sin a, x[i + d/2] cos a + x[i] sin a
+// Embed: y[row] = table[ids[row]], table [vocab, width], y [n_rows, width].
 #include <cmath>
 
 #include "kernels/ops/ops_device.h"

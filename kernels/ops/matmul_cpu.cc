@@ -1,3 +1,5 @@
+// y[n, out] (+)= x[n, in] W^T, W [out, in], with oneDNN: OneDnnProduct, and the choice between it
+// and SimdProduct.
 #include <omp.h>
 
 #include <algorithm>
@@ -19,8 +21,8 @@ namespace {
 using dnnl::memory;
 using Tag = memory::format_tag;
 
-// Rows run in calls of these sizes: a primitive takes 0.3 ms to generate and 0.1 MB of code (two
-// cores of a server CPU), so there must be few. Rows past the last full call are padded.
+// Calls have these numbers of rows only, because oneDNN generates code for each (0.3 ms and 0.1 MB
+// on two cores of a server CPU). Rows after the last full call are padded to one of them.
 constexpr int64_t kMaxRows = 512;
 constexpr int64_t kRowBlock = 64;
 int64_t RoundUpRows(int64_t n) {
@@ -113,7 +115,7 @@ void OneDnnProduct::State::Run(int64_t n, void* x, float* y, bool accumulate) {
   stream.wait();
 }
 
-// Runs n rows as `size` rows, the rest of them zero.
+// Runs n rows as a call of `size` rows; the added ones are zero.
 void OneDnnProduct::State::RunPadded(DeviceContext& context, int64_t n, int64_t size,
                                      const std::byte* x, float* y, bool accumulate) {
   ScratchScope scratch(context);
@@ -191,7 +193,7 @@ size_t OneDnnProduct::bytes() const { return state_->weights.get_desc().get_size
 
 std::unique_ptr<OneDnnProduct> OneDnnProduct::Make(const StackedWeights& weights,
                                                    DeviceContext& context) {
-  // The verdict on one shape holds for every layer that has it.
+  // The verdict on a shape holds for every layer of that shape.
   static std::mutex mutex;
   static std::map<std::tuple<int64_t, int64_t, DType, int>, bool> verdicts;
   const ScopedThreads threads(context.n_threads());

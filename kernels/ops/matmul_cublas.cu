@@ -1,3 +1,4 @@
+// y[n, out] (+)= x[n, in] W^T, W [out, in], with cuBLASLt: CublasProduct.
 #include <cublasLt.h>
 
 #include <algorithm>
@@ -26,7 +27,7 @@ constexpr int64_t kCheckedElements = int64_t{1} << 26;  // of y, in the check of
 constexpr int kMaxAlgorithms = 16;
 constexpr uint32_t kAlignment = 16;  // bytes, of the rows of x, of the weights and of y
 
-// The compiler fails on containers of the library's own type, a structure without a name.
+// The library's own type is a structure without a name, of which the compiler makes no containers.
 struct Algorithm {
   cublasLtMatmulAlgo_t chosen;
 };
@@ -68,8 +69,8 @@ void Prefer(cublasLtMatmulPreferenceOpaque_t& preference,
 
 }  // namespace
 
-// cuBLASLt's matrices have contiguous columns: y^T [out, n] = W^T^T [out, in] x^T [in, n]. So the
-// rows of x are columns, and no stride or alignment depends on how many there are.
+// cuBLASLt's matrices have contiguous columns: y^T [out, n] = (W^T)^T [out, in] x^T [in, n]. So the
+// rows of x are its columns, and no stride or alignment depends on how many there are.
 struct CublasProduct::State {
   int64_t in, out;
   DType compute;
@@ -80,8 +81,8 @@ struct CublasProduct::State {
   cublasStatus_t Run(DeviceContext& context, int64_t n, const void* x, float* y, bool accumulate);
   std::vector<Algorithm> Algorithms(DeviceContext& context);
   bool SameBitsForAnyRows(DeviceContext& context, bool accumulate);
-  // Of one call: more are cut, because the bits of a row are compared up to here. y of the check
-  // takes at most 256 MiB so.
+  // Of one call; longer ones are split, because the check compares bits only up to here. It keeps
+  // the check's y to at most 256 MiB.
   int64_t most_rows() const {
     return std::clamp<int64_t>(kCheckedElements / out, kTypicalRows, 512);
   }
@@ -100,7 +101,7 @@ cublasStatus_t CublasProduct::State::Run(DeviceContext& context, int64_t n, cons
                         device.cublas_workspace.as<void>(), kWorkspaceBytes, device.stream);
 }
 
-// Without sums split over blocks, whose order could depend on timing; best first.
+// Best first; none that splits a sum over blocks, whose order could depend on timing.
 std::vector<Algorithm> CublasProduct::State::Algorithms(DeviceContext& context) {
   cublasLtMatmulPreferenceOpaque_t preference;
   CheckCublas(cublasLtMatmulPreferenceInit(&preference));
@@ -129,8 +130,8 @@ std::vector<Algorithm> CublasProduct::State::Algorithms(DeviceContext& context) 
   return algorithms;
 }
 
-// Rows of n-row calls from all over a long call against the same rows of that call. With accumulate
-// they are added to zeros: that may be another kernel.
+// Compares calls of n rows, taken from many places of a long call, with the same rows of that call.
+// With accumulate they are added to zeros, because that may be another kernel.
 bool CublasProduct::State::SameBitsForAnyRows(DeviceContext& context, bool accumulate) {
   const int64_t most = most_rows();
   const auto x_elements = static_cast<size_t>(most * in);
@@ -159,7 +160,7 @@ bool CublasProduct::State::SameBitsForAnyRows(DeviceContext& context, bool accum
   std::vector<std::byte> expected, part;
   if (!run(0, most, expected)) return false;
   for (int64_t n : {1, 2, 3, 7, 8, 16, 17, 33, 64, 65, 128, 129, 200, 257, 384, 511}) {
-    // Some 16 places, odd ones too.
+    // About 16 places, odd ones among them.
     const int64_t step = (most - n) / 16 | 1;
     for (int64_t first = 0; first + n <= most; first += step) {
       if (!run(first, n, part)) return false;
@@ -196,7 +197,7 @@ size_t CublasProduct::bytes() const { return state_->weights.bytes(); }
 
 std::unique_ptr<CublasProduct> CublasProduct::Make(const StackedWeights& weights,
                                                    DeviceContext& context) {
-  // What the test found for a shape, kept because every layer asks again; empty: nothing passes.
+  // What the check found for a shape, kept because every layer asks again; empty: none passes.
   using Verdict = std::optional<Algorithm>;
   static std::mutex mutex;
   static std::map<std::tuple<int64_t, int64_t, DType>, Verdict> verdicts;

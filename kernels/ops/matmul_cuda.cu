@@ -1,3 +1,5 @@
+// y[n, out] (+)= x[n, in] W^T, W [out, in], with the kernels of kernels/ops/cuda: CudaProduct, and
+// the choice between it and CublasProduct.
 #include <algorithm>
 #include <vector>
 
@@ -14,12 +16,12 @@ static_assert(CudaProduct::kSegment == cuda::kChunk * cuda::kChunksPerSegment);
 static_assert(CudaProduct::kSegment == cuda::kSegmentF32);
 static_assert(cuda::kManyOuts == cuda::kPanel);
 
-constexpr int64_t kOutGroup = 64;  // outs are padded to full groups
+constexpr int64_t kOutGroup = 64;  // outputs are padded to whole groups
 constexpr size_t kUploadBytes = size_t{8} << 20;
 
 int64_t CeilDiv(int64_t a, int64_t b) { return (a + b - 1) / b; }
 
-// Packs group `group` of the outs: [4 tiles][chunks][2][32 lanes][8] elements, product_bf16.cuh.
+// Packs group `group` of the outputs: [4 tiles][chunks][2][32 lanes][8] elements, product_bf16.cuh.
 void PackGroup(const StackedWeights& weights, int64_t group, int64_t padded_in, BF16* packed) {
   std::vector<BF16> row(static_cast<size_t>(padded_in), BF16{0});
   const int64_t end = std::min(weights.out, (group + 1) * kOutGroup);
@@ -38,7 +40,7 @@ void PackGroup(const StackedWeights& weights, int64_t group, int64_t padded_in, 
   }
 }
 
-// [inputs][64 outs], product_f32.cuh.
+// [inputs][64 outputs], product_f32.cuh.
 void PackGroup(const StackedWeights& weights, int64_t group, int64_t padded_in, float* packed) {
   std::vector<float> row(static_cast<size_t>(padded_in), 0.0f);
   const int64_t end = std::min(weights.out, (group + 1) * kOutGroup);
@@ -70,7 +72,7 @@ void PackAndUpload(const StackedWeights& weights, int64_t padded_in, DeviceConte
   }
 }
 
-// Warps of a block for few rows: one a segment.
+// Warps of a thread block for few rows: one for each segment.
 int FewWarps(int64_t n_segments, int max_warps) {
   return static_cast<int>(std::min<int64_t>(n_segments, max_warps));
 }

@@ -1,3 +1,4 @@
+// y[n, out] (+)= x[n, in] W^T, W [out, in], summed in float64 in the order of the inputs.
 #include "kernels/ops/matmul_device.h"
 
 namespace ovq {

@@ -1,3 +1,4 @@
+// y[n, out] (+)= x[n, in] W^T, W [out, in], with Highway: SimdProduct.
 #include <algorithm>
 #include <cstdlib>
 #include <new>
@@ -22,8 +23,8 @@ using D = hn::ScalableTag<float>;
 using V = hn::Vec<D>;
 constexpr D d;
 
-// A panel is two vectors of columns; six rows of it keep twelve sums in registers, which hides the
-// latency of a multiply-add and fits the sixteen registers of AVX2.
+// A panel is two vectors of columns. Six rows times a panel are twelve sums in registers: enough to
+// hide the latency of a multiply-add, and they fit the sixteen registers of AVX2.
 constexpr int kPanelVectors = 2;
 constexpr int kRowTile = 6;
 

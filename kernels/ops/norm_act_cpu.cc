@@ -1,3 +1,7 @@
+// RmsNorm    y[i] = r / sqrt(mean(r^2) + eps) * weight, r = x[rows[i]]; x [n, d], y [rows, d]
+// UnitNorm   x = x / sqrt(sum(x^2) + 1e-6) * scale[head], in place; x [n, heads, head_dim]
+// SwiGlu     y = gate / (1 + e^-gate) * up; gate_up [n, 2f] = [gate | up], y [n, f]
+// LogSumExp  out = max + ln(sum(e^(x - max))), max = max(x); x [n, m], out [n]
 #include <cmath>
 #include <cstring>
 #include <limits>
@@ -23,8 +27,8 @@ using D = hn::ScalableTag<float>;
 using V = hn::Vec<D>;
 constexpr D d;
 
-// Loads n < Lanes elements, the others are `fill`. Never touches memory past them, which a masked
-// load may do on the older instruction sets.
+// Loads n < Lanes elements; the other lanes are `fill`. Never touches the memory after them, as a
+// masked load may do on older instruction sets.
 V LoadTail(const float* p, int64_t n, float fill) {
   HWY_ALIGN float lanes[hn::MaxLanes(d)];
   hn::Store(hn::Set(d, fill), d, lanes);
@@ -32,7 +36,7 @@ V LoadTail(const float* p, int64_t n, float fill) {
   return hn::Load(d, lanes);
 }
 
-// Round to nearest even like RoundToBF16; the lower half is cleared, so DemoteTo is exact.
+// Rounds to nearest even like RoundToBF16; the lower half is cleared, so that DemoteTo is exact.
 hn::Vec<hn::Rebind<hwy::bfloat16_t, D>> ToBF16(V v) {
   const hn::RebindToUnsigned<D> du;
   const auto bits = hn::BitCast(du, v);
@@ -56,8 +60,8 @@ void StoreTail(V v, int64_t n, T* p) {
   std::memcpy(p, lanes, static_cast<size_t>(n) * sizeof(T));
 }
 
-// Four sums run side by side: one would wait for the adder's latency, and its error would be four
-// times as large.
+// Four sums side by side: a single one would wait for the adder's latency at every element, and its
+// bound on the error would be four times as large.
 float SumOfSquares(const float* x, int64_t n) {
   const auto lanes = static_cast<int64_t>(hn::Lanes(d));
   V sum[4] = {hn::Zero(d), hn::Zero(d), hn::Zero(d), hn::Zero(d)};
@@ -178,7 +182,7 @@ HWY_EXPORT(SwiGluF32);
 HWY_EXPORT(SwiGluBF16);
 HWY_EXPORT(LogSumExpRow);
 
-constexpr int64_t kExpWork = 8;  // an exponential costs about as much as so many multiply-adds
+constexpr int64_t kExpWork = 8;  // multiply-adds that take as long as one exponential, about
 
 }  // namespace
 

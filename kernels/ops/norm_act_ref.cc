@@ -1,3 +1,7 @@
+// RmsNorm    y[i] = r / sqrt(mean(r^2) + eps) * weight, r = x[rows[i]]; x [n, d], y [rows, d]
+// UnitNorm   x = x / sqrt(sum(x^2) + 1e-6) * scale[head], in place; x [n, heads, head_dim]
+// SwiGlu     y = gate / (1 + e^-gate) * up; gate_up [n, 2f] = [gate | up], y [n, f]
+// LogSumExp  out = max + ln(sum(e^(x - max))), max = max(x); x [n, m], out [n]
 #include <algorithm>
 #include <cmath>
 #include <limits>
@@ -62,7 +66,7 @@ void LogSumExp(DeviceContext&, TensorView x, float* out) {
     const double max = *std::max_element(in, in + m);
     double sum = 0;
     for (int64_t i = 0; i < m; ++i) sum += std::exp(in[i] - max);
-    // A row of -inf alone (everything masked) has the sum 0.
+    // Where all are -inf (everything masked), -inf - -inf would be NaN.
     out[row] = static_cast<float>(std::isinf(max) ? max : max + std::log(sum));
   }
 }

@@ -23,7 +23,8 @@ class Linear {
   Linear& operator=(Linear&&) noexcept;
 
   // parts: each [out_i, in], F32, BF16 or F16. compute: kF32 (products and sums in float32) or
-  // kBF16 (bfloat16 factors, float32 sums). InvalidArgument on shapes that do not fit.
+  // kBF16 (bfloat16 factors, float32 sums). InvalidArgument: no part, or a type or a shape that
+  // does not fit.
   static absl::StatusOr<Linear> Make(std::span<const TensorView> parts, DType compute,
                                      DeviceContext& context);
 
@@ -54,14 +55,16 @@ struct HeadRows {
   int64_t row_stride;
 };
 
-// x = x / sqrt(sum(x^2) + 1e-6) * scale[head], in place; scale null means 1. DESIGN 3.
+// x = x / sqrt(sum(x^2) + 1e-6) * scale[head], in place; scale null means 1 (OVQ paper,
+// appendix 8.2).
 void UnitNorm(DeviceContext& context, const HeadRows& x, const float* scale);
 
-// A frequency in turns a position, as a fraction of 2^128. The product with a position modulo 2^128
-// is then the angle modulo one turn with no rounding at all: angles at any two positions differ by
-// exactly the angle of their distance, and the frequency's own error (2^-64 relative) is all there
-// is. A float64 product is wrong by 1e-4 radians at position 2^40 and meaningless after 2^53.
-using Turns = unsigned __int128;
+// An angle as a fraction of a full turn, in units of 2^-128 turn. A frequency is the phase of one
+// position; its product with a position, modulo 2^128, is the angle modulo one turn without any
+// rounding. So angles at two positions differ by exactly the angle of their distance, and the only
+// error is the frequency's own (2^-64 relative). A float64 product is wrong by 1e-4 radians at
+// position 2^40 and meaningless after 2^53.
+using Phase = unsigned __int128;
 
 // The frequencies theta^(-2i / head_dim) of RoPE, made once for the context's device.
 class RopeTable {
@@ -69,22 +72,25 @@ class RopeTable {
   RopeTable(DeviceContext& context, double theta, int head_dim);  // head_dim even, theta >= 1
   double theta() const { return theta_; }
   int head_dim() const { return head_dim_; }
-  const Turns* turns() const { return turns_.as<Turns>(); }  // [head_dim / 2], device memory
+  // [head_dim / 2] phases of one position, in the device's memory.
+  const Phase* frequencies() const { return frequencies_.as<Phase>(); }
 
  private:
   double theta_;
   int head_dim_;
-  Buffer turns_;
+  Buffer frequencies_;
 };
 
-// Rotate-half RoPE in place: pair (i, i + d/2) turned by positions[row] * theta^(-2i/d). Angles in
-// float64, reduced modulo 2 pi before sine and cosine, so that they hold at any int64 position.
+// Rotate-half RoPE in place, i < d/2, at the angle a = positions[row] * theta^(-2i/d):
+//   x[i], x[i + d/2] = x[i] cos a - x[i + d/2] sin a, x[i + d/2] cos a + x[i] sin a
+// a is reduced to one turn exactly (Phase; in long double on ref) before sine and cosine are taken
+// in float64, so that it holds at any int64 position.
 void Rope(DeviceContext& context, const HeadRows& x, std::span<const int64_t> positions,
           const RopeTable& table);
 
-// What stands between a projection and a mixer's kernel, in place: UnitNorm of queries (times beta)
+// What comes between a projection and a mixer's kernel, in place: UnitNorm of queries (times beta)
 // and keys, then Rope if there is a table, then rounding to the nearest bfloat16 value (kept in
-// float32) if round_to_bf16. Same bits as these one after another.
+// float32) if round_to_bf16. The same bits as these operations one after another.
 struct HeadPrep {
   HeadRows queries;
   HeadRows keys;                            // n_rows and head_dim of the queries
@@ -101,7 +107,8 @@ void SwiGlu(DeviceContext& context, TensorView gate_up, TensorView y);
 // y[n, d] = table[ids[row]] in F32; table [vocab, d] in F32, BF16 or F16. ids are in range.
 void Embed(DeviceContext& context, TensorView table, std::span<const int32_t> ids, TensorView y);
 
-// out[row] = ln(sum(exp(x[row]))), x [n, m] F32, in one fixed order of summation per row.
+// out[row] = ln(sum(exp(x[row]))), x [n, m] F32, out [n]; summed in one fixed order. An infinite
+// maximum of a row is its result.
 void LogSumExp(DeviceContext& context, TensorView x, float* out);
 
 }  // namespace ovq

@@ -8,14 +8,14 @@
 
 namespace ovq {
 
-// In [-1, 1): the upper 64 bits as a signed fraction of a turn, in half turns.
-constexpr double HalfTurns(Turns turns) {
-  const auto upper = static_cast<int64_t>(static_cast<uint64_t>(turns >> 64));
+// The phase in half turns, in [-1, 1]: its upper 64 bits as a signed number.
+constexpr double HalfTurns(Phase phase) {
+  const auto upper = static_cast<int64_t>(static_cast<uint64_t>(phase >> 64));
   return static_cast<double>(upper) * 0x1p-63;
 }
 
-// The pieces that HeadPrep names, one after another, in the host's memory.
-void PrepareHeadsInPieces(DeviceContext& context, const HeadPrep& prep);
+// The operations that HeadPrep names, one after another, in the host's memory.
+void PrepareHeadsOnHost(DeviceContext& context, const HeadPrep& prep);
 
 }  // namespace ovq
 

@@ -1,7 +1,6 @@
-#include "kernels/ops/ops.h"
-
 #include "base/check.h"
 #include "kernels/common/dispatch.h"
+#include "kernels/ops/ops.h"
 #include "kernels/ops/ops_device.h"
 
 namespace ovq {
@@ -55,7 +54,7 @@ void PrepareHeads(DeviceContext& context, const HeadPrep& prep) {
     Check(static_cast<int64_t>(prep.positions.size()) == prep.keys.n_rows,
           "PrepareHeads: one position a row");
   }
-  Dispatch<PrepareHeadsInPieces, PrepareHeadsInPieces, cuda::PrepareHeads>(context, prep);
+  Dispatch<PrepareHeadsOnHost, PrepareHeadsOnHost, cuda::PrepareHeads>(context, prep);
 }
 
 void SwiGlu(DeviceContext& context, TensorView gate_up, TensorView y) {

@@ -1,3 +1,6 @@
+// RopeTable, and PrepareHeads on ref and cpu, over q [n_rows, n_heads, d] and k [n_rows,
+// n_kv_heads, d]:
+//   q = bf16(rope(beta[head] q / |q|)), k = bf16(rope(k / |k|)), |x| = sqrt(sum(x^2) + 1e-6)
 #include <cmath>
 #include <numbers>
 #include <vector>
@@ -9,11 +12,12 @@
 namespace ovq {
 namespace {
 
-Turns TurnsPerPosition(double theta, int i, int head_dim) {
+// theta^(-2i / head_dim) radians a position.
+Phase Frequency(double theta, int i, int head_dim) {
   const long double exponent = -2.0L * i / head_dim;
   const long double turns =
       std::pow(static_cast<long double>(theta), exponent) / (2 * std::numbers::pi_v<long double>);
-  return static_cast<Turns>(std::ldexp(turns, 128));
+  return static_cast<Phase>(std::ldexp(turns, 128));
 }
 
 void RoundToBF16Values(const DeviceContext& context, const HeadRows& x) {
@@ -32,12 +36,12 @@ RopeTable::RopeTable(DeviceContext& context, double theta, int head_dim)
     : theta_(theta), head_dim_(head_dim) {
   Check(head_dim > 0 && head_dim % 2 == 0, "RopeTable: head_dim is even");
   Check(theta >= 1, "RopeTable: theta is at least 1");
-  std::vector<Turns> turns(static_cast<size_t>(head_dim / 2));
-  for (int i = 0; i < head_dim / 2; ++i) turns[i] = TurnsPerPosition(theta, i, head_dim);
-  turns_ = context.Upload(turns.data(), turns.size() * sizeof(Turns));
+  std::vector<Phase> frequencies(static_cast<size_t>(head_dim / 2));
+  for (int i = 0; i < head_dim / 2; ++i) frequencies[i] = Frequency(theta, i, head_dim);
+  frequencies_ = context.Upload(frequencies.data(), frequencies.size() * sizeof(Phase));
 }
 
-void PrepareHeadsInPieces(DeviceContext& context, const HeadPrep& prep) {
+void PrepareHeadsOnHost(DeviceContext& context, const HeadPrep& prep) {
   UnitNorm(context, prep.queries, prep.beta);
   UnitNorm(context, prep.keys, nullptr);
   if (prep.rope != nullptr) {

@@ -1,3 +1,7 @@
+// ReadLogits of sample.h over logits [n_rows, vocab]. A candidate weighs
+//   w = exp((logit - best) / temperature), probability p = w / sum(w);
+// filters keep the fewest best tokens whose weights reach a share of the sum, and a draw takes the
+// first id at which the running sum of w, by ascending id, exceeds the random number times the sum.
 #include <algorithm>
 #include <array>
 #include <cmath>

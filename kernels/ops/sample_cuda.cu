@@ -1,3 +1,6 @@
+// ReadLogits of sample.h: log-sum-exp of every row of logits [n_rows, vocab], draws
+// (cuda/sample_draw.cuh), logits of known tokens and the n best of a row (cuda/sample_select.cuh),
+// with one copy to the device and one back.
 #include <cuda_runtime.h>
 
 #include <algorithm>
@@ -18,7 +21,7 @@
 namespace ovq::cuda {
 namespace {
 
-// Blocks work in scratch memory of their own; this bounds it, and so how many run together.
+// Each thread block works in scratch memory of its own; this bounds it, and with it their number.
 constexpr size_t kMaxScratchBytes = size_t{128} << 20;
 
 struct DeviceToken {
@@ -105,7 +108,7 @@ __global__ void __launch_bounds__(kSampleThreads) BestKernel(const BestTask task
   }
 }
 
-// Where things lie in what is sent, and in what comes back.
+// Where each array lies in what is sent, and in what comes back.
 struct Places {
   size_t draws, tokens, bests, lists, sent_bytes;
   size_t log_sum_exp, drawn, logits, best, result_bytes;
@@ -193,8 +196,8 @@ void TakeResults(std::byte* host, const Places& at, int64_t vocab, LogitsReading
   }
 }
 
-// As many blocks as have work, fit the device at once and may have scratch memory.
-int BlocksFor(DeviceContext& context, size_t n, size_t scratch_bytes) {
+// As many thread blocks as have work, run at once on the device and may have scratch memory.
+int GridSize(DeviceContext& context, size_t n, size_t scratch_bytes) {
   const size_t fit = std::max<size_t>(kMaxScratchBytes / std::max<size_t>(scratch_bytes, 1), 1);
   return static_cast<int>(
       std::min({n, fit, static_cast<size_t>(context.cuda().n_multiprocessors)}));
@@ -210,7 +213,7 @@ void LaunchDraws(DeviceContext& context, const LogitsReading& reading, DrawTask 
   const size_t bytes =
       (adjusts ? sizeof(float) : 0) + (weighs ? sizeof(double) + sizeof(int32_t) : 0);
   const auto vocab = static_cast<size_t>(task.vocab);
-  const int n_blocks = BlocksFor(context, reading.draws.size(), bytes * vocab);
+  const int n_blocks = GridSize(context, reading.draws.size(), bytes * vocab);
   const size_t n = static_cast<size_t>(n_blocks) * vocab;
   ScratchScope scope(context);
   if (adjusts) task.adjusted = scope.Allocate<float>(n);
@@ -228,7 +231,7 @@ void LaunchTokens(DeviceContext& context, const TokenTask& task) {
 void LaunchBests(DeviceContext& context, BestTask task) {
   if (task.n_bests == 0) return;
   const size_t row_bytes = static_cast<size_t>(task.vocab) * sizeof(int32_t);
-  const int n_blocks = BlocksFor(context, static_cast<size_t>(task.n_bests), row_bytes);
+  const int n_blocks = GridSize(context, static_cast<size_t>(task.n_bests), row_bytes);
   ScratchScope scope(context);
   task.border = scope.Allocate<int32_t>(static_cast<size_t>(n_blocks) * task.vocab);
   Launch(context, BestKernel, n_blocks, kSampleThreads, kSampleSharedBytes, task);

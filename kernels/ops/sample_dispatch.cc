@@ -1,7 +1,6 @@
-#include "kernels/ops/sample.h"
-
 #include "base/check.h"
 #include "kernels/common/dispatch.h"
+#include "kernels/ops/sample.h"
 #include "kernels/ops/sample_device.h"
 
 namespace ovq {

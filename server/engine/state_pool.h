@@ -29,7 +29,7 @@ class StatePool {
   StatePool(const StateLayout& layout, size_t budget_bytes, DeviceContext& context);
   ~StatePool();
 
-  // Reserves reserve_bytes of the budget (DESIGN 2.3: the session's cap, or its size at the last
+  // Reserves reserve_bytes of the budget (the session's cap, or its size at the last
   // position it can reach) and commits position 0. ResourceExhausted states bytes needed and free.
   absl::StatusOr<StateHandle> Acquire(int32_t slot_cap, size_t reserve_bytes);
   // Commits up to `position`; never fails for positions within the reservation (address space and

@@ -111,7 +111,7 @@ void FreeBytes(void* data) { CheckCuda(cudaFree(data)); }
 
 void Synchronize(CudaDevice& device) { CheckCuda(cudaStreamSynchronize(device.stream)); }
 
-// Two halves of page-locked memory take turns: one is filled while the other travels.
+// Two halves of page-locked memory take turns: one is filled while the other is copied.
 void Upload(CudaDevice& device, void* to, const void* host, size_t bytes) {
   int half = 0;
   for (size_t at = 0; at < bytes; at += kUploadHalfBytes, half ^= 1) {
@@ -157,7 +157,7 @@ std::byte* Staging(CudaDevice& device, size_t bytes, Staged kind) {
   if (staging.bytes < bytes) {
     Synchronize(device);
     FreeStaging(staging);
-    if (kind == Staged::kStep) DropGraphs(device);  // they read from the old twin
+    if (kind == Staged::kStep) DropGraphs(device);  // they read from the old memory
     staging.bytes = std::bit_ceil(std::max(bytes, size_t{64} << 10));
     CheckCuda(cudaMallocHost(reinterpret_cast<void**>(&staging.host), staging.bytes));
     CheckCuda(cudaMalloc(reinterpret_cast<void**>(&staging.device), staging.bytes));
@@ -173,11 +173,12 @@ std::byte* SendStaging(CudaDevice& device, size_t bytes, Staged kind) {
   return staging.device;
 }
 
-// The first use runs as it is, so that scratch memory grows to what the step needs: nothing may be
-// allocated while a graph is recorded.
+// The first use is launched directly, so that scratch memory grows to what the step needs: nothing
+// may be allocated while a graph is recorded.
 void Captured(CudaDevice& device, const std::vector<int64_t>& key,
               const std::function<void()>& fn) {
-  // Callers choose dictionary caps, hence keys: what they can make the server keep has an end.
+  // Clients choose slot caps, and so keys: the number of graphs that they can make the server keep
+  // is bounded.
   if (device.graphs.size() >= kMaxGraphs && !device.graphs.contains(key)) DropGraphs(device);
   CudaGraph& graph = device.graphs[key];
   if (graph.uses++ == 0) return fn();

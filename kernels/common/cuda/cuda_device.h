@@ -23,7 +23,7 @@ struct CudaGraph {
   cudaGraphExec_t exec = nullptr;  // null until the second use
 };
 
-// Page-locked host memory and its twin; grow together.
+// Page-locked host memory and its copy on the device; they grow together.
 struct CudaStaging {
   std::byte* host = nullptr;
   std::byte* device = nullptr;
@@ -31,8 +31,8 @@ struct CudaStaging {
 };
 
 struct CudaDevice {
-  // Thread blocks that count themselves to find out which of them is the last do so here; it sets
-  // its counter back to zero.
+  // Here thread blocks count themselves to find out which of them is the last one, which sets the
+  // counter back to zero.
   static constexpr int kCounters = 1 << 16;
 
   int ordinal = 0;
@@ -42,7 +42,8 @@ struct CudaDevice {
   cudaStream_t stream = nullptr;
   uint32_t* counters = nullptr;  // [kCounters] zero between kernels
   CudaStaging staging[kStagedKinds];
-  // Page-locked halves through which weights and states travel, and when each is free again.
+  // Two halves of page-locked memory through which weights and states are copied, and the event
+  // after which each may be filled again.
   std::byte* upload_host = nullptr;
   cudaEvent_t upload_done[2] = {nullptr, nullptr};
   std::map<std::vector<int64_t>, CudaGraph> graphs;
@@ -54,8 +55,8 @@ struct CudaDevice {
 
 namespace cuda {
 
-// Ends the process with file, line and CUDA's own words: a failed call while running leaves the
-// device's memory in doubt, so the supervisor has to start anew.
+// Ends the process with file, line and CUDA's own message: after a failed call the contents of the
+// device's memory are unknown, so whatever supervises the process has to start it again.
 void CheckCuda(cudaError_t error, const char* file = __builtin_FILE(), int line = __builtin_LINE());
 
 inline cudaStream_t Stream(DeviceContext& context) { return context.cuda().stream; }
@@ -65,7 +66,7 @@ template <class... P, class... A>
 void Launch(DeviceContext& context, void (*kernel)(P...), dim3 grid, dim3 block,
             size_t shared_bytes, A&&... args) {
   constexpr size_t kDefaultSharedBytes = 48 * 1024;
-  // Only ever raised: recorded steps may need what was allowed when they were recorded.
+  // Never lowered: recorded steps may need what was allowed when they were recorded.
   size_t& allowed = context.cuda().shared_bytes[reinterpret_cast<const void*>(kernel)];
   if (shared_bytes > std::max(allowed, kDefaultSharedBytes)) {
     allowed = shared_bytes;

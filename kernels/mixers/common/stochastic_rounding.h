@@ -1,5 +1,5 @@
-// Rounding of running means to bfloat16 so that they do not stall (DESIGN 4, Storage): x goes up or
-// down with the probability of its distance, drawn from a counter, never from a stream.
+// Rounding of running means to bfloat16 so that they do not stall: x goes up or down with the
+// probability of its distance, drawn from a counter, never from a stream (docs/model-format.md).
 #pragma once
 
 #include <bit>

@@ -1,5 +1,5 @@
-// Which centroid every key of a full chunk goes to: the discrete half of the OVQ update (DESIGN 4,
-// paper section 3.2). Shared by all devices.
+// Which centroid every key of a full chunk goes to: the discrete half of the OVQ update (paper
+// section 3.2, get_nn_assignments of appendix 8.3). Shared by all devices.
 #pragma once
 
 #include <cstdint>

@@ -1,5 +1,5 @@
 // Softmax attention over the last `window` tokens (sliding_attention, with RoPE) or over all of
-// them (full_attention, without position encoding). DESIGN 3.
+// them (full_attention, without position encoding): OVQ paper eq. 1 and appendix 8.2.
 #pragma once
 
 #include "kernels/mixers/common/attention.h"

@@ -1,11 +1,11 @@
-// y[n, out] (+)= x[n, in] W^T with bfloat16 factors on tensor cores.
+// y[n, out] (+)= x[n, in] W^T, W [out, in], with bfloat16 factors on tensor cores.
 //
-// W is the left factor of the matrix instruction (16 outs by 16 inputs), so that rows of x are its
-// columns, eight at a time. It is packed in the order in which the lanes hold it,
+// W is the left factor of the matrix instruction (16 outputs by 16 inputs), so that rows of x are
+// the columns of the other, eight at a time. It is packed in the order in which the lanes hold it,
 //   [out tiles of 16][chunks of 32 inputs][2 halves][32 lanes] uint4,
 // with zeros past `in` and `out`. Any assignment of inputs to the instruction's places gives a
 // product as long as both factors use it: lane (g, t) = (lane / 4, lane % 4) holds of half j of a
-// chunk the inputs 8t + 4j .. 8t + 4j + 3 of outs g and g + 8,
+// chunk the inputs 8t + 4j .. 8t + 4j + 3 of outputs g and g + 8,
 //   {(g, 0..1), (g + 8, 0..1), (g, 2..3), (g + 8, 2..3)},
 // so a row of x enters with one load of 16 bytes for both halves.
 #pragma once
@@ -64,11 +64,11 @@ __device__ inline void MultiplyChunk(float (&sum)[4], const uint4& first, const 
 }
 
 // --- few rows --------------------------------------------------------------------------------
-// A block has 16 outs and all inputs; its warps take segments in turn. Every weight is read once,
-// straight to registers and a segment ahead.
+// A block has 16 outputs and all inputs; its warps take segments in turn. Every weight is read
+// once, straight into registers, one segment ahead.
 
 inline constexpr int kMaxFewWarps = 8;
-inline constexpr int kPartialStride = 20;  // floats a row of 16 outs: conflict-free for the lanes
+inline constexpr int kPartialStride = 20;  // floats for 16 outputs: lanes meet no bank conflict
 
 template <int kRowTiles>
 constexpr uint32_t FewRowsSharedBytes(int n_warps) {
@@ -83,7 +83,7 @@ __device__ inline void LoadSegment(uint4 (&w)[2 * kChunksPerSegment], const uint
   for (int i = 0; i < 2 * kChunksPerSegment; ++i) w[i] = from[i * kLanes];
 }
 
-// partial [rows, kPartialStride] = one segment of the block's outs.
+// partial [rows, kPartialStride] = one segment of the block's outputs.
 template <int kRowTiles>
 __device__ inline void MultiplySegment(const ProductBF16& p,
                                        const uint4 (&w)[2 * kChunksPerSegment], int64_t segment,
@@ -152,9 +152,9 @@ __global__ void __launch_bounds__(kMaxFewWarps* kLanes) FewRowsBF16(const Produc
 }
 
 // --- many rows -------------------------------------------------------------------------------
-// A block has 64 outs and 128 rows, its four warps 32 outs and 64 rows each. Stages of 64 inputs
-// pass through shared memory: weights as packed, [4 out tiles][2 chunks] of kChunkVectors, then x,
-// [2 chunks][128 rows][4] uint4.
+// A block has 64 outputs and 128 rows, its four warps 32 outputs and 64 rows each. Stages of 64
+// inputs pass through shared memory: weights as packed, [4 out tiles][2 chunks] of kChunkVectors,
+// then x, [2 chunks][128 rows][4] uint4.
 
 inline constexpr int kManyOuts = 64;
 inline constexpr int kManyRows = 128;

@@ -1,6 +1,7 @@
-// y[n, out] (+)= x[n, in] W^T in float32. W is packed as [out tiles of 64][inputs][64 outs], with
-// zeros past `in` and `out`. A segment's sum is one chain of fused multiply-adds over its inputs in
-// their order.
+// y[n, out] (+)= x[n, in] W^T in float32. W [out, in] is packed as
+//   [out tiles of 64][inputs][64 outputs],
+// with zeros past `in` and `out`. A segment's sum is one chain of fused multiply-adds over its
+// inputs in their order.
 #pragma once
 
 #include <cstdint>
@@ -26,7 +27,7 @@ struct ProductF32 {
 };
 
 // --- few rows --------------------------------------------------------------------------------
-// A block has 32 outs, one a lane, and all inputs; its warps take segments in turn.
+// A block has 32 outputs, one a lane, and all inputs; its warps take segments in turn.
 
 inline constexpr int kFewRowsF32 = 16;
 inline constexpr int kFewOuts = 32;
@@ -36,7 +37,7 @@ constexpr uint32_t FewRowsSharedBytesF32(int n_warps) {
   return static_cast<uint32_t>(n_warps + 1) * kFewRowsF32 * kFewOuts * sizeof(float);
 }
 
-// partial [kFewRowsF32, kFewOuts] = one segment of the block's outs.
+// partial [kFewRowsF32, kFewOuts] = one segment of the block's outputs.
 __device__ inline void MultiplySegmentF32(const ProductF32& p, const float* weights,
                                           int64_t segment, SharedPtr<float> partial) {
   const int lane = static_cast<int>(threadIdx.x) % kFewOuts;
@@ -54,7 +55,7 @@ __device__ inline void MultiplySegmentF32(const ProductF32& p, const float* weig
   for (int r = 0; r < kFewRowsF32; ++r) partial[r * kFewOuts + lane] = sum[r];
 }
 
-// grid: tiles of 32 outs; block: up to kMaxFewWarpsF32 warps; n <= kFewRowsF32.
+// grid: tiles of 32 outputs; block: up to kMaxFewWarpsF32 warps; n <= kFewRowsF32.
 __global__ void __launch_bounds__(kMaxFewWarpsF32* kFewOuts) FewRowsF32(const ProductF32 p) {
   constexpr int kElements = kFewRowsF32 * kFewOuts;
   const int thread = static_cast<int>(threadIdx.x), n_threads = static_cast<int>(blockDim.x);
@@ -89,8 +90,8 @@ __global__ void __launch_bounds__(kMaxFewWarpsF32* kFewOuts) FewRowsF32(const Pr
 }
 
 // --- many rows -------------------------------------------------------------------------------
-// A block has 64 outs and 64 rows, a thread 4 by 4 of them. Steps of 16 inputs pass through shared
-// memory: weights [16][64 outs], x transposed [16][64 rows].
+// A block has 64 outputs and 64 rows, a thread 4 by 4 of them. Steps of 16 inputs pass through
+// shared memory: weights [16][64 outputs], x transposed [16][64 rows].
 
 inline constexpr int kManyRowsF32 = 64;
 inline constexpr int kManyThreadsF32 = 256;

@@ -12,8 +12,8 @@ namespace ovq::cuda {
 inline constexpr int kWarp = 32;
 inline constexpr uint32_t kAllLanes = 0xffffffffu;
 
-// Threads for a row of `width` elements, four a thread at a time; a function of the width alone, as
-// the order of a sum over the block is.
+// Threads for a row of `width` elements, each taking four at a time. A function of the width alone,
+// and so is the order of a sum over the block.
 inline int RowThreads(int64_t width, int max_threads) {
   const int64_t threads = (width + 4 * kWarp - 1) / (4 * kWarp) * kWarp;
   return static_cast<int>(threads < max_threads ? threads : max_threads);
@@ -24,7 +24,7 @@ inline bool Aligned(const void* data, int64_t width, size_t bytes) {
   return width % 4 == 0 && reinterpret_cast<uintptr_t>(data) % (4 * bytes) == 0;
 }
 
-// Elements i .. i + 3 of p[n], i < n; `fill` past the end. aligned: whole and by one instruction.
+// Elements i .. i + 3 of p[n], i < n; `fill` after the end. aligned: all four, by one instruction.
 __device__ inline float4 Load4(const float* p, int64_t i, int64_t n, bool aligned, float fill) {
   if (aligned) return *reinterpret_cast<const float4*>(p + i);
   float4 v = make_float4(p[i], fill, fill, fill);
@@ -71,8 +71,8 @@ __device__ inline float WarpMax(float value) {
   return value;
 }
 
-// Every thread of the block calls these and gets the result. partial: a float a warp, not used
-// again before a barrier.
+// Every thread of the block calls these and gets the result. partial: a float for each warp, not to
+// be used again before a barrier.
 __device__ inline float BlockSum(float value, SharedPtr<float> partial) {
   const int n_warps = static_cast<int>(blockDim.x) / kWarp;
   const float of_warp = WarpSum(value);

@@ -1,11 +1,12 @@
-// A draw on CUDA, by one thread block. The order of things is that of RowDraw in sample.h.
+// A draw from a row of logits [vocab] on CUDA, by one thread block. The steps are those of RowDraw
+// in sample.h.
 //
 // Weights. A candidate's weight w = exp((logit - best) / temperature), in (0, 1], is computed in
-// double as on the CPU, and summed as the integer round(w 2^40), so that a sum's bits depend on no
-// order. A sum is off by at most vocab 2^-41, a share of at most vocab 2^-41 of the mass, whose
-// best token weighs 1. A token that weighs less than 2^-41 is never drawn (the CPU leaves out those
-// below e^-60). So the two devices choose the same token unless the random number or a filter's
-// border falls within that distance of a token's own border.
+// double as on the CPU, and summed as the integer round(w 2^40), so that the bits of a sum do not
+// depend on the order. The best token weighs 1, so a sum of weights is off by at most a share of
+// vocab 2^-41. A token that weighs less than 2^-41 is never drawn (on the CPU: less than e^-60). So
+// the two devices choose the same token unless the random number or a filter's threshold falls
+// within that distance of the border between two tokens.
 #pragma once
 
 #include <cuda_runtime.h>
@@ -19,7 +20,7 @@
 
 namespace ovq::cuda {
 
-inline constexpr double kNegligible = -60;  // exponent of a weight that is none
+inline constexpr double kNegligible = -60;  // a weight with this exponent or less counts as 0
 
 // A RowDraw in the device's memory. Its lists lie one after another from `lists` on: seen ids, then
 // (id, count), then (id, bits of the bias), then banned ids.

@@ -1,7 +1,7 @@
-// Choosing the first few tokens of a row in some order, without sorting the row: a block of
-// kSampleThreads threads sums what the tokens measure in bins of that order, looks where the sum
+// The first few tokens of a row in some order, without sorting the row: a block of kSampleThreads
+// threads sums the tokens' measures in bins of that order, finds the bin in which the running sum
 // reaches a target, and refines that bin digit by digit. Measures are integers, so that a sum does
-// not depend on who adds first.
+// not depend on the order in which threads add.
 #pragma once
 
 #include <cuda_runtime.h>
@@ -19,7 +19,7 @@ inline constexpr int kDigitBits = 8;
 inline constexpr int kIdBits = 24;  // token ids are below 2^24
 inline constexpr unsigned kAllLanes = 0xffffffffu;
 
-// A block's shared memory, in bytes from its beginning.
+// Offsets in a block's shared memory, in bytes.
 inline constexpr uint32_t kLowBytes = 0;                        // uint32 [kBins], of a bin's sum
 inline constexpr uint32_t kHighBytes = kLowBytes + 4 * kBins;   // uint32 [kBins]
 inline constexpr uint32_t kPartBytes = kHighBytes + 4 * kBins;  // 8 bytes [kSampleWarps]
@@ -85,8 +85,8 @@ __device__ inline void ClearBins(int n_bins) {
   __syncthreads();
 }
 
-// A thread's additions to the bins. Neighbours mostly meet the same bin: it is held back until
-// another one comes, so that a bin in which all tokens lie is not fought over.
+// A thread's additions to the bins. Neighbours mostly meet the same bin, so a thread holds its sum
+// back until it meets another one: threads then do not contend for a bin in which all tokens lie.
 class BinAdder {
  public:
   __device__ void Add(int bin, uint64_t value) {
@@ -96,7 +96,7 @@ class BinAdder {
     }
     sum_ += value;
   }
-  // 64 bits in two native additions: the lower one tells whether it wrapped.
+  // 64 bits in two native additions; the result of the lower one says whether it wrapped.
   __device__ void Flush() {
     const auto low = static_cast<unsigned>(sum_);
     auto high = static_cast<unsigned>(sum_ >> 32);
@@ -176,9 +176,9 @@ __device__ inline Place SelectInList(const Order& order, const int32_t* list, un
   return place;
 }
 
-// The place of the last of the fewest tokens, by ascending place, whose measures reach
-// target(sum of all). list [vocab]: scratch. An order tells of a token id: Has (it takes part),
-// Measure, Key (key_bits() wide) and Bin, which must not fall where the key rises.
+// The last place of the fewest tokens, by ascending place, whose measures reach target(sum of all).
+// list [vocab]: scratch. An order gives for a token id: Has (it takes part), Measure, Key
+// (key_bits() wide) and Bin, which never descends as the key ascends.
 template <class Order, class Target>
 __device__ inline Place SelectLast(const Order& order, int vocab, Target target_of, int32_t* list) {
   ClearBins(kBins);

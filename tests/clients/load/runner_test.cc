@@ -1,5 +1,7 @@
 // The runner against calls that a few threads answer. Times are lower bounds only: a busy machine
 // makes everything later, never earlier.
+#include "clients/load/runner.h"
+
 #include <gtest/gtest.h>
 
 #include <algorithm>
@@ -13,7 +15,6 @@
 
 #include "absl/strings/str_cat.h"
 #include "clients/load/experiment.h"
-#include "clients/load/runner.h"
 
 namespace ovq::load {
 namespace {

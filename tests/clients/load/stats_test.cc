@@ -1,4 +1,6 @@
 // From records to figures and reports.
+#include "clients/load/stats.h"
+
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
@@ -7,7 +9,6 @@
 #include <vector>
 
 #include "clients/load/report.h"
-#include "clients/load/stats.h"
 #include "clients/load/svg_plot.h"
 #include "clients/load/sweep.h"
 

@@ -1,7 +1,7 @@
+#include "kernels/common/attrs.h"
+
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
-
-#include "kernels/common/attrs.h"
 
 namespace ovq {
 namespace {

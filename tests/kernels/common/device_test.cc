@@ -1,3 +1,5 @@
+#include "kernels/common/device.h"
+
 #include <gtest/gtest.h>
 #include <omp.h>
 
@@ -6,7 +8,6 @@
 #include <thread>
 #include <vector>
 
-#include "kernels/common/device.h"
 #include "kernels/common/parallel.h"
 #include "kernels/ops/parallel_rows.h"
 #include "tests/test_util.h"

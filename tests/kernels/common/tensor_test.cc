@@ -1,9 +1,9 @@
+#include "kernels/common/tensor.h"
+
 #include <gtest/gtest.h>
 
 #include <cmath>
 #include <limits>
-
-#include "kernels/common/tensor.h"
 
 namespace ovq {
 namespace {

@@ -151,7 +151,7 @@ __device__ inline void AddBlock(const AttendArgs& args, const DecodeLayout& at,
   }
 }
 
-// Softmax attention over dictionary and recent blocks for few rows (OVQ paper eq. 15; DESIGN 2.4:
+// Softmax attention over dictionary and recent blocks for few rows (OVQ paper eq. 15;
 // the keys' nearest centroids come from the same pass): out = sum_j w_j v_j / sum_j w_j,
 // w_j = 2^((q . k_j + ln count_j) log2 e - max).
 // Precision: bfloat16 products, float32 sums, weights rounded to bfloat16.

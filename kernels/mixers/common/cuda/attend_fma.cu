@@ -180,8 +180,8 @@ __device__ inline void Finish(const AttendArgs& args, const Tile& tile, const Fm
   }
 }
 
-// Softmax attention over dictionary and recent blocks (OVQ paper eq. 15; DESIGN 2.4: the keys'
-// nearest centroids come from the same pass): out = sum_j w_j v_j / sum_j w_j,
+// Softmax attention over dictionary and recent blocks (OVQ paper eq. 15; the keys' nearest
+// centroids come from the same pass): out = sum_j w_j v_j / sum_j w_j,
 // w_j = e^(q . k_j + ln count_j - max).
 // Precision: float32; a score is one chain of fused multiply-adds over the channels, as on the CPU,
 // an output channel one over the 64 slots of a block.
