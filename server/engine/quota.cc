@@ -1,7 +1,6 @@
 #include "server/engine/quota.h"
 
 #include <algorithm>
-#include <cmath>
 
 #include "absl/strings/cord.h"
 #include "absl/strings/numbers.h"
@@ -13,14 +12,14 @@ namespace {
 
 constexpr char kRetryAfter[] = "ovq.retry_after_ms";  // of absl::Status::SetPayload
 
-void UpdateBucket(std::optional<RateBucket>& bucket, std::optional<double> rate, double floor,
-                  RateBucket::Time now) {
+// One second's worth may come at once, and never less than one.
+void UpdateBucket(std::optional<TokenBucket>& bucket, std::optional<double> rate, SteadyTime now) {
   if (!rate) {
     bucket.reset();
   } else if (bucket) {
-    bucket->SetRate(*rate, now);
+    bucket->SetRate(*rate, std::max(*rate, 1.0), now);
   } else {
-    bucket.emplace(*rate, floor, now);
+    bucket.emplace(*rate, std::max(*rate, 1.0), now);
   }
 }
 
@@ -59,35 +58,6 @@ std::optional<absl::Duration> RetryAfter(const absl::Status& status) {
   return absl::Milliseconds(ms);
 }
 
-RateBucket::RateBucket(double rate, double floor, Time now)
-    : rate_(rate), floor_(floor), left_(std::max(rate, floor)), as_of_(now) {}
-
-double RateBucket::size() const { return std::max(rate_, floor_); }
-
-void RateBucket::SetRate(double rate, Time now) {
-  left(now);
-  rate_ = rate;
-  left_ = std::min(left_, size());
-}
-
-double RateBucket::left(Time now) {
-  // A clock that stands or goes back gives nothing and takes nothing.
-  const double seconds = std::chrono::duration<double>(now - as_of_).count();
-  if (seconds > 0) {
-    left_ = std::min(size(), left_ + seconds * rate_);
-    as_of_ = now;
-  }
-  return left_;
-}
-
-absl::Duration RateBucket::Until(double amount, Time now) {
-  const double missing = amount - left(now);
-  if (missing <= 0) return absl::ZeroDuration();
-  // A debt may be larger than any sensible wait; a day says as much.
-  const double ms = std::min(std::ceil(missing / rate_ * 1000), 24 * 3600 * 1000.0);
-  return absl::Milliseconds(static_cast<int64_t>(ms));
-}
-
 QuotaHold::QuotaHold(std::shared_ptr<TenantQuotas> quotas, std::string tenant, int64_t sessions,
                      size_t bytes)
     : quotas_(std::move(quotas)), tenant_(std::move(tenant)), sessions_(sessions), bytes_(bytes) {}
@@ -118,25 +88,23 @@ void QuotaHold::ReleasePart(int64_t sessions, size_t bytes) {
   if (sessions_ == 0 && bytes_ == 0) quotas_.reset();
 }
 
-TenantQuotas::TenantQuotas(Clock clock) : clock_(std::move(clock)) {}
-
 void TenantQuotas::SetLimits(const std::map<std::string, TenantLimits>& limits) {
-  const RateBucket::Time now = clock_();
+  const SteadyTime now = clock_.steady();
   std::lock_guard lock(mutex_);
   for (const auto& [name, limit] : limits) accounts_[name];
   for (auto it = accounts_.begin(); it != accounts_.end();) {
     auto& [name, account] = *it;
     const auto found = limits.find(name);
     account.limits = found == limits.end() ? TenantLimits{} : found->second;
-    UpdateBucket(account.requests, account.limits.requests_per_second, 1, now);
-    UpdateBucket(account.tokens, account.limits.tokens_per_second, 1, now);
+    UpdateBucket(account.requests, account.limits.requests_per_second, now);
+    UpdateBucket(account.tokens, account.limits.tokens_per_second, now);
     it = account.idle() ? accounts_.erase(it) : std::next(it);
   }
 }
 
 std::optional<TenantQuotas::Refusal> TenantQuotas::CheckLimits(const std::string& tenant,
                                                                const Work& work, Account& account,
-                                                               RateBucket::Time now) {
+                                                               SteadyTime now) {
   const TenantLimits& limits = account.limits;
   const auto refusal = [&](RejectReason reason, const std::string& what) {
     return Refusal{reason,
@@ -174,7 +142,7 @@ std::optional<TenantQuotas::Refusal> TenantQuotas::CheckLimits(const std::string
 
 std::variant<QuotaHold, TenantQuotas::Refusal> TenantQuotas::Admit(const std::string& tenant,
                                                                    const Work& work) {
-  const RateBucket::Time now = clock_();
+  const SteadyTime now = clock_.steady();
   std::lock_guard lock(mutex_);
   Account& account = accounts_[tenant];
   if (std::optional<Refusal> refusal = CheckLimits(tenant, work, account, now)) return *refusal;
@@ -195,7 +163,7 @@ void TenantQuotas::ChargeTokens(const std::string& tenant, int64_t tokens) {
 }
 
 std::vector<TenantUse> TenantQuotas::Use() const {
-  const RateBucket::Time now = clock_();
+  const SteadyTime now = clock_.steady();
   std::vector<TenantUse> result;
   std::lock_guard lock(mutex_);
   for (const auto& [name, account] : accounts_) {
@@ -204,8 +172,8 @@ std::vector<TenantUse> TenantQuotas::Use() const {
     use.limits = account.limits;
     use.sessions = account.sessions;
     use.state_bytes = account.bytes;
-    if (account.requests) use.requests_left = RateBucket(*account.requests).left(now);
-    if (account.tokens) use.tokens_left = RateBucket(*account.tokens).left(now);
+    if (account.requests) use.requests_left = TokenBucket(*account.requests).left(now);
+    if (account.tokens) use.tokens_left = TokenBucket(*account.tokens).left(now);
   }
   return result;
 }

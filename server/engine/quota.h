@@ -1,9 +1,7 @@
 // What each tenant may use and uses: sessions, state bytes, requests and tokens per second.
 #pragma once
 
-#include <chrono>
 #include <cstdint>
-#include <functional>
 #include <map>
 #include <memory>
 #include <mutex>
@@ -15,6 +13,8 @@
 
 #include "absl/status/status.h"
 #include "absl/time/time.h"
+#include "base/clock.h"
+#include "base/token_bucket.h"
 
 namespace ovq {
 
@@ -52,26 +52,6 @@ struct TenantUse {
 void SetRetryAfter(absl::Status& status, absl::Duration time);
 std::optional<absl::Duration> RetryAfter(const absl::Status& status);
 
-// Gains `rate` a second, up to one second's worth and at least `floor`.
-class RateBucket {
- public:
-  using Time = std::chrono::steady_clock::time_point;
-  RateBucket(double rate, double floor, Time now);
-  void SetRate(double rate, Time now);  // keeps what is in it, within the new size
-  double left(Time now);
-  void Take(double amount) { left_ -= amount; }
-  // Until left() is at least `amount`, in whole milliseconds rounded up.
-  absl::Duration Until(double amount, Time now);
-
- private:
-  double size() const;
-
-  double rate_;
-  const double floor_;
-  double left_;
-  Time as_of_;
-};
-
 class TenantQuotas;
 
 // A tenant's sessions and state bytes in use; given back when it goes.
@@ -104,8 +84,7 @@ class QuotaHold {
 // Any thread. Held by a shared_ptr.
 class TenantQuotas : public std::enable_shared_from_this<TenantQuotas> {
  public:
-  using Clock = std::function<RateBucket::Time()>;
-  explicit TenantQuotas(Clock clock = std::chrono::steady_clock::now);
+  explicit TenantQuotas(Clock clock = {}) : clock_(std::move(clock)) {}
 
   // In place of all limits before; a tenant that is not named has none. Applies to the next
   // admission: nothing that runs is ended.
@@ -132,11 +111,11 @@ class TenantQuotas : public std::enable_shared_from_this<TenantQuotas> {
     TenantLimits limits;
     int64_t sessions = 0;
     size_t bytes = 0;
-    std::optional<RateBucket> requests, tokens;
+    std::optional<TokenBucket> requests, tokens;
     bool idle() const { return limits == TenantLimits{} && sessions == 0 && bytes == 0; }
   };
   static std::optional<Refusal> CheckLimits(const std::string& tenant, const Work& work,
-                                            Account& account, RateBucket::Time now);
+                                            Account& account, SteadyTime now);
   void GiveBack(const std::string& tenant, int64_t sessions, size_t bytes);
 
   const Clock clock_;

@@ -5,7 +5,6 @@
 #include <signal.h>
 #include <unistd.h>
 
-#include <algorithm>
 #include <condition_variable>
 #include <thread>
 
@@ -87,6 +86,8 @@ class Log::Writer {
 
 Log::Log(const LogOptions& options, int fd, Clock clock)
     : options_(options), clock_(std::move(clock)), writer_(std::make_shared<Writer>(fd)) {
+  const double rate = options.lines_per_second;
+  for (auto& of_kind : buckets_) of_kind.fill({TokenBucket(rate, 2 * rate, clock_.steady())});
   writer_->Start(writer_);
 }
 
@@ -95,18 +96,13 @@ Log::~Log() {
   writer_->End();
 }
 
-bool Log::Admit(Bucket& bucket, absl::Time now, int64_t& suppressed) {
-  const double rate = options_.lines_per_second;
-  // Infinite the first time; a clock that was set back gives nothing.
-  const double elapsed = std::max(0.0, absl::ToDoubleSeconds(now - bucket.filled));
-  bucket.tokens = std::min(2 * rate, bucket.tokens + elapsed * rate);
-  bucket.filled = now;
-  if (bucket.tokens < 1) {
+bool Log::Admit(Bucket& bucket, int64_t& suppressed) {
+  if (bucket.lines.left(clock_.steady()) < 1) {
     ++bucket.suppressed;
     ++counts_.over_rate;
     return false;
   }
-  bucket.tokens -= 1;
+  bucket.lines.Take(1);
   suppressed = std::exchange(bucket.suppressed, 0);
   return true;
 }
@@ -115,12 +111,12 @@ void Log::Write(LogLevel level, LogKind kind, std::string_view message, const Lo
   if (!enabled(level)) return;
   const size_t number = static_cast<size_t>(level);
   Bucket& bucket = buckets_[static_cast<size_t>(kind)][number];
-  const absl::Time now = clock_();
   int64_t suppressed = 0;
   {
     std::lock_guard lock(mutex_);
-    if (!Admit(bucket, now, suppressed)) return;
+    if (!Admit(bucket, suppressed)) return;
   }
+  const absl::Time now = clock_.wall();
   bool written;
   if (suppressed > 0) {
     LogFields all = fields;

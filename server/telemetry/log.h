@@ -14,8 +14,9 @@
 #include <vector>
 
 #include "absl/status/status.h"
-#include "absl/time/clock.h"
 #include "absl/time/time.h"
+#include "base/clock.h"
+#include "base/token_bucket.h"
 
 namespace ovq {
 
@@ -55,12 +56,10 @@ struct LogCounts {
 // the rate are. The next line of that kind and level says how many in its field `suppressed`.
 class Log {
  public:
-  using Clock = std::function<absl::Time()>;
   static constexpr size_t kBufferBytes = size_t{1} << 20;  // of lines that wait to be written
   static constexpr size_t kMaxTextBytes = 1024;  // of the message and of each field; then it is cut
 
-  explicit Log(
-      const LogOptions& options, int fd = 2, Clock clock = [] { return absl::Now(); });
+  explicit Log(const LogOptions& options, int fd = 2, Clock clock = {});
   // Waits a second for the last lines.
   ~Log();
   Log(const Log&) = delete;
@@ -86,14 +85,13 @@ class Log {
 
  private:
   struct Bucket {
-    double tokens = 0;
-    absl::Time filled = absl::InfinitePast();
+    TokenBucket lines;
     int64_t suppressed = 0;  // since the last line
   };
   class Writer;
 
-  // Takes a token and what was suppressed so far; false if there is none.
-  bool Admit(Bucket& bucket, absl::Time now, int64_t& suppressed);
+  // Takes a line and what was suppressed so far; false if the rate has none left.
+  bool Admit(Bucket& bucket, int64_t& suppressed);
 
   const LogOptions options_;
   const Clock clock_;

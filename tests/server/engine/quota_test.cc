@@ -18,13 +18,13 @@ using Work = TenantQuotas::Work;
 
 class FakeClock {
  public:
-  TenantQuotas::Clock clock() {
-    return [this] { return RateBucket::Time(now_); };
+  Clock clock() {
+    return {.steady = [this] { return now_; }};
   }
   void Advance(std::chrono::milliseconds time) { now_ += time; }
 
  private:
-  RateBucket::Time::duration now_ = std::chrono::hours(1);
+  SteadyTime now_{std::chrono::hours(1)};
 };
 
 // Unset if admitted; what is held is given back at once.
@@ -148,7 +148,8 @@ TEST(Quota, InventedNamesLeaveNoTrace) {
 }
 
 EngineOptions WithLimits(const TenantLimits& limits, std::shared_ptr<TenantQuotas>& quotas) {
-  quotas = std::make_shared<TenantQuotas>([] { return RateBucket::Time(std::chrono::hours(1)); });
+  quotas = std::make_shared<TenantQuotas>(
+      Clock{.steady = [] { return SteadyTime(std::chrono::hours(1)); }});
   quotas->SetLimits({{"a", limits}});
   EngineOptions options;
   options.quotas = quotas;
