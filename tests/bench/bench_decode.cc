@@ -23,7 +23,7 @@ namespace ovq::bench {
 namespace {
 
 constexpr int kMaxSessions = 16;
-constexpr int kPiece = 512;  // rows of a prefill step
+constexpr int kPrefillRows = 512;  // of a step
 constexpr int32_t kSlotCap = 2048;
 
 // One session's address range; pages appear as they are touched.
@@ -87,7 +87,7 @@ class Bench {
       const double begin = Seconds();
       const int64_t from = position;
       while (position < context) {
-        const auto n = static_cast<int>(std::min<int64_t>(kPiece, context - position));
+        const auto n = static_cast<int>(std::min<int64_t>(kPrefillRows, context - position));
         Forward({&prefilled_}, Tokens(n), position, /*n_logits=*/1);
         position += n;
       }

@@ -1,5 +1,5 @@
-"""Whether the newest docs/gpu-results/*.json belongs to the present kernels; passes either way.
-Also tests source_hash.sh on copies of kernels/.
+"""What the documents say of docs/gpu-results/*.json is true, and the newest file is whole; prints whether
+it belongs to the present kernels. Also tests source_hash.sh on copies of kernels/ and base/.
 
 usage: gpu_results_test.py [unittest arguments]
 """
@@ -22,28 +22,67 @@ def source_hash(root, *flags):
                           text=True).stdout.strip()
 
 
+def newest_result(folder, present_hash):
+    """One line on the newest result file of a folder, or None where there is no file."""
+    files = sorted(glob.glob(os.path.join(folder, "*.json")))
+    if not files:
+        return None
+    name = os.path.basename(files[-1])
+    with open(files[-1]) as file:
+        result = json.load(file)
+    missing = sorted({"date", "source_hash", "gpu", "tests", "failures"} - set(result))
+    if missing:
+        raise ValueError(f"{name}: without {', '.join(missing)}")
+    of = "the present kernels" if result["source_hash"] == present_hash else \
+        "other kernels than the present ones"
+    return f"{name} ({result['date']}) is of {of}"
+
+
 class NewestResult(unittest.TestCase):
-    def test_compare_with_the_present_sources(self):
-        files = sorted(glob.glob(os.path.join(ROOT, "docs", "gpu-results", "*.json")))
-        if not files:
-            print("no GPU result yet")
-            return
-        with open(files[-1]) as file:
-            result = json.load(file)
-        name = os.path.relpath(files[-1], ROOT)
-        for field in ("date", "source_hash", "gpu", "tests", "failures"):
-            self.assertIn(field, result, name)
-        if result["source_hash"] == source_hash(ROOT):
-            print(f"{name} is of the present kernels")
-        else:
-            print(f"{name} ({result['date']}) is of other kernels than the present ones")
+    def test_documents_say_whether_there_is_one(self):
+        line = newest_result(os.path.join(ROOT, "docs", "gpu-results"), source_hash(ROOT))
+        print(line or "no GPU result yet")
+        for path, words in (("docs/gpu-results/README.md", "There is none yet."),
+                            ("docs/cuda.md", "**Measured so far: nothing.**"),
+                            ("README.md", "no run on a GPU is recorded yet")):
+            with open(os.path.join(ROOT, path)) as file:
+                text = " ".join(file.read().split())
+            self.assertEqual(words in text, line is None, f"{path}: {words}")
+
+
+class ReadingResults(unittest.TestCase):
+    def setUp(self):
+        self.folder = tempfile.mkdtemp(prefix="ovq_gpu_results_")
+        self.addCleanup(shutil.rmtree, self.folder)
+
+    def write(self, name, **changes):
+        result = {"date": name, "source_hash": "new", "gpu": {}, "tests": {}, "failures": []}
+        with open(os.path.join(self.folder, f"{name}.json"), "w") as file:
+            json.dump({key: value for key, value in {**result, **changes}.items()
+                       if value is not None}, file)
+
+    def test_the_newest_counts(self):
+        self.assertIsNone(newest_result(self.folder, "new"))
+        self.write("2026-01-02", source_hash="old")
+        self.assertEqual(newest_result(self.folder, "new"),
+                         "2026-01-02.json (2026-01-02) is of other kernels than the present ones")
+        self.write("2026-01-03")
+        self.write("2025-12-31", source_hash="old")
+        self.assertEqual(newest_result(self.folder, "new"),
+                         "2026-01-03.json (2026-01-03) is of the present kernels")
+
+    def test_a_result_with_less_than_it_must_have_is_an_error(self):
+        self.write("2026-01-02", gpu=None)
+        with self.assertRaisesRegex(ValueError, "2026-01-02.json: without gpu"):
+            newest_result(self.folder, "new")
 
 
 class SourceHash(unittest.TestCase):
     def setUp(self):
         self.folder = tempfile.mkdtemp(prefix="ovq_source_hash_")
         self.addCleanup(shutil.rmtree, self.folder)
-        shutil.copytree(os.path.join(ROOT, "kernels"), os.path.join(self.folder, "kernels"))
+        for name in ("kernels", "base"):
+            shutil.copytree(os.path.join(ROOT, name), os.path.join(self.folder, name))
         self.before = source_hash(self.folder)
 
     def append(self, path):
@@ -60,7 +99,7 @@ class SourceHash(unittest.TestCase):
     def test_listed_files_count(self):
         listed = source_hash(self.folder, "--list").splitlines()
         for part in ("kernels/common/cuda/ptx.cuh", "kernels/common/cuda/cuda_device.cu",
-                     "kernels/common/tensor.h", "kernels/ops/matmul.cc"):
+                     "kernels/common/tensor.h", "kernels/ops/matmul.cc", "base/check.cc"):
             self.assertIn(part, listed)
         for path in listed[::6]:
             whole = os.path.join(self.folder, path)
@@ -80,7 +119,7 @@ class SourceHash(unittest.TestCase):
 
     def test_other_devices_do_not_count(self):
         for path in ("kernels/ops/matmul_simd_cpu.cc", "kernels/mixers/ovq/ovq_cpu.cc",
-                     "kernels/mixers/README.md"):
+                     "kernels/mixers/README.md", "base/sha256.cc"):
             self.append(path)
         self.assertFalse(self.changes())
 

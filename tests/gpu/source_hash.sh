@@ -5,7 +5,7 @@
 #   source_hash.sh [--list] [ROOT]     ROOT: a checkout, by default this one
 #
 # Every .cu and .cuh under kernels/, the .cc files that call them, and what these include from
-# kernels/, headers with their own .cc. Paths and contents count; files of other devices do not.
+# kernels/ and base/, headers with their own .cc. Paths and contents count; files of other devices do not.
 set -euo pipefail
 export LC_ALL=C
 list=false
@@ -32,7 +32,7 @@ while [ ${#queue[@]} -gt 0 ]; do
   queue=("${queue[@]:1}")
   if [[ $file == *.h ]]; then add "${file%.h}.cc"; fi
   while IFS= read -r included; do add "$included"; done < <(
-    sed -n 's/^#include "\(kernels\/[^"]*\)".*/\1/p' "$file")
+    sed -n 's/^#include "\(\(kernels\|base\)\/[^"]*\)".*/\1/p' "$file")
 done
 
 mapfile -t files < <(printf '%s\n' "${!seen[@]}" | sort)

@@ -14,6 +14,7 @@ Golden LoadGolden(const std::string& name) {
   golden.folder = std::string(folder != nullptr ? folder : OVQ_GOLDEN_DIR) + "/native/" + name;
   const auto json = nlohmann::json::parse(ReadBytes(golden.folder + "/tokens.json"));
   golden.sequences = json.at("sequences").get<std::vector<std::vector<int32_t>>>();
+  Check(!golden.sequences.empty(), "a golden model has sequences");
   golden.override_slot_cap = json.value("max_centroids_override", int64_t{0});
   return golden;
 }
@@ -59,9 +60,9 @@ Session::Session(const LanguageModel& model, DeviceContext& context, std::vector
       memory_(ZeroedSession(model, context)) {}
 
 void Session::AddTo(StepBatch& batch, int64_t n) {
-  const auto piece = std::span<const int32_t>(tokens_).subspan(static_cast<size_t>(position_),
-                                                               static_cast<size_t>(n));
-  batch.Add(piece, position_, static_cast<int32_t>(slot_cap_), memory_.as<std::byte>(),
+  const auto part = std::span<const int32_t>(tokens_).subspan(static_cast<size_t>(position_),
+                                                              static_cast<size_t>(n));
+  batch.Add(part, position_, static_cast<int32_t>(slot_cap_), memory_.as<std::byte>(),
             static_cast<int>(n));
 }
 
@@ -89,13 +90,13 @@ std::string Session::StateBytes() const {
 }
 
 void FeedTogether(const LanguageModel& model, DeviceContext& context,
-                  const std::vector<Session*>& sessions, const std::vector<int64_t>& pieces) {
+                  const std::vector<Session*>& sessions, const std::vector<int64_t>& lengths) {
   StepBatch batch;
   for (;;) {
     batch.Clear();
     std::vector<int64_t> rows(sessions.size());
     for (size_t i = 0; i < sessions.size(); ++i) {
-      rows[i] = std::min(pieces[i], sessions[i]->remaining());
+      rows[i] = std::min(lengths[i], sessions[i]->remaining());
       if (rows[i] > 0) sessions[i]->AddTo(batch, rows[i]);
     }
     if (batch.n_rows() == 0) return;

@@ -31,7 +31,7 @@ Buffer ZeroedSession(const LanguageModel& model, DeviceContext& context);
 std::vector<float> Forward(const LanguageModel& model, DeviceContext& context,
                            const StepBatch& batch);
 
-// One sequence being fed to a model in pieces, its logits kept.
+// One sequence that is fed to a model step by step, its logits kept.
 class Session {
  public:
   Session(const LanguageModel& model, DeviceContext& context, std::vector<int32_t> tokens,
@@ -59,8 +59,8 @@ class Session {
   std::vector<float> logits_;
 };
 
-// Feeds whole sessions together, pieces[i] tokens of session i a step, until all are done.
+// Feeds whole sessions together, lengths[i] tokens of session i a step, until all are done.
 void FeedTogether(const LanguageModel& model, DeviceContext& context,
-                  const std::vector<Session*>& sessions, const std::vector<int64_t>& pieces);
+                  const std::vector<Session*>& sessions, const std::vector<int64_t>& lengths);
 
 }  // namespace ovq::test

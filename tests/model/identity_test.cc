@@ -57,18 +57,18 @@ class Identity : public ::testing::TestWithParam<Case> {
   Golden golden_;
   std::unique_ptr<DeviceContext> context_;
   std::unique_ptr<LanguageModel> model_;
-  std::vector<Trace> whole_;  // of every sequence alone, in one piece
+  std::vector<Trace> whole_;  // of every sequence alone, in one step
 };
 
-TEST_P(Identity, AnyPieces) {
+TEST_P(Identity, AnySplit) {
   for (size_t i = 0; i < golden_.sequences.size(); ++i) {
-    const std::vector<int64_t> pieces =
+    const std::vector<int64_t> lengths =
         on_cuda() ? std::vector<int64_t>{1, 17}
                   : std::vector<int64_t>{1, 2, 3, 5, 8, 15, 16, 17, 31, 64};
-    for (int64_t piece : pieces) {
+    for (int64_t length : lengths) {
       Session session(*model_, *context_, golden_.sequences[i], kCap);
-      FeedTogether(*model_, *context_, {&session}, {piece});
-      EXPECT_TRUE(TraceOf(session) == whole_[i]) << "sequence " << i << " in pieces of " << piece;
+      FeedTogether(*model_, *context_, {&session}, {length});
+      EXPECT_TRUE(TraceOf(session) == whole_[i]) << "sequence " << i << " in steps of " << length;
     }
   }
 }
@@ -78,16 +78,16 @@ TEST_P(Identity, AnyCompany) {
   for (int trial = 0; trial < (on_cuda() ? 1 : 6); ++trial) {
     std::vector<std::unique_ptr<Session>> sessions;
     std::vector<Session*> pointers;
-    std::vector<int64_t> pieces;
+    std::vector<int64_t> lengths;
     std::vector<size_t> which;
     for (int j = 0; j < 5; ++j) {
       which.push_back(random() % golden_.sequences.size());
       sessions.push_back(
           std::make_unique<Session>(*model_, *context_, golden_.sequences[which.back()], kCap));
       pointers.push_back(sessions.back().get());
-      pieces.push_back(1 + static_cast<int64_t>(random() % (j == 0 ? 1 : 30)));
+      lengths.push_back(1 + static_cast<int64_t>(random() % (j == 0 ? 1 : 30)));
     }
-    FeedTogether(*model_, *context_, pointers, pieces);
+    FeedTogether(*model_, *context_, pointers, lengths);
     for (size_t j = 0; j < sessions.size(); ++j) {
       EXPECT_TRUE(TraceOf(*sessions[j]) == whole_[which[j]]) << "trial " << trial << ", " << j;
     }
@@ -100,10 +100,10 @@ TEST_P(HostIdentity, AnyThreads) {
   const auto two = BoundContext(Device::kCpu, 2);
   const auto model = LoadModel(golden_.folder, *two, GetParam().compute, GetParam().state);
   for (size_t i = 0; i < golden_.sequences.size(); ++i) {
-    for (int64_t piece : {1, 7, 1000}) {
+    for (int64_t length : {1, 7, 1000}) {
       Session session(*model, *two, golden_.sequences[i], kCap);
-      FeedTogether(*model, *two, {&session}, {piece});
-      EXPECT_TRUE(TraceOf(session) == whole_[i]) << "sequence " << i << " in pieces of " << piece;
+      FeedTogether(*model, *two, {&session}, {length});
+      EXPECT_TRUE(TraceOf(session) == whole_[i]) << "sequence " << i << " in steps of " << length;
     }
   }
 }

@@ -23,7 +23,8 @@ class Captured : public ::testing::Test {
     device_table_ = context_->Upload(table_.data(), table_.size() * sizeof(float));
   }
 
-  // A step of n tokens under `key`: looks them up in the table.
+  // A step of n tokens under `key`: looks them up in the table. Counts the steps that were not
+  // replayed.
   void ExpectLookups(int64_t key, int n, int32_t first) {
     std::vector<int32_t> ids(static_cast<size_t>(n));
     for (int i = 0; i < n; ++i) ids[i] = static_cast<int32_t>((first + i) % kVocab);
@@ -31,7 +32,10 @@ class Captured : public ::testing::Test {
     ScratchScope scope(*context_);
     const TensorView y = {scope.Allocate<float>(ids.size() * kWidth), DType::kF32, {n, kWidth}};
     const TensorView table = {device_table_.as<void>(), DType::kF32, {kVocab, kWidth}};
-    context_->Captured({key, n}, [&] { Embed(*context_, table, step.token_ids, y); });
+    context_->Captured({key, n}, [&] {
+      ++n_launched_;
+      Embed(*context_, table, step.token_ids, y);
+    });
     std::vector<float> got(ids.size() * kWidth);
     context_->CopyToHost(got.data(), y.data, got.size() * sizeof(float));
     for (size_t i = 0; i < ids.size(); ++i) {
@@ -45,10 +49,12 @@ class Captured : public ::testing::Test {
   std::unique_ptr<DeviceContext> context_;
   std::vector<float> table_;
   Buffer device_table_;
+  int n_launched_ = 0;
 };
 
 TEST_F(Captured, ReplaysReadWhatIsThereNow) {
   for (int32_t use = 0; use < 5; ++use) ExpectLookups(1, 3, 7 * use);
+  EXPECT_EQ(n_launched_, 2);  // as it is, and to be recorded
 }
 
 TEST_F(Captured, SurvivesStepsLargerThanEverBefore) {
@@ -62,7 +68,9 @@ TEST_F(Captured, ForgetsWhenThereAreTooManyKinds) {
     ExpectLookups(key, 2, static_cast<int32_t>(key));
     ExpectLookups(key, 2, static_cast<int32_t>(key) + 1);
   }
+  n_launched_ = 0;
   for (int32_t use = 0; use < 3; ++use) ExpectLookups(0, 2, use);
+  EXPECT_EQ(n_launched_, 2);
 }
 
 }  // namespace

@@ -26,11 +26,16 @@ TEST(BF16, NanStaysNan) {
 }
 
 TEST(BF16, WideningIsExact) {
+  int n_nan = 0;
   for (uint32_t bits = 0; bits < 0x10000; ++bits) {
     const float wide = ToFloat(BF16{static_cast<uint16_t>(bits)});
-    if (std::isnan(wide)) continue;
+    if (std::isnan(wide)) {
+      ++n_nan;
+      continue;
+    }
     ASSERT_EQ(RoundToBF16(wide).bits, bits);
   }
+  EXPECT_EQ(n_nan, 2 * 127);  // both signs of every fraction but 0
 }
 
 // Every value from its definition: (-1)^s 2^(e-15) (1 + f/1024), without the 1 where e = 0.
