@@ -7,9 +7,10 @@ weighted sums of keys and values, so gradients flow through every update (no str
 """
 
 import torch
+import torch.nn.functional as F
 from torch.utils.checkpoint import checkpoint
 
-from ovq.mixers import attend, minus_infinity_where, wide
+from ovq.mixers import attend, ranges_up_to, wide
 
 # The paper's section 4.4: one rule of the dictionary replaced by a plainer one.
 ABLATIONS = ("none", "random_assignment", "linear_growth", "constant_rate")
@@ -80,26 +81,17 @@ def merge_chunk(rows, counts, keys_values, assignment, n_new, ablation="none"):
     return (rows * kept).scatter_add(2, index, share), counts
 
 
-def _chunk_bias(counts, group, n_tokens, dtype):
-    """ln(count) for centroids, 0 for the chunk's own keys up to the query (eq. 15).
-
-    [batch, n_kv_heads, group * n_tokens, n_centroids + n_tokens]
-    """
-    future = torch.ones(n_tokens, n_tokens, dtype=torch.bool, device=counts.device).triu(1)
-    own = minus_infinity_where(future).to(dtype).repeat(group, 1)
-    logs = counts.to(dtype).log().unsqueeze(2).expand(-1, -1, group * n_tokens, -1)
-    return torch.cat((logs, own.expand(*counts.shape[:2], -1, -1)), dim=-1)
-
-
 def _read_chunk(q, k, v, rows, counts):
     """One softmax over the centroids and the chunk's own keys (eq. 15)."""
     group, n_tokens, head_dim = q.shape[2:]
     old_keys, old_values = rows.to(k.dtype).split((head_dim, v.shape[-1]), dim=-1)
     keys = torch.cat((old_keys, k), dim=2)
     values = torch.cat((old_values, v), dim=2)
-    bias = _chunk_bias(counts, group, n_tokens, rows.dtype)
+    # ln(count) for centroids, 0 for the chunk's own keys
+    bias = F.pad(counts.to(rows.dtype).log(), (0, n_tokens))
+    ranges = ranges_up_to(rows.shape[2] + 1, n_tokens, q.device).repeat(1, group)
     # the group's queries read the same keys: one product for all of them
-    return attend(q.flatten(2, 3), keys, values, bias).unflatten(2, (group, n_tokens))
+    return attend(q.flatten(2, 3), keys, values, ranges, bias).unflatten(2, (group, n_tokens))
 
 
 def _step_chunk(q, k, v, rows, counts, n_new, ablation):

@@ -11,8 +11,10 @@ Equation numbers are those of "Online Vector Quantized Attention" (Alonso et al.
 import torch
 import torch.nn.functional as F
 
+from ovq import fused
+
 # Queries that full attention handles at once: bounds its memory by this many rows of scores.
-_FULL_BLOCK_LEN = 512
+_FULL_BLOCK_LEN = 256
 
 
 def wide(x):
@@ -40,25 +42,34 @@ def unit_norm(x, scale=1.0):
     return x * (torch.rsqrt(x.square().sum(-1, keepdim=True) + 1e-6) * scale)
 
 
-def attend(q, keys, values, bias):
-    """softmax(q keys^T + bias) values, for q [..., rows, d] and bias broadcast to the scores."""
-    scores = wide(torch.matmul(q, keys.transpose(-1, -2))) + bias
+def attend(q, keys, values, ranges, bias=None):
+    """softmax(q keys^T + bias) values, for q [..., rows, d], every row over a range of the keys.
+
+    ranges: int32 [2, ..., rows], broadcast to the rows: the first key and the one past the last.
+    bias: [..., n_keys], the same for every row, or None.
+    """
+    scores = torch.matmul(q, keys.transpose(-1, -2))
+    if fused.usable(scores, scores.dtype):
+        return torch.matmul(fused.Softmax.apply(scores, ranges, bias), values)
+    key = torch.arange(keys.shape[-2], device=q.device)
+    begins, ends = ranges.unsqueeze(-1)
+    scores = wide(scores) if bias is None else wide(scores) + bias.unsqueeze(-2)
+    scores = scores.masked_fill((key < begins) | (key >= ends), float("-inf"))
     return torch.matmul(scores.softmax(dim=-1).to(values.dtype), values)
 
 
-def minus_infinity_where(forbidden):
-    """A bias that keeps softmaxes from the places where forbidden is true."""
-    return torch.zeros(forbidden.shape, device=forbidden.device).masked_fill_(
-        forbidden, float("-inf"))
+def ranges_up_to(first, n_rows, device):
+    """For attend: row i reads the first + i keys from the start on. [2, n_rows]"""
+    ends = torch.arange(first, first + n_rows, dtype=torch.int32, device=device)
+    return torch.stack((torch.zeros_like(ends), ends))
 
 
-def _window_bias(n_blocks, window_len, device):
-    """[n_blocks, window_len, 2*window_len]: a block's queries on the block before and their own."""
-    query = torch.arange(window_len, device=device)[:, None]
-    key = torch.arange(-window_len, window_len, device=device)[None, :]
-    forbidden = ((key > query) | (key <= query - window_len)).repeat(n_blocks, 1, 1)
-    forbidden[0] |= key < 0  # nothing stands before the first block
-    return minus_infinity_where(forbidden)
+def _window_ranges(n_blocks, window_len, device):
+    """[2, n_blocks, window_len]: a block's queries on the block before and their own."""
+    begins = torch.arange(1, window_len + 1, dtype=torch.int32, device=device).repeat(n_blocks, 1)
+    ends = begins + window_len
+    begins[0] = window_len  # nothing stands before the first block
+    return torch.stack((begins, ends))
 
 
 def _with_previous_block(x):
@@ -73,9 +84,9 @@ def sliding_attention(q, k, v, window_len):
     n_blocks = -(-n_tokens // window_len)
     padding = (0, 0, 0, n_blocks * window_len - n_tokens)
     q, k, v = (F.pad(x, padding).unflatten(-2, (n_blocks, window_len)) for x in (q, k, v))
-    bias = _window_bias(n_blocks, window_len, q.device)
+    ranges = _window_ranges(n_blocks, window_len, q.device)
     keys, values = _with_previous_block(k).unsqueeze(2), _with_previous_block(v).unsqueeze(2)
-    out = attend(q, keys, values, bias)
+    out = attend(q, keys, values, ranges)
     return out.flatten(-3, -2)[..., :n_tokens, :]
 
 
@@ -84,9 +95,8 @@ def full_attention(q, k, v):
     outs = []
     for begin in range(0, k.shape[2], _FULL_BLOCK_LEN):
         end = min(begin + _FULL_BLOCK_LEN, k.shape[2])
-        query = torch.arange(begin, end, device=q.device)[:, None]
-        bias = minus_infinity_where(torch.arange(end, device=q.device)[None, :] > query)
-        outs.append(attend(q[..., begin:end, :], k[:, :, None, :end], v[:, :, None, :end], bias))
+        ranges = ranges_up_to(begin + 1, end - begin, q.device)
+        outs.append(attend(q[..., begin:end, :], k[:, :, None, :end], v[:, :, None, :end], ranges))
     return torch.cat(outs, dim=-2)
 
 

@@ -6,7 +6,7 @@ import torch
 from torch import nn
 import torch.nn.functional as F
 
-from ovq import mixers
+from ovq import fused, mixers
 from ovq.config import check_max_centroids, load_config
 from ovq.dictionary import ovq_attention
 from ovq.safetensors_io import load_safetensors
@@ -15,15 +15,18 @@ DTYPES = {"float32": torch.float32, "float16": torch.float16, "bfloat16": torch.
 
 
 class RmsNorm(nn.Module):
-    """Root-mean-square norm with a weight, in the residual's dtype."""
+    """Root-mean-square norm with a weight, computed in the residual's dtype, given in dtype."""
 
     def __init__(self, dim, eps):
         super().__init__()
         self.weight = nn.Parameter(torch.ones(dim))
         self.eps = eps
 
-    def forward(self, x):
-        return x * torch.rsqrt(x.square().mean(-1, keepdim=True) + self.eps) * self.weight
+    def forward(self, x, dtype):
+        if fused.usable(x, dtype):
+            return fused.RmsNorm.apply(x, self.weight, self.eps, dtype)
+        scale = torch.rsqrt(x.square().mean(-1, keepdim=True) + self.eps)
+        return (x * scale * self.weight).to(dtype)
 
 
 class Projection(nn.Module):
@@ -35,6 +38,11 @@ class Projection(nn.Module):
 
     def forward(self, x):
         return F.linear(x, self.weight.to(x.dtype))
+
+
+def joint_product(x, *projections):
+    """What several projections make of x, side by side, as one product."""
+    return F.linear(x, torch.cat([one.weight for one in projections]).to(x.dtype))
 
 
 class Attention(nn.Module):
@@ -56,19 +64,26 @@ class Attention(nn.Module):
             self.codebook = nn.Parameter(mixers.unit_norm(
                 torch.randn(n_kv_heads, config.codebook_size, config.head_dim)))
 
-    def _queries_keys(self, x, rope):
-        """Unit norm times beta for queries, unit norm for keys, RoPE on sliding layers.
+    def _heads(self, x, rope):
+        """q, k and v, each [batch, heads, n_tokens, dim].
 
-        Wide [batch, n_tokens, heads, head_dim]; the heads move outside only after these
-        elementwise steps, which are much slower on strided memory.
+        Unit norm times beta for queries, unit norm for keys, RoPE on sliding layers.
         """
-        head_dim = self.config.head_dim
-        q = mixers.wide(self.q_proj(x)).unflatten(-1, (-1, head_dim))
-        k = mixers.wide(self.k_proj(x)).unflatten(-1, (-1, head_dim))
-        q, k = mixers.unit_norm(q, self.beta[:, None]), mixers.unit_norm(k)
-        if self.layer_type == "sliding_attention":
+        head_dim, n_kv_heads = self.config.head_dim, self.config.num_key_value_heads
+        rope = rope if self.layer_type == "sliding_attention" else None
+        qkv = joint_product(x, self.q_proj, self.k_proj, self.v_proj)
+        if fused.usable(x, x.dtype):
+            return fused.SplitHeads.apply(qkv, self.beta, rope, n_kv_heads, head_dim)
+        v_dim = self.config.value_head_dim
+        sizes = (len(self.beta) * head_dim, n_kv_heads * head_dim, n_kv_heads * v_dim)
+        q, k, v = (part.unflatten(-1, (-1, dim)) for part, dim in zip(
+            qkv.split(sizes, dim=-1), (head_dim, head_dim, v_dim)))
+        # the heads move outside only after these steps, which are much slower on strided memory
+        q = mixers.unit_norm(mixers.wide(q), self.beta[:, None])
+        k = mixers.unit_norm(mixers.wide(k))
+        if rope:
             q, k = mixers.rotate_half(q, rope), mixers.rotate_half(k, rope)
-        return q, k
+        return tuple(part.to(x.dtype).transpose(1, 2) for part in (q, k, v))
 
     def _mix(self, q, k, v, max_centroids):
         if self.layer_type == "sliding_attention":
@@ -81,8 +96,7 @@ class Attention(nn.Module):
                              self.recompute_chunks)
 
     def forward(self, x, rope, max_centroids):
-        q, k = (heads.to(x.dtype).transpose(1, 2) for heads in self._queries_keys(x, rope))
-        v = self.v_proj(x).unflatten(-1, (-1, self.config.value_head_dim)).transpose(1, 2)
+        q, k, v = self._heads(x, rope)
         # query head h reads key/value head h // group
         q = q.unflatten(1, (-1, self.config.group_size))
         out = self._mix(q, k, v, max_centroids).flatten(1, 2)
@@ -100,8 +114,11 @@ class Mlp(nn.Module):
         self.down_proj = Projection(d_ff, d_model, (d_ff * 2 * config.num_hidden_layers) ** -0.5)
 
     def forward(self, x):
-        gated = F.silu(mixers.wide(self.gate_proj(x))) * mixers.wide(self.up_proj(x))
-        return self.down_proj(gated.to(x.dtype))
+        gate_up = joint_product(x, self.gate_proj, self.up_proj)
+        if fused.usable(x, x.dtype):
+            return self.down_proj(fused.Gate.apply(gate_up))
+        gate, up = mixers.wide(gate_up).chunk(2, dim=-1)
+        return self.down_proj((F.silu(gate) * up).to(x.dtype))
 
 
 class Layer(nn.Module):
@@ -115,9 +132,8 @@ class Layer(nn.Module):
         self.mlp = Mlp(config)
 
     def forward(self, x, rope, max_centroids, compute_dtype):
-        mixed = self.self_attn(self.input_layernorm(x).to(compute_dtype), rope, max_centroids)
-        h = x + mixed.to(x.dtype)
-        return h + self.mlp(self.post_attention_layernorm(h).to(compute_dtype)).to(h.dtype)
+        h = x + self.self_attn(self.input_layernorm(x, compute_dtype), rope, max_centroids)
+        return h + self.mlp(self.post_attention_layernorm(h, compute_dtype))
 
 
 class Backbone(nn.Module):
@@ -158,7 +174,7 @@ class OvqModel(nn.Module):
         x = self.model.embed_tokens(tokens)
         for layer in self.model.layers:
             x = layer(x, rope, max_centroids, self.compute_dtype)
-        x = self.model.norm(x).to(self.compute_dtype)
+        x = self.model.norm(x, self.compute_dtype)
         if self.config.tie_word_embeddings:
             return mixers.wide(F.linear(x, self.model.embed_tokens.weight.to(x.dtype)))
         return mixers.wide(self.lm_head(x))
@@ -178,8 +194,8 @@ class OvqModel(nn.Module):
         """Codes become random keys of tokens [batch, n_tokens], layer after layer."""
         for layer in self._codebook_layers():
             keys = []
-            hook = layer.self_attn.k_proj.register_forward_hook(
-                lambda module, inputs, output, keys=keys: keys.append(output))
+            hook = layer.self_attn.register_forward_pre_hook(
+                lambda module, inputs, keys=keys: keys.append(module.k_proj(inputs[0])))
             self(tokens)
             hook.remove()
             codebook = layer.self_attn.codebook

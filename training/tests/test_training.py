@@ -245,8 +245,8 @@ class TrainingTest(unittest.TestCase):
         model = train.OvqModel(train.config_from_dict(self.saved("full")["config"]))
         model.load_state_dict(full)
         keys = []
-        model.model.layers[1].self_attn.k_proj.register_forward_hook(
-            lambda module, inputs, output: keys.append(output))
+        model.model.layers[1].self_attn.register_forward_pre_hook(
+            lambda module, inputs: keys.append(module.k_proj(inputs[0])))
         source = train.CorpusSource(train.CORPORA["python_files"](self.root), 32, 0)
         model(torch.from_numpy(source.next(16, 4, 0)[0]))
         keys = unit_norm(keys[0].flatten(0, 1).unflatten(-1, (2, 8))).transpose(0, 1)

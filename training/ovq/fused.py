@@ -1,0 +1,167 @@
+"""The decoder's elementwise steps as C++ (fused.cc), for training in bfloat16 on a CPU.
+
+oneDNN's bfloat16 products are so fast that PyTorch's many passes over memory between them take most
+of a step's time. Each Function here does what plain operations do elsewhere in this package, in one
+pass forward and one backward. tests/test_fused.py holds them to those operations, and their
+gradients, in float64, to finite differences.
+"""
+
+import ctypes
+import functools
+import os
+import subprocess
+import sys
+import tempfile
+
+import torch
+from torch.autograd import Function
+
+_SOURCE = os.path.join(os.path.dirname(os.path.abspath(__file__)), "fused.cc")
+# Fast arithmetic when compiled, not when linked: that would have every thread flush denormals.
+_COMPILE = ("-std=c++17", "-O3", "-march=native", "-ffast-math", "-fPIC", "-c")
+
+
+@functools.lru_cache(maxsize=None)
+def library():
+    """fused.cc as a library, compiled for this machine; None without a compiler."""
+    compiler = os.environ.get("CXX", "c++")
+    with tempfile.TemporaryDirectory() as folder:
+        made, linked = os.path.join(folder, "fused.o"), os.path.join(folder, "fused.so")
+        try:
+            for arguments in ((*_COMPILE, _SOURCE, "-o", made), ("-shared", made, "-o", linked)):
+                subprocess.run((compiler, *arguments), check=True)
+        except (OSError, subprocess.CalledProcessError) as error:
+            print(f"{error}: training without fused.cc, several times slower", file=sys.stderr)
+            return None
+        return ctypes.CDLL(linked)
+
+
+def usable(x, dtype):
+    """Whether the Functions do the steps from or to matrix products in dtype on x's device."""
+    return dtype == torch.bfloat16 and x.device.type == "cpu" and library() is not None
+
+
+def _call(name, dtype, *arguments):
+    """A function of fused.cc: tensors by their address, None as null, numbers as they are."""
+    suffix = {torch.bfloat16: "bfloat16", torch.float64: "float64"}[dtype]
+    converted = []
+    for argument in arguments:
+        if isinstance(argument, torch.Tensor):
+            argument = ctypes.c_void_p(argument.data_ptr())
+        elif isinstance(argument, int):
+            argument = ctypes.c_int64(argument)
+        elif isinstance(argument, float):
+            argument = ctypes.c_double(argument)
+        converted.append(argument)
+    getattr(library(), f"{name}_{suffix}")(*converted)
+
+
+class RmsNorm(Function):
+    """x * rsqrt(mean(x^2) + eps) * weight in dtype, over the last dimension of x."""
+
+    @staticmethod
+    def forward(ctx, x, weight, eps, dtype):
+        x = x.contiguous()
+        y, scale = torch.empty_like(x, dtype=dtype), x.new_empty(x.shape[:-1])
+        _call("rms_norm_forward", dtype, x, weight, scale.numel(), x.shape[-1], eps, y, scale)
+        ctx.save_for_backward(x, weight, scale)
+        return y
+
+    @staticmethod
+    def backward(ctx, grad):
+        x, weight, scale = ctx.saved_tensors
+        grad = grad.contiguous()
+        x_grad, weight_grad = torch.empty_like(x), torch.zeros_like(weight)
+        _call("rms_norm_backward", grad.dtype, grad, x, weight, scale, scale.numel(), x.shape[-1],
+              x_grad, weight_grad)
+        return x_grad, weight_grad, None, None
+
+
+class SplitHeads(Function):
+    """q, k and v, each [batch, heads, n_tokens, dim], of their joint product.
+
+    qkv [batch, n_tokens, n_heads * head_dim + n_kv_heads * (head_dim + value_dim)]. q is unit norm
+    times beta [n_heads], k unit norm; with rope, the tables of rope_tables, both are rotated.
+    """
+
+    @staticmethod
+    def forward(ctx, qkv, beta, rope, n_kv_heads, head_dim):
+        qkv = qkv.contiguous()
+        batch, n_tokens, _ = qkv.shape
+        n_heads = beta.numel()
+        ctx.parts = [(n_heads, beta, 0), (n_kv_heads, None, n_heads * head_dim)]
+        ctx.rope = [table.to(beta.dtype).contiguous() for table in rope or ()] or [None, None]
+        ctx.head_dim, ctx.values = head_dim, (n_heads + n_kv_heads) * head_dim
+        ctx.save_for_backward(qkv)
+        outs = []
+        for heads, scale, begin in ctx.parts:
+            outs.append(qkv.new_empty(batch, heads, n_tokens, head_dim))
+            _call("unit_heads_forward", qkv.dtype, SplitHeads._sizes(ctx, qkv, heads),
+                  qkv[..., begin:], scale, *ctx.rope, outs[-1])
+        v = qkv[..., ctx.values:].unflatten(-1, (n_kv_heads, -1)).transpose(1, 2)
+        return (*outs, v.contiguous())
+
+    @staticmethod
+    def _sizes(ctx, qkv, heads):
+        batch, n_tokens, width = qkv.shape
+        return (ctypes.c_int64 * 5)(batch, n_tokens, heads, ctx.head_dim, width)
+
+    @staticmethod
+    def backward(ctx, *grads):
+        qkv, = ctx.saved_tensors
+        qkv_grad, beta_grad = torch.empty_like(qkv), torch.zeros_like(ctx.parts[0][1])
+        for (heads, scale, begin), grad in zip(ctx.parts, grads):
+            _call("unit_heads_backward", qkv.dtype, SplitHeads._sizes(ctx, qkv, heads),
+                  grad.contiguous(), qkv[..., begin:], scale, *ctx.rope, qkv_grad[..., begin:],
+                  beta_grad if scale is not None else None)
+        qkv_grad[..., ctx.values:].copy_(grads[2].transpose(1, 2).flatten(2))
+        return qkv_grad, beta_grad, None, None, None
+
+
+class Gate(Function):
+    """silu(gate) * up of their joint product [..., 2 * dim]."""
+
+    @staticmethod
+    def forward(ctx, x):
+        x = x.contiguous()
+        y = x.new_empty(*x.shape[:-1], x.shape[-1] // 2)
+        _call("gate_forward", x.dtype, x, y.numel() // y.shape[-1], y.shape[-1], y)
+        ctx.save_for_backward(x)
+        return y
+
+    @staticmethod
+    def backward(ctx, grad):
+        x, = ctx.saved_tensors
+        x_grad, grad = torch.empty_like(x), grad.contiguous()
+        _call("gate_backward", x.dtype, grad, x, grad.numel() // grad.shape[-1], grad.shape[-1],
+              x_grad)
+        return x_grad
+
+
+class Softmax(Function):
+    """Softmax of scores [..., *rows, n_columns] in place, each row over a range of its columns.
+
+    ranges: int32 [2, *rows], first column and the one past the last, never empty; elsewhere the
+    result is 0. bias, if not None, [..., n_columns] joins all of these rows; without gradient.
+    """
+
+    @staticmethod
+    def forward(ctx, scores, ranges, bias):
+        ctx.mark_dirty(scores)
+        _call("softmax_forward", scores.dtype, scores, *Softmax._sizes(scores, ranges), *ranges, bias)
+        ctx.save_for_backward(scores)
+        ctx.ranges = ranges
+        return scores
+
+    @staticmethod
+    def _sizes(scores, ranges):
+        n_rows, n_columns = ranges[0].numel(), scores.shape[-1]
+        return scores.numel() // (n_rows * n_columns), n_rows, n_columns
+
+    @staticmethod
+    def backward(ctx, grad):
+        y, = ctx.saved_tensors
+        grad, scores_grad = grad.contiguous(), torch.empty_like(y)
+        _call("softmax_backward", y.dtype, grad, y, *Softmax._sizes(y, ctx.ranges), *ctx.ranges,
+              scores_grad)
+        return scores_grad, None, None
