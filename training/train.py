@@ -73,8 +73,8 @@ def make_parser():
     add("--variety", type=float, help="task: recall: share of a training sequence that asks; "
         "functions: draw 1 to this many for every example; default: as the task says")
     add("--widen", type=float, help="task: share of the run over which training sequences go from "
-        "the easiest (recall: keys and values of three tokens; functions: constants) to the task's; "
-        "default: they are the task's at once")
+        "the easiest (recall: keys and values of three tokens; functions: constants) to the "
+        "task's; default: they are the task's at once")
     add("--unscored-weight", type=float, default=0.05,
         help="task: share in the loss of a token that is not scored; a scored one has 1")
     add("--held-out-length", type=int, default=512, help="length that progress is measured at")

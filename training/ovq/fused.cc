@@ -38,7 +38,8 @@ inline float Exp(float x) {
   const float n = std::nearbyint(x * 1.44269504f);
   const float r = (x - n * 0.693359375f) + n * 2.12194440e-4f;  // ln 2, in two parts
   float power = 1.0f / 720;
-  for (const float term : {1.0f / 120, 1.0f / 24, 1.0f / 6, 0.5f, 1.0f, 1.0f}) power = power * r + term;
+  for (const float term : {1.0f / 120, 1.0f / 24, 1.0f / 6, 0.5f, 1.0f, 1.0f})
+    power = power * r + term;
   const int32_t exponent = (static_cast<int32_t>(n) + 127) << 23;
   float scale;
   std::memcpy(&scale, &exponent, sizeof(scale));
@@ -47,7 +48,8 @@ inline float Exp(float x) {
 inline double Exp(double x) { return std::exp(x); }
 
 template <class T, class A>
-void RmsNormForward(const A* x, const A* weight, int64_t n, int64_t dim, double eps, T* y, A* scale) {
+void RmsNormForward(const A* x, const A* weight, int64_t n, int64_t dim, double eps, T* y,
+                    A* scale) {
   for (int64_t i = 0; i < n; ++i, x += dim, y += dim) {
     A sum = 0;
     for (int64_t c = 0; c < dim; ++c) sum += x[c] * x[c];

@@ -148,7 +148,8 @@ class Softmax(Function):
     @staticmethod
     def forward(ctx, scores, ranges, bias):
         ctx.mark_dirty(scores)
-        _call("softmax_forward", scores.dtype, scores, *Softmax._sizes(scores, ranges), *ranges, bias)
+        _call("softmax_forward", scores.dtype, scores, *Softmax._sizes(scores, ranges), *ranges,
+              bias)
         ctx.save_for_backward(scores)
         ctx.ranges = ranges
         return scores

@@ -133,7 +133,8 @@ class RecallTest(unittest.TestCase):
         self.assertEqual(task.for_training(24, 0.5, random).copies, 1)
 
     def test_narrowed_has_shorter_keys_and_values(self):
-        task, random = RecallTask(key_tokens=8, value_tokens=5, n_queries=9), np.random.default_rng(4)
+        task = RecallTask(key_tokens=8, value_tokens=5, n_queries=9)
+        random = np.random.default_rng(4)
         before = random.bit_generator.state
         sizes = [(easier.key_tokens, easier.value_tokens, easier.n_queries)
                  for easier in (task.narrowed(width, random) for width in (0, 0.5, 1))]
