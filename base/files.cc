@@ -1,32 +1,60 @@
 #include "base/files.h"
 
+#include <cerrno>
 #include <filesystem>
-#include <fstream>
+#include <memory>
 
-#include "absl/status/status.h"
 #include "absl/strings/str_cat.h"
 
 namespace ovq {
+namespace {
+
+struct Closer {
+  void operator()(std::FILE* file) const { std::fclose(file); }
+};
+using File = std::unique_ptr<std::FILE, Closer>;
+
+absl::Status LastError(const std::string& path) { return absl::ErrnoToStatus(errno, path); }
+
+}  // namespace
+
+absl::StatusOr<std::string> ReadStream(std::FILE* file, const std::string& name, size_t max_bytes) {
+  std::string text;
+  char buffer[1 << 16];
+  while (const size_t n = std::fread(buffer, 1, sizeof(buffer), file)) {
+    text.append(buffer, n);
+    if (text.size() > max_bytes) {
+      return absl::DataLossError(absl::StrCat(name, ": larger than ", max_bytes, " bytes"));
+    }
+  }
+  if (std::ferror(file) != 0) return LastError(name);
+  return text;
+}
+
+absl::StatusOr<std::string> ReadFileOrPipe(const std::string& path, size_t max_bytes) {
+  const File file(std::fopen(path.c_str(), "rbe"));
+  if (file == nullptr) return LastError(path);
+  return ReadStream(file.get(), path, max_bytes);
+}
 
 absl::StatusOr<std::string> ReadFile(const std::string& path, size_t max_bytes) {
   std::error_code error;
   const std::filesystem::file_status status = std::filesystem::status(path, error);
-  if (status.type() == std::filesystem::file_type::not_found) {
-    return absl::NotFoundError(absl::StrCat(path, ": no such file"));
-  }
-  if (error || status.type() != std::filesystem::file_type::regular) {
+  if (std::filesystem::exists(status) && !std::filesystem::is_regular_file(status)) {
     return absl::DataLossError(absl::StrCat(path, ": not a regular file"));
   }
-  const uintmax_t bytes = std::filesystem::file_size(path, error);
-  if (error || bytes > max_bytes) {
-    return absl::DataLossError(absl::StrCat(path, ": larger than ", max_bytes, " bytes"));
-  }
-  std::string text(bytes, '\0');
-  std::ifstream file(path, std::ios::binary);
-  if (!file.read(text.data(), static_cast<std::streamsize>(bytes))) {
-    return absl::DataLossError(absl::StrCat(path, ": cannot be read"));
-  }
-  return text;
+  return ReadFileOrPipe(path, max_bytes);
+}
+
+absl::Status WriteFile(const std::string& path, std::string_view text) {
+  // What is no file (a pipe, /dev/stdout) cannot be renamed onto.
+  const std::string part = path.starts_with("/dev/") ? path : path + ".part";
+  File file(std::fopen(part.c_str(), "wbe"));
+  if (file == nullptr) return LastError(part);
+  const bool written = std::fwrite(text.data(), 1, text.size(), file.get()) == text.size();
+  if (!written || std::fclose(file.release()) != 0) return LastError(part);
+  if (part != path && std::rename(part.c_str(), path.c_str()) != 0) return LastError(path);
+  return absl::OkStatus();
 }
 
 }  // namespace ovq

@@ -5,6 +5,7 @@
 
 #include "absl/strings/ascii.h"
 #include "absl/strings/numbers.h"
+#include "absl/strings/str_cat.h"
 #include "absl/strings/str_format.h"
 #include "absl/strings/strip.h"
 
@@ -43,12 +44,11 @@ absl::StatusOr<size_t> ParseSize(std::string_view text) {
   return static_cast<size_t>(value);
 }
 
-absl::StatusOr<absl::Duration> ParseDuration(std::string_view text) {
-  absl::Duration value;
-  if (!absl::ParseDuration(View(text), &value) || value < absl::ZeroDuration()) {
-    return Expected("a duration such as 30s, 5m or 1h", text);
-  }
-  return value;
+std::string SizeText(size_t bytes) {
+  constexpr std::string_view kUnits = "KMGT";
+  int power = 0;
+  for (; power < 4 && bytes > 0 && bytes % 1024 == 0; ++power) bytes /= 1024;
+  return power == 0 ? absl::StrCat(bytes) : absl::StrCat(bytes, View(kUnits.substr(power - 1, 1)));
 }
 
 }  // namespace ovq

@@ -1,58 +1,10 @@
 #include "model/tokenizer.h"
 
-#include <utility>
-
 #include "absl/status/status.h"
 #include "absl/strings/str_cat.h"
+#include "base/text.h"
 
 namespace ovq {
-namespace {
-
-constexpr std::string_view kReplacement = "\xef\xbf\xbd";  // U+FFFD
-
-// The longest beginning of a text that is one character, the beginning of one, or invalid.
-struct Utf8Prefix {
-  enum class Kind { kCharacter, kIncomplete, kInvalid } kind;
-  size_t bytes;
-};
-
-// By the table of well-formed sequences (Unicode 15, table 3-7): only the second byte's range
-// depends on the first.
-Utf8Prefix ParseUtf8(std::string_view text) {
-  using Kind = Utf8Prefix::Kind;
-  const auto byte = [&](size_t i) { return static_cast<uint8_t>(text[i]); };
-  const uint8_t lead = byte(0);
-  if (lead < 0x80) return {Kind::kCharacter, 1};
-  if (lead < 0xc2 || lead > 0xf4) return {Kind::kInvalid, 1};
-  const size_t bytes = lead < 0xe0 ? 2 : lead < 0xf0 ? 3 : 4;
-  uint8_t low = lead == 0xe0 ? 0xa0 : lead == 0xf0 ? 0x90 : 0x80;
-  uint8_t high = lead == 0xed ? 0x9f : lead == 0xf4 ? 0x8f : 0xbf;
-  for (size_t i = 1; i < bytes; ++i) {
-    if (i == text.size()) return {Kind::kIncomplete, i};
-    if (byte(i) < low || byte(i) > high) return {Kind::kInvalid, i};
-    low = 0x80;
-    high = 0xbf;
-  }
-  return {Kind::kCharacter, bytes};
-}
-
-// Takes whole characters off the front of `pending`; what may still become one stays.
-std::string TakeCharacters(std::string& pending) {
-  std::string text;
-  std::string_view rest = pending;
-  while (!rest.empty()) {
-    const Utf8Prefix prefix = ParseUtf8(rest);
-    if (prefix.kind == Utf8Prefix::Kind::kIncomplete) break;
-    text +=
-        prefix.kind == Utf8Prefix::Kind::kCharacter ? rest.substr(0, prefix.bytes) : kReplacement;
-    rest.remove_prefix(prefix.bytes);
-  }
-  pending.erase(0, pending.size() - rest.size());
-  return text;
-}
-
-}  // namespace
-
 absl::StatusOr<std::unique_ptr<Tokenizer>> Tokenizer::Load(const std::string& folder,
                                                            const ModelConfig& config) {
   std::unique_ptr<Tokenizer> tokenizer(new Tokenizer);
@@ -117,12 +69,12 @@ bool Tokenizer::Begins(int32_t id) const {
 std::string Detokenizer::Push(int32_t id) {
   pending_ += tokenizer_->Piece(id, first_);
   if (first_ && tokenizer_->Begins(id)) first_ = false;
-  return TakeCharacters(pending_);
+  return TakeUtf8(pending_);
 }
 
 std::string Detokenizer::Finish() {
-  std::string text = TakeCharacters(pending_);
-  if (!pending_.empty()) text += kReplacement;
+  std::string text = TakeUtf8(pending_);
+  if (!pending_.empty()) text += kReplacementCharacter;
   pending_.clear();
   return text;
 }

@@ -2,7 +2,6 @@
 #pragma once
 
 #include <cstdint>
-#include <functional>
 #include <optional>
 #include <span>
 #include <string>
@@ -11,7 +10,8 @@
 
 #include "absl/status/statusor.h"
 #include "absl/time/time.h"
-#include "kernels/common/device.h"
+#include "base/flags.h"
+#include "kernels/common/device_types.h"
 #include "kernels/common/tensor.h"
 #include "server/telemetry/call_summary.h"
 #include "server/telemetry/log.h"
@@ -49,15 +49,8 @@ struct Options {
   absl::Duration max_connection_idle = absl::InfiniteDuration();
 
   // --plan only.
-  std::vector<int32_t> plan_slot_caps;  // empty: the model's default cap
+  std::vector<int64_t> plan_slot_caps;  // empty: the model's default cap
   std::vector<int64_t> plan_tokens = {1 << 10, 1 << 15, 1 << 20};
-};
-
-// One option as it was said, for --check-config.
-struct Setting {
-  std::string name;
-  std::string value;
-  std::string origin;  // "--max-queue", "OVQ_MAX_QUEUE", "FILE:3: max-queue" or "default"
 };
 
 // True for HOST:PORT whose host is a loopback address: 127.0.0.0/8, [::1] or localhost.
@@ -69,9 +62,6 @@ struct CommandLine {
   Options options;
   std::vector<Setting> settings;  // every option, in the order of --help
 };
-
-// The value of an environment variable, if it is set.
-using EnvLookup = std::function<std::optional<std::string>(const std::string& name)>;
 
 // Flags win over the environment, that over the file named by --config, that over the defaults.
 // args: without the program's name. InvalidArgument names the culprit and what was expected.

@@ -45,7 +45,7 @@ std::string KvBytes(int64_t tokens, size_t bytes_per_token) {
 std::vector<Row> MakeRows(const Options& options, const ModelConfig& config,
                           const StateLayout& layout) {
   const size_t kv = FullKvBytesPerToken(config, StateDType(options, config));
-  std::vector<int64_t> caps(options.plan_slot_caps.begin(), options.plan_slot_caps.end());
+  std::vector<int64_t> caps = options.plan_slot_caps;
   if (caps.empty() || !layout.has_slot_cap()) {
     caps = {std::min<int64_t>(config.default_slot_cap, options.max_slot_cap)};
   }

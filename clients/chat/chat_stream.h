@@ -8,7 +8,7 @@
 #include <mutex>
 #include <string>
 
-#include "clients/common/channel.h"
+#include "clients/channel/channel.h"
 #include "ovq/v1/inference.grpc.pb.h"
 
 namespace ovq {

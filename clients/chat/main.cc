@@ -1,18 +1,18 @@
 // ovq-chat: talks to an ovq-server from a terminal or a script.
 #include <unistd.h>
 
-#include <cerrno>
 #include <cstdio>
-#include <cstring>
 #include <optional>
 #include <string>
+#include <vector>
 
 #include "absl/strings/str_cat.h"
+#include "base/files.h"
+#include "base/text.h"
+#include "clients/channel/channel.h"
 #include "clients/chat/chat_stream.h"
 #include "clients/chat/conversation.h"
 #include "clients/chat/options.h"
-#include "clients/chat/prompt_text.h"
-#include "clients/common/channel.h"
 #include "clients/common/terminal.h"
 
 namespace ovq {
@@ -20,9 +20,10 @@ namespace {
 
 constexpr int kExitError = 1;
 constexpr int kExitUsage = 2;
+constexpr size_t kMaxQuestionBytes = size_t{1} << 30;
 constexpr int kExitInterrupted = 130;  // as shells report SIGINT
 
-int Fail(int code, const std::string& message) {
+int Fail(int code, absl::string_view message) {
   std::fputs(absl::StrCat("ovq-chat: ", message, "\n").c_str(), stderr);
   return code;
 }
@@ -80,10 +81,9 @@ bool Converse(Conversation& conversation, const Connection& connection, LineRead
 
 int Run(const ChatOptions& options, const std::optional<std::string>& question) {
   BlockInterrupts();
-  Connection connection;
-  const std::string wrong = Connect(options.connect, connection);
-  if (!wrong.empty()) return Fail(kExitUsage, wrong);
-  Conversation conversation(connection, options);
+  const absl::StatusOr<Connection> connection = Connect(options.connect);
+  if (!connection.ok()) return Fail(kExitUsage, connection.status().message());
+  Conversation conversation(*connection, options);
   LineReader lines;
   bool whole = false;
   {
@@ -95,7 +95,7 @@ int Run(const ChatOptions& options, const std::optional<std::string>& question) 
         std::fputs(absl::StrCat("session ", conversation.session().session_id(), "\n").c_str(),
                    stderr);
       }
-      whole = question ? conversation.Ask(*question) : Converse(conversation, connection, lines);
+      whole = question ? conversation.Ask(*question) : Converse(conversation, *connection, lines);
     }
   }
   const grpc::Status status = conversation.Close();
@@ -105,31 +105,40 @@ int Run(const ChatOptions& options, const std::optional<std::string>& question) 
   return conversation.interrupted() && (question || aborted) ? kExitInterrupted : 0;
 }
 
-int Main(int argc, char** argv) {
-  ChatOptions options;
-  const std::string wrong = ParseOptions(argc, argv, options);
-  if (!wrong.empty()) return Fail(kExitUsage, absl::StrCat(wrong, " (--help lists the flags)"));
-  if (options.help) {
+// What --prompt, --file or a pipe brings; none for a conversation.
+absl::StatusOr<std::optional<std::string>> ReadQuestion(const ChatOptions& options) {
+  absl::StatusOr<std::string> text;
+  if (options.file) {
+    text = ReadFileOrPipe(*options.file, kMaxQuestionBytes);
+  } else if (options.prompt || options.interactive || isatty(STDIN_FILENO) != 0) {
+    return options.prompt;
+  } else {
+    text = ReadStream(stdin, "stdin", kMaxQuestionBytes);
+  }
+  if (!text.ok()) return text.status();
+  return *std::move(text);
+}
+
+int Main(const std::vector<std::string>& args) {
+  absl::StatusOr<ChatOptions> options = ParseOptions(args);
+  if (!options.ok()) return Fail(kExitUsage, options.status().message());
+  if (options->help) {
     std::fputs(HelpText().c_str(), stdout);
     return 0;
   }
-  std::optional<std::string> question = options.prompt;
-  if (options.file) {
-    question = ReadFile(*options.file);
-    if (!question) return Fail(kExitError, absl::StrCat(*options.file, ": ", strerror(errno)));
-  } else if (!question && !options.interactive && isatty(STDIN_FILENO) == 0) {
-    question = ReadAll(STDIN_FILENO);
-    if (!question) return Fail(kExitError, absl::StrCat("stdin: ", strerror(errno)));
-  }
-  options.interactive = !question;
-  if (question) {
-    const std::string invalid = CheckQuestion(*question);
+  const absl::StatusOr<std::optional<std::string>> question = ReadQuestion(*options);
+  if (!question.ok()) return Fail(kExitError, question.status().message());
+  options->interactive = !question->has_value();
+  if (*question) {
+    const std::string invalid = CheckQuestion(**question);
     if (!invalid.empty()) return Fail(kExitError, invalid);
   }
-  return Run(options, question);
+  return Run(*options, *question);
 }
 
 }  // namespace
 }  // namespace ovq
 
-int main(int argc, char** argv) { return ovq::Main(argc, argv); }
+int main(int argc, char** argv) {
+  return ovq::Main(std::vector<std::string>(argv + 1, argv + argc));
+}

@@ -1,17 +1,18 @@
 // Command line of ovq-chat.
 #pragma once
 
-#include <cstdint>
 #include <optional>
+#include <span>
 #include <string>
 
-#include "clients/common/channel.h"
+#include "absl/status/statusor.h"
+#include "clients/common/connect_options.h"
 #include "ovq/v1/inference.pb.h"
 
 namespace ovq {
 
 struct ChatOptions {
-  ChannelOptions connect;
+  ConnectOptions connect;
   v1::ChatOpen open;
   v1::SamplingParams sampling;
   v1::StopConditions stop;
@@ -22,8 +23,9 @@ struct ChatOptions {
   bool help = false;
 };
 
-// Reads the arguments and the environment (OVQ_SERVER). Empty if all is well, else what is wrong.
-std::string ParseOptions(int argc, const char* const* argv, ChatOptions& options);
+// args: without the program's name; the environment's OVQ_SERVER is read as well. InvalidArgument
+// names the flag and what was expected.
+absl::StatusOr<ChatOptions> ParseOptions(std::span<const std::string> args);
 
 std::string HelpText();
 

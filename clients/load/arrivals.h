@@ -1,6 +1,7 @@
 // When the requests of an open loop are due, and how many users a closed loop has.
 #pragma once
 
+#include <array>
 #include <cstdint>
 
 #include "clients/load/random.h"
@@ -8,6 +9,7 @@
 namespace ovq::load {
 
 enum class ArrivalKind : uint8_t { kConstant, kPoisson, kGamma };
+inline constexpr std::array<const char*, 3> kArrivalKinds = {"constant", "poisson", "gamma"};
 
 struct ArrivalOptions {
   ArrivalKind kind = ArrivalKind::kPoisson;

@@ -9,17 +9,12 @@
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
 #include "absl/time/time.h"
+#include "clients/common/connect_options.h"
 #include "clients/load/arrivals.h"
 #include "clients/load/lengths.h"
 #include "clients/load/stats.h"
 
 namespace ovq::load {
-
-struct ConnectOptions {
-  std::string target = "127.0.0.1:50051";
-  int connections = 1;
-  std::string tls_ca, tls_cert, tls_key, token_file;  // files; empty: none
-};
 
 struct SweepOptions {
   bool on = false;
@@ -37,6 +32,7 @@ struct OutputOptions {
 
 struct Options {
   ConnectOptions connect;
+  int connections = 1;
 
   // Arrivals. Closed loop without a rate or a trace.
   std::optional<int64_t> concurrency;  // closed loop: users, default 1; else: most in flight

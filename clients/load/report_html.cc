@@ -182,7 +182,7 @@ std::string HtmlReport(const Result& result) {
       "<meta name=\"viewport\" content=\"width=device-width, initial-scale=1\"/>"
       "<title>Load test of ",
       EscapeXml(result.model.name), "</title>\n", kStyle, "</head><body>\n<h1>Load test of ",
-      EscapeXml(result.model.name), "</h1>\n<p>", EscapeXml(result.options.connect.target), ", ",
+      EscapeXml(result.model.name), "</h1>\n<p>", EscapeXml(result.options.connect.server), ", ",
       EscapeXml(result.model.device), ", version ", EscapeXml(result.model.server_version), ", ",
       EscapeXml(result.started), "</p>\n");
   if (result.options.sweep.on) {

@@ -124,7 +124,7 @@ std::string JsonReport(const Result& result) {
   if (options.output.detailed) AddDetails(out, level);
   Json own = OwnFigures(level);
   own["load"] = DescribeLoad(options, level.load);
-  own["target"] = options.connect.target;
+  own["target"] = options.connect.server;
   own["seed"] = options.seed;
   own["warmup"] = options.warmup;
   own["model"] = {{"name", result.model.name},

@@ -2,7 +2,7 @@
 
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_format.h"
-#include "clients/load/files.h"
+#include "base/files.h"
 #include "clients/load/report.h"
 
 namespace ovq::load {
@@ -41,9 +41,7 @@ std::string DescribeLoad(const Options& options, double load) {
   if (!options.rate) {
     return absl::StrFormat("closed loop, %.0f user%s%s", load, load == 1 ? "" : "s", turns);
   }
-  const char* kind = options.arrivals == ArrivalKind::kConstant  ? "constant"
-                     : options.arrivals == ArrivalKind::kPoisson ? "poisson"
-                                                                 : "gamma";
+  const char* kind = kArrivalKinds[static_cast<size_t>(options.arrivals)];
   const std::string shape = options.arrivals == ArrivalKind::kGamma
                                 ? absl::StrFormat(" (burstiness %g)", options.burstiness)
                                 : "";
@@ -99,7 +97,7 @@ absl::Status WriteReports(const Result& result) {
   for (const auto& [file, make] : {Writer(output.json, JsonReport), Writer(output.csv, CsvReport),
                                    Writer(output.html, HtmlReport)}) {
     if (file.empty()) continue;
-    if (absl::Status status = WriteWholeFile(file, make(result)); !status.ok()) return status;
+    if (absl::Status status = WriteFile(file, make(result)); !status.ok()) return status;
   }
   return absl::OkStatus();
 }

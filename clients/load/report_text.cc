@@ -46,7 +46,7 @@ std::string TextReport(const Result& result) {
   std::string out;
   Line(out, "model", absl::StrCat(result.model.name, " on ", result.model.device));
   Line(out, "server",
-       absl::StrCat(result.options.connect.target, " (version ", result.model.server_version, ")"));
+       absl::StrCat(result.options.connect.server, " (version ", result.model.server_version, ")"));
   if (result.options.sweep.on) {
     absl::StrAppend(&out, "\n", SweepHeader(result.options));
     for (const Level& level : result.levels) absl::StrAppend(&out, SweepLine(level));

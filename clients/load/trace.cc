@@ -8,7 +8,7 @@
 #include "absl/strings/ascii.h"
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_split.h"
-#include "clients/load/files.h"
+#include "base/files.h"
 
 namespace ovq::load {
 namespace {
@@ -95,7 +95,7 @@ absl::StatusOr<std::vector<TraceEntry>> ParseTrace(absl::string_view text,
 }
 
 absl::StatusOr<std::vector<TraceEntry>> ReadTrace(const std::string& file) {
-  const absl::StatusOr<std::string> text = ReadWholeFile(file, kMaxTraceBytes);
+  const absl::StatusOr<std::string> text = ReadFileOrPipe(file, kMaxTraceBytes);
   if (!text.ok()) return text.status();
   return ParseTrace(*text, file);
 }

@@ -209,7 +209,11 @@ class ChatErrors(WithServer):
 
     def test_usage(self):
         self.check(self.run_chat("--nonsense"), 2, "unknown flag --nonsense")
-        self.check(self.run_chat("--top-k=x"), 2, "--top-k: 'x' is not a valid K")
+        self.check(
+            self.run_chat("--top-k=x"),
+            2,
+            "--top-k: expected a whole number from 0 to 4294967295, got 'x'",
+        )
         self.check(self.run_chat("--prompt"), 2, "--prompt needs a value")
         self.check(self.run_chat("hello"), 2, "unexpected argument 'hello'")
         self.check(self.run_chat("--prompt=a", "--file=b"), 2, "give one of")

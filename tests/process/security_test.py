@@ -54,7 +54,7 @@ class Start(Case):
             file.write("-----BEGIN CERTIFICATE-----\nAAAA\n-----END CERTIFICATE-----\n")
         cert, key = path("server.pem"), path("server.key")
         for flags, message in (
-                ((path("none.pem"), key), f"--tls-cert: {path('none.pem')}: no such file"),
+                ((path("none.pem"), key), f"--tls-cert: {path('none.pem')}: No such file"),
                 ((util.FOLDER, key), f"--tls-cert: {util.FOLDER}: not a regular file"),
                 ((path("garbage.pem"), key), f"--tls-cert: {path('garbage.pem')}: expected PEM"),
                 ((path("damaged.pem"), key), f"--tls-cert: {path('damaged.pem')}: damaged PEM"),

@@ -10,8 +10,6 @@
 #include <string_view>
 #include <vector>
 
-#include "base/values.h"
-
 namespace ovq {
 namespace {
 
@@ -290,20 +288,6 @@ TEST(Options, HelpListsEveryFlagWithItsTwin) {
     EXPECT_THAT(help, HasSubstr(std::string("--") + flag + " "));
   }
   EXPECT_THAT(help, HasSubstr("OVQ_STATE_MEMORY"));
-}
-
-TEST(Options, Sizes) {
-  EXPECT_EQ(*ParseSize("4096"), 4096u);
-  EXPECT_EQ(*ParseSize("4096B"), 4096u);
-  EXPECT_EQ(*ParseSize("2K"), 2048u);
-  EXPECT_EQ(*ParseSize("512M"), size_t{512} << 20);
-  EXPECT_EQ(*ParseSize("8G"), size_t{8} << 30);
-  EXPECT_EQ(*ParseSize("8gb"), size_t{8} << 30);
-  EXPECT_EQ(*ParseSize("1.5GiB"), (size_t{3} << 30) / 2);
-  EXPECT_EQ(*ParseSize("2T"), size_t{2} << 40);
-  for (const char* bad : {"", "G", "x", "1..5G", "-1", "0", "1 G", "nan", "1e9", "99999999T"}) {
-    EXPECT_FALSE(ParseSize(bad).ok()) << bad;
-  }
 }
 
 }  // namespace

@@ -8,7 +8,7 @@
 #include "absl/strings/str_cat.h"
 #include "absl/time/clock.h"
 #include "absl/time/time.h"
-#include "clients/common/channel.h"
+#include "clients/channel/channel.h"
 #include "ovq/v1/inference.grpc.pb.h"
 
 namespace ovq::load {
@@ -175,17 +175,11 @@ struct Unary {
 }  // namespace
 
 absl::StatusOr<std::unique_ptr<GrpcCalls>> GrpcCalls::Make(const Options& options) {
-  const ConnectOptions& connect = options.connect;
-  std::vector<Connection> connections(static_cast<size_t>(connect.connections));
-  for (Connection& connection : connections) {
-    const std::string wrong = Connect({.server = connect.target,
-                                       .tls_ca = connect.tls_ca,
-                                       .tls_cert = connect.tls_cert,
-                                       .tls_key = connect.tls_key,
-                                       .token_file = connect.token_file,
-                                       .own_socket = true},
-                                      connection);
-    if (!wrong.empty()) return absl::InvalidArgumentError(wrong);
+  std::vector<Connection> connections;
+  for (int i = 0; i < options.connections; ++i) {
+    absl::StatusOr<Connection> connection = Connect(options.connect, /*own_socket=*/true);
+    if (!connection.ok()) return connection.status();
+    connections.push_back(*std::move(connection));
   }
   return std::unique_ptr<GrpcCalls>(new GrpcCalls(std::make_shared<Impl>(options, connections)));
 }

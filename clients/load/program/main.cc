@@ -7,9 +7,9 @@
 #include "absl/strings/str_cat.h"
 #include "absl/time/clock.h"
 #include "absl/time/time.h"
+#include "base/files.h"
 #include "clients/common/terminal.h"
 #include "clients/load/experiment.h"
-#include "clients/load/files.h"
 #include "clients/load/options.h"
 #include "clients/load/program/grpc_calls.h"
 #include "clients/load/report.h"
@@ -34,7 +34,7 @@ absl::StatusOr<PromptMaker> MakePrompts(const Options& options, const ModelFacts
   const auto with_flag = [&](const absl::Status& status) {
     return absl::Status(status.code(), absl::StrCat("--prompt-file: ", status.message()));
   };
-  const absl::StatusOr<std::string> text = ReadWholeFile(options.prompt_file, kMaxPromptFileBytes);
+  const absl::StatusOr<std::string> text = ReadFileOrPipe(options.prompt_file, kMaxPromptFileBytes);
   if (!text.ok()) return with_flag(text.status());
   absl::StatusOr<std::vector<uint32_t>> ids = calls.Tokenize(*text);
   if (!ids.ok()) return with_flag(ids.status());
@@ -85,7 +85,7 @@ int Run(Options options) {
   if (!calls.ok()) return Fail(kExitUsage, calls.status().message());
   const absl::StatusOr<ModelFacts> model = (*calls)->GetModel();
   if (!model.ok()) {
-    return Fail(kExitErrors, absl::StrCat(options.connect.target, ": ", model.status().ToString()));
+    return Fail(kExitErrors, absl::StrCat(options.connect.server, ": ", model.status().ToString()));
   }
   const absl::Status lengths = CheckPromptLengths(options, trace, model->max_prompt_tokens);
   if (!lengths.ok()) return Fail(kExitUsage, lengths.message());
@@ -110,9 +110,7 @@ int Run(Options options) {
 
 int Main(int argc, char** argv) {
   absl::StatusOr<Options> options = ParseOptions(std::vector<std::string>(argv + 1, argv + argc));
-  if (!options.ok()) {
-    return Fail(kExitUsage, absl::StrCat(options.status().message(), " (--help lists the flags)"));
-  }
+  if (!options.ok()) return Fail(kExitUsage, options.status().message());
   if (options->help) {
     std::fputs(HelpText().c_str(), stdout);
     return 0;

@@ -7,16 +7,10 @@
 #include <string>
 #include <string_view>
 
-namespace ovq {
+#include "absl/status/statusor.h"
+#include "clients/common/connect_options.h"
 
-struct ChannelOptions {
-  std::string server = "127.0.0.1:50051";
-  // Paths of PEM files. TLS is used where tls_ca or tls_cert is given; without tls_ca the server's
-  // certificate is checked against the system's authorities.
-  std::string tls_ca, tls_cert, tls_key;
-  std::string token_file;   // its first line is the token
-  bool own_socket = false;  // else the process's channels to one server share a TCP connection
-};
+namespace ovq {
 
 struct Connection {
   std::shared_ptr<grpc::Channel> channel;
@@ -32,8 +26,8 @@ std::string NewSessionKey();
 std::string SessionKeyOf(std::string_view session_id);  // empty for one that was made without
 void AddSessionKey(const std::string& key, grpc::ClientContext& context);  // unless it is empty
 
-// Reads the files; connects with the first call. Empty if all is well, else what is wrong, which
-// names the flag and the file.
-std::string Connect(const ChannelOptions& options, Connection& connection);
+// Reads the files; connects with the first call, on a socket of its own or on one that it shares
+// with the process's other channels to the server. Errors name the flag and the file.
+absl::StatusOr<Connection> Connect(const ConnectOptions& options, bool own_socket = false);
 
 }  // namespace ovq

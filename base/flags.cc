@@ -1,0 +1,189 @@
+#include "base/flags.h"
+
+#include <algorithm>
+#include <fstream>
+
+#include "absl/status/statusor.h"
+#include "absl/strings/ascii.h"
+#include "absl/strings/str_cat.h"
+#include "absl/strings/str_replace.h"
+#include "absl/strings/str_split.h"
+#include "absl/strings/strip.h"
+
+namespace ovq {
+namespace {
+
+constexpr char kDefault[] = "default";
+
+template <class... Parts>
+absl::Status Wrong(const Parts&... parts) {
+  return absl::InvalidArgumentError(absl::StrCat(parts...));
+}
+
+FlagValue Calling(std::function<void()> set) {
+  return {.takes = "", .fallback = "", .set = [set = std::move(set)](std::string_view) {
+            set();
+            return absl::OkStatus();
+          }};
+}
+
+}  // namespace
+
+void Flags::AddFlag(const std::string& name, Flag flag) {
+  flag.heading = std::exchange(heading_, "");
+  flag.said = {.name = name, .value = flag.value.fallback, .origin = kDefault};
+  flags_.push_back(std::move(flag));
+}
+
+void Flags::Add(const std::string& name, const std::string& value_name, FlagValue value,
+                const std::string& help, const std::string& default_text) {
+  if (!default_text.empty()) value.fallback = default_text;
+  if (value.fallback.empty()) value.fallback = "none";
+  AddFlag(name, {Kind::kValue, value_name, help, "", std::move(value), {}});
+}
+
+void Flags::AddFile(const std::string& name, const std::string& help) {
+  FlagValue value = ReadTo([](const std::string&) {}, "a file", ParseText);
+  value.fallback = "none";
+  AddFlag(name, {Kind::kFile, "FILE", help, "", std::move(value), {}});
+}
+
+void Flags::AddSwitch(const std::string& name, std::function<void()> set, const std::string& help) {
+  AddFlag(name, {Kind::kSwitch, "", help, "", Calling(std::move(set)), {}});
+}
+
+void Flags::AddEnd(const std::string& name, std::function<void()> set, const std::string& help) {
+  AddFlag(name, {Kind::kEnd, "", help, "", Calling(std::move(set)), {}});
+}
+
+Flags::Flag* Flags::Find(absl::string_view name) {
+  for (Flag& flag : flags_) {
+    if (name == flag.said.name) return &flag;
+  }
+  return nullptr;
+}
+
+std::string Flags::EnvName(const Flag& flag) const {
+  return env_prefix_ + absl::AsciiStrToUpper(absl::StrReplaceAll(flag.said.name, {{"-", "_"}}));
+}
+
+absl::StatusOr<std::vector<Flags::Given>> Flags::Split(std::span<const std::string> args) {
+  std::vector<Given> given;
+  for (size_t i = 0; i < args.size(); ++i) {
+    absl::string_view arg = args[i] == "-h" ? "--help" : absl::string_view(args[i]);
+    if (!absl::ConsumePrefix(&arg, "--")) {
+      return Wrong("unexpected argument '", arg, "'; --help lists the flags");
+    }
+    const std::vector<absl::string_view> parts = absl::StrSplit(arg, absl::MaxSplits('=', 1));
+    Flag* const flag = Find(parts[0]);
+    if (flag == nullptr) return Wrong("unknown flag --", parts[0], "; --help lists the flags");
+    const bool has_value = parts.size() > 1;
+    if (has_value && !flag->takes_value()) return Wrong("--", parts[0], " takes no value");
+    if (flag->takes_value() && !has_value && ++i == args.size()) {
+      return Wrong("--", parts[0], " needs a value");
+    }
+    if (flag->kind == Kind::kEnd) return std::vector<Given>{{flag, ""}};
+    given.emplace_back(flag, has_value             ? std::string(parts[1])
+                             : flag->takes_value() ? args[i]
+                                                   : "");
+  }
+  return given;
+}
+
+absl::Status Flags::Set(Flag& flag, absl::string_view value, const std::string& origin) {
+  const absl::Status status = flag.value.set({value.data(), value.size()});
+  if (!status.ok()) return Wrong(origin, ": ", status.message());
+  flag.said.value = std::string(value);
+  flag.said.origin = origin;
+  return absl::OkStatus();
+}
+
+absl::Status Flags::ReadFile(const Setting& said) {
+  const std::string& path = said.value;
+  std::ifstream file(path);
+  std::string line;
+  for (int number = 1; std::getline(file, line); ++number) {
+    const absl::string_view text = absl::StripAsciiWhitespace(line);
+    if (text.empty() || text[0] == '#') continue;
+    if (absl::Status status = ReadLine(text, absl::StrCat(path, ":", number)); !status.ok()) {
+      return status;
+    }
+  }
+  if (file.eof()) return absl::OkStatus();
+  return Wrong(said.origin, ": cannot read '", path, "'");
+}
+
+absl::Status Flags::ReadLine(absl::string_view line, const std::string& where) {
+  const std::vector<absl::string_view> parts = absl::StrSplit(line, absl::MaxSplits('=', 1));
+  const std::string name(absl::StripAsciiWhitespace(parts[0]));
+  Flag* const flag = Find(name);
+  if (flag == nullptr || flag->kind != Kind::kValue) {
+    return Wrong(where, ": ", name, ": unknown name, expected a flag of --help without its dashes");
+  }
+  if (parts.size() < 2) return Wrong(where, ": ", name, ": expected name = value");
+  return Set(*flag, absl::StripAsciiWhitespace(parts[1]), absl::StrCat(where, ": ", name));
+}
+
+absl::Status Flags::SetSaid(const std::vector<Given>& given, const EnvLookup& env, bool file) {
+  for (Flag& flag : flags_) {
+    if (env_prefix_.empty() || !flag.takes_value() || (flag.kind == Kind::kFile) != file) continue;
+    const std::optional<std::string> value = env(EnvName(flag));
+    if (!value) continue;
+    if (absl::Status status = Set(flag, *value, EnvName(flag)); !status.ok()) return status;
+  }
+  for (const auto& [flag, value] : given) {
+    if ((flag->kind == Kind::kFile) != file) continue;
+    const absl::Status status = Set(*flag, value, absl::StrCat("--", flag->said.name));
+    if (!status.ok()) return status;
+  }
+  return absl::OkStatus();
+}
+
+absl::Status Flags::Read(std::span<const std::string> args, const EnvLookup& env) {
+  const absl::StatusOr<std::vector<Given>> given = Split(args);
+  if (!given.ok()) return given.status();
+  if (!given->empty() && given->front().first->kind == Kind::kEnd) {
+    return given->front().first->value.set("");
+  }
+  // The weakest first: what the file says, once its name is known, then all else.
+  if (absl::Status status = SetSaid(*given, env, /*file=*/true); !status.ok()) return status;
+  for (const Flag& flag : flags_) {
+    if (flag.kind != Kind::kFile || flag.said.origin == kDefault) continue;
+    if (absl::Status status = ReadFile(flag.said); !status.ok()) return status;
+  }
+  return SetSaid(*given, env, /*file=*/false);
+}
+
+bool Flags::given(std::string_view name) const {
+  return std::ranges::any_of(flags_, [&](const Flag& flag) {
+    return name == flag.said.name && flag.said.origin != kDefault;
+  });
+}
+
+std::vector<Setting> Flags::settings() const {
+  std::vector<Setting> settings;
+  for (const Flag& flag : flags_) {
+    if (flag.kind == Kind::kValue) settings.push_back(flag.said);
+  }
+  return settings;
+}
+
+std::string Flags::Help() const {
+  constexpr char kIndent[] = "\n      ";
+  std::string text;
+  for (const Flag& flag : flags_) {
+    if (!flag.heading.empty()) absl::StrAppend(&text, "\n", flag.heading, "\n");
+    absl::StrAppend(&text, "  --", flag.said.name, flag.value_name.empty() ? "" : " ",
+                    flag.value_name, kIndent, absl::StrReplaceAll(flag.help, {{"\n", kIndent}}));
+    if (flag.takes_value()) {
+      absl::StrAppend(&text, kIndent);
+      if (!flag.value.takes.empty()) absl::StrAppend(&text, flag.value.takes, "; ");
+      absl::StrAppend(&text, "default: ", flag.value.fallback);
+      if (!env_prefix_.empty()) absl::StrAppend(&text, "; environment: ", EnvName(flag));
+    }
+    text += '\n';
+  }
+  return text;
+}
+
+}  // namespace ovq

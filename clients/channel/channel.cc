@@ -1,0 +1,99 @@
+#include "clients/channel/channel.h"
+
+#include <algorithm>
+#include <random>
+
+#include "absl/strings/ascii.h"
+#include "absl/strings/match.h"
+#include "absl/strings/str_cat.h"
+#include "absl/strings/str_format.h"
+#include "base/files.h"
+
+namespace ovq {
+namespace {
+
+constexpr size_t kMaxCredentialBytes = size_t{4} << 20;
+
+// The file that the flag names, "" for none, if `good` is true of what it holds.
+absl::Status Read(const char* flag, const std::string& path, const char* expected,
+                  bool (*good)(const std::string&), std::string& text) {
+  if (path.empty()) return absl::OkStatus();
+  absl::StatusOr<std::string> read = ReadFileOrPipe(path, kMaxCredentialBytes);
+  if (!read.ok()) {  // its message begins with the path
+    return absl::InvalidArgumentError(absl::StrCat(flag, ": ", read.status().message()));
+  }
+  if (!good(*read)) {
+    return absl::InvalidArgumentError(absl::StrCat(flag, ": ", path, ": expected ", expected));
+  }
+  text = *std::move(read);
+  return absl::OkStatus();
+}
+
+bool IsPem(const std::string& text) { return absl::StrContains(text, "-----BEGIN "); }
+
+std::string FirstLine(const std::string& text) {
+  return text.substr(0, text.find_first_of("\r\n"));
+}
+
+// What metadata may hold: gRPC ends the program of a caller that passes more.
+bool HasToken(const std::string& text) {
+  const std::string token = FirstLine(text);
+  return !token.empty() &&
+         std::ranges::all_of(token, [](unsigned char c) { return c > 0x20 && c < 0x7f; });
+}
+
+}  // namespace
+
+void Connection::Authorize(grpc::ClientContext& context) const {
+  if (!authorization.empty()) context.AddMetadata("authorization", authorization);
+}
+
+std::string NewSessionKey() {
+  std::random_device random;
+  std::string key;
+  for (int i = 0; i < 4; ++i) absl::StrAppendFormat(&key, "%08x", random());
+  return key;
+}
+
+std::string SessionKeyOf(std::string_view session_id) {
+  const size_t end = session_id.find('.');
+  if (end == std::string_view::npos) return "";
+  const std::string_view key = session_id.substr(0, end);
+  // The id may be a user's typing: gRPC ends the program of a caller that passes what metadata may
+  // not hold.
+  const bool valid = std::all_of(key.begin(), key.end(), [](unsigned char c) {
+    return absl::ascii_isalnum(c) || c == '-' || c == '_';
+  });
+  return valid ? std::string(key) : "";
+}
+
+void AddSessionKey(const std::string& key, grpc::ClientContext& context) {
+  if (!key.empty()) context.AddMetadata("ovq-session", key);
+}
+
+absl::StatusOr<Connection> Connect(const ConnectOptions& options, bool own_socket) {
+  grpc::SslCredentialsOptions tls;
+  std::string token;
+  for (const absl::Status& status :
+       {Read("--tls-ca", options.tls_ca, "PEM", IsPem, tls.pem_root_certs),
+        Read("--tls-cert", options.tls_cert, "PEM", IsPem, tls.pem_cert_chain),
+        Read("--tls-key", options.tls_key, "PEM", IsPem, tls.pem_private_key),
+        Read("--token-file", options.token_file, "a token without spaces on its first line",
+             HasToken, token)}) {
+    if (!status.ok()) return status;
+  }
+  grpc::ChannelArguments arguments;
+  // A long prompt is absorbed without a byte on the wire: pings keep middle boxes from closing it.
+  arguments.SetInt(GRPC_ARG_KEEPALIVE_TIME_MS, 30000);
+  arguments.SetMaxReceiveMessageSize(-1);
+  if (own_socket) arguments.SetInt(GRPC_ARG_USE_LOCAL_SUBCHANNEL_POOL, 1);
+  const bool secure = !options.tls_ca.empty() || !options.tls_cert.empty();
+  Connection connection;
+  if (!token.empty()) connection.authorization = absl::StrCat("Bearer ", FirstLine(token));
+  connection.channel = grpc::CreateCustomChannel(
+      options.server, secure ? grpc::SslCredentials(tls) : grpc::InsecureChannelCredentials(),
+      arguments);
+  return connection;
+}
+
+}  // namespace ovq

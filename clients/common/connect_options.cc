@@ -1,0 +1,21 @@
+#include "clients/common/connect_options.h"
+
+namespace ovq {
+
+void AddCredentials(Flags& flags, ConnectOptions& options) {
+  flags.Add("tls-ca", "FILE", Text(options.tls_ca, "a file"),
+            "PEM certificates that the server's must go back to; turns TLS on",
+            "plain TCP; with --tls-cert the system's authorities");
+  flags.Add("tls-cert", "FILE", Text(options.tls_cert, "a file"),
+            "PEM certificate chain of this client, for a server that asks for one; turns TLS on");
+  flags.Add("tls-key", "FILE", Text(options.tls_key, "a file"), "PEM key of --tls-cert");
+  flags.Add("token-file", "FILE", Text(options.token_file, "a file"),
+            "file whose first line is the bearer token, sent with every call");
+}
+
+absl::Status CheckCredentials(const ConnectOptions& options) {
+  if (options.tls_cert.empty() == options.tls_key.empty()) return absl::OkStatus();
+  return absl::InvalidArgumentError("give --tls-cert and --tls-key together");
+}
+
+}  // namespace ovq
