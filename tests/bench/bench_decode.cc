@@ -4,9 +4,11 @@
 //
 //   bench_decode [--shape 77m|257m|478m] [--mixer ovq_attention] [--threads 2]
 //                [--contexts 128,1024,...] [--sessions 1,4,8,16] [--state-dtype bf16|f32]
-//                [--passes 5]
+//                [--centroids 2048] [--states read|random] [--passes 5]
 //
-// A model whose step-by-step and whole-prompt logits differ by one bit is not timed.
+// --states random: states of random numbers in place of those that reading a prompt makes, for
+// contexts that take hours to read; multiples of 128, where no chunk is unfinished. A model whose
+// step-by-step and whole-prompt logits differ by one bit is not timed.
 #include <sys/mman.h>
 
 #include <cstdlib>
@@ -24,12 +26,13 @@ namespace {
 
 constexpr int kMaxSessions = 16;
 constexpr int kPrefillRows = 512;  // of a step
-constexpr int32_t kSlotCap = 2048;
+constexpr int64_t kChunk = 128;
 
 // One session's address range; pages appear as they are touched.
 class SessionMemory {
  public:
-  explicit SessionMemory(const StateLayout& layout) : layout_(layout) {
+  SessionMemory(const StateLayout& layout, int32_t slot_cap)
+      : layout_(layout), slot_cap_(slot_cap) {
     void* memory = mmap(nullptr, layout.virtual_bytes(), PROT_READ | PROT_WRITE,
                         MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
     Check(memory != MAP_FAILED, "address space of a session");
@@ -41,13 +44,24 @@ class SessionMemory {
 
   std::byte* base() const { return base_; }
   void CopyFrom(const SessionMemory& other, int64_t position) {
-    for (const StateExtent& extent : layout_.extents_at(position, kSlotCap)) {
+    for (const StateExtent& extent : layout_.extents_at(position, slot_cap_)) {
       std::memcpy(base_ + extent.offset, other.base_ + extent.offset, extent.bytes);
+    }
+  }
+  // Small numbers in bfloat16, whose pairs are small numbers in float32.
+  void FillRandomly(int64_t position, std::mt19937& random) {
+    for (const StateExtent& extent : layout_.extents_at(position, slot_cap_)) {
+      const auto n = static_cast<int64_t>(extent.bytes / sizeof(BF16));
+      auto* values = reinterpret_cast<BF16*>(base_ + extent.offset);
+      for (int64_t i = 0; i < n; ++i) {
+        values[i] = RoundToBF16(static_cast<float>(static_cast<int32_t>(random())) * 0x1p-35f);
+      }
     }
   }
 
  private:
   const StateLayout& layout_;
+  const int32_t slot_cap_;
   std::byte* base_;
 };
 
@@ -60,21 +74,23 @@ struct Setting {
 
 class Bench {
  public:
-  Bench(const LanguageModel& model, DeviceContext& context)
-      : model_(model), context_(context), random_(3), prefilled_(model.layout()) {
-    for (int i = 0; i < kMaxSessions; ++i) {
-      sessions_.push_back(std::make_unique<SessionMemory>(model.layout()));
-    }
+  Bench(const LanguageModel& model, int32_t slot_cap, DeviceContext& context)
+      : model_(model),
+        slot_cap_(slot_cap),
+        context_(context),
+        random_(3),
+        prefilled_(NewSession()) {
+    for (int i = 0; i < kMaxSessions; ++i) sessions_.push_back(NewSession());
   }
 
   bool SplitKeepsEveryBit() {
     constexpr int kTokens = 300;
     const std::vector<int32_t> tokens = Tokens(kTokens);
-    const SessionMemory whole(model_.layout()), steps(model_.layout());
-    const std::vector<float> expected = Forward({&whole}, tokens, 0, kTokens);
+    const auto whole = NewSession(), steps = NewSession();
+    const std::vector<float> expected = Forward({whole.get()}, tokens, 0, kTokens);
     std::vector<float> logits;
     for (int t = 0; t < kTokens; ++t) {
-      const std::vector<float> row = Forward({&steps}, {tokens[t]}, t, 1);
+      const std::vector<float> row = Forward({steps.get()}, {tokens[t]}, t, 1);
       logits.insert(logits.end(), row.begin(), row.end());
     }
     return std::memcmp(logits.data(), expected.data(), logits.size() * sizeof(float)) == 0;
@@ -88,21 +104,29 @@ class Bench {
       const int64_t from = position;
       while (position < context) {
         const auto n = static_cast<int>(std::min<int64_t>(kPrefillRows, context - position));
-        Forward({&prefilled_}, Tokens(n), position, /*n_logits=*/1);
+        Forward({prefilled_.get()}, Tokens(n), position, /*n_logits=*/1);
         position += n;
       }
       const double speed = static_cast<double>(context - from) / (Seconds() - begin);
       std::printf("prefill %8lld %9d %12.1f   (from %lld)\n", static_cast<long long>(context), 1,
                   speed, static_cast<long long>(from));
       std::fflush(stdout);
-      kept_[context] = std::make_unique<SessionMemory>(model_.layout());
-      kept_[context]->CopyFrom(prefilled_, context);
+      kept_[context] = NewSession();
+      kept_[context]->CopyFrom(*prefilled_, context);
+    }
+  }
+
+  void MakeUpStates(const std::vector<int64_t>& contexts) {
+    for (const int64_t context : contexts) {
+      Check(context % kChunk == 0, "--states random: contexts are multiples of 128");
+      kept_[context] = NewSession();
+      kept_[context]->FillRandomly(context, random_);
     }
   }
 
   // One chunk of steps, so that the share of dictionary updates is as in a long run.
   void TimePass(Setting& setting) {
-    constexpr int kSteps = 128;
+    constexpr int kSteps = kChunk;
     std::vector<const SessionMemory*> batch;
     for (int i = 0; i < setting.n_sessions; ++i) {
       sessions_[i]->CopyFrom(*kept_.at(setting.position), setting.position);
@@ -119,13 +143,16 @@ class Bench {
     const double step = Median(setting.step_seconds);
     const int n = setting.n_sessions;
     const double bytes = static_cast<double>(model_.weight_bytes()) / n +
-                         static_cast<double>(model_.layout().bytes_at(setting.position, kSlotCap));
+                         static_cast<double>(model_.layout().bytes_at(setting.position, slot_cap_));
     std::printf("decode  %8lld %9d %12.1f %14.0f %10.2f\n",
                 static_cast<long long>(setting.position), n, n / step, bytes,
                 bytes * n / step / bandwidth);
   }
 
  private:
+  std::unique_ptr<SessionMemory> NewSession() const {
+    return std::make_unique<SessionMemory>(model_.layout(), slot_cap_);
+  }
   std::vector<int32_t> Tokens(int n) {
     std::vector<int32_t> tokens;
     for (int i = 0; i < n; ++i) {
@@ -140,7 +167,7 @@ class Bench {
     const size_t each = tokens.size() / sessions.size();
     StepBatch batch;
     for (size_t i = 0; i < sessions.size(); ++i) {
-      batch.Add(std::span(tokens).subspan(i * each, each), position, kSlotCap, sessions[i]->base(),
+      batch.Add(std::span(tokens).subspan(i * each, each), position, slot_cap_, sessions[i]->base(),
                 n_logits);
     }
     ScratchScope scope(context_);
@@ -149,9 +176,10 @@ class Bench {
   }
 
   const LanguageModel& model_;
+  const int32_t slot_cap_;
   DeviceContext& context_;
   std::mt19937 random_;
-  SessionMemory prefilled_;
+  std::unique_ptr<SessionMemory> prefilled_;
   std::map<int64_t, std::unique_ptr<SessionMemory>> kept_;  // by context
   std::vector<std::unique_ptr<SessionMemory>> sessions_;
 };
@@ -161,6 +189,8 @@ int Main(int argc, char** argv) {
   const std::vector<int64_t> contexts =
       Numbers(FlagValue(argc, argv, "--contexts", "128,512,1024,4096,16384,32768,65536"));
   const std::vector<int64_t> sessions = Numbers(FlagValue(argc, argv, "--sessions", "1,4,8,16"));
+  const int centroids = std::atoi(FlagValue(argc, argv, "--centroids", "2048"));
+  const std::string states = FlagValue(argc, argv, "--states", "read");
   const int passes = std::atoi(FlagValue(argc, argv, "--passes", "5"));
   const std::string shape = FlagValue(argc, argv, "--shape", "77m");
   const std::string mixer = FlagValue(argc, argv, "--mixer", "ovq_attention");
@@ -175,25 +205,29 @@ int Main(int argc, char** argv) {
   }
   ModelOptions options;
   options.state_dtype = dtype == "f32" ? DType::kF32 : DType::kBF16;
-  options.limits.max_slot_cap = kSlotCap;
+  options.limits.max_slot_cap = centroids;
   auto model = LanguageModel::Load(folder.string(), options, *context);
   if (!model.ok()) {
     std::fprintf(stderr, "%s\n", std::string(model.status().message()).c_str());
     return 1;
   }
-  std::printf("shape %s, %s, %.1fM parameters, state %s, %d threads\n", shape.c_str(),
+  std::printf("shape %s, %s, %.1fM parameters, state %s, N = %d, %d threads\n", shape.c_str(),
               mixer.c_str(), static_cast<double>((*model)->parameters()) * 1e-6, dtype.c_str(),
-              context->n_threads());
-  Bench bench(**model, *context);
+              centroids, context->n_threads());
+  Bench bench(**model, centroids, *context);
   if (!bench.SplitKeepsEveryBit()) {
     std::printf("not timed: whole prompt and single steps differ\n");
     return 1;
   }
   std::printf("%-7s %8s %9s %12s %14s %10s\n", "phase", "context", "sessions", "tokens/s",
               "bytes/token", "of ceiling");
-  bench.Prefill(contexts);
+  if (states == "random") {
+    bench.MakeUpStates(contexts);
+  } else {
+    bench.Prefill(contexts);
+  }
 
-  // Pass after pass over all settings, so that the machine's moods meet all of them alike.
+  // Pass after pass over all settings, so that what else the machine does slows all of them alike.
   std::vector<Setting> settings;
   for (const int64_t position : contexts) {
     for (const int64_t n : sessions) settings.push_back({position, static_cast<int>(n), {}});
