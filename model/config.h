@@ -1,4 +1,5 @@
-// ModelConfig from a model folder's config.json (docs/model-format.md), validated. Errors name the field.
+// ModelConfig from a model folder's config.json (docs/model-format.md), validated. Errors name the
+// field.
 #pragma once
 
 #include <cstdint>

@@ -9,8 +9,8 @@
 namespace ovq {
 namespace {
 
-// Sanitizers refuse RTLD_DEEPBIND; their builds do not meet gRPC's protobuf and SentencePiece in
-// one test.
+// Sanitizers refuse RTLD_DEEPBIND. In their builds no test has gRPC's protobuf and SentencePiece in
+// one process.
 #if defined(__SANITIZE_ADDRESS__) || defined(__SANITIZE_THREAD__)
 constexpr int kOpenFlags = RTLD_NOW | RTLD_LOCAL;
 #else

@@ -15,8 +15,8 @@ struct PiecesApi;
 // Immutable after Load; any thread.
 class PieceModel {
  public:
-  // Null and a reason in `error` if the file is no model or the module is missing: it lies beside
-  // the program.
+  // Null and a reason in `error` if the file is not a model or the module is missing: it lies
+  // beside the program.
   static std::unique_ptr<PieceModel> Load(const std::string& path, std::string* error);
   ~PieceModel();
   PieceModel(const PieceModel&) = delete;

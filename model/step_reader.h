@@ -16,8 +16,8 @@ struct RowScore {
   std::vector<TokenLogprob> top;  // descending, ties by lower id
 };
 
-// Everything that a step wants of its rows is told first, then read in one go, then handed out in
-// the order in which it was wanted.
+// First everything is named that a step needs from its rows; then it is read in one call; then it
+// is handed out in the order in which it was named.
 class StepReader {
  public:
   void Clear();

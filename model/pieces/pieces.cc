@@ -30,8 +30,8 @@ Pieces* Load(const std::string& path, std::string* error) {
     *error = status.ToString();
     return nullptr;
   }
-  // What Decode does with leading spaces follows from the model's normalizer, which the library
-  // does not show; so it is asked.
+  // What Decode does with leading spaces depends on the model's normalizer, which the library does
+  // not show; so Decode is tried.
   const int space = processor.PieceToId(kSpace);
   for (int id = 0; id < processor.GetPieceSize(); ++id) {
     if (processor.IsControl(id) || !StartsWithSpace(processor.IdToPiece(id))) continue;

@@ -1,7 +1,7 @@
 // What the module libovq_pieces.so offers: SentencePiece, kept apart from the rest of the process.
-// Debian's libsentencepiece carries a protobuf of its own that breaks the one gRPC uses (and is
-// broken by it) when both are linked into one program; so it is loaded as a module that looks up
-// its symbols in itself first. Its header and abseil's cannot meet in one source file either.
+// Debian's libsentencepiece contains a protobuf of its own. Linked into one program, it and the one
+// that gRPC uses break each other, so it is loaded as a module that looks up its symbols in itself
+// first. Its header and abseil's cannot be included in one source file either.
 #pragma once
 
 #include <cstdint>

@@ -1,5 +1,5 @@
-// Writes a model folder with random BF16 weights of one of the paper's shapes (appendix 8): sizes as
-// published, contents meaningless, so it is generated and never committed.
+// Writes a model folder with random BF16 weights of one of the paper's shapes (appendix 8): sizes
+// as published, contents meaningless, so it is generated and never committed.
 #pragma once
 
 #include <cstdint>

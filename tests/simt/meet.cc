@@ -65,7 +65,8 @@ void Executor::SyncWarp(uint32_t mask, Where where) {
 bool Executor::ArriveAtBarrier(const Meeting& meeting, bool predicate) {
   if (barrier_arrived_ == 0) barrier_ = meeting;
   current_->waits = meeting;
-  // Whoever comes to another barrier waits for ever, and so do all: a deadlock, which is reported.
+  // A thread at another barrier waits for ever, and so do all others: a deadlock, which is
+  // reported.
   if (!(barrier_ == meeting)) return false;
   barrier_true_ += predicate ? 1 : 0;
   if (++barrier_arrived_ != thread_count_) return false;

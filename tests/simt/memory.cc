@@ -67,7 +67,7 @@ bool MemoryRegistry::Free(void* p, MemoryKind kind) {
     allocations_.erase(found);
     if (kind == MemoryKind::kDevice) used_ -= allocation.bytes;
     OVQ_UNPOISON(allocation.pages, kGuardBytes + EndOfGuard(allocation.bytes));
-    // Whoever still reads it shall notice.
+    // What still reads it will notice.
     std::memset(p, kFill, allocation.bytes);
     std::free(allocation.pages);
   }

@@ -1,5 +1,6 @@
 // Online vector-quantized attention: softmax over a growing dictionary of key/value centroids and
-// the tokens of the unfinished chunk. OVQ paper equations 15 and 17-19; exactly: docs/model-format.md.
+// the tokens of the unfinished chunk. OVQ paper equations 15 and 17-19; exactly:
+// docs/model-format.md.
 #pragma once
 
 #include <cstdint>

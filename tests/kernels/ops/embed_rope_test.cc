@@ -173,14 +173,14 @@ std::vector<float> RunPrepare(DeviceContext& context, const PreparedHeads& heads
     Rope(context, prep.queries, rows.span(), *table);
     Rope(context, prep.keys, rows.span(), *table);
   }
-  std::vector<float> pieces = data.Read();
-  if (!heads.round) return pieces;
-  for (size_t i = 0; i < pieces.size(); ++i) {
+  std::vector<float> prepared = data.Read();
+  if (!heads.round) return prepared;
+  for (size_t i = 0; i < prepared.size(); ++i) {
     if (static_cast<int64_t>(i) % heads.stride() < heads.stride() - 9) {
-      pieces[i] = ToFloat(RoundToBF16(pieces[i]));
+      prepared[i] = ToFloat(RoundToBF16(prepared[i]));
     }
   }
-  return pieces;
+  return prepared;
 }
 
 std::vector<PreparedHeads> PrepareCases() {
@@ -197,7 +197,7 @@ std::vector<PreparedHeads> PrepareCases() {
 using PrepareDevices = EveryDevice;
 INSTANTIATE_TEST_SUITE_P(, PrepareDevices, testing::ValuesIn(test::TestDevices()), kName);
 
-TEST_P(PrepareDevices, SameBitsAsThePiecesInAnyCompany) {
+TEST_P(PrepareDevices, SameBitsAsItsOperationsInAnyCompany) {
   const std::vector<int64_t> positions{3, 0, int64_t{1} << 33, 70000, 5};
   for (const PreparedHeads& heads : PrepareCases()) {
     const std::string what =

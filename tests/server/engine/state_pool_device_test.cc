@@ -24,7 +24,7 @@ constexpr int64_t kLastPosition = 70000;
 constexpr size_t kBudget = size_t{256} << 20;
 
 // Its fixed part and its blocks end inside pages. The groups come to several pages of 2 MiB, one of
-// them to three of the 4 MiB pieces in which copies travel.
+// them to three copies, which take 4 MiB each.
 std::vector<MixerState> Layers() {
   const Growth centroids{.law = Growth::Law::kCentroids, .chunk_len = 4};
   const Growth tokens{.law = Growth::Law::kTokens, .chunk_len = 0};
