@@ -82,8 +82,6 @@ def glance():
         figure("State memory promised", "Reserved part of the state memory of the fullest server. At "
                "100 % sessions are refused and requests wait.", "percentunit",
                f"max(ovq_session_state_utilization_ratio{{{SEL}}})", good_below(0.8, 0.9)),
-        figure("Preemptions", "Admitted work that was thrown away. Anything but 0 is a defect.",
-               "short", f"sum(ovq_preemptions_total{{{SEL}}})", [(None, "green"), (1, "red")]),
     ]
 
 

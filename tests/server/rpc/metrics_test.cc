@@ -210,7 +210,6 @@ TEST(Server, MetricsMove) {
                              "ovq_request_generated_tokens",
                              "ovq_step_tokens",
                              "ovq_step_duration_seconds",
-                             "ovq_preemptions_total",
                              "ovq_sessions",
                              "ovq_session_events_total",
                              "ovq_session_event_duration_seconds",
