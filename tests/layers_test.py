@@ -108,6 +108,10 @@ class FloorPlan(unittest.TestCase):
                      for root in ROOTS for path in (ROOT / root).rglob("*")
                      if path.suffix in SUFFIXES}
 
+    def test_every_folder_of_the_table_has_sources(self):
+        self.assertEqual({layer_of(path, self.table) for path in self.files} | {"proto"},
+                         set(self.table))
+
     def test_includes_point_down(self):
         faults = [fault for path, text in self.files.items()
                   for fault in faults_of(path, text, self.table)]

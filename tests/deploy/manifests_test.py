@@ -183,7 +183,9 @@ class Image(unittest.TestCase):
 
     def test_what_is_copied_from_the_repository_exists(self):
         for stage in (self.build, self.run_stage):
-            for sources in re.findall(r"^COPY (?!--from)(.*) \S+$", stage, re.MULTILINE):
+            copied = re.findall(r"^COPY (?!--from)(.*) \S+$", stage, re.MULTILINE)
+            self.assertTrue(copied)
+            for sources in copied:
                 for source in sources.split():
                     self.assertTrue(os.path.exists(os.path.join(ROOT, source)), source)
 

@@ -58,7 +58,9 @@ class Files(unittest.TestCase):
             self.assertEqual(result.returncode, 0, result.stdout + result.stderr)
 
     def test_unit_tests_pass(self):
-        for name in os.listdir(os.path.join(FOLDER, "tests")):
+        names = os.listdir(os.path.join(FOLDER, "tests"))
+        self.assertIn("alerts.yml", names)
+        for name in names:
             result = promtool("test", "rules", os.path.join(FOLDER, "tests", name))
             self.assertEqual(result.returncode, 0, result.stdout + result.stderr)
 

@@ -12,7 +12,7 @@ import unittest
 from pathlib import Path
 
 if importlib.util.find_spec("grpc") is None:
-    print("skipped: the Python module grpc is not installed (package python3-grpcio)")
+    print("SKIPPED: no module grpc; install python3-grpcio")
     sys.exit(0)
 
 ROOT = Path(__file__).resolve().parents[2]

@@ -49,7 +49,9 @@ class Installed(unittest.TestCase):
         unit = os.path.join(self.prefix, "lib", "systemd", "system", "ovq-server.service")
         with open(unit) as file:
             text = file.read()
-        for path in re.findall(r"(?:ExecStart(?:Pre)?=|file:)/usr/local/(\S+)", text):
+        paths = re.findall(r"(?:ExecStart(?:Pre)?=|file:)/usr/local/(\S+)", text)
+        self.assertIn("bin/ovq-server", paths)
+        for path in paths:
             self.assertTrue(os.path.exists(os.path.join(self.prefix, path)), path)
         with open(os.path.join(self.prefix, "share", "ovq-server", "ovq-server.conf")) as file:
             (model,) = re.findall(r"^model = /usr/local/(\S+)$", file.read(), re.MULTILINE)
@@ -57,6 +59,7 @@ class Installed(unittest.TestCase):
 
     def test_nothing_but_what_is_shipped(self):
         files = [name for _, _, names in os.walk(self.prefix) for name in names]
+        self.assertIn("ovq-server.service", files)
         self.assertFalse([name for name in files if name.endswith((".pyc", ".a"))])
 
     def test_libraries_come_with_the_packages_of_the_list(self):
