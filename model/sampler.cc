@@ -1,44 +1,8 @@
 #include "model/sampler.h"
 
-#include <string_view>
 #include <utility>
 
-#include "absl/strings/str_cat.h"
-
 namespace ovq {
-namespace {
-
-absl::Status CheckRange(std::string_view field, float value, float min, float max, bool min_open) {
-  const bool ok = (min_open ? value > min : value >= min) && value <= max;  // NaN fails
-  if (ok) return absl::OkStatus();
-  return absl::InvalidArgumentError(absl::StrCat(std::string(field), ": expected a number in ",
-                                                 min_open ? "(" : "[", min, ", ", max, "], got ",
-                                                 value));
-}
-
-}  // namespace
-
-absl::Status SamplingParams::Validate(int64_t vocab_size) const {
-  absl::Status status = CheckRange("temperature", temperature, 0, 100, false);
-  if (top_k < 0) {
-    status.Update(absl::InvalidArgumentError(
-        absl::StrCat("top_k: expected 0 (off) or a positive integer, got ", top_k)));
-  }
-  status.Update(CheckRange("top_p", top_p, 0, 1, true));
-  status.Update(CheckRange("min_p", min_p, 0, 1, false));
-  status.Update(CheckRange("typical_p", typical_p, 0, 1, true));
-  status.Update(CheckRange("repetition_penalty", repetition_penalty, 0, 100, true));
-  status.Update(CheckRange("presence_penalty", presence_penalty, -2, 2, false));
-  status.Update(CheckRange("frequency_penalty", frequency_penalty, -2, 2, false));
-  for (const auto& [id, bias] : logit_bias) {
-    if (id < 0 || id >= vocab_size) {
-      status.Update(absl::InvalidArgumentError(
-          absl::StrCat("logit_bias: token id ", id, " is outside the vocabulary of ", vocab_size)));
-    }
-    status.Update(CheckRange(absl::StrCat("logit_bias[", id, "]"), bias, -100, 100, false));
-  }
-  return status;
-}
 
 Sampler::Sampler(SamplingParams params, int64_t vocab_size)
     : params_{.temperature = params.temperature,

@@ -8,25 +8,22 @@
 #include <unordered_map>
 #include <vector>
 
-#include "absl/status/status.h"
 #include "kernels/ops/sample.h"
 
 namespace ovq {
 
+// Not checked here: whoever takes a request checks it once.
 struct SamplingParams {
-  float temperature = 1.0f;         // [0, 100]; 0 = greedy
+  float temperature = 1.0f;         // at least 0; 0 = greedy
   int32_t top_k = 0;                // 0 = off
   float top_p = 1.0f;               // (0, 1]
   float min_p = 0.0f;               // [0, 1]
   float typical_p = 1.0f;           // (0, 1]
-  float repetition_penalty = 1.0f;  // (0, 100]; prompt and generated tokens: logit / r or * r
-  float presence_penalty = 0.0f;    // [-2, 2]; generated tokens
-  float frequency_penalty = 0.0f;   // [-2, 2]; generated tokens, times the count
+  float repetition_penalty = 1.0f;  // above 0; prompt and generated tokens: logit / r or * r
+  float presence_penalty = 0.0f;    // generated tokens
+  float frequency_penalty = 0.0f;   // generated tokens, times the count
   uint64_t seed = 0;                // the server draws one when the request has none
-  std::unordered_map<int32_t, float> logit_bias{};  // [-100, 100]
-
-  // InvalidArgument naming the field and its range; token ids of logit_bias are checked too.
-  absl::Status Validate(int64_t vocab_size) const;
+  std::unordered_map<int32_t, float> logit_bias{};  // by token id, within the vocabulary
 };
 
 struct TokenLogprob {

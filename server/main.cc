@@ -19,9 +19,9 @@
 #include "server/loading.h"
 #include "server/options.h"
 #include "server/plan.h"
-#include "server/rpc/admin_service.h"
 #include "server/rpc/grpc_log.h"
 #include "server/rpc/grpc_server.h"
+#include "server/rpc/services.h"
 #include "server/telemetry/log.h"
 #include "server/telemetry/metrics.h"
 
@@ -126,19 +126,18 @@ std::string WithPort(const std::string& address, int port) {
 }
 
 // Null without --admin-listen.
-absl::StatusOr<std::unique_ptr<AdminServer>> StartAdmin(const Options& options,
-                                                        ListenOptions listen,
-                                                        ServiceContext& services,
-                                                        SignalWaiter& signals) {
+absl::StatusOr<std::unique_ptr<GrpcServer>> StartAdmin(const Options& options, ListenOptions listen,
+                                                       ServiceContext& services,
+                                                       SignalWaiter& signals) {
   Log& log = services.log.log;
   if (options.admin_listen.empty()) return nullptr;
   listen.address = options.admin_listen;
   listen.flag = "--admin-listen";
-  absl::StatusOr<std::unique_ptr<AdminServer>> admin =
-      AdminServer::Start(listen, services, [&signals, &log] {
-        log.Info("drain asked for by the admin service; a signal ends at once");
-        signals.Drain();
-      });
+  absl::StatusOr<std::unique_ptr<GrpcServer>> admin =
+      GrpcServer::Start(listen, AdminServices(services, [&signals, &log] {
+                          log.Info("drain asked for by the admin service; a signal ends at once");
+                          signals.Drain();
+                        }));
   if (admin.ok()) {
     log.Info(absl::StrCat("admin on ", WithPort(options.admin_listen, (*admin)->port())));
   }
@@ -149,11 +148,12 @@ absl::StatusOr<std::unique_ptr<AdminServer>> StartAdmin(const Options& options,
 absl::Status ServeCalls(const Options& options, const Security& security, Engine& engine,
                         ServiceContext& services, SignalWaiter& signals) {
   const ListenOptions listen = ForListener(options, security);
-  absl::StatusOr<std::unique_ptr<GrpcServer>> server = GrpcServer::Start(listen, services);
+  absl::StatusOr<std::unique_ptr<GrpcServer>> server =
+      GrpcServer::Start(listen, ClientServices(services));
   if (!server.ok()) return server.status();
   // Admin calls may drain at once: the waiter must be serving.
   signals.Serve();
-  absl::StatusOr<std::unique_ptr<AdminServer>> admin =
+  absl::StatusOr<std::unique_ptr<GrpcServer>> admin =
       StartAdmin(options, listen, services, signals);
   if (!admin.ok()) return admin.status();
   services.metrics.SetReady(true);

@@ -5,12 +5,12 @@
 #include <limits>
 
 #include "absl/strings/str_cat.h"
+#include "server/engine/limits.h"
 
 namespace ovq {
 namespace {
 
 constexpr int64_t kMaxCount = std::numeric_limits<int32_t>::max();
-constexpr int32_t kMaxSlotCap = 1 << 24;
 
 void AddServing(Flags& flags, Options& o) {
   flags.Add("model", "FOLDER", Text(o.model, "a folder"),
@@ -44,7 +44,7 @@ void AddServing(Flags& flags, Options& o) {
 }
 
 void AddBounds(Flags& flags, Options& o) {
-  flags.Add("max-centroids", "N", Number(o.max_slot_cap, 2, kMaxSlotCap),
+  flags.Add("max-centroids", "N", Number(o.max_slot_cap, kMinSlotCap, kMaxSlotCap),
             "largest dictionary cap of a session; lowers the model's own default too");
   flags.Add("max-sessions", "N", Number(o.max_sessions, 1, 1 << 20),
             "live sessions, one-shot requests included");
@@ -57,7 +57,7 @@ void AddBounds(Flags& flags, Options& o) {
   flags.Add("max-context", "N", Number(o.max_context, 1, kMaxCount),
             "positions of a session, for models with full-attention layers only");
   flags.Add("session-ttl", "DURATION",
-            Duration(o.session_ttl, absl::Milliseconds(1), absl::Hours(24 * 365)),
+            Duration(o.session_ttl, absl::Milliseconds(1), kMaxSessionTtl),
             "idle time after which a session is deleted");
   flags.Add("drain-timeout", "DURATION",
             Duration(o.drain_timeout, absl::ZeroDuration(), absl::Hours(24)),
@@ -106,7 +106,7 @@ void AddActions(Flags& flags, CommandLine& line) {
   Options& o = line.options;
   using Action = CommandLine::Action;
   const auto act = [&line](Action action) { return [&line, action] { line.action = action; }; };
-  flags.Add("plan-centroids", "N,N,...", Integers(o.plan_slot_caps, 2, kMaxSlotCap),
+  flags.Add("plan-centroids", "N,N,...", Integers(o.plan_slot_caps, kMinSlotCap, kMaxSlotCap),
             "--plan: dictionary caps to plan for", "the model's default cap");
   flags.Add("plan-tokens", "N,N,...", Integers(o.plan_tokens, 1, int64_t{1} << 48),
             "--plan: lengths of sessions to plan for");

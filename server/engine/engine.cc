@@ -7,6 +7,7 @@
 #include "absl/time/clock.h"
 #include "base/check.h"
 #include "server/engine/engine_loop.h"
+#include "server/engine/error_facts.h"
 #include "server/engine/validate.h"
 
 namespace ovq {
@@ -112,7 +113,7 @@ absl::Status Engine::Loop::Refuse(RejectReason reason, absl::Status status) {
     ++refused_[static_cast<size_t>(reason)];
   }
   doorbell_->Ring();
-  return status;
+  return WithFacts(std::move(status), {.reason = reason});
 }
 
 absl::Status Engine::Loop::Submit(GenerateRequest request, std::shared_ptr<TokenStream> stream) {
@@ -172,9 +173,10 @@ absl::Status Engine::Loop::Enqueue(std::shared_ptr<Job> job) {
   const size_t needed = job->reserve_bytes * static_cast<size_t>(job->n_states);
   if (needed > options_.state_memory_bytes) {
     return Refuse(RejectReason::kStateMemory,
-                  absl::ResourceExhaustedError(
-                      absl::StrCat("state memory: ", needed, " bytes needed, the server has ",
-                                   options_.state_memory_bytes, " in all")));
+                  WithFacts(absl::ResourceExhaustedError(
+                                absl::StrCat("state memory: ", needed, " bytes needed, the server ",
+                                             "has ", options_.state_memory_bytes, " in all")),
+                            {.bytes_needed = needed, .bytes_free = options_.state_memory_bytes}));
   }
   if (job->n_states > options_.max_sessions) {
     return Refuse(RejectReason::kSessionLimit,
@@ -228,7 +230,7 @@ absl::Status Engine::Loop::AttachToSession(std::shared_ptr<Job> job) {
         absl::StrCat("session ", session.id, ": in use by another call"));
   }
   if (job->rows.empty() && !session.pending) {
-    return absl::InvalidArgumentError("prompt: empty, and the session has no token to continue");
+    return EmptyPrompt(request.field_prefix);
   }
   const int64_t position = session.position() + job->prompt_tokens;
   if (absl::Status status = CheckPosition(layout_, position); !status.ok()) return status;

@@ -5,6 +5,8 @@
 #include "absl/strings/str_cat.h"
 #include "absl/time/clock.h"
 #include "server/engine/engine_loop.h"
+#include "server/engine/limits.h"
+#include "server/engine/validate.h"
 
 namespace ovq {
 
@@ -46,7 +48,7 @@ void Engine::Loop::OpenSession(SessionOptions options, absl::Time called, Sessio
   session->tenant = std::move(options.tenant);
   session->state = *state;
   session->hold = std::move(job->hold);
-  session->ttl = options.ttl > absl::ZeroDuration() ? options.ttl : options_.session_ttl;
+  session->ttl = options.ttl.value_or(options_.session_ttl);
   session->created = session->last_used = called;
   if (options.prompt.empty()) {
     const SessionInfo info = DescribeSession(*session, layout_);
@@ -85,9 +87,8 @@ absl::StatusOr<SessionInfo> Engine::Loop::GetSession(const std::string& id,
 
 absl::StatusOr<Engine::SessionPage> Engine::Loop::ListSessions(
     const std::optional<std::string>& tenant, int page_size, const std::string& page_token) {
-  if (page_size <= 0) {
-    return absl::InvalidArgumentError(absl::StrCat("page_size: ", page_size, ", at least 1"));
-  }
+  if (absl::Status status = CheckPageSize(page_size); !status.ok()) return status;
+  if (page_size == 0) page_size = kDefaultPageSize;
   std::lock_guard lock(mutex_);
   SessionPage page;
   for (const std::shared_ptr<Session>& session : sessions_.Page(tenant, page_size, page_token)) {

@@ -2,15 +2,11 @@
 
 #include <algorithm>
 
-#include "absl/strings/cord.h"
-#include "absl/strings/numbers.h"
 #include "absl/strings/str_cat.h"
 #include "base/check.h"
 
 namespace ovq {
 namespace {
-
-constexpr char kRetryAfter[] = "ovq.retry_after_ms";  // of absl::Status::SetPayload
 
 // One second's worth may come at once, and never less than one.
 void UpdateBucket(std::optional<TokenBucket>& bucket, std::optional<double> rate, SteadyTime now) {
@@ -24,39 +20,6 @@ void UpdateBucket(std::optional<TokenBucket>& bucket, std::optional<double> rate
 }
 
 }  // namespace
-
-const char* RejectReasonName(RejectReason reason) {
-  switch (reason) {
-    case RejectReason::kQueueFull:
-      return "queue_full";
-    case RejectReason::kStateMemory:
-      return "state_memory";
-    case RejectReason::kSessionLimit:
-      return "session_limit";
-    case RejectReason::kDraining:
-      return "draining";
-    case RejectReason::kTenantSessions:
-      return "tenant_sessions";
-    case RejectReason::kTenantBytes:
-      return "tenant_bytes";
-    case RejectReason::kTenantRequests:
-      return "tenant_requests";
-    case RejectReason::kTenantTokens:
-      return "tenant_tokens";
-  }
-  return "?";
-}
-
-void SetRetryAfter(absl::Status& status, absl::Duration time) {
-  status.SetPayload(kRetryAfter, absl::Cord(absl::StrCat(absl::ToInt64Milliseconds(time))));
-}
-
-std::optional<absl::Duration> RetryAfter(const absl::Status& status) {
-  const absl::optional<absl::Cord> payload = status.GetPayload(kRetryAfter);
-  int64_t ms = 0;
-  if (!payload || !absl::SimpleAtoi(std::string(*payload), &ms)) return std::nullopt;
-  return absl::Milliseconds(ms);
-}
 
 QuotaHold::QuotaHold(std::shared_ptr<TenantQuotas> quotas, std::string tenant, int64_t sessions,
                      size_t bytes)
@@ -106,9 +69,11 @@ std::optional<TenantQuotas::Refusal> TenantQuotas::CheckLimits(const std::string
                                                                const Work& work, Account& account,
                                                                SteadyTime now) {
   const TenantLimits& limits = account.limits;
-  const auto refusal = [&](RejectReason reason, const std::string& what) {
-    return Refusal{reason,
-                   absl::ResourceExhaustedError(absl::StrCat("tenant ", tenant, ": ", what))};
+  const auto refusal = [&](RejectReason reason, const std::string& what, ErrorFacts facts = {}) {
+    facts.reason = reason;
+    return Refusal{
+        reason, WithFacts(absl::ResourceExhaustedError(absl::StrCat("tenant ", tenant, ": ", what)),
+                          facts)};
   };
   if (work.sessions > 0 && limits.sessions && account.sessions + work.sessions > *limits.sessions) {
     return refusal(RejectReason::kTenantSessions,
@@ -120,22 +85,19 @@ std::optional<TenantQuotas::Refusal> TenantQuotas::CheckLimits(const std::string
   if (limits.state_bytes && work.bytes > free) {
     return refusal(RejectReason::kTenantBytes,
                    absl::StrCat("state_bytes: ", work.bytes, " more on top of ", account.bytes,
-                                ", the limit is ", *limits.state_bytes));
+                                ", the limit is ", *limits.state_bytes),
+                   {.bytes_needed = work.bytes, .bytes_free = free});
   }
   if (account.requests && account.requests->left(now) < 1) {
-    Refusal result =
-        refusal(RejectReason::kTenantRequests,
-                absl::StrCat("requests_per_second: the limit is ", *limits.requests_per_second));
-    SetRetryAfter(result.status, account.requests->Until(1, now));
-    return result;
+    return refusal(RejectReason::kTenantRequests,
+                   absl::StrCat("requests_per_second: the limit is ", *limits.requests_per_second),
+                   {.retry_after = account.requests->Until(1, now)});
   }
   // Not in debt: at least one token is left.
   if (account.tokens && account.tokens->left(now) < 1) {
-    Refusal result =
-        refusal(RejectReason::kTenantTokens,
-                absl::StrCat("tokens_per_second: the limit is ", *limits.tokens_per_second));
-    SetRetryAfter(result.status, account.tokens->Until(1, now));
-    return result;
+    return refusal(RejectReason::kTenantTokens,
+                   absl::StrCat("tokens_per_second: the limit is ", *limits.tokens_per_second),
+                   {.retry_after = account.tokens->Until(1, now)});
   }
   return std::nullopt;
 }

@@ -15,21 +15,9 @@
 #include "absl/time/time.h"
 #include "base/clock.h"
 #include "base/token_bucket.h"
+#include "server/engine/error_facts.h"
 
 namespace ovq {
-
-enum class RejectReason : uint8_t {
-  kQueueFull,
-  kStateMemory,
-  kSessionLimit,
-  kDraining,
-  kTenantSessions,
-  kTenantBytes,
-  kTenantRequests,
-  kTenantTokens,
-};
-inline constexpr int kRejectReasons = 8;
-const char* RejectReasonName(RejectReason reason);  // "queue_full", "state_memory", ...
 
 struct TenantLimits {
   std::optional<int64_t> sessions = {};  // live ones, one-shot requests and waiting ones included
@@ -47,10 +35,6 @@ struct TenantUse {
   // What the rates leave at once; without a rate, unset. Tokens are below 0 while in debt.
   std::optional<double> requests_left, tokens_left;
 };
-
-// The caller may try again after this; set on refusals that time alone ends.
-void SetRetryAfter(absl::Status& status, absl::Duration time);
-std::optional<absl::Duration> RetryAfter(const absl::Status& status);
 
 class TenantQuotas;
 
@@ -97,7 +81,7 @@ class TenantQuotas : public std::enable_shared_from_this<TenantQuotas> {
   };
   struct Refusal {
     RejectReason reason;
-    absl::Status status;  // ResourceExhausted, names the limit; RetryAfter where a time is known
+    absl::Status status;  // ResourceExhausted, names the limit; with its ErrorFacts
   };
   // One request: charged and held as a whole, or refused and not charged at all.
   std::variant<QuotaHold, Refusal> Admit(const std::string& tenant, const Work& work);

@@ -41,7 +41,8 @@ struct GenerateRequest {
   bool seed_given = false;  // sampling.seed = 0 is a seed too; else the engine draws one for 0
   StopConditions stop;
   OutputOptions output;
-  int n = 1;                                  // completions; more than one only without session_id
+  int n = 1;                 // completions; more than one only without session_id
+  std::string field_prefix;  // what a message puts before a field's name: "turn." in a Chat
   absl::Time arrival = absl::InfinitePast();  // InfinitePast: the time of Submit
   absl::Time deadline = absl::InfiniteFuture();
 };
@@ -150,10 +151,11 @@ struct ScoreResult {
 
 struct SessionOptions {
   std::string tenant;
-  std::string key;                  // begins the id, if any
-  std::optional<int32_t> slot_cap;  // default: the model's
-  absl::Duration ttl;               // idle time after which it is deleted; 0: the server's
-  std::vector<int32_t> prompt;      // absorbed before the call returns; may be empty
+  std::string key;                    // begins the id, if any
+  std::optional<int32_t> slot_cap;    // default: the model's
+  std::optional<absl::Duration> ttl;  // idle time after which it is deleted; default: the server's
+  std::vector<int32_t> prompt;        // absorbed before the call returns; may be empty
+  std::string field_prefix;           // as GenerateRequest's: "open." in a Chat
   absl::Time deadline = absl::InfiniteFuture();
 };
 struct SessionInfo {

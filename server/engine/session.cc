@@ -9,6 +9,7 @@
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_format.h"
 #include "base/check.h"
+#include "server/engine/error_facts.h"
 
 namespace ovq {
 namespace {
@@ -75,10 +76,13 @@ absl::StatusOr<std::shared_ptr<Session>> SessionTable::Find(
     const std::string& id, const std::optional<std::string>& tenant) const {
   const auto found = by_id_.find(id);
   if (found == by_id_.end() || (tenant && found->second->tenant != *tenant)) {
-    // What is no id may be of any length: it is then not said back.
-    return absl::NotFoundError(id.size() <= kMaxSaidBack
-                                   ? absl::StrCat("session ", id, ": not found")
-                                   : "session_id: not found, and longer than any id");
+    // What is no id could be anything, of any length.
+    if (id.size() > kMaxSaidBack) {
+      return absl::NotFoundError("session_id: not found, and longer than any id");
+    }
+    const absl::Status status = absl::NotFoundError(absl::StrCat("session ", id, ": not found"));
+    if (IsSessionId(id)) return status;
+    return WithLogText(status, "session_id: not found, and no session's id");
   }
   return found->second;
 }

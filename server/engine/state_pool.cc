@@ -4,6 +4,7 @@
 
 #include "absl/strings/str_cat.h"
 #include "base/check.h"
+#include "server/engine/error_facts.h"
 
 namespace ovq {
 
@@ -16,9 +17,10 @@ StatePool::~StatePool() { Check(sessions_ == 0, "every session state is released
 
 absl::StatusOr<StateHandle> StatePool::Acquire(int32_t slot_cap, size_t reserve_bytes) {
   if (reserve_bytes > free_bytes()) {
-    return absl::ResourceExhaustedError(absl::StrCat("state memory: ", reserve_bytes,
-                                                     " bytes needed, ", free_bytes(), " of ",
-                                                     budget_, " bytes free"));
+    return WithFacts(absl::ResourceExhaustedError(absl::StrCat("state memory: ", reserve_bytes,
+                                                               " bytes needed, ", free_bytes(),
+                                                               " of ", budget_, " bytes free")),
+                     {.bytes_needed = reserve_bytes, .bytes_free = free_bytes()});
   }
   StateHandle state;
   state.base = memory_.Reserve(layout_.virtual_bytes());

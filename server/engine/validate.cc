@@ -1,83 +1,165 @@
 #include "server/engine/validate.h"
 
-#include <cstdint>
-#include <optional>
-#include <span>
-#include <string>
+#include <algorithm>
+#include <limits>
 
 #include "absl/strings/str_cat.h"
+#include "server/engine/error_facts.h"
+#include "server/engine/limits.h"
 
 namespace ovq {
 namespace {
 
-constexpr int kMaxCompletions = 64;
-constexpr size_t kMaxStopStrings = 16;
-constexpr size_t kMaxStopBytes = 1024;  // of one string: bounds the work per token
-constexpr size_t kMaxScoreResultBytes = size_t{1} << 30;
+// The API's counts have no sign: one beyond the engine's int32 came here as a negative number.
+uint32_t AsSent(int32_t value) { return static_cast<uint32_t>(value); }
 
-template <class... Args>
-absl::Status Invalid(const Args&... args) {
-  return absl::InvalidArgumentError(absl::StrCat(args...));
+bool HasText(const EngineModel& model) {
+  return model.tokenizer != nullptr && model.tokenizer->has_text();
 }
 
-absl::Status CheckIds(const char* field, std::span<const int32_t> ids, int64_t vocab_size) {
-  for (size_t i = 0; i < ids.size(); ++i) {
-    if (ids[i] < 0 || ids[i] >= vocab_size) {
-      return Invalid(field, "[", i, "]: token id ", ids[i], " is outside the vocabulary of ",
-                     vocab_size);
+std::string TokenIdBelow(int64_t vocab_size) {
+  return absl::StrCat("a token id below ", vocab_size);
+}
+
+absl::Status CheckSampling(const SamplingParams& sampling, int64_t vocab_size,
+                           const std::string& at) {
+  const struct {
+    const char* name;
+    float value;
+    const FloatRange& range;
+  } numbers[] = {
+      {"temperature", sampling.temperature, kTemperatureRange},
+      {"top_p", sampling.top_p, kTopPRange},
+      {"min_p", sampling.min_p, kMinPRange},
+      {"typical_p", sampling.typical_p, kTypicalPRange},
+      {"repetition_penalty", sampling.repetition_penalty, kRepetitionPenaltyRange},
+      {"presence_penalty", sampling.presence_penalty, kPresencePenaltyRange},
+      {"frequency_penalty", sampling.frequency_penalty, kFrequencyPenaltyRange},
+  };
+  for (const auto& [name, value, range] : numbers) {
+    if (!range.Has(value)) return BadField(absl::StrCat(at, name), range.Text(), value);
+  }
+  if (sampling.top_k < 0) {
+    return BadField(absl::StrCat(at, "top_k"), absl::StrCat("at most ", kMaxTopK),
+                    AsSent(sampling.top_k));
+  }
+  for (const auto& [id, bias] : sampling.logit_bias) {
+    const std::string field = absl::StrCat(at, "logit_bias");
+    if (id < 0 || id >= vocab_size) return BadField(field, TokenIdBelow(vocab_size), AsSent(id));
+    if (!kLogitBiasRange.Has(bias)) {
+      return BadField(field, kLogitBiasRange.Text(), bias, absl::StrCat("[", id, "]"));
     }
   }
   return absl::OkStatus();
 }
 
-absl::Status CheckPrompt(const char* field, std::span<const int32_t> tokens,
-                         const EngineModel& model, const EngineOptions& options) {
-  if (static_cast<int64_t>(tokens.size()) > options.max_prompt_tokens) {
-    return Invalid(field, ": ", tokens.size(), " tokens, at most ", options.max_prompt_tokens);
+absl::Status CheckStop(const EngineModel& model, const StopConditions& stop,
+                       const std::string& prefix) {
+  const std::string at = absl::StrCat(prefix, "stop.");
+  if (stop.max_tokens < 0) {
+    return BadField(absl::StrCat(at, "max_tokens"), "at least 0", stop.max_tokens);
   }
-  return CheckIds(field, tokens, model.vocab_size);
-}
-
-absl::Status CheckSlotCap(const EngineModel& model, const EngineOptions& options,
-                          const std::optional<int32_t>& slot_cap) {
-  if (!slot_cap) return absl::OkStatus();
-  if (!model.layout->has_slot_cap()) {
-    return Invalid("max_centroids: the model has no layer with centroids");
-  }
-  if (*slot_cap < 2 || *slot_cap > options.max_slot_cap) {
-    return Invalid("max_centroids: ", *slot_cap, " is outside [2, ", options.max_slot_cap, "]");
-  }
-  return absl::OkStatus();
-}
-
-absl::Status CheckTopLogprobs(const EngineModel& model, int top_logprobs) {
-  if (top_logprobs >= 0 && top_logprobs <= model.vocab_size) return absl::OkStatus();
-  return Invalid("top_logprobs: ", top_logprobs, " is outside [0, ", model.vocab_size, "]");
-}
-
-absl::Status CheckStop(const EngineModel& model, const StopConditions& stop) {
-  if (stop.max_tokens < 0) return Invalid("max_tokens: ", stop.max_tokens, " is negative");
   if (stop.min_tokens < 0 || stop.min_tokens > stop.max_tokens) {
-    return Invalid("min_tokens: ", stop.min_tokens,
-                   " is outside [0, max_tokens = ", stop.max_tokens, "]");
+    return BadField(absl::StrCat(at, "min_tokens"),
+                    absl::StrCat("at most max_tokens, ", stop.max_tokens), stop.min_tokens);
   }
-  if (stop.strings.size() > kMaxStopStrings) {
-    return Invalid("stop_strings: ", stop.strings.size(), " strings, at most ", kMaxStopStrings);
-  }
-  for (size_t i = 0; i < stop.strings.size(); ++i) {
-    if (stop.strings[i].empty()) return Invalid("stop_strings[", i, "]: empty");
-    if (stop.strings[i].size() > kMaxStopBytes) {
-      return Invalid("stop_strings[", i, "]: ", stop.strings[i].size(), " bytes, at most ",
-                     kMaxStopBytes);
+  const std::string strings = absl::StrCat(at, "stop_strings");
+  const int64_t n_strings = static_cast<int64_t>(stop.strings.size());
+  if (absl::Status status = CheckStopStrings(n_strings, prefix); !status.ok()) return status;
+  if (n_strings > 0 && !HasText(model)) return NoTokenizer(strings);
+  for (int64_t i = 0; i < n_strings; ++i) {
+    const int64_t bytes = static_cast<int64_t>(stop.strings[i].size());
+    if (bytes < 1 || bytes > kMaxStopStringBytes) {
+      return BadField(absl::StrCat(strings, "[", i, "]"),
+                      absl::StrCat("1 to ", kMaxStopStringBytes, " bytes"), bytes);
     }
   }
-  if (!stop.strings.empty() && (model.tokenizer == nullptr || !model.tokenizer->has_text())) {
-    return absl::FailedPreconditionError("stop_strings: the model has no tokenizer");
+  return CheckTokenIds(stop.token_ids, model.vocab_size, absl::StrCat(at, "stop_token_ids"));
+}
+
+absl::Status CheckTopLogprobs(int top_logprobs, int64_t most, const std::string& path) {
+  if (top_logprobs >= 0 && top_logprobs <= most) return absl::OkStatus();
+  return BadField(path, absl::StrCat("at most ", most), AsSent(top_logprobs));
+}
+
+absl::Status CheckPrompt(const EngineModel& model, const EngineOptions& options,
+                         std::span<const int32_t> tokens, const std::string& prefix) {
+  const int64_t n_tokens = static_cast<int64_t>(tokens.size());
+  if (absl::Status status = CheckPromptLength(options, n_tokens, prefix); !status.ok()) {
+    return status;
   }
-  return CheckIds("stop_token_ids", stop.token_ids, model.vocab_size);
+  return CheckTokenIds(tokens, model.vocab_size, absl::StrCat(prefix, "prompt.token_ids.ids"));
 }
 
 }  // namespace
+
+absl::Status EmptyPrompt(const std::string& prefix) {
+  return BadField(absl::StrCat(prefix, "prompt"), "at least one token", "none");
+}
+
+absl::Status NoTokenizer(const std::string& path) {
+  return WithFacts(
+      absl::FailedPreconditionError(absl::StrCat(path, ": this model has no tokenizer")),
+      {.field = path});
+}
+
+absl::Status CheckSlotCap(const EngineModel& model, const EngineOptions& options, int32_t slot_cap,
+                          const std::string& prefix) {
+  const std::string field = absl::StrCat(prefix, "max_centroids");
+  if (!model.layout->has_slot_cap()) {
+    return BadField(field, "none, as this model has no growing dictionary", AsSent(slot_cap));
+  }
+  if (slot_cap >= kMinSlotCap && slot_cap <= options.max_slot_cap) return absl::OkStatus();
+  return BadField(field,
+                  absl::StrCat(kMinSlotCap, " to ", options.max_slot_cap, " (--max-centroids)"),
+                  AsSent(slot_cap));
+}
+
+absl::Status CheckTokenIds(std::span<const int32_t> ids, int64_t vocab_size,
+                           const std::string& path) {
+  for (size_t i = 0; i < ids.size(); ++i) {
+    if (ids[i] >= 0 && ids[i] < vocab_size) continue;
+    return BadField(absl::StrCat(path, "[", i, "]"), TokenIdBelow(vocab_size), AsSent(ids[i]));
+  }
+  return absl::OkStatus();
+}
+
+absl::Status CheckPromptLength(const EngineOptions& options, int64_t n_tokens,
+                               const std::string& prefix) {
+  if (n_tokens <= options.max_prompt_tokens) return absl::OkStatus();
+  return BadField(
+      absl::StrCat(prefix, "prompt"),
+      absl::StrCat("at most ", options.max_prompt_tokens, " tokens (--max-prompt-tokens)"),
+      n_tokens);
+}
+
+absl::Status CheckStopStrings(int64_t n_strings, const std::string& prefix) {
+  if (n_strings <= kMaxStopStrings) return absl::OkStatus();
+  return BadField(absl::StrCat(prefix, "stop.stop_strings"),
+                  absl::StrCat("at most ", kMaxStopStrings), n_strings);
+}
+
+absl::Status CheckSessionId(const std::string& id, const std::string& prefix) {
+  if (!id.empty()) return absl::OkStatus();
+  return BadField(absl::StrCat(prefix, "session_id"), "a session's id", "none");
+}
+
+absl::Status CheckPageSize(int32_t page_size) {
+  if (page_size >= 0 && page_size <= kMaxPageSize) return absl::OkStatus();
+  return BadField("page_size", absl::StrCat("at most ", kMaxPageSize), AsSent(page_size));
+}
+
+absl::Status CheckInfoPositions(std::span<const uint64_t> positions) {
+  if (positions.size() > kMaxInfoPositions) {
+    return BadField("positions", absl::StrCat("at most ", kMaxInfoPositions), positions.size());
+  }
+  for (size_t i = 0; i < positions.size(); ++i) {
+    if (positions[i] <= kMaxInfoPosition) continue;
+    return BadField(absl::StrCat("positions[", i, "]"), absl::StrCat("at most ", kMaxInfoPosition),
+                    positions[i]);
+  }
+  return absl::OkStatus();
+}
 
 absl::Status CheckPosition(const StateLayout& layout, int64_t position) {
   const int64_t limit = layout.limits().max_unbounded_tokens;
@@ -88,20 +170,30 @@ absl::Status CheckPosition(const StateLayout& layout, int64_t position) {
 
 absl::Status ValidateGenerate(const EngineModel& model, const EngineOptions& options,
                               const GenerateRequest& request) {
+  const std::string& prefix = request.field_prefix;
   const bool one_shot = request.session_id.empty();
-  if (one_shot && request.prompt.empty()) return Invalid("prompt: empty");
-  if (request.n < 1 || request.n > kMaxCompletions) {
-    return Invalid("n: ", request.n, " is outside [1, ", kMaxCompletions, "]");
+  const std::string at = absl::StrCat(prefix, "sampling.");
+  absl::Status status;
+  if (request.slot_cap) {
+    if (!one_shot)
+      return BadField("max_centroids", "none with session_id", AsSent(*request.slot_cap));
+    status = CheckSlotCap(model, options, *request.slot_cap, prefix);
   }
-  if (!one_shot && request.n > 1) return Invalid("n: ", request.n, ", must be 1 with a session");
-  if (!one_shot && request.slot_cap) {
-    return Invalid("max_centroids: belongs to the session, set it when the session is created");
+  if (status.ok()) status = CheckSampling(request.sampling, model.vocab_size, at);
+  if (!status.ok()) return status;
+  const int most = one_shot ? kMaxCompletions : 1;
+  if (request.n < 1 || request.n > most) {
+    return BadField(absl::StrCat(at, "n"),
+                    one_shot ? absl::StrCat("1 to ", most) : "1 with a session", AsSent(request.n));
   }
-  absl::Status status = CheckPrompt("prompt", request.prompt, model, options);
-  if (status.ok()) status = CheckSlotCap(model, options, request.slot_cap);
-  if (status.ok()) status = request.sampling.Validate(model.vocab_size);
-  if (status.ok()) status = CheckStop(model, request.stop);
-  if (status.ok()) status = CheckTopLogprobs(model, request.output.top_logprobs);
+  status = CheckStop(model, request.stop, prefix);
+  if (status.ok()) {
+    status =
+        CheckTopLogprobs(request.output.top_logprobs, std::min(kMaxTopLogprobs, model.vocab_size),
+                         absl::StrCat(prefix, "output.top_logprobs"));
+  }
+  if (status.ok() && one_shot && request.prompt.empty()) status = EmptyPrompt(prefix);
+  if (status.ok()) status = CheckPrompt(model, options, request.prompt, prefix);
   if (status.ok() && one_shot) {
     status = CheckPosition(*model.layout, static_cast<int64_t>(request.prompt.size()));
   }
@@ -110,28 +202,40 @@ absl::Status ValidateGenerate(const EngineModel& model, const EngineOptions& opt
 
 absl::Status ValidateScore(const EngineModel& model, const EngineOptions& options,
                            const ScoreRequest& request) {
-  if (request.tokens.empty()) return Invalid("prompt: empty");
-  absl::Status status = CheckPrompt("prompt", request.tokens, model, options);
-  if (status.ok()) status = CheckSlotCap(model, options, request.slot_cap);
-  if (status.ok()) status = CheckTopLogprobs(model, request.top_logprobs);
+  if (request.tokens.empty()) return EmptyPrompt("");
+  absl::Status status = CheckPrompt(model, options, request.tokens, "");
+  if (status.ok() && request.slot_cap) status = CheckSlotCap(model, options, *request.slot_cap, "");
+  if (status.ok())
+    status = CheckTopLogprobs(request.top_logprobs, model.vocab_size, "top_logprobs");
   if (status.ok()) {
     status = CheckPosition(*model.layout, static_cast<int64_t>(request.tokens.size()));
   }
   if (!status.ok()) return status;
-  const size_t per_token = sizeof(float) + sizeof(std::vector<TokenLogprob>) +
-                           static_cast<size_t>(request.top_logprobs) * sizeof(TokenLogprob);
-  const size_t bytes = request.tokens.size() * per_token;
-  if (bytes <= kMaxScoreResultBytes) return absl::OkStatus();
-  return absl::ResourceExhaustedError(
-      absl::StrCat("top_logprobs: the result would take ", bytes, " bytes, at most ",
-                   kMaxScoreResultBytes, "; score fewer tokens in one call or ask for fewer"));
+  // On the wire an id takes up to 5 bytes and a log-probability 4; here a list takes its own room.
+  constexpr size_t kPerEntry = 9, kPerToken = sizeof(float) + sizeof(std::vector<TokenLogprob>);
+  const size_t room = kMaxAnswerBytes / request.tokens.size();
+  const size_t most = room > kPerToken ? (room - kPerToken) / kPerEntry : 0;
+  if (static_cast<size_t>(request.top_logprobs) <= most) return absl::OkStatus();
+  return BadField(
+      "top_logprobs",
+      absl::StrCat("at most ", most, " for ", request.tokens.size(),
+                   " tokens, so that the answer stays below ", kMaxAnswerBytes >> 30, " GiB"),
+      request.top_logprobs);
 }
 
 absl::Status ValidateSession(const EngineModel& model, const EngineOptions& options,
                              const SessionOptions& session) {
-  if (session.ttl < absl::ZeroDuration()) return Invalid("ttl: negative");
-  absl::Status status = CheckSlotCap(model, options, session.slot_cap);
-  if (status.ok()) status = CheckPrompt("prompt", session.prompt, model, options);
+  const std::string& prefix = session.field_prefix;
+  absl::Status status;
+  if (session.slot_cap) status = CheckSlotCap(model, options, *session.slot_cap, prefix);
+  if (status.ok() && session.ttl &&
+      (*session.ttl <= absl::ZeroDuration() || *session.ttl > kMaxSessionTtl)) {
+    status = BadField(absl::StrCat(prefix, "ttl"),
+                      absl::StrCat("a duration above 0 and at most ",
+                                   absl::ToInt64Hours(kMaxSessionTtl) / 24, " days"),
+                      absl::FormatDuration(*session.ttl));
+  }
+  if (status.ok()) status = CheckPrompt(model, options, session.prompt, prefix);
   if (status.ok()) {
     status = CheckPosition(*model.layout, static_cast<int64_t>(session.prompt.size()));
   }

@@ -1,6 +1,10 @@
-// Checks of what callers ask, before anything is queued. Pure functions; every message names the
-// field.
+// The one check of what callers ask, against limits.h and the server's own limits, before anything
+// is queued or computed. Pure functions; every message names the field by its path in the API.
 #pragma once
+
+#include <cstdint>
+#include <span>
+#include <string>
 
 #include "absl/status/status.h"
 #include "server/engine/engine.h"
@@ -16,5 +20,20 @@ absl::Status ValidateSession(const EngineModel& model, const EngineOptions& opti
                              const SessionOptions& session);
 // OutOfRange if full-attention layers have no room for `position` tokens.
 absl::Status CheckPosition(const StateLayout& layout, int64_t position);
+
+// --- single fields; `path` is the field's, `prefix` what its name is appended to ("", "turn.") ---
+absl::Status CheckSlotCap(const EngineModel& model, const EngineOptions& options, int32_t slot_cap,
+                          const std::string& prefix);
+absl::Status CheckTokenIds(std::span<const int32_t> ids, int64_t vocab_size,
+                           const std::string& path);
+// The length alone, for before the tokens are copied.
+absl::Status CheckPromptLength(const EngineOptions& options, int64_t n_tokens,
+                               const std::string& prefix);
+absl::Status CheckStopStrings(int64_t n_strings, const std::string& prefix);  // likewise
+absl::Status CheckSessionId(const std::string& id, const std::string& prefix);
+absl::Status CheckPageSize(int32_t page_size);  // 0 is kDefaultPageSize
+absl::Status CheckInfoPositions(std::span<const uint64_t> positions);
+absl::Status EmptyPrompt(const std::string& prefix);  // the error
+absl::Status NoTokenizer(const std::string& path);    // likewise, FailedPrecondition
 
 }  // namespace ovq

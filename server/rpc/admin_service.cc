@@ -1,31 +1,20 @@
-#include "server/rpc/admin_service.h"
-
+// ovq.v1.AdminService.
 #include <utility>
 
-#include "absl/strings/str_cat.h"
 #include "absl/time/clock.h"
+#include "ovq/v1/admin.grpc.pb.h"
+#include "server/engine/validate.h"
 #include "server/rpc/convert.h"
 #include "server/rpc/grpc_unary.h"
+#include "server/rpc/services.h"
 
 namespace ovq {
 namespace {
 
-constexpr uint32_t kDefaultPageSize = 100;
-constexpr uint32_t kMaxPageSize = 1000;
-constexpr absl::Duration kLastAnswers = absl::Seconds(1);  // at the end
-
-template <class Request, class Response>
-using AdminCall = UnaryCall<Request, Response, Access::kAdmin>;
-
 absl::StatusOr<v1::AdminListSessionsResponse> HandleList(
-    Engine& engine, const v1::AdminListSessionsRequest& message) {
-  if (message.page_size() > kMaxPageSize) {
-    return absl::InvalidArgumentError(
-        absl::StrCat("page_size: expected at most ", kMaxPageSize, ", got ", message.page_size()));
-  }
-  const uint32_t size = message.page_size() == 0 ? kDefaultPageSize : message.page_size();
-  absl::StatusOr<Engine::SessionPage> page =
-      engine.ListSessionsOfAll(static_cast<int>(size), message.page_token());
+    const UnaryInfo& info, const v1::AdminListSessionsRequest& message) {
+  absl::StatusOr<Engine::SessionPage> page = info.services.engine.ListSessionsOfAll(
+      static_cast<int>(message.page_size()), message.page_token());
   if (!page.ok()) return page.status();
   v1::AdminListSessionsResponse response;
   for (const SessionInfo& session : page->sessions) {
@@ -38,12 +27,10 @@ absl::StatusOr<v1::AdminListSessionsResponse> HandleList(
 }
 
 absl::StatusOr<v1::AdminDeleteSessionResponse> HandleDelete(
-    Engine& engine, const UnaryInfo& info, const v1::AdminDeleteSessionRequest& message) {
-  if (message.session_id().empty()) {
-    return absl::InvalidArgumentError("session_id: expected a session's id, got none");
-  }
+    const UnaryInfo& info, const v1::AdminDeleteSessionRequest& message) {
+  if (absl::Status status = CheckSessionId(message.session_id(), ""); !status.ok()) return status;
   info.summary->SetSession(message.session_id());
-  absl::Status status = engine.DeleteSessionOfAny(message.session_id());
+  absl::Status status = info.services.engine.DeleteSessionOfAny(message.session_id());
   if (!status.ok()) return status;
   return v1::AdminDeleteSessionResponse();
 }
@@ -61,7 +48,8 @@ void Fill(const TenantUse& from, v1::TenantStatus& to) {
   if (from.tokens_left) to.set_tokens_left(*from.tokens_left);
 }
 
-v1::ServerStatus MakeStatus(ServiceContext& services) {
+absl::StatusOr<v1::ServerStatus> HandleStatus(const UnaryInfo& info, const v1::GetStatusRequest&) {
+  const ServiceContext& services = info.services;
   v1::ServerStatus status;
   status.set_version(OVQ_VERSION);
   status.set_model(services.description.name);
@@ -84,63 +72,45 @@ v1::ServerStatus MakeStatus(ServiceContext& services) {
   return status;
 }
 
+using RawAdminService = v1::AdminService::WithRawCallbackMethod_ListSessions<
+    v1::AdminService::WithRawCallbackMethod_DeleteSession<
+        v1::AdminService::WithRawCallbackMethod_Drain<
+            v1::AdminService::WithRawCallbackMethod_GetStatus<v1::AdminService::Service>>>>;
+
+class AdminService final : public UnaryService<RawAdminService> {
+ public:
+  AdminService(ServiceContext& services, std::function<void()> drain)
+      : UnaryService(services, Access::kAdmin), drain_(std::move(drain)) {}
+
+ private:
+  Unary* ListSessions(Context* context, const Bytes* request, Bytes* response) override {
+    return Start(Method::kAdminListSessions, context, request, response, &HandleList);
+  }
+  Unary* DeleteSession(Context* context, const Bytes* request, Bytes* response) override {
+    return Start(Method::kAdminDeleteSession, context, request, response, &HandleDelete);
+  }
+  Unary* GetStatus(Context* context, const Bytes* request, Bytes* response) override {
+    return Start(Method::kAdminGetStatus, context, request, response, &HandleStatus);
+  }
+  Unary* Drain(Context* context, const Bytes* request, Bytes* response) override {
+    const auto drain = [this](const UnaryInfo&, const v1::DrainRequest&, auto done) {
+      drain_();
+      done(v1::DrainResponse());
+    };
+    return Start<v1::DrainRequest, v1::DrainResponse>(Method::kAdminDrain, context, request,
+                                                      response, drain);
+  }
+
+  const std::function<void()> drain_;
+};
+
 }  // namespace
 
-grpc::ServerUnaryReactor* AdminService::ListSessions(grpc::CallbackServerContext* context,
-                                                     const grpc::ByteBuffer* request,
-                                                     grpc::ByteBuffer* response) {
-  return new AdminCall<v1::AdminListSessionsRequest, v1::AdminListSessionsResponse>(
-      services_, Method::kAdminListSessions, context, request, response,
-      [this](const UnaryInfo&, const v1::AdminListSessionsRequest& message, auto done) {
-        done(HandleList(services_.engine, message));
-      });
-}
-
-grpc::ServerUnaryReactor* AdminService::DeleteSession(grpc::CallbackServerContext* context,
-                                                      const grpc::ByteBuffer* request,
-                                                      grpc::ByteBuffer* response) {
-  return new AdminCall<v1::AdminDeleteSessionRequest, v1::AdminDeleteSessionResponse>(
-      services_, Method::kAdminDeleteSession, context, request, response,
-      [this](const UnaryInfo& info, const v1::AdminDeleteSessionRequest& message, auto done) {
-        done(HandleDelete(services_.engine, info, message));
-      });
-}
-
-grpc::ServerUnaryReactor* AdminService::Drain(grpc::CallbackServerContext* context,
-                                              const grpc::ByteBuffer* request,
-                                              grpc::ByteBuffer* response) {
-  return new AdminCall<v1::DrainRequest, v1::DrainResponse>(
-      services_, Method::kAdminDrain, context, request, response,
-      [this](const UnaryInfo&, const v1::DrainRequest&, auto done) {
-        drain_();
-        done(v1::DrainResponse());
-      });
-}
-
-grpc::ServerUnaryReactor* AdminService::GetStatus(grpc::CallbackServerContext* context,
-                                                  const grpc::ByteBuffer* request,
-                                                  grpc::ByteBuffer* response) {
-  return new AdminCall<v1::GetStatusRequest, v1::ServerStatus>(
-      services_, Method::kAdminGetStatus, context, request, response,
-      [this](const UnaryInfo&, const v1::GetStatusRequest&, auto done) {
-        done(MakeStatus(services_));
-      });
-}
-
-absl::StatusOr<std::unique_ptr<AdminServer>> AdminServer::Start(const ListenOptions& options,
-                                                                ServiceContext& services,
-                                                                std::function<void()> drain) {
-  std::unique_ptr<AdminServer> result(new AdminServer(services, std::move(drain)));
-  absl::StatusOr<Listener> listener = Listen(options, {&result->admin_});
-  if (!listener.ok()) return listener.status();
-  result->listener_ = *std::move(listener);
-  return result;
-}
-
-AdminServer::~AdminServer() {
-  if (listener_.server == nullptr) return;
-  listener_.server->Shutdown(absl::ToChronoTime(absl::Now() + kLastAnswers));
-  listener_.server->Wait();
+std::vector<RpcService> AdminServices(ServiceContext& services, std::function<void()> drain) {
+  std::vector<RpcService> made;
+  made.push_back({v1::AdminService::service_full_name(),
+                  std::make_unique<AdminService>(services, std::move(drain))});
+  return made;
 }
 
 }  // namespace ovq

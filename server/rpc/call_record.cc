@@ -5,6 +5,7 @@
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_join.h"
 #include "absl/time/clock.h"
+#include "server/engine/error_facts.h"
 #include "server/rpc/grpc_codec.h"
 #include "server/rpc/grpc_context.h"
 
@@ -93,7 +94,10 @@ void CallRecord::LogEnd(LogKind kind, const absl::Status& status, SteadyTime sta
   if (!services_.log.log.enabled(level)) return;
   LogFields fields = {{"method", MethodName(method_)},
                       {"code", absl::StatusCodeToString(status.code())}};
-  if (!status.ok()) fields.emplace_back("error", WithoutValues(std::string(status.message())));
+  if (!status.ok()) fields.emplace_back("error", LogText(status));
+  if (const auto reason = FactsOf(status).reason) {
+    fields.emplace_back("reason", RejectReasonName(*reason));
+  }
   add(fields);
   const absl::Duration duration = absl::FromChrono(std::chrono::steady_clock::now() - start);
   fields.emplace_back("duration_ms", Milliseconds(duration));
@@ -112,7 +116,7 @@ void CallRecord::EndTurn(const TurnRecord& turn, const absl::Status& status) {
 
 grpc::Status CallRecord::End(const absl::Status& status) {
   const absl::Status seen = Seen(status);
-  if (const std::optional<absl::Duration> wait = RetryAfter(seen)) {
+  if (const std::optional<absl::Duration> wait = FactsOf(seen).retry_after) {
     context_->AddTrailingMetadata("retry-after-ms", absl::StrCat(absl::ToInt64Milliseconds(*wait)));
   }
   context_->AddTrailingMetadata(kRequestId, request_id_);

@@ -3,12 +3,6 @@
 namespace ovq {
 namespace {
 
-void Fill(absl::Duration from, google::protobuf::Duration& to) {
-  absl::Duration rest;
-  to.set_seconds(absl::IDivDuration(from, absl::Seconds(1), &rest));
-  to.set_nanos(static_cast<int32_t>(absl::ToInt64Nanoseconds(rest)));
-}
-
 void Fill(absl::Time from, google::protobuf::Timestamp& to) {
   // Rounded down, so that the nanoseconds are never negative.
   const int64_t seconds = absl::ToUnixSeconds(from);
@@ -43,6 +37,12 @@ void Fill(const std::vector<TokenLogprob>& from, v1::TopLogprobs& to) {
 }
 
 }  // namespace
+
+void Fill(absl::Duration from, google::protobuf::Duration& to) {
+  absl::Duration rest;
+  to.set_seconds(absl::IDivDuration(from, absl::Seconds(1), &rest));
+  to.set_nanos(static_cast<int32_t>(absl::ToInt64Nanoseconds(rest)));
+}
 
 void Fill(const Started& from, v1::Started& to) {
   to.set_session_id(from.session_id);

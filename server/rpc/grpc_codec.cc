@@ -1,81 +1,149 @@
 #include "server/rpc/grpc_codec.h"
 
+#include <google/protobuf/io/coded_stream.h>
+#include <google/protobuf/stubs/common.h>
 #include <google/protobuf/stubs/logging.h>
-#include <google/protobuf/unknown_field_set.h>
+#include <google/protobuf/wire_format.h>
 #include <grpcpp/impl/codegen/proto_utils.h>
 #include <grpcpp/support/proto_buffer_reader.h>
 
-#include <mutex>
+#include <optional>
 #include <string>
 #include <vector>
 
 #include "absl/strings/str_cat.h"
+#include "ovq/v1/inference.pb.h"
+#include "server/engine/error_facts.h"
+#include "server/rpc/convert.h"
 
 namespace ovq {
 namespace {
 
+using google::protobuf::Descriptor;
 using google::protobuf::FieldDescriptor;
 using google::protobuf::Message;
+using google::protobuf::internal::WireFormat;
+using google::protobuf::internal::WireFormatLite;
+using google::protobuf::io::CodedInputStream;
 
-// Protobuf tells which field is not UTF-8 to its log only. The last such line of this thread.
-thread_local std::string last_parse_complaint;
-
-void KeepComplaint(google::protobuf::LogLevel, const char*, int, const std::string& text) {
-  last_parse_complaint = text;
+// Whether this is how the field is written: else the parser takes it for an unknown one.
+bool IsWrittenAs(const FieldDescriptor& field, WireFormatLite::WireType type) {
+  if (type == WireFormat::WireTypeForFieldType(field.type())) return true;
+  return field.is_packable() && type == WireFormatLite::WIRETYPE_LENGTH_DELIMITED;
 }
 
-// "String field 'ovq.v1.Prompt.text' contains invalid UTF-8 data when ..." -> the quoted name.
-std::string ComplaintField() {
-  const size_t begin = last_parse_complaint.find('\'');
-  const size_t end = last_parse_complaint.find('\'', begin + 1);
-  if (begin == std::string::npos || end == std::string::npos) return "";
-  return last_parse_complaint.substr(begin + 1, end - begin - 1);
-}
-
-absl::Status CheckKnown(const Message& message) {
-  const google::protobuf::Reflection& reflection = *message.GetReflection();
-  const google::protobuf::UnknownFieldSet& unknown = reflection.GetUnknownFields(message);
-  if (!unknown.empty()) {
-    return absl::UnimplementedError(absl::StrCat(message.GetDescriptor()->full_name(), ": field ",
-                                                 unknown.field(0).number(),
-                                                 " is not known to this server"));
+// Walks over the fields of a message of this type without keeping any, and adds up the bytes of
+// those that it does not know, at any depth. False if the bytes are no message.
+bool AddUnknownBytes(CodedInputStream& in, const Descriptor& descriptor, int64_t& sum) {
+  for (;;) {
+    const int begin = in.CurrentPosition();
+    const uint32_t tag = in.ReadTag();
+    if (tag == 0) return in.ConsumedEntireMessage();
+    const FieldDescriptor* const field =
+        descriptor.FindFieldByNumber(WireFormatLite::GetTagFieldNumber(tag));
+    const bool known = field != nullptr && IsWrittenAs(*field, WireFormatLite::GetTagWireType(tag));
+    if (known && field->message_type() != nullptr) {
+      int length = 0;
+      if (!in.ReadVarintSizeAsInt(&length)) return false;
+      const CodedInputStream::Limit outer = in.PushLimit(length);
+      if (!AddUnknownBytes(in, *field->message_type(), sum) || in.BytesUntilLimit() != 0) {
+        return false;
+      }
+      in.PopLimit(outer);
+    } else if (!WireFormatLite::SkipField(&in, tag)) {
+      return false;
+    } else if (!known) {
+      sum += in.CurrentPosition() - begin;
+    }
   }
+}
+
+// The full name of a field whose text is not UTF-8, which is where the parser stopped; "" without.
+std::string NotUtf8(const Message& message) {
+  const google::protobuf::Reflection& reflection = *message.GetReflection();
   std::vector<const FieldDescriptor*> fields;
   reflection.ListFields(message, &fields);
   for (const FieldDescriptor* field : fields) {
-    if (field->cpp_type() != FieldDescriptor::CPPTYPE_MESSAGE || field->is_map()) continue;
     const int count = field->is_repeated() ? reflection.FieldSize(message, field) : 1;
     for (int i = 0; i < count; ++i) {
-      const Message& child = field->is_repeated() ? reflection.GetRepeatedMessage(message, field, i)
-                                                  : reflection.GetMessage(message, field);
-      if (absl::Status status = CheckKnown(child); !status.ok()) return status;
+      std::string name, scratch;
+      if (field->cpp_type() == FieldDescriptor::CPPTYPE_MESSAGE) {
+        name = NotUtf8(field->is_repeated() ? reflection.GetRepeatedMessage(message, field, i)
+                                            : reflection.GetMessage(message, field));
+      } else if (field->type() == FieldDescriptor::TYPE_STRING) {
+        const std::string& text =
+            field->is_repeated()
+                ? reflection.GetRepeatedStringReference(message, field, i, &scratch)
+                : reflection.GetStringReference(message, field, &scratch);
+        const bool valid = google::protobuf::internal::IsStructurallyValidUTF8(
+            text.data(), static_cast<int>(text.size()));
+        if (!valid) name = field->full_name();
+      }
+      if (!name.empty()) return name;
     }
   }
-  return absl::OkStatus();
+  return "";
+}
+
+absl::Status NotTheMessage(const Message& message) {
+  return absl::InvalidArgumentError(
+      absl::StrCat("the bytes are not a ", message.GetDescriptor()->full_name()));
+}
+
+absl::Status CheckUnknown(grpc::ByteBuffer& bytes, const Message& message) {
+  grpc::ProtoBufferReader reader(&bytes);
+  if (!reader.status().ok()) return NotTheMessage(message);
+  CodedInputStream in(&reader);
+  int64_t unknown = 0;
+  if (!AddUnknownBytes(in, *message.GetDescriptor(), unknown)) return NotTheMessage(message);
+  if (unknown <= kMaxUnknownBytes) return absl::OkStatus();
+  return BadField(
+      message.GetDescriptor()->full_name(),
+      absl::StrCat("at most ", kMaxUnknownBytes, " bytes of fields that this server does not know"),
+      unknown);
+}
+
+// The field of google.rpc.Status that standard clients look for details in; "" without any.
+std::string Details(const absl::Status& status) {
+  const ErrorFacts facts = FactsOf(status);
+  if (facts == ErrorFacts{}) return "";
+  v1::ErrorInfo info;
+  info.set_field(facts.field);
+  if (facts.reason) info.set_reason(RejectReasonName(*facts.reason));
+  if (facts.bytes_needed) info.set_bytes_needed(*facts.bytes_needed);
+  if (facts.bytes_free) info.set_bytes_free(*facts.bytes_free);
+  if (facts.retry_after) Fill(*facts.retry_after, *info.mutable_retry_after());
+  v1::ErrorStatus details;
+  details.set_code(status.raw_code());
+  details.set_message(std::string(status.message()));
+  details.add_details()->PackFrom(info);
+  return details.SerializeAsString();
 }
 
 }  // namespace
 
 grpc::Status ToGrpcStatus(const absl::Status& status) {
   if (status.ok()) return grpc::Status::OK;
-  return {static_cast<grpc::StatusCode>(status.raw_code()), std::string(status.message())};
+  return {static_cast<grpc::StatusCode>(status.raw_code()), std::string(status.message()),
+          Details(status)};
 }
 
 absl::Status ParseMessage(const grpc::ByteBuffer& bytes, Message& message) {
-  static std::once_flag handler_set;
-  std::call_once(handler_set, [] { google::protobuf::SetLogHandler(&KeepComplaint); });
-  last_parse_complaint.clear();
+  // What the library would say of a message goes to the client instead.
+  static const auto silenced = google::protobuf::SetLogHandler(nullptr);
+  (void)silenced;
   grpc::ByteBuffer copy = bytes;  // shares the data; reading needs a mutable one
-  if (copy.Valid()) {
-    grpc::ProtoBufferReader reader(&copy);
-    if (!reader.status().ok() || !message.ParseFromZeroCopyStream(&reader)) {
-      const std::string field = ComplaintField();
-      return absl::InvalidArgumentError(
-          field.empty() ? absl::StrCat("the bytes are not a ", message.GetDescriptor()->full_name())
-                        : absl::StrCat(field, ": expected UTF-8 text"));
-    }
+  if (!copy.Valid()) return absl::OkStatus();
+  if (absl::Status status = CheckUnknown(copy, message); !status.ok()) return status;
+  grpc::ProtoBufferReader reader(&copy);
+  if (!reader.status().ok() || !message.ParseFromZeroCopyStream(&reader)) {
+    const std::string field = NotUtf8(message);
+    if (field.empty()) return NotTheMessage(message);
+    return WithFacts(absl::InvalidArgumentError(absl::StrCat(field, ": expected UTF-8 text")),
+                     {.field = field});
   }
-  return CheckKnown(message);
+  message.DiscardUnknownFields();
+  return absl::OkStatus();
 }
 
 grpc::ByteBuffer SerializeMessage(const Message& message) {

@@ -11,11 +11,16 @@
 
 namespace ovq {
 
-// The project's one mapping of errors to the wire; the codes have the same numbers.
+// Of one request, all its fields that this server does not know together. They are skipped, as
+// proto3 has it, but would take many times their bytes while the message is parsed.
+inline constexpr int64_t kMaxUnknownBytes = 64 << 10;
+
+// The project's one mapping of errors to the wire; the codes have the same numbers. The facts of an
+// error go along as an ovq.v1.ErrorInfo.
 grpc::Status ToGrpcStatus(const absl::Status& status);
 
-// InvalidArgument for bytes that are not the message (text that is not UTF-8 names its field),
-// Unimplemented for a field this server does not know: it is never ignored.
+// InvalidArgument for bytes that are not the message (text that is not UTF-8 names its field) or
+// hold more than kMaxUnknownBytes of unknown fields.
 absl::Status ParseMessage(const grpc::ByteBuffer& bytes, google::protobuf::Message& message);
 grpc::ByteBuffer SerializeMessage(const google::protobuf::Message& message);
 

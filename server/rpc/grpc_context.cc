@@ -2,6 +2,8 @@
 
 #include <utility>
 
+#include "server/engine/error_facts.h"
+
 namespace ovq {
 namespace {
 
@@ -29,7 +31,8 @@ void ServiceContext::Drain() {
 
 absl::Status ServiceContext::CheckServing() const {
   if (!draining_) return absl::OkStatus();
-  return absl::UnavailableError("the server is draining");
+  return WithFacts(absl::UnavailableError("the server is draining"),
+                   {.reason = RejectReason::kDraining});
 }
 
 void ServiceContext::AddDrainListener(DrainListener* listener) {

@@ -15,7 +15,6 @@
 #include "absl/synchronization/mutex.h"
 #include "absl/time/clock.h"
 #include "absl/time/time.h"
-#include "model/tokenizer.h"
 #include "server/access/auth.h"
 #include "server/engine/engine.h"
 #include "server/rpc/grpc_strand.h"
@@ -65,7 +64,6 @@ class ServiceContext {
   const CallLog log;
   const Authenticator auth;
   const absl::Time started = absl::Now();
-  const Tokenizer* tokenizer() const { return engine.model().tokenizer; }
 
   WorkQueue writers;   // turns tokens into messages; its work never waits
   WorkQueue blocking;  // parses, tokenizes, and waits for the engine thread

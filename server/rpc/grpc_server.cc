@@ -1,40 +1,100 @@
 #include "server/rpc/grpc_server.h"
 
+#include <grpc/grpc.h>
+#include <grpcpp/ext/proto_server_reflection_plugin.h>
 #include <grpcpp/health_check_service_interface.h>
+#include <grpcpp/resource_quota.h>
 
+#include <algorithm>
+#include <limits>
+#include <mutex>
 #include <utility>
 
+#include "absl/strings/str_cat.h"
+#include "absl/time/clock.h"
+#include "server/engine/limits.h"
+
 namespace ovq {
+namespace {
+
+constexpr int kMinPingIntervalMs = 10'000;
+// A peer that vanished without a word is noticed within 80 s and its state freed.
+constexpr int kKeepaliveMs = 60'000;
+constexpr int kKeepaliveTimeoutMs = 20'000;
+// All of a call's metadata together: room for the longest token, and no more.
+constexpr int kMaxMetadataBytes = 16 << 10;
+// Of the library's own for reflection, the one service that takes a thread for each open stream;
+// with more streams they get RESOURCE_EXHAUSTED.
+constexpr int kReflectionThreads = 16;
+constexpr absl::Duration kLastAnswers = absl::Seconds(1);  // at the end
+
+int ToMs(absl::Duration time) {
+  return static_cast<int>(
+      std::min<int64_t>(absl::ToInt64Milliseconds(time), std::numeric_limits<int>::max()));
+}
+
+void Configure(grpc::ServerBuilder& builder, const ListenOptions& options) {
+  builder.SetMaxReceiveMessageSize(static_cast<int>(options.max_message_bytes));
+  builder.SetMaxSendMessageSize(static_cast<int>(kMaxAnswerBytes));
+  // The library inflates a message as a whole before it looks at the size: 64 MiB of zeros would
+  // come out as 64 GiB.
+  for (grpc_compression_algorithm algorithm : {GRPC_COMPRESS_DEFLATE, GRPC_COMPRESS_GZIP}) {
+    builder.SetCompressionAlgorithmSupportStatus(algorithm, false);
+  }
+  builder.SetResourceQuota(grpc::ResourceQuota("server").SetMaxThreads(kReflectionThreads));
+  builder.AddChannelArgument(GRPC_ARG_MAX_METADATA_SIZE, kMaxMetadataBytes);
+  builder.AddChannelArgument(GRPC_ARG_MAX_CONCURRENT_STREAMS, options.max_streams_per_connection);
+  builder.AddChannelArgument(GRPC_ARG_SERVER_HANDSHAKE_TIMEOUT_MS, ToMs(options.handshake_timeout));
+  builder.AddChannelArgument(GRPC_ARG_MAX_CONNECTION_IDLE_MS, ToMs(options.max_connection_idle));
+  builder.AddChannelArgument(GRPC_ARG_KEEPALIVE_TIME_MS, kKeepaliveMs);
+  builder.AddChannelArgument(GRPC_ARG_KEEPALIVE_TIMEOUT_MS, kKeepaliveTimeoutMs);
+  builder.AddChannelArgument(GRPC_ARG_KEEPALIVE_PERMIT_WITHOUT_CALLS, 1);
+  // The library's 300 s would end the connection of a client that pings during a long prefill.
+  builder.AddChannelArgument(GRPC_ARG_HTTP2_MIN_RECV_PING_INTERVAL_WITHOUT_DATA_MS,
+                             kMinPingIntervalMs);
+  // Else two servers on one port would share its calls in silence.
+  builder.AddChannelArgument(GRPC_ARG_ALLOW_REUSEPORT, 0);
+}
+
+}  // namespace
 
 absl::StatusOr<std::unique_ptr<GrpcServer>> GrpcServer::Start(const ListenOptions& options,
-                                                              ServiceContext& services) {
-  std::unique_ptr<GrpcServer> result(new GrpcServer(services));
-  absl::StatusOr<Listener> listener = Listen(options, {&result->inference_, &result->sessions_});
-  if (!listener.ok()) return listener.status();
-  result->listener_ = *std::move(listener);
+                                                              std::vector<RpcService> services) {
+  // Held for good: the library's own end, when its last user goes, may wait 10 s for its sockets.
+  static std::once_flag library_held;
+  std::call_once(library_held, &grpc_init);
+  grpc::EnableDefaultHealthCheckService(true);
+  grpc::reflection::InitProtoReflectionServerBuilderPlugin();
+  std::unique_ptr<GrpcServer> result(new GrpcServer(std::move(services)));
+  grpc::ServerBuilder builder;
+  Configure(builder, options);
+  result->credentials_ =
+      options.tls == nullptr ? grpc::InsecureServerCredentials() : MakeTlsCredentials(*options.tls);
+  builder.AddListeningPort(options.address, result->credentials_, &result->port_);
+  for (const RpcService& service : result->services_)
+    builder.RegisterService(service.service.get());
+  result->server_ = builder.BuildAndStart();
+  if (result->server_ == nullptr || result->port_ == 0) {
+    return absl::UnavailableError(absl::StrCat(options.flag, ": cannot listen on ", options.address,
+                                               " (port in use, or no address of this machine)"));
+  }
   result->SetServing(true);
   return result;
 }
 
 GrpcServer::~GrpcServer() {
-  if (listener_.server != nullptr) Shutdown(absl::Now());
-}
-
-std::shared_ptr<grpc::Channel> GrpcServer::InProcessChannel() {
-  return listener_.server->InProcessChannel(grpc::ChannelArguments());
+  if (server_ != nullptr) Shutdown(absl::Now() + kLastAnswers);
 }
 
 void GrpcServer::SetServing(bool serving) {
-  grpc::HealthCheckServiceInterface* health = listener_.server->GetHealthCheckService();
-  for (const char* service :
-       {"", v1::InferenceService::service_full_name(), v1::SessionService::service_full_name()}) {
-    health->SetServingStatus(service, serving);
-  }
+  grpc::HealthCheckServiceInterface* health = server_->GetHealthCheckService();
+  health->SetServingStatus("", serving);
+  for (const RpcService& service : services_) health->SetServingStatus(service.name, serving);
 }
 
 void GrpcServer::Shutdown(absl::Time deadline) {
-  listener_.server->Shutdown(absl::ToChronoTime(deadline));
-  listener_.server->Wait();
+  server_->Shutdown(absl::ToChronoTime(deadline));
+  server_->Wait();
 }
 
 }  // namespace ovq

@@ -17,6 +17,8 @@ namespace ovq {
 
 // What a handler gets beside the message.
 struct UnaryInfo {
+  ServiceContext& services;
+  const grpc::CallbackServerContext& context;  // until `done` is called
   std::string tenant;
   absl::Time arrival;
   absl::Time deadline;
@@ -27,28 +29,35 @@ struct UnaryInfo {
 template <class Response>
 using UnaryDone = std::function<void(absl::StatusOr<Response>)>;  // once, from any thread
 
-// Runs on a thread that may block.
+// Handlers run on a thread that may block.
 template <class Request, class Response>
 using UnaryHandler = std::function<void(const UnaryInfo&, const Request&, UnaryDone<Response>)>;
 
-template <class Request, class Response, Access kAccess = Access::kAny>
+template <class Request, class Response>
 class UnaryCall final : public grpc::ServerUnaryReactor {
  public:
   UnaryCall(ServiceContext& services, Method method, grpc::CallbackServerContext* context,
-            const grpc::ByteBuffer* request, grpc::ByteBuffer* response,
-            UnaryHandler<Request, Response> handler)
+            grpc::ByteBuffer* response)
       : services_(services),
         context_(context),
         record_(services, method, context),
-        response_(response) {
-    services_.blocking.Run([this, request, handler = std::move(handler)] {
-      absl::StatusOr<Caller> caller = services_.auth.Authenticate(*context_, kAccess);
+        response_(response) {}
+
+  void Start(const grpc::ByteBuffer* request, Access access,
+             UnaryHandler<Request, Response> handler) {
+    services_.blocking.Run([this, request, access, handler = std::move(handler)] {
+      absl::StatusOr<Caller> caller = services_.auth.Authenticate(*context_, access);
       if (!caller.ok()) return End(caller.status());
       Request message;
       if (absl::Status status = ParseMessage(*request, message); !status.ok()) return End(status);
       record_.summary().tenant = caller->tenant;
-      const UnaryInfo info{std::move(caller->tenant), record_.arrival(), record_.deadline(),
-                           cancelled_, &record_.summary()};
+      const UnaryInfo info{.services = services_,
+                           .context = *context_,
+                           .tenant = std::move(caller->tenant),
+                           .arrival = record_.arrival(),
+                           .deadline = record_.deadline(),
+                           .cancelled = cancelled_,
+                           .summary = &record_.summary()};
       handler(info, message, [this](absl::StatusOr<Response> answer) { Reply(std::move(answer)); });
     });
   }
@@ -74,6 +83,44 @@ class UnaryCall final : public grpc::ServerUnaryReactor {
   CallRecord record_;
   grpc::ByteBuffer* const response_;
   const std::shared_ptr<std::atomic<bool>> cancelled_ = std::make_shared<std::atomic<bool>>(false);
+};
+
+// A generated service with the means to say its unary methods in a line each.
+template <class Generated>
+class UnaryService : public Generated {
+ protected:
+  using Context = grpc::CallbackServerContext;
+  using Bytes = grpc::ByteBuffer;
+  using Unary = grpc::ServerUnaryReactor;
+
+  UnaryService(ServiceContext& services, Access access) : services_(services), access_(access) {}
+
+  template <class Request, class Response>
+  Unary* Start(Method method, Context* context, const Bytes* request, Bytes* response,
+               UnaryHandler<Request, Response> handler) {
+    auto* call = new UnaryCall<Request, Response>(services_, method, context, response);
+    call->Start(request, access_, std::move(handler));
+    return call;
+  }
+  template <class Request, class Response>
+  Unary* Start(Method method, Context* context, const Bytes* request, Bytes* response,
+               void (*handler)(const UnaryInfo&, const Request&, UnaryDone<Response>)) {
+    return Start(method, context, request, response, UnaryHandler<Request, Response>(handler));
+  }
+  // With a handler that answers at once.
+  template <class Request, class Response>
+  Unary* Start(Method method, Context* context, const Bytes* request, Bytes* response,
+               absl::StatusOr<Response> (*handler)(const UnaryInfo&, const Request&)) {
+    return Start(
+        method, context, request, response,
+        UnaryHandler<Request, Response>([handler](const UnaryInfo& info, const Request& message,
+                                                  auto done) { done(handler(info, message)); }));
+  }
+
+  ServiceContext& services_;
+
+ private:
+  const Access access_;
 };
 
 }  // namespace ovq

@@ -1,17 +1,17 @@
-#include "server/rpc/inference_service.h"
-
+// ovq.v1.InferenceService.
 #include <limits>
 
-#include "absl/strings/str_cat.h"
+#include "ovq/v1/inference.grpc.pb.h"
+#include "server/engine/limits.h"
+#include "server/engine/validate.h"
+#include "server/rpc/chat_call.h"
 #include "server/rpc/convert.h"
+#include "server/rpc/generate_call.h"
 #include "server/rpc/grpc_unary.h"
-#include "server/rpc/inference_service_chat.h"
-#include "server/rpc/inference_service_generate.h"
+#include "server/rpc/services.h"
 
 namespace ovq {
 namespace {
-
-constexpr int kMaxInfoPositions = 1000;
 
 uint64_t SaturatingProduct(uint64_t a, uint64_t b) {
   uint64_t product = 0;
@@ -20,41 +20,39 @@ uint64_t SaturatingProduct(uint64_t a, uint64_t b) {
 
 absl::Status FillStateSizes(const v1::GetModelInfoRequest& request, const Engine& engine,
                             v1::ModelInfo& info) {
-  const RequestLimits limits = RequestLimits::Of(engine);
   const EngineModel& model = engine.model();
   int32_t cap = model.default_slot_cap;
   if (request.has_max_centroids()) {
-    absl::StatusOr<int32_t> asked = ToSlotCap(request.max_centroids(), "", limits);
-    if (!asked.ok()) return asked.status();
-    cap = *asked;
+    cap = static_cast<int32_t>(request.max_centroids());
+    absl::Status status = CheckSlotCap(model, engine.options(), cap, "");
+    if (!status.ok()) return status;
   }
   info.set_state_bytes_cap(model.layout->bytes_cap(cap));
-  google::protobuf::RepeatedField<uint64_t> positions = request.positions();
-  if (positions.size() > kMaxInfoPositions) {
-    return absl::InvalidArgumentError(absl::StrCat("positions: expected at most ",
-                                                   kMaxInfoPositions, ", got ", positions.size()));
-  }
-  if (positions.empty()) {
-    for (uint64_t position : {uint64_t{1} << 10, uint64_t{1} << 15, uint64_t{1} << 20}) {
-      positions.Add(position);
-    }
-  }
-  for (int i = 0; i < positions.size(); ++i) {
-    constexpr uint64_t kMost = uint64_t{1} << 48;  // far beyond any conversation, safe to compute
-    if (positions[i] > kMost) {
-      return absl::InvalidArgumentError(
-          absl::StrCat("positions[", i, "]: expected at most ", kMost, ", got ", positions[i]));
-    }
+  std::vector<uint64_t> positions(request.positions().begin(), request.positions().end());
+  if (absl::Status status = CheckInfoPositions(positions); !status.ok()) return status;
+  if (positions.empty()) positions = {1 << 10, 1 << 15, 1 << 20};
+  for (uint64_t position : positions) {
     v1::StateSize& size = *info.add_state_sizes();
-    size.set_position(positions[i]);
-    size.set_state_bytes(model.layout->bytes_at(static_cast<int64_t>(positions[i]), cap));
-    size.set_full_kv_cache_bytes(SaturatingProduct(positions[i], model.full_kv_bytes_per_token));
+    size.set_position(position);
+    size.set_state_bytes(model.layout->bytes_at(static_cast<int64_t>(position), cap));
+    size.set_full_kv_cache_bytes(SaturatingProduct(position, model.full_kv_bytes_per_token));
   }
   return absl::OkStatus();
 }
 
-absl::StatusOr<v1::ModelInfo> MakeModelInfo(const v1::GetModelInfoRequest& request,
-                                            const ServiceContext& services) {
+void FillLimits(v1::RequestLimits& limits) {
+  limits.set_max_completions(kMaxCompletions);
+  limits.set_max_stop_strings(kMaxStopStrings);
+  limits.set_max_stop_string_bytes(kMaxStopStringBytes);
+  limits.set_max_top_logprobs(kMaxTopLogprobs);
+  limits.set_max_page_size(kMaxPageSize);
+  limits.set_min_centroids(kMinSlotCap);
+  Fill(kMaxSessionTtl, *limits.mutable_max_ttl());
+}
+
+absl::StatusOr<v1::ModelInfo> HandleModelInfo(const UnaryInfo& call,
+                                              const v1::GetModelInfoRequest& request) {
+  const ServiceContext& services = call.services;
   const ModelDescription& description = services.description;
   const EngineModel& model = services.engine.model();
   const EngineOptions& options = services.engine.options();
@@ -68,7 +66,7 @@ absl::StatusOr<v1::ModelInfo> MakeModelInfo(const v1::GetModelInfoRequest& reque
   info.set_default_max_centroids(static_cast<uint32_t>(model.default_slot_cap));
   info.set_max_centroids_limit(
       model.default_slot_cap > 0 ? static_cast<uint32_t>(options.max_slot_cap) : 0);
-  info.set_has_tokenizer(services.tokenizer() != nullptr && services.tokenizer()->has_text());
+  info.set_has_tokenizer(model.tokenizer != nullptr && model.tokenizer->has_text());
   if (description.bos_token_id.has_value()) {
     info.set_bos_token_id(static_cast<uint32_t>(*description.bos_token_id));
   }
@@ -80,119 +78,118 @@ absl::StatusOr<v1::ModelInfo> MakeModelInfo(const v1::GetModelInfoRequest& reque
   info.set_max_sessions(static_cast<uint64_t>(options.max_sessions));
   info.set_max_prompt_tokens(static_cast<uint64_t>(options.max_prompt_tokens));
   info.set_server_version(OVQ_VERSION);
+  FillLimits(*info.mutable_limits());
   if (absl::Status status = FillStateSizes(request, services.engine, info); !status.ok()) {
     return status;
   }
   return info;
 }
 
-void HandleScore(ServiceContext& services, const UnaryInfo& info, const v1::ScoreRequest& message,
+void HandleScore(const UnaryInfo& info, const v1::ScoreRequest& message,
                  UnaryDone<v1::ScoreResponse> done) {
-  absl::StatusOr<ScoreRequest> request =
-      ToScoreRequest(message, RequestLimits::Of(services.engine));
-  if (!request.ok()) return done(request.status());
-  info.summary->work.prompt_tokens = static_cast<int64_t>(request->tokens.size());
-  request->tenant = info.tenant;
-  request->arrival = info.arrival;
-  request->deadline = info.deadline;
-  std::vector<int32_t> tokens = request->tokens;
-  const absl::Status status = services.engine.SubmitScore(
-      *std::move(request), [cancelled = info.cancelled] { return cancelled->load(); },
-      [done, tokens = std::move(tokens)](absl::StatusOr<ScoreResult> result) {
+  Engine& engine = info.services.engine;
+  absl::StatusOr<std::vector<int32_t>> tokens =
+      PromptTokens(message.prompt(), "", /*at_start=*/true, engine);
+  if (!tokens.ok()) return done(tokens.status());
+  info.summary->work.prompt_tokens = static_cast<int64_t>(tokens->size());
+  ScoreRequest request;
+  request.tokens = *tokens;
+  if (message.has_max_centroids()) request.slot_cap = static_cast<int32_t>(message.max_centroids());
+  request.top_logprobs = static_cast<int>(message.top_logprobs());
+  request.tenant = info.tenant;
+  request.arrival = info.arrival;
+  request.deadline = info.deadline;
+  const absl::Status status = engine.SubmitScore(
+      std::move(request), [cancelled = info.cancelled] { return cancelled->load(); },
+      [done, tokens = *std::move(tokens)](absl::StatusOr<ScoreResult> result) {
         if (!result.ok()) return done(result.status());
         done(ToScoreResponse(tokens, *result));
       });
   if (!status.ok()) done(status);
 }
 
-void HandleTokenize(ServiceContext& services, const UnaryInfo& info,
-                    const v1::TokenizeRequest& message, UnaryDone<v1::TokenizeResponse> done) {
-  if (absl::Status status = services.engine.ChargeRequest(info.tenant); !status.ok()) {
-    return done(status);
-  }
-  const RequestLimits limits = RequestLimits::Of(services.engine);
-  if (!limits.has_text()) {
-    return done(absl::FailedPreconditionError("text: this model has no tokenizer"));
-  }
-  absl::StatusOr<std::vector<int32_t>> tokens =
-      limits.tokenizer->Encode(message.text(), message.add_bos());
-  if (!tokens.ok()) return done(tokens.status());
-  v1::TokenizeResponse response;
-  response.mutable_token_ids()->Add(tokens->begin(), tokens->end());
-  done(std::move(response));
+// One request of the tenant's rate; then the tokenizer.
+absl::StatusOr<const Tokenizer*> ChargedTokenizer(const UnaryInfo& info, const char* field) {
+  Engine& engine = info.services.engine;
+  if (absl::Status status = engine.ChargeRequest(info.tenant); !status.ok()) return status;
+  const Tokenizer* tokenizer = engine.model().tokenizer;
+  if (tokenizer == nullptr || !tokenizer->has_text()) return NoTokenizer(field);
+  return tokenizer;
 }
 
-void HandleDetokenize(ServiceContext& services, const UnaryInfo& info,
-                      const v1::DetokenizeRequest& message,
-                      UnaryDone<v1::DetokenizeResponse> done) {
-  if (absl::Status status = services.engine.ChargeRequest(info.tenant); !status.ok()) {
-    return done(status);
-  }
-  const RequestLimits limits = RequestLimits::Of(services.engine);
-  if (!limits.has_text()) {
-    return done(absl::FailedPreconditionError("token_ids: this model has no tokenizer"));
-  }
-  absl::StatusOr<std::vector<int32_t>> ids =
-      ToTokenIds(message.token_ids(), "token_ids", limits.vocab_size);
-  if (!ids.ok()) return done(ids.status());
-  // Not Tokenizer::Decode: the bytes of a token need not be UTF-8, those of a message must.
-  Detokenizer detokenizer(limits.tokenizer);
-  v1::DetokenizeResponse response;
-  for (int32_t id : *ids) response.mutable_text()->append(detokenizer.Push(id));
-  response.mutable_text()->append(detokenizer.Finish());
-  done(std::move(response));
+absl::StatusOr<v1::TokenizeResponse> HandleTokenize(const UnaryInfo& info,
+                                                    const v1::TokenizeRequest& message) {
+  const absl::StatusOr<const Tokenizer*> tokenizer = ChargedTokenizer(info, "text");
+  if (!tokenizer.ok()) return tokenizer.status();
+  absl::StatusOr<std::vector<int32_t>> tokens =
+      Encode(**tokenizer, message.text(), message.add_bos(), "text");
+  if (!tokens.ok()) return tokens.status();
+  v1::TokenizeResponse response;
+  response.mutable_token_ids()->Add(tokens->begin(), tokens->end());
+  return response;
 }
+
+absl::StatusOr<v1::DetokenizeResponse> HandleDetokenize(const UnaryInfo& info,
+                                                        const v1::DetokenizeRequest& message) {
+  const absl::StatusOr<const Tokenizer*> tokenizer = ChargedTokenizer(info, "token_ids");
+  if (!tokenizer.ok()) return tokenizer.status();
+  const std::vector<int32_t> ids = TokenIds(message.token_ids());
+  const int64_t vocab_size = info.services.engine.model().vocab_size;
+  if (absl::Status status = CheckTokenIds(ids, vocab_size, "token_ids"); !status.ok()) {
+    return status;
+  }
+  // Not Tokenizer::Decode: the bytes of a token need not be UTF-8, those of a message must.
+  Detokenizer detokenizer(*tokenizer);
+  v1::DetokenizeResponse response;
+  for (int32_t id : ids) response.mutable_text()->append(detokenizer.Push(id));
+  response.mutable_text()->append(detokenizer.Finish());
+  return response;
+}
+
+using RawInferenceService = v1::InferenceService::WithRawCallbackMethod_Generate<
+    v1::InferenceService::WithRawCallbackMethod_Chat<
+        v1::InferenceService::WithRawCallbackMethod_Score<
+            v1::InferenceService::WithRawCallbackMethod_Tokenize<
+                v1::InferenceService::WithRawCallbackMethod_Detokenize<
+                    v1::InferenceService::WithRawCallbackMethod_GetModelInfo<
+                        v1::InferenceService::Service>>>>>>;
+
+class InferenceService final : public UnaryService<RawInferenceService> {
+ public:
+  explicit InferenceService(ServiceContext& services) : UnaryService(services, Access::kAny) {}
+
+ private:
+  grpc::ServerWriteReactor<Bytes>* Generate(Context* context, const Bytes* request) override {
+    return StartGenerate(services_, context, request);
+  }
+  grpc::ServerBidiReactor<Bytes, Bytes>* Chat(Context* context) override {
+    return StartChat(services_, context);
+  }
+  Unary* Score(Context* context, const Bytes* request, Bytes* response) override {
+    return Start(Method::kScore, context, request, response, &HandleScore);
+  }
+  Unary* Tokenize(Context* context, const Bytes* request, Bytes* response) override {
+    return Start(Method::kTokenize, context, request, response, &HandleTokenize);
+  }
+  Unary* Detokenize(Context* context, const Bytes* request, Bytes* response) override {
+    return Start(Method::kDetokenize, context, request, response, &HandleDetokenize);
+  }
+  Unary* GetModelInfo(Context* context, const Bytes* request, Bytes* response) override {
+    return Start(Method::kGetModelInfo, context, request, response, &HandleModelInfo);
+  }
+};
 
 }  // namespace
 
-grpc::ServerWriteReactor<grpc::ByteBuffer>* InferenceService::Generate(
-    grpc::CallbackServerContext* context, const grpc::ByteBuffer* request) {
-  return StartGenerate(services_, context, request);
+RpcService MakeInferenceService(ServiceContext& services) {
+  return {v1::InferenceService::service_full_name(), std::make_unique<InferenceService>(services)};
 }
 
-grpc::ServerBidiReactor<grpc::ByteBuffer, grpc::ByteBuffer>* InferenceService::Chat(
-    grpc::CallbackServerContext* context) {
-  return StartChat(services_, context);
-}
-
-grpc::ServerUnaryReactor* InferenceService::Score(grpc::CallbackServerContext* context,
-                                                  const grpc::ByteBuffer* request,
-                                                  grpc::ByteBuffer* response) {
-  return new UnaryCall<v1::ScoreRequest, v1::ScoreResponse>(
-      services_, Method::kScore, context, request, response,
-      [this](const UnaryInfo& info, const v1::ScoreRequest& message, auto done) {
-        HandleScore(services_, info, message, std::move(done));
-      });
-}
-
-grpc::ServerUnaryReactor* InferenceService::Tokenize(grpc::CallbackServerContext* context,
-                                                     const grpc::ByteBuffer* request,
-                                                     grpc::ByteBuffer* response) {
-  return new UnaryCall<v1::TokenizeRequest, v1::TokenizeResponse>(
-      services_, Method::kTokenize, context, request, response,
-      [this](const UnaryInfo& info, const v1::TokenizeRequest& message, auto done) {
-        HandleTokenize(services_, info, message, std::move(done));
-      });
-}
-
-grpc::ServerUnaryReactor* InferenceService::Detokenize(grpc::CallbackServerContext* context,
-                                                       const grpc::ByteBuffer* request,
-                                                       grpc::ByteBuffer* response) {
-  return new UnaryCall<v1::DetokenizeRequest, v1::DetokenizeResponse>(
-      services_, Method::kDetokenize, context, request, response,
-      [this](const UnaryInfo& info, const v1::DetokenizeRequest& message, auto done) {
-        HandleDetokenize(services_, info, message, std::move(done));
-      });
-}
-
-grpc::ServerUnaryReactor* InferenceService::GetModelInfo(grpc::CallbackServerContext* context,
-                                                         const grpc::ByteBuffer* request,
-                                                         grpc::ByteBuffer* response) {
-  return new UnaryCall<v1::GetModelInfoRequest, v1::ModelInfo>(
-      services_, Method::kGetModelInfo, context, request, response,
-      [this](const UnaryInfo&, const v1::GetModelInfoRequest& message, auto done) {
-        done(MakeModelInfo(message, services_));
-      });
+std::vector<RpcService> ClientServices(ServiceContext& services) {
+  std::vector<RpcService> made;
+  made.push_back(MakeInferenceService(services));
+  made.push_back(MakeSessionService(services));
+  return made;
 }
 
 }  // namespace ovq

@@ -55,30 +55,6 @@ LogLevel LevelOf(absl::StatusCode code, bool draining) {
   }
 }
 
-std::string WithoutValues(std::string_view message) {
-  constexpr std::string_view kSession = "session ", kNotFound = ": not found";
-  if (message.starts_with(kSession) && message.ends_with(kNotFound)) {
-    std::string_view id = message.substr(kSession.size());
-    id.remove_suffix(kNotFound.size());
-    return IsSessionId(id) ? std::string(message) : "session_id: not found, and no session's id";
-  }
-  // The last is the tokenizer library's own explanation, which may tell of the text.
-  for (std::string_view end : {", got ", " cannot be encoded: "}) {
-    const size_t at = message.find(end);
-    if (at == std::string_view::npos) continue;
-    message = message.substr(0, end[0] == ',' ? at : at + end.size() - 2);
-  }
-  std::string result(message);
-  for (std::string_view before : {"token id ", "logit_bias["}) {
-    for (size_t at = result.find(before); at != std::string::npos; at = result.find(before, at)) {
-      at += before.size();
-      const size_t end = std::min(result.find_first_not_of("-0123456789", at), result.size());
-      if (end > at) result.replace(at, end - at, "...");
-    }
-  }
-  return result;
-}
-
 double Milliseconds(absl::Duration time) {
   return std::round(absl::ToDoubleMicroseconds(time)) / 1000;
 }

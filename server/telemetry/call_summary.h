@@ -44,10 +44,6 @@ struct CallSummary {
 // A fault of the server is a warning; all else, a caller's mistake included, is information.
 LogLevel LevelOf(absl::StatusCode code, bool draining);
 
-// An error's message without what it quotes of the request: "..., expected X, got Y" loses Y, and
-// token ids become dots.
-std::string WithoutValues(std::string_view message);
-
 double Milliseconds(absl::Duration time);  // to the microsecond
 
 }  // namespace ovq

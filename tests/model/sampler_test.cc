@@ -233,28 +233,5 @@ TEST_P(SamplerTest, TopLogprobsAgreeWithAFullSort) {
   }
 }
 
-TEST(SamplingParams, ValidateNamesFieldAndRange) {
-  EXPECT_TRUE(SamplingParams().Validate(10).ok());
-  const auto expect = [](SamplingParams params, const std::string& text) {
-    const absl::Status status = params.Validate(10);
-    EXPECT_EQ(status.code(), absl::StatusCode::kInvalidArgument);
-    EXPECT_THAT(std::string(status.message()), HasSubstr(text));
-  };
-  expect({.temperature = -1}, "temperature: expected a number in [0, 100], got -1");
-  expect({.temperature = kNaN}, "temperature: ");
-  expect({.top_k = -1}, "top_k: expected 0 (off) or a positive integer, got -1");
-  expect({.top_p = 0}, "top_p: expected a number in (0, 1], got 0");
-  expect({.top_p = 1.5f}, "top_p: ");
-  expect({.min_p = -0.1f}, "min_p: expected a number in [0, 1]");
-  expect({.typical_p = 0}, "typical_p: expected a number in (0, 1]");
-  expect({.repetition_penalty = 0}, "repetition_penalty: expected a number in (0, 100]");
-  expect({.repetition_penalty = kInfinity}, "repetition_penalty: ");
-  expect({.presence_penalty = 3}, "presence_penalty: expected a number in [-2, 2]");
-  expect({.frequency_penalty = -3}, "frequency_penalty: expected a number in [-2, 2]");
-  expect({.logit_bias = {{10, 1.0f}}}, "logit_bias: token id 10 is outside the vocabulary of 10");
-  expect({.logit_bias = {{-1, 1.0f}}}, "logit_bias: token id -1");
-  expect({.logit_bias = {{3, 101.0f}}}, "logit_bias[3]: expected a number in [-100, 100]");
-}
-
 }  // namespace
 }  // namespace ovq::test

@@ -303,6 +303,7 @@ class PythonClient(WithServer):
             list(self.client.generate("bad"))
         self.assertEqual(caught.exception.code, grpc.StatusCode.INVALID_ARGUMENT)
         self.assertEqual(caught.exception.message, "temperature: expected [0, 100]")
+        self.assertIsNone(caught.exception.info)
         with self.assertRaises(OvqError) as caught:
             self.client.get_session("none")
         self.assertEqual(caught.exception.code, grpc.StatusCode.NOT_FOUND)

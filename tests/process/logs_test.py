@@ -220,6 +220,8 @@ class JsonLog(unittest.TestCase):
             with Client(server.address, metadata=(header,)) as client:
                 with self.assertRaises(OvqError) as caught:
                     list(client.generate("", max_tokens=1))
+                self.assertEqual(caught.exception.info.field, "prompt")
+                self.assertEqual(client.model_info().limits.max_completions, 64)
             chat = subprocess.run([CHAT, "--server", server.address, "--session", "0" * 32],
                                   input="hi\n", capture_output=True, text=True, timeout=60)
             self.assertEqual(chat.returncode, 1, chat.stderr)

@@ -53,7 +53,8 @@ TestServer::TestServer(TestServerOptions options)
   ListenOptions listen;
   listen.address = "127.0.0.1:0";
   listen.max_message_bytes = options.max_message_bytes;
-  absl::StatusOr<std::unique_ptr<GrpcServer>> server = GrpcServer::Start(listen, *services_);
+  absl::StatusOr<std::unique_ptr<GrpcServer>> server = 
+      GrpcServer::Start(listen, ClientServices(*services_));
   EXPECT_TRUE(server.ok()) << server.status();
   server_ = *std::move(server);
   channel_ = NewChannel();

@@ -10,12 +10,14 @@
 
 from ovq_client.client import Chat, Client, OvqError
 from ovq_client.types import (
+    ErrorInfo,
     Event,
     Finished,
     FinishReason,
     ModelInfo,
     Options,
     Prompt,
+    RequestLimits,
     Score,
     Session,
     Started,
@@ -28,6 +30,7 @@ from ovq_client.types import (
 __all__ = [
     "Chat",
     "Client",
+    "ErrorInfo",
     "Event",
     "FinishReason",
     "Finished",
@@ -35,6 +38,7 @@ __all__ = [
     "Options",
     "OvqError",
     "Prompt",
+    "RequestLimits",
     "Score",
     "Session",
     "Started",

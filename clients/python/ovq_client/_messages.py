@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from google.protobuf import (
+    any_pb2,
     descriptor_pb2,
     descriptor_pool,
     duration_pb2,
@@ -65,7 +66,7 @@ def _class_of(descriptor: Any) -> Any:
 
 # A pool of its own: a program may have generated modules of the same proto in the default one.
 _POOL = descriptor_pool.DescriptorPool()
-for _imported in (duration_pb2, timestamp_pb2):
+for _imported in (any_pb2, duration_pb2, timestamp_pb2):
     _POOL.AddSerializedFile(_imported.DESCRIPTOR.serialized_pb)
 for _file in _descriptor_set().file:
     _POOL.AddSerializedFile(_file.SerializeToString())

@@ -11,6 +11,7 @@ import grpc
 
 from ovq_client._messages import MESSAGES, Duration, Stub
 from ovq_client.types import (
+    ErrorInfo,
     Event,
     Finished,
     ModelInfo,
@@ -34,14 +35,22 @@ _OPTION_MESSAGES = {"sampling": "SamplingParams", "stop": "StopConditions", "out
 class OvqError(Exception):
     """A call failed: `code` is the gRPC status code, `message` the server's explanation.
 
-    `request_id` names the call in the server's log; None where no server answered.
+    `request_id` names the call in the server's log; None where no server answered. `info` has what
+    a program may go by, None where there is nothing.
     """
 
-    def __init__(self, code: grpc.StatusCode, message: str, request_id: str | None = None):
+    def __init__(
+        self,
+        code: grpc.StatusCode,
+        message: str,
+        request_id: str | None = None,
+        info: ErrorInfo | None = None,
+    ):
         super().__init__(f"{code.name}: {message}")
         self.code = code
         self.message = message
         self.request_id = request_id
+        self.info = info
 
 
 @contextlib.contextmanager
@@ -49,8 +58,17 @@ def _ovq_errors() -> Iterator[None]:
     try:
         yield
     except grpc.RpcError as error:
-        request_id = dict(error.trailing_metadata() or ()).get("x-request-id")
-        raise OvqError(error.code(), error.details(), request_id) from error
+        metadata = dict(error.trailing_metadata() or ())
+        info = _error_info(metadata.get("grpc-status-details-bin"))
+        raise OvqError(error.code(), error.details(), metadata.get("x-request-id"), info) from error
+
+
+def _error_info(details: bytes | None) -> ErrorInfo | None:
+    message = MESSAGES["ErrorInfo"]()
+    for detail in MESSAGES["ErrorStatus"].FromString(details or b"").details:
+        if detail.Unpack(message):
+            return from_message(ErrorInfo, message)
+    return None
 
 
 def _prompt(prompt: Prompt | None) -> Any:

@@ -114,6 +114,28 @@ class StateSize:
 
 
 @dataclass(frozen=True)
+class RequestLimits:
+    max_completions: int
+    max_stop_strings: int
+    max_stop_string_bytes: int
+    max_top_logprobs: int
+    min_centroids: int
+    max_ttl: float | None
+    max_page_size: int
+
+
+@dataclass(frozen=True)
+class ErrorInfo:
+    """What an error tells beside its words: the field of a bad value, the reason of a refusal."""
+
+    field: str
+    reason: str
+    bytes_needed: int | None
+    bytes_free: int | None
+    retry_after: float | None
+
+
+@dataclass(frozen=True)
 class ModelInfo:
     name: str
     fingerprint: str
@@ -135,6 +157,7 @@ class ModelInfo:
     max_sessions: int
     max_prompt_tokens: int
     server_version: str
+    limits: RequestLimits
 
 
 @dataclass(frozen=True)
@@ -154,7 +177,7 @@ class Session:
 
 
 _T = TypeVar("_T")
-_NESTED = {"TopLogprobs": TopLogprobs, "Usage": Usage, "StateSize": StateSize}
+_NESTED = {cls.__name__: cls for cls in (TopLogprobs, Usage, StateSize, RequestLimits)}
 
 
 def from_message(cls: type[_T], message: Any) -> _T:

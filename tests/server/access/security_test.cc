@@ -5,7 +5,7 @@
 
 #include "absl/strings/str_cat.h"
 #include "ovq/v1/admin.grpc.pb.h"
-#include "server/rpc/admin_service.h"
+#include "server/rpc/services.h"
 #include "tests/server/server_test_util.h"
 
 namespace ovq::test {
@@ -182,7 +182,7 @@ class Admin : public testing::Test {
     ListenOptions options;
     options.address = "127.0.0.1:0";
     options.flag = "--admin-listen";
-    auto admin = AdminServer::Start(options, server.services(), [this] { ++drains_; });
+    auto admin = GrpcServer::Start(options, AdminServices(server.services(), [this] { ++drains_; }));
     ASSERT_TRUE(admin.ok()) << admin.status();
     admin_ = *std::move(admin);
     stub_ = v1::AdminService::NewStub(grpc::CreateChannel(
@@ -199,7 +199,7 @@ class Admin : public testing::Test {
 
   using Stub = v1::AdminService::Stub;
   std::atomic<int> drains_{0};
-  std::unique_ptr<AdminServer> admin_;
+  std::unique_ptr<GrpcServer> admin_;
   std::unique_ptr<v1::AdminService::Stub> stub_;
 };
 

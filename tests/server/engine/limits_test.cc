@@ -5,6 +5,7 @@
 #include <atomic>
 
 #include "absl/time/clock.h"
+#include "server/engine/error_facts.h"
 #include "tests/server/engine/fake_model.h"
 
 namespace ovq::test {
@@ -165,6 +166,7 @@ TEST(Queue, FullIsRefusedAndCounted) {
   const absl::Status status = engine->Submit(Request({1}, 3), std::make_shared<TokenStream>());
   EXPECT_EQ(status.code(), absl::StatusCode::kResourceExhausted);
   EXPECT_THAT(std::string(status.message()), HasSubstr("queue"));
+  EXPECT_EQ(FactsOf(status), (ErrorFacts{.reason = RejectReason::kQueueFull}));
   // A turn of an admitted session does not wait behind them.
   GenerateRequest turn = Request({1}, 3);
   turn.session_id = id;
@@ -216,6 +218,9 @@ TEST(Memory, WhatCanNeverFitIsRefusedAtOnce) {
   EXPECT_THAT(std::string(status.message()), HasSubstr("20000 in all"));
   const size_t needed = engine.model().layout().bytes_at(3005, kDefaultSlotCap);
   EXPECT_THAT(std::string(status.message()), HasSubstr(std::to_string(needed)));
+  EXPECT_EQ(FactsOf(status), (ErrorFacts{.reason = RejectReason::kStateMemory,
+                                         .bytes_needed = needed,
+                                         .bytes_free = 20000}));
   GenerateRequest many = Request({1}, 2);
   many.n = 5;
   EXPECT_EQ(engine->Submit(many, std::make_shared<TokenStream>()).code(),

@@ -52,7 +52,7 @@ TEST(Quota, SessionsAndBytesAreExact) {
   ASSERT_TRUE(sessions);
   EXPECT_EQ(sessions->reason, RejectReason::kTenantSessions);
   EXPECT_EQ(sessions->status.message(), "tenant a: sessions: 2 more on top of 2, the limit is 3");
-  EXPECT_FALSE(RetryAfter(sessions->status));  // no time is known
+  EXPECT_FALSE(FactsOf(sessions->status).retry_after);  // no time is known
   const auto bytes = Try(*quotas, {.sessions = 1, .bytes = 401});
   ASSERT_TRUE(bytes);
   EXPECT_EQ(bytes->reason, RejectReason::kTenantBytes);
@@ -77,7 +77,7 @@ TEST(Quota, RequestsRefillWithTime) {
   ASSERT_TRUE(refused);
   EXPECT_EQ(refused->reason, RejectReason::kTenantRequests);
   EXPECT_EQ(refused->status.message(), "tenant a: requests_per_second: the limit is 4");
-  EXPECT_EQ(RetryAfter(refused->status), absl::Milliseconds(250));
+  EXPECT_EQ(FactsOf(refused->status).retry_after, absl::Milliseconds(250));
   clock.Advance(std::chrono::milliseconds(249));
   EXPECT_FALSE(Admits(*quotas, {}));
   clock.Advance(std::chrono::milliseconds(1));
@@ -93,7 +93,7 @@ TEST(Quota, RateBelowOneStillLetsOneIn) {
   auto quotas = std::make_shared<TenantQuotas>(clock.clock());
   quotas->SetLimits({{"a", {.requests_per_second = 0.5}}});
   EXPECT_TRUE(Admits(*quotas, {}));
-  EXPECT_EQ(RetryAfter(Try(*quotas, {})->status), absl::Seconds(2));
+  EXPECT_EQ(FactsOf(Try(*quotas, {})->status).retry_after, absl::Seconds(2));
 }
 
 TEST(Quota, TokensMakeADebtThatIsWaitedOff) {
@@ -106,7 +106,7 @@ TEST(Quota, TokensMakeADebtThatIsWaitedOff) {
   const auto refused = Try(*quotas, {.prompt_tokens = 1});
   ASSERT_TRUE(refused);
   EXPECT_EQ(refused->reason, RejectReason::kTenantTokens);
-  EXPECT_EQ(RetryAfter(refused->status), absl::Seconds(2));
+  EXPECT_EQ(FactsOf(refused->status).retry_after, absl::Seconds(2));
   clock.Advance(std::chrono::milliseconds(1999));
   EXPECT_FALSE(Admits(*quotas, {.prompt_tokens = 1}));
   clock.Advance(std::chrono::milliseconds(1));
@@ -232,7 +232,7 @@ TEST(EngineQuota, TokensOfPromptsAndAnswersAreCharged) {
   const absl::Status refused =
       engine->Submit(RequestOf("a", 1, 1), std::make_shared<TokenStream>());
   EXPECT_THAT(std::string(refused.message()), HasSubstr("tokens_per_second"));
-  EXPECT_EQ(RetryAfter(refused), absl::Milliseconds(160));
+  EXPECT_EQ(FactsOf(refused).retry_after, absl::Milliseconds(160));
 }
 
 TEST(EngineQuota, WorkBesideTheEngineCountsAsARequest) {

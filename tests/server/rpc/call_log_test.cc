@@ -174,6 +174,7 @@ TEST(CallLines, ErrorsSayWhatWasExpectedAndNotWhatCame) {
     const Json line = Lines(server).back();
     ExpectIds(context, line);
     EXPECT_EQ(line["code"], "NOT_FOUND");
+    EXPECT_EQ(line["error"], "session_id: not found, and no session's id");
     EXPECT_FALSE(line.contains("session_id"));
   }
   {

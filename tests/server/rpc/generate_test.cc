@@ -162,15 +162,42 @@ TEST(Generate, BadInputsNameTheCulprit) {
   EXPECT_THAT(Generate(server.inference(), TextRequest("abc", 4)).status, Succeeds());
 }
 
-TEST(Generate, UnknownFieldsAreRefused) {
+google::protobuf::UnknownFieldSet& Unknown(google::protobuf::Message& message) {
+  return *message.GetReflection()->MutableUnknownFields(&message);
+}
+
+TEST(Generate, UnknownFieldsAreSkipped) {
   TestServer server;
   v1::GenerateRequest request = TextRequest("abc", 4);
-  request.sampling()
-      .GetReflection()
-      ->MutableUnknownFields(request.mutable_sampling())
-      ->AddVarint(99, 1);
+  const Collected expected = Generate(server.inference(), request);
+  Unknown(*request.mutable_sampling()).AddVarint(99, 1);
+  Unknown(request).AddLengthDelimited(98, std::string(1000, '\xff'));
+  Unknown(request).AddGroup(97)->AddFixed64(1, 2);
+  const Collected result = Generate(server.inference(), request);
+  EXPECT_THAT(result.status, Succeeds());
+  EXPECT_EQ(result.tokens, expected.tokens);
+}
+
+// Wherever they are, and together: each would take many times its bytes once parsed.
+TEST(Generate, TooManyUnknownFieldsAreRefused) {
+  TestServer server;
+  v1::GenerateRequest request = TextRequest("abc", 4);
+  for (int i = 0; i < 20'000; ++i) {  // of two bytes each
+    Unknown(*request.mutable_sampling()).AddVarint(15, 1);
+    Unknown(*request.mutable_prompt()).AddGroup(15);
+  }
   EXPECT_THAT(Generate(server.inference(), request).status,
-              Fails(grpc::StatusCode::UNIMPLEMENTED, "ovq.v1.SamplingParams: field 99"));
+              Fails(grpc::StatusCode::INVALID_ARGUMENT,
+                    "ovq.v1.GenerateRequest: expected at most 65536 bytes of fields that this "
+                    "server does not know, got 80000"));
+  // A known field written as another type is none of the message's fields either.
+  v1::GenerateRequest mistyped = TextRequest("abc", 4);
+  Unknown(mistyped).AddLengthDelimited(6, std::string(70'000, 'x'));  // max_centroids
+  EXPECT_THAT(Generate(server.inference(), mistyped).status,
+              Fails(grpc::StatusCode::INVALID_ARGUMENT, "at most 65536 bytes"));
+  // What is known may be large.
+  EXPECT_THAT(Generate(server.inference(), TextRequest(std::string(70'000, 'a'), 1)).status,
+              Succeeds());
 }
 
 // Bytes that a generated client would not send.
@@ -184,7 +211,49 @@ TEST(Generate, BrokenBytesAreInvalidArguments) {
                                               "ovq.v1.TokenizeRequest.text: expected UTF-8"));
   EXPECT_THAT(send("\x0a\x7f"),
               Fails(grpc::StatusCode::INVALID_ARGUMENT, "not a ovq.v1.TokenizeRequest"));
+  EXPECT_THAT(send("\x0b"),
+              Fails(grpc::StatusCode::INVALID_ARGUMENT, "not a ovq.v1.TokenizeRequest"));
   EXPECT_THAT(send("\x0a\x01\x61"), Succeeds());
+  // Deep inside, in a list.
+  v1::GenerateRequest request = TextRequest("abc", 4);
+  std::string answer, bytes = request.SerializeAsString();
+  bytes += "\x22\x06\x12\x01x\x12\x01\xff";
+  EXPECT_THAT(RawCall(server.channel(), "/ovq.v1.InferenceService/Generate", bytes, answer),
+              Fails(grpc::StatusCode::INVALID_ARGUMENT,
+                    "ovq.v1.StopConditions.stop_strings: expected UTF-8"));
+}
+
+v1::ErrorInfo InfoOf(const grpc::Status& status) {
+  v1::ErrorStatus details;
+  EXPECT_TRUE(details.ParseFromString(status.error_details()));
+  EXPECT_EQ(details.code(), status.error_code());
+  EXPECT_EQ(details.message(), status.error_message());
+  v1::ErrorInfo info;
+  EXPECT_EQ(details.details_size(), 1);
+  EXPECT_TRUE(details.details_size() == 1 && details.details(0).UnpackTo(&info));
+  return info;
+}
+
+TEST(Generate, ErrorsCarryTheirFacts) {
+  EngineOptions engine;
+  engine.state_memory_bytes = 20'000;
+  TestServer server({.engine = engine});
+  v1::GenerateRequest request = TextRequest("abc", 4);
+  request.mutable_sampling()->set_top_p(2);
+  const grpc::Status bad = Generate(server.inference(), request).status;
+  EXPECT_EQ(InfoOf(bad).field(), "sampling.top_p");
+  EXPECT_EQ(InfoOf(bad).reason(), "");
+  const grpc::Status large =
+      Generate(server.inference(), TextRequest(std::string(3000, 'a'), 5)).status;
+  EXPECT_EQ(large.error_code(), grpc::StatusCode::RESOURCE_EXHAUSTED);
+  const v1::ErrorInfo info = InfoOf(large);
+  EXPECT_EQ(info.reason(), "state_memory");
+  EXPECT_EQ(info.bytes_needed(), server.model().layout().bytes_at(3005, kDefaultSlotCap));
+  EXPECT_EQ(info.bytes_free(), 20'000u);
+  EXPECT_FALSE(info.has_retry_after());
+  request = TextRequest("abc", 4);
+  request.set_session_id("feed");
+  EXPECT_EQ(Generate(server.inference(), request).status.error_details(), "") << "no facts";
 }
 
 TEST(Generate, TenMegabytePromptIsRefusedByItsLimit) {

@@ -105,6 +105,13 @@ TEST(Unary, ModelInfo) {
   EXPECT_LE(info.state_sizes(2).state_bytes(), info.state_bytes_cap());
   EXPECT_EQ(info.state_sizes(2).full_kv_cache_bytes(), 1048576000u);
   EXPECT_TRUE(info.has_tokenizer());
+  EXPECT_EQ(info.limits().max_completions(), 64u);
+  EXPECT_EQ(info.limits().max_stop_strings(), 16u);
+  EXPECT_EQ(info.limits().max_stop_string_bytes(), 1024u);
+  EXPECT_EQ(info.limits().max_top_logprobs(), 1024u);
+  EXPECT_EQ(info.limits().min_centroids(), 2u);
+  EXPECT_EQ(info.limits().max_ttl().seconds(), 366 * 86400);
+  EXPECT_EQ(info.limits().max_page_size(), 1000u);
   request.add_positions(uint64_t{1} << 63);
   EXPECT_THAT(Call(server.inference(), &Inference::GetModelInfo, request, info),
               Fails(kInvalid, "positions[0]: "));

@@ -8,28 +8,6 @@
 namespace ovq {
 namespace {
 
-TEST(CallSummary, MessagesLoseWhatTheyQuote) {
-  for (const auto& [message, left] :
-       {std::pair("prompt.token_ids.ids[3]: expected a token id below 258, got 987654",
-                  "prompt.token_ids.ids[3]: expected a token id below 258"),
-        std::pair("stop_token_ids[0]: token id 987654 is outside the vocabulary of 258",
-                  "stop_token_ids[0]: token id ... is outside the vocabulary of 258"),
-        std::pair("sampling.logit_bias[65]: expected [-100, 100], got 1e9",
-                  "sampling.logit_bias[...]: expected [-100, 100]"),
-        std::pair("logit_bias: token id -7 is outside; token id 8",
-                  "logit_bias: token id ... is outside; token id ..."),
-        std::pair("text cannot be encoded: INTERNAL: secret", "text cannot be encoded"),
-        std::pair("prompt: expected at least one token, got none",
-                  "prompt: expected at least one token"),
-        std::pair("session 0123456789abcdef0123456789abcdef: not found",
-                  "session 0123456789abcdef0123456789abcdef: not found"),
-        std::pair("session my secret: not found: not found",
-                  "session_id: not found, and no session's id"),
-        std::pair("the server is draining", "the server is draining"), std::pair("", "")}) {
-    EXPECT_EQ(WithoutValues(message), left);
-  }
-}
-
 TEST(CallSummary, OnlySessionIdsAreSessions) {
   CallSummary summary;
   summary.SetSession("0123456789abcdef0123456789abcdef");

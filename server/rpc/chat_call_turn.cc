@@ -2,8 +2,9 @@
 #include <utility>
 
 #include "absl/time/clock.h"
-#include "server/rpc/grpc_codec.h"
-#include "server/rpc/inference_service_chat_call.h"
+#include "server/engine/validate.h"
+#include "server/rpc/chat_call.h"
+#include "server/rpc/convert.h"
 
 namespace ovq {
 
@@ -17,9 +18,8 @@ void ChatCall::BeginTurn(const v1::ChatTurn& turn) {
   if (turn.has_stop()) stop_ = turn.stop();
   if (turn.has_output()) output_ = turn.output();
   stream_ = std::make_shared<TokenStream>();
-  services_.blocking.Run([self = shared_from_this(), turn, stream = stream_] {
-    absl::Status status = self->SubmitTurn(turn, stream);
-    self->strand_.Post(self, [self, status] { self->TurnSubmitted(status); });
+  OnBlockingThread([this, turn, stream = stream_] {
+    OnStrand([this, status = SubmitTurn(turn, stream)] { TurnSubmitted(status); });
   });
   Read();
 }
@@ -29,30 +29,21 @@ absl::Status ChatCall::SubmitTurn(const v1::ChatTurn& turn,
                                   const std::shared_ptr<TokenStream>& stream) {
   // A conversation may outlast its token.
   if (absl::Status status = services_.auth.Recheck(caller_); !status.ok()) return status;
-  const RequestLimits limits = RequestLimits::Of(services_.engine);
   GenerateRequest request;
+  request.field_prefix = "turn.";
   request.session_id = session_id_;
   request.tenant = caller_.tenant;
   request.arrival = absl::Now();
   request.deadline = record_.deadline();
-  for (const absl::Status& status :
-       {SetSampling(sampling_, "turn.", limits, request), SetStop(stop_, "turn.", limits, request),
-        SetOutput(output_, "turn.", limits, request)}) {
-    if (!status.ok()) return status;
-  }
-  const bool at_start = position_ == 0;
-  absl::StatusOr<std::vector<int32_t>> prompt =
-      PromptTokens(turn.prompt(), "turn.", at_start, limits);
+  SetSampling(sampling_, request);
+  SetOutput(output_, request);
+  if (absl::Status status = SetStop(stop_, request); !status.ok()) return status;
+  absl::StatusOr<std::vector<int32_t>> prompt = PromptTokens(
+      turn.prompt(), request.field_prefix, /*at_start=*/position_ == 0, services_.engine);
   if (!prompt.ok()) return prompt.status();
+  if (turn.more() && prompt->empty()) return EmptyPrompt(request.field_prefix);
+  if (turn.more()) request.stop.max_tokens = request.stop.min_tokens = 0;
   request.prompt = *std::move(prompt);
-  if (at_start || turn.more()) {
-    if (absl::Status status = CheckNotEmpty(request.prompt, "turn."); !status.ok()) return status;
-  }
-  if (turn.more()) {
-    request.stop = StopConditions{};
-    request.stop.max_tokens = 0;
-    request.output = OutputOptions{};
-  }
   return services_.engine.Submit(std::move(request), stream);
 }
 
@@ -60,11 +51,7 @@ void ChatCall::TurnSubmitted(const absl::Status& status) {
   if (phase_ == Phase::kEnding) return;
   if (!status.ok()) return End(status);
   submitted_ = true;
-  // Runs on the engine's thread: all it does is to wake a writer.
-  stream_->SetListener([weak = weak_from_this()] {
-    std::shared_ptr<ChatCall> self = weak.lock();
-    if (self != nullptr) self->strand_.Post(self, [self] { self->Pump(); });
-  });
+  Listen(*stream_);
 }
 
 void ChatCall::HandleEvent(const StreamEvent& event) {

@@ -1,16 +1,15 @@
-// State machine of one Chat stream.
+// The Chat call: one bidirectional stream is one live conversation.
 #pragma once
 
 #include <grpcpp/grpcpp.h>
 
-#include <deque>
 #include <memory>
 #include <optional>
 #include <string>
 
 #include "ovq/v1/inference.pb.h"
-#include "server/rpc/convert.h"
 #include "server/rpc/grpc_context.h"
+#include "server/rpc/stream_call.h"
 
 namespace ovq {
 
@@ -18,15 +17,15 @@ namespace ovq {
 //
 // Reactions and engine callbacks only queue work on the strand; what may block (tokenizing, waiting
 // for the engine) runs on the blocking threads and comes back to the strand.
-class ChatCall final : public grpc::ServerBidiReactor<grpc::ByteBuffer, grpc::ByteBuffer>,
-                       public std::enable_shared_from_this<ChatCall>,
-                       public DrainListener {
+class ChatCall final
+    : public StreamCall<grpc::ServerBidiReactor<grpc::ByteBuffer, grpc::ByteBuffer>,
+                        v1::ChatResponse>,
+      public DrainListener {
  public:
   ChatCall(ServiceContext& services, grpc::CallbackServerContext* context);
   void Start();
 
   void OnReadDone(bool ok) override;
-  void OnWriteDone(bool ok) override;
   void OnCancel() override;
   void OnDone() override;
   void OnDrain() override;
@@ -54,18 +53,7 @@ class ChatCall final : public grpc::ServerBidiReactor<grpc::ByteBuffer, grpc::By
   void EndTurn(const absl::Status& status);  // for the log
 
   void End(absl::Status status);
-  void Send(v1::ChatResponse response);
-  void Pump();  // writes what waits; ends the call when all is done
-  void WriteNext();
-
-  template <class Work>
-  void RunBlocking(Work work);
-
-  ServiceContext& services_;
-  grpc::CallbackServerContext* const context_;
-  CallRecord record_;
-  std::shared_ptr<ChatCall> self_;  // until OnDone
-  Strand strand_;
+  bool Advance() override;
 
   Phase phase_ = Phase::kUnopened;
   bool half_closed_ = false;
@@ -74,12 +62,7 @@ class ChatCall final : public grpc::ServerBidiReactor<grpc::ByteBuffer, grpc::By
 
   grpc::ByteBuffer in_;
   bool reading_ = false;
-  std::deque<v1::ChatResponse> out_;
-  grpc::ByteBuffer out_bytes_;  // the message being written
-  bool writing_ = false;
-  bool cancelled_ = false;
   bool cleaned_up_ = false;  // phase kEnding: nothing is left to do but to finish
-  bool finished_ = false;
 
   Caller caller_;
   std::string session_id_;
@@ -99,5 +82,9 @@ class ChatCall final : public grpc::ServerBidiReactor<grpc::ByteBuffer, grpc::By
   std::optional<v1::ChatTurn> held_;  // came while a part was being absorbed
   std::optional<TurnRecord> turn_;    // from its first part to its Finished, or the call's end
 };
+
+// The reactor ends by itself.
+grpc::ServerBidiReactor<grpc::ByteBuffer, grpc::ByteBuffer>* StartChat(
+    ServiceContext& services, grpc::CallbackServerContext* context);
 
 }  // namespace ovq

@@ -1,23 +1,21 @@
-#include "server/rpc/inference_service_chat.h"
+#include "server/rpc/chat_call.h"
 
 #include <utility>
 
-#include "server/rpc/grpc_codec.h"
-#include "server/rpc/inference_service_chat_call.h"
+#include "server/engine/error_facts.h"
+#include "server/engine/validate.h"
+#include "server/rpc/convert.h"
 #include "server/rpc/session_key.h"
 
 namespace ovq {
 
 ChatCall::ChatCall(ServiceContext& services, grpc::CallbackServerContext* context)
-    : services_(services),
-      context_(context),
-      record_(services, Method::kChat, context),
-      strand_(services.writers) {
+    : StreamCall(services, Method::kChat, context) {
   record_.summary().turns = 0;
 }
 
 void ChatCall::Start() {
-  self_ = shared_from_this();
+  KeepUntilDone();
   services_.AddDrainListener(this);
   strand_.Dispatch([this] {
     // Before any message: nobody unknown holds a stream open.
@@ -40,37 +38,23 @@ void ChatCall::OnReadDone(bool ok) {
   });
 }
 
-void ChatCall::OnWriteDone(bool ok) {
-  strand_.Dispatch([this, ok] {
-    writing_ = false;
-    if (!ok) out_.clear();
-    Pump();
-  });
-}
-
 void ChatCall::OnCancel() {
   strand_.Dispatch([this] {
-    cancelled_ = true;
-    out_.clear();
+    client_gone_ = true;
     End(absl::CancelledError("cancelled by the client"));
   });
 }
 
 void ChatCall::OnDone() {
   services_.RemoveDrainListener(this);
-  self_.reset();
+  StreamCall::OnDone();
 }
 
 void ChatCall::OnDrain() {
-  strand_.Post(self_, [this] {
+  OnStrand([this] {
     draining_ = true;
     if (phase_ == Phase::kIdle || phase_ == Phase::kUnopened) End(services_.CheckServing());
   });
-}
-
-template <class Work>
-void ChatCall::RunBlocking(Work work) {
-  services_.blocking.Run([self = shared_from_this(), work = std::move(work)] { work(); });
 }
 
 void ChatCall::Read() {
@@ -130,40 +114,30 @@ void ChatCall::Open(const v1::ChatOpen& open) {
     if (absl::Status status = StartNewSession(open); !status.ok()) Opened(status);
     return;
   }
-  if (open.session_id().empty()) {
-    return Opened(absl::InvalidArgumentError("open.session_id: expected an id, got none"));
+  if (absl::Status status = CheckSessionId(open.session_id(), "open."); !status.ok()) {
+    return Opened(status);
   }
   if (open.has_max_centroids() || open.has_ttl()) {
-    return Opened(absl::InvalidArgumentError(
-        "open: expected max_centroids and ttl only for a new session, got them with session_id"));
+    return Opened(
+        BadField("open", "max_centroids and ttl only for a new session", "them with session_id"));
   }
-  RunBlocking([this, id = open.session_id()] {
+  OnBlockingThread([this, id = open.session_id()] {
     absl::StatusOr<SessionInfo> session = services_.engine.GetSession(id, caller_.tenant);
-    strand_.Post(shared_from_this(), [this, session = std::move(session)] { Opened(session); });
+    OnStrand([this, session = std::move(session)] { Opened(session); });
   });
 }
 
 absl::Status ChatCall::StartNewSession(const v1::ChatOpen& open) {
   absl::StatusOr<std::string> key = SessionKeyOf(*context_);
   if (!key.ok()) return key.status();
-  SessionOptions options;
+  SessionOptions options = ToSessionOptions(open);
+  options.field_prefix = "open.";
   options.tenant = caller_.tenant;
   options.key = *std::move(key);
   options.deadline = record_.deadline();
-  if (open.has_max_centroids()) {
-    absl::StatusOr<int32_t> cap =
-        ToSlotCap(open.max_centroids(), "open.", RequestLimits::Of(services_.engine));
-    if (!cap.ok()) return cap.status();
-    options.slot_cap = *cap;
-  }
-  if (open.has_ttl()) {
-    absl::StatusOr<absl::Duration> ttl = ToTtl(open.ttl(), "open.");
-    if (!ttl.ok()) return ttl.status();
-    options.ttl = *ttl;
-  }
   services_.engine.CreateSession(
-      std::move(options), [self = shared_from_this()](absl::StatusOr<SessionInfo> session) {
-        self->strand_.Post(self, [self, session = std::move(session)] { self->Opened(session); });
+      std::move(options), [self = shared_from_this(), this](absl::StatusOr<SessionInfo> session) {
+        OnStrand([this, session = std::move(session)] { Opened(session); });
       });
   return absl::OkStatus();
 }
@@ -184,9 +158,8 @@ void ChatCall::Opened(absl::StatusOr<SessionInfo> session) {
   phase_ = Phase::kIdle;
   if (!session.ok()) return End(session.status());
   if (draining_) return End(services_.CheckServing());
-  v1::ChatResponse response;
-  Fill(*session, *response.mutable_opened()->mutable_session());
-  Send(std::move(response));
+  Fill(*session, *out_.emplace_back().mutable_opened()->mutable_session());
+  Pump();
   Read();
 }
 
@@ -201,46 +174,30 @@ void ChatCall::End(absl::Status status) {
     cleaned_up_ = true;
     return Pump();
   }
-  RunBlocking([this] {
+  OnBlockingThread([this] {
     // NotFound if it expired or was deleted by another call: as well.
     (void)services_.engine.DeleteSession(session_id_, caller_.tenant);
-    strand_.Post(shared_from_this(), [this] {
+    OnStrand([this] {
       cleaned_up_ = true;
       Pump();
     });
   });
 }
 
-void ChatCall::Send(v1::ChatResponse response) {
-  if (!cancelled_) out_.push_back(std::move(response));
-  Pump();
-}
-
-void ChatCall::Pump() {
-  while (!writing_ && !finished_) {
-    if (!out_.empty()) {
-      WriteNext();
-    } else if (cleaned_up_) {
-      finished_ = true;
-      if (turn_) EndTurn(end_status_);
-      Finish(record_.End(end_status_));
-    } else if (phase_ != Phase::kTurn || !submitted_) {
-      return;
-    } else if (std::optional<StreamEvent> event = stream_->TryPop()) {
-      HandleEvent(*event);
-    } else if (stream_->closed()) {
-      HandleStreamEnd();
-    } else {
-      return;
-    }
+bool ChatCall::Advance() {
+  if (cleaned_up_) {
+    if (turn_) EndTurn(end_status_);
+    EndCall(end_status_);
+  } else if (phase_ != Phase::kTurn || !submitted_) {
+    return false;
+  } else if (std::optional<StreamEvent> event = stream_->TryPop()) {
+    HandleEvent(*event);
+  } else if (stream_->closed()) {
+    HandleStreamEnd();
+  } else {
+    return false;
   }
-}
-
-void ChatCall::WriteNext() {
-  writing_ = true;
-  out_bytes_ = SerializeMessage(out_.front());
-  out_.pop_front();
-  StartWrite(&out_bytes_);
+  return true;
 }
 
 grpc::ServerBidiReactor<grpc::ByteBuffer, grpc::ByteBuffer>* StartChat(

@@ -1,0 +1,100 @@
+#include "server/engine/error_facts.h"
+
+#include <utility>
+
+#include "absl/strings/cord.h"
+#include "absl/strings/numbers.h"
+
+namespace ovq {
+namespace {
+
+// Payloads are texts; each fact has its own.
+constexpr char kField[] = "ovq.field";
+constexpr char kReason[] = "ovq.reason";
+constexpr char kBytesNeeded[] = "ovq.bytes_needed";
+constexpr char kBytesFree[] = "ovq.bytes_free";
+constexpr char kRetryAfterMs[] = "ovq.retry_after_ms";
+constexpr char kLogText[] = "ovq.log_text";
+
+void Put(absl::Status& status, const char* key, const absl::AlphaNum& value) {
+  status.SetPayload(key, absl::Cord(value.Piece()));
+}
+
+std::optional<std::string> Text(const absl::Status& status, const char* key) {
+  const absl::optional<absl::Cord> payload = status.GetPayload(key);
+  if (!payload) return std::nullopt;
+  return std::string(*payload);
+}
+
+std::optional<size_t> Number(const absl::Status& status, const char* key) {
+  const std::optional<std::string> text = Text(status, key);
+  size_t number = 0;
+  if (!text || !absl::SimpleAtoi(*text, &number)) return std::nullopt;
+  return number;
+}
+
+}  // namespace
+
+const char* RejectReasonName(RejectReason reason) {
+  switch (reason) {
+    case RejectReason::kQueueFull:
+      return "queue_full";
+    case RejectReason::kStateMemory:
+      return "state_memory";
+    case RejectReason::kSessionLimit:
+      return "session_limit";
+    case RejectReason::kDraining:
+      return "draining";
+    case RejectReason::kTenantSessions:
+      return "tenant_sessions";
+    case RejectReason::kTenantBytes:
+      return "tenant_bytes";
+    case RejectReason::kTenantRequests:
+      return "tenant_requests";
+    case RejectReason::kTenantTokens:
+      return "tenant_tokens";
+  }
+  return "?";
+}
+
+absl::Status WithFacts(absl::Status status, const ErrorFacts& facts) {
+  if (!facts.field.empty()) Put(status, kField, facts.field);
+  if (facts.reason) Put(status, kReason, static_cast<int>(*facts.reason));
+  if (facts.bytes_needed) Put(status, kBytesNeeded, *facts.bytes_needed);
+  if (facts.bytes_free) Put(status, kBytesFree, *facts.bytes_free);
+  if (facts.retry_after) Put(status, kRetryAfterMs, absl::ToInt64Milliseconds(*facts.retry_after));
+  return status;
+}
+
+ErrorFacts FactsOf(const absl::Status& status) {
+  ErrorFacts facts;
+  facts.field = Text(status, kField).value_or("");
+  if (const auto reason = Number(status, kReason))
+    facts.reason = static_cast<RejectReason>(*reason);
+  facts.bytes_needed = Number(status, kBytesNeeded);
+  facts.bytes_free = Number(status, kBytesFree);
+  if (const auto ms = Number(status, kRetryAfterMs)) {
+    facts.retry_after = absl::Milliseconds(static_cast<int64_t>(*ms));
+  }
+  return facts;
+}
+
+absl::Status WithLogText(absl::Status status, absl::string_view text) {
+  Put(status, kLogText, text);
+  return status;
+}
+
+std::string LogText(const absl::Status& status) {
+  return Text(status, kLogText).value_or(std::string(status.message()));
+}
+
+absl::Status BadField(absl::string_view field, absl::string_view expected,
+                      const absl::AlphaNum& got, absl::string_view key) {
+  const std::string name = absl::StrCat(field, key);
+  absl::Status status =
+      absl::InvalidArgumentError(absl::StrCat(name, ": expected ", expected, ", got ", got));
+  status = WithLogText(std::move(status), absl::StrCat(field, ": expected ", expected));
+  return WithFacts(std::move(status), {.field = name});
+}
+
+}  // namespace ovq

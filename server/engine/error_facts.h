@@ -1,0 +1,52 @@
+// What an error tells beside its words, as payloads of its absl::Status: facts for programs, and
+// words for the log. The message itself is for the caller alone, and nothing ever reads it again.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <optional>
+#include <string>
+
+#include "absl/status/status.h"
+#include "absl/strings/str_cat.h"
+#include "absl/strings/string_view.h"
+#include "absl/time/time.h"
+
+namespace ovq {
+
+// Why a request that is right in itself was refused.
+enum class RejectReason : uint8_t {
+  kQueueFull,
+  kStateMemory,
+  kSessionLimit,
+  kDraining,
+  kTenantSessions,
+  kTenantBytes,
+  kTenantRequests,
+  kTenantTokens,
+};
+inline constexpr int kRejectReasons = 8;
+const char* RejectReasonName(RejectReason reason);  // "queue_full", "state_memory", ...
+
+struct ErrorFacts {
+  std::string field = {};  // a bad value's path in the request, "sampling.top_p"
+  std::optional<RejectReason> reason = {};
+  std::optional<size_t> bytes_needed = {}, bytes_free = {};
+  std::optional<absl::Duration> retry_after = {};  // time alone ends the refusal, after this much
+  bool operator==(const ErrorFacts&) const = default;
+};
+
+// Adds those that are there to those that the status has. An OK status stays as it is.
+absl::Status WithFacts(absl::Status status, const ErrorFacts& facts);
+ErrorFacts FactsOf(const absl::Status& status);
+
+// Where a message quotes what the caller sent, the log gets `text` in its place.
+absl::Status WithLogText(absl::Status status, absl::string_view text);
+std::string LogText(const absl::Status& status);
+
+// InvalidArgument "field: expected X, got Y", which the log has without ", got Y" and without
+// `key`, a part of the field's name that came from the caller ("[7]").
+absl::Status BadField(absl::string_view field, absl::string_view expected,
+                      const absl::AlphaNum& got, absl::string_view key = "");
+
+}  // namespace ovq

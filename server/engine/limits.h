@@ -1,0 +1,59 @@
+// What a request may ask for: every bound once. The checks of validate.h hold requests to them, and
+// messages, GetModelInfo and --help print them from here.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <limits>
+#include <string>
+
+#include "absl/strings/str_cat.h"
+#include "absl/time/time.h"
+
+namespace ovq {
+
+// From low to high, high included. NaN is in none.
+struct FloatRange {
+  float low, high;
+  bool low_included = true;
+
+  bool Has(float value) const {
+    return (low_included ? value >= low : value > low) && value <= high;
+  }
+  std::string Text() const {  // "[0, 100]", "(0, 1]"
+    return absl::StrCat(low_included ? "[" : "(", low, ", ", high, "]");
+  }
+};
+
+// Sampling.
+inline constexpr FloatRange kTemperatureRange = {0, 100};  // 0: greedy
+inline constexpr FloatRange kTopPRange = {0, 1, false};
+inline constexpr FloatRange kMinPRange = {0, 1};
+inline constexpr FloatRange kTypicalPRange = {0, 1, false};
+inline constexpr FloatRange kRepetitionPenaltyRange = {0, 100, false};
+inline constexpr FloatRange kPresencePenaltyRange = {-2, 2};
+inline constexpr FloatRange kFrequencyPenaltyRange = {-2, 2};
+inline constexpr FloatRange kLogitBiasRange = {-100, 100};
+inline constexpr int32_t kMaxTopK = std::numeric_limits<int32_t>::max();
+inline constexpr int32_t kMaxCompletions = 64;  // n
+
+// Stop conditions and output.
+inline constexpr int64_t kMaxStopStrings = 16;
+inline constexpr int64_t kMaxStopStringBytes = 1024;  // of one: bounds the work per token
+inline constexpr int64_t kMaxTopLogprobs = 1024;      // of an answer; of a score, the vocabulary
+inline constexpr size_t kMaxAnswerBytes = size_t{1} << 30;  // of one message to a client
+
+// Sessions. The largest slot cap that a request may ask for is EngineOptions::max_slot_cap, which
+// the server's own option bounds in turn.
+inline constexpr int32_t kMinSlotCap = 2;
+inline constexpr int32_t kMaxSlotCap = 1 << 24;
+inline constexpr absl::Duration kMaxSessionTtl = absl::Hours(24 * 366);
+inline constexpr int32_t kDefaultPageSize = 100;
+inline constexpr int32_t kMaxPageSize = 1000;
+
+// GetModelInfo.
+inline constexpr int64_t kMaxInfoPositions = 1000;
+// Far beyond any conversation, and safe to compute with.
+inline constexpr uint64_t kMaxInfoPosition = uint64_t{1} << 48;
+
+}  // namespace ovq

@@ -1,0 +1,96 @@
+// What the calls that stream their answer share.
+#pragma once
+
+#include <grpcpp/grpcpp.h>
+
+#include <deque>
+#include <memory>
+#include <utility>
+
+#include "server/rpc/grpc_codec.h"
+#include "server/rpc/grpc_context.h"
+
+namespace ovq {
+
+// Messages go out one at a time. Tokens wait in the engine's TokenStream until the client has taken
+// the message before: a slow client fills its own stream, and the engine then parks that request
+// alone. Make it with std::make_shared.
+template <class Reactor, class Response>
+class StreamCall : public Reactor,
+                   public std::enable_shared_from_this<StreamCall<Reactor, Response>> {
+ public:
+  StreamCall(ServiceContext& services, Method method, grpc::CallbackServerContext* context)
+      : services_(services),
+        context_(context),
+        record_(services, method, context),
+        strand_(services.writers) {}
+
+  void OnWriteDone(bool ok) override {
+    strand_.Dispatch([this, ok] {
+      writing_ = false;
+      client_gone_ |= !ok;
+      Pump();
+    });
+  }
+  void OnDone() override { self_.reset(); }
+
+ protected:
+  // Strand, while nothing waits to be written: adds to out_ what comes next, or ends the call.
+  // False if there is nothing to do until something calls Pump.
+  virtual bool Advance() = 0;
+
+  void KeepUntilDone() { self_ = this->shared_from_this(); }
+  // Strand: writes what waits, and goes on.
+  void Pump() {
+    while (!writing_ && !finished_) {
+      if (client_gone_) out_.clear();
+      if (!out_.empty()) {
+        WriteNext();
+      } else if (!Advance()) {
+        return;
+      }
+    }
+  }
+  void EndCall(const absl::Status& status) {
+    finished_ = true;
+    this->Finish(record_.End(status));
+  }
+  // The listener runs on the engine's thread: all it does is to wake a writer.
+  void Listen(TokenStream& stream) {
+    stream.SetListener([weak = this->weak_from_this()] {
+      const auto self = weak.lock();
+      if (self != nullptr) self->OnStrand([call = self.get()] { call->Pump(); });
+    });
+  }
+  template <class Work>
+  void OnStrand(Work work) {
+    strand_.Post(this->shared_from_this(), std::move(work));
+  }
+  template <class Work>
+  void OnBlockingThread(Work work) {
+    services_.blocking.Run([self = this->shared_from_this(), work = std::move(work)] { work(); });
+  }
+
+  ServiceContext& services_;
+  grpc::CallbackServerContext* const context_;
+  CallRecord record_;
+  Strand strand_;
+  // On the strand.
+  std::deque<Response> out_;
+  bool client_gone_ = false;  // nothing is written any more
+
+ private:
+  void WriteNext() {
+    writing_ = true;
+    bytes_ = SerializeMessage(out_.front());
+    out_.pop_front();
+    this->StartWrite(&bytes_);
+  }
+
+  std::shared_ptr<StreamCall> self_;  // until OnDone
+  grpc::ByteBuffer bytes_;            // the message being written
+  bool writing_ = false;
+  bool finished_ = false;
+};
+
+}  // namespace ovq
