@@ -44,6 +44,15 @@ bool HasToken(const std::string& text) {
 
 }  // namespace
 
+absl::Status ToStatus(const grpc::Status& status) {
+  // The codes have the same numbers.
+  return absl::Status(static_cast<absl::StatusCode>(status.error_code()), status.error_message());
+}
+
+double Seconds(const google::protobuf::Duration& duration) {
+  return static_cast<double>(duration.seconds()) + 1e-9 * duration.nanos();
+}
+
 void Connection::Authorize(grpc::ClientContext& context) const {
   if (!authorization.empty()) context.AddMetadata("authorization", authorization);
 }

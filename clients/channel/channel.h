@@ -1,6 +1,7 @@
 // How a client connects: plain text or TLS, with a token or without.
 #pragma once
 
+#include <google/protobuf/duration.pb.h>
 #include <grpcpp/grpcpp.h>
 
 #include <memory>
@@ -11,6 +12,9 @@
 #include "clients/common/connect_options.h"
 
 namespace ovq {
+
+absl::Status ToStatus(const grpc::Status& status);
+double Seconds(const google::protobuf::Duration& duration);
 
 struct Connection {
   std::shared_ptr<grpc::Channel> channel;

@@ -1,30 +1,6 @@
 #include "clients/chat/chat_stream.h"
 
-#include <array>
-
 namespace ovq {
-
-const char* StatusCodeName(grpc::StatusCode code) {
-  static constexpr std::array<const char*, 17> kNames = {"OK",
-                                                         "CANCELLED",
-                                                         "UNKNOWN",
-                                                         "INVALID_ARGUMENT",
-                                                         "DEADLINE_EXCEEDED",
-                                                         "NOT_FOUND",
-                                                         "ALREADY_EXISTS",
-                                                         "PERMISSION_DENIED",
-                                                         "RESOURCE_EXHAUSTED",
-                                                         "FAILED_PRECONDITION",
-                                                         "ABORTED",
-                                                         "OUT_OF_RANGE",
-                                                         "UNIMPLEMENTED",
-                                                         "INTERNAL",
-                                                         "UNAVAILABLE",
-                                                         "DATA_LOSS",
-                                                         "UNAUTHENTICATED"};
-  const auto index = static_cast<size_t>(code);
-  return index < kNames.size() ? kNames[index] : "UNKNOWN";
-}
 
 std::string RequestIdOf(const grpc::ClientContext& context) {
   const auto& metadata = context.GetServerTrailingMetadata();

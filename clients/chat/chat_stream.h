@@ -13,9 +13,6 @@
 
 namespace ovq {
 
-// "NOT_FOUND", "UNAVAILABLE", ...
-const char* StatusCodeName(grpc::StatusCode code);
-
 // What names a call that has ended in the server's log; empty if no server answered.
 std::string RequestIdOf(const grpc::ClientContext& context);
 

@@ -15,10 +15,6 @@ namespace {
 // Far below the 4 MiB that a gRPC server takes in one message.
 constexpr size_t kMaxPartBytes = size_t{64} << 10;
 
-double Seconds(const google::protobuf::Duration& duration) {
-  return static_cast<double>(duration.seconds()) + 1e-9 * duration.nanos();
-}
-
 template <typename Duration>
 double Seconds(Duration duration) {
   return std::chrono::duration<double>(duration).count();

@@ -29,10 +29,8 @@ int Fail(int code, absl::string_view message) {
 }
 
 int FailWith(const grpc::Status& status, const std::string& request_id) {
-  return Fail(kExitError,
-              absl::StrCat(StatusCodeName(status.error_code()), ": ", status.error_message(),
-                           request_id.empty() ? "" : " (request ", request_id,
-                           request_id.empty() ? "" : ")"));
+  const std::string request = request_id.empty() ? "" : absl::StrCat(" (request ", request_id, ")");
+  return Fail(kExitError, absl::StrCat(ToStatus(status).ToString(), request));
 }
 
 // Empty if the text can be sent, else what is wrong with it.

@@ -54,8 +54,7 @@ std::string CsvReport(const Result& result) {
   std::string out = kColumns;
   for (const Level& level : result.levels) {
     if (level.run.records.empty()) continue;
-    Clock::time_point begin = level.run.records[0].start;
-    for (const Record& record : level.run.records) begin = std::min(begin, record.start);
+    const Clock::time_point begin = FirstStart(level.run.records);
     for (const Record& record : level.run.records) out += Row(record, level.load, begin);
   }
   return out;

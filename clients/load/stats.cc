@@ -30,12 +30,8 @@ int64_t MaxInFlight(std::span<const Record> records) {
 
 double FirstToLast(std::span<const Record> records) {
   if (records.empty()) return 0;
-  Clock::time_point first = records[0].start, last = records[0].outcome.ended;
-  for (const Record& record : records) {
-    first = std::min(first, record.start);
-    last = std::max(last, record.outcome.ended);
-  }
-  return SecondsBetween(first, last);
+  const auto ended = [](const Record& record) { return record.outcome.ended; };
+  return SecondsBetween(FirstStart(records), ended(*std::ranges::max_element(records, {}, ended)));
 }
 
 // Samples of a run, by figure.
@@ -196,6 +192,10 @@ Report MakeReport(std::span<const Record> records, const std::optional<Goodput>&
   return report;
 }
 
+Clock::time_point FirstStart(std::span<const Record> records) {
+  return std::ranges::min_element(records, {}, &Record::start)->start;
+}
+
 std::vector<TimelineBin> MakeTimeline(std::span<const Record> records, int bins) {
   const double duration = FirstToLast(records);
   if (duration <= 0 || bins <= 0) return {};
@@ -205,8 +205,7 @@ std::vector<TimelineBin> MakeTimeline(std::span<const Record> records, int bins)
     timeline[i].begin_s = static_cast<double>(i) * width;
     timeline[i].width_s = width;
   }
-  Clock::time_point begin = records[0].start;
-  for (const Record& record : records) begin = std::min(begin, record.start);
+  const Clock::time_point begin = FirstStart(records);
   const auto bin_of = [&](double at) {
     return std::min(static_cast<size_t>(std::max(at, 0.0) / width), timeline.size() - 1);
   };

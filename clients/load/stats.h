@@ -73,6 +73,8 @@ struct Report {
 };
 
 Report MakeReport(std::span<const Record> records, const std::optional<Goodput>& goodput);
+// When the first of them started; there is one at least.
+Clock::time_point FirstStart(std::span<const Record> records);
 std::vector<TimelineBin> MakeTimeline(std::span<const Record> records, int bins);
 
 }  // namespace ovq::load

@@ -5,6 +5,7 @@
 
 #include "absl/strings/match.h"
 #include "absl/strings/str_cat.h"
+#include "base/text.h"
 
 namespace ovq {
 namespace {
@@ -39,7 +40,7 @@ absl::StatusOr<Caller> Authenticator::Authenticate(const grpc::CallbackServerCon
   if (tenants_ != nullptr) return ByToken(context, access);
   const std::optional<std::string> name = OneValue(context, "ovq-tenant");
   if (!name) return Caller{};
-  if (!IsTenantName(*name)) {
+  if (!IsName(*name)) {
     return absl::InvalidArgumentError(
         "metadata ovq-tenant: expected one name of 1 to 64 characters A-Z a-z 0-9 . _ -");
   }

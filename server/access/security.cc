@@ -13,19 +13,6 @@ constexpr size_t kMaxTenantsBytes = size_t{64} << 20;
 
 }  // namespace
 
-TenantRegistry::TenantRegistry(TenantList list) { Set(std::move(list)); }
-
-void TenantRegistry::Set(TenantList list) {
-  auto shared = std::make_shared<const TenantList>(std::move(list));
-  absl::MutexLock lock(&mutex_);
-  list_ = std::move(shared);
-}
-
-std::shared_ptr<const TenantList> TenantRegistry::current() const {
-  absl::MutexLock lock(&mutex_);
-  return list_;
-}
-
 absl::StatusOr<TenantList> Security::ReadTenants() const {
   const absl::StatusOr<std::string> text = ReadFile(files_.tenants, kMaxTenantsBytes);
   // Both messages begin with the path.
@@ -57,7 +44,7 @@ absl::StatusOr<std::unique_ptr<Security>> Security::Load(SecurityFiles files) {
 void Security::Watch(TenantQuotas& quotas, Metrics& metrics, Log& log, absl::Duration interval) {
   if (tls_ != nullptr) {
     metrics.CredentialsLoaded(Credentials::kTls);
-    metrics.SetCertificateExpiry(tls_->current().material->expiry);
+    metrics.SetCertificateExpiry(tls_->current()->expiry);
   }
   if (tenants_ != nullptr) {
     metrics.CredentialsLoaded(Credentials::kTenants);

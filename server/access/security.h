@@ -5,9 +5,8 @@
 #include <string>
 #include <vector>
 
-#include "absl/base/thread_annotations.h"
 #include "absl/status/statusor.h"
-#include "absl/synchronization/mutex.h"
+#include "base/current.h"
 #include "server/access/file_watcher.h"
 #include "server/access/tenants.h"
 #include "server/access/tls_credentials.h"
@@ -16,17 +15,7 @@
 
 namespace ovq {
 
-// The tenants in force. Any thread.
-class TenantRegistry {
- public:
-  explicit TenantRegistry(TenantList list);
-  void Set(TenantList list);
-  std::shared_ptr<const TenantList> current() const;
-
- private:
-  mutable absl::Mutex mutex_;
-  std::shared_ptr<const TenantList> list_ ABSL_GUARDED_BY(mutex_);
-};
+using TenantRegistry = Current<TenantList>;  // the tenants in force
 
 struct SecurityFiles {
   TlsFiles tls;         // without a certificate: plain text

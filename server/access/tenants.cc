@@ -22,7 +22,6 @@ namespace {
 
 using nlohmann::json;
 
-constexpr size_t kMaxName = 64;
 constexpr size_t kMaxToken = 4096;
 constexpr size_t kMinStrongToken = 20;
 constexpr double kMaxRate = 1e12;
@@ -116,7 +115,7 @@ class TenantReader {
     } else {
       tenant.name = name->get<std::string>();
     }
-    if (!IsTenantName(tenant.name)) {
+    if (!IsName(tenant.name)) {
       return Bad(where, "name", "expected 1 to 64 characters A-Z a-z 0-9 . _ -");
     }
     where = absl::StrCat("tenant ", tenant.name);
@@ -183,13 +182,6 @@ class TenantReader {
   std::set<std::string> names_;
   std::set<TokenDigest> digests_;
 };
-
-bool IsTenantName(std::string_view name) {
-  return !name.empty() && name.size() <= kMaxName &&
-         std::all_of(name.begin(), name.end(), [](unsigned char c) {
-           return absl::ascii_isalnum(c) || c == '.' || c == '_' || c == '-';
-         });
-}
 
 bool IsToken(std::string_view token) {
   return !token.empty() && token.size() <= kMaxToken &&

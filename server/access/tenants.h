@@ -15,8 +15,6 @@ namespace ovq {
 
 using TokenDigest = std::array<uint8_t, 32>;  // SHA-256
 
-// 1 to 64 characters A-Z a-z 0-9 . _ -
-bool IsTenantName(std::string_view name);
 // The characters that RFC 6750 allows in a bearer token, at most 4096 of them.
 bool IsToken(std::string_view token);
 TokenDigest DigestOf(std::string_view token);

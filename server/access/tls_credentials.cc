@@ -16,7 +16,7 @@ namespace {
 class ReloadingCredentials final : public grpc::ServerCredentials {
  public:
   explicit ReloadingCredentials(const TlsSource& source) : source_(source) {
-    const auto request = source.asks_client()
+    const auto request = !source.current()->client_ca.empty()
                              ? GRPC_SSL_REQUEST_AND_REQUIRE_CLIENT_CERTIFICATE_AND_VERIFY
                              : GRPC_SSL_DONT_REQUEST_CLIENT_CERTIFICATE;
     credentials_ = grpc_ssl_server_credentials_create_with_options(
@@ -33,14 +33,14 @@ class ReloadingCredentials final : public grpc::ServerCredentials {
   static grpc_ssl_certificate_config_reload_status Fetch(
       void* self, grpc_ssl_server_certificate_config** config) {
     auto& credentials = *static_cast<ReloadingCredentials*>(self);
-    const TlsSource::Version version = credentials.source_.current();
-    if (version.number == credentials.fetched_) return GRPC_SSL_CERTIFICATE_CONFIG_RELOAD_UNCHANGED;
-    const TlsMaterial& material = *version.material;
+    const std::shared_ptr<const TlsMaterial> current = credentials.source_.current();
+    if (current == credentials.fetched_) return GRPC_SSL_CERTIFICATE_CONFIG_RELOAD_UNCHANGED;
+    const TlsMaterial& material = *current;
     const grpc_ssl_pem_key_cert_pair pair = {material.key.c_str(), material.cert.c_str()};
     // The library insists on some roots, also where no client certificate will be asked for.
     const std::string& roots = material.client_ca.empty() ? material.cert : material.client_ca;
     *config = grpc_ssl_server_certificate_config_create(roots.c_str(), &pair, 1);
-    credentials.fetched_ = version.number;
+    credentials.fetched_ = current;
     return GRPC_SSL_CERTIFICATE_CONFIG_RELOAD_NEW;
   }
 
@@ -50,26 +50,10 @@ class ReloadingCredentials final : public grpc::ServerCredentials {
 
   const TlsSource& source_;
   grpc_server_credentials* credentials_ = nullptr;
-  int fetched_ = 0;
+  std::shared_ptr<const TlsMaterial> fetched_;
 };
 
 }  // namespace
-
-TlsSource::TlsSource(TlsMaterial material)
-    : asks_client_(!material.client_ca.empty()),
-      current_{std::make_shared<const TlsMaterial>(std::move(material)), 1} {}
-
-void TlsSource::Set(TlsMaterial material) {
-  Check(asks_client_ == !material.client_ca.empty(), "mTLS is for the server's life");
-  auto shared = std::make_shared<const TlsMaterial>(std::move(material));
-  absl::MutexLock lock(&mutex_);
-  current_ = {std::move(shared), current_.number + 1};
-}
-
-TlsSource::Version TlsSource::current() const {
-  absl::MutexLock lock(&mutex_);
-  return current_;
-}
 
 std::shared_ptr<grpc::ServerCredentials> MakeTlsCredentials(const TlsSource& source) {
   return std::make_shared<ReloadingCredentials>(source);

@@ -11,13 +11,6 @@ using prometheus::Labels;
 using prometheus::MetricFamily;
 using prometheus::MetricType;
 
-// gRPC's names of the status codes, in the order of their numbers.
-constexpr const char* kStatusNames[] = {
-    "OK",        "CANCELLED",      "UNKNOWN",           "INVALID_ARGUMENT",   "DEADLINE_EXCEEDED",
-    "NOT_FOUND", "ALREADY_EXISTS", "PERMISSION_DENIED", "RESOURCE_EXHAUSTED", "FAILED_PRECONDITION",
-    "ABORTED",   "OUT_OF_RANGE",   "UNIMPLEMENTED",     "INTERNAL",           "UNAVAILABLE",
-    "DATA_LOSS", "UNAUTHENTICATED"};
-
 // Families as they are now, all with the same constant labels.
 class Reading {
  public:
@@ -128,8 +121,9 @@ void ReadProcess(const ProcessStats& stats, Reading to) {
 Series::Series(const MetricsInfo& info) : info_(info) {
   auto& all_calls = Counters("ovq_requests_total", "RPCs that ended, by gRPC status code.");
   for (const auto& [method, duration] : call_duration) {
-    for (const char* code : kStatusNames) {
-      calls[method].push_back(&all_calls.Add({{"method", std::string(method)}, {"code", code}}));
+    for (int code = 0; code <= static_cast<int>(absl::StatusCode::kUnauthenticated); ++code) {
+      const std::string name = absl::StatusCodeToString(static_cast<absl::StatusCode>(code));
+      calls[method].push_back(&all_calls.Add({{"method", std::string(method)}, {"code", name}}));
     }
   }
   if (info.has_dictionary) {

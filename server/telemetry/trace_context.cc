@@ -4,7 +4,6 @@
 
 #include <algorithm>
 
-#include "absl/strings/ascii.h"
 #include "absl/strings/escaping.h"
 #include "absl/strings/str_cat.h"
 #include "base/check.h"
@@ -12,7 +11,6 @@
 namespace ovq {
 namespace {
 
-constexpr size_t kMaxRequestId = 64;
 constexpr size_t kVersion00Size = 55;  // "00-" 32 digits "-" 16 digits "-" 2 digits
 constexpr size_t kMaxStateSize = 512;  // a smaller one must be passed on, this one may be dropped
 
@@ -55,12 +53,6 @@ bool Parse(std::string_view text, Span& span) {
 }
 
 }  // namespace
-
-bool IsRequestId(std::string_view text) {
-  return !text.empty() && text.size() <= kMaxRequestId && std::ranges::all_of(text, [](char c) {
-    return absl::ascii_isalnum(static_cast<unsigned char>(c)) || c == '.' || c == '_' || c == '-';
-  });
-}
 
 std::string NewRequestId() { return RandomHex(16); }
 

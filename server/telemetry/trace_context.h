@@ -6,10 +6,11 @@
 #include <string>
 #include <string_view>
 
+#include "base/text.h"
+
 namespace ovq {
 
-// True for 1 to 64 characters A-Z a-z 0-9 . _ -
-bool IsRequestId(std::string_view text);
+inline bool IsRequestId(std::string_view text) { return IsName(text); }
 std::string NewRequestId();  // 128 random bits as hexadecimal digits
 
 // One call's place in a trace.

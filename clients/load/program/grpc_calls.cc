@@ -18,15 +18,6 @@ namespace {
 constexpr absl::Duration kSetupTimeout = absl::Seconds(15);
 constexpr absl::Duration kDeleteTimeout = absl::Seconds(10);
 
-absl::Status ToStatus(const grpc::Status& status) {
-  // The codes have the same numbers.
-  return absl::Status(static_cast<absl::StatusCode>(status.error_code()), status.error_message());
-}
-
-double Seconds(const google::protobuf::Duration& duration) {
-  return static_cast<double>(duration.seconds()) + 1e-9 * duration.nanos();
-}
-
 ServerUsage ToUsage(const v1::Usage& from) {
   return {.prompt_tokens = static_cast<int64_t>(from.prompt_tokens()),
           .cached_tokens = static_cast<int64_t>(from.cached_tokens()),
