@@ -1,6 +1,4 @@
 // ovq-server: wiring, signals and drain.
-#include <pthread.h>
-#include <signal.h>
 #include <sys/resource.h>
 #include <unistd.h>
 
@@ -10,11 +8,11 @@
 #include <memory>
 #include <optional>
 #include <string>
-#include <thread>
 #include <vector>
 
 #include "absl/strings/str_cat.h"
 #include "absl/synchronization/notification.h"
+#include "base/signals.h"
 #include "server/access/security.h"
 #include "server/loading.h"
 #include "server/options.h"
@@ -33,20 +31,12 @@ constexpr int kExitUsage = 2;
 
 constexpr absl::Duration kLastLines = absl::Seconds(1);  // for the log, where the program ends
 
-// Waits for SIGTERM and SIGINT on a thread of its own. Make it before any other thread that takes
-// signals (the log's takes none), so that all of them inherit the blocked ones.
-class SignalWaiter {
+// What SIGTERM and SIGINT ask for. Make it before any other thread that takes signals (the log's
+// takes none).
+class Shutdown {
  public:
-  explicit SignalWaiter(Log& log) : log_(log) {
-    sigemptyset(&signals_);
-    for (int signal : {SIGTERM, SIGINT, kEnd}) sigaddset(&signals_, signal);
-    pthread_sigmask(SIG_BLOCK, &signals_, nullptr);
-    thread_ = std::thread([this] { Loop(); });
-  }
-  ~SignalWaiter() {
-    pthread_kill(thread_.native_handle(), kEnd);
-    thread_.join();
-  }
+  explicit Shutdown(Log& log)
+      : log_(log), waiter_(Blocked(), [this](int signal) { OnSignal(signal); }) {}
   // From now on the first signal asks for a drain; before, it ends the process.
   void Serve() { serving_ = true; }
   void WaitForFirst() { first_.WaitForNotification(); }
@@ -56,29 +46,25 @@ class SignalWaiter {
   }
 
  private:
-  static constexpr int kEnd = SIGUSR1;
-
-  void Loop() {
-    for (;;) {
-      int signal = 0;
-      if (sigwait(&signals_, &signal) != 0) continue;
-      if (signal == kEnd) return;
-      if (!serving_ || draining_) {
-        log_.Info(absl::StrCat("ended by signal ", signal));
-        log_.Flush(kLastLines);
-        _exit(128 + signal);
-      }
-      log_.Info(absl::StrCat("signal ", signal, ": draining; a second one ends at once"));
-      Drain();
+  static std::vector<int> Blocked() {
+    BlockSignals({SIGTERM, SIGINT});
+    return {SIGTERM, SIGINT};
+  }
+  void OnSignal(int signal) {
+    if (!serving_ || draining_) {
+      log_.Info(absl::StrCat("ended by signal ", signal));
+      log_.Flush(kLastLines);
+      _exit(128 + signal);
     }
+    log_.Info(absl::StrCat("signal ", signal, ": draining; a second one ends at once"));
+    Drain();
   }
 
   Log& log_;
-  sigset_t signals_;
   std::atomic<bool> serving_{false};
   std::atomic<bool> draining_{false};
   absl::Notification first_;
-  std::thread thread_;
+  const SignalWaiter waiter_;  // the last: its thread uses the others
 };
 
 // Health first, so that balancers turn away; then running streams get their time.
@@ -128,15 +114,15 @@ std::string WithPort(const std::string& address, int port) {
 // Null without --admin-listen.
 absl::StatusOr<std::unique_ptr<GrpcServer>> StartAdmin(const Options& options, ListenOptions listen,
                                                        ServiceContext& services,
-                                                       SignalWaiter& signals) {
+                                                       Shutdown& shutdown) {
   Log& log = services.log.log;
   if (options.admin_listen.empty()) return nullptr;
   listen.address = options.admin_listen;
   listen.flag = "--admin-listen";
   absl::StatusOr<std::unique_ptr<GrpcServer>> admin =
-      GrpcServer::Start(listen, AdminServices(services, [&signals, &log] {
+      GrpcServer::Start(listen, AdminServices(services, [&shutdown, &log] {
                           log.Info("drain asked for by the admin service; a signal ends at once");
-                          signals.Drain();
+                          shutdown.Drain();
                         }));
   if (admin.ok()) {
     log.Info(absl::StrCat("admin on ", WithPort(options.admin_listen, (*admin)->port())));
@@ -146,27 +132,27 @@ absl::StatusOr<std::unique_ptr<GrpcServer>> StartAdmin(const Options& options, L
 
 // From the first call to the end of the drain.
 absl::Status ServeCalls(const Options& options, const Security& security, Engine& engine,
-                        ServiceContext& services, SignalWaiter& signals) {
+                        ServiceContext& services, Shutdown& shutdown) {
   const ListenOptions listen = ForListener(options, security);
   absl::StatusOr<std::unique_ptr<GrpcServer>> server =
       GrpcServer::Start(listen, ClientServices(services));
   if (!server.ok()) return server.status();
   // Admin calls may drain at once: the waiter must be serving.
-  signals.Serve();
+  shutdown.Serve();
   absl::StatusOr<std::unique_ptr<GrpcServer>> admin =
-      StartAdmin(options, listen, services, signals);
+      StartAdmin(options, listen, services, shutdown);
   if (!admin.ok()) return admin.status();
   services.metrics.SetReady(true);
   // Whoever waits for this line finds the addresses above in the log.
   services.log.log.Flush(kLastLines);
   std::printf("listening on %s\n", WithPort(options.listen, (*server)->port()).c_str());
   std::fflush(stdout);
-  signals.WaitForFirst();
+  shutdown.WaitForFirst();
   Drain(options, engine, services, **server, services.log.log);
   return absl::OkStatus();
 }
 
-absl::Status Serve(const Options& options, SignalWaiter& signals, Log& log) {
+absl::Status Serve(const Options& options, Shutdown& shutdown, Log& log) {
   absl::StatusOr<std::unique_ptr<Security>> security = LoadSecurity(options, log);
   if (!security.ok()) return security.status();
   absl::StatusOr<Loaded> loaded = LoadAll(options, log);
@@ -203,7 +189,7 @@ absl::Status Serve(const Options& options, SignalWaiter& signals, Log& log) {
   {
     ServiceContext services(engine, description, metrics, {log, options.log_requests},
                             (*security)->tenants());
-    status = ServeCalls(options, **security, engine, services, signals);
+    status = ServeCalls(options, **security, engine, services, shutdown);
   }
   (*security)->Unwatch();
   metrics.SetStatsSource(nullptr);
@@ -270,8 +256,8 @@ int Run(const std::vector<std::string>& args) {
   if (line->action == CommandLine::Action::kHashToken) return PrintTokenHash(log);
   const GrpcLog grpc_log(log);
   RaiseFileLimit(log);
-  SignalWaiter signals(log);
-  if (absl::Status status = Serve(line->options, signals, log); !status.ok()) {
+  Shutdown shutdown(log);
+  if (absl::Status status = Serve(line->options, shutdown, log); !status.ok()) {
     log.Error(status);
     return kExitFailed;
   }

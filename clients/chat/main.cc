@@ -8,6 +8,7 @@
 
 #include "absl/strings/str_cat.h"
 #include "base/files.h"
+#include "base/signals.h"
 #include "base/text.h"
 #include "clients/channel/channel.h"
 #include "clients/chat/chat_stream.h"
@@ -78,14 +79,14 @@ bool Converse(Conversation& conversation, const Connection& connection, LineRead
 }
 
 int Run(const ChatOptions& options, const std::optional<std::string>& question) {
-  BlockInterrupts();
+  BlockSignals({SIGINT});
   const absl::StatusOr<Connection> connection = Connect(options.connect);
   if (!connection.ok()) return Fail(kExitUsage, connection.status().message());
   Conversation conversation(*connection, options);
   LineReader lines;
   bool whole = false;
   {
-    const InterruptWatcher watcher([&] {
+    const SignalWaiter interrupts({SIGINT}, [&](int) {
       if (conversation.OnInterrupt()) lines.Stop();
     });
     if (conversation.Open()) {

@@ -1,10 +1,7 @@
 #include "clients/common/terminal.h"
 
 #include <poll.h>
-#include <pthread.h>
-#include <signal.h>
 #include <sys/eventfd.h>
-#include <sys/signalfd.h>
 #include <unistd.h>
 
 #include <array>
@@ -31,41 +28,7 @@ bool WaitReadable(int fd, int stop_fd) {
   return fds[1].revents == 0;
 }
 
-sigset_t InterruptSet() {
-  sigset_t set;
-  sigemptyset(&set);
-  sigaddset(&set, SIGINT);
-  return set;
-}
-
 }  // namespace
-
-void BlockInterrupts() {
-  const sigset_t set = InterruptSet();
-  pthread_sigmask(SIG_BLOCK, &set, nullptr);
-}
-
-InterruptWatcher::InterruptWatcher(std::function<void()> on_interrupt)
-    : on_interrupt_(std::move(on_interrupt)) {
-  const sigset_t set = InterruptSet();
-  signal_fd_ = signalfd(-1, &set, SFD_CLOEXEC);
-  stop_fd_ = eventfd(0, EFD_CLOEXEC);
-  thread_ = std::thread([this] { Watch(); });
-}
-
-InterruptWatcher::~InterruptWatcher() {
-  Raise(stop_fd_);
-  thread_.join();
-  close(signal_fd_);
-  close(stop_fd_);
-}
-
-void InterruptWatcher::Watch() {
-  while (WaitReadable(signal_fd_, stop_fd_)) {
-    signalfd_siginfo info;
-    if (read(signal_fd_, &info, sizeof(info)) == sizeof(info)) on_interrupt_();
-  }
-}
 
 LineReader::LineReader() : stop_fd_(eventfd(0, EFD_CLOEXEC)) {}
 

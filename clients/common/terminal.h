@@ -1,33 +1,11 @@
-// What a conversation needs of the terminal: lines of input, and Ctrl-C as an event.
+// What a conversation needs of the terminal: lines of input that can be stopped, text that is safe.
 #pragma once
 
-#include <functional>
 #include <optional>
 #include <string>
 #include <string_view>
-#include <thread>
 
 namespace ovq {
-
-// From here on SIGINT only reaches an InterruptWatcher. Call it before threads start: they inherit
-// the blocked signal.
-void BlockInterrupts();
-
-// Turns SIGINT into calls of on_interrupt on a thread of its own.
-class InterruptWatcher {
- public:
-  explicit InterruptWatcher(std::function<void()> on_interrupt);
-  ~InterruptWatcher();
-  InterruptWatcher(const InterruptWatcher&) = delete;
-  InterruptWatcher& operator=(const InterruptWatcher&) = delete;
-
- private:
-  void Watch();
-  std::function<void()> on_interrupt_;
-  int signal_fd_;
-  int stop_fd_;
-  std::thread thread_;
-};
 
 // Lines of stdin. Next is for one thread; Stop for any.
 class LineReader {

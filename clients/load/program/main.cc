@@ -8,7 +8,7 @@
 #include "absl/time/clock.h"
 #include "absl/time/time.h"
 #include "base/files.h"
-#include "clients/common/terminal.h"
+#include "base/signals.h"
 #include "clients/load/experiment.h"
 #include "clients/load/options.h"
 #include "clients/load/program/grpc_calls.h"
@@ -48,7 +48,7 @@ absl::StatusOr<PromptMaker> MakePrompts(const Options& options, const ModelFacts
 std::vector<Level> RunExperiment(const ExperimentSetup& setup, Result& result) {
   ProgressPrinter progress(setup.options.output.quiet);
   Experiment experiment(setup, progress);
-  const InterruptWatcher watcher([&] { experiment.Interrupt(); });
+  const SignalWaiter interrupts({SIGINT}, [&](int) { experiment.Interrupt(); });
   bool first = true;
   std::vector<Level> levels = experiment.Run([&](const Level& level) {
     // The table grows on stderr; stdout gets it once, whole.
@@ -115,7 +115,7 @@ int Main(int argc, char** argv) {
     std::fputs(HelpText().c_str(), stdout);
     return 0;
   }
-  BlockInterrupts();
+  BlockSignals({SIGINT});
   return Run(*std::move(options));
 }
 

@@ -1,0 +1,31 @@
+// Signals as calls on a thread of their own.
+#pragma once
+
+#include <signal.h>
+
+#include <functional>
+#include <thread>
+#include <vector>
+
+namespace ovq {
+
+// From here on these signals reach a SignalWaiter alone. Call it before threads start: they inherit
+// the blocked signals.
+void BlockSignals(const std::vector<int>& signals);
+
+// Takes signals that are blocked. on_signal runs on the waiter's thread.
+class SignalWaiter {
+ public:
+  SignalWaiter(const std::vector<int>& signals, std::function<void(int signal)> on_signal);
+  ~SignalWaiter();
+  SignalWaiter(const SignalWaiter&) = delete;
+  SignalWaiter& operator=(const SignalWaiter&) = delete;
+
+ private:
+  void Loop();
+  const std::function<void(int signal)> on_signal_;
+  sigset_t signals_;
+  std::thread thread_;
+};
+
+}  // namespace ovq
