@@ -20,7 +20,7 @@ namespace ovq {
 // The value of an environment variable, if it is set.
 using EnvLookup = std::function<std::optional<std::string>(const std::string& name)>;
 
-// One option as it was said, for people to read.
+// One option as it was given, for people to read.
 struct Setting {
   std::string name;
   std::string value;

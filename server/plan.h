@@ -1,4 +1,5 @@
-// What the program tells without serving: how many sessions fit, and whether its options are right.
+// What the program prints without serving: how many sessions fit, and whether its options are
+// right.
 #pragma once
 
 #include <string>
@@ -15,7 +16,7 @@ DType StateDType(const Options& options, const ModelConfig& config);
 // --plan: a line for each cap and length with the bytes that the server reserves for such a
 // session, how many of them --state-memory has room for, and how many are admitted at once (at most
 // --max-sessions). From the config alone: needs neither weights nor a GPU. ParseCommandLine has
-// seen to --state-memory.
+// checked that --state-memory is given.
 absl::StatusOr<std::string> PlanText(const Options& options);
 
 // --check-config: every option with its value and origin, after a look at everything that a start

@@ -26,8 +26,8 @@ class Authenticator {
       : tenants_(tenants), metrics_(metrics) {}
 
   // With tenants: Unauthenticated without a known token in metadata `authorization: Bearer TOKEN`,
-  // in the same words whatever is wrong with it; PermissionDenied where the tenant may not do this,
-  // or metadata `ovq-tenant` names another one. Failures are counted by their reason.
+  // with the same message whatever is wrong with it; PermissionDenied where the tenant may not do
+  // this, or metadata `ovq-tenant` names another one. Failures are counted by their reason.
   //
   // Without: the tenant that metadata `ovq-tenant` names, "" without it; InvalidArgument for a bad
   // name. That separates tenants, it does not protect them.

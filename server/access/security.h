@@ -30,9 +30,9 @@ class Security {
   const TlsSource* tls() const { return tls_.get(); }               // null: plain text
   const TenantRegistry* tenants() const { return tenants_.get(); }  // null: no tokens
 
-  // Puts the limits into force and, from now on, what changed files say. A file that is not right
-  // leaves all as it was; each reload is logged and counted. What is passed outlives this object,
-  // or the call of Unwatch.
+  // Puts the limits into force and, from now on, what changed files say. An invalid file changes
+  // nothing; each reload is logged and counted. What is passed outlives this object, or the call of
+  // Unwatch.
   void Watch(TenantQuotas& quotas, Metrics& metrics, Log& log, absl::Duration interval);
   void Unwatch() { watcher_.reset(); }
 

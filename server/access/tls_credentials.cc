@@ -11,7 +11,7 @@ namespace ovq {
 namespace {
 
 // The library's C++ layer has certificates that never change, and a file watcher that neither
-// checks what it reads nor tells of a failure. Its C layer asks for the certificate at every
+// checks what it reads nor reports a failure. Its C layer asks for the certificate at every
 // handshake: this is that callback, and the little that makes C++ credentials of it.
 class ReloadingCredentials final : public grpc::ServerCredentials {
  public:

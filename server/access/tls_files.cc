@@ -117,7 +117,7 @@ absl::Status CheckPair(const Source& cert, const Source& key, X509* certificate,
 absl::Status CheckClientCa(const Source& source, absl::Time now) {
   const absl::StatusOr<std::vector<Certificate>> certificates = ReadCertificates(source);
   if (!certificates.ok()) return certificates.status();
-  // Bundles carry expired ones along; one that counts must be there.
+  // Bundles may contain expired ones; at least one must be valid.
   absl::Status status;
   for (const Certificate& certificate : *certificates) {
     status = CheckTime(source, *certificate, now);

@@ -14,7 +14,7 @@ absl::StatusOr<std::vector<int32_t>> Encode(const Tokenizer& tokenizer, const st
                                             bool add_bos, const std::string& field) {
   absl::StatusOr<std::vector<int32_t>> tokens = tokenizer.Encode(text, add_bos);
   if (tokens.ok()) return tokens;
-  // The tokenizer's own words may tell of the text.
+  // The tokenizer's message may quote the text.
   return WithLogText(tokens.status(), absl::StrCat(field, ": cannot be encoded"));
 }
 

@@ -52,7 +52,7 @@ void Configure(grpc::ServerBuilder& builder, const ListenOptions& options) {
   // The library's 300 s would end the connection of a client that pings during a long prefill.
   builder.AddChannelArgument(GRPC_ARG_HTTP2_MIN_RECV_PING_INTERVAL_WITHOUT_DATA_MS,
                              kMinPingIntervalMs);
-  // Else two servers on one port would share its calls in silence.
+  // Otherwise two servers on one port would silently share its calls.
   builder.AddChannelArgument(GRPC_ARG_ALLOW_REUSEPORT, 0);
 }
 

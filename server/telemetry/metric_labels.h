@@ -49,7 +49,7 @@ struct MetricsInfo {
   std::string compute_dtype;
   std::string state_dtype;
   size_t weight_bytes = 0;
-  bool has_gpu = false;         // its memory is told too
+  bool has_gpu = false;         // its memory is reported, too
   bool has_dictionary = false;  // some layer grows centroids
 };
 

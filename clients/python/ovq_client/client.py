@@ -114,7 +114,7 @@ def _session_key(session_id: str | None) -> str:
 
 
 def _parts(prompt: Prompt) -> list[Prompt]:
-    """Pieces that add up to the prompt; text is cut between characters."""
+    """Parts that add up to the prompt; text is cut between characters."""
     if not isinstance(prompt, str):
         return [prompt[i : i + _PART_IDS] for i in range(0, len(prompt), _PART_IDS)] or [prompt]
     data = prompt.encode()

@@ -141,11 +141,11 @@ TEST(CallLines, SeveralValuesAreNone) {
   EXPECT_FALSE(line.contains("parent_id"));
 }
 
-TEST(CallLines, TraceStateInPiecesIsOneList) {
+TEST(CallLines, TraceStateInSeveralHeadersIsOneList) {
   TestServer server;
   grpc::ClientContext context;
   context.AddMetadata("traceparent", kParent);
-  for (const char* piece : {"rojo=1", "congo=2"}) context.AddMetadata("tracestate", piece);
+  for (const char* part : {"rojo=1", "congo=2"}) context.AddMetadata("tracestate", part);
   v1::ScoreResponse response;
   ASSERT_THAT(server.inference().Score(&context, Score("hello"), &response), Succeeds());
   EXPECT_EQ(Trailing(context, "tracestate"), "rojo=1,congo=2");
