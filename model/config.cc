@@ -19,9 +19,7 @@ using Json = nlohmann::json;
 
 constexpr size_t kMaxConfigBytes = 16 << 20;
 constexpr int64_t kMaxVocab = 1 << 21;
-constexpr int64_t kMaxWindow = 1 << 24;
 constexpr int64_t kMaxWidth = 1 << 20;
-constexpr int64_t kMaxHeadDim = 1 << 14;
 constexpr int64_t kMaxLayers = 4096;
 
 // Fields that transformers writes and that mean nothing here.
@@ -98,43 +96,7 @@ absl::Status FillAttrs(const Json& json, ModelConfig& config) {
   return absl::OkStatus();
 }
 
-// Reads fields one after another and keeps the first error, so that a list of fields stays a list.
-class Reader {
- public:
-  explicit Reader(const Attrs& attrs) : attrs_(attrs) {}
-  const absl::Status& status() const { return status_; }
-  void Fail(absl::Status status) { status_.Update(status); }
-
-  int64_t Int(std::string_view key, int64_t min, int64_t max) {
-    return Keep(attrs_.Int(key, min, max));
-  }
-  int64_t IntOr(std::string_view key, int64_t fallback, int64_t min, int64_t max) {
-    return Keep(attrs_.IntOr(key, fallback, min, max));
-  }
-  double FloatOr(std::string_view key, double fallback, double min, double max) {
-    return Keep(attrs_.FloatOr(key, fallback, min, max));
-  }
-  bool BoolOr(std::string_view key, bool fallback) { return Keep(attrs_.BoolOr(key, fallback)); }
-  std::string StringOr(std::string_view key, std::string fallback) {
-    return Keep(attrs_.StringOr(key, std::move(fallback)));
-  }
-  std::vector<std::string> Strings(std::string_view key) { return Keep(attrs_.Strings(key)); }
-  std::vector<int64_t> IntPerLayer(std::string_view key, int n, int64_t min, int64_t max) {
-    return Keep(attrs_.IntPerLayer(key, n, min, max));
-  }
-
- private:
-  template <class T>
-  T Keep(absl::StatusOr<T> value) {
-    if (value.ok()) return *std::move(value);
-    status_.Update(value.status());
-    return T();
-  }
-  const Attrs& attrs_;
-  absl::Status status_;
-};
-
-absl::Status ReadLayerTypes(Reader& reader, ModelConfig& config) {
+absl::Status ReadLayerTypes(AttrReader& reader, ModelConfig& config) {
   config.layer_types = reader.Strings("layer_types");
   if (!reader.status().ok()) return reader.status();
   if (static_cast<int64_t>(config.layer_types.size()) != config.n_layers) {
@@ -152,47 +114,28 @@ absl::Status ReadLayerTypes(Reader& reader, ModelConfig& config) {
   return absl::OkStatus();
 }
 
-bool UsesSection(const ModelConfig& config, std::string_view section) {
-  for (const std::string& type : config.layer_types) {
-    if (FindMixer(type)->section == section) return true;
-  }
-  return false;
-}
-
-// Fields shared by the attention layers. Those layers read them again, with what they need; here
-// they are held against one another, and count as known even where no layer uses them.
-absl::Status CheckAttention(Reader& reader, const ModelConfig& config) {
-  const int64_t heads = reader.IntOr("num_attention_heads", 0, 1, kMaxWidth);
-  const int64_t kv_heads = reader.IntOr("num_key_value_heads", heads, 1, kMaxWidth);
-  const int64_t head_dim = reader.IntOr("head_dim", 0, 1, kMaxHeadDim);
-  reader.IntOr("value_head_dim", head_dim, 1, kMaxHeadDim);
-  reader.IntOr("sliding_window", 1, 1, kMaxWindow);
-  reader.FloatOr("rope_theta", 10000.0, 1.0, 1e15);
-  if (!reader.status().ok()) return reader.status();
-  if (kv_heads > 0 && heads % kv_heads != 0) {
-    return Invalid("num_attention_heads",
-                   absl::StrCat(heads, " is not a multiple of ", "num_key_value_heads ", kv_heads));
+// What the layers say of their fields, by their states on the least demanding device. Fields that
+// several mixers share are known even where no layer reads them.
+absl::Status CheckLayers(const ModelConfig& config) {
+  for (const char* field : {"num_attention_heads", "num_key_value_heads", "head_dim",
+                            "value_head_dim", "sliding_window", "rope_theta"}) {
+    config.model.Ignore(field);
   }
   for (const std::string& type : config.layer_types) {
-    if (type == "sliding_attention" && head_dim % 2 != 0) {
-      return Invalid("head_dim", absl::StrCat(head_dim, " is odd, but sliding_attention turns ",
-                                              "pairs of channels (RoPE)"));
-    }
+    const MixerEntry& entry = *FindMixer(type);
+    const absl::Status status = entry
+                                    .state({.model = config.model,
+                                            .section = config.section(entry.section),
+                                            .kv_dtype = DType::kF32,
+                                            .device = Device::kReference})
+                                    .status();
+    if (!status.ok()) return status;
   }
   return absl::OkStatus();
 }
 
-absl::Status CheckOvq(ModelConfig& config) {
-  if (!UsesSection(config, "ovq")) return absl::OkStatus();
-  Reader reader(config.section("ovq"));
-  reader.IntOr("chunk_size", 128, 2, 65536);
-  config.default_slot_cap =
-      reader.IntOr("max_centroids", 2048, 2, std::numeric_limits<int32_t>::max());
-  return reader.status();
-}
-
 // eos_token_id: an integer or a list of them.
-absl::Status ReadSpecialTokens(const Json& json, Reader& reader, ModelConfig& config) {
+absl::Status ReadSpecialTokens(const Json& json, AttrReader& reader, ModelConfig& config) {
   if (config.model.Has("bos_token_id")) {
     config.bos_token_id =
         static_cast<int32_t>(reader.Int("bos_token_id", 0, config.vocab_size - 1));
@@ -212,24 +155,17 @@ absl::Status ReadSpecialTokens(const Json& json, Reader& reader, ModelConfig& co
   return reader.status();
 }
 
-absl::Status ReadDType(Reader& reader, ModelConfig& config) {
+absl::Status ReadDType(AttrReader& reader, ModelConfig& config) {
+  constexpr std::string_view kNames[] = {"float32", "bfloat16", "float16"};
+  constexpr DType kTypes[] = {DType::kF32, DType::kBF16, DType::kF16};
   // Newer versions of transformers call the field dtype.
-  const std::string name = reader.StringOr("torch_dtype", reader.StringOr("dtype", "float32"));
-  if (!reader.status().ok()) return reader.status();
-  if (name == "float32") {
-    config.weights_dtype = DType::kF32;
-  } else if (name == "bfloat16") {
-    config.weights_dtype = DType::kBF16;
-  } else if (name == "float16") {
-    config.weights_dtype = DType::kF16;
-  } else {
-    return Invalid("torch_dtype", absl::StrCat("unknown value ", Quoted(name),
-                                               "; known: float32, bfloat16, float16"));
-  }
-  return absl::OkStatus();
+  const char* field = config.model.Has("torch_dtype") ? "torch_dtype" : "dtype";
+  config.model.Ignore("dtype");
+  config.weights_dtype = kTypes[reader.ChoiceOr(field, kNames)];
+  return reader.status();
 }
 
-absl::Status ReadTokenizer(const std::string& folder, Reader& reader, ModelConfig& config) {
+absl::Status ReadTokenizer(const std::string& folder, AttrReader& reader, ModelConfig& config) {
   const std::string kind = reader.StringOr("tokenizer", "");
   const int64_t offset = reader.IntOr("tokenizer_byte_offset", 0, 0, kMaxVocab);
   if (!reader.status().ok()) return reader.status();
@@ -261,21 +197,18 @@ absl::Status ReadTokenizer(const std::string& folder, Reader& reader, ModelConfi
   return absl::OkStatus();
 }
 
-absl::Status ReadModel(Reader& reader, ModelConfig& config) {
-  config.model_type = reader.StringOr("model_type", "");
-  if (reader.status().ok() && config.model_type != "ovq_hybrid") {
-    return Invalid("model_type", absl::StrCat("unknown value ", Quoted(config.model_type),
-                                              "; known: ovq_hybrid"));
-  }
+absl::Status ReadModel(AttrReader& reader, ModelConfig& config) {
+  constexpr std::string_view kModelTypes[] = {"ovq_hybrid"};
+  constexpr std::string_view kActivations[] = {"silu"};
+  if (!config.model.Has("model_type"))
+    return Invalid("model_type", "expected ovq_hybrid, but it is missing");
+  config.model_type = kModelTypes[reader.ChoiceOr("model_type", kModelTypes)];
   config.vocab_size = reader.Int("vocab_size", 1, kMaxVocab);
   config.hidden_size = reader.Int("hidden_size", 1, kMaxWidth);
   config.n_layers = static_cast<int>(reader.Int("num_hidden_layers", 1, kMaxLayers));
   config.rms_norm_eps = static_cast<float>(reader.FloatOr("rms_norm_eps", 1e-5, 0.0, 1.0));
   config.tie_word_embeddings = reader.BoolOr("tie_word_embeddings", false);
-  const std::string act = reader.StringOr("hidden_act", "silu");
-  if (reader.status().ok() && act != "silu") {
-    return Invalid("hidden_act", absl::StrCat("unknown value ", Quoted(act), "; known: silu"));
-  }
+  reader.ChoiceOr("hidden_act", kActivations);
   if (!reader.status().ok()) return reader.status();
   config.intermediate_size = reader.IntPerLayer("intermediate_size", config.n_layers, 0, kMaxWidth);
   return reader.status();
@@ -283,11 +216,10 @@ absl::Status ReadModel(Reader& reader, ModelConfig& config) {
 
 absl::Status Read(const std::string& folder, const Json& json, ModelConfig& config) {
   absl::Status status = FillAttrs(json, config);
-  Reader reader(config.model);
+  AttrReader reader(config.model);
   if (status.ok()) status = ReadModel(reader, config);
   if (status.ok()) status = ReadLayerTypes(reader, config);
-  if (status.ok()) status = CheckAttention(reader, config);
-  if (status.ok()) status = CheckOvq(config);
+  if (status.ok()) status = CheckLayers(config);
   if (status.ok()) status = ReadSpecialTokens(json, reader, config);
   if (status.ok()) status = ReadDType(reader, config);
   if (status.ok()) status = ReadTokenizer(folder, reader, config);

@@ -29,8 +29,6 @@ struct ModelConfig {
   bool tie_word_embeddings = false;
   std::optional<int32_t> bos_token_id;
   std::vector<int32_t> eos_token_ids;  // may be empty
-  int64_t default_slot_cap = 0;        // ovq.slot_cap within the server's limit; 0 if no layer
-                                       // grows centroids
   DType weights_dtype = DType::kF32;   // torch_dtype
 
   TokenizerKind tokenizer = TokenizerKind::kNone;

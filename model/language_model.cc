@@ -5,13 +5,12 @@
 #include <bit>
 #include <cstring>
 #include <set>
-#include <span>
 #include <utility>
 
 #include "absl/status/status.h"
 #include "absl/strings/str_cat.h"
 #include "base/sha256.h"
-#include "kernels/mixers/stage.h"
+#include "kernels/mixers/common/attention.h"
 #include "model/weights.h"
 
 namespace ovq {
@@ -32,77 +31,6 @@ TensorView Matrix(ScratchScope& scope, DType dtype, int64_t rows, int64_t width)
   return {scope.Allocate<std::byte>(bytes), dtype, {rows, width}};
 }
 
-// Takes a model's parts out of its weights. The first error stays, later calls give empty parts.
-class Loader {
- public:
-  Loader(const ModelConfig& config, DType compute, DType state, Weights& weights,
-         DeviceContext& context)
-      : config_(config), compute_(compute), state_(state), weights_(weights), context_(context) {}
-
-  const absl::Status& status() const { return status_; }
-
-  TensorView Take(const std::string& name, const Shape& shape) {
-    return status_.ok() ? Keep(weights_.Take(name, shape)) : TensorView{};
-  }
-  Buffer Norm(const std::string& name) {
-    const TensorView view = Take(name, {config_.hidden_size});
-    if (!status_.ok()) return Buffer();
-    const std::vector<float> values = ToFloats(view);
-    return context_.Upload(values.data(), values.size() * sizeof(float));
-  }
-  Linear Pack(std::span<const TensorView> parts) {
-    return status_.ok() ? Keep(Linear::Make(parts, compute_, context_)) : Linear();
-  }
-  DecoderLayer Layer(int i) {
-    const std::string prefix = absl::StrCat("model.layers.", i, ".");
-    DecoderLayer layer;
-    layer.d_ff = config_.intermediate_size[i];
-    layer.input_norm = Norm(absl::StrCat(prefix, "input_layernorm.weight"));
-    layer.mixer = Mixer(i, prefix);
-    if (layer.d_ff == 0) return layer;
-    const Shape up{layer.d_ff, config_.hidden_size};
-    const Shape down{config_.hidden_size, layer.d_ff};
-    layer.feed_forward_norm = Norm(absl::StrCat(prefix, "post_attention_layernorm.weight"));
-    const TensorView gate_up[] = {Take(absl::StrCat(prefix, "mlp.gate_proj.weight"), up),
-                                  Take(absl::StrCat(prefix, "mlp.up_proj.weight"), up)};
-    layer.gate_up = Pack(gate_up);
-    const TensorView down_part = Take(absl::StrCat(prefix, "mlp.down_proj.weight"), down);
-    layer.down = Pack({&down_part, 1});
-    return layer;
-  }
-
- private:
-  std::unique_ptr<SequenceMixer> Mixer(int i, const std::string& prefix) {
-    if (!status_.ok()) return nullptr;
-    const WeightSource source = [&](std::string_view leaf, const Shape& shape) {
-      return weights_.Take(absl::StrCat(prefix, std::string(leaf)), shape);
-    };
-    const MixerEntry& entry = *FindMixer(config_.layer_types[i]);
-    return Keep(entry.make({.layer = i,
-                            .type = config_.layer_types[i],
-                            .state = {.model = config_.model,
-                                      .section = config_.section(entry.section),
-                                      .state_dtype = state_,
-                                      .device = context_.device()},
-                            .weights = source,
-                            .compute_dtype = compute_,
-                            .context = context_}));
-  }
-  template <class T>
-  T Keep(absl::StatusOr<T> value) {
-    if (value.ok()) return *std::move(value);
-    status_.Update(value.status());
-    return T();
-  }
-
-  const ModelConfig& config_;
-  DType compute_;
-  DType state_;
-  Weights& weights_;
-  DeviceContext& context_;
-  absl::Status status_;
-};
-
 // Every field that config.json holds has been read by someone; sections of layer types that the
 // model does not use may stand there unread.
 absl::Status CheckAllRead(const ModelConfig& config) {
@@ -120,12 +48,11 @@ absl::Status WithContext(const absl::Status& status, std::string_view context) {
 }  // namespace
 
 size_t FullKvBytesPerToken(const ModelConfig& config, DType state_dtype) {
-  constexpr int64_t kMax = 1 << 30;  // ranges were checked when the config was read
-  const int64_t heads = config.model.IntOr("num_attention_heads", 0, 0, kMax).value();
-  const int64_t kv_heads = config.model.IntOr("num_key_value_heads", heads, 0, kMax).value();
-  const int64_t head_dim = config.model.IntOr("head_dim", 0, 0, kMax).value();
-  const int64_t value_dim = config.model.IntOr("value_head_dim", head_dim, 0, kMax).value();
-  return static_cast<size_t>(config.n_layers * kv_heads * (head_dim + value_dim)) *
+  AttrReader reader(config.model);
+  const AttentionShape shape = ReadAttentionShape(reader);
+  if (!reader.ok()) return 0;
+  return static_cast<size_t>(int64_t{config.n_layers} * shape.n_kv_heads *
+                             (shape.head_dim + shape.value_head_dim)) *
          DTypeBytes(state_dtype);
 }
 
@@ -137,7 +64,7 @@ absl::StatusOr<StateLayout> PlanStateLayout(const ModelConfig& config, DType sta
     const MixerEntry& entry = *FindMixer(type);
     absl::StatusOr<MixerState> state = entry.state({.model = config.model,
                                                     .section = config.section(entry.section),
-                                                    .state_dtype = state_dtype,
+                                                    .kv_dtype = state_dtype,
                                                     .device = device});
     if (!state.ok()) return state.status();
     states.push_back(*std::move(state));
@@ -204,8 +131,6 @@ absl::StatusOr<std::unique_ptr<LanguageModel>> LanguageModel::Load(const std::st
   if (!config.ok()) return config.status();
   absl::StatusOr<Weights> weights = Weights::Open(folder);
   if (!weights.ok()) return weights.status();
-  config->default_slot_cap = std::min(config->default_slot_cap, options.limits.max_slot_cap);
-
   std::unique_ptr<LanguageModel> model(new LanguageModel);
   model->config_ = *std::move(config);
   model->compute_dtype_ = options.compute_dtype.value_or(
@@ -226,18 +151,51 @@ absl::StatusOr<std::unique_ptr<LanguageModel>> LanguageModel::Load(const std::st
   return model;
 }
 
+std::unique_ptr<SequenceMixer> LanguageModel::MakeMixer(int i, WeightReader& weights,
+                                                        DeviceContext& context) const {
+  const MixerEntry& entry = *FindMixer(config_.layer_types[i]);
+  absl::StatusOr<std::unique_ptr<SequenceMixer>> mixer =
+      entry.make({.layer = i,
+                  .state = {.model = config_.model,
+                            .section = config_.section(entry.section),
+                            .kv_dtype = state_dtype_,
+                            .device = context.device()},
+                  .weights = weights,
+                  .compute_dtype = compute_dtype_,
+                  .context = context});
+  weights.Update(mixer.status());
+  return mixer.ok() ? *std::move(mixer) : nullptr;
+}
+
+absl::Status LanguageModel::LoadLayer(int i, const WeightSource& source, DeviceContext& context) {
+  WeightReader reader(source, compute_dtype_, context, absl::StrCat("model.layers.", i, "."));
+  const int64_t d_model = config_.hidden_size;
+  DecoderLayer& layer = layers_.emplace_back();
+  layer.d_ff = config_.intermediate_size[i];
+  layer.input_norm = reader.Floats("input_layernorm.weight", {d_model});
+  layer.mixer = MakeMixer(i, reader, context);
+  if (layer.d_ff == 0) return reader.status();
+  layer.feed_forward_norm = reader.Floats("post_attention_layernorm.weight", {d_model});
+  layer.gate_up = reader.Product(
+      {{"mlp.gate_proj.weight", layer.d_ff}, {"mlp.up_proj.weight", layer.d_ff}}, d_model);
+  layer.down = reader.Product({{"mlp.down_proj.weight", d_model}}, layer.d_ff);
+  return reader.status();
+}
+
 absl::Status LanguageModel::LoadParts(Weights& weights, DeviceContext& context) {
-  Loader loader(config_, compute_dtype_, state_dtype_, weights, context);
-  const Shape table_shape{config_.vocab_size, config_.hidden_size};
-  const TensorView table = loader.Take("model.embed_tokens.weight", table_shape);
-  for (int i = 0; i < config_.n_layers && loader.status().ok(); ++i) {
-    layers_.push_back(loader.Layer(i));
+  const WeightSource source = [&](const std::string& name, const Shape& shape) {
+    return weights.Take(name, shape);
+  };
+  WeightReader reader(source, compute_dtype_, context);
+  const TensorView table =
+      reader.Take("model.embed_tokens.weight", {config_.vocab_size, config_.hidden_size});
+  for (int i = 0; i < config_.n_layers && reader.status().ok(); ++i) {
+    reader.Update(LoadLayer(i, source, context));
   }
-  final_norm_ = loader.Norm("model.norm.weight");
-  const TensorView head =
-      config_.tie_word_embeddings ? table : loader.Take("lm_head.weight", table_shape);
-  lm_head_ = loader.Pack({&head, 1});
-  if (!loader.status().ok()) return loader.status();
+  final_norm_ = reader.Floats("model.norm.weight", {config_.hidden_size});
+  const char* head = config_.tie_word_embeddings ? "model.embed_tokens.weight" : "lm_head.weight";
+  lm_head_ = reader.Product({{head, config_.vocab_size}}, config_.hidden_size);
+  if (!reader.status().ok()) return reader.status();
   absl::Status status = weights.CheckAllTaken();
   status.Update(CheckAllRead(config_));
   if (!status.ok()) return status;
@@ -264,7 +222,8 @@ TensorView LanguageModel::Forward(const StepBatch& batch, DeviceContext& context
   }
   StepSeqs seqs = rows->seqs();
   if (replayed) RoundBounds(seqs);
-  const StagedStep step = StageStep(context, seqs, rows->token_ids, rows->logit_rows);
+  const StagedStep step =
+      StageStep(context, seqs, layout_->growths(), rows->token_ids, rows->logit_rows);
   const TensorView logits =
       Matrix(scope, DType::kF32, static_cast<int64_t>(step.logit_rows.size()), config_.vocab_size);
   if (!replayed) {
@@ -283,12 +242,13 @@ void LanguageModel::Run(const StagedStep& step, DeviceContext& context, TensorVi
   const TensorView h = Matrix(scope, DType::kF32, n_rows, config_.hidden_size);
   const TensorView x = Matrix(scope, compute_dtype_, n_rows, config_.hidden_size);
   const float eps = config_.rms_norm_eps;
+  StepTensors tensors(scope);
 
   Embed(context, embedding_, step.token_ids, h);
   for (size_t i = 0; i < layers_.size(); ++i) {
     const DecoderLayer& layer = layers_[i];
     RmsNorm(context, h, ViewOf(layer.input_norm), eps, x);
-    layer.mixer->Forward(step.seqs, x, layout_->layer(static_cast<int>(i)), context, h);
+    layer.mixer->Forward({context, step.seqs, layout_->layer(static_cast<int>(i)), tensors}, x, h);
     FeedForward(layer, eps, context, h, x);
   }
   if (step.logit_rows.empty()) return;

@@ -8,7 +8,6 @@
 
 #include "absl/status/statusor.h"
 #include "kernels/mixers/mixer.h"
-#include "kernels/mixers/stage.h"
 #include "kernels/ops/ops.h"
 #include "model/config.h"
 #include "model/state_layout.h"
@@ -69,6 +68,10 @@ class LanguageModel {
  private:
   LanguageModel();
   absl::Status LoadParts(Weights& weights, DeviceContext& context);
+  absl::Status LoadLayer(int i, const WeightSource& source, DeviceContext& context);
+  // Null, and the reader's status says why.
+  std::unique_ptr<SequenceMixer> MakeMixer(int i, WeightReader& weights,
+                                           DeviceContext& context) const;
   // Embed, layers, norm, head: launches that depend on the shape of the step alone.
   void Run(const StagedStep& step, DeviceContext& context, TensorView logits) const;
 

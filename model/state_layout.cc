@@ -38,13 +38,13 @@ class Hasher {
 }  // namespace
 
 size_t StateLayout::Group::bytes_of(int64_t slots) const {
-  return block_bytes * static_cast<size_t>((slots + kBlockSlots - 1) / kBlockSlots);
+  return block_bytes * static_cast<size_t>(BlocksOf(slots));
 }
 
 size_t StateLayout::WholePages(size_t bytes) const { return RoundUp(bytes, page_bytes_); }
 
-int64_t StateLayout::MostSlots(const Group& group, int64_t slot_cap) const {
-  return group.growth.law == Growth::Law::kTokens ? limits_.max_unbounded_tokens : slot_cap;
+int64_t StateLayout::MostSlots(const Growth& growth, int64_t slot_cap) const {
+  return growth.capped() ? slot_cap : limits_.max_unbounded_tokens;
 }
 
 StateLayout::StateLayout(const std::vector<MixerState>& layers, const StateLimits& limits,
@@ -52,33 +52,39 @@ StateLayout::StateLayout(const std::vector<MixerState>& layers, const StateLimit
     : layers_(layers.size()), limits_(limits), page_bytes_(page_bytes) {
   Check(page_bytes > 0 && page_bytes % kPartAlignment == 0, "size of a page");
   Hasher hasher;
-  std::vector<int> group_of(layers.size(), -1);
   for (size_t i = 0; i < layers.size(); ++i) {
     const MixerState& state = layers[i];
-    layers_[i].fixed_offset = fixed_bytes_;
+    LayerState& layer = layers_[i];
+    layer.fixed_offset = fixed_bytes_;
     fixed_bytes_ += RoundUp(state.fixed.bytes(), kPartAlignment);
+    for (size_t f = 0; f < state.fixed.list().size(); ++f) {
+      const auto& initial = state.fixed.list()[f].initial;
+      if (!initial) continue;
+      images_.push_back({layer.fixed_offset + state.fixed.offset(static_cast<int>(f)), initial});
+    }
     hasher.Add(state.fixed);
     hasher.Add(state.block);
-    hasher.Add(static_cast<uint64_t>(state.growth.law));
-    hasher.Add(static_cast<uint64_t>(state.growth.chunk_len));
-    if (state.growth.law == Growth::Law::kNone) continue;
-    const auto group = std::find_if(groups_.begin(), groups_.end(),
-                                    [&](const Group& g) { return g.growth == state.growth; });
-    group_of[i] = static_cast<int>(group - groups_.begin());
-    if (group == groups_.end()) groups_.push_back({.growth = state.growth});
-    Group& mine = groups_[group_of[i]];
-    layers_[i].blocks_offset = mine.block_bytes;  // within a block; the group's offset follows
-    mine.block_bytes += RoundUp(state.block.bytes(), kPartAlignment);
+    hasher.Add(state.growth.name);
+    if (!state.growth.exists()) continue;
+    const auto law = std::ranges::find(growths_, state.growth);
+    layer.growth = static_cast<int>(law - growths_.begin());
+    if (law == growths_.end()) {
+      growths_.push_back(state.growth);
+      groups_.emplace_back();
+    }
+    Group& group = groups_[layer.growth];
+    layer.blocks_offset = group.block_bytes;  // within a block; the group's offset follows
+    group.block_bytes += RoundUp(state.block.bytes(), kPartAlignment);
   }
   virtual_bytes_ = std::max(WholePages(fixed_bytes_), page_bytes);
-  for (Group& group : groups_) {
-    group.offset = virtual_bytes_;
-    virtual_bytes_ += WholePages(group.bytes_of(MostSlots(group, limits.max_slot_cap)));
+  for (size_t i = 0; i < groups_.size(); ++i) {
+    groups_[i].offset = virtual_bytes_;
+    virtual_bytes_ += WholePages(groups_[i].bytes_of(MostSlots(growths_[i], limits.max_slot_cap)));
   }
-  for (size_t i = 0; i < layers.size(); ++i) {
-    if (group_of[i] < 0) continue;
-    layers_[i].blocks_offset += groups_[group_of[i]].offset;
-    layers_[i].block_stride = groups_[group_of[i]].block_bytes;
+  for (LayerState& layer : layers_) {
+    if (layer.growth < 0) continue;
+    layer.blocks_offset += groups_[layer.growth].offset;
+    layer.block_stride = groups_[layer.growth].block_bytes;
   }
   fingerprint_ = hasher.value();
 }
@@ -86,9 +92,9 @@ StateLayout::StateLayout(const std::vector<MixerState>& layers, const StateLimit
 std::vector<StateExtent> StateLayout::live_extents_at(int64_t position, int64_t slot_cap) const {
   std::vector<StateExtent> extents;
   if (fixed_bytes_ > 0) extents.push_back({0, fixed_bytes_});
-  for (const Group& group : groups_) {
-    const int64_t slots = LiveSlots(group.growth, position, slot_cap);
-    if (slots > 0) extents.push_back({group.offset, group.bytes_of(slots)});
+  for (size_t i = 0; i < groups_.size(); ++i) {
+    const int64_t slots = growths_[i].live(position, slot_cap);
+    if (slots > 0) extents.push_back({groups_[i].offset, groups_[i].bytes_of(slots)});
   }
   return extents;
 }
@@ -100,53 +106,44 @@ std::vector<StateExtent> StateLayout::extents_at(int64_t position, int64_t slot_
 }
 
 size_t StateLayout::live_bytes_at(int64_t position, int64_t slot_cap) const {
-  size_t bytes = fixed_bytes_;
-  for (const Group& group : groups_) {
-    bytes += group.bytes_of(LiveSlots(group.growth, position, slot_cap));
-  }
+  size_t bytes = 0;
+  for (const StateExtent& extent : live_extents_at(position, slot_cap)) bytes += extent.bytes;
   return bytes;
 }
 
 size_t StateLayout::bytes_at(int64_t position, int64_t slot_cap) const {
   size_t bytes = WholePages(fixed_bytes_);
-  for (const Group& group : groups_) {
-    bytes += WholePages(group.bytes_of(LiveSlots(group.growth, position, slot_cap)));
+  for (size_t i = 0; i < groups_.size(); ++i) {
+    bytes += WholePages(groups_[i].bytes_of(growths_[i].live(position, slot_cap)));
   }
   return bytes;
 }
 
 size_t StateLayout::bytes_cap(int64_t slot_cap) const {
   size_t bytes = WholePages(fixed_bytes_);
-  for (const Group& group : groups_) {
-    bytes += WholePages(group.bytes_of(MostSlots(group, slot_cap)));
+  for (size_t i = 0; i < groups_.size(); ++i) {
+    bytes += WholePages(groups_[i].bytes_of(MostSlots(growths_[i], slot_cap)));
   }
   return bytes;
 }
 
-bool StateLayout::has_unbounded() const {
-  return std::any_of(groups_.begin(), groups_.end(),
-                     [](const Group& g) { return g.growth.law == Growth::Law::kTokens; });
+bool StateLayout::has_unbounded() const { return !std::ranges::all_of(growths_, &Growth::capped); }
+
+const Growth* StateLayout::capped() const {
+  const auto found = std::ranges::find_if(growths_, &Growth::capped);
+  return found == growths_.end() ? nullptr : &*found;
 }
 
-bool StateLayout::has_slot_cap() const {
-  return std::any_of(groups_.begin(), groups_.end(),
-                     [](const Group& g) { return g.growth.law == Growth::Law::kCentroids; });
+int64_t StateLayout::default_slot_cap() const {
+  return capped() ? std::min(capped()->default_slot_cap, limits_.max_slot_cap) : 0;
 }
 
 int64_t StateLayout::LiveSlotsAt(int64_t position, int64_t slot_cap) const {
-  for (const Group& group : groups_) {
-    if (group.growth.law != Growth::Law::kCentroids) continue;
-    return LiveSlots(group.growth, position, slot_cap);
-  }
-  return 0;
+  return capped() ? capped()->live(position, slot_cap) : 0;
 }
 
 int64_t StateLayout::DictionaryTokens(int64_t position) const {
-  for (const Group& group : groups_) {
-    if (group.growth.law != Growth::Law::kCentroids) continue;
-    return position / group.growth.chunk_len * group.growth.chunk_len;
-  }
-  return 0;
+  return capped() ? position / capped()->period * capped()->period : 0;
 }
 
 }  // namespace ovq

@@ -10,11 +10,12 @@
 #pragma once
 
 #include <cstdint>
-#include <string>
+#include <memory>
+#include <span>
 #include <vector>
 
 #include "kernels/common/state_memory.h"
-#include "kernels/mixers/mixer.h"
+#include "kernels/mixers/state.h"
 
 namespace ovq {
 
@@ -22,12 +23,6 @@ namespace ovq {
 struct StateLimits {
   int64_t max_slot_cap = 65536;            // the largest cap a session may ask for
   int64_t max_unbounded_tokens = 1 << 20;  // positions a session with kTokens layers may reach
-};
-
-// A range of one session's bytes, relative to its base.
-struct StateExtent {
-  size_t offset;
-  size_t bytes;
 };
 
 class StateLayout {
@@ -39,12 +34,20 @@ class StateLayout {
   const LayerState& layer(int i) const { return layers_[i]; }
   const StateLimits& limits() const { return limits_; }
   size_t page_bytes() const { return page_bytes_; }
+  // The laws of growth, as LayerState::growth counts them.
+  std::span<const Growth> growths() const { return growths_; }
+  // What a new session's fixed part holds where that is not zero.
+  struct Image {
+    size_t offset;
+    std::shared_ptr<const std::vector<std::byte>> bytes;
+  };
+  const std::vector<Image>& images() const { return images_; }
 
-  // Physical bytes a session holds after `position` tokens with dictionary cap N: the whole pages
+  // Physical bytes a session holds after `position` tokens with this slot cap: the whole pages
   // of the fixed part and, in each group, of the blocks that have a live slot. Equal to the pool's
   // committed bytes.
   size_t bytes_at(int64_t position, int64_t slot_cap) const;
-  // The most the session will ever hold (for kTokens layers: at limits().max_unbounded_tokens).
+  // The most the session will ever hold (layers without a cap: at limits().max_unbounded_tokens).
   size_t bytes_cap(int64_t slot_cap) const;
   // The committed ranges behind bytes_at, in address order; each a multiple of the page size.
   std::vector<StateExtent> extents_at(int64_t position, int64_t slot_cap) const;
@@ -53,11 +56,13 @@ class StateLayout {
   std::vector<StateExtent> live_extents_at(int64_t position, int64_t slot_cap) const;
   size_t live_bytes_at(int64_t position, int64_t slot_cap) const;
   size_t virtual_bytes() const { return virtual_bytes_; }  // address range per session
-  bool has_unbounded() const;                              // some layer is kTokens
-  bool has_slot_cap() const;
-  int64_t LiveSlotsAt(int64_t position, int64_t slot_cap) const;  // 0 without kCentroids
-  // Tokens that a dictionary has taken up after `position` tokens: those of whole chunks.
-  int64_t DictionaryTokens(int64_t position) const;  // 0 without kCentroids
+  bool has_unbounded() const;  // some layer grows a slot a token, without a cap
+  bool has_slot_cap() const { return capped() != nullptr; }
+  // Of the layers whose slots are capped (0 without one): the cap of sessions that do not say, the
+  // slots live after `position` tokens, and the tokens that these slots then stand for.
+  int64_t default_slot_cap() const;
+  int64_t LiveSlotsAt(int64_t position, int64_t slot_cap) const;
+  int64_t DictionaryTokens(int64_t position) const;
   // Hash of every field's name, type, shape and offset: equal layouts only.
   uint64_t fingerprint() const { return fingerprint_; }
 
@@ -66,16 +71,18 @@ class StateLayout {
 
  private:
   struct Group {
-    Growth growth;
     size_t offset = 0;       // from the session's base, page-aligned
     size_t block_bytes = 0;  // all its layers
     size_t bytes_of(int64_t slots) const;
   };
   size_t WholePages(size_t bytes) const;
-  int64_t MostSlots(const Group& group, int64_t slot_cap) const;
+  int64_t MostSlots(const Growth& growth, int64_t slot_cap) const;
+  const Growth* capped() const;  // the first law with a cap
 
   std::vector<LayerState> layers_;
-  std::vector<Group> groups_;
+  std::vector<Growth> growths_;
+  std::vector<Group> groups_;  // by law
+  std::vector<Image> images_;
   StateLimits limits_;
   size_t page_bytes_;
   size_t fixed_bytes_ = 0;  // all layers, each aligned

@@ -81,7 +81,7 @@ EngineModel ForEngine(const LanguageModel& model, const Tokenizer& tokenizer) {
   EngineModel result;
   result.vocab_size = config.vocab_size;
   result.eos_token_ids = config.eos_token_ids;
-  result.default_slot_cap = static_cast<int32_t>(config.default_slot_cap);
+  result.default_slot_cap = static_cast<int32_t>(model.layout().default_slot_cap());
   result.full_kv_bytes_per_token = model.full_kv_bytes_per_token();
   result.layout = &model.layout();
   result.tokenizer = tokenizer.has_text() ? &tokenizer : nullptr;
@@ -124,16 +124,16 @@ EngineOptions ForEngine(const Options& options, size_t state_memory_bytes) {
 void LogSummary(const LanguageModel& model, const ModelDescription& description,
                 const EngineOptions& options, Log& log) {
   const size_t cap =
-      model.layout().bytes_cap(static_cast<int32_t>(model.config().default_slot_cap));
+      model.layout().bytes_cap(static_cast<int32_t>(model.layout().default_slot_cap()));
   const int fit =
-      SessionSlots(model.layout(), static_cast<int32_t>(model.config().default_slot_cap),
+      SessionSlots(model.layout(), static_cast<int32_t>(model.layout().default_slot_cap()),
                    options.state_memory_bytes, options.max_sessions);
   log.Info(absl::StrFormat("model %s: %d parameters, %d layers, %d weight bytes, compute %s on %s",
                            description.name, description.parameters, description.layer_types.size(),
                            model.weight_bytes(), description.compute_dtype, description.device));
   log.Info(absl::StrFormat(
       "state: %s, at most %d bytes a session at max_centroids %d; %d sessions fit in %d bytes",
-      description.state_dtype, cap, model.config().default_slot_cap, fit,
+      description.state_dtype, cap, model.layout().default_slot_cap(), fit,
       options.state_memory_bytes));
 }
 

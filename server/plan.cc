@@ -47,7 +47,7 @@ std::vector<Row> MakeRows(const Options& options, const ModelConfig& config,
   const size_t kv = FullKvBytesPerToken(config, StateDType(options, config));
   std::vector<int64_t> caps = options.plan_slot_caps;
   if (caps.empty() || !layout.has_slot_cap()) {
-    caps = {std::min<int64_t>(config.default_slot_cap, options.max_slot_cap)};
+    caps = {layout.default_slot_cap()};
   }
   std::vector<Row> rows;
   for (const int64_t cap : caps) {

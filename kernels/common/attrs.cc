@@ -1,7 +1,10 @@
 #include "kernels/common/attrs.h"
 
+#include <cmath>
+
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_join.h"
+#include "base/text.h"
 
 namespace ovq {
 namespace {
@@ -23,11 +26,9 @@ std::string Describe(const Attrs::Value& value) {
   return std::visit(Visitor{}, value);
 }
 
-absl::Status Wrong(const std::string& path, std::string_view key, const std::string& expected,
-                   const Attrs::Value* value) {
-  return absl::InvalidArgumentError(absl::StrCat(path, std::string(key), ": expected ", expected,
-                                                 value ? ", got " : ", but it is missing",
-                                                 value ? Describe(*value) : ""));
+std::string Expected(std::string_view what, const Attrs::Value* got) {
+  return absl::StrCat("expected ", std::string(what), got ? ", got " : ", but it is missing",
+                      got ? Describe(*got) : "");
 }
 
 }  // namespace
@@ -44,89 +45,99 @@ bool Attrs::Has(std::string_view key) const {
   return it != values_.end() && !std::holds_alternative<std::monostate>(it->second);
 }
 
-absl::StatusOr<int64_t> Attrs::Int(std::string_view key, int64_t min, int64_t max) const {
-  const Value* value = Find(key);
-  const int64_t* number = value ? std::get_if<int64_t>(value) : nullptr;
-  if (!number || *number < min || *number > max) {
-    return Wrong(path_, key, absl::StrCat("an integer in [", min, ", ", max, "]"), value);
-  }
-  return *number;
-}
-
-absl::StatusOr<int64_t> Attrs::IntOr(std::string_view key, int64_t fallback, int64_t min,
-                                     int64_t max) const {
-  return Find(key) ? Int(key, min, max) : fallback;
-}
-
-absl::StatusOr<double> Attrs::FloatOr(std::string_view key, double fallback, double min,
-                                      double max) const {
-  const Value* value = Find(key);
-  if (!value) return fallback;
-  double number = 0;
-  if (const auto* integer = std::get_if<int64_t>(value)) {
-    number = static_cast<double>(*integer);
-  } else if (const auto* real = std::get_if<double>(value)) {
-    number = *real;
-  } else {
-    return Wrong(path_, key, "a number", value);
-  }
-  if (!(number >= min && number <= max)) {
-    return Wrong(path_, key, absl::StrCat("a number in [", min, ", ", max, "]"), value);
-  }
-  return number;
-}
-
-absl::StatusOr<bool> Attrs::BoolOr(std::string_view key, bool fallback) const {
-  const Value* value = Find(key);
-  if (!value) return fallback;
-  if (const bool* flag = std::get_if<bool>(value)) return *flag;
-  return Wrong(path_, key, "true or false", value);
-}
-
-absl::StatusOr<std::string> Attrs::StringOr(std::string_view key, std::string fallback) const {
-  const Value* value = Find(key);
-  if (!value) return fallback;
-  if (const auto* text = std::get_if<std::string>(value)) return *text;
-  return Wrong(path_, key, "a string", value);
-}
-
-absl::StatusOr<std::vector<std::string>> Attrs::Strings(std::string_view key) const {
-  const Value* value = Find(key);
-  if (value) {
-    if (const auto* list = std::get_if<std::vector<std::string>>(value)) return *list;
-  }
-  return Wrong(path_, key, "a list of strings", value);
-}
-
-absl::StatusOr<std::vector<int64_t>> Attrs::IntPerLayer(std::string_view key, int n, int64_t min,
-                                                        int64_t max) const {
-  const Value* value = Find(key);
-  const auto* list = value ? std::get_if<std::vector<int64_t>>(value) : nullptr;
-  if (!list) {
-    absl::StatusOr<int64_t> one = Int(key, min, max);
-    if (!one.ok()) return one.status();
-    return std::vector<int64_t>(n, *one);
-  }
-  if (static_cast<int>(list->size()) != n) {
-    return Wrong(path_, key, absl::StrCat("one entry for each of the ", n, " layers"), value);
-  }
-  for (int64_t entry : *list) {
-    if (entry < min || entry > max) {
-      return absl::InvalidArgumentError(absl::StrCat(path_, std::string(key),
-                                                     ": expected integers in [", min, ", ", max,
-                                                     "], one is ", entry));
-    }
-  }
-  return *list;
+absl::Status Attrs::Error(std::string_view key, std::string_view what) const {
+  return absl::InvalidArgumentError(absl::StrCat(path_, std::string(key), ": ", std::string(what)));
 }
 
 absl::Status Attrs::CheckAllRead() const {
   for (const auto& [key, value] : values_) {
     if (!read_.contains(key)) {
-      return absl::InvalidArgumentError(absl::StrCat(path_, key, ": unknown field"));
+      return Error(key, "unknown field");
     }
   }
   return absl::OkStatus();
+}
+
+void AttrReader::Fail(std::string_view key, std::string_view what) {
+  status_.Update(attrs_.Error(key, what));
+}
+
+int64_t AttrReader::Int(std::string_view key, int64_t min, int64_t max) {
+  const Attrs::Value* value = attrs_.Find(key);
+  const int64_t* number = value ? std::get_if<int64_t>(value) : nullptr;
+  if (number && *number >= min && *number <= max) return *number;
+  Fail(key, Expected(absl::StrCat("an integer in [", min, ", ", max, "]"), value));
+  return 0;
+}
+
+int64_t AttrReader::IntOr(std::string_view key, int64_t fallback, int64_t min, int64_t max) {
+  return attrs_.Find(key) ? Int(key, min, max) : fallback;
+}
+
+double AttrReader::FloatOr(std::string_view key, double fallback, double min, double max) {
+  const Attrs::Value* value = attrs_.Find(key);
+  if (!value) return fallback;
+  const auto* integer = std::get_if<int64_t>(value);
+  const auto* real = std::get_if<double>(value);
+  const double number = integer ? static_cast<double>(*integer) : real ? *real : NAN;
+  if (number >= min && number <= max) return number;
+  Fail(key, Expected(absl::StrCat("a number in [", min, ", ", max, "]"), value));
+  return 0;
+}
+
+bool AttrReader::BoolOr(std::string_view key, bool fallback) {
+  const Attrs::Value* value = attrs_.Find(key);
+  if (!value) return fallback;
+  if (const bool* flag = std::get_if<bool>(value)) return *flag;
+  Fail(key, Expected("true or false", value));
+  return false;
+}
+
+std::string AttrReader::StringOr(std::string_view key, std::string fallback) {
+  const Attrs::Value* value = attrs_.Find(key);
+  if (!value) return fallback;
+  if (const auto* text = std::get_if<std::string>(value)) return *text;
+  Fail(key, Expected("a string", value));
+  return {};
+}
+
+int AttrReader::ChoiceOr(std::string_view key, std::span<const std::string_view> choices) {
+  const std::string name = StringOr(key, std::string(choices[0]));
+  for (size_t i = 0; i < choices.size(); ++i) {
+    if (name == choices[i]) return static_cast<int>(i);
+  }
+  if (ok()) {
+    Fail(key,
+         absl::StrCat("unknown value ", Quoted(name), "; known: ",
+                      absl::StrJoin(choices, ", ", [](std::string* out, std::string_view name) {
+                        out->append(name);
+                      })));
+  }
+  return 0;
+}
+
+std::vector<std::string> AttrReader::Strings(std::string_view key) {
+  const Attrs::Value* value = attrs_.Find(key);
+  if (value) {
+    if (const auto* list = std::get_if<std::vector<std::string>>(value)) return *list;
+  }
+  Fail(key, Expected("a list of strings", value));
+  return {};
+}
+
+std::vector<int64_t> AttrReader::IntPerLayer(std::string_view key, int n, int64_t min,
+                                             int64_t max) {
+  const Attrs::Value* value = attrs_.Find(key);
+  const auto* list = value ? std::get_if<std::vector<int64_t>>(value) : nullptr;
+  if (!list) return std::vector<int64_t>(n, Int(key, min, max));
+  if (static_cast<int>(list->size()) != n) {
+    Fail(key, Expected(absl::StrCat("one entry for each of the ", n, " layers"), value));
+  }
+  for (int64_t entry : *list) {
+    if (entry >= min && entry <= max) continue;
+    Fail(key, absl::StrCat("expected integers in [", min, ", ", max, "], one is ", entry));
+  }
+  return ok() ? *list : std::vector<int64_t>(n, 0);
 }
 
 }  // namespace ovq

@@ -5,13 +5,13 @@
 #include <cstdint>
 #include <map>
 #include <set>
+#include <span>
 #include <string>
 #include <string_view>
 #include <variant>
 #include <vector>
 
 #include "absl/status/status.h"
-#include "absl/status/statusor.h"
 
 namespace ovq {
 
@@ -23,28 +23,43 @@ class Attrs {
   explicit Attrs(std::string path = "") : path_(std::move(path)) {}  // "ovq." prefixes messages
   void Set(std::string key, Value value) { values_[std::move(key)] = std::move(value); }
   bool Has(std::string_view key) const;  // present and not null
-
-  // InvalidArgument "ovq.chunk_size: expected an integer in [2, 65536], got ...".
-  absl::StatusOr<int64_t> Int(std::string_view key, int64_t min, int64_t max) const;
-  absl::StatusOr<int64_t> IntOr(std::string_view key, int64_t fallback, int64_t min,
-                                int64_t max) const;
-  absl::StatusOr<double> FloatOr(std::string_view key, double fallback, double min,
-                                 double max) const;
-  absl::StatusOr<bool> BoolOr(std::string_view key, bool fallback) const;
-  absl::StatusOr<std::string> StringOr(std::string_view key, std::string fallback) const;
-  absl::StatusOr<std::vector<std::string>> Strings(std::string_view key) const;
-  // An integer gives a list of n equal entries; a list must have n entries.
-  absl::StatusOr<std::vector<int64_t>> IntPerLayer(std::string_view key, int n, int64_t min,
-                                                   int64_t max) const;
-
+  // "ovq.chunk_size: what", InvalidArgument.
+  absl::Status Error(std::string_view key, std::string_view what) const;
   void Ignore(std::string_view key) const { read_.insert(std::string(key)); }
   absl::Status CheckAllRead() const;  // names the first unread key
 
  private:
-  const Value* Find(std::string_view key) const;
+  friend class AttrReader;
+  const Value* Find(std::string_view key) const;  // null if absent or null; counts as read
   std::string path_;
   std::map<std::string, Value, std::less<>> values_;
   mutable std::set<std::string, std::less<>> read_;
+};
+
+// Reads fields one after another and keeps the first error, so that a list of fields stays a list.
+// After an error the values read are zero or empty. The errors are InvalidArgument, e.g.
+// "ovq.chunk_size: expected an integer in [2, 65536], got 1".
+class AttrReader {
+ public:
+  explicit AttrReader(const Attrs& attrs) : attrs_(attrs) {}
+  const absl::Status& status() const { return status_; }
+  bool ok() const { return status_.ok(); }
+  void Fail(std::string_view key, std::string_view what);
+
+  int64_t Int(std::string_view key, int64_t min, int64_t max);
+  int64_t IntOr(std::string_view key, int64_t fallback, int64_t min, int64_t max);
+  double FloatOr(std::string_view key, double fallback, double min, double max);
+  bool BoolOr(std::string_view key, bool fallback);
+  std::string StringOr(std::string_view key, std::string fallback);
+  // The place of the value among the choices, the first of which is the default.
+  int ChoiceOr(std::string_view key, std::span<const std::string_view> choices);
+  std::vector<std::string> Strings(std::string_view key);
+  // An integer gives a list of n equal entries; a list must have n entries.
+  std::vector<int64_t> IntPerLayer(std::string_view key, int n, int64_t min, int64_t max);
+
+ private:
+  const Attrs& attrs_;
+  absl::Status status_;
 };
 
 }  // namespace ovq

@@ -34,6 +34,9 @@ absl::StatusOr<StateHandle> StatePool::Acquire(int32_t slot_cap, size_t reserve_
   reserved_ += reserve_bytes;
   ++sessions_;
   Commit(state, 0, {});
+  for (const StateLayout::Image& image : layout_.images()) {
+    memory_.CopyIn(state.base + image.offset, image.bytes->data(), image.bytes->size());
+  }
   return state;
 }
 

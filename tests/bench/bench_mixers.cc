@@ -13,7 +13,6 @@
 #include <random>
 
 #include "kernels/mixers/mixer.h"
-#include "kernels/mixers/stage.h"
 #include "tests/bench/bench_util.h"
 
 namespace ovq::bench {
@@ -32,13 +31,14 @@ struct Layer {
 Layer MakeLayer(const MixerEntry& entry, int64_t longest, DeviceContext& context) {
   std::mt19937 random(1);
   std::map<std::string, std::vector<BF16>> tensors;
-  const WeightSource weights = [&](std::string_view leaf,
-                                   const Shape& shape) -> absl::StatusOr<TensorView> {
-    std::vector<BF16>& values = tensors[std::string(leaf)];
+  const WeightSource source = [&](const std::string& leaf,
+                                  const Shape& shape) -> absl::StatusOr<TensorView> {
+    std::vector<BF16>& values = tensors[leaf];
     std::normal_distribution<float> normal(leaf == "self_attn.beta" ? 8.0f : 0.0f, 0.04f);
     for (int64_t i = 0; i < shape.elements(); ++i) values.push_back(RoundToBF16(normal(random)));
     return TensorView{values.data(), DType::kBF16, shape};
   };
+  WeightReader weights(source, DType::kBF16, context);
   Attrs model, section;
   model.Set("hidden_size", int64_t{kModelDim});
   model.Set("num_attention_heads", int64_t{6});
@@ -48,10 +48,9 @@ Layer MakeLayer(const MixerEntry& entry, int64_t longest, DeviceContext& context
   section.Set("max_centroids", int64_t{kSlotCap});
   section.Set("codebook_size", int64_t{kSlotCap});
   auto made = entry.make({.layer = 1,
-                          .type = entry.layer_type,
                           .state = {.model = model,
                                     .section = section,
-                                    .state_dtype = DType::kBF16,
+                                    .kv_dtype = DType::kBF16,
                                     .device = context.device()},
                           .weights = weights,
                           .compute_dtype = DType::kBF16,
@@ -59,10 +58,10 @@ Layer MakeLayer(const MixerEntry& entry, int64_t longest, DeviceContext& context
   Check(made.ok(), "the benchmark's own mixer");
   Layer layer{.mixer = *std::move(made), .where = {}, .session_bytes = 0};
   const MixerState& state = layer.mixer->state();
-  layer.where = {0, state.fixed.bytes(), state.block.bytes()};
-  const int64_t slots = state.growth.law == Growth::Law::kTokens ? longest + 4096 : kSlotCap;
-  const int64_t blocks =
-      state.growth.law == Growth::Law::kNone ? 0 : (slots + kBlockSlots - 1) / kBlockSlots;
+  const bool grows = state.growth.exists();
+  layer.where = {0, state.fixed.bytes(), state.block.bytes(), grows ? 0 : -1};
+  const int64_t slots = state.growth.capped() ? kSlotCap : longest + 4096;
+  const int64_t blocks = grows ? BlocksOf(slots) : 0;
   layer.session_bytes = state.fixed.bytes() + static_cast<size_t>(blocks) * state.block.bytes();
   return layer;
 }
@@ -79,11 +78,14 @@ void Step(const Layer& layer, DeviceContext& context, const std::vector<std::byt
   }
   const int64_t rows = row_begin.back();
   y.assign(static_cast<size_t>(rows) * kModelDim, 0.0f);
-  const StepSeqs seqs = {
-      .row_begin = row_begin, .start_pos = start, .slot_cap = caps, .state = sessions};
-  layer.mixer->Forward(StageStep(context, seqs).seqs,
+  const Growth& growth = layer.mixer->state().growth;
+  const StagedStep step = StageStep(
+      context, {.row_begin = row_begin, .start_pos = start, .slot_cap = caps, .state = sessions},
+      {&growth, growth.exists() ? size_t{1} : 0});
+  ScratchScope scope(context);
+  StepTensors tensors(scope);
+  layer.mixer->Forward({context, step.seqs, layer.where, tensors},
                        {.data = x.data(), .dtype = DType::kBF16, .shape = {rows, kModelDim}},
-                       layer.where, context,
                        {.data = y.data(), .dtype = DType::kF32, .shape = {rows, kModelDim}});
 }
 
@@ -103,9 +105,8 @@ bool SplitKeepsEveryBit(const Layer& layer, DeviceContext& context, std::vector<
 // State bytes one decode step of one session reads.
 size_t StateBytesRead(const Layer& layer, int64_t position) {
   const MixerState& state = layer.mixer->state();
-  const int64_t slots = LiveSlots(state.growth, position, kSlotCap);
-  return state.fixed.bytes() +
-         static_cast<size_t>((slots + kBlockSlots - 1) / kBlockSlots) * state.block.bytes();
+  const int64_t slots = state.growth.exists() ? state.growth.live(position, kSlotCap) : 0;
+  return state.fixed.bytes() + static_cast<size_t>(BlocksOf(slots)) * state.block.bytes();
 }
 
 void Time(const Layer& layer, DeviceContext& context, std::vector<std::vector<std::byte>>& memory,

@@ -6,7 +6,6 @@
 #include <vector>
 
 #include "kernels/mixers/ovq/ovq.h"
-#include "kernels/mixers/stage.h"
 #include "tests/bench/bench_util.h"
 
 namespace ovq::bench {
@@ -65,7 +64,7 @@ class OvqLayer {
         state_(config_),
         meter_(context) {
     const MixerState& layout = state_.layout();
-    where_ = {0, layout.fixed.bytes(), layout.block.bytes()};
+    where_ = {0, layout.fixed.bytes(), layout.block.bytes(), 0};
     const int64_t blocks = (scale.slot_cap + kBlockSlots - 1) / kBlockSlots;
     session_bytes_ = layout.fixed.bytes() + static_cast<size_t>(blocks) * layout.block.bytes();
     const int64_t n_rows = scale.prefill_sessions * scale.prefill_rows;
@@ -99,7 +98,8 @@ class OvqLayer {
     const std::vector<int64_t> start(bases.size(), position);
     const std::vector<int32_t> caps(bases.size(), scale_.slot_cap);
     const StagedStep step = StageStep(
-        context_, {.row_begin = row_begin, .start_pos = start, .slot_cap = caps, .state = bases});
+        context_, {.row_begin = row_begin, .start_pos = start, .slot_cap = caps, .state = bases},
+        {&state_.layout().growth, 1});
     const int64_t width = config_.shape.d_model;
     const float* q = rows_.as<float>();
     const AttentionRows rows = {.q = q,

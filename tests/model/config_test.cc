@@ -3,6 +3,7 @@
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
+#include "model/language_model.h"
 #include "tests/model/model_test_util.h"
 
 namespace ovq::test {
@@ -41,6 +42,12 @@ void ExpectError(const std::string& field, const Json& value, const std::string&
   EXPECT_THAT(Message(status), HasSubstr("config.json: " + text));
 }
 
+int64_t DefaultSlotCap(const ModelConfig& config) {
+  const auto layout = PlanStateLayout(config, DType::kF32, {}, Device::kCpu, kHostPageBytes);
+  EXPECT_TRUE(layout.ok()) << layout.status();
+  return layout->default_slot_cap();
+}
+
 TEST(LoadConfig, ReadsFieldsAndDefaults) {
   const auto config = Load(Base());
   ASSERT_TRUE(config.ok()) << config.status();
@@ -52,13 +59,14 @@ TEST(LoadConfig, ReadsFieldsAndDefaults) {
   EXPECT_FALSE(config->tie_word_embeddings);
   EXPECT_FALSE(config->bos_token_id.has_value());
   EXPECT_TRUE(config->eos_token_ids.empty());
-  EXPECT_EQ(config->default_slot_cap, 24);
+  EXPECT_EQ(DefaultSlotCap(*config), 24);
   EXPECT_EQ(config->weights_dtype, DType::kF32);
   EXPECT_EQ(config->tokenizer, TokenizerKind::kNone);
-  EXPECT_EQ(config->section("ovq").Int("chunk_size", 0, 100).value(), 16);
+  EXPECT_EQ(AttrReader(config->section("ovq")).Int("chunk_size", 0, 100), 16);
   EXPECT_FALSE(config->section("vq").Has("codebook_size"));
-  EXPECT_THAT(Message(config->section("vq").Int("codebook_size", 1, 9).status()),
-              HasSubstr("vq.codebook_size"));
+  AttrReader absent(config->section("vq"));
+  absent.Int("codebook_size", 1, 9);
+  EXPECT_THAT(Message(absent.status()), HasSubstr("vq.codebook_size"));
 }
 
 TEST(LoadConfig, ReadsOptionalFields) {
@@ -79,7 +87,7 @@ TEST(LoadConfig, ReadsOptionalFields) {
   EXPECT_EQ(config->weights_dtype, DType::kBF16);
   EXPECT_EQ(config->tokenizer, TokenizerKind::kBytes);
   EXPECT_EQ(config->tokenizer_byte_offset, 4);
-  EXPECT_EQ(config->default_slot_cap, 2048);
+  EXPECT_EQ(DefaultSlotCap(*config), 2048);
   EXPECT_TRUE(config->model.CheckAllRead().ok()) << config->model.CheckAllRead();
   json["eos_token_id"] = 2;
   json.erase("torch_dtype");
@@ -132,8 +140,9 @@ TEST(LoadConfig, NamesTheFieldThatIsWrong) {
   ExpectError("hidden_act", "gelu", "hidden_act: unknown value 'gelu'");
   ExpectError("rms_norm_eps", -1, "rms_norm_eps: expected a number");
   ExpectError("tie_word_embeddings", 1, "tie_word_embeddings: expected true or false");
-  ExpectError("num_key_value_heads", 3, "num_attention_heads: 4 is not a multiple of");
-  ExpectError("head_dim", 15, "head_dim: 15 is odd");
+  ExpectError("num_key_value_heads", 3,
+              "num_key_value_heads: expected a divisor of num_attention_heads = 4, got 3");
+  ExpectError("head_dim", 15, "head_dim: expected an even number for RoPE, got 15");
   ExpectError("sliding_window", 0, "sliding_window: expected");
   ExpectError("rope_theta", 0, "rope_theta: expected");
   ExpectError("ovq", {{"chunk_size", 1}}, "ovq.chunk_size: expected an integer in [2, ");

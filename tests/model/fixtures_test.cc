@@ -33,7 +33,7 @@ class Fixtures : public ::testing::TestWithParam<Case> {
     expected_ = SafetensorsFile::Open(golden_.folder + "/expected.safetensors").value();
   }
 
-  int64_t centroids() const { return std::max<int64_t>(model_->config().default_slot_cap, 2); }
+  int64_t centroids() const { return std::max<int64_t>(model_->layout().default_slot_cap(), 2); }
 
   void ExpectLogits(const Session& session, const std::string& tensor) {
     const TensorView& view = expected_.tensors().at(tensor);

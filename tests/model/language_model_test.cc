@@ -102,10 +102,10 @@ TEST(LanguageModel, ServersLimitLowersTheDefaultCap) {
   options.limits.max_slot_cap = 16;
   const auto lowered = EditedModel("sw-ovq").Load(options);
   ASSERT_TRUE(lowered.ok()) << lowered.status();
-  EXPECT_EQ((*lowered)->config().default_slot_cap, 16);
+  EXPECT_EQ((*lowered)->layout().default_slot_cap(), 16);
   const auto own = EditedModel("sw-ovq").Load();
   ASSERT_TRUE(own.ok()) << own.status();
-  EXPECT_EQ((*own)->config().default_slot_cap, 24);
+  EXPECT_EQ((*own)->layout().default_slot_cap(), 24);
   EXPECT_EQ((*own)->fingerprint(), (*lowered)->fingerprint());
 }
 

@@ -3,8 +3,11 @@
 #include <gtest/gtest.h>
 
 #include <algorithm>
+#include <memory>
 #include <utility>
 #include <vector>
+
+#include "kernels/mixers/ovq/ovq.h"
 
 namespace ovq {
 namespace {
@@ -15,12 +18,12 @@ constexpr size_t kPages[] = {256, 4096, size_t{64} << 10, size_t{2} << 20};
 constexpr int64_t kPositions[] = {0, 1, 7, 8, 9, 63, 64, 65, 128, 129, 1000, 2999, 3000};
 constexpr int64_t kCaps[] = {2, 64, 65, 1000};
 
-MixerState State(int64_t fixed_words, Growth::Law law, int64_t row_words) {
+// A growth that no name stands for: none.
+MixerState State(int64_t fixed_words, const Growth& growth, int64_t row_words) {
   MixerState state{.fixed = StateFields({{"fixed", DType::kU32, Shape{fixed_words}}}),
-                   .growth = {.law = law, .chunk_len = kChunkLen},
+                   .growth = growth,
                    .block = {}};
-  if (law != Growth::Law::kCentroids) state.growth.chunk_len = 0;
-  if (law != Growth::Law::kNone) {
+  if (growth.exists()) {
     state.block = StateFields({{"rows", DType::kU32, Shape{kBlockSlots, row_words}},
                                {"counts", DType::kU32, Shape{kBlockSlots}}});
   }
@@ -29,13 +32,13 @@ MixerState State(int64_t fixed_words, Growth::Law law, int64_t row_words) {
 
 // Two layers of each law, none of whose sizes is a multiple of the alignment, mixed.
 std::vector<MixerState> Layers() {
-  return {State(3, Growth::Law::kCentroids, 5), State(700, Growth::Law::kNone, 0),
-          State(1, Growth::Law::kTokens, 3),    State(33, Growth::Law::kCentroids, 10),
-          State(90, Growth::Law::kTokens, 7),   State(17, Growth::Law::kNone, 0)};
+  const Growth chunks = GrowsByChunk(kChunkLen, 300), tokens = GrowsByToken();
+  return {State(3, chunks, 5),   State(700, {}, 0),    State(1, tokens, 3),
+          State(33, chunks, 10), State(90, tokens, 7), State(17, {}, 0)};
 }
 
 int64_t Blocks(const MixerState& state, int64_t position, int64_t cap) {
-  return (LiveSlots(state.growth, position, cap) + kBlockSlots - 1) / kBlockSlots;
+  return state.growth.exists() ? BlocksOf(state.growth.live(position, cap)) : 0;
 }
 
 // Every byte range that the layers' kernels touch, in address order.
@@ -145,7 +148,36 @@ TEST(StateLayout, DictionariesTakeUpWholeChunks) {
   for (int64_t position : kPositions) {
     EXPECT_EQ(layout.DictionaryTokens(position), position - position % kChunkLen);
   }
-  EXPECT_EQ(StateLayout({State(3, Growth::Law::kTokens, 3)}, kLimits).DictionaryTokens(100), 0);
+  EXPECT_EQ(StateLayout({State(3, GrowsByToken(), 3)}, kLimits).DictionaryTokens(100), 0);
+}
+
+TEST(StateLayout, LayersOfOneLawGrowTogether) {
+  const StateLayout layout(Layers(), kLimits);
+  ASSERT_EQ(layout.growths().size(), 2u);
+  EXPECT_EQ(layout.layer(0).growth, 0);
+  EXPECT_EQ(layout.layer(1).growth, -1);
+  EXPECT_EQ(layout.layer(2).growth, 1);
+  EXPECT_EQ(layout.layer(3).growth, 0);
+  EXPECT_TRUE(layout.has_slot_cap());
+  EXPECT_TRUE(layout.has_unbounded());
+  EXPECT_EQ(layout.default_slot_cap(), 300);
+  EXPECT_EQ(StateLayout(Layers(), {.max_slot_cap = 50}).default_slot_cap(), 50);
+  EXPECT_EQ(StateLayout({State(3, GrowsByToken(), 3)}, kLimits).default_slot_cap(), 0);
+  // Another chunk length is another law, hence another group of blocks.
+  const StateLayout two({State(1, GrowsByChunk(8, 64), 1), State(1, GrowsByChunk(16, 64), 1)},
+                        kLimits);
+  EXPECT_EQ(two.growths().size(), 2u);
+}
+
+TEST(StateLayout, ImagesStandWhereTheirFieldsLie) {
+  std::vector<MixerState> layers = Layers();
+  const auto image = std::make_shared<const std::vector<std::byte>>(8, std::byte{7});
+  layers[3].fixed =
+      StateFields({{"zero", DType::kU32, Shape{5}}, {"learned", DType::kF32, Shape{2}, image}});
+  const StateLayout layout(layers, kLimits);
+  ASSERT_EQ(layout.images().size(), 1u);
+  EXPECT_EQ(layout.images()[0].offset, layout.layer(3).fixed_offset + layers[3].fixed.offset(1));
+  EXPECT_EQ(*layout.images()[0].bytes, *image);
 }
 
 }  // namespace

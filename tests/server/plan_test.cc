@@ -55,7 +55,7 @@ TEST(Plan, IsWhatTheLoadedModelReserves) {
     const auto model = LanguageModel::Load(options.model, model_options, **context);
     ASSERT_TRUE(model.ok()) << model.status();
     const StateLayout& layout = (*model)->layout();
-    const int64_t cap = (*model)->config().default_slot_cap;
+    const int64_t cap = (*model)->layout().default_slot_cap();
     const auto row = [&](const std::string& tokens, size_t bytes, const std::string& kv) {
       const size_t fit = (size_t{64} << 20) / bytes;
       return std::vector<std::string>{std::to_string(cap),

@@ -4,7 +4,6 @@
 #include <cstdint>
 #include <optional>
 
-#include "absl/status/statusor.h"
 #include "kernels/mixers/mixer.h"
 #include "kernels/ops/ops.h"
 
@@ -21,7 +20,7 @@ struct AttentionShape {
 };
 
 // From num_attention_heads, num_key_value_heads, head_dim, value_head_dim, hidden_size.
-absl::StatusOr<AttentionShape> ReadAttentionShape(const Attrs& model);
+AttentionShape ReadAttentionShape(AttrReader& model);
 
 // One step's queries, keys and values, ready for a kernel. Rows are `stride` floats apart.
 struct AttentionRows {
@@ -37,20 +36,18 @@ struct AttentionRows {
 // q_proj, k_proj, v_proj, o_proj [out, in] and beta [n_heads] of one layer.
 class AttentionProjection {
  public:
-  // rope_theta 0 = no position encoding.
-  static absl::StatusOr<AttentionProjection> Make(const MixerSpec& spec,
-                                                  const AttentionShape& shape, double rope_theta);
+  // rope_theta 0 = no position encoding. Its errors are spec.weights'.
+  AttentionProjection(const MixerSpec& spec, const AttentionShape& shape, double rope_theta);
 
-  // Fills rows from x [n_rows, d_model]; the buffers live as long as scope. seqs are staged.
-  AttentionRows Project(DeviceContext& context, const StepSeqs& seqs, TensorView x,
-                        ScratchScope& scope) const;
+  // Fills rows from x [n_rows, d_model]; the buffers live as long as scope.
+  AttentionRows Project(const LayerStep& step, TensorView x, ScratchScope& scope) const;
   // y[n_rows, d_model] += o_proj(rows.out).
   void Output(DeviceContext& context, const AttentionRows& rows, TensorView y) const;
   size_t bytes() const { return qkv_.bytes() + out_.bytes(); }
 
  private:
   AttentionShape shape_;
-  DType compute_ = DType::kF32;
+  DType compute_;
   Linear qkv_;
   Linear out_;
   Buffer beta_;  // [n_heads] float

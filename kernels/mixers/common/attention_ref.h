@@ -2,7 +2,7 @@
 #pragma once
 
 #include <cstdint>
-#include <span>
+#include <vector>
 
 #include "kernels/common/tensor.h"
 #include "kernels/mixers/common/attention.h"
@@ -20,12 +20,29 @@ struct SlotRef {
 // q . key of a slot.
 double DotSlotRef(const float* q, const void* keys, DType dtype, int head_dim, int slot);
 
-// out[value_head_dim] = sum of softmax(q . key + bias) value.
-void AttendSlotsRef(const float* q, std::span<const SlotRef> slots, DType dtype, int head_dim,
-                    int value_head_dim, float* out);
+// rows.out of a row for the query heads of kv_head: sum of softmax(q . key + bias) value over
+// slots.
+void AttendHeadsRef(const AttentionShape& shape, const AttentionRows& rows, int64_t row,
+                    int kv_head, const std::vector<SlotRef>& slots, DType dtype);
 
-// Element (row, query head) of rows.out.
-void WriteOutputRef(const AttentionShape& shape, const AttentionRows& rows, int64_t row, int head,
-                    const float* value);
+// One token of one key/value head.
+struct TokenRef {
+  int sequence;
+  std::byte* session;
+  int kv_head;
+  int64_t row;
+  int64_t position;
+};
+// Calls fn for every token of a step and every head, in the order of each sequence.
+template <class Fn>
+void ForEachTokenRef(const StepSeqs& seqs, int n_kv_heads, Fn&& fn) {
+  for (int s = 0; s < seqs.n_seqs(); ++s) {
+    for (int32_t i = 0; i < seqs.rows_of(s); ++i) {
+      for (int h = 0; h < n_kv_heads; ++h) {
+        fn(TokenRef{s, seqs.state[s], h, seqs.row_begin[s] + i, seqs.start_pos[s] + i});
+      }
+    }
+  }
+}
 
 }  // namespace ovq

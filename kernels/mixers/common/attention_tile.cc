@@ -84,14 +84,6 @@ void StoreTokens(const AttentionShape& shape, const AttentionRows& rows, int kv_
   }
 }
 
-int32_t LongestRun(const StepSeqs& seqs) {
-  int32_t longest = 0;
-  for (int s = 0; s < seqs.n_seqs(); ++s) {
-    longest = std::max(longest, seqs.row_begin[s + 1] - seqs.row_begin[s]);
-  }
-  return longest;
-}
-
 std::vector<AttentionTile> MakeTiles(ScratchScope& scope, const DeviceContext& context,
                                      const AttentionShape& shape, int max_tokens,
                                      int64_t max_blocks) {

@@ -46,9 +46,6 @@ class AttentionTile {
 void StoreTokens(const AttentionShape& shape, const AttentionRows& rows, int kv_head,
                  int64_t first_row, int n_tokens, DType dtype, void* keys, void* values, int slot);
 
-// The longest run of rows any sequence has this step.
-int32_t LongestRun(const StepSeqs& seqs);
-
 // One tile buffer a thread, so that parallel tasks allocate nothing.
 std::vector<AttentionTile> MakeTiles(ScratchScope& scope, const DeviceContext& context,
                                      const AttentionShape& shape, int max_tokens,

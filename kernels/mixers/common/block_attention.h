@@ -20,7 +20,6 @@ constexpr int kValueAlignment = 16;
 constexpr int ValueStride(int value_head_dim) {
   return (value_head_dim + kValueAlignment - 1) / kValueAlignment * kValueAlignment;
 }
-constexpr int64_t BlocksFor(int64_t slots) { return (slots + kBlockSlots - 1) / kBlockSlots; }
 
 struct KvBlock {
   const void* keys;    // [head_dim][64]

@@ -1,3 +1,6 @@
+#include <algorithm>
+#include <type_traits>
+
 #include "kernels/mixers/common/block_attention.h"
 
 #undef HWY_TARGET_INCLUDE
@@ -22,6 +25,9 @@ constexpr int kLanes = HWY_LANES(float) < 16 ? HWY_LANES(float) : 16;
 constexpr int kRowTile = 4;
 // Accumulators must fit the register file: 32 registers where vectors are 64 bytes, else 16.
 constexpr int kVectors = kLanes == 16 ? 4 : 2;
+// Rows that are scored together, as a constant of the compiler's.
+template <int kRows>
+using Rows = std::integral_constant<int, kRows>;
 // Below any score of finite inputs, and still finite: the running maximum starts here.
 constexpr float kLowest = -3.0e38f;
 
@@ -42,50 +48,42 @@ HWY_INLINE void PrefetchAhead(const T* ahead, int n) {
 
 // scores[r][64] = rows[r] . keys, channel after channel in every lane. kAhead: a few rows finish a
 // block before the hardware has seen the next one coming, which lies far away; `ahead` is its keys.
-template <int kRows, bool kAhead, class T>
-HWY_INLINE void ScoreRows(const float* const* rows, const T* keys, const T* ahead, int head_dim,
-                          float* scores) {
-  const D d;
-  for (int s = 0; s < kBlockSlots; s += kVectors * kLanes) {
-    V sum[kRows][kVectors];
-    for (int r = 0; r < kRows; ++r) {
-      for (int v = 0; v < kVectors; ++v) sum[r][v] = hn::Zero(d);
-    }
-    for (int i = 0; i < head_dim; ++i) {
-      const T* HWY_RESTRICT channel = keys + static_cast<size_t>(i) * kBlockSlots + s;
-      if (kAhead && s == 0)
-        PrefetchAhead(ahead + static_cast<size_t>(i) * kBlockSlots, kBlockSlots);
-      V key[kVectors];
-      for (int v = 0; v < kVectors; ++v) key[v] = LoadWide(d, channel + v * kLanes);
-      for (int r = 0; r < kRows; ++r) {
-        const V x = hn::Set(d, rows[r][i]);
-        for (int v = 0; v < kVectors; ++v) sum[r][v] = hn::MulAdd(x, key[v], sum[r][v]);
-      }
-    }
-    for (int r = 0; r < kRows; ++r) {
-      for (int v = 0; v < kVectors; ++v) {
-        hn::StoreU(sum[r][v], d, scores + r * kBlockSlots + s + v * kLanes);
-      }
-    }
-  }
-}
-
 template <bool kAhead, class T>
-HWY_INLINE void ScoreTile(const float* const* rows, int n_rows, const T* keys, const T* ahead,
+HWY_INLINE void ScoreRows(const float* const* rows, int n_rows, const T* keys, const T* ahead,
                           int head_dim, float* scores) {
-  int r = 0;
-  for (; r + kRowTile <= n_rows; r += kRowTile) {
-    ScoreRows<kRowTile, kAhead>(rows + r, keys, ahead, head_dim, scores + r * kBlockSlots);
-  }
-  switch (n_rows - r) {
+  const D d;
+  const auto score = [&]<int kRows>(std::integral_constant<int, kRows>, int first) HWY_ATTR {
+    for (int s = 0; s < kBlockSlots; s += kVectors * kLanes) {
+      V sum[kRows][kVectors];
+      for (int r = 0; r < kRows; ++r) {
+        for (int v = 0; v < kVectors; ++v) sum[r][v] = hn::Zero(d);
+      }
+      for (int i = 0; i < head_dim; ++i) {
+        const T* HWY_RESTRICT channel = keys + static_cast<size_t>(i) * kBlockSlots + s;
+        if (kAhead && s == 0)
+          PrefetchAhead(ahead + static_cast<size_t>(i) * kBlockSlots, kBlockSlots);
+        V key[kVectors];
+        for (int v = 0; v < kVectors; ++v) key[v] = LoadWide(d, channel + v * kLanes);
+        for (int r = 0; r < kRows; ++r) {
+          const V x = hn::Set(d, rows[first + r][i]);
+          for (int v = 0; v < kVectors; ++v) sum[r][v] = hn::MulAdd(x, key[v], sum[r][v]);
+        }
+      }
+      for (int r = 0; r < kRows; ++r) {
+        float* to = scores + (first + r) * kBlockSlots + s;
+        for (int v = 0; v < kVectors; ++v) hn::StoreU(sum[r][v], d, to + v * kLanes);
+      }
+    }
+  };
+  int first = 0;
+  for (; first + kRowTile <= n_rows; first += kRowTile) score(Rows<kRowTile>(), first);
+  switch (n_rows - first) {
     case 3:
-      return ScoreRows<3, kAhead>(rows + r, keys, ahead, head_dim, scores + r * kBlockSlots);
+      return score(Rows<3>(), first);
     case 2:
-      return ScoreRows<2, kAhead>(rows + r, keys, ahead, head_dim, scores + r * kBlockSlots);
+      return score(Rows<2>(), first);
     case 1:
-      return ScoreRows<1, kAhead>(rows + r, keys, ahead, head_dim, scores + r * kBlockSlots);
-    default:
-      return;
+      return score(Rows<1>(), first);
   }
 }
 
@@ -211,14 +209,7 @@ void WidenToFloat(const BF16* from, size_t n, float* to) {
   for (size_t i = 0; i < n; i += kLanes) hn::StoreU(LoadWide(d, from + i), d, to + i);
 }
 
-struct Running {
-  float* scores;  // [n_queries + n_probes][64]
-  float* max;     // [n_queries]
-  float* sum;
-  float* scale;
-};
-
-// One block, its keys and values as T; those of the block after it, if kAhead.
+// Keys and values of a block as T; those of the block after it, if it is to be fetched ahead.
 template <class T>
 struct Operands {
   const T* keys;
@@ -227,87 +218,78 @@ struct Operands {
   const T* next_values;
 };
 
-template <bool kAhead, class T>
-void AttendBlock(const BlockAttention& tile, const KvBlock& block, int32_t first_slot,
-                 const Operands<T>& at, const Running& run) {
-  const int n_probes = block.live < 0 ? 0 : tile.n_probes;
-  ScoreTile<kAhead>(tile.rows, tile.n_queries + n_probes, at.keys, at.next_keys, tile.head_dim,
-                    run.scores);
-  for (int r = 0; r < tile.n_queries; ++r) {
-    int lo, hi;
-    OpenRange(tile, block, tile.query_position[r], lo, hi);
-    SoftmaxRow(run.scores + r * kBlockSlots, block.bias, lo, hi, run.max[r], run.sum[r],
-               run.scale[r]);
-  }
-  Accumulate<kAhead>(run.scores, run.scale, tile.n_queries, at.values, at.next_values,
-                     tile.value_stride, tile.out);
-  const float* probe_scores = run.scores + tile.n_queries * kBlockSlots;
-  for (int r = 0; r < n_probes; ++r) {
-    Probe(probe_scores + r * kBlockSlots, block.live, first_slot, tile.best_score[r],
-          tile.best_slot[r]);
-  }
-}
-
 template <class T>
-void AttendBlocks(const BlockAttention& tile, const Running& run) {
+void AttendBlocksOf(const BlockAttention& tile) {
+  const int n_queries = tile.n_queries;
+  float* scores = tile.scratch;  // [n_queries + n_probes][64], then [n_queries] each:
+  float* max = scores + (n_queries + tile.n_probes) * kBlockSlots;
+  float* sum = max + n_queries;
+  float* scale = sum + n_queries;
+  std::fill_n(max, n_queries, kLowest);
+  std::fill_n(sum, n_queries, 0.0f);
+  std::fill_n(tile.out, static_cast<size_t>(n_queries) * tile.value_stride, 0.0f);
+  std::fill_n(tile.best_score, tile.n_probes, -HUGE_VALF);
+  std::fill_n(tile.best_slot, tile.n_probes, 0);
+
+  int32_t first_slot = 0;
+  const auto attend = [&]<bool kAhead, class U>(std::bool_constant<kAhead>, const KvBlock& block,
+                                                const Operands<U>& at) HWY_ATTR {
+    const int n_probes = block.live < 0 ? 0 : tile.n_probes;
+    ScoreRows<kAhead>(tile.rows, n_queries + n_probes, at.keys, at.next_keys, tile.head_dim,
+                      scores);
+    for (int r = 0; r < n_queries; ++r) {
+      int lo, hi;
+      OpenRange(tile, block, tile.query_position[r], lo, hi);
+      SoftmaxRow(scores + r * kBlockSlots, block.bias, lo, hi, max[r], sum[r], scale[r]);
+    }
+    Accumulate<kAhead>(scores, scale, n_queries, at.values, at.next_values, tile.value_stride,
+                       tile.out);
+    for (int r = 0; r < n_probes; ++r) {
+      Probe(scores + (n_queries + r) * kBlockSlots, block.live, first_slot, tile.best_score[r],
+            tile.best_slot[r]);
+    }
+  };
+
   // Many rows read a block often: it is widened to float32 once. Few rows widen while loading, and
   // have time to wait for memory only if they ask for it early.
-  const bool many = tile.n_queries + tile.n_probes > 2 * kRowTile;
-  float* wide_keys = run.scale + tile.n_queries;
+  const bool many = n_queries + tile.n_probes > 2 * kRowTile;
+  float* wide_keys = scale + n_queries;
   float* wide_values = wide_keys + static_cast<size_t>(tile.head_dim) * kBlockSlots;
-  int32_t first_slot = 0;
   for (size_t i = 0; i < tile.blocks.size(); ++i) {
     const KvBlock& block = tile.blocks[i];
     const KvBlock& next = tile.blocks[i + 1 < tile.blocks.size() ? i + 1 : i];
     const Operands<T> at = {static_cast<const T*>(block.keys), static_cast<const T*>(block.values),
                             static_cast<const T*>(next.keys), static_cast<const T*>(next.values)};
     if (!many) {
-      AttendBlock</*kAhead=*/true>(tile, block, first_slot, at, run);
+      attend(std::true_type(), block, at);
     } else if constexpr (sizeof(T) == 2) {
       WidenToFloat(at.keys, static_cast<size_t>(tile.head_dim) * kBlockSlots, wide_keys);
       WidenToFloat(at.values, static_cast<size_t>(tile.value_stride) * kBlockSlots, wide_values);
-      AttendBlock</*kAhead=*/false>(tile, block, first_slot,
-                                    Operands<float>{wide_keys, wide_values, nullptr, nullptr}, run);
+      attend(std::false_type(), block, Operands<float>{wide_keys, wide_values, nullptr, nullptr});
     } else {
-      AttendBlock</*kAhead=*/false>(tile, block, first_slot, at, run);
+      attend(std::false_type(), block, at);
     }
     if (block.live >= 0) first_slot += kBlockSlots;
   }
+  for (int r = 0; r < n_queries; ++r) {
+    float* row = tile.out + static_cast<size_t>(r) * tile.value_stride;
+    for (int c = 0; c < tile.value_stride; ++c) row[c] /= sum[r];
+  }
 }
 
-void Attend(const BlockAttention& tile) {
-  const Running run = {
-      .scores = tile.scratch,
-      .max = tile.scratch + (tile.n_queries + tile.n_probes) * kBlockSlots,
-      .sum = tile.scratch + (tile.n_queries + tile.n_probes) * kBlockSlots + tile.n_queries,
-      .scale = tile.scratch + (tile.n_queries + tile.n_probes) * kBlockSlots + 2 * tile.n_queries,
-  };
-  for (int r = 0; r < tile.n_queries; ++r) {
-    run.max[r] = kLowest;
-    run.sum[r] = 0;
-  }
-  const size_t out_size = static_cast<size_t>(tile.n_queries) * tile.value_stride;
-  for (size_t i = 0; i < out_size; ++i) tile.out[i] = 0;
-  for (int r = 0; r < tile.n_probes; ++r) {
-    tile.best_score[r] = -HUGE_VALF;
-    tile.best_slot[r] = 0;
-  }
+void AttendBlocks(const BlockAttention& tile) {
   if (tile.dtype == DType::kBF16) {
-    AttendBlocks<BF16>(tile, run);
+    AttendBlocksOf<BF16>(tile);
   } else {
-    AttendBlocks<float>(tile, run);
-  }
-  for (int r = 0; r < tile.n_queries; ++r) {
-    float* row = tile.out + static_cast<size_t>(r) * tile.value_stride;
-    for (int c = 0; c < tile.value_stride; ++c) row[c] /= run.sum[r];
+    AttendBlocksOf<float>(tile);
   }
 }
 
 void ScoreBlock(const float* row, const void* keys, DType dtype, int head_dim, float* scores) {
   if (dtype == DType::kBF16) {
-    ScoreRows<1, false>(&row, static_cast<const BF16*>(keys), {}, head_dim, scores);
+    ScoreRows</*kAhead=*/false>(&row, 1, static_cast<const BF16*>(keys), {}, head_dim, scores);
   } else {
-    ScoreRows<1, false>(&row, static_cast<const float*>(keys), {}, head_dim, scores);
+    ScoreRows</*kAhead=*/false>(&row, 1, static_cast<const float*>(keys), {}, head_dim, scores);
   }
 }
 
@@ -318,10 +300,10 @@ HWY_AFTER_NAMESPACE();
 #if HWY_ONCE
 namespace ovq {
 
-HWY_EXPORT(Attend);
+HWY_EXPORT(AttendBlocks);
 HWY_EXPORT(ScoreBlock);
 
-void AttendBlocksCpu(const BlockAttention& tile) { HWY_DYNAMIC_DISPATCH(Attend)(tile); }
+void AttendBlocksCpu(const BlockAttention& tile) { HWY_DYNAMIC_DISPATCH(AttendBlocks)(tile); }
 
 void ScoreBlockCpu(const float* row, const void* keys, DType dtype, int head_dim, float* scores) {
   HWY_DYNAMIC_DISPATCH(ScoreBlock)(row, keys, dtype, head_dim, scores);

@@ -1,6 +1,6 @@
 #include "kernels/mixers/ovq/ovq.h"
 
-#include "absl/status/status.h"
+#include "absl/strings/str_cat.h"
 #include "kernels/common/dispatch.h"
 
 namespace ovq {
@@ -11,6 +11,24 @@ enum Field { kPendingKeys, kPendingValues, kBestScore, kBestSlot };
 constexpr size_t kCountsBytes = kBlockSlots * sizeof(uint32_t);
 constexpr size_t kLogCountsBytes = kBlockSlots * sizeof(float);
 
+OvqConfig ReadConfig(const StateSpec& spec, absl::Status& status) {
+  AttrReader model(spec.model), section(spec.section);
+  OvqConfig config{};
+  config.shape = ReadAttentionShape(model);
+  // Below 2 the first chunk would leave the dictionary empty: n(L) = floor(L N / (L + N)) = 0.
+  const int64_t longest = spec.device == Device::kCuda ? kMaxCudaChunkLen : 1 << 16;
+  config.chunk_len = static_cast<int>(section.IntOr("chunk_size", 128, 2, longest));
+  config.default_slot_cap = section.IntOr("max_centroids", 2048, 2, kMaxSlotCap);
+  if (section.BoolOr("normalize_centroids", false)) {
+    section.Fail("normalize_centroids",
+                 "expected false, got true, which this version does not support");
+  }
+  config.dtype = spec.kv_dtype;
+  status = model.status();
+  status.Update(section.status());
+  return config;
+}
+
 class OvqMixer final : public SequenceMixer {
  public:
   OvqMixer(const OvqConfig& config, AttentionProjection projection)
@@ -19,13 +37,17 @@ class OvqMixer final : public SequenceMixer {
   const MixerState& state() const override { return state_.layout(); }
   size_t weight_bytes() const override { return projection_.bytes(); }
 
-  void Forward(const StepSeqs& seqs, TensorView x, const LayerState& where, DeviceContext& context,
-               TensorView y) const override {
-    ScratchScope scope(context);
-    const AttentionRows rows = projection_.Project(context, seqs, x, scope);
-    const OvqArgs args = {config_, state_, seqs, where, rows};
-    Dispatch<OvqAttentionRef, OvqAttentionCpu, OvqAttentionCuda>(context, args);
-    projection_.Output(context, rows, y);
+  void Forward(const LayerStep& step, TensorView x, TensorView y) const override {
+    ScratchScope scope(step.context);
+    const AttentionRows rows = projection_.Project(step, x, scope);
+    const OvqArgs args = {config_, state_, step.seqs, step.where, rows};
+    Dispatch<OvqAttentionRef, OvqAttentionCpu, OvqAttentionCuda>(step.context, args);
+    projection_.Output(step.context, rows, y);
+  }
+
+  std::vector<StateExtent> Overwrites(const LayerState& where,
+                                      const TokenRange& tokens) const override {
+    return state_.Overwrites(where, tokens);
   }
 
  private:
@@ -34,33 +56,22 @@ class OvqMixer final : public SequenceMixer {
   AttentionProjection projection_;
 };
 
-// All but the layer, which only the random numbers of its updates depend on.
-absl::StatusOr<OvqConfig> ReadConfig(const StateSpec& spec) {
-  absl::StatusOr<AttentionShape> shape = ReadAttentionShape(spec.model);
-  if (!shape.ok()) return shape.status();
-  // Below 2 the first chunk would leave the dictionary empty: n(L) = floor(L N / (L + N)) = 0.
-  const int64_t longest = spec.device == Device::kCuda ? kMaxCudaChunkLen : 1 << 16;
-  absl::StatusOr<int64_t> chunk_len = spec.section.IntOr("chunk_size", 128, 2, longest);
-  if (!chunk_len.ok()) return chunk_len.status();
-  absl::StatusOr<int64_t> slot_cap = spec.section.IntOr("max_centroids", 2048, 2, int64_t{1} << 24);
-  if (!slot_cap.ok()) return slot_cap.status();
-  absl::StatusOr<bool> normalize = spec.section.BoolOr("normalize_centroids", false);
-  if (!normalize.ok()) return normalize.status();
-  if (*normalize) {
-    return absl::InvalidArgumentError(
-        "ovq.normalize_centroids: expected false, got true, which this version does not support");
-  }
-  OvqConfig config{};
-  config.shape = *shape;
-  config.chunk_len = static_cast<int>(*chunk_len);
-  config.dtype = spec.state_dtype;
-  return config;
-}
-
 }  // namespace
 
+Growth GrowsByChunk(int chunk_len, int64_t default_slot_cap) {
+  return {.name = absl::StrCat("n(t) = floor(t N / (t + N)) by chunks of ", chunk_len),
+          .live =
+              [chunk_len](int64_t position, int64_t slot_cap) {
+                return CentroidsAt(position / chunk_len * chunk_len, slot_cap);
+              },
+          .period = chunk_len,
+          .default_slot_cap = default_slot_cap};
+}
+
 OvqState::OvqState(const OvqConfig& config)
-    : chunk_len_(config.chunk_len), pending_blocks_(BlocksFor(config.chunk_len)) {
+    : n_kv_heads_(config.shape.n_kv_heads),
+      chunk_len_(config.chunk_len),
+      pending_blocks_(BlocksOf(config.chunk_len)) {
   const AttentionShape& shape = config.shape;
   const int value_stride = ValueStride(shape.value_head_dim);
   const size_t element = DTypeBytes(config.dtype);
@@ -73,7 +84,8 @@ OvqState::OvqState(const OvqConfig& config)
        {"pending_values", config.dtype, {heads, pending_blocks_, kBlockSlots, value_stride}},
        {"best_score", DType::kF32, {heads, chunk_len_}},
        {"best_slot", DType::kI32, {heads, chunk_len_}}});
-  layout_.growth = {.law = Growth::Law::kCentroids, .chunk_len = chunk_len_};
+  layout_.growth = GrowsByChunk(chunk_len_, config.default_slot_cap);
+  layout_.span = chunk_len_;
   std::vector<StateField> block;
   for (int64_t head = 0; head < heads; ++head) {
     block.push_back({"counts", DType::kU32, {kBlockSlots}});
@@ -120,20 +132,46 @@ OvqHead OvqState::Head(std::byte* session, const LayerState& where, int kv_head)
   };
 }
 
+std::vector<StateExtent> OvqState::Overwrites(const LayerState& where,
+                                              const TokenRange& tokens) const {
+  const OvqPlaces places = Places(where);
+  const int64_t first = tokens.begin % chunk_len_, n = tokens.end - tokens.begin;
+  std::vector<StateExtent> extents;
+  for (const StatePlace& place : {places.pending_keys, places.pending_values}) {
+    for (int head = 0; head < n_kv_heads_; ++head) {
+      for (int64_t b = first / kBlockSlots; b <= (first + n - 1) / kBlockSlots; ++b) {
+        extents.push_back(place.ExtentOf(head, b, place.index_stride));
+      }
+    }
+  }
+  for (const StatePlace& place : {places.best_score, places.best_slot}) {
+    for (int head = 0; head < n_kv_heads_; ++head) {
+      extents.push_back(place.ExtentOf(head, first, static_cast<size_t>(n) * place.index_stride));
+    }
+  }
+  if (tokens.end % chunk_len_ != 0) return extents;
+  const int64_t live = layout_.growth.live(tokens.end, tokens.slot_cap);
+  for (int64_t b = 0; b < BlocksOf(live); ++b) {
+    extents.push_back(places.counts.ExtentOf(0, b, layout_.block.bytes()));
+  }
+  return extents;
+}
+
 absl::StatusOr<MixerState> OvqAttentionState(const StateSpec& spec) {
-  absl::StatusOr<OvqConfig> config = ReadConfig(spec);
-  if (!config.ok()) return config.status();
-  return OvqState(*config).layout();
+  absl::Status status;
+  const OvqConfig config = ReadConfig(spec, status);
+  if (!status.ok()) return status;
+  return OvqState(config).layout();
 }
 
 absl::StatusOr<std::unique_ptr<SequenceMixer>> MakeOvqAttention(const MixerSpec& spec) {
-  absl::StatusOr<OvqConfig> config = ReadConfig(spec.state);
-  if (!config.ok()) return config.status();
-  config->layer = spec.layer;
-  absl::StatusOr<AttentionProjection> projection =
-      AttentionProjection::Make(spec, config->shape, /*rope_theta=*/0);
-  if (!projection.ok()) return projection.status();
-  return std::make_unique<OvqMixer>(*config, *std::move(projection));
+  absl::Status status;
+  OvqConfig config = ReadConfig(spec.state, status);
+  config.layer = spec.layer;
+  if (!status.ok()) return status;
+  AttentionProjection projection(spec, config.shape, /*rope_theta=*/0);
+  if (!spec.weights.status().ok()) return spec.weights.status();
+  return std::make_unique<OvqMixer>(config, std::move(projection));
 }
 
 }  // namespace ovq

@@ -17,10 +17,21 @@ inline constexpr int kMaxCudaChunkLen = 8192;
 
 struct OvqConfig {
   AttentionShape shape;
-  int chunk_len;  // L
-  DType dtype;    // of keys, values and centroids
-  int layer;
+  int chunk_len;             // L
+  int64_t default_slot_cap;  // N of sessions that do not say
+  DType dtype;               // of keys, values and centroids
+  int layer;                 // only the random numbers of the updates depend on it
 };
+
+// Eq. 17: n(t) = floor(t N / (t + N)), n(0) = 0; exact for every position and N < 2^31. As
+// t N / (t + N) = N - N^2 / (t + N), 64 bits are enough.
+constexpr int64_t CentroidsAt(int64_t t, int64_t max_centroids) {
+  const auto n = static_cast<uint64_t>(max_centroids);
+  const uint64_t sum = static_cast<uint64_t>(t) + n;
+  return sum == 0 ? 0 : max_centroids - static_cast<int64_t>((n * n + sum - 1) / sum);
+}
+// Centroids by eq. 17 as they stand after the last full chunk; a session's slot cap is its N.
+Growth GrowsByChunk(int chunk_len, int64_t default_slot_cap);
 
 // One head of one session's state. Block i of the dictionary holds centroids 64 i .. 64 i + 63,
 // block i of the pending chunk its tokens 64 i .. 64 i + 63.
@@ -64,9 +75,11 @@ class OvqState {
   explicit OvqState(const OvqConfig& config);
   const MixerState& layout() const { return layout_; }
   OvqPlaces Places(const LayerState& where) const;
+  std::vector<StateExtent> Overwrites(const LayerState& where, const TokenRange& tokens) const;
   OvqHead Head(std::byte* session, const LayerState& where, int kv_head) const;
 
  private:
+  int n_kv_heads_;
   int chunk_len_;
   int64_t pending_blocks_;
   size_t key_block_bytes_;
@@ -81,12 +94,14 @@ struct OvqArgs {
   const StepSeqs& seqs;
   const LayerState& where;
   const AttentionRows& rows;
+
+  const LiveSlots& live() const { return seqs.live[where.growth]; }
 };
 
 void OvqAttentionRef(DeviceContext& context, const OvqArgs& args);
 void OvqAttentionCpu(DeviceContext& context, const OvqArgs& args);
 void OvqAttentionCuda(DeviceContext& context, const OvqArgs& args);
-// Updates the dictionaries of the sequences whose rows of this wave (attend.h) end a chunk.
+// Updates the dictionaries of the sequences whose rows of this wave end a chunk.
 void OvqUpdateCuda(DeviceContext& context, const OvqArgs& args, int wave);
 
 absl::StatusOr<std::unique_ptr<SequenceMixer>> MakeOvqAttention(const MixerSpec& spec);

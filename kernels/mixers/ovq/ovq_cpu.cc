@@ -27,14 +27,14 @@ UpdateBuffers MakeUpdateBuffers(ScratchScope& scope, const OvqConfig& config) {
   const auto chunk = static_cast<size_t>(config.chunk_len);
   const auto d = static_cast<size_t>(config.shape.head_dim);
   const auto dv = static_cast<size_t>(config.shape.value_head_dim);
-  return {.keys = scope.Allocate<float>(chunk * d),
-          .values = scope.Allocate<float>(chunk * dv),
-          .score =
-              scope.Allocate<float>(static_cast<size_t>(BlocksFor(config.chunk_len)) * kBlockSlots),
-          .order = scope.Allocate<int32_t>(chunk),
-          .assignment = scope.Allocate<int32_t>(chunk),
-          .old_row = scope.Allocate<float>(std::max(d, dv)),
-          .sum = scope.Allocate<float>(std::max(d, dv))};
+  return {
+      .keys = scope.Allocate<float>(chunk * d),
+      .values = scope.Allocate<float>(chunk * dv),
+      .score = scope.Allocate<float>(static_cast<size_t>(BlocksOf(config.chunk_len)) * kBlockSlots),
+      .order = scope.Allocate<int32_t>(chunk),
+      .assignment = scope.Allocate<int32_t>(chunk),
+      .old_row = scope.Allocate<float>(std::max(d, dv)),
+      .sum = scope.Allocate<float>(std::max(d, dv))};
 }
 
 // The update of one head at the end of chunk `chunk`: the dictionary grows from n_old to n_next.
@@ -55,7 +55,7 @@ void Assign(const ChunkUpdate& update, const UpdateBuffers& buffers) {
                 update.n_next - update.n_old, order, assignment);
     return;
   }
-  for (int64_t b = 0; b < BlocksFor(update.config.chunk_len); ++b) {
+  for (int64_t b = 0; b < BlocksOf(update.config.chunk_len); ++b) {
     ScoreBlockCpu(buffers.keys, update.head.pending_keys_block(b), update.config.dtype,
                   update.config.shape.head_dim, buffers.score + b * kBlockSlots);
   }
@@ -138,7 +138,7 @@ void UpdateDictionary(const ChunkUpdate& update, const UpdateBuffers& buffers) {
 
 void AddBlocks(const OvqHead& head, int64_t n_live, int64_t pending_block, AttentionTile& tile) {
   tile.ClearBlocks();
-  for (int64_t b = 0; b < BlocksFor(n_live); ++b) {
+  for (int64_t b = 0; b < BlocksOf(n_live); ++b) {
     tile.AddBlock(
         {.keys = head.keys(b),
          .values = head.values(b),
@@ -161,7 +161,7 @@ void AttendHead(const OvqArgs& args, int s, int kv_head, AttentionTile& tile,
                 const UpdateBuffers& buffers) {
   const OvqConfig& config = args.config;
   const int chunk_len = config.chunk_len;
-  const int64_t cap = args.seqs.slot_cap[s];
+  const LiveSlots& live = args.live();
   const OvqHead head = args.state.Head(args.seqs.state[s], args.where, kv_head);
   int64_t row = args.seqs.row_begin[s];
   const int64_t end_row = args.seqs.row_begin[s + 1];
@@ -169,7 +169,8 @@ void AttendHead(const OvqArgs& args, int s, int kv_head, AttentionTile& tile,
   while (row < end_row) {
     const int64_t chunk = position / chunk_len;
     const int offset = static_cast<int>(position % chunk_len);
-    const int64_t n_live = CentroidsAt(chunk * chunk_len, cap);
+    const int64_t period = chunk - args.seqs.start_pos[s] / chunk_len;
+    const int64_t n_live = live.At(s, period);
     const int slot = offset % kBlockSlots;
     const int n_tokens = static_cast<int>(std::min<int64_t>(
         {int64_t{kBlockSlots - slot}, int64_t{chunk_len - offset}, end_row - row}));
@@ -181,32 +182,21 @@ void AttendHead(const OvqArgs& args, int s, int kv_head, AttentionTile& tile,
     tile.Attend(args.rows, kv_head, row, n_tokens, offset, /*window=*/0, config.dtype,
                 /*probe=*/n_live > 0, head.best_score + offset, head.best_slot + offset);
     if (offset + n_tokens == chunk_len) {
-      UpdateDictionary(
-          {config, head, kv_head, chunk, n_live, CentroidsAt((chunk + 1) * chunk_len, cap)},
-          buffers);
+      UpdateDictionary({config, head, kv_head, chunk, n_live, live.At(s, period + 1)}, buffers);
     }
     row += n_tokens;
     position += n_tokens;
   }
 }
 
-int64_t MostBlocks(const OvqArgs& args) {
-  int64_t most = 0;
-  for (int s = 0; s < args.seqs.n_seqs(); ++s) {
-    const int64_t end =
-        args.seqs.start_pos[s] + args.seqs.row_begin[s + 1] - args.seqs.row_begin[s];
-    most = std::max(most, BlocksFor(CentroidsAt(end, args.seqs.slot_cap[s])));
-  }
-  return most + BlocksFor(args.config.chunk_len);
-}
-
 }  // namespace
 
 void OvqAttentionCpu(DeviceContext& context, const OvqArgs& args) {
   ScratchScope scope(context);
-  const int max_tokens = std::min(kTileTokens, LongestRun(args.seqs));
+  const int max_tokens = std::min(kTileTokens, args.seqs.longest_run());
+  const int64_t most_blocks = BlocksOf(args.live().bound) + BlocksOf(args.config.chunk_len);
   std::vector<AttentionTile> tiles =
-      MakeTiles(scope, context, args.config.shape, max_tokens, MostBlocks(args));
+      MakeTiles(scope, context, args.config.shape, max_tokens, most_blocks);
   std::vector<UpdateBuffers> buffers;
   buffers.reserve(static_cast<size_t>(context.n_threads()));
   for (int i = 0; i < context.n_threads(); ++i) {

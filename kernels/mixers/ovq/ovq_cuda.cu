@@ -11,7 +11,7 @@ cuda::AttentionBlocks Blocks(const OvqArgs& args) {
   blocks.dtype = args.config.dtype;
   blocks.compute_dtype = args.rows.out_dtype;
   blocks.wave_span = args.config.chunk_len;
-  blocks.live = cuda::AttentionBlocks::Live::kCentroids;
+  blocks.live = args.live();
   blocks.dictionary_keys = cuda::InState(places.keys);
   blocks.dictionary_values = cuda::InState(places.values);
   blocks.dictionary_bias = cuda::InState(places.log_counts);
@@ -29,7 +29,7 @@ cuda::AttentionBlocks Blocks(const OvqArgs& args) {
 // A wave is a chunk: it is attended with the dictionary as it was, then merged into it.
 void OvqAttentionCuda(DeviceContext& context, const OvqArgs& args) {
   const cuda::AttentionBlocks blocks = Blocks(args);
-  const int n_waves = cuda::Waves(args.seqs, blocks.wave_span);
+  const int n_waves = Waves(args.seqs, blocks.wave_span);
   for (int wave = 0; wave < n_waves; ++wave) {
     cuda::StoreRecent(context, blocks, args.seqs, args.rows, wave);
     cuda::AttendWave(context, blocks, args.seqs, args.rows, wave);

@@ -41,6 +41,7 @@ struct RowPlaces {
 
 struct UpdateArgs {
   DeviceSeqs seqs;
+  LiveSlots live;
   RowPlaces keys, values;
   StatePlace best_score, best_slot, counts, log_counts;
   int32_t wave, chunk_len, layer;
@@ -195,14 +196,13 @@ __global__ void __launch_bounds__(kMaxThreads, 1) UpdateDictionaries(UpdateArgs 
   const int s = static_cast<int>(blockIdx.x);
   std::byte* session = args.seqs.state[s];
   if (session == nullptr) return;
-  const Piece piece = FindPiece(args.seqs, s, args.chunk_len, args.wave);
-  const int64_t chunk_end = piece.span_begin + args.chunk_len, cap = args.seqs.slot_cap[s];
-  if (piece.end != chunk_end) return;
+  const WaveRows rows = RowsOfWave(args.seqs, s, args.chunk_len, args.wave);
+  if (rows.end != rows.span_begin + args.chunk_len) return;
   const HeadUpdate update = {.session = session,
                              .kv_head = static_cast<int>(blockIdx.y),
-                             .chunk = piece.span_begin / args.chunk_len,
-                             .n_old = static_cast<int32_t>(CentroidsAt(piece.span_begin, cap)),
-                             .n_next = static_cast<int32_t>(CentroidsAt(chunk_end, cap))};
+                             .chunk = rows.span_begin / args.chunk_len,
+                             .n_old = args.live.At(s, args.wave),
+                             .n_next = args.live.At(s, args.wave + 1)};
   const ChunkArrays chunk = Arrays(args.chunk_len);
   Score<T>(args, update, chunk);
   __syncthreads();
@@ -217,6 +217,7 @@ UpdateArgs MakeArgs(const OvqArgs& args, int wave) {
   const OvqPlaces places = args.state.Places(args.where);
   const AttentionShape& shape = args.config.shape;
   return {.seqs = args.seqs.device,
+          .live = args.live(),
           .keys = {.pending = places.pending_keys,
                    .dictionary = places.keys,
                    .slot_stride = 1,

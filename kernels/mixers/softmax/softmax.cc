@@ -2,7 +2,6 @@
 
 #include <algorithm>
 
-#include "absl/status/status.h"
 #include "absl/strings/str_cat.h"
 #include "kernels/common/dispatch.h"
 
@@ -11,25 +10,50 @@ namespace {
 
 enum Field { kKeys, kValues };
 
+struct SoftmaxConfig {
+  AttentionShape shape;
+  int32_t window = 0;     // 0: full attention
+  double rope_theta = 0;  // 0: no position encoding
+};
+
+absl::StatusOr<SoftmaxConfig> ReadConfig(const StateSpec& spec, bool sliding) {
+  AttrReader model(spec.model);
+  SoftmaxConfig config;
+  config.shape = ReadAttentionShape(model);
+  if (sliding) {
+    config.window = static_cast<int32_t>(model.Int("sliding_window", 1, 1 << 24));
+    config.rope_theta = model.FloatOr("rope_theta", 10000.0, 1.0, 1e15);
+    if (config.shape.head_dim % 2 != 0) {
+      model.Fail("head_dim",
+                 absl::StrCat("expected an even number for RoPE, got ", config.shape.head_dim));
+    }
+  }
+  if (!model.ok()) return model.status();
+  return config;
+}
+
 class SoftmaxMixer final : public SequenceMixer {
  public:
-  SoftmaxMixer(const AttentionShape& shape, int32_t window, DType state_dtype,
-               AttentionProjection projection)
-      : shape_(shape),
-        window_(window),
-        state_(shape, window, state_dtype),
+  SoftmaxMixer(const SoftmaxConfig& config, DType kv_dtype, AttentionProjection projection)
+      : shape_(config.shape),
+        window_(config.window),
+        state_(config.shape, config.window, kv_dtype),
         projection_(std::move(projection)) {}
 
   const MixerState& state() const override { return state_.layout(); }
   size_t weight_bytes() const override { return projection_.bytes(); }
 
-  void Forward(const StepSeqs& seqs, TensorView x, const LayerState& where, DeviceContext& context,
-               TensorView y) const override {
-    ScratchScope scope(context);
-    const AttentionRows rows = projection_.Project(context, seqs, x, scope);
-    const SoftmaxArgs args = {shape_, window_, state_, seqs, where, rows};
-    Dispatch<SoftmaxAttentionRef, SoftmaxAttentionCpu, SoftmaxAttentionCuda>(context, args);
-    projection_.Output(context, rows, y);
+  void Forward(const LayerStep& step, TensorView x, TensorView y) const override {
+    ScratchScope scope(step.context);
+    const AttentionRows rows = projection_.Project(step, x, scope);
+    const SoftmaxArgs args = {shape_, window_, state_, step.seqs, step.where, rows};
+    Dispatch<SoftmaxAttentionRef, SoftmaxAttentionCpu, SoftmaxAttentionCuda>(step.context, args);
+    projection_.Output(step.context, rows, y);
+  }
+
+  std::vector<StateExtent> Overwrites(const LayerState& where,
+                                      const TokenRange& tokens) const override {
+    return state_.Overwrites(where, tokens);
   }
 
  private:
@@ -39,27 +63,18 @@ class SoftmaxMixer final : public SequenceMixer {
   AttentionProjection projection_;
 };
 
-absl::StatusOr<int32_t> ReadWindow(const StateSpec& spec) {
-  absl::StatusOr<int64_t> window = spec.model.Int("sliding_window", 1, 1 << 24);
-  if (!window.ok()) return window.status();
-  return static_cast<int32_t>(*window);
+absl::StatusOr<MixerState> StateOf(const StateSpec& spec, bool sliding) {
+  absl::StatusOr<SoftmaxConfig> config = ReadConfig(spec, sliding);
+  if (!config.ok()) return config.status();
+  return SoftmaxState(config->shape, config->window, spec.kv_dtype).layout();
 }
 
-absl::StatusOr<MixerState> StateOf(const StateSpec& spec, int32_t window) {
-  absl::StatusOr<AttentionShape> shape = ReadAttentionShape(spec.model);
-  if (!shape.ok()) return shape.status();
-  return SoftmaxState(*shape, window, spec.state_dtype).layout();
-}
-
-absl::StatusOr<std::unique_ptr<SequenceMixer>> Make(const MixerSpec& spec, int32_t window,
-                                                    double rope_theta) {
-  absl::StatusOr<AttentionShape> shape = ReadAttentionShape(spec.state.model);
-  if (!shape.ok()) return shape.status();
-  absl::StatusOr<AttentionProjection> projection =
-      AttentionProjection::Make(spec, *shape, rope_theta);
-  if (!projection.ok()) return projection.status();
-  return std::make_unique<SoftmaxMixer>(*shape, window, spec.state.state_dtype,
-                                        *std::move(projection));
+absl::StatusOr<std::unique_ptr<SequenceMixer>> Make(const MixerSpec& spec, bool sliding) {
+  absl::StatusOr<SoftmaxConfig> config = ReadConfig(spec.state, sliding);
+  if (!config.ok()) return config.status();
+  AttentionProjection projection(spec, config->shape, config->rope_theta);
+  if (!spec.weights.status().ok()) return spec.weights.status();
+  return std::make_unique<SoftmaxMixer>(*config, spec.state.kv_dtype, std::move(projection));
 }
 
 }  // namespace
@@ -68,7 +83,7 @@ SoftmaxState::SoftmaxState(const AttentionShape& shape, int32_t window, DType dt
     : n_kv_heads_(shape.n_kv_heads),
       window_(window),
       dtype_(dtype),
-      ring_blocks_(window == 0 ? 0 : 1 + BlocksFor(window - 1)) {
+      ring_blocks_(window == 0 ? 0 : 1 + BlocksOf(window - 1)) {
   const int value_stride = ValueStride(shape.value_head_dim);
   key_bytes_ = static_cast<size_t>(shape.head_dim) * kBlockSlots * DTypeBytes(dtype);
   value_bytes_ = static_cast<size_t>(value_stride) * kBlockSlots * DTypeBytes(dtype);
@@ -78,9 +93,10 @@ SoftmaxState::SoftmaxState(const AttentionShape& shape, int32_t window, DType dt
   if (window > 0) {
     layout_.fixed = std::move(fields);
   } else {
-    layout_.growth = {.law = Growth::Law::kTokens};
+    layout_.growth = GrowsByToken();
     layout_.block = std::move(fields);
   }
+  layout_.span = kBlockSlots;
 }
 
 int64_t SoftmaxState::first_block(int64_t block) const {
@@ -113,32 +129,32 @@ void* SoftmaxState::values(std::byte* session, const LayerState& where, int64_t 
   return values_place(where).At(session, kv_head, Index(block));
 }
 
-absl::StatusOr<MixerState> SlidingAttentionState(const StateSpec& spec) {
-  absl::StatusOr<int32_t> window = ReadWindow(spec);
-  if (!window.ok()) return window.status();
-  return StateOf(spec, *window);
-}
-
-absl::StatusOr<MixerState> FullAttentionState(const StateSpec& spec) {
-  return StateOf(spec, /*window=*/0);
-}
-
-absl::StatusOr<std::unique_ptr<SequenceMixer>> MakeSlidingAttention(const MixerSpec& spec) {
-  absl::StatusOr<int32_t> window = ReadWindow(spec.state);
-  if (!window.ok()) return window.status();
-  absl::StatusOr<double> theta = spec.state.model.FloatOr("rope_theta", 10000.0, 1.0, 1e12);
-  if (!theta.ok()) return theta.status();
-  absl::StatusOr<int64_t> head_dim = spec.state.model.Int("head_dim", 1, 1 << 20);
-  if (!head_dim.ok()) return head_dim.status();
-  if (*head_dim % 2 != 0) {
-    return absl::InvalidArgumentError(
-        absl::StrCat("head_dim: expected an even number for RoPE, got ", *head_dim));
+std::vector<StateExtent> SoftmaxState::Overwrites(const LayerState& where,
+                                                  const TokenRange& tokens) const {
+  const int64_t block = Index(tokens.begin / kBlockSlots);
+  const size_t row = value_bytes_ / kBlockSlots;
+  std::vector<StateExtent> extents;
+  for (int head = 0; head < n_kv_heads_; ++head) {
+    extents.push_back(keys_place(where).ExtentOf(head, block, key_bytes_));
+    StateExtent values = values_place(where).ExtentOf(
+        head, block, static_cast<size_t>(tokens.end - tokens.begin) * row);
+    values.offset += static_cast<size_t>(tokens.begin % kBlockSlots) * row;
+    extents.push_back(values);
   }
-  return Make(spec, *window, *theta);
+  return extents;
 }
 
+absl::StatusOr<MixerState> SlidingAttentionState(const StateSpec& spec) {
+  return StateOf(spec, /*sliding=*/true);
+}
+absl::StatusOr<MixerState> FullAttentionState(const StateSpec& spec) {
+  return StateOf(spec, /*sliding=*/false);
+}
+absl::StatusOr<std::unique_ptr<SequenceMixer>> MakeSlidingAttention(const MixerSpec& spec) {
+  return Make(spec, /*sliding=*/true);
+}
 absl::StatusOr<std::unique_ptr<SequenceMixer>> MakeFullAttention(const MixerSpec& spec) {
-  return Make(spec, /*window=*/0, /*rope_theta=*/0);
+  return Make(spec, /*sliding=*/false);
 }
 
 }  // namespace ovq

@@ -23,6 +23,7 @@ class SoftmaxState {
   // Index: a block's place in the ring, or the block itself for full attention.
   StatePlace keys_place(const LayerState& where) const;
   StatePlace values_place(const LayerState& where) const;
+  std::vector<StateExtent> Overwrites(const LayerState& where, const TokenRange& tokens) const;
   void* keys(std::byte* session, const LayerState& where, int64_t block, int kv_head) const;
   void* values(std::byte* session, const LayerState& where, int64_t block, int kv_head) const;
 

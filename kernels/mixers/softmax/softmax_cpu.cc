@@ -35,23 +35,14 @@ void AttendHead(const SoftmaxArgs& args, int s, int kv_head, AttentionTile& tile
   }
 }
 
-int64_t MostBlocks(const SoftmaxArgs& args) {
-  if (args.window > 0) return args.state.ring_blocks();
-  int64_t most = 0;
-  for (int s = 0; s < args.seqs.n_seqs(); ++s) {
-    const int64_t rows = args.seqs.row_begin[s + 1] - args.seqs.row_begin[s];
-    most = std::max(most, BlocksFor(args.seqs.start_pos[s] + rows));
-  }
-  return most;
-}
-
 }  // namespace
 
 void SoftmaxAttentionCpu(DeviceContext& context, const SoftmaxArgs& args) {
   ScratchScope scope(context);
-  const int max_tokens = std::min(kTileTokens, LongestRun(args.seqs));
-  std::vector<AttentionTile> tiles =
-      MakeTiles(scope, context, args.shape, max_tokens, MostBlocks(args));
+  const int max_tokens = std::min(kTileTokens, args.seqs.longest_run());
+  const int64_t most_blocks =
+      args.window > 0 ? args.state.ring_blocks() : BlocksOf(args.seqs.end_bound);
+  std::vector<AttentionTile> tiles = MakeTiles(scope, context, args.shape, max_tokens, most_blocks);
   const int heads = args.shape.n_kv_heads;
   ParallelFor(context, int64_t{args.seqs.n_seqs()} * heads, [&](int64_t task, int thread) {
     AttendHead(args, static_cast<int>(task / heads), static_cast<int>(task % heads), tiles[thread]);

@@ -15,7 +15,7 @@ void SoftmaxAttentionCuda(DeviceContext& context, const SoftmaxArgs& args) {
   blocks.window = args.window;
   blocks.recent_keys = cuda::InState(args.state.keys_place(args.where), ring);
   blocks.recent_values = cuda::InState(args.state.values_place(args.where), ring);
-  const int n_waves = cuda::Waves(args.seqs, blocks.wave_span);
+  const int n_waves = Waves(args.seqs, blocks.wave_span);
   for (int wave = 0; wave < n_waves; ++wave) {
     cuda::StoreRecent(context, blocks, args.seqs, args.rows, wave);
     cuda::AttendWave(context, blocks, args.seqs, args.rows, wave);

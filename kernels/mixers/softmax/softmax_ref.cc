@@ -27,26 +27,15 @@ void AttendToken(const SoftmaxArgs& args, std::byte* session, int kv_head, int64
                      args.state.values(session, args.where, b, kv_head),
                      static_cast<int>(t % kBlockSlots), 0});
   }
-  std::vector<float> out(static_cast<size_t>(shape.value_head_dim));
-  for (int g = 0; g < shape.group(); ++g) {
-    const int head = kv_head * shape.group() + g;
-    AttendSlotsRef(args.rows.q + row * args.rows.stride + int64_t{head} * shape.head_dim, slots,
-                   dtype, shape.head_dim, shape.value_head_dim, out.data());
-    WriteOutputRef(shape, args.rows, row, head, out.data());
-  }
+  AttendHeadsRef(shape, args.rows, row, kv_head, slots, dtype);
 }
 
 }  // namespace
 
 void SoftmaxAttentionRef(DeviceContext&, const SoftmaxArgs& args) {
-  for (int s = 0; s < args.seqs.n_seqs(); ++s) {
-    for (int32_t row = args.seqs.row_begin[s]; row < args.seqs.row_begin[s + 1]; ++row) {
-      const int64_t position = args.seqs.start_pos[s] + (row - args.seqs.row_begin[s]);
-      for (int h = 0; h < args.shape.n_kv_heads; ++h) {
-        AttendToken(args, args.seqs.state[s], h, row, position);
-      }
-    }
-  }
+  ForEachTokenRef(args.seqs, args.shape.n_kv_heads, [&](const TokenRef& at) {
+    AttendToken(args, at.session, at.kv_head, at.row, at.position);
+  });
 }
 
 }  // namespace ovq

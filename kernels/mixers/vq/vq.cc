@@ -2,7 +2,6 @@
 
 #include <vector>
 
-#include "absl/status/status.h"
 #include "kernels/common/dispatch.h"
 
 namespace ovq {
@@ -21,13 +20,17 @@ class VqMixer final : public SequenceMixer {
   const MixerState& state() const override { return state_.layout(); }
   size_t weight_bytes() const override { return projection_.bytes() + codebook_.keys.bytes(); }
 
-  void Forward(const StepSeqs& seqs, TensorView x, const LayerState& where, DeviceContext& context,
-               TensorView y) const override {
-    ScratchScope scope(context);
-    const AttentionRows rows = projection_.Project(context, seqs, x, scope);
-    const VqArgs args = {shape_, codebook_, state_, seqs, where, rows};
-    Dispatch<VqAttentionRef, VqAttentionCpu, VqAttentionCuda>(context, args);
-    projection_.Output(context, rows, y);
+  void Forward(const LayerStep& step, TensorView x, TensorView y) const override {
+    ScratchScope scope(step.context);
+    const AttentionRows rows = projection_.Project(step, x, scope);
+    const VqArgs args = {shape_, codebook_, state_, step.seqs, step.where, rows};
+    Dispatch<VqAttentionRef, VqAttentionCpu, VqAttentionCuda>(step.context, args);
+    projection_.Output(step.context, rows, y);
+  }
+
+  std::vector<StateExtent> Overwrites(const LayerState& where,
+                                      const TokenRange& tokens) const override {
+    return state_.Overwrites(where, tokens);
   }
 
  private:
@@ -60,20 +63,34 @@ Codebook Pack(const std::vector<float>& codes, const AttentionShape& shape, int6
   return book;
 }
 
-absl::StatusOr<int64_t> ReadCodebookSize(const StateSpec& spec) {
-  return spec.section.Int("codebook_size", 1, 1 << 20);
+struct VqConfig {
+  AttentionShape shape;
+  int64_t n_codes;
+};
+
+absl::StatusOr<VqConfig> ReadConfig(const StateSpec& spec) {
+  AttrReader model(spec.model), section(spec.section);
+  const VqConfig config = {.shape = ReadAttentionShape(model),
+                           .n_codes = section.Int("codebook_size", 1, 1 << 20)};
+  absl::Status status = model.status();
+  status.Update(section.status());
+  if (!status.ok()) return status;
+  return config;
 }
 
 }  // namespace
 
 VqState::VqState(const AttentionShape& shape, int64_t n_codes)
-    : slots_(BlocksFor(n_codes) * kBlockSlots), value_stride_(ValueStride(shape.value_head_dim)) {
+    : n_kv_heads_(shape.n_kv_heads),
+      slots_(BlocksOf(n_codes) * kBlockSlots),
+      value_stride_(ValueStride(shape.value_head_dim)) {
   const int64_t heads = shape.n_kv_heads;
   layout_.fixed = StateFields({{"counts", DType::kU32, {heads, slots_}},
                                {"log_counts", DType::kF32, {heads, slots_}},
                                {"values", DType::kF32, {heads, slots_, value_stride_}},
                                {"pending_code", DType::kI32, {heads, kVqChunk}},
                                {"pending_values", DType::kF32, {heads, kVqChunk, value_stride_}}});
+  layout_.span = kVqChunk;
 }
 
 VqPlaces VqState::Places(const LayerState& where) const {
@@ -100,27 +117,36 @@ VqHead VqState::Head(std::byte* session, const LayerState& where, int kv_head) c
   };
 }
 
+std::vector<StateExtent> VqState::Overwrites(const LayerState& where,
+                                             const TokenRange& tokens) const {
+  // The end of a chunk may touch any code's count and mean.
+  if (tokens.end % kVqChunk == 0) return {{where.fixed_offset, layout_.fixed.bytes()}};
+  const VqPlaces places = Places(where);
+  std::vector<StateExtent> extents;
+  for (int head = 0; head < n_kv_heads_; ++head) {
+    for (const StatePlace& place : {places.pending_code, places.pending_values}) {
+      extents.push_back(place.ExtentOf(head, 0, place.head_stride));
+    }
+  }
+  return extents;
+}
+
 absl::StatusOr<MixerState> VqAttentionState(const StateSpec& spec) {
-  absl::StatusOr<AttentionShape> shape = ReadAttentionShape(spec.model);
-  if (!shape.ok()) return shape.status();
-  absl::StatusOr<int64_t> n_codes = ReadCodebookSize(spec);
-  if (!n_codes.ok()) return n_codes.status();
-  return VqState(*shape, *n_codes).layout();
+  absl::StatusOr<VqConfig> config = ReadConfig(spec);
+  if (!config.ok()) return config.status();
+  return VqState(config->shape, config->n_codes).layout();
 }
 
 absl::StatusOr<std::unique_ptr<SequenceMixer>> MakeVqAttention(const MixerSpec& spec) {
-  absl::StatusOr<AttentionShape> shape = ReadAttentionShape(spec.state.model);
-  if (!shape.ok()) return shape.status();
-  absl::StatusOr<int64_t> n_codes = ReadCodebookSize(spec.state);
-  if (!n_codes.ok()) return n_codes.status();
-  absl::StatusOr<TensorView> codes =
-      spec.weights("self_attn.codebook", {shape->n_kv_heads, *n_codes, shape->head_dim});
-  if (!codes.ok()) return codes.status();
-  absl::StatusOr<AttentionProjection> projection =
-      AttentionProjection::Make(spec, *shape, /*rope_theta=*/0);
-  if (!projection.ok()) return projection.status();
-  return std::make_unique<VqMixer>(*shape, Pack(ToFloats(*codes), *shape, *n_codes, spec.context),
-                                   *std::move(projection));
+  absl::StatusOr<VqConfig> config = ReadConfig(spec.state);
+  if (!config.ok()) return config.status();
+  const AttentionShape& shape = config->shape;
+  const TensorView codes =
+      spec.weights.Take("self_attn.codebook", {shape.n_kv_heads, config->n_codes, shape.head_dim});
+  AttentionProjection projection(spec, shape, /*rope_theta=*/0);
+  if (!spec.weights.status().ok()) return spec.weights.status();
+  return std::make_unique<VqMixer>(
+      shape, Pack(ToFloats(codes), shape, config->n_codes, spec.context), std::move(projection));
 }
 
 }  // namespace ovq

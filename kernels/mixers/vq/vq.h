@@ -19,7 +19,7 @@ struct Codebook {
   int64_t n_codes = 0;
   Buffer keys;       // float [n_kv_heads][blocks][head_dim][64], padded with zeros
   Buffer half_norm;  // float [n_kv_heads][blocks * 64]: |code|^2 / 2
-  int64_t blocks() const { return BlocksFor(n_codes); }
+  int64_t blocks() const { return BlocksOf(n_codes); }
 };
 
 // One head of one session's state; float32 whatever the server's state dtype, as it never grows.
@@ -42,9 +42,11 @@ class VqState {
   VqState(const AttentionShape& shape, int64_t n_codes);
   const MixerState& layout() const { return layout_; }
   VqPlaces Places(const LayerState& where) const;
+  std::vector<StateExtent> Overwrites(const LayerState& where, const TokenRange& tokens) const;
   VqHead Head(std::byte* session, const LayerState& where, int kv_head) const;
 
  private:
+  int n_kv_heads_;
   int64_t slots_;  // codes rounded up to whole blocks
   int value_stride_;
   MixerState layout_;

@@ -141,7 +141,7 @@ void VqAttentionCpu(DeviceContext& context, const VqArgs& args) {
   ScratchScope scope(context);
   const AttentionShape& shape = args.shape;
   const int64_t blocks = args.codebook.blocks();
-  const int max_tokens = std::min(kTileTokens, LongestRun(args.seqs));
+  const int max_tokens = std::min(kTileTokens, args.seqs.longest_run());
   std::vector<AttentionTile> tiles = MakeTiles(scope, context, shape, max_tokens, blocks + 1);
   std::vector<Buffers> buffers;
   for (int i = 0; i < context.n_threads(); ++i) {

@@ -78,15 +78,15 @@ __global__ void __launch_bounds__(kThreads) FindCodes(VqKernelArgs args) {
   const int s = static_cast<int>(blockIdx.x), kv_head = static_cast<int>(blockIdx.y);
   std::byte* session = args.seqs.state[s];
   if (session == nullptr) return;
-  const Piece piece = FindPiece(args.seqs, s, kVqChunk, args.wave);
+  const WaveRows rows = RowsOfWave(args.seqs, s, kVqChunk, args.wave);
   const int32_t first = static_cast<int32_t>(blockIdx.z) * kRowsPerBlock;
-  const int64_t position = piece.begin + first;
-  if (position >= piece.end) return;
-  const int32_t n = Smaller(piece.end - position, kRowsPerBlock);
+  const int64_t position = rows.begin + first;
+  if (position >= rows.end) return;
+  const int32_t n = Smaller(rows.end - position, kRowsPerBlock);
 
   const SharedPtr<float4> keys = DynamicShared<float4>(0);
-  const float* k = args.rows_k + int64_t{piece.row + first} * args.rows_stride +
-                   int64_t{kv_head} * args.head_dim;
+  const float* k =
+      args.rows_k + int64_t{rows.row + first} * args.rows_stride + int64_t{kv_head} * args.head_dim;
   for (int32_t c = threadIdx.x; c < args.head_dim; c += kThreads) {
     const float* x = k + c;
     keys[c] = make_float4(x[0], n > 1 ? x[args.rows_stride] : 0,
@@ -130,9 +130,9 @@ __global__ void __launch_bounds__(kThreads) GatherChunk(VqKernelArgs args) {
   const int s = static_cast<int>(blockIdx.x), kv_head = static_cast<int>(blockIdx.y);
   std::byte* session = args.seqs.state[s];
   if (session == nullptr) return;
-  const Piece piece = FindPiece(args.seqs, s, kVqChunk, args.wave);
-  if (piece.begin >= piece.end) return;
-  const auto n_pending = static_cast<int32_t>(piece.end - piece.span_begin);
+  const WaveRows rows = RowsOfWave(args.seqs, s, kVqChunk, args.wave);
+  if (rows.begin >= rows.end) return;
+  const auto n_pending = static_cast<int32_t>(rows.end - rows.span_begin);
   const auto* code =
       reinterpret_cast<const int32_t*>(args.places.pending_code.At(session, kv_head));
   float* keys = args.pending_keys + args.HeadOf(s, kv_head) * args.head_dim * kVqChunk;
@@ -156,8 +156,8 @@ __global__ void __launch_bounds__(kThreads) MergeCodes(VqKernelArgs args) {
   const int s = static_cast<int>(blockIdx.x), kv_head = static_cast<int>(blockIdx.y);
   std::byte* session = args.seqs.state[s];
   if (session == nullptr) return;
-  const Piece piece = FindPiece(args.seqs, s, kVqChunk, args.wave);
-  if (piece.end != piece.span_begin + kVqChunk) return;
+  const WaveRows rows = RowsOfWave(args.seqs, s, kVqChunk, args.wave);
+  if (rows.end != rows.span_begin + kVqChunk) return;
   const SharedPtr<int32_t> codes = DynamicShared<int32_t>(0);
   const SharedPtr<int32_t> next = codes + kVqChunk;
   const SharedPtr<float> divisors = SharedCast<float>(next + kVqChunk);
@@ -237,7 +237,6 @@ AttentionBlocks Blocks(const VqArgs& args, const VqKernelArgs& kernel) {
   blocks.dtype = DType::kF32;
   blocks.compute_dtype = args.rows.out_dtype;
   blocks.wave_span = kVqChunk;
-  blocks.live = AttentionBlocks::Live::kFixed;
   blocks.fixed_live = kernel.n_codes;
   blocks.dictionary_keys = InScratch(args.codebook.keys.as<float>(), kernel,
                                      int64_t{kernel.slots} * kernel.head_dim, block);
@@ -259,7 +258,7 @@ void VqAttentionCuda(DeviceContext& context, const VqArgs& args) {
   const cuda::AttentionBlocks blocks = cuda::Blocks(args, kernel);
   const auto heads = static_cast<unsigned>(kernel.n_kv_heads),
              n_seqs = static_cast<unsigned>(args.seqs.n_seqs());
-  const int most_rows = std::min(kVqChunk, LongestRun(args.seqs));
+  const int most_rows = std::min(kVqChunk, args.seqs.longest_run());
   const dim3 rows_grid(
       n_seqs, heads,
       static_cast<unsigned>((most_rows + cuda::kRowsPerBlock - 1) / cuda::kRowsPerBlock));
@@ -267,7 +266,7 @@ void VqAttentionCuda(DeviceContext& context, const VqArgs& args) {
   const size_t search_bytes = static_cast<size_t>(kernel.head_dim) * sizeof(float4) +
                               cuda::kRowsPerBlock * cuda::kWarps * sizeof(cuda::Nearest);
   const size_t merge_bytes = kVqChunk * 3 * sizeof(float);
-  const int n_waves = cuda::Waves(args.seqs, kVqChunk);
+  const int n_waves = Waves(args.seqs, kVqChunk);
   for (kernel.wave = 0; kernel.wave < n_waves; ++kernel.wave) {
     cuda::Launch(context, cuda::FindCodes, rows_grid, cuda::kThreads, search_bytes, kernel);
     cuda::Launch(context, cuda::GatherChunk, heads_grid, cuda::kThreads, 0, kernel);

@@ -74,13 +74,7 @@ void PassToken(const Token& token) {
     StoreKey(code.data(), shape.head_dim, DType::kF32, pending_keys.data(), i);
     slots.push_back({pending_keys.data(), token.head.pending_values, i, 0});
   }
-  std::vector<float> out(static_cast<size_t>(shape.value_head_dim));
-  for (int g = 0; g < shape.group(); ++g) {
-    const int query_head = token.kv_head * shape.group() + g;
-    AttendSlotsRef(rows.q + row + int64_t{query_head} * shape.head_dim, slots, DType::kF32,
-                   shape.head_dim, shape.value_head_dim, out.data());
-    WriteOutputRef(shape, rows, token.row, query_head, out.data());
-  }
+  AttendHeadsRef(shape, rows, token.row, token.kv_head, slots, DType::kF32);
 }
 
 void MergeChunk(const Token& token) {
@@ -109,20 +103,15 @@ void MergeChunk(const Token& token) {
 }  // namespace
 
 void VqAttentionRef(DeviceContext&, const VqArgs& args) {
-  for (int s = 0; s < args.seqs.n_seqs(); ++s) {
-    for (int32_t row = args.seqs.row_begin[s]; row < args.seqs.row_begin[s + 1]; ++row) {
-      const int64_t position = args.seqs.start_pos[s] + (row - args.seqs.row_begin[s]);
-      for (int h = 0; h < args.shape.n_kv_heads; ++h) {
-        const Token token = {.args = args,
-                             .head = args.state.Head(args.seqs.state[s], args.where, h),
-                             .kv_head = h,
-                             .row = row,
-                             .offset = static_cast<int>(position % kVqChunk)};
-        PassToken(token);
-        if (token.offset + 1 == kVqChunk) MergeChunk(token);
-      }
-    }
-  }
+  ForEachTokenRef(args.seqs, args.shape.n_kv_heads, [&](const TokenRef& at) {
+    const Token token = {.args = args,
+                         .head = args.state.Head(at.session, args.where, at.kv_head),
+                         .kv_head = at.kv_head,
+                         .row = at.row,
+                         .offset = static_cast<int>(at.position % kVqChunk)};
+    PassToken(token);
+    if (token.offset + 1 == kVqChunk) MergeChunk(token);
+  });
 }
 
 }  // namespace ovq

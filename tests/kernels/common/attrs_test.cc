@@ -20,54 +20,87 @@ Attrs Example() {
   return attrs;
 }
 
+// What a reader says of one field of `attrs`.
+template <class Fn>
+std::string ErrorOf(const Attrs& attrs, Fn&& read) {
+  AttrReader reader(attrs);
+  read(reader);
+  return std::string(reader.status().message());
+}
+
 TEST(Attrs, ReadsEveryType) {
   const Attrs attrs = Example();
-  EXPECT_EQ(attrs.Int("size", 1, 128).value(), 128);
-  EXPECT_EQ(attrs.IntOr("size", 7, 1, 128).value(), 128);
-  EXPECT_EQ(attrs.FloatOr("rate", 1, 0, 1).value(), 0.5);
-  EXPECT_EQ(attrs.FloatOr("size", 1, 0, 200).value(), 128.0);  // an integer is a number
-  EXPECT_TRUE(attrs.BoolOr("on", false).value());
-  EXPECT_EQ(attrs.StringOr("name", "gelu").value(), "silu");
-  EXPECT_EQ(attrs.Strings("types").value(), (std::vector<std::string>{"a", "b"}));
+  AttrReader reader(attrs);
+  EXPECT_EQ(reader.Int("size", 1, 128), 128);
+  EXPECT_EQ(reader.IntOr("size", 7, 1, 128), 128);
+  EXPECT_EQ(reader.FloatOr("rate", 1, 0, 1), 0.5);
+  EXPECT_EQ(reader.FloatOr("size", 1, 0, 200), 128.0);  // an integer is a number
+  EXPECT_TRUE(reader.BoolOr("on", false));
+  EXPECT_EQ(reader.StringOr("name", "gelu"), "silu");
+  EXPECT_EQ(reader.Strings("types"), (std::vector<std::string>{"a", "b"}));
+  EXPECT_EQ(reader.ChoiceOr("name", std::vector<std::string_view>{"gelu", "silu"}), 1);
   EXPECT_TRUE(attrs.Has("size"));
+  EXPECT_TRUE(reader.ok());
 }
 
 TEST(Attrs, AbsentAndNullTakeTheFallback) {
   const Attrs attrs = Example();
   for (const char* key : {"absent", "nothing"}) {
+    AttrReader reader(attrs);
     EXPECT_FALSE(attrs.Has(key)) << key;
-    EXPECT_EQ(attrs.IntOr(key, 7, 0, 9).value(), 7) << key;
-    EXPECT_EQ(attrs.FloatOr(key, 0.25, 0, 1).value(), 0.25) << key;
-    EXPECT_TRUE(attrs.BoolOr(key, true).value()) << key;
-    EXPECT_EQ(attrs.StringOr(key, "x").value(), "x") << key;
-    EXPECT_EQ(attrs.Int(key, 0, 9).status().code(), absl::StatusCode::kInvalidArgument) << key;
-    EXPECT_FALSE(attrs.Strings(key).ok()) << key;
+    EXPECT_EQ(reader.IntOr(key, 7, 0, 9), 7) << key;
+    EXPECT_EQ(reader.FloatOr(key, 0.25, 0, 1), 0.25) << key;
+    EXPECT_TRUE(reader.BoolOr(key, true)) << key;
+    EXPECT_EQ(reader.StringOr(key, "x"), "x") << key;
+    EXPECT_EQ(reader.ChoiceOr(key, std::vector<std::string_view>{"gelu", "silu"}), 0) << key;
+    EXPECT_TRUE(reader.ok()) << key;
+    reader.Int(key, 0, 9);
+    EXPECT_EQ(reader.status().code(), absl::StatusCode::kInvalidArgument) << key;
+    EXPECT_NE(ErrorOf(attrs, [&](AttrReader& r) { r.Strings(key); }), "") << key;
   }
 }
 
-TEST(Attrs, WrongValuesNameTheField) {
+TEST(Attrs, TheFirstErrorStays) {
   const Attrs attrs = Example();
-  EXPECT_EQ(attrs.Int("size", 2, 127).status().message(),
+  AttrReader reader(attrs);
+  EXPECT_EQ(reader.Int("size", 0, 1), 0);
+  EXPECT_FALSE(reader.BoolOr("rate", true));
+  EXPECT_EQ(reader.status().message(), "ovq.size: expected an integer in [0, 1], got 128");
+}
+
+TEST(Attrs, WrongValuesNameTheField) {
+  using R = AttrReader;
+  const Attrs attrs = Example();
+  const auto error = [&](auto read) { return ErrorOf(attrs, read); };
+  EXPECT_EQ(error([](R& r) { r.Int("size", 2, 127); }),
             "ovq.size: expected an integer in [2, 127], got 128");
-  EXPECT_EQ(attrs.Int("absent", 2, 127).status().message(),
+  EXPECT_EQ(error([](R& r) { r.Int("absent", 2, 127); }),
             "ovq.absent: expected an integer in [2, 127], but it is missing");
-  EXPECT_THAT(attrs.Int("rate", 0, 1).status().message(), HasSubstr("got 0.5"));
-  EXPECT_THAT(attrs.FloatOr("rate", 1, 0.6, 1).status().message(), HasSubstr("ovq.rate"));
-  EXPECT_THAT(attrs.FloatOr("name", 1, 0, 1).status().message(), HasSubstr("\"silu\""));
-  EXPECT_THAT(attrs.BoolOr("size", true).status().message(), HasSubstr("true or false"));
-  EXPECT_THAT(attrs.StringOr("on", "").status().message(), HasSubstr("got true"));
-  EXPECT_THAT(attrs.Strings("widths").status().message(), HasSubstr("a list of 3 integers"));
-  EXPECT_FALSE(attrs.IntOr("size", 5, 0, 100).ok());
+  EXPECT_THAT(error([](R& r) { r.Int("rate", 0, 1); }), HasSubstr("got 0.5"));
+  EXPECT_THAT(error([](R& r) { r.FloatOr("rate", 1, 0.6, 1); }), HasSubstr("ovq.rate"));
+  EXPECT_THAT(error([](R& r) { r.FloatOr("name", 1, 0, 1); }), HasSubstr("\"silu\""));
+  EXPECT_THAT(error([](R& r) { r.BoolOr("size", true); }), HasSubstr("true or false"));
+  EXPECT_THAT(error([](R& r) { r.StringOr("on", ""); }), HasSubstr("got true"));
+  EXPECT_THAT(error([](R& r) { r.Strings("widths"); }), HasSubstr("a list of 3 integers"));
+  EXPECT_THAT(error([](R& r) { r.IntOr("size", 5, 0, 100); }), HasSubstr("[0, 100]"));
+  EXPECT_EQ(error([](R& r) {
+              r.ChoiceOr("name", std::vector<std::string_view>{"gelu", "none"});
+            }),
+            "ovq.name: unknown value 'silu'; known: gelu, none");
 }
 
 TEST(Attrs, OneIntegerOrOnePerLayer) {
+  using R = AttrReader;
   const Attrs attrs = Example();
-  EXPECT_EQ(attrs.IntPerLayer("size", 3, 0, 200).value(), (std::vector<int64_t>{128, 128, 128}));
-  EXPECT_EQ(attrs.IntPerLayer("widths", 3, 1, 3).value(), (std::vector<int64_t>{1, 2, 3}));
-  EXPECT_THAT(attrs.IntPerLayer("widths", 4, 1, 3).status().message(), HasSubstr("4 layers"));
-  EXPECT_THAT(attrs.IntPerLayer("widths", 3, 1, 2).status().message(), HasSubstr("one is 3"));
-  EXPECT_FALSE(attrs.IntPerLayer("size", 3, 0, 100).ok());
-  EXPECT_FALSE(attrs.IntPerLayer("name", 3, 0, 100).ok());
+  AttrReader reader(attrs);
+  EXPECT_EQ(reader.IntPerLayer("size", 3, 0, 200), (std::vector<int64_t>{128, 128, 128}));
+  EXPECT_EQ(reader.IntPerLayer("widths", 3, 1, 3), (std::vector<int64_t>{1, 2, 3}));
+  EXPECT_TRUE(reader.ok());
+  const auto error = [&](auto read) { return ErrorOf(attrs, read); };
+  EXPECT_THAT(error([](R& r) { r.IntPerLayer("widths", 4, 1, 3); }), HasSubstr("4 layers"));
+  EXPECT_THAT(error([](R& r) { r.IntPerLayer("widths", 3, 1, 2); }), HasSubstr("one is 3"));
+  EXPECT_NE(error([](R& r) { r.IntPerLayer("size", 3, 0, 100); }), "");
+  EXPECT_NE(error([](R& r) { r.IntPerLayer("name", 3, 0, 100); }), "");
 }
 
 TEST(Attrs, UnreadFieldsAreErrors) {
@@ -76,10 +109,11 @@ TEST(Attrs, UnreadFieldsAreErrors) {
   attrs.Set("misspelt", int64_t{1});
   attrs.Set("ignored", int64_t{1});
   EXPECT_TRUE(attrs.Has("misspelt"));  // asking whether it is there does not read it
-  EXPECT_TRUE(attrs.Int("used", 0, 1).ok());
+  AttrReader reader(attrs);
+  EXPECT_EQ(reader.Int("used", 0, 1), 1);
   attrs.Ignore("ignored");
   EXPECT_EQ(attrs.CheckAllRead().message(), "model.misspelt: unknown field");
-  EXPECT_TRUE(attrs.Int("misspelt", 0, 1).ok());
+  EXPECT_EQ(reader.Int("misspelt", 0, 1), 1);
   EXPECT_TRUE(attrs.CheckAllRead().ok());
 }
 

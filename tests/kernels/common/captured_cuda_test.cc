@@ -4,7 +4,6 @@
 
 #include <vector>
 
-#include "kernels/mixers/stage.h"
 #include "kernels/ops/ops.h"
 #include "tests/test_util.h"
 

@@ -29,7 +29,7 @@ class History {
   History(const AttendConfig& config, int index, const Sessions::Session& session)
       : config_(config), begin_(config.oldest(session.start)) {
     const int64_t end = session.start + session.n_tokens;
-    const auto blocks = static_cast<size_t>(BlocksFor(end - begin_) * config.n_kv_heads);
+    const auto blocks = static_cast<size_t>(BlocksOf(end - begin_) * config.n_kv_heads);
     keys_.resize(blocks * static_cast<size_t>(config.key_bytes()));
     values_.resize(blocks * static_cast<size_t>(config.value_bytes()));
     for (int64_t t = begin_; t < end; ++t) {
@@ -198,9 +198,6 @@ TEST_P(AttendTest, AgreesWithTheReferenceAndKeepsItsBits) {
 }
 
 constexpr DType kF32 = DType::kF32, kBF16 = DType::kBF16;
-constexpr AttentionBlocks::Live kNone = AttentionBlocks::Live::kNone,
-                                kCentroids = AttentionBlocks::Live::kCentroids,
-                                kFixed = AttentionBlocks::Live::kFixed;
 
 AttendConfig Ovq(std::string name, int n_heads, int n_kv_heads, int d, int dv, DType dtype,
                  DType compute, int chunk, int cap) {
@@ -212,7 +209,7 @@ AttendConfig Ovq(std::string name, int n_heads, int n_kv_heads, int d, int dv, D
           .dtype = dtype,
           .compute_dtype = compute,
           .wave_span = chunk,
-          .live = kCentroids,
+          .by_chunk = true,
           .n_slots = cap,
           .from_span = true,
           .probe = true};
@@ -251,7 +248,6 @@ AttendConfig Closed(std::string name, DType dtype, int closed_from) {
           .dtype = dtype,
           .compute_dtype = dtype,
           .wave_span = 64,
-          .live = kFixed,
           .n_slots = 560,
           .from_span = true,
           .closed_from = closed_from};
@@ -295,7 +291,6 @@ TEST_P(AttendTies, GoToTheLowestSlot) {
                                .dtype = GetParam(),
                                .compute_dtype = GetParam(),
                                .wave_span = 64,
-                               .live = kFixed,
                                .n_slots = 560,
                                .from_span = true,
                                .probe = true};
@@ -341,9 +336,9 @@ TEST(Waves, CountsTheSpansThatRowsTouch) {
   const std::vector<int64_t> start_pos = {0, 63, 1000};
   const StepSeqs seqs = {
       .row_begin = row_begin, .start_pos = start_pos, .slot_cap = {}, .state = {}, .device = {}};
-  EXPECT_EQ(cuda::Waves(seqs, 64), 2);
-  EXPECT_EQ(cuda::Waves(seqs, 32), 3);
-  EXPECT_EQ(cuda::Waves(seqs, 0), 1);
+  EXPECT_EQ(Waves(seqs, 64), 2);
+  EXPECT_EQ(Waves(seqs, 32), 3);
+  EXPECT_EQ(Waves(seqs, 0), 1);
 }
 
 }  // namespace

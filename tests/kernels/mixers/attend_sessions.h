@@ -13,7 +13,7 @@
 
 #include "kernels/mixers/common/block_attention.h"
 #include "kernels/mixers/common/cuda/attend.h"
-#include "kernels/mixers/stage.h"
+#include "kernels/mixers/ovq/ovq.h"
 #include "tests/test_util.h"
 
 namespace ovq::test {
@@ -29,8 +29,8 @@ struct AttendConfig {
   int n_heads, n_kv_heads, head_dim, value_head_dim;
   DType dtype, compute_dtype;
   int wave_span;
-  AttentionBlocks::Live live = AttentionBlocks::Live::kNone;
-  int n_slots = 0;  // fixed_live, or the cap
+  bool by_chunk = false;  // the dictionary grows with the spans, up to n_slots; else it has n_slots
+  int n_slots = 0;
   bool from_span = false;
   int window = 0;
   bool probe = false;
@@ -39,17 +39,9 @@ struct AttendConfig {
   int value_stride() const { return ValueStride(value_head_dim); }
   int64_t key_bytes() const { return int64_t{head_dim} * kBlockSlots * DTypeBytes(dtype); }
   int64_t value_bytes() const { return int64_t{value_stride()} * kBlockSlots * DTypeBytes(dtype); }
-  int32_t ring() const { return window == 0 ? 0 : static_cast<int32_t>(1 + BlocksFor(window - 1)); }
+  int32_t ring() const { return window == 0 ? 0 : static_cast<int32_t>(1 + BlocksOf(window - 1)); }
   int64_t live_at(int64_t t) const {
-    switch (live) {
-      case AttentionBlocks::Live::kNone:
-        return 0;
-      case AttentionBlocks::Live::kFixed:
-        return n_slots;
-      case AttentionBlocks::Live::kCentroids:
-        return CentroidsAt(t / wave_span * wave_span, n_slots);
-    }
-    return 0;
+    return by_chunk ? CentroidsAt(t / wave_span * wave_span, n_slots) : n_slots;
   }
   int64_t origin(int64_t t) const { return from_span ? t / wave_span * wave_span : 0; }
   // The oldest recent token that a query at t meets.
@@ -158,14 +150,17 @@ class Sessions {
     blocks_.dtype = config_.dtype;
     blocks_.compute_dtype = config_.compute_dtype;
     blocks_.wave_span = config_.wave_span;
-    blocks_.live = config_.live;
-    blocks_.fixed_live = config_.n_slots;
+    if (config_.by_chunk) {
+      growths_ = {GrowsByChunk(config_.wave_span, config_.n_slots)};
+    } else {
+      blocks_.fixed_live = config_.n_slots;
+    }
     blocks_.recent_from_span = config_.from_span;
     blocks_.window = config_.window;
     blocks_.probe = config_.probe;
     recent_ = config_.ring() > 0  ? config_.ring()
-              : config_.from_span ? BlocksFor(config_.wave_span)
-                                  : BlocksFor(end);
+              : config_.from_span ? BlocksOf(config_.wave_span)
+                                  : BlocksOf(end);
     const int64_t keys = config_.key_bytes(), values = config_.value_bytes();
     const int64_t ring = config_.ring();
     blocks_.recent_keys = {
@@ -183,7 +178,7 @@ class Sessions {
     blocks_.dictionary_keys = place;
     place.offset += keys;
     blocks_.dictionary_values = place;
-    const int64_t dictionary = BlocksFor(config_.n_slots);
+    const int64_t dictionary = BlocksOf(config_.n_slots);
     const int64_t best = dictionary_begin_ + dictionary * heads * of_head;
     const int64_t span = std::max(config_.wave_span, 1);
     blocks_.best_score = {.offset = best, .head_stride = span * 4, .block_stride = 4};
@@ -202,7 +197,7 @@ class Sessions {
       std::memcpy(bytes.data() + i * element,
                   element == 2 ? static_cast<const void*>(&rounded) : &x, element);
     }
-    for (int64_t b = 0; b < BlocksFor(config_.n_slots); ++b) {
+    for (int64_t b = 0; b < BlocksOf(config_.n_slots); ++b) {
       for (int h = 0; h < config_.n_kv_heads; ++h) {
         float* bias = At<float>(bytes.data(), blocks_.dictionary_bias, h, b);
         void* values = At<void>(bytes.data(), blocks_.dictionary_values, h, b);
@@ -280,7 +275,8 @@ class Sessions {
                            .slot_cap = batch.caps,
                            .state = batch.states,
                            .device = {}};
-    StagedStep staged = StageStep(context_, seqs);
+    StagedStep staged = StageStep(context_, seqs, growths_);
+    if (config_.by_chunk) blocks_.live = staged.live[0];
     const std::vector<int64_t> no_positions(batch.owners.size(), -1);
     const std::vector<std::byte*> no_states(batch.owners.size(), nullptr);
     if (step_tokens == 1) {  // as in a replayed step: the host has the shape and bounds for more
@@ -301,7 +297,7 @@ class Sessions {
         .stride = static_cast<int64_t>(batch.rows.size()) / n_rows,
         .out = out.as<float>(),
         .out_dtype = DType::kF32};
-    const int n_waves = cuda::Waves(staged.seqs, config_.wave_span);
+    const int n_waves = Waves(staged.seqs, config_.wave_span);
     for (int wave = 0; wave < n_waves; ++wave) {
       cuda::StoreRecent(context_, blocks_, staged.seqs, rows, wave);
       cuda::AttendWave(context_, blocks_, staged.seqs, rows, wave, split);
@@ -321,6 +317,7 @@ class Sessions {
   DeviceContext& context_;
   AttentionBlocks blocks_;
   int64_t recent_ = 0, dictionary_begin_ = 0, bytes_ = 0;
+  std::vector<Growth> growths_;
   std::vector<Session> sessions_;
 };
 

@@ -3,6 +3,53 @@
 #include <algorithm>
 
 namespace ovq::test {
+namespace {
+
+std::vector<MixerCase>& AddedCases() {
+  static auto* const cases = new std::vector<MixerCase>;
+  return *cases;
+}
+
+// Random weights of one layer by name; the same for every device.
+class RandomLayer {
+ public:
+  explicit RandomLayer(const MixerCase& c) : case_(c) {}
+  absl::StatusOr<TensorView> operator()(const std::string& leaf, const Shape& shape) {
+    std::vector<float>& values = tensors_[leaf];
+    if (values.empty()) {
+      const auto named = case_.weights.find(leaf);
+      const auto [mean, deviation] =
+          named == case_.weights.end() ? std::pair(0.0f, 0.15f) : named->second;
+      std::normal_distribution<float> normal(mean, deviation);
+      for (int64_t i = 0; i < shape.elements(); ++i) values.push_back(normal(random_));
+    }
+    return TensorView{values.data(), DType::kF32, shape};
+  }
+
+ private:
+  const MixerCase& case_;
+  std::mt19937 random_{7};
+  std::map<std::string, std::vector<float>> tensors_;
+};
+
+void SetAll(const std::map<std::string, int64_t>& fields, Attrs& attrs) {
+  for (const auto& [name, value] : fields) attrs.Set(name, value);
+}
+
+}  // namespace
+
+MixerCases::MixerCases(std::vector<MixerCase> cases) {
+  for (MixerCase& c : cases) AddedCases().push_back(std::move(c));
+}
+const std::vector<MixerCase>& MixerCases::All() { return AddedCases(); }
+
+std::vector<float> RandomRows(int n, uint32_t seed) {
+  std::mt19937 random(seed);
+  std::normal_distribution<float> normal;
+  std::vector<float> rows(static_cast<size_t>(n) * kModelDim);
+  for (float& value : rows) value = normal(random);
+  return rows;
+}
 
 MixerInstance::MixerInstance(const MixerCase& c, Device device, int n_threads, int64_t max_tokens)
     : slot_cap_(c.slot_cap),
@@ -11,23 +58,17 @@ MixerInstance::MixerInstance(const MixerCase& c, Device device, int n_threads, i
   context_->BindThread();
   Attrs model, section("section.");
   model.Set("hidden_size", int64_t{kModelDim});
-  model.Set("num_attention_heads", int64_t{c.n_heads});
-  model.Set("num_key_value_heads", int64_t{c.n_kv_heads});
-  model.Set("head_dim", int64_t{c.head_dim});
-  model.Set("value_head_dim", int64_t{c.value_head_dim});
-  model.Set("sliding_window", int64_t{c.window});
-  section.Set("chunk_size", int64_t{c.chunk_len});
-  section.Set("max_centroids", int64_t{c.slot_cap});
-  section.Set("codebook_size", int64_t{c.slot_cap});
-  RandomLayer layer(7);
-  const WeightSource source = layer.source();
+  SetAll(c.model, model);
+  SetAll(c.section, section);
+  RandomLayer layer(c);
+  const WeightSource source = std::ref(layer);
+  WeightReader weights(source, c.compute_dtype, *context_);
   auto made = FindMixer(c.type)->make({.layer = 3,
-                                       .type = c.type,
                                        .state = {.model = model,
                                                  .section = section,
-                                                 .state_dtype = c.state_dtype,
+                                                 .kv_dtype = c.kv_dtype,
                                                  .device = context_->device()},
-                                       .weights = source,
+                                       .weights = weights,
                                        .compute_dtype = c.compute_dtype,
                                        .context = *context_});
   Check(made.ok(), made.ok() ? "" : std::string(made.status().message()).c_str());
@@ -35,29 +76,33 @@ MixerInstance::MixerInstance(const MixerCase& c, Device device, int n_threads, i
   const MixerState& state = mixer_->state();
   where_ = {
       .fixed_offset = 0, .blocks_offset = state.fixed.bytes(), .block_stride = state.block.bytes()};
-  const int64_t slots = state.growth.law == Growth::Law::kTokens ? max_tokens : c.slot_cap;
-  const int64_t blocks =
-      state.growth.law == Growth::Law::kNone ? 0 : (slots + kBlockSlots - 1) / kBlockSlots;
-  session_bytes_ = state.fixed.bytes() + static_cast<size_t>(blocks) * state.block.bytes();
+  int64_t slots = 0;
+  if (state.growth.exists()) {
+    growths_ = {state.growth};
+    where_.growth = 0;
+    slots = state.growth.capped() ? slot_cap_ : max_tokens;
+  }
+  initial_.resize(state.fixed.bytes() + static_cast<size_t>(BlocksOf(slots)) * state.block.bytes());
+  for (size_t i = 0; i < state.fixed.list().size(); ++i) {
+    const auto& image = state.fixed.list()[i].initial;
+    if (!image) continue;
+    std::ranges::copy(*image, initial_.begin() + static_cast<std::ptrdiff_t>(
+                                                     state.fixed.offset(static_cast<int>(i))));
+  }
 }
 
-std::vector<float> MixerInstance::Step(const std::vector<Piece>& pieces) {
+std::vector<float> MixerInstance::Step(const std::vector<Rows>& sequences) {
   std::vector<float> x;
   std::vector<int32_t> row_begin{0}, caps;
   std::vector<int64_t> start;
   std::vector<std::byte*> state;
-  for (const Piece& piece : pieces) {
-    x.insert(x.end(), piece.x.begin(), piece.x.end());
-    row_begin.push_back(row_begin.back() + static_cast<int32_t>(piece.rows()));
-    caps.push_back(slot_cap_);
-    start.push_back(piece.start);
-    state.push_back(piece.session);
+  for (const Rows& rows : sequences) {
+    x.insert(x.end(), rows.x.begin(), rows.x.end());
+    row_begin.push_back(row_begin.back() + static_cast<int32_t>(rows.count()));
+    caps.push_back(static_cast<int32_t>(slot_cap_));
+    start.push_back(rows.start);
+    state.push_back(rows.session);
   }
-  StepSeqs seqs;
-  seqs.row_begin = row_begin;
-  seqs.start_pos = start;
-  seqs.slot_cap = caps;
-  seqs.state = state;
   const Shape shape = {row_begin.back(), kModelDim};
   const std::vector<BF16> narrow = Rounded(x);
   const Buffer x_device = compute_dtype_ == DType::kBF16
@@ -65,9 +110,14 @@ std::vector<float> MixerInstance::Step(const std::vector<Piece>& pieces) {
                               : context_->Upload(x.data(), x.size() * sizeof(float));
   std::vector<float> y(x.size());
   const Buffer y_device = context_->Upload(y.data(), y.size() * sizeof(float));
-  mixer_->Forward(StageStep(*context_, seqs).seqs,
-                  {.data = x_device.as<void>(), .dtype = compute_dtype_, .shape = shape}, where_,
-                  *context_, {.data = y_device.as<void>(), .dtype = DType::kF32, .shape = shape});
+  const StagedStep step = StageStep(
+      *context_, {.row_begin = row_begin, .start_pos = start, .slot_cap = caps, .state = state},
+      growths_);
+  ScratchScope scope(*context_);
+  StepTensors tensors(scope);
+  mixer_->Forward({*context_, step.seqs, where_, tensors},
+                  {.data = x_device.as<void>(), .dtype = compute_dtype_, .shape = shape},
+                  {.data = y_device.as<void>(), .dtype = DType::kF32, .shape = shape});
   context_->CopyToHost(y.data(), y_device.as<float>(), y.size() * sizeof(float));
   return y;
 }
@@ -79,7 +129,8 @@ std::vector<float> MixerInstance::Run(MixerSession& session, const std::vector<f
   int64_t begin = 0;
   for (int64_t end : cuts) {
     if (end == begin) continue;
-    const std::vector<float> part = Step({{session.base(), start + begin, Rows(x, begin, end)}});
+    const std::vector<float> part =
+        Step({{session.base(), start + begin, test::Rows(x, begin, end)}});
     y.insert(y.end(), part.begin(), part.end());
     begin = end;
   }

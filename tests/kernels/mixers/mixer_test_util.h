@@ -7,57 +7,42 @@
 #include <memory>
 #include <random>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include "kernels/mixers/mixer.h"
-#include "kernels/mixers/stage.h"
 #include "tests/test_util.h"
 
 namespace ovq::test {
 
 inline constexpr int kModelDim = 48;
 
+// How a layer is tried: its fields of config.json, and what its weights are drawn from.
 struct MixerCase {
-  std::string type;
-  int n_heads, n_kv_heads, head_dim, value_head_dim;
-  int chunk_len, slot_cap, window;
-  DType state_dtype;
-  DType compute_dtype;
+  std::string type;  // in layer_types
+  std::string name;
+  std::map<std::string, int64_t> model, section;  // fields of config.json; hidden_size is added
+  // Mean and deviation of the weights by leaf; of those that are not named, 0 and 0.15.
+  std::map<std::string, std::pair<float, float>> weights;
+  int64_t slot_cap = 0;
+  int64_t output_terms = 0;  // products that one element of the output sums
+  DType kv_dtype = DType::kF32;
+  DType compute_dtype = DType::kF32;
   Device device = Device::kCpu;
 };
 
+// The cases of the contract test: a mixer's file of cases adds them by defining one of these.
+class MixerCases {
+ public:
+  explicit MixerCases(std::vector<MixerCase> cases);
+  static const std::vector<MixerCase>& All();
+};
+
 // Rows [n][kModelDim].
-inline std::vector<float> RandomRows(int n, uint32_t seed) {
-  std::mt19937 random(seed);
-  std::normal_distribution<float> normal;
-  std::vector<float> rows(static_cast<size_t>(n) * kModelDim);
-  for (float& value : rows) value = normal(random);
-  return rows;
-}
+std::vector<float> RandomRows(int n, uint32_t seed);
 inline std::vector<float> Rows(const std::vector<float>& all, int64_t begin, int64_t end) {
   return {all.begin() + begin * kModelDim, all.begin() + end * kModelDim};
 }
-
-// Random weights of one layer by name; the same for every device.
-class RandomLayer {
- public:
-  explicit RandomLayer(uint32_t seed) : random_(seed) {}
-  WeightSource source() {
-    return [this](std::string_view leaf, const Shape& shape) -> absl::StatusOr<TensorView> {
-      std::vector<float>& values = tensors_[std::string(leaf)];
-      if (values.empty()) {
-        const bool beta = leaf == "self_attn.beta";
-        std::normal_distribution<float> normal(beta ? 6.0f : 0.0f, beta ? 1.0f : 0.15f);
-        for (int64_t i = 0; i < shape.elements(); ++i) values.push_back(normal(random_));
-      }
-      return TensorView{values.data(), DType::kF32, shape};
-    };
-  }
-
- private:
-  std::mt19937 random_;
-  std::map<std::string, std::vector<float>> tensors_;
-};
 
 // Zeroed memory of one session between guard bytes.
 class MixerSession {
@@ -105,30 +90,33 @@ class MixerInstance {
  public:
   MixerInstance(const MixerCase& c, Device device, int n_threads, int64_t max_tokens);
 
-  size_t session_bytes() const { return session_bytes_; }
+  size_t session_bytes() const { return initial_.size(); }
   const SequenceMixer& mixer() const { return *mixer_; }
+  const LayerState& where() const { return where_; }
+  int64_t slot_cap() const { return slot_cap_; }
   DeviceContext& context() { return *context_; }
-  MixerSession NewSession() { return {*context_, session_bytes_}; }
+  MixerSession NewSession() { return {*context_, initial_}; }
 
-  struct Piece {
+  struct Rows {
     std::byte* session;  // null: padding, which a device's kernels skip
     int64_t start;
     std::vector<float> x;  // [n][kModelDim]
-    int64_t rows() const { return static_cast<int64_t>(x.size()) / kModelDim; }
+    int64_t count() const { return static_cast<int64_t>(x.size()) / kModelDim; }
   };
-  // One step over the pieces; y of all rows, the residual starting at zero.
-  std::vector<float> Step(const std::vector<Piece>& pieces);
+  // One step over the rows of several sessions; y of all rows, the residual starting at zero.
+  std::vector<float> Step(const std::vector<Rows>& sequences);
   // All rows through one session, cut at the given positions.
   std::vector<float> Run(MixerSession& session, const std::vector<float>& x,
                          std::vector<int64_t> cuts, int64_t start = 0);
 
  private:
-  int32_t slot_cap_;
+  int64_t slot_cap_;
   DType compute_dtype_;
   std::unique_ptr<DeviceContext> context_;
   std::unique_ptr<SequenceMixer> mixer_;
   LayerState where_;
-  size_t session_bytes_ = 0;
+  std::vector<Growth> growths_;  // the mixer's, if it grows
+  std::vector<std::byte> initial_;
 };
 
 }  // namespace ovq::test

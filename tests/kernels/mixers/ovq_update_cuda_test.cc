@@ -11,7 +11,6 @@
 
 #include "absl/strings/str_cat.h"
 #include "kernels/mixers/ovq/ovq.h"
-#include "kernels/mixers/stage.h"
 #include "tests/test_util.h"
 
 namespace ovq::test {
@@ -56,7 +55,7 @@ class OvqUpdate : public ::testing::TestWithParam<Case> {
     where_.fixed_offset = 64;
     where_.blocks_offset = where_.fixed_offset + layout.fixed.bytes() + 128;
     where_.block_stride = layout.block.bytes() + 192;
-    n_blocks_ = BlocksFor(GetParam().slot_cap);
+    n_blocks_ = BlocksOf(GetParam().slot_cap);
     state_bytes_ = where_.blocks_offset + static_cast<size_t>(n_blocks_) * where_.block_stride;
   }
 
@@ -274,12 +273,12 @@ TEST(OvqOnCuda, RefusesChunksBeyondSharedMemory) {
   model.Set("num_attention_heads", int64_t{2});
   model.Set("head_dim", int64_t{32});
   section.Set("chunk_size", int64_t{kMaxCudaChunkLen} + 1);
-  const WeightSource no_weights;
+  const WeightSource nothing;
+  WeightReader no_weights(nothing, DType::kF32, *context);
   const auto made = MakeOvqAttention({.layer = 0,
-                                      .type = "ovq_attention",
                                       .state = {.model = model,
                                                 .section = section,
-                                                .state_dtype = DType::kF32,
+                                                .kv_dtype = DType::kF32,
                                                 .device = context->device()},
                                       .weights = no_weights,
                                       .compute_dtype = DType::kF32,

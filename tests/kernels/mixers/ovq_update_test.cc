@@ -6,8 +6,8 @@
 #include <vector>
 
 #include "kernels/mixers/common/stochastic_rounding.h"
-#include "kernels/mixers/mixer.h"
 #include "kernels/mixers/ovq/assign.h"
+#include "kernels/mixers/ovq/ovq.h"
 
 namespace ovq {
 namespace {
@@ -21,11 +21,11 @@ TEST(CentroidsAt, FollowsEquation17InIntegers) {
 }
 
 TEST(LiveSlots, ChangesOnlyAtChunkEnds) {
-  const Growth growth = {.law = Growth::Law::kCentroids, .chunk_len = 128};
-  EXPECT_EQ(LiveSlots(growth, 127, 2048), 0);
-  EXPECT_EQ(LiveSlots(growth, 128, 2048), 120);
-  EXPECT_EQ(LiveSlots(growth, 255, 2048), 120);
-  EXPECT_EQ(LiveSlots({.law = Growth::Law::kTokens}, 255, 0), 255);
+  const Growth growth = GrowsByChunk(128, 2048);
+  EXPECT_EQ(growth.live(127, 2048), 0);
+  EXPECT_EQ(growth.live(128, 2048), 120);
+  EXPECT_EQ(growth.live(255, 2048), 120);
+  EXPECT_EQ(GrowsByToken().live(255, 0), 255);
 }
 
 TEST(Assign, FirstChunkMatchesTheRuleByHand) {

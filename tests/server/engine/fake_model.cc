@@ -6,6 +6,7 @@
 #include <cstring>
 
 #include "base/check.h"
+#include "kernels/mixers/ovq/ovq.h"
 #include "tests/test_util.h"
 
 namespace ovq::test {
@@ -23,7 +24,7 @@ uint64_t Mix(uint64_t a, uint64_t b) {
 
 MixerState Fields(std::vector<StateField> fixed, Growth growth) {
   MixerState state{.fixed = StateFields(std::move(fixed)), .growth = growth, .block = {}};
-  if (growth.law != Growth::Law::kNone) {
+  if (growth.exists()) {
     state.block = StateFields({{"rows", DType::kU32, Shape{kBlockSlots, kRowWords}}});
   }
   return state;
@@ -32,9 +33,9 @@ MixerState Fields(std::vector<StateField> fixed, Growth growth) {
 std::vector<MixerState> Layers(bool full_attention) {
   std::vector<MixerState> layers;
   layers.push_back(Fields({{"hash", DType::kU32, Shape{2}}, {"position", DType::kU32, Shape{2}}},
-                          {.law = Growth::Law::kCentroids, .chunk_len = kChunkLen}));
+                          GrowsByChunk(kChunkLen, kDefaultSlotCap)));
   layers.push_back(Fields({{"window", DType::kF32, Shape{1500}}}, {}));
-  if (full_attention) layers.push_back(Fields({}, {.law = Growth::Law::kTokens, .chunk_len = 0}));
+  if (full_attention) layers.push_back(Fields({}, GrowsByToken()));
   return layers;
 }
 
@@ -118,7 +119,6 @@ uint64_t FakeModel::Consume(int32_t token, int64_t position, int32_t cap, std::b
   Check(head.position == static_cast<uint64_t>(position), "a state's rows come in order");
   head.hash = Mix(head.hash, static_cast<uint64_t>(token) + 1);
   // After the row, as a mixer would at the chunk's end.
-  const Growth growth{.law = Growth::Law::kCentroids, .chunk_len = kChunkLen};
   const auto touch = [&](int layer, int64_t slot) {
     auto* row =
         reinterpret_cast<uint32_t*>(layout_->layer(layer).block(state, slot / kBlockSlots)) +
@@ -126,7 +126,7 @@ uint64_t FakeModel::Consume(int32_t token, int64_t position, int32_t cap, std::b
     head.hash = Mix(head.hash, row[3]);
     row[3] ^= static_cast<uint32_t>(head.hash);
   };
-  const int64_t live = LiveSlots(growth, position + 1, cap);
+  const int64_t live = layout_->LiveSlotsAt(position + 1, cap);
   if (live > 0) {
     touch(0, live - 1);
     touch(0, static_cast<int64_t>(head.hash % static_cast<uint64_t>(live)));

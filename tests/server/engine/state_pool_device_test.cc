@@ -9,6 +9,7 @@
 #include <vector>
 
 #include "kernels/common/state_memory.h"
+#include "kernels/mixers/ovq/ovq.h"
 #include "server/engine/state_pool.h"
 #include "tests/test_util.h"
 
@@ -26,8 +27,7 @@ constexpr size_t kBudget = size_t{256} << 20;
 // Its fixed part and its blocks end inside pages. The groups come to several pages of 2 MiB, one of
 // them to three copies, which take 4 MiB each.
 std::vector<MixerState> Layers() {
-  const Growth centroids{.law = Growth::Law::kCentroids, .chunk_len = 4};
-  const Growth tokens{.law = Growth::Law::kTokens, .chunk_len = 0};
+  const Growth centroids = GrowsByChunk(4, kCap), tokens = GrowsByToken();
   return {{.fixed = StateFields({{"counter", DType::kU32, Shape{2}}}),
            .growth = centroids,
            .block = StateFields({{"rows", DType::kU32, Shape{kBlockSlots, 131}}})},

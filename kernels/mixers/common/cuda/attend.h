@@ -1,9 +1,8 @@
 // Attention over blocks of 64 slots on CUDA: one set of kernels for the softmax, ovq and vq mixers,
 // which only say where their blocks lie. Same block layout as block_attention.h.
 //
-// A step is done in waves. A wave holds, of every sequence, the rows of one span of positions, so
-// that a chunk's update lies between two waves and no slot of a ring is overwritten before the rows
-// that still see it are done. A decode step is one wave.
+// A step is done in waves (step.h), so that a chunk's update lies between two of them and no slot
+// of a ring is overwritten before the rows that still see it are done.
 //
 // Bits. A row meets its blocks in groups of kSegmentBlocks; each group is an online softmax of its
 // own, (max, sum, acc), and the groups are merged from the first to the last. So a group may be
@@ -52,10 +51,10 @@ struct AttentionBlocks {
   // Positions with equal floor(t / wave_span) make a wave; 0: all rows of a step do.
   int32_t wave_span = 0;
 
-  // Dictionary. Slots 0 .. live - 1, each with a bias added to its score.
-  enum class Live : uint8_t { kNone, kCentroids, kFixed };
-  Live live = Live::kNone;
-  int32_t fixed_live = 0;  // kFixed; kCentroids: n(c wave_span), c = floor(t / wave_span), eq. 17
+  // Dictionary: slots 0, 1, ... each with a bias added to its score; as many as `live` says at the
+  // begin of a row's span, or fixed_live where that has no slots.
+  LiveSlots live = {};
+  int32_t fixed_live = 0;
   BlockPlaces dictionary_keys, dictionary_values, dictionary_bias;
 
   // Recent tokens: position t in slot (t - origin) % 64 of block (t - origin) / 64, where origin is
@@ -72,9 +71,6 @@ struct AttentionBlocks {
   bool probe = false;
   BlockPlaces best_score, best_slot;  // block_stride is that of one element
 };
-
-// The most waves that any sequence's rows of this step make.
-int Waves(const StepSeqs& seqs, int32_t wave_span);
 
 // Writes the keys (unless keys_too is false) and values of a wave's rows to their recent slots,
 // rounded to nearest.

@@ -87,7 +87,7 @@ __device__ inline void WeighBlock(const AttendArgs& args, const Tile& tile, int 
   }
 }
 
-// One piece of values, slots [slot, slot + n), for all queries; the first one scales the output.
+// One slice of values, slots [slot, slot + n), for all queries; the first one scales the output.
 template <int kRows, class T>
 __device__ inline void AddPiece(const AttendArgs& args, const Tile& tile, const FmaShared& shared,
                                 SharedPtr<const T> values, int slot, int n) {
@@ -201,8 +201,8 @@ __global__ void __launch_bounds__(kFmaThreads, kRows == 4 ? 4 : 2)
   const FmaShared shared = {DynamicShared<float>(at.rows), DynamicShared<float>(at.weights),
                             DynamicShared<float>(at.scale), DynamicShared<float>(at.acc),
                             DynamicShared<float>(at.folded)};
-  const Pieces pieces = PiecesOf<T>(args, tile.n_queries > 0);
-  PieceStream<T> stream(args, tile, pieces);
+  const Slices slices = SlicesOf<T>(args, tile.n_queries > 0);
+  PieceStream<T> stream(args, tile, slices);
   for (int r = 0; r < kRows; ++r) {
     const float* row = r < tile.n_rows ? RowData(args, tile, r) : nullptr;
     for (int c = thread; c < head_dim; c += kFmaThreads) {
@@ -223,11 +223,11 @@ __global__ void __launch_bounds__(kFmaThreads, kRows == 4 ? 4 : 2)
       if (biases != nullptr) bias[j] = biases[thread % 32 + 32 * j];
     }
     float scores[kHalf] = {};
-    for (int p = 0; p < pieces.of_keys; ++p) {
-      const int c = p * pieces.channels;
+    for (int p = 0; p < slices.of_keys; ++p) {
+      const int c = p * slices.channels;
       const SharedPtr<const T> keys = stream.Next();
       AddScores<kHalf, T>(shared.rows + (first_row * row_stride + c), row_stride, keys + slot,
-                          head_dim - c < pieces.channels ? head_dim - c : pieces.channels, scores);
+                          head_dim - c < slices.channels ? head_dim - c : slices.channels, scores);
     }
 #pragma unroll
     for (int k = 0; k < kHalf; ++k) {
@@ -235,11 +235,11 @@ __global__ void __launch_bounds__(kFmaThreads, kRows == 4 ? 4 : 2)
     }
     __syncthreads();
     WeighBlock<kRows>(args, tile, i, shared, bias, rows);
-    for (int p = 0; p < pieces.of_values; ++p) {
-      const int s = p * pieces.slots;
+    for (int p = 0; p < slices.of_values; ++p) {
+      const int s = p * slices.slots;
       const SharedPtr<const T> values = stream.Next();
       AddPiece<kRows, T>(args, tile, shared, values, s,
-                         kBlockSlots - s < pieces.slots ? kBlockSlots - s : pieces.slots);
+                         kBlockSlots - s < slices.slots ? kBlockSlots - s : slices.slots);
     }
     if (tile.n_queries > 0 && ((i + 1) % kSegmentBlocks == 0 || i + 1 == tile.n_blocks)) {
       EndSegment<kRows>(args, tile, shared, rows);

@@ -1,5 +1,5 @@
-// Float32 attention's memory: what lies where in shared memory, the stream of pieces that blocks
-// come in, and the two inner products over a piece.
+// Float32 attention's memory: what lies where in shared memory, the stream of slices that blocks
+// come in, and the two inner products over a slice.
 #pragma once
 
 #include <cstddef>
@@ -42,34 +42,34 @@ __device__ inline float Widen(uint16_t x) {
   return __uint_as_float(static_cast<uint32_t>(x) << 16);
 }
 
-// A block passes through shared memory in pieces of at most a stage: first its keys, some channels
+// A block passes through shared memory in slices of at most a stage: first its keys, some channels
 // at a time, then its values, some slots at a time. Whole fours of both, but for the last channels.
-struct Pieces {
-  int channels, slots;  // of a piece
+struct Slices {
+  int channels, slots;  // of a slice
   int of_keys, of_values;
 };
 template <class T>
-__device__ inline Pieces PiecesOf(const AttendArgs& args, bool values_too) {
-  Pieces pieces;
+__device__ inline Slices SlicesOf(const AttendArgs& args, bool values_too) {
+  Slices slices;
   constexpr int kChannels = kStageBytes / (kBlockSlots * static_cast<int>(sizeof(T)));
   const int slots = kStageBytes / (args.value_stride * static_cast<int>(sizeof(T))) / 4 * 4;
-  pieces.channels = kChannels;
-  pieces.slots = slots < kBlockSlots ? slots : kBlockSlots;
-  pieces.of_keys = (args.blocks.shape.head_dim + kChannels - 1) / kChannels;
-  pieces.of_values = values_too ? (kBlockSlots + pieces.slots - 1) / pieces.slots : 0;
-  return pieces;
+  slices.channels = kChannels;
+  slices.slots = slots < kBlockSlots ? slots : kBlockSlots;
+  slices.of_keys = (args.blocks.shape.head_dim + kChannels - 1) / kChannels;
+  slices.of_values = values_too ? (kBlockSlots + slices.slots - 1) / slices.slots : 0;
+  return slices;
 }
 
-// The pieces of the thread block's blocks, one after another, kStages - 1 of them on their way.
+// The slices of the thread block's blocks, one after another, kStages - 1 of them on their way.
 template <class T>
 class PieceStream {
  public:
-  __device__ PieceStream(const AttendArgs& args, const Tile& tile, const Pieces& pieces)
-      : args_(args), tile_(tile), pieces_(pieces), block_(tile.begin_block) {
+  __device__ PieceStream(const AttendArgs& args, const Tile& tile, const Slices& slices)
+      : args_(args), tile_(tile), pieces_(slices), block_(tile.begin_block) {
     for (int i = 0; i < kStages - 1; ++i) CopyNext();
   }
 
-  // The next piece, once all threads have done with the one before.
+  // The next slice, once all threads have done with the one before.
   __device__ SharedPtr<const T> Next() {
     WaitCopies<kStages - 2>();
     __syncthreads();
@@ -105,7 +105,7 @@ class PieceStream {
 
   const AttendArgs& args_;
   const Tile& tile_;
-  const Pieces& pieces_;
+  const Slices& pieces_;
   int block_, piece_ = 0;  // next to copy
   uint32_t copied_ = 0, taken_ = 0;
 };

@@ -8,7 +8,7 @@ namespace ovq::cuda {
 namespace {
 
 constexpr int kThreads = 128;
-constexpr int kChannels = 8;  // of a thread's piece of a key: 32 bytes, a sector of memory
+constexpr int kChannels = 8;  // of a thread's share of a key: 32 bytes, a sector of memory
 
 struct StoreArgs {
   AttentionBlocks blocks;
@@ -34,8 +34,8 @@ struct StoreTile {
 
 template <class T>
 __device__ inline void StoreKeys(const StoreTile& tile, int head_dim, T* to) {
-  const int pieces = (head_dim + kChannels - 1) / kChannels;
-  for (int i = static_cast<int>(threadIdx.x); i < tile.n * pieces; i += kThreads) {
+  const int shares = (head_dim + kChannels - 1) / kChannels;
+  for (int i = static_cast<int>(threadIdx.x); i < tile.n * shares; i += kThreads) {
     const int token = i % tile.n, first = i / tile.n * kChannels;
     const float* key = tile.keys + token * tile.stride;
     const int end = first + kChannels < head_dim ? first + kChannels : head_dim;
@@ -70,14 +70,14 @@ __global__ void __launch_bounds__(kThreads)
   at.sequence = static_cast<int32_t>(sequence_head / heads);
   at.state = args.seqs.state[at.sequence];
   if (at.state == nullptr) return;
-  const Piece piece = FindPiece(args.seqs, at.sequence, blocks.wave_span, args.wave);
-  const int64_t begin = piece.begin - (blocks.recent_from_span ? piece.span_begin : 0);
-  const int64_t end = begin + (piece.end - piece.begin);
+  const WaveRows wave = RowsOfWave(args.seqs, at.sequence, blocks.wave_span, args.wave);
+  const int64_t begin = wave.begin - (blocks.recent_from_span ? wave.span_begin : 0);
+  const int64_t end = begin + (wave.end - wave.begin);
   const int64_t block = begin / kBlockSlots + place;
   const int64_t from = place == 0 ? begin : block * kBlockSlots;
   const int64_t to = end < (block + 1) * kBlockSlots ? end : (block + 1) * kBlockSlots;
   if (from >= to) return;
-  const int64_t row = (piece.row + (from - begin)) * args.rows.stride;
+  const int64_t row = (wave.row + (from - begin)) * args.rows.stride;
   const StoreTile tile = {args.rows.k + row + at.head * blocks.shape.head_dim,
                           args.rows.v + row + at.head * blocks.shape.value_head_dim,
                           args.rows.stride, static_cast<int32_t>(from % kBlockSlots),

@@ -71,51 +71,13 @@ struct Tile {
   }
 };
 
-// The rows that a sequence has in a wave.
-struct Piece {
-  int64_t begin, end;  // positions
-  int64_t span_begin;  // 0 without spans
-  int32_t row;         // of position `begin`
-};
-
-__host__ __device__ inline Piece PieceOf(int64_t start, int32_t row, int32_t n_rows,
-                                         int32_t wave_span, int wave) {
-  Piece piece = {start, start + n_rows, 0, row};
-  if (wave_span > 0) {
-    piece.span_begin = (start / wave_span + wave) * wave_span;
-    if (piece.begin < piece.span_begin) piece.begin = piece.span_begin;
-    if (piece.end > piece.span_begin + wave_span) piece.end = piece.span_begin + wave_span;
-    piece.row = row + static_cast<int32_t>(piece.begin - start);
-  }
-  return piece;
-}
-
-__device__ inline Piece FindPiece(const DeviceSeqs& seqs, int sequence, int32_t wave_span,
-                                  int wave) {
-  const int32_t row = seqs.row_begin[sequence];
-  return PieceOf(seqs.start_pos[sequence], row, seqs.row_begin[sequence + 1] - row, wave_span,
-                 wave);
-}
-
-__device__ inline int32_t LiveOf(const AttendArgs& args, int sequence, const Piece& piece) {
-  switch (args.blocks.live) {
-    case AttentionBlocks::Live::kNone:
-      return 0;
-    case AttentionBlocks::Live::kFixed:
-      return args.blocks.fixed_live;
-    case AttentionBlocks::Live::kCentroids:
-      return static_cast<int32_t>(CentroidsAt(piece.span_begin, args.seqs.slot_cap[sequence]));
-  }
-  return 0;
-}
-
 __device__ inline int32_t Smaller(int64_t a, int64_t b) {
   return static_cast<int32_t>(a < b ? a : b);
 }
 
 // The blocks that the tile's rows meet, and this thread block's share of them.
 __device__ inline void FindBlocks(const AttendArgs& args, int segment, Tile& tile) {
-  tile.n_dictionary = static_cast<int32_t>(BlocksFor(tile.live));
+  tile.n_dictionary = static_cast<int32_t>(BlocksOf(tile.live));
   tile.n_blocks = tile.n_dictionary;
   if (tile.n_queries > 0) {
     const int32_t ring = args.blocks.recent_keys.ring > 0 ? args.blocks.recent_keys.ring
@@ -145,10 +107,10 @@ __device__ inline bool FindTile(const AttendArgs& args, int rows_per_tile, Tile&
   tile.state = args.seqs.state[tile.sequence];
   if (tile.state == nullptr) return false;
 
-  const Piece piece = FindPiece(args.seqs, tile.sequence, blocks.wave_span, args.wave);
-  const int64_t length = piece.end - piece.begin;
+  const WaveRows rows = RowsOfWave(args.seqs, tile.sequence, blocks.wave_span, args.wave);
+  const int64_t length = rows.end - rows.begin;
   if (length < args.min_tokens || length > args.max_tokens) return false;
-  const int64_t begin = piece.begin - (blocks.recent_from_span ? piece.span_begin : 0);
+  const int64_t begin = rows.begin - (blocks.recent_from_span ? rows.span_begin : 0);
   tile.own_block = begin / kBlockSlots + place / static_cast<uint32_t>(args.block_tiles);
   const int64_t block_begin = tile.own_block * kBlockSlots;
   const int64_t from = begin > block_begin ? begin : block_begin;
@@ -156,8 +118,8 @@ __device__ inline bool FindTile(const AttendArgs& args, int rows_per_tile, Tile&
   if (from >= to) return false;
   tile.n_tokens = static_cast<int32_t>(to - from);
   tile.slot = static_cast<int32_t>(from - block_begin);
-  tile.row = piece.row + static_cast<int32_t>(from - begin);
-  tile.element = piece.begin - piece.span_begin + (from - begin);
+  tile.row = rows.row + static_cast<int32_t>(from - begin);
+  tile.element = rows.begin - rows.span_begin + (from - begin);
 
   tile.first =
       static_cast<int32_t>(place % static_cast<uint32_t>(args.block_tiles)) * rows_per_tile;
@@ -166,7 +128,8 @@ __device__ inline bool FindTile(const AttendArgs& args, int rows_per_tile, Tile&
   if (tile.first >= list) return false;
   tile.n_rows = Smaller(rows_per_tile, list - tile.first);
   tile.n_queries = tile.first < queries ? Smaller(tile.n_rows, queries - tile.first) : 0;
-  tile.live = LiveOf(args, tile.sequence, piece);
+  tile.live =
+      blocks.live.slots == nullptr ? blocks.fixed_live : blocks.live.At(tile.sequence, args.wave);
   FindBlocks(args, static_cast<int>(segment), tile);
   return segment < static_cast<uint32_t>(tile.n_segments);
 }

@@ -15,15 +15,6 @@ constexpr int kPrefillWarps = 4;
 constexpr int32_t kNoLimit = std::numeric_limits<int32_t>::max();
 constexpr size_t kMaxPartialBytes = size_t{256} << 20;
 
-// Every sequence has one row: the host's positions are not to be looked at, since the launches may
-// be replayed at other ones.
-bool OneRowEach(const StepSeqs& seqs) {
-  for (int s = 0; s < seqs.n_seqs(); ++s) {
-    if (seqs.row_begin[s + 1] - seqs.row_begin[s] != 1) return false;
-  }
-  return true;
-}
-
 // Sequences that have min_tokens to max_tokens rows in a wave.
 struct WaveBounds {
   int64_t sequences = 0;
@@ -34,18 +25,18 @@ struct WaveBounds {
 WaveBounds BoundsOf(const AttentionBlocks& blocks, const StepSeqs& seqs, int wave,
                     int32_t min_tokens, int32_t max_tokens) {
   WaveBounds bounds;
-  if (OneRowEach(seqs)) {
+  if (seqs.one_row_each()) {
     if (wave == 0 && min_tokens <= 1 && max_tokens >= 1) bounds = {seqs.n_seqs(), 1, 1};
     return bounds;
   }
   for (int s = 0; s < seqs.n_seqs(); ++s) {
-    const Piece piece = PieceOf(seqs.start_pos[s], seqs.row_begin[s],
-                                seqs.row_begin[s + 1] - seqs.row_begin[s], blocks.wave_span, wave);
-    const int64_t tokens = piece.end - piece.begin;
+    const WaveRows rows =
+        RowsOfWave(seqs.start_pos[s], seqs.row_begin[s], seqs.rows_of(s), blocks.wave_span, wave);
+    const int64_t tokens = rows.end - rows.begin;
     if (tokens < std::max(min_tokens, 1) || tokens > max_tokens) continue;
-    const int64_t origin = blocks.recent_from_span ? piece.span_begin : 0;
+    const int64_t origin = blocks.recent_from_span ? rows.span_begin : 0;
     const int64_t touched =
-        (piece.end - 1 - origin) / kBlockSlots - (piece.begin - origin) / kBlockSlots + 1;
+        (rows.end - 1 - origin) / kBlockSlots - (rows.begin - origin) / kBlockSlots + 1;
     ++bounds.sequences;
     bounds.tokens = std::max(bounds.tokens, static_cast<int32_t>(tokens));
     bounds.recent_blocks = std::max(bounds.recent_blocks, static_cast<int32_t>(touched));
@@ -55,22 +46,12 @@ WaveBounds BoundsOf(const AttentionBlocks& blocks, const StepSeqs& seqs, int wav
 
 // The most segments that a row of this step meets.
 int64_t MostSegments(const AttentionBlocks& blocks, const StepSeqs& seqs) {
-  int64_t met = 0;
-  switch (blocks.live) {
-    case AttentionBlocks::Live::kNone:
-      break;
-    case AttentionBlocks::Live::kFixed:
-      met = BlocksFor(blocks.fixed_live);
-      break;
-    case AttentionBlocks::Live::kCentroids:
-      met = BlocksFor(CentroidsAt(seqs.end_bound, seqs.slot_cap_bound));
-      break;
-  }
+  int64_t met = BlocksOf(blocks.live.slots == nullptr ? blocks.fixed_live : blocks.live.bound);
   const int64_t tokens = blocks.recent_from_span
                              ? std::min<int64_t>(seqs.end_bound, blocks.wave_span)
                              : seqs.end_bound;
   const int64_t ring = std::max(blocks.recent_keys.ring, blocks.recent_values.ring);
-  met += ring > 0 ? std::min(ring, BlocksFor(tokens)) : BlocksFor(tokens);
+  met += ring > 0 ? std::min(ring, BlocksOf(tokens)) : BlocksOf(tokens);
   return std::max<int64_t>(1, (met + kSegmentBlocks - 1) / kSegmentBlocks);
 }
 
@@ -120,18 +101,6 @@ void SplitTiles(DeviceContext& context, ScratchScope& scope, int64_t tiles, int6
 
 int RecentBlocks(const AttentionBlocks& blocks, const StepSeqs& seqs, int wave) {
   return BoundsOf(blocks, seqs, wave, 1, kNoLimit).recent_blocks;
-}
-
-int Waves(const StepSeqs& seqs, int32_t wave_span) {
-  if (seqs.n_rows() == 0) return 0;
-  if (wave_span == 0 || OneRowEach(seqs)) return 1;
-  int64_t most = 1;
-  for (int s = 0; s < seqs.n_seqs(); ++s) {
-    const int64_t begin = seqs.start_pos[s];
-    const int64_t n = seqs.row_begin[s + 1] - seqs.row_begin[s];
-    if (n > 0) most = std::max(most, (begin + n - 1) / wave_span - begin / wave_span + 1);
-  }
-  return static_cast<int>(most);
 }
 
 void AttendWave(DeviceContext& context, const AttentionBlocks& blocks, const StepSeqs& seqs,

@@ -1,0 +1,116 @@
+// What a mixer keeps for a session: fields of bytes, some once, some for every block of slots. The
+// pool of session states sees nothing else of it.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <functional>
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "kernels/common/tensor.h"
+
+namespace ovq {
+
+// Slots (centroids, tokens, rows of a memory) per block of a growing part.
+inline constexpr int kBlockSlots = 64;
+// The largest slot cap that a config or a session may ask for.
+inline constexpr int64_t kMaxSlotCap = int64_t{1} << 24;
+constexpr int64_t BlocksOf(int64_t slots) { return (slots + kBlockSlots - 1) / kBlockSlots; }
+
+struct StateField {
+  const char* name;
+  DType dtype;
+  Shape shape;
+  // What a new session holds: shape's bytes, or null for zeros (a block's fields begin as zeros).
+  std::shared_ptr<const std::vector<std::byte>> initial = nullptr;
+
+  size_t bytes() const { return static_cast<size_t>(shape.elements()) * DTypeBytes(dtype); }
+};
+
+// Fields laid one after another, each 64-byte aligned.
+class StateFields {
+ public:
+  StateFields() = default;
+  explicit StateFields(std::vector<StateField> fields);
+  const std::vector<StateField>& list() const { return fields_; }
+  size_t offset(int field) const { return offsets_[field]; }
+  size_t bytes() const { return bytes_; }
+
+ private:
+  std::vector<StateField> fields_;
+  std::vector<size_t> offsets_;
+  size_t bytes_ = 0;
+};
+
+// How the number of live slots of a growing part follows from a session's position and its slot
+// cap. Every growing mixer reads that one number in its own law.
+struct Growth {
+  // Layers whose growth has the same name grow alike and share blocks; empty: no growing part.
+  std::string name;
+  // Slots live after `position` tokens; never falls as either argument rises, and 0 at 0.
+  std::function<int64_t(int64_t position, int64_t slot_cap)> live;
+  // The number changes at multiples of this many tokens only, and never exceeds the slot cap.
+  // 0: a slot a token, without a cap.
+  int64_t period = 0;
+  // The cap of sessions that do not name one; 0 without a cap.
+  int64_t default_slot_cap = 0;
+
+  bool exists() const { return !name.empty(); }
+  bool capped() const { return period > 0; }
+  bool operator==(const Growth& other) const { return name == other.name; }
+};
+// A slot a token.
+Growth GrowsByToken();
+
+// The state of one layer of one session.
+struct MixerState {
+  StateFields fixed;  // once
+  Growth growth;
+  StateFields block;  // once per kBlockSlots slots
+  // How a state goes back: tokens that follow one another within a span of this many positions
+  // (from multiples of it) only add to the state, and what the last of them overwrites is known
+  // (SequenceMixer::Overwrites). 0: every token rewrites the state, which comes back from a copy
+  // and the tokens since then.
+  int64_t span = 0;
+};
+
+// Where one layer's state lies relative to a session's base pointer.
+struct LayerState {
+  size_t fixed_offset = 0;
+  size_t blocks_offset = 0;  // block 0 of this layer
+  size_t block_stride = 0;   // bytes from one block of this layer to the next
+  int growth = -1;           // its law among those of the layout; -1: no growing part
+
+  std::byte* fixed(std::byte* session) const { return session + fixed_offset; }
+  std::byte* block(std::byte* session, int64_t index) const {
+    return session + blocks_offset + static_cast<size_t>(index) * block_stride;
+  }
+};
+
+// A range of one session's bytes, relative to its base.
+struct StateExtent {
+  size_t offset;
+  size_t bytes;
+};
+
+// Where a part of one layer's state lies relative to a session's base pointer, in bytes. Index: of
+// a block, or of an element where the part has no blocks.
+struct StatePlace {
+  size_t offset = 0;
+  size_t head_stride = 0;
+  size_t index_stride = 0;
+
+  constexpr std::byte* At(std::byte* session, int head, int64_t index = 0) const {
+    return session + offset + static_cast<size_t>(head) * head_stride +
+           static_cast<size_t>(index) * index_stride;
+  }
+  constexpr StateExtent ExtentOf(int head, int64_t index, size_t bytes) const {
+    return {offset + static_cast<size_t>(head) * head_stride +
+                static_cast<size_t>(index) * index_stride,
+            bytes};
+  }
+};
+
+}  // namespace ovq

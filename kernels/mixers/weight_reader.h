@@ -1,0 +1,52 @@
+// A layer's weights on their way into a mixer or a model.
+#pragma once
+
+#include <functional>
+#include <initializer_list>
+#include <span>
+#include <string>
+#include <string_view>
+
+#include "absl/status/statusor.h"
+#include "kernels/common/device.h"
+#include "kernels/common/tensor.h"
+#include "kernels/ops/ops.h"
+
+namespace ovq {
+
+// Gives the tensor of that name after checking that it is there and has this shape.
+using WeightSource =
+    std::function<absl::StatusOr<TensorView>(const std::string& name, const Shape& shape)>;
+
+// One [rows, in] weight of a product.
+struct WeightPart {
+  std::string_view leaf;
+  int64_t rows;
+};
+
+// Takes weights by name; the first error stays, and what is taken after it is empty.
+class WeightReader {
+ public:
+  // compute: of the products. Names are read as prefix + leaf.
+  WeightReader(const WeightSource& source, DType compute, DeviceContext& context,
+               std::string prefix = "")
+      : source_(source), compute_(compute), context_(context), prefix_(std::move(prefix)) {}
+
+  const absl::Status& status() const { return status_; }
+  void Update(const absl::Status& status) { status_.Update(status); }
+
+  TensorView Take(std::string_view leaf, const Shape& shape);
+  // As float32 in the device's memory.
+  Buffer Floats(std::string_view leaf, const Shape& shape);
+  // y = x W^T, x [n, in]: the parts' columns of y lie side by side in their order.
+  Linear Product(std::initializer_list<WeightPart> parts, int64_t in);
+
+ private:
+  const WeightSource& source_;
+  const DType compute_;
+  DeviceContext& context_;
+  const std::string prefix_;
+  absl::Status status_;
+};
+
+}  // namespace ovq

@@ -1,0 +1,106 @@
+// Prints hashes of what models compute, to compare two builds of this project to the bit: for every
+// model folder and both dtypes the SHA-256 of all logits and of a session's live state after the
+// same tokens.
+//
+//   model_digest --device cpu --tokens 512 models/* > before.txt
+#include <algorithm>
+#include <cstdio>
+#include <cstdlib>
+#include <filesystem>
+#include <string>
+#include <vector>
+
+#include "base/sha256.h"
+#include "kernels/common/random.h"
+#include "model/language_model.h"
+
+namespace ovq {
+namespace {
+
+constexpr int64_t kSlotCap = 200;
+// A prompt in uneven parts, then single tokens.
+constexpr int64_t kPrefillShare = 3, kOf = 4;
+constexpr int64_t kParts[] = {1, 100, 37};
+
+struct Options {
+  Device device = Device::kCpu;
+  int64_t tokens = 512;
+  std::vector<std::string> folders;
+};
+
+std::vector<int32_t> Tokens(int64_t n, int64_t vocab_size) {
+  std::vector<int32_t> tokens;
+  for (int64_t i = 0; i < n; ++i) {
+    const uint32_t word = Philox4x32({static_cast<uint32_t>(i), 0, 0, 0}, {1, 2})[0];
+    tokens.push_back(static_cast<int32_t>(word % static_cast<uint64_t>(vocab_size)));
+  }
+  return tokens;
+}
+
+void Digest(const std::string& folder, DType dtype, const Options& options) {
+  auto context = DeviceContext::Make(options.device, 1);
+  Check(context.ok(), std::string(context.status().message()).c_str());
+  (*context)->BindThread();
+  ModelOptions model_options;
+  model_options.compute_dtype = dtype;
+  model_options.state_dtype = dtype;
+  model_options.limits = {4096, 4096};
+  auto model = LanguageModel::Load(folder, model_options, **context);
+  Check(model.ok(), std::string(model.status().message()).c_str());
+
+  const StateLayout& layout = (*model)->layout();
+  const std::vector<std::byte> zeros(layout.virtual_bytes());
+  const Buffer session = (*context)->Upload(zeros.data(), zeros.size());
+  const std::vector<int32_t> tokens = Tokens(options.tokens, (*model)->config().vocab_size);
+  const int64_t prefill = options.tokens * kPrefillShare / kOf;
+  Sha256 logits_hash, state_hash;
+  StepBatch batch;
+  for (int64_t at = 0, step = 0; at < options.tokens; ++step) {
+    const int64_t left = at < prefill ? prefill - at : 1;
+    const int64_t n = std::min(left, kParts[step % 3]);
+    batch.Clear();
+    batch.Add(std::span(tokens).subspan(static_cast<size_t>(at), static_cast<size_t>(n)), at,
+              kSlotCap, session.as<std::byte>(), static_cast<int>(n));
+    ScratchScope scope(**context);
+    const TensorView rows = (*model)->Forward(batch, **context, scope);
+    std::vector<float> logits(static_cast<size_t>(n * (*model)->config().vocab_size));
+    (*context)->CopyToHost(logits.data(), rows.data, logits.size() * sizeof(float));
+    logits_hash.Add(logits.data(), logits.size() * sizeof(float));
+    at += n;
+  }
+  for (const StateExtent& extent : layout.live_extents_at(options.tokens, kSlotCap)) {
+    std::vector<std::byte> part(extent.bytes);
+    (*context)->CopyToHost(part.data(), session.as<std::byte>() + extent.offset, extent.bytes);
+    state_hash.Add(part.data(), part.size());
+  }
+  std::printf("%s %s %s logits %s state %s\n", std::filesystem::path(folder).filename().c_str(),
+              DeviceName(options.device), DTypeName(dtype), logits_hash.Hex().c_str(),
+              state_hash.Hex().c_str());
+  std::fflush(stdout);
+}
+
+int Main(int argc, char** argv) {
+  Options options;
+  for (int i = 1; i < argc; ++i) {
+    const std::string argument = argv[i];
+    if (argument == "--device" && i + 1 < argc) {
+      absl::StatusOr<Device> device = ParseDevice(argv[++i]);
+      Check(device.ok(), "--device: expected cpu, ref or cuda");
+      options.device = *device;
+    } else if (argument == "--tokens" && i + 1 < argc) {
+      options.tokens = std::atoll(argv[++i]);
+      Check(options.tokens > 0 && options.tokens <= 4096, "--tokens: expected 1 to 4096");
+    } else {
+      options.folders.push_back(argument);
+    }
+  }
+  for (const std::string& folder : options.folders) {
+    for (DType dtype : {DType::kF32, DType::kBF16}) Digest(folder, dtype, options);
+  }
+  return options.folders.empty() ? 2 : 0;
+}
+
+}  // namespace
+}  // namespace ovq
+
+int main(int argc, char** argv) { return ovq::Main(argc, argv); }

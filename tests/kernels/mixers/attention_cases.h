@@ -1,0 +1,51 @@
+// Shapes on which every softmax-type mixer is tried.
+#pragma once
+
+#include <string>
+#include <vector>
+
+#include "absl/strings/str_cat.h"
+#include "tests/kernels/mixers/mixer_test_util.h"
+
+namespace ovq::test {
+
+struct AttentionCaseShape {
+  int64_t n_heads, n_kv_heads, head_dim, value_head_dim;
+  int64_t chunk_len, slots, window;
+  DType kv_dtype, compute_dtype;
+};
+
+inline constexpr AttentionCaseShape kAttentionCaseShapes[] = {
+    {2, 2, 32, 32, 16, 24, 16, DType::kF32, DType::kF32},
+    {4, 2, 16, 24, 48, 100, 65, DType::kF32, DType::kF32},
+    {2, 1, 20, 16, 128, 300, 128, DType::kBF16, DType::kF32},
+    {3, 3, 64, 64, 100, 64, 1, DType::kBF16, DType::kBF16},
+    {4, 2, 32, 64, 96, 150, 70, DType::kBF16, DType::kBF16},
+    {2, 1, 64, 32, 64, 200, 100, DType::kBF16, DType::kBF16},
+};
+
+// A case of every shape; `finish` sets what the mixer adds to the heads.
+template <class Fn>
+std::vector<MixerCase> AttentionCases(const std::string& type, Fn&& finish) {
+  std::vector<MixerCase> cases;
+  for (const AttentionCaseShape& s : kAttentionCaseShapes) {
+    MixerCase c = {.type = type,
+                   .name = absl::StrCat("h", s.n_heads, "g", s.n_kv_heads, "d", s.head_dim, "v",
+                                        s.value_head_dim),
+                   .model = {{"num_attention_heads", s.n_heads},
+                             {"num_key_value_heads", s.n_kv_heads},
+                             {"head_dim", s.head_dim},
+                             {"value_head_dim", s.value_head_dim}},
+                   .section = {},
+                   .weights = {{"self_attn.beta", {6.0f, 1.0f}}},
+                   .slot_cap = 0,
+                   .output_terms = s.n_heads * s.value_head_dim,
+                   .kv_dtype = s.kv_dtype,
+                   .compute_dtype = s.compute_dtype};
+    finish(s, c);
+    cases.push_back(std::move(c));
+  }
+  return cases;
+}
+
+}  // namespace ovq::test

@@ -1,0 +1,15 @@
+#include "tests/kernels/mixers/attention_cases.h"
+
+namespace ovq::test {
+namespace {
+
+const MixerCases kFull(AttentionCases("full_attention",
+                                      [](const AttentionCaseShape&, MixerCase&) {}));
+const MixerCases kSliding(AttentionCases("sliding_attention",
+                                         [](const AttentionCaseShape& s, MixerCase& c) {
+                                           absl::StrAppend(&c.name, "w", s.window);
+                                           c.model["sliding_window"] = s.window;
+                                         }));
+
+}  // namespace
+}  // namespace ovq::test
