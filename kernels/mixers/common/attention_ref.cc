@@ -15,33 +15,38 @@ double DotSlotRef(const float* q, const void* keys, DType dtype, int head_dim, i
   return sum;
 }
 
+void AttendSlotsRef(const float* q, const std::vector<SlotRef>& slots, DType dtype, int head_dim,
+                    int value_head_dim, float* out) {
+  std::vector<double> scores;
+  for (const SlotRef& slot : slots) {
+    scores.push_back(DotSlotRef(q, slot.keys, dtype, head_dim, slot.slot) + slot.bias);
+  }
+  const double highest = *std::max_element(scores.begin(), scores.end());
+  std::vector<double> sum(static_cast<size_t>(value_head_dim));
+  std::vector<float> value(static_cast<size_t>(value_head_dim));
+  double weight_sum = 0;
+  for (size_t i = 0; i < slots.size(); ++i) {
+    const double weight = std::exp(scores[i] - highest);
+    weight_sum += weight;
+    LoadValue(slots[i].values, dtype, value_head_dim, ValueStride(value_head_dim), slots[i].slot,
+              value.data());
+    for (int c = 0; c < value_head_dim; ++c) sum[c] += weight * value[c];
+  }
+  for (int c = 0; c < value_head_dim; ++c) out[c] = static_cast<float>(sum[c] / weight_sum);
+}
+
 void AttendHeadsRef(const AttentionShape& shape, const AttentionRows& rows, int64_t row,
                     int kv_head, const std::vector<SlotRef>& slots, DType dtype) {
-  const int dv = shape.value_head_dim;
-  std::vector<double> scores(slots.size()), sum(static_cast<size_t>(dv));
-  std::vector<float> value(static_cast<size_t>(dv));
+  std::vector<float> out(static_cast<size_t>(shape.value_head_dim));
   for (int head = kv_head * shape.group(); head < (kv_head + 1) * shape.group(); ++head) {
-    const float* q = rows.q + row * rows.stride + int64_t{head} * shape.head_dim;
-    for (size_t i = 0; i < slots.size(); ++i) {
-      scores[i] =
-          DotSlotRef(q, slots[i].keys, dtype, shape.head_dim, slots[i].slot) + slots[i].bias;
-    }
-    const double highest = *std::max_element(scores.begin(), scores.end());
-    std::fill(sum.begin(), sum.end(), 0.0);
-    double weight_sum = 0;
-    for (size_t i = 0; i < slots.size(); ++i) {
-      const double weight = std::exp(scores[i] - highest);
-      weight_sum += weight;
-      LoadValue(slots[i].values, dtype, dv, ValueStride(dv), slots[i].slot, value.data());
-      for (int c = 0; c < dv; ++c) sum[c] += weight * value[c];
-    }
-    const int64_t begin = (row * shape.n_heads + head) * dv;
-    for (int c = 0; c < dv; ++c) {
-      const auto out = static_cast<float>(sum[c] / weight_sum);
+    AttendSlotsRef(rows.q + row * rows.stride + int64_t{head} * shape.head_dim, slots, dtype,
+                   shape.head_dim, shape.value_head_dim, out.data());
+    const int64_t begin = (row * shape.n_heads + head) * shape.value_head_dim;
+    for (int c = 0; c < shape.value_head_dim; ++c) {
       if (rows.out_dtype == DType::kBF16) {
-        static_cast<BF16*>(rows.out)[begin + c] = RoundToBF16(out);
+        static_cast<BF16*>(rows.out)[begin + c] = RoundToBF16(out[c]);
       } else {
-        static_cast<float*>(rows.out)[begin + c] = out;
+        static_cast<float*>(rows.out)[begin + c] = out[c];
       }
     }
   }

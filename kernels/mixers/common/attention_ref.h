@@ -20,6 +20,10 @@ struct SlotRef {
 // q . key of a slot.
 double DotSlotRef(const float* q, const void* keys, DType dtype, int head_dim, int slot);
 
+// out[value_head_dim] = sum of softmax(q . key + bias) value over the slots.
+void AttendSlotsRef(const float* q, const std::vector<SlotRef>& slots, DType dtype, int head_dim,
+                    int value_head_dim, float* out);
+
 // rows.out of a row for the query heads of kv_head: sum of softmax(q . key + bias) value over
 // slots.
 void AttendHeadsRef(const AttentionShape& shape, const AttentionRows& rows, int64_t row,

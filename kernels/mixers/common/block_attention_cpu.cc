@@ -1,3 +1,7 @@
+// Attention of a tile of rows over blocks of 64 slots, any instruction set. Of one row, block after
+// block, K [64, head_dim] (stored transposed), V [64, value_stride], b [64]:
+//   s = q K^T + b,  m' = max(m, max s),  p = e^(s - m'),  l' = l e^(m - m') + sum p,
+//   acc' = acc e^(m - m') + p V;  after the last block  out = acc / l
 #include <algorithm>
 #include <type_traits>
 

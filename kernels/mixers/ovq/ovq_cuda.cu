@@ -1,3 +1,5 @@
+// OVQ attention on CUDA, the equations of ovq_cpu.cc: the dictionary and the pending chunk are the
+// blocks that the attention kernels meet; the update is in ovq_update.cu.
 #include "kernels/mixers/common/cuda/attend.h"
 #include "kernels/mixers/ovq/ovq.h"
 

@@ -1,3 +1,6 @@
+// Softmax attention on the CPU. Of one head: q [n_rows, head_dim] (times beta), K [t + 1,
+// head_dim], V [t + 1, value_head_dim], of which the last `window` rows count, or all:
+//   o_t = softmax(q_t K^T) V
 #include <algorithm>
 
 #include "kernels/common/parallel.h"

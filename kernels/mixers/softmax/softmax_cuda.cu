@@ -1,3 +1,5 @@
+// Softmax attention on CUDA, the equation of softmax_cpu.cc: the window or cache is the recent
+// blocks that the attention kernels meet.
 #include "kernels/mixers/common/cuda/attend.h"
 #include "kernels/mixers/softmax/softmax.h"
 

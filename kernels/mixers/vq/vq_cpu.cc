@@ -1,3 +1,7 @@
+// Attention over a codebook on the CPU, OVQ paper eq. 3-6. Of one head: C [n_codes, head_dim],
+// counts c, means V [n_codes, value_head_dim], code z(k) = argmin_j |k - C_j|:
+//   o_t = softmax([q_t C^T + ln c | q_t C_z^T]) [V | V_z]     z: codes of the chunk's keys up to t
+//   at a chunk's end   V_j += sum (v_i - V_j) / c_j           over the values whose key has code j
 #include <algorithm>
 #include <cmath>
 #include <limits>

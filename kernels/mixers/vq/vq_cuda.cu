@@ -1,3 +1,5 @@
+// Attention over a codebook on CUDA, the equations of vq_cpu.cc: nearest codes, then the attention
+// kernels over codes and pending chunk, then the means.
 #include <algorithm>
 #include <cmath>
 

@@ -4,6 +4,7 @@
 
 #include <vector>
 
+#include "kernels/mixers/step.h"
 #include "kernels/ops/ops.h"
 #include "tests/test_util.h"
 
@@ -27,7 +28,7 @@ class Captured : public ::testing::Test {
   void ExpectLookups(int64_t key, int n, int32_t first) {
     std::vector<int32_t> ids(static_cast<size_t>(n));
     for (int i = 0; i < n; ++i) ids[i] = static_cast<int32_t>((first + i) % kVocab);
-    const StagedStep step = StageStep(*context_, {}, ids);
+    const StagedStep step = StageStep(*context_, {}, {}, ids);
     ScratchScope scope(*context_);
     const TensorView y = {scope.Allocate<float>(ids.size() * kWidth), DType::kF32, {n, kWidth}};
     const TensorView table = {device_table_.as<void>(), DType::kF32, {kVocab, kWidth}};

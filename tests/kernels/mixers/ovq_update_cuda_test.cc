@@ -47,6 +47,7 @@ class OvqUpdate : public ::testing::TestWithParam<Case> {
                           .head_dim = GetParam().head_dim,
                           .value_head_dim = GetParam().value_head_dim},
                 .chunk_len = GetParam().chunk_len,
+                .default_slot_cap = GetParam().slot_cap,
                 .dtype = GetParam().dtype,
                 .layer = 5},
         state_(config_) {
@@ -55,6 +56,8 @@ class OvqUpdate : public ::testing::TestWithParam<Case> {
     where_.fixed_offset = 64;
     where_.blocks_offset = where_.fixed_offset + layout.fixed.bytes() + 128;
     where_.block_stride = layout.block.bytes() + 192;
+    where_.growth = 0;
+    growths_ = {layout.growth};
     n_blocks_ = BlocksOf(GetParam().slot_cap);
     state_bytes_ = where_.blocks_offset + static_cast<size_t>(n_blocks_) * where_.block_stride;
   }
@@ -74,6 +77,7 @@ class OvqUpdate : public ::testing::TestWithParam<Case> {
   OvqConfig config_;
   OvqState state_;
   LayerState where_;
+  std::vector<Growth> growths_;
   int64_t n_blocks_ = 0;
   size_t state_bytes_ = 0;
   std::mt19937 random_{17};
@@ -188,8 +192,8 @@ void OvqUpdate::RunCpu(std::vector<Sequence>& sequences) {
                               .stride = stride,
                               .out = out.data(),
                               .out_dtype = DType::kF32};
-  const StepSeqs seqs = StageStep(*context, Seqs(sequences, states)).seqs;
-  OvqAttentionCpu(*context, {config_, state_, seqs, where_, rows});
+  const StagedStep step = StageStep(*context, Seqs(sequences, states), growths_);
+  OvqAttentionCpu(*context, {config_, state_, step.seqs, where_, rows});
 }
 
 // Only the update; one more sequence is padding.
@@ -204,9 +208,9 @@ void OvqUpdate::RunCuda(std::vector<Sequence>& sequences, int wave) {
     states.push_back(memory.back().as<std::byte>());
   }
   states.push_back(nullptr);
-  const StepSeqs seqs = StageStep(*context, Seqs(padded, states)).seqs;
+  const StagedStep step = StageStep(*context, Seqs(padded, states), growths_);
   const AttentionRows no_rows = {};
-  OvqUpdateCuda(*context, {config_, state_, seqs, where_, no_rows}, wave);
+  OvqUpdateCuda(*context, {config_, state_, step.seqs, where_, no_rows}, wave);
   for (size_t s = 0; s < sequences.size(); ++s) {
     context->CopyToHost(sequences[s].state.data(), memory[s].as<std::byte>(), state_bytes_);
   }

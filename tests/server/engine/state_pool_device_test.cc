@@ -99,6 +99,21 @@ class StatePoolDevice : public testing::TestWithParam<Device> {
   std::optional<StateLayout> layout_;
 };
 
+TEST_P(StatePoolDevice, NewStatesBeginWithTheirImages) {
+  std::vector<MixerState> layers = Layers();
+  const auto image = std::make_shared<const Bytes>(Pattern(6000, 3));
+  layers[1].fixed = StateFields({{"learned", DType::kF32, Shape{1500}, image}});
+  const StateLayout layout(layers, layout_->limits(), layout_->page_bytes());
+  StatePool pool(layout, kBudget, *context_);
+  for (int i = 0; i < 2; ++i) {  // the second time in memory that somebody has used
+    StateHandle state = *pool.Acquire(kCap, layout.bytes_cap(kCap));
+    EXPECT_TRUE(Read({layout.layer(1).fixed_offset, image->size()}, state) == *image);
+    EXPECT_TRUE(Read({layout.layer(0).fixed_offset, 8}, state) == Bytes(8));
+    Fill(state, std::byte{9});
+    pool.Release(state);
+  }
+}
+
 TEST_P(StatePoolDevice, BytesAreExactNewOnesZeroAndOldOnesKept) {
   StatePool pool(*layout_, kBudget, *context_);
   const size_t page = memory_->page_bytes();
