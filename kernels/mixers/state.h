@@ -15,8 +15,9 @@ namespace ovq {
 
 // Slots (centroids, tokens, rows of a memory) per block of a growing part.
 inline constexpr int kBlockSlots = 64;
-// The largest slot cap that a config or a session may ask for.
-inline constexpr int64_t kMaxSlotCap = int64_t{1} << 24;
+// The slot caps that a config or a session may ask for.
+inline constexpr int32_t kMinSlotCap = 2;
+inline constexpr int32_t kMaxSlotCap = 1 << 24;
 constexpr int64_t BlocksOf(int64_t slots) { return (slots + kBlockSlots - 1) / kBlockSlots; }
 
 struct StateField {

@@ -9,6 +9,7 @@
 
 #include "absl/strings/str_cat.h"
 #include "absl/time/time.h"
+#include "kernels/mixers/state.h"
 
 namespace ovq {
 
@@ -43,10 +44,8 @@ inline constexpr int64_t kMaxStopStringBytes = 1024;  // of one: bounds the work
 inline constexpr int64_t kMaxTopLogprobs = 1024;      // of an answer; of a score, the vocabulary
 inline constexpr size_t kMaxAnswerBytes = size_t{1} << 30;  // of one message to a client
 
-// Sessions. The largest slot cap that a request may ask for is EngineOptions::max_slot_cap, which
-// the server's own option bounds in turn.
-inline constexpr int32_t kMinSlotCap = 2;
-inline constexpr int32_t kMaxSlotCap = 1 << 24;
+// Sessions. Slot caps begin at kMinSlotCap and end at EngineOptions::max_slot_cap, which the
+// server's own option keeps within kMaxSlotCap (kernels/mixers/state.h).
 inline constexpr absl::Duration kMaxSessionTtl = absl::Hours(24 * 366);
 inline constexpr int32_t kDefaultPageSize = 100;
 inline constexpr int32_t kMaxPageSize = 1000;

@@ -18,7 +18,7 @@ OvqConfig ReadConfig(const StateSpec& spec, absl::Status& status) {
   // Below 2 the first chunk would leave the dictionary empty: n(L) = floor(L N / (L + N)) = 0.
   const int64_t longest = spec.device == Device::kCuda ? kMaxCudaChunkLen : 1 << 16;
   config.chunk_len = static_cast<int>(section.IntOr("chunk_size", 128, 2, longest));
-  config.default_slot_cap = section.IntOr("max_centroids", 2048, 2, kMaxSlotCap);
+  config.default_slot_cap = section.IntOr("max_centroids", 2048, kMinSlotCap, kMaxSlotCap);
   if (section.BoolOr("normalize_centroids", false)) {
     section.Fail("normalize_centroids",
                  "expected false, got true, which this version does not support");
