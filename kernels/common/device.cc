@@ -38,14 +38,6 @@ const char* DeviceName(Device device) {
   return "?";
 }
 
-absl::StatusOr<Device> ParseDevice(std::string_view name) {
-  for (Device device : {Device::kReference, Device::kCpu, Device::kCuda}) {
-    if (name == DeviceName(device)) return device;
-  }
-  return absl::InvalidArgumentError(
-      absl::StrCat("unknown device '", std::string(name), "': expected cpu, ref or cuda"));
-}
-
 Buffer::Buffer(Device device, size_t bytes) : device_(device), bytes_(bytes) {
   if (bytes == 0) return;
   if (device == Device::kCuda) {

@@ -16,8 +16,7 @@
 
 namespace ovq {
 
-const char* DeviceName(Device device);                      // "ref", "cpu", "cuda"
-absl::StatusOr<Device> ParseDevice(std::string_view name);  // InvalidArgument names the choices
+const char* DeviceName(Device device);  // "ref", "cpu", "cuda"
 
 // Memory of a device, owned.
 class Buffer {

@@ -117,14 +117,10 @@ void Log::Write(LogLevel level, LogKind kind, std::string_view message, const Lo
     if (!Admit(bucket, suppressed)) return;
   }
   const absl::Time now = clock_.wall();
-  bool written;
-  if (suppressed > 0) {
-    LogFields all = fields;
-    all.emplace_back("suppressed", suppressed);
-    written = writer_->Push(FormatLogLine(options_.format, now, level, kind, message, all));
-  } else {
-    written = writer_->Push(FormatLogLine(options_.format, now, level, kind, message, fields));
-  }
+  LogFields all = fields;
+  if (suppressed > 0) all.emplace_back("suppressed", suppressed);
+  const bool written =
+      writer_->Push(FormatLogLine(options_.format, now, level, kind, message, all));
   std::lock_guard lock(mutex_);
   if (written) {
     ++counts_.written[number];
