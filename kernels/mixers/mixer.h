@@ -48,8 +48,8 @@ class SequenceMixer {
   // y[n_rows, d_model] += mix(x[n_rows, d_model]); advances each sequence's state in place.
   // x in the compute dtype, y float32 (the residual stream).
   virtual void Forward(const LayerStep& step, TensorView x, TensorView y) const = 0;
-  // The bytes of this layer's state that these tokens may change, each once: whoever puts
-  // them back has undone the tokens.
+  // The bytes of this layer's state that these tokens may change, each once: putting them
+  // back undoes the tokens.
   virtual std::vector<StateExtent> Overwrites(const LayerState& where,
                                               const TokenRange& tokens) const = 0;
 };

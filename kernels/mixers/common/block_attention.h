@@ -1,5 +1,5 @@
 // Attention over blocks of 64 key/value slots: what the softmax, ovq and vq mixers share. A block
-// is a piece of a dictionary, of a pending chunk, of a window or of a full cache.
+// is a part of a dictionary, of a pending chunk, of a window or of a full cache.
 //
 // Layout of a block: keys [head_dim][64], transposed, so that a score is one sequential chain of
 // fused multiply-adds over the channels in every lane. Its bits are then the same on every vector

@@ -18,7 +18,7 @@ inline constexpr int kMaxCudaChunkLen = 8192;
 struct OvqConfig {
   AttentionShape shape;
   int chunk_len;             // L
-  int64_t default_slot_cap;  // N of sessions that do not say
+  int64_t default_slot_cap;  // N of sessions that name none
   DType dtype;               // of keys, values and centroids
   int layer;                 // only the random numbers of the updates depend on it
 };

@@ -1,9 +1,9 @@
 // OVQ attention on the CPU, OVQ paper eq. 15 and 17-19. Of one head: q [n_rows, head_dim] (times
 // beta), k [n_rows, head_dim], v [n_rows, value_head_dim]; Dk [n, head_dim], Dv [n,
-// value_head_dim], counts c [n]:
-//   o_t = softmax([q_t Dk^T + ln c | q_t K^T]) [Dv | V]      K, V: the chunk's keys and values up
-//   to t at a chunk's end   Dk_j += sum (k_i - Dk_j) / c_j        over the keys assigned to j; Dv
-//   alike
+// value_head_dim], counts c [n]. With the chunk's keys K and values V up to t:
+//   o_t = softmax([q_t Dk^T + ln c | q_t K^T]) [Dv | V]
+// and at the chunk's end, over the keys assigned to centroid j (Dv alike):
+//   Dk_j += sum (k_i - Dk_j) / c_j
 #include <algorithm>
 #include <cmath>
 #include <limits>

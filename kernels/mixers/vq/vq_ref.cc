@@ -1,3 +1,8 @@
+// The ground truth of attention over a codebook, OVQ paper eq. 3-6, in double. Of one head, with
+// codes C [n_codes, head_dim], counts c, mean values V [n_codes, value_head_dim] and the chunk's
+// keys as codes:
+//   o_t = softmax([q_t C^T + ln c | q_t C_z^T]) [V | V_z],  z(k) = argmin_j |k - C_j|
+// and at the chunk's end  V_j += sum (v_i - V_j) / c_j  over the values whose key has code j.
 #include <algorithm>
 #include <cmath>
 #include <limits>

@@ -89,7 +89,7 @@ __device__ inline void WeighBlock(const AttendArgs& args, const Tile& tile, int 
 
 // One slice of values, slots [slot, slot + n), for all queries; the first one scales the output.
 template <int kRows, class T>
-__device__ inline void AddPiece(const AttendArgs& args, const Tile& tile, const FmaShared& shared,
+__device__ inline void AddSlice(const AttendArgs& args, const Tile& tile, const FmaShared& shared,
                                 SharedPtr<const T> values, int slot, int n) {
   constexpr int kHalf = kRows / 2;
   for (int i = static_cast<int>(threadIdx.x); i < 2 * args.value_stride; i += kFmaThreads) {
@@ -110,7 +110,7 @@ __device__ inline void AddPiece(const AttendArgs& args, const Tile& tile, const 
   }
 }
 
-// A segment's end: its part to memory, or into the fold. A thread's channels are those of AddPiece.
+// A segment's end: its part to memory, or into the fold. A thread's channels are those of AddSlice.
 template <int kRows>
 __device__ inline void EndSegment(const AttendArgs& args, const Tile& tile, const FmaShared& shared,
                                   WarpRow (&rows)[kRows / kWarps]) {
@@ -202,7 +202,7 @@ __global__ void __launch_bounds__(kFmaThreads, kRows == 4 ? 4 : 2)
                             DynamicShared<float>(at.scale), DynamicShared<float>(at.acc),
                             DynamicShared<float>(at.folded)};
   const Slices slices = SlicesOf<T>(args, tile.n_queries > 0);
-  PieceStream<T> stream(args, tile, slices);
+  SliceStream<T> stream(args, tile, slices);
   for (int r = 0; r < kRows; ++r) {
     const float* row = r < tile.n_rows ? RowData(args, tile, r) : nullptr;
     for (int c = thread; c < head_dim; c += kFmaThreads) {
@@ -238,7 +238,7 @@ __global__ void __launch_bounds__(kFmaThreads, kRows == 4 ? 4 : 2)
     for (int p = 0; p < slices.of_values; ++p) {
       const int s = p * slices.slots;
       const SharedPtr<const T> values = stream.Next();
-      AddPiece<kRows, T>(args, tile, shared, values, s,
+      AddSlice<kRows, T>(args, tile, shared, values, s,
                          kBlockSlots - s < slices.slots ? kBlockSlots - s : slices.slots);
     }
     if (tile.n_queries > 0 && ((i + 1) % kSegmentBlocks == 0 || i + 1 == tile.n_blocks)) {

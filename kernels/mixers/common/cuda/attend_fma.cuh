@@ -62,10 +62,10 @@ __device__ inline Slices SlicesOf(const AttendArgs& args, bool values_too) {
 
 // The slices of the thread block's blocks, one after another, kStages - 1 of them on their way.
 template <class T>
-class PieceStream {
+class SliceStream {
  public:
-  __device__ PieceStream(const AttendArgs& args, const Tile& tile, const Slices& slices)
-      : args_(args), tile_(tile), pieces_(slices), block_(tile.begin_block) {
+  __device__ SliceStream(const AttendArgs& args, const Tile& tile, const Slices& slices)
+      : args_(args), tile_(tile), slices_(slices), block_(tile.begin_block) {
     for (int i = 0; i < kStages - 1; ++i) CopyNext();
   }
 
@@ -82,9 +82,9 @@ class PieceStream {
   __device__ void CopyNext() {
     if (block_ < tile_.end_block) {
       const BlockView block = BlockAt(args_, tile_, block_);
-      const bool is_keys = piece_ < pieces_.of_keys;
-      const int place = is_keys ? piece_ : piece_ - pieces_.of_keys;
-      const int each = is_keys ? pieces_.channels : pieces_.slots;
+      const bool is_keys = slice_ < slices_.of_keys;
+      const int place = is_keys ? slice_ : slice_ - slices_.of_keys;
+      const int each = is_keys ? slices_.channels : slices_.slots;
       const int all = is_keys ? args_.blocks.shape.head_dim : kBlockSlots;
       const int row_bytes =
           (is_keys ? kBlockSlots : args_.value_stride) * static_cast<int>(sizeof(T));
@@ -94,8 +94,8 @@ class PieceStream {
       for (int i = static_cast<int>(threadIdx.x); i < n; i += kFmaThreads) {
         CopyAsync16(to + i, from + i * 16, true);
       }
-      if (++piece_ == pieces_.of_keys + pieces_.of_values) {
-        piece_ = 0;
+      if (++slice_ == slices_.of_keys + slices_.of_values) {
+        slice_ = 0;
         ++block_;
       }
     }
@@ -105,8 +105,8 @@ class PieceStream {
 
   const AttendArgs& args_;
   const Tile& tile_;
-  const Slices& pieces_;
-  int block_, piece_ = 0;  // next to copy
+  const Slices& slices_;
+  int block_, slice_ = 0;  // next to copy
   uint32_t copied_ = 0, taken_ = 0;
 };
 
