@@ -1,5 +1,6 @@
 #include "server/engine/error_facts.h"
 
+#include <array>
 #include <utility>
 
 #include "absl/strings/cord.h"
@@ -36,25 +37,10 @@ std::optional<size_t> Number(const absl::Status& status, const char* key) {
 }  // namespace
 
 const char* RejectReasonName(RejectReason reason) {
-  switch (reason) {
-    case RejectReason::kQueueFull:
-      return "queue_full";
-    case RejectReason::kStateMemory:
-      return "state_memory";
-    case RejectReason::kSessionLimit:
-      return "session_limit";
-    case RejectReason::kDraining:
-      return "draining";
-    case RejectReason::kTenantSessions:
-      return "tenant_sessions";
-    case RejectReason::kTenantBytes:
-      return "tenant_bytes";
-    case RejectReason::kTenantRequests:
-      return "tenant_requests";
-    case RejectReason::kTenantTokens:
-      return "tenant_tokens";
-  }
-  return "?";
+  static constexpr std::array<const char*, kRejectReasons> kNames = {
+      "queue_full",      "state_memory", "session_limit",   "draining",
+      "tenant_sessions", "tenant_bytes", "tenant_requests", "tenant_tokens"};
+  return kNames[static_cast<size_t>(reason)];
 }
 
 absl::Status WithFacts(absl::Status status, const ErrorFacts& facts) {

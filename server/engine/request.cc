@@ -1,5 +1,6 @@
 #include "server/engine/request.h"
 
+#include <array>
 #include <utility>
 
 #include "absl/time/clock.h"
@@ -8,19 +9,9 @@
 namespace ovq {
 
 const char* FinishReasonName(FinishReason reason) {
-  switch (reason) {
-    case FinishReason::kStop:
-      return "stop";
-    case FinishReason::kLength:
-      return "length";
-    case FinishReason::kCancelled:
-      return "cancelled";
-    case FinishReason::kDeadline:
-      return "deadline";
-    case FinishReason::kError:
-      return "error";
-  }
-  return "?";
+  static constexpr std::array<const char*, 5> kNames = {"stop", "length", "cancelled", "deadline",
+                                                        "error"};
+  return kNames[static_cast<size_t>(reason)];
 }
 
 void TokenStream::Push(StreamEvent event) {

@@ -188,15 +188,15 @@ bool ChatCall::Advance() {
   if (cleaned_up_) {
     if (turn_) EndTurn(end_status_);
     EndCall(end_status_);
-  } else if (phase_ != Phase::kTurn || !submitted_) {
-    return false;
-  } else if (std::optional<StreamEvent> event = stream_->TryPop()) {
-    HandleEvent(*event);
-  } else if (stream_->closed()) {
-    HandleStreamEnd();
-  } else {
-    return false;
+    return true;
   }
+  if (phase_ != Phase::kTurn || !submitted_) return false;
+  if (std::optional<StreamEvent> event = stream_->TryPop()) {
+    HandleEvent(*event);
+    return true;
+  }
+  if (!stream_->closed()) return false;
+  HandleStreamEnd();
   return true;
 }
 

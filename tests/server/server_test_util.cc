@@ -53,7 +53,7 @@ TestServer::TestServer(TestServerOptions options)
   ListenOptions listen;
   listen.address = "127.0.0.1:0";
   listen.max_message_bytes = options.max_message_bytes;
-  absl::StatusOr<std::unique_ptr<GrpcServer>> server = 
+  absl::StatusOr<std::unique_ptr<GrpcServer>> server =
       GrpcServer::Start(listen, ClientServices(*services_));
   EXPECT_TRUE(server.ok()) << server.status();
   server_ = *std::move(server);
@@ -139,6 +139,17 @@ v1::GenerateRequest TokenRequest(const std::vector<uint32_t>& ids, uint32_t max_
   v1::GenerateRequest request = TextRequest("", max_tokens);
   request.mutable_prompt()->mutable_token_ids()->mutable_ids()->Add(ids.begin(), ids.end());
   return request;
+}
+
+v1::ErrorInfo InfoOf(const grpc::Status& status) {
+  v1::ErrorStatus details;
+  EXPECT_TRUE(details.ParseFromString(status.error_details()));
+  EXPECT_EQ(details.code(), status.error_code());
+  EXPECT_EQ(details.message(), status.error_message());
+  v1::ErrorInfo info;
+  EXPECT_EQ(details.details_size(), 1);
+  EXPECT_TRUE(details.details_size() == 1 && details.details(0).UnpackTo(&info));
+  return info;
 }
 
 grpc::Status RawCall(const std::shared_ptr<grpc::Channel>& channel, const std::string& method,

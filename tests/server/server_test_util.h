@@ -83,6 +83,9 @@ Collected Generate(v1::InferenceService::Stub& stub, const v1::GenerateRequest& 
 v1::GenerateRequest TextRequest(const std::string& text, uint32_t max_tokens);
 v1::GenerateRequest TokenRequest(const std::vector<uint32_t>& ids, uint32_t max_tokens);
 
+// What the trailing metadata of a failed call tells; fails the test if it tells nothing.
+v1::ErrorInfo InfoOf(const grpc::Status& status);
+
 // One message of any method of any service, as bytes; what came back is in `answer`.
 grpc::Status RawCall(const std::shared_ptr<grpc::Channel>& channel, const std::string& method,
                      const std::string& message, std::string& answer);

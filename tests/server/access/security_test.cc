@@ -157,13 +157,15 @@ TEST(Quotas, RefusalsNameTheLimitAndTheTime) {
   v1::TokenizeRequest request;
   request.set_text("x");
   v1::TokenizeResponse response;
-  EXPECT_THAT(server.inference().Tokenize(&context, request, &response),
-              Fails(kExhausted, "tenant alice: requests_per_second: the limit is 0.001"));
+  const grpc::Status refused = server.inference().Tokenize(&context, request, &response);
+  EXPECT_THAT(refused, Fails(kExhausted, "tenant alice: requests_per_second: the limit is 0.001"));
   const auto retry = context.GetServerTrailingMetadata().find("retry-after-ms");
   ASSERT_NE(retry, context.GetServerTrailingMetadata().end());
   const int64_t ms = std::stoll(std::string(retry->second.data(), retry->second.size()));
   EXPECT_GT(ms, 900'000);
   EXPECT_LE(ms, 1'000'000);
+  EXPECT_EQ(InfoOf(refused).reason(), "tenant_requests");
+  EXPECT_EQ(InfoOf(refused).retry_after().seconds(), ms / 1000);
   EXPECT_THAT(Create(server, kBob), Succeeds());
   server.WaitForStats([](const EngineStats& stats) { return stats.sessions_idle == 2; });
   // A step boundary: refusals are told there.
@@ -182,7 +184,8 @@ class Admin : public testing::Test {
     ListenOptions options;
     options.address = "127.0.0.1:0";
     options.flag = "--admin-listen";
-    auto admin = GrpcServer::Start(options, AdminServices(server.services(), [this] { ++drains_; }));
+    auto admin =
+        GrpcServer::Start(options, AdminServices(server.services(), [this] { ++drains_; }));
     ASSERT_TRUE(admin.ok()) << admin.status();
     admin_ = *std::move(admin);
     stub_ = v1::AdminService::NewStub(grpc::CreateChannel(

@@ -223,17 +223,6 @@ TEST(Generate, BrokenBytesAreInvalidArguments) {
                     "ovq.v1.StopConditions.stop_strings: expected UTF-8"));
 }
 
-v1::ErrorInfo InfoOf(const grpc::Status& status) {
-  v1::ErrorStatus details;
-  EXPECT_TRUE(details.ParseFromString(status.error_details()));
-  EXPECT_EQ(details.code(), status.error_code());
-  EXPECT_EQ(details.message(), status.error_message());
-  v1::ErrorInfo info;
-  EXPECT_EQ(details.details_size(), 1);
-  EXPECT_TRUE(details.details_size() == 1 && details.details(0).UnpackTo(&info));
-  return info;
-}
-
 TEST(Generate, ErrorsCarryTheirFacts) {
   EngineOptions engine;
   engine.state_memory_bytes = 20'000;
@@ -251,6 +240,7 @@ TEST(Generate, ErrorsCarryTheirFacts) {
   EXPECT_EQ(info.bytes_needed(), server.model().layout().bytes_at(3005, kDefaultSlotCap));
   EXPECT_EQ(info.bytes_free(), 20'000u);
   EXPECT_FALSE(info.has_retry_after());
+  EXPECT_THAT(server.LogText(), HasSubstr("\"reason\":\"state_memory\""));
   request = TextRequest("abc", 4);
   request.set_session_id("feed");
   EXPECT_EQ(Generate(server.inference(), request).status.error_details(), "") << "no facts";
