@@ -93,7 +93,7 @@ class AdminService final : public UnaryService<RawAdminService> {
     return Start(Method::kAdminGetStatus, context, request, response, &HandleStatus);
   }
   Unary* Drain(Context* context, const Bytes* request, Bytes* response) override {
-    const auto drain = [this](const UnaryInfo&, const v1::DrainRequest&, auto done) {
+    const auto drain = [this](const UnaryInfo&, const v1::DrainRequest&, const auto& done) {
       drain_();
       done(v1::DrainResponse());
     };

@@ -61,7 +61,7 @@ void SetSampling(const v1::SamplingParams& from, GenerateRequest& to) {
 }
 
 absl::Status SetStop(const v1::StopConditions& from, GenerateRequest& to) {
-  const absl::Status status = CheckStopStrings(from.stop_strings_size(), to.field_prefix);
+  absl::Status status = CheckStopStrings(from.stop_strings_size(), to.field_prefix);
   if (!status.ok()) return status;
   if (from.has_max_tokens()) to.stop.max_tokens = from.max_tokens();
   to.stop.min_tokens = from.min_tokens();

@@ -31,7 +31,8 @@ using UnaryDone = std::function<void(absl::StatusOr<Response>)>;  // once, from 
 
 // Handlers run on a thread that may block.
 template <class Request, class Response>
-using UnaryHandler = std::function<void(const UnaryInfo&, const Request&, UnaryDone<Response>)>;
+using UnaryHandler =
+    std::function<void(const UnaryInfo&, const Request&, const UnaryDone<Response>&)>;
 
 template <class Request, class Response>
 class UnaryCall final : public grpc::ServerUnaryReactor {
@@ -104,7 +105,7 @@ class UnaryService : public Generated {
   }
   template <class Request, class Response>
   Unary* Start(Method method, Context* context, const Bytes* request, Bytes* response,
-               void (*handler)(const UnaryInfo&, const Request&, UnaryDone<Response>)) {
+               void (*handler)(const UnaryInfo&, const Request&, const UnaryDone<Response>&)) {
     return Start(method, context, request, response, UnaryHandler<Request, Response>(handler));
   }
   // With a handler that answers at once.

@@ -86,7 +86,7 @@ absl::StatusOr<v1::ModelInfo> HandleModelInfo(const UnaryInfo& call,
 }
 
 void HandleScore(const UnaryInfo& info, const v1::ScoreRequest& message,
-                 UnaryDone<v1::ScoreResponse> done) {
+                 const UnaryDone<v1::ScoreResponse>& done) {
   Engine& engine = info.services.engine;
   absl::StatusOr<std::vector<int32_t>> tokens =
       PromptTokens(message.prompt(), "", /*at_start=*/true, engine);

@@ -39,19 +39,20 @@ absl::StatusOr<SessionOptions> ToOptions(const UnaryInfo& info,
 }
 
 void HandleCreate(const UnaryInfo& info, const v1::CreateSessionRequest& message,
-                  UnaryDone<v1::Session> done) {
+                  const UnaryDone<v1::Session>& done) {
   absl::StatusOr<SessionOptions> options = ToOptions(info, message);
   if (!options.ok()) return done(options.status());
-  info.services.engine.CreateSession(
-      *std::move(options), [info, done = std::move(done)](absl::StatusOr<SessionInfo> session) {
-        if (!session.ok()) return done(session.status());
-        if (!*info.cancelled) return done(ToProto(*session));
-        // Nobody learned its id. Not from the engine's own thread: deleting waits for it.
-        info.services.blocking.Run([info, id = session->id, done] {
-          (void)info.services.engine.DeleteSession(id, info.tenant);
-          done(absl::CancelledError("cancelled by the client"));
-        });
-      });
+  info.services.engine.CreateSession(*std::move(options),
+                                     [info, done](absl::StatusOr<SessionInfo> session) {
+                                       if (!session.ok()) return done(session.status());
+                                       if (!*info.cancelled) return done(ToProto(*session));
+                                       // Nobody learned its id. Not from the engine's own thread:
+                                       // deleting waits for it.
+                                       info.services.blocking.Run([info, id = session->id, done] {
+                                         (void)info.services.engine.DeleteSession(id, info.tenant);
+                                         done(absl::CancelledError("cancelled by the client"));
+                                       });
+                                     });
 }
 
 absl::StatusOr<v1::Session> HandleGet(const UnaryInfo& info, const v1::GetSessionRequest& message) {
