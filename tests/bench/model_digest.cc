@@ -4,6 +4,7 @@
 //
 //   model_digest --device cpu --tokens 512 models/* > before.txt
 #include <algorithm>
+#include <array>
 #include <cstdio>
 #include <cstdlib>
 #include <filesystem>
@@ -84,9 +85,12 @@ int Main(int argc, char** argv) {
   for (int i = 1; i < argc; ++i) {
     const std::string argument = argv[i];
     if (argument == "--device" && i + 1 < argc) {
-      absl::StatusOr<Device> device = ParseDevice(argv[++i]);
-      Check(device.ok(), "--device: expected cpu, ref or cuda");
-      options.device = *device;
+      const std::string name = argv[++i];
+      const auto named = [&](Device device) { return name == DeviceName(device); };
+      const std::array devices = {Device::kCpu, Device::kReference, Device::kCuda};
+      const auto found = std::ranges::find_if(devices, named);
+      Check(found != devices.end(), "--device: expected cpu, ref or cuda");
+      options.device = *found;
     } else if (argument == "--tokens" && i + 1 < argc) {
       options.tokens = std::atoll(argv[++i]);
       Check(options.tokens > 0 && options.tokens <= 4096, "--tokens: expected 1 to 4096");
