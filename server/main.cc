@@ -14,6 +14,7 @@
 #include "absl/synchronization/notification.h"
 #include "base/signals.h"
 #include "server/access/security.h"
+#include "server/engine/engine_thread.h"
 #include "server/loading.h"
 #include "server/options.h"
 #include "server/plan.h"
@@ -181,8 +182,9 @@ absl::Status Serve(const Options& options, Shutdown& shutdown, Log& log) {
     log.Info(
         absl::StrCat("metrics on http://", WithPort(options.metrics_address, *port), "/metrics"));
   }
-  Engine engine(ForEngine(model, *loaded->tokenizer), engine_options, std::move(loaded->context),
-                metrics.Events());
+  EngineThread engine_thread(ForEngine(model, *loaded->tokenizer), engine_options,
+                             std::move(loaded->context), metrics.Events());
+  Engine& engine = engine_thread.engine();
   metrics.SetStatsSource([&engine] { return engine.Stats(); });
   (*security)->Watch(engine.quotas(), metrics, log, kLookAtFiles);
   absl::Status status;

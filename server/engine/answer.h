@@ -10,7 +10,7 @@
 #include <string_view>
 #include <vector>
 
-#include "absl/time/time.h"
+#include "base/clock.h"
 #include "model/sampler.h"
 #include "model/step_reader.h"
 #include "model/tokenizer.h"
@@ -59,10 +59,9 @@ class Completion {
   int index() const { return index_; }
   int64_t generated() const { return generated_; }
 
-  std::shared_ptr<Session> session;  // the state it continues; null until the prompt is consumed
-  bool done = false;                 // its Finished is sent
-  absl::Time first_token;            // when the first token was drawn
-  absl::Time last_token;             // when the last token was drawn
+  std::shared_ptr<Sequence> sequence;  // what it continues; null until the prompt is consumed
+  bool done = false;                   // its Finished is sent
+  SteadyTime first_token, last_token;  // when they were drawn
 
  private:
   // Text of the token and whether it ends the answer.

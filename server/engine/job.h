@@ -2,66 +2,81 @@
 #pragma once
 
 #include <cstdint>
-#include <functional>
 #include <memory>
 #include <optional>
 #include <string>
 #include <variant>
 #include <vector>
 
-#include "absl/time/time.h"
+#include "base/clock.h"
 #include "server/engine/answer.h"
-#include "server/engine/engine.h"
+#include "server/engine/engine_config.h"
 #include "server/engine/quota.h"
+#include "server/engine/request.h"
 #include "server/engine/session.h"
 
 namespace ovq {
 
 struct GenerateWork {
-  GenerateRequest request;  // its prompt has moved to Job::rows
+  GenerateRequest request;  // its prompt has moved to Job::tokens
   std::shared_ptr<TokenStream> stream;
   std::vector<std::unique_ptr<Completion>> completions;  // [n] from admission on
-  std::optional<absl::Time> blocked_since;               // the stream is full
-  bool named_session = false;                            // the state outlives the request
+  std::optional<SteadyTime> blocked_since;               // the stream is full
+
+  bool wants_tokens() const { return request.stop.max_tokens > 0; }
 };
 struct ScoreWork {
-  ScoreRequest request;  // its tokens have moved to Job::rows
-  std::function<bool()> cancelled;
-  Engine::ScoreCallback done;
+  int top_logprobs = 0;
+  std::shared_ptr<CancelSignal> cancel;  // may be null
+  ScoreCallback done;
   ScoreResult result;
 };
-struct AbsorbWork {
-  Engine::SessionCallback done;
+// The prompt of a session that callers see once it is consumed.
+struct OpenWork {
+  SessionCallback done;
 };
 
-// Engine thread only, once it is posted.
+// Engine thread only, once it is accepted.
 struct Job {
-  std::variant<GenerateWork, ScoreWork, AbsorbWork> work;
+  std::variant<GenerateWork, ScoreWork, OpenWork> work;
   std::string tenant;
-  QuotaHold hold;  // of what a job without a session that outlives it takes
-  absl::Time arrival, deadline, admitted, prefilled;
+  QuotaHold hold;  // of what a job without a session takes
+  SteadyTime arrival;
+  SteadyTime deadline = kNever;
+  std::optional<SteadyTime> admitted, prefilled;
   int64_t order = 0;  // of admission
   bool ended = false;
 
   // To be consumed before anything is drawn: [the session's pending token,] prompt. All of them, or
   // all but the last when nothing is drawn: that one becomes the pending token.
-  std::vector<int32_t> rows;
-  int64_t n_feed = 0;
-  int64_t fed = 0;
-  int64_t prompt_tokens = 0;
+  std::vector<int32_t> tokens;
+  int64_t n_prefill = 0;      // of them, to be consumed
+  int64_t consumed = 0;       // of these, so far
+  int64_t prompt_tokens = 0;  // without the pending one
   int64_t cached_tokens = 0;  // of the session when the call came
 
-  std::shared_ptr<Session> session;  // consumes the rows; null while waiting for admission
+  std::shared_ptr<Sequence> sequence;  // consumes the tokens; null while waiting for admission
+  std::shared_ptr<Session> session;    // the same, if it is to outlive the job; else null
   int32_t slot_cap = 0;
   size_t reserve_bytes = 0;  // of each state
   int n_states = 1;          // states it will need; more than one for several completions
-  int unforked_states = 0;   // of these, promised but not yet acquired
+  int promised_states = 0;   // of these, admitted but not yet acquired
 
-  bool prefilling() const { return fed < n_feed; }
+  bool prefilling() const { return consumed < n_prefill; }
   GenerateWork* generate() { return std::get_if<GenerateWork>(&work); }
   const GenerateWork* generate() const { return std::get_if<GenerateWork>(&work); }
   ScoreWork* score() { return std::get_if<ScoreWork>(&work); }
-  AbsorbWork* absorb() { return std::get_if<AbsorbWork>(&work); }
+  const ScoreWork* score() const { return std::get_if<ScoreWork>(&work); }
+  // How its caller cancels it; null if it cannot.
+  const CancelSignal* cancel_signal() const;
 };
+
+// Of valid requests. A score's result has room for its rows, so that the engine thread need not
+// grow it.
+std::shared_ptr<Job> MakeJob(const EngineModel& model, GenerateRequest request,
+                             std::shared_ptr<TokenStream> stream, SteadyTime now);
+std::shared_ptr<Job> MakeJob(const EngineModel& model, ScoreRequest request,
+                             std::shared_ptr<CancelSignal> cancel, ScoreCallback done,
+                             SteadyTime now);
 
 }  // namespace ovq

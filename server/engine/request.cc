@@ -3,7 +3,6 @@
 #include <array>
 #include <utility>
 
-#include "absl/time/clock.h"
 #include "base/check.h"
 
 namespace ovq {
@@ -12,6 +11,32 @@ const char* FinishReasonName(FinishReason reason) {
   static constexpr std::array<const char*, 5> kNames = {"stop", "length", "cancelled", "deadline",
                                                         "error"};
   return kNames[static_cast<size_t>(reason)];
+}
+
+void CancelSignal::Cancel() {
+  {
+    std::lock_guard lock(mutex_);
+    if (time_) return;
+    time_ = std::chrono::steady_clock::now();
+  }
+  Wake();
+}
+
+std::optional<SteadyTime> CancelSignal::time() const {
+  std::lock_guard lock(mutex_);
+  return time_;
+}
+
+void CancelSignal::SetWake(std::function<void()> wake) {
+  std::lock_guard lock(mutex_);
+  wake_ = std::move(wake);
+}
+
+void CancelSignal::Wake() const {
+  std::unique_lock lock(mutex_);
+  const std::function<void()> wake = wake_;
+  lock.unlock();
+  if (wake) wake();
 }
 
 void TokenStream::Push(StreamEvent event) {
@@ -38,21 +63,6 @@ void TokenStream::Close(absl::Status status) {
 bool TokenStream::full() const {
   std::lock_guard lock(mutex_);
   return events_.size() >= capacity_;
-}
-
-bool TokenStream::cancelled() const {
-  std::lock_guard lock(mutex_);
-  return cancel_time_ != absl::InfiniteFuture();
-}
-
-absl::Time TokenStream::cancel_time() const {
-  std::lock_guard lock(mutex_);
-  return cancel_time_;
-}
-
-void TokenStream::SetWake(std::function<void()> wake) {
-  std::lock_guard lock(mutex_);
-  wake_ = std::move(wake);
 }
 
 void TokenStream::Notify() {
@@ -91,15 +101,15 @@ void TokenStream::SetListener(std::function<void()> listener) {
 
 std::optional<StreamEvent> TokenStream::TryPop() {
   std::optional<StreamEvent> event;
-  std::function<void()> wake;
+  bool drained;
   {
     std::lock_guard lock(mutex_);
     if (events_.empty()) return std::nullopt;
     event = std::move(events_.front());
     events_.pop_front();
-    if (events_.size() + 1 == capacity_) wake = wake_;
+    drained = events_.size() + 1 == capacity_;
   }
-  if (wake) wake();
+  if (drained) cancel_.Wake();
   return event;
 }
 
@@ -120,17 +130,6 @@ bool TokenStream::closed() const {
 absl::Status TokenStream::status() const {
   std::lock_guard lock(mutex_);
   return status_;
-}
-
-void TokenStream::Cancel() {
-  std::function<void()> wake;
-  {
-    std::lock_guard lock(mutex_);
-    if (cancel_time_ != absl::InfiniteFuture()) return;
-    cancel_time_ = absl::Now();
-    wake = wake_;
-  }
-  if (wake) wake();
 }
 
 }  // namespace ovq

@@ -12,9 +12,11 @@
 #include <thread>
 #include <vector>
 
-#include "absl/status/status.h"
+#include "absl/status/statusor.h"
 #include "absl/time/time.h"
+#include "base/clock.h"
 #include "model/sampler.h"
+#include "model/step_reader.h"
 
 namespace ovq {
 
@@ -43,8 +45,8 @@ struct GenerateRequest {
   OutputOptions output;
   int n = 1;                 // completions; more than one only without session_id
   std::string field_prefix;  // what a message puts before a field's name: "turn." in a Chat
-  absl::Time arrival = absl::InfinitePast();  // InfinitePast: the time of Submit
-  absl::Time deadline = absl::InfiniteFuture();
+  std::optional<SteadyTime> arrival;  // default: the time of Submit
+  SteadyTime deadline = kNever;
 };
 
 enum class FinishReason : uint8_t { kStop, kLength, kCancelled, kDeadline, kError };
@@ -75,14 +77,33 @@ struct TokenChunk {
 struct Finished {
   int index = 0;
   FinishReason reason = FinishReason::kStop;
-  std::string matched_stop;                 // stop string, if that ended it
-  std::optional<int32_t> matched_token_id;  // stop or end-of-sequence token, if that ended it
-  Usage usage;
+  std::string matched_stop = {};                 // stop string, if that ended it
+  std::optional<int32_t> matched_token_id = {};  // stop or end-of-sequence token, if that ended it
+  Usage usage = {};
 };
 struct StreamEvent {
-  std::optional<Started> started;
-  std::optional<TokenChunk> chunk;
-  std::optional<Finished> finished;
+  std::optional<Started> started = {};
+  std::optional<TokenChunk> chunk = {};
+  std::optional<Finished> finished = {};
+};
+
+// How a caller tells the engine that it wants no answer any more. Any thread.
+//
+// std::mutex and not absl::Mutex: the packaged abseil is not instrumented for the thread sanitizer.
+class CancelSignal {
+ public:
+  void Cancel();  // only the first counts: the engine frees the request within one step
+  bool cancelled() const { return time().has_value(); }
+  std::optional<SteadyTime> time() const;  // of the first Cancel
+
+  // The engine's, to be woken by.
+  void SetWake(std::function<void()> wake);
+  void Wake() const;
+
+ private:
+  mutable std::mutex mutex_;
+  std::optional<SteadyTime> time_;
+  std::function<void()> wake_;
 };
 
 // From the engine thread (Push, Close) to one reader (Pop, Cancel). Push never blocks: the engine
@@ -90,8 +111,6 @@ struct StreamEvent {
 //
 // A request that is cancelled while running still gets one Finished with kCancelled per unfinished
 // completion (its usage), then Close(Cancelled). Other errors close the stream without Finished.
-//
-// std::mutex and not absl::Mutex: the packaged abseil is not instrumented for the thread sanitizer.
 class TokenStream {
  public:
   explicit TokenStream(size_t capacity = 256) : capacity_(capacity > 0 ? capacity : 1) {}
@@ -100,10 +119,7 @@ class TokenStream {
   void Push(StreamEvent event);
   void Close(absl::Status status);  // no event follows; OK after the last Finished
   bool full() const;
-  bool cancelled() const;
-  absl::Time cancel_time() const;  // of the first Cancel; InfiniteFuture without one
-  // The engine's: called, from the reader's thread, when a full stream drains or cancels.
-  void SetWake(std::function<void()> wake);
+  CancelSignal& cancel_signal() { return cancel_; }  // also woken when a full stream drains
 
   // --- reader, any thread ---
   // listener is called, from the engine thread and without the stream's lock held, after each Push
@@ -114,19 +130,18 @@ class TokenStream {
   std::optional<StreamEvent> Pop();  // blocks; nullopt once closed and empty
   bool closed() const;               // closed and empty
   absl::Status status() const;       // after closed()
-  void Cancel();                     // the engine frees the request within one step
+  void Cancel() { cancel_.Cancel(); }
 
  private:
   void Notify();
 
   const size_t capacity_;
-  mutable std::mutex mutex_;  // guards all down to wake_
+  CancelSignal cancel_;
+  mutable std::mutex mutex_;  // guards all down to status_
   std::condition_variable readable_;
   std::deque<StreamEvent> events_;
   bool closed_ = false;
-  absl::Time cancel_time_ = absl::InfiniteFuture();
   absl::Status status_;
-  std::function<void()> wake_;
 
   std::mutex listener_mutex_;  // guards the rest; held while no listener runs
   std::condition_variable listener_returned_;
@@ -140,23 +155,26 @@ struct ScoreRequest {
   std::optional<int32_t> slot_cap;
   int top_logprobs = 0;  // up to the vocabulary size
   std::string tenant;
-  absl::Time arrival = absl::InfinitePast();
-  absl::Time deadline = absl::InfiniteFuture();
+  std::optional<SteadyTime> arrival;
+  SteadyTime deadline = kNever;
 };
 struct ScoreResult {
-  std::vector<float> logprobs;                 // [n_tokens - 1]: of token i+1 given 0..i
-  std::vector<std::vector<TokenLogprob>> top;  // [n_tokens] if asked
+  // [n_tokens]: of token i+1 given 0..i, which the last has none of, and the top.
+  std::vector<RowScore> rows;
   int64_t state_bytes = 0;
 };
+// On the engine thread: to hand the rows on, not to work on them.
+using ScoreCallback = std::function<void(absl::StatusOr<ScoreResult>)>;
 
 struct SessionOptions {
-  std::string tenant;
-  std::string key;                    // begins the id, if any
-  std::optional<int32_t> slot_cap;    // default: the model's
-  std::optional<absl::Duration> ttl;  // idle time after which it is deleted; default: the server's
-  std::vector<int32_t> prompt;        // absorbed before the call returns; may be empty
-  std::string field_prefix;           // as GenerateRequest's: "open." in a Chat
-  absl::Time deadline = absl::InfiniteFuture();
+  std::string tenant = {};
+  std::string key = {};                  // begins the id, if any
+  std::optional<int32_t> slot_cap = {};  // default: the model's
+  // Idle time after which it is deleted; default: the server's.
+  std::optional<absl::Duration> ttl = {};
+  std::vector<int32_t> prompt = {};  // absorbed before the call returns; may be empty
+  std::string field_prefix = {};     // as GenerateRequest's: "open." in a Chat
+  SteadyTime deadline = kNever;
 };
 struct SessionInfo {
   std::string id;  // [KEY.] and 32 hex digits, 128 random bits
@@ -169,6 +187,11 @@ struct SessionInfo {
   bool busy = false;
   absl::Time created, last_used, expires;
   int64_t prompt_tokens_total = 0, generated_tokens_total = 0;
+};
+using SessionCallback = std::function<void(absl::StatusOr<SessionInfo>)>;  // on the engine thread
+struct SessionPage {
+  std::vector<SessionInfo> sessions;  // ordered by id
+  std::string next_page_token;        // empty at the end
 };
 
 }  // namespace ovq

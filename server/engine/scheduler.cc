@@ -9,7 +9,7 @@ std::vector<PlanItem> PlanStep(std::span<const Candidate> candidates, int32_t ma
   std::vector<int> decoding;  // indices into candidates
   std::vector<int> prefilling;
   for (size_t i = 0; i < candidates.size(); ++i) {
-    if (candidates[i].parked) continue;
+    if (candidates[i].paused) continue;
     (candidates[i].prefill_tokens == 0 ? decoding : prefilling).push_back(static_cast<int>(i));
   }
   int32_t decode_rows = max_rows;

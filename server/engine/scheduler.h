@@ -12,7 +12,7 @@ struct Candidate {
   int id = 0;                  // index into the engine's list
   int64_t prefill_tokens = 0;  // rows still to be absorbed; 0 = decoding
   int64_t arrival = 0;         // ascending order of admission
-  bool parked = false;         // its stream is full: no row this step
+  bool paused = false;         // its stream is full: no row this step
 };
 struct PlanItem {
   int id;

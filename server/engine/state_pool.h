@@ -38,7 +38,7 @@ class StatePool {
   void Release(StateHandle& state);
   // Gives back what of a reservation is not needed any more.
   void ShrinkReservation(StateHandle& state, size_t reserve_bytes);
-  // Same bytes in a new range: forks.
+  // The same bytes in a new range.
   absl::StatusOr<StateHandle> Clone(const StateHandle& state, size_t reserve_bytes);
 
   // A snapshot is the live bytes: the same on every device for the same layout of the layers.

@@ -7,7 +7,8 @@
 #include <string>
 
 #include "absl/status/status.h"
-#include "server/engine/engine.h"
+#include "server/engine/engine_config.h"
+#include "server/engine/request.h"
 
 namespace ovq {
 

@@ -13,8 +13,8 @@ namespace {
 
 absl::StatusOr<v1::AdminListSessionsResponse> HandleList(
     const UnaryInfo& info, const v1::AdminListSessionsRequest& message) {
-  absl::StatusOr<Engine::SessionPage> page = info.services.engine.ListSessionsOfAll(
-      static_cast<int>(message.page_size()), message.page_token());
+  absl::StatusOr<SessionPage> page = info.services.engine.ListSessions(
+      std::nullopt, static_cast<int>(message.page_size()), message.page_token());
   if (!page.ok()) return page.status();
   v1::AdminListSessionsResponse response;
   for (const SessionInfo& session : page->sessions) {
@@ -30,7 +30,7 @@ absl::StatusOr<v1::AdminDeleteSessionResponse> HandleDelete(
     const UnaryInfo& info, const v1::AdminDeleteSessionRequest& message) {
   if (absl::Status status = CheckSessionId(message.session_id(), ""); !status.ok()) return status;
   info.summary->SetSession(message.session_id());
-  absl::Status status = info.services.engine.DeleteSessionOfAny(message.session_id());
+  absl::Status status = info.services.engine.DeleteSession(message.session_id(), std::nullopt);
   if (!status.ok()) return status;
   return v1::AdminDeleteSessionResponse();
 }

@@ -16,7 +16,7 @@ constexpr const char* kRequestId = "x-request-id";
 constexpr const char* kTraceParent = "traceparent";
 constexpr const char* kTraceState = "tracestate";
 
-constexpr absl::Duration kDeadlineEarly = absl::Milliseconds(20);
+constexpr SteadyTime::duration kDeadlineEarly = std::chrono::milliseconds(20);
 
 std::vector<std::string> Values(const grpc::CallbackServerContext& context, const char* key) {
   std::vector<std::string> values;
@@ -50,6 +50,7 @@ CallRecord::CallRecord(ServiceContext& services, Method method,
     : services_(services),
       method_(method),
       context_(context),
+      deadline_(Clock().ToSteady(absl::FromChrono(context->deadline()))),
       request_id_(RequestIdOf(*context)),
       span_(SpanOf(*context)) {
   Log& log = services_.log.log;
@@ -57,12 +58,6 @@ CallRecord::CallRecord(ServiceContext& services, Method method,
   LogFields fields = {{"method", MethodName(method_)}};
   for (LogField& field : IdFields()) fields.push_back(std::move(field));
   log.Write(LogLevel::kDebug, LogKind::kCall, "call began", fields);
-}
-
-absl::Time CallRecord::deadline() const {
-  const std::chrono::system_clock::time_point deadline = context_->deadline();
-  if (deadline == std::chrono::system_clock::time_point::max()) return absl::InfiniteFuture();
-  return absl::FromChrono(deadline);
 }
 
 LogFields CallRecord::IdFields() const {
@@ -79,9 +74,9 @@ absl::Status CallRecord::Seen(const absl::Status& status) const {
   // What the client sees of a call that it gave up.
   // A client's deadline comes a little before the one it told: the time on the way, and a rounding
   // up to three digits.
-  const absl::Duration early = std::max(kDeadlineEarly, (deadline() - arrival_) / 100);
-  const bool late = deadline() != absl::InfiniteFuture() && absl::Now() >= deadline() - early;
-  if (late) return absl::DeadlineExceededError("deadline exceeded");
+  const SteadyTime::duration early = std::max(kDeadlineEarly, (deadline_ - start_) / 100);
+  const bool late = std::chrono::steady_clock::now() >= deadline_ - early;
+  if (deadline_ != kNever && late) return absl::DeadlineExceededError("deadline exceeded");
   return absl::CancelledError("cancelled by the client");
 }
 

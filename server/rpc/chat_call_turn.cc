@@ -33,7 +33,7 @@ absl::Status ChatCall::SubmitTurn(const v1::ChatTurn& turn,
   request.field_prefix = "turn.";
   request.session_id = session_id_;
   request.tenant = caller_.tenant;
-  request.arrival = absl::Now();
+  request.arrival = std::chrono::steady_clock::now();
   request.deadline = record_.deadline();
   SetSampling(sampling_, request);
   SetOutput(output_, request);

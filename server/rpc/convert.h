@@ -42,7 +42,8 @@ void Fill(const TokenChunk& from, v1::TokenChunk& to);
 void Fill(const Finished& from, v1::Finished& to);
 void Fill(const SessionInfo& from, v1::Session& to);
 void Fill(absl::Duration from, google::protobuf::Duration& to);
-v1::ScoreResponse ToScoreResponse(const std::vector<int32_t>& tokens, const ScoreResult& result);
+v1::ScoreResponse ToScoreResponse(const std::vector<int32_t>& tokens,
+                                  const std::vector<RowScore>& rows);
 
 template <class Message>
 SessionOptions ToSessionOptions(const Message& from) {

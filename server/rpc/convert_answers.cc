@@ -92,11 +92,14 @@ void Fill(const SessionInfo& from, v1::Session& to) {
   to.set_generated_tokens_total(static_cast<uint64_t>(from.generated_tokens_total));
 }
 
-v1::ScoreResponse ToScoreResponse(const std::vector<int32_t>& tokens, const ScoreResult& result) {
+v1::ScoreResponse ToScoreResponse(const std::vector<int32_t>& tokens,
+                                  const std::vector<RowScore>& rows) {
   v1::ScoreResponse to;
   to.mutable_token_ids()->Add(tokens.begin(), tokens.end());
-  to.mutable_logprobs()->Add(result.logprobs.begin(), result.logprobs.end());
-  for (const std::vector<TokenLogprob>& top : result.top) Fill(top, *to.add_top());
+  for (const RowScore& row : rows) {
+    if (row.logprob) to.add_logprobs(*row.logprob);
+    if (!row.top.empty()) Fill(row.top, *to.add_top());
+  }
   return to;
 }
 

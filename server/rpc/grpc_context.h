@@ -94,8 +94,8 @@ class CallRecord {
   // Takes metadata `x-request-id`, `traceparent` and `tracestate`; what is not valid there is as if
   // it were not there.
   CallRecord(ServiceContext& services, Method method, grpc::CallbackServerContext* context);
-  absl::Time arrival() const { return arrival_; }
-  absl::Time deadline() const;
+  SteadyTime arrival() const { return start_; }
+  SteadyTime deadline() const { return deadline_; }
   // For the line about the call: to be filled until End, never by two threads at a time.
   CallSummary& summary() { return summary_; }
 
@@ -107,8 +107,6 @@ class CallRecord {
   grpc::Status End(const absl::Status& status);
 
  private:
-  using SteadyTime = std::chrono::steady_clock::time_point;
-
   absl::Status Seen(const absl::Status& status) const;  // by the client
   LogFields IdFields() const;
   // At the level that the status has, if such lines are wanted.
@@ -118,8 +116,8 @@ class CallRecord {
   ServiceContext& services_;
   const Method method_;
   grpc::CallbackServerContext* const context_;
-  const absl::Time arrival_ = absl::Now();
   const SteadyTime start_ = std::chrono::steady_clock::now();
+  const SteadyTime deadline_;
   const std::string request_id_;
   const Span span_;
   CallSummary summary_;

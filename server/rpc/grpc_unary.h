@@ -3,7 +3,6 @@
 
 #include <grpcpp/grpcpp.h>
 
-#include <atomic>
 #include <functional>
 #include <memory>
 #include <string>
@@ -20,10 +19,10 @@ struct UnaryInfo {
   ServiceContext& services;
   const grpc::CallbackServerContext& context;  // until `done` is called
   std::string tenant;
-  absl::Time arrival;
-  absl::Time deadline;
-  std::shared_ptr<const std::atomic<bool>> cancelled;
-  CallSummary* summary;  // for the log; until `done` is called
+  SteadyTime arrival;
+  SteadyTime deadline;
+  std::shared_ptr<CancelSignal> cancel;  // the client's
+  CallSummary* summary;                  // for the log; until `done` is called
 };
 
 template <class Response>
@@ -57,13 +56,13 @@ class UnaryCall final : public grpc::ServerUnaryReactor {
                            .tenant = std::move(caller->tenant),
                            .arrival = record_.arrival(),
                            .deadline = record_.deadline(),
-                           .cancelled = cancelled_,
+                           .cancel = cancel_,
                            .summary = &record_.summary()};
       handler(info, message, [this](absl::StatusOr<Response> answer) { Reply(std::move(answer)); });
     });
   }
 
-  void OnCancel() override { *cancelled_ = true; }
+  void OnCancel() override { cancel_->Cancel(); }
   void OnDone() override { delete this; }
 
  private:
@@ -83,7 +82,7 @@ class UnaryCall final : public grpc::ServerUnaryReactor {
   grpc::CallbackServerContext* const context_;
   CallRecord record_;
   grpc::ByteBuffer* const response_;
-  const std::shared_ptr<std::atomic<bool>> cancelled_ = std::make_shared<std::atomic<bool>>(false);
+  const std::shared_ptr<CancelSignal> cancel_ = std::make_shared<CancelSignal>();
 };
 
 // A generated service with the means to say its unary methods in a line each.

@@ -100,10 +100,14 @@ void HandleScore(const UnaryInfo& info, const v1::ScoreRequest& message,
   request.arrival = info.arrival;
   request.deadline = info.deadline;
   const absl::Status status = engine.SubmitScore(
-      std::move(request), [cancelled = info.cancelled] { return cancelled->load(); },
-      [done, tokens = *std::move(tokens)](absl::StatusOr<ScoreResult> result) {
+      std::move(request), info.cancel,
+      [&services = info.services, done,
+       tokens = *std::move(tokens)](absl::StatusOr<ScoreResult> result) mutable {
         if (!result.ok()) return done(result.status());
-        done(ToScoreResponse(tokens, *result));
+        // The answer may be large: it is made, and the numbers it is made of go, on another thread.
+        services.writers.Run([done, tokens = std::move(tokens), rows = std::move(result->rows)] {
+          done(ToScoreResponse(tokens, rows));
+        });
       });
   if (!status.ok()) done(status);
 }

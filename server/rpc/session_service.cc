@@ -45,7 +45,8 @@ void HandleCreate(const UnaryInfo& info, const v1::CreateSessionRequest& message
   info.services.engine.CreateSession(*std::move(options),
                                      [info, done](absl::StatusOr<SessionInfo> session) {
                                        if (!session.ok()) return done(session.status());
-                                       if (!*info.cancelled) return done(ToProto(*session));
+                                       if (!info.cancel->cancelled())
+                                         return done(ToProto(*session));
                                        // Nobody learned its id. Not from the engine's own thread:
                                        // deleting waits for it.
                                        info.services.blocking.Run([info, id = session->id, done] {
@@ -66,7 +67,7 @@ absl::StatusOr<v1::Session> HandleGet(const UnaryInfo& info, const v1::GetSessio
 
 absl::StatusOr<v1::ListSessionsResponse> HandleList(const UnaryInfo& info,
                                                     const v1::ListSessionsRequest& message) {
-  absl::StatusOr<Engine::SessionPage> page = info.services.engine.ListSessions(
+  absl::StatusOr<SessionPage> page = info.services.engine.ListSessions(
       info.tenant, static_cast<int>(message.page_size()), message.page_token());
   if (!page.ok()) return page.status();
   v1::ListSessionsResponse response;

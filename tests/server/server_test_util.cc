@@ -40,15 +40,15 @@ MetricsInfo Info() {
 TestServer::TestServer(TestServerOptions options)
     : model_(options.model), log_(options.log, log_file_.fd()), metrics_(Info()) {
   if (options.setup) options.setup(model_);
-  engine_ = std::make_unique<Engine>(model_.Make(), options.engine, MakeContext(Device::kCpu),
-                                     metrics_.Events());
-  metrics_.SetStatsSource([this] { return engine_->Stats(); });
+  engine_ = std::make_unique<EngineThread>(model_.Make(), options.engine, MakeContext(Device::kCpu),
+                                           metrics_.Events());
+  metrics_.SetStatsSource([this] { return engine().Stats(); });
   metrics_.SetLogSource([this] { return log_.counts(); });
   if (options.tenants) {
     tenants_ = std::make_unique<TenantRegistry>(*std::move(options.tenants));
-    engine_->quotas().SetLimits(tenants_->current()->Limits());
+    engine().quotas().SetLimits(tenants_->current()->Limits());
   }
-  services_ = std::make_unique<ServiceContext>(*engine_, Description(), metrics_,
+  services_ = std::make_unique<ServiceContext>(engine(), Description(), metrics_,
                                                CallLog{log_, options.log_requests}, tenants_.get());
   ListenOptions listen;
   listen.address = "127.0.0.1:0";
@@ -84,7 +84,7 @@ std::string TestServer::LogText() {
 EngineStats TestServer::WaitForStats(const std::function<bool(const EngineStats&)>& condition) {
   EngineStats stats;
   for (int i = 0; i < 1000; ++i) {
-    stats = engine_->Stats();
+    stats = engine().Stats();
     if (condition(stats)) return stats;
     std::this_thread::sleep_for(std::chrono::milliseconds(10));
   }

@@ -37,7 +37,7 @@ class TestServer {
   v1::InferenceService::Stub& inference() { return *inference_; }
   v1::SessionService::Stub& sessions() { return *sessions_; }
   FakeModel& model() { return model_; }
-  Engine& engine() { return *engine_; }
+  Engine& engine() { return engine_->engine(); }
   Metrics& metrics() { return metrics_; }
   ServiceContext& services() { return *services_; }
   GrpcServer& server() { return *server_; }
@@ -55,7 +55,7 @@ class TestServer {
   LogFile log_file_;
   Log log_;
   Metrics metrics_;
-  std::unique_ptr<Engine> engine_;
+  std::unique_ptr<EngineThread> engine_;
   std::unique_ptr<TenantRegistry> tenants_;
   std::unique_ptr<ServiceContext> services_;
   std::unique_ptr<GrpcServer> server_;

@@ -197,13 +197,13 @@ TestEngine::TestEngine(EngineOptions options, FakeModel::Options model, EngineEv
                        const std::function<void(FakeModel&)>& setup)
     : model_(model) {
   if (setup) setup(model_);
-  engine_ = std::make_unique<Engine>(model_.Make(), options, MakeContext(Device::kCpu),
-                                     std::move(events));
+  engine_ = std::make_unique<EngineThread>(model_.Make(), options, MakeContext(Device::kCpu),
+                                           std::move(events));
 }
 
 std::shared_ptr<TokenStream> TestEngine::Start(GenerateRequest request, size_t capacity) {
   auto stream = std::make_shared<TokenStream>(capacity);
-  const absl::Status status = engine_->Submit(std::move(request), stream);
+  const absl::Status status = engine_->engine().Submit(std::move(request), stream);
   EXPECT_TRUE(status.ok()) << status;
   if (!status.ok()) stream->Close(status);
   return stream;
@@ -216,16 +216,22 @@ Answers TestEngine::Run(GenerateRequest request) {
 
 SessionInfo TestEngine::NewSession(SessionOptions options) {
   Receiver<absl::StatusOr<SessionInfo>> receiver;
-  engine_->CreateSession(std::move(options), receiver.callback());
+  engine_->engine().CreateSession(std::move(options), receiver.callback());
   const absl::StatusOr<SessionInfo> info = receiver.Wait();
   EXPECT_TRUE(info.ok()) << info.status();
   return info.ok() ? *info : SessionInfo{};
 }
 
+void TestEngine::AwaitBoundary() {
+  // A call that the engine thread answers.
+  EXPECT_TRUE(absl::IsNotFound(engine_->engine().CopyState("none", "").status()));
+}
+
 EngineStats TestEngine::SettledStats() {
-  // The first call waits for a boundary, the second for the statistics of that one.
-  for (int i = 0; i < 2; ++i) EXPECT_TRUE(engine_->ListSessions("nobody", 1, "").ok());
-  return engine_->Stats();
+  // The first waits for a boundary, the second for the statistics of that one.
+  AwaitBoundary();
+  AwaitBoundary();
+  return engine_->engine().Stats();
 }
 
 std::vector<int32_t> SomeTokens(int64_t n, uint32_t seed) {

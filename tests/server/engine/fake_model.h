@@ -13,7 +13,7 @@
 
 #include "model/state_layout.h"
 #include "model/tokenizer.h"
-#include "server/engine/engine.h"
+#include "server/engine/engine_thread.h"
 
 namespace ovq::test {
 
@@ -92,19 +92,19 @@ class TestEngine {
  public:
   explicit TestEngine(EngineOptions options = {}, FakeModel::Options model = {},
                       EngineEvents events = {}, const std::function<void(FakeModel&)>& setup = {});
-  Engine& operator*() { return *engine_; }
-  Engine* operator->() { return engine_.get(); }
+  Engine* operator->() { return &engine_->engine(); }
   FakeModel& model() { return model_; }
   void Destroy() { engine_.reset(); }
 
   Answers Run(GenerateRequest request);  // to its end
   std::shared_ptr<TokenStream> Start(GenerateRequest request, size_t capacity = 256);
   SessionInfo NewSession(SessionOptions options = {});
+  void AwaitBoundary();        // of a step
   EngineStats SettledStats();  // of a step boundary after all that was seen so far
 
  private:
   FakeModel model_;
-  std::unique_ptr<Engine> engine_;
+  std::unique_ptr<EngineThread> engine_;
 };
 
 // Waits for one value.

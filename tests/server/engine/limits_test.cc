@@ -3,8 +3,8 @@
 #include <gtest/gtest.h>
 
 #include <atomic>
+#include <thread>
 
-#include "absl/time/clock.h"
 #include "server/engine/error_facts.h"
 #include "tests/server/engine/fake_model.h"
 
@@ -12,6 +12,8 @@ namespace ovq::test {
 namespace {
 
 using testing::HasSubstr;
+
+SteadyTime SteadyNow() { return std::chrono::steady_clock::now(); }
 
 TEST(Cancel, AtEveryStepFreesTheMemoryWithinOneStep) {
   for (int64_t step = 1; step <= 12; ++step) {  // prompt: 5 steps of 4 rows; then decoding
@@ -72,12 +74,12 @@ TEST(Deadline, InTheQueue) {
   TestEngine engine(options);
   engine.NewSession();
   GenerateRequest request = Request({1, 2}, 3);
-  request.deadline = absl::Now() + absl::Milliseconds(30);
+  request.deadline = SteadyNow() + std::chrono::milliseconds(30);
   const Answers answers = engine.Run(request);
   EXPECT_EQ(answers.status.code(), absl::StatusCode::kDeadlineExceeded);
   EXPECT_THAT(std::string(answers.status.message()), HasSubstr("queue"));
   EXPECT_FALSE(answers.started);
-  EXPECT_GE(absl::Now(), request.deadline);
+  EXPECT_GE(SteadyNow(), request.deadline);
 }
 
 TEST(Deadline, WhileAbsorbingAndWhileGenerating) {
@@ -92,10 +94,10 @@ TEST(Deadline, WhileAbsorbingAndWhileGenerating) {
     TestEngine engine(options, {}, std::move(events));
     engine.model().gate().CloseAt(step);
     GenerateRequest request = Request(SomeTokens(20, 1), 1000);
-    request.deadline = absl::Now() + absl::Milliseconds(400);
+    request.deadline = SteadyNow() + std::chrono::milliseconds(400);
     const std::shared_ptr<TokenStream> stream = engine.Start(request);
     engine.model().gate().AwaitEntered(step);
-    absl::SleepFor(request.deadline - absl::Now());  // the time itself has to pass
+    std::this_thread::sleep_until(request.deadline);  // the time itself has to pass
     engine.model().gate().Open();
     const Answers answers = ReadAll(*stream);
     EXPECT_EQ(answers.status.code(), absl::StatusCode::kDeadlineExceeded);
@@ -110,11 +112,11 @@ TEST(Deadline, WhileAbsorbingAndWhileGenerating) {
 TEST(Deadline, OfAParkedRequestWakesTheEngine) {
   TestEngine engine;
   GenerateRequest request = Request({1}, 1000);
-  request.deadline = absl::Now() + absl::Milliseconds(60);
+  request.deadline = SteadyNow() + std::chrono::milliseconds(60);
   const std::shared_ptr<TokenStream> stream = engine.Start(request, 2);
   while (engine.SettledStats().requests_running + engine.SettledStats().requests_waiting > 0) {
   }
-  EXPECT_GE(absl::Now(), request.deadline);
+  EXPECT_GE(SteadyNow(), request.deadline);
   EXPECT_EQ(ReadAll(*stream).status.code(), absl::StatusCode::kDeadlineExceeded);
 }
 

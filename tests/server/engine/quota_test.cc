@@ -251,16 +251,16 @@ TEST(EngineQuota, AllTenantsSessionsAreListedAndDeleted) {
     options.tenant = tenant;
     engine.NewSession(options);
   }
-  const auto first = *engine->ListSessionsOfAll(2, "");
+  const auto first = *engine->ListSessions(std::nullopt, 2, "");
   ASSERT_EQ(first.sessions.size(), 2u);
-  const auto rest = *engine->ListSessionsOfAll(2, first.next_page_token);
+  const auto rest = *engine->ListSessions(std::nullopt, 2, first.next_page_token);
   ASSERT_EQ(rest.sessions.size(), 1u);
   EXPECT_EQ(rest.next_page_token, "");
   const std::set<std::string> tenants = {first.sessions[0].tenant, first.sessions[1].tenant,
                                          rest.sessions[0].tenant};
   EXPECT_EQ(tenants, (std::set<std::string>{"a", "b", "c"}));
-  EXPECT_TRUE(engine->DeleteSessionOfAny(rest.sessions[0].id).ok());
-  EXPECT_TRUE(absl::IsNotFound(engine->DeleteSessionOfAny(rest.sessions[0].id)));
+  EXPECT_TRUE(engine->DeleteSession(rest.sessions[0].id, std::nullopt).ok());
+  EXPECT_TRUE(absl::IsNotFound(engine->DeleteSession(rest.sessions[0].id, std::nullopt)));
 }
 
 }  // namespace

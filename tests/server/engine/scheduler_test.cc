@@ -31,7 +31,7 @@ TEST_P(PlanStepTest, Plan) {
 }
 
 Candidate Decoding(int id) { return {.id = id, .prefill_tokens = 0, .arrival = id}; }
-Candidate Parked(int id) { return {.id = id, .prefill_tokens = 0, .arrival = id, .parked = true}; }
+Candidate Paused(int id) { return {.id = id, .prefill_tokens = 0, .arrival = id, .paused = true}; }
 Candidate Prefilling(int id, int64_t tokens, int64_t arrival) {
   return {.id = id, .prefill_tokens = tokens, .arrival = arrival};
 }
@@ -40,8 +40,8 @@ INSTANTIATE_TEST_SUITE_P(
     Table, PlanStepTest,
     testing::Values(
         PlanCase{"nothing", {}, 8, 0, {}},
-        PlanCase{"parked sequences get no row", {Parked(0), Decoding(1)}, 8, 0, {{1, 1}}},
-        PlanCase{"only parked", {Parked(0)}, 8, 3, {}},
+        PlanCase{"paused sequences get no row", {Paused(0), Decoding(1)}, 8, 0, {{1, 1}}},
+        PlanCase{"only paused", {Paused(0)}, 8, 3, {}},
         PlanCase{"decoding goes first, prefill takes the rest",
                  {Prefilling(0, 100, 0), Decoding(1), Decoding(2)},
                  16,
@@ -70,7 +70,7 @@ INSTANTIATE_TEST_SUITE_P(
                  {{0, 1}, {2, 1}}},
         PlanCase{"one row: decoding", {Prefilling(0, 9, 0), Decoding(1)}, 1, 0, {{1, 1}}},
         PlanCase{"one row: prefill when nothing decodes",
-                 {Prefilling(0, 9, 0), Parked(1)},
+                 {Prefilling(0, 9, 0), Paused(1)},
                  1,
                  0,
                  {{0, 1}}}));

@@ -12,12 +12,24 @@ namespace {
 using testing::HasSubstr;
 
 absl::StatusOr<ScoreResult> Score(TestEngine& engine, ScoreRequest request,
-                                  std::function<bool()> cancelled = {}) {
+                                  std::shared_ptr<CancelSignal> cancel = nullptr) {
   Receiver<absl::StatusOr<ScoreResult>> receiver;
   const absl::Status status =
-      engine->SubmitScore(std::move(request), std::move(cancelled), receiver.callback());
+      engine->SubmitScore(std::move(request), std::move(cancel), receiver.callback());
   if (!status.ok()) return status;
   return receiver.Wait();
+}
+
+void ExpectSame(const ScoreResult& a, const ScoreResult& b) {
+  ASSERT_EQ(a.rows.size(), b.rows.size());
+  for (size_t i = 0; i < a.rows.size(); ++i) {
+    EXPECT_EQ(a.rows[i].logprob, b.rows[i].logprob) << i;
+    ASSERT_EQ(a.rows[i].top.size(), b.rows[i].top.size()) << i;
+    for (size_t j = 0; j < a.rows[i].top.size(); ++j) {
+      EXPECT_EQ(a.rows[i].top[j].token_id, b.rows[i].top[j].token_id) << i;
+      EXPECT_EQ(a.rows[i].top[j].logprob, b.rows[i].top[j].logprob) << i;
+    }
+  }
 }
 
 TEST(Score, IsTheLogprobOfEveryGivenToken) {
@@ -30,15 +42,17 @@ TEST(Score, IsTheLogprobOfEveryGivenToken) {
   request.tokens.insert(request.tokens.end(), answer.tokens.begin(), answer.tokens.end());
   request.top_logprobs = 3;
   const ScoreResult result = *Score(engine, request);
-  ASSERT_EQ(result.logprobs.size(), 54u);
-  ASSERT_EQ(result.top.size(), 55u);
+  ASSERT_EQ(result.rows.size(), 55u);
   for (int i = 0; i < 25; ++i) {
-    EXPECT_EQ(result.logprobs[29 + i], answer.logprobs[i]) << i;
+    const RowScore& row = result.rows[29 + i];
+    EXPECT_EQ(row.logprob, answer.logprobs[i]) << i;
+    ASSERT_EQ(row.top.size(), 3u);
     for (int j = 0; j < 3; ++j) {
-      EXPECT_EQ(result.top[29 + i][j].token_id, answer.top[i][j].token_id);
-      EXPECT_EQ(result.top[29 + i][j].logprob, answer.top[i][j].logprob);
+      EXPECT_EQ(row.top[j].token_id, answer.top[i][j].token_id);
+      EXPECT_EQ(row.top[j].logprob, answer.top[i][j].logprob);
     }
   }
+  EXPECT_FALSE(result.rows[54].logprob) << "no token is known after the last";
   EXPECT_EQ(result.state_bytes,
             static_cast<int64_t>(engine.model().layout().bytes_at(55, kDefaultSlotCap)));
   EXPECT_EQ(engine.SettledStats().state_bytes_reserved, 0u);
@@ -46,7 +60,7 @@ TEST(Score, IsTheLogprobOfEveryGivenToken) {
   EngineOptions options;
   options.max_batch_tokens = 7;
   TestEngine small(options);
-  EXPECT_EQ(Score(small, request)->logprobs, result.logprobs);
+  ExpectSame(*Score(small, request), result);
   EXPECT_EQ(small.model().max_rows(), 7);
 }
 
@@ -71,18 +85,13 @@ TEST(Score, SharesStepsWithGeneration) {
   const std::shared_ptr<TokenStream> first = engine.Start(single);
   engine.model().gate().AwaitEntered(1);
   Receiver<absl::StatusOr<ScoreResult>> receiver;
-  ASSERT_TRUE(engine->SubmitScore(score, {}, receiver.callback()).ok());
+  ASSERT_TRUE(engine->SubmitScore(score, nullptr, receiver.callback()).ok());
   const std::shared_ptr<TokenStream> second = engine.Start(several);
   engine.model().gate().Open();
 
   const absl::StatusOr<ScoreResult> result = receiver.Wait();
   ASSERT_TRUE(result.ok());
-  EXPECT_EQ(result->logprobs, expected_score.logprobs);
-  ASSERT_EQ(result->top.size(), expected_score.top.size());
-  for (size_t i = 0; i < result->top.size(); ++i) {
-    EXPECT_EQ(result->top[i][1].token_id, expected_score.top[i][1].token_id) << i;
-    EXPECT_EQ(result->top[i][1].logprob, expected_score.top[i][1].logprob) << i;
-  }
+  ExpectSame(*result, expected_score);
   EXPECT_EQ(ReadAll(*first).of[0].tokens, expected_single.of[0].tokens);
   const Answers answers = ReadAll(*second, 3);
   for (int i = 0; i < 3; ++i) {
@@ -99,16 +108,16 @@ TEST(Score, SingleTokenAndWholeVocabulary) {
   request.tokens = {7};
   request.top_logprobs = static_cast<int>(kVocab);
   const ScoreResult result = *Score(engine, request);
-  EXPECT_TRUE(result.logprobs.empty());
-  ASSERT_EQ(result.top.size(), 1u);
-  EXPECT_EQ(result.top[0].size(), static_cast<size_t>(kVocab));
+  ASSERT_EQ(result.rows.size(), 1u);
+  EXPECT_FALSE(result.rows[0].logprob);
+  EXPECT_EQ(result.rows[0].top.size(), static_cast<size_t>(kVocab));
 }
 
 TEST(Score, LongTextInOneCall) {
   TestEngine engine;
   ScoreRequest request;
   request.tokens = SomeTokens(65536, 3);
-  EXPECT_EQ(Score(engine, request)->logprobs.size(), 65535u);
+  EXPECT_EQ(Score(engine, request)->rows.size(), 65536u);
   EXPECT_LE(engine.model().max_rows(), engine->options().max_batch_tokens);
 }
 
@@ -130,10 +139,28 @@ TEST(Score, Refusals) {
               HasSubstr("top_logprobs: expected at most 195 for 600000"));
   request.tokens = SomeTokens(100000, 1);
   request.top_logprobs = 0;
-  EXPECT_EQ(Score(engine, request, [] { return true; }).status().code(),
-            absl::StatusCode::kCancelled);
-  request.deadline = absl::Now();
+  auto cancelled = std::make_shared<CancelSignal>();
+  cancelled->Cancel();
+  EXPECT_EQ(Score(engine, request, cancelled).status().code(), absl::StatusCode::kCancelled);
+  request.deadline = std::chrono::steady_clock::now();
   EXPECT_EQ(Score(engine, request).status().code(), absl::StatusCode::kDeadlineExceeded);
+}
+
+// An event, not a poll: the engine sleeps until the signal wakes it.
+TEST(Score, CancellingOneThatWaitsWakesTheEngine) {
+  EngineOptions options;
+  options.state_memory_bytes = FakeModel().layout().bytes_cap(kDefaultSlotCap);
+  TestEngine engine(options);
+  engine.NewSession();  // takes all
+  ScoreRequest request;
+  request.tokens = SomeTokens(9, 1);
+  const auto cancel = std::make_shared<CancelSignal>();
+  Receiver<absl::StatusOr<ScoreResult>> receiver;
+  ASSERT_TRUE(engine->SubmitScore(request, cancel, receiver.callback()).ok());
+  EXPECT_EQ(engine.SettledStats().requests_waiting, 1);
+  cancel->Cancel();
+  EXPECT_EQ(receiver.Wait().status().code(), absl::StatusCode::kCancelled);
+  EXPECT_EQ(engine.SettledStats().requests_waiting, 0);
 }
 
 TEST(Drain, LetsRunningRequestsFinishAndRefusesNewOnes) {

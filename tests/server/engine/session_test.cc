@@ -165,9 +165,7 @@ TEST(Session, BusyIsVisibleAndGuardsTheState) {
   TestEngine engine({}, {}, {});
   const std::string id = engine.NewSession().id;
   const std::shared_ptr<TokenStream> parked = engine.Start(Turn(id, {1, 2}, 300), 4);
-  while (!parked->full()) {
-    EXPECT_TRUE(engine->ListSessions("", 1, "").ok());
-  }
+  while (!parked->full()) engine.AwaitBoundary();
   EXPECT_TRUE(engine->GetSession(id, "")->busy);
   EXPECT_EQ(engine->CopyState(id, "").status().code(), absl::StatusCode::kFailedPrecondition);
   EXPECT_EQ(engine.SettledStats().sessions_active, 1);
@@ -224,7 +222,7 @@ TEST(Session, ListIsPagedById) {
   std::string token;
   int pages = 0;
   do {
-    const Engine::SessionPage page = *engine->ListSessions("", 3, token);
+    const SessionPage page = *engine->ListSessions("", 3, token);
     EXPECT_LE(page.sessions.size(), 3u);
     for (const SessionInfo& info : page.sessions) listed.push_back(info.id);
     token = page.next_page_token;
@@ -239,7 +237,7 @@ TEST(Session, DeletingABusyOneCancelsItsRun) {
   TestEngine engine;
   const std::string id = engine.NewSession().id;
   const std::shared_ptr<TokenStream> stream = engine.Start(Turn(id, {1, 2}, 1000000), 4);
-  while (!stream->full()) EXPECT_TRUE(engine->ListSessions("", 1, "").ok());
+  while (!stream->full()) engine.AwaitBoundary();
   EXPECT_TRUE(engine->DeleteSession(id, "").ok());
   EXPECT_EQ(ReadAll(*stream).status.code(), absl::StatusCode::kCancelled);
   EXPECT_EQ(engine.SettledStats().state_bytes_reserved, 0u);

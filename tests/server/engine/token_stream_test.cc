@@ -35,7 +35,7 @@ TEST(TokenStream, EventsComeInOrderThenTheStatus) {
 TEST(TokenStream, WakesWhenItDrainsAndWhenItIsCancelled) {
   TokenStream stream(2);
   int woken = 0;
-  stream.SetWake([&] { ++woken; });
+  stream.cancel_signal().SetWake([&] { ++woken; });
   EXPECT_FALSE(stream.full());
   for (int i = 0; i < 3; ++i) stream.Push(Token(i));  // one beyond the bound: the engine's slack
   EXPECT_TRUE(stream.full());
@@ -47,11 +47,11 @@ TEST(TokenStream, WakesWhenItDrainsAndWhenItIsCancelled) {
   EXPECT_EQ(woken, 1);
   stream.TryPop();
   EXPECT_EQ(woken, 1);
-  EXPECT_FALSE(stream.cancelled());
+  EXPECT_FALSE(stream.cancel_signal().cancelled());
   stream.Cancel();
   stream.Cancel();
-  EXPECT_TRUE(stream.cancelled());
-  EXPECT_LE(stream.cancel_time(), absl::InfiniteFuture());
+  EXPECT_LE(stream.cancel_signal().time(), std::chrono::steady_clock::now());
+  EXPECT_TRUE(stream.cancel_signal().cancelled());
   EXPECT_EQ(woken, 2);
 }
 

@@ -9,7 +9,6 @@
 
 #include "server/engine/error_facts.h"
 #include "server/engine/limits.h"
-#include "server/engine/session.h"
 #include "tests/server/engine/fake_model.h"
 
 namespace ovq::test {
@@ -181,12 +180,6 @@ TEST(ErrorFacts, TheLogHasNothingThatTheCallerSent) {
   EXPECT_EQ(FactsOf(bad), (ErrorFacts{.field = "sampling.logit_bias[65]"}));
   // Other messages are for both, whatever their words.
   EXPECT_EQ(LogText(absl::InternalError("a, got b")), "a, got b");
-  const std::string id = "0123456789abcdef0123456789abcdef";
-  EXPECT_EQ(LogText(SessionTable().Find(id, {}).status()), "session " + id + ": not found");
-  EXPECT_EQ(LogText(SessionTable().Find("my secret", {}).status()),
-            "session_id: not found, and no session's id");
-  EXPECT_EQ(SessionTable().Find("my secret", {}).status().message(),
-            "session my secret: not found");
 }
 
 TEST(ErrorFacts, AddUp) {

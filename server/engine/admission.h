@@ -1,0 +1,71 @@
+// Which work is let in, and when: tenants' limits, the queue, and memory by exact reservation.
+#pragma once
+
+#include <condition_variable>
+#include <deque>
+#include <functional>
+#include <memory>
+#include <mutex>
+#include <vector>
+
+#include "absl/status/statusor.h"
+#include "absl/time/time.h"
+#include "server/engine/engine_config.h"
+#include "server/engine/job.h"
+#include "server/engine/state_pool.h"
+
+namespace ovq {
+
+class Admission {
+ public:
+  Admission(const EngineConfig& config, StatePool& pool) : config_(config), pool_(pool) {}
+
+  // --- any thread. A refusal charges nothing and is told to EngineEvents::rejected ---
+
+  // Accepts a job that needs states of its own: it waits in the queue. ResourceExhausted,
+  // Unavailable.
+  absl::Status Enqueue(std::shared_ptr<Job> job);
+  // Accepts work that does not wait in the queue. Unavailable.
+  absl::Status Enter();
+  // Charges the job to its tenant and holds that many states and bytes of the tenant's share for
+  // it.
+  absl::Status Charge(Job& job, int64_t states, size_t bytes);
+  void Leave();  // of everything that was accepted, once, when it has ended
+
+  // Accepts nothing from now on. True when all that was accepted has ended, false at the timeout.
+  bool Close(absl::Duration timeout);
+
+  // --- engine thread ---
+
+  // The first of the queue, its first state acquired and the others promised; null while the queue
+  // is empty or that does not fit. Nobody overtakes.
+  std::shared_ptr<Job> Next();
+  // For a new session: at once or not at all.
+  absl::StatusOr<StateHandle> AcquireSession(int32_t slot_cap);
+  // One of the job's promised states, with the bytes of the first.
+  StateHandle TakePromised(Job& job);
+  void DropPromised(Job& job);
+
+  // Takes jobs out of the queue.
+  std::vector<std::shared_ptr<Job>> Remove(const std::function<bool(const Job&)>& which);
+  SteadyTime next_deadline() const;  // of the queue; kNever without one
+  void AddTo(EngineStats& stats) const;
+
+ private:
+  absl::Status Refuse(RejectReason reason, absl::Status status) const;
+  absl::Status RefuseDraining() const;
+  int states() const { return pool_.sessions() + promised_states_; }
+
+  const EngineConfig& config_;
+  StatePool& pool_;
+
+  mutable std::mutex mutex_;  // guards down to all_ended_
+  std::deque<std::shared_ptr<Job>> queue_;
+  int accepted_ = 0;  // and not ended
+  bool closed_ = false;
+  std::condition_variable all_ended_;
+
+  int promised_states_ = 0;  // engine thread only: the sum of Job::promised_states
+};
+
+}  // namespace ovq

@@ -1,0 +1,45 @@
+// How other threads reach the engine thread: commands, and a ring that wakes it.
+#pragma once
+
+#include <condition_variable>
+#include <functional>
+#include <future>
+#include <memory>
+#include <mutex>
+#include <utility>
+#include <vector>
+
+#include "absl/time/time.h"
+#include "base/clock.h"
+
+namespace ovq {
+
+// Shared with streams, which ring and may outlive the engine.
+class Inbox {
+ public:
+  using Command = std::function<void()>;
+
+  // --- any thread ---
+  void Ring();
+  void Post(Command command);
+  // Runs fn on the engine thread between two steps and waits for its result.
+  template <class T>
+  T Call(std::function<T()> fn) {
+    auto result = std::make_shared<std::promise<T>>();
+    std::future<T> future = result->get_future();
+    Post([result, fn = std::move(fn)] { result->set_value(fn()); });
+    return future.get();
+  }
+
+  // --- engine thread ---
+  void Wait(absl::Duration timeout);  // returns at once if it rang since the last Wait
+  void RunAll();                      // what was posted until now, in order
+
+ private:
+  std::mutex mutex_;
+  std::condition_variable cv_;
+  bool rung_ = false;
+  std::vector<Command> commands_;
+};
+
+}  // namespace ovq

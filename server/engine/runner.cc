@@ -1,0 +1,197 @@
+#include "server/engine/runner.h"
+
+#include <utility>
+
+#include "base/check.h"
+#include "server/engine/validate.h"
+
+namespace ovq {
+
+void Runner::Start(std::shared_ptr<Job> job) {
+  job->admitted = config_.options.clock.steady();
+  job->order = next_order_++;
+  const auto n_tokens = static_cast<int64_t>(job->tokens.size());
+  GenerateWork* const work = job->generate();
+  const bool all = job->score() != nullptr || (work != nullptr && work->wants_tokens());
+  job->n_prefill = all ? n_tokens : n_tokens - 1;
+  if (work != nullptr) {
+    const EngineModel& model = config_.model;
+    GenerateRequest& request = work->request;
+    if (request.sampling.seed == 0 && !request.seed_given) request.sampling.seed = random_.Next();
+    for (int i = 0; i < request.n; ++i) {
+      work->completions.push_back(
+          std::make_unique<Completion>(request, i, request.sampling.seed + static_cast<uint64_t>(i),
+                                       model.eos_token_ids, model.vocab_size, model.tokenizer));
+      work->completions.back()->ObservePrompt(job->tokens);
+    }
+    work->stream->Push({.started = Started{.session_id = request.session_id,
+                                           .prompt_tokens = job->prompt_tokens,
+                                           .cached_tokens = job->cached_tokens,
+                                           .seed = request.sampling.seed}});
+  }
+  jobs_.push_back(job);
+  if (!job->prefilling()) FinishPrefill(*job, nullptr);
+}
+
+void Runner::StartTurn(std::shared_ptr<Job> job) {
+  job->cached_tokens = job->session->position();
+  if (job->session->pending) job->tokens.insert(job->tokens.begin(), *job->session->pending);
+  if (!finisher_.FailIfDead(*job, config_.options.clock.steady())) Start(std::move(job));
+}
+
+bool Runner::RunStep(Step& step) {
+  Collect();
+  const SteadyTime begin = config_.options.clock.steady();
+  StepReport report;
+  const std::vector<PlanItem> plan = step.Run(sequences_, report);
+  if (plan.empty()) return false;
+  for (const PlanItem& item : plan) Advance(item, step);
+  step.DropResults();
+  report.duration = TimeBetween(begin, config_.options.clock.steady());
+  config_.events.step(report);
+  return true;
+}
+
+void Runner::Collect() {
+  sequences_.clear();
+  owners_.clear();
+  for (const std::shared_ptr<Job>& job : jobs_) {
+    if (job->ended) continue;
+    if (!job->prefilling()) {
+      CollectDecoding(*job);
+      continue;
+    }
+    StepSequence& sequence = sequences_.emplace_back();
+    owners_.push_back(job.get());
+    sequence.state = &job->sequence->state;
+    sequence.tokens = std::span(job->tokens).first(static_cast<size_t>(job->n_prefill));
+    sequence.tokens = sequence.tokens.subspan(static_cast<size_t>(job->consumed));
+    sequence.order = job->order;
+    if (const ScoreWork* score = job->score()) sequence.score_top = score->top_logprobs;
+    const GenerateWork* work = job->generate();
+    if (work != nullptr && work->wants_tokens()) sequence.draws = work->completions;
+  }
+}
+
+void Runner::CollectDecoding(Job& job) {
+  GenerateWork& work = *job.generate();  // nothing else lives on after its prompt
+  const bool full = work.stream->full();
+  const SteadyTime now = config_.options.clock.steady();
+  if (full && !work.blocked_since) work.blocked_since = now;
+  if (!full && work.blocked_since) {
+    config_.events.stream_blocked(TimeBetween(*work.blocked_since, now));
+    work.blocked_since.reset();
+  }
+  // All its completions stand at one position.
+  for (const std::unique_ptr<Completion>& completion : work.completions) {
+    if (completion->done) continue;
+    Sequence& sequence = *completion->sequence;
+    const int64_t next = sequence.state.position + 1;
+    if (absl::Status status = CheckPosition(*config_.model.layout, next); !status.ok()) {
+      return finisher_.Fail(job, FinishReason::kError, status);
+    }
+    sequences_.push_back({.state = &sequence.state,
+                          .tokens = {&*sequence.pending, 1},
+                          .decoding = true,
+                          .paused = full,
+                          .order = job.order,
+                          .draws = {&completion, 1}});
+    owners_.push_back(&job);
+  }
+}
+
+void Runner::Advance(const PlanItem& item, Step& step) {
+  const StepSequence& sequence = sequences_[item.id];
+  Job& job = *owners_[item.id];
+  if (sequence.decoding) {
+    TakeDraw(job, *sequence.draws.front(), step.NextDraw());
+  } else {
+    job.sequence->pending.reset();  // it was the first of the tokens
+    if (ScoreWork* work = job.score()) {
+      for (int32_t i = 0; i < item.n_rows; ++i) work->result.rows.push_back(step.NextScore());
+    }
+    job.consumed += item.n_rows;
+    if (!job.prefilling()) FinishPrefill(job, &step);
+  }
+  if (job.generate() != nullptr && job.session != nullptr && !job.ended) sessions_.Publish(job);
+}
+
+// step: of the last of the prompt's tokens; null if there were none to consume.
+void Runner::FinishPrefill(Job& job, Step* step) {
+  job.prefilled = config_.options.clock.steady();
+  if (job.score() != nullptr) return finisher_.FinishScore(job);
+  if (job.n_prefill < static_cast<int64_t>(job.tokens.size())) {
+    job.sequence->pending = job.tokens.back();
+    return finisher_.FinishPrompt(job);
+  }
+  StartCompletions(job);
+  config_.events.first_token(TimeBetween(job.arrival, config_.options.clock.steady()));
+  for (const std::unique_ptr<Completion>& completion : job.generate()->completions) {
+    TakeDraw(job, *completion, step->NextDraw());
+  }
+}
+
+// The first completion goes on with the prompt's state, the others with copies of it.
+void Runner::StartCompletions(Job& job) {
+  for (const std::unique_ptr<Completion>& completion : job.generate()->completions) {
+    completion->sequence = job.sequence;
+    if (completion->index() == 0) continue;
+    completion->sequence = std::make_shared<Sequence>();
+    completion->sequence->state = admission_.TakePromised(job);
+  }
+}
+
+void Runner::TakeDraw(Job& job, Completion& completion, Sampled drawn) {
+  StreamEvent event = completion.Drawn(std::move(drawn));
+  completion.sequence->pending = event.chunk->token_ids.front();
+  config_.options.quotas->ChargeTokens(job.tenant, 1);
+  const SteadyTime now = config_.options.clock.steady();
+  if (completion.generated() == 1) completion.first_token = now;
+  if (completion.generated() > 1) {
+    config_.events.next_token(TimeBetween(completion.last_token, now));
+  }
+  completion.last_token = now;
+  std::optional<Finished> finished = std::exchange(event.finished, std::nullopt);
+  job.generate()->stream->Push(std::move(event));
+  if (finished) finisher_.FinishCompletion(job, completion, *std::move(finished));
+}
+
+void Runner::FailDead(SteadyTime now) {
+  for (const std::shared_ptr<Job>& job : jobs_) {
+    if (!job->ended) finisher_.FailIfDead(*job, now);
+  }
+}
+
+void Runner::FailAll(const absl::Status& status) {
+  for (const std::shared_ptr<Job>& job : jobs_) {
+    if (!job->ended) finisher_.Fail(*job, FinishReason::kError, status);
+  }
+}
+
+void Runner::AddTo(EngineStats& stats) const {
+  const auto add = [&](const Sequence* sequence) {
+    if (sequence == nullptr || sequence->state.base == nullptr) return;
+    const StateHandle& state = sequence->state;
+    stats.live_slots += config_.model.layout->LiveSlotsAt(state.position, state.slot_cap);
+    stats.equivalent_kv_cache_bytes +=
+        static_cast<size_t>(sequence->position()) * config_.model.full_kv_bytes_per_token;
+  };
+  for (const std::shared_ptr<Job>& job : jobs_) {
+    if (job->ended) continue;
+    ++stats.requests_running;
+    const GenerateWork* work = job->generate();
+    stats.requests_blocked += work != nullptr && work->blocked_since;
+    if (work != nullptr && job->session != nullptr) continue;  // the store counts it
+    add(job->sequence.get());
+    if (work == nullptr) continue;
+    for (const std::unique_ptr<Completion>& completion : work->completions) {
+      if (completion->sequence != job->sequence) add(completion->sequence.get());
+    }
+  }
+}
+
+void Runner::ForgetEnded() {
+  std::erase_if(jobs_, [](const std::shared_ptr<Job>& job) { return job->ended; });
+}
+
+}  // namespace ovq

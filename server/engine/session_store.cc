@@ -1,0 +1,258 @@
+#include "server/engine/session_store.h"
+
+#include <algorithm>
+#include <utility>
+
+#include "absl/strings/str_cat.h"
+#include "base/check.h"
+#include "server/engine/error_facts.h"
+#include "server/engine/limits.h"
+#include "server/engine/validate.h"
+
+namespace ovq {
+
+SessionStore::~SessionStore() {
+  for (const auto& [id, session] : by_id_) pool_.Release(session->state);
+}
+
+// --- any thread ---
+
+absl::StatusOr<SessionStore::Map::const_iterator> SessionStore::Find(
+    const std::string& id, const std::optional<std::string>& tenant) const {
+  constexpr size_t kMaxShown = 128;  // bytes
+  const auto found = by_id_.find(id);
+  if (found != by_id_.end() && (!tenant || found->second->info.tenant == *tenant)) return found;
+  // What is no id could be anything, of any length.
+  if (id.size() > kMaxShown) {
+    return absl::NotFoundError("session_id: not found, and longer than any id");
+  }
+  const absl::Status status = absl::NotFoundError(absl::StrCat("session ", id, ": not found"));
+  if (IsSessionId(id)) return status;
+  return WithLogText(status, "session_id: not found, and no session's id");
+}
+
+absl::StatusOr<std::shared_ptr<Session>> SessionStore::FindIdle(const std::string& id,
+                                                                const std::string& tenant) const {
+  const absl::StatusOr<Map::const_iterator> found = Find(id, tenant);
+  if (!found.ok()) return found.status();
+  if (!(*found)->second->info.busy) return (*found)->second;
+  return absl::FailedPreconditionError(absl::StrCat("session ", id, ": in use by another call"));
+}
+
+absl::StatusOr<SessionInfo> SessionStore::Get(const std::string& id,
+                                              const std::optional<std::string>& tenant) const {
+  std::lock_guard lock(mutex_);
+  const absl::StatusOr<Map::const_iterator> found = Find(id, tenant);
+  if (!found.ok()) return found.status();
+  return (*found)->second->info;
+}
+
+absl::StatusOr<SessionPage> SessionStore::List(const std::optional<std::string>& tenant,
+                                               int page_size, const std::string& page_token) const {
+  if (absl::Status status = CheckPageSize(page_size); !status.ok()) return status;
+  if (page_size == 0) page_size = kDefaultPageSize;
+  SessionPage page;
+  std::lock_guard lock(mutex_);
+  for (auto it = by_id_.upper_bound(page_token); it != by_id_.end(); ++it) {
+    const SessionInfo& info = it->second->info;
+    if (tenant && info.tenant != *tenant) continue;
+    if (static_cast<int>(page.sessions.size()) == page_size) {
+      page.next_page_token = page.sessions.back().id;
+      break;
+    }
+    page.sessions.push_back(info);
+  }
+  return page;
+}
+
+absl::StatusOr<std::shared_ptr<Session>> SessionStore::Claim(
+    const std::string& id, const std::string& tenant,
+    const std::function<absl::Status(const Session&)>& check) {
+  std::lock_guard lock(mutex_);
+  absl::StatusOr<std::shared_ptr<Session>> session = FindIdle(id, tenant);
+  if (!session.ok()) return session;
+  if (absl::Status status = check(**session); !status.ok()) return status;
+  (*session)->info.busy = true;
+  --idle_;
+  return session;
+}
+
+// --- engine thread ---
+
+void SessionStore::Count(const Session& session, int sign) {
+  idle_ += session.info.busy ? 0 : sign;
+  tokens_ += sign * session.info.position;
+  live_slots_ += sign * session.info.live_slots;
+}
+
+void SessionStore::Refresh(Session& session) {
+  const StateHandle& state = session.state;
+  session.info.position = session.position();
+  session.info.state_bytes = state.committed_bytes;
+  session.info.live_slots = config_.model.layout->LiveSlotsAt(state.position, state.slot_cap);
+}
+
+void SessionStore::MarkUsed(Session& session) {
+  const Clock& clock = config_.options.clock;
+  session.info.last_used = clock.wall();
+  session.info.expires = session.info.last_used + session.ttl;
+  session.expires = After(clock.steady(), session.ttl);
+  next_expiry_ = std::min(next_expiry_, session.expires);
+}
+
+void SessionStore::Tell(const char* event, SteadyTime since, int64_t position) const {
+  config_.events.session_event({.event = event,
+                                .duration = TimeBetween(since, config_.options.clock.steady()),
+                                .position = position});
+}
+
+std::shared_ptr<Job> SessionStore::Open(SessionOptions options, SteadyTime called,
+                                        SessionCallback done) {
+  if (absl::Status status = admission_.Enter(); !status.ok()) {
+    done(std::move(status));
+    return nullptr;
+  }
+  auto job = std::make_shared<Job>();
+  job->tenant = options.tenant;
+  job->prompt_tokens = static_cast<int64_t>(options.prompt.size());
+  absl::StatusOr<StateHandle> state =
+      admission_.AcquireSession(options.slot_cap.value_or(config_.model.default_slot_cap));
+  absl::Status status = state.status();
+  if (status.ok()) {
+    status = admission_.Charge(*job, 1, state->reserved_bytes);
+    if (!status.ok()) pool_.Release(*state);
+  }
+  if (!status.ok()) {
+    admission_.Leave();
+    done(std::move(status));
+    return nullptr;
+  }
+  auto session = std::make_shared<Session>();
+  session->state = *state;
+  session->hold = std::move(job->hold);
+  session->ttl = options.ttl.value_or(config_.options.session_ttl);
+  session->info.id = random_.NextId();
+  if (!options.key.empty()) session->info.id = absl::StrCat(options.key, ".", session->info.id);
+  session->info.tenant = std::move(options.tenant);
+  session->info.created = config_.options.clock.wall();
+  session->info.slot_cap = state->slot_cap;
+  session->info.state_bytes_cap = state->reserved_bytes;
+  session->info.prompt_tokens_total = job->prompt_tokens;
+  job->arrival = called;
+  job->deadline = options.deadline;
+  job->tokens = std::move(options.prompt);
+  job->sequence = job->session = std::move(session);
+  if (!job->tokens.empty()) {
+    job->work = OpenWork{std::move(done)};
+    return job;
+  }
+  done(Opened(*job));
+  admission_.Leave();
+  return nullptr;
+}
+
+SessionInfo SessionStore::Opened(Job& job) {
+  std::unique_lock lock(mutex_);
+  MarkUsed(*job.session);
+  Refresh(*job.session);
+  Count(*job.session, 1);
+  SessionInfo info = job.session->info;
+  Check(by_id_.emplace(info.id, job.session).second, "session ids are unique");
+  lock.unlock();
+  Tell("open", job.arrival, info.position);
+  return info;
+}
+
+void SessionStore::Publish(Job& job) {
+  if (job.session->deleted) return;
+  std::lock_guard lock(mutex_);
+  Count(*job.session, -1);
+  Refresh(*job.session);
+  Count(*job.session, 1);
+}
+
+void SessionStore::EndTurn(Job& job) {
+  Session& session = *job.session;
+  if (session.deleted) return Release(session);
+  const GenerateWork& work = *job.generate();
+  const int64_t generated = work.completions.empty() ? 0 : work.completions[0]->generated();
+  std::lock_guard lock(mutex_);
+  Count(session, -1);
+  session.info.generated_tokens_total += generated;
+  session.info.prompt_tokens_total += session.position() - job.cached_tokens - generated;
+  session.info.busy = false;
+  MarkUsed(session);
+  Refresh(session);
+  Count(session, 1);
+}
+
+absl::Status SessionStore::Delete(const std::string& id, const std::optional<std::string>& tenant,
+                                  SteadyTime called) {
+  std::unique_lock lock(mutex_);
+  const absl::StatusOr<Map::const_iterator> found = Find(id, tenant);
+  if (!found.ok()) return found.status();
+  const std::shared_ptr<Session> session = (*found)->second;
+  Count(*session, -1);
+  by_id_.erase(*found);
+  lock.unlock();
+  const int64_t position = session->position();
+  session->deleted = true;
+  if (!session->info.busy) Release(*session);
+  Tell("close", called, position);
+  return absl::OkStatus();
+}
+
+absl::StatusOr<std::vector<std::byte>> SessionStore::CopyState(const std::string& id,
+                                                               const std::string& tenant) {
+  std::unique_lock lock(mutex_);
+  const absl::StatusOr<std::shared_ptr<Session>> session = FindIdle(id, tenant);
+  lock.unlock();  // what a turn claims meanwhile begins on this thread, later
+  if (!session.ok()) return session.status();
+  std::vector<std::byte> bytes(pool_.SnapshotBytes((*session)->state));
+  pool_.CopyOut((*session)->state, bytes);
+  return bytes;
+}
+
+void SessionStore::Expire(SteadyTime now) {
+  std::unique_lock lock(mutex_);
+  if (now < next_expiry_) return;
+  next_expiry_ = kNever;
+  std::vector<std::shared_ptr<Session>> expired;
+  for (auto it = by_id_.begin(); it != by_id_.end();) {
+    const std::shared_ptr<Session> session = it->second;
+    const bool ends = !session->info.busy && session->expires <= now;
+    it = ends ? by_id_.erase(it) : std::next(it);
+    if (ends) {
+      Count(*session, -1);
+      expired.push_back(session);
+    } else if (!session->info.busy) {
+      next_expiry_ = std::min(next_expiry_, session->expires);
+    }
+  }
+  lock.unlock();
+  for (const std::shared_ptr<Session>& session : expired) {
+    const int64_t position = session->position();
+    Release(*session);
+    config_.events.session_event({.event = "expire", .duration = {}, .position = position});
+  }
+}
+
+SteadyTime SessionStore::next_expiry() const {
+  std::lock_guard lock(mutex_);
+  return next_expiry_;
+}
+
+void SessionStore::Release(Session& session) {
+  pool_.Release(session.state);
+  session.hold.Release();
+}
+
+void SessionStore::AddTo(EngineStats& stats) const {
+  std::lock_guard lock(mutex_);
+  stats.sessions_idle += idle_;
+  stats.live_slots += live_slots_;
+  stats.equivalent_kv_cache_bytes +=
+      static_cast<size_t>(tokens_) * config_.model.full_kv_bytes_per_token;
+}
+
+}  // namespace ovq

@@ -1,0 +1,93 @@
+// Sessions that outlive a request: their memory, their end, and what callers see of them.
+#pragma once
+
+#include <cstddef>
+#include <functional>
+#include <map>
+#include <memory>
+#include <mutex>
+#include <optional>
+#include <string>
+#include <vector>
+
+#include "absl/status/statusor.h"
+#include "base/clock.h"
+#include "server/engine/admission.h"
+#include "server/engine/engine_config.h"
+#include "server/engine/job.h"
+#include "server/engine/session.h"
+#include "server/engine/state_pool.h"
+
+namespace ovq {
+
+// Session::info is what is published of a session: no caller waits for the engine thread to read
+// it. The rest of a session belongs to the engine thread, or, while it is not busy, to whoever
+// looks at it in Claim.
+//
+// A tenant that is not given: any. NotFound for an unknown id and, with the same words, for another
+// tenant's session.
+class SessionStore {
+ public:
+  SessionStore(const EngineConfig& config, StatePool& pool, Admission& admission,
+               RandomSource& random)
+      : config_(config), pool_(pool), admission_(admission), random_(random) {}
+  ~SessionStore();  // no session is busy
+
+  // --- any thread ---
+  absl::StatusOr<SessionInfo> Get(const std::string& id,
+                                  const std::optional<std::string>& tenant) const;
+  // Sessions with ids after page_token.
+  absl::StatusOr<SessionPage> List(const std::optional<std::string>& tenant, int page_size,
+                                   const std::string& page_token) const;
+  // Makes a session busy, if it is not (FailedPrecondition) and `check` finds nothing against it.
+  absl::StatusOr<std::shared_ptr<Session>> Claim(
+      const std::string& id, const std::string& tenant,
+      const std::function<absl::Status(const Session&)>& check);
+
+  // --- engine thread ---
+  // Opens a valid session at once or not at all; `called`: when. One without a prompt is done then.
+  // Else the job consumes the prompt, and Opened follows, or Release if it fails.
+  std::shared_ptr<Job> Open(SessionOptions options, SteadyTime called, SessionCallback done);
+  SessionInfo Opened(Job& job);  // callers see it from now on
+
+  void Publish(Job& job);  // what a turn's job has done so far
+  // A turn's job has ended: its session is free again, or goes if it was deleted meanwhile.
+  void EndTurn(Job& job);
+
+  // One that is busy keeps its memory until its job sees that it is deleted.
+  absl::Status Delete(const std::string& id, const std::optional<std::string>& tenant,
+                      SteadyTime called);
+  absl::StatusOr<std::vector<std::byte>> CopyState(const std::string& id,
+                                                   const std::string& tenant);
+  void Expire(SteadyTime now);     // those not busy
+  SteadyTime next_expiry() const;  // none expires before
+  void Release(Session& session);  // its memory and its share of the tenant's
+  void AddTo(EngineStats& stats) const;
+
+ private:
+  using Map = std::map<std::string, std::shared_ptr<Session>>;
+
+  // With the mutex held.
+  absl::StatusOr<Map::const_iterator> Find(const std::string& id,
+                                           const std::optional<std::string>& tenant) const;
+  absl::StatusOr<std::shared_ptr<Session>> FindIdle(const std::string& id,
+                                                    const std::string& tenant) const;
+  void Refresh(Session& session);   // info, from the state
+  void MarkUsed(Session& session);  // now
+  void Count(const Session& session, int sign);
+
+  void Tell(const char* event, SteadyTime since, int64_t position) const;
+
+  const EngineConfig& config_;
+  StatePool& pool_;
+  Admission& admission_;
+  RandomSource& random_;
+
+  mutable std::mutex mutex_;  // guards the rest, and Session::info of sessions in by_id_
+  Map by_id_;
+  int idle_ = 0;                         // of by_id_, not busy
+  int64_t tokens_ = 0, live_slots_ = 0;  // of all in by_id_, as published
+  SteadyTime next_expiry_ = kNever;
+};
+
+}  // namespace ovq

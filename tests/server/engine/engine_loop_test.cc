@@ -1,0 +1,150 @@
+// The whole engine without its thread: what callers ask, and turns of the loop by hand.
+#include "server/engine/engine_loop.h"
+
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+
+#include "tests/server/engine/parts.h"
+
+namespace ovq::test {
+namespace {
+
+using testing::HasSubstr;
+
+class EngineByHand {
+ public:
+  explicit EngineByHand(EngineOptions options = {}, EngineEvents events = {})
+      : loop_(Config(std::move(options), std::move(events)), MakeContext(Device::kCpu)) {}
+  ~EngineByHand() { loop_.EndAll(absl::CancelledError("")); }
+
+  Engine* operator->() { return &engine_; }
+  EngineLoop& loop() { return loop_; }
+  std::shared_ptr<TokenStream> Submit(GenerateRequest request, size_t capacity = 256) {
+    auto stream = std::make_shared<TokenStream>(capacity);
+    EXPECT_TRUE(engine_.Submit(std::move(request), stream).ok());
+    return stream;
+  }
+  std::string NewSession(SessionOptions options = {}) {
+    std::string id;
+    engine_.CreateSession(std::move(options),
+                          [&](absl::StatusOr<SessionInfo> info) { id = info->id; });
+    while (loop_.Turn()) {
+    }
+    return id;
+  }
+
+  TestClock clock;
+
+ private:
+  EngineConfig Config(EngineOptions options, EngineEvents events) {
+    options.clock = clock.clock();
+    return {model_.Make(), std::move(options), std::move(events)};
+  }
+
+  FakeModel model_;
+  EngineLoop loop_;
+  Engine engine_{loop_};
+};
+
+TEST(EngineLoop, OneTurnIsOneStep) {
+  EngineByHand engine;
+  const auto stream = engine.Submit(Request(SomeTokens(5, 1), 3));
+  EXPECT_FALSE(stream->TryPop()) << "nothing happens on the caller's thread";
+  EXPECT_TRUE(engine.loop().Turn());
+  EXPECT_TRUE(stream->TryPop()->started);
+  EXPECT_TRUE(stream->TryPop()->chunk);
+  EXPECT_FALSE(stream->TryPop());
+  EXPECT_TRUE(engine.loop().Turn());
+  EXPECT_TRUE(engine.loop().Turn());
+  EXPECT_FALSE(engine.loop().Turn());
+  EXPECT_EQ(ReadAll(*stream).of[0].finished->usage.generated_tokens, 3);
+  EXPECT_EQ(engine.loop().TimeToNextEnd(), absl::InfiniteDuration());
+}
+
+TEST(EngineLoop, AJumpOfTheWallClockEndsNothing) {
+  EngineByHand engine;
+  const std::string id = engine.NewSession({.ttl = absl::Seconds(100)});
+  GenerateRequest request = Request({1}, 1000);
+  request.deadline = engine.clock.steady + std::chrono::seconds(30);
+  const auto stream = engine.Submit(request, 2);
+  while (engine.loop().Turn()) {
+  }
+  EXPECT_EQ(engine.loop().TimeToNextEnd(), absl::Seconds(30));
+  for (absl::Duration jump : {absl::Hours(5000), -absl::Hours(10000)}) {
+    engine.clock.wall += jump;
+    engine.loop().Turn();
+    EXPECT_FALSE(stream->closed());
+    EXPECT_TRUE(engine->GetSession(id, "").ok());
+    EXPECT_EQ(engine.loop().TimeToNextEnd(), absl::Seconds(30));
+  }
+  engine.clock.Advance(absl::Seconds(30));
+  engine.loop().Turn();
+  EXPECT_EQ(ReadAll(*stream).status.message(), "deadline passed while generating");
+  EXPECT_EQ(engine.loop().TimeToNextEnd(), absl::Seconds(70));
+  engine.clock.Advance(absl::Seconds(70));
+  engine.loop().Turn();
+  EXPECT_TRUE(absl::IsNotFound(engine->GetSession(id, "").status()));
+}
+
+TEST(EngineLoop, SessionsAreSeenAsOfTheLastStep) {
+  EngineOptions options;
+  options.max_batch_tokens = 4;
+  EngineByHand engine(options);
+  const std::string id = engine.NewSession();
+  GenerateRequest turn = Request(SomeTokens(10, 1), 2);
+  turn.session_id = id;
+  const auto stream = engine.Submit(turn);
+  EXPECT_TRUE(engine->GetSession(id, "")->busy);
+  const std::vector<int64_t> positions = {4, 8, 11, 12};
+  for (int64_t position : positions) {
+    engine.loop().Turn();
+    const SessionPage page = *engine->ListSessions("", 10, "");
+    ASSERT_EQ(page.sessions.size(), 1u);
+    EXPECT_EQ(page.sessions[0].position, position);
+    EXPECT_EQ(page.sessions[0].busy, position < 12);
+  }
+  EXPECT_TRUE(stream->status().ok());
+}
+
+TEST(EngineLoop, TimesAreThoseOfItsClock) {
+  std::vector<absl::Duration> first, between;
+  std::optional<RequestReport> finished;
+  EngineEvents events;
+  events.first_token = [&](absl::Duration time) { first.push_back(time); };
+  events.next_token = [&](absl::Duration time) { between.push_back(time); };
+  events.request_finished = [&](const RequestReport& report) { finished = report; };
+  EngineOptions options;
+  options.max_batch_tokens = 3;
+  EngineByHand engine(options, events);
+  GenerateRequest request = Request(SomeTokens(6, 1), 2);
+  request.arrival = engine.clock.steady - std::chrono::seconds(1);
+  const auto stream = engine.Submit(request);
+  engine.clock.Advance(absl::Seconds(2));
+  engine.loop().Turn();
+  engine.clock.Advance(absl::Seconds(4));
+  engine.loop().Turn();
+  engine.clock.Advance(absl::Seconds(8));
+  engine.loop().Turn();
+  EXPECT_THAT(first, testing::ElementsAre(absl::Seconds(7)));
+  EXPECT_THAT(between, testing::ElementsAre(absl::Seconds(8)));
+  ASSERT_TRUE(finished);
+  EXPECT_EQ(finished->total, absl::Seconds(15));
+  EXPECT_EQ(finished->usage.queue_time, absl::Seconds(3));
+  EXPECT_EQ(finished->usage.prefill_time, absl::Seconds(4));
+  EXPECT_EQ(finished->usage.decode_time, absl::Seconds(8));
+}
+
+TEST(EngineLoop, AClaimedTurnWhoseSessionGoesIsCancelled) {
+  EngineByHand engine;
+  const std::string id = engine.NewSession();
+  GenerateRequest turn = Request({1}, 2);
+  turn.session_id = id;
+  const auto stream = engine.Submit(turn);
+  EXPECT_TRUE(engine.loop().sessions().Delete(id, "", engine.clock.steady).ok());
+  engine.loop().Turn();
+  EXPECT_THAT(std::string(ReadAll(*stream).status.message()), HasSubstr("session was deleted"));
+  EXPECT_EQ(engine->Stats().state_bytes_reserved, 0u);
+}
+
+}  // namespace
+}  // namespace ovq::test

@@ -1,0 +1,79 @@
+// The engine's parts without a thread, on clocks of the test's own.
+#pragma once
+
+#include <memory>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "server/engine/admission.h"
+#include "server/engine/engine.h"
+#include "server/engine/engine_loop.h"
+#include "server/engine/finisher.h"
+#include "server/engine/session_store.h"
+#include "tests/server/engine/fake_model.h"
+#include "tests/test_util.h"
+
+namespace ovq::test {
+
+struct TestClock {
+  SteadyTime steady{std::chrono::hours(1)};
+  absl::Time wall = absl::FromUnixSeconds(1'700'000'000);
+
+  Clock clock() {
+    return {.steady = [this] { return steady; }, .wall = [this] { return wall; }};
+  }
+  void Advance(absl::Duration time) {
+    steady += absl::ToChronoNanoseconds(time);
+    wall += time;
+  }
+};
+
+// Admission and sessions on the fake model's layout. `rejected` and `events` are what was told.
+struct Parts {
+  explicit Parts(EngineOptions options = {}) : config(Config(std::move(options))) {}
+
+  std::shared_ptr<Job> NewJob(int64_t n_prompt, int64_t max_tokens, int n = 1,
+                              const std::string& tenant = "") {
+    GenerateRequest request = Request(SomeTokens(n_prompt, 1), max_tokens);
+    request.n = n;
+    request.tenant = tenant;
+    return MakeJob(config.model, std::move(request), std::make_shared<TokenStream>(), clock.steady);
+  }
+  void Release(Job& job) {
+    admission.DropPromised(job);
+    pool.Release(job.sequence->state);
+    job.hold.Release();
+    admission.Leave();
+  }
+  // A session without a prompt; its status if it is refused.
+  absl::StatusOr<SessionInfo> Open(SessionOptions options = {}) {
+    absl::StatusOr<SessionInfo> opened;
+    sessions.Open(std::move(options), clock.steady,
+                  [&](absl::StatusOr<SessionInfo> info) { opened = std::move(info); });
+    return opened;
+  }
+
+  TestClock clock;
+  FakeModel model;
+  std::vector<RejectReason> rejected;
+  std::vector<std::string> events;
+  const EngineConfig config;
+  std::unique_ptr<DeviceContext> context = MakeContext(Device::kCpu);
+  RandomSource random{7};
+  StatePool pool{model.layout(), config.options.state_memory_bytes, *context};
+  Admission admission{config, pool};
+  SessionStore sessions{config, pool, admission, random};
+
+ private:
+  EngineConfig Config(EngineOptions options) {
+    options.clock = clock.clock();
+    if (options.quotas == nullptr) options.quotas = std::make_shared<TenantQuotas>(options.clock);
+    EngineEvents told;
+    told.rejected = [this](RejectReason reason) { rejected.push_back(reason); };
+    told.session_event = [this](const SessionReport& report) { events.push_back(report.event); };
+    return {model.Make(), std::move(options), std::move(told)};
+  }
+};
+
+}  // namespace ovq::test

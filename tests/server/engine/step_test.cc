@@ -1,0 +1,109 @@
+// One step: from sequences to the batch's fields and back to results; no thread.
+#include "server/engine/step.h"
+
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+
+#include <deque>
+
+#include "tests/server/engine/parts.h"
+
+namespace ovq::test {
+namespace {
+
+using testing::ElementsAre;
+
+class StepTest : public testing::Test {
+ protected:
+  StepTest() {
+    config_.model = parts_.model.Make();
+    config_.options.max_batch_tokens = 8;
+    config_.model.forward = [this, forward = config_.model.forward](
+                                const StepBatch& batch, DeviceContext& context, ScratchScope& s) {
+      batch_ = batch;
+      return forward(batch, context, s);
+    };
+  }
+  ~StepTest() override {
+    for (StateHandle& state : states_) parts_.pool.Release(state);
+  }
+  StateHandle& Acquire() {
+    return states_.emplace_back(*parts_.pool.Acquire(kDefaultSlotCap, size_t{1} << 20));
+  }
+  std::unique_ptr<Completion> NewCompletion() {
+    return std::make_unique<Completion>(request_, 0, 5, config_.model.eos_token_ids, kVocab,
+                                        nullptr);
+  }
+
+  Parts parts_;
+  EngineConfig config_;
+  StepBatch batch_;  // the last
+  GenerateRequest request_ = Request({1}, 10);
+  std::deque<StateHandle> states_;
+};
+
+TEST_F(StepTest, RowsLieEndToEndAndAskForWhatIsWanted) {
+  Step step(config_, *parts_.context, parts_.pool);
+  StateHandle& score = Acquire();
+  StateHandle& prompt = Acquire();
+  StateHandle& answer = Acquire();
+  const std::vector<int32_t> scored = {1, 2, 3}, long_prompt = {9, 8, 7, 6, 5, 4}, drawn = {42};
+  std::vector<std::unique_ptr<Completion>> completion;
+  completion.push_back(NewCompletion());
+  std::vector<StepSequence> sequences(3);
+  sequences[0] = {.state = &score, .tokens = scored, .order = 0, .score_top = 2};
+  sequences[1] = {.state = &prompt, .tokens = long_prompt, .order = 1, .draws = completion};
+  sequences[2] = {
+      .state = &answer, .tokens = drawn, .decoding = true, .order = 2, .draws = completion};
+  StepReport report;
+  const std::vector<PlanItem> plan = step.Run(sequences, report);
+  EXPECT_THAT(plan, ElementsAre(PlanItem{2, 1}, PlanItem{0, 3}, PlanItem{1, 4}));
+  EXPECT_THAT(batch_.token_ids, ElementsAre(42, 1, 2, 3, 9, 8, 7, 6));
+  EXPECT_THAT(batch_.row_begin, ElementsAre(0, 1, 4, 8));
+  EXPECT_THAT(batch_.start_pos, ElementsAre(0, 0, 0));
+  EXPECT_THAT(batch_.slot_cap, ElementsAre(256, 256, 256));
+  EXPECT_THAT(batch_.state, ElementsAre(answer.base, score.base, prompt.base));
+  EXPECT_THAT(batch_.logit_rows, ElementsAre(0, 1, 2, 3)) << "the prompt's last is not among them";
+  EXPECT_EQ(answer.position, 1);
+  EXPECT_EQ(score.position, 3);
+  EXPECT_EQ(prompt.position, 4);
+  EXPECT_EQ(report.decode_rows, 1);
+  EXPECT_EQ(report.prefill_rows, 7);
+  EXPECT_EQ(report.dictionary_inserts + report.dictionary_merges, 4) << "one chunk of the prompt";
+
+  step.NextDraw();
+  for (int i = 0; i < 3; ++i) {
+    const RowScore row = step.NextScore();
+    EXPECT_EQ(row.logprob.has_value(), i < 2) << "no token follows the last";
+    EXPECT_EQ(row.top.size(), 2u);
+  }
+}
+
+TEST_F(StepTest, TheLastOfAPromptDrawsForEveryCompletion) {
+  parts_.model.Script(6, 77);
+  Step step(config_, *parts_.context, parts_.pool);
+  StateHandle& state = Acquire();
+  const std::vector<int32_t> prompt = SomeTokens(6, 1);
+  std::vector<std::unique_ptr<Completion>> completions;
+  for (int i = 0; i < 3; ++i) completions.push_back(NewCompletion());
+  const StepSequence sequence{.state = &state, .tokens = prompt, .draws = completions};
+  StepReport report;
+  EXPECT_THAT(step.Run({&sequence, 1}, report), ElementsAre(PlanItem{0, 6}));
+  EXPECT_THAT(batch_.logit_rows, ElementsAre(5));
+  for (int i = 0; i < 3; ++i) EXPECT_EQ(step.NextDraw().token_id, 77);
+}
+
+TEST_F(StepTest, NothingRunsWhileAllArePaused) {
+  Step step(config_, *parts_.context, parts_.pool);
+  StateHandle& state = Acquire();
+  const std::vector<int32_t> token = {1};
+  const StepSequence paused{.state = &state, .tokens = token, .decoding = true, .paused = true};
+  StepReport report;
+  EXPECT_TRUE(step.Run({&paused, 1}, report).empty());
+  EXPECT_TRUE(step.Run({}, report).empty());
+  EXPECT_EQ(parts_.model.gate().steps(), 0);
+  EXPECT_EQ(state.position, 0);
+}
+
+}  // namespace
+}  // namespace ovq::test
