@@ -21,8 +21,9 @@ namespace ovq {
 
 // Server-wide limits that size the virtual address ranges.
 struct StateLimits {
-  int64_t max_slot_cap = 65536;            // the largest cap a session may ask for
-  int64_t max_unbounded_tokens = 1 << 20;  // positions a session may reach if layers grow without a cap
+  int64_t max_slot_cap = 65536;  // the largest cap a session may ask for
+  int64_t max_unbounded_tokens =
+      1 << 20;  // positions a session may reach if layers grow without a cap
 };
 
 class StateLayout {

@@ -1,5 +1,5 @@
-// Which kernels a wave's rows go to, and in what grids: few rows of a sequence to one kernel, many to
-// another; float32 or tensor cores.
+// Which kernels a wave's rows go to, and in what grids: few rows of a sequence to one kernel, many
+// to another; float32 or tensor cores.
 #include <algorithm>
 #include <limits>
 
