@@ -41,7 +41,7 @@ class Shutdown {
   // From now on the first signal asks for a drain; before, it ends the process.
   void Serve() { serving_ = true; }
   void WaitForFirst() { first_.WaitForNotification(); }
-  // As the first signal; changes nothing after it. Any thread, while serving.
+  // Like the first signal; has no effect after it. Any thread, while serving.
   void Drain() {
     if (!draining_.exchange(true)) first_.Notify();
   }
@@ -68,7 +68,7 @@ class Shutdown {
   const SignalWaiter waiter_;  // the last: its thread uses the others
 };
 
-// Health first, so that balancers turn away; then running streams get their time.
+// Health first, so that balancers stop sending calls; then running streams get their time.
 void Drain(const Options& options, Engine& engine, ServiceContext& services, GrpcServer& server,
            Log& log) {
   const absl::Time deadline = absl::Now() + options.drain_timeout;

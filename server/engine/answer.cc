@@ -31,8 +31,8 @@ size_t StopMatcher::HeldBack() const {
   return longest;
 }
 
-StopMatcher::Result StopMatcher::Push(std::string_view piece) {
-  held_ += piece;
+StopMatcher::Result StopMatcher::Push(std::string_view text) {
+  held_ += text;
   const std::string* matched = nullptr;
   size_t begin = 0, end = 0;
   for (const std::string& stop : strings_) {
@@ -107,10 +107,10 @@ void Completion::Append(int32_t token, std::string& text, std::optional<Finished
   }
   if (!detokenizer_) return;
 
-  std::string piece;
-  if (!is_stop || (stop.include_stop_text && !is_eos)) piece = detokenizer_->Push(token);
-  if (finished) piece += detokenizer_->Finish();
-  StopMatcher::Result result = matcher_.Push(piece);
+  std::string decoded;
+  if (!is_stop || (stop.include_stop_text && !is_eos)) decoded = detokenizer_->Push(token);
+  if (finished) decoded += detokenizer_->Finish();
+  StopMatcher::Result result = matcher_.Push(decoded);
   text = std::move(result.text);
   if (result.matched) {
     finished.emplace().matched_stop = *std::move(result.matched);  // before any token or length

@@ -19,8 +19,8 @@
 
 namespace ovq {
 
-// Finds stop strings in a text that comes in pieces. Text that may be the beginning of a stop
-// string is held back. How the text is cut into pieces changes nothing: the match that ends first
+// Finds stop strings in a text that comes in parts. Text that may be the beginning of a stop
+// string is held back. How the text is cut changes nothing: the match that ends first
 // wins, of several that end together the longest.
 class StopMatcher {
  public:
@@ -29,8 +29,8 @@ class StopMatcher {
     std::string text;  // may be sent now
     std::optional<std::string> matched;
   };
-  Result Push(std::string_view piece);  // not called again after a match
-  std::string Flush();                  // what was held back, when no more text follows
+  Result Push(std::string_view text);  // not called again after a match
+  std::string Flush();                 // what was held back, when no more text follows
 
  private:
   size_t HeldBack() const;  // bytes at the end of held_ that may begin a stop string

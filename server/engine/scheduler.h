@@ -25,7 +25,7 @@ struct PlanItem {
 inline constexpr int32_t kPrefillShare = 8;
 
 // One row for every decoding sequence (when there are more than rows for them, those waiting
-// longest, see `turn`), then prefill pieces under what is left of max_rows, oldest first. `turn`
+// longest, see `turn`), then parts of prompts under what is left of max_rows, oldest first. `turn`
 // rotates decode rows, so that none starves; pass the step number.
 std::vector<PlanItem> PlanStep(std::span<const Candidate> candidates, int32_t max_rows,
                                int64_t turn);

@@ -38,7 +38,7 @@ std::string RequestIdOf(const grpc::CallbackServerContext& context) {
 }
 
 Span SpanOf(const grpc::CallbackServerContext& context) {
-  // One list may come in several pieces.
+  // One list may come as several headers.
   const std::string state = absl::StrJoin(Values(context, kTraceState), ",");
   return StartSpan(OneValue(context, kTraceParent), state);
 }
@@ -72,8 +72,8 @@ LogFields CallRecord::IdFields() const {
 absl::Status CallRecord::Seen(const absl::Status& status) const {
   if (!context_->IsCancelled()) return status;
   // What the client sees of a call that it gave up.
-  // A client's deadline comes a little before the one it told: the time on the way, and a rounding
-  // up to three digits.
+  // A client's own deadline passes a little before the one that it sent: by the time on the way,
+  // and because gRPC rounds up to three digits.
   const SteadyTime::duration early = std::max(kDeadlineEarly, (deadline_ - start_) / 100);
   const bool late = std::chrono::steady_clock::now() >= deadline_ - early;
   if (deadline_ != kNever && late) return absl::DeadlineExceededError("deadline exceeded");

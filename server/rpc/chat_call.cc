@@ -76,7 +76,7 @@ void ChatCall::HandleMessage() {
     case v1::ChatRequest::kTurn:
       return HandleTurn(message.turn());
     case v1::ChatRequest::kCancel:
-      // Without a running turn it crossed the turn's end on the way.
+      // Without a running turn: the turn ended while this was on its way.
       if (phase_ == Phase::kTurn) stream_->Cancel();
       return Read();
     case v1::ChatRequest::kOpen:
@@ -149,7 +149,7 @@ void ChatCall::Opened(absl::StatusOr<SessionInfo> session) {
     position_ = session->position;
   }
   if (phase_ == Phase::kEnding) {
-    // Cancelled meanwhile: a new session's id reached nobody.
+    // Cancelled meanwhile: no client has learned the new session's id.
     const absl::Status status = end_status_;
     ephemeral_ = created_;
     phase_ = Phase::kIdle;
@@ -175,7 +175,7 @@ void ChatCall::End(absl::Status status) {
     return Pump();
   }
   OnBlockingThread([this] {
-    // NotFound if it expired or was deleted by another call: as well.
+    // NotFound if it expired or another call deleted it, which is as good.
     (void)services_.engine.DeleteSession(session_id_, caller_.tenant);
     OnStrand([this] {
       cleaned_up_ = true;

@@ -17,7 +17,7 @@ namespace ovq {
 
 // --- requests to structs ---
 
-// Tokenizer::Encode, whose error may tell of the text: the log gets the field's name alone.
+// Tokenizer::Encode, whose error may quote the text: the log gets the field's name alone.
 absl::StatusOr<std::vector<int32_t>> Encode(const Tokenizer& tokenizer, const std::string& text,
                                             bool add_bos, const std::string& field);
 // Token ids of a prompt; absent gives none. at_start: the model's beginning-of-sequence token goes

@@ -25,7 +25,7 @@
 
 namespace ovq {
 
-// What GetModelInfo tells beside the engine's own numbers.
+// What GetModelInfo reports beside the engine's own numbers.
 struct ModelDescription {
   std::string name;
   std::string fingerprint;
@@ -91,8 +91,8 @@ struct TurnRecord {
 // One RPC: who asks, its time, its count and its line in the log.
 class CallRecord {
  public:
-  // Takes metadata `x-request-id`, `traceparent` and `tracestate`; what is not valid there is as if
-  // it were not there.
+  // Takes metadata `x-request-id`, `traceparent` and `tracestate`; what is not valid there is
+  // ignored.
   CallRecord(ServiceContext& services, Method method, grpc::CallbackServerContext* context);
   SteadyTime arrival() const { return start_; }
   SteadyTime deadline() const { return deadline_; }

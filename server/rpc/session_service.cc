@@ -29,7 +29,7 @@ absl::StatusOr<SessionOptions> ToOptions(const UnaryInfo& info,
   absl::StatusOr<std::vector<int32_t>> prompt =
       PromptTokens(message.prompt(), "", /*at_start=*/true, info.services.engine);
   if (!prompt.ok()) return prompt.status();
-  // A prompt that is there must say something; no prompt makes an empty session.
+  // A prompt that is given must not be empty; without one the session is empty.
   if (message.has_prompt() && prompt->empty()) return EmptyPrompt("");
   options.prompt = *std::move(prompt);
   options.tenant = info.tenant;
