@@ -30,8 +30,7 @@ EngineLoop::EngineLoop(EngineConfig config, std::unique_ptr<DeviceContext> conte
       random_(config_.options.seed),
       admission_(config_, pool_),
       sessions_(config_, pool_, admission_, random_),
-      finisher_(config_, pool_, admission_, sessions_),
-      runner_(config_, admission_, sessions_, finisher_, random_),
+      runner_(config_, pool_, admission_, sessions_, random_),
       step_(config_, *context_, pool_),
       session_slots_(SessionSlots(*config_.model.layout, config_.model.default_slot_cap,
                                   config_.options.state_memory_bytes,
@@ -55,13 +54,13 @@ void EngineLoop::EndWhatIsOver(SteadyTime now) {
   sessions_.Expire(now);
   runner_.FailDead(now);
   const auto dead = [now](const Job& job) { return IsDead(job, now); };
-  for (const std::shared_ptr<Job>& job : admission_.Remove(dead)) finisher_.FailIfDead(*job, now);
+  for (const std::shared_ptr<Job>& job : admission_.Remove(dead)) runner_.FailIfDead(*job, now);
 }
 
 void EngineLoop::EndAll(const absl::Status& status) {
   runner_.FailAll(status);
   for (const std::shared_ptr<Job>& job : admission_.Remove([](const Job&) { return true; })) {
-    finisher_.Fail(*job, FinishReason::kError, status);
+    runner_.Fail(*job, FinishReason::kError, status);
   }
 }
 

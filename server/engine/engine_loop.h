@@ -7,7 +7,6 @@
 #include "kernels/common/device.h"
 #include "server/engine/admission.h"
 #include "server/engine/engine_config.h"
-#include "server/engine/finisher.h"
 #include "server/engine/inbox.h"
 #include "server/engine/runner.h"
 #include "server/engine/session_store.h"
@@ -47,7 +46,6 @@ class EngineLoop {
   const std::shared_ptr<Inbox> inbox_ = std::make_shared<Inbox>();
   Admission admission_;
   SessionStore sessions_;
-  Finisher finisher_;
   Runner runner_;
   Step step_;
   const int session_slots_;

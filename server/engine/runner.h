@@ -1,30 +1,31 @@
-// The running jobs: what they bring to a step, and what they make of its results. Engine thread
-// only.
+// The running jobs: what they bring to a step, what they make of its results, and how they end.
 #pragma once
 
 #include <memory>
+#include <optional>
 #include <span>
 #include <vector>
 
 #include "absl/status/status.h"
 #include "server/engine/admission.h"
 #include "server/engine/engine_config.h"
-#include "server/engine/finisher.h"
 #include "server/engine/job.h"
 #include "server/engine/session_store.h"
+#include "server/engine/state_pool.h"
 #include "server/engine/step.h"
 
 namespace ovq {
 
+// It was cancelled, its session was deleted, or its deadline has passed.
+bool IsDead(const Job& job, SteadyTime now);
+
+// When a job ends, memory is given back and the session is free again before anyone is told, so
+// that whoever reads the last event can go on at once. Engine thread only.
 class Runner {
  public:
-  Runner(const EngineConfig& config, Admission& admission, SessionStore& sessions,
-         Finisher& finisher, RandomSource& random)
-      : config_(config),
-        admission_(admission),
-        sessions_(sessions),
-        finisher_(finisher),
-        random_(random) {}
+  Runner(const EngineConfig& config, StatePool& pool, Admission& admission, SessionStore& sessions,
+         RandomSource& random)
+      : config_(config), pool_(pool), admission_(admission), sessions_(sessions), random_(random) {}
 
   // A job that has its sequence.
   void Start(std::shared_ptr<Job> job);
@@ -33,6 +34,10 @@ class Runner {
   // One step of the jobs and what follows from it. False: none could have a row.
   bool RunStep(Step& step);
 
+  // A score or a session is answered with the status. Streams of a job that was cancelled get a
+  // Finished for every completion that had none, then all are closed with the status.
+  void Fail(Job& job, FinishReason reason, absl::Status status);
+  bool FailIfDead(Job& job, SteadyTime now);  // and says whether it was
   void FailDead(SteadyTime now);
   void FailAll(const absl::Status& status);
   void ForgetEnded();
@@ -48,10 +53,21 @@ class Runner {
   void StartCompletions(Job& job);
   void TakeDraw(Job& job, Completion& completion, Sampled drawn);
 
+  // Ends a completion, and with the last one its job.
+  void FinishCompletion(Job& job, Completion& completion, Finished finished);
+  void FinishPrompt(Job& job);  // when nothing is to be generated
+  void FinishScore(Job& job);
+  // Gives back what the job has, and reports it; last: the completion that ended last, if any.
+  void Release(Job& job, FinishReason reason, const Completion* last);
+  void ReleaseStates(Job& job);
+  void MarkEnded(Job& job);
+  Usage UsageOf(const Job& job, const Completion* completion) const;
+  std::optional<double> DictionaryFill(const Job& job, const Completion* completion) const;
+
   const EngineConfig& config_;
+  StatePool& pool_;
   Admission& admission_;
   SessionStore& sessions_;
-  Finisher& finisher_;
   RandomSource& random_;
   std::vector<std::shared_ptr<Job>> jobs_;
   int64_t next_order_ = 0;

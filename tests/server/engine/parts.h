@@ -9,7 +9,7 @@
 #include "server/engine/admission.h"
 #include "server/engine/engine.h"
 #include "server/engine/engine_loop.h"
-#include "server/engine/finisher.h"
+#include "server/engine/runner.h"
 #include "server/engine/session_store.h"
 #include "tests/server/engine/fake_model.h"
 #include "tests/test_util.h"
