@@ -59,6 +59,7 @@ class OvqLayer {
                           .head_dim = kHeadDim,
                           .value_head_dim = kHeadDim},
                 .chunk_len = static_cast<int>(scale.chunk_len),
+                .default_slot_cap = scale.slot_cap,
                 .dtype = DType::kBF16,
                 .layer = 1},
         state_(config_),
