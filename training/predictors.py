@@ -74,16 +74,18 @@ class ServedPredictor:
 
 
 class ReferencePredictor:
-    """The PyTorch reference on a model folder, in float32."""
+    """The PyTorch reference on a model folder, in float32; memory: see OvqModel.read_through."""
 
     backend = "reference"
 
-    def __init__(self, folder, ablation="none"):
+    def __init__(self, folder, ablation="none", memory=None):
         # only here: a served model is scored without torch
         import torch
         from ovq.model import load_model
         self._torch = torch
         self._model = load_model(folder, torch.float32, ablation)
+        if memory:
+            self._model.read_through(memory)
 
     def predict(self, tokens, max_centroids):
         torch = self._torch

@@ -6,6 +6,9 @@ import math
 import numpy as np
 
 MIN_LR_SHARE = 0.05  # of the peak, at the end of the cosine
+# Mixed lengths differ by multiples of this: oneDNN compiles its products anew for every shape, which
+# takes longer than to compute them, and keeps them for when a shape returns.
+LENGTH_STEP = 256
 
 
 def learning_rate(peak, progress, step, warmup_steps):
@@ -19,7 +22,8 @@ def learning_rate(peak, progress, step, warmup_steps):
 class Phase:
     """Contexts of `length` tokens until the run's share `end`; max_centroids None: the config's.
 
-    shortest: with it, every step draws its contexts' length from shortest..length.
+    shortest: with it, every step draws its contexts' length: `length` or a multiple of LENGTH_STEP
+    less, but not below shortest.
     """
     length: int
     end: float
@@ -31,7 +35,7 @@ class Phase:
         if self.shortest is None:
             return self.length
         random = np.random.default_rng((seed, step, self.length))
-        return int(random.integers(self.shortest, self.length + 1))
+        return int(random.choice(range(self.length, self.shortest - 1, -LENGTH_STEP)))
 
 
 def _parse_phase(entry, begin):

@@ -79,6 +79,9 @@ def parse_args(arguments):
         "--server-args='--compute-dtype f32 --state-dtype f32'")
     add("--backend", choices=("server", "reference"), default="server")
     add("--ablation", default="none", help="--backend reference: a dictionary rule to replace")
+    add("--memory", help="--backend reference: what full and OVQ layers read through in place of "
+        "their own: window, keydiff, closest_pair (see ovq/memories.py) or dictionary, OVQ's; of as "
+        "many rows as --centroids leaves live ones at a sequence's end. Column `ablation` has it")
     add("--task", type=json.loads, default={}, help="JSON: fields in place of task.json's")
     add("--lengths", type=listed(positive), default=LENGTHS, help="longest sequences, in tokens")
     add("--centroids", type=listed(centroid_spec), default=CENTROIDS, help="max_centroids of a "
@@ -98,6 +101,8 @@ def parse_args(arguments):
         raise ValueError("one of --address and --server is needed")
     if args.backend == "server" and args.ablation != "none":
         raise ValueError("--ablation: no server has ablations; it needs --backend reference")
+    if args.memory and (args.backend == "server" or args.ablation != "none"):
+        raise ValueError("--memory: needs --backend reference, and no --ablation beside it")
     if not args.model and not (args.address and "name" in args.task and not args.check_reference):
         raise ValueError("--model is needed, but for --address with a whole --task")
     return args
@@ -222,11 +227,11 @@ def run(args, stack):
         name = os.path.basename(os.path.abspath(args.model))
         layer_types = load_config(args.model).layer_types
     mixer = mixer_of(layer_types)
-    plan = make_plan(exam, args.lengths, args.centroids if mixer == "ovq" else [None],
-                     args.sequences)
+    bounded = mixer == "ovq" or args.memory
+    plan = make_plan(exam, args.lengths, args.centroids if bounded else [None], args.sequences)
     reference = None
     if args.check_reference or args.backend == "reference":
-        reference = ReferencePredictor(args.model, args.ablation)
+        reference = ReferencePredictor(args.model, args.ablation, args.memory)
     if args.backend == "reference":
         predictor = reference
     elif args.server:
@@ -237,7 +242,7 @@ def run(args, stack):
     progress, rows = Progress(plan), []
     for job in plan:
         rows += scorer.score(job, pool, progress)
-    common = {"model": name, "mixer": mixer, "ablation": args.ablation,
+    common = {"model": name, "mixer": mixer, "ablation": args.memory or args.ablation,
               "backend": predictor.backend, "task": label}
     write_csv(args.out, [{**common, **row} for row in rows])
     if scorer.n_agreed < _LEAST_AGREEMENT * scorer.n_checked:

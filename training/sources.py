@@ -1,7 +1,7 @@
 """What the trainer learns from, and how it measures progress: the byte corpus, or a task.
 
 A source gives batches (inputs, targets, weights), each [contexts, length], weights being each
-target's share of the loss. Its state is a few integers, so that a resumed run sees what an unbroken
+target's share of the loss; where a context is shorter, targets are NO_TARGET and weights 0. Its state is a few integers, so that a resumed run sees what an unbroken
 one would have seen.
 """
 
@@ -13,6 +13,7 @@ from ovq.measure import bits_per_byte, token_bits
 # Task sequences that progress is measured on come from this seed, training ones from pairs of
 # numbers below 2^32, which numpy joins to one number below 2^64: it must be above those.
 HELD_OUT_SEED = 1 << 64
+NO_TARGET = -100  # what PyTorch's cross entropy passes over
 
 
 class CorpusSource:
@@ -90,7 +91,11 @@ class TaskSource:
         made = self._make(length, batch, progress, random)
         self._n_batches += 1
         weights = np.where(made.scored, 1.0, self._unscored_weight).astype(np.float32)
-        return made.tokens[:, :-1], made.tokens[:, 1:], weights[:, 1:]
+        # Of one shape whatever the sequences' sizes: see LENGTH_STEP. No token sees what follows it.
+        fill = ((0, 0), (0, length - made.tokens.shape[1]))
+        return (np.pad(made.tokens[:, :-1], fill),
+                np.pad(made.tokens[:, 1:], fill, constant_values=NO_TARGET),
+                np.pad(weights[:, 1:], fill))
 
     def measure(self, model, workers):
         tokens, scored = self._sample.tokens, self._sample.scored

@@ -24,8 +24,8 @@ from ovq.config import ConfigError, config_from_dict, config_to_dict, read_json_
 from ovq.dictionary import ABLATIONS
 from ovq.model import DTYPES, OvqModel, load_model
 from plots import plot_learning_curve
-from schedule import learning_rate, parse_phases, phase_at
-from sources import CorpusSource, TaskSource
+from schedule import LENGTH_STEP, learning_rate, parse_phases, phase_at
+from sources import NO_TARGET, CorpusSource, TaskSource
 from tasks import TaskError, make_task
 
 CHECKPOINT = "checkpoint.pt"
@@ -68,8 +68,8 @@ def make_parser():
         "its operations on OMP_NUM_THREADS threads")
     add("--phases", default="512:0.37,1024:0.13,2048:0.1,4096:0.13,8192:0.1,16384:0.17",
         help="[SHORTEST-]LENGTH:SHARE[:CENTROIDS],...: context lengths and their shares of the "
-        "run, in order; with SHORTEST every step draws its length, uniformly; a phase without "
-        "CENTROIDS has the config's max_centroids")
+        "run, in order; with SHORTEST every step draws its length, LENGTH or a multiple of "
+        f"{LENGTH_STEP} less; a phase without CENTROIDS has the config's max_centroids")
     add("--variety", type=float, help="task: recall: share of a training sequence that asks; "
         "functions: draw 1 to this many for every example; default: as the task says")
     add("--widen", type=float, help="task: share of the run over which training sequences go from "
@@ -214,7 +214,7 @@ class Trainer:
     def _accumulate(self, inputs, targets, weights, max_centroids):
         """Adds the gradients of some of a step's contexts; returns their share of its loss."""
         losses = F.cross_entropy(self.model(inputs, max_centroids).flatten(0, 1),
-                                 targets.flatten(), reduction="none")
+                                 targets.flatten(), reduction="none", ignore_index=NO_TARGET)
         loss = losses.dot(weights.flatten())
         loss.backward()
         return loss.item()
@@ -244,7 +244,7 @@ class Trainer:
         self.optimizer.zero_grad()
         self.model.normalize_codebooks()
         self.step += 1
-        self.tokens += batch[0].numel()
+        self.tokens += int((batch[1] != NO_TARGET).sum())
         return bits
 
     def save(self):

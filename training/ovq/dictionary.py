@@ -81,8 +81,8 @@ def merge_chunk(rows, counts, keys_values, assignment, n_new, ablation="none"):
     return (rows * kept).scatter_add(2, index, share), counts
 
 
-def _read_chunk(q, k, v, rows, counts):
-    """One softmax over the centroids and the chunk's own keys (eq. 15)."""
+def read_chunk(q, k, v, rows, counts):
+    """One softmax over the rows and the chunk's own keys (eq. 15)."""
     group, n_tokens, head_dim = q.shape[2:]
     old_keys, old_values = rows.to(k.dtype).split((head_dim, v.shape[-1]), dim=-1)
     keys = torch.cat((old_keys, k), dim=2)
@@ -96,7 +96,7 @@ def _read_chunk(q, k, v, rows, counts):
 
 def _step_chunk(q, k, v, rows, counts, n_new, ablation):
     """A chunk attends, then updates the dictionary: (out, rows, counts)."""
-    out = _read_chunk(q, k, v, rows, counts)
+    out = read_chunk(q, k, v, rows, counts)
     keys_values = wide(torch.cat((k, v), dim=-1))
     assignment = assign_chunk(keys_values[..., :k.shape[-1]], rows[..., :k.shape[-1]], n_new,
                               ablation)
@@ -116,7 +116,7 @@ def ovq_attention(q, k, v, chunk_len, max_centroids, ablation="none", recompute_
     for chunk in zip(*(x.split(chunk_len, dim=-2) for x in (q, k, v))):
         end += chunk[1].shape[2]
         if end == n_tokens:  # an update that no later token reads is not worth its time
-            outs.append(_read_chunk(*chunk, rows, counts))
+            outs.append(read_chunk(*chunk, rows, counts))
             break
         n_new = _n_centroids(end, n_tokens, max_centroids, ablation) - rows.shape[2]
         arguments = (*chunk, rows, counts, n_new, ablation)

@@ -8,7 +8,8 @@ import torch.nn.functional as F
 
 from ovq import fused, mixers
 from ovq.config import check_max_centroids, load_config
-from ovq.dictionary import ovq_attention
+from ovq.dictionary import n_centroids_at, ovq_attention
+from ovq.memories import MEMORIES, bounded_attention
 from ovq.safetensors_io import load_safetensors
 
 DTYPES = {"float32": torch.float32, "float16": torch.float16, "bfloat16": torch.bfloat16}
@@ -52,6 +53,7 @@ class Attention(nn.Module):
         super().__init__()
         self.config, self.layer_type = config, layer_type
         self.ablation, self.recompute_chunks = ablation, recompute_chunks
+        self.memory = None  # see OvqModel.read_through
         n_heads, n_kv_heads = config.num_attention_heads, config.num_key_value_heads
         d_model, std = config.hidden_size, config.hidden_size ** -0.5
         out_std = (n_heads * config.value_head_dim * 2 * config.num_hidden_layers) ** -0.5
@@ -86,9 +88,12 @@ class Attention(nn.Module):
         return tuple(part.to(x.dtype).transpose(1, 2) for part in (q, k, v))
 
     def _mix(self, q, k, v, max_centroids):
+        if self.memory in MEMORIES:
+            max_rows = n_centroids_at(k.shape[2], max_centroids)
+            return bounded_attention(q, k, v, self.config.chunk_size, max_rows, self.memory)
         if self.layer_type == "sliding_attention":
             return mixers.sliding_attention(q, k, v, self.config.sliding_window)
-        if self.layer_type == "full_attention":
+        if self.layer_type == "full_attention" and self.memory is None:
             return mixers.full_attention(q, k, v)
         if self.layer_type == "vq_attention":
             return mixers.vq_attention(q, k, v, self.codebook)
@@ -178,6 +183,22 @@ class OvqModel(nn.Module):
         if self.config.tie_word_embeddings:
             return mixers.wide(F.linear(x, self.model.embed_tokens.weight.to(x.dtype)))
         return mixers.wide(self.lm_head(x))
+
+    def read_through(self, memory):
+        """Full and OVQ layers read through another memory from now on: a baseline, to evaluate.
+
+        memory: one of memories.py, with as many rows as max_centroids leaves live at a context's
+        end, or "dictionary", OVQ's own, which full attention was not trained with.
+        """
+        if memory not in (*MEMORIES, "dictionary"):
+            raise ValueError(f"memory: {memory!r} is not one of {', '.join(MEMORIES)}, dictionary")
+        readers = [layer.self_attn for layer in self.model.layers
+                   if layer.self_attn.layer_type in ("full_attention", "ovq_attention")]
+        if not readers:
+            raise ValueError(f"memory: {memory!r} needs full_attention or ovq_attention layers, "
+                             "but the model has none")
+        for attention in readers:
+            attention.memory = memory
 
     def _codebook_layers(self):
         return [layer for layer in self.model.layers

@@ -21,6 +21,7 @@ import scoring
 from data import BOS
 from export import export
 from ovq.config import config_from_dict, config_to_dict
+from ovq.memories import MEMORIES
 from ovq.model import OvqModel
 from predictors import PredictionError, ReferencePredictor, ServedPredictor, server_flags
 from tasks import make_task
@@ -270,6 +271,18 @@ class ScoreTest(unittest.TestCase):
                         for ablation in ("none", "linear_growth"))
         self.assertGreater(np.abs(plain.logprobs - grown.logprobs).max(), 1e-5)
 
+    def test_a_memory_bounds_full_attention_too(self):
+        self.write_model(TASK, layer_types=["sliding_attention", "full_attention"])
+        arguments = ("--lengths", "64", "--sequences", "4")
+        _, exact, _ = self.score(*arguments)
+        self.assertEqual([row["centroids"] for row in exact], [""])
+        for memory in (*MEMORIES, "dictionary"):
+            _, rows, _ = self.score(*arguments, "--centroids", "16,0.5x", "--memory", memory)
+            self.assertEqual([(row["mixer"], row["ablation"], row["centroids"]) for row in rows],
+                             [("full", memory, "16"), ("full", memory, "0.5x")])
+        with self.assertRaisesRegex(ValueError, "memory: 'windows' is not one of window, keydiff"):
+            self.score(*arguments, "--memory", "windows")
+
     def test_reference_that_disagrees_fails(self):
         reference = ReferencePredictor(self.model)
         arguments = ("--lengths", "64", "--centroids", "16", "--check-reference", "3")
@@ -299,6 +312,7 @@ class ScoreTest(unittest.TestCase):
         with self.assertRaisesRegex(ValueError, "n_symbol"):
             self.score("--lengths", "64")
         for arguments, name in ((("--ablation", "linear_growth"), "--ablation"),
+                                (("--memory", "window"), "--memory"),
                                 (("--model", ""), "--model")):
             with self.assertRaisesRegex(ValueError, name):
                 self.score(*arguments, client=FakeClient())

@@ -23,7 +23,7 @@ from ovq.config import ConfigError
 from ovq.mixers import unit_norm
 from ovq.model import load_model
 from schedule import Phase, learning_rate, parse_phases, phase_at
-from sources import CorpusSource, TaskSource, predicted_right
+from sources import NO_TARGET, CorpusSource, TaskSource, predicted_right
 from tasks import TaskError, make_task
 
 
@@ -44,11 +44,12 @@ class ScheduleTest(unittest.TestCase):
 
 
     def test_a_phase_of_mixed_lengths_draws_one_for_every_step(self):
-        phase, = parse_phases("3-5:1:64")
-        self.assertEqual(phase, Phase(5, 1.0, 64, 3))
+        phase, = parse_phases("500-1100:1:64")
+        self.assertEqual(phase, Phase(1100, 1.0, 64, 500))
         drawn = [phase.length_at(0, step) for step in range(300)]
-        self.assertEqual(set(drawn), {3, 4, 5})
-        self.assertGreater(min(map(drawn.count, (3, 4, 5))), 60)  # of 100, with a deviation of 8
+        lengths = {588, 844, 1100}
+        self.assertEqual(set(drawn), lengths)
+        self.assertGreater(min(map(drawn.count, lengths)), 60)  # of 100, with a deviation of 8
         self.assertEqual(drawn, [phase.length_at(0, step) for step in range(300)])
         self.assertNotEqual(drawn, [phase.length_at(1, step) for step in range(300)])
         self.assertEqual({Phase(5, 1.0).length_at(0, step) for step in range(9)}, {5})
@@ -90,6 +91,14 @@ class TaskSourceTest(unittest.TestCase):
         np.testing.assert_array_equal(weights, np.tile(expected, (3, 1)))
         asking = TaskSource(task, 31, 0, 0.4, None, 0.25).next(31, 1, 0)[2]
         self.assertEqual(int((asking == 1).sum()), 4)  # 12 of 31 tokens ask: two pairs
+
+    def test_batches_of_a_length_have_one_shape(self):
+        whole, filled = (TaskSource(make_task(RECALL), 31, 0).next(length, 3, 0)
+                         for length in (31, 33))
+        for one, other, fill in zip(whole, filled, (0, NO_TARGET, 0)):
+            self.assertEqual(other.shape, (3, 32))
+            np.testing.assert_array_equal(other[:, :30], one)
+            np.testing.assert_array_equal(other[:, 30:], fill)
 
     def test_numbers_widen_with_the_runs_progress(self):
         task = make_task({"name": "linear_icl", "vector_tokens": 2, "x_max": 16})

@@ -1,0 +1,114 @@
+"""The bounded memories against plain loops over one head's rows."""
+
+import math
+import unittest
+
+import torch
+
+import support
+from ovq.config import config_from_dict
+from ovq.memories import MEMORIES, bounded_attention
+from ovq.mixers import full_attention
+from ovq.model import OvqModel
+from test_mixers import random_qkv
+
+CHUNK, MAX_ROWS = 5, 8
+
+
+def naive_window(rows):
+    return rows[-MAX_ROWS:]
+
+
+def naive_keydiff(rows):
+    mean = sum(key for key, _, _ in rows) / len(rows)
+    by_likeness = sorted(range(len(rows)), key=lambda i: float(
+        torch.cosine_similarity(rows[i][0], mean, dim=0)))
+    return [rows[i] for i in sorted(by_likeness[:MAX_ROWS])]
+
+
+def naive_closest_pair(rows):
+    size = sum(float(value @ value) for _, value, _ in rows) / len(rows)
+
+    def distance(one, other):
+        key, value = one[0] - other[0], one[1] - other[1]
+        return float(key @ key) + 0.5 / size * float(value @ value)
+
+    rows = list(rows)
+    while len(rows) > MAX_ROWS:
+        _, i, j = min((distance(rows[i], rows[j]), i, j)
+                      for i in range(len(rows)) for j in range(i + 1, len(rows)))
+        (key, value, count), (other_key, other_value, other_count) = rows[i], rows.pop(j)
+        total = count + other_count
+        rows[i] = ((count * key + other_count * other_key) / total,
+                   (count * value + other_count * other_value) / total, total)
+    return rows
+
+
+NAIVE = {"window": naive_window, "keydiff": naive_keydiff, "closest_pair": naive_closest_pair}
+
+
+def naive_attention(q, k, v, shrink):
+    """One head: q, k [n_tokens, d], v [n_tokens, dv]."""
+    rows, outs = [], []
+    for t, query in enumerate(q):
+        begin = t - t % CHUNK
+        read = rows + [(k[s], v[s], 1) for s in range(begin, t + 1)]
+        scores = torch.stack([query @ key + math.log(count) for key, _, count in read])
+        outs.append(scores.softmax(0) @ torch.stack([value for _, value, _ in read]))
+        if (t + 1) % CHUNK == 0:
+            rows = shrink(rows + [(k[s], v[s], 1) for s in range(begin, t + 1)])
+    return torch.stack(outs)
+
+
+class MemoriesTest(unittest.TestCase):
+    def setUp(self):
+        torch.manual_seed(0)
+
+    def test_they_equal_loops_over_rows(self):
+        q, k, v = random_qkv(37)
+        for memory in MEMORIES:
+            out = bounded_attention(q, k, v, CHUNK, MAX_ROWS, memory)
+            for b, head, g in torch.cartesian_prod(*[torch.arange(2)] * 3).tolist():
+                expected = naive_attention(q[b, head, g], k[b, head], v[b, head], NAIVE[memory])
+                with self.subTest(memory=memory):
+                    torch.testing.assert_close(out[b, head, g], expected)
+
+    def test_up_to_their_size_they_are_full_attention(self):
+        q, k, v = random_qkv(17)
+        for memory in MEMORIES:
+            exact = full_attention(q, k, v)
+            torch.testing.assert_close(bounded_attention(q, k, v, CHUNK, 15, memory), exact)
+            less = bounded_attention(q, k, v, CHUNK, 14, memory)
+            torch.testing.assert_close(less[..., :15, :], exact[..., :15, :])
+            self.assertGreater((less - exact)[..., 15:, :].abs().max().item(), 1e-4, memory)
+
+    def test_a_model_reads_through_them(self):
+        """With room for everything they leave the logits; with little they don't, each its own."""
+        for kind in ("full_attention", "ovq_attention"):
+            raw = support.tiny_config(layer_types=["sliding_attention", kind])
+            model = OvqModel(config_from_dict(raw))
+            tokens = torch.randint(0, 258, (1, 100))
+            small = [] if kind == "full_attention" else [model(tokens, 16)]
+            for memory in (*MEMORIES, "dictionary"):
+                model.read_through(memory)
+                small.append(model(tokens, 16).detach())
+            for i, logits in enumerate(small):
+                for other in small[:i]:
+                    same = kind == "ovq_attention" and i == len(small) - 1 and other is small[0]
+                    self.assertEqual(torch.equal(logits, other), same)
+            exact = OvqModel(config_from_dict({**raw, "layer_types": [
+                "sliding_attention", "full_attention"]}))
+            exact.load_state_dict(model.state_dict())
+            model.read_through("keydiff")
+            # 96 tokens stand before the last chunk; 100 * 2500 // 2600 is 96
+            torch.testing.assert_close(model(tokens, 2500), exact(tokens))
+
+    def test_what_cannot_be_is_named(self):
+        model = OvqModel(config_from_dict(support.tiny_config(
+            layer_types=["sliding_attention", "vq_attention"], vq={"codebook_size": 4})))
+        with self.assertRaisesRegex(ValueError, "'window' needs full_attention or ovq_attention"):
+            model.read_through("window")
+
+
+if __name__ == "__main__":
+    unittest.main()
