@@ -31,7 +31,7 @@ def library():
             for arguments in ((*_COMPILE, _SOURCE, "-o", made), ("-shared", made, "-o", linked)):
                 subprocess.run((compiler, *arguments), check=True)
         except (OSError, subprocess.CalledProcessError) as error:
-            print(f"{error}: training without fused.cc, several times slower", file=sys.stderr)
+            print(f"{error}: training without fused.cc, more slowly", file=sys.stderr)
             return None
         return ctypes.CDLL(linked)
 
