@@ -5,7 +5,7 @@
 #include <cstdint>
 #include <map>
 #include <memory>
-#include <random>
+#include <ostream>
 #include <string>
 #include <utility>
 #include <vector>
@@ -30,6 +30,8 @@ struct MixerCase {
   DType compute_dtype = DType::kF32;
   Device device = Device::kCpu;
 };
+
+inline void PrintTo(const MixerCase& c, std::ostream* out) { *out << c.type << " " << c.name; }
 
 // The cases of the contract test: a mixer's file of cases adds them by defining one of these.
 class MixerCases {
