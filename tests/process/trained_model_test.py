@@ -91,10 +91,14 @@ class TrainedModels(unittest.TestCase):
         self.assertEqual(self.column("ovq", "live_centroids"), [25, 38, 30, 153])
 
     def test_training_taught_the_models(self):
-        for mixer in ("ovq", "full", "vq"):
-            losses = [float(row["train_bits_per_token"])
-                      for row in self.rows(os.path.join(mixer, "curve.csv"))]
-            self.assertLess(losses[-1], losses[0] - 0.1, mixer)
+        losses = {mixer: [float(row["train_bits_per_token"])
+                          for row in self.rows(os.path.join(mixer, "curve.csv"))]
+                  for mixer in ("ovq", "full", "vq")}
+        for mixer, curve in losses.items():
+            self.assertLess(curve[-1], curve[0], mixer)
+            # vq goes on from the trained full model: its own curve has little left to fall, and
+            # the last bits of a sum decide by how much. All are held against an untrained model.
+            self.assertLess(curve[-1], losses["full"][0] - 0.4, mixer)
 
     def test_memory_is_bounded_but_for_full_attention(self):
         fixed_short, _, fixed_long, ratio_long = self.column("ovq", "state_bytes")
