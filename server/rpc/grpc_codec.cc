@@ -106,7 +106,7 @@ absl::Status CheckUnknown(grpc::ByteBuffer& bytes, const Message& message) {
 // The field of google.rpc.Status that standard clients look for details in; "" without any.
 std::string Details(const absl::Status& status) {
   const ErrorFacts facts = FactsOf(status);
-  if (facts == ErrorFacts{}) return "";
+  if (facts.empty()) return "";
   v1::ErrorInfo info;
   info.set_field(facts.field);
   if (facts.reason) info.set_reason(RejectReasonName(*facts.reason));
