@@ -34,6 +34,7 @@ struct ErrorFacts {
   std::optional<size_t> bytes_needed = {}, bytes_free = {};
   std::optional<absl::Duration> retry_after = {};  // time alone ends the refusal, after this much
 
+  bool operator==(const ErrorFacts&) const = default;
   bool empty() const {
     return field.empty() && !reason && !bytes_needed && !bytes_free && !retry_after;
   }

@@ -184,7 +184,7 @@ TEST(ErrorFacts, TheLogHasNothingThatTheCallerSent) {
 
 TEST(ErrorFacts, AddUp) {
   absl::Status status = absl::ResourceExhaustedError("no room");
-  EXPECT_EQ(FactsOf(status), ErrorFacts());
+  EXPECT_TRUE(FactsOf(status).empty());
   status = WithFacts(status, {.bytes_needed = 7, .bytes_free = 0});
   status = WithFacts(
       status, {.reason = RejectReason::kTenantBytes, .retry_after = absl::Milliseconds(1500)});
