@@ -22,7 +22,7 @@ _COMPILE = ("-std=c++17", "-O3", "-march=native", "-ffast-math", "-fPIC", "-c")
 
 
 @functools.lru_cache(maxsize=None)
-def library():
+def compiled():
     """fused.cc as a library, compiled for this machine; None without a compiler."""
     compiler = os.environ.get("CXX", "c++")
     with tempfile.TemporaryDirectory() as folder:
@@ -38,7 +38,7 @@ def library():
 
 def usable(x, dtype):
     """Whether the Functions do the steps from or to matrix products in dtype on x's device."""
-    return dtype == torch.bfloat16 and x.device.type == "cpu" and library() is not None
+    return dtype == torch.bfloat16 and x.device.type == "cpu" and compiled() is not None
 
 
 def _call(name, dtype, *arguments):
@@ -53,7 +53,7 @@ def _call(name, dtype, *arguments):
         elif isinstance(argument, float):
             argument = ctypes.c_double(argument)
         converted.append(argument)
-    getattr(library(), f"{name}_{suffix}")(*converted)
+    getattr(compiled(), f"{name}_{suffix}")(*converted)
 
 
 class RmsNorm(Function):

@@ -35,7 +35,7 @@ def plain_heads(qkv, beta, rope):
     return tuple(part.transpose(1, 2) for part in (q, k, v))
 
 
-@unittest.skipUnless(fused.library(), "needs a C++ compiler")
+@unittest.skipUnless(fused.compiled(), "needs a C++ compiler")
 class FusedTest(unittest.TestCase):
     def setUp(self):
         torch.manual_seed(0)
@@ -113,12 +113,12 @@ class FusedTest(unittest.TestCase):
 
 class CompilerTest(unittest.TestCase):
     def test_without_a_compiler_plain_operations_do(self):
-        fused.library.cache_clear()
-        self.addCleanup(fused.library.cache_clear)
+        fused.compiled.cache_clear()
+        self.addCleanup(fused.compiled.cache_clear)
         shown = mock.Mock()
         with mock.patch.dict(os.environ, {"CXX": "no-such-compiler"}), \
                 mock.patch.object(fused.sys, "stderr", shown):
-            self.assertIsNone(fused.library())
+            self.assertIsNone(fused.compiled())
             self.assertFalse(fused.usable(torch.zeros(1), torch.bfloat16))
         self.assertIn("no-such-compiler", "".join(call.args[0] for call in
                                                    shown.write.call_args_list))
