@@ -1,38 +1,90 @@
 #include "clients/load/experiment.h"
 
-#include <sys/resource.h>
-
 #include <algorithm>
+#include <cstdio>
+#include <ctime>
 #include <string>
 #include <utility>
 
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_format.h"
+#include "clients/load/progress.h"
 
 namespace ovq::load {
 namespace {
 
-constexpr int64_t kDefaultRequests = 1000;
-constexpr absl::Duration kDefaultDuration = absl::Seconds(60);
 constexpr int64_t kMaxWarmupUsers = 8;  // of an open loop
 // Conversations of a part (a level, the warm-up) have indices, and so prompts, of their own.
 constexpr int64_t kPartStride = int64_t{1} << 24;
 constexpr int64_t kWarmupPart = 127;  // there are at most 100 levels
 
-double CpuSeconds() {
-  rusage usage{};
-  getrusage(RUSAGE_SELF, &usage);
-  const auto seconds = [](const timeval& time) {
-    return static_cast<double>(time.tv_sec) + 1e-6 * static_cast<double>(time.tv_usec);
-  };
-  return seconds(usage.ru_utime) + seconds(usage.ru_stime);
+double CpuSeconds() { return static_cast<double>(std::clock()) / CLOCKS_PER_SEC; }
+
+RunPlan PlanOf(const Options& options, double load) {
+  RunPlan plan = options.plan;
+  plan.kind = !options.trace.empty() ? RunPlan::Kind::kTrace
+              : options.rate         ? RunPlan::Kind::kRate
+                                     : RunPlan::Kind::kClosed;
+  plan.arrivals.rate = load;
+  plan.arrivals.seed = options.work.seed;
+  if (!options.open_loop()) plan.users = static_cast<int64_t>(load);
+  plan.max_in_flight = options.most_in_flight();
+  const std::vector<TraceEntry>& trace = options.work.trace;
+  const double last_s = trace.empty() ? 0 : trace.back().at_s / options.work.trace_speed;
+  plan.duration = options.duration.value_or(plan.duration + absl::Seconds(last_s));
+  return plan;
 }
+
+// What all runs of an experiment have in common.
+struct Experiment {
+  const Options& options;
+  const PromptMaker& prompts;
+  const Calls& calls;
+  const std::atomic<int>& interrupts;
+
+  RunResult Run(const std::string& name, const RunPlan& plan, WorkloadOptions work,
+                int64_t part) const {
+    work.first_index = part * kPartStride;
+    Workload workload(std::move(work));
+    ProgressPrinter progress(name, options.output.quiet);
+    return Runner(plan, workload, prompts, calls, interrupts,
+                  [&](const Progress& now) { progress.Update(now); })
+        .Run();
+  }
+
+  void WarmUp() const {
+    RunPlan plan = PlanOf(options, 1);
+    plan.kind = RunPlan::Kind::kClosed;
+    plan.arrivals.ramp = plan.think_time = absl::ZeroDuration();
+    plan.users =
+        options.open_loop() ? std::min(kMaxWarmupUsers, options.most_in_flight()) : options.users();
+    WorkloadOptions work = options.work;
+    work.max_requests = options.warmup;
+    for (TraceEntry& entry : work.trace) {  // its lengths, at once
+      entry.at_s = 0;
+      entry.session.clear();
+    }
+    Run("warm-up", plan, std::move(work), kWarmupPart);
+  }
+
+  Level RunLevel(const std::string& name, double load, int64_t part) const {
+    Level level;
+    level.load = load;
+    const double cpu_begin = CpuSeconds();
+    const Clock::time_point begin = Clock::now();
+    level.run = Run(name, PlanOf(options, load), options.work, part);
+    const double wall = SecondsBetween(begin, Clock::now());
+    level.client_cpu = wall > 0 ? (CpuSeconds() - cpu_begin) / wall : 0;
+    level.report = MakeReport(level.run, options.goodput);
+    return level;
+  }
+};
 
 }  // namespace
 
-absl::Status CheckPromptLengths(const Options& options, const std::vector<TraceEntry>& trace,
-                                uint64_t max_prompt_tokens) {
-  int64_t longest = trace.empty() ? options.input_length.max() : 0;
+absl::Status CheckPromptLengths(const Options& options, uint64_t max_prompt_tokens) {
+  const std::vector<TraceEntry>& trace = options.work.trace;
+  int64_t longest = trace.empty() ? options.work.input.max() : 0;
   for (const TraceEntry& entry : trace) longest = std::max(longest, entry.input_tokens);
   if (max_prompt_tokens == 0 || static_cast<uint64_t>(longest) <= max_prompt_tokens) {
     return absl::OkStatus();
@@ -43,126 +95,32 @@ absl::Status CheckPromptLengths(const Options& options, const std::vector<TraceE
                    " tokens (what the server takes), got up to ", longest));
 }
 
-Experiment::Experiment(const ExperimentSetup& setup, ProgressPrinter& progress)
-    : setup_(setup), options_(setup.options), progress_(progress) {}
-
-std::vector<Level> Experiment::Run(const std::function<void(const Level&)>& on_level) {
-  WarmUp();
-  const double first = options_.rate            ? *options_.rate
-                       : options_.trace.empty() ? static_cast<double>(options_.users())
-                                                : 0;
-  std::vector<Level> levels;
-  if (!options_.sweep.on) {
-    levels.push_back(RunLevel(first, 0, "load"));
-    return levels;
+void RunExperiment(const PromptMaker& prompts, const Calls& calls,
+                   const std::atomic<int>& interrupts, Result& result) {
+  const Options& options = result.options;
+  const Experiment experiment{options, prompts, calls, interrupts};
+  if (options.warmup > 0) experiment.WarmUp();
+  const double first = options.rate.value_or(static_cast<double>(options.users()));
+  if (!options.sweep.on) {
+    result.levels.push_back(experiment.RunLevel("load", options.trace.empty() ? first : 0, 0));
+    return;
   }
-  Sweep sweep(options_.sweep, first, /*whole=*/!options_.rate.has_value());
-  while (levels.empty() || levels.back().verdict == Sweep::Verdict::kGoOn) {
+  // The table grows on stderr; stdout gets it once, whole.
+  const auto tell = [&](const std::string& line) {
+    if (!options.output.quiet) std::fputs(line.c_str(), stderr);
+  };
+  Sweep sweep(options.sweep, first, /*whole=*/!options.rate.has_value());
+  do {
     const double load = sweep.load();
-    Level level = RunLevel(load, static_cast<int64_t>(levels.size()),
-                           absl::StrFormat(options_.rate ? "%g requests/s" : "%g users", load));
+    const std::string name = absl::StrFormat(options.rate ? "%g requests/s" : "%g users", load);
+    const auto part = static_cast<int64_t>(result.levels.size());
+    Level& level = result.levels.emplace_back(experiment.RunLevel(name, load, part));
     // A run that was cut short says nothing about saturation.
-    const bool whole = !level.run.interrupted;
-    if (whole) level.verdict = sweep.Add(level.report);
-    on_level(levels.emplace_back(std::move(level)));
-    if (!whole || interrupted()) break;
-  }
-  best_ = sweep.best();
-  return levels;
-}
-
-RunPlan Experiment::PlanOf(double load) const {
-  RunPlan plan;
-  plan.kind = !options_.trace.empty() ? RunPlan::Kind::kTrace
-              : options_.rate         ? RunPlan::Kind::kRate
-                                      : RunPlan::Kind::kClosed;
-  plan.arrivals = {.kind = options_.arrivals,
-                   .rate = load,
-                   .burstiness = options_.burstiness,
-                   .ramp_s = absl::ToDoubleSeconds(options_.ramp_up),
-                   .seed = options_.seed};
-  if (plan.kind == RunPlan::Kind::kClosed) plan.users = static_cast<int64_t>(load);
-  plan.max_in_flight = options_.most_in_flight();
-  plan.think_s = absl::ToDoubleSeconds(options_.think_time);
-  plan.duration_s = absl::ToDoubleSeconds(options_.duration.value_or(kDefaultDuration));
-  if (!options_.duration && !setup_.trace.empty()) {
-    plan.duration_s += setup_.trace.back().at_s / options_.trace_speed;
-  }
-  plan.grace_s = absl::ToDoubleSeconds(options_.grace);
-  plan.seed = options_.seed;
-  return plan;
-}
-
-WorkloadOptions Experiment::WorkOf(int64_t part) const {
-  const auto all = static_cast<int64_t>(setup_.trace.size());
-  return {.input = options_.input_length,
-          .output = options_.output_length,
-          .turns = options_.turns,
-          .seed = options_.seed,
-          .max_requests = options_.requests.value_or(all > 0 ? all : kDefaultRequests),
-          .first_index = part * kPartStride,
-          .trace = setup_.trace,
-          .trace_speed = options_.trace_speed};
-}
-
-void Experiment::WarmUp() {
-  if (options_.warmup == 0) return;
-  progress_.Begin("warm-up");
-  RunPlan plan = PlanOf(1);
-  plan.kind = RunPlan::Kind::kClosed;
-  plan.arrivals.ramp_s = 0;
-  plan.think_s = 0;
-  plan.users = options_.open_loop() ? std::min(kMaxWarmupUsers, options_.most_in_flight())
-                                    : options_.users();
-  WorkloadOptions work = WorkOf(kWarmupPart);
-  work.max_requests = options_.warmup;
-  for (TraceEntry& entry : work.trace) {  // its lengths, at once
-    entry.at_s = 0;
-    entry.session.clear();
-  }
-  RunPart(plan, std::move(work));
-  progress_.End();
-}
-
-Level Experiment::RunLevel(double load, int64_t part, const std::string& name) {
-  progress_.Begin(name);
-  Level level;
-  level.load = load;
-  const double cpu_begin = CpuSeconds();
-  const Clock::time_point begin = Clock::now();
-  level.run = RunPart(PlanOf(load), WorkOf(part));
-  const double wall = SecondsBetween(begin, Clock::now());
-  level.client_cpu = wall > 0 ? (CpuSeconds() - cpu_begin) / wall : 0;
-  level.report = MakeReport(level.run.records, options_.goodput);
-  progress_.End();
-  return level;
-}
-
-RunResult Experiment::RunPart(const RunPlan& plan, WorkloadOptions work) {
-  Workload workload(std::move(work));
-  Runner runner(plan, workload, setup_.prompts, setup_.calls, [this](const Progress& progress) {
-    progress_.Update(progress, setup_.tokens_received());
-  });
-  {
-    const std::lock_guard lock(mutex_);
-    runner_ = &runner;
-    for (int i = 0; i < interrupts_; ++i) runner.Interrupt();
-  }
-  RunResult result = runner.Run();
-  const std::lock_guard lock(mutex_);
-  runner_ = nullptr;
-  return result;
-}
-
-void Experiment::Interrupt() {
-  const std::lock_guard lock(mutex_);
-  ++interrupts_;
-  if (runner_ != nullptr) runner_->Interrupt();
-}
-
-bool Experiment::interrupted() {
-  const std::lock_guard lock(mutex_);
-  return interrupts_ > 0;
+    if (!level.run.interrupted) level.verdict = sweep.Add(level.report);
+    if (part == 0) tell(SweepHeader(options));
+    tell(SweepLine(level));
+  } while (result.levels.back().verdict.empty() && interrupts == 0);
+  result.best = sweep.best();
 }
 
 }  // namespace ovq::load

@@ -32,16 +32,16 @@ void AddArrivals(Flags& flags, Options& o) {
             "1; with --rate or --trace 4096");
   flags.Add("rate", "R", Number(o.rate, 0.001, 1e6),
             "open loop: requests a second (with --turns: conversations)");
-  flags.Add("arrivals", "KIND", Choice(o.arrivals, kArrivalKinds), "of --rate");
-  flags.Add("burstiness", "B", Number(o.burstiness, 0.01, 1000),
+  flags.Add("arrivals", "KIND", Choice(o.plan.arrivals.kind, kArrivalKinds), "of --rate");
+  flags.Add("burstiness", "B", Number(o.plan.arrivals.burstiness, 0.01, 1000),
             "of --arrivals gamma: the shape of the gaps; 1 is poisson, less is burstier, more is\n"
             "more even");
-  flags.Add("ramp-up", "DURATION", Duration(o.ramp_up, absl::ZeroDuration(), kDay),
+  flags.Add("ramp-up", "DURATION", Duration(o.plan.arrivals.ramp, absl::ZeroDuration(), kDay),
             "users or rate grow linearly to their full number in this time");
   flags.Add("trace", "FILE", Text(o.trace, "a file"),
             "open loop: one JSON object a line with timestamp_s (seconds) or timestamp\n"
             "(milliseconds), input_length, output_length and perhaps session");
-  flags.Add("trace-speed", "X", Number(o.trace_speed, 0.001, 1000),
+  flags.Add("trace-speed", "X", Number(o.work.trace_speed, 0.001, 1000),
             "play the trace so many times as fast");
   flags.AddSwitch(
       "sweep", [&o] { o.sweep.on = true; },
@@ -60,13 +60,13 @@ void AddArrivals(Flags& flags, Options& o) {
 
 void AddWork(Flags& flags, Options& o) {
   flags.Heading("Work");
-  flags.Add("input-length", "LENGTH", Lengths(o.input_length, kMaxInputTokens, "128"),
+  flags.Add("input-length", "LENGTH", Lengths(o.work.input, kMaxInputTokens, "128"),
             "tokens of a prompt (of a turn's); LENGTH above");
-  flags.Add("output-length", "LENGTH", Lengths(o.output_length, kMaxOutputTokens, "64"),
+  flags.Add("output-length", "LENGTH", Lengths(o.work.output, kMaxOutputTokens, "64"),
             "tokens of an answer, exactly; LENGTH above");
-  flags.Add("turns", "N", Number(o.turns, 1, 100'000),
+  flags.Add("turns", "N", Number(o.work.turns, 1, 100'000),
             "more than 1: sessions of so many turns each");
-  flags.Add("think-time", "DURATION", Duration(o.think_time, absl::ZeroDuration(), kDay),
+  flags.Add("think-time", "DURATION", Duration(o.plan.think_time, absl::ZeroDuration(), kDay),
             "from the end of an answer to the session's next turn");
   flags.Add("prompt-file", "FILE", Text(o.prompt_file, "a file"),
             "prompts are slices of this text (UTF-8, at most 16 MiB, tokenized once before the\n"
@@ -75,13 +75,13 @@ void AddWork(Flags& flags, Options& o) {
   flags.Add("max-centroids", "N", Number(o.max_centroids, 2, 0xffffffffu),
             "dictionary cap of every session", "the model's");
   flags.Add("temperature", "T", Number(o.temperature, 0, 100), "0 is greedy", "the server's, 1");
-  flags.Add("seed", "N", Number(o.seed, 0, ~uint64_t{0}),
+  flags.Add("seed", "N", Number(o.work.seed, 0, ~uint64_t{0}),
             "of arrivals, lengths, prompts and sampling");
 }
 
 void AddBounds(Flags& flags, Options& o) {
   flags.Heading("Bounds");
-  flags.Add("requests", "N", Number(o.requests, 1, 10'000'000), "most requests",
+  flags.Add("requests", "N", Number(o.work.max_requests, 1, 10'000'000), "most requests",
             "1000, of a trace all its lines");
   flags.Add("duration", "DURATION", Duration(o.duration, absl::Milliseconds(1), 30 * kDay),
             "no request starts after this", "60s, of a trace a minute after its end");
@@ -89,7 +89,7 @@ void AddBounds(Flags& flags, Options& o) {
             "requests before the run that do not count");
   flags.Add("timeout", "DURATION", Duration(o.timeout, absl::Milliseconds(1), kDay),
             "deadline of every call");
-  flags.Add("grace", "DURATION", Duration(o.grace, absl::ZeroDuration(), kDay),
+  flags.Add("grace", "DURATION", Duration(o.plan.grace, absl::ZeroDuration(), kDay),
             "requests that run at the end get so long to finish, then they are cancelled; 2s at\n"
             "most after Ctrl-C");
 }
@@ -134,7 +134,7 @@ absl::Status CheckTogether(const Options& o, const Flags& flags) {
   for (const char* name : {"arrivals", "burstiness"}) {
     if (has(name) && !o.rate) return wrong(absl::StrCat("--", name, " needs --rate"));
   }
-  if (has("burstiness") && o.arrivals != ArrivalKind::kGamma) {
+  if (has("burstiness") && o.plan.arrivals.kind != ArrivalKind::kGamma) {
     return wrong("--burstiness needs --arrivals gamma");
   }
   if (has("trace-speed") && o.trace.empty()) return wrong("--trace-speed needs --trace");
@@ -147,7 +147,7 @@ absl::Status CheckTogether(const Options& o, const Flags& flags) {
     if (has(name) && !o.sweep.on) return wrong(absl::StrCat("--", name, " needs --sweep"));
   }
   if (has("sweep-good") && !o.goodput) return wrong("--sweep-good needs --goodput");
-  if (has("think-time") && o.turns == 1) return wrong("--think-time needs --turns above 1");
+  if (has("think-time") && o.work.turns == 1) return wrong("--think-time needs --turns above 1");
   if (o.output.detailed && o.output.json.empty()) return wrong("--detailed needs --output-json");
   return absl::OkStatus();
 }

@@ -10,19 +10,12 @@
 #include "absl/status/statusor.h"
 #include "absl/time/time.h"
 #include "clients/common/connect_options.h"
-#include "clients/load/arrivals.h"
-#include "clients/load/lengths.h"
+#include "clients/load/runner.h"
 #include "clients/load/stats.h"
+#include "clients/load/sweep.h"
+#include "clients/load/workload.h"
 
 namespace ovq::load {
-
-struct SweepOptions {
-  bool on = false;
-  int max_levels = 10;
-  double factor = 2;       // of one level's load to the next
-  double min_gain = 0.05;  // a level that adds less throughput than this share has saturated
-  double min_good = 0.99;  // share of good requests that a level must keep, with --goodput
-};
 
 struct OutputOptions {
   std::string json, csv, html;  // files; empty: none
@@ -34,32 +27,20 @@ struct Options {
   ConnectOptions connect;
   int connections = 1;
 
-  // Arrivals. Closed loop without a rate or a trace.
+  // Closed loop without a rate or a trace.
   std::optional<int64_t> concurrency;  // closed loop: users, default 1; else: most in flight
   std::optional<double> rate;
-  ArrivalKind arrivals = ArrivalKind::kPoisson;
-  double burstiness = 1;
-  absl::Duration ramp_up = absl::ZeroDuration();
-  std::string trace;
-  double trace_speed = 1;
+  std::string trace;  // a file
+  RunPlan plan;       // without what follows from other options and from a sweep
+  std::optional<absl::Duration> duration;  // default 60 s; of a trace, its last time and a minute
   SweepOptions sweep;
+  int64_t warmup = 0;
 
-  // Work.
-  LengthDistribution input_length = LengthDistribution::Fixed(128);
-  LengthDistribution output_length = LengthDistribution::Fixed(64);
-  int64_t turns = 1;
-  absl::Duration think_time = absl::ZeroDuration();
+  WorkloadOptions work;  // the trace is read later
   std::string prompt_file;
   std::optional<uint32_t> max_centroids;
   std::optional<float> temperature;
-  uint64_t seed = 1;
-
-  // Bounds.
-  std::optional<int64_t> requests;         // default 1000; of a trace, all
-  std::optional<absl::Duration> duration;  // default 60 s; of a trace, its last time and a minute
-  int64_t warmup = 0;
   absl::Duration timeout = absl::Minutes(10);
-  absl::Duration grace = absl::Seconds(30);
 
   std::optional<Goodput> goodput;
   OutputOptions output;

@@ -1,8 +1,9 @@
-// What is known of one Generate call once it has ended.
+// What is known of the calls of a run once they have ended.
 #pragma once
 
 #include <chrono>
 #include <cstdint>
+#include <string>
 #include <vector>
 
 #include "absl/status/status.h"
@@ -10,6 +11,10 @@
 namespace ovq::load {
 
 using Clock = std::chrono::steady_clock;
+
+inline double SecondsBetween(Clock::time_point from, Clock::time_point to) {
+  return std::chrono::duration<double>(to - from).count();
+}
 
 // One message with tokens.
 struct Arrival {
@@ -20,20 +25,19 @@ struct Arrival {
 // The server's own figures, from the message that ends an answer.
 struct ServerUsage {
   int64_t prompt_tokens = 0;
-  int64_t cached_tokens = 0;
   int64_t generated_tokens = 0;
   int64_t state_bytes = 0;
   int64_t position = 0;
   double queue_s = 0, prefill_s = 0, decode_s = 0;
 };
 
-// As the connection saw the call.
+// A Generate call as the connection saw it.
 struct Outcome {
   absl::Status status;
   Clock::time_point sent;   // the call was started
   Clock::time_point ended;  // its status came
-  std::vector<Arrival> arrivals;
-  ServerUsage usage;  // zeros if the call failed
+  std::vector<Arrival> arrivals = {};
+  ServerUsage usage = {};  // zeros if the call failed
 
   int64_t tokens() const {
     int64_t sum = 0;
@@ -45,8 +49,7 @@ struct Outcome {
 struct Record {
   int64_t conversation = 0;
   int64_t turn = 0;
-  int64_t input_tokens = 0;   // asked for
-  int64_t output_tokens = 0;  // asked for
+  int64_t input_tokens = 0;  // asked for; what was absorbed is in the usage
   // Latencies count from here: when the schedule wanted the request sent (open loop), or when it
   // was (closed loop).
   Clock::time_point start;
@@ -58,8 +61,22 @@ struct Record {
   bool failed() const { return !outcome.status.ok() && !cut_off; }
 };
 
-inline double SecondsBetween(Clock::time_point from, Clock::time_point to) {
-  return std::chrono::duration<double>(to - from).count();
-}
+struct ErrorCount {
+  int64_t count = 0;
+  std::string first_message = {};
+
+  void Add(const std::string& message) {
+    if (count++ == 0) first_message = message;
+  }
+};
+
+struct RunResult {
+  std::vector<Record> records = {};    // in the order of their ends
+  int64_t unsent = 0;                  // were due before the end of the run, yet never sent
+  int64_t abandoned = 0;               // later turns of conversations that failed
+  std::vector<double> create_ms = {};  // of every CreateSession that succeeded
+  ErrorCount delete_errors = {};       // of DeleteSession
+  bool interrupted = false;
+};
 
 }  // namespace ovq::load

@@ -3,6 +3,7 @@
 
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_format.h"
+#include "absl/strings/str_join.h"
 #include "absl/strings/str_replace.h"
 #include "absl/strings/string_view.h"
 #include "clients/load/report.h"
@@ -20,32 +21,34 @@ std::string Quoted(absl::string_view text) {
   return absl::StrCat("\"", absl::StrReplaceAll(text, {{"\"", "\"\""}, {"\n", " "}}), "\"");
 }
 
-std::string Milliseconds(bool known, double value) {
-  return known ? absl::StrFormat("%.4f", value) : "";
-}
+std::string Seconds(double value) { return absl::StrFormat("%.6f", value); }
+std::string Milliseconds(double value) { return absl::StrFormat("%.4f", value); }
 
 std::string Row(const Record& record, double load, Clock::time_point begin) {
   const Outcome& outcome = record.outcome;
   const ServerUsage& usage = outcome.usage;
   const Latencies latencies = LatenciesOf(record);
   const auto& gaps = latencies.inter_token;
-  const std::string code =
-      record.cut_off ? "CUT_OFF" : absl::StatusCodeToString(outcome.status.code());
-  std::string row =
-      absl::StrFormat("%g,%d,%d,%.6f,%.6f", load, record.conversation, record.turn,
-                      SecondsBetween(begin, record.start), SecondsBetween(begin, outcome.sent));
-  absl::StrAppend(
-      &row, ",", Milliseconds(!outcome.arrivals.empty(), latencies.ttft), ",",
-      Milliseconds(latencies.tpot.has_value(), latencies.tpot.value_or(0)), ",",
-      Milliseconds(!gaps.empty(), gaps.empty() ? 0 : *std::max_element(gaps.begin(), gaps.end())),
-      ",", Milliseconds(true, latencies.e2e));
-  absl::StrAppend(&row, ",", record.completed() ? usage.prompt_tokens : record.input_tokens, ",",
-                  outcome.tokens(), ",", outcome.arrivals.size(), ",", usage.position, ",",
-                  usage.state_bytes);
-  absl::StrAppendFormat(&row, ",%.4f,%.4f,%.4f", usage.queue_s * 1e3, usage.prefill_s * 1e3,
-                        usage.decode_s * 1e3);
-  absl::StrAppend(&row, ",", code, ",", Quoted(outcome.status.message()), "\n");
-  return row;
+  const Cells cells = {absl::StrFormat("%g", load),
+                       absl::StrCat(record.conversation),
+                       absl::StrCat(record.turn),
+                       Seconds(SecondsBetween(begin, record.start)),
+                       Seconds(SecondsBetween(begin, outcome.sent)),
+                       outcome.arrivals.empty() ? "" : Milliseconds(latencies.ttft),
+                       latencies.tpot ? Milliseconds(*latencies.tpot) : "",
+                       gaps.empty() ? "" : Milliseconds(*std::ranges::max_element(gaps)),
+                       Milliseconds(latencies.e2e),
+                       absl::StrCat(record.completed() ? usage.prompt_tokens : record.input_tokens),
+                       absl::StrCat(outcome.tokens()),
+                       absl::StrCat(outcome.arrivals.size()),
+                       absl::StrCat(usage.position),
+                       absl::StrCat(usage.state_bytes),
+                       Milliseconds(usage.queue_s * 1e3),
+                       Milliseconds(usage.prefill_s * 1e3),
+                       Milliseconds(usage.decode_s * 1e3),
+                       record.cut_off ? "CUT_OFF" : absl::StatusCodeToString(outcome.status.code()),
+                       Quoted(outcome.status.message())};
+  return absl::StrJoin(cells, ",") + "\n";
 }
 
 }  // namespace

@@ -6,7 +6,6 @@
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_format.h"
 #include "clients/load/report.h"
-#include "clients/load/report_rows.h"
 #include "clients/load/svg_plot.h"
 
 namespace ovq::load {
@@ -42,31 +41,12 @@ svg line.s3, svg polyline.s3 { stroke: var(--c3); } svg circle.s3 { fill: var(--
 </style>
 )";
 
-// The samples of every figure over the completed requests, sorted.
-struct Sorted {
-  std::vector<double> ttft, inter_token, tpot, e2e;
-
-  explicit Sorted(std::span<const Record> records) {
-    for (const Record& record : records) {
-      if (!record.completed()) continue;
-      const Latencies latencies = LatenciesOf(record);
-      ttft.push_back(latencies.ttft);
-      e2e.push_back(latencies.e2e);
-      if (latencies.tpot) tpot.push_back(*latencies.tpot);
-      inter_token.insert(inter_token.end(), latencies.inter_token.begin(),
-                         latencies.inter_token.end());
-    }
-    for (std::vector<double>* samples : {&ttft, &inter_token, &tpot, &e2e}) {
-      std::sort(samples->begin(), samples->end());
-    }
-  }
-};
-
-std::string DistributionPlot(const char* title, std::span<const double> sorted) {
+std::string DistributionPlot(const char* title, const Summary& figure) {
   Plot plot{.title = title, .x_label = "milliseconds", .y_label = "% of samples at or below"};
+  const std::vector<double>& sorted = figure.samples;
   if (!sorted.empty()) {
     // A long tail would press everything else against the axis.
-    plot.log_x = sorted.front() > 0 && sorted.back() > 20 * Percentile(sorted, 50);
+    plot.log_x = sorted.front() > 0 && sorted.back() > 20 * figure.p50;
     PlotSeries& curve = plot.series.emplace_back();
     const size_t n = std::min(kCurvePoints, std::max<size_t>(sorted.size(), 2));
     for (size_t i = 0; i < n; ++i) {
@@ -85,98 +65,69 @@ std::string TimelinePlots(std::span<const Record> records) {
     requests.points.emplace_back(middle, static_cast<double>(bin.completed) / bin.width_s);
     in_flight.points.emplace_back(middle, bin.in_flight);
   }
-  const char* x = "seconds since the start";
-  return absl::StrCat(
-      SvgOf(
-          {.title = "Output throughput", .x_label = x, .y_label = "tokens/s", .series = {tokens}}),
-      SvgOf({.title = "Completed requests",
-             .x_label = x,
-             .y_label = "requests/s",
-             .series = {requests}}),
-      SvgOf({.title = "Requests in flight",
-             .x_label = x,
-             .y_label = "requests",
-             .series = {in_flight}}));
+  const auto plot = [](const char* title, const char* y, const PlotSeries& series) {
+    return SvgOf(
+        {.title = title, .x_label = "seconds since the start", .y_label = y, .series = {series}});
+  };
+  return absl::StrCat(plot("Output throughput", "tokens/s", tokens),
+                      plot("Completed requests", "requests/s", requests),
+                      plot("Requests in flight", "requests", in_flight));
 }
 
 std::string SweepPlots(const Result& result) {
-  std::vector<double> loads;
-  PlotSeries throughput, ttft50{.name = "p50", .points = {}}, ttft99{.name = "p99", .points = {}};
+  Plot plot{.x_label = result.options.rate ? "requests/s asked for" : "users",
+            .log_x = true,
+            .markers = true};
+  PlotSeries throughput, ttft50{.name = "p50"}, ttft99{.name = "p99"};
   PlotSeries gap50 = ttft50, gap99 = ttft99;
   for (const Level& level : result.levels) {
     const Report& r = level.report;
     if (r.completed == 0) continue;
-    loads.push_back(level.load);
+    plot.x_ticks.push_back(level.load);
     throughput.points.emplace_back(level.load, r.output_throughput);
     ttft50.points.emplace_back(level.load, r.ttft_ms.p50);
     ttft99.points.emplace_back(level.load, r.ttft_ms.p99);
     gap50.points.emplace_back(level.load, r.inter_token_ms.p50);
     gap99.points.emplace_back(level.load, r.inter_token_ms.p99);
   }
-  const char* x = result.options.rate ? "requests/s asked for" : "users";
-  const auto plot = [&](const char* title, const char* y, std::vector<PlotSeries> series) {
-    return SvgOf({.title = title,
-                  .x_label = x,
-                  .y_label = y,
-                  .series = std::move(series),
-                  .x_ticks = loads,
-                  .log_x = true,
-                  .markers = true});
+  const auto draw = [&](const char* title, const char* y, std::vector<PlotSeries> series) {
+    plot.title = title;
+    plot.y_label = y;
+    plot.series = std::move(series);
+    return SvgOf(plot);
   };
-  return absl::StrCat(plot("Output throughput by load", "tokens/s", {throughput}),
-                      plot("Time to first token by load", "milliseconds", {ttft50, ttft99}),
-                      plot("Inter-token latency by load", "milliseconds", {gap50, gap99}));
+  return absl::StrCat(draw("Output throughput by load", "tokens/s", {throughput}),
+                      draw("Time to first token by load", "milliseconds", {ttft50, ttft99}),
+                      draw("Inter-token latency by load", "milliseconds", {gap50, gap99}));
 }
 
-std::string LatencyTable(const Level& level) {
-  std::string out =
-      "<div class=\"wide\"><table><tr><th>milliseconds</th><th>mean</th><th>p50</th><th>p90</th>"
-      "<th>p95</th><th>p99</th><th>max</th><th>std</th></tr>\n";
-  for (const auto& [name, s] : LatencyRows(level)) {
-    absl::StrAppend(&out, "<tr><td>", name, "</td>");
-    for (const double value : {s.mean, s.p50, s.p90, s.p95, s.p99, s.max, s.std}) {
-      absl::StrAppendFormat(&out, "<td>%.2f</td>", value);
+// heading: whether the first row names the columns. best: the row that stands out; 0: none.
+std::string Table(const std::vector<Cells>& rows, bool heading, size_t best = 0) {
+  std::string out = "<div class=\"wide\"><table>";
+  for (size_t i = 0; i < rows.size(); ++i) {
+    const char* tag = heading && i == 0 ? "th" : "td";
+    out += best > 0 && i == best ? "<tr class=\"best\">" : "<tr>";
+    for (const std::string& cell : rows[i]) {
+      absl::StrAppend(&out, "<", tag, ">", EscapeXml(cell), "</", tag, ">");
     }
-    absl::StrAppend(&out, "</tr>\n");
+    out += "</tr>\n";
   }
   return out + "</table></div>\n";
 }
 
 std::string SweepTable(const Result& result) {
-  std::string out = absl::StrCat(
-      "<div class=\"wide\"><table><tr><th>", result.options.rate ? "requests/s" : "users",
-      "</th><th>completed</th><th>failed</th><th>requests/s</th><th>tokens/s</th>"
-      "<th>TTFT p50</th><th>TTFT p99</th><th>ITL p50</th><th>E2E p99</th><th>good %</th>"
-      "<th></th></tr>\n");
-  for (size_t i = 0; i < result.levels.size(); ++i) {
-    const Level& level = result.levels[i];
-    const Report& r = level.report;
-    absl::StrAppendFormat(&out, "<tr%s><td>%g</td><td>%d</td><td>%d</td>",
-                          i == result.best ? " class=\"best\"" : "", level.load, r.completed,
-                          r.failed);
-    for (const double value : {r.request_throughput, r.output_throughput, r.ttft_ms.p50,
-                               r.ttft_ms.p99, r.inter_token_ms.p50, r.e2e_ms.p99}) {
-      absl::StrAppendFormat(&out, "<td>%.2f</td>", value);
-    }
-    const std::string good = r.good ? absl::StrFormat("%.2f", 100 * r.good_fraction()) : "-";
-    absl::StrAppend(&out, "<td>", good, "</td><td>", Sweep::Name(level.verdict), "</td></tr>\n");
-  }
-  return out + "</table></div>\n";
-}
-
-std::string FactsTable(const Level& level) {
-  std::string out = "<div class=\"wide\"><table class=\"facts\">\n";
-  for (const auto& [name, value] : FactRows(level)) {
-    absl::StrAppend(&out, "<tr><td>", name, "</td><td>", EscapeXml(value), "</td></tr>\n");
-  }
-  return out + "</table></div>\n";
+  std::vector<Cells> rows = {{result.options.rate ? "requests/s" : "users", "completed", "failed",
+                              "requests/s", "tokens/s", "TTFT p50", "TTFT p99", "ITL p50",
+                              "E2E p99", "good %", ""}};
+  for (const Level& level : result.levels) rows.push_back(SweepCells(level));
+  return Table(rows, /*heading=*/true, result.best ? *result.best + 1 : 0);
 }
 
 }  // namespace
 
 std::string HtmlReport(const Result& result) {
   const Level& level = result.main_level();
-  const Sorted sorted(level.run.records);
+  const Report& r = level.report;
   std::string out = absl::StrCat(
       "<!DOCTYPE html>\n<html lang=\"en\"><head><meta charset=\"utf-8\"/>"
       "<meta name=\"viewport\" content=\"width=device-width, initial-scale=1\"/>"
@@ -190,11 +141,12 @@ std::string HtmlReport(const Result& result) {
                     SweepPlots(result), "</div>\n");
   }
   absl::StrAppend(&out, "<h2>", EscapeXml(DescribeLoad(result.options, level.load)), "</h2>\n",
-                  FactsTable(level), "<h2>Latencies</h2>\n", LatencyTable(level),
-                  "<div class=\"plots\">\n", DistributionPlot("Time to first token", sorted.ttft),
-                  DistributionPlot("Inter-token latency", sorted.inter_token),
-                  DistributionPlot("Time per output token", sorted.tpot),
-                  DistributionPlot("End to end", sorted.e2e),
+                  Table(FactRows(level), /*heading=*/false), "<h2>Latencies</h2>\n",
+                  Table(LatencyTable(level), /*heading=*/true), "<div class=\"plots\">\n",
+                  DistributionPlot("Time to first token", r.ttft_ms),
+                  DistributionPlot("Inter-token latency", r.inter_token_ms),
+                  DistributionPlot("Time per output token", r.tpot_ms),
+                  DistributionPlot("End to end", r.e2e_ms),
                   "</div>\n<h2>Over time</h2>\n<div class=\"plots\">\n",
                   TimelinePlots(level.run.records), "</div>\n</body></html>\n");
   return out;

@@ -12,8 +12,14 @@ namespace {
 using Json = nlohmann::ordered_json;
 
 Json ToJson(const Summary& s) {
-  return {{"count", s.count}, {"mean", s.mean}, {"std", s.std}, {"max", s.max},
-          {"p50", s.p50},     {"p90", s.p90},   {"p95", s.p95}, {"p99", s.p99}};
+  return {{"count", s.samples.size()},
+          {"mean", s.mean},
+          {"std", s.std},
+          {"max", s.max},
+          {"p50", s.p50},
+          {"p90", s.p90},
+          {"p95", s.p95},
+          {"p99", s.p99}};
 }
 
 // The keys of `vllm bench serve`, and the maximum.
@@ -26,12 +32,8 @@ void AddSummary(Json& out, const std::string& name, const Summary& s) {
   }
 }
 
-Json Errors(const Level& level) {
-  Json errors = Json::object();
-  for (const auto& [code, error] : level.report.errors) {
-    errors[code] = {{"count", error.count}, {"first_message", error.first_message}};
-  }
-  return errors;
+Json ToJson(const ErrorCount& errors) {
+  return {{"count", errors.count}, {"first_message", errors.first_message}};
 }
 
 Json OwnFigures(const Level& level) {
@@ -41,14 +43,14 @@ Json OwnFigures(const Level& level) {
   out["unsent"] = level.run.unsent;
   out["abandoned"] = level.run.abandoned;
   out["interrupted"] = level.run.interrupted;
-  out["errors"] = Errors(level);
-  out["delete_errors"] = {{"count", level.run.delete_errors.count},
-                          {"first_message", level.run.delete_errors.first_message}};
+  out["errors"] = Json::object();
+  for (const auto& [code, error] : r.errors) out["errors"][code] = ToJson(error);
+  out["delete_errors"] = ToJson(level.run.delete_errors);
   out["good_fraction"] = r.good ? Json(r.good_fraction()) : Json(nullptr);
   out["max_in_flight"] = r.max_in_flight;
   out["client_cpu_cores"] = level.client_cpu;
   out["send_delay_ms"] = ToJson(r.send_delay_ms);
-  out["create_session_ms"] = ToJson(Summarize(level.run.create_ms));
+  out["create_session_ms"] = ToJson(r.create_ms);
   out["server_queue_ms"] = ToJson(r.queue_ms);
   out["server_prefill_ms"] = ToJson(r.prefill_ms);
   out["server_decode_ms"] = ToJson(r.decode_ms);
@@ -101,7 +103,7 @@ void AddDetails(Json& out, const Level& level) {
 }
 
 Json LevelJson(const Level& level) {
-  Json out = {{"load", level.load}, {"verdict", Sweep::Name(level.verdict)}};
+  Json out = {{"load", level.load}, {"verdict", level.verdict}};
   AddFigures(out, level.report);
   out["ovq"] = OwnFigures(level);
   return out;
@@ -118,14 +120,14 @@ std::string JsonReport(const Result& result) {
   out["model_id"] = result.model.name;
   out["num_prompts"] = level.run.records.size();
   out["request_rate"] = options.rate ? Json(level.load) : Json("inf");
-  out["burstiness"] = options.burstiness;
+  out["burstiness"] = options.plan.arrivals.burstiness;
   out["max_concurrency"] = options.open_loop() ? Json(options.most_in_flight()) : Json(level.load);
   AddFigures(out, level.report);
   if (options.output.detailed) AddDetails(out, level);
   Json own = OwnFigures(level);
   own["load"] = DescribeLoad(options, level.load);
   own["target"] = options.connect.server;
-  own["seed"] = options.seed;
+  own["seed"] = options.work.seed;
   own["warmup"] = options.warmup;
   own["model"] = {{"name", result.model.name},
                   {"fingerprint", result.model.fingerprint},

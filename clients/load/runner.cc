@@ -7,47 +7,36 @@ namespace ovq::load {
 namespace {
 
 constexpr std::chrono::milliseconds kProgressInterval{200};
-constexpr double kFarFuture_s = 1e8;
-
-Clock::duration Seconds(double seconds) {
-  return std::chrono::duration_cast<Clock::duration>(
-      std::chrono::duration<double>(std::min(seconds, kFarFuture_s)));
-}
 
 }  // namespace
 
 Runner::Runner(const RunPlan& plan, Workload& workload, const PromptMaker& prompts,
-               const Calls& calls, std::function<void(const Progress&)> on_progress)
+               const Calls& calls, const std::atomic<int>& interrupts,
+               std::function<void(const Progress&)> on_progress)
     : plan_(plan),
       workload_(workload),
       prompts_(prompts),
       calls_(calls),
+      interrupts_(interrupts),
       on_progress_(std::move(on_progress)),
-      schedule_(plan.arrivals),
-      closed_(plan.users, plan.arrivals.ramp_s) {}
+      schedule_(plan.arrivals) {}
 
-Clock::time_point Runner::At(double seconds) const { return begin_ + Seconds(seconds); }
+Clock::time_point Runner::At(double seconds) const { return After(begin_, absl::Seconds(seconds)); }
 
 RunResult Runner::Run() {
   begin_ = next_progress_ = Clock::now();
-  end_ = At(plan_.duration_s);
+  end_ = After(begin_, plan_.duration);
   PrepareUpcoming();
+  Clock::time_point wake = begin_;
   while (true) {
-    HandleEvents();
+    HandleEvents(wake);
     const Clock::time_point now = Clock::now();
     CheckLimits(now);
     StartDue(now);
     ReportProgress(now);
-    if (Finished()) break;
-    WaitUntil(NextWake(now));
+    if (Finished()) return std::move(result_);
+    wake = NextWake(now);
   }
-  return std::move(result_);
-}
-
-void Runner::Interrupt() {
-  const std::lock_guard lock(mutex_);
-  ++interrupts_;
-  wake_.notify_one();
 }
 
 void Runner::Post(std::function<void()> event) {
@@ -56,16 +45,11 @@ void Runner::Post(std::function<void()> event) {
   wake_.notify_one();
 }
 
-void Runner::WaitUntil(Clock::time_point until) {
-  std::unique_lock lock(mutex_);
-  wake_.wait_until(lock, until,
-                   [this] { return !events_.empty() || interrupts_ > seen_interrupts_; });
-}
-
-void Runner::HandleEvents() {
+void Runner::HandleEvents(Clock::time_point until) {
   std::vector<std::function<void()>> events;
   {
-    const std::lock_guard lock(mutex_);
+    std::unique_lock lock(mutex_);
+    wake_.wait_until(lock, until, [this] { return !events_.empty(); });
     events.swap(events_);
   }
   for (const std::function<void()>& event : events) event();
@@ -91,11 +75,12 @@ void Runner::PreparePrompt(Active& active) const {
 
 bool Runner::UpcomingMayStart(Clock::time_point now) const {
   if (upcoming_ == nullptr) return false;
-  if (closed_loop()) return conversations_ < closed_.UsersAt(SecondsBetween(begin_, now));
+  if (closed_loop()) return conversations_ < users_;
   return upcoming_->due <= now && in_flight_ < plan_.max_in_flight;
 }
 
 void Runner::StartDue(Clock::time_point now) {
+  while (closed_loop() && users_ < plan_.users && StartOfUser(users_) <= now) ++users_;
   const auto turn_may_start = [&] {
     return !waiting_.empty() && waiting_.top()->due <= now &&
            (closed_loop() || in_flight_ < plan_.max_in_flight);
@@ -118,34 +103,22 @@ void Runner::StartDue(Clock::time_point now) {
 
 void Runner::Begin(ActivePtr active, Clock::time_point now) {
   ++conversations_;
-  active->begun = closed_loop() ? now : active->due;
-  active->due = active->begun;
+  if (closed_loop()) active->due = now;
   active->send_delay_s = SecondsBetween(active->due, Clock::now());
   if (!active->plan.session) return SendTurn(std::move(active));
   ++in_flight_;
-  calls_.create_session([this, active, sent = Clock::now()](absl::StatusOr<std::string> id) {
-    const Clock::time_point ended = Clock::now();
-    Post([this, active, sent, ended, id = std::move(id)] {
-      if (id.ok()) result_.create_ms.push_back(SecondsBetween(sent, ended) * 1e3);
-      OnCreated(active, id, sent);
-    });
+  calls_.create_session([this, active, sent = Clock::now()](const absl::StatusOr<std::string>& id) {
+    Post([=, this, ended = Clock::now()] { OnCreated(active, id, sent, ended); });
   });
 }
 
-void Runner::OnCreated(const ActivePtr& active, absl::StatusOr<std::string> id,
-                       Clock::time_point sent) {
+void Runner::OnCreated(const ActivePtr& active, const absl::StatusOr<std::string>& id,
+                       Clock::time_point sent, Clock::time_point ended) {
+  // The first request has failed with its session.
+  if (!id.ok()) return OnTurnDone(active, {.status = id.status(), .sent = sent, .ended = ended});
   --in_flight_;
-  if (!id.ok()) {
-    Outcome outcome;
-    outcome.status = id.status();
-    outcome.sent = sent;
-    outcome.ended = Clock::now();
-    Keep(*active, std::move(outcome), active->begun);
-    ++active->next_turn;
-    if (!cancelled_) Abandon(*active);
-    return EndConversation(active);
-  }
-  active->session_id = *std::move(id);
+  result_.create_ms.push_back(SecondsBetween(sent, ended) * 1e3);
+  active->session_id = *id;
   if (stopping_) return EndConversation(active);
   SendTurn(active);
 }
@@ -156,7 +129,7 @@ void Runner::SendTurn(ActivePtr active) {
   GenerateSpec spec{.prompt = std::move(active->prompt),
                     .output_tokens = active->plan.turns[active->next_turn].output_tokens,
                     .session_id = active->session_id,
-                    .seed = SamplingSeed(plan_.seed, active->plan.index, turn)};
+                    .seed = prompts_.SamplingSeed(active->plan.index, turn)};
   calls_.generate(std::move(spec), [this, active](Outcome outcome) {
     auto shared = std::make_shared<Outcome>(std::move(outcome));  // a std::function is copied
     Post([this, active, shared] { OnTurnDone(active, std::move(*shared)); });
@@ -173,18 +146,16 @@ void Runner::OnTurnDone(const ActivePtr& active, Outcome outcome) {
   Keep(*active, std::move(outcome), start);
   ++active->next_turn;
   if (ok && !stopping_ && active->next_turn < active->plan.turns.size()) {
-    ScheduleNextTurn(active, ended);
+    const Turn& turn = active->plan.turns[active->next_turn];
+    active->due = turn.due_s ? At(*turn.due_s) : After(ended, plan_.think_time);
+    PreparePrompt(*active);
+    waiting_.push(active);
     return;
   }
-  if (!ok && !cancelled_) Abandon(*active);
+  if (!ok && !cancelled_) {
+    result_.abandoned += static_cast<int64_t>(active->plan.turns.size() - active->next_turn);
+  }
   EndConversation(active);
-}
-
-void Runner::ScheduleNextTurn(const ActivePtr& active, Clock::time_point ended) {
-  const Turn& turn = active->plan.turns[active->next_turn];
-  active->due = turn.due_s ? At(*turn.due_s) : ended + Seconds(plan_.think_s);
-  PreparePrompt(*active);
-  waiting_.push(active);
 }
 
 void Runner::Keep(const Active& active, Outcome outcome, Clock::time_point start) {
@@ -192,7 +163,6 @@ void Runner::Keep(const Active& active, Outcome outcome, Clock::time_point start
   Record record{.conversation = active.plan.index,
                 .turn = static_cast<int64_t>(active.next_turn),
                 .input_tokens = turn.input_tokens,
-                .output_tokens = turn.output_tokens,
                 .start = start,
                 .send_delay_s = active.send_delay_s,
                 .outcome = std::move(outcome)};
@@ -202,10 +172,6 @@ void Runner::Keep(const Active& active, Outcome outcome, Clock::time_point start
   result_.records.push_back(std::move(record));
 }
 
-void Runner::Abandon(const Active& active) {
-  result_.abandoned += static_cast<int64_t>(active.plan.turns.size() - active.next_turn);
-}
-
 void Runner::EndConversation(const ActivePtr& active) {
   --conversations_;
   if (active->session_id.empty()) return;
@@ -213,34 +179,27 @@ void Runner::EndConversation(const ActivePtr& active) {
   calls_.delete_session(active->session_id, [this](const absl::Status& status) {
     Post([this, status] {
       --deleting_;
-      if (!status.ok() && result_.delete_errors.count++ == 0) {
-        result_.delete_errors.first_message = status.ToString();
-      }
+      if (!status.ok()) result_.delete_errors.Add(status.ToString());
     });
   });
 }
 
 void Runner::CheckLimits(Clock::time_point now) {
-  int interrupts = 0;
-  {
-    const std::lock_guard lock(mutex_);
-    interrupts = interrupts_;
-  }
-  if (interrupts > seen_interrupts_) {
-    result_.interrupted = true;
-    const double grace_s = std::min(plan_.grace_s, plan_.interrupted_grace_s);
-    StopSending(now, interrupts > 1 ? 0 : grace_s);
+  if (const int interrupts = interrupts_; interrupts > seen_interrupts_) {
     seen_interrupts_ = interrupts;
+    result_.interrupted = true;
+    StopSending(now, interrupts > 1 ? absl::ZeroDuration()
+                                    : std::min(plan_.grace, plan_.interrupted_grace));
   }
-  if (!stopping_ && now >= end_) StopSending(end_, plan_.grace_s);
+  if (!stopping_ && now >= end_) StopSending(end_, plan_.grace);
   if (stopping_ && !cancelled_ && in_flight_ > 0 && now >= cancel_at_) {
     cancelled_ = true;
     calls_.cancel_all();
   }
 }
 
-void Runner::StopSending(Clock::time_point now, double grace_s) {
-  cancel_at_ = now + Seconds(grace_s);
+void Runner::StopSending(Clock::time_point now, absl::Duration grace) {
+  cancel_at_ = After(now, grace);
   if (std::exchange(stopping_, true)) return;
   while (!waiting_.empty()) {
     const ActivePtr active = waiting_.top();
@@ -264,13 +223,8 @@ Clock::time_point Runner::NextWake(Clock::time_point now) const {
   Clock::time_point wake = std::min(now + kProgressInterval, stopping_ ? cancel_at_ : end_);
   if (stopping_ && cancelled_) wake = now + kProgressInterval;
   if (!waiting_.empty()) wake = std::min(wake, waiting_.top()->due);
-  if (upcoming_ != nullptr) {
-    const int64_t started = closed_.UsersAt(SecondsBetween(begin_, now));
-    if (!closed_loop()) {
-      wake = std::min(wake, upcoming_->due);
-    } else if (started < plan_.users) {
-      wake = std::min(wake, At(closed_.StartOf(started)));
-    }
+  if (upcoming_ != nullptr && (!closed_loop() || users_ < plan_.users)) {
+    wake = std::min(wake, closed_loop() ? StartOfUser(users_) : upcoming_->due);
   }
   // What is due already waits for a call to end, and that wakes.
   return wake > now ? wake : now + kProgressInterval;
@@ -279,7 +233,8 @@ Clock::time_point Runner::NextWake(Clock::time_point now) const {
 void Runner::ReportProgress(Clock::time_point now) {
   if (now < next_progress_) return;
   next_progress_ = now + kProgressInterval;
-  on_progress_({SecondsBetween(begin_, now), completed_, failed_, in_flight_});
+  on_progress_(
+      {SecondsBetween(begin_, now), completed_, failed_, in_flight_, calls_.tokens_received()});
 }
 
 }  // namespace ovq::load

@@ -1,21 +1,22 @@
 // Sends a workload at its times and keeps what came of it. Knows no gRPC: calls are functions.
 #pragma once
 
+#include <atomic>
 #include <condition_variable>
 #include <cstdint>
 #include <functional>
 #include <memory>
 #include <mutex>
-#include <optional>
 #include <queue>
 #include <string>
 #include <vector>
 
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
-#include "clients/load/arrivals.h"
+#include "absl/time/time.h"
+#include "base/clock.h"
+#include "clients/load/distributions.h"
 #include "clients/load/record.h"
-#include "clients/load/stats.h"
 #include "clients/load/workload.h"
 
 namespace ovq::load {
@@ -33,7 +34,8 @@ struct Calls {
   std::function<void(GenerateSpec, std::function<void(Outcome)> done)> generate;
   std::function<void(std::function<void(absl::StatusOr<std::string>)> done)> create_session;
   std::function<void(const std::string& id, std::function<void(absl::Status)> done)> delete_session;
-  std::function<void()> cancel_all;  // of the calls that run: they end soon
+  std::function<void()> cancel_all;          // of the calls that run: they end soon
+  std::function<int64_t()> tokens_received;  // by all calls so far
 };
 
 struct RunPlan {
@@ -42,44 +44,32 @@ struct RunPlan {
   ArrivalOptions arrivals = {};  // kRate; its ramp is also kClosed's
   int64_t users = 1;             // kClosed
   int64_t max_in_flight = 4096;  // else
-  double think_s = 0;
-  double duration_s = 60;  // nothing starts after this
-  double grace_s = 30;     // then what runs is cancelled
-  double interrupted_grace_s = 2;
-  uint64_t seed = 1;  // of sampling
+  absl::Duration think_time = absl::ZeroDuration();
+  absl::Duration duration = absl::Minutes(1);  // nothing starts after this
+  absl::Duration grace = absl::Seconds(30);    // then what runs is cancelled
+  absl::Duration interrupted_grace = absl::Seconds(2);
 };
 
 struct Progress {
   double elapsed_s = 0;
   int64_t completed = 0, failed = 0, in_flight = 0;
+  int64_t tokens = 0;  // that came
 };
 
-struct RunResult {
-  std::vector<Record> records;    // in the order of their ends
-  int64_t unsent = 0;             // were due before the end of the run, yet never sent
-  int64_t abandoned = 0;          // later turns of conversations that failed
-  std::vector<double> create_ms;  // of every CreateSession that succeeded
-  ErrorCount delete_errors;       // of DeleteSession
-  bool interrupted = false;
-};
-
-// Run is for one thread, once; Interrupt for any.
+// For one run.
 class Runner {
  public:
-  // on_progress is called from Run's thread, several times a second.
+  // interrupts: how often the user has asked to stop. The first stops what is not sent yet, the
+  // second cancels what runs. on_progress is called from Run's thread, several times a second.
   Runner(const RunPlan& plan, Workload& workload, const PromptMaker& prompts, const Calls& calls,
-         std::function<void(const Progress&)> on_progress);
-
+         const std::atomic<int>& interrupts, std::function<void(const Progress&)> on_progress);
   RunResult Run();
-  // The first call stops what is not sent yet, the second cancels what runs.
-  void Interrupt();
 
  private:
   struct Active {
     Conversation plan;
     size_t next_turn = 0;
     std::string session_id;
-    Clock::time_point begun;       // of the conversation: due (open loop) or started (closed)
     Clock::time_point due;         // of the next turn
     double send_delay_s = 0;       // of the next turn
     std::vector<uint32_t> prompt;  // of the next turn
@@ -89,28 +79,29 @@ class Runner {
     bool operator()(const ActivePtr& a, const ActivePtr& b) const { return a->due > b->due; }
   };
 
-  void Post(std::function<void()> event);  // any thread; runs on Run's
-  void WaitUntil(Clock::time_point until);
-  void HandleEvents();
+  void Post(std::function<void()> event);      // any thread; runs on Run's
+  void HandleEvents(Clock::time_point until);  // waits for the first
 
   void PrepareUpcoming();
   void PreparePrompt(Active& active) const;
   void StartDue(Clock::time_point now);
   bool UpcomingMayStart(Clock::time_point now) const;
   void Begin(ActivePtr active, Clock::time_point now);
-  void OnCreated(const ActivePtr& active, absl::StatusOr<std::string> id, Clock::time_point sent);
+  void OnCreated(const ActivePtr& active, const absl::StatusOr<std::string>& id,
+                 Clock::time_point sent, Clock::time_point ended);
   void SendTurn(ActivePtr active);
   void OnTurnDone(const ActivePtr& active, Outcome outcome);
-  void ScheduleNextTurn(const ActivePtr& active, Clock::time_point ended);
-  void Abandon(const Active& active);
   void EndConversation(const ActivePtr& active);
   void Keep(const Active& active, Outcome outcome, Clock::time_point start);
 
   void CheckLimits(Clock::time_point now);
-  void StopSending(Clock::time_point now, double grace_s);
+  void StopSending(Clock::time_point now, absl::Duration grace);
   bool Finished() const;
   Clock::time_point NextWake(Clock::time_point now) const;
   void ReportProgress(Clock::time_point now);
+  Clock::time_point StartOfUser(int64_t user) const {
+    return After(begin_, StartOf(user, plan_.users, plan_.arrivals.ramp));
+  }
   bool closed_loop() const { return plan_.kind == RunPlan::Kind::kClosed; }
   Clock::time_point At(double seconds) const;
 
@@ -118,21 +109,21 @@ class Runner {
   Workload& workload_;
   const PromptMaker& prompts_;
   const Calls& calls_;
+  const std::atomic<int>& interrupts_;
   const std::function<void(const Progress&)> on_progress_;
   ArrivalSchedule schedule_;
-  const ClosedLoop closed_;
 
-  std::mutex mutex_;  // guards the next three
+  std::mutex mutex_;  // guards the next two
   std::condition_variable wake_;
   std::vector<std::function<void()>> events_;
-  int interrupts_ = 0;
 
   // Run's thread only.
   Clock::time_point begin_, end_;
   ActivePtr upcoming_;  // the next conversation
   std::priority_queue<ActivePtr, std::vector<ActivePtr>, LaterDue> waiting_;  // for their turns
-  int64_t conversations_ = 0;                                                 // begun and not ended
-  int64_t in_flight_ = 0;  // Generate and CreateSession calls
+  int64_t users_ = 0;          // closed loop: that have begun
+  int64_t conversations_ = 0;  // begun and not ended
+  int64_t in_flight_ = 0;      // Generate and CreateSession calls
   int64_t deleting_ = 0;
   int64_t completed_ = 0, failed_ = 0;
   bool stopping_ = false, cancelled_ = false;

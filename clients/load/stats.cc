@@ -2,17 +2,20 @@
 
 #include <algorithm>
 #include <cmath>
+#include <limits>
 #include <numeric>
 #include <utility>
 
-#include "absl/strings/numbers.h"
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_split.h"
+#include "base/flag_values.h"
 
 namespace ovq::load {
 namespace {
 
 constexpr double kMs = 1e3;
+constexpr double kLeast = std::numeric_limits<double>::denorm_min();  // above 0
+constexpr double kMost = std::numeric_limits<double>::max();
 
 // The largest number of requests that were out at one time.
 int64_t MaxInFlight(std::span<const Record> records) {
@@ -34,41 +37,24 @@ double FirstToLast(std::span<const Record> records) {
   return SecondsBetween(FirstStart(records), ended(*std::ranges::max_element(records, {}, ended)));
 }
 
-// Samples of a run, by figure.
-struct Samples {
-  std::vector<double> ttft, inter_token, tpot, e2e, send_delay, queue, prefill, decode, chunk;
-  std::map<int64_t, double> state_bytes;  // by conversation
-
-  void Add(const Record& record, const Latencies& latencies) {
-    ttft.push_back(latencies.ttft);
-    e2e.push_back(latencies.e2e);
-    if (latencies.tpot) tpot.push_back(*latencies.tpot);
-    inter_token.insert(inter_token.end(), latencies.inter_token.begin(),
-                       latencies.inter_token.end());
-    const ServerUsage& usage = record.outcome.usage;
-    queue.push_back(usage.queue_s * kMs);
-    prefill.push_back(usage.prefill_s * kMs);
-    decode.push_back(usage.decode_s * kMs);
-    for (const Arrival& arrival : record.outcome.arrivals) chunk.push_back(arrival.tokens);
-    double& bytes = state_bytes[record.conversation];
-    bytes = std::max(bytes, static_cast<double>(usage.state_bytes));
+// What a completed request adds to the figures.
+void AddCompleted(const Record& record, const Latencies& latencies, Report& report) {
+  const ServerUsage& usage = record.outcome.usage;
+  ++report.completed;
+  report.input_tokens += usage.prompt_tokens;
+  report.output_tokens += record.outcome.tokens();
+  report.ttft_ms.samples.push_back(latencies.ttft);
+  report.e2e_ms.samples.push_back(latencies.e2e);
+  if (latencies.tpot) report.tpot_ms.samples.push_back(*latencies.tpot);
+  report.inter_token_ms.samples.insert(report.inter_token_ms.samples.end(),
+                                       latencies.inter_token.begin(), latencies.inter_token.end());
+  report.queue_ms.samples.push_back(usage.queue_s * kMs);
+  report.prefill_ms.samples.push_back(usage.prefill_s * kMs);
+  report.decode_ms.samples.push_back(usage.decode_s * kMs);
+  for (const Arrival& arrival : record.outcome.arrivals) {
+    report.tokens_per_chunk.samples.push_back(arrival.tokens);
   }
-
-  void FillIn(Report& report) && {
-    report.ttft_ms = Summarize(std::move(ttft));
-    report.inter_token_ms = Summarize(std::move(inter_token));
-    report.tpot_ms = Summarize(std::move(tpot));
-    report.e2e_ms = Summarize(std::move(e2e));
-    report.send_delay_ms = Summarize(std::move(send_delay));
-    report.queue_ms = Summarize(std::move(queue));
-    report.prefill_ms = Summarize(std::move(prefill));
-    report.decode_ms = Summarize(std::move(decode));
-    report.tokens_per_chunk = Summarize(std::move(chunk));
-    std::vector<double> bytes;
-    for (const auto& [conversation, most] : state_bytes) bytes.push_back(most);
-    report.state_bytes = Summarize(std::move(bytes));
-  }
-};
+}
 
 }  // namespace
 
@@ -82,7 +68,6 @@ double Percentile(std::span<const double> sorted, double percent) {
 
 Summary Summarize(std::vector<double> samples) {
   Summary summary;
-  summary.count = samples.size();
   if (samples.empty()) return summary;
   std::sort(samples.begin(), samples.end());
   const auto n = static_cast<double>(samples.size());
@@ -95,6 +80,7 @@ Summary Summarize(std::vector<double> samples) {
   summary.p90 = Percentile(samples, 90);
   summary.p95 = Percentile(samples, 95);
   summary.p99 = Percentile(samples, 99);
+  summary.samples = std::move(samples);
   return summary;
 }
 
@@ -122,23 +108,21 @@ Latencies LatenciesOf(const Record& record) {
 
 absl::StatusOr<Goodput> Goodput::Parse(absl::string_view text) {
   Goodput goodput;
+  // The last name is that of `vllm bench serve`.
+  const std::map<std::string, std::optional<double>*> fields = {{"ttft", &goodput.ttft_ms},
+                                                                {"tpot", &goodput.tpot_ms},
+                                                                {"e2e", &goodput.e2e_ms},
+                                                                {"e2el", &goodput.e2e_ms}};
   for (const absl::string_view part : absl::StrSplit(text, ',')) {
-    const std::vector<absl::string_view> pair = absl::StrSplit(part, ':');
-    double bound = 0;
-    std::optional<double>* field = nullptr;
-    if (pair.size() == 2 && absl::SimpleAtod(pair[1], &bound) && bound > 0 &&
-        std::isfinite(bound)) {
-      if (pair[0] == "ttft") field = &goodput.ttft_ms;
-      if (pair[0] == "tpot") field = &goodput.tpot_ms;
-      // The second name is that of `vllm bench serve`.
-      if (pair[0] == "e2e" || pair[0] == "e2el") field = &goodput.e2e_ms;
-    }
-    if (field == nullptr || field->has_value()) {
+    const std::pair<std::string, std::string> pair = absl::StrSplit(part, absl::MaxSplits(':', 1));
+    const auto field = fields.find(pair.first);
+    const std::optional<double> bound = ParseNumber(pair.second, kLeast, kMost);
+    if (field == fields.end() || field->second->has_value() || !bound) {
       return absl::InvalidArgumentError(absl::StrCat(
           "expected ttft:MS, tpot:MS or e2e:MS, each at most once, with commas between them, got '",
           part, "'"));
     }
-    *field = bound;
+    *field->second = bound;
   }
   return goodput;
 }
@@ -159,30 +143,35 @@ double Report::good_fraction() const {
   return static_cast<double>(*good) / static_cast<double>(all);
 }
 
-Report MakeReport(std::span<const Record> records, const std::optional<Goodput>& goodput) {
+Report MakeReport(const RunResult& run, const std::optional<Goodput>& goodput) {
   Report report;
-  Samples samples;
+  std::map<int64_t, double> state_bytes;  // the most, by conversation
   if (goodput) report.good = 0;
-  for (const Record& record : records) {
-    samples.send_delay.push_back(record.send_delay_s * kMs);
-    if (record.cut_off) ++report.cut_off;
+  for (const Record& record : run.records) {
+    report.send_delay_ms.samples.push_back(record.send_delay_s * kMs);
+    const absl::Status& status = record.outcome.status;
+    report.cut_off += record.cut_off;
+    report.failed += record.failed();
     if (record.failed()) {
-      ++report.failed;
-      const absl::Status& status = record.outcome.status;
-      ErrorCount& error = report.errors[absl::StatusCodeToString(status.code())];
-      if (error.count++ == 0) error.first_message = std::string(status.message());
+      report.errors[absl::StatusCodeToString(status.code())].Add(std::string(status.message()));
     }
     if (!record.completed()) continue;
     const Latencies latencies = LatenciesOf(record);
-    if (goodput && goodput->Good(latencies)) ++*report.good;
-    ++report.completed;
-    report.input_tokens += record.outcome.usage.prompt_tokens;
-    report.output_tokens += record.outcome.tokens();
-    samples.Add(record, latencies);
+    if (goodput) *report.good += goodput->Good(latencies);
+    AddCompleted(record, latencies, report);
+    double& bytes = state_bytes[record.conversation];
+    bytes = std::max(bytes, static_cast<double>(record.outcome.usage.state_bytes));
   }
-  std::move(samples).FillIn(report);
-  report.max_in_flight = MaxInFlight(records);
-  report.duration_s = FirstToLast(records);
+  for (const auto& [conversation, most] : state_bytes) report.state_bytes.samples.push_back(most);
+  report.create_ms.samples = run.create_ms;
+  for (Summary* summary :
+       {&report.ttft_ms, &report.inter_token_ms, &report.tpot_ms, &report.e2e_ms, &report.create_ms,
+        &report.send_delay_ms, &report.queue_ms, &report.prefill_ms, &report.decode_ms,
+        &report.state_bytes, &report.tokens_per_chunk}) {
+    *summary = Summarize(std::move(summary->samples));
+  }
+  report.max_in_flight = MaxInFlight(run.records);
+  report.duration_s = FirstToLast(run.records);
   if (report.duration_s > 0) {
     const auto rate = [&](int64_t n) { return static_cast<double>(n) / report.duration_s; };
     report.request_throughput = rate(report.completed);

@@ -18,7 +18,7 @@ namespace ovq::load {
 double Percentile(std::span<const double> sorted, double percent);
 
 struct Summary {
-  size_t count = 0;
+  std::vector<double> samples;        // ascending
   double mean = 0, std = 0, max = 0;  // std: of the samples as a population
   double p50 = 0, p90 = 0, p95 = 0, p99 = 0;
 };
@@ -41,19 +41,6 @@ struct Goodput {
   bool Good(const Latencies& latencies) const;
 };
 
-struct ErrorCount {
-  int64_t count = 0;
-  std::string first_message;
-};
-
-// What happened in one stretch of a run.
-struct TimelineBin {
-  double begin_s = 0, width_s = 0;
-  int64_t tokens = 0;     // that came
-  int64_t completed = 0;  // requests that ended
-  double in_flight = 0;   // mean number of requests sent and not ended
-};
-
 struct Report {
   double duration_s = 0;  // first start to last end
   int64_t completed = 0, failed = 0, cut_off = 0;
@@ -61,6 +48,7 @@ struct Report {
   double request_throughput = 0, output_throughput = 0, total_throughput = 0;  // a second
   std::optional<int64_t> good;  // completed requests within --goodput
   Summary ttft_ms, inter_token_ms, tpot_ms, e2e_ms;
+  Summary create_ms;                        // of sessions
   Summary send_delay_ms;                    // due to sent: this client's own lateness
   Summary queue_ms, prefill_ms, decode_ms;  // the server's
   Summary state_bytes;                      // largest of each session, over sessions
@@ -72,9 +60,17 @@ struct Report {
   double good_fraction() const;  // of all that completed or failed; 1 without --goodput
 };
 
-Report MakeReport(std::span<const Record> records, const std::optional<Goodput>& goodput);
+Report MakeReport(const RunResult& run, const std::optional<Goodput>& goodput);
 // When the first of them started; there is one at least.
 Clock::time_point FirstStart(std::span<const Record> records);
+
+// What happened in one stretch of a run.
+struct TimelineBin {
+  double begin_s = 0, width_s = 0;
+  int64_t tokens = 0;     // that came
+  int64_t completed = 0;  // requests that ended
+  double in_flight = 0;   // mean number of requests sent and not ended
+};
 std::vector<TimelineBin> MakeTimeline(std::span<const Record> records, int bins);
 
 }  // namespace ovq::load

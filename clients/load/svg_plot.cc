@@ -16,10 +16,10 @@ constexpr size_t kColours = 4;
 
 // From values to places on the page.
 struct Axis {
-  double low = 0, high = 1;
   double begin = 0, end = 1;  // on the page
   bool log = false;
-  std::vector<double> ticks;
+  double low = 0, high = 1;
+  std::vector<double> ticks = {};
 
   double Place(double value) const {
     const double at =
@@ -28,9 +28,11 @@ struct Axis {
   }
 };
 
-Axis MakeAxis(double low, double high, bool log, const std::vector<double>& ticks) {
-  Axis axis;
-  axis.log = log;
+// Values: not empty.
+Axis MakeAxis(const std::vector<double>& values, double begin, double end, bool log,
+              const std::vector<double>& ticks) {
+  const auto [low, high] = std::ranges::minmax(values);
+  Axis axis{.begin = begin, .end = end, .log = log};
   if (ticks.size() > 1) {
     axis.ticks = ticks;
   } else if (log) {
@@ -45,22 +47,28 @@ Axis MakeAxis(double low, double high, bool log, const std::vector<double>& tick
   return axis;
 }
 
+void DrawLine(std::string& out, const std::string& style, double x1, double x2, double y1,
+              double y2) {
+  absl::StrAppendFormat(&out,
+                        "<line class=\"%s\" x1=\"%.1f\" x2=\"%.1f\" y1=\"%.1f\" y2=\"%.1f\"/>",
+                        style, x1, x2, y1, y2);
+}
+
+// anchor: the end of the text that lies at x.
+void DrawText(std::string& out, const char* anchor, double x, double y, const std::string& text) {
+  absl::StrAppendFormat(&out,
+                        "<text class=\"axis\" x=\"%.1f\" y=\"%.1f\" text-anchor=\"%s\">%s</text>\n",
+                        x, y, anchor, EscapeXml(text));
+}
+
 void DrawGrid(std::string& out, const Axis& x, const Axis& y) {
   for (const double tick : y.ticks) {
-    absl::StrAppendFormat(&out,
-                          "<line class=\"grid\" x1=\"%.1f\" x2=\"%.1f\" y1=\"%.1f\" y2=\"%.1f\"/>",
-                          x.begin, x.end, y.Place(tick), y.Place(tick));
-    absl::StrAppendFormat(
-        &out, "<text class=\"axis\" x=\"%.1f\" y=\"%.1f\" text-anchor=\"end\">%g</text>\n",
-        x.begin - 8, y.Place(tick) + 4, tick);
+    DrawLine(out, "grid", x.begin, x.end, y.Place(tick), y.Place(tick));
+    DrawText(out, "end", x.begin - 8, y.Place(tick) + 4, absl::StrFormat("%g", tick));
   }
   for (const double tick : x.ticks) {
-    absl::StrAppendFormat(&out,
-                          "<line class=\"grid\" x1=\"%.1f\" x2=\"%.1f\" y1=\"%.1f\" y2=\"%.1f\"/>",
-                          x.Place(tick), x.Place(tick), y.begin, y.end);
-    absl::StrAppendFormat(
-        &out, "<text class=\"axis\" x=\"%.1f\" y=\"%.1f\" text-anchor=\"middle\">%g</text>\n",
-        x.Place(tick), y.begin + 17, tick);
+    DrawLine(out, "grid", x.Place(tick), x.Place(tick), y.begin, y.end);
+    DrawText(out, "middle", x.Place(tick), y.begin + 17, absl::StrFormat("%g", tick));
   }
 }
 
@@ -89,21 +97,16 @@ void DrawLegend(std::string& out, const Plot& plot) {
   for (size_t i = plot.series.size(); i-- > 0;) {
     const std::string& name = plot.series[i].name;
     at -= 7.0 * static_cast<double>(name.size()) + 8;
-    absl::StrAppendFormat(&out, "<text class=\"axis\" x=\"%.1f\" y=\"18\">%s</text>", at,
-                          EscapeXml(name));
+    DrawText(out, "start", at, 18, name);
     at -= 20;
-    absl::StrAppendFormat(&out,
-                          "<line class=\"s%d\" x1=\"%.1f\" x2=\"%.1f\" y1=\"14\" y2=\"14\"/>\n",
-                          i % kColours, at, at + 15);
+    DrawLine(out, absl::StrCat("s", i % kColours), at, at + 15, 14, 14);
   }
 }
 
 void DrawLabels(std::string& out, const Plot& plot) {
-  absl::StrAppendFormat(&out, "<text class=\"title\" x=\"%.1f\" y=\"18\">%s</text>\n", 8.0,
+  absl::StrAppendFormat(&out, "<text class=\"title\" x=\"8.0\" y=\"18\">%s</text>\n",
                         EscapeXml(plot.title));
-  absl::StrAppendFormat(
-      &out, "<text class=\"axis\" x=\"%.1f\" y=\"%.1f\" text-anchor=\"middle\">%s</text>\n",
-      (kLeft + kWidth - kRight) / 2, kHeight - 8, EscapeXml(plot.x_label));
+  DrawText(out, "middle", (kLeft + kWidth - kRight) / 2, kHeight - 8, plot.x_label);
   absl::StrAppendFormat(&out,
                         "<text class=\"axis\" transform=\"translate(14 %.1f) rotate(-90)\" "
                         "text-anchor=\"middle\">%s</text>\n",
@@ -137,33 +140,23 @@ std::string SvgOf(const Plot& plot) {
       "role=\"img\" aria-label=\"%s\">\n",
       kWidth, kHeight, EscapeXml(plot.title));
   DrawLabels(out, plot);
-  bool any = false;
-  double x_low = 0, x_high = 0, y_low = 0, y_high = 0;
+  std::vector<double> xs, ys;
   for (const PlotSeries& series : plot.series) {
     for (const auto& [x, y] : series.points) {
-      x_low = any ? std::min(x_low, x) : x;
-      x_high = any ? std::max(x_high, x) : x;
-      y_low = any ? std::min(y_low, y) : y;
-      y_high = any ? std::max(y_high, y) : y;
-      any = true;
+      xs.push_back(x);
+      ys.push_back(y);
     }
   }
-  if (any) {
-    Axis x = MakeAxis(x_low, x_high, plot.log_x, plot.x_ticks),
-         y = MakeAxis(y_low, y_high, false, {});
-    x.begin = kLeft;
-    x.end = kWidth - kRight;
-    y.begin = kHeight - kBottom;
-    y.end = kTop;
+  if (xs.empty()) {
+    DrawText(out, "middle", kWidth / 2, kHeight / 2, "no data");
+  } else {
+    const Axis x = MakeAxis(xs, kLeft, kWidth - kRight, plot.log_x, plot.x_ticks);
+    const Axis y = MakeAxis(ys, kHeight - kBottom, kTop, false, {});
     DrawGrid(out, x, y);
     for (size_t i = 0; i < plot.series.size(); ++i) {
       DrawSeries(out, plot.series[i], i, x, y, plot.markers);
     }
     DrawLegend(out, plot);
-  } else {
-    absl::StrAppendFormat(
-        &out, "<text class=\"axis\" x=\"%.1f\" y=\"%.1f\" text-anchor=\"middle\">no data</text>\n",
-        kWidth / 2, kHeight / 2);
   }
   absl::StrAppend(&out, "</svg>\n");
   return out;

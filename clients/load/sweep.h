@@ -3,30 +3,28 @@
 
 #include <optional>
 #include <string>
-#include <vector>
 
-#include "clients/load/options.h"
 #include "clients/load/stats.h"
 
 namespace ovq::load {
 
+struct SweepOptions {
+  bool on = false;
+  int max_levels = 10;
+  double factor = 2;       // of one level's load to the next
+  double min_gain = 0.05;  // a level that adds less throughput than this share has saturated
+  double min_good = 0.99;  // share of good requests that a level must keep, with --goodput
+};
+
 class Sweep {
  public:
-  enum class Verdict : uint8_t {
-    kGoOn,
-    kSaturated,      // throughput hardly rose
-    kGoodputBroken,  // too few good requests
-    kFailed,         // nothing completed
-    kLastLevel,
-  };
-  static const char* Name(Verdict verdict);
-
   // Loads are users (whole numbers) or requests a second.
-  Sweep(const SweepOptions& options, double first_load, bool whole);
+  Sweep(const SweepOptions& options, double first_load, bool whole)
+      : options_(options), whole_(whole), load_(first_load) {}
 
   double load() const { return load_; }  // of the level to run now
-  // Judges that level; after anything but kGoOn there is no next one.
-  Verdict Add(const Report& report);
+  // Judges that level: why it is the last one, or nothing if another is to follow.
+  std::string Add(const Report& report);
   // The level with the highest output throughput among those that kept --goodput (all without it);
   // nullopt if none did.
   std::optional<size_t> best() const { return best_; }
@@ -35,7 +33,7 @@ class Sweep {
   const SweepOptions options_;
   const bool whole_;
   double load_;
-  size_t levels_ = 0;
+  int levels_ = 0;
   std::optional<size_t> best_;
   double best_throughput_ = 0;
 };

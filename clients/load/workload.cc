@@ -2,11 +2,13 @@
 
 #include <algorithm>
 #include <map>
+#include <span>
 #include <utility>
 
 namespace ovq::load {
 namespace {
 
+constexpr int64_t kDefaultRequests = 1000;
 // Turns in a conversation stay far below this, so streams of different requests never meet.
 constexpr uint64_t kTurnStride = uint64_t{1} << 32;
 
@@ -14,7 +16,7 @@ uint64_t StreamOf(int64_t conversation, int64_t turn) {
   return static_cast<uint64_t>(conversation) * kTurnStride + static_cast<uint64_t>(turn);
 }
 
-std::vector<Conversation> GroupBySession(const std::vector<TraceEntry>& trace, double speed) {
+std::vector<Conversation> GroupBySession(std::span<const TraceEntry> trace, double speed) {
   std::vector<Conversation> conversations;
   std::map<std::string, size_t> place;  // of a session
   for (const TraceEntry& entry : trace) {
@@ -37,10 +39,10 @@ std::vector<Conversation> GroupBySession(const std::vector<TraceEntry>& trace, d
 
 Workload::Workload(WorkloadOptions options) : options_(std::move(options)) {
   // The first requests of the trace, not the first conversations.
-  const size_t n = std::min(options_.trace.size(), static_cast<size_t>(options_.max_requests));
-  const std::vector<TraceEntry> played(options_.trace.begin(),
-                                       options_.trace.begin() + static_cast<std::ptrdiff_t>(n));
-  traced_ = GroupBySession(played, options_.trace_speed);
+  const auto all = static_cast<int64_t>(options_.trace.size());
+  const int64_t n = std::min(all, options_.max_requests.value_or(all));
+  traced_ =
+      GroupBySession(std::span(options_.trace).first(static_cast<size_t>(n)), options_.trace_speed);
   for (Conversation& conversation : traced_) conversation.index += options_.first_index;
 }
 
@@ -49,21 +51,16 @@ std::optional<Conversation> Workload::Next() {
     if (next_ == static_cast<int64_t>(traced_.size())) return std::nullopt;
     return std::move(traced_[static_cast<size_t>(next_++)]);
   }
-  const int64_t turns = std::min(options_.turns, options_.max_requests - requests_);
+  const int64_t left = options_.max_requests.value_or(kDefaultRequests) - requests_;
+  const int64_t turns = std::min(options_.turns, left);
   if (turns <= 0) return std::nullopt;
   requests_ += turns;
-  return Drawn(turns);
-}
-
-Conversation Workload::Drawn(int64_t turns) {
-  Conversation conversation{
-      .index = options_.first_index + next_++, .session = options_.turns > 1, .turns = {}};
+  Conversation conversation{.index = options_.first_index + next_++, .session = options_.turns > 1};
   for (int64_t i = 0; i < turns; ++i) {
     Random random(options_.seed, ~StreamOf(conversation.index, i));
-    Turn turn;
+    Turn& turn = conversation.turns.emplace_back();
     turn.input_tokens = options_.input.Draw(random);
     turn.output_tokens = options_.output.Draw(random);
-    conversation.turns.push_back(turn);
   }
   return conversation;
 }
@@ -83,8 +80,8 @@ std::vector<uint32_t> PromptMaker::Make(int64_t conversation, int64_t turn, int6
   return ids;
 }
 
-uint64_t SamplingSeed(uint64_t seed, int64_t conversation, int64_t turn) {
-  return Random(seed ^ 0x5a3b1e, StreamOf(conversation, turn)).Next();
+uint64_t PromptMaker::SamplingSeed(int64_t conversation, int64_t turn) const {
+  return Random(seed_ ^ 0x5a3b1e, StreamOf(conversation, turn)).Next();
 }
 
 }  // namespace ovq::load

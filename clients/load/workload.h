@@ -2,12 +2,11 @@
 #pragma once
 
 #include <cstdint>
-#include <memory>
 #include <optional>
 #include <string>
 #include <vector>
 
-#include "clients/load/lengths.h"
+#include "clients/load/distributions.h"
 #include "clients/load/trace.h"
 
 namespace ovq::load {
@@ -29,7 +28,7 @@ struct WorkloadOptions {
   LengthDistribution output = LengthDistribution::Fixed(64);
   int64_t turns = 1;  // more than one: sessions
   uint64_t seed = 1;
-  int64_t max_requests = 1000;         // turns over all conversations
+  std::optional<int64_t> max_requests = {};  // over all conversations; default 1000 or the trace
   int64_t first_index = 0;             // of the conversations; prompts of different indices differ
   std::vector<TraceEntry> trace = {};  // if not empty: lengths, times and sessions are these
   double trace_speed = 1;              // its times are divided by this
@@ -42,14 +41,14 @@ class Workload {
   std::optional<Conversation> Next();  // nullopt after max_requests turns
 
  private:
-  Conversation Drawn(int64_t turns);
   const WorkloadOptions options_;
   std::vector<Conversation> traced_;  // in the order of their first turns
   int64_t next_ = 0;
   int64_t requests_ = 0;
 };
 
-// Prompts as token ids: drawn at random, or slices of a text.
+// What a request holds beside its lengths: a prompt of token ids, drawn at random or a slice of a
+// text, and the seed of the server's sampler. Both depend on nothing but the request's place.
 class PromptMaker {
  public:
   // Ids are drawn from [0, vocab_size).
@@ -58,14 +57,12 @@ class PromptMaker {
   PromptMaker(uint64_t seed, std::vector<uint32_t> text) : seed_(seed), text_(std::move(text)) {}
 
   std::vector<uint32_t> Make(int64_t conversation, int64_t turn, int64_t tokens) const;
+  uint64_t SamplingSeed(int64_t conversation, int64_t turn) const;
 
  private:
   const uint64_t seed_;
   const uint32_t vocab_size_ = 0;
   const std::vector<uint32_t> text_;
 };
-
-// For the server's sampler: one for every request, the same in every run with this seed.
-uint64_t SamplingSeed(uint64_t seed, int64_t conversation, int64_t turn);
 
 }  // namespace ovq::load

@@ -1,15 +1,10 @@
 #include "clients/load/program/grpc_calls.h"
 
 #include <algorithm>
-#include <mutex>
-#include <unordered_set>
 #include <utility>
 
 #include "absl/strings/str_cat.h"
 #include "absl/time/clock.h"
-#include "absl/time/time.h"
-#include "clients/channel/channel.h"
-#include "ovq/v1/inference.grpc.pb.h"
 
 namespace ovq::load {
 namespace {
@@ -20,7 +15,6 @@ constexpr absl::Duration kDeleteTimeout = absl::Seconds(10);
 
 ServerUsage ToUsage(const v1::Usage& from) {
   return {.prompt_tokens = static_cast<int64_t>(from.prompt_tokens()),
-          .cached_tokens = static_cast<int64_t>(from.cached_tokens()),
           .generated_tokens = static_cast<int64_t>(from.generated_tokens()),
           .state_bytes = static_cast<int64_t>(from.state_bytes()),
           .position = static_cast<int64_t>(from.position()),
@@ -29,65 +23,24 @@ ServerUsage ToUsage(const v1::Usage& from) {
           .decode_s = Seconds(from.decode_time())};
 }
 
-}  // namespace
-
-class GrpcCalls::Impl {
- public:
-  Impl(const Options& options, const std::vector<Connection>& connections)
-      : options_(options), authorization_(connections.front().authorization) {
-    for (const Connection& connection : connections) {
-      inference_.push_back(v1::InferenceService::NewStub(connection.channel));
-      sessions_.push_back(v1::SessionService::NewStub(connection.channel));
-    }
-  }
-
-  void Prepare(grpc::ClientContext& context, absl::Duration timeout) const {
-    context.set_deadline(absl::ToChronoTime(absl::Now() + timeout));
-    if (!authorization_.empty()) context.AddMetadata("authorization", authorization_);
-  }
-  v1::InferenceService::Stub& inference() { return *inference_[NextConnection()]; }
-  v1::SessionService::Stub& sessions() { return *sessions_[NextConnection()]; }
-  const Options& options() const { return options_; }
-
-  // Between these a call is among those that CancelAll cancels.
-  void Enter(grpc::ClientContext* context) {
-    const std::lock_guard lock(mutex_);
-    live_.insert(context);
-  }
-  void Leave(grpc::ClientContext* context) {
-    const std::lock_guard lock(mutex_);
-    live_.erase(context);
-  }
-  void CancelAll() {
-    const std::lock_guard lock(mutex_);
-    for (grpc::ClientContext* context : live_) context->TryCancel();
-  }
-
-  std::atomic<int64_t> tokens_received = 0;
-
- private:
-  size_t NextConnection() { return next_connection_++ % inference_.size(); }
-
-  const Options options_;
-  const std::string authorization_;
-  std::vector<std::unique_ptr<v1::InferenceService::Stub>> inference_;
-  std::vector<std::unique_ptr<v1::SessionService::Stub>> sessions_;
-  std::atomic<size_t> next_connection_ = 0;
-  std::mutex mutex_;
-  std::unordered_set<grpc::ClientContext*> live_;
+// What a unary call needs until its end.
+template <class Request, class Response>
+struct Unary {
+  grpc::ClientContext context;
+  Request request;
+  Response response;
 };
 
-namespace {
+}  // namespace
 
 // One Generate; owns itself until its end. gRPC never runs two of its methods at once.
-template <class Impl>
-class GenerateCall final : public grpc::ClientReadReactor<v1::GenerateResponse> {
+class GrpcCalls::GenerateCall final : public grpc::ClientReadReactor<v1::GenerateResponse> {
  public:
-  GenerateCall(std::shared_ptr<Impl> impl, GenerateSpec spec, std::function<void(Outcome)> done)
-      : impl_(std::move(impl)), done_(std::move(done)) {
+  GenerateCall(GrpcCalls& calls, GenerateSpec spec, std::function<void(Outcome)> done)
+      : calls_(calls), done_(std::move(done)) {
     auto& ids = *request_.mutable_prompt()->mutable_token_ids()->mutable_ids();
     ids.Assign(spec.prompt.begin(), spec.prompt.end());
-    const Options& options = impl_->options();
+    const Options& options = calls_.options_;
     if (!spec.session_id.empty()) {
       request_.set_session_id(std::move(spec.session_id));
     } else if (options.max_centroids) {
@@ -101,11 +54,11 @@ class GenerateCall final : public grpc::ClientReadReactor<v1::GenerateResponse> 
   }
 
   void Start() {
-    impl_->Prepare(context_, impl_->options().timeout);
+    calls_.Prepare(context_, calls_.options_.timeout);
     AddSessionKey(SessionKeyOf(request_.session_id()), context_);
-    impl_->Enter(&context_);
+    calls_.Enter(&context_);
     outcome_.sent = Clock::now();
-    impl_->inference().async()->Generate(&context_, &request_, this);
+    calls_.Next().inference->async()->Generate(&context_, &request_, this);
     StartRead(&response_);
     StartCall();
   }
@@ -115,7 +68,7 @@ class GenerateCall final : public grpc::ClientReadReactor<v1::GenerateResponse> 
     if (response_.has_chunk()) {
       const auto tokens = static_cast<uint32_t>(response_.chunk().token_ids_size());
       if (tokens > 0) outcome_.arrivals.push_back({Clock::now(), tokens});
-      impl_->tokens_received.fetch_add(tokens, std::memory_order_relaxed);
+      calls_.tokens_received_.fetch_add(tokens, std::memory_order_relaxed);
     } else if (response_.has_finished()) {
       finished_ = true;
       outcome_.usage = ToUsage(response_.finished().usage());
@@ -125,7 +78,7 @@ class GenerateCall final : public grpc::ClientReadReactor<v1::GenerateResponse> 
 
   void OnDone(const grpc::Status& status) override {
     outcome_.ended = Clock::now();
-    impl_->Leave(&context_);
+    calls_.Leave(&context_);
     outcome_.status = ToStatus(status);
     if (status.ok()) outcome_.status = CheckWhole();
     if (!outcome_.status.ok()) outcome_.usage = {};
@@ -146,7 +99,7 @@ class GenerateCall final : public grpc::ClientReadReactor<v1::GenerateResponse> 
     return absl::OkStatus();
   }
 
-  const std::shared_ptr<Impl> impl_;
+  GrpcCalls& calls_;
   const std::function<void(Outcome)> done_;
   grpc::ClientContext context_;
   v1::GenerateRequest request_;
@@ -155,36 +108,43 @@ class GenerateCall final : public grpc::ClientReadReactor<v1::GenerateResponse> 
   Outcome outcome_;
 };
 
-// What a unary call needs until its end.
-template <class Request, class Response>
-struct Unary {
-  grpc::ClientContext context;
-  Request request;
-  Response response;
-};
-
-}  // namespace
-
 absl::StatusOr<std::unique_ptr<GrpcCalls>> GrpcCalls::Make(const Options& options) {
-  std::vector<Connection> connections;
+  std::unique_ptr<GrpcCalls> calls(new GrpcCalls(options));
   for (int i = 0; i < options.connections; ++i) {
     absl::StatusOr<Connection> connection = Connect(options.connect, /*own_socket=*/true);
     if (!connection.ok()) return connection.status();
-    connections.push_back(*std::move(connection));
+    calls->servers_.push_back({*connection, v1::InferenceService::NewStub(connection->channel),
+                               v1::SessionService::NewStub(connection->channel)});
   }
-  return std::unique_ptr<GrpcCalls>(new GrpcCalls(std::make_shared<Impl>(options, connections)));
+  return calls;
 }
 
-GrpcCalls::GrpcCalls(std::shared_ptr<Impl> impl) : impl_(std::move(impl)) {}
-GrpcCalls::~GrpcCalls() = default;
+void GrpcCalls::Prepare(grpc::ClientContext& context, absl::Duration timeout) const {
+  context.set_deadline(absl::ToChronoTime(absl::Now() + timeout));
+  servers_.front().connection.Authorize(context);
+}
+
+void GrpcCalls::Enter(grpc::ClientContext* context) {
+  const std::lock_guard lock(mutex_);
+  live_.insert(context);
+}
+
+void GrpcCalls::Leave(grpc::ClientContext* context) {
+  const std::lock_guard lock(mutex_);
+  live_.erase(context);
+}
+
+void GrpcCalls::CancelAll() {
+  const std::lock_guard lock(mutex_);
+  for (grpc::ClientContext* context : live_) context->TryCancel();
+}
 
 absl::StatusOr<ModelFacts> GrpcCalls::GetModel() {
-  Unary<v1::GetModelInfoRequest, v1::ModelInfo> call;
-  impl_->Prepare(call.context, std::min(kSetupTimeout, impl_->options().timeout));
-  const grpc::Status status =
-      impl_->inference().GetModelInfo(&call.context, call.request, &call.response);
+  grpc::ClientContext context;
+  Prepare(context, std::min(kSetupTimeout, options_.timeout));
+  v1::ModelInfo info;
+  const grpc::Status status = Next().inference->GetModelInfo(&context, {}, &info);
   if (!status.ok()) return ToStatus(status);
-  const v1::ModelInfo& info = call.response;
   if (info.vocab_size() == 0) return absl::DataLossError("the server tells no vocab_size");
   return ModelFacts{.name = info.name(),
                     .fingerprint = info.fingerprint(),
@@ -195,49 +155,51 @@ absl::StatusOr<ModelFacts> GrpcCalls::GetModel() {
 }
 
 absl::StatusOr<std::vector<uint32_t>> GrpcCalls::Tokenize(const std::string& text) {
-  Unary<v1::TokenizeRequest, v1::TokenizeResponse> call;
-  impl_->Prepare(call.context, impl_->options().timeout);
-  call.request.set_text(text);
-  const grpc::Status status =
-      impl_->inference().Tokenize(&call.context, call.request, &call.response);
+  grpc::ClientContext context;
+  Prepare(context, options_.timeout);
+  v1::TokenizeRequest request;
+  request.set_text(text);
+  v1::TokenizeResponse response;
+  const grpc::Status status = Next().inference->Tokenize(&context, request, &response);
   if (!status.ok()) return ToStatus(status);
-  return std::vector<uint32_t>(call.response.token_ids().begin(), call.response.token_ids().end());
+  return std::vector<uint32_t>(response.token_ids().begin(), response.token_ids().end());
+}
+
+void GrpcCalls::CreateSession(std::function<void(absl::StatusOr<std::string>)> done) {
+  auto call = std::make_shared<Unary<v1::CreateSessionRequest, v1::Session>>();
+  if (options_.max_centroids) call->request.set_max_centroids(*options_.max_centroids);
+  Prepare(call->context, options_.timeout);
+  AddSessionKey(NewSessionKey(), call->context);
+  Enter(&call->context);
+  Next().sessions->async()->CreateSession(
+      &call->context, &call->request, &call->response,
+      [this, call, done = std::move(done)](const grpc::Status& status) {
+        Leave(&call->context);
+        if (!status.ok()) return done(ToStatus(status));
+        done(call->response.session_id());
+      });
+}
+
+void GrpcCalls::DeleteSession(const std::string& id, std::function<void(absl::Status)> done) {
+  auto call = std::make_shared<Unary<v1::DeleteSessionRequest, v1::DeleteSessionResponse>>();
+  call->request.set_session_id(id);
+  Prepare(call->context, kDeleteTimeout);
+  AddSessionKey(SessionKeyOf(id), call->context);
+  Next().sessions->async()->DeleteSession(
+      &call->context, &call->request, &call->response,
+      [call, done = std::move(done)](const grpc::Status& status) { done(ToStatus(status)); });
 }
 
 Calls GrpcCalls::calls() {
-  Calls calls;
-  calls.generate = [impl = impl_](GenerateSpec spec, std::function<void(Outcome)> done) {
-    (new GenerateCall<Impl>(impl, std::move(spec), std::move(done)))->Start();
-  };
-  calls.create_session = [impl = impl_](std::function<void(absl::StatusOr<std::string>)> done) {
-    auto call = std::make_shared<Unary<v1::CreateSessionRequest, v1::Session>>();
-    const Options& options = impl->options();
-    if (options.max_centroids) call->request.set_max_centroids(*options.max_centroids);
-    impl->Prepare(call->context, options.timeout);
-    AddSessionKey(NewSessionKey(), call->context);
-    impl->Enter(&call->context);
-    impl->sessions().async()->CreateSession(
-        &call->context, &call->request, &call->response,
-        [impl, call, done = std::move(done)](const grpc::Status& status) {
-          impl->Leave(&call->context);
-          if (!status.ok()) return done(ToStatus(status));
-          done(call->response.session_id());
-        });
-  };
-  calls.delete_session = [impl = impl_](const std::string& id,
-                                        std::function<void(absl::Status)> done) {
-    auto call = std::make_shared<Unary<v1::DeleteSessionRequest, v1::DeleteSessionResponse>>();
-    call->request.set_session_id(id);
-    impl->Prepare(call->context, kDeleteTimeout);
-    AddSessionKey(SessionKeyOf(id), call->context);
-    impl->sessions().async()->DeleteSession(
-        &call->context, &call->request, &call->response,
-        [call, done = std::move(done)](const grpc::Status& status) { done(ToStatus(status)); });
-  };
-  calls.cancel_all = [impl = impl_] { impl->CancelAll(); };
-  return calls;
+  return {.generate =
+              [this](GenerateSpec spec, std::function<void(Outcome)> done) {
+                (new GenerateCall(*this, std::move(spec), std::move(done)))->Start();
+              },
+          .create_session = [this](auto done) { CreateSession(std::move(done)); },
+          .delete_session = [this](const std::string& id,
+                                   auto done) { DeleteSession(id, std::move(done)); },
+          .cancel_all = [this] { CancelAll(); },
+          .tokens_received = [this] { return tokens_received_.load(); }};
 }
-
-int64_t GrpcCalls::tokens_received() const { return impl_->tokens_received; }
 
 }  // namespace ovq::load

@@ -4,33 +4,55 @@
 #include <atomic>
 #include <cstdint>
 #include <memory>
+#include <mutex>
 #include <string>
+#include <unordered_set>
 #include <vector>
 
 #include "absl/status/statusor.h"
+#include "absl/time/time.h"
+#include "clients/channel/channel.h"
 #include "clients/load/options.h"
-#include "clients/load/result.h"
+#include "clients/load/report.h"
 #include "clients/load/runner.h"
+#include "ovq/v1/inference.grpc.pb.h"
 
 namespace ovq::load {
 
 // Any thread. All calls must have ended before it goes.
 class GrpcCalls {
  public:
-  // Reads the credentials' files. InvalidArgument names the flag.
+  // Reads the credentials' files. InvalidArgument names the flag. The options stay where they are.
   static absl::StatusOr<std::unique_ptr<GrpcCalls>> Make(const Options& options);
-  ~GrpcCalls();
 
   absl::StatusOr<ModelFacts> GetModel();                                    // blocks
   absl::StatusOr<std::vector<uint32_t>> Tokenize(const std::string& text);  // blocks
-
   Calls calls();
-  int64_t tokens_received() const;  // of all calls so far
 
  private:
-  class Impl;
-  explicit GrpcCalls(std::shared_ptr<Impl> impl);
-  const std::shared_ptr<Impl> impl_;
+  class GenerateCall;
+  struct Server {  // over one connection
+    Connection connection;
+    std::unique_ptr<v1::InferenceService::Stub> inference;
+    std::unique_ptr<v1::SessionService::Stub> sessions;
+  };
+
+  explicit GrpcCalls(const Options& options) : options_(options) {}
+  const Server& Next() { return servers_[next_server_++ % servers_.size()]; }
+  void Prepare(grpc::ClientContext& context, absl::Duration timeout) const;
+  void CreateSession(std::function<void(absl::StatusOr<std::string>)> done);
+  void DeleteSession(const std::string& id, std::function<void(absl::Status)> done);
+  // Between these a call is among those that CancelAll cancels.
+  void Enter(grpc::ClientContext* context);
+  void Leave(grpc::ClientContext* context);
+  void CancelAll();
+
+  const Options& options_;
+  std::vector<Server> servers_;
+  std::atomic<size_t> next_server_ = 0;
+  std::atomic<int64_t> tokens_received_ = 0;
+  std::mutex mutex_;  // guards the next
+  std::unordered_set<grpc::ClientContext*> live_;
 };
 
 }  // namespace ovq::load

@@ -1,5 +1,7 @@
 // ovq-load: loads an ovq-server and reports what its users would have seen.
+#include <atomic>
 #include <cstdio>
+#include <memory>
 #include <string>
 #include <utility>
 #include <vector>
@@ -29,7 +31,7 @@ int Fail(int code, absl::string_view message) {
 absl::StatusOr<PromptMaker> MakePrompts(const Options& options, const ModelFacts& model,
                                         GrpcCalls& calls) {
   if (options.prompt_file.empty()) {
-    return PromptMaker(options.seed, static_cast<uint32_t>(model.vocab_size));
+    return PromptMaker(options.work.seed, static_cast<uint32_t>(model.vocab_size));
   }
   const auto with_flag = [&](const absl::Status& status) {
     return absl::Status(status.code(), absl::StrCat("--prompt-file: ", status.message()));
@@ -42,23 +44,7 @@ absl::StatusOr<PromptMaker> MakePrompts(const Options& options, const ModelFacts
     return absl::InvalidArgumentError(
         absl::StrCat("--prompt-file: ", options.prompt_file, ": expected some text"));
   }
-  return PromptMaker(options.seed, *std::move(ids));
-}
-
-std::vector<Level> RunExperiment(const ExperimentSetup& setup, Result& result) {
-  ProgressPrinter progress(setup.options.output.quiet);
-  Experiment experiment(setup, progress);
-  const SignalWaiter interrupts({SIGINT}, [&](int) { experiment.Interrupt(); });
-  bool first = true;
-  std::vector<Level> levels = experiment.Run([&](const Level& level) {
-    // The table grows on stderr; stdout gets it once, whole.
-    if (setup.options.output.quiet) return;
-    const std::string header = first ? SweepHeader(setup.options) : "";
-    std::fputs(absl::StrCat(header, SweepLine(level)).c_str(), stderr);
-    first = false;
-  });
-  result.best = experiment.best();
-  return levels;
+  return PromptMaker(options.work.seed, *std::move(ids));
 }
 
 int ExitCode(const Result& result) {
@@ -72,34 +58,30 @@ int ExitCode(const Result& result) {
 }
 
 // All that can fail before the first request; its errors are usage errors unless the server's.
-int Run(Options options) {
-  std::vector<TraceEntry> trace;
+int Run(Result result) {
+  Options& options = result.options;
   if (!options.trace.empty()) {
-    absl::StatusOr<std::vector<TraceEntry>> entries = ReadTrace(options.trace);
-    if (!entries.ok()) {
-      return Fail(kExitUsage, absl::StrCat("--trace: ", entries.status().message()));
-    }
-    trace = *std::move(entries);
+    absl::StatusOr<std::vector<TraceEntry>> trace = ReadTrace(options.trace);
+    if (!trace.ok()) return Fail(kExitUsage, absl::StrCat("--trace: ", trace.status().message()));
+    options.work.trace = *std::move(trace);
   }
-  absl::StatusOr<std::unique_ptr<GrpcCalls>> calls = GrpcCalls::Make(options);
+  const absl::StatusOr<std::unique_ptr<GrpcCalls>> calls = GrpcCalls::Make(options);
   if (!calls.ok()) return Fail(kExitUsage, calls.status().message());
   const absl::StatusOr<ModelFacts> model = (*calls)->GetModel();
   if (!model.ok()) {
     return Fail(kExitErrors, absl::StrCat(options.connect.server, ": ", model.status().ToString()));
   }
-  const absl::Status lengths = CheckPromptLengths(options, trace, model->max_prompt_tokens);
+  result.model = *model;
+  const absl::Status lengths = CheckPromptLengths(options, model->max_prompt_tokens);
   if (!lengths.ok()) return Fail(kExitUsage, lengths.message());
-  absl::StatusOr<PromptMaker> prompts = MakePrompts(options, *model, **calls);
+  const absl::StatusOr<PromptMaker> prompts = MakePrompts(options, *model, **calls);
   if (!prompts.ok()) return Fail(kExitUsage, prompts.status().message());
-
-  const ExperimentSetup setup{.options = options,
-                              .trace = std::move(trace),
-                              .prompts = *std::move(prompts),
-                              .calls = (*calls)->calls(),
-                              .tokens_received = [&] { return (*calls)->tokens_received(); }};
-  Result result{.options = std::move(options), .model = *model};
   result.started = absl::FormatTime(absl::RFC3339_sec, absl::Now(), absl::UTCTimeZone());
-  result.levels = RunExperiment(setup, result);
+  {
+    std::atomic<int> interrupts = 0;
+    const SignalWaiter waiter({SIGINT}, [&](int) { ++interrupts; });
+    RunExperiment(*prompts, (*calls)->calls(), interrupts, result);
+  }
   std::fputs(TextReport(result).c_str(), stdout);
   std::fflush(stdout);
   if (const absl::Status status = WriteReports(result); !status.ok()) {
@@ -116,7 +98,7 @@ int Main(int argc, char** argv) {
     return 0;
   }
   BlockSignals({SIGINT});
-  return Run(*std::move(options));
+  return Run({.options = *std::move(options)});
 }
 
 }  // namespace

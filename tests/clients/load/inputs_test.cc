@@ -8,8 +8,7 @@
 #include <string>
 #include <vector>
 
-#include "clients/load/arrivals.h"
-#include "clients/load/lengths.h"
+#include "clients/load/distributions.h"
 #include "clients/load/options.h"
 #include "clients/load/trace.h"
 #include "clients/load/workload.h"
@@ -17,6 +16,7 @@
 namespace ovq::load {
 namespace {
 
+using testing::ElementsAre;
 using testing::HasSubstr;
 
 std::vector<double> Gaps(const ArrivalOptions& options, int n) {
@@ -77,7 +77,7 @@ TEST(Arrivals, SameSeedSameTimes) {
 
 // During a ramp of 10 s to 10/s, t^2 / 2 arrivals are due by t, 50 by its end; then 10 a second.
 TEST(Arrivals, RampGrowsLinearly) {
-  ArrivalSchedule schedule({.kind = ArrivalKind::kConstant, .rate = 10, .ramp_s = 10});
+  ArrivalSchedule schedule({.kind = ArrivalKind::kConstant, .rate = 10, .ramp = absl::Seconds(10)});
   std::vector<double> times;
   for (int i = 0; i < 100; ++i) times.push_back(schedule.Next());
   EXPECT_NEAR(times[1], 2, 1e-9);    // the second: t^2 / 2 = 2
@@ -87,13 +87,12 @@ TEST(Arrivals, RampGrowsLinearly) {
 }
 
 TEST(ClosedLoop, UsersComeEvenlyOverTheRamp) {
-  const ClosedLoop ramp(5, 8);
-  EXPECT_EQ(ramp.UsersAt(0), 1);
-  EXPECT_EQ(ramp.UsersAt(1.9), 1);
-  EXPECT_EQ(ramp.UsersAt(2), 2);
-  EXPECT_EQ(ramp.UsersAt(7.9), 4);
-  EXPECT_EQ(ramp.UsersAt(100), 5);
-  EXPECT_EQ(ClosedLoop(5, 0).UsersAt(0), 5);
+  std::vector<absl::Duration> starts;
+  for (int64_t user = 0; user < 5; ++user) starts.push_back(StartOf(user, 5, absl::Seconds(8)));
+  EXPECT_THAT(starts, ElementsAre(absl::ZeroDuration(), absl::Seconds(2), absl::Seconds(4),
+                                  absl::Seconds(6), absl::Seconds(8)));
+  EXPECT_EQ(StartOf(4, 5, absl::ZeroDuration()), absl::ZeroDuration());
+  EXPECT_EQ(StartOf(0, 1, absl::Seconds(8)), absl::ZeroDuration());
 }
 
 TEST(Lengths, DrawWithinTheirBounds) {
@@ -242,10 +241,10 @@ TEST(Options, AreRead) {
   const auto options = ParseOptions(args);
   ASSERT_TRUE(options.ok()) << options.status();
   EXPECT_EQ(options->rate, 2.5);
-  EXPECT_EQ(options->arrivals, ArrivalKind::kGamma);
-  EXPECT_EQ(options->burstiness, 0.5);
-  EXPECT_EQ(options->ramp_up, absl::Seconds(10));
-  EXPECT_EQ(options->think_time, absl::Milliseconds(250));
+  EXPECT_EQ(options->plan.arrivals.kind, ArrivalKind::kGamma);
+  EXPECT_EQ(options->plan.arrivals.burstiness, 0.5);
+  EXPECT_EQ(options->plan.arrivals.ramp, absl::Seconds(10));
+  EXPECT_EQ(options->plan.think_time, absl::Milliseconds(250));
   EXPECT_EQ(options->goodput->ttft_ms, 200);
   EXPECT_FALSE(options->goodput->tpot_ms.has_value());
 }

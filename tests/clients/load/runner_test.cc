@@ -51,6 +51,7 @@ class FakeServer {
       cancelled_ = true;
       changed_.notify_all();
     };
+    calls.tokens_received = [] { return 0; };
     return calls;
   }
 
@@ -96,8 +97,8 @@ RunResult RunOn(FakeServer& server, const RunPlan& plan, WorkloadOptions work) {
   Workload workload(std::move(work));
   const PromptMaker prompts(1, 100);
   const Calls calls = server.calls();
-  Runner runner(plan, workload, prompts, calls, [](const Progress&) {});
-  return runner.Run();
+  const std::atomic<int> interrupts = 0;
+  return Runner(plan, workload, prompts, calls, interrupts, [](const Progress&) {}).Run();
 }
 
 TEST(Runner, ClosedLoopKeepsItsUsersBusy) {
@@ -114,7 +115,7 @@ TEST(Runner, ClosedLoopKeepsItsUsersBusy) {
 TEST(Runner, SessionsTakeTheirTurnsInOrder) {
   FakeServer server(milliseconds(1));
   const RunResult result = RunOn(
-      server, {.users = 2, .think_s = 0.01},
+      server, {.users = 2, .think_time = absl::Milliseconds(10)},
       {.input = *LengthDistribution::Parse("uniform:1-1000", 1000), .turns = 3, .max_requests = 8});
   EXPECT_EQ(result.records.size(), 8u);
   EXPECT_EQ(server.created, 3);
@@ -169,8 +170,9 @@ TEST(Runner, TraceSetsTheTimes) {
 
 TEST(Runner, DurationEndsARunThatHangs) {
   FakeServer server(milliseconds(0));
-  const RunResult result =
-      RunOn(server, {.users = 3, .duration_s = 0.2, .grace_s = 0.02}, {.max_requests = 100});
+  const RunResult result = RunOn(
+      server, {.users = 3, .duration = absl::Milliseconds(200), .grace = absl::Milliseconds(20)},
+      {.max_requests = 100});
   ASSERT_EQ(result.records.size(), 3u);
   for (const Record& record : result.records) {
     EXPECT_TRUE(record.cut_off);
@@ -184,8 +186,8 @@ TEST(Runner, TellsWhatWasDueAndNeverSent) {
                                  {.kind = RunPlan::Kind::kRate,
                                   .arrivals = {.kind = ArrivalKind::kConstant, .rate = 10},
                                   .max_in_flight = 2,
-                                  .duration_s = 0.55,
-                                  .grace_s = 0},
+                                  .duration = absl::Milliseconds(550),
+                                  .grace = absl::ZeroDuration()},
                                  {.max_requests = 100});
   EXPECT_EQ(result.records.size(), 2u);
   EXPECT_EQ(result.unsent, 3);  // of those at 0.1, 0.2, ..., 0.5 s
@@ -196,14 +198,15 @@ TEST(Runner, InterruptStopsAndSecondCancels) {
   Workload workload({.max_requests = 100});
   const PromptMaker prompts(1, 100);
   const Calls calls = server.calls();
-  Runner* running = nullptr;
-  int told = 0;
-  Runner runner({.users = 2, .duration_s = 1e6, .grace_s = 1e6, .interrupted_grace_s = 1e6},
-                workload, prompts, calls, [&](const Progress& progress) {
-                  // Twice: once its requests run, and once more while they are awaited.
-                  if (progress.in_flight == 2 && told++ < 2) running->Interrupt();
-                });
-  running = &runner;
+  std::atomic<int> interrupts = 0;
+  const RunPlan plan{.users = 2,
+                     .duration = absl::Hours(1),
+                     .grace = absl::Hours(1),
+                     .interrupted_grace = absl::Hours(1)};
+  Runner runner(plan, workload, prompts, calls, interrupts, [&](const Progress& progress) {
+    // Twice: once its requests run, and once more while they are awaited.
+    if (progress.in_flight == 2 && interrupts < 2) ++interrupts;
+  });
   const RunResult result = runner.Run();
   EXPECT_TRUE(result.interrupted);
   EXPECT_EQ(result.records.size(), 2u);
@@ -232,22 +235,17 @@ TEST(Runner, ARefusedSessionIsAFailedRequest) {
 
 TEST(Experiment, WarmUpDoesNotCountAndPromptsDiffer) {
   FakeServer server(milliseconds(1));
-  ExperimentSetup setup{
-      .options = *ParseOptions(std::vector<std::string>{"--warmup=3", "--requests=5"}),
-      .trace = {},
-      .prompts = PromptMaker(1, 100),
-      .calls = server.calls(),
-      .tokens_received = [] { return 0; }};
+  Result result{
+      .options = *ParseOptions(std::vector<std::string>{"--warmup=3", "--requests=5", "--quiet"})};
+  Calls calls = server.calls();
   std::vector<std::vector<uint32_t>> prompts;
-  setup.calls.generate = [&, generate = setup.calls.generate](GenerateSpec spec, auto done) {
+  calls.generate = [&, generate = calls.generate](GenerateSpec spec, auto done) {
     prompts.push_back(spec.prompt);
     generate(std::move(spec), std::move(done));
   };
-  ProgressPrinter progress(/*quiet=*/true);
-  Experiment experiment(setup, progress);
-  const std::vector<Level> levels = experiment.Run([](const Level&) {});
-  ASSERT_EQ(levels.size(), 1u);
-  EXPECT_EQ(levels[0].report.completed, 5);
+  RunExperiment(PromptMaker(1, 100), calls, /*interrupts=*/0, result);
+  ASSERT_EQ(result.levels.size(), 1u);
+  EXPECT_EQ(result.levels[0].report.completed, 5);
   ASSERT_EQ(prompts.size(), 8u);
   std::sort(prompts.begin(), prompts.end());
   EXPECT_EQ(std::unique(prompts.begin(), prompts.end()), prompts.end());
@@ -255,8 +253,8 @@ TEST(Experiment, WarmUpDoesNotCountAndPromptsDiffer) {
 
 TEST(Experiment, PromptsThatTheServerRefusesAreUsageErrors) {
   const auto options = ParseOptions(std::vector<std::string>{"--input-length=uniform:5-60"});
-  EXPECT_TRUE(CheckPromptLengths(*options, {}, 60).ok());
-  const absl::Status status = CheckPromptLengths(*options, {}, 59);
+  EXPECT_TRUE(CheckPromptLengths(*options, 60).ok());
+  const absl::Status status = CheckPromptLengths(*options, 59);
   EXPECT_EQ(status.message(),
             "--input-length: expected prompts of at most 59 tokens (what the server takes), got "
             "up to 60");
