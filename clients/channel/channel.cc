@@ -38,8 +38,7 @@ std::string FirstLine(const std::string& text) {
 // What metadata may hold: gRPC ends the program of a caller that passes more.
 bool HasToken(const std::string& text) {
   const std::string token = FirstLine(text);
-  return !token.empty() &&
-         std::ranges::all_of(token, [](unsigned char c) { return c > 0x20 && c < 0x7f; });
+  return !token.empty() && std::ranges::all_of(token, absl::ascii_isgraph);
 }
 
 }  // namespace
@@ -53,8 +52,9 @@ double Seconds(const google::protobuf::Duration& duration) {
   return static_cast<double>(duration.seconds()) + 1e-9 * duration.nanos();
 }
 
-void Connection::Authorize(grpc::ClientContext& context) const {
+void Connection::Authorize(grpc::ClientContext& context, const std::string& session_key) const {
   if (!authorization.empty()) context.AddMetadata("authorization", authorization);
+  if (!session_key.empty()) context.AddMetadata("ovq-session", session_key);
 }
 
 std::string NewSessionKey() {
@@ -74,10 +74,6 @@ std::string SessionKeyOf(std::string_view session_id) {
     return absl::ascii_isalnum(c) || c == '-' || c == '_';
   });
   return valid ? std::string(key) : "";
-}
-
-void AddSessionKey(const std::string& key, grpc::ClientContext& context) {
-  if (!key.empty()) context.AddMetadata("ovq-session", key);
 }
 
 absl::StatusOr<Connection> Connect(const ConnectOptions& options, bool own_socket) {

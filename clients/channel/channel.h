@@ -20,15 +20,14 @@ struct Connection {
   std::shared_ptr<grpc::Channel> channel;
   std::string authorization;  // the metadata of that name; empty: none
 
-  // To be called once for every call.
-  void Authorize(grpc::ClientContext& context) const;
+  // To be called once for every call. The session's key may be empty.
+  void Authorize(grpc::ClientContext& context, const std::string& session_key = "") const;
 };
 
 // Metadata `ovq-session`: what has the same key reaches the same server through a balancer. A new
 // session is made with a new key, which then begins the session's id, "KEY.RANDOM".
 std::string NewSessionKey();
 std::string SessionKeyOf(std::string_view session_id);  // empty for one that was made without
-void AddSessionKey(const std::string& key, grpc::ClientContext& context);  // unless it is empty
 
 // Reads the files; connects with the first call, on a socket of its own or on one that it shares
 // with the process's other channels to the server. Errors name the flag and the file.

@@ -2,35 +2,26 @@
 
 #include <unistd.h>
 
+#include <chrono>
 #include <cstdio>
+#include <optional>
 
+#include "absl/strings/ascii.h"
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_format.h"
-#include "clients/chat/prompt_text.h"
-#include "clients/common/terminal.h"
+#include "absl/strings/strip.h"
+#include "clients/chat/terminal.h"
 
 namespace ovq {
 namespace {
 
+using Clock = std::chrono::steady_clock;
+
 // Far below the 4 MiB that a gRPC server takes in one message.
 constexpr size_t kMaxPartBytes = size_t{64} << 10;
 
-template <typename Duration>
-double Seconds(Duration duration) {
-  return std::chrono::duration<double>(duration).count();
-}
-
-const char* ReasonName(v1::FinishReason reason) {
-  switch (reason) {
-    case v1::FINISH_REASON_STOP:
-      return "stop";
-    case v1::FINISH_REASON_LENGTH:
-      return "length";
-    case v1::FINISH_REASON_CANCELLED:
-      return "cancelled";
-    default:
-      return "unknown";
-  }
+double SecondsSince(Clock::time_point time) {
+  return std::chrono::duration<double>(Clock::now() - time).count();
 }
 
 std::string Rate(uint64_t tokens, double seconds) {
@@ -43,32 +34,73 @@ void PrintFlushed(std::FILE* file, std::string_view text) {
   std::fflush(file);
 }
 
+// Parts of at most kMaxPartBytes that add up to the text, none ending within a character. A part
+// ends after the last line end of its last quarter if there is one, so that few tokens are cut in
+// two. One empty part for an empty text.
+std::vector<std::string_view> SplitPrompt(std::string_view text) {
+  std::vector<std::string_view> parts;
+  while (text.size() > kMaxPartBytes) {
+    size_t cut = kMaxPartBytes;
+    while ((static_cast<unsigned char>(text[cut]) & 0xC0) == 0x80) --cut;  // a continuation
+    const size_t line_end = text.substr(0, cut).rfind('\n');
+    if (line_end != std::string_view::npos && line_end + 1 >= kMaxPartBytes - kMaxPartBytes / 4) {
+      cut = line_end + 1;
+    }
+    parts.push_back(text.substr(0, cut));
+    text.remove_prefix(cut);
+  }
+  parts.push_back(text);
+  return parts;
+}
+
 }  // namespace
 
-std::string FormatStats(const TurnStats& s) {
-  const std::string first = s.first_token_seconds
-                                ? absl::StrFormat("%.0f ms", *s.first_token_seconds * 1e3)
-                                : std::string("-");
-  // The first token is drawn from the prompt's last row: decoding begins with the second.
-  const uint64_t decoded = s.generated_tokens > 0 ? s.generated_tokens - 1 : 0;
-  return absl::StrCat("[prompt ", s.prompt_tokens, " tokens",
-                      Rate(s.prompt_tokens, s.prefill_seconds), " | generated ", s.generated_tokens,
-                      " tokens", Rate(decoded, s.decode_seconds), " | TTFT ", first, " | state ",
-                      HumanBytes(static_cast<double>(s.state_bytes)), " | position ", s.position,
-                      " | ", ReasonName(s.reason), "]");
+std::string RequestIdOf(const grpc::ClientContext& context) {
+  const auto& metadata = context.GetServerTrailingMetadata();
+  const auto found = metadata.find("x-request-id");
+  if (found == metadata.end()) return "";
+  return {found->second.data(), found->second.size()};
 }
+
+struct Conversation::TurnStats {
+  Clock::time_point asked = Clock::now();
+  v1::FinishReason reason = v1::FINISH_REASON_UNSPECIFIED;
+  uint64_t prompt_tokens = 0, generated_tokens = 0;
+  double prefill_seconds = 0, decode_seconds = 0;
+  std::optional<double> first_token_seconds;  // as seen here, from the question's first byte
+  uint64_t state_bytes = 0;
+
+  // "[prompt 12 tokens, 850.1 tokens/s | generated ... | position 46 | length]"
+  std::string Text(uint64_t position) const {
+    const std::string first = first_token_seconds
+                                  ? absl::StrFormat("%.0f ms", *first_token_seconds * 1e3)
+                                  : std::string("-");
+    // The first token is drawn from the prompt's last row: decoding begins with the second.
+    const uint64_t decoded = generated_tokens > 0 ? generated_tokens - 1 : 0;
+    const std::string& name = v1::FinishReason_Name(reason);
+    return absl::StrCat(
+        "[prompt ", prompt_tokens, " tokens", Rate(prompt_tokens, prefill_seconds), " | generated ",
+        generated_tokens, " tokens", Rate(decoded, decode_seconds), " | TTFT ", first, " | state ",
+        HumanBytes(static_cast<double>(state_bytes)), " | position ", position, " | ",
+        absl::AsciiStrToLower(absl::StripPrefix(name, "FINISH_REASON_")), "]");
+  }
+};
 
 Conversation::Conversation(const Connection& connection, const ChatOptions& options)
     : options_(options),
       stdout_is_terminal_(isatty(STDOUT_FILENO) != 0),
-      stream_(connection, options.open.has_session_id() ? SessionKeyOf(options.open.session_id())
-                                                        : NewSessionKey()) {}
+      stub_(v1::InferenceService::NewStub(connection.channel)) {
+  connection.Authorize(context_, options.open.has_session_id()
+                                     ? SessionKeyOf(options.open.session_id())
+                                     : NewSessionKey());
+  call_ = stub_->Chat(&context_);
+}
 
 bool Conversation::Open() {
   v1::ChatRequest request;
   *request.mutable_open() = options_.open;
   v1::ChatResponse response;
-  if (!stream_.Send(request) || !stream_.Read(&response)) return false;
+  if (!Send(request) || !call_->Read(&response)) return false;
   session_ = response.opened().session();
   position_ = session_.position();
   return true;
@@ -76,13 +108,12 @@ bool Conversation::Open() {
 
 bool Conversation::Ask(std::string_view question) {
   if (!BeginTurn()) return false;
-  const Clock::time_point asked = Clock::now();
   TurnStats stats;
   token_list_.clear();
   last_byte_ = '\n';
-  const std::vector<std::string_view> parts = SplitPrompt(question, kMaxPartBytes);
+  const std::vector<std::string_view> parts = SplitPrompt(question);
   if (SendLeadingParts(parts, stats)) {
-    call_ended_ = !SendPart(parts.back(), false) || !StreamAnswer(asked, stats);
+    call_ended_ = !SendPart(parts.back(), false) || !StreamAnswer(stats);
   }
   EndTurn();
   if (call_ended_) return false;
@@ -90,32 +121,58 @@ bool Conversation::Ask(std::string_view question) {
   return true;
 }
 
+bool Conversation::Send(const v1::ChatRequest& request) {
+  bool sent = false;
+  {
+    const std::lock_guard lock(write_mutex_);
+    sent = call_->Write(request);
+  }
+  SendWaitingCancel();
+  return sent;
+}
+
+// Never waits: while a Send is stuck, the cancel follows it.
+void Conversation::SendWaitingCancel() {
+  // Who holds the lock calls this once it has let go.
+  const std::unique_lock lock(write_mutex_, std::try_to_lock);
+  if (!lock || !cancel_waiting_.exchange(false)) return;
+  v1::ChatRequest request;
+  request.mutable_cancel();
+  call_->Write(request);
+}
+
+grpc::Status Conversation::Close() {
+  {
+    const std::lock_guard lock(write_mutex_);
+    call_->WritesDone();
+  }
+  v1::ChatResponse ignored;
+  while (call_->Read(&ignored)) {
+  }
+  return call_->Finish();
+}
+
 bool Conversation::SendPart(std::string_view part, bool more) {
   v1::ChatRequest request;
   v1::ChatTurn& turn = *request.mutable_turn();
+  if (!more) turn = options_.turn;
   turn.mutable_prompt()->set_text(std::string(part));
   turn.set_more(more);
-  if (!more) {
-    *turn.mutable_sampling() = options_.sampling;
-    *turn.mutable_stop() = options_.stop;
-    *turn.mutable_output() = options_.output;
-  }
-  return stream_.Send(request);
+  return Send(request);
 }
 
 bool Conversation::SendLeadingParts(const std::vector<std::string_view>& parts, TurnStats& stats) {
-  const Clock::time_point begin = Clock::now();
   for (size_t i = 0; i + 1 < parts.size(); ++i) {
     v1::ChatResponse response;
-    if (!SendPart(parts[i], true) || !stream_.Read(&response)) {
+    if (!SendPart(parts[i], true) || !call_->Read(&response)) {
       call_ended_ = true;
       return false;
     }
     const uint64_t position = response.has_finished() ? response.finished().usage().position()
                                                       : response.absorbed().position();
     stats.prompt_tokens += position - position_;
-    stats.position = position_ = position;
-    stats.prefill_seconds = Seconds(Clock::now() - begin);
+    position_ = position;
+    stats.prefill_seconds = SecondsSince(stats.asked);
     if (response.has_finished() || cancelling()) {
       stats.reason = v1::FINISH_REASON_CANCELLED;
       stats.state_bytes = response.finished().usage().state_bytes();
@@ -125,11 +182,11 @@ bool Conversation::SendLeadingParts(const std::vector<std::string_view>& parts, 
   return true;
 }
 
-bool Conversation::StreamAnswer(Clock::time_point asked, TurnStats& stats) {
+bool Conversation::StreamAnswer(TurnStats& stats) {
   v1::ChatResponse response;
-  while (stream_.Read(&response)) {
+  while (call_->Read(&response)) {
     if (response.has_chunk()) {
-      if (!stats.first_token_seconds) stats.first_token_seconds = Seconds(Clock::now() - asked);
+      if (!stats.first_token_seconds) stats.first_token_seconds = SecondsSince(stats.asked);
       PrintChunk(response.chunk());
     } else if (response.has_finished()) {
       const v1::Usage& usage = response.finished().usage();
@@ -139,7 +196,7 @@ bool Conversation::StreamAnswer(Clock::time_point asked, TurnStats& stats) {
       stats.prefill_seconds += Seconds(usage.prefill_time());
       stats.decode_seconds = Seconds(usage.decode_time());
       stats.state_bytes = usage.state_bytes();
-      stats.position = position_ = usage.position();
+      position_ = usage.position();
       return true;
     }
   }
@@ -160,7 +217,7 @@ void Conversation::Report(const TurnStats& stats) {
   // One answer goes byte for byte into a file or pipe; answers of a conversation end a line.
   const bool end_line = stdout_is_terminal_ || options_.interactive;
   if (end_line && last_byte_ != '\n') PrintFlushed(stdout, "\n");
-  PrintFlushed(stderr, absl::StrCat(token_list_, FormatStats(stats), "\n"));
+  PrintFlushed(stderr, absl::StrCat(token_list_, stats.Text(position_), "\n"));
 }
 
 bool Conversation::BeginTurn() {
@@ -190,11 +247,12 @@ bool Conversation::OnInterrupt() {
   interrupted_ = true;
   if (phase_ == Phase::kAnswering) {
     phase_ = Phase::kCancelling;
-    stream_.CancelTurn();
+    cancel_waiting_ = true;
+    SendWaitingCancel();
     return false;
   }
   phase_ = Phase::kQuit;
-  stream_.Abort();
+  context_.TryCancel();
   return true;
 }
 

@@ -1,31 +1,24 @@
-// The turns of one conversation: sends a question, streams its answer to stdout, reports on stderr.
+// One conversation, which is one Chat call: sends questions, streams their answers to stdout,
+// reports on stderr.
 #pragma once
 
-#include <chrono>
+#include <grpcpp/grpcpp.h>
+
+#include <atomic>
 #include <memory>
 #include <mutex>
-#include <optional>
 #include <string>
 #include <string_view>
 #include <vector>
 
-#include "clients/chat/chat_stream.h"
+#include "clients/channel/channel.h"
 #include "clients/chat/options.h"
+#include "ovq/v1/inference.grpc.pb.h"
 
 namespace ovq {
 
-struct TurnStats {
-  v1::FinishReason reason = v1::FINISH_REASON_UNSPECIFIED;
-  uint64_t prompt_tokens = 0;
-  uint64_t generated_tokens = 0;
-  double prefill_seconds = 0;
-  double decode_seconds = 0;
-  std::optional<double> first_token_seconds;  // as seen here, from the question's first byte
-  uint64_t state_bytes = 0;
-  uint64_t position = 0;
-};
-// "[prompt 12 tokens, 850.1 tokens/s | generated ... | position 46 | length]"
-std::string FormatStats(const TurnStats& stats);
+// What names a call that has ended in the server's log; empty if no server answered.
+std::string RequestIdOf(const grpc::ClientContext& context);
 
 // All methods but OnInterrupt belong to one thread.
 class Conversation {
@@ -42,26 +35,34 @@ class Conversation {
   bool OnInterrupt();
   bool interrupted() const;  // some turn was cancelled, or the call ended, by OnInterrupt
 
-  grpc::Status Close() { return stream_.Close(); }
-  std::string RequestId() const { return stream_.RequestId(); }  // after Close
+  // Says that no turn follows, reads what is left and returns how the call ended. Call once, last.
+  grpc::Status Close();
+  std::string RequestId() const { return RequestIdOf(context_); }  // after Close
 
  private:
   enum class Phase { kIdle, kAnswering, kCancelling, kQuit };
-  using Clock = std::chrono::steady_clock;
+  struct TurnStats;
 
   bool BeginTurn();
   void EndTurn();
   bool cancelling() const;
+  bool Send(const v1::ChatRequest& request);
+  void SendWaitingCancel();
   bool SendPart(std::string_view part, bool more);
   // Sends all parts but the last. False when the call or the turn has ended with them.
   bool SendLeadingParts(const std::vector<std::string_view>& parts, TurnStats& stats);
-  bool StreamAnswer(Clock::time_point asked, TurnStats& stats);
+  bool StreamAnswer(TurnStats& stats);
   void PrintChunk(const v1::TokenChunk& chunk);
   void Report(const TurnStats& stats);
 
   const ChatOptions& options_;
   const bool stdout_is_terminal_;
-  ChatStream stream_;
+  const std::unique_ptr<v1::InferenceService::Stub> stub_;
+  grpc::ClientContext context_;
+  std::unique_ptr<grpc::ClientReaderWriter<v1::ChatRequest, v1::ChatResponse>> call_;
+  std::mutex write_mutex_;  // gRPC allows one write at a time beside one read
+  std::atomic<bool> cancel_waiting_ = false;
+
   v1::Session session_;
   uint64_t position_ = 0;
   bool call_ended_ = false;

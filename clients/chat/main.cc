@@ -11,10 +11,9 @@
 #include "base/signals.h"
 #include "base/text.h"
 #include "clients/channel/channel.h"
-#include "clients/chat/chat_stream.h"
 #include "clients/chat/conversation.h"
 #include "clients/chat/options.h"
-#include "clients/common/terminal.h"
+#include "clients/chat/terminal.h"
 
 namespace ovq {
 namespace {
@@ -43,8 +42,7 @@ std::string CheckQuestion(const std::string& text) {
 void PrintSession(const Connection& connection, const std::string& id) {
   const auto stub = v1::SessionService::NewStub(connection.channel);
   grpc::ClientContext context;
-  connection.Authorize(context);
-  AddSessionKey(SessionKeyOf(id), context);
+  connection.Authorize(context, SessionKeyOf(id));
   v1::GetSessionRequest request;
   request.set_session_id(id);
   v1::Session session;

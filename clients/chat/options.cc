@@ -39,8 +39,9 @@ void AddConversation(Flags& flags, ChatOptions& o) {
 
 // Ranges are the server's business: it names the field and the range in its error.
 void AddAnswer(Flags& flags, ChatOptions& o) {
-  v1::SamplingParams& sampling = o.sampling;
-  v1::StopConditions& stop = o.stop;
+  v1::SamplingParams& sampling = *o.turn.mutable_sampling();
+  v1::StopConditions& stop = *o.turn.mutable_stop();
+  v1::OutputOptions& output = *o.turn.mutable_output();
   flags.Add("max-tokens", "N", NumberTo<uint32_t>([&](auto n) { stop.set_max_tokens(n); }),
             "longest answer", "256");
   flags.Add("temperature", "T", NumberTo<float>([&](auto t) { sampling.set_temperature(t); }),
@@ -59,7 +60,7 @@ void AddAnswer(Flags& flags, ChatOptions& o) {
   flags.AddSwitch(
       "ignore-eos", [&] { stop.set_ignore_eos(true); }, "never draw the end-of-sequence token");
   flags.AddSwitch(
-      "logprobs", [&o] { o.output.set_logprobs(true); },
+      "logprobs", [&] { output.set_logprobs(true); },
       "list every token's id and log-probability on stderr after the answer");
 }
 

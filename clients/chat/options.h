@@ -14,9 +14,7 @@ namespace ovq {
 struct ChatOptions {
   ConnectOptions connect;
   v1::ChatOpen open;
-  v1::SamplingParams sampling;
-  v1::StopConditions stop;
-  v1::OutputOptions output;
+  v1::ChatTurn turn;                  // of every turn, without its prompt
   std::optional<std::string> prompt;  // --prompt
   std::optional<std::string> file;    // --file
   bool interactive = false;           // asked for, whatever stdin is

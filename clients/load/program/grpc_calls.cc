@@ -54,8 +54,7 @@ class GrpcCalls::GenerateCall final : public grpc::ClientReadReactor<v1::Generat
   }
 
   void Start() {
-    calls_.Prepare(context_, calls_.options_.timeout);
-    AddSessionKey(SessionKeyOf(request_.session_id()), context_);
+    calls_.Prepare(context_, calls_.options_.timeout, SessionKeyOf(request_.session_id()));
     calls_.Enter(&context_);
     outcome_.sent = Clock::now();
     calls_.Next().inference->async()->Generate(&context_, &request_, this);
@@ -119,9 +118,10 @@ absl::StatusOr<std::unique_ptr<GrpcCalls>> GrpcCalls::Make(const Options& option
   return calls;
 }
 
-void GrpcCalls::Prepare(grpc::ClientContext& context, absl::Duration timeout) const {
+void GrpcCalls::Prepare(grpc::ClientContext& context, absl::Duration timeout,
+                        const std::string& session_key) const {
   context.set_deadline(absl::ToChronoTime(absl::Now() + timeout));
-  servers_.front().connection.Authorize(context);
+  servers_.front().connection.Authorize(context, session_key);
 }
 
 void GrpcCalls::Enter(grpc::ClientContext* context) {
@@ -168,8 +168,7 @@ absl::StatusOr<std::vector<uint32_t>> GrpcCalls::Tokenize(const std::string& tex
 void GrpcCalls::CreateSession(std::function<void(absl::StatusOr<std::string>)> done) {
   auto call = std::make_shared<Unary<v1::CreateSessionRequest, v1::Session>>();
   if (options_.max_centroids) call->request.set_max_centroids(*options_.max_centroids);
-  Prepare(call->context, options_.timeout);
-  AddSessionKey(NewSessionKey(), call->context);
+  Prepare(call->context, options_.timeout, NewSessionKey());
   Enter(&call->context);
   Next().sessions->async()->CreateSession(
       &call->context, &call->request, &call->response,
@@ -183,8 +182,7 @@ void GrpcCalls::CreateSession(std::function<void(absl::StatusOr<std::string>)> d
 void GrpcCalls::DeleteSession(const std::string& id, std::function<void(absl::Status)> done) {
   auto call = std::make_shared<Unary<v1::DeleteSessionRequest, v1::DeleteSessionResponse>>();
   call->request.set_session_id(id);
-  Prepare(call->context, kDeleteTimeout);
-  AddSessionKey(SessionKeyOf(id), call->context);
+  Prepare(call->context, kDeleteTimeout, SessionKeyOf(id));
   Next().sessions->async()->DeleteSession(
       &call->context, &call->request, &call->response,
       [call, done = std::move(done)](const grpc::Status& status) { done(ToStatus(status)); });

@@ -39,7 +39,8 @@ class GrpcCalls {
 
   explicit GrpcCalls(const Options& options) : options_(options) {}
   const Server& Next() { return servers_[next_server_++ % servers_.size()]; }
-  void Prepare(grpc::ClientContext& context, absl::Duration timeout) const;
+  void Prepare(grpc::ClientContext& context, absl::Duration timeout,
+               const std::string& session_key = "") const;
   void CreateSession(std::function<void(absl::StatusOr<std::string>)> done);
   void DeleteSession(const std::string& id, std::function<void(absl::Status)> done);
   // Between these a call is among those that CancelAll cancels.

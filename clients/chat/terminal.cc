@@ -1,4 +1,4 @@
-#include "clients/common/terminal.h"
+#include "clients/chat/terminal.h"
 
 #include <poll.h>
 #include <sys/eventfd.h>
@@ -12,24 +12,6 @@
 #include "absl/strings/str_format.h"
 
 namespace ovq {
-namespace {
-
-void Raise(int event_fd) {
-  const uint64_t one = 1;
-  // An eventfd refuses a write only when its counter is full, and then it is raised already.
-  [[maybe_unused]] const ssize_t written = write(event_fd, &one, sizeof(one));
-}
-
-// Waits until `fd` can be read; false once `stop_fd` is raised.
-bool WaitReadable(int fd, int stop_fd) {
-  std::array<pollfd, 2> fds = {pollfd{fd, POLLIN, 0}, pollfd{stop_fd, POLLIN, 0}};
-  while (poll(fds.data(), fds.size(), -1) < 0 && errno == EINTR) {
-  }
-  return fds[1].revents == 0;
-}
-
-}  // namespace
-
 LineReader::LineReader() : stop_fd_(eventfd(0, EFD_CLOEXEC)) {}
 
 LineReader::~LineReader() { close(stop_fd_); }
@@ -43,7 +25,10 @@ std::optional<std::string> LineReader::Next() {
       return line;
     }
     if (ended_) return buffer_.empty() ? std::nullopt : std::optional(std::exchange(buffer_, ""));
-    if (!WaitReadable(STDIN_FILENO, stop_fd_)) return std::nullopt;
+    std::array<pollfd, 2> fds = {pollfd{STDIN_FILENO, POLLIN, 0}, pollfd{stop_fd_, POLLIN, 0}};
+    while (poll(fds.data(), fds.size(), -1) < 0 && errno == EINTR) {
+    }
+    if (fds[1].revents != 0) return std::nullopt;
     std::array<char, 1 << 16> bytes;
     const ssize_t n = read(STDIN_FILENO, bytes.data(), bytes.size());
     if (n > 0) buffer_.append(bytes.data(), static_cast<size_t>(n));
@@ -51,7 +36,8 @@ std::optional<std::string> LineReader::Next() {
   }
 }
 
-void LineReader::Stop() { Raise(stop_fd_); }
+// It fails only when the counter is full, and then it is raised already.
+void LineReader::Stop() { eventfd_write(stop_fd_, 1); }
 
 std::string HumanBytes(double bytes) {
   constexpr std::array<const char*, 5> kUnits = {"B", "KiB", "MiB", "GiB", "TiB"};
