@@ -9,18 +9,12 @@
 
 namespace ovq {
 
-struct Sha256::Context {
-  EVP_MD_CTX* md = EVP_MD_CTX_new();
-  ~Context() { EVP_MD_CTX_free(md); }
-};
-
-Sha256::Sha256() : context_(std::make_unique<Context>()) {
-  Check(EVP_DigestInit_ex(context_->md, EVP_sha256(), nullptr) == 1, "SHA-256 is available");
+Sha256::Sha256() : context_(EVP_MD_CTX_new(), EVP_MD_CTX_free) {
+  Check(EVP_DigestInit_ex(context_.get(), EVP_sha256(), nullptr) == 1, "SHA-256 is available");
 }
-Sha256::~Sha256() = default;
 
 void Sha256::Add(const void* data, size_t bytes) {
-  Check(EVP_DigestUpdate(context_->md, data, bytes) == 1, "SHA-256 update");
+  Check(EVP_DigestUpdate(context_.get(), data, bytes) == 1, "SHA-256 update");
 }
 
 void Sha256::AddText(std::string_view text) {
@@ -32,7 +26,7 @@ void Sha256::AddText(std::string_view text) {
 std::string Sha256::Hex() {
   std::string digest(EVP_MAX_MD_SIZE, '\0');
   unsigned bytes = 0;
-  Check(EVP_DigestFinal_ex(context_->md, reinterpret_cast<unsigned char*>(digest.data()), &bytes),
+  Check(EVP_DigestFinal_ex(context_.get(), reinterpret_cast<unsigned char*>(digest.data()), &bytes),
         "SHA-256 end");
   digest.resize(bytes);
   return absl::BytesToHexString(digest);

@@ -1,5 +1,7 @@
 #include "clients/load/experiment.h"
 
+#include <unistd.h>
+
 #include <algorithm>
 #include <cstdio>
 #include <ctime>
@@ -8,7 +10,6 @@
 
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_format.h"
-#include "clients/load/progress.h"
 
 namespace ovq::load {
 namespace {
@@ -17,6 +18,42 @@ constexpr int64_t kMaxWarmupUsers = 8;  // of an open loop
 // Conversations of a part (a level, the warm-up) have indices, and so prompts, of their own.
 constexpr int64_t kPartStride = int64_t{1} << 24;
 constexpr int64_t kWarmupPart = 127;  // there are at most 100 levels
+
+constexpr double kTerminalInterval_s = 0.5;
+constexpr double kPlainInterval_s = 5;
+constexpr char kEraseLine[] = "\r\033[K";
+
+// How a run goes, on stderr: one live line on a terminal, elsewhere a line every few seconds.
+class ProgressPrinter {
+ public:
+  ProgressPrinter(std::string name, bool quiet) : name_(std::move(name)), quiet_(quiet) {}
+  ~ProgressPrinter() {
+    if (line_is_open_) std::fputs(kEraseLine, stderr);
+  }
+  // "load: 12.0 s: 340 completed, 0 failed, 16 in flight, 5.6 requests/s, 1204.0 tokens/s"; the
+  // speeds are those since the line before.
+  void Update(const Progress& now) {
+    if (before_.tokens < 0) before_.tokens = now.tokens;
+    const double seconds = now.elapsed_s - before_.elapsed_s;
+    if (quiet_ || seconds < (terminal_ ? kTerminalInterval_s : kPlainInterval_s)) return;
+    const auto speed = [&](int64_t n) { return static_cast<double>(n) / seconds; };
+    // On a terminal the next update takes its place.
+    absl::FPrintF(stderr,
+                  "%s%s: %.1f s: %d completed, %d failed, %d in flight, %.1f requests/s, %.1f "
+                  "tokens/s%s",
+                  terminal_ ? kEraseLine : "", name_, now.elapsed_s, now.completed, now.failed,
+                  now.in_flight, speed(now.completed - before_.completed),
+                  speed(now.tokens - before_.tokens), terminal_ ? "" : "\n");
+    line_is_open_ = terminal_;
+    before_ = now;
+  }
+
+ private:
+  const std::string name_;
+  const bool quiet_, terminal_ = isatty(STDERR_FILENO) != 0;
+  Progress before_ = {.tokens = -1};  // unknown before the first update
+  bool line_is_open_ = false;
+};
 
 double CpuSeconds() { return static_cast<double>(std::clock()) / CLOCKS_PER_SEC; }
 

@@ -125,31 +125,29 @@ Flags Declare(Options& options) {
   return flags;
 }
 
-// What flags say together.
+// What flags say together; the first that is wrong counts.
 absl::Status CheckTogether(const Options& o, const Flags& flags) {
-  const auto has = [&](const char* name) { return flags.given(name); };
-  const auto wrong = [](absl::string_view text) { return absl::InvalidArgumentError(text); };
-  if (absl::Status status = CheckCredentials(o.connect); !status.ok()) return status;
-  if (o.rate && !o.trace.empty()) return wrong("give one of --rate and --trace");
-  for (const char* name : {"arrivals", "burstiness"}) {
-    if (has(name) && !o.rate) return wrong(absl::StrCat("--", name, " needs --rate"));
+  const bool traced = !o.trace.empty();
+  absl::Status status = CheckCredentials(o.connect);
+  if (status.ok() && o.rate && traced) {
+    status = absl::InvalidArgumentError("give one of --rate and --trace");
   }
-  if (has("burstiness") && o.plan.arrivals.kind != ArrivalKind::kGamma) {
-    return wrong("--burstiness needs --arrivals gamma");
-  }
-  if (has("trace-speed") && o.trace.empty()) return wrong("--trace-speed needs --trace");
-  for (const char* name : {"sweep", "ramp-up", "turns", "input-length", "output-length"}) {
-    if (has(name) && !o.trace.empty()) {
-      return wrong(absl::StrCat("--", name, " does not go with --trace"));
+  const auto check = [&](std::initializer_list<const char*> names, bool kept, const char* wrong) {
+    for (const char* name : names) {
+      if (!status.ok() || kept || !flags.given(name)) continue;
+      status = absl::InvalidArgumentError(absl::StrCat("--", name, " ", wrong));
     }
-  }
-  for (const char* name : {"sweep-levels", "sweep-factor", "sweep-gain", "sweep-good"}) {
-    if (has(name) && !o.sweep.on) return wrong(absl::StrCat("--", name, " needs --sweep"));
-  }
-  if (has("sweep-good") && !o.goodput) return wrong("--sweep-good needs --goodput");
-  if (has("think-time") && o.work.turns == 1) return wrong("--think-time needs --turns above 1");
-  if (o.output.detailed && o.output.json.empty()) return wrong("--detailed needs --output-json");
-  return absl::OkStatus();
+  };
+  check({"arrivals", "burstiness"}, o.rate.has_value(), "needs --rate");
+  check({"burstiness"}, o.plan.arrivals.kind == ArrivalKind::kGamma, "needs --arrivals gamma");
+  check({"trace-speed"}, traced, "needs --trace");
+  check({"sweep", "ramp-up", "turns", "input-length", "output-length"}, !traced,
+        "does not go with --trace");
+  check({"sweep-levels", "sweep-factor", "sweep-gain", "sweep-good"}, o.sweep.on, "needs --sweep");
+  check({"sweep-good"}, o.goodput.has_value(), "needs --goodput");
+  check({"think-time"}, o.work.turns > 1, "needs --turns above 1");
+  check({"detailed"}, !o.output.json.empty(), "needs --output-json");
+  return status;
 }
 
 }  // namespace

@@ -73,20 +73,12 @@ void Runner::PreparePrompt(Active& active) const {
       prompts_.Make(active.plan.index, turn, active.plan.turns[active.next_turn].input_tokens);
 }
 
-bool Runner::UpcomingMayStart(Clock::time_point now) const {
-  if (upcoming_ == nullptr) return false;
-  if (closed_loop()) return conversations_ < users_;
-  return upcoming_->due <= now && in_flight_ < plan_.max_in_flight;
-}
-
 void Runner::StartDue(Clock::time_point now) {
   while (closed_loop() && users_ < plan_.users && StartOfUser(users_) <= now) ++users_;
-  const auto turn_may_start = [&] {
-    return !waiting_.empty() && waiting_.top()->due <= now &&
-           (closed_loop() || in_flight_ < plan_.max_in_flight);
-  };
-  while (true) {
-    const bool turn = turn_may_start(), upcoming = UpcomingMayStart(now);
+  while (in_flight_ < plan_.max_in_flight) {
+    const bool turn = !waiting_.empty() && waiting_.top()->due <= now;
+    const bool upcoming =
+        upcoming_ != nullptr && (closed_loop() ? conversations_ < users_ : upcoming_->due <= now);
     if (turn && (!upcoming || closed_loop() || waiting_.top()->due <= upcoming_->due)) {
       ActivePtr active = waiting_.top();
       waiting_.pop();

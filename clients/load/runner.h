@@ -43,7 +43,7 @@ struct RunPlan {
   Kind kind = Kind::kClosed;
   ArrivalOptions arrivals = {};  // kRate; its ramp is also kClosed's
   int64_t users = 1;             // kClosed
-  int64_t max_in_flight = 4096;  // else
+  int64_t max_in_flight = 4096;  // kClosed: not below users
   absl::Duration think_time = absl::ZeroDuration();
   absl::Duration duration = absl::Minutes(1);  // nothing starts after this
   absl::Duration grace = absl::Seconds(30);    // then what runs is cancelled
@@ -85,7 +85,6 @@ class Runner {
   void PrepareUpcoming();
   void PreparePrompt(Active& active) const;
   void StartDue(Clock::time_point now);
-  bool UpcomingMayStart(Clock::time_point now) const;
   void Begin(ActivePtr active, Clock::time_point now);
   void OnCreated(const ActivePtr& active, const absl::StatusOr<std::string>& id,
                  Clock::time_point sent, Clock::time_point ended);

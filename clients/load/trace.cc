@@ -19,6 +19,11 @@ constexpr int64_t kMaxTokens = int64_t{1} << 24;
 constexpr double kMaxSeconds = 1e10;  // times since 1970 are fine
 constexpr size_t kMaxTraceBytes = size_t{1} << 30;
 
+absl::Status Wrong(const char* name, absl::string_view expected, const Json& got) {
+  return absl::InvalidArgumentError(
+      absl::StrCat(name, ": expected ", expected, ", got ", got.dump()));
+}
+
 absl::Status SetTime(const Json& line, TraceEntry& entry) {
   const bool seconds = line.contains("timestamp_s");
   if (seconds == line.contains("timestamp")) {
@@ -26,26 +31,18 @@ absl::Status SetTime(const Json& line, TraceEntry& entry) {
         "expected one of timestamp_s (seconds) and timestamp (milliseconds)");
   }
   const char* name = seconds ? "timestamp_s" : "timestamp";
-  const Json& value = line[name];
-  if (value.is_number()) entry.at_s = value.get<double>() * (seconds ? 1 : 1e-3);
-  if (!value.is_number() || !(entry.at_s >= 0 && entry.at_s <= kMaxSeconds)) {
-    return absl::InvalidArgumentError(
-        absl::StrCat(name, ": expected a number from 0 on, got ", value.dump()));
-  }
-  return absl::OkStatus();
+  entry.at_s = line[name].is_number() ? line[name].get<double>() * (seconds ? 1 : 1e-3) : -1;
+  if (entry.at_s >= 0 && entry.at_s <= kMaxSeconds) return absl::OkStatus();
+  return Wrong(name, "a number from 0 on", line[name]);
 }
 
 absl::Status SetLength(const Json& line, const char* name, int64_t& tokens) {
   if (!line.contains(name)) return absl::InvalidArgumentError(absl::StrCat(name, " is missing"));
-  const Json& value = line[name];
-  const bool whole = value.is_number_integer();
-  // Read as a double first: an integer beyond 64 bits signed must not wrap into the range.
-  if (!whole || value.get<double>() < 1 || value.get<double>() > static_cast<double>(kMaxTokens)) {
-    return absl::InvalidArgumentError(absl::StrCat(name, ": expected a whole number from 1 to ",
-                                                   kMaxTokens, ", got ", value.dump()));
-  }
-  tokens = value.get<int64_t>();
-  return absl::OkStatus();
+  // Read as a double: an integer beyond 64 bits signed must not wrap into the range.
+  const double value = line[name].is_number_integer() ? line[name].get<double>() : 0;
+  tokens = static_cast<int64_t>(std::min(value, kMaxTokens + 1.0));
+  if (tokens >= 1 && tokens <= kMaxTokens) return absl::OkStatus();
+  return Wrong(name, absl::StrCat("a whole number from 1 to ", kMaxTokens), line[name]);
 }
 
 absl::StatusOr<TraceEntry> ParseLine(absl::string_view text) {
@@ -58,11 +55,8 @@ absl::StatusOr<TraceEntry> ParseLine(absl::string_view text) {
     if (!status.ok()) return status;
   }
   if (line.contains("session")) {
-    if (!line["session"].is_string() || line["session"].get_ref<const std::string&>().empty()) {
-      return absl::InvalidArgumentError(
-          absl::StrCat("session: expected a text, got ", line["session"].dump()));
-    }
-    entry.session = line["session"].get<std::string>();
+    if (line["session"].is_string()) entry.session = line["session"].get<std::string>();
+    if (entry.session.empty()) return Wrong("session", "a text", line["session"]);
   }
   return entry;
 }
