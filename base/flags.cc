@@ -43,9 +43,8 @@ void Flags::Add(const std::string& name, const std::string& value_name, FlagValu
 }
 
 void Flags::AddFile(const std::string& name, const std::string& help) {
-  FlagValue value = ReadTo([](const std::string&) {}, "a file", ParseText);
-  value.fallback = "none";
-  AddFlag(name, {Kind::kFile, "FILE", help, "", std::move(value), {}});
+  Add(name, "FILE", ReadTo([](const std::string&) {}, "a file", ParseText), help);
+  flags_.back().kind = Kind::kFile;
 }
 
 void Flags::AddSwitch(const std::string& name, std::function<void()> set, const std::string& help) {

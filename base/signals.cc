@@ -23,25 +23,20 @@ void BlockSignals(const std::vector<int>& signals) {
   pthread_sigmask(SIG_BLOCK, &set, nullptr);
 }
 
-SignalWaiter::SignalWaiter(const std::vector<int>& signals, std::function<void(int)> on_signal)
-    : on_signal_(std::move(on_signal)), signals_(SetOf(signals)) {
+SignalWaiter::SignalWaiter(const std::vector<int>& signals, std::function<void(int)> on_signal) {
   BlockSignals({kEnd});
-  sigaddset(&signals_, kEnd);
-  thread_ = std::thread([this] { Loop(); });
+  sigset_t set = SetOf(signals);
+  sigaddset(&set, kEnd);
+  thread_ = std::thread([set, on_signal = std::move(on_signal)] {
+    for (int signal = 0; signal != kEnd;) {
+      if (sigwait(&set, &signal) == 0 && signal != kEnd) on_signal(signal);
+    }
+  });
 }
 
 SignalWaiter::~SignalWaiter() {
   pthread_kill(thread_.native_handle(), kEnd);
   thread_.join();
-}
-
-void SignalWaiter::Loop() {
-  for (;;) {
-    int signal = 0;
-    if (sigwait(&signals_, &signal) != 0) continue;
-    if (signal == kEnd) return;
-    on_signal_(signal);
-  }
 }
 
 }  // namespace ovq

@@ -22,9 +22,6 @@ class SignalWaiter {
   SignalWaiter& operator=(const SignalWaiter&) = delete;
 
  private:
-  void Loop();
-  const std::function<void(int signal)> on_signal_;
-  sigset_t signals_;
   std::thread thread_;
 };
 

@@ -1,5 +1,6 @@
 #include "base/values.h"
 
+#include <algorithm>
 #include <cmath>
 #include <string>
 
@@ -24,10 +25,7 @@ absl::Status Expected(std::string_view what, std::string_view got) {
 
 absl::StatusOr<size_t> ParseSize(std::string_view text) {
   const absl::Status bad = Expected("a size such as 512M, 8G or 1.5GiB", text);
-  size_t digits = 0;
-  while (digits < text.size() && (absl::ascii_isdigit(text[digits]) || text[digits] == '.')) {
-    ++digits;
-  }
+  const size_t digits = std::min(text.find_first_not_of("0123456789."), text.size());
   double value = 0;
   if (digits == 0 || !absl::SimpleAtod(View(text.substr(0, digits)), &value)) return bad;
   std::string unit = absl::AsciiStrToUpper(View(text.substr(digits)));

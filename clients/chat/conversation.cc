@@ -173,7 +173,7 @@ bool Conversation::SendLeadingParts(const std::vector<std::string_view>& parts, 
     stats.prompt_tokens += position - position_;
     position_ = position;
     stats.prefill_seconds = SecondsSince(stats.asked);
-    if (response.has_finished() || cancelling()) {
+    if (response.has_finished() || phase_ == Phase::kCancelling) {
       stats.reason = v1::FINISH_REASON_CANCELLED;
       stats.state_bytes = response.finished().usage().state_bytes();
       return false;
@@ -230,16 +230,6 @@ bool Conversation::BeginTurn() {
 void Conversation::EndTurn() {
   const std::lock_guard lock(phase_mutex_);
   if (phase_ != Phase::kQuit) phase_ = Phase::kIdle;
-}
-
-bool Conversation::cancelling() const {
-  const std::lock_guard lock(phase_mutex_);
-  return phase_ == Phase::kCancelling;
-}
-
-bool Conversation::interrupted() const {
-  const std::lock_guard lock(phase_mutex_);
-  return interrupted_;
 }
 
 bool Conversation::OnInterrupt() {

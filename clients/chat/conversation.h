@@ -33,7 +33,8 @@ class Conversation {
   // Ctrl-C: cancels a running turn. True if none was, or it was cancelled before: the call is
   // ended.
   bool OnInterrupt();
-  bool interrupted() const;  // some turn was cancelled, or the call ended, by OnInterrupt
+  // Some turn was cancelled, or the call ended, by OnInterrupt.
+  bool interrupted() const { return interrupted_; }
 
   // Says that no turn follows, reads what is left and returns how the call ended. Call once, last.
   grpc::Status Close();
@@ -45,7 +46,6 @@ class Conversation {
 
   bool BeginTurn();
   void EndTurn();
-  bool cancelling() const;
   bool Send(const v1::ChatRequest& request);
   void SendWaitingCancel();
   bool SendPart(std::string_view part, bool more);
@@ -68,9 +68,9 @@ class Conversation {
   bool call_ended_ = false;
   char last_byte_ = 0;      // of the answer
   std::string token_list_;  // --logprobs
-  mutable std::mutex phase_mutex_;
-  Phase phase_ = Phase::kIdle;
-  bool interrupted_ = false;
+  std::mutex phase_mutex_;  // for who changes the phase and acts on it
+  std::atomic<Phase> phase_ = Phase::kIdle;
+  std::atomic<bool> interrupted_ = false;
 };
 
 }  // namespace ovq

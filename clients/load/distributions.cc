@@ -71,20 +71,11 @@ double Random::Gamma(double shape) {
   }
 }
 
-double ArrivalSchedule::Gap() {
-  switch (options_.kind) {
-    case ArrivalKind::kConstant:
-      return 1;
-    case ArrivalKind::kPoisson:
-      return random_.Exponential();
-    case ArrivalKind::kGamma:
-      break;
-  }
-  return random_.Gamma(options_.burstiness) / options_.burstiness;
-}
-
 double ArrivalSchedule::Next() {
-  expected_ += Gap();
+  const double b = options_.burstiness;
+  expected_ += options_.kind == ArrivalKind::kConstant  ? 1
+               : options_.kind == ArrivalKind::kPoisson ? random_.Exponential()
+                                                        : random_.Gamma(b) / b;
   const double rate = options_.rate, ramp = absl::ToDoubleSeconds(options_.ramp);
   // Expected arrivals until t: rate t^2 / (2 ramp) during the ramp, then rate (t - ramp / 2).
   if (expected_ < rate * ramp / 2) return std::sqrt(2 * ramp * expected_ / rate);
@@ -135,18 +126,12 @@ absl::StatusOr<LengthDistribution> LengthDistribution::Parse(absl::string_view t
 }
 
 int64_t LengthDistribution::Draw(Random& random) const {
-  switch (kind_) {
-    case Kind::kFixed:
-      break;
-    case Kind::kUniform:
-      return low_ + static_cast<int64_t>(random.Below(static_cast<uint64_t>(high_ - low_ + 1)));
-    case Kind::kLognormal: {
-      const double length = std::exp(mu_ + sigma_ * random.Normal());
-      return std::llround(
-          std::clamp(length, static_cast<double>(low_), static_cast<double>(high_)));
-    }
+  if (kind_ == Kind::kFixed) return low_;
+  if (kind_ == Kind::kUniform) {
+    return low_ + static_cast<int64_t>(random.Below(static_cast<uint64_t>(high_ - low_ + 1)));
   }
-  return low_;
+  const double length = std::exp(mu_ + sigma_ * random.Normal());
+  return std::llround(std::clamp(length, static_cast<double>(low_), static_cast<double>(high_)));
 }
 
 }  // namespace ovq::load

@@ -48,7 +48,6 @@ class ArrivalSchedule {
   double Next();  // seconds since the start, ascending
 
  private:
-  double Gap();
   const ArrivalOptions options_;
   Random random_;
   double expected_ = 0;  // arrivals so far, in a process of rate 1

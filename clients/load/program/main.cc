@@ -33,16 +33,15 @@ absl::StatusOr<PromptMaker> MakePrompts(const Options& options, const ModelFacts
   if (options.prompt_file.empty()) {
     return PromptMaker(options.work.seed, static_cast<uint32_t>(model.vocab_size));
   }
-  const auto with_flag = [&](const absl::Status& status) {
-    return absl::Status(status.code(), absl::StrCat("--prompt-file: ", status.message()));
-  };
   const absl::StatusOr<std::string> text = ReadFileOrPipe(options.prompt_file, kMaxPromptFileBytes);
-  if (!text.ok()) return with_flag(text.status());
-  absl::StatusOr<std::vector<uint32_t>> ids = calls.Tokenize(*text);
-  if (!ids.ok()) return with_flag(ids.status());
-  if (ids->empty()) {
-    return absl::InvalidArgumentError(
-        absl::StrCat("--prompt-file: ", options.prompt_file, ": expected some text"));
+  using Ids = absl::StatusOr<std::vector<uint32_t>>;
+  Ids ids = text.ok() ? calls.Tokenize(*text) : Ids(text.status());
+  if (ids.ok() && ids->empty()) {
+    ids = absl::InvalidArgumentError(absl::StrCat(options.prompt_file, ": expected some text"));
+  }
+  if (!ids.ok()) {
+    return absl::Status(ids.status().code(),
+                        absl::StrCat("--prompt-file: ", ids.status().message()));
   }
   return PromptMaker(options.work.seed, *std::move(ids));
 }
