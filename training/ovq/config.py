@@ -5,14 +5,56 @@ Every error is a ConfigError whose message starts with the name of the field at 
 
 import dataclasses
 import json
+import math
 import os
+import typing
 
-SUPPORTED_LAYER_TYPES = ("sliding_attention", "full_attention", "ovq_attention", "vq_attention")
+SUPPORTED_LAYER_TYPES = ("sliding_attention", "full_attention", "ovq_attention", "vq_attention",
+                         "kvm_attention")
+KVM_BUDGET_MODES = ("fixed", "power_law", "kvm_saturation")
 DTYPE_NAMES = ("float32", "float16", "bfloat16")
 
 
 class ConfigError(ValueError):
     """A field of config.json is missing, unknown or contradicts another one."""
+
+
+@dataclasses.dataclass(frozen=True)
+class KvmConfig:
+    """The section `kvm`, checked; its names are those of the KVM paper's published code."""
+
+    chunk_len: int = 256
+    n_bswa_chunks: int = 2  # chunks of the window, the query's own included
+    sink_len: int = 1  # rows that nothing is merged into; at least one row is none
+    state_budget_mode: str = "fixed"
+    state_growth_factor: float = 1.0
+    state_growth_exponent: float = 0.5
+    state_round_down: int = 1
+    state_min_len: int = -1
+    state_saturation_n: typing.Optional[int] = None
+    n_max_d_chunks: int = 1  # at most so many chunks' length of rows
+    masked_dims: int = 0  # channels of a key that no row sees: those that RoPE turns
+    use_merge_gate_keys: bool = True
+    use_merge_gate_values: bool = True
+    use_head_temps: bool = True
+    use_vlens: bool = True
+    apply_merge_gate_to_initial_state: bool = False
+    apply_merge_gate_to_appends: bool = True
+
+    @property
+    def has_gates(self):
+        return self.use_merge_gate_keys or self.use_merge_gate_values
+
+    def budget(self, position):
+        """Rows that the mode asks for where a chunk begins at `position`, before any limit."""
+        if self.state_budget_mode == "fixed":
+            return self.state_min_len
+        if self.state_budget_mode == "power_law":
+            n_rows = self.state_growth_factor * position ** self.state_growth_exponent
+        else:
+            n_rows = self.state_saturation_n * position / (self.state_saturation_n + position)
+        n_rows = math.floor(n_rows)
+        return max(n_rows - n_rows % self.state_round_down, self.state_min_len)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -35,6 +77,7 @@ class Config:
     chunk_size: int = 128
     max_centroids: int = 2048
     codebook_size: int = 0  # 0: no layer has a codebook
+    kvm: typing.Optional[KvmConfig] = None  # None: no layer has kvm_attention
     tokenizer: str = ""
     tokenizer_byte_offset: int = 0
     bos_token_id: int = -1  # -1: none
@@ -53,7 +96,8 @@ _REQUIRED_SIZES = ("vocab_size", "hidden_size", "num_hidden_layers", "num_attent
 _KNOWN_FIELDS = frozenset(_REQUIRED_SIZES) | {
     "model_type", "architectures", "num_key_value_heads", "value_head_dim", "hidden_act",
     "rms_norm_eps", "tie_word_embeddings", "sliding_window", "rope_theta", "layer_types", "ovq",
-    "vq", "tokenizer", "tokenizer_byte_offset", "bos_token_id", "eos_token_id", "torch_dtype"}
+    "vq", "kvm", "tokenizer", "tokenizer_byte_offset", "bos_token_id", "eos_token_id",
+    "torch_dtype"}
 
 
 def _integer(name, value, minimum):
@@ -132,7 +176,44 @@ def _mixer_fields(raw, layer_types, head_dim):
     vq = _section(raw, "vq", ("codebook_size",))
     if "vq_attention" in layer_types:
         fields["codebook_size"] = _integer("vq.codebook_size", vq.get("codebook_size"), 1)
+    kvm = _section(raw, "kvm", [field.name for field in dataclasses.fields(KvmConfig)])
+    if "kvm_attention" in layer_types:
+        fields["kvm"] = kvm_from_dict(kvm, head_dim)
     return fields
+
+
+_KVM_MINIMUMS = {"chunk_len": 1, "n_bswa_chunks": 1, "sink_len": 0, "state_round_down": 1,
+                 "state_min_len": -1, "n_max_d_chunks": 1, "masked_dims": 0}
+
+
+def kvm_from_dict(section, head_dim):
+    """The section `kvm` of a model with heads of head_dim, whose fields are known to exist."""
+    fields = {}
+    for field in dataclasses.fields(KvmConfig):
+        name, value = f"kvm.{field.name}", section.get(field.name, field.default)
+        if field.name in _KVM_MINIMUMS:
+            value = _integer(name, value, _KVM_MINIMUMS[field.name])
+        elif isinstance(field.default, float):
+            value = _positive_number(name, value)
+        elif isinstance(field.default, bool):
+            value = _flag(name, value)
+        fields[field.name] = value
+    kvm = KvmConfig(**fields)
+    _one_of("kvm.state_budget_mode", kvm.state_budget_mode, KVM_BUDGET_MODES)
+    if kvm.state_budget_mode == "kvm_saturation" or kvm.state_saturation_n is not None:
+        _integer("kvm.state_saturation_n", kvm.state_saturation_n, 1)
+    if kvm.sink_len >= kvm.chunk_len:
+        raise ConfigError(f"kvm.sink_len: {kvm.sink_len} leaves no row of the first chunk of "
+                          f"{kvm.chunk_len} to merge into")
+    if kvm.masked_dims >= head_dim:
+        raise ConfigError(f"kvm.masked_dims: {kvm.masked_dims} leaves nothing of head_dim, "
+                          f"{head_dim}")
+    if not kvm.use_vlens and (kvm.state_budget_mode != "fixed" or min(
+            kvm.state_min_len, kvm.chunk_len * kvm.n_max_d_chunks) > kvm.chunk_len):
+        raise ConfigError("kvm.use_vlens: false needs as many rows as chunk_len, "
+                          f"{kvm.chunk_len}, all along: state_budget_mode 'fixed' and no larger "
+                          "state_min_len")
+    return kvm
 
 
 def check_max_centroids(max_centroids, chunk_len):
@@ -170,13 +251,19 @@ def config_from_dict(raw):
     _one_of("hidden_act", raw.get("hidden_act", "silu"), ("silu",))
     sizes = {name: _integer(name, raw.get(name), 1) for name in _REQUIRED_SIZES}
     layer_types = _layer_types(raw, sizes["num_hidden_layers"])
+    attention = _attention_fields(raw, sizes)
+    if "kvm_attention" in layer_types and \
+            attention["num_key_value_heads"] != sizes["num_attention_heads"]:
+        raise ConfigError(f"num_key_value_heads: {attention['num_key_value_heads']}, but "
+                          "kvm_attention needs as many as num_attention_heads, "
+                          f"{sizes['num_attention_heads']}")
     return Config(
         layer_types=layer_types,
         rms_norm_eps=_positive_number("rms_norm_eps", raw.get("rms_norm_eps", 1e-5)),
         tie_word_embeddings=_flag("tie_word_embeddings", raw.get("tie_word_embeddings", False)),
         torch_dtype=_one_of("torch_dtype", raw.get("torch_dtype", "float32"), DTYPE_NAMES),
         **sizes,
-        **_attention_fields(raw, sizes),
+        **attention,
         **_mixer_fields(raw, layer_types, sizes["head_dim"]),
         **_token_fields(raw, sizes["vocab_size"]))
 
@@ -196,6 +283,9 @@ def config_to_dict(config):
         raw["ovq"] = {"chunk_size": config.chunk_size, "max_centroids": config.max_centroids}
     if config.codebook_size:
         raw["vq"] = {"codebook_size": config.codebook_size}
+    if config.kvm:
+        raw["kvm"] = {name: value for name, value in dataclasses.asdict(config.kvm).items()
+                      if value is not None}
     if config.tokenizer:
         raw["tokenizer"] = config.tokenizer
         raw["tokenizer_byte_offset"] = config.tokenizer_byte_offset

@@ -6,7 +6,7 @@ import torch
 from torch import nn
 import torch.nn.functional as F
 
-from ovq import fused, mixers
+from ovq import fused, kvm, mixers
 from ovq.config import check_max_centroids, load_config
 from ovq.dictionary import n_centroids_at, ovq_attention
 from ovq.memories import MEMORIES, bounded_attention
@@ -65,6 +65,15 @@ class Attention(nn.Module):
         if layer_type == "vq_attention":
             self.codebook = nn.Parameter(mixers.unit_norm(
                 torch.randn(n_kv_heads, config.codebook_size, config.head_dim)))
+        if layer_type == "kvm_attention":
+            # rows' keys begin with the window's norm, 1, and nothing is gated yet
+            self.ln_s_k = nn.LayerNorm(config.head_dim)
+            nn.init.constant_(self.ln_s_k.weight, config.head_dim ** -0.5)
+            if config.kvm.has_gates:
+                self.key_weighting = Projection(d_model, n_heads, 0.0)
+            if config.kvm.use_head_temps:
+                self.front_head_temp = nn.Parameter(torch.ones(n_heads))
+                self.state_head_temp = nn.Parameter(torch.ones(n_heads))
 
     def _heads(self, x, rope):
         """q, k and v, each [batch, heads, n_tokens, dim].
@@ -87,7 +96,19 @@ class Attention(nn.Module):
             q, k = mixers.rotate_half(q, rope), mixers.rotate_half(k, rope)
         return tuple(part.to(x.dtype).transpose(1, 2) for part in (q, k, v))
 
-    def _mix(self, q, k, v, max_centroids):
+    def _mix_kvm(self, q, k, v, x, max_rows):
+        settings, gates = self.config.kvm, None
+        if settings.has_gates:
+            gates = kvm.token_gates(mixers.wide(self.key_weighting(x))).transpose(1, 2)
+        temps = (self.front_head_temp, self.state_head_temp) if settings.use_head_temps else ()
+        weights = kvm.Weights(self.ln_s_k.weight, self.ln_s_k.bias, *temps)
+        return kvm.kvm_attention(q, k, v, gates, weights, settings, max_rows)
+
+    def _mix(self, q, k, v, x, max_centroids):
+        if self.layer_type == "kvm_attention":
+            return self._mix_kvm(q, k, v, x, max_centroids)
+        if max_centroids is None:
+            max_centroids = self.config.max_centroids
         if self.memory in MEMORIES:
             max_rows = n_centroids_at(k.shape[2], max_centroids)
             return bounded_attention(q, k, v, self.config.chunk_size, max_rows, self.memory)
@@ -104,7 +125,7 @@ class Attention(nn.Module):
         q, k, v = self._heads(x, rope)
         # query head h reads key/value head h // group
         q = q.unflatten(1, (-1, self.config.group_size))
-        out = self._mix(q, k, v, max_centroids).flatten(1, 2)
+        out = self._mix(q, k, v, x, max_centroids).flatten(1, 2)
         return self.o_proj(out.transpose(1, 2).flatten(2))
 
 
@@ -170,10 +191,13 @@ class OvqModel(nn.Module):
                                       config.hidden_size ** -0.5)
 
     def forward(self, tokens, max_centroids=None):
-        """Logits [batch, n_tokens, vocab], at least float32, of tokens [batch, n_tokens]."""
-        if max_centroids is None:
-            max_centroids = self.config.max_centroids
-        check_max_centroids(max_centroids, self.config.chunk_size)
+        """Logits [batch, n_tokens, vocab], at least float32, of tokens [batch, n_tokens].
+
+        max_centroids: N of ovq layers, the config's if None, and the cap on kvm layers' rows, none
+        if None.
+        """
+        if max_centroids is not None:
+            check_max_centroids(max_centroids, self.config.chunk_size)
         rope = mixers.rope_tables(tokens.shape[1], self.config.head_dim, self.config.rope_theta,
                                   tokens.device)
         x = self.model.embed_tokens(tokens)
