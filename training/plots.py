@@ -65,7 +65,7 @@ class Panel:
 
 
 _MIXER_STYLES = {"full": {"color": "black", "marker": "s"}, "vq": {"color": "red", "marker": "^"},
-                 "sliding": {"color": "gray", "marker": "v"},
+                 "sliding": {"color": "gray", "marker": "v"}, "kvm": {"marker": "D"},
                  "cache": {"color": "black", "linestyle": ":"}}
 _ABLATION_STYLES = ("--", "-.", ":")
 _MAX_COLUMNS = 3

@@ -26,7 +26,7 @@ from train import CHECKPOINT, load_recipe
 
 _FOLDER = os.path.dirname(os.path.abspath(__file__))
 _SERVER = os.path.join(os.path.dirname(_FOLDER), "build", "cpu", "bin", "ovq-server")
-_MIXERS = ("ovq", "full", "vq")
+_MIXERS = ("ovq", "full", "vq", "kvm")
 # README.md, "The model in models/python-bytes", tells why.
 _ENVIRONMENT = {"OMP_NUM_THREADS": "1", "MALLOC_MMAP_MAX_": "0",
                 "MALLOC_TRIM_THRESHOLD_": "100000000000",
@@ -43,7 +43,7 @@ def parse_args():
                                      formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("recipe", help="JSON file, see train.py; recipes/ has those used")
     parser.add_argument("--out", required=True, help="folder for everything that is made")
-    parser.add_argument("--mixers", default=",".join(_MIXERS), help="of " + ", ".join(_MIXERS))
+    parser.add_argument("--mixers", default="ovq,full,vq", help="of " + ", ".join(_MIXERS))
     parser.add_argument("--server", default=_SERVER, help="ovq-server; default: the one that "
                         "`cmake --build --preset cpu` makes")
     parser.add_argument("--server-args", default="", help="its further flags, as one argument: "

@@ -6,12 +6,14 @@ the same sequences. The server computes all predictions; --backend reference com
 with the PyTorch reference.
 
 The CSV has a row per length and max_centroids with the accuracy or the bits per byte, `seen` and
-`position` being empty. More rows tell in-context learning by the number of examples of the same
-function `seen` before, and bits per byte by `position`: those after half of it (the first: from the
-start) up to it. `length` and `centroids` are what was asked for, `tokens` and `max_centroids` what
-that means. `error` is the standard error over sequences: tokens of one sequence are right or wrong
-together. `agreement`, with --check-reference, is the share of the `checked` scored tokens that the
-reference predicts alike, `logprob_difference` the largest one of their log-probabilities.
+`position` being empty. KVM, whose table grows by the model's own law, has a row per length, and its
+law's N as `centroids`, if it has one. More rows tell in-context learning by the number of examples
+of the same function `seen` before, and bits per byte by `position`: those after half of it (the
+first: from the start) up to it. `length` and `centroids` are what was asked for, `tokens` and
+`max_centroids` what that means. `error` is the standard error over sequences: tokens of one
+sequence are right or wrong together. `agreement`, with --check-reference, is the share of the
+`checked` scored tokens that the reference predicts alike, `logprob_difference` the largest one of
+their log-probabilities.
 """
 
 import argparse
@@ -229,6 +231,10 @@ def run(args, stack):
     mixer = mixer_of(layer_types)
     bounded = mixer == "ovq" or args.memory
     plan = make_plan(exam, args.lengths, args.centroids if bounded else [None], args.sequences)
+    saturation_n = load_config(args.model).kvm.state_saturation_n \
+        if args.model and mixer == "kvm" else None
+    if saturation_n is not None:
+        plan = [dataclasses.replace(job, centroids=str(saturation_n)) for job in plan]
     reference = None
     if args.check_reference or args.backend == "reference":
         reference = ReferencePredictor(args.model, args.ablation, args.memory)

@@ -13,7 +13,8 @@ COLUMNS = ("model", "mixer", "ablation", "backend", "task", "length", "tokens", 
            "max_centroids", "live_centroids", "state_bytes", "full_kv_cache_bytes", "sequences",
            "scored", "seen", "position", "accuracy", "bits_per_byte", "error", "seconds",
            "tokens_per_second", "checked", "agreement", "logprob_difference")
-_MIXERS = {"ovq_attention": "ovq", "full_attention": "full", "vq_attention": "vq"}
+_MIXERS = {"ovq_attention": "ovq", "kvm_attention": "kvm", "full_attention": "full",
+           "vq_attention": "vq"}
 LEAST_SEQUENCES = 4
 _FIRST_POSITIONS = 128
 
@@ -46,7 +47,7 @@ class Job:
     length: int
     n_tokens: int
     n_sequences: int
-    centroids: str
+    centroids: str | None
     max_centroids: int | None
 
     def __str__(self):
@@ -105,7 +106,7 @@ class DocumentExam:
 
 
 def make_plan(exam, lengths, specs, n_sequences):
-    """Jobs by length, for each spec of the centroids ([None]: models without dictionaries)."""
+    """Jobs by length, for each spec of the centroids ([None]: models that no call gives a size)."""
     plan = []
     for length in sorted(lengths):
         one = exam.sequences(length, 1)

@@ -30,7 +30,7 @@ from tasks import TaskError, make_task
 
 CHECKPOINT = "checkpoint.pt"
 CORPORA = {"python_files": Corpus, "python_documents": Documents}
-MIXERS = ("ovq_attention", "full_attention", "vq_attention")
+MIXERS = ("ovq_attention", "full_attention", "vq_attention", "kvm_attention")
 # A row of the history every --log-steps; held_out (what it is, the source says) every --eval-steps.
 CURVE_COLUMNS = ("step", "tokens", "seconds", "context_length", "max_centroids",
                  "train_bits_per_token", "held_out")
@@ -88,8 +88,8 @@ def make_parser():
     add("--recompute-chunks", action="store_true", help="OVQ: keep one dictionary a chunk for the "
         "backward pass and compute the rest again: less memory for long contexts, a third slower")
     add("--init", help="model folder or checkpoint.pt whose weights to start from, of the same "
-        "shapes; relative to the recipe's folder, and {mixer} in it stands for ovq, full or vq. "
-        "Codebooks that they lack are sampled from the keys of a batch")
+        "shapes; relative to the recipe's folder, and {mixer} in it stands for ovq, full, vq or "
+        "kvm. Codebooks that they lack are sampled from the keys of a batch")
     add("--seed", type=int, default=0)
     add("--device", default="cpu")
     add("--compute-dtype", default="bfloat16", choices=("bfloat16", "float32"),

@@ -63,7 +63,7 @@ class ReportTest(Folder):
         ovq = [row("ovq", length, size) for size in ("0.3x", "1024", "128")
                for length in (1024, 512)]
         ovq[0]["accuracy"] = 0.98765
-        text = self.report(ovq, [row("vq", 512, error="")], [row("full", 512), row("full", 2048)],
+        text = self.report(ovq, [row("kvm", 1024, "256")], [row("vq", 512, error="")], [row("full", 512), row("full", 2048)],
                            trained_length=512)
         accuracy, memory = text.split("Bytes of a session's state")
         self.assertEqual([line for line in accuracy.splitlines() if line.startswith("|")],
@@ -71,7 +71,8 @@ class ReportTest(Folder):
                           "| full | 50.0 ± 1.2 |  | 50.0 ± 1.2 |", "| vq | 50.0 |  |  |",
                           "| ovq N=128 | 50.0 ± 1.2 | 50.0 ± 1.2 |  |",
                           "| ovq N=1024 | 50.0 ± 1.2 | 50.0 ± 1.2 |  |",
-                          "| ovq n=0.3T | 50.0 ± 1.2 | 98.8 ± 1.2 |  |"])
+                          "| ovq n=0.3T | 50.0 ± 1.2 | 98.8 ± 1.2 |  |",
+                          "| kvm N=256 |  | 50.0 ± 1.2 |  |"])
         self.assertIn("| full | 1,512 |  | 3,048 |", memory)
 
     def test_models_are_named_where_one_task_has_several(self):

@@ -102,6 +102,7 @@ class ArithmeticTest(unittest.TestCase):
     def test_mixer_is_the_one_that_reads_the_whole_context(self):
         for kinds, name in ((("sliding_attention", "vq_attention"), "vq"),
                             (("full_attention", "ovq_attention"), "ovq"),
+                            (("sliding_attention", "kvm_attention"), "kvm"),
                             (("sliding_attention",), "sliding")):
             self.assertEqual(scoring.mixer_of(kinds), name)
 
@@ -222,6 +223,18 @@ class ScoreTest(unittest.TestCase):
         self.assertEqual([(row["mixer"], row["centroids"], row["live_centroids"]) for row in rows],
                          [("full", "", "")])
         self.assertEqual({call[1] for call in client.calls}, {None})
+
+    def test_a_table_that_grows_by_its_own_law_is_named_after_its_n(self):
+        kinds = ("sliding_attention", "kvm_attention")
+        for law, name in (({"state_budget_mode": "kvm_saturation", "state_saturation_n": 24}, "24"),
+                          ({}, "")):
+            self.write_model(layer_types=list(kinds), kvm={"chunk_len": 8, **law})
+            client = FakeClient(layer_types=kinds)
+            for source in (client, None):
+                _, rows, _ = self.score("--lengths", "64", "--sequences", "4", client=source)
+                self.assertEqual([(row["mixer"], row["centroids"], row["max_centroids"])
+                                  for row in rows], [("kvm", name, "")])
+            self.assertEqual({call[1] for call in client.calls}, {None})
 
     def test_calls_are_in_flight_together(self):
         # a barrier that breaks, and fails the calls, where fewer than three wait at once
