@@ -2,12 +2,14 @@
 
 #include <algorithm>
 #include <filesystem>
+#include <limits>
 #include <utility>
 
 #include "absl/strings/ascii.h"
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_format.h"
-#include "server/plan.h"
+#include "kernels/common/state_memory.h"
+#include "model/weights.h"
 #include "server/telemetry/process_stats.h"
 
 namespace ovq {
@@ -27,8 +29,58 @@ std::string FolderName(const std::string& folder) {
 size_t StepBytes(const ModelConfig& config, const Options& options) {
   const int64_t d_ff = std::ranges::max(config.intermediate_size);
   const int64_t row = config.vocab_size + 3 * d_ff + 8 * config.hidden_size;
-  return 2 * sizeof(float) * static_cast<size_t>(options.max_batch_tokens * row) +
+  return 2 * sizeof(float) * static_cast<size_t>(options.engine.max_batch_tokens * row) +
          (size_t{512} << 20);
+}
+
+// What the states of a model are kept in: --state-dtype, or as the checkpoint is.
+DType StateDType(const Options& options, const ModelConfig& config) {
+  return options.state_dtype.value_or(config.weights_dtype == DType::kBF16 ? DType::kBF16
+                                                                           : DType::kF32);
+}
+
+StateLimits LimitsOf(const Options& options) {
+  return {.max_slot_cap = options.engine.max_slot_cap, .max_unbounded_tokens = options.max_context};
+}
+
+absl::StatusOr<StateLayout> LayoutOf(const Options& options, const ModelConfig& config) {
+  const size_t page = options.device == Device::kCuda ? kUsualGpuPageBytes : kHostPageBytes;
+  return PlanStateLayout(config, StateDType(options, config), LimitsOf(options), options.device,
+                         page);
+}
+
+// A session whose last position is known reserves its size there, any other its cap.
+struct Row {
+  int64_t slot_cap;
+  std::string tokens;
+  size_t bytes;
+  std::string full_kv_bytes;
+};
+
+std::string KvBytes(int64_t tokens, size_t bytes_per_token) {
+  uint64_t product = 0;
+  const bool over =
+      __builtin_mul_overflow(static_cast<uint64_t>(tokens), bytes_per_token, &product);
+  return over ? absl::StrCat("over ", std::numeric_limits<uint64_t>::max()) : absl::StrCat(product);
+}
+
+std::vector<Row> MakeRows(const Options& options, const ModelConfig& config,
+                          const StateLayout& layout) {
+  const size_t kv = FullKvBytesPerToken(config, StateDType(options, config));
+  std::vector<int64_t> caps = options.plan_slot_caps;
+  if (caps.empty() || !layout.has_slot_cap()) {
+    caps = {layout.default_slot_cap()};
+  }
+  std::vector<Row> rows;
+  for (const int64_t cap : caps) {
+    rows.push_back({cap, "any", layout.bytes_cap(cap), "-"});
+    for (const int64_t tokens : options.plan_tokens) {
+      if (layout.has_unbounded() && tokens > options.max_context) continue;
+      rows.push_back(
+          {cap, absl::StrCat(tokens), layout.bytes_at(tokens, cap), KvBytes(tokens, kv)});
+    }
+  }
+  return rows;
 }
 
 }  // namespace
@@ -50,8 +102,7 @@ absl::StatusOr<Loaded> LoadAll(const Options& options, Log& log) {
   ModelOptions model_options;
   model_options.compute_dtype = options.compute_dtype;
   model_options.state_dtype = StateDType(options, *config);
-  model_options.limits = {.max_slot_cap = options.max_slot_cap,
-                          .max_unbounded_tokens = options.max_context};
+  model_options.limits = LimitsOf(options);
   absl::StatusOr<std::unique_ptr<LanguageModel>> model =
       LanguageModel::Load(options.model, model_options, *loaded.context);
   if (!model.ok()) return model.status();
@@ -73,7 +124,10 @@ ModelDescription Describe(const LanguageModel& model, const Options& options) {
           .bos_token_id = config.bos_token_id,
           .device = DeviceName(options.device),
           .compute_dtype = Lower(DTypeName(model.compute_dtype())),
-          .state_dtype = Lower(DTypeName(model.state_dtype()))};
+          .state_dtype = Lower(DTypeName(model.state_dtype())),
+          .weight_bytes = model.weight_bytes(),
+          .has_gpu = options.device == Device::kCuda,
+          .has_dictionary = model.layout().has_slot_cap()};
 }
 
 EngineModel ForEngine(const LanguageModel& model, const Tokenizer& tokenizer) {
@@ -109,32 +163,59 @@ absl::StatusOr<size_t> StateMemoryBytes(const Options& options, const ModelConfi
   return bytes;
 }
 
-EngineOptions ForEngine(const Options& options, size_t state_memory_bytes) {
-  EngineOptions result;
-  result.state_memory_bytes = state_memory_bytes;
-  result.max_sessions = options.max_sessions;
-  result.max_queue = options.max_queue;
-  result.max_batch_tokens = options.max_batch_tokens;
-  result.max_slot_cap = options.max_slot_cap;
-  result.max_prompt_tokens = options.max_prompt_tokens;
-  result.session_ttl = options.session_ttl;
-  return result;
-}
-
 void LogSummary(const LanguageModel& model, const ModelDescription& description,
                 const EngineOptions& options, Log& log) {
-  const size_t cap =
-      model.layout().bytes_cap(static_cast<int32_t>(model.layout().default_slot_cap()));
-  const int fit =
-      SessionSlots(model.layout(), static_cast<int32_t>(model.layout().default_slot_cap()),
-                   options.state_memory_bytes, options.max_sessions);
+  const StateLayout& layout = model.layout();
+  const auto cap = static_cast<int32_t>(layout.default_slot_cap());
+  const int fit = SessionSlots(layout, cap, options.state_memory_bytes, options.max_sessions);
   log.Info(absl::StrFormat("model %s: %d parameters, %d layers, %d weight bytes, compute %s on %s",
                            description.name, description.parameters, description.layer_types.size(),
                            model.weight_bytes(), description.compute_dtype, description.device));
   log.Info(absl::StrFormat(
       "state: %s, at most %d bytes a session at max_centroids %d; %d sessions fit in %d bytes",
-      description.state_dtype, cap, model.layout().default_slot_cap(), fit,
-      options.state_memory_bytes));
+      description.state_dtype, layout.bytes_cap(cap), cap, fit, options.state_memory_bytes));
+}
+
+absl::StatusOr<std::string> PlanText(const Options& options) {
+  absl::StatusOr<ModelConfig> config = LoadConfig(options.model);
+  if (!config.ok()) return config.status();
+  absl::StatusOr<StateLayout> layout = LayoutOf(options, *config);
+  if (!layout.ok()) return layout.status();
+
+  const size_t memory = *options.state_memory_bytes;
+  std::string text =
+      absl::StrFormat("model %s, states in %s on %s: %d bytes for states, at most %d sessions\n",
+                      config->name, StateDType(options, *config) == DType::kBF16 ? "bf16" : "f32",
+                      DeviceName(options.device), memory, options.engine.max_sessions);
+  if (options.device == Device::kCuda) {
+    absl::StrAppendFormat(&text, "assuming that the GPU gives memory in pages of %d bytes\n",
+                          kUsualGpuPageBytes);
+  }
+  absl::StrAppendFormat(&text, "%13s %16s %16s %14s %10s %20s\n", "max_centroids", "tokens",
+                        "bytes_reserved", "fit_in_memory", "sessions", "full_kv_cache_bytes");
+  for (const Row& row : MakeRows(options, *config, *layout)) {
+    const size_t fit = memory / row.bytes;
+    absl::StrAppendFormat(
+        &text, "%13d %16s %16d %14d %10d %20s\n", row.slot_cap, row.tokens, row.bytes, fit,
+        std::min(fit, static_cast<size_t>(options.engine.max_sessions)), row.full_kv_bytes);
+  }
+  return text;
+}
+
+absl::StatusOr<std::string> CheckConfig(const CommandLine& line) {
+  const Options& options = line.options;
+  absl::StatusOr<ModelConfig> config = LoadConfig(options.model);
+  if (!config.ok()) return config.status();
+  if (absl::Status status = LayoutOf(options, *config).status(); !status.ok()) return status;
+  if (absl::Status status = Weights::Open(options.model).status(); !status.ok()) return status;
+  if (absl::Status status = Tokenizer::Load(options.model, *config).status(); !status.ok()) {
+    return status;
+  }
+  std::string text;
+  for (const Setting& setting : line.settings) {
+    absl::StrAppendFormat(&text, "%s = %s    # %s\n", setting.name, setting.value, setting.origin);
+  }
+  return text;
 }
 
 }  // namespace ovq

@@ -1,7 +1,9 @@
-// From options to a loaded model and the sizes of what it serves.
+// From options to a loaded model and the sizes of what it serves, and what the program prints
+// without serving: how many sessions fit, and whether its options are right.
 #pragma once
 
 #include <memory>
+#include <string>
 
 #include "absl/status/statusor.h"
 #include "model/language_model.h"
@@ -30,10 +32,19 @@ EngineModel ForEngine(const LanguageModel& model, const Tokenizer& tokenizer);
 // With the weights loaded: what is free now is the states' and the steps'.
 absl::StatusOr<size_t> StateMemoryBytes(const Options& options, const ModelConfig& config,
                                         const DeviceContext& context);
-EngineOptions ForEngine(const Options& options, size_t state_memory_bytes);
 
 // The model and how many sessions fit.
 void LogSummary(const LanguageModel& model, const ModelDescription& description,
                 const EngineOptions& options, Log& log);
+
+// --plan: a line for each cap and length with the bytes that the server reserves for such a
+// session, how many of them --state-memory has room for, and how many are admitted at once (at most
+// --max-sessions). From the config alone: needs neither weights nor a GPU. ParseCommandLine has
+// checked that --state-memory is given.
+absl::StatusOr<std::string> PlanText(const Options& options);
+
+// --check-config: every option with its value and origin, after a look at everything that a start
+// reads but the weights' values. The first thing wrong is the error.
+absl::StatusOr<std::string> CheckConfig(const CommandLine& line);
 
 }  // namespace ovq

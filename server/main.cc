@@ -14,10 +14,9 @@
 #include "absl/synchronization/notification.h"
 #include "base/signals.h"
 #include "server/access/security.h"
-#include "server/engine/engine_thread.h"
+#include "server/engine/engine.h"
 #include "server/loading.h"
 #include "server/options.h"
-#include "server/plan.h"
 #include "server/rpc/grpc_log.h"
 #include "server/rpc/grpc_server.h"
 #include "server/rpc/services.h"
@@ -87,25 +86,14 @@ constexpr absl::Duration kLookAtFiles = absl::Milliseconds(500);
 
 // Before the weights, which take longer.
 absl::StatusOr<std::unique_ptr<Security>> LoadSecurity(const Options& options, Log& log) {
-  for (const std::string& address : {options.listen, options.admin_listen}) {
-    if (options.tenants.empty() || !options.tls_cert.empty()) break;
+  const SecurityFiles& files = options.security;
+  for (const std::string& address : {options.listen.address, options.admin_listen}) {
+    if (files.tenants.empty() || !files.tls.cert.empty()) break;
     if (address.empty() || IsLoopback(address)) continue;
     log.Warning(absl::StrCat("--tenants without --tls-cert on ", address,
                              ": whoever can listen to the network can read the tokens"));
   }
-  return Security::Load({.tls = {.cert = options.tls_cert,
-                                 .key = options.tls_key,
-                                 .client_ca = options.tls_client_ca},
-                         .tenants = options.tenants});
-}
-
-ListenOptions ForListener(const Options& options, const Security& security) {
-  return {.address = options.listen,
-          .max_message_bytes = options.max_message_bytes,
-          .max_streams_per_connection = options.max_streams_per_connection,
-          .handshake_timeout = options.handshake_timeout,
-          .max_connection_idle = options.max_connection_idle,
-          .tls = security.tls()};
+  return Security::Load(files);
 }
 
 std::string WithPort(const std::string& address, int port) {
@@ -134,7 +122,8 @@ absl::StatusOr<std::unique_ptr<GrpcServer>> StartAdmin(const Options& options, L
 // From the first call to the end of the drain.
 absl::Status ServeCalls(const Options& options, const Security& security, Engine& engine,
                         ServiceContext& services, Shutdown& shutdown) {
-  const ListenOptions listen = ForListener(options, security);
+  ListenOptions listen = options.listen;
+  listen.tls = security.tls();
   absl::StatusOr<std::unique_ptr<GrpcServer>> server =
       GrpcServer::Start(listen, ClientServices(services));
   if (!server.ok()) return server.status();
@@ -146,7 +135,7 @@ absl::Status ServeCalls(const Options& options, const Security& security, Engine
   services.metrics.SetReady(true);
   // Whoever waits for this line finds the addresses above in the log.
   services.log.log.Flush(kLastLines);
-  std::printf("listening on %s\n", WithPort(options.listen, (*server)->port()).c_str());
+  std::printf("listening on %s\n", WithPort(listen.address, (*server)->port()).c_str());
   std::fflush(stdout);
   shutdown.WaitForFirst();
   Drain(options, engine, services, **server, services.log.log);
@@ -163,18 +152,11 @@ absl::Status Serve(const Options& options, Shutdown& shutdown, Log& log) {
   const absl::StatusOr<size_t> state_memory =
       StateMemoryBytes(options, model.config(), *loaded->context);
   if (!state_memory.ok()) return state_memory.status();
-  const EngineOptions engine_options = ForEngine(options, *state_memory);
+  EngineOptions engine_options = options.engine;
+  engine_options.state_memory_bytes = *state_memory;
   LogSummary(model, description, engine_options, log);
 
-  Metrics metrics({.model = description.name,
-                   .version = OVQ_VERSION,
-                   .fingerprint = description.fingerprint,
-                   .device = description.device,
-                   .compute_dtype = description.compute_dtype,
-                   .state_dtype = description.state_dtype,
-                   .weight_bytes = model.weight_bytes(),
-                   .has_gpu = options.device == Device::kCuda,
-                   .has_dictionary = model.layout().has_slot_cap()});
+  Metrics metrics(description);
   metrics.SetLogSource([&log] { return log.counts(); });
   if (!options.metrics_address.empty()) {
     absl::StatusOr<int> port = metrics.Expose(options.metrics_address);
@@ -199,23 +181,19 @@ absl::Status Serve(const Options& options, Shutdown& shutdown, Log& log) {
 }
 
 // The exit status.
-int Print(const absl::StatusOr<std::string>& text, Log& log) {
+int Print(const absl::StatusOr<std::string>& text, Log& log, int failed = kExitFailed) {
   if (text.ok()) std::fputs(text->c_str(), stdout);
   if (!text.ok()) log.Error(text.status());
-  return text.ok() ? 0 : kExitFailed;
+  return text.ok() ? 0 : failed;
 }
 
 // --hash-token: reads stdin, prints the digest.
 int PrintTokenHash(Log& log) {
   std::string input(8192, '\0');
   input.resize(std::fread(input.data(), 1, input.size(), stdin));
-  const absl::StatusOr<std::string> hash = HashToken(input);
-  if (!hash.ok()) {
-    log.Error(hash.status());
-    return kExitUsage;
-  }
-  std::puts(hash->c_str());
-  return 0;
+  absl::StatusOr<std::string> hash = HashToken(input);
+  if (hash.ok()) hash->push_back('\n');
+  return Print(hash, log, kExitUsage);
 }
 
 // Every connection is an open file, and the gRPC library takes no more connections, ever, once it

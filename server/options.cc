@@ -15,7 +15,8 @@ constexpr int64_t kMaxCount = std::numeric_limits<int32_t>::max();
 void AddServing(Flags& flags, Options& o) {
   flags.Add("model", "FOLDER", Text(o.model, "a folder"),
             "model folder: config.json, *.safetensors, tokenizer", "required");
-  flags.Add("listen", "HOST:PORT", Address(o.listen, 0), "gRPC address; port 0 takes any free one");
+  flags.Add("listen", "HOST:PORT", Address(o.listen.address, 0),
+            "gRPC address; port 0 takes any free one");
   FlagValue metrics = Address(o.metrics_address, 0);
   metrics.set = [&o, address = metrics.set](std::string_view text) {
     if (!text.empty()) return address(text);
@@ -44,51 +45,52 @@ void AddServing(Flags& flags, Options& o) {
 }
 
 void AddBounds(Flags& flags, Options& o) {
-  flags.Add("max-centroids", "N", Number(o.max_slot_cap, kMinSlotCap, kMaxSlotCap),
+  flags.Add("max-centroids", "N", Number(o.engine.max_slot_cap, kMinSlotCap, kMaxSlotCap),
             "largest dictionary cap of a session; lowers the model's own default too");
-  flags.Add("max-sessions", "N", Number(o.max_sessions, 1, 1 << 20),
+  flags.Add("max-sessions", "N", Number(o.engine.max_sessions, 1, 1 << 20),
             "live sessions, one-shot requests included");
-  flags.Add("max-batch-tokens", "N", Number(o.max_batch_tokens, 1, 1 << 20),
+  flags.Add("max-batch-tokens", "N", Number(o.engine.max_batch_tokens, 1, 1 << 20),
             "tokens computed together in one step");
-  flags.Add("max-queue", "N", Number(o.max_queue, 0, kMaxCount),
+  flags.Add("max-queue", "N", Number(o.engine.max_queue, 0, kMaxCount),
             "requests that may wait for admission");
-  flags.Add("max-prompt-tokens", "N", Number(o.max_prompt_tokens, 1, kMaxCount),
+  flags.Add("max-prompt-tokens", "N", Number(o.engine.max_prompt_tokens, 1, kMaxCount),
             "tokens of one prompt");
   flags.Add("max-context", "N", Number(o.max_context, 1, kMaxCount),
             "positions of a session, for models with full-attention layers only");
   flags.Add("session-ttl", "DURATION",
-            Duration(o.session_ttl, absl::Milliseconds(1), kMaxSessionTtl),
+            Duration(o.engine.session_ttl, absl::Milliseconds(1), kMaxSessionTtl),
             "idle time after which a session is deleted");
   flags.Add("drain-timeout", "DURATION",
             Duration(o.drain_timeout, absl::ZeroDuration(), absl::Hours(24)),
             "time that running requests get to finish after SIGTERM or SIGINT");
-  flags.Add("max-message-bytes", "SIZE", Size(o.max_message_bytes, kMaxCount + 1),
+  flags.Add("max-message-bytes", "SIZE", Size(o.listen.max_message_bytes, kMaxCount + 1),
             "largest message accepted from a client");
 }
 
 void AddSecurity(Flags& flags, Options& o) {
-  flags.Add("tls-cert", "FILE", Text(o.tls_cert, "a file"),
+  flags.Add("tls-cert", "FILE", Text(o.security.tls.cert, "a file"),
             "PEM certificate of the server with its chain; it and the other TLS files are read\n"
             "again when they change",
             "none: plain text");
-  flags.Add("tls-key", "FILE", Text(o.tls_key, "a file"),
+  flags.Add("tls-key", "FILE", Text(o.security.tls.key, "a file"),
             "PEM key of --tls-cert, without a passphrase");
-  flags.Add("tls-client-ca", "FILE", Text(o.tls_client_ca, "a file"),
+  flags.Add("tls-client-ca", "FILE", Text(o.security.tls.client_ca, "a file"),
             "PEM certificates of the authorities whose clients may connect, and no others",
             "none: clients need no certificate");
-  flags.Add("tenants", "FILE", Text(o.tenants, "a file"),
+  flags.Add("tenants", "FILE", Text(o.security.tenants, "a file"),
             "JSON file of tenants, their tokens and limits (docs/security.md); read again when it\n"
             "changes",
             "none: whoever can connect may call");
   flags.Add("admin-listen", "HOST:PORT", Address(o.admin_listen, 0),
             "address of ovq.v1.AdminService; beyond loopback only with --tenants");
-  flags.Add("max-streams-per-connection", "N", Number(o.max_streams_per_connection, 1, 1 << 20),
+  flags.Add("max-streams-per-connection", "N",
+            Number(o.listen.max_streams_per_connection, 1, 1 << 20),
             "calls at a time on one connection; a client holds further ones back");
   flags.Add("handshake-timeout", "DURATION",
-            Duration(o.handshake_timeout, absl::Milliseconds(1), absl::Hours(1)),
+            Duration(o.listen.handshake_timeout, absl::Milliseconds(1), absl::Hours(1)),
             "time from a connection to the end of its TLS and HTTP/2 handshakes");
   flags.Add("max-connection-idle", "DURATION",
-            Duration(o.max_connection_idle, absl::Seconds(1), absl::Hours(24 * 20)),
+            Duration(o.listen.max_connection_idle, absl::Seconds(1), absl::Hours(24 * 20)),
             "time after which a connection without calls ends", "no end");
 }
 
@@ -137,15 +139,15 @@ Flags Declare(CommandLine& line) {
 
 // What the options that protect the server say together.
 absl::Status CheckSecurity(const Options& options) {
-  if (options.tls_cert.empty() != options.tls_key.empty()) {
+  if (options.security.tls.cert.empty() != options.security.tls.key.empty()) {
     return absl::InvalidArgumentError(
-        absl::StrCat(options.tls_key.empty() ? "--tls-key" : "--tls-cert",
+        absl::StrCat(options.security.tls.key.empty() ? "--tls-key" : "--tls-cert",
                      ": expected a file, got none; --tls-cert and --tls-key go together"));
   }
-  if (!options.tls_client_ca.empty() && options.tls_cert.empty()) {
+  if (!options.security.tls.client_ca.empty() && options.security.tls.cert.empty()) {
     return absl::InvalidArgumentError("--tls-client-ca: expected --tls-cert and --tls-key with it");
   }
-  if (!options.admin_listen.empty() && options.tenants.empty() &&
+  if (!options.admin_listen.empty() && options.security.tenants.empty() &&
       !IsLoopback(options.admin_listen)) {
     return absl::InvalidArgumentError(
         absl::StrCat("--admin-listen: expected a loopback address such as 127.0.0.1:50052, got '",
@@ -165,10 +167,10 @@ absl::Status CheckTogether(const CommandLine& line) {
         "--plan: expected --state-memory, the memory to plan for, got none");
   }
   for (const int64_t cap : options.plan_slot_caps) {
-    if (cap <= options.max_slot_cap) continue;
+    if (cap <= options.engine.max_slot_cap) continue;
     return absl::InvalidArgumentError(
-        absl::StrCat("--plan-centroids: expected at most --max-centroids, ", options.max_slot_cap,
-                     ", got ", cap));
+        absl::StrCat("--plan-centroids: expected at most --max-centroids, ",
+                     options.engine.max_slot_cap, ", got ", cap));
   }
   return absl::OkStatus();
 }

@@ -13,40 +13,32 @@
 #include "base/flags.h"
 #include "kernels/common/device_types.h"
 #include "kernels/common/tensor.h"
+#include "server/access/security.h"
+#include "server/engine/engine_config.h"
+#include "server/rpc/grpc_server.h"
 #include "server/telemetry/call_summary.h"
 #include "server/telemetry/log.h"
 
 namespace ovq {
 
 struct Options {
-  std::string model;                               // folder
-  std::string listen = "127.0.0.1:50051";          // port 0: any
+  std::string model;  // folder
+  ListenOptions listen = {.address = "127.0.0.1:50051"};
   std::string metrics_address = "127.0.0.1:9464";  // empty: no metrics endpoint
   Device device = Device::kCpu;
   int threads = 0;                           // 0: every core
   std::optional<size_t> state_memory_bytes;  // default: half of what is free after the weights
-  int32_t max_slot_cap = 65536;              // the largest dictionary cap a session may ask for
-  int max_sessions = 1024;
-  std::optional<DType> state_dtype;    // default: BF16 for BF16 checkpoints, else F32
-  std::optional<DType> compute_dtype;  // default: the same
-  int32_t max_batch_tokens = 512;
-  int max_queue = 1024;
-  int64_t max_prompt_tokens = 1 << 20;
-  int64_t max_context = 1 << 20;  // positions of models with full-attention layers
-  absl::Duration session_ttl = absl::Minutes(30);
+  EngineOptions engine;                      // all but the state memory
+  std::optional<DType> state_dtype;          // default: BF16 for BF16 checkpoints, else F32
+  std::optional<DType> compute_dtype;        // default: the same
+  int64_t max_context = 1 << 20;             // positions of models with full-attention layers
   absl::Duration drain_timeout = absl::Seconds(30);
-  size_t max_message_bytes = size_t{64} << 20;
 
   LogOptions log;
   LogRequests log_requests = LogRequests::kAll;
 
-  // Files; empty: none.
-  std::string tls_cert, tls_key, tls_client_ca;
-  std::string tenants;
-  std::string admin_listen;  // empty: no admin service
-  int max_streams_per_connection = 1024;
-  absl::Duration handshake_timeout = absl::Seconds(10);
-  absl::Duration max_connection_idle = absl::InfiniteDuration();
+  SecurityFiles security;
+  std::string admin_listen;  // address; empty: no admin service
 
   // --plan only.
   std::vector<int64_t> plan_slot_caps;  // empty: the model's default cap

@@ -12,14 +12,6 @@ namespace {
 
 constexpr absl::string_view kScheme = "bearer ";
 
-// The one value of a metadata key, unset without it, "" if there are several.
-std::optional<std::string> OneValue(const grpc::CallbackServerContext& context, const char* key) {
-  const auto [begin, end] = context.client_metadata().equal_range(key);
-  if (begin == end) return std::nullopt;
-  if (std::next(begin) != end) return std::string();
-  return std::string(begin->second.data(), begin->second.size());
-}
-
 // The token of "Bearer TOKEN"; unset if it is none.
 std::optional<std::string> TokenOf(const std::string& value) {
   if (!absl::StartsWithIgnoreCase(value, kScheme)) return std::nullopt;
@@ -35,10 +27,18 @@ absl::Status Unauthenticated() {
 
 }  // namespace
 
+std::optional<std::string> MetadataValue(const grpc::CallbackServerContext& context,
+                                         const char* key) {
+  const auto [begin, end] = context.client_metadata().equal_range(key);
+  if (begin == end) return std::nullopt;
+  if (std::next(begin) != end) return std::string();
+  return std::string(begin->second.data(), begin->second.size());
+}
+
 absl::StatusOr<Caller> Authenticator::Authenticate(const grpc::CallbackServerContext& context,
                                                    Access access) const {
   if (tenants_ != nullptr) return ByToken(context, access);
-  const std::optional<std::string> name = OneValue(context, "ovq-tenant");
+  const std::optional<std::string> name = MetadataValue(context, "ovq-tenant");
   if (!name) return Caller{};
   if (!IsName(*name)) {
     return absl::InvalidArgumentError(
@@ -53,7 +53,7 @@ absl::StatusOr<Caller> Authenticator::ByToken(const grpc::CallbackServerContext&
     metrics_.AuthFailed(reason);
     return status;
   };
-  const std::optional<std::string> value = OneValue(context, "authorization");
+  const std::optional<std::string> value = MetadataValue(context, "authorization");
   if (!value) return fail(AuthFailure::kMissing, Unauthenticated());
   const std::optional<std::string> token = TokenOf(*value);
   if (!token) return fail(AuthFailure::kMalformed, Unauthenticated());
@@ -61,7 +61,7 @@ absl::StatusOr<Caller> Authenticator::ByToken(const grpc::CallbackServerContext&
   const std::shared_ptr<const TenantList> tenants = tenants_->current();
   const TenantList::Tenant* tenant = tenants->Find(digest);
   if (tenant == nullptr) return fail(AuthFailure::kUnknown, Unauthenticated());
-  const std::optional<std::string> named = OneValue(context, "ovq-tenant");
+  const std::optional<std::string> named = MetadataValue(context, "ovq-tenant");
   if (named && *named != tenant->name) {
     return fail(AuthFailure::kForbidden,
                 absl::PermissionDeniedError("metadata ovq-tenant: expected the token's own tenant, "

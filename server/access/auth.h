@@ -12,6 +12,10 @@
 
 namespace ovq {
 
+// Of a call's metadata: unset without it, "" if there are several, of which none is better.
+std::optional<std::string> MetadataValue(const grpc::CallbackServerContext& context,
+                                         const char* key);
+
 struct Caller {
   std::string tenant;
   std::optional<TokenDigest> token;  // with which it proved to be the tenant

@@ -43,22 +43,15 @@ FileWatcher::FileWatcher(std::vector<Watch> watches, absl::Duration interval)
     : watches_(std::move(watches)), interval_(interval), thread_([this] { Loop(); }) {}
 
 FileWatcher::~FileWatcher() {
-  {
-    std::lock_guard lock(mutex_);
-    ending_ = true;
-  }
-  wake_.notify_all();
+  ending_.Notify();
   thread_.join();
 }
 
 void FileWatcher::Loop() {
-  std::unique_lock lock(mutex_);
-  while (!wake_.wait_for(lock, absl::ToChronoNanoseconds(interval_), [this] { return ending_; })) {
-    lock.unlock();
+  while (!ending_.WaitForNotificationWithTimeout(interval_)) {
     for (Watch& watch : watches_) {
       if (watch.files.Changed()) watch.changed();
     }
-    lock.lock();
   }
 }
 

@@ -1,13 +1,12 @@
 // Notices that files were changed or replaced.
 #pragma once
 
-#include <condition_variable>
 #include <functional>
-#include <mutex>
 #include <string>
 #include <thread>
 #include <vector>
 
+#include "absl/synchronization/notification.h"
 #include "absl/time/time.h"
 
 namespace ovq {
@@ -48,9 +47,7 @@ class FileWatcher {
 
   std::vector<Watch> watches_;
   const absl::Duration interval_;
-  std::mutex mutex_;
-  std::condition_variable wake_;
-  bool ending_ = false;
+  absl::Notification ending_;
   std::thread thread_;
 };
 

@@ -9,7 +9,7 @@
 #include "base/current.h"
 #include "server/access/file_watcher.h"
 #include "server/access/tenants.h"
-#include "server/access/tls_credentials.h"
+#include "server/access/tls.h"
 #include "server/telemetry/log.h"
 #include "server/telemetry/metrics.h"
 

@@ -109,22 +109,21 @@ class TenantReader {
     // By its place until its name is known.
     std::string where = absl::StrCat("tenants[", list_.tenants_.size(), "]");
     if (!value.is_object()) return Bad("", where, "expected an object");
+    const auto name = value.find("name");
+    if (name == value.end() || !name->is_string()) return Bad(where, "name", "expected a text");
     TenantList::Tenant tenant;
-    if (const auto name = value.find("name"); name == value.end() || !name->is_string()) {
-      return Bad(where, "name", "expected a text");
-    } else {
-      tenant.name = name->get<std::string>();
-    }
+    tenant.name = name->get<std::string>();
     if (!IsName(tenant.name)) {
       return Bad(where, "name", "expected 1 to 64 characters A-Z a-z 0-9 . _ -");
     }
     where = absl::StrCat("tenant ", tenant.name);
     if (!names_.insert(tenant.name).second) return Bad(where, "name", "used twice");
-    bool has_tokens = false;
+    if (!value.contains("token_sha256")) {
+      return Bad(where, "token_sha256", "expected an array of hashes, got none");
+    }
     for (const auto& [key, field] : value.items()) {
       absl::Status status;
       if (key == "token_sha256") {
-        has_tokens = true;
         status = ReadTokens(where, field);
       } else if (key == "admin") {
         if (!field.is_boolean()) return Bad(where, key, "expected true or false");
@@ -136,7 +135,6 @@ class TenantReader {
       }
       if (!status.ok()) return status;
     }
-    if (!has_tokens) return Bad(where, "token_sha256", "expected an array of hashes, got none");
     list_.tenants_.push_back(std::move(tenant));
     return absl::OkStatus();
   }

@@ -63,10 +63,11 @@ absl::Status Admission::Enter() {
 absl::Status Admission::Charge(Job& job, int64_t states, size_t bytes) {
   auto admitted = config_.options.quotas->Admit(
       job.tenant, {.prompt_tokens = job.prompt_tokens, .sessions = states, .bytes = bytes});
-  if (const auto* refusal = std::get_if<TenantQuotas::Refusal>(&admitted)) {
-    return Refuse(refusal->reason, refusal->status);
+  if (!admitted.ok()) {
+    config_.events.rejected(*FactsOf(admitted.status()).reason);
+    return admitted.status();
   }
-  job.hold = std::get<QuotaHold>(std::move(admitted));
+  job.hold = *std::move(admitted);
   return absl::OkStatus();
 }
 

@@ -1,34 +1,65 @@
 #include "server/engine/engine.h"
 
+#include <algorithm>
 #include <utility>
 
-#include "server/engine/engine_loop.h"
+#include "base/check.h"
 #include "server/engine/error_facts.h"
 #include "server/engine/validate.h"
 
 namespace ovq {
+namespace {
 
-const EngineOptions& Engine::options() const { return loop_.config().options; }
-const EngineModel& Engine::model() const { return loop_.config().model; }
+EngineConfig Completed(EngineConfig config) {
+  const EngineModel& model = config.model;
+  EngineOptions& options = config.options;
+  Check(model.forward != nullptr && model.layout != nullptr, "the engine has a model");
+  // No cap exceeds the address range that the layout keeps for it.
+  const int64_t limit = model.layout->limits().max_slot_cap;
+  Check(model.default_slot_cap <= limit, "the model's own cap fits the layout");
+  Check(options.max_batch_tokens > 0, "a step has room for a row");
+  options.max_slot_cap = static_cast<int32_t>(std::min<int64_t>(options.max_slot_cap, limit));
+  if (options.quotas == nullptr) options.quotas = std::make_shared<TenantQuotas>(options.clock);
+  return config;
+}
+
+}  // namespace
+
+Engine::Engine(EngineConfig config, std::unique_ptr<DeviceContext> context)
+    : config_(Completed(std::move(config))),
+      context_(std::move(context)),
+      pool_(*config_.model.layout, config_.options.state_memory_bytes, *context_),
+      random_(config_.options.seed),
+      admission_(config_, pool_),
+      sessions_(config_, pool_, admission_, random_),
+      runner_(config_, pool_, admission_, sessions_, random_),
+      step_(config_, *context_, pool_),
+      session_slots_(SessionSlots(*config_.model.layout, config_.model.default_slot_cap,
+                                  config_.options.state_memory_bytes,
+                                  config_.options.max_sessions)) {
+  PublishStats();
+}
+
+// --- any thread ---
 
 std::function<void()> Engine::Wake() const {
-  return [inbox = loop_.inbox()] { inbox->Ring(); };
+  return [inbox = inbox_] { inbox->Ring(); };
 }
 
 absl::Status Engine::Submit(GenerateRequest request, std::shared_ptr<TokenStream> stream) {
-  absl::Status status = ValidateGenerate(model(), options(), request);
+  absl::Status status = ValidateGenerate(config_, request);
   if (!status.ok()) return status;
   stream->cancel_signal().SetWake(Wake());
   const bool turn = !request.session_id.empty();
   auto job = MakeJob(model(), std::move(request), std::move(stream), options().clock.steady());
   if (turn) return SubmitTurn(std::move(job));
-  status = loop_.admission().Enqueue(std::move(job));
-  loop_.inbox()->Ring();
+  status = admission_.Enqueue(std::move(job));
+  inbox_->Ring();
   return status;
 }
 
 absl::Status Engine::SubmitTurn(std::shared_ptr<Job> job) {
-  if (absl::Status status = loop_.admission().Enter(); !status.ok()) return status;
+  if (absl::Status status = admission_.Enter(); !status.ok()) return status;
   const GenerateRequest& request = job->generate()->request;
   const auto check = [&](const Session& session) -> absl::Status {
     if (job->tokens.empty() && !session.pending) {
@@ -36,76 +67,146 @@ absl::Status Engine::SubmitTurn(std::shared_ptr<Job> job) {
     }
     const int64_t position = session.position() + job->prompt_tokens;
     if (absl::Status status = CheckPosition(*model().layout, position); !status.ok()) return status;
-    return loop_.admission().Charge(*job, 0, 0);  // the session holds its own share
+    return admission_.Charge(*job, 0, 0);  // the session holds its own share
   };
-  auto claimed = loop_.sessions().Claim(request.session_id, request.tenant, check);
+  auto claimed = sessions_.Claim(request.session_id, request.tenant, check);
   if (!claimed.ok()) {
-    loop_.admission().Leave();
+    admission_.Leave();
     return claimed.status();
   }
   job->session = *std::move(claimed);
   job->sequence = job->session;
-  loop_.inbox()->Post([this, job = std::move(job)] { loop_.runner().StartTurn(job); });
+  inbox_->Post([this, job = std::move(job)] { runner_.StartTurn(job); });
   return absl::OkStatus();
 }
 
 absl::Status Engine::SubmitScore(ScoreRequest request, std::shared_ptr<CancelSignal> cancel,
                                  ScoreCallback done) {
-  absl::Status status = ValidateScore(model(), options(), request);
+  absl::Status status = ValidateScore(config_, request);
   if (!status.ok()) return status;
   if (cancel != nullptr) cancel->SetWake(Wake());
-  status = loop_.admission().Enqueue(MakeJob(model(), std::move(request), std::move(cancel),
-                                             std::move(done), options().clock.steady()));
-  loop_.inbox()->Ring();
+  status = admission_.Enqueue(MakeJob(model(), std::move(request), std::move(cancel),
+                                      std::move(done), options().clock.steady()));
+  inbox_->Ring();
   return status;
 }
 
 void Engine::CreateSession(SessionOptions options, SessionCallback done) {
-  absl::Status status = ValidateSession(model(), this->options(), options);
-  loop_.inbox()->Post([this, status = std::move(status), options = std::move(options),
-                       done = std::move(done), called = this->options().clock.steady()]() mutable {
+  absl::Status status = ValidateSession(config_, options);
+  inbox_->Post([this, status = std::move(status), options = std::move(options),
+                done = std::move(done), called = this->options().clock.steady()]() mutable {
     if (!status.ok()) return done(std::move(status));
-    std::shared_ptr<Job> job = loop_.sessions().Open(std::move(options), called, std::move(done));
-    if (job != nullptr) loop_.runner().Start(std::move(job));
+    std::shared_ptr<Job> job = sessions_.Open(std::move(options), called, std::move(done));
+    if (job != nullptr) runner_.Start(std::move(job));
   });
 }
 
 absl::Status Engine::DeleteSession(const std::string& id,
                                    const std::optional<std::string>& tenant) {
-  return loop_.inbox()->Call<absl::Status>([&, called = options().clock.steady()] {
-    return loop_.sessions().Delete(id, tenant, called);
-  });
+  return inbox_->Call<absl::Status>(
+      [&, called = options().clock.steady()] { return sessions_.Delete(id, tenant, called); });
 }
 absl::StatusOr<SessionInfo> Engine::GetSession(const std::string& id,
                                                const std::string& tenant) const {
-  return loop_.sessions().Get(id, tenant);
+  return sessions_.Get(id, tenant);
 }
 absl::StatusOr<SessionPage> Engine::ListSessions(const std::optional<std::string>& tenant,
                                                  int page_size,
                                                  const std::string& page_token) const {
-  return loop_.sessions().List(tenant, page_size, page_token);
+  return sessions_.List(tenant, page_size, page_token);
 }
 
 absl::Status Engine::ChargeRequest(const std::string& tenant) {
   Job job;
   job.tenant = tenant;
-  return loop_.admission().Charge(job, 0, 0);
+  return admission_.Charge(job, 0, 0);
 }
 
-EngineStats Engine::Stats() const { return loop_.Stats(); }
+EngineStats Engine::Stats() const {
+  std::unique_lock lock(mutex_);
+  EngineStats stats = stats_;
+  lock.unlock();
+  stats.gpu = context_->Gpu();
+  return stats;
+}
 
 bool Engine::Drain(absl::Duration timeout) {
-  if (loop_.admission().Close(timeout)) return true;
-  loop_.inbox()->Post(
-      [this] { loop_.EndAll(absl::UnavailableError("the server is shutting down")); });
-  loop_.admission().Close(absl::InfiniteDuration());
+  if (admission_.Close(timeout)) return true;
+  inbox_->Post([this] { EndAll(absl::UnavailableError("the server is shutting down")); });
+  admission_.Close(absl::InfiniteDuration());
   return false;
 }
 
 absl::StatusOr<std::vector<std::byte>> Engine::CopyState(const std::string& id,
                                                          const std::string& tenant) {
-  return loop_.inbox()->Call<absl::StatusOr<std::vector<std::byte>>>(
-      [&] { return loop_.sessions().CopyState(id, tenant); });
+  return inbox_->Call<absl::StatusOr<std::vector<std::byte>>>(
+      [&] { return sessions_.CopyState(id, tenant); });
+}
+
+void Engine::Stop() {
+  stopping_ = true;
+  inbox_->Ring();
+}
+
+// --- engine thread ---
+
+void Engine::Run() {
+  context_->BindThread();
+  while (!stopping_) {
+    const bool progressed = Turn();
+    if (!progressed) inbox_->Wait(TimeToNextEnd());
+  }
+  Turn();  // what was posted meanwhile
+}
+
+bool Engine::Turn() {
+  inbox_->RunAll();
+  EndWhatIsOver(config_.options.clock.steady());
+  while (std::shared_ptr<Job> job = admission_.Next()) runner_.Start(std::move(job));
+  // A step may take long, or hang: what begins with it shows before it.
+  if (runner_.jobs().size() != published_jobs_) PublishStats();
+  const bool progressed = runner_.RunStep(step_);
+  runner_.ForgetEnded();
+  PublishStats();
+  return progressed;
+}
+
+void Engine::EndWhatIsOver(SteadyTime now) {
+  sessions_.Expire(now);
+  runner_.FailDead(now);
+  const auto dead = [now](const Job& job) { return !DeathOf(job, now).ok(); };
+  for (const std::shared_ptr<Job>& job : admission_.Remove(dead)) runner_.FailIfDead(*job, now);
+}
+
+void Engine::EndAll(const absl::Status& status) {
+  runner_.FailAll(status);
+  for (const std::shared_ptr<Job>& job : admission_.Remove([](const Job&) { return true; })) {
+    runner_.Fail(*job, FinishReason::kError, status);
+  }
+}
+
+absl::Duration Engine::TimeToNextEnd() const {
+  SteadyTime next = std::min(sessions_.next_expiry(), admission_.next_deadline());
+  for (const std::shared_ptr<Job>& job : runner_.jobs()) {
+    if (!job->ended) next = std::min(next, job->deadline);
+  }
+  if (next == kNever) return absl::InfiniteDuration();
+  return std::max(TimeBetween(config_.options.clock.steady(), next), absl::ZeroDuration());
+}
+
+void Engine::PublishStats() {
+  published_jobs_ = runner_.jobs().size();
+  EngineStats stats;
+  admission_.AddTo(stats);
+  sessions_.AddTo(stats);
+  runner_.AddTo(stats);
+  stats.sessions_active = pool_.sessions() - stats.sessions_idle;
+  stats.session_slots = session_slots_;
+  stats.state_bytes_committed = pool_.committed_bytes();
+  stats.state_bytes_reserved = pool_.reserved_bytes();
+  stats.state_bytes_budget = pool_.budget_bytes();
+  std::lock_guard lock(mutex_);
+  stats_ = stats;
 }
 
 }  // namespace ovq

@@ -1,29 +1,40 @@
-// What other threads may ask of the engine.
+// The engine: what other threads may ask of it, and the turns of its own thread, which drive its
+// parts.
 #pragma once
 
+#include <atomic>
 #include <cstddef>
 #include <functional>
 #include <memory>
+#include <mutex>
 #include <optional>
 #include <string>
+#include <thread>
+#include <utility>
 #include <vector>
 
 #include "absl/status/statusor.h"
 #include "absl/time/time.h"
+#include "kernels/common/device.h"
+#include "server/engine/admission.h"
 #include "server/engine/engine_config.h"
+#include "server/engine/inbox.h"
 #include "server/engine/request.h"
+#include "server/engine/runner.h"
+#include "server/engine/session_store.h"
+#include "server/engine/state_pool.h"
+#include "server/engine/step.h"
 
 namespace ovq {
 
-class EngineLoop;
-struct Job;
-
-// Any thread but the engine's own. Callbacks, of streams too, run on the engine thread, must not
-// block and must not call back into the engine, Submit excepted.
+// Callbacks, of streams too, run on the engine thread, must not block and must not call back into
+// the engine, Submit excepted.
 class Engine {
  public:
-  // The loop outlives it.
-  explicit Engine(EngineLoop& loop) : loop_(loop) {}
+  // Fills in what the options leave to the engine.
+  Engine(EngineConfig config, std::unique_ptr<DeviceContext> context);
+
+  // --- any thread but the engine's own ---
 
   // Validates, queues and returns at once. Errors come back here (InvalidArgument,
   // ResourceExhausted, NotFound, FailedPrecondition, Unavailable) or, found later, through the
@@ -45,11 +56,12 @@ class Engine {
 
   // Of the tenant's requests per second, for work that the engine does not do.
   absl::Status ChargeRequest(const std::string& tenant);
-  TenantQuotas& quotas() { return *options().quotas; }
+  TenantQuotas& quotas() { return *config_.options.quotas; }
 
   EngineStats Stats() const;  // of the last step boundary
-  const EngineOptions& options() const;
-  const EngineModel& model() const;
+  const EngineConfig& config() const { return config_; }
+  const EngineOptions& options() const { return config_.options; }
+  const EngineModel& model() const { return config_.model; }
 
   // Refuses new work (Unavailable), lets running requests finish until `timeout`, then ends the
   // rest with Unavailable. Returns when nothing runs. True if all finished by themselves.
@@ -59,12 +71,58 @@ class Engine {
   // most one step. FailedPrecondition if busy.
   absl::StatusOr<std::vector<std::byte>> CopyState(const std::string& id,
                                                    const std::string& tenant);
+  void Stop();  // Run returns after what was posted
+
+  // --- engine thread ---
+
+  void Run();  // turns until Stop
+  // What was posted, what the time has ended, who is let in, and one step. False: no row could run.
+  bool Turn();
+  absl::Duration TimeToNextEnd() const;  // until a deadline passes or a session expires
+  void EndAll(const absl::Status& status);
+  SessionStore& sessions() { return sessions_; }
 
  private:
   absl::Status SubmitTurn(std::shared_ptr<Job> job);
   std::function<void()> Wake() const;
+  void EndWhatIsOver(SteadyTime now);
+  void PublishStats();
 
-  EngineLoop& loop_;
+  const EngineConfig config_;
+  const std::unique_ptr<DeviceContext> context_;
+  StatePool pool_;
+  RandomSource random_;
+  const std::shared_ptr<Inbox> inbox_ = std::make_shared<Inbox>();
+  Admission admission_;
+  SessionStore sessions_;
+  Runner runner_;
+  Step step_;
+  const int session_slots_;
+  size_t published_jobs_ = 0;  // running ones, in stats_
+
+  std::atomic<bool> stopping_ = false;
+  mutable std::mutex mutex_;
+  EngineStats stats_;  // guarded by mutex_
+};
+
+// An engine on a thread of its own, which its destruction drains without time.
+class EngineThread {
+ public:
+  EngineThread(EngineModel model, EngineOptions options, std::unique_ptr<DeviceContext> context,
+               EngineEvents events)
+      : engine_({std::move(model), std::move(options), std::move(events)}, std::move(context)),
+        thread_([this] { engine_.Run(); }) {}
+  ~EngineThread() {
+    engine_.Drain(absl::ZeroDuration());
+    engine_.Stop();
+    thread_.join();
+  }
+
+  Engine& engine() { return engine_; }
+
+ private:
+  Engine engine_;
+  std::thread thread_;
 };
 
 }  // namespace ovq

@@ -5,6 +5,7 @@
 #include <cstdint>
 #include <functional>
 #include <memory>
+#include <optional>
 #include <vector>
 
 #include "absl/time/time.h"
@@ -13,8 +14,8 @@
 #include "model/state_layout.h"
 #include "model/step_batch.h"
 #include "model/tokenizer.h"
-#include "server/engine/events.h"
 #include "server/engine/quota.h"
+#include "server/engine/request.h"
 
 namespace ovq {
 
@@ -41,6 +42,58 @@ struct EngineOptions {
   uint64_t seed = 0;  // of the seeds and ids the server draws; 0: from the system
   std::shared_ptr<TenantQuotas> quotas;  // null: an engine's own, without limits
   Clock clock;
+};
+
+// --- what the engine tells about its work, for metrics and logs ---
+
+struct StepReport {
+  int32_t prefill_rows = 0, decode_rows = 0;
+  absl::Duration duration;
+  // Tokens that the step's chunk updates took up, in each dictionary (layer and head): as new
+  // centroids, and into live ones.
+  int64_t dictionary_inserts = 0, dictionary_merges = 0;
+};
+struct RequestReport {
+  FinishReason reason;
+  Usage usage;
+  absl::Duration total = absl::ZeroDuration();  // arrival to end
+  bool score = false;                           // SubmitScore; reason is kLength when it succeeded
+  // Live centroids / cap of the state that ended last; none without a dictionary or a state.
+  std::optional<double> dictionary_fill = std::nullopt;
+};
+struct SessionReport {
+  const char* event;        // "open", "close", "expire"
+  absl::Duration duration;  // from the call to the state taken or given back; expire: 0
+  int64_t position = 0;     // tokens of the conversation
+};
+// Called on the engine thread, `rejected` on the thread that is refused.
+// They must not block and must not call back into the engine.
+struct EngineEvents {
+  static constexpr auto kNothing = [](const auto&) {};
+  std::function<void(const StepReport&)> step = kNothing;
+  std::function<void(absl::Duration)> first_token = kNothing;  // since the arrival
+  std::function<void(absl::Duration)> next_token = kNothing;   // since the one before
+  // Of each completion that ended by itself with two tokens or more: the mean of its
+  // next_token.
+  std::function<void(absl::Duration)> time_per_token = kNothing;
+  std::function<void(const RequestReport&)> request_finished = kNothing;
+  std::function<void(RejectReason)> rejected = kNothing;
+  std::function<void(const SessionReport&)> session_event = kNothing;
+  // Of streams: from Cancel to the memory given back.
+  std::function<void(absl::Duration)> cancel_released = kNothing;
+  std::function<void(absl::Duration)> stream_blocked =
+      kNothing;  // a reader was too slow for this long
+};
+struct EngineStats {
+  int requests_running = 0, requests_waiting = 0;
+  int requests_blocked = 0;  // of the running ones, those that wait for their reader
+  int64_t waiting_prompt_tokens = 0;
+  int sessions_active = 0, sessions_idle = 0;  // with / without a running request
+  int session_slots = 0;                       // SessionSlots of the model's default cap
+  size_t state_bytes_committed = 0, state_bytes_reserved = 0, state_bytes_budget = 0;
+  int64_t live_slots = 0;                // summed over sessions
+  size_t equivalent_kv_cache_bytes = 0;  // what the same sessions' positions would need
+  std::optional<GpuInfo> gpu;            // at the time of the call; none without a GPU
 };
 
 struct EngineConfig {

@@ -1,6 +1,5 @@
 #include "server/engine/error_facts.h"
 
-#include <array>
 #include <utility>
 
 #include "absl/strings/cord.h"
@@ -35,13 +34,6 @@ std::optional<size_t> Number(const absl::Status& status, const char* key) {
 }
 
 }  // namespace
-
-const char* RejectReasonName(RejectReason reason) {
-  static constexpr std::array<const char*, kRejectReasons> kNames = {
-      "queue_full",      "state_memory", "session_limit",   "draining",
-      "tenant_sessions", "tenant_bytes", "tenant_requests", "tenant_tokens"};
-  return kNames[static_cast<size_t>(reason)];
-}
 
 absl::Status WithFacts(absl::Status status, const ErrorFacts& facts) {
   if (!facts.field.empty()) Put(status, kField, facts.field);

@@ -2,6 +2,7 @@
 // words for the log. The message itself is for the caller alone, and nothing ever reads it again.
 #pragma once
 
+#include <array>
 #include <cstddef>
 #include <cstdint>
 #include <optional>
@@ -25,8 +26,12 @@ enum class RejectReason : uint8_t {
   kTenantRequests,
   kTenantTokens,
 };
-inline constexpr int kRejectReasons = 8;
-const char* RejectReasonName(RejectReason reason);  // "queue_full", "state_memory", ...
+inline constexpr std::array<const char*, 8> kRejectReasons = {
+    "queue_full",      "state_memory", "session_limit",   "draining",
+    "tenant_sessions", "tenant_bytes", "tenant_requests", "tenant_tokens"};
+inline const char* RejectReasonName(RejectReason reason) {
+  return kRejectReasons[static_cast<size_t>(reason)];
+}
 
 struct ErrorFacts {
   std::string field = {};  // a bad value's path in the request, "sampling.top_p"

@@ -14,22 +14,20 @@ size_t BytesWithin(const StateLayout& layout, int64_t tokens, int64_t more, int3
   return layout.bytes_at(reach, cap);
 }
 
-// What requests have in common; takes the tokens.
-template <class Request>
-std::shared_ptr<Job> NewJob(const EngineModel& model, const Request& request,
-                            std::vector<int32_t>& tokens, int64_t max_tokens, SteadyTime now) {
+}  // namespace
+
+std::shared_ptr<Job> NewJob(const EngineModel& model, CallRequest& request, int64_t max_tokens,
+                            SteadyTime now) {
   auto job = std::make_shared<Job>();
   job->tenant = request.tenant;
   job->arrival = request.arrival.value_or(now);
   job->deadline = request.deadline;
-  job->tokens = std::move(tokens);
+  job->tokens = std::move(request.prompt);
   job->prompt_tokens = static_cast<int64_t>(job->tokens.size());
   job->slot_cap = request.slot_cap.value_or(model.default_slot_cap);
   job->reserve_bytes = BytesWithin(*model.layout, job->prompt_tokens, max_tokens, job->slot_cap);
   return job;
 }
-
-}  // namespace
 
 const CancelSignal* Job::cancel_signal() const {
   if (const GenerateWork* work = generate()) return &work->stream->cancel_signal();
@@ -39,7 +37,7 @@ const CancelSignal* Job::cancel_signal() const {
 
 std::shared_ptr<Job> MakeJob(const EngineModel& model, GenerateRequest request,
                              std::shared_ptr<TokenStream> stream, SteadyTime now) {
-  auto job = NewJob(model, request, request.prompt, request.stop.max_tokens, now);
+  auto job = NewJob(model, request, request.stop.max_tokens, now);
   job->n_states = request.n;
   job->work = GenerateWork{.request = std::move(request),
                            .stream = std::move(stream),
@@ -51,7 +49,7 @@ std::shared_ptr<Job> MakeJob(const EngineModel& model, GenerateRequest request,
 std::shared_ptr<Job> MakeJob(const EngineModel& model, ScoreRequest request,
                              std::shared_ptr<CancelSignal> cancel, ScoreCallback done,
                              SteadyTime now) {
-  auto job = NewJob(model, request, request.tokens, 0, now);
+  auto job = NewJob(model, request, 0, now);
   ScoreWork work{.top_logprobs = request.top_logprobs,
                  .cancel = std::move(cancel),
                  .done = std::move(done),

@@ -40,7 +40,7 @@ struct OpenWork {
 struct Job {
   std::variant<GenerateWork, ScoreWork, OpenWork> work;
   std::string tenant;
-  QuotaHold hold;  // of what a job without a session takes
+  std::unique_ptr<QuotaHold> hold;  // of what a job without a session takes
   SteadyTime arrival;
   SteadyTime deadline = kNever;
   std::optional<SteadyTime> admitted, prefilled;
@@ -71,6 +71,9 @@ struct Job {
   const CancelSignal* cancel_signal() const;
 };
 
+// What jobs of valid requests have in common; takes the prompt.
+std::shared_ptr<Job> NewJob(const EngineModel& model, CallRequest& request, int64_t max_tokens,
+                            SteadyTime now);
 // Of valid requests. A score's result has room for its rows, so that the engine thread need not
 // grow it.
 std::shared_ptr<Job> MakeJob(const EngineModel& model, GenerateRequest request,

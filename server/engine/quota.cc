@@ -25,30 +25,12 @@ QuotaHold::QuotaHold(std::shared_ptr<TenantQuotas> quotas, std::string tenant, i
                      size_t bytes)
     : quotas_(std::move(quotas)), tenant_(std::move(tenant)), sessions_(sessions), bytes_(bytes) {}
 
-QuotaHold& QuotaHold::operator=(QuotaHold&& other) noexcept {
-  if (this != &other) {
-    Release();
-    Swap(other);
-  }
-  return *this;
-}
-
-void QuotaHold::Swap(QuotaHold& other) {
-  std::swap(quotas_, other.quotas_);
-  std::swap(tenant_, other.tenant_);
-  std::swap(sessions_, other.sessions_);
-  std::swap(bytes_, other.bytes_);
-}
-
-void QuotaHold::Release() { ReleasePart(sessions_, bytes_); }
-
 void QuotaHold::ReleasePart(int64_t sessions, size_t bytes) {
   Check(sessions <= sessions_ && bytes <= bytes_, "no more is given back than was held");
-  if (quotas_ == nullptr) return;
+  if (sessions == 0 && bytes == 0) return;
   quotas_->GiveBack(tenant_, sessions, bytes);
   sessions_ -= sessions;
   bytes_ -= bytes;
-  if (sessions_ == 0 && bytes_ == 0) quotas_.reset();
 }
 
 void TenantQuotas::SetLimits(const std::map<std::string, TenantLimits>& limits) {
@@ -65,27 +47,25 @@ void TenantQuotas::SetLimits(const std::map<std::string, TenantLimits>& limits) 
   }
 }
 
-std::optional<TenantQuotas::Refusal> TenantQuotas::CheckLimits(const std::string& tenant,
-                                                               const Work& work, Account& account,
-                                                               SteadyTime now) {
+absl::Status TenantQuotas::CheckLimits(const std::string& tenant, const Work& work,
+                                       Account& account, SteadyTime now) {
   const TenantLimits& limits = account.limits;
   const auto refusal = [&](RejectReason reason, const std::string& what, ErrorFacts facts = {}) {
     facts.reason = reason;
-    return Refusal{
-        reason, WithFacts(absl::ResourceExhaustedError(absl::StrCat("tenant ", tenant, ": ", what)),
-                          facts)};
+    return WithFacts(absl::ResourceExhaustedError(absl::StrCat("tenant ", tenant, ": ", what)),
+                     facts);
   };
   if (work.sessions > 0 && limits.sessions && account.sessions + work.sessions > *limits.sessions) {
     return refusal(RejectReason::kTenantSessions,
                    absl::StrCat("sessions: ", work.sessions, " more on top of ", account.sessions,
                                 ", the limit is ", *limits.sessions));
   }
-  const size_t free =
-      limits.state_bytes.value_or(0) - std::min(account.bytes, limits.state_bytes.value_or(0));
+  const size_t free = limits.state_bytes.value_or(0) -
+                      std::min(account.state_bytes, limits.state_bytes.value_or(0));
   if (limits.state_bytes && work.bytes > free) {
     return refusal(RejectReason::kTenantBytes,
-                   absl::StrCat("state_bytes: ", work.bytes, " more on top of ", account.bytes,
-                                ", the limit is ", *limits.state_bytes),
+                   absl::StrCat("state_bytes: ", work.bytes, " more on top of ",
+                                account.state_bytes, ", the limit is ", *limits.state_bytes),
                    {.bytes_needed = work.bytes, .bytes_free = free});
   }
   if (account.requests && account.requests->left(now) < 1) {
@@ -99,22 +79,23 @@ std::optional<TenantQuotas::Refusal> TenantQuotas::CheckLimits(const std::string
                    absl::StrCat("tokens_per_second: the limit is ", *limits.tokens_per_second),
                    {.retry_after = account.tokens->Until(1, now)});
   }
-  return std::nullopt;
+  return absl::OkStatus();
 }
 
-std::variant<QuotaHold, TenantQuotas::Refusal> TenantQuotas::Admit(const std::string& tenant,
-                                                                   const Work& work) {
+absl::StatusOr<std::unique_ptr<QuotaHold>> TenantQuotas::Admit(const std::string& tenant,
+                                                               const Work& work) {
   const SteadyTime now = clock_.steady();
   std::lock_guard lock(mutex_);
   Account& account = accounts_[tenant];
-  if (std::optional<Refusal> refusal = CheckLimits(tenant, work, account, now)) return *refusal;
+  absl::Status status = CheckLimits(tenant, work, account, now);
+  if (!status.ok()) return status;
   if (account.requests) account.requests->Take(1);
   if (account.tokens) account.tokens->Take(static_cast<double>(work.prompt_tokens));
   account.sessions += work.sessions;
-  account.bytes += work.bytes;
+  account.state_bytes += work.bytes;
   if (account.idle()) accounts_.erase(tenant);
-  if (work.sessions == 0 && work.bytes == 0) return QuotaHold();
-  return QuotaHold(shared_from_this(), tenant, work.sessions, work.bytes);
+  if (work.sessions == 0 && work.bytes == 0) return nullptr;
+  return std::make_unique<QuotaHold>(shared_from_this(), tenant, work.sessions, work.bytes);
 }
 
 void TenantQuotas::ChargeTokens(const std::string& tenant, int64_t tokens) {
@@ -129,11 +110,8 @@ std::vector<TenantUse> TenantQuotas::Use() const {
   std::vector<TenantUse> result;
   std::lock_guard lock(mutex_);
   for (const auto& [name, account] : accounts_) {
-    TenantUse& use = result.emplace_back();
+    TenantUse& use = result.emplace_back(account);
     use.name = name;
-    use.limits = account.limits;
-    use.sessions = account.sessions;
-    use.state_bytes = account.bytes;
     if (account.requests) use.requests_left = TokenBucket(*account.requests).left(now);
     if (account.tokens) use.tokens_left = TokenBucket(*account.tokens).left(now);
   }
@@ -145,7 +123,7 @@ void TenantQuotas::GiveBack(const std::string& tenant, int64_t sessions, size_t 
   const auto found = accounts_.find(tenant);
   Check(found != accounts_.end(), "a tenant with something in use has an account");
   found->second.sessions -= sessions;
-  found->second.bytes -= bytes;
+  found->second.state_bytes -= bytes;
   if (found->second.idle()) accounts_.erase(found);
 }
 

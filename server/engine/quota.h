@@ -8,10 +8,9 @@
 #include <optional>
 #include <string>
 #include <utility>
-#include <variant>
 #include <vector>
 
-#include "absl/status/status.h"
+#include "absl/status/statusor.h"
 #include "absl/time/time.h"
 #include "base/clock.h"
 #include "base/token_bucket.h"
@@ -41,23 +40,19 @@ class TenantQuotas;
 // A tenant's sessions and state bytes in use; given back when it goes.
 class QuotaHold {
  public:
-  QuotaHold() = default;
   QuotaHold(std::shared_ptr<TenantQuotas> quotas, std::string tenant, int64_t sessions,
             size_t bytes);
-  QuotaHold(QuotaHold&& other) noexcept { Swap(other); }
-  QuotaHold& operator=(QuotaHold&& other) noexcept;
-  ~QuotaHold() { Release(); }
+  ~QuotaHold() { ReleasePart(sessions_, bytes_); }
+  QuotaHold(const QuotaHold&) = delete;
+  QuotaHold& operator=(const QuotaHold&) = delete;
 
-  void Release();
   void ReleasePart(int64_t sessions, size_t bytes);
 
  private:
-  void Swap(QuotaHold& other);
-
-  std::shared_ptr<TenantQuotas> quotas_;  // null: holds nothing
-  std::string tenant_;
-  int64_t sessions_ = 0;
-  size_t bytes_ = 0;
+  const std::shared_ptr<TenantQuotas> quotas_;
+  const std::string tenant_;
+  int64_t sessions_;
+  size_t bytes_;
 };
 
 // Tokens are charged when they are known: a prompt's at admission, an answer's as they are drawn.
@@ -79,27 +74,21 @@ class TenantQuotas : public std::enable_shared_from_this<TenantQuotas> {
     int64_t sessions = 0;  // states it will hold, on top of those the tenant has
     size_t bytes = 0;
   };
-  struct Refusal {
-    RejectReason reason;
-    absl::Status status;  // ResourceExhausted, names the limit; with its ErrorFacts
-  };
-  // One request: charged and held as a whole, or refused and not charged at all.
-  std::variant<QuotaHold, Refusal> Admit(const std::string& tenant, const Work& work);
+  // One request: charged and held as a whole, or refused and not charged at all. ResourceExhausted
+  // names the limit, with its ErrorFacts. Null if nothing is to be held.
+  absl::StatusOr<std::unique_ptr<QuotaHold>> Admit(const std::string& tenant, const Work& work);
   void ChargeTokens(const std::string& tenant, int64_t tokens);
 
   std::vector<TenantUse> Use() const;  // tenants with limits or something in use, by name
 
  private:
   friend class QuotaHold;
-  struct Account {
-    TenantLimits limits;
-    int64_t sessions = 0;
-    size_t bytes = 0;
+  struct Account : TenantUse {
     std::optional<TokenBucket> requests, tokens;
-    bool idle() const { return limits == TenantLimits{} && sessions == 0 && bytes == 0; }
+    bool idle() const { return limits == TenantLimits{} && sessions == 0 && state_bytes == 0; }
   };
-  static std::optional<Refusal> CheckLimits(const std::string& tenant, const Work& work,
-                                            Account& account, SteadyTime now);
+  static absl::Status CheckLimits(const std::string& tenant, const Work& work, Account& account,
+                                  SteadyTime now);
   void GiveBack(const std::string& tenant, int64_t sessions, size_t bytes);
 
   const Clock clock_;

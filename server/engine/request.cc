@@ -1,17 +1,10 @@
 #include "server/engine/request.h"
 
-#include <array>
 #include <utility>
 
 #include "base/check.h"
 
 namespace ovq {
-
-const char* FinishReasonName(FinishReason reason) {
-  static constexpr std::array<const char*, 5> kNames = {"stop", "length", "cancelled", "deadline",
-                                                        "error"};
-  return kNames[static_cast<size_t>(reason)];
-}
 
 void CancelSignal::Cancel() {
   {
@@ -45,7 +38,6 @@ void TokenStream::Push(StreamEvent event) {
     Check(!closed_, "no event follows Close");
     events_.push_back(std::move(event));
   }
-  readable_.notify_one();
   Notify();
 }
 
@@ -56,7 +48,6 @@ void TokenStream::Close(absl::Status status) {
     closed_ = true;
     status_ = std::move(status);
   }
-  readable_.notify_all();
   Notify();
 }
 
@@ -66,36 +57,17 @@ bool TokenStream::full() const {
 }
 
 void TokenStream::Notify() {
-  std::unique_lock lock(listener_mutex_);
-  listener_returned_.wait(lock, [this] { return !listener_running_; });
-  if (!listener_) return;
-  const std::function<void()> listener = listener_;
-  listener_running_ = true;
-  listener_thread_ = std::this_thread::get_id();
-  lock.unlock();
-  listener();
-  lock.lock();
-  listener_running_ = false;
-  lock.unlock();
-  listener_returned_.notify_all();
+  std::lock_guard lock(listener_mutex_);
+  const std::function<void()> listener = listener_;  // it may be replaced while it runs
+  if (listener) listener();
 }
 
 void TokenStream::SetListener(std::function<void()> listener) {
-  {
-    std::unique_lock lock(listener_mutex_);
-    if (listener_running_ && listener_thread_ == std::this_thread::get_id()) {
-      listener_ = std::move(listener);  // takes effect at the next event
-      return;
-    }
-    listener_returned_.wait(lock, [this] { return !listener_running_; });
-    listener_ = std::move(listener);
-    if (!listener_) return;
-  }
-  bool waiting;
-  {
-    std::lock_guard lock(mutex_);
-    waiting = !events_.empty() || closed_;
-  }
+  std::lock_guard lock(listener_mutex_);
+  listener_ = std::move(listener);
+  std::unique_lock events_lock(mutex_);
+  const bool waiting = !events_.empty() || closed_;
+  events_lock.unlock();
   if (waiting) Notify();
 }
 
@@ -111,15 +83,6 @@ std::optional<StreamEvent> TokenStream::TryPop() {
   }
   if (drained) cancel_.Wake();
   return event;
-}
-
-std::optional<StreamEvent> TokenStream::Pop() {
-  for (;;) {
-    if (std::optional<StreamEvent> event = TryPop()) return event;
-    std::unique_lock lock(mutex_);
-    readable_.wait(lock, [this] { return !events_.empty() || closed_; });
-    if (events_.empty()) return std::nullopt;
-  }
 }
 
 bool TokenStream::closed() const {

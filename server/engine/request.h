@@ -1,7 +1,7 @@
 // What a caller asks of the engine, and the bounded stream its answer comes back on. No proto here.
 #pragma once
 
-#include <condition_variable>
+#include <array>
 #include <cstdint>
 #include <deque>
 #include <functional>
@@ -9,7 +9,6 @@
 #include <mutex>
 #include <optional>
 #include <string>
-#include <thread>
 #include <vector>
 
 #include "absl/status/statusor.h"
@@ -34,23 +33,31 @@ struct OutputOptions {
   int top_logprobs = 0;
 };
 
-struct GenerateRequest {
-  std::vector<int32_t> prompt;      // checked against the vocabulary by Engine::Submit
-  std::string session_id;           // empty: a session that ends with the request
-  std::string tenant;               // owner of the session; "" without authentication
-  std::optional<int32_t> slot_cap;  // one-shot only; default the model's
+// What every call says that consumes tokens.
+struct CallRequest {
+  std::vector<int32_t> prompt = {};        // checked against the vocabulary by the Engine
+  std::string tenant = {};                 // owner of the session; "" without authentication
+  std::optional<int32_t> slot_cap = {};    // default: the model's
+  std::string field_prefix = {};           // put before a field's name: "turn." in a Chat
+  std::optional<SteadyTime> arrival = {};  // default: when the Engine gets it
+  SteadyTime deadline = kNever;
+};
+
+struct GenerateRequest : CallRequest {  // slot_cap: one-shot only
+  std::string session_id;               // empty: a session that ends with the request
   SamplingParams sampling;
   bool seed_given = false;  // sampling.seed = 0 is a seed too; else the engine draws one for 0
   StopConditions stop;
   OutputOptions output;
-  int n = 1;                 // completions; more than one only without session_id
-  std::string field_prefix;  // what a message puts before a field's name: "turn." in a Chat
-  std::optional<SteadyTime> arrival;  // default: the time of Submit
-  SteadyTime deadline = kNever;
+  int n = 1;  // completions; more than one only without session_id
 };
 
 enum class FinishReason : uint8_t { kStop, kLength, kCancelled, kDeadline, kError };
-const char* FinishReasonName(FinishReason reason);  // "stop", "length", ...
+inline constexpr std::array<const char*, 5> kFinishReasons = {"stop", "length", "cancelled",
+                                                              "deadline", "error"};
+inline const char* FinishReasonName(FinishReason reason) {
+  return kFinishReasons[static_cast<size_t>(reason)];
+}
 
 struct Usage {
   int64_t prompt_tokens = 0;  // of this request, the pending token of the session not counted
@@ -106,8 +113,8 @@ class CancelSignal {
   std::function<void()> wake_;
 };
 
-// From the engine thread (Push, Close) to one reader (Pop, Cancel). Push never blocks: the engine
-// parks a request whose stream is full, so the bound holds with a slack of one step.
+// From the engine thread (Push, Close) to one reader (TryPop, Cancel). Push never blocks: the
+// engine parks a request whose stream is full, so the bound holds with a slack of one step.
 //
 // A request that is cancelled while running still gets one Finished with kCancelled per unfinished
 // completion (its usage), then Close(Cancelled). Other errors close the stream without Finished.
@@ -127,9 +134,8 @@ class TokenStream {
   // waits for a running call (unless that call is the caller).
   void SetListener(std::function<void()> listener);
   std::optional<StreamEvent> TryPop();
-  std::optional<StreamEvent> Pop();  // blocks; nullopt once closed and empty
-  bool closed() const;               // closed and empty
-  absl::Status status() const;       // after closed()
+  bool closed() const;          // closed and empty
+  absl::Status status() const;  // after closed()
   void Cancel() { cancel_.Cancel(); }
 
  private:
@@ -138,25 +144,16 @@ class TokenStream {
   const size_t capacity_;
   CancelSignal cancel_;
   mutable std::mutex mutex_;  // guards all down to status_
-  std::condition_variable readable_;
   std::deque<StreamEvent> events_;
   bool closed_ = false;
   absl::Status status_;
 
-  std::mutex listener_mutex_;  // guards the rest; held while no listener runs
-  std::condition_variable listener_returned_;
+  std::recursive_mutex listener_mutex_;  // held while it runs: it may remove itself
   std::function<void()> listener_;
-  bool listener_running_ = false;
-  std::thread::id listener_thread_;
 };
 
-struct ScoreRequest {
-  std::vector<int32_t> tokens;  // at least one
-  std::optional<int32_t> slot_cap;
-  int top_logprobs = 0;  // up to the vocabulary size
-  std::string tenant;
-  std::optional<SteadyTime> arrival;
-  SteadyTime deadline = kNever;
+struct ScoreRequest : CallRequest {  // prompt: at least one token
+  int top_logprobs = 0;              // up to the vocabulary size
 };
 struct ScoreResult {
   // [n_tokens]: of token i+1 given 0..i, which the last has none of, and the top.
@@ -166,15 +163,10 @@ struct ScoreResult {
 // On the engine thread: to hand the rows on, not to work on them.
 using ScoreCallback = std::function<void(absl::StatusOr<ScoreResult>)>;
 
-struct SessionOptions {
-  std::string tenant = {};
-  std::string key = {};                  // begins the id, if any
-  std::optional<int32_t> slot_cap = {};  // default: the model's
+struct SessionOptions : CallRequest {  // prompt: absorbed before the call returns; may be empty
+  std::string key = {};                // begins the id, if any
   // Idle time after which it is deleted; default: the server's.
   std::optional<absl::Duration> ttl = {};
-  std::vector<int32_t> prompt = {};  // absorbed before the call returns; may be empty
-  std::string field_prefix = {};     // as GenerateRequest's: "open." in a Chat
-  SteadyTime deadline = kNever;
 };
 struct SessionInfo {
   std::string id;  // [KEY.] and 32 hex digits, 128 random bits

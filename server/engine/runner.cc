@@ -244,7 +244,7 @@ void Runner::ReleaseStates(Job& job) {
       if (completion->sequence != nullptr) pool_.Release(completion->sequence->state);
     }
   }
-  job.hold.Release();
+  job.hold.reset();
 }
 
 void Runner::Release(Job& job, FinishReason reason, const Completion* last) {
@@ -281,7 +281,7 @@ void Runner::FinishCompletion(Job& job, Completion& completion, Finished finishe
     Release(job, finished.reason, &completion);
   } else if (completion.sequence != nullptr) {
     pool_.Release(completion.sequence->state);
-    job.hold.ReleasePart(1, job.reserve_bytes);
+    job.hold->ReleasePart(1, job.reserve_bytes);
   }
   work.stream->Push({.finished = std::move(finished)});
   if (!last) return;
@@ -335,32 +335,31 @@ void Runner::Fail(Job& job, FinishReason reason, absl::Status status) {
   MarkEnded(job);
 }
 
-bool IsDead(const Job& job, SteadyTime now) {
+absl::Status DeathOf(const Job& job, SteadyTime now) {
   const CancelSignal* cancel = job.cancel_signal();
-  return job.deadline <= now || (cancel != nullptr && cancel->cancelled()) ||
-         (job.session != nullptr && job.session->deleted);
-}
-
-bool Runner::FailIfDead(Job& job, SteadyTime now) {
   if (job.session != nullptr && job.session->deleted) {
-    Fail(job, FinishReason::kCancelled, absl::CancelledError("the session was deleted"));
-    return true;
+    return absl::CancelledError("the session was deleted");
   }
-  const CancelSignal* cancel = job.cancel_signal();
-  const std::optional<SteadyTime> cancelled = cancel != nullptr ? cancel->time() : std::nullopt;
-  if (cancelled) {
-    Fail(job, FinishReason::kCancelled, absl::CancelledError("cancelled by the caller"));
-    if (job.generate() != nullptr) {
-      config_.events.cancel_released(TimeBetween(*cancelled, config_.options.clock.steady()));
-    }
-    return true;
+  if (cancel != nullptr && cancel->cancelled()) {
+    return absl::CancelledError("cancelled by the caller");
   }
-  if (job.deadline > now) return false;
+  if (job.deadline > now) return absl::OkStatus();
   const char* where = !job.admitted      ? "in the queue"
                       : job.prefilling() ? "while absorbing the prompt"
                                          : "while generating";
-  Fail(job, FinishReason::kDeadline,
-       absl::DeadlineExceededError(std::string("deadline passed ") + where));
+  return absl::DeadlineExceededError(std::string("deadline passed ") + where);
+}
+
+bool Runner::FailIfDead(Job& job, SteadyTime now) {
+  const absl::Status death = DeathOf(job, now);
+  if (death.ok()) return false;
+  const bool cancelled = absl::IsCancelled(death);
+  const bool told = cancelled && job.generate() != nullptr && job.cancel_signal()->cancelled();
+  Fail(job, cancelled ? FinishReason::kCancelled : FinishReason::kDeadline, death);
+  if (told) {
+    config_.events.cancel_released(
+        TimeBetween(*job.cancel_signal()->time(), config_.options.clock.steady()));
+  }
   return true;
 }
 

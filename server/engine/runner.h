@@ -16,8 +16,8 @@
 
 namespace ovq {
 
-// It was cancelled, its session was deleted, or its deadline has passed.
-bool IsDead(const Job& job, SteadyTime now);
+// Why a job has to end now: its session was deleted, it was cancelled, or its deadline has passed.
+absl::Status DeathOf(const Job& job, SteadyTime now);
 
 // When a job ends, memory is given back and the session is free again before anyone is told, so
 // that whoever reads the last event can go on at once. Engine thread only.

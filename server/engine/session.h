@@ -2,6 +2,7 @@
 #pragma once
 
 #include <cstdint>
+#include <memory>
 #include <optional>
 #include <string>
 #include <string_view>
@@ -26,8 +27,8 @@ struct Sequence {
 
 // Engine thread only, but for what the SessionTable says of sessions in it.
 struct Session : Sequence {
-  SessionInfo info;  // what callers see
-  QuotaHold hold;    // of the tenant's share
+  SessionInfo info;                 // what callers see
+  std::unique_ptr<QuotaHold> hold;  // of the tenant's share
   absl::Duration ttl = absl::InfiniteDuration();
   SteadyTime expires = kNever;
   bool deleted = false;  // while busy: ends when its run does

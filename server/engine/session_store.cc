@@ -112,11 +112,8 @@ std::shared_ptr<Job> SessionStore::Open(SessionOptions options, SteadyTime calle
     done(std::move(status));
     return nullptr;
   }
-  auto job = std::make_shared<Job>();
-  job->tenant = options.tenant;
-  job->prompt_tokens = static_cast<int64_t>(options.prompt.size());
-  absl::StatusOr<StateHandle> state =
-      admission_.AcquireSession(options.slot_cap.value_or(config_.model.default_slot_cap));
+  std::shared_ptr<Job> job = NewJob(config_.model, options, 0, called);
+  absl::StatusOr<StateHandle> state = admission_.AcquireSession(job->slot_cap);
   absl::Status status = state.status();
   if (status.ok()) {
     status = admission_.Charge(*job, 1, state->reserved_bytes);
@@ -133,14 +130,11 @@ std::shared_ptr<Job> SessionStore::Open(SessionOptions options, SteadyTime calle
   session->ttl = options.ttl.value_or(config_.options.session_ttl);
   session->info.id = random_.NextId();
   if (!options.key.empty()) session->info.id = absl::StrCat(options.key, ".", session->info.id);
-  session->info.tenant = std::move(options.tenant);
+  session->info.tenant = job->tenant;
   session->info.created = config_.options.clock.wall();
   session->info.slot_cap = state->slot_cap;
   session->info.state_bytes_cap = state->reserved_bytes;
   session->info.prompt_tokens_total = job->prompt_tokens;
-  job->arrival = called;
-  job->deadline = options.deadline;
-  job->tokens = std::move(options.prompt);
   job->sequence = job->session = std::move(session);
   if (!job->tokens.empty()) {
     job->work = OpenWork{std::move(done)};
@@ -244,7 +238,7 @@ SteadyTime SessionStore::next_expiry() const {
 
 void SessionStore::Release(Session& session) {
   pool_.Release(session.state);
-  session.hold.Release();
+  session.hold.reset();
 }
 
 void SessionStore::AddTo(EngineStats& stats) const {

@@ -1,17 +1,46 @@
 #include "server/engine/step.h"
 
+#include <algorithm>
+
 namespace ovq {
 
-std::vector<PlanItem> Step::Run(std::span<const StepSequence> sequences, StepReport& report) {
-  candidates_.clear();
-  for (const StepSequence& sequence : sequences) {
-    const auto left = static_cast<int64_t>(sequence.tokens.size());
-    candidates_.push_back({.id = static_cast<int>(candidates_.size()),
-                           .prefill_tokens = sequence.decoding ? 0 : left,
-                           .arrival = sequence.order,
-                           .paused = sequence.paused});
+std::vector<PlanItem> PlanStep(std::span<const StepSequence> sequences, int32_t max_rows,
+                               int64_t turn) {
+  std::vector<int> decoding;  // indices into sequences
+  std::vector<int> prefilling;
+  for (size_t i = 0; i < sequences.size(); ++i) {
+    if (sequences[i].paused) continue;
+    (sequences[i].decoding ? decoding : prefilling).push_back(static_cast<int>(i));
   }
-  std::vector<PlanItem> plan = PlanStep(candidates_, max_rows_, steps_);
+  int32_t decode_rows = max_rows;
+  if (!prefilling.empty() && max_rows > 1) {
+    decode_rows -= std::max<int32_t>(1, max_rows / kPrefillShare);
+  }
+
+  std::vector<PlanItem> plan;
+  const size_t n_decoding = decoding.size();
+  const size_t n_chosen = std::min(n_decoding, static_cast<size_t>(decode_rows));
+  // Consecutive turns continue where the last one stopped, round and round.
+  const size_t first =
+      n_chosen == n_decoding ? 0 : static_cast<uint64_t>(turn) % n_decoding * n_chosen % n_decoding;
+  for (size_t i = 0; i < n_chosen; ++i) {
+    plan.push_back({decoding[(first + i) % n_decoding], 1});
+  }
+
+  std::stable_sort(prefilling.begin(), prefilling.end(),
+                   [&](int a, int b) { return sequences[a].order < sequences[b].order; });
+  int64_t left = max_rows - static_cast<int64_t>(n_chosen);
+  for (int i : prefilling) {
+    if (left == 0) break;
+    const int64_t n_rows = std::min(left, static_cast<int64_t>(sequences[i].tokens.size()));
+    plan.push_back({i, static_cast<int32_t>(n_rows)});
+    left -= n_rows;
+  }
+  return plan;
+}
+
+std::vector<PlanItem> Step::Run(std::span<const StepSequence> sequences, StepReport& report) {
+  std::vector<PlanItem> plan = PlanStep(sequences, max_rows_, steps_);
   if (plan.empty()) return plan;
   batch_.Clear();
   reader_.Clear();

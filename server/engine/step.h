@@ -11,7 +11,6 @@
 #include "model/step_reader.h"
 #include "server/engine/answer.h"
 #include "server/engine/engine_config.h"
-#include "server/engine/scheduler.h"
 #include "server/engine/state_pool.h"
 
 namespace ovq {
@@ -29,6 +28,22 @@ struct StepSequence {
   // so many best.
   std::optional<int> score_top = {};
 };
+
+struct PlanItem {
+  int id;  // of the sequence: its index
+  int32_t n_rows;
+  bool operator==(const PlanItem&) const = default;
+};
+
+// Decoding never takes the last max_rows / kPrefillShare rows of a step (at least one of several)
+// while something prefills, so that a server full of long answers still takes in new prompts.
+inline constexpr int32_t kPrefillShare = 8;
+
+// One row for every decoding sequence (when there are more than rows for them, those waiting
+// longest, see `turn`), then parts of prompts under what is left of max_rows, oldest first. `turn`
+// rotates decode rows, so that none starves; pass the step number. A pure function.
+std::vector<PlanItem> PlanStep(std::span<const StepSequence> sequences, int32_t max_rows,
+                               int64_t turn);
 
 class Step {
  public:
@@ -59,7 +74,6 @@ class Step {
   int64_t steps_ = 0;
   StepBatch batch_;  // of the present step, as is the rest
   StepReader reader_;
-  std::vector<Candidate> candidates_;
 };
 
 }  // namespace ovq

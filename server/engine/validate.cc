@@ -82,13 +82,14 @@ absl::Status CheckTopLogprobs(int top_logprobs, int64_t most, const std::string&
   return BadField(path, absl::StrCat("at most ", most), AsSent(top_logprobs));
 }
 
-absl::Status CheckPrompt(const EngineModel& model, const EngineOptions& options,
-                         std::span<const int32_t> tokens, const std::string& prefix) {
+absl::Status CheckPrompt(const EngineConfig& config, std::span<const int32_t> tokens,
+                         const std::string& prefix) {
   const int64_t n_tokens = static_cast<int64_t>(tokens.size());
-  if (absl::Status status = CheckPromptLength(options, n_tokens, prefix); !status.ok()) {
+  if (absl::Status status = CheckPromptLength(config, n_tokens, prefix); !status.ok()) {
     return status;
   }
-  return CheckTokenIds(tokens, model.vocab_size, absl::StrCat(prefix, "prompt.token_ids.ids"));
+  return CheckTokenIds(tokens, config.model.vocab_size,
+                       absl::StrCat(prefix, "prompt.token_ids.ids"));
 }
 
 }  // namespace
@@ -103,16 +104,15 @@ absl::Status NoTokenizer(const std::string& path) {
       {.field = path});
 }
 
-absl::Status CheckSlotCap(const EngineModel& model, const EngineOptions& options, int32_t slot_cap,
-                          const std::string& prefix) {
+absl::Status CheckSlotCap(const EngineConfig& config, int32_t slot_cap, const std::string& prefix) {
   const std::string field = absl::StrCat(prefix, "max_centroids");
-  if (!model.layout->has_slot_cap()) {
+  if (!config.model.layout->has_slot_cap()) {
     return BadField(field, "none, as this model has no growing dictionary", AsSent(slot_cap));
   }
-  if (slot_cap >= kMinSlotCap && slot_cap <= options.max_slot_cap) return absl::OkStatus();
-  return BadField(field,
-                  absl::StrCat(kMinSlotCap, " to ", options.max_slot_cap, " (--max-centroids)"),
-                  AsSent(slot_cap));
+  if (slot_cap >= kMinSlotCap && slot_cap <= config.options.max_slot_cap) return absl::OkStatus();
+  return BadField(
+      field, absl::StrCat(kMinSlotCap, " to ", config.options.max_slot_cap, " (--max-centroids)"),
+      AsSent(slot_cap));
 }
 
 absl::Status CheckTokenIds(std::span<const int32_t> ids, int64_t vocab_size,
@@ -124,12 +124,12 @@ absl::Status CheckTokenIds(std::span<const int32_t> ids, int64_t vocab_size,
   return absl::OkStatus();
 }
 
-absl::Status CheckPromptLength(const EngineOptions& options, int64_t n_tokens,
+absl::Status CheckPromptLength(const EngineConfig& config, int64_t n_tokens,
                                const std::string& prefix) {
-  if (n_tokens <= options.max_prompt_tokens) return absl::OkStatus();
+  if (n_tokens <= config.options.max_prompt_tokens) return absl::OkStatus();
   return BadField(
       absl::StrCat(prefix, "prompt"),
-      absl::StrCat("at most ", options.max_prompt_tokens, " tokens (--max-prompt-tokens)"),
+      absl::StrCat("at most ", config.options.max_prompt_tokens, " tokens (--max-prompt-tokens)"),
       n_tokens);
 }
 
@@ -168,77 +168,66 @@ absl::Status CheckPosition(const StateLayout& layout, int64_t position) {
                                             " tokens that full-attention layers can hold"));
 }
 
-absl::Status ValidateGenerate(const EngineModel& model, const EngineOptions& options,
-                              const GenerateRequest& request) {
+absl::Status ValidateGenerate(const EngineConfig& config, const GenerateRequest& request) {
   const std::string& prefix = request.field_prefix;
   const bool one_shot = request.session_id.empty();
   const std::string at = absl::StrCat(prefix, "sampling.");
-  absl::Status status;
+  absl::Status status;  // the first error, as Update has it
   if (request.slot_cap) {
-    if (!one_shot)
-      return BadField("max_centroids", "none with session_id", AsSent(*request.slot_cap));
-    status = CheckSlotCap(model, options, *request.slot_cap, prefix);
+    status = one_shot
+                 ? CheckSlotCap(config, *request.slot_cap, prefix)
+                 : BadField("max_centroids", "none with session_id", AsSent(*request.slot_cap));
   }
-  if (status.ok()) status = CheckSampling(request.sampling, model.vocab_size, at);
-  if (!status.ok()) return status;
+  status.Update(CheckSampling(request.sampling, config.model.vocab_size, at));
   const int most = one_shot ? kMaxCompletions : 1;
   if (request.n < 1 || request.n > most) {
-    return BadField(absl::StrCat(at, "n"),
-                    one_shot ? absl::StrCat("1 to ", most) : "1 with a session", AsSent(request.n));
+    status.Update(BadField(absl::StrCat(at, "n"),
+                           one_shot ? absl::StrCat("1 to ", most) : "1 with a session",
+                           AsSent(request.n)));
   }
-  status = CheckStop(model, request.stop, prefix);
-  if (status.ok()) {
-    status =
-        CheckTopLogprobs(request.output.top_logprobs, std::min(kMaxTopLogprobs, model.vocab_size),
-                         absl::StrCat(prefix, "output.top_logprobs"));
-  }
-  if (status.ok() && one_shot && request.prompt.empty()) status = EmptyPrompt(prefix);
-  if (status.ok()) status = CheckPrompt(model, options, request.prompt, prefix);
-  if (status.ok() && one_shot) {
-    status = CheckPosition(*model.layout, static_cast<int64_t>(request.prompt.size()));
+  status.Update(CheckStop(config.model, request.stop, prefix));
+  status.Update(CheckTopLogprobs(request.output.top_logprobs,
+                                 std::min(kMaxTopLogprobs, config.model.vocab_size),
+                                 absl::StrCat(prefix, "output.top_logprobs")));
+  if (one_shot && request.prompt.empty()) status.Update(EmptyPrompt(prefix));
+  status.Update(CheckPrompt(config, request.prompt, prefix));
+  if (one_shot) {
+    status.Update(CheckPosition(*config.model.layout, static_cast<int64_t>(request.prompt.size())));
   }
   return status;
 }
 
-absl::Status ValidateScore(const EngineModel& model, const EngineOptions& options,
-                           const ScoreRequest& request) {
-  if (request.tokens.empty()) return EmptyPrompt("");
-  absl::Status status = CheckPrompt(model, options, request.tokens, "");
-  if (status.ok() && request.slot_cap) status = CheckSlotCap(model, options, *request.slot_cap, "");
-  if (status.ok())
-    status = CheckTopLogprobs(request.top_logprobs, model.vocab_size, "top_logprobs");
-  if (status.ok()) {
-    status = CheckPosition(*model.layout, static_cast<int64_t>(request.tokens.size()));
-  }
+absl::Status ValidateScore(const EngineConfig& config, const ScoreRequest& request) {
+  if (request.prompt.empty()) return EmptyPrompt("");
+  absl::Status status = CheckPrompt(config, request.prompt, "");
+  if (request.slot_cap) status.Update(CheckSlotCap(config, *request.slot_cap, ""));
+  status.Update(CheckTopLogprobs(request.top_logprobs, config.model.vocab_size, "top_logprobs"));
+  status.Update(CheckPosition(*config.model.layout, static_cast<int64_t>(request.prompt.size())));
   if (!status.ok()) return status;
   // On the wire an id takes up to 5 bytes and a log-probability 4; here a list takes its own room.
   constexpr size_t kPerEntry = 9, kPerToken = sizeof(float) + sizeof(std::vector<TokenLogprob>);
-  const size_t room = kMaxAnswerBytes / request.tokens.size();
+  const size_t room = kMaxAnswerBytes / request.prompt.size();
   const size_t most = room > kPerToken ? (room - kPerToken) / kPerEntry : 0;
   if (static_cast<size_t>(request.top_logprobs) <= most) return absl::OkStatus();
   return BadField(
       "top_logprobs",
-      absl::StrCat("at most ", most, " for ", request.tokens.size(),
+      absl::StrCat("at most ", most, " for ", request.prompt.size(),
                    " tokens, so that the answer stays below ", kMaxAnswerBytes >> 30, " GiB"),
       request.top_logprobs);
 }
 
-absl::Status ValidateSession(const EngineModel& model, const EngineOptions& options,
-                             const SessionOptions& session) {
+absl::Status ValidateSession(const EngineConfig& config, const SessionOptions& session) {
   const std::string& prefix = session.field_prefix;
   absl::Status status;
-  if (session.slot_cap) status = CheckSlotCap(model, options, *session.slot_cap, prefix);
-  if (status.ok() && session.ttl &&
-      (*session.ttl <= absl::ZeroDuration() || *session.ttl > kMaxSessionTtl)) {
-    status = BadField(absl::StrCat(prefix, "ttl"),
-                      absl::StrCat("a duration above 0 and at most ",
-                                   absl::ToInt64Hours(kMaxSessionTtl) / 24, " days"),
-                      absl::FormatDuration(*session.ttl));
+  if (session.slot_cap) status = CheckSlotCap(config, *session.slot_cap, prefix);
+  if (session.ttl && (*session.ttl <= absl::ZeroDuration() || *session.ttl > kMaxSessionTtl)) {
+    status.Update(BadField(absl::StrCat(prefix, "ttl"),
+                           absl::StrCat("a duration above 0 and at most ",
+                                        absl::ToInt64Hours(kMaxSessionTtl) / 24, " days"),
+                           absl::FormatDuration(*session.ttl)));
   }
-  if (status.ok()) status = CheckPrompt(model, options, session.prompt, prefix);
-  if (status.ok()) {
-    status = CheckPosition(*model.layout, static_cast<int64_t>(session.prompt.size()));
-  }
+  status.Update(CheckPrompt(config, session.prompt, prefix));
+  status.Update(CheckPosition(*config.model.layout, static_cast<int64_t>(session.prompt.size())));
   return status;
 }
 

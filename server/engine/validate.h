@@ -13,22 +13,18 @@
 namespace ovq {
 
 // All but what depends on the session.
-absl::Status ValidateGenerate(const EngineModel& model, const EngineOptions& options,
-                              const GenerateRequest& request);
-absl::Status ValidateScore(const EngineModel& model, const EngineOptions& options,
-                           const ScoreRequest& request);
-absl::Status ValidateSession(const EngineModel& model, const EngineOptions& options,
-                             const SessionOptions& session);
+absl::Status ValidateGenerate(const EngineConfig& config, const GenerateRequest& request);
+absl::Status ValidateScore(const EngineConfig& config, const ScoreRequest& request);
+absl::Status ValidateSession(const EngineConfig& config, const SessionOptions& session);
 // OutOfRange if full-attention layers have no room for `position` tokens.
 absl::Status CheckPosition(const StateLayout& layout, int64_t position);
 
 // --- single fields; `path` is the field's, `prefix` what its name is appended to ("", "turn.") ---
-absl::Status CheckSlotCap(const EngineModel& model, const EngineOptions& options, int32_t slot_cap,
-                          const std::string& prefix);
+absl::Status CheckSlotCap(const EngineConfig& config, int32_t slot_cap, const std::string& prefix);
 absl::Status CheckTokenIds(std::span<const int32_t> ids, int64_t vocab_size,
                            const std::string& path);
 // The length alone, for before the tokens are copied.
-absl::Status CheckPromptLength(const EngineOptions& options, int64_t n_tokens,
+absl::Status CheckPromptLength(const EngineConfig& config, int64_t n_tokens,
                                const std::string& prefix);
 absl::Status CheckStopStrings(int64_t n_strings, const std::string& prefix);  // likewise
 absl::Status CheckSessionId(const std::string& id, const std::string& prefix);

@@ -29,7 +29,7 @@ absl::StatusOr<v1::AdminListSessionsResponse> HandleList(
 absl::StatusOr<v1::AdminDeleteSessionResponse> HandleDelete(
     const UnaryInfo& info, const v1::AdminDeleteSessionRequest& message) {
   if (absl::Status status = CheckSessionId(message.session_id(), ""); !status.ok()) return status;
-  info.summary->SetSession(message.session_id());
+  info.record.summary().SetSession(message.session_id());
   absl::Status status = info.services.engine.DeleteSession(message.session_id(), std::nullopt);
   if (!status.ok()) return status;
   return v1::AdminDeleteSessionResponse();
@@ -72,44 +72,20 @@ absl::StatusOr<v1::ServerStatus> HandleStatus(const UnaryInfo& info, const v1::G
   return status;
 }
 
-using RawAdminService = v1::AdminService::WithRawCallbackMethod_ListSessions<
-    v1::AdminService::WithRawCallbackMethod_DeleteSession<
-        v1::AdminService::WithRawCallbackMethod_Drain<
-            v1::AdminService::WithRawCallbackMethod_GetStatus<v1::AdminService::Service>>>>;
-
-class AdminService final : public UnaryService<RawAdminService> {
- public:
-  AdminService(ServiceContext& services, std::function<void()> drain)
-      : UnaryService(services, Access::kAdmin), drain_(std::move(drain)) {}
-
- private:
-  Unary* ListSessions(Context* context, const Bytes* request, Bytes* response) override {
-    return Start(Method::kAdminListSessions, context, request, response, &HandleList);
-  }
-  Unary* DeleteSession(Context* context, const Bytes* request, Bytes* response) override {
-    return Start(Method::kAdminDeleteSession, context, request, response, &HandleDelete);
-  }
-  Unary* GetStatus(Context* context, const Bytes* request, Bytes* response) override {
-    return Start(Method::kAdminGetStatus, context, request, response, &HandleStatus);
-  }
-  Unary* Drain(Context* context, const Bytes* request, Bytes* response) override {
-    const auto drain = [this](const UnaryInfo&, const v1::DrainRequest&, const auto& done) {
-      drain_();
-      done(v1::DrainResponse());
-    };
-    return Start<v1::DrainRequest, v1::DrainResponse>(Method::kAdminDrain, context, request,
-                                                      response, drain);
-  }
-
-  const std::function<void()> drain_;
-};
-
 }  // namespace
 
 std::vector<RpcService> AdminServices(ServiceContext& services, std::function<void()> drain) {
+  auto service = std::make_unique<RawService<v1::AdminService>>(services, Access::kAdmin);
+  service->Unary("AdminListSessions", &HandleList);
+  service->Unary("AdminDeleteSession", &HandleDelete);
+  service->Unary("AdminGetStatus", &HandleStatus);
+  service->Unary<v1::DrainRequest, v1::DrainResponse>(
+      "AdminDrain", [drain = std::move(drain)](const auto&, const auto&, const auto& done) {
+        drain();
+        done(v1::DrainResponse());
+      });
   std::vector<RpcService> made;
-  made.push_back({v1::AdminService::service_full_name(),
-                  std::make_unique<AdminService>(services, std::move(drain))});
+  made.push_back({v1::AdminService::service_full_name(), std::move(service)});
   return made;
 }
 

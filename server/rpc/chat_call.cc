@@ -5,18 +5,22 @@
 #include "server/engine/error_facts.h"
 #include "server/engine/validate.h"
 #include "server/rpc/convert.h"
-#include "server/rpc/session_key.h"
 
 namespace ovq {
 
 ChatCall::ChatCall(ServiceContext& services, grpc::CallbackServerContext* context)
-    : StreamCall(services, Method::kChat, context) {
+    : StreamCall(services, "Chat", context) {
   record_.summary().turns = 0;
 }
 
 void ChatCall::Start() {
   KeepUntilDone();
-  services_.AddDrainListener(this);
+  services_.OnDrain(this, [this] {
+    OnStrand([this] {
+      draining_ = true;
+      if (phase_ == Phase::kIdle || phase_ == Phase::kUnopened) End(services_.CheckServing());
+    });
+  });
   strand_.Dispatch([this] {
     // Before any message: nobody unknown holds a stream open.
     absl::StatusOr<Caller> caller = services_.auth.Authenticate(*context_);
@@ -46,15 +50,8 @@ void ChatCall::OnCancel() {
 }
 
 void ChatCall::OnDone() {
-  services_.RemoveDrainListener(this);
+  services_.OnDrain(this, nullptr);
   StreamCall::OnDone();
-}
-
-void ChatCall::OnDrain() {
-  OnStrand([this] {
-    draining_ = true;
-    if (phase_ == Phase::kIdle || phase_ == Phase::kUnopened) End(services_.CheckServing());
-  });
 }
 
 void ChatCall::Read() {
@@ -96,7 +93,7 @@ void ChatCall::HandleHalfClose() {
 
 void ChatCall::HandleTurn(const v1::ChatTurn& turn) {
   if (phase_ == Phase::kIdle) return BeginTurn(turn);
-  if (part_) {
+  if (settled_.more()) {
     // Parts may be sent without waiting for each one's acknowledgement; reading goes on when this
     // one's time has come, so a fast sender fills no memory here.
     held_ = turn;
@@ -111,8 +108,7 @@ void ChatCall::Open(const v1::ChatOpen& open) {
   if (!open.has_session_id()) {
     created_ = true;
     ephemeral_ = !open.keep_session();
-    if (absl::Status status = StartNewSession(open); !status.ok()) Opened(status);
-    return;
+    return OpenNew(open);
   }
   if (absl::Status status = CheckSessionId(open.session_id(), "open."); !status.ok()) {
     return Opened(status);
@@ -121,25 +117,19 @@ void ChatCall::Open(const v1::ChatOpen& open) {
     return Opened(
         BadField("open", "max_centroids and ttl only for a new session", "them with session_id"));
   }
-  OnBlockingThread([this, id = open.session_id()] {
-    absl::StatusOr<SessionInfo> session = services_.engine.GetSession(id, caller_.tenant);
-    OnStrand([this, session = std::move(session)] { Opened(session); });
-  });
+  Opened(services_.engine.GetSession(open.session_id(), caller_.tenant));
 }
 
-absl::Status ChatCall::StartNewSession(const v1::ChatOpen& open) {
-  absl::StatusOr<std::string> key = SessionKeyOf(*context_);
-  if (!key.ok()) return key.status();
-  SessionOptions options = ToSessionOptions(open);
-  options.field_prefix = "open.";
-  options.tenant = caller_.tenant;
-  options.key = *std::move(key);
-  options.deadline = record_.deadline();
+void ChatCall::OpenNew(const v1::ChatOpen& open) {
+  absl::StatusOr<SessionOptions> options = ToSessionOptions(open, *context_);
+  if (!options.ok()) return Opened(options.status());
+  options->field_prefix = "open.";
+  options->tenant = caller_.tenant;
+  options->deadline = record_.deadline();
   services_.engine.CreateSession(
-      std::move(options), [self = shared_from_this(), this](absl::StatusOr<SessionInfo> session) {
+      *std::move(options), [self = shared_from_this(), this](absl::StatusOr<SessionInfo> session) {
         OnStrand([this, session = std::move(session)] { Opened(session); });
       });
-  return absl::OkStatus();
 }
 
 void ChatCall::Opened(absl::StatusOr<SessionInfo> session) {
@@ -162,6 +152,100 @@ void ChatCall::Opened(absl::StatusOr<SessionInfo> session) {
   Pump();
   Read();
 }
+
+// --- turns ---
+
+void ChatCall::BeginTurn(const v1::ChatTurn& turn) {
+  phase_ = Phase::kTurn;
+  if (!turn_) turn_.emplace().number = ++*record_.summary().turns;
+  turn_result_.reset();
+  submitted_ = false;
+  if (turn.has_sampling()) *settled_.mutable_sampling() = turn.sampling();
+  if (turn.has_stop()) *settled_.mutable_stop() = turn.stop();
+  if (turn.has_output()) *settled_.mutable_output() = turn.output();
+  settled_.set_more(turn.more());
+  v1::ChatTurn whole = settled_;
+  *whole.mutable_prompt() = turn.prompt();
+  stream_ = std::make_shared<TokenStream>();
+  OnBlockingThread([this, turn = std::move(whole), stream = stream_] {
+    OnStrand([this, status = SubmitTurn(turn, stream)] { TurnSubmitted(status); });
+  });
+  Read();
+}
+
+// Reads only what does not change while a turn is being submitted.
+absl::Status ChatCall::SubmitTurn(const v1::ChatTurn& turn,
+                                  const std::shared_ptr<TokenStream>& stream) {
+  // A conversation may outlast its token.
+  if (absl::Status status = services_.auth.Recheck(caller_); !status.ok()) return status;
+  GenerateRequest request;
+  request.field_prefix = "turn.";
+  request.session_id = session_id_;
+  request.tenant = caller_.tenant;
+  request.arrival = std::chrono::steady_clock::now();
+  request.deadline = record_.deadline();
+  const bool at_start = position_ == 0;
+  absl::Status status = SetGeneration(turn, at_start, services_.engine, request);
+  if (!status.ok()) return status;
+  if (turn.more() && request.prompt.empty()) return EmptyPrompt(request.field_prefix);
+  if (turn.more()) request.stop.max_tokens = request.stop.min_tokens = 0;
+  return services_.engine.Submit(std::move(request), stream);
+}
+
+void ChatCall::TurnSubmitted(const absl::Status& status) {
+  if (phase_ == Phase::kEnding) return;
+  if (!status.ok()) return End(status);
+  submitted_ = true;
+  Listen(*stream_);
+}
+
+void ChatCall::HandleEvent(const StreamEvent& event) {
+  turn_->work.Add(event);
+  if (event.started && !settled_.more())
+    Fill(*event.started, *out_.emplace_back().mutable_started());
+  if (event.chunk) Fill(*event.chunk, *out_.emplace_back().mutable_chunk());
+  if (event.finished) HandleFinished(*event.finished);
+}
+
+void ChatCall::HandleFinished(const Finished& finished) {
+  position_ = finished.usage.position;
+  v1::ChatResponse& response = turn_result_.emplace();
+  if (settled_.more() && finished.reason != FinishReason::kCancelled) {
+    response.mutable_absorbed()->set_position(static_cast<uint64_t>(position_));
+  } else {
+    Fill(finished, *response.mutable_finished());
+  }
+}
+
+void ChatCall::EndTurn(const absl::Status& status) {
+  record_.EndTurn(*turn_, status);
+  WorkSummary& all = record_.summary().work;
+  const WorkSummary& turn = turn_->work;
+  if (turn.prompt_tokens) {
+    all.prompt_tokens = all.prompt_tokens.value_or(0) + *turn.prompt_tokens;
+    all.generated_tokens = all.generated_tokens.value_or(0) + turn.generated_tokens.value_or(0);
+  }
+  turn_.reset();
+}
+
+void ChatCall::HandleStreamEnd() {
+  const absl::Status status = stream_->status();
+  // A cancelled turn has its Finished, and the conversation goes on.
+  if (!status.ok() && !(absl::IsCancelled(status) && turn_result_)) return End(status);
+  phase_ = Phase::kIdle;
+  stream_ = nullptr;
+  if (turn_result_ && turn_result_->has_finished()) EndTurn(absl::OkStatus());
+  if (turn_result_) out_.push_back(*std::move(turn_result_));
+  if (draining_) return End(services_.CheckServing());
+  if (held_.has_value()) {
+    const v1::ChatTurn turn = *std::exchange(held_, std::nullopt);
+    return BeginTurn(turn);
+  }
+  if (half_closed_) return End(absl::OkStatus());
+  Read();
+}
+
+// --- the end ---
 
 void ChatCall::End(absl::Status status) {
   if (phase_ == Phase::kEnding) return;

@@ -19,8 +19,7 @@ namespace ovq {
 // for the engine) runs on the blocking threads and comes back to the strand.
 class ChatCall final
     : public StreamCall<grpc::ServerBidiReactor<grpc::ByteBuffer, grpc::ByteBuffer>,
-                        v1::ChatResponse>,
-      public DrainListener {
+                        v1::ChatResponse> {
  public:
   ChatCall(ServiceContext& services, grpc::CallbackServerContext* context);
   void Start();
@@ -28,7 +27,6 @@ class ChatCall final
   void OnReadDone(bool ok) override;
   void OnCancel() override;
   void OnDone() override;
-  void OnDrain() override;
 
  private:
   enum class Phase : uint8_t { kUnopened, kOpening, kIdle, kTurn, kEnding };
@@ -40,7 +38,7 @@ class ChatCall final
   void HandleTurn(const v1::ChatTurn& turn);
 
   void Open(const v1::ChatOpen& open);
-  absl::Status StartNewSession(const v1::ChatOpen& open);
+  void OpenNew(const v1::ChatOpen& open);
   void Opened(absl::StatusOr<SessionInfo> session);
 
   void BeginTurn(const v1::ChatTurn& turn);
@@ -69,22 +67,15 @@ class ChatCall final
   bool created_ = false;    // by this stream
   bool ephemeral_ = false;  // the session ends with the stream
   int64_t position_ = 0;
-  v1::SamplingParams sampling_;  // of the last turn
-  v1::StopConditions stop_;
-  v1::OutputOptions output_;
+  v1::ChatTurn settled_;  // the last turn without its prompt, and what only earlier ones said
 
   std::shared_ptr<TokenStream> stream_;  // of the running turn
   bool submitted_ = false;               // the engine has it
-  bool part_ = false;                    // the running turn has `more`
   // Its Finished or PartAbsorbed. Sent when the engine has let go of the session: a client may
   // answer it at once with the next turn.
   std::optional<v1::ChatResponse> turn_result_;
   std::optional<v1::ChatTurn> held_;  // came while a part was being absorbed
   std::optional<TurnRecord> turn_;    // from its first part to its Finished, or the call's end
 };
-
-// The reactor ends by itself.
-grpc::ServerBidiReactor<grpc::ByteBuffer, grpc::ByteBuffer>* StartChat(
-    ServiceContext& services, grpc::CallbackServerContext* context);
 
 }  // namespace ovq

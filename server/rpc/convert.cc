@@ -1,7 +1,9 @@
 #include "server/rpc/convert.h"
 
 #include "absl/strings/str_cat.h"
+#include "server/access/auth.h"
 #include "server/engine/error_facts.h"
+#include "server/engine/session.h"
 #include "server/engine/validate.h"
 
 namespace ovq {
@@ -10,37 +12,7 @@ std::vector<int32_t> TokenIds(const google::protobuf::RepeatedField<uint32_t>& i
   return {ids.begin(), ids.end()};
 }
 
-absl::StatusOr<std::vector<int32_t>> Encode(const Tokenizer& tokenizer, const std::string& text,
-                                            bool add_bos, const std::string& field) {
-  absl::StatusOr<std::vector<int32_t>> tokens = tokenizer.Encode(text, add_bos);
-  if (tokens.ok()) return tokens;
-  // The tokenizer's message may quote the text.
-  return WithLogText(tokens.status(), absl::StrCat(field, ": cannot be encoded"));
-}
-
-absl::StatusOr<std::vector<int32_t>> PromptTokens(const v1::Prompt& prompt,
-                                                  const std::string& prefix, bool at_start,
-                                                  const Engine& engine) {
-  switch (prompt.kind_case()) {
-    case v1::Prompt::kText: {
-      const std::string field = absl::StrCat(prefix, "prompt.text");
-      const Tokenizer* tokenizer = engine.model().tokenizer;
-      if (tokenizer == nullptr || !tokenizer->has_text()) return NoTokenizer(field);
-      return Encode(*tokenizer, prompt.text(), at_start, field);
-    }
-    case v1::Prompt::kTokenIds: {
-      const auto& ids = prompt.token_ids().ids();
-      if (absl::Status status = CheckPromptLength(engine.options(), ids.size(), prefix);
-          !status.ok()) {
-        return status;
-      }
-      return TokenIds(ids);
-    }
-    case v1::Prompt::KIND_NOT_SET:
-      break;
-  }
-  return std::vector<int32_t>();
-}
+namespace {
 
 void SetSampling(const v1::SamplingParams& from, GenerateRequest& to) {
   SamplingParams& params = to.sampling;
@@ -72,15 +44,180 @@ absl::Status SetStop(const v1::StopConditions& from, GenerateRequest& to) {
   return status;
 }
 
-void SetOutput(const v1::OutputOptions& from, GenerateRequest& to) {
-  to.output.logprobs = from.logprobs();
-  to.output.top_logprobs = static_cast<int>(from.top_logprobs());
-}
-
 absl::Duration ToDuration(const google::protobuf::Duration& from) {
   constexpr int32_t kNanos = 1'000'000'000;
   if (from.nanos() <= -kNanos || from.nanos() >= kNanos) return absl::InfiniteDuration();  // none
   return absl::Seconds(from.seconds()) + absl::Nanoseconds(from.nanos());
+}
+
+void Fill(absl::Time from, google::protobuf::Timestamp& to) {
+  // Rounded down, so that the nanoseconds are never negative.
+  const int64_t seconds = absl::ToUnixSeconds(from);
+  to.set_seconds(seconds);
+  to.set_nanos(
+      static_cast<int32_t>(absl::ToInt64Nanoseconds(from - absl::FromUnixSeconds(seconds))));
+}
+
+v1::FinishReason ToProto(FinishReason reason) {
+  switch (reason) {
+    case FinishReason::kStop:
+      return v1::FINISH_REASON_STOP;
+    case FinishReason::kLength:
+      return v1::FINISH_REASON_LENGTH;
+    case FinishReason::kCancelled:
+      return v1::FINISH_REASON_CANCELLED;
+    // These two end the call with a status.
+    case FinishReason::kDeadline:
+    case FinishReason::kError:
+      break;
+  }
+  return v1::FINISH_REASON_UNSPECIFIED;
+}
+
+void Fill(const std::vector<TokenLogprob>& from, v1::TopLogprobs& to) {
+  to.mutable_token_ids()->Reserve(static_cast<int>(from.size()));
+  to.mutable_logprobs()->Reserve(static_cast<int>(from.size()));
+  for (const TokenLogprob& entry : from) {
+    to.add_token_ids(static_cast<uint32_t>(entry.token_id));
+    to.add_logprobs(entry.logprob);
+  }
+}
+
+}  // namespace
+
+absl::StatusOr<std::vector<int32_t>> Encode(const Tokenizer& tokenizer, const std::string& text,
+                                            bool add_bos, const std::string& field) {
+  absl::StatusOr<std::vector<int32_t>> tokens = tokenizer.Encode(text, add_bos);
+  if (tokens.ok()) return tokens;
+  // The tokenizer's message may quote the text.
+  return WithLogText(tokens.status(), absl::StrCat(field, ": cannot be encoded"));
+}
+
+absl::StatusOr<std::vector<int32_t>> PromptTokens(const v1::Prompt& prompt,
+                                                  const std::string& prefix, bool at_start,
+                                                  const Engine& engine) {
+  switch (prompt.kind_case()) {
+    case v1::Prompt::kText: {
+      const std::string field = absl::StrCat(prefix, "prompt.text");
+      const Tokenizer* tokenizer = engine.model().tokenizer;
+      if (tokenizer == nullptr || !tokenizer->has_text()) return NoTokenizer(field);
+      return Encode(*tokenizer, prompt.text(), at_start, field);
+    }
+    case v1::Prompt::kTokenIds: {
+      const auto& ids = prompt.token_ids().ids();
+      if (absl::Status status = CheckPromptLength(engine.config(), ids.size(), prefix);
+          !status.ok()) {
+        return status;
+      }
+      return TokenIds(ids);
+    }
+    case v1::Prompt::KIND_NOT_SET:
+      break;
+  }
+  return std::vector<int32_t>();
+}
+
+template <class Message>
+absl::Status SetGeneration(const Message& from, bool at_start, const Engine& engine,
+                           GenerateRequest& to) {
+  SetSampling(from.sampling(), to);
+  to.output.logprobs = from.output().logprobs();
+  to.output.top_logprobs = static_cast<int>(from.output().top_logprobs());
+  if (absl::Status status = SetStop(from.stop(), to); !status.ok()) return status;
+  absl::StatusOr<std::vector<int32_t>> prompt =
+      PromptTokens(from.prompt(), to.field_prefix, at_start, engine);
+  if (prompt.ok()) to.prompt = *std::move(prompt);
+  return prompt.status();
+}
+template absl::Status SetGeneration(const v1::GenerateRequest&, bool, const Engine&,
+                                    GenerateRequest&);
+template absl::Status SetGeneration(const v1::ChatTurn&, bool, const Engine&, GenerateRequest&);
+
+template <class Message>
+absl::StatusOr<SessionOptions> ToSessionOptions(const Message& from,
+                                                const grpc::CallbackServerContext& context) {
+  SessionOptions to;
+  if (std::optional<std::string> key = MetadataValue(context, "ovq-session")) {
+    if (!IsSessionKey(*key)) {
+      return absl::InvalidArgumentError(
+          "metadata ovq-session: expected one key of 1 to 64 characters A-Z a-z 0-9 _ -");
+    }
+    to.key = *std::move(key);
+  }
+  if (from.has_max_centroids()) to.slot_cap = static_cast<int32_t>(from.max_centroids());
+  if (from.has_ttl()) to.ttl = ToDuration(from.ttl());
+  return to;
+}
+template absl::StatusOr<SessionOptions> ToSessionOptions(const v1::CreateSessionRequest&,
+                                                         const grpc::CallbackServerContext&);
+template absl::StatusOr<SessionOptions> ToSessionOptions(const v1::ChatOpen&,
+                                                         const grpc::CallbackServerContext&);
+
+// --- structs to answers ---
+
+void Fill(absl::Duration from, google::protobuf::Duration& to) {
+  absl::Duration rest;
+  to.set_seconds(absl::IDivDuration(from, absl::Seconds(1), &rest));
+  to.set_nanos(static_cast<int32_t>(absl::ToInt64Nanoseconds(rest)));
+}
+
+void Fill(const Started& from, v1::Started& to) {
+  to.set_session_id(from.session_id);
+  to.set_prompt_tokens(static_cast<uint64_t>(from.prompt_tokens));
+  to.set_cached_tokens(static_cast<uint64_t>(from.cached_tokens));
+  to.set_seed(from.seed);
+}
+
+void Fill(const TokenChunk& from, v1::TokenChunk& to) {
+  to.set_text(from.text);
+  to.mutable_token_ids()->Add(from.token_ids.begin(), from.token_ids.end());
+  to.mutable_logprobs()->Add(from.logprobs.begin(), from.logprobs.end());
+  for (const std::vector<TokenLogprob>& top : from.top) Fill(top, *to.add_top());
+  to.set_index(static_cast<uint32_t>(from.index));
+}
+
+void Fill(const Finished& from, v1::Finished& to) {
+  to.set_reason(ToProto(from.reason));
+  to.set_index(static_cast<uint32_t>(from.index));
+  to.set_matched_stop(from.matched_stop);
+  if (from.matched_token_id.has_value()) {
+    to.set_matched_token_id(static_cast<uint32_t>(*from.matched_token_id));
+  }
+  v1::Usage& usage = *to.mutable_usage();
+  usage.set_prompt_tokens(static_cast<uint64_t>(from.usage.prompt_tokens));
+  usage.set_cached_tokens(static_cast<uint64_t>(from.usage.cached_tokens));
+  usage.set_generated_tokens(static_cast<uint64_t>(from.usage.generated_tokens));
+  usage.set_state_bytes(static_cast<uint64_t>(from.usage.state_bytes));
+  usage.set_position(static_cast<uint64_t>(from.usage.position));
+  Fill(from.usage.queue_time, *usage.mutable_queue_time());
+  Fill(from.usage.prefill_time, *usage.mutable_prefill_time());
+  Fill(from.usage.decode_time, *usage.mutable_decode_time());
+}
+
+void Fill(const SessionInfo& from, v1::Session& to) {
+  to.set_session_id(from.id);
+  to.set_position(static_cast<uint64_t>(from.position));
+  to.set_max_centroids(static_cast<uint32_t>(from.slot_cap));
+  to.set_state_bytes(from.state_bytes);
+  to.set_state_bytes_cap(from.state_bytes_cap);
+  to.set_live_centroids(static_cast<uint64_t>(from.live_slots));
+  to.set_busy(from.busy);
+  Fill(from.created, *to.mutable_created());
+  Fill(from.last_used, *to.mutable_last_used());
+  Fill(from.expires, *to.mutable_expires());
+  to.set_prompt_tokens_total(static_cast<uint64_t>(from.prompt_tokens_total));
+  to.set_generated_tokens_total(static_cast<uint64_t>(from.generated_tokens_total));
+}
+
+v1::ScoreResponse ToScoreResponse(const std::vector<int32_t>& tokens,
+                                  const std::vector<RowScore>& rows) {
+  v1::ScoreResponse to;
+  to.mutable_token_ids()->Add(tokens.begin(), tokens.end());
+  for (const RowScore& row : rows) {
+    if (row.logprob) to.add_logprobs(*row.logprob);
+    if (!row.top.empty()) Fill(row.top, *to.add_top());
+  }
+  return to;
 }
 
 }  // namespace ovq

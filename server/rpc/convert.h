@@ -3,8 +3,9 @@
 // all others (server/engine/validate.h).
 #pragma once
 
+#include <grpcpp/grpcpp.h>
+
 #include <cstdint>
-#include <optional>
 #include <string>
 #include <vector>
 
@@ -26,15 +27,21 @@ absl::StatusOr<std::vector<int32_t>> Encode(const Tokenizer& tokenizer, const st
 absl::StatusOr<std::vector<int32_t>> PromptTokens(const v1::Prompt& prompt,
                                                   const std::string& prefix, bool at_start,
                                                   const Engine& engine);
-void SetSampling(const v1::SamplingParams& from, GenerateRequest& to);
-// Too many strings are refused before they are copied.
-absl::Status SetStop(const v1::StopConditions& from, GenerateRequest& to);
-void SetOutput(const v1::OutputOptions& from, GenerateRequest& to);
-std::vector<int32_t> TokenIds(const google::protobuf::RepeatedField<uint32_t>& ids);
-// What CreateSessionRequest and ChatOpen have in common.
+// What a v1::GenerateRequest and a v1::ChatTurn have in common: prompt, sampling, stop, output. Too
+// many stop strings are refused before they are copied, as is a prompt that PromptTokens refuses.
 template <class Message>
-SessionOptions ToSessionOptions(const Message& from);
-absl::Duration ToDuration(const google::protobuf::Duration& from);
+absl::Status SetGeneration(const Message& from, bool at_start, const Engine& engine,
+                           GenerateRequest& to);
+std::vector<int32_t> TokenIds(const google::protobuf::RepeatedField<uint32_t>& ids);
+// What a v1::CreateSessionRequest and a v1::ChatOpen have in common, and the key of the session.
+//
+// Metadata `ovq-session` carries a key that the client chose when it made the session; a balancer
+// in front keeps what has the same key on one server. The key is the beginning of the session's id,
+// "KEY.RANDOM", so that whoever has the id has the key. InvalidArgument for what cannot begin an
+// id.
+template <class Message>
+absl::StatusOr<SessionOptions> ToSessionOptions(const Message& from,
+                                                const grpc::CallbackServerContext& context);
 
 // --- structs to answers ---
 void Fill(const Started& from, v1::Started& to);
@@ -44,13 +51,5 @@ void Fill(const SessionInfo& from, v1::Session& to);
 void Fill(absl::Duration from, google::protobuf::Duration& to);
 v1::ScoreResponse ToScoreResponse(const std::vector<int32_t>& tokens,
                                   const std::vector<RowScore>& rows);
-
-template <class Message>
-SessionOptions ToSessionOptions(const Message& from) {
-  SessionOptions to;
-  if (from.has_max_centroids()) to.slot_cap = static_cast<int32_t>(from.max_centroids());
-  if (from.has_ttl()) to.ttl = ToDuration(from.ttl());
-  return to;
-}
 
 }  // namespace ovq

@@ -1,5 +1,4 @@
-#include "server/rpc/generate_call.h"
-
+// The Generate call: one request, its events streamed as they come.
 #include <memory>
 #include <utility>
 
@@ -53,14 +52,7 @@ class GenerateCall final
       at_start = !session.ok() || session->position == 0;
     }
     if (from.has_max_centroids()) to.slot_cap = static_cast<int32_t>(from.max_centroids());
-    SetSampling(from.sampling(), to);
-    SetOutput(from.output(), to);
-    if (absl::Status status = SetStop(from.stop(), to); !status.ok()) return status;
-    absl::StatusOr<std::vector<int32_t>> prompt =
-        PromptTokens(from.prompt(), "", at_start, services_.engine);
-    if (!prompt.ok()) return prompt.status();
-    to.prompt = *std::move(prompt);
-    return absl::OkStatus();
+    return SetGeneration(from, at_start, services_.engine, to);
   }
 
   bool Advance() override {
@@ -86,7 +78,7 @@ class GenerateCall final
 grpc::ServerWriteReactor<grpc::ByteBuffer>* StartGenerate(ServiceContext& services,
                                                           grpc::CallbackServerContext* context,
                                                           const grpc::ByteBuffer* request) {
-  auto call = std::make_shared<GenerateCall>(services, Method::kGenerate, context);
+  auto call = std::make_shared<GenerateCall>(services, "Generate", context);
   call->Start(request);
   return call.get();
 }

@@ -5,8 +5,9 @@
 
 #include <atomic>
 #include <chrono>
+#include <functional>
+#include <map>
 #include <optional>
-#include <set>
 #include <string>
 #include <vector>
 
@@ -24,26 +25,6 @@
 #include "server/telemetry/trace_context.h"
 
 namespace ovq {
-
-// What GetModelInfo reports beside the engine's own numbers.
-struct ModelDescription {
-  std::string name;
-  std::string fingerprint;
-  int64_t hidden_size = 0;
-  std::vector<std::string> layer_types;
-  int64_t parameters = 0;
-  std::optional<int32_t> bos_token_id;
-  std::string device;
-  std::string compute_dtype;
-  std::string state_dtype;
-};
-
-// A stream that stays open between its turns must be told when the server drains.
-class DrainListener {
- public:
-  virtual ~DrainListener() = default;
-  virtual void OnDrain() = 0;  // must not block
-};
 
 // Where the lines about calls go, and which calls have one.
 struct CallLog {
@@ -72,13 +53,14 @@ class ServiceContext {
   void Drain();
   absl::Status CheckServing() const;  // Unavailable while draining
   bool draining() const { return draining_; }
-  void AddDrainListener(DrainListener* listener);
-  void RemoveDrainListener(DrainListener* listener);
+  // A stream that stays open between its turns must be told when the server drains. on_drain must
+  // not block; null ends it, once a call that is running is over.
+  void OnDrain(const void* owner, std::function<void()> on_drain);
 
  private:
   std::atomic<bool> draining_{false};
   absl::Mutex mutex_;
-  std::set<DrainListener*> listeners_ ABSL_GUARDED_BY(mutex_);
+  std::map<const void*, std::function<void()>> listeners_ ABSL_GUARDED_BY(mutex_);
 };
 
 // One turn of a Chat, for the log; its parts count as one.
@@ -91,9 +73,9 @@ struct TurnRecord {
 // One RPC: who asks, its time, its count and its line in the log.
 class CallRecord {
  public:
-  // Takes metadata `x-request-id`, `traceparent` and `tracestate`; what is not valid there is
-  // ignored.
-  CallRecord(ServiceContext& services, Method method, grpc::CallbackServerContext* context);
+  // method: one of kMethods. Takes metadata `x-request-id`, `traceparent` and `tracestate`; what is
+  // not valid there is ignored.
+  CallRecord(ServiceContext& services, const char* method, grpc::CallbackServerContext* context);
   SteadyTime arrival() const { return start_; }
   SteadyTime deadline() const { return deadline_; }
   // For the line about the call: to be filled until End, never by two threads at a time.
@@ -109,12 +91,12 @@ class CallRecord {
  private:
   absl::Status Seen(const absl::Status& status) const;  // by the client
   LogFields IdFields() const;
-  // At the level that the status has, if such lines are wanted.
-  template <class AddFields>
-  void LogEnd(LogKind kind, const absl::Status& status, SteadyTime start, AddFields add) const;
+  // Of a turn, or the call: at the level that the status has, if such lines are wanted.
+  void LogEnd(const CallSummary& summary, std::optional<int64_t> turn, const absl::Status& status,
+              SteadyTime start) const;
 
   ServiceContext& services_;
-  const Method method_;
+  const char* const method_;
   grpc::CallbackServerContext* const context_;
   const SteadyTime start_ = std::chrono::steady_clock::now();
   const SteadyTime deadline_;

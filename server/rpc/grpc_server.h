@@ -10,7 +10,7 @@
 
 #include "absl/status/statusor.h"
 #include "absl/time/time.h"
-#include "server/access/tls_credentials.h"
+#include "server/access/tls.h"
 #include "server/rpc/services.h"
 
 namespace ovq {

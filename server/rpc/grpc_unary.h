@@ -1,7 +1,10 @@
-// One unary RPC: parsed and handled off gRPC's threads, answered when its handler says so.
+// The methods of a service: a unary one is parsed and handled off gRPC's threads, and answered when
+// its handler says so.
 #pragma once
 
+#include <google/protobuf/descriptor.h>
 #include <grpcpp/grpcpp.h>
+#include <grpcpp/impl/codegen/server_callback_handlers.h>
 
 #include <functional>
 #include <memory>
@@ -9,6 +12,7 @@
 #include <utility>
 
 #include "absl/status/statusor.h"
+#include "absl/strings/strip.h"
 #include "server/rpc/grpc_codec.h"
 #include "server/rpc/grpc_context.h"
 
@@ -17,12 +21,10 @@ namespace ovq {
 // What a handler gets beside the message.
 struct UnaryInfo {
   ServiceContext& services;
-  const grpc::CallbackServerContext& context;  // until `done` is called
+  const grpc::CallbackServerContext& context;  // until `done` is called, as the next
+  CallRecord& record;
   std::string tenant;
-  SteadyTime arrival;
-  SteadyTime deadline;
   std::shared_ptr<CancelSignal> cancel;  // the client's
-  CallSummary* summary;                  // for the log; until `done` is called
 };
 
 template <class Response>
@@ -36,7 +38,7 @@ using UnaryHandler =
 template <class Request, class Response>
 class UnaryCall final : public grpc::ServerUnaryReactor {
  public:
-  UnaryCall(ServiceContext& services, Method method, grpc::CallbackServerContext* context,
+  UnaryCall(ServiceContext& services, const char* method, grpc::CallbackServerContext* context,
             grpc::ByteBuffer* response)
       : services_(services),
         context_(context),
@@ -51,13 +53,7 @@ class UnaryCall final : public grpc::ServerUnaryReactor {
       Request message;
       if (absl::Status status = ParseMessage(*request, message); !status.ok()) return End(status);
       record_.summary().tenant = caller->tenant;
-      const UnaryInfo info{.services = services_,
-                           .context = *context_,
-                           .tenant = std::move(caller->tenant),
-                           .arrival = record_.arrival(),
-                           .deadline = record_.deadline(),
-                           .cancel = cancel_,
-                           .summary = &record_.summary()};
+      const UnaryInfo info{services_, *context_, record_, std::move(caller->tenant), cancel_};
       handler(info, message, [this](absl::StatusOr<Response> answer) { Reply(std::move(answer)); });
     });
   }
@@ -85,41 +81,44 @@ class UnaryCall final : public grpc::ServerUnaryReactor {
   const std::shared_ptr<CancelSignal> cancel_ = std::make_shared<CancelSignal>();
 };
 
-// A generated service with the means to say its unary methods in a line each.
-template <class Generated>
-class UnaryService : public Generated {
- protected:
+// A service of ovq.v1 whose methods take and give bytes: what the generated WithRawCallbackMethod_*
+// do with an overridden function for each method, in a line for each. `method` is the label of
+// metrics; AdminService's have "Admin" before the name.
+template <class Api>
+class RawService final : public Api::Service {
+ public:
   using Context = grpc::CallbackServerContext;
   using Bytes = grpc::ByteBuffer;
-  using Unary = grpc::ServerUnaryReactor;
 
-  UnaryService(ServiceContext& services, Access access) : services_(services), access_(access) {}
+  RawService(ServiceContext& services, Access access) : services_(services), access_(access) {}
 
   template <class Request, class Response>
-  Unary* Start(Method method, Context* context, const Bytes* request, Bytes* response,
-               UnaryHandler<Request, Response> handler) {
-    auto* call = new UnaryCall<Request, Response>(services_, method, context, response);
-    call->Start(request, access_, std::move(handler));
-    return call;
-  }
-  template <class Request, class Response>
-  Unary* Start(Method method, Context* context, const Bytes* request, Bytes* response,
-               void (*handler)(const UnaryInfo&, const Request&, const UnaryDone<Response>&)) {
-    return Start(method, context, request, response, UnaryHandler<Request, Response>(handler));
+  void Unary(const char* method, UnaryHandler<Request, Response> handler) {
+    using Handler = grpc::internal::CallbackUnaryHandler<Bytes, Bytes>;
+    Take(method, new Handler([this, method, handler = std::move(handler)](
+                                 Context* context, const Bytes* request, Bytes* response) {
+           auto* call = new UnaryCall<Request, Response>(services_, method, context, response);
+           call->Start(request, access_, handler);
+           return call;
+         }));
   }
   // With a handler that answers at once.
   template <class Request, class Response>
-  Unary* Start(Method method, Context* context, const Bytes* request, Bytes* response,
-               absl::StatusOr<Response> (*handler)(const UnaryInfo&, const Request&)) {
-    return Start(
-        method, context, request, response,
-        UnaryHandler<Request, Response>([handler](const UnaryInfo& info, const Request& message,
-                                                  auto done) { done(handler(info, message)); }));
+  void Unary(const char* method,
+             absl::StatusOr<Response> (*handler)(const UnaryInfo&, const Request&)) {
+    Unary<Request, Response>(method, [handler](const UnaryInfo& info, const Request& message,
+                                               const auto& done) { done(handler(info, message)); });
+  }
+  // With one of gRPC's handlers for bytes, which it takes.
+  void Take(const char* method, grpc::internal::MethodHandler* handler) {
+    const auto* service = google::protobuf::DescriptorPool::generated_pool()->FindServiceByName(
+        Api::service_full_name());
+    const std::string name(absl::StripPrefix(method, "Admin"));
+    this->MarkMethodRawCallback(service->FindMethodByName(name)->index(), handler);
   }
 
-  ServiceContext& services_;
-
  private:
+  ServiceContext& services_;
   const Access access_;
 };
 

@@ -6,7 +6,6 @@
 #include "server/engine/validate.h"
 #include "server/rpc/chat_call.h"
 #include "server/rpc/convert.h"
-#include "server/rpc/generate_call.h"
 #include "server/rpc/grpc_unary.h"
 #include "server/rpc/services.h"
 
@@ -24,7 +23,7 @@ absl::Status FillStateSizes(const v1::GetModelInfoRequest& request, const Engine
   int32_t cap = model.default_slot_cap;
   if (request.has_max_centroids()) {
     cap = static_cast<int32_t>(request.max_centroids());
-    absl::Status status = CheckSlotCap(model, engine.options(), cap, "");
+    absl::Status status = CheckSlotCap(engine.config(), cap, "");
     if (!status.ok()) return status;
   }
   info.set_state_bytes_cap(model.layout->bytes_cap(cap));
@@ -91,14 +90,14 @@ void HandleScore(const UnaryInfo& info, const v1::ScoreRequest& message,
   absl::StatusOr<std::vector<int32_t>> tokens =
       PromptTokens(message.prompt(), "", /*at_start=*/true, engine);
   if (!tokens.ok()) return done(tokens.status());
-  info.summary->work.prompt_tokens = static_cast<int64_t>(tokens->size());
+  info.record.summary().work.prompt_tokens = static_cast<int64_t>(tokens->size());
   ScoreRequest request;
-  request.tokens = *tokens;
+  request.prompt = *tokens;
   if (message.has_max_centroids()) request.slot_cap = static_cast<int32_t>(message.max_centroids());
   request.top_logprobs = static_cast<int>(message.top_logprobs());
   request.tenant = info.tenant;
-  request.arrival = info.arrival;
-  request.deadline = info.deadline;
+  request.arrival = info.record.arrival();
+  request.deadline = info.record.deadline();
   const absl::Status status = engine.SubmitScore(
       std::move(request), info.cancel,
       [&services = info.services, done,
@@ -150,43 +149,25 @@ absl::StatusOr<v1::DetokenizeResponse> HandleDetokenize(const UnaryInfo& info,
   return response;
 }
 
-using RawInferenceService = v1::InferenceService::WithRawCallbackMethod_Generate<
-    v1::InferenceService::WithRawCallbackMethod_Chat<
-        v1::InferenceService::WithRawCallbackMethod_Score<
-            v1::InferenceService::WithRawCallbackMethod_Tokenize<
-                v1::InferenceService::WithRawCallbackMethod_Detokenize<
-                    v1::InferenceService::WithRawCallbackMethod_GetModelInfo<
-                        v1::InferenceService::Service>>>>>>;
-
-class InferenceService final : public UnaryService<RawInferenceService> {
- public:
-  explicit InferenceService(ServiceContext& services) : UnaryService(services, Access::kAny) {}
-
- private:
-  grpc::ServerWriteReactor<Bytes>* Generate(Context* context, const Bytes* request) override {
-    return StartGenerate(services_, context, request);
-  }
-  grpc::ServerBidiReactor<Bytes, Bytes>* Chat(Context* context) override {
-    return StartChat(services_, context);
-  }
-  Unary* Score(Context* context, const Bytes* request, Bytes* response) override {
-    return Start(Method::kScore, context, request, response, &HandleScore);
-  }
-  Unary* Tokenize(Context* context, const Bytes* request, Bytes* response) override {
-    return Start(Method::kTokenize, context, request, response, &HandleTokenize);
-  }
-  Unary* Detokenize(Context* context, const Bytes* request, Bytes* response) override {
-    return Start(Method::kDetokenize, context, request, response, &HandleDetokenize);
-  }
-  Unary* GetModelInfo(Context* context, const Bytes* request, Bytes* response) override {
-    return Start(Method::kGetModelInfo, context, request, response, &HandleModelInfo);
-  }
-};
-
 }  // namespace
 
 RpcService MakeInferenceService(ServiceContext& services) {
-  return {v1::InferenceService::service_full_name(), std::make_unique<InferenceService>(services)};
+  using Service = RawService<v1::InferenceService>;
+  using Context = Service::Context;
+  using Bytes = Service::Bytes;
+  auto service = std::make_unique<Service>(services, Access::kAny);
+  service->Take("Generate", new grpc::internal::CallbackServerStreamingHandler<Bytes, Bytes>(
+                                [&services](Context* context, const Bytes* request) {
+                                  return StartGenerate(services, context, request);
+                                }));
+  service->Take("Chat",
+                new grpc::internal::CallbackBidiHandler<Bytes, Bytes>(
+                    [&services](Context* context) { return StartChat(services, context); }));
+  service->Unary<v1::ScoreRequest, v1::ScoreResponse>("Score", &HandleScore);
+  service->Unary("Tokenize", &HandleTokenize);
+  service->Unary("Detokenize", &HandleDetokenize);
+  service->Unary("GetModelInfo", &HandleModelInfo);
+  return {v1::InferenceService::service_full_name(), std::move(service)};
 }
 
 std::vector<RpcService> ClientServices(ServiceContext& services) {

@@ -19,7 +19,7 @@ template <class Reactor, class Response>
 class StreamCall : public Reactor,
                    public std::enable_shared_from_this<StreamCall<Reactor, Response>> {
  public:
-  StreamCall(ServiceContext& services, Method method, grpc::CallbackServerContext* context)
+  StreamCall(ServiceContext& services, const char* method, grpc::CallbackServerContext* context)
       : services_(services),
         context_(context),
         record_(services, method, context),
@@ -92,5 +92,12 @@ class StreamCall : public Reactor,
   bool writing_ = false;
   bool finished_ = false;
 };
+
+// The reactors of Generate and Chat; each ends by itself.
+grpc::ServerWriteReactor<grpc::ByteBuffer>* StartGenerate(ServiceContext& services,
+                                                          grpc::CallbackServerContext* context,
+                                                          const grpc::ByteBuffer* request);
+grpc::ServerBidiReactor<grpc::ByteBuffer, grpc::ByteBuffer>* StartChat(
+    ServiceContext& services, grpc::CallbackServerContext* context);
 
 }  // namespace ovq

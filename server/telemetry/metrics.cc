@@ -7,91 +7,129 @@
 #include <utility>
 
 #include "absl/strings/str_cat.h"
-#include "server/telemetry/series.h"
+#include "server/telemetry/process_stats.h"
 
 namespace ovq {
+namespace {
 
-const char* MethodName(Method method) {
-  static constexpr std::array<const char*, kMethods> kNames = {
-      "Generate",           "Chat",          "Score",         "Tokenize",      "Detokenize",
-      "GetModelInfo",       "CreateSession", "GetSession",    "ListSessions",  "DeleteSession",
-      "ForkSession",        "RewindSession", "ExportSession", "ImportSession", "AdminListSessions",
-      "AdminDeleteSession", "AdminDrain",    "AdminGetStatus"};
-  return kNames[static_cast<size_t>(method)];
+using prometheus::Labels;
+
+// The library's counters only count up.
+void SetTo(prometheus::Counter& counter, double value) {
+  counter.Increment(value - counter.Value());
 }
 
-Metrics::Metrics(const MetricsInfo& info) : series_(std::make_shared<Series>(info)) {}
+template <class Builder>
+auto& Register(Builder builder, const char* name, const char* help, const Labels& labels,
+               prometheus::Registry& registry) {
+  return builder.Name(name).Help(help).Labels(labels).Register(registry);
+}
+
+}  // namespace
+
+Metrics::Metrics(const ModelDescription& model) : model_(model) {
+  for (const char* method : kMethods) {
+    for (int code = 0; code <= static_cast<int>(absl::StatusCode::kUnauthenticated); ++code) {
+      const std::string name = absl::StatusCodeToString(static_cast<absl::StatusCode>(code));
+      calls_.Add({{"method", method}, {"code", name}});
+    }
+  }
+  if (model.has_dictionary) {
+    dictionary_updates_ = Each(Counters("ovq_dictionary_updates_total",
+                                        "Tokens that chunk updates took up, per layer and head: as "
+                                        "new centroids or into live ones."),
+                               "op", Names{"insert", "merge"});
+    dictionary_fill_ = &OneHistogram("ovq_dictionary_fill_ratio",
+                                     "Live centroids / cap of a request's state at its end.",
+                                     {.1, .2, .3, .4, .5, .6, .7, .8, .9, 1});
+  }
+  for (const char* what : kCredentials) {
+    for (const char* result : {"ok", "error"}) reloads_.Add({{"what", what}, {"result", result}});
+  }
+  Gauges("ovq_model_info", "The model served; always 1.")
+      .Add({{"fingerprint", model.fingerprint},
+            {"compute_dtype", model.compute_dtype},
+            {"state_dtype", model.state_dtype}})
+      .Set(1);
+  Gauges("ovq_build_info", "The program; always 1.", false).Add({{"version", OVQ_VERSION}}).Set(1);
+}
 
 Metrics::~Metrics() = default;
 
+prometheus::Family<prometheus::Counter>& Metrics::Counters(const char* name, const char* help,
+                                                           bool of_model) const {
+  return Register(prometheus::BuildCounter(), name, help, of_model ? OfModel() : Labels(),
+                  registry_);
+}
+prometheus::Family<prometheus::Gauge>& Metrics::Gauges(const char* name, const char* help,
+                                                       bool of_model) const {
+  return Register(prometheus::BuildGauge(), name, help, of_model ? OfModel() : Labels(), registry_);
+}
+prometheus::Family<prometheus::Histogram>& Metrics::Histograms(const char* name,
+                                                               const char* help) const {
+  return Register(prometheus::BuildHistogram(), name, help, OfModel(), registry_);
+}
+
 EngineEvents Metrics::Events() {
-  Series& series = *series_;
   const auto observe = [](prometheus::Histogram& histogram) {
     return [&histogram](absl::Duration time) { histogram.Observe(absl::ToDoubleSeconds(time)); };
   };
   EngineEvents events;
-  events.first_token = observe(series.first_token);
-  events.next_token = observe(series.inter_token);
-  events.time_per_token = observe(series.time_per_output_token);
-  events.cancel_released = observe(series.cancel_release);
-  events.stream_blocked = [&series](absl::Duration time) {
-    series.stream_blocked.Increment(absl::ToDoubleSeconds(time));
+  events.first_token = observe(first_token_);
+  events.next_token = observe(inter_token_);
+  events.time_per_token = observe(time_per_output_token_);
+  events.cancel_released = observe(cancel_release_);
+  events.stream_blocked = [this](absl::Duration time) {
+    stream_blocked_.Increment(absl::ToDoubleSeconds(time));
   };
-  events.rejected = [&series](RejectReason reason) {
-    series.rejections.at(RejectReasonName(reason))->Increment();
+  events.rejected = [this](RejectReason reason) {
+    rejections_.at(RejectReasonName(reason))->Increment();
   };
-  events.session_event = [&series](const SessionReport& report) { series.Count(report); };
-  events.step = [&series](const StepReport& report) { series.Count(report); };
-  events.request_finished = [&series](const RequestReport& report) { series.Count(report); };
+  events.session_event = [this](const SessionReport& report) { Count(report); };
+  events.step = [this](const StepReport& report) { Count(report); };
+  events.request_finished = [this](const RequestReport& report) { Count(report); };
   return events;
 }
 
 void Metrics::SetStatsSource(std::function<EngineStats()> source) {
-  series_->SetStats(std::move(source));
+  absl::MutexLock lock(&mutex_);
+  stats_source_ = std::move(source);
 }
 
 void Metrics::SetLogSource(std::function<LogCounts()> source) {
-  series_->SetLog(std::move(source));
+  absl::MutexLock lock(&mutex_);
+  log_source_ = std::move(source);
 }
 
-void Metrics::SetReady(bool ready) { series_->ready.Set(ready ? 1 : 0); }
-
-void Metrics::SetDraining(bool draining) { series_->draining.Set(draining ? 1 : 0); }
-
-void Metrics::CallFinished(Method method, absl::StatusCode code, absl::Duration duration) {
-  const std::vector<prometheus::Counter*>& by_code = series_->calls.at(MethodName(method));
-  size_t number = static_cast<size_t>(code);
-  if (number >= by_code.size()) number = static_cast<size_t>(absl::StatusCode::kUnknown);
-  by_code[number]->Increment();
-  series_->call_duration.at(MethodName(method))->Observe(absl::ToDoubleSeconds(duration));
+void Metrics::CallFinished(const char* method, absl::StatusCode code, absl::Duration duration) {
+  calls_.Add({{"method", method}, {"code", absl::StatusCodeToString(code)}}).Increment();
+  call_duration_.at(method)->Observe(absl::ToDoubleSeconds(duration));
 }
 
 void Metrics::AuthFailed(AuthFailure reason) {
-  series_->auth_failures.at(kAuthFailures[static_cast<size_t>(reason)])->Increment();
+  auth_failures_.at(kAuthFailures[static_cast<size_t>(reason)])->Increment();
 }
 
 void Metrics::CredentialsLoaded(Credentials what) {
   // Absent until then: a server without TLS has no certificate that could be old.
-  series_->credentials_loaded.Add({{"what", kCredentials[static_cast<size_t>(what)]}})
-      .SetToCurrentTime();
+  credentials_loaded_.Add({{"what", kCredentials[static_cast<size_t>(what)]}}).SetToCurrentTime();
 }
 
 void Metrics::CredentialsReloaded(Credentials what, bool ok) {
-  series_->reloads
-      .Add({{"what", kCredentials[static_cast<size_t>(what)]}, {"result", ok ? "ok" : "error"}})
+  reloads_.Add({{"what", kCredentials[static_cast<size_t>(what)]}, {"result", ok ? "ok" : "error"}})
       .Increment();
   if (ok) CredentialsLoaded(what);
 }
 
 void Metrics::SetCertificateExpiry(absl::Time time) {
-  series_->certificate_expiry.Add({}).Set(static_cast<double>(absl::ToUnixSeconds(time)));
+  certificate_expiry_.Add({}).Set(static_cast<double>(absl::ToUnixSeconds(time)));
 }
 
 absl::StatusOr<int> Metrics::Expose(const std::string& address) {
   // The library reports a taken port as an exception; none crosses this line.
   try {
     exposer_ = std::make_unique<prometheus::Exposer>(address);
-    exposer_->RegisterCollectable(series_);
+    exposer_->RegisterCollectable(self_);
     return exposer_->GetListeningPorts().at(0);
   } catch (const std::exception& error) {
     exposer_.reset();
@@ -99,8 +137,141 @@ absl::StatusOr<int> Metrics::Expose(const std::string& address) {
   }
 }
 
-std::string Metrics::Text() const {
-  return prometheus::TextSerializer().Serialize(series_->Collect());
+std::string Metrics::Text() const { return prometheus::TextSerializer().Serialize(Collect()); }
+
+std::vector<prometheus::MetricFamily> Metrics::Collect() const {
+  absl::MutexLock lock(&mutex_);
+  if (stats_source_) stats_ = stats_source_();
+  if (log_source_) log_counts_ = log_source_();
+  ReadEngine(stats_);
+  ReadMemory(stats_);
+  ReadLog(log_counts_);
+  ReadProcess();
+  return registry_.Collect();
+}
+
+void Metrics::ReadEngine(const EngineStats& stats) const {
+  const auto set = [this](const char* name, const char* help, auto value,
+                          const Labels& labels = {}) {
+    Gauges(name, help).Add(labels).Set(static_cast<double>(value));
+  };
+  set("ovq_requests_running", "Requests that hold a state and run.", stats.requests_running);
+  set("ovq_requests_waiting", "Requests that wait for admission.", stats.requests_waiting);
+  set("ovq_requests_blocked", "Running requests that stand still because their reader is slow.",
+      stats.requests_blocked);
+  set("ovq_waiting_prompt_tokens", "Prompt tokens of the waiting requests.",
+      stats.waiting_prompt_tokens);
+  const char* const sessions = "Live sessions, one-shot requests included.";
+  set("ovq_sessions", sessions, stats.sessions_active, {{"state", "active"}});
+  set("ovq_sessions", sessions, stats.sessions_idle, {{"state", "idle"}});
+  set("ovq_session_slots", "Sessions of the model's default cap that fit in the state memory.",
+      stats.session_slots);
+  set("ovq_session_slots_used",
+      "Live sessions of any cap; above the slots if many ask for less than the default.",
+      stats.sessions_active + stats.sessions_idle);
+  const char* const bytes = "Session state: memory held now, promised to live sessions, allowed.";
+  set("ovq_session_state_bytes", bytes, stats.state_bytes_committed, {{"kind", "committed"}});
+  set("ovq_session_state_bytes", bytes, stats.state_bytes_reserved, {{"kind", "reserved"}});
+  set("ovq_session_state_bytes", bytes, stats.state_bytes_budget, {{"kind", "budget"}});
+  set("ovq_session_state_utilization_ratio",
+      "Reserved part of the budget: at 1 nothing more is admitted.",
+      stats.state_bytes_budget == 0 ? 0
+                                    : static_cast<double>(stats.state_bytes_reserved) /
+                                          static_cast<double>(stats.state_bytes_budget));
+  set("ovq_equivalent_kv_cache_bytes", "What the live sessions would need as a full KV cache.",
+      stats.equivalent_kv_cache_bytes);
+  set("ovq_centroids_live", "Live centroids per layer and head, summed over sessions.",
+      stats.live_slots);
+}
+
+void Metrics::ReadMemory(const EngineStats& stats) const {
+  const auto set = [this](const char* kind, size_t bytes) {
+    Gauges("ovq_device_memory_bytes",
+           "Memory of the device, by use; of a GPU, also all of it (total, free), whoever uses it.",
+           false)
+        .Add({{"device", model_.device}, {"kind", kind}})
+        .Set(static_cast<double>(bytes));
+  };
+  set("weights", model_.weight_bytes);
+  set("state", stats.state_bytes_committed);
+  if (!model_.has_gpu) return;
+  const GpuInfo gpu = stats.gpu.value_or(GpuInfo{});
+  set("total", gpu.total_bytes);
+  set("free", gpu.free_bytes);
+}
+
+void Metrics::ReadLog(const LogCounts& counts) const {
+  const auto set = [](auto& family, const char* key, const char* value, int64_t lines) {
+    SetTo(family.Add({{key, value}}), static_cast<double>(lines));
+  };
+  auto& written = Counters("ovq_log_lines_total", "Lines of the log, by their level.", false);
+  for (size_t i = 0; i < kLogLevels.size(); ++i) {
+    set(written, "level", kLogLevels[i], counts.written[i]);
+  }
+  auto& suppressed = Counters(
+      "ovq_log_lines_suppressed_total",
+      "Lines that were left out: over the rate of their kind, or stderr took nothing.", false);
+  set(suppressed, "reason", "rate", counts.over_rate);
+  set(suppressed, "reason", "blocked", counts.blocked);
+}
+
+void Metrics::ReadProcess() const {
+  const ProcessStats stats = ReadProcessStats();
+  const auto set = [this](const char* name, const char* help, auto value) {
+    Gauges(name, help, false).Add({}).Set(static_cast<double>(value));
+  };
+  SetTo(Counters("process_cpu_seconds_total", "Total user and system CPU time spent in seconds.",
+                 false)
+            .Add({}),
+        stats.cpu_seconds);
+  set("process_resident_memory_bytes", "Resident memory size in bytes.", stats.resident_bytes);
+  set("process_virtual_memory_bytes", "Virtual memory size in bytes.", stats.virtual_bytes);
+  set("process_open_fds", "Number of open file descriptors.", stats.open_fds);
+  set("process_max_fds", "Maximum number of open file descriptors.", stats.max_fds);
+  set("process_threads", "Number of threads.", stats.threads);
+  set("process_start_time_seconds", "Start time of the process since unix epoch in seconds.",
+      ProcessStartTimeSeconds());
+}
+
+void Metrics::Count(const StepReport& report) {
+  if (report.prefill_rows > 0) step_tokens_.at("prefill")->Observe(report.prefill_rows);
+  if (report.decode_rows > 0) step_tokens_.at("decode")->Observe(report.decode_rows);
+  step_duration_
+      .at(report.decode_rows == 0    ? "prefill"
+          : report.prefill_rows == 0 ? "decode"
+                                     : "mixed")
+      ->Observe(absl::ToDoubleSeconds(report.duration));
+  if (report.dictionary_inserts + report.dictionary_merges > 0) {
+    dictionary_updates_.at("insert")->Increment(static_cast<double>(report.dictionary_inserts));
+    dictionary_updates_.at("merge")->Increment(static_cast<double>(report.dictionary_merges));
+  }
+}
+
+void Metrics::Count(const RequestReport& report) {
+  const Usage& usage = report.usage;
+  queue_.Observe(absl::ToDoubleSeconds(usage.queue_time));
+  prefill_.Observe(absl::ToDoubleSeconds(usage.prefill_time));
+  prompt_tokens_.Increment(static_cast<double>(usage.prompt_tokens));
+  request_prompt_tokens_.Observe(static_cast<double>(usage.prompt_tokens));
+  if (report.dictionary_fill && dictionary_fill_ != nullptr) {
+    dictionary_fill_->Observe(*report.dictionary_fill);
+  }
+  if (report.score) return;  // a Score generates nothing
+  finished_.at(FinishReasonName(report.reason))->Increment();
+  decode_.Observe(absl::ToDoubleSeconds(usage.decode_time));
+  generated_tokens_.Increment(static_cast<double>(usage.generated_tokens));
+  request_generated_tokens_.Observe(static_cast<double>(usage.generated_tokens));
+}
+
+void Metrics::Count(const SessionReport& report) {
+  session_events_.at(report.event)->Increment();
+  const auto duration = session_event_duration_.find(report.event);
+  if (duration != session_event_duration_.end()) {
+    duration->second->Observe(absl::ToDoubleSeconds(report.duration));
+  }
+  if (report.event != std::string_view("open")) {
+    session_tokens_.Observe(static_cast<double>(report.position));
+  }
 }
 
 }  // namespace ovq

@@ -1,17 +1,31 @@
 // Prometheus metrics of one server. Label sets exist from the start, so that a rate over an error
 // that has not happened yet is zero and not absent. Never a session or user id as a label.
+//
+// Each series is declared once: what events move is a member here; what is read from somewhere,
+// such as the engine's statistics, metrics.cc reads at each scrape.
 #pragma once
 
-#include <functional>
-#include <memory>
-#include <string>
+#include <prometheus/collectable.h>
+#include <prometheus/counter.h>
+#include <prometheus/gauge.h>
+#include <prometheus/histogram.h>
+#include <prometheus/registry.h>
 
-#include "absl/status/status.h"
+#include <array>
+#include <functional>
+#include <map>
+#include <memory>
+#include <optional>
+#include <string>
+#include <string_view>
+#include <vector>
+
+#include "absl/base/thread_annotations.h"
 #include "absl/status/statusor.h"
+#include "absl/synchronization/mutex.h"
 #include "absl/time/time.h"
-#include "server/engine/engine.h"
+#include "server/engine/engine_config.h"
 #include "server/telemetry/log.h"
-#include "server/telemetry/metric_labels.h"
 
 namespace prometheus {
 class Exposer;
@@ -19,25 +33,66 @@ class Exposer;
 
 namespace ovq {
 
-class Series;
+// What is served, beside the engine's own numbers: for GetModelInfo and the metrics.
+struct ModelDescription {
+  std::string name;  // the label `model` of every family
+  std::string fingerprint;
+  int64_t hidden_size = 0;
+  std::vector<std::string> layer_types;
+  int64_t parameters = 0;
+  std::optional<int32_t> bos_token_id;
+  std::string device;
+  std::string compute_dtype;
+  std::string state_dtype;
+  size_t weight_bytes = 0;
+  bool has_gpu = false;         // its memory is reported, too
+  bool has_dictionary = false;  // some layer grows centroids
+};
+
+// --- what labels say ---
+
+// The RPCs, as the label `method`.
+inline constexpr std::array<const char*, 18> kMethods = {
+    "Generate",           "Chat",          "Score",         "Tokenize",      "Detokenize",
+    "GetModelInfo",       "CreateSession", "GetSession",    "ListSessions",  "DeleteSession",
+    "ForkSession",        "RewindSession", "ExportSession", "ImportSession", "AdminListSessions",
+    "AdminDeleteSession", "AdminDrain",    "AdminGetStatus"};
+
+// Why a call was not let in.
+enum class AuthFailure : uint8_t { kMissing, kMalformed, kUnknown, kForbidden };
+inline constexpr std::array<const char*, 4> kAuthFailures = {"missing", "malformed", "unknown",
+                                                             "forbidden"};
+// What is read from files and read again when they change.
+enum class Credentials : uint8_t { kTls, kTenants };
+inline constexpr std::array<const char*, 2> kCredentials = {"tls", "tenants"};
+
+using Buckets = prometheus::Histogram::BucketBoundaries;
+
+// The OpenTelemetry buckets for generative AI, longer at the end: prompts may be a million tokens.
+inline const Buckets kFirstTokenBuckets = {.001, .005, .01, .02, .04, .06, .08, .1, .25, .5,
+                                           .75,  1,    2.5, 5,   7.5, 10,  20,  40, 80};
+inline const Buckets kDurationBuckets = {.01,   .02,   .04,    .08,    .16,   .32,
+                                         .64,   1.28,  2.56,   5.12,   10.24, 20.48,
+                                         40.96, 81.92, 163.84, 327.68, 655.36};
+inline const Buckets kInterTokenBuckets = {.002, .004, .006, .008, .01, .015, .02, .025, .03, .04,
+                                           .06,  .08,  .1,   .2,   .4,  .6,   .8,  1,    2,   4};
+inline const Buckets kTokenBuckets = {1, 4, 16, 64, 256, 1024, 4096, 16384, 65536, 262144, 1048576};
 
 // Any thread.
-class Metrics {
+class Metrics final : public prometheus::Collectable {
  public:
-  explicit Metrics(const MetricsInfo& info);
-  ~Metrics();
-  Metrics(const Metrics&) = delete;
-  Metrics& operator=(const Metrics&) = delete;
+  explicit Metrics(const ModelDescription& model);
+  ~Metrics() override;
 
   // Callbacks for an Engine that this object outlives.
   EngineEvents Events();
-  // Source of the gauges, read at every scrape; null to end it before the engine goes.
+  // Source of the gauges, read at every scrape; null ends it, once a scrape that is running is
+  // over.
   void SetStatsSource(std::function<EngineStats()> source);
-  // Source of the counts of log lines, read at every scrape; null to end it before the log goes.
-  void SetLogSource(std::function<LogCounts()> source);
-  void SetReady(bool ready);
-  void SetDraining(bool draining);
-  void CallFinished(Method method, absl::StatusCode code, absl::Duration duration);
+  void SetLogSource(std::function<LogCounts()> source);  // likewise, of the counts of log lines
+  void SetReady(bool ready) { ready_.Set(ready ? 1 : 0); }
+  void SetDraining(bool draining) { draining_.Set(draining ? 1 : 0); }
+  void CallFinished(const char* method, absl::StatusCode code, absl::Duration duration);
   void AuthFailed(AuthFailure reason);
   void CredentialsLoaded(Credentials what);             // at the start
   void CredentialsReloaded(Credentials what, bool ok);  // later
@@ -46,10 +101,139 @@ class Metrics {
   // HTTP GET /metrics on HOST:PORT from now on; returns the port. Unavailable if it is taken.
   absl::StatusOr<int> Expose(const std::string& address);
   std::string Text() const;  // the exposition format, as a scrape sees it
+  std::vector<prometheus::MetricFamily> Collect() const override;
 
  private:
-  std::shared_ptr<Series> series_;
-  std::unique_ptr<prometheus::Exposer> exposer_;
+  using Counter = prometheus::Counter;
+  using Gauge = prometheus::Gauge;
+  using Histogram = prometheus::Histogram;
+  using Names = std::vector<const char*>;
+  template <class T>
+  using ByLabel = std::map<std::string_view, T>;
+
+  // Families, made by the first call; all series of one have the model's label, or none has.
+  prometheus::Family<Counter>& Counters(const char* name, const char* help,
+                                        bool of_model = true) const;
+  prometheus::Family<Gauge>& Gauges(const char* name, const char* help, bool of_model = true) const;
+  prometheus::Family<Histogram>& Histograms(const char* name, const char* help) const;
+  // The one histogram of a family.
+  Histogram& OneHistogram(const char* name, const char* help, const Buckets& buckets) {
+    return Histograms(name, help).Add({}, buckets);
+  }
+  // A series for each value of the label `key`.
+  template <class T, class Values = Names, class... Args>
+  static ByLabel<T*> Each(prometheus::Family<T>& family, const char* key, const Values& values,
+                          const Args&... args) {
+    ByLabel<T*> result;
+    for (const char* value : values) result[value] = &family.Add({{key, value}}, args...);
+    return result;
+  }
+  prometheus::Labels OfModel() const { return {{"model", model_.name}}; }
+
+  void Count(const StepReport& report);
+  void Count(const RequestReport& report);
+  void Count(const SessionReport& report);
+  // What is read at a scrape.
+  void ReadEngine(const EngineStats& stats) const;
+  void ReadMemory(const EngineStats& stats) const;
+  void ReadLog(const LogCounts& counts) const;
+  void ReadProcess() const;
+
+  const ModelDescription model_;
+  mutable prometheus::Registry registry_;
+
+  prometheus::Family<Counter>& calls_ =
+      Counters("ovq_requests_total", "RPCs that ended, by gRPC status code.");
+  ByLabel<Histogram*> call_duration_ =
+      Each(Histograms("ovq_request_duration_seconds",
+                      "Time from an RPC's arrival to its end; of Chat, the stream."),
+           "method", kMethods, kDurationBuckets);
+  ByLabel<Counter*> finished_ = Each(
+      Counters("ovq_requests_finished_total", "Generation requests that ended, by the reason."),
+      "reason", kFinishReasons);
+  ByLabel<Counter*> rejections_ = Each(
+      Counters("ovq_admission_rejections_total", "Requests and sessions refused for want of room."),
+      "reason", kRejectReasons);
+  Counter& prompt_tokens_ = Counters("ovq_prompt_tokens_total", "Prompt tokens absorbed.").Add({});
+  Counter& generated_tokens_ = Counters("ovq_generated_tokens_total", "Tokens generated.").Add({});
+  Counter& stream_blocked_ =
+      Counters("ovq_stream_blocked_seconds_total",
+               "Time that requests stood still because their reader was slow.")
+          .Add({});
+
+  Histogram& first_token_ =
+      OneHistogram("ovq_time_to_first_token_seconds",
+                   "Time from a request's arrival to its first token.", kFirstTokenBuckets);
+  Histogram& inter_token_ =
+      OneHistogram("ovq_inter_token_latency_seconds", "Time between two tokens of one answer.",
+                   kInterTokenBuckets);
+  Histogram& time_per_output_token_ =
+      OneHistogram("ovq_time_per_output_token_seconds",
+                   "Mean time between the tokens of one answer, of answers with two or more.",
+                   Buckets{.01, .025, .05, .075, .1, .15, .2, .3, .4, .5, .75, 1, 2.5});
+  Histogram& queue_ =
+      OneHistogram("ovq_request_queue_seconds", "Time a request waited for admission.",
+                   Buckets{.001, .005, .01, .025, .05, .1, .25, .5, 1, 2.5, 5, 10, 30, 60});
+  Histogram& prefill_ = OneHistogram("ovq_request_prefill_seconds", "Time a request's prompt took.",
+                                     kDurationBuckets);
+  Histogram& decode_ =
+      OneHistogram("ovq_request_decode_seconds", "Time a request's answer took.", kDurationBuckets);
+  Histogram& request_prompt_tokens_ =
+      OneHistogram("ovq_request_prompt_tokens", "Prompt tokens of a request.", kTokenBuckets);
+  Histogram& request_generated_tokens_ =
+      OneHistogram("ovq_request_generated_tokens", "Tokens generated by a request.", kTokenBuckets);
+  Histogram& cancel_release_ = OneHistogram(
+      "ovq_cancel_release_seconds", "Time from a request's cancellation to its memory's release.",
+      Buckets{.001, .0025, .005, .01, .025, .05, .1, .25, .5, 1});
+
+  ByLabel<Histogram*> step_tokens_ =
+      Each(Histograms("ovq_step_tokens", "Tokens of one engine step that had any of the phase."),
+           "phase", {"prefill", "decode"},
+           Buckets{1, 8, 16, 32, 64, 128, 256, 512, 1024, 2048, 4096, 8192, 16384});
+  ByLabel<Histogram*> step_duration_ =
+      Each(Histograms("ovq_step_duration_seconds",
+                      "Time of one engine step; mixed: it had prefill and decode."),
+           "phase", {"prefill", "decode", "mixed"},
+           Buckets{.0005, .001, .002, .004, .008, .016, .032, .064, .128, .256, .512, 1});
+
+  ByLabel<Counter*> session_events_ =
+      Each(Counters("ovq_session_events_total", "What happened to sessions."), "event",
+           {"open", "close", "expire"});
+  ByLabel<Histogram*> session_event_duration_ =  // nobody waits for an expiry
+      Each(Histograms("ovq_session_event_duration_seconds",
+                      "From a call to its session opened, its prompt absorbed, or closed, its "
+                      "memory given back."),
+           "event", {"open", "close"},
+           Buckets{.0005, .001, .0025, .005, .01, .025, .05, .1, .25, .5, 1, 2.5, 5});
+  Histogram& session_tokens_ = OneHistogram(
+      "ovq_session_tokens", "Tokens of a session when it was closed or expired.", kTokenBuckets);
+  // Empty and null for models without a dictionary.
+  ByLabel<Counter*> dictionary_updates_;
+  Histogram* dictionary_fill_ = nullptr;
+
+  Gauge& ready_ = Gauges("ovq_ready", "1 while the server accepts requests.").Add({});
+  Gauge& draining_ = Gauges("ovq_draining", "1 from the signal to stop until the end.").Add({});
+  ByLabel<Counter*> auth_failures_ =
+      Each(Counters("ovq_auth_failures_total", "Calls that were not let in, by the reason.", false),
+           "reason", kAuthFailures);
+  prometheus::Family<Counter>& reloads_ = Counters(
+      "ovq_credentials_reloads_total", "Changed files of credentials that were read again.", false);
+  prometheus::Family<Gauge>& credentials_loaded_ = Gauges(
+      "ovq_credentials_loaded_timestamp_seconds", "When the credentials in use were read.", false);
+  prometheus::Family<Gauge>& certificate_expiry_ =
+      Gauges("ovq_tls_certificate_expiry_timestamp_seconds",
+             "When the first certificate of the chain in use expires.", false);
+
+  mutable absl::Mutex mutex_;  // also held while a source is read: after null its owner may go
+  std::function<EngineStats()> stats_source_ ABSL_GUARDED_BY(mutex_);
+  std::function<LogCounts()> log_source_ ABSL_GUARDED_BY(mutex_);
+  // As last read: a source that has ended leaves its figures.
+  mutable EngineStats stats_ ABSL_GUARDED_BY(mutex_);
+  mutable LogCounts log_counts_ ABSL_GUARDED_BY(mutex_);
+
+  // Scrapes go through it; it owns nothing.
+  const std::shared_ptr<prometheus::Collectable> self_{this, [](void*) {}};
+  std::unique_ptr<prometheus::Exposer> exposer_;  // ends before the rest
 };
 
 }  // namespace ovq

@@ -12,6 +12,8 @@
 #include <string>
 #include <system_error>
 
+#include "absl/time/clock.h"
+
 namespace ovq {
 namespace {
 
@@ -25,7 +27,14 @@ size_t ReadValue(const char* path, const std::string& key) {
   return 0;
 }
 
+// As soon as the program's own code runs.
+const absl::Time kProcessStart = absl::Now();
+
 }  // namespace
+
+double ProcessStartTimeSeconds() {
+  return absl::ToDoubleSeconds(kProcessStart - absl::UnixEpoch());
+}
 
 size_t AvailableMemoryBytes() {
   size_t available = ReadValue("/proc/meminfo", "MemAvailable:") * 1024;
@@ -60,21 +69,6 @@ ProcessStats ReadProcessStats() {
   stats.max_fds = static_cast<int64_t>(limit.rlim_cur);
   stats.threads = static_cast<int64_t>(ReadValue("/proc/self/status", "Threads:"));
   return stats;
-}
-
-double ProcessStartTimeSeconds() {
-  // Field 22 of /proc/self/stat: clock ticks after boot. The second field, the program's name in
-  // parentheses, may hold blanks.
-  std::ifstream file("/proc/self/stat");
-  std::string text(std::istreambuf_iterator<char>(file), {});
-  const size_t name_end = text.rfind(')');
-  if (name_end == std::string::npos) return 0;
-  size_t at = name_end + 1;
-  for (int field = 3; field < 22 && at != std::string::npos; ++field) at = text.find(' ', at + 1);
-  if (at == std::string::npos) return 0;
-  const double ticks = std::strtod(text.c_str() + at, nullptr);
-  return static_cast<double>(ReadValue("/proc/stat", "btime")) +
-         ticks / static_cast<double>(sysconf(_SC_CLK_TCK));
 }
 
 }  // namespace ovq

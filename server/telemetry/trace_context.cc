@@ -1,60 +1,44 @@
 #include "server/telemetry/trace_context.h"
 
-#include <sys/random.h>
-
 #include <algorithm>
+#include <iterator>
+#include <vector>
 
-#include "absl/strings/escaping.h"
 #include "absl/strings/str_cat.h"
-#include "base/check.h"
+#include "absl/strings/str_split.h"
+#include "server/engine/session.h"
 
 namespace ovq {
 namespace {
 
-constexpr size_t kVersion00Size = 55;  // "00-" 32 digits "-" 16 digits "-" 2 digits
 constexpr size_t kMaxStateSize = 512;  // a smaller one must be passed on, this one may be dropped
 
-std::string RandomHex(size_t n_bytes) {
-  std::string bytes(n_bytes, '\0');
-  Check(getrandom(bytes.data(), n_bytes, 0) == static_cast<ssize_t>(n_bytes),
-        "the system gives random bits");
-  return absl::BytesToHexString(bytes);
-}
-
 bool IsHex(std::string_view text) {
-  return std::ranges::all_of(
-      text, [](char c) { return (c >= '0' && c <= '9') || (c >= 'a' && c <= 'f'); });
+  return text.find_first_not_of("0123456789abcdef") == std::string_view::npos;
 }
-
 bool IsZero(std::string_view text) { return text.find_first_not_of('0') == std::string_view::npos; }
 
-int HexDigit(char c) { return c <= '9' ? c - '0' : c - 'a' + 10; }
-
-// False: the header has to be taken for absent.
+// "VERSION-TRACE-PARENT-FLAGS". False: the header has to be taken for absent.
 bool Parse(std::string_view text, Span& span) {
-  if (text.size() < kVersion00Size) return false;
-  const std::string_view version = text.substr(0, 2), trace_id = text.substr(3, 32);
-  const std::string_view parent_id = text.substr(36, 16), flags = text.substr(53, 2);
-  for (std::string_view part : {version, trace_id, parent_id, flags}) {
-    if (!IsHex(part)) return false;
+  constexpr size_t kSizes[] = {2, 32, 16, 2};
+  const std::vector<std::string> parts =
+      absl::StrSplit(absl::string_view(text.data(), text.size()), absl::MaxSplits('-', 4));
+  if (parts.size() < std::size(kSizes)) return false;
+  for (size_t i = 0; i < std::size(kSizes); ++i) {
+    if (parts[i].size() != kSizes[i] || !IsHex(parts[i])) return false;
   }
-  for (size_t dash : {2, 35, 52}) {
-    if (text[dash] != '-') return false;
-  }
-  if (version == "ff" || IsZero(trace_id) || IsZero(parent_id)) return false;
-  if (text.size() > kVersion00Size) {
-    // A later version may say more, after a dash; what it says here means what it means today.
-    if (version == "00" || text[kVersion00Size] != '-') return false;
-  }
-  span.trace_id = std::string(trace_id);
-  span.parent_id = std::string(parent_id);
-  span.sampled = (HexDigit(flags[1]) & 1) != 0;
+  if (parts[0] == "ff" || IsZero(parts[1]) || IsZero(parts[2])) return false;
+  // A later version may say more, after a dash; what it says here means what it means today.
+  if (parts[0] == "00" && parts.size() > std::size(kSizes)) return false;
+  span.trace_id = parts[1];
+  span.parent_id = parts[2];
+  span.sampled = std::string_view("13579bdf").find(parts[3][1]) != std::string_view::npos;
   return true;
 }
 
 }  // namespace
 
-std::string NewRequestId() { return RandomHex(16); }
+std::string NewRequestId() { return RandomSource(0).NextId(); }
 
 std::string Span::traceparent() const {
   return absl::StrCat("00-", trace_id, "-", span_id, sampled ? "-01" : "-00");
@@ -63,9 +47,9 @@ std::string Span::traceparent() const {
 Span StartSpan(const std::optional<std::string>& traceparent,
                const std::optional<std::string>& tracestate) {
   Span span;
-  span.span_id = RandomHex(8);
+  span.span_id = NewRequestId().substr(16);
   if (!traceparent || !Parse(*traceparent, span)) {
-    span.trace_id = RandomHex(16);
+    span.trace_id = NewRequestId();
     return span;
   }
   const bool printable =

@@ -46,17 +46,17 @@ TEST(Options, Defaults) {
   ASSERT_TRUE(line.ok()) << line.status();
   const Options& options = line->options;
   EXPECT_EQ(options.model, "m");
-  EXPECT_EQ(options.listen, "127.0.0.1:50051");
+  EXPECT_EQ(options.listen.address, "127.0.0.1:50051");
   EXPECT_EQ(options.metrics_address, "127.0.0.1:9464");
   EXPECT_EQ(options.device, Device::kCpu);
   EXPECT_FALSE(options.state_memory_bytes.has_value());
   EXPECT_FALSE(options.state_dtype.has_value());
-  EXPECT_EQ(options.max_slot_cap, 65536);
-  EXPECT_EQ(options.max_sessions, 1024);
-  EXPECT_EQ(options.max_batch_tokens, 512);
-  EXPECT_EQ(options.session_ttl, absl::Minutes(30));
+  EXPECT_EQ(options.engine.max_slot_cap, 65536);
+  EXPECT_EQ(options.engine.max_sessions, 1024);
+  EXPECT_EQ(options.engine.max_batch_tokens, 512);
+  EXPECT_EQ(options.engine.session_ttl, absl::Minutes(30));
   EXPECT_EQ(options.drain_timeout, absl::Seconds(30));
-  EXPECT_EQ(options.max_message_bytes, size_t{64} << 20);
+  EXPECT_EQ(options.listen.max_message_bytes, size_t{64} << 20);
 }
 
 TEST(Options, EveryFlag) {
@@ -93,29 +93,31 @@ TEST(Options, EveryFlag) {
                            "--log-rate=7"});
   ASSERT_TRUE(line.ok()) << line.status();
   const Options& options = line->options;
-  EXPECT_EQ(options.listen, "[::]:0");
+  EXPECT_EQ(options.listen.address, "[::]:0");
   EXPECT_EQ(options.metrics_address, "");
   EXPECT_EQ(options.device, Device::kReference);
   EXPECT_EQ(options.threads, 3);
   EXPECT_EQ(options.state_memory_bytes, (size_t{3} << 30) / 2);
-  EXPECT_EQ(options.max_slot_cap, 128);
-  EXPECT_EQ(options.max_sessions, 7);
+  EXPECT_EQ(options.engine.max_slot_cap, 128);
+  EXPECT_EQ(options.engine.max_sessions, 7);
   EXPECT_EQ(options.state_dtype, DType::kBF16);
   EXPECT_EQ(options.compute_dtype, DType::kF32);
-  EXPECT_EQ(options.max_batch_tokens, 64);
-  EXPECT_EQ(options.max_queue, 0);
-  EXPECT_EQ(options.max_prompt_tokens, 1000);
+  EXPECT_EQ(options.engine.max_batch_tokens, 64);
+  EXPECT_EQ(options.engine.max_queue, 0);
+  EXPECT_EQ(options.engine.max_prompt_tokens, 1000);
   EXPECT_EQ(options.max_context, 4096);
-  EXPECT_EQ(options.session_ttl, absl::Minutes(90));
+  EXPECT_EQ(options.engine.session_ttl, absl::Minutes(90));
   EXPECT_EQ(options.drain_timeout, absl::Seconds(5));
-  EXPECT_EQ(options.max_message_bytes, size_t{1} << 20);
+  EXPECT_EQ(options.listen.max_message_bytes, size_t{1} << 20);
   EXPECT_THAT(options.plan_slot_caps, testing::ElementsAre(64, 128));
   EXPECT_THAT(options.plan_tokens, testing::ElementsAre(10));
-  EXPECT_EQ(options.tls_cert + options.tls_key + options.tls_client_ca + options.tenants, "ckat");
+  EXPECT_EQ(options.security.tls.cert + options.security.tls.key + options.security.tls.client_ca +
+                options.security.tenants,
+            "ckat");
   EXPECT_EQ(options.admin_listen, "0.0.0.0:1");
-  EXPECT_EQ(options.max_streams_per_connection, 5);
-  EXPECT_EQ(options.handshake_timeout, absl::Seconds(2));
-  EXPECT_EQ(options.max_connection_idle, absl::Hours(1));
+  EXPECT_EQ(options.listen.max_streams_per_connection, 5);
+  EXPECT_EQ(options.listen.handshake_timeout, absl::Seconds(2));
+  EXPECT_EQ(options.listen.max_connection_idle, absl::Hours(1));
   EXPECT_EQ(options.log.format, LogFormat::kJson);
   EXPECT_EQ(options.log.level, LogLevel::kWarning);
   EXPECT_EQ(options.log_requests, LogRequests::kErrors);
@@ -154,8 +156,8 @@ TEST(Options, FlagsWinOverEnvironmentOverFile) {
   ASSERT_TRUE(line.ok()) << line.status();
   EXPECT_EQ(line->options.model, "from_file");
   EXPECT_EQ(line->options.threads, 3);
-  EXPECT_EQ(line->options.max_sessions, 2);
-  EXPECT_EQ(line->options.max_queue, 9);
+  EXPECT_EQ(line->options.engine.max_sessions, 2);
+  EXPECT_EQ(line->options.engine.max_queue, 9);
   EXPECT_EQ(line->options.metrics_address, "");
   std::map<std::string, std::string> said;
   for (const Setting& setting : line->settings) {
@@ -167,7 +169,7 @@ TEST(Options, FlagsWinOverEnvironmentOverFile) {
   EXPECT_EQ(said["drain-timeout"], "30s # default");
   const auto by_environment = Parse({}, {{"OVQ_CONFIG", file.path()}});
   ASSERT_TRUE(by_environment.ok()) << by_environment.status();
-  EXPECT_EQ(by_environment->options.max_sessions, 1);
+  EXPECT_EQ(by_environment->options.engine.max_sessions, 1);
 }
 
 TEST(Options, BadInputNamesTheCulprit) {

@@ -1,5 +1,3 @@
-#include "server/plan.h"
-
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
@@ -8,6 +6,7 @@
 #include <vector>
 
 #include "model/language_model.h"
+#include "server/loading.h"
 
 namespace ovq {
 namespace {
@@ -42,7 +41,7 @@ TEST(Plan, IsWhatTheLoadedModelReserves) {
     Options options = ForModel(name);
     options.max_context = 8192;
     options.plan_tokens = {1000, 8192};
-    options.max_sessions = 50;
+    options.engine.max_sessions = 50;
     const absl::StatusOr<std::string> text = PlanText(options);
     ASSERT_TRUE(text.ok()) << text.status();
 
@@ -51,7 +50,7 @@ TEST(Plan, IsWhatTheLoadedModelReserves) {
     const ModelOptions model_options = {
         .compute_dtype = std::nullopt,
         .state_dtype = DType::kBF16,
-        .limits = {.max_slot_cap = options.max_slot_cap, .max_unbounded_tokens = 8192}};
+        .limits = {.max_slot_cap = options.engine.max_slot_cap, .max_unbounded_tokens = 8192}};
     const auto model = LanguageModel::Load(options.model, model_options, **context);
     ASSERT_TRUE(model.ok()) << model.status();
     const StateLayout& layout = (*model)->layout();

@@ -20,15 +20,6 @@ ModelDescription Description() {
           .bos_token_id = std::nullopt,
           .device = "cpu",
           .compute_dtype = "f32",
-          .state_dtype = "f32"};
-}
-
-MetricsInfo Info() {
-  return {.model = "fake",
-          .version = "test",
-          .fingerprint = "0123",
-          .device = "cpu",
-          .compute_dtype = "f32",
           .state_dtype = "f32",
           .weight_bytes = 4000,
           .has_gpu = false,
@@ -38,7 +29,7 @@ MetricsInfo Info() {
 }  // namespace
 
 TestServer::TestServer(TestServerOptions options)
-    : model_(options.model), log_(options.log, log_file_.fd()), metrics_(Info()) {
+    : model_(options.model), log_(options.log, log_file_.fd()), metrics_(Description()) {
   if (options.setup) options.setup(model_);
   engine_ = std::make_unique<EngineThread>(model_.Make(), options.engine, MakeContext(Device::kCpu),
                                            metrics_.Events());

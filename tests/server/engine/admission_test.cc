@@ -117,7 +117,7 @@ TEST(Admission, TenantsHoldTheirShareWhileTheyWait) {
   EXPECT_EQ(parts.admission.Remove([](const Job&) { return false; }).size(), 0u);
   const auto removed = parts.admission.Remove([](const Job& j) { return j.tenant == "a"; });
   EXPECT_THAT(removed, ElementsAre(job));
-  removed[0]->hold.Release();
+  removed[0]->hold.reset();
   EXPECT_TRUE(options.quotas->Use().empty());
 }
 

@@ -168,10 +168,18 @@ void FakeModel::Forward(const StepBatch& batch, TensorView logits) {
   max_rows_ = std::max(max_rows_, batch.n_rows());
 }
 
+std::optional<StreamEvent> Pop(TokenStream& stream) {
+  while (!stream.closed()) {
+    if (std::optional<StreamEvent> event = stream.TryPop()) return event;
+    std::this_thread::sleep_for(std::chrono::microseconds(100));
+  }
+  return std::nullopt;
+}
+
 Answers ReadAll(TokenStream& stream, int n) {
   Answers answers;
   answers.of.resize(static_cast<size_t>(n));
-  while (std::optional<StreamEvent> event = stream.Pop()) {
+  while (std::optional<StreamEvent> event = Pop(stream)) {
     if (event->started) answers.started = *event->started;
     if (event->chunk) {
       Answer& answer = answers.of[static_cast<size_t>(event->chunk->index)];

@@ -13,7 +13,7 @@
 
 #include "model/state_layout.h"
 #include "model/tokenizer.h"
-#include "server/engine/engine_thread.h"
+#include "server/engine/engine.h"
 
 namespace ovq::test {
 
@@ -85,6 +85,8 @@ struct Answers {
   std::vector<Answer> of;  // [n]
   absl::Status status;
 };
+// Waits for the next event; unset once the stream is closed and empty.
+std::optional<StreamEvent> Pop(TokenStream& stream);
 Answers ReadAll(TokenStream& stream, int n = 1);
 
 // An engine on a fake model.

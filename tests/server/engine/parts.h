@@ -8,13 +8,18 @@
 
 #include "server/engine/admission.h"
 #include "server/engine/engine.h"
-#include "server/engine/engine_loop.h"
 #include "server/engine/runner.h"
 #include "server/engine/session_store.h"
 #include "tests/server/engine/fake_model.h"
 #include "tests/test_util.h"
 
 namespace ovq::test {
+
+inline SessionOptions Lasting(absl::Duration ttl) {
+  SessionOptions options;
+  options.ttl = ttl;
+  return options;
+}
 
 struct TestClock {
   SteadyTime steady{std::chrono::hours(1)};
@@ -43,7 +48,7 @@ struct Parts {
   void Release(Job& job) {
     admission.DropPromised(job);
     pool.Release(job.sequence->state);
-    job.hold.Release();
+    job.hold.reset();
     admission.Leave();
   }
   // A session without a prompt; its status if it is refused.

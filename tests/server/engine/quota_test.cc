@@ -27,15 +27,12 @@ class FakeClock {
   SteadyTime now_{std::chrono::hours(1)};
 };
 
-// Unset if admitted; what is held is given back at once.
-std::optional<TenantQuotas::Refusal> Try(TenantQuotas& quotas, const Work& work,
-                                         const std::string& tenant = "a") {
-  auto result = quotas.Admit(tenant, work);
-  if (auto* refusal = std::get_if<TenantQuotas::Refusal>(&result)) return *refusal;
-  return std::nullopt;
+// What is held is given back at once.
+absl::Status Try(TenantQuotas& quotas, const Work& work, const std::string& tenant = "a") {
+  return quotas.Admit(tenant, work).status();
 }
 bool Admits(TenantQuotas& quotas, const Work& work, const std::string& tenant = "a") {
-  return !Try(quotas, work, tenant);
+  return Try(quotas, work, tenant).ok();
 }
 TenantUse UseOf(const TenantQuotas& quotas, const std::string& tenant) {
   for (const TenantUse& use : quotas.Use()) {
@@ -47,24 +44,23 @@ TenantUse UseOf(const TenantQuotas& quotas, const std::string& tenant) {
 TEST(Quota, SessionsAndBytesAreExact) {
   auto quotas = std::make_shared<TenantQuotas>();
   quotas->SetLimits({{"a", {.sessions = 3, .state_bytes = 1000}}});
-  auto first = std::get<QuotaHold>(quotas->Admit("a", {.sessions = 2, .bytes = 600}));
+  auto first = *quotas->Admit("a", {.sessions = 2, .bytes = 600});
   const auto sessions = Try(*quotas, {.sessions = 2, .bytes = 1});
-  ASSERT_TRUE(sessions);
-  EXPECT_EQ(sessions->reason, RejectReason::kTenantSessions);
-  EXPECT_EQ(sessions->status.message(), "tenant a: sessions: 2 more on top of 2, the limit is 3");
-  EXPECT_FALSE(FactsOf(sessions->status).retry_after);  // no time is known
+  ASSERT_FALSE(sessions.ok());
+  EXPECT_EQ(FactsOf(sessions).reason, RejectReason::kTenantSessions);
+  EXPECT_EQ(sessions.message(), "tenant a: sessions: 2 more on top of 2, the limit is 3");
+  EXPECT_FALSE(FactsOf(sessions).retry_after);  // no time is known
   const auto bytes = Try(*quotas, {.sessions = 1, .bytes = 401});
-  ASSERT_TRUE(bytes);
-  EXPECT_EQ(bytes->reason, RejectReason::kTenantBytes);
-  EXPECT_EQ(bytes->status.message(),
-            "tenant a: state_bytes: 401 more on top of 600, the limit is 1000");
+  ASSERT_FALSE(bytes.ok());
+  EXPECT_EQ(FactsOf(bytes).reason, RejectReason::kTenantBytes);
+  EXPECT_EQ(bytes.message(), "tenant a: state_bytes: 401 more on top of 600, the limit is 1000");
   EXPECT_TRUE(Admits(*quotas, {.sessions = 1, .bytes = 400}));
   EXPECT_TRUE(Admits(*quotas, {.sessions = 9, .bytes = 9999}, "another"));
-  first.ReleasePart(1, 500);
+  first->ReleasePart(1, 500);
   EXPECT_EQ(UseOf(*quotas, "a").sessions, 1);
   EXPECT_EQ(UseOf(*quotas, "a").state_bytes, 100u);
-  first.Release();
-  first.Release();  // nothing more
+  first->ReleasePart(1, 100);
+  first.reset();  // nothing more
   EXPECT_EQ(UseOf(*quotas, "a").sessions, 0);
 }
 
@@ -74,10 +70,10 @@ TEST(Quota, RequestsRefillWithTime) {
   quotas->SetLimits({{"a", {.requests_per_second = 4}}});
   for (int i = 0; i < 4; ++i) EXPECT_TRUE(Admits(*quotas, {})) << i;
   const auto refused = Try(*quotas, {});
-  ASSERT_TRUE(refused);
-  EXPECT_EQ(refused->reason, RejectReason::kTenantRequests);
-  EXPECT_EQ(refused->status.message(), "tenant a: requests_per_second: the limit is 4");
-  EXPECT_EQ(FactsOf(refused->status).retry_after, absl::Milliseconds(250));
+  ASSERT_FALSE(refused.ok());
+  EXPECT_EQ(FactsOf(refused).reason, RejectReason::kTenantRequests);
+  EXPECT_EQ(refused.message(), "tenant a: requests_per_second: the limit is 4");
+  EXPECT_EQ(FactsOf(refused).retry_after, absl::Milliseconds(250));
   clock.Advance(std::chrono::milliseconds(249));
   EXPECT_FALSE(Admits(*quotas, {}));
   clock.Advance(std::chrono::milliseconds(1));
@@ -93,7 +89,7 @@ TEST(Quota, RateBelowOneStillLetsOneIn) {
   auto quotas = std::make_shared<TenantQuotas>(clock.clock());
   quotas->SetLimits({{"a", {.requests_per_second = 0.5}}});
   EXPECT_TRUE(Admits(*quotas, {}));
-  EXPECT_EQ(FactsOf(Try(*quotas, {})->status).retry_after, absl::Seconds(2));
+  EXPECT_EQ(FactsOf(Try(*quotas, {})).retry_after, absl::Seconds(2));
 }
 
 TEST(Quota, TokensMakeADebtThatIsWaitedOff) {
@@ -104,9 +100,9 @@ TEST(Quota, TokensMakeADebtThatIsWaitedOff) {
   quotas->ChargeTokens("a", 49);
   EXPECT_EQ(UseOf(*quotas, "a").tokens_left, -199);
   const auto refused = Try(*quotas, {.prompt_tokens = 1});
-  ASSERT_TRUE(refused);
-  EXPECT_EQ(refused->reason, RejectReason::kTenantTokens);
-  EXPECT_EQ(FactsOf(refused->status).retry_after, absl::Seconds(2));
+  ASSERT_FALSE(refused.ok());
+  EXPECT_EQ(FactsOf(refused).reason, RejectReason::kTenantTokens);
+  EXPECT_EQ(FactsOf(refused).retry_after, absl::Seconds(2));
   clock.Advance(std::chrono::milliseconds(1999));
   EXPECT_FALSE(Admits(*quotas, {.prompt_tokens = 1}));
   clock.Advance(std::chrono::milliseconds(1));
@@ -129,11 +125,11 @@ TEST(Quota, NewLimitsApplyAtOnceAndKeepWhatIsUsed) {
   FakeClock clock;
   auto quotas = std::make_shared<TenantQuotas>(clock.clock());
   quotas->SetLimits({{"a", {.sessions = 5, .requests_per_second = 10}}});
-  const auto hold = std::get<QuotaHold>(quotas->Admit("a", {.sessions = 4, .bytes = 1}));
+  const auto hold = *quotas->Admit("a", {.sessions = 4, .bytes = 1});
   quotas->SetLimits({{"a", {.sessions = 4, .requests_per_second = 2}}});
   EXPECT_EQ(UseOf(*quotas, "a").sessions, 4);
   EXPECT_EQ(UseOf(*quotas, "a").requests_left, 2);  // not more than the new size
-  EXPECT_EQ(Try(*quotas, {.sessions = 1})->reason, RejectReason::kTenantSessions);
+  EXPECT_EQ(FactsOf(Try(*quotas, {.sessions = 1})).reason, RejectReason::kTenantSessions);
   quotas->SetLimits({});
   EXPECT_TRUE(Admits(*quotas, {.sessions = 100}));
 }
@@ -224,7 +220,7 @@ TEST(EngineQuota, TokensOfPromptsAndAnswersAreCharged) {
   EXPECT_EQ(UseOf(*quotas, "a").tokens_left, 23);
   ScoreRequest score;
   score.tenant = "a";
-  score.tokens = SomeTokens(30, 1);
+  score.prompt = SomeTokens(30, 1);
   Receiver<absl::StatusOr<ScoreResult>> scored;
   EXPECT_TRUE(engine->SubmitScore(score, nullptr, scored.callback()).ok());
   EXPECT_TRUE(scored.Wait().ok());

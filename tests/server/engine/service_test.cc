@@ -38,8 +38,8 @@ TEST(Score, IsTheLogprobOfEveryGivenToken) {
   generate.output = {.logprobs = true, .top_logprobs = 3};
   const Answer answer = engine.Run(generate).of[0];
   ScoreRequest request;
-  request.tokens = generate.prompt;
-  request.tokens.insert(request.tokens.end(), answer.tokens.begin(), answer.tokens.end());
+  request.prompt = generate.prompt;
+  request.prompt.insert(request.prompt.end(), answer.tokens.begin(), answer.tokens.end());
   request.top_logprobs = 3;
   const ScoreResult result = *Score(engine, request);
   ASSERT_EQ(result.rows.size(), 55u);
@@ -67,7 +67,7 @@ TEST(Score, IsTheLogprobOfEveryGivenToken) {
 // A step's scores, first tokens of several completions and further tokens are read together.
 TEST(Score, SharesStepsWithGeneration) {
   ScoreRequest score;
-  score.tokens = SomeTokens(40, 6);
+  score.prompt = SomeTokens(40, 6);
   score.top_logprobs = 2;
   GenerateRequest several = Request(SomeTokens(17, 2), 9, 70);
   several.n = 3;
@@ -105,7 +105,7 @@ TEST(Score, SharesStepsWithGeneration) {
 TEST(Score, SingleTokenAndWholeVocabulary) {
   TestEngine engine;
   ScoreRequest request;
-  request.tokens = {7};
+  request.prompt = {7};
   request.top_logprobs = static_cast<int>(kVocab);
   const ScoreResult result = *Score(engine, request);
   ASSERT_EQ(result.rows.size(), 1u);
@@ -116,7 +116,7 @@ TEST(Score, SingleTokenAndWholeVocabulary) {
 TEST(Score, LongTextInOneCall) {
   TestEngine engine;
   ScoreRequest request;
-  request.tokens = SomeTokens(65536, 3);
+  request.prompt = SomeTokens(65536, 3);
   EXPECT_EQ(Score(engine, request)->rows.size(), 65536u);
   EXPECT_LE(engine.model().max_rows(), engine->options().max_batch_tokens);
 }
@@ -125,19 +125,19 @@ TEST(Score, Refusals) {
   TestEngine engine;
   ScoreRequest request;
   EXPECT_EQ(Score(engine, request).status().code(), absl::StatusCode::kInvalidArgument);
-  request.tokens = {1, 258};
+  request.prompt = {1, 258};
   EXPECT_THAT(std::string(Score(engine, request).status().message()),
               HasSubstr("prompt.token_ids.ids[1]"));
-  request.tokens = {1};
+  request.prompt = {1};
   request.top_logprobs = 259;
   EXPECT_EQ(Score(engine, request).status().code(), absl::StatusCode::kInvalidArgument);
   request.top_logprobs = 258;
-  request.tokens = SomeTokens(600000, 1);
+  request.prompt = SomeTokens(600000, 1);
   const absl::Status huge = Score(engine, request).status();
   EXPECT_EQ(huge.code(), absl::StatusCode::kInvalidArgument);
   EXPECT_THAT(std::string(huge.message()),
               HasSubstr("top_logprobs: expected at most 195 for 600000"));
-  request.tokens = SomeTokens(100000, 1);
+  request.prompt = SomeTokens(100000, 1);
   request.top_logprobs = 0;
   auto cancelled = std::make_shared<CancelSignal>();
   cancelled->Cancel();
@@ -153,7 +153,7 @@ TEST(Score, CancellingOneThatWaitsWakesTheEngine) {
   TestEngine engine(options);
   engine.NewSession();  // takes all
   ScoreRequest request;
-  request.tokens = SomeTokens(9, 1);
+  request.prompt = SomeTokens(9, 1);
   const auto cancel = std::make_shared<CancelSignal>();
   Receiver<absl::StatusOr<ScoreResult>> receiver;
   ASSERT_TRUE(engine->SubmitScore(request, cancel, receiver.callback()).ok());
@@ -252,7 +252,7 @@ TEST(Events, CountWhatHappened) {
   two.n = 2;
   engine.Run(two);
   ScoreRequest score;
-  score.tokens = SomeTokens(15, 1);
+  score.prompt = SomeTokens(15, 1);
   EXPECT_TRUE(Score(engine, score).ok());
   const std::string id = engine.NewSession().id;
   EXPECT_TRUE(engine->DeleteSession(id, "").ok());
@@ -304,7 +304,7 @@ TEST(Events, DictionaryUpdatesFollowFromPositions) {
   two.n = 2;
   engine.Run(two);
   ScoreRequest score;
-  score.tokens = SomeTokens(15, 1);
+  score.prompt = SomeTokens(15, 1);
   EXPECT_TRUE(Score(engine, score).ok());
   engine.Destroy();
   EXPECT_EQ(inserts, 31 + (18 + 2 * 3) + 11);

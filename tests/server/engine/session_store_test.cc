@@ -10,6 +10,13 @@
 namespace ovq::test {
 namespace {
 
+SessionOptions OfTenant(const std::string& tenant, const std::string& key = "") {
+  SessionOptions options;
+  options.key = key;
+  options.tenant = tenant;
+  return options;
+}
+
 using testing::ElementsAre;
 
 absl::Status Nothing(const Session&) { return absl::OkStatus(); }
@@ -29,7 +36,7 @@ void End(Parts& parts, Job& job) {
 
 TEST(SessionStore, ExpireByTheSteadyClockWhateverTheWallClockShows) {
   Parts parts;
-  const std::string id = parts.Open({.ttl = absl::Seconds(60)})->id;
+  const std::string id = parts.Open(Lasting(absl::Seconds(60)))->id;
   const SteadyTime opened = parts.clock.steady;
   EXPECT_EQ(parts.sessions.next_expiry(), opened + std::chrono::seconds(60));
   for (absl::Duration jump : {absl::Hours(9999), -absl::Hours(19999)}) {
@@ -51,7 +58,7 @@ TEST(SessionStore, ExpireByTheSteadyClockWhateverTheWallClockShows) {
 TEST(SessionStore, UseKeepsThemAndBusyOnesDoNotExpire) {
   Parts parts;
   const absl::Time created = parts.clock.wall;
-  const std::string id = parts.Open({.ttl = absl::Seconds(60)})->id;
+  const std::string id = parts.Open(Lasting(absl::Seconds(60)))->id;
   parts.clock.Advance(absl::Seconds(50));
   const auto job = Claimed(parts, id);
   parts.clock.Advance(absl::Seconds(50));
@@ -112,10 +119,10 @@ TEST(SessionStore, ADeletedBusyOneKeepsItsMemoryUntilItsTurnEnds) {
   Parts parts;
   const std::string id = parts.Open()->id;
   const auto job = Claimed(parts, id);
-  EXPECT_FALSE(IsDead(*job, parts.clock.steady));
+  EXPECT_TRUE(DeathOf(*job, parts.clock.steady).ok());
   EXPECT_TRUE(parts.sessions.Delete(id, "", parts.clock.steady).ok());
   EXPECT_TRUE(absl::IsNotFound(parts.sessions.Get(id, "").status()));
-  EXPECT_TRUE(IsDead(*job, parts.clock.steady));
+  EXPECT_FALSE(DeathOf(*job, parts.clock.steady).ok());
   parts.sessions.Publish(*job);
   EXPECT_EQ(parts.pool.sessions(), 1);
   End(parts, *job);
@@ -136,9 +143,9 @@ TEST(SessionStore, PagesAreOrderedByIdAndOfOneTenant) {
   Parts parts;
   std::vector<std::string> ids;
   for (const char* key : {"c", "a", "b"}) {
-    ids.push_back(parts.Open({.tenant = "blue", .key = key})->id);
+    ids.push_back(parts.Open(OfTenant("blue", key))->id);
     EXPECT_EQ(ids.back().substr(0, 2), std::string(key) + ".");
-    parts.Open({.tenant = "red"}).IgnoreError();
+    parts.Open(OfTenant("red")).IgnoreError();
   }
   const SessionPage first = *parts.sessions.List("blue", 2, "");
   ASSERT_EQ(first.sessions.size(), 2u);
@@ -171,13 +178,15 @@ TEST(SessionStore, WhatCannotOpenTakesNothing) {
   options.quotas = std::make_shared<TenantQuotas>();
   options.quotas->SetLimits({{"a", {.sessions = 0}}});
   Parts parts(options);
-  EXPECT_FALSE(parts.Open({.tenant = "a"}).ok());
+  EXPECT_FALSE(parts.Open(OfTenant("a")).ok());
   EXPECT_EQ(parts.pool.sessions(), 0);
   EXPECT_TRUE(parts.Open().ok());
   EXPECT_TRUE(parts.Open().ok());
   EXPECT_FALSE(parts.Open().ok());
-  EXPECT_TRUE(parts.Open({.slot_cap = 8}).ok());
-  EXPECT_FALSE(parts.Open({.slot_cap = 8}).ok());
+  SessionOptions small;
+  small.slot_cap = 8;
+  EXPECT_TRUE(parts.Open(small).ok());
+  EXPECT_FALSE(parts.Open(small).ok());
   EXPECT_TRUE(parts.admission.Close(absl::ZeroDuration())) << "nothing of it goes on";
   EXPECT_FALSE(parts.Open().ok());
   EXPECT_THAT(parts.rejected, ElementsAre(RejectReason::kTenantSessions, RejectReason::kStateMemory,

@@ -154,7 +154,7 @@ TEST(Session, OneCallAtATime) {
   EXPECT_THAT(std::string(second.message()), HasSubstr(id));
   engine.model().gate().Open();
   // Free again as soon as the last event can be read, before the stream is closed.
-  while (std::optional<StreamEvent> event = first->Pop()) {
+  while (std::optional<StreamEvent> event = Pop(*first)) {
     if (!event->finished) continue;
     EXPECT_TRUE(engine.Run(Turn(id, {3}, 3)).status.ok());
   }

@@ -5,8 +5,9 @@
 #include <thread>
 
 #include "server/engine/request.h"
+#include "tests/server/engine/fake_model.h"
 
-namespace ovq {
+namespace ovq::test {
 namespace {
 
 StreamEvent Token(int32_t id) {
@@ -22,11 +23,11 @@ TEST(TokenStream, EventsComeInOrderThenTheStatus) {
     stream.Close(absl::CancelledError("x"));
   });
   for (int i = 0; i < 1000; ++i) {
-    const std::optional<StreamEvent> event = stream.Pop();
+    const std::optional<StreamEvent> event = Pop(stream);
     ASSERT_TRUE(event);
     EXPECT_EQ(event->chunk->token_ids[0], i);
   }
-  EXPECT_FALSE(stream.Pop());
+  EXPECT_FALSE(Pop(stream));
   EXPECT_TRUE(stream.closed());
   EXPECT_EQ(stream.status().code(), absl::StatusCode::kCancelled);
   writer.join();
@@ -105,4 +106,4 @@ TEST(TokenStream, RemovingTheListenerWaitsForARunningCall) {
 }
 
 }  // namespace
-}  // namespace ovq
+}  // namespace ovq::test

@@ -20,14 +20,14 @@ constexpr float kInfinity = std::numeric_limits<float>::infinity();
 class Validate : public testing::Test {
  protected:
   Validate() {
-    options_.max_prompt_tokens = 100;
-    options_.max_slot_cap = 4096;
+    config_.options.max_prompt_tokens = 100;
+    config_.options.max_slot_cap = 4096;
   }
 
   absl::Status Generate(const std::function<void(GenerateRequest&)>& change) {
     GenerateRequest request = Request({1, 2}, 10);
     change(request);
-    return ValidateGenerate(model_, options_, request);
+    return ValidateGenerate(config_, request);
   }
   void ExpectBad(const std::function<void(GenerateRequest&)>& change, const std::string& message) {
     const absl::Status status = Generate(change);
@@ -36,8 +36,7 @@ class Validate : public testing::Test {
   }
 
   FakeModel fake_;
-  EngineModel model_ = fake_.Make();
-  EngineOptions options_;
+  EngineConfig config_{.model = fake_.Make(), .options = {}, .events = {}};
 };
 
 TEST_F(Validate, Sampling) {
@@ -123,12 +122,12 @@ TEST_F(Validate, AChatsFieldsHaveItsPaths) {
   SessionOptions session;
   session.field_prefix = "open.";
   session.slot_cap = 1;
-  EXPECT_EQ(ValidateSession(model_, options_, session).message(),
+  EXPECT_EQ(ValidateSession(config_, session).message(),
             "open.max_centroids: expected 2 to 4096 (--max-centroids), got 1");
 }
 
 TEST_F(Validate, AnAnswerOfAFewHundredTopLogprobs) {
-  model_.vocab_size = 100'000;
+  config_.model.vocab_size = 100'000;
   EXPECT_TRUE(Generate([](GenerateRequest& r) { r.output.top_logprobs = 1024; }).ok());
   ExpectBad([](GenerateRequest& r) { r.output.top_logprobs = 1025; },
             "output.top_logprobs: expected at most 1024, got 1025");
@@ -139,7 +138,8 @@ TEST_F(Validate, TextNeedsATokenizer) {
   FakeModel fake(without);
   GenerateRequest request = Request({1, 2}, 4);
   request.stop.strings = {"x"};
-  const absl::Status status = ValidateGenerate(fake.Make(), options_, request);
+  config_.model = fake.Make();
+  const absl::Status status = ValidateGenerate(config_, request);
   EXPECT_EQ(status.code(), absl::StatusCode::kFailedPrecondition);
   EXPECT_EQ(FactsOf(status).field, "stop.stop_strings");
 }
@@ -148,9 +148,9 @@ TEST_F(Validate, TimesToLive) {
   const auto check = [&](absl::Duration ttl) {
     SessionOptions session;
     session.ttl = ttl;
-    return ValidateSession(model_, options_, session);
+    return ValidateSession(config_, session);
   };
-  EXPECT_TRUE(ValidateSession(model_, options_, {}).ok());
+  EXPECT_TRUE(ValidateSession(config_, {}).ok());
   EXPECT_TRUE(check(absl::Nanoseconds(1)).ok());
   EXPECT_TRUE(check(kMaxSessionTtl).ok());
   EXPECT_EQ(check(absl::ZeroDuration()).message(),

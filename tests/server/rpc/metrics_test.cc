@@ -28,9 +28,9 @@ double Sample(const std::string& text, const std::string& name,
   return -1;
 }
 
-MetricsInfo Named(bool has_dictionary) {
-  MetricsInfo info;
-  info.model = "m";
+ModelDescription Named(bool has_dictionary) {
+  ModelDescription info;
+  info.name = "m";
   info.has_dictionary = has_dictionary;
   return info;
 }
@@ -55,8 +55,8 @@ TEST(Metrics, EveryLabelSetExistsFromTheStart) {
   for (const char* op : {"insert", "merge"}) {
     EXPECT_EQ(Sample(text, "ovq_dictionary_updates_total", {absl::StrCat("op=\"", op, "\"")}), 0);
   }
-  for (int i = 0; i < kMethods; ++i) {
-    const std::string method = absl::StrCat("\"", MethodName(static_cast<Method>(i)), "\"");
+  for (const char* name : kMethods) {
+    const std::string method = absl::StrCat("\"", name, "\"");
     EXPECT_EQ(Sample(text, "ovq_requests_total", {method, "\"OK\""}), 0) << method;
     EXPECT_EQ(Sample(text, "ovq_requests_total", {method, "\"UNAUTHENTICATED\""}), 0) << method;
   }
@@ -167,7 +167,7 @@ TEST(Metrics, OfTheProcess) {
 }
 
 TEST(Metrics, MemoryOfAGpu) {
-  MetricsInfo info;
+  ModelDescription info;
   info.device = "cuda";
   info.weight_bytes = 10;
   EngineStats stats;

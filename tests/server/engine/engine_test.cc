@@ -1,5 +1,5 @@
 // The whole engine without its thread: what callers ask, and turns of the loop by hand.
-#include "server/engine/engine_loop.h"
+#include "server/engine/engine.h"
 
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
@@ -14,11 +14,10 @@ using testing::HasSubstr;
 class EngineByHand {
  public:
   explicit EngineByHand(EngineOptions options = {}, EngineEvents events = {})
-      : loop_(Config(std::move(options), std::move(events)), MakeContext(Device::kCpu)) {}
-  ~EngineByHand() { loop_.EndAll(absl::CancelledError("")); }
+      : engine_(Config(std::move(options), std::move(events)), MakeContext(Device::kCpu)) {}
+  ~EngineByHand() { engine_.EndAll(absl::CancelledError("")); }
 
   Engine* operator->() { return &engine_; }
-  EngineLoop& loop() { return loop_; }
   std::shared_ptr<TokenStream> Submit(GenerateRequest request, size_t capacity = 256) {
     auto stream = std::make_shared<TokenStream>(capacity);
     EXPECT_TRUE(engine_.Submit(std::move(request), stream).ok());
@@ -28,7 +27,7 @@ class EngineByHand {
     std::string id;
     engine_.CreateSession(std::move(options),
                           [&](absl::StatusOr<SessionInfo> info) { id = info->id; });
-    while (loop_.Turn()) {
+    while (engine_.Turn()) {
     }
     return id;
   }
@@ -42,51 +41,50 @@ class EngineByHand {
   }
 
   FakeModel model_;
-  EngineLoop loop_;
-  Engine engine_{loop_};
+  Engine engine_;
 };
 
-TEST(EngineLoop, OneTurnIsOneStep) {
+TEST(Engine, OneTurnIsOneStep) {
   EngineByHand engine;
   const auto stream = engine.Submit(Request(SomeTokens(5, 1), 3));
   EXPECT_FALSE(stream->TryPop()) << "nothing happens on the caller's thread";
-  EXPECT_TRUE(engine.loop().Turn());
+  EXPECT_TRUE(engine->Turn());
   EXPECT_TRUE(stream->TryPop()->started);
   EXPECT_TRUE(stream->TryPop()->chunk);
   EXPECT_FALSE(stream->TryPop());
-  EXPECT_TRUE(engine.loop().Turn());
-  EXPECT_TRUE(engine.loop().Turn());
-  EXPECT_FALSE(engine.loop().Turn());
+  EXPECT_TRUE(engine->Turn());
+  EXPECT_TRUE(engine->Turn());
+  EXPECT_FALSE(engine->Turn());
   EXPECT_EQ(ReadAll(*stream).of[0].finished->usage.generated_tokens, 3);
-  EXPECT_EQ(engine.loop().TimeToNextEnd(), absl::InfiniteDuration());
+  EXPECT_EQ(engine->TimeToNextEnd(), absl::InfiniteDuration());
 }
 
-TEST(EngineLoop, AJumpOfTheWallClockEndsNothing) {
+TEST(Engine, AJumpOfTheWallClockEndsNothing) {
   EngineByHand engine;
-  const std::string id = engine.NewSession({.ttl = absl::Seconds(100)});
+  const std::string id = engine.NewSession(Lasting(absl::Seconds(100)));
   GenerateRequest request = Request({1}, 1000);
   request.deadline = engine.clock.steady + std::chrono::seconds(30);
   const auto stream = engine.Submit(request, 2);
-  while (engine.loop().Turn()) {
+  while (engine->Turn()) {
   }
-  EXPECT_EQ(engine.loop().TimeToNextEnd(), absl::Seconds(30));
+  EXPECT_EQ(engine->TimeToNextEnd(), absl::Seconds(30));
   for (absl::Duration jump : {absl::Hours(5000), -absl::Hours(10000)}) {
     engine.clock.wall += jump;
-    engine.loop().Turn();
+    engine->Turn();
     EXPECT_FALSE(stream->closed());
     EXPECT_TRUE(engine->GetSession(id, "").ok());
-    EXPECT_EQ(engine.loop().TimeToNextEnd(), absl::Seconds(30));
+    EXPECT_EQ(engine->TimeToNextEnd(), absl::Seconds(30));
   }
   engine.clock.Advance(absl::Seconds(30));
-  engine.loop().Turn();
+  engine->Turn();
   EXPECT_EQ(ReadAll(*stream).status.message(), "deadline passed while generating");
-  EXPECT_EQ(engine.loop().TimeToNextEnd(), absl::Seconds(70));
+  EXPECT_EQ(engine->TimeToNextEnd(), absl::Seconds(70));
   engine.clock.Advance(absl::Seconds(70));
-  engine.loop().Turn();
+  engine->Turn();
   EXPECT_TRUE(absl::IsNotFound(engine->GetSession(id, "").status()));
 }
 
-TEST(EngineLoop, SessionsAreSeenAsOfTheLastStep) {
+TEST(Engine, SessionsAreSeenAsOfTheLastStep) {
   EngineOptions options;
   options.max_batch_tokens = 4;
   EngineByHand engine(options);
@@ -97,7 +95,7 @@ TEST(EngineLoop, SessionsAreSeenAsOfTheLastStep) {
   EXPECT_TRUE(engine->GetSession(id, "")->busy);
   const std::vector<int64_t> positions = {4, 8, 11, 12};
   for (int64_t position : positions) {
-    engine.loop().Turn();
+    engine->Turn();
     const SessionPage page = *engine->ListSessions("", 10, "");
     ASSERT_EQ(page.sessions.size(), 1u);
     EXPECT_EQ(page.sessions[0].position, position);
@@ -106,7 +104,7 @@ TEST(EngineLoop, SessionsAreSeenAsOfTheLastStep) {
   EXPECT_TRUE(stream->status().ok());
 }
 
-TEST(EngineLoop, TimesAreThoseOfItsClock) {
+TEST(Engine, TimesAreThoseOfItsClock) {
   std::vector<absl::Duration> first, between;
   std::optional<RequestReport> finished;
   EngineEvents events;
@@ -120,11 +118,11 @@ TEST(EngineLoop, TimesAreThoseOfItsClock) {
   request.arrival = engine.clock.steady - std::chrono::seconds(1);
   const auto stream = engine.Submit(request);
   engine.clock.Advance(absl::Seconds(2));
-  engine.loop().Turn();
+  engine->Turn();
   engine.clock.Advance(absl::Seconds(4));
-  engine.loop().Turn();
+  engine->Turn();
   engine.clock.Advance(absl::Seconds(8));
-  engine.loop().Turn();
+  engine->Turn();
   EXPECT_THAT(first, testing::ElementsAre(absl::Seconds(7)));
   EXPECT_THAT(between, testing::ElementsAre(absl::Seconds(8)));
   ASSERT_TRUE(finished);
@@ -134,14 +132,14 @@ TEST(EngineLoop, TimesAreThoseOfItsClock) {
   EXPECT_EQ(finished->usage.decode_time, absl::Seconds(8));
 }
 
-TEST(EngineLoop, AClaimedTurnWhoseSessionGoesIsCancelled) {
+TEST(Engine, AClaimedTurnWhoseSessionGoesIsCancelled) {
   EngineByHand engine;
   const std::string id = engine.NewSession();
   GenerateRequest turn = Request({1}, 2);
   turn.session_id = id;
   const auto stream = engine.Submit(turn);
-  EXPECT_TRUE(engine.loop().sessions().Delete(id, "", engine.clock.steady).ok());
-  engine.loop().Turn();
+  EXPECT_TRUE(engine->sessions().Delete(id, "", engine.clock.steady).ok());
+  engine->Turn();
   EXPECT_THAT(std::string(ReadAll(*stream).status.message()), HasSubstr("session was deleted"));
   EXPECT_EQ(engine->Stats().state_bytes_reserved, 0u);
 }
