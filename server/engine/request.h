@@ -131,7 +131,7 @@ class TokenStream {
   // --- reader, any thread ---
   // listener is called, from the engine thread and without the stream's lock held, after each Push
   // and Close; also once at once if something is waiting. Calls never overlap. Null removes it and
-  // waits for a running call (unless that call is the caller).
+  // waits for a running call, unless that call is the caller, which may set no other.
   void SetListener(std::function<void()> listener);
   std::optional<StreamEvent> TryPop();
   bool closed() const;          // closed and empty

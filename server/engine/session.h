@@ -25,7 +25,7 @@ struct Sequence {
   int64_t position() const { return state.position + (pending ? 1 : 0); }
 };
 
-// Engine thread only, but for what the SessionTable says of sessions in it.
+// Engine thread only, but for what the SessionStore says of sessions in it.
 struct Session : Sequence {
   SessionInfo info;                 // what callers see
   std::unique_ptr<QuotaHold> hold;  // of the tenant's share
