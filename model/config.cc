@@ -10,7 +10,6 @@
 #include "base/files.h"
 #include "base/json.h"
 #include "base/text.h"
-#include "kernels/mixers/mixer.h"
 
 namespace ovq {
 namespace {
@@ -121,17 +120,7 @@ absl::Status CheckLayers(const ModelConfig& config) {
                             "value_head_dim", "sliding_window", "rope_theta"}) {
     config.model.Ignore(field);
   }
-  for (const std::string& type : config.layer_types) {
-    const MixerEntry& entry = *FindMixer(type);
-    const absl::Status status = entry
-                                    .state({.model = config.model,
-                                            .section = config.section(entry.section),
-                                            .kv_dtype = DType::kF32,
-                                            .device = Device::kReference})
-                                    .status();
-    if (!status.ok()) return status;
-  }
-  return absl::OkStatus();
+  return LayerStates(config, DType::kF32, Device::kReference).status();
 }
 
 // eos_token_id: an integer or a list of them.
@@ -238,6 +227,26 @@ const Attrs& ModelConfig::section(std::string_view section_name) const {
   static const Attrs* const empty = new Attrs;
   const auto it = sections.find(section_name);
   return it == sections.end() ? *empty : it->second;
+}
+
+StateSpec ModelConfig::state_spec(int i, DType kv_dtype, Device device) const {
+  return {.model = model,
+          .section = section(FindMixer(layer_types[i])->section),
+          .d_model = hidden_size,
+          .kv_dtype = kv_dtype,
+          .device = device};
+}
+
+absl::StatusOr<std::vector<MixerState>> LayerStates(const ModelConfig& config, DType kv_dtype,
+                                                    Device device) {
+  std::vector<MixerState> states;
+  for (int i = 0; i < config.n_layers; ++i) {
+    absl::StatusOr<MixerState> state =
+        FindMixer(config.layer_types[i])->state(config.state_spec(i, kv_dtype, device));
+    if (!state.ok()) return state.status();
+    states.push_back(*std::move(state));
+  }
+  return states;
 }
 
 absl::StatusOr<ModelConfig> LoadConfig(const std::string& folder) {

@@ -11,6 +11,7 @@
 #include "absl/status/statusor.h"
 #include "kernels/common/attrs.h"
 #include "kernels/common/tensor.h"
+#include "kernels/mixers/mixer.h"
 
 namespace ovq {
 
@@ -38,7 +39,13 @@ struct ModelConfig {
   std::map<std::string, Attrs, std::less<>> sections;  // "ovq", "vq", ...
 
   const Attrs& section(std::string_view name) const;  // empty Attrs if absent
+  // What decides the state of layer i; points into this config.
+  StateSpec state_spec(int i, DType kv_dtype, Device device) const;
 };
+
+// The states of the layers, from the config alone. InvalidArgument names the field.
+absl::StatusOr<std::vector<MixerState>> LayerStates(const ModelConfig& config, DType kv_dtype,
+                                                    Device device);
 
 // Reads folder/config.json. NotFound, InvalidArgument (field named), DataLoss (not JSON).
 absl::StatusOr<ModelConfig> LoadConfig(const std::string& folder);

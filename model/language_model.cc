@@ -59,17 +59,9 @@ size_t FullKvBytesPerToken(const ModelConfig& config, DType state_dtype) {
 absl::StatusOr<StateLayout> PlanStateLayout(const ModelConfig& config, DType state_dtype,
                                             const StateLimits& limits, Device device,
                                             size_t page_bytes) {
-  std::vector<MixerState> states;
-  for (const std::string& type : config.layer_types) {
-    const MixerEntry& entry = *FindMixer(type);
-    absl::StatusOr<MixerState> state = entry.state({.model = config.model,
-                                                    .section = config.section(entry.section),
-                                                    .kv_dtype = state_dtype,
-                                                    .device = device});
-    if (!state.ok()) return state.status();
-    states.push_back(*std::move(state));
-  }
-  return StateLayout(states, limits, page_bytes);
+  const absl::StatusOr<std::vector<MixerState>> states = LayerStates(config, state_dtype, device);
+  if (!states.ok()) return states.status();
+  return StateLayout(*states, limits, page_bytes);
 }
 
 namespace {
@@ -153,13 +145,10 @@ absl::StatusOr<std::unique_ptr<LanguageModel>> LanguageModel::Load(const std::st
 
 std::unique_ptr<SequenceMixer> LanguageModel::MakeMixer(int i, WeightReader& weights,
                                                         DeviceContext& context) const {
-  const MixerEntry& entry = *FindMixer(config_.layer_types[i]);
   absl::StatusOr<std::unique_ptr<SequenceMixer>> mixer =
-      entry.make({.layer = i,
-                  .state = {.model = config_.model,
-                            .section = config_.section(entry.section),
-                            .kv_dtype = state_dtype_,
-                            .device = context.device()},
+      FindMixer(config_.layer_types[i])
+          ->make({.layer = i,
+                  .state = config_.state_spec(i, state_dtype_, context.device()),
                   .weights = weights,
                   .compute_dtype = compute_dtype_,
                   .context = context});

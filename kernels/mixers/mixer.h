@@ -58,6 +58,7 @@ class SequenceMixer {
 struct StateSpec {
   const Attrs& model;    // the scalar fields of config.json
   const Attrs& section;  // the mixer's own object of config.json ("ovq", "vq", ...)
+  int64_t d_model;       // hidden_size: the width of x and y
   DType kv_dtype;        // kF32 or kBF16, of keys and values where the mixer can keep both
   Device device;
 };

@@ -9,10 +9,11 @@ namespace ovq {
 namespace {
 
 constexpr std::array kRegistry = {
-    MixerEntry{"sliding_attention", "", MakeSlidingAttention, SlidingAttentionState},
-    MixerEntry{"full_attention", "", MakeFullAttention, FullAttentionState},
-    MixerEntry{"ovq_attention", "ovq", MakeOvqAttention, OvqAttentionState},
-    MixerEntry{"vq_attention", "vq", MakeVqAttention, VqAttentionState},
+    MixerEntry{"sliding_attention", "", MakeAttention<SlidingAttention>,
+               AttentionState<SlidingAttention>},
+    MixerEntry{"full_attention", "", MakeAttention<FullAttention>, AttentionState<FullAttention>},
+    MixerEntry{"ovq_attention", "ovq", MakeAttention<OvqAttention>, AttentionState<OvqAttention>},
+    MixerEntry{"vq_attention", "vq", MakeAttention<VqAttention>, AttentionState<VqAttention>},
 };
 
 }  // namespace

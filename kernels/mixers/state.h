@@ -103,14 +103,13 @@ struct StatePlace {
   size_t head_stride = 0;
   size_t index_stride = 0;
 
-  constexpr std::byte* At(std::byte* session, int head, int64_t index = 0) const {
-    return session + offset + static_cast<size_t>(head) * head_stride +
+  constexpr size_t OffsetOf(int head, int64_t index) const {
+    return offset + static_cast<size_t>(head) * head_stride +
            static_cast<size_t>(index) * index_stride;
   }
-  constexpr StateExtent ExtentOf(int head, int64_t index, size_t bytes) const {
-    return {offset + static_cast<size_t>(head) * head_stride +
-                static_cast<size_t>(index) * index_stride,
-            bytes};
+  template <class T = std::byte>
+  constexpr T* At(std::byte* session, int head, int64_t index = 0) const {
+    return reinterpret_cast<T*>(session + OffsetOf(head, index));
   }
 };
 

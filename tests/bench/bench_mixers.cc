@@ -40,7 +40,6 @@ Layer MakeLayer(const MixerEntry& entry, int64_t longest, DeviceContext& context
   };
   WeightReader weights(source, DType::kBF16, context);
   Attrs model, section;
-  model.Set("hidden_size", int64_t{kModelDim});
   model.Set("num_attention_heads", int64_t{6});
   model.Set("head_dim", int64_t{128});
   model.Set("sliding_window", int64_t{128});
@@ -50,6 +49,7 @@ Layer MakeLayer(const MixerEntry& entry, int64_t longest, DeviceContext& context
   auto made = entry.make({.layer = 1,
                           .state = {.model = model,
                                     .section = section,
+                                    .d_model = kModelDim,
                                     .kv_dtype = DType::kBF16,
                                     .device = context.device()},
                           .weights = weights,

@@ -53,18 +53,16 @@ class OvqLayer {
   OvqLayer(DeviceContext& context, const Scale& scale, int n_heads)
       : context_(context),
         scale_(scale),
-        config_{.shape = {.d_model = int64_t{n_heads} * kHeadDim,
-                          .n_heads = n_heads,
-                          .n_kv_heads = n_heads,
-                          .head_dim = kHeadDim,
-                          .value_head_dim = kHeadDim},
-                .chunk_len = static_cast<int>(scale.chunk_len),
-                .default_slot_cap = scale.slot_cap,
-                .dtype = DType::kBF16,
-                .layer = 1},
-        state_(config_),
+        ovq_(OvqConfig{.shape = {.n_heads = n_heads,
+                                 .n_kv_heads = n_heads,
+                                 .head_dim = kHeadDim,
+                                 .value_head_dim = kHeadDim},
+                       .chunk_len = static_cast<int>(scale.chunk_len),
+                       .default_slot_cap = scale.slot_cap,
+                       .dtype = DType::kBF16,
+                       .layer = 1}),
         meter_(context) {
-    const MixerState& layout = state_.layout();
+    const MixerState& layout = ovq_.layout;
     where_ = {0, layout.fixed.bytes(), layout.block.bytes(), 0};
     const int64_t blocks = (scale.slot_cap + kBlockSlots - 1) / kBlockSlots;
     session_bytes_ = layout.fixed.bytes() + static_cast<size_t>(blocks) * layout.block.bytes();
@@ -100,8 +98,8 @@ class OvqLayer {
     const std::vector<int32_t> caps(bases.size(), scale_.slot_cap);
     const StagedStep step = StageStep(
         context_, {.row_begin = row_begin, .start_pos = start, .slot_cap = caps, .state = bases},
-        {&state_.layout().growth, 1});
-    const int64_t width = config_.shape.d_model;
+        {&ovq_.layout.growth, 1});
+    const int64_t width = int64_t{ovq_.shape.n_heads} * kHeadDim;
     const float* q = rows_.as<float>();
     const AttentionRows rows = {.q = q,
                                 .k = q + width,
@@ -109,16 +107,17 @@ class OvqLayer {
                                 .stride = 3 * width,
                                 .out = out_.as<void>(),
                                 .out_dtype = DType::kBF16};
-    const OvqArgs args = {config_, state_, step.seqs, where_, rows};
+    AttentionBlocks blocks = ovq_.Blocks(where_);
+    blocks.compute_dtype = rows.out_dtype;
+    blocks.live = step.live[0];
     meter_.Start();
-    OvqAttentionCuda(context_, args);
+    AttendCuda(context_, {blocks, step.seqs, rows});
     return meter_.Stop();
   }
 
   DeviceContext& context_;
   const Scale& scale_;
-  OvqConfig config_;
-  OvqState state_;
+  OvqAttention ovq_;
   LayerState where_;
   size_t session_bytes_ = 0;
   Buffer rows_;  // [n_rows][3 d_model] float32

@@ -5,7 +5,6 @@
 namespace ovq {
 namespace {
 
-constexpr int64_t kMaxWidth = 1 << 20;
 constexpr int64_t kMaxHeads = 4096;
 constexpr int64_t kMaxHeadDim = 1024;
 
@@ -13,7 +12,6 @@ constexpr int64_t kMaxHeadDim = 1024;
 
 AttentionShape ReadAttentionShape(AttrReader& model) {
   AttentionShape shape;
-  shape.d_model = model.Int("hidden_size", 1, kMaxWidth);
   shape.n_heads = static_cast<int>(model.Int("num_attention_heads", 1, kMaxHeads));
   shape.n_kv_heads =
       static_cast<int>(model.IntOr("num_key_value_heads", shape.n_heads, 1, kMaxHeads));
@@ -35,8 +33,8 @@ AttentionProjection::AttentionProjection(const MixerSpec& spec, const AttentionS
   qkv_ = spec.weights.Product({{"self_attn.q_proj.weight", int64_t{shape.n_heads} * shape.head_dim},
                                {"self_attn.k_proj.weight", k_rows},
                                {"self_attn.v_proj.weight", v_rows}},
-                              shape.d_model);
-  out_ = spec.weights.Product({{"self_attn.o_proj.weight", shape.d_model}},
+                              spec.state.d_model);
+  out_ = spec.weights.Product({{"self_attn.o_proj.weight", spec.state.d_model}},
                               int64_t{shape.n_heads} * shape.value_head_dim);
   beta_ = spec.weights.Floats("self_attn.beta", {shape.n_heads});
   if (rope_theta > 0) rope_.emplace(spec.context, rope_theta, shape.head_dim);

@@ -1,12 +1,11 @@
-// The ground truth of softmax attention: one query over a list of slots, in double.
+// The ground truth of softmax attention in double, from the paper's equations. It shares the layout
+// of the state with the other devices and nothing that decides or computes.
 #pragma once
 
 #include <cstdint>
 #include <vector>
 
-#include "kernels/common/tensor.h"
-#include "kernels/mixers/common/attention.h"
-#include "kernels/mixers/common/block_attention.h"
+#include "kernels/mixers/common/attend.h"
 
 namespace ovq {
 
@@ -24,11 +23,6 @@ double DotSlotRef(const float* q, const void* keys, DType dtype, int head_dim, i
 void AttendSlotsRef(const float* q, const std::vector<SlotRef>& slots, DType dtype, int head_dim,
                     int value_head_dim, float* out);
 
-// rows.out of a row for the query heads of kv_head: sum of softmax(q . key + bias) value over
-// slots.
-void AttendHeadsRef(const AttentionShape& shape, const AttentionRows& rows, int64_t row,
-                    int kv_head, const std::vector<SlotRef>& slots, DType dtype);
-
 // One token of one key/value head.
 struct TokenRef {
   int sequence;
@@ -39,14 +33,33 @@ struct TokenRef {
 };
 // Calls fn for every token of a step and every head, in the order of each sequence.
 template <class Fn>
-void ForEachTokenRef(const StepSeqs& seqs, int n_kv_heads, Fn&& fn) {
+void ForEachTokenRef(const AttentionStep& step, Fn&& fn) {
+  const StepSeqs& seqs = step.seqs;
   for (int s = 0; s < seqs.n_seqs(); ++s) {
     for (int32_t i = 0; i < seqs.rows_of(s); ++i) {
-      for (int h = 0; h < n_kv_heads; ++h) {
+      for (int h = 0; h < step.blocks.shape.n_kv_heads; ++h) {
         fn(TokenRef{s, seqs.state[s], h, seqs.row_begin[s] + i, seqs.start_pos[s] + i});
       }
     }
   }
 }
+
+const float* KeyRef(const AttentionStep& step, const TokenRef& token);  // [head_dim]
+// Slot j of the dictionary, with ln count; slot i of the recent tokens, counted from their origin.
+SlotRef DictionarySlotRef(const AttentionStep& step, const TokenRef& token, int64_t j);
+SlotRef RecentSlotRef(const AttentionStep& step, const TokenRef& token, int64_t i);
+
+// Writes a key and the token's value to recent slot i.
+void StoreTokenRef(const AttentionStep& step, const TokenRef& token, const float* key, int64_t i);
+
+// rows.out of the token for the query heads of its kv head.
+void AttendTokenRef(const AttentionStep& step, const TokenRef& token,
+                    const std::vector<SlotRef>& slots);
+
+// A dictionary slot at the end of the token's chunk, from the chunk's members of it:
+//   count += their number,  mean += sum (member - mean) / count
+// for its value, and its key unless that is not kept in the state; gives the count.
+uint32_t MergeSlotRef(const AttentionStep& step, const TokenRef& token, int64_t j,
+                      const std::vector<int>& members);
 
 }  // namespace ovq

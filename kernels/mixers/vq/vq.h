@@ -4,9 +4,7 @@
 
 #include <cstdint>
 
-#include "kernels/mixers/common/attention.h"
-#include "kernels/mixers/common/block_attention.h"
-#include "kernels/mixers/mixer.h"
+#include "kernels/mixers/common/attend.h"
 
 namespace ovq {
 
@@ -14,58 +12,36 @@ namespace ovq {
 // blocks; in exact arithmetic the answer is the same for any block length.
 inline constexpr int kVqChunk = kBlockSlots;
 
-// Codes of one layer, packed for the kernels, in the device's memory.
-struct Codebook {
-  int64_t n_codes = 0;
-  Buffer keys;       // float [n_kv_heads][blocks][head_dim][64], padded with zeros
-  Buffer half_norm;  // float [n_kv_heads][blocks * 64]: |code|^2 / 2
-  int64_t blocks() const { return BlocksOf(n_codes); }
+// One layer's codes are the dictionary's keys; a pending key is its code, in a block that a step
+// fills, and best_slot says which. A code without a count has a bias of -infinity.
+struct VqStep : AttentionStep {
+  const float* half_norm;  // [n_kv_heads][blocks * 64]: |code|^2 / 2
 };
+// Channel c of the code at [c * 64].
+constexpr const float* CodeAt(const AttentionBlocks& blocks, int kv_head, int32_t code) {
+  return blocks.dictionary_keys.At<float>(nullptr, 0, kv_head, code / kBlockSlots) +
+         code % kBlockSlots;
+}
 
-// One head of one session's state; float32 whatever the server's state dtype, as it never grows.
-struct VqHead {
-  uint32_t* counts;       // [blocks * 64]
-  float* log_counts;      // [blocks * 64], of codes with a count
-  float* values;          // [blocks][64][value_stride] mean value of each code
-  int32_t* pending_code;  // [64] codes of the unfinished chunk's keys
-  float* pending_values;  // [64][value_stride]
-};
+// The state is float32 whatever the server's dtype, as it never grows.
+struct VqAttention : Attention {
+  VqAttention(const StateSpec& spec, AttrReader& model, AttrReader& section);
 
-// Where a session's parts lie. Index: a block for values, an element for the others; pending_values
-// is one block.
-struct VqPlaces {
-  StatePlace counts, log_counts, values, pending_code, pending_values;
-};
-
-class VqState {
- public:
-  VqState(const AttentionShape& shape, int64_t n_codes);
-  const MixerState& layout() const { return layout_; }
-  VqPlaces Places(const LayerState& where) const;
+  void Load(const MixerSpec& spec);
+  size_t weight_bytes() const { return codes.bytes(); }
+  void Attend(const LayerStep& step, const AttentionRows& rows) const;
   std::vector<StateExtent> Overwrites(const LayerState& where, const TokenRange& tokens) const;
-  VqHead Head(std::byte* session, const LayerState& where, int kv_head) const;
+  // But for what a step brings.
+  AttentionBlocks Blocks(const LayerState& where) const;
 
- private:
-  int n_kv_heads_;
-  int64_t slots_;  // codes rounded up to whole blocks
-  int value_stride_;
-  MixerState layout_;
+  int64_t n_codes;
+  // In the device's memory, padded with zeros:
+  Buffer codes;      // float [n_kv_heads][blocks][head_dim][64]
+  Buffer half_norm;  // float [n_kv_heads][blocks * 64]
 };
 
-struct VqArgs {
-  const AttentionShape& shape;
-  const Codebook& codebook;
-  const VqState& state;
-  const StepSeqs& seqs;
-  const LayerState& where;
-  const AttentionRows& rows;
-};
-
-void VqAttentionRef(DeviceContext& context, const VqArgs& args);
-void VqAttentionCpu(DeviceContext& context, const VqArgs& args);
-void VqAttentionCuda(DeviceContext& context, const VqArgs& args);
-
-absl::StatusOr<std::unique_ptr<SequenceMixer>> MakeVqAttention(const MixerSpec& spec);
-absl::StatusOr<MixerState> VqAttentionState(const StateSpec& spec);
+void VqAttentionRef(DeviceContext& context, const VqStep& step);
+void VqAttentionCpu(DeviceContext& context, const VqStep& step);
+void VqAttentionCuda(DeviceContext& context, const VqStep& step);
 
 }  // namespace ovq

@@ -14,7 +14,6 @@
 namespace ovq {
 namespace {
 
-using cuda::AttentionBlocks;
 using cuda::Split;
 using test::AttendConfig;
 using test::kBeta;
@@ -128,8 +127,9 @@ void ExpectBestSlots(const AttendConfig& config, Sessions& sessions) {
       for (int h = 0; h < config.n_kv_heads; ++h) {
         const float* key = row.data() + int64_t{config.n_heads + h} * config.head_dim;
         const int64_t i = t % config.wave_span;
-        const float score = *sessions.At<float>(state.data(), sessions.blocks().best_score, h, i);
-        const int32_t slot = *sessions.At<int32_t>(state.data(), sessions.blocks().best_slot, h, i);
+        const float score = *sessions.At<float>(state.data(), {sessions.blocks().best_score}, h, i);
+        const int32_t slot =
+            *sessions.At<int32_t>(state.data(), {sessions.blocks().best_slot}, h, i);
         std::vector<double> scores;
         for (const SlotRef& at : Dictionary(config, sessions, session, h, t)) {
           scores.push_back(DotSlotRef(key, at.keys, config.dtype, config.head_dim, at.slot));
@@ -317,11 +317,11 @@ TEST_P(AttendTies, GoToTheLowestSlot) {
       sessions.Run(step_tokens, split);
       std::vector<std::byte> state = sessions.Fetch(sessions.list()[0]);
       for (size_t i = 0; i < ties.size(); ++i) {
-        EXPECT_EQ(*sessions.At<int32_t>(state.data(), sessions.blocks().best_slot, 0,
+        EXPECT_EQ(*sessions.At<int32_t>(state.data(), {sessions.blocks().best_slot}, 0,
                                         static_cast<int64_t>(i)),
                   ties[i][0]);
         // |key|^2; a key of unit norm is off by 2^-9 of its length at most after rounding.
-        EXPECT_NEAR(*sessions.At<float>(state.data(), sessions.blocks().best_score, 0,
+        EXPECT_NEAR(*sessions.At<float>(state.data(), {sessions.blocks().best_score}, 0,
                                         static_cast<int64_t>(i)),
                     1.0f, 3 * test::kRoundBF16);
       }

@@ -18,8 +18,6 @@
 
 namespace ovq::test {
 
-using cuda::AttentionBlocks;
-using cuda::BlockPlaces;
 using cuda::Split;
 
 inline constexpr float kBeta = 6;  // of the queries: |q| = beta, |k| = 1
@@ -132,18 +130,15 @@ class Sessions {
   }
   template <class T>
   T* At(std::byte* state, const BlockPlaces& places, int head, int64_t i) const {
-    if (places.ring > 0) i %= places.ring;
-    return reinterpret_cast<T*>(state + places.offset + head * places.head_stride +
-                                i * places.block_stride);
+    return places.At<T>(state, 0, head, i);
   }
   // Bytes that the probes write.
-  int64_t probe_begin() const { return blocks_.best_score.offset; }
+  int64_t probe_begin() const { return static_cast<int64_t>(blocks_.best_score.offset); }
 
  private:
   void Place(int64_t end) {
     const int64_t heads = config_.n_kv_heads;
-    blocks_.shape = {.d_model = 1,
-                     .n_heads = config_.n_heads,
+    blocks_.shape = {.n_heads = config_.n_heads,
                      .n_kv_heads = config_.n_kv_heads,
                      .head_dim = config_.head_dim,
                      .value_head_dim = config_.value_head_dim};
@@ -162,28 +157,26 @@ class Sessions {
               : config_.from_span ? BlocksOf(config_.wave_span)
                                   : BlocksOf(end);
     const int64_t keys = config_.key_bytes(), values = config_.value_bytes();
-    const int64_t ring = config_.ring();
-    blocks_.recent_keys = {
-        .head_stride = recent_ * keys, .block_stride = keys, .ring = static_cast<int32_t>(ring)};
-    blocks_.recent_values = {.offset = heads * recent_ * keys,
-                             .head_stride = recent_ * values,
-                             .block_stride = values,
-                             .ring = static_cast<int32_t>(ring)};
+    const auto at = [](int64_t offset, int64_t head_stride, int64_t index_stride) {
+      return StatePlace{static_cast<size_t>(offset), static_cast<size_t>(head_stride),
+                        static_cast<size_t>(index_stride)};
+    };
+    blocks_.recent_keys = {.place = at(0, recent_ * keys, keys), .ring = config_.ring()};
+    blocks_.recent_values = {.place = at(heads * recent_ * keys, recent_ * values, values),
+                             .ring = config_.ring()};
     dictionary_begin_ = heads * recent_ * (keys + values);
     const int64_t bias = kBlockSlots * sizeof(float), of_head = bias + keys + values;
-    BlockPlaces place = {
-        .offset = dictionary_begin_, .head_stride = of_head, .block_stride = heads * of_head};
-    blocks_.dictionary_bias = place;
-    place.offset += bias;
-    blocks_.dictionary_keys = place;
-    place.offset += keys;
-    blocks_.dictionary_values = place;
+    const auto in_block = [&](int64_t offset) {
+      return BlockPlaces{at(dictionary_begin_ + offset, of_head, heads * of_head)};
+    };
+    blocks_.dictionary_bias = in_block(0);
+    blocks_.dictionary_keys = in_block(bias);
+    blocks_.dictionary_values = in_block(bias + keys);
     const int64_t dictionary = BlocksOf(config_.n_slots);
     const int64_t best = dictionary_begin_ + dictionary * heads * of_head;
     const int64_t span = std::max(config_.wave_span, 1);
-    blocks_.best_score = {.offset = best, .head_stride = span * 4, .block_stride = 4};
-    blocks_.best_slot = {
-        .offset = best + heads * span * 4, .head_stride = span * 4, .block_stride = 4};
+    blocks_.best_score = at(best, span * 4, 4);
+    blocks_.best_slot = at(best + heads * span * 4, span * 4, 4);
     bytes_ = best + 2 * heads * span * 4;
   }
 
@@ -299,8 +292,8 @@ class Sessions {
         .out_dtype = DType::kF32};
     const int n_waves = Waves(staged.seqs, config_.wave_span);
     for (int wave = 0; wave < n_waves; ++wave) {
-      cuda::StoreRecent(context_, blocks_, staged.seqs, rows, wave);
-      cuda::AttendWave(context_, blocks_, staged.seqs, rows, wave, split);
+      cuda::StoreRecent(context_, {blocks_, staged.seqs, rows}, wave);
+      cuda::AttendWave(context_, {blocks_, staged.seqs, rows}, wave, split);
     }
     context_.CopyToHost(outs.data(), out.as<float>(), outs.size() * sizeof(float));
     for (size_t i = 0; i < batch.owners.size(); ++i) {

@@ -57,7 +57,6 @@ MixerInstance::MixerInstance(const MixerCase& c, Device device, int n_threads, i
       context_(MakeContext(device, n_threads)) {
   context_->BindThread();
   Attrs model, section("section.");
-  model.Set("hidden_size", int64_t{kModelDim});
   SetAll(c.model, model);
   SetAll(c.section, section);
   RandomLayer layer(c);
@@ -66,6 +65,7 @@ MixerInstance::MixerInstance(const MixerCase& c, Device device, int n_threads, i
   auto made = FindMixer(c.type)->make({.layer = 3,
                                        .state = {.model = model,
                                                  .section = section,
+                                                 .d_model = kModelDim,
                                                  .kv_dtype = c.kv_dtype,
                                                  .device = context_->device()},
                                        .weights = weights,

@@ -10,6 +10,8 @@
 #include <vector>
 
 #include "absl/strings/str_cat.h"
+#include "kernels/mixers/common/block_attention.h"
+#include "kernels/mixers/common/chunk_update.h"
 #include "kernels/mixers/ovq/ovq.h"
 #include "tests/test_util.h"
 
@@ -27,6 +29,24 @@ std::string CaseName(const ::testing::TestParamInfo<Case>& info) {
                       c.slot_cap, "_", DTypeName(c.dtype));
 }
 
+// One head of one session's state.
+struct OvqHead {
+  const AttentionBlocks& blocks;
+  std::byte* session;
+  int kv_head;
+
+  std::byte* keys(int64_t b) const { return blocks.dictionary_keys.At(session, 0, kv_head, b); }
+  std::byte* values(int64_t b) const { return blocks.dictionary_values.At(session, 0, kv_head, b); }
+  uint32_t* counts(int64_t b) const { return blocks.counts.At<uint32_t>(session, kv_head, b); }
+  float* log_counts(int64_t b) const { return blocks.log_counts.At<float>(session, kv_head, b); }
+  std::byte* pending_keys(int64_t b) const { return blocks.recent_keys.At(session, 0, kv_head, b); }
+  std::byte* pending_values(int64_t b) const {
+    return blocks.recent_values.At(session, 0, kv_head, b);
+  }
+  float& best_score(int64_t i) const { return *blocks.best_score.At<float>(session, kv_head, i); }
+  int32_t& best_slot(int64_t i) const { return *blocks.best_slot.At<int32_t>(session, kv_head, i); }
+};
+
 // One row of a sequence at `position`, and the state it finds.
 struct Sequence {
   int64_t position;
@@ -41,17 +61,15 @@ class OvqUpdate : public ::testing::TestWithParam<Case> {
   }
 
   OvqUpdate()
-      : config_{.shape = {.d_model = 8,
-                          .n_heads = GetParam().heads,
-                          .n_kv_heads = GetParam().heads,
-                          .head_dim = GetParam().head_dim,
-                          .value_head_dim = GetParam().value_head_dim},
-                .chunk_len = GetParam().chunk_len,
-                .default_slot_cap = GetParam().slot_cap,
-                .dtype = GetParam().dtype,
-                .layer = 5},
-        state_(config_) {
-    const MixerState& layout = state_.layout();
+      : ovq_(OvqConfig{.shape = {.n_heads = GetParam().heads,
+                                 .n_kv_heads = GetParam().heads,
+                                 .head_dim = GetParam().head_dim,
+                                 .value_head_dim = GetParam().value_head_dim},
+                       .chunk_len = GetParam().chunk_len,
+                       .default_slot_cap = GetParam().slot_cap,
+                       .dtype = GetParam().dtype,
+                       .layer = 5}) {
+    const MixerState& layout = ovq_.layout;
     // Odd places, as other layers' states may lie before and between.
     where_.fixed_offset = 64;
     where_.blocks_offset = where_.fixed_offset + layout.fixed.bytes() + 128;
@@ -60,6 +78,7 @@ class OvqUpdate : public ::testing::TestWithParam<Case> {
     growths_ = {layout.growth};
     n_blocks_ = BlocksOf(GetParam().slot_cap);
     state_bytes_ = where_.blocks_offset + static_cast<size_t>(n_blocks_) * where_.block_stride;
+    blocks_ = ovq_.Blocks(where_);
   }
 
   int64_t chunk_len() const { return GetParam().chunk_len; }
@@ -74,9 +93,17 @@ class OvqUpdate : public ::testing::TestWithParam<Case> {
   void RunCuda(std::vector<Sequence>& sequences, int wave);
   StepSeqs Seqs(const std::vector<Sequence>& sequences, std::vector<std::byte*> states);
 
-  OvqConfig config_;
-  OvqState state_;
+  OvqHead Head(std::byte* session, int kv_head) const { return {blocks_, session, kv_head}; }
+  // With what a step brings.
+  AttentionBlocks Blocks(const StagedStep& step) const {
+    AttentionBlocks blocks = blocks_;
+    blocks.live = step.live[0];
+    return blocks;
+  }
+
+  OvqAttention ovq_;
   LayerState where_;
+  AttentionBlocks blocks_;
   std::vector<Growth> growths_;
   int64_t n_blocks_ = 0;
   size_t state_bytes_ = 0;
@@ -105,14 +132,14 @@ void OvqUpdate::FillPending(const OvqHead& head, int64_t n_old) {
     }
     for (float& x : value) x = normal_(random_);
     const int slot = static_cast<int>(i % kBlockSlots);
-    StoreKey(key.data(), d, config_.dtype, head.pending_keys_block(i / kBlockSlots), slot);
-    StoreValue(value.data(), dv, ValueStride(dv), config_.dtype,
-               head.pending_values_block(i / kBlockSlots), slot);
+    StoreKey(key.data(), d, blocks_.dtype, head.pending_keys(i / kBlockSlots), slot);
+    StoreValue(value.data(), dv, ValueStride(dv), blocks_.dtype,
+               head.pending_values(i / kBlockSlots), slot);
     const uint32_t draw = random_() % 16;
-    head.best_score[i] = draw == 0   ? std::numeric_limits<float>::quiet_NaN()
+    head.best_score(i) = draw == 0   ? std::numeric_limits<float>::quiet_NaN()
                          : draw == 1 ? std::numeric_limits<float>::infinity()
                                      : static_cast<float>(draw) / 8;
-    head.best_slot[i] = n_old == 0 ? 0 : static_cast<int32_t>(random_() % n_old);
+    head.best_slot(i) = n_old == 0 ? 0 : static_cast<int32_t>(random_() % n_old);
   }
 }
 
@@ -124,8 +151,8 @@ void OvqUpdate::FillDictionary(const OvqHead& head, int64_t n_old) {
     for (float& x : value) x = normal_(random_);
     const int64_t block = j / kBlockSlots;
     const int slot = static_cast<int>(j % kBlockSlots);
-    StoreKey(key.data(), d, config_.dtype, head.keys(block), slot);
-    StoreValue(value.data(), dv, ValueStride(dv), config_.dtype, head.values(block), slot);
+    StoreKey(key.data(), d, blocks_.dtype, head.keys(block), slot);
+    StoreValue(value.data(), dv, ValueStride(dv), blocks_.dtype, head.values(block), slot);
     // Every third one is about to be full.
     head.counts(block)[slot] =
         j % 3 == 0 ? std::numeric_limits<uint32_t>::max() - random_() % 3 : 1 + random_() % 1000;
@@ -137,7 +164,7 @@ Sequence OvqUpdate::RandomSequence(int64_t position) {
   Sequence sequence = {position, std::vector<std::byte>(state_bytes_, std::byte{0})};
   const int64_t n_old = CentroidsBefore(position);
   for (int h = 0; h < GetParam().heads; ++h) {
-    const OvqHead head = state_.Head(sequence.state.data(), where_, h);
+    const OvqHead head = Head(sequence.state.data(), h);
     FillPending(head, n_old);
     FillDictionary(head, n_old);
   }
@@ -178,11 +205,11 @@ void OvqUpdate::RunCpu(std::vector<Sequence>& sequences) {
     states.push_back(sequences[s].state.data());
     const int64_t i = sequences[s].position % chunk_len(), row = static_cast<int64_t>(s) * stride;
     for (int h = 0; h < c.heads; ++h) {
-      const OvqHead head = state_.Head(states.back(), where_, h);
+      const OvqHead head = Head(states.back(), h);
       const int slot = static_cast<int>(i % kBlockSlots);
-      LoadKey(head.pending_keys_block(i / kBlockSlots), c.dtype, c.head_dim, slot,
+      LoadKey(head.pending_keys(i / kBlockSlots), c.dtype, c.head_dim, slot,
               k + row + h * c.head_dim);
-      LoadValue(head.pending_values_block(i / kBlockSlots), c.dtype, c.value_head_dim,
+      LoadValue(head.pending_values(i / kBlockSlots), c.dtype, c.value_head_dim,
                 ValueStride(c.value_head_dim), slot, v + row + h * c.value_head_dim);
     }
   }
@@ -193,7 +220,7 @@ void OvqUpdate::RunCpu(std::vector<Sequence>& sequences) {
                               .out = out.data(),
                               .out_dtype = DType::kF32};
   const StagedStep step = StageStep(*context, Seqs(sequences, states), growths_);
-  OvqAttentionCpu(*context, {config_, state_, step.seqs, where_, rows});
+  AttendCpu(*context, {Blocks(step), step.seqs, rows});
 }
 
 // Only the update; one more sequence is padding.
@@ -210,7 +237,7 @@ void OvqUpdate::RunCuda(std::vector<Sequence>& sequences, int wave) {
   states.push_back(nullptr);
   const StagedStep step = StageStep(*context, Seqs(padded, states), growths_);
   const AttentionRows no_rows = {};
-  OvqUpdateCuda(*context, {config_, state_, step.seqs, where_, no_rows}, wave);
+  UpdateChunksCuda(*context, {Blocks(step), step.seqs, no_rows}, wave);
   for (size_t s = 0; s < sequences.size(); ++s) {
     context->CopyToHost(sequences[s].state.data(), memory[s].as<std::byte>(), state_bytes_);
   }
@@ -229,10 +256,10 @@ TEST_P(OvqUpdate, IsThatOfTheCpu) {
   for (size_t s = 0; s < actual.size(); ++s) {
     const int64_t i = actual[s].position % chunk_len();
     for (int h = 0; h < GetParam().heads; ++h) {
-      const OvqHead from = state_.Head(expected[s].state.data(), where_, h);
-      const OvqHead to = state_.Head(actual[s].state.data(), where_, h);
-      to.best_score[i] = from.best_score[i];
-      to.best_slot[i] = from.best_slot[i];
+      const OvqHead from = Head(expected[s].state.data(), h);
+      const OvqHead to = Head(actual[s].state.data(), h);
+      to.best_score(i) = from.best_score(i);
+      to.best_slot(i) = from.best_slot(i);
     }
   }
   const std::vector<Sequence> unchanged = actual;
@@ -244,8 +271,8 @@ TEST_P(OvqUpdate, IsThatOfTheCpu) {
     EXPECT_EQ(idle[s].state, unchanged[s].state);
     EXPECT_EQ(actual[s].state == unchanged[s].state, s + 1 == actual.size());
     for (int h = 0; h < GetParam().heads; ++h) {
-      const OvqHead cpu = state_.Head(expected[s].state.data(), where_, h);
-      const OvqHead cuda = state_.Head(actual[s].state.data(), where_, h);
+      const OvqHead cpu = Head(expected[s].state.data(), h);
+      const OvqHead cuda = Head(actual[s].state.data(), h);
       for (int64_t b = 0; b < n_blocks_; ++b) {
         for (int i = 0; i < kBlockSlots; ++i) {
           // Two logarithms, each within a unit in the last place of the true one.
@@ -273,20 +300,20 @@ TEST(OvqOnCuda, RefusesChunksBeyondSharedMemory) {
   if (!missing.empty()) GTEST_SKIP() << missing;
   const auto context = MakeContext(Device::kCuda);
   Attrs model, section("ovq.");
-  model.Set("hidden_size", int64_t{64});
   model.Set("num_attention_heads", int64_t{2});
   model.Set("head_dim", int64_t{32});
   section.Set("chunk_size", int64_t{kMaxCudaChunkLen} + 1);
   const WeightSource nothing;
   WeightReader no_weights(nothing, DType::kF32, *context);
-  const auto made = MakeOvqAttention({.layer = 0,
-                                      .state = {.model = model,
-                                                .section = section,
-                                                .kv_dtype = DType::kF32,
-                                                .device = context->device()},
-                                      .weights = no_weights,
-                                      .compute_dtype = DType::kF32,
-                                      .context = *context});
+  const auto made = MakeAttention<OvqAttention>({.layer = 0,
+                                                 .state = {.model = model,
+                                                           .section = section,
+                                                           .d_model = 64,
+                                                           .kv_dtype = DType::kF32,
+                                                           .device = context->device()},
+                                                 .weights = no_weights,
+                                                 .compute_dtype = DType::kF32,
+                                                 .context = *context});
   ASSERT_EQ(made.status().code(), absl::StatusCode::kInvalidArgument);
   EXPECT_NE(made.status().message().find("ovq.chunk_size"), std::string_view::npos);
 }

@@ -5,8 +5,8 @@
 #include <random>
 #include <vector>
 
+#include "kernels/mixers/common/chunk_update.h"
 #include "kernels/mixers/common/stochastic_rounding.h"
-#include "kernels/mixers/ovq/assign.h"
 #include "kernels/mixers/ovq/ovq.h"
 
 namespace ovq {
@@ -31,7 +31,7 @@ TEST(LiveSlots, ChangesOnlyAtChunkEnds) {
 TEST(Assign, FirstChunkMatchesTheRuleByHand) {
   const std::vector<float> score = {1.0f, 0.5f, -0.2f, 0.5f, -0.2f, 0.9f};
   std::vector<int32_t> order(6), assignment(6);
-  AssignFirstChunk(score, 4, order, assignment);
+  AssignChunk(score, {}, 0, 4, order, assignment);
   // Lowest first: keys 2 and 4 tie, the lower index wins; then key 1 before its equal, key 3.
   EXPECT_EQ(assignment, (std::vector<int32_t>{0, 3, 1, 0, 2, 0}));
 }
@@ -39,7 +39,7 @@ TEST(Assign, FirstChunkMatchesTheRuleByHand) {
 TEST(Assign, FirstChunkNeverTakesKeyZero) {
   const std::vector<float> score = {-1.0f, 0.5f, 0.6f};
   std::vector<int32_t> order(3), assignment(3);
-  AssignFirstChunk(score, 3, order, assignment);
+  AssignChunk(score, {}, 0, 3, order, assignment);
   EXPECT_EQ(assignment, (std::vector<int32_t>{0, 1, 2}));
 }
 
@@ -55,7 +55,7 @@ TEST(Assign, LaterChunkMatchesBruteForce) {
       score[i] = static_cast<float>(random() % 8) / 8;  // many ties
       slot[i] = static_cast<int32_t>(random() % n_old);
     }
-    AssignChunk(score, slot, n_old, n_new, order, assignment);
+    AssignChunk(score, slot, n_old, n_old + n_new, order, assignment);
     for (int i = 0; i < n; ++i) {
       int before = 0;  // keys that come before i
       for (int j = 0; j < n; ++j) before += score[j] < score[i] || (score[j] == score[i] && j < i);
@@ -68,7 +68,7 @@ TEST(Assign, SurvivesNaN) {
   const std::vector<float> score = {NAN, 0.1f, NAN, 0.2f};
   const std::vector<int32_t> slot = {0, 0, 0, 0};
   std::vector<int32_t> order(4), assignment(4);
-  AssignChunk(score, slot, 5, 2, order, assignment);
+  AssignChunk(score, slot, 5, 7, order, assignment);
   EXPECT_EQ(assignment, (std::vector<int32_t>{0, 5, 0, 6}));
 }
 

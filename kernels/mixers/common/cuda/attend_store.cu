@@ -16,7 +16,6 @@ struct StoreArgs {
   AttentionRows rows;
   int32_t wave;
   int32_t recent_blocks;  // that a sequence's rows may lie in
-  bool keys_too;
 };
 
 __device__ inline void Put(float x, float* to) { *to = x; }
@@ -65,12 +64,11 @@ __global__ void __launch_bounds__(kThreads)
   const auto heads = static_cast<uint32_t>(blocks.shape.n_kv_heads);
   const uint32_t place = blockIdx.x % static_cast<uint32_t>(args.recent_blocks);
   const uint32_t sequence_head = blockIdx.x / static_cast<uint32_t>(args.recent_blocks);
-  Tile at;  // for PlaceOf
-  at.head = static_cast<int32_t>(sequence_head % heads);
-  at.sequence = static_cast<int32_t>(sequence_head / heads);
-  at.state = args.seqs.state[at.sequence];
-  if (at.state == nullptr) return;
-  const WaveRows wave = RowsOfWave(args.seqs, at.sequence, blocks.wave_span, args.wave);
+  const int head = static_cast<int>(sequence_head % heads);
+  const int sequence = static_cast<int>(sequence_head / heads);
+  std::byte* session = args.seqs.state[sequence];
+  if (session == nullptr) return;
+  const WaveRows wave = RowsOfWave(args.seqs, sequence, blocks.wave_span, args.wave);
   const int64_t begin = wave.begin - (blocks.recent_from_span ? wave.span_begin : 0);
   const int64_t end = begin + (wave.end - wave.begin);
   const int64_t block = begin / kBlockSlots + place;
@@ -78,27 +76,27 @@ __global__ void __launch_bounds__(kThreads)
   const int64_t to = end < (block + 1) * kBlockSlots ? end : (block + 1) * kBlockSlots;
   if (from >= to) return;
   const int64_t row = (wave.row + (from - begin)) * args.rows.stride;
-  const StoreTile tile = {args.rows.k + row + at.head * blocks.shape.head_dim,
-                          args.rows.v + row + at.head * blocks.shape.value_head_dim,
-                          args.rows.stride, static_cast<int32_t>(from % kBlockSlots),
+  const StoreTile tile = {args.rows.k + row + head * blocks.shape.head_dim,
+                          args.rows.v + row + head * blocks.shape.value_head_dim, args.rows.stride,
+                          static_cast<int32_t>(from % kBlockSlots),
                           static_cast<int32_t>(to - from)};
-  if (args.keys_too) {
+  if (blocks.recent_keys.shared == nullptr) {
     StoreKeys(tile, blocks.shape.head_dim,
-              reinterpret_cast<T*>(PlaceOf(blocks.recent_keys, at, block)));
+              blocks.recent_keys.At<T>(session, sequence, head, block));
   }
   StoreValues(tile, blocks.shape.value_head_dim,
-              reinterpret_cast<T*>(PlaceOf(blocks.recent_values, at, block)));
+              blocks.recent_values.At<T>(session, sequence, head, block));
 }
 
 }  // namespace
 
-void StoreRecent(DeviceContext& context, const AttentionBlocks& blocks, const StepSeqs& seqs,
-                 const AttentionRows& rows, int wave, bool keys_too) {
-  const int recent_blocks = RecentBlocks(blocks, seqs, wave);
+void StoreRecent(DeviceContext& context, const AttentionStep& step, int wave) {
+  const AttentionBlocks& blocks = step.blocks;
+  const int recent_blocks = RecentBlocks(blocks, step.seqs, wave);
   if (recent_blocks == 0) return;
-  const StoreArgs args = {blocks, seqs.device, rows, wave, recent_blocks, keys_too};
+  const StoreArgs args = {blocks, step.seqs.device, step.rows, wave, recent_blocks};
   const auto grid =
-      static_cast<uint32_t>(int64_t{seqs.n_seqs()} * blocks.shape.n_kv_heads * recent_blocks);
+      static_cast<uint32_t>(int64_t{step.seqs.n_seqs()} * blocks.shape.n_kv_heads * recent_blocks);
   const auto kernel =
       blocks.dtype == DType::kBF16 ? StoreRecentKernel<uint16_t> : StoreRecentKernel<float>;
   Launch(context, kernel, grid, kThreads, 0, args);

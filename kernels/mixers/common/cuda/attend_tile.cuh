@@ -80,8 +80,7 @@ __device__ inline void FindBlocks(const AttendArgs& args, int segment, Tile& til
   tile.n_dictionary = static_cast<int32_t>(BlocksOf(tile.live));
   tile.n_blocks = tile.n_dictionary;
   if (tile.n_queries > 0) {
-    const int32_t ring = args.blocks.recent_keys.ring > 0 ? args.blocks.recent_keys.ring
-                                                          : args.blocks.recent_values.ring;
+    const int32_t ring = args.blocks.ring();
     tile.n_blocks +=
         ring > 0 ? Smaller(ring, tile.own_block + 1) : static_cast<int32_t>(tile.own_block + 1);
   }
@@ -128,8 +127,7 @@ __device__ inline bool FindTile(const AttendArgs& args, int rows_per_tile, Tile&
   if (tile.first >= list) return false;
   tile.n_rows = Smaller(rows_per_tile, list - tile.first);
   tile.n_queries = tile.first < queries ? Smaller(tile.n_rows, queries - tile.first) : 0;
-  tile.live =
-      blocks.live.slots == nullptr ? blocks.fixed_live : blocks.live.At(tile.sequence, args.wave);
+  tile.live = blocks.LiveAt(tile.sequence, args.wave);
   FindBlocks(args, static_cast<int>(segment), tile);
   return segment < static_cast<uint32_t>(tile.n_segments);
 }
@@ -143,14 +141,9 @@ struct BlockView {
   int32_t begin;
 };
 
-__device__ inline std::byte* PlaceOf(const BlockPlaces& places, const Tile& tile, int64_t block) {
-  std::byte* base =
-      places.shared == nullptr ? tile.state : places.shared + tile.sequence * places.seq_stride;
-  if (places.ring > 0) {
-    block = block <= INT32_MAX ? static_cast<uint32_t>(block) % static_cast<uint32_t>(places.ring)
-                               : block % places.ring;
-  }
-  return base + places.offset + tile.head * places.head_stride + block * places.block_stride;
+template <class T = std::byte>
+__device__ inline T* PlaceOf(const BlockPlaces& places, const Tile& tile, int64_t block) {
+  return places.At<T>(tile.state, tile.sequence, tile.head, block);
 }
 
 // The i-th block that the tile's rows meet.
@@ -158,7 +151,7 @@ __device__ inline BlockView BlockAt(const AttendArgs& args, const Tile& tile, in
   const AttentionBlocks& blocks = args.blocks;
   if (i < tile.n_dictionary) {
     return {PlaceOf(blocks.dictionary_keys, tile, i), PlaceOf(blocks.dictionary_values, tile, i),
-            reinterpret_cast<const float*>(PlaceOf(blocks.dictionary_bias, tile, i)),
+            PlaceOf<const float>(blocks.dictionary_bias, tile, i),
             Smaller(kBlockSlots, tile.live - i * kBlockSlots), 0};
   }
   const int64_t block = tile.own_block - (tile.n_blocks - 1 - i);
@@ -195,8 +188,8 @@ __device__ inline Best BetterOfLanes(Best best, int lane_mask) {
 // Row r of the tile, a probe: where its key's best slot is kept.
 __device__ inline void WriteBest(const AttendArgs& args, const Tile& tile, int r, Best best) {
   const int64_t element = tile.element + tile.token(args, r);
-  *reinterpret_cast<float*>(PlaceOf(args.blocks.best_score, tile, element)) = best.score;
-  *reinterpret_cast<int32_t*>(PlaceOf(args.blocks.best_slot, tile, element)) = best.slot;
+  *args.blocks.best_score.At<float>(tile.state, tile.head, element) = best.score;
+  *args.blocks.best_slot.At<int32_t>(tile.state, tile.head, element) = best.slot;
 }
 
 // Row r of the tile: its query or key [head_dim].

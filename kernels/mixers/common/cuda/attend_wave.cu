@@ -4,11 +4,13 @@
 #include <limits>
 
 #include "kernels/common/cuda/cuda_device.h"
+#include "kernels/mixers/common/chunk_update.h"
 #include "kernels/mixers/common/cuda/attend.h"
 #include "kernels/mixers/common/cuda/attend_launch.h"
 #include "kernels/mixers/common/cuda/attend_tile.cuh"
 
-namespace ovq::cuda {
+namespace ovq {
+namespace cuda {
 namespace {
 
 constexpr int kMmaRows = 16;
@@ -48,12 +50,7 @@ WaveBounds BoundsOf(const AttentionBlocks& blocks, const StepSeqs& seqs, int wav
 
 // The most segments that a row of this step meets.
 int64_t MostSegments(const AttentionBlocks& blocks, const StepSeqs& seqs) {
-  int64_t met = BlocksOf(blocks.live.slots == nullptr ? blocks.fixed_live : blocks.live.bound);
-  const int64_t tokens = blocks.recent_from_span
-                             ? std::min<int64_t>(seqs.end_bound, blocks.wave_span)
-                             : seqs.end_bound;
-  const int64_t ring = std::max(blocks.recent_keys.ring, blocks.recent_values.ring);
-  met += ring > 0 ? std::min(ring, BlocksOf(tokens)) : BlocksOf(tokens);
+  const int64_t met = MostBlocks(blocks, seqs);
   return std::max<int64_t>(1, (met + kSegmentBlocks - 1) / kSegmentBlocks);
 }
 
@@ -105,8 +102,9 @@ int RecentBlocks(const AttentionBlocks& blocks, const StepSeqs& seqs, int wave) 
   return BoundsOf(blocks, seqs, wave, 1, kNoLimit).recent_blocks;
 }
 
-void AttendWave(DeviceContext& context, const AttentionBlocks& blocks, const StepSeqs& seqs,
-                const AttentionRows& rows, int wave, Split split) {
+void AttendWave(DeviceContext& context, const AttentionStep& step, int wave, Split split) {
+  const AttentionBlocks& blocks = step.blocks;
+  const StepSeqs& seqs = step.seqs;
   const int value_stride = ValueStride(blocks.shape.value_head_dim);
   const Choice choice = Choose(blocks, value_stride, context.cuda().max_shared_bytes);
   for (const bool is_small : {true, false}) {
@@ -117,7 +115,7 @@ void AttendWave(DeviceContext& context, const AttentionBlocks& blocks, const Ste
     const int tile_rows = is_small ? choice.small_rows : choice.large_rows;
     AttendArgs args = {.blocks = blocks,
                        .seqs = seqs.device,
-                       .rows = rows,
+                       .rows = step.rows,
                        .wave = wave,
                        .value_stride = value_stride,
                        .min_tokens = is_small ? 1 : choice.small_tokens + 1,
@@ -145,4 +143,22 @@ void AttendWave(DeviceContext& context, const AttentionBlocks& blocks, const Ste
   }
 }
 
-}  // namespace ovq::cuda
+}  // namespace cuda
+
+void AttendCuda(DeviceContext& context, const AttentionStep& step) {
+  AttendWavesCuda(context, step, {});
+}
+
+// A wave is attended with the dictionary as it was, then merged into it.
+void AttendWavesCuda(DeviceContext& context, const AttentionStep& step,
+                     const std::function<void(int wave)>& prepare) {
+  const int n_waves = Waves(step.seqs, step.blocks.wave_span);
+  for (int wave = 0; wave < n_waves; ++wave) {
+    if (prepare) prepare(wave);
+    cuda::StoreRecent(context, step, wave);
+    cuda::AttendWave(context, step, wave);
+    if (step.blocks.merge != Merge::kNothing) UpdateChunksCuda(context, step, wave);
+  }
+}
+
+}  // namespace ovq

@@ -1,0 +1,254 @@
+// The update of the dictionaries whose chunk is full: one thread block for a head of a session.
+// Selection, order of the sums and rounding are those of the CPU, so equal keys and scores give
+// equal bytes.
+#include <algorithm>
+#include <bit>
+#include <cmath>
+
+#include "kernels/common/cuda/cuda_device.h"
+#include "kernels/common/cuda/shared.cuh"
+#include "kernels/mixers/common/block_attention.h"
+#include "kernels/mixers/common/chunk_update.h"
+#include "kernels/mixers/common/stochastic_rounding.h"
+
+namespace ovq {
+namespace cuda {
+namespace {
+
+constexpr int kMinThreads = 64;
+constexpr int kMaxThreads = 512;
+constexpr int kGroupsPerThread = 4;  // rows in groups of kRoundingGroup channels
+constexpr size_t kSharedBytesPerKey = 12;
+
+// Rows of keys or of values, in the pending chunk and in the dictionary alike: channel c of slot i
+// of a block is element i * slot_stride + c * channel_stride.
+struct RowPlaces {
+  StatePlace pending;
+  StatePlace dictionary;
+  int32_t slot_stride;
+  int32_t channel_stride;
+  int32_t n_channels;
+  bool is_value;
+
+  constexpr int32_t groups() const { return (n_channels + kRoundingGroup - 1) / kRoundingGroup; }
+  template <class T>
+  constexpr T* Row(const StatePlace& place, const FullChunk& head, int32_t i) const {
+    return place.At<T>(head.session, head.kv_head, i / kBlockSlots) +
+           static_cast<int64_t>(i % kBlockSlots) * slot_stride;
+  }
+};
+
+struct UpdateArgs {
+  AttentionBlocks blocks;
+  DeviceSeqs seqs;
+  RowPlaces keys, values;
+  int32_t wave;
+};
+
+// One element per key of the chunk, all in shared memory.
+struct KeyArrays {
+  SharedPtr<float> score;    // that decides who becomes a centroid
+  SharedPtr<int32_t> slot;   // centroid that the key goes to
+  SharedPtr<int32_t> next;   // the next key that goes there, or -1
+  SharedPtr<float> divisor;  // in score's place: count of the centroid, 0 but for its first key
+};
+
+__device__ KeyArrays Arrays(int32_t chunk_len) {
+  const auto bytes = static_cast<uint32_t>(chunk_len) * 4;
+  return {.score = DynamicShared<float>(0),
+          .slot = DynamicShared<int32_t>(bytes),
+          .next = DynamicShared<int32_t>(2 * bytes),
+          .divisor = DynamicShared<float>(0)};
+}
+
+// Dot product of the chunk's key 0 and key i, channel after channel.
+template <class T>
+__device__ float ScoreWithFirst(const RowPlaces& keys, const FullChunk& head, int32_t i) {
+  const T* first = keys.Row<T>(keys.pending, head, 0);
+  const T* key = keys.Row<T>(keys.pending, head, i);
+  float sum = 0;
+  for (int32_t c = 0; c < keys.n_channels; ++c) {
+    const int32_t at = c * keys.channel_stride;
+    sum = fmaf(ToFloat(first[at]), ToFloat(key[at]), sum);
+  }
+  return sum;
+}
+
+template <class T>
+__device__ void Score(const UpdateArgs& args, const FullChunk& head, const KeyArrays& of_key) {
+  const float* best = args.blocks.best_score.At<float>(head.session, head.kv_head);
+  for (int32_t i = threadIdx.x; i < args.blocks.wave_span; i += blockDim.x) {
+    const float score = head.n_old == 0 ? ScoreWithFirst<T>(args.keys, head, i) : best[i];
+    // NaN, which only broken weights give, comes last.
+    of_key.score[i] = score != score ? INFINITY : score;
+  }
+}
+
+// AssignChunk of chunk_update.h, by counting the keys that come before.
+__device__ void Assign(const UpdateArgs& args, const FullChunk& head, const KeyArrays& of_key) {
+  const bool first_chunk = head.n_old == 0;
+  const int32_t first_key = first_chunk ? 1 : 0;
+  const int32_t first_new = first_chunk ? 1 : head.n_old;
+  const int32_t n_new = head.n_next - first_new;
+  const int32_t* best = args.blocks.best_slot.At<int32_t>(head.session, head.kv_head);
+  for (int32_t i = threadIdx.x; i < args.blocks.wave_span; i += blockDim.x) {
+    int32_t target = first_chunk ? 0 : best[i];
+    if (n_new > 0 && i >= first_key) {
+      const float mine = of_key.score[i];
+      int32_t rank = 0;
+      for (int32_t j = first_key; j < args.blocks.wave_span; ++j) {
+        const float other = of_key.score[j];
+        rank += other < mine || (other == mine && j < i) ? 1 : 0;
+      }
+      if (rank < n_new) target = first_new + rank;
+    }
+    of_key.slot[i] = target;
+  }
+}
+
+// The number of keys that go where key i does if it is the lowest of them, else 0; sets next[i].
+__device__ int32_t LinkMembers(const KeyArrays& of_key, int32_t n, int32_t i) {
+  const int32_t mine = of_key.slot[i];
+  int32_t after = -1, members = 1;
+  for (int32_t j = n - 1; j > i; --j) {
+    const int32_t other = of_key.slot[j];
+    if (other != mine) continue;
+    after = j;
+    ++members;
+  }
+  of_key.next[i] = after;
+  for (int32_t j = 0; j < i; ++j) {
+    const int32_t other = of_key.slot[j];
+    if (other == mine) return 0;
+  }
+  return members;
+}
+
+__device__ void Count(const UpdateArgs& args, const FullChunk& head, const KeyArrays& of_key) {
+  const AttentionBlocks& blocks = args.blocks;
+  for (int32_t i = threadIdx.x; i < blocks.wave_span; i += blockDim.x) {
+    const int32_t members = LinkMembers(of_key, blocks.wave_span, i);
+    float divisor = 0;
+    if (members > 0) {
+      const int32_t centroid = of_key.slot[i];
+      const int32_t block = centroid / kBlockSlots, slot = centroid % kBlockSlots;
+      uint32_t* count = blocks.counts.At<uint32_t>(head.session, head.kv_head, block) + slot;
+      const uint64_t sum = uint64_t{*count} + static_cast<uint32_t>(members);
+      *count = sum < 0xffffffffu ? static_cast<uint32_t>(sum) : 0xffffffffu;
+      divisor = static_cast<float>(*count);
+      blocks.log_counts.At<float>(head.session, head.kv_head, block)[slot] = logf(divisor);
+    }
+    of_key.divisor[i] = divisor;
+  }
+}
+
+// A group of channels of the centroid that key `first` is the lowest of: += sum over its keys of
+// (key - row) / count, the keys in ascending order. A new centroid's row is zero.
+template <class T>
+__device__ void MergeGroup(const RowPlaces& rows, const FullChunk& head, int32_t layer,
+                           const KeyArrays& of_key, int32_t first, int32_t group) {
+  const float divisor = of_key.divisor[first];
+  if (divisor == 0) return;
+  const int32_t centroid = of_key.slot[first];
+  const int32_t channel = group * kRoundingGroup;
+  const int32_t n = rows.n_channels - channel;
+  const int64_t at = static_cast<int64_t>(channel) * rows.channel_stride;
+  T* row = rows.Row<T>(rows.dictionary, head, centroid) + at;
+  float old[kRoundingGroup], sum[kRoundingGroup];
+#pragma unroll
+  for (int c = 0; c < kRoundingGroup; ++c) {
+    old[c] = c < n ? ToFloat(row[c * rows.channel_stride]) : 0;
+    sum[c] = 0;
+  }
+  for (int32_t key = first; key >= 0;) {
+    const T* member = rows.Row<T>(rows.pending, head, key) + at;
+#pragma unroll
+    for (int c = 0; c < kRoundingGroup; ++c) {
+      if (c < n) sum[c] += ToFloat(member[c * rows.channel_stride]) - old[c];
+    }
+    const int32_t next = of_key.next[key];
+    key = next;
+  }
+#pragma unroll
+  for (int c = 0; c < kRoundingGroup; ++c) sum[c] = old[c] + sum[c] / divisor;
+  RoundGroup(sum, n,
+             {.layer = static_cast<uint32_t>(layer),
+              .kv_head = static_cast<uint32_t>(head.kv_head),
+              .row = static_cast<uint32_t>(centroid),
+              .is_value = rows.is_value,
+              .chunk = head.chunk},
+             static_cast<uint32_t>(channel), row, static_cast<size_t>(rows.channel_stride));
+}
+
+// Neighbouring threads read neighbouring addresses: slots of a channel of the keys, channels of a
+// slot of the values.
+template <class T>
+__device__ void Merge(const UpdateArgs& args, const FullChunk& head, const KeyArrays& of_key) {
+  const int32_t n = args.blocks.wave_span, layer = args.blocks.layer;
+  for (int32_t item = threadIdx.x; item < n * args.keys.groups(); item += blockDim.x) {
+    MergeGroup<T>(args.keys, head, layer, of_key, item % n, item / n);
+  }
+  const int32_t groups = args.values.groups();
+  for (int32_t item = threadIdx.x; item < n * groups; item += blockDim.x) {
+    MergeGroup<T>(args.values, head, layer, of_key, item / groups, item % groups);
+  }
+}
+
+// Grid (sequences, kv heads). T: of keys, values and centroids.
+template <class T>
+__global__ void __launch_bounds__(kMaxThreads, 1) UpdateDictionaries(UpdateArgs args) {
+  const int s = static_cast<int>(blockIdx.x);
+  std::byte* session = args.seqs.state[s];
+  if (session == nullptr) return;
+  const int32_t chunk_len = args.blocks.wave_span;
+  const WaveRows rows = RowsOfWave(args.seqs, s, chunk_len, args.wave);
+  if (rows.end != rows.span_begin + chunk_len) return;
+  const FullChunk head = {.session = session,
+                          .kv_head = static_cast<int>(blockIdx.y),
+                          .chunk = rows.span_begin / chunk_len,
+                          .n_old = args.blocks.LiveAt(s, args.wave),
+                          .n_next = args.blocks.LiveAt(s, args.wave + 1)};
+  const KeyArrays of_key = Arrays(chunk_len);
+  if (head.n_next > head.n_old) Score<T>(args, head, of_key);
+  __syncthreads();
+  Assign(args, head, of_key);
+  __syncthreads();
+  Count(args, head, of_key);
+  __syncthreads();
+  Merge<T>(args, head, of_key);
+}
+
+}  // namespace
+}  // namespace cuda
+
+void UpdateChunksCuda(DeviceContext& context, const AttentionStep& step, int wave) {
+  const AttentionBlocks& blocks = step.blocks;
+  const int d = blocks.shape.head_dim, dv = blocks.shape.value_head_dim;
+  const cuda::UpdateArgs args = {
+      .blocks = blocks,
+      .seqs = step.seqs.device,
+      .keys = {.pending = blocks.recent_keys.place,
+               .dictionary = blocks.dictionary_keys.place,
+               .slot_stride = 1,
+               .channel_stride = kBlockSlots,
+               .n_channels = blocks.merge == Merge::kKeysAndValues ? d : 0,
+               .is_value = false},
+      .values = {.pending = blocks.recent_values.place,
+                 .dictionary = blocks.dictionary_values.place,
+                 .slot_stride = ValueStride(dv),
+                 .channel_stride = 1,
+                 .n_channels = dv,
+                 .is_value = true},
+      .wave = wave};
+  const int groups = blocks.wave_span * (args.keys.groups() + args.values.groups());
+  const auto threads = std::bit_ceil(static_cast<unsigned>(
+      std::clamp(groups / cuda::kGroupsPerThread, cuda::kMinThreads, cuda::kMaxThreads)));
+  const dim3 grid(static_cast<unsigned>(step.seqs.n_seqs()),
+                  static_cast<unsigned>(blocks.shape.n_kv_heads));
+  const size_t shared_bytes = static_cast<size_t>(blocks.wave_span) * cuda::kSharedBytesPerKey;
+  const auto kernel = blocks.dtype == DType::kBF16 ? cuda::UpdateDictionaries<BF16>
+                                                   : cuda::UpdateDictionaries<float>;
+  cuda::Launch(context, kernel, grid, threads, shared_bytes, args);
+}
+
+}  // namespace ovq
