@@ -35,9 +35,7 @@ std::string Expected(std::string_view what, const Attrs::Value* got) {
 
 const Attrs::Value* Attrs::Find(std::string_view key) const {
   read_.insert(std::string(key));
-  const auto it = values_.find(key);
-  if (it == values_.end() || std::holds_alternative<std::monostate>(it->second)) return nullptr;
-  return &it->second;
+  return Has(key) ? &values_.find(key)->second : nullptr;
 }
 
 bool Attrs::Has(std::string_view key) const {
@@ -85,20 +83,21 @@ double AttrReader::FloatOr(std::string_view key, double fallback, double min, do
   return 0;
 }
 
-bool AttrReader::BoolOr(std::string_view key, bool fallback) {
+template <class T>
+T AttrReader::ValueOr(std::string_view key, T fallback, std::string_view expected) {
   const Attrs::Value* value = attrs_.Find(key);
   if (!value) return fallback;
-  if (const bool* flag = std::get_if<bool>(value)) return *flag;
-  Fail(key, Expected("true or false", value));
-  return false;
+  if (const T* typed = std::get_if<T>(value)) return *typed;
+  Fail(key, Expected(expected, value));
+  return {};
+}
+
+bool AttrReader::BoolOr(std::string_view key, bool fallback) {
+  return ValueOr(key, fallback, "true or false");
 }
 
 std::string AttrReader::StringOr(std::string_view key, std::string fallback) {
-  const Attrs::Value* value = attrs_.Find(key);
-  if (!value) return fallback;
-  if (const auto* text = std::get_if<std::string>(value)) return *text;
-  Fail(key, Expected("a string", value));
-  return {};
+  return ValueOr(key, std::move(fallback), "a string");
 }
 
 int AttrReader::ChoiceOr(std::string_view key, std::span<const std::string_view> choices) {
@@ -117,12 +116,9 @@ int AttrReader::ChoiceOr(std::string_view key, std::span<const std::string_view>
 }
 
 std::vector<std::string> AttrReader::Strings(std::string_view key) {
-  const Attrs::Value* value = attrs_.Find(key);
-  if (value) {
-    if (const auto* list = std::get_if<std::vector<std::string>>(value)) return *list;
-  }
-  Fail(key, Expected("a list of strings", value));
-  return {};
+  constexpr std::string_view kExpected = "a list of strings";
+  if (!attrs_.Find(key)) Fail(key, Expected(kExpected, nullptr));
+  return ValueOr(key, std::vector<std::string>(), kExpected);
 }
 
 std::vector<int64_t> AttrReader::IntPerLayer(std::string_view key, int n, int64_t min,

@@ -58,6 +58,8 @@ class AttrReader {
   std::vector<int64_t> IntPerLayer(std::string_view key, int n, int64_t min, int64_t max);
 
  private:
+  template <class T>
+  T ValueOr(std::string_view key, T fallback, std::string_view expected);
   const Attrs& attrs_;
   absl::Status status_;
 };

@@ -7,8 +7,6 @@
 #include <cstdint>
 #include <cstdlib>
 #include <cstring>
-#include <string>
-#include <utility>
 
 #include "absl/status/status.h"
 #include "absl/strings/str_cat.h"
@@ -22,6 +20,18 @@ constexpr size_t kMinBlockBytes = size_t{1} << 20;
 size_t RoundUp(size_t bytes) {
   return (bytes + ScratchArena::kAlignment - 1) / ScratchArena::kAlignment *
          ScratchArena::kAlignment;
+}
+
+void* AllocateBytes(Device device, size_t bytes) {
+  if (bytes == 0) return nullptr;
+  void* data = nullptr;
+  if (device == Device::kCuda) {
+    if constexpr (kWithCuda) data = cuda::AllocateBytes(bytes);
+  } else {
+    data = std::aligned_alloc(ScratchArena::kAlignment, RoundUp(bytes));
+  }
+  Check(data != nullptr, "memory for a buffer");
+  return data;
 }
 
 }  // namespace
@@ -38,35 +48,15 @@ const char* DeviceName(Device device) {
   return "?";
 }
 
-Buffer::Buffer(Device device, size_t bytes) : device_(device), bytes_(bytes) {
-  if (bytes == 0) return;
+Buffer::Buffer(Device device, size_t bytes)
+    : data_(AllocateBytes(device, bytes), Free{device}), bytes_(bytes) {}
+
+void Buffer::Free::operator()(void* data) const {
   if (device == Device::kCuda) {
-    if constexpr (kWithCuda) data_ = cuda::AllocateBytes(bytes);
+    if constexpr (kWithCuda) cuda::FreeBytes(data);
   } else {
-    data_ = std::aligned_alloc(ScratchArena::kAlignment, RoundUp(bytes));
+    std::free(data);
   }
-  Check(data_ != nullptr, "memory for a buffer");
-}
-
-Buffer::~Buffer() {
-  if (data_ == nullptr) return;
-  if (device_ == Device::kCuda) {
-    if constexpr (kWithCuda) cuda::FreeBytes(data_);
-  } else {
-    std::free(data_);
-  }
-}
-
-Buffer::Buffer(Buffer&& other) noexcept
-    : device_(other.device_),
-      data_(std::exchange(other.data_, nullptr)),
-      bytes_(std::exchange(other.bytes_, 0)) {}
-
-Buffer& Buffer::operator=(Buffer&& other) noexcept {
-  std::swap(device_, other.device_);
-  std::swap(data_, other.data_);
-  std::swap(bytes_, other.bytes_);
-  return *this;
 }
 
 void* ScratchArena::Allocate(size_t bytes) {
@@ -147,21 +137,22 @@ std::optional<GpuInfo> DeviceContext::Gpu() const {
 
 Buffer DeviceContext::Upload(const void* host, size_t bytes) {
   Buffer buffer(device_, bytes);
-  if (bytes == 0) return buffer;
-  if (cuda_ == nullptr) {
-    std::memcpy(buffer.as<void>(), host, bytes);
-  } else {
-    if constexpr (kWithCuda) cuda::Upload(*cuda_, buffer.as<void>(), host, bytes);
-  }
+  CopyFromHost(buffer.as<void>(), host, bytes);
   return buffer;
 }
 
-void DeviceContext::CopyToHost(void* host, const void* device, size_t bytes) {
-  if (cuda_ == nullptr) {
-    if (bytes > 0) std::memcpy(host, device, bytes);
-  } else {
-    if constexpr (kWithCuda) cuda::CopyToHost(*cuda_, host, device, bytes);
+void DeviceContext::CopyFromHost(void* device, const void* host, size_t bytes) {
+  if constexpr (kWithCuda) {
+    if (cuda_ != nullptr) return cuda::Upload(*cuda_, device, host, bytes);
   }
+  if (bytes > 0) std::memcpy(device, host, bytes);
+}
+
+void DeviceContext::CopyToHost(void* host, const void* device, size_t bytes) {
+  if constexpr (kWithCuda) {
+    if (cuda_ != nullptr) return cuda::CopyToHost(*cuda_, host, device, bytes);
+  }
+  if (bytes > 0) std::memcpy(host, device, bytes);
 }
 
 void DeviceContext::Synchronize() {

@@ -24,19 +24,19 @@ class Buffer {
   Buffer() = default;
   // 256-byte aligned, not initialised. Out of memory ends the process. May outlive its context.
   Buffer(Device device, size_t bytes);
-  ~Buffer();
-  Buffer(Buffer&& other) noexcept;
-  Buffer& operator=(Buffer&& other) noexcept;
 
   size_t bytes() const { return bytes_; }
   template <class T>
   T* as() const {
-    return static_cast<T*>(data_);
+    return static_cast<T*>(data_.get());
   }
 
  private:
-  Device device_ = Device::kCpu;
-  void* data_ = nullptr;
+  struct Free {
+    Device device;
+    void operator()(void* data) const;
+  };
+  std::unique_ptr<void, Free> data_{nullptr, Free{Device::kCpu}};
   size_t bytes_ = 0;
 };
 
@@ -83,7 +83,8 @@ class DeviceContext {
   std::optional<GpuInfo> Gpu() const;  // as it is now; none on ref and cpu. Any thread
 
   Buffer Upload(const void* host, size_t bytes);  // a copy; the source may go at once
-  void CopyToHost(void* host, const void* device, size_t bytes);  // after all work before it
+  void CopyFromHost(void* device, const void* host, size_t bytes);  // likewise
+  void CopyToHost(void* host, const void* device, size_t bytes);    // after all work before it
   void Synchronize();
 
   // What the host prepares for a step, in two calls so that it takes one copy: fill the staging

@@ -65,10 +65,7 @@ void StateMemory::CopyOut(void* host, const std::byte* from, size_t bytes) {
 }
 
 void StateMemory::CopyIn(std::byte* to, const void* host, size_t bytes) {
-  if constexpr (kWithCuda) {
-    if (pages_ != nullptr) return cuda::Upload(context_.cuda(), to, host, bytes);
-  }
-  std::memcpy(to, host, bytes);
+  context_.CopyFromHost(to, host, bytes);
 }
 
 }  // namespace ovq

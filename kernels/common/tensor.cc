@@ -15,21 +15,7 @@ float HalfToFloat(uint16_t bits) {
 
 std::vector<float> ToFloats(const TensorView& tensor) {
   std::vector<float> values(static_cast<size_t>(tensor.shape.elements()));
-  for (size_t i = 0; i < values.size(); ++i) {
-    switch (tensor.dtype) {
-      case DType::kF32:
-        values[i] = tensor.as<const float>()[i];
-        break;
-      case DType::kBF16:
-        values[i] = ToFloat(tensor.as<const BF16>()[i]);
-        break;
-      case DType::kF16:
-        values[i] = HalfToFloat(tensor.as<const uint16_t>()[i]);
-        break;
-      default:
-        Check(false, "a float tensor");
-    }
-  }
+  for (size_t i = 0; i < values.size(); ++i) values[i] = FloatAt(tensor, static_cast<int64_t>(i));
   return values;
 }
 

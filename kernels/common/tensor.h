@@ -101,7 +101,18 @@ struct TensorView {
   }
 };
 
-// The elements of an F32, BF16 or F16 tensor as float32, exact.
+// Element i of an F32, BF16 or F16 tensor as float32, exact.
+inline float FloatAt(const TensorView& tensor, int64_t i) {
+  switch (tensor.dtype) {
+    case DType::kF32:
+      return tensor.as<const float>()[i];
+    case DType::kBF16:
+      return ToFloat(tensor.as<const BF16>()[i]);
+    default:
+      Check(tensor.dtype == DType::kF16, "a float tensor");
+      return HalfToFloat(tensor.as<const uint16_t>()[i]);
+  }
+}
 std::vector<float> ToFloats(const TensorView& tensor);
 
 using TensorMap = std::map<std::string, TensorView, std::less<>>;

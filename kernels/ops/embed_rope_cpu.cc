@@ -1,8 +1,9 @@
-// Rope, in place over x [n_rows, n_heads, d], i < d/2, at a = position theta^(-2i/d):
-//   x[i], x[i + d/2] = x[i] cos a - x[i + d/2] sin a, x[i + d/2] cos a + x[i] sin a
+// PrepareHeads, in place over x [n_rows, n_heads, d], |x| = sqrt(sum(x^2) + 1e-6), i < d/2, at
+// a = position theta^(-2i/d), the result of every line in float32:
+//   u = scale[head] x / |x|
+//   x[i], x[i + d/2] = u[i] cos a - u[i + d/2] sin a, u[i + d/2] cos a + u[i] sin a
 // Embed: y[row] = table[ids[row]], table [vocab, width], y [n_rows, width].
 #include <cmath>
-#include <cstring>
 #include <numbers>
 #include <vector>
 
@@ -12,50 +13,48 @@
 namespace ovq::cpu {
 namespace {
 
-void RotateHead(const float* cosine, const float* sine, int half, float* data) {
+// table [cos | sin], of d/2 angles each.
+void FillTable(const RopeTable& rope, int64_t position, float* table) {
+  const int half = rope.head_dim() / 2;
   for (int i = 0; i < half; ++i) {
-    const float a = data[i];
-    const float b = data[i + half];
-    data[i] = a * cosine[i] - b * sine[i];
-    data[i + half] = b * cosine[i] + a * sine[i];
+    // The conversion sign-extends, so that negative positions turn backwards.
+    const double angle =
+        HalfTurns(static_cast<Phase>(position) * rope.frequencies()[i]) * std::numbers::pi;
+    table[i] = static_cast<float>(std::cos(angle));
+    table[half + i] = static_cast<float>(std::sin(angle));
   }
 }
 
-void EmbedRow(const TensorView& table, int64_t from, int64_t d, float* y) {
-  switch (table.dtype) {
-    case DType::kF32:
-      std::memcpy(y, table.as<float>() + from, static_cast<size_t>(d) * sizeof(float));
-      return;
-    case DType::kBF16:
-      for (int64_t i = 0; i < d; ++i) y[i] = ToFloat(table.as<BF16>()[from + i]);
-      return;
-    default:
-      for (int64_t i = 0; i < d; ++i) y[i] = HalfToFloat(table.as<uint16_t>()[from + i]);
+void RotateHead(const float* cosine, const float* sine, int half, float* x) {
+  for (int i = 0; i < half; ++i) {
+    const float a = x[i];
+    const float b = x[i + half];
+    x[i] = a * cosine[i] - b * sine[i];
+    x[i + half] = b * cosine[i] + a * sine[i];
   }
 }
 
 }  // namespace
 
-void Rope(DeviceContext& context, const HeadRows& x, std::span<const int64_t> positions,
-          const RopeTable& rope) {
-  const int half = x.head_dim / 2;
-  const Phase* frequency = rope.frequencies();
+void PrepareHeads(DeviceContext& context, const HeadPrep& prep) {
+  const int d = prep.queries.head_dim;
+  const int64_t n_heads = int64_t{prep.queries.n_heads} + prep.keys.n_heads;
   // A sine and cosine take as long as some 40 multiply-adds.
-  const int64_t row_work = half * (40 + 4 * int64_t{x.n_heads});
-  ParallelRows(context, x.n_rows, row_work, [&](int64_t begin, int64_t end) {
-    std::vector<float> table(x.head_dim);  // [cos | sin] of one row, for all heads
+  const int64_t row_work = 4 * n_heads * d + (prep.rope ? 20 * d : 0);
+  ParallelRows(context, prep.queries.n_rows, row_work, [&](int64_t begin, int64_t end) {
+    std::vector<float> table(d);  // of one row, for all heads
     for (int64_t row = begin; row < end; ++row) {
-      for (int i = 0; i < half; ++i) {
-        // The conversion sign-extends, so that negative positions turn backwards.
-        const double angle =
-            HalfTurns(static_cast<Phase>(positions[row]) * frequency[i]) * std::numbers::pi;
-        table[i] = static_cast<float>(std::cos(angle));
-        table[half + i] = static_cast<float>(std::sin(angle));
-      }
-      for (int head = 0; head < x.n_heads; ++head) {
-        float* data = x.data + row * x.row_stride + int64_t{head} * x.head_dim;
-        RotateHead(table.data(), table.data() + half, half, data);
-      }
+      if (prep.rope) FillTable(*prep.rope, prep.positions[row], table.data());
+      const auto prepare = [&](const HeadRows& heads, const float* scale) {
+        float* x = heads.data + row * heads.row_stride;
+        for (int head = 0; head < heads.n_heads; ++head, x += d) {
+          if (prep.unit_norm) UnitNorm(x, d, scale ? scale[head] : 1.0f);
+          if (prep.rope) RotateHead(table.data(), table.data() + d / 2, d / 2, x);
+          for (int i = 0; i < d && prep.round_to_bf16; ++i) x[i] = ToFloat(RoundToBF16(x[i]));
+        }
+      };
+      prepare(prep.queries, prep.beta);
+      prepare(prep.keys, nullptr);
     }
   });
 }
@@ -64,7 +63,8 @@ void Embed(DeviceContext& context, TensorView table, std::span<const int32_t> id
   const int64_t d = y.shape[1];
   ParallelRows(context, y.shape[0], d, [&](int64_t begin, int64_t end) {
     for (int64_t row = begin; row < end; ++row) {
-      EmbedRow(table, ids[row] * d, d, y.as<float>() + row * d);
+      float* to = y.as<float>() + row * d;
+      for (int64_t i = 0; i < d; ++i) to[i] = FloatAt(table, ids[row] * d + i);
     }
   });
 }

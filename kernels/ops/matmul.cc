@@ -1,7 +1,3 @@
-#include <cstring>
-#include <string>
-#include <utility>
-
 #include "absl/status/status.h"
 #include "absl/strings/str_cat.h"
 #include "base/check.h"
@@ -11,23 +7,10 @@
 namespace ovq {
 namespace {
 
-float Element(const TensorView& part, int64_t i) {
-  switch (part.dtype) {
-    case DType::kF32:
-      return part.as<float>()[i];
-    case DType::kBF16:
-      return ToFloat(part.as<BF16>()[i]);
-    default:
-      return HalfToFloat(part.as<uint16_t>()[i]);
-  }
-}
-
 absl::Status CheckPart(const TensorView& part, int64_t in) {
   if (part.dtype != DType::kF32 && part.dtype != DType::kBF16 && part.dtype != DType::kF16) {
-    return absl::InvalidArgumentError(
-        absl::StrCat("weights of a matrix product: expected F32, "
-                     "BF16 or F16, got ",
-                     DTypeName(part.dtype)));
+    return absl::InvalidArgumentError(absl::StrCat(
+        "weights of a matrix product: expected F32, BF16 or F16, got ", DTypeName(part.dtype)));
   }
   if (part.shape.rank() != 2 || part.shape[0] < 1 || part.shape[1] != in || in < 1) {
     return absl::InvalidArgumentError(absl::StrCat("weights of a matrix product: expected [out, ",
@@ -38,30 +21,32 @@ absl::Status CheckPart(const TensorView& part, int64_t in) {
 
 }  // namespace
 
-template <class T>
-void CopyRow(const StackedWeights& weights, int64_t row, T* dst) {
+void CopyRow(const StackedWeights& weights, int64_t row, void* dst) {
   const TensorView* part = weights.parts.data();
   for (; row >= part->shape[0]; ++part) row -= part->shape[0];
-  const bool round = weights.compute == DType::kBF16;
   for (int64_t i = 0; i < weights.in; ++i) {
-    const float value = Element(*part, row * weights.in + i);
-    dst[i] = FromFloat<T>(round ? ToFloat(RoundToBF16(value)) : value);
+    const float value = FloatAt(*part, row * weights.in + i);
+    if (weights.compute == DType::kF32) {
+      static_cast<float*>(dst)[i] = value;
+    } else {
+      static_cast<BF16*>(dst)[i] = RoundToBF16(value);
+    }
   }
 }
-template void CopyRow<float>(const StackedWeights&, int64_t, float*);
-template void CopyRow<BF16>(const StackedWeights&, int64_t, BF16*);
 
-struct Linear::Impl {
-  int64_t in;
-  int64_t out;
-  DType compute;
-  Product product;
-};
-
-Linear::Linear() = default;
-Linear::~Linear() = default;
-Linear::Linear(Linear&&) noexcept = default;
-Linear& Linear::operator=(Linear&&) noexcept = default;
+std::vector<std::byte> TestRows(int64_t n, int64_t in, DType compute) {
+  std::vector<float> values(static_cast<size_t>(n * in));
+  uint32_t seed = 1;
+  for (float& value : values) {
+    seed = seed * 1664525u + 1013904223u;
+    value = static_cast<float>(seed >> 8) * 0x1p-23f - 1;
+  }
+  const TensorView all[] = {{values.data(), DType::kF32, {n, in}}};
+  const StackedWeights rows{all, in, n, compute};
+  std::vector<std::byte> bytes(static_cast<size_t>(n) * rows.row_bytes());
+  for (int64_t row = 0; row < n; ++row) CopyRow(rows, row, bytes.data() + row * rows.row_bytes());
+  return bytes;
+}
 
 absl::StatusOr<Linear> Linear::Make(std::span<const TensorView> parts, DType compute,
                                     DeviceContext& context) {
@@ -77,27 +62,20 @@ absl::StatusOr<Linear> Linear::Make(std::span<const TensorView> parts, DType com
     weights.out += part.shape[0];
   }
   Linear linear;
-  linear.impl_ = std::make_unique<Impl>(Impl{weights.in, weights.out, compute, Product()});
-  Dispatch<ref::MakeProduct, cpu::MakeProduct, cuda::MakeProduct>(context, weights,
-                                                                  &linear.impl_->product);
+  linear.in_ = weights.in;
+  linear.out_ = weights.out;
+  linear.compute_ = compute;
+  linear.product_ =
+      Dispatch<ref::MakeProduct, cpu::MakeProduct, cuda::MakeProduct>(context, weights);
   return linear;
 }
 
-int64_t Linear::in() const { return impl_->in; }
-int64_t Linear::out() const { return impl_->out; }
-DType Linear::compute() const { return impl_->compute; }
-size_t Linear::bytes() const {
-  return std::visit([](const auto& product) { return product->bytes(); }, impl_->product);
-}
-
 void Linear::Apply(DeviceContext& context, TensorView x, TensorView y, bool accumulate) const {
-  Check(impl_ != nullptr, "Linear: not made yet");
-  Check(x.dtype == impl_->compute && y.dtype == DType::kF32, "Linear: x in compute(), y float32");
-  Check(x.shape.rank() == 2 && x.shape[1] == impl_->in, "Linear: x is [n, in]");
-  Check((y.shape == Shape{x.shape[0], impl_->out}), "Linear: y is [n, out]");
-  if (x.shape[0] == 0) return;
-  std::visit([&](const auto& product) { product->Apply(context, x, y, accumulate); },
-             impl_->product);
+  Check(product_.apply != nullptr, "Linear: not made yet");
+  Check(x.dtype == compute_ && y.dtype == DType::kF32, "Linear: x in its type, y float32");
+  Check(x.shape.rank() == 2 && x.shape[1] == in_, "Linear: x is [n, in]");
+  Check((y.shape == Shape{x.shape[0], out_}), "Linear: y is [n, out]");
+  if (x.shape[0] > 0) product_.apply(context, x, y, accumulate);
 }
 
 }  // namespace ovq

@@ -1,21 +1,22 @@
-// y[n, out] (+)= x[n, in] W^T, W [out, in], with oneDNN: OneDnnProduct, and the choice between it
-// and SimdProduct.
+// y[n, out] (+)= x[n, in] W^T, W [out, in], with oneDNN, and the choice between it and
+// MakeSimdProduct.
 #include <omp.h>
 
 #include <algorithm>
 #include <cstring>
 #include <dnnl.hpp>
 #include <map>
+#include <memory>
 #include <mutex>
 #include <string>
 #include <tuple>
 #include <unordered_map>
 #include <utility>
+#include <vector>
 
-#include "base/check.h"
 #include "kernels/ops/matmul_device.h"
 
-namespace ovq {
+namespace ovq::cpu {
 namespace {
 
 using dnnl::memory;
@@ -49,32 +50,38 @@ memory::data_type DataType(DType type) {
   return type == DType::kF32 ? memory::data_type::f32 : memory::data_type::bf16;
 }
 
-}  // namespace
+// A copy with zeros after it.
+std::byte* Padded(ScratchScope& scope, const void* from, size_t bytes, size_t padded_bytes) {
+  auto* copy = scope.Allocate<std::byte>(padded_bytes);
+  std::memcpy(copy, from, bytes);
+  std::memset(copy + bytes, 0, padded_bytes - bytes);
+  return copy;
+}
 
-struct OneDnnProduct::State {
+struct OneDnnProduct {
   int64_t in, out;
   DType compute;
   dnnl::engine engine{dnnl::engine::kind::cpu, 0};
   dnnl::stream stream{engine};
-  std::string implementation;
-  memory weights;
+  memory weights{};
   // Filled as sizes come up. One thread at a time uses a Linear, so there is no lock.
-  std::unordered_map<int64_t, dnnl::matmul> products;  // by 2 * rows + accumulate
+  std::unordered_map<int64_t, dnnl::matmul> products{};  // by 2 * rows + accumulate
 
+  size_t x_row() const { return static_cast<size_t>(in) * DTypeBytes(compute); }
+  size_t y_row() const { return static_cast<size_t>(out) * sizeof(float); }
   memory::desc XDesc(int64_t n) const { return {{n, in}, DataType(compute), Tag::ab}; }
   memory::desc YDesc(int64_t n) const { return {{n, out}, memory::data_type::f32, Tag::ab}; }
   dnnl::matmul::primitive_desc Describe(int64_t n, const memory::desc& packed,
                                         bool accumulate) const;
   void Pack(const StackedWeights& source, const memory::desc& packed);
-  void Run(int64_t n, void* x, float* y, bool accumulate);
-  void RunPadded(DeviceContext& context, int64_t n, int64_t size, const std::byte* x, float* y,
-                 bool accumulate);
-  bool SameImplementationForAllSizes() const;
+  bool SameImplementationForAllSizes(const std::string& implementation) const;
   bool SameBitsForAnyRows(int n_threads);
+  void Run(int64_t n, void* x, void* y, bool accumulate);
+  void Apply(DeviceContext& context, TensorView x, TensorView y, bool accumulate);
 };
 
-dnnl::matmul::primitive_desc OneDnnProduct::State::Describe(int64_t n, const memory::desc& packed,
-                                                            bool accumulate) const {
+dnnl::matmul::primitive_desc OneDnnProduct::Describe(int64_t n, const memory::desc& packed,
+                                                     bool accumulate) const {
   dnnl::primitive_attr attributes;
   if (accumulate) {
     dnnl::post_ops sum;
@@ -85,16 +92,10 @@ dnnl::matmul::primitive_desc OneDnnProduct::State::Describe(int64_t n, const mem
 }
 
 // The layout is the one oneDNN prefers for kRowBlock rows, used for every size.
-void OneDnnProduct::State::Pack(const StackedWeights& source, const memory::desc& packed) {
-  const size_t row_bytes = static_cast<size_t>(in) * DTypeBytes(compute);
-  std::vector<std::byte> plain(static_cast<size_t>(out) * row_bytes);
+void OneDnnProduct::Pack(const StackedWeights& source, const memory::desc& packed) {
+  std::vector<std::byte> plain(static_cast<size_t>(out) * x_row());
   for (int64_t row = 0; row < out; ++row) {
-    std::byte* dst = plain.data() + static_cast<size_t>(row) * row_bytes;
-    if (compute == DType::kF32) {
-      CopyRow(source, row, reinterpret_cast<float*>(dst));
-    } else {
-      CopyRow(source, row, reinterpret_cast<BF16*>(dst));
-    }
+    CopyRow(source, row, plain.data() + static_cast<size_t>(row) * x_row());
   }
   // [in, out] with `in` contiguous is the transpose of [out, in].
   memory from({{in, out}, DataType(compute), Tag::ba}, engine, plain.data());
@@ -103,7 +104,7 @@ void OneDnnProduct::State::Pack(const StackedWeights& source, const memory::desc
   stream.wait();
 }
 
-void OneDnnProduct::State::Run(int64_t n, void* x, float* y, bool accumulate) {
+void OneDnnProduct::Run(int64_t n, void* x, void* y, bool accumulate) {
   auto found = products.find(2 * n + accumulate);
   if (found == products.end()) {
     dnnl::matmul product(Describe(n, weights.get_desc(), accumulate));
@@ -115,52 +116,21 @@ void OneDnnProduct::State::Run(int64_t n, void* x, float* y, bool accumulate) {
   stream.wait();
 }
 
-// Runs n rows as a call of `size` rows; the added ones are zero.
-void OneDnnProduct::State::RunPadded(DeviceContext& context, int64_t n, int64_t size,
-                                     const std::byte* x, float* y, bool accumulate) {
-  ScratchScope scratch(context);
-  const size_t x_row = static_cast<size_t>(in) * DTypeBytes(compute);
-  const auto rows = static_cast<size_t>(n);
-  const auto padding = static_cast<size_t>(size - n);
-  const auto columns = static_cast<size_t>(out);
-  std::byte* wide_x = scratch.Allocate<std::byte>(static_cast<size_t>(size) * x_row);
-  float* wide_y = scratch.Allocate<float>(static_cast<size_t>(size) * columns);
-  std::memcpy(wide_x, x, rows * x_row);
-  std::memset(wide_x + rows * x_row, 0, padding * x_row);
-  if (accumulate) {
-    std::memcpy(wide_y, y, rows * columns * sizeof(float));
-    std::memset(wide_y + rows * columns, 0, padding * columns * sizeof(float));
-  }
-  Run(size, wide_x, wide_y, accumulate);
-  std::memcpy(y, wide_y, rows * columns * sizeof(float));
-}
-
-bool OneDnnProduct::State::SameImplementationForAllSizes() const {
+bool OneDnnProduct::SameImplementationForAllSizes(const std::string& implementation) const {
   for (int64_t n = 1; n <= kMaxRows; ++n) {
     if (RoundUpRows(n) != n) continue;
     for (bool accumulate : {false, true}) {
-      const std::string name = Describe(n, weights.get_desc(), accumulate).impl_info_str();
-      if (name != implementation) return false;
+      const auto described = Describe(n, weights.get_desc(), accumulate);
+      if (described.impl_info_str() != implementation) return false;
     }
   }
   return true;
 }
 
-bool OneDnnProduct::State::SameBitsForAnyRows(int n_threads) {
+bool OneDnnProduct::SameBitsForAnyRows(int n_threads) {
   constexpr int64_t kRows = 192;
   const auto columns = static_cast<size_t>(out);
-  const size_t x_row = static_cast<size_t>(in) * DTypeBytes(compute);
-  std::vector<std::byte> x(kRows * x_row);
-  uint32_t seed = 1;
-  for (size_t i = 0; i < static_cast<size_t>(kRows * in); ++i) {
-    seed = seed * 1664525u + 1013904223u;
-    const float value = static_cast<float>(seed >> 8) * 0x1p-23f - 1;
-    if (compute == DType::kF32) {
-      reinterpret_cast<float*>(x.data())[i] = value;
-    } else {
-      reinterpret_cast<BF16*>(x.data())[i] = RoundToBF16(value);
-    }
-  }
+  std::vector<std::byte> x = TestRows(kRows, in, compute);
   std::vector<float> expected(kRows * columns), y(kRows * columns);
   for (bool accumulate : {false, true}) {
     std::fill(expected.begin(), expected.end(), 0.3f);
@@ -175,9 +145,9 @@ bool OneDnnProduct::State::SameBitsForAnyRows(int n_threads) {
       const auto first = static_cast<size_t>(kRows - rows);
       std::fill(y.begin(), y.end(), 0.3f);
       if (threads != n_threads) products.clear();  // made for another number of threads
-      Run(rows, x.data() + first * x_row, y.data(), accumulate);
+      Run(rows, x.data() + first * x_row(), y.data(), accumulate);
       if (std::memcmp(y.data(), expected.data() + first * columns,
-                      static_cast<size_t>(rows) * columns * sizeof(float)) != 0) {
+                      static_cast<size_t>(rows) * y_row()) != 0) {
         return false;
       }
     }
@@ -186,75 +156,70 @@ bool OneDnnProduct::State::SameBitsForAnyRows(int n_threads) {
   return true;
 }
 
-OneDnnProduct::OneDnnProduct(std::unique_ptr<State> state) : state_(std::move(state)) {}
-OneDnnProduct::~OneDnnProduct() = default;
+// Rows that a size is missing for are zero.
+void OneDnnProduct::Apply(DeviceContext& context, TensorView x, TensorView y, bool accumulate) {
+  const ScopedThreads threads(context.n_threads());
+  auto* from = x.as<std::byte>();
+  auto* to = y.as<std::byte>();
+  for (int64_t left = x.shape[0]; left > 0;) {
+    int64_t take = std::min(left, kMaxRows);
+    if (take > kRowBlock) take = take / kRowBlock * kRowBlock;
+    const int64_t size = RoundUpRows(take);
+    const size_t x_bytes = static_cast<size_t>(take) * x_row();
+    const size_t y_bytes = static_cast<size_t>(take) * y_row();
+    if (size == take) {
+      Run(take, from, to, accumulate);
+    } else {
+      ScratchScope scope(context);
+      std::byte* wide_x = Padded(scope, from, x_bytes, static_cast<size_t>(size) * x_row());
+      std::byte* wide_y = Padded(scope, to, y_bytes, static_cast<size_t>(size) * y_row());
+      Run(size, wide_x, wide_y, accumulate);
+      std::memcpy(to, wide_y, y_bytes);
+    }
+    from += x_bytes;
+    to += y_bytes;
+    left -= take;
+  }
+}
 
-size_t OneDnnProduct::bytes() const { return state_->weights.get_desc().get_size(); }
+}  // namespace
 
-std::unique_ptr<OneDnnProduct> OneDnnProduct::Make(const StackedWeights& weights,
-                                                   DeviceContext& context) {
+std::optional<Product> MakeOneDnnProduct(DeviceContext& context, const StackedWeights& weights) {
   // The verdict on a shape holds for every layer of that shape.
   static std::mutex mutex;
   static std::map<std::tuple<int64_t, int64_t, DType, int>, bool> verdicts;
-  const ScopedThreads threads(context.n_threads());
-  const std::tuple key(weights.in, weights.out, weights.compute, context.n_threads());
+  const int n_threads = context.n_threads();
+  const ScopedThreads threads(n_threads);
   const std::lock_guard lock(mutex);
-  const auto known = verdicts.find(key);
-  if (known != verdicts.end() && !known->second) return nullptr;
+  const auto [verdict, is_new] =
+      verdicts.try_emplace({weights.in, weights.out, weights.compute, n_threads}, false);
+  if (!is_new && !verdict->second) return std::nullopt;
+  verdict->second = false;  // until the end of what follows
   try {
-    auto state = std::make_unique<State>();
-    state->in = weights.in;
-    state->out = weights.out;
-    state->compute = weights.compute;
+    const auto product = std::make_shared<OneDnnProduct>(
+        OneDnnProduct{.in = weights.in, .out = weights.out, .compute = weights.compute});
     const memory::desc any({weights.in, weights.out}, DataType(weights.compute), Tag::any);
-    const auto preferred = state->Describe(kRowBlock, any, false);
-    state->implementation = preferred.impl_info_str();
-    bool good = state->implementation.starts_with("brg:");
-    if (good) {
-      state->Pack(weights, preferred.weights_desc());
-      if (known == verdicts.end()) {
-        good = state->SameImplementationForAllSizes() &&
-               state->SameBitsForAnyRows(context.n_threads());
-      }
+    const auto preferred = product->Describe(kRowBlock, any, false);
+    const std::string implementation = preferred.impl_info_str();
+    if (!implementation.starts_with("brg:")) return std::nullopt;
+    product->Pack(weights, preferred.weights_desc());
+    if (is_new && !(product->SameImplementationForAllSizes(implementation) &&
+                    product->SameBitsForAnyRows(n_threads))) {
+      return std::nullopt;
     }
-    verdicts[key] = good;
-    if (!good) return nullptr;
-    return std::unique_ptr<OneDnnProduct>(new OneDnnProduct(std::move(state)));
+    verdict->second = true;
+    return Product{product->weights.get_desc().get_size(),
+                   [product](DeviceContext& context, TensorView x, TensorView y, bool accumulate) {
+                     product->Apply(context, x, y, accumulate);
+                   }};
   } catch (const dnnl::error&) {  // the type is not supported on this machine
-    verdicts[key] = false;
-    return nullptr;
+    return std::nullopt;
   }
 }
 
-void OneDnnProduct::Apply(DeviceContext& context, TensorView x, TensorView y,
-                          bool accumulate) const {
-  const ScopedThreads threads(context.n_threads());
-  const size_t x_row = static_cast<size_t>(state_->in) * DTypeBytes(state_->compute);
-  const int64_t n = x.shape[0];
-  for (int64_t row = 0; row < n;) {
-    std::byte* from = x.as<std::byte>() + static_cast<size_t>(row) * x_row;
-    float* to = y.as<float>() + row * state_->out;
-    int64_t take = std::min(n - row, kMaxRows);
-    if (take > kRowBlock) take = take / kRowBlock * kRowBlock;
-    const int64_t size = RoundUpRows(take);
-    if (size == take) {
-      state_->Run(take, from, to, accumulate);
-    } else {
-      state_->RunPadded(context, take, size, from, to, accumulate);
-    }
-    row += take;
-  }
+Product MakeProduct(DeviceContext& context, const StackedWeights& weights) {
+  if (auto fast = MakeOneDnnProduct(context, weights)) return *std::move(fast);
+  return MakeSimdProduct(weights);
 }
 
-namespace cpu {
-
-void MakeProduct(DeviceContext& context, const StackedWeights& weights, Product* product) {
-  if (auto fast = OneDnnProduct::Make(weights, context)) {
-    *product = std::move(fast);
-  } else {
-    *product = std::make_unique<SimdProduct>(weights);
-  }
-}
-
-}  // namespace cpu
-}  // namespace ovq
+}  // namespace ovq::cpu

@@ -1,4 +1,4 @@
-// y[n, out] (+)= x[n, in] W^T, W [out, in], with cuBLASLt: CublasProduct.
+// y[n, out] (+)= x[n, in] W^T, W [out, in], with cuBLASLt.
 #include <cublasLt.h>
 
 #include <algorithm>
@@ -6,6 +6,7 @@
 #include <cstdlib>
 #include <cstring>
 #include <map>
+#include <memory>
 #include <mutex>
 #include <optional>
 #include <tuple>
@@ -15,11 +16,10 @@
 #include "kernels/common/device_cuda.h"
 #include "kernels/ops/matmul_device.h"
 
-namespace ovq {
+namespace ovq::cuda {
 namespace {
 
 constexpr size_t kWorkspaceBytes = size_t{32} << 20;
-constexpr size_t kUploadBytes = size_t{8} << 20;
 // Rows that the algorithm is chosen for: between a decode step, which wants many thread blocks even
 // where `out` is small, and a prefill, which wants large tiles.
 constexpr int64_t kTypicalRows = 64;
@@ -67,17 +67,16 @@ void Prefer(cublasLtMatmulPreferenceOpaque_t& preference,
   CheckCublas(cublasLtMatmulPreferenceSetAttribute(&preference, attribute, &value, sizeof(value)));
 }
 
-}  // namespace
-
 // cuBLASLt's matrices have contiguous columns: y^T [out, n] = (W^T)^T [out, in] x^T [in, n]. So the
 // rows of x are its columns, and no stride or alignment depends on how many there are.
-struct CublasProduct::State {
+struct CublasProduct {
   int64_t in, out;
   DType compute;
   Buffer weights;  // [out, in]
   cublasLtMatmulDescOpaque_t operation;
   Algorithm algorithm;
 
+  CublasProduct(DeviceContext& context, const StackedWeights& source);
   cublasStatus_t Run(DeviceContext& context, int64_t n, const void* x, float* y, bool accumulate);
   std::vector<Algorithm> Algorithms(DeviceContext& context);
   bool SameBitsForAnyRows(DeviceContext& context, bool accumulate);
@@ -86,11 +85,23 @@ struct CublasProduct::State {
   int64_t most_rows() const {
     return std::clamp<int64_t>(kCheckedElements / out, kTypicalRows, 512);
   }
-  void UploadWeights(DeviceContext& context, const StackedWeights& source);
+  void Apply(DeviceContext& context, TensorView x, TensorView y, bool accumulate);
 };
 
-cublasStatus_t CublasProduct::State::Run(DeviceContext& context, int64_t n, const void* x, float* y,
-                                         bool accumulate) {
+CublasProduct::CublasProduct(DeviceContext& context, const StackedWeights& source)
+    : in(source.in),
+      out(source.out),
+      compute(source.compute),
+      weights(UploadItems(context, source.out, source.row_bytes(),
+                          [&](int64_t row, std::byte* bytes) { CopyRow(source, row, bytes); })) {
+  CheckCublas(cublasLtMatmulDescInit(&operation, CUBLAS_COMPUTE_32F, CUDA_R_32F));
+  const cublasOperation_t transposed = CUBLAS_OP_T;
+  CheckCublas(cublasLtMatmulDescSetAttribute(&operation, CUBLASLT_MATMUL_DESC_TRANSA, &transposed,
+                                             sizeof(transposed)));
+}
+
+cublasStatus_t CublasProduct::Run(DeviceContext& context, int64_t n, const void* x, float* y,
+                                  bool accumulate) {
   const float one = 1, beta = accumulate ? 1 : 0;
   cublasLtMatrixLayoutOpaque_t w_layout = Layout(DataType(compute), in, out);
   cublasLtMatrixLayoutOpaque_t x_layout = Layout(DataType(compute), in, n);
@@ -102,7 +113,7 @@ cublasStatus_t CublasProduct::State::Run(DeviceContext& context, int64_t n, cons
 }
 
 // Best first; none that splits a sum over blocks, whose order could depend on timing.
-std::vector<Algorithm> CublasProduct::State::Algorithms(DeviceContext& context) {
+std::vector<Algorithm> CublasProduct::Algorithms(DeviceContext& context) {
   cublasLtMatmulPreferenceOpaque_t preference;
   CheckCublas(cublasLtMatmulPreferenceInit(&preference));
   Prefer(preference, CUBLASLT_MATMUL_PREF_MAX_WORKSPACE_BYTES, uint64_t{kWorkspaceBytes});
@@ -132,25 +143,17 @@ std::vector<Algorithm> CublasProduct::State::Algorithms(DeviceContext& context) 
 
 // Compares calls of n rows, taken from many places of a long call, with the same rows of that call.
 // With accumulate they are added to zeros, because that may be another kernel.
-bool CublasProduct::State::SameBitsForAnyRows(DeviceContext& context, bool accumulate) {
+bool CublasProduct::SameBitsForAnyRows(DeviceContext& context, bool accumulate) {
   const int64_t most = most_rows();
-  const auto x_elements = static_cast<size_t>(most * in);
-  std::vector<float> values(x_elements);
-  for (size_t i = 0; i < x_elements; ++i) {
-    values[i] = static_cast<float>(i * 2654435761u % 4093) / 2048.0f - 1.0f;
-  }
-  std::vector<BF16> narrow(x_elements);
-  std::transform(values.begin(), values.end(), narrow.begin(), RoundToBF16);
-  const size_t element = DTypeBytes(compute), x_row = static_cast<size_t>(in) * element;
+  const size_t x_row = static_cast<size_t>(in) * DTypeBytes(compute);
   const size_t y_row = static_cast<size_t>(out) * sizeof(float);
-  const void* host =
-      compute == DType::kF32 ? static_cast<const void*>(values.data()) : narrow.data();
-  const Buffer x = context.Upload(host, x_elements * element);
+  const std::vector<std::byte> rows = TestRows(most, in, compute);
+  const Buffer x = context.Upload(rows.data(), rows.size());
   const Buffer y(Device::kCuda, static_cast<size_t>(most) * y_row);
   const auto run = [&](int64_t first, int64_t n, std::vector<std::byte>& rows) {
     rows.resize(static_cast<size_t>(n) * y_row);
     if (accumulate) {
-      cuda::CheckCuda(cudaMemsetAsync(y.as<void>(), 0, rows.size(), context.cuda().stream));
+      CheckCuda(cudaMemsetAsync(y.as<void>(), 0, rows.size(), context.cuda().stream));
     }
     const void* from = x.as<std::byte>() + static_cast<size_t>(first) * x_row;
     if (Run(context, n, from, y.as<float>(), accumulate) != CUBLAS_STATUS_SUCCESS) return false;
@@ -171,82 +174,49 @@ bool CublasProduct::State::SameBitsForAnyRows(DeviceContext& context, bool accum
   return true;
 }
 
-void CublasProduct::State::UploadWeights(DeviceContext& context, const StackedWeights& source) {
-  const size_t row_bytes = static_cast<size_t>(in) * DTypeBytes(compute);
-  const auto at_once = std::max<int64_t>(1, static_cast<int64_t>(kUploadBytes / row_bytes));
-  weights = Buffer(Device::kCuda, static_cast<size_t>(out) * row_bytes);
-  std::vector<std::byte> rows(static_cast<size_t>(std::min(at_once, out)) * row_bytes);
-  for (int64_t first = 0; first < out; first += at_once) {
-    const int64_t n = std::min(at_once, out - first);
-    for (int64_t i = 0; i < n; ++i) {
-      std::byte* to = rows.data() + static_cast<size_t>(i) * row_bytes;
-      if (compute == DType::kF32) {
-        CopyRow(source, first + i, reinterpret_cast<float*>(to));
-      } else {
-        CopyRow(source, first + i, reinterpret_cast<BF16*>(to));
-      }
-    }
-    cuda::Upload(context.cuda(), weights.as<std::byte>() + static_cast<size_t>(first) * row_bytes,
-                 rows.data(), static_cast<size_t>(n) * row_bytes);
-  }
-}
-
-CublasProduct::CublasProduct(std::unique_ptr<State> state) : state_(std::move(state)) {}
-CublasProduct::~CublasProduct() = default;
-size_t CublasProduct::bytes() const { return state_->weights.bytes(); }
-
-std::unique_ptr<CublasProduct> CublasProduct::Make(const StackedWeights& weights,
-                                                   DeviceContext& context) {
-  // What the check found for a shape, kept because every layer asks again; empty: none passes.
-  using Verdict = std::optional<Algorithm>;
-  static std::mutex mutex;
-  static std::map<std::tuple<int64_t, int64_t, DType>, Verdict> verdicts;
-  const bool aligned =
-      weights.in * static_cast<int64_t>(DTypeBytes(weights.compute)) % kAlignment == 0 &&
-      weights.out * static_cast<int64_t>(sizeof(float)) % kAlignment == 0;
-  if (!aligned || Handle(context.cuda()) == nullptr) return nullptr;
-  const std::tuple key(weights.in, weights.out, weights.compute);
-  const std::lock_guard lock(mutex);
-  const auto known = verdicts.find(key);
-  if (known != verdicts.end() && !known->second.has_value()) return nullptr;
-
-  auto state = std::make_unique<State>();
-  state->in = weights.in;
-  state->out = weights.out;
-  state->compute = weights.compute;
-  CheckCublas(cublasLtMatmulDescInit(&state->operation, CUBLAS_COMPUTE_32F, CUDA_R_32F));
-  const cublasOperation_t transposed = CUBLAS_OP_T;
-  CheckCublas(cublasLtMatmulDescSetAttribute(&state->operation, CUBLASLT_MATMUL_DESC_TRANSA,
-                                             &transposed, sizeof(transposed)));
-  state->UploadWeights(context, weights);
-  if (known != verdicts.end()) {
-    state->algorithm = *known->second;
-    return std::unique_ptr<CublasProduct>(new CublasProduct(std::move(state)));
-  }
-  Verdict& verdict = verdicts[key];
-  for (const Algorithm& algorithm : state->Algorithms(context)) {
-    state->algorithm = algorithm;
-    if (!state->SameBitsForAnyRows(context, /*accumulate=*/false) ||
-        !state->SameBitsForAnyRows(context, /*accumulate=*/true)) {
-      continue;
-    }
-    verdict = algorithm;
-    return std::unique_ptr<CublasProduct>(new CublasProduct(std::move(state)));
-  }
-  return nullptr;
-}
-
-void CublasProduct::Apply(DeviceContext& context, TensorView x, TensorView y,
-                          bool accumulate) const {
+void CublasProduct::Apply(DeviceContext& context, TensorView x, TensorView y, bool accumulate) {
   const auto start = reinterpret_cast<uintptr_t>(x.data) | reinterpret_cast<uintptr_t>(y.data);
   Check(start % kAlignment == 0, "rows of a matrix product start at multiples of 16 bytes");
-  const size_t x_row = static_cast<size_t>(state_->in) * DTypeBytes(state_->compute);
-  const int64_t most = state_->most_rows();
+  const size_t x_row = static_cast<size_t>(in) * DTypeBytes(compute);
+  const int64_t most = most_rows();
   for (int64_t row = 0; row < x.shape[0]; row += most) {
     const int64_t n = std::min(most, x.shape[0] - row);
-    CheckCublas(state_->Run(context, n, x.as<std::byte>() + static_cast<size_t>(row) * x_row,
-                            y.as<float>() + row * state_->out, accumulate));
+    CheckCublas(Run(context, n, x.as<std::byte>() + static_cast<size_t>(row) * x_row,
+                    y.as<float>() + row * out, accumulate));
   }
 }
 
-}  // namespace ovq
+}  // namespace
+
+std::optional<Product> MakeCublasProduct(DeviceContext& context, const StackedWeights& weights) {
+  // What the check found for a shape, kept because every layer asks again; empty: none passes.
+  static std::mutex mutex;
+  static std::map<std::tuple<int64_t, int64_t, DType>, std::optional<Algorithm>> verdicts;
+  const bool aligned = weights.row_bytes() % kAlignment == 0 &&
+                       static_cast<size_t>(weights.out) * sizeof(float) % kAlignment == 0;
+  if (!aligned || Handle(context.cuda()) == nullptr) return std::nullopt;
+  const std::lock_guard lock(mutex);
+  const auto [verdict, is_new] =
+      verdicts.try_emplace({weights.in, weights.out, weights.compute}, std::nullopt);
+  if (!is_new && !verdict->second) return std::nullopt;
+
+  const auto product = std::make_shared<CublasProduct>(context, weights);
+  const auto passes = [&](const Algorithm& algorithm) {
+    product->algorithm = algorithm;
+    return product->SameBitsForAnyRows(context, /*accumulate=*/false) &&
+           product->SameBitsForAnyRows(context, /*accumulate=*/true);
+  };
+  if (is_new) {
+    const std::vector<Algorithm> all = product->Algorithms(context);
+    const auto found = std::find_if(all.begin(), all.end(), passes);
+    if (found == all.end()) return std::nullopt;
+    verdict->second = *found;
+  }
+  product->algorithm = *verdict->second;
+  return Product{product->weights.bytes(),
+                 [product](DeviceContext& context, TensorView x, TensorView y, bool accumulate) {
+                   product->Apply(context, x, y, accumulate);
+                 }};
+}
+
+}  // namespace ovq::cuda

@@ -1,6 +1,8 @@
-// y[n, out] (+)= x[n, in] W^T, W [out, in], with the kernels of kernels/ops/cuda: CudaProduct, and
-// the choice between it and CublasProduct.
+// y[n, out] (+)= x[n, in] W^T, W [out, in], with the kernels of kernels/ops/cuda, and the choice
+// between them and cuBLASLt.
 #include <algorithm>
+#include <memory>
+#include <utility>
 #include <vector>
 
 #include "kernels/common/cuda/cuda_device.h"
@@ -9,12 +11,12 @@
 #include "kernels/ops/cuda/product_f32.cuh"
 #include "kernels/ops/matmul_device.h"
 
-namespace ovq {
+namespace ovq::cuda {
 namespace {
 
-static_assert(CudaProduct::kSegment == cuda::kChunk * cuda::kChunksPerSegment);
-static_assert(CudaProduct::kSegment == cuda::kSegmentF32);
-static_assert(cuda::kManyOuts == cuda::kPanel);
+constexpr int kSegment = kChunk * kChunksPerSegment;
+static_assert(kSegment == kSegmentF32);
+static_assert(kManyOuts == kPanel);
 
 constexpr int64_t kOutGroup = 64;  // outputs are padded to whole groups
 constexpr size_t kUploadBytes = size_t{8} << 20;
@@ -27,13 +29,13 @@ void PackGroup(const StackedWeights& weights, int64_t group, int64_t padded_in, 
   const int64_t end = std::min(weights.out, (group + 1) * kOutGroup);
   for (int64_t o = group * kOutGroup; o < end; ++o) {
     CopyRow(weights, o, row.data());
-    const int64_t in_tile = o % cuda::kOutTile;
+    const int64_t in_tile = o % kOutTile;
     BF16* tile = packed + (o % kOutGroup - in_tile) * padded_in;
     for (int64_t i = 0; i < padded_in; i += 2) {
-      const int64_t chunk = i / cuda::kChunk, t = i % cuda::kChunk / 8, half = i % 8 / 4;
+      const int64_t chunk = i / kChunk, t = i % kChunk / 8, half = i % 8 / 4;
       const int64_t lane = in_tile % 8 * 4 + t;
       const int64_t pair = i % 4 / 2 * 2 + in_tile / 8;
-      BF16* to = tile + ((chunk * 2 + half) * cuda::kLanes + lane) * 8 + pair * 2;
+      BF16* to = tile + ((chunk * 2 + half) * kLanes + lane) * 8 + pair * 2;
       to[0] = row[static_cast<size_t>(i)];
       to[1] = row[static_cast<size_t>(i + 1)];
     }
@@ -52,112 +54,85 @@ void PackGroup(const StackedWeights& weights, int64_t group, int64_t padded_in, 
   }
 }
 
-// A few groups at a time, so that the host never holds a second copy of all weights.
 template <class T>
-void PackAndUpload(const StackedWeights& weights, int64_t padded_in, DeviceContext& context,
-                   T* to) {
-  const size_t group_elements = static_cast<size_t>(kOutGroup * padded_in);
-  const int64_t n_groups = CeilDiv(weights.out, kOutGroup);
-  const auto at_once =
-      std::max<int64_t>(1, static_cast<int64_t>(kUploadBytes / (group_elements * sizeof(T))));
-  for (int64_t group = 0; group < n_groups; group += at_once) {
-    const int64_t n = std::min(at_once, n_groups - group);
-    std::vector<T> packed(static_cast<size_t>(n) * group_elements, T{});
-    for (int64_t i = 0; i < n; ++i) {
-      PackGroup(weights, group + i, padded_in,
-                packed.data() + static_cast<size_t>(i) * group_elements);
-    }
-    cuda::Upload(context.cuda(), to + static_cast<size_t>(group) * group_elements, packed.data(),
-                 packed.size() * sizeof(T));
-  }
+Buffer PackAndUpload(DeviceContext& context, const StackedWeights& weights, int64_t padded_in) {
+  const size_t group_bytes = static_cast<size_t>(kOutGroup * padded_in) * sizeof(T);
+  return UploadItems(context, CeilDiv(weights.out, kOutGroup), group_bytes,
+                     [&](int64_t group, std::byte* bytes) {
+                       PackGroup(weights, group, padded_in, reinterpret_cast<T*>(bytes));
+                     });
 }
 
-// Warps of a thread block for few rows: one for each segment.
-int FewWarps(int64_t n_segments, int max_warps) {
-  return static_cast<int>(std::min<int64_t>(n_segments, max_warps));
+// Few rows: a warp for each segment, as far as a thread block has them.
+template <class Few>
+void LaunchFewRows(DeviceContext& context, const ProductTask& task) {
+  const int n_warps = static_cast<int>(std::min<int64_t>(task.n_segments, kMaxFewWarps));
+  Launch(context, FewRows<Few>, dim3(static_cast<unsigned>(CeilDiv(task.out, Few::kOuts))),
+         dim3(n_warps * kLanes), FewRowsSharedBytes<Few>(n_warps), task);
 }
 
-template <int kRowTiles>
-void LaunchFewRows(DeviceContext& context, const cuda::ProductBF16& p) {
-  const int n_warps = FewWarps(p.n_segments, cuda::kMaxFewWarps);
-  cuda::Launch(context, cuda::FewRowsBF16<kRowTiles>,
-               dim3(static_cast<unsigned>(CeilDiv(p.out, cuda::kOutTile))),
-               dim3(n_warps * cuda::kLanes), cuda::FewRowsSharedBytes<kRowTiles>(n_warps), p);
+dim3 Tiles(const ProductTask& task, int rows, int outs) {
+  return dim3(static_cast<unsigned>(CeilDiv(task.n, rows)),
+              static_cast<unsigned>(CeilDiv(task.out, outs)));
 }
 
-void LaunchProduct(DeviceContext& context, const cuda::ProductBF16& p) {
-  if (p.n <= cuda::kTileRows) return LaunchFewRows<1>(context, p);
-  if (p.n <= 2 * cuda::kTileRows) return LaunchFewRows<2>(context, p);
-  if (p.n <= 8 * cuda::kTileRows) return LaunchFewRows<8>(context, p);
-  const dim3 grid(static_cast<unsigned>(CeilDiv(p.n, cuda::kManyRows)),
-                  static_cast<unsigned>(CeilDiv(p.out, cuda::kManyOuts)));
-  cuda::Launch(context, cuda::ManyRowsBF16, grid, dim3(cuda::kManyThreads),
-               cuda::kManyRowsSharedBytes, p);
+void LaunchProductBF16(DeviceContext& context, const ProductTask& task) {
+  if (task.n <= kTileRows) return LaunchFewRows<FewRowsBF16<1>>(context, task);
+  if (task.n <= 2 * kTileRows) return LaunchFewRows<FewRowsBF16<2>>(context, task);
+  if (task.n <= 8 * kTileRows) return LaunchFewRows<FewRowsBF16<8>>(context, task);
+  Launch(context, ManyRowsBF16, Tiles(task, kManyRows, kManyOuts), dim3(kManyThreads),
+         kManyRowsSharedBytes, task);
 }
 
-void LaunchProduct(DeviceContext& context, const cuda::ProductF32& p) {
-  if (p.n <= cuda::kFewRowsF32) {
-    const int n_warps = FewWarps(p.n_segments, cuda::kMaxFewWarpsF32);
-    cuda::Launch(context, cuda::FewRowsF32,
-                 dim3(static_cast<unsigned>(CeilDiv(p.out, cuda::kFewOuts))),
-                 dim3(n_warps * cuda::kFewOuts), cuda::FewRowsSharedBytesF32(n_warps), p);
-    return;
-  }
-  const dim3 grid(static_cast<unsigned>(CeilDiv(p.n, cuda::kManyRowsF32)),
-                  static_cast<unsigned>(CeilDiv(p.out, cuda::kPanel)));
-  cuda::Launch(context, cuda::ManyRowsF32, grid, dim3(cuda::kManyThreadsF32),
-               cuda::kManyRowsSharedBytesF32, p);
+void LaunchProductF32(DeviceContext& context, const ProductTask& task) {
+  if (task.n <= FewRowsF32::kRows) return LaunchFewRows<FewRowsF32>(context, task);
+  Launch(context, ManyRowsF32, Tiles(task, kManyRowsF32, kPanel), dim3(kManyThreadsF32),
+         kManyRowsSharedBytesF32, task);
 }
 
 }  // namespace
 
-CudaProduct::CudaProduct(const StackedWeights& weights, DeviceContext& context)
-    : in_(weights.in), out_(weights.out), compute_(weights.compute) {
-  const int64_t padded_in = CeilDiv(in_, kSegment) * kSegment;
-  const int64_t padded_out = CeilDiv(out_, kOutGroup) * kOutGroup;
-  const size_t elements = static_cast<size_t>(padded_in * padded_out);
-  weights_ = Buffer(Device::kCuda, elements * DTypeBytes(compute_));
-  if (compute_ == DType::kF32) {
-    PackAndUpload(weights, padded_in, context, weights_.as<float>());
-  } else {
-    PackAndUpload(weights, padded_in, context, weights_.as<BF16>());
+Buffer UploadItems(DeviceContext& context, int64_t n, size_t item_bytes,
+                   const std::function<void(int64_t item, std::byte* bytes)>& fill) {
+  Buffer memory(Device::kCuda, static_cast<size_t>(n) * item_bytes);
+  const auto at_once = std::max<int64_t>(1, static_cast<int64_t>(kUploadBytes / item_bytes));
+  for (int64_t first = 0; first < n; first += at_once) {
+    const auto here = static_cast<size_t>(std::min(at_once, n - first));
+    std::vector<std::byte> items(here * item_bytes);
+    for (size_t i = 0; i < here; ++i) {
+      fill(first + static_cast<int64_t>(i), items.data() + i * item_bytes);
+    }
+    Upload(context.cuda(), memory.as<std::byte>() + static_cast<size_t>(first) * item_bytes,
+           items.data(), items.size());
   }
+  return memory;
 }
 
-void CudaProduct::Apply(DeviceContext& context, TensorView x, TensorView y, bool accumulate) const {
-  const int64_t n_segments = CeilDiv(in_, kSegment);
-  if (compute_ == DType::kF32) {
-    LaunchProduct(context, cuda::ProductF32{.weights = weights_.as<float>(),
-                                            .x = x.as<float>(),
-                                            .y = y.as<float>(),
-                                            .n = x.shape[0],
-                                            .in = in_,
-                                            .out = out_,
-                                            .n_segments = n_segments,
-                                            .accumulate = accumulate});
-    return;
-  }
-  const bool aligned = in_ % 8 == 0 && reinterpret_cast<uintptr_t>(x.data) % 16 == 0;
-  LaunchProduct(context, cuda::ProductBF16{.weights = weights_.as<uint4>(),
-                                           .x = x.as<BF16>(),
-                                           .y = y.as<float>(),
-                                           .n = x.shape[0],
-                                           .in = in_,
-                                           .out = out_,
-                                           .n_segments = n_segments,
-                                           .accumulate = accumulate,
-                                           .aligned = aligned});
+Product MakeOwnProduct(DeviceContext& context, const StackedWeights& weights) {
+  const int64_t in = weights.in, out = weights.out, n_segments = CeilDiv(in, kSegment);
+  const bool wide = weights.compute == DType::kF32;
+  const auto packed =
+      std::make_shared<Buffer>(wide ? PackAndUpload<float>(context, weights, n_segments * kSegment)
+                                    : PackAndUpload<BF16>(context, weights, n_segments * kSegment));
+  const auto apply = [=](DeviceContext& context, TensorView x, TensorView y, bool accumulate) {
+    const ProductTask task = {
+        .weights = packed->as<void>(),
+        .x = x.data,
+        .y = y.as<float>(),
+        .n = x.shape[0],
+        .in = in,
+        .out = out,
+        .n_segments = n_segments,
+        .accumulate = accumulate,
+        .aligned = in % 8 == 0 && reinterpret_cast<uintptr_t>(x.data) % 16 == 0};
+    wide ? LaunchProductF32(context, task) : LaunchProductBF16(context, task);
+  };
+  return {packed->bytes(), apply};
 }
 
-namespace cuda {
-
-void MakeProduct(DeviceContext& context, const StackedWeights& weights, Product* product) {
-  if (auto fast = CublasProduct::Make(weights, context)) {
-    *product = std::move(fast);
-  } else {
-    *product = std::make_unique<CudaProduct>(weights, context);
-  }
+Product MakeProduct(DeviceContext& context, const StackedWeights& weights) {
+  if (auto fast = MakeCublasProduct(context, weights)) return *std::move(fast);
+  return MakeOwnProduct(context, weights);
 }
 
-}  // namespace cuda
-}  // namespace ovq
+}  // namespace ovq::cuda

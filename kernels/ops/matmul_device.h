@@ -1,10 +1,10 @@
-// The products behind Linear. Each keeps its own packed copy of the weights.
+// The products behind Linear.
 #pragma once
 
 #include <cstdint>
-#include <memory>
+#include <functional>
+#include <optional>
 #include <span>
-#include <variant>
 #include <vector>
 
 #include "kernels/ops/ops.h"
@@ -17,115 +17,58 @@ struct StackedWeights {
   int64_t in;
   int64_t out;
   DType compute;
+
+  size_t row_bytes() const { return static_cast<size_t>(in) * DTypeBytes(compute); }
 };
 
-// Row `row` of the stack, rounded to the compute type. dst [in] of T = float or BF16.
-template <class T>
-void CopyRow(const StackedWeights& weights, int64_t row, T* dst);
+// Row `row` of the stack. dst [in] of the compute type.
+void CopyRow(const StackedWeights& weights, int64_t row, void* dst);
 
-// Sums in float64, in the order of the inputs.
-class ReferenceProduct {
- public:
-  explicit ReferenceProduct(const StackedWeights& weights);
-  size_t bytes() const { return weights_.size() * sizeof(float); }
-  void Apply(DeviceContext& context, TensorView x, TensorView y, bool accumulate) const;
-
- private:
-  int64_t in_, out_;
-  std::vector<float> weights_;  // [out, in], rounded to the compute type
-};
-
-// Plain SIMD: every element of y is one chain of fused multiply-adds in float32 over the inputs in
-// their order (a bfloat16 product is exact in float32), whatever the rows and threads. For machines
-// where oneDNN's sums depend on the number of rows or where it has no bfloat16.
-class SimdProduct {
- public:
-  explicit SimdProduct(const StackedWeights& weights);
-  size_t bytes() const { return bytes_; }
-  void Apply(DeviceContext& context, TensorView x, TensorView y, bool accumulate) const;
-
- private:
-  struct AlignedDelete {
-    void operator()(std::byte* p) const;
-  };
-  int64_t in_, out_;
-  DType compute_;
-  size_t bytes_;
-  std::unique_ptr<std::byte[], AlignedDelete> weights_;  // [panels, in, panel columns]
-};
-
-// oneDNN's blocked ("brgemm") matrix product.
-class OneDnnProduct {
- public:
-  // Null where oneDNN would use another implementation, or where this one fails the test that a
-  // row's bits are the same for any number of rows.
-  static std::unique_ptr<OneDnnProduct> Make(const StackedWeights& weights, DeviceContext& context);
-  ~OneDnnProduct();
-  size_t bytes() const;
-  void Apply(DeviceContext& context, TensorView x, TensorView y, bool accumulate) const;
-
- private:
-  struct State;  // of oneDNN's types
-  explicit OneDnnProduct(std::unique_ptr<State> state);
-  std::unique_ptr<State> state_;
-};
-
-#ifdef WITH_CUDA
-
-// Kernels of our own. Segments of kSegment inputs are summed on their own, each in one fixed order,
-// and added from the first to the last, whether by one block after another or by several at once:
-// so few rows (which read the weights once, spread over many blocks) and many get the same bits.
-class CudaProduct {
- public:
-  static constexpr int kSegment = 128;
-  CudaProduct(const StackedWeights& weights, DeviceContext& context);
-  size_t bytes() const { return weights_.bytes(); }
-  void Apply(DeviceContext& context, TensorView x, TensorView y, bool accumulate) const;
-
- private:
-  int64_t in_, out_;
-  DType compute_;
-  Buffer weights_;  // packed as kernels/ops/cuda/product_bf16.cuh and product_f32.cuh say
-};
-
-// One algorithm of cuBLASLt for every number of rows.
-class CublasProduct {
- public:
-  // Null if no algorithm passes the test that a row's bits are the same for any number of rows.
-  static std::unique_ptr<CublasProduct> Make(const StackedWeights& weights, DeviceContext& context);
-  ~CublasProduct();
-  size_t bytes() const;
-  void Apply(DeviceContext& context, TensorView x, TensorView y, bool accumulate) const;
-
- private:
-  struct State;  // of cuBLASLt's types
-  explicit CublasProduct(std::unique_ptr<State> state);
-  std::unique_ptr<State> state_;
-};
-
-using Product = std::variant<std::unique_ptr<ReferenceProduct>, std::unique_ptr<SimdProduct>,
-                             std::unique_ptr<OneDnnProduct>, std::unique_ptr<CudaProduct>,
-                             std::unique_ptr<CublasProduct>>;
-
-#else
-
-using Product = std::variant<std::unique_ptr<ReferenceProduct>, std::unique_ptr<SimdProduct>,
-                             std::unique_ptr<OneDnnProduct>>;
-
-#endif
+// Activations [n, in] of the compute type, in [-1, 1), to test a product with before it is used.
+std::vector<std::byte> TestRows(int64_t n, int64_t in, DType compute);
 
 }  // namespace ovq
 
 namespace ovq::ref {
-void MakeProduct(DeviceContext& context, const StackedWeights& weights, Product* product);
+
+// Sums in float64, in the order of the inputs.
+Product MakeProduct(DeviceContext& context, const StackedWeights& weights);
+
 }  // namespace ovq::ref
 
 namespace ovq::cpu {
-// OneDnnProduct where it keeps the promise of ops.h, else SimdProduct.
-void MakeProduct(DeviceContext& context, const StackedWeights& weights, Product* product);
+
+// Plain SIMD: every element of y is one chain of fused multiply-adds in float32 over the inputs in
+// their order (a bfloat16 product is exact in float32), whatever the rows and threads. For machines
+// where oneDNN's sums depend on the number of rows or where it has no bfloat16.
+Product MakeSimdProduct(const StackedWeights& weights);
+
+// oneDNN's blocked ("brgemm") matrix product. None where oneDNN would use another implementation,
+// or where this one fails the test that a row's bits are the same for any number of rows.
+std::optional<Product> MakeOneDnnProduct(DeviceContext& context, const StackedWeights& weights);
+
+// oneDNN's where it keeps the promise of ops.h, else plain SIMD.
+Product MakeProduct(DeviceContext& context, const StackedWeights& weights);
+
 }  // namespace ovq::cpu
 
 namespace ovq::cuda {
-// CublasProduct where it keeps the promise of ops.h, else CudaProduct.
-void MakeProduct(DeviceContext& context, const StackedWeights& weights, Product* product);
+
+// Kernels of our own. Segments of 128 inputs are summed on their own, each in one fixed order, and
+// added from the first to the last, whether by one block after another or by several at once: so
+// few rows (which read the weights once, spread over many blocks) and many get the same bits.
+Product MakeOwnProduct(DeviceContext& context, const StackedWeights& weights);
+
+// One algorithm of cuBLASLt for every number of rows. None if no algorithm passes the test that a
+// row's bits are the same for any number of rows.
+std::optional<Product> MakeCublasProduct(DeviceContext& context, const StackedWeights& weights);
+
+// cuBLASLt's where it keeps the promise of ops.h, else our own.
+Product MakeProduct(DeviceContext& context, const StackedWeights& weights);
+
+// Device memory [n, item_bytes], each item written by fill(item, its bytes, zero at first). Some
+// items at a time, so that the host never holds a second copy of all weights.
+Buffer UploadItems(DeviceContext& context, int64_t n, size_t item_bytes,
+                   const std::function<void(int64_t item, std::byte* bytes)>& fill);
+
 }  // namespace ovq::cuda

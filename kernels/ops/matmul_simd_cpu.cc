@@ -1,8 +1,8 @@
-// y[n, out] (+)= x[n, in] W^T, W [out, in], with Highway: SimdProduct.
+// y[n, out] (+)= x[n, in] W^T, W [out, in], with Highway: MakeSimdProduct.
 #include <algorithm>
-#include <cstdlib>
-#include <new>
-#include <utility>
+#include <cstring>
+#include <memory>
+#include <vector>
 
 #include "kernels/common/highway_targets.h"
 #include "kernels/ops/matmul_device.h"
@@ -38,11 +38,22 @@ V LoadWide(const BF16* p) {
   return hn::BitCast(d, hn::ShiftLeft<16>(bits));
 }
 
-// y[r][0..columns) (+)= x[r] . panel for kRows rows; panel [in, PanelColumns()].
+// y [n, columns] (+)= x [n, in] . weights [in, PanelColumns()], rows of y y_stride apart.
+template <class T>
+struct PanelTask {
+  const float* x;
+  int64_t n, in;
+  const T* weights;
+  float* y;
+  int64_t y_stride, columns;
+  bool accumulate;
+};
+
 template <int kRows, class T>
-HWY_INLINE void Tile(const float* x, int64_t in, const T* panel, float* y, int64_t y_stride,
-                     int64_t columns, bool accumulate) {
+HWY_INLINE void Tile(const PanelTask<T>& task, int64_t first_row) {
   const auto lanes = static_cast<int64_t>(hn::Lanes(d));
+  const int64_t in = task.in;
+  const float* x = task.x + first_row * in;
   V sum[kRows][kPanelVectors];
   for (int r = 0; r < kRows; ++r) {
     for (int v = 0; v < kPanelVectors; ++v) sum[r][v] = hn::Zero(d);
@@ -50,7 +61,7 @@ HWY_INLINE void Tile(const float* x, int64_t in, const T* panel, float* y, int64
   for (int64_t i = 0; i < in; ++i) {
     V w[kPanelVectors];
     for (int v = 0; v < kPanelVectors; ++v) {
-      w[v] = LoadWide(panel + (i * kPanelVectors + v) * lanes);
+      w[v] = LoadWide(task.weights + (i * kPanelVectors + v) * lanes);
     }
     for (int r = 0; r < kRows; ++r) {
       const V factor = hn::Set(d, x[r * in + i]);
@@ -60,37 +71,36 @@ HWY_INLINE void Tile(const float* x, int64_t in, const T* panel, float* y, int64
   HWY_ALIGN float row[kPanelVectors * hn::MaxLanes(d)];
   for (int r = 0; r < kRows; ++r) {
     for (int v = 0; v < kPanelVectors; ++v) hn::Store(sum[r][v], d, row + v * lanes);
-    float* target = y + r * y_stride;
-    for (int64_t c = 0; c < columns; ++c) target[c] = accumulate ? target[c] + row[c] : row[c];
+    float* y = task.y + (first_row + r) * task.y_stride;
+    for (int64_t c = 0; c < task.columns; ++c) y[c] = task.accumulate ? y[c] + row[c] : row[c];
   }
 }
 
+// Tiles of kRows rows, the rest in tiles of fewer.
+template <int kRows, class T>
+void Tiles(const PanelTask<T>& task, int64_t row) {
+  for (; row + kRows <= task.n; row += kRows) Tile<kRows>(task, row);
+  if constexpr (kRows > 1) Tiles<(kRows > 2 ? kRows - 2 : 1)>(task, row);
+}
+
 template <class T>
-void Panel(const float* x, int64_t n_rows, int64_t in, const T* panel, float* y, int64_t y_stride,
-           int64_t columns, bool accumulate) {
-  int64_t r = 0;
-  for (; r + kRowTile <= n_rows; r += kRowTile) {
-    Tile<kRowTile>(x + r * in, in, panel, y + r * y_stride, y_stride, columns, accumulate);
-  }
-  if (n_rows - r >= 4) {
-    Tile<4>(x + r * in, in, panel, y + r * y_stride, y_stride, columns, accumulate);
-    r += 4;
-  }
-  if (n_rows - r >= 2) {
-    Tile<2>(x + r * in, in, panel, y + r * y_stride, y_stride, columns, accumulate);
-    r += 2;
-  }
-  if (n_rows - r >= 1) {
-    Tile<1>(x + r * in, in, panel, y + r * y_stride, y_stride, columns, accumulate);
-  }
+void PanelsOf(TensorView x, TensorView packed, TensorView y, int64_t panel, bool accumulate) {
+  const int64_t in = x.shape[1], out = y.shape[1], columns = PanelColumns();
+  Tiles<kRowTile>(PanelTask<T>{.x = x.as<float>(),
+                               .n = x.shape[0],
+                               .in = in,
+                               .weights = packed.as<T>() + panel * in * columns,
+                               .y = y.as<float>() + panel * columns,
+                               .y_stride = out,
+                               .columns = std::min(columns, out - panel * columns),
+                               .accumulate = accumulate},
+                  0);
 }
-void PanelF32(const float* x, int64_t n_rows, int64_t in, const float* panel, float* y,
-              int64_t y_stride, int64_t columns, bool accumulate) {
-  Panel(x, n_rows, in, panel, y, y_stride, columns, accumulate);
-}
-void PanelBF16(const float* x, int64_t n_rows, int64_t in, const BF16* panel, float* y,
-               int64_t y_stride, int64_t columns, bool accumulate) {
-  Panel(x, n_rows, in, panel, y, y_stride, columns, accumulate);
+
+// One panel of packed [panels, in, columns] times x [n, in] F32.
+void Panel(TensorView x, TensorView packed, TensorView y, int64_t panel, bool accumulate) {
+  const auto run = packed.dtype == DType::kF32 ? PanelsOf<float> : PanelsOf<BF16>;
+  run(x, packed, y, panel, accumulate);
 }
 
 }  // namespace
@@ -102,69 +112,55 @@ namespace ovq {
 namespace {
 
 HWY_EXPORT(PanelColumns);
-HWY_EXPORT(PanelF32);
-HWY_EXPORT(PanelBF16);
+HWY_EXPORT(Panel);
 
-constexpr size_t kAlignment = 64;
-
-// packed [panels, in, columns], zero where the last panel has no column.
+// to [panels, in, columns].
 template <class T>
-void Pack(const StackedWeights& weights, int64_t columns, T* packed) {
+void Pack(const StackedWeights& weights, int64_t columns, T* to) {
   std::vector<T> row(static_cast<size_t>(weights.in));
   for (int64_t o = 0; o < weights.out; ++o) {
     CopyRow(weights, o, row.data());
-    T* panel = packed + o / columns * columns * weights.in + o % columns;
+    T* panel = to + o / columns * columns * weights.in + o % columns;
     for (int64_t i = 0; i < weights.in; ++i) panel[i * columns] = row[static_cast<size_t>(i)];
   }
 }
 
 }  // namespace
 
-void SimdProduct::AlignedDelete::operator()(std::byte* p) const {
-  ::operator delete[](p, std::align_val_t(kAlignment));
-}
+namespace cpu {
 
-SimdProduct::SimdProduct(const StackedWeights& weights)
-    : in_(weights.in), out_(weights.out), compute_(weights.compute) {
+Product MakeSimdProduct(const StackedWeights& weights) {
   const int64_t columns = HWY_DYNAMIC_DISPATCH(PanelColumns)();
-  const int64_t padded_out = (out_ + columns - 1) / columns * columns;
-  bytes_ = static_cast<size_t>(padded_out * in_) * DTypeBytes(compute_);
-  weights_.reset(new (std::align_val_t(kAlignment)) std::byte[bytes_]());
-  if (compute_ == DType::kF32) {
-    Pack(weights, columns, reinterpret_cast<float*>(weights_.get()));
+  const int64_t n_panels = (weights.out + columns - 1) / columns;
+  const size_t bytes = static_cast<size_t>(n_panels * columns) * weights.row_bytes();
+  const auto memory = std::make_shared<Buffer>(Device::kCpu, bytes);
+  std::memset(memory->as<void>(), 0, bytes);  // where the last panel has no column
+  const TensorView packed = {memory->as<void>(), weights.compute, {n_panels, weights.in, columns}};
+  if (weights.compute == DType::kF32) {
+    Pack(weights, columns, packed.as<float>());
   } else {
-    Pack(weights, columns, reinterpret_cast<BF16*>(weights_.get()));
+    Pack(weights, columns, packed.as<BF16>());
   }
-}
-
-void SimdProduct::Apply(DeviceContext& context, TensorView x, TensorView y, bool accumulate) const {
-  const int64_t n = x.shape[0];
-  const int64_t columns = HWY_DYNAMIC_DISPATCH(PanelColumns)();
-  const int64_t n_panels = (out_ + columns - 1) / columns;
-  ScratchScope scratch(context);
-  const float* wide = x.as<float>();
-  if (compute_ == DType::kBF16) {
-    float* copy = scratch.Allocate<float>(static_cast<size_t>(n * in_));
-    std::transform(x.as<BF16>(), x.as<BF16>() + n * in_, copy, [](BF16 v) { return ToFloat(v); });
-    wide = copy;
-  }
-  const auto run = [&](int64_t begin, int64_t end) {
-    for (int64_t p = begin; p < end; ++p) {
-      const std::byte* panel =
-          weights_.get() + static_cast<size_t>(p * columns * in_) * DTypeBytes(compute_);
-      float* out = y.as<float>() + p * columns;
-      const int64_t width = std::min(columns, out_ - p * columns);
-      if (compute_ == DType::kF32) {
-        HWY_DYNAMIC_DISPATCH(PanelF32)
-        (wide, n, in_, reinterpret_cast<const float*>(panel), out, out_, width, accumulate);
-      } else {
-        HWY_DYNAMIC_DISPATCH(PanelBF16)
-        (wide, n, in_, reinterpret_cast<const BF16*>(panel), out, out_, width, accumulate);
-      }
+  const auto apply = [memory, packed](DeviceContext& context, TensorView x, TensorView y,
+                                      bool accumulate) {
+    ScratchScope scratch(context);
+    if (x.dtype == DType::kBF16) {
+      const auto elements = static_cast<size_t>(x.shape.elements());
+      float* wide = scratch.Allocate<float>(elements);
+      std::transform(x.as<BF16>(), x.as<BF16>() + elements, wide,
+                     [](BF16 v) { return ToFloat(v); });
+      x.data = wide;
     }
+    const int64_t panel_work = x.shape[0] * packed.shape[1] * packed.shape[2];
+    ParallelRows(context, packed.shape[0], panel_work, [&](int64_t begin, int64_t end) {
+      for (int64_t p = begin; p < end; ++p) {
+        HWY_DYNAMIC_DISPATCH(Panel)(x, packed, y, p, accumulate);
+      }
+    });
   };
-  ParallelRows(context, n_panels, n * columns * in_, run);
+  return {bytes, apply};
 }
 
+}  // namespace cpu
 }  // namespace ovq
 #endif  // HWY_ONCE

@@ -1,5 +1,5 @@
 // RmsNorm    y[i] = r / sqrt(mean(r^2) + eps) * weight, r = x[rows[i]]; x [n, d], y [rows, d]
-// UnitNorm   x = x / sqrt(sum(x^2) + 1e-6) * scale[head], in place; x [n, heads, head_dim]
+// UnitNorm   x = x / sqrt(sum(x^2) + 1e-6) * scale, in place; x [n]
 // SwiGlu     y = gate / (1 + e^-gate) * up; gate_up [n, 2f] = [gate | up], y [n, f]
 // LogSumExp  out = max + ln(sum(e^(x - max))), max = max(x); x [n, m], out [n]
 #include <cmath>
@@ -27,9 +27,14 @@ using D = hn::ScalableTag<float>;
 using V = hn::Vec<D>;
 constexpr D d;
 
-// Loads n < Lanes elements; the other lanes are `fill`. Never touches the memory after them, as a
-// masked load may do on older instruction sets.
-V LoadTail(const float* p, int64_t n, float fill) {
+constexpr float kLowest = -std::numeric_limits<float>::infinity();
+
+int64_t Lanes() { return static_cast<int64_t>(hn::Lanes(d)); }
+
+// Loads n elements, at most Lanes(); the other lanes are `fill`. Never touches the memory after
+// them, as a masked load may do on older instruction sets.
+HWY_INLINE V Load(const float* p, int64_t n, float fill = 0) {
+  if (n == Lanes()) return hn::LoadU(d, p);
   HWY_ALIGN float lanes[hn::MaxLanes(d)];
   hn::Store(hn::Set(d, fill), d, lanes);
   std::memcpy(lanes, p, static_cast<size_t>(n) * sizeof(float));
@@ -53,17 +58,28 @@ void StoreWide(V v, BF16* p) {
   hn::StoreU(ToBF16(v), hn::Rebind<hwy::bfloat16_t, D>(), reinterpret_cast<hwy::bfloat16_t*>(p));
 }
 
+// The same the other way.
 template <class T>
-void StoreTail(V v, int64_t n, T* p) {
+HWY_INLINE void Store(V v, int64_t n, T* p) {
+  if (n == Lanes()) return StoreWide(v, p);
   T lanes[hn::MaxLanes(d)];
   StoreWide(v, lanes);
   std::memcpy(p, lanes, static_cast<size_t>(n) * sizeof(T));
 }
 
+// fn(i, n) for elements i .. i + n of each vector, of which the last may have fewer.
+template <class Fn>
+HWY_INLINE void ForEachVector(int64_t n, Fn fn) {
+  const int64_t lanes = Lanes();
+  int64_t i = 0;
+  for (; i + lanes <= n; i += lanes) fn(i, lanes);
+  if (i < n) fn(i, n - i);
+}
+
 // Four sums side by side: a single one would wait for the adder's latency at every element, and its
 // bound on the error would be four times as large.
 float SumOfSquares(const float* x, int64_t n) {
-  const auto lanes = static_cast<int64_t>(hn::Lanes(d));
+  const int64_t lanes = Lanes();
   V sum[4] = {hn::Zero(d), hn::Zero(d), hn::Zero(d), hn::Zero(d)};
   int64_t i = 0;
   for (; i + 4 * lanes <= n; i += 4 * lanes) {
@@ -72,45 +88,35 @@ float SumOfSquares(const float* x, int64_t n) {
       sum[k] = hn::MulAdd(v, v, sum[k]);
     }
   }
-  for (; i + lanes <= n; i += lanes) {
-    const V v = hn::LoadU(d, x + i);
-    sum[0] = hn::MulAdd(v, v, sum[0]);
-  }
-  if (i < n) {
-    const V v = LoadTail(x + i, n - i, 0);
-    sum[1] = hn::MulAdd(v, v, sum[1]);
-  }
+  ForEachVector(n - i, [&](int64_t j, int64_t m) {
+    const V v = Load(x + i + j, m);
+    V& to = m == lanes ? sum[0] : sum[1];
+    to = hn::MulAdd(v, v, to);
+  });
   return hn::GetLane(hn::SumOfLanes(d, hn::Add(hn::Add(sum[0], sum[1]), hn::Add(sum[2], sum[3]))));
 }
 
 template <class T>
-void RmsNormRow(const float* x, const float* weight, int64_t n, float eps, T* y) {
-  const auto lanes = static_cast<int64_t>(hn::Lanes(d));
+void RmsNormRow(const float* x, TensorView weight, float eps, T* y) {
+  const int64_t n = weight.shape[0];
   const float mean = SumOfSquares(x, n) / static_cast<float>(n);
   const V factor = hn::Set(d, 1.0f / std::sqrt(mean + eps));
-  int64_t i = 0;
-  for (; i + lanes <= n; i += lanes) {
-    const V scaled = hn::Mul(hn::LoadU(d, x + i), factor);
-    StoreWide(hn::Mul(scaled, hn::LoadU(d, weight + i)), y + i);
-  }
-  if (i < n) {
-    const V scaled = hn::Mul(LoadTail(x + i, n - i, 0), factor);
-    StoreTail(hn::Mul(scaled, LoadTail(weight + i, n - i, 0)), n - i, y + i);
-  }
-}
-void RmsNormF32(const float* x, const float* weight, int64_t n, float eps, float* y) {
-  RmsNormRow(x, weight, n, eps, y);
-}
-void RmsNormBF16(const float* x, const float* weight, int64_t n, float eps, BF16* y) {
-  RmsNormRow(x, weight, n, eps, y);
+  const float* w = weight.as<float>();
+  ForEachVector(n, [&](int64_t i, int64_t m) {
+    Store(hn::Mul(hn::Mul(Load(x + i, m), factor), Load(w + i, m)), m, y + i);
+  });
 }
 
-void UnitNormHead(float* x, int n, float scale) {
-  const int lanes = static_cast<int>(hn::Lanes(d));
+// Row `row` of y.
+void RmsNorm(const float* x, TensorView weight, float eps, TensorView y, int64_t row) {
+  const int64_t at = row * y.shape[1];
+  if (y.dtype == DType::kF32) return RmsNormRow(x, weight, eps, y.as<float>() + at);
+  RmsNormRow(x, weight, eps, y.as<BF16>() + at);
+}
+
+void UnitNorm(float* x, int n, float scale) {
   const V factor = hn::Set(d, scale / std::sqrt(SumOfSquares(x, n) + 1e-6f));
-  int i = 0;
-  for (; i + lanes <= n; i += lanes) hn::StoreU(hn::Mul(hn::LoadU(d, x + i), factor), d, x + i);
-  if (i < n) StoreTail(hn::Mul(LoadTail(x + i, n - i, 0), factor), n - i, x + i);
+  ForEachVector(n, [&](int64_t i, int64_t m) { Store(hn::Mul(Load(x + i, m), factor), m, x + i); });
 }
 
 // gate * up / (1 + e^-gate), with the exponential of -|gate| alone: it cannot overflow.
@@ -122,48 +128,35 @@ HWY_INLINE V Silu(V gate, V up) {
 }
 
 template <class T>
-void SwiGluRows(const float* gate, int64_t n_rows, int64_t n, T* y) {
-  const auto lanes = static_cast<int64_t>(hn::Lanes(d));
-  for (int64_t row = 0; row < n_rows; ++row, gate += 2 * n, y += n) {
-    const float* up = gate + n;
-    int64_t i = 0;
-    for (; i + lanes <= n; i += lanes) {
-      StoreWide(Silu(hn::LoadU(d, gate + i), hn::LoadU(d, up + i)), y + i);
-    }
-    if (i < n) {
-      StoreTail(Silu(LoadTail(gate + i, n - i, 0), LoadTail(up + i, n - i, 0)), n - i, y + i);
-    }
-  }
-}
-void SwiGluF32(const float* gate_up, int64_t n_rows, int64_t n, float* y) {
-  SwiGluRows(gate_up, n_rows, n, y);
-}
-void SwiGluBF16(const float* gate_up, int64_t n_rows, int64_t n, BF16* y) {
-  SwiGluRows(gate_up, n_rows, n, y);
+void SwiGluRow(const float* gate, int64_t n, T* y) {
+  ForEachVector(n, [&](int64_t i, int64_t m) {
+    Store(Silu(Load(gate + i, m), Load(gate + n + i, m)), m, y + i);
+  });
 }
 
-float LogSumExpRow(const float* x, int64_t n) {
-  constexpr float kLowest = -std::numeric_limits<float>::infinity();
-  const auto lanes = static_cast<int64_t>(hn::Lanes(d));
+void SwiGlu(TensorView gate_up, TensorView y, int64_t row) {
+  const int64_t n = y.shape[1];
+  const float* gate = gate_up.as<float>() + row * 2 * n;
+  if (y.dtype == DType::kF32) return SwiGluRow(gate, n, y.as<float>() + row * n);
+  SwiGluRow(gate, n, y.as<BF16>() + row * n);
+}
+
+float LogSumExp(const float* x, int64_t n) {
+  const int64_t lanes = Lanes();
   V highest = hn::Set(d, kLowest);
-  int64_t i = 0;
-  for (; i + lanes <= n; i += lanes) highest = hn::Max(highest, hn::LoadU(d, x + i));
-  if (i < n) highest = hn::Max(highest, LoadTail(x + i, n - i, kLowest));
+  ForEachVector(n,
+                [&](int64_t i, int64_t m) { highest = hn::Max(highest, Load(x + i, m, kLowest)); });
   const float max = hn::GetLane(hn::MaxOfLanes(d, highest));
   if (std::isinf(max)) return max;  // nothing to subtract it from
 
   const V shift = hn::Set(d, max);
   V sum[2] = {hn::Zero(d), hn::Zero(d)};
-  for (i = 0; i + 2 * lanes <= n; i += 2 * lanes) {
-    for (int k = 0; k < 2; ++k) {
-      const V v = hn::LoadU(d, x + i + k * lanes);
-      sum[k] = hn::Add(sum[k], hn::Exp(d, hn::Sub(v, shift)));
-    }
+  const auto add = [&](V& to, V v) { to = hn::Add(to, hn::Exp(d, hn::Sub(v, shift))); };
+  int64_t i = 0;
+  for (; i + 2 * lanes <= n; i += 2 * lanes) {
+    for (int k = 0; k < 2; ++k) add(sum[k], hn::LoadU(d, x + i + k * lanes));
   }
-  for (; i < n; i += lanes) {
-    const V v = i + lanes <= n ? hn::LoadU(d, x + i) : LoadTail(x + i, n - i, kLowest);
-    sum[0] = hn::Add(sum[0], hn::Exp(d, hn::Sub(v, shift)));
-  }
+  ForEachVector(n - i, [&](int64_t j, int64_t m) { add(sum[0], Load(x + i + j, m, kLowest)); });
   return max + std::log(hn::GetLane(hn::SumOfLanes(d, hn::Add(sum[0], sum[1]))));
 }
 
@@ -175,12 +168,10 @@ HWY_AFTER_NAMESPACE();
 namespace ovq {
 namespace {
 
-HWY_EXPORT(RmsNormF32);
-HWY_EXPORT(RmsNormBF16);
-HWY_EXPORT(UnitNormHead);
-HWY_EXPORT(SwiGluF32);
-HWY_EXPORT(SwiGluBF16);
-HWY_EXPORT(LogSumExpRow);
+HWY_EXPORT(RmsNorm);
+HWY_EXPORT(UnitNorm);
+HWY_EXPORT(SwiGlu);
+HWY_EXPORT(LogSumExp);
 
 constexpr int64_t kExpWork = 8;  // multiply-adds that take as long as one exponential, about
 
@@ -191,40 +182,19 @@ namespace cpu {
 void RmsNorm(DeviceContext& context, TensorView x, TensorView weight, float eps, TensorView y,
              std::span<const int32_t> rows) {
   const int64_t n = x.shape[1];
-  const float* w = weight.as<float>();
   ParallelRows(context, y.shape[0], 2 * n, [&](int64_t begin, int64_t end) {
     for (int64_t row = begin; row < end; ++row) {
       const float* in = x.as<float>() + (rows.empty() ? row : rows[row]) * n;
-      if (y.dtype == DType::kF32) {
-        HWY_DYNAMIC_DISPATCH(RmsNormF32)(in, w, n, eps, y.as<float>() + row * n);
-      } else {
-        HWY_DYNAMIC_DISPATCH(RmsNormBF16)(in, w, n, eps, y.as<BF16>() + row * n);
-      }
+      HWY_DYNAMIC_DISPATCH(RmsNorm)(in, weight, eps, y, row);
     }
   });
 }
 
-void UnitNorm(DeviceContext& context, const HeadRows& x, const float* scale) {
-  const int64_t row_work = int64_t{2} * x.n_heads * x.head_dim;
-  ParallelRows(context, x.n_rows, row_work, [&](int64_t begin, int64_t end) {
-    for (int64_t row = begin; row < end; ++row) {
-      for (int head = 0; head < x.n_heads; ++head) {
-        float* data = x.data + row * x.row_stride + int64_t{head} * x.head_dim;
-        HWY_DYNAMIC_DISPATCH(UnitNormHead)(data, x.head_dim, scale ? scale[head] : 1.0f);
-      }
-    }
-  });
-}
+void UnitNorm(float* x, int n, float scale) { HWY_DYNAMIC_DISPATCH(UnitNorm)(x, n, scale); }
 
 void SwiGlu(DeviceContext& context, TensorView gate_up, TensorView y) {
-  const int64_t n = y.shape[1];
-  ParallelRows(context, y.shape[0], kExpWork * n, [&](int64_t begin, int64_t end) {
-    const float* in = gate_up.as<float>() + begin * 2 * n;
-    if (y.dtype == DType::kF32) {
-      HWY_DYNAMIC_DISPATCH(SwiGluF32)(in, end - begin, n, y.as<float>() + begin * n);
-    } else {
-      HWY_DYNAMIC_DISPATCH(SwiGluBF16)(in, end - begin, n, y.as<BF16>() + begin * n);
-    }
+  ParallelRows(context, y.shape[0], kExpWork * y.shape[1], [&](int64_t begin, int64_t end) {
+    for (int64_t row = begin; row < end; ++row) HWY_DYNAMIC_DISPATCH(SwiGlu)(gate_up, y, row);
   });
 }
 
@@ -232,7 +202,7 @@ void LogSumExp(DeviceContext& context, TensorView x, float* out) {
   const int64_t n = x.shape[1];
   ParallelRows(context, x.shape[0], kExpWork * n, [&](int64_t begin, int64_t end) {
     for (int64_t row = begin; row < end; ++row) {
-      out[row] = HWY_DYNAMIC_DISPATCH(LogSumExpRow)(x.as<float>() + row * n, n);
+      out[row] = HWY_DYNAMIC_DISPATCH(LogSumExp)(x.as<float>() + row * n, n);
     }
   });
 }

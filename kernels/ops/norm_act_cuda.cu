@@ -14,12 +14,11 @@ constexpr int kMaxNormThreads = 256;
 constexpr int kMaxSumThreads = 1024;
 constexpr int kActThreads = 256;
 
-template <class T>
 struct RmsNormTask {
   const float* x;
   const float* weight;  // [n]
   const int32_t* rows;  // null: every row of x
-  T* y;
+  Activations y;
   int64_t n;
   float eps;
   bool aligned;
@@ -27,8 +26,7 @@ struct RmsNormTask {
 
 // One block a row. Thread t sums the squares of elements 4t .. 4t + 3, then 4 (t + threads) and so
 // on, in four chains.
-template <class T>
-__global__ void __launch_bounds__(kMaxNormThreads) RmsNormKernel(const RmsNormTask<T> task) {
+__global__ void __launch_bounds__(kMaxNormThreads) RmsNormKernel(const RmsNormTask task) {
   const int64_t row = blockIdx.x, n = task.n;
   const bool aligned = task.aligned;
   const float* in = task.x + (task.rows == nullptr ? row : task.rows[row]) * n;
@@ -46,7 +44,7 @@ __global__ void __launch_bounds__(kMaxNormThreads) RmsNormKernel(const RmsNormTa
   for (int64_t i = first; i < n; i += stride) {
     const float4 v = Load4(in, i, n, aligned, 0);
     const float4 w = Load4(task.weight, i, n, aligned, 0);
-    Store4(task.y + row * n, i, n, aligned,
+    Store4(task.y, row, i, n, aligned,
            make_float4(v.x * factor * w.x, v.y * factor * w.y, v.z * factor * w.z,
                        v.w * factor * w.w));
   }
@@ -59,9 +57,8 @@ __device__ float Silu(float gate, float up) {
   return gate * (numerator / (1.0f + e)) * up;
 }
 
-template <class T>
 __global__ void __launch_bounds__(kActThreads)
-    SwiGluKernel(const float* gate_up, int64_t n, bool aligned, T* y) {
+    SwiGluKernel(const float* gate_up, int64_t n, bool aligned, const Activations y) {
   const int64_t row = blockIdx.x;
   const int64_t i = (int64_t{blockIdx.y} * kActThreads + threadIdx.x) * 4;
   if (i >= n) return;
@@ -69,7 +66,7 @@ __global__ void __launch_bounds__(kActThreads)
   const float4 gate = Load4(gates, i, n, aligned, 0);
   const float4 up = Load4(gates + n, i, n, aligned, 0);
   Store4(
-      y + row * n, i, n, aligned,
+      y, row, i, n, aligned,
       make_float4(Silu(gate.x, up.x), Silu(gate.y, up.y), Silu(gate.z, up.z), Silu(gate.w, up.w)));
 }
 
@@ -84,7 +81,8 @@ __global__ void __launch_bounds__(kMaxSumThreads)
     const float4 v = Load4(in, i, n, aligned, -INFINITY);
     highest = fmaxf(highest, fmaxf(fmaxf(v.x, v.y), fmaxf(v.z, v.w)));
   }
-  const float max = BlockMax(highest, partial);
+  const float max = BlockFold(highest, partial, static_cast<int>(blockDim.x) / kWarp,
+                              [](float a, float b) { return fmaxf(a, b); });
   float4 sum = make_float4(0, 0, 0, 0);
   const bool infinite = fabsf(max) == INFINITY;
   if (!infinite) {
@@ -101,12 +99,6 @@ __global__ void __launch_bounds__(kMaxSumThreads)
   if (threadIdx.x == 0) out[blockIdx.x] = infinite ? max : max + logf(total);
 }
 
-template <class T>
-void LaunchRmsNorm(DeviceContext& context, int64_t n_rows, const RmsNormTask<T>& task) {
-  Launch(context, RmsNormKernel<T>, dim3(static_cast<unsigned>(n_rows)),
-         dim3(RowThreads(task.n, kMaxNormThreads)), kWarp * sizeof(float), task);
-}
-
 }  // namespace
 
 void RmsNorm(DeviceContext& context, TensorView x, TensorView weight, float eps, TensorView y,
@@ -116,16 +108,15 @@ void RmsNorm(DeviceContext& context, TensorView x, TensorView weight, float eps,
   const bool aligned = Aligned(x.data, n, sizeof(float)) &&
                        Aligned(weight.data, n, sizeof(float)) &&
                        Aligned(y.data, n, DTypeBytes(y.dtype));
-  const int32_t* row_list = rows.empty() ? nullptr : rows.data();
-  if (y.dtype == DType::kF32) {
-    LaunchRmsNorm<float>(
-        context, n_rows,
-        {x.as<float>(), weight.as<float>(), row_list, y.as<float>(), n, eps, aligned});
-  } else {
-    LaunchRmsNorm<BF16>(
-        context, n_rows,
-        {x.as<float>(), weight.as<float>(), row_list, y.as<BF16>(), n, eps, aligned});
-  }
+  Launch(context, RmsNormKernel, dim3(static_cast<unsigned>(n_rows)),
+         dim3(RowThreads(n, kMaxNormThreads)), kWarp * sizeof(float),
+         RmsNormTask{.x = x.as<float>(),
+                     .weight = weight.as<float>(),
+                     .rows = rows.empty() ? nullptr : rows.data(),
+                     .y = ActivationsOf(y),
+                     .n = n,
+                     .eps = eps,
+                     .aligned = aligned});
 }
 
 void SwiGlu(DeviceContext& context, TensorView gate_up, TensorView y) {
@@ -137,13 +128,7 @@ void SwiGlu(DeviceContext& context, TensorView gate_up, TensorView y) {
   const dim3 block(RowThreads(n, kActThreads));
   const bool aligned =
       Aligned(gate_up.data, n, sizeof(float)) && Aligned(y.data, n, DTypeBytes(y.dtype));
-  if (y.dtype == DType::kF32) {
-    Launch(context, SwiGluKernel<float>, grid, block, 0, gate_up.as<float>(), n, aligned,
-           y.as<float>());
-  } else {
-    Launch(context, SwiGluKernel<BF16>, grid, block, 0, gate_up.as<float>(), n, aligned,
-           y.as<BF16>());
-  }
+  Launch(context, SwiGluKernel, grid, block, 0, gate_up.as<float>(), n, aligned, ActivationsOf(y));
 }
 
 void LogSumExp(DeviceContext& context, TensorView x, float* out) {

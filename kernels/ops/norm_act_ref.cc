@@ -1,5 +1,4 @@
 // RmsNorm    y[i] = r / sqrt(mean(r^2) + eps) * weight, r = x[rows[i]]; x [n, d], y [rows, d]
-// UnitNorm   x = x / sqrt(sum(x^2) + 1e-6) * scale[head], in place; x [n, heads, head_dim]
 // SwiGlu     y = gate / (1 + e^-gate) * up; gate_up [n, 2f] = [gate | up], y [n, f]
 // LogSumExp  out = max + ln(sum(e^(x - max))), max = max(x); x [n, m], out [n]
 #include <algorithm>
@@ -19,12 +18,6 @@ void Store(const TensorView& y, int64_t i, double value) {
   }
 }
 
-double SumOfSquares(const float* x, int64_t n) {
-  double sum = 0;
-  for (int64_t i = 0; i < n; ++i) sum += double{x[i]} * x[i];
-  return sum;
-}
-
 }  // namespace
 
 void RmsNorm(DeviceContext&, TensorView x, TensorView weight, float eps, TensorView y,
@@ -32,19 +25,10 @@ void RmsNorm(DeviceContext&, TensorView x, TensorView weight, float eps, TensorV
   const int64_t d = x.shape[1];
   for (int64_t row = 0; row < y.shape[0]; ++row) {
     const float* in = x.as<float>() + (rows.empty() ? row : rows[row]) * d;
-    const double rms = std::sqrt(SumOfSquares(in, d) / static_cast<double>(d) + eps);
+    double sum = 0;
+    for (int64_t i = 0; i < d; ++i) sum += double{in[i]} * in[i];
+    const double rms = std::sqrt(sum / static_cast<double>(d) + eps);
     for (int64_t i = 0; i < d; ++i) Store(y, row * d + i, in[i] / rms * weight.as<float>()[i]);
-  }
-}
-
-void UnitNorm(DeviceContext&, const HeadRows& x, const float* scale) {
-  for (int64_t row = 0; row < x.n_rows; ++row) {
-    for (int head = 0; head < x.n_heads; ++head) {
-      float* data = x.data + row * x.row_stride + int64_t{head} * x.head_dim;
-      const double norm = std::sqrt(SumOfSquares(data, x.head_dim) + 1e-6);
-      const double factor = (scale ? scale[head] : 1.0) / norm;
-      for (int i = 0; i < x.head_dim; ++i) data[i] = static_cast<float>(data[i] * factor);
-    }
   }
 }
 

@@ -5,7 +5,7 @@
 #pragma once
 
 #include <cstdint>
-#include <memory>
+#include <functional>
 #include <span>
 
 #include "absl/status/statusor.h"
@@ -14,31 +14,33 @@
 
 namespace ovq {
 
+// What a device makes of weights: they are packed for it, and belong to `apply` and its copies.
+struct Product {
+  size_t bytes = 0;  // of the packed weights: what one pass reads
+  std::function<void(DeviceContext& context, TensorView x, TensorView y, bool accumulate)> apply;
+};
+
 // Weights of y = x W^T, several [out_i, in] parts stacked along out, packed once for the device.
 class Linear {
  public:
-  Linear();
-  ~Linear();
-  Linear(Linear&&) noexcept;
-  Linear& operator=(Linear&&) noexcept;
-
   // parts: each [out_i, in], F32, BF16 or F16. compute: kF32 (products and sums in float32) or
   // kBF16 (bfloat16 factors, float32 sums). InvalidArgument: no part, or a type or a shape that
   // does not fit.
   static absl::StatusOr<Linear> Make(std::span<const TensorView> parts, DType compute,
                                      DeviceContext& context);
 
-  int64_t in() const;
-  int64_t out() const;
-  DType compute() const;
-  size_t bytes() const;  // of the packed weights: what one pass reads
+  int64_t in() const { return in_; }
+  int64_t out() const { return out_; }
+  size_t bytes() const { return product_.bytes; }
 
-  // y[n, out] = x[n, in] W^T, or += with accumulate. x in compute(), y float32.
+  // y[n, out] = x[n, in] W^T, or += with accumulate. x in the compute type, y float32.
   void Apply(DeviceContext& context, TensorView x, TensorView y, bool accumulate = false) const;
 
  private:
-  struct Impl;
-  std::unique_ptr<Impl> impl_;
+  int64_t in_ = 0;
+  int64_t out_ = 0;
+  DType compute_ = DType::kF32;
+  Product product_;
 };
 
 // y[i] = r / sqrt(mean(r^2) + eps) * weight with r = x[rows[i]], or x[i] if `rows` is empty.
@@ -54,10 +56,6 @@ struct HeadRows {
   int head_dim;
   int64_t row_stride;
 };
-
-// x = x / sqrt(sum(x^2) + 1e-6) * scale[head], in place; scale null means 1 (OVQ paper,
-// appendix 8.2).
-void UnitNorm(DeviceContext& context, const HeadRows& x, const float* scale);
 
 // An angle as a fraction of a full turn, in units of 2^-128 turn. A frequency is the phase of one
 // position; its product with a position, modulo 2^128, is the angle modulo one turn without any
@@ -81,22 +79,20 @@ class RopeTable {
   Buffer frequencies_;
 };
 
-// Rotate-half RoPE in place, i < d/2, at the angle a = positions[row] * theta^(-2i/d):
-//   x[i], x[i + d/2] = x[i] cos a - x[i + d/2] sin a, x[i + d/2] cos a + x[i] sin a
-// a is reduced to one turn exactly (Phase; in long double on ref) before sine and cosine are taken
-// in float64, so that it holds at any int64 position.
-void Rope(DeviceContext& context, const HeadRows& x, std::span<const int64_t> positions,
-          const RopeTable& table);
-
-// What comes between a projection and a mixer's kernel, in place: UnitNorm of queries (times beta)
-// and keys, then Rope if there is a table, then rounding to the nearest bfloat16 value (kept in
-// float32) if round_to_bf16. The same bits as these operations one after another.
+// What comes between a projection and a mixer's kernel, in place, for every head x of a row:
+//   x = x / sqrt(sum(x^2) + 1e-6), times beta[head] for queries (OVQ paper, appendix 8.2)
+//   x[i], x[i + d/2] = x[i] cos a - x[i + d/2] sin a, x[i + d/2] cos a + x[i] sin a,  i < d/2,
+//                      at the angle a = positions[row] * theta^(-2i/d): RoPE by rotated halves
+//   x = the nearest bfloat16 value, kept in float32
+// The angle is reduced to one turn exactly (Phase; in long double on ref) before sine and cosine
+// are taken in float64, so that it holds at any int64 position.
 struct HeadPrep {
   HeadRows queries;
-  HeadRows keys;                            // n_rows and head_dim of the queries
-  const float* beta = nullptr;              // [query heads]
+  HeadRows keys = {};                       // n_rows and head_dim of the queries; may have no heads
+  const float* beta = nullptr;              // [query heads]; null: all 1
   const RopeTable* rope = nullptr;          // null: no position encoding
   std::span<const int64_t> positions = {};  // [n_rows], read only with rope
+  bool unit_norm = true;
   bool round_to_bf16 = false;
 };
 void PrepareHeads(DeviceContext& context, const HeadPrep& prep);

@@ -2,11 +2,22 @@
 #pragma once
 
 #include <cstdint>
-#include <span>
 
+#include "kernels/common/dispatch.h"
 #include "kernels/ops/ops.h"
 
 namespace ovq {
+
+OVQ_ON_EVERY_DEVICE(RmsNorm)
+OVQ_ON_EVERY_DEVICE(PrepareHeads)
+OVQ_ON_EVERY_DEVICE(SwiGlu)
+OVQ_ON_EVERY_DEVICE(LogSumExp)
+OVQ_ON_EVERY_DEVICE(Embed)
+
+namespace cpu {
+// x [n] = x / sqrt(sum(x^2) + 1e-6) * scale, a part of PrepareHeads.
+void UnitNorm(float* x, int n, float scale);
+}  // namespace cpu
 
 // The phase in half turns, in [-1, 1]: its upper 64 bits as a signed number.
 constexpr double HalfTurns(Phase phase) {
@@ -14,47 +25,4 @@ constexpr double HalfTurns(Phase phase) {
   return static_cast<double>(upper) * 0x1p-63;
 }
 
-// The operations that HeadPrep names, one after another, in the host's memory.
-void PrepareHeadsOnHost(DeviceContext& context, const HeadPrep& prep);
-
 }  // namespace ovq
-
-namespace ovq::ref {
-
-void RmsNorm(DeviceContext& context, TensorView x, TensorView weight, float eps, TensorView y,
-             std::span<const int32_t> rows);
-void UnitNorm(DeviceContext& context, const HeadRows& x, const float* scale);
-void SwiGlu(DeviceContext& context, TensorView gate_up, TensorView y);
-void LogSumExp(DeviceContext& context, TensorView x, float* out);
-void Rope(DeviceContext& context, const HeadRows& x, std::span<const int64_t> positions,
-          const RopeTable& table);
-void Embed(DeviceContext& context, TensorView table, std::span<const int32_t> ids, TensorView y);
-
-}  // namespace ovq::ref
-
-namespace ovq::cpu {
-
-void RmsNorm(DeviceContext& context, TensorView x, TensorView weight, float eps, TensorView y,
-             std::span<const int32_t> rows);
-void UnitNorm(DeviceContext& context, const HeadRows& x, const float* scale);
-void SwiGlu(DeviceContext& context, TensorView gate_up, TensorView y);
-void LogSumExp(DeviceContext& context, TensorView x, float* out);
-void Rope(DeviceContext& context, const HeadRows& x, std::span<const int64_t> positions,
-          const RopeTable& table);
-void Embed(DeviceContext& context, TensorView table, std::span<const int32_t> ids, TensorView y);
-
-}  // namespace ovq::cpu
-
-namespace ovq::cuda {
-
-void RmsNorm(DeviceContext& context, TensorView x, TensorView weight, float eps, TensorView y,
-             std::span<const int32_t> rows);
-void UnitNorm(DeviceContext& context, const HeadRows& x, const float* scale);
-void SwiGlu(DeviceContext& context, TensorView gate_up, TensorView y);
-void LogSumExp(DeviceContext& context, TensorView x, float* out);
-void Rope(DeviceContext& context, const HeadRows& x, std::span<const int64_t> positions,
-          const RopeTable& table);
-void PrepareHeads(DeviceContext& context, const HeadPrep& prep);
-void Embed(DeviceContext& context, TensorView table, std::span<const int32_t> ids, TensorView y);
-
-}  // namespace ovq::cuda

@@ -1,6 +1,8 @@
+#include <cmath>
+#include <numbers>
+#include <vector>
+
 #include "base/check.h"
-#include "kernels/common/dispatch.h"
-#include "kernels/ops/ops.h"
 #include "kernels/ops/ops_device.h"
 
 namespace ovq {
@@ -19,6 +21,14 @@ void CheckHeadRows(const HeadRows& x) {
   Check(x.row_stride >= int64_t{x.n_heads} * x.head_dim, "heads: rows do not overlap");
 }
 
+// theta^(-2i / head_dim) radians a position.
+Phase Frequency(double theta, int i, int head_dim) {
+  const long double exponent = -2.0L * i / head_dim;
+  const long double turns =
+      std::pow(static_cast<long double>(theta), exponent) / (2 * std::numbers::pi_v<long double>);
+  return static_cast<Phase>(std::ldexp(turns, 128));
+}
+
 }  // namespace
 
 void RmsNorm(DeviceContext& context, TensorView x, TensorView weight, float eps, TensorView y,
@@ -31,30 +41,29 @@ void RmsNorm(DeviceContext& context, TensorView x, TensorView weight, float eps,
   Dispatch<ref::RmsNorm, cpu::RmsNorm, cuda::RmsNorm>(context, x, weight, eps, y, rows);
 }
 
-void UnitNorm(DeviceContext& context, const HeadRows& x, const float* scale) {
-  CheckHeadRows(x);
-  Dispatch<ref::UnitNorm, cpu::UnitNorm, cuda::UnitNorm>(context, x, scale);
-}
-
-void Rope(DeviceContext& context, const HeadRows& x, std::span<const int64_t> positions,
-          const RopeTable& table) {
-  CheckHeadRows(x);
-  Check(x.head_dim == table.head_dim(), "Rope: the table is for heads of this size");
-  Check(static_cast<int64_t>(positions.size()) == x.n_rows, "Rope: one position a row");
-  Dispatch<ref::Rope, cpu::Rope, cuda::Rope>(context, x, positions, table);
+RopeTable::RopeTable(DeviceContext& context, double theta, int head_dim)
+    : theta_(theta), head_dim_(head_dim) {
+  Check(head_dim > 0 && head_dim % 2 == 0, "RopeTable: head_dim is even");
+  Check(theta >= 1, "RopeTable: theta is at least 1");
+  std::vector<Phase> frequencies(static_cast<size_t>(head_dim / 2));
+  for (int i = 0; i < head_dim / 2; ++i) frequencies[i] = Frequency(theta, i, head_dim);
+  frequencies_ = context.Upload(frequencies.data(), frequencies.size() * sizeof(Phase));
 }
 
 void PrepareHeads(DeviceContext& context, const HeadPrep& prep) {
   CheckHeadRows(prep.queries);
-  CheckHeadRows(prep.keys);
-  Check(prep.queries.n_rows == prep.keys.n_rows && prep.queries.head_dim == prep.keys.head_dim,
-        "PrepareHeads: as many keys as queries, of one size");
+  if (prep.keys.n_heads > 0) {
+    CheckHeadRows(prep.keys);
+    Check(prep.queries.n_rows == prep.keys.n_rows && prep.queries.head_dim == prep.keys.head_dim,
+          "PrepareHeads: as many keys as queries, of one size");
+  }
   if (prep.rope != nullptr) {
-    Check(prep.rope->head_dim() == prep.keys.head_dim, "PrepareHeads: a table for this head_dim");
-    Check(static_cast<int64_t>(prep.positions.size()) == prep.keys.n_rows,
+    Check(prep.rope->head_dim() == prep.queries.head_dim,
+          "PrepareHeads: a table for this head_dim");
+    Check(static_cast<int64_t>(prep.positions.size()) == prep.queries.n_rows,
           "PrepareHeads: one position a row");
   }
-  Dispatch<PrepareHeadsOnHost, PrepareHeadsOnHost, cuda::PrepareHeads>(context, prep);
+  Dispatch<ref::PrepareHeads, cpu::PrepareHeads, cuda::PrepareHeads>(context, prep);
 }
 
 void SwiGlu(DeviceContext& context, TensorView gate_up, TensorView y) {

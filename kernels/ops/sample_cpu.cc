@@ -6,6 +6,7 @@
 #include <array>
 #include <cmath>
 #include <limits>
+#include <ranges>
 #include <span>
 #include <vector>
 
@@ -23,24 +24,13 @@ float Sane(float logit) {
   return std::min(logit, std::numeric_limits<float>::max());
 }
 
-// The n best logits, best first: one pass with a heap of n whose front is the worst kept.
-std::vector<TokenLogit> SelectBest(std::span<const float> logits, size_t n) {
-  n = std::min(n, logits.size());
-  std::vector<TokenLogit> best(n);
-  if (n == 0) return best;
-  for (size_t i = 0; i < n; ++i) {
-    best[i] = {static_cast<int32_t>(i), std::isnan(logits[i]) ? kMinusInfinity : logits[i]};
-  }
-  std::make_heap(best.begin(), best.end(), BetterLogit);
-  for (size_t i = n; i < logits.size(); ++i) {
-    // Ids ascend, so a later equal never replaces an earlier one. False for NaN.
-    if (!(logits[i] > best.front().logit)) continue;
-    std::pop_heap(best.begin(), best.end(), BetterLogit);
-    best.back() = {static_cast<int32_t>(i), logits[i]};
-    std::push_heap(best.begin(), best.end(), BetterLogit);
-  }
-  std::sort_heap(best.begin(), best.end(), BetterLogit);
-  return best;
+// The best logits, best first: one pass with a heap.
+void FindBest(std::span<const float> logits, std::span<TokenLogit> best) {
+  const auto token = [&](int32_t id) {
+    return TokenLogit{id, std::isnan(logits[id]) ? kMinusInfinity : logits[id]};
+  };
+  const auto ids = std::views::iota(0, static_cast<int32_t>(logits.size()));
+  std::ranges::partial_sort_copy(ids | std::views::transform(token), best, BetterLogit);
 }
 
 // The first of the largest; 0 if none is above minus infinity. Lanes let the compiler use vectors.
@@ -90,8 +80,12 @@ class RowSampler {
   int32_t Pick(const RowDraw& draw) const;
   template <class Pred>
   void EraseIf(Pred pred) {
-    const auto end = std::remove_if(candidates_.begin(), candidates_.end(), pred);
-    candidates_ = candidates_.first(static_cast<size_t>(end - candidates_.begin()));
+    candidates_ = {candidates_.begin(), std::ranges::remove_if(candidates_, pred).begin()};
+  }
+  double Total() const {
+    double sum = 0;
+    for (const Candidate& c : candidates_) sum += c.weight;
+    return sum;
   }
 
   std::span<float> adjusted_;        // [vocab]
@@ -132,9 +126,9 @@ void RowSampler::Gather(std::span<const float> logits, const DrawParams& params)
     room_[n++] = {.id = id, .logit = logit, .weight = std::exp(exponent), .rank = 0};
   };
   if (cut) {
-    for (const auto& [id, logit] : SelectBest(logits, static_cast<size_t>(params.top_k))) {
-      add(id, Sane(logit));
-    }
+    std::vector<TokenLogit> kept(static_cast<size_t>(params.top_k));
+    FindBest(logits, kept);
+    for (const auto& [id, logit] : kept) add(id, Sane(logit));
   } else {
     for (size_t i = 0; i < logits.size(); ++i) add(static_cast<int32_t>(i), Sane(logits[i]));
   }
@@ -159,12 +153,8 @@ void RowSampler::KeepMass(double mass) {
     return std::min(static_cast<int>((c.rank - low) * scale), kBins - 1);
   };
   std::array<double, kBins> sums{};
-  double total = 0;
-  for (const Candidate& c : candidates_) {
-    sums[bin_of(c)] += c.weight;
-    total += c.weight;
-  }
-  const double target = mass * total;
+  for (const Candidate& c : candidates_) sums[bin_of(c)] += c.weight;
+  const double target = mass * Total();
   int bin = 0;
   double sum = 0;
   for (; bin < kBins - 1 && sum + sums[bin] < target; ++bin) sum += sums[bin];
@@ -182,8 +172,7 @@ void RowSampler::KeepMass(double mass) {
 }
 
 void RowSampler::KeepTypical(double mass) {
-  double total = 0;
-  for (const Candidate& c : candidates_) total += c.weight;
+  const double total = Total();
   double entropy = 0;
   for (const Candidate& c : candidates_) {
     const double p = c.weight / total;
@@ -201,9 +190,7 @@ void RowSampler::KeepAboveMinP(double min_p) {
 }
 
 int32_t RowSampler::Pick(const RowDraw& draw) const {
-  double total = 0;
-  for (const Candidate& c : candidates_) total += c.weight;
-  const double target = UnitInterval(draw) * total;
+  const double target = UnitInterval(draw) * Total();
   double sum = 0;
   for (const Candidate& c : candidates_) {
     sum += c.weight;
@@ -252,9 +239,7 @@ void ReadLogits(DeviceContext& context, TensorView logits, LogitsReading& readin
     draw.drawn = {id, row[id]};
   }
   for (RowToken& token : reading.tokens) token.logit = row_of(token.row)[token.id];
-  for (RowBest& best : reading.bests) {
-    best.best = SelectBest(row_of(best.row), static_cast<size_t>(best.n));
-  }
+  for (RowBest& best : reading.bests) FindBest(row_of(best.row), best.best);
 }
 
 }  // namespace ovq::cpu

@@ -24,17 +24,8 @@ namespace {
 // Each thread block works in scratch memory of its own; this bounds it, and with it their number.
 constexpr size_t kMaxScratchBytes = size_t{128} << 20;
 
-struct DeviceToken {
-  int64_t row;
-  int64_t id;
-};
-struct DeviceBest {
-  int64_t row;
-  int64_t n;    // at most vocab
-  int64_t out;  // its first element among the results
-};
-
-__global__ void __launch_bounds__(kSampleThreads) DrawKernel(const DrawTask task) {
+// A draw a block.
+__global__ void __launch_bounds__(kSampleThreads) DrawKernel(const ReadTask task) {
   for (int i = static_cast<int>(blockIdx.x); i < task.n_draws; i += static_cast<int>(gridDim.x)) {
     const DeviceDraw draw = task.draws[i];
     const float* logits = task.logits + draw.row * task.vocab;
@@ -43,30 +34,6 @@ __global__ void __launch_bounds__(kSampleThreads) DrawKernel(const DrawTask task
     __syncthreads();
   }
 }
-
-struct TokenTask {
-  const float* logits;  // [n_rows, vocab]
-  int32_t vocab;
-  int32_t n_tokens;
-  const DeviceToken* tokens;  // [n_tokens]
-  float* out;                 // [n_tokens]
-};
-
-__global__ void TokenKernel(const TokenTask task) {
-  const int i = static_cast<int>(blockIdx.x * blockDim.x + threadIdx.x);
-  if (i >= task.n_tokens) return;
-  const DeviceToken token = task.tokens[i];
-  task.out[i] = task.logits[token.row * task.vocab + token.id];
-}
-
-struct BestTask {
-  const float* logits;  // [n_rows, vocab]
-  int32_t vocab;
-  int32_t n_bests;
-  const DeviceBest* bests;  // [n_bests]
-  TokenLogit* out;          // each one's n, in any order
-  int32_t* border;          // scratch [n_blocks, vocab]
-};
 
 // All tokens by logit.
 struct LogitOrder {
@@ -84,27 +51,34 @@ struct LogitOrder {
   }
 };
 
-__global__ void __launch_bounds__(kSampleThreads) BestKernel(const BestTask task) {
-  constexpr double kWidestBins = 64;  // logits farther below the best share the last bin
-  for (int i = static_cast<int>(blockIdx.x); i < task.n_bests; i += static_cast<int>(gridDim.x)) {
-    const DeviceBest wanted = task.bests[i];
-    const float* row = task.logits + wanted.row * task.vocab;
-    const RowRange range = FindRange(row, task.vocab);
-    const double width = static_cast<double>(Sane(range.best)) - Sane(range.lowest);
-    const LogitOrder order{.row = row,
-                           .best = Sane(range.best),
-                           .bins_per_unit = width > 0 ? kBins / fmin(width, kWidestBins) : 0};
-    const auto n = static_cast<uint64_t>(wanted.n);
-    const Place last = SelectLast(
-        order, task.vocab, [n](uint64_t) -> uint64_t { return n; },
-        task.border + int64_t{blockIdx.x} * task.vocab);
-    ClearBins(0);
-    const SharedPtr<unsigned> count = DynamicShared<unsigned>(kCountBytes);
-    for (int id = static_cast<int>(threadIdx.x); id < task.vocab; id += kSampleThreads) {
-      if (!Reaches(order, id, last)) continue;
-      task.out[wanted.out + atomicAdd(count, 1u)] = {id, NoNan(row[id])};
-    }
-    __syncthreads();
+__device__ void FindBest(const ReadTask& task, const DeviceBest& wanted) {
+  const float* row = task.logits + wanted.row * task.vocab;
+  const RowRange range = FindRange(row, task.vocab);
+  const double width = static_cast<double>(Sane(range.best)) - Sane(range.lowest);
+  // Logits farther below the best share the last bin.
+  const LogitOrder order{.row = row,
+                         .best = Sane(range.best),
+                         .bins_per_unit = width > 0 ? kBins / fmin(width, -kNegligible) : 0};
+  const auto n = static_cast<uint64_t>(wanted.n);
+  const Place last = SelectLast(
+      order, task.vocab, [n](uint64_t) -> uint64_t { return n; },
+      task.border + int64_t{blockIdx.x} * task.vocab);
+  ClearBins(0);
+  const SharedPtr<unsigned> count = DynamicShared<unsigned>(kCountBytes);
+  ForEach(task.vocab, [&](int id) {
+    if (!Reaches(order, id, last)) return;
+    task.best[wanted.out + atomicAdd(count, 1u)] = {id, NoNan(row[id])};
+  });
+}
+
+// The best of a row a block, known tokens one a thread.
+__global__ void __launch_bounds__(kSampleThreads) FindKernel(const ReadTask task) {
+  const int block = static_cast<int>(blockIdx.x), n_blocks = static_cast<int>(gridDim.x);
+  for (int i = block; i < task.n_bests; i += n_blocks) FindBest(task, task.bests[i]);
+  for (int i = block * kSampleThreads + static_cast<int>(threadIdx.x); i < task.n_tokens;
+       i += n_blocks * kSampleThreads) {
+    const RowToken token = task.tokens[i];
+    task.token_logits[i] = task.logits[token.row * task.vocab + token.id];
   }
 }
 
@@ -118,16 +92,14 @@ size_t ListWords(const RowDraw& draw) {
   return draw.seen.size() + 2 * (draw.generated.size() + draw.bias.size()) + draw.banned.size();
 }
 
-Places PlacesOf(const LogitsReading& reading, int64_t n_rows, int64_t vocab) {
+Places PlacesOf(const LogitsReading& reading, int64_t n_rows) {
   size_t n_words = 0, n_best = 0;
   for (const RowDraw& draw : reading.draws) n_words += ListWords(draw);
-  for (const RowBest& best : reading.bests) {
-    n_best += static_cast<size_t>(std::min<int64_t>(best.n, vocab));
-  }
+  for (const RowBest& best : reading.bests) n_best += best.best.size();
   Places at;
   Packer sent, result;
   at.draws = sent.Add<DeviceDraw>(reading.draws.size());
-  at.tokens = sent.Add<DeviceToken>(reading.tokens.size());
+  at.tokens = sent.Add<RowToken>(reading.tokens.size());
   at.bests = sent.Add<DeviceBest>(reading.bests.size());
   at.lists = sent.Add<int32_t>(n_words);
   at.sent_bytes = sent.bytes();
@@ -151,7 +123,7 @@ int32_t* Append(std::span<const T> list, int32_t* to) {
   return to + list.size_bytes() / sizeof(int32_t);
 }
 
-void FillSent(const LogitsReading& reading, const Places& at, int64_t vocab, std::byte* host) {
+void FillSent(const LogitsReading& reading, const Places& at, std::byte* host) {
   auto* draws = At<DeviceDraw>(host, at.draws);
   int32_t* const lists = At<int32_t>(host, at.lists);
   int32_t* list = lists;
@@ -169,18 +141,17 @@ void FillSent(const LogitsReading& reading, const Places& at, int64_t vocab, std
     list = Append(draw.bias, list);
     list = Append(draw.banned, list);
   }
-  auto* tokens = At<DeviceToken>(host, at.tokens);
-  for (const RowToken& token : reading.tokens) *tokens++ = {token.row, token.id};
+  std::ranges::copy(reading.tokens, At<RowToken>(host, at.tokens));
   auto* bests = At<DeviceBest>(host, at.bests);
   int64_t out = 0;
   for (const RowBest& best : reading.bests) {
-    const int64_t n = std::min<int64_t>(best.n, vocab);
+    const auto n = static_cast<int64_t>(best.best.size());
     *bests++ = {best.row, n, out};
     out += n;
   }
 }
 
-void TakeResults(std::byte* host, const Places& at, int64_t vocab, LogitsReading& reading) {
+void TakeResults(std::byte* host, const Places& at, LogitsReading& reading) {
   std::memcpy(reading.log_sum_exp.data(), host + at.log_sum_exp,
               reading.log_sum_exp.size() * sizeof(float));
   const auto* drawn = At<TokenLogit>(host, at.drawn);
@@ -189,52 +160,38 @@ void TakeResults(std::byte* host, const Places& at, int64_t vocab, LogitsReading
   for (RowToken& token : reading.tokens) token.logit = *logits++;
   const auto* found = At<TokenLogit>(host, at.best);
   for (RowBest& best : reading.bests) {
-    const int64_t n = std::min<int64_t>(best.n, vocab);
-    best.best.assign(found, found + n);
-    std::sort(best.best.begin(), best.best.end(), BetterLogit);
-    found += n;
+    std::copy_n(found, best.best.size(), best.best.begin());
+    std::ranges::sort(best.best, BetterLogit);
+    found += best.best.size();
   }
 }
 
-// As many thread blocks as have work, run at once on the device and may have scratch memory.
-int GridSize(DeviceContext& context, size_t n, size_t scratch_bytes) {
-  const size_t fit = std::max<size_t>(kMaxScratchBytes / std::max<size_t>(scratch_bytes, 1), 1);
-  return static_cast<int>(
-      std::min({n, fit, static_cast<size_t>(context.cuda().n_multiprocessors)}));
-}
-
-void LaunchDraws(DeviceContext& context, const LogitsReading& reading, DrawTask task) {
-  if (task.n_draws == 0) return;
+// In as many thread blocks as have work, run at once on the device and may have scratch memory.
+void LaunchReading(DeviceContext& context, const LogitsReading& reading, ReadTask task) {
   bool adjusts = false, weighs = false;
   for (const RowDraw& draw : reading.draws) {
     adjusts |= ListWords(draw) > 0;
     weighs |= draw.params.temperature > 0;
   }
-  const size_t bytes =
-      (adjusts ? sizeof(float) : 0) + (weighs ? sizeof(double) + sizeof(int32_t) : 0);
   const auto vocab = static_cast<size_t>(task.vocab);
-  const int n_blocks = GridSize(context, reading.draws.size(), bytes * vocab);
-  const size_t n = static_cast<size_t>(n_blocks) * vocab;
+  const size_t scratch_bytes =
+      vocab * (sizeof(int32_t) + (adjusts ? sizeof(float) : 0) + (weighs ? sizeof(double) : 0));
+  const size_t most = std::clamp<size_t>(kMaxScratchBytes / scratch_bytes, 1,
+                                         static_cast<size_t>(context.cuda().n_multiprocessors));
+  const size_t n_draw_blocks = std::min(reading.draws.size(), most);
+  const size_t n_token_blocks = (reading.tokens.size() + kSampleThreads - 1) / kSampleThreads;
+  const size_t n_find_blocks = std::min(std::max(reading.bests.size(), n_token_blocks), most);
   ScratchScope scope(context);
-  if (adjusts) task.adjusted = scope.Allocate<float>(n);
-  if (weighs) task.weights = scope.Allocate<double>(n);
-  if (weighs) task.border = scope.Allocate<int32_t>(n);
-  Launch(context, DrawKernel, n_blocks, kSampleThreads, kSampleSharedBytes, task);
-}
-
-void LaunchTokens(DeviceContext& context, const TokenTask& task) {
-  constexpr int kThreads = 128;
-  if (task.n_tokens == 0) return;
-  Launch(context, TokenKernel, (task.n_tokens + kThreads - 1) / kThreads, kThreads, 0, task);
-}
-
-void LaunchBests(DeviceContext& context, BestTask task) {
-  if (task.n_bests == 0) return;
-  const size_t row_bytes = static_cast<size_t>(task.vocab) * sizeof(int32_t);
-  const int n_blocks = GridSize(context, static_cast<size_t>(task.n_bests), row_bytes);
-  ScratchScope scope(context);
-  task.border = scope.Allocate<int32_t>(static_cast<size_t>(n_blocks) * task.vocab);
-  Launch(context, BestKernel, n_blocks, kSampleThreads, kSampleSharedBytes, task);
+  if (adjusts) task.adjusted = scope.Allocate<float>(n_draw_blocks * vocab);
+  if (weighs) task.weights = scope.Allocate<double>(n_draw_blocks * vocab);
+  task.border = scope.Allocate<int32_t>(std::max(n_draw_blocks, n_find_blocks) * vocab);
+  const auto launch = [&](void (*kernel)(ReadTask), size_t n_blocks) {
+    if (n_blocks == 0) return;
+    Launch(context, kernel, static_cast<unsigned>(n_blocks), kSampleThreads, kSampleSharedBytes,
+           task);
+  };
+  launch(DrawKernel, n_draw_blocks);
+  launch(FindKernel, n_find_blocks);
 }
 
 }  // namespace
@@ -243,39 +200,32 @@ void ReadLogits(DeviceContext& context, TensorView logits, LogitsReading& readin
   const int64_t n_rows = logits.shape[0], vocab = logits.shape[1];
   if (n_rows == 0) return context.Synchronize();
   Check(vocab < int64_t{1} << kIdBits, "ReadLogits: at most 2^24 - 1 tokens in a vocabulary");
-  const Places at = PlacesOf(reading, n_rows, vocab);
+  const Places at = PlacesOf(reading, n_rows);
   std::byte* host = context.Staging(at.sent_bytes, Staged::kReading);
-  FillSent(reading, at, vocab, host);
+  FillSent(reading, at, host);
   std::byte* sent = context.SendStaging(at.sent_bytes, Staged::kReading);
   ScratchScope scope(context);
   auto* result = scope.Allocate<std::byte>(at.result_bytes);
-  const auto* rows = logits.as<float>();
-  const auto width = static_cast<int32_t>(vocab);
   LogSumExp(context, logits, At<float>(result, at.log_sum_exp));
-  LaunchDraws(context, reading,
-              {.logits = rows,
-               .vocab = width,
-               .n_draws = static_cast<int32_t>(reading.draws.size()),
-               .draws = At<DeviceDraw>(sent, at.draws),
-               .lists = At<int32_t>(sent, at.lists),
-               .drawn = At<TokenLogit>(result, at.drawn),
-               .adjusted = nullptr,
-               .weights = nullptr,
-               .border = nullptr});
-  LaunchTokens(context, {.logits = rows,
-                         .vocab = width,
-                         .n_tokens = static_cast<int32_t>(reading.tokens.size()),
-                         .tokens = At<DeviceToken>(sent, at.tokens),
-                         .out = At<float>(result, at.logits)});
-  LaunchBests(context, {.logits = rows,
-                        .vocab = width,
-                        .n_bests = static_cast<int32_t>(reading.bests.size()),
-                        .bests = At<DeviceBest>(sent, at.bests),
-                        .out = At<TokenLogit>(result, at.best),
-                        .border = nullptr});
+  LaunchReading(context, reading,
+                {.logits = logits.as<float>(),
+                 .vocab = static_cast<int32_t>(vocab),
+                 .n_draws = static_cast<int32_t>(reading.draws.size()),
+                 .n_tokens = static_cast<int32_t>(reading.tokens.size()),
+                 .n_bests = static_cast<int32_t>(reading.bests.size()),
+                 .draws = At<DeviceDraw>(sent, at.draws),
+                 .lists = At<int32_t>(sent, at.lists),
+                 .tokens = At<RowToken>(sent, at.tokens),
+                 .bests = At<DeviceBest>(sent, at.bests),
+                 .drawn = At<TokenLogit>(result, at.drawn),
+                 .token_logits = At<float>(result, at.logits),
+                 .best = At<TokenLogit>(result, at.best),
+                 .adjusted = nullptr,
+                 .weights = nullptr,
+                 .border = nullptr});
   std::vector<std::byte> results(at.result_bytes);
   context.CopyToHost(results.data(), result, at.result_bytes);
-  TakeResults(results.data(), at, vocab, reading);
+  TakeResults(results.data(), at, reading);
 }
 
 }  // namespace ovq::cuda

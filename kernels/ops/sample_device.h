@@ -1,8 +1,10 @@
-// ReadLogits of sample.h on each device. Arguments are already validated.
+// ReadLogits of sample.h on each device. Arguments are already validated, and results have their
+// sizes.
 #pragma once
 
 #include <cstdint>
 
+#include "kernels/common/dispatch.h"
 #include "kernels/common/random.h"
 #include "kernels/ops/sample.h"
 
@@ -28,16 +30,6 @@ constexpr bool BetterLogit(const TokenLogit& a, const TokenLogit& b) {
   return a.logit != b.logit ? a.logit > b.logit : a.id < b.id;
 }
 
+OVQ_ON_EVERY_DEVICE(ReadLogits)
+
 }  // namespace ovq
-
-namespace ovq::ref {
-void ReadLogits(DeviceContext& context, TensorView logits, LogitsReading& reading);
-}  // namespace ovq::ref
-
-namespace ovq::cpu {
-void ReadLogits(DeviceContext& context, TensorView logits, LogitsReading& reading);
-}  // namespace ovq::cpu
-
-namespace ovq::cuda {
-void ReadLogits(DeviceContext& context, TensorView logits, LogitsReading& reading);
-}  // namespace ovq::cuda

@@ -1,6 +1,6 @@
+#include <algorithm>
+
 #include "base/check.h"
-#include "kernels/common/dispatch.h"
-#include "kernels/ops/sample.h"
 #include "kernels/ops/sample_device.h"
 
 namespace ovq {
@@ -21,8 +21,9 @@ void ReadLogits(DeviceContext& context, TensorView logits, LogitsReading& readin
   for (const RowToken& token : reading.tokens) {
     Check(is_row(token.row) && token.id >= 0 && token.id < vocab, "ReadLogits: a token's row, id");
   }
-  for (const RowBest& best : reading.bests) {
+  for (RowBest& best : reading.bests) {
     Check(is_row(best.row) && best.n > 0, "ReadLogits: a row and how many of its best");
+    best.best.resize(static_cast<size_t>(std::min<int64_t>(best.n, vocab)));
   }
   reading.log_sum_exp.resize(static_cast<size_t>(n_rows));
   Dispatch<ref::ReadLogits, cpu::ReadLogits, cuda::ReadLogits>(context, logits, reading);

@@ -112,12 +112,11 @@ int32_t Draw(const float* row, int64_t vocab, const RowDraw& draw) {
   return tokens.back().id;
 }
 
-std::vector<TokenLogit> Best(const float* row, int64_t vocab, int32_t n) {
+void FindBest(const float* row, int64_t vocab, std::span<TokenLogit> best) {
   std::vector<TokenLogit> all;
   for (int32_t id = 0; id < vocab; ++id) all.push_back({id, NoNan(row[id])});
   std::sort(all.begin(), all.end(), BetterLogit);
-  all.resize(static_cast<size_t>(std::min<int64_t>(n, vocab)));
-  return all;
+  std::copy_n(all.begin(), best.size(), best.begin());
 }
 
 }  // namespace
@@ -132,7 +131,7 @@ void ReadLogits(DeviceContext& context, TensorView logits, LogitsReading& readin
     draw.drawn = {id, row[id]};
   }
   for (RowToken& token : reading.tokens) token.logit = rows[token.row * vocab + token.id];
-  for (RowBest& best : reading.bests) best.best = Best(rows + best.row * vocab, vocab, best.n);
+  for (RowBest& best : reading.bests) FindBest(rows + best.row * vocab, vocab, best.best);
 }
 
 }  // namespace ovq::ref

@@ -15,6 +15,7 @@
 #include "kernels/common/cuda/ptx.cuh"
 #include "kernels/common/cuda/shared.cuh"
 #include "kernels/common/tensor.h"
+#include "kernels/ops/cuda/product.cuh"
 
 namespace ovq::cuda {
 
@@ -22,27 +23,17 @@ inline constexpr int kOutTile = 16;
 inline constexpr int kTileRows = 8;
 inline constexpr int kChunk = 32;
 inline constexpr int kChunksPerSegment = 4;
-inline constexpr int kLanes = 32;
 inline constexpr int kChunkVectors = 2 * kLanes;  // uint4 of an out tile's chunk
 
-struct ProductBF16 {
-  const uint4* weights;
-  const BF16* x;  // [n, in]
-  float* y;       // [n, out]
-  int64_t n, in, out;
-  int64_t n_segments;  // of W, padded
-  bool accumulate;
-  bool aligned;  // rows of x start at multiples of 16 bytes
-
-  __device__ const uint4* Tile(int64_t out_tile) const {
-    return weights + out_tile * n_segments * kChunksPerSegment * kChunkVectors;
-  }
-};
+__device__ inline const uint4* OutTile(const ProductTask& p, int64_t tile) {
+  return static_cast<const uint4*>(p.weights) +
+         tile * p.n_segments * kChunksPerSegment * kChunkVectors;
+}
 
 // x[row, i .. i + 7], zeros outside x.
-__device__ inline uint4 LoadX(const ProductBF16& p, int64_t row, int64_t i) {
+__device__ inline uint4 LoadX(const ProductTask& p, int64_t row, int64_t i) {
   if (row >= p.n || i >= p.in) return make_uint4(0, 0, 0, 0);
-  const BF16* from = p.x + row * p.in + i;
+  const BF16* from = static_cast<const BF16*>(p.x) + row * p.in + i;
   if (p.aligned) return *reinterpret_cast<const uint4*>(from);
   uint32_t pairs[4];
 #pragma unroll
@@ -63,93 +54,50 @@ __device__ inline void MultiplyChunk(float (&sum)[4], const uint4& first, const 
   MmaBF16(sum, b, x.z, x.w);
 }
 
-// --- few rows --------------------------------------------------------------------------------
-// A block has 16 outputs and all inputs; its warps take segments in turn. Every weight is read
-// once, straight into registers, one segment ahead.
-
-inline constexpr int kMaxFewWarps = 8;
-inline constexpr int kPartialStride = 20;  // floats for 16 outputs: lanes meet no bank conflict
-
+// For FewRows. Every weight is read once, straight into registers, one segment ahead.
 template <int kRowTiles>
-constexpr uint32_t FewRowsSharedBytes(int n_warps) {
-  return static_cast<uint32_t>(n_warps + 1) * kRowTiles * kTileRows * kPartialStride *
-         sizeof(float);
-}
+class FewRowsBF16 {
+ public:
+  static constexpr int kRows = kRowTiles * kTileRows;
+  static constexpr int kOuts = kOutTile;
+  static constexpr int kStride = 20;  // lanes meet no bank conflict
 
-__device__ inline void LoadSegment(uint4 (&w)[2 * kChunksPerSegment], const uint4* tile,
-                                   int64_t segment) {
-  const uint4* from = tile + segment * kChunksPerSegment * kChunkVectors + threadIdx.x % kLanes;
-#pragma unroll
-  for (int i = 0; i < 2 * kChunksPerSegment; ++i) w[i] = from[i * kLanes];
-}
+  __device__ explicit FewRowsBF16(const ProductTask& task)
+      : p_(task), tile_(OutTile(task, blockIdx.x) + threadIdx.x % kLanes) {}
 
-// partial [rows, kPartialStride] = one segment of the block's outputs.
-template <int kRowTiles>
-__device__ inline void MultiplySegment(const ProductBF16& p,
-                                       const uint4 (&w)[2 * kChunksPerSegment], int64_t segment,
-                                       SharedPtr<float> partial) {
-  const int lane = static_cast<int>(threadIdx.x) % kLanes, g = lane / 4, t = lane % 4;
-  float sum[kRowTiles][4] = {};
+  __device__ void Load(int64_t segment) {
+    const uint4* from = tile_ + segment * kChunksPerSegment * kChunkVectors;
 #pragma unroll
-  for (int c = 0; c < kChunksPerSegment; ++c) {
-    const int64_t i = (segment * kChunksPerSegment + c) * kChunk + 8 * t;
+    for (int i = 0; i < 2 * kChunksPerSegment; ++i) w_[i] = from[i * kLanes];
+  }
+
+  __device__ void Multiply(int64_t segment, SharedPtr<float> partial) const {
+    const int lane = static_cast<int>(threadIdx.x) % kLanes, g = lane / 4, t = lane % 4;
+    float sum[kRowTiles][4] = {};
+#pragma unroll
+    for (int c = 0; c < kChunksPerSegment; ++c) {
+      const int64_t i = (segment * kChunksPerSegment + c) * kChunk + 8 * t;
+#pragma unroll
+      for (int r = 0; r < kRowTiles; ++r) {
+        const uint4 x = LoadX(p_, r * kTileRows + g, i);
+        MultiplyChunk(sum[r], w_[2 * c], w_[2 * c + 1], x);
+      }
+    }
 #pragma unroll
     for (int r = 0; r < kRowTiles; ++r) {
-      const uint4 x = LoadX(p, r * kTileRows + g, i);
-      MultiplyChunk(sum[r], w[2 * c], w[2 * c + 1], x);
+      const SharedPtr<float> row = partial + ((r * kTileRows + 2 * t) * kStride + g);
+      row[0] = sum[r][0];
+      row[kStride] = sum[r][1];
+      row[8] = sum[r][2];
+      row[kStride + 8] = sum[r][3];
     }
   }
-#pragma unroll
-  for (int r = 0; r < kRowTiles; ++r) {
-    const SharedPtr<float> row = partial + ((r * kTileRows + 2 * t) * kPartialStride + g);
-    row[0] = sum[r][0];
-    row[kPartialStride] = sum[r][1];
-    row[8] = sum[r][2];
-    row[kPartialStride + 8] = sum[r][3];
-  }
-}
 
-// grid: out tiles; block: up to kMaxFewWarps warps; n <= kRowTiles * kTileRows.
-template <int kRowTiles>
-__global__ void __launch_bounds__(kMaxFewWarps* kLanes) FewRowsBF16(const ProductBF16 p) {
-  constexpr int kElements = kRowTiles * kTileRows * kPartialStride;
-  const int n_warps = static_cast<int>(blockDim.x) / kLanes;
-  const int warp = static_cast<int>(threadIdx.x) / kLanes;
-  const SharedPtr<float> total = DynamicShared<float>(0);
-  const SharedPtr<float> partial = total + kElements;
-  const int n_sums = static_cast<int>(p.n) * kOutTile;
-  for (int i = static_cast<int>(threadIdx.x); i < n_sums; i += static_cast<int>(blockDim.x)) {
-    total[i / kOutTile * kPartialStride + i % kOutTile] = 0.0f;
-  }
-
-  const uint4* tile = p.Tile(blockIdx.x);
-  uint4 w[2 * kChunksPerSegment] = {};
-  if (warp < p.n_segments) LoadSegment(w, tile, warp);
-  for (int64_t first = 0; first < p.n_segments; first += n_warps) {
-    const int64_t segment = first + warp;
-    if (segment < p.n_segments) {
-      MultiplySegment<kRowTiles>(p, w, segment, partial + warp * kElements);
-      if (segment + n_warps < p.n_segments) LoadSegment(w, tile, segment + n_warps);
-    }
-    __syncthreads();
-    const int here = static_cast<int>(min(int64_t{n_warps}, p.n_segments - first));
-    for (int i = static_cast<int>(threadIdx.x); i < n_sums; i += static_cast<int>(blockDim.x)) {
-      const int at = i / kOutTile * kPartialStride + i % kOutTile;
-      float sum = total[at];
-      for (int s = 0; s < here; ++s) sum += partial[s * kElements + at];
-      total[at] = sum;
-    }
-    __syncthreads();
-  }
-
-  for (int i = static_cast<int>(threadIdx.x); i < n_sums; i += static_cast<int>(blockDim.x)) {
-    const int64_t o = int64_t{blockIdx.x} * kOutTile + i % kOutTile;
-    if (o >= p.out) continue;
-    const float sum = total[i / kOutTile * kPartialStride + i % kOutTile];
-    float& y = p.y[i / kOutTile * p.out + o];
-    y = p.accumulate ? y + sum : sum;
-  }
-}
+ private:
+  const ProductTask& p_;
+  const uint4* tile_;
+  uint4 w_[2 * kChunksPerSegment] = {};
+};
 
 // --- many rows -------------------------------------------------------------------------------
 // A block has 64 outputs and 128 rows, its four warps 32 outputs and 64 rows each. Stages of 64
@@ -168,13 +116,14 @@ inline constexpr int kStageWeights = kManyOuts / kOutTile * kStageChunks * kChun
 inline constexpr int kStageVectors = kStageWeights + kStageChunks * kManyRows * 4;
 inline constexpr uint32_t kManyRowsSharedBytes = kProductStages * kStageVectors * sizeof(uint4);
 
-__device__ inline void LoadStage(const ProductBF16& p, int64_t stage, SharedPtr<uint4> to) {
+__device__ inline void LoadStage(const ProductTask& p, int64_t stage, SharedPtr<uint4> to) {
   constexpr int kTileVectors = kStageChunks * kChunkVectors;
   const int thread = static_cast<int>(threadIdx.x);
   const int64_t first_tile = int64_t{blockIdx.y} * (kManyOuts / kOutTile);
+  const auto* x = static_cast<const BF16*>(p.x);
 #pragma unroll
   for (int v = thread; v < kStageWeights; v += kManyThreads) {
-    const uint4* from = p.Tile(first_tile + v / kTileVectors) + stage * kTileVectors;
+    const uint4* from = OutTile(p, first_tile + v / kTileVectors) + stage * kTileVectors;
     CopyAsync16(to + v, from + v % kTileVectors, true);
   }
 #pragma unroll
@@ -183,7 +132,7 @@ __device__ inline void LoadStage(const ProductBF16& p, int64_t stage, SharedPtr<
     const int64_t i = (stage * kStageChunks + v / (4 * kManyRows)) * kChunk + v % 4 * 8;
     if (p.aligned) {
       const bool inside = row < p.n && i < p.in;
-      CopyAsync16(to + (kStageWeights + v), inside ? p.x + row * p.in + i : p.x, inside);
+      CopyAsync16(to + (kStageWeights + v), inside ? x + row * p.in + i : x, inside);
     } else {
       to[kStageWeights + v] = LoadX(p, row, i);
     }
@@ -217,7 +166,7 @@ __device__ inline void MultiplyStage(float (&sum)[kWarpOutTiles][kWarpRowTiles][
   }
 }
 
-__device__ inline void StoreSums(const ProductBF16& p,
+__device__ inline void StoreSums(const ProductTask& p,
                                  const float (&total)[kWarpOutTiles][kWarpRowTiles][4]) {
   const int lane = static_cast<int>(threadIdx.x) % kLanes, g = lane / 4, t = lane % 4;
   const int warp = static_cast<int>(threadIdx.x) / kLanes;
@@ -232,16 +181,14 @@ __device__ inline void StoreSums(const ProductBF16& p,
       for (int i = 0; i < 4; ++i) {
         const int64_t row = first_row + r * kTileRows + i % 2;
         const int64_t column = first_out + o * kOutTile + g + i / 2 * 8;
-        if (row >= p.n || column >= p.out) continue;
-        float& y = p.y[row * p.out + column];
-        y = p.accumulate ? y + total[o][r][i] : total[o][r][i];
+        p.Store(row, column, total[o][r][i]);
       }
     }
   }
 }
 
 // grid: (row tiles of 128, out tiles of 64).
-__global__ void __launch_bounds__(kManyThreads) ManyRowsBF16(const ProductBF16 p) {
+__global__ void __launch_bounds__(kManyThreads) ManyRowsBF16(const ProductTask p) {
   const SharedPtr<uint4> shared = DynamicShared<uint4>(0);
   const int64_t n_stages = p.n_segments * kStagesPerSegment;
 #pragma unroll

@@ -7,87 +7,51 @@
 #include <cstdint>
 
 #include "kernels/common/cuda/shared.cuh"
+#include "kernels/ops/cuda/product.cuh"
 
 namespace ovq::cuda {
 
 inline constexpr int kPanel = 64;
 inline constexpr int kSegmentF32 = 128;
 
-struct ProductF32 {
-  const float* weights;
-  const float* x;  // [n, in]
-  float* y;        // [n, out]
-  int64_t n, in, out;
-  int64_t n_segments;  // of W, padded
-  bool accumulate;
+__device__ inline const float* Panel(const ProductTask& p, int64_t panel) {
+  return static_cast<const float*>(p.weights) + panel * p.n_segments * kSegmentF32 * kPanel;
+}
 
-  __device__ const float* Panel(int64_t panel) const {
-    return weights + panel * n_segments * kSegmentF32 * kPanel;
+// For FewRows: an output a lane.
+class FewRowsF32 {
+ public:
+  static constexpr int kRows = 16;
+  static constexpr int kOuts = kLanes;
+  static constexpr int kStride = kOuts;
+
+  __device__ explicit FewRowsF32(const ProductTask& task)
+      : p_(task),
+        weights_(Panel(task, blockIdx.x / 2) + blockIdx.x % 2 * kOuts + threadIdx.x % kLanes) {}
+
+  __device__ void Load(int64_t) {}  // Multiply reads them one by one
+
+  __device__ void Multiply(int64_t segment, SharedPtr<float> partial) const {
+    const auto* x = static_cast<const float*>(p_.x);
+    const int64_t first = segment * kSegmentF32;
+    const int64_t end = min(first + kSegmentF32, p_.in);
+    float sum[kRows] = {};
+    for (int64_t i = first; i < end; ++i) {
+      const float w = weights_[i * kPanel];
+#pragma unroll
+      for (int r = 0; r < kRows; ++r) {
+        if (r < p_.n) sum[r] = fmaf(w, x[r * p_.in + i], sum[r]);
+      }
+    }
+    const int lane = static_cast<int>(threadIdx.x) % kLanes;
+#pragma unroll
+    for (int r = 0; r < kRows; ++r) partial[r * kStride + lane] = sum[r];
   }
+
+ private:
+  const ProductTask& p_;
+  const float* weights_;
 };
-
-// --- few rows --------------------------------------------------------------------------------
-// A block has 32 outputs, one a lane, and all inputs; its warps take segments in turn.
-
-inline constexpr int kFewRowsF32 = 16;
-inline constexpr int kFewOuts = 32;
-inline constexpr int kMaxFewWarpsF32 = 8;
-
-constexpr uint32_t FewRowsSharedBytesF32(int n_warps) {
-  return static_cast<uint32_t>(n_warps + 1) * kFewRowsF32 * kFewOuts * sizeof(float);
-}
-
-// partial [kFewRowsF32, kFewOuts] = one segment of the block's outputs.
-__device__ inline void MultiplySegmentF32(const ProductF32& p, const float* weights,
-                                          int64_t segment, SharedPtr<float> partial) {
-  const int lane = static_cast<int>(threadIdx.x) % kFewOuts;
-  const int64_t first = segment * kSegmentF32;
-  const int64_t end = min(first + kSegmentF32, p.in);
-  float sum[kFewRowsF32] = {};
-  for (int64_t i = first; i < end; ++i) {
-    const float w = weights[i * kPanel + lane];
-#pragma unroll
-    for (int r = 0; r < kFewRowsF32; ++r) {
-      if (r < p.n) sum[r] = fmaf(w, p.x[r * p.in + i], sum[r]);
-    }
-  }
-#pragma unroll
-  for (int r = 0; r < kFewRowsF32; ++r) partial[r * kFewOuts + lane] = sum[r];
-}
-
-// grid: tiles of 32 outputs; block: up to kMaxFewWarpsF32 warps; n <= kFewRowsF32.
-__global__ void __launch_bounds__(kMaxFewWarpsF32* kFewOuts) FewRowsF32(const ProductF32 p) {
-  constexpr int kElements = kFewRowsF32 * kFewOuts;
-  const int thread = static_cast<int>(threadIdx.x), n_threads = static_cast<int>(blockDim.x);
-  const int n_warps = n_threads / kFewOuts, warp = thread / kFewOuts;
-  const SharedPtr<float> total = DynamicShared<float>(0);
-  const SharedPtr<float> partial = total + kElements;
-  const int n_sums = static_cast<int>(p.n) * kFewOuts;
-  for (int i = thread; i < n_sums; i += n_threads) total[i] = 0.0f;
-
-  const float* weights = p.Panel(blockIdx.x / 2) + blockIdx.x % 2 * kFewOuts;
-  for (int64_t first = 0; first < p.n_segments; first += n_warps) {
-    if (first + warp < p.n_segments) {
-      MultiplySegmentF32(p, weights, first + warp, partial + warp * kElements);
-    }
-    __syncthreads();
-    const int here = static_cast<int>(min(int64_t{n_warps}, p.n_segments - first));
-    for (int i = thread; i < n_sums; i += n_threads) {
-      float sum = total[i];
-      for (int s = 0; s < here; ++s) sum += partial[s * kElements + i];
-      total[i] = sum;
-    }
-    __syncthreads();
-  }
-
-  for (int i = thread; i < n_sums; i += n_threads) {
-    const int64_t o = int64_t{blockIdx.x} * kFewOuts + i % kFewOuts;
-    if (o >= p.out) continue;
-    const float sum = total[i];
-    float& y = p.y[i / kFewOuts * p.out + o];
-    y = p.accumulate ? y + sum : sum;
-  }
-}
 
 // --- many rows -------------------------------------------------------------------------------
 // A block has 64 outputs and 64 rows, a thread 4 by 4 of them. Steps of 16 inputs pass through
@@ -105,14 +69,14 @@ struct StepF32 {
   float4 w;
   float4 x;  // zeros outside x
 };
-__device__ inline StepF32 LoadStepF32(const ProductF32& p, int64_t step) {
+__device__ inline StepF32 LoadStepF32(const ProductTask& p, int64_t step) {
   const int thread = static_cast<int>(threadIdx.x);
-  const float* w = p.Panel(blockIdx.y) + step * kStepF32 * kPanel + thread * 4;
+  const float* w = Panel(p, blockIdx.y) + step * kStepF32 * kPanel + thread * 4;
   const int64_t row = int64_t{blockIdx.x} * kManyRowsF32 + thread / 4;
   const int64_t i = step * kStepF32 + thread % 4 * 4;
   StepF32 loaded = {*reinterpret_cast<const float4*>(w), make_float4(0, 0, 0, 0)};
   if (row >= p.n) return loaded;
-  const float* x = p.x + row * p.in + i;
+  const float* x = static_cast<const float*>(p.x) + row * p.in + i;
   if (i < p.in) loaded.x.x = x[0];
   if (i + 1 < p.in) loaded.x.y = x[1];
   if (i + 2 < p.in) loaded.x.z = x[2];
@@ -136,7 +100,7 @@ __device__ inline void MultiplyStepF32(float (&sum)[4][4], SharedPtr<const float
 }
 
 // grid: (row tiles of 64, panels).
-__global__ void __launch_bounds__(kManyThreadsF32) ManyRowsF32(const ProductF32 p) {
+__global__ void __launch_bounds__(kManyThreadsF32) ManyRowsF32(const ProductTask p) {
   const int thread = static_cast<int>(threadIdx.x), column = thread % 16, row = thread / 16;
   const SharedPtr<float> w = DynamicShared<float>(0), x = w + kStepF32 * kPanel;
   const int64_t n_steps = p.n_segments * (kSegmentF32 / kStepF32);
@@ -169,9 +133,7 @@ __global__ void __launch_bounds__(kManyThreadsF32) ManyRowsF32(const ProductF32 
 #pragma unroll
     for (int o = 0; o < 4; ++o) {
       const int64_t to = int64_t{blockIdx.y} * kPanel + column * 4 + o;
-      if (to_row >= p.n || to >= p.out) continue;
-      float& y = p.y[to_row * p.out + to];
-      y = p.accumulate ? y + total[r][o] : total[r][o];
+      p.Store(to_row, to, total[r][o]);
     }
   }
 }

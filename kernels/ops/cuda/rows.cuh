@@ -57,43 +57,52 @@ __device__ inline void Store4(BF16* p, int64_t i, int64_t n, bool aligned, float
   if (i + 3 < n) p[i + 3].bits = static_cast<uint16_t>(packed.y >> 16);
 }
 
+// Rows of activations in one of their two types; the other's pointer is null.
+struct Activations {
+  float* f32;
+  BF16* bf16;
+};
+inline Activations ActivationsOf(const TensorView& y) {
+  if (y.dtype == DType::kF32) return {y.as<float>(), nullptr};
+  return {nullptr, y.as<BF16>()};
+}
+__device__ inline void Store4(const Activations& y, int64_t row, int64_t i, int64_t n, bool aligned,
+                              float4 v) {
+  if (y.f32 != nullptr) return Store4(y.f32 + row * n, i, n, aligned, v);
+  Store4(y.bf16 + row * n, i, n, aligned, v);
+}
+
+// Every lane gets the result.
+template <class T, class Fold>
+__device__ inline T WarpFold(T value, Fold fold) {
+  for (int distance = kWarp / 2; distance > 0; distance /= 2) {
+    value = fold(value, __shfl_xor_sync(kAllLanes, value, distance));
+  }
+  return value;
+}
+
 __device__ inline float WarpSum(float value) {
-  for (int distance = kWarp / 2; distance > 0; distance /= 2) {
-    value += __shfl_xor_sync(kAllLanes, value, distance);
-  }
-  return value;
+  return WarpFold(value, [](float a, float b) { return a + b; });
 }
 
-__device__ inline float WarpMax(float value) {
-  for (int distance = kWarp / 2; distance > 0; distance /= 2) {
-    value = fmaxf(value, __shfl_xor_sync(kAllLanes, value, distance));
-  }
-  return value;
-}
-
-// Every thread of the block calls these and gets the result. partial: a float for each warp, not to
-// be used again before a barrier.
-__device__ inline float BlockSum(float value, SharedPtr<float> partial) {
-  const int n_warps = static_cast<int>(blockDim.x) / kWarp;
-  const float of_warp = WarpSum(value);
+// Folds the values of the block in a fixed order; every thread calls it and gets the result.
+// partial: one for each warp, not to be used again before a barrier.
+template <class T, class Fold>
+__device__ inline T BlockFold(T value, SharedPtr<T> partial, int n_warps, Fold fold) {
+  const T of_warp = WarpFold(value, fold);
   if (threadIdx.x % kWarp == 0) partial[threadIdx.x / kWarp] = of_warp;
   __syncthreads();
-  float sum = 0;
-  for (int warp = 0; warp < n_warps; ++warp) sum += partial[warp];
-  return sum;
-}
-
-__device__ inline float BlockMax(float value, SharedPtr<float> partial) {
-  const int n_warps = static_cast<int>(blockDim.x) / kWarp;
-  const float of_warp = WarpMax(value);
-  if (threadIdx.x % kWarp == 0) partial[threadIdx.x / kWarp] = of_warp;
-  __syncthreads();
-  float max = partial[0];
+  T result = partial[0];
   for (int warp = 1; warp < n_warps; ++warp) {
-    const float other = partial[warp];
-    max = fmaxf(max, other);
+    const T other = partial[warp];
+    result = fold(result, other);
   }
-  return max;
+  return result;
+}
+
+__device__ inline float BlockSum(float value, SharedPtr<float> partial) {
+  return BlockFold(value, partial, static_cast<int>(blockDim.x) / kWarp,
+                   [](float a, float b) { return a + b; });
 }
 
 }  // namespace ovq::cuda

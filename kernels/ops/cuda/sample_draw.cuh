@@ -31,14 +31,24 @@ struct DeviceDraw {
   int32_t n_seen, n_generated, n_biased, n_banned;
   DrawParams params;
 };
-struct DrawTask {
+struct DeviceBest {
+  int64_t row;
+  int64_t n;    // at most vocab
+  int64_t out;  // its first element among the results
+};
+// A LogitsReading in the device's memory.
+struct ReadTask {
   const float* logits;  // [n_rows, vocab]
-  int32_t vocab;
-  int32_t n_draws;
-  const DeviceDraw* draws;  // [n_draws]
+  int32_t vocab, n_draws, n_tokens, n_bests;
+  const DeviceDraw* draws;
   const int32_t* lists;
-  TokenLogit* drawn;  // [n_draws]
-  // Scratch, [n_blocks, vocab] each; null where no draw needs it.
+  const RowToken* tokens;
+  const DeviceBest* bests;
+  // The results.
+  TokenLogit* drawn;    // [n_draws]
+  float* token_logits;  // [n_tokens]
+  TokenLogit* best;     // each one's n, in any order
+  // Scratch, [n_blocks, vocab] each; the first two null where no draw needs them.
   float* adjusted;
   double* weights;
   int32_t* border;
@@ -116,33 +126,22 @@ struct CandidateOrder {
   }
 };
 
-// Only the candidates up to `last` stay.
-__device__ inline void KeepThrough(const CandidateOrder& order, int vocab, Place last) {
-  for (int id = static_cast<int>(threadIdx.x); id < vocab; id += kSampleThreads) {
+// Only the first candidates stay, the fewest whose measures reach target(sum of all).
+template <class Target>
+__device__ inline void Keep(const CandidateOrder& order, int vocab, int32_t* border,
+                            Target target) {
+  const Place last = SelectLast(order, vocab, target, border);
+  ForEach(vocab, [&](int id) {
     if (order.Has(id) && !Reaches(order, id, last)) order.weights[id] = 0;
-  }
-  __syncthreads();
+  });
 }
 
-__device__ inline void KeepMass(const CandidateOrder& order, int vocab, double mass,
-                                int32_t* border) {
-  const Place last = SelectLast(
-      order, vocab,
-      [mass](uint64_t total) -> uint64_t {
-        const auto target = static_cast<uint64_t>(ceil(mass * static_cast<double>(total)));
-        return target < total ? target : total;
-      },
-      border);
-  KeepThrough(order, vocab, last);
-}
-
-__device__ inline void KeepBest(const CandidateOrder& order, int vocab, int32_t k,
-                                int32_t* border) {
-  const auto wanted = static_cast<uint64_t>(k);
-  const Place last = SelectLast(
-      order, vocab,
-      [wanted](uint64_t total) -> uint64_t { return wanted < total ? wanted : total; }, border);
-  KeepThrough(order, vocab, last);
+__device__ inline void KeepMass(const CandidateOrder& order, int vocab, int32_t* border,
+                                double mass) {
+  Keep(order, vocab, border, [mass](uint64_t total) -> uint64_t {
+    const auto target = static_cast<uint64_t>(ceil(mass * static_cast<double>(total)));
+    return target < total ? target : total;
+  });
 }
 
 // |ln p + entropy| of the definition is the distance of the exponent from the mean exponent.
@@ -162,10 +161,9 @@ __device__ inline void KeepAboveMinP(double* weights, int vocab, double min_p) {
     best = weights[id] > best ? weights[id] : best;
   }
   const double floor = BlockMax(best) * min_p;
-  for (int id = static_cast<int>(threadIdx.x); id < vocab; id += kSampleThreads) {
+  ForEach(vocab, [&](int id) {
     if (weights[id] < floor) weights[id] = 0;
-  }
-  __syncthreads();
+  });
 }
 
 // The first id at which the sum of weights, by ascending id, exceeds random / 2^64 of the total.
@@ -205,36 +203,27 @@ __device__ inline int32_t Pick(const double* weights, int vocab, uint64_t random
 }
 
 // The row with penalties, biases and bans: itself, or a copy in scratch memory.
-__device__ inline const float* Adjust(const DrawTask& task, const DeviceDraw& draw,
+__device__ inline const float* Adjust(const ReadTask& task, const DeviceDraw& draw,
                                       const float* row) {
   if (draw.n_seen + draw.n_generated + draw.n_biased + draw.n_banned == 0) return row;
-  const int vocab = task.vocab;
-  const int32_t* lists = task.lists + draw.lists;
-  float* adjusted = task.adjusted + int64_t{blockIdx.x} * vocab;
+  const int32_t* list = task.lists + draw.lists;
+  float* adjusted = task.adjusted + int64_t{blockIdx.x} * task.vocab;
   const DrawParams& params = draw.params;
-  const int first = static_cast<int>(threadIdx.x);
-  for (int id = first; id < vocab; id += kSampleThreads) adjusted[id] = row[id];
-  __syncthreads();
-  for (int i = first; i < draw.n_seen; i += kSampleThreads) {
-    const float logit = adjusted[lists[i]];
-    adjusted[lists[i]] =
+  ForEach(task.vocab, [&](int id) { adjusted[id] = row[id]; });
+  ForEach(draw.n_seen, [&](int i) {
+    const float logit = adjusted[list[i]];
+    adjusted[list[i]] =
         logit > 0 ? logit / params.repetition_penalty : logit * params.repetition_penalty;
-  }
-  lists += draw.n_seen;
-  __syncthreads();
-  for (int i = first; i < draw.n_generated; i += kSampleThreads) {
-    adjusted[lists[2 * i]] -=
-        params.presence_penalty + params.frequency_penalty * static_cast<float>(lists[2 * i + 1]);
-  }
-  lists += 2 * draw.n_generated;
-  __syncthreads();
-  for (int i = first; i < draw.n_biased; i += kSampleThreads) {
-    adjusted[lists[2 * i]] += __int_as_float(lists[2 * i + 1]);
-  }
-  lists += 2 * draw.n_biased;
-  __syncthreads();
-  for (int i = first; i < draw.n_banned; i += kSampleThreads) adjusted[lists[i]] = -INFINITY;
-  __syncthreads();
+  });
+  list += draw.n_seen;
+  ForEach(draw.n_generated, [&](int i) {
+    const auto count = static_cast<float>(list[2 * i + 1]);
+    adjusted[list[2 * i]] -= params.presence_penalty + params.frequency_penalty * count;
+  });
+  list += 2 * draw.n_generated;
+  ForEach(draw.n_biased, [&](int i) { adjusted[list[2 * i]] += __int_as_float(list[2 * i + 1]); });
+  list += 2 * draw.n_biased;
+  ForEach(draw.n_banned, [&](int i) { adjusted[list[i]] = -INFINITY; });
   return adjusted;
 }
 
@@ -251,7 +240,7 @@ __device__ inline int32_t Greedy(const RowRange& range, int vocab, const int32_t
 }
 
 // row: adjusted.
-__device__ inline int32_t DrawToken(const DrawTask& task, const DeviceDraw& draw,
+__device__ inline int32_t DrawToken(const ReadTask& task, const DeviceDraw& draw,
                                     const float* row) {
   const int vocab = task.vocab;
   const DrawParams& params = draw.params;
@@ -269,20 +258,22 @@ __device__ inline int32_t DrawToken(const DrawTask& task, const DeviceDraw& draw
                        .scale = 1.0 / static_cast<double>(params.temperature)};
   const double width = (order.best - static_cast<double>(Sane(range.lowest))) * order.scale;
   order.bins_per_unit = width > 0 ? kBins / fmin(width, -kNegligible) : 0;
-  for (int id = static_cast<int>(threadIdx.x); id < vocab; id += kSampleThreads) {
+  ForEach(vocab, [&](int id) {
     const double exponent = order.Exponent(id);
     weights[id] = exponent > kNegligible ? exp(exponent) : 0;
+  });
+  if (params.top_k > 0 && params.top_k < vocab) {
+    const auto k = static_cast<uint64_t>(params.top_k);
+    Keep(order, vocab, border, [k](uint64_t total) -> uint64_t { return k < total ? k : total; });
   }
-  __syncthreads();
-  if (params.top_k > 0 && params.top_k < vocab) KeepBest(order, vocab, params.top_k, border);
   if (params.typical_p < 1) {
     order.by = CandidateOrder::By::kTypical;
     order.mean = MeanExponent(order, vocab);
-    KeepMass(order, vocab, params.typical_p, border);
+    KeepMass(order, vocab, border, params.typical_p);
   }
   if (params.top_p < 1) {
     order.by = CandidateOrder::By::kLogit;
-    KeepMass(order, vocab, params.top_p, border);
+    KeepMass(order, vocab, border, params.top_p);
   }
   if (params.min_p > 0) KeepAboveMinP(weights, vocab, params.min_p);
   return Pick(weights, vocab, draw.random);

@@ -9,6 +9,7 @@
 #include <cstdint>
 
 #include "kernels/common/cuda/shared.cuh"
+#include "kernels/ops/cuda/rows.cuh"
 
 namespace ovq::cuda {
 
@@ -17,7 +18,6 @@ inline constexpr int kSampleWarps = kSampleThreads / 32;
 inline constexpr int kBins = 1024;
 inline constexpr int kDigitBits = 8;
 inline constexpr int kIdBits = 24;  // token ids are below 2^24
-inline constexpr unsigned kAllLanes = 0xffffffffu;
 
 // Offsets in a block's shared memory, in bytes.
 inline constexpr uint32_t kLowBytes = 0;                        // uint32 [kBins], of a bin's sum
@@ -33,20 +33,9 @@ using Place = unsigned __int128;
 __device__ inline int Lane() { return static_cast<int>(threadIdx.x % 32); }
 __device__ inline int Warp() { return static_cast<int>(threadIdx.x / 32); }
 
-// Folds the values of all threads in a fixed order; every thread gets the result.
 template <class T, class Fold>
 __device__ inline T BlockReduce(T value, Fold fold) {
-  for (int distance = 16; distance > 0; distance /= 2) {
-    value = fold(value, __shfl_xor_sync(kAllLanes, value, distance));
-  }
-  const SharedPtr<T> parts = DynamicShared<T>(kPartBytes);
-  if (Lane() == 0) parts[Warp()] = value;
-  __syncthreads();
-  T result = parts[0];
-  for (int warp = 1; warp < kSampleWarps; ++warp) {
-    const T part = parts[warp];
-    result = fold(result, part);
-  }
+  const T result = BlockFold(value, DynamicShared<T>(kPartBytes), kSampleWarps, fold);
   __syncthreads();
   return result;
 }
@@ -59,6 +48,13 @@ __device__ inline T BlockSum(T value) {
 template <class T>
 __device__ inline T BlockMax(T value) {
   return BlockReduce(value, [](T a, T b) { return a < b ? b : a; });
+}
+
+// fn(i) for i < n, by all threads of the block, which meet at the end.
+template <class Fn>
+__device__ inline void ForEach(int n, Fn fn) {
+  for (int i = static_cast<int>(threadIdx.x); i < n; i += kSampleThreads) fn(i);
+  __syncthreads();
 }
 
 // Inclusive sum over the lanes of a warp.
@@ -74,15 +70,14 @@ __device__ inline uint64_t WarpPrefixSum(uint64_t value) {
 __device__ inline void ClearBins(int n_bins) {
   const SharedPtr<unsigned> low = DynamicShared<unsigned>(kLowBytes);
   const SharedPtr<unsigned> high = DynamicShared<unsigned>(kHighBytes);
-  for (int i = static_cast<int>(threadIdx.x); i < n_bins; i += kSampleThreads) {
-    low[i] = 0;
-    high[i] = 0;
-  }
   if (threadIdx.x == 0) {
     const SharedPtr<unsigned> count = DynamicShared<unsigned>(kCountBytes);
     count[0] = 0;
   }
-  __syncthreads();
+  ForEach(n_bins, [&](int i) {
+    low[i] = 0;
+    high[i] = 0;
+  });
 }
 
 // A thread's additions to the bins. Neighbours mostly meet the same bin, so a thread holds its sum
@@ -194,10 +189,9 @@ __device__ inline Place SelectLast(const Order& order, int vocab, Target target_
   const uint64_t target = target_of(BlockSum(own));
   const ChosenBin chosen = FindBin(kBins, target);
   const SharedPtr<unsigned> count = DynamicShared<unsigned>(kCountBytes);
-  for (int id = static_cast<int>(threadIdx.x); id < vocab; id += kSampleThreads) {
+  ForEach(vocab, [&](int id) {
     if (order.Has(id) && order.Bin(id) == chosen.bin) list[atomicAdd(count, 1u)] = id;
-  }
-  __syncthreads();
+  });
   const unsigned n = count[0];
   __syncthreads();
   return SelectInList(order, list, n, target - chosen.before);

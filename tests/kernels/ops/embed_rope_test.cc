@@ -44,7 +44,10 @@ std::vector<float> RunRope(DeviceContext& context, std::span<const float> x, con
   const DeviceArray<int64_t> rows(context, positions);
   const RopeTable table(context, theta, sizes.head_dim);
   const auto n = static_cast<int64_t>(positions.size());
-  Rope(context, {data.data(), n, sizes.n_heads, sizes.head_dim, sizes.stride}, rows.span(), table);
+  PrepareHeads(context, {.queries = {data.data(), n, sizes.n_heads, sizes.head_dim, sizes.stride},
+                         .rope = &table,
+                         .positions = rows.span(),
+                         .unit_norm = false});
   return data.Read();
 }
 
@@ -167,11 +170,13 @@ std::vector<float> RunPrepare(DeviceContext& context, const PreparedHeads& heads
     PrepareHeads(context, prep);
     return data.Read();
   }
-  UnitNorm(context, prep.queries, beta.data());
-  UnitNorm(context, prep.keys, nullptr);
-  if (heads.rope) {
-    Rope(context, prep.queries, rows.span(), *table);
-    Rope(context, prep.keys, rows.span(), *table);
+  PrepareHeads(context, {.queries = prep.queries, .beta = prep.beta});
+  PrepareHeads(context, {.queries = prep.keys});
+  for (const HeadRows& x : {prep.queries, prep.keys}) {
+    if (!heads.rope) continue;
+    PrepareHeads(
+        context,
+        {.queries = x, .rope = prep.rope, .positions = prep.positions, .unit_norm = false});
   }
   std::vector<float> prepared = data.Read();
   if (!heads.round) return prepared;

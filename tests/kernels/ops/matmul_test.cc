@@ -42,8 +42,8 @@ struct RowRange {
   int64_t n;
 };
 
-// y of some rows, with `before` in y if it is to be added to. ApplyFn is Linear::Apply or a
-// product's.
+// y of some rows, with `before` in y if it is to be added to. ApplyFn is ApplyOf a Linear or
+// Product::apply.
 template <class ApplyFn>
 std::vector<float> RunRows(DeviceContext& context, const Activations& x, const RowRange& range,
                            int64_t out, std::span<const float> before, ApplyFn&& apply) {
@@ -62,10 +62,9 @@ std::vector<float> RunRows(DeviceContext& context, const Activations& x, const R
   apply(context, rows.View({n, x.in}), y.View({n, out}), accumulate);
   return y.Read();
 }
-template <class Product>
-auto ApplyOf(const Product& product) {
+auto ApplyOf(const Linear& linear) {
   return [&](DeviceContext& context, TensorView x, TensorView y, bool accumulate) {
-    product.Apply(context, x, y, accumulate);
+    linear.Apply(context, x, y, accumulate);
   };
 }
 
@@ -312,14 +311,14 @@ void AssertProductAgrees(DeviceContext& context, int64_t n, int64_t in, int64_t 
   if (dtype == DType::kBF16) w = test::Widened(test::Rounded(w));
   const TensorView part = ViewOf(w, {out, in});
   const StackedWeights weights{{&part, 1}, in, out, dtype};
-  const ReferenceProduct exact(weights);
-  const auto product = make(weights);
+  const Product exact = ref::MakeProduct(*ref, weights);
+  const Product product = make(weights);
   const Activations x(n, in, dtype, 3);
   std::vector<float> before;
   for (int round = 0; round < 2; ++round) {
-    const std::vector<float> expected = RunRows(*ref, x, {0, n}, out, before, ApplyOf(exact));
-    AssertProductClose(RunRows(context, x, {0, n}, out, before, ApplyOf(product)), expected, x.wide,
-                       w, in, absl::StrCat(n, " rows, ", in, " x ", out));
+    const std::vector<float> expected = RunRows(*ref, x, {0, n}, out, before, exact.apply);
+    AssertProductClose(RunRows(context, x, {0, n}, out, before, product.apply), expected, x.wide, w,
+                       in, absl::StrCat(n, " rows, ", in, " x ", out));
     before = expected;
   }
 }
@@ -328,8 +327,7 @@ TEST_P(SimdProductTest, AgreesWithReference) {
   auto cpu = MakeContext(Device::kCpu, 2);
   for (int64_t in : {1, 3, 64, 300}) {
     for (int64_t out : {1, 7, 8, 31, 33, 65, 300}) {
-      AssertProductAgrees(*cpu, 13, in, out, dtype_,
-                          [](const StackedWeights& weights) { return SimdProduct(weights); });
+      AssertProductAgrees(*cpu, 13, in, out, dtype_, cpu::MakeSimdProduct);
     }
   }
 }
@@ -338,9 +336,9 @@ TEST_P(SimdProductTest, RowsDoNotDependOnTheirCompany) {
   for (const auto& [in, out] : {std::pair<int64_t, int64_t>{64, 101}, {300, 96}}) {
     std::vector<float> w = RandomNormal(static_cast<size_t>(in * out), 4);
     const TensorView part = ViewOf(w, {out, in});
-    const SimdProduct product({{&part, 1}, in, out, dtype_});
-    AssertRowsIndependent(Device::kCpu, {in, out, dtype_}, kCpuCounts, "SimdProduct",
-                          ApplyOf(product));
+    const Product product = cpu::MakeSimdProduct({{&part, 1}, in, out, dtype_});
+    AssertRowsIndependent(Device::kCpu, {in, out, dtype_}, kCpuCounts, "SIMD product",
+                          product.apply);
   }
 }
 
@@ -365,7 +363,7 @@ TEST_P(CudaProductTest, AgreesWithReference) {
                                                      {64, 40, 65}, {70, 264, 70}, {3, 1160, 17}};
   for (const auto& [n, in, out] : cases) {
     AssertProductAgrees(*context_, n, in, out, GetParam(), [&](const StackedWeights& weights) {
-      return CudaProduct(weights, *context_);
+      return cuda::MakeOwnProduct(*context_, weights);
     });
   }
 }
@@ -375,9 +373,9 @@ TEST_P(CudaProductTest, RowsDoNotDependOnTheirCompany) {
   for (const auto& [in, out] : {std::pair<int64_t, int64_t>{1160, 65}, {265, 33}}) {
     std::vector<float> w = RandomNormal(static_cast<size_t>(in * out), 4);
     const TensorView part = ViewOf(w, {out, in});
-    const CudaProduct product({{&part, 1}, in, out, GetParam()}, *context_);
-    AssertRowsIndependent(Device::kCuda, {in, out, GetParam()}, kCudaCounts, "CudaProduct",
-                          ApplyOf(product));
+    const Product product = cuda::MakeOwnProduct(*context_, {{&part, 1}, in, out, GetParam()});
+    AssertRowsIndependent(Device::kCuda, {in, out, GetParam()}, kCudaCounts, "own product",
+                          product.apply);
   }
 }
 

@@ -91,9 +91,9 @@ std::vector<T> RunRmsNorm(DeviceContext& context, std::span<const float> x,
 std::vector<float> RunUnitNorm(DeviceContext& context, std::span<const float> x, int n_heads,
                                int head_dim, int64_t stride, std::span<const float> scale) {
   const DeviceArray<float> data(context, x), scales(context, scale);
-  UnitNorm(context,
-           {data.data(), static_cast<int64_t>(x.size()) / stride, n_heads, head_dim, stride},
-           scale.empty() ? nullptr : scales.data());
+  const int64_t n = static_cast<int64_t>(x.size()) / stride;
+  PrepareHeads(context, {.queries = {data.data(), n, n_heads, head_dim, stride},
+                         .beta = scale.empty() ? nullptr : scales.data()});
   return data.Read();
 }
 
@@ -140,7 +140,7 @@ TEST(NormActReference, UnitNormByHand) {
   auto context = MakeContext(Device::kReference);
   std::vector<float> x{3000, 4000, 99, 0, 0.001f, 99};  // two rows of one head and a gap
   const float scale = 5;
-  UnitNorm(*context, {x.data(), 2, 1, 2, 3}, &scale);
+  PrepareHeads(*context, {.queries = {x.data(), 2, 1, 2, 3}, .beta = &scale});
   EXPECT_FLOAT_EQ(x[0], 3);
   EXPECT_FLOAT_EQ(x[1], 4);
   EXPECT_FLOAT_EQ(x[4], 5 * std::sqrt(0.5f));  // the square of 0.001 is the 1e-6 under the root

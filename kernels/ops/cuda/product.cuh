@@ -1,0 +1,78 @@
+// What the products of bfloat16 and of float32 share: their arguments and the walk over segments
+// for few rows.
+#pragma once
+
+#include <cstdint>
+
+#include "kernels/common/cuda/shared.cuh"
+
+namespace ovq::cuda {
+
+inline constexpr int kLanes = 32;
+
+// y[n, out] (+)= x[n, in] W^T
+struct ProductTask {
+  const void* weights;  // packed as product_bf16.cuh and product_f32.cuh say
+  const void* x;        // [n, in], of the type of the products
+  float* y;             // [n, out]
+  int64_t n, in, out;
+  int64_t n_segments;  // of W, padded
+  bool accumulate;
+  bool aligned;  // rows of bfloat16 x start at multiples of 16 bytes
+
+  __device__ void Store(int64_t row, int64_t column, float sum) const {
+    if (row >= n || column >= out) return;
+    float& to = y[row * out + column];
+    to = accumulate ? to + sum : sum;
+  }
+};
+
+// --- few rows --------------------------------------------------------------------------------
+// A block has Few::kOuts outputs of all rows, at most Few::kRows, and all inputs; its warps take
+// segments in turn. Few(task), made by each thread, has
+//   Load(segment)               starts to read the weights of a segment
+//   Multiply(segment, partial)  partial [kRows, kStride] = that segment's sums of [rows, kOuts]
+
+inline constexpr int kMaxFewWarps = 8;
+
+template <class Few>
+constexpr uint32_t FewRowsSharedBytes(int n_warps) {
+  return static_cast<uint32_t>(n_warps + 1) * Few::kRows * Few::kStride * sizeof(float);
+}
+
+// grid: tiles of outputs; block: up to kMaxFewWarps warps.
+template <class Few>
+__global__ void __launch_bounds__(kMaxFewWarps* kLanes) FewRows(const ProductTask task) {
+  constexpr int kElements = Few::kRows * Few::kStride;
+  const int thread = static_cast<int>(threadIdx.x), n_threads = static_cast<int>(blockDim.x);
+  const int n_warps = n_threads / kLanes, warp = thread / kLanes;
+  const SharedPtr<float> total = DynamicShared<float>(0), partial = total + kElements;
+  const int n_sums = static_cast<int>(task.n) * Few::kOuts;
+  const auto place = [](int i) { return i / Few::kOuts * Few::kStride + i % Few::kOuts; };
+  for (int i = thread; i < n_sums; i += n_threads) total[place(i)] = 0.0f;
+
+  Few few(task);
+  if (warp < task.n_segments) few.Load(warp);
+  for (int64_t first = 0; first < task.n_segments; first += n_warps) {
+    const int64_t segment = first + warp;
+    if (segment < task.n_segments) {
+      few.Multiply(segment, partial + warp * kElements);
+      if (segment + n_warps < task.n_segments) few.Load(segment + n_warps);
+    }
+    __syncthreads();
+    const int here = static_cast<int>(min(int64_t{n_warps}, task.n_segments - first));
+    for (int i = thread; i < n_sums; i += n_threads) {
+      float sum = total[place(i)];
+      for (int s = 0; s < here; ++s) sum += partial[s * kElements + place(i)];
+      total[place(i)] = sum;
+    }
+    __syncthreads();
+  }
+
+  for (int i = thread; i < n_sums; i += n_threads) {
+    const float sum = total[place(i)];
+    task.Store(i / Few::kOuts, int64_t{blockIdx.x} * Few::kOuts + i % Few::kOuts, sum);
+  }
+}
+
+}  // namespace ovq::cuda
