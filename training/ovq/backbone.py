@@ -38,32 +38,37 @@ def _shifted(x, share, first):
     return x + share * (torch.cat((first, x[:, :-1]), dim=1) - x)
 
 
-def _rope(x, theta, partial_dim):
+def _rope(x, theta, partial_dim, rounding):
     """RoPE on pairs (2i, 2i + 1) of the first partial_dim channels, by minus the angle.
 
-    Frequencies, in float32, are from 1 to 1 / theta with both ends included.
+    Frequencies, in float32, are from 1 to 1 / theta with both ends included. rounding: what cosines
+    and sines are rounded to.
     """
     n_pairs, n_tokens = partial_dim // 2, x.shape[2]
     frequencies = (1 / theta) ** torch.linspace(0, 1, n_pairs)
     angles = torch.arange(n_tokens, dtype=torch.float32)[:, None] * frequencies
-    cos, sin = angles.cos().to(x.dtype), angles.sin().to(x.dtype)
+    cos, sin = (wave.to(rounding).to(x.dtype) for wave in (angles.cos(), angles.sin()))
     even, odd = x[..., :partial_dim:2], x[..., 1:partial_dim:2]
     turned = torch.stack((even * cos + odd * sin, odd * cos - even * sin), dim=-1)
     return torch.cat((turned.flatten(-2), x[..., partial_dim:]), dim=-1)
 
 
 class Backbone:
-    """A folder's model: logits of tokens, nothing else."""
+    """A folder's model: logits of tokens, nothing else, in float32.
 
-    def __init__(self, folder, dtype=torch.float32):
+    rounded: cosines, sines and the values of kvm's rows rounded to bfloat16, as in the published
+    code.
+    """
+
+    def __init__(self, folder, rounded=False):
+        self.rounded = rounded
         with open(os.path.join(folder, "config.json"), encoding="utf-8") as file:
             self.raw = json.load(file)
         for name, value in _EXPECTED.items():
             if self.raw[name] != value:
                 raise ValueError(f"{folder}: {name}: {self.raw[name]!r} is not {value!r}, all that "
                                  "this reference knows")
-        tensors = load_safetensors(os.path.join(folder, "model.safetensors"))
-        self.tensors = {name: tensor.to(dtype) for name, tensor in tensors.items()}
+        self.tensors = load_safetensors(os.path.join(folder, "model.safetensors"))
         self.n_heads = self.raw["num_attention_heads"]
         self.head_dim = self.raw["hidden_size"] // self.n_heads
 
@@ -105,6 +110,7 @@ class Backbone:
         section = {name: raw[name] for name in _KVM_FIELDS}
         section.update({name: bool(raw[f"kvm_{name}"]) for name in _KVM_FLAGS})
         section["masked_dims"] = raw["rope_partial_dim"]
+        section["values_round_to_bfloat16"] = self.rounded
         settings, gates, temps = kvm_from_dict(section, self.head_dim), None, ()
         if settings.has_gates:
             gates = kvm.token_gates(self._linear(x, f"{prefix}.key_weighting")).transpose(1, 2)
@@ -124,7 +130,8 @@ class Backbone:
         else:
             theta, partial_dim = (self.raw[f"{side}rope_{name}"] for name in
                                   ("theta", "partial_dim"))
-            q, k = (_rope(self._norm(part, f"{prefix}.ln_{name}"), theta, partial_dim)
+            rounding = torch.bfloat16 if self.rounded else torch.float32
+            q, k = (_rope(self._norm(part, f"{prefix}.ln_{name}"), theta, partial_dim, rounding)
                     for name, part in zip("qk", (q, k)))
             q = (q * self.head_dim ** -0.5).unsqueeze(2)
             if mixer == "kvm":

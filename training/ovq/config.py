@@ -40,6 +40,8 @@ class KvmConfig:
     use_vlens: bool = True
     apply_merge_gate_to_initial_state: bool = False
     apply_merge_gate_to_appends: bool = True
+    values_round_to_bfloat16: bool = False  # rows' values, whatever they are computed in
+    max_centroids: int = 4096  # cap on the rows of a session that chooses none
 
     @property
     def has_gates(self):
@@ -183,7 +185,7 @@ def _mixer_fields(raw, layer_types, head_dim):
 
 
 _KVM_MINIMUMS = {"chunk_len": 1, "n_bswa_chunks": 1, "sink_len": 0, "state_round_down": 1,
-                 "state_min_len": -1, "n_max_d_chunks": 1, "masked_dims": 0}
+                 "state_min_len": -1, "n_max_d_chunks": 1, "masked_dims": 0, "max_centroids": 1}
 
 
 def kvm_from_dict(section, head_dim):
@@ -202,6 +204,12 @@ def kvm_from_dict(section, head_dim):
     _one_of("kvm.state_budget_mode", kvm.state_budget_mode, KVM_BUDGET_MODES)
     if kvm.state_budget_mode == "kvm_saturation" or kvm.state_saturation_n is not None:
         _integer("kvm.state_saturation_n", kvm.state_saturation_n, 1)
+    if kvm.state_growth_exponent > 1:
+        raise ConfigError(f"kvm.state_growth_exponent: {kvm.state_growth_exponent} would add rows "
+                          "faster than tokens come")
+    if kvm.chunk_len % kvm.state_round_down:
+        raise ConfigError(f"kvm.state_round_down: {kvm.state_round_down} does not divide "
+                          f"kvm.chunk_len, {kvm.chunk_len}")
     if kvm.sink_len >= kvm.chunk_len:
         raise ConfigError(f"kvm.sink_len: {kvm.sink_len} leaves no row of the first chunk of "
                           f"{kvm.chunk_len} to merge into")

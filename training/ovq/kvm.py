@@ -61,14 +61,10 @@ def token_gates(scores):
     return 1 + F.elu(scores)
 
 
-def n_rows_at(position, n_rows, settings, max_rows=None):
-    """Rows that the chunk which begins at `position` reads, of n_rows that the one before did.
-
-    settings: a KvmConfig. max_rows: a session's cap, or None.
-    """
+def n_rows_at(position, n_rows, settings, max_rows):
+    """Rows that the chunk which begins at `position` reads, of n_rows that the one before did."""
     target = settings.budget(position)
-    limits = [target, settings.chunk_len * settings.n_max_d_chunks]
-    return max(min(limits if max_rows is None else (*limits, max_rows)), n_rows)
+    return max(min(target, settings.chunk_len * settings.n_max_d_chunks, max_rows), n_rows)
 
 
 def _new_rows(keys, values, settings):
@@ -119,7 +115,7 @@ def _merge(tokens, rows, weights, settings):
 def _first_rows(tokens, weights, settings, max_rows):
     """The table after the first chunk: a row a token, as far as max_rows allows."""
     chunk_len = tokens.keys.shape[2]
-    n_rows = chunk_len if max_rows is None else min(chunk_len, max_rows)
+    n_rows = min(chunk_len, max_rows)
     first = Tokens(*(x[:, :, :n_rows] for x in tokens))
     if settings.apply_merge_gate_to_initial_state:
         # the lengths, unlike those of appended rows, are of the values before the gate
@@ -153,6 +149,8 @@ def _read(q, keys, values, rows, weights, settings):
         row_values = F.normalize(row_values, dim=-1, eps=1e-12) * rows.lengths.unsqueeze(-1)
     else:
         row_values = row_values / rows.lengths.unsqueeze(-1)
+    if settings.values_round_to_bfloat16:
+        row_values = row_values.bfloat16()
     n_before = rows.keys.shape[2] + keys.shape[2] - q.shape[3]
     out = attend(q.squeeze(2), torch.cat((row_keys.to(keys.dtype), keys), 2),
                  torch.cat((row_values.to(values.dtype), values), 2),
@@ -175,8 +173,9 @@ def _tokens_of_chunks(k, v, gates, weights, settings):
 def kvm_attention(q, k, v, gates, weights, settings, max_rows=None):
     """q, k and v as in mixers.py; gates [batch, n_heads, n_tokens], or None where none is used.
 
-    settings: a KvmConfig. max_rows: a session's cap on the table's rows.
+    settings: a KvmConfig. max_rows: a session's cap on the table's rows; None: the config's.
     """
+    max_rows = settings.max_centroids if max_rows is None else max_rows
     chunk_len, n_window = settings.chunk_len, settings.n_bswa_chunks
     taken = _tokens_of_chunks(k, v, gates, weights, settings)
     if weights.window_temp is not None:

@@ -193,8 +193,7 @@ class OvqModel(nn.Module):
     def forward(self, tokens, max_centroids=None):
         """Logits [batch, n_tokens, vocab], at least float32, of tokens [batch, n_tokens].
 
-        max_centroids: N of ovq layers, the config's if None, and the cap on kvm layers' rows, none
-        if None.
+        max_centroids: N of ovq layers and the cap on kvm layers' rows; None: the config's.
         """
         if max_centroids is not None:
             check_max_centroids(max_centroids, self.config.chunk_size)

@@ -14,11 +14,13 @@ from ovq.safetensors_io import load_safetensors
 GOLDEN = os.path.join(os.path.dirname(support.TRAINING), "tests", "golden", "kvm")
 # float32 rounding through four layers; a wrong row, gate or window is off by 4e-4 and far more.
 TOLERANCE = 3e-5
+# A value on the border of two of bfloat16's moves logits by 1e-4; no rounding at all by 4e-3 or more.
+ROUNDED_TOLERANCE = 2e-3
 
 
 class BackboneTest(unittest.TestCase):
     def check_fixture(self, name):
-        """Prefill and decode of the published code; one sequence of each length."""
+        """Prefill, with and without its rounding, and decode of the published code."""
         folder = os.path.join(GOLDEN, name)
         model = Backbone(folder)
         expected = load_safetensors(os.path.join(folder, "expected.safetensors"))
@@ -31,6 +33,11 @@ class BackboneTest(unittest.TestCase):
                 with self.subTest(fixture=name, way=way, sequence=sequence["name"]):
                     error = (logits - expected[f"{way}.{sequence['name']}"]).abs().max().item()
                     self.assertLess(error, TOLERANCE)
+            rounded = expected.get(f"prefill_bf16cast.{sequence['name']}")
+            if rounded is not None:
+                self.assertGreater((logits - rounded).abs().max().item(), ROUNDED_TOLERANCE)
+                logits = Backbone(folder, rounded=True)(torch.tensor([sequence["tokens"]]))[0]
+                self.assertLess((logits - rounded).abs().max().item(), ROUNDED_TOLERANCE)
 
     def test_kvm_with_the_power_law(self):
         self.check_fixture("kvm-power-law")

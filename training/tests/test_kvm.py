@@ -15,6 +15,7 @@ from test_mixers import random_qkv
 
 HEADS, HEAD_DIM = 2, 4
 CHUNK = 4
+NO_CAP = 10 ** 9
 
 
 def make_settings(**changes):
@@ -28,7 +29,7 @@ SETTINGS = {
     "power law": {"state_budget_mode": "power_law", "state_growth_factor": 1.7,
                   "state_growth_exponent": 0.6, "n_max_d_chunks": 10, "masked_dims": 1},
     "power law, rounded": {"state_budget_mode": "power_law", "state_growth_factor": 3.0,
-                           "state_round_down": 3, "n_max_d_chunks": 10, "n_bswa_chunks": 1},
+                           "state_round_down": 2, "n_max_d_chunks": 10, "n_bswa_chunks": 1},
     "saturation": {"state_budget_mode": "kvm_saturation", "state_saturation_n": 16,
                    "n_max_d_chunks": 10, "sink_len": 0, "n_bswa_chunks": 3},
     "every token a row": {"state_budget_mode": "power_law", "state_growth_factor": 1.0,
@@ -213,7 +214,7 @@ class KvmTest(unittest.TestCase):
         for name, (changes, rows) in expected.items():
             settings, n_rows = kvm_from_dict(changes, 64), 256
             for position in range(768, 32769, 256):
-                n_old, n_rows = n_rows, kvm.n_rows_at(position, n_rows, settings)
+                n_old, n_rows = n_rows, kvm.n_rows_at(position, n_rows, settings, NO_CAP)
                 self.assertLessEqual(n_rows - n_old, 256)
                 self.assertEqual(n_rows, rows.get(position, n_rows), f"{name} {position}")
                 self.assertEqual(kvm.n_rows_at(position, n_old, settings, 300), max(
@@ -319,7 +320,11 @@ class SettingsTest(unittest.TestCase):
             "kvm.state_round_down": {"state_round_down": 0},
             "kvm.state_min_len": {"state_min_len": -2},
             "kvm.state_saturation_n: None": {"state_budget_mode": "kvm_saturation"},
+            "kvm.state_growth_exponent: 1.5": {"state_growth_exponent": 1.5},
+            "kvm.state_round_down: 3": {"state_round_down": 3},
             "kvm.n_max_d_chunks": {"n_max_d_chunks": 1.5},
+            "kvm.max_centroids": {"max_centroids": 0},
+            "kvm.values_round_to_bfloat16": {"values_round_to_bfloat16": 1},
             "kvm.masked_dims: 8": {"masked_dims": 8},
             "kvm.use_head_temps": {"use_head_temps": 1},
             "kvm.use_vlens": {"use_vlens": False, "state_min_len": 9, "n_max_d_chunks": 2},
@@ -372,7 +377,12 @@ class ModelTest(unittest.TestCase):
         tokens = torch.randint(0, 258, (1, 50))
         logits = model(tokens)
         self.assertTrue(torch.equal(model(tokens, 32), logits))
-        self.assertFalse(torch.equal(model(tokens, 12), logits))
+        capped = model(tokens, 12)
+        self.assertFalse(torch.equal(capped, logits))
+        by_config = OvqModel(config_from_dict({**self.raw, "kvm": {
+            **self.raw["kvm"], "max_centroids": 12}}))
+        by_config.load_state_dict(model.state_dict())
+        self.assertTrue(torch.equal(by_config(tokens), capped))
         with self.assertRaisesRegex(ConfigError, "max_centroids"):
             model(tokens, 0)
 
