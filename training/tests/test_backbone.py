@@ -14,7 +14,7 @@ from ovq.safetensors_io import load_safetensors
 GOLDEN = os.path.join(os.path.dirname(support.TRAINING), "tests", "golden", "kvm")
 # float32 rounding through four layers; a wrong row, gate or window is off by 4e-4 and far more.
 TOLERANCE = 3e-5
-# A value on the border of two of bfloat16's moves logits by 1e-4; no rounding at all by 4e-3 or more.
+# A value on the border of two of bfloat16's moves logits by 1e-4; no rounding at all by 4e-3.
 ROUNDED_TOLERANCE = 2e-3
 
 
