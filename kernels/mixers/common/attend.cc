@@ -7,9 +7,8 @@
 namespace ovq {
 
 int64_t MostBlocks(const AttentionBlocks& blocks, const StepSeqs& seqs) {
-  const int64_t tokens = blocks.recent_from_span
-                             ? std::min<int64_t>(seqs.end_bound, blocks.wave_span)
-                             : seqs.end_bound;
+  const int64_t window = int64_t{blocks.recent_spans} * blocks.wave_span;
+  const int64_t tokens = window > 0 ? std::min(seqs.end_bound, window) : seqs.end_bound;
   const int64_t recent =
       blocks.ring() > 0 ? std::min<int64_t>(blocks.ring(), BlocksOf(tokens)) : BlocksOf(tokens);
   return BlocksOf(blocks.live.slots == nullptr ? blocks.fixed_live : blocks.live.bound) + recent;

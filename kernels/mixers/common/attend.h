@@ -46,17 +46,19 @@ struct AttentionBlocks {
   // Positions with equal floor(t / wave_span) make a wave; 0: all rows of a step do.
   int32_t wave_span = 0;
 
-  // Dictionary: slots 0, 1, ... each with a bias added to its score; as many as `live` says at the
-  // begin of a row's span, or fixed_live where that has no slots.
+  // Dictionary: slots 0, 1, ... each with a bias (if it has a place) added to its score; as many as
+  // `live` says at the begin of a row's span, or fixed_live where that has no slots.
   LiveSlots live = {};
   int32_t fixed_live = 0;
   BlockPlaces dictionary_keys, dictionary_values, dictionary_bias;
 
   // Recent tokens: position t in slot (t - origin) % 64 of block (t - origin) / 64, where origin is
-  // 0 or, with recent_from_span, the begin of t's wave_span. A query meets the blocks up to its
-  // own: all from block 0 on, or with a ring the newest `ring` of them; in them the positions up to
-  // its own, `window` of them if that is not 0. Keys outside the state are the mixer's to fill.
-  bool recent_from_span = false;
+  // 0 or, with recent_spans, the begin of the first of so many spans that end with t's. A query
+  // meets the blocks up to its own: all from block 0 on, or with a ring the newest `ring` of them;
+  // in them the positions up to its own, `window` of them if that is not 0. Keys outside the state
+  // are the mixer's to fill.
+  int32_t recent_spans = 0;
+  const float* recent_key_scale = nullptr;  // [n_kv_heads] of keys as they are stored; null: 1
   int32_t window = 0;
   BlockPlaces recent_keys, recent_values;
 
@@ -74,6 +76,10 @@ struct AttentionBlocks {
   constexpr int32_t LiveAt(int sequence, int64_t wave) const {
     return live.slots == nullptr ? fixed_live : live.At(sequence, wave);
   }
+  constexpr float KeyScale(int kv_head) const {
+    return recent_key_scale == nullptr ? 1.0f : recent_key_scale[kv_head];
+  }
+  constexpr bool has_bias() const { return dictionary_bias.place.index_stride > 0; }
   constexpr int32_t ring() const {
     return recent_keys.ring > 0 ? recent_keys.ring : recent_values.ring;
   }
@@ -81,7 +87,8 @@ struct AttentionBlocks {
     return wave_span > 0 ? position / wave_span * wave_span : 0;
   }
   constexpr int64_t origin(int64_t position) const {
-    return recent_from_span ? span_begin(position) : 0;
+    const int64_t begin = span_begin(position) - (recent_spans - 1) * int64_t{wave_span};
+    return recent_spans > 0 && begin > 0 ? begin : 0;
   }
 };
 
@@ -91,6 +98,14 @@ int64_t MostBlocks(const AttentionBlocks& blocks, const StepSeqs& seqs);
 // The bytes of these tokens' recent slots, and of what is kept of their nearest slots. Places that
 // are not set are not in the state.
 std::vector<StateExtent> RecentExtents(const AttentionBlocks& blocks, const TokenRange& tokens);
+
+// One head of a session at the end of a span: the dictionary grows from n_old to n_next slots.
+struct FullChunk {
+  std::byte* session;
+  int kv_head;
+  int64_t chunk;
+  int32_t n_old, n_next;
+};
 
 struct AttentionStep {
   const AttentionBlocks& blocks;
@@ -116,11 +131,14 @@ struct TileRows {
 // rows fill.
 void AttendCpu(DeviceContext& context, const AttentionStep& step);
 void AttendCuda(DeviceContext& context, const AttentionStep& step);
-// The same with something to do before rows are stored: on the CPU for every tile, in the thread of
-// its head; on CUDA for every wave.
+// The same with something to do before rows are stored, on the CPU for every tile, in the thread of
+// its head; on CUDA for every wave; and after the last row of a span is done, on CUDA after every
+// wave. Either may be null.
 void AttendTilesCpu(DeviceContext& context, const AttentionStep& step,
-                    const std::function<void(const TileRows&)>& prepare);
+                    const std::function<void(const TileRows&)>& prepare,
+                    const std::function<void(const FullChunk&, int thread)>& update);
 void AttendWavesCuda(DeviceContext& context, const AttentionStep& step,
-                     const std::function<void(int wave)>& prepare);
+                     const std::function<void(int wave)>& prepare,
+                     const std::function<void(int wave)>& update);
 
 }  // namespace ovq

@@ -43,7 +43,8 @@ void Store(const AttentionStep& step, const TileRows& tile) {
   for (int t = 0; t < tile.n_tokens; ++t) {
     const int64_t row = (tile.row + t) * step.rows.stride;
     if (blocks.recent_keys.shared == nullptr) {
-      StoreKey(step.rows.k + row + int64_t{tile.kv_head} * d, d, blocks.dtype, keys, tile.slot + t);
+      StoreKey(step.rows.k + row + int64_t{tile.kv_head} * d, d, blocks.dtype, keys, tile.slot + t,
+               blocks.KeyScale(tile.kv_head));
     }
     StoreValue(step.rows.v + row + int64_t{tile.kv_head} * dv, dv, ValueStride(dv), blocks.dtype,
                values, tile.slot + t);
@@ -60,7 +61,9 @@ std::span<const KvBlock> ListBlocks(const AttentionBlocks& blocks, const TileRow
   for (int32_t b = 0; b < BlocksOf(tile.n_live); ++b) {
     list[n++] = {.keys = at(blocks.dictionary_keys, b),
                  .values = at(blocks.dictionary_values, b),
-                 .bias = reinterpret_cast<const float*>(at(blocks.dictionary_bias, b)),
+                 .bias = blocks.has_bias()
+                             ? reinterpret_cast<const float*>(at(blocks.dictionary_bias, b))
+                             : nullptr,
                  .live = std::min(kBlockSlots, tile.n_live - b * kBlockSlots),
                  .begin = 0};
   }
@@ -125,8 +128,9 @@ void Attend(const AttentionStep& step, const TileRows& tile, const Buffers& buff
 
 // Tiles end where a recent block or a span ends, so that all rows of one meet the same blocks as
 // they would alone.
+template <class Fn>
 void AttendHead(const AttentionStep& step, int s, int kv_head, const Buffers& buffers,
-                const std::function<void(const TileRows&)>& prepare) {
+                const std::function<void(const TileRows&)>& prepare, Fn&& update) {
   const AttentionBlocks& blocks = step.blocks;
   const int64_t start = step.seqs.start_pos[s], end = step.seqs.end_of(s), span = blocks.wave_span;
   for (int64_t position = start; position < end;) {
@@ -148,14 +152,12 @@ void AttendHead(const AttentionStep& step, int s, int kv_head, const Buffers& bu
     Store(step, tile);
     Attend(step, tile, buffers);
     position += n_tokens;
-    if (blocks.merge != Merge::kNothing && element + n_tokens == span) {
-      UpdateChunkCpu(blocks,
-                     {.session = tile.session,
-                      .kv_head = kv_head,
-                      .chunk = position / span - 1,
-                      .n_old = tile.n_live,
-                      .n_next = blocks.LiveAt(s, wave + 1)},
-                     buffers.chunk);
+    if (span > 0 && element + n_tokens == span) {
+      update({.session = tile.session,
+              .kv_head = kv_head,
+              .chunk = position / span - 1,
+              .n_old = tile.n_live,
+              .n_next = blocks.LiveAt(s, wave + 1)});
     }
   }
 }
@@ -163,18 +165,24 @@ void AttendHead(const AttentionStep& step, int s, int kv_head, const Buffers& bu
 }  // namespace
 
 void AttendCpu(DeviceContext& context, const AttentionStep& step) {
-  AttendTilesCpu(context, step, {});
+  AttendTilesCpu(context, step, {}, {});
 }
 
 void AttendTilesCpu(DeviceContext& context, const AttentionStep& step,
-                    const std::function<void(const TileRows&)>& prepare) {
+                    const std::function<void(const TileRows&)>& prepare,
+                    const std::function<void(const FullChunk&, int thread)>& update) {
   ScratchScope scope(context);
   std::vector<Buffers> buffers;
   for (int i = 0; i < context.n_threads(); ++i) buffers.push_back(MakeBuffers(scope, step));
   const int heads = step.blocks.shape.n_kv_heads;
   ParallelFor(context, int64_t{step.seqs.n_seqs()} * heads, [&](int64_t task, int thread) {
     AttendHead(step, static_cast<int>(task / heads), static_cast<int>(task % heads),
-               buffers[thread], prepare);
+               buffers[thread], prepare, [&](const FullChunk& chunk) {
+                 if (step.blocks.merge != Merge::kNothing) {
+                   UpdateChunkCpu(step.blocks, chunk, buffers[thread].chunk);
+                 }
+                 if (update) update(chunk, thread);
+               });
   });
 }
 

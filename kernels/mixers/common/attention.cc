@@ -64,7 +64,8 @@ AttentionRows AttentionProjection::Project(const LayerStep& step, TensorView x,
           .v = k + int64_t{shape_.n_kv_heads} * shape_.head_dim,
           .stride = stride,
           .out = out,
-          .out_dtype = compute_};
+          .out_dtype = compute_,
+          .x = x};
 }
 
 void AttentionProjection::Output(DeviceContext& context, const AttentionRows& rows,

@@ -34,6 +34,7 @@ struct AttentionRows {
   int64_t stride;
   void* out;  // [n_rows, n_heads, value_head_dim], packed
   DType out_dtype;
+  TensorView x = {};  // [n_rows, d_model] what the others were projected from, in the compute dtype
 };
 
 // q_proj, k_proj, v_proj, o_proj [out, in] and beta [n_heads] of one layer.

@@ -28,8 +28,8 @@ size_t BlockAttentionScratch(int n_rows, int head_dim, int value_stride) {
          static_cast<size_t>(kBlockSlots) * static_cast<size_t>(head_dim + value_stride);
 }
 
-void StoreKey(const float* key, int head_dim, DType dtype, void* keys, int slot) {
-  for (int i = 0; i < head_dim; ++i) SetElement(keys, dtype, KeyIndex(i, slot), key[i]);
+void StoreKey(const float* key, int head_dim, DType dtype, void* keys, int slot, float scale) {
+  for (int i = 0; i < head_dim; ++i) SetElement(keys, dtype, KeyIndex(i, slot), key[i] * scale);
 }
 
 void StoreValue(const float* value, int value_head_dim, int value_stride, DType dtype, void* values,

@@ -66,8 +66,9 @@ void AttendBlocksCpu(const BlockAttention& tile);
 // scores[64] = row . keys of one block, the arithmetic of AttendBlocksCpu.
 void ScoreBlockCpu(const float* row, const void* keys, DType dtype, int head_dim, float* scores);
 
-// Writes one slot of a block, rounded to nearest.
-void StoreKey(const float* key, int head_dim, DType dtype, void* keys, int slot);
+// Writes one slot of a block, a key times scale, rounded to nearest.
+void StoreKey(const float* key, int head_dim, DType dtype, void* keys, int slot,
+              float scale = 1.0f);
 void StoreValue(const float* value, int value_head_dim, int value_stride, DType dtype, void* values,
                 int slot);
 // Reads them back.

@@ -12,14 +12,6 @@
 
 namespace ovq {
 
-// One head of a session: the dictionary grows from n_old to n_next slots.
-struct FullChunk {
-  std::byte* session;
-  int kv_head;
-  int64_t chunk;
-  int32_t n_old, n_next;
-};
-
 // The discrete half (paper section 3.2, get_nn_assignments of appendix 8.3): the keys with the
 // lowest score become slots n_old, n_old + 1, ... in ascending order of it, ties to the lower key;
 // the others go to their best slot. With n_old = 0 key 0 becomes slot 0, the score is the dot

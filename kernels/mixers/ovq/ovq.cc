@@ -81,7 +81,7 @@ AttentionBlocks OvqAttention::Blocks(const LayerState& where) const {
   blocks.dictionary_keys = {growing(kKeys)};
   blocks.dictionary_values = {growing(kValues)};
   blocks.dictionary_bias = {growing(kLogCounts)};
-  blocks.recent_from_span = true;
+  blocks.recent_spans = 1;
   blocks.recent_keys = {fixed(kPendingKeys)};
   blocks.recent_values = {fixed(kPendingValues)};
   blocks.probe = true;

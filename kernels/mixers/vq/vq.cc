@@ -76,7 +76,7 @@ AttentionBlocks VqAttention::Blocks(const LayerState& where) const {
   blocks.dictionary_keys = {.place = Floats(0, code_blocks, int64_t{kBlockSlots} * shape.head_dim),
                             .shared = codes.as<std::byte>()};
   blocks.dictionary_values = {fixed(kValues, code_blocks, value_block)};
-  blocks.recent_from_span = true;
+  blocks.recent_spans = 1;
   blocks.recent_values = {fixed(kPendingValues, 1, value_block)};
   blocks.best_slot = fixed(kPendingCode, kVqChunk, 1);
   blocks.merge = Merge::kValues;

@@ -60,7 +60,7 @@ void Prepare(const VqStep& step, const TileRows& tile) {
 }  // namespace
 
 void VqAttentionCpu(DeviceContext& context, const VqStep& step) {
-  AttendTilesCpu(context, step, [&](const TileRows& tile) { Prepare(step, tile); });
+  AttendTilesCpu(context, step, [&](const TileRows& tile) { Prepare(step, tile); }, {});
 }
 
 }  // namespace ovq

@@ -133,11 +133,14 @@ void VqAttentionCuda(DeviceContext& context, const VqStep& step) {
       static_cast<unsigned>((most_rows + cuda::kRowsPerBlock - 1) / cuda::kRowsPerBlock));
   const size_t search_bytes = static_cast<size_t>(shape.head_dim) * sizeof(float4) +
                               cuda::kRowsPerBlock * cuda::kWarps * sizeof(float2);
-  AttendWavesCuda(context, step, [&](int wave) {
-    args.wave = wave;
-    cuda::Launch(context, cuda::FindCodes, rows_grid, cuda::kThreads, search_bytes, args);
-    cuda::Launch(context, cuda::GatherChunk, dim3(n_seqs, heads), cuda::kThreads, 0, args);
-  });
+  AttendWavesCuda(
+      context, step,
+      [&](int wave) {
+        args.wave = wave;
+        cuda::Launch(context, cuda::FindCodes, rows_grid, cuda::kThreads, search_bytes, args);
+        cuda::Launch(context, cuda::GatherChunk, dim3(n_seqs, heads), cuda::kThreads, 0, args);
+      },
+      {});
 }
 
 }  // namespace ovq

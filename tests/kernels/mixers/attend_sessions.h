@@ -150,7 +150,7 @@ class Sessions {
     } else {
       blocks_.fixed_live = config_.n_slots;
     }
-    blocks_.recent_from_span = config_.from_span;
+    blocks_.recent_spans = config_.from_span ? 1 : 0;
     blocks_.window = config_.window;
     blocks_.probe = config_.probe;
     recent_ = config_.ring() > 0  ? config_.ring()

@@ -32,7 +32,7 @@ class RandomLayer {
   std::map<std::string, std::vector<float>> tensors_;
 };
 
-void SetAll(const std::map<std::string, int64_t>& fields, Attrs& attrs) {
+void SetAll(const std::map<std::string, Attrs::Value>& fields, Attrs& attrs) {
   for (const auto& [name, value] : fields) attrs.Set(name, value);
 }
 

@@ -22,7 +22,7 @@ inline constexpr int kModelDim = 48;
 struct MixerCase {
   std::string type;  // in layer_types
   std::string name;
-  std::map<std::string, int64_t> model, section;  // fields of config.json
+  std::map<std::string, Attrs::Value> model, section;  // fields of config.json
   // Mean and deviation of the weights by leaf; of those that are not named, 0 and 0.15.
   std::map<std::string, std::pair<float, float>> weights;
   int64_t slot_cap = 0;

@@ -29,6 +29,7 @@ struct StoreTile {
   const float* values;
   int64_t stride;
   int32_t slot, n;
+  float key_scale;
 };
 
 template <class T>
@@ -38,7 +39,8 @@ __device__ inline void StoreKeys(const StoreTile& tile, int head_dim, T* to) {
     const int token = i % tile.n, first = i / tile.n * kChannels;
     const float* key = tile.keys + token * tile.stride;
     const int end = first + kChannels < head_dim ? first + kChannels : head_dim;
-    for (int c = first; c < end; ++c) Put(key[c], to + c * kBlockSlots + tile.slot + token);
+    for (int c = first; c < end; ++c)
+      Put(key[c] * tile.key_scale, to + c * kBlockSlots + tile.slot + token);
   }
 }
 
@@ -69,7 +71,7 @@ __global__ void __launch_bounds__(kThreads)
   std::byte* session = args.seqs.state[sequence];
   if (session == nullptr) return;
   const WaveRows wave = RowsOfWave(args.seqs, sequence, blocks.wave_span, args.wave);
-  const int64_t begin = wave.begin - (blocks.recent_from_span ? wave.span_begin : 0);
+  const int64_t begin = wave.begin - blocks.origin(wave.begin);
   const int64_t end = begin + (wave.end - wave.begin);
   const int64_t block = begin / kBlockSlots + place;
   const int64_t from = place == 0 ? begin : block * kBlockSlots;
@@ -77,9 +79,11 @@ __global__ void __launch_bounds__(kThreads)
   if (from >= to) return;
   const int64_t row = (wave.row + (from - begin)) * args.rows.stride;
   const StoreTile tile = {args.rows.k + row + head * blocks.shape.head_dim,
-                          args.rows.v + row + head * blocks.shape.value_head_dim, args.rows.stride,
+                          args.rows.v + row + head * blocks.shape.value_head_dim,
+                          args.rows.stride,
                           static_cast<int32_t>(from % kBlockSlots),
-                          static_cast<int32_t>(to - from)};
+                          static_cast<int32_t>(to - from),
+                          blocks.KeyScale(head)};
   if (blocks.recent_keys.shared == nullptr) {
     StoreKeys(tile, blocks.shape.head_dim,
               blocks.recent_keys.At<T>(session, sequence, head, block));

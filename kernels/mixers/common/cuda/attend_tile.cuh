@@ -109,7 +109,7 @@ __device__ inline bool FindTile(const AttendArgs& args, int rows_per_tile, Tile&
   const WaveRows rows = RowsOfWave(args.seqs, tile.sequence, blocks.wave_span, args.wave);
   const int64_t length = rows.end - rows.begin;
   if (length < args.min_tokens || length > args.max_tokens) return false;
-  const int64_t begin = rows.begin - (blocks.recent_from_span ? rows.span_begin : 0);
+  const int64_t begin = rows.begin - blocks.origin(rows.begin);
   tile.own_block = begin / kBlockSlots + place / static_cast<uint32_t>(args.block_tiles);
   const int64_t block_begin = tile.own_block * kBlockSlots;
   const int64_t from = begin > block_begin ? begin : block_begin;
@@ -151,7 +151,7 @@ __device__ inline BlockView BlockAt(const AttendArgs& args, const Tile& tile, in
   const AttentionBlocks& blocks = args.blocks;
   if (i < tile.n_dictionary) {
     return {PlaceOf(blocks.dictionary_keys, tile, i), PlaceOf(blocks.dictionary_values, tile, i),
-            PlaceOf<const float>(blocks.dictionary_bias, tile, i),
+            blocks.has_bias() ? PlaceOf<const float>(blocks.dictionary_bias, tile, i) : nullptr,
             Smaller(kBlockSlots, tile.live - i * kBlockSlots), 0};
   }
   const int64_t block = tile.own_block - (tile.n_blocks - 1 - i);

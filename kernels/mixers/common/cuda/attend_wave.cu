@@ -38,7 +38,7 @@ WaveBounds BoundsOf(const AttentionBlocks& blocks, const StepSeqs& seqs, int wav
         RowsOfWave(seqs.start_pos[s], seqs.row_begin[s], seqs.rows_of(s), blocks.wave_span, wave);
     const int64_t tokens = rows.end - rows.begin;
     if (tokens < std::max(min_tokens, 1) || tokens > max_tokens) continue;
-    const int64_t origin = blocks.recent_from_span ? rows.span_begin : 0;
+    const int64_t origin = blocks.origin(rows.begin);
     const int64_t touched =
         (rows.end - 1 - origin) / kBlockSlots - (rows.begin - origin) / kBlockSlots + 1;
     ++bounds.sequences;
@@ -146,18 +146,20 @@ void AttendWave(DeviceContext& context, const AttentionStep& step, int wave, Spl
 }  // namespace cuda
 
 void AttendCuda(DeviceContext& context, const AttentionStep& step) {
-  AttendWavesCuda(context, step, {});
+  AttendWavesCuda(context, step, {}, {});
 }
 
 // A wave is attended with the dictionary as it was, then merged into it.
 void AttendWavesCuda(DeviceContext& context, const AttentionStep& step,
-                     const std::function<void(int wave)>& prepare) {
+                     const std::function<void(int wave)>& prepare,
+                     const std::function<void(int wave)>& update) {
   const int n_waves = Waves(step.seqs, step.blocks.wave_span);
   for (int wave = 0; wave < n_waves; ++wave) {
     if (prepare) prepare(wave);
     cuda::StoreRecent(context, step, wave);
     cuda::AttendWave(context, step, wave);
     if (step.blocks.merge != Merge::kNothing) UpdateChunksCuda(context, step, wave);
+    if (update) update(wave);
   }
 }
 
