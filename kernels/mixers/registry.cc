@@ -1,5 +1,6 @@
 #include <array>
 
+#include "kernels/mixers/kvm/kvm.h"
 #include "kernels/mixers/mixer.h"
 #include "kernels/mixers/ovq/ovq.h"
 #include "kernels/mixers/softmax/softmax.h"
@@ -13,6 +14,7 @@ constexpr std::array kRegistry = {
                AttentionState<SlidingAttention>},
     MixerEntry{"full_attention", "", MakeAttention<FullAttention>, AttentionState<FullAttention>},
     MixerEntry{"ovq_attention", "ovq", MakeAttention<OvqAttention>, AttentionState<OvqAttention>},
+    MixerEntry{"kvm_attention", "kvm", MakeAttention<KvmAttention>, AttentionState<KvmAttention>},
     MixerEntry{"vq_attention", "vq", MakeAttention<VqAttention>, AttentionState<VqAttention>},
 };
 

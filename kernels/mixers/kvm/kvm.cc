@@ -1,0 +1,239 @@
+#include "kernels/mixers/kvm/kvm.h"
+
+#include <algorithm>
+#include <array>
+#include <cmath>
+#include <limits>
+#include <vector>
+
+#include "absl/strings/str_cat.h"
+#include "absl/strings/str_format.h"
+#include "kernels/common/dispatch.h"
+#include "kernels/mixers/common/block_attention.h"
+
+namespace ovq {
+namespace {
+
+enum Field { kWindowKeys, kWindowValues, kGates };
+// Of every head's part of a block.
+enum BlockField { kLengths, kKeys, kValues, kKeySums, kValueSums };
+
+constexpr int64_t kMaxRows = int64_t{1} << 40;
+
+KvmLaw ReadLaw(const StateSpec& spec, AttrReader& section) {
+  static constexpr std::array<std::string_view, 3> kBudgets = {"fixed", "power_law",
+                                                               "kvm_saturation"};
+  KvmLaw law;
+  const int64_t longest = spec.device == Device::kCuda ? kMaxKvmCudaChunkLen : 1 << 16;
+  law.chunk_len = section.IntOr("chunk_len", 256, 2, longest);
+  law.window_chunks = section.IntOr("n_bswa_chunks", 2, 1, 256);
+  law.budget = static_cast<KvmBudget>(section.ChoiceOr("state_budget_mode", kBudgets));
+  law.factor = section.FloatOr("state_growth_factor", 1.0, 0, 1e9);
+  // Up to 1, or rows would come in faster than tokens.
+  law.exponent = section.FloatOr("state_growth_exponent", 0.5, 0, 1);
+  law.saturation_n = section.IntOr("state_saturation_n", 0, 1, kMaxSlotCap);
+  if (law.budget == KvmBudget::kSaturation && law.saturation_n == 0) {
+    section.Fail("state_saturation_n", "expected a number for state_budget_mode kvm_saturation");
+  }
+  law.round_down = std::max<int64_t>(1, section.IntOr("state_round_down", 1, 0, longest));
+  if (section.ok() && law.chunk_len % law.round_down != 0) {
+    section.Fail("state_round_down", absl::StrCat("expected a divisor of chunk_len = ",
+                                                  law.chunk_len, ", got ", law.round_down));
+  }
+  law.min_rows = section.IntOr("state_min_len", -1, -1, kMaxRows);
+  law.max_chunks = section.IntOr("n_max_d_chunks", 1, 1, kMaxSlotCap);
+  return law;
+}
+
+KvmConfig ReadConfig(const StateSpec& spec, AttrReader& model, AttrReader& section) {
+  KvmConfig config{};
+  config.shape = ReadAttentionShape(model);
+  if (model.ok() && config.shape.group() != 1) {
+    model.Fail("num_key_value_heads",
+               absl::StrCat("expected num_attention_heads = ", config.shape.n_heads,
+                            " for kvm_attention, got ", config.shape.n_kv_heads));
+  }
+  config.law = ReadLaw(spec, section);
+  config.default_slot_cap = section.IntOr("max_centroids", 4096, kMinSlotCap, kMaxSlotCap);
+  config.sink_len = static_cast<int>(
+      section.IntOr("sink_len", 1, 0, std::max<int64_t>(0, config.law.chunk_len - 1)));
+  config.masked_dims = static_cast<int>(section.IntOr("masked_dims", 0, 0, config.shape.head_dim));
+  config.gate_keys = section.BoolOr("use_merge_gate_keys", true);
+  config.gate_values = section.BoolOr("use_merge_gate_values", true);
+  config.gate_first = section.BoolOr("apply_merge_gate_to_initial_state", false);
+  config.gate_appends = section.BoolOr("apply_merge_gate_to_appends", true);
+  config.head_temps = section.BoolOr("use_head_temps", true);
+  config.value_lengths = section.BoolOr("use_vlens", true);
+  if (section.ok() && !config.value_lengths &&
+      (config.law.budget != KvmBudget::kFixed || config.law.min_rows > config.law.chunk_len)) {
+    section.Fail("use_vlens",
+                 "expected true: false goes with state_budget_mode fixed and a state_min_len of at "
+                 "most chunk_len");
+  }
+  config.round_values = section.BoolOr("values_round_to_bfloat16", false);
+  config.dtype = spec.kv_dtype;
+  return config;
+}
+
+}  // namespace
+
+int64_t KvmLaw::RowsAt(int64_t chunks) const {
+  if (chunks < window_chunks) return 0;
+  // Nothing overflows: the smaller operand decides before a double becomes an integer.
+  const int64_t most = std::min(chunks + 1 - window_chunks, max_chunks) * chunk_len;
+  const int64_t position = chunks * chunk_len;
+  int64_t target = 0;
+  if (budget == KvmBudget::kPowerLaw) {
+    target = static_cast<int64_t>(
+        std::min(static_cast<double>(most), std::floor(factor * std::pow(position, exponent))));
+  } else if (budget == KvmBudget::kSaturation) {
+    // floor(N p / (N + p)) = N - ceil(N^2 / (N + p)), exactly.
+    const int64_t sum = saturation_n + position;
+    target = saturation_n - (saturation_n * saturation_n + sum - 1) / sum;
+  }
+  target = std::max(target / round_down * round_down, min_rows);
+  return std::max(chunk_len, std::min(target, most));
+}
+
+Growth KvmLaw::AsGrowth(int64_t default_slot_cap) const {
+  return {.name = absl::StrFormat("kvm rows: budget %d, chunks of %d, %d in the window, %.17g "
+                                  "t^%.17g, N %d, step %d, from %d, to %d chunks",
+                                  static_cast<int>(budget), chunk_len, window_chunks, factor,
+                                  exponent, saturation_n, round_down, min_rows, max_chunks),
+          .live =
+              [law = *this](int64_t position, int64_t slot_cap) {
+                return std::min(slot_cap, law.RowsAt(position / law.chunk_len));
+              },
+          .period = chunk_len,
+          .default_slot_cap = default_slot_cap};
+}
+
+KvmAttention::KvmAttention(const StateSpec& spec, AttrReader& model, AttrReader& section)
+    : config(ReadConfig(spec, model, section)) {
+  shape = config.shape;
+  if (!model.ok() || !section.ok()) return;
+  const KvmLaw& law = config.law;
+  const int64_t heads = shape.n_kv_heads, d = shape.head_dim,
+                window = law.chunk_len * law.window_chunks,
+                value_stride = ValueStride(shape.value_head_dim);
+  std::vector<StateField> fixed = {
+      {"window_keys", config.dtype, {heads, BlocksOf(window), d, kBlockSlots}},
+      {"window_values", config.dtype, {heads, BlocksOf(window), kBlockSlots, value_stride}}};
+  if (config.gated()) fixed.push_back({"gates", DType::kF32, {heads, window}});
+  layout.fixed = StateFields(std::move(fixed));
+  std::vector<StateField> block;
+  for (int64_t head = 0; head < heads; ++head) {
+    block.push_back({"lengths", DType::kF32, {kBlockSlots}});
+    block.push_back({"keys", config.dtype, {d, kBlockSlots}});
+    block.push_back({"values", config.dtype, {kBlockSlots, value_stride}});
+    block.push_back({"key_sums", config.dtype, {d, kBlockSlots}});
+    block.push_back({"value_sums", config.dtype, {kBlockSlots, value_stride}});
+  }
+  layout.block = StateFields(std::move(block));
+  layout.growth = law.AsGrowth(config.default_slot_cap);
+  layout.span = law.chunk_len;
+}
+
+void KvmAttention::Load(const MixerSpec& spec) {
+  WeightReader& weights = spec.weights;
+  config.layer = spec.layer;
+  norm_weight = weights.Floats("self_attn.ln_s_k.weight", {shape.head_dim});
+  norm_bias = weights.Floats("self_attn.ln_s_k.bias", {shape.head_dim});
+  if (config.gated()) {
+    gate = weights.Product({{"self_attn.key_weighting.weight", shape.n_heads}}, spec.state.d_model);
+  }
+  std::vector<float> front(static_cast<size_t>(shape.n_heads), 1.0f), state = front;
+  if (config.head_temps) {
+    const TensorView of_front = weights.Take("self_attn.front_head_temp", {shape.n_heads}),
+                     of_state = weights.Take("self_attn.state_head_temp", {shape.n_heads});
+    if (!weights.status().ok()) return;
+    front = ToFloats(of_front);
+    state = ToFloats(of_state);
+    // The window holds keys times it, from which the rows' keys come.
+    if (std::ranges::count(front, 0.0f) > 0) {
+      weights.Update(absl::InvalidArgumentError(
+          absl::StrCat("self_attn.front_head_temp: expected numbers other than 0, head ",
+                       std::ranges::find(front, 0.0f) - front.begin(), " has it")));
+    }
+  }
+  front_temps = spec.context.Upload(front.data(), front.size() * sizeof(float));
+  state_temps = spec.context.Upload(state.data(), state.size() * sizeof(float));
+}
+
+StatePlace KvmAttention::Fixed(const LayerState& where, int field) const {
+  const StateField& of = layout.fixed.list()[field];
+  const size_t head = of.bytes() / static_cast<size_t>(shape.n_kv_heads);
+  return {where.fixed_offset + layout.fixed.offset(field), head,
+          head / static_cast<size_t>(of.shape[1])};
+}
+
+StatePlace KvmAttention::Growing(const LayerState& where, int field) const {
+  return {where.blocks_offset + layout.block.offset(field),
+          layout.block.bytes() / static_cast<size_t>(shape.n_kv_heads), where.block_stride};
+}
+
+AttentionBlocks KvmAttention::Blocks(const LayerState& where) const {
+  AttentionBlocks blocks;
+  blocks.shape = shape;
+  blocks.dtype = config.dtype;
+  blocks.wave_span = static_cast<int32_t>(config.law.chunk_len);
+  blocks.dictionary_keys = {Growing(where, kKeys)};
+  blocks.dictionary_values = {Growing(where, kValues)};
+  blocks.recent_spans = static_cast<int32_t>(config.law.window_chunks);
+  blocks.recent_key_scale = front_temps.as<float>();
+  blocks.recent_keys = {Fixed(where, kWindowKeys)};
+  blocks.recent_values = {Fixed(where, kWindowValues)};
+  return blocks;
+}
+
+KvmParts KvmAttention::Parts(const LayerState& where) const {
+  return {.gates = config.gated() ? Fixed(where, kGates) : StatePlace{},
+          .lengths = Growing(where, kLengths),
+          .key_sums = Growing(where, kKeySums),
+          .value_sums = Growing(where, kValueSums)};
+}
+
+void KvmAttention::Attend(const LayerStep& step, const AttentionRows& rows) const {
+  ScratchScope scope(step.context);
+  AttentionBlocks blocks = Blocks(step.where);
+  blocks.compute_dtype = rows.out_dtype;
+  blocks.live = step.seqs.live[step.where.growth];
+  float* gate_logits = nullptr;
+  if (config.gated()) {
+    const int64_t n_rows = step.seqs.n_rows();
+    gate_logits = scope.Allocate<float>(static_cast<size_t>(n_rows * shape.n_heads));
+    gate.Apply(step.context, rows.x,
+               {.data = gate_logits, .dtype = DType::kF32, .shape = {n_rows, shape.n_heads}});
+  }
+  const KvmWeights weights = {norm_weight.as<float>(), norm_bias.as<float>(),
+                              front_temps.as<float>(), state_temps.as<float>()};
+  Dispatch<KvmAttentionRef, KvmAttentionCpu, KvmAttentionCuda>(
+      step.context,
+      KvmStep{{blocks, step.seqs, rows}, config, Parts(step.where), weights, gate_logits});
+}
+
+std::vector<StateExtent> KvmAttention::Overwrites(const LayerState& where,
+                                                  const TokenRange& tokens) const {
+  const int64_t chunk_len = config.law.chunk_len, chunks = tokens.end / chunk_len;
+  const bool folds = tokens.end % chunk_len == 0 && chunks >= config.law.window_chunks;
+  std::vector<StateExtent> extents;
+  if (folds && config.law.window_chunks > 1) {
+    extents.push_back({where.fixed_offset, layout.fixed.bytes()});  // the window moves
+  } else {
+    extents = RecentExtents(Blocks(where), tokens);
+    const int64_t first = tokens.begin - Blocks(where).origin(tokens.begin);
+    for (int head = 0; config.gated() && head < shape.n_kv_heads; ++head) {
+      extents.push_back({Fixed(where, kGates).OffsetOf(head, first),
+                         static_cast<size_t>(tokens.end - tokens.begin) * sizeof(float)});
+    }
+  }
+  if (!folds) return extents;
+  const int64_t live = layout.growth.live(tokens.end, tokens.slot_cap);
+  for (int64_t b = 0; b < BlocksOf(live); ++b) {
+    extents.push_back(
+        {where.blocks_offset + static_cast<size_t>(b) * where.block_stride, layout.block.bytes()});
+  }
+  return extents;
+}
+
+}  // namespace ovq

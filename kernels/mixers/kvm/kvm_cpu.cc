@@ -1,0 +1,322 @@
+// Key-Value Means on the CPU, KVM paper section 4. Of one head, with state rows s (key and value
+// sums sk, sv; length sl) and the window's keys K and values V up to t:
+//   o_t = softmax(q_t [LN(sk) temp_s | K temp_f]^T) [sv / |sv| sl | V]
+// and when a chunk leaves the window, with its keys prepared as p = LN(k without masked channels)
+// and gates g:  the keys least like any row are appended, of the others
+//   sk_r += sum g p,  sv_r += sum g v  over the keys whose most similar row is r
+#include <algorithm>
+#include <cmath>
+#include <cstring>
+#include <limits>
+#include <numeric>
+#include <span>
+#include <vector>
+
+#include "kernels/mixers/common/block_attention.h"
+#include "kernels/mixers/kvm/fold.h"
+
+namespace ovq {
+namespace {
+
+// One thread's, for the update of a chunk of n tokens.
+struct Buffers {
+  float* keys;           // [n][head_dim] as they are scored
+  const float** key_of;  // [n] -> keys
+  float* score;          // [n] with the best row to merge into, so far
+  int32_t* row;          // [n] that row
+  float* nearness;       // [n] to any row
+  float* block_score;    // [n] of one block of rows
+  int32_t* block_slot;   // [n]
+  int32_t* order;        // [n]
+  float* block;          // [head_dim][64]
+  float* sum;            // [max(head_dim, value_head_dim)]
+  float* scratch;
+};
+
+Buffers MakeBuffers(ScratchScope& scope, const KvmConfig& config) {
+  const auto n = static_cast<size_t>(config.law.chunk_len);
+  const int d = config.shape.head_dim, dv = config.shape.value_head_dim;
+  return {.keys = scope.Allocate<float>(n * static_cast<size_t>(d)),
+          .key_of = scope.Allocate<const float*>(n),
+          .score = scope.Allocate<float>(n),
+          .row = scope.Allocate<int32_t>(n),
+          .nearness = scope.Allocate<float>(n),
+          .block_score = scope.Allocate<float>(n),
+          .block_slot = scope.Allocate<int32_t>(n),
+          .order = scope.Allocate<int32_t>(n),
+          .block = scope.Allocate<float>(static_cast<size_t>(d) * kBlockSlots),
+          .sum = scope.Allocate<float>(static_cast<size_t>(std::max(d, dv))),
+          .scratch = scope.Allocate<float>(
+              BlockAttentionScratch(static_cast<int>(n), d, ValueStride(dv)))};
+}
+
+// LayerNorm of kRows columns of x [n_channels][kRows], in place.
+template <int kRows>
+void Normalise(const KvmWeights& weights, int n_channels, float* x) {
+  float mean[kRows] = {}, scale[kRows] = {};
+  for (int c = 0; c < n_channels; ++c) {
+    for (int r = 0; r < kRows; ++r) mean[r] += x[c * kRows + r];
+  }
+  for (int r = 0; r < kRows; ++r) mean[r] /= static_cast<float>(n_channels);
+  for (int c = 0; c < n_channels; ++c) {
+    for (int r = 0; r < kRows; ++r) {
+      const float apart = x[c * kRows + r] - mean[r];
+      scale[r] += apart * apart;
+    }
+  }
+  for (int r = 0; r < kRows; ++r) {
+    scale[r] = 1 / std::sqrt(scale[r] / static_cast<float>(n_channels) + kKvmNormEps);
+  }
+  for (int c = 0; c < n_channels; ++c) {
+    for (int r = 0; r < kRows; ++r) {
+      x[c * kRows + r] =
+          (x[c * kRows + r] - mean[r]) * scale[r] * weights.norm_weight[c] + weights.norm_bias[c];
+    }
+  }
+}
+
+template <class T>
+class Fold {
+ public:
+  Fold(const KvmStep& step, const FullChunk& chunk, const Buffers& buffers)
+      : step_(step),
+        at_{step.blocks, step.config, step.parts, chunk},
+        buffers_(buffers),
+        n_(at_.n_tokens()),
+        d_(at_.d()),
+        dv_(at_.dv()) {}
+
+  void Run() {
+    const int32_t n_old = at_.chunk.n_old, n_new = at_.n_new(), sinks = at_.sinks();
+    PrepareKeys();
+    if (at_.selects()) {
+      ForgetScores();
+      Probe(0, sinks);
+      std::copy_n(buffers_.score, n_, buffers_.nearness);
+    }
+    ForgetScores();
+    Probe(sinks, n_old);
+    std::iota(buffers_.order, buffers_.order + n_, 0);
+    if (at_.selects()) Select(n_new);
+    for (int i = 0; i < n_new; ++i) Append(buffers_.order[i], n_old + i);
+    if (n_new < n_) {
+      Probe(std::max(n_old, sinks), at_.chunk.n_next);
+      Merge(n_new);
+    }
+    MoveWindow();
+  }
+
+ private:
+  const float* Key(int i) const { return buffers_.keys + static_cast<size_t>(i) * d_; }
+
+  // buffers.keys: the chunk's without their temperature, masked channels set to 0, normalised.
+  void PrepareKeys() const {
+    const float temp = step_.weights.front_temps[at_.chunk.kv_head];
+    const int masked = at_.config.masked_dims * kBlockSlots;
+    for (int first = 0; first < n_; first += kBlockSlots) {
+      const T* keys = at_.WindowKey(first);
+      for (int i = 0; i < d_ * kBlockSlots; ++i) {
+        buffers_.block[i] = i < masked ? 0.0f : ToFloat(keys[i]) / temp;
+      }
+      Normalise<kBlockSlots>(step_.weights, d_, buffers_.block);
+      for (int i = first; i < std::min(n_, first + kBlockSlots); ++i) {
+        float* key = buffers_.keys + static_cast<size_t>(i) * d_;
+        for (int c = 0; c < d_; ++c) key[c] = buffers_.block[c * kBlockSlots + i - first];
+        buffers_.key_of[i] = key;
+      }
+    }
+  }
+
+  void ForgetScores() const {
+    std::fill_n(buffers_.score, n_, -std::numeric_limits<float>::infinity());
+    std::fill_n(buffers_.row, n_, at_.sinks());
+  }
+
+  // Rows [begin, end): what is better than buffers.score goes there, with its row; ties to the
+  // lowest row. A score is one chain over the channels: equal rows and keys have equal scores.
+  void Probe(int32_t begin, int32_t end) const {
+    for (int32_t first = begin; first < end; first += kBlockSlots) {
+      const int32_t n_rows = std::min(kBlockSlots, end - first);
+      std::fill_n(buffers_.block, d_ * kBlockSlots, 0.0f);
+      for (int32_t r = 0; r < n_rows; ++r) LoadKeySums(first + r, buffers_.block + r, kBlockSlots);
+      Normalise<kBlockSlots>(step_.weights, d_, buffers_.block);
+      const KvBlock block = {
+          .keys = buffers_.block, .values = nullptr, .bias = nullptr, .live = n_rows, .begin = 0};
+      AttendBlocksCpu({.dtype = DType::kF32,
+                       .head_dim = d_,
+                       .value_stride = ValueStride(dv_),
+                       .window = 0,
+                       .blocks = {&block, 1},
+                       .rows = buffers_.key_of,
+                       .n_queries = 0,
+                       .query_position = nullptr,
+                       .out = nullptr,
+                       .n_probes = n_,
+                       .best_score = buffers_.block_score,
+                       .best_slot = buffers_.block_slot,
+                       .scratch = buffers_.scratch});
+      for (int i = 0; i < n_; ++i) {
+        if (!(buffers_.block_score[i] > buffers_.score[i])) continue;
+        buffers_.score[i] = buffers_.block_score[i];
+        buffers_.row[i] = first + buffers_.block_slot[i];
+      }
+    }
+  }
+
+  // buffers.order: first the n_new tokens that are least like any row, ties to the lower token,
+  // then the others, both in order of position.
+  void Select(int n_new) const {
+    float* nearness = buffers_.nearness;
+    for (int i = 0; i < n_; ++i) nearness[i] = std::max(nearness[i], buffers_.score[i]);
+    int32_t* order = buffers_.order;
+    std::sort(order, order + n_, [&](int32_t a, int32_t b) {
+      return nearness[a] != nearness[b] ? nearness[a] < nearness[b] : a < b;
+    });
+    std::sort(order, order + n_new);
+    std::sort(order + n_new, order + n_);
+  }
+
+  void Append(int i, int32_t row) const {
+    std::fill_n(buffers_.sum, d_, 0.0f);
+    AddKey(i, /*appends=*/true);
+    StoreKeySums(row);
+    std::fill_n(buffers_.sum, dv_, 0.0f);
+    AddValue(i, /*appends=*/true);
+    StoreValueSums(row);
+    const T* value = at_.WindowValue(i);
+    const float gate = at_.LengthGate(i);
+    float squares = 0;
+    for (int c = 0; c < dv_; ++c) {
+      const float x = ToFloat(value[c]) * gate;
+      squares += x * x;
+    }
+    at_.Length(row) = at_.config.value_lengths ? std::sqrt(squares) : 1.0f;
+    Refresh(row);
+  }
+
+  // Tokens order[n_new ...] go to their best rows, those of a row in order of position.
+  void Merge(int n_new) const {
+    int32_t* begin = buffers_.order + n_new;
+    int32_t* const end = buffers_.order + n_;
+    const int32_t* row_of = buffers_.row;
+    std::sort(begin, end, [&](int32_t a, int32_t b) {
+      return row_of[a] != row_of[b] ? row_of[a] < row_of[b] : a < b;
+    });
+    while (begin < end) {
+      const int32_t row = row_of[*begin];
+      int32_t* next = std::find_if(begin, end, [&](int32_t i) { return row_of[i] != row; });
+      MergeInto(row, {begin, next});
+      begin = next;
+    }
+    if (at_.config.value_lengths) return;
+    for (int32_t row = 0; row < at_.chunk.n_next; ++row) {
+      at_.Length(row) += 1;
+      Refresh(row);
+    }
+  }
+
+  void MergeInto(int32_t row, std::span<const int32_t> tokens) const {
+    LoadKeySums(row, buffers_.sum, 1);
+    for (int32_t i : tokens) AddKey(i, /*appends=*/false);
+    StoreKeySums(row);
+    const T* values = at_.Value(step_.parts.value_sums, row);
+    for (int c = 0; c < dv_; ++c) buffers_.sum[c] = ToFloat(values[c]);
+    for (int32_t i : tokens) AddValue(i, /*appends=*/false);
+    StoreValueSums(row);
+    Refresh(row);
+  }
+
+  void AddKey(int i, bool appends) const {
+    const float gate = at_.Gate(i, /*is_value=*/false, appends);
+    for (int c = 0; c < d_; ++c) buffers_.sum[c] += Key(i)[c] * gate;
+  }
+  void AddValue(int i, bool appends) const {
+    const float gate = at_.Gate(i, /*is_value=*/true, appends);
+    const T* value = at_.WindowValue(i);
+    for (int c = 0; c < dv_; ++c) buffers_.sum[c] += ToFloat(value[c]) * gate;
+  }
+  void LoadKeySums(int32_t row, float* to, int stride) const {
+    const T* sums = at_.Key(step_.parts.key_sums, row);
+    for (int c = 0; c < d_; ++c) to[c * stride] = ToFloat(sums[c * kBlockSlots]);
+  }
+  void StoreKeySums(int32_t row) const {
+    RoundRow(buffers_.sum, d_, at_.Rounding(row, /*is_value=*/false),
+             at_.Key(step_.parts.key_sums, row), kBlockSlots);
+  }
+  void StoreValueSums(int32_t row) const {
+    RoundRow(buffers_.sum, dv_, at_.Rounding(row, /*is_value=*/true),
+             at_.Value(step_.parts.value_sums, row), 1);
+  }
+
+  // What attention reads of a row, from its sums and its length.
+  void Refresh(int32_t row) const {
+    LoadKeySums(row, buffers_.sum, 1);
+    Normalise<1>(step_.weights, d_, buffers_.sum);
+    T* key = at_.Key(step_.blocks.dictionary_keys.place, row);
+    const float temp = step_.weights.state_temps[at_.chunk.kv_head];
+    for (int c = 0; c < d_; ++c) key[c * kBlockSlots] = FromFloat<T>(buffers_.sum[c] * temp);
+
+    const T* sums = at_.Value(step_.parts.value_sums, row);
+    float squares = 0;
+    for (int c = 0; c < dv_; ++c) squares += ToFloat(sums[c]) * ToFloat(sums[c]);
+    const float norm = std::max(std::sqrt(squares), kKvmSmallestNorm), length = at_.Length(row);
+    T* value = at_.Value(step_.blocks.dictionary_values.place, row);
+    for (int c = 0; c < dv_; ++c) value[c] = at_.RowValue(ToFloat(sums[c]), norm, length);
+  }
+
+  // The window's tokens n, n + 1, ... become its tokens 0, 1, ...
+  void MoveWindow() const {
+    const StatePlace &keys = step_.blocks.recent_keys.place,
+                     &values = step_.blocks.recent_values.place;
+    const int stay = (step_.blocks.recent_spans - 1) * n_;
+    for (int to = 0, run = 0; to < stay; to += run) {
+      const int from = to + n_;
+      run = std::min({stay - to, kBlockSlots - to % kBlockSlots, kBlockSlots - from % kBlockSlots});
+      for (int c = 0; c < d_; ++c) {
+        std::memmove(at_.Key(keys, to) + c * kBlockSlots, at_.Key(keys, from) + c * kBlockSlots,
+                     static_cast<size_t>(run) * sizeof(T));
+      }
+      std::memmove(at_.Value(values, to), at_.Value(values, from),
+                   static_cast<size_t>(run * ValueStride(dv_)) * sizeof(T));
+    }
+    if (!at_.config.gated()) return;
+    float* gates = step_.parts.gates.At<float>(at_.chunk.session, at_.chunk.kv_head);
+    std::memmove(gates, gates + n_, static_cast<size_t>(stay) * sizeof(float));
+  }
+
+  const KvmStep& step_;
+  const KvmFold<T> at_;
+  const Buffers& buffers_;
+  const int n_, d_, dv_;
+};
+
+// 1 + elu of the tile's gate logits.
+void StoreGates(const KvmStep& step, const TileRows& tile) {
+  if (step.gate_logits == nullptr) return;
+  float* gates =
+      step.parts.gates.At<float>(tile.session, tile.kv_head, tile.block * kBlockSlots + tile.slot);
+  for (int t = 0; t < tile.n_tokens; ++t) {
+    const float z = step.gate_logits[(tile.row + t) * step.blocks.shape.n_kv_heads + tile.kv_head];
+    gates[t] = z > 0 ? 1 + z : std::exp(z);
+  }
+}
+
+}  // namespace
+
+void KvmAttentionCpu(DeviceContext& context, const KvmStep& step) {
+  ScratchScope scope(context);
+  std::vector<Buffers> buffers;
+  for (int i = 0; i < context.n_threads(); ++i) buffers.push_back(MakeBuffers(scope, step.config));
+  AttendTilesCpu(
+      context, step, [&](const TileRows& tile) { StoreGates(step, tile); },
+      [&](const FullChunk& chunk, int thread) {
+        if (chunk.n_next == 0) return;
+        if (step.config.dtype == DType::kBF16) {
+          Fold<BF16>(step, chunk, buffers[thread]).Run();
+        } else {
+          Fold<float>(step, chunk, buffers[thread]).Run();
+        }
+      });
+}
+
+}  // namespace ovq

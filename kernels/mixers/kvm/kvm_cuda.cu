@@ -1,0 +1,207 @@
+// Key-Value Means on CUDA, the equations of kvm_cpu.cc: gates, the attention kernels over rows and
+// window, then the chunk that leaves the window, of which one thread block does a head of a
+// session.
+#include "kernels/common/cuda/cuda_device.h"
+#include "kernels/mixers/kvm/kvm_choose.cuh"
+
+namespace ovq {
+namespace cuda {
+namespace {
+
+struct FoldArgs {
+  AttentionBlocks blocks;
+  KvmConfig config;
+  KvmParts parts;
+  KvmWeights weights;
+  DeviceSeqs seqs;
+  const float* gate_logits;
+  int32_t wave;
+};
+
+// What a leaving chunk adds to the rows of a head. T: of keys, values and sums.
+template <class T>
+struct Fold {
+  const Choice<T>& choice;
+  const KvmFold<T>& at;
+  const TokenArrays& tokens;
+
+  __device__ int KeyGroups() const { return (at.d() + kRoundingGroup - 1) / kRoundingGroup; }
+  __device__ int Groups() const {
+    return KeyGroups() + (at.dv() + kRoundingGroup - 1) / kRoundingGroup;
+  }
+
+  // Some channels of a row's sums, those of values after those of keys: of token i alone, or of it
+  // and the ones merged after it, in order of position, on top of what the row holds.
+  __device__ void SumGroup(int32_t i, int32_t row, bool appends, int group) const {
+    const bool is_value = group >= KeyGroups();
+    const int from = (is_value ? group - KeyGroups() : group) * kRoundingGroup;
+    const int left = (is_value ? at.dv() : at.d()) - from, stride = is_value ? 1 : kBlockSlots;
+    T* sums = (is_value ? at.Value(at.parts.value_sums, row) : at.Key(at.parts.key_sums, row)) +
+              from * stride;
+    float sum[kRoundingGroup];
+#pragma unroll
+    for (int c = 0; c < kRoundingGroup; ++c) {
+      sum[c] = !appends && c < left ? ToFloat(sums[c * stride]) : 0.0f;
+    }
+    while (i >= 0) {
+      const float gate = at.Gate(i, is_value, appends);
+      const T* value = at.WindowValue(i) + from;
+#pragma unroll
+      for (int c = 0; c < kRoundingGroup; ++c) {
+        if (c < left) sum[c] += (is_value ? ToFloat(value[c]) : choice.Key(i, from + c)) * gate;
+      }
+      if (appends) break;
+      const int32_t after = tokens.next[i];
+      i = after;
+    }
+    RoundGroup(sum, left, at.Rounding(row, is_value), static_cast<uint32_t>(from), sums,
+               static_cast<size_t>(stride));
+  }
+
+  __device__ void Append() const {
+    for (int32_t item = threadIdx.x; item < at.n_tokens() * Groups(); item += kFoldThreads) {
+      const int32_t i = item % at.n_tokens(), row = tokens.appended[i];
+      if (row >= 0) SumGroup(i, row, /*appends=*/true, item / at.n_tokens());
+    }
+    __syncthreads();
+    for (int32_t i = threadIdx.x; i < at.n_tokens(); i += kFoldThreads) {
+      const int32_t row = tokens.appended[i];
+      if (row < 0) continue;
+      const T* value = at.WindowValue(i);
+      const float gate = at.LengthGate(i);
+      float squares = 0;
+      for (int c = 0; c < at.dv(); ++c) {
+        const float x = ToFloat(value[c]) * gate;
+        squares += x * x;
+      }
+      at.Length(row) = at.config.value_lengths ? sqrtf(squares) : 1.0f;
+      Refresh(row);
+    }
+    __syncthreads();
+  }
+
+  __device__ void Merge() const {
+    for (int32_t item = threadIdx.x; item < at.n_tokens() * Groups(); item += kFoldThreads) {
+      const int32_t i = item % at.n_tokens(), first = tokens.first[i], row = tokens.row[i];
+      if (first != 0) SumGroup(i, row, /*appends=*/false, item / at.n_tokens());
+    }
+    __syncthreads();
+    for (int32_t i = threadIdx.x; at.config.value_lengths && i < at.n_tokens(); i += kFoldThreads) {
+      const int32_t first = tokens.first[i], row = tokens.row[i];
+      if (first != 0) Refresh(row);
+    }
+    for (int32_t row = threadIdx.x; !at.config.value_lengths && row < at.chunk.n_next;
+         row += kFoldThreads) {
+      at.Length(row) += 1;
+      Refresh(row);
+    }
+  }
+
+  // What attention reads of a row, from its sums and its length.
+  __device__ void Refresh(int32_t row) const {
+    float mean, scale;
+    choice.RowNorm(row, mean, scale);
+    const T* sums = at.Key(at.parts.key_sums, row);
+    T* key = at.Key(at.blocks.dictionary_keys.place, row);
+    const float temp = choice.weights.state_temps[at.chunk.kv_head];
+    for (int c = 0; c < at.d(); ++c) {
+      const float normed = choice.Normed(ToFloat(sums[c * kBlockSlots]), mean, scale, c);
+      key[c * kBlockSlots] = FromFloat<T>(normed * temp);
+    }
+    const T* of_values = at.Value(at.parts.value_sums, row);
+    T* value = at.Value(at.blocks.dictionary_values.place, row);
+    float squares = 0;
+    for (int c = 0; c < at.dv(); ++c) squares += ToFloat(of_values[c]) * ToFloat(of_values[c]);
+    const float norm = fmaxf(sqrtf(squares), kKvmSmallestNorm), length = at.Length(row);
+    for (int c = 0; c < at.dv(); ++c) value[c] = at.RowValue(ToFloat(of_values[c]), norm, length);
+  }
+
+  // The window's tokens n, n + 1, ... become its tokens 0, 1, ..., a chunk after the other.
+  __device__ void MoveWindow() const {
+    const StatePlace &keys = at.blocks.recent_keys.place, &values = at.blocks.recent_values.place;
+    float* gates = at.parts.gates.template At<float>(at.chunk.session, at.chunk.kv_head);
+    const int32_t n = at.n_tokens();
+    for (int32_t to = 0; to < (at.blocks.recent_spans - 1) * n; to += n) {
+      __syncthreads();
+      for (int32_t item = threadIdx.x; item < n * at.d(); item += kFoldThreads) {
+        const int32_t i = to + item % n, c = item / n * kBlockSlots;
+        at.Key(keys, i)[c] = at.Key(keys, i + n)[c];
+      }
+      for (int32_t item = threadIdx.x; item < n * at.dv(); item += kFoldThreads) {
+        const int32_t i = to + item / at.dv(), c = item % at.dv();
+        at.Value(values, i)[c] = at.Value(values, i + n)[c];
+      }
+      for (int32_t i = threadIdx.x; at.config.gated() && i < n; i += kFoldThreads) {
+        gates[to + i] = gates[to + n + i];
+      }
+    }
+  }
+};
+
+// Grid (sequences, heads).
+template <class T>
+__global__ void __launch_bounds__(kFoldThreads) FoldChunks(const __grid_constant__ FoldArgs args) {
+  const int s = static_cast<int>(blockIdx.x);
+  std::byte* session = args.seqs.state[s];
+  const int32_t n = args.blocks.wave_span;
+  if (session == nullptr) return;
+  const WaveRows rows = RowsOfWave(args.seqs, s, n, args.wave);
+  if (rows.end != rows.span_begin + n) return;
+  const FullChunk chunk = {.session = session,
+                           .kv_head = static_cast<int>(blockIdx.y),
+                           .chunk = rows.span_begin / n,
+                           .n_old = args.blocks.LiveAt(s, args.wave),
+                           .n_next = args.blocks.LiveAt(s, args.wave + 1)};
+  if (chunk.n_next == 0) return;
+  const Choice<T> choice({args.blocks, args.config, args.parts, chunk}, args.weights);
+  const Fold<T> fold = {choice, choice.at, choice.tokens};
+  choice.ChooseAppended();
+  fold.Append();
+  if (choice.at.n_new() < n) {
+    choice.ChooseMerges();
+    fold.Merge();
+  }
+  fold.MoveWindow();
+}
+
+// Grid (sequences, heads): 1 + elu of a wave's gate logits, to the window.
+__global__ void __launch_bounds__(kFoldThreads) StoreGates(const __grid_constant__ FoldArgs args) {
+  const int s = static_cast<int>(blockIdx.x), head = static_cast<int>(blockIdx.y);
+  std::byte* session = args.seqs.state[s];
+  if (session == nullptr) return;
+  const WaveRows rows = RowsOfWave(args.seqs, s, args.blocks.wave_span, args.wave);
+  if (rows.begin >= rows.end) return;
+  float* gates =
+      args.parts.gates.At<float>(session, head, rows.begin - args.blocks.origin(rows.begin));
+  const float* logits = args.gate_logits + int64_t{rows.row} * args.blocks.shape.n_heads + head;
+  for (int64_t i = threadIdx.x; i < rows.end - rows.begin; i += kFoldThreads) {
+    const float z = logits[i * args.blocks.shape.n_heads];
+    gates[i] = z > 0 ? 1 + z : expf(z);
+  }
+}
+
+}  // namespace
+}  // namespace cuda
+
+void KvmAttentionCuda(DeviceContext& context, const KvmStep& step) {
+  cuda::FoldArgs args = {step.blocks,      step.config,      step.parts, step.weights,
+                         step.seqs.device, step.gate_logits, 0};
+  const dim3 grid(static_cast<unsigned>(step.seqs.n_seqs()),
+                  static_cast<unsigned>(step.blocks.shape.n_kv_heads));
+  const auto fold =
+      step.blocks.dtype == DType::kBF16 ? cuda::FoldChunks<BF16> : cuda::FoldChunks<float>;
+  AttendWavesCuda(
+      context, step,
+      [&](int wave) {
+        args.wave = wave;
+        if (step.gate_logits == nullptr) return;
+        cuda::Launch(context, cuda::StoreGates, grid, cuda::kFoldThreads, 0, args);
+      },
+      [&](int wave) {
+        args.wave = wave;
+        cuda::Launch(context, fold, grid, cuda::kFoldThreads,
+                     cuda::ChooseSharedBytes(step.blocks.wave_span), args);
+      });
+}
+
+}  // namespace ovq
