@@ -218,7 +218,10 @@ std::vector<StateExtent> KvmAttention::Overwrites(const LayerState& where,
   const bool folds = tokens.end % chunk_len == 0 && chunks >= config.law.window_chunks;
   std::vector<StateExtent> extents;
   if (folds && config.law.window_chunks > 1) {
-    extents.push_back({where.fixed_offset, layout.fixed.bytes()});  // the window moves
+    // The window moves. Other fields may come after its own.
+    const int last = config.gated() ? kGates : kWindowValues;
+    extents.push_back(
+        {where.fixed_offset, layout.fixed.offset(last) + layout.fixed.list()[last].bytes()});
   } else {
     extents = RecentExtents(Blocks(where), tokens);
     const int64_t first = tokens.begin - Blocks(where).origin(tokens.begin);
