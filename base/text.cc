@@ -14,6 +14,7 @@ namespace {
 // Whether some further bytes, at most three, make a character of these. The ranges of second bytes
 // that leads have (Unicode 15, table 3-7) begin at 80 or end at bf.
 bool IsUnfinished(std::string_view bytes) {
+  if (bytes.size() > 3) return false;
   for (const char* end : {"\x80", "\xbf", "\x80\x80", "\xbf\xbf", "\x80\x80\x80", "\xbf\xbf\xbf"}) {
     if (utf8::is_valid(std::string(bytes) + end)) return true;
   }

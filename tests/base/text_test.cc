@@ -85,5 +85,12 @@ TEST(Sizes, AreReadAndShown) {
   EXPECT_EQ(SizeText(0), "0");
 }
 
+// Would not end if each of them looked at all the rest.
+TEST(Utf8, ManyBytesThatNeverBecomeCharacters) {
+  std::string pending(1'000'000, '\xff');
+  EXPECT_EQ(TakeUtf8(pending).size(), 3'000'000u);
+  EXPECT_EQ(pending, "");
+}
+
 }  // namespace
 }  // namespace ovq
