@@ -10,6 +10,7 @@
 #include "base/files.h"
 #include "base/json.h"
 #include "base/text.h"
+#include "model/tokenizers/tokenizer_folder.h"
 
 namespace ovq {
 namespace {
@@ -160,7 +161,7 @@ absl::Status ReadTokenizer(const std::string& folder, AttrReader& reader, ModelC
   if (!reader.status().ok()) return reader.status();
   std::error_code error;
   const bool has_pieces = std::filesystem::exists(folder + "/tokenizer.model", error);
-  const bool has_bpe = std::filesystem::exists(folder + "/tokenizer.json", error);
+  const bool has_bpe = TokenizerFolder::IsIn(folder);
   if (!kind.empty() && kind != "bytes") {
     return Invalid("tokenizer", absl::StrCat("unknown value ", Quoted(kind), "; known: bytes"));
   }
@@ -181,7 +182,7 @@ absl::Status ReadTokenizer(const std::string& folder, AttrReader& reader, ModelC
     config.tokenizer = TokenizerKind::kBytes;
     config.tokenizer_byte_offset = static_cast<int32_t>(offset);
   } else if (has_bpe) {
-    return Invalid("tokenizer.json", "byte-level BPE is not supported by this version");
+    config.tokenizer = TokenizerKind::kBpe;
   }
   return absl::OkStatus();
 }
@@ -222,6 +223,11 @@ std::string FolderName(const std::string& folder) {
 }
 
 }  // namespace
+
+const char* TokenizerName(TokenizerKind kind) {
+  constexpr const char* kNames[] = {"", "bytes", "sentencepiece", "bpe"};
+  return kNames[static_cast<size_t>(kind)];
+}
 
 const Attrs& ModelConfig::section(std::string_view section_name) const {
   static const Attrs* const empty = new Attrs;

@@ -15,7 +15,9 @@
 
 namespace ovq {
 
-enum class TokenizerKind : uint8_t { kNone, kBytes, kSentencePiece };
+enum class TokenizerKind : uint8_t { kNone, kBytes, kSentencePiece, kBpe };
+// "bytes", "sentencepiece", "bpe"; "" for none.
+const char* TokenizerName(TokenizerKind kind);
 
 struct ModelConfig {
   std::string name;        // the folder's own name

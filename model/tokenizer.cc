@@ -5,6 +5,7 @@
 #include "base/text.h"
 
 namespace ovq {
+
 absl::StatusOr<std::unique_ptr<Tokenizer>> Tokenizer::Load(const std::string& folder,
                                                            const ModelConfig& config) {
   std::unique_ptr<Tokenizer> tokenizer(new Tokenizer);
@@ -13,23 +14,43 @@ absl::StatusOr<std::unique_ptr<Tokenizer>> Tokenizer::Load(const std::string& fo
   tokenizer->bos_ = config.bos_token_id;
   tokenizer->silent_.insert(config.eos_token_ids.begin(), config.eos_token_ids.end());
   if (config.bos_token_id) tokenizer->silent_.insert(*config.bos_token_id);
-  if (config.tokenizer != TokenizerKind::kSentencePiece) return tokenizer;
-
-  const std::string path = absl::StrCat(folder, "/tokenizer.model");
-  std::string error;
-  tokenizer->pieces_ = PieceModel::Load(path, &error);
-  if (!tokenizer->pieces_) return absl::DataLossError(absl::StrCat(path, ": ", error));
-  if (tokenizer->pieces_->size() > config.vocab_size) {
-    return absl::InvalidArgumentError(absl::StrCat(path, ": has ", tokenizer->pieces_->size(),
-                                                   " pieces, but vocab_size is ",
-                                                   config.vocab_size));
+  if (config.tokenizer == TokenizerKind::kSentencePiece) {
+    const absl::Status status = tokenizer->LoadPieces(folder, config.vocab_size);
+    if (!status.ok()) return status;
+  }
+  if (config.tokenizer == TokenizerKind::kBpe) {
+    absl::StatusOr<std::unique_ptr<BpeTokenizer>> bpe =
+        BpeTokenizer::Load(folder, config.vocab_size);
+    if (!bpe.ok()) return bpe.status();
+    tokenizer->bpe_ = *std::move(bpe);
   }
   return tokenizer;
+}
+
+absl::Status Tokenizer::LoadPieces(const std::string& folder, int64_t vocab_size) {
+  const std::string path = absl::StrCat(folder, "/tokenizer.model");
+  std::string error;
+  pieces_ = PieceModel::Load(path, &error);
+  if (!pieces_) return absl::DataLossError(absl::StrCat(path, ": ", error));
+  if (pieces_->size() <= vocab_size) return absl::OkStatus();
+  return absl::InvalidArgumentError(
+      absl::StrCat(path, ": has ", pieces_->size(), " pieces, but vocab_size is ", vocab_size));
+}
+
+const std::vector<std::string>& Tokenizer::notes() const {
+  static const std::vector<std::string>* const none = new std::vector<std::string>;
+  return bpe_ ? bpe_->notes() : *none;
 }
 
 absl::StatusOr<std::vector<int32_t>> Tokenizer::Encode(std::string_view text, bool add_bos) const {
   if (!has_text()) {
     return absl::FailedPreconditionError("this model has no tokenizer: send token ids");
+  }
+  if (bpe_) {
+    absl::StatusOr<std::vector<int32_t>> ids = bpe_->Encode(text);
+    const std::vector<int32_t>& before = bpe_->ends().before;
+    if (ids.ok() && add_bos) ids->insert(ids->begin(), before.begin(), before.end());
+    return ids;
   }
   std::vector<int32_t> ids;
   if (add_bos && bos_) ids.push_back(*bos_);
@@ -66,13 +87,30 @@ bool Tokenizer::Begins(int32_t id) const {
   return kind_ == TokenizerKind::kSentencePiece ? pieces_->Begins(id) : !Piece(id, true).empty();
 }
 
+Detokenizer::Detokenizer(const Tokenizer* tokenizer, bool at_start)
+    : tokenizer_(tokenizer), first_(at_start) {
+  if (tokenizer->bpe_) stream_.emplace(tokenizer->bpe_->decoder(), at_start);
+}
+
+void Detokenizer::Precede(std::span<const int32_t> ids) {
+  for (int32_t id : ids) Push(id);
+  if (stream_) stream_->Forget();
+}
+
 std::string Detokenizer::Push(int32_t id) {
+  if (stream_) {
+    const BpeTokenizer& bpe = *tokenizer_->bpe_;
+    const std::string* token = bpe.Token(id);
+    const bool silent = bpe.IsSpecial(id) || tokenizer_->silent_.contains(id);
+    return token == nullptr || silent ? "" : stream_->Push(*token);
+  }
   pending_ += tokenizer_->Piece(id, first_);
   if (first_ && tokenizer_->Begins(id)) first_ = false;
   return TakeUtf8(pending_);
 }
 
 std::string Detokenizer::Finish() {
+  if (stream_) return stream_->Finish();
   std::string text = TakeUtf8(pending_);
   if (!pending_.empty()) text += kReplacementCharacter;
   pending_.clear();

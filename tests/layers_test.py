@@ -22,7 +22,8 @@ LIBRARIES = {
     "absl/": "absl", "nlohmann/": "nlohmann", "openssl/": "openssl", "hwy/": "hwy",
     "omp.h": "omp", "cuda": "cuda", "dnnl": "dnnl", "cublas": "cublas", "dlfcn.h": "dl",
     "sentencepiece": "sentencepiece", "prometheus/": "prometheus", "grpc": "grpc",
-    "google/protobuf/": "protobuf", "CLI/": "cli11", "utf8": "utf8cpp",
+    "google/protobuf/": "protobuf", "CLI/": "cli11", "utf8proc": "utf8proc", "utf8": "utf8cpp",
+    "oniguruma": "onig",
 }
 
 

@@ -195,5 +195,57 @@ TEST_F(SentencePiece, RefusesFilesThatDoNotFit) {
   }
 }
 
+class BpeFront : public ::testing::Test {
+ protected:
+  static ModelConfig Config() {
+    ModelConfig config;
+    config.vocab_size = 2000;
+    config.tokenizer = TokenizerKind::kBpe;
+    config.bos_token_id = 1342;
+    config.eos_token_ids = {1344, 1345};
+    return config;
+  }
+  const std::string folder_ = OVQ_GOLDEN_DIR "/tokenizers/own-llama3-type";
+  const std::unique_ptr<Tokenizer> tokenizer_ = *Tokenizer::Load(folder_, Config());
+};
+
+TEST_F(BpeFront, BosIsTheFilesOwn) {
+  EXPECT_TRUE(tokenizer_->has_text());
+  EXPECT_EQ(tokenizer_->kind(), TokenizerKind::kBpe);
+  EXPECT_THAT(*tokenizer_->Encode("Hello world", false), ElementsAre(348, 356));
+  EXPECT_THAT(*tokenizer_->Encode("Hello world", true), ElementsAre(1342, 348, 356));
+}
+
+// Special by the file (1343), by the model's config (1345), without a token (1999).
+TEST_F(BpeFront, SpecialTokensAndPaddingHaveNoText) {
+  EXPECT_EQ(*tokenizer_->Decode(std::vector<int32_t>{1342, 1343, 348, 1345, 1999, 356}),
+            "Hello world");
+  EXPECT_EQ(*tokenizer_->Decode(std::vector<int32_t>{1346}), "</think>");
+}
+
+TEST_F(BpeFront, IncrementalEqualsWhole) {
+  std::mt19937 random(4);
+  for (int trial = 0; trial < 300; ++trial) {
+    std::vector<int32_t> ids(random() % 20);
+    for (int32_t& id : ids) id = static_cast<int32_t>(random() % 2000);
+    Detokenizer detokenizer(tokenizer_.get());
+    EXPECT_EQ(PushAll(detokenizer, ids), *tokenizer_->Decode(ids));
+  }
+}
+
+TEST_F(BpeFront, VocabularyLargerThanTheModels) {
+  ModelConfig config = Config();
+  config.vocab_size = 1346;
+  EXPECT_THAT(Message(Tokenizer::Load(folder_, config).status()),
+              HasSubstr("tokenizer.json: added_tokens[4].id: expected an integer in [0, 1345]"));
+}
+
+TEST(Detokenizer, CompletesACharacterThatThePromptBegan) {
+  const auto tokenizer = *Tokenizer::Load("", BytesConfig());
+  Detokenizer detokenizer(tokenizer.get(), /*at_start=*/false);
+  detokenizer.Precede(Bytes("a\xf0\x9f"));
+  EXPECT_EQ(PushAll(detokenizer, Bytes("\x99\x82!")), "\xf0\x9f\x99\x82!");
+}
+
 }  // namespace
 }  // namespace ovq::test

@@ -1,0 +1,76 @@
+// The model of tokenizer.json with type BPE: a word to token ids.
+#pragma once
+
+#include <array>
+#include <cstdint>
+#include <memory>
+#include <string>
+#include <string_view>
+#include <utility>
+#include <vector>
+
+#include "absl/container/flat_hash_map.h"
+#include "absl/container/flat_hash_set.h"
+#include "absl/status/statusor.h"
+#include "model/tokenizers/json_fields.h"
+#include "model/tokenizers/merges.h"
+#include "model/tokenizers/vocab.h"
+#include "model/tokenizers/word_cache.h"
+
+namespace ovq {
+
+// Immutable after TakeBytes; any thread.
+class Bpe {
+ public:
+  using MergeList = std::vector<std::pair<std::string, std::string>>;
+
+  // The options of the file's section `model`, whose vocab and merges were read apart.
+  static absl::StatusOr<std::unique_ptr<Bpe>> Make(JsonFields& model, Vocab vocab,
+                                                   const MergeList& merges);
+
+  // Whether every byte has a token by its character in the alphabet of bytes: then words may come
+  // as their bytes, once TakeBytes is called.
+  bool has_all_bytes() const { return has_all_bytes_; }
+  void TakeBytes() { takes_bytes_ = true; }
+
+  // Appends the ids of a word.
+  void Encode(std::string_view word, std::vector<int32_t>& ids) const;
+
+  const Vocab& vocab() const { return vocab_; }
+
+ private:
+  explicit Bpe(Vocab vocab) : vocab_(std::move(vocab)) {}
+  absl::Status ReadOptions(JsonFields& model);
+  absl::Status AddMerges(const MergeList& merges);
+  absl::Status AddMerge(const std::string& left, const std::string& right, size_t rank);
+  void IndexChars();
+
+  int32_t FindChar(char32_t c) const;
+  int32_t FindWhole(std::string_view word) const;
+  void EncodePart(std::string_view part, std::vector<int32_t>& ids) const;
+  void Merge(std::string_view part, std::vector<int32_t>& ids) const;
+  void AppendSymbols(std::string_view part, std::vector<int32_t>& symbols) const;
+  bool AppendFallback(std::string_view c, std::vector<int32_t>& symbols) const;
+  size_t EndOfPart(std::string_view word, size_t begin) const;
+
+  Vocab vocab_;
+  Merges merges_;
+  mutable WordCache cache_;
+  std::string prefix_, suffix_;  // continuing_subword_prefix, end_of_word_suffix
+  int32_t unk_ = -1;             // none: unknown characters vanish
+  bool fuse_unk_ = false;
+  bool byte_fallback_ = false;
+  bool ignore_merges_ = false;
+  bool has_all_bytes_ = false;
+  bool takes_bytes_ = false;
+  std::array<int32_t, 256> byte_ids_;      // by the alphabet of bytes
+  std::array<int32_t, 256> fallback_ids_;  // <0x00> to <0xFF>, -1 where there is none
+  std::vector<int32_t> low_chars_;         // token of a single character, by code point; -1 if none
+  absl::flat_hash_map<char32_t, int32_t> high_chars_;
+  // Neighbouring characters inside some merge's result, as c << 32 | d. Between two known
+  // characters that are no such pair no merge ever reaches across, so a long word can be cut there.
+  absl::flat_hash_set<uint64_t> inner_pairs_;
+  bool can_cut_ = false;
+};
+
+}  // namespace ovq

@@ -1,0 +1,168 @@
+#include "model/tokenizers/bpe_tokenizer.h"
+
+#include <utility>
+
+#include "absl/status/status.h"
+#include "absl/strings/str_cat.h"
+#include "base/text.h"
+#include "model/tokenizers/json_fields.h"
+
+namespace ovq {
+namespace {
+
+template <class Stage>
+absl::Status Put(absl::StatusOr<Stage> read, Stage& stage) {
+  if (read.ok()) stage = *std::move(read);
+  return read.status();
+}
+
+}  // namespace
+
+absl::StatusOr<std::unique_ptr<BpeTokenizer>> BpeTokenizer::Load(const std::string& folder,
+                                                                 int64_t vocab_size) {
+  absl::StatusOr<TokenizerFolder> read = TokenizerFolder::Read(folder, vocab_size);
+  if (!read.ok()) return read.status();
+  absl::StatusOr<std::unique_ptr<BpeTokenizer>> tokenizer = Make(std::move(read->file), vocab_size);
+  absl::Status status = tokenizer.status();
+  if (status.ok()) status = (*tokenizer)->SetEnd(read->bos, /*at_front=*/true);
+  if (status.ok()) status = (*tokenizer)->SetEnd(read->eos, /*at_front=*/false);
+  if (!status.ok()) {
+    return absl::Status(status.code(), absl::StrCat(read->path, ": ", status.message()));
+  }
+  return tokenizer;
+}
+
+absl::StatusOr<std::unique_ptr<BpeTokenizer>> BpeTokenizer::Make(TokenizerFile file,
+                                                                 int64_t vocab_size) {
+  std::unique_ptr<BpeTokenizer> tokenizer(new BpeTokenizer);
+  JsonFields fields(file.rest, "");
+  absl::StatusOr<Vocab> vocab = Vocab::Make(std::move(file.vocab), "model.vocab");
+  if (!vocab.ok()) return vocab.status();
+  JsonFields model = fields.Child("model");
+  absl::StatusOr<std::unique_ptr<Bpe>> bpe = Bpe::Make(model, *std::move(vocab), file.merges);
+  if (!bpe.ok()) return bpe.status();
+  tokenizer->bpe_ = *std::move(bpe);
+  if (absl::Status status = tokenizer->ReadStages(fields, vocab_size); !status.ok()) return status;
+  tokenizer->Note(fields);
+  return tokenizer;
+}
+
+absl::Status BpeTokenizer::ReadStages(JsonFields& file, int64_t vocab_size) {
+  absl::Status status = Put(Normalizer::Read(file, "normalizer"), normalizer_);
+  if (status.ok()) {
+    status = Put(AddedTokens::Read(file, "added_tokens", bpe_->vocab(), vocab_size, normalizer_),
+                 added_);
+  }
+  if (status.ok()) {
+    status = Put(PreTokenizer::Read(file, "pre_tokenizer", bpe_->has_all_bytes()), pre_tokenizer_);
+  }
+  if (status.ok()) {
+    status = Put(PostProcessor::Read(file, "post_processor", vocab_size), ends_);
+  }
+  if (status.ok()) status = Put(TokenDecoder::Read(file, "decoder"), decoder_);
+  if (pre_tokenizer_.gives_bytes()) bpe_->TakeBytes();
+  return status;
+}
+
+void BpeTokenizer::Note(JsonFields& file) {
+  for (const char* unused : {"truncation", "padding"}) {
+    if (file.Has(unused)) {
+      notes_.push_back(absl::StrCat(unused, " is set, which is for training: it has no effect"));
+    }
+  }
+  const nlohmann::json* decoder = file.Find("decoder");
+  const bool byte_level = decoder != nullptr && decoder->value("type", "") == "ByteLevel";
+  if (byte_level && !bpe_->has_all_bytes()) {
+    notes_.push_back("the vocabulary has no token for some bytes: text with them loses them");
+  }
+}
+
+// As transformers' add_bos_token and add_eos_token: the token stands there once, or not at all.
+absl::Status BpeTokenizer::SetEnd(const TokenizerFolder::End& end, bool at_front) {
+  if (!end.wanted || (!*end.wanted && end.token.empty())) return absl::OkStatus();
+  const AddedToken* added = added_.Find(std::string_view(end.token));
+  const int32_t id = added != nullptr ? added->id : bpe_->vocab().Find(end.token);
+  if (id < 0) {
+    return absl::InvalidArgumentError(absl::StrCat("has no token ", Quoted(end.token),
+                                                   ", which tokenizer_config.json names as ",
+                                                   at_front ? "bos_token" : "eos_token"));
+  }
+  std::vector<int32_t>& ids = at_front ? ends_.before : ends_.after;
+  const bool there = !ids.empty() && (at_front ? ids.front() : ids.back()) == id;
+  if (there == *end.wanted) return absl::OkStatus();
+  const auto place = at_front ? ids.begin() : ids.end();
+  if (*end.wanted) {
+    ids.insert(place, id);
+  } else {
+    ids.erase(at_front ? place : place - 1);
+  }
+  return absl::OkStatus();
+}
+
+absl::StatusOr<std::vector<int32_t>> BpeTokenizer::Encode(std::string_view text) const {
+  std::vector<int32_t> ids;
+  absl::Status status;
+  if (FirstInvalidUtf8(text)) {
+    std::string rest(text);
+    std::string valid = TakeUtf8(rest);
+    if (!rest.empty()) valid += kReplacementCharacter;
+    status = EncodeValid(valid, ids);
+  } else {
+    status = EncodeValid(text, ids);
+  }
+  if (!status.ok()) return status;
+  return ids;
+}
+
+absl::Status BpeTokenizer::EncodeValid(std::string_view text, std::vector<int32_t>& ids) const {
+  std::vector<TextPart> parts;
+  added_.Cut(text, /*normalized=*/false, parts);
+  for (const TextPart& part : parts) {
+    if (part.id >= 0) {
+      ids.push_back(part.id);
+    } else if (absl::Status status = EncodeRaw(part.text, part.text.data() == text.data(), ids);
+               !status.ok()) {
+      return status;
+    }
+  }
+  return absl::OkStatus();
+}
+
+absl::Status BpeTokenizer::EncodeRaw(std::string_view text, bool at_start,
+                                     std::vector<int32_t>& ids) const {
+  std::string normalized(text);
+  if (absl::Status status = normalizer_.Apply(normalized); !status.ok()) return status;
+  std::vector<TextPart> parts;
+  added_.Cut(normalized, /*normalized=*/true, parts);
+  for (const TextPart& part : parts) {
+    const bool first = at_start && part.text.data() == normalized.data();
+    if (part.id >= 0) {
+      ids.push_back(part.id);
+    } else if (absl::Status status = EncodeNormalized(part.text, first, ids); !status.ok()) {
+      return status;
+    }
+  }
+  return absl::OkStatus();
+}
+
+absl::Status BpeTokenizer::EncodeNormalized(std::string_view text, bool at_start,
+                                            std::vector<int32_t>& ids) const {
+  Words words(std::string(text), at_start);
+  if (absl::Status status = pre_tokenizer_.Apply(words); !status.ok()) return status;
+  for (const TextSpan& span : words.spans) {
+    bpe_->Encode(std::string_view(words.text).substr(span.begin, span.end - span.begin), ids);
+  }
+  return absl::OkStatus();
+}
+
+const std::string* BpeTokenizer::Token(int64_t id) const {
+  const AddedToken* added = added_.Find(id);
+  return added != nullptr ? &added->content : bpe_->vocab().Token(id);
+}
+
+bool BpeTokenizer::IsSpecial(int64_t id) const {
+  const AddedToken* added = added_.Find(id);
+  return added != nullptr && added->special;
+}
+
+}  // namespace ovq

@@ -1,0 +1,86 @@
+// The decoder: tokens to text, as they come.
+#pragma once
+
+#include <cstdint>
+#include <string>
+#include <string_view>
+#include <vector>
+
+#include "absl/status/statusor.h"
+#include "model/tokenizers/json_fields.h"
+#include "model/tokenizers/split.h"
+
+namespace ovq {
+
+// A step of the chain. It takes a list of tokens and gives one; the text is the last list, joined.
+struct DecoderStep {
+  enum class Kind {
+    kJoin,  // no decoder: blanks between tokens
+    kByteLevel,
+    kReplace,
+    kByteFallback,
+    kFuse,
+    kStrip,
+    kMetaspace,
+    kWordPiece,
+    kBpe
+  };
+  Kind kind = Kind::kJoin;
+  // Behind ByteLevel or Fuse there is a single token, the text itself, which comes in fragments.
+  bool fused = false;
+  Matcher matcher;      // kReplace
+  std::string literal;  // kReplace: the pattern if it is a string; else what a kind calls its own:
+                        // kStrip, kMetaspace: the character; kWordPiece: prefix; kBpe: suffix
+  std::string content;  // kReplace
+  int64_t start = 0;    // kStrip: characters at most, at the front and at the end
+  int64_t stop = 0;
+  bool flag = false;  // kMetaspace: the first token loses its blanks; kWordPiece: cleanup
+};
+
+// Immutable; any thread.
+class TokenDecoder {
+ public:
+  // The field `key` of the file.
+  static absl::StatusOr<TokenDecoder> Read(JsonFields& file, std::string_view key);
+  const std::vector<DecoderStep>& steps() const { return steps_; }
+
+ private:
+  std::vector<DecoderStep> steps_;
+};
+
+// A run of the decoder over one answer. The pieces that Push and Finish give are valid UTF-8 and
+// together the decoded text; each comes as soon as no later token can change it. One thread.
+class DecodeStream {
+ public:
+  // at_start: the tokens begin a text; else they continue one, and nothing is stripped at its
+  // front.
+  DecodeStream(const TokenDecoder& decoder, bool at_start);
+
+  std::string Push(std::string_view token);
+  std::string Finish();
+  // Forgets the text of the tokens so far, but not a character that they have begun.
+  void Forget();
+
+ private:
+  struct State {
+    bool first;             // no token has come yet
+    int64_t left;           // characters that a fused kStrip may still take at the front
+    bool holds = false;     // kBpe: a token waits in `held`
+    std::string held = "";  // what waits for more
+  };
+
+  void Take(size_t step, std::string_view token);
+  void TakeFragment(size_t step, std::string_view text);
+  void TakeReplaced(size_t step, std::string_view text);
+  void TakeStripped(size_t step, std::string_view text);
+  void TakeFallback(size_t step, std::string_view token);
+  void FlushBytes(size_t step);
+  void End(size_t step);
+  void Give(size_t step, std::string_view token) { Take(step + 1, token); }
+
+  const TokenDecoder& decoder_;
+  std::vector<State> states_;
+  std::string text_;  // what this call gives
+};
+
+}  // namespace ovq

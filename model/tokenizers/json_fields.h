@@ -1,0 +1,50 @@
+// Fields of a JSON object, read with their path in every error:
+// pre_tokenizer.pretokenizers[1].type.
+#pragma once
+
+#include <cstdint>
+#include <nlohmann/json.hpp>
+#include <string>
+#include <string_view>
+#include <vector>
+
+#include "absl/status/status.h"
+
+namespace ovq {
+
+// The first error stays; what is read after it is the fallback. A field that is null counts as
+// absent, one that nobody reads is nothing.
+class JsonFields {
+ public:
+  // `json` outlives this and all children.
+  JsonFields(const nlohmann::json& json, std::string path);
+
+  const absl::Status& status() const { return status_; }
+  // Makes "path.key: what" the error unless there is one.
+  void Fail(std::string_view key, std::string_view what);
+
+  bool Has(std::string_view key) const { return Find(key) != nullptr; }
+  std::string String(std::string_view key);  // an error if it is absent
+  std::string StringOr(std::string_view key, std::string_view fallback);
+  bool BoolOr(std::string_view key, bool fallback);
+  int64_t Int(std::string_view key, int64_t low, int64_t high);  // an error if it is absent
+  int64_t IntOr(std::string_view key, int64_t fallback, int64_t low, int64_t high);
+  // The place of the field's value in `names`.
+  size_t Choice(std::string_view key, const std::vector<std::string_view>& names);
+  JsonFields Child(std::string_view key);
+  std::vector<JsonFields> Children(std::string_view key);  // of a list of objects
+  std::vector<int64_t> Ints(std::string_view key, int64_t low, int64_t high);
+  const nlohmann::json* Find(std::string_view key) const;  // null if absent
+
+  std::string PathOf(std::string_view key) const;
+
+ private:
+  const nlohmann::json* json_;
+  std::string path_;
+  absl::Status status_;
+};
+
+// "a number", "an object" and the like, for messages.
+std::string KindOf(const nlohmann::json& json);
+
+}  // namespace ovq

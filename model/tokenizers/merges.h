@@ -1,0 +1,39 @@
+// Byte-pair merges: of all neighbours in a word that have a merge, the one of the lowest rank is
+// made first, the leftmost of equal ones, until none is left.
+#pragma once
+
+#include <cstdint>
+#include <vector>
+
+#include "absl/container/flat_hash_map.h"
+
+namespace ovq {
+
+// Immutable once filled; any thread.
+class Merges {
+ public:
+  // Ranks follow the order of the calls; a pair given again has its last rank, as in the library.
+  void Add(int32_t left, int32_t right, int32_t result);
+  void Reserve(size_t n);
+
+  // `symbols` become what their merges leave. O(n log n).
+  void Apply(std::vector<int32_t>& symbols) const;
+
+ private:
+  struct Merge {
+    uint32_t rank;
+    int32_t result;
+  };
+  struct Pair {
+    int32_t left, right, result;
+  };
+
+  const Merge* Find(int32_t left, int32_t right) const;
+  void ApplyByScan(std::vector<int32_t>& symbols) const;
+  void ApplyByHeap(std::vector<int32_t>& symbols) const;
+
+  absl::flat_hash_map<uint64_t, Merge> merges_;  // by left << 32 | right
+  std::vector<Pair> by_rank_;
+};
+
+}  // namespace ovq

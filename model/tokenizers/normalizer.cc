@@ -1,0 +1,177 @@
+#include "model/tokenizers/normalizer.h"
+
+#include <algorithm>
+#include <utility>
+
+#include "absl/strings/str_cat.h"
+#include "model/tokenizers/byte_alphabet.h"
+#include "model/tokenizers/chars.h"
+#include "model/tokenizers/normal_form.h"
+#include "model/tokenizers/split.h"
+
+namespace ovq {
+namespace {
+
+using Stage = Normalizer::Stage;
+
+// Text to text, for what cannot fail.
+template <class Change>
+Stage Total(Change change) {
+  return [change](std::string& text) {
+    change(text);
+    return absl::OkStatus();
+  };
+}
+
+// Every character becomes what `append(c, result)` appends.
+template <class Append>
+Stage EachChar(Append append) {
+  return Total([append](std::string& text) {
+    std::string result;
+    result.reserve(text.size());
+    for (size_t at = 0; at < text.size();) append(NextChar(text, at), result);
+    text = std::move(result);
+  });
+}
+
+template <class Removed>
+Stage Remove(Removed removed) {
+  return EachChar([removed](char32_t c, std::string& result) {
+    if (!removed(c)) AppendChar(c, result);
+  });
+}
+
+Stage Form(NormalForm form) {
+  return Total([form](std::string& text) { Normalize(form, text); });
+}
+
+// The library's list for sentencepiece's rule nmt.
+Stage Nmt() {
+  return EachChar([](char32_t c, std::string& result) {
+    const bool removed = (c >= 0x1 && c <= 0x8) || c == 0xb || (c >= 0xe && c <= 0x1f) ||
+                         c == 0x7f || c == 0x8f || c == 0x9f;
+    if (removed) return;
+    const bool blank = c == 0x9 || c == 0xa || c == 0xc || c == 0xd || c == 0x1680 ||
+                       (c >= 0x200b && c <= 0x200f) || c == 0x2028 || c == 0x2029 || c == 0x2581 ||
+                       c == 0xfeff || c == 0xfffd;
+    AppendChar(blank ? U' ' : c, result);
+  });
+}
+
+bool IsChinese(char32_t c) {
+  return (c >= 0x4e00 && c <= 0x9fff) || (c >= 0x3400 && c <= 0x4dbf) ||
+         (c >= 0x20000 && c <= 0x2a6df) || (c >= 0x2a700 && c <= 0x2b73f) ||
+         (c >= 0x2b740 && c <= 0x2b81f) || (c >= 0x2b920 && c <= 0x2ceaf) ||
+         (c >= 0xf900 && c <= 0xfaff) || (c >= 0x2f800 && c <= 0x2fa1f);
+}
+
+Stage CleanForBert() {
+  return EachChar([](char32_t c, std::string& result) {
+    const bool blank = IsWhitespace(c);  // also the controls \t, \n and \r
+    if (c == 0 || c == 0xfffd || (IsOther(c) && !blank)) return;
+    AppendChar(blank ? U' ' : c, result);
+  });
+}
+
+std::vector<Stage> ReadBert(JsonFields& fields) {
+  const bool lowercase = fields.BoolOr("lowercase", true);
+  std::vector<Stage> stages;
+  if (fields.BoolOr("clean_text", true)) stages.push_back(CleanForBert());
+  if (fields.BoolOr("handle_chinese_chars", true)) {
+    stages.push_back(EachChar([](char32_t c, std::string& result) {
+      if (IsChinese(c)) result += ' ';
+      AppendChar(c, result);
+      if (IsChinese(c)) result += ' ';
+    }));
+  }
+  if (fields.BoolOr("strip_accents", lowercase)) {
+    stages.push_back(Form(NormalForm::kNfd));
+    stages.push_back(Remove(IsNonspacingMark));
+  }
+  if (lowercase) stages.push_back(EachChar(AppendLower));
+  return stages;
+}
+
+absl::StatusOr<Stage> ReadReplace(JsonFields& fields) {
+  absl::StatusOr<Matcher> matcher = ReadPattern(fields, "pattern");
+  if (!matcher.ok()) return matcher.status();
+  return [matcher = *std::move(matcher), content = fields.String("content")](std::string& text) {
+    return ReplaceAll(matcher, content, text);
+  };
+}
+
+Stage ReadStrip(JsonFields& fields) {
+  const bool left = fields.BoolOr("strip_left", true);
+  const bool right = fields.BoolOr("strip_right", true);
+  return Total(
+      [left, right](std::string& text) { text = std::string(StripWhitespace(text, left, right)); });
+}
+
+Stage ReadPrepend(JsonFields& fields) {
+  return Total([prefix = fields.String("prepend")](std::string& text) {
+    if (!text.empty()) text.insert(0, prefix);
+  });
+}
+
+constexpr std::string_view kTypes[] = {
+    "Sequence", "NFC",          "NFD",     "NFKC",      "NFKD", "Lowercase",     "Strip",
+    "Replace",  "StripAccents", "Prepend", "ByteLevel", "Nmt",  "BertNormalizer"};
+
+absl::Status Append(JsonFields fields, std::vector<Stage>& stages);
+
+absl::Status AppendSequence(JsonFields& fields, std::vector<Stage>& stages) {
+  const std::vector<JsonFields> children = fields.Children("normalizers");
+  if (!fields.status().ok()) return fields.status();
+  for (const JsonFields& child : children) {
+    if (absl::Status status = Append(child, stages); !status.ok()) return status;
+  }
+  return absl::OkStatus();
+}
+
+absl::Status Append(JsonFields fields, std::vector<Stage>& stages) {
+  const std::string_view type =
+      kTypes[fields.Choice("type", {std::begin(kTypes), std::end(kTypes)})];
+  if (!fields.status().ok()) return fields.status();
+  if (type == "Sequence") return AppendSequence(fields, stages);
+  if (type == "NFC") stages.push_back(Form(NormalForm::kNfc));
+  if (type == "NFD") stages.push_back(Form(NormalForm::kNfd));
+  if (type == "NFKC") stages.push_back(Form(NormalForm::kNfkc));
+  if (type == "NFKD") stages.push_back(Form(NormalForm::kNfkd));
+  if (type == "Lowercase") stages.push_back(EachChar(AppendLower));
+  if (type == "StripAccents") stages.push_back(Remove(IsMark));
+  if (type == "Nmt") stages.push_back(Nmt());
+  if (type == "ByteLevel") {
+    stages.push_back(Total([](std::string& text) { text = BytesToChars(text); }));
+  }
+  if (type == "Strip") stages.push_back(ReadStrip(fields));
+  if (type == "Prepend") stages.push_back(ReadPrepend(fields));
+  if (type == "Replace") {
+    absl::StatusOr<Stage> stage = ReadReplace(fields);
+    if (!stage.ok()) return stage.status();
+    stages.push_back(*std::move(stage));
+  }
+  if (type == "BertNormalizer") {
+    for (Stage& stage : ReadBert(fields)) stages.push_back(std::move(stage));
+  }
+  return fields.status();
+}
+
+}  // namespace
+
+absl::StatusOr<Normalizer> Normalizer::Read(JsonFields& file, std::string_view key) {
+  Normalizer result;
+  if (!file.Has(key)) return result;
+  const JsonFields fields = file.Child(key);
+  if (!file.status().ok()) return file.status();
+  if (absl::Status status = Append(fields, result.stages_); !status.ok()) return status;
+  return result;
+}
+
+absl::Status Normalizer::Apply(std::string& text) const {
+  for (const Stage& stage : stages_) {
+    if (absl::Status status = stage(text); !status.ok()) return status;
+  }
+  return absl::OkStatus();
+}
+
+}  // namespace ovq

@@ -1,0 +1,29 @@
+// The normalizer: what is done to a text before it is cut.
+#pragma once
+
+#include <functional>
+#include <string>
+#include <vector>
+
+#include "absl/status/status.h"
+#include "absl/status/statusor.h"
+#include "model/tokenizers/json_fields.h"
+
+namespace ovq {
+
+// Immutable; any thread.
+class Normalizer {
+ public:
+  // The field `key` of the file; absent: texts stay as they are.
+  static absl::StatusOr<Normalizer> Read(JsonFields& file, std::string_view key);
+
+  // `text` is and stays valid UTF-8. Errors are those of Regex.
+  absl::Status Apply(std::string& text) const;
+
+  using Stage = std::function<absl::Status(std::string&)>;
+
+ private:
+  std::vector<Stage> stages_;
+};
+
+}  // namespace ovq

@@ -1,0 +1,146 @@
+#include "model/tokenizers/tokenizer_folder.h"
+
+#include <algorithm>
+#include <filesystem>
+#include <utility>
+
+#include "absl/status/status.h"
+#include "absl/strings/numbers.h"
+#include "absl/strings/str_cat.h"
+#include "base/files.h"
+#include "base/json.h"
+#include "model/tokenizers/json_fields.h"
+
+namespace ovq {
+namespace {
+
+using Json = nlohmann::json;
+
+constexpr size_t kMaxFileBytes = 256 << 20;
+
+bool Exists(const std::string& path) {
+  std::error_code error;
+  return std::filesystem::exists(path, error);
+}
+
+absl::Status In(const std::string& path, const absl::Status& status) {
+  return absl::Status(status.code(), absl::StrCat(path, ": ", status.message()));
+}
+
+// A JSON file that need not be there: then an empty object.
+absl::StatusOr<Json> OptionalObject(const std::string& path) {
+  if (!Exists(path)) return Json::object();
+  absl::StatusOr<std::string> text = ReadFile(path, kMaxFileBytes);
+  if (!text.ok()) return text.status();
+  return ParseJsonObject(*text, path);
+}
+
+// A token as transformers writes it: its text, or an object with it; "" if there is none.
+std::string TokenText(const Json& config, const char* key) {
+  const auto it = config.find(key);
+  if (it == config.end()) return "";
+  if (it->is_string()) return it->get<std::string>();
+  return it->is_object() ? it->value("content", "") : "";
+}
+
+TokenizerFolder::End ReadEnd(JsonFields& config, const Json& json, const char* wanted,
+                             const char* token) {
+  TokenizerFolder::End end;
+  end.token = TokenText(json, token);
+  if (config.Has(wanted)) end.wanted = config.BoolOr(wanted, false);
+  return end;
+}
+
+// Tokens that transformers keeps beside vocab.json: as tokenizer_config.json's
+// added_tokens_decoder, by id; in added_tokens.json, ids by token; by role. GPT-2's own folder has
+// none of them.
+Json AddedTokens(const Json& config, const Json& added, const Vocab::Entries& vocab) {
+  Json list = Json::array();
+  const auto known = [&list](const std::string& content) {
+    return std::ranges::any_of(list, [&](const Json& t) { return t["content"] == content; });
+  };
+  if (config.contains("added_tokens_decoder") && config["added_tokens_decoder"].is_object()) {
+    for (const auto& [key, token] : config["added_tokens_decoder"].items()) {
+      int64_t id = -1;
+      list.push_back(token);
+      if (token.is_object() && absl::SimpleAtoi(key, &id)) list.back()["id"] = id;
+    }
+  }
+  const auto add_special = [&](const std::string& content) {
+    if (content.empty() || known(content)) return;
+    for (const auto& [token, id] : vocab) {
+      if (token == content) list.push_back({{"id", id}, {"content", content}, {"special", true}});
+    }
+  };
+  for (const char* role : {"bos_token", "eos_token", "unk_token", "pad_token"}) {
+    add_special(TokenText(config, role));
+  }
+  add_special("<|endoftext|>");
+  for (const auto& [content, id] : added.items()) {
+    if (!known(content)) list.push_back({{"id", id}, {"content", content}});
+  }
+  return list;
+}
+
+absl::Status ReadVocabAndMerges(const std::string& folder, const Json& config, int64_t vocab_size,
+                                TokenizerFolder& result) {
+  result.path = folder + "/vocab.json";
+  absl::StatusOr<std::string> text = ReadFile(result.path, kMaxFileBytes);
+  if (!text.ok()) return text.status();
+  absl::StatusOr<Vocab::Entries> vocab = ParseVocab(*text, vocab_size);
+  if (!vocab.ok()) return In(result.path, vocab.status());
+  const std::string merges_path = folder + "/merges.txt";
+  text = ReadFile(merges_path, kMaxFileBytes);
+  if (!text.ok()) return text.status();
+  absl::StatusOr<Bpe::MergeList> merges = ParseMerges(*text);
+  if (!merges.ok()) return In(merges_path, merges.status());
+  const absl::StatusOr<Json> added = OptionalObject(folder + "/added_tokens.json");
+  if (!added.ok()) return added.status();
+  const auto prefix = config.find("add_prefix_space");
+  const bool add_prefix_space = prefix != config.end() && *prefix == true;
+  result.file.rest = {
+      {"added_tokens", AddedTokens(config, *added, *vocab)},
+      {"pre_tokenizer", {{"type", "ByteLevel"}, {"add_prefix_space", add_prefix_space}}},
+      {"decoder", {{"type", "ByteLevel"}}},
+      {"model", {{"type", "BPE"}}}};
+  result.file.vocab = *std::move(vocab);
+  result.file.merges = *std::move(merges);
+  return absl::OkStatus();
+}
+
+absl::Status ReadTokenizerJson(const std::string& folder, int64_t vocab_size,
+                               TokenizerFolder& result) {
+  result.path = folder + "/tokenizer.json";
+  const absl::StatusOr<std::string> text = ReadFile(result.path, kMaxFileBytes);
+  if (!text.ok()) return text.status();
+  absl::StatusOr<TokenizerFile> file = TokenizerFile::Parse(*text, vocab_size);
+  if (!file.ok()) return In(result.path, file.status());
+  result.file = *std::move(file);
+  return absl::OkStatus();
+}
+
+}  // namespace
+
+bool TokenizerFolder::IsIn(const std::string& folder) {
+  return Exists(folder + "/tokenizer.json") ||
+         (Exists(folder + "/vocab.json") && Exists(folder + "/merges.txt"));
+}
+
+absl::StatusOr<TokenizerFolder> TokenizerFolder::Read(const std::string& folder,
+                                                      int64_t vocab_size) {
+  TokenizerFolder result;
+  const std::string config_path = folder + "/tokenizer_config.json";
+  const absl::StatusOr<Json> config = OptionalObject(config_path);
+  if (!config.ok()) return config.status();
+  JsonFields fields(*config, "");
+  result.bos = ReadEnd(fields, *config, "add_bos_token", "bos_token");
+  result.eos = ReadEnd(fields, *config, "add_eos_token", "eos_token");
+  if (!fields.status().ok()) return In(config_path, fields.status());
+  const absl::Status status = Exists(folder + "/tokenizer.json")
+                                  ? ReadTokenizerJson(folder, vocab_size, result)
+                                  : ReadVocabAndMerges(folder, *config, vocab_size, result);
+  if (!status.ok()) return status;
+  return result;
+}
+
+}  // namespace ovq

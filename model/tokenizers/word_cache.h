@@ -1,0 +1,31 @@
+// What words became: text repeats. Bounded, for any number of threads.
+#pragma once
+
+#include <cstdint>
+#include <memory>
+#include <string>
+#include <string_view>
+#include <vector>
+
+namespace ovq {
+
+// A word has one place, by its hash; a new word there replaces the old one. So the size is fixed,
+// and text that never repeats costs what it costs without a cache.
+class WordCache {
+ public:
+  WordCache();
+  ~WordCache();
+
+  static bool Takes(std::string_view word) { return word.size() <= kLongestWord; }
+  // Appends the ids of a word that is here; false if it is not.
+  bool Find(std::string_view word, std::vector<int32_t>& ids) const;
+  void Insert(std::string_view word, const int32_t* ids, size_t n);
+
+ private:
+  static constexpr size_t kLongestWord = 128;  // bytes
+  struct Shard;
+  Shard& ShardOf(size_t hash) const;
+  std::unique_ptr<Shard[]> shards_;
+};
+
+}  // namespace ovq

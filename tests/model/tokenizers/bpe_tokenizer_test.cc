@@ -1,0 +1,168 @@
+#include "model/tokenizers/bpe_tokenizer.h"
+
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+
+#include <random>
+#include <thread>
+
+#include "base/text.h"
+#include "tests/model/model_test_util.h"
+#include "tests/model/tokenizers/bpe_util.h"
+
+namespace ovq::test {
+namespace {
+
+using Json = nlohmann::json;
+using ::testing::ElementsAre;
+using ::testing::HasSubstr;
+using ::testing::IsEmpty;
+
+const std::string kGolden = OVQ_GOLDEN_DIR "/tokenizers/";
+
+std::unique_ptr<BpeTokenizer> LoadGolden(const char* name) {
+  return *BpeTokenizer::Load(kGolden + name, kManyIds);
+}
+
+// Bytes with no law, then text of characters with no law.
+TEST(BpeTokenizer, AMillionRandomBytesComeBack) {
+  std::mt19937 random(1);
+  std::string bytes(1'000'000, '\0');
+  for (char& c : bytes) c = static_cast<char>(random());
+  std::string rest = bytes;
+  std::string valid = TakeUtf8(rest);
+  if (!rest.empty()) valid += kReplacementCharacter;
+  for (const char* name : {"own-llama3-type", "own-qwen3.5-type"}) {
+    const auto tokenizer = LoadGolden(name);
+    const std::string text = Decode(*tokenizer, Encode(*tokenizer, bytes));
+    EXPECT_TRUE(text == valid || std::string(name) != "own-llama3-type");
+    // The other normalizes: once done, nothing changes any more.
+    EXPECT_TRUE(Decode(*tokenizer, Encode(*tokenizer, text)) == text);
+  }
+}
+
+TEST(BpeTokenizer, RequestsInParallelGiveTheSameIds) {
+  const auto tokenizer = LoadGolden("own-llama3-type");
+  const Json cases = ReadJsonFile(kGolden + "own-llama3-type/cases.json");
+  std::vector<std::thread> threads;
+  std::vector<int> wrong(4);
+  for (int& mine : wrong) {
+    threads.emplace_back([&tokenizer, &cases, &mine] {
+      for (const Json& c : cases) {
+        if (c.contains("bytes_hex") || c.contains("add_special_tokens")) continue;
+        const auto ids = tokenizer->Encode(c["text"].get<std::string>());
+        mine += !ids.ok() || *ids != c["ids"].get<std::vector<int32_t>>();
+      }
+    });
+  }
+  for (std::thread& thread : threads) thread.join();
+  EXPECT_THAT(wrong, ElementsAre(0, 0, 0, 0));
+}
+
+// A whole text is one word where nothing cuts it. Parts that no merge can join are merged apart;
+// the ids are those of the merges over all of it.
+TEST(BpeTokenizer, LongWordsAreCutWhereNoMergeReaches) {
+  const std::vector<std::string> vocab = {"<unk>", "_", "a", "b", "c", "_a", "ab", "_ab", "abc"};
+  const std::vector<std::string> merges = {"a b", "_ ab", "_ a", "ab c"};
+  Merges expected;
+  expected.Add(2, 3, 6);
+  expected.Add(1, 6, 7);
+  expected.Add(1, 2, 5);
+  expected.Add(6, 4, 8);
+  for (const bool fuse : {false, true}) {
+    Json file = TokenizerJson(vocab, merges);
+    file["model"]["unk_token"] = "<unk>";
+    file["model"]["fuse_unk"] = fuse;
+    const auto tokenizer = MakeTokenizer(file);
+    std::mt19937 random(1);
+    for (int trial = 0; trial < 200; ++trial) {
+      std::string text;
+      std::vector<int32_t> ids;
+      for (int i = 0; i < 300; ++i) {
+        const size_t id = random() % 5;
+        text += id == 0 ? "?" : vocab[id];
+        if (id != 0 || !fuse || ids.empty() || ids.back() != 0) {
+          ids.push_back(static_cast<int32_t>(id));
+        }
+      }
+      expected.Apply(ids);
+      ASSERT_EQ(Encode(*tokenizer, text), ids) << text;
+    }
+  }
+}
+
+// A merge that takes an unknown character joins what its text does not show.
+TEST(BpeTokenizer, LongWordsStayWholeWhereUnknownCharactersMerge) {
+  Json file = TokenizerJson({"<unk>", "a", "<unk>a"}, {"<unk> a"});
+  file["model"]["unk_token"] = "<unk>";
+  const auto tokenizer = MakeTokenizer(file);
+  std::string text;
+  for (int i = 0; i < 50; ++i) text += "a?";
+  std::vector<int32_t> ids(50, 2);
+  ids.insert(ids.begin(), 1);
+  ids.back() = 0;
+  EXPECT_EQ(Encode(*tokenizer, text), ids);
+}
+
+TEST(BpeTokenizer, IgnoreMergesTakesWholeWordsOfTheAlphabet) {
+  std::vector<std::string> vocab = ByteChars();
+  vocab.push_back("\xc4\xa0hi");
+  Json file =
+      TokenizerJson(vocab, {},
+                    {{"pre_tokenizer", {{"type", "ByteLevel"}, {"add_prefix_space", false}}},
+                     {"decoder", {{"type", "ByteLevel"}}}});
+  EXPECT_THAT(Encode(*MakeTokenizer(file), " hi"), ElementsAre(' ', 'h', 'i'));
+  file["model"]["ignore_merges"] = true;
+  EXPECT_THAT(Encode(*MakeTokenizer(file), " hi hi"), ElementsAre(256, 256));
+}
+
+TEST(BpeTokenizer, NotesWhatHasNoEffect) {
+  Json file = TokenizerJson({"a"}, {}, {{"decoder", {{"type", "ByteLevel"}}}});
+  file["truncation"] = {{"max_length", 5}};
+  EXPECT_THAT(MakeTokenizer(file)->notes(),
+              ElementsAre(HasSubstr("truncation"), HasSubstr("no token for some bytes")));
+  EXPECT_THAT(LoadGolden("own-llama3-type")->notes(), IsEmpty());
+}
+
+TEST(BpeTokenizer, IdsMustFitTheModel) {
+  const Json file = TokenizerJson({"a", "b"}, {});
+  EXPECT_THAT(Message(ParseTokenizer(file.dump(), 1).status()),
+              HasSubstr("tokenizer.json: model.vocab: 'b': expected an integer id below the "
+                        "model's vocab_size 1, got 1"));
+  const Json added =
+      TokenizerJson({"a"}, {}, {{"added_tokens", {{{"id", 7}, {"content", "<x>"}}}}});
+  EXPECT_THAT(Message(ParseTokenizer(added.dump(), 7).status()),
+              HasSubstr("added_tokens[0].id: expected an integer in [0, 6], got 7"));
+}
+
+TEST(BpeTokenizer, AddedTokensMustNotContradictEachOther) {
+  const auto error = [](const Json& first, const Json& second) {
+    return Message(
+        ParseTokenizer(TokenizerJson({"a"}, {}, {{"added_tokens", {first, second}}}).dump())
+            .status());
+  };
+  const Json token = {{"id", 1}, {"content", "<x>"}};
+  EXPECT_EQ(error(token, token), "");
+  EXPECT_THAT(error(token, {{"id", 1}, {"content", "<y>"}}),
+              HasSubstr("added_tokens[1]: '<y>' has the id 1, but another added token has '<x>'"));
+  EXPECT_THAT(error(token, {{"id", 2}, {"content", "<x>"}}),
+              HasSubstr("added_tokens[1]: '<x>' has the id 2, but another added token has '<x>'"));
+  EXPECT_THAT(error(token, {{"id", 0}, {"content", "<y>"}}),
+              HasSubstr("added_tokens[1]: '<y>' has the id 0, but model.vocab has 'a'"));
+}
+
+// A pattern that takes too long on a text is an error of this text.
+TEST(BpeTokenizer, APatternThatGivesUpIsAnError) {
+  const Json file = TokenizerJson({"a", "b"}, {},
+                                  {{"pre_tokenizer",
+                                    {{"type", "Split"},
+                                     {"pattern", {{"Regex", "(?:a|aa|aaa)+$"}}},
+                                     {"behavior", "Isolated"}}}});
+  const auto tokenizer = MakeTokenizer(file);
+  EXPECT_TRUE(tokenizer->Encode("aaa").ok());
+  EXPECT_EQ(tokenizer->Encode(std::string(60, 'a') + "b").status().code(),
+            absl::StatusCode::kInvalidArgument);
+}
+
+}  // namespace
+}  // namespace ovq::test

@@ -1,0 +1,164 @@
+// Ids, texts and errors that other implementations gave: tests/golden/tokenizers, and folders of
+// public vocabularies where OVQ_TOKENIZER_FIXTURES names a folder that has them.
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+
+#include <cstdlib>
+#include <filesystem>
+#include <string>
+
+#include "absl/strings/escaping.h"
+#include "base/text.h"
+#include "model/tokenizers/pre_tokenizer.h"
+#include "tests/model/model_test_util.h"
+#include "tests/model/tokenizers/bpe_util.h"
+
+namespace ovq::test {
+namespace {
+
+using Json = nlohmann::json;
+using ::testing::ElementsAreArray;
+using ::testing::HasSubstr;
+
+const std::string kGolden = OVQ_GOLDEN_DIR "/tokenizers/";
+
+using Ids = std::vector<int32_t>;
+
+// What a caller sends: the text, or the bytes that stand for it.
+std::string InputOf(const Json& c) {
+  if (!c.contains("bytes_hex")) return c["text"];
+  return absl::HexStringToBytes(c["bytes_hex"].get<std::string>());
+}
+
+void ExpectDecodes(const BpeTokenizer& tokenizer, const Json& c, const std::string& key,
+                   const std::string& fallback, bool skip_special) {
+  const std::string text = Decode(tokenizer, c["ids"].get<Ids>(), skip_special);
+  if (c.contains(key + "_either")) {
+    EXPECT_THAT(c[key + "_either"].get<std::vector<std::string>>(), ::testing::Contains(text));
+  } else {
+    EXPECT_EQ(text, c.value(key, fallback));
+  }
+}
+
+void CheckCase(const BpeTokenizer& tokenizer, const Json& c) {
+  SCOPED_TRACE(c.value("label", Quoted(c["text"].get<std::string>())));
+  Ids ids = Encode(tokenizer, InputOf(c));
+  const PostProcessor& ends = tokenizer.ends();
+  if (c.value("add_special_tokens", false)) {
+    ids.insert(ids.begin(), ends.before.begin(), ends.before.end());
+    ids.insert(ids.end(), ends.after.begin(), ends.after.end());
+  }
+  EXPECT_TRUE(ids == c["ids"].get<Ids>()) << ::testing::PrintToString(ids).substr(0, 300) << "\n"
+                                          << c["ids"].dump().substr(0, 300);
+  ExpectDecodes(tokenizer, c, "decoded", c["text"], /*skip_special=*/false);
+  if (!c.contains("ids_with_special")) return;
+  ids.insert(ids.begin(), ends.before.begin(), ends.before.end());
+  ids.insert(ids.end(), ends.after.begin(), ends.after.end());
+  EXPECT_THAT(ids, ElementsAreArray(c["ids_with_special"].get<Ids>()));
+}
+
+void CheckFolder(const std::string& folder) {
+  const absl::StatusOr<std::unique_ptr<BpeTokenizer>> tokenizer =
+      BpeTokenizer::Load(folder, kManyIds);
+  ASSERT_TRUE(tokenizer.ok()) << tokenizer.status();
+  const Json cases = ReadJsonFile(folder + "/cases.json");
+  ASSERT_GT(cases.size(), 200u);
+  for (const Json& c : cases) CheckCase(**tokenizer, c);
+  for (const Json& c : ReadJsonFile(folder + "/decode.json")) {
+    SCOPED_TRACE(c["ids"].dump().substr(0, 300));
+    const Ids ids = c["ids"];
+    EXPECT_EQ(Decode(**tokenizer, ids), c["text"]);
+    EXPECT_EQ(Decode(**tokenizer, ids, /*skip_special=*/true), c["text_skip_special"]);
+    EXPECT_THAT(Stream(**tokenizer, ids, /*skip_special=*/false),
+                ElementsAreArray(c["stream"].get<std::vector<std::string>>()));
+  }
+}
+
+TEST(TokenizerFixtures, QwenType) { CheckFolder(kGolden + "own-qwen3.5-type"); }
+TEST(TokenizerFixtures, Llama3Type) { CheckFolder(kGolden + "own-llama3-type"); }
+
+TEST(TokenizerFixtures, EachFeature) {
+  const Json features = ReadJsonFile(kGolden + "features.json");
+  ASSERT_EQ(features.size(), 33u);
+  for (const Json& feature : features) {
+    SCOPED_TRACE(feature["name"].get<std::string>());
+    const std::unique_ptr<BpeTokenizer> tokenizer = MakeTokenizer(feature["tokenizer"]);
+    ASSERT_NE(tokenizer, nullptr);
+    for (const Json& c : feature["cases"]) {
+      CheckCase(*tokenizer, c);
+      ExpectDecodes(*tokenizer, c, "decoded_skip_special", c["text"], /*skip_special=*/true);
+    }
+  }
+}
+
+TEST(TokenizerFixtures, WrongFilesAreRefusedWithTheirPlace) {
+  const Json errors = ReadJsonFile(kGolden + "errors.json");
+  ASSERT_EQ(errors.size(), 28u);
+  for (const Json& error : errors) {
+    SCOPED_TRACE(error["name"].get<std::string>());
+    const std::string text = error.contains("text")
+                                 ? error["text"].get<std::string>()
+                                 : absl::HexStringToBytes(error["bytes_hex"].get<std::string>());
+    const absl::Status status = ParseTokenizer(text).status();
+    EXPECT_THAT(Message(status), HasSubstr("/tokenizer.json: "));
+    for (const std::string words : error["error_must_mention"]) {
+      EXPECT_THAT(Message(status), HasSubstr(words));
+    }
+  }
+}
+
+// Public vocabularies are other people's data, and not in this repository.
+class PublicTokenizers : public ::testing::TestWithParam<const char*> {
+ protected:
+  void SetUp() override {
+    const char* root = std::getenv("OVQ_TOKENIZER_FIXTURES");
+    if (root == nullptr) GTEST_SKIP() << "OVQ_TOKENIZER_FIXTURES is not set: no " << GetParam();
+    path_ = std::string(root) + "/" + GetParam();
+    if (!std::filesystem::exists(path_)) GTEST_SKIP() << "there is no " << path_;
+  }
+  std::string path_;
+};
+
+using PublicVocabulary = PublicTokenizers;
+TEST_P(PublicVocabulary, GivesTheIdsOfOthers) { CheckFolder(path_); }
+INSTANTIATE_TEST_SUITE_P(All, PublicVocabulary,
+                         ::testing::Values("gpt2", "granite4-cl100k", "phi3-bytefallback", "falcon",
+                                           "neox-olmo"),
+                         [](const auto& info) {
+                           std::string name = info.param;
+                           std::erase(name, '-');
+                           return name;
+                         });
+
+class SplitPatterns : public PublicTokenizers {};
+TEST_P(SplitPatterns, CutAsTheLibraryDoes) {
+  size_t n_cases = 0;
+  for (const Json& split : ReadJsonFile(path_)) {
+    SCOPED_TRACE(split["name"].get<std::string>());
+    const Json json = {{"pre_tokenizer",
+                        {{"type", "Split"},
+                         {"pattern", {{"Regex", split["pattern"]}}},
+                         {"behavior", split["behavior"]},
+                         {"invert", split["invert"]}}}};
+    JsonFields file(json, "");
+    const absl::StatusOr<PreTokenizer> splitter = PreTokenizer::Read(file, "pre_tokenizer", false);
+    ASSERT_TRUE(splitter.ok()) << splitter.status();
+    for (const Json& c : split["cases"]) {
+      ++n_cases;
+      Words words(c["text"], /*starts=*/true);
+      ASSERT_TRUE(splitter->Apply(words).ok());
+      std::vector<std::string> pieces;
+      for (const TextSpan& span : words.spans) {
+        pieces.push_back(words.text.substr(span.begin, span.end - span.begin));
+      }
+      EXPECT_THAT(pieces, ElementsAreArray(c["pieces"].get<std::vector<std::string>>()))
+          << c["text"];
+    }
+  }
+  EXPECT_EQ(n_cases, 1470u);
+}
+INSTANTIATE_TEST_SUITE_P(All, SplitPatterns, ::testing::Values("split-regex.json"),
+                         [](const auto&) { return "published"; });
+
+}  // namespace
+}  // namespace ovq::test
