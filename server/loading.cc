@@ -111,6 +111,7 @@ absl::StatusOr<Loaded> LoadAll(const Options& options, Log& log) {
       Tokenizer::Load(options.model, loaded.model->config());
   if (!tokenizer.ok()) return tokenizer.status();
   loaded.tokenizer = *std::move(tokenizer);
+  for (const std::string& note : loaded.tokenizer->notes()) log.Warning("tokenizer: " + note);
   return loaded;
 }
 

@@ -76,6 +76,13 @@ Completion::Completion(const GenerateRequest& request, int index, uint64_t seed,
     detokenizer_.emplace(tokenizer, /*at_start=*/false);
 }
 
+void Completion::ObservePrompt(std::span<const int32_t> tokens) {
+  sampler_.ObservePrompt(tokens);
+  // A character has at most four bytes, so no more tokens can have begun it.
+  constexpr size_t kTail = 4;
+  if (detokenizer_) detokenizer_->Precede(tokens.last(std::min(tokens.size(), kTail)));
+}
+
 void Completion::WantDraw(StepReader& reader, int64_t row, int64_t position) {
   const bool early = generated_ < request_.stop.min_tokens;
   reader.WantDraw(sampler_, row, position, request_.output.top_logprobs,

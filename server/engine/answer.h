@@ -47,7 +47,8 @@ class Completion {
   Completion(const GenerateRequest& request, int index, uint64_t seed,
              const std::vector<int32_t>& eos, int64_t vocab_size, const Tokenizer* tokenizer);
 
-  void ObservePrompt(std::span<const int32_t> tokens) { sampler_.ObservePrompt(tokens); }
+  // Once, before the first Drawn.
+  void ObservePrompt(std::span<const int32_t> tokens);
 
   // Wants the token at `position`, drawn from a row of the step's logits. The completion stays as
   // it is until the token is Drawn.

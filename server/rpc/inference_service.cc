@@ -66,6 +66,7 @@ absl::StatusOr<v1::ModelInfo> HandleModelInfo(const UnaryInfo& call,
   info.set_max_centroids_limit(
       model.default_slot_cap > 0 ? static_cast<uint32_t>(options.max_slot_cap) : 0);
   info.set_has_tokenizer(model.tokenizer != nullptr && model.tokenizer->has_text());
+  if (model.tokenizer != nullptr) info.set_tokenizer(TokenizerName(model.tokenizer->kind()));
   if (description.bos_token_id.has_value()) {
     info.set_bos_token_id(static_cast<uint32_t>(*description.bos_token_id));
   }

@@ -6,6 +6,7 @@ usage: shipped_model_test.py --build BUILD_FOLDER [unittest arguments]
 import argparse
 import concurrent.futures
 import math
+import json
 import os
 import shutil
 import subprocess
@@ -97,6 +98,34 @@ class SentencePiece(unittest.TestCase):
                 ids = client.tokenize("the server is here")
                 self.assertLess(len(ids), len("the server is here"))
                 self.assertEqual(client.detokenize(ids), "the server is here")
+                chunks = [event for event in client.generate("the ", max_tokens=8, seed=1)
+                          if isinstance(event, TokenChunk)]
+                self.assertEqual(sum(len(chunk.token_ids) for chunk in chunks), 8)
+
+
+class TokenizerJson(unittest.TestCase):
+    """Its regular expressions are a library's that the server loads."""
+
+    def test_text_goes_through_the_file_and_back(self):
+        tokens = ["\u0120", "\u010a"] + [chr(c) for c in range(0x21, 0x7f)] + ["th", "the"]
+        file = {
+            "added_tokens": [{"id": 100, "content": "<end>", "special": True}],
+            "pre_tokenizer": {"type": "ByteLevel", "add_prefix_space": False},
+            "decoder": {"type": "ByteLevel"},
+            "model": {"type": "BPE", "vocab": {token: i for i, token in enumerate(tokens)},
+                      "merges": ["t h", "th e"]}}
+        golden = os.path.join(ROOT, "tests", "golden")
+        with tempfile.TemporaryDirectory() as folder:
+            for name in ("native/sw-ovq/config.json", "native/sw-ovq/model.safetensors"):
+                shutil.copy(os.path.join(golden, name), folder)
+            with open(os.path.join(folder, "tokenizer.json"), "w", encoding="utf-8") as out:
+                json.dump(file, out)
+            with ServerProcess(os.path.join(BIN, "ovq-server"), folder) as server, \
+                    Client(server.address) as client:
+                self.assertEqual(client.model_info().tokenizer, "bpe")
+                ids = client.tokenize("the server<end>")
+                self.assertEqual([ids[0], ids[1], len(ids), ids[-1]], [97, 0, 9, 100])
+                self.assertEqual(client.detokenize(ids), "the server")
                 chunks = [event for event in client.generate("the ", max_tokens=8, seed=1)
                           if isinstance(event, TokenChunk)]
                 self.assertEqual(sum(len(chunk.token_ids) for chunk in chunks), 8)

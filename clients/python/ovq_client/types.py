@@ -158,6 +158,7 @@ class ModelInfo:
     max_prompt_tokens: int
     server_version: str
     limits: RequestLimits
+    tokenizer: str
 
 
 @dataclass(frozen=True)

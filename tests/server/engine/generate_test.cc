@@ -183,6 +183,11 @@ TEST(Stop, UnfinishedCharacterAtTheEndIsReplaced) {
   EXPECT_EQ(engine.Run(Request({5}, 3)).of[0].text, "a\xc3\xbc");
 }
 
+TEST(Stop, ACharacterThatThePromptBeganIsWhole) {
+  TestEngine engine({}, {}, {}, [](FakeModel& model) { model.Script(2, "\xbc!"); });
+  EXPECT_EQ(engine.Run(Request({'a', 0xc3}, 2)).of[0].text, "\xc3\xbc!");
+}
+
 TEST(Stop, EndOfSequenceCountsAndHasNoText) {
   const auto script = [](FakeModel& model) {
     model.Script(1, "ab");

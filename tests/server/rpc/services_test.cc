@@ -105,6 +105,7 @@ TEST(Unary, ModelInfo) {
   EXPECT_LE(info.state_sizes(2).state_bytes(), info.state_bytes_cap());
   EXPECT_EQ(info.state_sizes(2).full_kv_cache_bytes(), 1048576000u);
   EXPECT_TRUE(info.has_tokenizer());
+  EXPECT_EQ(info.tokenizer(), "bytes");
   EXPECT_EQ(info.limits().max_completions(), 64u);
   EXPECT_EQ(info.limits().max_stop_strings(), 16u);
   EXPECT_EQ(info.limits().max_stop_string_bytes(), 1024u);
