@@ -2,10 +2,10 @@
 //
 //   bench_tokenizer FOLDER TEXT
 //
-// FOLDER has tokenizer.json (or vocab.json and merges.txt); TEXT is a file of ordinary text, some MB of
-// it, which is read once, so that the cache knows only what the text repeats. Then 10 MB each of letters
-// without a blank, of one letter, of blanks. Whether the ids give back the text is said: they do unless
-// the file's normalizer changes it.
+// FOLDER has tokenizer.json (or vocab.json and merges.txt); TEXT is a file of ordinary text, some
+// MB of it, which is read once, so that the cache knows only what the text repeats. Then 10 MB each
+// of letters without a blank, of one letter, of blanks. Whether the ids give back the text is said:
+// they do unless the file's normalizer changes it.
 #include <time.h>
 
 #include <cstdio>
