@@ -1,8 +1,9 @@
 #include "model/tokenizers/word_cache.h"
 
+#include <mutex>
+
 #include "absl/container/inlined_vector.h"
 #include "absl/hash/hash.h"
-#include "absl/synchronization/mutex.h"
 #include "model/tokenizers/absl_view.h"
 
 namespace ovq {
@@ -19,7 +20,7 @@ struct Slot {
 }  // namespace
 
 struct alignas(64) WordCache::Shard {
-  absl::Mutex mutex;
+  std::mutex mutex;
   std::vector<Slot> slots = std::vector<Slot>(kSlots);
 };
 
@@ -31,7 +32,7 @@ WordCache::Shard& WordCache::ShardOf(size_t hash) const { return shards_[hash % 
 bool WordCache::Find(std::string_view word, std::vector<int32_t>& ids) const {
   const size_t hash = absl::HashOf(AbslView(word));
   Shard& shard = ShardOf(hash);
-  const absl::MutexLock lock(&shard.mutex);
+  const std::lock_guard lock(shard.mutex);
   const Slot& slot = shard.slots[hash / kShards % kSlots];
   if (slot.word != word) return false;
   ids.insert(ids.end(), slot.ids.begin(), slot.ids.end());
@@ -41,7 +42,7 @@ bool WordCache::Find(std::string_view word, std::vector<int32_t>& ids) const {
 void WordCache::Insert(std::string_view word, const int32_t* ids, size_t n) {
   const size_t hash = absl::HashOf(AbslView(word));
   Shard& shard = ShardOf(hash);
-  const absl::MutexLock lock(&shard.mutex);
+  const std::lock_guard lock(shard.mutex);
   Slot& slot = shard.slots[hash / kShards % kSlots];
   slot.word = word;
   slot.ids.assign(ids, ids + n);
