@@ -1,5 +1,5 @@
-// ModelConfig from a model folder's config.json (docs/model-format.md), validated. Errors name the
-// field.
+// ModelConfig: what a decoder is composed of, from a model folder's config.json, validated. Each
+// family of checkpoints fills it in its own way (model/families); errors name the file's field.
 #pragma once
 
 #include <cstdint>
@@ -19,17 +19,55 @@ enum class TokenizerKind : uint8_t { kNone, kBytes, kSentencePiece, kBpe };
 // "bytes", "sentencepiece", "bpe"; "" for none.
 const char* TokenizerName(TokenizerKind kind);
 
+// RMS: x / sqrt(mean x^2 + eps) w. Layer: (x - mean) / sqrt(var + eps) w + b.
+enum class NormKind : uint8_t { kRms, kLayer };
+struct NormSpec {
+  NormKind kind = NormKind::kRms;
+  float eps = 1e-5f;
+};
+
+// Gated SiLU: down(silu(gate x) up x). Squared ReLU: down(relu(up x)^2).
+enum class FeedForwardKind : uint8_t { kNone, kGatedSilu, kSquaredRelu };
+struct FeedForwardSpec {
+  FeedForwardKind kind = FeedForwardKind::kNone;
+  int64_t width = 0;
+  bool token_shift = false;  // x moves towards the token before, zeros at position 0
+};
+
+// What mixers read of a config.json, in their own names.
+struct MixerFields {
+  Attrs model;                                         // fields that mixers share
+  std::map<std::string, Attrs, std::less<>> sections;  // "ovq", "vq", ...
+
+  const Attrs& section(std::string_view name) const;  // empty Attrs if absent
+};
+
+struct LayerSpec {
+  std::string type;  // known to the mixer registry
+  int fields = 0;    // of ModelConfig::mixer_fields
+  FeedForwardSpec feed_forward;
+};
+
+struct Family;
+
 struct ModelConfig {
-  std::string name;        // the folder's own name
-  std::string canonical;   // the file's meaning: fields in order, without spaces and bookkeeping
-  std::string model_type;  // "ovq_hybrid"
+  std::string name;       // the folder's own name
+  std::string canonical;  // the file's meaning: fields in order, without spaces and bookkeeping
+  const Family* family = nullptr;
   int64_t vocab_size = 0;
   int64_t hidden_size = 0;
   int n_layers = 0;
-  std::vector<std::string> layer_types;    // [n_layers], all known to the mixer registry
-  std::vector<int64_t> intermediate_size;  // [n_layers]; 0 = no feed-forward in that layer
-  float rms_norm_eps = 1e-5f;
+  std::vector<LayerSpec> layers;          // [n_layers]
+  std::vector<MixerFields> mixer_fields;  // as many as there are kinds of layers
+  NormSpec norm;                          // of every layer's two parts and before the head
+  bool embedding_norm = false;            // the same kind, of the embedding
+  float residual_scale = 1;               // of what a mixer or feed-forward adds to the residual
+  // x = a x + b x0 before each layer, x0 the (normed) embedding.
+  bool block_lambdas = false;
+  // Layer n/2 + j takes in, times a weight, what stood before layer n/2 - 1 - j.
+  bool skip_connections = false;
   bool tie_word_embeddings = false;
+  float logit_softcap = 0;  // c tanh(logit / c); 0: none
   std::optional<int32_t> bos_token_id;
   std::vector<int32_t> eos_token_ids;  // may be empty
   DType weights_dtype = DType::kF32;   // torch_dtype
@@ -37,19 +75,21 @@ struct ModelConfig {
   TokenizerKind tokenizer = TokenizerKind::kNone;
   int32_t tokenizer_byte_offset = 0;  // kBytes: token id = byte + offset
 
-  Attrs model;                                         // top-level scalar fields, for the mixers
-  std::map<std::string, Attrs, std::less<>> sections;  // "ovq", "vq", ...
-
-  const Attrs& section(std::string_view name) const;  // empty Attrs if absent
+  std::vector<std::string> layer_types() const;
+  const MixerFields& fields(int i) const { return mixer_fields[layers[i].fields]; }
+  // The layer whose values later ones mix in (value residuals), if layer i is one.
+  bool gives_first_values(int i) const;
   // What decides the state of layer i; points into this config.
   StateSpec state_spec(int i, DType kv_dtype, Device device) const;
 };
 
-// The states of the layers, from the config alone. InvalidArgument names the field.
+inline constexpr int64_t kMaxVocab = 1 << 21;
+inline constexpr int64_t kMaxHiddenSize = 1 << 20;
+inline constexpr int64_t kMaxLayers = 4096;
+
+// The states of the layers, from the config alone: the mixers', then those of the feed-forwards
+// that have one. InvalidArgument names the field.
 absl::StatusOr<std::vector<MixerState>> LayerStates(const ModelConfig& config, DType kv_dtype,
                                                     Device device);
-
-// Reads folder/config.json. NotFound, InvalidArgument (field named), DataLoss (not JSON).
-absl::StatusOr<ModelConfig> LoadConfig(const std::string& folder);
 
 }  // namespace ovq

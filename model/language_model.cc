@@ -11,14 +11,14 @@
 #include "absl/strings/str_cat.h"
 #include "base/sha256.h"
 #include "kernels/mixers/common/attention.h"
+#include "model/families/family.h"
+#include "model/load_config.h"
 #include "model/weights.h"
 
 namespace ovq {
 namespace {
 
-TensorView ViewOf(const Buffer& norm) {
-  return {norm.as<float>(), DType::kF32, {static_cast<int64_t>(norm.bytes() / sizeof(float))}};
-}
+constexpr char kEmbedding[] = "embedding";  // x0 among the tensors of a step
 
 TensorView Rows(TensorView x, int64_t begin, int64_t n) {
   const int64_t width = x.shape[1];
@@ -26,17 +26,15 @@ TensorView Rows(TensorView x, int64_t begin, int64_t n) {
   return {data, x.dtype, {n, width}};
 }
 
-TensorView Matrix(ScratchScope& scope, DType dtype, int64_t rows, int64_t width) {
-  const size_t bytes = static_cast<size_t>(rows * width) * DTypeBytes(dtype);
-  return {scope.Allocate<std::byte>(bytes), dtype, {rows, width}};
-}
-
 // Every field that config.json holds has been read by someone; sections of layer types that the
 // model does not use may stand there unread.
 absl::Status CheckAllRead(const ModelConfig& config) {
-  absl::Status status = config.model.CheckAllRead();
-  for (const std::string& type : config.layer_types) {
-    status.Update(config.section(FindMixer(type)->section).CheckAllRead());
+  if (!config.family->is_strict) return absl::OkStatus();
+  absl::Status status;
+  for (int i = 0; i < config.n_layers; ++i) {
+    status.Update(config.fields(i).model.CheckAllRead());
+    status.Update(
+        config.fields(i).section(FindMixer(config.layers[i].type)->section).CheckAllRead());
   }
   return status;
 }
@@ -48,12 +46,14 @@ absl::Status WithContext(const absl::Status& status, std::string_view context) {
 }  // namespace
 
 size_t FullKvBytesPerToken(const ModelConfig& config, DType state_dtype) {
-  AttrReader reader(config.model);
-  const AttentionShape shape = ReadAttentionShape(reader);
-  if (!reader.ok()) return 0;
-  return static_cast<size_t>(int64_t{config.n_layers} * shape.n_kv_heads *
-                             (shape.head_dim + shape.value_head_dim)) *
-         DTypeBytes(state_dtype);
+  int64_t elements = 0;
+  for (int i = 0; i < config.n_layers; ++i) {
+    AttrReader reader(config.fields(i).model);
+    const AttentionShape shape = ReadAttentionShape(reader);
+    if (!reader.ok()) return 0;
+    elements += shape.n_kv_heads * (shape.head_dim + shape.value_head_dim);
+  }
+  return static_cast<size_t>(elements) * DTypeBytes(state_dtype);
 }
 
 absl::StatusOr<StateLayout> PlanStateLayout(const ModelConfig& config, DType state_dtype,
@@ -94,20 +94,6 @@ void RoundBounds(StepSeqs& seqs) {
   seqs.slot_cap_bound = static_cast<int32_t>(std::bit_ceil(cap));
 }
 
-// h += down(silu(gate(r)) * up(r)), r = rmsnorm(h), in scratch rows of `x`.
-void FeedForward(const DecoderLayer& layer, float eps, DeviceContext& context, TensorView h,
-                 TensorView x) {
-  if (layer.d_ff == 0) return;
-  ScratchScope scope(context);
-  const int64_t n = h.shape[0];
-  const TensorView gate_up = Matrix(scope, DType::kF32, n, 2 * layer.d_ff);
-  const TensorView inner = Matrix(scope, x.dtype, n, layer.d_ff);
-  RmsNorm(context, h, ViewOf(layer.feed_forward_norm), eps, x);
-  layer.gate_up.Apply(context, x, gate_up);
-  SwiGlu(context, gate_up, inner);
-  layer.down.Apply(context, inner, h, /*accumulate=*/true);
-}
-
 }  // namespace
 
 LanguageModel::LanguageModel()
@@ -130,9 +116,11 @@ absl::StatusOr<std::unique_ptr<LanguageModel>> LanguageModel::Load(const std::st
   model->state_dtype_ = options.state_dtype;
   absl::Status status = model->LoadParts(*weights, context);
   if (!status.ok()) return WithContext(status, folder);
-  std::vector<MixerState> states;
-  for (const DecoderLayer& layer : model->layers_) states.push_back(layer.mixer->state());
-  model->layout_ = std::make_unique<StateLayout>(states, options.limits, StatePageBytes(context));
+  absl::StatusOr<std::vector<MixerState>> states =
+      LayerStates(model->config_, options.state_dtype, context.device());
+  if (!states.ok()) return WithContext(states.status(), folder);
+  for (int i = 0; i < model->config_.n_layers; ++i) (*states)[i] = model->layers_[i].mixer->state();
+  model->layout_ = std::make_unique<StateLayout>(*states, options.limits, StatePageBytes(context));
 
   Sha256 hash;
   hash.AddText(weights->Fingerprint());
@@ -146,56 +134,69 @@ absl::StatusOr<std::unique_ptr<LanguageModel>> LanguageModel::Load(const std::st
 std::unique_ptr<SequenceMixer> LanguageModel::MakeMixer(int i, WeightReader& weights,
                                                         DeviceContext& context) const {
   absl::StatusOr<std::unique_ptr<SequenceMixer>> mixer =
-      FindMixer(config_.layer_types[i])
+      FindMixer(config_.layers[i].type)
           ->make({.layer = i,
                   .state = config_.state_spec(i, state_dtype_, context.device()),
                   .weights = weights,
                   .compute_dtype = compute_dtype_,
+                  .residual_scale = config_.residual_scale,
                   .context = context});
   weights.Update(mixer.status());
   return mixer.ok() ? *std::move(mixer) : nullptr;
 }
 
-absl::Status LanguageModel::LoadLayer(int i, const WeightSource& source, DeviceContext& context) {
-  WeightReader reader(source, compute_dtype_, context, absl::StrCat("model.layers.", i, "."));
-  const int64_t d_model = config_.hidden_size;
+void LanguageModel::LoadLayer(int i, WeightReader& reader, DeviceContext& context) {
   DecoderLayer& layer = layers_.emplace_back();
-  layer.d_ff = config_.intermediate_size[i];
-  layer.input_norm = reader.Floats("input_layernorm.weight", {d_model});
+  if (config_.block_lambdas) {
+    const std::vector<float> lambdas = reader.HostFloats("lambdas", {2});
+    if (!lambdas.empty()) layer.keep = lambdas[0], layer.embedding = lambdas[1];
+  }
+  layer.input_norm = Norm(reader, "input_layernorm", config_.norm, config_.hidden_size);
   layer.mixer = MakeMixer(i, reader, context);
-  if (layer.d_ff == 0) return reader.status();
-  layer.feed_forward_norm = reader.Floats("post_attention_layernorm.weight", {d_model});
-  layer.gate_up = reader.Product(
-      {{"mlp.gate_proj.weight", layer.d_ff}, {"mlp.up_proj.weight", layer.d_ff}}, d_model);
-  layer.down = reader.Product({{"mlp.down_proj.weight", d_model}}, layer.d_ff);
-  return reader.status();
+  layer.feed_forward = FeedForward(reader, config_, config_.layers[i].feed_forward);
 }
 
 absl::Status LanguageModel::LoadParts(Weights& weights, DeviceContext& context) {
-  const WeightSource source = [&](const std::string& name, const Shape& shape) {
-    return weights.Take(name, shape);
+  const Family& family = *config_.family;
+  const WeightSource source = [&](const std::string& name,
+                                  const Shape& shape) -> absl::StatusOr<TensorView> {
+    const TensorInFile tensor = family.tensor(name, shape);
+    absl::StatusOr<TensorView> view = weights.Take(tensor.name, tensor.shape);
+    if (view.ok()) view->shape = shape;
+    return view;
   };
   WeightReader reader(source, compute_dtype_, context);
-  const TensorView table =
-      reader.Take("model.embed_tokens.weight", {config_.vocab_size, config_.hidden_size});
-  for (int i = 0; i < config_.n_layers && reader.status().ok(); ++i) {
-    reader.Update(LoadLayer(i, source, context));
+  const int64_t d_model = config_.hidden_size;
+  const TensorView table = reader.Take("model.embed_tokens.weight", {config_.vocab_size, d_model});
+  if (config_.embedding_norm) {
+    embedding_norm_.emplace(reader, "model.embed_norm", config_.norm, d_model);
   }
-  final_norm_ = reader.Floats("model.norm.weight", {config_.hidden_size});
+  if (config_.skip_connections) {
+    skip_weights_ = reader.HostFloats("model.skip_weights", {config_.n_layers / 2});
+  }
+  int state = config_.n_layers;
+  for (int i = 0; i < config_.n_layers && reader.status().ok(); ++i) {
+    WeightReader of_layer(source, compute_dtype_, context, absl::StrCat("model.layers.", i, "."));
+    LoadLayer(i, of_layer, context);
+    reader.Update(of_layer.status());
+    if (layers_.back().feed_forward.has_state()) layers_.back().feed_forward_state = state++;
+    keeps_embedding_ |= config_.block_lambdas || config_.gives_first_values(i);
+  }
+  final_norm_ = Norm(reader, "model.norm", config_.norm, d_model);
   const char* head = config_.tie_word_embeddings ? "model.embed_tokens.weight" : "lm_head.weight";
-  lm_head_ = reader.Product({{head, config_.vocab_size}}, config_.hidden_size);
+  lm_head_ = reader.Product({{head, config_.vocab_size}}, d_model);
   if (!reader.status().ok()) return reader.status();
-  absl::Status status = weights.CheckAllTaken();
+  absl::Status status = weights.CheckAllTaken(family.is_unused);
   status.Update(CheckAllRead(config_));
   if (!status.ok()) return status;
 
   embedding_storage_ = context.Upload(table.data, table.bytes());
   embedding_ = {embedding_storage_.as<void>(), table.dtype, table.shape};
   weight_bytes_ = lm_head_.bytes() + final_norm_.bytes();
+  if (embedding_norm_) weight_bytes_ += embedding_norm_->bytes();
   for (const DecoderLayer& layer : layers_) {
-    weight_bytes_ += layer.mixer->weight_bytes();
-    weight_bytes_ += layer.input_norm.bytes() + layer.feed_forward_norm.bytes();
-    if (layer.d_ff > 0) weight_bytes_ += layer.gate_up.bytes() + layer.down.bytes();
+    weight_bytes_ +=
+        layer.input_norm.bytes() + layer.mixer->weight_bytes() + layer.feed_forward.bytes();
   }
   return absl::OkStatus();
 }
@@ -214,7 +215,7 @@ TensorView LanguageModel::Forward(const StepBatch& batch, DeviceContext& context
   const StagedStep step =
       StageStep(context, seqs, layout_->growths(), rows->token_ids, rows->logit_rows);
   const TensorView logits =
-      Matrix(scope, DType::kF32, static_cast<int64_t>(step.logit_rows.size()), config_.vocab_size);
+      scope.Tensor(DType::kF32, {static_cast<int64_t>(step.logit_rows.size()), config_.vocab_size});
   if (!replayed) {
     Run(step, context, logits);
   } else {
@@ -228,22 +229,46 @@ TensorView LanguageModel::Forward(const StepBatch& batch, DeviceContext& context
 void LanguageModel::Run(const StagedStep& step, DeviceContext& context, TensorView logits) const {
   const int64_t n_rows = step.seqs.n_rows();
   ScratchScope scope(context);
-  const TensorView h = Matrix(scope, DType::kF32, n_rows, config_.hidden_size);
-  const TensorView x = Matrix(scope, compute_dtype_, n_rows, config_.hidden_size);
-  const float eps = config_.rms_norm_eps;
+  const Shape rows = {n_rows, config_.hidden_size};
+  const TensorView h = scope.Tensor(DType::kF32, rows), x = scope.Tensor(compute_dtype_, rows);
   StepTensors tensors(scope);
-
   Embed(context, embedding_, step.token_ids, h);
-  for (size_t i = 0; i < layers_.size(); ++i) {
-    const DecoderLayer& layer = layers_[i];
-    RmsNorm(context, h, ViewOf(layer.input_norm), eps, x);
-    layer.mixer->Forward({context, step.seqs, layout_->layer(static_cast<int>(i)), tensors}, x, h);
-    FeedForward(layer, eps, context, h, x);
+  if (embedding_norm_) embedding_norm_->Apply(context, h, h);
+  if (keeps_embedding_) AddScaled(context, tensors.Put(kEmbedding, DType::kF32, rows), 0, h, 1);
+
+  // What stood before the first half of the layers, last first, comes back before the second.
+  const int n_layers = config_.n_layers, half = n_layers / 2;
+  std::vector<TensorView> skipped;
+  for (int i = 0; i < n_layers; ++i) {
+    if (config_.skip_connections && i < half) {
+      skipped.push_back(scope.Tensor(DType::kF32, rows));
+      AddScaled(context, skipped.back(), 0, h, 1);
+    } else if (config_.skip_connections) {
+      AddScaled(context, h, 1, skipped[n_layers - 1 - i], skip_weights_[i - half]);
+    }
+    RunLayer(i, step, context, tensors, h, x);
   }
   if (step.logit_rows.empty()) return;
   const TensorView last = Rows(x, 0, logits.shape[0]);
-  RmsNorm(context, h, ViewOf(final_norm_), eps, last, step.logit_rows);
+  final_norm_.Apply(context, h, last, step.logit_rows);
   lm_head_.Apply(context, last, logits);
+  if (config_.logit_softcap > 0) SoftCap(context, logits, config_.logit_softcap);
+}
+
+void LanguageModel::RunLayer(int i, const StagedStep& step, DeviceContext& context,
+                             StepTensors& tensors, TensorView h, TensorView x) const {
+  const DecoderLayer& layer = layers_[i];
+  const TensorView embedding = tensors.Get(kEmbedding);
+  if (config_.block_lambdas) AddScaled(context, h, layer.keep, embedding, layer.embedding);
+  if (config_.gives_first_values(i)) {
+    layer.input_norm.Apply(context, embedding,
+                           tensors.Put(FirstValuesInput(i), compute_dtype_, x.shape));
+  }
+  layer.input_norm.Apply(context, h, x);
+  layer.mixer->Forward({context, step.seqs, layout_->layer(i), tensors}, x, h);
+  const int state = layer.feed_forward_state;
+  layer.feed_forward.Forward(context, step.seqs, state < 0 ? nullptr : &layout_->layer(state), h,
+                             x);
 }
 
 }  // namespace ovq

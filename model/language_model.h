@@ -10,6 +10,8 @@
 #include "kernels/mixers/mixer.h"
 #include "kernels/ops/ops.h"
 #include "model/config.h"
+#include "model/feed_forward.h"
+#include "model/norm.h"
 #include "model/state_layout.h"
 #include "model/step_batch.h"
 
@@ -34,12 +36,11 @@ absl::StatusOr<StateLayout> PlanStateLayout(const ModelConfig& config, DType sta
                                             size_t page_bytes);
 
 struct DecoderLayer {
+  float keep = 1, embedding = 0;  // block lambdas: x = keep x + embedding x0
+  Norm input_norm;
   std::unique_ptr<SequenceMixer> mixer;
-  Buffer input_norm;         // [d_model] F32, as all weights in the device's memory
-  Buffer feed_forward_norm;  // [d_model] F32; empty without a feed-forward
-  Linear gate_up;            // [2 d_ff, d_model]
-  Linear down;               // [d_model, d_ff]
-  int64_t d_ff = 0;
+  FeedForward feed_forward;
+  int feed_forward_state = -1;  // its layer in the layout, if it has a state
 };
 
 // Immutable after Load; Forward is const and may run on any thread with its own context.
@@ -68,12 +69,15 @@ class LanguageModel {
  private:
   LanguageModel();
   absl::Status LoadParts(Weights& weights, DeviceContext& context);
-  absl::Status LoadLayer(int i, const WeightSource& source, DeviceContext& context);
+  void LoadLayer(int i, WeightReader& reader, DeviceContext& context);
   // Null, and the reader's status says why.
   std::unique_ptr<SequenceMixer> MakeMixer(int i, WeightReader& weights,
                                            DeviceContext& context) const;
   // Embed, layers, norm, head: launches that depend on the shape of the step alone.
   void Run(const StagedStep& step, DeviceContext& context, TensorView logits) const;
+  // What layer i does to h, the residual stream; x is scratch of the compute dtype.
+  void RunLayer(int i, const StagedStep& step, DeviceContext& context, StepTensors& tensors,
+                TensorView h, TensorView x) const;
 
   const int64_t id_;  // of this object among all of the process: recorded steps are kept under it
   ModelConfig config_;
@@ -87,8 +91,11 @@ class LanguageModel {
   std::vector<DecoderLayer> layers_;
   Buffer embedding_storage_;
   TensorView embedding_;  // [vocab, d_model], the checkpoint's dtype
-  Buffer final_norm_;     // [d_model] F32
-  Linear lm_head_;        // [vocab, d_model]
+  std::optional<Norm> embedding_norm_;
+  bool keeps_embedding_ = false;     // some layer reads x0, the normed embedding
+  std::vector<float> skip_weights_;  // [n_layers / 2] with skip connections
+  Norm final_norm_;
+  Linear lm_head_;  // [vocab, d_model]
 };
 
 }  // namespace ovq

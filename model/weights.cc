@@ -310,9 +310,9 @@ absl::StatusOr<TensorView> Weights::Take(std::string_view name, const Shape& sha
   return view;
 }
 
-absl::Status Weights::CheckAllTaken() const {
+absl::Status Weights::CheckAllTaken(bool (*may_stay)(std::string_view name)) const {
   for (const auto& [name, view] : tensors_) {
-    if (!taken_.contains(name)) {
+    if (!taken_.contains(name) && !may_stay(name)) {
       return absl::InvalidArgumentError(
           absl::StrCat("tensor ", Quoted(name), " ", view.shape.ToString(),
                        ": no part of the model that config.json describes uses it"));

@@ -41,8 +41,9 @@ class Weights {
   // NotFound if absent. F32, BF16 and F16 are accepted.
   absl::StatusOr<TensorView> Take(std::string_view name, const Shape& shape);
   bool Has(std::string_view name) const;
-  // InvalidArgument naming the first tensor that no part of the model took.
-  absl::Status CheckAllTaken() const;
+  // InvalidArgument naming the first tensor that no part of the model took, but for those that
+  // may_stay.
+  absl::Status CheckAllTaken(bool (*may_stay)(std::string_view name)) const;
   // SHA-256 over names, dtypes, shapes and data, hex: the model's fingerprint with its config.
   std::string Fingerprint() const;
   int64_t elements() const;  // of all tensors

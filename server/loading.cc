@@ -9,6 +9,7 @@
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_format.h"
 #include "kernels/common/state_memory.h"
+#include "model/load_config.h"
 #include "model/weights.h"
 #include "server/telemetry/process_stats.h"
 
@@ -27,7 +28,8 @@ std::string FolderName(const std::string& folder) {
 // What the largest step takes beside the states: its logits and activations, twice because scratch
 // grows by doubling, and the parts of split attention, the sampler's scratch and recorded graphs.
 size_t StepBytes(const ModelConfig& config, const Options& options) {
-  const int64_t d_ff = std::ranges::max(config.intermediate_size);
+  int64_t d_ff = 0;
+  for (const LayerSpec& layer : config.layers) d_ff = std::max(d_ff, layer.feed_forward.width);
   const int64_t row = config.vocab_size + 3 * d_ff + 8 * config.hidden_size;
   return 2 * sizeof(float) * static_cast<size_t>(options.engine.max_batch_tokens * row) +
          (size_t{512} << 20);
@@ -120,7 +122,7 @@ ModelDescription Describe(const LanguageModel& model, const Options& options) {
   return {.name = FolderName(options.model),
           .fingerprint = model.fingerprint(),
           .hidden_size = config.hidden_size,
-          .layer_types = config.layer_types,
+          .layer_types = config.layer_types(),
           .parameters = model.parameters(),
           .bos_token_id = config.bos_token_id,
           .device = DeviceName(options.device),

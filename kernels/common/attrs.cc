@@ -43,8 +43,22 @@ bool Attrs::Has(std::string_view key) const {
   return it != values_.end() && !std::holds_alternative<std::monostate>(it->second);
 }
 
+void Attrs::Set(std::string key, Value value, std::string said_as) {
+  if (!said_as.empty()) said_as_[key] = std::move(said_as);
+  values_[std::move(key)] = std::move(value);
+}
+
+void Attrs::CopyTo(Attrs& to, std::string_view from, std::string_view name) const {
+  if (const Value* value = Find(from)) {
+    to.Set(std::string(name), *value, absl::StrCat(path_, std::string(from)));
+  }
+}
+
 absl::Status Attrs::Error(std::string_view key, std::string_view what) const {
-  return absl::InvalidArgumentError(absl::StrCat(path_, std::string(key), ": ", std::string(what)));
+  const auto other = said_as_.find(key);
+  const std::string name =
+      other == said_as_.end() ? absl::StrCat(path_, std::string(key)) : other->second;
+  return absl::InvalidArgumentError(absl::StrCat(name, ": ", std::string(what)));
 }
 
 absl::Status Attrs::CheckAllRead() const {
@@ -94,6 +108,14 @@ T AttrReader::ValueOr(std::string_view key, T fallback, std::string_view expecte
 
 bool AttrReader::BoolOr(std::string_view key, bool fallback) {
   return ValueOr(key, fallback, "true or false");
+}
+
+bool AttrReader::FlagOr(std::string_view key, bool fallback) {
+  const Attrs::Value* value = attrs_.Find(key);
+  const auto* number = value ? std::get_if<int64_t>(value) : nullptr;
+  if (number && (*number == 0 || *number == 1)) return *number == 1;
+  if (number) Fail(key, Expected("true, false, 0 or 1", value));
+  return number ? false : BoolOr(key, fallback);
 }
 
 std::string AttrReader::StringOr(std::string_view key, std::string fallback) {

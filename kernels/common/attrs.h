@@ -21,7 +21,10 @@ class Attrs {
                              std::vector<int64_t>, std::vector<std::string>>;
 
   explicit Attrs(std::string path = "") : path_(std::move(path)) {}  // "ovq." prefixes messages
-  void Set(std::string key, Value value) { values_[std::move(key)] = std::move(value); }
+  // said_as: what messages call the field, where a file has another name for it.
+  void Set(std::string key, Value value, std::string said_as = "");
+  // The field `from`, if it is there, becomes the field `name` of another object.
+  void CopyTo(Attrs& to, std::string_view from, std::string_view name) const;
   bool Has(std::string_view key) const;  // present and not null
   // "ovq.chunk_size: what", InvalidArgument.
   absl::Status Error(std::string_view key, std::string_view what) const;
@@ -33,6 +36,7 @@ class Attrs {
   const Value* Find(std::string_view key) const;  // null if absent or null; counts as read
   std::string path_;
   std::map<std::string, Value, std::less<>> values_;
+  std::map<std::string, std::string, std::less<>> said_as_;  // whole names
   mutable std::set<std::string, std::less<>> read_;
 };
 
@@ -50,6 +54,7 @@ class AttrReader {
   int64_t IntOr(std::string_view key, int64_t fallback, int64_t min, int64_t max);
   double FloatOr(std::string_view key, double fallback, double min, double max);
   bool BoolOr(std::string_view key, bool fallback);
+  bool FlagOr(std::string_view key, bool fallback);  // 0 and 1, too
   std::string StringOr(std::string_view key, std::string fallback);
   // The place of the value among the choices, the first of which is the default.
   int ChoiceOr(std::string_view key, std::span<const std::string_view> choices);

@@ -13,6 +13,7 @@
 #include "absl/status/statusor.h"
 #include "base/check.h"
 #include "kernels/common/device_types.h"
+#include "kernels/common/tensor.h"
 
 namespace ovq {
 
@@ -118,6 +119,10 @@ class ScratchScope {
   template <class T>
   T* Allocate(size_t n) {
     return static_cast<T*>(arena_.Allocate(n * sizeof(T)));
+  }
+  TensorView Tensor(DType dtype, const Shape& shape) {
+    const size_t bytes = static_cast<size_t>(shape.elements()) * DTypeBytes(dtype);
+    return {arena_.Allocate(bytes), dtype, shape};
   }
 
  private:

@@ -67,8 +67,9 @@ struct StateSpec {
 struct MixerSpec {
   int layer;
   StateSpec state;
-  WeightReader& weights;  // of this layer; a factory returns its status
-  DType compute_dtype;    // of the matrix products: kF32 or kBF16
+  WeightReader& weights;     // of this layer; a factory returns its status
+  DType compute_dtype;       // of the matrix products: kF32 or kBF16
+  float residual_scale = 1;  // of what Forward adds to y
   DeviceContext& context;
 };
 

@@ -1,7 +1,5 @@
 #include "kernels/mixers/weight_reader.h"
 
-#include <vector>
-
 #include "absl/strings/str_cat.h"
 
 namespace ovq {
@@ -14,18 +12,44 @@ TensorView WeightReader::Take(std::string_view leaf, const Shape& shape) {
   return {};
 }
 
-Buffer WeightReader::Floats(std::string_view leaf, const Shape& shape) {
+std::vector<float> WeightReader::HostFloats(std::string_view leaf, const Shape& shape) {
   const TensorView view = Take(leaf, shape);
-  if (!status_.ok()) return {};
-  const std::vector<float> values = ToFloats(view);
-  return context_.Upload(values.data(), values.size() * sizeof(float));
+  return status_.ok() ? ToFloats(view) : std::vector<float>();
 }
 
-Linear WeightReader::Product(std::initializer_list<WeightPart> parts, int64_t in) {
+Buffer WeightReader::Floats(std::string_view leaf, const Shape& shape) {
+  const std::vector<float> values = HostFloats(leaf, shape);
+  return status_.ok() ? context_.Upload(values.data(), values.size() * sizeof(float)) : Buffer();
+}
+
+Buffer WeightReader::Floats(std::initializer_list<WeightPart> parts, float scale) {
+  std::vector<float> all;
+  for (const WeightPart& part : parts) {
+    for (float value : HostFloats(part.leaf, {part.rows})) all.push_back(value * scale);
+  }
+  return status_.ok() ? context_.Upload(all.data(), all.size() * sizeof(float)) : Buffer();
+}
+
+Linear WeightReader::Product(std::initializer_list<WeightPart> parts, int64_t in, float scale) {
   std::vector<TensorView> views;
   for (const WeightPart& part : parts) views.push_back(Take(part.leaf, {part.rows, in}));
   if (!status_.ok()) return {};
-  absl::StatusOr<Linear> product = Linear::Make(views, compute_, context_);
+  std::vector<std::vector<float>> scaled;
+  for (TensorView& view : views) {
+    if (scale == 1) continue;
+    for (float& weight : scaled.emplace_back(ToFloats(view))) weight *= scale;
+    view = {scaled.back().data(), DType::kF32, view.shape};
+  }
+  return Make(views, compute_);
+}
+
+Linear WeightReader::FloatProduct(const WeightPart& part, int64_t in) {
+  const TensorView view = Take(part.leaf, {part.rows, in});
+  return status_.ok() ? Make({&view, 1}, DType::kF32) : Linear();
+}
+
+Linear WeightReader::Make(std::span<const TensorView> parts, DType compute) {
+  absl::StatusOr<Linear> product = Linear::Make(parts, compute, context_);
   if (product.ok()) return *std::move(product);
   status_ = product.status();
   return {};

@@ -6,6 +6,7 @@
 #include <span>
 #include <string>
 #include <string_view>
+#include <vector>
 
 #include "absl/status/statusor.h"
 #include "kernels/common/device.h"
@@ -18,7 +19,7 @@ namespace ovq {
 using WeightSource =
     std::function<absl::StatusOr<TensorView>(const std::string& name, const Shape& shape)>;
 
-// One [rows, in] weight of a product.
+// One [rows, in] weight of a product, or one vector [rows].
 struct WeightPart {
   std::string_view leaf;
   int64_t rows;
@@ -38,14 +39,20 @@ class WeightReader {
   TensorView Take(std::string_view leaf, const Shape& shape);
   // As float32 in the device's memory.
   Buffer Floats(std::string_view leaf, const Shape& shape);
-  // y = x W^T, x [n, in]: the parts' columns of y lie side by side in their order.
-  Linear Product(std::initializer_list<WeightPart> parts, int64_t in);
+  std::vector<float> HostFloats(std::string_view leaf, const Shape& shape);
+  // Vectors end to end, times scale.
+  Buffer Floats(std::initializer_list<WeightPart> parts, float scale = 1);
+  // y = scale x W^T, x [n, in]: the parts' columns of y lie side by side in their order.
+  Linear Product(std::initializer_list<WeightPart> parts, int64_t in, float scale = 1);
+  // In float32 whatever the compute dtype is.
+  Linear FloatProduct(const WeightPart& part, int64_t in);
 
  private:
   const WeightSource& source_;
   const DType compute_;
   DeviceContext& context_;
   const std::string prefix_;
+  Linear Make(std::span<const TensorView> parts, DType compute);
   absl::Status status_;
 };
 

@@ -1,7 +1,6 @@
-// PrepareHeads, in place over x [n_rows, n_heads, d], |x| = sqrt(sum(x^2) + 1e-6), i < d/2, at
-// a = position theta^(-2i/d), the result of every line in float32:
-//   u = scale[head] x / |x|
-//   x[i], x[i + d/2] = u[i] cos a - u[i + d/2] sin a, u[i + d/2] cos a + u[i] sin a
+// PrepareHeads, in place over x [n_rows, n_heads, d], the result of every line in float32:
+//   u = norm(x) by HeadNorm;  x[i], x[j] = u[i] cos a - u[j] sin a, u[j] cos a + u[i] sin a for the
+//   pairs (i, j) of the RopeSpec, a = position w
 // Embed: y[row] = table[ids[row]], table [vocab, width], y [n_rows, width].
 #include <cmath>
 #include <numbers>
@@ -13,24 +12,37 @@
 namespace ovq::cpu {
 namespace {
 
-// table [cos | sin], of d/2 angles each.
+// table [cos | sin], of an angle a pair each.
 void FillTable(const RopeTable& rope, int64_t position, float* table) {
-  const int half = rope.head_dim() / 2;
-  for (int i = 0; i < half; ++i) {
+  const int n = rope.n_pairs();
+  for (int i = 0; i < n; ++i) {
     // The conversion sign-extends, so that negative positions turn backwards.
     const double angle =
         HalfTurns(static_cast<Phase>(position) * rope.frequencies()[i]) * std::numbers::pi;
     table[i] = static_cast<float>(std::cos(angle));
-    table[half + i] = static_cast<float>(std::sin(angle));
+    table[n + i] = static_cast<float>(std::sin(angle));
+  }
+  for (int i = 0; i < 2 * n && rope.spec().rounds_to_bf16; ++i) {
+    table[i] = ToFloat(RoundToBF16(table[i]));
   }
 }
 
-void RotateHead(const float* cosine, const float* sine, int half, float* x) {
-  for (int i = 0; i < half; ++i) {
-    const float a = x[i];
-    const float b = x[i + half];
-    x[i] = a * cosine[i] - b * sine[i];
-    x[i + half] = b * cosine[i] + a * sine[i];
+// Pair i is channels i step, i step + distance.
+void RotateHead(const float* cosine, const float* sine, int n, int step, int distance, float* x) {
+  for (int i = 0; i < n; ++i) {
+    const float a = x[i * step];
+    const float b = x[i * step + distance];
+    x[i * step] = a * cosine[i] - b * sine[i];
+    x[i * step + distance] = b * cosine[i] + a * sine[i];
+  }
+}
+
+void RotateHead(const RopeTable& rope, const float* table, float* x) {
+  const int n = rope.n_pairs();
+  if (rope.spec().layout == RopeSpec::Layout::kHalves) {
+    RotateHead(table, table + n, n, 1, n, x);
+  } else {
+    RotateHead(table, table + n, n, 2, 1, x);
   }
 }
 
@@ -45,16 +57,16 @@ void PrepareHeads(DeviceContext& context, const HeadPrep& prep) {
     std::vector<float> table(d);  // of one row, for all heads
     for (int64_t row = begin; row < end; ++row) {
       if (prep.rope) FillTable(*prep.rope, prep.positions[row], table.data());
-      const auto prepare = [&](const HeadRows& heads, const float* scale) {
+      const auto prepare = [&](const HeadRows& heads, const float* scale, const float* weights) {
         float* x = heads.data + row * heads.row_stride;
         for (int head = 0; head < heads.n_heads; ++head, x += d) {
-          if (prep.unit_norm) UnitNorm(x, d, scale ? scale[head] : 1.0f);
-          if (prep.rope) RotateHead(table.data(), table.data() + d / 2, d / 2, x);
+          NormHead(prep.norm, x, d, scale ? scale[head] : 1.0f, weights);
+          if (prep.rope) RotateHead(*prep.rope, table.data(), x);
           for (int i = 0; i < d && prep.round_to_bf16; ++i) x[i] = ToFloat(RoundToBF16(x[i]));
         }
       };
-      prepare(prep.queries, prep.beta);
-      prepare(prep.keys, nullptr);
+      prepare(prep.queries, prep.beta, prep.query_norm);
+      prepare(prep.keys, nullptr, prep.key_norm);
     }
   });
 }

@@ -1,7 +1,6 @@
-// PrepareHeads, in place over x [n_rows, n_heads, d], |x| = sqrt(sum(x^2) + 1e-6), at
-// a = position theta^(-2i/d), i < d/2:
-//   u = scale[head] x / |x|
-//   x[i], x[i + d/2] = u[i] cos a - u[i + d/2] sin a, u[i + d/2] cos a + u[i] sin a
+// PrepareHeads, in place over x [n_rows, n_heads, d]:
+//   u = norm(x) by HeadNorm;  x[i], x[j] = u[i] cos a - u[j] sin a, u[j] cos a + u[i] sin a for the
+//   pairs (i, j) of the RopeSpec, a = position w
 // Embed: y[row] = table[ids[row]], table [vocab, width], y [n_rows, width].
 #include <algorithm>
 
@@ -20,56 +19,102 @@ constexpr int kMaxHeadThreads = kMaxHeadWarps * kWarp;
 struct HeadsTask {
   HeadRows queries, keys;
   const float* beta;
-  const Phase* frequencies;  // [head_dim / 2]; null: no RoPE
+  const float *query_norm, *key_norm;
+  const Phase* frequencies;  // [n_pairs]; null: no RoPE
+  int32_t n_pairs;
+  // Pair i of a head is elements step i, step i + distance: the pairs that RoPE turns.
+  int32_t step, distance;
   const int64_t* positions;
-  bool unit_norm, round;
+  HeadNorm norm;
+  bool round_table, round;
 };
 
 __device__ float RoundedToBF16(float x) { return __uint_as_float(PackBF16(x, 0) << 16); }
 
-// One warp. Lane l has the pairs (i, i + h), h = ceil(head_dim / 2), i = l, l + 32, ...: the pairs
-// that RoPE rotates, so that no lane needs another's elements after the norm. cosine, sine [h]:
-// read only with RoPE.
-__device__ void PrepareHead(float* data, int head_dim, float scale, const HeadsTask& task,
-                            SharedPtr<const float> cosine, SharedPtr<const float> sine) {
-  const int half = (head_dim + 1) / 2;
-  const int lane = static_cast<int>(threadIdx.x) % kWarp;
-  float factor = 1;
-  if (task.unit_norm) {
-    float low = 0, high = 0;
-    for (int i = lane; i < half; i += kWarp) {
-      low = fmaf(data[i], data[i], low);
-      if (i + half < head_dim) high = fmaf(data[i + half], data[i + half], high);
-    }
-    factor = scale / sqrtf(WarpSum(low + high) + 1e-6f);
+// A head's norm as x -> (x - mean) * factor * weight + bias, weights only of a LayerNorm.
+struct HeadScale {
+  float mean, factor;
+  const float* weight_bias;  // [2][head_dim] or null
+
+  __device__ float Of(float x, int i, int head_dim) const {
+    const float unit = (x - mean) * factor;
+    return weight_bias == nullptr ? unit : fmaf(unit, weight_bias[i], weight_bias[head_dim + i]);
   }
-  for (int i = lane; i < half; i += kWarp) {
-    const bool pair = i + half < head_dim;
-    float a = data[i] * factor;
-    float b = pair ? data[i + half] * factor : 0.0f;
-    if (task.frequencies != nullptr) {
-      const float c = cosine[i], s = sine[i];
+};
+
+// One warp. Lane l has the pairs l, l + 32, ... of all (head_dim + 1) / 2, so that no lane needs
+// another's elements after the norm.
+struct HeadPairs {
+  const float* data;
+  int head_dim, step, distance;
+
+  __device__ bool has_second(int pair) const { return pair * step + distance < head_dim; }
+  // sum of (x - shift)^power over the head, power 1 or 2.
+  __device__ float Sum(float shift, bool squares) const {
+    float low = 0, high = 0;
+    for (int p = static_cast<int>(threadIdx.x) % kWarp; p < (head_dim + 1) / 2; p += kWarp) {
+      const float a = data[p * step] - shift;
+      const float b = has_second(p) ? data[p * step + distance] - shift : 0.0f;
+      low = squares ? fmaf(a, a, low) : low + a;
+      high = squares ? fmaf(b, b, high) : high + b;
+    }
+    return WarpSum(low + high);
+  }
+};
+
+__device__ HeadScale ScaleOf(const HeadPairs& head, const HeadsTask& task, bool is_query,
+                             float beta) {
+  HeadScale scale = {0, 1, nullptr};
+  const auto n = static_cast<float>(head.head_dim);
+  if (task.norm == HeadNorm::kUnit) scale.factor = beta / sqrtf(head.Sum(0, true) + 1e-6f);
+  if (task.norm == HeadNorm::kL2) {
+    scale.factor = beta / (sqrtf(head.Sum(0, true)) + kHeadNormEps);
+  }
+  if (task.norm == HeadNorm::kLayer) {
+    scale.mean = head.Sum(0, false) / n;
+    scale.factor = 1.0f / sqrtf(head.Sum(scale.mean, true) / n + kHeadNormEps);
+    scale.weight_bias = is_query ? task.query_norm : task.key_norm;
+  }
+  return scale;
+}
+
+// One warp. cosine, sine [n_pairs]: read only with RoPE.
+__device__ void PrepareHead(float* data, const HeadsTask& task, bool is_query, float beta,
+                            SharedPtr<const float> cosine, SharedPtr<const float> sine) {
+  const HeadPairs head = {data, task.queries.head_dim, task.step, task.distance};
+  const HeadScale scale = ScaleOf(head, task, is_query, beta);
+  for (int p = static_cast<int>(threadIdx.x) % kWarp; p < (head.head_dim + 1) / 2; p += kWarp) {
+    const int i = p * task.step, j = i + task.distance;
+    const bool pair = head.has_second(p);
+    float a = scale.Of(data[i], i, head.head_dim);
+    float b = pair ? scale.Of(data[j], j, head.head_dim) : 0.0f;
+    if (task.frequencies != nullptr && p < task.n_pairs) {
+      const float c = cosine[p], s = sine[p];
       const float turned = a * c - b * s;
       b = b * c + a * s;
       a = turned;
     }
     data[i] = task.round ? RoundedToBF16(a) : a;
-    if (pair) data[i + half] = task.round ? RoundedToBF16(b) : b;
+    if (pair) data[j] = task.round ? RoundedToBF16(b) : b;
   }
 }
 
 // One block a row, one warp a head at a time.
 __global__ void __launch_bounds__(kMaxHeadThreads) HeadsKernel(const HeadsTask task) {
   const int64_t row = blockIdx.x;
-  const int head_dim = task.queries.head_dim, half = head_dim / 2;
-  const SharedPtr<float> cosine = DynamicShared<float>(0), sine = cosine + half;
+  const int head_dim = task.queries.head_dim, n_pairs = task.n_pairs;
+  const SharedPtr<float> cosine = DynamicShared<float>(0), sine = cosine + n_pairs;
   if (task.frequencies != nullptr) {
     const auto position = static_cast<Phase>(task.positions[row]);  // sign-extended
-    for (int i = static_cast<int>(threadIdx.x); i < half; i += static_cast<int>(blockDim.x)) {
+    for (int i = static_cast<int>(threadIdx.x); i < n_pairs; i += static_cast<int>(blockDim.x)) {
       double s, c;
       sincospi(HalfTurns(position * task.frequencies[i]), &s, &c);
-      cosine[i] = static_cast<float>(c);
-      sine[i] = static_cast<float>(s);
+      const auto narrow = [&](double x) {
+        const auto y = static_cast<float>(x);
+        return task.round_table ? RoundedToBF16(y) : y;
+      };
+      cosine[i] = narrow(c);
+      sine[i] = narrow(s);
     }
     __syncthreads();
   }
@@ -81,9 +126,8 @@ __global__ void __launch_bounds__(kMaxHeadThreads) HeadsKernel(const HeadsTask t
     const int head = query ? h : h - n_queries;
     float* data = query ? task.queries.data : task.keys.data;
     const int64_t stride = query ? task.queries.row_stride : task.keys.row_stride;
-    const float scale = query && task.beta != nullptr ? task.beta[head] : 1.0f;
-    PrepareHead(data + row * stride + int64_t{head} * head_dim, head_dim, scale, task, cosine,
-                sine);
+    const float beta = query && task.beta != nullptr ? task.beta[head] : 1.0f;
+    PrepareHead(data + row * stride + int64_t{head} * head_dim, task, query, beta, cosine, sine);
   }
 }
 
@@ -113,16 +157,27 @@ void PrepareHeads(DeviceContext& context, const HeadPrep& prep) {
   const HeadRows& x = prep.queries;
   if (x.n_rows == 0) return;
   const int n_warps = std::min(x.n_heads + prep.keys.n_heads, kMaxHeadWarps);
-  const size_t table_bytes = static_cast<size_t>(x.head_dim) * sizeof(float);
+  HeadsTask task = {.queries = x,
+                    .keys = prep.keys,
+                    .beta = prep.beta,
+                    .query_norm = prep.query_norm,
+                    .key_norm = prep.key_norm,
+                    .frequencies = nullptr,
+                    .n_pairs = 0,
+                    .step = 1,
+                    .distance = (x.head_dim + 1) / 2,
+                    .positions = prep.positions.data(),
+                    .norm = prep.norm,
+                    .round_table = false,
+                    .round = prep.round_to_bf16};
+  if (prep.rope != nullptr) {
+    task.frequencies = prep.rope->frequencies();
+    task.n_pairs = prep.rope->n_pairs();
+    task.round_table = prep.rope->spec().rounds_to_bf16;
+    if (prep.rope->spec().layout == RopeSpec::Layout::kPairs) task.step = 2, task.distance = 1;
+  }
   Launch(context, HeadsKernel, dim3(static_cast<unsigned>(x.n_rows)), dim3(n_warps * kWarp),
-         prep.rope == nullptr ? 0 : table_bytes,
-         HeadsTask{.queries = x,
-                   .keys = prep.keys,
-                   .beta = prep.beta,
-                   .frequencies = prep.rope == nullptr ? nullptr : prep.rope->frequencies(),
-                   .positions = prep.positions.data(),
-                   .unit_norm = prep.unit_norm,
-                   .round = prep.round_to_bf16});
+         2 * static_cast<size_t>(task.n_pairs) * sizeof(float), task);
 }
 
 void Embed(DeviceContext& context, TensorView table, std::span<const int32_t> ids, TensorView y) {

@@ -1,7 +1,6 @@
-// PrepareHeads, in place over x [n_rows, n_heads, d], |x| = sqrt(sum(x^2) + 1e-6), i < d/2, at
-// a = position theta^(-2i/d), the result of every line in float32:
-//   u = scale[head] x / |x|
-//   x[i], x[i + d/2] = u[i] cos a - u[i + d/2] sin a, u[i + d/2] cos a + u[i] sin a
+// PrepareHeads, in place over x [n_rows, n_heads, d], the result of every line in float32:
+//   u = norm(x) by HeadNorm;  x[i], x[j] = u[i] cos a - u[j] sin a, u[j] cos a + u[i] sin a for the
+//   pairs (i, j) of the RopeSpec, a = position w
 // Embed: y[row] = table[ids[row]], table [vocab, width], y [n_rows, width].
 #include <cmath>
 
@@ -10,25 +9,42 @@
 namespace ovq::ref {
 namespace {
 
-void UnitNorm(float* x, int n, double scale) {
-  double sum = 0;
-  for (int i = 0; i < n; ++i) sum += double{x[i]} * x[i];
-  const double factor = scale / std::sqrt(sum + 1e-6);
-  for (int i = 0; i < n; ++i) x[i] = static_cast<float>(x[i] * factor);
+// weight_bias [2][n] of kLayer.
+void NormHead(HeadNorm norm, float* x, int n, double scale, const float* weight_bias) {
+  double sum = 0, squares = 0, mean = 0;
+  for (int i = 0; i < n; ++i) sum += x[i];
+  if (norm == HeadNorm::kLayer) mean = sum / n;
+  for (int i = 0; i < n; ++i) squares += (x[i] - mean) * (x[i] - mean);
+  for (int i = 0; i < n; ++i) {
+    double y = x[i];
+    if (norm == HeadNorm::kUnit) y *= scale / std::sqrt(squares + 1e-6);
+    if (norm == HeadNorm::kL2) y *= scale / (std::sqrt(squares) + 1e-5);
+    if (norm == HeadNorm::kLayer) {
+      y = (x[i] - mean) / std::sqrt(squares / n + 1e-5) * weight_bias[i] + weight_bias[n + i];
+    }
+    x[i] = static_cast<float>(y);
+  }
 }
 
-// x [n_heads, head_dim]. The textbook formula in long double, whose 64-bit fraction represents
+// x [n_heads, head_dim]. The textbook formulas in long double, whose 64-bit fraction represents
 // every position exactly (x86-64) and the angle to position * 2^-64.
-void Rope(float* x, int n_heads, int head_dim, int64_t position, long double theta) {
-  const int half = head_dim / 2;
-  for (int i = 0; i < half; ++i) {
-    const long double angle = position * std::pow(theta, -2.0L * i / head_dim);
-    const double c = static_cast<double>(std::cos(angle));
-    const double s = static_cast<double>(std::sin(angle));
+void Rope(float* x, int n_heads, int head_dim, int64_t position, const RopeSpec& spec) {
+  const bool halves = spec.layout == RopeSpec::Layout::kHalves;
+  const int n = spec.dims / 2;
+  const long double theta = spec.theta;
+  for (int i = 0; i < n; ++i) {
+    const long double angle =
+        halves ? position * std::pow(theta, -1.0L * i / n)
+               : -position * std::pow(1 / theta, n == 1 ? 0 : 1.0L * i / (n - 1));
+    double c = static_cast<double>(std::cos(angle));
+    double s = static_cast<double>(std::sin(angle));
+    if (spec.rounds_to_bf16) c = ToFloat(RoundToBF16(static_cast<float>(c)));
+    if (spec.rounds_to_bf16) s = ToFloat(RoundToBF16(static_cast<float>(s)));
+    const int low = halves ? i : 2 * i, high = halves ? i + n : 2 * i + 1;
     for (float* head = x; head < x + int64_t{n_heads} * head_dim; head += head_dim) {
-      const double a = head[i], b = head[i + half];
-      head[i] = static_cast<float>(a * c - b * s);
-      head[i + half] = static_cast<float>(b * c + a * s);
+      const double a = head[low], b = head[high];
+      head[low] = static_cast<float>(a * c - b * s);
+      head[high] = static_cast<float>(b * c + a * s);
     }
   }
 }
@@ -36,21 +52,21 @@ void Rope(float* x, int n_heads, int head_dim, int64_t position, long double the
 }  // namespace
 
 void PrepareHeads(DeviceContext&, const HeadPrep& prep) {
-  const auto prepare = [&](const HeadRows& heads, const float* scale) {
+  const auto prepare = [&](const HeadRows& heads, const float* scale, const float* weights) {
     const int d = heads.head_dim;
     for (int64_t row = 0; row < heads.n_rows; ++row) {
       float* x = heads.data + row * heads.row_stride;
-      for (int head = 0; head < heads.n_heads && prep.unit_norm; ++head) {
-        UnitNorm(x + int64_t{head} * d, d, scale ? scale[head] : 1.0);
+      for (int head = 0; head < heads.n_heads; ++head) {
+        NormHead(prep.norm, x + int64_t{head} * d, d, scale ? scale[head] : 1.0, weights);
       }
-      if (prep.rope) Rope(x, heads.n_heads, d, prep.positions[row], prep.rope->theta());
+      if (prep.rope) Rope(x, heads.n_heads, d, prep.positions[row], prep.rope->spec());
       for (int64_t i = 0; i < int64_t{heads.n_heads} * d && prep.round_to_bf16; ++i) {
         x[i] = ToFloat(RoundToBF16(x[i]));
       }
     }
   };
-  prepare(prep.queries, prep.beta);
-  prepare(prep.keys, nullptr);
+  prepare(prep.queries, prep.beta, prep.query_norm);
+  prepare(prep.keys, nullptr, prep.key_norm);
 }
 
 void Embed(DeviceContext&, TensorView table, std::span<const int32_t> ids, TensorView y) {

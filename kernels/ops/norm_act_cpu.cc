@@ -1,6 +1,10 @@
 // RmsNorm    y[i] = r / sqrt(mean(r^2) + eps) * weight, r = x[rows[i]]; x [n, d], y [rows, d]
-// UnitNorm   x = x / sqrt(sum(x^2) + 1e-6) * scale, in place; x [n]
+// LayerNorm  y[i] = (r - mean(r)) / sqrt(var(r) + eps) * weight + bias, r = x[rows[i]]
+// NormHead   in place over x [n]: x / sqrt(sum(x^2) + 1e-6) * scale, x / (|x| + 1e-5) * scale, or
+//            LayerNorm
 // SwiGlu     y = gate / (1 + e^-gate) * up; gate_up [n, 2f] = [gate | up], y [n, f]
+// SquaredRelu y = max(x, 0)^2;  AddScaled x = a x + b y;  SoftCap x = cap tanh(x / cap)
+// MixTowards x += (target - x) share, share = 1 / (1 + e^-(gate + bias)) or one number
 // LogSumExp  out = max + ln(sum(e^(x - max))), max = max(x); x [n, m], out [n]
 #include <cmath>
 #include <cstring>
@@ -76,24 +80,41 @@ HWY_INLINE void ForEachVector(int64_t n, Fn fn) {
   if (i < n) fn(i, n - i);
 }
 
-// Four sums side by side: a single one would wait for the adder's latency at every element, and its
-// bound on the error would be four times as large.
-float SumOfSquares(const float* x, int64_t n) {
+// sum of fn(x[i]), four sums side by side: a single one would wait for the adder's latency at every
+// element, and its bound on the error would be four times as large.
+template <class Fn>
+HWY_INLINE float SumOf(const float* x, int64_t n, Fn add) {
   const int64_t lanes = Lanes();
   V sum[4] = {hn::Zero(d), hn::Zero(d), hn::Zero(d), hn::Zero(d)};
   int64_t i = 0;
   for (; i + 4 * lanes <= n; i += 4 * lanes) {
-    for (int k = 0; k < 4; ++k) {
-      const V v = hn::LoadU(d, x + i + k * lanes);
-      sum[k] = hn::MulAdd(v, v, sum[k]);
-    }
+    for (int k = 0; k < 4; ++k) sum[k] = add(hn::LoadU(d, x + i + k * lanes), sum[k]);
   }
-  ForEachVector(n - i, [&](int64_t j, int64_t m) {
-    const V v = Load(x + i + j, m);
+  const auto rest = x + i;
+  ForEachVector(n - i, [&](int64_t j, int64_t m) HWY_ATTR {
     V& to = m == lanes ? sum[0] : sum[1];
-    to = hn::MulAdd(v, v, to);
+    to = hn::IfThenElse(hn::FirstN(d, static_cast<size_t>(m)), add(Load(rest + j, m), to), to);
   });
   return hn::GetLane(hn::SumOfLanes(d, hn::Add(hn::Add(sum[0], sum[1]), hn::Add(sum[2], sum[3]))));
+}
+
+float SumOfSquares(const float* x, int64_t n) {
+  return SumOf(x, n, [](V v, V sum) HWY_ATTR { return hn::MulAdd(v, v, sum); });
+}
+
+// The mean, and one over the deviation.
+struct Moments {
+  float mean, factor;
+};
+Moments MomentsOf(const float* x, int64_t n, float eps) {
+  const float mean =
+      SumOf(x, n, [](V v, V sum) HWY_ATTR { return hn::Add(sum, v); }) / static_cast<float>(n);
+  const V shift = hn::Set(d, mean);
+  const float squares = SumOf(x, n, [shift](V v, V sum) HWY_ATTR {
+    const V centered = hn::Sub(v, shift);
+    return hn::MulAdd(centered, centered, sum);
+  });
+  return {mean, 1.0f / std::sqrt(squares / static_cast<float>(n) + eps)};
 }
 
 template <class T>
@@ -114,8 +135,35 @@ void RmsNorm(const float* x, TensorView weight, float eps, TensorView y, int64_t
   RmsNormRow(x, weight, eps, y.as<BF16>() + at);
 }
 
-void UnitNorm(float* x, int n, float scale) {
-  const V factor = hn::Set(d, scale / std::sqrt(SumOfSquares(x, n) + 1e-6f));
+template <class T>
+void LayerNormRow(const float* x, int64_t n, const float* weight, const float* bias, float eps,
+                  T* y) {
+  const Moments moments = MomentsOf(x, n, eps);
+  const V mean = hn::Set(d, moments.mean), factor = hn::Set(d, moments.factor);
+  ForEachVector(n, [&](int64_t i, int64_t m) {
+    const V unit = hn::Mul(hn::Sub(Load(x + i, m), mean), factor);
+    Store(hn::MulAdd(unit, Load(weight + i, m), Load(bias + i, m)), m, y + i);
+  });
+}
+
+void LayerNorm(const float* x, const LayerNormWeights& weights, TensorView y, int64_t row) {
+  const int64_t n = y.shape[1], at = row * n;
+  const float *weight = weights.weight.as<float>(), *bias = weights.bias.as<float>();
+  if (y.dtype == DType::kF32) {
+    return LayerNormRow(x, n, weight, bias, weights.eps, y.as<float>() + at);
+  }
+  LayerNormRow(x, n, weight, bias, weights.eps, y.as<BF16>() + at);
+}
+
+void NormHead(HeadNorm norm, float* x, int n, float scale, const float* weight_bias) {
+  if (norm == HeadNorm::kNone) return;
+  if (norm == HeadNorm::kLayer) {
+    return LayerNormRow(x, n, weight_bias, weight_bias + n, kHeadNormEps, x);
+  }
+  const float squares = SumOfSquares(x, n);
+  const V factor =
+      hn::Set(d, norm == HeadNorm::kUnit ? scale / std::sqrt(squares + 1e-6f)
+                                         : scale / (std::sqrt(squares) + kHeadNormEps));
   ForEachVector(n, [&](int64_t i, int64_t m) { Store(hn::Mul(Load(x + i, m), factor), m, x + i); });
 }
 
@@ -139,6 +187,53 @@ void SwiGlu(TensorView gate_up, TensorView y, int64_t row) {
   const float* gate = gate_up.as<float>() + row * 2 * n;
   if (y.dtype == DType::kF32) return SwiGluRow(gate, n, y.as<float>() + row * n);
   SwiGluRow(gate, n, y.as<BF16>() + row * n);
+}
+
+template <class T>
+void SquaredReluRow(const float* x, int64_t n, T* y) {
+  ForEachVector(n, [&](int64_t i, int64_t m) {
+    const V positive = hn::Max(Load(x + i, m), hn::Zero(d));
+    Store(hn::Mul(positive, positive), m, y + i);
+  });
+}
+
+void SquaredRelu(TensorView x, TensorView y, int64_t row) {
+  const int64_t n = y.shape[1];
+  const float* in = x.as<float>() + row * n;
+  if (y.dtype == DType::kF32) return SquaredReluRow(in, n, y.as<float>() + row * n);
+  SquaredReluRow(in, n, y.as<BF16>() + row * n);
+}
+
+void AddScaled(float* x, float a, const float* y, float b, int64_t n) {
+  const V kept = hn::Set(d, a), added = hn::Set(d, b);
+  ForEachVector(n, [&](int64_t i, int64_t m) {
+    const V scaled = hn::Mul(Load(y + i, m), added);
+    Store(a == 0 ? scaled : hn::MulAdd(Load(x + i, m), kept, scaled), m, x + i);
+  });
+}
+
+void MixTowards(const Mix& mix, int64_t row) {
+  float* x = mix.x + row * mix.x_stride;
+  const int64_t at = row * mix.width;
+  const V one = hn::Set(d, 1);
+  ForEachVector(mix.width, [&](int64_t i, int64_t m) {
+    V share = hn::Set(d, mix.share);
+    if (mix.gate) {
+      // 1 / (1 + e^-z), with the exponential of -|z| alone: it cannot overflow.
+      const V z = hn::Add(Load(mix.gate + at + i, m), Load(mix.bias + i, m));
+      const V e = hn::Exp(d, hn::Neg(hn::Abs(z)));
+      share = hn::Div(hn::IfThenElse(hn::Lt(z, hn::Zero(d)), e, one), hn::Add(one, e));
+    }
+    const V from = Load(x + i, m);
+    Store(hn::MulAdd(hn::Sub(Load(mix.target + at + i, m), from), share, from), m, x + i);
+  });
+}
+
+void SoftCap(float* x, int64_t n, float cap) {
+  const V factor = hn::Set(d, cap);
+  ForEachVector(n, [&](int64_t i, int64_t m) {
+    Store(hn::Mul(hn::Tanh(d, hn::Div(Load(x + i, m), factor)), factor), m, x + i);
+  });
 }
 
 float LogSumExp(const float* x, int64_t n) {
@@ -169,8 +264,13 @@ namespace ovq {
 namespace {
 
 HWY_EXPORT(RmsNorm);
-HWY_EXPORT(UnitNorm);
+HWY_EXPORT(LayerNorm);
+HWY_EXPORT(NormHead);
 HWY_EXPORT(SwiGlu);
+HWY_EXPORT(SquaredRelu);
+HWY_EXPORT(AddScaled);
+HWY_EXPORT(MixTowards);
+HWY_EXPORT(SoftCap);
 HWY_EXPORT(LogSumExp);
 
 constexpr int64_t kExpWork = 8;  // multiply-adds that take as long as one exponential, about
@@ -190,11 +290,52 @@ void RmsNorm(DeviceContext& context, TensorView x, TensorView weight, float eps,
   });
 }
 
-void UnitNorm(float* x, int n, float scale) { HWY_DYNAMIC_DISPATCH(UnitNorm)(x, n, scale); }
+void LayerNorm(DeviceContext& context, TensorView x, const LayerNormWeights& weights, TensorView y,
+               std::span<const int32_t> rows) {
+  const int64_t n = x.shape[1];
+  ParallelRows(context, y.shape[0], 4 * n, [&](int64_t begin, int64_t end) {
+    for (int64_t row = begin; row < end; ++row) {
+      const float* in = x.as<float>() + (rows.empty() ? row : rows[row]) * n;
+      HWY_DYNAMIC_DISPATCH(LayerNorm)(in, weights, y, row);
+    }
+  });
+}
+
+void NormHead(HeadNorm norm, float* x, int n, float scale, const float* weight_bias) {
+  HWY_DYNAMIC_DISPATCH(NormHead)(norm, x, n, scale, weight_bias);
+}
 
 void SwiGlu(DeviceContext& context, TensorView gate_up, TensorView y) {
   ParallelRows(context, y.shape[0], kExpWork * y.shape[1], [&](int64_t begin, int64_t end) {
     for (int64_t row = begin; row < end; ++row) HWY_DYNAMIC_DISPATCH(SwiGlu)(gate_up, y, row);
+  });
+}
+
+void SquaredRelu(DeviceContext& context, TensorView x, TensorView y) {
+  ParallelRows(context, y.shape[0], y.shape[1], [&](int64_t begin, int64_t end) {
+    for (int64_t row = begin; row < end; ++row) HWY_DYNAMIC_DISPATCH(SquaredRelu)(x, y, row);
+  });
+}
+
+void AddScaled(DeviceContext& context, TensorView x, float a, TensorView y, float b) {
+  const int64_t n = x.shape[1];
+  ParallelRows(context, x.shape[0], n, [&](int64_t begin, int64_t end) {
+    HWY_DYNAMIC_DISPATCH(AddScaled)
+    (x.as<float>() + begin * n, a, y.as<float>() + begin * n, b, (end - begin) * n);
+  });
+}
+
+void MixTowards(DeviceContext& context, const Mix& mix) {
+  const int64_t work = mix.width * (mix.gate ? kExpWork : 1);
+  ParallelRows(context, mix.n_rows, work, [&](int64_t begin, int64_t end) {
+    for (int64_t row = begin; row < end; ++row) HWY_DYNAMIC_DISPATCH(MixTowards)(mix, row);
+  });
+}
+
+void SoftCap(DeviceContext& context, TensorView x, float cap) {
+  const int64_t n = x.shape[1];
+  ParallelRows(context, x.shape[0], 2 * kExpWork * n, [&](int64_t begin, int64_t end) {
+    HWY_DYNAMIC_DISPATCH(SoftCap)(x.as<float>() + begin * n, (end - begin) * n, cap);
   });
 }
 

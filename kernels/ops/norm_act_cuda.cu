@@ -1,5 +1,8 @@
 // RmsNorm    y[i] = r / sqrt(mean(r^2) + eps) * weight, r = x[rows[i]]; x [n, d], y [rows, d]
+// LayerNorm  y[i] = (r - mean(r)) / sqrt(var(r) + eps) * weight + bias, r = x[rows[i]]
 // SwiGlu     y = gate / (1 + e^-gate) * up; gate_up [n, 2f] = [gate | up], y [n, f]
+// SquaredRelu y = max(x, 0)^2;  AddScaled x = a x + b y;  SoftCap x = cap tanh(x / cap)
+// MixTowards x += (target - x) share, share = 1 / (1 + e^-(gate + bias)) or one number
 // LogSumExp  out = max + ln(sum(e^(x - max))), max = max(x); x [n, m], out [n]
 #include <cmath>
 
@@ -48,6 +51,98 @@ __global__ void __launch_bounds__(kMaxNormThreads) RmsNormKernel(const RmsNormTa
            make_float4(v.x * factor * w.x, v.y * factor * w.y, v.z * factor * w.z,
                        v.w * factor * w.w));
   }
+}
+
+struct LayerNormTask {
+  const float* x;
+  const float *weight, *bias;  // [n]
+  const int32_t* rows;         // null: every row of x
+  Activations y;
+  int64_t n;
+  float eps;
+};
+
+// One block a row; sums as in RmsNormKernel, element by element. y may be x: a thread writes what
+// it alone has read.
+__global__ void __launch_bounds__(kMaxNormThreads) LayerNormKernel(const LayerNormTask task) {
+  const int64_t row = blockIdx.x, n = task.n;
+  const float* in = task.x + (task.rows == nullptr ? row : task.rows[row]) * n;
+  const int64_t first = int64_t{threadIdx.x} * 4, stride = int64_t{blockDim.x} * 4;
+  const SharedPtr<float> partial = DynamicShared<float>(0);
+  float sum = 0;
+  for (int64_t i = first; i < n; i += stride) {
+    const float4 v = Load4(in, i, n, false, 0);
+    sum += (v.x + v.y) + (v.z + v.w);
+  }
+  const float mean = BlockSum(sum, partial) / static_cast<float>(n);
+  float squares = 0;
+  for (int64_t i = first; i < n; i += stride) {
+    const float4 v = Load4(in, i, n, false, mean);
+    const float4 c = make_float4(v.x - mean, v.y - mean, v.z - mean, v.w - mean);
+    squares += (c.x * c.x + c.y * c.y) + (c.z * c.z + c.w * c.w);
+  }
+  const float variance = BlockSum(squares, partial + kWarp) / static_cast<float>(n);
+  const float factor = 1.0f / sqrtf(variance + task.eps);
+  for (int64_t i = first; i < n; i += stride) {
+    const float4 v = Load4(in, i, n, false, 0);
+    const float4 w = Load4(task.weight, i, n, false, 0), b = Load4(task.bias, i, n, false, 0);
+    Store4(
+        task.y, row, i, n, false,
+        make_float4(fmaf((v.x - mean) * factor, w.x, b.x), fmaf((v.y - mean) * factor, w.y, b.y),
+                    fmaf((v.z - mean) * factor, w.z, b.z), fmaf((v.w - mean) * factor, w.w, b.w)));
+  }
+}
+
+// Elements 4 i .. 4 i + 3 of a row go to one thread.
+__device__ inline int64_t ElementOfThread() {
+  return (int64_t{blockIdx.y} * kActThreads + threadIdx.x) * 4;
+}
+
+__global__ void __launch_bounds__(kActThreads)
+    SquaredReluKernel(const float* x, int64_t n, const Activations y) {
+  const int64_t row = blockIdx.x, i = ElementOfThread();
+  if (i >= n) return;
+  const float4 v = Load4(x + row * n, i, n, false, 0);
+  const float4 r = make_float4(fmaxf(v.x, 0), fmaxf(v.y, 0), fmaxf(v.z, 0), fmaxf(v.w, 0));
+  Store4(y, row, i, n, false, make_float4(r.x * r.x, r.y * r.y, r.z * r.z, r.w * r.w));
+}
+
+__global__ void __launch_bounds__(kActThreads)
+    AddScaledKernel(float* x, float a, const float* y, float b, int64_t n) {
+  const int64_t at = blockIdx.x * n, i = ElementOfThread();
+  for (int64_t j = i; j < i + 4 && j < n; ++j) {
+    const float scaled = y[at + j] * b;
+    x[at + j] = a == 0 ? scaled : fmaf(x[at + j], a, scaled);
+  }
+}
+
+__global__ void __launch_bounds__(kActThreads) MixKernel(const Mix mix) {
+  const int64_t row = blockIdx.x, at = row * mix.width, i = ElementOfThread();
+  for (int64_t j = i; j < i + 4 && j < mix.width; ++j) {
+    float share = mix.share;
+    if (mix.gate != nullptr) {
+      const float z = mix.gate[at + j] + mix.bias[j];
+      const float e = expf(-fabsf(z));
+      share = (z < 0 ? e : 1.0f) / (1.0f + e);
+    }
+    float& x = mix.x[row * mix.x_stride + j];
+    x = fmaf(mix.target[at + j] - x, share, x);
+  }
+}
+
+__global__ void __launch_bounds__(kActThreads) SoftCapKernel(float* x, int64_t n, float cap) {
+  const int64_t at = blockIdx.x * n, i = ElementOfThread();
+  for (int64_t j = i; j < i + 4 && j < n; ++j) x[at + j] = tanhf(x[at + j] / cap) * cap;
+}
+
+// A block for each 4 kActThreads elements of a row; grid x: row.
+template <class Kernel, class... Args>
+void LaunchElementwise(DeviceContext& context, Kernel kernel, int64_t n_rows, int64_t n,
+                       Args... args) {
+  if (n_rows == 0 || n == 0) return;
+  const auto parts = static_cast<unsigned>((n + 4 * kActThreads - 1) / (4 * kActThreads));
+  Launch(context, kernel, dim3(static_cast<unsigned>(n_rows), parts), dim3(kActThreads), 0,
+         args...);
 }
 
 // gate * up / (1 + e^-gate), with the exponential of -|gate| alone: it cannot overflow.
@@ -117,6 +212,41 @@ void RmsNorm(DeviceContext& context, TensorView x, TensorView weight, float eps,
                      .n = n,
                      .eps = eps,
                      .aligned = aligned});
+}
+
+void LayerNorm(DeviceContext& context, TensorView x, const LayerNormWeights& weights, TensorView y,
+               std::span<const int32_t> rows) {
+  const int64_t n = x.shape[1], n_rows = y.shape[0];
+  if (n_rows == 0) return;
+  Launch(context, LayerNormKernel, dim3(static_cast<unsigned>(n_rows)),
+         dim3(RowThreads(n, kMaxNormThreads)), 2 * kWarp * sizeof(float),
+         LayerNormTask{.x = x.as<float>(),
+                       .weight = weights.weight.as<float>(),
+                       .bias = weights.bias.as<float>(),
+                       .rows = rows.empty() ? nullptr : rows.data(),
+                       .y = ActivationsOf(y),
+                       .n = n,
+                       .eps = weights.eps});
+}
+
+void SquaredRelu(DeviceContext& context, TensorView x, TensorView y) {
+  const int64_t n = x.shape[1];
+  LaunchElementwise(context, SquaredReluKernel, x.shape[0], n, x.as<const float>(), n,
+                    ActivationsOf(y));
+}
+
+void AddScaled(DeviceContext& context, TensorView x, float a, TensorView y, float b) {
+  const int64_t n = x.shape[1];
+  LaunchElementwise(context, AddScaledKernel, x.shape[0], n, x.as<float>(), a, y.as<const float>(),
+                    b, n);
+}
+
+void MixTowards(DeviceContext& context, const Mix& mix) {
+  LaunchElementwise(context, MixKernel, mix.n_rows, mix.width, mix);
+}
+
+void SoftCap(DeviceContext& context, TensorView x, float cap) {
+  LaunchElementwise(context, SoftCapKernel, x.shape[0], x.shape[1], x.as<float>(), x.shape[1], cap);
 }
 
 void SwiGlu(DeviceContext& context, TensorView gate_up, TensorView y) {

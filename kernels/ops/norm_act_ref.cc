@@ -1,5 +1,8 @@
 // RmsNorm    y[i] = r / sqrt(mean(r^2) + eps) * weight, r = x[rows[i]]; x [n, d], y [rows, d]
+// LayerNorm  y[i] = (r - mean(r)) / sqrt(var(r) + eps) * weight + bias, r = x[rows[i]]
 // SwiGlu     y = gate / (1 + e^-gate) * up; gate_up [n, 2f] = [gate | up], y [n, f]
+// SquaredRelu y = max(x, 0)^2;  AddScaled x = a x + b y;  SoftCap x = cap tanh(x / cap)
+// MixTowards x += (target - x) share, share = 1 / (1 + e^-(gate + bias)) or one number
 // LogSumExp  out = max + ln(sum(e^(x - max))), max = max(x); x [n, m], out [n]
 #include <algorithm>
 #include <cmath>
@@ -29,6 +32,56 @@ void RmsNorm(DeviceContext&, TensorView x, TensorView weight, float eps, TensorV
     for (int64_t i = 0; i < d; ++i) sum += double{in[i]} * in[i];
     const double rms = std::sqrt(sum / static_cast<double>(d) + eps);
     for (int64_t i = 0; i < d; ++i) Store(y, row * d + i, in[i] / rms * weight.as<float>()[i]);
+  }
+}
+
+void LayerNorm(DeviceContext&, TensorView x, const LayerNormWeights& weights, TensorView y,
+               std::span<const int32_t> rows) {
+  const int64_t d = x.shape[1];
+  const float *weight = weights.weight.as<float>(), *bias = weights.bias.as<float>();
+  for (int64_t row = 0; row < y.shape[0]; ++row) {
+    const float* in = x.as<float>() + (rows.empty() ? row : rows[row]) * d;
+    double sum = 0, squares = 0;
+    for (int64_t i = 0; i < d; ++i) sum += in[i];
+    const double mean = sum / static_cast<double>(d);
+    for (int64_t i = 0; i < d; ++i) squares += (in[i] - mean) * (in[i] - mean);
+    const double deviation = std::sqrt(squares / static_cast<double>(d) + weights.eps);
+    for (int64_t i = 0; i < d; ++i) {
+      Store(y, row * d + i, (in[i] - mean) / deviation * weight[i] + bias[i]);
+    }
+  }
+}
+
+void SquaredRelu(DeviceContext&, TensorView x, TensorView y) {
+  for (int64_t i = 0; i < x.shape.elements(); ++i) {
+    const double positive = std::max(x.as<float>()[i], 0.0f);
+    Store(y, i, positive * positive);
+  }
+}
+
+void AddScaled(DeviceContext&, TensorView x, float a, TensorView y, float b) {
+  float* to = x.as<float>();
+  for (int64_t i = 0; i < x.shape.elements(); ++i) {
+    to[i] = static_cast<float>((a == 0 ? 0 : double{a} * to[i]) + double{b} * y.as<float>()[i]);
+  }
+}
+
+void MixTowards(DeviceContext&, const Mix& mix) {
+  for (int64_t row = 0; row < mix.n_rows; ++row) {
+    for (int64_t i = 0; i < mix.width; ++i) {
+      const int64_t at = row * mix.width + i;
+      const double share =
+          mix.gate ? 1 / (1 + std::exp(-(double{mix.gate[at]} + mix.bias[i]))) : mix.share;
+      float& x = mix.x[row * mix.x_stride + i];
+      x = static_cast<float>(x + (double{mix.target[at]} - x) * share);
+    }
+  }
+}
+
+void SoftCap(DeviceContext&, TensorView x, float cap) {
+  for (int64_t i = 0; i < x.shape.elements(); ++i) {
+    float& logit = x.as<float>()[i];
+    logit = static_cast<float>(cap * std::tanh(double{logit} / cap));
   }
 }
 

@@ -48,6 +48,15 @@ class Linear {
 void RmsNorm(DeviceContext& context, TensorView x, TensorView weight, float eps, TensorView y,
              std::span<const int32_t> rows = {});
 
+// y[i] = (r - mean(r)) / sqrt(var(r) + eps) * weight + bias, var the mean of squares, otherwise as
+// RmsNorm. y may be x.
+struct LayerNormWeights {
+  TensorView weight, bias;  // [d] F32
+  float eps;
+};
+void LayerNorm(DeviceContext& context, TensorView x, const LayerNormWeights& weights, TensorView y,
+               std::span<const int32_t> rows = {});
+
 // A [n_rows, n_heads, head_dim] float32 view whose rows are row_stride elements apart.
 struct HeadRows {
   float* data;
@@ -64,41 +73,74 @@ struct HeadRows {
 // position 2^40 and meaningless after 2^53.
 using Phase = unsigned __int128;
 
-// The frequencies theta^(-2i / head_dim) of RoPE, made once for the context's device.
+// RoPE turns pairs of a head's channels by an angle that grows with the position.
+//   kHalves: pair i < n = dims / 2 is channels i, i + n; w_i = theta^(-i / n)
+//   kPairs:  pair i is channels 2i, 2i + 1; w_i = -theta^(-i / (n - 1)), -1 for n = 1 (the KVM
+//            paper's code, which turns backwards)
+struct RopeSpec {
+  enum class Layout : uint8_t { kHalves, kPairs };
+  Layout layout = Layout::kHalves;
+  double theta = 10000;         // at least 1
+  int dims = 0;                 // channels turned, the first of a head; even, kHalves: all of them
+  bool rounds_to_bf16 = false;  // sines and cosines
+};
+
+// The frequencies of a RopeSpec, made once for the context's device.
 class RopeTable {
  public:
-  RopeTable(DeviceContext& context, double theta, int head_dim);  // head_dim even, theta >= 1
-  double theta() const { return theta_; }
-  int head_dim() const { return head_dim_; }
-  // [head_dim / 2] phases of one position, in the device's memory.
+  RopeTable(DeviceContext& context, const RopeSpec& spec);
+  const RopeSpec& spec() const { return spec_; }
+  int n_pairs() const { return spec_.dims / 2; }
+  // [n_pairs] phases of one position, in the device's memory.
   const Phase* frequencies() const { return frequencies_.as<Phase>(); }
 
  private:
-  double theta_;
-  int head_dim_;
+  RopeSpec spec_;
   Buffer frequencies_;
 };
 
 // What comes between a projection and a mixer's kernel, in place, for every head x of a row:
-//   x = x / sqrt(sum(x^2) + 1e-6), times beta[head] for queries (OVQ paper, appendix 8.2)
-//   x[i], x[i + d/2] = x[i] cos a - x[i + d/2] sin a, x[i + d/2] cos a + x[i] sin a,  i < d/2,
-//                      at the angle a = positions[row] * theta^(-2i/d): RoPE by rotated halves
+//   kUnit:  x = x / sqrt(sum(x^2) + 1e-6), times beta[head] for queries (OVQ paper, appendix 8.2)
+//   kL2:    x = x / (sqrt(sum(x^2)) + 1e-5), times beta[head] for queries
+//   kLayer: x = (x - mean) / sqrt(var + 1e-5) * weight + bias, which the heads share
+//   x[i], x[j] = x[i] cos a - x[j] sin a, x[j] cos a + x[i] sin a for the pairs (i, j) of the
+//                RopeSpec, at the angle a = positions[row] w
 //   x = the nearest bfloat16 value, kept in float32
 // The angle is reduced to one turn exactly (Phase; in long double on ref) before sine and cosine
 // are taken in float64, so that it holds at any int64 position.
+enum class HeadNorm : uint8_t { kNone, kUnit, kL2, kLayer };
 struct HeadPrep {
   HeadRows queries;
-  HeadRows keys = {};                       // n_rows and head_dim of the queries; may have no heads
-  const float* beta = nullptr;              // [query heads]; null: all 1
+  HeadRows keys = {};  // n_rows and head_dim of the queries; may have no heads
+  HeadNorm norm = HeadNorm::kUnit;
+  const float* beta = nullptr;        // [query heads]; null: all 1
+  const float* query_norm = nullptr;  // kLayer: weight and bias [2][head_dim]
+  const float* key_norm = nullptr;
   const RopeTable* rope = nullptr;          // null: no position encoding
   std::span<const int64_t> positions = {};  // [n_rows], read only with rope
-  bool unit_norm = true;
   bool round_to_bf16 = false;
 };
 void PrepareHeads(DeviceContext& context, const HeadPrep& prep);
 
 // y[n, f] = silu(gate) * up with gate_up[n, 2f] = [gate | up] in F32; y F32 or BF16.
 void SwiGlu(DeviceContext& context, TensorView gate_up, TensorView y);
+// y[n, f] = max(x, 0)^2, x in F32; y F32 or BF16.
+void SquaredRelu(DeviceContext& context, TensorView x, TensorView y);
+
+// x = a x + b y, both [n, d] F32. a = 0: x is not read.
+void AddScaled(DeviceContext& context, TensorView x, float a, TensorView y, float b);
+// x += (target - x) * share, x [n, d] F32 with rows x_stride apart.
+struct Mix {
+  float* x;
+  int64_t n_rows, width, x_stride;
+  const float* target;          // [n_rows, width]
+  const float* gate = nullptr;  // [n_rows, width]: share = 1 / (1 + e^-(gate + bias))
+  const float* bias = nullptr;  // [width], with gate
+  float share = 0;              // without gate
+};
+void MixTowards(DeviceContext& context, const Mix& mix);
+// x = cap tanh(x / cap), x [n, m] F32.
+void SoftCap(DeviceContext& context, TensorView x, float cap);
 
 // y[n, d] = table[ids[row]] in F32; table [vocab, d] in F32, BF16 or F16. ids are in range.
 void Embed(DeviceContext& context, TensorView table, std::span<const int32_t> ids, TensorView y);

@@ -9,15 +9,24 @@
 namespace ovq {
 
 OVQ_ON_EVERY_DEVICE(RmsNorm)
+OVQ_ON_EVERY_DEVICE(LayerNorm)
 OVQ_ON_EVERY_DEVICE(PrepareHeads)
 OVQ_ON_EVERY_DEVICE(SwiGlu)
+OVQ_ON_EVERY_DEVICE(SquaredRelu)
+OVQ_ON_EVERY_DEVICE(AddScaled)
+OVQ_ON_EVERY_DEVICE(MixTowards)
+OVQ_ON_EVERY_DEVICE(SoftCap)
 OVQ_ON_EVERY_DEVICE(LogSumExp)
 OVQ_ON_EVERY_DEVICE(Embed)
 
 namespace cpu {
-// x [n] = x / sqrt(sum(x^2) + 1e-6) * scale, a part of PrepareHeads.
-void UnitNorm(float* x, int n, float scale);
+// The norm of one head [n], a part of PrepareHeads. scale: of kUnit and kL2; weight_bias: [2][n] of
+// kLayer.
+void NormHead(HeadNorm norm, float* x, int n, float scale, const float* weight_bias);
 }  // namespace cpu
+
+// Of kL2 and kLayer.
+inline constexpr float kHeadNormEps = 1e-5f;
 
 // The phase in half turns, in [-1, 1]: its upper 64 bits as a signed number.
 constexpr double HalfTurns(Phase phase) {

@@ -21,12 +21,19 @@ void CheckHeadRows(const HeadRows& x) {
   Check(x.row_stride >= int64_t{x.n_heads} * x.head_dim, "heads: rows do not overlap");
 }
 
-// theta^(-2i / head_dim) radians a position.
-Phase Frequency(double theta, int i, int head_dim) {
-  const long double exponent = -2.0L * i / head_dim;
-  const long double turns =
-      std::pow(static_cast<long double>(theta), exponent) / (2 * std::numbers::pi_v<long double>);
-  return static_cast<Phase>(std::ldexp(turns, 128));
+// Of pair i, see RopeSpec; radians a position become parts of a turn.
+Phase Frequency(const RopeSpec& spec, int i) {
+  const bool halves = spec.layout == RopeSpec::Layout::kHalves;
+  const int n = spec.dims / 2;
+  const long double exponent = halves ? -2.0L * i / spec.dims : n == 1 ? 0 : -1.0L * i / (n - 1);
+  const long double turns = std::pow(static_cast<long double>(spec.theta), exponent) /
+                            (2 * std::numbers::pi_v<long double>);
+  const auto phase = static_cast<Phase>(std::ldexp(turns, 128));
+  return halves ? phase : -phase;
+}
+
+void CheckElementwise(const TensorView& x, const TensorView& y, const char* what) {
+  Check(IsMatrix(x, DType::kF32) && IsActivation(y) && x.shape == y.shape, what);
 }
 
 }  // namespace
@@ -41,12 +48,23 @@ void RmsNorm(DeviceContext& context, TensorView x, TensorView weight, float eps,
   Dispatch<ref::RmsNorm, cpu::RmsNorm, cuda::RmsNorm>(context, x, weight, eps, y, rows);
 }
 
-RopeTable::RopeTable(DeviceContext& context, double theta, int head_dim)
-    : theta_(theta), head_dim_(head_dim) {
-  Check(head_dim > 0 && head_dim % 2 == 0, "RopeTable: head_dim is even");
-  Check(theta >= 1, "RopeTable: theta is at least 1");
-  std::vector<Phase> frequencies(static_cast<size_t>(head_dim / 2));
-  for (int i = 0; i < head_dim / 2; ++i) frequencies[i] = Frequency(theta, i, head_dim);
+void LayerNorm(DeviceContext& context, TensorView x, const LayerNormWeights& weights, TensorView y,
+               std::span<const int32_t> rows) {
+  Check(IsMatrix(x, DType::kF32), "LayerNorm: x is a float32 matrix");
+  for (const TensorView& one : {weights.weight, weights.bias}) {
+    Check(one.dtype == DType::kF32 && one.shape == Shape{x.shape[1]},
+          "LayerNorm: one float32 weight and bias a column");
+  }
+  const int64_t n_rows = rows.empty() ? x.shape[0] : static_cast<int64_t>(rows.size());
+  Check(IsActivation(y) && y.shape == Shape{n_rows, x.shape[1]}, "LayerNorm: y has a row for each");
+  Dispatch<ref::LayerNorm, cpu::LayerNorm, cuda::LayerNorm>(context, x, weights, y, rows);
+}
+
+RopeTable::RopeTable(DeviceContext& context, const RopeSpec& spec) : spec_(spec) {
+  Check(spec.dims > 0 && spec.dims % 2 == 0, "RopeTable: dims are even");
+  Check(spec.theta >= 1, "RopeTable: theta is at least 1");
+  std::vector<Phase> frequencies(static_cast<size_t>(n_pairs()));
+  for (int i = 0; i < n_pairs(); ++i) frequencies[i] = Frequency(spec, i);
   frequencies_ = context.Upload(frequencies.data(), frequencies.size() * sizeof(Phase));
 }
 
@@ -58,11 +76,15 @@ void PrepareHeads(DeviceContext& context, const HeadPrep& prep) {
           "PrepareHeads: as many keys as queries, of one size");
   }
   if (prep.rope != nullptr) {
-    Check(prep.rope->head_dim() == prep.queries.head_dim,
+    const RopeSpec& spec = prep.rope->spec();
+    Check(spec.layout == RopeSpec::Layout::kHalves ? spec.dims == prep.queries.head_dim
+                                                   : spec.dims <= prep.queries.head_dim,
           "PrepareHeads: a table for this head_dim");
     Check(static_cast<int64_t>(prep.positions.size()) == prep.queries.n_rows,
           "PrepareHeads: one position a row");
   }
+  Check(prep.norm != HeadNorm::kLayer || (prep.query_norm && prep.key_norm),
+        "PrepareHeads: a layer norm has weights");
   Dispatch<ref::PrepareHeads, cpu::PrepareHeads, cuda::PrepareHeads>(context, prep);
 }
 
@@ -71,6 +93,28 @@ void SwiGlu(DeviceContext& context, TensorView gate_up, TensorView y) {
   Check(IsActivation(y) && gate_up.shape == Shape{y.shape[0], 2 * y.shape[1]},
         "SwiGlu: gate_up has two columns for each of y");
   Dispatch<ref::SwiGlu, cpu::SwiGlu, cuda::SwiGlu>(context, gate_up, y);
+}
+
+void SquaredRelu(DeviceContext& context, TensorView x, TensorView y) {
+  CheckElementwise(x, y, "SquaredRelu: y has the shape of x, which is float32");
+  Dispatch<ref::SquaredRelu, cpu::SquaredRelu, cuda::SquaredRelu>(context, x, y);
+}
+
+void AddScaled(DeviceContext& context, TensorView x, float a, TensorView y, float b) {
+  CheckElementwise(x, y, "AddScaled: x and y are float32 matrices of one shape");
+  Check(y.dtype == DType::kF32, "AddScaled: y is float32");
+  Dispatch<ref::AddScaled, cpu::AddScaled, cuda::AddScaled>(context, x, a, y, b);
+}
+
+void MixTowards(DeviceContext& context, const Mix& mix) {
+  Check(mix.x_stride >= mix.width, "MixTowards: rows do not overlap");
+  Check((mix.gate == nullptr) == (mix.bias == nullptr), "MixTowards: a gate has a bias");
+  Dispatch<ref::MixTowards, cpu::MixTowards, cuda::MixTowards>(context, mix);
+}
+
+void SoftCap(DeviceContext& context, TensorView x, float cap) {
+  Check(IsMatrix(x, DType::kF32) && cap > 0, "SoftCap: a float32 matrix, and a cap above 0");
+  Dispatch<ref::SoftCap, cpu::SoftCap, cuda::SoftCap>(context, x, cap);
 }
 
 void Embed(DeviceContext& context, TensorView table, std::span<const int32_t> ids, TensorView y) {

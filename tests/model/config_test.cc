@@ -1,9 +1,8 @@
-#include "model/config.h"
-
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
 #include "model/language_model.h"
+#include "model/load_config.h"
 #include "tests/model/model_test_util.h"
 
 namespace ovq::test {
@@ -53,18 +52,19 @@ TEST(LoadConfig, ReadsFieldsAndDefaults) {
   ASSERT_TRUE(config.ok()) << config.status();
   EXPECT_EQ(config->vocab_size, 300);
   EXPECT_EQ(config->n_layers, 2);
-  EXPECT_THAT(config->layer_types, ElementsAre("sliding_attention", "ovq_attention"));
-  EXPECT_THAT(config->intermediate_size, ElementsAre(96, 96));
-  EXPECT_EQ(config->rms_norm_eps, 1e-5f);
+  EXPECT_THAT(config->layer_types(), ElementsAre("sliding_attention", "ovq_attention"));
+  EXPECT_EQ(config->layers[0].feed_forward.width, 96);
+  EXPECT_EQ(config->layers[1].feed_forward.width, 96);
+  EXPECT_EQ(config->norm.eps, 1e-5f);
   EXPECT_FALSE(config->tie_word_embeddings);
   EXPECT_FALSE(config->bos_token_id.has_value());
   EXPECT_TRUE(config->eos_token_ids.empty());
   EXPECT_EQ(DefaultSlotCap(*config), 24);
   EXPECT_EQ(config->weights_dtype, DType::kF32);
   EXPECT_EQ(config->tokenizer, TokenizerKind::kNone);
-  EXPECT_EQ(AttrReader(config->section("ovq")).Int("chunk_size", 0, 100), 16);
-  EXPECT_FALSE(config->section("vq").Has("codebook_size"));
-  AttrReader absent(config->section("vq"));
+  EXPECT_EQ(AttrReader(config->fields(0).section("ovq")).Int("chunk_size", 0, 100), 16);
+  EXPECT_FALSE(config->fields(0).section("vq").Has("codebook_size"));
+  AttrReader absent(config->fields(0).section("vq"));
   absent.Int("codebook_size", 1, 9);
   EXPECT_THAT(Message(absent.status()), HasSubstr("vq.codebook_size"));
 }
@@ -81,14 +81,16 @@ TEST(LoadConfig, ReadsOptionalFields) {
   json.erase("ovq");
   const auto config = Load(json);
   ASSERT_TRUE(config.ok()) << config.status();
-  EXPECT_THAT(config->intermediate_size, ElementsAre(0, 32));
+  EXPECT_EQ(config->layers[0].feed_forward.kind, FeedForwardKind::kNone);
+  EXPECT_EQ(config->layers[1].feed_forward.width, 32);
   EXPECT_EQ(config->bos_token_id, 1);
   EXPECT_THAT(config->eos_token_ids, ElementsAre(2, 3));
   EXPECT_EQ(config->weights_dtype, DType::kBF16);
   EXPECT_EQ(config->tokenizer, TokenizerKind::kBytes);
   EXPECT_EQ(config->tokenizer_byte_offset, 4);
   EXPECT_EQ(DefaultSlotCap(*config), 2048);
-  EXPECT_TRUE(config->model.CheckAllRead().ok()) << config->model.CheckAllRead();
+  EXPECT_TRUE(config->fields(0).model.CheckAllRead().ok())
+      << config->fields(0).model.CheckAllRead();
   json["eos_token_id"] = 2;
   json.erase("torch_dtype");
   json["dtype"] = "float16";
@@ -103,7 +105,8 @@ TEST(LoadConfig, UnknownFieldsStayUnread) {
   json["slidign_window"] = 3;
   const auto config = Load(json);
   ASSERT_TRUE(config.ok()) << config.status();
-  EXPECT_THAT(Message(config->model.CheckAllRead()), HasSubstr("slidign_window: unknown field"));
+  EXPECT_THAT(Message(config->fields(0).model.CheckAllRead()),
+              HasSubstr("slidign_window: unknown field"));
 }
 
 TEST(LoadConfig, CanonicalIgnoresOrderSpacesAndBookkeeping) {
@@ -148,7 +151,8 @@ TEST(LoadConfig, NamesTheFieldThatIsWrong) {
   ExpectError("ovq", {{"chunk_size", 1}}, "ovq.chunk_size: expected an integer in [2, ");
   ExpectError("ovq", {{"max_centroids", 1}}, "ovq.max_centroids: expected an integer in [2, ");
   ExpectError("ovq", {{"max_centroids", {{"a", 1}}}}, "ovq.max_centroids: an object");
-  ExpectError("rope_scaling", {{"factor", 2}}, "rope_scaling: unknown section; known: ovq, vq");
+  ExpectError("rope_scaling", {{"factor", 2}},
+              "rope_scaling: unknown section; known: ovq, kvm, vq");
   ExpectError("bos_token_id", 300, "bos_token_id: expected an integer in [0, 299]");
   ExpectError("eos_token_id", {2, 300}, "eos_token_id: expected integers in [0, 299]");
   ExpectError("eos_token_id", "</s>", "eos_token_id: expected integers");

@@ -55,7 +55,8 @@ class Fixtures : public ::testing::TestWithParam<Case> {
     Session session(*model_, *context_, golden_.sequences[i], centroids());
     for (int64_t n : lengths) session.Feed(n);
     if (session.remaining() > 0) session.Feed(session.remaining());
-    ExpectLogits(session, absl::StrCat("logits.", i));
+    const bool by_token = lengths.size() == golden_.sequences[i].size();
+    ExpectLogits(session, by_token ? golden_.by_token[i] : golden_.whole[i]);
   }
 
   Golden golden_;
@@ -123,12 +124,16 @@ std::vector<Case> Cases(const std::vector<const char*>& names) {
 
 std::string CaseName(const ::testing::TestParamInfo<Case>& info) {
   std::string name = absl::StrCat(info.param.name, "_", DeviceName(info.param.device));
-  std::replace(name.begin(), name.end(), '-', '_');
+  for (char& c : name) c = std::isalnum(static_cast<unsigned char>(c)) ? c : '_';
   return name;
 }
 
 INSTANTIATE_TEST_SUITE_P(Golden, Fixtures,
                          ::testing::ValuesIn(Cases({"sw-ovq", "sw-full", "sw-vq", "sw-ovq-gqa"})),
+                         CaseName);
+INSTANTIATE_TEST_SUITE_P(KvmPaper, Fixtures,
+                         ::testing::ValuesIn(Cases({"kvm/gptalpha-nope-swa", "kvm/ovq-swa",
+                                                    "kvm/kvm-power-law"})),
                          CaseName);
 INSTANTIATE_TEST_SUITE_P(Golden, OverriddenCap, ::testing::ValuesIn(Cases({"sw-ovq"})), CaseName);
 

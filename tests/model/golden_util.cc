@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <cstdlib>
 
+#include "absl/strings/str_cat.h"
 #include "tests/test_util.h"
 
 namespace ovq::test {
@@ -11,9 +12,18 @@ Golden LoadGolden(const std::string& name) {
   // The variable: where the program runs on another machine than it was built on.
   const char* folder = std::getenv("OVQ_GOLDEN_DIR");
   Golden golden;
-  golden.folder = std::string(folder != nullptr ? folder : OVQ_GOLDEN_DIR) + "/native/" + name;
+  golden.folder = absl::StrCat(folder != nullptr ? folder : OVQ_GOLDEN_DIR, "/",
+                               name.find('/') == std::string::npos ? "native/" : "", name);
   const auto json = nlohmann::json::parse(ReadBytes(golden.folder + "/tokens.json"));
-  golden.sequences = json.at("sequences").get<std::vector<std::vector<int32_t>>>();
+  for (const auto& sequence : json.at("sequences")) {
+    const size_t i = golden.sequences.size();
+    const bool named = sequence.is_object();
+    const std::string tensor = named ? sequence.at("name").get<std::string>() : "";
+    golden.whole.push_back(named ? "prefill." + tensor : absl::StrCat("logits.", i));
+    golden.by_token.push_back(named ? "decode." + tensor : golden.whole.back());
+    golden.sequences.push_back(
+        (named ? sequence.at("tokens") : sequence).get<std::vector<int32_t>>());
+  }
   Check(!golden.sequences.empty(), "a golden model has sequences");
   golden.override_slot_cap = json.value("max_centroids_override", int64_t{0});
   return golden;

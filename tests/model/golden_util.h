@@ -1,4 +1,4 @@
-// Small models with known logits: tests/golden/native.
+// Small models with known logits: tests/golden/native and tests/golden/kvm.
 #pragma once
 
 #include <memory>
@@ -14,8 +14,11 @@ namespace ovq::test {
 struct Golden {
   std::string folder;
   std::vector<std::vector<int32_t>> sequences;
+  // Of each sequence, in expected.safetensors: when it is read at once, and token by token.
+  std::vector<std::string> whole, by_token;
   int64_t override_slot_cap = 0;  // 0: no logits_override in the file
 };
+// name: "sw-ovq" of native, or with its folder, "kvm/ovq-swa".
 Golden LoadGolden(const std::string& name);
 
 // A context whose threads the calling thread's kernels use.

@@ -3,60 +3,13 @@
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
-#include "model/weights.h"
+#include "tests/model/edited_model.h"
 #include "tests/model/golden_util.h"
 
 namespace ovq::test {
 namespace {
 
 using ::testing::HasSubstr;
-using Json = nlohmann::json;
-
-// A copy of a golden model whose config and tensors a test may change before loading it.
-class EditedModel {
- public:
-  explicit EditedModel(const std::string& name) {
-    const Golden golden = LoadGolden(name);
-    config = Json::parse(ReadBytes(golden.folder + "/config.json"));
-    const auto file = SafetensorsFile::Open(golden.folder + "/model.safetensors");
-    for (const auto& [tensor, view] : file->tensors()) {
-      Json shape = Json::array();
-      for (int i = 0; i < view.shape.rank(); ++i) shape.push_back(view.shape[i]);
-      tensors[tensor] = {shape, std::string(view.as<char>(), view.bytes())};
-    }
-  }
-  absl::StatusOr<std::unique_ptr<LanguageModel>> Load(const ModelOptions& options = {}) const {
-    const TempFolder folder;
-    Json header;
-    std::string data;
-    for (const auto& [tensor, part] : tensors) {
-      header[tensor] = {{"dtype", "F32"},
-                        {"shape", part.first},
-                        {"data_offsets", {data.size(), data.size() + part.second.size()}}};
-      data += part.second;
-    }
-    std::string text = header.dump();
-    text.resize((text.size() + 7) / 8 * 8, ' ');
-    folder.Write("model.safetensors", SafetensorsBytes(text, data));
-    folder.Write("config.json", config.dump());
-    return LanguageModel::Load(folder.path(), options, *context);
-  }
-  void ExpectError(absl::StatusCode code, const std::string& text) const {
-    const absl::Status status = Load().status();
-    EXPECT_EQ(status.code(), code) << status;
-    EXPECT_THAT(Message(status), HasSubstr(text));
-  }
-
-  Json config;
-  std::map<std::string, std::pair<Json, std::string>> tensors;
-  std::unique_ptr<DeviceContext> context = BoundContext(Device::kCpu);
-};
-
-std::vector<float> Logits(const LanguageModel& model, DeviceContext& context) {
-  Session session(model, context, {1, 2, 3, 4, 5}, 24);
-  session.Feed(5);
-  return session.logits();
-}
 
 TEST(LanguageModel, KnowsItsSizes) {
   const auto context = BoundContext(Device::kCpu);

@@ -1,12 +1,20 @@
 #include "kernels/mixers/common/attention.h"
 
+#include <cmath>
+
 #include "absl/strings/str_cat.h"
+#include "base/text.h"
 
 namespace ovq {
 namespace {
 
 constexpr int64_t kMaxHeads = 4096;
 constexpr int64_t kMaxHeadDim = 1024;
+constexpr int64_t kMaxGateRank = 1 << 16;
+constexpr int64_t kMaxLayer = 1 << 16;
+
+// Among a step's tensors: what layer `layer` projects from FirstValuesInput.
+std::string FirstValues(int layer) { return absl::StrCat("first_values.", layer); }
 
 }  // namespace
 
@@ -25,45 +33,169 @@ AttentionShape ReadAttentionShape(AttrReader& model) {
   return shape;
 }
 
-AttentionProjection::AttentionProjection(const MixerSpec& spec, const AttentionShape& shape,
-                                         double rope_theta)
-    : shape_(shape), compute_(spec.compute_dtype) {
-  const int64_t k_rows = int64_t{shape.n_kv_heads} * shape.head_dim;
-  const int64_t v_rows = int64_t{shape.n_kv_heads} * shape.value_head_dim;
-  qkv_ = spec.weights.Product({{"self_attn.q_proj.weight", int64_t{shape.n_heads} * shape.head_dim},
-                               {"self_attn.k_proj.weight", k_rows},
-                               {"self_attn.v_proj.weight", v_rows}},
-                              spec.state.d_model);
-  out_ = spec.weights.Product({{"self_attn.o_proj.weight", spec.state.d_model}},
-                              int64_t{shape.n_heads} * shape.value_head_dim);
-  beta_ = spec.weights.Floats("self_attn.beta", {shape.n_heads});
-  if (rope_theta > 0) rope_.emplace(spec.context, rope_theta, shape.head_dim);
+AttentionInput ReadAttentionInput(AttrReader& model, const AttentionShape& shape,
+                                  bool turns_by_default) {
+  constexpr std::string_view kResiduals[] = {"none", "gated", "linear"};
+  constexpr std::string_view kNorms[] = {"unit", "l2", "layer"};
+  constexpr HeadNorm kHeadNorms[] = {HeadNorm::kUnit, HeadNorm::kL2, HeadNorm::kLayer};
+  AttentionInput input;
+  input.value_residual =
+      AttentionInput::ValueResidual(model.ChoiceOr("value_residual", kResiduals));
+  input.value_layer = ReadValueLayer(model);
+  if (input.value_residual == AttentionInput::ValueResidual::kGated) {
+    input.gate_rank = model.Int("value_gate_rank", 1, kMaxGateRank);
+  }
+  input.token_shift = model.BoolOr("token_shift", false);
+  input.norm = kHeadNorms[model.ChoiceOr("qk_norm", kNorms)];
+
+  const std::string rope = model.StringOr("rope", turns_by_default ? "halves" : "none");
+  if (rope == "none" || !model.ok()) return input;
+  if (rope != "halves" && rope != "pairs") {
+    model.Fail("rope",
+               absl::StrCat("unknown value ", Quoted(rope), "; known: none, halves, pairs"));
+  }
+  input.rope.theta = model.FloatOr("rope_theta", 10000.0, 1.0, 1e15);
+  input.rope.dims = shape.head_dim;
+  if (rope == "pairs") {
+    input.rope.layout = RopeSpec::Layout::kPairs;
+    input.rope.dims = static_cast<int>(model.IntOr("rope_dims", shape.head_dim, 1, shape.head_dim));
+    input.rope.rounds_to_bf16 = model.BoolOr("rope_rounds_to_bfloat16", false);
+  }
+  if (model.ok() && input.rope.dims % 2 != 0) {
+    model.Fail(rope == "pairs" ? "rope_dims" : "head_dim",
+               absl::StrCat("expected an even number for RoPE, got ", input.rope.dims));
+  }
+  return input;
 }
 
-AttentionRows AttentionProjection::Project(const LayerStep& step, TensorView x,
-                                           ScratchScope& scope) const {
-  const int64_t n_rows = step.seqs.n_rows();
-  const int64_t stride = qkv_.out();
-  const size_t out_elements = static_cast<size_t>(n_rows) * static_cast<size_t>(out_.in());
-  float* qkv = scope.Allocate<float>(static_cast<size_t>(n_rows * stride));
-  void* out = scope.Allocate<std::byte>(out_elements * DTypeBytes(compute_));
-  qkv_.Apply(step.context, x, {.data = qkv, .dtype = DType::kF32, .shape = {n_rows, stride}});
+int ReadValueLayer(AttrReader& model) {
+  return static_cast<int>(model.IntOr("value_residual_layer", -1, 0, kMaxLayer));
+}
 
-  float* k = qkv + int64_t{shape_.n_heads} * shape_.head_dim;
-  const HeadRows queries = {qkv, n_rows, shape_.n_heads, shape_.head_dim, stride};
-  const HeadRows keys = {k, n_rows, shape_.n_kv_heads, shape_.head_dim, stride};
+std::string FirstValuesInput(int layer) { return absl::StrCat("first_values_input.", layer); }
+
+AttentionProjection::AttentionProjection(const MixerSpec& spec, const AttentionShape& shape,
+                                         const AttentionInput& input)
+    : shape_(shape), input_(input), compute_(spec.compute_dtype) {
+  WeightReader& weights = spec.weights;
+  const int64_t d_model = spec.state.d_model;
+  const int64_t q = int64_t{shape.n_heads} * shape.head_dim;
+  const int64_t k = int64_t{shape.n_kv_heads} * shape.head_dim;
+  const int64_t v = int64_t{shape.n_kv_heads} * shape.value_head_dim;
+  qkv_ = weights.Product({{"self_attn.q_proj.weight", q},
+                          {"self_attn.k_proj.weight", k},
+                          {"self_attn.v_proj.weight", v}},
+                         d_model);
+  out_ = weights.Product({{"self_attn.o_proj.weight", d_model}},
+                         int64_t{shape.n_heads} * shape.value_head_dim, spec.residual_scale);
+  if (input.value_layer == spec.layer) {
+    first_values_ = weights.Product({{"self_attn.v_proj.weight", v}}, d_model);
+  }
+  if (input.value_residual == AttentionInput::ValueResidual::kGated) {
+    gate_down_ = weights.Product({{"self_attn.value_gate.down.weight", input.gate_rank}}, d_model);
+    gate_up_ = weights.FloatProduct({"self_attn.value_gate.up.weight", v}, input.gate_rank);
+    gate_bias_ = weights.Floats("self_attn.value_gate.bias", {v});
+  } else if (input.value_residual == AttentionInput::ValueResidual::kLinear) {
+    const std::vector<float> share = weights.HostFloats("self_attn.value_residual", {1});
+    if (!share.empty()) value_share_ = share[0];
+  }
+  if (input.token_shift) {
+    shift_ = weights.Floats(
+        {{"self_attn.q_shift", q}, {"self_attn.k_shift", k}, {"self_attn.v_shift", v}});
+  }
+  const int64_t d = shape.head_dim;
+  const auto scale = static_cast<float>(std::sqrt(static_cast<double>(d)));
+  if (input.norm == HeadNorm::kLayer) {
+    query_norm_ =
+        weights.Floats({{"self_attn.q_norm.weight", d}, {"self_attn.q_norm.bias", d}}, 1 / scale);
+    key_norm_ = weights.Floats({{"self_attn.k_norm.weight", d}, {"self_attn.k_norm.bias", d}});
+  } else {
+    beta_ = weights.Floats({{"self_attn.beta", shape.n_heads}},
+                           input.norm == HeadNorm::kL2 ? scale : 1);
+  }
+  if (input.rope.dims > 0) rope_.emplace(spec.context, input.rope);
+}
+
+int64_t AttentionProjection::ShiftWidth(const AttentionShape& shape) {
+  return int64_t{shape.n_heads + shape.n_kv_heads} * shape.head_dim +
+         int64_t{shape.n_kv_heads} * shape.value_head_dim;
+}
+
+size_t AttentionProjection::bytes() const {
+  return qkv_.bytes() + out_.bytes() + first_values_.bytes() + gate_down_.bytes() +
+         gate_up_.bytes();
+}
+
+void AttentionProjection::GiveValues(const LayerStep& step) const {
+  if (first_values_.bytes() == 0) return;
+  const TensorView input = step.tensors.Get(FirstValuesInput(input_.value_layer));
+  first_values_.Apply(step.context, input,
+                      step.tensors.Put(FirstValues(input_.value_layer), DType::kF32,
+                                       {input.shape[0], first_values_.out()}));
+}
+
+// v [n_rows], rows `stride` apart.
+void AttentionProjection::MixValues(const LayerStep& step, TensorView x, float* v,
+                                    int64_t stride) const {
+  if (input_.value_residual == AttentionInput::ValueResidual::kNone) return;
+  const TensorView first = step.tensors.Get(FirstValues(input_.value_layer));
+  Check(first.data != nullptr, "a value residual's layer has come before");
+  ScratchScope scope(step.context);
+  Mix mix = {.x = v,
+             .n_rows = first.shape[0],
+             .width = first.shape[1],
+             .x_stride = stride,
+             .target = first.as<float>(),
+             .share = value_share_};
+  if (input_.value_residual == AttentionInput::ValueResidual::kGated) {
+    const TensorView narrow = scope.Tensor(DType::kF32, {mix.n_rows, input_.gate_rank});
+    const TensorView gate = scope.Tensor(DType::kF32, first.shape);
+    gate_down_.Apply(step.context, x, narrow);
+    gate_up_.Apply(step.context, narrow, gate);
+    mix.gate = gate.as<float>();
+    mix.bias = gate_bias_.as<float>();
+  }
+  MixTowards(step.context, mix);
+}
+
+AttentionRows AttentionProjection::Project(const LayerStep& step, TensorView x, size_t newest,
+                                           ScratchScope& scope) const {
+  const int64_t n_rows = step.seqs.n_rows(), stride = qkv_.out();
+  const int64_t q_width = int64_t{shape_.n_heads} * shape_.head_dim;
+  const int64_t k_width = int64_t{shape_.n_kv_heads} * shape_.head_dim;
+  const TensorView out = scope.Tensor(compute_, {n_rows, out_.in()});
+  TensorView qkv = scope.Tensor(DType::kF32, {n_rows, stride});
+  qkv_.Apply(step.context, x, qkv);
+  MixValues(step, x, qkv.as<float>() + q_width + k_width, stride);
+  if (input_.token_shift) {
+    const TensorView shifted = scope.Tensor(DType::kF32, qkv.shape);
+    ShiftTokens(step.context, step.seqs,
+                {.x = qkv.as<float>(),
+                 .x_stride = stride,
+                 .width = stride,
+                 .mix = shift_.as<float>(),
+                 .newest = newest,
+                 .begins_empty = false,
+                 .y = shifted.data,
+                 .y_dtype = DType::kF32});
+    qkv = shifted;
+  }
+  float *q = qkv.as<float>(), *k = q + q_width;
   PrepareHeads(step.context,
-               {.queries = queries,
-                .keys = keys,
+               {.queries = {q, n_rows, shape_.n_heads, shape_.head_dim, stride},
+                .keys = {k, n_rows, shape_.n_kv_heads, shape_.head_dim, stride},
+                .norm = input_.norm,
                 .beta = beta_.as<float>(),
+                .query_norm = query_norm_.as<float>(),
+                .key_norm = key_norm_.as<float>(),
                 .rope = rope_ ? &*rope_ : nullptr,
                 .positions = {step.seqs.device.positions, static_cast<size_t>(n_rows)},
                 .round_to_bf16 = compute_ == DType::kBF16});
-  return {.q = qkv,
+  return {.q = q,
           .k = k,
-          .v = k + int64_t{shape_.n_kv_heads} * shape_.head_dim,
+          .v = k + k_width,
           .stride = stride,
-          .out = out,
+          .out = out.data,
           .out_dtype = compute_,
           .x = x};
 }

@@ -5,9 +5,11 @@
 #include <cstdint>
 #include <memory>
 #include <optional>
+#include <string>
 #include <utility>
 #include <vector>
 
+#include "kernels/mixers/common/token_shift.h"
 #include "kernels/mixers/mixer.h"
 #include "kernels/ops/ops.h"
 
@@ -25,10 +27,36 @@ struct AttentionShape {
 // From num_attention_heads, num_key_value_heads, head_dim, value_head_dim.
 AttentionShape ReadAttentionShape(AttrReader& model);
 
+// What happens to queries, keys and values between their projections and a mixer's kernel, in this
+// order. All by default as in the OVQ paper (appendix 8.2).
+struct AttentionInput {
+  // v moves towards the values v' that layer `value_layer` projects from the embedding:
+  //   gated  v += (v' - v) sigmoid(bias + up(down(x))), the gate of rank gate_rank
+  //   linear v += (v' - v) lambda
+  enum class ValueResidual : uint8_t { kNone, kGated, kLinear };
+  ValueResidual value_residual = ValueResidual::kNone;
+  int value_layer = -1;
+  int64_t gate_rank = 0;
+  bool token_shift = false;         // of q, k and v as they then are, from x_{-1} = x_0
+  HeadNorm norm = HeadNorm::kUnit;  // kUnit: q times beta; kL2: beta sqrt(d); kLayer: 1 / sqrt(d)
+  RopeSpec rope;                    // dims 0: no position encoding
+};
+
+// From qk_norm, rope, rope_theta, rope_dims, rope_rounds_to_bfloat16, token_shift, value_residual,
+// value_residual_layer, value_gate_rank (docs/model-format.md).
+AttentionInput ReadAttentionInput(AttrReader& model, const AttentionShape& shape,
+                                  bool turns_by_default);
+
+// The layer whose values the value residual of these fields mixes in; -1 without one.
+int ReadValueLayer(AttrReader& model);
+// Among a step's tensors: the normed embedding [n_rows, d_model] that the values of `layer` are
+// projected from, in the compute dtype.
+std::string FirstValuesInput(int layer);
+
 // One step's queries, keys and values, ready for a kernel. Rows are `stride` floats apart.
 struct AttentionRows {
-  const float* q;  // [n_rows, n_heads, head_dim] unit norm times beta, rotated if RoPE is on;
-  const float* k;  // [n_rows, n_kv_heads, head_dim] unit norm, rotated if RoPE is on;
+  const float* q;  // [n_rows, n_heads, head_dim] as AttentionInput leaves them;
+  const float* k;  // [n_rows, n_kv_heads, head_dim]
                    // both bfloat16 values if that is the compute dtype
   const float* v;  // [n_rows, n_kv_heads, value_head_dim]
   int64_t stride;
@@ -37,24 +65,40 @@ struct AttentionRows {
   TensorView x = {};  // [n_rows, d_model] what the others were projected from, in the compute dtype
 };
 
-// q_proj, k_proj, v_proj, o_proj [out, in] and beta [n_heads] of one layer.
+// q_proj, k_proj, v_proj, o_proj [out, in] of one layer and the weights of its AttentionInput.
 class AttentionProjection {
  public:
-  // rope_theta 0 = no position encoding. Its errors are spec.weights'.
-  AttentionProjection(const MixerSpec& spec, const AttentionShape& shape, double rope_theta);
+  // Its errors are spec.weights'.
+  AttentionProjection(const MixerSpec& spec, const AttentionShape& shape,
+                      const AttentionInput& input);
 
-  // Fills rows from x [n_rows, d_model]; the buffers live as long as scope.
-  AttentionRows Project(const LayerStep& step, TensorView x, ScratchScope& scope) const;
-  // y[n_rows, d_model] += o_proj(rows.out).
+  // Puts this layer's first values among the step's tensors, if others mix them in.
+  void GiveValues(const LayerStep& step) const;
+  // Fills rows from x [n_rows, d_model]; the buffers live as long as scope. newest: where a
+  // session keeps the row of its token shift.
+  AttentionRows Project(const LayerStep& step, TensorView x, size_t newest,
+                        ScratchScope& scope) const;
+  // y[n_rows, d_model] += residual_scale o_proj(rows.out).
   void Output(DeviceContext& context, const AttentionRows& rows, TensorView y) const;
-  size_t bytes() const { return qkv_.bytes() + out_.bytes(); }
+  size_t bytes() const;
+  // Of the row that a token shift keeps.
+  static int64_t ShiftWidth(const AttentionShape& shape);
 
  private:
+  void MixValues(const LayerStep& step, TensorView x, float* v, int64_t stride) const;
+
   AttentionShape shape_;
+  AttentionInput input_;
   DType compute_;
   Linear qkv_;
   Linear out_;
-  Buffer beta_;  // [n_heads] float
+  Linear first_values_;           // v_proj again, in the layer that gives values
+  Linear gate_down_, gate_up_;    // float32: [rank, d_model], [v, rank]
+  Buffer gate_bias_;              // [v] float
+  float value_share_ = 0;         // lambda
+  Buffer shift_;                  // [q + k + v] float
+  Buffer beta_;                   // [n_heads] float
+  Buffer query_norm_, key_norm_;  // weight and bias [2][head_dim] float
   std::optional<RopeTable> rope_;
 };
 
@@ -65,8 +109,15 @@ class AttentionProjection {
 //   std::vector<StateExtent> Overwrites(...) const: as SequenceMixer's
 struct Attention {
   AttentionShape shape;
-  double rope_theta = 0;  // 0: no position encoding
+  AttentionInput input = {};
   MixerState layout = {};
+  static constexpr bool kTurnsByDefault = false;  // has RoPE where config.json does not say
+
+  // Of the fixed part: an attention's own fields, before the row of a token shift.
+  size_t own_fixed_bytes() const {
+    const int last = static_cast<int>(layout.fixed.list().size()) - 1;
+    return input.token_shift ? layout.fixed.offset(last) : layout.fixed.bytes();
+  }
 
   void Load(const MixerSpec&) {}  // weights beside the projections'; errors are spec.weights'
   size_t weight_bytes() const { return 0; }
@@ -81,17 +132,27 @@ class AttentionMixer final : public SequenceMixer {
   const MixerState& state() const override { return attention_.layout; }
   size_t weight_bytes() const override { return projection_.bytes() + attention_.weight_bytes(); }
   void Forward(const LayerStep& step, TensorView x, TensorView y) const override {
+    projection_.GiveValues(step);
     ScratchScope scope(step.context);
-    const AttentionRows rows = projection_.Project(step, x, scope);
+    const AttentionRows rows = projection_.Project(step, x, newest(step.where), scope);
     attention_.Attend(step, rows);
     projection_.Output(step.context, rows, y);
   }
   std::vector<StateExtent> Overwrites(const LayerState& where,
                                       const TokenRange& tokens) const override {
-    return attention_.Overwrites(where, tokens);
+    std::vector<StateExtent> extents = attention_.Overwrites(where, tokens);
+    if (attention_.input.token_shift) {
+      extents.push_back({newest(where), attention_.layout.fixed.list().back().bytes()});
+    }
+    return extents;
   }
 
  private:
+  // Where a token shift keeps its row.
+  size_t newest(const LayerState& where) const {
+    return where.fixed_offset + attention_.own_fixed_bytes();
+  }
+
   T attention_;
   AttentionProjection projection_;
 };
@@ -100,6 +161,12 @@ template <class T>
 absl::StatusOr<T> ReadAttention(const StateSpec& spec) {
   AttrReader model(spec.model), section(spec.section);
   T attention(spec, model, section);
+  attention.input = ReadAttentionInput(model, attention.shape, T::kTurnsByDefault);
+  if (attention.input.token_shift) {
+    std::vector<StateField> fields = attention.layout.fixed.list();
+    fields.push_back(TokenShiftField(AttentionProjection::ShiftWidth(attention.shape)));
+    attention.layout.fixed = StateFields(std::move(fields));
+  }
   absl::Status status = model.status();
   status.Update(section.status());
   if (!status.ok()) return status;
@@ -118,7 +185,7 @@ absl::StatusOr<std::unique_ptr<SequenceMixer>> MakeAttention(const MixerSpec& sp
   absl::StatusOr<T> attention = ReadAttention<T>(spec.state);
   if (!attention.ok()) return attention.status();
   attention->Load(spec);
-  AttentionProjection projection(spec, attention->shape, attention->rope_theta);
+  AttentionProjection projection(spec, attention->shape, attention->input);
   if (!spec.weights.status().ok()) return spec.weights.status();
   return std::make_unique<AttentionMixer<T>>(*std::move(attention), std::move(projection));
 }

@@ -218,10 +218,7 @@ std::vector<StateExtent> KvmAttention::Overwrites(const LayerState& where,
   const bool folds = tokens.end % chunk_len == 0 && chunks >= config.law.window_chunks;
   std::vector<StateExtent> extents;
   if (folds && config.law.window_chunks > 1) {
-    // The window moves. Other fields may come after its own.
-    const int last = config.gated() ? kGates : kWindowValues;
-    extents.push_back(
-        {where.fixed_offset, layout.fixed.offset(last) + layout.fixed.list()[last].bytes()});
+    extents.push_back({where.fixed_offset, own_fixed_bytes()});  // the window moves
   } else {
     extents = RecentExtents(Blocks(where), tokens);
     const int64_t first = tokens.begin - Blocks(where).origin(tokens.begin);

@@ -18,9 +18,11 @@ OvqConfig ReadConfig(const StateSpec& spec, AttrReader& model, AttrReader& secti
   const int64_t longest = spec.device == Device::kCuda ? kMaxCudaChunkLen : 1 << 16;
   config.chunk_len = static_cast<int>(section.IntOr("chunk_size", 128, 2, longest));
   config.default_slot_cap = section.IntOr("max_centroids", 2048, kMinSlotCap, kMaxSlotCap);
-  if (section.BoolOr("normalize_centroids", false)) {
-    section.Fail("normalize_centroids",
-                 "expected false, got true, which this version does not support");
+  for (const char* flag :
+       {"normalize_centroids", "min_state_size", "counts_for_rates_only", "delta_rule"}) {
+    if (section.BoolOr(flag, false)) {
+      section.Fail(flag, "expected false, got true, which this version does not support");
+    }
   }
   config.dtype = spec.kv_dtype;
   return config;

@@ -17,11 +17,6 @@ SoftmaxAttention::SoftmaxAttention(const StateSpec& spec, AttrReader& model, boo
     : Attention{.shape = ReadAttentionShape(model)}, dtype(spec.kv_dtype) {
   if (sliding) {
     window = static_cast<int32_t>(model.Int("sliding_window", 1, 1 << 24));
-    rope_theta = model.FloatOr("rope_theta", 10000.0, 1.0, 1e15);
-    if (shape.head_dim % 2 != 0) {
-      model.Fail("head_dim",
-                 absl::StrCat("expected an even number for RoPE, got ", shape.head_dim));
-    }
     // Enough for the 64-aligned block of a query and every block its window reaches into.
     ring = static_cast<int32_t>(1 + BlocksOf(window - 1));
   }

@@ -21,6 +21,7 @@ struct SoftmaxAttention : Attention {
 };
 
 struct SlidingAttention : SoftmaxAttention {
+  static constexpr bool kTurnsByDefault = true;
   SlidingAttention(const StateSpec& spec, AttrReader& model, AttrReader&)
       : SoftmaxAttention(spec, model, /*sliding=*/true) {}
 };

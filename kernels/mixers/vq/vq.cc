@@ -101,7 +101,7 @@ void VqAttention::Attend(const LayerStep& step, const AttentionRows& rows) const
 std::vector<StateExtent> VqAttention::Overwrites(const LayerState& where,
                                                  const TokenRange& tokens) const {
   // The end of a chunk may touch any code's count and mean.
-  if (tokens.end % kVqChunk == 0) return {{where.fixed_offset, layout.fixed.bytes()}};
+  if (tokens.end % kVqChunk == 0) return {{where.fixed_offset, own_fixed_bytes()}};
   return RecentExtents(Blocks(where), tokens);
 }
 

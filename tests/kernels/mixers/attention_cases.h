@@ -43,6 +43,16 @@ std::vector<MixerCase> AttentionCases(const std::string& type, Fn&& finish) {
                    .kv_dtype = s.kv_dtype,
                    .compute_dtype = s.compute_dtype};
     finish(s, c);
+    cases.push_back(c);
+    // Once more with all that may come between projections and attention (AttentionInput).
+    if (&s != &kAttentionCaseShapes[1]) continue;
+    c.name += "shifted";
+    c.model["token_shift"] = true;
+    c.model["qk_norm"] = "layer";
+    c.model["rope"] = "pairs";
+    c.model["rope_dims"] = s.head_dim / 2;
+    c.weights["self_attn.q_norm.weight"] = c.weights["self_attn.k_norm.weight"] = {1.0f, 0.2f};
+    c.weights["self_attn.v_shift"] = {0.5f, 0.2f};
     cases.push_back(std::move(c));
   }
   return cases;

@@ -42,12 +42,12 @@ std::vector<float> RunRope(DeviceContext& context, std::span<const float> x, con
                            std::span<const int64_t> positions, double theta) {
   const DeviceArray<float> data(context, x);
   const DeviceArray<int64_t> rows(context, positions);
-  const RopeTable table(context, theta, sizes.head_dim);
+  const RopeTable table(context, {.theta = theta, .dims = sizes.head_dim});
   const auto n = static_cast<int64_t>(positions.size());
   PrepareHeads(context, {.queries = {data.data(), n, sizes.n_heads, sizes.head_dim, sizes.stride},
+                         .norm = HeadNorm::kNone,
                          .rope = &table,
-                         .positions = rows.span(),
-                         .unit_norm = false});
+                         .positions = rows.span()});
   return data.Read();
 }
 
@@ -165,7 +165,8 @@ std::vector<float> RunPrepare(DeviceContext& context, const PreparedHeads& heads
                    .positions = rows.span(),
                    .round_to_bf16 = heads.round};
   std::optional<RopeTable> table;
-  if (heads.rope) prep.rope = &table.emplace(context, 1000, heads.head_dim);
+  if (heads.rope)
+    prep.rope = &table.emplace(context, RopeSpec{.theta = 1000, .dims = heads.head_dim});
   if (fused) {
     PrepareHeads(context, prep);
     return data.Read();
@@ -176,7 +177,7 @@ std::vector<float> RunPrepare(DeviceContext& context, const PreparedHeads& heads
     if (!heads.rope) continue;
     PrepareHeads(
         context,
-        {.queries = x, .rope = prep.rope, .positions = prep.positions, .unit_norm = false});
+        {.queries = x, .norm = HeadNorm::kNone, .rope = prep.rope, .positions = prep.positions});
   }
   std::vector<float> prepared = data.Read();
   if (!heads.round) return prepared;
@@ -217,6 +218,62 @@ TEST_P(PrepareDevices, SameBitsAsItsOperationsInAnyCompany) {
                      std::span(all).subspan(row * stride, stride), what);
     }
   }
+}
+
+// The KVM paper's code: pairs of neighbours turn backwards, the last pair by 1 / theta a position,
+// the first `dims` channels of a head only.
+TEST_P(RopeDevices, PairsOfNeighboursTurnBackwards) {
+  const std::vector<int64_t> positions{0, 1, 7, 5000, int64_t{1} << 40};
+  for (int dims : {2, 4, 16, 64}) {
+    const int head_dim = 66, n_heads = 2;
+    const int64_t stride = n_heads * head_dim;
+    const auto n = static_cast<int64_t>(positions.size());
+    const std::vector<float> before = RandomNormal(static_cast<size_t>(n * stride), 9);
+    std::vector<float> expected = before;
+    for (int64_t i = 0; i < n * stride; ++i) {
+      const int64_t row = i / stride, channel = i % head_dim, pair = channel / 2,
+                    n_pairs = dims / 2;
+      if (channel >= dims) continue;
+      const long double exponent =
+          n_pairs == 1 ? 0 : static_cast<long double>(pair) / (n_pairs - 1);
+      const long double angle = static_cast<long double>(positions[static_cast<size_t>(row)]) *
+                                std::pow(500.0L, -exponent);
+      const auto at = static_cast<size_t>(i);
+      const long double cosine = std::cos(angle), sine = std::sin(angle);
+      expected[at] =
+          static_cast<float>(channel % 2 == 0 ? before[at] * cosine + before[at + 1] * sine
+                                              : before[at] * cosine - before[at - 1] * sine);
+    }
+    const DeviceArray<float> data(*context_, before);
+    const DeviceArray<int64_t> rows(*context_, positions);
+    const RopeTable table(*context_,
+                          {.layout = RopeSpec::Layout::kPairs, .theta = 500, .dims = dims});
+    PrepareHeads(*context_, {.queries = {data.data(), n, n_heads, head_dim, stride},
+                             .norm = HeadNorm::kNone,
+                             .rope = &table,
+                             .positions = rows.span()});
+    // As in ExtremePositions: four roundings of both elements, and 2^-24 of an angle far away.
+    AssertClose(
+        data.Read(), expected,
+        [&](size_t i) { return 6 * kRoundF32 * (std::abs(before[i]) + std::abs(before[i ^ 1])); },
+        absl::StrCat("dims ", dims));
+  }
+}
+
+TEST_P(RopeDevices, SinesAndCosinesOfBFloat16) {
+  const RopeTable table(*context_,
+                        {.layout = RopeSpec::Layout::kPairs, .dims = 2, .rounds_to_bf16 = true});
+  const std::vector<float> x{1, 0};
+  const std::vector<int64_t> positions{3};
+  const DeviceArray<float> data(*context_, x);
+  const DeviceArray<int64_t> rows(*context_, positions);
+  PrepareHeads(*context_, {.queries = {data.data(), 1, 1, 2, 2},
+                           .norm = HeadNorm::kNone,
+                           .rope = &table,
+                           .positions = rows.span()});
+  EXPECT_EQ(data.Read(),
+            (std::vector<float>{ToFloat(RoundToBF16(static_cast<float>(std::cos(3.0)))),
+                                -ToFloat(RoundToBF16(static_cast<float>(std::sin(3.0))))}));
 }
 
 using EmbedDevices = EveryDevice;

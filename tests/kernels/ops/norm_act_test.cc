@@ -98,6 +98,76 @@ std::vector<float> RunUnitNorm(DeviceContext& context, std::span<const float> x,
 }
 
 template <class T = float>
+std::vector<T> RunLayerNorm(DeviceContext& context, std::span<const float> x,
+                            std::span<const float> weight, std::span<const float> bias,
+                            std::span<const int32_t> rows = {}) {
+  const auto width = static_cast<int64_t>(weight.size());
+  const int64_t n = static_cast<int64_t>(x.size()) / width;
+  const int64_t n_out = rows.empty() ? n : static_cast<int64_t>(rows.size());
+  const DeviceArray<float> in(context, x), w(context, weight), b(context, bias);
+  const DeviceArray<int32_t> row_list(context, rows);
+  const DeviceArray<T> y(context, static_cast<size_t>(n_out * width));
+  LayerNorm(context, in.View({n, width}), {w.View({width}), b.View({width}), 1e-5f},
+            y.View({n_out, width}), row_list.span());
+  return y.Read();
+}
+
+// One head a row.
+std::vector<float> RunHeadNorm(DeviceContext& context, HeadNorm norm, std::span<const float> x,
+                               std::span<const float> weight_bias) {
+  const DeviceArray<float> data(context, x), weights(context, weight_bias);
+  const auto d = static_cast<int>(weight_bias.size() / 2);
+  const int64_t n = static_cast<int64_t>(x.size()) / d;
+  const bool layer = norm == HeadNorm::kLayer;
+  PrepareHeads(context, {.queries = {data.data(), n, 1, d, d},
+                         .norm = norm,
+                         .beta = layer ? nullptr : weights.data(),
+                         .query_norm = layer ? weights.data() : nullptr,
+                         .key_norm = layer ? weights.data() : nullptr});
+  return data.Read();
+}
+
+template <class T = float>
+std::vector<T> RunSquaredRelu(DeviceContext& context, std::span<const float> x, int64_t width) {
+  const int64_t n = static_cast<int64_t>(x.size()) / width;
+  const DeviceArray<float> in(context, x);
+  const DeviceArray<T> y(context, x.size());
+  SquaredRelu(context, in.View({n, width}), y.View({n, width}));
+  return y.Read();
+}
+
+std::vector<float> RunAddScaled(DeviceContext& context, std::span<const float> x, float a,
+                                std::span<const float> y, float b, int64_t width) {
+  const int64_t n = static_cast<int64_t>(x.size()) / width;
+  const DeviceArray<float> to(context, x), from(context, y);
+  AddScaled(context, to.View({n, width}), a, from.View({n, width}), b);
+  return to.Read();
+}
+
+// x [rows, 2 width], of which the first half is mixed; target and gate [rows, width].
+std::vector<float> RunMix(DeviceContext& context, std::span<const float> x,
+                          std::span<const float> target, std::span<const float> gate,
+                          std::span<const float> bias) {
+  const DeviceArray<float> to(context, x), t(context, target), g(context, gate), b(context, bias);
+  const auto width = static_cast<int64_t>(bias.size());
+  MixTowards(context, {.x = to.data(),
+                       .n_rows = static_cast<int64_t>(target.size()) / width,
+                       .width = width,
+                       .x_stride = 2 * width,
+                       .target = t.data(),
+                       .gate = gate.empty() ? nullptr : g.data(),
+                       .bias = gate.empty() ? nullptr : b.data(),
+                       .share = 0.375f});
+  return to.Read();
+}
+
+std::vector<float> RunSoftCap(DeviceContext& context, std::span<const float> x, int64_t width) {
+  const DeviceArray<float> to(context, x);
+  SoftCap(context, to.View({static_cast<int64_t>(x.size()) / width, width}), 30);
+  return to.Read();
+}
+
+template <class T = float>
 std::vector<T> RunSwiGlu(DeviceContext& context, std::span<const float> gate_up, int64_t width) {
   const int64_t n = static_cast<int64_t>(gate_up.size()) / (2 * width);
   const DeviceArray<float> in(context, gate_up);
@@ -148,6 +218,33 @@ TEST(NormActReference, UnitNormByHand) {
   EXPECT_EQ(x[5], 99);
 }
 
+TEST(NormActReference, LayerNormByHand) {
+  auto context = MakeContext(Device::kReference);
+  std::vector<float> x{1, 3, 5, 7};  // mean 4, variance 5
+  std::vector<float> weight{1, 2, 1, 1}, bias{0, 0, 10, 0}, y(4);
+  LayerNorm(*context, ViewOf(x, {1, 4}), {ViewOf(weight, {4}), ViewOf(bias, {4}), 4},
+            ViewOf(y, {1, 4}));  // sqrt(5 + 4) = 3
+  const std::vector<float> expected{-1, -2.0f / 3, 10 + 1.0f / 3, 1};
+  for (size_t i = 0; i < 4; ++i) EXPECT_FLOAT_EQ(y[i], expected[i]) << i;
+}
+
+TEST(NormActReference, ElementwiseByHand) {
+  auto context = MakeContext(Device::kReference);
+  EXPECT_EQ(RunSquaredRelu(*context, std::vector<float>{-3, 0, 1.5f}, 3),
+            (std::vector<float>{0, 0, 2.25f}));
+  EXPECT_EQ(
+      RunAddScaled(*context, std::vector<float>{1, 2}, 3, std::vector<float>{10, 20}, 0.5f, 2),
+      (std::vector<float>{8, 16}));
+  // A gate of 0 stands for a half; what is not mixed stays.
+  EXPECT_EQ(RunMix(*context, std::vector<float>{4, 9}, std::vector<float>{8},
+                   std::vector<float>{-1}, std::vector<float>{1}),
+            (std::vector<float>{6, 9}));
+  EXPECT_EQ(
+      RunMix(*context, std::vector<float>{4, 9}, std::vector<float>{8}, {}, std::vector<float>{0}),
+      (std::vector<float>{5.5f, 9}));
+  EXPECT_FLOAT_EQ(RunSoftCap(*context, std::vector<float>{30}, 1)[0], 30 * std::tanh(1.0f));
+}
+
 TEST(NormActReference, SwiGluByHand) {
   auto context = MakeContext(Device::kReference);
   std::vector<float> gate_up{0, 1, 7, 2};  // [gate gate | up up]
@@ -193,6 +290,93 @@ TEST_P(NormActTargets, RmsNormOfChosenRows) {
     AssertRounded(RunRmsNorm<BF16>(*one_, x, weight, 1e-5f, rows), expected, "bfloat16");
     AssertRelative(RunRmsNorm(*ref_, x, weight, 1e-5f, rows), expected,
                    NormTolerance(static_cast<int64_t>(n)), "reference");
+  }
+}
+
+// The mean is off by the roundings of its sum, the deviation's factor as in NormTolerance; a
+// product and a sum round once each. Of a constant row the deviation is that of the mean's error,
+// which eps keeps small against.
+TEST_P(NormActTargets, LayerNormAgreesWithReference) {
+  for (int64_t n : Widths()) {
+    const std::string what = absl::StrCat("width ", n);
+    const auto width = static_cast<size_t>(n);
+    const std::vector<float> x = RandomNormal(kRows * width, 1), weight = RandomNormal(width, 2),
+                             bias = RandomNormal(width, 3);
+    const std::vector<float> expected = RunLayerNorm(*ref_, x, weight, bias);
+    const std::vector<float> y = RunLayerNorm(*one_, x, weight, bias);
+    const auto tolerance = [&](size_t i) {
+      double sum = 0, magnitude = 0, squares = 0;
+      const size_t row = i / width * width;
+      for (size_t j = 0; j < width; ++j) sum += x[row + j], magnitude += std::abs(x[row + j]);
+      const double mean = sum / static_cast<double>(n);
+      for (size_t j = 0; j < width; ++j) squares += (x[row + j] - mean) * (x[row + j] - mean);
+      const double factor = 1 / std::sqrt(squares / static_cast<double>(n) + 1e-5);
+      const double unit = std::abs(x[i] - mean) * factor;
+      const double mean_error = (static_cast<double>(n) / 4 + 6) * kRoundF32 * magnitude * factor /
+                                static_cast<double>(n);
+      return std::abs(weight[i % width]) * (2 * mean_error + 2 * NormTolerance(n) * unit) +
+             2 * kRoundF32 * (std::abs(expected[i]) + std::abs(bias[i % width]));
+    };
+    AssertClose(y, expected, tolerance, what);
+    AssertRounded(RunLayerNorm<BF16>(*one_, x, weight, bias), y, what);
+    // A head's norm is the same operation.
+    std::vector<float> weight_bias = weight;
+    weight_bias.insert(weight_bias.end(), bias.begin(), bias.end());
+    AssertClose(RunHeadNorm(*one_, HeadNorm::kLayer, x, weight_bias),
+                RunHeadNorm(*ref_, HeadNorm::kLayer, x, weight_bias), tolerance,
+                what + " of heads");
+    AssertRelative(RunHeadNorm(*one_, HeadNorm::kL2, x, weight_bias),
+                   RunHeadNorm(*ref_, HeadNorm::kL2, x, weight_bias), NormTolerance(n) + kRoundF32,
+                   what + " L2");
+  }
+}
+
+TEST_P(NormActTargets, LayerNormOfChosenRows) {
+  const std::vector<float> x = RandomNormal(5 * 40, 7), weight = RandomNormal(40, 8),
+                           bias = RandomNormal(40, 9);
+  const std::vector<float> all = RunLayerNorm(*one_, x, weight, bias);
+  const std::vector<int32_t> rows{4, 0};
+  std::vector<float> expected(all.begin() + 160, all.end());
+  expected.insert(expected.end(), all.begin(), all.begin() + 40);
+  AssertSameBits(RunLayerNorm(*one_, x, weight, bias, rows), expected, "rows 4 and 0");
+}
+
+// Each rounds a few times: the exponential of a gate and the hyperbolic tangent are good to a few
+// roundings of themselves, sums to those of their terms.
+TEST_P(NormActTargets, ElementwiseAgreesWithReference) {
+  for (int64_t n : Widths()) {
+    const std::string what = absl::StrCat("width ", n);
+    const auto size = static_cast<size_t>(kRows * n);
+    std::vector<float> x = RandomNormal(2 * size, 3), y = RandomNormal(2 * size, 4);
+    const std::vector<float> target = RandomNormal(size, 5),
+                             bias = RandomNormal(static_cast<size_t>(n), 6);
+    std::vector<float> gate = RandomNormal(size, 7);
+    gate[0] = 100;
+    gate[size - 1] = -100;
+    const std::vector<float> squared = RunSquaredRelu(*one_, x, n);
+    AssertRelative(squared, RunSquaredRelu(*ref_, x, n), kRoundF32, what + " SquaredRelu");
+    AssertRounded(RunSquaredRelu<BF16>(*one_, x, n), squared, what);
+    const auto sums = [&](size_t i) {
+      return 3 * kRoundF32 * (2 * std::abs(x[i]) + std::abs(y[i]));
+    };
+    AssertClose(RunAddScaled(*one_, x, -1.7f, y, 0.6f, n),
+                RunAddScaled(*ref_, x, -1.7f, y, 0.6f, n), sums, what + " AddScaled");
+    std::vector<float> garbage(x.size(), std::numeric_limits<float>::quiet_NaN());
+    AssertSameBits(RunAddScaled(*one_, garbage, 0, y, 1, n), y, what + " a copy");
+    const auto mixed = [&](size_t i) {
+      const size_t width = static_cast<size_t>(n), row = i / (2 * width), c = i % (2 * width);
+      const double from = std::abs(x[i]);
+      return 12 * kRoundF32 * (c < width ? from + std::abs(target[row * width + c]) : 0);
+    };
+    for (std::span<const float> gates : {std::span<const float>(gate), {}}) {
+      AssertClose(RunMix(*one_, x, target, gates, bias), RunMix(*ref_, x, target, gates, bias),
+                  mixed, what + " MixTowards");
+    }
+    for (size_t i = 0; i < x.size(); i += 5) x[i] *= 1000;
+    const auto capped = [&](size_t i) {
+      return 8 * kRoundF32 * std::min(30.0, std::abs(double{x[i]}));
+    };
+    AssertClose(RunSoftCap(*one_, x, n), RunSoftCap(*ref_, x, n), capped, what + " SoftCap");
   }
 }
 
@@ -299,6 +483,18 @@ TEST_P(NormActTargets, RowsDoNotDependOnTheirCompany) {
     });
     check("UnitNorm", [&](DeviceContext& context, std::span<const float> rows) {
       return RunUnitNorm(context, rows, 2, static_cast<int>(half), 2 * half, weight);
+    });
+    check("LayerNorm", [&](DeviceContext& context, std::span<const float> rows) {
+      return RunLayerNorm(context, rows, weight, weight);
+    });
+    check("HeadNorm", [&](DeviceContext& context, std::span<const float> rows) {
+      return RunHeadNorm(context, HeadNorm::kLayer, rows, weight);
+    });
+    check("SquaredRelu", [&](DeviceContext& context, std::span<const float> rows) {
+      return RunSquaredRelu(context, rows, 2 * half);
+    });
+    check("SoftCap", [&](DeviceContext& context, std::span<const float> rows) {
+      return RunSoftCap(context, rows, 2 * half);
     });
     check("SwiGlu", [&](DeviceContext& context, std::span<const float> rows) {
       return RunSwiGlu(context, rows, half);

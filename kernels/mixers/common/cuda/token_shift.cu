@@ -1,0 +1,46 @@
+// Token shift on CUDA, the equation of token_shift.h.
+#include "kernels/common/cuda/cuda_device.h"
+#include "kernels/mixers/common/token_shift.h"
+#include "kernels/ops/cuda/rows.cuh"
+
+namespace ovq::cuda {
+namespace {
+
+constexpr int kThreads = 128;
+
+// Launch: a thread to a channel of a sequence, through all its rows; grid x: channels, y: sequence.
+// Bytes: 4 to read and y's own to write, a row and channel.
+__global__ void __launch_bounds__(kThreads)
+    ShiftKernel(const __grid_constant__ TokenShift shift, const __grid_constant__ DeviceSeqs seqs) {
+  const int s = static_cast<int>(blockIdx.y);
+  const int64_t i = int64_t{blockIdx.x} * kThreads + threadIdx.x;
+  std::byte* state = seqs.state[s];
+  const int32_t first = seqs.row_begin[s], end = seqs.row_begin[s + 1];
+  if (i >= shift.width || state == nullptr || first == end) return;
+  float* newest = reinterpret_cast<float*>(state + shift.newest) + i;
+  const float mix = shift.mix == nullptr ? 0.0f : shift.mix[i];
+  float x = shift.x[first * shift.x_stride + i];
+  float before = seqs.start_pos[s] > 0 ? *newest : shift.begins_empty ? 0.0f : x;
+  for (int32_t row = first; row < end; ++row) {
+    x = shift.x[row * shift.x_stride + i];
+    const float y = fmaf(mix, before - x, x);
+    const int64_t at = row * shift.width + i;
+    if (shift.y_dtype == DType::kF32) {
+      static_cast<float*>(shift.y)[at] = y;
+    } else {
+      static_cast<uint16_t*>(shift.y)[at] = static_cast<uint16_t>(PackBF16(y, 0.0f));
+    }
+    before = x;
+  }
+  *newest = x;
+}
+
+}  // namespace
+
+void ShiftTokens(DeviceContext& context, const StepSeqs& seqs, const TokenShift& shift) {
+  const auto parts = static_cast<unsigned>((shift.width + kThreads - 1) / kThreads);
+  Launch(context, ShiftKernel, dim3(parts, static_cast<unsigned>(seqs.n_seqs())), dim3(kThreads), 0,
+         shift, seqs.device);
+}
+
+}  // namespace ovq::cuda

@@ -1,0 +1,41 @@
+// Families of checkpoints: one file each says what the config.json of a model_type means for the
+// decoder (ModelConfig) and under which names its tensors lie in the file.
+#pragma once
+
+#include <span>
+#include <string>
+#include <string_view>
+
+#include "absl/status/status.h"
+#include "base/json.h"
+#include "kernels/common/attrs.h"
+#include "kernels/common/tensor.h"
+#include "model/config.h"
+
+namespace ovq {
+
+// A tensor of the decoder as it lies in a checkpoint.
+struct TensorInFile {
+  std::string name;
+  Shape shape;  // as many elements as the decoder's, in their order
+};
+
+struct Family {
+  std::string_view model_type;
+  bool is_strict;  // a field of the file that nobody reads is an error
+  // Fills what the decoder is composed of. `fields`: the scalars and flat lists of the file; those
+  // that every family has (dtype, special tokens, tokenizer) are read elsewhere, the dtype before.
+  // InvalidArgument names the field as the file does.
+  absl::Status (*read)(const nlohmann::json& json, const Attrs& fields, ModelConfig& config);
+  // Where the decoder's tensor `name` (docs/model-format.md) of that shape lies.
+  TensorInFile (*tensor)(std::string_view name, const Shape& shape);
+  // Tensors that the family's writer leaves in the file though nothing reads them.
+  bool (*is_unused)(std::string_view name_in_file);
+};
+
+extern const Family kOvqHybrid;      // docs/model-format.md
+extern const Family kRwkv7Backbone;  // the code of the KVM paper
+
+std::span<const Family* const> Families();
+
+}  // namespace ovq

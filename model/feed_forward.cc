@@ -1,0 +1,60 @@
+#include "model/feed_forward.h"
+
+#include "kernels/mixers/common/token_shift.h"
+#include "kernels/ops/ops.h"
+
+namespace ovq {
+
+FeedForward::FeedForward(WeightReader& reader, const ModelConfig& config,
+                         const FeedForwardSpec& spec)
+    : spec_(spec) {
+  if (!exists()) return;
+  const int64_t d_model = config.hidden_size;
+  norm_ = Norm(reader, "post_attention_layernorm", config.norm, d_model);
+  if (spec.token_shift) shift_ = reader.Floats("mlp.shift", {d_model});
+  inner_ =
+      spec.kind == FeedForwardKind::kGatedSilu
+          ? reader.Product(
+                {{"mlp.gate_proj.weight", spec.width}, {"mlp.up_proj.weight", spec.width}}, d_model)
+          : reader.Product({{"mlp.up_proj.weight", spec.width}}, d_model);
+  outer_ = reader.Product({{"mlp.down_proj.weight", d_model}}, spec.width, config.residual_scale);
+}
+
+void FeedForward::Forward(DeviceContext& context, const StepSeqs& seqs, const LayerState* where,
+                          TensorView h, TensorView x) const {
+  if (!exists()) return;
+  ScratchScope scope(context);
+  NormAndShift(context, seqs, where, h, x);
+  const TensorView inner = scope.Tensor(DType::kF32, {h.shape[0], inner_.out()});
+  const TensorView active = scope.Tensor(x.dtype, {h.shape[0], spec_.width});
+  inner_.Apply(context, x, inner);
+  if (spec_.kind == FeedForwardKind::kGatedSilu) {
+    SwiGlu(context, inner, active);
+  } else {
+    SquaredRelu(context, inner, active);
+  }
+  outer_.Apply(context, active, h, /*accumulate=*/true);
+}
+
+void FeedForward::NormAndShift(DeviceContext& context, const StepSeqs& seqs,
+                               const LayerState* where, TensorView h, TensorView x) const {
+  if (!spec_.token_shift) return norm_.Apply(context, h, x);
+  ScratchScope scope(context);
+  const TensorView z = scope.Tensor(DType::kF32, h.shape);
+  norm_.Apply(context, h, z);
+  ShiftTokens(context, seqs,
+              {.x = z.as<float>(),
+               .x_stride = z.shape[1],
+               .width = z.shape[1],
+               .mix = shift_.as<float>(),
+               .newest = where->fixed_offset,
+               .begins_empty = true,
+               .y = x.data,
+               .y_dtype = x.dtype});
+}
+
+size_t FeedForward::bytes() const {
+  return exists() ? norm_.bytes() + shift_.bytes() + inner_.bytes() + outer_.bytes() : 0;
+}
+
+}  // namespace ovq

@@ -1,0 +1,57 @@
+#include "model/json_attrs.h"
+
+#include <algorithm>
+#include <limits>
+#include <optional>
+#include <string>
+#include <vector>
+
+namespace ovq {
+namespace {
+
+using Json = nlohmann::json;
+
+constexpr std::string_view kBookkeeping[] = {
+    "_name_or_path",           "architectures",        "auto_map",
+    "initializer_range",       "pad_token_id",         "attention_dropout",
+    "max_position_embeddings", "transformers_version", "use_cache"};
+
+Attrs::Value ToList(const Json& list) {
+  std::vector<int64_t> integers;
+  std::vector<std::string> strings;
+  for (const Json& entry : list) {
+    if (entry.is_string()) strings.push_back(entry.get_ref<const std::string&>());
+    if (entry.is_number_integer()) integers.push_back(entry.get<int64_t>());
+  }
+  if (integers.size() == list.size()) return integers;
+  if (strings.size() == list.size()) return strings;
+  return std::monostate();
+}
+
+std::optional<Attrs::Value> ToValue(const Json& json) {
+  if (json.is_boolean()) return json.get<bool>();
+  if (json.is_string()) return json.get_ref<const std::string&>();
+  if (json.is_number_float()) return json.get<double>();
+  if (json.is_number_integer()) return json.get<int64_t>();
+  if (json.is_array()) return ToList(json);
+  return std::nullopt;
+}
+
+}  // namespace
+
+std::span<const std::string_view> Bookkeeping() { return kBookkeeping; }
+
+absl::Status FillAttrs(const Json& object, Attrs& attrs) {
+  for (const auto& [key, value] : object.items()) {
+    if (std::ranges::find(kBookkeeping, key) != std::end(kBookkeeping)) continue;
+    if (value.is_number_unsigned() &&
+        value.get<uint64_t>() > static_cast<uint64_t>(std::numeric_limits<int64_t>::max())) {
+      return attrs.Error(key, "an integer beyond 64 bits");
+    }
+    std::optional<Attrs::Value> attr = ToValue(value);
+    if (attr) attrs.Set(key, *std::move(attr));
+  }
+  return absl::OkStatus();
+}
+
+}  // namespace ovq

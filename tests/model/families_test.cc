@@ -1,0 +1,195 @@
+// Checkpoints of the KVM paper's code: what of its fields and tensors becomes what, and what is
+// refused. Their logits: fixtures_test.cc.
+#include <gtest/gtest.h>
+
+#include <cmath>
+#include <cstring>
+
+#include "absl/strings/str_cat.h"
+#include "tests/model/edited_model.h"
+
+namespace ovq::test {
+namespace {
+
+constexpr char kFull[] = "kvm/gptalpha-nope-swa";
+constexpr char kOvq[] = "kvm/ovq-swa";
+constexpr char kKvm[] = "kvm/kvm-power-law";
+
+std::string Bytes(const std::vector<float>& values) {
+  return {reinterpret_cast<const char*>(values.data()), values.size() * sizeof(float)};
+}
+
+std::vector<float> LogitsOf(const EditedModel& model) {
+  const auto loaded = model.Load();
+  EXPECT_TRUE(loaded.ok()) << loaded.status();
+  return loaded.ok() ? Logits(**loaded, *model.context) : std::vector<float>();
+}
+
+// The original rounds sines, cosines and KVM's state values to bfloat16 even in float32, and wrote
+// these logits so; here a bfloat16 checkpoint does. A value on the edge between two bfloat16
+// numbers may go the other way and move a logit by some 1e-4; without the rounding they are off by
+// 4e-3 and more.
+TEST(Rwkv7Backbone, RoundsWhereBFloat16ModelsWereTrainedSo) {
+  for (const char* name : {kFull, kOvq, kKvm}) {
+    EditedModel model(name);
+    model.config["dtype"] = "bfloat16";
+    ModelOptions options;
+    options.compute_dtype = DType::kF32;
+    const auto loaded = model.Load(options);
+    ASSERT_TRUE(loaded.ok()) << loaded.status();
+    const Golden golden = LoadGolden(name);
+    const auto expected = SafetensorsFile::Open(golden.folder + "/expected.safetensors");
+    const TensorView& logits = expected->tensors().at("prefill_bf16cast.s4_len56");
+    Session session(**loaded, *model.context, golden.sequences[4],
+                    std::max<int64_t>((*loaded)->layout().default_slot_cap(), 2));
+    session.Feed(56);
+    float worst = 0;
+    for (size_t i = 0; i < session.logits().size(); ++i) {
+      worst = std::max(worst, std::abs(session.logits()[i] - logits.as<float>()[i]));
+    }
+    EXPECT_LT(worst, 2e-3f) << name;
+  }
+}
+
+TEST(Rwkv7Backbone, RefusesWhatItDoesNotHave) {
+  const auto expect = [](const char* name, const std::string& field, const nlohmann::json& value,
+                         const std::string& text) {
+    EditedModel model(name);
+    model.config[field] = value;
+    model.ExpectError(absl::StatusCode::kInvalidArgument, "config.json: " + text);
+  };
+  expect(kFull, "token_mixer", "rwkv7",
+         "token_mixer: mixer 'rwkv7' is not supported; known: swa, gptalpha, ovq, kvm");
+  expect(kFull, "token_mixer_class_path", "model.rwkv7_mixer.SequenceMixer",
+         "token_mixer_class_path: mixer 'rwkv7' is not supported");
+  expect(kFull, "token_mixer_class_path", "elsewhere",
+         "token_mixer_class_path: expected model.NAME_mixer.SequenceMixer, got 'elsewhere'");
+  expect(kFull, "alt_token_mixer", "lact", "alt_token_mixer: mixer 'lact' is not supported");
+  expect(kFull, "alt_layer_every", 1, "alt_layer_every: expected -1 or at least 2");
+  expect(kFull, "num_key_value_heads", 1, "num_key_value_heads: expected num_attention_heads = 2");
+  expect(kFull, "use_value_residual", 2, "use_value_residual: expected true, false, 0 or 1, got 2");
+  expect(kFull, "gptalpha_value_residual_mode", "rwkv_post_tokenshift",
+         "gptalpha_value_residual_mode: unknown value 'rwkv_post_tokenshift'");
+  expect(kFull, "ffn_expansion", 0.01, "ffn_expansion: expected a feed-forward of 32 channels");
+  expect(kFull, "alt_rope_partial_dim", 33, "alt_rope_partial_dim: expected an integer in [1, 32]");
+  expect(kFull, "alt_rope_partial_dim", 31, "alt_rope_partial_dim: expected an even number");
+  expect(kOvq, "ovq_chunk_size", 1, "ovq_chunk_size: expected an integer in [2, ");
+  for (const char* flag : {"ovq_normalize_centroids", "ovq_use_min_state_size",
+                           "ovq_use_counts_for_lr_only", "ovq_use_delta_rule"}) {
+    expect(kOvq, flag, 1, absl::StrCat(flag, ": expected false, got true"));
+  }
+  expect(kKvm, "state_growth_exponent", 2, "state_growth_exponent: expected a number in [0, 1]");
+  expect(kKvm, "state_budget_mode", "endless", "state_budget_mode: unknown value 'endless'");
+}
+
+TEST(Rwkv7Backbone, TakesFlagsAndMixersAsTheyAreWritten) {
+  EditedModel model(kFull);
+  const std::vector<float> before = LogitsOf(model);
+  model.config["use_value_residual"] = true;
+  model.config["token_mixer"] = "rwkv7";  // the class path wins
+  model.config["token_mixer_class_path"] = "model.gptalpha_mixer.SequenceMixer";
+  model.config["residual_scale"] = 0.5;
+  model.config["some_later_field"] = {{"a", 1}};
+  EXPECT_EQ(LogitsOf(model), before);
+}
+
+TEST(Rwkv7Backbone, NamesTensorsAsTheFileDoes) {
+  EditedModel missing(kFull);
+  missing.tensors.erase("transformer.h.1.attn.ln_q.bias");
+  missing.ExpectError(absl::StatusCode::kNotFound, "transformer.h.1.attn.ln_q.bias");
+  EditedModel extra(kFull);
+  extra.tensors["transformer.h.1.attn.beta"] = extra.tensors["transformer.h.1.attn.ln_q.bias"];
+  extra.ExpectError(absl::StatusCode::kInvalidArgument, "'transformer.h.1.attn.beta'");
+  EditedModel flat(kFull);
+  flat.tensors["transformer.h.0.mlp.x_k"].first = {64};
+  flat.ExpectError(absl::StatusCode::kInvalidArgument,
+                   "transformer.h.0.mlp.x_k: expected [1, 1, 64], got [64]");
+}
+
+// Without token shift the original still has attn.x_v in every layer; nothing reads it.
+TEST(Rwkv7Backbone, TokenShiftMayBeOff) {
+  EditedModel model(kFull);
+  model.config["use_tokenshift_att"] = 0;
+  for (int layer = 0; layer < 4; ++layer) {
+    for (const char* leaf : {"x_q", "x_k"}) {
+      model.tensors.erase(absl::StrCat("transformer.h.", layer, ".attn.", leaf));
+    }
+  }
+  EditedModel still(kFull);  // a shift that moves nothing
+  for (int layer = 0; layer < 4; ++layer) {
+    for (const char* leaf : {"x_q", "x_k", "x_v"}) {
+      std::string& mix =
+          still.tensors[absl::StrCat("transformer.h.", layer, ".attn.", leaf)].second;
+      mix.assign(mix.size(), '\0');
+    }
+  }
+  EXPECT_EQ(LogitsOf(model), LogitsOf(still));
+}
+
+TEST(Rwkv7Backbone, ALinearValueResidualOfNothingIsNone) {
+  EditedModel none(kFull), linear(kFull);
+  none.config["use_value_residual"] = 0;
+  for (EditedModel* model : {&none, &linear}) {
+    for (int layer = 0; layer < 4; ++layer) {
+      for (const char* leaf : {"v_gate0", "v_gate1.weight", "v_gate2.weight"}) {
+        model->tensors.erase(absl::StrCat("transformer.h.", layer, ".attn.", leaf));
+      }
+    }
+  }
+  linear.config["swa_value_residual_mode"] = "linear";
+  linear.config["gptalpha_value_residual_mode"] = "linear";
+  const auto set_share = [&](float share) {
+    for (int layer = 0; layer < 4; ++layer) {
+      linear.tensors[absl::StrCat("transformer.h.", layer, ".attn.lamb")] = {
+          nlohmann::json::array(), Bytes({share})};
+    }
+  };
+  set_share(0);
+  const std::vector<float> without = LogitsOf(none);
+  EXPECT_EQ(LogitsOf(linear), without);
+  set_share(0.5f);
+  EXPECT_NE(LogitsOf(linear), without);
+}
+
+void AddLambdas(EditedModel& model, int layer, float keep, float embedding) {
+  model.tensors[absl::StrCat("transformer.h.", layer, ".lambdas")] = {{2},
+                                                                      Bytes({keep, embedding})};
+}
+
+// Of two layers, the second takes back what stood before the first: the embedding.
+TEST(Rwkv7Backbone, ASkipConnectionIsALambdaOfTheEmbedding) {
+  EditedModel plain(kFull);
+  plain.config["num_hidden_layers"] = 2;
+  plain.config["alt_layer_every"] = -1;
+  plain.config["token_mixer"] = "swa";
+  plain.config["rope_partial_dim"] = 32;
+  std::erase_if(plain.tensors, [](const auto& tensor) {
+    return tensor.first.starts_with("transformer.h.2.") ||
+           tensor.first.starts_with("transformer.h.3.");
+  });
+  EditedModel skips = plain.Copy(), lambdas = plain.Copy();
+  skips.config["use_skip_connections"] = true;
+  lambdas.config["use_block_lambdas"] = 1;
+  AddLambdas(lambdas, 0, 1, 0);
+  for (float weight : {0.0f, 0.75f}) {
+    skips.tensors["transformer.skip_weights"] = {{1}, Bytes({weight})};
+    AddLambdas(lambdas, 1, 1, weight);
+    EXPECT_EQ(LogitsOf(skips), LogitsOf(lambdas));
+    EXPECT_EQ(LogitsOf(skips) == LogitsOf(plain), weight == 0);
+  }
+  skips.config["alt_layer_every"] = 2;
+  skips.ExpectError(absl::StatusCode::kInvalidArgument, "use_skip_connections: expected false");
+}
+
+TEST(Rwkv7Backbone, SoftCapBoundsTheLogits) {
+  EditedModel model(kFull);
+  std::vector<float> expected = LogitsOf(model);
+  for (float& logit : expected) logit = 3 * std::tanh(logit / 3);
+  model.config["logit_softcap"] = 3;
+  const std::vector<float> capped = LogitsOf(model);
+  ASSERT_EQ(capped.size(), expected.size());
+  for (size_t i = 0; i < capped.size(); ++i) EXPECT_NEAR(capped[i], expected[i], 2e-6) << i;
+}
+
+}  // namespace
+}  // namespace ovq::test
