@@ -62,6 +62,11 @@ class RecallModels(unittest.TestCase):
         self.assertGreater(full, 0.97)
         self.assertLess(codebook, 0.9)
 
+    def test_kvm_recalls_what_its_rows_can_hold(self):
+        found = accuracies("basic-icr-small-kvm", "512,4096", "256")
+        self.assertGreater(found[512, "256"], 0.97)
+        self.assertLess(found[4096, "256"], 0.5)
+
     def test_positional_recall_is_harder(self):
         found = accuracies("positional-icr-small-ovq", "1024", "0.5x")[1024, "0.5x"]
         self.assertGreater(found, 0.8)  # one that knows no order has 0.75 at most
