@@ -2,10 +2,12 @@
 // bytes a token moves (weights and live state), fraction of the read bandwidth measured in this
 // run.
 //
-//   bench_decode [--shape 77m|257m|478m] [--mixer ovq_attention] [--threads 2]
+//   bench_decode [--shape 77m|257m|478m] [--mixer ovq_attention,...] [--threads 2]
 //                [--contexts 128,1024,...] [--sessions 1,4,8,16] [--state-dtype bf16|f32]
 //                [--centroids 2048] [--states read|random] [--passes 5]
 //
+// Several mixers are timed in turn, in one run. --shape kvm-120m or kvm-350m: checkpoints of the
+// KVM paper's format, --mixer its configurations (kvm_paper_model.h).
 // --states random: states of random numbers in place of those that reading a prompt makes, for
 // contexts that take hours to read; multiples of 128, where no chunk is unfinished. A model whose
 // step-by-step and whole-prompt logits differ by one bit is not timed.
@@ -19,6 +21,7 @@
 
 #include "model/language_model.h"
 #include "tests/bench/bench_util.h"
+#include "tests/bench/kvm_paper_model.h"
 #include "tests/bench/random_model.h"
 
 namespace ovq::bench {
@@ -26,7 +29,7 @@ namespace {
 
 constexpr int kMaxSessions = 16;
 constexpr int kPrefillRows = 512;  // of a step
-constexpr int64_t kChunk = 128;
+constexpr int64_t kChunk = 256;    // a multiple of every model's
 
 // One session's address range; pages appear as they are touched.
 class SessionMemory {
@@ -74,8 +77,11 @@ struct Setting {
 
 class Bench {
  public:
-  Bench(const LanguageModel& model, int32_t slot_cap, DeviceContext& context)
-      : model_(model),
+  Bench(std::string name, std::unique_ptr<LanguageModel> model, int32_t slot_cap,
+        DeviceContext& context)
+      : name_(std::move(name)),
+        owned_(std::move(model)),
+        model_(*owned_),
         slot_cap_(slot_cap),
         context_(context),
         random_(3),
@@ -108,8 +114,8 @@ class Bench {
         position += n;
       }
       const double speed = static_cast<double>(context - from) / (Seconds() - begin);
-      std::printf("prefill %8lld %9d %12.1f   (from %lld)\n", static_cast<long long>(context), 1,
-                  speed, static_cast<long long>(from));
+      std::printf("%-26s prefill %8lld %9d %12.1f   (from %lld)\n", name_.c_str(),
+                  static_cast<long long>(context), 1, speed, static_cast<long long>(from));
       std::fflush(stdout);
       kept_[context] = NewSession();
       kept_[context]->CopyFrom(*prefilled_, context);
@@ -118,7 +124,7 @@ class Bench {
 
   void MakeUpStates(const std::vector<int64_t>& contexts) {
     for (const int64_t context : contexts) {
-      Check(context % kChunk == 0, "--states random: contexts are multiples of 128");
+      Check(context % kChunk == 0, "--states random: contexts are multiples of 256");
       kept_[context] = NewSession();
       kept_[context]->FillRandomly(context, random_);
     }
@@ -144,7 +150,7 @@ class Bench {
     const int n = setting.n_sessions;
     const double bytes = static_cast<double>(model_.weight_bytes()) / n +
                          static_cast<double>(model_.layout().bytes_at(setting.position, slot_cap_));
-    std::printf("decode  %8lld %9d %12.1f %14.0f %10.2f\n",
+    std::printf("%-26s decode  %8lld %9d %12.1f %14.0f %10.2f\n", name_.c_str(),
                 static_cast<long long>(setting.position), n, n / step, bytes,
                 bytes * n / step / bandwidth);
   }
@@ -175,6 +181,8 @@ class Bench {
     return {logits.as<float>(), logits.as<float>() + logits.shape.elements()};
   }
 
+  const std::string name_;
+  const std::unique_ptr<LanguageModel> owned_;
   const LanguageModel& model_;
   const int32_t slot_cap_;
   DeviceContext& context_;
@@ -184,7 +192,28 @@ class Bench {
   std::vector<std::unique_ptr<SessionMemory>> sessions_;
 };
 
+std::unique_ptr<LanguageModel> LoadRandomModel(const std::string& shape, const std::string& mixer,
+                                               const ModelOptions& options,
+                                               DeviceContext& context) {
+  const std::filesystem::path folder =
+      std::filesystem::temp_directory_path() / ("ovq-bench-" + shape + "-" + mixer);
+  if (!std::filesystem::exists(folder / "model.safetensors")) {
+    if (IsKvmPaperShape(shape)) {
+      WriteKvmPaperModel(folder, shape, mixer);
+    } else {
+      WriteRandomModel(folder, PaperShape(shape), mixer);
+    }
+  }
+  auto model = LanguageModel::Load(folder.string(), options, context);
+  if (model.ok()) return *std::move(model);
+  std::fprintf(stderr, "%s\n", std::string(model.status().message()).c_str());
+  std::exit(1);
+}
+
 int Main(int argc, char** argv) {
+  CheckFlags(argc, argv,
+             {"--threads", "--contexts", "--sessions", "--centroids", "--states", "--passes",
+              "--shape", "--mixer", "--state-dtype"});
   const int n_threads = std::atoi(FlagValue(argc, argv, "--threads", "2"));
   const std::vector<int64_t> contexts =
       Numbers(FlagValue(argc, argv, "--contexts", "128,512,1024,4096,16384,32768,65536"));
@@ -193,38 +222,33 @@ int Main(int argc, char** argv) {
   const std::string states = FlagValue(argc, argv, "--states", "read");
   const int passes = std::atoi(FlagValue(argc, argv, "--passes", "5"));
   const std::string shape = FlagValue(argc, argv, "--shape", "77m");
-  const std::string mixer = FlagValue(argc, argv, "--mixer", "ovq_attention");
   const std::string dtype = FlagValue(argc, argv, "--state-dtype", "bf16");
   auto context = *DeviceContext::Make(Device::kCpu, n_threads);
   context->BindThread();
-
-  const std::filesystem::path folder =
-      std::filesystem::temp_directory_path() / ("ovq-bench-" + shape + "-" + mixer);
-  if (!std::filesystem::exists(folder / "model.safetensors")) {
-    WriteRandomModel(folder, PaperShape(shape), mixer);
-  }
   ModelOptions options;
   options.state_dtype = dtype == "f32" ? DType::kF32 : DType::kBF16;
   options.limits.max_slot_cap = centroids;
-  auto model = LanguageModel::Load(folder.string(), options, *context);
-  if (!model.ok()) {
-    std::fprintf(stderr, "%s\n", std::string(model.status().message()).c_str());
-    return 1;
-  }
-  std::printf("shape %s, %s, %.1fM parameters, state %s, N = %d, %d threads\n", shape.c_str(),
-              mixer.c_str(), static_cast<double>((*model)->parameters()) * 1e-6, dtype.c_str(),
-              centroids, context->n_threads());
-  Bench bench(**model, centroids, *context);
-  if (!bench.SplitKeepsEveryBit()) {
+  options.limits.max_unbounded_tokens = contexts.back() + 2 * kChunk;
+
+  std::vector<std::unique_ptr<Bench>> benches;
+  for (const std::string& mixer : Names(FlagValue(argc, argv, "--mixer", "ovq_attention"))) {
+    auto model = LoadRandomModel(shape, mixer, options, *context);
+    std::printf("shape %s, %s, %.1fM parameters, state %s, N = %d, %d threads\n", shape.c_str(),
+                mixer.c_str(), static_cast<double>(model->parameters()) * 1e-6, dtype.c_str(),
+                centroids, context->n_threads());
+    benches.push_back(std::make_unique<Bench>(mixer, std::move(model), centroids, *context));
+    if (benches.back()->SplitKeepsEveryBit()) continue;
     std::printf("not timed: whole prompt and single steps differ\n");
     return 1;
   }
-  std::printf("%-7s %8s %9s %12s %14s %10s\n", "phase", "context", "sessions", "tokens/s",
-              "bytes/token", "of ceiling");
-  if (states == "random") {
-    bench.MakeUpStates(contexts);
-  } else {
-    bench.Prefill(contexts);
+  std::printf("%-26s %-7s %8s %9s %12s %14s %10s\n", "mixer", "phase", "context", "sessions",
+              "tokens/s", "bytes/token", "of ceiling");
+  for (const std::unique_ptr<Bench>& bench : benches) {
+    if (states == "random") {
+      bench->MakeUpStates(contexts);
+    } else {
+      bench->Prefill(contexts);
+    }
   }
 
   // Pass after pass over all settings, so that what else the machine does slows all of them alike.
@@ -232,13 +256,18 @@ int Main(int argc, char** argv) {
   for (const int64_t position : contexts) {
     for (const int64_t n : sessions) settings.push_back({position, static_cast<int>(n), {}});
   }
+  std::vector<std::vector<Setting>> timed(benches.size(), settings);
   std::vector<double> bandwidths;
   for (int pass = 0; pass < passes; ++pass) {
     bandwidths.push_back(ReadBandwidth(context->n_threads()));
-    for (Setting& setting : settings) bench.TimePass(setting);
+    for (size_t i = 0; i < settings.size(); ++i) {
+      for (size_t b = 0; b < benches.size(); ++b) benches[b]->TimePass(timed[b][i]);
+    }
   }
   const double bandwidth = Median(bandwidths);
-  for (const Setting& setting : settings) bench.Print(setting, bandwidth);
+  for (size_t b = 0; b < benches.size(); ++b) {
+    for (const Setting& setting : timed[b]) benches[b]->Print(setting, bandwidth);
+  }
   std::printf("read bandwidth %.1f GB/s, medians of %d passes\n", bandwidth * 1e-9, passes);
   return 0;
 }

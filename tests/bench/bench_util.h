@@ -49,6 +49,29 @@ inline const char* FlagValue(int argc, char** argv, const std::string& name, con
   return fallback;
 }
 
+// Ends the program with a message unless every option is one of these and has a value.
+inline void CheckFlags(int argc, char** argv, const std::vector<std::string>& known) {
+  for (int i = 1; i < argc; i += 2) {
+    if (i + 1 < argc && std::find(known.begin(), known.end(), argv[i]) != known.end()) continue;
+    std::fprintf(stderr, "%s: expected NAME VALUE of", argv[i]);
+    for (const std::string& name : known) std::fprintf(stderr, " %s", name.c_str());
+    std::fprintf(stderr, "\n");
+    std::exit(2);
+  }
+}
+
+inline std::vector<std::string> Names(const std::string& list) {
+  std::vector<std::string> names{""};
+  for (char c : list) {
+    if (c == ',') {
+      names.emplace_back();
+    } else {
+      names.back() += c;
+    }
+  }
+  return names;
+}
+
 // "128,1024" to {128, 1024}.
 inline std::vector<int64_t> Numbers(const std::string& list) {
   std::vector<int64_t> numbers;
