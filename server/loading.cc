@@ -57,6 +57,7 @@ struct Row {
   std::string tokens;
   size_t bytes;
   std::string full_kv_bytes;
+  std::string live_slots;  // of a layer with a cap
 };
 
 std::string KvBytes(int64_t tokens, size_t bytes_per_token) {
@@ -75,11 +76,13 @@ std::vector<Row> MakeRows(const Options& options, const ModelConfig& config,
   }
   std::vector<Row> rows;
   for (const int64_t cap : caps) {
-    rows.push_back({cap, "any", layout.bytes_cap(cap), "-"});
+    rows.push_back({cap, "any", layout.bytes_cap(cap), "-", "-"});
     for (const int64_t tokens : options.plan_tokens) {
       if (layout.has_unbounded() && tokens > options.max_context) continue;
+      const std::string live =
+          layout.has_slot_cap() ? absl::StrCat(layout.LiveSlotsAt(tokens, cap)) : "-";
       rows.push_back(
-          {cap, absl::StrCat(tokens), layout.bytes_at(tokens, cap), KvBytes(tokens, kv)});
+          {cap, absl::StrCat(tokens), layout.bytes_at(tokens, cap), KvBytes(tokens, kv), live});
     }
   }
   return rows;
@@ -194,13 +197,15 @@ absl::StatusOr<std::string> PlanText(const Options& options) {
     absl::StrAppendFormat(&text, "assuming that the GPU gives memory in pages of %d bytes\n",
                           kUsualGpuPageBytes);
   }
-  absl::StrAppendFormat(&text, "%13s %16s %16s %14s %10s %20s\n", "max_centroids", "tokens",
-                        "bytes_reserved", "fit_in_memory", "sessions", "full_kv_cache_bytes");
+  absl::StrAppendFormat(&text, "%13s %16s %16s %14s %10s %20s %11s\n", "max_centroids", "tokens",
+                        "bytes_reserved", "fit_in_memory", "sessions", "full_kv_cache_bytes",
+                        "live_slots");
   for (const Row& row : MakeRows(options, *config, *layout)) {
     const size_t fit = memory / row.bytes;
-    absl::StrAppendFormat(
-        &text, "%13d %16s %16d %14d %10d %20s\n", row.slot_cap, row.tokens, row.bytes, fit,
-        std::min(fit, static_cast<size_t>(options.engine.max_sessions)), row.full_kv_bytes);
+    absl::StrAppendFormat(&text, "%13d %16s %16d %14d %10d %20s %11s\n", row.slot_cap, row.tokens,
+                          row.bytes, fit,
+                          std::min(fit, static_cast<size_t>(options.engine.max_sessions)),
+                          row.full_kv_bytes, row.live_slots);
   }
   return text;
 }

@@ -7,6 +7,8 @@
 
 #include "model/language_model.h"
 #include "server/loading.h"
+#include "tests/bench/kvm_paper_model.h"
+#include "tests/model/model_test_util.h"
 
 namespace ovq {
 namespace {
@@ -55,20 +57,25 @@ TEST(Plan, IsWhatTheLoadedModelReserves) {
     ASSERT_TRUE(model.ok()) << model.status();
     const StateLayout& layout = (*model)->layout();
     const int64_t cap = (*model)->layout().default_slot_cap();
-    const auto row = [&](const std::string& tokens, size_t bytes, const std::string& kv) {
+    const auto row = [&](const std::string& tokens, size_t bytes, const std::string& kv,
+                         int64_t position) {
       const size_t fit = (size_t{64} << 20) / bytes;
       return std::vector<std::string>{std::to_string(cap),
                                       tokens,
                                       std::to_string(bytes),
                                       std::to_string(fit),
                                       std::to_string(std::min<size_t>(fit, 50)),
-                                      kv};
+                                      kv,
+                                      position == 0 || !layout.has_slot_cap()
+                                          ? "-"
+                                          : std::to_string(layout.LiveSlotsAt(position, cap))};
     };
     const size_t kv = (*model)->full_kv_bytes_per_token();
-    EXPECT_THAT(Rows(*text),
-                ElementsAre(row("any", layout.bytes_cap(cap), "-"),
-                            row("1000", layout.bytes_at(1000, cap), std::to_string(1000 * kv)),
-                            row("8192", layout.bytes_at(8192, cap), std::to_string(8192 * kv))))
+    EXPECT_THAT(
+        Rows(*text),
+        ElementsAre(row("any", layout.bytes_cap(cap), "-", 0),
+                    row("1000", layout.bytes_at(1000, cap), std::to_string(1000 * kv), 1000),
+                    row("8192", layout.bytes_at(8192, cap), std::to_string(8192 * kv), 8192)))
         << name;
   }
 }
@@ -84,6 +91,24 @@ TEST(Plan, CapsAsAsked) {
   EXPECT_EQ(rows[0][0], "128");
   EXPECT_EQ(rows[3][0], "4096");
   EXPECT_LT(std::stol(rows[0][2]), std::stol(rows[2][2]));
+}
+
+// The KVM paper's law for sqrt16: floor(16 sqrt(t)) rows, 2,896 at 32,768 tokens; of its published
+// 120M shape, from the config alone.
+TEST(Plan, RowsOfAKvmCheckpoint) {
+  const test::TempFolder folder;
+  folder.Write("config.json", bench::KvmPaperConfig({12, 768, 6, 1.0}, "kvm_sqrt16").dump());
+  Options options = ForModel("");
+  options.model = folder.path();
+  options.state_memory_bytes = size_t{8} << 30;
+  options.plan_slot_caps = {1000, 65536};
+  options.plan_tokens = {512, 768, 4096, 32768};
+  const absl::StatusOr<std::string> text = PlanText(options);
+  ASSERT_TRUE(text.ok()) << text.status();
+  std::vector<std::string> live;
+  for (const auto& row : Rows(*text)) live.push_back(row.back());
+  EXPECT_THAT(live,
+              ElementsAre("-", "256", "443", "1000", "1000", "-", "256", "443", "1024", "2896"));
 }
 
 // A GPU's pages are large, so its sessions take more; no GPU is asked.
