@@ -147,6 +147,7 @@ std::unique_ptr<SequenceMixer> LanguageModel::MakeMixer(int i, WeightReader& wei
 
 void LanguageModel::LoadLayer(int i, WeightReader& reader, DeviceContext& context) {
   DecoderLayer& layer = layers_.emplace_back();
+  layer.gives_first_values = config_.gives_first_values(i);
   if (config_.block_lambdas) {
     const std::vector<float> lambdas = reader.HostFloats("lambdas", {2});
     if (!lambdas.empty()) layer.keep = lambdas[0], layer.embedding = lambdas[1];
@@ -180,7 +181,7 @@ absl::Status LanguageModel::LoadParts(Weights& weights, DeviceContext& context) 
     LoadLayer(i, of_layer, context);
     reader.Update(of_layer.status());
     if (layers_.back().feed_forward.has_state()) layers_.back().feed_forward_state = state++;
-    keeps_embedding_ |= config_.block_lambdas || config_.gives_first_values(i);
+    keeps_embedding_ |= config_.block_lambdas || layers_.back().gives_first_values;
   }
   final_norm_ = Norm(reader, "model.norm", config_.norm, d_model);
   const char* head = config_.tie_word_embeddings ? "model.embed_tokens.weight" : "lm_head.weight";
@@ -260,7 +261,7 @@ void LanguageModel::RunLayer(int i, const StagedStep& step, DeviceContext& conte
   const DecoderLayer& layer = layers_[i];
   const TensorView embedding = tensors.Get(kEmbedding);
   if (config_.block_lambdas) AddScaled(context, h, layer.keep, embedding, layer.embedding);
-  if (config_.gives_first_values(i)) {
+  if (layer.gives_first_values) {
     layer.input_norm.Apply(context, embedding,
                            tensors.Put(FirstValuesInput(i), compute_dtype_, x.shape));
   }

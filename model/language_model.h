@@ -41,6 +41,7 @@ struct DecoderLayer {
   std::unique_ptr<SequenceMixer> mixer;
   FeedForward feed_forward;
   int feed_forward_state = -1;  // its layer in the layout, if it has a state
+  bool gives_first_values = false;
 };
 
 // Immutable after Load; Forward is const and may run on any thread with its own context.
