@@ -9,7 +9,7 @@
 // Several mixers are timed in turn, in one run. --shape kvm-120m or kvm-350m: checkpoints of the
 // KVM paper's format, --mixer its configurations (kvm_paper_model.h).
 // --states random: states of random numbers in place of those that reading a prompt makes, for
-// contexts that take hours to read; multiples of 128, where no chunk is unfinished. A model whose
+// contexts that take hours to read; multiples of 256, where no chunk is unfinished. A model whose
 // step-by-step and whole-prompt logits differ by one bit is not timed.
 #include <sys/mman.h>
 

@@ -1,5 +1,5 @@
-// Softmax attention over the last `window` tokens (sliding_attention, with RoPE) or over all of
-// them (full_attention, without position encoding): OVQ paper eq. 1 and appendix 8.2.
+// Softmax attention over the last `window` tokens (sliding_attention, with RoPE unless config.json
+// says otherwise) or over all of them (full_attention, without): OVQ paper eq. 1, appendix 8.2.
 #pragma once
 
 #include "kernels/mixers/common/attend.h"

@@ -113,6 +113,7 @@ class PublicTokenizers : public ::testing::TestWithParam<const char*> {
   void SetUp() override {
     const char* root = std::getenv("OVQ_TOKENIZER_FIXTURES");
     if (root == nullptr) GTEST_SKIP() << "OVQ_TOKENIZER_FIXTURES is not set: no " << GetParam();
+    ASSERT_TRUE(std::filesystem::is_directory(root)) << "OVQ_TOKENIZER_FIXTURES: " << root;
     path_ = std::string(root) + "/" + GetParam();
     if (!std::filesystem::exists(path_)) GTEST_SKIP() << "there is no " << path_;
   }
