@@ -66,7 +66,12 @@ class Panel:
 
 _MIXER_STYLES = {"full": {"color": "black", "marker": "s"}, "vq": {"color": "red", "marker": "^"},
                  "sliding": {"color": "gray", "marker": "v"}, "kvm": {"marker": "D"},
-                 "cache": {"color": "black", "linestyle": ":"}}
+                 "cache": {"color": "black", "linestyle": ":"},
+                 "gdn": {"color": "tab:orange", "marker": "P"},
+                 "mamba2": {"color": "tab:pink", "marker": "X"},
+                 "mesa": {"color": "tab:brown", "marker": "*"},
+                 "lattice": {"color": "tab:purple", "marker": "<"},
+                 "tvq": {"color": "tab:red", "marker": ">"}}
 _ABLATION_STYLES = ("--", "-.", ":")
 _MAX_COLUMNS = 3
 

@@ -19,6 +19,7 @@ import torch
 import score
 from data import DEFAULT_ROOT
 from export import export
+from ovq.config import MIXER_NAMES
 from predictors import PredictionError
 from report import report
 from schedule import parse_phases
@@ -26,7 +27,6 @@ from train import CHECKPOINT, load_recipe
 
 _FOLDER = os.path.dirname(os.path.abspath(__file__))
 _SERVER = os.path.join(os.path.dirname(_FOLDER), "build", "cpu", "bin", "ovq-server")
-_MIXERS = ("ovq", "full", "vq", "kvm")
 # README.md, "The model in models/python-bytes", tells why.
 _ENVIRONMENT = {"OMP_NUM_THREADS": "1", "MALLOC_MMAP_MAX_": "0",
                 "MALLOC_TRIM_THRESHOLD_": "100000000000",
@@ -43,7 +43,7 @@ def parse_args():
                                      formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("recipe", help="JSON file, see train.py; recipes/ has those used")
     parser.add_argument("--out", required=True, help="folder for everything that is made")
-    parser.add_argument("--mixers", default="ovq,full,vq", help="of " + ", ".join(_MIXERS))
+    parser.add_argument("--mixers", default="ovq,full,vq", help="of " + ", ".join(MIXER_NAMES))
     parser.add_argument("--server", default=_SERVER, help="ovq-server; default: the one that "
                         "`cmake --build --preset cpu` makes")
     parser.add_argument("--server-args", default="", help="its further flags, as one argument: "
@@ -54,8 +54,8 @@ def parse_args():
     args = parser.parse_args()
     args.mixers = args.mixers.split(",")
     for mixer in args.mixers:
-        if mixer not in _MIXERS:
-            raise ValueError(f"--mixers: {mixer!r} is not one of {', '.join(_MIXERS)}")
+        if mixer not in MIXER_NAMES:
+            raise ValueError(f"--mixers: {mixer!r} is not one of {', '.join(MIXER_NAMES)}")
     if "vq" in args.mixers and "full" not in args.mixers:
         raise ValueError("--mixers: vq starts from the weights of full: add full")
     if not os.path.exists(args.server):
@@ -96,7 +96,7 @@ class Training:
         self.log = os.path.join(args.out, f"{mixer}.log")
         run = os.path.join(args.out, mixer)
         command = [sys.executable, os.path.join(_FOLDER, "train.py"), "--recipe", args.recipe,
-                   "--run", run, "--mixer", f"{mixer}_attention", "--device", args.device,
+                   "--run", run, "--mixer", MIXER_NAMES[mixer], "--device", args.device,
                    "--data-root", args.data_root]
         if not alone:
             command += ["--workers", "1"]
@@ -128,7 +128,7 @@ def can_start(mixer, trained):
 
 def train_all(args):
     """As many runs at once as there are cores, but two at most; a GPU has one at a time."""
-    trained = {mixer for mixer in _MIXERS
+    trained = {mixer for mixer in MIXER_NAMES
                if finished(os.path.join(args.out, mixer, CHECKPOINT))}
     waiting = [mixer for mixer in args.mixers if mixer not in trained]
     n_at_once = min(2, len(os.sched_getaffinity(0)), len(waiting)) if args.device == "cpu" else 1

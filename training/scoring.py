@@ -7,21 +7,20 @@ import math
 import numpy as np
 
 from data import BOS, HELD_OUT, Documents, spread_contexts
+from ovq.config import MIXER_NAMES
 from tasks import Sequences, make_task
 
 COLUMNS = ("model", "mixer", "ablation", "backend", "task", "length", "tokens", "centroids",
            "max_centroids", "live_centroids", "state_bytes", "full_kv_cache_bytes", "sequences",
            "scored", "seen", "position", "accuracy", "bits_per_byte", "error", "seconds",
            "tokens_per_second", "checked", "agreement", "logprob_difference")
-_MIXERS = {"ovq_attention": "ovq", "kvm_attention": "kvm", "full_attention": "full",
-           "vq_attention": "vq"}
 LEAST_SEQUENCES = 4
 _FIRST_POSITIONS = 128
 
 
 def mixer_of(layer_types):
     """What a model is called after: the mixer that reads its whole context."""
-    return next((name for kind, name in _MIXERS.items() if kind in layer_types), "sliding")
+    return next((name for name, kind in MIXER_NAMES.items() if kind in layer_types), "sliding")
 
 
 def live_centroids(n_tokens, max_centroids):

@@ -20,7 +20,8 @@ import torch
 import torch.nn.functional as F
 
 from data import DEFAULT_ROOT, VOCAB_SIZE, Corpus, DataError, Documents
-from ovq.config import ConfigError, config_from_dict, config_to_dict, read_json_object
+from ovq.config import (ConfigError, MIXER_NAMES, config_from_dict, config_to_dict,
+                        read_json_object)
 from ovq.dictionary import ABLATIONS
 from ovq.model import DTYPES, OvqModel, load_model
 from plots import plot_learning_curve
@@ -30,7 +31,6 @@ from tasks import TaskError, make_task
 
 CHECKPOINT = "checkpoint.pt"
 CORPORA = {"python_files": Corpus, "python_documents": Documents}
-MIXERS = ("ovq_attention", "full_attention", "vq_attention", "kvm_attention")
 # A row of the history every --log-steps; held_out (what it is, the source says) every --eval-steps.
 CURVE_COLUMNS = ("step", "tokens", "seconds", "context_length", "max_centroids",
                  "train_bits_per_token", "held_out")
@@ -54,7 +54,7 @@ def make_parser():
     add = parser.add_argument
     add("--recipe", required=True, help="JSON file, see above; recipes/ has those used")
     add("--run", required=True, help="folder for checkpoints, curve and log")
-    add("--mixer", choices=MIXERS, help="instead of the recipe's ovq_attention layers; all else "
+    add("--mixer", choices=MIXER_NAMES.values(), help="instead of the recipe's ovq_attention layers; all else "
         "stays, so that models can be compared")
     add("--ablation", choices=ABLATIONS, default="none",
         help="a dictionary rule of OVQ replaced, as in section 4.4 of the paper")
@@ -88,8 +88,8 @@ def make_parser():
     add("--recompute-chunks", action="store_true", help="OVQ: keep one dictionary a chunk for the "
         "backward pass and compute the rest again: less memory for long contexts, a third slower")
     add("--init", help="model folder or checkpoint.pt whose weights to start from, of the same "
-        "shapes; relative to the recipe's folder, and {mixer} in it stands for ovq, full, vq or "
-        "kvm. Codebooks that they lack are sampled from the keys of a batch")
+        "shapes; relative to the recipe's folder, and {mixer} in it stands for the mixer's "
+        "short name, ovq without --mixer. Codebooks that they lack are sampled from the keys of a batch")
     add("--seed", type=int, default=0)
     add("--device", default="cpu")
     add("--compute-dtype", default="bfloat16", choices=("bfloat16", "float32"),
@@ -149,7 +149,7 @@ def make_source(recipe, args, config):
 
 def load_initial(model, args):
     """Weights of --init; returns whether they lack the codebooks that this model has."""
-    mixer = (args.mixer or MIXERS[0]).removesuffix("_attention")
+    mixer = {kind: name for name, kind in MIXER_NAMES.items()}[args.mixer or "ovq_attention"]
     path = os.path.join(os.path.dirname(args.recipe), args.init.format(mixer=mixer))
     own = model.state_dict()
     try:
@@ -164,12 +164,15 @@ def load_initial(model, args):
 
 
 def make_optimizer(model, args):
-    """Weight decay on matrices only; beta, whose natural scale is 8, learns faster."""
+    """Weight decay on matrices only; beta, whose natural scale is 8, learns faster.
+
+    Codes and Lattice's first slots are places, not weights.
+    """
     matrices, others, betas = [], [], []
     for name, parameter in model.named_parameters():
         if name.endswith("beta"):
             betas.append(parameter)
-        elif parameter.dim() > 1 and not name.endswith("codebook"):
+        elif parameter.dim() > 1 and not name.endswith(("codebook", "initial_state")):
             matrices.append(parameter)
         else:
             others.append(parameter)

@@ -9,14 +9,19 @@ import math
 import os
 import typing
 
-SUPPORTED_LAYER_TYPES = ("sliding_attention", "full_attention", "ovq_attention", "vq_attention",
-                         "kvm_attention")
+from ovq.checks import ConfigError, flag, integer, no_other_keys, one_of, positive_number
+from ovq.sections import SECTIONS
+
+# Types whose layers have queries, keys and values in heads; ovq/model.py, Attention.
+SOFTMAX_LAYER_TYPES = ("sliding_attention", "full_attention", "ovq_attention", "vq_attention",
+                       "kvm_attention")
+# Short names of the layer types that read the whole context: of models, runs and options.
+MIXER_NAMES = {"ovq": "ovq_attention", "kvm": "kvm_attention", "full": "full_attention",
+               "vq": "vq_attention", "gdn": "gated_delta_net", "mamba2": "mamba2",
+               "mesa": "mesa_net", "lattice": "lattice", "tvq": "transformer_vq"}
+SUPPORTED_LAYER_TYPES = (*SOFTMAX_LAYER_TYPES, *SECTIONS)
 KVM_BUDGET_MODES = ("fixed", "power_law", "kvm_saturation")
 DTYPE_NAMES = ("float32", "float16", "bfloat16")
-
-
-class ConfigError(ValueError):
-    """A field of config.json is missing, unknown or contradicts another one."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -66,11 +71,11 @@ class Config:
     vocab_size: int
     hidden_size: int
     num_hidden_layers: int
-    num_attention_heads: int
+    num_attention_heads: int  # 0, as the three below, where no layer has softmax attention
     num_key_value_heads: int
     head_dim: int
     value_head_dim: int
-    intermediate_size: int
+    intermediate_size: typing.Union[int, tuple]  # one for each layer; 0: the layer has no MLP
     layer_types: tuple  # [num_hidden_layers]
     rms_norm_eps: float = 1e-5
     tie_word_embeddings: bool = False
@@ -80,6 +85,13 @@ class Config:
     max_centroids: int = 2048
     codebook_size: int = 0  # 0: no layer has a codebook
     kvm: typing.Optional[KvmConfig] = None  # None: no layer has kvm_attention
+    sections: dict = dataclasses.field(default_factory=dict)  # of other layer types, by type
+    norm_bias: bool = False  # norms of the residual stream have biases
+    final_norm: bool = True  # False: the head reads the residual stream itself
+    lm_head_bias: bool = False
+    logit_scale: float = 1.0  # of the head's product and its bias
+    pe_abs: bool = False  # a table of positions is added to the embedding, scaled by a weight
+    pe_lam: float = 100000.0
     tokenizer: str = ""
     tokenizer_byte_offset: int = 0
     bos_token_id: int = -1  # -1: none
@@ -91,49 +103,23 @@ class Config:
         """Query heads that read one key/value head."""
         return self.num_attention_heads // self.num_key_value_heads
 
+    @property
+    def intermediate_sizes(self):
+        """The MLP's width in every layer."""
+        if isinstance(self.intermediate_size, tuple):
+            return self.intermediate_size
+        return (self.intermediate_size,) * self.num_hidden_layers
+
 
 # The file's top-level integer fields that must be present and positive.
-_REQUIRED_SIZES = ("vocab_size", "hidden_size", "num_hidden_layers", "num_attention_heads",
-                   "head_dim", "intermediate_size")
-_KNOWN_FIELDS = frozenset(_REQUIRED_SIZES) | {
-    "model_type", "architectures", "num_key_value_heads", "value_head_dim", "hidden_act",
-    "rms_norm_eps", "tie_word_embeddings", "sliding_window", "rope_theta", "layer_types", "ovq",
-    "vq", "kvm", "tokenizer", "tokenizer_byte_offset", "bos_token_id", "eos_token_id",
-    "torch_dtype"}
-
-
-def _integer(name, value, minimum):
-    if isinstance(value, bool) or not isinstance(value, int) or value < minimum:
-        raise ConfigError(f"{name}: {value!r} is not an integer of at least {minimum}")
-    return value
-
-
-def _positive_number(name, value):
-    if isinstance(value, bool) or not isinstance(value, (int, float)) or not value > 0:
-        raise ConfigError(f"{name}: {value!r} is not a positive number")
-    return float(value)
-
-
-def _flag(name, value):
-    if not isinstance(value, bool):
-        raise ConfigError(f"{name}: {value!r} is neither true nor false")
-    return value
-
-
-def _one_of(name, value, allowed):
-    if value not in allowed:
-        raise ConfigError(f"{name}: {value!r} is not one of {', '.join(map(repr, allowed))}")
-    return value
-
-
-def _section(raw, name, known):
-    section = raw.get(name, {})
-    if not isinstance(section, dict):
-        raise ConfigError(f"{name}: {section!r} is not an object")
-    for key in section:
-        if key not in known:
-            raise ConfigError(f"{name}.{key}: unknown field")
-    return section
+_REQUIRED_SIZES = ("vocab_size", "hidden_size", "num_hidden_layers")
+_FLAGS = ("tie_word_embeddings", "norm_bias", "final_norm", "lm_head_bias", "pe_abs")
+_NUMBERS = ("rms_norm_eps", "logit_scale", "pe_lam")
+_KNOWN_FIELDS = frozenset((*_REQUIRED_SIZES, *_FLAGS, *_NUMBERS)) | {
+    "model_type", "architectures", "num_attention_heads", "num_key_value_heads", "head_dim",
+    "value_head_dim", "intermediate_size", "hidden_act", "sliding_window", "rope_theta",
+    "layer_types", "ovq", "vq", "kvm", "tokenizer", "tokenizer_byte_offset", "bos_token_id",
+    "eos_token_id", "torch_dtype"} | {name for name, _ in SECTIONS.values()}
 
 
 def _layer_types(raw, n_layers):
@@ -144,41 +130,68 @@ def _layer_types(raw, n_layers):
         raise ConfigError(f"layer_types: {len(layer_types)} entries, "
                           f"but num_hidden_layers is {n_layers}")
     for i, layer_type in enumerate(layer_types):
-        _one_of(f"layer_types[{i}]", layer_type, SUPPORTED_LAYER_TYPES)
+        one_of(f"layer_types[{i}]", layer_type, SUPPORTED_LAYER_TYPES)
     return tuple(layer_types)
 
 
-def _attention_fields(raw, sizes):
-    n_heads = sizes["num_attention_heads"]
-    n_kv_heads = _integer("num_key_value_heads", raw.get("num_key_value_heads", n_heads), 1)
+def _intermediate_size(raw, n_layers):
+    given = raw.get("intermediate_size")
+    if not isinstance(given, list):
+        return integer("intermediate_size", given, 0)
+    if len(given) != n_layers:
+        raise ConfigError(f"intermediate_size: {len(given)} entries, but num_hidden_layers is "
+                          f"{n_layers}")
+    return tuple(integer(f"intermediate_size[{i}]", size, 0) for i, size in enumerate(given))
+
+
+def _attention_fields(raw, layer_types):
+    names = ("num_attention_heads", "num_key_value_heads", "head_dim", "value_head_dim")
+    if not set(layer_types) & set(SOFTMAX_LAYER_TYPES):
+        return {name: integer(name, raw.get(name, 0), 0) for name in names}
+    n_heads = integer("num_attention_heads", raw.get("num_attention_heads"), 1)
+    head_dim = integer("head_dim", raw.get("head_dim"), 1)
+    n_kv_heads = integer("num_key_value_heads", raw.get("num_key_value_heads", n_heads), 1)
     if n_heads % n_kv_heads:
         raise ConfigError(f"num_key_value_heads: {n_kv_heads} does not divide "
                           f"num_attention_heads, {n_heads}")
-    return {
-        "num_key_value_heads": n_kv_heads,
-        "value_head_dim": _integer("value_head_dim", raw.get("value_head_dim", sizes["head_dim"]),
-                                   1),
-    }
+    if "kvm_attention" in layer_types and n_kv_heads != n_heads:
+        raise ConfigError(f"num_key_value_heads: {n_kv_heads}, but kvm_attention needs as many as "
+                          f"num_attention_heads, {n_heads}")
+    value_head_dim = integer("value_head_dim", raw.get("value_head_dim", head_dim), 1)
+    return dict(zip(names, (n_heads, n_kv_heads, head_dim, value_head_dim)))
+
+
+def _sections(raw, layer_types):
+    """The sections of layer types that there are, by type."""
+    sections = {}
+    for kind in set(layer_types) & set(SECTIONS):
+        name, section = SECTIONS[kind]
+        if name not in raw:
+            raise ConfigError(f"{name}: missing, but there are layers of the type {kind!r}")
+        sections[kind] = section.parse(name, raw[name], raw["hidden_size"])
+    return sections
 
 
 def _mixer_fields(raw, layer_types, head_dim):
     """Fields that only some layer types need, checked where such a layer exists."""
     fields = {}
     if "sliding_attention" in layer_types:
-        fields["sliding_window"] = _integer("sliding_window", raw.get("sliding_window"), 1)
+        fields["sliding_window"] = integer("sliding_window", raw.get("sliding_window"), 1)
         if head_dim % 2:
             raise ConfigError(f"head_dim: {head_dim} is odd, but RoPE rotates pairs of channels")
-    fields["rope_theta"] = _positive_number("rope_theta", raw.get("rope_theta", 10000.0))
-    ovq = _section(raw, "ovq", ("chunk_size", "max_centroids", "normalize_centroids"))
-    if _flag("ovq.normalize_centroids", ovq.get("normalize_centroids", False)):
+    fields["rope_theta"] = positive_number("rope_theta", raw.get("rope_theta", 10000.0))
+    ovq = no_other_keys("ovq", raw.get("ovq", {}),
+                        ("chunk_size", "max_centroids", "normalize_centroids"))
+    if flag("ovq.normalize_centroids", ovq.get("normalize_centroids", False)):
         raise ConfigError("ovq.normalize_centroids: true is not supported by this reference")
-    fields["chunk_size"] = _integer("ovq.chunk_size", ovq.get("chunk_size", 128), 1)
+    fields["chunk_size"] = integer("ovq.chunk_size", ovq.get("chunk_size", 128), 1)
     fields["max_centroids"] = check_max_centroids(ovq.get("max_centroids", 2048),
                                                   fields["chunk_size"])
-    vq = _section(raw, "vq", ("codebook_size",))
+    vq = no_other_keys("vq", raw.get("vq", {}), ("codebook_size",))
     if "vq_attention" in layer_types:
-        fields["codebook_size"] = _integer("vq.codebook_size", vq.get("codebook_size"), 1)
-    kvm = _section(raw, "kvm", [field.name for field in dataclasses.fields(KvmConfig)])
+        fields["codebook_size"] = integer("vq.codebook_size", vq.get("codebook_size"), 1)
+    kvm = no_other_keys("kvm", raw.get("kvm", {}),
+                        [field.name for field in dataclasses.fields(KvmConfig)])
     if "kvm_attention" in layer_types:
         fields["kvm"] = kvm_from_dict(kvm, head_dim)
     return fields
@@ -194,16 +207,16 @@ def kvm_from_dict(section, head_dim):
     for field in dataclasses.fields(KvmConfig):
         name, value = f"kvm.{field.name}", section.get(field.name, field.default)
         if field.name in _KVM_MINIMUMS:
-            value = _integer(name, value, _KVM_MINIMUMS[field.name])
+            value = integer(name, value, _KVM_MINIMUMS[field.name])
         elif isinstance(field.default, float):
-            value = _positive_number(name, value)
+            value = positive_number(name, value)
         elif isinstance(field.default, bool):
-            value = _flag(name, value)
+            value = flag(name, value)
         fields[field.name] = value
     kvm = KvmConfig(**fields)
-    _one_of("kvm.state_budget_mode", kvm.state_budget_mode, KVM_BUDGET_MODES)
+    one_of("kvm.state_budget_mode", kvm.state_budget_mode, KVM_BUDGET_MODES)
     if kvm.state_budget_mode == "kvm_saturation" or kvm.state_saturation_n is not None:
-        _integer("kvm.state_saturation_n", kvm.state_saturation_n, 1)
+        integer("kvm.state_saturation_n", kvm.state_saturation_n, 1)
     if kvm.state_growth_exponent > 1:
         raise ConfigError(f"kvm.state_growth_exponent: {kvm.state_growth_exponent} would add rows "
                           "faster than tokens come")
@@ -226,7 +239,7 @@ def kvm_from_dict(section, head_dim):
 
 def check_max_centroids(max_centroids, chunk_len):
     """The first chunk must leave at least one centroid: its keys have nowhere else to go."""
-    _integer("ovq.max_centroids", max_centroids, 1)
+    integer("ovq.max_centroids", max_centroids, 1)
     if chunk_len * max_centroids < chunk_len + max_centroids:
         raise ConfigError(f"ovq.max_centroids: {max_centroids} gives no centroid after the first "
                           f"chunk of {chunk_len}")
@@ -237,12 +250,12 @@ def _token_fields(raw, vocab_size):
     fields = {}
     for name in ("bos_token_id", "eos_token_id"):
         if raw.get(name) is not None:
-            fields[name] = _integer(name, raw[name], 0)
+            fields[name] = integer(name, raw[name], 0)
             if fields[name] >= vocab_size:
                 raise ConfigError(f"{name}: {fields[name]} is outside vocab_size, {vocab_size}")
     if "tokenizer" in raw:
-        fields["tokenizer"] = _one_of("tokenizer", raw["tokenizer"], ("bytes",))
-        offset = _integer("tokenizer_byte_offset", raw.get("tokenizer_byte_offset", 0), 0)
+        fields["tokenizer"] = one_of("tokenizer", raw["tokenizer"], ("bytes",))
+        offset = integer("tokenizer_byte_offset", raw.get("tokenizer_byte_offset", 0), 0)
         if offset + 256 > vocab_size:
             raise ConfigError(f"tokenizer_byte_offset: {offset} + 256 bytes do not fit "
                               f"vocab_size, {vocab_size}")
@@ -255,24 +268,25 @@ def config_from_dict(raw):
     for key in raw:
         if key not in _KNOWN_FIELDS:
             raise ConfigError(f"{key}: unknown field")
-    _one_of("model_type", raw.get("model_type"), ("ovq_hybrid",))
-    _one_of("hidden_act", raw.get("hidden_act", "silu"), ("silu",))
-    sizes = {name: _integer(name, raw.get(name), 1) for name in _REQUIRED_SIZES}
+    one_of("model_type", raw.get("model_type"), ("ovq_hybrid",))
+    one_of("hidden_act", raw.get("hidden_act", "silu"), ("silu",))
+    sizes = {name: integer(name, raw.get(name), 1) for name in _REQUIRED_SIZES}
     layer_types = _layer_types(raw, sizes["num_hidden_layers"])
-    attention = _attention_fields(raw, sizes)
-    if "kvm_attention" in layer_types and \
-            attention["num_key_value_heads"] != sizes["num_attention_heads"]:
-        raise ConfigError(f"num_key_value_heads: {attention['num_key_value_heads']}, but "
-                          "kvm_attention needs as many as num_attention_heads, "
-                          f"{sizes['num_attention_heads']}")
+    attention = _attention_fields(raw, layer_types)
+    defaults = {field.name: field.default for field in dataclasses.fields(Config)}
+    if flag("pe_abs", raw.get("pe_abs", False)) and sizes["hidden_size"] % 2:
+        raise ConfigError("pe_abs: positions are pairs of sine and cosine, but hidden_size is odd, "
+                          f"{sizes['hidden_size']}")
     return Config(
         layer_types=layer_types,
-        rms_norm_eps=_positive_number("rms_norm_eps", raw.get("rms_norm_eps", 1e-5)),
-        tie_word_embeddings=_flag("tie_word_embeddings", raw.get("tie_word_embeddings", False)),
-        torch_dtype=_one_of("torch_dtype", raw.get("torch_dtype", "float32"), DTYPE_NAMES),
+        intermediate_size=_intermediate_size(raw, sizes["num_hidden_layers"]),
+        sections=_sections(raw, layer_types),
+        torch_dtype=one_of("torch_dtype", raw.get("torch_dtype", "float32"), DTYPE_NAMES),
         **sizes,
         **attention,
-        **_mixer_fields(raw, layer_types, sizes["head_dim"]),
+        **{name: flag(name, raw.get(name, defaults[name])) for name in _FLAGS},
+        **{name: positive_number(name, raw.get(name, defaults[name])) for name in _NUMBERS},
+        **_mixer_fields(raw, layer_types, attention["head_dim"]),
         **_token_fields(raw, sizes["vocab_size"]))
 
 
@@ -280,10 +294,18 @@ def config_to_dict(config):
     """The config.json of a Config: sections restored, fields without effect left out."""
     raw = {"model_type": "ovq_hybrid", "architectures": ["OvqHybridForCausalLM"],
            "hidden_act": "silu"}
-    for name in (*_REQUIRED_SIZES, "num_key_value_heads", "value_head_dim", "rms_norm_eps",
-                 "tie_word_embeddings", "torch_dtype"):
+    for name in (*_REQUIRED_SIZES, "num_attention_heads", "head_dim", "intermediate_size",
+                 "num_key_value_heads", "value_head_dim", "rms_norm_eps", "tie_word_embeddings",
+                 "torch_dtype"):
         raw[name] = getattr(config, name)
     raw["layer_types"] = list(config.layer_types)
+    if isinstance(config.intermediate_size, tuple):
+        raw["intermediate_size"] = list(config.intermediate_size)
+    for field in dataclasses.fields(Config):
+        if field.name in (*_FLAGS, *_NUMBERS) and getattr(config, field.name) != field.default:
+            raw[field.name] = getattr(config, field.name)
+    for kind, section in config.sections.items():
+        raw[SECTIONS[kind][0]] = section.to_dict()
     if config.sliding_window:
         raw["sliding_window"] = config.sliding_window
         raw["rope_theta"] = config.rope_theta

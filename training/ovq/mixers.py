@@ -30,6 +30,13 @@ def rope_tables(n_tokens, head_dim, theta, device):
     return angles.cos(), angles.sin()
 
 
+def position_table(positions, dim, base):
+    """[n, dim] of positions [n]: sines, then cosines, of angles position * base^(-2i/dim)."""
+    exponents = torch.arange(0, dim, 2, dtype=torch.float64, device=positions.device) / dim
+    angles = positions.double()[:, None] * base ** -exponents
+    return torch.cat((angles.sin(), angles.cos()), dim=-1)
+
+
 def rotate_half(x, tables):
     """RoPE: channels i and i + head_dim/2 of x [batch, n_tokens, heads, head_dim] are one pair."""
     cos, sin = (table.to(x.dtype).unsqueeze(1) for table in tables)

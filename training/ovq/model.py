@@ -9,41 +9,21 @@ import torch.nn.functional as F
 from ovq import fused, kvm, mixers
 from ovq.config import check_max_centroids, load_config
 from ovq.dictionary import n_centroids_at, ovq_attention
+from ovq.gated_delta_net import GatedDeltaNet
+from ovq.lattice import Lattice
+from ovq.layers import Projection, RmsNorm, joint_product
+from ovq.mamba2 import Mamba2
 from ovq.memories import MEMORIES, bounded_attention
+from ovq.mesa_net import MesaNet
 from ovq.safetensors_io import load_safetensors
+from ovq.transformer_vq import TransformerVq
 
 DTYPES = {"float32": torch.float32, "float16": torch.float16, "bfloat16": torch.bfloat16}
 
 
-class RmsNorm(nn.Module):
-    """Root-mean-square norm with a weight, computed in the residual's dtype, given in dtype."""
-
-    def __init__(self, dim, eps):
-        super().__init__()
-        self.weight = nn.Parameter(torch.ones(dim))
-        self.eps = eps
-
-    def forward(self, x, dtype):
-        if fused.usable(x, dtype):
-            return fused.RmsNorm.apply(x, self.weight, self.eps, dtype)
-        scale = torch.rsqrt(x.square().mean(-1, keepdim=True) + self.eps)
-        return (x * scale * self.weight).to(dtype)
-
-
-class Projection(nn.Module):
-    """y = W x without bias, in x's dtype whatever the weight's is."""
-
-    def __init__(self, in_dim, out_dim, std):
-        super().__init__()
-        self.weight = nn.Parameter(torch.randn(out_dim, in_dim) * std)
-
-    def forward(self, x):
-        return F.linear(x, self.weight.to(x.dtype))
-
-
-def joint_product(x, *projections):
-    """What several projections make of x, side by side, as one product."""
-    return F.linear(x, torch.cat([one.weight for one in projections]).to(x.dtype))
+# Layer types that have a module of their own, made of the config and its section.
+MIXERS = {"gated_delta_net": GatedDeltaNet, "mamba2": Mamba2, "mesa_net": MesaNet,
+          "lattice": Lattice, "transformer_vq": TransformerVq}
 
 
 class Attention(nn.Module):
@@ -132,9 +112,9 @@ class Attention(nn.Module):
 class Mlp(nn.Module):
     """down(silu(gate(x)) * up(x))."""
 
-    def __init__(self, config):
+    def __init__(self, config, d_ff):
         super().__init__()
-        d_model, d_ff = config.hidden_size, config.intermediate_size
+        d_model = config.hidden_size
         self.gate_proj = Projection(d_model, d_ff, d_model ** -0.5)
         self.up_proj = Projection(d_model, d_ff, d_model ** -0.5)
         self.down_proj = Projection(d_ff, d_model, (d_ff * 2 * config.num_hidden_layers) ** -0.5)
@@ -148,18 +128,40 @@ class Mlp(nn.Module):
 
 
 class Layer(nn.Module):
-    """h = x + attention(norm(x)); out = h + mlp(norm(h)), on a residual in the weights' dtype."""
+    """h = x + mixer(norm(x)); out = h + mlp(norm(h)), on a residual in the weights' dtype.
 
-    def __init__(self, config, layer_type, *training_options):
+    Where the layer has no MLP, h is all.
+    """
+
+    def __init__(self, config, i, *training_options):
         super().__init__()
-        self.input_layernorm = RmsNorm(config.hidden_size, config.rms_norm_eps)
-        self.self_attn = Attention(config, layer_type, *training_options)
-        self.post_attention_layernorm = RmsNorm(config.hidden_size, config.rms_norm_eps)
-        self.mlp = Mlp(config)
+        kind, d_ff = config.layer_types[i], config.intermediate_sizes[i]
+        norm = config.hidden_size, config.rms_norm_eps, config.norm_bias
+        self.input_layernorm = RmsNorm(*norm)
+        self.self_attn = (MIXERS[kind](config, config.sections[kind]) if kind in MIXERS
+                          else Attention(config, kind, *training_options))
+        self.has_mlp = d_ff > 0
+        if self.has_mlp:
+            self.post_attention_layernorm = RmsNorm(*norm)
+            self.mlp = Mlp(config, d_ff)
 
     def forward(self, x, rope, max_centroids, compute_dtype):
-        h = x + self.self_attn(self.input_layernorm(x, compute_dtype), rope, max_centroids)
+        y = self.input_layernorm(x, compute_dtype)
+        if isinstance(self.self_attn, Attention):
+            h = x + self.self_attn(y, rope, max_centroids)
+        else:
+            h = x + self.self_attn(y)
+        if not self.has_mlp:
+            return h
         return h + self.mlp(self.post_attention_layernorm(h, compute_dtype))
+
+
+class PositionTable(nn.Module):
+    """A weight times sines and cosines of the position, added to the embedding."""
+
+    def __init__(self):
+        super().__init__()
+        self.scale = nn.Parameter(torch.ones(()))
 
 
 class Backbone(nn.Module):
@@ -169,9 +171,24 @@ class Backbone(nn.Module):
         super().__init__()
         self.embed_tokens = nn.Embedding(config.vocab_size, config.hidden_size)
         nn.init.normal_(self.embed_tokens.weight, std=config.hidden_size ** -0.5)
-        self.layers = nn.ModuleList(Layer(config, kind, *training_options)
-                                    for kind in config.layer_types)
-        self.norm = RmsNorm(config.hidden_size, config.rms_norm_eps)
+        if config.pe_abs:
+            self.embed_positions = PositionTable()
+        self.layers = nn.ModuleList(Layer(config, i, *training_options)
+                                    for i in range(config.num_hidden_layers))
+        if config.final_norm:
+            self.norm = RmsNorm(config.hidden_size, config.rms_norm_eps, config.norm_bias)
+
+
+class Head(nn.Module):
+    """What stands under `lm_head.`: no weight of its own where the embedding's is used."""
+
+    def __init__(self, config):
+        super().__init__()
+        if not config.tie_word_embeddings:
+            self.weight = nn.Parameter(torch.randn(config.vocab_size, config.hidden_size)
+                                       * config.hidden_size ** -0.5)
+        if config.lm_head_bias:
+            self.bias = nn.Parameter(torch.zeros(config.vocab_size))
 
 
 class OvqModel(nn.Module):
@@ -186,9 +203,23 @@ class OvqModel(nn.Module):
         super().__init__()
         self.config, self.compute_dtype = config, compute_dtype
         self.model = Backbone(config, ablation, recompute_chunks)
-        if not config.tie_word_embeddings:
-            self.lm_head = Projection(config.hidden_size, config.vocab_size,
-                                      config.hidden_size ** -0.5)
+        self.lm_head = Head(config)
+
+    def _embed(self, tokens):
+        x = self.model.embed_tokens(tokens)
+        if not self.config.pe_abs:
+            return x
+        positions = torch.arange(tokens.shape[1], device=tokens.device)
+        table = mixers.position_table(positions, self.config.hidden_size, self.config.pe_lam)
+        return x + self.model.embed_positions.scale * table.to(x.dtype)
+
+    def _logits(self, x):
+        tied = self.config.tie_word_embeddings
+        weight = self.model.embed_tokens.weight if tied else self.lm_head.weight
+        logits = mixers.wide(F.linear(x, weight.to(x.dtype)))
+        if self.config.lm_head_bias:
+            logits = logits + self.lm_head.bias
+        return logits if self.config.logit_scale == 1 else logits * self.config.logit_scale
 
     def forward(self, tokens, max_centroids=None):
         """Logits [batch, n_tokens, vocab], at least float32, of tokens [batch, n_tokens].
@@ -197,15 +228,16 @@ class OvqModel(nn.Module):
         """
         if max_centroids is not None:
             check_max_centroids(max_centroids, self.config.chunk_size)
-        rope = mixers.rope_tables(tokens.shape[1], self.config.head_dim, self.config.rope_theta,
-                                  tokens.device)
-        x = self.model.embed_tokens(tokens)
+        rope = None
+        if "sliding_attention" in self.config.layer_types:
+            rope = mixers.rope_tables(tokens.shape[1], self.config.head_dim,
+                                      self.config.rope_theta, tokens.device)
+        x = self._embed(tokens)
         for layer in self.model.layers:
             x = layer(x, rope, max_centroids, self.compute_dtype)
-        x = self.model.norm(x, self.compute_dtype)
-        if self.config.tie_word_embeddings:
-            return mixers.wide(F.linear(x, self.model.embed_tokens.weight.to(x.dtype)))
-        return mixers.wide(self.lm_head(x))
+        if self.config.final_norm:
+            return self._logits(self.model.norm(x, self.compute_dtype))
+        return self._logits(x.to(self.compute_dtype))
 
     def read_through(self, memory):
         """Full and OVQ layers read through another memory from now on: a baseline, to evaluate.
@@ -215,8 +247,9 @@ class OvqModel(nn.Module):
         """
         if memory not in (*MEMORIES, "dictionary"):
             raise ValueError(f"memory: {memory!r} is not one of {', '.join(MEMORIES)}, dictionary")
-        readers = [layer.self_attn for layer in self.model.layers
-                   if layer.self_attn.layer_type in ("full_attention", "ovq_attention")]
+        readers = [layer.self_attn for layer, kind in zip(self.model.layers,
+                                                          self.config.layer_types)
+                   if kind in ("full_attention", "ovq_attention")]
         if not readers:
             raise ValueError(f"memory: {memory!r} needs full_attention or ovq_attention layers, "
                              "but the model has none")
@@ -224,8 +257,8 @@ class OvqModel(nn.Module):
             attention.memory = memory
 
     def _codebook_layers(self):
-        return [layer for layer in self.model.layers
-                if layer.self_attn.layer_type == "vq_attention"]
+        return [layer for layer, kind in zip(self.model.layers, self.config.layer_types)
+                if kind == "vq_attention"]
 
     @torch.no_grad()
     def normalize_codebooks(self):

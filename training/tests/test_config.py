@@ -10,6 +10,15 @@ from support import tiny_config
 from ovq.config import ConfigError, config_from_dict, config_to_dict, load_config
 
 
+GDN = {"num_heads": 2, "head_dim": 4, "value_head_dim": 8, "conv_size": 4}
+MAMBA2 = {"num_heads": 4, "head_dim": 4}
+LATTICE = {"num_heads": 2, "num_slots": 4, "value_head_dim": 8}
+
+
+def with_section(kind, name, section, **changes):
+    return tiny_config(layer_types=["sliding_attention", kind], **{name: section}, **changes)
+
+
 class ConfigTest(unittest.TestCase):
     def test_defaults(self):
         raw = tiny_config()
@@ -23,6 +32,57 @@ class ConfigTest(unittest.TestCase):
         config = config_from_dict(tiny_config(num_key_value_heads=1, value_head_dim=12))
         self.assertEqual(config_from_dict(config_to_dict(config)), config)
 
+    def test_round_trip_of_what_only_some_models_have(self):
+        raw = with_section("mamba2", "mamba2", {**MAMBA2, "dt_limit": [0.1, None], "expand": 1},
+                           intermediate_size=[0, 24], norm_bias=True, final_norm=False,
+                           lm_head_bias=True, logit_scale=0.5, pe_abs=True, pe_lam=100)
+        config = config_from_dict(raw)
+        self.assertEqual(config.intermediate_sizes, (0, 24))
+        self.assertEqual(config.sections["mamba2"].conv_kernel, 4)
+        written = config_to_dict(config)
+        self.assertEqual(config_to_dict(config_from_dict(written)), written)
+        self.assertEqual(written["intermediate_size"], raw["intermediate_size"])
+
+    def test_heads_are_needed_by_softmax_layers_only(self):
+        raw = tiny_config(layer_types=["gated_delta_net"] * 2, gdn=GDN, intermediate_size=0)
+        del raw["num_attention_heads"], raw["head_dim"]
+        config = config_from_dict(raw)
+        self.assertEqual(config.intermediate_sizes, (0, 0))
+        written = config_to_dict(config)
+        self.assertEqual(config_to_dict(config_from_dict(written)), written)
+        self.assertEqual(written["intermediate_size"], raw["intermediate_size"])
+
+    def test_errors_of_sections_name_the_field(self):
+        def change(section, **changes):
+            return {**section, **changes}
+
+        broken = {
+            "gdn.num_heads: missing": ("gated_delta_net", {"head_dim": 4}),
+            "gdn.num_v_heads: 3": ("gated_delta_net", change(GDN, num_v_heads=3)),
+            "gdn.use_gate": ("gated_delta_net", change(GDN, use_gate=1)),
+            "gdn.expand_v: unknown": ("gated_delta_net", change(GDN, expand_v=2)),
+            "gdn: 3 is not an object": ("gated_delta_net", 3),
+            "mamba2.n_groups": ("mamba2", change(MAMBA2, n_groups=3)),
+            "mamba2.expand": ("mamba2", change(MAMBA2, expand=2)),
+            "mamba2.dt_limit: ": ("mamba2", change(MAMBA2, dt_limit=[0])),
+            "mamba2.dt_limit[1]": ("mamba2", change(MAMBA2, dt_limit=[0.5, 0.1])),
+            "mesa_net.max_cg_step_training": ("mesa_net", {"num_heads": 2, "head_dim": 4,
+                                                           "max_cg_step_training": 0}),
+            "mesa_net.lambda_lower_bound": ("mesa_net", {"num_heads": 2, "head_dim": 4,
+                                                         "lambda_lower_bound": -1}),
+            "lattice.objective": ("lattice", change(LATTICE, objective="mse")),
+            "lattice.regularization: 'l1'": ("lattice", change(LATTICE, use_forget_gate=False,
+                                                               regularization="l1")),
+            "transformer_vq.value_head_dim: missing": ("transformer_vq", {"num_heads": 1}),
+        }
+        for field, (kind, section) in broken.items():
+            name = field.split(".", maxsplit=1)[0].split(":")[0]
+            with self.subTest(field=field), self.assertRaises(ConfigError) as caught:
+                config_from_dict(with_section(kind, name, section))
+            self.assertTrue(str(caught.exception).startswith(field), str(caught.exception))
+        with self.assertRaisesRegex(ConfigError, "^gdn: missing"):
+            config_from_dict(tiny_config(layer_types=["sliding_attention", "gated_delta_net"]))
+
     def test_errors_name_the_field(self):
         broken = {
             "hidden_size": {"hidden_size": 0},
@@ -30,7 +90,7 @@ class ConfigTest(unittest.TestCase):
             "vocab_size": {"vocab_size": "many"},
             "num_key_value_heads": {"num_key_value_heads": 3},
             "layer_types: 1 entries": {"layer_types": ["ovq_attention"]},
-            "layer_types[1]": {"layer_types": ["sliding_attention", "mamba2"]},
+            "layer_types[1]": {"layer_types": ["sliding_attention", "mamba3"]},
             "sliding_window": {"sliding_window": None},
             "ovq.chunk_size": {"ovq": {"chunk_size": -1}},
             "ovq.max_centroids": {"ovq": {"chunk_size": 1, "max_centroids": 1}},
@@ -45,6 +105,14 @@ class ConfigTest(unittest.TestCase):
             "rms_norm_eps": {"rms_norm_eps": 0},
             "tie_word_embeddings": {"tie_word_embeddings": "yes"},
             "dropout": {"dropout": 0.1},
+            "intermediate_size: 1 entries": {"intermediate_size": [24]},
+            "intermediate_size[1]": {"intermediate_size": [24, -1]},
+            "intermediate_size: None": {"intermediate_size": None},
+            "num_attention_heads": {"num_attention_heads": None},
+            "norm_bias": {"norm_bias": 1},
+            "final_norm": {"final_norm": None},
+            "logit_scale": {"logit_scale": 0},
+            "pe_abs": {"pe_abs": True, "hidden_size": 15},
         }
         for field, change in broken.items():
             with self.subTest(field=field), self.assertRaises(ConfigError) as caught:

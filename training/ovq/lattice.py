@@ -1,0 +1,119 @@
+"""Lattice: "Learning to Efficiently Compress the Memory" (Karami and Mirrokni 2025).
+
+A memory of slots, written by the gradient of one of the paper's losses, of which only the part
+orthogonal to a slot is used. Equation numbers are the paper's; rows are its columns.
+"""
+
+import math
+
+import torch
+from torch import nn
+
+from ovq.layers import (Projection, ShortConvolution, Weight, decay_parameters, rms_norm, softplus,
+                        split_heads, split_product, unit)
+
+
+def unit_slots(slots):
+    """Slots [..., value_head_dim] at length 1, without an epsilon."""
+    return slots / slots.norm(dim=-1, keepdim=True)
+
+
+def slot_step(slots, k, v, objective, normalized):
+    """What a write with rate 1 adds to every slot: -1 times the loss's gradient, without its 2.
+
+    slots [..., num_slots, value_head_dim], k [..., num_slots], v [..., value_head_dim]. objective:
+    "dec" |phi(S) k - v|^2 (eq. 6), "enc" |phi(S)^T v - k|^2 (eq. 9) or "sim" -<phi(S)^T v, k>
+    (eq. 11), phi bringing slots to length 1. normalized: they have it already.
+    """
+    length = 1 if normalized else slots.norm(dim=-1, keepdim=True)
+    phi, k, target = slots / length, k.unsqueeze(-1), v.unsqueeze(-2)
+    if objective == "dec":
+        target = target - (k * phi).sum(-2, keepdim=True)
+    if objective == "enc":
+        k = k - (phi * target).sum(-1, keepdim=True)
+    orthogonal = target - phi * (phi * target).sum(-1, keepdim=True)
+    return k / length * orthogonal
+
+
+def _shrunk(slots, threshold):
+    """Elements moved towards 0 by a threshold, at most to 0 (eq. 18)."""
+    return slots.sign() * (slots.abs() - threshold).clamp_min(0)
+
+
+def lattice_memory(q, k, v, rate, forget, slots, section):
+    """What queries read after every token's write, [batch, n_heads, n_tokens, value_head_dim].
+
+    q, k [batch, n_heads, n_tokens, num_slots], v [..., value_head_dim], rate [batch, n_heads,
+    n_tokens]; forget alike, the rate of forgetting, or None; slots [n_heads, num_slots,
+    value_head_dim], the first ones.
+    """
+    slots = unit_slots(slots).expand(len(q), *slots.shape)
+    rate = rate[..., None, None]
+    decay = threshold = None
+    if forget is not None and section.regularization == "l2":
+        decay = (-forget).exp()[..., None, None]
+    elif forget is not None:
+        threshold = rate * forget[..., None, None]
+    outs = []
+    for t in range(q.shape[2]):
+        step = slot_step(slots, k[:, :, t], v[:, :, t], section.objective,
+                         section.normalized_projection)
+        written = (slots if decay is None else decay[:, :, t] * slots) + rate[:, :, t] * step
+        if threshold is not None:
+            written = _shrunk(written, threshold[:, :, t])
+        # a slot of zeros would have no direction any more: it stays as it was
+        empty = (written == 0).all(-1, keepdim=True)
+        written = torch.where(empty, slots, written)
+        slots = unit_slots(written) if section.normalized_projection else written
+        outs.append((q[:, :, t].unsqueeze(-1) * slots).sum(-2))
+    return torch.stack(outs, dim=2)
+
+
+def _first_slots(section):
+    """Slots to start training with: orthonormal, as far as there is room for."""
+    shape = section.num_heads, section.num_slots, section.value_head_dim
+    if section.num_slots > section.value_head_dim:
+        return unit_slots(torch.randn(shape))
+    return torch.linalg.qr(torch.randn(shape).transpose(1, 2)).Q.transpose(1, 2).contiguous()
+
+
+class Lattice(nn.Module):
+    def __init__(self, config, section):
+        super().__init__()
+        d_model, std, self.section, self.eps = (config.hidden_size, config.hidden_size ** -0.5,
+                                                section, config.rms_norm_eps)
+        n_heads = section.num_heads
+        key_dim, value_dim = n_heads * section.num_slots, n_heads * section.value_head_dim
+        self.qk_proj = Projection(d_model, key_dim, std)
+        self.q_conv1d, self.k_conv1d = (
+            ShortConvolution(key_dim, section.conv_size, section.conv_bias) for _ in range(2))
+        self.v_proj = Projection(d_model, value_dim, std)
+        self.g_proj = Projection(d_model, value_dim, std)
+        self.b_proj = Projection(d_model, n_heads, std)
+        if section.use_forget_gate:
+            self.a_proj = Projection(d_model, n_heads, std)
+            self.A_log, self.dt_bias = decay_parameters(n_heads)
+        self.initial_state = nn.Parameter(_first_slots(section))
+        self.o_norm = Weight(section.value_head_dim)
+        self.o_proj = Projection(value_dim, d_model,
+                                 (value_dim * 2 * config.num_hidden_layers) ** -0.5)
+
+    def forward(self, x):
+        section = self.section
+        projections = [self.qk_proj, self.v_proj, self.g_proj, self.b_proj]
+        if section.use_forget_gate:
+            projections.append(self.a_proj)
+        shared, v, gate, b, *a = split_product(x, *projections)
+        q, k = (unit(split_heads(convolution(shared), section.num_heads))
+                for convolution in (self.q_conv1d, self.k_conv1d))
+        forget = None
+        if section.use_forget_gate:
+            forget = (self.A_log.exp() * softplus(a[0] + self.dt_bias)).transpose(1, 2)
+        y = lattice_memory(q, k, split_heads(v, section.num_heads), b.sigmoid().transpose(1, 2),
+                           forget, self.initial_state, section)
+        y = (rms_norm(y, self.eps) * self.o_norm.weight).transpose(1, 2).flatten(2)
+        return self.o_proj((y * gelu_tanh(gate)).to(x.dtype))
+
+
+def gelu_tanh(x):
+    return 0.5 * x * (1 + torch.tanh(math.sqrt(2 / math.pi) * (x + 0.044715 * x ** 3)))
