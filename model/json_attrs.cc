@@ -18,12 +18,16 @@ constexpr std::string_view kBookkeeping[] = {
 
 Attrs::Value ToList(const Json& list) {
   std::vector<int64_t> integers;
+  std::vector<double> numbers;
   std::vector<std::string> strings;
   for (const Json& entry : list) {
     if (entry.is_string()) strings.push_back(entry.get_ref<const std::string&>());
     if (entry.is_number_integer()) integers.push_back(entry.get<int64_t>());
+    if (entry.is_number()) numbers.push_back(entry.get<double>());
+    if (entry.is_null()) numbers.push_back(std::numeric_limits<double>::quiet_NaN());
   }
   if (integers.size() == list.size()) return integers;
+  if (numbers.size() == list.size()) return numbers;
   if (strings.size() == list.size()) return strings;
   return std::monostate();
 }

@@ -19,6 +19,9 @@ std::string Describe(const Attrs::Value& value) {
     std::string operator()(const std::vector<int64_t>& v) const {
       return absl::StrCat("a list of ", v.size(), " integers");
     }
+    std::string operator()(const std::vector<double>& v) const {
+      return absl::StrCat("a list of ", v.size(), " numbers");
+    }
     std::string operator()(const std::vector<std::string>& v) const {
       return absl::StrCat("a list of ", v.size(), " strings");
     }
@@ -95,6 +98,30 @@ double AttrReader::FloatOr(std::string_view key, double fallback, double min, do
   if (number >= min && number <= max) return number;
   Fail(key, Expected(absl::StrCat("a number in [", min, ", ", max, "]"), value));
   return 0;
+}
+
+std::vector<double> AttrReader::FloatsOr(std::string_view key, std::vector<double> fallback,
+                                         double min, double max) {
+  const Attrs::Value* value = attrs_.Find(key);
+  if (!value) return fallback;
+  std::vector<double> list;
+  if (const auto* integers = std::get_if<std::vector<int64_t>>(value)) {
+    list.assign(integers->begin(), integers->end());
+  } else if (const auto* numbers = std::get_if<std::vector<double>>(value)) {
+    list = *numbers;
+  }
+  if (list.size() != fallback.size()) {
+    Fail(key, Expected(absl::StrCat("a list of ", fallback.size(), " numbers"), value));
+    return fallback;
+  }
+  for (size_t i = 0; i < list.size(); ++i) {
+    if (std::isnan(list[i])) {
+      list[i] = fallback[i];
+    } else if (!(list[i] >= min && list[i] <= max)) {
+      Fail(key, absl::StrCat("expected numbers in [", min, ", ", max, "], one is ", list[i]));
+    }
+  }
+  return list;
 }
 
 template <class T>

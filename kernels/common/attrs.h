@@ -18,7 +18,8 @@ namespace ovq {
 class Attrs {
  public:
   using Value = std::variant<std::monostate /* null */, bool, int64_t, double, std::string,
-                             std::vector<int64_t>, std::vector<std::string>>;
+                             std::vector<int64_t>, std::vector<double> /* NaN for null */,
+                             std::vector<std::string>>;
 
   explicit Attrs(std::string path = "") : path_(std::move(path)) {}  // "ovq." prefixes messages
   // said_as: what messages call the field, where a file has another name for it.
@@ -53,6 +54,9 @@ class AttrReader {
   int64_t Int(std::string_view key, int64_t min, int64_t max);
   int64_t IntOr(std::string_view key, int64_t fallback, int64_t min, int64_t max);
   double FloatOr(std::string_view key, double fallback, double min, double max);
+  // A list with as many entries as the fallback, which also stands for entries that are null.
+  std::vector<double> FloatsOr(std::string_view key, std::vector<double> fallback, double min,
+                               double max);
   bool BoolOr(std::string_view key, bool fallback);
   bool FlagOr(std::string_view key, bool fallback);  // 0 and 1, too
   std::string StringOr(std::string_view key, std::string fallback);

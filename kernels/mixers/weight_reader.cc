@@ -30,7 +30,7 @@ Buffer WeightReader::Floats(std::initializer_list<WeightPart> parts, float scale
   return status_.ok() ? context_.Upload(all.data(), all.size() * sizeof(float)) : Buffer();
 }
 
-Linear WeightReader::Product(std::initializer_list<WeightPart> parts, int64_t in, float scale) {
+Linear WeightReader::Product(std::span<const WeightPart> parts, int64_t in, float scale) {
   std::vector<TensorView> views;
   for (const WeightPart& part : parts) views.push_back(Take(part.leaf, {part.rows, in}));
   if (!status_.ok()) return {};

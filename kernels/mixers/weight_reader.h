@@ -43,7 +43,10 @@ class WeightReader {
   // Vectors end to end, times scale.
   Buffer Floats(std::initializer_list<WeightPart> parts, float scale = 1);
   // y = scale x W^T, x [n, in]: the parts' columns of y lie side by side in their order.
-  Linear Product(std::initializer_list<WeightPart> parts, int64_t in, float scale = 1);
+  Linear Product(std::span<const WeightPart> parts, int64_t in, float scale = 1);
+  Linear Product(std::initializer_list<WeightPart> parts, int64_t in, float scale = 1) {
+    return Product(std::span(parts.begin(), parts.size()), in, scale);
+  }
   // In float32 whatever the compute dtype is.
   Linear FloatProduct(const WeightPart& part, int64_t in);
 

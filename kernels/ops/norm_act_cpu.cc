@@ -7,7 +7,6 @@
 // MixTowards x += (target - x) share, share = 1 / (1 + e^-(gate + bias)) or one number
 // LogSumExp  out = max + ln(sum(e^(x - max))), max = max(x); x [n, m], out [n]
 #include <cmath>
-#include <cstring>
 #include <limits>
 
 #include "kernels/common/highway_targets.h"
@@ -20,87 +19,13 @@
 #include "hwy/foreach_target.h"
 #include "hwy/highway.h"
 //
-#include "hwy/contrib/math/math-inl.h"
+#include "kernels/ops/rows-inl.h"
 
 HWY_BEFORE_NAMESPACE();
 namespace ovq::HWY_NAMESPACE {
 namespace {
 
-namespace hn = hwy::HWY_NAMESPACE;
-using D = hn::ScalableTag<float>;
-using V = hn::Vec<D>;
-constexpr D d;
-
 constexpr float kLowest = -std::numeric_limits<float>::infinity();
-
-int64_t Lanes() { return static_cast<int64_t>(hn::Lanes(d)); }
-
-// Loads n elements, at most Lanes(); the other lanes are `fill`. Never touches the memory after
-// them, as a masked load may do on older instruction sets.
-HWY_INLINE V Load(const float* p, int64_t n, float fill = 0) {
-  if (n == Lanes()) return hn::LoadU(d, p);
-  HWY_ALIGN float lanes[hn::MaxLanes(d)];
-  hn::Store(hn::Set(d, fill), d, lanes);
-  std::memcpy(lanes, p, static_cast<size_t>(n) * sizeof(float));
-  return hn::Load(d, lanes);
-}
-
-// Rounds to nearest even like RoundToBF16; the lower half is cleared, so that DemoteTo is exact.
-hn::Vec<hn::Rebind<hwy::bfloat16_t, D>> ToBF16(V v) {
-  const hn::RebindToUnsigned<D> du;
-  const auto bits = hn::BitCast(du, v);
-  const auto odd = hn::And(hn::ShiftRight<16>(bits), hn::Set(du, 1));
-  const auto rounded = hn::Add(bits, hn::Add(odd, hn::Set(du, 0x7fff)));
-  const auto quiet_nan = hn::Or(bits, hn::Set(du, 0x400000));
-  const auto is_nan = hn::RebindMask(du, hn::IsNaN(v));
-  const auto result = hn::And(hn::IfThenElse(is_nan, quiet_nan, rounded), hn::Set(du, 0xffff0000u));
-  return hn::DemoteTo(hn::Rebind<hwy::bfloat16_t, D>(), hn::BitCast(d, result));
-}
-
-void StoreWide(V v, float* p) { hn::StoreU(v, d, p); }
-void StoreWide(V v, BF16* p) {
-  hn::StoreU(ToBF16(v), hn::Rebind<hwy::bfloat16_t, D>(), reinterpret_cast<hwy::bfloat16_t*>(p));
-}
-
-// The same the other way.
-template <class T>
-HWY_INLINE void Store(V v, int64_t n, T* p) {
-  if (n == Lanes()) return StoreWide(v, p);
-  T lanes[hn::MaxLanes(d)];
-  StoreWide(v, lanes);
-  std::memcpy(p, lanes, static_cast<size_t>(n) * sizeof(T));
-}
-
-// fn(i, n) for elements i .. i + n of each vector, of which the last may have fewer.
-template <class Fn>
-HWY_INLINE void ForEachVector(int64_t n, Fn fn) {
-  const int64_t lanes = Lanes();
-  int64_t i = 0;
-  for (; i + lanes <= n; i += lanes) fn(i, lanes);
-  if (i < n) fn(i, n - i);
-}
-
-// sum of fn(x[i]), four sums side by side: a single one would wait for the adder's latency at every
-// element, and its bound on the error would be four times as large.
-template <class Fn>
-HWY_INLINE float SumOf(const float* x, int64_t n, Fn add) {
-  const int64_t lanes = Lanes();
-  V sum[4] = {hn::Zero(d), hn::Zero(d), hn::Zero(d), hn::Zero(d)};
-  int64_t i = 0;
-  for (; i + 4 * lanes <= n; i += 4 * lanes) {
-    for (int k = 0; k < 4; ++k) sum[k] = add(hn::LoadU(d, x + i + k * lanes), sum[k]);
-  }
-  const auto rest = x + i;
-  ForEachVector(n - i, [&](int64_t j, int64_t m) HWY_ATTR {
-    V& to = m == lanes ? sum[0] : sum[1];
-    to = hn::IfThenElse(hn::FirstN(d, static_cast<size_t>(m)), add(Load(rest + j, m), to), to);
-  });
-  return hn::GetLane(hn::SumOfLanes(d, hn::Add(hn::Add(sum[0], sum[1]), hn::Add(sum[2], sum[3]))));
-}
-
-float SumOfSquares(const float* x, int64_t n) {
-  return SumOf(x, n, [](V v, V sum) HWY_ATTR { return hn::MulAdd(v, v, sum); });
-}
 
 // The mean, and one over the deviation.
 struct Moments {
@@ -167,18 +92,10 @@ void NormHead(HeadNorm norm, float* x, int n, float scale, const float* weight_b
   ForEachVector(n, [&](int64_t i, int64_t m) { Store(hn::Mul(Load(x + i, m), factor), m, x + i); });
 }
 
-// gate * up / (1 + e^-gate), with the exponential of -|gate| alone: it cannot overflow.
-HWY_INLINE V Silu(V gate, V up) {
-  const V one = hn::Set(d, 1);
-  const V e = hn::Exp(d, hn::Neg(hn::Abs(gate)));
-  const V numerator = hn::IfThenElse(hn::Lt(gate, hn::Zero(d)), e, one);
-  return hn::Mul(hn::Mul(gate, hn::Div(numerator, hn::Add(one, e))), up);
-}
-
 template <class T>
 void SwiGluRow(const float* gate, int64_t n, T* y) {
   ForEachVector(n, [&](int64_t i, int64_t m) {
-    Store(Silu(Load(gate + i, m), Load(gate + n + i, m)), m, y + i);
+    Store(hn::Mul(Silu(Load(gate + i, m)), Load(gate + n + i, m)), m, y + i);
   });
 }
 
@@ -215,14 +132,10 @@ void AddScaled(float* x, float a, const float* y, float b, int64_t n) {
 void MixTowards(const Mix& mix, int64_t row) {
   float* x = mix.x + row * mix.x_stride;
   const int64_t at = row * mix.width;
-  const V one = hn::Set(d, 1);
   ForEachVector(mix.width, [&](int64_t i, int64_t m) {
     V share = hn::Set(d, mix.share);
     if (mix.gate) {
-      // 1 / (1 + e^-z), with the exponential of -|z| alone: it cannot overflow.
-      const V z = hn::Add(Load(mix.gate + at + i, m), Load(mix.bias + i, m));
-      const V e = hn::Exp(d, hn::Neg(hn::Abs(z)));
-      share = hn::Div(hn::IfThenElse(hn::Lt(z, hn::Zero(d)), e, one), hn::Add(one, e));
+      share = Sigmoid(hn::Add(Load(mix.gate + at + i, m), Load(mix.bias + i, m)));
     }
     const V from = Load(x + i, m);
     Store(hn::MulAdd(hn::Sub(Load(mix.target + at + i, m), from), share, from), m, x + i);

@@ -121,9 +121,7 @@ __global__ void __launch_bounds__(kActThreads) MixKernel(const Mix mix) {
   for (int64_t j = i; j < i + 4 && j < mix.width; ++j) {
     float share = mix.share;
     if (mix.gate != nullptr) {
-      const float z = mix.gate[at + j] + mix.bias[j];
-      const float e = expf(-fabsf(z));
-      share = (z < 0 ? e : 1.0f) / (1.0f + e);
+      share = Sigmoid(mix.gate[at + j] + mix.bias[j]);
     }
     float& x = mix.x[row * mix.x_stride + j];
     x = fmaf(mix.target[at + j] - x, share, x);
@@ -145,13 +143,6 @@ void LaunchElementwise(DeviceContext& context, Kernel kernel, int64_t n_rows, in
          args...);
 }
 
-// gate * up / (1 + e^-gate), with the exponential of -|gate| alone: it cannot overflow.
-__device__ float Silu(float gate, float up) {
-  const float e = expf(-fabsf(gate));
-  const float numerator = gate < 0 ? e : 1.0f;
-  return gate * (numerator / (1.0f + e)) * up;
-}
-
 __global__ void __launch_bounds__(kActThreads)
     SwiGluKernel(const float* gate_up, int64_t n, bool aligned, const Activations y) {
   const int64_t row = blockIdx.x;
@@ -160,9 +151,9 @@ __global__ void __launch_bounds__(kActThreads)
   const float* gates = gate_up + row * 2 * n;
   const float4 gate = Load4(gates, i, n, aligned, 0);
   const float4 up = Load4(gates + n, i, n, aligned, 0);
-  Store4(
-      y, row, i, n, aligned,
-      make_float4(Silu(gate.x, up.x), Silu(gate.y, up.y), Silu(gate.z, up.z), Silu(gate.w, up.w)));
+  Store4(y, row, i, n, aligned,
+         make_float4(Silu(gate.x) * up.x, Silu(gate.y) * up.y, Silu(gate.z) * up.z,
+                     Silu(gate.w) * up.w));
 }
 
 // One block a row, summed like the squares of RmsNormKernel.

@@ -46,7 +46,7 @@ void Sigmoid(DeviceContext& context, const SigmoidGate& gate);
 //   y = rms(x) g(z), or rms(x g(z)) with gates_input;  rms(r) = r / sqrt(mean(r^2) + eps) * weight
 enum class GateKind : uint8_t { kNone, kSilu, kGeluTanh };
 struct GatedNorm {
-  const float* x;  // [n_rows, n_groups, width], packed
+  float* x;  // [n_rows, n_groups, width], packed; gates_input leaves x g(z) there
   int64_t n_rows;
   int n_groups;
   int64_t width;
@@ -58,7 +58,7 @@ struct GatedNorm {
   const float* z = nullptr;  // as x with rows z_stride apart
   int64_t z_stride = 0;
   bool gates_input = false;
-  void* y;        // as x
+  void* y;        // as x, not its memory
   DType y_dtype;  // kF32 or kBF16
 };
 void NormAndGate(DeviceContext& context, const GatedNorm& norm);

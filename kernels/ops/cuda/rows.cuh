@@ -72,6 +72,13 @@ __device__ inline void Store4(const Activations& y, int64_t row, int64_t i, int6
   Store4(y.bf16 + row * n, i, n, aligned, v);
 }
 
+// 1 / (1 + e^-z), with the exponential of -|z| alone: it cannot overflow.
+__device__ inline float Sigmoid(float z) {
+  const float e = expf(-fabsf(z));
+  return (z < 0 ? e : 1.0f) / (1.0f + e);
+}
+__device__ inline float Silu(float z) { return z * Sigmoid(z); }
+
 // Every lane gets the result.
 template <class T, class Fold>
 __device__ inline T WarpFold(T value, Fold fold) {

@@ -3,6 +3,8 @@
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
+#include <cmath>
+
 namespace ovq {
 namespace {
 
@@ -41,6 +43,27 @@ TEST(Attrs, ReadsEveryType) {
   EXPECT_EQ(reader.ChoiceOr("name", std::vector<std::string_view>{"gelu", "silu"}), 1);
   EXPECT_TRUE(attrs.Has("size"));
   EXPECT_TRUE(reader.ok());
+}
+
+TEST(Attrs, ReadsListsOfNumbers) {
+  Attrs attrs("mamba2.");
+  attrs.Set("range", std::vector<double>{0.5, std::nan("")});
+  attrs.Set("integers", std::vector<int64_t>{1, 2});
+  attrs.Set("number", 3.0);
+  AttrReader reader(attrs);
+  EXPECT_EQ(reader.FloatsOr("range", {0, 9}, 0, 1), (std::vector<double>{0.5, 9}));  // null
+  EXPECT_EQ(reader.FloatsOr("integers", {0, 0}, 0, 2), (std::vector<double>{1, 2}));
+  EXPECT_EQ(reader.FloatsOr("absent", {7}, 0, 1), (std::vector<double>{7}));
+  EXPECT_TRUE(reader.ok());
+  const auto error = [&](const char* key, std::vector<double> fallback) {
+    return ErrorOf(attrs, [&](AttrReader& r) { r.FloatsOr(key, fallback, 0, 1); });
+  };
+  EXPECT_EQ(error("integers", {0, 0}), "mamba2.integers: expected numbers in [0, 1], one is 2");
+  EXPECT_EQ(error("range", {0}),
+            "mamba2.range: expected a list of 1 numbers, got a list of 2 numbers");
+  EXPECT_EQ(error("number", {0, 0}), "mamba2.number: expected a list of 2 numbers, got 3");
+  EXPECT_THAT(ErrorOf(attrs, [](AttrReader& r) { r.Int("range", 0, 1); }),
+              HasSubstr("got a list of 2 numbers"));
 }
 
 TEST(Attrs, AbsentAndNullTakeTheFallback) {

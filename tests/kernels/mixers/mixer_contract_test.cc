@@ -164,8 +164,9 @@ TEST_P(MixerContract, RunsFarBeyondTwoToTheForty) {
 // Tokens change no byte that Overwrites does not name, so that who keeps those can undo the tokens.
 TEST_P(MixerContract, OverwritesNamesEveryByteThatChanges) {
   MixerInstance instance = Make();
-  const int64_t span = instance.mixer().state().span;
-  if (span == 0) GTEST_SKIP() << "every token rewrites the state";
+  // Without a span every token may rewrite the whole state.
+  const bool has_span = instance.mixer().state().span > 0;
+  const int64_t span = has_span ? instance.mixer().state().span : n_tokens();
   MixerSession session = instance.NewSession();
   std::vector<std::byte> before = session.bytes();
   bool partial = false;
@@ -189,7 +190,7 @@ TEST_P(MixerContract, OverwritesNamesEveryByteThatChanges) {
     before = after;
     begin = end;
   }
-  EXPECT_TRUE(partial) << "a span is promised, yet every record is the whole state";
+  EXPECT_TRUE(partial || !has_span) << "a span is promised, yet every record is the whole state";
 }
 
 std::vector<MixerCase> CasesOnDevices() {

@@ -1,0 +1,112 @@
+#include "kernels/mixers/recurrent/gates.h"
+
+#include <algorithm>
+#include <cmath>
+#include <string>
+#include <vector>
+
+#include "kernels/common/dispatch.h"
+
+namespace ovq {
+
+OVQ_ON_EVERY_DEVICE(Decay)
+OVQ_ON_EVERY_DEVICE(Sigmoid)
+OVQ_ON_EVERY_DEVICE(NormAndGate)
+
+Buffer TakeDecayRates(const MixerSpec& spec, std::string_view leaf, int n_heads) {
+  std::vector<float> rates = spec.weights.HostFloats(leaf, {n_heads});
+  // A finite rate times a step of 0 is 0.
+  constexpr double kHighest = std::numeric_limits<float>::max();
+  for (float& rate : rates) {
+    rate = static_cast<float>(-std::min(std::exp(static_cast<double>(rate)), kHighest));
+  }
+  if (!spec.weights.status().ok()) return {};
+  return spec.context.Upload(rates.data(), rates.size() * sizeof(float));
+}
+
+void Decay(DeviceContext& context, const DecayGate& gate) {
+  Check(gate.least_step >= 0 && gate.least_step <= gate.most_step, "Decay: bounds of a step");
+  Dispatch<ref::Decay, cpu::Decay, cuda::Decay>(context, gate);
+}
+
+void Sigmoid(DeviceContext& context, const SigmoidGate& gate) {
+  Dispatch<ref::Sigmoid, cpu::Sigmoid, cuda::Sigmoid>(context, gate);
+}
+
+void NormAndGate(DeviceContext& context, const GatedNorm& norm) {
+  Check((norm.gate == GateKind::kNone) == (norm.z == nullptr), "NormAndGate: a gate has an input");
+  Check(norm.y_dtype == DType::kF32 || norm.y_dtype == DType::kBF16, "NormAndGate: type of y");
+  Dispatch<ref::NormAndGate, cpu::NormAndGate, cuda::NormAndGate>(context, norm);
+}
+
+namespace ref {
+namespace {
+
+double GateOf(GateKind kind, double z) {
+  switch (kind) {
+    case GateKind::kNone:
+      return 1;
+    case GateKind::kSilu:
+      return z / (1 + std::exp(-z));
+    case GateKind::kGeluTanh:
+      return 0.5 * z * (1 + std::tanh(0.7978845608028654 * (z + 0.044715 * z * z * z)));
+  }
+  return 0;
+}
+
+void NormGroup(const GatedNorm& norm, int64_t row, int group) {
+  const int64_t at = (row * norm.n_groups + group) * norm.width;
+  std::vector<double> gates, values;
+  double squares = 0;
+  for (int64_t i = 0; i < norm.width; ++i) {
+    const int64_t of_z = row * norm.z_stride + group * norm.width + i;
+    gates.push_back(GateOf(norm.gate, norm.z ? norm.z[of_z] : 0));
+    values.push_back(norm.x[at + i] * (norm.gates_input ? gates.back() : 1));
+    squares += values.back() * values.back();
+  }
+  const double rms = std::sqrt(squares / static_cast<double>(norm.width) + norm.eps);
+  for (int64_t i = 0; i < norm.width; ++i) {
+    double y = values[i] * (norm.gates_input ? 1 : gates[i]);
+    if (norm.weight) y = y / rms * norm.weight[i + (norm.shares_weight ? 0 : group * norm.width)];
+    if (norm.y_dtype == DType::kF32) {
+      static_cast<float*>(norm.y)[at + i] = static_cast<float>(y);
+    } else {
+      static_cast<BF16*>(norm.y)[at + i] = RoundToBF16(static_cast<float>(y));
+    }
+  }
+}
+
+}  // namespace
+
+void Decay(DeviceContext&, const DecayGate& gate) {
+  for (int64_t row = 0; row < gate.n_rows; ++row) {
+    for (int head = 0; head < gate.n_heads; ++head) {
+      const double z = double{gate.x[row * gate.x_stride + head]} + gate.bias[head];
+      const double softplus = z > 0 ? z + std::log1p(std::exp(-z)) : std::log1p(std::exp(z));
+      const double step =
+          std::min<double>(std::max<double>(softplus, gate.least_step), gate.most_step);
+      const int64_t at = row * gate.n_heads + head;
+      gate.decay[at] = static_cast<float>(std::exp(gate.rate[head] * step));
+      if (gate.step) gate.step[at] = static_cast<float>(step);
+    }
+  }
+}
+
+void Sigmoid(DeviceContext&, const SigmoidGate& gate) {
+  for (int64_t row = 0; row < gate.n_rows; ++row) {
+    for (int head = 0; head < gate.n_heads; ++head) {
+      const double z =
+          double{gate.x[row * gate.x_stride + head]} + (gate.bias ? gate.bias[head] : 0);
+      gate.y[row * gate.n_heads + head] = static_cast<float>(gate.scale / (1 + std::exp(-z)));
+    }
+  }
+}
+
+void NormAndGate(DeviceContext&, const GatedNorm& norm) {
+  for (int64_t row = 0; row < norm.n_rows; ++row) {
+    for (int group = 0; group < norm.n_groups; ++group) NormGroup(norm, row, group);
+  }
+}
+
+}  // namespace ref
+}  // namespace ovq

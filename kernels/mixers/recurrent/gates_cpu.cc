@@ -1,0 +1,122 @@
+// Decay        step = clamp(softplus(x + bias)), decay = e^(rate step); a number a row and head
+// Sigmoid      y = scale / (1 + e^-(x + bias)); likewise
+// NormAndGate  y = x / sqrt(mean(x^2) + eps) * weight * g(z), or g before the norm; x, y [n_rows,
+//              n_groups, width]
+#include <algorithm>
+#include <cmath>
+
+#include "kernels/common/highway_targets.h"
+#include "kernels/mixers/recurrent/gates.h"
+#include "kernels/ops/parallel_rows.h"
+
+#undef HWY_TARGET_INCLUDE
+#define HWY_TARGET_INCLUDE "kernels/mixers/recurrent/gates_cpu.cc"
+//
+#include "hwy/foreach_target.h"
+#include "hwy/highway.h"
+//
+#include "kernels/ops/rows-inl.h"
+
+HWY_BEFORE_NAMESPACE();
+namespace ovq::HWY_NAMESPACE {
+namespace {
+
+// (1 + tanh(u)) / 2 = 1 / (1 + e^-2u)
+HWY_INLINE V GeluTanh(V z) {
+  const V cubic = hn::MulAdd(hn::Mul(hn::Set(d, 0.044715f), z), hn::Mul(z, z), z);
+  return hn::Mul(z, Sigmoid(hn::Mul(hn::Set(d, 2 * 0.7978845608028654f), cubic)));
+}
+
+// r g(z) of n elements.
+HWY_INLINE V Gated(GateKind kind, V r, const float* z, int64_t n) {
+  if (kind == GateKind::kSilu) return hn::Mul(r, Silu(Load(z, n)));
+  if (kind == GateKind::kGeluTanh) return hn::Mul(r, GeluTanh(Load(z, n)));
+  return r;
+}
+
+template <class T>
+HWY_INLINE void NormGroupTo(const GatedNorm& norm, float* x, const float* z, const float* weight,
+                            T* y) {
+  const int64_t n = norm.width;
+  const GateKind after = norm.gates_input ? GateKind::kNone : norm.gate;
+  if (norm.gates_input) {
+    ForEachVector(n, [&](int64_t i, int64_t m)
+                         HWY_ATTR { Store(Gated(norm.gate, Load(x + i, m), z + i, m), m, x + i); });
+  }
+  if (weight == nullptr) {
+    ForEachVector(n, [&](int64_t i, int64_t m)
+                         HWY_ATTR { Store(Gated(after, Load(x + i, m), z + i, m), m, y + i); });
+    return;
+  }
+  const float mean = SumOfSquares(x, n) / static_cast<float>(n);
+  const V factor = hn::Set(d, 1.0f / std::sqrt(mean + norm.eps));
+  ForEachVector(n, [&](int64_t i, int64_t m) HWY_ATTR {
+    const V unit = hn::Mul(hn::Mul(Load(x + i, m), factor), Load(weight + i, m));
+    Store(Gated(after, unit, z + i, m), m, y + i);
+  });
+}
+
+// Group `group` of all rows, counted over them.
+void NormGroup(const GatedNorm& norm, int64_t group) {
+  const int64_t row = group / norm.n_groups, at = group * norm.width;
+  const int64_t in_row = group % norm.n_groups * norm.width;
+  const float* z = norm.z ? norm.z + row * norm.z_stride + in_row : nullptr;
+  const float* weight = norm.weight ? norm.weight + (norm.shares_weight ? 0 : in_row) : nullptr;
+  if (norm.y_dtype == DType::kF32) {
+    return NormGroupTo(norm, norm.x + at, z, weight, static_cast<float*>(norm.y) + at);
+  }
+  NormGroupTo(norm, norm.x + at, z, weight, static_cast<BF16*>(norm.y) + at);
+}
+
+}  // namespace
+}  // namespace ovq::HWY_NAMESPACE
+HWY_AFTER_NAMESPACE();
+
+#if HWY_ONCE
+namespace ovq {
+namespace {
+
+HWY_EXPORT(NormGroup);
+
+constexpr int64_t kExpWork = 8;      // multiply-adds that take as long as one exponential, about
+constexpr int64_t kScalarWork = 64;  // likewise, an exponential and a logarithm of one number
+
+// ln(1 + e^z), with the exponential of -|z| alone: it cannot overflow.
+float Softplus(float z) { return std::max(z, 0.0f) + std::log1p(std::exp(-std::abs(z))); }
+
+}  // namespace
+
+namespace cpu {
+
+void Decay(DeviceContext& context, const DecayGate& gate) {
+  ParallelRows(context, gate.n_rows, kScalarWork * gate.n_heads, [&](int64_t begin, int64_t end) {
+    for (int64_t at = begin * gate.n_heads; at < end * gate.n_heads; ++at) {
+      const int64_t row = at / gate.n_heads, head = at % gate.n_heads;
+      const float softplus = Softplus(gate.x[row * gate.x_stride + head] + gate.bias[head]);
+      const float step = std::min(std::max(softplus, gate.least_step), gate.most_step);
+      gate.decay[at] = std::exp(gate.rate[head] * step);
+      if (gate.step) gate.step[at] = step;
+    }
+  });
+}
+
+void Sigmoid(DeviceContext& context, const SigmoidGate& gate) {
+  ParallelRows(context, gate.n_rows, kScalarWork * gate.n_heads, [&](int64_t begin, int64_t end) {
+    for (int64_t at = begin * gate.n_heads; at < end * gate.n_heads; ++at) {
+      const int64_t row = at / gate.n_heads, head = at % gate.n_heads;
+      const float z = gate.x[row * gate.x_stride + head] + (gate.bias ? gate.bias[head] : 0.0f);
+      gate.y[at] = gate.scale / (1.0f + std::exp(-z));
+    }
+  });
+}
+
+void NormAndGate(DeviceContext& context, const GatedNorm& norm) {
+  const int64_t work = norm.width * (norm.gate == GateKind::kNone ? 4 : 4 + kExpWork);
+  ParallelRows(context, norm.n_rows * norm.n_groups, work, [&](int64_t begin, int64_t end) {
+    for (int64_t group = begin; group < end; ++group) HWY_DYNAMIC_DISPATCH(NormGroup)(norm, group);
+  });
+}
+
+}  // namespace cpu
+}  // namespace ovq
+#endif  // HWY_ONCE

@@ -1,0 +1,98 @@
+// Decay        step = clamp(softplus(x + bias)), decay = e^(rate step); a number a row and head
+// Sigmoid      y = scale / (1 + e^-(x + bias)); likewise
+// NormAndGate  y = x / sqrt(mean(x^2) + eps) * weight * g(z), or g before the norm; x, y [n_rows,
+//              n_groups, width]
+#include <cmath>
+
+#include "kernels/common/cuda/cuda_device.h"
+#include "kernels/mixers/recurrent/gates.h"
+#include "kernels/ops/cuda/rows.cuh"
+
+namespace ovq::cuda {
+namespace {
+
+constexpr int kThreads = 128;
+constexpr int kMaxNormThreads = 256;
+
+__device__ inline int64_t Thread() { return int64_t{blockIdx.x} * blockDim.x + threadIdx.x; }
+
+// ln(1 + e^z), with the exponential of -|z| alone: it cannot overflow.
+__device__ inline float Softplus(float z) { return fmaxf(z, 0.0f) + log1pf(expf(-fabsf(z))); }
+
+// Launch: a thread to a head of a row, both kernels.
+__global__ void __launch_bounds__(kThreads) DecayKernel(const __grid_constant__ DecayGate gate) {
+  const int64_t at = Thread(), row = at / gate.n_heads, head = at % gate.n_heads;
+  if (row >= gate.n_rows) return;
+  const float softplus = Softplus(gate.x[row * gate.x_stride + head] + gate.bias[head]);
+  const float step = fminf(fmaxf(softplus, gate.least_step), gate.most_step);
+  gate.decay[at] = expf(gate.rate[head] * step);
+  if (gate.step != nullptr) gate.step[at] = step;
+}
+
+__global__ void __launch_bounds__(kThreads)
+    SigmoidKernel(const __grid_constant__ SigmoidGate gate) {
+  const int64_t at = Thread(), row = at / gate.n_heads, head = at % gate.n_heads;
+  if (row >= gate.n_rows) return;
+  const float bias = gate.bias == nullptr ? 0.0f : gate.bias[head];
+  gate.y[at] = gate.scale * Sigmoid(gate.x[row * gate.x_stride + head] + bias);
+}
+
+__device__ float Gate(GateKind kind, float z) {
+  if (kind == GateKind::kSilu) return Silu(z);
+  // (1 + tanh(u)) / 2 = 1 / (1 + e^-2u)
+  return z * Sigmoid(2 * 0.7978845608028654f * fmaf(0.044715f * z, z * z, z));
+}
+
+// Launch: a block to a group of a row. A thread reads again what it alone has written.
+__global__ void __launch_bounds__(kMaxNormThreads)
+    NormAndGateKernel(const __grid_constant__ GatedNorm norm) {
+  const int64_t row = blockIdx.x / norm.n_groups, n = norm.width, at = int64_t{blockIdx.x} * n;
+  const int64_t in_row = blockIdx.x % norm.n_groups * n;
+  const float* z = norm.gate == GateKind::kNone ? nullptr : norm.z + row * norm.z_stride + in_row;
+  float* x = norm.x + at;
+  float squares = 0;
+  for (int64_t i = threadIdx.x; i < n; i += blockDim.x) {
+    if (norm.gates_input && z != nullptr) x[i] *= Gate(norm.gate, z[i]);
+    squares = fmaf(x[i], x[i], squares);
+  }
+  const float total = BlockSum(squares, DynamicShared<float>(0));
+  const float factor = 1.0f / sqrtf(total / static_cast<float>(n) + norm.eps);
+  const float* weight = norm.weight;
+  if (weight != nullptr && !norm.shares_weight) weight += in_row;
+  for (int64_t i = threadIdx.x; i < n; i += blockDim.x) {
+    float y = x[i];
+    if (weight != nullptr) y *= factor * weight[i];
+    if (!norm.gates_input && z != nullptr) y *= Gate(norm.gate, z[i]);
+    if (norm.y_dtype == DType::kF32) {
+      static_cast<float*>(norm.y)[at + i] = y;
+    } else {
+      static_cast<uint16_t*>(norm.y)[at + i] = static_cast<uint16_t>(PackBF16(y, 0.0f));
+    }
+  }
+}
+
+// A thread for each of n numbers.
+template <class T>
+void LaunchGate(DeviceContext& context, void (*kernel)(T), int64_t n, const T& gate) {
+  if (n == 0) return;
+  Launch(context, kernel, dim3(static_cast<unsigned>((n + kThreads - 1) / kThreads)),
+         dim3(kThreads), 0, gate);
+}
+
+}  // namespace
+
+void Decay(DeviceContext& context, const DecayGate& gate) {
+  LaunchGate(context, DecayKernel, gate.n_rows * gate.n_heads, gate);
+}
+
+void Sigmoid(DeviceContext& context, const SigmoidGate& gate) {
+  LaunchGate(context, SigmoidKernel, gate.n_rows * gate.n_heads, gate);
+}
+
+void NormAndGate(DeviceContext& context, const GatedNorm& norm) {
+  if (norm.n_rows == 0) return;
+  Launch(context, NormAndGateKernel, dim3(static_cast<unsigned>(norm.n_rows * norm.n_groups)),
+         dim3(RowThreads(norm.width, kMaxNormThreads)), kWarp * sizeof(float), norm);
+}
+
+}  // namespace ovq::cuda

@@ -1,0 +1,144 @@
+// Of 32 columns of a head's S [key_dim, 32], row after row:
+//   u = write (v - decay S^T k), or write v;  S = decay S + k u^T;  y = S^T q + skip v
+// S^T x is one chain of fused multiply-adds over the keys in every lane.
+#include <algorithm>
+#include <cstring>
+
+#include "kernels/common/highway_targets.h"
+#include "kernels/common/parallel.h"
+#include "kernels/mixers/recurrent/matrix_state.h"
+
+#undef HWY_TARGET_INCLUDE
+#define HWY_TARGET_INCLUDE "kernels/mixers/recurrent/matrix_state_cpu.cc"
+//
+#include "hwy/foreach_target.h"
+#include "hwy/highway.h"
+
+HWY_BEFORE_NAMESPACE();
+namespace ovq::HWY_NAMESPACE {
+namespace {
+
+namespace hn = hwy::HWY_NAMESPACE;
+using D = hn::CappedTag<float, 16>;
+using V = hn::Vec<D>;
+constexpr D d;
+
+constexpr int kLanes = HWY_LANES(float) < 16 ? HWY_LANES(float) : 16;
+constexpr int kVectors = kStateColumns / kLanes;
+
+// A row's part of the work on some columns.
+struct RowOf {
+  const float *q, *k;  // [key_dim]
+  const float* next_k;
+  float decay;
+  V update[kVectors];  // u
+};
+
+// answers = S^T k
+HWY_INLINE void Answer(const float* HWY_RESTRICT s, const float* k, int key_dim, V* answers) {
+  for (int c = 0; c < kVectors; ++c) answers[c] = hn::Zero(d);
+  for (int i = 0; i < key_dim; ++i, s += kStateColumns) {
+    const V key = hn::Set(d, k[i]);
+    for (int c = 0; c < kVectors; ++c) {
+      answers[c] = hn::MulAdd(key, hn::LoadU(d, s + c * kLanes), answers[c]);
+    }
+  }
+}
+
+// Rewrites S, y = S^T q, and in the same pass what the next row asks first: answers = S^T next_k.
+template <StateRule kRule>
+HWY_INLINE void Rewrite(float* HWY_RESTRICT s, const RowOf& row, int key_dim, V* y, V* answers) {
+  const V decay = hn::Set(d, row.decay);
+  for (int c = 0; c < kVectors; ++c) y[c] = answers[c] = hn::Zero(d);
+  for (int i = 0; i < key_dim; ++i, s += kStateColumns) {
+    const V key = hn::Set(d, row.k[i]), query = hn::Set(d, row.q[i]);
+    const V next_key = hn::Set(d, row.next_k[i]);
+    for (int c = 0; c < kVectors; ++c) {
+      const V kept = hn::Mul(decay, hn::LoadU(d, s + c * kLanes));
+      const V state = hn::MulAdd(key, row.update[c], kept);
+      hn::StoreU(state, d, s + c * kLanes);
+      y[c] = hn::MulAdd(query, state, y[c]);
+      if constexpr (kRule == StateRule::kDelta)
+        answers[c] = hn::MulAdd(next_key, state, answers[c]);
+    }
+  }
+}
+
+template <StateRule kRule>
+HWY_INLINE void Walk(const MatrixStates& states, int64_t begin, int64_t end, int head,
+                     int64_t block, float* s) {
+  const int dk = states.key_dim;
+  const int64_t column = head * int64_t{states.value_dim} + block * kStateColumns;
+  const auto n = static_cast<size_t>(
+      std::min<int64_t>(kStateColumns, states.value_dim - block * kStateColumns));
+  // Past value_dim everything stays zero.
+  HWY_ALIGN float values[kStateColumns] = {}, skips[kStateColumns] = {};
+  if (states.skip) std::memcpy(skips, states.skip + column, n * sizeof(float));
+  const int64_t key = states.key_head(head) * int64_t{dk};
+  RowOf row;
+  V y[kVectors], answers[kVectors];
+  if constexpr (kRule == StateRule::kDelta)
+    Answer(s, states.k + begin * states.stride + key, dk, answers);
+  for (int64_t r = begin; r < end; ++r) {
+    std::memcpy(values, states.v + r * states.stride + column, n * sizeof(float));
+    row.q = states.q + r * states.stride + key;
+    row.k = states.k + r * states.stride + key;
+    row.next_k = r + 1 < end ? row.k + states.stride : row.k;
+    row.decay = states.decay[r * states.n_heads + head];
+    const V decay = hn::Set(d, row.decay);
+    const V write = hn::Set(d, states.write[r * states.n_heads + head]);
+    for (int c = 0; c < kVectors; ++c) {
+      V value = hn::Load(d, values + c * kLanes);
+      if constexpr (kRule == StateRule::kDelta) value = hn::NegMulAdd(decay, answers[c], value);
+      row.update[c] = hn::Mul(write, value);
+    }
+    Rewrite<kRule>(s, row, dk, y, answers);
+    for (int c = 0; c < kVectors; ++c) {
+      float* value = values + c * kLanes;
+      const V skip = hn::Load(d, skips + c * kLanes);
+      hn::Store(hn::MulAdd(skip, hn::Load(d, value), y[c]), d, value);
+    }
+    std::memcpy(states.y + r * states.n_heads * states.value_dim + column, values,
+                n * sizeof(float));
+  }
+}
+
+// Rows [begin, end) of one sequence.
+void WalkRows(const MatrixStates& states, int64_t begin, int64_t end, int head, int64_t block,
+              float* s) {
+  if (states.rule == StateRule::kDelta) {
+    Walk<StateRule::kDelta>(states, begin, end, head, block, s);
+  } else {
+    Walk<StateRule::kAdd>(states, begin, end, head, block, s);
+  }
+}
+
+}  // namespace
+}  // namespace ovq::HWY_NAMESPACE
+HWY_AFTER_NAMESPACE();
+
+#if HWY_ONCE
+namespace ovq {
+namespace {
+
+HWY_EXPORT(WalkRows);
+
+}  // namespace
+
+namespace cpu {
+
+void AdvanceStates(DeviceContext& context, const StepSeqs& seqs, const MatrixStates& states) {
+  const int64_t blocks = StateColumnBlocks(states.value_dim), of_sequence = states.n_heads * blocks;
+  ParallelFor(context, seqs.n_seqs() * of_sequence, [&](int64_t task, int) {
+    const auto s = static_cast<int>(task / of_sequence);
+    const auto head = static_cast<int>(task % of_sequence / blocks);
+    const int64_t block = task % blocks;
+    HWY_DYNAMIC_DISPATCH(WalkRows)
+    (states, seqs.row_begin[s], seqs.row_begin[s + 1], head, block,
+     states.Columns(seqs.state[s], head, block));
+  });
+}
+
+}  // namespace cpu
+}  // namespace ovq
+#endif  // HWY_ONCE

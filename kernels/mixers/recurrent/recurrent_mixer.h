@@ -1,0 +1,62 @@
+// A mixer every token of which rewrites its whole state.
+#pragma once
+
+#include <memory>
+#include <utility>
+#include <vector>
+
+#include "kernels/mixers/mixer.h"
+
+namespace ovq {
+
+// What such a mixer is made around has
+//   T(const StateSpec&, AttrReader& model, AttrReader& section): reads its fields of config.json
+//   MixerState layout: without a growing part
+//   void Load(const MixerSpec&): takes its weights; errors are spec.weights'
+//   size_t weight_bytes() const
+//   void Forward(const LayerStep&, TensorView x, TensorView y) const: as SequenceMixer's
+template <class T>
+class RecurrentMixer final : public SequenceMixer {
+ public:
+  explicit RecurrentMixer(T recurrence) : recurrence_(std::move(recurrence)) {}
+
+  const MixerState& state() const override { return recurrence_.layout; }
+  size_t weight_bytes() const override { return recurrence_.weight_bytes(); }
+  void Forward(const LayerStep& step, TensorView x, TensorView y) const override {
+    recurrence_.Forward(step, x, y);
+  }
+  std::vector<StateExtent> Overwrites(const LayerState& where, const TokenRange&) const override {
+    return {{where.fixed_offset, recurrence_.layout.fixed.bytes()}};
+  }
+
+ private:
+  T recurrence_;
+};
+
+template <class T>
+absl::StatusOr<T> ReadRecurrence(const StateSpec& spec) {
+  AttrReader model(spec.model), section(spec.section);
+  T recurrence(spec, model, section);
+  absl::Status status = model.status();
+  status.Update(section.status());
+  if (!status.ok()) return status;
+  return recurrence;
+}
+
+// The two functions of a line of the registry.
+template <class T>
+absl::StatusOr<MixerState> RecurrentState(const StateSpec& spec) {
+  absl::StatusOr<T> recurrence = ReadRecurrence<T>(spec);
+  if (!recurrence.ok()) return recurrence.status();
+  return std::move(recurrence->layout);
+}
+template <class T>
+absl::StatusOr<std::unique_ptr<SequenceMixer>> MakeRecurrent(const MixerSpec& spec) {
+  absl::StatusOr<T> recurrence = ReadRecurrence<T>(spec.state);
+  if (!recurrence.ok()) return recurrence.status();
+  recurrence->Load(spec);
+  if (!spec.weights.status().ok()) return spec.weights.status();
+  return std::make_unique<RecurrentMixer<T>>(*std::move(recurrence));
+}
+
+}  // namespace ovq

@@ -1,0 +1,98 @@
+#include "kernels/mixers/recurrent/short_conv.h"
+
+#include <cmath>
+#include <string>
+#include <vector>
+
+#include "absl/strings/str_cat.h"
+#include "kernels/common/dispatch.h"
+
+namespace ovq {
+
+OVQ_ON_EVERY_DEVICE(Convolve)
+
+StateField ShortConvField(int64_t width, int taps) {
+  return {"newest_inputs", DType::kF32, {taps - 1, width}};
+}
+
+ShortConvFilters TakeShortConv(const MixerSpec& spec, std::initializer_list<WeightPart> parts,
+                               int taps, bool has_bias) {
+  ShortConvFilters filters;
+  filters.taps = taps;
+  for (const WeightPart& part : parts) filters.width += part.rows;
+  std::vector<float> weight(static_cast<size_t>(taps * filters.width)), bias;
+  int64_t first = 0;
+  for (const WeightPart& part : parts) {
+    const std::string leaf(part.leaf);
+    const std::vector<float> rows =
+        spec.weights.HostFloats(absl::StrCat(leaf, ".weight"), {part.rows, 1, taps});
+    for (size_t i = 0; i < rows.size(); ++i) {
+      const auto row = static_cast<int64_t>(i) / taps, tap = static_cast<int64_t>(i) % taps;
+      weight[static_cast<size_t>(tap * filters.width + first + row)] = rows[i];
+    }
+    first += part.rows;
+    if (!has_bias) continue;
+    const std::vector<float> of_part =
+        spec.weights.HostFloats(absl::StrCat(leaf, ".bias"), {part.rows});
+    bias.insert(bias.end(), of_part.begin(), of_part.end());
+  }
+  if (!spec.weights.status().ok()) return filters;
+  filters.weight = spec.context.Upload(weight.data(), weight.size() * sizeof(float));
+  if (has_bias) filters.bias = spec.context.Upload(bias.data(), bias.size() * sizeof(float));
+  return filters;
+}
+
+void Convolve(DeviceContext& context, const StepSeqs& seqs, const ShortConv& conv) {
+  Check(conv.n_filters % conv.width == 0, "Convolve: filters for every channel alike");
+  Check(conv.taps >= 1 && conv.taps <= kMaxConvTaps, "Convolve: taps");
+  Check(conv.weight != nullptr || (conv.taps == 1 && conv.bias == nullptr),
+        "Convolve: without weights y = silu(u)");
+  Dispatch<ref::Convolve, cpu::Convolve, cuda::Convolve>(context, seqs, conv);
+}
+
+namespace ref {
+namespace {
+
+// u of channel c at position s of a sequence, from the step or from what the session keeps.
+double InputAt(const StepSeqs& seqs, const ShortConv& conv, int sequence, int64_t s, int64_t c) {
+  if (s < 0) return 0;
+  const int64_t start = seqs.start_pos[sequence];
+  if (s >= start) return conv.u[(seqs.row_begin[sequence] + s - start) * conv.u_stride + c];
+  const auto* newest = reinterpret_cast<const float*>(seqs.state[sequence] + conv.newest);
+  return newest[s % (conv.taps - 1) * conv.width + c];
+}
+
+double ConvolvedAt(const StepSeqs& seqs, const ShortConv& conv, int sequence, int64_t t,
+                   int64_t filter) {
+  double sum = conv.bias ? conv.bias[filter] : 0;
+  for (int j = 0; j < conv.taps; ++j) {
+    const double weight = conv.weight ? conv.weight[j * conv.n_filters + filter] : 1;
+    sum += weight * InputAt(seqs, conv, sequence, t - conv.taps + 1 + j, filter % conv.width);
+  }
+  return sum / (1 + std::exp(-sum));
+}
+
+}  // namespace
+
+void Convolve(DeviceContext&, const StepSeqs& seqs, const ShortConv& conv) {
+  for (int s = 0; s < seqs.n_seqs(); ++s) {
+    for (int64_t t = seqs.start_pos[s]; t < seqs.end_of(s); ++t) {
+      const int64_t row = seqs.row_begin[s] + t - seqs.start_pos[s];
+      for (int64_t filter = 0; filter < conv.n_filters; ++filter) {
+        conv.y[row * conv.n_filters + filter] =
+            static_cast<float>(ConvolvedAt(seqs, conv, s, t, filter));
+      }
+    }
+    if (conv.taps == 1) continue;
+    auto* newest = reinterpret_cast<float*>(seqs.state[s] + conv.newest);
+    for (int64_t t = seqs.start_pos[s]; t < seqs.end_of(s); ++t) {
+      for (int64_t c = 0; c < conv.width; ++c) {
+        newest[t % (conv.taps - 1) * conv.width + c] =
+            static_cast<float>(InputAt(seqs, conv, s, t, c));
+      }
+    }
+  }
+}
+
+}  // namespace ref
+}  // namespace ovq

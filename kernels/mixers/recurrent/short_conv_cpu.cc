@@ -1,0 +1,88 @@
+// y_t[f] = silu(bias[f] + sum_j weight[j][f] u_{t-taps+1+j}[f mod width]), a chain of fused
+// multiply-adds from the oldest input to the newest; u [n_rows, width], y [n_rows, n_filters]
+#include <algorithm>
+#include <cstring>
+
+#include "kernels/common/highway_targets.h"
+#include "kernels/common/parallel.h"
+#include "kernels/mixers/recurrent/short_conv.h"
+
+#undef HWY_TARGET_INCLUDE
+#define HWY_TARGET_INCLUDE "kernels/mixers/recurrent/short_conv_cpu.cc"
+//
+#include "hwy/foreach_target.h"
+#include "hwy/highway.h"
+//
+#include "kernels/ops/rows-inl.h"
+
+HWY_BEFORE_NAMESPACE();
+namespace ovq::HWY_NAMESPACE {
+namespace {
+
+// inputs[taps]: rows of u, the oldest first. Channels [begin, end), with the filters from `first`.
+void ConvolveRow(const ShortConv& conv, const float* const* inputs, int64_t begin, int64_t end,
+                 int64_t first, float* y) {
+  ForEachVector(end - begin, [&](int64_t i, int64_t m) HWY_ATTR {
+    const int64_t channel = begin + i, filter = first + channel;
+    if (conv.weight == nullptr) return Store(Silu(Load(inputs[0] + channel, m)), m, y + filter);
+    V sum = conv.bias ? Load(conv.bias + filter, m) : hn::Zero(d);
+    for (int j = 0; j < conv.taps; ++j) {
+      sum = hn::MulAdd(Load(conv.weight + j * conv.n_filters + filter, m),
+                       Load(inputs[j] + channel, m), sum);
+    }
+    Store(Silu(sum), m, y + filter);
+  });
+}
+
+}  // namespace
+}  // namespace ovq::HWY_NAMESPACE
+HWY_AFTER_NAMESPACE();
+
+#if HWY_ONCE
+namespace ovq {
+namespace {
+
+HWY_EXPORT(ConvolveRow);
+
+// Channels that one task carries through all rows of a sequence.
+constexpr int64_t kTaskChannels = 256;
+
+void ConvolveChannels(const ShortConv& conv, const StepSeqs& seqs, int s, int64_t begin,
+                      int64_t end) {
+  const int64_t n_kept = conv.taps - 1, start = seqs.start_pos[s], n_rows = seqs.rows_of(s);
+  const float* rows = conv.u + seqs.row_begin[s] * conv.u_stride;
+  float* kept = n_kept == 0 ? nullptr : reinterpret_cast<float*>(seqs.state[s] + conv.newest);
+  const float* inputs[kMaxConvTaps];
+  for (int64_t row = 0; row < n_rows; ++row) {
+    for (int64_t j = 0; j < conv.taps; ++j) {
+      const int64_t before = n_kept - j;
+      inputs[j] = row >= before ? rows + (row - before) * conv.u_stride
+                                : kept + (start + row + j) % n_kept * conv.width;
+    }
+    float* y = conv.y + (seqs.row_begin[s] + row) * conv.n_filters;
+    for (int64_t first = 0; first < conv.n_filters; first += conv.width) {
+      HWY_DYNAMIC_DISPATCH(ConvolveRow)(conv, inputs, begin, end, first, y);
+    }
+  }
+  for (int64_t row = std::max<int64_t>(0, n_rows - n_kept); row < n_rows; ++row) {
+    std::copy_n(rows + row * conv.u_stride + begin, end - begin,
+                kept + (start + row) % n_kept * conv.width + begin);
+  }
+}
+
+}  // namespace
+
+namespace cpu {
+
+void Convolve(DeviceContext& context, const StepSeqs& seqs, const ShortConv& conv) {
+  const int64_t parts = (conv.width + kTaskChannels - 1) / kTaskChannels;
+  ParallelFor(context, seqs.n_seqs() * parts, [&](int64_t task, int) {
+    const int64_t begin = task % parts * kTaskChannels;
+    ConvolveChannels(conv, seqs, static_cast<int>(task / parts), begin,
+                     std::min(begin + kTaskChannels, conv.width));
+  });
+}
+
+}  // namespace cpu
+}  // namespace ovq
+#endif  // HWY_ONCE

@@ -1,0 +1,155 @@
+#include "kernels/mixers/recurrent/matrix_state.h"
+
+#include <gtest/gtest.h>
+
+#include <cmath>
+
+#include "absl/strings/str_cat.h"
+#include "tests/kernels/mixers/recurrent_util.h"
+
+namespace ovq::test {
+namespace {
+
+class MatrixStateTargets : public RecurrentTargets {};
+INSTANTIATE_TEST_SUITE_P(, MatrixStateTargets, testing::ValuesIn(Targets()), TargetName);
+
+struct StateCase {
+  StateRule rule;
+  int key_dim, value_dim;
+  static constexpr int kHeads = 4, kKeyHeads = 2;
+  int64_t stride() const { return 2 * kKeyHeads * key_dim + kHeads * value_dim + 1; }
+  size_t elements() const {
+    return static_cast<size_t>(kHeads * StateColumnBlocks(value_dim) * key_dim * kStateColumns);
+  }
+  // Random, zeros past value_dim.
+  std::vector<float> State(uint64_t seed) const {
+    std::vector<float> state = RandomNormal(elements(), seed);
+    for (size_t i = 0; i < state.size(); ++i) {
+      const int64_t block = static_cast<int64_t>(i) / (key_dim * kStateColumns);
+      const int64_t column = block % StateColumnBlocks(value_dim) * kStateColumns +
+                             static_cast<int64_t>(i) % kStateColumns;
+      if (column >= value_dim) state[i] = 0;
+    }
+    return state;
+  }
+};
+
+// rows [n][stride]: queries and keys of length 1, values; gates of them in (0, 1).
+struct StateInput {
+  std::vector<float> rows, decay, write, skip;
+};
+StateInput MakeStateInput(const StateCase& c, int n_rows) {
+  const auto n = static_cast<size_t>(n_rows);
+  StateInput input = {RandomNormal(n * static_cast<size_t>(c.stride()), 1),
+                      RandomNormal(n * StateCase::kHeads, 2),
+                      RandomNormal(n * StateCase::kHeads, 3),
+                      RandomNormal(static_cast<size_t>(StateCase::kHeads * c.value_dim), 4)};
+  for (int i = 0; i < n_rows * 2 * StateCase::kKeyHeads; ++i) {
+    const int row = i / (2 * StateCase::kKeyHeads), head = i % (2 * StateCase::kKeyHeads);
+    float* x = input.rows.data() + row * c.stride() + head * c.key_dim;
+    double squares = 0;
+    for (int j = 0; j < c.key_dim; ++j) squares += double{x[j]} * x[j];
+    for (int j = 0; j < c.key_dim; ++j) x[j] /= static_cast<float>(std::sqrt(squares));
+  }
+  for (float& value : input.decay) value = 1 / (1 + std::exp(-value));
+  for (float& value : input.write) value = 1 / (1 + std::exp(-value));
+  return input;
+}
+
+// From row first_row on.
+Result RunStates(DeviceContext& context, const StateCase& c, const Sequences& sequences,
+                 const StateInput& input, int first_row = 0) {
+  const DeviceArray<float> rows(context, input.rows), decay(context, input.decay),
+      write(context, input.write), skip(context, input.skip);
+  const float* q = rows.data() + first_row * c.stride();
+  return RunStep(context, sequences, [&](const StepSeqs& seqs) {
+    const DeviceArray<float> y(
+        context, static_cast<size_t>(seqs.n_rows() * StateCase::kHeads * c.value_dim));
+    AdvanceStates(context, seqs,
+                  {.rule = c.rule,
+                   .n_heads = StateCase::kHeads,
+                   .n_key_heads = StateCase::kKeyHeads,
+                   .key_dim = c.key_dim,
+                   .value_dim = c.value_dim,
+                   .q = q,
+                   .k = q + StateCase::kKeyHeads * c.key_dim,
+                   .v = q + 2 * StateCase::kKeyHeads * c.key_dim,
+                   .stride = c.stride(),
+                   .decay = decay.data() + first_row * StateCase::kHeads,
+                   .write = write.data() + first_row * StateCase::kHeads,
+                   .skip = c.rule == StateRule::kAdd ? skip.data() : nullptr,
+                   .states = 0,
+                   .y = y.data()});
+    return y.Read();
+  });
+}
+
+TEST(MatrixStateTargetsReference, AdvancesStatesByHand) {
+  auto context = MakeContext(Device::kReference);
+  std::vector<float> state(4 * kStateColumns), rows = {1, 1, 2, 2, 10, 20, 30, 40};
+  for (int head = 0; head < 4; ++head) state[static_cast<size_t>(head * kStateColumns)] = 8;
+  // Keys of one channel: S is a number, 8 before. Head h reads key head h / 2: k = 2, q = 1.
+  const auto run = [&](StateRule rule) {
+    const std::vector<float> quarter(4, 0.25f), half(4, 0.5f), skip = {1, 0, 0, 0};
+    return RunStep(*context, {{1}, {3}, {state}},
+                   [&](const StepSeqs& seqs) {
+                     std::vector<float> y(4);
+                     AdvanceStates(*context, seqs,
+                                   {rule, 4, 2, 1, 1, rows.data(), rows.data() + 2, rows.data() + 4,
+                                    8, half.data(), quarter.data(), skip.data(), 0, y.data()});
+                     return y;
+                   })
+        .y;
+  };
+  // 4 + 2 (10 - 2 4) / 4 = 5, and 10 skipped; 4 + 2 (20 - 8) / 4 = 10; ...
+  EXPECT_EQ(run(StateRule::kDelta), (std::vector<float>{15, 10, 15, 20}));
+  EXPECT_EQ(run(StateRule::kAdd), (std::vector<float>{4 + 5 + 10, 4 + 10, 4 + 15, 4 + 20}));
+}
+
+// Elements of S and of v are at most 5, a key's and a query's length is 1. A chain of key_dim
+// products is as large as the column, 5 sqrt(key_dim), and its roundings, which fall either way,
+// add up like their root; a row has three chains, whose errors the decay and the error's correction
+// let fade over later rows.
+TEST_P(MatrixStateTargets, AdvancesStatesAsTheReference) {
+  const bool on_cuda = GetParam().device == Device::kCuda;
+  for (int key_dim : {1, 5, 16, 33, 70, 130, 300}) {
+    for (int value_dim : {1, 24, 32, 70}) {
+      if (on_cuda && key_dim > 100 && value_dim > 24) continue;  // the host executor is slow
+      for (StateRule rule : {StateRule::kDelta, StateRule::kAdd}) {
+        const StateCase c = {rule, key_dim, value_dim};
+        const StateInput input = MakeStateInput(c, 11);
+        const Sequences sequences = {{1, 7, 3}, {0, 9, 4}, {c.State(5), c.State(6), c.State(7)}};
+        const Result expected = RunStates(*ref_, c, sequences, input);
+        const Result actual = RunStates(*context_, c, sequences, input);
+        const double tolerance = 3 * 5 * (key_dim + 4) * kRoundF32;
+        const std::string what =
+            absl::StrCat("keys ", key_dim, " values ", value_dim, " rule ", static_cast<int>(rule));
+        AssertClose(actual.y, expected.y, tolerance, what);
+        for (size_t s = 0; s < 3; ++s) {
+          AssertClose(actual.states[s], expected.states[s], tolerance, what);
+        }
+      }
+    }
+  }
+}
+
+TEST_P(MatrixStateTargets, SplitsGiveTheSameStates) {
+  for (StateRule rule : {StateRule::kDelta, StateRule::kAdd}) {
+    const StateCase c = {rule, 20, 40};
+    const StateInput input = MakeStateInput(c, 9);
+    const std::vector<float> start = c.State(5);
+    const Result whole = RunStates(*context_, c, {{9}, {0}, {start}}, input);
+    for (int32_t split = 1; split < 9; ++split) {
+      const Result head = RunStates(*context_, c, {{split}, {0}, {start}}, input);
+      const Result tail =
+          RunStates(*context_, c, {{9 - split}, {split}, {head.states[0]}}, input, split);
+      std::vector<float> joined = head.y;
+      joined.insert(joined.end(), tail.y.begin(), tail.y.end());
+      AssertSameBits(joined, whole.y, absl::StrCat("split at ", split));
+      AssertSameBits(tail.states[0], whole.states[0], absl::StrCat("split at ", split));
+    }
+  }
+}
+
+}  // namespace
+}  // namespace ovq::test
