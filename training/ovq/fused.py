@@ -16,22 +16,26 @@ import tempfile
 import torch
 from torch.autograd import Function
 
-_SOURCE = os.path.join(os.path.dirname(os.path.abspath(__file__)), "fused.cc")
+_FOLDER = os.path.dirname(os.path.abspath(__file__))
+_SOURCES = ("fused.cc", "solve.cc")
 # Fast arithmetic when compiled, not when linked: that would have every thread flush denormals.
 _COMPILE = ("-std=c++17", "-O3", "-march=native", "-ffast-math", "-fPIC", "-c")
 
 
 @functools.lru_cache(maxsize=None)
 def compiled():
-    """fused.cc as a library, compiled for this machine; None without a compiler."""
+    """The C++ sources as a library, compiled for this machine; None without a compiler."""
     compiler = os.environ.get("CXX", "c++")
     with tempfile.TemporaryDirectory() as folder:
-        made, linked = os.path.join(folder, "fused.o"), os.path.join(folder, "fused.so")
+        linked = os.path.join(folder, "fused.so")
+        made = [os.path.join(folder, f"{source}.o") for source in _SOURCES]
         try:
-            for arguments in ((*_COMPILE, _SOURCE, "-o", made), ("-shared", made, "-o", linked)):
-                subprocess.run((compiler, *arguments), check=True)
+            for source, path in zip(_SOURCES, made):
+                subprocess.run((compiler, *_COMPILE, os.path.join(_FOLDER, source), "-o", path),
+                               check=True)
+            subprocess.run((compiler, "-shared", *made, "-o", linked), check=True)
         except (OSError, subprocess.CalledProcessError) as error:
-            print(f"{error}: training without fused.cc, more slowly", file=sys.stderr)
+            print(f"{error}: training without its C++, more slowly", file=sys.stderr)
             return None
         return ctypes.CDLL(linked)
 
@@ -42,8 +46,8 @@ def usable(x, dtype):
 
 
 def _call(name, dtype, *arguments):
-    """A function of fused.cc: tensors by their address, None as null, numbers as they are."""
-    suffix = {torch.bfloat16: "bfloat16", torch.float64: "float64"}[dtype]
+    """A function of the library: tensors by their address, None as null, numbers as they are."""
+    suffix = str(dtype).removeprefix("torch.")
     converted = []
     for argument in arguments:
         if isinstance(argument, torch.Tensor):
@@ -166,3 +170,15 @@ class Softmax(Function):
         _call("softmax_backward", y.dtype, grad, y, *Softmax._sizes(y, ctx.ranges), *ctx.ranges,
               scores_grad)
         return scores_grad, None, None
+
+
+# Lanes of the widest vector of solve.cc, whose sizes must be multiples of them.
+SOLVE_LANES = 16
+
+
+def mesa_solve(q, operands, n_steps, damping):
+    """mesa_net.py's conjugate_gradients of key_products, without gradients; by solve.cc."""
+    u = torch.empty_like(q)
+    n_chunks, chunk_len, dim = q.shape
+    _call("mesa_solve", q.dtype, q, *operands, n_chunks, chunk_len, dim, n_steps, damping, u)
+    return u

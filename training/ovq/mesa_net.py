@@ -10,6 +10,7 @@ import torch
 from torch import nn
 import torch.nn.functional as F
 
+from ovq import fused
 from ovq.chunks import decays_between, in_chunks, out_of_chunks, states_before
 from ovq.layers import (Projection, ShortConvolution, Weight, rms_norm, softplus, split_heads,
                         split_product, unit)
@@ -48,7 +49,10 @@ def conjugate_gradients(q, operator, n_steps):
     return u
 
 
-def _solve(q, operands, n_steps):
+def _solve(q, operands, n_steps, compiled):
+    if compiled and q.shape[-1] % fused.SOLVE_LANES == 0:
+        dense = [x.contiguous() for x in (q, *operands)]
+        return fused.mesa_solve(dense[0], dense[1:], n_steps, _DAMPING)
     blocks = zip(*(x.split(_BLOCK_CHUNKS) for x in (q, *operands)))
     return torch.cat([conjugate_gradients(q, lambda p, rest=rest: key_products(p, *rest), n_steps)
                       for q, *rest in blocks])
@@ -58,13 +62,14 @@ class MesaSolve(torch.autograd.Function):
     """u with key_products(u, *operands) ~ q, with the gradient of the exact solution.
 
     The gradient of u = M^-1 q: w = M^-1 (du) goes to q, and -w to M u at a fixed u (implicit
-    differentiation, as in the published kernels); w comes from the same iteration.
+    differentiation, as in the published kernels); w comes from the same iteration. compiled:
+    whether solve.cc does it, where it can.
     """
 
     @staticmethod
-    def forward(ctx, q, n_steps, *operands):
-        u = _solve(q, operands, n_steps)
-        ctx.n_steps = n_steps
+    def forward(ctx, q, n_steps, compiled, *operands):
+        u = _solve(q, operands, n_steps, compiled)
+        ctx.n_steps, ctx.compiled = n_steps, compiled
         ctx.save_for_backward(u, *operands)
         return u
 
@@ -73,19 +78,19 @@ class MesaSolve(torch.autograd.Function):
         u, *operands = ctx.saved_tensors
         # the iteration damps by what is small against unit queries: it is given unit rows
         scale = grad.norm(dim=-1, keepdim=True).clamp_min(1e-30)
-        w = _solve(grad / scale, operands, ctx.n_steps) * scale
+        w = _solve(grad / scale, operands, ctx.n_steps, ctx.compiled) * scale
         with torch.enable_grad():
             operands = [x.detach().requires_grad_() for x in operands]
             product = key_products(u, *operands)
             grads = torch.autograd.grad(product, operands, -w)
-        return w, None, *grads
+        return w, None, None, *grads
 
 
-def mesa_attention(q, k, v, beta, log_gamma, ridge, n_steps):
-    """B^T u, u ~ (A + diag(ridge))^-1 q, after A <- gamma A + beta k k^T, B <- gamma B + beta k v^T.
+def mesa_attention(q, k, v, beta, log_gamma, ridge, n_steps, compiled=False):
+    """B^T u, u ~ (A + diag(ridge))^-1 q; A <- gamma A + beta k k^T, B <- gamma B + beta k v^T.
 
     q, k, v [batch, n_heads, n_tokens, head_dim], beta and log_gamma [batch, n_heads, n_tokens],
-    ridge [n_heads, head_dim].
+    ridge [n_heads, head_dim]. compiled: see MesaSolve.
     """
     n_tokens = q.shape[2]
     q, k, v, beta, log_gamma = (in_chunks(x, _CHUNK_LEN) for x in (q, k, v, beta, log_gamma))
@@ -99,7 +104,7 @@ def mesa_attention(q, k, v, beta, log_gamma, ridge, n_steps):
     grown = sums.exp().unsqueeze(-1)
     ridges = ridge[:, None, None].expand(*q.shape[:3], 1, -1)
     flat = [x.flatten(0, 2) for x in (k, weights, products, grown, ridges)]
-    u = MesaSolve.apply(q.flatten(0, 2), n_steps, *flat).view_as(q)
+    u = MesaSolve.apply(q.flatten(0, 2), n_steps, compiled, *flat).view_as(q)
     inside = torch.matmul(torch.matmul(u, k.transpose(-1, -2)) * weights, v)
     return out_of_chunks(grown * torch.matmul(u, readouts) + inside, n_tokens)
 
@@ -145,7 +150,7 @@ class MesaNet(nn.Module):
         ridge = softplus(self.lambda_params).view(section.num_heads, -1) + \
             section.lambda_lower_bound
         y = mesa_attention(q, k, split_heads(v, section.num_heads), beta, log_gamma, ridge,
-                           section.max_cg_step_training)
+                           section.max_cg_step_training, fused.usable(x, x.dtype))
         y = (rms_norm(y, self.eps) * self.o_norm.weight).transpose(1, 2).flatten(2)
         if section.use_output_gate:
             y = y * F.silu(gate[0])

@@ -6,6 +6,7 @@ import torch
 import torch.nn.functional as F
 
 import support
+from ovq import fused
 from ovq.config import config_from_dict
 from ovq.gated_delta_net import gated_delta_rule
 from ovq.layers import ShortConvolution, softplus
@@ -158,12 +159,27 @@ class MesaTest(unittest.TestCase):
         operands = (k, torch.rand(1, 32, 32).double().tril(), torch.zeros(1, 6, 6).double(),
                     torch.ones(1, 32, 1).double(), torch.ones(1, 1, 6).double())
         q.requires_grad_()
-        u = MesaSolve.apply(q, 30, *operands)
+        u = MesaSolve.apply(q, 30, False, *operands)
         direction = torch.randn_like(u)
         large, = torch.autograd.grad(u, q, direction, retain_graph=True)
         small, = torch.autograd.grad(u, q, 1e-7 * direction)
         torch.testing.assert_close(1e7 * small, large, atol=1e-9, rtol=1e-9)
         torch.testing.assert_close(key_products(large, *operands), direction, atol=1e-2, rtol=0)
+
+
+    def test_the_compiled_iteration_is_the_plain_one(self):
+        """At both of its vector widths, and in float32 as near as float32 is."""
+        if fused.compiled() is None:
+            self.skipTest("no C++ compiler")
+        for dim, n_tokens in ((16, 70), (48, 32), (64, 100)):
+            shape = 2, 2, n_tokens
+            inputs = [unit_vectors(*shape, dim), unit_vectors(*shape, dim), random(*shape, dim),
+                      torch.rand(shape).double(), decays(*shape), torch.ones(2, dim).double()]
+            plain = mesa_attention(*inputs, 30)
+            for dtype, tolerance in ((torch.float64, 1e-11), (torch.float32, 1e-4)):
+                with self.subTest(dim=dim, dtype=dtype):
+                    ours = mesa_attention(*(x.to(dtype) for x in inputs), 30, compiled=True)
+                    torch.testing.assert_close(ours.double(), plain, atol=tolerance, rtol=tolerance)
 
 
 class LayerTest(unittest.TestCase):
