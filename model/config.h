@@ -19,11 +19,14 @@ enum class TokenizerKind : uint8_t { kNone, kBytes, kSentencePiece, kBpe };
 // "bytes", "sentencepiece", "bpe"; "" for none.
 const char* TokenizerName(TokenizerKind kind);
 
-// RMS: x / sqrt(mean x^2 + eps) w. Layer: (x - mean) / sqrt(var + eps) w + b.
+// RMS: x / sqrt(mean x^2 + eps) w, and + b with a bias. Layer: (x - mean) / sqrt(var + eps) w + b.
 enum class NormKind : uint8_t { kRms, kLayer };
 struct NormSpec {
   NormKind kind = NormKind::kRms;
   float eps = 1e-5f;
+  bool bias = false;  // of kRms; kLayer has one
+
+  bool has_bias() const { return bias || kind == NormKind::kLayer; }
 };
 
 // Gated SiLU: down(silu(gate x) up x). Squared ReLU: down(relu(up x)^2).
@@ -61,12 +64,18 @@ struct ModelConfig {
   std::vector<MixerFields> mixer_fields;  // as many as there are kinds of layers
   NormSpec norm;                          // of every layer's two parts and before the head
   bool embedding_norm = false;            // the same kind, of the embedding
-  float residual_scale = 1;               // of what a mixer or feed-forward adds to the residual
+  bool final_norm = true;                 // before the head
+  // Added to the embedding, times a weight: sines and cosines of the angles t base^(-2i/D). 0:
+  // none.
+  double sinusoid_base = 0;
+  float residual_scale = 1;  // of what a mixer or feed-forward adds to the residual
   // x = a x + b x0 before each layer, x0 the (normed) embedding.
   bool block_lambdas = false;
   // Layer n/2 + j takes in, times a weight, what stood before layer n/2 - 1 - j.
   bool skip_connections = false;
   bool tie_word_embeddings = false;
+  bool lm_head_bias = false;
+  float logit_scale = 1;    // of logits with their bias
   float logit_softcap = 0;  // c tanh(logit / c); 0: none
   std::optional<int32_t> bos_token_id;
   std::vector<int32_t> eos_token_ids;  // may be empty

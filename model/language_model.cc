@@ -157,6 +157,25 @@ void LanguageModel::LoadLayer(int i, WeightReader& reader, DeviceContext& contex
   layer.feed_forward = FeedForward(reader, config_, config_.layers[i].feed_forward);
 }
 
+TensorView LanguageModel::LoadEnds(WeightReader& reader, DeviceContext& context) {
+  const int64_t d_model = config_.hidden_size, vocab = config_.vocab_size;
+  const TensorView table = reader.Take("model.embed_tokens.weight", {vocab, d_model});
+  if (config_.embedding_norm) {
+    embedding_norm_.emplace(reader, "model.embed_norm", config_.norm, d_model);
+  }
+  if (config_.sinusoid_base > 0) {
+    const std::vector<float> scale = reader.HostFloats("model.embed_positions.scale", {});
+    if (!scale.empty()) sinusoid_scale_ = scale[0];
+    sinusoids_.emplace(context,
+                       RopeSpec{.theta = config_.sinusoid_base, .dims = static_cast<int>(d_model)});
+  }
+  if (config_.final_norm) final_norm_.emplace(reader, "model.norm", config_.norm, d_model);
+  const char* head = config_.tie_word_embeddings ? "model.embed_tokens.weight" : "lm_head.weight";
+  lm_head_ = reader.Product({{head, vocab}}, d_model);
+  if (config_.lm_head_bias) lm_head_bias_ = reader.Floats("lm_head.bias", {vocab});
+  return table;
+}
+
 absl::Status LanguageModel::LoadParts(Weights& weights, DeviceContext& context) {
   const Family& family = *config_.family;
   const WeightSource source = [&](const std::string& name,
@@ -167,11 +186,7 @@ absl::Status LanguageModel::LoadParts(Weights& weights, DeviceContext& context) 
     return view;
   };
   WeightReader reader(source, compute_dtype_, context);
-  const int64_t d_model = config_.hidden_size;
-  const TensorView table = reader.Take("model.embed_tokens.weight", {config_.vocab_size, d_model});
-  if (config_.embedding_norm) {
-    embedding_norm_.emplace(reader, "model.embed_norm", config_.norm, d_model);
-  }
+  const TensorView table = LoadEnds(reader, context);
   if (config_.skip_connections) {
     skip_weights_ = reader.HostFloats("model.skip_weights", {config_.n_layers / 2});
   }
@@ -183,9 +198,6 @@ absl::Status LanguageModel::LoadParts(Weights& weights, DeviceContext& context) 
     if (layers_.back().feed_forward.has_state()) layers_.back().feed_forward_state = state++;
     keeps_embedding_ |= config_.block_lambdas || layers_.back().gives_first_values;
   }
-  final_norm_ = Norm(reader, "model.norm", config_.norm, d_model);
-  const char* head = config_.tie_word_embeddings ? "model.embed_tokens.weight" : "lm_head.weight";
-  lm_head_ = reader.Product({{head, config_.vocab_size}}, d_model);
   if (!reader.status().ok()) return reader.status();
   absl::Status status = weights.CheckAllTaken(family.is_unused);
   status.Update(CheckAllRead(config_));
@@ -193,8 +205,10 @@ absl::Status LanguageModel::LoadParts(Weights& weights, DeviceContext& context) 
 
   embedding_storage_ = context.Upload(table.data, table.bytes());
   embedding_ = {embedding_storage_.as<void>(), table.dtype, table.shape};
-  weight_bytes_ = lm_head_.bytes() + final_norm_.bytes();
-  if (embedding_norm_) weight_bytes_ += embedding_norm_->bytes();
+  weight_bytes_ = lm_head_.bytes() + lm_head_bias_.bytes();
+  for (const std::optional<Norm>* norm : {&embedding_norm_, &final_norm_}) {
+    if (*norm) weight_bytes_ += (*norm)->bytes();
+  }
   for (const DecoderLayer& layer : layers_) {
     weight_bytes_ +=
         layer.input_norm.bytes() + layer.mixer->weight_bytes() + layer.feed_forward.bytes();
@@ -233,8 +247,7 @@ void LanguageModel::Run(const StagedStep& step, DeviceContext& context, TensorVi
   const Shape rows = {n_rows, config_.hidden_size};
   const TensorView h = scope.Tensor(DType::kF32, rows), x = scope.Tensor(compute_dtype_, rows);
   StepTensors tensors(scope);
-  Embed(context, embedding_, step.token_ids, h);
-  if (embedding_norm_) embedding_norm_->Apply(context, h, h);
+  EmbedTokens(step, context, h);
   if (keeps_embedding_) AddScaled(context, tensors.Put(kEmbedding, DType::kF32, rows), 0, h, 1);
 
   // What stood before the first half of the layers, last first, comes back before the second.
@@ -249,10 +262,32 @@ void LanguageModel::Run(const StagedStep& step, DeviceContext& context, TensorVi
     }
     RunLayer(i, step, context, tensors, h, x);
   }
-  if (step.logit_rows.empty()) return;
+  if (!step.logit_rows.empty()) RunHead(step, context, h, x, logits);
+}
+
+void LanguageModel::EmbedTokens(const StagedStep& step, DeviceContext& context,
+                                TensorView h) const {
+  Embed(context, embedding_, step.token_ids, h);
+  if (embedding_norm_) embedding_norm_->Apply(context, h, h);
+  if (sinusoids_) {
+    const auto n_rows = static_cast<size_t>(h.shape[0]);
+    AddSinusoids(context, *sinusoids_, {step.seqs.device.positions, n_rows}, sinusoid_scale_, h);
+  }
+}
+
+void LanguageModel::RunHead(const StagedStep& step, DeviceContext& context, TensorView h,
+                            TensorView x, TensorView logits) const {
   const TensorView last = Rows(x, 0, logits.shape[0]);
-  final_norm_.Apply(context, h, last, step.logit_rows);
+  if (final_norm_) {
+    final_norm_->Apply(context, h, last, step.logit_rows);
+  } else {
+    Embed(context, h, step.logit_rows, last);
+  }
   lm_head_.Apply(context, last, logits);
+  if (config_.lm_head_bias || config_.logit_scale != 1) {
+    const TensorView bias = {lm_head_bias_.as<void>(), DType::kF32, {config_.vocab_size}};
+    AddBias(context, logits, bias, config_.logit_scale);
+  }
   if (config_.logit_softcap > 0) SoftCap(context, logits, config_.logit_softcap);
 }
 

@@ -27,6 +27,7 @@ struct ModelOptions {
 
 // What one token would take in a full KV cache, were every layer full attention with the config's
 // heads: n_layers x num_key_value_heads (head_dim + value_head_dim) elements of the state dtype.
+// 0 if the config names no heads, as it need not without attention layers.
 size_t FullKvBytesPerToken(const ModelConfig& config, DType state_dtype);
 
 // The layout of a session's state, from the config alone: the same as layout() of the model once it
@@ -70,12 +71,19 @@ class LanguageModel {
  private:
   LanguageModel();
   absl::Status LoadParts(Weights& weights, DeviceContext& context);
+  // Embedding, final norm and head; gives the embedding, not yet on the device.
+  TensorView LoadEnds(WeightReader& reader, DeviceContext& context);
   void LoadLayer(int i, WeightReader& reader, DeviceContext& context);
   // Null, and the reader's status says why.
   std::unique_ptr<SequenceMixer> MakeMixer(int i, WeightReader& weights,
                                            DeviceContext& context) const;
   // Embed, layers, norm, head: launches that depend on the shape of the step alone.
   void Run(const StagedStep& step, DeviceContext& context, TensorView logits) const;
+  // h [n_rows, d_model]: the residual stream as the first layer meets it.
+  void EmbedTokens(const StagedStep& step, DeviceContext& context, TensorView h) const;
+  // h [n_rows, d_model] to logits; x is scratch of the compute dtype.
+  void RunHead(const StagedStep& step, DeviceContext& context, TensorView h, TensorView x,
+               TensorView logits) const;
   // What layer i does to h, the residual stream; x is scratch of the compute dtype.
   void RunLayer(int i, const StagedStep& step, DeviceContext& context, StepTensors& tensors,
                 TensorView h, TensorView x) const;
@@ -93,10 +101,13 @@ class LanguageModel {
   Buffer embedding_storage_;
   TensorView embedding_;  // [vocab, d_model], the checkpoint's dtype
   std::optional<Norm> embedding_norm_;
+  std::optional<RopeTable> sinusoids_;
+  float sinusoid_scale_ = 0;
   bool keeps_embedding_ = false;     // some layer reads x0, the normed embedding
   std::vector<float> skip_weights_;  // [n_layers / 2] with skip connections
-  Norm final_norm_;
-  Linear lm_head_;  // [vocab, d_model]
+  std::optional<Norm> final_norm_;
+  Linear lm_head_;       // [vocab, d_model]
+  Buffer lm_head_bias_;  // [vocab] float, if the head has one
 };
 
 }  // namespace ovq

@@ -15,17 +15,18 @@ TensorView Vector(const Buffer& floats) {
 Norm::Norm(WeightReader& reader, std::string_view name, const NormSpec& spec, int64_t width)
     : spec_(spec) {
   weight_ = reader.Floats(absl::StrCat(std::string(name), ".weight"), {width});
-  if (spec.kind == NormKind::kLayer) {
+  if (spec.has_bias()) {
     bias_ = reader.Floats(absl::StrCat(std::string(name), ".bias"), {width});
   }
 }
 
 void Norm::Apply(DeviceContext& context, TensorView x, TensorView y,
                  std::span<const int32_t> rows) const {
+  const NormWeights weights = {Vector(weight_), Vector(bias_), spec_.eps};
   if (spec_.kind == NormKind::kRms) {
-    RmsNorm(context, x, Vector(weight_), spec_.eps, y, rows);
+    RmsNorm(context, x, weights, y, rows);
   } else {
-    LayerNorm(context, x, {Vector(weight_), Vector(bias_), spec_.eps}, y, rows);
+    LayerNorm(context, x, weights, y, rows);
   }
 }
 

@@ -12,7 +12,7 @@ namespace ovq {
 class Norm {
  public:
   Norm() = default;
-  // Takes NAME.weight and, of a LayerNorm, NAME.bias. Its errors are the reader's.
+  // Takes NAME.weight and, with a bias, NAME.bias. Its errors are the reader's.
   Norm(WeightReader& reader, std::string_view name, const NormSpec& spec, int64_t width);
 
   // y[i] = norm(x[rows[i]]), or of every row of x if `rows` is empty. x [n, width] F32; y F32 or

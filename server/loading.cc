@@ -61,6 +61,7 @@ struct Row {
 };
 
 std::string KvBytes(int64_t tokens, size_t bytes_per_token) {
+  if (bytes_per_token == 0) return "-";
   uint64_t product = 0;
   const bool over =
       __builtin_mul_overflow(static_cast<uint64_t>(tokens), bytes_per_token, &product);

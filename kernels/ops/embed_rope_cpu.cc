@@ -1,6 +1,7 @@
 // PrepareHeads, in place over x [n_rows, n_heads, d], the result of every line in float32:
 //   u = norm(x) by HeadNorm;  x[i], x[j] = u[i] cos a - u[j] sin a, u[j] cos a + u[i] sin a for the
 //   pairs (i, j) of the RopeSpec, a = position w
+// AddSinusoids: y[row] += scale [sin a | cos a], the angles of a table of halves
 // Embed: y[row] = table[ids[row]], table [vocab, width], y [n_rows, width].
 #include <cmath>
 #include <numbers>
@@ -46,13 +47,20 @@ void RotateHead(const RopeTable& rope, const float* table, float* x) {
   }
 }
 
+template <class T>
+void CopyRow(const TensorView& table, int64_t from, int64_t n, T* to) {
+  for (int64_t i = 0; i < n; ++i) to[i] = FromFloat<T>(FloatAt(table, from + i));
+}
+
+// A sine and cosine take as long as so many multiply-adds, about.
+constexpr int64_t kAngleWork = 40;
+
 }  // namespace
 
 void PrepareHeads(DeviceContext& context, const HeadPrep& prep) {
   const int d = prep.queries.head_dim;
   const int64_t n_heads = int64_t{prep.queries.n_heads} + prep.keys.n_heads;
-  // A sine and cosine take as long as some 40 multiply-adds.
-  const int64_t row_work = 4 * n_heads * d + (prep.rope ? 20 * d : 0);
+  const int64_t row_work = 4 * n_heads * d + (prep.rope ? kAngleWork * d / 2 : 0);
   ParallelRows(context, prep.queries.n_rows, row_work, [&](int64_t begin, int64_t end) {
     std::vector<float> table(d);  // of one row, for all heads
     for (int64_t row = begin; row < end; ++row) {
@@ -71,12 +79,32 @@ void PrepareHeads(DeviceContext& context, const HeadPrep& prep) {
   });
 }
 
+void AddSinusoids(DeviceContext& context, const RopeTable& table,
+                  std::span<const int64_t> positions, float scale, TensorView y) {
+  const int n = table.n_pairs();
+  ParallelRows(context, y.shape[0], kAngleWork * n, [&](int64_t begin, int64_t end) {
+    std::vector<float> angles(2 * static_cast<size_t>(n));
+    for (int64_t row = begin; row < end; ++row) {
+      FillTable(table, positions[row], angles.data());
+      float* to = y.as<float>() + row * 2 * n;
+      for (int i = 0; i < n; ++i) {
+        to[i] += scale * angles[n + i];
+        to[n + i] += scale * angles[i];
+      }
+    }
+  });
+}
+
 void Embed(DeviceContext& context, TensorView table, std::span<const int32_t> ids, TensorView y) {
   const int64_t d = y.shape[1];
   ParallelRows(context, y.shape[0], d, [&](int64_t begin, int64_t end) {
     for (int64_t row = begin; row < end; ++row) {
-      float* to = y.as<float>() + row * d;
-      for (int64_t i = 0; i < d; ++i) to[i] = FloatAt(table, ids[row] * d + i);
+      const int64_t from = ids[row] * d;
+      if (y.dtype == DType::kF32) {
+        CopyRow(table, from, d, y.as<float>() + row * d);
+      } else {
+        CopyRow(table, from, d, y.as<BF16>() + row * d);
+      }
     }
   });
 }

@@ -1,6 +1,7 @@
 // PrepareHeads, in place over x [n_rows, n_heads, d]:
 //   u = norm(x) by HeadNorm;  x[i], x[j] = u[i] cos a - u[j] sin a, u[j] cos a + u[i] sin a for the
 //   pairs (i, j) of the RopeSpec, a = position w
+// AddSinusoids: y[row] += scale [sin a | cos a], the angles of a table of halves
 // Embed: y[row] = table[ids[row]], table [vocab, width], y [n_rows, width].
 #include <algorithm>
 
@@ -144,10 +145,29 @@ __device__ float Widened(const void* table, DType dtype, int64_t i) {
 }
 
 __global__ void __launch_bounds__(kEmbedThreads)
-    EmbedKernel(const void* table, DType dtype, const int32_t* ids, int64_t width, float* y) {
+    EmbedKernel(const void* table, DType dtype, const int32_t* ids, int64_t width, Activations y) {
   const int64_t row = blockIdx.x, from = ids[row] * width;
   for (int64_t i = threadIdx.x; i < width; i += kEmbedThreads) {
-    y[row * width + i] = Widened(table, dtype, from + i);
+    const float x = Widened(table, dtype, from + i);
+    if (y.f32 != nullptr) {
+      y.f32[row * width + i] = x;
+    } else {
+      y.bf16[row * width + i].bits = static_cast<uint16_t>(PackBF16(x, 0));
+    }
+  }
+}
+
+// One block a row.
+__global__ void __launch_bounds__(kEmbedThreads)
+    SinusoidsKernel(const Phase* frequencies, int n, const int64_t* positions, float scale,
+                    float* y) {
+  const auto position = static_cast<Phase>(positions[blockIdx.x]);  // sign-extended
+  float* to = y + int64_t{blockIdx.x} * 2 * n;
+  for (int i = static_cast<int>(threadIdx.x); i < n; i += kEmbedThreads) {
+    double sine, cosine;
+    sincospi(HalfTurns(position * frequencies[i]), &sine, &cosine);
+    to[i] += scale * static_cast<float>(sine);
+    to[n + i] += scale * static_cast<float>(cosine);
   }
 }
 
@@ -180,10 +200,18 @@ void PrepareHeads(DeviceContext& context, const HeadPrep& prep) {
          2 * static_cast<size_t>(task.n_pairs) * sizeof(float), task);
 }
 
+void AddSinusoids(DeviceContext& context, const RopeTable& table,
+                  std::span<const int64_t> positions, float scale, TensorView y) {
+  if (positions.empty()) return;
+  Launch(context, SinusoidsKernel, dim3(static_cast<unsigned>(positions.size())),
+         dim3(kEmbedThreads), 0, table.frequencies(), table.n_pairs(), positions.data(), scale,
+         y.as<float>());
+}
+
 void Embed(DeviceContext& context, TensorView table, std::span<const int32_t> ids, TensorView y) {
   if (ids.empty()) return;
   Launch(context, EmbedKernel, dim3(static_cast<unsigned>(ids.size())), dim3(kEmbedThreads), 0,
-         table.as<void>(), table.dtype, ids.data(), y.shape[1], y.as<float>());
+         table.as<void>(), table.dtype, ids.data(), y.shape[1], ActivationsOf(y));
 }
 
 }  // namespace ovq::cuda

@@ -1,6 +1,7 @@
 // PrepareHeads, in place over x [n_rows, n_heads, d], the result of every line in float32:
 //   u = norm(x) by HeadNorm;  x[i], x[j] = u[i] cos a - u[j] sin a, u[j] cos a + u[i] sin a for the
 //   pairs (i, j) of the RopeSpec, a = position w
+// AddSinusoids: y[row] += scale [sin a | cos a], the angles of a table of halves
 // Embed: y[row] = table[ids[row]], table [vocab, width], y [n_rows, width].
 #include <cmath>
 
@@ -69,11 +70,31 @@ void PrepareHeads(DeviceContext&, const HeadPrep& prep) {
   prepare(prep.keys, nullptr, prep.key_norm);
 }
 
+void AddSinusoids(DeviceContext&, const RopeTable& table, std::span<const int64_t> positions,
+                  float scale, TensorView y) {
+  const int n = table.n_pairs();
+  float* to = y.as<float>();
+  for (int64_t position : positions) {
+    for (int i = 0; i < 2 * n; ++i, ++to) {
+      const long double angle =
+          position * std::pow(static_cast<long double>(table.spec().theta), -1.0L * (i % n) / n);
+      *to = static_cast<float>(*to + scale * (i < n ? std::sin(angle) : std::cos(angle)));
+    }
+  }
+}
+
 void Embed(DeviceContext&, TensorView table, std::span<const int32_t> ids, TensorView y) {
   const int64_t d = y.shape[1];
-  float* to = y.as<float>();
+  int64_t at = 0;
   for (int32_t id : ids) {
-    for (int64_t i = 0; i < d; ++i) *to++ = FloatAt(table, id * d + i);
+    for (int64_t i = 0; i < d; ++i, ++at) {
+      const float x = FloatAt(table, id * d + i);
+      if (y.dtype == DType::kF32) {
+        y.as<float>()[at] = x;
+      } else {
+        y.as<BF16>()[at] = RoundToBF16(x);
+      }
+    }
   }
 }
 

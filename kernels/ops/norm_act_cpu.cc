@@ -1,9 +1,10 @@
-// RmsNorm    y[i] = r / sqrt(mean(r^2) + eps) * weight, r = x[rows[i]]; x [n, d], y [rows, d]
+// RmsNorm    y[i] = r / sqrt(mean(r^2) + eps) * weight (+ bias), r = x[rows[i]]; x [n, d]
 // LayerNorm  y[i] = (r - mean(r)) / sqrt(var(r) + eps) * weight + bias, r = x[rows[i]]
 // NormHead   in place over x [n]: x / sqrt(sum(x^2) + 1e-6) * scale, x / (|x| + 1e-5) * scale, or
 //            LayerNorm
 // SwiGlu     y = gate / (1 + e^-gate) * up; gate_up [n, 2f] = [gate | up], y [n, f]
-// SquaredRelu y = max(x, 0)^2;  AddScaled x = a x + b y;  SoftCap x = cap tanh(x / cap)
+// SquaredRelu y = max(x, 0)^2;  AddScaled x = a x + b y;  AddBias x = scale (x + bias)
+// SoftCap    x = cap tanh(x / cap)
 // MixTowards x += (target - x) share, share = 1 / (1 + e^-(gate + bias)) or one number
 // LogSumExp  out = max + ln(sum(e^(x - max))), max = max(x); x [n, m], out [n]
 #include <cmath>
@@ -43,21 +44,21 @@ Moments MomentsOf(const float* x, int64_t n, float eps) {
 }
 
 template <class T>
-void RmsNormRow(const float* x, TensorView weight, float eps, T* y) {
-  const int64_t n = weight.shape[0];
+void RmsNormRow(const float* x, int64_t n, const NormWeights& weights, T* y) {
   const float mean = SumOfSquares(x, n) / static_cast<float>(n);
-  const V factor = hn::Set(d, 1.0f / std::sqrt(mean + eps));
-  const float* w = weight.as<float>();
+  const V factor = hn::Set(d, 1.0f / std::sqrt(mean + weights.eps));
+  const float *weight = weights.weight.as<float>(), *bias = weights.bias.as<float>();
   ForEachVector(n, [&](int64_t i, int64_t m) {
-    Store(hn::Mul(hn::Mul(Load(x + i, m), factor), Load(w + i, m)), m, y + i);
+    const V scaled = hn::Mul(hn::Mul(Load(x + i, m), factor), Load(weight + i, m));
+    Store(bias ? hn::Add(scaled, Load(bias + i, m)) : scaled, m, y + i);
   });
 }
 
 // Row `row` of y.
-void RmsNorm(const float* x, TensorView weight, float eps, TensorView y, int64_t row) {
-  const int64_t at = row * y.shape[1];
-  if (y.dtype == DType::kF32) return RmsNormRow(x, weight, eps, y.as<float>() + at);
-  RmsNormRow(x, weight, eps, y.as<BF16>() + at);
+void RmsNorm(const float* x, const NormWeights& weights, TensorView y, int64_t row) {
+  const int64_t n = y.shape[1], at = row * n;
+  if (y.dtype == DType::kF32) return RmsNormRow(x, n, weights, y.as<float>() + at);
+  RmsNormRow(x, n, weights, y.as<BF16>() + at);
 }
 
 template <class T>
@@ -71,7 +72,7 @@ void LayerNormRow(const float* x, int64_t n, const float* weight, const float* b
   });
 }
 
-void LayerNorm(const float* x, const LayerNormWeights& weights, TensorView y, int64_t row) {
+void LayerNorm(const float* x, const NormWeights& weights, TensorView y, int64_t row) {
   const int64_t n = y.shape[1], at = row * n;
   const float *weight = weights.weight.as<float>(), *bias = weights.bias.as<float>();
   if (y.dtype == DType::kF32) {
@@ -129,6 +130,15 @@ void AddScaled(float* x, float a, const float* y, float b, int64_t n) {
   });
 }
 
+// bias may be null.
+void AddBias(float* x, const float* bias, float scale, int64_t n) {
+  const V factor = hn::Set(d, scale);
+  ForEachVector(n, [&](int64_t i, int64_t m) {
+    const V from = Load(x + i, m);
+    Store(hn::Mul(bias ? hn::Add(from, Load(bias + i, m)) : from, factor), m, x + i);
+  });
+}
+
 void MixTowards(const Mix& mix, int64_t row) {
   float* x = mix.x + row * mix.x_stride;
   const int64_t at = row * mix.width;
@@ -182,6 +192,7 @@ HWY_EXPORT(NormHead);
 HWY_EXPORT(SwiGlu);
 HWY_EXPORT(SquaredRelu);
 HWY_EXPORT(AddScaled);
+HWY_EXPORT(AddBias);
 HWY_EXPORT(MixTowards);
 HWY_EXPORT(SoftCap);
 HWY_EXPORT(LogSumExp);
@@ -192,18 +203,18 @@ constexpr int64_t kExpWork = 8;  // multiply-adds that take as long as one expon
 
 namespace cpu {
 
-void RmsNorm(DeviceContext& context, TensorView x, TensorView weight, float eps, TensorView y,
+void RmsNorm(DeviceContext& context, TensorView x, const NormWeights& weights, TensorView y,
              std::span<const int32_t> rows) {
   const int64_t n = x.shape[1];
   ParallelRows(context, y.shape[0], 2 * n, [&](int64_t begin, int64_t end) {
     for (int64_t row = begin; row < end; ++row) {
       const float* in = x.as<float>() + (rows.empty() ? row : rows[row]) * n;
-      HWY_DYNAMIC_DISPATCH(RmsNorm)(in, weight, eps, y, row);
+      HWY_DYNAMIC_DISPATCH(RmsNorm)(in, weights, y, row);
     }
   });
 }
 
-void LayerNorm(DeviceContext& context, TensorView x, const LayerNormWeights& weights, TensorView y,
+void LayerNorm(DeviceContext& context, TensorView x, const NormWeights& weights, TensorView y,
                std::span<const int32_t> rows) {
   const int64_t n = x.shape[1];
   ParallelRows(context, y.shape[0], 4 * n, [&](int64_t begin, int64_t end) {
@@ -235,6 +246,15 @@ void AddScaled(DeviceContext& context, TensorView x, float a, TensorView y, floa
   ParallelRows(context, x.shape[0], n, [&](int64_t begin, int64_t end) {
     HWY_DYNAMIC_DISPATCH(AddScaled)
     (x.as<float>() + begin * n, a, y.as<float>() + begin * n, b, (end - begin) * n);
+  });
+}
+
+void AddBias(DeviceContext& context, TensorView x, TensorView bias, float scale) {
+  const int64_t n = x.shape[1];
+  ParallelRows(context, x.shape[0], n, [&](int64_t begin, int64_t end) {
+    for (int64_t row = begin; row < end; ++row) {
+      HWY_DYNAMIC_DISPATCH(AddBias)(x.as<float>() + row * n, bias.as<float>(), scale, n);
+    }
   });
 }
 

@@ -1,7 +1,8 @@
-// RmsNorm    y[i] = r / sqrt(mean(r^2) + eps) * weight, r = x[rows[i]]; x [n, d], y [rows, d]
+// RmsNorm    y[i] = r / sqrt(mean(r^2) + eps) * weight (+ bias), r = x[rows[i]]; x [n, d]
 // LayerNorm  y[i] = (r - mean(r)) / sqrt(var(r) + eps) * weight + bias, r = x[rows[i]]
 // SwiGlu     y = gate / (1 + e^-gate) * up; gate_up [n, 2f] = [gate | up], y [n, f]
-// SquaredRelu y = max(x, 0)^2;  AddScaled x = a x + b y;  SoftCap x = cap tanh(x / cap)
+// SquaredRelu y = max(x, 0)^2;  AddScaled x = a x + b y;  AddBias x = scale (x + bias)
+// SoftCap    x = cap tanh(x / cap)
 // MixTowards x += (target - x) share, share = 1 / (1 + e^-(gate + bias)) or one number
 // LogSumExp  out = max + ln(sum(e^(x - max))), max = max(x); x [n, m], out [n]
 #include <cmath>
@@ -17,10 +18,10 @@ constexpr int kMaxNormThreads = 256;
 constexpr int kMaxSumThreads = 1024;
 constexpr int kActThreads = 256;
 
-struct RmsNormTask {
+struct NormTask {
   const float* x;
-  const float* weight;  // [n]
-  const int32_t* rows;  // null: every row of x
+  const float *weight, *bias;  // [n]; RmsNorm: bias may be null
+  const int32_t* rows;         // null: every row of x
   Activations y;
   int64_t n;
   float eps;
@@ -29,7 +30,7 @@ struct RmsNormTask {
 
 // One block a row. Thread t sums the squares of elements 4t .. 4t + 3, then 4 (t + threads) and so
 // on, in four chains.
-__global__ void __launch_bounds__(kMaxNormThreads) RmsNormKernel(const RmsNormTask task) {
+__global__ void __launch_bounds__(kMaxNormThreads) RmsNormKernel(const NormTask task) {
   const int64_t row = blockIdx.x, n = task.n;
   const bool aligned = task.aligned;
   const float* in = task.x + (task.rows == nullptr ? row : task.rows[row]) * n;
@@ -47,24 +48,17 @@ __global__ void __launch_bounds__(kMaxNormThreads) RmsNormKernel(const RmsNormTa
   for (int64_t i = first; i < n; i += stride) {
     const float4 v = Load4(in, i, n, aligned, 0);
     const float4 w = Load4(task.weight, i, n, aligned, 0);
+    const float4 b =
+        task.bias == nullptr ? make_float4(0, 0, 0, 0) : Load4(task.bias, i, n, aligned, 0);
     Store4(task.y, row, i, n, aligned,
-           make_float4(v.x * factor * w.x, v.y * factor * w.y, v.z * factor * w.z,
-                       v.w * factor * w.w));
+           make_float4(v.x * factor * w.x + b.x, v.y * factor * w.y + b.y, v.z * factor * w.z + b.z,
+                       v.w * factor * w.w + b.w));
   }
 }
 
-struct LayerNormTask {
-  const float* x;
-  const float *weight, *bias;  // [n]
-  const int32_t* rows;         // null: every row of x
-  Activations y;
-  int64_t n;
-  float eps;
-};
-
 // One block a row; sums as in RmsNormKernel, element by element. y may be x: a thread writes what
 // it alone has read.
-__global__ void __launch_bounds__(kMaxNormThreads) LayerNormKernel(const LayerNormTask task) {
+__global__ void __launch_bounds__(kMaxNormThreads) LayerNormKernel(const NormTask task) {
   const int64_t row = blockIdx.x, n = task.n;
   const float* in = task.x + (task.rows == nullptr ? row : task.rows[row]) * n;
   const int64_t first = int64_t{threadIdx.x} * 4, stride = int64_t{blockDim.x} * 4;
@@ -93,6 +87,26 @@ __global__ void __launch_bounds__(kMaxNormThreads) LayerNormKernel(const LayerNo
   }
 }
 
+template <class Kernel>
+void LaunchNorm(DeviceContext& context, Kernel kernel, TensorView x, const NormWeights& weights,
+                TensorView y, std::span<const int32_t> rows) {
+  const int64_t n = x.shape[1], n_rows = y.shape[0];
+  if (n_rows == 0) return;
+  const bool aligned =
+      Aligned(x.data, n, sizeof(float)) && Aligned(weights.weight.data, n, sizeof(float)) &&
+      Aligned(weights.bias.data, n, sizeof(float)) && Aligned(y.data, n, DTypeBytes(y.dtype));
+  Launch(context, kernel, dim3(static_cast<unsigned>(n_rows)), dim3(RowThreads(n, kMaxNormThreads)),
+         2 * kWarp * sizeof(float),
+         NormTask{.x = x.as<float>(),
+                  .weight = weights.weight.as<float>(),
+                  .bias = weights.bias.as<float>(),
+                  .rows = rows.empty() ? nullptr : rows.data(),
+                  .y = ActivationsOf(y),
+                  .n = n,
+                  .eps = weights.eps,
+                  .aligned = aligned});
+}
+
 // Elements 4 i .. 4 i + 3 of a row go to one thread.
 __device__ inline int64_t ElementOfThread() {
   return (int64_t{blockIdx.y} * kActThreads + threadIdx.x) * 4;
@@ -113,6 +127,14 @@ __global__ void __launch_bounds__(kActThreads)
   for (int64_t j = i; j < i + 4 && j < n; ++j) {
     const float scaled = y[at + j] * b;
     x[at + j] = a == 0 ? scaled : fmaf(x[at + j], a, scaled);
+  }
+}
+
+__global__ void __launch_bounds__(kActThreads)
+    AddBiasKernel(float* x, const float* bias, float scale, int64_t n) {
+  const int64_t at = blockIdx.x * n, i = ElementOfThread();
+  for (int64_t j = i; j < i + 4 && j < n; ++j) {
+    x[at + j] = (x[at + j] + (bias == nullptr ? 0.0f : bias[j])) * scale;
   }
 }
 
@@ -187,37 +209,14 @@ __global__ void __launch_bounds__(kMaxSumThreads)
 
 }  // namespace
 
-void RmsNorm(DeviceContext& context, TensorView x, TensorView weight, float eps, TensorView y,
+void RmsNorm(DeviceContext& context, TensorView x, const NormWeights& weights, TensorView y,
              std::span<const int32_t> rows) {
-  const int64_t n = x.shape[1], n_rows = y.shape[0];
-  if (n_rows == 0) return;
-  const bool aligned = Aligned(x.data, n, sizeof(float)) &&
-                       Aligned(weight.data, n, sizeof(float)) &&
-                       Aligned(y.data, n, DTypeBytes(y.dtype));
-  Launch(context, RmsNormKernel, dim3(static_cast<unsigned>(n_rows)),
-         dim3(RowThreads(n, kMaxNormThreads)), kWarp * sizeof(float),
-         RmsNormTask{.x = x.as<float>(),
-                     .weight = weight.as<float>(),
-                     .rows = rows.empty() ? nullptr : rows.data(),
-                     .y = ActivationsOf(y),
-                     .n = n,
-                     .eps = eps,
-                     .aligned = aligned});
+  LaunchNorm(context, RmsNormKernel, x, weights, y, rows);
 }
 
-void LayerNorm(DeviceContext& context, TensorView x, const LayerNormWeights& weights, TensorView y,
+void LayerNorm(DeviceContext& context, TensorView x, const NormWeights& weights, TensorView y,
                std::span<const int32_t> rows) {
-  const int64_t n = x.shape[1], n_rows = y.shape[0];
-  if (n_rows == 0) return;
-  Launch(context, LayerNormKernel, dim3(static_cast<unsigned>(n_rows)),
-         dim3(RowThreads(n, kMaxNormThreads)), 2 * kWarp * sizeof(float),
-         LayerNormTask{.x = x.as<float>(),
-                       .weight = weights.weight.as<float>(),
-                       .bias = weights.bias.as<float>(),
-                       .rows = rows.empty() ? nullptr : rows.data(),
-                       .y = ActivationsOf(y),
-                       .n = n,
-                       .eps = weights.eps});
+  LaunchNorm(context, LayerNormKernel, x, weights, y, rows);
 }
 
 void SquaredRelu(DeviceContext& context, TensorView x, TensorView y) {
@@ -230,6 +229,11 @@ void AddScaled(DeviceContext& context, TensorView x, float a, TensorView y, floa
   const int64_t n = x.shape[1];
   LaunchElementwise(context, AddScaledKernel, x.shape[0], n, x.as<float>(), a, y.as<const float>(),
                     b, n);
+}
+
+void AddBias(DeviceContext& context, TensorView x, TensorView bias, float scale) {
+  LaunchElementwise(context, AddBiasKernel, x.shape[0], x.shape[1], x.as<float>(),
+                    bias.as<const float>(), scale, x.shape[1]);
 }
 
 void MixTowards(DeviceContext& context, const Mix& mix) {

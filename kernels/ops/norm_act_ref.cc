@@ -1,7 +1,8 @@
-// RmsNorm    y[i] = r / sqrt(mean(r^2) + eps) * weight, r = x[rows[i]]; x [n, d], y [rows, d]
+// RmsNorm    y[i] = r / sqrt(mean(r^2) + eps) * weight (+ bias), r = x[rows[i]]; x [n, d]
 // LayerNorm  y[i] = (r - mean(r)) / sqrt(var(r) + eps) * weight + bias, r = x[rows[i]]
 // SwiGlu     y = gate / (1 + e^-gate) * up; gate_up [n, 2f] = [gate | up], y [n, f]
-// SquaredRelu y = max(x, 0)^2;  AddScaled x = a x + b y;  SoftCap x = cap tanh(x / cap)
+// SquaredRelu y = max(x, 0)^2;  AddScaled x = a x + b y;  AddBias x = scale (x + bias)
+// SoftCap    x = cap tanh(x / cap)
 // MixTowards x += (target - x) share, share = 1 / (1 + e^-(gate + bias)) or one number
 // LogSumExp  out = max + ln(sum(e^(x - max))), max = max(x); x [n, m], out [n]
 #include <algorithm>
@@ -23,19 +24,22 @@ void Store(const TensorView& y, int64_t i, double value) {
 
 }  // namespace
 
-void RmsNorm(DeviceContext&, TensorView x, TensorView weight, float eps, TensorView y,
+void RmsNorm(DeviceContext&, TensorView x, const NormWeights& weights, TensorView y,
              std::span<const int32_t> rows) {
   const int64_t d = x.shape[1];
+  const float *weight = weights.weight.as<float>(), *bias = weights.bias.as<float>();
   for (int64_t row = 0; row < y.shape[0]; ++row) {
     const float* in = x.as<float>() + (rows.empty() ? row : rows[row]) * d;
     double sum = 0;
     for (int64_t i = 0; i < d; ++i) sum += double{in[i]} * in[i];
-    const double rms = std::sqrt(sum / static_cast<double>(d) + eps);
-    for (int64_t i = 0; i < d; ++i) Store(y, row * d + i, in[i] / rms * weight.as<float>()[i]);
+    const double rms = std::sqrt(sum / static_cast<double>(d) + weights.eps);
+    for (int64_t i = 0; i < d; ++i) {
+      Store(y, row * d + i, in[i] / rms * weight[i] + (bias ? bias[i] : 0));
+    }
   }
 }
 
-void LayerNorm(DeviceContext&, TensorView x, const LayerNormWeights& weights, TensorView y,
+void LayerNorm(DeviceContext&, TensorView x, const NormWeights& weights, TensorView y,
                std::span<const int32_t> rows) {
   const int64_t d = x.shape[1];
   const float *weight = weights.weight.as<float>(), *bias = weights.bias.as<float>();
@@ -63,6 +67,14 @@ void AddScaled(DeviceContext&, TensorView x, float a, TensorView y, float b) {
   float* to = x.as<float>();
   for (int64_t i = 0; i < x.shape.elements(); ++i) {
     to[i] = static_cast<float>((a == 0 ? 0 : double{a} * to[i]) + double{b} * y.as<float>()[i]);
+  }
+}
+
+void AddBias(DeviceContext&, TensorView x, TensorView bias, float scale) {
+  const int64_t m = x.shape[1];
+  for (int64_t i = 0; i < x.shape.elements(); ++i) {
+    float& to = x.as<float>()[i];
+    to = static_cast<float>(scale * (double{to} + (bias.data ? bias.as<float>()[i % m] : 0)));
   }
 }
 

@@ -43,18 +43,18 @@ class Linear {
   Product product_;
 };
 
-// y[i] = r / sqrt(mean(r^2) + eps) * weight with r = x[rows[i]], or x[i] if `rows` is empty.
-// x [n, d] F32, weight [d] F32, y [rows or n, d] F32 or BF16.
-void RmsNorm(DeviceContext& context, TensorView x, TensorView weight, float eps, TensorView y,
+struct NormWeights {
+  TensorView weight;     // [d] F32
+  TensorView bias = {};  // [d] F32; RmsNorm takes none, too (null data)
+  float eps = 0;
+};
+// y[i] = r / sqrt(mean(r^2) + eps) * weight + bias with r = x[rows[i]], or x[i] if `rows` is empty.
+// x [n, d] F32, y [rows or n, d] F32 or BF16.
+void RmsNorm(DeviceContext& context, TensorView x, const NormWeights& weights, TensorView y,
              std::span<const int32_t> rows = {});
-
 // y[i] = (r - mean(r)) / sqrt(var(r) + eps) * weight + bias, var the mean of squares, otherwise as
 // RmsNorm. y may be x.
-struct LayerNormWeights {
-  TensorView weight, bias;  // [d] F32
-  float eps;
-};
-void LayerNorm(DeviceContext& context, TensorView x, const LayerNormWeights& weights, TensorView y,
+void LayerNorm(DeviceContext& context, TensorView x, const NormWeights& weights, TensorView y,
                std::span<const int32_t> rows = {});
 
 // A [n_rows, n_heads, head_dim] float32 view whose rows are row_stride elements apart.
@@ -122,6 +122,11 @@ struct HeadPrep {
 };
 void PrepareHeads(DeviceContext& context, const HeadPrep& prep);
 
+// y[row] += scale [sin a | cos a], where a_i = positions[row] w_i are the angles of a table of
+// kHalves, reduced as in PrepareHeads. y [n, 2 n_pairs] F32.
+void AddSinusoids(DeviceContext& context, const RopeTable& table,
+                  std::span<const int64_t> positions, float scale, TensorView y);
+
 // y[n, f] = silu(gate) * up with gate_up[n, 2f] = [gate | up] in F32; y F32 or BF16.
 void SwiGlu(DeviceContext& context, TensorView gate_up, TensorView y);
 // y[n, f] = max(x, 0)^2, x in F32; y F32 or BF16.
@@ -129,6 +134,8 @@ void SquaredRelu(DeviceContext& context, TensorView x, TensorView y);
 
 // x = a x + b y, both [n, d] F32. a = 0: x is not read.
 void AddScaled(DeviceContext& context, TensorView x, float a, TensorView y, float b);
+// x[i] = scale (x[i] + bias), x [n, m] F32; bias [m] F32, or none (null data).
+void AddBias(DeviceContext& context, TensorView x, TensorView bias, float scale);
 // x += (target - x) * share, x [n, d] F32 with rows x_stride apart.
 struct Mix {
   float* x;
@@ -142,7 +149,7 @@ void MixTowards(DeviceContext& context, const Mix& mix);
 // x = cap tanh(x / cap), x [n, m] F32.
 void SoftCap(DeviceContext& context, TensorView x, float cap);
 
-// y[n, d] = table[ids[row]] in F32; table [vocab, d] in F32, BF16 or F16. ids are in range.
+// y[n, d] = table[ids[row]]; y F32 or BF16, table [vocab, d] in F32, BF16 or F16. ids are in range.
 void Embed(DeviceContext& context, TensorView table, std::span<const int32_t> ids, TensorView y);
 
 // out[row] = ln(sum(exp(x[row]))), x [n, m] F32, out [n]; summed in one fixed order. An infinite

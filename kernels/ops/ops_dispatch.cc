@@ -12,6 +12,10 @@ bool IsMatrix(const TensorView& x, DType dtype) {
   return x.shape.rank() == 2 && x.dtype == dtype && (x.data != nullptr || x.bytes() == 0);
 }
 
+bool IsVector(const TensorView& x, int64_t n) {
+  return x.data != nullptr && x.dtype == DType::kF32 && x.shape == Shape{n};
+}
+
 bool IsActivation(const TensorView& y) {
   return IsMatrix(y, DType::kF32) || IsMatrix(y, DType::kBF16);
 }
@@ -32,31 +36,32 @@ Phase Frequency(const RopeSpec& spec, int i) {
   return halves ? phase : -phase;
 }
 
+void CheckNorm(const TensorView& x, const NormWeights& weights, const TensorView& y,
+               std::span<const int32_t> rows) {
+  Check(IsMatrix(x, DType::kF32), "norm: x is a float32 matrix");
+  Check(IsVector(weights.weight, x.shape[1]), "norm: one float32 weight a column");
+  Check(weights.bias.data == nullptr || IsVector(weights.bias, x.shape[1]),
+        "norm: one float32 bias a column");
+  const int64_t n_rows = rows.empty() ? x.shape[0] : static_cast<int64_t>(rows.size());
+  Check(IsActivation(y) && y.shape == Shape{n_rows, x.shape[1]}, "norm: y has a row for each");
+}
+
 void CheckElementwise(const TensorView& x, const TensorView& y, const char* what) {
   Check(IsMatrix(x, DType::kF32) && IsActivation(y) && x.shape == y.shape, what);
 }
 
 }  // namespace
 
-void RmsNorm(DeviceContext& context, TensorView x, TensorView weight, float eps, TensorView y,
+void RmsNorm(DeviceContext& context, TensorView x, const NormWeights& weights, TensorView y,
              std::span<const int32_t> rows) {
-  Check(IsMatrix(x, DType::kF32), "RmsNorm: x is a float32 matrix");
-  Check(weight.dtype == DType::kF32 && weight.shape == Shape{x.shape[1]},
-        "RmsNorm: one float32 weight a column");
-  const int64_t n_rows = rows.empty() ? x.shape[0] : static_cast<int64_t>(rows.size());
-  Check(IsActivation(y) && y.shape == Shape{n_rows, x.shape[1]}, "RmsNorm: y has a row for each");
-  Dispatch<ref::RmsNorm, cpu::RmsNorm, cuda::RmsNorm>(context, x, weight, eps, y, rows);
+  CheckNorm(x, weights, y, rows);
+  Dispatch<ref::RmsNorm, cpu::RmsNorm, cuda::RmsNorm>(context, x, weights, y, rows);
 }
 
-void LayerNorm(DeviceContext& context, TensorView x, const LayerNormWeights& weights, TensorView y,
+void LayerNorm(DeviceContext& context, TensorView x, const NormWeights& weights, TensorView y,
                std::span<const int32_t> rows) {
-  Check(IsMatrix(x, DType::kF32), "LayerNorm: x is a float32 matrix");
-  for (const TensorView& one : {weights.weight, weights.bias}) {
-    Check(one.dtype == DType::kF32 && one.shape == Shape{x.shape[1]},
-          "LayerNorm: one float32 weight and bias a column");
-  }
-  const int64_t n_rows = rows.empty() ? x.shape[0] : static_cast<int64_t>(rows.size());
-  Check(IsActivation(y) && y.shape == Shape{n_rows, x.shape[1]}, "LayerNorm: y has a row for each");
+  CheckNorm(x, weights, y, rows);
+  Check(weights.bias.data != nullptr, "LayerNorm: has a bias");
   Dispatch<ref::LayerNorm, cpu::LayerNorm, cuda::LayerNorm>(context, x, weights, y, rows);
 }
 
@@ -88,6 +93,16 @@ void PrepareHeads(DeviceContext& context, const HeadPrep& prep) {
   Dispatch<ref::PrepareHeads, cpu::PrepareHeads, cuda::PrepareHeads>(context, prep);
 }
 
+void AddSinusoids(DeviceContext& context, const RopeTable& table,
+                  std::span<const int64_t> positions, float scale, TensorView y) {
+  Check(table.spec().layout == RopeSpec::Layout::kHalves, "AddSinusoids: a table of halves");
+  Check(IsMatrix(y, DType::kF32) &&
+            y.shape == Shape{static_cast<int64_t>(positions.size()), table.spec().dims},
+        "AddSinusoids: y is a float32 matrix of the table's width, with a row a position");
+  Dispatch<ref::AddSinusoids, cpu::AddSinusoids, cuda::AddSinusoids>(context, table, positions,
+                                                                     scale, y);
+}
+
 void SwiGlu(DeviceContext& context, TensorView gate_up, TensorView y) {
   Check(IsMatrix(gate_up, DType::kF32), "SwiGlu: gate_up is a float32 matrix");
   Check(IsActivation(y) && gate_up.shape == Shape{y.shape[0], 2 * y.shape[1]},
@@ -106,6 +121,12 @@ void AddScaled(DeviceContext& context, TensorView x, float a, TensorView y, floa
   Dispatch<ref::AddScaled, cpu::AddScaled, cuda::AddScaled>(context, x, a, y, b);
 }
 
+void AddBias(DeviceContext& context, TensorView x, TensorView bias, float scale) {
+  Check(IsMatrix(x, DType::kF32), "AddBias: x is a float32 matrix");
+  Check(bias.data == nullptr || IsVector(bias, x.shape[1]), "AddBias: one float32 bias a column");
+  Dispatch<ref::AddBias, cpu::AddBias, cuda::AddBias>(context, x, bias, scale);
+}
+
 void MixTowards(DeviceContext& context, const Mix& mix) {
   Check(mix.x_stride >= mix.width, "MixTowards: rows do not overlap");
   Check((mix.gate == nullptr) == (mix.bias == nullptr), "MixTowards: a gate has a bias");
@@ -119,7 +140,7 @@ void SoftCap(DeviceContext& context, TensorView x, float cap) {
 
 void Embed(DeviceContext& context, TensorView table, std::span<const int32_t> ids, TensorView y) {
   Check(IsActivation(table) || IsMatrix(table, DType::kF16), "Embed: the table is a float matrix");
-  Check(IsMatrix(y, DType::kF32), "Embed: y is a float32 matrix");
+  Check(IsActivation(y), "Embed: y is a matrix of float32 or bfloat16");
   Check(y.shape == Shape{static_cast<int64_t>(ids.size()), table.shape[1]},
         "Embed: one row of the table's width an id");
   Dispatch<ref::Embed, cpu::Embed, cuda::Embed>(context, table, ids, y);

@@ -66,6 +66,20 @@ absl::Status ReadLayers(AttrReader& reader, ModelConfig& config) {
   return absl::OkStatus();
 }
 
+// What stands before the first layer and after the last.
+void ReadEnds(AttrReader& reader, ModelConfig& config) {
+  const double base = reader.FloatOr("pe_lam", 100000.0, 1.0, 1e15);
+  if (reader.BoolOr("pe_abs", false)) config.sinusoid_base = base;
+  if (config.sinusoid_base > 0 && config.hidden_size % 2 != 0) {
+    reader.Fail("hidden_size",
+                absl::StrCat("expected an even number with pe_abs, got ", config.hidden_size));
+  }
+  config.final_norm = reader.BoolOr("final_norm", true);
+  config.tie_word_embeddings = reader.BoolOr("tie_word_embeddings", false);
+  config.lm_head_bias = reader.BoolOr("lm_head_bias", false);
+  config.logit_scale = static_cast<float>(reader.FloatOr("logit_scale", 1.0, 1e-12, 1e12));
+}
+
 absl::Status Read(const nlohmann::json& json, const Attrs& attrs, ModelConfig& config) {
   config.mixer_fields.emplace_back().model = attrs;
   MixerFields& fields = config.mixer_fields.back();
@@ -84,8 +98,9 @@ absl::Status Read(const nlohmann::json& json, const Attrs& attrs, ModelConfig& c
   config.hidden_size = reader.Int("hidden_size", 1, kMaxHiddenSize);
   config.n_layers = static_cast<int>(reader.Int("num_hidden_layers", 1, kMaxLayers));
   config.norm.eps = static_cast<float>(reader.FloatOr("rms_norm_eps", 1e-5, 0.0, 1.0));
-  config.tie_word_embeddings = reader.BoolOr("tie_word_embeddings", false);
+  config.norm.bias = reader.BoolOr("norm_bias", false);
   reader.ChoiceOr("hidden_act", kActivations);
+  ReadEnds(reader, config);
   if (!reader.ok()) return reader.status();
   return ReadLayers(reader, config);
 }

@@ -178,7 +178,9 @@ void Metrics::ReadEngine(const EngineStats& stats) const {
       stats.state_bytes_budget == 0 ? 0
                                     : static_cast<double>(stats.state_bytes_reserved) /
                                           static_cast<double>(stats.state_bytes_budget));
-  set("ovq_equivalent_kv_cache_bytes", "What the live sessions would need as a full KV cache.",
+  set("ovq_equivalent_kv_cache_bytes",
+      "What the live sessions would need as a full KV cache, "
+      "0 for a model without attention heads.",
       stats.equivalent_kv_cache_bytes);
   set("ovq_centroids_live", "Live centroids per layer and head, summed over sessions.",
       stats.live_slots);

@@ -57,6 +57,11 @@ TEST(LoadConfig, ReadsFieldsAndDefaults) {
   EXPECT_EQ(config->layers[1].feed_forward.width, 96);
   EXPECT_EQ(config->norm.eps, 1e-5f);
   EXPECT_FALSE(config->tie_word_embeddings);
+  EXPECT_FALSE(config->norm.bias);
+  EXPECT_TRUE(config->final_norm);
+  EXPECT_FALSE(config->lm_head_bias);
+  EXPECT_EQ(config->logit_scale, 1);
+  EXPECT_EQ(config->sinusoid_base, 0);
   EXPECT_FALSE(config->bos_token_id.has_value());
   EXPECT_TRUE(config->eos_token_ids.empty());
   EXPECT_EQ(DefaultSlotCap(*config), 24);
@@ -78,11 +83,21 @@ TEST(LoadConfig, ReadsOptionalFields) {
   json["tokenizer"] = "bytes";
   json["tokenizer_byte_offset"] = 4;
   json["rope_scaling"] = nullptr;
+  json["norm_bias"] = true;
+  json["final_norm"] = false;
+  json["lm_head_bias"] = true;
+  json["logit_scale"] = 0.005;
+  json["pe_abs"] = true;
   json.erase("ovq");
   const auto config = Load(json);
   ASSERT_TRUE(config.ok()) << config.status();
   EXPECT_EQ(config->layers[0].feed_forward.kind, FeedForwardKind::kNone);
   EXPECT_EQ(config->layers[1].feed_forward.width, 32);
+  EXPECT_TRUE(config->norm.bias);
+  EXPECT_FALSE(config->final_norm);
+  EXPECT_TRUE(config->lm_head_bias);
+  EXPECT_EQ(config->logit_scale, 0.005f);
+  EXPECT_EQ(config->sinusoid_base, 100000);
   EXPECT_EQ(config->bos_token_id, 1);
   EXPECT_THAT(config->eos_token_ids, ElementsAre(2, 3));
   EXPECT_EQ(config->weights_dtype, DType::kBF16);
@@ -143,6 +158,12 @@ TEST(LoadConfig, NamesTheFieldThatIsWrong) {
   ExpectError("hidden_act", "gelu", "hidden_act: unknown value 'gelu'");
   ExpectError("rms_norm_eps", -1, "rms_norm_eps: expected a number");
   ExpectError("tie_word_embeddings", 1, "tie_word_embeddings: expected true or false");
+  ExpectError("norm_bias", 1, "norm_bias: expected true or false");
+  ExpectError("final_norm", "no", "final_norm: expected true or false");
+  ExpectError("lm_head_bias", 0, "lm_head_bias: expected true or false");
+  ExpectError("logit_scale", 0, "logit_scale: expected a number");
+  ExpectError("pe_abs", 1, "pe_abs: expected true or false");
+  ExpectError("pe_lam", 0.5, "pe_lam: expected a number");
   ExpectError("num_key_value_heads", 3,
               "num_key_value_heads: expected a divisor of num_attention_heads = 4, got 3");
   ExpectError("head_dim", 15, "head_dim: expected an even number for RoPE, got 15");

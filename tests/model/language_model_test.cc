@@ -3,6 +3,10 @@
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
+#include <algorithm>
+#include <cmath>
+
+#include "absl/strings/str_cat.h"
 #include "tests/model/edited_model.h"
 #include "tests/model/golden_util.h"
 
@@ -90,6 +94,123 @@ TEST(LanguageModel, LayersMayHaveNoFeedForward) {
   const auto b = without.Load();
   ASSERT_TRUE(a.ok() && b.ok()) << a.status() << b.status();
   EXPECT_EQ(Logits(**a, *zeroed.context), Logits(**b, *without.context));
+}
+
+std::string Bytes(const std::vector<float>& values) {
+  return {reinterpret_cast<const char*>(values.data()), values.size() * sizeof(float)};
+}
+
+float* Floats(EditedModel& model, const std::string& tensor) {
+  return reinterpret_cast<float*>(model.tensors.at(tensor).second.data());
+}
+
+std::vector<float> LogitsOf(const EditedModel& model) {
+  const auto loaded = model.Load();
+  Check(loaded.ok(), Message(loaded.status()).c_str());
+  return Logits(**loaded, *model.context);
+}
+
+void ExpectNear(const std::vector<float>& actual, const std::vector<float>& expected,
+                float tolerance) {
+  ASSERT_EQ(actual.size(), expected.size());
+  for (size_t i = 0; i < actual.size(); ++i) EXPECT_NEAR(actual[i], expected[i], tolerance) << i;
+}
+
+constexpr int64_t kVocab = 101, kWidth = 64;  // of sw-ovq
+
+TEST(LanguageModel, BiasOfTheHeadIsScaledWithTheLogits) {
+  for (bool tied : {false, true}) {
+    EditedModel model("sw-ovq");
+    model.config["tie_word_embeddings"] = tied;
+    if (tied) model.tensors.erase("lm_head.weight");
+    std::vector<float> expected = LogitsOf(model);
+    std::vector<float> bias(kVocab);
+    for (size_t i = 0; i < bias.size(); ++i) bias[i] = 0.25f * static_cast<float>(i) - 10;
+    for (size_t i = 0; i < expected.size(); ++i)
+      expected[i] = 0.5f * (expected[i] + bias[i % kVocab]);
+    model.config["logit_scale"] = 0.5;
+    model.config["lm_head_bias"] = true;
+    model.ExpectError(absl::StatusCode::kNotFound, "'lm_head.bias' is missing");
+    model.tensors["lm_head.bias"] = {{kVocab}, Bytes(bias)};
+    EXPECT_EQ(LogitsOf(model), expected);
+  }
+}
+
+// A bias before the head is one of the logits; before a feed-forward or a mixer it is felt.
+TEST(LanguageModel, NormsMayHaveABias) {
+  EditedModel model("sw-ovq");
+  const std::vector<float> plain = LogitsOf(model);
+  model.config["norm_bias"] = true;
+  std::vector<std::string> norms = {"model.norm"};
+  for (int i = 0; i < 4; ++i) {
+    for (const char* leaf : {"input_layernorm", "post_attention_layernorm"}) {
+      norms.push_back(absl::StrCat("model.layers.", i, ".", leaf));
+    }
+  }
+  for (const std::string& norm : norms) {
+    model.ExpectError(absl::StatusCode::kNotFound, norm + ".bias' is missing");
+    model.tensors[norm + ".bias"] = {{kWidth}, Bytes(std::vector<float>(kWidth, 0))};
+  }
+  EXPECT_EQ(LogitsOf(model), plain);
+  for (const std::string& norm : norms) {
+    Floats(model, norm + ".bias")[3] = 2;
+    const std::vector<float> biased = LogitsOf(model);
+    EXPECT_NE(biased, plain) << norm;
+    if (norm == "model.norm") {
+      std::vector<float> expected = plain;
+      const float* head = Floats(model, "lm_head.weight");
+      for (size_t i = 0; i < expected.size(); ++i) expected[i] += 2 * head[i % kVocab * kWidth + 3];
+      ExpectNear(biased, expected, 1e-5f);
+    }
+    Floats(model, norm + ".bias")[3] = 0;
+  }
+}
+
+// Without the last norm, logits are sums over what the layers leave: a norm of weight 1 divides
+// all of a row's by one number.
+TEST(LanguageModel, TheHeadMayReadTheResidualStream) {
+  EditedModel normed("sw-ovq");
+  std::fill_n(Floats(normed, "model.norm.weight"), kWidth, 1.0f);
+  EditedModel bare = normed.Copy();
+  bare.config["final_norm"] = false;
+  bare.ExpectError(absl::StatusCode::kInvalidArgument, "'model.norm.weight'");
+  bare.tensors.erase("model.norm.weight");
+  const std::vector<float> a = LogitsOf(normed), b = LogitsOf(bare);
+  EXPECT_NE(a, b);
+  for (size_t row = 0; row < a.size(); row += kVocab) {
+    double ab = 0, aa = 0;
+    for (size_t i = row; i < row + kVocab; ++i)
+      ab += double{a[i]} * b[i], aa += double{a[i]} * a[i];
+    const double ratio = ab / aa;
+    for (size_t i = row; i < row + kVocab; ++i) EXPECT_NEAR(b[i], ratio * a[i], 1e-4 * ratio) << i;
+  }
+  ModelOptions bf16;
+  bf16.compute_dtype = DType::kBF16;
+  const auto rounded = bare.Load(bf16);
+  ASSERT_TRUE(rounded.ok()) << rounded.status();
+  // Logits of size 10 from bfloat16 factors through four layers.
+  ExpectNear(Logits(**rounded, *bare.context), b, 0.5f);
+}
+
+// Token 1 + t at position t: S(t) can as well be in the embedding's rows.
+TEST(LanguageModel, PositionsAreAddedToTheEmbedding) {
+  EditedModel model("sw-ovq"), in_rows("sw-ovq");
+  constexpr float kScale = 0.7f;
+  model.config["pe_abs"] = true;
+  model.config["pe_lam"] = 50;
+  model.ExpectError(absl::StatusCode::kNotFound, "'model.embed_positions.scale' is missing");
+  model.tensors["model.embed_positions.scale"] = {nlohmann::json::array(), Bytes({kScale})};
+  float* rows = Floats(in_rows, "model.embed_tokens.weight");
+  for (int t = 0; t < 5; ++t) {
+    for (int i = 0; i < kWidth / 2; ++i) {
+      const double angle = t * std::pow(50.0, -2.0 * i / kWidth);
+      float* row = rows + (1 + t) * kWidth;
+      row[i] += kScale * static_cast<float>(std::sin(angle));
+      row[kWidth / 2 + i] += kScale * static_cast<float>(std::cos(angle));
+    }
+  }
+  // Roundings of the angles' waves, through four layers.
+  ExpectNear(LogitsOf(model), LogitsOf(in_rows), 1e-5f);
 }
 
 TEST(LanguageModel, FingerprintSeesTheConfig) {

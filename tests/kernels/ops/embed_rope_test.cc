@@ -276,15 +276,48 @@ TEST_P(RopeDevices, SinesAndCosinesOfBFloat16) {
                                 -ToFloat(RoundToBF16(static_cast<float>(std::sin(3.0))))}));
 }
 
+// Sine or cosine, product, sum and what is expected round once each; the angle is as in
+// ExtremePositions.
+TEST_P(RopeDevices, SinusoidsAreAddedAtAnyPosition) {
+  constexpr int64_t kFar = int64_t{1} << 40;
+  const std::vector<int64_t> positions{0, 1, 12, 100000, (1 << 24) + 1, kFar, kFar + 12345};
+  constexpr float kScale = -0.3f;
+  for (int width : {2, 6, 48, 600}) {
+    const auto row_size = static_cast<size_t>(width), pairs = row_size / 2;
+    const std::vector<float> before = RandomNormal(positions.size() * row_size, 12);
+    std::vector<float> expected = before;
+    for (size_t i = 0; i < expected.size(); ++i) {
+      const size_t channel = i % row_size;
+      const long double angle =
+          static_cast<long double>(positions[i / row_size]) *
+          std::pow(100000.0L, -2.0L * static_cast<long double>(channel % pairs) / width);
+      const long double wave = channel < pairs ? std::sin(angle) : std::cos(angle);
+      expected[i] = static_cast<float>(before[i] + kScale * wave);
+    }
+    const DeviceArray<float> y(*context_, before);
+    const DeviceArray<int64_t> rows(*context_, positions);
+    const RopeTable table(*context_, {.theta = 100000, .dims = width});
+    AddSinusoids(*context_, table, rows.span(), kScale,
+                 y.View({static_cast<int64_t>(positions.size()), width}));
+    AssertClose(
+        y.Read(), expected,
+        [&](size_t i) {
+          const double angle_error = 2 * static_cast<double>(positions[i / row_size]) * 0x1p-64;
+          return 0.3 * (3 * kRoundF32 + angle_error) + 2 * kRoundF32 * std::abs(expected[i]);
+        },
+        absl::StrCat("width ", width));
+  }
+}
+
 using EmbedDevices = EveryDevice;
 INSTANTIATE_TEST_SUITE_P(, EmbedDevices, testing::ValuesIn(test::TestDevices()), kName);
 
-template <class T>
-std::vector<float> RunEmbed(DeviceContext& context, std::span<const T> table,
-                            std::span<const int32_t> ids, int64_t width) {
+template <class T, class Y = float>
+std::vector<Y> RunEmbed(DeviceContext& context, std::span<const T> table,
+                        std::span<const int32_t> ids, int64_t width) {
   const DeviceArray<T> rows(context, table);
   const DeviceArray<int32_t> id_list(context, ids);
-  const DeviceArray<float> y(context, ids.size() * static_cast<size_t>(width));
+  const DeviceArray<Y> y(context, ids.size() * static_cast<size_t>(width));
   Embed(context, rows.View({static_cast<int64_t>(table.size()) / width, width}), id_list.span(),
         y.View({static_cast<int64_t>(ids.size()), width}));
   return y.Read();
@@ -312,6 +345,8 @@ TEST_P(EmbedDevices, CopiesRowsExactly) {
         [&](size_t i) { return ToFloat(bf16[i]); });
   check("F16", RunEmbed<uint16_t>(*context_, f16, ids, kDim),
         [&](size_t i) { return HalfToFloat(f16[i]); });
+  AssertSameBits(test::Widened(RunEmbed<float, BF16>(*context_, f32, ids, kDim)),
+                 RunEmbed<BF16>(*context_, bf16, ids, kDim), "rounded");
 }
 
 }  // namespace

@@ -75,15 +75,16 @@ INSTANTIATE_TEST_SUITE_P(, NormActTargets, testing::ValuesIn(Targets()), [](cons
 template <class T = float>
 std::vector<T> RunRmsNorm(DeviceContext& context, std::span<const float> x,
                           std::span<const float> weight, float eps,
-                          std::span<const int32_t> rows = {}) {
+                          std::span<const int32_t> rows = {}, std::span<const float> bias = {}) {
   const auto width = static_cast<int64_t>(weight.size());
   const int64_t n = static_cast<int64_t>(x.size()) / width;
   const int64_t n_out = rows.empty() ? n : static_cast<int64_t>(rows.size());
-  const DeviceArray<float> in(context, x), w(context, weight);
+  const DeviceArray<float> in(context, x), w(context, weight), b(context, bias);
   const DeviceArray<int32_t> row_list(context, rows);
   const DeviceArray<T> y(context, static_cast<size_t>(n_out * width));
-  RmsNorm(context, in.View({n, width}), w.View({width}), eps, y.View({n_out, width}),
-          row_list.span());
+  NormWeights weights = {.weight = w.View({width}), .eps = eps};
+  if (!bias.empty()) weights.bias = b.View({width});
+  RmsNorm(context, in.View({n, width}), weights, y.View({n_out, width}), row_list.span());
   return y.Read();
 }
 
@@ -144,6 +145,14 @@ std::vector<float> RunAddScaled(DeviceContext& context, std::span<const float> x
   return to.Read();
 }
 
+std::vector<float> RunAddBias(DeviceContext& context, std::span<const float> x,
+                              std::span<const float> bias, float scale, int64_t width) {
+  const DeviceArray<float> to(context, x), b(context, bias);
+  AddBias(context, to.View({static_cast<int64_t>(x.size()) / width, width}),
+          bias.empty() ? TensorView() : b.View({width}), scale);
+  return to.Read();
+}
+
 // x [rows, 2 width], of which the first half is mixed; target and gate [rows, width].
 std::vector<float> RunMix(DeviceContext& context, std::span<const float> x,
                           std::span<const float> target, std::span<const float> gate,
@@ -200,10 +209,15 @@ TEST(NormActReference, RmsNormByHand) {
   std::vector<float> x{3, -4, 0, 0};  // mean square 6.25
   std::vector<float> weight{1, 2, 3, 4};
   std::vector<float> y(4);
-  RmsNorm(*context, ViewOf(x, {1, 4}), ViewOf(weight, {4}), 0, ViewOf(y, {1, 4}));
+  RmsNorm(*context, ViewOf(x, {1, 4}), {.weight = ViewOf(weight, {4})}, ViewOf(y, {1, 4}));
   EXPECT_EQ(y, (std::vector<float>{1.2f, -3.2f, 0, 0}));
-  RmsNorm(*context, ViewOf(x, {1, 4}), ViewOf(weight, {4}), 93.75f, ViewOf(y, {1, 4}));
+  RmsNorm(*context, ViewOf(x, {1, 4}), {.weight = ViewOf(weight, {4}), .eps = 93.75f},
+          ViewOf(y, {1, 4}));
   EXPECT_EQ(y, (std::vector<float>{0.3f, -0.8f, 0, 0}));
+  std::vector<float> bias{1, 0, -2, 0};
+  RmsNorm(*context, ViewOf(x, {1, 4}), {ViewOf(weight, {4}), ViewOf(bias, {4}), 0},
+          ViewOf(y, {1, 4}));
+  EXPECT_EQ(y, (std::vector<float>{2.2f, -3.2f, -2, 0}));
 }
 
 TEST(NormActReference, UnitNormByHand) {
@@ -235,6 +249,10 @@ TEST(NormActReference, ElementwiseByHand) {
   EXPECT_EQ(
       RunAddScaled(*context, std::vector<float>{1, 2}, 3, std::vector<float>{10, 20}, 0.5f, 2),
       (std::vector<float>{8, 16}));
+  const std::vector<float> x{1, 2, 3, 4};
+  EXPECT_EQ(RunAddBias(*context, x, std::vector<float>{10, -2}, 0.5f, 2),
+            (std::vector<float>{5.5f, 0, 6.5f, 1}));
+  EXPECT_EQ(RunAddBias(*context, x, {}, 3, 2), (std::vector<float>{3, 6, 9, 12}));
   // A gate of 0 stands for a half; what is not mixed stays.
   EXPECT_EQ(RunMix(*context, std::vector<float>{4, 9}, std::vector<float>{8},
                    std::vector<float>{-1}, std::vector<float>{1}),
@@ -272,6 +290,11 @@ TEST_P(NormActTargets, RmsNormAgreesWithReference) {
     const std::vector<float> y = RunRmsNorm(*one_, x, weight, 1e-5f);
     AssertRelative(y, expected, NormTolerance(n), what);
     AssertRounded(RunRmsNorm<BF16>(*one_, x, weight, 1e-5f), y, what);
+    // A bias is a sum with the rounded result.
+    const std::vector<float> bias = RandomNormal(static_cast<size_t>(n), 3);
+    std::vector<float> sum = y;
+    for (size_t i = 0; i < sum.size(); ++i) sum[i] += bias[i % static_cast<size_t>(n)];
+    AssertSameBits(RunRmsNorm(*one_, x, weight, 1e-5f, {}, bias), sum, what + " with a bias");
   }
 }
 
@@ -361,6 +384,14 @@ TEST_P(NormActTargets, ElementwiseAgreesWithReference) {
     };
     AssertClose(RunAddScaled(*one_, x, -1.7f, y, 0.6f, n),
                 RunAddScaled(*ref_, x, -1.7f, y, 0.6f, n), sums, what + " AddScaled");
+    // Two roundings.
+    const auto biased = [&](size_t i) {
+      return 2 * kRoundF32 * 1.7 * (std::abs(x[i]) + std::abs(bias[i % static_cast<size_t>(n)]));
+    };
+    for (std::span<const float> biases : {std::span<const float>(bias), {}}) {
+      AssertClose(RunAddBias(*one_, x, biases, 1.7f, n), RunAddBias(*ref_, x, biases, 1.7f, n),
+                  biased, what + " AddBias");
+    }
     std::vector<float> garbage(x.size(), std::numeric_limits<float>::quiet_NaN());
     AssertSameBits(RunAddScaled(*one_, garbage, 0, y, 1, n), y, what + " a copy");
     const auto mixed = [&](size_t i) {
