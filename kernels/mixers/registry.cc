@@ -1,8 +1,10 @@
 #include <array>
 
+#include "kernels/mixers/gated_delta_net/gated_delta_net.h"
 #include "kernels/mixers/kvm/kvm.h"
 #include "kernels/mixers/mixer.h"
 #include "kernels/mixers/ovq/ovq.h"
+#include "kernels/mixers/recurrent/recurrent_mixer.h"
 #include "kernels/mixers/softmax/softmax.h"
 #include "kernels/mixers/vq/vq.h"
 
@@ -16,6 +18,8 @@ constexpr std::array kRegistry = {
     MixerEntry{"ovq_attention", "ovq", MakeAttention<OvqAttention>, AttentionState<OvqAttention>},
     MixerEntry{"kvm_attention", "kvm", MakeAttention<KvmAttention>, AttentionState<KvmAttention>},
     MixerEntry{"vq_attention", "vq", MakeAttention<VqAttention>, AttentionState<VqAttention>},
+    MixerEntry{"gated_delta_net", "gdn", MakeRecurrent<GatedDeltaNet>,
+               RecurrentState<GatedDeltaNet>},
 };
 
 }  // namespace

@@ -28,6 +28,11 @@ struct Layer {
   size_t session_bytes;
 };
 
+void SetAll(Attrs& attrs, const std::map<std::string, int64_t>& fields) {
+  for (const auto& [name, value] : fields) attrs.Set(name, value);
+}
+
+// Of the OVQ paper's 77M models.
 Layer MakeLayer(const MixerEntry& entry, int64_t longest, DeviceContext& context) {
   std::mt19937 random(1);
   std::map<std::string, std::vector<BF16>> tensors;
@@ -46,6 +51,10 @@ Layer MakeLayer(const MixerEntry& entry, int64_t longest, DeviceContext& context
   section.Set("chunk_size", int64_t{128});
   section.Set("max_centroids", int64_t{kSlotCap});
   section.Set("codebook_size", int64_t{kSlotCap});
+  if (entry.section == "gdn") {
+    SetAll(section,
+           {{"num_heads", 3}, {"head_dim", 128}, {"value_head_dim", 256}, {"conv_size", 4}});
+  }
   auto made = entry.make({.layer = 1,
                           .state = {.model = model,
                                     .section = section,
