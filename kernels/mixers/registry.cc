@@ -2,6 +2,7 @@
 
 #include "kernels/mixers/gated_delta_net/gated_delta_net.h"
 #include "kernels/mixers/kvm/kvm.h"
+#include "kernels/mixers/mamba2/mamba2.h"
 #include "kernels/mixers/mixer.h"
 #include "kernels/mixers/ovq/ovq.h"
 #include "kernels/mixers/recurrent/recurrent_mixer.h"
@@ -20,6 +21,7 @@ constexpr std::array kRegistry = {
     MixerEntry{"vq_attention", "vq", MakeAttention<VqAttention>, AttentionState<VqAttention>},
     MixerEntry{"gated_delta_net", "gdn", MakeRecurrent<GatedDeltaNet>,
                RecurrentState<GatedDeltaNet>},
+    MixerEntry{"mamba2", "mamba2", MakeRecurrent<Mamba2>, RecurrentState<Mamba2>},
 };
 
 }  // namespace

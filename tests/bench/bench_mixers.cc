@@ -54,6 +54,8 @@ Layer MakeLayer(const MixerEntry& entry, int64_t longest, DeviceContext& context
   if (entry.section == "gdn") {
     SetAll(section,
            {{"num_heads", 3}, {"head_dim", 128}, {"value_head_dim", 256}, {"conv_size", 4}});
+  } else if (entry.section == "mamba2") {
+    SetAll(section, {{"num_heads", 12}, {"head_dim", 64}, {"state_size", 64}});
   }
   auto made = entry.make({.layer = 1,
                           .state = {.model = model,

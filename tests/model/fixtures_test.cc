@@ -130,7 +130,7 @@ std::string CaseName(const ::testing::TestParamInfo<Case>& info) {
 
 INSTANTIATE_TEST_SUITE_P(Golden, Fixtures,
                          ::testing::ValuesIn(Cases({"sw-ovq", "sw-full", "sw-vq", "sw-ovq-gqa",
-                                                    "sw-gdn", "gdn-ovq"})),
+                                                    "sw-gdn", "gdn-ovq", "mamba2-ovq"})),
                          CaseName);
 INSTANTIATE_TEST_SUITE_P(KvmPaper, Fixtures,
                          ::testing::ValuesIn(Cases({"kvm/gptalpha-nope-swa", "kvm/ovq-swa",

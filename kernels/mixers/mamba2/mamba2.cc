@@ -1,0 +1,181 @@
+#include "kernels/mixers/mamba2/mamba2.h"
+
+#include <limits>
+#include <vector>
+
+#include "absl/strings/str_cat.h"
+#include "kernels/mixers/recurrent/gates.h"
+#include "kernels/mixers/recurrent/matrix_state.h"
+
+namespace ovq {
+namespace {
+
+enum Field { kMatrices, kNewestInputs };
+
+constexpr int64_t kMaxHeads = 4096;
+constexpr int64_t kMaxHeadDim = 4096;
+constexpr double kMaxStep = 1e9;
+
+void ReadSteps(AttrReader& section, Mamba2Config& config) {
+  const std::vector<double> limit =
+      section.FloatsOr("dt_limit", {0, std::numeric_limits<double>::infinity()}, 0, kMaxStep);
+  config.least_step = static_cast<float>(limit[0]);
+  config.most_step = static_cast<float>(limit[1]);
+  if (section.ok() && limit[0] > limit[1]) {
+    section.Fail("dt_limit",
+                 absl::StrCat("expected a range, got [", limit[0], ", ", limit[1], "]"));
+  }
+}
+
+// int(expand d_model) must be the heads' width.
+void CheckExpand(AttrReader& section, const Mamba2Config& config, int64_t d_model) {
+  const double expand = section.FloatOr("expand", 0, 0, 1e6);
+  if (!section.ok() || expand == 0) return;
+  const auto width = static_cast<int64_t>(expand * static_cast<double>(d_model));
+  if (width != config.width()) {
+    section.Fail("expand", absl::StrCat("times hidden_size = ", d_model, " is ", width,
+                                        ", num_heads * head_dim is ", config.width()));
+  }
+}
+
+Mamba2Config ReadConfig(const StateSpec& spec, AttrReader& model, AttrReader& section) {
+  // Of training, and how others cut their work.
+  for (const char* field :
+       {"chunk_size", "dt_min", "dt_max", "dt_init_floor", "A_init_range", "conv_init"}) {
+    spec.section.Ignore(field);
+  }
+  Mamba2Config config{};
+  config.n_heads = static_cast<int>(section.Int("num_heads", 1, kMaxHeads));
+  config.head_dim = static_cast<int>(section.IntOr("head_dim", 64, 1, kMaxHeadDim));
+  config.state_size = static_cast<int>(section.IntOr("state_size", 128, 1, kMaxStateKeyDim));
+  config.n_groups = static_cast<int>(section.IntOr("n_groups", 1, 1, kMaxHeads));
+  if (section.ok() && config.n_heads % config.n_groups != 0) {
+    section.Fail("n_groups", absl::StrCat("expected a divisor of num_heads = ", config.n_heads,
+                                          ", got ", config.n_groups));
+  }
+  CheckExpand(section, config, spec.d_model);
+  config.conv_taps = static_cast<int>(section.IntOr("conv_kernel", 4, 2, kMaxConvTaps));
+  config.conv_bias = section.BoolOr("use_conv_bias", true);
+  config.bias = section.BoolOr("use_bias", false);
+  config.norm = section.BoolOr("rmsnorm", true);
+  config.norm_before_gate = section.BoolOr("norm_before_gate", false);
+  config.skip_per_channel = section.BoolOr("D_has_hdim", false);
+  ReadSteps(section, config);
+  config.norm_eps = static_cast<float>(model.FloatOr("rms_norm_eps", 1e-5, 0, 1));
+  return config;
+}
+
+// D of every channel.
+Buffer TakeSkip(const MixerSpec& spec, const Mamba2Config& config) {
+  if (config.skip_per_channel) return spec.weights.Floats("self_attn.D", {config.width()});
+  const std::vector<float> of_heads = spec.weights.HostFloats("self_attn.D", {config.n_heads});
+  std::vector<float> all;
+  for (float skip : of_heads) all.insert(all.end(), static_cast<size_t>(config.head_dim), skip);
+  if (all.empty()) return {};
+  return spec.context.Upload(all.data(), all.size() * sizeof(float));
+}
+
+TensorView VectorOf(const Buffer& buffer) {
+  return {buffer.as<void>(), DType::kF32, {static_cast<int64_t>(buffer.bytes() / sizeof(float))}};
+}
+
+}  // namespace
+
+Mamba2::Mamba2(const StateSpec& spec, AttrReader& model, AttrReader& section)
+    : config(ReadConfig(spec, model, section)) {
+  if (!model.ok() || !section.ok()) return;
+  layout.fixed = StateFields({MatrixStateField(config.n_heads, config.state_size, config.head_dim),
+                              ShortConvField(config.conv_width(), config.conv_taps)});
+}
+
+void Mamba2::Load(const MixerSpec& spec) {
+  WeightReader& weights = spec.weights;
+  compute = spec.compute_dtype;
+  const int64_t rows = config.width() + config.conv_width() + config.n_heads;
+  const int64_t d_model = spec.state.d_model;
+  in = weights.Product({{"self_attn.in_proj.weight", rows}}, d_model);
+  out = weights.Product({{"self_attn.out_proj.weight", d_model}}, config.width(),
+                        spec.residual_scale);
+  if (config.bias) {
+    in_bias = weights.Floats("self_attn.in_proj.bias", {rows});
+    out_bias = weights.Floats({{"self_attn.out_proj.bias", d_model}}, spec.residual_scale);
+  }
+  filters = TakeShortConv(spec, {{"self_attn.conv1d", config.conv_width()}}, config.conv_taps,
+                          config.conv_bias);
+  decay_rate = TakeDecayRates(spec, "self_attn.A_log", config.n_heads);
+  step_bias = weights.Floats("self_attn.dt_bias", {config.n_heads});
+  skip = TakeSkip(spec, config);
+  if (config.norm) norm_weight = weights.Floats("self_attn.norm.weight", {config.width()});
+}
+
+float* Mamba2::ReadStates(const LayerStep& step, TensorView projected, ScratchScope& scope) const {
+  const int64_t n_rows = projected.shape[0], stride = in.out(), width = config.width();
+  const int64_t conv_width = config.conv_width(), first = step.where.fixed_offset;
+  auto* const x = scope.Allocate<float>(n_rows * conv_width);
+  auto* const decay = scope.Allocate<float>(n_rows * config.n_heads);
+  auto* const dt = scope.Allocate<float>(n_rows * config.n_heads);
+  auto* const y = scope.Allocate<float>(n_rows * width);
+  Convolve(step.context, step.seqs,
+           {.u = projected.as<float>() + width,
+            .u_stride = stride,
+            .width = conv_width,
+            .taps = config.conv_taps,
+            .n_filters = conv_width,
+            .weight = filters.weight.as<float>(),
+            .bias = filters.bias.as<float>(),
+            .newest = first + layout.fixed.offset(kNewestInputs),
+            .y = x});
+  Decay(step.context, {.x = projected.as<float>() + width + conv_width,
+                       .x_stride = stride,
+                       .n_rows = n_rows,
+                       .n_heads = config.n_heads,
+                       .bias = step_bias.as<float>(),
+                       .rate = decay_rate.as<float>(),
+                       .decay = decay,
+                       .step = dt,
+                       .least_step = config.least_step,
+                       .most_step = config.most_step});
+  AdvanceStates(step.context, step.seqs,
+                {.rule = StateRule::kAdd,
+                 .n_heads = config.n_heads,
+                 .n_key_heads = config.n_groups,
+                 .key_dim = config.state_size,
+                 .value_dim = config.head_dim,
+                 .q = x + width + config.group_width(),
+                 .k = x + width,
+                 .v = x,
+                 .stride = conv_width,
+                 .decay = decay,
+                 .write = dt,
+                 .skip = skip.as<float>(),
+                 .states = first + layout.fixed.offset(kMatrices),
+                 .y = y});
+  return y;
+}
+
+void Mamba2::Forward(const LayerStep& step, TensorView x, TensorView y) const {
+  ScratchScope scope(step.context);
+  const int64_t n_rows = step.seqs.n_rows();
+  const TensorView projected = scope.Tensor(DType::kF32, {n_rows, in.out()});
+  in.Apply(step.context, x, projected);
+  if (config.bias) AddBias(step.context, projected, VectorOf(in_bias), 1);
+  float* const answers = ReadStates(step, projected, scope);
+  const TensorView gated = scope.Tensor(compute, {n_rows, config.width()});
+  NormAndGate(step.context, {.x = answers,
+                             .n_rows = n_rows,
+                             .n_groups = config.n_groups,
+                             .width = config.width() / config.n_groups,
+                             .weight = norm_weight.as<float>(),
+                             .shares_weight = false,
+                             .eps = config.norm_eps,
+                             .gate = GateKind::kSilu,
+                             .z = projected.as<float>(),
+                             .z_stride = in.out(),
+                             .gates_input = !config.norm_before_gate,
+                             .y = gated.data,
+                             .y_dtype = compute});
+  out.Apply(step.context, gated, y, /*accumulate=*/true);
+  if (config.bias) AddBias(step.context, y, VectorOf(out_bias), 1);
+}
+
+}  // namespace ovq
