@@ -5,6 +5,7 @@
 
 #include "absl/status/statusor.h"
 #include "absl/strings/ascii.h"
+#include "absl/strings/match.h"
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_replace.h"
 #include "absl/strings/str_split.h"
@@ -42,6 +43,10 @@ void Flags::Add(const std::string& name, const std::string& value_name, FlagValu
   AddFlag(name, {Kind::kValue, value_name, help, "", std::move(value), {}});
 }
 
+void Flags::AddArgument(const std::string& name, FlagValue value, const std::string& help) {
+  AddFlag(name, {Kind::kArgument, "", help, "", std::move(value), {}});
+}
+
 void Flags::AddFile(const std::string& name, const std::string& help) {
   Add(name, "FILE", ReadTo([](const std::string&) {}, "a file", ParseText), help);
   flags_.back().kind = Kind::kFile;
@@ -57,7 +62,15 @@ void Flags::AddEnd(const std::string& name, std::function<void()> set, const std
 
 Flags::Flag* Flags::Find(absl::string_view name) {
   for (Flag& flag : flags_) {
-    if (name == flag.said.name) return &flag;
+    if (name == flag.said.name && flag.kind != Kind::kArgument) return &flag;
+  }
+  return nullptr;
+}
+
+Flags::Flag* Flags::NextArgument(const std::vector<Given>& given) {
+  for (Flag& flag : flags_) {
+    if (flag.kind != Kind::kArgument) continue;
+    if (std::ranges::none_of(given, [&](const Given& g) { return g.first == &flag; })) return &flag;
   }
   return nullptr;
 }
@@ -71,7 +84,12 @@ absl::StatusOr<std::vector<Flags::Given>> Flags::Split(std::span<const std::stri
   for (size_t i = 0; i < args.size(); ++i) {
     absl::string_view arg = args[i] == "-h" ? "--help" : absl::string_view(args[i]);
     if (!absl::ConsumePrefix(&arg, "--")) {
-      return Wrong("unexpected argument '", arg, "'; --help lists the flags");
+      Flag* const argument = absl::StartsWith(arg, "-") ? nullptr : NextArgument(given);
+      if (argument == nullptr) {
+        return Wrong("unexpected argument '", arg, "'; --help lists the flags");
+      }
+      given.emplace_back(argument, args[i]);
+      continue;
     }
     const std::vector<absl::string_view> parts = absl::StrSplit(arg, absl::MaxSplits('=', 1));
     Flag* const flag = Find(parts[0]);
@@ -132,7 +150,7 @@ absl::Status Flags::SetSaid(const std::vector<Given>& given, const EnvLookup& en
   }
   for (const auto& [flag, value] : given) {
     if ((flag->kind == Kind::kFile) != file) continue;
-    const absl::Status status = Set(*flag, value, absl::StrCat("--", flag->said.name));
+    const absl::Status status = Set(*flag, value, flag->written());
     if (!status.ok()) return status;
   }
   return absl::OkStatus();
@@ -172,7 +190,7 @@ std::string Flags::Help() const {
   std::string text;
   for (const Flag& flag : flags_) {
     if (!flag.heading.empty()) absl::StrAppend(&text, "\n", flag.heading, "\n");
-    absl::StrAppend(&text, "  --", flag.said.name, flag.value_name.empty() ? "" : " ",
+    absl::StrAppend(&text, "  ", flag.written(), flag.value_name.empty() ? "" : " ",
                     flag.value_name, kIndent, absl::StrReplaceAll(flag.help, {{"\n", kIndent}}));
     if (flag.takes_value()) {
       absl::StrAppend(&text, kIndent);

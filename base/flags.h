@@ -38,6 +38,9 @@ class Flags {
   // default_text, where it is given, is what --help calls the default.
   void Add(const std::string& name, const std::string& value_name, FlagValue value,
            const std::string& help, const std::string& default_text = "");
+  // What stands on the command line without a name: the first of them that is given is the first
+  // added. A program asks by itself whether one is missing.
+  void AddArgument(const std::string& name, FlagValue value, const std::string& help);
   // Names a file of lines "name = value" with the options of Add; '#' begins a comment line.
   void AddFile(const std::string& name, const std::string& help);
   // Without a value, on the command line only.
@@ -56,7 +59,7 @@ class Flags {
   std::string Help() const;
 
  private:
-  enum class Kind : uint8_t { kValue, kFile, kSwitch, kEnd };
+  enum class Kind : uint8_t { kValue, kArgument, kFile, kSwitch, kEnd };
   struct Flag {
     Kind kind;
     std::string value_name, help, heading;
@@ -64,11 +67,13 @@ class Flags {
     Setting said;
 
     bool takes_value() const { return kind == Kind::kValue || kind == Kind::kFile; }
+    std::string written() const { return kind == Kind::kArgument ? said.name : "--" + said.name; }
   };
   using Given = std::pair<Flag*, std::string>;  // with its value
 
   void AddFlag(const std::string& name, Flag flag);
   Flag* Find(absl::string_view name);
+  Flag* NextArgument(const std::vector<Given>& given);  // null if there is none left
   std::string EnvName(const Flag& flag) const;
   absl::StatusOr<std::vector<Given>> Split(std::span<const std::string> args);
   absl::Status Set(Flag& flag, absl::string_view value, const std::string& origin);

@@ -38,12 +38,16 @@ StateSpec ModelConfig::state_spec(int i, DType kv_dtype, Device device) const {
           .device = device};
 }
 
+absl::StatusOr<MixerState> MixerStateOf(const ModelConfig& config, int i, DType kv_dtype,
+                                        Device device) {
+  return FindMixer(config.layers[i].type)->state(config.state_spec(i, kv_dtype, device));
+}
+
 absl::StatusOr<std::vector<MixerState>> LayerStates(const ModelConfig& config, DType kv_dtype,
                                                     Device device) {
   std::vector<MixerState> states;
   for (int i = 0; i < config.n_layers; ++i) {
-    absl::StatusOr<MixerState> state =
-        FindMixer(config.layers[i].type)->state(config.state_spec(i, kv_dtype, device));
+    absl::StatusOr<MixerState> state = MixerStateOf(config, i, kv_dtype, device);
     if (!state.ok()) return state.status();
     states.push_back(*std::move(state));
   }

@@ -49,6 +49,7 @@ struct LayerSpec {
   std::string type;  // known to the mixer registry
   int fields = 0;    // of ModelConfig::mixer_fields
   FeedForwardSpec feed_forward;
+  bool is_wrong = false;  // its type or a field that makes it; never where LoadConfig is OK
 };
 
 struct Family;
@@ -96,6 +97,9 @@ inline constexpr int64_t kMaxVocab = 1 << 21;
 inline constexpr int64_t kMaxHiddenSize = 1 << 20;
 inline constexpr int64_t kMaxLayers = 4096;
 
+// The state of layer i's mixer.
+absl::StatusOr<MixerState> MixerStateOf(const ModelConfig& config, int i, DType kv_dtype,
+                                        Device device);
 // The states of the layers, from the config alone: the mixers', then those of the feed-forwards
 // that have one. InvalidArgument names the field.
 absl::StatusOr<std::vector<MixerState>> LayerStates(const ModelConfig& config, DType kv_dtype,

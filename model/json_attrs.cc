@@ -6,6 +6,8 @@
 #include <string>
 #include <vector>
 
+#include "absl/strings/str_cat.h"
+
 namespace ovq {
 namespace {
 
@@ -16,13 +18,20 @@ constexpr std::string_view kBookkeeping[] = {
     "initializer_range",       "pad_token_id",         "attention_dropout",
     "max_position_embeddings", "transformers_version", "use_cache"};
 
+bool IsBeyond64Bits(const Json& json) {
+  return json.is_number_unsigned() &&
+         json.get<uint64_t>() > static_cast<uint64_t>(std::numeric_limits<int64_t>::max());
+}
+
 Attrs::Value ToList(const Json& list) {
   std::vector<int64_t> integers;
   std::vector<double> numbers;
   std::vector<std::string> strings;
   for (const Json& entry : list) {
     if (entry.is_string()) strings.push_back(entry.get_ref<const std::string&>());
-    if (entry.is_number_integer()) integers.push_back(entry.get<int64_t>());
+    if (entry.is_number_integer() && !IsBeyond64Bits(entry)) {
+      integers.push_back(entry.get<int64_t>());
+    }
     if (entry.is_number()) numbers.push_back(entry.get<double>());
     if (entry.is_null()) numbers.push_back(std::numeric_limits<double>::quiet_NaN());
   }
@@ -35,7 +44,7 @@ Attrs::Value ToList(const Json& list) {
 std::optional<Attrs::Value> ToValue(const Json& json) {
   if (json.is_boolean()) return json.get<bool>();
   if (json.is_string()) return json.get_ref<const std::string&>();
-  if (json.is_number_float()) return json.get<double>();
+  if (json.is_number_float() || IsBeyond64Bits(json)) return json.get<double>();
   if (json.is_number_integer()) return json.get<int64_t>();
   if (json.is_array()) return ToList(json);
   return std::nullopt;
@@ -45,17 +54,29 @@ std::optional<Attrs::Value> ToValue(const Json& json) {
 
 std::span<const std::string_view> Bookkeeping() { return kBookkeeping; }
 
-absl::Status FillAttrs(const Json& object, Attrs& attrs) {
+void FillAttrs(const Json& object, Attrs& attrs) {
   for (const auto& [key, value] : object.items()) {
     if (std::ranges::find(kBookkeeping, key) != std::end(kBookkeeping)) continue;
-    if (value.is_number_unsigned() &&
-        value.get<uint64_t>() > static_cast<uint64_t>(std::numeric_limits<int64_t>::max())) {
-      return attrs.Error(key, "an integer beyond 64 bits");
-    }
     std::optional<Attrs::Value> attr = ToValue(value);
     if (attr) attrs.Set(key, *std::move(attr));
   }
-  return absl::OkStatus();
+}
+
+std::vector<int32_t> TokenIds(const Json& object, const char* field, int64_t vocab_size,
+                              AttrReader& reader) {
+  std::vector<int32_t> ids;
+  const auto found = object.find(field);
+  if (found == object.end() || found->is_null()) return ids;
+  const Json list = found->is_array() ? *found : Json::array({*found});
+  for (const Json& id : list) {
+    if (id.is_number_unsigned() && id.get<uint64_t>() < static_cast<uint64_t>(vocab_size)) {
+      ids.push_back(static_cast<int32_t>(id.get<uint64_t>()));
+    } else {
+      reader.Fail(field, absl::StrCat("expected integers in [0, ", vocab_size - 1,
+                                      "] or a list of them, got ", id.dump()));
+    }
+  }
+  return ids;
 }
 
 }  // namespace ovq

@@ -1,10 +1,11 @@
 // Fields of a JSON object as typed values.
 #pragma once
 
+#include <cstdint>
 #include <span>
 #include <string_view>
+#include <vector>
 
-#include "absl/status/status.h"
 #include "base/json.h"
 #include "kernels/common/attrs.h"
 
@@ -12,8 +13,13 @@ namespace ovq {
 
 // The scalars of an object and its lists of integers only or of strings only; other lists count as
 // null. Nulls and objects are left out, and so is what transformers writes for its own use
-// (Bookkeeping). InvalidArgument names an integer beyond 64 bits.
-absl::Status FillAttrs(const nlohmann::json& object, Attrs& attrs);
+// (Bookkeeping). An integer beyond 64 bits is a real number.
+void FillAttrs(const nlohmann::json& object, Attrs& attrs);
+
+// A token id or a list of them, below vocab_size: none if the field is absent or null. Errors are
+// the reader's.
+std::vector<int32_t> TokenIds(const nlohmann::json& object, const char* field, int64_t vocab_size,
+                              AttrReader& reader);
 
 // Fields of a config.json that mean nothing here.
 std::span<const std::string_view> Bookkeeping();

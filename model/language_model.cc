@@ -9,6 +9,7 @@
 
 #include "absl/status/status.h"
 #include "absl/strings/str_cat.h"
+#include "base/problems.h"
 #include "base/sha256.h"
 #include "kernels/mixers/common/attention.h"
 #include "model/families/family.h"
@@ -26,22 +27,7 @@ TensorView Rows(TensorView x, int64_t begin, int64_t n) {
   return {data, x.dtype, {n, width}};
 }
 
-// Every field that config.json holds has been read by someone; sections of layer types that the
-// model does not use may stand there unread.
-absl::Status CheckAllRead(const ModelConfig& config) {
-  if (!config.family->is_strict) return absl::OkStatus();
-  absl::Status status;
-  for (int i = 0; i < config.n_layers; ++i) {
-    status.Update(config.fields(i).model.CheckAllRead());
-    status.Update(
-        config.fields(i).section(FindMixer(config.layers[i].type)->section).CheckAllRead());
-  }
-  return status;
-}
-
-absl::Status WithContext(const absl::Status& status, std::string_view context) {
-  return absl::Status(status.code(), absl::StrCat(std::string(context), ": ", status.message()));
-}
+absl::Status OnlyChecked() { return absl::CancelledError("weights are only checked"); }
 
 }  // namespace
 
@@ -115,10 +101,10 @@ absl::StatusOr<std::unique_ptr<LanguageModel>> LanguageModel::Load(const std::st
       model->config_.weights_dtype == DType::kBF16 ? DType::kBF16 : DType::kF32);
   model->state_dtype_ = options.state_dtype;
   absl::Status status = model->LoadParts(*weights, context);
-  if (!status.ok()) return WithContext(status, folder);
+  if (!status.ok()) return InContext(folder, status);
   absl::StatusOr<std::vector<MixerState>> states =
       LayerStates(model->config_, options.state_dtype, context.device());
-  if (!states.ok()) return WithContext(states.status(), folder);
+  if (!states.ok()) return InContext(folder, states.status());
   for (int i = 0; i < model->config_.n_layers; ++i) (*states)[i] = model->layers_[i].mixer->state();
   model->layout_ = std::make_unique<StateLayout>(*states, options.limits, StatePageBytes(context));
 
@@ -129,6 +115,21 @@ absl::StatusOr<std::unique_ptr<LanguageModel>> LanguageModel::Load(const std::st
   model->parameters_ = weights->elements();
   model->full_kv_bytes_per_token_ = FullKvBytesPerToken(model->config_, options.state_dtype);
   return model;
+}
+
+absl::Status LanguageModel::Check(const ModelConfig& config, Weights& weights) {
+  if (std::ranges::all_of(config.layers, &LayerSpec::is_wrong)) return absl::OkStatus();
+  const absl::StatusOr<std::unique_ptr<DeviceContext>> context =
+      DeviceContext::Make(Device::kReference, 1);
+  if (!context.ok()) return context.status();
+  LanguageModel model;
+  model.config_ = config;
+  absl::Status problems;
+  for (const absl::Status& problem :
+       ProblemsOf(model.LoadParts(weights, **context, OnlyChecked()))) {
+    if (problem != OnlyChecked()) AddProblems(problems, problem);
+  }
+  return problems;
 }
 
 std::unique_ptr<SequenceMixer> LanguageModel::MakeMixer(int i, WeightReader& weights,
@@ -176,7 +177,8 @@ TensorView LanguageModel::LoadEnds(WeightReader& reader, DeviceContext& context)
   return table;
 }
 
-absl::Status LanguageModel::LoadParts(Weights& weights, DeviceContext& context) {
+absl::Status LanguageModel::LoadParts(Weights& weights, DeviceContext& context,
+                                      const absl::Status& so_far) {
   const Family& family = *config_.family;
   const WeightSource source = [&](const std::string& name,
                                   const Shape& shape) -> absl::StatusOr<TensorView> {
@@ -185,23 +187,25 @@ absl::Status LanguageModel::LoadParts(Weights& weights, DeviceContext& context) 
     if (view.ok()) view->shape = shape;
     return view;
   };
-  WeightReader reader(source, compute_dtype_, context);
+  WeightReader reader(source, compute_dtype_, context, "", so_far);
   const TensorView table = LoadEnds(reader, context);
   if (config_.skip_connections) {
     skip_weights_ = reader.HostFloats("model.skip_weights", {config_.n_layers / 2});
   }
   int state = config_.n_layers;
-  for (int i = 0; i < config_.n_layers && reader.status().ok(); ++i) {
-    WeightReader of_layer(source, compute_dtype_, context, absl::StrCat("model.layers.", i, "."));
+  for (int i = 0; i < config_.n_layers; ++i) {
+    if (config_.layers[i].is_wrong) continue;
+    WeightReader of_layer(source, compute_dtype_, context, absl::StrCat("model.layers.", i, "."),
+                          reader.status());
     LoadLayer(i, of_layer, context);
     reader.Update(of_layer.status());
     if (layers_.back().feed_forward.has_state()) layers_.back().feed_forward_state = state++;
     keeps_embedding_ |= config_.block_lambdas || layers_.back().gives_first_values;
   }
+  if (std::ranges::none_of(config_.layers, &LayerSpec::is_wrong)) {
+    reader.Update(weights.CheckAllTaken(family.is_unused));
+  }
   if (!reader.status().ok()) return reader.status();
-  absl::Status status = weights.CheckAllTaken(family.is_unused);
-  status.Update(CheckAllRead(config_));
-  if (!status.ok()) return status;
 
   embedding_storage_ = context.Upload(table.data, table.bytes());
   embedding_ = {embedding_storage_.as<void>(), table.dtype, table.shape};

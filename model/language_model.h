@@ -53,6 +53,12 @@ class LanguageModel {
                                                              const ModelOptions& options,
                                                              DeviceContext& context);
 
+  // Whether Load would find the weights it takes: OK, or all tensors that are missing or have
+  // another shape or type, and those that nobody takes (ProblemsOf). Looks at names, shapes and
+  // types alone. The config may have problems: layers that are wrong are left out, and with one of
+  // them, what nobody takes.
+  static absl::Status Check(const ModelConfig& config, Weights& weights);
+
   const std::string& name() const { return config_.name; }
   const ModelConfig& config() const { return config_; }
   const StateLayout& layout() const { return *layout_; }
@@ -70,7 +76,9 @@ class LanguageModel {
 
  private:
   LanguageModel();
-  absl::Status LoadParts(Weights& weights, DeviceContext& context);
+  // With an error so far, weights are only checked.
+  absl::Status LoadParts(Weights& weights, DeviceContext& context,
+                         const absl::Status& so_far = absl::OkStatus());
   // Embedding, final norm and head; gives the embedding, not yet on the device.
   TensorView LoadEnds(WeightReader& reader, DeviceContext& context);
   void LoadLayer(int i, WeightReader& reader, DeviceContext& context);

@@ -37,6 +37,26 @@ absl::Status Tokenizer::LoadPieces(const std::string& folder, int64_t vocab_size
       absl::StrCat(path, ": has ", pieces_->size(), " pieces, but vocab_size is ", vocab_size));
 }
 
+int64_t Tokenizer::size() const {
+  if (bpe_) return bpe_->size();
+  return pieces_ ? pieces_->size() : kind_ == TokenizerKind::kBytes ? 256 : 0;
+}
+
+bool Tokenizer::HasToken(int64_t id) const {
+  if (bpe_) return bpe_->Token(id) != nullptr;
+  return !pieces_ || (id >= 0 && id < pieces_->size());
+}
+
+std::map<int32_t, std::string> Tokenizer::special_tokens() const {
+  std::map<int32_t, std::string> tokens;
+  if (bpe_) tokens = bpe_->special_tokens();
+  for (const int32_t id : silent_) {
+    const std::string* text = bpe_ ? bpe_->Token(id) : nullptr;
+    tokens.try_emplace(id, text != nullptr ? *text : "");
+  }
+  return tokens;
+}
+
 const std::vector<std::string>& Tokenizer::notes() const {
   static const std::vector<std::string>* const none = new std::vector<std::string>;
   return bpe_ ? bpe_->notes() : *none;

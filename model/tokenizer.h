@@ -2,6 +2,7 @@
 #pragma once
 
 #include <cstdint>
+#include <map>
 #include <memory>
 #include <optional>
 #include <set>
@@ -26,6 +27,11 @@ class Tokenizer {
 
   bool has_text() const { return kind_ != TokenizerKind::kNone; }
   TokenizerKind kind() const { return kind_; }
+  int64_t size() const;             // tokens that have a text or a meaning
+  bool HasToken(int64_t id) const;  // of those with bytes, every id is one
+  // Those that mark something, by id, with their texts ("" where none is known): bos, eos and what
+  // tokenizer.json calls special.
+  std::map<int32_t, std::string> special_tokens() const;
   // What a log says once of the files.
   const std::vector<std::string>& notes() const;
 

@@ -8,6 +8,7 @@
 #include "absl/strings/ascii.h"
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_format.h"
+#include "base/problems.h"
 #include "kernels/common/state_memory.h"
 #include "model/load_config.h"
 #include "model/weights.h"
@@ -216,7 +217,11 @@ absl::StatusOr<std::string> CheckConfig(const CommandLine& line) {
   absl::StatusOr<ModelConfig> config = LoadConfig(options.model);
   if (!config.ok()) return config.status();
   if (absl::Status status = LayoutOf(options, *config).status(); !status.ok()) return status;
-  if (absl::Status status = Weights::Open(options.model).status(); !status.ok()) return status;
+  absl::StatusOr<Weights> weights = Weights::Open(options.model);
+  if (!weights.ok()) return weights.status();
+  if (absl::Status status = LanguageModel::Check(*config, *weights); !status.ok()) {
+    return InContext(options.model, status);
+  }
   if (absl::Status status = Tokenizer::Load(options.model, *config).status(); !status.ok()) {
     return status;
   }

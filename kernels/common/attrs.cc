@@ -4,6 +4,7 @@
 
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_join.h"
+#include "base/problems.h"
 #include "base/text.h"
 
 namespace ovq {
@@ -65,16 +66,22 @@ absl::Status Attrs::Error(std::string_view key, std::string_view what) const {
 }
 
 absl::Status Attrs::CheckAllRead() const {
+  absl::Status unread;
+  if (undecided_) return unread;
   for (const auto& [key, value] : values_) {
-    if (!read_.contains(key)) {
-      return Error(key, "unknown field");
-    }
+    if (!read_.contains(key)) AddProblems(unread, Error(key, "unknown field"));
   }
-  return absl::OkStatus();
+  return unread;
 }
 
 void AttrReader::Fail(std::string_view key, std::string_view what) {
-  status_.Update(attrs_.Error(key, what));
+  if (wrong_.emplace(key).second) AddProblems(status_, attrs_.Error(key, what));
+}
+
+// Of a value that may decide which other fields are read.
+void AttrReader::FailChoice(std::string_view key, std::string_view what) {
+  attrs_.undecided_ = true;
+  Fail(key, what);
 }
 
 int64_t AttrReader::Int(std::string_view key, int64_t min, int64_t max) {
@@ -129,7 +136,7 @@ T AttrReader::ValueOr(std::string_view key, T fallback, std::string_view expecte
   const Attrs::Value* value = attrs_.Find(key);
   if (!value) return fallback;
   if (const T* typed = std::get_if<T>(value)) return *typed;
-  Fail(key, Expected(expected, value));
+  FailChoice(key, Expected(expected, value));
   return {};
 }
 
@@ -141,7 +148,7 @@ bool AttrReader::FlagOr(std::string_view key, bool fallback) {
   const Attrs::Value* value = attrs_.Find(key);
   const auto* number = value ? std::get_if<int64_t>(value) : nullptr;
   if (number && (*number == 0 || *number == 1)) return *number == 1;
-  if (number) Fail(key, Expected("true, false, 0 or 1", value));
+  if (number) FailChoice(key, Expected("true, false, 0 or 1", value));
   return number ? false : BoolOr(key, fallback);
 }
 
@@ -149,18 +156,16 @@ std::string AttrReader::StringOr(std::string_view key, std::string fallback) {
   return ValueOr(key, std::move(fallback), "a string");
 }
 
-int AttrReader::ChoiceOr(std::string_view key, std::span<const std::string_view> choices) {
-  const std::string name = StringOr(key, std::string(choices[0]));
+int AttrReader::ChoiceOr(std::string_view key, std::span<const std::string_view> choices,
+                         int fallback) {
+  const std::string name = StringOr(key, std::string(choices[fallback]));
   for (size_t i = 0; i < choices.size(); ++i) {
     if (name == choices[i]) return static_cast<int>(i);
   }
-  if (ok()) {
-    Fail(key,
-         absl::StrCat("unknown value ", Quoted(name), "; known: ",
-                      absl::StrJoin(choices, ", ", [](std::string* out, std::string_view name) {
-                        out->append(name);
-                      })));
-  }
+  const std::string known = absl::StrJoin(
+      choices, ", ", [](std::string* out, std::string_view choice) { out->append(choice); });
+  const std::string what = absl::StrCat("unknown value ", Quoted(name), "; known: ", known);
+  choices.size() > 1 ? FailChoice(key, what) : Fail(key, what);
   return 0;
 }
 
@@ -182,7 +187,7 @@ std::vector<int64_t> AttrReader::IntPerLayer(std::string_view key, int n, int64_
     if (entry >= min && entry <= max) continue;
     Fail(key, absl::StrCat("expected integers in [", min, ", ", max, "], one is ", entry));
   }
-  return ok() ? *list : std::vector<int64_t>(n, 0);
+  return wrong_.contains(key) ? std::vector<int64_t>(n, 0) : *list;
 }
 
 }  // namespace ovq

@@ -30,7 +30,8 @@ class Attrs {
   // "ovq.chunk_size: what", InvalidArgument.
   absl::Status Error(std::string_view key, std::string_view what) const;
   void Ignore(std::string_view key) const { read_.insert(std::string(key)); }
-  absl::Status CheckAllRead() const;  // names the first unread key
+  // Names every unread key, but none where a wrong value of another hides whether it is read.
+  absl::Status CheckAllRead() const;
 
  private:
   friend class AttrReader;
@@ -39,11 +40,15 @@ class Attrs {
   std::map<std::string, Value, std::less<>> values_;
   std::map<std::string, std::string, std::less<>> said_as_;  // whole names
   mutable std::set<std::string, std::less<>> read_;
+  mutable bool undecided_ = false;  // some choice of what else is read has a wrong value
 };
 
-// Reads fields one after another and keeps the first error, so that a list of fields stays a list.
-// After an error the values read are zero or empty. The errors are InvalidArgument, e.g.
-// "ovq.chunk_size: expected an integer in [2, 65536], got 1".
+// Reads fields one after another and keeps the first error of each (ProblemsOf its status), so that
+// a list of fields stays a list. What is wrong reads as zero or empty. The errors are
+// InvalidArgument, e.g. "ovq.chunk_size: expected an integer in [2, 65536], got 1".
+//
+// A reader of fields goes on after an error: only what would complain of one field because another
+// is wrong asks ok() first.
 class AttrReader {
  public:
   explicit AttrReader(const Attrs& attrs) : attrs_(attrs) {}
@@ -60,8 +65,8 @@ class AttrReader {
   bool BoolOr(std::string_view key, bool fallback);
   bool FlagOr(std::string_view key, bool fallback);  // 0 and 1, too
   std::string StringOr(std::string_view key, std::string fallback);
-  // The place of the value among the choices, the first of which is the default.
-  int ChoiceOr(std::string_view key, std::span<const std::string_view> choices);
+  // The place of the value among the choices; 0 if it is none of them.
+  int ChoiceOr(std::string_view key, std::span<const std::string_view> choices, int fallback = 0);
   std::vector<std::string> Strings(std::string_view key);
   // An integer gives a list of n equal entries; a list must have n entries.
   std::vector<int64_t> IntPerLayer(std::string_view key, int n, int64_t min, int64_t max);
@@ -69,8 +74,10 @@ class AttrReader {
  private:
   template <class T>
   T ValueOr(std::string_view key, T fallback, std::string_view expected);
+  void FailChoice(std::string_view key, std::string_view what);
   const Attrs& attrs_;
   absl::Status status_;
+  std::set<std::string, std::less<>> wrong_;  // keys
 };
 
 }  // namespace ovq

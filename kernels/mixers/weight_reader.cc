@@ -5,11 +5,9 @@
 namespace ovq {
 
 TensorView WeightReader::Take(std::string_view leaf, const Shape& shape) {
-  if (!status_.ok()) return {};
-  absl::StatusOr<TensorView> view = source_(absl::StrCat(prefix_, std::string(leaf)), shape);
-  if (view.ok()) return *view;
-  status_ = view.status();
-  return {};
+  const absl::StatusOr<TensorView> view = source_(absl::StrCat(prefix_, std::string(leaf)), shape);
+  Update(view.status());
+  return status_.ok() ? *view : TensorView();
 }
 
 std::vector<float> WeightReader::HostFloats(std::string_view leaf, const Shape& shape) {
@@ -50,9 +48,8 @@ Linear WeightReader::FloatProduct(const WeightPart& part, int64_t in) {
 
 Linear WeightReader::Make(std::span<const TensorView> parts, DType compute) {
   absl::StatusOr<Linear> product = Linear::Make(parts, compute, context_);
-  if (product.ok()) return *std::move(product);
-  status_ = product.status();
-  return {};
+  Update(product.status());
+  return product.ok() ? *std::move(product) : Linear();
 }
 
 }  // namespace ovq

@@ -9,6 +9,7 @@
 #include <vector>
 
 #include "absl/status/statusor.h"
+#include "base/problems.h"
 #include "kernels/common/device.h"
 #include "kernels/common/tensor.h"
 #include "kernels/ops/ops.h"
@@ -25,16 +26,23 @@ struct WeightPart {
   int64_t rows;
 };
 
-// Takes weights by name; the first error stays, and what is taken after it is empty.
+// Takes weights by name and keeps every error (ProblemsOf its status). Once there is one, names and
+// shapes are still asked for, but nothing is loaded: what is taken is empty. So that no error hides
+// another, a mixer takes all its weights before it looks at status().
 class WeightReader {
  public:
-  // compute: of the products. Names are read as prefix + leaf.
+  // compute: of the products. Names are read as prefix + leaf. With an error to begin with, the
+  // reader only checks.
   WeightReader(const WeightSource& source, DType compute, DeviceContext& context,
-               std::string prefix = "")
-      : source_(source), compute_(compute), context_(context), prefix_(std::move(prefix)) {}
+               std::string prefix = "", absl::Status status = absl::OkStatus())
+      : source_(source),
+        compute_(compute),
+        context_(context),
+        prefix_(std::move(prefix)),
+        status_(std::move(status)) {}
 
   const absl::Status& status() const { return status_; }
-  void Update(const absl::Status& status) { status_.Update(status); }
+  void Update(const absl::Status& status) { AddProblems(status_, status); }
 
   TensorView Take(std::string_view leaf, const Shape& shape);
   // As float32 in the device's memory.
@@ -55,8 +63,8 @@ class WeightReader {
   const DType compute_;
   DeviceContext& context_;
   const std::string prefix_;
-  Linear Make(std::span<const TensorView> parts, DType compute);
   absl::Status status_;
+  Linear Make(std::span<const TensorView> parts, DType compute);
 };
 
 }  // namespace ovq

@@ -25,7 +25,8 @@ struct Family {
   bool is_strict;  // a field of the file that nobody reads is an error
   // Fills what the decoder is composed of. `fields`: the scalars and flat lists of the file; those
   // that every family has (dtype, special tokens, tokenizer) are read elsewhere, the dtype before.
-  // InvalidArgument names the field as the file does.
+  // InvalidArgument, all that is wrong (ProblemsOf), names fields as the file does; what could be
+  // read is filled in all the same, and layers whose tensors are not known are marked.
   absl::Status (*read)(const nlohmann::json& json, const Attrs& fields, ModelConfig& config);
   // Where the decoder's tensor `name` (docs/model-format.md) of that shape lies.
   TensorInFile (*tensor)(std::string_view name, const Shape& shape);

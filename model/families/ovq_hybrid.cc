@@ -1,11 +1,13 @@
 // The project's own format, docs/model-format.md: field and tensor names are the decoder's. A
 // field that nobody reads is an error.
+#include <algorithm>
 #include <string>
 #include <utility>
 #include <vector>
 
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_join.h"
+#include "base/problems.h"
 #include "base/text.h"
 #include "model/families/family.h"
 #include "model/json_attrs.h"
@@ -27,43 +29,49 @@ absl::Status FillSections(const nlohmann::json& json, MixerFields& fields) {
       known.push_back(name);
     }
   }
+  absl::Status problems;
   for (const auto& [key, value] : json.items()) {
     if (!value.is_object()) continue;
     const auto section = fields.sections.find(key);
     if (section == fields.sections.end()) {
-      return Invalid(key, absl::StrCat("unknown section; known: ", absl::StrJoin(known, ", ")));
+      AddProblems(problems, Invalid(key, absl::StrCat("unknown section; known: ",
+                                                      absl::StrJoin(known, ", "))));
+      continue;
     }
     for (const auto& [field, entry] : value.items()) {
-      if (entry.is_object()) return section->second.Error(field, "an object is not expected here");
+      if (!entry.is_object()) continue;
+      AddProblems(problems, section->second.Error(field, "an object is not expected here"));
     }
-    const absl::Status status = FillAttrs(value, section->second);
-    if (!status.ok()) return status;
+    FillAttrs(value, section->second);
   }
-  return absl::OkStatus();
+  return problems;
 }
 
-absl::Status ReadLayers(AttrReader& reader, ModelConfig& config) {
-  const std::vector<std::string> types = reader.Strings("layer_types");
-  const std::vector<int64_t> widths =
-      reader.IntPerLayer("intermediate_size", config.n_layers, 0, kMaxHiddenSize);
-  if (!reader.ok()) return reader.status();
-  if (static_cast<int64_t>(types.size()) != config.n_layers) {
-    return Invalid("layer_types", absl::StrCat("has ", types.size(),
-                                               " entries, num_hidden_layers is ", config.n_layers));
-  }
-  for (int i = 0; i < config.n_layers; ++i) {
-    if (!FindMixer(types[i])) {
-      std::vector<std::string> known;
-      for (const MixerEntry& entry : MixerRegistry()) known.emplace_back(entry.layer_type);
-      return Invalid(absl::StrCat("layer_types[", i, "]"),
-                     absl::StrCat("unknown layer type ", Quoted(types[i]),
-                                  "; known: ", absl::StrJoin(known, ", ")));
+// `reader` has read what shapes the model besides.
+void ReadLayers(AttrReader& reader, ModelConfig& config) {
+  std::vector<std::string> types = reader.Strings("layer_types");
+  std::vector<int64_t> widths(types.size());
+  if (config.n_layers > 0) {
+    widths = reader.IntPerLayer("intermediate_size", config.n_layers, 0, kMaxHiddenSize);
+    if (types.size() != widths.size()) {
+      reader.Fail("layer_types", absl::StrCat("has ", types.size(),
+                                              " entries, num_hidden_layers is ", config.n_layers));
     }
+  }
+  const bool has_shape = reader.ok();
+  types.resize(std::min(types.size(), widths.size()));
+  for (size_t i = 0; i < types.size(); ++i) {
     LayerSpec& layer = config.layers.emplace_back();
     layer.type = types[i];
+    layer.is_wrong = !has_shape;
     if (widths[i] > 0) layer.feed_forward = {FeedForwardKind::kGatedSilu, widths[i]};
+    if (FindMixer(layer.type)) continue;
+    std::vector<std::string> known;
+    for (const MixerEntry& entry : MixerRegistry()) known.emplace_back(entry.layer_type);
+    reader.Fail(absl::StrCat("layer_types[", i, "]"),
+                absl::StrCat("unknown layer type ", Quoted(layer.type),
+                             "; known: ", absl::StrJoin(known, ", ")));
   }
-  return absl::OkStatus();
 }
 
 // What stands before the first layer and after the last.
@@ -90,19 +98,20 @@ absl::Status Read(const nlohmann::json& json, const Attrs& attrs, ModelConfig& c
         "value_head_dim", "sliding_window", "rope_theta"}) {
     fields.model.Ignore(field);
   }
-  absl::Status status = FillSections(json, fields);
-  if (!status.ok()) return status;
-  AttrReader reader(fields.model);
+  absl::Status problems = FillSections(json, fields);
+  AttrReader reader(fields.model), values(fields.model);  // what shapes tensors, what does not
   constexpr std::string_view kActivations[] = {"silu"};
   config.vocab_size = reader.Int("vocab_size", 1, kMaxVocab);
   config.hidden_size = reader.Int("hidden_size", 1, kMaxHiddenSize);
   config.n_layers = static_cast<int>(reader.Int("num_hidden_layers", 1, kMaxLayers));
-  config.norm.eps = static_cast<float>(reader.FloatOr("rms_norm_eps", 1e-5, 0.0, 1.0));
+  config.norm.eps = static_cast<float>(values.FloatOr("rms_norm_eps", 1e-5, 0.0, 1.0));
   config.norm.bias = reader.BoolOr("norm_bias", false);
-  reader.ChoiceOr("hidden_act", kActivations);
+  values.ChoiceOr("hidden_act", kActivations);
   ReadEnds(reader, config);
-  if (!reader.ok()) return reader.status();
-  return ReadLayers(reader, config);
+  ReadLayers(reader, config);
+  AddProblems(problems, reader.status());
+  AddProblems(problems, values.status());
+  return problems;
 }
 
 TensorInFile Tensor(std::string_view name, const Shape& shape) {

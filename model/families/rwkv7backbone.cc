@@ -232,6 +232,7 @@ absl::Status Reader::Read() {
   config_.logit_softcap = static_cast<float>(file_.FloatOr("logit_softcap", 0.0, 0.0, kMaxNumber));
   config_.block_lambdas = file_.FlagOr("use_block_lambdas", false);
   ReadLayers();
+  for (LayerSpec& layer : config_.layers) layer.is_wrong = !file_.ok();
   return file_.status();
 }
 

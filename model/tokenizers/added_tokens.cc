@@ -4,6 +4,7 @@
 #include <utility>
 
 #include "absl/strings/str_cat.h"
+#include "base/problems.h"
 #include "base/text.h"
 #include "model/tokenizers/absl_view.h"
 #include "model/tokenizers/chars.h"
@@ -76,15 +77,16 @@ absl::StatusOr<AddedTokens> AddedTokens::Read(JsonFields& file, std::string_view
   if (!file.Has(key)) return added;
   std::vector<JsonFields> entries = file.Children(key);
   if (!file.status().ok()) return file.status();
+  absl::Status problems;
   for (size_t i = 0; i < entries.size(); ++i) {
     AddedToken token = ReadToken(entries[i], vocab_size);
-    if (!entries[i].status().ok()) return entries[i].status();
-    if (token.content.empty()) continue;  // as the library
+    AddProblems(problems, entries[i].status());
+    if (!entries[i].status().ok() || token.content.empty()) continue;  // the latter as the library
     const std::string path = absl::StrCat(file.PathOf(key), "[", i, "]");
-    absl::Status status = added.Add(std::move(token), path, vocab);
-    if (!status.ok()) return status;
+    AddProblems(problems, added.Add(std::move(token), path, vocab));
   }
-  if (absl::Status status = added.FillTries(normalizer); !status.ok()) return status;
+  AddProblems(problems, added.FillTries(normalizer));
+  if (!problems.ok()) return problems;
   return added;
 }
 

@@ -66,6 +66,7 @@ class AddedTokens {
 
   const AddedToken* Find(int64_t id) const;  // null if there is none
   const AddedToken* Find(std::string_view content) const;
+  const std::vector<AddedToken>& tokens() const { return tokens_; }
 
  private:
   absl::Status Add(AddedToken token, const std::string& path, const Vocab& vocab);

@@ -4,31 +4,23 @@
 
 #include "absl/status/status.h"
 #include "absl/strings/str_cat.h"
+#include "base/problems.h"
 #include "base/text.h"
 #include "model/tokenizers/json_fields.h"
 
 namespace ovq {
-namespace {
-
-template <class Stage>
-absl::Status Put(absl::StatusOr<Stage> read, Stage& stage) {
-  if (read.ok()) stage = *std::move(read);
-  return read.status();
-}
-
-}  // namespace
 
 absl::StatusOr<std::unique_ptr<BpeTokenizer>> BpeTokenizer::Load(const std::string& folder,
                                                                  int64_t vocab_size) {
   absl::StatusOr<TokenizerFolder> read = TokenizerFolder::Read(folder, vocab_size);
   if (!read.ok()) return read.status();
   absl::StatusOr<std::unique_ptr<BpeTokenizer>> tokenizer = Make(std::move(read->file), vocab_size);
-  absl::Status status = tokenizer.status();
-  if (status.ok()) status = (*tokenizer)->SetEnd(read->bos, /*at_front=*/true);
-  if (status.ok()) status = (*tokenizer)->SetEnd(read->eos, /*at_front=*/false);
-  if (!status.ok()) {
-    return absl::Status(status.code(), absl::StrCat(read->path, ": ", status.message()));
+  absl::Status problems = tokenizer.status();
+  if (tokenizer.ok()) {
+    AddProblems(problems, (*tokenizer)->SetEnd(read->bos, /*at_front=*/true));
+    AddProblems(problems, (*tokenizer)->SetEnd(read->eos, /*at_front=*/false));
   }
+  if (!problems.ok()) return InContext(read->path, problems);
   return tokenizer;
 }
 
@@ -36,32 +28,34 @@ absl::StatusOr<std::unique_ptr<BpeTokenizer>> BpeTokenizer::Make(TokenizerFile f
                                                                  int64_t vocab_size) {
   std::unique_ptr<BpeTokenizer> tokenizer(new BpeTokenizer);
   JsonFields fields(file.rest, "");
+  absl::Status problems = file.beyond;
   absl::StatusOr<Vocab> vocab = Vocab::Make(std::move(file.vocab), "model.vocab");
-  if (!vocab.ok()) return vocab.status();
+  AddProblems(problems, vocab.status());
+  if (!vocab.ok()) return problems;
   JsonFields model = fields.Child("model");
   absl::StatusOr<std::unique_ptr<Bpe>> bpe = Bpe::Make(model, *std::move(vocab), file.merges);
-  if (!bpe.ok()) return bpe.status();
+  AddProblems(problems, bpe.status());
+  if (!bpe.ok()) return problems;
   tokenizer->bpe_ = *std::move(bpe);
-  if (absl::Status status = tokenizer->ReadStages(fields, vocab_size); !status.ok()) return status;
+  AddProblems(problems, tokenizer->ReadStages(fields, vocab_size));
+  if (!problems.ok()) return problems;
   tokenizer->Note(fields);
   return tokenizer;
 }
 
 absl::Status BpeTokenizer::ReadStages(JsonFields& file, int64_t vocab_size) {
-  absl::Status status = Put(Normalizer::Read(file, "normalizer"), normalizer_);
-  if (status.ok()) {
-    status = Put(AddedTokens::Read(file, "added_tokens", bpe_->vocab(), vocab_size, normalizer_),
-                 added_);
-  }
-  if (status.ok()) {
-    status = Put(PreTokenizer::Read(file, "pre_tokenizer", bpe_->has_all_bytes()), pre_tokenizer_);
-  }
-  if (status.ok()) {
-    status = Put(PostProcessor::Read(file, "post_processor", vocab_size), ends_);
-  }
-  if (status.ok()) status = Put(TokenDecoder::Read(file, "decoder"), decoder_);
+  absl::Status problems;
+  const auto put = [&problems](auto read, auto& stage) {
+    AddProblems(problems, read.status());
+    if (read.ok()) stage = *std::move(read);
+  };
+  put(Normalizer::Read(file, "normalizer"), normalizer_);
+  put(AddedTokens::Read(file, "added_tokens", bpe_->vocab(), vocab_size, normalizer_), added_);
+  put(PreTokenizer::Read(file, "pre_tokenizer", bpe_->has_all_bytes()), pre_tokenizer_);
+  put(PostProcessor::Read(file, "post_processor", vocab_size), ends_);
+  put(TokenDecoder::Read(file, "decoder"), decoder_);
   if (pre_tokenizer_.gives_bytes()) bpe_->TakeBytes();
-  return status;
+  return problems;
 }
 
 void BpeTokenizer::Note(JsonFields& file) {
@@ -158,6 +152,22 @@ absl::Status BpeTokenizer::EncodeNormalized(std::string_view text, bool at_start
 const std::string* BpeTokenizer::Token(int64_t id) const {
   const AddedToken* added = added_.Find(id);
   return added != nullptr ? &added->content : bpe_->vocab().Token(id);
+}
+
+int64_t BpeTokenizer::size() const {
+  auto size = static_cast<int64_t>(bpe_->vocab().entries().size());
+  for (const AddedToken& token : added_.tokens()) {
+    if (bpe_->vocab().Token(token.id) == nullptr) ++size;
+  }
+  return size;
+}
+
+std::map<int32_t, std::string> BpeTokenizer::special_tokens() const {
+  std::map<int32_t, std::string> tokens;
+  for (const AddedToken& token : added_.tokens()) {
+    if (token.special) tokens[token.id] = token.content;
+  }
+  return tokens;
 }
 
 bool BpeTokenizer::IsSpecial(int64_t id) const {

@@ -3,6 +3,7 @@
 #pragma once
 
 #include <cstdint>
+#include <map>
 #include <memory>
 #include <string>
 #include <string_view>
@@ -37,6 +38,8 @@ class BpeTokenizer {
 
   const std::string* Token(int64_t id) const;  // null for ids without one
   bool IsSpecial(int64_t id) const;
+  int64_t size() const;                                   // tokens, those that were added too
+  std::map<int32_t, std::string> special_tokens() const;  // texts by id
   const TokenDecoder& decoder() const { return decoder_; }
   // What the file has that has no effect here, or drops text: a sentence each, for the log.
   const std::vector<std::string>& notes() const { return notes_; }

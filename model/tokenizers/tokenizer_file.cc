@@ -187,13 +187,14 @@ bool Reader::key(std::string& name) {
 }
 
 bool Reader::Id(const Json& value) {
-  const bool fits =
-      value.is_number_unsigned() && value.get<uint64_t>() < static_cast<uint64_t>(vocab_size_);
-  if (!fits) {
-    return Fail(absl::InvalidArgumentError(
+  const bool is_id = value.is_number_unsigned() && value.get<uint64_t>() <= INT32_MAX;
+  if (!is_id || value.get<int64_t>() >= vocab_size_) {
+    const absl::Status wrong = absl::InvalidArgumentError(
         absl::StrCat(VocabName(), Quoted(frames_.back().key),
                      ": expected an integer id below the model's vocab_size ", vocab_size_,
-                     ", got ", KindOf(value))));
+                     ", got ", KindOf(value)));
+    if (!is_id) return Fail(wrong);
+    file_.beyond.Update(wrong);
   }
   file_.vocab.emplace_back(std::move(frames_.back().key), value.get<int32_t>());
   return true;
@@ -257,7 +258,9 @@ absl::StatusOr<TokenizerFile> TokenizerFile::Parse(std::string_view text, int64_
 absl::StatusOr<Vocab::Entries> ParseVocab(std::string_view text, int64_t vocab_size) {
   TokenizerFile file;
   Reader reader(file, vocab_size, {}, {"merges"});
-  if (absl::Status status = Read(text, reader); !status.ok()) return status;
+  absl::Status status = Read(text, reader);
+  status.Update(file.beyond);
+  if (!status.ok()) return status;
   return std::move(file.vocab);
 }
 

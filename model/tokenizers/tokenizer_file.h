@@ -17,8 +17,9 @@ namespace ovq {
 // as JSON values they take many times their size.
 struct TokenizerFile {
   nlohmann::json rest = nlohmann::json::object();  // the file without them
-  Vocab::Entries vocab;                            // ids in [0, vocab_size)
+  Vocab::Entries vocab;                            // ids in [0, vocab_size) where `beyond` is OK
   Bpe::MergeList merges;
+  absl::Status beyond;  // InvalidArgument: names the first token with a larger id
 
   // DataLoss: not UTF-8 or not JSON, duplicate keys. InvalidArgument: vocab or merges are missing
   // or have another form. Messages have the path inside the file.

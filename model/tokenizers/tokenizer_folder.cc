@@ -9,6 +9,7 @@
 #include "absl/strings/str_cat.h"
 #include "base/files.h"
 #include "base/json.h"
+#include "base/problems.h"
 #include "model/tokenizers/json_fields.h"
 
 namespace ovq {
@@ -21,10 +22,6 @@ constexpr size_t kMaxFileBytes = 256 << 20;
 bool Exists(const std::string& path) {
   std::error_code error;
   return std::filesystem::exists(path, error);
-}
-
-absl::Status In(const std::string& path, const absl::Status& status) {
-  return absl::Status(status.code(), absl::StrCat(path, ": ", status.message()));
 }
 
 // A JSON file that need not be there: then an empty object.
@@ -88,12 +85,12 @@ absl::Status ReadVocabAndMerges(const std::string& folder, const Json& config, i
   absl::StatusOr<std::string> text = ReadFile(result.path, kMaxFileBytes);
   if (!text.ok()) return text.status();
   absl::StatusOr<Vocab::Entries> vocab = ParseVocab(*text, vocab_size);
-  if (!vocab.ok()) return In(result.path, vocab.status());
+  if (!vocab.ok()) return InContext(result.path, vocab.status());
   const std::string merges_path = folder + "/merges.txt";
   text = ReadFile(merges_path, kMaxFileBytes);
   if (!text.ok()) return text.status();
   absl::StatusOr<Bpe::MergeList> merges = ParseMerges(*text);
-  if (!merges.ok()) return In(merges_path, merges.status());
+  if (!merges.ok()) return InContext(merges_path, merges.status());
   const absl::StatusOr<Json> added = OptionalObject(folder + "/added_tokens.json");
   if (!added.ok()) return added.status();
   const auto prefix = config.find("add_prefix_space");
@@ -114,7 +111,7 @@ absl::Status ReadTokenizerJson(const std::string& folder, int64_t vocab_size,
   const absl::StatusOr<std::string> text = ReadFile(result.path, kMaxFileBytes);
   if (!text.ok()) return text.status();
   absl::StatusOr<TokenizerFile> file = TokenizerFile::Parse(*text, vocab_size);
-  if (!file.ok()) return In(result.path, file.status());
+  if (!file.ok()) return InContext(result.path, file.status());
   result.file = *std::move(file);
   return absl::OkStatus();
 }
@@ -135,7 +132,7 @@ absl::StatusOr<TokenizerFolder> TokenizerFolder::Read(const std::string& folder,
   JsonFields fields(*config, "");
   result.bos = ReadEnd(fields, *config, "add_bos_token", "bos_token");
   result.eos = ReadEnd(fields, *config, "add_eos_token", "eos_token");
-  if (!fields.status().ok()) return In(config_path, fields.status());
+  if (!fields.status().ok()) return InContext(config_path, fields.status());
   const absl::Status status = Exists(folder + "/tokenizer.json")
                                   ? ReadTokenizerJson(folder, vocab_size, result)
                                   : ReadVocabAndMerges(folder, *config, vocab_size, result);

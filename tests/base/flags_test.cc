@@ -142,6 +142,27 @@ TEST(Flags, WhatIsNoFlagIsSaid) {
   EXPECT_EQ(ErrorOf({"--count"}), "--count needs a value");
 }
 
+TEST(Flags, ArgumentsStandWithoutAName) {
+  std::string folder, other;
+  int count = 1;
+  Flags flags;
+  flags.AddArgument("FOLDER", Text(folder, "a folder"), "where");
+  flags.AddArgument("OTHER", Text(other, "a folder"), "where else");
+  flags.Add("count", "N", Number(count, 1, 9), "how many");
+  const auto read = [&flags](const std::vector<std::string>& args) {
+    return std::string(flags.Read(args).message());
+  };
+  EXPECT_EQ(read({"one", "--count", "2", "two"}), "");
+  EXPECT_EQ(folder, "one");
+  EXPECT_EQ(other, "two");
+  EXPECT_EQ(count, 2);
+  EXPECT_EQ(read({"a", "b", "c"}), "unexpected argument 'c'; --help lists the flags");
+  EXPECT_EQ(read({"-c"}), "unexpected argument '-c'; --help lists the flags");
+  EXPECT_EQ(read({""}), "FOLDER: expected a folder, got ''");
+  EXPECT_EQ(read({"--FOLDER=x"}), "unknown flag --FOLDER; --help lists the flags");
+  EXPECT_THAT(flags.Help(), StartsWith("  FOLDER\n      where\n  OTHER\n"));
+}
+
 TEST(Flags, NothingCountsAfterAnEnd) {
   for (const char* help : {"--help", "-h"}) {
     Values values;

@@ -1,6 +1,7 @@
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
+#include "base/problems.h"
 #include "model/language_model.h"
 #include "model/load_config.h"
 #include "tests/model/model_test_util.h"
@@ -115,13 +116,62 @@ TEST(LoadConfig, ReadsOptionalFields) {
   EXPECT_EQ(other->weights_dtype, DType::kF16);
 }
 
-TEST(LoadConfig, UnknownFieldsStayUnread) {
+// The fields that are named, in the order of the messages.
+std::vector<std::string> WrongFields(const Json& json, ModelConfig& config) {
+  const TempFolder folder;
+  folder.Write("config.json", json.dump());
+  std::vector<std::string> fields;
+  for (const absl::Status& problem : ProblemsOf(LoadConfig(folder.path(), config))) {
+    const std::string message = Message(problem).substr(folder.file("config.json: ").size());
+    fields.push_back(message.substr(0, message.find(':')));
+  }
+  return fields;
+}
+
+TEST(LoadConfig, TellsAllThatIsWrong) {
   Json json = Base();
   json["slidign_window"] = 3;
-  const auto config = Load(json);
-  ASSERT_TRUE(config.ok()) << config.status();
-  EXPECT_THAT(Message(config->fields(0).model.CheckAllRead()),
-              HasSubstr("slidign_window: unknown field"));
+  json["rms_norm_eps"] = "small";
+  json["hidden_act"] = "gelu";
+  json["bos_token_id"] = 300;
+  json["eos_token_id"] = {2, 400};
+  json["torch_dtype"] = "int8";
+  json["tokenizer"] = "wordpiece";
+  json["ovq"] = {{"chunk_size", 1}, {"max_centroids", 1}, {"centroids", 5}};
+  json["kvmm"] = Json::object();
+  ModelConfig config;
+  EXPECT_THAT(
+      WrongFields(json, config),
+      testing::UnorderedElementsAre("slidign_window", "rms_norm_eps", "hidden_act", "bos_token_id",
+                                    "eos_token_id", "torch_dtype", "tokenizer", "ovq.chunk_size",
+                                    "ovq.max_centroids", "ovq.centroids", "kvmm"));
+  ASSERT_EQ(config.layers.size(), 2u);
+  EXPECT_FALSE(config.layers[0].is_wrong);
+  EXPECT_TRUE(config.layers[1].is_wrong);
+  EXPECT_EQ(config.vocab_size, 300);
+}
+
+TEST(LoadConfig, WhatIsUnknownHidesNoOtherField) {
+  Json json = Base();
+  json["layer_types"] = {"foo", "ovq_attention"};
+  json["slidign_window"] = 3;
+  ModelConfig config;
+  EXPECT_THAT(WrongFields(json, config), ElementsAre("layer_types[0]", "slidign_window"));
+  EXPECT_TRUE(config.layers[0].is_wrong);
+  EXPECT_FALSE(config.layers[1].is_wrong);
+  json = Base();
+  json.erase("vocab_size");
+  json["num_hidden_layers"] = 3;
+  json["ovq"]["chunk_size"] = 1;
+  config = {};
+  EXPECT_THAT(WrongFields(json, config),
+              ElementsAre("vocab_size", "layer_types", "ovq.chunk_size"));
+  EXPECT_TRUE(config.layers[0].is_wrong && config.layers[1].is_wrong);
+  json = Base();
+  json["model_type"] = "llama";
+  json["eos_token_id"] = -1;
+  config = {};
+  EXPECT_THAT(WrongFields(json, config), ElementsAre("model_type", "eos_token_id"));
 }
 
 TEST(LoadConfig, CanonicalIgnoresOrderSpacesAndBookkeeping) {
@@ -147,7 +197,8 @@ TEST(LoadConfig, NamesTheFieldThatIsWrong) {
   ExpectError("model_type", "llama", "model_type: unknown value 'llama'; known: ovq_hybrid");
   ExpectError("model_type", 3, "model_type: expected a string");
   ExpectError("vocab_size", "many", "vocab_size: expected an integer");
-  ExpectError("vocab_size", 18446744073709551615u, "vocab_size: an integer beyond 64 bits");
+  ExpectError("vocab_size", 18446744073709551615u,
+              "vocab_size: expected an integer in [1, 2097152], got 1.8");
   ExpectError("hidden_size", nullptr, "hidden_size: expected an integer in [1, 1048576], but");
   ExpectError("num_hidden_layers", 3, "layer_types: has 2 entries, num_hidden_layers is 3");
   ExpectError("layer_types", {"ovq_attention", "foo"},

@@ -36,6 +36,10 @@ class EditedModel {
   }
   absl::StatusOr<std::unique_ptr<LanguageModel>> Load(const ModelOptions& options = {}) const {
     const TempFolder folder;
+    Write(folder);
+    return LanguageModel::Load(folder.path(), options, *context);
+  }
+  void Write(const TempFolder& folder) const {
     nlohmann::json header;
     std::string data;
     for (const auto& [tensor, part] : tensors) {
@@ -48,7 +52,6 @@ class EditedModel {
     text.resize((text.size() + 7) / 8 * 8, ' ');
     folder.Write("model.safetensors", SafetensorsBytes(text, data));
     folder.Write("config.json", config.dump());
-    return LanguageModel::Load(folder.path(), options, *context);
   }
   void ExpectError(absl::StatusCode code, const std::string& text) const {
     const absl::Status status = Load().status();

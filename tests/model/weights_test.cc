@@ -9,11 +9,13 @@
 #include <random>
 
 #include "absl/strings/str_cat.h"
+#include "base/problems.h"
 #include "tests/model/model_test_util.h"
 
 namespace ovq::test {
 namespace {
 
+using ::testing::ElementsAre;
 using ::testing::HasSubstr;
 
 constexpr std::string_view kTwoTensors =
@@ -26,6 +28,12 @@ std::string Padded(std::string_view header) {
 }
 
 std::string Small() { return SafetensorsBytes(Padded(kTwoTensors), std::string(12, '\x3f')); }
+
+std::vector<std::string> Problems(const absl::Status& status) {
+  std::vector<std::string> messages;
+  for (const absl::Status& problem : ProblemsOf(status)) messages.push_back(Message(problem));
+  return messages;
+}
 
 absl::Status OpenBytes(const std::string& bytes) {
   const TempFolder folder;
@@ -198,11 +206,49 @@ TEST(Weights, TakeChecksNameShapeAndType) {
   ASSERT_TRUE(weights.ok()) << weights.status();
   EXPECT_EQ(weights->elements(), 3);
   EXPECT_EQ(weights->Take("none", {2}).status().code(), absl::StatusCode::kNotFound);
-  EXPECT_EQ(Message(weights->Take("a", {3}).status()), "a: expected [3], got [2]");
-  EXPECT_EQ(Message(weights->Take("i", {1}).status()), "i: expected F32, BF16 or F16, got I32");
+  EXPECT_EQ(Message(weights->Take("a", {3}).status()),
+            "model.safetensors: a: expected [3], got [2]");
+  EXPECT_EQ(Message(weights->Take("i", {1}).status()),
+            "model.safetensors: i: expected F32, BF16 or F16, got I32");
   EXPECT_TRUE(weights->Take("a", {2}).ok());
-  EXPECT_THAT(Message(weights->CheckAllTaken([](std::string_view) { return false; })),
-              HasSubstr("tensor 'i' [1]"));
+  EXPECT_TRUE(weights->CheckAllTaken([](std::string_view) { return false; }).ok());
+}
+
+TEST(Weights, TensorsThatNobodyAskedForAreAllNamed) {
+  const TempFolder folder;
+  folder.Write("model.safetensors", Small());
+  const auto weights = Weights::Open(folder.path());
+  ASSERT_TRUE(weights.ok()) << weights.status();
+  EXPECT_THAT(Problems(weights->CheckAllTaken([](std::string_view) { return false; })),
+              ElementsAre(HasSubstr("model.safetensors: tensor 'a' [2, 1]: no part of the model"),
+                          HasSubstr("tensor 'b' [2]")));
+  EXPECT_TRUE(weights->CheckAllTaken([](std::string_view) { return true; }).ok());
+}
+
+TEST(Weights, WhatCanBeReadIsThereAndTheRestIsTold) {
+  const TempFolder folder;
+  folder.Write("model.safetensors",
+               SafetensorsBytes(Padded(R"({"a":{"dtype":"F32","shape":[1],"data_offsets":[0,4]},)"
+                                       R"("b":{"dtype":"I64","shape":[1],"data_offsets":[4,12]},)"
+                                       R"("c":{"dtype":"F32","shape":[3],"data_offsets":[12,24]},)"
+                                       R"("d":{"dtype":"F32","shape":[1],"data_offsets":[0,4]}})"),
+                                std::string(20, '\0')));
+  Weights weights;
+  EXPECT_THAT(Problems(Weights::Open(folder.path(), weights)),
+              ElementsAre(HasSubstr("'b': dtype 'I64'"), HasSubstr("'c': ends at byte 24"),
+                          HasSubstr("'d': overlaps")));
+  EXPECT_TRUE(weights.Take("a", {1}).ok());
+  // What Open has told, so that it stands once among all problems.
+  EXPECT_THAT(Message(weights.Take("b", {1}).status()), HasSubstr("model.safetensors: tensor 'b'"));
+  EXPECT_THAT(Message(weights.Take("e", {1}).status()), HasSubstr("'e' is missing"));
+}
+
+TEST(Weights, WithoutAFileNoTensorIsMissing) {
+  const TempFolder folder;
+  Weights weights;
+  const absl::Status status = Weights::Open(folder.path(), weights);
+  EXPECT_EQ(status.code(), absl::StatusCode::kNotFound);
+  EXPECT_EQ(weights.Take("a", {1}).status(), status);
 }
 
 TEST(Weights, FingerprintSeesNamesTypesShapesAndData) {
@@ -266,6 +312,22 @@ TEST_F(Shards, RefusesIndexesThatDoNotFit) {
     EXPECT_EQ(status.code(), absl::StatusCode::kInvalidArgument) << status;
     EXPECT_THAT(Message(status), HasSubstr("not the name of a file beside the index"));
   }
+}
+
+TEST_F(Shards, TellsAllThatDoesNotFit) {
+  Weights weights;
+  (void)OpenWith(R"({"a":"none.safetensors","aa":"none.safetensors","b":"two.safetensors",)"
+                 R"("c":"two.safetensors","d":"../x"})");
+  EXPECT_THAT(Problems(Weights::Open(folder_.path(), weights)),
+              ElementsAre(HasSubstr("tensor 'd': '../x' is not the name of a file"),
+                          HasSubstr("none.safetensors: No such file"),
+                          HasSubstr("tensor 'c': is not in two.safetensors")));
+  EXPECT_TRUE(weights.Take("b", {1}).ok());
+  for (const char* lost : {"a", "aa"}) {
+    EXPECT_THAT(Message(weights.Take(lost, {1}).status()), HasSubstr("none.safetensors: No such"));
+  }
+  EXPECT_THAT(Message(weights.Take("e", {1}).status()),
+              HasSubstr("model.safetensors.index.json: tensor 'e' is missing"));
 }
 
 TEST_F(Shards, NamesTheMissingFileWithoutAnIndex) {

@@ -38,7 +38,7 @@ class Installed(unittest.TestCase):
         cls.server = os.path.join(cls.prefix, "bin", "ovq-server")
 
     def test_programs_run_from_where_they_are(self):
-        for program in ("ovq-server", "ovq-chat", "ovq-load"):
+        for program in ("ovq-server", "ovq-chat", "ovq-load", "ovq-inspect"):
             result = run(os.path.join(self.prefix, "bin", program), "--help")
             self.assertEqual(result.returncode, 0, result.stderr)
         folder = os.path.dirname(os.path.realpath(self.server))

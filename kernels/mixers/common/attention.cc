@@ -3,7 +3,6 @@
 #include <cmath>
 
 #include "absl/strings/str_cat.h"
-#include "base/text.h"
 
 namespace ovq {
 namespace {
@@ -37,6 +36,8 @@ AttentionInput ReadAttentionInput(AttrReader& model, const AttentionShape& shape
                                   bool turns_by_default) {
   constexpr std::string_view kResiduals[] = {"none", "gated", "linear"};
   constexpr std::string_view kNorms[] = {"unit", "l2", "layer"};
+  constexpr std::string_view kRopes[] = {"none", "halves", "pairs"};
+  enum { kNone, kHalves, kPairs };
   constexpr HeadNorm kHeadNorms[] = {HeadNorm::kUnit, HeadNorm::kL2, HeadNorm::kLayer};
   AttentionInput input;
   input.value_residual =
@@ -48,21 +49,18 @@ AttentionInput ReadAttentionInput(AttrReader& model, const AttentionShape& shape
   input.token_shift = model.BoolOr("token_shift", false);
   input.norm = kHeadNorms[model.ChoiceOr("qk_norm", kNorms)];
 
-  const std::string rope = model.StringOr("rope", turns_by_default ? "halves" : "none");
-  if (rope == "none" || !model.ok()) return input;
-  if (rope != "halves" && rope != "pairs") {
-    model.Fail("rope",
-               absl::StrCat("unknown value ", Quoted(rope), "; known: none, halves, pairs"));
-  }
+  const int rope = model.ChoiceOr("rope", kRopes, turns_by_default ? kHalves : kNone);
+  if (rope == kNone) return input;
   input.rope.theta = model.FloatOr("rope_theta", 10000.0, 1.0, 1e15);
   input.rope.dims = shape.head_dim;
-  if (rope == "pairs") {
+  if (rope == kPairs) {
+    const int64_t most = shape.head_dim > 0 ? shape.head_dim : kMaxHeadDim;
     input.rope.layout = RopeSpec::Layout::kPairs;
-    input.rope.dims = static_cast<int>(model.IntOr("rope_dims", shape.head_dim, 1, shape.head_dim));
+    input.rope.dims = static_cast<int>(model.IntOr("rope_dims", shape.head_dim, 1, most));
     input.rope.rounds_to_bf16 = model.BoolOr("rope_rounds_to_bfloat16", false);
   }
   if (model.ok() && input.rope.dims % 2 != 0) {
-    model.Fail(rope == "pairs" ? "rope_dims" : "head_dim",
+    model.Fail(rope == kPairs ? "rope_dims" : "head_dim",
                absl::StrCat("expected an even number for RoPE, got ", input.rope.dims));
   }
   return input;

@@ -56,8 +56,9 @@ KvmConfig ReadConfig(const StateSpec& spec, AttrReader& model, AttrReader& secti
   config.law = ReadLaw(spec, section);
   config.default_slot_cap = section.IntOr("max_centroids", 4096, kMinSlotCap, kMaxSlotCap);
   config.sink_len = static_cast<int>(
-      section.IntOr("sink_len", 1, 0, std::max<int64_t>(0, config.law.chunk_len - 1)));
-  config.masked_dims = static_cast<int>(section.IntOr("masked_dims", 0, 0, config.shape.head_dim));
+      section.IntOr("sink_len", 1, 0, section.ok() ? config.law.chunk_len - 1 : kMaxRows));
+  config.masked_dims = static_cast<int>(
+      section.IntOr("masked_dims", 0, 0, model.ok() ? config.shape.head_dim : kMaxRows));
   config.gate_keys = section.BoolOr("use_merge_gate_keys", true);
   config.gate_values = section.BoolOr("use_merge_gate_values", true);
   config.gate_first = section.BoolOr("apply_merge_gate_to_initial_state", false);

@@ -5,6 +5,8 @@
 
 #include <cmath>
 
+#include "base/problems.h"
+
 namespace ovq {
 namespace {
 
@@ -83,12 +85,17 @@ TEST(Attrs, AbsentAndNullTakeTheFallback) {
   }
 }
 
-TEST(Attrs, TheFirstErrorStays) {
+TEST(Attrs, TheFirstErrorOfEachFieldStays) {
   const Attrs attrs = Example();
   AttrReader reader(attrs);
   EXPECT_EQ(reader.Int("size", 0, 1), 0);
   EXPECT_FALSE(reader.BoolOr("rate", true));
-  EXPECT_EQ(reader.status().message(), "ovq.size: expected an integer in [0, 1], got 128");
+  reader.Fail("size", "expected what else");
+  EXPECT_EQ(reader.Int("size", 0, 128), 128);
+  EXPECT_THAT(ProblemsOf(reader.status()),
+              testing::ElementsAre(
+                  absl::InvalidArgumentError("ovq.size: expected an integer in [0, 1], got 128"),
+                  absl::InvalidArgumentError("ovq.rate: expected true or false, got 0.5")));
 }
 
 TEST(Attrs, WrongValuesNameTheField) {
@@ -123,6 +130,10 @@ TEST(Attrs, OneIntegerOrOnePerLayer) {
   EXPECT_THAT(error([](R& r) { r.IntPerLayer("widths", 4, 1, 3); }), HasSubstr("4 layers"));
   EXPECT_THAT(error([](R& r) { r.IntPerLayer("widths", 3, 1, 2); }), HasSubstr("one is 3"));
   EXPECT_NE(error([](R& r) { r.IntPerLayer("size", 3, 0, 100); }), "");
+  AttrReader other(attrs);
+  other.Int("absent", 0, 1);
+  EXPECT_EQ(other.IntPerLayer("widths", 3, 1, 3), (std::vector<int64_t>{1, 2, 3}));
+  EXPECT_EQ(other.IntPerLayer("widths", 3, 1, 2), (std::vector<int64_t>{0, 0, 0}));
   EXPECT_NE(error([](R& r) { r.IntPerLayer("name", 3, 0, 100); }), "");
 }
 
@@ -136,8 +147,24 @@ TEST(Attrs, UnreadFieldsAreErrors) {
   EXPECT_EQ(reader.Int("used", 0, 1), 1);
   attrs.Ignore("ignored");
   EXPECT_EQ(attrs.CheckAllRead().message(), "model.misspelt: unknown field");
+  attrs.Set("zzz", int64_t{1});
+  EXPECT_EQ(ProblemsOf(attrs.CheckAllRead()).size(), 2u);
+  EXPECT_EQ(reader.Int("zzz", 0, 0), 0);
+  EXPECT_EQ(ProblemsOf(attrs.CheckAllRead()).size(), 1u);
   EXPECT_EQ(reader.Int("misspelt", 0, 1), 1);
   EXPECT_TRUE(attrs.CheckAllRead().ok());
+}
+
+// With another name, "extra" might be read.
+TEST(Attrs, AWrongChoiceLeavesOpenWhatIsRead) {
+  for (const char* choice : {"name", "on"}) {
+    Attrs attrs = Example();
+    attrs.Set("extra", int64_t{1});
+    AttrReader reader(attrs);
+    reader.ChoiceOr(choice, std::vector<std::string_view>{"gelu", "none"});
+    EXPECT_FALSE(reader.ok());
+    EXPECT_TRUE(attrs.CheckAllRead().ok()) << choice;
+  }
 }
 
 }  // namespace

@@ -43,6 +43,11 @@ MixerCases::MixerCases(std::vector<MixerCase> cases) {
 }
 const std::vector<MixerCase>& MixerCases::All() { return AddedCases(); }
 
+WeightSource RandomWeights(const MixerCase& c) {
+  const auto layer = std::make_shared<RandomLayer>(c);
+  return [layer](const std::string& leaf, const Shape& shape) { return (*layer)(leaf, shape); };
+}
+
 std::vector<float> RandomRows(int n, uint32_t seed) {
   std::mt19937 random(seed);
   std::normal_distribution<float> normal;
@@ -59,8 +64,7 @@ MixerInstance::MixerInstance(const MixerCase& c, Device device, int n_threads, i
   Attrs model, section("section.");
   SetAll(c.model, model);
   SetAll(c.section, section);
-  RandomLayer layer(c);
-  const WeightSource source = std::ref(layer);
+  const WeightSource source = RandomWeights(c);
   WeightReader weights(source, c.compute_dtype, *context_);
   auto made = FindMixer(c.type)->make({.layer = 3,
                                        .state = {.model = model,

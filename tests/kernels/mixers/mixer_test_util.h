@@ -41,6 +41,9 @@ class MixerCases {
   static const std::vector<MixerCase>& All();
 };
 
+// The case's random weights, by name; the same for every device. `c` outlives it.
+WeightSource RandomWeights(const MixerCase& c);
+
 // Rows [n][kModelDim].
 std::vector<float> RandomRows(int n, uint32_t seed);
 inline std::vector<float> Rows(const std::vector<float>& all, int64_t begin, int64_t end) {

@@ -1,0 +1,69 @@
+#include "base/problems.h"
+
+#include <algorithm>
+#include <cstring>
+#include <string>
+
+#include "absl/strings/cord.h"
+#include "absl/strings/str_cat.h"
+
+namespace ovq {
+namespace {
+
+// The payload with the problems after the first, end to end.
+constexpr char kOthers[] = "ovq/problems";
+
+// Before each message: messages may hold any byte.
+struct RecordHead {
+  absl::StatusCode code;
+  size_t bytes;
+};
+
+void AppendRecord(const absl::Status& problem, std::string& records) {
+  const RecordHead head{problem.code(), problem.message().size()};
+  records.append(reinterpret_cast<const char*>(&head), sizeof(head));
+  records.append(problem.message().data(), problem.message().size());
+}
+
+}  // namespace
+
+std::vector<absl::Status> ProblemsOf(const absl::Status& status) {
+  if (status.ok()) return {};
+  std::vector<absl::Status> problems = {absl::Status(status.code(), status.message())};
+  const auto payload = status.GetPayload(kOthers);
+  const std::string records = payload ? std::string(*payload) : "";
+  for (size_t at = 0; at < records.size();) {
+    RecordHead head;
+    std::memcpy(&head, records.data() + at, sizeof(head));
+    at += sizeof(head);
+    problems.emplace_back(head.code, absl::string_view(records).substr(at, head.bytes));
+    at += head.bytes;
+  }
+  return problems;
+}
+
+void AddProblems(absl::Status& status, const absl::Status& more) {
+  std::vector<absl::Status> known = ProblemsOf(status);
+  for (const absl::Status& problem : ProblemsOf(more)) {
+    const bool is_known = std::ranges::any_of(known, [&problem](const absl::Status& other) {
+      return other.message() == problem.message();
+    });
+    if (!is_known) known.push_back(problem);
+  }
+  if (known.empty()) return;
+  std::string records;
+  for (size_t i = 1; i < known.size(); ++i) AppendRecord(known[i], records);
+  status = known.front();
+  if (!records.empty()) status.SetPayload(kOthers, absl::Cord(records));
+}
+
+absl::Status InContext(std::string_view where, const absl::Status& status) {
+  absl::Status result;
+  for (const absl::Status& problem : ProblemsOf(status)) {
+    AddProblems(result, absl::Status(problem.code(),
+                                     absl::StrCat(std::string(where), ": ", problem.message())));
+  }
+  return result;
+}
+
+}  // namespace ovq

@@ -1,0 +1,39 @@
+// What a model folder holds and everything that is wrong with it, by the checks of a server's
+// start. Weights are mapped, none is read.
+#pragma once
+
+#include <cstdint>
+#include <map>
+#include <string>
+#include <vector>
+
+#include "model/config.h"
+#include "model/inspect/options.h"
+
+namespace ovq {
+
+struct FolderReport {
+  // A session after `position` tokens.
+  struct Session {
+    int64_t position, slot_cap, live_slots;  // slots are 0 without layers that have a cap
+    size_t state_bytes;                      // what is in use, as a snapshot holds it
+    size_t memory_bytes;                     // the same in whole pages of a CPU
+  };
+
+  std::string folder;  // without slashes at its end
+  ModelConfig config;  // as much of it as could be read
+  int64_t n_tensors = 0, parameters = 0;
+  size_t weight_bytes = 0;
+  std::map<std::string, int64_t> tensor_types;  // tensors by the name of their type
+  DType state_dtype = DType::kF32;
+  std::vector<Session> sessions;  // none where a layer is wrong
+  int64_t tokenizer_size = 0;     // 0 without a tokenizer
+  std::map<int32_t, std::string> special_tokens;
+  std::vector<std::string> notes;
+  // "file: field or tensor: what was expected"; files without their folder.
+  std::vector<std::string> problems;
+};
+
+FolderReport InspectFolder(const InspectOptions& options);
+
+}  // namespace ovq

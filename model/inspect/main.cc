@@ -1,0 +1,37 @@
+// ovq-inspect: what a model folder holds, and everything that is wrong with it.
+#include <cstdio>
+#include <string>
+#include <vector>
+
+#include "absl/strings/str_cat.h"
+#include "model/inspect/folder_report.h"
+#include "model/inspect/options.h"
+#include "model/inspect/report_text.h"
+
+namespace ovq {
+namespace {
+
+constexpr int kExitProblems = 1;
+constexpr int kExitUsage = 2;
+
+int Main(const std::vector<std::string>& args) {
+  const absl::StatusOr<InspectOptions> options = ParseInspectOptions(args);
+  if (!options.ok()) {
+    std::fputs(absl::StrCat("ovq-inspect: ", options.status().message(), "\n").c_str(), stderr);
+    return kExitUsage;
+  }
+  if (options->help) {
+    std::fputs(InspectHelp().c_str(), stdout);
+    return 0;
+  }
+  const FolderReport report = InspectFolder(*options);
+  std::fputs((options->json ? ReportJson(report) : ReportText(report)).c_str(), stdout);
+  return report.problems.empty() ? 0 : kExitProblems;
+}
+
+}  // namespace
+}  // namespace ovq
+
+int main(int argc, char** argv) {
+  return ovq::Main(std::vector<std::string>(argv + 1, argv + argc));
+}

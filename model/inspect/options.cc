@@ -1,0 +1,57 @@
+#include "model/inspect/options.h"
+
+#include <limits>
+
+#include "absl/strings/str_cat.h"
+#include "base/flags.h"
+#include "kernels/mixers/state.h"
+
+namespace ovq {
+namespace {
+
+constexpr int64_t kMaxPosition = std::numeric_limits<int32_t>::max();
+
+Flags Declare(InspectOptions& o) {
+  Flags flags;
+  flags.AddArgument("MODEL", Text(o.folder, "a folder"),
+                    "model folder: config.json, *.safetensors, tokenizer");
+  flags.Add("positions", "N,N,...", Integers(o.positions, 1, kMaxPosition),
+            "lengths of sessions whose state is measured", "1024,32768,1048576");
+  flags.Add("slot-caps", "N,N,...", Integers(o.slot_caps, kMinSlotCap, kMaxSlotCap),
+            "dictionary caps of these sessions", "the model's default cap");
+  flags.Add("state-dtype", "TYPE",
+            Choice(o.state_dtype, {{"f32", DType::kF32}, {"bf16", DType::kBF16}}),
+            "keys and values in session states", "bf16 for BF16 checkpoints, else f32");
+  flags.AddSwitch(
+      "json", [&o] { o.json = true; }, "the report as one JSON object");
+  flags.AddEnd(
+      "help", [&o] { o.help = true; }, "this text");
+  return flags;
+}
+
+}  // namespace
+
+absl::StatusOr<InspectOptions> ParseInspectOptions(std::span<const std::string> args) {
+  InspectOptions options;
+  if (absl::Status status = Declare(options).Read(args); !status.ok()) return status;
+  if (options.folder.empty() && !options.help) {
+    return absl::InvalidArgumentError("MODEL: expected a model folder, got none");
+  }
+  return options;
+}
+
+std::string InspectHelp() {
+  InspectOptions options;
+  return absl::StrCat(
+      "ovq-inspect: what a model folder holds, and everything that is wrong with it.\n\n"
+      "usage: ovq-inspect MODEL [flags]     (--name value or --name=value)\n\n",
+      Declare(options).Help(),
+      "\nReads the config, the tokenizer and the names, shapes and types of the tensors, with the\n"
+      "checks of a server's start, but no weights: a folder larger than the memory is fine.\n"
+      "The report is on stdout; every problem is a line of its own: file, field or tensor, what "
+      "was\n"
+      "expected.\n"
+      "Exit status: 0 no problem, 1 problems, 2 bad usage.\n");
+}
+
+}  // namespace ovq

@@ -1,0 +1,28 @@
+// Command line of ovq-inspect.
+#pragma once
+
+#include <cstdint>
+#include <optional>
+#include <span>
+#include <string>
+#include <vector>
+
+#include "absl/status/statusor.h"
+#include "kernels/common/tensor.h"
+
+namespace ovq {
+
+struct InspectOptions {
+  std::string folder;
+  bool json = false;
+  bool help = false;
+  std::vector<int64_t> positions = {1 << 10, 1 << 15, 1 << 20};
+  std::vector<int64_t> slot_caps;    // empty: the model's default
+  std::optional<DType> state_dtype;  // default: BF16 for BF16 checkpoints, else F32
+};
+
+// args: without the program's name. InvalidArgument names the culprit and what was expected.
+absl::StatusOr<InspectOptions> ParseInspectOptions(std::span<const std::string> args);
+std::string InspectHelp();
+
+}  // namespace ovq

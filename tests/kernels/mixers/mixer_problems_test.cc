@@ -1,0 +1,101 @@
+// What mixers say of fields and weights that are wrong: all of it, and nothing else.
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "base/problems.h"
+#include "tests/kernels/mixers/mixer_test_util.h"
+
+namespace ovq::test {
+namespace {
+
+// The fields of a case as a mixer reads them.
+class Fields {
+ public:
+  explicit Fields(const MixerCase& c) : entry_(*FindMixer(c.type)) {
+    for (const auto& [name, value] : c.model) model.Set(name, value);
+    for (const auto& [name, value] : c.section) section.Set(name, value);
+  }
+  StateSpec spec() const {
+    return {.model = model,
+            .section = section,
+            .d_model = kModelDim,
+            .kv_dtype = DType::kF32,
+            .device = Device::kCpu};
+  }
+  absl::Status Read() const { return entry_.state(spec()).status(); }
+  absl::Status Unread() const {
+    absl::Status unread = model.CheckAllRead();
+    AddProblems(unread, section.CheckAllRead());
+    return unread;
+  }
+
+  Attrs model, section = Attrs("section.");
+
+ private:
+  const MixerEntry& entry_;
+};
+
+TEST(MixerProblems, TheStateReadsEveryField) {
+  for (const MixerCase& c : MixerCases::All()) {
+    const Fields fields(c);
+    EXPECT_TRUE(fields.Read().ok());
+    EXPECT_TRUE(fields.Unread().ok()) << c.type << " " << c.name << ": " << fields.Unread();
+  }
+}
+
+// Neither does a wrong value make others look wrong, nor does it keep others from being read.
+TEST(MixerProblems, AWrongFieldIsOneProblem) {
+  const Attrs::Value wrong = std::vector<std::string>{"x"};
+  for (const MixerCase& c : MixerCases::All()) {
+    for (const auto* part : {&c.model, &c.section}) {
+      for (const auto& [name, value] : *part) {
+        Fields fields(c);
+        const bool in_model = part == &c.model;
+        (in_model ? fields.model : fields.section).Set(name, wrong);
+        const std::vector<absl::Status> problems = ProblemsOf(fields.Read());
+        if (problems.empty()) continue;  // a field that may stand there and says nothing
+        ASSERT_EQ(problems.size(), 1u) << c.type << " " << c.name << ": " << name;
+        EXPECT_THAT(std::string(problems[0].message()),
+                    testing::StartsWith((in_model ? "" : "section.") + name + ": expected"));
+        EXPECT_TRUE(fields.Unread().ok()) << name << ": " << fields.Unread();
+      }
+    }
+  }
+}
+
+using Asked = std::vector<std::pair<std::string, std::string>>;  // names with shapes
+
+Asked AskedBy(const MixerCase& c, const absl::Status& so_far) {
+  const auto context = MakeContext(Device::kCpu);
+  context->BindThread();
+  const WeightSource random = RandomWeights(c);
+  Asked asked;
+  const WeightSource source = [&](const std::string& name, const Shape& shape) {
+    asked.emplace_back(name, shape.ToString());
+    return random(name, shape);
+  };
+  const Fields fields(c);
+  WeightReader weights(source, c.compute_dtype, *context, "", so_far);
+  const auto mixer = FindMixer(c.type)->make({.layer = 0,
+                                              .state = fields.spec(),
+                                              .weights = weights,
+                                              .compute_dtype = c.compute_dtype,
+                                              .context = *context});
+  EXPECT_EQ(mixer.status(), so_far) << c.type << " " << c.name;
+  return asked;
+}
+
+// So a tensor that is missing hides no other.
+TEST(MixerProblems, AfterAnErrorTheSameWeightsAreAskedFor) {
+  for (const MixerCase& c : MixerCases::All()) {
+    EXPECT_EQ(AskedBy(c, absl::NotFoundError("another")), AskedBy(c, absl::OkStatus()))
+        << c.type << " " << c.name;
+  }
+}
+
+}  // namespace
+}  // namespace ovq::test

@@ -1,0 +1,246 @@
+#include "model/inspect/folder_report.h"
+
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+
+#include "kernels/common/state_memory.h"
+#include "model/inspect/report_text.h"
+#include "model/load_config.h"
+#include "tests/model/edited_model.h"
+
+namespace ovq::test {
+namespace {
+
+using ::testing::ElementsAre;
+using ::testing::HasSubstr;
+using ::testing::IsEmpty;
+using ::testing::StartsWith;
+using ::testing::UnorderedElementsAre;
+using std::string_literals::operator""s;
+using Json = nlohmann::json;
+
+FolderReport Report(const std::string& folder, InspectOptions options = {}) {
+  options.folder = folder;
+  return InspectFolder(options);
+}
+
+std::vector<std::string> ProblemsWith(const EditedModel& model) {
+  const TempFolder folder;
+  model.Write(folder);
+  return Report(folder.path()).problems;
+}
+
+// What the loaded model says of itself.
+TEST(FolderReport, IsWhatTheLoadedModelIs) {
+  const std::string folder = LoadGolden("sw-ovq").folder;
+  InspectOptions options;
+  options.positions = {1, 100, 4000};
+  options.slot_caps = {16, 24};
+  options.state_dtype = DType::kBF16;
+  const FolderReport report = Report(folder + "/", options);
+  EXPECT_THAT(report.problems, IsEmpty());
+  EXPECT_EQ(report.folder, folder);
+  const auto context = BoundContext(Device::kCpu);
+  ModelOptions model_options;
+  model_options.state_dtype = DType::kBF16;
+  const auto model = LanguageModel::Load(folder, model_options, *context);
+  ASSERT_TRUE(model.ok()) << model.status();
+  EXPECT_EQ(report.parameters, (*model)->parameters());
+  EXPECT_EQ(report.weight_bytes, report.parameters * sizeof(float));
+  EXPECT_EQ(report.config.layer_types(), (*model)->config().layer_types());
+  EXPECT_EQ(report.tensor_types, (std::map<std::string, int64_t>{{"F32", report.n_tensors}}));
+  ASSERT_EQ(report.sessions.size(), 6u);
+  for (const FolderReport::Session& s : report.sessions) {
+    const StateLayout& layout = (*model)->layout();
+    EXPECT_EQ(s.state_bytes, layout.live_bytes_at(s.position, s.slot_cap));
+    EXPECT_EQ(s.memory_bytes, layout.bytes_at(s.position, s.slot_cap));
+    EXPECT_EQ(s.live_slots, layout.LiveSlotsAt(s.position, s.slot_cap));
+  }
+}
+
+TEST(FolderReport, ModelsThatAreRightHaveNoProblem) {
+  const std::string golden = OVQ_GOLDEN_DIR;
+  int n_models = 0;
+  for (const std::string& parent : {golden + "/native", golden + "/kvm", OVQ_MODELS_DIR + ""s}) {
+    for (const auto& entry : std::filesystem::directory_iterator(parent)) {
+      if (!LoadConfig(entry.path()).ok()) continue;  // of a kind that is not loaded
+      EXPECT_THAT(Report(entry.path()).problems, IsEmpty()) << entry.path();
+      ++n_models;
+    }
+  }
+  EXPECT_GT(n_models, 8);
+}
+
+TEST(FolderReport, TensorsMissingTooManyAndOfAnotherShape) {
+  EditedModel model("sw-ovq");
+  model.tensors.erase("model.layers.1.self_attn.beta");
+  model.tensors.erase("model.norm.weight");
+  model.tensors["model.layers.2.mlp.down_proj.weight"].first = {96, 64};
+  model.tensors["model.layers.0.self_attn.q_proj.bias"] = {{1}, std::string(4, '\0')};
+  model.config["nonsense"] = 1;
+  EXPECT_THAT(
+      ProblemsWith(model),
+      UnorderedElementsAre(
+          "config.json: nonsense: unknown field",
+          StartsWith("model.safetensors: tensor 'model.layers.1.self_attn.beta' is missing; "),
+          "model.safetensors: tensor 'model.norm.weight' is missing; expected [64]",
+          "model.safetensors: model.layers.2.mlp.down_proj.weight: expected [64, 96], got [96, 64]",
+          StartsWith("model.safetensors: tensor 'model.layers.0.self_attn.q_proj.bias' [1]: no")));
+}
+
+// Of a layer with a wrong field nothing is known, of the others all is.
+TEST(FolderReport, WrongLayersAreLeftOut) {
+  EditedModel model("sw-ovq");
+  model.config["ovq"]["chunk_size"] = 1;
+  model.tensors.erase("model.norm.weight");
+  model.tensors["nobodys"] = {{1}, std::string(4, '\0')};
+  const TempFolder folder;
+  model.Write(folder);
+  const FolderReport report = Report(folder.path());
+  EXPECT_THAT(report.problems,
+              ElementsAre(StartsWith("config.json: ovq.chunk_size: expected an integer in [2, "),
+                          StartsWith("model.safetensors: tensor 'model.norm.weight' is missing")));
+  EXPECT_THAT(report.sessions, IsEmpty());
+  EXPECT_THAT(report.notes,
+              ElementsAre("not checked before config.json is right: tensors of layers 1, 3, "
+                          "tensors that nobody uses, states"));
+}
+
+TEST(FolderReport, WithoutAShapeTensorsAreNotHeldAgainstIt) {
+  EditedModel model("sw-ovq");
+  model.config.erase("hidden_size");
+  model.tensors.erase("model.norm.weight");
+  EXPECT_THAT(ProblemsWith(model), ElementsAre(StartsWith("config.json: hidden_size: expected")));
+}
+
+TEST(FolderReport, FilesThatAreMissing) {
+  const TempFolder folder;
+  EXPECT_THAT(Report(folder.path()).problems,
+              ElementsAre("config.json: No such file or directory",
+                          "model.safetensors: No such file or directory"));
+  EXPECT_THAT(Report(folder.file("none")).problems,
+              ElementsAre(folder.file("none") + ": expected a folder"));
+  folder.Write("config.json", "{}");
+  folder.Write("model.safetensors", "x");
+  EXPECT_THAT(Report(folder.path()).problems,
+              ElementsAre(StartsWith("config.json: model_type: expected one of "),
+                          StartsWith("model.safetensors: holds 1 bytes")));
+}
+
+// A tensor of a file that cannot be read is that file's problem.
+TEST(FolderReport, ATruncatedFileIsNotMissingTensors) {
+  EditedModel model("sw-ovq");
+  const TempFolder folder;
+  model.Write(folder);
+  std::filesystem::resize_file(folder.file("model.safetensors"),
+                               std::filesystem::file_size(folder.file("model.safetensors")) - 8);
+  EXPECT_THAT(Report(folder.path()).problems, ElementsAre(HasSubstr("truncated?")));
+}
+
+TEST(FolderReport, GenerationConfig) {
+  EditedModel model("sw-ovq");
+  model.config["eos_token_id"] = {2, 3};
+  const TempFolder folder;
+  model.Write(folder);
+  const auto problems = [&folder](const Json& json) {
+    folder.Write("generation_config.json", json.dump());
+    return Report(folder.path()).problems;
+  };
+  EXPECT_THAT(problems({{"eos_token_id", {3, 2}}, {"temperature", 0.5}}), IsEmpty());
+  EXPECT_THAT(
+      problems({{"eos_token_id", 2}, {"bos_token_id", 1}, {"pad_token_id", 101}}),
+      ElementsAre(
+          "generation_config.json: bos_token_id: expected config.json's [], by which the "
+          "server goes, got [1]",
+          "generation_config.json: eos_token_id: expected config.json's [2, 3], by which "
+          "the server goes, got [2]",
+          StartsWith("generation_config.json: pad_token_id: expected integers in [0, 100]")));
+  EXPECT_THAT(problems("text"), ElementsAre(StartsWith("generation_config.json: not a JSON")));
+}
+
+Json BpeJson() {
+  return {{"model", {{"type", "BPE"}, {"vocab", {{"a", 0}, {"b", 1}}}, {"merges", Json::array()}}},
+          {"added_tokens",
+           {{{"id", 2}, {"content", "<s>"}, {"special", true}},
+            {{"id", 3}, {"content", "</s>"}, {"special", true}}}}};
+}
+
+TEST(FolderReport, Tokenizers) {
+  EditedModel model("sw-ovq");
+  model.config["eos_token_id"] = 3;
+  const TempFolder folder;
+  model.Write(folder);
+  Json tokenizer = BpeJson();
+  folder.Write("tokenizer.json", tokenizer.dump());
+  const FolderReport report = Report(folder.path());
+  EXPECT_THAT(report.problems, IsEmpty());
+  EXPECT_EQ(report.tokenizer_size, 4);
+  EXPECT_EQ(report.special_tokens, (std::map<int32_t, std::string>{{2, "<s>"}, {3, "</s>"}}));
+
+  model.config["eos_token_id"] = {3, 50};
+  model.Write(folder);
+  EXPECT_THAT(Report(folder.path()).problems,
+              ElementsAre("config.json: eos_token_id: expected an id of the tokenizer's 4 tokens, "
+                          "got 50"));
+  tokenizer["model"]["vocab"]["b"] = 101;
+  tokenizer["added_tokens"][0]["id"] = 300;
+  tokenizer["added_tokens"][1]["id"] = "3";
+  tokenizer["decoder"] = {{"type", "Nonsense"}};
+  folder.Write("tokenizer.json", tokenizer.dump());
+  folder.Write("tokenizer_config.json",
+               Json({{"add_bos_token", true}, {"bos_token", "<bos>"}}).dump());
+  EXPECT_THAT(Report(folder.path()).problems,
+              UnorderedElementsAre(HasSubstr("'b': expected an integer id below the model's"),
+                                   HasSubstr("added_tokens[0].id: expected an integer in [0, 100]"),
+                                   HasSubstr("added_tokens[1].id: expected an integer"),
+                                   HasSubstr("decoder.type: unknown value 'Nonsense'")));
+  folder.Write("tokenizer.json", BpeJson().dump());
+  EXPECT_THAT(Report(folder.path()).problems,
+              ElementsAre(HasSubstr("has no token '<bos>', which tokenizer_config.json names")));
+}
+
+TEST(FolderReport, AsTextEveryProblemIsALine) {
+  FolderReport report;
+  report.folder = "some";
+  report.problems = {"config.json: a\nb: unknown field", "two"};
+  EXPECT_THAT(ReportText(report),
+              ::testing::EndsWith("2 problems:\nconfig.json: a\\x0ab: unknown field\ntwo\n"));
+}
+
+TEST(FolderReport, AsTextAndAsJson) {
+  InspectOptions options;
+  options.positions = {64};
+  const FolderReport report = Report(LoadGolden("sw-ovq").folder, options);
+  const std::string text = ReportText(report);
+  EXPECT_THAT(text, HasSubstr("family      ovq_hybrid\nlayers      4\n  0         "));
+  EXPECT_THAT(text, HasSubstr("states in f32\n"));
+  EXPECT_THAT(text, ::testing::EndsWith("no problems\n"));
+  const Json json = Json::parse(ReportJson(report));
+  EXPECT_EQ(json["family"], "ovq_hybrid");
+  EXPECT_EQ(json["parameters"], report.parameters);
+  EXPECT_EQ(json["sessions"][0]["state_bytes"], report.sessions[0].state_bytes);
+  EXPECT_EQ(json["problems"], Json::array());
+  EXPECT_TRUE(json["tokenizer"].is_null());
+}
+
+TEST(InspectOptions, AreChecked) {
+  const auto error = [](const std::vector<std::string>& args) {
+    return Message(ParseInspectOptions(args).status());
+  };
+  EXPECT_EQ(error({}), "MODEL: expected a model folder, got none");
+  EXPECT_EQ(error({"m", "--positions", "0"}).substr(0, 12), "--positions:");
+  EXPECT_EQ(error({"m", "--slot-caps=1"}).substr(0, 12), "--slot-caps:");
+  EXPECT_EQ(error({"--help"}), "");
+  const auto options = ParseInspectOptions(std::vector<std::string>{
+      "m", "--json", "--positions=1,2", "--state-dtype", "bf16", "--slot-caps", "7"});
+  ASSERT_TRUE(options.ok()) << options.status();
+  EXPECT_EQ(options->folder, "m");
+  EXPECT_TRUE(options->json);
+  EXPECT_THAT(options->positions, ElementsAre(1, 2));
+  EXPECT_THAT(options->slot_caps, ElementsAre(7));
+  EXPECT_EQ(options->state_dtype, DType::kBF16);
+  EXPECT_THAT(InspectHelp(), HasSubstr("usage: ovq-inspect MODEL"));
+}
+
+}  // namespace
+}  // namespace ovq::test
