@@ -1,6 +1,7 @@
 """The chunk forms of the recurrent mixers against their token forms, and their gradients."""
 
 import unittest
+from unittest import mock
 
 import torch
 import torch.nn.functional as F
@@ -238,8 +239,10 @@ class LayerTest(unittest.TestCase):
                     self.assertGreater(parameter.grad.abs().max().item(), 0, name)
 
     def test_short_convolution_and_gate_of_gdn_can_be_left_out(self):
-        self.SECTIONS["gated_delta_net"]["gdn"].update(use_short_conv=False, use_gate=False)
-        model = self.model("gated_delta_net")
+        section = {**self.SECTIONS["gated_delta_net"]["gdn"], "use_short_conv": False,
+                   "use_gate": False}
+        with mock.patch.dict(self.SECTIONS, gated_delta_net={"gdn": section}):
+            model = self.model("gated_delta_net")
         self.assertFalse([name for name in model.state_dict() if "conv1d" in name or "g_proj" in
                           name])
         self.assertTrue(model(torch.randint(258, (1, 40))).isfinite().all())
