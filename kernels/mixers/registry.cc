@@ -1,5 +1,6 @@
 #include <array>
 
+#include "kernels/mixers/bswa/bswa.h"
 #include "kernels/mixers/gated_delta_net/gated_delta_net.h"
 #include "kernels/mixers/kvm/kvm.h"
 #include "kernels/mixers/mamba2/mamba2.h"
@@ -15,6 +16,8 @@ namespace {
 constexpr std::array kRegistry = {
     MixerEntry{"sliding_attention", "", MakeAttention<SlidingAttention>,
                AttentionState<SlidingAttention>},
+    MixerEntry{"block_sliding_attention", "bswa", MakeAttention<BlockSlidingAttention>,
+               AttentionState<BlockSlidingAttention>},
     MixerEntry{"full_attention", "", MakeAttention<FullAttention>, AttentionState<FullAttention>},
     MixerEntry{"ovq_attention", "ovq", MakeAttention<OvqAttention>, AttentionState<OvqAttention>},
     MixerEntry{"kvm_attention", "kvm", MakeAttention<KvmAttention>, AttentionState<KvmAttention>},

@@ -21,6 +21,7 @@ struct MixerName {
 };
 constexpr MixerName kMixers[] = {{"swa", "sliding_attention"},
                                  {"gptalpha", "full_attention"},
+                                 {"gptalpha_bswa", "block_sliding_attention"},
                                  {"ovq", "ovq_attention"},
                                  {"kvm", "kvm_attention"}};
 
@@ -126,12 +127,15 @@ void Reader::SetRope(const Kind& kind, Attrs& model) {
 
 void Reader::SetInput(const Kind& kind, Attrs& model) {
   constexpr std::string_view kShifts[] = {"rwkv", "none"};
-  const bool shifts = file_.ChoiceOr(kind.name + "_token_shift_mode", kShifts) == 0;
+  const std::string fields_of = kind.name == "gptalpha_bswa" ? "gptalpha" : kind.name;
+  const bool shifts = file_.ChoiceOr(fields_of + "_token_shift_mode", kShifts) == 0;
   model.Set("token_shift", file_.FlagOr("use_tokenshift_att", false) && shifts);
-  constexpr std::string_view kResiduals[] = {"rwkv", "linear"};
-  const bool gated = file_.ChoiceOr(kind.name + "_value_residual_mode", kResiduals) == 0;
+  constexpr std::string_view kResiduals[] = {"rwkv", "linear", "rwkv_post_tokenshift"};
+  constexpr const char* kOurs[] = {"gated", "linear", "gated_after_shift"};
+  const std::string residual_field = fields_of + "_value_residual_mode";
+  const int residual = file_.ChoiceOr(residual_field, kResiduals);
   if (!file_.FlagOr("use_value_residual", true)) return;
-  model.Set("value_residual", std::string(gated ? "gated" : "linear"));
+  model.Set("value_residual", std::string(kOurs[residual]), residual_field);
   model.Set("value_residual_layer", int64_t{kind.value_layer});
   model.Set("value_gate_rank", GateRank(config_.hidden_size));
 }
@@ -177,6 +181,11 @@ MixerFields Reader::FieldsOf(const Kind& kind) {
     const char* field = has_own ? "swa_window_size" : "chunk_len";
     model.Set("sliding_window", file_.IntOr(field, 256, 1, kMaxWindow), field);
   }
+  if (kind.name == "gptalpha_bswa") {
+    for (const char* field : {"chunk_len", "n_bswa_chunks", "sink_len"}) {
+      fields_.CopyTo(fields.sections["bswa"], field, field);
+    }
+  }
   if (kind.name == "ovq") SetOvq(fields.sections["ovq"]);
   if (kind.name == "kvm") SetKvm(fields.sections["kvm"]);
   return fields;
@@ -197,9 +206,8 @@ FeedForwardSpec Reader::ReadFeedForward() {
 
 void Reader::ReadLayers() {
   const int64_t every = file_.IntOr("alt_layer_every", -1, -1, kMaxLayers);
-  if (every == 1) {
-    file_.Fail("alt_layer_every", "expected -1 or at least 2; the original reads 1 in two ways");
-  }
+  // 1 stands for none, too: the original then has the main mixer and its RoPE in every layer, and
+  // takes first values from layer 0, as it does without alternates.
   const bool alternates = every > 1;
   const std::string main = ReadMixer("token_mixer", "rwkv7");
   const std::string alt = alternates ? ReadMixer("alt_token_mixer", "swa") : main;

@@ -224,7 +224,7 @@ TEST(LoadConfig, NamesTheFieldThatIsWrong) {
   ExpectError("ovq", {{"max_centroids", 1}}, "ovq.max_centroids: expected an integer in [2, ");
   ExpectError("ovq", {{"max_centroids", {{"a", 1}}}}, "ovq.max_centroids: an object");
   ExpectError("rope_scaling", {{"factor", 2}},
-              "rope_scaling: unknown section; known: ovq, kvm, vq");
+              "rope_scaling: unknown section; known: bswa, ovq, kvm, vq");
   ExpectError("bos_token_id", 300, "bos_token_id: expected an integer in [0, 299]");
   ExpectError("eos_token_id", {2, 300}, "eos_token_id: expected integers in [0, 299]");
   ExpectError("eos_token_id", "</s>", "eos_token_id: expected integers");

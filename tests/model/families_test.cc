@@ -14,6 +14,7 @@ namespace {
 constexpr char kFull[] = "kvm/gptalpha-nope-swa";
 constexpr char kOvq[] = "kvm/ovq-swa";
 constexpr char kKvm[] = "kvm/kvm-power-law";
+constexpr char kPost[] = "kvm/post-tokenshift";
 
 std::string Bytes(const std::vector<float>& values) {
   return {reinterpret_cast<const char*>(values.data()), values.size() * sizeof(float)};
@@ -59,24 +60,31 @@ TEST(Rwkv7Backbone, RefusesWhatItDoesNotHave) {
     model.ExpectError(absl::StatusCode::kInvalidArgument, "config.json: " + text);
   };
   expect(kFull, "token_mixer", "rwkv7",
-         "token_mixer: mixer 'rwkv7' is not supported; known: swa, gptalpha, ovq, kvm");
+         "token_mixer: mixer 'rwkv7' is not supported; known: swa, gptalpha, gptalpha_bswa, ovq, "
+         "kvm");
   expect(kFull, "token_mixer_class_path", "model.rwkv7_mixer.SequenceMixer",
          "token_mixer_class_path: mixer 'rwkv7' is not supported");
   expect(kFull, "token_mixer_class_path", "elsewhere",
          "token_mixer_class_path: expected model.NAME_mixer.SequenceMixer, got 'elsewhere'");
   expect(kFull, "alt_token_mixer", "lact", "alt_token_mixer: mixer 'lact' is not supported");
-  expect(kFull, "alt_layer_every", 1, "alt_layer_every: expected -1 or at least 2");
   expect(kFull, "num_key_value_heads", 1, "num_key_value_heads: expected num_attention_heads = 2");
   expect(kFull, "use_value_residual", 2, "use_value_residual: expected true, false, 0 or 1, got 2");
-  expect(kFull, "gptalpha_value_residual_mode", "rwkv_post_tokenshift",
-         "gptalpha_value_residual_mode: unknown value 'rwkv_post_tokenshift'");
+  expect(kFull, "gptalpha_value_residual_mode", "rwkv7",
+         "gptalpha_value_residual_mode: unknown value 'rwkv7'; known: rwkv, linear, "
+         "rwkv_post_tokenshift");
+  expect(kPost, "d_v_head", 8,
+         "gptalpha_value_residual_mode: a gate after the token shift needs as many channels of "
+         "values as hidden_size = 32, got 16");
+  expect(kPost, "n_bswa_chunks", 0, "n_bswa_chunks: expected an integer in [1, 256], got 0");
+  expect(kPost, "sink_len", -1, "sink_len: expected an integer in [0, ");
+  expect(kPost, "chunk_len", 0, "chunk_len: expected an integer in [1, ");
   expect(kFull, "ffn_expansion", 0.01, "ffn_expansion: expected a feed-forward of 32 channels");
   expect(kFull, "alt_rope_partial_dim", 33, "alt_rope_partial_dim: expected an integer in [1, 32]");
   expect(kFull, "alt_rope_partial_dim", 31, "alt_rope_partial_dim: expected an even number");
   expect(kOvq, "ovq_chunk_size", 1, "ovq_chunk_size: expected an integer in [2, ");
   for (const char* flag : {"ovq_normalize_centroids", "ovq_use_min_state_size",
                            "ovq_use_counts_for_lr_only", "ovq_use_delta_rule"}) {
-    expect(kOvq, flag, 1, absl::StrCat(flag, ": expected false, got true"));
+    expect(kOvq, flag, 2, absl::StrCat(flag, ": expected true, false, 0 or 1, got 2"));
   }
   expect(kKvm, "state_growth_exponent", 2, "state_growth_exponent: expected a number in [0, 1]");
   expect(kKvm, "state_budget_mode", "endless", "state_budget_mode: unknown value 'endless'");
@@ -100,6 +108,15 @@ TEST(Rwkv7Backbone, NamesTensorsAsTheFileDoes) {
   EditedModel extra(kFull);
   extra.tensors["transformer.h.1.attn.beta"] = extra.tensors["transformer.h.1.attn.ln_q.bias"];
   extra.ExpectError(absl::StatusCode::kInvalidArgument, "'transformer.h.1.attn.beta'");
+  EditedModel window(kPost);
+  window.tensors.erase("transformer.h.3.attn.ln_k.weight");
+  window.ExpectError(absl::StatusCode::kNotFound, "transformer.h.3.attn.ln_k.weight");
+  EditedModel delta("kvm/ovq-flags");
+  delta.tensors.erase("transformer.h.1.attn.beta");
+  delta.ExpectError(absl::StatusCode::kNotFound, "transformer.h.1.attn.beta");
+  EditedModel norms("kvm/ovq-flags");
+  norms.tensors["transformer.h.1.attn.ln_k.weight"] = norms.tensors["transformer.h.1.attn.beta"];
+  norms.ExpectError(absl::StatusCode::kInvalidArgument, "'transformer.h.1.attn.ln_k.weight'");
   EditedModel flat(kFull);
   flat.tensors["transformer.h.0.mlp.x_k"].first = {64};
   flat.ExpectError(absl::StatusCode::kInvalidArgument,
@@ -124,6 +141,38 @@ TEST(Rwkv7Backbone, TokenShiftMayBeOff) {
     }
   }
   EXPECT_EQ(LogitsOf(model), LogitsOf(still));
+}
+
+// A gate of the shifted input has a shift of its own, whatever that of the attention.
+TEST(Rwkv7Backbone, AGateAfterTheShiftShiftsByItself) {
+  EditedModel before(kPost);
+  before.config["use_tokenshift_att"] = 0;
+  for (int layer = 0; layer < 4; ++layer) {
+    for (const char* leaf : {"x_q", "x_k"}) {
+      before.tensors.erase(absl::StrCat("transformer.h.", layer, ".attn.", leaf));
+    }
+  }
+  EditedModel after = before.Copy(), still = before.Copy();
+  before.config["gptalpha_value_residual_mode"] = "rwkv";
+  for (int layer = 0; layer < 4; ++layer) {
+    std::string& mix = still.tensors[absl::StrCat("transformer.h.", layer, ".attn.x_v")].second;
+    mix.assign(mix.size(), '\0');
+  }
+  EXPECT_EQ(LogitsOf(still), LogitsOf(before));
+  EXPECT_NE(LogitsOf(after), LogitsOf(before));
+  after.tensors.erase("transformer.h.1.attn.x_v");
+  after.ExpectError(absl::StatusCode::kNotFound, "transformer.h.1.attn.x_v");
+}
+
+TEST(Rwkv7Backbone, EveryFirstLayerAsAlternateIsNone) {
+  EditedModel none(kFull), every(kFull);
+  for (EditedModel* model : {&none, &every}) {
+    model->config["token_mixer"] = "swa";
+    model->config["rope_partial_dim"] = 32;
+  }
+  none.config["alt_layer_every"] = -1;
+  every.config["alt_layer_every"] = 1;
+  EXPECT_EQ(LogitsOf(every), LogitsOf(none));
 }
 
 TEST(Rwkv7Backbone, ALinearValueResidualOfNothingIsNone) {

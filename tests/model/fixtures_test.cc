@@ -133,9 +133,15 @@ INSTANTIATE_TEST_SUITE_P(Golden, Fixtures,
                          ::testing::ValuesIn(Cases({"sw-ovq", "sw-full", "sw-vq", "sw-ovq-gqa",
                                                     "sw-gdn", "gdn-ovq", "mamba2-ovq"})),
                          CaseName);
+INSTANTIATE_TEST_SUITE_P(OvqRules, Fixtures,
+                         ::testing::ValuesIn(Cases({"ovq-normalize", "ovq-min-state",
+                                                    "ovq-rates-only", "ovq-delta",
+                                                    "ovq-normalize-delta"})),
+                         CaseName);
 INSTANTIATE_TEST_SUITE_P(KvmPaper, Fixtures,
                          ::testing::ValuesIn(Cases({"kvm/gptalpha-nope-swa", "kvm/ovq-swa",
-                                                    "kvm/kvm-power-law"})),
+                                                    "kvm/kvm-power-law", "kvm/ovq-flags",
+                                                    "kvm/bswa-sinks", "kvm/post-tokenshift"})),
                          CaseName);
 INSTANTIATE_TEST_SUITE_P(Golden, OverriddenCap, ::testing::ValuesIn(Cases({"sw-ovq"})), CaseName);
 

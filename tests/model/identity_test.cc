@@ -3,6 +3,7 @@
 #include <gtest/gtest.h>
 
 #include <algorithm>
+#include <cctype>
 #include <iterator>
 #include <random>
 
@@ -110,7 +111,8 @@ TEST_P(HostIdentity, AnyThreads) {
 
 std::vector<Case> Cases(Device device) {
   std::vector<Case> cases;
-  for (const char* name : {"sw-ovq", "sw-full", "sw-vq", "sw-ovq-gqa"}) {
+  for (const char* name :
+       {"sw-ovq", "sw-full", "sw-vq", "sw-ovq-gqa", "kvm/ovq-flags", "kvm/post-tokenshift"}) {
     for (DType compute : {DType::kF32, DType::kBF16}) {
       for (DType state : {DType::kF32, DType::kBF16}) {
         // The types that a server chooses by itself, where time is short.
@@ -132,7 +134,7 @@ std::string CaseName(const ::testing::TestParamInfo<Case>& info) {
   std::string name =
       absl::StrCat(info.param.name, "_", DeviceName(info.param.device), "_",
                    DTypeName(info.param.compute), "_state_", DTypeName(info.param.state));
-  std::replace(name.begin(), name.end(), '-', '_');
+  for (char& c : name) c = std::isalnum(static_cast<unsigned char>(c)) ? c : '_';
   return name;
 }
 

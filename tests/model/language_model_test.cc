@@ -54,6 +54,47 @@ TEST(LanguageModel, NamesFieldsThatNobodyReads) {
   EXPECT_TRUE(elsewhere.Load().ok());
 }
 
+TEST(LanguageModel, NamesFieldsOfMixersThatAreWrong) {
+  const auto expect = [](const char* name, const char* section, const char* field,
+                         const nlohmann::json& value, const std::string& text) {
+    EditedModel model(name);
+    model.config[section][field] = value;
+    if (section == std::string("bswa")) {
+      for (auto& type : model.config["layer_types"]) {
+        if (type == "full_attention") type = "block_sliding_attention";
+      }
+    }
+    model.ExpectError(absl::StatusCode::kInvalidArgument,
+                      absl::StrCat(section, ".", field, ": ", text));
+  };
+  for (const char* flag :
+       {"normalize_centroids", "min_state_size", "counts_for_rates_only", "delta_rule"}) {
+    expect("sw-ovq", "ovq", flag, 1, "expected true or false");
+  }
+  expect("sw-ovq-gqa", "ovq", "delta_rule", true,
+         "expected false, as keys of shared heads have no one beta: num_key_value_heads is 2");
+  expect("sw-full", "bswa", "chunk_len", 0, "expected an integer in [1, ");
+  expect("sw-full", "bswa", "n_bswa_chunks", 0, "expected an integer in [1, 256], got 0");
+  expect("sw-full", "bswa", "sink_len", -1, "expected an integer in [0, ");
+  expect("sw-full", "bswa", "window", 3, "unknown field");
+}
+
+// A block window that nothing has left yet is full attention.
+TEST(LanguageModel, ABlockWindowIsFullAttentionUntilItIsFull) {
+  EditedModel full("sw-full"), window("sw-full");
+  for (auto& type : window.config["layer_types"]) {
+    if (type == "full_attention") type = "block_sliding_attention";
+  }
+  window.config["rope"] = full.config["rope"] = "none";
+  window.config["bswa"] = {{"chunk_len", 2}, {"n_bswa_chunks", 3}, {"sink_len", 0}};
+  const auto logits = [](const EditedModel& model) {
+    return Logits(*model.Load().value(), *model.context);
+  };
+  EXPECT_EQ(logits(window), logits(full));
+  window.config["bswa"]["n_bswa_chunks"] = 1;
+  EXPECT_NE(logits(window), logits(full));
+}
+
 TEST(LanguageModel, ServersLimitLowersTheDefaultCap) {
   ModelOptions options;
   options.limits.max_slot_cap = 16;

@@ -1,7 +1,8 @@
 """The decoder of the KVM paper's published code, as far as its fixtures need: holds kvm.py to it.
 
 Not a loader: it reads the tensors of one model.safetensors and the config.json beside it, and knows
-no block lambdas, skip connections, soft cap or other modes of token shift and value residual.
+no block lambdas, skip connections, soft cap, linear value residuals or attention without token
+shift.
 """
 
 import json
@@ -11,9 +12,9 @@ import torch
 import torch.nn.functional as F
 
 from ovq import kvm
-from ovq.config import kvm_from_dict
+from ovq.config import OvqRules, kvm_from_dict
 from ovq.dictionary import ovq_attention
-from ovq.mixers import full_attention, sliding_attention
+from ovq.mixers import block_sliding_attention, full_attention, sliding_attention
 from ovq.safetensors_io import load_safetensors
 
 _KVM_FLAGS = ("use_merge_gate_keys", "use_merge_gate_values", "use_head_temps", "use_vlens",
@@ -21,13 +22,17 @@ _KVM_FLAGS = ("use_merge_gate_keys", "use_merge_gate_values", "use_head_temps", 
 _KVM_FIELDS = ("chunk_len", "n_bswa_chunks", "sink_len", "state_budget_mode",
                "state_growth_factor", "state_growth_exponent", "state_round_down",
                "state_min_len", "state_saturation_n", "n_max_d_chunks")
-_EXPECTED = {"d_head": None, "d_qk_head": None, "d_v_head": None, "logit_softcap": 0.0,
-             "use_block_lambdas": 0, "use_skip_connections": 0, "use_tokenshift_att": 1,
-             "use_tokenshift_ffn": 1, "use_value_residual": 1, "alt_share_v0": 0,
-             "ovq_normalize_centroids": 0, "ovq_use_counts_for_lr_only": 0,
-             "ovq_use_delta_rule": 0, "ovq_use_min_state_size": 0,
-             **{f"{mixer}_{part}_mode": "rwkv" for mixer in ("gptalpha", "kvm", "ovq", "swa")
-                for part in ("token_shift", "value_residual")}}
+_OVQ_FLAGS = {"normalize_centroids": "ovq_normalize_centroids",
+              "min_state_size": "ovq_use_min_state_size",
+              "counts_for_rates_only": "ovq_use_counts_for_lr_only",
+              "delta_rule": "ovq_use_delta_rule"}
+_MIXERS = ("gptalpha", "kvm", "ovq", "swa")
+_KNOWN = {"d_head": (None,), "d_qk_head": (None,), "d_v_head": (None,), "logit_softcap": (0.0,),
+          "use_block_lambdas": (0,), "use_skip_connections": (0,), "use_tokenshift_att": (1,),
+          "use_tokenshift_ffn": (1,), "use_value_residual": (1,), "alt_share_v0": (0,),
+          **{f"{mixer}_token_shift_mode": ("rwkv",) for mixer in _MIXERS},
+          **{f"{mixer}_value_residual_mode": ("rwkv", "rwkv_post_tokenshift")
+             for mixer in _MIXERS}}
 
 
 def _shifted(x, share, first):
@@ -64,10 +69,10 @@ class Backbone:
         self.rounded = rounded
         with open(os.path.join(folder, "config.json"), encoding="utf-8") as file:
             self.raw = json.load(file)
-        for name, value in _EXPECTED.items():
-            if self.raw[name] != value:
-                raise ValueError(f"{folder}: {name}: {self.raw[name]!r} is not {value!r}, all that "
-                                 "this reference knows")
+        for name, known in _KNOWN.items():
+            if self.raw[name] not in known:
+                raise ValueError(f"{folder}: {name}: {self.raw[name]!r} is not "
+                                 f"{' or '.join(map(repr, known))}, all that this reference knows")
         self.tensors = load_safetensors(os.path.join(folder, "model.safetensors"))
         self.n_heads = self.raw["num_attention_heads"]
         self.head_dim = self.raw["hidden_size"] // self.n_heads
@@ -89,21 +94,36 @@ class Backbone:
         x = self._norm(x0, f"transformer.h.{first}.ln_attn")
         return self._linear(x, f"transformer.h.{first}.attn.c_v")
 
+    def _mixer(self, layer):
+        return self.raw["alt_token_mixer" if self._is_alternate(layer) else "token_mixer"]
+
+    def _mixed(self, v, x, first_values, prefix):
+        """v moved towards first_values by a gate of x."""
+        gate = self._linear(self._linear(x, f"{prefix}.v_gate1"), f"{prefix}.v_gate2")
+        return v + (first_values - v) * torch.sigmoid(self.tensors[f"{prefix}.v_gate0"] + gate)
+
     def _heads(self, x, first_values, layer):
         """q, k and v, each [batch, heads, n_tokens, dim], before any norm."""
         prefix = f"transformer.h.{layer}.attn"
         q, k, v = (self._linear(x, f"{prefix}.c_{name}") for name in "qkv")
-        gate = self._linear(self._linear(x, f"{prefix}.v_gate1"), f"{prefix}.v_gate2")
-        gate = torch.sigmoid(self.tensors[f"{prefix}.v_gate0"] + gate)
-        v = v + (first_values - v) * gate
-        return [_shifted(part, self.tensors[f"{prefix}.x_{name}"], part[:, :1]).unflatten(
-            -1, (self.n_heads, -1)).transpose(1, 2) for name, part in zip("qkv", (q, k, v))]
+        fields = self._mixer(layer).removesuffix("_bswa")
+        gates_last = self.raw[f"{fields}_value_residual_mode"] == "rwkv_post_tokenshift"
+        if not gates_last:
+            v = self._mixed(v, x, first_values, prefix)
+        shares = {name: self.tensors[f"{prefix}.x_{name}"] for name in "qkv"}
+        q, k, v = (_shifted(part, shares[name], part[:, :1]) for name, part in
+                   zip("qkv", (q, k, v)))
+        if gates_last:
+            v = self._mixed(v, _shifted(x, shares["v"], x[:, :1]), first_values, prefix)
+        return [part.unflatten(-1, (self.n_heads, -1)).transpose(1, 2) for part in (q, k, v)]
 
     def _ovq(self, q, k, v, prefix):
         q, k = (part / (part.norm(dim=-1, keepdim=True) + 1e-5) for part in (q, k))
-        q = q * (self.tensors[f"{prefix}.beta"] * self.head_dim ** 0.5)[:, None, None]
-        return ovq_attention(q.unsqueeze(2), k, v, self.raw["ovq_chunk_size"],
-                             self.raw["ovq_max_centroids"])
+        scales = self.tensors[f"{prefix}.beta"] * self.head_dim ** 0.5
+        rules = OvqRules(**{name: bool(self.raw[field]) for name, field in _OVQ_FLAGS.items()})
+        return ovq_attention((q * scales[:, None, None]).unsqueeze(2), k, v,
+                             self.raw["ovq_chunk_size"], self.raw["ovq_max_centroids"],
+                             rules=rules, key_scales=scales)
 
     def _kvm(self, q, k, v, x, prefix):
         raw = self.raw
@@ -123,7 +143,7 @@ class Backbone:
     def _attention(self, x, first_values, layer):
         prefix = f"transformer.h.{layer}.attn"
         side = "alt_" if self._is_alternate(layer) else ""
-        mixer = self.raw[f"{side}token_mixer"]
+        mixer = self._mixer(layer)
         q, k, v = self._heads(x, first_values, layer)
         if mixer == "ovq":
             out = self._ovq(q, k, v, prefix)
@@ -140,6 +160,9 @@ class Backbone:
                 window_len = self.raw["swa_window_size"]
                 out = sliding_attention(q, k, v, window_len if window_len > 0
                                         else self.raw["chunk_len"])
+            elif mixer == "gptalpha_bswa":
+                out = block_sliding_attention(q, k, v, self.raw["chunk_len"],
+                                              self.raw["n_bswa_chunks"], self.raw["sink_len"])
             else:
                 out = full_attention(q, k, v)
         return self._linear(out.flatten(1, 2).transpose(1, 2).flatten(2), f"{prefix}.c_proj")

@@ -65,6 +65,16 @@ class KvmConfig:
 
 
 @dataclasses.dataclass(frozen=True)
+class OvqRules:
+    """Flags of the section `ovq`: variants of OVQ in the KVM paper's published code."""
+
+    normalize_centroids: bool = False  # rows have norm 1; under delta_rule only their keys
+    min_state_size: bool = False  # min(t, N) centroids after t tokens, not eq. 17
+    counts_for_rates_only: bool = False  # no ln(count) is added to a centroid's score
+    delta_rule: bool = False  # values are merged less what their key reads of the dictionary
+
+
+@dataclasses.dataclass(frozen=True)
 class Config:
     """A validated config.json; field names are those of the file, sections are flattened."""
 
@@ -83,6 +93,7 @@ class Config:
     rope_theta: float = 10000.0
     chunk_size: int = 128
     max_centroids: int = 2048
+    ovq_rules: OvqRules = OvqRules()
     codebook_size: int = 0  # 0: no layer has a codebook
     kvm: typing.Optional[KvmConfig] = None  # None: no layer has kvm_attention
     sections: dict = dataclasses.field(default_factory=dict)  # of other layer types, by type
@@ -172,18 +183,23 @@ def _sections(raw, layer_types):
     return sections
 
 
-def _mixer_fields(raw, layer_types, head_dim):
+def _mixer_fields(raw, layer_types, attention):
     """Fields that only some layer types need, checked where such a layer exists."""
     fields = {}
     if "sliding_attention" in layer_types:
         fields["sliding_window"] = integer("sliding_window", raw.get("sliding_window"), 1)
-        if head_dim % 2:
-            raise ConfigError(f"head_dim: {head_dim} is odd, but RoPE rotates pairs of channels")
+        if attention["head_dim"] % 2:
+            raise ConfigError(f"head_dim: {attention['head_dim']} is odd, but RoPE rotates pairs "
+                              "of channels")
     fields["rope_theta"] = positive_number("rope_theta", raw.get("rope_theta", 10000.0))
-    ovq = no_other_keys("ovq", raw.get("ovq", {}),
-                        ("chunk_size", "max_centroids", "normalize_centroids"))
-    if flag("ovq.normalize_centroids", ovq.get("normalize_centroids", False)):
-        raise ConfigError("ovq.normalize_centroids: true is not supported by this reference")
+    flags = [field.name for field in dataclasses.fields(OvqRules)]
+    ovq = no_other_keys("ovq", raw.get("ovq", {}), ("chunk_size", "max_centroids", *flags))
+    fields["ovq_rules"] = OvqRules(**{name: flag(f"ovq.{name}", ovq.get(name, False))
+                                      for name in flags})
+    n_heads, n_kv_heads = attention["num_attention_heads"], attention["num_key_value_heads"]
+    if fields["ovq_rules"].delta_rule and n_kv_heads != n_heads:
+        raise ConfigError(f"ovq.delta_rule: true needs as many num_key_value_heads, {n_kv_heads}, "
+                          f"as num_attention_heads, {n_heads}: a key is a query by its head's beta")
     fields["chunk_size"] = integer("ovq.chunk_size", ovq.get("chunk_size", 128), 1)
     fields["max_centroids"] = check_max_centroids(ovq.get("max_centroids", 2048),
                                                   fields["chunk_size"])
@@ -193,7 +209,7 @@ def _mixer_fields(raw, layer_types, head_dim):
     kvm = no_other_keys("kvm", raw.get("kvm", {}),
                         [field.name for field in dataclasses.fields(KvmConfig)])
     if "kvm_attention" in layer_types:
-        fields["kvm"] = kvm_from_dict(kvm, head_dim)
+        fields["kvm"] = kvm_from_dict(kvm, attention["head_dim"])
     return fields
 
 
@@ -286,7 +302,7 @@ def config_from_dict(raw):
         **attention,
         **{name: flag(name, raw.get(name, defaults[name])) for name in _FLAGS},
         **{name: positive_number(name, raw.get(name, defaults[name])) for name in _NUMBERS},
-        **_mixer_fields(raw, layer_types, attention["head_dim"]),
+        **_mixer_fields(raw, layer_types, attention),
         **_token_fields(raw, sizes["vocab_size"]))
 
 
@@ -310,7 +326,9 @@ def config_to_dict(config):
         raw["sliding_window"] = config.sliding_window
         raw["rope_theta"] = config.rope_theta
     if "ovq_attention" in config.layer_types:
-        raw["ovq"] = {"chunk_size": config.chunk_size, "max_centroids": config.max_centroids}
+        raw["ovq"] = {"chunk_size": config.chunk_size, "max_centroids": config.max_centroids,
+                      **{name: True for name, value in
+                         dataclasses.asdict(config.ovq_rules).items() if value}}
     if config.codebook_size:
         raw["vq"] = {"codebook_size": config.codebook_size}
     if config.kvm:

@@ -10,6 +10,7 @@ import torch
 import torch.nn.functional as F
 from torch.utils.checkpoint import checkpoint
 
+from ovq.config import OvqRules
 from ovq.mixers import attend, ranges_up_to, wide
 
 # The paper's section 4.4: one rule of the dictionary replaced by a plainer one.
@@ -22,7 +23,9 @@ def n_centroids_at(position, max_centroids):
     return position * max_centroids // (position + max_centroids)
 
 
-def _n_centroids(position, n_tokens, max_centroids, ablation):
+def _n_centroids(position, n_tokens, max_centroids, rules, ablation):
+    if rules.min_state_size:
+        return min(position, max_centroids)
     if ablation == "linear_growth":  # as many in the end, every chunk bringing its share
         return max(1, position * n_centroids_at(n_tokens, max_centroids) // n_tokens)
     return n_centroids_at(position, max_centroids)
@@ -64,8 +67,11 @@ def assign_chunk(keys, centroids, n_new, ablation="none"):
     return nearest.scatter_(-1, order, fresh)
 
 
-def merge_chunk(rows, counts, keys_values, assignment, n_new, ablation="none"):
-    """Eq. 19 over a chunk: row += sum (key - row_old) / count_new over the keys assigned to it."""
+def merge_chunk(rows, counts, keys_values, assignment, n_new, ablation="none", n_kept=0):
+    """Eq. 19 over a chunk: row += sum (key - row_old) / count_new over the keys assigned to it.
+
+    n_kept: of the last channels nothing is subtracted: row += sum key / count_new.
+    """
     batch, n_heads, _, width = rows.shape
     rows = torch.cat((rows, rows.new_zeros(batch, n_heads, n_new, width)), dim=2)
     old = torch.cat((counts, counts.new_zeros(batch, n_heads, n_new)), dim=2)
@@ -76,37 +82,63 @@ def merge_chunk(rows, counts, keys_values, assignment, n_new, ablation="none"):
         assigned = (counts - old).clamp(min=1).to(rows.dtype)
         rates = torch.where(old > 0, assigned.reciprocal().clamp(max=_CONSTANT_RATE), rates)
     kept = (1 - (counts - old) * rates).unsqueeze(-1)
+    if n_kept:
+        shape = (-1, -1, -1, width - n_kept)
+        kept = torch.cat((kept.expand(shape), torch.ones_like(rows[..., :n_kept])), dim=-1)
     share = keys_values * rates.gather(2, assignment).unsqueeze(-1)
     index = assignment.unsqueeze(-1).expand_as(share)
     return (rows * kept).scatter_add(2, index, share), counts
 
 
-def read_chunk(q, k, v, rows, counts):
-    """One softmax over the rows and the chunk's own keys (eq. 15)."""
+def read_chunk(q, k, v, rows, counts, weighs_counts=True):
+    """One softmax over the rows, weighed by their counts, and the chunk's own keys (eq. 15)."""
     group, n_tokens, head_dim = q.shape[2:]
     old_keys, old_values = rows.to(k.dtype).split((head_dim, v.shape[-1]), dim=-1)
     keys = torch.cat((old_keys, k), dim=2)
     values = torch.cat((old_values, v), dim=2)
     # ln(count) for centroids, 0 for the chunk's own keys
-    bias = F.pad(counts.to(rows.dtype).log(), (0, n_tokens))
+    bias = F.pad(counts.to(rows.dtype).log(), (0, n_tokens)) if weighs_counts else None
     ranges = ranges_up_to(rows.shape[2] + 1, n_tokens, q.device).repeat(1, group)
     # the group's queries read the same keys: one product for all of them
     return attend(q.flatten(2, 3), keys, values, ranges, bias).unflatten(2, (group, n_tokens))
 
 
-def _step_chunk(q, k, v, rows, counts, n_new, ablation):
+def _predicted(k, rows, counts, rules, key_scales):
+    """What keys [batch, n_kv_heads, n, head_dim], as queries, read of the rows alone; 0 of none."""
+    keys, values = rows.split((k.shape[-1], rows.shape[-1] - k.shape[-1]), dim=-1)
+    if rows.shape[2] == 0:
+        return values.new_zeros(*k.shape[:-1], values.shape[-1])
+    bias = None if rules.counts_for_rates_only else counts.to(rows.dtype).log()
+    ends = torch.full((k.shape[2],), rows.shape[2], dtype=torch.int32, device=k.device)
+    queries = k * key_scales.to(k.dtype)[:, None, None]
+    return attend(queries, keys, values, torch.stack((torch.zeros_like(ends), ends)), bias)
+
+
+def _normalized(rows, head_dim, rules):
+    keys, values = rows.split((head_dim, rows.shape[-1] - head_dim), dim=-1)
+    if not rules.delta_rule:
+        values = F.normalize(values, dim=-1, eps=1e-12)
+    return torch.cat((F.normalize(keys, dim=-1, eps=1e-12), values), dim=-1)
+
+
+def _step_chunk(q, k, v, rows, counts, n_new, ablation, rules, key_scales):
     """A chunk attends, then updates the dictionary: (out, rows, counts)."""
-    out = read_chunk(q, k, v, rows, counts)
-    keys_values = wide(torch.cat((k, v), dim=-1))
-    assignment = assign_chunk(keys_values[..., :k.shape[-1]], rows[..., :k.shape[-1]], n_new,
-                              ablation)
-    return (out, *merge_chunk(rows, counts, keys_values, assignment, n_new, ablation))
+    out = read_chunk(q, k, v, rows, counts, not rules.counts_for_rates_only)
+    keys, values, head_dim = wide(k), wide(v), k.shape[-1]
+    assignment = assign_chunk(keys, rows[..., :head_dim], n_new, ablation)
+    if rules.delta_rule:
+        values = values - _predicted(keys, rows, counts, rules, key_scales)
+    rows, counts = merge_chunk(rows, counts, torch.cat((keys, values), dim=-1), assignment, n_new,
+                               ablation, v.shape[-1] if rules.delta_rule else 0)
+    return out, _normalized(rows, head_dim, rules) if rules.normalize_centroids else rows, counts
 
 
-def ovq_attention(q, k, v, chunk_len, max_centroids, ablation="none", recompute_chunks=False):
+def ovq_attention(q, k, v, chunk_len, max_centroids, ablation="none", recompute_chunks=False,
+                  rules=OvqRules(), key_scales=None):
     """The chunk loop. ablation: one of ABLATIONS.
 
     recompute_chunks: keep only the dictionaries between the chunks for the backward pass.
+    key_scales: [n_kv_heads], what makes a key a query, for rules.delta_rule.
     """
     batch, n_heads, n_tokens, head_dim = k.shape
     rows = wide(k).new_zeros(batch, n_heads, 0, head_dim + v.shape[-1])
@@ -116,10 +148,10 @@ def ovq_attention(q, k, v, chunk_len, max_centroids, ablation="none", recompute_
     for chunk in zip(*(x.split(chunk_len, dim=-2) for x in (q, k, v))):
         end += chunk[1].shape[2]
         if end == n_tokens:  # an update that no later token reads is not worth its time
-            outs.append(read_chunk(*chunk, rows, counts))
+            outs.append(read_chunk(*chunk, rows, counts, not rules.counts_for_rates_only))
             break
-        n_new = _n_centroids(end, n_tokens, max_centroids, ablation) - rows.shape[2]
-        arguments = (*chunk, rows, counts, n_new, ablation)
+        n_new = _n_centroids(end, n_tokens, max_centroids, rules, ablation) - rows.shape[2]
+        arguments = (*chunk, rows, counts, n_new, ablation, rules, key_scales)
         if recompute_chunks and torch.is_grad_enabled():
             out, rows, counts = checkpoint(_step_chunk, *arguments, use_reentrant=False,
                                            preserve_rng_state=False)

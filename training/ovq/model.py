@@ -99,7 +99,7 @@ class Attention(nn.Module):
         if self.layer_type == "vq_attention":
             return mixers.vq_attention(q, k, v, self.codebook)
         return ovq_attention(q, k, v, self.config.chunk_size, max_centroids, self.ablation,
-                             self.recompute_chunks)
+                             self.recompute_chunks, self.config.ovq_rules, self.beta)
 
     def forward(self, x, rope, max_centroids):
         q, k, v = self._heads(x, rope)

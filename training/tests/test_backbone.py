@@ -48,6 +48,18 @@ class BackboneTest(unittest.TestCase):
     def test_full_attention_beside_a_window(self):
         self.check_fixture("gptalpha-nope-swa")
 
+    def test_flags_windows_and_gates_keep_their_logits(self):
+        for name in ("ovq-flags", "bswa-sinks", "post-tokenshift"):
+            folder = os.path.join(GOLDEN, name)
+            model = Backbone(folder)
+            expected = load_safetensors(os.path.join(folder, "expected.safetensors"))
+            with open(os.path.join(folder, "tokens.json"), encoding="utf-8") as file:
+                sequences = json.load(file)["sequences"]
+            self.assertEqual(len(sequences), len(expected))
+            for i, tokens in enumerate(sequences):
+                error = (model(torch.tensor([tokens]))[0] - expected[f"logits.{i}"]).abs().max()
+                self.assertLess(error.item(), TOLERANCE, name)
+
     def test_what_it_does_not_know_is_named(self):
         folder = os.path.join(GOLDEN, "kvm-power-law")
         with open(os.path.join(folder, "config.json"), encoding="utf-8") as file:

@@ -31,6 +31,10 @@ class ConfigTest(unittest.TestCase):
     def test_round_trip(self):
         config = config_from_dict(tiny_config(num_key_value_heads=1, value_head_dim=12))
         self.assertEqual(config_from_dict(config_to_dict(config)), config)
+        flags = {"normalize_centroids": True, "delta_rule": True}
+        config = config_from_dict(tiny_config(ovq={"chunk_size": 8, "max_centroids": 16, **flags}))
+        self.assertEqual(config_to_dict(config)["ovq"],
+                         {"chunk_size": 8, "max_centroids": 16, **flags})
 
     def test_round_trip_of_what_only_some_models_have(self):
         raw = with_section("mamba2", "mamba2", {**MAMBA2, "dt_limit": [0.1, None], "expand": 1},
@@ -94,7 +98,8 @@ class ConfigTest(unittest.TestCase):
             "sliding_window": {"sliding_window": None},
             "ovq.chunk_size": {"ovq": {"chunk_size": -1}},
             "ovq.max_centroids": {"ovq": {"chunk_size": 1, "max_centroids": 1}},
-            "ovq.normalize_centroids": {"ovq": {"normalize_centroids": True}},
+            "ovq.normalize_centroids": {"ovq": {"normalize_centroids": 1}},
+            "ovq.delta_rule": {"ovq": {"delta_rule": True}, "num_key_value_heads": 1},
             "ovq.chunk_len": {"ovq": {"chunk_len": 8}},
             "vq.codebook_size": {"layer_types": ["sliding_attention", "vq_attention"]},
             "hidden_act": {"hidden_act": "gelu"},

@@ -11,14 +11,18 @@ import torch.nn.functional as F
 
 import support
 from ovq import dictionary
-from ovq.config import config_from_dict
+from ovq.config import OvqRules, config_from_dict
 from ovq.dictionary import ABLATIONS, assign_chunk, n_centroids_at, ovq_attention
-from ovq.mixers import full_attention, quantize, sliding_attention, vq_attention
+from ovq.mixers import (block_sliding_attention, full_attention, quantize, sliding_attention,
+                        vq_attention)
 from ovq.model import OvqModel, load_model
 from ovq.safetensors_io import load_safetensors
 from test_golden import GOLDEN, TOLERANCE
 
 torch.manual_seed(0)
+
+RULES = [OvqRules(**{name: True}) for name in vars(OvqRules())]
+RULES += [OvqRules(normalize_centroids=True, delta_rule=True), OvqRules(True, True, True, True)]
 
 
 def random_qkv(n_tokens, batch=2, n_kv_heads=2, group=2, head_dim=4, value_dim=3):
@@ -36,6 +40,16 @@ def naive_window(q, k, v, window_len):
     return out
 
 
+def naive_block_window(q, k, v, chunk_len, n_chunks, sink_len):
+    out = torch.empty(*q.shape[:-1], v.shape[-1], dtype=q.dtype)
+    for t in range(k.shape[2]):
+        oldest = max(0, (t // chunk_len + 1 - n_chunks) * chunk_len)
+        seen = [j for j in range(t + 1) if j >= oldest or j < sink_len]
+        scores = torch.einsum("bhgd,bhtd->bhgt", q[..., t, :], k[:, :, seen])
+        out[..., t, :] = torch.einsum("bhgt,bhte->bhge", scores.softmax(-1), v[:, :, seen])
+    return out
+
+
 def novelty(key, similarity, ablation):
     """What the keys that become centroids have least of."""
     if ablation != "random_assignment":
@@ -43,9 +57,20 @@ def novelty(key, similarity, ablation):
     return abs(math.fmod(4096 * float(key.sum()), 1))
 
 
-def naive_update(rows, counts, keys, values, n_new, ablation):
+def naive_read(q, rows, counts, rules):
+    scores = [q @ row[0] for row in rows]
+    if not rules.counts_for_rates_only:
+        scores = [score + math.log(n) for score, n in zip(scores, counts)]
+    return scores, [row[1] for row in rows]
+
+
+def naive_update(rows, counts, keys, values, n_new, ablation, rules, key_scale):
     """One head's dictionary update, literally: lists in, lists changed in place."""
     n_old = len(rows)
+    if rules.delta_rule and n_old:
+        reads = [naive_read(key_scale * key, rows, counts, rules) for key in keys]
+        values = [value - torch.stack(scores).softmax(0) @ torch.stack(old)
+                  for value, (scores, old) in zip(values, reads)]
     if n_old == 0:
         order = sorted(range(1, len(keys)), key=lambda i: novelty(
             keys[i], float(keys[i] @ keys[0]), ablation))[:n_new - 1]
@@ -67,28 +92,35 @@ def naive_update(rows, counts, keys, values, n_new, ablation):
         rate = 1 / counts[j]
         if ablation == "constant_rate" and j < n_old:
             rate = min(0.25, 1 / assigned.count(j))
-        rows[j] = (rows[j][0] + (keys[i] - old[j][0]) * rate,
-                   rows[j][1] + (values[i] - old[j][1]) * rate)
+        change = values[i] if rules.delta_rule else values[i] - old[j][1]
+        rows[j] = (rows[j][0] + (keys[i] - old[j][0]) * rate, rows[j][1] + change * rate)
+    if rules.normalize_centroids:
+        for j, (key, value) in enumerate(rows):
+            rows[j] = (key / key.norm(), value if rules.delta_rule else value / value.norm())
 
 
-def naive_size(position, n_tokens, max_centroids, ablation):
+def naive_size(position, n_tokens, max_centroids, ablation, rules):
+    if rules.min_state_size:
+        return min(position, max_centroids)
     if ablation != "linear_growth":
         return n_centroids_at(position, max_centroids)
     return max(1, math.floor(position / n_tokens * n_centroids_at(n_tokens, max_centroids)))
 
 
-def naive_ovq(q, k, v, chunk_len, max_centroids, ablation="none"):
+def naive_ovq(q, k, v, chunk_len, max_centroids, ablation="none", rules=OvqRules(),
+              key_scale=None):
     """One sequence, one head, one query per key: q, k [n_tokens, d], v [n_tokens, dv]."""
     rows, counts, outs = [], [], []
     for t in range(len(k)):
         begin = t - t % chunk_len
-        scores = [q[t] @ row[0] + math.log(n) for row, n in zip(rows, counts)]
+        scores, values = naive_read(q[t], rows, counts, rules)
         scores += [q[t] @ k[s] for s in range(begin, t + 1)]
-        values = [row[1] for row in rows] + list(v[begin:t + 1])
+        values += list(v[begin:t + 1])
         outs.append(torch.stack(scores).softmax(0) @ torch.stack(values))
         if (t + 1) % chunk_len == 0:
-            n_new = naive_size(t + 1, len(k), max_centroids, ablation) - len(rows)
-            naive_update(rows, counts, k[begin:t + 1], v[begin:t + 1], n_new, ablation)
+            n_new = naive_size(t + 1, len(k), max_centroids, ablation, rules) - len(rows)
+            naive_update(rows, counts, k[begin:t + 1], v[begin:t + 1], n_new, ablation, rules,
+                         key_scale)
     return torch.stack(outs)
 
 
@@ -102,6 +134,12 @@ class MixersTest(unittest.TestCase):
     def test_full_attention_is_an_endless_window(self):
         q, k, v = random_qkv(600)
         torch.testing.assert_close(full_attention(q, k, v), naive_window(q, k, v, 600))
+
+    def test_block_windows_are_whole_chunks_and_the_first_tokens(self):
+        for shape in ((23, 4, 2, 0), (23, 4, 3, 1), (30, 5, 1, 7), (41, 8, 2, 20), (3, 4, 2, 1)):
+            q, k, v = random_qkv(shape[0])
+            torch.testing.assert_close(block_sliding_attention(q, k, v, *shape[1:]),
+                                       naive_block_window(q, k, v, *shape[1:]))
 
     def test_vq_attention_reads_the_nearest_codes(self):
         q, k, v = random_qkv(20)
@@ -149,6 +187,23 @@ class MixersTest(unittest.TestCase):
                                          max_centroids, ablation)
                     with self.subTest(ablation=ablation, n_tokens=n_tokens):
                         torch.testing.assert_close(out[b, head, g], expected)
+
+    def test_ovq_by_other_rules_equals_a_loop_over_positions(self):
+        key_scales = torch.tensor([2.0, 5.0]).double()
+        plain = {}
+        for rules in (OvqRules(), *RULES):
+            for n_tokens, chunk_len, max_centroids in ((4, 4, 8), (41, 4, 6), (64, 8, 100)):
+                torch.manual_seed(4)
+                q, k, v = random_qkv(n_tokens)
+                out = ovq_attention(q, k, v, chunk_len, max_centroids, rules=rules,
+                                    key_scales=key_scales)
+                for b, head, g in torch.cartesian_prod(*[torch.arange(2)] * 3).tolist():
+                    expected = naive_ovq(q[b, head, g], k[b, head], v[b, head], chunk_len,
+                                         max_centroids, rules=rules, key_scale=key_scales[head])
+                    with self.subTest(rules=rules, n_tokens=n_tokens):
+                        torch.testing.assert_close(out[b, head, g], expected)
+                changes = (out - plain.setdefault(n_tokens, out)).abs().max().item()
+                self.assertEqual(changes > 1e-3, n_tokens > 4 and rules != OvqRules(), rules)
 
     def test_every_ablation_changes_what_is_read(self):
         q, k, v = random_qkv(64)

@@ -7,7 +7,7 @@
 namespace ovq {
 
 int64_t MostBlocks(const AttentionBlocks& blocks, const StepSeqs& seqs) {
-  const int64_t window = int64_t{blocks.recent_spans} * blocks.wave_span;
+  const int64_t window = int64_t{blocks.recent_spans} * blocks.wave_span + blocks.recent_sinks;
   const int64_t tokens = window > 0 ? std::min(seqs.end_bound, window) : seqs.end_bound;
   const int64_t recent =
       blocks.ring() > 0 ? std::min<int64_t>(blocks.ring(), BlocksOf(tokens)) : BlocksOf(tokens);

@@ -53,11 +53,13 @@ struct AttentionBlocks {
   BlockPlaces dictionary_keys, dictionary_values, dictionary_bias;
 
   // Recent tokens: position t in slot (t - origin) % 64 of block (t - origin) / 64, where origin is
-  // 0 or, with recent_spans, the begin of the first of so many spans that end with t's. A query
-  // meets the blocks up to its own: all from block 0 on, or with a ring the newest `ring` of them;
-  // in them the positions up to its own, `window` of them if that is not 0. Keys outside the state
-  // are the mixer's to fill.
+  // 0 or, with recent_spans, the begin of the first of so many spans that end with t's, less
+  // recent_sinks: the slots before that span then hold the sequence's first tokens, which stay when
+  // others leave (slide.h). A query meets the blocks up to its own: all from block 0 on, or with a
+  // ring the newest `ring` of them; in them the positions up to its own, `window` of them if that
+  // is not 0. Keys outside the state are the mixer's to fill.
   int32_t recent_spans = 0;
+  int32_t recent_sinks = 0;
   const float* recent_key_scale = nullptr;  // [n_kv_heads] of keys as they are stored; null: 1
   int32_t window = 0;
   BlockPlaces recent_keys, recent_values;
@@ -69,6 +71,12 @@ struct AttentionBlocks {
   StatePlace best_score, best_slot;  // float, int32
 
   Merge merge = Merge::kNothing;
+  // Merged means are divided by their norms: keys and values, with a delta rule keys alone.
+  bool normalizes = false;
+  // Delta rule, [n_kv_heads] in the device's memory, or null. What a key times this reads of the
+  // slots that are live at the begin of its span (their biases included; 0 if there are none) is
+  // taken from its value, and a slot's value gains the sum of what is left over the count.
+  const float* delta_scale = nullptr;
   int32_t layer = 0;              // only the random numbers of merged means depend on it
   StatePlace counts, log_counts;  // [64] of every dictionary block: uint32, float
 
@@ -87,7 +95,8 @@ struct AttentionBlocks {
     return wave_span > 0 ? position / wave_span * wave_span : 0;
   }
   constexpr int64_t origin(int64_t position) const {
-    const int64_t begin = span_begin(position) - (recent_spans - 1) * int64_t{wave_span};
+    const int64_t begin =
+        span_begin(position) - (recent_spans - 1) * int64_t{wave_span} - recent_sinks;
     return recent_spans > 0 && begin > 0 ? begin : 0;
   }
 };

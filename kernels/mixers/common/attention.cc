@@ -34,7 +34,7 @@ AttentionShape ReadAttentionShape(AttrReader& model) {
 
 AttentionInput ReadAttentionInput(AttrReader& model, const AttentionShape& shape,
                                   bool turns_by_default) {
-  constexpr std::string_view kResiduals[] = {"none", "gated", "linear"};
+  constexpr std::string_view kResiduals[] = {"none", "gated", "linear", "gated_after_shift"};
   constexpr std::string_view kNorms[] = {"unit", "l2", "layer"};
   constexpr std::string_view kRopes[] = {"none", "halves", "pairs"};
   enum { kNone, kHalves, kPairs };
@@ -43,7 +43,7 @@ AttentionInput ReadAttentionInput(AttrReader& model, const AttentionShape& shape
   input.value_residual =
       AttentionInput::ValueResidual(model.ChoiceOr("value_residual", kResiduals));
   input.value_layer = ReadValueLayer(model);
-  if (input.value_residual == AttentionInput::ValueResidual::kGated) {
+  if (input.value_residual == AttentionInput::ValueResidual::kGated || input.shifts_gate()) {
     input.gate_rank = model.Int("value_gate_rank", 1, kMaxGateRank);
   }
   input.token_shift = model.BoolOr("token_shift", false);
@@ -64,6 +64,16 @@ AttentionInput ReadAttentionInput(AttrReader& model, const AttentionShape& shape
                absl::StrCat("expected an even number for RoPE, got ", input.rope.dims));
   }
   return input;
+}
+
+void CheckGateShift(AttrReader& model, const AttentionShape& shape, const AttentionInput& input,
+                    int64_t d_model) {
+  const int64_t channels = int64_t{shape.n_kv_heads} * shape.value_head_dim;
+  if (!model.ok() || !input.shifts_gate() || channels == d_model) return;
+  model.Fail("value_residual",
+             absl::StrCat("a gate after the token shift needs as many channels of values as "
+                          "hidden_size = ",
+                          d_model, ", got ", channels));
 }
 
 int ReadValueLayer(AttrReader& model) {
@@ -89,14 +99,7 @@ AttentionProjection::AttentionProjection(const MixerSpec& spec, const AttentionS
   if (input.value_layer == spec.layer) {
     first_values_ = weights.Product({{"self_attn.v_proj.weight", v}}, d_model);
   }
-  if (input.value_residual == AttentionInput::ValueResidual::kGated) {
-    gate_down_ = weights.Product({{"self_attn.value_gate.down.weight", input.gate_rank}}, d_model);
-    gate_up_ = weights.FloatProduct({"self_attn.value_gate.up.weight", v}, input.gate_rank);
-    gate_bias_ = weights.Floats("self_attn.value_gate.bias", {v});
-  } else if (input.value_residual == AttentionInput::ValueResidual::kLinear) {
-    const std::vector<float> share = weights.HostFloats("self_attn.value_residual", {1});
-    if (!share.empty()) value_share_ = share[0];
-  }
+  TakeValueResidual(spec, v);
   if (input.token_shift) {
     shift_ = weights.Floats(
         {{"self_attn.q_shift", q}, {"self_attn.k_shift", k}, {"self_attn.v_shift", v}});
@@ -112,6 +115,27 @@ AttentionProjection::AttentionProjection(const MixerSpec& spec, const AttentionS
                            input.norm == HeadNorm::kL2 ? scale : 1);
   }
   if (input.rope.dims > 0) rope_.emplace(spec.context, input.rope);
+}
+
+void AttentionProjection::TakeValueResidual(const MixerSpec& spec, int64_t v_width) {
+  WeightReader& weights = spec.weights;
+  const int64_t d_model = spec.state.d_model, rank = input_.gate_rank;
+  switch (input_.value_residual) {
+    case ValueResidual::kNone:
+      return;
+    case ValueResidual::kLinear: {
+      const std::vector<float> share = weights.HostFloats("self_attn.value_residual", {1});
+      if (!share.empty()) value_share_ = share[0];
+      return;
+    }
+    case ValueResidual::kGatedAfterShift:
+      gate_shift_ = weights.Floats("self_attn.v_shift", {d_model});
+      [[fallthrough]];
+    case ValueResidual::kGated:
+      gate_down_ = weights.Product({{"self_attn.value_gate.down.weight", rank}}, d_model);
+      gate_up_ = weights.FloatProduct({"self_attn.value_gate.up.weight", v_width}, rank);
+      gate_bias_ = weights.Floats("self_attn.value_gate.bias", {v_width});
+  }
 }
 
 int64_t AttentionProjection::ShiftWidth(const AttentionShape& shape) {
@@ -132,10 +156,26 @@ void AttentionProjection::GiveValues(const LayerStep& step) const {
                                        {input.shape[0], first_values_.out()}));
 }
 
+TensorView AttentionProjection::Shift(const LayerStep& step, TensorView x, const Buffer& mix,
+                                      size_t newest, ScratchScope& scope) const {
+  const TensorView shifted = scope.Tensor(x.dtype, x.shape);
+  ShiftTokens(step.context, step.seqs,
+              {.x = x.data,
+               .x_stride = x.shape[1],
+               .width = x.shape[1],
+               .mix = mix.as<float>(),
+               .newest = newest,
+               .begins_empty = false,
+               .y = shifted.data,
+               .y_dtype = x.dtype,
+               .x_dtype = x.dtype});
+  return shifted;
+}
+
 // v [n_rows], rows `stride` apart.
 void AttentionProjection::MixValues(const LayerStep& step, TensorView x, float* v,
                                     int64_t stride) const {
-  if (input_.value_residual == AttentionInput::ValueResidual::kNone) return;
+  if (input_.value_residual == ValueResidual::kNone) return;
   const TensorView first = step.tensors.Get(FirstValues(input_.value_layer));
   Check(first.data != nullptr, "a value residual's layer has come before");
   ScratchScope scope(step.context);
@@ -145,7 +185,7 @@ void AttentionProjection::MixValues(const LayerStep& step, TensorView x, float* 
              .x_stride = stride,
              .target = first.as<float>(),
              .share = value_share_};
-  if (input_.value_residual == AttentionInput::ValueResidual::kGated) {
+  if (input_.value_residual != ValueResidual::kLinear) {
     const TensorView narrow = scope.Tensor(DType::kF32, {mix.n_rows, input_.gate_rank});
     const TensorView gate = scope.Tensor(DType::kF32, first.shape);
     gate_down_.Apply(step.context, x, narrow);
@@ -156,27 +196,20 @@ void AttentionProjection::MixValues(const LayerStep& step, TensorView x, float* 
   MixTowards(step.context, mix);
 }
 
-AttentionRows AttentionProjection::Project(const LayerStep& step, TensorView x, size_t newest,
-                                           ScratchScope& scope) const {
+AttentionRows AttentionProjection::Project(const LayerStep& step, TensorView x,
+                                           const ShiftPlaces& newest, ScratchScope& scope) const {
   const int64_t n_rows = step.seqs.n_rows(), stride = qkv_.out();
   const int64_t q_width = int64_t{shape_.n_heads} * shape_.head_dim;
   const int64_t k_width = int64_t{shape_.n_kv_heads} * shape_.head_dim;
   const TensorView out = scope.Tensor(compute_, {n_rows, out_.in()});
   TensorView qkv = scope.Tensor(DType::kF32, {n_rows, stride});
   qkv_.Apply(step.context, x, qkv);
-  MixValues(step, x, qkv.as<float>() + q_width + k_width, stride);
-  if (input_.token_shift) {
-    const TensorView shifted = scope.Tensor(DType::kF32, qkv.shape);
-    ShiftTokens(step.context, step.seqs,
-                {.x = qkv.as<float>(),
-                 .x_stride = stride,
-                 .width = stride,
-                 .mix = shift_.as<float>(),
-                 .newest = newest,
-                 .begins_empty = false,
-                 .y = shifted.data,
-                 .y_dtype = DType::kF32});
-    qkv = shifted;
+  const int64_t to_values = q_width + k_width;
+  if (!input_.shifts_gate()) MixValues(step, x, qkv.as<float>() + to_values, stride);
+  if (input_.token_shift) qkv = Shift(step, qkv, shift_, newest.qkv, scope);
+  if (input_.shifts_gate()) {
+    MixValues(step, Shift(step, x, gate_shift_, newest.x, scope), qkv.as<float>() + to_values,
+              stride);
   }
   float *q = qkv.as<float>(), *k = q + q_width;
   PrepareHeads(step.context,

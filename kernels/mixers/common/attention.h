@@ -33,13 +33,16 @@ struct AttentionInput {
   // v moves towards the values v' that layer `value_layer` projects from the embedding:
   //   gated  v += (v' - v) sigmoid(bias + up(down(x))), the gate of rank gate_rank
   //   linear v += (v' - v) lambda
-  enum class ValueResidual : uint8_t { kNone, kGated, kLinear };
+  // kGatedAfterShift: as gated, but v as a token shift leaves it, and x shifted as v is.
+  enum class ValueResidual : uint8_t { kNone, kGated, kLinear, kGatedAfterShift };
   ValueResidual value_residual = ValueResidual::kNone;
   int value_layer = -1;
   int64_t gate_rank = 0;
   bool token_shift = false;         // of q, k and v as they then are, from x_{-1} = x_0
   HeadNorm norm = HeadNorm::kUnit;  // kUnit: q times beta; kL2: beta sqrt(d); kLayer: 1 / sqrt(d)
   RopeSpec rope;                    // dims 0: no position encoding
+
+  constexpr bool shifts_gate() const { return value_residual == ValueResidual::kGatedAfterShift; }
 };
 
 // From qk_norm, rope, rope_theta, rope_dims, rope_rounds_to_bfloat16, token_shift, value_residual,
@@ -47,11 +50,21 @@ struct AttentionInput {
 AttentionInput ReadAttentionInput(AttrReader& model, const AttentionShape& shape,
                                   bool turns_by_default);
 
+// Fails where a gate's x is to be shifted as the values are, but is not as wide as they.
+void CheckGateShift(AttrReader& model, const AttentionShape& shape, const AttentionInput& input,
+                    int64_t d_model);
+
 // The layer whose values the value residual of these fields mixes in; -1 without one.
 int ReadValueLayer(AttrReader& model);
 // Among a step's tensors: the normed embedding [n_rows, d_model] that the values of `layer` are
 // projected from, in the compute dtype.
 std::string FirstValuesInput(int layer);
+
+// Where a session keeps the newest rows of a layer's token shifts: of q, k and v before theirs, and
+// of x. From a session's base; 0 without the shift.
+struct ShiftPlaces {
+  size_t qkv = 0, x = 0;
+};
 
 // One step's queries, keys and values, ready for a kernel. Rows are `stride` floats apart.
 struct AttentionRows {
@@ -74,17 +87,21 @@ class AttentionProjection {
 
   // Puts this layer's first values among the step's tensors, if others mix them in.
   void GiveValues(const LayerStep& step) const;
-  // Fills rows from x [n_rows, d_model]; the buffers live as long as scope. newest: where a
-  // session keeps the row of its token shift.
-  AttentionRows Project(const LayerStep& step, TensorView x, size_t newest,
+  // Fills rows from x [n_rows, d_model]; the buffers live as long as scope.
+  AttentionRows Project(const LayerStep& step, TensorView x, const ShiftPlaces& newest,
                         ScratchScope& scope) const;
   // y[n_rows, d_model] += residual_scale o_proj(rows.out).
   void Output(DeviceContext& context, const AttentionRows& rows, TensorView y) const;
   size_t bytes() const;
-  // Of the row that a token shift keeps.
+  // Of the row that the token shift of q, k and v keeps.
   static int64_t ShiftWidth(const AttentionShape& shape);
 
  private:
+  using ValueResidual = AttentionInput::ValueResidual;
+
+  void TakeValueResidual(const MixerSpec& spec, int64_t v_width);
+  TensorView Shift(const LayerStep& step, TensorView x, const Buffer& mix, size_t newest,
+                   ScratchScope& scope) const;
   void MixValues(const LayerStep& step, TensorView x, float* v, int64_t stride) const;
 
   AttentionShape shape_;
@@ -95,6 +112,7 @@ class AttentionProjection {
   Linear first_values_;           // v_proj again, in the layer that gives values
   Linear gate_down_, gate_up_;    // float32: [rank, d_model], [v, rank]
   Buffer gate_bias_;              // [v] float
+  Buffer gate_shift_;             // [d_model] float, of the gate's x
   float value_share_ = 0;         // lambda
   Buffer shift_;                  // [q + k + v] float
   Buffer beta_;                   // [n_heads] float
@@ -113,10 +131,14 @@ struct Attention {
   MixerState layout = {};
   static constexpr bool kTurnsByDefault = false;  // has RoPE where config.json does not say
 
-  // Of the fixed part: an attention's own fields, before the row of a token shift.
+  // Of the fixed part: an attention's own fields, before the rows that token shifts keep.
+  int own_fields() const {
+    return static_cast<int>(layout.fixed.list().size()) - (input.token_shift ? 1 : 0) -
+           (input.shifts_gate() ? 1 : 0);
+  }
   size_t own_fixed_bytes() const {
-    const int last = static_cast<int>(layout.fixed.list().size()) - 1;
-    return input.token_shift ? layout.fixed.offset(last) : layout.fixed.bytes();
+    const bool all = own_fields() == static_cast<int>(layout.fixed.list().size());
+    return all ? layout.fixed.bytes() : layout.fixed.offset(own_fields());
   }
 
   void Load(const MixerSpec&) {}  // weights beside the projections'; errors are spec.weights'
@@ -134,23 +156,31 @@ class AttentionMixer final : public SequenceMixer {
   void Forward(const LayerStep& step, TensorView x, TensorView y) const override {
     projection_.GiveValues(step);
     ScratchScope scope(step.context);
-    const AttentionRows rows = projection_.Project(step, x, newest(step.where), scope);
+    const AttentionRows rows = projection_.Project(step, x, Newest(step.where), scope);
     attention_.Attend(step, rows);
     projection_.Output(step.context, rows, y);
   }
   std::vector<StateExtent> Overwrites(const LayerState& where,
                                       const TokenRange& tokens) const override {
     std::vector<StateExtent> extents = attention_.Overwrites(where, tokens);
-    if (attention_.input.token_shift) {
-      extents.push_back({newest(where), attention_.layout.fixed.list().back().bytes()});
+    const StateFields& fixed = attention_.layout.fixed;
+    const int n_fields = static_cast<int>(fixed.list().size());
+    for (int i = attention_.own_fields(); i < n_fields; ++i) {
+      extents.push_back({where.fixed_offset + fixed.offset(i), fixed.list()[i].bytes()});
     }
     return extents;
   }
 
  private:
-  // Where a token shift keeps its row.
-  size_t newest(const LayerState& where) const {
-    return where.fixed_offset + attention_.own_fixed_bytes();
+  ShiftPlaces Newest(const LayerState& where) const {
+    const StateFields& fixed = attention_.layout.fixed;
+    const int last = static_cast<int>(fixed.list().size()) - 1;
+    ShiftPlaces newest;
+    if (attention_.input.token_shift) {
+      newest.qkv = where.fixed_offset + fixed.offset(attention_.own_fields());
+    }
+    if (attention_.input.shifts_gate()) newest.x = where.fixed_offset + fixed.offset(last);
+    return newest;
   }
 
   T attention_;
@@ -162,11 +192,13 @@ absl::StatusOr<T> ReadAttention(const StateSpec& spec) {
   AttrReader model(spec.model), section(spec.section);
   T attention(spec, model, section);
   attention.input = ReadAttentionInput(model, attention.shape, T::kTurnsByDefault);
+  CheckGateShift(model, attention.shape, attention.input, spec.d_model);
+  std::vector<StateField> fields = attention.layout.fixed.list();
   if (attention.input.token_shift) {
-    std::vector<StateField> fields = attention.layout.fixed.list();
     fields.push_back(TokenShiftField(AttentionProjection::ShiftWidth(attention.shape)));
-    attention.layout.fixed = StateFields(std::move(fields));
   }
+  if (attention.input.shifts_gate()) fields.push_back(TokenShiftField(spec.d_model, "newest_x"));
+  attention.layout.fixed = StateFields(std::move(fields));
   absl::Status status = model.status();
   status.Update(section.status());
   if (!status.ok()) return status;

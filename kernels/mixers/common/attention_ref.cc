@@ -39,16 +39,37 @@ void StoreMean(const AttentionBlocks& blocks, const ChannelRef& at, float mean, 
   *static_cast<uint16_t*>(to) = static_cast<uint16_t>(bits >> 16);
 }
 
-// mean += sum (member - mean) / count.
-void MergeChannel(const AttentionBlocks& blocks, const ChannelRef& at,
-                  const std::vector<std::vector<float>>& members, double count, void* mean) {
-  const double old =
-      blocks.dtype == DType::kF32
-          ? *static_cast<const float*>(mean)
-          : std::bit_cast<float>(uint32_t{*static_cast<const uint16_t*>(mean)} << 16);
-  double sum = 0;
-  for (const std::vector<float>& member : members) sum += member[at.channel] - old;
-  StoreMean(blocks, at, static_cast<float>(old + sum / count), mean);
+double MeanAt(const AttentionBlocks& blocks, const void* mean) {
+  return blocks.dtype == DType::kF32
+             ? *static_cast<const float*>(mean)
+             : std::bit_cast<float>(uint32_t{*static_cast<const uint16_t*>(mean)} << 16);
+}
+
+// A slot's key or value and what merges into it.
+struct MergeRef {
+  const std::vector<std::vector<float>>& members;  // each all channels
+  bool from_mean;  // what is added is a member's distance from the mean
+  bool normalizes;
+  double count;
+};
+
+// mean += sum (member - mean) / count. place(c): of channel c.
+template <class Fn>
+void MergeRowRef(const AttentionBlocks& blocks, ChannelRef at, int n_channels,
+                 const MergeRef& merge, Fn&& place) {
+  std::vector<double> row;
+  double squares = 0;
+  for (int c = 0; c < n_channels; ++c) {
+    const double old = MeanAt(blocks, place(c));
+    double sum = 0;
+    for (const auto& member : merge.members) sum += member[c] - (merge.from_mean ? old : 0);
+    row.push_back(old + sum / merge.count);
+    squares += row.back() * row.back();
+  }
+  const double norm = merge.normalizes ? std::max(std::sqrt(squares), 1e-12) : 1;
+  for (at.channel = 0; at.channel < n_channels; ++at.channel) {
+    StoreMean(blocks, at, static_cast<float>(row[at.channel] / norm), place(at.channel));
+  }
 }
 
 }  // namespace
@@ -92,7 +113,7 @@ SlotRef DictionarySlotRef(const AttentionStep& step, const TokenRef& token, int6
   const uint32_t count = blocks.counts.At<uint32_t>(token.session, token.kv_head, block)[slot];
   return {blocks.dictionary_keys.At(token.session, token.sequence, token.kv_head, block),
           blocks.dictionary_values.At(token.session, token.sequence, token.kv_head, block),
-          static_cast<int>(slot), std::log(static_cast<double>(count))};
+          static_cast<int>(slot), blocks.has_bias() ? std::log(static_cast<double>(count)) : 0};
 }
 
 SlotRef RecentSlotRef(const AttentionStep& step, const TokenRef& token, int64_t i) {
@@ -134,7 +155,7 @@ void AttendTokenRef(const AttentionStep& step, const TokenRef& token,
 }
 
 uint32_t MergeSlotRef(const AttentionStep& step, const TokenRef& token, int64_t j,
-                      const std::vector<int>& members) {
+                      const std::vector<int>& members, const MergeRuleRef& rule) {
   const AttentionBlocks& blocks = step.blocks;
   const int d = blocks.shape.head_dim, dv = blocks.shape.value_head_dim, stride = ValueStride(dv);
   const int64_t block = j / kBlockSlots, slot = j % kBlockSlots;
@@ -146,20 +167,24 @@ uint32_t MergeSlotRef(const AttentionStep& step, const TokenRef& token, int64_t 
     const SlotRef from = RecentSlotRef(step, token, i);
     LoadKey(from.keys, blocks.dtype, d, from.slot, keys.emplace_back(d).data());
     LoadValue(from.values, blocks.dtype, dv, stride, from.slot, values.emplace_back(dv).data());
+    for (int c = 0; rule.predictions != nullptr && c < dv; ++c) {
+      values.back()[c] -= (*rule.predictions)[i][c];
+    }
   }
   const size_t element = DTypeBytes(blocks.dtype);
   const auto at = [&](const BlockPlaces& places, int64_t i) {
     return places.At(token.session, token.sequence, token.kv_head, block) +
            static_cast<size_t>(i) * element;
   };
-  for (int c = 0; c < d && blocks.dictionary_keys.shared == nullptr; ++c) {
-    MergeChannel(blocks, {token, j, c, /*is_value=*/false}, keys, count,
-                 at(blocks.dictionary_keys, c * kBlockSlots + slot));
+  if (blocks.dictionary_keys.shared == nullptr) {
+    MergeRowRef(blocks, {token, j, 0, /*is_value=*/false}, d,
+                {keys, /*from_mean=*/true, rule.normalizes_keys, static_cast<double>(count)},
+                [&](int c) { return at(blocks.dictionary_keys, c * kBlockSlots + slot); });
   }
-  for (int c = 0; c < dv; ++c) {
-    MergeChannel(blocks, {token, j, c, /*is_value=*/true}, values, count,
-                 at(blocks.dictionary_values, slot * stride + c));
-  }
+  MergeRowRef(
+      blocks, {token, j, 0, /*is_value=*/true}, dv,
+      {values, rule.predictions == nullptr, rule.normalizes_values, static_cast<double>(count)},
+      [&](int c) { return at(blocks.dictionary_values, slot * stride + c); });
   return count;
 }
 

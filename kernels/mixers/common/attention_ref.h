@@ -45,7 +45,8 @@ void ForEachTokenRef(const AttentionStep& step, Fn&& fn) {
 }
 
 const float* KeyRef(const AttentionStep& step, const TokenRef& token);  // [head_dim]
-// Slot j of the dictionary, with ln count; slot i of the recent tokens, counted from their origin.
+// Slot j of the dictionary, with ln count where slots have a bias; slot i of the recent tokens,
+// counted from their origin.
 SlotRef DictionarySlotRef(const AttentionStep& step, const TokenRef& token, int64_t j);
 SlotRef RecentSlotRef(const AttentionStep& step, const TokenRef& token, int64_t i);
 
@@ -56,10 +57,16 @@ void StoreTokenRef(const AttentionStep& step, const TokenRef& token, const float
 void AttendTokenRef(const AttentionStep& step, const TokenRef& token,
                     const std::vector<SlotRef>& slots);
 
+// What else a mean may become.
+struct MergeRuleRef {
+  bool normalizes_keys = false, normalizes_values = false;  // mean / max(|mean|, 1e-12)
+  // Delta rule, [chunk's tokens][value_head_dim]: value += sum (member - prediction) / count.
+  const std::vector<std::vector<float>>* predictions = nullptr;
+};
 // A dictionary slot at the end of the token's chunk, from the chunk's members of it:
 //   count += their number,  mean += sum (member - mean) / count
 // for its value, and its key unless that is not kept in the state; gives the count.
 uint32_t MergeSlotRef(const AttentionStep& step, const TokenRef& token, int64_t j,
-                      const std::vector<int>& members);
+                      const std::vector<int>& members, const MergeRuleRef& rule = {});
 
 }  // namespace ovq

@@ -25,22 +25,44 @@ void Assign(const AttentionBlocks& blocks, const FullChunk& chunk, const ChunkBu
               chunk.n_old, chunk.n_next, {buffers.order, n}, {buffers.assignment, n});
 }
 
-// One slot's row += sum over its keys (key - row) / count, the keys in ascending order: the order
-// of a sum is fixed. A new slot's row is zero. rows [chunk_len][n]; element i of the slot at
-// data[i * stride].
+// Keys or values of a chunk and what becomes of the slots they go to.
+struct RowMerge {
+  const float* rows;  // [chunk_len][n]
+  int n;
+  float count;
+  bool from_mean;  // what is added is a row's distance from the mean, not the row itself
+  bool normalizes;
+  RoundingKey key;
+};
+
+float Norm(const float* row, int n) {
+  float squares = 0;
+  for (int i = 0; i < n; ++i) squares += row[i] * row[i];
+  return std::max(std::sqrt(squares), kSmallestNorm);
+}
+
+// One slot's mean += sum over its keys (key - mean) / count, the keys in ascending order: the order
+// of a sum is fixed. A new slot's mean is zero. Element i of the slot at data[i * stride].
 template <class T>
-void MergeRow(const float* rows, int n, std::span<const int32_t> members, float count, T* data,
-              size_t stride, const RoundingKey& key, const ChunkBuffers& buffers) {
+void MergeRow(const RowMerge& merge, std::span<const int32_t> members, T* data, size_t stride,
+              const ChunkBuffers& buffers) {
+  const int n = merge.n;
   for (int i = 0; i < n; ++i) {
-    buffers.old_row[i] = ToFloat(data[static_cast<size_t>(i) * stride]);
+    buffers.old_row[i] = merge.from_mean ? ToFloat(data[static_cast<size_t>(i) * stride]) : 0;
     buffers.sum[i] = 0;
   }
   for (int32_t member : members) {
-    const float* row = rows + static_cast<size_t>(member) * n;
+    const float* row = merge.rows + static_cast<size_t>(member) * n;
     for (int i = 0; i < n; ++i) buffers.sum[i] += row[i] - buffers.old_row[i];
   }
-  for (int i = 0; i < n; ++i) buffers.sum[i] = buffers.old_row[i] + buffers.sum[i] / count;
-  RoundRow(buffers.sum, n, key, data, stride);
+  for (int i = 0; i < n; ++i) {
+    buffers.sum[i] = ToFloat(data[static_cast<size_t>(i) * stride]) + buffers.sum[i] / merge.count;
+  }
+  if (merge.normalizes) {
+    const float norm = Norm(buffers.sum, n);
+    for (int i = 0; i < n; ++i) buffers.sum[i] /= norm;
+  }
+  RoundRow(buffers.sum, n, merge.key, data, stride);
 }
 
 template <class T>
@@ -54,18 +76,84 @@ void MergeSlot(const AttentionBlocks& blocks, const FullChunk& chunk,
       std::min<uint64_t>(uint64_t{count} + members.size(), std::numeric_limits<uint32_t>::max()));
   const auto divisor = static_cast<float>(count);
   blocks.log_counts.At<float>(chunk.session, chunk.kv_head, block)[slot] = std::log(divisor);
-  RoundingKey key = {.layer = static_cast<uint32_t>(blocks.layer),
-                     .kv_head = static_cast<uint32_t>(chunk.kv_head),
-                     .row = static_cast<uint32_t>(centroid),
-                     .is_value = false,
-                     .chunk = chunk.chunk};
+  const bool has_delta = blocks.delta_scale != nullptr;
+  RowMerge merge = {.rows = buffers.keys,
+                    .n = d,
+                    .count = divisor,
+                    .from_mean = true,
+                    .normalizes = blocks.normalizes,
+                    .key = {.layer = static_cast<uint32_t>(blocks.layer),
+                            .kv_head = static_cast<uint32_t>(chunk.kv_head),
+                            .row = static_cast<uint32_t>(centroid),
+                            .is_value = false,
+                            .chunk = chunk.chunk}};
   if (blocks.merge == Merge::kKeysAndValues) {
     T* keys = blocks.dictionary_keys.place.At<T>(chunk.session, chunk.kv_head, block);
-    MergeRow(buffers.keys, d, members, divisor, keys + slot, kBlockSlots, key, buffers);
+    MergeRow(merge, members, keys + slot, kBlockSlots, buffers);
   }
-  key.is_value = true;
+  merge.rows = buffers.values;
+  merge.n = dv;
+  merge.from_mean = !has_delta;
+  merge.normalizes = blocks.normalizes && !has_delta;
+  merge.key.is_value = true;
   T* values = blocks.dictionary_values.place.At<T>(chunk.session, chunk.kv_head, block);
-  MergeRow(buffers.values, dv, members, divisor, values + slot * ValueStride(dv), 1, key, buffers);
+  MergeRow(merge, members, values + slot * ValueStride(dv), 1, buffers);
+}
+
+// buffers.values -= what their keys, times the delta rule's scale, read of the old slots.
+void SubtractReads(const AttentionBlocks& blocks, const FullChunk& chunk,
+                   const ChunkBuffers& buffers) {
+  if (blocks.delta_scale == nullptr || chunk.n_old == 0) return;
+  const int n = blocks.wave_span, d = blocks.shape.head_dim, dv = blocks.shape.value_head_dim,
+            value_stride = ValueStride(dv);
+  const ReadBuffers& read = buffers.read;
+  const auto n_blocks = static_cast<int32_t>(BlocksOf(chunk.n_old));
+  for (int32_t b = 0; b < n_blocks; ++b) {
+    const auto at = [&](const BlockPlaces& places) {
+      return places.place.At(chunk.session, chunk.kv_head, b);
+    };
+    read.blocks[b] = {.keys = at(blocks.dictionary_keys),
+                      .values = at(blocks.dictionary_values),
+                      .bias = blocks.has_bias()
+                                  ? reinterpret_cast<const float*>(at(blocks.dictionary_bias))
+                                  : nullptr,
+                      .live = std::min(kBlockSlots, chunk.n_old - b * kBlockSlots),
+                      .begin = 0};
+  }
+  const float scale = blocks.delta_scale[chunk.kv_head];
+  for (int i = 0; i < n * d; ++i) read.queries[i] = buffers.keys[i] * scale;
+  for (int i = 0; i < n; ++i) read.rows[i] = read.queries + static_cast<size_t>(i) * d;
+  std::fill_n(read.position, n, 0);
+  AttendBlocksCpu({.dtype = blocks.dtype,
+                   .head_dim = d,
+                   .value_stride = value_stride,
+                   .window = 0,
+                   .blocks = {read.blocks, static_cast<size_t>(n_blocks)},
+                   .rows = read.rows,
+                   .n_queries = n,
+                   .query_position = read.position,
+                   .out = read.out,
+                   .n_probes = 0,
+                   .best_score = nullptr,
+                   .best_slot = nullptr,
+                   .scratch = read.scratch});
+  for (int i = 0; i < n; ++i) {
+    for (int c = 0; c < dv; ++c) {
+      buffers.values[static_cast<size_t>(i) * dv + c] -=
+          read.out[static_cast<size_t>(i) * value_stride + c];
+    }
+  }
+}
+
+ReadBuffers MakeReadBuffers(ScratchScope& scope, const AttentionBlocks& blocks) {
+  const int d = blocks.shape.head_dim, stride = ValueStride(blocks.shape.value_head_dim);
+  const auto n = static_cast<size_t>(blocks.wave_span);
+  return {.blocks = scope.Allocate<KvBlock>(static_cast<size_t>(BlocksOf(blocks.live.bound))),
+          .queries = scope.Allocate<float>(n * static_cast<size_t>(d)),
+          .rows = scope.Allocate<const float*>(n),
+          .position = scope.Allocate<int32_t>(n),
+          .out = scope.Allocate<float>(n * static_cast<size_t>(stride)),
+          .scratch = scope.Allocate<float>(BlockAttentionScratch(blocks.wave_span, d, stride))};
 }
 
 }  // namespace
@@ -100,13 +188,15 @@ ChunkBuffers MakeChunkBuffers(ScratchScope& scope, const AttentionBlocks& blocks
   const auto d = static_cast<size_t>(blocks.shape.head_dim);
   const auto dv = static_cast<size_t>(blocks.shape.value_head_dim);
   const auto slots = static_cast<size_t>(BlocksOf(blocks.wave_span)) * kBlockSlots;
-  return {.keys = scope.Allocate<float>(n * d),
-          .values = scope.Allocate<float>(n * dv),
-          .score = scope.Allocate<float>(slots),
-          .order = scope.Allocate<int32_t>(n),
-          .assignment = scope.Allocate<int32_t>(n),
-          .old_row = scope.Allocate<float>(std::max(d, dv)),
-          .sum = scope.Allocate<float>(std::max(d, dv))};
+  ChunkBuffers buffers = {.keys = scope.Allocate<float>(n * d),
+                          .values = scope.Allocate<float>(n * dv),
+                          .score = scope.Allocate<float>(slots),
+                          .order = scope.Allocate<int32_t>(n),
+                          .assignment = scope.Allocate<int32_t>(n),
+                          .old_row = scope.Allocate<float>(std::max(d, dv)),
+                          .sum = scope.Allocate<float>(std::max(d, dv))};
+  if (blocks.delta_scale != nullptr) buffers.read = MakeReadBuffers(scope, blocks);
+  return buffers;
 }
 
 void UpdateChunkCpu(const AttentionBlocks& blocks, const FullChunk& chunk,
@@ -122,6 +212,7 @@ void UpdateChunkCpu(const AttentionBlocks& blocks, const FullChunk& chunk,
     LoadValue(blocks.recent_values.place.At(chunk.session, chunk.kv_head, block), blocks.dtype, dv,
               ValueStride(dv), slot, buffers.values + static_cast<size_t>(i) * dv);
   }
+  SubtractReads(blocks, chunk, buffers);
   Assign(blocks, chunk, buffers);
   // Keys grouped by slot, in ascending order within a group.
   const std::span<const int32_t> slot_of(buffers.assignment, static_cast<size_t>(blocks.wave_span));

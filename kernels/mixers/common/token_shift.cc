@@ -9,7 +9,7 @@ namespace ovq {
 
 OVQ_ON_EVERY_DEVICE(ShiftTokens)
 
-StateField TokenShiftField(int64_t width) { return {"newest_row", DType::kF32, {width}}; }
+StateField TokenShiftField(int64_t width, const char* name) { return {name, DType::kF32, {width}}; }
 
 MixerState TokenShiftState(int64_t width) {
   MixerState state;
@@ -30,7 +30,8 @@ void ShiftTokens(DeviceContext&, const StepSeqs& seqs, const TokenShift& shift) 
     auto* newest = reinterpret_cast<float*>(seqs.state[s] + shift.newest);
     for (int64_t i = 0; i < shift.width; ++i) {
       for (int32_t row = seqs.row_begin[s]; row < seqs.row_begin[s + 1]; ++row) {
-        const double x = shift.x[row * shift.x_stride + i];
+        const double x =
+            FloatAt({const_cast<void*>(shift.x), shift.x_dtype, {}}, row * shift.x_stride + i);
         const bool is_first = seqs.start_pos[s] + row - seqs.row_begin[s] == 0;
         const double before = !is_first ? newest[i] : shift.begins_empty ? 0 : x;
         const double mix = shift.mix ? shift.mix[i] : 0;
@@ -55,24 +56,53 @@ namespace {
 // Channels that one task carries through all rows of a sequence.
 constexpr int64_t kTaskChannels = 256;
 
-template <class T>
-void ShiftChannels(const TokenShift& shift, const StepSeqs& seqs, int s, int64_t begin,
-                   int64_t end) {
-  auto* newest = reinterpret_cast<float*>(seqs.state[s] + shift.newest);
-  const int32_t first = seqs.row_begin[s], last = seqs.row_begin[s + 1] - 1;
-  const float* before = newest;
-  if (seqs.start_pos[s] == 0)
-    before = shift.begins_empty ? nullptr : shift.x + first * shift.x_stride;
-  for (int32_t row = first; row <= last; ++row) {
-    const float* x = shift.x + row * shift.x_stride;
-    T* y = static_cast<T*>(shift.y) + row * shift.width;
-    for (int64_t i = begin; i < end; ++i) {
-      const float mix = shift.mix ? shift.mix[i] : 0;
-      y[i] = FromFloat<T>(x[i] + mix * ((before ? before[i] : 0) - x[i]));
+// One sequence's channels [begin, end).
+template <class In, class Out>
+class ShiftChannels {
+ public:
+  ShiftChannels(const TokenShift& shift, int64_t begin, int64_t end)
+      : shift_(shift), begin_(begin), end_(end) {}
+
+  void Run(const StepSeqs& seqs, int s) const {
+    auto* newest = reinterpret_cast<float*>(seqs.state[s] + shift_.newest);
+    const int32_t first = seqs.row_begin[s], last = seqs.row_begin[s + 1] - 1;
+    if (seqs.start_pos[s] > 0) {
+      Row(first, newest);
+    } else if (shift_.begins_empty) {
+      Row(first, static_cast<const float*>(nullptr));
+    } else {
+      Row(first, X(first));
     }
-    before = x;
+    for (int32_t row = first + 1; row <= last; ++row) Row(row, X(row - 1));
+    for (int64_t i = begin_; i < end_; ++i) newest[i] = ToFloat(X(last)[i]);
   }
-  std::copy_n(shift.x + last * shift.x_stride + begin, end - begin, newest + begin);
+
+ private:
+  const In* X(int32_t row) const {
+    return static_cast<const In*>(shift_.x) + row * shift_.x_stride;
+  }
+  // before: null for zeros.
+  template <class Before>
+  void Row(int32_t row, const Before* before) const {
+    const In* x = X(row);
+    Out* y = static_cast<Out*>(shift_.y) + row * shift_.width;
+    for (int64_t i = begin_; i < end_; ++i) {
+      const float mix = shift_.mix ? shift_.mix[i] : 0, at = ToFloat(x[i]);
+      y[i] = FromFloat<Out>(at + mix * ((before ? ToFloat(before[i]) : 0) - at));
+    }
+  }
+
+  const TokenShift& shift_;
+  const int64_t begin_, end_;
+};
+
+template <class In>
+void ShiftAny(const TokenShift& shift, const StepSeqs& seqs, int s, int64_t begin, int64_t end) {
+  if (shift.y_dtype == DType::kF32) {
+    ShiftChannels<In, float>(shift, begin, end).Run(seqs, s);
+  } else {
+    ShiftChannels<In, BF16>(shift, begin, end).Run(seqs, s);
+  }
 }
 
 }  // namespace
@@ -83,10 +113,10 @@ void ShiftTokens(DeviceContext& context, const StepSeqs& seqs, const TokenShift&
     const auto s = static_cast<int>(task / parts);
     const int64_t begin = task % parts * kTaskChannels;
     const int64_t end = std::min(begin + kTaskChannels, shift.width);
-    if (shift.y_dtype == DType::kF32) {
-      ShiftChannels<float>(shift, seqs, s, begin, end);
+    if (shift.x_dtype == DType::kF32) {
+      ShiftAny<float>(shift, seqs, s, begin, end);
     } else {
-      ShiftChannels<BF16>(shift, seqs, s, begin, end);
+      ShiftAny<BF16>(shift, seqs, s, begin, end);
     }
   });
 }

@@ -11,18 +11,19 @@
 namespace ovq {
 
 // The newest row of a session, float [width], as a field of a state or as a state of its own.
-StateField TokenShiftField(int64_t width);
+StateField TokenShiftField(int64_t width, const char* name = "newest_row");
 MixerState TokenShiftState(int64_t width);
 
 struct TokenShift {
-  const float* x;  // [n_rows, width], rows x_stride apart
+  const void* x;  // [n_rows, width], rows x_stride elements apart
   int64_t x_stride;
   int64_t width;
-  const float* mix;   // [width]; null: y = x
-  size_t newest;      // of the field, from a session's base
-  bool begins_empty;  // x_{-1} is zeros, not x_0
-  void* y;            // [n_rows, width], packed, not x's memory
-  DType y_dtype;      // kF32 or kBF16
+  const float* mix;             // [width]; null: y = x
+  size_t newest;                // of the field, from a session's base
+  bool begins_empty;            // x_{-1} is zeros, not x_0
+  void* y;                      // [n_rows, width], packed, not x's memory
+  DType y_dtype;                // kF32 or kBF16
+  DType x_dtype = DType::kF32;  // or kBF16
 };
 
 // All rows of a step; the sessions then hold their last ones.

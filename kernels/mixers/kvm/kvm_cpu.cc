@@ -6,13 +6,13 @@
 //   sk_r += sum g p,  sv_r += sum g v  over the keys whose most similar row is r
 #include <algorithm>
 #include <cmath>
-#include <cstring>
 #include <limits>
 #include <numeric>
 #include <span>
 #include <vector>
 
 #include "kernels/mixers/common/block_attention.h"
+#include "kernels/mixers/common/slide.h"
 #include "kernels/mixers/kvm/fold.h"
 
 namespace ovq {
@@ -266,22 +266,11 @@ class Fold {
 
   // The window's tokens n, n + 1, ... become its tokens 0, 1, ...
   void MoveWindow() const {
-    const StatePlace &keys = step_.blocks.recent_keys.place,
-                     &values = step_.blocks.recent_values.place;
-    const int stay = (step_.blocks.recent_spans - 1) * n_;
-    for (int to = 0, run = 0; to < stay; to += run) {
-      const int from = to + n_;
-      run = std::min({stay - to, kBlockSlots - to % kBlockSlots, kBlockSlots - from % kBlockSlots});
-      for (int c = 0; c < d_; ++c) {
-        std::memmove(at_.Key(keys, to) + c * kBlockSlots, at_.Key(keys, from) + c * kBlockSlots,
-                     static_cast<size_t>(run) * sizeof(T));
-      }
-      std::memmove(at_.Value(values, to), at_.Value(values, from),
-                   static_cast<size_t>(run * ValueStride(dv_)) * sizeof(T));
-    }
+    SlideRecentCpu(step_.blocks, at_.chunk);
     if (!at_.config.gated()) return;
     float* gates = step_.parts.gates.At<float>(at_.chunk.session, at_.chunk.kv_head);
-    std::memmove(gates, gates + n_, static_cast<size_t>(stay) * sizeof(float));
+    const int stay = (step_.blocks.recent_spans - 1) * n_;
+    std::copy(gates + n_, gates + n_ + stay, gates);
   }
 
   const KvmStep& step_;

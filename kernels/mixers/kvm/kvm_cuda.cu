@@ -2,6 +2,7 @@
 // window, then the chunk that leaves the window, of which one thread block does a head of a
 // session.
 #include "kernels/common/cuda/cuda_device.h"
+#include "kernels/mixers/common/cuda/slide.cuh"
 #include "kernels/mixers/kvm/kvm_choose.cuh"
 
 namespace ovq {
@@ -118,22 +119,14 @@ struct Fold {
 
   // The window's tokens n, n + 1, ... become its tokens 0, 1, ..., a chunk after the other.
   __device__ void MoveWindow() const {
-    const StatePlace &keys = at.blocks.recent_keys.place, &values = at.blocks.recent_values.place;
+    __syncthreads();
+    SlideRecent<T>(at.blocks, at.chunk);
+    if (!at.config.gated()) return;
     float* gates = at.parts.gates.template At<float>(at.chunk.session, at.chunk.kv_head);
     const int32_t n = at.n_tokens();
     for (int32_t to = 0; to < (at.blocks.recent_spans - 1) * n; to += n) {
+      for (int32_t i = threadIdx.x; i < n; i += kFoldThreads) gates[to + i] = gates[to + n + i];
       __syncthreads();
-      for (int32_t item = threadIdx.x; item < n * at.d(); item += kFoldThreads) {
-        const int32_t i = to + item % n, c = item / n * kBlockSlots;
-        at.Key(keys, i)[c] = at.Key(keys, i + n)[c];
-      }
-      for (int32_t item = threadIdx.x; item < n * at.dv(); item += kFoldThreads) {
-        const int32_t i = to + item / at.dv(), c = item % at.dv();
-        at.Value(values, i)[c] = at.Value(values, i + n)[c];
-      }
-      for (int32_t i = threadIdx.x; at.config.gated() && i < n; i += kFoldThreads) {
-        gates[to + i] = gates[to + n + i];
-      }
     }
   }
 };

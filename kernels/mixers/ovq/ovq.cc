@@ -1,5 +1,8 @@
 #include "kernels/mixers/ovq/ovq.h"
 
+#include <algorithm>
+#include <cmath>
+
 #include "absl/strings/str_cat.h"
 #include "kernels/common/dispatch.h"
 #include "kernels/mixers/common/block_attention.h"
@@ -18,11 +21,16 @@ OvqConfig ReadConfig(const StateSpec& spec, AttrReader& model, AttrReader& secti
   const int64_t longest = spec.device == Device::kCuda ? kMaxCudaChunkLen : 1 << 16;
   config.chunk_len = static_cast<int>(section.IntOr("chunk_size", 128, 2, longest));
   config.default_slot_cap = section.IntOr("max_centroids", 2048, kMinSlotCap, kMaxSlotCap);
-  for (const char* flag :
-       {"normalize_centroids", "min_state_size", "counts_for_rates_only", "delta_rule"}) {
-    if (section.BoolOr(flag, false)) {
-      section.Fail(flag, "expected false, got true, which this version does not support");
-    }
+  config.normalize_centroids = section.BoolOr("normalize_centroids", false);
+  config.min_state_size = section.BoolOr("min_state_size", false);
+  config.counts_for_rates_only = section.BoolOr("counts_for_rates_only", false);
+  config.delta_rule = section.BoolOr("delta_rule", false);
+  if (config.delta_rule && model.ok() && config.shape.group() != 1) {
+    section.Fail(
+        "delta_rule",
+        absl::StrCat("expected false, as keys of shared heads have no one beta: "
+                     "num_key_value_heads is ",
+                     config.shape.n_kv_heads, ", num_attention_heads ", config.shape.n_heads));
   }
   config.dtype = spec.kv_dtype;
   return config;
@@ -30,11 +38,13 @@ OvqConfig ReadConfig(const StateSpec& spec, AttrReader& model, AttrReader& secti
 
 }  // namespace
 
-Growth GrowsByChunk(int chunk_len, int64_t default_slot_cap) {
-  return {.name = absl::StrCat("n(t) = floor(t N / (t + N)) by chunks of ", chunk_len),
+Growth GrowsByChunk(int chunk_len, int64_t default_slot_cap, bool min_state_size) {
+  const char* law = min_state_size ? "n(t) = min(t, N)" : "n(t) = floor(t N / (t + N))";
+  return {.name = absl::StrCat(law, " by chunks of ", chunk_len),
           .live =
-              [chunk_len](int64_t position, int64_t slot_cap) {
-                return CentroidsAt(position / chunk_len * chunk_len, slot_cap);
+              [chunk_len, min_state_size](int64_t position, int64_t slot_cap) {
+                const int64_t t = position / chunk_len * chunk_len;
+                return min_state_size ? std::min(t, slot_cap) : CentroidsAt(t, slot_cap);
               },
           .period = chunk_len,
           .default_slot_cap = default_slot_cap};
@@ -52,7 +62,7 @@ OvqAttention::OvqAttention(const OvqConfig& config)
                    {"pending_values", config.dtype, {heads, pending, kBlockSlots, value_stride}},
                    {"best_score", DType::kF32, {heads, config.chunk_len}},
                    {"best_slot", DType::kI32, {heads, config.chunk_len}}});
-  layout.growth = GrowsByChunk(config.chunk_len, config.default_slot_cap);
+  layout.growth = GrowsByChunk(config.chunk_len, config.default_slot_cap, config.min_state_size);
   layout.span = config.chunk_len;
   std::vector<StateField> block;
   for (int64_t head = 0; head < heads; ++head) {
@@ -62,6 +72,21 @@ OvqAttention::OvqAttention(const OvqConfig& config)
     block.push_back({"values", config.dtype, {kBlockSlots, value_stride}});
   }
   layout.block = StateFields(std::move(block));
+}
+
+// A key is a query of the delta rule by what queries have in place of it: the head's beta, or the
+// scale of a LayerNorm's.
+void OvqAttention::Load(const MixerSpec& spec) {
+  config.layer = spec.layer;
+  if (!config.delta_rule) return;
+  const auto root = static_cast<float>(std::sqrt(static_cast<double>(shape.head_dim)));
+  if (input.norm == HeadNorm::kLayer) {
+    const std::vector<float> scales(static_cast<size_t>(shape.n_heads), 1 / root);
+    delta_scale = spec.context.Upload(scales.data(), scales.size() * sizeof(float));
+  } else {
+    delta_scale = spec.weights.Floats({{"self_attn.beta", shape.n_heads}},
+                                      input.norm == HeadNorm::kL2 ? root : 1);
+  }
 }
 
 AttentionBlocks OvqAttention::Blocks(const LayerState& where) const {
@@ -82,7 +107,7 @@ AttentionBlocks OvqAttention::Blocks(const LayerState& where) const {
   blocks.wave_span = config.chunk_len;
   blocks.dictionary_keys = {growing(kKeys)};
   blocks.dictionary_values = {growing(kValues)};
-  blocks.dictionary_bias = {growing(kLogCounts)};
+  if (!config.counts_for_rates_only) blocks.dictionary_bias = {growing(kLogCounts)};
   blocks.recent_spans = 1;
   blocks.recent_keys = {fixed(kPendingKeys)};
   blocks.recent_values = {fixed(kPendingValues)};
@@ -90,6 +115,8 @@ AttentionBlocks OvqAttention::Blocks(const LayerState& where) const {
   blocks.best_score = fixed(kBestScore);
   blocks.best_slot = fixed(kBestSlot);
   blocks.merge = Merge::kKeysAndValues;
+  blocks.normalizes = config.normalize_centroids;
+  blocks.delta_scale = delta_scale.as<float>();
   blocks.layer = config.layer;
   blocks.counts = growing(kCounts);
   blocks.log_counts = growing(kLogCounts);
@@ -101,13 +128,19 @@ void OvqAttention::Attend(const LayerStep& step, const AttentionRows& rows) cons
   blocks.compute_dtype = rows.out_dtype;
   blocks.live = step.seqs.live[step.where.growth];
   Dispatch<OvqAttentionRef, AttendCpu, AttendCuda>(step.context,
-                                                   AttentionStep{blocks, step.seqs, rows});
+                                                   OvqStep{{blocks, step.seqs, rows}, config});
 }
 
 std::vector<StateExtent> OvqAttention::Overwrites(const LayerState& where,
                                                   const TokenRange& tokens) const {
-  std::vector<StateExtent> extents = RecentExtents(Blocks(where), tokens);
-  if (tokens.end % config.chunk_len != 0) return extents;
+  const bool ends_chunk = tokens.end % config.chunk_len == 0;
+  std::vector<StateExtent> extents;
+  if (ends_chunk && config.delta_rule) {
+    extents.push_back({where.fixed_offset, own_fixed_bytes()});  // pending values are corrected
+  } else {
+    extents = RecentExtents(Blocks(where), tokens);
+  }
+  if (!ends_chunk) return extents;
   const int64_t live = layout.growth.live(tokens.end, tokens.slot_cap);
   for (int64_t b = 0; b < BlocksOf(live); ++b) {
     extents.push_back(

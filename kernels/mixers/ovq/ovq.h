@@ -20,8 +20,9 @@ constexpr int64_t CentroidsAt(int64_t t, int64_t max_centroids) {
   const uint64_t sum = static_cast<uint64_t>(t) + n;
   return sum == 0 ? 0 : max_centroids - static_cast<int64_t>((n * n + sum - 1) / sum);
 }
-// Centroids by eq. 17 as they stand after the last full chunk; a session's slot cap is its N.
-Growth GrowsByChunk(int chunk_len, int64_t default_slot_cap);
+// Centroids by eq. 17, or min(t, N), as they stand after the last full chunk; a session's slot cap
+// is its N.
+Growth GrowsByChunk(int chunk_len, int64_t default_slot_cap, bool min_state_size = false);
 
 struct OvqConfig {
   AttentionShape shape;
@@ -29,6 +30,15 @@ struct OvqConfig {
   int64_t default_slot_cap;  // N of sessions that name none
   DType dtype;               // of keys, values and centroids
   int layer = 0;             // only the random numbers of the updates depend on it
+  // Variants of the KVM paper's published code, README.md.
+  bool normalize_centroids = false;
+  bool min_state_size = false;
+  bool counts_for_rates_only = false;
+  bool delta_rule = false;
+};
+
+struct OvqStep : AttentionStep {
+  const OvqConfig& config;
 };
 
 // fixed: pending keys [n_kv_heads][blocks of the chunk][head_dim][64] and values, best_score and
@@ -39,15 +49,16 @@ struct OvqAttention : Attention {
   explicit OvqAttention(const OvqConfig& config);
   OvqAttention(const StateSpec& spec, AttrReader& model, AttrReader& section);
 
-  void Load(const MixerSpec& spec) { config.layer = spec.layer; }
+  void Load(const MixerSpec& spec);
   void Attend(const LayerStep& step, const AttentionRows& rows) const;
   std::vector<StateExtent> Overwrites(const LayerState& where, const TokenRange& tokens) const;
   // But for what a step brings.
   AttentionBlocks Blocks(const LayerState& where) const;
 
   OvqConfig config;
+  Buffer delta_scale;  // float [n_heads] in the device's memory: what makes a key a query
 };
 
-void OvqAttentionRef(DeviceContext& context, const AttentionStep& step);
+void OvqAttentionRef(DeviceContext& context, const OvqStep& step);
 
 }  // namespace ovq

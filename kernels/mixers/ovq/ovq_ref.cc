@@ -4,6 +4,7 @@
 //   n(t) = floor(t N / (t + N))                                         equation 17
 //   o = softmax([beta q Dk^T + ln c, beta q K^T]) [Dv; V]               equation 15
 //   Dk_j += sum (k_i - Dk_j) / c_j over the keys assigned to j          equations 18, 19
+// and the variants of the KVM paper's published code, as README.md has them.
 #include <cmath>
 #include <limits>
 #include <vector>
@@ -15,14 +16,15 @@
 namespace ovq {
 namespace {
 
-int64_t CentroidsAfter(int64_t t, int64_t n) {
+int64_t CentroidsAfter(const OvqConfig& config, int64_t t, int64_t n) {
+  if (config.min_state_size) return t < n ? t : n;
   const auto product = static_cast<unsigned __int128>(t) * static_cast<unsigned __int128>(n);
   return t == 0 ? 0 : static_cast<int64_t>(product / static_cast<unsigned __int128>(t + n));
 }
 
 // Everything the reference needs of one head while one token passes.
 struct Token {
-  const AttentionStep& step;
+  const OvqStep& step;
   const TokenRef& at;
   int chunk_len;
   int offset;      // in the chunk
@@ -96,7 +98,37 @@ std::vector<int64_t> Assign(const Token& token) {
   return assignment;
 }
 
+// Of the delta rule: what every key of the chunk, as a query, reads of the old centroids.
+std::vector<std::vector<float>> Predictions(const Token& token) {
+  const AttentionBlocks& blocks = token.step.blocks;
+  const int d = blocks.shape.head_dim, dv = blocks.shape.value_head_dim;
+  std::vector<SlotRef> old;
+  for (int64_t j = 0; j < token.n_live; ++j) {
+    old.push_back(DictionarySlotRef(token.step, token.at, j));
+    if (std::isinf(old.back().bias)) old.pop_back();  // ln 0: nothing was ever merged there
+  }
+  std::vector<std::vector<float>> predictions;
+  std::vector<float> key(static_cast<size_t>(d));
+  for (int i = 0; i < token.chunk_len; ++i) {
+    std::vector<float>& prediction = predictions.emplace_back(dv, 0.0f);
+    if (old.empty()) continue;
+    const SlotRef from = RecentSlotRef(token.step, token.at, i);
+    LoadKey(from.keys, blocks.dtype, d, from.slot, key.data());
+    for (float& x : key) x *= blocks.delta_scale[token.at.kv_head];
+    AttendSlotsRef(key.data(), old, blocks.dtype, d, dv, prediction.data());
+  }
+  return predictions;
+}
+
 void UpdateDictionary(const Token& token) {
+  const OvqConfig& config = token.step.config;
+  std::vector<std::vector<float>> predictions;
+  MergeRuleRef rule = {.normalizes_keys = config.normalize_centroids,
+                       .normalizes_values = config.normalize_centroids && !config.delta_rule};
+  if (config.delta_rule) {
+    predictions = Predictions(token);
+    rule.predictions = &predictions;
+  }
   const std::vector<int64_t> assignment = Assign(token);
   for (int64_t j = 0; j < token.n_next; ++j) {
     std::vector<int> members;
@@ -104,7 +136,7 @@ void UpdateDictionary(const Token& token) {
       if (assignment[i] == j) members.push_back(i);
     }
     if (members.empty()) continue;
-    const uint32_t count = MergeSlotRef(token.step, token.at, j, members);
+    const uint32_t count = MergeSlotRef(token.step, token.at, j, members, rule);
     float* log_counts =
         token.step.blocks.log_counts.At<float>(token.at.session, token.at.kv_head, j / kBlockSlots);
     log_counts[j % kBlockSlots] = static_cast<float>(std::log(static_cast<double>(count)));
@@ -125,7 +157,7 @@ void PassToken(const Token& token) {
 
 }  // namespace
 
-void OvqAttentionRef(DeviceContext&, const AttentionStep& step) {
+void OvqAttentionRef(DeviceContext&, const OvqStep& step) {
   const int chunk_len = step.blocks.wave_span;
   ForEachTokenRef(step, [&](const TokenRef& at) {
     const int64_t chunk = at.position / chunk_len, cap = step.seqs.slot_cap[at.sequence];
@@ -133,8 +165,8 @@ void OvqAttentionRef(DeviceContext&, const AttentionStep& step) {
                .at = at,
                .chunk_len = chunk_len,
                .offset = static_cast<int>(at.position % chunk_len),
-               .n_live = CentroidsAfter(chunk * chunk_len, cap),
-               .n_next = CentroidsAfter((chunk + 1) * chunk_len, cap)});
+               .n_live = CentroidsAfter(step.config, chunk * chunk_len, cap),
+               .n_next = CentroidsAfter(step.config, (chunk + 1) * chunk_len, cap)});
   });
 }
 

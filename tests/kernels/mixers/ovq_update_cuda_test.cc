@@ -21,12 +21,13 @@ namespace {
 struct Case {
   int head_dim, value_head_dim, heads, chunk_len, slot_cap;
   DType dtype;
+  bool normalizes = false;
 };
 
 std::string CaseName(const ::testing::TestParamInfo<Case>& info) {
   const Case& c = info.param;
   return absl::StrCat("d", c.head_dim, "v", c.value_head_dim, "h", c.heads, "_", c.chunk_len, "_",
-                      c.slot_cap, "_", DTypeName(c.dtype));
+                      c.slot_cap, "_", DTypeName(c.dtype), c.normalizes ? "_normalized" : "");
 }
 
 // One head of one session's state.
@@ -68,7 +69,8 @@ class OvqUpdate : public ::testing::TestWithParam<Case> {
                        .chunk_len = GetParam().chunk_len,
                        .default_slot_cap = GetParam().slot_cap,
                        .dtype = GetParam().dtype,
-                       .layer = 5}) {
+                       .layer = 5,
+                       .normalize_centroids = GetParam().normalizes}) {
     const MixerState& layout = ovq_.layout;
     // Odd places, as other layers' states may lie before and between.
     where_.fixed_offset = 64;
@@ -291,6 +293,8 @@ INSTANTIATE_TEST_SUITE_P(All, OvqUpdate,
                                            Case{32, 48, 2, 128, 300, DType::kBF16},
                                            Case{20, 12, 1, 100, 64, DType::kBF16},
                                            Case{64, 8, 3, 16, 24, DType::kF32},
+                                           Case{20, 48, 2, 100, 64, DType::kF32, true},
+                                           Case{32, 12, 1, 128, 300, DType::kBF16, true},
                                            // More shared memory than a kernel has without asking.
                                            Case{8, 8, 1, 4200, 50, DType::kBF16}),
                          CaseName);

@@ -25,6 +25,11 @@ TEST(LiveSlots, ChangesOnlyAtChunkEnds) {
   EXPECT_EQ(growth.live(127, 2048), 0);
   EXPECT_EQ(growth.live(128, 2048), 120);
   EXPECT_EQ(growth.live(255, 2048), 120);
+  const Growth to_cap = GrowsByChunk(128, 2048, /*min_state_size=*/true);
+  EXPECT_EQ(to_cap.live(127, 2048), 0);
+  EXPECT_EQ(to_cap.live(383, 2048), 256);
+  EXPECT_EQ(to_cap.live(384, 300), 300);
+  EXPECT_NE(to_cap.name, growth.name);
   EXPECT_EQ(GrowsByToken().live(255, 0), 255);
 }
 

@@ -29,6 +29,8 @@ struct RowPlaces {
   int32_t channel_stride;
   int32_t n_channels;
   bool is_value;
+  bool from_mean;  // what is added is a row's distance from the mean, not the row itself
+  bool normalizes;
 
   constexpr int32_t groups() const { return (n_channels + kRoundingGroup - 1) / kRoundingGroup; }
   template <class T>
@@ -142,36 +144,43 @@ __device__ void Count(const UpdateArgs& args, const FullChunk& head, const KeyAr
   }
 }
 
-// A group of channels of the centroid that key `first` is the lowest of: += sum over its keys of
-// (key - row) / count, the keys in ascending order. A new centroid's row is zero.
-template <class T>
-__device__ void MergeGroup(const RowPlaces& rows, const FullChunk& head, int32_t layer,
-                           const KeyArrays& of_key, int32_t first, int32_t group) {
+// Channels of the mean of the centroid that key `first` is the lowest of: += sum over its keys of
+// (key - mean) / count, the keys in ascending order. A new centroid's mean is zero. kPlain: rows
+// are from_mean, as the paper has it.
+template <class T, bool kPlain>
+__device__ void MeanOfGroup(const RowPlaces& rows, const FullChunk& head, const KeyArrays& of_key,
+                            int32_t first, int32_t channel, float (&sum)[kRoundingGroup]) {
   const float divisor = of_key.divisor[first];
-  if (divisor == 0) return;
   const int32_t centroid = of_key.slot[first];
-  const int32_t channel = group * kRoundingGroup;
   const int32_t n = rows.n_channels - channel;
   const int64_t at = static_cast<int64_t>(channel) * rows.channel_stride;
-  T* row = rows.Row<T>(rows.dictionary, head, centroid) + at;
-  float old[kRoundingGroup], sum[kRoundingGroup];
+  const T* row = rows.Row<T>(rows.dictionary, head, centroid) + at;
+  float old[kRoundingGroup], base[kRoundingGroup];
 #pragma unroll
   for (int c = 0; c < kRoundingGroup; ++c) {
     old[c] = c < n ? ToFloat(row[c * rows.channel_stride]) : 0;
+    base[c] = kPlain || rows.from_mean ? old[c] : 0;
     sum[c] = 0;
   }
   for (int32_t key = first; key >= 0;) {
     const T* member = rows.Row<T>(rows.pending, head, key) + at;
 #pragma unroll
     for (int c = 0; c < kRoundingGroup; ++c) {
-      if (c < n) sum[c] += ToFloat(member[c * rows.channel_stride]) - old[c];
+      if (c < n) sum[c] += ToFloat(member[c * rows.channel_stride]) - base[c];
     }
     const int32_t next = of_key.next[key];
     key = next;
   }
 #pragma unroll
   for (int c = 0; c < kRoundingGroup; ++c) sum[c] = old[c] + sum[c] / divisor;
-  RoundGroup(sum, n,
+}
+
+template <class T>
+__device__ void StoreGroup(const RowPlaces& rows, const FullChunk& head, int32_t layer,
+                           int32_t centroid, int32_t channel, const float (&mean)[kRoundingGroup]) {
+  T* row = rows.Row<T>(rows.dictionary, head, centroid) +
+           static_cast<int64_t>(channel) * rows.channel_stride;
+  RoundGroup(mean, rows.n_channels - channel,
              {.layer = static_cast<uint32_t>(layer),
               .kv_head = static_cast<uint32_t>(head.kv_head),
               .row = static_cast<uint32_t>(centroid),
@@ -180,22 +189,63 @@ __device__ void MergeGroup(const RowPlaces& rows, const FullChunk& head, int32_t
              static_cast<uint32_t>(channel), row, static_cast<size_t>(rows.channel_stride));
 }
 
+template <class T, bool kPlain>
+__device__ void MergeGroup(const RowPlaces& rows, const FullChunk& head, int32_t layer,
+                           const KeyArrays& of_key, int32_t first, int32_t group) {
+  const float divisor = of_key.divisor[first];
+  if (divisor == 0) return;
+  const int32_t centroid = of_key.slot[first];
+  float mean[kRoundingGroup];
+  MeanOfGroup<T, kPlain>(rows, head, of_key, first, group * kRoundingGroup, mean);
+  StoreGroup<T>(rows, head, layer, centroid, group * kRoundingGroup, mean);
+}
+
+// A whole mean over its norm, whose squares are added channel after channel. It is computed twice,
+// as no thread can keep it.
+template <class T>
+__device__ void MergeNormalized(const RowPlaces& rows, const FullChunk& head, int32_t layer,
+                                const KeyArrays& of_key, int32_t first) {
+  const float divisor = of_key.divisor[first];
+  if (divisor == 0) return;
+  const int32_t centroid = of_key.slot[first];
+  float mean[kRoundingGroup], squares = 0;
+  for (int32_t channel = 0; channel < rows.n_channels; channel += kRoundingGroup) {
+    MeanOfGroup<T, false>(rows, head, of_key, first, channel, mean);
+    for (int c = 0; c < kRoundingGroup; ++c) {
+      if (channel + c < rows.n_channels) squares += mean[c] * mean[c];
+    }
+  }
+  const float norm = fmaxf(sqrtf(squares), kSmallestNorm);
+  for (int32_t channel = 0; channel < rows.n_channels; channel += kRoundingGroup) {
+    MeanOfGroup<T, false>(rows, head, of_key, first, channel, mean);
+    for (float& x : mean) x /= norm;
+    StoreGroup<T>(rows, head, layer, centroid, channel, mean);
+  }
+}
+
 // Neighbouring threads read neighbouring addresses: slots of a channel of the keys, channels of a
 // slot of the values.
-template <class T>
+template <class T, bool kPlain>
 __device__ void Merge(const UpdateArgs& args, const FullChunk& head, const KeyArrays& of_key) {
   const int32_t n = args.blocks.wave_span, layer = args.blocks.layer;
-  for (int32_t item = threadIdx.x; item < n * args.keys.groups(); item += blockDim.x) {
-    MergeGroup<T>(args.keys, head, layer, of_key, item % n, item / n);
+  const bool whole_keys = !kPlain && args.keys.normalizes,
+             whole_values = !kPlain && args.values.normalizes;
+  for (int32_t i = threadIdx.x; (whole_keys || whole_values) && i < n; i += blockDim.x) {
+    if (whole_keys) MergeNormalized<T>(args.keys, head, layer, of_key, i);
+    if (whole_values) MergeNormalized<T>(args.values, head, layer, of_key, i);
   }
-  const int32_t groups = args.values.groups();
+  const int32_t key_groups = whole_keys ? 0 : args.keys.groups();
+  for (int32_t item = threadIdx.x; item < n * key_groups; item += blockDim.x) {
+    MergeGroup<T, kPlain>(args.keys, head, layer, of_key, item % n, item / n);
+  }
+  const int32_t groups = whole_values ? 0 : args.values.groups();
   for (int32_t item = threadIdx.x; item < n * groups; item += blockDim.x) {
-    MergeGroup<T>(args.values, head, layer, of_key, item / groups, item % groups);
+    MergeGroup<T, kPlain>(args.values, head, layer, of_key, item / groups, item % groups);
   }
 }
 
 // Grid (sequences, kv heads). T: of keys, values and centroids.
-template <class T>
+template <class T, bool kPlain>
 __global__ void __launch_bounds__(kMaxThreads, 1) UpdateDictionaries(UpdateArgs args) {
   const int s = static_cast<int>(blockIdx.x);
   std::byte* session = args.seqs.state[s];
@@ -215,7 +265,12 @@ __global__ void __launch_bounds__(kMaxThreads, 1) UpdateDictionaries(UpdateArgs 
   __syncthreads();
   Count(args, head, of_key);
   __syncthreads();
-  Merge<T>(args, head, of_key);
+  Merge<T, kPlain>(args, head, of_key);
+}
+
+template <class T>
+auto UpdateKernel(bool plain) {
+  return plain ? UpdateDictionaries<T, true> : UpdateDictionaries<T, false>;
 }
 
 }  // namespace
@@ -224,6 +279,8 @@ __global__ void __launch_bounds__(kMaxThreads, 1) UpdateDictionaries(UpdateArgs 
 void UpdateChunksCuda(DeviceContext& context, const AttentionStep& step, int wave) {
   const AttentionBlocks& blocks = step.blocks;
   const int d = blocks.shape.head_dim, dv = blocks.shape.value_head_dim;
+  const bool has_delta = blocks.delta_scale != nullptr;
+  if (has_delta) SubtractReadsCuda(context, step, wave);
   const cuda::UpdateArgs args = {
       .blocks = blocks,
       .seqs = step.seqs.device,
@@ -232,13 +289,17 @@ void UpdateChunksCuda(DeviceContext& context, const AttentionStep& step, int wav
                .slot_stride = 1,
                .channel_stride = kBlockSlots,
                .n_channels = blocks.merge == Merge::kKeysAndValues ? d : 0,
-               .is_value = false},
+               .is_value = false,
+               .from_mean = true,
+               .normalizes = blocks.normalizes},
       .values = {.pending = blocks.recent_values.place,
                  .dictionary = blocks.dictionary_values.place,
                  .slot_stride = ValueStride(dv),
                  .channel_stride = 1,
                  .n_channels = dv,
-                 .is_value = true},
+                 .is_value = true,
+                 .from_mean = !has_delta,
+                 .normalizes = blocks.normalizes && !has_delta},
       .wave = wave};
   const int groups = blocks.wave_span * (args.keys.groups() + args.values.groups());
   const auto threads = std::bit_ceil(static_cast<unsigned>(
@@ -246,8 +307,9 @@ void UpdateChunksCuda(DeviceContext& context, const AttentionStep& step, int wav
   const dim3 grid(static_cast<unsigned>(step.seqs.n_seqs()),
                   static_cast<unsigned>(blocks.shape.n_kv_heads));
   const size_t shared_bytes = static_cast<size_t>(blocks.wave_span) * cuda::kSharedBytesPerKey;
-  const auto kernel = blocks.dtype == DType::kBF16 ? cuda::UpdateDictionaries<BF16>
-                                                   : cuda::UpdateDictionaries<float>;
+  const bool plain = !has_delta && !blocks.normalizes;
+  const auto kernel = blocks.dtype == DType::kBF16 ? cuda::UpdateKernel<BF16>(plain)
+                                                   : cuda::UpdateKernel<float>(plain);
   cuda::Launch(context, kernel, grid, threads, shared_bytes, args);
 }
 

@@ -8,8 +8,13 @@ namespace {
 
 constexpr int kThreads = 128;
 
+__device__ inline float LoadX(const TokenShift& shift, int64_t i) {
+  return shift.x_dtype == DType::kF32 ? static_cast<const float*>(shift.x)[i]
+                                      : ToFloat(static_cast<const BF16*>(shift.x)[i]);
+}
+
 // Launch: a thread to a channel of a sequence, through all its rows; grid x: channels, y: sequence.
-// Bytes: 4 to read and y's own to write, a row and channel.
+// Bytes: x's own to read and y's own to write, a row and channel.
 __global__ void __launch_bounds__(kThreads)
     ShiftKernel(const __grid_constant__ TokenShift shift, const __grid_constant__ DeviceSeqs seqs) {
   const int s = static_cast<int>(blockIdx.y);
@@ -19,10 +24,10 @@ __global__ void __launch_bounds__(kThreads)
   if (i >= shift.width || state == nullptr || first == end) return;
   float* newest = reinterpret_cast<float*>(state + shift.newest) + i;
   const float mix = shift.mix == nullptr ? 0.0f : shift.mix[i];
-  float x = shift.x[first * shift.x_stride + i];
+  float x = LoadX(shift, first * shift.x_stride + i);
   float before = seqs.start_pos[s] > 0 ? *newest : shift.begins_empty ? 0.0f : x;
   for (int32_t row = first; row < end; ++row) {
-    x = shift.x[row * shift.x_stride + i];
+    x = LoadX(shift, row * shift.x_stride + i);
     const float y = fmaf(mix, before - x, x);
     const int64_t at = row * shift.width + i;
     if (shift.y_dtype == DType::kF32) {

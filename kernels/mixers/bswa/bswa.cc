@@ -1,0 +1,70 @@
+#include "kernels/mixers/bswa/bswa.h"
+
+#include "kernels/common/dispatch.h"
+#include "kernels/mixers/common/block_attention.h"
+#include "kernels/mixers/common/slide.h"
+
+namespace ovq {
+namespace {
+
+enum Field { kKeys, kValues };
+
+constexpr int64_t kMaxChunkLen = 1 << 16;
+
+}  // namespace
+
+BlockSlidingAttention::BlockSlidingAttention(const StateSpec& spec, AttrReader& model,
+                                             AttrReader& section)
+    : Attention{.shape = ReadAttentionShape(model)},
+      chunk_len(static_cast<int32_t>(section.IntOr("chunk_len", 256, 1, kMaxChunkLen))),
+      window_chunks(static_cast<int32_t>(section.IntOr("n_bswa_chunks", 2, 1, 256))),
+      sink_len(static_cast<int32_t>(section.IntOr("sink_len", 1, 0, kMaxChunkLen))),
+      dtype(spec.kv_dtype) {
+  const int64_t heads = shape.n_kv_heads,
+                blocks = BlocksOf(int64_t{chunk_len} * window_chunks + sink_len);
+  layout.fixed = StateFields(
+      {{"keys", dtype, {heads, blocks, shape.head_dim, kBlockSlots}},
+       {"values", dtype, {heads, blocks, kBlockSlots, ValueStride(shape.value_head_dim)}}});
+  layout.span = chunk_len;
+}
+
+AttentionBlocks BlockSlidingAttention::Blocks(const LayerState& where) const {
+  const auto place = [&](Field field) {
+    const StateField& of = layout.fixed.list()[field];
+    const size_t head = of.bytes() / static_cast<size_t>(shape.n_kv_heads);
+    return BlockPlaces{{where.fixed_offset + layout.fixed.offset(field), head,
+                        head / static_cast<size_t>(of.shape[1])}};
+  };
+  AttentionBlocks blocks;
+  blocks.shape = shape;
+  blocks.dtype = dtype;
+  blocks.wave_span = chunk_len;
+  blocks.recent_spans = window_chunks;
+  blocks.recent_sinks = sink_len;
+  blocks.recent_keys = place(kKeys);
+  blocks.recent_values = place(kValues);
+  return blocks;
+}
+
+void BlockSlidingAttention::Attend(const LayerStep& step, const AttentionRows& rows) const {
+  AttentionBlocks blocks = Blocks(step.where);
+  blocks.compute_dtype = rows.out_dtype;
+  Dispatch<BlockSlidingAttentionRef, BlockSlidingAttentionCpu, BlockSlidingAttentionCuda>(
+      step.context, AttentionStep{blocks, step.seqs, rows});
+}
+
+std::vector<StateExtent> BlockSlidingAttention::Overwrites(const LayerState& where,
+                                                           const TokenRange& tokens) const {
+  const AttentionBlocks blocks = Blocks(where);
+  const bool slides =
+      tokens.end % chunk_len == 0 && MoveAfter(blocks, tokens.end / chunk_len - 1).n > 0;
+  if (slides) return {{where.fixed_offset, own_fixed_bytes()}};
+  return RecentExtents(blocks, tokens);
+}
+
+void BlockSlidingAttentionCpu(DeviceContext& context, const AttentionStep& step) {
+  AttendTilesCpu(context, step, {},
+                 [&](const FullChunk& chunk, int) { SlideRecentCpu(step.blocks, chunk); });
+}
+
+}  // namespace ovq

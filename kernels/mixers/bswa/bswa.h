@@ -1,0 +1,31 @@
+// Softmax attention over a window of whole chunks and, if there are sinks, the sequence's first
+// tokens. KVM paper's published code, gptalpha_bswa; exactly: README.md.
+#pragma once
+
+#include "kernels/mixers/common/attend.h"
+
+namespace ovq {
+
+// fixed: keys [n_kv_heads][blocks][head_dim][64] and values [n_kv_heads][blocks][64][value_stride]
+//        of one run of slots: sinks, then the window
+struct BlockSlidingAttention : Attention {
+  static constexpr bool kTurnsByDefault = true;
+  BlockSlidingAttention(const StateSpec& spec, AttrReader& model, AttrReader& section);
+
+  void Attend(const LayerStep& step, const AttentionRows& rows) const;
+  std::vector<StateExtent> Overwrites(const LayerState& where, const TokenRange& tokens) const;
+
+  int32_t chunk_len;      // W
+  int32_t window_chunks;  // n
+  int32_t sink_len;
+  DType dtype;
+
+ private:
+  AttentionBlocks Blocks(const LayerState& where) const;
+};
+
+void BlockSlidingAttentionRef(DeviceContext& context, const AttentionStep& step);
+void BlockSlidingAttentionCpu(DeviceContext& context, const AttentionStep& step);
+void BlockSlidingAttentionCuda(DeviceContext& context, const AttentionStep& step);
+
+}  // namespace ovq

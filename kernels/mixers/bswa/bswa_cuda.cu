@@ -1,0 +1,51 @@
+// Block sliding windows on CUDA: the attention kernels over sinks and window, then the windows
+// whose chunk is full slide.
+#include "kernels/common/cuda/cuda_device.h"
+#include "kernels/mixers/bswa/bswa.h"
+#include "kernels/mixers/common/cuda/slide.cuh"
+
+namespace ovq {
+namespace cuda {
+namespace {
+
+constexpr int kThreads = 256;
+
+struct SlideArgs {
+  AttentionBlocks blocks;
+  DeviceSeqs seqs;
+  int32_t wave;
+};
+
+// Grid (sequences, kv heads).
+template <class T>
+__global__ void __launch_bounds__(kThreads) SlideWindows(const __grid_constant__ SlideArgs args) {
+  const int s = static_cast<int>(blockIdx.x);
+  std::byte* session = args.seqs.state[s];
+  const int32_t chunk_len = args.blocks.wave_span;
+  if (session == nullptr) return;
+  const WaveRows rows = RowsOfWave(args.seqs, s, chunk_len, args.wave);
+  if (rows.end != rows.span_begin + chunk_len) return;
+  SlideRecent<T>(args.blocks, {.session = session,
+                               .kv_head = static_cast<int>(blockIdx.y),
+                               .chunk = rows.span_begin / chunk_len,
+                               .n_old = 0,
+                               .n_next = 0});
+}
+
+}  // namespace
+}  // namespace cuda
+
+void BlockSlidingAttentionCuda(DeviceContext& context, const AttentionStep& step) {
+  const AttentionBlocks& blocks = step.blocks;
+  const dim3 grid(static_cast<unsigned>(step.seqs.n_seqs()),
+                  static_cast<unsigned>(blocks.shape.n_kv_heads));
+  const auto kernel =
+      blocks.dtype == DType::kBF16 ? cuda::SlideWindows<BF16> : cuda::SlideWindows<float>;
+  AttendWavesCuda(context, step, {}, [&](int wave) {
+    if (blocks.recent_spans == 1) return;
+    cuda::Launch(context, kernel, grid, cuda::kThreads, 0,
+                 cuda::SlideArgs{blocks, step.seqs.device, wave});
+  });
+}
+
+}  // namespace ovq

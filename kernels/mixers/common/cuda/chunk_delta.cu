@@ -1,0 +1,154 @@
+// The delta rule's half of a chunk's update: what the chunk's keys read of the dictionary is taken
+// from their values, in place, before these are merged.
+#include <algorithm>
+
+#include "kernels/common/cuda/cuda_device.h"
+#include "kernels/common/cuda/shared.cuh"
+#include "kernels/mixers/common/chunk_update.h"
+#include "kernels/mixers/common/cuda/attend_tile.cuh"
+
+namespace ovq {
+namespace cuda {
+namespace {
+
+constexpr int kWarps = 4;
+constexpr int kThreads = 32 * kWarps;
+
+struct ReadArgs {
+  AttentionBlocks blocks;
+  DeviceSeqs seqs;
+  int32_t wave;
+};
+
+// A key of the chunk, which a warp looks after, and what it has read so far.
+struct WarpQuery {
+  SharedPtr<float> query;    // [head_dim]
+  SharedPtr<float> weights;  // [64] of a block
+  SharedPtr<float> acc;      // [value_head_dim]
+  float max = kLowest, sum = 0;
+};
+constexpr size_t SharedFloats(int head_dim, int value_head_dim) {
+  return static_cast<size_t>(head_dim) + kBlockSlots + static_cast<size_t>(value_head_dim);
+}
+
+// Scores of a block to weights; gives what the output so far is to be scaled by. A score is one
+// chain over the channels; a lane has the slots l and l + 32, whose sums meet 16, 8, 4, 2 and 1
+// lanes apart.
+template <class T>
+__device__ float WeighBlock(const T* keys, const float* bias, int32_t live, int32_t head_dim,
+                            WarpQuery& at) {
+  const int lane = static_cast<int>(threadIdx.x) % 32;
+  float score[2], new_max = at.max;
+#pragma unroll
+  for (int j = 0; j < 2; ++j) {
+    const int slot = lane + 32 * j;
+    float sum = 0;
+    for (int32_t c = 0; c < head_dim; ++c) {
+      const float x = at.query[c];
+      sum = fmaf(x, ToFloat(keys[c * kBlockSlots + slot]), sum);
+    }
+    score[j] = slot >= live ? kLowest : bias == nullptr ? sum : sum + bias[slot];
+    new_max = fmaxf(new_max, score[j]);
+  }
+  for (int apart = 16; apart > 0; apart /= 2) {
+    new_max = fmaxf(new_max, __shfl_xor_sync(kWholeWarp, new_max, apart));
+  }
+  float sum = 0;
+#pragma unroll
+  for (int j = 0; j < 2; ++j) {
+    const int slot = lane + 32 * j;
+    const float weight = slot < live ? expf(score[j] - new_max) : 0.0f;
+    at.weights[slot] = weight;
+    sum += weight;
+  }
+  for (int apart = 16; apart > 0; apart /= 2) sum += __shfl_xor_sync(kWholeWarp, sum, apart);
+  const float scale = expf(at.max - new_max);
+  at.sum = fmaf(at.sum, scale, sum);
+  at.max = new_max;
+  return scale;
+}
+
+// Softmax attention of key i of the chunk, times the delta rule's scale, over the old slots; its
+// pending value loses what that gives.
+template <class T>
+__device__ void SubtractRead(const AttentionBlocks& blocks, const FullChunk& head, int32_t i,
+                             WarpQuery at) {
+  const int32_t d = blocks.shape.head_dim, dv = blocks.shape.value_head_dim;
+  const int32_t lane = static_cast<int32_t>(threadIdx.x) % 32, value_stride = ValueStride(dv);
+  const auto block_of = [&](const BlockPlaces& places, int64_t b) {
+    return places.place.At<T>(head.session, head.kv_head, b);
+  };
+  const T* key = block_of(blocks.recent_keys, i / kBlockSlots) + i % kBlockSlots;
+  const float scale = blocks.delta_scale[head.kv_head];
+  for (int32_t c = lane; c < d; c += 32) at.query[c] = ToFloat(key[c * kBlockSlots]) * scale;
+  for (int32_t c = lane; c < dv; c += 32) at.acc[c] = 0.0f;
+  __syncwarp();
+  for (int32_t b = 0; b < BlocksOf(head.n_old); ++b) {
+    const int32_t live = Smaller(head.n_old - b * kBlockSlots, kBlockSlots);
+    const float* bias = blocks.has_bias() ? blocks.dictionary_bias.place.At<const float>(
+                                                head.session, head.kv_head, b)
+                                          : nullptr;
+    const float keep = WeighBlock(block_of(blocks.dictionary_keys, b), bias, live, d, at);
+    __syncwarp();
+    const T* values = block_of(blocks.dictionary_values, b);
+    for (int32_t c = lane; c < dv; c += 32) {
+      const float before = at.acc[c];
+      float acc = before * keep;
+      for (int32_t slot = 0; slot < live; ++slot) {
+        const float weight = at.weights[slot];
+        acc = fmaf(weight, ToFloat(values[slot * value_stride + c]), acc);
+      }
+      at.acc[c] = acc;
+    }
+    __syncwarp();
+  }
+  T* value = block_of(blocks.recent_values, i / kBlockSlots) + i % kBlockSlots * value_stride;
+  for (int32_t c = lane; c < dv; c += 32) {
+    const float acc = at.acc[c];
+    value[c] = FromFloat<T>(ToFloat(value[c]) - acc / at.sum);
+  }
+}
+
+// Of the chunks that this wave fills. Precision: float32 throughout, values rounded to T.
+// Launch: a warp to a key; grid (sequences, kv heads, ceil(chunk_len / kWarps)).
+// Bytes: the head's live slots once a key, 64 (head_dim + value_head_dim) elements a block.
+template <class T>
+__global__ void __launch_bounds__(kThreads) SubtractReads(const __grid_constant__ ReadArgs args) {
+  const AttentionBlocks& blocks = args.blocks;
+  const int s = static_cast<int>(blockIdx.x), warp = static_cast<int>(threadIdx.x) / 32;
+  std::byte* session = args.seqs.state[s];
+  const int32_t chunk_len = blocks.wave_span;
+  const int32_t i = static_cast<int32_t>(blockIdx.z) * kWarps + warp;
+  if (session == nullptr || i >= chunk_len) return;
+  const WaveRows rows = RowsOfWave(args.seqs, s, chunk_len, args.wave);
+  const int32_t n_old = blocks.LiveAt(s, args.wave);
+  if (rows.end != rows.span_begin + chunk_len || n_old == 0) return;
+  const FullChunk head = {.session = session,
+                          .kv_head = static_cast<int>(blockIdx.y),
+                          .chunk = rows.span_begin / chunk_len,
+                          .n_old = n_old,
+                          .n_next = n_old};
+  const int32_t d = blocks.shape.head_dim, dv = blocks.shape.value_head_dim;
+  const SharedPtr<float> shared =
+      DynamicShared<float>(static_cast<uint32_t>(warp * SharedFloats(d, dv) * sizeof(float)));
+  SubtractRead<T>(blocks, head, i, {shared, shared + d, shared + (d + kBlockSlots)});
+}
+
+}  // namespace
+}  // namespace cuda
+
+void SubtractReadsCuda(DeviceContext& context, const AttentionStep& step, int wave) {
+  const AttentionBlocks& blocks = step.blocks;
+  const dim3 grid(static_cast<unsigned>(step.seqs.n_seqs()),
+                  static_cast<unsigned>(blocks.shape.n_kv_heads),
+                  static_cast<unsigned>((blocks.wave_span + cuda::kWarps - 1) / cuda::kWarps));
+  const size_t shared_bytes =
+      cuda::kWarps * cuda::SharedFloats(blocks.shape.head_dim, blocks.shape.value_head_dim) *
+      sizeof(float);
+  const auto kernel =
+      blocks.dtype == DType::kBF16 ? cuda::SubtractReads<BF16> : cuda::SubtractReads<float>;
+  cuda::Launch(context, kernel, grid, cuda::kThreads, shared_bytes,
+               cuda::ReadArgs{blocks, step.seqs.device, wave});
+}
+
+}  // namespace ovq

@@ -1,0 +1,173 @@
+"""Writes the golden models of what no public code's logits cover: OVQ's other rules, block windows.
+
+    /usr/bin/python3 training/tests/write_golden.py FOLDER
+
+FOLDER is tests/golden. Every parameter is random; logits are this reference's in float64, rounded
+to float32. A seed is taken only if no choice of a centroid is closer than MARGIN.
+"""
+
+import json
+import os
+import sys
+from unittest import mock
+
+import torch
+
+import support  # noqa: F401, the import path
+from ovq import dictionary
+from ovq.backbone import Backbone
+from ovq.model import load_model
+from ovq.safetensors_io import save_safetensors
+
+MARGIN = 1e-4  # of dot products of unit vectors, which float32 knows within 1e-6
+LENGTHS = (40, 150)
+NATIVE = {"model_type": "ovq_hybrid", "vocab_size": 40, "hidden_size": 32, "num_hidden_layers": 3,
+          "num_attention_heads": 2, "head_dim": 16, "value_head_dim": 12, "intermediate_size": 48,
+          "sliding_window": 12, "layer_types": ["sliding_attention", "ovq_attention",
+                                                "ovq_attention"]}
+FLAGS = {"ovq-normalize": ("normalize_centroids",), "ovq-min-state": ("min_state_size",),
+         "ovq-rates-only": ("counts_for_rates_only",), "ovq-delta": ("delta_rule",),
+         "ovq-normalize-delta": ("normalize_centroids", "delta_rule")}
+PAPER = {"vocab_size": 40, "hidden_size": 32, "num_attention_heads": 2, "num_hidden_layers": 4,
+         "ffn_expansion": 2.0, "residual_scale": 0.5, "rope_partial_dim": 8,
+         "alt_rope_partial_dim": 16}
+SWA = {"alt_token_mixer": "swa", "alt_layer_every": 2, "swa_window_size": 12}
+PAPER_MODELS = {
+    "ovq-flags": {**SWA, "token_mixer": "ovq", "ovq_chunk_size": 16, "ovq_max_centroids": 24,
+                  "ovq_normalize_centroids": 1, "ovq_use_min_state_size": 1,
+                  "ovq_use_counts_for_lr_only": 1, "ovq_use_delta_rule": 1},
+    "bswa-sinks": {"token_mixer": "gptalpha_bswa", "alt_layer_every": -1, "num_hidden_layers": 2,
+                   "chunk_len": 12, "n_bswa_chunks": 2, "sink_len": 3},
+    "post-tokenshift": {**SWA, "token_mixer": "gptalpha_bswa", "chunk_len": 20, "n_bswa_chunks": 3,
+                        "sink_len": 0, "gptalpha_value_residual_mode": "rwkv_post_tokenshift"},
+}
+
+
+def random_native(config):
+    d_model, heads, ffn = (config[name] for name in ("hidden_size", "num_attention_heads",
+                                                     "intermediate_size"))
+    keys, values = heads * config["head_dim"], heads * config["value_head_dim"]
+    shapes = {"model.embed_tokens.weight": (config["vocab_size"], d_model),
+              "lm_head.weight": (config["vocab_size"], d_model), "model.norm.weight": (d_model,)}
+    for i in range(config["num_hidden_layers"]):
+        for name, shape in {
+                "input_layernorm.weight": (d_model,), "self_attn.q_proj.weight": (keys, d_model),
+                "self_attn.k_proj.weight": (keys, d_model),
+                "self_attn.v_proj.weight": (values, d_model),
+                "self_attn.o_proj.weight": (d_model, values), "self_attn.beta": (heads,),
+                "post_attention_layernorm.weight": (d_model,),
+                "mlp.gate_proj.weight": (ffn, d_model), "mlp.up_proj.weight": (ffn, d_model),
+                "mlp.down_proj.weight": (d_model, ffn)}.items():
+            shapes[f"model.layers.{i}.{name}"] = shape
+    return {name: random_tensor(name, shape) for name, shape in shapes.items()}
+
+
+def random_tensor(name, shape):
+    if name.endswith("beta"):
+        return 6 + torch.randn(shape)
+    if len(shape) == 2:
+        return torch.randn(shape) * shape[1] ** -0.5
+    if name.endswith(("norm.weight", "ln_attn.weight", "ln_mlp.weight", "ln_q.weight",
+                      "ln_k.weight", "ln_emb.weight", "ln_head.weight")):
+        return 1 + 0.2 * torch.randn(shape)
+    if ".x_" in name:
+        return torch.rand(shape)
+    return 0.2 * torch.randn(shape)
+
+
+def random_paper(config):
+    d_model, heads = config["hidden_size"], config["num_attention_heads"]
+    ffn = int(config["ffn_expansion"] * d_model) // 32 * 32
+    shapes = {"wte.weight": (config["vocab_size"], d_model), "ln_emb.weight": (d_model,),
+              "ln_emb.bias": (d_model,), "ln_head.weight": (d_model,), "ln_head.bias": (d_model,)}
+    for i in range(config["num_hidden_layers"]):
+        mixer = config["alt_token_mixer" if config["alt_layer_every"] > 0
+                       and i % config["alt_layer_every"] == 0 else "token_mixer"]
+        of_mixer = {"beta": (heads,)} if mixer == "ovq" else {
+            f"ln_{name}.{part}": (d_model // heads,)
+            for name in "qk" for part in ("weight", "bias")}
+        for name, shape in {
+                "ln_attn.weight": (d_model,), "ln_attn.bias": (d_model,),
+                "ln_mlp.weight": (d_model,), "ln_mlp.bias": (d_model,),
+                **{f"attn.c_{name}.weight": (d_model, d_model) for name in ("q", "k", "v", "proj")},
+                **{f"attn.x_{name}": (d_model,) for name in "qkv"},
+                "attn.v_gate0": (1, 1, d_model), "attn.v_gate1.weight": (32, d_model),
+                "attn.v_gate2.weight": (d_model, 32), "mlp.x_k": (1, 1, d_model),
+                "mlp.c_fc.weight": (ffn, d_model), "mlp.c_proj.weight": (d_model, ffn),
+                **{f"attn.{name}": shape for name, shape in of_mixer.items()}}.items():
+            shapes[f"h.{i}.{name}"] = shape
+    tensors = {f"transformer.{name}": random_tensor(name, shape) for name, shape in shapes.items()}
+    tensors["lm_head.weight"] = random_tensor("lm_head", (config["vocab_size"], d_model))
+    return tensors
+
+
+def smallest_margin(run):
+    """What run() gives, and how close its closest choice of a centroid was."""
+    margins, assign = [1.0], dictionary.assign_chunk
+
+    def watched(keys, centroids, n_new, ablation="none"):
+        n_old = centroids.shape[-2]
+        if n_old == 0:
+            similarity, chosen = (keys[..., 1:, :] @ keys[..., 0, :, None]).squeeze(-1), n_new - 1
+        else:
+            best = (keys @ centroids.transpose(-1, -2)).sort(dim=-1).values
+            similarity, chosen = best[..., -1], n_new
+            if n_old > 1:
+                margins.append((best[..., -1] - best[..., -2]).min().item())
+        order = similarity.sort(dim=-1).values
+        # new centroids are numbered by their order, which no output depends on
+        if 0 < chosen < order.shape[-1]:
+            margins.append((order[..., chosen] - order[..., chosen - 1]).min().item())
+        return assign(keys, centroids, n_new, ablation)
+
+    with mock.patch.object(dictionary, "assign_chunk", watched):
+        return run(), min(margins)
+
+
+def write(folder, config, make_tensors, load):
+    os.makedirs(folder, exist_ok=True)
+    with open(os.path.join(folder, "config.json"), "w", encoding="utf-8") as file:
+        file.write(json.dumps(config, indent=2, sort_keys=True) + "\n")
+    for seed in range(1000):
+        torch.manual_seed(seed)
+        save_safetensors(os.path.join(folder, "model.safetensors"), make_tensors(config))
+        sequences = [torch.randint(config["vocab_size"], (n,)) for n in LENGTHS]
+        model = load(folder)
+        logits, margin = smallest_margin(lambda: [model(tokens[None])[0] for tokens in sequences])
+        if margin >= MARGIN:
+            break
+    else:
+        raise RuntimeError(f"{folder}: no seed gives a margin of {MARGIN}")
+    with open(os.path.join(folder, "tokens.json"), "w", encoding="utf-8") as file:
+        file.write(json.dumps({"sequences": [tokens.tolist() for tokens in sequences]}) + "\n")
+    save_safetensors(os.path.join(folder, "expected.safetensors"),
+                     {f"logits.{i}": one.float().contiguous() for i, one in enumerate(logits)})
+    print(f"{folder}: seed {seed}, margin {margin:.1e}")
+
+
+def load_native(folder):
+    model = load_model(folder, torch.float64).double()
+    return lambda tokens: model(tokens).detach()
+
+
+def load_paper(folder):
+    model = Backbone(folder)
+    model.tensors = {name: tensor.double() for name, tensor in model.tensors.items()}
+    return model
+
+
+def main():
+    golden = sys.argv[1]
+    for name, flags in FLAGS.items():
+        ovq = {"chunk_size": 16, "max_centroids": 24, **dict.fromkeys(flags, True)}
+        write(os.path.join(golden, "native", name), {**NATIVE, "ovq": ovq}, random_native,
+              load_native)
+    with open(os.path.join(golden, "kvm", "ovq-swa", "config.json"), encoding="utf-8") as file:
+        base = json.load(file)
+    for name, changes in PAPER_MODELS.items():
+        write(os.path.join(golden, "kvm", name), {**base, **PAPER, **changes}, random_paper,
+              load_paper)
+
+
+if __name__ == "__main__":
+    main()
