@@ -37,6 +37,14 @@ class Hasher {
 
 }  // namespace
 
+std::vector<std::byte> StateLayout::NewSession() const {
+  std::vector<std::byte> session(virtual_bytes_);
+  for (const Image& image : images_) {
+    std::ranges::copy(*image.bytes, session.begin() + static_cast<std::ptrdiff_t>(image.offset));
+  }
+  return session;
+}
+
 size_t StateLayout::Group::bytes_of(int64_t slots) const {
   return block_bytes * static_cast<size_t>(BlocksOf(slots));
 }

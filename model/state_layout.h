@@ -43,6 +43,8 @@ class StateLayout {
     std::shared_ptr<const std::vector<std::byte>> bytes;
   };
   const std::vector<Image>& images() const { return images_; }
+  // A new session's whole address range, for those who keep sessions without a pool.
+  std::vector<std::byte> NewSession() const;
 
   // Physical bytes a session holds after `position` tokens with this slot cap: the whole pages
   // of the fixed part and, in each group, of the blocks that have a live slot. Equal to the pool's

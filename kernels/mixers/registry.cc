@@ -3,7 +3,9 @@
 #include "kernels/mixers/bswa/bswa.h"
 #include "kernels/mixers/gated_delta_net/gated_delta_net.h"
 #include "kernels/mixers/kvm/kvm.h"
+#include "kernels/mixers/lattice/lattice.h"
 #include "kernels/mixers/mamba2/mamba2.h"
+#include "kernels/mixers/mesa_net/mesa_net.h"
 #include "kernels/mixers/mixer.h"
 #include "kernels/mixers/ovq/ovq.h"
 #include "kernels/mixers/recurrent/recurrent_mixer.h"
@@ -25,6 +27,8 @@ constexpr std::array kRegistry = {
     MixerEntry{"gated_delta_net", "gdn", MakeRecurrent<GatedDeltaNet>,
                RecurrentState<GatedDeltaNet>},
     MixerEntry{"mamba2", "mamba2", MakeRecurrent<Mamba2>, RecurrentState<Mamba2>},
+    MixerEntry{"mesa_net", "mesa_net", MakeRecurrent<MesaNet>, RecurrentState<MesaNet>},
+    MixerEntry{"lattice", "lattice", MakeRecurrent<Lattice>, RecurrentState<Lattice>},
 };
 
 }  // namespace

@@ -13,6 +13,7 @@
 // step-by-step and whole-prompt logits differ by one bit is not timed.
 #include <sys/mman.h>
 
+#include <algorithm>
 #include <cstdlib>
 #include <cstring>
 #include <map>
@@ -40,6 +41,9 @@ class SessionMemory {
                         MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
     Check(memory != MAP_FAILED, "address space of a session");
     base_ = static_cast<std::byte*>(memory);
+    for (const StateLayout::Image& image : layout.images()) {
+      std::ranges::copy(*image.bytes, base_ + image.offset);
+    }
   }
   ~SessionMemory() { munmap(base_, layout_.virtual_bytes()); }
   SessionMemory(const SessionMemory&) = delete;

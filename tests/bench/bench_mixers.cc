@@ -5,6 +5,7 @@
 //   bench_mixers [--threads 2] [--longest 65536]
 //
 // A mixer whose step-by-step and whole-prompt results differ by one bit is not timed.
+#include <algorithm>
 #include <cmath>
 #include <cstdlib>
 #include <cstring>
@@ -56,6 +57,10 @@ Layer MakeLayer(const MixerEntry& entry, int64_t longest, DeviceContext& context
            {{"num_heads", 3}, {"head_dim", 128}, {"value_head_dim", 256}, {"conv_size", 4}});
   } else if (entry.section == "mamba2") {
     SetAll(section, {{"num_heads", 12}, {"head_dim", 64}, {"state_size", 64}});
+  } else if (entry.section == "mesa_net") {
+    SetAll(section, {{"num_heads", 6}, {"head_dim", 128}});
+  } else if (entry.section == "lattice") {
+    SetAll(section, {{"num_heads", 6}, {"num_slots", 128}, {"value_head_dim", 128}});
   }
   auto made = entry.make({.layer = 1,
                           .state = {.model = model,
@@ -75,6 +80,16 @@ Layer MakeLayer(const MixerEntry& entry, int64_t longest, DeviceContext& context
   const int64_t blocks = grows ? BlocksOf(slots) : 0;
   layer.session_bytes = state.fixed.bytes() + static_cast<size_t>(blocks) * state.block.bytes();
   return layer;
+}
+
+std::vector<std::byte> NewSession(const Layer& layer) {
+  std::vector<std::byte> session(layer.session_bytes);
+  const StateFields& fixed = layer.mixer->state().fixed;
+  for (size_t i = 0; i < fixed.list().size(); ++i) {
+    const auto& initial = fixed.list()[i].initial;
+    if (initial) std::ranges::copy(*initial, session.data() + fixed.offset(static_cast<int>(i)));
+  }
+  return session;
 }
 
 // One step of n_rows rows for each session, all at the same position.
@@ -102,7 +117,7 @@ void Step(const Layer& layer, DeviceContext& context, const std::vector<std::byt
 
 bool SplitKeepsEveryBit(const Layer& layer, DeviceContext& context, std::vector<BF16>& x) {
   constexpr int kTokens = 300;
-  std::vector<std::byte> whole(layer.session_bytes), steps(layer.session_bytes);
+  std::vector<std::byte> whole = NewSession(layer), steps = whole;
   std::vector<float> all, one, joined;
   Step(layer, context, {whole.data()}, 0, kTokens, x, all);
   for (int t = 0; t < kTokens; ++t) {
@@ -170,7 +185,7 @@ int Main(int argc, char** argv) {
       continue;
     }
     std::vector<std::vector<std::byte>> memory(kMaxSessions);
-    memory[0].resize(layer.session_bytes);
+    memory[0] = NewSession(layer);
     std::vector<float> y;
     int64_t position = 0;
     for (int64_t target : {128, 1024, 4096, 16384, 65536}) {

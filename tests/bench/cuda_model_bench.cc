@@ -14,10 +14,9 @@ constexpr double kFloorTarget = 1.35;
 constexpr double kUpdateTarget = 0.05;
 constexpr double kWorstTarget = 1.5;
 
-// Zeroed, as sessions begin.
-Buffer EmptyState(DeviceContext& context, const LanguageModel& model) {
-  const std::vector<std::byte> zeros(model.layout().virtual_bytes());
-  return context.Upload(zeros.data(), zeros.size());
+Buffer NewState(DeviceContext& context, const LanguageModel& model) {
+  const std::vector<std::byte> state = model.layout().NewSession();
+  return context.Upload(state.data(), state.size());
 }
 
 double Mean(std::span<const double> x) {
@@ -62,7 +61,7 @@ bool CudaModelBench::SplitKeepsEveryBit() {
   for (int32_t& token : tokens) {
     token = static_cast<int32_t>(random_() % model_.config().vocab_size);
   }
-  const Buffer whole = EmptyState(context_, model_), steps = EmptyState(context_, model_);
+  const Buffer whole = NewState(context_, model_), steps = NewState(context_, model_);
   const std::vector<float> expected = Logits(whole, tokens, 0);
   std::vector<float> logits;
   for (size_t t = 0; t < tokens.size(); ++t) {
@@ -100,7 +99,7 @@ double CudaModelBench::LinearFlops() const {
 void CudaModelBench::Prefill() {
   const int n = scale_.prefill_sessions;
   sessions_.clear();
-  for (int i = 0; i < n; ++i) sessions_.push_back(EmptyState(context_, model_));
+  for (int i = 0; i < n; ++i) sessions_.push_back(NewState(context_, model_));
   std::vector<int64_t> begin(static_cast<size_t>(n), 0);
   std::vector<double> seconds;
   for (; begin[0] < scale_.prefill_tokens;) {

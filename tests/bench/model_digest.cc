@@ -50,8 +50,8 @@ void Digest(const std::string& folder, DType dtype, const Options& options) {
   Check(model.ok(), std::string(model.status().message()).c_str());
 
   const StateLayout& layout = (*model)->layout();
-  const std::vector<std::byte> zeros(layout.virtual_bytes());
-  const Buffer session = (*context)->Upload(zeros.data(), zeros.size());
+  const std::vector<std::byte> state = layout.NewSession();
+  const Buffer session = (*context)->Upload(state.data(), state.size());
   const std::vector<int32_t> tokens = Tokens(options.tokens, (*model)->config().vocab_size);
   const int64_t prefill = options.tokens * kPrefillShare / kOf;
   Sha256 logits_hash, state_hash;

@@ -46,9 +46,9 @@ std::unique_ptr<LanguageModel> LoadModel(const std::string& folder, DeviceContex
   return *std::move(model);
 }
 
-Buffer ZeroedSession(const LanguageModel& model, DeviceContext& context) {
-  const std::vector<std::byte> zeros(model.layout().virtual_bytes());
-  return context.Upload(zeros.data(), zeros.size());
+Buffer NewState(const LanguageModel& model, DeviceContext& context) {
+  const std::vector<std::byte> bytes = model.layout().NewSession();
+  return context.Upload(bytes.data(), bytes.size());
 }
 
 std::vector<float> Forward(const LanguageModel& model, DeviceContext& context,
@@ -67,7 +67,7 @@ Session::Session(const LanguageModel& model, DeviceContext& context, std::vector
       context_(context),
       tokens_(std::move(tokens)),
       slot_cap_(slot_cap),
-      memory_(ZeroedSession(model, context)) {}
+      memory_(NewState(model, context)) {}
 
 void Session::AddTo(StepBatch& batch, int64_t n) {
   const auto part = std::span<const int32_t>(tokens_).subspan(static_cast<size_t>(position_),

@@ -27,8 +27,8 @@ std::unique_ptr<DeviceContext> BoundContext(Device device, int n_threads = 1);
 std::unique_ptr<LanguageModel> LoadModel(const std::string& folder, DeviceContext& context,
                                          DType compute = DType::kF32, DType state = DType::kF32);
 
-// A session's whole address range in the device's memory, all zero.
-Buffer ZeroedSession(const LanguageModel& model, DeviceContext& context);
+// A new session's whole address range in the device's memory.
+Buffer NewState(const LanguageModel& model, DeviceContext& context);
 
 // All logits of one step, on the host.
 std::vector<float> Forward(const LanguageModel& model, DeviceContext& context,

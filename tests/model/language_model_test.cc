@@ -95,6 +95,17 @@ TEST(LanguageModel, ABlockWindowIsFullAttentionUntilItIsFull) {
   EXPECT_NE(logits(window), logits(full));
 }
 
+// Its direction is what a slot begins with.
+TEST(LanguageModel, NamesAnInitialSlotWithoutALength) {
+  EditedModel model("sw-lattice");  // [3, 16, 20]
+  std::string& rows = model.tensors["model.layers.3.self_attn.initial_state"].second;
+  const size_t row = 20 * sizeof(float);
+  std::fill_n(rows.begin() + static_cast<std::ptrdiff_t>((2 * 16 + 5) * row), row, '\0');
+  model.ExpectError(absl::StatusCode::kInvalidArgument,
+                    "self_attn.initial_state: expected rows that have a length, row 5 of head 2 is "
+                    "zero");
+}
+
 TEST(LanguageModel, ServersLimitLowersTheDefaultCap) {
   ModelOptions options;
   options.limits.max_slot_cap = 16;
@@ -267,7 +278,7 @@ TEST(LanguageModel, LogitsOfChosenRowsOnly) {
   const auto model = LoadModel(LoadGolden("sw-ovq").folder, *context);
   const int64_t vocab = model->config().vocab_size;
   const std::vector<float> all = Logits(*model, *context);
-  const Buffer memory = ZeroedSession(*model, *context);
+  const Buffer memory = NewState(*model, *context);
   StepBatch batch;
   const std::vector<int32_t> tokens = {1, 2, 3, 4, 5};
   batch.Add(tokens, 0, 24, memory.as<std::byte>(), 0);

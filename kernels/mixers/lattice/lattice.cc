@@ -1,0 +1,185 @@
+#include "kernels/mixers/lattice/lattice.h"
+
+#include <array>
+#include <cmath>
+#include <cstring>
+
+#include "absl/strings/str_cat.h"
+#include "kernels/common/dispatch.h"
+#include "kernels/mixers/recurrent/gates.h"
+
+namespace ovq {
+namespace {
+
+enum Field { kSlots, kNewest };
+
+constexpr int64_t kMaxHeads = 4096;
+
+LatticeConfig ReadConfig(const StateSpec& spec, AttrReader& model, AttrReader& section) {
+  static constexpr std::array<std::string_view, 3> kObjectives = {"dec", "enc", "sim"};
+  static constexpr std::array<std::string_view, 2> kRegularizations = {"l2", "l1"};
+  LatticeConfig config;
+  config.n_heads = static_cast<int>(section.Int("num_heads", 1, kMaxHeads));
+  config.n_slots = static_cast<int>(section.Int("num_slots", 1, kMaxLatticeSlots));
+  config.value_head_dim = static_cast<int>(section.Int("value_head_dim", 1, kMaxLatticeValueDim));
+  config.conv_size = static_cast<int>(section.IntOr("conv_size", 4, 2, kMaxConvTaps));
+  config.conv_bias = section.BoolOr("conv_bias", false);
+  config.objective = static_cast<LatticeObjective>(section.ChoiceOr("objective", kObjectives));
+  config.normalized_projection = section.BoolOr("normalized_projection", true);
+  config.use_forget_gate = section.BoolOr("use_forget_gate", true);
+  config.thresholds = section.ChoiceOr("regularization", kRegularizations) == 1;
+  config.norm_eps = static_cast<float>(model.FloatOr("rms_norm_eps", 1e-5, 0, 1));
+  if (config.thresholds && !config.use_forget_gate) {
+    section.Fail("regularization", "expected l2 with use_forget_gate false: there is none");
+  }
+  const int64_t most = kMaxLatticeCudaElements / std::max<int64_t>(config.stride(), 1);
+  if (section.ok() && spec.device == Device::kCuda && config.n_slots > most) {
+    section.Fail("num_slots",
+                 absl::StrCat("expected at most ", most, " on cuda with value_head_dim ",
+                              config.value_head_dim, ", got ", config.n_slots));
+  }
+  return config;
+}
+
+StateFields FieldsOf(const LatticeConfig& config,
+                     std::shared_ptr<const std::vector<std::byte>> initial_slots) {
+  return StateFields({{"slots",
+                       DType::kF32,
+                       {config.n_heads, config.n_slots, config.stride()},
+                       std::move(initial_slots)},
+                      ShortConvField(config.key_width(), config.conv_size)});
+}
+
+// Rows of unit length, padded with zeros.
+std::shared_ptr<const std::vector<std::byte>> TakeInitialSlots(const MixerSpec& spec,
+                                                               const LatticeConfig& config) {
+  constexpr char kLeaf[] = "self_attn.initial_state";
+  const int64_t width = config.value_head_dim, stride = config.stride();
+  const std::vector<float> rows =
+      spec.weights.HostFloats(kLeaf, {config.n_heads, config.n_slots, width});
+  if (rows.empty()) return nullptr;
+  std::vector<float> slots(static_cast<size_t>(config.key_width() * stride));
+  for (int64_t i = 0; i < config.key_width(); ++i) {
+    const float* row = rows.data() + i * width;
+    double squares = 0;
+    for (int64_t c = 0; c < width; ++c) squares += static_cast<double>(row[c]) * row[c];
+    if (!(squares > 0)) {
+      spec.weights.Update(absl::InvalidArgumentError(
+          absl::StrCat(kLeaf, ": expected rows that have a length, row ", i % config.n_slots,
+                       " of head ", i / config.n_slots, " is ", squares == 0 ? "zero" : "NaN")));
+      return nullptr;
+    }
+    for (int64_t c = 0; c < width; ++c) {
+      slots[static_cast<size_t>(i * stride + c)] = static_cast<float>(row[c] / std::sqrt(squares));
+    }
+  }
+  auto bytes = std::make_shared<std::vector<std::byte>>(slots.size() * sizeof(float));
+  std::memcpy(bytes->data(), slots.data(), bytes->size());
+  return bytes;
+}
+
+}  // namespace
+
+Lattice::Lattice(const StateSpec& spec, AttrReader& model, AttrReader& section)
+    : config(ReadConfig(spec, model, section)) {
+  if (model.ok() && section.ok()) layout.fixed = FieldsOf(config, nullptr);
+}
+
+void Lattice::Load(const MixerSpec& spec) {
+  WeightReader& weights = spec.weights;
+  compute = spec.compute_dtype;
+  const int64_t d_model = spec.state.d_model, keys = config.key_width(),
+                values = config.value_width();
+  std::vector<WeightPart> parts = {{"self_attn.qk_proj.weight", keys},
+                                   {"self_attn.v_proj.weight", values},
+                                   {"self_attn.g_proj.weight", values},
+                                   {"self_attn.b_proj.weight", config.n_heads}};
+  if (config.use_forget_gate) {
+    parts.push_back({"self_attn.a_proj.weight", config.n_heads});
+    decay_bias = weights.Floats("self_attn.dt_bias", {config.n_heads});
+    rate = TakeDecayRates(spec, "self_attn.A_log", config.n_heads);
+  }
+  in = weights.Product(parts, d_model);
+  conv = TakeShortConv(spec, {{"self_attn.q_conv1d", keys}, {"self_attn.k_conv1d", keys}},
+                       config.conv_size, config.conv_bias);
+  norm_weight = weights.Floats("self_attn.o_norm.weight", {config.value_head_dim});
+  out = weights.Product({{"self_attn.o_proj.weight", d_model}}, values, spec.residual_scale);
+  layout.fixed = FieldsOf(config, TakeInitialSlots(spec, config));
+}
+
+LatticeGates Lattice::Gates(const LayerStep& step, TensorView projected,
+                            ScratchScope& scope) const {
+  const int64_t n_rows = projected.shape[0];
+  const float* logits = projected.as<float>() + config.key_width() + 2 * config.value_width();
+  float* const write = scope.Allocate<float>(n_rows * config.n_heads);
+  Sigmoid(
+      step.context,
+      {.x = logits, .x_stride = in.out(), .n_rows = n_rows, .n_heads = config.n_heads, .y = write});
+  if (!config.use_forget_gate) return {write, nullptr, nullptr, nullptr};
+  const DecayGate gate = {.x = logits + config.n_heads,
+                          .x_stride = in.out(),
+                          .n_rows = n_rows,
+                          .n_heads = config.n_heads,
+                          .bias = decay_bias.as<float>(),
+                          .rate = rate.as<float>(),
+                          .decay = scope.Allocate<float>(n_rows * config.n_heads),
+                          .step = scope.Allocate<float>(n_rows * config.n_heads)};
+  Decay(step.context, gate);
+  if (config.decays()) return {write, gate.decay, nullptr, nullptr};
+  return {write, nullptr, gate.step, gate.rate};
+}
+
+float* Lattice::Read(const LayerStep& step, TensorView projected, ScratchScope& scope) const {
+  DeviceContext& context = step.context;
+  const int64_t n_rows = projected.shape[0], keys = config.key_width();
+  float *const qk = scope.Allocate<float>(n_rows * 2 * keys), *const y = scope.Allocate<float>(
+                                                                  n_rows * config.value_width());
+  Convolve(context, step.seqs,
+           {.u = projected.as<float>(),
+            .u_stride = in.out(),
+            .width = keys,
+            .taps = conv.taps,
+            .n_filters = 2 * keys,
+            .weight = conv.weight.as<float>(),
+            .bias = conv.bias.as<float>(),
+            .newest = step.where.fixed_offset + layout.fixed.offset(kNewest),
+            .y = qk});
+  PrepareHeads(context, {.queries = {qk, n_rows, 2 * config.n_heads, config.n_slots, 2 * keys}});
+  const size_t head_bytes =
+      layout.fixed.list()[kSlots].bytes() / static_cast<size_t>(config.n_heads);
+  Dispatch<LatticeRef, LatticeCpu, LatticeCuda>(
+      context,
+      LatticeStep{.config = config,
+                  .seqs = step.seqs,
+                  .slots = {step.where.fixed_offset + layout.fixed.offset(kSlots), head_bytes, 0},
+                  .q = qk,
+                  .k = qk + keys,
+                  .v = projected.as<float>() + keys,
+                  .v_stride = in.out(),
+                  .gates = Gates(step, projected, scope),
+                  .y = y});
+  return y;
+}
+
+void Lattice::Forward(const LayerStep& step, TensorView x, TensorView y) const {
+  ScratchScope scope(step.context);
+  const int64_t n_rows = step.seqs.n_rows();
+  const TensorView projected = scope.Tensor(DType::kF32, {n_rows, in.out()});
+  in.Apply(step.context, x, projected);
+  float* const read = Read(step, projected, scope);
+  const TensorView normed = scope.Tensor(compute, {n_rows, config.value_width()});
+  NormAndGate(step.context, {.x = read,
+                             .n_rows = n_rows,
+                             .n_groups = config.n_heads,
+                             .width = config.value_head_dim,
+                             .weight = norm_weight.as<float>(),
+                             .eps = config.norm_eps,
+                             .gate = GateKind::kGeluTanh,
+                             .z = projected.as<float>() + config.key_width() + config.value_width(),
+                             .z_stride = in.out(),
+                             .y = normed.data,
+                             .y_dtype = compute});
+  out.Apply(step.context, normed, y, /*accumulate=*/true);
+}
+
+}  // namespace ovq

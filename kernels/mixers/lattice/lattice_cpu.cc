@@ -1,0 +1,164 @@
+// Lattice on the CPU. Of one head and token, slots s_i [dv], q, k [n_slots], v [dv], gamma, mu,
+// tau, l_i = |s_i|, or 1 where slots are kept at unit length:
+//   dec:  h = v - sum k_i s_i / l_i,  c_i = k_i;   enc:  h = v,  c_i = k_i - s_i.h / l_i
+//   sim:  h = v,  c_i = k_i
+//   w_i = mu s_i + gamma c_i / l_i (h - (s_i.h / l_i^2) s_i),  w_i = sign(w_i) max(|w_i| - tau, 0)
+//   s_i = w_i / |w_i|, or w_i; as it was where |w_i| = 0;  y = sum q_i s_i
+// A task is a head of a sequence, whose slots stay in its core's cache for all rows.
+#include <algorithm>
+#include <cmath>
+#include <vector>
+
+#include "kernels/common/parallel.h"
+#include "kernels/mixers/lattice/lattice.h"
+
+#undef HWY_TARGET_INCLUDE
+#define HWY_TARGET_INCLUDE "kernels/mixers/lattice/lattice_cpu.cc"
+#include "kernels/common/highway_targets.h"
+//
+#include "hwy/foreach_target.h"
+#include "hwy/highway.h"
+//
+#include "kernels/mixers/recurrent/matrix-inl.h"
+
+HWY_BEFORE_NAMESPACE();
+namespace ovq::HWY_NAMESPACE {
+namespace {
+
+using Padded = float[kMaxLatticeValueDim];
+
+// How a slot s becomes w = keep s + size (h - along s), then loses `threshold` of every element.
+struct Move {
+  float keep, size, along, threshold;
+};
+
+// The result is |w|^2.
+float MoveSlot(const float* s, const float* h, const Move& move, int64_t stride, float* w) {
+  const Floats d;
+  const FloatVec keep = hn::Set(d, move.keep), size = hn::Set(d, move.size),
+                 along = hn::Set(d, move.along), threshold = hn::Set(d, move.threshold);
+  const bool shrinks = move.threshold > 0;
+  LaneSums squares;
+  ForEachLanes(stride, [&](int64_t i, int part) HWY_ATTR {
+    const FloatVec slot = hn::LoadU(d, s + i);
+    const FloatVec across = hn::NegMulAdd(along, slot, hn::Load(d, h + i));
+    FloatVec moved = hn::MulAdd(size, across, hn::Mul(keep, slot));
+    if (shrinks) {
+      const FloatVec left = hn::Max(hn::Sub(hn::Abs(moved), threshold), hn::Zero(d));
+      moved = hn::CopySign(left, moved);
+    }
+    hn::Store(moved, d, w + i);
+    squares.Add(part, moved, moved);
+  });
+  return squares.Total();
+}
+
+// s = scale w, y += q s
+void SettleSlot(const float* w, float scale, float q, int64_t stride, float* s, float* y) {
+  const Floats d;
+  const FloatVec factor = hn::Set(d, scale), read = hn::Set(d, q);
+  ForEachLanes(stride, [&](int64_t i, int) HWY_ATTR {
+    const FloatVec slot = hn::Mul(hn::LoadU(d, w + i), factor);
+    hn::StoreU(slot, d, s + i);
+    hn::Store(hn::MulAdd(read, slot, hn::Load(d, y + i)), d, y + i);
+  });
+}
+
+// y = v - y
+void SubtractFrom(const float* v, int64_t stride, float* y) {
+  const Floats d;
+  ForEachLanes(stride, [&](int64_t i, int) HWY_ATTR {
+    hn::Store(hn::Sub(hn::Load(d, v + i), hn::Load(d, y + i)), d, y + i);
+  });
+}
+
+class Head {
+ public:
+  Head(const LatticeStep& step, int s, int h)
+      : step_(step),
+        config_(step.config),
+        head_(h),
+        n_slots_(config_.n_slots),
+        stride_(config_.stride()),
+        slots_(step.slots.At<float>(step.seqs.state[s], h)),
+        inverse_(static_cast<size_t>(n_slots_), 1.0f),
+        weights_(static_cast<size_t>(n_slots_)) {}
+
+  void PassRow(int64_t row) {
+    const int64_t first = int64_t{head_} * config_.value_head_dim;
+    const float* k = step_.k + row * step_.qk_stride() + head_ * n_slots_;
+    std::copy_n(step_.v + row * step_.v_stride + first, config_.value_head_dim, value_);
+    if (!config_.normalized_projection) MeasureSlots();
+    const float* written = value_;
+    if (config_.objective == LatticeObjective::kDecoding) {
+      for (int64_t i = 0; i < n_slots_; ++i) weights_[i] = k[i] * inverse_[i];
+      MultiplyTransposed(slots_, n_slots_, stride_, weights_.data(), error_);
+      SubtractFrom(value_, stride_, error_);
+      written = error_;
+    }
+    std::fill_n(read_, stride_, 0.0f);
+    const float* q = step_.q + row * step_.qk_stride() + head_ * n_slots_;
+    for (int64_t i = 0; i < n_slots_; ++i) UpdateSlot(row, i, k[i], q[i], written);
+    std::copy_n(read_, config_.value_head_dim, step_.y + row * config_.value_width() + first);
+  }
+
+ private:
+  void MeasureSlots() {
+    for (int64_t i = 0; i < n_slots_; ++i) {
+      const float* s = slots_ + i * stride_;
+      inverse_[i] = 1.0f / std::sqrt(DotOf(s, s, stride_));
+    }
+  }
+
+  void UpdateSlot(int64_t row, int64_t i, float k, float q, const float* h) {
+    const int64_t gate = row * config_.n_heads + head_;
+    float* s = slots_ + i * stride_;
+    const float towards = DotOf(s, h, stride_) * inverse_[i];
+    const float c = config_.objective == LatticeObjective::kEncoding ? k - towards : k;
+    const Move move = {.keep = step_.gates.KeepOf(gate),
+                       .size = step_.gates.write[gate] * c * inverse_[i],
+                       .along = towards * inverse_[i],
+                       .threshold = step_.gates.ThresholdOf(gate, head_)};
+    const float squares = MoveSlot(s, h, move, stride_, moved_);
+    if (!(squares > 0)) return SettleSlot(s, 1.0f, q, stride_, s, read_);
+    const float scale = config_.normalized_projection ? 1.0f / std::sqrt(squares) : 1.0f;
+    SettleSlot(moved_, scale, q, stride_, s, read_);
+  }
+
+  const LatticeStep& step_;
+  const LatticeConfig& config_;
+  const int head_;
+  const int64_t n_slots_, stride_;
+  float* const slots_;
+  std::vector<float> inverse_;  // [n_slots] of the slots' lengths
+  std::vector<float> weights_;  // [n_slots]
+  alignas(64) Padded value_ = {}, error_, moved_, read_;
+};
+
+void PassRows(const LatticeStep& step, int s, int h) {
+  Head head(step, s, h);
+  for (int32_t row = step.seqs.row_begin[s]; row < step.seqs.row_begin[s + 1]; ++row) {
+    head.PassRow(row);
+  }
+}
+
+}  // namespace
+}  // namespace ovq::HWY_NAMESPACE
+HWY_AFTER_NAMESPACE();
+
+#if HWY_ONCE
+namespace ovq {
+namespace {
+HWY_EXPORT(PassRows);
+}  // namespace
+
+void LatticeCpu(DeviceContext& context, const LatticeStep& step) {
+  const int n_heads = step.config.n_heads;
+  ParallelFor(context, int64_t{step.seqs.n_seqs()} * n_heads, [&](int64_t task, int) {
+    HWY_DYNAMIC_DISPATCH(PassRows)
+    (step, static_cast<int>(task / n_heads), static_cast<int>(task % n_heads));
+  });
+}
+
+}  // namespace ovq
+#endif  // HWY_ONCE

@@ -1,0 +1,229 @@
+// Lattice on CUDA, the equations of lattice_cpu.cc. A thread block does a head of a sequence, whose
+// slots lie in shared memory for all rows of the step: those of warp w are w, w + kWarps, ..., and
+// an element of a slot is its lane's alone. Sums over slots meet at a barrier.
+#include "kernels/common/cuda/cuda_device.h"
+#include "kernels/mixers/lattice/lattice.h"
+#include "kernels/ops/cuda/rows.cuh"
+
+namespace ovq {
+namespace cuda {
+namespace {
+
+constexpr int kWarps = 8;
+constexpr int kLatticeThreads = kWarps * kWarp;
+constexpr int kTogether = 4;  // slots of a warp, whose sums hide each other's latency
+static_assert(kMaxLatticeValueDim <= kLatticeThreads, "a thread for every channel");
+
+struct LatticeArgs {
+  LatticeConfig config;
+  DeviceSeqs seqs;
+  StatePlace slots;
+  const float *q, *k, *v;
+  int64_t qk_stride, v_stride;
+  LatticeGates gates;
+  float* y;
+};
+
+// kPerLane: channels of a lane, lane + 32 e.
+template <int kPerLane>
+class LatticeHead {
+ public:
+  using Row = float[kPerLane];
+
+  __device__ LatticeHead(const LatticeArgs& args, std::byte* session, int head)
+      : args_(args),
+        head_(head),
+        n_slots_(args.config.n_slots),
+        stride_(static_cast<int>(args.config.stride())),
+        warp_(static_cast<int>(threadIdx.x) / kWarp),
+        lane_(static_cast<int>(threadIdx.x) % kWarp),
+        slots_(DynamicShared<float>(0)),
+        partial_(slots_ + n_slots_ * stride_),
+        state_(args.slots.At<float>(session, head)) {
+    ForEachElement([&](int at) { slots_[at] = state_[at]; });
+  }
+
+  __device__ void PassRow(int64_t row) {
+    const LatticeConfig& config = args_.config;
+    const int64_t first = int64_t{head_} * config.value_head_dim;
+    const float* keys = args_.k + row * args_.qk_stride + int64_t{head_} * n_slots_;
+    Row written;
+#pragma unroll
+    for (int e = 0; e < kPerLane; ++e) {
+      const int c = Channel(e);
+      written[e] = c < config.value_head_dim ? args_.v[row * args_.v_stride + first + c] : 0.0f;
+    }
+    if (config.objective == LatticeObjective::kDecoding) SubtractRead(keys, written);
+    Row read = {};
+    Update(row, keys, written, read);
+    const SharedPtr<float> part = Publish(read);
+    const int c = static_cast<int>(threadIdx.x);
+    if (c < config.value_head_dim) args_.y[row * config.value_width() + first + c] = Sum(part, c);
+  }
+
+  __device__ void Store() const {
+    ForEachElement([&](int at) {
+      const float element = slots_[at];
+      state_[at] = element;
+    });
+  }
+
+ private:
+  __device__ int Channel(int e) const { return lane_ + e * kWarp; }
+
+  // Of this lane, in all slots of the warp.
+  template <class Fn>
+  __device__ void ForEachElement(Fn&& fn) const {
+    for (int i = warp_; i < n_slots_; i += kWarps) {
+      for (int c = lane_; c < stride_; c += kWarp) fn(i * stride_ + c);
+    }
+  }
+
+  __device__ void Load(int i, Row& s) const {
+#pragma unroll
+    for (int e = 0; e < kPerLane; ++e) {
+      s[e] = 0;
+      if (i < n_slots_ && Channel(e) < stride_) s[e] = slots_[i * stride_ + Channel(e)];
+    }
+  }
+
+  __device__ static float Dot(const Row& a, const Row& b) {
+    float sum = 0;
+#pragma unroll
+    for (int e = 0; e < kPerLane; ++e) sum = fmaf(a[e], b[e], sum);
+    return WarpSum(sum);
+  }
+
+  // One over the length that a slot's equations divide by.
+  __device__ float InverseLength(const Row& s) const {
+    return args_.config.normalized_projection ? 1.0f : 1.0f / sqrtf(Dot(s, s));
+  }
+
+  // Two halves in turn: a warp that is ahead fills one while others read the other.
+  __device__ SharedPtr<float> Publish(const Row& of_warp) {
+    const SharedPtr<float> part = partial_ + half_ * kWarps * stride_;
+#pragma unroll
+    for (int e = 0; e < kPerLane; ++e) {
+      if (Channel(e) < stride_) part[warp_ * stride_ + Channel(e)] = of_warp[e];
+    }
+    __syncthreads();
+    half_ ^= 1;
+    return part;
+  }
+  __device__ float Sum(SharedPtr<float> part, int channel) const {
+    float sum = 0;
+    for (int warp = 0; warp < kWarps; ++warp) {
+      const float other = part[warp * stride_ + channel];
+      sum += other;
+    }
+    return sum;
+  }
+
+  // v -= sum of k_i phi_i, eq. 6.
+  __device__ void SubtractRead(const float* keys, Row& v) {
+    Row sum = {};
+    for (int i = warp_; i < n_slots_; i += kWarps) {
+      Row s;
+      Load(i, s);
+      const float weight = keys[i] * InverseLength(s);
+#pragma unroll
+      for (int e = 0; e < kPerLane; ++e) sum[e] = fmaf(weight, s[e], sum[e]);
+    }
+    const SharedPtr<float> part = Publish(sum);
+#pragma unroll
+    for (int e = 0; e < kPerLane; ++e) {
+      if (Channel(e) < stride_) v[e] -= Sum(part, Channel(e));
+    }
+  }
+
+  __device__ void Update(int64_t row, const float* keys, const Row& h, Row& read) {
+    const float* queries = args_.q + row * args_.qk_stride + int64_t{head_} * n_slots_;
+    for (int first = warp_; first < n_slots_; first += kTogether * kWarps) {
+      Row s[kTogether], w[kTogether];
+#pragma unroll
+      for (int t = 0; t < kTogether; ++t) {
+        const int i = first + t * kWarps;
+        Load(i, s[t]);
+        MoveSlot(row, i < n_slots_ ? keys[i] : 0.0f, h, s[t], w[t]);
+      }
+#pragma unroll
+      for (int t = 0; t < kTogether; ++t) {
+        const int i = first + t * kWarps;
+        const float squares = Dot(w[t], w[t]);
+        if (i < n_slots_) Settle(i, squares, queries[i], s[t], w[t], read);
+      }
+    }
+  }
+
+  __device__ void MoveSlot(int64_t row, float k, const Row& h, const Row& s, Row& w) const {
+    const int64_t gate = row * args_.config.n_heads + head_;
+    const float inverse = InverseLength(s), towards = Dot(s, h) * inverse;
+    const float c = args_.config.objective == LatticeObjective::kEncoding ? k - towards : k;
+    const float size = args_.gates.write[gate] * c * inverse, along = towards * inverse;
+    const float keep = args_.gates.KeepOf(gate), threshold = args_.gates.ThresholdOf(gate, head_);
+#pragma unroll
+    for (int e = 0; e < kPerLane; ++e) {
+      w[e] = fmaf(size, fmaf(-along, s[e], h[e]), keep * s[e]);
+      if (threshold > 0) w[e] = copysignf(fmaxf(fabsf(w[e]) - threshold, 0.0f), w[e]);
+    }
+  }
+
+  __device__ void Settle(int i, float squares, float q, const Row& s, const Row& w, Row& read) {
+    const bool is_left = squares > 0;
+    const float scale = args_.config.normalized_projection ? 1.0f / sqrtf(squares) : 1.0f;
+#pragma unroll
+    for (int e = 0; e < kPerLane; ++e) {
+      const float settled = is_left ? w[e] * scale : s[e];
+      if (Channel(e) < stride_) slots_[i * stride_ + Channel(e)] = settled;
+      read[e] = fmaf(q, settled, read[e]);
+    }
+  }
+
+  const LatticeArgs& args_;
+  const int head_, n_slots_, stride_, warp_, lane_;
+  const SharedPtr<float> slots_;    // [n_slots][stride]
+  const SharedPtr<float> partial_;  // [2][kWarps][stride]
+  float* const state_;
+  int half_ = 0;
+};
+
+// Grid (heads, sequences).
+template <int kPerLane>
+__global__ void __launch_bounds__(kLatticeThreads)
+    LatticeKernel(const __grid_constant__ LatticeArgs args) {
+  const int s = static_cast<int>(blockIdx.y);
+  std::byte* session = args.seqs.state[s];
+  const int32_t first = args.seqs.row_begin[s], end = args.seqs.row_begin[s + 1];
+  if (session == nullptr || first == end) return;
+  LatticeHead<kPerLane> head(args, session, static_cast<int>(blockIdx.x));
+  for (int32_t row = first; row < end; ++row) head.PassRow(row);
+  head.Store();
+}
+
+}  // namespace
+}  // namespace cuda
+
+void LatticeCuda(DeviceContext& context, const LatticeStep& step) {
+  const cuda::LatticeArgs args = {.config = step.config,
+                                  .seqs = step.seqs.device,
+                                  .slots = step.slots,
+                                  .q = step.q,
+                                  .k = step.k,
+                                  .v = step.v,
+                                  .qk_stride = step.qk_stride(),
+                                  .v_stride = step.v_stride,
+                                  .gates = step.gates,
+                                  .y = step.y};
+  const int64_t stride = step.config.stride();
+  const size_t shared =
+      static_cast<size_t>((step.config.n_slots + 2 * cuda::kWarps) * stride) * sizeof(float);
+  const dim3 grid(static_cast<unsigned>(step.config.n_heads),
+                  static_cast<unsigned>(step.seqs.n_seqs()));
+  const auto kernel = stride <= 32    ? cuda::LatticeKernel<1>
+                      : stride <= 64  ? cuda::LatticeKernel<2>
+                      : stride <= 128 ? cuda::LatticeKernel<4>
+                                      : cuda::LatticeKernel<8>;
+  cuda::Launch(context, kernel, grid, cuda::kLatticeThreads, shared, args);
+}
+
+}  // namespace ovq

@@ -1,0 +1,105 @@
+// Lattice as README.md has it, in double; the slots are rounded to float32 after every token.
+#include <cmath>
+#include <vector>
+
+#include "kernels/mixers/lattice/lattice.h"
+
+namespace ovq {
+namespace {
+
+using Vector = std::vector<double>;
+
+double Dot(const Vector& a, const Vector& b) {
+  double sum = 0;
+  for (size_t i = 0; i < a.size(); ++i) sum += a[i] * b[i];
+  return sum;
+}
+
+Vector Scaled(Vector x, double factor) {
+  for (double& element : x) element *= factor;
+  return x;
+}
+
+// What a token brings to a head.
+struct Token {
+  Vector q, k, v;
+  double gamma, mu, tau;
+};
+
+Token TokenOf(const LatticeStep& step, int h, int64_t row) {
+  const LatticeConfig& config = step.config;
+  const auto vector = [&](const float* of, int64_t stride, int64_t width) {
+    const float* begin = of + row * stride + h * width;
+    return Vector(begin, begin + width);
+  };
+  const int64_t gate = row * config.n_heads + h;
+  const LatticeGates& gates = step.gates;
+  Token token = {.q = vector(step.q, step.qk_stride(), config.n_slots),
+                 .k = vector(step.k, step.qk_stride(), config.n_slots),
+                 .v = vector(step.v, step.v_stride, config.value_head_dim),
+                 .gamma = gates.write[gate],
+                 .mu = 1,
+                 .tau = 0};
+  if (gates.keep) token.mu = gates.keep[gate];
+  if (gates.rate) {
+    token.tau = token.gamma * -static_cast<double>(gates.rate[h]) * gates.decay_step[gate];
+  }
+  return token;
+}
+
+// Eq. 13 with what the objectives put into it, eq. 16 or 18, eq. 14.
+Vector UpdatedSlot(const LatticeConfig& config, const Token& token, const Vector& h, double k,
+                   const Vector& s) {
+  const double length = config.normalized_projection ? 1 : std::sqrt(Dot(s, s));
+  const Vector phi = Scaled(s, 1 / length);
+  const double along = Dot(phi, h);
+  const double c = config.objective == LatticeObjective::kEncoding ? k - along : k;
+  Vector w(s.size());
+  for (size_t i = 0; i < w.size(); ++i) {
+    w[i] = token.mu * s[i] + token.gamma * c / length * (h[i] - phi[i] * along);
+    w[i] = std::copysign(std::max(std::abs(w[i]) - token.tau, 0.0), w[i]);
+  }
+  const double moved = std::sqrt(Dot(w, w));
+  if (moved == 0) return s;
+  return config.normalized_projection ? Scaled(w, 1 / moved) : w;
+}
+
+void PassToken(const LatticeStep& step, int s, int h, int64_t row) {
+  const LatticeConfig& config = step.config;
+  const Token token = TokenOf(step, h, row);
+  const auto n_slots = static_cast<size_t>(config.n_slots);
+  float* state = step.slots.At<float>(step.seqs.state[s], h);
+  std::vector<Vector> slots;
+  for (size_t i = 0; i < n_slots; ++i) {
+    const float* slot = state + static_cast<int64_t>(i) * config.stride();
+    slots.emplace_back(slot, slot + config.value_head_dim);
+  }
+  Vector written = token.v;
+  for (size_t i = 0; i < n_slots && config.objective == LatticeObjective::kDecoding; ++i) {
+    const double length = config.normalized_projection ? 1 : std::sqrt(Dot(slots[i], slots[i]));
+    for (size_t c = 0; c < written.size(); ++c) written[c] -= token.k[i] * slots[i][c] / length;
+  }
+  Vector y(token.v.size(), 0.0);
+  for (size_t i = 0; i < n_slots; ++i) {
+    const Vector slot = UpdatedSlot(config, token, written, token.k[i], slots[i]);
+    for (size_t c = 0; c < slot.size(); ++c) {
+      state[static_cast<int64_t>(i) * config.stride() + static_cast<int64_t>(c)] =
+          static_cast<float>(slot[c]);
+      y[c] += token.q[i] * slot[c];
+    }
+  }
+  float* out = step.y + row * config.value_width() + int64_t{h} * config.value_head_dim;
+  for (size_t c = 0; c < y.size(); ++c) out[c] = static_cast<float>(y[c]);
+}
+
+}  // namespace
+
+void LatticeRef(DeviceContext&, const LatticeStep& step) {
+  for (int s = 0; s < step.seqs.n_seqs(); ++s) {
+    for (int64_t row = step.seqs.row_begin[s]; row < step.seqs.row_begin[s + 1]; ++row) {
+      for (int h = 0; h < step.config.n_heads; ++h) PassToken(step, s, h, row);
+    }
+  }
+}
+
+}  // namespace ovq

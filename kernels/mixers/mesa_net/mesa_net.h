@@ -1,0 +1,73 @@
+// MesaNet: every query is solved against the sum of all keys' outer products, by conjugate
+// gradients, and reads the sum of the keys' and values'. Exactly: README.md.
+#pragma once
+
+#include <cstdint>
+
+#include "kernels/mixers/mixer.h"
+#include "kernels/mixers/recurrent/padded.h"
+#include "kernels/mixers/recurrent/short_conv.h"
+
+namespace ovq {
+
+// Of keys and values. The published kernels have the same bound.
+inline constexpr int kMaxMesaHeadDim = 128;
+// Part of the model, as the number of steps is: it damps the steps once r.r has become small.
+inline constexpr float kMesaStepEps = 1e-5f;
+
+struct MesaConfig {
+  int n_heads = 0;
+  int head_dim = 0;
+  int conv_size = 0;
+  bool conv_bias = false;
+  bool output_gate = false;
+  double lambda_lower_bound = 0;
+  int cg_steps = 0;  // of every token
+  float norm_eps = 0;
+
+  constexpr int64_t width() const { return int64_t{n_heads} * head_dim; }
+  constexpr int64_t stride() const { return PaddedWidth(head_dim); }  // of a state's rows
+};
+
+struct MesaStep {
+  const MesaConfig& config;
+  const StepSeqs& seqs;
+  StatePlace key_keys, key_values;  // A and B of a head, float [head_dim][stride]
+  // [n_rows, n_heads, head_dim], q and k of unit length and packed in rows of 2 width
+  const float *q, *k, *v;
+  int64_t v_stride;
+  const float *write, *keep;  // [n_rows, n_heads] beta and gamma
+  const float* lambda;        // [n_heads, stride], padded with zeros
+  float* y;                   // [n_rows, n_heads, head_dim]
+
+  int64_t qk_stride() const { return 2 * config.width(); }
+};
+
+// As RecurrentMixer has it.
+struct MesaNet {
+  MesaNet(const StateSpec& spec, AttrReader& model, AttrReader& section);
+
+  void Load(const MixerSpec& spec);
+  size_t weight_bytes() const { return in.bytes() + out.bytes(); }
+  void Forward(const LayerStep& step, TensorView x, TensorView y) const;
+
+  MesaConfig config;
+  MixerState layout;
+  DType compute = DType::kF32;
+  Linear in;  // q, k, v, the gates beta and gamma, the output gate
+  Linear out;
+  ShortConvFilters conv;
+  Buffer write_bias, keep_bias;  // [n_heads] float
+  Buffer lambda;                 // [n_heads, stride] float
+  Buffer norm_weight;            // [head_dim] float
+
+ private:
+  // [n_rows, width] what each row reads of the states, which it advances. projected: of `in`.
+  float* Read(const LayerStep& step, TensorView projected, ScratchScope& scope) const;
+};
+
+void MesaNetRef(DeviceContext& context, const MesaStep& step);
+void MesaNetCpu(DeviceContext& context, const MesaStep& step);
+void MesaNetCuda(DeviceContext& context, const MesaStep& step);
+
+}  // namespace ovq

@@ -1,0 +1,263 @@
+// MesaNet on CUDA, the equations of mesa_net_cpu.cc. A thread block does a head of a sequence, and
+// a thread keeps kRows rows of one column of A, which a row multiplies with cg_steps times, in
+// registers for all rows of the step. What comes between two products is done by every warp alike,
+// so that a product takes one barrier.
+#include "kernels/common/cuda/cuda_device.h"
+#include "kernels/mixers/mesa_net/mesa_net.h"
+#include "kernels/ops/cuda/rows.cuh"
+
+namespace ovq {
+namespace cuda {
+namespace {
+
+constexpr int kGroups = 4;  // of rows; a column's threads
+
+struct MesaArgs {
+  MesaConfig config;
+  DeviceSeqs seqs;
+  StatePlace key_keys, key_values;
+  const float *q, *k, *v;
+  int64_t qk_stride, v_stride;
+  const float *write, *keep, *lambda;
+  float* y;
+};
+
+template <int kRows>
+class MesaHead {
+ public:
+  static constexpr int kWidth = kGroups * kRows;  // the longest row
+  static constexpr int kPerLane = (kWidth + kWarp - 1) / kWarp;
+  static constexpr uint32_t SharedBytes(int64_t stride) {
+    const int64_t warps = stride * kGroups / kWarp;
+    return static_cast<uint32_t>((2 * warps * kWidth + 2 * kGroups * stride) * sizeof(float));
+  }
+
+  __device__ MesaHead(const MesaArgs& args, std::byte* session, int head)
+      : args_(args),
+        head_(head),
+        n_(args.config.head_dim),
+        stride_(static_cast<int>(args.config.stride())),
+        column_(static_cast<int>(threadIdx.x) % stride_),
+        group_(static_cast<int>(threadIdx.x) / stride_),
+        lane_(static_cast<int>(threadIdx.x) % kWarp),
+        direction_(DynamicShared<float>(0) + threadIdx.x / kWarp * 2 * kWidth),
+        key_(direction_ + kWidth),
+        partial_(DynamicShared<float>(0) + blockDim.x / kWarp * 2 * kWidth),
+        key_keys_at_(args.key_keys.At<float>(session, head) + OfThread()),
+        key_values_at_(args.key_values.At<float>(session, head) + OfThread()) {
+#pragma unroll
+    for (int r = 0; r < kRows; ++r) {
+      key_keys_[r] = IsRow(r) ? key_keys_at_[r * stride_] : 0.0f;
+    }
+    Take(args.lambda + int64_t{head} * stride_, lambda_);
+  }
+
+  __device__ void PassRow(int64_t row) {
+    const int64_t gate = row * args_.config.n_heads + head_, first = int64_t{head_} * n_;
+    const float write = args_.write[gate], keep = args_.keep[gate];
+    UpdateKeys(args_.k + row * args_.qk_stride + first, write, keep);
+    float u[kPerLane] = {}, y[kPerLane];
+    Solve(args_.q + row * args_.qk_stride + first, u);
+    Spread(u, direction_);
+    UpdateAndRead(args_.v + row * args_.v_stride + first, write, keep, y);
+    if (threadIdx.x >= kWarp) return;
+#pragma unroll
+    for (int e = 0; e < kPerLane; ++e) {
+      const int c = Element(e);
+      if (c < n_) args_.y[row * args_.config.width() + first + c] = y[e];
+    }
+  }
+
+  __device__ void Store() const {
+#pragma unroll
+    for (int r = 0; r < kRows; ++r) {
+      if (IsRow(r)) key_keys_at_[r * stride_] = key_keys_[r];
+    }
+  }
+
+ private:
+  // Where a thread's column of its rows begins.
+  __device__ int OfThread() const { return group_ * kRows * stride_ + column_; }
+  __device__ bool IsRow(int r) const { return group_ * kRows + r < n_; }
+  // Of a vector that the lanes of a warp hold.
+  __device__ int Element(int e) const { return lane_ + e * kWarp; }
+
+  __device__ void Take(const float* from, float (&x)[kPerLane]) const {
+#pragma unroll
+    for (int e = 0; e < kPerLane; ++e) x[e] = Element(e) < n_ ? from[Element(e)] : 0.0f;
+  }
+
+  // Gives every thread of the warp the elements of its rows.
+  __device__ void Spread(const float (&x)[kPerLane], SharedPtr<float> to) const {
+    __syncwarp();
+#pragma unroll
+    for (int e = 0; e < kPerLane; ++e) {
+      if (Element(e) < kWidth) to[Element(e)] = x[e];
+    }
+    __syncwarp();
+  }
+  // Of the thread's rows r to r + 3.
+  __device__ float4 Rows4(SharedPtr<float> x, int r) const {
+    return SharedCast<const float4>(x + group_ * kRows)[r / 4];
+  }
+
+  // The sums of a column's threads, which a lane gets of its elements. Two halves in turn: a warp
+  // that is ahead fills one while others read the other.
+  __device__ void Gather(float sum, float (&y)[kPerLane]) {
+    const SharedPtr<float> part = partial_ + half_ * kGroups * stride_;
+    part[group_ * stride_ + column_] = sum;
+    __syncthreads();
+#pragma unroll
+    for (int e = 0; e < kPerLane; ++e) {
+      y[e] = 0;
+      if (Element(e) >= n_) continue;
+      float of_group[kGroups];
+      for (int g = 0; g < kGroups; ++g) of_group[g] = part[g * stride_ + Element(e)];
+      y[e] = (of_group[0] + of_group[1]) + (of_group[2] + of_group[3]);
+    }
+    half_ ^= 1;
+  }
+
+  // A^T of the direction that was spread.
+  __device__ void Multiply(float (&y)[kPerLane]) {
+    float sum = 0;
+#pragma unroll
+    for (int r = 0; r < kRows; r += 4) {
+      const float4 x = Rows4(direction_, r);
+      sum = fmaf(key_keys_[r], x.x, sum);
+      sum = fmaf(key_keys_[r + 1], x.y, sum);
+      sum = fmaf(key_keys_[r + 2], x.z, sum);
+      sum = fmaf(key_keys_[r + 3], x.w, sum);
+    }
+    Gather(sum, y);
+  }
+
+  __device__ static float Dot(const float (&a)[kPerLane], const float (&b)[kPerLane]) {
+    float sum = 0;
+#pragma unroll
+    for (int e = 0; e < kPerLane; ++e) sum = fmaf(a[e], b[e], sum);
+    return WarpSum(sum);
+  }
+
+  __device__ void UpdateKeys(const float* k, float write, float keep) {
+    float key[kPerLane];
+    Take(k, key);
+    Spread(key, key_);
+    const float of_column = column_ < n_ ? k[column_] : 0.0f;
+#pragma unroll
+    for (int r = 0; r < kRows; r += 4) {
+      const float4 x = Rows4(key_, r);
+      const float left[4] = {write * x.x, write * x.y, write * x.z, write * x.w};
+#pragma unroll
+      for (int i = 0; i < 4; ++i) {
+        key_keys_[r + i] = fmaf(left[i], of_column, keep * key_keys_[r + i]);
+      }
+    }
+  }
+
+  // B, then B^T of the direction that was spread.
+  __device__ void UpdateAndRead(const float* v, float write, float keep, float (&y)[kPerLane]) {
+    const float of_column = column_ < n_ ? v[column_] : 0.0f;
+    float sum = 0;
+    for (int r = 0; r < kRows; r += 4) {
+      const float4 key = Rows4(key_, r), direction = Rows4(direction_, r);
+      const float left[4] = {write * key.x, write * key.y, write * key.z, write * key.w},
+                  x[4] = {direction.x, direction.y, direction.z, direction.w};
+      float element[4];
+#pragma unroll
+      for (int i = 0; i < 4; ++i) {
+        element[i] = IsRow(r + i) ? key_values_at_[(r + i) * stride_] : 0.0f;
+      }
+#pragma unroll
+      for (int i = 0; i < 4; ++i) {
+        element[i] = fmaf(left[i], of_column, keep * element[i]);
+        if (IsRow(r + i)) key_values_at_[(r + i) * stride_] = element[i];
+        sum = fmaf(element[i], x[i], sum);
+      }
+    }
+    Gather(sum, y);
+  }
+
+  __device__ void Solve(const float* q, float (&u)[kPerLane]) {
+    float r[kPerLane], p[kPerLane], m[kPerLane];
+    Take(q, r);
+    Take(q, p);
+    float e = Dot(r, r);
+    for (int step = 0; step < args_.config.cg_steps; ++step) {
+      Spread(p, direction_);
+      Multiply(m);
+#pragma unroll
+      for (int i = 0; i < kPerLane; ++i) m[i] = fmaf(lambda_[i], p[i], m[i]);
+      const float size = e / (Dot(p, m) + kMesaStepEps);
+#pragma unroll
+      for (int i = 0; i < kPerLane; ++i) {
+        u[i] = fmaf(size, p[i], u[i]);
+        r[i] = fmaf(-size, m[i], r[i]);
+      }
+      const float next = Dot(r, r), kept = next / (e + kMesaStepEps);
+#pragma unroll
+      for (int i = 0; i < kPerLane; ++i) p[i] = fmaf(kept, p[i], r[i]);
+      e = next;
+    }
+  }
+
+  const MesaArgs& args_;
+  const int head_, n_, stride_, column_, group_, lane_;
+  // [kWidth] of this warp
+  const SharedPtr<float> direction_, key_;
+  const SharedPtr<float> partial_;  // [2][kGroups][stride]
+  // Of A and B, where the thread's part begins.
+  float* const key_keys_at_;
+  float* const key_values_at_;
+  float key_keys_[kRows];
+  float lambda_[kPerLane];
+  int half_ = 0;
+};
+
+// Grid (heads, sequences), a thread for each column and group of rows.
+template <int kRows>
+__global__ void __launch_bounds__(MesaHead<kRows>::kWidth* kGroups)
+    MesaKernel(const __grid_constant__ MesaArgs args) {
+  const int s = static_cast<int>(blockIdx.y);
+  std::byte* session = args.seqs.state[s];
+  const int32_t first = args.seqs.row_begin[s], end = args.seqs.row_begin[s + 1];
+  if (session == nullptr || first == end) return;
+  MesaHead<kRows> head(args, session, static_cast<int>(blockIdx.x));
+  for (int32_t row = first; row < end; ++row) head.PassRow(row);
+  head.Store();
+}
+
+template <int kRows>
+void LaunchMesa(DeviceContext& context, const MesaStep& step) {
+  const MesaArgs args = {.config = step.config,
+                         .seqs = step.seqs.device,
+                         .key_keys = step.key_keys,
+                         .key_values = step.key_values,
+                         .q = step.q,
+                         .k = step.k,
+                         .v = step.v,
+                         .qk_stride = step.qk_stride(),
+                         .v_stride = step.v_stride,
+                         .write = step.write,
+                         .keep = step.keep,
+                         .lambda = step.lambda,
+                         .y = step.y};
+  const dim3 grid(static_cast<unsigned>(step.config.n_heads),
+                  static_cast<unsigned>(step.seqs.n_seqs()));
+  const int64_t stride = step.config.stride();
+  Launch(context, MesaKernel<kRows>, grid, dim3(static_cast<unsigned>(stride * kGroups)),
+         MesaHead<kRows>::SharedBytes(stride), args);
+}
+
+}  // namespace
+}  // namespace cuda
+
+void MesaNetCuda(DeviceContext& context, const MesaStep& step) {
+  const int64_t stride = step.config.stride();
+  if (stride <= 16) return cuda::LaunchMesa<4>(context, step);
+  if (stride <= 32) return cuda::LaunchMesa<8>(context, step);
+  if (stride <= 64) return cuda::LaunchMesa<16>(context, step);
+  cuda::LaunchMesa<32>(context, step);
+}
+
+}  // namespace ovq

@@ -1,0 +1,162 @@
+// Products with a head's matrix, whose sums have one order on every width of vectors. Rows of
+// matrices and vectors are padded with zeros to a multiple of kSumLanes elements.
+// For files that Highway compiles once for each instruction set.
+#include <cstdint>
+
+#include "kernels/common/highway_targets.h"
+#include "kernels/mixers/recurrent/padded.h"
+
+// The include guard of Highway's -inl.h files: once for each target.
+#if defined(OVQ_RECURRENT_MATRIX_INL_H_) == defined(HWY_TARGET_TOGGLE)
+#ifdef OVQ_RECURRENT_MATRIX_INL_H_
+#undef OVQ_RECURRENT_MATRIX_INL_H_
+#else
+#define OVQ_RECURRENT_MATRIX_INL_H_
+#endif
+
+#include "hwy/highway.h"
+
+HWY_BEFORE_NAMESPACE();
+namespace ovq::HWY_NAMESPACE {
+
+namespace hn = hwy::HWY_NAMESPACE;
+using Floats = hn::CappedTag<float, kSumLanes>;
+using FloatVec = hn::Vec<Floats>;
+inline constexpr int kLanes = HWY_LANES(float) < kSumLanes ? HWY_LANES(float) : kSumLanes;
+
+// The sum of a vector's elements, the upper half onto the lower half until one is left.
+template <class D>
+HWY_INLINE float FoldLanes(D d, hn::Vec<D> v) {
+#if HWY_TARGET != HWY_SCALAR
+  if constexpr (hn::MaxLanes(D()) > 1) {
+    const hn::Half<D> half;
+    return FoldLanes(half, hn::Add(hn::LowerHalf(half, v), hn::UpperHalf(half, v)));
+  }
+#endif
+  (void)d;
+  return hn::GetLane(v);
+}
+
+// A sum over the elements of a padded vector: element i goes to partial sum i % kSumLanes, and
+// these are folded as FoldLanes has it.
+class LaneSums {
+ public:
+  static constexpr int kParts = kSumLanes / kLanes;
+
+  HWY_INLINE LaneSums() {
+    for (FloatVec& part : parts_) part = hn::Zero(Floats());
+  }
+  // a[i] b[i] of the vectors whose elements go to the sums of `part`.
+  HWY_INLINE void Add(int part, FloatVec a, FloatVec b) {
+    parts_[part] = hn::MulAdd(a, b, parts_[part]);
+  }
+  HWY_INLINE float Total() {
+    for (int half = kParts / 2; half > 0; half /= 2) {
+      for (int j = 0; j < half; ++j) parts_[j] = hn::Add(parts_[j], parts_[j + half]);
+    }
+    return FoldLanes(Floats(), parts_[0]);
+  }
+
+ private:
+  FloatVec parts_[kParts];
+};
+
+// fn(i, part) for the vector at i of every vector of n elements, a multiple of kSumLanes; the
+// compiler knows `part`, so that sums stay in registers.
+template <class Fn>
+HWY_INLINE void ForEachLanes(int64_t n, Fn fn) {
+  for (int64_t i = 0; i < n; i += kSumLanes) {
+    for (int part = 0; part < LaneSums::kParts; ++part) fn(i + part * kLanes, part);
+  }
+}
+
+HWY_INLINE float DotOf(const float* a, const float* b, int64_t n) {
+  const Floats d;
+  LaneSums sums;
+  ForEachLanes(n, [&](int64_t i, int part)
+                      HWY_ATTR { sums.Add(part, hn::LoadU(d, a + i), hn::LoadU(d, b + i)); });
+  return sums.Total();
+}
+
+// What a matrix becomes before it is multiplied: M = keep M + left right^T.
+struct Rank1Update {
+  float keep;
+  const float* left;   // [rows]
+  const float* right;  // [stride]
+};
+
+// kWide vectors of columns.
+template <bool kUpdates, int kWide>
+struct ColumnSums {
+  FloatVec keep, right[kWide], sums[2][kWide];
+
+  HWY_INLINE ColumnSums(const Rank1Update& update, int64_t c) {
+    const Floats d;
+    keep = hn::Set(d, update.keep);
+    for (int v = 0; v < kWide; ++v) {
+      right[v] = kUpdates ? hn::LoadU(d, update.right + c + v * kLanes) : hn::Zero(d);
+      sums[0][v] = sums[1][v] = hn::Zero(d);
+    }
+  }
+
+  // row: at these columns; becomes keep row + left right.
+  HWY_INLINE void Add(int chain, float* HWY_RESTRICT row, float left, float x) {
+    const Floats d;
+    const FloatVec factor = hn::Set(d, x), written = hn::Set(d, left);
+    for (int v = 0; v < kWide; ++v) {
+      FloatVec value = hn::LoadU(d, row + v * kLanes);
+      if constexpr (kUpdates) {
+        value = hn::MulAdd(written, right[v], hn::Mul(keep, value));
+        hn::StoreU(value, d, row + v * kLanes);
+      }
+      sums[chain][v] = hn::MulAdd(factor, value, sums[chain][v]);
+    }
+  }
+};
+
+// Columns from c on; in two chains, of the even and of the odd rows, which hide each other's
+// latency.
+template <bool kUpdates, int kWide>
+HWY_INLINE void MultiplyColumns(float* m, int64_t rows, int64_t stride, int64_t c,
+                                const Rank1Update& update, const float* x, float* out) {
+  ColumnSums<kUpdates, kWide> columns(update, c);
+  const auto left = [&](int64_t i) { return kUpdates ? update.left[i] : 0.0f; };
+  int64_t i = 0;
+  for (; i + 2 <= rows; i += 2) {
+    columns.Add(0, m + i * stride + c, left(i), x[i]);
+    columns.Add(1, m + (i + 1) * stride + c, left(i + 1), x[i + 1]);
+  }
+  if (i < rows) columns.Add(0, m + i * stride + c, left(i), x[i]);
+  for (int v = 0; v < kWide; ++v) {
+    hn::StoreU(hn::Add(columns.sums[0][v], columns.sums[1][v]), Floats(), out + c + v * kLanes);
+  }
+}
+
+template <bool kUpdates>
+HWY_INLINE void Multiply(float* m, int64_t rows, int64_t stride, const Rank1Update& update,
+                         const float* x, float* out) {
+  constexpr int kWide = 4;
+  int64_t c = 0;
+  for (; c + kWide * kLanes <= stride; c += kWide * kLanes) {
+    MultiplyColumns<kUpdates, kWide>(m, rows, stride, c, update, x, out);
+  }
+  for (; c < stride; c += kLanes) {
+    MultiplyColumns<kUpdates, 1>(m, rows, stride, c, update, x, out);
+  }
+}
+
+// out[stride] = M^T x of M [rows, stride], x [rows].
+HWY_INLINE void MultiplyTransposed(const float* m, int64_t rows, int64_t stride, const float* x,
+                                   float* out) {
+  Multiply<false>(const_cast<float*>(m), rows, stride, {}, x, out);
+}
+// The same after M has been updated, in one pass.
+HWY_INLINE void UpdateAndMultiply(float* m, int64_t rows, int64_t stride, const Rank1Update& update,
+                                  const float* x, float* out) {
+  Multiply<true>(m, rows, stride, update, x, out);
+}
+
+}  // namespace ovq::HWY_NAMESPACE
+HWY_AFTER_NAMESPACE();
+
+#endif

@@ -1,0 +1,265 @@
+#include "kernels/mixers/lattice/lattice.h"
+
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+
+#include <cmath>
+#include <map>
+
+#include "absl/strings/str_cat.h"
+#include "kernels/common/dispatch.h"
+#include "tests/kernels/mixers/recurrent_rows.h"
+
+namespace ovq::test {
+namespace {
+
+using ::testing::HasSubstr;
+using Vector = std::vector<double>;
+
+// Rows of one head through slots that are given.
+struct LatticeRows {
+  LatticeRows(const LatticeConfig& of, int32_t rows, uint64_t seed) : config(of), n_rows(rows) {
+    const auto n = static_cast<size_t>(n_rows), m = static_cast<size_t>(config.n_slots);
+    qk = UnitVectors(RandomNormal(n * 2 * m, seed), m);
+    v = RandomNormal(n * static_cast<size_t>(config.value_head_dim), seed + 1);
+    write = Gates(n, seed + 2);
+    keep = Gates(n, seed + 3);
+    decay_step = Gates(n, seed + 4);
+    const std::vector<float> rows_of_unit =
+        UnitVectors(RandomNormal(m * static_cast<size_t>(config.value_head_dim), seed + 5),
+                    static_cast<size_t>(config.value_head_dim));
+    slots.assign(m * static_cast<size_t>(config.stride()), 0.0f);
+    for (int64_t i = 0; i < config.n_slots; ++i) {
+      // Slots that keep their length have one of their own.
+      const float length =
+          config.normalized_projection ? 1.0f : 0.5f + 0.3f * static_cast<float>(i);
+      for (int64_t c = 0; c < config.value_head_dim; ++c) {
+        slots[static_cast<size_t>(i * config.stride() + c)] =
+            length * rows_of_unit[static_cast<size_t>(i * config.value_head_dim + c)];
+      }
+    }
+  }
+
+  // Advances `slots`; the result is y.
+  std::vector<float> Run(DeviceContext& context) {
+    const DeviceArray<float> state(context, slots), keys(context, qk), values(context, v),
+        writes(context, write), keeps(context, keep), steps(context, decay_step),
+        rates(context, std::vector<float>{rate}), y(context, v.size());
+    const SessionRows rows(context, n_rows, state);
+    LatticeGates gates = {
+        .write = writes.data(), .keep = nullptr, .decay_step = nullptr, .rate = nullptr};
+    if (config.decays()) gates.keep = keeps.data();
+    if (config.thresholds) gates.decay_step = steps.data(), gates.rate = rates.data();
+    Dispatch<LatticeRef, LatticeCpu, LatticeCuda>(
+        context, LatticeStep{.config = config,
+                             .seqs = rows.seqs(),
+                             .slots = {0, slots.size() * sizeof(float), 0},
+                             .q = keys.data(),
+                             .k = keys.data() + config.n_slots,
+                             .v = values.data(),
+                             .v_stride = config.value_head_dim,
+                             .gates = gates,
+                             .y = y.data()});
+    slots = state.Read();
+    return y.Read();
+  }
+
+  LatticeConfig config;
+  int32_t n_rows;
+  std::vector<float> qk, v, write, keep, decay_step, slots;
+  float rate = -0.05f;
+};
+
+// The losses, eq. 6 and 9 halved, because the paper drops the factor 2 of their gradients, and 11.
+// s [n_slots][stride].
+double Loss(const LatticeRows& rows, const Vector& s) {
+  const auto n_slots = static_cast<size_t>(rows.config.n_slots),
+             dv = static_cast<size_t>(rows.config.value_head_dim),
+             stride = static_cast<size_t>(rows.config.stride());
+  const float* k = rows.qk.data() + n_slots;
+  Vector decoded(dv, 0.0), encoded(n_slots, 0.0);
+  for (size_t i = 0; i < n_slots; ++i) {
+    double squares = 0;
+    for (size_t c = 0; c < dv; ++c) squares += s[i * stride + c] * s[i * stride + c];
+    for (size_t c = 0; c < dv; ++c) {
+      const double phi = s[i * stride + c] / std::sqrt(squares);
+      decoded[c] += phi * k[i];
+      encoded[i] += phi * rows.v[c];
+    }
+  }
+  double loss = 0;
+  switch (rows.config.objective) {
+    case LatticeObjective::kDecoding:
+      for (size_t c = 0; c < dv; ++c) loss += std::pow(decoded[c] - rows.v[c], 2) / 2;
+      break;
+    case LatticeObjective::kEncoding:
+      for (size_t i = 0; i < n_slots; ++i) loss += std::pow(encoded[i] - k[i], 2) / 2;
+      break;
+    case LatticeObjective::kSimilarity:
+      for (size_t i = 0; i < n_slots; ++i) loss -= encoded[i] * k[i];
+      break;
+  }
+  return loss;
+}
+
+// The slots after one row: a step against the loss's gradient by central differences, whose error
+// is 1e-10 in double, then the regularization and the projection.
+Vector Descended(const LatticeRows& rows) {
+  constexpr double kStep = 1e-5;
+  const auto n_slots = static_cast<size_t>(rows.config.n_slots),
+             dv = static_cast<size_t>(rows.config.value_head_dim),
+             stride = static_cast<size_t>(rows.config.stride());
+  const Vector before(rows.slots.begin(), rows.slots.end());
+  Vector after = before;
+  const double tau = rows.config.thresholds ? rows.write[0] * -rows.rate * rows.decay_step[0] : 0;
+  for (size_t i = 0; i < n_slots; ++i) {
+    double squares = 0;
+    for (size_t at = i * stride; at < i * stride + dv; ++at) {
+      Vector up = before, down = before;
+      up[at] += kStep;
+      down[at] -= kStep;
+      const double gradient = (Loss(rows, up) - Loss(rows, down)) / (2 * kStep);
+      const double moved =
+          (rows.config.decays() ? rows.keep[0] : 1) * before[at] - rows.write[0] * gradient;
+      after[at] = std::copysign(std::max(std::abs(moved) - tau, 0.0), moved);
+      squares += after[at] * after[at];
+    }
+    if (!rows.config.normalized_projection) continue;
+    for (size_t at = i * stride; at < i * stride + dv; ++at) after[at] /= std::sqrt(squares);
+  }
+  return after;
+}
+
+class LatticeDevices : public testing::TestWithParam<Device> {
+ protected:
+  void SetUp() override {
+    const std::string why_not = WhyNoDevice(GetParam());
+    if (!why_not.empty()) GTEST_SKIP() << why_not;
+    context_ = MakeContext(GetParam());
+  }
+  std::unique_ptr<DeviceContext> context_;
+};
+INSTANTIATE_TEST_SUITE_P(, LatticeDevices, testing::ValuesIn(TestDevices()),
+                         [](const auto& info) { return std::string(DeviceName(info.param)); });
+
+// Every variant of the paper, from its loss alone. Elements are of size 1 and come of some ten
+// operations in float32.
+TEST_P(LatticeDevices, ARowDescendsItsLoss) {
+  for (int variant = 0; variant < 3 * 2 * 3; ++variant) {
+    const LatticeConfig config = {.n_heads = 1,
+                                  .n_slots = 7,
+                                  .value_head_dim = 10,
+                                  .conv_size = 4,
+                                  .objective = static_cast<LatticeObjective>(variant % 3),
+                                  .normalized_projection = variant / 3 % 2 == 0,
+                                  .use_forget_gate = variant / 6 > 0,
+                                  .thresholds = variant / 6 == 2};
+    LatticeRows rows(config, 1, 20 + static_cast<uint64_t>(variant));
+    const Vector expected = Descended(rows);
+    const std::vector<float> y = rows.Run(*context_);
+    const std::string what = absl::StrCat("variant ", variant);
+    AssertClose(rows.slots, std::vector<float>(expected.begin(), expected.end()), 32 * kRoundF32,
+                what);
+    std::vector<float> read(y.size(), 0.0f);
+    for (size_t i = 0; i < 7; ++i) {
+      for (size_t c = 0; c < read.size(); ++c) {
+        read[c] += rows.qk[i] * rows.slots[i * static_cast<size_t>(config.stride()) + c];
+      }
+    }
+    AssertClose(y, read, 32 * kRoundF32, what + ", y");
+  }
+}
+
+TEST_P(LatticeDevices, SlotsKeepTheirUnitLength) {
+  const LatticeConfig config = {.n_heads = 1, .n_slots = 5, .value_head_dim = 20, .conv_size = 4};
+  LatticeRows rows(config, GetParam() == Device::kCuda ? 300 : 20000, 3);
+  rows.Run(*context_);
+  for (size_t i = 0; i < 5; ++i) {
+    double squares = 0;
+    for (size_t c = 0; c < 20; ++c) {
+      squares += std::pow(rows.slots[i * static_cast<size_t>(config.stride()) + c], 2);
+    }
+    // The last division and root alone: errors of earlier rows are divided away.
+    EXPECT_NEAR(std::sqrt(squares), 1, 8 * kRoundF32);
+  }
+}
+
+// A slot of length 0 would have no direction any more.
+TEST_P(LatticeDevices, AThresholdAboveEveryElementLeavesSlotsAsTheyWere) {
+  for (bool normalized : {false, true}) {
+    const LatticeConfig config = {.n_heads = 1,
+                                  .n_slots = 9,
+                                  .value_head_dim = 12,
+                                  .conv_size = 4,
+                                  .normalized_projection = normalized,
+                                  .thresholds = true};
+    LatticeRows rows(config, 3, 8);
+    rows.rate = -1e6f;
+    const std::vector<float> before = rows.slots;
+    const std::vector<float> y = rows.Run(*context_);
+    AssertSameBits(rows.slots, before, "slots");
+    for (float element : y) EXPECT_TRUE(std::isfinite(element));
+  }
+}
+
+TEST(Lattice, EveryWidthOfVectorsGivesTheSameBits) {
+  const auto context = MakeContext(Device::kCpu);
+  for (bool normalized : {false, true}) {
+    const LatticeConfig config = {.n_heads = 1,
+                                  .n_slots = 19,
+                                  .value_head_dim = 77,
+                                  .conv_size = 4,
+                                  .normalized_projection = normalized};
+    std::vector<float> first_y, first_slots;
+    for (int64_t target : FusedHighwayTargets()) {
+      const ScopedHighwayTarget scoped(target);
+      LatticeRows rows(config, 9, 4);
+      const std::vector<float> y = rows.Run(*context);
+      if (first_y.empty()) first_y = y, first_slots = rows.slots;
+      AssertSameBits(y, first_y, HighwayTargetName(target));
+      AssertSameBits(rows.slots, first_slots, HighwayTargetName(target));
+    }
+  }
+}
+
+absl::Status StatusOf(const std::map<std::string, Attrs::Value>& fields,
+                      Device device = Device::kCpu) {
+  Attrs model, section("lattice.");
+  section.Set("num_heads", int64_t{2});
+  section.Set("num_slots", int64_t{16});
+  section.Set("value_head_dim", int64_t{20});
+  for (const auto& [name, value] : fields) section.Set(name, value);
+  const auto state = FindMixer("lattice")->state({.model = model,
+                                                  .section = section,
+                                                  .d_model = 48,
+                                                  .kv_dtype = DType::kF32,
+                                                  .device = device});
+  absl::Status status = state.status();
+  status.Update(section.CheckAllRead());
+  return status;
+}
+
+TEST(Lattice, NamesTheFieldThatIsWrong) {
+  EXPECT_TRUE(StatusOf({}).ok()) << StatusOf({});
+  EXPECT_TRUE(StatusOf({{"num_slots", 1024}, {"value_head_dim", 128}}).ok());
+  const auto expect = [](const std::map<std::string, Attrs::Value>& fields, const std::string& text,
+                         Device device = Device::kCpu) {
+    EXPECT_THAT(std::string(StatusOf(fields, device).message()), HasSubstr("lattice." + text));
+  };
+  expect({{"num_heads", 0}}, "num_heads: expected an integer in [1, 4096], got 0");
+  expect({{"num_slots", 5000}}, "num_slots: expected an integer in [1, 4096], got 5000");
+  expect({{"value_head_dim", 257}}, "value_head_dim: expected an integer in [1, 256], got 257");
+  expect({{"conv_size", 1}}, "conv_size: expected an integer in [2, 64], got 1");
+  expect({{"objective", "pca"}}, "objective: unknown value 'pca'; known: dec, enc, sim");
+  expect({{"normalized_projection", 1}}, "normalized_projection: expected true or false");
+  expect({{"regularization", "l3"}}, "regularization: unknown value 'l3'; known: l2, l1");
+  expect({{"regularization", "l1"}, {"use_forget_gate", false}},
+         "regularization: expected l2 with use_forget_gate false");
+  expect({{"num_slots", 1024}, {"value_head_dim", 128}},
+         "num_slots: expected at most 384 on cuda with value_head_dim 128, got 1024",
+         Device::kCuda);
+  expect({{"num_kv_heads", 2}}, "num_kv_heads: unknown field");
+}
+
+}  // namespace
+}  // namespace ovq::test

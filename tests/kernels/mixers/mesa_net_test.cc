@@ -1,0 +1,179 @@
+#include "kernels/mixers/mesa_net/mesa_net.h"
+
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+
+#include <cmath>
+
+#include "absl/strings/str_cat.h"
+#include "kernels/common/dispatch.h"
+#include "tests/kernels/mixers/recurrent_rows.h"
+
+namespace ovq::test {
+namespace {
+
+using ::testing::HasSubstr;
+using Vector = std::vector<double>;
+
+struct Result {
+  std::vector<float> y, state;  // [n_rows, n_heads, head_dim], A and B of every head
+};
+
+// n_rows of random unit keys and queries through a new session.
+class MesaRows {
+ public:
+  MesaRows(const MesaConfig& config, int32_t n_rows, uint64_t seed)
+      : config_(config), n_rows_(n_rows) {
+    const auto rows = static_cast<size_t>(n_rows), width = static_cast<size_t>(config.width());
+    qk = UnitVectors(RandomNormal(rows * 2 * width, seed), static_cast<size_t>(config.head_dim));
+    v = RandomNormal(rows * width, seed + 1);
+    write = Gates(rows * static_cast<size_t>(config.n_heads), seed + 2);
+    keep = Gates(write.size(), seed + 3);
+    lambda.assign(static_cast<size_t>(config.n_heads * config.stride()), 0.0f);
+    for (int64_t i = 0; i < config.width(); ++i) {
+      lambda[static_cast<size_t>(i / config.head_dim * config.stride() + i % config.head_dim)] =
+          0.25f + 0.1f * static_cast<float>(i % 7);
+    }
+  }
+
+  Result Run(DeviceContext& context) const {
+    const int64_t matrix = config_.head_dim * config_.stride();
+    const std::vector<float> zeros(static_cast<size_t>(2 * config_.n_heads * matrix), 0.0f);
+    const DeviceArray<float> state(context, zeros), keys(context, qk), values(context, v),
+        writes(context, write), keeps(context, keep), lambdas(context, lambda),
+        y(context, v.size());
+    const SessionRows rows(context, n_rows_, state);
+    const size_t head = static_cast<size_t>(matrix) * sizeof(float);
+    Dispatch<MesaNetRef, MesaNetCpu, MesaNetCuda>(
+        context, MesaStep{.config = config_,
+                          .seqs = rows.seqs(),
+                          .key_keys = {0, head, 0},
+                          .key_values = {static_cast<size_t>(config_.n_heads) * head, head, 0},
+                          .q = keys.data(),
+                          .k = keys.data() + config_.width(),
+                          .v = values.data(),
+                          .v_stride = config_.width(),
+                          .write = writes.data(),
+                          .keep = keeps.data(),
+                          .lambda = lambdas.data(),
+                          .y = y.data()});
+    return {y.Read(), state.Read()};
+  }
+
+  std::vector<float> qk, v, write, keep, lambda;
+
+ private:
+  MesaConfig config_;
+  int32_t n_rows_;
+};
+
+// x of m x = y, by Gauss and Jordan; m is symmetric and positive definite.
+Vector SolveExactly(std::vector<Vector> m, Vector y) {
+  for (size_t i = 0; i < y.size(); ++i) {
+    for (size_t j = 0; j < y.size(); ++j) {
+      if (j == i) continue;
+      const double factor = m[j][i] / m[i][i];
+      for (size_t c = 0; c < y.size(); ++c) m[j][c] -= factor * m[i][c];
+      y[j] -= factor * y[i];
+    }
+  }
+  for (size_t i = 0; i < y.size(); ++i) y[i] /= m[i][i];
+  return y;
+}
+
+class MesaNetDevices : public testing::TestWithParam<Device> {
+ protected:
+  void SetUp() override {
+    const std::string why_not = WhyNoDevice(GetParam());
+    if (!why_not.empty()) GTEST_SKIP() << why_not;
+    context_ = MakeContext(GetParam());
+  }
+  std::unique_ptr<DeviceContext> context_;
+};
+INSTANTIATE_TEST_SUITE_P(, MesaNetDevices, testing::ValuesIn(TestDevices()),
+                         [](const auto& info) { return std::string(DeviceName(info.param)); });
+
+// What the iteration approximates is y = B^T (A + diag(lambda))^-1 q. It stops moving when r.r
+// nears the 1e-5 that damp its steps: |r| about 3e-3, which (A + diag(lambda))^-1 and B, both of
+// size 1 to 4 here, make up to 0.02.
+TEST_P(MesaNetDevices, ComesCloseToTheExactSolution) {
+  const MesaConfig config = {.n_heads = 1, .head_dim = 12, .conv_size = 4, .cg_steps = 30};
+  constexpr int32_t kRows = 20;
+  MesaRows rows(config, kRows, 5);
+  const Result result = rows.Run(*context_);
+  const size_t n = 12, stride = static_cast<size_t>(config.stride());
+  const float *a = result.state.data(), *b = a + n * stride;
+  std::vector<Vector> m(n, Vector(n));
+  for (size_t i = 0; i < n; ++i) {
+    for (size_t j = 0; j < n; ++j) m[i][j] = a[i * stride + j] + (i == j ? rows.lambda[i] : 0);
+  }
+  const float* q = rows.qk.data() + (kRows - 1) * 2 * n;
+  const Vector u = SolveExactly(m, Vector(q, q + n));
+  std::vector<float> expected(n);
+  for (size_t j = 0; j < n; ++j) {
+    double y = 0;
+    for (size_t i = 0; i < n; ++i) y += b[i * stride + j] * u[i];
+    expected[j] = static_cast<float>(y);
+  }
+  AssertClose(std::span(result.y).last(n), expected, 0.02, "y");
+  MesaConfig short_of_it = config;
+  short_of_it.cg_steps = 2;
+  const Result early = MesaRows(short_of_it, kRows, 5).Run(*context_);
+  float farthest = 0;
+  for (size_t i = 0; i < n; ++i) {
+    farthest = std::max(farthest, std::abs(early.y[early.y.size() - n + i] - expected[i]));
+  }
+  EXPECT_GT(farthest, 0.02);
+}
+
+TEST(MesaNet, EveryWidthOfVectorsGivesTheSameBits) {
+  const auto context = MakeContext(Device::kCpu);
+  for (int head_dim : {16, 37, 128}) {
+    const MesaConfig config = {.n_heads = 2, .head_dim = head_dim, .conv_size = 4, .cg_steps = 30};
+    const MesaRows rows(config, 9, 11);
+    std::vector<Result> results;
+    for (int64_t target : FusedHighwayTargets()) {
+      const ScopedHighwayTarget scoped(target);
+      results.push_back(rows.Run(*context));
+      const std::string what = absl::StrCat(HighwayTargetName(target), ", head_dim ", head_dim);
+      AssertSameBits(results.back().y, results[0].y, what);
+      AssertSameBits(results.back().state, results[0].state, what);
+    }
+  }
+}
+
+absl::Status StatusOf(const std::map<std::string, Attrs::Value>& fields) {
+  Attrs model, section("mesa_net.");
+  section.Set("num_heads", int64_t{2});
+  section.Set("head_dim", int64_t{16});
+  for (const auto& [name, value] : fields) section.Set(name, value);
+  const auto state = FindMixer("mesa_net")
+                         ->state({.model = model,
+                                  .section = section,
+                                  .d_model = 48,
+                                  .kv_dtype = DType::kF32,
+                                  .device = Device::kCpu});
+  absl::Status status = state.status();
+  status.Update(section.CheckAllRead());
+  return status;
+}
+
+TEST(MesaNet, NamesTheFieldThatIsWrong) {
+  EXPECT_TRUE(StatusOf({}).ok()) << StatusOf({});
+  EXPECT_TRUE(StatusOf({{"max_cg_step_decoding", 3}, {"use_short_conv", false}}).ok());
+  const auto expect = [](const std::string& field, const Attrs::Value& value,
+                         const std::string& text) {
+    EXPECT_THAT(std::string(StatusOf({{field, value}}).message()),
+                HasSubstr("mesa_net." + field + ": " + text));
+  };
+  expect("num_heads", 0, "expected an integer in [1, 4096], got 0");
+  expect("head_dim", 129, "expected an integer in [1, 128], got 129");
+  expect("conv_size", 1, "expected an integer in [2, 64], got 1");
+  expect("conv_bias", 1, "expected true or false");
+  expect("lambda_lower_bound", -0.5, "expected a number");
+  expect("max_cg_step_training", 0, "expected an integer in [1, 1024], got 0");
+  expect("chunk_size", 64, "unknown field");
+}
+
+}  // namespace
+}  // namespace ovq::test
