@@ -21,12 +21,28 @@ using Json = nlohmann::json;
 
 constexpr size_t kMaxConfigBytes = 16 << 20;
 
-void FindFamily(AttrReader& reader, ModelConfig& config) {
+// Python writes the bare word Infinity, which JSON does not have, where there is no bound: null.
+std::string WithoutInfinity(std::string text) {
+  constexpr std::string_view kInfinity = "Infinity";
+  bool in_string = false;
+  for (size_t i = 0; i < text.size(); ++i) {
+    if (text[i] == '"') in_string = !in_string;
+    if (in_string && text[i] == '\\') ++i;
+    if (in_string || text.compare(i, kInfinity.size(), kInfinity) != 0) continue;
+    if (i == 0 || text[i - 1] != '-') text.replace(i, kInfinity.size(), "null");
+  }
+  return text;
+}
+
+void FindFamily(const Json& json, AttrReader& reader, ModelConfig& config) {
   std::vector<std::string> known;
   const std::string type = reader.StringOr("model_type", "");
   for (const Family* family : Families()) {
     known.emplace_back(family->model_type);
-    if (family->model_type == type) config.family = family;
+    const bool is_marked = type.empty() && !family->marker.empty();
+    if (family->model_type == type || (is_marked && json.contains(std::string(family->marker)))) {
+      config.family = family;
+    }
   }
   if (config.family) return;
   const std::string list = absl::StrJoin(known, ", ");
@@ -123,7 +139,7 @@ absl::Status Read(const std::string& folder, const Json& json, ModelConfig& conf
   FillAttrs(json, fields);
   const Attrs common = fields;  // read apart: what is wrong here leaves nothing open there
   AttrReader reader(common);
-  FindFamily(reader, config);
+  FindFamily(json, reader, config);
   ReadDType(fields, reader, config);
   absl::Status problems;
   if (config.family) problems = config.family->read(json, fields, config);
@@ -156,7 +172,7 @@ absl::Status LoadConfig(const std::string& folder, ModelConfig& config) {
   const std::string path = absl::StrCat(folder, "/config.json");
   absl::StatusOr<std::string> text = ReadFile(path, kMaxConfigBytes);
   if (!text.ok()) return text.status();
-  absl::StatusOr<Json> json = ParseJsonObject(*text, path);
+  absl::StatusOr<Json> json = ParseJsonObject(WithoutInfinity(*std::move(text)), path);
   if (!json.ok()) return json.status();
   config.name = FolderName(folder);
   const absl::Status status = Read(folder, *json, config);

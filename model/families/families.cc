@@ -5,7 +5,8 @@
 namespace ovq {
 namespace {
 
-constexpr std::array<const Family*, 2> kFamilies = {&kOvqHybrid, &kRwkv7Backbone};
+constexpr std::array<const Family*, 6> kFamilies = {
+    &kOvqHybrid, &kRwkv7Backbone, &kFlaGatedDeltaNet, &kFlaMesaNet, &kMamba2, &kStateSpacesMamba2};
 
 }  // namespace
 

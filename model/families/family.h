@@ -32,10 +32,16 @@ struct Family {
   TensorInFile (*tensor)(std::string_view name, const Shape& shape);
   // Tensors that the family's writer leaves in the file though nothing reads them.
   bool (*is_unused)(std::string_view name_in_file);
+  // A field that tells files of this family where they name no model_type; empty: none does.
+  std::string_view marker = {};
 };
 
 extern const Family kOvqHybrid;      // docs/model-format.md
 extern const Family kRwkv7Backbone;  // the code of the KVM paper
+extern const Family kFlaGatedDeltaNet;
+extern const Family kFlaMesaNet;
+extern const Family kMamba2;             // of transformers and of flash-linear-attention
+extern const Family kStateSpacesMamba2;  // of the authors' own code
 
 std::span<const Family* const> Families();
 

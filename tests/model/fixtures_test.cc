@@ -145,6 +145,11 @@ INSTANTIATE_TEST_SUITE_P(KvmPaper, Fixtures,
                                                     "kvm/kvm-power-law", "kvm/ovq-flags",
                                                     "kvm/bswa-sinks", "kvm/post-tokenshift"})),
                          CaseName);
+INSTANTIATE_TEST_SUITE_P(Recurrent, Fixtures,
+                         ::testing::ValuesIn(Cases({"fla/fla-gated_deltanet", "fla/fla-mesa_net",
+                                                    "fla/fla-mamba2", "fla/hf-mamba2",
+                                                    "fla/state-spaces-mamba2"})),
+                         CaseName);
 INSTANTIATE_TEST_SUITE_P(Golden, OverriddenCap, ::testing::ValuesIn(Cases({"sw-ovq"})), CaseName);
 
 }  // namespace
