@@ -10,6 +10,7 @@
 #include "kernels/mixers/ovq/ovq.h"
 #include "kernels/mixers/recurrent/recurrent_mixer.h"
 #include "kernels/mixers/softmax/softmax.h"
+#include "kernels/mixers/transformer_vq/transformer_vq.h"
 #include "kernels/mixers/vq/vq.h"
 
 namespace ovq {
@@ -29,6 +30,7 @@ constexpr std::array kRegistry = {
     MixerEntry{"mamba2", "mamba2", MakeRecurrent<Mamba2>, RecurrentState<Mamba2>},
     MixerEntry{"mesa_net", "mesa_net", MakeRecurrent<MesaNet>, RecurrentState<MesaNet>},
     MixerEntry{"lattice", "lattice", MakeRecurrent<Lattice>, RecurrentState<Lattice>},
+    MixerEntry{"transformer_vq", "transformer_vq", MakeTransformerVq, TransformerVqState},
 };
 
 }  // namespace

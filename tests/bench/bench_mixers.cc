@@ -62,6 +62,10 @@ Layer MakeLayer(const MixerEntry& entry, int64_t longest, DeviceContext& context
   } else if (entry.section == "lattice") {
     SetAll(section, {{"num_heads", 6}, {"num_slots", 128}, {"value_head_dim", 128}});
   }
+  if (entry.section == "transformer_vq") {  // its enwik8 model, which is of the same width
+    SetAll(section,
+           {{"num_heads", 1}, {"value_head_dim", 1536}, {"codebook_size", 512}, {"mem_len", 512}});
+  }
   auto made = entry.make({.layer = 1,
                           .state = {.model = model,
                                     .section = section,

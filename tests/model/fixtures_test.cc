@@ -132,8 +132,8 @@ std::string CaseName(const ::testing::TestParamInfo<Case>& info) {
 INSTANTIATE_TEST_SUITE_P(Golden, Fixtures,
                          ::testing::ValuesIn(Cases({"sw-ovq", "sw-full", "sw-vq", "sw-ovq-gqa",
                                                     "sw-gdn", "gdn-ovq", "mamba2-ovq", "mesa-sw",
-                                                    "sw-lattice", "lattice-enc-l1",
-                                                    "lattice-sim"})),
+                                                    "sw-lattice", "lattice-enc-l1", "lattice-sim",
+                                                    "transformer-vq"})),
                          CaseName);
 INSTANTIATE_TEST_SUITE_P(OvqRules, Fixtures,
                          ::testing::ValuesIn(Cases({"ovq-normalize", "ovq-min-state",

@@ -1,0 +1,288 @@
+#include "kernels/mixers/transformer_vq/transformer_vq.h"
+
+#include <algorithm>
+#include <cmath>
+#include <memory>
+#include <numeric>
+#include <utility>
+#include <vector>
+
+#include "absl/strings/str_cat.h"
+#include "kernels/common/dispatch.h"
+
+namespace ovq {
+namespace {
+
+constexpr float kNormEps = 1e-6f;  // of q and k
+
+struct Config {
+  TransformerVqShape shape;
+  double pe_lam = 0;
+  MixerState state;
+};
+
+enum Field { kValues, kCounts, kCodes };
+
+absl::StatusOr<Config> ReadConfig(const StateSpec& spec) {
+  AttrReader section(spec.section), model(spec.model);
+  Config config;
+  TransformerVqShape& shape = config.shape;
+  shape.n_heads = static_cast<int>(section.Int("num_heads", 1, 4096));
+  shape.head_dim = static_cast<int>(section.IntOr("head_dim", 128, 1, 4096));
+  shape.value_dim = static_cast<int>(section.Int("value_head_dim", 1, 1 << 16));
+  shape.n_codes = static_cast<int32_t>(section.IntOr("codebook_size", 512, 1, 1 << 20));
+  shape.mem_len = static_cast<int32_t>(section.IntOr("mem_len", 512, 1, 1 << 20));
+  shape.has_means = section.BoolOr("agg_cache", true);
+  config.pe_lam = section.FloatOr("pe_lam", 100000.0, 1.0, 1e15);
+  spec.section.Ignore("block_len");
+  if (!section.ok()) return section.status();
+  if (spec.d_model % 2 != 0) {
+    model.Fail("hidden_size",
+               absl::StrCat("expected an even number for transformer_vq, got ", spec.d_model));
+    return model.status();
+  }
+  config.state.fixed = StateFields(
+      {{"values", DType::kF32, {shape.n_heads, shape.slices(), shape.slots(), kValueSlice}},
+       {"counts", DType::kU32, {shape.n_heads, shape.n_means()}},
+       {"codes", DType::kI32, {shape.n_heads, shape.ring()}}});
+  config.state.span = kTransformerVqSpan;
+  return config;
+}
+
+// Rows [first, first + n) of a matrix of `width` columns.
+TensorView Rows(const TensorView& matrix, int64_t first, int64_t n, int64_t width) {
+  std::byte* data =
+      matrix.as<std::byte>() + static_cast<size_t>(first * width) * DTypeBytes(matrix.dtype);
+  return {data, matrix.dtype, {n, width}};
+}
+
+Linear Product(const MixerSpec& spec, const TensorView& weights, DType compute) {
+  absl::StatusOr<Linear> product = Linear::Make({&weights, 1}, compute, spec.context);
+  spec.weights.Update(product.status());
+  return product.ok() ? *std::move(product) : Linear();
+}
+
+std::vector<float> Scaled(std::vector<float> values, float scale) {
+  for (float& value : values) value *= scale;
+  return values;
+}
+
+// c W_r S(distance) for the distances 0 to mem_len, [mem_len + 1][n_heads * head_dim].
+std::vector<float> RelativeKeys(const MixerSpec& spec, const Config& config, float c) {
+  DeviceContext& context = spec.context;
+  const int64_t n = config.shape.mem_len + 1, d_model = spec.state.d_model,
+                width = int64_t{config.shape.n_heads} * config.shape.head_dim;
+  const Linear product = spec.weights.FloatProduct({"self_attn.r_proj.weight", width}, d_model);
+  if (!spec.weights.status().ok()) return {};
+  std::vector<float> keys(static_cast<size_t>(n * std::max(width, d_model)));
+  const Buffer waves =
+      context.Upload(keys.data(), static_cast<size_t>(n * d_model) * sizeof(float));
+  const Buffer result(context.device(), static_cast<size_t>(n * width) * sizeof(float));
+  std::vector<int64_t> distances(static_cast<size_t>(n));
+  std::iota(distances.begin(), distances.end(), 0);
+  const Buffer positions = context.Upload(distances.data(), distances.size() * sizeof(int64_t));
+  const RopeTable table(context, {.theta = config.pe_lam, .dims = static_cast<int>(d_model)});
+  const TensorView x = {waves.as<void>(), DType::kF32, {n, d_model}};
+  AddSinusoids(context, table, {positions.as<const int64_t>(), distances.size()}, c, x);
+  product.Apply(context, x, {result.as<void>(), DType::kF32, {n, width}});
+  keys.resize(static_cast<size_t>(n * width));
+  context.CopyToHost(keys.data(), result.as<void>(), keys.size() * sizeof(float));
+  return keys;
+}
+
+std::vector<float> HalfNorms(const std::vector<float>& codes, size_t head_dim) {
+  std::vector<float> norms;
+  for (size_t code = 0; code < codes.size(); code += head_dim) {
+    double squares = 0;
+    for (size_t i = code; i < code + head_dim; ++i) squares += double{codes[i]} * codes[i];
+    norms.push_back(static_cast<float>(squares / 2));
+  }
+  return norms;
+}
+
+class TransformerVq final : public SequenceMixer {
+ public:
+  // Its errors are spec.weights'.
+  TransformerVq(const MixerSpec& spec, Config config);
+
+  const MixerState& state() const override { return config_.state; }
+  size_t weight_bytes() const override;
+  void Forward(const LayerStep& step, TensorView x, TensorView y) const override;
+  std::vector<StateExtent> Overwrites(const LayerState& where,
+                                      const TokenRange& tokens) const override;
+
+ private:
+  struct Head {
+    Linear query, key;                // [head_dim, d_model]
+    Linear codes;                     // [n_codes, head_dim]
+    Linear relative;                  // [mem_len + 1, head_dim]
+    Buffer code_bias, position_bias;  // [head_dim] float: c xl_u, c xl_v
+    Buffer half_norms;                // [n_codes] float
+  };
+  void LoadHeads(const MixerSpec& spec);
+  // rows: as in TransformerVqStep.
+  void AttendHead(const LayerStep& step, int h, TensorView x, float* rows, int64_t stride) const;
+  size_t place(const LayerState& where, Field field, int head) const {
+    const StateField& all = config_.state.fixed.list()[field];
+    return where.fixed_offset + config_.state.fixed.offset(field) +
+           all.bytes() / static_cast<size_t>(config_.shape.n_heads) * static_cast<size_t>(head);
+  }
+
+  Config config_;
+  DType compute_;
+  Linear gates_values_;  // [2 n_heads value_dim, d_model]
+  Linear output_;        // [d_model, n_heads value_dim], times the residual's scale
+  Buffer norm_weight_;   // [head_dim] float: c
+  std::vector<Head> heads_;
+};
+
+TransformerVq::TransformerVq(const MixerSpec& spec, Config config)
+    : config_(std::move(config)), compute_(spec.compute_dtype) {
+  const int64_t d_model = spec.state.d_model,
+                width = int64_t{config_.shape.n_heads} * config_.shape.value_dim;
+  gates_values_ = spec.weights.Product(
+      {{"self_attn.g_proj.weight", width}, {"self_attn.v_proj.weight", width}}, d_model);
+  output_ =
+      spec.weights.Product({{"self_attn.o_proj.weight", d_model}}, width, spec.residual_scale);
+  LoadHeads(spec);
+}
+
+void TransformerVq::LoadHeads(const MixerSpec& spec) {
+  const TransformerVqShape& shape = config_.shape;
+  WeightReader& weights = spec.weights;
+  const int64_t heads = shape.n_heads, d = shape.head_dim, n = shape.n_codes,
+                d_model = spec.state.d_model;
+  const auto c = static_cast<float>(std::pow(static_cast<double>(d), -0.25));
+  const TensorView queries = weights.Take("self_attn.q_proj.weight", {heads * d, d_model}),
+                   keys = weights.Take("self_attn.k_proj.weight", {heads * d, d_model}),
+                   codebook = weights.Take("self_attn.codebook", {heads, n, d});
+  const std::vector<float> u = Scaled(weights.HostFloats("self_attn.xl_u", {heads, d}), c),
+                           v = Scaled(weights.HostFloats("self_attn.xl_v", {heads, d}), c),
+                           relative = RelativeKeys(spec, config_, c);
+  const auto upload = [&](const float* values, int64_t count) {
+    return spec.context.Upload(values, static_cast<size_t>(count) * sizeof(float));
+  };
+  norm_weight_ = upload(std::vector<float>(static_cast<size_t>(d), c).data(), d);
+  for (int64_t h = 0; h < heads && weights.status().ok(); ++h) {
+    Head& head = heads_.emplace_back();
+    head.query = Product(spec, Rows(queries, h * d, d, d_model), compute_);
+    head.key = Product(spec, Rows(keys, h * d, d, d_model), compute_);
+    head.code_bias = upload(u.data() + h * d, d);
+    head.position_bias = upload(v.data() + h * d, d);
+    const TensorView codes = Rows(codebook, h * n, n, d);
+    head.codes = Product(spec, codes, DType::kF32);
+    head.half_norms = upload(HalfNorms(ToFloats(codes), static_cast<size_t>(d)).data(), n);
+    std::vector<float> of_head;
+    for (auto row = relative.begin(); row != relative.end(); row += heads * d) {
+      of_head.insert(of_head.end(), row + h * d, row + (h + 1) * d);
+    }
+    head.relative =
+        Product(spec, {of_head.data(), DType::kF32, {shape.mem_len + 1, d}}, DType::kF32);
+  }
+}
+
+size_t TransformerVq::weight_bytes() const {
+  size_t bytes = gates_values_.bytes() + output_.bytes();
+  for (const Head& head : heads_) {
+    bytes += head.query.bytes() + head.key.bytes() + head.codes.bytes() + head.relative.bytes();
+  }
+  return bytes;
+}
+
+void TransformerVq::Forward(const LayerStep& step, TensorView x, TensorView y) const {
+  ScratchScope scope(step.context);
+  const int64_t n_rows = step.seqs.n_rows(), width = output_.in();
+  // [gates | values], all heads; the values become what the rows attend to.
+  const TensorView rows = scope.Tensor(DType::kF32, {n_rows, 2 * width});
+  gates_values_.Apply(step.context, x, rows);
+  for (int h = 0; h < config_.shape.n_heads; ++h) {
+    AttendHead(step, h, x, rows.as<float>() + width + int64_t{h} * config_.shape.value_dim,
+               2 * width);
+  }
+  const TensorView gated = scope.Tensor(compute_, {n_rows, width});
+  SwiGlu(step.context, rows, gated);
+  output_.Apply(step.context, gated, y, /*accumulate=*/true);
+}
+
+void TransformerVq::AttendHead(const LayerStep& step, int h, TensorView x, float* rows,
+                               int64_t stride) const {
+  const TransformerVqShape& shape = config_.shape;
+  const Head& head = heads_[h];
+  DeviceContext& context = step.context;
+  ScratchScope scope(context);
+  const int64_t n = step.seqs.n_rows(), d = shape.head_dim;
+  const TensorView q = scope.Tensor(DType::kF32, {n, d}), k = scope.Tensor(DType::kF32, {n, d}),
+                   with_codes = scope.Tensor(DType::kF32, {2 * n, d}),
+                   with_positions = scope.Tensor(DType::kF32, {n, d}),
+                   scores = scope.Tensor(DType::kF32, {2 * n, shape.n_codes}),
+                   relative = scope.Tensor(DType::kF32, {n, shape.mem_len + 1});
+  head.query.Apply(context, x, q);
+  head.key.Apply(context, x, k);
+  // c y / sqrt(mean y^2 + eps), plus the queries' biases.
+  const auto norm = [&](const TensorView& from, const Buffer* bias, const TensorView& to) {
+    NormWeights weights = {{norm_weight_.as<void>(), DType::kF32, {d}}, {}, kNormEps};
+    if (bias) weights.bias = {bias->as<void>(), DType::kF32, {d}};
+    RmsNorm(context, from, weights, to);
+  };
+  norm(q, &head.code_bias, Rows(with_codes, 0, n, d));
+  norm(k, nullptr, Rows(with_codes, n, n, d));
+  norm(q, &head.position_bias, with_positions);
+  head.codes.Apply(context, with_codes, scores);
+  head.relative.Apply(context, with_positions, relative);
+  Dispatch<TransformerVqRef, TransformerVqCpu, TransformerVqCuda>(
+      context, TransformerVqStep{.shape = shape,
+                                 .seqs = step.seqs,
+                                 .values = place(step.where, kValues, h),
+                                 .counts = place(step.where, kCounts, h),
+                                 .codes = place(step.where, kCodes, h),
+                                 .scores = scores.as<float>(),
+                                 .half_norms = head.half_norms.as<float>(),
+                                 .relative = relative.as<float>(),
+                                 .rows = rows,
+                                 .row_stride = stride});
+}
+
+std::vector<StateExtent> TransformerVq::Overwrites(const LayerState& where,
+                                                   const TokenRange& tokens) const {
+  const TransformerVqShape& shape = config_.shape;
+  // The end of a span may touch any code's count and mean.
+  if (tokens.end % kTransformerVqSpan == 0) {
+    return {{where.fixed_offset, config_.state.fixed.bytes()}};
+  }
+  std::vector<StateExtent> extents;
+  for (int64_t begin = tokens.begin; begin < tokens.end;) {
+    const int64_t slot = begin % shape.ring(),
+                  n = std::min(tokens.end - begin, shape.ring() - slot);
+    const auto add = [&](size_t array, int64_t first, size_t element) {
+      extents.push_back(
+          {array + static_cast<size_t>(first) * element, static_cast<size_t>(n) * element});
+    };
+    for (int h = 0; h < shape.n_heads; ++h) {
+      add(place(where, kCodes, h), slot, sizeof(int32_t));
+      for (int64_t slice = 0; slice < shape.slices(); ++slice) {
+        add(place(where, kValues, h), slice * shape.slots() + shape.n_means() + slot,
+            kValueSlice * sizeof(float));
+      }
+    }
+    begin += n;
+  }
+  return extents;
+}
+
+}  // namespace
+
+absl::StatusOr<MixerState> TransformerVqState(const StateSpec& spec) {
+  absl::StatusOr<Config> config = ReadConfig(spec);
+  if (!config.ok()) return config.status();
+  return std::move(config->state);
+}
+
+absl::StatusOr<std::unique_ptr<SequenceMixer>> MakeTransformerVq(const MixerSpec& spec) {
+  absl::StatusOr<Config> config = ReadConfig(spec.state);
+  if (!config.ok()) return config.status();
+  auto mixer = std::make_unique<TransformerVq>(spec, *std::move(config));
+  if (!spec.weights.status().ok()) return spec.weights.status();
+  return mixer;
+}
+
+}  // namespace ovq

@@ -1,0 +1,63 @@
+// Transformer-VQ's gated attention unit (Lingle 2023, arXiv 2309.16354, section 3, and its
+// published code): one softmax over the window's quantised keys, with biases by distance, and over
+// one mean value a code for all that is older.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+
+#include "kernels/mixers/mixer.h"
+
+namespace ovq {
+
+// Values that left the window join the means at multiples of this many positions; until then they
+// are met one by one, which in exact arithmetic is the same.
+inline constexpr int kTransformerVqSpan = 64;
+// Channels of a value that lie side by side in a state: a part of the values that is read at one
+// go.
+inline constexpr int kValueSlice = 64;
+
+struct TransformerVqShape {
+  int n_heads = 0;
+  int head_dim = 0;
+  int value_dim = 0;
+  int32_t n_codes = 0;
+  int32_t mem_len = 0;    // keys before its own that a query meets with a bias
+  bool has_means = true;  // false: older keys are forgotten
+
+  constexpr int32_t n_means() const { return has_means ? n_codes : 0; }
+  // Position p is in slot p % ring(). A span's rows find there all positions from first() on.
+  constexpr int32_t ring() const { return mem_len + kTransformerVqSpan; }
+  constexpr int64_t first(int64_t span_begin) const {
+    return span_begin > mem_len ? span_begin - mem_len : 0;
+  }
+  // Slots of values: the codes' means, then the ring.
+  constexpr int32_t slots() const { return n_means() + ring(); }
+  constexpr int slices() const { return (value_dim + kValueSlice - 1) / kValueSlice; }
+};
+
+// One head of a step. `values`, `counts` and `codes` are offsets from a session's base.
+struct TransformerVqStep {
+  TransformerVqShape shape;
+  const StepSeqs& seqs;
+  size_t values;            // float [slices][slots][kValueSlice], padded with zeros
+  size_t counts;            // uint32 [n_means] of values in a mean; stays at 2^32 - 1
+  size_t codes;             // int32 [ring] of the keys
+  const float* scores;      // [2][n_rows][n_codes]: (q + c xl_u) . code, and k . code
+  const float* half_norms;  // [n_codes]: |code|^2 / 2
+  const float* relative;    // [n_rows][mem_len + 1]: (q + c xl_v) . R_distance
+  // [n_rows][value_dim], `row_stride` floats apart: a row's value before its silu, in whose place
+  // comes what it attended to.
+  float* rows;
+  int64_t row_stride;
+};
+
+void TransformerVqRef(DeviceContext& context, const TransformerVqStep& step);
+void TransformerVqCpu(DeviceContext& context, const TransformerVqStep& step);
+void TransformerVqCuda(DeviceContext& context, const TransformerVqStep& step);
+
+// The two functions of a line of the registry.
+absl::StatusOr<MixerState> TransformerVqState(const StateSpec& spec);
+absl::StatusOr<std::unique_ptr<SequenceMixer>> MakeTransformerVq(const MixerSpec& spec);
+
+}  // namespace ovq

@@ -1,0 +1,308 @@
+// A head of Transformer-VQ's attention on CUDA, the equations of transformer_vq_cpu.cc. A wave: the
+// codes of its keys, the weights of its rows (which are stored among the values meanwhile), the
+// weighted sums, and where a span ends the means and then the counts.
+#include <algorithm>
+#include <cmath>
+
+#include "kernels/common/cuda/cuda_device.h"
+#include "kernels/common/cuda/shared.cuh"
+#include "kernels/mixers/common/cuda/attend_tile.cuh"
+#include "kernels/mixers/transformer_vq/transformer_vq.h"
+#include "kernels/ops/cuda/rows.cuh"
+
+namespace ovq {
+namespace cuda {
+namespace {
+
+constexpr int kRowThreads = 256;
+// Sums: a thread has four channels of a slice and every kGroups-th slot.
+constexpr int kLanes = kValueSlice / 4;
+constexpr int kGroups = 16;
+constexpr int kSumThreads = kLanes * kGroups;
+constexpr int kMostRows = 8;  // of a thread block that share a read of the values
+constexpr int kSpan = kTransformerVqSpan;
+
+struct Args {
+  TransformerVqShape shape;
+  DeviceSeqs seqs;
+  size_t values, counts, codes;
+  const float *scores, *half_norms, *relative;
+  float* rows;
+  int64_t row_stride;
+  int32_t n_rows;
+  float* weights;  // [n_rows][slots]
+  int32_t wave;
+};
+
+// One row of a wave, or one sequence's rows.
+struct Place {
+  float* values;
+  uint32_t* counts;
+  int32_t* codes;
+  WaveRows rows;
+  int64_t row, position;  // of the `offset`-th row
+};
+
+// False: the sequence has no such row.
+__device__ bool Find(const Args& args, int sequence, int32_t offset, Place& place) {
+  std::byte* session = args.seqs.state[sequence];
+  if (session == nullptr) return false;
+  place.values = reinterpret_cast<float*>(session + args.values);
+  place.counts = reinterpret_cast<uint32_t*>(session + args.counts);
+  place.codes = reinterpret_cast<int32_t*>(session + args.codes);
+  place.rows = RowsOfWave(args.seqs, sequence, kSpan, args.wave);
+  place.row = int64_t{place.rows.row} + offset;
+  place.position = place.rows.begin + offset;
+  return place.position < place.rows.end;
+}
+
+// Grid (rows of a wave, sequences). Shared: float2 (score, code) of every warp.
+__global__ void __launch_bounds__(kRowThreads) FindCodes(const Args args) {
+  Place at;
+  if (!Find(args, static_cast<int>(blockIdx.y), static_cast<int32_t>(blockIdx.x), at)) return;
+  const int32_t n_codes = args.shape.n_codes;
+  const float* products = args.scores + (args.n_rows + at.row) * n_codes;
+  Best best = NoBest();
+  for (int32_t n = static_cast<int32_t>(threadIdx.x); n < n_codes; n += kRowThreads) {
+    const float score = products[n] - args.half_norms[n];
+    if (score > best.score) best = {score, n};
+  }
+  for (int apart = 16; apart > 0; apart /= 2) best = BetterOfLanes(best, apart);
+  const SharedPtr<float2> of_warps = DynamicShared<float2>(0);
+  if (threadIdx.x % kWarp == 0) {
+    of_warps[threadIdx.x / kWarp] = make_float2(best.score, __int_as_float(best.slot));
+  }
+  __syncthreads();
+  if (threadIdx.x > 0) return;
+  for (int warp = 1; warp < kRowThreads / kWarp; ++warp) {
+    const float2 other = of_warps[warp];
+    best = BetterOf(best, {other.x, __float_as_int(other.y)});
+  }
+  at.codes[at.position % args.shape.ring()] = best.slot;
+}
+
+// A slot's exponent, -infinity if it is not open, and how many terms it stands for.
+struct Exponent {
+  float value, times;
+};
+__device__ inline Exponent ExponentOf(const Args& args, const Place& at, int64_t first,
+                                      int32_t slot) {
+  const TransformerVqShape& shape = args.shape;
+  const float* scores = args.scores + at.row * shape.n_codes;
+  if (slot < shape.n_means()) {
+    const uint32_t count = at.counts[slot];
+    return {count > 0 ? scores[slot] : -INFINITY, static_cast<float>(count)};
+  }
+  // The position from `first` on that the slot of the ring holds.
+  const int32_t ring = shape.ring(), place = slot - shape.n_means();
+  const auto begin = static_cast<int32_t>(first % ring);
+  const int64_t position = first + (place >= begin ? place - begin : place - begin + ring);
+  if (position > at.position) return {-INFINITY, 0};
+  const int64_t distance = at.position - position;
+  const bool near = distance <= shape.mem_len;
+  if (!near && !shape.has_means) return {-INFINITY, 0};
+  const float bias = near ? args.relative[at.row * (shape.mem_len + 1) + distance] : 0.0f;
+  return {scores[at.codes[place]] + bias, 1};
+}
+
+// x / (1 + e^-x), with the exponential of -|x| alone: it cannot overflow.
+__device__ inline float Silu(float x) {
+  const float e = expf(-fabsf(x));
+  return x * ((x < 0 ? e : 1.0f) / (1.0f + e));
+}
+
+__device__ inline void StoreValue(const Args& args, const Place& at) {
+  const TransformerVqShape& shape = args.shape;
+  const float* from = args.rows + at.row * args.row_stride;
+  const int64_t slot = shape.n_means() + at.position % shape.ring();
+  for (int32_t c = static_cast<int32_t>(threadIdx.x); c < shape.value_dim; c += kRowThreads) {
+    const int64_t slice = c / kValueSlice;
+    at.values[(slice * shape.slots() + slot) * kValueSlice + c % kValueSlice] = Silu(from[c]);
+  }
+}
+
+// Grid (rows of a wave, sequences). Shared: two floats of every warp. A thread has the same slots
+// in each pass.
+__global__ void __launch_bounds__(kRowThreads) Weigh(const Args args) {
+  Place at;
+  if (!Find(args, static_cast<int>(blockIdx.y), static_cast<int32_t>(blockIdx.x), at)) return;
+  StoreValue(args, at);
+  const int32_t slots = args.shape.slots(), begin = static_cast<int32_t>(threadIdx.x);
+  const int64_t first = args.shape.first(at.rows.span_begin);
+  float* weights = args.weights + at.row * slots;
+  float highest = -INFINITY;
+  for (int32_t slot = begin; slot < slots; slot += kRowThreads) {
+    weights[slot] = ExponentOf(args, at, first, slot).value;
+    highest = fmaxf(highest, weights[slot]);
+  }
+  constexpr int kWarps = kRowThreads / kWarp;
+  const SharedPtr<float> partial = DynamicShared<float>(0);
+  const float max =
+      BlockFold(highest, partial, kWarps, [](float a, float b) { return fmaxf(a, b); });
+  float sum = 0;
+  for (int32_t slot = begin; slot < slots; slot += kRowThreads) {
+    const float times = slot < args.shape.n_means() ? static_cast<float>(at.counts[slot]) : 1.0f;
+    weights[slot] = times * expf(weights[slot] - max);
+    sum += weights[slot];
+  }
+  const float factor = 1.0f / BlockSum(sum, partial + kWarps);
+  for (int32_t slot = begin; slot < slots; slot += kRowThreads) weights[slot] *= factor;
+}
+
+// Grid (slices, tiles of kRows rows of a wave, sequences). A row's sum over all slots: thread group
+// g adds the slots g, g + kGroups, ... in a chain, then the groups' parts are added in order.
+// Shared: float4 [kRows][kGroups][kLanes].
+template <int kRows>
+__global__ void __launch_bounds__(kSumThreads) SumSlots(const Args args) {
+  Place at;
+  const auto slice = static_cast<int64_t>(blockIdx.x);
+  const int32_t offset = static_cast<int32_t>(blockIdx.y) * kRows;
+  if (!Find(args, static_cast<int>(blockIdx.z), offset, at)) return;
+  const int32_t n_rows = Smaller(at.rows.end - at.position, kRows), slots = args.shape.slots();
+  const int lane = static_cast<int>(threadIdx.x) % kLanes;
+  const int group = static_cast<int>(threadIdx.x) / kLanes;
+  const float* values = at.values + slice * slots * kValueSlice + lane * 4;
+  const float* weights = args.weights + at.row * slots;
+  float4 sum[kRows];
+#pragma unroll
+  for (int r = 0; r < kRows; ++r) sum[r] = make_float4(0, 0, 0, 0);
+  for (int32_t slot = group; slot < slots; slot += kGroups) {
+    const float4 v = *reinterpret_cast<const float4*>(values + int64_t{slot} * kValueSlice);
+#pragma unroll
+    for (int r = 0; r < kRows; ++r) {
+      if (r >= n_rows) break;
+      const float w = weights[int64_t{r} * slots + slot];
+      sum[r].x = fmaf(w, v.x, sum[r].x);
+      sum[r].y = fmaf(w, v.y, sum[r].y);
+      sum[r].z = fmaf(w, v.z, sum[r].z);
+      sum[r].w = fmaf(w, v.w, sum[r].w);
+    }
+  }
+  const SharedPtr<float4> parts = DynamicShared<float4>(0);
+#pragma unroll
+  for (int r = 0; r < kRows; ++r) parts[r * kSumThreads + static_cast<int>(threadIdx.x)] = sum[r];
+  __syncthreads();
+  if (group >= n_rows) return;
+  float4 total = parts[group * kSumThreads + lane];
+  for (int g = 1; g < kGroups; ++g) {
+    const float4 part = parts[group * kSumThreads + g * kLanes + lane];
+    total = make_float4(total.x + part.x, total.y + part.y, total.z + part.z, total.w + part.w);
+  }
+  const int64_t channel = slice * kValueSlice + lane * 4, n = args.shape.value_dim;
+  if (channel < n) {
+    Store4(args.rows + (at.row + group) * args.row_stride, channel, n, /*aligned=*/false, total);
+  }
+}
+
+// What thread i < kSpan knows of the i-th value that leaves the ring for the means: its code, that
+// code's count with it, and whether no later one has the same code. Every thread of a block of
+// kSpan calls it. False: the span is not full. Shared: int32 [kSpan].
+struct Leaving {
+  int32_t slot = 0;
+  int32_t code = -1;  // -1: none leaves
+  uint32_t count = 0;
+  bool is_last = true;
+};
+__device__ bool FindLeaving(const Args& args, const Place& at, SharedPtr<int32_t> codes,
+                            Leaving& leaving) {
+  const int64_t next = at.rows.span_begin + kSpan;
+  if (at.rows.end != next || !args.shape.has_means) return false;
+  const auto i = static_cast<int32_t>(threadIdx.x);
+  const int64_t position = args.shape.first(at.rows.span_begin) + i;
+  if (position < args.shape.first(next)) {
+    leaving.slot = static_cast<int32_t>(position % args.shape.ring());
+    leaving.code = at.codes[leaving.slot];
+  }
+  codes[i] = leaving.code;
+  __syncthreads();
+  uint32_t same = 0;
+  for (int32_t j = 0; j < kSpan; ++j) {
+    const int32_t other = codes[j];
+    if (other != leaving.code) continue;
+    if (j <= i) ++same;
+    if (j > i) leaving.is_last = false;
+  }
+  if (leaving.code < 0) return true;
+  const uint32_t before = at.counts[leaving.code], most = 0xffffffffu;
+  leaving.count = before > most - same ? most : before + same;
+  return true;
+}
+
+// Grid (slices, sequences), a thread a channel. Shared: int32 [kSpan], int2 (code, slot) and float
+// rates [kSpan].
+__global__ void __launch_bounds__(kSpan) MergeMeans(const Args args) {
+  static_assert(kSpan == kValueSlice, "a thread for each value that leaves and for each channel");
+  Place at;
+  if (!Find(args, static_cast<int>(blockIdx.y), 0, at)) return;
+  const SharedPtr<int2> places = DynamicShared<int2>(0);
+  const SharedPtr<float> rates = SharedCast<float>(places + kSpan);
+  Leaving leaving;
+  const auto i = static_cast<int32_t>(threadIdx.x);
+  if (!FindLeaving(args, at, SharedCast<int32_t>(rates + kSpan), leaving)) return;
+  places[i] = make_int2(leaving.code, leaving.slot);
+  rates[i] = leaving.code < 0 ? 0.0f : 1.0f / static_cast<float>(leaving.count);
+  __syncthreads();
+  float* values = at.values + int64_t{blockIdx.x} * args.shape.slots() * kValueSlice + i;
+  for (int32_t j = 0; j < kSpan; ++j) {
+    const int2 place = places[j];
+    if (place.x < 0) break;
+    const float rate = rates[j];
+    float& mean = values[int64_t{place.x} * kValueSlice];
+    const float value = values[int64_t{args.shape.n_means() + place.y} * kValueSlice];
+    mean = fmaf(value - mean, rate, mean);
+  }
+}
+
+// Grid (sequences). Shared: int32 [kSpan].
+__global__ void __launch_bounds__(kSpan) CountMerged(const Args args) {
+  Place at;
+  if (!Find(args, static_cast<int>(blockIdx.x), 0, at)) return;
+  Leaving leaving;
+  if (!FindLeaving(args, at, DynamicShared<int32_t>(0), leaving)) return;
+  // All have read the old counts.
+  __syncthreads();
+  if (leaving.code >= 0 && leaving.is_last) at.counts[leaving.code] = leaving.count;
+}
+
+}  // namespace
+}  // namespace cuda
+
+void TransformerVqCuda(DeviceContext& context, const TransformerVqStep& step) {
+  using namespace cuda;
+  ScratchScope scope(context);
+  const TransformerVqShape& shape = step.shape;
+  const int64_t n_rows = step.seqs.n_rows();
+  Args args = {.shape = shape,
+               .seqs = step.seqs.device,
+               .values = step.values,
+               .counts = step.counts,
+               .codes = step.codes,
+               .scores = step.scores,
+               .half_norms = step.half_norms,
+               .relative = step.relative,
+               .rows = step.rows,
+               .row_stride = step.row_stride,
+               .n_rows = static_cast<int32_t>(n_rows),
+               .weights = scope.Allocate<float>(static_cast<size_t>(n_rows * shape.slots())),
+               .wave = 0};
+  const auto n_seqs = static_cast<unsigned>(step.seqs.n_seqs()),
+             slices = static_cast<unsigned>(shape.slices()),
+             most_rows = static_cast<unsigned>(std::min(kSpan, step.seqs.longest_run()));
+  const dim3 rows_grid(most_rows, n_seqs);
+  const int sum_rows = most_rows == 1 ? 1 : kMostRows;
+  const auto sum_slots = sum_rows == 1 ? SumSlots<1> : SumSlots<kMostRows>;
+  const dim3 sums_grid(slices, (most_rows + sum_rows - 1) / sum_rows, n_seqs);
+  const int n_waves = Waves(step.seqs, kSpan);
+  for (args.wave = 0; args.wave < n_waves; ++args.wave) {
+    Launch(context, FindCodes, rows_grid, kRowThreads, kRowThreads / kWarp * sizeof(float2), args);
+    Launch(context, Weigh, rows_grid, kRowThreads, 2 * kRowThreads / kWarp * sizeof(float), args);
+    Launch(context, sum_slots, sums_grid, kSumThreads, sum_rows * kSumThreads * sizeof(float4),
+           args);
+    if (!shape.has_means) continue;
+    Launch(context, MergeMeans, dim3(slices, n_seqs), kSpan,
+           kSpan * (sizeof(int2) + sizeof(float) + sizeof(int32_t)), args);
+    Launch(context, CountMerged, n_seqs, kSpan, kSpan * sizeof(int32_t), args);
+  }
+}
+
+}  // namespace ovq
