@@ -45,6 +45,10 @@ struct MixerFields {
   const Attrs& section(std::string_view name) const;  // empty Attrs if absent
 };
 
+// What layers that can be read through several memories are read through: as config.json says, OVQ
+// by the paper's rule, closest pairs, or all tokens (model/memory.h).
+enum class Memory : uint8_t { kAsTrained, kPaper, kClosestPair, kExact };
+
 struct LayerSpec {
   std::string type;  // known to the mixer registry
   int fields = 0;    // of ModelConfig::mixer_fields

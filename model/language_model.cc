@@ -91,7 +91,7 @@ LanguageModel::LanguageModel()
 absl::StatusOr<std::unique_ptr<LanguageModel>> LanguageModel::Load(const std::string& folder,
                                                                    const ModelOptions& options,
                                                                    DeviceContext& context) {
-  absl::StatusOr<ModelConfig> config = LoadConfig(folder);
+  absl::StatusOr<ModelConfig> config = LoadConfig(folder, options.memory);
   if (!config.ok()) return config.status();
   absl::StatusOr<Weights> weights = Weights::Open(folder);
   if (!weights.ok()) return weights.status();

@@ -22,6 +22,7 @@ class Weights;
 struct ModelOptions {
   std::optional<DType> compute_dtype;  // default: BF16 for BF16 checkpoints, else F32
   DType state_dtype = DType::kF32;
+  Memory memory = Memory::kAsTrained;
   StateLimits limits;
 };
 

@@ -12,6 +12,7 @@
 #include "base/text.h"
 #include "model/families/family.h"
 #include "model/json_attrs.h"
+#include "model/memory.h"
 #include "model/tokenizers/tokenizer_folder.h"
 
 namespace ovq {
@@ -134,7 +135,7 @@ absl::Status CheckAllRead(const ModelConfig& config) {
   return problems;
 }
 
-absl::Status Read(const std::string& folder, const Json& json, ModelConfig& config) {
+absl::Status Read(const std::string& folder, const Json& json, Memory memory, ModelConfig& config) {
   Attrs fields;
   FillAttrs(json, fields);
   const Attrs common = fields;  // read apart: what is wrong here leaves nothing open there
@@ -144,6 +145,7 @@ absl::Status Read(const std::string& folder, const Json& json, ModelConfig& conf
   absl::Status problems;
   if (config.family) problems = config.family->read(json, fields, config);
   if (config.family && config.hidden_size > 0) {
+    AddProblems(problems, ReadThrough(memory, config));
     AddProblems(problems, ReadMixers(config));
     if (config.family->is_strict) AddProblems(problems, CheckAllRead(config));
   }
@@ -161,23 +163,24 @@ std::string FolderName(const std::string& folder) {
 
 }  // namespace
 
-absl::StatusOr<ModelConfig> LoadConfig(const std::string& folder) {
+absl::StatusOr<ModelConfig> LoadConfig(const std::string& folder, Memory memory) {
   ModelConfig config;
-  const absl::Status status = LoadConfig(folder, config);
+  const absl::Status status = LoadConfig(folder, config, memory);
   if (!status.ok()) return status;
   return config;
 }
 
-absl::Status LoadConfig(const std::string& folder, ModelConfig& config) {
+absl::Status LoadConfig(const std::string& folder, ModelConfig& config, Memory memory) {
   const std::string path = absl::StrCat(folder, "/config.json");
   absl::StatusOr<std::string> text = ReadFile(path, kMaxConfigBytes);
   if (!text.ok()) return text.status();
   absl::StatusOr<Json> json = ParseJsonObject(WithoutInfinity(*std::move(text)), path);
   if (!json.ok()) return json.status();
   config.name = FolderName(folder);
-  const absl::Status status = Read(folder, *json, config);
+  const absl::Status status = Read(folder, *json, memory, config);
   for (std::string_view key : Bookkeeping()) json->erase(std::string(key));
   config.canonical = json->dump();
+  if (memory != Memory::kAsTrained) absl::StrAppend(&config.canonical, " ", MemoryName(memory));
   return InContext(path, status);
 }
 

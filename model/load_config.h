@@ -9,9 +9,11 @@
 namespace ovq {
 
 // Reads folder/config.json. NotFound, InvalidArgument (field named), DataLoss (not JSON).
-absl::StatusOr<ModelConfig> LoadConfig(const std::string& folder);
+absl::StatusOr<ModelConfig> LoadConfig(const std::string& folder,
+                                       Memory memory = Memory::kAsTrained);
 // As much of it as can be read: OK, or all that is wrong (ProblemsOf). What is wrong is 0 or empty;
 // layers that cannot be made of their fields are marked (LayerSpec::is_wrong).
-absl::Status LoadConfig(const std::string& folder, ModelConfig& config);
+absl::Status LoadConfig(const std::string& folder, ModelConfig& config,
+                        Memory memory = Memory::kAsTrained);
 
 }  // namespace ovq

@@ -94,7 +94,7 @@ std::vector<Row> MakeRows(const Options& options, const ModelConfig& config,
 
 absl::StatusOr<Loaded> LoadAll(const Options& options, Log& log) {
   Loaded loaded;
-  absl::StatusOr<ModelConfig> config = LoadConfig(options.model);
+  absl::StatusOr<ModelConfig> config = LoadConfig(options.model, options.memory);
   if (!config.ok()) return config.status();
   absl::StatusOr<std::unique_ptr<DeviceContext>> context =
       DeviceContext::Make(options.device, options.threads);
@@ -109,6 +109,7 @@ absl::StatusOr<Loaded> LoadAll(const Options& options, Log& log) {
   ModelOptions model_options;
   model_options.compute_dtype = options.compute_dtype;
   model_options.state_dtype = StateDType(options, *config);
+  model_options.memory = options.memory;
   model_options.limits = LimitsOf(options);
   absl::StatusOr<std::unique_ptr<LanguageModel>> model =
       LanguageModel::Load(options.model, model_options, *loaded.context);
@@ -185,7 +186,7 @@ void LogSummary(const LanguageModel& model, const ModelDescription& description,
 }
 
 absl::StatusOr<std::string> PlanText(const Options& options) {
-  absl::StatusOr<ModelConfig> config = LoadConfig(options.model);
+  absl::StatusOr<ModelConfig> config = LoadConfig(options.model, options.memory);
   if (!config.ok()) return config.status();
   absl::StatusOr<StateLayout> layout = LayoutOf(options, *config);
   if (!layout.ok()) return layout.status();
@@ -214,7 +215,7 @@ absl::StatusOr<std::string> PlanText(const Options& options) {
 
 absl::StatusOr<std::string> CheckConfig(const CommandLine& line) {
   const Options& options = line.options;
-  absl::StatusOr<ModelConfig> config = LoadConfig(options.model);
+  absl::StatusOr<ModelConfig> config = LoadConfig(options.model, options.memory);
   if (!config.ok()) return config.status();
   if (absl::Status status = LayoutOf(options, *config).status(); !status.ok()) return status;
   absl::StatusOr<Weights> weights = Weights::Open(options.model);

@@ -35,6 +35,15 @@ void AddServing(Flags& flags, Options& o) {
   flags.Add("state-memory", "SIZE", Size(o.state_memory_bytes),
             "budget for all sessions' states, in the memory of the device (of the GPU with cuda)",
             "half of what is free after the weights");
+  flags.Add(
+      "memory", "NAME",
+      Choice(o.memory, {{"model", Memory::kAsTrained},
+                        {"paper", Memory::kPaper},
+                        {"closest-pair", Memory::kClosestPair},
+                        {"exact", Memory::kExact}}),
+      "what ovq_attention layers, and full_attention layers without RoPE, keep of their context:\n"
+      "what config.json says, rows by the OVQ paper's update, rows by merging the closest pairs\n"
+      "(both up to max_centroids of them), or every token");
   const std::vector<std::pair<std::string, DType>> dtypes = {{"f32", DType::kF32},
                                                              {"bf16", DType::kBF16}};
   const std::string as_checkpoint = "bf16 for BF16 checkpoints, else f32";

@@ -13,6 +13,7 @@
 #include "base/flags.h"
 #include "kernels/common/device_types.h"
 #include "kernels/common/tensor.h"
+#include "model/config.h"
 #include "server/access/security.h"
 #include "server/engine/engine_config.h"
 #include "server/rpc/grpc_server.h"
@@ -29,9 +30,10 @@ struct Options {
   int threads = 0;                           // 0: every core
   std::optional<size_t> state_memory_bytes;  // default: half of what is free after the weights
   EngineOptions engine;                      // all but the state memory
-  std::optional<DType> state_dtype;          // default: BF16 for BF16 checkpoints, else F32
-  std::optional<DType> compute_dtype;        // default: the same
-  int64_t max_context = 1 << 20;             // positions of models with full-attention layers
+  Memory memory = Memory::kAsTrained;
+  std::optional<DType> state_dtype;    // default: BF16 for BF16 checkpoints, else F32
+  std::optional<DType> compute_dtype;  // default: the same
+  int64_t max_context = 1 << 20;       // positions of models with full-attention layers
   absl::Duration drain_timeout = absl::Seconds(30);
 
   LogOptions log;

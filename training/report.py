@@ -16,7 +16,7 @@ from plots import Line, Panel, plot_panels
 # of the figure: few functions are asked that often.
 _LEAST_GROUP_SHARE = 0.1
 _GROUP_LABELS = {"seen": "examples of the function seen", "position": "position in bytes"}
-_MIXER_ORDER = ("full", "vq", "ovq", "kvm", "gdn", "mamba2", "mesa", "lattice", "tvq", "sliding")
+_MIXER_ORDER = ("full", "vq", "ovq", "closest-pair", "kvm", "gdn", "mamba2", "mesa", "lattice", "tvq", "sliding")
 
 
 def read_rows(paths):

@@ -37,6 +37,7 @@ from scoring import (COLUMNS, LEAST_SEQUENCES, DocumentExam, TaskExam, compare, 
 from tasks import TaskError
 
 LENGTHS = "512,1024,2048,4096,8192,16384,32768,65536"
+SERVED_MEMORIES = ("paper", "closest-pair")
 CENTROIDS = "128,256,512,1024,2048"
 _LEAST_AGREEMENT = 0.999
 _PROGRESS_SECONDS = 10
@@ -81,9 +82,10 @@ def parse_args(arguments):
         "--server-args='--compute-dtype f32 --state-dtype f32'")
     add("--backend", choices=("server", "reference"), default="server")
     add("--ablation", default="none", help="--backend reference: a dictionary rule to replace")
-    add("--memory", help="--backend reference: what full and OVQ layers read through in place of "
-        "their own: window, keydiff, closest_pair (see ovq/memories.py) or dictionary, OVQ's; of as "
-        "many rows as --centroids leaves live ones at a sequence's end. Column `ablation` has it")
+    add("--memory", help="what full and OVQ layers read through in place of their own. --server: its "
+        "--memory, paper or closest-pair. --backend reference: window, keydiff, closest_pair (see "
+        "ovq/memories.py) or dictionary, OVQ's; of as many rows as --centroids leaves live ones at a "
+        "sequence's end. Column `ablation` has it")
     add("--task", type=json.loads, default={}, help="JSON: fields in place of task.json's")
     add("--lengths", type=listed(positive), default=LENGTHS, help="longest sequences, in tokens")
     add("--centroids", type=listed(centroid_spec), default=CENTROIDS, help="max_centroids of a "
@@ -103,8 +105,13 @@ def parse_args(arguments):
         raise ValueError("one of --address and --server is needed")
     if args.backend == "server" and args.ablation != "none":
         raise ValueError("--ablation: no server has ablations; it needs --backend reference")
-    if args.memory and (args.backend == "server" or args.ablation != "none"):
-        raise ValueError("--memory: needs --backend reference, and no --ablation beside it")
+    if args.memory and args.ablation != "none":
+        raise ValueError("--memory: no --ablation goes with it")
+    if args.memory and args.backend == "server":
+        if not args.server or args.memory not in SERVED_MEMORIES or args.check_reference:
+            raise ValueError(f"--memory: with a server {' or '.join(SERVED_MEMORIES)}, with --server "
+                             "and without --check-reference")
+        args.server_args += f" --memory {args.memory}"
     if not args.model and not (args.address and "name" in args.task and not args.check_reference):
         raise ValueError("--model is needed, but for --address with a whole --task")
     return args
@@ -229,8 +236,9 @@ def run(args, stack):
         name = os.path.basename(os.path.abspath(args.model))
         layer_types = load_config(args.model).layer_types
     mixer = mixer_of(layer_types)
-    bounded = mixer == "ovq" or args.memory
-    plan = make_plan(exam, args.lengths, args.centroids if bounded else [None], args.sequences)
+    bounded = mixer in ("ovq", "closest-pair") or args.memory
+    plan = make_plan(exam, args.lengths, args.centroids if bounded else [None], args.sequences,
+                     "closest-pair" in (mixer, args.memory))
     saturation_n = load_config(args.model).kvm.state_saturation_n \
         if args.model and mixer == "kvm" else None
     if saturation_n is not None:

@@ -20,18 +20,24 @@ _FIRST_POSITIONS = 128
 
 def mixer_of(layer_types):
     """What a model is called after: the mixer that reads its whole context."""
+    if "closest_pair_attention" in layer_types:
+        return "closest-pair"
     return next((name for name, kind in MIXER_NAMES.items() if kind in layer_types), "sliding")
 
 
-def live_centroids(n_tokens, max_centroids):
-    """Eq. 17 at the end of a sequence."""
+def live_centroids(n_tokens, max_centroids, closest_pair=False):
+    """Eq. 17 at the end of a sequence; closest pairs: as many as there may be."""
+    if closest_pair:
+        return min(n_tokens, max_centroids)
     return n_tokens * max_centroids // (n_tokens + max_centroids)
 
 
-def centroids_for(spec, n_tokens):
+def centroids_for(spec, n_tokens, closest_pair=False):
     """max_centroids of "512" or "0.3x": the most that leaves at most 0.3 live ones a token."""
     if not spec.endswith("x"):
         return int(spec)
+    if closest_pair:
+        return max(2, math.floor(fractions.Fraction(spec[:-1]) * n_tokens))
     # The first number of live centroids too many. It needs n_tokens * max_centroids >=
     # too_many * (n_tokens + max_centroids), and the largest max_centroids that fails this is:
     too_many = math.floor(fractions.Fraction(spec[:-1]) * n_tokens) + 1
@@ -48,6 +54,7 @@ class Job:
     n_sequences: int
     centroids: str | None
     max_centroids: int | None
+    closest_pair: bool = False  # how max_centroids bounds them
 
     def __str__(self):
         at = "" if self.max_centroids is None else f", {self.max_centroids} centroids"
@@ -104,7 +111,7 @@ class DocumentExam:
         return -np.stack([one.logprobs for one in predictions]).astype(np.float64) / math.log(2)
 
 
-def make_plan(exam, lengths, specs, n_sequences):
+def make_plan(exam, lengths, specs, n_sequences, closest_pair=False):
     """Jobs by length, for each spec of the centroids ([None]: models that no call gives a size)."""
     plan = []
     for length in sorted(lengths):
@@ -113,7 +120,8 @@ def make_plan(exam, lengths, specs, n_sequences):
         n_groups = len(np.unique(one.seen[one.scored]))
         enough = max(LEAST_SEQUENCES, -(-exam.least_scored * n_groups // int(one.scored.sum())))
         plan += [Job(length, n_tokens, n_sequences or enough, spec,
-                     centroids_for(spec, n_tokens) if spec else None) for spec in specs]
+                     centroids_for(spec, n_tokens, closest_pair) if spec else None, closest_pair)
+                 for spec in specs]
     return plan
 
 
@@ -153,7 +161,8 @@ def score_job(exam, job, made, predictions, seconds):
     row = {"length": job.length, "tokens": job.n_tokens, "centroids": job.centroids,
            "max_centroids": job.max_centroids, "sequences": job.n_sequences}
     if job.max_centroids:
-        row["live_centroids"] = live_centroids(job.n_tokens, job.max_centroids)
+        row["live_centroids"] = live_centroids(job.n_tokens, job.max_centroids,
+                                               job.closest_pair)
     means = grouped_means(exam.values(made, predictions), made.scored[:, 1:], made.seen[:, 1:])
     rows = [{**row, exam.group: group, "scored": scored, exam.metric: f"{mean:.6f}",
              "error": None if error is None else f"{error:.6f}"}

@@ -125,7 +125,11 @@ def make_config(recipe, mixer):
     if mixer and "layer_types" in raw:  # without them config_from_dict says what is missing
         raw["layer_types"] = [mixer if kind == "ovq_attention" else kind
                               for kind in raw["layer_types"]]
-    return config_from_dict(raw)
+    config = config_from_dict(raw)
+    if config.update != "paper" and "ovq_attention" in config.layer_types:
+        raise ConfigError(f"ovq.update: {config.update!r} has no gradients; train with 'paper' or "
+                          "full_attention, whose models it reads as well")
+    return config
 
 
 def make_source(recipe, args, config):

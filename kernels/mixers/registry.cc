@@ -1,6 +1,7 @@
 #include <array>
 
 #include "kernels/mixers/bswa/bswa.h"
+#include "kernels/mixers/closest_pair/closest_pair.h"
 #include "kernels/mixers/gated_delta_net/gated_delta_net.h"
 #include "kernels/mixers/kvm/kvm.h"
 #include "kernels/mixers/lattice/lattice.h"
@@ -23,6 +24,8 @@ constexpr std::array kRegistry = {
                AttentionState<BlockSlidingAttention>},
     MixerEntry{"full_attention", "", MakeAttention<FullAttention>, AttentionState<FullAttention>},
     MixerEntry{"ovq_attention", "ovq", MakeAttention<OvqAttention>, AttentionState<OvqAttention>},
+    MixerEntry{"closest_pair_attention", "ovq", MakeAttention<ClosestPairAttention>,
+               AttentionState<ClosestPairAttention>},
     MixerEntry{"kvm_attention", "kvm", MakeAttention<KvmAttention>, AttentionState<KvmAttention>},
     MixerEntry{"vq_attention", "vq", MakeAttention<VqAttention>, AttentionState<VqAttention>},
     MixerEntry{"gated_delta_net", "gdn", MakeRecurrent<GatedDeltaNet>,

@@ -84,6 +84,7 @@ StagedStep StageStep(DeviceContext& context, const StepSeqs& seqs, std::span<con
   const size_t start_pos = packer.Add<int64_t>(n_seqs);
   const size_t positions = packer.Add<int64_t>(n_rows);
   const size_t row_begin = packer.Add<int32_t>(n_seqs + 1);
+  const size_t slot_cap = packer.Add<int32_t>(n_seqs);
   std::vector<size_t> live;
   for (const Growth& growth : growths) {
     const int32_t stride = growth.capped() ? Stride(seqs, growth.period) : 0;
@@ -97,6 +98,7 @@ StagedStep StageStep(DeviceContext& context, const StepSeqs& seqs, std::span<con
   Copy(seqs.state, host + state);
   Copy(seqs.start_pos, host + start_pos);
   Copy(seqs.row_begin, host + row_begin);
+  Copy(seqs.slot_cap, host + slot_cap);
   Copy(token_ids, host + ids);
   Copy(logit_rows, host + rows);
   auto* position = reinterpret_cast<int64_t*>(host + positions);
@@ -118,6 +120,7 @@ StagedStep StageStep(DeviceContext& context, const StepSeqs& seqs, std::span<con
   staged.seqs.live = staged.live;
   staged.seqs.device = {.row_begin = reinterpret_cast<int32_t*>(device + row_begin),
                         .start_pos = reinterpret_cast<int64_t*>(device + start_pos),
+                        .slot_cap = reinterpret_cast<int32_t*>(device + slot_cap),
                         .state = reinterpret_cast<std::byte**>(device + state),
                         .positions = reinterpret_cast<int64_t*>(device + positions)};
   staged.token_ids = {reinterpret_cast<int32_t*>(device + ids), token_ids.size()};

@@ -32,6 +32,7 @@ struct LiveSlots {
 struct DeviceSeqs {
   const int32_t* row_begin = nullptr;
   const int64_t* start_pos = nullptr;
+  const int32_t* slot_cap = nullptr;
   std::byte* const* state = nullptr;
   // [n_rows] of every row: start_pos plus its place in its sequence
   const int64_t* positions = nullptr;

@@ -140,6 +140,8 @@ INSTANTIATE_TEST_SUITE_P(OvqRules, Fixtures,
                                                     "ovq-rates-only", "ovq-delta",
                                                     "ovq-normalize-delta"})),
                          CaseName);
+INSTANTIATE_TEST_SUITE_P(ClosestPair, Fixtures, ::testing::ValuesIn(Cases({"sw-closest-pair"})),
+                         CaseName);
 INSTANTIATE_TEST_SUITE_P(KvmPaper, Fixtures,
                          ::testing::ValuesIn(Cases({"kvm/gptalpha-nope-swa", "kvm/ovq-swa",
                                                     "kvm/kvm-power-law", "kvm/ovq-flags",
@@ -150,7 +152,8 @@ INSTANTIATE_TEST_SUITE_P(Recurrent, Fixtures,
                                                     "fla/fla-mamba2", "fla/hf-mamba2",
                                                     "fla/state-spaces-mamba2"})),
                          CaseName);
-INSTANTIATE_TEST_SUITE_P(Golden, OverriddenCap, ::testing::ValuesIn(Cases({"sw-ovq"})), CaseName);
+INSTANTIATE_TEST_SUITE_P(Golden, OverriddenCap,
+                         ::testing::ValuesIn(Cases({"sw-ovq", "sw-closest-pair"})), CaseName);
 
 }  // namespace
 }  // namespace ovq::test

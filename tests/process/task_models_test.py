@@ -30,8 +30,10 @@ BIN = None
 SEQUENCES = "16"
 
 
-def accuracies(model, lengths, centroids, **changes):
+def accuracies(model, lengths, centroids, memory=None, **changes):
     """{(length, centroids): accuracy} of a model in models/ on its task, fields of it changed.
+
+    memory: of the server, in place of the model's own.
 
     In-context learning has also {(length, centroids, examples seen): accuracy}.
     """
@@ -40,7 +42,7 @@ def accuracies(model, lengths, centroids, **changes):
         status = score.main(["--model", os.path.join(ROOT, "models", model), "--server",
                              os.path.join(BIN, "ovq-server"), "--lengths", lengths, "--centroids",
                              centroids, "--sequences", SEQUENCES, "--task", json.dumps(changes),
-                             "--out", out])
+                             "--out", out, *(("--memory", memory) if memory else ())])
         assert status == 0
         with open(out, encoding="utf-8", newline="") as file:
             return {(int(row["length"]), row["centroids"], *filter(None, [row["seen"]])):
@@ -61,6 +63,14 @@ class RecallModels(unittest.TestCase):
         codebook = accuracies("basic-icr-small-vq", "1024", "256")[1024, ""]
         self.assertGreater(full, 0.97)
         self.assertLess(codebook, 0.9)
+
+    def test_closest_pairs_recall_what_the_papers_rule_forgets(self):
+        """As many rows in a model trained with full attention and one trained with that rule."""
+        for model in ("basic-icr-small-full", "basic-icr-small-ovq"):
+            paper, closest = (accuracies(model, "2048", "256", memory)[2048, "256"]
+                              for memory in ("paper", "closest-pair"))
+            self.assertLess(paper, 0.7, model)
+            self.assertGreater(closest, 0.95, model)
 
     def test_kvm_recalls_what_its_rows_can_hold(self):
         found = accuracies("basic-icr-small-kvm", "512,4096", "256")

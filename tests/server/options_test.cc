@@ -68,6 +68,7 @@ TEST(Options, EveryFlag) {
                            "--state-memory=1.5GiB",
                            "--max-centroids=128",
                            "--max-sessions=7",
+                           "--memory=closest-pair",
                            "--state-dtype=bf16",
                            "--compute-dtype=f32",
                            "--max-batch-tokens=64",
@@ -100,6 +101,7 @@ TEST(Options, EveryFlag) {
   EXPECT_EQ(options.state_memory_bytes, (size_t{3} << 30) / 2);
   EXPECT_EQ(options.engine.max_slot_cap, 128);
   EXPECT_EQ(options.engine.max_sessions, 7);
+  EXPECT_EQ(options.memory, Memory::kClosestPair);
   EXPECT_EQ(options.state_dtype, DType::kBF16);
   EXPECT_EQ(options.compute_dtype, DType::kF32);
   EXPECT_EQ(options.engine.max_batch_tokens, 64);
@@ -267,25 +269,16 @@ TEST(Options, HelpListsEveryFlagWithItsTwin) {
             CommandLine::Action::kPlan);
   EXPECT_EQ(Parse({"--check-config", "--model", "m"})->action, CommandLine::Action::kCheckConfig);
   const std::string help = HelpText();
-  for (const char* flag : {"model",
-                           "listen",
-                           "metrics-address",
-                           "device",
-                           "threads",
-                           "state-memory",
-                           "max-centroids",
-                           "max-sessions",
-                           "state-dtype",
-                           "compute-dtype",
-                           "max-batch-tokens",
-                           "max-queue",
-                           "max-prompt-tokens",
-                           "max-context",
-                           "session-ttl",
-                           "drain-timeout",
-                           "max-message-bytes",
-                           "plan-centroids",
-                           "plan-tokens",
+  for (const char* flag : {"model",           "listen",
+                           "metrics-address", "device",
+                           "threads",         "state-memory",
+                           "max-centroids",   "max-sessions",
+                           "memory",          "state-dtype",
+                           "compute-dtype",   "max-batch-tokens",
+                           "max-queue",       "max-prompt-tokens",
+                           "max-context",     "session-ttl",
+                           "drain-timeout",   "max-message-bytes",
+                           "plan-centroids",  "plan-tokens",
                            "config"}) {
     EXPECT_THAT(help, HasSubstr(std::string("--") + flag + " "));
   }

@@ -21,6 +21,7 @@ MIXER_NAMES = {"ovq": "ovq_attention", "kvm": "kvm_attention", "full": "full_att
                "mesa": "mesa_net", "lattice": "lattice", "tvq": "transformer_vq"}
 SUPPORTED_LAYER_TYPES = (*SOFTMAX_LAYER_TYPES, *SECTIONS)
 KVM_BUDGET_MODES = ("fixed", "power_law", "kvm_saturation")
+OVQ_UPDATES = ("paper", "closest-pair")
 DTYPE_NAMES = ("float32", "float16", "bfloat16")
 
 
@@ -94,6 +95,7 @@ class Config:
     chunk_size: int = 128
     max_centroids: int = 2048
     ovq_rules: OvqRules = OvqRules()
+    update: str = "paper"  # of OVQ's dictionaries
     codebook_size: int = 0  # 0: no layer has a codebook
     kvm: typing.Optional[KvmConfig] = None  # None: no layer has kvm_attention
     sections: dict = dataclasses.field(default_factory=dict)  # of other layer types, by type
@@ -193,13 +195,17 @@ def _mixer_fields(raw, layer_types, attention):
                               "of channels")
     fields["rope_theta"] = positive_number("rope_theta", raw.get("rope_theta", 10000.0))
     flags = [field.name for field in dataclasses.fields(OvqRules)]
-    ovq = no_other_keys("ovq", raw.get("ovq", {}), ("chunk_size", "max_centroids", *flags))
+    ovq = no_other_keys("ovq", raw.get("ovq", {}),
+                        ("chunk_size", "max_centroids", "update", *flags))
     fields["ovq_rules"] = OvqRules(**{name: flag(f"ovq.{name}", ovq.get(name, False))
                                       for name in flags})
     n_heads, n_kv_heads = attention["num_attention_heads"], attention["num_key_value_heads"]
     if fields["ovq_rules"].delta_rule and n_kv_heads != n_heads:
         raise ConfigError(f"ovq.delta_rule: true needs as many num_key_value_heads, {n_kv_heads}, "
                           f"as num_attention_heads, {n_heads}: a key is a query by its head's beta")
+    fields["update"] = one_of("ovq.update", ovq.get("update", "paper"), OVQ_UPDATES)
+    if fields["update"] != "paper" and any(ovq.get(name) for name in flags):
+        raise ConfigError(f"ovq.update: {fields['update']!r} goes with none of {', '.join(flags)}")
     fields["chunk_size"] = integer("ovq.chunk_size", ovq.get("chunk_size", 128), 1)
     fields["max_centroids"] = check_max_centroids(ovq.get("max_centroids", 2048),
                                                   fields["chunk_size"])
@@ -329,6 +335,8 @@ def config_to_dict(config):
         raw["ovq"] = {"chunk_size": config.chunk_size, "max_centroids": config.max_centroids,
                       **{name: True for name, value in
                          dataclasses.asdict(config.ovq_rules).items() if value}}
+        if config.update != "paper":
+            raw["ovq"]["update"] = config.update
     if config.codebook_size:
         raw["vq"] = {"codebook_size": config.codebook_size}
     if config.kvm:

@@ -7,6 +7,7 @@ from torch import nn
 import torch.nn.functional as F
 
 from ovq import fused, kvm, mixers
+from ovq.closest_pair import closest_pair_attention
 from ovq.config import check_max_centroids, load_config
 from ovq.dictionary import n_centroids_at, ovq_attention
 from ovq.gated_delta_net import GatedDeltaNet
@@ -98,6 +99,8 @@ class Attention(nn.Module):
             return mixers.full_attention(q, k, v)
         if self.layer_type == "vq_attention":
             return mixers.vq_attention(q, k, v, self.codebook)
+        if self.config.update == "closest-pair" and self.memory is None:
+            return closest_pair_attention(q, k, v, self.config.chunk_size, max_centroids)
         return ovq_attention(q, k, v, self.config.chunk_size, max_centroids, self.ablation,
                              self.recompute_chunks, self.config.ovq_rules, self.beta)
 

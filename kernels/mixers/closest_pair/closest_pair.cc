@@ -1,0 +1,149 @@
+#include "kernels/mixers/closest_pair/closest_pair.h"
+
+#include <algorithm>
+
+#include "absl/strings/str_cat.h"
+#include "kernels/common/dispatch.h"
+#include "kernels/mixers/closest_pair/schedule.h"
+#include "kernels/mixers/common/block_attention.h"
+
+namespace ovq {
+namespace {
+
+enum Field { kWorkKeys, kWorkValues, kWorkCounts, kWorkBounds, kWorkPartners, kValueSize };
+// Of every head's part of a block; what tokens change within a chunk comes last.
+enum BlockField { kCounts, kLogCounts, kKeys, kValues, kBounds, kPartners };
+
+ClosestPairConfig ReadConfig(const StateSpec& spec, AttrReader& model, AttrReader& section) {
+  ClosestPairConfig config{};
+  const int64_t longest = spec.device == Device::kCuda ? kMaxPairCudaChunkLen : 1 << 16;
+  config.shape = ReadAttentionShape(model);
+  config.chunk_len = static_cast<int>(section.IntOr("chunk_size", 128, 2, longest));
+  config.default_slot_cap = section.IntOr("max_centroids", 2048, kMinSlotCap, kMaxSlotCap);
+  for (const char* flag :
+       {"normalize_centroids", "min_state_size", "counts_for_rates_only", "delta_rule"}) {
+    if (section.BoolOr(flag, false)) {
+      section.Fail(flag, "expected false for rows that merge by closest pairs, got true");
+    }
+  }
+  config.dtype = spec.kv_dtype;
+  return config;
+}
+
+}  // namespace
+
+Growth GrowsToCap(int chunk_len, int64_t default_slot_cap) {
+  return {.name = absl::StrCat("min(t, N) by chunks of ", chunk_len),
+          .live =
+              [chunk_len](int64_t position, int64_t slot_cap) {
+                return std::min(position / chunk_len * chunk_len, slot_cap);
+              },
+          .period = chunk_len,
+          .default_slot_cap = default_slot_cap};
+}
+
+ClosestPairAttention::ClosestPairAttention(const StateSpec& spec, AttrReader& model,
+                                           AttrReader& section)
+    : ClosestPairAttention(ReadConfig(spec, model, section)) {}
+
+ClosestPairAttention::ClosestPairAttention(const ClosestPairConfig& config)
+    : Attention{.shape = config.shape}, config(config) {
+  const int64_t heads = shape.n_kv_heads, work = 2 * BlocksOf(config.chunk_len);
+  const int value_stride = ValueStride(shape.value_head_dim);
+  layout.fixed =
+      StateFields({{"work_keys", config.dtype, {heads, work, shape.head_dim, kBlockSlots}},
+                   {"work_values", config.dtype, {heads, work, kBlockSlots, value_stride}},
+                   {"work_counts", DType::kU32, {heads, work, kBlockSlots}},
+                   {"work_bounds", DType::kF32, {heads, work, kBlockSlots}},
+                   {"work_partners", DType::kI32, {heads, work, kBlockSlots}},
+                   {"value_size", DType::kF32, {heads, 1}}});
+  layout.growth = GrowsToCap(config.chunk_len, config.default_slot_cap);
+  layout.span = config.chunk_len;
+  std::vector<StateField> block;
+  for (int64_t head = 0; head < heads; ++head) {
+    block.push_back({"counts", DType::kU32, {kBlockSlots}});
+    block.push_back({"log_counts", DType::kF32, {kBlockSlots}});
+    block.push_back({"keys", config.dtype, {shape.head_dim, kBlockSlots}});
+    block.push_back({"values", config.dtype, {kBlockSlots, value_stride}});
+    block.push_back({"bounds", DType::kF32, {kBlockSlots}});
+    block.push_back({"partners", DType::kI32, {kBlockSlots}});
+  }
+  layout.block = StateFields(std::move(block));
+}
+
+StatePlace ClosestPairAttention::Fixed(const LayerState& where, int field) const {
+  const StateField& of = layout.fixed.list()[field];
+  const size_t head = of.bytes() / static_cast<size_t>(shape.n_kv_heads);
+  return {where.fixed_offset + layout.fixed.offset(field), head,
+          head / static_cast<size_t>(of.shape[1])};
+}
+
+StatePlace ClosestPairAttention::Growing(const LayerState& where, int field) const {
+  return {where.blocks_offset + layout.block.offset(field),
+          layout.block.bytes() / static_cast<size_t>(shape.n_kv_heads), where.block_stride};
+}
+
+AttentionBlocks ClosestPairAttention::Blocks(const LayerState& where) const {
+  AttentionBlocks blocks;
+  blocks.shape = shape;
+  blocks.dtype = config.dtype;
+  blocks.wave_span = config.chunk_len;
+  blocks.dictionary_keys = {Growing(where, kKeys)};
+  blocks.dictionary_values = {Growing(where, kValues)};
+  blocks.dictionary_bias = {Growing(where, kLogCounts)};
+  blocks.recent_spans = 1;
+  blocks.recent_keys = {Fixed(where, kWorkKeys)};
+  blocks.recent_values = {Fixed(where, kWorkValues)};
+  blocks.layer = config.layer;
+  blocks.counts = Growing(where, kCounts);
+  blocks.log_counts = Growing(where, kLogCounts);
+  return blocks;
+}
+
+void ClosestPairAttention::Attend(const LayerStep& step, const AttentionRows& rows) const {
+  AttentionBlocks blocks = Blocks(step.where);
+  blocks.compute_dtype = rows.out_dtype;
+  blocks.live = step.seqs.live[step.where.growth];
+  Dispatch<ClosestPairRef, ClosestPairCpu, ClosestPairCuda>(
+      step.context,
+      ClosestPairStep{
+          {blocks, step.seqs, rows},
+          {{Growing(step.where, kBounds), Growing(step.where, kPartners)},
+           {Fixed(step.where, kWorkBounds), Fixed(step.where, kWorkPartners)},
+           Fixed(step.where, kWorkKeys),
+           Fixed(step.where, kWorkValues),
+           Fixed(step.where, kWorkCounts),
+           Fixed(step.where, kValueSize),
+           input.norm == HeadNorm::kLayer ? static_cast<float>(shape.head_dim) : 1.0f}});
+}
+
+std::vector<StateExtent> ClosestPairAttention::Overwrites(const LayerState& where,
+                                                          const TokenRange& tokens) const {
+  const bool joins = JoinedAt(tokens.end, tokens.slot_cap) > 0,
+             ends = tokens.end % config.chunk_len == 0;
+  std::vector<StateExtent> extents;
+  if (joins || ends) {
+    extents.push_back({where.fixed_offset, own_fixed_bytes()});
+  } else {
+    extents = RecentExtents(Blocks(where), tokens);
+  }
+  if (!joins && !ends) return extents;
+  // Without candidates a chunk only adds its tokens at the end.
+  const int64_t live = layout.growth.live(tokens.end, tokens.slot_cap),
+                first = joins ? 0 : (live - config.chunk_len) / kBlockSlots;
+  const size_t head_bytes = layout.block.bytes() / static_cast<size_t>(shape.n_kv_heads);
+  for (int64_t b = first; b < BlocksOf(live); ++b) {
+    const size_t block = where.blocks_offset + static_cast<size_t>(b) * where.block_stride;
+    if (ends) {
+      extents.push_back({block, layout.block.bytes()});
+      continue;
+    }
+    for (size_t head = 0; head < static_cast<size_t>(shape.n_kv_heads); ++head) {
+      const size_t bounds = layout.block.offset(kBounds);
+      extents.push_back({block + head * head_bytes + bounds, head_bytes - bounds});
+    }
+  }
+  return extents;
+}
+
+}  // namespace ovq

@@ -1,0 +1,74 @@
+// Closest-pair attention: softmax over rows and the tokens of the unfinished chunk, where every
+// token is a row until the session's cap is reached and then the closest pairs of rows become
+// their means. Exactly: kernels/mixers/closest_pair/README.md.
+#pragma once
+
+#include <cstdint>
+
+#include "kernels/mixers/common/attend.h"
+
+namespace ovq {
+
+// Rows as they stand after the last full chunk: a token each, up to the session's slot cap.
+Growth GrowsToCap(int chunk_len, int64_t default_slot_cap);
+
+struct ClosestPairConfig {
+  AttentionShape shape;
+  int chunk_len;             // L
+  int64_t default_slot_cap;  // N of sessions that name none
+  DType dtype;               // of keys, values and rows
+  int layer = 0;             // only the random numbers of rounded means depend on it
+};
+
+// What is kept of candidates beside keys and values, of rows [blocks] and of the chunk's work
+// blocks: float and int32 [64] of a block.
+struct CandidatePlaces {
+  // Not above the distance to any candidate that was one before it.
+  StatePlace bounds;
+  // 0: no candidate. kStalePartner: the bound is no more than that. Else 1 + the candidate whose
+  // distance the bound is.
+  StatePlace partners;
+};
+inline constexpr int32_t kStalePartner = -1;
+
+// Work blocks of a chunk are those of its tokens, then as many for the rows that its merges make.
+struct PairPlaces {
+  CandidatePlaces rows, work;
+  StatePlace work_keys, work_values, work_counts;
+  StatePlace value_size;  // float, V
+  float key_size;         // |key|^2 as the norm leaves it, but for its weights
+};
+
+// The rows are the dictionary of `blocks`, the chunk's tokens the recent ones.
+struct ClosestPairStep : AttentionStep {
+  PairPlaces places;
+};
+
+// CUDA keeps 8 bytes of shared memory for each work slot of a chunk.
+inline constexpr int kMaxPairCudaChunkLen = 4096;
+
+// fixed: per kv head 2 ceil(chunk_len / 64) work blocks: keys [head_dim][64], values
+//        [64][value_stride], counts u32, bounds f32, partners i32 [64]; value_size f32
+// block: per kv head: counts u32 [64] | log_counts f32 [64] | keys [head_dim][64] |
+//        values [64][value_stride] | bounds f32 [64] | partners i32 [64]
+struct ClosestPairAttention : Attention {
+  explicit ClosestPairAttention(const ClosestPairConfig& config);
+  ClosestPairAttention(const StateSpec& spec, AttrReader& model, AttrReader& section);
+
+  void Load(const MixerSpec& spec) { config.layer = spec.layer; }
+  void Attend(const LayerStep& step, const AttentionRows& rows) const;
+  std::vector<StateExtent> Overwrites(const LayerState& where, const TokenRange& tokens) const;
+
+  ClosestPairConfig config;
+
+ private:
+  StatePlace Fixed(const LayerState& where, int field) const;
+  StatePlace Growing(const LayerState& where, int field) const;
+  AttentionBlocks Blocks(const LayerState& where) const;
+};
+
+void ClosestPairRef(DeviceContext& context, const ClosestPairStep& step);
+void ClosestPairCpu(DeviceContext& context, const ClosestPairStep& step);
+void ClosestPairCuda(DeviceContext& context, const ClosestPairStep& step);
+
+}  // namespace ovq

@@ -1,0 +1,388 @@
+// Closest-pair attention on CUDA, the rules of closest_pair_cpu.cc: the attention kernels over rows
+// and the chunk's tokens, then what the wave's positions bring, of which one thread block does a
+// head of a session. Distances have the CPU's order of sums.
+#include "kernels/common/cuda/cuda_device.h"
+#include "kernels/mixers/closest_pair/candidates.h"
+#include "kernels/mixers/closest_pair/search.cuh"
+
+namespace ovq {
+namespace cuda {
+namespace {
+
+constexpr int kValueSums = 16;
+constexpr int kCheckChannels = 16;
+
+struct PairArgs {
+  AttentionBlocks blocks;
+  PairPlaces places;
+  DeviceSeqs seqs;
+  int32_t wave;
+};
+
+constexpr uint32_t SharedFloats(const AttentionShape& shape) {
+  return static_cast<uint32_t>((shape.head_dim + 3) / 4 * 4 + ValueStride(shape.value_head_dim));
+}
+constexpr uint32_t WorkSlots(int32_t chunk_len) {
+  return static_cast<uint32_t>(2 * BlocksOf(chunk_len) * kBlockSlots);
+}
+constexpr size_t PairSharedBytes(const AttentionBlocks& blocks) {
+  return PairShared::kBytes + size_t{SharedFloats(blocks.shape)} * sizeof(float) +
+         size_t{2} * WorkSlots(blocks.wave_span) * sizeof(int32_t);
+}
+// What a kernel of any supported GPU may have, with the widest heads there are.
+static_assert(PairShared::kBytes + 2 * 1024 * sizeof(float) +
+                  2 * WorkSlots(kMaxPairCudaChunkLen) * sizeof(int32_t) <=
+              size_t{99} << 10);
+
+template <class T>
+struct Dictionary {
+  PairBlocks<T> at;
+  PairShared block;
+  SharedPtr<float> key;           // [head_dim] of the candidate that meets the others
+  SharedPtr<float> value;         // [value_stride]
+  SharedPtr<int32_t> slot_of;     // [work slots]
+  SharedPtr<int32_t> free_slots;  // [work slots]
+
+  __device__ Dictionary(const PairArgs& args, const PairChunk& chunk)
+      : at{args.blocks, args.places, chunk} {
+    const uint32_t floats = PairShared::kBytes,
+                   slots = floats + SharedFloats(args.blocks.shape) * 4,
+                   value_at = floats + (args.blocks.shape.head_dim + 3) / 4 * 16;
+    block = {DynamicShared<float>(0), DynamicShared<int32_t>(kPairWarps * 4)};
+    key = DynamicShared<float>(floats);
+    value = DynamicShared<float>(value_at);
+    slot_of = DynamicShared<int32_t>(slots);
+    free_slots = DynamicShared<int32_t>(slots + WorkSlots(chunk.length) * 4);
+  }
+
+  // What the tokens [from, to) of the chunk bring.
+  __device__ void Pass(int64_t from, int64_t to) const {
+    for (int64_t offset = from; offset < to; ++offset) {
+      const int64_t position = at.chunk.begin + offset, cap = at.chunk.slot_cap;
+      for (int64_t i = JoinedAt(position, cap); i < JoinedAt(position + 1, cap); ++i) {
+        if (i == 0) FirstSize(position + 1);
+        Meet(at.chunk.CandidateOf(i));
+      }
+      for (int64_t merge = at.chunk.MergedAt(offset); merge < at.chunk.MergedAt(offset + 1);
+           ++merge) {
+        if (merge == 0) UpdateSize();
+        MergeClosest(merge);
+      }
+    }
+  }
+
+  __device__ void EndChunk() const {
+    FindSlots();
+    Move();
+    __syncthreads();
+    const int32_t first = at.chunk.first_token();
+    for (int32_t slot = threadIdx.x; slot < at.chunk.n_next; slot += kPairThreads) {
+      int32_t& partner = at.RowPartner(slot);
+      if (partner <= first) continue;
+      const int32_t now = slot_of[partner - 1 - first];
+      partner = now + 1;
+    }
+    for (int32_t i = first + threadIdx.x; i < at.chunk.end(); i += kPairThreads) at.Partner(i) = 0;
+  }
+
+ private:
+  // |value - value of i|^2, the order of nearest_cpu.cc.
+  __device__ float ValueDistance(int32_t i) const {
+    const T* other = at.Value(i);
+    float sums[kValueSums] = {};
+    for (int begin = 0; begin < ValueStride(at.dv()); begin += kValueSums) {
+#pragma unroll
+      for (int c = 0; c < kValueSums; ++c) {
+        const float x = value[begin + c];
+        const float apart = x - ToFloat(other[begin + c]);
+        sums[c] = fmaf(apart, apart, sums[c]);
+      }
+    }
+    return AddUp(sums);
+  }
+  __device__ float SquaredNorm(int32_t i) const {
+    const T* of = at.Value(i);
+    float sums[kValueSums] = {};
+    for (int begin = 0; begin < ValueStride(at.dv()); begin += kValueSums) {
+#pragma unroll
+      for (int c = 0; c < kValueSums; ++c) {
+        const float x = ToFloat(of[begin + c]);
+        sums[c] = fmaf(x, x, sums[c]);
+      }
+    }
+    return AddUp(sums);
+  }
+  __device__ static float AddUp(float (&sums)[kValueSums]) {
+#pragma unroll
+    for (int half = kValueSums / 2; half > 0; half /= 2) {
+#pragma unroll
+      for (int c = 0; c < half; ++c) sums[c] += sums[c + half];
+    }
+    return sums[0];
+  }
+
+  // |key - key of i|^2, or something beyond `limit`.
+  __device__ float KeyDistance(int32_t i, float limit) const {
+    const T* other = at.Key(i);
+    float sum = 0;
+    for (int begin = 0; begin < at.d() && !(sum > limit); begin += kCheckChannels) {
+      const int end = begin + kCheckChannels < at.d() ? begin + kCheckChannels : at.d();
+      for (int c = begin; c < end; ++c) {
+        const float x = key[c];
+        const float apart = x - ToFloat(other[c * kBlockSlots]);
+        sum = fmaf(apart, apart, sum);
+      }
+    }
+    return sum;
+  }
+
+  // V from the sequence's first n tokens.
+  __device__ void FirstSize(int64_t n) const {
+    float sum = 0;
+    for (int64_t token = threadIdx.x; token < n; token += kPairThreads) {
+      sum += SquaredNorm(at.chunk.CandidateOf(token));
+    }
+    sum = block.SumOfBlock(sum);
+    if (threadIdx.x == 0) at.value_size() = sum / static_cast<float>(n);
+    __syncthreads();
+  }
+
+  // V from the candidates, if it is far from theirs: bounds are then no more than that.
+  __device__ void UpdateSize() const {
+    float sum = 0, n = 0;
+    for (int32_t i = threadIdx.x; i < at.chunk.end(); i += kPairThreads) {
+      if (at.Partner(i) == 0) continue;
+      sum += SquaredNorm(i);
+      n += 1;
+    }
+    sum = block.SumOfBlock(sum);
+    n = block.SumOfBlock(n);
+    const float size = sum / fmaxf(n, 1), old = at.value_size(), old_scale = at.ValueScale();
+    __syncthreads();
+    if (size <= old * kPairSizeChange && old <= size * kPairSizeChange) return;
+    if (threadIdx.x == 0) at.value_size() = size;
+    __syncthreads();
+    const float shrink = ShrinkOfBounds(old_scale, at.ValueScale());
+    for (int32_t i = threadIdx.x; i < at.chunk.end(); i += kPairThreads) {
+      if (at.Partner(i) == 0) continue;
+      at.Bound(i) *= shrink;
+      at.Partner(i) = kStalePartner;
+    }
+    __syncthreads();
+  }
+
+  // Bound and partner of a candidate from all others.
+  __device__ void Meet(int32_t self) const {
+    __syncthreads();
+    for (int c = threadIdx.x; c < at.d(); c += kPairThreads) {
+      key[c] = ToFloat(at.Key(self)[c * kBlockSlots]);
+    }
+    for (int c = threadIdx.x; c < ValueStride(at.dv()); c += kPairThreads) {
+      value[c] = ToFloat(at.Value(self)[c]);
+    }
+    __syncthreads();
+    const float scale = at.ValueScale();
+    Lowest nearest;
+    for (int32_t i = threadIdx.x; i < at.chunk.end(); i += kPairThreads) {
+      const int32_t partner = at.Partner(i);
+      if (partner == 0 || i == self) continue;
+      const float bound = partner == kStalePartner ? at.Bound(i) : -INFINITY,
+                  limit = fmaxf(nearest.key, bound), of_keys = KeyDistance(i, limit);
+      if (!(of_keys <= limit)) continue;
+      const float distance = of_keys + scale * ValueDistance(i);
+      if (distance < nearest.key) nearest = {distance, i};
+      if (distance <= bound) {
+        at.Bound(i) = distance;
+        at.Partner(i) = self + 1;
+      }
+    }
+    nearest = block.LowestOfBlock(nearest);
+    if (threadIdx.x == 0) {
+      at.Bound(self) = nearest.key;
+      at.Partner(self) = nearest.index < 0 ? kStalePartner : nearest.index + 1;
+    }
+    __syncthreads();
+  }
+
+  __device__ Lowest LowestBound() const {
+    Lowest lowest;
+    for (int32_t i = threadIdx.x; i < at.chunk.end(); i += kPairThreads) {
+      if (at.Partner(i) == 0) continue;
+      const float bound = at.Bound(i);
+      if (bound < lowest.key) lowest = {bound, i};
+    }
+    return block.LowestOfBlock(lowest);
+  }
+  // From `begin` on, candidates or what is none; -1 if there is none.
+  __device__ int32_t First(int32_t begin, bool candidate) const {
+    Lowest first;
+    for (int32_t i = begin + threadIdx.x; i < at.chunk.end(); i += kPairThreads) {
+      if ((at.Partner(i) != 0) != candidate) continue;
+      first = {0, i};
+      break;
+    }
+    return block.LowestOfBlock(first).index;
+  }
+
+  // low < high; low or high is -1 if there are not two candidates.
+  __device__ void Closest(int32_t& low, int32_t& high) const {
+    for (Lowest lowest; (lowest = LowestBound()).index >= 0;) {
+      const int32_t i = lowest.index, partner = at.Partner(i) - 1;
+      if (partner >= 0) {
+        low = i < partner ? i : partner;
+        high = i < partner ? partner : i;
+        return;
+      }
+      Meet(i);
+    }
+    low = First(0, /*candidate=*/true);
+    high = low < 0 ? -1 : First(low + 1, /*candidate=*/true);
+  }
+
+  // A pair's candidates are some no more; they may have been the partners of others.
+  __device__ void Leave(int32_t low, int32_t high) const {
+    for (int32_t i = threadIdx.x; i < at.chunk.end(); i += kPairThreads) {
+      int32_t& partner = at.Partner(i);
+      if (i == low || i == high) {
+        partner = 0;
+      } else if (partner == low + 1 || partner == high + 1) {
+        partner = kStalePartner;
+      }
+    }
+    __syncthreads();
+  }
+
+  // n channels, `stride` apart, a group by a thread.
+  __device__ void StoreMean(const T* low, const T* high, T* mean, int n, int stride, float share,
+                            const RoundingKey& rounding) const {
+    const int groups = (n + kRoundingGroup - 1) / kRoundingGroup;
+    for (int group = threadIdx.x; group < groups; group += kPairThreads) {
+      const int begin = group * kRoundingGroup;
+      float x[kRoundingGroup];
+#pragma unroll
+      for (int c = 0; c < kRoundingGroup; ++c) {
+        const int place = (begin + c) * stride;
+        x[c] = begin + c < n ? MeanOf(ToFloat(low[place]), ToFloat(high[place]), share) : 0;
+      }
+      RoundGroup(x, n - begin, rounding, static_cast<uint32_t>(begin), mean + begin * stride,
+                 static_cast<size_t>(stride));
+    }
+  }
+
+  __device__ void MergeClosest(int64_t merge) const {
+    int32_t low, high;
+    Closest(low, high);
+    if (high < 0) return;
+    const uint32_t of_low = at.Count(low), of_high = at.Count(high);
+    __syncthreads();
+    Leave(low, high);
+    const int32_t mean = First(at.chunk.first_merged(), /*candidate=*/false);
+    const float share = ShareOf(of_low, of_high);
+    StoreMean(at.Key(low), at.Key(high), at.Key(mean), at.d(), kBlockSlots, share,
+              at.Rounding(merge, /*is_value=*/false));
+    StoreMean(at.Value(low), at.Value(high), at.Value(mean), at.dv(), 1, share,
+              at.Rounding(merge, /*is_value=*/true));
+    if (threadIdx.x == 0) {
+      at.counts(mean / kBlockSlots)[mean % kBlockSlots] = SumOfCounts(of_low, of_high);
+    }
+    Meet(mean);
+  }
+
+  // slot_of: the slots of what the chunk leaves in its work blocks, -1 for what is gone: the free
+  // ones and then new ones, in ascending order.
+  __device__ void FindSlots() const {
+    const bool merges = at.chunk.n_merges() > 0;
+    const auto n_work = static_cast<int32_t>(WorkSlots(at.chunk.length));
+    int32_t n_free = 0;
+    for (int32_t begin = 0; merges && begin < at.chunk.n_rows && n_free < n_work;
+         begin += kPairThreads) {
+      const int32_t slot = begin + static_cast<int32_t>(threadIdx.x);
+      int32_t found;
+      const bool is_free = slot < at.chunk.n_rows && at.Partner(slot) == 0;
+      const int32_t rank = n_free + block.RankOfBlock(is_free, found);
+      if (is_free && rank < n_work) free_slots[rank] = slot;
+      n_free += found;
+    }
+    __syncthreads();
+    int32_t n_left = 0;
+    for (int32_t begin = 0; begin < n_work; begin += kPairThreads) {
+      const int32_t i = begin + static_cast<int32_t>(threadIdx.x);
+      int32_t found;
+      const bool stays = i < n_work && (merges ? at.Partner(at.chunk.first_token() + i) != 0
+                                               : i < at.chunk.length);
+      const int32_t rank = n_left + block.RankOfBlock(stays, found);
+      int32_t slot = at.chunk.n_rows + rank - n_free;
+      if (rank < n_free) slot = free_slots[rank];
+      if (i < n_work) slot_of[i] = stays ? slot : -1;
+      n_left += found;
+    }
+    __syncthreads();
+  }
+
+  // Neighbouring threads write neighbouring slots of a channel of the keys, channels of a value.
+  __device__ void Move() const {
+    const auto n_work = static_cast<int32_t>(WorkSlots(at.chunk.length));
+    const int32_t first = at.chunk.first_token(), stride = ValueStride(at.dv());
+    for (int32_t item = threadIdx.x; item < n_work * at.d(); item += kPairThreads) {
+      const int32_t i = item % n_work, c = item / n_work * kBlockSlots, slot = slot_of[i];
+      if (slot < 0) continue;
+      at.template Row<T>(at.blocks.dictionary_keys.place, slot)[slot % kBlockSlots + c] =
+          at.Key(first + i)[c];
+    }
+    for (int32_t item = threadIdx.x; item < n_work * stride; item += kPairThreads) {
+      const int32_t i = item / stride, c = item % stride, slot = slot_of[i];
+      if (slot < 0) continue;
+      at.template Row<T>(at.blocks.dictionary_values.place, slot)[slot % kBlockSlots * stride + c] =
+          at.Value(first + i)[c];
+    }
+    for (int32_t i = threadIdx.x; i < n_work; i += kPairThreads) {
+      const int32_t slot = slot_of[i], s = slot % kBlockSlots;
+      if (slot < 0) continue;
+      const uint32_t count = at.Count(first + i);
+      at.template Row<uint32_t>(at.blocks.counts, slot)[s] = count;
+      at.template Row<float>(at.blocks.log_counts, slot)[s] = logf(static_cast<float>(count));
+      at.template Row<float>(at.places.rows.bounds, slot)[s] = at.Bound(first + i);
+      at.RowPartner(slot) = at.Partner(first + i);
+    }
+  }
+};
+
+// Grid (sequences, kv heads).
+template <class T>
+__global__ void __launch_bounds__(kPairThreads) PassRows(const __grid_constant__ PairArgs args) {
+  const int s = static_cast<int>(blockIdx.x);
+  std::byte* session = args.seqs.state[s];
+  const int32_t length = args.blocks.wave_span;
+  if (session == nullptr) return;
+  const WaveRows rows = RowsOfWave(args.seqs, s, length, args.wave);
+  if (rows.begin >= rows.end) return;
+  const PairChunk chunk = {.session = session,
+                           .kv_head = static_cast<int>(blockIdx.y),
+                           .begin = rows.span_begin,
+                           .length = length,
+                           .slot_cap = args.seqs.slot_cap[s],
+                           .n_rows = args.blocks.LiveAt(s, args.wave),
+                           .n_next = args.blocks.LiveAt(s, args.wave + 1)};
+  const Dictionary<T> dictionary(args, chunk);
+  if (JoinedAt(rows.end, chunk.slot_cap) > 0) {
+    dictionary.Pass(rows.begin - chunk.begin, rows.end - chunk.begin);
+  }
+  if (rows.end == chunk.begin + length) dictionary.EndChunk();
+}
+
+}  // namespace
+}  // namespace cuda
+
+void ClosestPairCuda(DeviceContext& context, const ClosestPairStep& step) {
+  cuda::PairArgs args = {step.blocks, step.places, step.seqs.device, 0};
+  const dim3 grid(static_cast<unsigned>(step.seqs.n_seqs()),
+                  static_cast<unsigned>(step.blocks.shape.n_kv_heads));
+  const auto pass =
+      step.blocks.dtype == DType::kBF16 ? cuda::PassRows<BF16> : cuda::PassRows<float>;
+  AttendWavesCuda(context, step, {}, [&](int wave) {
+    args.wave = wave;
+    cuda::Launch(context, pass, grid, cuda::kPairThreads, cuda::PairSharedBytes(step.blocks), args);
+  });
+}
+
+}  // namespace ovq

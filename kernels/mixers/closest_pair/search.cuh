@@ -1,0 +1,84 @@
+// What one thread block does together while the candidates of a head meet: reductions and ranks.
+// All its threads come and leave together.
+#pragma once
+
+#include <cstdint>
+
+#include "kernels/common/cuda/shared.cuh"
+
+namespace ovq::cuda {
+
+inline constexpr int kPairThreads = 256;
+inline constexpr int kPairWarps = kPairThreads / 32;
+
+// The smaller key, of equal ones the lower index; -1: none.
+struct Lowest {
+  float key = INFINITY;
+  int32_t index = -1;
+};
+__device__ inline Lowest LowerOf(Lowest a, Lowest b) {
+  if (b.index < 0) return a;
+  return a.index < 0 || b.key < a.key || (b.key == a.key && b.index < a.index) ? b : a;
+}
+
+// Shared memory of the reductions.
+struct PairShared {
+  SharedPtr<float> keys;       // [kPairWarps]
+  SharedPtr<int32_t> indices;  // [kPairWarps]
+
+  static constexpr uint32_t kBytes = kPairWarps * 8;
+
+  __device__ Lowest LowestOfBlock(Lowest mine) const {
+    for (int lanes = 16; lanes > 0; lanes /= 2) {
+      mine = LowerOf(mine, {__shfl_xor_sync(0xffffffffu, mine.key, lanes),
+                            __shfl_xor_sync(0xffffffffu, mine.index, lanes)});
+    }
+    __syncthreads();
+    if (threadIdx.x % 32 == 0) {
+      keys[threadIdx.x / 32] = mine.key;
+      indices[threadIdx.x / 32] = mine.index;
+    }
+    __syncthreads();
+    Lowest lowest;
+    for (int warp = 0; warp < kPairWarps; ++warp) {
+      const float key = keys[warp];
+      const int32_t index = indices[warp];
+      lowest = LowerOf(lowest, {key, index});
+    }
+    return lowest;
+  }
+
+  // Sums in one order whatever the block's other work.
+  __device__ float SumOfBlock(float mine) const {
+    for (int lanes = 16; lanes > 0; lanes /= 2) {
+      mine += __shfl_xor_sync(0xffffffffu, mine, lanes);
+    }
+    __syncthreads();
+    if (threadIdx.x % 32 == 0) keys[threadIdx.x / 32] = mine;
+    __syncthreads();
+    float sum = 0;
+    for (int warp = 0; warp < kPairWarps; ++warp) {
+      const float part = keys[warp];
+      sum += part;
+    }
+    return sum;
+  }
+
+  // How many threads before this one are marked; `total`: how many are.
+  __device__ int32_t RankOfBlock(bool marked, int32_t& total) const {
+    const unsigned marks = __ballot_sync(0xffffffffu, marked ? 1 : 0);
+    __syncthreads();
+    if (threadIdx.x % 32 == 0) indices[threadIdx.x / 32] = __popc(marks);
+    __syncthreads();
+    int32_t before = __popc(marks & ((1u << (threadIdx.x % 32)) - 1));
+    total = 0;
+    for (int warp = 0; warp < kPairWarps; ++warp) {
+      const int32_t of_warp = indices[warp];
+      if (warp < static_cast<int>(threadIdx.x / 32)) before += of_warp;
+      total += of_warp;
+    }
+    return before;
+  }
+};
+
+}  // namespace ovq::cuda

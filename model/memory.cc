@@ -1,0 +1,79 @@
+#include "model/memory.h"
+
+#include <algorithm>
+#include <string_view>
+
+#include "absl/strings/str_cat.h"
+
+namespace ovq {
+namespace {
+
+constexpr std::string_view kOvq = "ovq_attention", kClosestPair = "closest_pair_attention",
+                           kFull = "full_attention";
+// Of layers that were trained without chunks: a block of slots, so that a short session meets the
+// blocks that full attention meets.
+constexpr int64_t kChunkOfFull = kBlockSlots;
+
+bool Serves(const LayerSpec& layer, const MixerFields& fields) {
+  if (layer.type == kOvq || layer.type == kClosestPair) return true;
+  AttrReader model(fields.model);
+  return layer.type == kFull && model.StringOr("rope", "none") == "none";
+}
+
+// What ovq.update names; what a layer's own type says counts more.
+absl::Status ReadUpdate(const LayerSpec& layer, const MixerFields& fields, bool& closest_pair) {
+  static constexpr std::string_view kUpdates[] = {"paper", "closest-pair"};
+  const Attrs& section = fields.section("ovq");
+  AttrReader reader(section);
+  const bool is_paper = reader.ChoiceOr("update", kUpdates) == 0;
+  closest_pair = !is_paper || layer.type == kClosestPair;
+  if (is_paper && reader.ok() && layer.type == kClosestPair && section.Has("update")) {
+    reader.Fail("update", "expected closest-pair for closest_pair_attention, got paper");
+  }
+  return reader.status();
+}
+
+std::string_view TypeFor(Memory memory, std::string_view type, bool closest_pair) {
+  switch (memory) {
+    case Memory::kPaper:
+      return kOvq;
+    case Memory::kClosestPair:
+      return kClosestPair;
+    case Memory::kExact:
+      return kFull;
+    case Memory::kAsTrained:
+      break;
+  }
+  return type == kOvq && closest_pair ? kClosestPair : type;
+}
+
+}  // namespace
+
+const char* MemoryName(Memory memory) {
+  constexpr const char* kNames[] = {"model", "paper", "closest-pair", "exact"};
+  return kNames[static_cast<size_t>(memory)];
+}
+
+absl::Status ReadThrough(Memory memory, ModelConfig& config) {
+  bool any = false;
+  for (LayerSpec& layer : config.layers) {
+    MixerFields& fields = config.mixer_fields[layer.fields];
+    if (!Serves(layer, fields)) continue;
+    any = true;
+    bool closest_pair = false;
+    if (absl::Status status = ReadUpdate(layer, fields, closest_pair); !status.ok()) return status;
+    const std::string_view type = TypeFor(memory, layer.type, closest_pair);
+    Attrs& section = fields.sections.try_emplace("ovq", "ovq.").first->second;
+    if (layer.type == kFull && type != kFull && !section.Has("chunk_size") &&
+        std::ranges::none_of(config.layers, [](const LayerSpec& l) { return l.type == kOvq; })) {
+      section.Set("chunk_size", kChunkOfFull);
+    }
+    layer.type = std::string(type);
+  }
+  if (any || memory == Memory::kAsTrained) return absl::OkStatus();
+  return absl::InvalidArgumentError(absl::StrCat(
+      "layer_types: expected ovq_attention or full_attention without RoPE for --memory ",
+      MemoryName(memory), ", got no such layer"));
+}
+
+}  // namespace ovq

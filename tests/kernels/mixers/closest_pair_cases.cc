@@ -1,0 +1,18 @@
+#include <algorithm>
+
+#include "tests/kernels/mixers/attention_cases.h"
+
+namespace ovq::test {
+namespace {
+
+// Caps below the tokens of a test, so that most chunks merge; also one below the chunk's length.
+const MixerCases kClosestPair(
+    AttentionCases("closest_pair_attention", [](const AttentionCaseShape& s, MixerCase& c) {
+      const int64_t slots = std::min<int64_t>(s.slots, 130);
+      absl::StrAppend(&c.name, "L", s.chunk_len, "N", slots);
+      c.section = {{"chunk_size", s.chunk_len}};
+      c.slot_cap = slots;
+    }));
+
+}  // namespace
+}  // namespace ovq::test

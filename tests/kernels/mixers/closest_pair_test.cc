@@ -1,0 +1,261 @@
+#include <gtest/gtest.h>
+
+#include <algorithm>
+#include <cmath>
+#include <cstring>
+#include <limits>
+#include <numeric>
+#include <random>
+#include <vector>
+
+#include "kernels/mixers/closest_pair/candidates.h"
+#include "kernels/mixers/closest_pair/nearest.h"
+#include "tests/kernels/mixers/mixer_test_util.h"
+
+namespace ovq::test {
+namespace {
+
+constexpr int64_t kHeads = 2, kHeadDim = 24;
+
+MixerCase Case(const std::string& type, int64_t chunk_len, int64_t slot_cap,
+               DType kv_dtype = DType::kF32) {
+  return {.type = type,
+          .name = "",
+          .model = {{"num_attention_heads", kHeads}, {"head_dim", kHeadDim}},
+          .section = {{"chunk_size", chunk_len}},
+          .weights = {{"self_attn.beta", {6.0f, 1.0f}}},
+          .slot_cap = slot_cap,
+          .output_terms = kHeads * kHeadDim,
+          .kv_dtype = kv_dtype};
+}
+
+// Every row's count, [head][row], as the state holds them.
+std::vector<std::vector<uint32_t>> Counts(const MixerInstance& instance,
+                                          const MixerSession& session, int64_t n_rows) {
+  const MixerState& state = instance.mixer().state();
+  const std::vector<std::byte> bytes = session.bytes();
+  std::vector<std::vector<uint32_t>> counts(kHeads);
+  const size_t head_bytes = state.block.bytes() / kHeads;
+  for (size_t head = 0; head < kHeads; ++head) {
+    for (int64_t row = 0; row < n_rows; ++row) {
+      const size_t at = instance.where().blocks_offset +
+                        static_cast<size_t>(row / kBlockSlots) * instance.where().block_stride +
+                        head * head_bytes + static_cast<size_t>(row % kBlockSlots) * 4;
+      uint32_t count;
+      std::memcpy(&count, bytes.data() + at, sizeof(count));
+      counts[head].push_back(count);
+    }
+  }
+  return counts;
+}
+
+class ClosestPair : public ::testing::TestWithParam<Device> {
+ protected:
+  void SetUp() override {
+    const std::string missing = WhyNoDevice(GetParam());
+    if (!missing.empty()) GTEST_SKIP() << missing;
+  }
+};
+
+TEST_P(ClosestPair, IsFullAttentionToTheBitUntilTheCapIsReached) {
+  constexpr int64_t kCap = 150, kExact = 192;  // the chunk that passes the cap still reads all
+  const std::vector<float> x = RandomRows(260, 3);
+  MixerInstance full(Case("full_attention", 64, 0), GetParam(), 1, 260);
+  MixerInstance rows(Case("closest_pair_attention", 64, kCap), GetParam(), 1, 260);
+  MixerSession of_full = full.NewSession(), of_rows = rows.NewSession();
+  const std::vector<float> expected = full.Run(of_full, x, {}), y = rows.Run(of_rows, x, {});
+  const auto exact = static_cast<std::ptrdiff_t>(kExact * kModelDim);
+  EXPECT_TRUE(std::equal(y.begin(), y.begin() + exact, expected.begin()));
+  EXPECT_FALSE(std::equal(y.begin() + exact, y.end(), expected.begin() + exact));
+}
+
+TEST_P(ClosestPair, EveryTokenIsCountedOnce) {
+  for (const DType dtype : {DType::kF32, DType::kBF16}) {
+    MixerInstance instance(Case("closest_pair_attention", 16, 70, dtype), GetParam(), 1, 208);
+    MixerSession session = instance.NewSession();
+    instance.Run(session, RandomRows(208, 5), {});
+    for (const auto& counts : Counts(instance, session, 70)) {
+      EXPECT_EQ(std::accumulate(counts.begin(), counts.end(), 0u), 208u);
+      EXPECT_GE(*std::ranges::min_element(counts), 1u);
+    }
+  }
+}
+
+// Repeated tokens have equal keys and values: many pairs at distance 0, which must merge before
+// all others.
+TEST_P(ClosestPair, EqualTokensMergeFirst) {
+  constexpr int64_t kDistinct = 9, kTokens = 160, kCap = 24;
+  const std::vector<float> distinct = RandomRows(kDistinct, 6);
+  std::vector<float> x;
+  for (int64_t t = 0; t < kTokens; ++t) {
+    const std::vector<float> row = Rows(distinct, t * t % kDistinct, t * t % kDistinct + 1);
+    x.insert(x.end(), row.begin(), row.end());
+  }
+  MixerInstance full(Case("full_attention", 16, 0), GetParam(), 1, kTokens);
+  MixerInstance instance(Case("closest_pair_attention", 16, kCap), GetParam(), 1, kTokens);
+  MixerSession of_full = full.NewSession(), session = instance.NewSession();
+  const std::vector<float> expected = full.Run(of_full, x, {}), y = instance.Run(session, x, {});
+  // Nothing is lost: a row of n equal tokens with ln n counts as they would.
+  AssertClose(y, expected, 1e-5, "y");
+}
+
+// Keys and values of broken weights: it ends, and as many rows stand as should.
+TEST_P(ClosestPair, NumbersThatAreNoneStayBounded) {
+  std::vector<float> x = RandomRows(100, 7);
+  x[40 * kModelDim] = std::numeric_limits<float>::quiet_NaN();
+  x[50 * kModelDim] = std::numeric_limits<float>::infinity();
+  MixerInstance instance(Case("closest_pair_attention", 16, 20), GetParam(), 1, 100);
+  MixerSession session = instance.NewSession();
+  instance.Run(session, x, {});
+  EXPECT_TRUE(session.GuardsIntact());
+  for (const auto& counts : Counts(instance, session, 20)) {
+    EXPECT_EQ(std::accumulate(counts.begin(), counts.end(), 0u), 96u);
+  }
+}
+
+INSTANTIATE_TEST_SUITE_P(Devices, ClosestPair, ::testing::ValuesIn(TestDevices()),
+                         [](const auto& info) { return DeviceName(info.param); });
+
+TEST(PairSchedule, JoinsBeginAtHalfTheCapAndAreDoneAtTheCap) {
+  EXPECT_EQ(JoinedAt(0, 100), 0);
+  EXPECT_EQ(JoinedAt(50, 100), 0);
+  EXPECT_EQ(JoinedAt(51, 100), 2);
+  EXPECT_EQ(JoinedAt(99, 100), 98);
+  for (const int64_t position : {int64_t{100}, int64_t{101}, int64_t{1} << 50}) {
+    EXPECT_EQ(JoinedAt(position, 100), position);
+  }
+  EXPECT_EQ(JoinedAt(26, 51), 1);
+}
+
+TEST(PairSchedule, MergesLeaveTheCapAtTheChunksEndTwoATokenAtMost) {
+  for (const int64_t cap : {2, 7, 16, 17, 40}) {
+    for (int64_t begin = 0; begin < 96; begin += 16) {
+      const PairChunk chunk = {.session = nullptr,
+                               .kv_head = 0,
+                               .begin = begin,
+                               .length = 16,
+                               .slot_cap = cap,
+                               .n_rows = static_cast<int32_t>(std::min(begin, cap)),
+                               .n_next = static_cast<int32_t>(std::min(begin + 16, cap))};
+      EXPECT_EQ(chunk.MergedAt(0), 0);
+      EXPECT_EQ(chunk.n_rows + 16 - chunk.MergedAt(16), chunk.n_next);
+      for (int64_t offset = 0; offset < 16; ++offset) {
+        const int64_t merges = chunk.MergedAt(offset + 1) - chunk.MergedAt(offset);
+        EXPECT_GE(merges, 0);
+        EXPECT_LE(merges, 2);
+        // All candidates have joined before any merge.
+        if (merges == 0) continue;
+        EXPECT_EQ(JoinedAt(begin + offset + 1, cap), begin + offset + 1);
+      }
+    }
+  }
+}
+
+TEST(PairMeans, CountsStayAtTheLargest) {
+  EXPECT_EQ(SumOfCounts(3, 4), 7u);
+  EXPECT_EQ(SumOfCounts(0xfffffffeu, 1), 0xffffffffu);
+  EXPECT_EQ(SumOfCounts(0xffffffffu, 0xffffffffu), 0xffffffffu);
+  EXPECT_EQ(ShareOf(3, 1), 0.25f);
+  EXPECT_NEAR(ShareOf(0xffffffffu, 0xffffffffu), 0.5f, 1e-7);
+}
+
+// Blocks of random candidates, some of them none, some stale.
+struct Candidates {
+  Candidates(int n_blocks, int head_dim, int value_stride, uint32_t seed)
+      : keys(static_cast<size_t>(n_blocks * head_dim) * kBlockSlots),
+        values(static_cast<size_t>(n_blocks * value_stride) * kBlockSlots),
+        bounds(static_cast<size_t>(n_blocks) * kBlockSlots),
+        partners(bounds.size()) {
+    std::mt19937 random(seed);
+    std::normal_distribution<float> normal;
+    for (float& x : keys) x = normal(random);
+    for (float& x : values) x = normal(random);
+    for (size_t i = 0; i < partners.size(); ++i) {
+      partners[i] = static_cast<int32_t>(random() % 3) - 1;
+      bounds[i] = static_cast<float>(random() % 100);
+    }
+    for (int b = 0; b < n_blocks; ++b) {
+      blocks.push_back({keys.data() + static_cast<ptrdiff_t>(b) * head_dim * kBlockSlots,
+                        values.data() + static_cast<ptrdiff_t>(b) * value_stride * kBlockSlots,
+                        bounds.data() + static_cast<ptrdiff_t>(b) * kBlockSlots,
+                        partners.data() + static_cast<ptrdiff_t>(b) * kBlockSlots});
+    }
+  }
+  std::vector<float> keys, values, bounds;
+  std::vector<int32_t> partners;
+  std::vector<CandidateBlock> blocks;
+};
+
+TEST(FindNearest, MatchesPlainLoops) {
+  constexpr int kValueStride = 32;
+  for (const int head_dim : {5, 16, 40}) {
+    for (uint32_t seed = 0; seed < 20; ++seed) {
+      Candidates all(3, head_dim, kValueStride, seed);
+      std::mt19937 random(seed + 100);
+      std::normal_distribution<float> normal;
+      std::vector<float> key(static_cast<size_t>(head_dim)), value(kValueStride);
+      for (float& x : key) x = normal(random);
+      for (float& x : value) x = normal(random);
+      const auto n = static_cast<int32_t>(all.partners.size()), self = n / 2;
+      const std::vector<float> bounds = all.bounds;
+      const std::vector<int32_t> partners = all.partners;
+      const Nearest nearest = FindNearestCpu({.dtype = DType::kF32,
+                                              .head_dim = head_dim,
+                                              .value_stride = kValueStride,
+                                              .blocks = all.blocks,
+                                              .value_scale = 0.25f,
+                                              .key = key.data(),
+                                              .value = value.data(),
+                                              .self = self});
+      double smallest = std::numeric_limits<double>::infinity();
+      int32_t expected = -1;
+      for (int32_t i = 0; i < n; ++i) {
+        const int64_t block = i / kBlockSlots, slot = i % kBlockSlots;
+        double distance = 0;
+        for (int c = 0; c < head_dim; ++c) {
+          const double apart = key[c] - all.keys[(block * head_dim + c) * kBlockSlots + slot];
+          distance += apart * apart;
+        }
+        for (int c = 0; c < kValueStride; ++c) {
+          const double apart = value[c] - all.values[i * kValueStride + c];
+          distance += 0.25 * apart * apart;
+        }
+        const bool is_other = partners[i] != 0 && i != self;
+        if (is_other && distance < smallest) {
+          smallest = distance;
+          expected = i;
+        }
+        // Sums of some 70 squares in float32: 1e-5 of a distance is room enough.
+        if (is_other && partners[i] == kStalePartner && distance < bounds[i]) {
+          EXPECT_EQ(all.partners[i], self + 1);
+          EXPECT_NEAR(all.bounds[i], distance, 1e-5 * distance);
+        } else {
+          EXPECT_EQ(all.partners[i], partners[i]);
+          EXPECT_EQ(all.bounds[i], bounds[i]);
+        }
+      }
+      EXPECT_EQ(nearest.candidate, expected);
+      EXPECT_NEAR(nearest.distance, smallest, 1e-5 * smallest);
+    }
+  }
+}
+
+TEST(FindNearest, NobodyIsNearest) {
+  Candidates all(1, 4, 16, 1);
+  std::ranges::fill(all.partners, 0);
+  all.partners[7] = kStalePartner;
+  const std::vector<float> key(4), value(16);
+  const Nearest nearest = FindNearestCpu({.dtype = DType::kF32,
+                                          .head_dim = 4,
+                                          .value_stride = 16,
+                                          .blocks = all.blocks,
+                                          .value_scale = 1,
+                                          .key = key.data(),
+                                          .value = value.data(),
+                                          .self = 7});
+  EXPECT_EQ(nearest.candidate, -1);
+  EXPECT_TRUE(std::isinf(nearest.distance));
+}
+
+}  // namespace
+}  // namespace ovq::test

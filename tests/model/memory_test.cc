@@ -1,0 +1,130 @@
+#include "model/memory.h"
+
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+
+#include <algorithm>
+
+#include "model/load_config.h"
+#include "tests/model/edited_model.h"
+
+namespace ovq::test {
+namespace {
+
+using ::testing::ElementsAre;
+using ::testing::HasSubstr;
+using Json = nlohmann::json;
+
+Json Base(const Json& layer_types, const Json& ovq = nullptr) {
+  Json json = {{"model_type", "ovq_hybrid"}, {"vocab_size", 300},
+               {"hidden_size", 64},          {"num_hidden_layers", layer_types.size()},
+               {"num_attention_heads", 4},   {"head_dim", 16},
+               {"intermediate_size", 96},    {"layer_types", layer_types},
+               {"sliding_window", 16}};
+  if (!ovq.is_null()) json["ovq"] = ovq;
+  return json;
+}
+
+absl::StatusOr<ModelConfig> Load(const Json& json, Memory memory) {
+  const TempFolder folder;
+  folder.Write("config.json", json.dump());
+  return LoadConfig(folder.path(), memory);
+}
+
+std::vector<std::string> Types(const Json& json, Memory memory) {
+  const absl::StatusOr<ModelConfig> config = Load(json, memory);
+  EXPECT_TRUE(config.ok()) << config.status();
+  return config.ok() ? config->layer_types() : std::vector<std::string>{};
+}
+
+// Tokens after which the slots of a layer's growing part change, by its law.
+int64_t Period(const Json& json, Memory memory) {
+  const absl::StatusOr<ModelConfig> config = Load(json, memory);
+  const auto layout = PlanStateLayout(*config, DType::kF32, {}, Device::kCpu, kHostPageBytes);
+  EXPECT_TRUE(layout.ok()) << layout.status();
+  return layout->growths()[0].period;
+}
+
+TEST(ReadThrough, LayersWithoutPositionsServeEveryMemory) {
+  const Json json =
+      Base({"sliding_attention", "ovq_attention", "full_attention"}, {{"chunk_size", 32}});
+  EXPECT_THAT(Types(json, Memory::kAsTrained),
+              ElementsAre("sliding_attention", "ovq_attention", "full_attention"));
+  EXPECT_THAT(Types(json, Memory::kPaper),
+              ElementsAre("sliding_attention", "ovq_attention", "ovq_attention"));
+  EXPECT_THAT(Types(json, Memory::kClosestPair),
+              ElementsAre("sliding_attention", "closest_pair_attention", "closest_pair_attention"));
+  EXPECT_THAT(Types(json, Memory::kExact),
+              ElementsAre("sliding_attention", "full_attention", "full_attention"));
+}
+
+TEST(ReadThrough, AConfigChoosesItsUpdate) {
+  const Json closest = Base({"ovq_attention"}, {{"update", "closest-pair"}});
+  EXPECT_THAT(Types(closest, Memory::kAsTrained), ElementsAre("closest_pair_attention"));
+  EXPECT_THAT(Types(closest, Memory::kPaper), ElementsAre("ovq_attention"));
+  EXPECT_THAT(Types(Base({"ovq_attention"}, {{"update", "paper"}}), Memory::kAsTrained),
+              ElementsAre("ovq_attention"));
+  EXPECT_THAT(Types(Base({"closest_pair_attention"}), Memory::kAsTrained),
+              ElementsAre("closest_pair_attention"));
+
+  const auto unknown = Load(Base({"ovq_attention"}, {{"update", "nearest"}}), Memory::kAsTrained);
+  EXPECT_THAT(Message(unknown.status()), HasSubstr("config.json: ovq.update: "));
+  const auto both =
+      Load(Base({"closest_pair_attention"}, {{"update", "paper"}}), Memory::kAsTrained);
+  EXPECT_THAT(Message(both.status()),
+              HasSubstr("ovq.update: expected closest-pair for closest_pair_attention, got paper"));
+}
+
+TEST(ReadThrough, FullAttentionIsReadInChunksOfABlock) {
+  EXPECT_EQ(Period(Base({"full_attention"}), Memory::kClosestPair), kBlockSlots);
+  EXPECT_EQ(Period(Base({"full_attention", "ovq_attention"}), Memory::kClosestPair), 128);
+  EXPECT_EQ(Period(Base({"full_attention"}, {{"chunk_size", 32}}), Memory::kClosestPair), 32);
+}
+
+TEST(ReadThrough, WhereNoLayerCanItSaysSo) {
+  Json turned = Base({"sliding_attention", "full_attention"});
+  turned["rope"] = "halves";
+  for (const Json& json : {Base({"sliding_attention"}), turned}) {
+    EXPECT_TRUE(Load(json, Memory::kAsTrained).ok());
+    const absl::Status status = Load(json, Memory::kClosestPair).status();
+    EXPECT_EQ(status.code(), absl::StatusCode::kInvalidArgument);
+    EXPECT_THAT(Message(status), HasSubstr("for --memory closest-pair, got no such layer"));
+  }
+}
+
+// What a saved session may be restored into follows from the fingerprint.
+TEST(ReadThrough, TheFingerprintKnowsIt) {
+  const Json json = Base({"ovq_attention"});
+  EXPECT_NE(Load(json, Memory::kAsTrained)->canonical, Load(json, Memory::kClosestPair)->canonical);
+}
+
+// A model with full attention, read through closest pairs: the same logits, to the bit, as long as
+// its tokens fit, and bounded after that.
+TEST(ReadThrough, AShortSessionIsFullAttention) {
+  EditedModel model("sw-full");
+  model.config.erase("ovq");  // so that chunks are those of layers trained without
+  ModelOptions options;
+  options.limits = {.max_slot_cap = 4096, .max_unbounded_tokens = 4096};
+  const auto exact = model.Load(options);
+  options.memory = Memory::kClosestPair;
+  const auto bounded = model.Load(options);
+  ASSERT_TRUE(exact.ok() && bounded.ok()) << exact.status() << bounded.status();
+  EXPECT_TRUE((*exact)->layout().has_unbounded());
+  EXPECT_FALSE((*bounded)->layout().has_unbounded());
+  const Golden golden = LoadGolden("sw-full");
+  const std::vector<int32_t>& tokens = *std::ranges::max_element(
+      golden.sequences, {}, [](const std::vector<int32_t>& s) { return s.size(); });
+  const auto logits = [&](const LanguageModel& of, int64_t cap) {
+    Session session(of, *model.context, tokens, cap);
+    while (session.remaining() > 0) session.Feed(std::min<int64_t>(50, session.remaining()));
+    return session.logits();
+  };
+  const auto n = static_cast<int64_t>(tokens.size());
+  ASSERT_GT(n, 70);
+  const std::vector<float> expected = logits(**exact, n);
+  EXPECT_EQ(logits(**bounded, n), expected);
+  EXPECT_NE(logits(**bounded, 16), expected);
+}
+
+}  // namespace
+}  // namespace ovq::test

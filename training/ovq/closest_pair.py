@@ -1,0 +1,143 @@
+"""Closest-pair dictionaries: every token is a row until the closest rows have to become one.
+
+The rule, exactly (kernels/mixers/closest_pair/README.md): L the chunk length, N the most rows.
+A chunk attends to the rows and to its own past in one softmax, as in dictionary.py. While it
+passes, its tokens join the rows as candidates, one after another, and pairs of candidates merge:
+after o of its L tokens as many as leave N rows at its end, but two for each token still to come.
+Merges show at the chunk's end only. A pair's distance is
+
+    |key - key|^2 + w / V |value - value|^2
+
+V is the mean |value|^2 of the first floor(N / 2) + 1 tokens. Where it is off by more than a factor
+of two from that of the candidates as a chunk's merges begin, theirs is V from then on. The closest
+pair becomes its weighted mean, of equally close ones that of the lowest rows.
+In numpy, without gradients: for evaluation and as the ground truth of the kernels.
+"""
+
+import numpy as np
+import torch
+
+from ovq.dictionary import read_chunk
+from ovq.mixers import wide
+
+VALUE_WEIGHT = 0.5  # w
+MERGES_PER_TOKEN = 2
+SIZE_CHANGE = 2.0  # V is taken anew where it is off by more than this factor
+
+
+def n_rows_at(position, chunk_len, max_rows):
+    """Rows that stand before the token at `position`."""
+    return min(position // chunk_len * chunk_len, max_rows)
+
+
+class Candidates:
+    """What may merge while a chunk passes: one head's rows, then its tokens as they join."""
+
+    def __init__(self, keys, values, counts, scale):
+        """scale: of values, so that plain squared distances are the rule's."""
+        self.keys, self.values, self.counts = keys, values, counts
+        self.points = np.concatenate((keys, values * scale), -1)
+        n = len(keys)
+        self.alive = np.zeros(n, bool)
+        # of row i: to rows before it
+        self.distances = np.full((n, n), np.inf)
+        self.closest, self.nearest = np.full(n, np.inf), np.zeros(n, int)
+
+    def join(self, i):
+        self.alive[i] = True
+        fresh = np.where(self.alive, np.square(self.points - self.points[i]).sum(-1), np.inf)
+        self.distances[i, :i], self.distances[i + 1:, i] = fresh[:i], fresh[i + 1:]
+        closer = fresh < self.closest
+        closer[:i + 1] = False
+        stale = (self.nearest == i) & self.alive | closer
+        stale[i] = True
+        self._renew(np.flatnonzero(stale))
+
+    def _renew(self, rows):
+        self.nearest[rows] = self.distances[rows].argmin(1)
+        self.closest[rows] = self.distances[rows, self.nearest[rows]]
+
+    def _leave(self, j):
+        self.alive[j] = False
+        self.distances[j], self.distances[:, j] = np.inf, np.inf
+        self.closest[j] = np.inf
+
+    def merge_closest(self):
+        """The closest pair's mean takes the place of its lower row."""
+        ties = np.flatnonzero(self.closest == self.closest.min())
+        j = min(ties, key=lambda row: (self.nearest[row], row))
+        i = self.nearest[j]
+        share = self.counts[j] / (self.counts[i] + self.counts[j])
+        for rows in (self.keys, self.values, self.points):
+            rows[i] += share * (rows[j] - rows[i])
+        self.counts[i] += self.counts[j]
+        self._leave(j)
+        self._renew(np.flatnonzero(self.alive & (self.nearest == j)))
+        self.join(i)
+
+
+def _mean_square(values):
+    return float(np.square(values).sum(-1).mean())
+
+
+class ClosestPairRows:
+    """One head's rows: keys [n, d], values [n, dv], counts [n], in float64."""
+
+    def __init__(self, head_dim, value_head_dim, max_rows):
+        self.keys, self.values = np.zeros((0, head_dim)), np.zeros((0, value_head_dim))
+        self.counts, self.max_rows = np.zeros(0, np.int64), max_rows
+        self.size = None  # V, once more than half of max_rows tokens have passed
+
+    def append(self, keys, values, merges_per_token=MERGES_PER_TOKEN):
+        """A whole chunk has passed: keys [L, d], values [L, dv]."""
+        n, chunk_len = len(self.keys), len(keys)
+        n_merges, n_sized = max(0, n + chunk_len - self.max_rows), self.max_rows // 2 + 1
+        self.keys, self.values = np.concatenate((self.keys, keys)), np.concatenate(
+            (self.values, values))
+        self.counts = np.concatenate((self.counts, np.ones(chunk_len, np.int64)))
+        if self.size is None and len(self.keys) >= n_sized:
+            self.size = _mean_square(self.values[:n_sized])
+        if n_merges == 0:
+            return
+        due = [max(0, n_merges - merges_per_token * (chunk_len - o))
+               for o in range(1, chunk_len + 1)]
+        first = next(o for o in range(chunk_len) if due[o] > 0)
+        size = _mean_square(self.values[:n + first + 1])
+        if not self.size / SIZE_CHANGE <= size <= self.size * SIZE_CHANGE:
+            self.size = size
+        scale = np.sqrt(VALUE_WEIGHT / self.size) if self.size > 0 else 0.0
+        candidates = Candidates(self.keys, self.values, self.counts, scale)
+        for i in range(n):
+            candidates.join(i)
+        done = 0
+        for o in range(chunk_len):
+            candidates.join(n + o)
+            while done < due[o]:
+                candidates.merge_closest()
+                done += 1
+        alive = candidates.alive
+        self.keys, self.values = self.keys[alive], self.values[alive]
+        self.counts = self.counts[alive]
+
+
+@torch.no_grad()
+def closest_pair_attention(q, k, v, chunk_len, max_rows, **rule):
+    """Shapes as in mixers.py."""
+    batch, n_heads, n_tokens, head_dim = k.shape
+    heads = [ClosestPairRows(head_dim, v.shape[-1], max_rows) for _ in range(batch * n_heads)]
+    outs = []
+
+    def stacked(part):
+        rows = np.stack([getattr(head, part) for head in heads])
+        return torch.from_numpy(rows).unflatten(0, (batch, n_heads))
+
+    for begin in range(0, n_tokens, chunk_len):
+        chunk = slice(begin, begin + chunk_len)
+        own_k, own_v = k[:, :, chunk], v[:, :, chunk]
+        rows = torch.cat((stacked("keys"), stacked("values")), -1).to(wide(k).dtype)
+        outs.append(read_chunk(q[..., chunk, :], own_k, own_v, rows, stacked("counts")))
+        if begin + chunk_len >= n_tokens:
+            break
+        for head, key, value in zip(heads, own_k.flatten(0, 1), own_v.flatten(0, 1)):
+            head.append(key.double().numpy(), value.double().numpy(), **rule)
+    return torch.cat(outs, dim=-2)

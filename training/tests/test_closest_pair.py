@@ -1,0 +1,140 @@
+"""Closest-pair rows against a plain reference and against loops over one head's candidates."""
+
+import math
+import unittest
+from unittest import mock
+
+import numpy as np
+import torch
+
+import support
+from closest_pair_plain import ClosestPair
+from ovq import closest_pair
+from ovq.closest_pair import ClosestPairRows, closest_pair_attention, n_rows_at
+from ovq.config import ConfigError, config_from_dict, config_to_dict
+from ovq.mixers import full_attention
+from ovq.model import OvqModel
+from test_mixers import random_qkv
+
+CHUNK = 6
+
+
+def mean_square(rows):
+    return sum(float(value @ value) for _, value, _ in rows) / len(rows)
+
+
+class NaiveHead:
+    """Rows as (key, value, count), a token at a time."""
+
+    def __init__(self, max_rows):
+        self.max_rows, self.rows, self.own, self.size = max_rows, [], [], 0.0
+        self.n_tokens, self.candidates = 0, []
+
+    def read(self, query, key, value):
+        self.own.append((key, value, 1))
+        read = self.rows + self.own
+        scores = torch.stack([query @ k + math.log(count) for k, _, count in read])
+        return scores.softmax(0) @ torch.stack([v for _, v, _ in read])
+
+    def step(self):
+        """After the token whose row was read last."""
+        self.n_tokens += 1
+        self.candidates.append(self.own[-1])
+        if self.n_tokens == self.max_rows // 2 + 1:
+            self.size = mean_square(self.rows + self.own)
+        left = CHUNK - len(self.own)
+        due = len(self.rows) + CHUNK - self.max_rows
+        to_leave = len(self.rows) + len(self.own) - max(0, due - 2 * left)
+        if len(self.candidates) > to_leave and due - 2 * (left + 1) <= 0:
+            size = mean_square(self.candidates)
+            if size > 2 * self.size or self.size > 2 * size:
+                self.size = size
+        while len(self.candidates) > to_leave:
+            self.merge()
+        if left == 0:
+            self.rows, self.own, self.candidates = self.candidates, [], list(self.candidates)
+
+    def merge(self):
+        def distance(one, other):
+            key, value = one[0] - other[0], one[1] - other[1]
+            return float(key @ key) + 0.5 / self.size * float(value @ value)
+
+        rows = self.candidates
+        _, i, j = min((distance(rows[i], rows[j]), i, j)
+                      for i in range(len(rows)) for j in range(i + 1, len(rows)))
+        (key, value, count), (other_key, other_value, other_count) = rows[i], rows.pop(j)
+        total = count + other_count
+        rows[i] = ((count * key + other_count * other_key) / total,
+                   (count * value + other_count * other_value) / total, total)
+
+
+class ClosestPairTest(unittest.TestCase):
+    def setUp(self):
+        torch.manual_seed(0)
+
+    def test_all_merges_at_the_end_of_a_chunk_are_the_plain_reference(self):
+        rng = np.random.default_rng(3)
+        keys, values = rng.standard_normal((120, 12)), rng.standard_normal((120, 5))
+        plain, rows = ClosestPair(30), ClosestPairRows(12, 5, 30)
+        with mock.patch.object(closest_pair, "SIZE_CHANGE", 1.0):
+            for begin in range(0, 120, 24):
+                chunk = slice(begin, begin + 24)
+                plain.append(keys[chunk], values[chunk])
+                rows.append(keys[chunk], values[chunk], merges_per_token=24)
+                for part in ("keys", "values", "counts"):
+                    np.testing.assert_allclose(getattr(rows, part), getattr(plain, part),
+                                               rtol=1e-12, atol=1e-12)
+        self.assertEqual(rows.counts.sum(), 120)
+        self.assertGreater(rows.counts.max(), 2)
+
+    def test_it_equals_loops_over_candidates(self):
+        q, k, v = random_qkv(45)
+        v[:, :, 24:] *= 4  # V has to follow
+        for max_rows in (3, 10, 21):
+            out = closest_pair_attention(q, k, v, CHUNK, max_rows)
+            for b, head in torch.cartesian_prod(*[torch.arange(2)] * 2).tolist():
+                naive, expected = NaiveHead(max_rows), []
+                for t in range(45):
+                    expected.append(naive.read(q[b, head, 0, t], k[b, head, t], v[b, head, t]))
+                    naive.step()
+                with self.subTest(max_rows=max_rows):
+                    torch.testing.assert_close(out[b, head, 0], torch.stack(expected))
+
+    def test_equal_rows_merge_lowest_first(self):
+        keys, values = np.zeros((8, 2)), np.ones((8, 1))
+        keys[[2, 5, 6], 0] = 1
+        rows = ClosestPairRows(2, 1, 6)
+        rows.append(keys, values)
+        # after token 8 the pairs (0, 1) and (0, 3) of equal rows have merged
+        np.testing.assert_array_equal(rows.counts, [3, 1, 1, 1, 1, 1])
+
+    def test_up_to_its_size_it_is_full_attention(self):
+        q, k, v = random_qkv(23)
+        exact = full_attention(q, k, v)
+        torch.testing.assert_close(closest_pair_attention(q, k, v, CHUNK, 18), exact)
+        less = closest_pair_attention(q, k, v, CHUNK, 17)
+        torch.testing.assert_close(less[..., :18, :], exact[..., :18, :])
+        self.assertGreater((less - exact)[..., 18:, :].abs().max().item(), 1e-4)
+        self.assertEqual([n_rows_at(t, CHUNK, 17) for t in (0, 5, 6, 17, 18, 99)],
+                         [0, 0, 6, 12, 17, 17])
+
+    def test_a_config_chooses_it(self):
+        raw = support.tiny_config(ovq={"chunk_size": 8, "max_centroids": 16,
+                                       "update": "closest-pair"})
+        config = config_from_dict(raw)
+        self.assertEqual(config_to_dict(config)["ovq"], raw["ovq"])
+        model = OvqModel(config)
+        paper = OvqModel(config_from_dict(support.tiny_config()))
+        paper.load_state_dict(model.state_dict())
+        tokens = torch.randint(0, 258, (1, 60))
+        served, by_paper = model(tokens).detach(), paper(tokens).detach()
+        self.assertFalse(torch.allclose(served, by_paper, atol=1e-3))
+        paper.read_through("closest_pair")  # of as many rows as the paper's rule leaves live
+        torch.testing.assert_close(paper(tokens, 22), model(tokens))  # 60 * 22 // 82 is 16
+        raw["ovq"]["update"] = "closest"
+        with self.assertRaisesRegex(ConfigError, "ovq.update: 'closest'"):
+            config_from_dict(raw)
+
+
+if __name__ == "__main__":
+    unittest.main()
