@@ -136,8 +136,9 @@ struct Dictionary {
     return sum;
   }
 
-  // V from the sequence's first n tokens.
-  __device__ void FirstSize(int64_t n) const {
+  // V from the sequence's first n tokens. This and UpdateSize are rare, and inlined they would take
+  // registers from the loop that meets candidates.
+  __attribute__((noinline)) __device__ void FirstSize(int64_t n) const {
     float sum = 0;
     for (int64_t token = threadIdx.x; token < n; token += kPairThreads) {
       sum += SquaredNorm(at.chunk.CandidateOf(token));
@@ -148,7 +149,7 @@ struct Dictionary {
   }
 
   // V from the candidates, if it is far from theirs: bounds are then no more than that.
-  __device__ void UpdateSize() const {
+  __attribute__((noinline)) __device__ void UpdateSize() const {
     float sum = 0, n = 0;
     for (int32_t i = threadIdx.x; i < at.chunk.end(); i += kPairThreads) {
       if (at.Partner(i) == 0) continue;
