@@ -9,6 +9,8 @@ import torch.nn.functional as F
 from ovq import fused
 from ovq.mixers import wide
 
+_FIRST_HALF_LIFE, _LAST_HALF_LIFE = 16, 16384  # tokens
+
 
 class RmsNorm(nn.Module):
     """Root-mean-square norm with a weight, computed in the residual's dtype, given in dtype."""
@@ -96,14 +98,24 @@ def split_heads(x, n_heads):
     return x.unflatten(-1, (n_heads, -1)).transpose(1, 2)
 
 
+def half_lives(n_heads):
+    """Half lives [n_heads] in tokens that heads start with, from short to long.
+
+    Each is the middle of its part of the range, in the logarithm. Published code draws decays at random
+    for dozens of heads, of which some come to be slow. A head that forgets within a few tokens gets
+    no gradient from what stands further back, so few heads must not depend on luck.
+    """
+    shares = (torch.arange(n_heads) + 0.5) / n_heads
+    return _FIRST_HALF_LIFE * (_LAST_HALF_LIFE / _FIRST_HALF_LIFE) ** shares
+
+
 def decay_parameters(n_heads):
     """A_log and dt_bias [n_heads], of a decay exp(-exp(A_log) softplus(. + dt_bias)) at the start.
 
-    Published code draws exp(A_log) from 0 to 16 and softplus(dt_bias) from 0.001 to 0.1, evenly in
-    the logarithm. Here each head has the middle of its n-th part of either, so that few heads
-    are no matter of luck.
+    softplus(dt_bias) lies where published code draws it, from 0.001 to 0.1, evenly in the logarithm;
+    exp(A_log) gives the head its half life.
     """
     middles = (torch.arange(n_heads) + 0.5) / n_heads
-    steps = torch.exp(math.log(0.001) + middles * (math.log(0.1) - math.log(0.001)))
-    return (nn.Parameter(torch.log(16 * middles)),
+    steps = torch.exp(math.log(0.1) + middles * (math.log(0.001) - math.log(0.1)))
+    return (nn.Parameter(torch.log(math.log(2) / (half_lives(n_heads) * steps))),
             nn.Parameter(steps + torch.log(-torch.expm1(-steps))))

@@ -12,15 +12,14 @@ import torch.nn.functional as F
 
 from ovq import fused
 from ovq.chunks import decays_between, in_chunks, out_of_chunks, states_before
-from ovq.layers import (Projection, ShortConvolution, Weight, rms_norm, softplus, split_heads,
-                        split_product, unit)
+from ovq.layers import (Projection, ShortConvolution, Weight, half_lives, rms_norm, softplus,
+                        split_heads, split_product, unit)
 from ovq.mixers import wide
 
 _CHUNK_LEN = 32
 _DAMPING = 1e-5  # of the published iteration: part of the model, not a guard of this code
 # Chunks that the iteration treats at once, so that their vectors stay in the processor's cache.
 _BLOCK_CHUNKS = 16
-_FIRST_HALF_LIFE, _LAST_HALF_LIFE = 16, 256  # tokens; of the heads when training starts
 
 
 def key_products(p, keys, weights, states, grown, ridge):
@@ -110,11 +109,9 @@ def mesa_attention(q, k, v, beta, log_gamma, ridge, n_steps, compiled=False):
 
 
 def _gamma_bias(n_heads):
-    """Biases of a_proj whose half lives are spread over the heads, evenly in the logarithm."""
-    shares = (torch.arange(n_heads) + 0.5) / n_heads
-    half_lives = _FIRST_HALF_LIFE * (_LAST_HALF_LIFE / _FIRST_HALF_LIFE) ** shares
-    gamma = 0.5 ** (1 / half_lives)
-    return torch.log(gamma / (1 - gamma))
+    """Biases of a_proj that give heads their half lives."""
+    gamma = 0.5 ** (1 / half_lives(n_heads).double())
+    return torch.log(gamma / (1 - gamma)).float()
 
 
 class MesaNet(nn.Module):

@@ -1,5 +1,6 @@
 """The chunk forms of the recurrent mixers against their token forms, and their gradients."""
 
+import math
 import unittest
 from unittest import mock
 
@@ -10,7 +11,7 @@ import support
 from ovq import fused
 from ovq.config import config_from_dict
 from ovq.gated_delta_net import gated_delta_rule
-from ovq.layers import ShortConvolution, softplus
+from ovq.layers import ShortConvolution, decay_parameters, half_lives, softplus
 from ovq.mamba2 import selective_scan
 from ovq.mesa_net import MesaSolve, key_products, mesa_attention
 from ovq.model import OvqModel
@@ -214,6 +215,21 @@ class LayerTest(unittest.TestCase):
     def test_softplus_is_exact_in_float64(self):
         x = torch.tensor([-50.0, 0.0, 25.0, 39.0], dtype=torch.float64)
         torch.testing.assert_close(softplus(x), torch.log1p(x.exp()), atol=0, rtol=1e-15)
+
+    def test_heads_start_with_their_half_lives(self):
+        for n_heads in (1, 2, 5):
+            lives = half_lives(n_heads).double()
+            self.assertTrue((lives.diff() > 0).all())
+            self.assertAlmostEqual(lives.log().mean().item(), math.log(512), places=5)
+            a_log, dt_bias = (x.double() for x in decay_parameters(n_heads))
+            self.assert_halved(torch.exp(-a_log.exp() * softplus(dt_bias)), lives)
+        net = self.model("mesa_net").model.layers[1].self_attn
+        self.assert_halved(net.a_proj.bias.double().sigmoid(),
+                           half_lives(net.section.num_heads).double())
+
+    def assert_halved(self, decay, lives):
+        # Parameters are rounded to float32, and the exponent of the decay with them.
+        torch.testing.assert_close(decay ** lives, torch.full_like(lives, 0.5), rtol=1e-5, atol=0)
 
     def test_no_token_sees_what_follows_it(self):
         for kind in self.SECTIONS:
