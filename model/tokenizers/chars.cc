@@ -17,6 +17,27 @@ bool IsAsciiPunctuation(char32_t c) {
          (c >= 0x7b && c <= 0x7e);
 }
 
+// The characters whose upper case is several, each before it (Unicode's SpecialCasing.txt).
+constexpr std::string_view kLongUppers =
+    " ßSS ŉʼN ǰJ̌ ΐΪ́ ΰΫ́ ևԵՒ ẖH̱ ẗT̈ ẘW̊ ẙY̊ ẚAʾ ὐΥ̓ ὒΥ̓̀ ὔΥ̓́ ὖΥ̓͂ ᾀἈΙ ᾁἉΙ ᾂἊΙ"
+    " ᾃἋΙ ᾄἌΙ ᾅἍΙ ᾆἎΙ ᾇἏΙ ᾈἈΙ ᾉἉΙ ᾊἊΙ ᾋἋΙ ᾌἌΙ ᾍἍΙ ᾎἎΙ ᾏἏΙ ᾐἨΙ ᾑἩΙ ᾒἪΙ ᾓἫΙ ᾔἬΙ ᾕἭΙ"
+    " ᾖἮΙ ᾗἯΙ ᾘἨΙ ᾙἩΙ ᾚἪΙ ᾛἫΙ ᾜἬΙ ᾝἭΙ ᾞἮΙ ᾟἯΙ ᾠὨΙ ᾡὩΙ ᾢὪΙ ᾣὫΙ ᾤὬΙ ᾥὭΙ ᾦὮΙ ᾧὯΙ ᾨὨΙ"
+    " ᾩὩΙ ᾪὪΙ ᾫὫΙ ᾬὬΙ ᾭὭΙ ᾮὮΙ ᾯὯΙ ᾲᾺΙ ᾳΑΙ ᾴΆΙ ᾶΑ͂ ᾷΑ͂Ι ᾼΑΙ ῂῊΙ ῃΗΙ ῄΉΙ ῆΗ͂ ῇΗ͂Ι ῌΗΙ"
+    " ῒΪ̀ ΐΪ́ ῖΙ͂ ῗΪ͂ ῢΫ̀ ΰΫ́ ῤΡ̓ ῦΥ͂ ῧΫ͂ ῲῺΙ ῳΩΙ ῴΏΙ ῶΩ͂ ῷΩ͂Ι ῼΩΙ ﬀFF ﬁFI ﬂFL"
+    " ﬃFFI ﬄFFL ﬅST ﬆST ﬓՄՆ ﬔՄԵ ﬕՄԻ ﬖՎՆ ﬗՄԽ"
+    " ";
+
+// Empty if there is one character at most.
+std::string_view LongUpper(char32_t c) {
+  if (c < 0xdf) return "";
+  std::string key = " ";
+  AppendChar(c, key);
+  const size_t begin = kLongUppers.find(key);
+  if (begin == std::string_view::npos) return "";
+  const std::string_view rest = kLongUppers.substr(begin + key.size());
+  return rest.substr(0, rest.find(' '));
+}
+
 }  // namespace
 
 char32_t NextChar(std::string_view text, size_t& at) {
@@ -70,6 +91,13 @@ bool IsMark(char32_t c) {
 
 bool IsNonspacingMark(char32_t c) { return Category(c) == UTF8PROC_CATEGORY_MN; }
 
+bool IsLetter(char32_t c) {
+  const utf8proc_category_t category = Category(c);
+  return category >= UTF8PROC_CATEGORY_LU && category <= UTF8PROC_CATEGORY_LO;
+}
+
+bool IsDecimal(char32_t c) { return Category(c) == UTF8PROC_CATEGORY_ND; }
+
 bool IsOther(char32_t c) {
   const utf8proc_category_t category = Category(c);
   return category == UTF8PROC_CATEGORY_CN || category >= UTF8PROC_CATEGORY_CC;
@@ -81,6 +109,23 @@ void AppendLower(char32_t c, std::string& text) {
     return;
   }
   AppendChar(static_cast<char32_t>(utf8proc_tolower(static_cast<utf8proc_int32_t>(c))), text);
+}
+
+void AppendUpper(char32_t c, std::string& text) {
+  if (const std::string_view upper = LongUpper(c); !upper.empty()) {
+    text += upper;
+  } else {
+    AppendChar(static_cast<char32_t>(utf8proc_toupper(static_cast<utf8proc_int32_t>(c))), text);
+  }
+}
+
+void AppendTitle(char32_t c, std::string& text) {
+  const auto title = static_cast<char32_t>(utf8proc_totitle(static_cast<utf8proc_int32_t>(c)));
+  const std::string_view upper = LongUpper(c);
+  if (title != c || upper.empty()) return AppendChar(title, text);
+  size_t at = 0;
+  AppendChar(NextChar(upper, at), text);
+  while (at < upper.size()) AppendLower(NextChar(upper, at), text);
 }
 
 std::string_view StripWhitespace(std::string_view text, bool left, bool right) {

@@ -23,8 +23,13 @@ bool IsMark(char32_t c);            // M*
 bool IsNonspacingMark(char32_t c);  // Mn
 bool IsOther(char32_t c);           // C*: controls, formats, what is not assigned
 
-// Lower case of one character, which may be several.
+bool IsLetter(char32_t c);   // L*
+bool IsDecimal(char32_t c);  // Nd
+
+// One character in another case, which may be several.
 void AppendLower(char32_t c, std::string& text);
+void AppendUpper(char32_t c, std::string& text);
+void AppendTitle(char32_t c, std::string& text);
 
 // Without what stands at its ends.
 std::string_view StripWhitespace(std::string_view text, bool left, bool right);

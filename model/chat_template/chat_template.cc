@@ -1,0 +1,119 @@
+#include "model/chat_template/chat_template.h"
+
+#include <utility>
+
+#include "absl/strings/str_cat.h"
+#include "base/text.h"
+#include "model/chat_template/evaluator.h"
+#include "model/chat_template/heap.h"
+#include "model/chat_template/parser.h"
+
+namespace ovq {
+namespace {
+
+using jinja::ErrorKind;
+using jinja::Heap;
+using jinja::Kind;
+using jinja::Value;
+using Json = nlohmann::ordered_json;
+
+absl::Status ToStatus(const std::string& what, const jinja::Error& error) {
+  const auto status = [&](absl::StatusCode code, std::string_view kind) {
+    return absl::Status(
+        code, absl::StrCat(what, ", line ", error.line, ": ", std::string(kind), error.message));
+  };
+  switch (error.kind) {
+    case ErrorKind::kRaised:
+      return status(absl::StatusCode::kInvalidArgument, "the template refuses: ");
+    case ErrorKind::kUndefined:
+      return status(absl::StatusCode::kInvalidArgument, "not there: ");
+    case ErrorKind::kType:
+      return status(absl::StatusCode::kInvalidArgument, "");
+    case ErrorKind::kSyntax:
+      return status(absl::StatusCode::kDataLoss, "syntax: ");
+    case ErrorKind::kSecurity:
+      return status(absl::StatusCode::kInvalidArgument, "forbidden: ");
+    case ErrorKind::kLimit:
+      return status(absl::StatusCode::kResourceExhausted, "limit: ");
+  }
+  return absl::InternalError(error.message);
+}
+
+Value FromJson(Heap& heap, const Json& json);
+
+Value FromText(Heap& heap, const std::string& text) {
+  if (FirstInvalidUtf8(text).has_value()) {
+    heap.Fail(ErrorKind::kType, "a variable is not valid UTF-8");
+  }
+  return heap.Text(text);
+}
+
+Value FromObject(Heap& heap, const Json& json) {
+  const Value dict = heap.MakeDict();
+  for (const auto& [key, value] : json.items()) {
+    heap.Set(dict, FromText(heap, key), FromJson(heap, value));
+  }
+  return dict;
+}
+
+Value FromJson(Heap& heap, const Json& json) {
+  const jinja::Level level(heap);
+  switch (json.type()) {
+    case Json::value_t::boolean:
+      return Value::Bool(json.get<bool>());
+    case Json::value_t::number_unsigned:
+      if (json.get<uint64_t>() > INT64_MAX) {
+        heap.Fail(ErrorKind::kLimit, "an integer of more than 64 bits");
+      }
+      [[fallthrough]];
+    case Json::value_t::number_integer:
+      return Value::Int(json.get<int64_t>());
+    case Json::value_t::number_float:
+      return Value::Float(json.get<double>());
+    case Json::value_t::string:
+      return FromText(heap, json.get_ref<const std::string&>());
+    case Json::value_t::array: {
+      std::vector<Value> items;
+      for (const Json& item : json) items.push_back(FromJson(heap, item));
+      return heap.Make(Kind::kList, std::move(items));
+    }
+    case Json::value_t::object:
+      return FromObject(heap, json);
+    default:
+      return Value::None();
+  }
+}
+
+}  // namespace
+
+ChatTemplate::ChatTemplate(std::shared_ptr<const jinja::Template> parsed, std::string what)
+    : parsed_(std::move(parsed)), what_(std::move(what)) {}
+
+absl::StatusOr<ChatTemplate> ChatTemplate::Parse(std::string_view text, std::string what) {
+  if (text.size() > kMaxTemplateBytes) {
+    return absl::DataLossError(absl::StrCat(what, ": more than ", kMaxTemplateBytes, " bytes"));
+  }
+  if (const std::optional<size_t> at = FirstInvalidUtf8(text); at.has_value()) {
+    return absl::DataLossError(absl::StrCat(what, ": byte ", *at, " is not valid UTF-8"));
+  }
+  try {
+    std::shared_ptr<const jinja::Template> parsed = jinja::Parse(text);
+    return ChatTemplate(std::move(parsed), std::move(what));
+  } catch (const jinja::Error& error) {
+    const absl::Status status = ToStatus(what, error);
+    return absl::DataLossError(status.message());
+  }
+}
+
+absl::StatusOr<std::string> ChatTemplate::Render(const Json& variables, const std::tm& now,
+                                                 const RenderLimits& limits) const {
+  Heap heap(limits);
+  try {
+    const Value root = FromObject(heap, variables);
+    return jinja::Evaluator(heap, *parsed_, root, now).Run();
+  } catch (const jinja::Error& error) {
+    return ToStatus(what_, error);
+  }
+}
+
+}  // namespace ovq

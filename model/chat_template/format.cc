@@ -1,0 +1,378 @@
+#include "model/chat_template/format.h"
+
+#include <algorithm>
+#include <cmath>
+#include <cstdio>
+#include <string>
+#include <string_view>
+#include <utility>
+
+#include "absl/strings/str_cat.h"
+#include "absl/strings/str_format.h"
+#include "model/chat_template/attributes.h"
+#include "model/chat_template/print.h"
+#include "model/chat_template/strings.h"
+#include "model/tokenizers/chars.h"
+
+namespace ovq::jinja {
+namespace {
+
+// What both ways can ask of one value.
+struct Spec {
+  std::string_view fill = " ";
+  char align = '\0';  // < > ^ =
+  char sign = '-';    // - + or a blank
+  bool alternate = false, commas = false;
+  int64_t width = 0, precision = -1;
+  char type = '\0';
+};
+
+class Formatter {
+ public:
+  explicit Formatter(Heap& heap) : heap_(heap) {}
+
+ protected:
+  [[noreturn]] void Fail(std::string_view what) {
+    heap_.Fail(ErrorKind::kType, absl::StrCat("ValueError: ", std::string(what)));
+  }
+
+  // Digits at the front of `text`, which are taken off; -1 if there are none.
+  int64_t TakeNumber(std::string_view& text) {
+    int64_t number = -1;
+    while (!text.empty() && text.front() >= '0' && text.front() <= '9') {
+      number = std::max<int64_t>(number, 0) * 10 + (text.front() - '0');
+      if (number > INT32_MAX) Fail("too many decimal digits in format string");
+      text.remove_prefix(1);
+    }
+    return number;
+  }
+
+  std::string Number(const Spec& spec, Value value) {
+    if (!value.is_number()) {
+      heap_.TypeError(absl::StrCat("a number is required, not ", std::string(TypeName(value))));
+    }
+    const bool negative = value.number() < 0 || std::signbit(value.number());
+    std::string digits;
+    const bool is_integer = spec.type == 'd' || spec.type == 'i' || spec.type == 'x' ||
+                            spec.type == 'X' || spec.type == 'o' || spec.type == 'b' ||
+                            spec.type == 'u';
+    if (is_integer) {
+      if (!value.is_integer() && std::abs(value.number()) >= 0x1p63) Fail("a number is too large");
+      const int64_t whole =
+          value.is_integer() ? value.integer() : static_cast<int64_t>(value.number());
+      digits = Integer(spec, whole < 0 ? 0 - static_cast<uint64_t>(whole) : whole);
+    } else {
+      digits = Float(spec, std::abs(value.number()));
+    }
+    if (spec.commas) AddCommas(digits);
+    const std::string sign = negative ? "-" : spec.sign == '-' ? "" : std::string(1, spec.sign);
+    return Padded(spec, sign, digits, '>');
+  }
+
+  std::string Text(Spec spec, std::string text, char align) {
+    if (spec.precision >= 0) text.resize(PrefixBytes(text, spec.precision));
+    return Padded(spec, "", text, align);
+  }
+
+  Heap& heap_;
+
+ private:
+  std::string Float(const Spec& spec, double number) {
+    if (spec.type == '\0' && spec.precision < 0) return FloatText(number);
+    const auto precision = static_cast<int>(spec.precision < 0 ? 6 : spec.precision);
+    // The longest double has 309 digits before the point.
+    const size_t size = static_cast<size_t>(precision) + 320;
+    heap_.Spend(size);
+    std::string format = "%.*f";
+    if (spec.type == '%') {
+      number *= 100;
+      format += "%%";
+    } else {
+      format.back() = spec.type == '\0' ? 'g' : spec.type;
+    }
+    std::string digits(size, '\0');
+    const int n = std::snprintf(digits.data(), size, format.c_str(), precision, number);
+    digits.resize(static_cast<size_t>(n));
+    return digits;
+  }
+
+  static std::string Integer(const Spec& spec, uint64_t value) {
+    std::string digits;
+    switch (spec.type) {
+      case 'x':
+        digits = absl::StrFormat("%x", value);
+        break;
+      case 'X':
+        digits = absl::StrFormat("%X", value);
+        break;
+      case 'o':
+        digits = absl::StrFormat("%o", value);
+        break;
+      case 'b':
+        do {
+          digits.insert(digits.begin(), static_cast<char>('0' + (value & 1)));
+        } while ((value >>= 1) != 0);
+        break;
+      default:
+        return absl::StrCat(value);
+    }
+    return spec.alternate ? absl::StrCat("0", std::string(1, spec.type), digits) : digits;
+  }
+
+  static void AddCommas(std::string& digits) {
+    const size_t end = std::min(digits.find_first_not_of("0123456789"), digits.size());
+    for (size_t at = end; at > 3;) {
+      at -= 3;
+      digits.insert(at, 1, ',');
+    }
+  }
+
+  std::string Padded(const Spec& spec, const std::string& sign, const std::string& body,
+                     char default_align) {
+    const auto size = static_cast<int64_t>(CountChars(body) + sign.size());
+    const int64_t n = std::max<int64_t>(spec.width - size, 0);
+    heap_.SpendEach(static_cast<size_t>(n), spec.fill.size());
+    const auto fill = [&](int64_t count) {
+      std::string text;
+      for (int64_t i = 0; i < count; ++i) text += spec.fill;
+      return text;
+    };
+    switch (spec.align == '\0' ? default_align : spec.align) {
+      case '<':
+        return absl::StrCat(sign, body, fill(n));
+      case '^':
+        return absl::StrCat(fill(n / 2), sign, body, fill(n - n / 2));
+      case '=':
+        return absl::StrCat(sign, fill(n), body);
+      default:
+        return absl::StrCat(fill(n), sign, body);
+    }
+  }
+};
+
+class Percent : Formatter {
+ public:
+  Percent(Heap& heap, Value values) : Formatter(heap), values_(values) {}
+
+  std::string Run(std::string_view rest) {
+    std::string text;
+    for (size_t at = rest.find('%'); at != std::string_view::npos; at = rest.find('%')) {
+      text += rest.substr(0, at);
+      rest.remove_prefix(at + 1);
+      text += One(rest);
+    }
+    // What could be looked up by name need not be used.
+    const bool is_mapping = values_.kind() == Kind::kDict || values_.kind() == Kind::kList;
+    const size_t n = values_.kind() == Kind::kTuple ? values_.list().items.size() : 1;
+    if (!is_mapping && next_ < n) {
+      heap_.TypeError("not all arguments converted during string formatting");
+    }
+    return text += rest;
+  }
+
+ private:
+  // What stands behind a %, which is taken off.
+  std::string One(std::string_view& rest) {
+    Value named;
+    if (rest.starts_with('(')) {
+      const size_t end = rest.find(')');
+      if (end == std::string_view::npos) Fail("incomplete format key");
+      if (values_.kind() != Kind::kDict) heap_.TypeError("format requires a mapping");
+      const std::string key(rest.substr(1, end - 1));
+      const Value* found = values_.dict().FindName(key);
+      if (found == nullptr) heap_.Fail(ErrorKind::kType, absl::StrCat("KeyError: '", key, "'"));
+      named = *found;
+      rest.remove_prefix(end + 1);
+    }
+    Spec spec;
+    bool zeros = false;
+    for (; !rest.empty() && std::string_view("-+ #0").find(rest[0]) != std::string_view::npos;
+         rest.remove_prefix(1)) {
+      if (rest[0] == '-') spec.align = '<';
+      if (rest[0] == '+' || (rest[0] == ' ' && spec.sign != '+')) spec.sign = rest[0];
+      spec.alternate |= rest[0] == '#';
+      zeros |= rest[0] == '0';
+    }
+    spec.width = TakeNumber(rest);
+    if (rest.starts_with('.')) {
+      rest.remove_prefix(1);
+      spec.precision = std::max<int64_t>(TakeNumber(rest), 0);
+    }
+    if (rest.empty()) Fail("incomplete format");
+    spec.type = rest[0];
+    rest.remove_prefix(1);
+    if (spec.type == '%') return "%";
+    const Value value = named.given() ? named : Next();
+    if (spec.type == 's') return Text(spec, ToText(heap_, value), '>');
+    if (spec.type == 'r') return Text(spec, ToRepr(heap_, value), '>');
+    if (std::string_view("diuxXofFeEgG").find(spec.type) == std::string_view::npos) {
+      Fail("unsupported format character");
+    }
+    if (zeros && spec.align == '\0') {
+      spec.fill = "0";
+      spec.align = '=';
+    }
+    return Number(spec, value);
+  }
+
+  Value Next() {
+    const bool is_tuple = values_.kind() == Kind::kTuple;
+    if (next_ >= (is_tuple ? values_.list().items.size() : 1)) {
+      heap_.TypeError("not enough arguments for format string");
+    }
+    return is_tuple ? values_.list().items[next_++] : (++next_, values_);
+  }
+
+  const Value values_;
+  size_t next_ = 0;
+};
+
+class Braces : Formatter {
+ public:
+  Braces(Heap& heap, const Args& args) : Formatter(heap), args_(args) {}
+
+  std::string Run(std::string_view rest) {
+    std::string text;
+    for (size_t at = rest.find_first_of("{}"); at != std::string_view::npos;
+         at = rest.find_first_of("{}")) {
+      text += rest.substr(0, at);
+      const char brace = rest[at];
+      rest.remove_prefix(at + 1);
+      if (rest.starts_with(brace)) {
+        text += brace;
+        rest.remove_prefix(1);
+      } else if (brace == '}') {
+        Fail("Single '}' encountered in format string");
+      } else {
+        const size_t end = rest.find('}');
+        if (end == std::string_view::npos) Fail("expected '}' before end of string");
+        text += Field(rest.substr(0, end));
+        rest.remove_prefix(end + 1);
+      }
+    }
+    return text += rest;
+  }
+
+ private:
+  // name!conversion:spec
+  std::string Field(std::string_view field) {
+    const size_t name_end = std::min(field.find_first_of("!:"), field.size());
+    Value value = Place(field.substr(0, name_end));
+    field.remove_prefix(name_end);
+    if (field.starts_with('!')) {
+      if (field.size() < 2 || (field[1] != 'r' && field[1] != 's')) Fail("unknown conversion");
+      value = heap_.Text(field[1] == 'r' ? ToRepr(heap_, value) : ToText(heap_, value));
+      field.remove_prefix(2);
+    }
+    if (field.starts_with(':')) {
+      field.remove_prefix(1);
+    } else if (!field.empty()) {
+      Fail("expected ':' after conversion specifier");
+    }
+    if (field.empty()) return ToText(heap_, value);
+    const Spec spec = ReadSpec(field);
+    const bool is_text = value.is_string() && (spec.type == 's' || spec.type == '\0');
+    if (is_text) return Text(spec, std::string(value.text()), '<');
+    if (!value.is_number()) heap_.TypeError("unsupported format string for this type of value");
+    Spec of_number = spec;
+    if (spec.type == '\0' && value.is_integer()) of_number.type = 'd';
+    constexpr std::string_view kIntegers = "dxXob", kFloats = "fFeEgG%";
+    const std::string_view allowed = value.is_integer() ? "dxXobfFeEgG%" : kFloats;
+    const bool is_known =
+        of_number.type == '\0' || allowed.find(of_number.type) != std::string_view::npos;
+    const bool is_whole = kIntegers.find(of_number.type) != std::string_view::npos;
+    if (!is_known || (is_whole && spec.precision >= 0)) Fail("invalid format specifier");
+    return Number(of_number, value);
+  }
+
+  // A place among the arguments, then attributes and items of it.
+  Value Place(std::string_view name) {
+    const size_t end = std::min(name.find_first_of(".["), name.size());
+    std::string_view first = name.substr(0, end);
+    Value value;
+    if (first.empty() || (first[0] >= '0' && first[0] <= '9')) {
+      const int64_t at = first.empty() ? next_++ : TakeNumber(first);
+      value = args_[static_cast<size_t>(at) + 1];  // behind the format itself
+    } else {
+      for (const auto& [key, named] : args_.named) {
+        if (key == first) value = named;
+      }
+    }
+    if (!value.given()) heap_.Fail(ErrorKind::kType, "IndexError: no argument for a format field");
+    name.remove_prefix(end);
+    while (!name.empty()) {
+      const bool is_item = name[0] == '[';
+      name.remove_prefix(1);
+      const size_t stop =
+          std::min(is_item ? name.find(']') : name.find_first_of(".["), name.size());
+      std::string_view part = name.substr(0, stop);
+      name.remove_prefix(std::min(stop + is_item, name.size()));
+      if (!is_item) {
+        value = Attribute(heap_, value, part);
+        continue;
+      }
+      const Value key = heap_.Text(std::string(part));
+      const int64_t number = TakeNumber(part);
+      value = Item(heap_, value, number >= 0 && part.empty() ? Value::Int(number) : key);
+    }
+    if (value.is_undefined()) heap_.Undefined(value);
+    return value;
+  }
+
+  Spec ReadSpec(std::string_view text) {
+    constexpr std::string_view kAligns = "<>^=";
+    const auto is_align = [&](size_t at) {
+      return at < text.size() && kAligns.find(text[at]) != std::string_view::npos;
+    };
+    Spec spec;
+    const size_t first = PrefixBytes(text, 1);
+    if (is_align(first)) {
+      spec.fill = text.substr(0, first);
+      text.remove_prefix(first);
+    }
+    if (is_align(0)) {
+      spec.align = text[0];
+      text.remove_prefix(1);
+    }
+    if (!text.empty() && std::string_view("+- ").find(text[0]) != std::string_view::npos) {
+      spec.sign = text[0];
+      text.remove_prefix(1);
+    }
+    if (text.starts_with('#')) {
+      spec.alternate = true;
+      text.remove_prefix(1);
+    }
+    if (text.starts_with('0') && spec.align == '\0') {
+      spec.fill = "0";
+      spec.align = '=';
+    }
+    spec.width = TakeNumber(text);
+    if (text.starts_with(',')) {
+      spec.commas = true;
+      text.remove_prefix(1);
+    }
+    if (text.starts_with('.')) {
+      text.remove_prefix(1);
+      spec.precision = TakeNumber(text);
+      if (spec.precision < 0) Fail("format specifier missing precision");
+    }
+    if (text.size() > 1) Fail("invalid format specifier");
+    if (!text.empty()) spec.type = text[0];
+    return spec;
+  }
+
+  const Args& args_;
+  int64_t next_ = 0;
+};
+
+}  // namespace
+
+Value FormatPercent(Heap& heap, Value format, Value values) {
+  return heap.Text(Percent(heap, values).Run(format.text()), format.string().safe);
+}
+
+Value FormatBraces(Heap& heap, Value format, const Args& args) {
+  return heap.Text(Braces(heap, args).Run(format.text()), format.string().safe);
+}
+
+}  // namespace ovq::jinja

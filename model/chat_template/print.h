@@ -1,0 +1,30 @@
+// Values as text, as Python prints them.
+#pragma once
+
+#include <optional>
+#include <string>
+#include <string_view>
+#include <vector>
+
+#include "model/chat_template/heap.h"
+
+namespace ovq::jinja {
+
+std::string ToText(Heap& heap, Value value);  // str()
+std::string ToRepr(Heap& heap, Value value);  // repr()
+std::string FloatText(double value);          // the shortest text that is read as the same number
+
+struct JsonStyle {
+  std::optional<std::string> indent;  // of one level; without it all is one line
+  std::string_view item_separator = ", ", key_separator = ": ";
+  bool ensure_ascii = false, sort_keys = false;
+};
+// json.dumps().
+std::string ToJson(Heap& heap, Value value, const JsonStyle& style);
+
+// Texts that are paid for before they are made.
+std::string Joined(Heap& heap, const std::vector<Value>& parts, std::string_view separator);
+std::string Replaced(Heap& heap, std::string_view text, std::string_view what, std::string_view by,
+                     size_t max_count);
+
+}  // namespace ovq::jinja
