@@ -112,7 +112,8 @@ TEST_P(HostIdentity, AnyThreads) {
 std::vector<Case> Cases(Device device) {
   std::vector<Case> cases;
   for (const char* name :
-       {"sw-ovq", "sw-full", "sw-vq", "sw-ovq-gqa", "kvm/ovq-flags", "kvm/post-tokenshift"}) {
+       {"sw-ovq", "sw-full", "sw-vq", "sw-ovq-gqa", "sw-gdn", "mamba2-ovq", "mesa-sw", "sw-lattice",
+        "transformer-vq", "kvm/ovq-flags", "kvm/post-tokenshift"}) {
     for (DType compute : {DType::kF32, DType::kBF16}) {
       for (DType state : {DType::kF32, DType::kBF16}) {
         // The types that a server chooses by itself, where time is short.
