@@ -1,8 +1,11 @@
-// Decode speed of each mixer alone: one layer of the paper's 77M shape (d_model 768, 6 heads of
-// 128, window and chunk 128, N = 2048), bfloat16, random weights. For each context length and
-// number of sessions: tokens/s, bytes a token moves, fraction of the read bandwidth of this run.
+// Speed of each mixer alone: one layer of the paper's 77M shape (d_model 768, 6 heads of 128,
+// window and chunk 128, N = 2048), bfloat16, random weights. For each context length the tokens/s
+// of a prompt's steps of 512 tokens, and for each number of sessions those of decoding with the
+// bytes that a token reads and rewrites and the fractions of this run's read bandwidth that the
+// bytes read, and all of them, come to.
 //
-//   bench_mixers [--threads 2] [--longest 65536]
+//   bench_mixers [--threads 2] [--longest 65536] [--sessions 1,4,8,16]
+//                [--mixers ovq_attention,gated_delta_net]
 //
 // A mixer whose step-by-step and whole-prompt results differ by one bit is not timed.
 #include <algorithm>
@@ -20,8 +23,23 @@ namespace ovq::bench {
 namespace {
 
 constexpr int kModelDim = 768;
-constexpr int kMaxSessions = 16;
+constexpr int kPromptRows = 512;  // of one step
 constexpr int32_t kSlotCap = 2048;
+
+// Sessions' memory begins at a page, as a server's does: parts of their states are then aligned.
+struct alignas(4096) Page {
+  std::byte bytes[4096];
+  bool operator==(const Page&) const = default;
+};
+class SessionMemory {
+ public:
+  explicit SessionMemory(size_t bytes = 0) : pages_((bytes + sizeof(Page) - 1) / sizeof(Page)) {}
+  std::byte* data() { return pages_.data()->bytes; }
+  bool operator==(const SessionMemory&) const = default;
+
+ private:
+  std::vector<Page> pages_;
+};
 
 struct Layer {
   std::unique_ptr<SequenceMixer> mixer;
@@ -86,8 +104,8 @@ Layer MakeLayer(const MixerEntry& entry, int64_t longest, DeviceContext& context
   return layer;
 }
 
-std::vector<std::byte> NewSession(const Layer& layer) {
-  std::vector<std::byte> session(layer.session_bytes);
+SessionMemory NewSession(const Layer& layer) {
+  SessionMemory session(layer.session_bytes);
   const StateFields& fixed = layer.mixer->state().fixed;
   for (size_t i = 0; i < fixed.list().size(); ++i) {
     const auto& initial = fixed.list()[i].initial;
@@ -121,7 +139,7 @@ void Step(const Layer& layer, DeviceContext& context, const std::vector<std::byt
 
 bool SplitKeepsEveryBit(const Layer& layer, DeviceContext& context, std::vector<BF16>& x) {
   constexpr int kTokens = 300;
-  std::vector<std::byte> whole = NewSession(layer), steps = whole;
+  SessionMemory whole = NewSession(layer), steps = whole;
   std::vector<float> all, one, joined;
   Step(layer, context, {whole.data()}, 0, kTokens, x, all);
   for (int t = 0; t < kTokens; ++t) {
@@ -139,68 +157,114 @@ size_t StateBytesRead(const Layer& layer, int64_t position) {
   return state.fixed.bytes() + static_cast<size_t>(BlocksOf(slots)) * state.block.bytes();
 }
 
-void Time(const Layer& layer, DeviceContext& context, std::vector<std::vector<std::byte>>& memory,
-          int64_t position, double bandwidth, const char* name, std::vector<BF16>& x) {
-  std::vector<float> y;
-  for (int n_sessions : {1, 4, 8, 16}) {
-    std::vector<std::byte*> sessions;
-    for (int i = 0; i < n_sessions; ++i) {
-      if (i > 0) memory[i] = memory[0];
-      sessions.push_back(memory[i].data());
+// State bytes that a token rewrites, the mean of some.
+double StateBytesWritten(const Layer& layer, int64_t position, int n_tokens) {
+  size_t bytes = 0;
+  for (int64_t t = position; t < position + n_tokens; ++t) {
+    for (const StateExtent& extent : layer.mixer->Overwrites(layer.where, {t, t + 1, kSlotCap})) {
+      bytes += extent.bytes;
     }
-    const int steps = n_sessions == 1 ? 256 : 128;  // whole chunks: updates are counted in
-    std::vector<double> seconds;
-    const std::vector<std::byte> before = memory[0];
-    for (int pass = 0; pass < 3; ++pass) {
-      const double begin = Seconds();
-      for (int t = 0; t < steps; ++t) Step(layer, context, sessions, position + t, 1, x, y);
-      seconds.push_back((Seconds() - begin) / steps);
-    }
-    memory[0] = before;
-    const double step = Median(seconds);
-    const double bytes_per_token = static_cast<double>(StateBytesRead(layer, position)) +
-                                   static_cast<double>(layer.mixer->weight_bytes()) / n_sessions;
-    std::printf("%-18s %8lld %9d %12.0f %14.0f %10.2f\n", name, static_cast<long long>(position),
-                n_sessions, n_sessions / step, bytes_per_token,
-                bytes_per_token * n_sessions / step / bandwidth);
-    std::fflush(stdout);
   }
+  return static_cast<double>(bytes) / n_tokens;
+}
+
+// A layer at a position of a session, memory[0]; the others are copies of it.
+struct Place {
+  const Layer& layer;
+  DeviceContext& context;
+  const char* name;
+  int64_t position;
+  std::vector<SessionMemory>& memory;
+  std::vector<BF16>& x;
+};
+
+void TimePrompt(const Place& at) {
+  constexpr int kSteps = 4;
+  std::vector<float> y;
+  std::vector<double> seconds;
+  const SessionMemory before = at.memory[0];
+  for (int pass = 0; pass < 5; ++pass) {
+    const double begin = Seconds();
+    for (int t = 0; t < kSteps; ++t) {
+      Step(at.layer, at.context, {at.memory[0].data()}, at.position + t * kPromptRows, kPromptRows,
+           at.x, y);
+    }
+    seconds.push_back((Seconds() - begin) / kSteps);
+    at.memory[0] = before;
+  }
+  std::printf("%-22s %8lld %9s %12.0f\n", at.name, static_cast<long long>(at.position), "prompt",
+              kPromptRows / Median(seconds));
+}
+
+void TimeDecode(const Place& at, int n_sessions, double bandwidth) {
+  std::vector<std::byte*> sessions;
+  for (int i = 0; i < n_sessions; ++i) {
+    if (i > 0) at.memory[i] = at.memory[0];
+    sessions.push_back(at.memory[i].data());
+  }
+  const int steps = n_sessions == 1 ? 256 : 128;  // whole chunks: updates are counted in
+  std::vector<float> y;
+  std::vector<double> seconds;
+  const SessionMemory before = at.memory[0];
+  for (int pass = 0; pass < 3; ++pass) {
+    const double begin = Seconds();
+    for (int t = 0; t < steps; ++t) {
+      Step(at.layer, at.context, sessions, at.position + t, 1, at.x, y);
+    }
+    seconds.push_back((Seconds() - begin) / steps);
+  }
+  at.memory[0] = before;
+  const double token = Median(seconds) / n_sessions;
+  const double read = static_cast<double>(StateBytesRead(at.layer, at.position)) +
+                      static_cast<double>(at.layer.mixer->weight_bytes()) / n_sessions;
+  const double rewritten = StateBytesWritten(at.layer, at.position, steps);
+  std::printf("%-22s %8lld %9d %12.0f %11.0f %11.0f %10.2f %10.2f\n", at.name,
+              static_cast<long long>(at.position), n_sessions, 1 / token, read, rewritten,
+              read / token / bandwidth, (read + rewritten) / token / bandwidth);
+  std::fflush(stdout);
 }
 
 int Main(int argc, char** argv) {
+  CheckFlags(argc, argv, {"--threads", "--longest", "--sessions", "--mixers"});
   const int n_threads = std::atoi(FlagValue(argc, argv, "--threads", "2"));
   const int64_t longest = std::atoll(FlagValue(argc, argv, "--longest", "65536"));
+  const std::vector<int64_t> sessions = Numbers(FlagValue(argc, argv, "--sessions", "1,4,8,16"));
+  const std::vector<std::string> chosen = Names(FlagValue(argc, argv, "--mixers", ""));
   auto context = *DeviceContext::Make(Device::kCpu, n_threads);
   context->BindThread();
   const double bandwidth = ReadBandwidth(context->n_threads());
   std::printf("read bandwidth %.1f GB/s with %d threads\n", bandwidth * 1e-9, context->n_threads());
-  std::printf("%-18s %8s %9s %12s %14s %10s\n", "mixer", "context", "sessions", "tokens/s",
-              "bytes/token", "of ceiling");
+  std::printf("%-22s %8s %9s %12s %11s %11s %10s %10s\n", "mixer", "context", "sessions",
+              "tokens/s", "bytes read", "rewritten", "of ceiling", "with both");
   std::mt19937 random(2);
   std::normal_distribution<float> normal;
-  std::vector<BF16> x(512 * kModelDim);
+  std::vector<BF16> x(kPromptRows * kModelDim);
   for (BF16& value : x) value = RoundToBF16(normal(random));
   int failures = 0;
   for (const MixerEntry& entry : MixerRegistry()) {
+    if (!chosen.front().empty() && !std::ranges::count(chosen, std::string(entry.layer_type)))
+      continue;
     const Layer layer = MakeLayer(entry, longest, *context);
     if (!SplitKeepsEveryBit(layer, *context, x)) {
-      std::printf("%-18s not timed: it fails the contract\n", entry.layer_type.data());
+      std::printf("%-22s not timed: it fails the contract\n", entry.layer_type.data());
       ++failures;
       continue;
     }
-    std::vector<std::vector<std::byte>> memory(kMaxSessions);
+    std::vector<SessionMemory> memory(static_cast<size_t>(*std::ranges::max_element(sessions)));
     memory[0] = NewSession(layer);
     std::vector<float> y;
     int64_t position = 0;
-    for (int64_t target : {128, 1024, 4096, 16384, 65536}) {
+    for (int64_t target : {128, 1024, 4096, 16384, 65536, 262144, 1048576}) {
       if (target > longest) break;
       while (position < target) {
-        const int n_rows = static_cast<int>(std::min<int64_t>(512, target - position));
+        const int n_rows = static_cast<int>(std::min<int64_t>(kPromptRows, target - position));
         for (BF16& value : x) value = RoundToBF16(normal(random));
         Step(layer, *context, {memory[0].data()}, position, n_rows, x, y);
         position += n_rows;
       }
-      Time(layer, *context, memory, position, bandwidth, entry.layer_type.data(), x);
+      const Place at = {layer, *context, entry.layer_type.data(), position, memory, x};
+      TimePrompt(at);
+      for (int64_t n : sessions) TimeDecode(at, static_cast<int>(n), bandwidth);
     }
   }
   return failures;

@@ -53,14 +53,22 @@ float MoveSlot(const float* s, const float* h, const Move& move, int64_t stride,
   return squares.Total();
 }
 
-// s = scale w, y += q s
-void SettleSlot(const float* w, float scale, float q, int64_t stride, float* s, float* y) {
+// Slots that take each step of a token together: a sum waits for its own additions, not for another
+// slot's.
+constexpr int64_t kGroup = 8;
+
+// Of n slots, one after another: s = scale w, y += q s. w [n][kMaxLatticeValueDim]
+void SettleSlots(const Padded* w, const float* scale, const float* q, int64_t n, int64_t stride,
+                 float* s, float* y) {
   const Floats d;
-  const FloatVec factor = hn::Set(d, scale), read = hn::Set(d, q);
   ForEachLanes(stride, [&](int64_t i, int) HWY_ATTR {
-    const FloatVec slot = hn::Mul(hn::LoadU(d, w + i), factor);
-    hn::StoreU(slot, d, s + i);
-    hn::Store(hn::MulAdd(read, slot, hn::Load(d, y + i)), d, y + i);
+    FloatVec sum = hn::Load(d, y + i);
+    for (int64_t g = 0; g < n; ++g) {
+      const FloatVec slot = hn::Mul(hn::Load(d, w[g] + i), hn::Set(d, scale[g]));
+      hn::StoreU(slot, d, s + g * stride + i);
+      sum = hn::MulAdd(hn::Set(d, q[g]), slot, sum);
+    }
+    hn::Store(sum, d, y + i);
   });
 }
 
@@ -92,13 +100,15 @@ class Head {
     const float* written = value_;
     if (config_.objective == LatticeObjective::kDecoding) {
       for (int64_t i = 0; i < n_slots_; ++i) weights_[i] = k[i] * inverse_[i];
-      MultiplyTransposed(slots_, n_slots_, stride_, weights_.data(), error_);
+      MultiplyTransposed({slots_, n_slots_, stride_}, weights_.data(), error_);
       SubtractFrom(value_, stride_, error_);
       written = error_;
     }
     std::fill_n(read_, stride_, 0.0f);
     const float* q = step_.q + row * step_.qk_stride() + head_ * n_slots_;
-    for (int64_t i = 0; i < n_slots_; ++i) UpdateSlot(row, i, k[i], q[i], written);
+    for (int64_t i = 0; i < n_slots_; i += kGroup) {
+      UpdateSlots(row, i, std::min(kGroup, n_slots_ - i), k + i, q + i, written);
+    }
     std::copy_n(read_, config_.value_head_dim, step_.y + row * config_.value_width() + first);
   }
 
@@ -110,19 +120,27 @@ class Head {
     }
   }
 
-  void UpdateSlot(int64_t row, int64_t i, float k, float q, const float* h) {
+  // n slots from `first` on.
+  void UpdateSlots(int64_t row, int64_t first, int64_t n, const float* k, const float* q,
+                   const float* h) {
     const int64_t gate = row * config_.n_heads + head_;
-    float* s = slots_ + i * stride_;
-    const float towards = DotOf(s, h, stride_) * inverse_[i];
-    const float c = config_.objective == LatticeObjective::kEncoding ? k - towards : k;
-    const Move move = {.keep = step_.gates.KeepOf(gate),
-                       .size = step_.gates.write[gate] * c * inverse_[i],
-                       .along = towards * inverse_[i],
-                       .threshold = step_.gates.ThresholdOf(gate, head_)};
-    const float squares = MoveSlot(s, h, move, stride_, moved_);
-    if (!(squares > 0)) return SettleSlot(s, 1.0f, q, stride_, s, read_);
-    const float scale = config_.normalized_projection ? 1.0f / std::sqrt(squares) : 1.0f;
-    SettleSlot(moved_, scale, q, stride_, s, read_);
+    float *const s = slots_ + first * stride_, towards[kGroup], squares[kGroup], scale[kGroup];
+    for (int64_t g = 0; g < n; ++g) towards[g] = DotOf(s + g * stride_, h, stride_);
+    for (int64_t g = 0; g < n; ++g) {
+      const float inverse = inverse_[first + g], along = towards[g] * inverse;
+      const float c = config_.objective == LatticeObjective::kEncoding ? k[g] - along : k[g];
+      const Move move = {.keep = step_.gates.KeepOf(gate),
+                         .size = step_.gates.write[gate] * c * inverse,
+                         .along = along * inverse,
+                         .threshold = step_.gates.ThresholdOf(gate, head_)};
+      squares[g] = MoveSlot(s + g * stride_, h, move, stride_, moved_[g]);
+    }
+    for (int64_t g = 0; g < n; ++g) {
+      const bool moved = squares[g] > 0;
+      if (!moved) std::copy_n(s + g * stride_, stride_, moved_[g]);
+      scale[g] = moved && config_.normalized_projection ? 1.0f / std::sqrt(squares[g]) : 1.0f;
+    }
+    SettleSlots(moved_, scale, q, n, stride_, s, read_);
   }
 
   const LatticeStep& step_;
@@ -132,7 +150,7 @@ class Head {
   float* const slots_;
   std::vector<float> inverse_;  // [n_slots] of the slots' lengths
   std::vector<float> weights_;  // [n_slots]
-  alignas(64) Padded value_ = {}, error_, moved_, read_;
+  alignas(64) Padded value_ = {}, error_, read_, moved_[kGroup];
 };
 
 void PassRows(const LatticeStep& step, int s, int h) {

@@ -74,7 +74,10 @@ void Turn(const Head& head, float b, Iterates& at) {
 void Solve(const Head& head, int cg_steps, Iterates& at) {
   float e = DotOf(at.r, at.r, head.stride);
   for (int step = 0; step < cg_steps; ++step) {
-    if (step > 0) MultiplyTransposed(head.key_keys, head.n, head.stride, at.p, at.m);
+    if (step > 0) {
+      const RowOrder order = step % 2 == 0 ? RowOrder::kDown : RowOrder::kUp;
+      MultiplyTransposed({head.key_keys, head.n, head.stride, order}, at.p, at.m);
+    }
     const float next = Descend(head, e / (AddDiagonal(head, at) + kMesaStepEps), at);
     Turn(head, next / (e + kMesaStepEps), at);
     e = next;
@@ -102,9 +105,9 @@ void PassRows(const MesaStep& step, int s, int h) {
     std::copy_n(v, n, value);
     for (int64_t i = 0; i < n; ++i) written[i] = step.write[gate] * k[i];
     const float keep = step.keep[gate];
-    UpdateAndMultiply(head.key_keys, n, stride, {keep, written, key}, at.p, at.m);
+    UpdateAndMultiply({head.key_keys, n, stride}, {keep, written, key}, at.p, at.m);
     Solve(head, config.cg_steps, at);
-    UpdateAndMultiply(head.key_values, n, stride, {keep, written, value}, at.u, read);
+    UpdateAndMultiply({head.key_values, n, stride}, {keep, written, value}, at.u, read);
     std::copy_n(read, n, step.y + int64_t{row} * config.width() + first);
   }
 }

@@ -114,46 +114,58 @@ struct ColumnSums {
   }
 };
 
-// Columns from c on; in two chains, of the even and of the odd rows, which hide each other's
-// latency.
+// Which row comes first. A matrix that the nearest cache cannot hold still leaves there what was
+// read last: products one after another go down and up in turn and find it.
+enum class RowOrder : uint8_t { kDown, kUp };
+
+struct MatrixRows {
+  float* begin;
+  int64_t rows, stride;
+  RowOrder order = RowOrder::kDown;
+};
+
+// Columns from c on; in two chains, of every other row, which hide each other's latency.
 template <bool kUpdates, int kWide>
-HWY_INLINE void MultiplyColumns(float* m, int64_t rows, int64_t stride, int64_t c,
-                                const Rank1Update& update, const float* x, float* out) {
+HWY_INLINE void MultiplyColumns(const MatrixRows& m, int64_t c, const Rank1Update& update,
+                                const float* x, float* out) {
   ColumnSums<kUpdates, kWide> columns(update, c);
-  const auto left = [&](int64_t i) { return kUpdates ? update.left[i] : 0.0f; };
-  int64_t i = 0;
-  for (; i + 2 <= rows; i += 2) {
-    columns.Add(0, m + i * stride + c, left(i), x[i]);
-    columns.Add(1, m + (i + 1) * stride + c, left(i + 1), x[i + 1]);
+  const bool down = m.order == RowOrder::kDown;
+  const int64_t by = down ? 1 : -1;
+  int64_t i = down ? 0 : m.rows - 1;
+  float* row = m.begin + i * m.stride + c;
+  const auto add = [&](int chain) HWY_ATTR {
+    columns.Add(chain, row, kUpdates ? update.left[i] : 0.0f, x[i]);
+    i += by;
+    row += by * m.stride;
+  };
+  for (int64_t pair = 0; pair < m.rows / 2; ++pair) {
+    add(0);
+    add(1);
   }
-  if (i < rows) columns.Add(0, m + i * stride + c, left(i), x[i]);
+  if (m.rows % 2 == 1) add(0);
   for (int v = 0; v < kWide; ++v) {
     hn::StoreU(hn::Add(columns.sums[0][v], columns.sums[1][v]), Floats(), out + c + v * kLanes);
   }
 }
 
-template <bool kUpdates>
-HWY_INLINE void Multiply(float* m, int64_t rows, int64_t stride, const Rank1Update& update,
-                         const float* x, float* out) {
-  constexpr int kWide = 4;
-  int64_t c = 0;
-  for (; c + kWide * kLanes <= stride; c += kWide * kLanes) {
-    MultiplyColumns<kUpdates, kWide>(m, rows, stride, c, update, x, out);
+// Whole rows at a time where the registers have room for their sums.
+template <bool kUpdates, int kWide = kLanes == 16 ? 8 : 4>
+HWY_INLINE void Multiply(const MatrixRows& m, const Rank1Update& update, const float* x, float* out,
+                         int64_t c = 0) {
+  for (; c + kWide * kLanes <= m.stride; c += kWide * kLanes) {
+    MultiplyColumns<kUpdates, kWide>(m, c, update, x, out);
   }
-  for (; c < stride; c += kLanes) {
-    MultiplyColumns<kUpdates, 1>(m, rows, stride, c, update, x, out);
-  }
+  if constexpr (kWide > 1) Multiply<kUpdates, kWide / 2>(m, update, x, out, c);
 }
 
 // out[stride] = M^T x of M [rows, stride], x [rows].
-HWY_INLINE void MultiplyTransposed(const float* m, int64_t rows, int64_t stride, const float* x,
-                                   float* out) {
-  Multiply<false>(const_cast<float*>(m), rows, stride, {}, x, out);
+HWY_INLINE void MultiplyTransposed(const MatrixRows& m, const float* x, float* out) {
+  Multiply<false>(m, {}, x, out);
 }
 // The same after M has been updated, in one pass.
-HWY_INLINE void UpdateAndMultiply(float* m, int64_t rows, int64_t stride, const Rank1Update& update,
-                                  const float* x, float* out) {
-  Multiply<true>(m, rows, stride, update, x, out);
+HWY_INLINE void UpdateAndMultiply(const MatrixRows& m, const Rank1Update& update, const float* x,
+                                  float* out) {
+  Multiply<true>(m, update, x, out);
 }
 
 }  // namespace ovq::HWY_NAMESPACE

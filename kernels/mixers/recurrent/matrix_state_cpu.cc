@@ -29,7 +29,6 @@ constexpr int kVectors = kStateColumns / kLanes;
 // A row's part of the work on some columns.
 struct RowOf {
   const float *q, *k;  // [key_dim]
-  const float* next_k;
   float decay;
   V update[kVectors];  // u
 };
@@ -45,21 +44,22 @@ HWY_INLINE void Answer(const float* HWY_RESTRICT s, const float* k, int key_dim,
   }
 }
 
-// Rewrites S, y = S^T q, and in the same pass what the next row asks first: answers = S^T next_k.
-template <StateRule kRule>
-HWY_INLINE void Rewrite(float* HWY_RESTRICT s, const RowOf& row, int key_dim, V* y, V* answers) {
+// Rewrites S, y = S^T q, and in the same pass what a row after this one asks first: answers = S^T
+// next_k. Nothing is asked where next_k is null.
+template <bool kAsks>
+HWY_INLINE void Rewrite(float* HWY_RESTRICT s, const RowOf& row, const float* next_k, int key_dim,
+                        V* y, V* answers) {
   const V decay = hn::Set(d, row.decay);
   for (int c = 0; c < kVectors; ++c) y[c] = answers[c] = hn::Zero(d);
   for (int i = 0; i < key_dim; ++i, s += kStateColumns) {
     const V key = hn::Set(d, row.k[i]), query = hn::Set(d, row.q[i]);
-    const V next_key = hn::Set(d, row.next_k[i]);
+    const V next_key = hn::Set(d, kAsks ? next_k[i] : 0.0f);
     for (int c = 0; c < kVectors; ++c) {
       const V kept = hn::Mul(decay, hn::LoadU(d, s + c * kLanes));
       const V state = hn::MulAdd(key, row.update[c], kept);
       hn::StoreU(state, d, s + c * kLanes);
       y[c] = hn::MulAdd(query, state, y[c]);
-      if constexpr (kRule == StateRule::kDelta)
-        answers[c] = hn::MulAdd(next_key, state, answers[c]);
+      if constexpr (kAsks) answers[c] = hn::MulAdd(next_key, state, answers[c]);
     }
   }
 }
@@ -83,7 +83,6 @@ HWY_INLINE void Walk(const MatrixStates& states, int64_t begin, int64_t end, int
     std::memcpy(values, states.v + r * states.stride + column, n * sizeof(float));
     row.q = states.q + r * states.stride + key;
     row.k = states.k + r * states.stride + key;
-    row.next_k = r + 1 < end ? row.k + states.stride : row.k;
     row.decay = states.decay[r * states.n_heads + head];
     const V decay = hn::Set(d, row.decay);
     const V write = hn::Set(d, states.write[r * states.n_heads + head]);
@@ -92,7 +91,11 @@ HWY_INLINE void Walk(const MatrixStates& states, int64_t begin, int64_t end, int
       if constexpr (kRule == StateRule::kDelta) value = hn::NegMulAdd(decay, answers[c], value);
       row.update[c] = hn::Mul(write, value);
     }
-    Rewrite<kRule>(s, row, dk, y, answers);
+    if (kRule == StateRule::kDelta && r + 1 < end) {
+      Rewrite<true>(s, row, row.k + states.stride, dk, y, answers);
+    } else {
+      Rewrite<false>(s, row, nullptr, dk, y, answers);
+    }
     for (int c = 0; c < kVectors; ++c) {
       float* value = values + c * kLanes;
       const V skip = hn::Load(d, skips + c * kLanes);
