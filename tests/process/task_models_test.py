@@ -77,6 +77,11 @@ class RecallModels(unittest.TestCase):
         self.assertGreater(found[512, "256"], 0.97)
         self.assertLess(found[4096, "256"], 0.5)
 
+    def test_a_gated_delta_rule_recalls_what_its_matrix_can_hold(self):
+        found = accuracies("basic-icr-small-gdn", "512,4096", "256")
+        self.assertGreater(found[512, ""], 0.7)
+        self.assertLess(found[4096, ""], 0.2)
+
     def test_positional_recall_is_harder(self):
         found = accuracies("positional-icr-small-ovq", "1024", "0.5x")[1024, "0.5x"]
         self.assertGreater(found, 0.8)  # one that knows no order has 0.75 at most

@@ -112,10 +112,9 @@ def half_lives(n_heads):
 def decay_parameters(n_heads):
     """A_log and dt_bias [n_heads], of a decay exp(-exp(A_log) softplus(. + dt_bias)) at the start.
 
-    softplus(dt_bias) lies where published code draws it, from 0.001 to 0.1, evenly in the logarithm;
-    exp(A_log) gives the head its half life.
+    softplus(dt_bias) is the largest that published code draws, as it also scales what a head of Mamba-2
+    writes beside its D x; exp(A_log) gives the head its half life.
     """
-    middles = (torch.arange(n_heads) + 0.5) / n_heads
-    steps = torch.exp(math.log(0.1) + middles * (math.log(0.001) - math.log(0.1)))
+    steps = torch.full((n_heads,), 0.1)
     return (nn.Parameter(torch.log(math.log(2) / (half_lives(n_heads) * steps))),
             nn.Parameter(steps + torch.log(-torch.expm1(-steps))))
