@@ -13,6 +13,8 @@
 //
 #include "hwy/foreach_target.h"
 #include "hwy/highway.h"
+//
+#include "kernels/common/load_wide-inl.h"
 
 HWY_BEFORE_NAMESPACE();
 namespace ovq::HWY_NAMESPACE {
@@ -29,14 +31,6 @@ constexpr int kPanelVectors = 2;
 constexpr int kRowTile = 6;
 
 int64_t PanelColumns() { return kPanelVectors * static_cast<int64_t>(hn::Lanes(d)); }
-
-V LoadWide(const float* p) { return hn::Load(d, p); }
-V LoadWide(const BF16* p) {
-  const hn::RebindToUnsigned<D> du;
-  const hn::Rebind<uint16_t, D> d16;
-  const auto bits = hn::PromoteTo(du, hn::LoadU(d16, reinterpret_cast<const uint16_t*>(p)));
-  return hn::BitCast(d, hn::ShiftLeft<16>(bits));
-}
 
 // y [n, columns] (+)= x [n, in] . weights [in, PanelColumns()], rows of y y_stride apart.
 template <class T>
@@ -61,7 +55,7 @@ HWY_INLINE void Tile(const PanelTask<T>& task, int64_t first_row) {
   for (int64_t i = 0; i < in; ++i) {
     V w[kPanelVectors];
     for (int v = 0; v < kPanelVectors; ++v) {
-      w[v] = LoadWide(task.weights + (i * kPanelVectors + v) * lanes);
+      w[v] = LoadWide(d, task.weights + (i * kPanelVectors + v) * lanes);
     }
     for (int r = 0; r < kRows; ++r) {
       const V factor = hn::Set(d, x[r * in + i]);

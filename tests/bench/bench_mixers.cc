@@ -4,8 +4,10 @@
 // bytes that a token reads and rewrites and the fractions of this run's read bandwidth that the
 // bytes read, and all of them, come to.
 //
-//   bench_mixers [--threads 2] [--longest 65536] [--sessions 1,4,8,16]
-//                [--mixers ovq_attention,gated_delta_net]
+//   bench_mixers [--threads 2] [--contexts 128,1024,4096,16384,65536]
+//                [--sessions 1,4,8,16] [--mixers ovq_attention,gated_delta_net]
+//
+// Contexts rise; their tokens are read, whatever time that takes.
 //
 // A mixer whose step-by-step and whole-prompt results differ by one bit is not timed.
 #include <algorithm>
@@ -168,68 +170,98 @@ double StateBytesWritten(const Layer& layer, int64_t position, int n_tokens) {
   return static_cast<double>(bytes) / n_tokens;
 }
 
-// A layer at a position of a session, memory[0]; the others are copies of it.
-struct Place {
-  const Layer& layer;
-  DeviceContext& context;
-  const char* name;
+// What is timed: decoding of n_sessions sessions at a position, or a prompt's steps from there on.
+struct Setting {
   int64_t position;
-  std::vector<SessionMemory>& memory;
-  std::vector<BF16>& x;
+  int n_sessions;                    // 0: a prompt
+  std::vector<double> seconds = {};  // of a token
+
+  int rows() const { return n_sessions == 0 ? kPromptRows : 1; }
+  int steps() const { return n_sessions == 0 ? 4 : 128; }  // whole chunks: updates are counted in
 };
 
-void TimePrompt(const Place& at) {
-  constexpr int kSteps = 4;
-  std::vector<float> y;
-  std::vector<double> seconds;
-  const SessionMemory before = at.memory[0];
-  for (int pass = 0; pass < 5; ++pass) {
-    const double begin = Seconds();
-    for (int t = 0; t < kSteps; ++t) {
-      Step(at.layer, at.context, {at.memory[0].data()}, at.position + t * kPromptRows, kPromptRows,
-           at.x, y);
-    }
-    seconds.push_back((Seconds() - begin) / kSteps);
-    at.memory[0] = before;
-  }
-  std::printf("%-22s %8lld %9s %12.0f\n", at.name, static_cast<long long>(at.position), "prompt",
-              kPromptRows / Median(seconds));
-}
+// Times all settings of a layer in turn, pass after pass: the speed of the machine drifts.
+class LayerBench {
+ public:
+  LayerBench(const Layer& layer, DeviceContext& context, std::vector<BF16>& x)
+      : layer_(layer), context_(context), x_(x) {}
 
-void TimeDecode(const Place& at, int n_sessions, double bandwidth) {
-  std::vector<std::byte*> sessions;
-  for (int i = 0; i < n_sessions; ++i) {
-    if (i > 0) at.memory[i] = at.memory[0];
-    sessions.push_back(at.memory[i].data());
-  }
-  const int steps = n_sessions == 1 ? 256 : 128;  // whole chunks: updates are counted in
-  std::vector<float> y;
-  std::vector<double> seconds;
-  const SessionMemory before = at.memory[0];
-  for (int pass = 0; pass < 3; ++pass) {
-    const double begin = Seconds();
-    for (int t = 0; t < steps; ++t) {
-      Step(at.layer, at.context, sessions, at.position + t, 1, at.x, y);
+  // Reads as many tokens and keeps the states at each of the positions.
+  void Read(const std::vector<int64_t>& positions) {
+    std::mt19937 random(3);
+    std::normal_distribution<float> normal;
+    SessionMemory session = NewSession(layer_);
+    int64_t at = 0;
+    for (int64_t position : positions) {
+      while (at < position) {
+        for (BF16& value : x_) value = RoundToBF16(normal(random));
+        const auto n = static_cast<int>(std::min<int64_t>(kPromptRows, position - at));
+        Step(layer_, context_, {session.data()}, at, n, x_, y_);
+        at += n;
+      }
+      kept_.emplace(position, session);
     }
-    seconds.push_back((Seconds() - begin) / steps);
   }
-  at.memory[0] = before;
-  const double token = Median(seconds) / n_sessions;
-  const double read = static_cast<double>(StateBytesRead(at.layer, at.position)) +
-                      static_cast<double>(at.layer.mixer->weight_bytes()) / n_sessions;
-  const double rewritten = StateBytesWritten(at.layer, at.position, steps);
-  std::printf("%-22s %8lld %9d %12.0f %11.0f %11.0f %10.2f %10.2f\n", at.name,
-              static_cast<long long>(at.position), n_sessions, 1 / token, read, rewritten,
-              read / token / bandwidth, (read + rewritten) / token / bandwidth);
-  std::fflush(stdout);
-}
+
+  void Time(std::vector<Setting>& settings) {
+    for (int pass = 0; pass < 5; ++pass) {
+      for (Setting& setting : settings) setting.seconds.push_back(SecondsOfToken(setting));
+    }
+  }
+
+  void Print(const Setting& setting, const char* name, double bandwidth) const {
+    const double token = Median(setting.seconds);
+    const auto position = static_cast<long long>(setting.position);
+    if (setting.n_sessions == 0) {
+      std::printf("%-22s %8lld %9s %12.0f\n", name, position, "prompt", 1 / token);
+      return;
+    }
+    const double read = static_cast<double>(StateBytesRead(layer_, setting.position)) +
+                        static_cast<double>(layer_.mixer->weight_bytes()) / setting.n_sessions;
+    const double rewritten = StateBytesWritten(layer_, setting.position, setting.steps());
+    std::printf("%-22s %8lld %9d %12.0f %11.0f %11.0f %10.2f %10.2f\n", name, position,
+                setting.n_sessions, 1 / token, read, rewritten, read / token / bandwidth,
+                (read + rewritten) / token / bandwidth);
+    std::fflush(stdout);
+  }
+
+ private:
+  double SecondsOfToken(const Setting& setting) {
+    const auto n_sessions = static_cast<size_t>(std::max(1, setting.n_sessions));
+    memory_.resize(std::max(memory_.size(), n_sessions));
+    std::vector<std::byte*> sessions;
+    for (size_t i = 0; i < n_sessions; ++i) {
+      memory_[i] = kept_.at(setting.position);
+      sessions.push_back(memory_[i].data());
+    }
+    const double begin = Seconds();
+    for (int t = 0; t < setting.steps(); ++t) {
+      Step(layer_, context_, sessions, setting.position + t * setting.rows(), setting.rows(), x_,
+           y_);
+    }
+    const auto tokens =
+        static_cast<double>(setting.steps() * setting.rows()) * static_cast<double>(n_sessions);
+    return (Seconds() - begin) / tokens;
+  }
+
+  const Layer& layer_;
+  DeviceContext& context_;
+  std::vector<BF16>& x_;
+  std::vector<float> y_;
+  std::map<int64_t, SessionMemory> kept_;
+  std::vector<SessionMemory> memory_;
+};
 
 int Main(int argc, char** argv) {
-  CheckFlags(argc, argv, {"--threads", "--longest", "--sessions", "--mixers"});
+  CheckFlags(argc, argv, {"--threads", "--contexts", "--sessions", "--mixers"});
   const int n_threads = std::atoi(FlagValue(argc, argv, "--threads", "2"));
-  const int64_t longest = std::atoll(FlagValue(argc, argv, "--longest", "65536"));
+  const std::vector<int64_t> contexts =
+      Numbers(FlagValue(argc, argv, "--contexts", "128,1024,4096,16384,65536"));
   const std::vector<int64_t> sessions = Numbers(FlagValue(argc, argv, "--sessions", "1,4,8,16"));
   const std::vector<std::string> chosen = Names(FlagValue(argc, argv, "--mixers", ""));
+  for (const std::string& name : chosen) {
+    Check(name.empty() || FindMixer(name) != nullptr, "--mixers: no such layer type");
+  }
   auto context = *DeviceContext::Make(Device::kCpu, n_threads);
   context->BindThread();
   const double bandwidth = ReadBandwidth(context->n_threads());
@@ -244,27 +276,22 @@ int Main(int argc, char** argv) {
   for (const MixerEntry& entry : MixerRegistry()) {
     if (!chosen.front().empty() && !std::ranges::count(chosen, std::string(entry.layer_type)))
       continue;
-    const Layer layer = MakeLayer(entry, longest, *context);
+    const Layer layer = MakeLayer(entry, *std::ranges::max_element(contexts), *context);
     if (!SplitKeepsEveryBit(layer, *context, x)) {
       std::printf("%-22s not timed: it fails the contract\n", entry.layer_type.data());
       ++failures;
       continue;
     }
-    std::vector<SessionMemory> memory(static_cast<size_t>(*std::ranges::max_element(sessions)));
-    memory[0] = NewSession(layer);
-    std::vector<float> y;
-    int64_t position = 0;
-    for (int64_t target : {128, 1024, 4096, 16384, 65536, 262144, 1048576}) {
-      if (target > longest) break;
-      while (position < target) {
-        const int n_rows = static_cast<int>(std::min<int64_t>(kPromptRows, target - position));
-        for (BF16& value : x) value = RoundToBF16(normal(random));
-        Step(layer, *context, {memory[0].data()}, position, n_rows, x, y);
-        position += n_rows;
-      }
-      const Place at = {layer, *context, entry.layer_type.data(), position, memory, x};
-      TimePrompt(at);
-      for (int64_t n : sessions) TimeDecode(at, static_cast<int>(n), bandwidth);
+    LayerBench bench(layer, *context, x);
+    bench.Read(contexts);
+    std::vector<Setting> settings;
+    for (int64_t position : contexts) {
+      settings.push_back({position, 0});
+      for (int64_t n : sessions) settings.push_back({position, static_cast<int>(n)});
+    }
+    bench.Time(settings);
+    for (const Setting& setting : settings) {
+      bench.Print(setting, entry.layer_type.data(), bandwidth);
     }
   }
   return failures;

@@ -10,6 +10,8 @@
 //
 #include "hwy/foreach_target.h"
 #include "hwy/highway.h"
+//
+#include "kernels/common/load_wide-inl.h"
 
 HWY_BEFORE_NAMESPACE();
 namespace ovq::HWY_NAMESPACE {
@@ -25,14 +27,6 @@ constexpr int kSums = 16;
 constexpr int kCheckChannels = 16;
 // Vectors of slots that are summed together.
 constexpr int kVectors = 4;
-
-HWY_INLINE V LoadWide(D d, const float* p) { return hn::LoadU(d, p); }
-HWY_INLINE V LoadWide(D d, const BF16* p) {
-  const hn::Rebind<uint16_t, D> d16;
-  const hn::Rebind<uint32_t, D> d32;
-  const auto bits = hn::PromoteTo(d32, hn::LoadU(d16, reinterpret_cast<const uint16_t*>(p)));
-  return hn::BitCast(d, hn::ShiftLeft<16>(bits));
-}
 
 // distances[kVectors * kLanes] = |key - keys of the slots|^2. False: every slot is farther away
 // than its limit, and the distances are not whole.

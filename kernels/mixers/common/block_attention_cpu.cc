@@ -16,6 +16,7 @@
 #include "hwy/highway.h"
 //
 #include "hwy/contrib/math/math-inl.h"
+#include "kernels/common/load_wide-inl.h"
 
 HWY_BEFORE_NAMESPACE();
 namespace ovq::HWY_NAMESPACE {
@@ -34,14 +35,6 @@ template <int kRows>
 using Rows = std::integral_constant<int, kRows>;
 // Below any score of finite inputs, and still finite: the running maximum starts here.
 constexpr float kLowest = -3.0e38f;
-
-HWY_INLINE V LoadWide(D d, const float* p) { return hn::LoadU(d, p); }
-HWY_INLINE V LoadWide(D d, const BF16* p) {
-  const hn::Rebind<uint16_t, D> d16;
-  const hn::Rebind<uint32_t, D> d32;
-  const auto bits = hn::PromoteTo(d32, hn::LoadU(d16, reinterpret_cast<const uint16_t*>(p)));
-  return hn::BitCast(d, hn::ShiftLeft<16>(bits));
-}
 
 // Asks for n elements that the next block will need.
 template <class T>

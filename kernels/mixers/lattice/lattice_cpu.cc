@@ -9,8 +9,8 @@
 #include <cmath>
 #include <vector>
 
-#include "kernels/common/parallel.h"
 #include "kernels/mixers/lattice/lattice.h"
+#include "kernels/mixers/recurrent/heads.h"
 
 #undef HWY_TARGET_INCLUDE
 #define HWY_TARGET_INCLUDE "kernels/mixers/lattice/lattice_cpu.cc"
@@ -171,10 +171,8 @@ HWY_EXPORT(PassRows);
 }  // namespace
 
 void LatticeCpu(DeviceContext& context, const LatticeStep& step) {
-  const int n_heads = step.config.n_heads;
-  ParallelFor(context, int64_t{step.seqs.n_seqs()} * n_heads, [&](int64_t task, int) {
-    HWY_DYNAMIC_DISPATCH(PassRows)
-    (step, static_cast<int>(task / n_heads), static_cast<int>(task % n_heads));
+  ForEachHead(context, step.seqs, step.config.n_heads, [&](int s, int h) {
+    HWY_DYNAMIC_DISPATCH(PassRows)(step, s, h);
   });
 }
 

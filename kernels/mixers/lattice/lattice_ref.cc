@@ -3,6 +3,7 @@
 #include <vector>
 
 #include "kernels/mixers/lattice/lattice.h"
+#include "kernels/mixers/recurrent/heads.h"
 
 namespace ovq {
 namespace {
@@ -94,12 +95,12 @@ void PassToken(const LatticeStep& step, int s, int h, int64_t row) {
 
 }  // namespace
 
-void LatticeRef(DeviceContext&, const LatticeStep& step) {
-  for (int s = 0; s < step.seqs.n_seqs(); ++s) {
+void LatticeRef(DeviceContext& context, const LatticeStep& step) {
+  ForEachHead(context, step.seqs, step.config.n_heads, [&](int s, int h) {
     for (int64_t row = step.seqs.row_begin[s]; row < step.seqs.row_begin[s + 1]; ++row) {
-      for (int h = 0; h < step.config.n_heads; ++h) PassToken(step, s, h, row);
+      PassToken(step, s, h, row);
     }
-  }
+  });
 }
 
 }  // namespace ovq

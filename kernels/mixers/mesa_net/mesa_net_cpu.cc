@@ -5,8 +5,8 @@
 // A task is a head of a sequence, whose A and B stay in its core's cache for all rows.
 #include <algorithm>
 
-#include "kernels/common/parallel.h"
 #include "kernels/mixers/mesa_net/mesa_net.h"
+#include "kernels/mixers/recurrent/heads.h"
 
 #undef HWY_TARGET_INCLUDE
 #define HWY_TARGET_INCLUDE "kernels/mixers/mesa_net/mesa_net_cpu.cc"
@@ -123,10 +123,8 @@ HWY_EXPORT(PassRows);
 }  // namespace
 
 void MesaNetCpu(DeviceContext& context, const MesaStep& step) {
-  const int n_heads = step.config.n_heads;
-  ParallelFor(context, int64_t{step.seqs.n_seqs()} * n_heads, [&](int64_t task, int) {
-    HWY_DYNAMIC_DISPATCH(PassRows)
-    (step, static_cast<int>(task / n_heads), static_cast<int>(task % n_heads));
+  ForEachHead(context, step.seqs, step.config.n_heads, [&](int s, int h) {
+    HWY_DYNAMIC_DISPATCH(PassRows)(step, s, h);
   });
 }
 

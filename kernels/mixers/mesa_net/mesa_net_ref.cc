@@ -2,6 +2,7 @@
 #include <vector>
 
 #include "kernels/mixers/mesa_net/mesa_net.h"
+#include "kernels/mixers/recurrent/heads.h"
 
 namespace ovq {
 namespace {
@@ -83,12 +84,12 @@ void PassToken(const MesaStep& step, int s, int h, int64_t row) {
 
 }  // namespace
 
-void MesaNetRef(DeviceContext&, const MesaStep& step) {
-  for (int s = 0; s < step.seqs.n_seqs(); ++s) {
+void MesaNetRef(DeviceContext& context, const MesaStep& step) {
+  ForEachHead(context, step.seqs, step.config.n_heads, [&](int s, int h) {
     for (int64_t row = step.seqs.row_begin[s]; row < step.seqs.row_begin[s + 1]; ++row) {
-      for (int h = 0; h < step.config.n_heads; ++h) PassToken(step, s, h, row);
+      PassToken(step, s, h, row);
     }
-  }
+  });
 }
 
 }  // namespace ovq

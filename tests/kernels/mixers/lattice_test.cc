@@ -130,17 +130,8 @@ Vector Descended(const LatticeRows& rows) {
   return after;
 }
 
-class LatticeDevices : public testing::TestWithParam<Device> {
- protected:
-  void SetUp() override {
-    const std::string why_not = WhyNoDevice(GetParam());
-    if (!why_not.empty()) GTEST_SKIP() << why_not;
-    context_ = MakeContext(GetParam());
-  }
-  std::unique_ptr<DeviceContext> context_;
-};
-INSTANTIATE_TEST_SUITE_P(, LatticeDevices, testing::ValuesIn(TestDevices()),
-                         [](const auto& info) { return std::string(DeviceName(info.param)); });
+using LatticeDevices = RecurrentDevices;
+INSTANTIATE_TEST_SUITE_P(, LatticeDevices, testing::ValuesIn(TestDevices()), NameOfDevice);
 
 // Every variant of the paper, from its loss alone. Elements are of size 1 and come of some ten
 // operations in float32.

@@ -81,17 +81,8 @@ Vector SolveExactly(std::vector<Vector> m, Vector y) {
   return y;
 }
 
-class MesaNetDevices : public testing::TestWithParam<Device> {
- protected:
-  void SetUp() override {
-    const std::string why_not = WhyNoDevice(GetParam());
-    if (!why_not.empty()) GTEST_SKIP() << why_not;
-    context_ = MakeContext(GetParam());
-  }
-  std::unique_ptr<DeviceContext> context_;
-};
-INSTANTIATE_TEST_SUITE_P(, MesaNetDevices, testing::ValuesIn(TestDevices()),
-                         [](const auto& info) { return std::string(DeviceName(info.param)); });
+using MesaNetDevices = RecurrentDevices;
+INSTANTIATE_TEST_SUITE_P(, MesaNetDevices, testing::ValuesIn(TestDevices()), NameOfDevice);
 
 // What the iteration approximates is y = B^T (A + diag(lambda))^-1 q. It stops moving when r.r
 // nears the 1e-5 that damp its steps: |r| about 3e-3, which (A + diag(lambda))^-1 and B, both of

@@ -1,0 +1,19 @@
+// Heads of sequences, which need nothing of each other.
+#pragma once
+
+#include <cstdint>
+
+#include "kernels/common/parallel.h"
+#include "kernels/mixers/mixer.h"
+
+namespace ovq {
+
+// fn(sequence, head) for every head of every sequence, each a task that takes all rows of a step.
+template <class Fn>
+void ForEachHead(const DeviceContext& context, const StepSeqs& seqs, int n_heads, Fn&& fn) {
+  ParallelFor(context, int64_t{seqs.n_seqs()} * n_heads, [&](int64_t task, int) {
+    fn(static_cast<int>(task / n_heads), static_cast<int>(task % n_heads));
+  });
+}
+
+}  // namespace ovq
