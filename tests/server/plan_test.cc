@@ -1,6 +1,7 @@
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
+#include <nlohmann/json.hpp>
 #include <sstream>
 #include <string>
 #include <vector>
@@ -109,6 +110,56 @@ TEST(Plan, RowsOfAKvmCheckpoint) {
   for (const auto& row : Rows(*text)) live.push_back(row.back());
   EXPECT_THAT(live,
               ElementsAre("-", "256", "443", "1000", "1000", "-", "256", "443", "1024", "2896"));
+}
+
+// Bytes of a layer of the OVQ paper's 77M shape by the definitions of its state: matrices and the
+// newest inputs of the convolution, all float32, of one size at every position. Each is a multiple
+// of what a layer's part is rounded to, and eight of them of a page.
+TEST(Plan, RecurrentModelsAreOfOneSizeForEver) {
+  const struct {
+    const char *type, *section;
+    nlohmann::json fields;
+    int64_t layer_bytes;
+  } cases[] = {
+      {"gated_delta_net",
+       "gdn",
+       {{"num_heads", 3}, {"head_dim", 128}, {"value_head_dim", 256}, {"conv_size", 4}},
+       4 * (3 * 128 * 256 + 3 * (2 * 3 * 128 + 3 * 256))},
+      {"mamba2",
+       "mamba2",
+       {{"num_heads", 12}, {"head_dim", 64}, {"state_size", 64}},
+       4 * (12 * 64 * 64 + 3 * (12 * 64 + 2 * 64))},
+      {"mesa_net",
+       "mesa_net",
+       {{"num_heads", 6}, {"head_dim", 128}},
+       4 * (2 * 6 * 128 * 128 + 3 * 2 * 6 * 128)},
+      {"lattice",
+       "lattice",
+       {{"num_heads", 6}, {"num_slots", 128}, {"value_head_dim", 128}},
+       4 * (6 * 128 * 128 + 3 * 6 * 128)},
+  };
+  for (const auto& c : cases) {
+    const test::TempFolder folder;
+    const nlohmann::json config = {{"model_type", "ovq_hybrid"},
+                                   {"vocab_size", 10000},
+                                   {"hidden_size", 768},
+                                   {"num_hidden_layers", 8},
+                                   {"intermediate_size", 2304},
+                                   {"hidden_act", "silu"},
+                                   {"rms_norm_eps", 1e-5},
+                                   {"tie_word_embeddings", false},
+                                   {"layer_types", std::vector<std::string>(8, c.type)},
+                                   {c.section, c.fields}};
+    folder.Write("config.json", config.dump());
+    Options options = ForModel("");
+    options.model = folder.path();
+    options.plan_tokens = {1, 4096, 1 << 20};
+    const absl::StatusOr<std::string> text = PlanText(options);
+    ASSERT_TRUE(text.ok()) << text.status();
+    const auto rows = Rows(*text);
+    ASSERT_EQ(rows.size(), 4u) << c.type;
+    for (const auto& row : rows) EXPECT_EQ(row[2], std::to_string(8 * c.layer_bytes)) << c.type;
+  }
 }
 
 // A GPU's pages are large, so its sessions take more; no GPU is asked.
