@@ -126,9 +126,6 @@ def make_config(recipe, mixer):
         raw["layer_types"] = [mixer if kind == "ovq_attention" else kind
                               for kind in raw["layer_types"]]
     config = config_from_dict(raw)
-    if config.update != "paper" and "ovq_attention" in config.layer_types:
-        raise ConfigError(f"ovq.update: {config.update!r} has no gradients; train with 'paper' or "
-                          "full_attention, whose models it reads as well")
     return config
 
 

@@ -11,7 +11,8 @@ Merges show at the chunk's end only. A pair's distance is
 V is the mean |value|^2 of the first floor(N / 2) + 1 tokens. Where it is off by more than a factor
 of two from that of the candidates as a chunk's merges begin, theirs is V from then on. The closest
 pair becomes its weighted mean, of equally close ones that of the lowest rows.
-In numpy, without gradients: for evaluation and as the ground truth of the kernels.
+What merges is decided in numpy, in float64, and is a constant to gradients; rows are means of the
+tokens in them, which have gradients.
 """
 
 import numpy as np
@@ -42,6 +43,7 @@ class Candidates:
         # of row i: to rows before it
         self.distances = np.full((n, n), np.inf)
         self.closest, self.nearest = np.full(n, np.inf), np.zeros(n, int)
+        self.part_of = np.arange(n)  # where a row went that is no more
 
     def join(self, i):
         self.alive[i] = True
@@ -67,6 +69,7 @@ class Candidates:
         ties = np.flatnonzero(self.closest == self.closest.min())
         j = min(ties, key=lambda row: (self.nearest[row], row))
         i = self.nearest[j]
+        self.part_of[j] = i
         share = self.counts[j] / (self.counts[i] + self.counts[j])
         for rows in (self.keys, self.values, self.points):
             rows[i] += share * (rows[j] - rows[i])
@@ -74,6 +77,13 @@ class Candidates:
         self._leave(j)
         self._renew(np.flatnonzero(self.alive & (self.nearest == j)))
         self.join(i)
+
+    def places(self):
+        """Of every row that has joined, the place among those alive of the one it is in."""
+        part_of = self.part_of
+        while (part_of != part_of[part_of]).any():
+            part_of = part_of[part_of]
+        return (self.alive.cumsum() - 1)[part_of]
 
 
 def _mean_square(values):
@@ -86,6 +96,7 @@ class ClosestPairRows:
     def __init__(self, head_dim, value_head_dim, max_rows):
         self.keys, self.values = np.zeros((0, head_dim)), np.zeros((0, value_head_dim))
         self.counts, self.max_rows = np.zeros(0, np.int64), max_rows
+        self.row_of = np.zeros(0, np.int64)  # of every token
         self.size = None  # V, once more than half of max_rows tokens have passed
 
     def append(self, keys, values, merges_per_token=MERGES_PER_TOKEN):
@@ -95,6 +106,7 @@ class ClosestPairRows:
         self.keys, self.values = np.concatenate((self.keys, keys)), np.concatenate(
             (self.values, values))
         self.counts = np.concatenate((self.counts, np.ones(chunk_len, np.int64)))
+        self.row_of = np.concatenate((self.row_of, np.arange(n, n + chunk_len)))
         if self.size is None and len(self.keys) >= n_sized:
             self.size = _mean_square(self.values[:n_sized])
         if n_merges == 0:
@@ -117,27 +129,29 @@ class ClosestPairRows:
                 done += 1
         alive = candidates.alive
         self.keys, self.values = self.keys[alive], self.values[alive]
-        self.counts = self.counts[alive]
+        self.counts, self.row_of = self.counts[alive], candidates.places()[self.row_of]
 
 
-@torch.no_grad()
 def closest_pair_attention(q, k, v, chunk_len, max_rows, **rule):
     """Shapes as in mixers.py."""
     batch, n_heads, n_tokens, head_dim = k.shape
     heads = [ClosestPairRows(head_dim, v.shape[-1], max_rows) for _ in range(batch * n_heads)]
-    outs = []
+    tokens, outs = torch.cat((wide(k), wide(v)), -1), []
 
     def stacked(part):
         rows = np.stack([getattr(head, part) for head in heads])
-        return torch.from_numpy(rows).unflatten(0, (batch, n_heads))
+        return torch.from_numpy(rows).unflatten(0, (batch, n_heads)).to(k.device)
 
     for begin in range(0, n_tokens, chunk_len):
         chunk = slice(begin, begin + chunk_len)
         own_k, own_v = k[:, :, chunk], v[:, :, chunk]
-        rows = torch.cat((stacked("keys"), stacked("values")), -1).to(wide(k).dtype)
-        outs.append(read_chunk(q[..., chunk, :], own_k, own_v, rows, stacked("counts")))
+        counts, past = stacked("counts"), tokens[:, :, :begin]
+        sums = past.new_zeros(*counts.shape, past.shape[-1])
+        sums = sums.scatter_add(2, stacked("row_of").unsqueeze(-1).expand_as(past), past)
+        rows = sums / counts.unsqueeze(-1)
+        outs.append(read_chunk(q[..., chunk, :], own_k, own_v, rows, counts))
         if begin + chunk_len >= n_tokens:
             break
         for head, key, value in zip(heads, own_k.flatten(0, 1), own_v.flatten(0, 1)):
-            head.append(key.double().numpy(), value.double().numpy(), **rule)
+            head.append(*(x.detach().cpu().double().numpy() for x in (key, value)), **rule)
     return torch.cat(outs, dim=-2)

@@ -100,6 +100,26 @@ class ClosestPairTest(unittest.TestCase):
                 with self.subTest(max_rows=max_rows):
                     torch.testing.assert_close(out[b, head, 0], torch.stack(expected))
 
+    def test_gradients_are_those_of_loops_and_of_differences(self):
+        q, k, v = (x.requires_grad_() for x in random_qkv(26))
+        out = closest_pair_attention(q, k, v, CHUNK, 7)
+        towards = torch.randn_like(out)
+        towards[:, :, 1:] = 0  # of each group the loops have its first query
+        loops = []
+        for b, head in torch.cartesian_prod(*[torch.arange(2)] * 2).tolist():
+            naive = NaiveHead(7)
+            for t in range(26):
+                read = naive.read(q[b, head, 0, t], k[b, head, t], v[b, head, t])
+                loops.append((read * towards[b, head, 0, t]).sum())
+                naive.step()
+        for ours, theirs in zip(torch.autograd.grad((out * towards).sum(), (q, k, v)),
+                                torch.autograd.grad(sum(loops), (q, k, v))):
+            self.assertGreater(theirs.abs().max().item(), 0.01)
+            torch.testing.assert_close(ours, theirs)
+        small = [x[:1, :1].detach().requires_grad_() for x in (q, k, v)]
+        self.assertTrue(torch.autograd.gradcheck(
+            lambda *qkv: closest_pair_attention(*qkv, CHUNK, 7), small))
+
     def test_equal_rows_merge_lowest_first(self):
         keys, values = np.zeros((8, 2)), np.ones((8, 1))
         keys[[2, 5, 6], 0] = 1

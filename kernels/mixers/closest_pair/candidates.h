@@ -13,6 +13,12 @@ namespace ovq {
 
 inline constexpr float kPairValueWeight = 0.5f;  // w
 inline constexpr float kPairSizeChange = 2.0f;   // V is taken anew when it is off by more
+// Of equally close pairs, by the oldest tokens of the two: that with the oldest low one comes
+// first, of these that with the oldest high one. Never 0.
+constexpr unsigned long long OrderOfPair(uint32_t one, uint32_t other) {
+  const uint32_t low = one < other ? one : other, high = one < other ? other : one;
+  return static_cast<unsigned long long>(low) << 32 | high;
+}
 
 // The later row's part in the mean of two.
 constexpr float ShareOf(uint32_t low, uint32_t high) {
@@ -58,6 +64,9 @@ struct PairBlocks {
   constexpr int32_t* partners(int32_t block) const {
     return At<int32_t>(places.rows.partners, places.work.partners, block);
   }
+  constexpr uint32_t* oldest(int32_t block) const {
+    return At<uint32_t>(places.rows.oldest, places.work.oldest, block);
+  }
   constexpr float& value_size() const {
     return *places.value_size.At<float>(chunk.session, chunk.kv_head);
   }
@@ -80,6 +89,10 @@ struct PairBlocks {
   constexpr uint32_t Count(int32_t i) const {
     return IsToken(i) ? 1 : counts(i / kBlockSlots)[i % kBlockSlots];
   }
+  constexpr uint32_t& Oldest(int32_t i) const { return oldest(i / kBlockSlots)[i % kBlockSlots]; }
+  constexpr unsigned long long OrderOf(int32_t one, int32_t other) const {
+    return OrderOfPair(Oldest(one), Oldest(other));
+  }
   constexpr float& Bound(int32_t i) const { return bounds(i / kBlockSlots)[i % kBlockSlots]; }
   constexpr int32_t& Partner(int32_t i) const { return partners(i / kBlockSlots)[i % kBlockSlots]; }
   // Of a row as it stands at the chunk's end, which may lie in a block that was not there before.
@@ -90,11 +103,11 @@ struct PairBlocks {
   constexpr int32_t& RowPartner(int32_t slot) const {
     return Row<int32_t>(places.rows.partners, slot)[slot % kBlockSlots];
   }
-  // Of the merge-th mean of the chunk.
-  constexpr RoundingKey Rounding(int64_t merge, bool is_value) const {
+  // Of the mean that ends candidate `high`.
+  constexpr RoundingKey Rounding(int32_t high, bool is_value) const {
     return {.layer = static_cast<uint32_t>(blocks.layer),
             .kv_head = static_cast<uint32_t>(chunk.kv_head),
-            .row = static_cast<uint32_t>(merge),
+            .row = Oldest(high),
             .is_value = is_value,
             .chunk = chunk.begin / chunk.length};
   }

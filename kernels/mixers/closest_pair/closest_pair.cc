@@ -10,9 +10,17 @@
 namespace ovq {
 namespace {
 
-enum Field { kWorkKeys, kWorkValues, kWorkCounts, kWorkBounds, kWorkPartners, kValueSize };
+enum Field {
+  kWorkKeys,
+  kWorkValues,
+  kWorkCounts,
+  kWorkOldest,
+  kWorkBounds,
+  kWorkPartners,
+  kValueSize
+};
 // Of every head's part of a block; what tokens change within a chunk comes last.
-enum BlockField { kCounts, kLogCounts, kKeys, kValues, kBounds, kPartners };
+enum BlockField { kCounts, kLogCounts, kKeys, kValues, kOldest, kBounds, kPartners };
 
 ClosestPairConfig ReadConfig(const StateSpec& spec, AttrReader& model, AttrReader& section) {
   ClosestPairConfig config{};
@@ -54,6 +62,7 @@ ClosestPairAttention::ClosestPairAttention(const ClosestPairConfig& config)
       StateFields({{"work_keys", config.dtype, {heads, work, shape.head_dim, kBlockSlots}},
                    {"work_values", config.dtype, {heads, work, kBlockSlots, value_stride}},
                    {"work_counts", DType::kU32, {heads, work, kBlockSlots}},
+                   {"work_oldest", DType::kU32, {heads, work, kBlockSlots}},
                    {"work_bounds", DType::kF32, {heads, work, kBlockSlots}},
                    {"work_partners", DType::kI32, {heads, work, kBlockSlots}},
                    {"value_size", DType::kF32, {heads, 1}}});
@@ -65,6 +74,7 @@ ClosestPairAttention::ClosestPairAttention(const ClosestPairConfig& config)
     block.push_back({"log_counts", DType::kF32, {kBlockSlots}});
     block.push_back({"keys", config.dtype, {shape.head_dim, kBlockSlots}});
     block.push_back({"values", config.dtype, {kBlockSlots, value_stride}});
+    block.push_back({"oldest", DType::kU32, {kBlockSlots}});
     block.push_back({"bounds", DType::kF32, {kBlockSlots}});
     block.push_back({"partners", DType::kI32, {kBlockSlots}});
   }
@@ -108,8 +118,10 @@ void ClosestPairAttention::Attend(const LayerStep& step, const AttentionRows& ro
       step.context,
       ClosestPairStep{
           {blocks, step.seqs, rows},
-          {{Growing(step.where, kBounds), Growing(step.where, kPartners)},
-           {Fixed(step.where, kWorkBounds), Fixed(step.where, kWorkPartners)},
+          {{Growing(step.where, kBounds), Growing(step.where, kPartners),
+            Growing(step.where, kOldest)},
+           {Fixed(step.where, kWorkBounds), Fixed(step.where, kWorkPartners),
+            Fixed(step.where, kWorkOldest)},
            Fixed(step.where, kWorkKeys),
            Fixed(step.where, kWorkValues),
            Fixed(step.where, kWorkCounts),

@@ -21,13 +21,15 @@ struct ClosestPairConfig {
 };
 
 // What is kept of candidates beside keys and values, of rows [blocks] and of the chunk's work
-// blocks: float and int32 [64] of a block.
+// blocks: float, int32 and uint32 [64] of a block.
 struct CandidatePlaces {
   // Not above the distance to any candidate that was one before it.
   StatePlace bounds;
   // 0: no candidate. kStalePartner: the bound is no more than that. Else 1 + the candidate whose
   // distance the bound is.
   StatePlace partners;
+  // The lowest position, modulo 2^32, of the tokens in it: the order of candidates.
+  StatePlace oldest;
 };
 inline constexpr int32_t kStalePartner = -1;
 
@@ -48,9 +50,9 @@ struct ClosestPairStep : AttentionStep {
 inline constexpr int kMaxPairCudaChunkLen = 4096;
 
 // fixed: per kv head 2 ceil(chunk_len / 64) work blocks: keys [head_dim][64], values
-//        [64][value_stride], counts u32, bounds f32, partners i32 [64]; value_size f32
+//        [64][value_stride], counts u32, bounds f32, partners i32, oldest u32 [64]; value_size f32
 // block: per kv head: counts u32 [64] | log_counts f32 [64] | keys [head_dim][64] |
-//        values [64][value_stride] | bounds f32 [64] | partners i32 [64]
+//        values [64][value_stride] | oldest u32 [64] | bounds f32 [64] | partners i32 [64]
 struct ClosestPairAttention : Attention {
   explicit ClosestPairAttention(const ClosestPairConfig& config);
   ClosestPairAttention(const StateSpec& spec, AttrReader& model, AttrReader& section);

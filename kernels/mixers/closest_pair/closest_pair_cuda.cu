@@ -48,7 +48,8 @@ struct Dictionary {
     const uint32_t floats = PairShared::kBytes,
                    slots = floats + SharedFloats(args.blocks.shape) * 4,
                    value_at = floats + (args.blocks.shape.head_dim + 3) / 4 * 16;
-    block = {DynamicShared<float>(0), DynamicShared<int32_t>(kPairWarps * 4)};
+    block = {DynamicShared<float>(0), DynamicShared<int32_t>(kPairWarps * 4),
+             DynamicShared<unsigned long long>(kPairWarps * 8)};
     key = DynamicShared<float>(floats);
     value = DynamicShared<float>(value_at);
     slot_of = DynamicShared<int32_t>(slots);
@@ -61,7 +62,9 @@ struct Dictionary {
       const int64_t position = at.chunk.begin + offset, cap = at.chunk.slot_cap;
       for (int64_t i = JoinedAt(position, cap); i < JoinedAt(position + 1, cap); ++i) {
         if (i == 0) FirstSize(position + 1);
-        Meet(at.chunk.CandidateOf(i));
+        const int32_t joins = at.chunk.CandidateOf(i);
+        if (i >= at.chunk.begin && threadIdx.x == 0) at.Oldest(joins) = static_cast<uint32_t>(i);
+        Meet(joins);
       }
       for (int64_t merge = at.chunk.MergedAt(offset); merge < at.chunk.MergedAt(offset + 1);
            ++merge) {
@@ -172,9 +175,10 @@ struct Dictionary {
     __syncthreads();
   }
 
-  // Bound and partner of a candidate from all others.
-  __device__ void Meet(int32_t self) const {
+  // Bound and partner of a candidate from all others. The rules of FindNearestCpu (nearest.h).
+  __device__ void Meet(int32_t self, int32_t gone_low = -1, int32_t gone_high = -1) const {
     __syncthreads();
+    if (threadIdx.x == 0) at.Partner(self) = 0;
     for (int c = threadIdx.x; c < at.d(); c += kPairThreads) {
       key[c] = ToFloat(at.Key(self)[c * kBlockSlots]);
     }
@@ -185,16 +189,17 @@ struct Dictionary {
     const float scale = at.ValueScale();
     Lowest nearest;
     for (int32_t i = threadIdx.x; i < at.chunk.end(); i += kPairThreads) {
-      const int32_t partner = at.Partner(i);
-      if (partner == 0 || i == self) continue;
-      const float bound = partner == kStalePartner ? at.Bound(i) : -INFINITY,
-                  limit = fmaxf(nearest.key, bound), of_keys = KeyDistance(i, limit);
-      if (!(of_keys <= limit)) continue;
+      int32_t& partner = at.Partner(i);
+      if (partner == 0) continue;
+      const bool is_lost = partner == gone_low + 1 || partner == gone_high + 1;
+      if (is_lost) partner = kStalePartner;
+      const float of_keys = KeyDistance(i, nearest.key);
+      if (!(of_keys <= nearest.key)) continue;
       const float distance = of_keys + scale * ValueDistance(i);
-      if (distance < nearest.key) nearest = {distance, i};
-      if (distance <= bound) {
-        at.Bound(i) = distance;
-        at.Partner(i) = self + 1;
+      if (distance < INFINITY) nearest = LowerOf(nearest, {distance, at.Oldest(i), i});
+      if (distance == 0 && partner == kStalePartner && (is_lost || at.Bound(i) > 0)) {
+        at.Bound(i) = 0;
+        partner = self + 1;
       }
     }
     nearest = block.LowestOfBlock(nearest);
@@ -205,52 +210,41 @@ struct Dictionary {
     __syncthreads();
   }
 
+  // Of the lowest bounds a stale one, or else that of the oldest pair.
   __device__ Lowest LowestBound() const {
     Lowest lowest;
     for (int32_t i = threadIdx.x; i < at.chunk.end(); i += kPairThreads) {
-      if (at.Partner(i) == 0) continue;
+      const int32_t partner = at.Partner(i);
       const float bound = at.Bound(i);
-      if (bound < lowest.key) lowest = {bound, i};
+      if (partner == 0 || !(bound < INFINITY)) continue;
+      const Lowest mine = {bound, partner > 0 ? at.OrderOf(i, partner - 1) : 0, i};
+      lowest = LowerOf(lowest, mine);
     }
     return block.LowestOfBlock(lowest);
   }
-  // From `begin` on, candidates or what is none; -1 if there is none.
-  __device__ int32_t First(int32_t begin, bool candidate) const {
-    Lowest first;
-    for (int32_t i = begin + threadIdx.x; i < at.chunk.end(); i += kPairThreads) {
-      if ((at.Partner(i) != 0) != candidate) continue;
-      first = {0, i};
-      break;
+  // The oldest candidate but for `other`; -1 if there is none.
+  __device__ int32_t Oldest(int32_t other) const {
+    Lowest oldest;
+    for (int32_t i = threadIdx.x; i < at.chunk.end(); i += kPairThreads) {
+      if (at.Partner(i) != 0 && i != other) oldest = LowerOf(oldest, {0, at.Oldest(i), i});
     }
-    return block.LowestOfBlock(first).index;
+    return block.LowestOfBlock(oldest).index;
   }
 
-  // low < high; low or high is -1 if there are not two candidates.
+  // The older one is low; high is -1 if there are not two candidates.
   __device__ void Closest(int32_t& low, int32_t& high) const {
     for (Lowest lowest; (lowest = LowestBound()).index >= 0;) {
       const int32_t i = lowest.index, partner = at.Partner(i) - 1;
       if (partner >= 0) {
-        low = i < partner ? i : partner;
-        high = i < partner ? partner : i;
+        const bool older = at.Oldest(i) < at.Oldest(partner);
+        low = older ? i : partner;
+        high = older ? partner : i;
         return;
       }
       Meet(i);
     }
-    low = First(0, /*candidate=*/true);
-    high = low < 0 ? -1 : First(low + 1, /*candidate=*/true);
-  }
-
-  // A pair's candidates are some no more; they may have been the partners of others.
-  __device__ void Leave(int32_t low, int32_t high) const {
-    for (int32_t i = threadIdx.x; i < at.chunk.end(); i += kPairThreads) {
-      int32_t& partner = at.Partner(i);
-      if (i == low || i == high) {
-        partner = 0;
-      } else if (partner == low + 1 || partner == high + 1) {
-        partner = kStalePartner;
-      }
-    }
-    __syncthreads();
+    low = Oldest(-1);
+    high = low < 0 ? -1 : Oldest(low);
   }
 
   // n channels, `stride` apart, a group by a thread.
@@ -275,18 +269,19 @@ struct Dictionary {
     Closest(low, high);
     if (high < 0) return;
     const uint32_t of_low = at.Count(low), of_high = at.Count(high);
-    __syncthreads();
-    Leave(low, high);
-    const int32_t mean = First(at.chunk.first_merged(), /*candidate=*/false);
+    const int32_t mean = at.chunk.first_merged() + static_cast<int32_t>(merge);
     const float share = ShareOf(of_low, of_high);
     StoreMean(at.Key(low), at.Key(high), at.Key(mean), at.d(), kBlockSlots, share,
-              at.Rounding(merge, /*is_value=*/false));
+              at.Rounding(high, /*is_value=*/false));
     StoreMean(at.Value(low), at.Value(high), at.Value(mean), at.dv(), 1, share,
-              at.Rounding(merge, /*is_value=*/true));
+              at.Rounding(high, /*is_value=*/true));
+    __syncthreads();
     if (threadIdx.x == 0) {
       at.counts(mean / kBlockSlots)[mean % kBlockSlots] = SumOfCounts(of_low, of_high);
+      at.Oldest(mean) = at.Oldest(low);
+      at.Partner(low) = at.Partner(high) = 0;
     }
-    Meet(mean);
+    Meet(mean, low, high);
   }
 
   // slot_of: the slots of what the chunk leaves in its work blocks, -1 for what is gone: the free
@@ -342,6 +337,8 @@ struct Dictionary {
       const uint32_t count = at.Count(first + i);
       at.template Row<uint32_t>(at.blocks.counts, slot)[s] = count;
       at.template Row<float>(at.blocks.log_counts, slot)[s] = logf(static_cast<float>(count));
+      at.template Row<uint32_t>(at.places.rows.oldest, slot)[s] =
+          at.IsToken(first + i) ? static_cast<uint32_t>(at.chunk.begin + i) : at.Oldest(first + i);
       at.template Row<float>(at.places.rows.bounds, slot)[s] = at.Bound(first + i);
       at.RowPartner(slot) = at.Partner(first + i);
     }

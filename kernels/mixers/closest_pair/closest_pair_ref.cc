@@ -70,7 +70,7 @@ class DictionaryRef {
     for (int64_t token = 0; token < n; ++token) places.push_back(TokenPlace(token));
     return places;
   }
-  // Rows, tokens, means.
+  // The oldest first.
   std::vector<PlaceRef> Candidates() {
     std::vector<PlaceRef> places;
     for (const PlaceRef::Part part : {PlaceRef::kRow, PlaceRef::kToken, PlaceRef::kMean}) {
@@ -79,6 +79,7 @@ class DictionaryRef {
         if (Exists({part, i}) != 0) places.push_back({part, i});
       }
     }
+    std::ranges::sort(places, {}, [&](const PlaceRef& at) { return Oldest(at); });
     return places;
   }
 
@@ -103,6 +104,15 @@ class DictionaryRef {
     if (at.part == PlaceRef::kToken) return 1;
     return Block<uint32_t>(at, step_.blocks.counts,
                            step_.places.work_counts)[at.index % kBlockSlots];
+  }
+  // Where it was first said; a mean's is that of its older part.
+  uint32_t Oldest(const PlaceRef& at) const {
+    if (at.part == PlaceRef::kToken) return static_cast<uint32_t>(begin_ + at.index);
+    return OldestAt(at);
+  }
+  uint32_t& OldestAt(const PlaceRef& at) const {
+    return Block<uint32_t>(at, step_.places.rows.oldest,
+                           step_.places.work.oldest)[at.index % kBlockSlots];
   }
   float& Size() const { return *step_.places.value_size.At<float>(token_.session, token_.kv_head); }
 
@@ -164,20 +174,21 @@ class DictionaryRef {
     }
     const uint64_t a = Count(places[low]), b = Count(places[high]);
     Exists(places[low]) = Exists(places[high]) = 0;
-    PlaceRef mean = {PlaceRef::kMean, 0};
-    while (Exists(mean) != 0) ++mean.index;
+    const PlaceRef mean = {PlaceRef::kMean, merge};
+    const uint32_t ends = Oldest(places[high]);
     const double share = static_cast<double>(b) / static_cast<double>(a + b);
-    Store(mean, merge, keys[low], keys[high], share, /*is_value=*/false);
-    Store(mean, merge, values[low], values[high], share, /*is_value=*/true);
+    Store(mean, ends, keys[low], keys[high], share, /*is_value=*/false);
+    Store(mean, ends, values[low], values[high], share, /*is_value=*/true);
     Block<uint32_t>(mean, step_.blocks.counts, step_.places.work_counts)[Slot(mean)] =
         static_cast<uint32_t>(std::min<uint64_t>(a + b, std::numeric_limits<uint32_t>::max()));
+    OldestAt(mean) = Oldest(places[low]);
     Exists(mean) = 1;
   }
 
   // The mean of two rows in the state's dtype. bfloat16 rounds up with the probability of the
-  // distance: 16 random bits, drawn for (layer, head, merge, channel, chunk), are added below the
-  // bits that stay.
-  void Store(const PlaceRef& mean, int64_t merge, const std::vector<float>& low,
+  // distance: 16 random bits, drawn for (layer, head, oldest token of the younger row, channel,
+  // chunk), are added below the bits that stay.
+  void Store(const PlaceRef& mean, uint32_t ends, const std::vector<float>& low,
              const std::vector<float>& high, double share, bool is_value) {
     const AttentionBlocks& blocks = step_.blocks;
     const auto chunk = static_cast<uint64_t>(begin_ / length_);
@@ -192,8 +203,8 @@ class DictionaryRef {
         continue;
       }
       const auto words =
-          Philox4x32({static_cast<uint32_t>(merge), static_cast<uint32_t>(c / 8),
-                      static_cast<uint32_t>(chunk), static_cast<uint32_t>(chunk >> 32)},
+          Philox4x32({ends, static_cast<uint32_t>(c / 8), static_cast<uint32_t>(chunk),
+                      static_cast<uint32_t>(chunk >> 32)},
                      {static_cast<uint32_t>(2 * blocks.layer + (is_value ? 1 : 0)),
                       static_cast<uint32_t>(token_.kv_head)});
       const uint32_t random = words[c % 8 / 2] >> (c % 2 * 16) & 0xffff;
@@ -225,6 +236,7 @@ class DictionaryRef {
     Block<uint32_t>(row, blocks.counts, {})[Slot(row)] = count;
     Block<float>(row, blocks.log_counts, {})[Slot(row)] =
         static_cast<float>(std::log(static_cast<double>(count)));
+    OldestAt(row) = Oldest(from);
     Exists(row) = Exists(from);
   }
 

@@ -11,39 +11,47 @@ namespace ovq::cuda {
 inline constexpr int kPairThreads = 256;
 inline constexpr int kPairWarps = kPairThreads / 32;
 
-// The smaller key, of equal ones the lower index; -1: none.
+// The smaller key, of equal ones the smaller order, of these the lower index; -1: none.
 struct Lowest {
   float key = INFINITY;
+  unsigned long long order = 0;
   int32_t index = -1;
 };
 __device__ inline Lowest LowerOf(Lowest a, Lowest b) {
   if (b.index < 0) return a;
-  return a.index < 0 || b.key < a.key || (b.key == a.key && b.index < a.index) ? b : a;
+  if (a.index < 0) return b;
+  if (a.key != b.key) return b.key < a.key ? b : a;
+  if (a.order != b.order) return b.order < a.order ? b : a;
+  return b.index < a.index ? b : a;
 }
 
 // Shared memory of the reductions.
 struct PairShared {
-  SharedPtr<float> keys;       // [kPairWarps]
-  SharedPtr<int32_t> indices;  // [kPairWarps]
+  SharedPtr<float> keys;                 // [kPairWarps]
+  SharedPtr<int32_t> indices;            // [kPairWarps]
+  SharedPtr<unsigned long long> orders;  // [kPairWarps]
 
-  static constexpr uint32_t kBytes = kPairWarps * 8;
+  static constexpr uint32_t kBytes = kPairWarps * 16;
 
   __device__ Lowest LowestOfBlock(Lowest mine) const {
     for (int lanes = 16; lanes > 0; lanes /= 2) {
       mine = LowerOf(mine, {__shfl_xor_sync(0xffffffffu, mine.key, lanes),
+                            __shfl_xor_sync(0xffffffffu, mine.order, lanes),
                             __shfl_xor_sync(0xffffffffu, mine.index, lanes)});
     }
     __syncthreads();
     if (threadIdx.x % 32 == 0) {
       keys[threadIdx.x / 32] = mine.key;
       indices[threadIdx.x / 32] = mine.index;
+      orders[threadIdx.x / 32] = mine.order;
     }
     __syncthreads();
     Lowest lowest;
     for (int warp = 0; warp < kPairWarps; ++warp) {
       const float key = keys[warp];
       const int32_t index = indices[warp];
-      lowest = LowerOf(lowest, {key, index});
+      const unsigned long long order = orders[warp];
+      lowest = LowerOf(lowest, {key, order, index});
     }
     return lowest;
   }

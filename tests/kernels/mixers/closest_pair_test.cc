@@ -29,24 +29,32 @@ MixerCase Case(const std::string& type, int64_t chunk_len, int64_t slot_cap,
           .kv_dtype = kv_dtype};
 }
 
-// Every row's count, [head][row], as the state holds them.
-std::vector<std::vector<uint32_t>> Counts(const MixerInstance& instance,
+// Every row's count or oldest token, [head][row], as the state holds them.
+std::vector<std::vector<uint32_t>> OfRows(const std::string& field, const MixerInstance& instance,
                                           const MixerSession& session, int64_t n_rows) {
   const MixerState& state = instance.mixer().state();
   const std::vector<std::byte> bytes = session.bytes();
+  const auto& fields = state.block.list();
+  const auto found = std::ranges::find(fields, field, [](const StateField& f) { return f.name; });
+  const size_t offset = state.block.offset(static_cast<int>(found - fields.begin()));
   std::vector<std::vector<uint32_t>> counts(kHeads);
   const size_t head_bytes = state.block.bytes() / kHeads;
   for (size_t head = 0; head < kHeads; ++head) {
     for (int64_t row = 0; row < n_rows; ++row) {
       const size_t at = instance.where().blocks_offset +
                         static_cast<size_t>(row / kBlockSlots) * instance.where().block_stride +
-                        head * head_bytes + static_cast<size_t>(row % kBlockSlots) * 4;
+                        head * head_bytes + offset + static_cast<size_t>(row % kBlockSlots) * 4;
       uint32_t count;
       std::memcpy(&count, bytes.data() + at, sizeof(count));
       counts[head].push_back(count);
     }
   }
   return counts;
+}
+
+std::vector<std::vector<uint32_t>> Counts(const MixerInstance& instance,
+                                          const MixerSession& session, int64_t n_rows) {
+  return OfRows("counts", instance, session, n_rows);
 }
 
 class ClosestPair : public ::testing::TestWithParam<Device> {
@@ -97,6 +105,24 @@ TEST_P(ClosestPair, EqualTokensMergeFirst) {
   const std::vector<float> expected = full.Run(of_full, x, {}), y = instance.Run(session, x, {});
   // Nothing is lost: a row of n equal tokens with ln n counts as they would.
   AssertClose(y, expected, 1e-5, "y");
+}
+
+// Tokens 0 and 3 are equal, 1 and 2 too, and one pair has to merge.
+TEST_P(ClosestPair, OfEquallyClosePairsThatOfTheOldestMerges) {
+  const std::vector<float> distinct = RandomRows(2, 9);
+  std::vector<float> x;
+  for (const int64_t row : {0, 1, 1, 0}) {
+    const std::vector<float> of = Rows(distinct, row, row + 1);
+    x.insert(x.end(), of.begin(), of.end());
+  }
+  MixerInstance instance(Case("closest_pair_attention", 4, 3), GetParam(), 1, 4);
+  MixerSession session = instance.NewSession();
+  instance.Run(session, x, {});
+  const std::vector<uint32_t> counts{1, 1, 2}, oldest{1, 2, 0};
+  for (int64_t head = 0; head < kHeads; ++head) {
+    EXPECT_EQ(Counts(instance, session, 3)[head], counts);
+    EXPECT_EQ(OfRows("oldest", instance, session, 3)[head], oldest);
+  }
 }
 
 // Keys and values of broken weights: it ends, and as many rows stand as should.
@@ -165,7 +191,8 @@ struct Candidates {
       : keys(static_cast<size_t>(n_blocks * head_dim) * kBlockSlots),
         values(static_cast<size_t>(n_blocks * value_stride) * kBlockSlots),
         bounds(static_cast<size_t>(n_blocks) * kBlockSlots),
-        partners(bounds.size()) {
+        partners(bounds.size()),
+        oldest(bounds.size()) {
     std::mt19937 random(seed);
     std::normal_distribution<float> normal;
     for (float& x : keys) x = normal(random);
@@ -173,16 +200,40 @@ struct Candidates {
     for (size_t i = 0; i < partners.size(); ++i) {
       partners[i] = static_cast<int32_t>(random() % 3) - 1;
       bounds[i] = static_cast<float>(random() % 100);
+      oldest[i] = static_cast<uint32_t>(i * 37 % partners.size());
     }
     for (int b = 0; b < n_blocks; ++b) {
       blocks.push_back({keys.data() + static_cast<ptrdiff_t>(b) * head_dim * kBlockSlots,
                         values.data() + static_cast<ptrdiff_t>(b) * value_stride * kBlockSlots,
                         bounds.data() + static_cast<ptrdiff_t>(b) * kBlockSlots,
-                        partners.data() + static_cast<ptrdiff_t>(b) * kBlockSlots});
+                        partners.data() + static_cast<ptrdiff_t>(b) * kBlockSlots,
+                        oldest.data() + static_cast<ptrdiff_t>(b) * kBlockSlots});
     }
+  }
+  Nearest FindNearest(const std::vector<float>& key, const std::vector<float>& value, int32_t self,
+                      int32_t gone = -1) const {
+    const auto head_dim = static_cast<int>(key.size());
+    std::vector<float> distances(partners.size()), wide(key.size() * kBlockSlots);
+    const float* of = key.data();
+    float* to = distances.data();
+    KeyDistancesCpu({.dtype = DType::kF32,
+                     .head_dim = head_dim,
+                     .blocks = blocks,
+                     .keys = {&of, 1},
+                     .distances = {&to, 1},
+                     .wide = wide.data()});
+    return FindNearestCpu({.dtype = DType::kF32,
+                           .value_stride = static_cast<int>(value.size()),
+                           .blocks = blocks,
+                           .key_distances = distances.data(),
+                           .value_scale = 0.25f,
+                           .value = value.data(),
+                           .self = self,
+                           .gone = {gone, -1}});
   }
   std::vector<float> keys, values, bounds;
   std::vector<int32_t> partners;
+  std::vector<uint32_t> oldest;
   std::vector<CandidateBlock> blocks;
 };
 
@@ -197,16 +248,10 @@ TEST(FindNearest, MatchesPlainLoops) {
       for (float& x : key) x = normal(random);
       for (float& x : value) x = normal(random);
       const auto n = static_cast<int32_t>(all.partners.size()), self = n / 2;
+      all.partners[static_cast<size_t>(self)] = 0;
       const std::vector<float> bounds = all.bounds;
       const std::vector<int32_t> partners = all.partners;
-      const Nearest nearest = FindNearestCpu({.dtype = DType::kF32,
-                                              .head_dim = head_dim,
-                                              .value_stride = kValueStride,
-                                              .blocks = all.blocks,
-                                              .value_scale = 0.25f,
-                                              .key = key.data(),
-                                              .value = value.data(),
-                                              .self = self});
+      const Nearest nearest = all.FindNearest(key, value, self);
       double smallest = std::numeric_limits<double>::infinity();
       int32_t expected = -1;
       for (int32_t i = 0; i < n; ++i) {
@@ -220,20 +265,14 @@ TEST(FindNearest, MatchesPlainLoops) {
           const double apart = value[c] - all.values[i * kValueStride + c];
           distance += 0.25 * apart * apart;
         }
-        const bool is_other = partners[i] != 0 && i != self;
-        if (is_other && distance < smallest) {
+        if (partners[i] != 0 && distance < smallest) {
           smallest = distance;
           expected = i;
         }
-        // Sums of some 70 squares in float32: 1e-5 of a distance is room enough.
-        if (is_other && partners[i] == kStalePartner && distance < bounds[i]) {
-          EXPECT_EQ(all.partners[i], self + 1);
-          EXPECT_NEAR(all.bounds[i], distance, 1e-5 * distance);
-        } else {
-          EXPECT_EQ(all.partners[i], partners[i]);
-          EXPECT_EQ(all.bounds[i], bounds[i]);
-        }
+        EXPECT_EQ(all.partners[i], partners[i]);
+        EXPECT_EQ(all.bounds[i], bounds[i]);
       }
+      // Sums of some 70 squares in float32: 1e-5 of a distance is room enough.
       EXPECT_EQ(nearest.candidate, expected);
       EXPECT_NEAR(nearest.distance, smallest, 1e-5 * smallest);
     }
@@ -243,18 +282,103 @@ TEST(FindNearest, MatchesPlainLoops) {
 TEST(FindNearest, NobodyIsNearest) {
   Candidates all(1, 4, 16, 1);
   std::ranges::fill(all.partners, 0);
-  all.partners[7] = kStalePartner;
-  const std::vector<float> key(4), value(16);
-  const Nearest nearest = FindNearestCpu({.dtype = DType::kF32,
-                                          .head_dim = 4,
-                                          .value_stride = 16,
-                                          .blocks = all.blocks,
-                                          .value_scale = 1,
-                                          .key = key.data(),
-                                          .value = value.data(),
-                                          .self = 7});
+  const Nearest nearest = all.FindNearest(std::vector<float>(4), std::vector<float>(16), 7);
   EXPECT_EQ(nearest.candidate, -1);
   EXPECT_TRUE(std::isinf(nearest.distance));
+}
+
+TEST(FindNearest, OfEquallyNearOnesTheOldestIsNearest) {
+  Candidates all(2, 4, 16, 1);
+  std::ranges::fill(all.keys, 0.0f);
+  std::ranges::fill(all.values, 0.0f);
+  std::ranges::fill(all.partners, 3);
+  std::ranges::fill(all.bounds, 0.0f);
+  all.oldest[90] = 0;
+  all.oldest[0] = 90;
+  const Nearest nearest = all.FindNearest(std::vector<float>(4), std::vector<float>(16), 200);
+  EXPECT_EQ(nearest.candidate, 90);
+  EXPECT_EQ(nearest.distance, 0.0f);
+}
+
+// A stale bound of 0 may hide an older equal; not so the bound of one whose partner has just become
+// a part of who meets it.
+TEST(FindNearest, OfEqualOnesThoseTakeItThatHaveNoOlderPartner) {
+  Candidates all(1, 4, 16, 1);
+  std::ranges::fill(all.keys, 0.0f);
+  std::ranges::fill(all.values, 0.0f);
+  std::ranges::fill(all.bounds, 0.0f);
+  std::ranges::fill(all.partners, 3);
+  all.partners[5] = kStalePartner;
+  all.partners[6] = 11;
+  all.partners[7] = kStalePartner;
+  all.bounds[7] = 1.0f;
+  all.FindNearest(std::vector<float>(4), std::vector<float>(16), 63, /*gone=*/10);
+  EXPECT_EQ(all.partners[4], 3);
+  EXPECT_EQ(all.partners[5], kStalePartner);
+  EXPECT_EQ(all.partners[6], 64);
+  EXPECT_EQ(all.partners[7], 64);
+  EXPECT_EQ(all.bounds[7], 0.0f);
+}
+
+TEST(KeyDistances, AreTheSameBitsInAnyCompany) {
+  constexpr int kDim = 20;
+  for (const DType dtype : {DType::kF32, DType::kBF16}) {
+    const Candidates all(3, kDim, 16, 4);
+    std::vector<BF16> narrow(all.keys.size());
+    std::ranges::transform(all.keys, narrow.begin(), RoundToBF16);
+    std::vector<CandidateBlock> blocks = all.blocks;
+    for (size_t b = 0; dtype == DType::kBF16 && b < blocks.size(); ++b) {
+      blocks[b].keys = narrow.data() + b * kDim * kBlockSlots;
+    }
+    constexpr size_t kMost = 7;
+    const std::vector<float> keys = RandomRows(kMost * kDim / kModelDim + 1, 8);
+    std::vector<float> wide(kDim * kBlockSlots);
+    std::vector<std::vector<float>> alone(kMost, std::vector<float>(all.partners.size())),
+        together = alone;
+    std::vector<const float*> of;
+    std::vector<float*> to;
+    for (size_t i = 0; i < kMost; ++i) {
+      of.push_back(keys.data() + i * kDim);
+      to.push_back(together[i].data());
+      float* one = alone[i].data();
+      KeyDistancesCpu({dtype, kDim, blocks, {&of[i], 1}, {&one, 1}, wide.data()});
+    }
+    for (size_t n = 2; n <= kMost; ++n) {
+      for (std::vector<float>& row : together) std::ranges::fill(row, -1.0f);
+      KeyDistancesCpu({dtype, kDim, blocks, {of.data(), n}, {to.data(), n}, wide.data()});
+      for (size_t i = 0; i < n; ++i) EXPECT_EQ(together[i], alone[i]) << n << " " << i;
+    }
+  }
+}
+
+TEST(LowestBound, StaleOnesFirstThenPairsOfTheOldest) {
+  Candidates all(2, 4, 16, 1);
+  std::ranges::fill(all.partners, 0);
+  const auto set = [&](size_t i, float bound, int32_t partner, uint32_t oldest) {
+    all.bounds[i] = bound;
+    all.partners[i] = partner;
+    all.oldest[i] = oldest;
+  };
+  EXPECT_EQ(LowestBoundCpu(all.blocks).high, -1);
+  set(3, 2, 71, 9);
+  set(70, 3, 4, 8);
+  set(80, 2, 101, 2);
+  set(100, 2, 4, 7);
+  set(12, 2, 81, 5);
+  const PairBound lowest = LowestBoundCpu(all.blocks);
+  EXPECT_EQ(lowest.bound, 2);
+  EXPECT_EQ(lowest.low, 80);  // its age is 2, that of the others 5 and 7
+  EXPECT_EQ(lowest.high, 12);
+  set(90, 2, kStalePartner, 11);
+  EXPECT_EQ(LowestBoundCpu(all.blocks).low, -1);
+  EXPECT_EQ(LowestBoundCpu(all.blocks).high, 90);
+  std::vector<Nearest> bounds(10);
+  EXPECT_EQ(LowestBoundsCpu(all.blocks, bounds), 6);
+  EXPECT_EQ(bounds[0].candidate, 3);
+  EXPECT_EQ(bounds[1].candidate, 12);
+  EXPECT_EQ(bounds[5].candidate, 70);
+  EXPECT_EQ(LowestBoundsCpu(all.blocks, std::span(bounds).first(2)), 2);
+  EXPECT_EQ(bounds[1].candidate, 12);
 }
 
 }  // namespace

@@ -1,0 +1,57 @@
+// What is computed ahead of the tokens that need it, on the CPU: distances to rows and tokens,
+// which stay as they are while a chunk passes.
+#pragma once
+
+#include <algorithm>
+#include <cstddef>
+#include <cstdint>
+#include <span>
+
+namespace ovq {
+
+// For how many in one pass over the rows: of tokens before they join, of means before they are
+// made.
+inline constexpr int kJoinsAhead = 16, kMergesAhead = 8;
+// Means whose distances are kept until they are made, or given up for newer ones.
+inline constexpr int kMeansKept = 32;
+
+// Two candidates, the older one first; low = -1: candidate `high` alone.
+struct Pair {
+  int32_t low, high;
+  bool operator==(const Pair&) const = default;
+  // Not both of them can merge.
+  bool Excludes(const Pair& other) const {
+    return low >= 0 && other.low >= 0 && *this != other &&
+           (low == other.low || low == other.high || high == other.low || high == other.high);
+  }
+};
+
+// What a candidate will need to meet the others, or the mean of two.
+struct Ahead {
+  Pair of;           // {-1, -1}: nothing
+  float* key;        // [head_dim]
+  float* value;      // [value_stride]
+  float* distances;  // [blocks][64], of keys
+};
+
+// The newest take the places of the oldest.
+struct AheadRing {
+  std::span<Ahead> list;
+  size_t next = 0;
+
+  const Ahead* Find(const Pair& pair) const {
+    const auto found = std::ranges::find(list, pair, &Ahead::of);
+    return found == list.end() ? nullptr : &*found;
+  }
+  Ahead& Take(const Pair& pair) {
+    Ahead& taken = list[next];
+    next = (next + 1) % list.size();
+    taken.of = pair;
+    return taken;
+  }
+  void Clear() {
+    for (Ahead& ahead : list) ahead.of = {-1, -1};
+  }
+};
+
+}  // namespace ovq
