@@ -1,6 +1,7 @@
 // Prefill and decode speed of a whole model of the paper's shapes on random weights: tokens/s,
 // bytes a token moves (weights and live state), fraction of the read bandwidth measured in this
-// run.
+// run, and the slowest step of a chunk over the median one, each step's time its median of all
+// passes.
 //
 //   bench_decode [--shape 77m|257m|478m] [--mixer ovq_attention,...] [--threads 2]
 //                [--contexts 128,1024,...] [--sessions 1,4,8,16] [--state-dtype bf16|f32]
@@ -76,7 +77,14 @@ class SessionMemory {
 struct Setting {
   int64_t position;
   int n_sessions;
-  std::vector<double> step_seconds;  // one a pass
+  std::vector<double> step_seconds;          // one a pass
+  std::vector<std::vector<double>> at_step;  // of every step, one a pass
+
+  double SlowestOverMedian() const {
+    std::vector<double> steps;
+    for (const std::vector<double>& seconds : at_step) steps.push_back(Median(seconds));
+    return *std::ranges::max_element(steps) / Median(steps);
+  }
 };
 
 class Bench {
@@ -144,8 +152,13 @@ class Bench {
     }
     const std::vector<int32_t> tokens = Tokens(setting.n_sessions);
     Forward(batch, tokens, setting.position, 1);  // the copy left the caches in a state of its own
+    setting.at_step.resize(kSteps);
     const double begin = Seconds();
-    for (int t = 1; t <= kSteps; ++t) Forward(batch, tokens, setting.position + t, 1);
+    for (int t = 1; t <= kSteps; ++t) {
+      const double before = Seconds();
+      Forward(batch, tokens, setting.position + t, 1);
+      setting.at_step[t - 1].push_back(Seconds() - before);
+    }
     setting.step_seconds.push_back((Seconds() - begin) / kSteps);
   }
 
@@ -154,9 +167,9 @@ class Bench {
     const int n = setting.n_sessions;
     const double bytes = static_cast<double>(model_.weight_bytes()) / n +
                          static_cast<double>(model_.layout().bytes_at(setting.position, slot_cap_));
-    std::printf("%-26s decode  %8lld %9d %12.1f %14.0f %10.2f\n", name_.c_str(),
+    std::printf("%-26s decode  %8lld %9d %12.1f %14.0f %10.2f %8.2f\n", name_.c_str(),
                 static_cast<long long>(setting.position), n, n / step, bytes,
-                bytes * n / step / bandwidth);
+                bytes * n / step / bandwidth, setting.SlowestOverMedian());
   }
 
  private:
@@ -245,8 +258,8 @@ int Main(int argc, char** argv) {
     std::printf("not timed: whole prompt and single steps differ\n");
     return 1;
   }
-  std::printf("%-26s %-7s %8s %9s %12s %14s %10s\n", "mixer", "phase", "context", "sessions",
-              "tokens/s", "bytes/token", "of ceiling");
+  std::printf("%-26s %-7s %8s %9s %12s %14s %10s %8s\n", "mixer", "phase", "context", "sessions",
+              "tokens/s", "bytes/token", "of ceiling", "slowest");
   for (const std::unique_ptr<Bench>& bench : benches) {
     if (states == "random") {
       bench->MakeUpStates(contexts);
@@ -258,7 +271,7 @@ int Main(int argc, char** argv) {
   // Pass after pass over all settings, so that what else the machine does slows all of them alike.
   std::vector<Setting> settings;
   for (const int64_t position : contexts) {
-    for (const int64_t n : sessions) settings.push_back({position, static_cast<int>(n), {}});
+    for (const int64_t n : sessions) settings.push_back({position, static_cast<int>(n), {}, {}});
   }
   std::vector<std::vector<Setting>> timed(benches.size(), settings);
   std::vector<double> bandwidths;
