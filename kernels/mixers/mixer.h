@@ -25,6 +25,7 @@ struct LayerStep {
   const LayerState& where;
   // From and for other layers; Put before the layer opens a scratch scope of its own.
   StepTensors& tensors;
+  bool adds = true;  // to y; false: y is written
 };
 
 // Tokens [begin, end) of a session with this slot cap, within one span (MixerState::span).
@@ -45,8 +46,8 @@ class SequenceMixer {
   virtual ~SequenceMixer() = default;
   virtual const MixerState& state() const = 0;
   virtual size_t weight_bytes() const = 0;
-  // y[n_rows, d_model] += mix(x[n_rows, d_model]); advances each sequence's state in place.
-  // x in the compute dtype, y float32 (the residual stream).
+  // y[n_rows, d_model] += mix(x[n_rows, d_model]), or = (LayerStep::adds); advances each sequence's
+  // state in place. x in the compute dtype, y float32 (the residual stream).
   virtual void Forward(const LayerStep& step, TensorView x, TensorView y) const = 0;
   // The bytes of this layer's state that these tokens may change, each once: putting them
   // back undoes the tokens.

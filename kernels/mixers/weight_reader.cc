@@ -28,6 +28,19 @@ Buffer WeightReader::Floats(std::initializer_list<WeightPart> parts, float scale
   return status_.ok() ? context_.Upload(all.data(), all.size() * sizeof(float)) : Buffer();
 }
 
+Buffer WeightReader::NormWeight(std::string_view leaf, int64_t n, NormWeightKind kind,
+                                float scale) {
+  std::vector<float> weight(static_cast<size_t>(n), 1);
+  if (kind != NormWeightKind::kNone) {
+    const std::vector<float> in_file = HostFloats(leaf, {n});
+    for (size_t i = 0; i < in_file.size(); ++i) {
+      weight[i] = kind == NormWeightKind::kOnePlus ? 1 + in_file[i] : in_file[i];
+    }
+  }
+  for (float& value : weight) value *= scale;
+  return status_.ok() ? context_.Upload(weight.data(), weight.size() * sizeof(float)) : Buffer();
+}
+
 Linear WeightReader::Product(std::span<const WeightPart> parts, int64_t in, float scale) {
   std::vector<TensorView> views;
   for (const WeightPart& part : parts) views.push_back(Take(part.leaf, {part.rows, in}));

@@ -26,6 +26,9 @@ struct WeightPart {
   int64_t rows;
 };
 
+// What a norm multiplies by, of a tensor w: w, 1 + w, or 1 without a tensor.
+enum class NormWeightKind : uint8_t { kPlain, kOnePlus, kNone };
+
 // Takes weights by name and keeps every error (ProblemsOf its status). Once there is one, names and
 // shapes are still asked for, but nothing is loaded: what is taken is empty. So that no error hides
 // another, a mixer takes all its weights before it looks at status().
@@ -42,6 +45,7 @@ class WeightReader {
         status_(std::move(status)) {}
 
   const absl::Status& status() const { return status_; }
+  DeviceContext& context() const { return context_; }
   void Update(const absl::Status& status) { AddProblems(status_, status); }
 
   TensorView Take(std::string_view leaf, const Shape& shape);
@@ -50,6 +54,8 @@ class WeightReader {
   std::vector<float> HostFloats(std::string_view leaf, const Shape& shape);
   // Vectors end to end, times scale.
   Buffer Floats(std::initializer_list<WeightPart> parts, float scale = 1);
+  // float [n] in the device's memory: what a norm multiplies by, times scale.
+  Buffer NormWeight(std::string_view leaf, int64_t n, NormWeightKind kind, float scale = 1);
   // y = scale x W^T, x [n, in]: the parts' columns of y lie side by side in their order.
   Linear Product(std::span<const WeightPart> parts, int64_t in, float scale = 1);
   Linear Product(std::initializer_list<WeightPart> parts, int64_t in, float scale = 1) {

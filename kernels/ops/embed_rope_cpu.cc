@@ -68,7 +68,7 @@ void PrepareHeads(DeviceContext& context, const HeadPrep& prep) {
       const auto prepare = [&](const HeadRows& heads, const float* scale, const float* weights) {
         float* x = heads.data + row * heads.row_stride;
         for (int head = 0; head < heads.n_heads; ++head, x += d) {
-          NormHead(prep.norm, x, d, scale ? scale[head] : 1.0f, weights);
+          NormHead(prep.norm, x, d, scale ? scale[head] : 1.0f, weights, prep.eps);
           if (prep.rope) RotateHead(*prep.rope, table.data(), x);
           for (int i = 0; i < d && prep.round_to_bf16; ++i) x[i] = ToFloat(RoundToBF16(x[i]));
         }

@@ -21,9 +21,10 @@ struct HeadsTask {
   HeadRows queries, keys;
   const float* beta;
   const float *query_norm, *key_norm;
+  float eps;                 // of kRms
   const Phase* frequencies;  // [n_pairs]; null: no RoPE
   int32_t n_pairs;
-  // Pair i of a head is elements step i, step i + distance: the pairs that RoPE turns.
+  // Pair i < n_pairs of a head is elements step i, step i + distance: the pairs that RoPE turns.
   int32_t step, distance;
   const int64_t* positions;
   HeadNorm norm;
@@ -32,30 +33,37 @@ struct HeadsTask {
 
 __device__ float RoundedToBF16(float x) { return __uint_as_float(PackBF16(x, 0) << 16); }
 
-// A head's norm as x -> (x - mean) * factor * weight + bias, weights only of a LayerNorm.
+// A head's norm as x -> (x - mean) * factor * weight + bias.
 struct HeadScale {
   float mean, factor;
-  const float* weight_bias;  // [2][head_dim] or null
+  const float *weight, *bias;  // [head_dim] or null, the second null with the first
 
-  __device__ float Of(float x, int i, int head_dim) const {
+  __device__ float Of(float x, int i) const {
     const float unit = (x - mean) * factor;
-    return weight_bias == nullptr ? unit : fmaf(unit, weight_bias[i], weight_bias[head_dim + i]);
+    if (bias != nullptr) return fmaf(unit, weight[i], bias[i]);
+    return weight != nullptr ? unit * weight[i] : unit;
   }
 };
 
 // One warp. Lane l has the pairs l, l + 32, ... of all (head_dim + 1) / 2, so that no lane needs
-// another's elements after the norm.
+// another's elements after the norm. Elements behind those that RoPE turns by halves are paired by
+// halves, too.
 struct HeadPairs {
   const float* data;
-  int head_dim, step, distance;
+  int head_dim, n_turned, step, distance;
 
-  __device__ bool has_second(int pair) const { return pair * step + distance < head_dim; }
+  __device__ bool is_behind(int pair) const { return step == 1 && pair >= n_turned; }
+  __device__ int first(int pair) const { return is_behind(pair) ? n_turned + pair : pair * step; }
+  __device__ int second(int pair) const {
+    return first(pair) + (is_behind(pair) ? (head_dim + 1) / 2 - n_turned : distance);
+  }
+  __device__ bool has_second(int pair) const { return second(pair) < head_dim; }
   // sum of (x - shift)^power over the head, power 1 or 2.
   __device__ float Sum(float shift, bool squares) const {
     float low = 0, high = 0;
     for (int p = static_cast<int>(threadIdx.x) % kWarp; p < (head_dim + 1) / 2; p += kWarp) {
-      const float a = data[p * step] - shift;
-      const float b = has_second(p) ? data[p * step + distance] - shift : 0.0f;
+      const float a = data[first(p)] - shift;
+      const float b = has_second(p) ? data[second(p)] - shift : 0.0f;
       low = squares ? fmaf(a, a, low) : low + a;
       high = squares ? fmaf(b, b, high) : high + b;
     }
@@ -65,8 +73,9 @@ struct HeadPairs {
 
 __device__ HeadScale ScaleOf(const HeadPairs& head, const HeadsTask& task, bool is_query,
                              float beta) {
-  HeadScale scale = {0, 1, nullptr};
+  HeadScale scale = {0, beta, nullptr, nullptr};
   const auto n = static_cast<float>(head.head_dim);
+  const float* weights = is_query ? task.query_norm : task.key_norm;
   if (task.norm == HeadNorm::kUnit) scale.factor = beta / sqrtf(head.Sum(0, true) + 1e-6f);
   if (task.norm == HeadNorm::kL2) {
     scale.factor = beta / (sqrtf(head.Sum(0, true)) + kHeadNormEps);
@@ -74,7 +83,12 @@ __device__ HeadScale ScaleOf(const HeadPairs& head, const HeadsTask& task, bool 
   if (task.norm == HeadNorm::kLayer) {
     scale.mean = head.Sum(0, false) / n;
     scale.factor = 1.0f / sqrtf(head.Sum(scale.mean, true) / n + kHeadNormEps);
-    scale.weight_bias = is_query ? task.query_norm : task.key_norm;
+    scale.weight = weights;
+    scale.bias = weights + head.head_dim;
+  }
+  if (task.norm == HeadNorm::kRms) {
+    scale.factor = 1.0f / sqrtf(head.Sum(0, true) / n + task.eps);
+    scale.weight = weights;
   }
   return scale;
 }
@@ -82,13 +96,13 @@ __device__ HeadScale ScaleOf(const HeadPairs& head, const HeadsTask& task, bool 
 // One warp. cosine, sine [n_pairs]: read only with RoPE.
 __device__ void PrepareHead(float* data, const HeadsTask& task, bool is_query, float beta,
                             SharedPtr<const float> cosine, SharedPtr<const float> sine) {
-  const HeadPairs head = {data, task.queries.head_dim, task.step, task.distance};
+  const HeadPairs head = {data, task.queries.head_dim, task.n_pairs, task.step, task.distance};
   const HeadScale scale = ScaleOf(head, task, is_query, beta);
   for (int p = static_cast<int>(threadIdx.x) % kWarp; p < (head.head_dim + 1) / 2; p += kWarp) {
-    const int i = p * task.step, j = i + task.distance;
+    const int i = head.first(p), j = head.second(p);
     const bool pair = head.has_second(p);
-    float a = scale.Of(data[i], i, head.head_dim);
-    float b = pair ? scale.Of(data[j], j, head.head_dim) : 0.0f;
+    float a = scale.Of(data[i], i);
+    float b = pair ? scale.Of(data[j], j) : 0.0f;
     if (task.frequencies != nullptr && p < task.n_pairs) {
       const float c = cosine[p], s = sine[p];
       const float turned = a * c - b * s;
@@ -182,10 +196,11 @@ void PrepareHeads(DeviceContext& context, const HeadPrep& prep) {
                     .beta = prep.beta,
                     .query_norm = prep.query_norm,
                     .key_norm = prep.key_norm,
+                    .eps = prep.eps,
                     .frequencies = nullptr,
                     .n_pairs = 0,
                     .step = 1,
-                    .distance = (x.head_dim + 1) / 2,
+                    .distance = 0,
                     .positions = prep.positions.data(),
                     .norm = prep.norm,
                     .round_table = false,
@@ -194,7 +209,9 @@ void PrepareHeads(DeviceContext& context, const HeadPrep& prep) {
     task.frequencies = prep.rope->frequencies();
     task.n_pairs = prep.rope->n_pairs();
     task.round_table = prep.rope->spec().rounds_to_bf16;
-    if (prep.rope->spec().layout == RopeSpec::Layout::kPairs) task.step = 2, task.distance = 1;
+    const bool halves = prep.rope->spec().layout == RopeSpec::Layout::kHalves;
+    task.step = halves ? 1 : 2;
+    task.distance = halves ? task.n_pairs : 1;
   }
   Launch(context, HeadsKernel, dim3(static_cast<unsigned>(x.n_rows)), dim3(n_warps * kWarp),
          2 * static_cast<size_t>(task.n_pairs) * sizeof(float), task);

@@ -10,8 +10,8 @@
 namespace ovq::ref {
 namespace {
 
-// weight_bias [2][n] of kLayer.
-void NormHead(HeadNorm norm, float* x, int n, double scale, const float* weight_bias) {
+// weights [2][n] of kLayer, [n] of kRms.
+void NormHead(HeadNorm norm, float* x, int n, double scale, const float* weights, double eps) {
   double sum = 0, squares = 0, mean = 0;
   for (int i = 0; i < n; ++i) sum += x[i];
   if (norm == HeadNorm::kLayer) mean = sum / n;
@@ -21,8 +21,10 @@ void NormHead(HeadNorm norm, float* x, int n, double scale, const float* weight_
     if (norm == HeadNorm::kUnit) y *= scale / std::sqrt(squares + 1e-6);
     if (norm == HeadNorm::kL2) y *= scale / (std::sqrt(squares) + 1e-5);
     if (norm == HeadNorm::kLayer) {
-      y = (x[i] - mean) / std::sqrt(squares / n + 1e-5) * weight_bias[i] + weight_bias[n + i];
+      y = (x[i] - mean) / std::sqrt(squares / n + 1e-5) * weights[i] + weights[n + i];
     }
+    if (norm == HeadNorm::kRms) y = y / std::sqrt(squares / n + eps) * weights[i];
+    if (norm == HeadNorm::kNone) y *= scale;
     x[i] = static_cast<float>(y);
   }
 }
@@ -31,12 +33,13 @@ void NormHead(HeadNorm norm, float* x, int n, double scale, const float* weight_
 // every position exactly (x86-64) and the angle to position * 2^-64.
 void Rope(float* x, int n_heads, int head_dim, int64_t position, const RopeSpec& spec) {
   const bool halves = spec.layout == RopeSpec::Layout::kHalves;
+  const bool backwards = spec.layout == RopeSpec::Layout::kPairs;
   const int n = spec.dims / 2;
   const long double theta = spec.theta;
   for (int i = 0; i < n; ++i) {
-    const long double angle =
-        halves ? position * std::pow(theta, -1.0L * i / n)
-               : -position * std::pow(1 / theta, n == 1 ? 0 : 1.0L * i / (n - 1));
+    const long double angle = backwards
+                                  ? -position * std::pow(1 / theta, n == 1 ? 0 : 1.0L * i / (n - 1))
+                                  : position * std::pow(theta, -1.0L * i / n);
     double c = static_cast<double>(std::cos(angle));
     double s = static_cast<double>(std::sin(angle));
     if (spec.rounds_to_bf16) c = ToFloat(RoundToBF16(static_cast<float>(c)));
@@ -58,7 +61,7 @@ void PrepareHeads(DeviceContext&, const HeadPrep& prep) {
     for (int64_t row = 0; row < heads.n_rows; ++row) {
       float* x = heads.data + row * heads.row_stride;
       for (int head = 0; head < heads.n_heads; ++head) {
-        NormHead(prep.norm, x + int64_t{head} * d, d, scale ? scale[head] : 1.0, weights);
+        NormHead(prep.norm, x + int64_t{head} * d, d, scale ? scale[head] : 1.0, weights, prep.eps);
       }
       if (prep.rope) Rope(x, heads.n_heads, d, prep.positions[row], prep.rope->spec());
       for (int64_t i = 0; i < int64_t{heads.n_heads} * d && prep.round_to_bf16; ++i) {

@@ -1,11 +1,12 @@
 // RmsNorm    y[i] = r / sqrt(mean(r^2) + eps) * weight (+ bias), r = x[rows[i]]; x [n, d]
 // LayerNorm  y[i] = (r - mean(r)) / sqrt(var(r) + eps) * weight + bias, r = x[rows[i]]
-// NormHead   in place over x [n]: x / sqrt(sum(x^2) + 1e-6) * scale, x / (|x| + 1e-5) * scale, or
-//            LayerNorm
+// NormHead   in place over x [n]: x / sqrt(sum(x^2) + 1e-6) * scale, x / (|x| + 1e-5) * scale,
+//            x * scale, LayerNorm or RmsNorm
 // SwiGlu     y = gate / (1 + e^-gate) * up; gate_up [n, 2f] = [gate | up], y [n, f]
 // SquaredRelu y = max(x, 0)^2;  AddScaled x = a x + b y;  AddBias x = scale (x + bias)
 // SoftCap    x = cap tanh(x / cap)
 // MixTowards x += (target - x) share, share = 1 / (1 + e^-(gate + bias)) or one number
+// GateBySigmoid x = x / (1 + e^-gate);  Copy y = x
 // LogSumExp  out = max + ln(sum(e^(x - max))), max = max(x); x [n, m], out [n]
 #include <cmath>
 #include <limits>
@@ -81,15 +82,26 @@ void LayerNorm(const float* x, const NormWeights& weights, TensorView y, int64_t
   LayerNormRow(x, n, weight, bias, weights.eps, y.as<BF16>() + at);
 }
 
-void NormHead(HeadNorm norm, float* x, int n, float scale, const float* weight_bias) {
-  if (norm == HeadNorm::kNone) return;
-  if (norm == HeadNorm::kLayer) {
-    return LayerNormRow(x, n, weight_bias, weight_bias + n, kHeadNormEps, x);
-  }
+// scale: of a norm without weights.
+float HeadFactor(HeadNorm norm, const float* x, int n, float scale, float eps) {
+  if (norm == HeadNorm::kNone) return scale;
   const float squares = SumOfSquares(x, n);
-  const V factor =
-      hn::Set(d, norm == HeadNorm::kUnit ? scale / std::sqrt(squares + 1e-6f)
-                                         : scale / (std::sqrt(squares) + kHeadNormEps));
+  if (norm == HeadNorm::kRms) return 1.0f / std::sqrt(squares / static_cast<float>(n) + eps);
+  return norm == HeadNorm::kUnit ? scale / std::sqrt(squares + 1e-6f)
+                                 : scale / (std::sqrt(squares) + kHeadNormEps);
+}
+
+void NormHead(HeadNorm norm, float* x, int n, float scale, const float* weights, float eps) {
+  if (norm == HeadNorm::kNone && scale == 1) return;
+  if (norm == HeadNorm::kLayer) {
+    return LayerNormRow(x, n, weights, weights + n, kHeadNormEps, x);
+  }
+  const V factor = hn::Set(d, HeadFactor(norm, x, n, scale, eps));
+  if (norm == HeadNorm::kRms) {
+    return ForEachVector(n, [&](int64_t i, int64_t m) {
+      Store(hn::Mul(hn::Mul(Load(x + i, m), factor), Load(weights + i, m)), m, x + i);
+    });
+  }
   ForEachVector(n, [&](int64_t i, int64_t m) { Store(hn::Mul(Load(x + i, m), factor), m, x + i); });
 }
 
@@ -152,6 +164,29 @@ void MixTowards(const Mix& mix, int64_t row) {
   });
 }
 
+template <class T>
+void GateRow(T* x, const float* gate, int64_t n) {
+  ForEachVector(n, [&](int64_t i, int64_t m) {
+    Store(hn::Mul(Load(x + i, m), Sigmoid(Load(gate + i, m))), m, x + i);
+  });
+}
+
+void GateBySigmoid(TensorView x, const float* gate, int64_t row) {
+  const int64_t n = x.shape[1];
+  if (x.dtype == DType::kF32) return GateRow(x.as<float>() + row * n, gate, n);
+  GateRow(x.as<BF16>() + row * n, gate, n);
+}
+
+void Copy(const float* x, int64_t n, TensorView y, int64_t at) {
+  ForEachVector(n, [&](int64_t i, int64_t m) {
+    if (y.dtype == DType::kF32) {
+      Store(Load(x + i, m), m, y.as<float>() + at + i);
+    } else {
+      Store(Load(x + i, m), m, y.as<BF16>() + at + i);
+    }
+  });
+}
+
 void SoftCap(float* x, int64_t n, float cap) {
   const V factor = hn::Set(d, cap);
   ForEachVector(n, [&](int64_t i, int64_t m) {
@@ -194,6 +229,8 @@ HWY_EXPORT(SquaredRelu);
 HWY_EXPORT(AddScaled);
 HWY_EXPORT(AddBias);
 HWY_EXPORT(MixTowards);
+HWY_EXPORT(GateBySigmoid);
+HWY_EXPORT(Copy);
 HWY_EXPORT(SoftCap);
 HWY_EXPORT(LogSumExp);
 
@@ -225,8 +262,8 @@ void LayerNorm(DeviceContext& context, TensorView x, const NormWeights& weights,
   });
 }
 
-void NormHead(HeadNorm norm, float* x, int n, float scale, const float* weight_bias) {
-  HWY_DYNAMIC_DISPATCH(NormHead)(norm, x, n, scale, weight_bias);
+void NormHead(HeadNorm norm, float* x, int n, float scale, const float* weights, float eps) {
+  HWY_DYNAMIC_DISPATCH(NormHead)(norm, x, n, scale, weights, eps);
 }
 
 void SwiGlu(DeviceContext& context, TensorView gate_up, TensorView y) {
@@ -262,6 +299,21 @@ void MixTowards(DeviceContext& context, const Mix& mix) {
   const int64_t work = mix.width * (mix.gate ? kExpWork : 1);
   ParallelRows(context, mix.n_rows, work, [&](int64_t begin, int64_t end) {
     for (int64_t row = begin; row < end; ++row) HWY_DYNAMIC_DISPATCH(MixTowards)(mix, row);
+  });
+}
+
+void GateBySigmoid(DeviceContext& context, TensorView x, const float* gate, int64_t gate_stride) {
+  ParallelRows(context, x.shape[0], kExpWork * x.shape[1], [&](int64_t begin, int64_t end) {
+    for (int64_t row = begin; row < end; ++row) {
+      HWY_DYNAMIC_DISPATCH(GateBySigmoid)(x, gate + row * gate_stride, row);
+    }
+  });
+}
+
+void Copy(DeviceContext& context, TensorView x, TensorView y) {
+  const int64_t n = x.shape[1];
+  ParallelRows(context, x.shape[0], n, [&](int64_t begin, int64_t end) {
+    HWY_DYNAMIC_DISPATCH(Copy)(x.as<float>() + begin * n, (end - begin) * n, y, begin * n);
   });
 }
 

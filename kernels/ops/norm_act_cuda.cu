@@ -4,6 +4,7 @@
 // SquaredRelu y = max(x, 0)^2;  AddScaled x = a x + b y;  AddBias x = scale (x + bias)
 // SoftCap    x = cap tanh(x / cap)
 // MixTowards x += (target - x) share, share = 1 / (1 + e^-(gate + bias)) or one number
+// GateBySigmoid x = x / (1 + e^-gate);  Copy y = x
 // LogSumExp  out = max + ln(sum(e^(x - max))), max = max(x); x [n, m], out [n]
 #include <cmath>
 
@@ -150,6 +151,27 @@ __global__ void __launch_bounds__(kActThreads) MixKernel(const Mix mix) {
   }
 }
 
+__global__ void __launch_bounds__(kActThreads)
+    GateKernel(const Activations x, int64_t n, const float* gate, int64_t gate_stride) {
+  const int64_t at = blockIdx.x * n, i = ElementOfThread();
+  for (int64_t j = i; j < i + 4 && j < n; ++j) {
+    const float share = Sigmoid(gate[blockIdx.x * gate_stride + j]);
+    if (x.f32 != nullptr) {
+      x.f32[at + j] *= share;
+    } else {
+      BF16& value = x.bf16[at + j];
+      const float wide = __uint_as_float(static_cast<uint32_t>(value.bits) << 16);
+      value.bits = static_cast<uint16_t>(PackBF16(wide * share, 0));
+    }
+  }
+}
+
+__global__ void __launch_bounds__(kActThreads)
+    CopyKernel(const float* x, int64_t n, const Activations y) {
+  const int64_t row = blockIdx.x, i = ElementOfThread();
+  if (i < n) Store4(y, row, i, n, false, Load4(x + row * n, i, n, false, 0));
+}
+
 __global__ void __launch_bounds__(kActThreads) SoftCapKernel(float* x, int64_t n, float cap) {
   const int64_t at = blockIdx.x * n, i = ElementOfThread();
   for (int64_t j = i; j < i + 4 && j < n; ++j) x[at + j] = tanhf(x[at + j] / cap) * cap;
@@ -238,6 +260,16 @@ void AddBias(DeviceContext& context, TensorView x, TensorView bias, float scale)
 
 void MixTowards(DeviceContext& context, const Mix& mix) {
   LaunchElementwise(context, MixKernel, mix.n_rows, mix.width, mix);
+}
+
+void GateBySigmoid(DeviceContext& context, TensorView x, const float* gate, int64_t gate_stride) {
+  LaunchElementwise(context, GateKernel, x.shape[0], x.shape[1], ActivationsOf(x), x.shape[1], gate,
+                    gate_stride);
+}
+
+void Copy(DeviceContext& context, TensorView x, TensorView y) {
+  const int64_t n = x.shape[1];
+  LaunchElementwise(context, CopyKernel, x.shape[0], n, x.as<const float>(), n, ActivationsOf(y));
 }
 
 void SoftCap(DeviceContext& context, TensorView x, float cap) {

@@ -4,6 +4,7 @@
 // SquaredRelu y = max(x, 0)^2;  AddScaled x = a x + b y;  AddBias x = scale (x + bias)
 // SoftCap    x = cap tanh(x / cap)
 // MixTowards x += (target - x) share, share = 1 / (1 + e^-(gate + bias)) or one number
+// GateBySigmoid x = x / (1 + e^-gate);  Copy y = x
 // LogSumExp  out = max + ln(sum(e^(x - max))), max = max(x); x [n, m], out [n]
 #include <algorithm>
 #include <cmath>
@@ -88,6 +89,17 @@ void MixTowards(DeviceContext&, const Mix& mix) {
       x = static_cast<float>(x + (double{mix.target[at]} - x) * share);
     }
   }
+}
+
+void GateBySigmoid(DeviceContext&, TensorView x, const float* gate, int64_t gate_stride) {
+  const int64_t width = x.shape[1];
+  for (int64_t i = 0; i < x.shape.elements(); ++i) {
+    Store(x, i, FloatAt(x, i) / (1 + std::exp(-double{gate[i / width * gate_stride + i % width]})));
+  }
+}
+
+void Copy(DeviceContext&, TensorView x, TensorView y) {
+  for (int64_t i = 0; i < x.shape.elements(); ++i) Store(y, i, x.as<float>()[i]);
 }
 
 void SoftCap(DeviceContext&, TensorView x, float cap) {

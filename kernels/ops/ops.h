@@ -73,15 +73,17 @@ struct HeadRows {
 // position 2^40 and meaningless after 2^53.
 using Phase = unsigned __int128;
 
-// RoPE turns pairs of a head's channels by an angle that grows with the position.
-//   kHalves: pair i < n = dims / 2 is channels i, i + n; w_i = theta^(-i / n)
-//   kPairs:  pair i is channels 2i, 2i + 1; w_i = -theta^(-i / (n - 1)), -1 for n = 1 (the KVM
-//            paper's code, which turns backwards)
+// RoPE turns pairs of a head's channels by an angle that grows with the position. Pair i < n = dims
+// / 2 is
+//   kHalves:      channels i, i + n;   w_i = theta^(-i / n)
+//   kInterleaved: channels 2i, 2i + 1; w_i = theta^(-i / n)
+//   kPairs:       channels 2i, 2i + 1; w_i = -theta^(-i / (n - 1)), -1 for n = 1 (the KVM paper's
+//                 code, which turns backwards)
 struct RopeSpec {
-  enum class Layout : uint8_t { kHalves, kPairs };
+  enum class Layout : uint8_t { kHalves, kInterleaved, kPairs };
   Layout layout = Layout::kHalves;
   double theta = 10000;         // at least 1
-  int dims = 0;                 // channels turned, the first of a head; even, kHalves: all of them
+  int dims = 0;                 // channels turned, the first of a head; even
   bool rounds_to_bf16 = false;  // sines and cosines
 };
 
@@ -103,19 +105,22 @@ class RopeTable {
 //   kUnit:  x = x / sqrt(sum(x^2) + 1e-6), times beta[head] for queries (OVQ paper, appendix 8.2)
 //   kL2:    x = x / (sqrt(sum(x^2)) + 1e-5), times beta[head] for queries
 //   kLayer: x = (x - mean) / sqrt(var + 1e-5) * weight + bias, which the heads share
+//   kRms:   x = x / sqrt(mean(x^2) + eps) * weight, which the heads share
+//   kNone:  x = x, times beta[head] for queries
 //   x[i], x[j] = x[i] cos a - x[j] sin a, x[j] cos a + x[i] sin a for the pairs (i, j) of the
 //                RopeSpec, at the angle a = positions[row] w
 //   x = the nearest bfloat16 value, kept in float32
 // The angle is reduced to one turn exactly (Phase; in long double on ref) before sine and cosine
 // are taken in float64, so that it holds at any int64 position.
-enum class HeadNorm : uint8_t { kNone, kUnit, kL2, kLayer };
+enum class HeadNorm : uint8_t { kNone, kUnit, kL2, kLayer, kRms };
 struct HeadPrep {
   HeadRows queries;
   HeadRows keys = {};  // n_rows and head_dim of the queries; may have no heads
   HeadNorm norm = HeadNorm::kUnit;
   const float* beta = nullptr;        // [query heads]; null: all 1
-  const float* query_norm = nullptr;  // kLayer: weight and bias [2][head_dim]
+  const float* query_norm = nullptr;  // kLayer: weight and bias [2][head_dim]; kRms: weight
   const float* key_norm = nullptr;
+  float eps = 0;                            // of kRms
   const RopeTable* rope = nullptr;          // null: no position encoding
   std::span<const int64_t> positions = {};  // [n_rows], read only with rope
   bool round_to_bf16 = false;
@@ -146,6 +151,10 @@ struct Mix {
   float share = 0;              // without gate
 };
 void MixTowards(DeviceContext& context, const Mix& mix);
+// x *= 1 / (1 + e^-gate), x [n, d] F32 or BF16, gate [n, d] F32 with rows gate_stride apart.
+void GateBySigmoid(DeviceContext& context, TensorView x, const float* gate, int64_t gate_stride);
+// y = x, x F32; y F32 or BF16.
+void Copy(DeviceContext& context, TensorView x, TensorView y);
 // x = cap tanh(x / cap), x [n, m] F32.
 void SoftCap(DeviceContext& context, TensorView x, float cap);
 

@@ -17,14 +17,16 @@ OVQ_ON_EVERY_DEVICE(SquaredRelu)
 OVQ_ON_EVERY_DEVICE(AddScaled)
 OVQ_ON_EVERY_DEVICE(AddBias)
 OVQ_ON_EVERY_DEVICE(MixTowards)
+OVQ_ON_EVERY_DEVICE(GateBySigmoid)
+OVQ_ON_EVERY_DEVICE(Copy)
 OVQ_ON_EVERY_DEVICE(SoftCap)
 OVQ_ON_EVERY_DEVICE(LogSumExp)
 OVQ_ON_EVERY_DEVICE(Embed)
 
 namespace cpu {
-// The norm of one head [n], a part of PrepareHeads. scale: of kUnit and kL2; weight_bias: [2][n] of
-// kLayer.
-void NormHead(HeadNorm norm, float* x, int n, float scale, const float* weight_bias);
+// The norm of one head [n], a part of PrepareHeads. scale: of kUnit, kL2 and kNone; weights: [2][n]
+// of kLayer, [n] of kRms; eps: of kRms.
+void NormHead(HeadNorm norm, float* x, int n, float scale, const float* weights, float eps);
 }  // namespace cpu
 
 // Of kL2 and kLayer.

@@ -27,13 +27,15 @@ void CheckHeadRows(const HeadRows& x) {
 
 // Of pair i, see RopeSpec; radians a position become parts of a turn.
 Phase Frequency(const RopeSpec& spec, int i) {
-  const bool halves = spec.layout == RopeSpec::Layout::kHalves;
+  const bool backwards = spec.layout == RopeSpec::Layout::kPairs;
   const int n = spec.dims / 2;
-  const long double exponent = halves ? -2.0L * i / spec.dims : n == 1 ? 0 : -1.0L * i / (n - 1);
+  const long double exponent = !backwards ? -2.0L * i / spec.dims
+                               : n == 1   ? 0
+                                          : -1.0L * i / (n - 1);
   const long double turns = std::pow(static_cast<long double>(spec.theta), exponent) /
                             (2 * std::numbers::pi_v<long double>);
   const auto phase = static_cast<Phase>(std::ldexp(turns, 128));
-  return halves ? phase : -phase;
+  return backwards ? -phase : phase;
 }
 
 void CheckNorm(const TensorView& x, const NormWeights& weights, const TensorView& y,
@@ -82,14 +84,13 @@ void PrepareHeads(DeviceContext& context, const HeadPrep& prep) {
   }
   if (prep.rope != nullptr) {
     const RopeSpec& spec = prep.rope->spec();
-    Check(spec.layout == RopeSpec::Layout::kHalves ? spec.dims == prep.queries.head_dim
-                                                   : spec.dims <= prep.queries.head_dim,
-          "PrepareHeads: a table for this head_dim");
+    Check(spec.dims <= prep.queries.head_dim, "PrepareHeads: a table for this head_dim");
     Check(static_cast<int64_t>(prep.positions.size()) == prep.queries.n_rows,
           "PrepareHeads: one position a row");
   }
-  Check(prep.norm != HeadNorm::kLayer || (prep.query_norm && prep.key_norm),
-        "PrepareHeads: a layer norm has weights");
+  Check((prep.norm != HeadNorm::kLayer && prep.norm != HeadNorm::kRms) ||
+            (prep.query_norm && (prep.key_norm || prep.keys.n_heads == 0)),
+        "PrepareHeads: a norm of this kind has weights");
   Dispatch<ref::PrepareHeads, cpu::PrepareHeads, cuda::PrepareHeads>(context, prep);
 }
 
@@ -131,6 +132,17 @@ void MixTowards(DeviceContext& context, const Mix& mix) {
   Check(mix.x_stride >= mix.width, "MixTowards: rows do not overlap");
   Check((mix.gate == nullptr) == (mix.bias == nullptr), "MixTowards: a gate has a bias");
   Dispatch<ref::MixTowards, cpu::MixTowards, cuda::MixTowards>(context, mix);
+}
+
+void GateBySigmoid(DeviceContext& context, TensorView x, const float* gate, int64_t gate_stride) {
+  Check(IsActivation(x) && gate_stride >= x.shape[1], "GateBySigmoid: a gate for every element");
+  Dispatch<ref::GateBySigmoid, cpu::GateBySigmoid, cuda::GateBySigmoid>(context, x, gate,
+                                                                        gate_stride);
+}
+
+void Copy(DeviceContext& context, TensorView x, TensorView y) {
+  CheckElementwise(x, y, "Copy: y has the shape of x, which is float32");
+  Dispatch<ref::Copy, cpu::Copy, cuda::Copy>(context, x, y);
 }
 
 void SoftCap(DeviceContext& context, TensorView x, float cap) {

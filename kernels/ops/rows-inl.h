@@ -12,6 +12,7 @@
 
 #include "hwy/contrib/math/math-inl.h"
 #include "hwy/highway.h"
+#include "kernels/common/load_wide-inl.h"
 #include "kernels/common/tensor.h"
 
 HWY_BEFORE_NAMESPACE();
@@ -33,6 +34,13 @@ HWY_INLINE V Load(const float* p, int64_t n, float fill = 0) {
   hn::Store(hn::Set(d, fill), d, lanes);
   std::memcpy(lanes, p, static_cast<size_t>(n) * sizeof(float));
   return hn::Load(d, lanes);
+}
+
+HWY_INLINE V Load(const BF16* p, int64_t n) {
+  if (n == Lanes()) return LoadWide(d, p);
+  BF16 lanes[hn::MaxLanes(d)] = {};
+  std::memcpy(lanes, p, static_cast<size_t>(n) * sizeof(BF16));
+  return LoadWide(d, lanes);
 }
 
 // Rounds to nearest even like RoundToBF16; the lower half is cleared, so that DemoteTo is exact.

@@ -1,5 +1,6 @@
 #include "kernels/mixers/common/attention.h"
 
+#include <algorithm>
 #include <cmath>
 
 #include "absl/strings/str_cat.h"
@@ -11,9 +12,28 @@ constexpr int64_t kMaxHeads = 4096;
 constexpr int64_t kMaxHeadDim = 1024;
 constexpr int64_t kMaxGateRank = 1 << 16;
 constexpr int64_t kMaxLayer = 1 << 16;
+constexpr double kMaxScoreScale = 1e6;
 
 // Among a step's tensors: what layer `layer` projects from FirstValuesInput.
 std::string FirstValues(int layer) { return absl::StrCat("first_values.", layer); }
+
+// qk_norm and what belongs to it.
+void ReadNorm(AttrReader& model, const AttentionShape& shape, AttentionInput& input) {
+  constexpr std::string_view kNorms[] = {"unit", "l2", "layer", "none", "rms", "rms_all_heads"};
+  constexpr std::string_view kWeights[] = {"plain", "one_plus", "none"};
+  constexpr HeadNorm kHeadNorms[] = {HeadNorm::kUnit, HeadNorm::kL2,  HeadNorm::kLayer,
+                                     HeadNorm::kNone, HeadNorm::kRms, HeadNorm::kRms};
+  const int norm = model.ChoiceOr("qk_norm", kNorms);
+  input.norm = kHeadNorms[norm];
+  input.norms_all_heads = kNorms[norm] == "rms_all_heads";
+  if (input.norm == HeadNorm::kRms) {
+    input.norm_eps = static_cast<float>(model.FloatOr("qk_norm_eps", 1e-6, 0, 1));
+    input.norm_weight = NormWeightKind(model.ChoiceOr("qk_norm_weight", kWeights));
+  }
+  if (input.norm != HeadNorm::kRms && input.norm != HeadNorm::kNone) return;
+  const double scale = 1 / std::sqrt(static_cast<double>(std::max(shape.head_dim, 1)));
+  input.score_scale = static_cast<float>(model.FloatOr("score_scale", scale, 0, kMaxScoreScale));
+}
 
 }  // namespace
 
@@ -35,10 +55,8 @@ AttentionShape ReadAttentionShape(AttrReader& model) {
 AttentionInput ReadAttentionInput(AttrReader& model, const AttentionShape& shape,
                                   bool turns_by_default) {
   constexpr std::string_view kResiduals[] = {"none", "gated", "linear", "gated_after_shift"};
-  constexpr std::string_view kNorms[] = {"unit", "l2", "layer"};
-  constexpr std::string_view kRopes[] = {"none", "halves", "pairs"};
-  enum { kNone, kHalves, kPairs };
-  constexpr HeadNorm kHeadNorms[] = {HeadNorm::kUnit, HeadNorm::kL2, HeadNorm::kLayer};
+  constexpr std::string_view kRopes[] = {"none", "halves", "interleaved", "pairs"};
+  enum { kNone, kHalves, kInterleaved, kPairs };
   AttentionInput input;
   input.value_residual =
       AttentionInput::ValueResidual(model.ChoiceOr("value_residual", kResiduals));
@@ -47,20 +65,24 @@ AttentionInput ReadAttentionInput(AttrReader& model, const AttentionShape& shape
     input.gate_rank = model.Int("value_gate_rank", 1, kMaxGateRank);
   }
   input.token_shift = model.BoolOr("token_shift", false);
-  input.norm = kHeadNorms[model.ChoiceOr("qk_norm", kNorms)];
+  input.bias = model.BoolOr("attention_bias", false);
+  input.gate = model.BoolOr("output_gate", false);
+  input.gate_bias = input.gate && model.BoolOr("output_gate_bias", false);
+  if (input.gate && input.token_shift) {
+    model.Fail("output_gate", "expected false with token_shift, which shifts no gate");
+  }
+  ReadNorm(model, shape, input);
 
   const int rope = model.ChoiceOr("rope", kRopes, turns_by_default ? kHalves : kNone);
   if (rope == kNone) return input;
   input.rope.theta = model.FloatOr("rope_theta", 10000.0, 1.0, 1e15);
-  input.rope.dims = shape.head_dim;
-  if (rope == kPairs) {
-    const int64_t most = shape.head_dim > 0 ? shape.head_dim : kMaxHeadDim;
-    input.rope.layout = RopeSpec::Layout::kPairs;
-    input.rope.dims = static_cast<int>(model.IntOr("rope_dims", shape.head_dim, 1, most));
-    input.rope.rounds_to_bf16 = model.BoolOr("rope_rounds_to_bfloat16", false);
-  }
+  input.rope.layout = RopeSpec::Layout(rope - kHalves);
+  const int64_t most = shape.head_dim > 0 ? shape.head_dim : kMaxHeadDim;
+  const auto dims = static_cast<int>(model.IntOr("rope_dims", 0, 1, most));
+  input.rope.dims = dims > 0 ? dims : shape.head_dim;
+  if (rope == kPairs) input.rope.rounds_to_bf16 = model.BoolOr("rope_rounds_to_bfloat16", false);
   if (model.ok() && input.rope.dims % 2 != 0) {
-    model.Fail(rope == kPairs ? "rope_dims" : "head_dim",
+    model.Fail(dims > 0 ? "rope_dims" : "head_dim",
                absl::StrCat("expected an even number for RoPE, got ", input.rope.dims));
   }
   return input;
@@ -90,31 +112,81 @@ AttentionProjection::AttentionProjection(const MixerSpec& spec, const AttentionS
   const int64_t q = int64_t{shape.n_heads} * shape.head_dim;
   const int64_t k = int64_t{shape.n_kv_heads} * shape.head_dim;
   const int64_t v = int64_t{shape.n_kv_heads} * shape.value_head_dim;
-  qkv_ = weights.Product({{"self_attn.q_proj.weight", q},
-                          {"self_attn.k_proj.weight", k},
-                          {"self_attn.v_proj.weight", v}},
-                         d_model);
+  std::vector<WeightPart> rows = {{"self_attn.q_proj.weight", q},
+                                  {"self_attn.k_proj.weight", k},
+                                  {"self_attn.v_proj.weight", v}};
+  if (input.gate) {
+    rows.push_back({"self_attn.g_proj.weight", int64_t{shape.n_heads} * shape.value_head_dim});
+  }
+  qkv_ = weights.Product(rows, d_model);
   out_ = weights.Product({{"self_attn.o_proj.weight", d_model}},
                          int64_t{shape.n_heads} * shape.value_head_dim, spec.residual_scale);
   if (input.value_layer == spec.layer) {
     first_values_ = weights.Product({{"self_attn.v_proj.weight", v}}, d_model);
   }
+  TakeBiases(spec);
   TakeValueResidual(spec, v);
   if (input.token_shift) {
     shift_ = weights.Floats(
         {{"self_attn.q_shift", q}, {"self_attn.k_shift", k}, {"self_attn.v_shift", v}});
   }
-  const int64_t d = shape.head_dim;
-  const auto scale = static_cast<float>(std::sqrt(static_cast<double>(d)));
-  if (input.norm == HeadNorm::kLayer) {
-    query_norm_ =
-        weights.Floats({{"self_attn.q_norm.weight", d}, {"self_attn.q_norm.bias", d}}, 1 / scale);
-    key_norm_ = weights.Floats({{"self_attn.k_norm.weight", d}, {"self_attn.k_norm.bias", d}});
-  } else {
-    beta_ = weights.Floats({{"self_attn.beta", shape.n_heads}},
-                           input.norm == HeadNorm::kL2 ? scale : 1);
-  }
+  TakeNorms(spec);
   if (input.rope.dims > 0) rope_.emplace(spec.context, input.rope);
+}
+
+void AttentionProjection::TakeBiases(const MixerSpec& spec) {
+  WeightReader& weights = spec.weights;
+  if (!input_.bias && !input_.gate_bias) return;
+  const int64_t gate = input_.gate ? int64_t{shape_.n_heads} * shape_.value_head_dim : 0;
+  const int64_t q = int64_t{shape_.n_heads} * shape_.head_dim;
+  const int64_t k = int64_t{shape_.n_kv_heads} * shape_.head_dim;
+  const int64_t v = int64_t{shape_.n_kv_heads} * shape_.value_head_dim;
+  std::vector<float> bias;  // of a part without one: zeros
+  const auto append = [&](bool has_bias, const WeightPart& part) {
+    const auto end = bias.size() + static_cast<size_t>(part.rows);
+    if (has_bias) {
+      const std::vector<float> in_file = weights.HostFloats(part.leaf, {part.rows});
+      bias.insert(bias.end(), in_file.begin(), in_file.end());
+    }
+    bias.resize(end);
+  };
+  append(input_.bias, {"self_attn.q_proj.bias", q});
+  append(input_.bias, {"self_attn.k_proj.bias", k});
+  append(input_.bias, {"self_attn.v_proj.bias", v});
+  append(input_.gate_bias, {"self_attn.g_proj.bias", gate});
+  qkv_bias_ = spec.context.Upload(bias.data(), bias.size() * sizeof(float));
+  if (!input_.bias) return;
+  out_bias_ = weights.Floats({{"self_attn.o_proj.bias", spec.state.d_model}}, spec.residual_scale);
+}
+
+void AttentionProjection::TakeNorms(const MixerSpec& spec) {
+  WeightReader& weights = spec.weights;
+  const int64_t d = shape_.head_dim;
+  const auto scale = static_cast<float>(std::sqrt(static_cast<double>(d)));
+  switch (input_.norm) {
+    case HeadNorm::kLayer:
+      query_norm_ =
+          weights.Floats({{"self_attn.q_norm.weight", d}, {"self_attn.q_norm.bias", d}}, 1 / scale);
+      key_norm_ = weights.Floats({{"self_attn.k_norm.weight", d}, {"self_attn.k_norm.bias", d}});
+      return;
+    case HeadNorm::kRms: {
+      const int64_t n_q = input_.norms_all_heads ? shape_.n_heads : 1;
+      const int64_t n_k = input_.norms_all_heads ? shape_.n_kv_heads : 1;
+      query_norm_ = weights.NormWeight("self_attn.q_norm.weight", n_q * d, input_.norm_weight,
+                                       input_.score_scale);
+      key_norm_ = weights.NormWeight("self_attn.k_norm.weight", n_k * d, input_.norm_weight);
+      return;
+    }
+    case HeadNorm::kNone: {
+      const std::vector<float> scales(static_cast<size_t>(shape_.n_heads), input_.score_scale);
+      beta_ = spec.context.Upload(scales.data(), scales.size() * sizeof(float));
+      return;
+    }
+    case HeadNorm::kUnit:
+    case HeadNorm::kL2:
+      beta_ = weights.Floats({{"self_attn.beta", shape_.n_heads}},
+                             input_.norm == HeadNorm::kL2 ? scale : 1);
+  }
 }
 
 void AttentionProjection::TakeValueResidual(const MixerSpec& spec, int64_t v_width) {
@@ -204,6 +276,9 @@ AttentionRows AttentionProjection::Project(const LayerStep& step, TensorView x,
   const TensorView out = scope.Tensor(compute_, {n_rows, out_.in()});
   TensorView qkv = scope.Tensor(DType::kF32, {n_rows, stride});
   qkv_.Apply(step.context, x, qkv);
+  if (qkv_bias_.bytes() > 0) {
+    AddBias(step.context, qkv, {qkv_bias_.as<void>(), DType::kF32, {stride}}, 1);
+  }
   const int64_t to_values = q_width + k_width;
   if (!input_.shifts_gate()) MixValues(step, x, qkv.as<float>() + to_values, stride);
   if (input_.token_shift) qkv = Shift(step, qkv, shift_, newest.qkv, scope);
@@ -212,30 +287,52 @@ AttentionRows AttentionProjection::Project(const LayerStep& step, TensorView x,
               stride);
   }
   float *q = qkv.as<float>(), *k = q + q_width;
-  PrepareHeads(step.context,
-               {.queries = {q, n_rows, shape_.n_heads, shape_.head_dim, stride},
-                .keys = {k, n_rows, shape_.n_kv_heads, shape_.head_dim, stride},
-                .norm = input_.norm,
-                .beta = beta_.as<float>(),
-                .query_norm = query_norm_.as<float>(),
-                .key_norm = key_norm_.as<float>(),
-                .rope = rope_ ? &*rope_ : nullptr,
-                .positions = {step.seqs.device.positions, static_cast<size_t>(n_rows)},
-                .round_to_bf16 = compute_ == DType::kBF16});
+  Prepare(step, q, k, stride);
   return {.q = q,
           .k = k,
           .v = k + k_width,
           .stride = stride,
           .out = out.data,
           .out_dtype = compute_,
-          .x = x};
+          .x = x,
+          .gate = input_.gate ? k + k_width + int64_t{shape_.n_kv_heads} * shape_.value_head_dim
+                              : nullptr};
 }
 
-void AttentionProjection::Output(DeviceContext& context, const AttentionRows& rows,
+void AttentionProjection::Prepare(const LayerStep& step, float* q, float* k, int64_t stride) const {
+  const int64_t n_rows = step.seqs.n_rows();
+  HeadPrep prep = {.queries = {q, n_rows, shape_.n_heads, shape_.head_dim, stride},
+                   .keys = {k, n_rows, shape_.n_kv_heads, shape_.head_dim, stride},
+                   .norm = input_.norm,
+                   .beta = beta_.as<float>(),
+                   .query_norm = query_norm_.as<float>(),
+                   .key_norm = key_norm_.as<float>(),
+                   .eps = input_.norm_eps,
+                   .rope = rope_ ? &*rope_ : nullptr,
+                   .positions = {step.seqs.device.positions, static_cast<size_t>(n_rows)},
+                   .round_to_bf16 = compute_ == DType::kBF16};
+  if (input_.norms_all_heads) {  // a row's heads as one, and then the rest head by head
+    for (const auto& [heads, weight] :
+         {std::pair(prep.queries, prep.query_norm), std::pair(prep.keys, prep.key_norm)}) {
+      const HeadRows as_one = {heads.data, n_rows, 1, heads.n_heads * heads.head_dim, stride};
+      PrepareHeads(step.context, {.queries = as_one,
+                                  .norm = HeadNorm::kRms,
+                                  .query_norm = weight,
+                                  .eps = input_.norm_eps});
+    }
+    prep.norm = HeadNorm::kNone;
+  }
+  PrepareHeads(step.context, prep);
+}
+
+void AttentionProjection::Output(const LayerStep& step, const AttentionRows& rows,
                                  TensorView y) const {
   const TensorView attended = {
       .data = rows.out, .dtype = rows.out_dtype, .shape = {y.shape[0], out_.in()}};
-  out_.Apply(context, attended, y, /*accumulate=*/true);
+  if (rows.gate != nullptr) GateBySigmoid(step.context, attended, rows.gate, rows.stride);
+  out_.Apply(step.context, attended, y, step.adds);
+  if (out_bias_.bytes() == 0) return;
+  AddBias(step.context, y, {out_bias_.as<void>(), DType::kF32, {y.shape[1]}}, 1);
 }
 
 }  // namespace ovq

@@ -1,5 +1,5 @@
-// What every softmax-type mixer has around its attention: projections, unit norms, score scale,
-// RoPE.
+// What every softmax-type mixer has around its attention: projections, norms, score scale, RoPE,
+// output gate.
 #pragma once
 
 #include <cstdint>
@@ -38,15 +38,24 @@ struct AttentionInput {
   ValueResidual value_residual = ValueResidual::kNone;
   int value_layer = -1;
   int64_t gate_rank = 0;
-  bool token_shift = false;         // of q, k and v as they then are, from x_{-1} = x_0
-  HeadNorm norm = HeadNorm::kUnit;  // kUnit: q times beta; kL2: beta sqrt(d); kLayer: 1 / sqrt(d)
-  RopeSpec rope;                    // dims 0: no position encoding
+  bool bias = false;         // of the projections of q, k, v and of the output
+  bool token_shift = false;  // of q, k and v as they then are, from x_{-1} = x_0
+  // kUnit: q times beta; kL2: beta sqrt(d); kLayer: 1 / sqrt(d); kNone and kRms: score_scale
+  HeadNorm norm = HeadNorm::kUnit;
+  float score_scale = 1;
+  bool norms_all_heads = false;  // kRms: over all heads of a row at once, weight [heads d]
+  float norm_eps = 0;            // of kRms
+  NormWeightKind norm_weight = NormWeightKind::kPlain;  // of kRms
+  RopeSpec rope;                                        // dims 0: no position encoding
+  // What the attention gives is multiplied by sigmoid(g_proj x (+ bias)) before o_proj.
+  bool gate = false, gate_bias = false;
 
   constexpr bool shifts_gate() const { return value_residual == ValueResidual::kGatedAfterShift; }
 };
 
-// From qk_norm, rope, rope_theta, rope_dims, rope_rounds_to_bfloat16, token_shift, value_residual,
-// value_residual_layer, value_gate_rank (docs/model-format.md).
+// From qk_norm, qk_norm_eps, qk_norm_weight, score_scale, rope, rope_theta, rope_dims,
+// rope_rounds_to_bfloat16, token_shift, attention_bias, output_gate, output_gate_bias,
+// value_residual, value_residual_layer, value_gate_rank (docs/model-format.md).
 AttentionInput ReadAttentionInput(AttrReader& model, const AttentionShape& shape,
                                   bool turns_by_default);
 
@@ -76,9 +85,11 @@ struct AttentionRows {
   void* out;  // [n_rows, n_heads, value_head_dim], packed
   DType out_dtype;
   TensorView x = {};  // [n_rows, d_model] what the others were projected from, in the compute dtype
+  const float* gate = nullptr;  // [n_rows, n_heads, value_head_dim], rows `stride` apart, or none
 };
 
-// q_proj, k_proj, v_proj, o_proj [out, in] of one layer and the weights of its AttentionInput.
+// q_proj, k_proj, v_proj, g_proj, o_proj [out, in] of one layer and the weights of its
+// AttentionInput.
 class AttentionProjection {
  public:
   // Its errors are spec.weights'.
@@ -90,8 +101,8 @@ class AttentionProjection {
   // Fills rows from x [n_rows, d_model]; the buffers live as long as scope.
   AttentionRows Project(const LayerStep& step, TensorView x, const ShiftPlaces& newest,
                         ScratchScope& scope) const;
-  // y[n_rows, d_model] += residual_scale o_proj(rows.out).
-  void Output(DeviceContext& context, const AttentionRows& rows, TensorView y) const;
+  // y[n_rows, d_model] += residual_scale o_proj(rows.out times its gate), or = (LayerStep::adds).
+  void Output(const LayerStep& step, const AttentionRows& rows, TensorView y) const;
   size_t bytes() const;
   // Of the row that the token shift of q, k and v keeps.
   static int64_t ShiftWidth(const AttentionShape& shape);
@@ -99,16 +110,21 @@ class AttentionProjection {
  private:
   using ValueResidual = AttentionInput::ValueResidual;
 
+  void TakeBiases(const MixerSpec& spec);
+  void TakeNorms(const MixerSpec& spec);
   void TakeValueResidual(const MixerSpec& spec, int64_t v_width);
   TensorView Shift(const LayerStep& step, TensorView x, const Buffer& mix, size_t newest,
                    ScratchScope& scope) const;
   void MixValues(const LayerStep& step, TensorView x, float* v, int64_t stride) const;
+  // Norms, score scale, RoPE and rounding of queries and keys, in place.
+  void Prepare(const LayerStep& step, float* q, float* k, int64_t stride) const;
 
   AttentionShape shape_;
   AttentionInput input_;
   DType compute_;
-  Linear qkv_;
+  Linear qkv_;  // rows q, k, v and, with a gate, g
   Linear out_;
+  Buffer qkv_bias_, out_bias_;    // [qkv_.out()] and [d_model] float, or nothing
   Linear first_values_;           // v_proj again, in the layer that gives values
   Linear gate_down_, gate_up_;    // float32: [rank, d_model], [v, rank]
   Buffer gate_bias_;              // [v] float
@@ -116,7 +132,7 @@ class AttentionProjection {
   float value_share_ = 0;         // lambda
   Buffer shift_;                  // [q + k + v] float
   Buffer beta_;                   // [n_heads] float
-  Buffer query_norm_, key_norm_;  // weight and bias [2][head_dim] float
+  Buffer query_norm_, key_norm_;  // kLayer: weight and bias [2][head_dim] float; kRms: weight
   std::optional<RopeTable> rope_;
 };
 
@@ -158,7 +174,7 @@ class AttentionMixer final : public SequenceMixer {
     ScratchScope scope(step.context);
     const AttentionRows rows = projection_.Project(step, x, Newest(step.where), scope);
     attention_.Attend(step, rows);
-    projection_.Output(step.context, rows, y);
+    projection_.Output(step, rows, y);
   }
   std::vector<StateExtent> Overwrites(const LayerState& where,
                                       const TokenRange& tokens) const override {

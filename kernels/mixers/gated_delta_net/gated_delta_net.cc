@@ -157,7 +157,7 @@ void GatedDeltaNet::Forward(const LayerStep& step, TensorView x, TensorView y) c
                              .z_stride = in.out(),
                              .y = normed.data,
                              .y_dtype = compute});
-  out.Apply(step.context, normed, y, /*accumulate=*/true);
+  out.Apply(step.context, normed, y, step.adds);
 }
 
 }  // namespace ovq

@@ -179,7 +179,7 @@ void Lattice::Forward(const LayerStep& step, TensorView x, TensorView y) const {
                              .z_stride = in.out(),
                              .y = normed.data,
                              .y_dtype = compute});
-  out.Apply(step.context, normed, y, /*accumulate=*/true);
+  out.Apply(step.context, normed, y, step.adds);
 }
 
 }  // namespace ovq

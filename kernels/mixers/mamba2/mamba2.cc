@@ -59,6 +59,12 @@ Mamba2Config ReadConfig(const StateSpec& spec, AttrReader& model, AttrReader& se
   config.bias = section.BoolOr("use_bias", false);
   config.norm = section.BoolOr("rmsnorm", true);
   config.norm_before_gate = section.BoolOr("norm_before_gate", false);
+  config.norm_groups =
+      static_cast<int>(section.IntOr("norm_groups", config.n_groups, 1, kMaxHeads));
+  if (section.ok() && config.width() % config.norm_groups != 0) {
+    section.Fail("norm_groups", absl::StrCat("expected a divisor of num_heads * head_dim = ",
+                                             config.width(), ", got ", config.norm_groups));
+  }
   config.skip_per_channel = section.BoolOr("D_has_hdim", false);
   ReadSteps(section, config);
   config.norm_eps = static_cast<float>(model.FloatOr("rms_norm_eps", 1e-5, 0, 1));
@@ -163,8 +169,8 @@ void Mamba2::Forward(const LayerStep& step, TensorView x, TensorView y) const {
   const TensorView gated = scope.Tensor(compute, {n_rows, config.width()});
   NormAndGate(step.context, {.x = answers,
                              .n_rows = n_rows,
-                             .n_groups = config.n_groups,
-                             .width = config.width() / config.n_groups,
+                             .n_groups = config.norm_groups,
+                             .width = config.width() / config.norm_groups,
                              .weight = norm_weight.as<float>(),
                              .shares_weight = false,
                              .eps = config.norm_eps,
@@ -174,7 +180,7 @@ void Mamba2::Forward(const LayerStep& step, TensorView x, TensorView y) const {
                              .gates_input = !config.norm_before_gate,
                              .y = gated.data,
                              .y_dtype = compute});
-  out.Apply(step.context, gated, y, /*accumulate=*/true);
+  out.Apply(step.context, gated, y, step.adds);
   if (config.bias) AddBias(step.context, y, VectorOf(out_bias), 1);
 }
 

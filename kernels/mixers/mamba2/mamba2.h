@@ -16,6 +16,7 @@ struct Mamba2Config {
   int conv_taps;
   bool conv_bias, bias;
   bool norm, norm_before_gate;
+  int norm_groups;        // of as many channels each
   bool skip_per_channel;  // D of every channel, not of every head
   float least_step, most_step;
   float norm_eps;

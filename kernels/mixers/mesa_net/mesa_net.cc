@@ -147,7 +147,7 @@ void MesaNet::Forward(const LayerStep& step, TensorView x, TensorView y) const {
                              .z_stride = in.out(),
                              .y = normed.data,
                              .y_dtype = compute});
-  out.Apply(step.context, normed, y, /*accumulate=*/true);
+  out.Apply(step.context, normed, y, step.adds);
 }
 
 }  // namespace ovq

@@ -201,7 +201,7 @@ void TransformerVq::Forward(const LayerStep& step, TensorView x, TensorView y) c
   }
   const TensorView gated = scope.Tensor(compute_, {n_rows, width});
   SwiGlu(step.context, rows, gated);
-  output_.Apply(step.context, gated, y, /*accumulate=*/true);
+  output_.Apply(step.context, gated, y, step.adds);
 }
 
 void TransformerVq::AttendHead(const LayerStep& step, int h, TensorView x, float* rows,

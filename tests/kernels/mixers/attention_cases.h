@@ -24,6 +24,21 @@ inline constexpr AttentionCaseShape kAttentionCaseShapes[] = {
     {2, 1, 64, 32, 64, 200, 100, DType::kBF16, DType::kBF16},
 };
 
+// As published models have it: norms of heads with a scale of the score, or of all heads at once,
+// biases, RoPE of some channels or of neighbours, and a gate of the output.
+inline MixerCase Gated(MixerCase c, bool all_heads) {
+  c.name += all_heads ? "rms_all_heads" : "gated";
+  c.model["qk_norm"] = all_heads ? "rms_all_heads" : "rms";
+  c.model["qk_norm_weight"] = all_heads ? "plain" : "one_plus";
+  c.model["score_scale"] = 0.5;
+  c.model["attention_bias"] = c.model["output_gate"] = c.model["output_gate_bias"] = true;
+  c.model["rope"] = all_heads ? "interleaved" : "halves";
+  c.model["rope_dims"] = 12;
+  c.weights["self_attn.q_norm.weight"] =
+      c.weights["self_attn.k_norm.weight"] = {all_heads ? 1.0f : 0.0f, 0.2f};
+  return c;
+}
+
 // A case of every shape; `finish` sets what the mixer adds to the heads.
 template <class Fn>
 std::vector<MixerCase> AttentionCases(const std::string& type, Fn&& finish) {
@@ -45,6 +60,9 @@ std::vector<MixerCase> AttentionCases(const std::string& type, Fn&& finish) {
     finish(s, c);
     cases.push_back(c);
     // Once more with all that may come between projections and attention (AttentionInput).
+    if (&s == &kAttentionCaseShapes[2] || &s == &kAttentionCaseShapes[4]) {
+      cases.push_back(Gated(c, /*all_heads=*/s.head_dim > 20));
+    }
     if (&s != &kAttentionCaseShapes[1]) continue;
     c.name += "shifted";
     c.model["token_shift"] = true;
