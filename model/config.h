@@ -19,14 +19,14 @@ enum class TokenizerKind : uint8_t { kNone, kBytes, kSentencePiece, kBpe };
 // "bytes", "sentencepiece", "bpe"; "" for none.
 const char* TokenizerName(TokenizerKind kind);
 
-// RMS: x / sqrt(mean x^2 + eps) w, and + b with a bias. Layer: (x - mean) / sqrt(var + eps) w + b.
-enum class NormKind : uint8_t { kRms, kLayer };
+// RMS: x / sqrt(mean x^2 + eps) w. Layer: (x - mean) / sqrt(var + eps) w. None: x. With a bias, +
+// b.
+enum class NormKind : uint8_t { kRms, kLayer, kNone };
 struct NormSpec {
   NormKind kind = NormKind::kRms;
   float eps = 1e-5f;
-  bool bias = false;  // of kRms; kLayer has one
-
-  bool has_bias() const { return bias || kind == NormKind::kLayer; }
+  bool bias = false;
+  NormWeightKind weight = NormWeightKind::kPlain;
 };
 
 // Gated SiLU: down(silu(gate x) up x). Squared ReLU: down(relu(up x)^2).
@@ -35,6 +35,8 @@ struct FeedForwardSpec {
   FeedForwardKind kind = FeedForwardKind::kNone;
   int64_t width = 0;
   bool token_shift = false;  // x moves towards the token before, zeros at position 0
+  // Reads the rows that the layer's mixer reads, which are normed once; without a token shift.
+  bool parallel = false;
 };
 
 // What mixers read of a config.json, in their own names.
@@ -53,6 +55,9 @@ struct LayerSpec {
   std::string type;  // known to the mixer registry
   int fields = 0;    // of ModelConfig::mixer_fields
   FeedForwardSpec feed_forward;
+  // Whether its two parts read normed rows (ModelConfig::norm), and whether what they give is
+  // normed before it is added to the residual (post_norm).
+  bool norm_before = true, norm_after = false;
   bool is_wrong = false;  // its type or a field that makes it; never where LoadConfig is OK
 };
 
@@ -67,13 +72,14 @@ struct ModelConfig {
   int n_layers = 0;
   std::vector<LayerSpec> layers;          // [n_layers]
   std::vector<MixerFields> mixer_fields;  // as many as there are kinds of layers
-  NormSpec norm;                          // of every layer's two parts and before the head
-  bool embedding_norm = false;            // the same kind, of the embedding
-  bool final_norm = true;                 // before the head
+  float embedding_scale = 1;              // of the embedding, before its norm
+  NormSpec embedding_norm = {.kind = NormKind::kNone};
+  NormSpec norm, post_norm;  // of layers (LayerSpec)
+  NormSpec final_norm;       // before the head
   // Added to the embedding, times a weight: sines and cosines of the angles t base^(-2i/D). 0:
   // none.
   double sinusoid_base = 0;
-  float residual_scale = 1;  // of what a mixer or feed-forward adds to the residual
+  float residual_scale = 1;  // of what a mixer or feed-forward adds to the residual, normed or not
   // x = a x + b x0 before each layer, x0 the (normed) embedding.
   bool block_lambdas = false;
   // Layer n/2 + j takes in, times a weight, what stood before layer n/2 - 1 - j.

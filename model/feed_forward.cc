@@ -5,26 +5,33 @@
 
 namespace ovq {
 
-FeedForward::FeedForward(WeightReader& reader, const ModelConfig& config,
-                         const FeedForwardSpec& spec)
-    : spec_(spec) {
+FeedForward::FeedForward(WeightReader& reader, const ModelConfig& config, const LayerSpec& layer)
+    : spec_(layer.feed_forward), residual_scale_(config.residual_scale) {
   if (!exists()) return;
+  const FeedForwardSpec& spec = spec_;
   const int64_t d_model = config.hidden_size;
-  norm_ = Norm(reader, "post_attention_layernorm", config.norm, d_model);
+  if (layer.norm_before && !spec.parallel) {
+    norm_ = Norm(reader, "post_attention_layernorm", config.norm, d_model);
+  }
+  if (layer.norm_after) {
+    post_norm_ = Norm(reader, "post_feedforward_layernorm", config.post_norm, d_model);
+  }
   if (spec.token_shift) shift_ = reader.Floats("mlp.shift", {d_model});
   inner_ =
       spec.kind == FeedForwardKind::kGatedSilu
           ? reader.Product(
                 {{"mlp.gate_proj.weight", spec.width}, {"mlp.up_proj.weight", spec.width}}, d_model)
           : reader.Product({{"mlp.up_proj.weight", spec.width}}, d_model);
-  outer_ = reader.Product({{"mlp.down_proj.weight", d_model}}, spec.width, config.residual_scale);
+  outer_ = reader.Product({{"mlp.down_proj.weight", d_model}}, spec.width,
+                          layer.norm_after ? 1 : residual_scale_);
 }
 
 void FeedForward::Forward(DeviceContext& context, const StepSeqs& seqs, const LayerState* where,
-                          TensorView h, TensorView x) const {
+                          const LayerRows& rows) const {
   if (!exists()) return;
+  const TensorView &h = rows.h, &x = rows.x;
   ScratchScope scope(context);
-  NormAndShift(context, seqs, where, h, x);
+  if (!spec_.parallel) NormAndShift(context, seqs, where, h, x);
   const TensorView inner = scope.Tensor(DType::kF32, {h.shape[0], inner_.out()});
   const TensorView active = scope.Tensor(x.dtype, {h.shape[0], spec_.width});
   inner_.Apply(context, x, inner);
@@ -33,7 +40,9 @@ void FeedForward::Forward(DeviceContext& context, const StepSeqs& seqs, const La
   } else {
     SquaredRelu(context, inner, active);
   }
-  outer_.Apply(context, active, h, /*accumulate=*/true);
+  outer_.Apply(context, active, post_norm_.exists() ? rows.added : h,
+               /*accumulate=*/!post_norm_.exists());
+  if (post_norm_.exists()) rows.AddNormed(context, post_norm_, residual_scale_);
 }
 
 void FeedForward::NormAndShift(DeviceContext& context, const StepSeqs& seqs,
@@ -54,7 +63,7 @@ void FeedForward::NormAndShift(DeviceContext& context, const StepSeqs& seqs,
 }
 
 size_t FeedForward::bytes() const {
-  return exists() ? norm_.bytes() + shift_.bytes() + inner_.bytes() + outer_.bytes() : 0;
+  return norm_.bytes() + post_norm_.bytes() + shift_.bytes() + inner_.bytes() + outer_.bytes();
 }
 
 }  // namespace ovq

@@ -54,11 +54,13 @@ std::optional<Attrs::Value> ToValue(const Json& json) {
 
 std::span<const std::string_view> Bookkeeping() { return kBookkeeping; }
 
-void FillAttrs(const Json& object, Attrs& attrs) {
+void FillAttrs(const Json& object, Attrs& attrs, std::string_view said_in) {
   for (const auto& [key, value] : object.items()) {
     if (std::ranges::find(kBookkeeping, key) != std::end(kBookkeeping)) continue;
     std::optional<Attrs::Value> attr = ToValue(value);
-    if (attr) attrs.Set(key, *std::move(attr));
+    if (!attr) continue;
+    attrs.Set(key, *std::move(attr),
+              said_in.empty() ? "" : absl::StrCat(std::string(said_in), key));
   }
 }
 

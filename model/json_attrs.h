@@ -14,7 +14,8 @@ namespace ovq {
 // The scalars of an object and its lists of integers only or of strings only; other lists count as
 // null. Nulls and objects are left out, and so is what transformers writes for its own use
 // (Bookkeeping). An integer beyond 64 bits is a real number.
-void FillAttrs(const nlohmann::json& object, Attrs& attrs);
+// said_in: what messages say before a field's name.
+void FillAttrs(const nlohmann::json& object, Attrs& attrs, std::string_view said_in = "");
 
 // A token id or a list of them, below vocab_size: none if the field is absent or null. Errors are
 // the reader's.

@@ -12,7 +12,7 @@
 #include "base/problems.h"
 #include "base/sha256.h"
 #include "kernels/mixers/common/attention.h"
-#include "model/families/family.h"
+#include "model/families/family_weights.h"
 #include "model/load_config.h"
 #include "model/weights.h"
 
@@ -140,7 +140,7 @@ std::unique_ptr<SequenceMixer> LanguageModel::MakeMixer(int i, WeightReader& wei
                   .state = config_.state_spec(i, state_dtype_, context.device()),
                   .weights = weights,
                   .compute_dtype = compute_dtype_,
-                  .residual_scale = config_.residual_scale,
+                  .residual_scale = config_.layers[i].norm_after ? 1 : config_.residual_scale,
                   .context = context});
   weights.Update(mixer.status());
   return mixer.ok() ? *std::move(mixer) : nullptr;
@@ -153,24 +153,27 @@ void LanguageModel::LoadLayer(int i, WeightReader& reader, DeviceContext& contex
     const std::vector<float> lambdas = reader.HostFloats("lambdas", {2});
     if (!lambdas.empty()) layer.keep = lambdas[0], layer.embedding = lambdas[1];
   }
-  layer.input_norm = Norm(reader, "input_layernorm", config_.norm, config_.hidden_size);
+  const LayerSpec& spec = config_.layers[i];
+  const int64_t d_model = config_.hidden_size;
+  if (spec.norm_before) layer.input_norm = Norm(reader, "input_layernorm", config_.norm, d_model);
+  if (spec.norm_after) {
+    layer.post_norm = Norm(reader, "post_mixer_layernorm", config_.post_norm, d_model);
+  }
   layer.mixer = MakeMixer(i, reader, context);
-  layer.feed_forward = FeedForward(reader, config_, config_.layers[i].feed_forward);
+  layer.feed_forward = FeedForward(reader, config_, spec);
 }
 
 TensorView LanguageModel::LoadEnds(WeightReader& reader, DeviceContext& context) {
   const int64_t d_model = config_.hidden_size, vocab = config_.vocab_size;
   const TensorView table = reader.Take("model.embed_tokens.weight", {vocab, d_model});
-  if (config_.embedding_norm) {
-    embedding_norm_.emplace(reader, "model.embed_norm", config_.norm, d_model);
-  }
+  embedding_norm_ = Norm(reader, "model.embed_norm", config_.embedding_norm, d_model);
   if (config_.sinusoid_base > 0) {
     const std::vector<float> scale = reader.HostFloats("model.embed_positions.scale", {});
     if (!scale.empty()) sinusoid_scale_ = scale[0];
     sinusoids_.emplace(context,
                        RopeSpec{.theta = config_.sinusoid_base, .dims = static_cast<int>(d_model)});
   }
-  if (config_.final_norm) final_norm_.emplace(reader, "model.norm", config_.norm, d_model);
+  final_norm_ = Norm(reader, "model.norm", config_.final_norm, d_model);
   const char* head = config_.tie_word_embeddings ? "model.embed_tokens.weight" : "lm_head.weight";
   lm_head_ = reader.Product({{head, vocab}}, d_model);
   if (config_.lm_head_bias) lm_head_bias_ = reader.Floats("lm_head.bias", {vocab});
@@ -179,13 +182,9 @@ TensorView LanguageModel::LoadEnds(WeightReader& reader, DeviceContext& context)
 
 absl::Status LanguageModel::LoadParts(Weights& weights, DeviceContext& context,
                                       const absl::Status& so_far) {
-  const Family& family = *config_.family;
-  const WeightSource source = [&](const std::string& name,
-                                  const Shape& shape) -> absl::StatusOr<TensorView> {
-    const TensorInFile tensor = family.tensor(name, shape);
-    absl::StatusOr<TensorView> view = weights.Take(tensor.name, tensor.shape);
-    if (view.ok()) view->shape = shape;
-    return view;
+  FamilyWeights in_file(config_, weights);
+  const WeightSource source = [&](const std::string& name, const Shape& shape) {
+    return in_file.Take(name, shape);
   };
   WeightReader reader(source, compute_dtype_, context, "", so_far);
   const TensorView table = LoadEnds(reader, context);
@@ -199,23 +198,22 @@ absl::Status LanguageModel::LoadParts(Weights& weights, DeviceContext& context,
                           reader.status());
     LoadLayer(i, of_layer, context);
     reader.Update(of_layer.status());
+    in_file.ForgetCopies();
     if (layers_.back().feed_forward.has_state()) layers_.back().feed_forward_state = state++;
     keeps_embedding_ |= config_.block_lambdas || layers_.back().gives_first_values;
   }
   if (std::ranges::none_of(config_.layers, &LayerSpec::is_wrong)) {
-    reader.Update(weights.CheckAllTaken(family.is_unused));
+    reader.Update(weights.CheckAllTaken(config_.family->is_unused));
   }
   if (!reader.status().ok()) return reader.status();
 
   embedding_storage_ = context.Upload(table.data, table.bytes());
   embedding_ = {embedding_storage_.as<void>(), table.dtype, table.shape};
-  weight_bytes_ = lm_head_.bytes() + lm_head_bias_.bytes();
-  for (const std::optional<Norm>* norm : {&embedding_norm_, &final_norm_}) {
-    if (*norm) weight_bytes_ += (*norm)->bytes();
-  }
+  weight_bytes_ =
+      lm_head_.bytes() + lm_head_bias_.bytes() + embedding_norm_.bytes() + final_norm_.bytes();
   for (const DecoderLayer& layer : layers_) {
-    weight_bytes_ +=
-        layer.input_norm.bytes() + layer.mixer->weight_bytes() + layer.feed_forward.bytes();
+    weight_bytes_ += layer.input_norm.bytes() + layer.mixer->weight_bytes() +
+                     layer.post_norm.bytes() + layer.feed_forward.bytes();
   }
   return absl::OkStatus();
 }
@@ -249,7 +247,12 @@ void LanguageModel::Run(const StagedStep& step, DeviceContext& context, TensorVi
   const int64_t n_rows = step.seqs.n_rows();
   ScratchScope scope(context);
   const Shape rows = {n_rows, config_.hidden_size};
-  const TensorView h = scope.Tensor(DType::kF32, rows), x = scope.Tensor(compute_dtype_, rows);
+  LayerRows between = {
+      .h = scope.Tensor(DType::kF32, rows), .x = scope.Tensor(compute_dtype_, rows), .added = {}};
+  if (std::ranges::any_of(config_.layers, &LayerSpec::norm_after)) {
+    between.added = scope.Tensor(DType::kF32, rows);
+  }
+  const TensorView& h = between.h;
   StepTensors tensors(scope);
   EmbedTokens(step, context, h);
   if (keeps_embedding_) AddScaled(context, tensors.Put(kEmbedding, DType::kF32, rows), 0, h, 1);
@@ -264,15 +267,16 @@ void LanguageModel::Run(const StagedStep& step, DeviceContext& context, TensorVi
     } else if (config_.skip_connections) {
       AddScaled(context, h, 1, skipped[n_layers - 1 - i], skip_weights_[i - half]);
     }
-    RunLayer(i, step, context, tensors, h, x);
+    RunLayer(i, step, context, tensors, between);
   }
-  if (!step.logit_rows.empty()) RunHead(step, context, h, x, logits);
+  if (!step.logit_rows.empty()) RunHead(step, context, h, between.x, logits);
 }
 
 void LanguageModel::EmbedTokens(const StagedStep& step, DeviceContext& context,
                                 TensorView h) const {
   Embed(context, embedding_, step.token_ids, h);
-  if (embedding_norm_) embedding_norm_->Apply(context, h, h);
+  if (config_.embedding_scale != 1) AddBias(context, h, {}, config_.embedding_scale);
+  if (embedding_norm_.exists()) embedding_norm_.Apply(context, h, h);
   if (sinusoids_) {
     const auto n_rows = static_cast<size_t>(h.shape[0]);
     AddSinusoids(context, *sinusoids_, {step.seqs.device.positions, n_rows}, sinusoid_scale_, h);
@@ -282,11 +286,7 @@ void LanguageModel::EmbedTokens(const StagedStep& step, DeviceContext& context,
 void LanguageModel::RunHead(const StagedStep& step, DeviceContext& context, TensorView h,
                             TensorView x, TensorView logits) const {
   const TensorView last = Rows(x, 0, logits.shape[0]);
-  if (final_norm_) {
-    final_norm_->Apply(context, h, last, step.logit_rows);
-  } else {
-    Embed(context, h, step.logit_rows, last);
-  }
+  final_norm_.Apply(context, h, last, step.logit_rows);
   lm_head_.Apply(context, last, logits);
   if (config_.lm_head_bias || config_.logit_scale != 1) {
     const TensorView bias = {lm_head_bias_.as<void>(), DType::kF32, {config_.vocab_size}};
@@ -296,8 +296,9 @@ void LanguageModel::RunHead(const StagedStep& step, DeviceContext& context, Tens
 }
 
 void LanguageModel::RunLayer(int i, const StagedStep& step, DeviceContext& context,
-                             StepTensors& tensors, TensorView h, TensorView x) const {
+                             StepTensors& tensors, const LayerRows& rows) const {
   const DecoderLayer& layer = layers_[i];
+  const TensorView &h = rows.h, &x = rows.x;
   const TensorView embedding = tensors.Get(kEmbedding);
   if (config_.block_lambdas) AddScaled(context, h, layer.keep, embedding, layer.embedding);
   if (layer.gives_first_values) {
@@ -305,10 +306,13 @@ void LanguageModel::RunLayer(int i, const StagedStep& step, DeviceContext& conte
                            tensors.Put(FirstValuesInput(i), compute_dtype_, x.shape));
   }
   layer.input_norm.Apply(context, h, x);
-  layer.mixer->Forward({context, step.seqs, layout_->layer(i), tensors}, x, h);
+  const bool adds = !layer.post_norm.exists();
+  layer.mixer->Forward({context, step.seqs, layout_->layer(i), tensors, adds}, x,
+                       adds ? h : rows.added);
+  if (!adds) rows.AddNormed(context, layer.post_norm, config_.residual_scale);
   const int state = layer.feed_forward_state;
-  layer.feed_forward.Forward(context, step.seqs, state < 0 ? nullptr : &layout_->layer(state), h,
-                             x);
+  layer.feed_forward.Forward(context, step.seqs, state < 0 ? nullptr : &layout_->layer(state),
+                             rows);
 }
 
 }  // namespace ovq

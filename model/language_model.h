@@ -39,7 +39,7 @@ absl::StatusOr<StateLayout> PlanStateLayout(const ModelConfig& config, DType sta
 
 struct DecoderLayer {
   float keep = 1, embedding = 0;  // block lambdas: x = keep x + embedding x0
-  Norm input_norm;
+  Norm input_norm, post_norm;     // the second of what the mixer gives
   std::unique_ptr<SequenceMixer> mixer;
   FeedForward feed_forward;
   int feed_forward_state = -1;  // its layer in the layout, if it has a state
@@ -93,9 +93,9 @@ class LanguageModel {
   // h [n_rows, d_model] to logits; x is scratch of the compute dtype.
   void RunHead(const StagedStep& step, DeviceContext& context, TensorView h, TensorView x,
                TensorView logits) const;
-  // What layer i does to h, the residual stream; x is scratch of the compute dtype.
+  // What layer i does to rows.h; the others are scratch.
   void RunLayer(int i, const StagedStep& step, DeviceContext& context, StepTensors& tensors,
-                TensorView h, TensorView x) const;
+                const LayerRows& rows) const;
 
   const int64_t id_;  // of this object among all of the process: recorded steps are kept under it
   ModelConfig config_;
@@ -109,12 +109,12 @@ class LanguageModel {
   std::vector<DecoderLayer> layers_;
   Buffer embedding_storage_;
   TensorView embedding_;  // [vocab, d_model], the checkpoint's dtype
-  std::optional<Norm> embedding_norm_;
+  Norm embedding_norm_;
   std::optional<RopeTable> sinusoids_;
   float sinusoid_scale_ = 0;
   bool keeps_embedding_ = false;     // some layer reads x0, the normed embedding
   std::vector<float> skip_weights_;  // [n_layers / 2] with skip connections
-  std::optional<Norm> final_norm_;
+  Norm final_norm_;
   Linear lm_head_;       // [vocab, d_model]
   Buffer lm_head_bias_;  // [vocab] float, if the head has one
 };

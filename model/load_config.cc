@@ -35,6 +35,15 @@ std::string WithoutInfinity(std::string text) {
   return text;
 }
 
+// The same as newer versions of transformers write it.
+void ReplaceInfinity(Json& json) {
+  static const Json* const infinity = new Json({{"__float__", "Infinity"}});
+  for (Json& value : json) {
+    if (value == *infinity) value = nullptr;
+    if (value.is_structured()) ReplaceInfinity(value);
+  }
+}
+
 void FindFamily(const Json& json, AttrReader& reader, ModelConfig& config) {
   std::vector<std::string> known;
   const std::string type = reader.StringOr("model_type", "");
@@ -135,9 +144,26 @@ absl::Status CheckAllRead(const ModelConfig& config) {
   return problems;
 }
 
-absl::Status Read(const std::string& folder, const Json& json, Memory memory, ModelConfig& config) {
-  Attrs fields;
+// What transformers writes of a text model beside others, in an object of its own, as if it stood
+// alone. A head is tied if either says so.
+Json WithTextConfig(const Json& json, Attrs& fields) {
+  Json all = json;
   FillAttrs(json, fields);
+  const auto text = json.find("text_config");
+  if (text == json.end() || !text->is_object()) return all;
+  Json of_text = *text;
+  of_text.erase("model_type");
+  constexpr const char* kTied = "tie_word_embeddings";
+  if (all.value(kTied, Json()) == true) of_text.erase(kTied);
+  FillAttrs(of_text, fields, "text_config.");
+  all.update(of_text);
+  return all;
+}
+
+absl::Status Read(const std::string& folder, const Json& in_file, Memory memory,
+                  ModelConfig& config) {
+  Attrs fields;
+  const Json json = WithTextConfig(in_file, fields);
   const Attrs common = fields;  // read apart: what is wrong here leaves nothing open there
   AttrReader reader(common);
   FindFamily(json, reader, config);
@@ -176,6 +202,7 @@ absl::Status LoadConfig(const std::string& folder, ModelConfig& config, Memory m
   if (!text.ok()) return text.status();
   absl::StatusOr<Json> json = ParseJsonObject(WithoutInfinity(*std::move(text)), path);
   if (!json.ok()) return json.status();
+  ReplaceInfinity(*json);
   config.name = FolderName(folder);
   const absl::Status status = Read(folder, *json, memory, config);
   for (std::string_view key : Bookkeeping()) json->erase(std::string(key));

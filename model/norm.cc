@@ -1,5 +1,8 @@
 #include "model/norm.h"
 
+#include <string>
+#include <vector>
+
 #include "absl/strings/str_cat.h"
 #include "kernels/ops/ops.h"
 
@@ -14,19 +17,27 @@ TensorView Vector(const Buffer& floats) {
 
 Norm::Norm(WeightReader& reader, std::string_view name, const NormSpec& spec, int64_t width)
     : spec_(spec) {
-  weight_ = reader.Floats(absl::StrCat(std::string(name), ".weight"), {width});
-  if (spec.has_bias()) {
-    bias_ = reader.Floats(absl::StrCat(std::string(name), ".bias"), {width});
+  if (!exists()) return;
+  const std::string leaf(name);
+  weight_ = reader.NormWeight(absl::StrCat(leaf, ".weight"), width, spec.weight);
+  if (spec.bias) {
+    bias_ = reader.Floats(absl::StrCat(leaf, ".bias"), {width});
+  } else if (spec.kind == NormKind::kLayer) {  // the operation adds one
+    const std::vector<float> zeros(static_cast<size_t>(width), 0);
+    bias_ = reader.context().Upload(zeros.data(), zeros.size() * sizeof(float));
   }
 }
 
 void Norm::Apply(DeviceContext& context, TensorView x, TensorView y,
                  std::span<const int32_t> rows) const {
   const NormWeights weights = {Vector(weight_), Vector(bias_), spec_.eps};
-  if (spec_.kind == NormKind::kRms) {
-    RmsNorm(context, x, weights, y, rows);
-  } else {
-    LayerNorm(context, x, weights, y, rows);
+  switch (spec_.kind) {
+    case NormKind::kRms:
+      return RmsNorm(context, x, weights, y, rows);
+    case NormKind::kLayer:
+      return LayerNorm(context, x, weights, y, rows);
+    case NormKind::kNone:
+      return rows.empty() ? Copy(context, x, y) : Embed(context, x, rows, y);
   }
 }
 

@@ -12,9 +12,10 @@ namespace ovq {
 class Norm {
  public:
   Norm() = default;
-  // Takes NAME.weight and, with a bias, NAME.bias. Its errors are the reader's.
+  // Takes NAME.weight, if it has one, and, with a bias, NAME.bias. Its errors are the reader's.
   Norm(WeightReader& reader, std::string_view name, const NormSpec& spec, int64_t width);
 
+  bool exists() const { return spec_.kind != NormKind::kNone; }
   // y[i] = norm(x[rows[i]]), or of every row of x if `rows` is empty. x [n, width] F32; y F32 or
   // BF16, possibly x itself.
   void Apply(DeviceContext& context, TensorView x, TensorView y,
@@ -22,7 +23,7 @@ class Norm {
   size_t bytes() const { return weight_.bytes() + bias_.bytes(); }
 
  private:
-  NormSpec spec_;
+  NormSpec spec_ = {.kind = NormKind::kNone};
   Buffer weight_, bias_;  // [width] float
 };
 

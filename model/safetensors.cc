@@ -57,9 +57,6 @@ absl::StatusOr<Shape> ParseShape(const std::string& path, const std::string& nam
                                  const nlohmann::json& json) {
   const auto list = json.find("shape");
   if (list == json.end() || !list->is_array()) return Damaged(path, name, "shape is not a list");
-  if (list->size() > Shape::kMaxRank) {
-    return Damaged(path, name, absl::StrCat("rank is ", list->size(), ", at most 4 is supported"));
-  }
   std::vector<int64_t> dims;
   int64_t elements = 1;
   for (const nlohmann::json& dim : *list) {
@@ -70,6 +67,11 @@ absl::StatusOr<Shape> ParseShape(const std::string& path, const std::string& nam
     if (__builtin_mul_overflow(elements, dims.back(), &elements) || elements > INT64_MAX / 8) {
       return Damaged(path, name, "shape has more elements than any file can hold");
     }
+  }
+  while (dims.size() > Shape::kMaxRank) {
+    const int64_t last = dims.back();
+    dims.pop_back();
+    dims.back() = elements == 0 ? 0 : dims.back() * last;
   }
   return MakeShape(dims);
 }

@@ -18,8 +18,9 @@ using DamagedTensors = std::map<std::string, absl::Status, std::less<>>;
 
 // One mapped safetensors file. Checked: header length within the file and at most 100 MB, a JSON
 // object without duplicate names, known dtypes, bytes = shape x dtype, and tensors that fill the
-// rest of the file end to end, each aligned to its elements. DataLoss names the file, the tensor
-// and what was expected.
+// rest of the file end to end, each aligned to its elements. Of a tensor with more dimensions than
+// a Shape has, the last ones are folded into one. DataLoss names the file, the tensor and what was
+// expected.
 class SafetensorsFile {
  public:
   static absl::StatusOr<SafetensorsFile> Open(const std::string& path);

@@ -24,6 +24,10 @@ class Weights {
   // [64], got [32]". NotFound if absent; what Open said of it, if it could not be read. F32, BF16
   // and F16 are accepted.
   absl::StatusOr<TensorView> Take(std::string_view name, const Shape& shape);
+  // Whether the files speak of this tensor.
+  bool Has(std::string_view name) const {
+    return tensors_.contains(name) || damaged_.contains(name);
+  }
   // InvalidArgument naming the tensors that nobody asked for, but for those that may_stay.
   absl::Status CheckAllTaken(bool (*may_stay)(std::string_view name)) const;
   // SHA-256 over names, dtypes, shapes and data, hex: the model's fingerprint with its config.

@@ -5,8 +5,10 @@
 namespace ovq {
 namespace {
 
-constexpr std::array<const Family*, 6> kFamilies = {
-    &kOvqHybrid, &kRwkv7Backbone, &kFlaGatedDeltaNet, &kFlaMesaNet, &kMamba2, &kStateSpacesMamba2};
+constexpr std::array kFamilies = {
+    &kOvqHybrid,         &kRwkv7Backbone,    &kFlaGatedDeltaNet, &kFlaMesaNet, &kMamba2,
+    &kStateSpacesMamba2, &kGraniteMoeHybrid, &kOlmoHybrid,       &kCohere2,    &kQwen35,
+    &kQwen35Text,        &kMuseGlimmer,      &kMuseGlimmerText};
 
 }  // namespace
 

@@ -5,6 +5,7 @@
 #include <span>
 #include <string>
 #include <string_view>
+#include <vector>
 
 #include "absl/status/status.h"
 #include "base/json.h"
@@ -14,10 +15,13 @@
 
 namespace ovq {
 
-// A tensor of the decoder as it lies in a checkpoint.
+// A tensor of the decoder as it lies in a checkpoint: its elements in their order.
 struct TensorInFile {
   std::string name;
-  Shape shape;  // as many elements as the decoder's, in their order
+  Shape shape;
+  // Of a tensor that holds more than this one: runs of so many elements, the first at `first`,
+  // their begins `stride` apart, which together are as many as the decoder's. 0: all of it.
+  int64_t run = 0, first = 0, stride = 0;
 };
 
 struct Family {
@@ -28,8 +32,10 @@ struct Family {
   // InvalidArgument, all that is wrong (ProblemsOf), names fields as the file does; what could be
   // read is filled in all the same, and layers whose tensors are not known are marked.
   absl::Status (*read)(const nlohmann::json& json, const Attrs& fields, ModelConfig& config);
-  // Where the decoder's tensor `name` (docs/model-format.md) of that shape lies.
-  TensorInFile (*tensor)(std::string_view name, const Shape& shape);
+  // Where the decoder's tensor `name` (docs/model-format.md) of that shape lies: under the first of
+  // these names that the file has, else the first is missing. At least one.
+  std::vector<TensorInFile> (*tensor)(const ModelConfig& config, std::string_view name,
+                                      const Shape& shape);
   // Tensors that the family's writer leaves in the file though nothing reads them.
   bool (*is_unused)(std::string_view name_in_file);
   // A field that tells files of this family where they name no model_type; empty: none does.
@@ -42,6 +48,10 @@ extern const Family kFlaGatedDeltaNet;
 extern const Family kFlaMesaNet;
 extern const Family kMamba2;             // of transformers and of flash-linear-attention
 extern const Family kStateSpacesMamba2;  // of the authors' own code
+
+// Of transformers, in the layout of the hub.
+extern const Family kGraniteMoeHybrid, kOlmoHybrid, kCohere2;
+extern const Family kQwen35, kQwen35Text, kMuseGlimmer, kMuseGlimmerText;
 
 std::span<const Family* const> Families();
 

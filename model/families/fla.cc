@@ -29,6 +29,7 @@ void ReadDecoder(const nlohmann::json& json, AttrReader& file, std::string layer
   config.n_layers =
       static_cast<int>(file.IntOr("num_hidden_layers", default_layers, 1, kMaxLayers));
   config.norm.eps = static_cast<float>(file.FloatOr("norm_eps", 1e-6, 0.0, 1.0));
+  config.final_norm = config.norm;
   config.tie_word_embeddings = file.BoolOr("tie_word_embeddings", false);
   file.ChoiceOr("hidden_act", kActivations);
   for (const char* field : {"attn", "attnres_block_size"}) {
@@ -96,8 +97,8 @@ constexpr Renamed kOfLayer[] = {
     {"post_attention_layernorm.", "mlp_norm."},
     {"self_attn.", "attn."},
 };
-TensorInFile Tensor(std::string_view name, const Shape& shape) {
-  return {WithNewBegin(name, kGlobal, "model.layers.", kOfLayer), shape};
+std::vector<TensorInFile> Tensor(const ModelConfig&, std::string_view name, const Shape& shape) {
+  return {{WithNewBegin(name, kGlobal, "model.layers.", kOfLayer), shape}};
 }
 
 // Gated delta nets of before March 2025 have attn.D, which was never read.

@@ -19,7 +19,11 @@ void SetLayers(Attrs mixer, bool is_wrong, ModelConfig& config) {
   MixerFields& fields = config.mixer_fields.emplace_back();
   fields.model.Set("rms_norm_eps", double{config.norm.eps}, "norm_eps");
   fields.sections["mamba2"] = std::move(mixer);
-  config.layers.assign(static_cast<size_t>(config.n_layers), LayerSpec{"mamba2", 0, {}, is_wrong});
+  config.final_norm = config.norm;
+  LayerSpec layer;
+  layer.type = "mamba2";
+  layer.is_wrong = is_wrong;
+  config.layers.assign(static_cast<size_t>(config.n_layers), layer);
 }
 
 // Heads where a file gives only how much wider the inner rows are.
@@ -87,8 +91,10 @@ absl::Status ReadStateSpaces(const nlohmann::json& json, const Attrs& fields, Mo
   config.vocab_size = (vocab + multiple - 1) / std::max<int64_t>(multiple, 1) * multiple;
   config.hidden_size = file.IntOr("d_model", 2560, 1, kMaxHiddenSize);
   config.n_layers = static_cast<int>(file.IntOr("n_layer", 64, 1, kMaxLayers));
-  config.norm = {.kind = file.BoolOr("rms_norm", true) ? NormKind::kRms : NormKind::kLayer,
-                 .eps = static_cast<float>(file.FloatOr("norm_epsilon", 1e-5, 0.0, 1.0))};
+  const bool is_rms = file.BoolOr("rms_norm", true);
+  config.norm = {.kind = is_rms ? NormKind::kRms : NormKind::kLayer,
+                 .eps = static_cast<float>(file.FloatOr("norm_epsilon", 1e-5, 0.0, 1.0)),
+                 .bias = !is_rms};
   config.tie_word_embeddings = file.BoolOr("tie_embeddings", true);
   const int64_t head_dim = ssm_file.IntOr("headdim", 64, 1, kMaxHiddenSize);
   Attrs mixer;
@@ -111,15 +117,17 @@ absl::Status ReadStateSpaces(const nlohmann::json& json, const Attrs& fields, Mo
 constexpr Renamed kOfLayer[] = {{"input_layernorm.", "norm."}, {"self_attn.", "mixer."}};
 
 template <size_t n>
-TensorInFile Tensor(std::string_view name, const Shape& shape, const Renamed (&global)[n]) {
-  return {WithNewBegin(name, global, "backbone.layers.", kOfLayer), shape};
+std::vector<TensorInFile> Tensor(std::string_view name, const Shape& shape,
+                                 const Renamed (&global)[n]) {
+  return {{WithNewBegin(name, global, "backbone.layers.", kOfLayer), shape}};
 }
-TensorInFile HubTensor(std::string_view name, const Shape& shape) {
+std::vector<TensorInFile> HubTensor(const ModelConfig&, std::string_view name, const Shape& shape) {
   constexpr Renamed kGlobal[] = {{"model.embed_tokens.", "backbone.embeddings."},
                                  {"model.norm.", "backbone.norm_f."}};
   return Tensor(name, shape, kGlobal);
 }
-TensorInFile StateSpacesTensor(std::string_view name, const Shape& shape) {
+std::vector<TensorInFile> StateSpacesTensor(const ModelConfig&, std::string_view name,
+                                            const Shape& shape) {
   constexpr Renamed kGlobal[] = {{"model.embed_tokens.", "backbone.embedding."},
                                  {"model.norm.", "backbone.norm_f."}};
   return Tensor(name, shape, kGlobal);

@@ -82,7 +82,8 @@ void ReadEnds(AttrReader& reader, ModelConfig& config) {
     reader.Fail("hidden_size",
                 absl::StrCat("expected an even number with pe_abs, got ", config.hidden_size));
   }
-  config.final_norm = reader.BoolOr("final_norm", true);
+  config.final_norm = config.norm;
+  if (!reader.BoolOr("final_norm", true)) config.final_norm.kind = NormKind::kNone;
   config.tie_word_embeddings = reader.BoolOr("tie_word_embeddings", false);
   config.lm_head_bias = reader.BoolOr("lm_head_bias", false);
   config.logit_scale = static_cast<float>(reader.FloatOr("logit_scale", 1.0, 1e-12, 1e12));
@@ -114,8 +115,8 @@ absl::Status Read(const nlohmann::json& json, const Attrs& attrs, ModelConfig& c
   return problems;
 }
 
-TensorInFile Tensor(std::string_view name, const Shape& shape) {
-  return {std::string(name), shape};
+std::vector<TensorInFile> Tensor(const ModelConfig&, std::string_view name, const Shape& shape) {
+  return {{std::string(name), shape}};
 }
 bool IsUnused(std::string_view) { return false; }
 

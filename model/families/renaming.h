@@ -17,4 +17,15 @@ struct Renamed {
 std::string WithNewBegin(std::string_view name, std::span<const Renamed> global,
                          std::string_view layers_in_file, std::span<const Renamed> of_layer);
 
+// A tensor of layer `layer`, or, with -1, of none.
+struct LayerTensor {
+  int layer = -1;
+  std::string_view leaf;  // behind model.layers.N.
+
+  // The name with its leaf replaced: all of it, or its begin by the first of the table that fits.
+  std::string With(std::string_view other_leaf) const;
+  std::string As(std::span<const Renamed> table) const;
+};
+LayerTensor LayerTensorOf(std::string_view name);
+
 }  // namespace ovq

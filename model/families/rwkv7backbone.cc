@@ -233,8 +233,8 @@ void Reader::ReadLayers() {
 absl::Status Reader::Read() {
   ReadSizes();
   if (!file_.ok()) return file_.status();
-  config_.norm = {.kind = NormKind::kLayer, .eps = 1e-5f};
-  config_.embedding_norm = true;
+  config_.norm = {.kind = NormKind::kLayer, .eps = 1e-5f, .bias = true};
+  config_.embedding_norm = config_.final_norm = config_.norm;
   const double scale = file_.FloatOr("residual_scale", 1.0, 0.0, kMaxNumber);
   config_.residual_scale = scale == 0 ? 1.0f : static_cast<float>(scale);  // 0 stands for 1
   config_.logit_softcap = static_cast<float>(file_.FloatOr("logit_softcap", 0.0, 0.0, kMaxNumber));
@@ -292,7 +292,7 @@ constexpr Renamed kOfLayer[] = {
     {"self_attn.state_head_temp", "attn.state_head_temp"},
 };
 
-TensorInFile Tensor(std::string_view name, const Shape& shape) {
+std::vector<TensorInFile> Tensor(const ModelConfig&, std::string_view name, const Shape& shape) {
   std::string_view leaf = name;
   std::string prefix;
   std::span<const Renamed> table = kGlobal;
@@ -305,11 +305,11 @@ TensorInFile Tensor(std::string_view name, const Shape& shape) {
     table = kOfLayer;
   }
   const auto renamed = std::ranges::find(table, leaf, &Renamed::name);
-  if (renamed == table.end()) return {std::string(name), shape};
+  if (renamed == table.end()) return {{std::string(name), shape}};
   TensorInFile tensor = {absl::StrCat(prefix, std::string(renamed->in_file)), shape};
   if (renamed->shape == Renamed::kThreeDimensions) tensor.shape = {1, 1, shape.elements()};
   if (renamed->shape == Renamed::kScalar) tensor.shape = {};
-  return tensor;
+  return {tensor};
 }
 
 // Models with value residuals and no token shift have attn.x_v, too.

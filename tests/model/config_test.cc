@@ -59,7 +59,7 @@ TEST(LoadConfig, ReadsFieldsAndDefaults) {
   EXPECT_EQ(config->norm.eps, 1e-5f);
   EXPECT_FALSE(config->tie_word_embeddings);
   EXPECT_FALSE(config->norm.bias);
-  EXPECT_TRUE(config->final_norm);
+  EXPECT_EQ(config->final_norm.kind, NormKind::kRms);
   EXPECT_FALSE(config->lm_head_bias);
   EXPECT_EQ(config->logit_scale, 1);
   EXPECT_EQ(config->sinusoid_base, 0);
@@ -95,7 +95,7 @@ TEST(LoadConfig, ReadsOptionalFields) {
   EXPECT_EQ(config->layers[0].feed_forward.kind, FeedForwardKind::kNone);
   EXPECT_EQ(config->layers[1].feed_forward.width, 32);
   EXPECT_TRUE(config->norm.bias);
-  EXPECT_FALSE(config->final_norm);
+  EXPECT_EQ(config->final_norm.kind, NormKind::kNone);
   EXPECT_TRUE(config->lm_head_bias);
   EXPECT_EQ(config->logit_scale, 0.005f);
   EXPECT_EQ(config->sinusoid_base, 100000);

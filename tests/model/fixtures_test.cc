@@ -152,6 +152,14 @@ INSTANTIATE_TEST_SUITE_P(Recurrent, Fixtures,
                                                     "fla/fla-mamba2", "fla/hf-mamba2",
                                                     "fla/state-spaces-mamba2"})),
                          CaseName);
+INSTANTIATE_TEST_SUITE_P(
+    Published, Fixtures,
+    ::testing::ValuesIn(Cases(
+        {"published/granitemoehybrid-dense", "published/granitemoehybrid-groups",
+         "published/olmo_hybrid-nope", "published/olmo_hybrid-rope-gqa", "published/cohere2-sw",
+         "published/cohere2-layer-types", "published/qwen3_5-tied", "published/qwen3_5-text",
+         "published/muse_glimmer-hub", "published/muse_glimmer-five"})),
+    CaseName);
 INSTANTIATE_TEST_SUITE_P(Golden, OverriddenCap,
                          ::testing::ValuesIn(Cases({"sw-ovq", "sw-closest-pair"})), CaseName);
 

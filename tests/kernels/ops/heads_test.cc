@@ -190,7 +190,7 @@ TEST_P(HeadDevices, GatesBySigmoid) {
     const std::vector<float> wide = expect(test::Widened(narrow));
     AssertClose(
         test::Widened(RunGate<BF16>(*context_, narrow, gate, width, stride)), wide,
-        [&](size_t i) { return (0x1p-9 + 8 * kRoundF32) * std::abs(wide[i]) + 1e-37; },
+        [&](size_t i) { return (0x1p-8 + 8 * kRoundF32) * std::abs(wide[i]) + 1e-37; },
         absl::StrCat("bfloat16, width ", width));
   }
 }

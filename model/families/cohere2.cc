@@ -1,0 +1,82 @@
+// Command R7B and its kin (model_type "cohere2" of transformers): sliding windows with RoPE, full
+// attention without positions, and a feed-forward beside each. Defaults are that code's.
+#include <string>
+#include <utility>
+
+#include "absl/strings/str_cat.h"
+#include "model/families/family.h"
+#include "model/families/hub.h"
+
+namespace ovq {
+namespace {
+
+constexpr HubLayer kLayers[] = {{"sliding_attention", "sliding_attention"},
+                                {"full_attention", "full_attention"}};
+constexpr int kFullEvery = 4;  // where the file does not list its layers
+constexpr double kMaxScale = 1e6;
+constexpr int64_t kMaxWindow = 1 << 24;
+
+// Fields that no code reads, which say what it does all the same.
+void RefuseOthers(const nlohmann::json& json, AttrReader& file) {
+  const std::pair<const char*, nlohmann::json> kExpected[] = {
+      {"order_of_interleaved_layers", "local_attn_first"},
+      {"position_embedding_type", "rope_gptj"},
+      {"rotary_pct", 1.0},
+      {"use_gated_activation", true},
+      {"use_parallel_block", true},
+      {"use_qk_norm", false},
+      {"rope_scaling", nullptr}};
+  for (const auto& [field, expected] : kExpected) {
+    const auto found = json.find(field);
+    if (found == json.end() || found->is_null() || *found == expected) continue;
+    file.Fail(field, absl::StrCat("expected ", expected.dump(), ", got ", found->dump()));
+  }
+}
+
+std::vector<std::string> LayerTypes(const Attrs& fields, HubReader& reader) {
+  for (const char* field : {"sliding_window_pattern", "layer_switch"}) {
+    if (!fields.Has("layer_types")) reader.file().IntOr(field, kFullEvery, kFullEvery, kFullEvery);
+  }
+  return reader.LayerTypes("layer_types", kLayers, [](int i) {
+    return std::string((i + 1) % kFullEvery == 0 ? "full_attention" : "sliding_attention");
+  });
+}
+
+absl::Status Read(const nlohmann::json& json, const Attrs& fields, ModelConfig& config) {
+  HubReader reader(json, fields, config);
+  AttrReader& file = reader.file();
+  reader.ReadSizes({256000, 8192, 40, 64, 0, 0}, /*is_tied=*/true);
+  reader.ReadNorms("layer_norm_eps", 1e-5, {.kind = NormKind::kLayer});
+  if (file.BoolOr("use_embedding_sharing", config.tie_word_embeddings) !=
+      config.tie_word_embeddings) {
+    file.Fail("use_embedding_sharing", "contradicts tie_word_embeddings, which is true by default");
+  }
+  config.logit_scale = static_cast<float>(file.FloatOr("logit_scale", 0.0625, 0, kMaxScale));
+  RefuseOthers(json, file);
+  enum { kSliding, kFull };
+  for (int kind : {kSliding, kFull}) {
+    Attrs& model = config.mixer_fields.emplace_back().model;
+    reader.SetAttention(model);
+    model.Set("qk_norm", std::string("none"));
+    model.Set("sliding_window", file.IntOr("sliding_window", 4096, 2, kMaxWindow));
+    model.Set("rope", std::string("none"));
+    if (kind == kSliding) reader.SetRope("interleaved", model);
+  }
+  reader.AddLayers(LayerTypes(fields, reader), kLayers,
+                   file.IntOr("intermediate_size", 22528, 1, kMaxHiddenSize));
+  for (LayerSpec& layer : config.layers) {
+    layer.fields = layer.type == "full_attention" ? kFull : kSliding;
+    layer.feed_forward.parallel = true;
+  }
+  return reader.Done();
+}
+
+std::vector<TensorInFile> Tensor(const ModelConfig&, std::string_view name, const Shape& shape) {
+  return {{std::string(name), shape}};
+}
+
+}  // namespace
+
+const Family kCohere2 = {"cohere2", /*is_strict=*/false, Read, Tensor, IsUnusedInHub};
+
+}  // namespace ovq

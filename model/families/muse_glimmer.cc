@@ -1,0 +1,111 @@
+// Muse Glimmer, text (model_type "muse_glimmer", where the text model's fields are an object of
+// their own, and "muse_glimmer_text" of transformers): gated softmax attention with norms before
+// and after every part; which layers slide and which have RoPE are lists of their own. Defaults are
+// that code's.
+#include <cmath>
+#include <string>
+#include <vector>
+
+#include "absl/strings/str_cat.h"
+#include "model/families/family.h"
+#include "model/families/hub.h"
+
+namespace ovq {
+namespace {
+
+constexpr HubLayer kLayers[] = {{"sliding_attention", "sliding_attention"},
+                                {"full_attention", "full_attention"}};
+constexpr double kMaxScale = 1e6;
+constexpr double kMaxTheta = 1e15;
+constexpr int64_t kMaxWindow = 1 << 24;
+
+void ReadEnds(AttrReader& file, ModelConfig& config) {
+  config.embedding_norm = {.eps = config.norm.eps, .weight = NormWeightKind::kNone};
+  config.final_norm.weight = NormWeightKind::kPlain;
+  config.post_norm = config.norm;
+  config.post_norm.eps = static_cast<float>(file.FloatOr("post_norm_eps", 1e-8, 0, 1));
+  config.logit_scale =
+      static_cast<float>(file.FloatOr("output_multiplier", 0.19611613513818404, 0, kMaxScale));
+  config.logit_softcap =
+      static_cast<float>(file.FloatOr("final_logit_softcapping", 20, 0, kMaxScale));
+  if (config.tie_word_embeddings) file.Fail("tie_word_embeddings", "expected false");
+}
+
+void SetAttention(HubReader& reader, const ModelConfig& config, bool turns, Attrs& model) {
+  AttrReader& file = reader.file();
+  reader.SetAttention(model);
+  AttrReader shape(model);
+  const auto head_dim = static_cast<double>(shape.IntOr("head_dim", 1, 1, kMaxHiddenSize));
+  // An older layout of the file has sqrt(head_dim) in it: above 10.
+  const double factor = file.FloatOr("qk_scale_factor", 3.87, 0, 10);
+  model.Set("qk_norm", std::string("rms"));
+  model.Set("qk_norm_eps", double{config.norm.eps});
+  model.Set("qk_norm_weight", std::string("none"));
+  model.Set("score_scale", factor / std::sqrt(head_dim), "qk_scale_factor");
+  model.Set("output_gate", true);
+  model.Set("sliding_window", file.IntOr("sliding_window", 2048, 2, kMaxWindow));
+  model.Set("rope", std::string("none"));
+  if (turns) reader.SetRope("halves", model);
+}
+
+// A layer's own base says only whether it turns: the code takes that of rope_parameters.
+void CheckThetas(const std::vector<double>& thetas, const Attrs& turning, AttrReader& file) {
+  AttrReader reader(turning);
+  const double theta = reader.FloatOr("rope_theta", 0, 0, kMaxTheta);
+  for (size_t i = 0; i < thetas.size() && file.ok(); ++i) {
+    if (thetas[i] == 0 || thetas[i] == theta) continue;
+    file.Fail(absl::StrCat("layer_rope_theta[", i, "]"),
+              absl::StrCat("expected 0 or rope_theta = ", theta, ", got ", thetas[i]));
+  }
+}
+
+absl::Status Read(const nlohmann::json& json, const Attrs& fields, ModelConfig& config) {
+  HubReader reader(json, fields, config);
+  AttrReader& file = reader.file();
+  reader.ReadSizes({202048, 6656, 52, 32, 2, 128}, /*is_tied=*/false, "hidden_activation");
+  reader.ReadNorms("rms_norm_eps", 1e-5, {.weight = NormWeightKind::kOnePlus});
+  ReadEnds(file, config);
+  enum { kTurning, kWithoutPositions };
+  config.mixer_fields.resize(2);
+  for (int kind : {kTurning, kWithoutPositions}) {
+    SetAttention(reader, config, kind == kTurning, config.mixer_fields[kind].model);
+  }
+  const int last = config.n_layers - 1;
+  const auto is_full = [last](int i) { return (last - i) % 4 == 0; };
+  std::vector<double> thetas;
+  for (int i = 0; i <= last; ++i) thetas.push_back(is_full(i) ? 0 : 1);
+  if (fields.Has("layer_rope_theta")) {
+    thetas = file.FloatsOr("layer_rope_theta", thetas, 0, kMaxTheta);
+    CheckThetas(thetas, config.mixer_fields[kTurning].model, file);
+  }
+  const auto types = reader.LayerTypes("layer_types", kLayers, [&](int i) {
+    return std::string(is_full(i) ? "full_attention" : "sliding_attention");
+  });
+  reader.AddLayers(types, kLayers, file.IntOr("intermediate_size", 19968, 1, kMaxHiddenSize));
+  for (size_t i = 0; i < config.layers.size() && i < thetas.size(); ++i) {
+    config.layers[i].fields = thetas[i] != 0 ? kTurning : kWithoutPositions;
+    config.layers[i].norm_after = true;
+  }
+  return reader.Done();
+}
+
+std::vector<TensorInFile> Tensor(const ModelConfig& config, std::string_view name,
+                                 const Shape& shape) {
+  constexpr Renamed kNames[] = {{"post_attention_layernorm.", "pre_feedforward_layernorm."},
+                                {"post_mixer_layernorm.", "post_attention_layernorm."},
+                                {"self_attn.g_proj.", "self_attn.gate_proj."}};
+  const LayerTensor tensor = LayerTensorOf(name);
+  return InEitherPrefix(config, {tensor.layer < 0 ? std::string(name) : tensor.As(kNames), shape});
+}
+
+bool IsUnused(std::string_view name) {
+  return name.starts_with("model.vision_tower.") || name.starts_with("model.vision_adapter.") ||
+         name.starts_with("model.vision_projection.") || IsUnusedInHub(name);
+}
+
+}  // namespace
+
+const Family kMuseGlimmer = {"muse_glimmer", /*is_strict=*/false, Read, Tensor, IsUnused};
+const Family kMuseGlimmerText = {"muse_glimmer_text", /*is_strict=*/false, Read, Tensor, IsUnused};
+
+}  // namespace ovq

@@ -1,0 +1,73 @@
+// Olmo Hybrid (model_type "olmo_hybrid" of transformers): gated delta nets that norm what they
+// read, and softmax attention that norms what it gives, with or without RoPE. Defaults are that
+// code's.
+#include <algorithm>
+#include <string>
+
+#include "model/families/family.h"
+#include "model/families/hub.h"
+
+namespace ovq {
+namespace {
+
+constexpr HubLayer kLayers[] = {{"linear_attention", "gated_delta_net"},
+                                {"full_attention", "full_attention"}};
+
+absl::Status Read(const nlohmann::json& json, const Attrs& fields, ModelConfig& config) {
+  HubReader reader(json, fields, config);
+  AttrReader& file = reader.file();
+  reader.ReadSizes({100352, 3840, 32, 30, 0, 0}, /*is_tied=*/false);
+  reader.ReadNorms("rms_norm_eps", 1e-6);
+  config.post_norm = config.norm;
+  MixerFields& mixer = config.mixer_fields.emplace_back();
+  reader.SetAttention(mixer.model);
+  mixer.model.Set("qk_norm", std::string("rms_all_heads"));
+  mixer.model.Set("qk_norm_eps", double{config.norm.eps});
+  reader.SetRope("halves", mixer.model, {.may_be_null = true});
+  mixer.model.Set("rms_norm_eps", 1e-5);  // of the gated norm, whatever the file says
+  const int64_t n_heads = file.IntOr("num_attention_heads", 30, 1, kMaxHiddenSize);
+  const int64_t n_key_heads = file.IntOr("linear_num_key_heads", n_heads, 1, kMaxHiddenSize);
+  const int64_t key_dim = 3 * config.hidden_size / (4 * std::max<int64_t>(n_key_heads, 1));
+  reader.SetGatedDeltaNet({n_key_heads, n_heads, key_dim, /*value_dim=*/0}, mixer.sections["gdn"]);
+  mixer.sections["gdn"].Set("allow_neg_eigval", file.BoolOr("linear_allow_neg_eigval", true));
+  const int last = config.n_layers - 1;
+  const auto types = reader.LayerTypes("layer_types", kLayers, [last](int i) {
+    const bool is_full = i % 4 == 3 || (i == last && last < 3);
+    return std::string(is_full ? "full_attention" : "linear_attention");
+  });
+  reader.AddLayers(types, kLayers, file.IntOr("intermediate_size", 11008, 1, kMaxHiddenSize));
+  for (LayerSpec& layer : config.layers) {
+    layer.norm_after = layer.type == "full_attention";
+    layer.norm_before = !layer.norm_after;
+  }
+  return reader.Done();
+}
+
+std::vector<TensorInFile> Tensor(const ModelConfig& config, std::string_view name,
+                                 const Shape& shape) {
+  const LayerTensor tensor = LayerTensorOf(name);
+  if (tensor.layer < 0) return {{std::string(name), shape}};
+  if (config.layers[tensor.layer].type == "full_attention") {
+    constexpr Renamed kAttention[] = {{"post_mixer_layernorm.", "post_attention_layernorm."}};
+    return {{tensor.As(kAttention), shape}};
+  }
+  // As released, as the authors' converters write it, and as the library holds it.
+  constexpr Renamed kReleased[] = {{"self_attn.", "linear_attn."}};
+  constexpr Renamed kConverted[] = {{"input_layernorm.", "attention_layer_norm."},
+                                    {"post_attention_layernorm.", "feedforward_layer_norm."},
+                                    {"self_attn.o_proj.", "linear_attn.out_proj."},
+                                    {"self_attn.o_norm.", "linear_attn.norm."}};
+  std::vector<TensorInFile> places = {{tensor.As(kReleased), shape},
+                                      {tensor.As(kConverted), shape}};
+  const std::string conv = tensor.With("linear_attn.conv1d.weight");
+  if (tensor.leaf.ends_with("_conv1d.weight")) {
+    places.push_back(GatedDeltaNetPart(config, tensor, conv, shape));
+  }
+  return places;
+}
+
+}  // namespace
+
+const Family kOlmoHybrid = {"olmo_hybrid", /*is_strict=*/false, Read, Tensor, IsUnusedInHub};
+
+}  // namespace ovq
