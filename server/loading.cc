@@ -120,6 +120,9 @@ absl::StatusOr<Loaded> LoadAll(const Options& options, Log& log) {
   if (!tokenizer.ok()) return tokenizer.status();
   loaded.tokenizer = *std::move(tokenizer);
   for (const std::string& note : loaded.tokenizer->notes()) log.Warning("tokenizer: " + note);
+  absl::StatusOr<std::unique_ptr<ChatFormat>> chat_format = ChatFormat::Load(options.model);
+  if (!chat_format.ok()) return chat_format.status();
+  loaded.chat_format = *std::move(chat_format);
   return loaded;
 }
 
@@ -139,7 +142,8 @@ ModelDescription Describe(const LanguageModel& model, const Options& options) {
           .has_dictionary = model.layout().has_slot_cap()};
 }
 
-EngineModel ForEngine(const LanguageModel& model, const Tokenizer& tokenizer) {
+EngineModel ForEngine(const Loaded& loaded) {
+  const LanguageModel& model = *loaded.model;
   const ModelConfig& config = model.config();
   EngineModel result;
   result.vocab_size = config.vocab_size;
@@ -147,7 +151,8 @@ EngineModel ForEngine(const LanguageModel& model, const Tokenizer& tokenizer) {
   result.default_slot_cap = static_cast<int32_t>(model.layout().default_slot_cap());
   result.full_kv_bytes_per_token = model.full_kv_bytes_per_token();
   result.layout = &model.layout();
-  result.tokenizer = tokenizer.has_text() ? &tokenizer : nullptr;
+  result.tokenizer = loaded.tokenizer->has_text() ? loaded.tokenizer.get() : nullptr;
+  result.chat_format = loaded.chat_format.get();
   result.forward = [&model](const StepBatch& batch, DeviceContext& context, ScratchScope& scope) {
     return model.Forward(batch, context, scope);
   };
@@ -226,6 +231,7 @@ absl::StatusOr<std::string> CheckConfig(const CommandLine& line) {
   if (absl::Status status = Tokenizer::Load(options.model, *config).status(); !status.ok()) {
     return status;
   }
+  if (absl::Status status = ChatFormat::Load(options.model).status(); !status.ok()) return status;
   std::string text;
   for (const Setting& setting : line.settings) {
     absl::StrAppendFormat(&text, "%s = %s    # %s\n", setting.name, setting.value, setting.origin);

@@ -6,6 +6,7 @@
 #include <string>
 
 #include "absl/status/statusor.h"
+#include "model/chat_template/chat_format.h"
 #include "model/language_model.h"
 #include "server/engine/engine.h"
 #include "server/options.h"
@@ -19,6 +20,7 @@ struct Loaded {
   std::unique_ptr<DeviceContext> context;
   std::unique_ptr<LanguageModel> model;
   std::unique_ptr<Tokenizer> tokenizer;
+  std::unique_ptr<ChatFormat> chat_format;  // null: the folder has no chat template
 };
 
 // Errors name the flag or the file.
@@ -26,8 +28,8 @@ absl::StatusOr<Loaded> LoadAll(const Options& options, Log& log);
 
 ModelDescription Describe(const LanguageModel& model, const Options& options);
 
-// Both outlive what is returned.
-EngineModel ForEngine(const LanguageModel& model, const Tokenizer& tokenizer);
+// `loaded` outlives what is returned.
+EngineModel ForEngine(const Loaded& loaded);
 
 // With the weights loaded: what is free now is the states' and the steps'.
 absl::StatusOr<size_t> StateMemoryBytes(const Options& options, const ModelConfig& config,

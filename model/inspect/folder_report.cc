@@ -11,6 +11,7 @@
 #include "base/json.h"
 #include "base/problems.h"
 #include "kernels/common/state_memory.h"
+#include "model/chat_template/chat_format.h"
 #include "model/json_attrs.h"
 #include "model/language_model.h"
 #include "model/load_config.h"
@@ -45,6 +46,7 @@ class Inspection {
   void InspectWeights();
   void InspectSessions();
   void InspectTokenizer();
+  void InspectChatFormat();
   void InspectGeneration();
   void CheckIds(AttrReader& reader, const nlohmann::json& json, const char* field,
                 const std::vector<int32_t>& in_config);
@@ -119,6 +121,12 @@ void Inspection::InspectTokenizer() {
   for (const int32_t id : config.eos_token_ids) check("eos_token_id", id);
 }
 
+void Inspection::InspectChatFormat() {
+  const absl::StatusOr<std::unique_ptr<ChatFormat>> format = ChatFormat::Load(report_.folder);
+  if (!format.ok()) return Tell(format.status());
+  if (*format != nullptr) report_.chat_template = (*format)->source();
+}
+
 bool Inspection::IsRead(const char* field) const {
   const std::string problem = absl::StrCat(File("config.json"), ": ", field, ": ");
   return !report_.config.canonical.empty() &&
@@ -168,6 +176,7 @@ FolderReport Inspection::Run() {
   InspectWeights();
   InspectSessions();
   InspectTokenizer();
+  InspectChatFormat();
   InspectGeneration();
   const std::string prefix = File("");
   for (const absl::Status& problem : ProblemsOf(problems_)) {

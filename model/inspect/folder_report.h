@@ -29,6 +29,7 @@ struct FolderReport {
   std::vector<Session> sessions;  // none where a layer is wrong
   int64_t tokenizer_size = 0;     // 0 without a tokenizer
   std::map<int32_t, std::string> special_tokens;
+  std::string chat_template;  // the file that has it; empty without one
   std::vector<std::string> notes;
   // "file: field or tensor: what was expected"; files without their folder.
   std::vector<std::string> problems;

@@ -92,8 +92,9 @@ std::string ReportText(const FolderReport& report) {
   absl::StrAppendFormat(&text, "parameters  %d\nweights     %d bytes in %d tensors: %s\n",
                         report.parameters, report.weight_bytes, report.n_tensors,
                         types.empty() ? "none" : absl::StrJoin(types, ", "));
-  absl::StrAppendFormat(&text, "dtype       %s\ntokenizer   %s\n", DTypeName(config.weights_dtype),
-                        OneLine(TokenizerText(report)));
+  absl::StrAppendFormat(&text, "dtype       %s\ntokenizer   %s\nchat        %s\n",
+                        DTypeName(config.weights_dtype), OneLine(TokenizerText(report)),
+                        report.chat_template.empty() ? "no template" : report.chat_template);
   AppendSessions(report, text);
   for (const std::string& note : report.notes)
     absl::StrAppend(&text, "note: ", OneLine(note), "\n");
@@ -106,20 +107,22 @@ std::string ReportText(const FolderReport& report) {
 
 std::string ReportJson(const FolderReport& report) {
   const ModelConfig& config = report.config;
-  Json json = {{"folder", report.folder},
-               {"family", config.family ? Json(FamilyName(report)) : Json()},
-               {"layers", Json::array()},
-               {"parameters", report.parameters},
-               {"tensors", report.n_tensors},
-               {"weight_bytes", report.weight_bytes},
-               {"tensor_types", report.tensor_types},
-               {"dtype", DTypeName(config.weights_dtype)},
-               {"vocab_size", config.vocab_size},
-               {"tokenizer", nullptr},
-               {"state_dtype", StateTypeName(report.state_dtype)},
-               {"sessions", Json::array()},
-               {"notes", report.notes},
-               {"problems", report.problems}};
+  Json json = {
+      {"folder", report.folder},
+      {"family", config.family ? Json(FamilyName(report)) : Json()},
+      {"layers", Json::array()},
+      {"parameters", report.parameters},
+      {"tensors", report.n_tensors},
+      {"weight_bytes", report.weight_bytes},
+      {"tensor_types", report.tensor_types},
+      {"dtype", DTypeName(config.weights_dtype)},
+      {"vocab_size", config.vocab_size},
+      {"tokenizer", nullptr},
+      {"chat_template", report.chat_template.empty() ? Json() : Json(report.chat_template)},
+      {"state_dtype", StateTypeName(report.state_dtype)},
+      {"sessions", Json::array()},
+      {"notes", report.notes},
+      {"problems", report.problems}};
   for (const LayerRun& run : RunsOf(config.layers)) {
     json["layers"].push_back({{"first", run.first}, {"last", run.last}, {"type", run.type}});
   }

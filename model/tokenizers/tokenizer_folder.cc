@@ -24,22 +24,6 @@ bool Exists(const std::string& path) {
   return std::filesystem::exists(path, error);
 }
 
-// A JSON file that need not be there: then an empty object.
-absl::StatusOr<Json> OptionalObject(const std::string& path) {
-  if (!Exists(path)) return Json::object();
-  absl::StatusOr<std::string> text = ReadFile(path, kMaxFileBytes);
-  if (!text.ok()) return text.status();
-  return ParseJsonObject(*text, path);
-}
-
-// A token as transformers writes it: its text, or an object with it; "" if there is none.
-std::string TokenText(const Json& config, const char* key) {
-  const auto it = config.find(key);
-  if (it == config.end()) return "";
-  if (it->is_string()) return it->get<std::string>();
-  return it->is_object() ? it->value("content", "") : "";
-}
-
 TokenizerFolder::End ReadEnd(JsonFields& config, const Json& json, const char* wanted,
                              const char* token) {
   TokenizerFolder::End end;
@@ -138,6 +122,21 @@ absl::StatusOr<TokenizerFolder> TokenizerFolder::Read(const std::string& folder,
                                   : ReadVocabAndMerges(folder, *config, vocab_size, result);
   if (!status.ok()) return status;
   return result;
+}
+
+absl::StatusOr<Json> OptionalObject(const std::string& path) {
+  if (!Exists(path)) return Json::object();
+  absl::StatusOr<std::string> text = ReadFile(path, kMaxFileBytes);
+  if (!text.ok()) return text.status();
+  return ParseJsonObject(*text, path);
+}
+
+std::string TokenText(const Json& config, std::string_view key) {
+  const auto token = config.find(std::string(key));
+  if (token == config.end()) return "";
+  if (token->is_string()) return token->get<std::string>();
+  const auto content = token->is_object() ? token->find("content") : token->end();
+  return content != token->end() && content->is_string() ? content->get<std::string>() : "";
 }
 
 }  // namespace ovq

@@ -2,8 +2,10 @@
 #pragma once
 
 #include <cstdint>
+#include <nlohmann/json.hpp>
 #include <optional>
 #include <string>
+#include <string_view>
 
 #include "absl/status/statusor.h"
 #include "model/tokenizers/tokenizer_file.h"
@@ -26,5 +28,10 @@ struct TokenizerFolder {
   // Errors name the file.
   static absl::StatusOr<TokenizerFolder> Read(const std::string& folder, int64_t vocab_size);
 };
+
+// A JSON file of a folder that need not be there: then an empty object.
+absl::StatusOr<nlohmann::json> OptionalObject(const std::string& path);
+// A token as transformers writes it: its text, or an object with it; "" if there is none.
+std::string TokenText(const nlohmann::json& config, std::string_view key);
 
 }  // namespace ovq

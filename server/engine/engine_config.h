@@ -11,6 +11,7 @@
 #include "absl/time/time.h"
 #include "base/clock.h"
 #include "kernels/common/device.h"
+#include "model/chat_template/chat_format.h"
 #include "model/state_layout.h"
 #include "model/step_batch.h"
 #include "model/tokenizer.h"
@@ -26,7 +27,8 @@ struct EngineModel {
   int32_t default_slot_cap = 0;  // 0: the model has no growing dictionary
   size_t full_kv_bytes_per_token = 0;
   const StateLayout* layout = nullptr;
-  const Tokenizer* tokenizer = nullptr;  // may be null: no text, no stop strings
+  const Tokenizer* tokenizer = nullptr;     // may be null: no text, no stop strings
+  const ChatFormat* chat_format = nullptr;  // may be null: no messages
   // LanguageModel::Forward.
   std::function<TensorView(const StepBatch&, DeviceContext&, ScratchScope&)> forward;
 };

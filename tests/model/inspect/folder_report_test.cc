@@ -242,5 +242,20 @@ TEST(InspectOptions, AreChecked) {
   EXPECT_THAT(InspectHelp(), HasSubstr("usage: ovq-inspect MODEL"));
 }
 
+TEST(FolderReport, ChatTemplates) {
+  const TempFolder folder;
+  EditedModel("sw-ovq").Write(folder);
+  EXPECT_EQ(Report(folder.path()).chat_template, "");
+  folder.Write("chat_template.jinja", "{% if messages %}");
+  const FolderReport wrong = Report(folder.path());
+  EXPECT_THAT(wrong.problems,
+              ElementsAre(StartsWith("chat_template.jinja, line 1: syntax: expected a tag elif")));
+  folder.Write("chat_template.jinja", "{{ messages }}");
+  const FolderReport report = Report(folder.path());
+  EXPECT_THAT(report.problems, IsEmpty());
+  EXPECT_EQ(report.chat_template, "chat_template.jinja");
+  EXPECT_THAT(ReportText(report), HasSubstr("\nchat        chat_template.jinja\n"));
+}
+
 }  // namespace
 }  // namespace ovq::test
