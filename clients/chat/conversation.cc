@@ -111,9 +111,13 @@ bool Conversation::Ask(std::string_view question) {
   TurnStats stats;
   token_list_.clear();
   last_byte_ = '\n';
-  const std::vector<std::string_view> parts = SplitPrompt(question);
-  if (SendLeadingParts(parts, stats)) {
-    call_ended_ = !SendPart(parts.back(), false) || !StreamAnswer(stats);
+  if (options_.messages) {
+    call_ended_ = !SendMessages(question) || !StreamAnswer(stats);
+  } else {
+    const std::vector<std::string_view> parts = SplitPrompt(question);
+    if (SendLeadingParts(parts, stats)) {
+      call_ended_ = !SendPart(parts.back(), false) || !StreamAnswer(stats);
+    }
   }
   EndTurn();
   if (call_ended_) return false;
@@ -150,6 +154,26 @@ grpc::Status Conversation::Close() {
   while (call_->Read(&ignored)) {
   }
   return call_->Finish();
+}
+
+bool Conversation::SendMessages(std::string_view question) {
+  const auto add = [this](const char* role, std::string_view content) {
+    v1::ChatMessage& message = *messages_.add_messages();
+    message.set_role(role);
+    message.set_content(std::string(content));
+  };
+  if (messages_.messages_size() > 0) {
+    add("assistant", answer_);
+    messages_.set_known(static_cast<uint32_t>(messages_.messages_size()));
+  } else if (options_.system) {
+    add("system", *options_.system);
+  }
+  add("user", question);
+  answer_.clear();
+  v1::ChatRequest request;
+  *request.mutable_turn() = options_.turn;
+  *request.mutable_turn()->mutable_prompt()->mutable_conversation() = messages_;
+  return Send(request);
 }
 
 bool Conversation::SendPart(std::string_view part, bool more) {
@@ -204,6 +228,7 @@ bool Conversation::StreamAnswer(TurnStats& stats) {
 }
 
 void Conversation::PrintChunk(const v1::TokenChunk& chunk) {
+  if (options_.messages) answer_ += chunk.text();
   if (!chunk.text().empty()) {
     PrintFlushed(stdout, stdout_is_terminal_ ? Printable(chunk.text()) : chunk.text());
     last_byte_ = chunk.text().back();

@@ -48,6 +48,8 @@ class Conversation {
   void EndTurn();
   bool Send(const v1::ChatRequest& request);
   void SendWaitingCancel();
+  // The conversation so far with one more question.
+  bool SendMessages(std::string_view question);
   bool SendPart(std::string_view part, bool more);
   // Sends all parts but the last. False when the call or the turn has ended with them.
   bool SendLeadingParts(const std::vector<std::string_view>& parts, TurnStats& stats);
@@ -64,6 +66,8 @@ class Conversation {
   std::atomic<bool> cancel_waiting_ = false;
 
   v1::Session session_;
+  v1::Conversation messages_;  // --messages: what the session holds, in answer_ its last answer
+  std::string answer_;
   uint64_t position_ = 0;
   bool call_ended_ = false;
   char last_byte_ = 0;      // of the answer

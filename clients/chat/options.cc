@@ -23,6 +23,18 @@ void AddConversation(Flags& flags, ChatOptions& o) {
   flags.AddSwitch(
       "interactive", [&o] { o.interactive = true; },
       "a turn per line of input, also when that is not a terminal");
+  flags.AddSwitch(
+      "messages", [&o] { o.messages = true; },
+      "questions are a user's messages, written as the model's chat template does; in new "
+      "sessions");
+  flags.Add("system", "TEXT",
+            ReadTo(
+                [&o](const auto& text) {
+                  o.system = text;
+                  o.messages = true;
+                },
+                "a text", ParseText),
+            "a system message before the first question; means --messages");
   flags.Add("session", "ID",
             ReadTo([&o](const auto& id) { o.open.set_session_id(id); }, "an id", ParseText),
             "continue this session; it outlives this program");
@@ -82,6 +94,11 @@ absl::StatusOr<ChatOptions> ParseOptions(std::span<const std::string> args) {
   if (absl::Status status = Declare(options).Read(args); !status.ok()) return status;
   if (options.help) return options;
   if (absl::Status status = CheckCredentials(options.connect); !status.ok()) return status;
+  if (options.messages && options.open.has_session_id()) {
+    return absl::InvalidArgumentError(
+        "--messages and --system are for new sessions: not with "
+        "--session");
+  }
   if (options.prompt.has_value() + options.file.has_value() + options.interactive > 1) {
     return absl::InvalidArgumentError("give one of --prompt, --file and --interactive");
   }

@@ -17,6 +17,8 @@ struct ChatOptions {
   v1::ChatTurn turn;                  // of every turn, without its prompt
   std::optional<std::string> prompt;  // --prompt
   std::optional<std::string> file;    // --file
+  bool messages = false;              // questions go through the model's chat template
+  std::optional<std::string> system;  // before the first of them
   bool interactive = false;           // asked for, whatever stdin is
   bool help = false;
 };

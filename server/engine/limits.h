@@ -38,6 +38,11 @@ inline constexpr FloatRange kLogitBiasRange = {-100, 100};
 inline constexpr int32_t kMaxTopK = std::numeric_limits<int32_t>::max();
 inline constexpr int32_t kMaxCompletions = 64;  // n
 
+// Conversations.
+inline constexpr int64_t kMaxMessages = 4096;
+inline constexpr int64_t kMaxRoleBytes = 64;
+inline constexpr int64_t kMaxToolsBytes = int64_t{1} << 20;
+
 // Stop conditions and output.
 inline constexpr int64_t kMaxStopStrings = 16;
 inline constexpr int64_t kMaxStopStringBytes = 1024;  // of one: bounds the work per token

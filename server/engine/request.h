@@ -172,6 +172,7 @@ struct SessionInfo {
   std::string id;  // [KEY.] and 32 hex digits, 128 random bits
   std::string tenant;
   int64_t position = 0;  // tokens of the conversation
+  std::optional<int32_t> last_token;
   int32_t slot_cap = 0;
   size_t state_bytes = 0;      // committed now
   size_t state_bytes_cap = 0;  // the most it will ever hold

@@ -88,6 +88,7 @@ void SessionStore::Count(const Session& session, int sign) {
 void SessionStore::Refresh(Session& session) {
   const StateHandle& state = session.state;
   session.info.position = session.position();
+  session.info.last_token = session.pending;
   session.info.state_bytes = state.committed_bytes;
   session.info.live_slots = config_.model.layout->LiveSlotsAt(state.position, state.slot_cap);
 }

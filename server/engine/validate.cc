@@ -104,6 +104,12 @@ absl::Status NoTokenizer(const std::string& path) {
       {.field = path});
 }
 
+absl::Status NoChatTemplate(const std::string& path) {
+  return WithFacts(
+      absl::FailedPreconditionError(absl::StrCat(path, ": this model has no chat template")),
+      {.field = path});
+}
+
 absl::Status CheckSlotCap(const EngineConfig& config, int32_t slot_cap, const std::string& prefix) {
   const std::string field = absl::StrCat(prefix, "max_centroids");
   if (!config.model.layout->has_slot_cap()) {
@@ -137,6 +143,31 @@ absl::Status CheckStopStrings(int64_t n_strings, const std::string& prefix) {
   if (n_strings <= kMaxStopStrings) return absl::OkStatus();
   return BadField(absl::StrCat(prefix, "stop.stop_strings"),
                   absl::StrCat("at most ", kMaxStopStrings), n_strings);
+}
+
+absl::Status CheckConversation(std::span<const ChatMessage> messages, int64_t known,
+                               int64_t tools_bytes, const std::string& path) {
+  const auto n_messages = static_cast<int64_t>(messages.size());
+  if (n_messages < 1 || n_messages > kMaxMessages) {
+    return BadField(absl::StrCat(path, ".messages"), absl::StrCat("1 to ", kMaxMessages),
+                    n_messages);
+  }
+  for (int64_t i = 0; i < n_messages; ++i) {
+    const auto bytes = static_cast<int64_t>(messages[static_cast<size_t>(i)].role.size());
+    if (bytes < 1 || bytes > kMaxRoleBytes) {
+      return BadField(absl::StrCat(path, ".messages[", i, "].role"),
+                      absl::StrCat("1 to ", kMaxRoleBytes, " bytes"), bytes);
+    }
+  }
+  if (tools_bytes > kMaxToolsBytes) {
+    return BadField(absl::StrCat(path, ".tools_json"),
+                    absl::StrCat("at most ", kMaxToolsBytes, " bytes"), tools_bytes);
+  }
+  if (known > n_messages) {
+    return BadField(absl::StrCat(path, ".known"),
+                    absl::StrCat("at most the ", n_messages, " messages"), known);
+  }
+  return absl::OkStatus();
 }
 
 absl::Status CheckSessionId(const std::string& id, const std::string& prefix) {

@@ -27,10 +27,14 @@ absl::Status CheckTokenIds(std::span<const int32_t> ids, int64_t vocab_size,
 absl::Status CheckPromptLength(const EngineConfig& config, int64_t n_tokens,
                                const std::string& prefix);
 absl::Status CheckStopStrings(int64_t n_strings, const std::string& prefix);  // likewise
+// Messages of a conversation, `known` of which its session holds, and the text of its tools.
+absl::Status CheckConversation(std::span<const ChatMessage> messages, int64_t known,
+                               int64_t tools_bytes, const std::string& path);
 absl::Status CheckSessionId(const std::string& id, const std::string& prefix);
 absl::Status CheckPageSize(int32_t page_size);  // 0 is kDefaultPageSize
 absl::Status CheckInfoPositions(std::span<const uint64_t> positions);
 absl::Status EmptyPrompt(const std::string& prefix);  // the error
 absl::Status NoTokenizer(const std::string& path);    // likewise, FailedPrecondition
+absl::Status NoChatTemplate(const std::string& path);
 
 }  // namespace ovq

@@ -184,8 +184,8 @@ absl::Status ChatCall::SubmitTurn(const v1::ChatTurn& turn,
   request.tenant = caller_.tenant;
   request.arrival = std::chrono::steady_clock::now();
   request.deadline = record_.deadline();
-  const bool at_start = position_ == 0;
-  absl::Status status = SetGeneration(turn, at_start, services_.engine, request);
+  const PromptPlace place = PlaceIn(services_.engine, session_id_, caller_.tenant);
+  absl::Status status = SetGeneration(turn, place, services_.engine, request);
   if (!status.ok()) return status;
   if (turn.more() && request.prompt.empty()) return EmptyPrompt(request.field_prefix);
   if (turn.more()) request.stop.max_tokens = request.stop.min_tokens = 0;

@@ -94,14 +94,22 @@ absl::StatusOr<std::vector<int32_t>> Encode(const Tokenizer& tokenizer, const st
 }
 
 absl::StatusOr<std::vector<int32_t>> PromptTokens(const v1::Prompt& prompt,
-                                                  const std::string& prefix, bool at_start,
-                                                  const Engine& engine) {
+                                                  const std::string& prefix,
+                                                  const PromptPlace& place, const Engine& engine) {
+  const Tokenizer* tokenizer = engine.model().tokenizer;
+  const bool has_text = tokenizer != nullptr && tokenizer->has_text();
   switch (prompt.kind_case()) {
     case v1::Prompt::kText: {
       const std::string field = absl::StrCat(prefix, "prompt.text");
-      const Tokenizer* tokenizer = engine.model().tokenizer;
-      if (tokenizer == nullptr || !tokenizer->has_text()) return NoTokenizer(field);
-      return Encode(*tokenizer, prompt.text(), at_start, field);
+      if (!has_text) return NoTokenizer(field);
+      return Encode(*tokenizer, prompt.text(), place.at_start, field);
+    }
+    case v1::Prompt::kConversation: {
+      const std::string field = absl::StrCat(prefix, "prompt.conversation");
+      if (!has_text) return NoTokenizer(field);
+      const absl::StatusOr<std::string> text = NewText(prompt.conversation(), field, place, engine);
+      if (!text.ok()) return text.status();
+      return Encode(*tokenizer, *text, /*add_bos=*/false, field);
     }
     case v1::Prompt::kTokenIds: {
       const auto& ids = prompt.token_ids().ids();
@@ -118,20 +126,21 @@ absl::StatusOr<std::vector<int32_t>> PromptTokens(const v1::Prompt& prompt,
 }
 
 template <class Message>
-absl::Status SetGeneration(const Message& from, bool at_start, const Engine& engine,
+absl::Status SetGeneration(const Message& from, const PromptPlace& place, const Engine& engine,
                            GenerateRequest& to) {
   SetSampling(from.sampling(), to);
   to.output.logprobs = from.output().logprobs();
   to.output.top_logprobs = static_cast<int>(from.output().top_logprobs());
   if (absl::Status status = SetStop(from.stop(), to); !status.ok()) return status;
   absl::StatusOr<std::vector<int32_t>> prompt =
-      PromptTokens(from.prompt(), to.field_prefix, at_start, engine);
+      PromptTokens(from.prompt(), to.field_prefix, place, engine);
   if (prompt.ok()) to.prompt = *std::move(prompt);
   return prompt.status();
 }
-template absl::Status SetGeneration(const v1::GenerateRequest&, bool, const Engine&,
+template absl::Status SetGeneration(const v1::GenerateRequest&, const PromptPlace&, const Engine&,
                                     GenerateRequest&);
-template absl::Status SetGeneration(const v1::ChatTurn&, bool, const Engine&, GenerateRequest&);
+template absl::Status SetGeneration(const v1::ChatTurn&, const PromptPlace&, const Engine&,
+                                    GenerateRequest&);
 
 template <class Message>
 absl::StatusOr<SessionOptions> ToSessionOptions(const Message& from,

@@ -13,6 +13,7 @@
 #include "ovq/v1/inference.pb.h"
 #include "server/engine/engine.h"
 #include "server/engine/request.h"
+#include "server/rpc/conversation.h"
 
 namespace ovq {
 
@@ -21,16 +22,16 @@ namespace ovq {
 // Tokenizer::Encode, whose error may quote the text: the log gets the field's name alone.
 absl::StatusOr<std::vector<int32_t>> Encode(const Tokenizer& tokenizer, const std::string& text,
                                             bool add_bos, const std::string& field);
-// Token ids of a prompt; absent gives none. at_start: the model's beginning-of-sequence token goes
-// before text. Errors: text without a tokenizer, a prompt beyond the limit; `prefix` begins the
-// name of the field.
+// Token ids of a prompt; absent gives none. At the start the model's beginning-of-sequence token
+// goes before text. Errors: text without a tokenizer, a prompt beyond the limit, those of NewText;
+// `prefix` begins the name of the field.
 absl::StatusOr<std::vector<int32_t>> PromptTokens(const v1::Prompt& prompt,
-                                                  const std::string& prefix, bool at_start,
-                                                  const Engine& engine);
+                                                  const std::string& prefix,
+                                                  const PromptPlace& place, const Engine& engine);
 // What a v1::GenerateRequest and a v1::ChatTurn have in common: prompt, sampling, stop, output. Too
 // many stop strings are refused before they are copied, as is a prompt that PromptTokens refuses.
 template <class Message>
-absl::Status SetGeneration(const Message& from, bool at_start, const Engine& engine,
+absl::Status SetGeneration(const Message& from, const PromptPlace& place, const Engine& engine,
                            GenerateRequest& to);
 std::vector<int32_t> TokenIds(const google::protobuf::RepeatedField<uint32_t>& ids);
 // What a v1::CreateSessionRequest and a v1::ChatOpen have in common, and the key of the session.

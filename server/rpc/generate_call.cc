@@ -42,17 +42,14 @@ class GenerateCall final
   }
 
   absl::Status Map(const v1::GenerateRequest& from, GenerateRequest& to) {
-    bool at_start = true;
+    PromptPlace place;
     if (from.has_session_id()) {
       if (absl::Status status = CheckSessionId(from.session_id(), ""); !status.ok()) return status;
       to.session_id = from.session_id();
-      // Without such a session the engine says so, after it has looked at the rest.
-      const absl::StatusOr<SessionInfo> session =
-          services_.engine.GetSession(to.session_id, to.tenant);
-      at_start = !session.ok() || session->position == 0;
+      place = PlaceIn(services_.engine, to.session_id, to.tenant);
     }
     if (from.has_max_centroids()) to.slot_cap = static_cast<int32_t>(from.max_centroids());
-    return SetGeneration(from, at_start, services_.engine, to);
+    return SetGeneration(from, place, services_.engine, to);
   }
 
   bool Advance() override {

@@ -45,6 +45,9 @@ void FillLimits(v1::RequestLimits& limits) {
   limits.set_max_stop_string_bytes(kMaxStopStringBytes);
   limits.set_max_top_logprobs(kMaxTopLogprobs);
   limits.set_max_page_size(kMaxPageSize);
+  limits.set_max_messages(kMaxMessages);
+  limits.set_max_role_bytes(kMaxRoleBytes);
+  limits.set_max_tools_bytes(kMaxToolsBytes);
   limits.set_min_centroids(kMinSlotCap);
   Fill(kMaxSessionTtl, *limits.mutable_max_ttl());
 }
@@ -66,6 +69,7 @@ absl::StatusOr<v1::ModelInfo> HandleModelInfo(const UnaryInfo& call,
   info.set_max_centroids_limit(
       model.default_slot_cap > 0 ? static_cast<uint32_t>(options.max_slot_cap) : 0);
   info.set_has_tokenizer(model.tokenizer != nullptr && model.tokenizer->has_text());
+  info.set_has_chat_template(model.chat_format != nullptr);
   if (model.tokenizer != nullptr) info.set_tokenizer(TokenizerName(model.tokenizer->kind()));
   if (description.bos_token_id.has_value()) {
     info.set_bos_token_id(static_cast<uint32_t>(*description.bos_token_id));
@@ -89,7 +93,7 @@ void HandleScore(const UnaryInfo& info, const v1::ScoreRequest& message,
                  const UnaryDone<v1::ScoreResponse>& done) {
   Engine& engine = info.services.engine;
   absl::StatusOr<std::vector<int32_t>> tokens =
-      PromptTokens(message.prompt(), "", /*at_start=*/true, engine);
+      PromptTokens(message.prompt(), "", PromptPlace(), engine);
   if (!tokens.ok()) return done(tokens.status());
   info.record.summary().work.prompt_tokens = static_cast<int64_t>(tokens->size());
   ScoreRequest request;
@@ -119,6 +123,18 @@ absl::StatusOr<const Tokenizer*> ChargedTokenizer(const UnaryInfo& info, const c
   const Tokenizer* tokenizer = engine.model().tokenizer;
   if (tokenizer == nullptr || !tokenizer->has_text()) return NoTokenizer(field);
   return tokenizer;
+}
+
+absl::StatusOr<v1::ApplyTemplateResponse> HandleApplyTemplate(
+    const UnaryInfo& info, const v1::ApplyTemplateRequest& message) {
+  Engine& engine = info.services.engine;
+  if (absl::Status status = engine.ChargeRequest(info.tenant); !status.ok()) return status;
+  absl::StatusOr<std::string> text =
+      NewText(message.conversation(), "conversation", PromptPlace(), engine);
+  if (!text.ok()) return text.status();
+  v1::ApplyTemplateResponse response;
+  response.set_text(*std::move(text));
+  return response;
 }
 
 absl::StatusOr<v1::TokenizeResponse> HandleTokenize(const UnaryInfo& info,
@@ -165,6 +181,7 @@ RpcService MakeInferenceService(ServiceContext& services) {
                 new grpc::internal::CallbackBidiHandler<Bytes, Bytes>(
                     [&services](Context* context) { return StartChat(services, context); }));
   service->Unary<v1::ScoreRequest, v1::ScoreResponse>("Score", &HandleScore);
+  service->Unary("ApplyTemplate", &HandleApplyTemplate);
   service->Unary("Tokenize", &HandleTokenize);
   service->Unary("Detokenize", &HandleDetokenize);
   service->Unary("GetModelInfo", &HandleModelInfo);

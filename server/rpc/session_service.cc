@@ -24,7 +24,7 @@ absl::StatusOr<SessionOptions> ToOptions(const UnaryInfo& info,
   absl::StatusOr<SessionOptions> options = ToSessionOptions(message, info.context);
   if (!options.ok()) return options;
   absl::StatusOr<std::vector<int32_t>> prompt =
-      PromptTokens(message.prompt(), "", /*at_start=*/true, info.services.engine);
+      PromptTokens(message.prompt(), "", PromptPlace(), info.services.engine);
   if (!prompt.ok()) return prompt.status();
   // A prompt that is given must not be empty; without one the session is empty.
   if (message.has_prompt() && prompt->empty()) return EmptyPrompt("");

@@ -52,11 +52,11 @@ struct ModelDescription {
 // --- what labels say ---
 
 // The RPCs, as the label `method`.
-inline constexpr std::array<const char*, 18> kMethods = {
-    "Generate",           "Chat",          "Score",         "Tokenize",      "Detokenize",
-    "GetModelInfo",       "CreateSession", "GetSession",    "ListSessions",  "DeleteSession",
-    "ForkSession",        "RewindSession", "ExportSession", "ImportSession", "AdminListSessions",
-    "AdminDeleteSession", "AdminDrain",    "AdminGetStatus"};
+inline constexpr std::array<const char*, 19> kMethods = {
+    "Generate",           "Chat",          "Score",          "Tokenize",      "Detokenize",
+    "GetModelInfo",       "CreateSession", "GetSession",     "ListSessions",  "DeleteSession",
+    "ForkSession",        "RewindSession", "ExportSession",  "ImportSession", "AdminListSessions",
+    "AdminDeleteSession", "AdminDrain",    "AdminGetStatus", "ApplyTemplate"};
 
 // Why a call was not let in.
 enum class AuthFailure : uint8_t { kMissing, kMalformed, kUnknown, kForbidden };

@@ -22,7 +22,7 @@ import grpc
 from fake_server import FakeServer, compile_proto
 
 import ovq_client
-from ovq_client import Client, Finished, FinishReason, OvqError, Started, TokenChunk
+from ovq_client import Client, Conversation, Finished, FinishReason, OvqError, Started, TokenChunk
 
 CHAT = None  # path of ovq-chat, set by main
 PROTO = None  # the generated modules
@@ -154,6 +154,20 @@ class ChatInteractive(WithServer):
         self.assertEqual(run.stderr.count("TTFT"), 2)
         self.assertEqual(self.server.sessions, {})  # it ended with the stream
 
+    def test_messages_bring_the_conversation(self):
+        run = self.run_chat("--interactive", "--system", "S", stdin="Hi\nBye\n")
+        self.assertEqual((run.returncode, run.stdout), (0, "17:[user]Hi\n37:user]Bye\n"), run.stderr)
+        first, second = (turn.prompt.conversation for turn in self.server.turns)
+        self.assertEqual([(m.role, m.content) for m in first.messages], [("system", "S"), ("user", "Hi")])
+        self.assertEqual(
+            [(m.role, m.content) for m in second.messages[2:]],
+            [("assistant", "17:[user]Hi"), ("user", "Bye")],
+        )
+        self.assertEqual((first.known, second.known), (0, 3))
+        run = self.run_chat("--messages", "--session", "x", "--prompt", "Hi")
+        self.assertEqual(run.returncode, 2)
+        self.assertIn("not with --session", run.stderr)
+
     def test_interrupt_keeps_the_conversation_then_ends_it(self):
         process = subprocess.Popen(
             self.chat_command("--interactive"),
@@ -258,6 +272,17 @@ class PythonClient(WithServer):
         self.assertRegex(key, r"^[0-9a-f]{32}$")  # the server has seen it with every call
         self.assertNotEqual(self.client.create_session().session_id.partition(".")[0], key)
 
+    def test_conversations(self):
+        conversation = Conversation([("user", "Hi"), ("assistant", "yo"), ("user", "Bye")], known=2)
+        self.assertEqual(text_of(self.client.generate(conversation)), "9:user]Bye")
+        with self.client.chat() as chat:
+            self.assertEqual(text_of(chat.send(conversation)), "9:user]Bye")
+        self.assertEqual(self.client.apply_template(conversation), "[user]Bye")
+        sent = Conversation([("user", "Hi")], tools_json="[]", add_generation_prompt=False)
+        list(self.client.generate(sent))
+        request = self.server.requests[-1].prompt.conversation
+        self.assertEqual((request.tools_json, request.add_generation_prompt), ("[]", False))
+
     def test_closing_the_iterator_cancels_the_call(self):
         events = self.client.generate("slow")
         next(events)
@@ -353,6 +378,8 @@ class PythonClient(WithServer):
         self.assertEqual(generated.stdout, "5:h", generated.stderr)
         self.assertIn("perplexity         1.6487", run("score", "--text", "abc").stdout)
         self.assertIn("state at 5", run("info", "--position", "5").stdout)
+        message = run("generate", "--text", "Hi", "--system", "S")
+        self.assertEqual(message.stdout, "17:[user]Hi", message.stderr)
         session_id = run("sessions", "--create").stdout.strip()
         self.assertIn(session_id, run("sessions").stdout)
         self.assertEqual(run("sessions", "--delete", session_id).returncode, 0)

@@ -104,6 +104,9 @@ class FakeServer:
         ]
         return self.pb.ScoreResponse(token_ids=ids, logprobs=[-0.5] * (len(ids) - 1), top=top)
 
+    def ApplyTemplate(self, request, context):
+        return self.pb.ApplyTemplateResponse(text=self._written(request.conversation))
+
     def Tokenize(self, request, context):
         ids = [256] * request.add_bos + list(request.text.encode())
         return self.pb.TokenizeResponse(token_ids=ids)
@@ -154,7 +157,13 @@ class FakeServer:
     # --- helpers ---
 
     def _ids(self, prompt):
+        if prompt.HasField("conversation"):
+            return list(self._written(prompt.conversation).encode())
         return list(prompt.text.encode()) if prompt.HasField("text") else prompt.token_ids.ids
+
+    def _written(self, conversation):
+        new = conversation.messages[conversation.known :]
+        return "".join(f"[{message.role}]{message.content}" for message in new)
 
     def _key(self, context):
         return dict(context.invocation_metadata()).get("ovq-session", "")

@@ -10,6 +10,7 @@
 
 from ovq_client.client import Chat, Client, OvqError
 from ovq_client.types import (
+    Conversation,
     ErrorInfo,
     Event,
     Finished,
@@ -30,6 +31,7 @@ from ovq_client.types import (
 __all__ = [
     "Chat",
     "Client",
+    "Conversation",
     "ErrorInfo",
     "Event",
     "FinishReason",

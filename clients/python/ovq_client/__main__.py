@@ -7,7 +7,7 @@ import os
 import sys
 from pathlib import Path
 
-from ovq_client import Client, Finished, OvqError, Started, TokenChunk
+from ovq_client import Client, Conversation, Finished, OvqError, Prompt, Started, TokenChunk
 
 
 def _text(args: argparse.Namespace) -> str:
@@ -19,7 +19,11 @@ def _text(args: argparse.Namespace) -> str:
 def _generate(client: Client, args: argparse.Namespace) -> None:
     names = ("max_tokens", "temperature", "top_k", "top_p", "min_p", "seed")
     options = {name: getattr(args, name) for name in names if getattr(args, name) is not None}
-    for event in client.generate(_text(args), session_id=args.session, **options):
+    prompt: Prompt = _text(args)
+    if args.messages or args.system:
+        system = [("system", args.system)] if args.system else []
+        prompt = Conversation([*system, ("user", prompt)])
+    for event in client.generate(prompt, session_id=args.session, **options):
         if isinstance(event, TokenChunk):
             print(event.text, end="", flush=True)
         elif isinstance(event, Started):
@@ -95,6 +99,14 @@ def _parser() -> argparse.ArgumentParser:
     generate = commands.add_parser("generate", parents=[text], help="stream one answer")
     generate.set_defaults(run=_generate)
     generate.add_argument("--session", metavar="ID", help="continue this session")
+    generate.add_argument(
+        "--messages",
+        action="store_true",
+        help="the text is a user's message, written as the model's chat template does",
+    )
+    generate.add_argument(
+        "--system", metavar="TEXT", help="a system message before it; means --messages"
+    )
     for name, kind in (("max-tokens", int), ("temperature", float), ("top-k", int)):
         generate.add_argument(f"--{name}", type=kind, metavar="N")
     for name, kind in (("top-p", float), ("min-p", float), ("seed", int)):

@@ -11,6 +11,7 @@ import grpc
 
 from ovq_client._messages import MESSAGES, Duration, Stub
 from ovq_client.types import (
+    Conversation,
     ErrorInfo,
     Event,
     Finished,
@@ -76,7 +77,21 @@ def _prompt(prompt: Prompt | None) -> Any:
         return None
     if isinstance(prompt, str):
         return MESSAGES["Prompt"](text=prompt)
+    if isinstance(prompt, Conversation):
+        return MESSAGES["Prompt"](conversation=_conversation(prompt))
     return MESSAGES["Prompt"](token_ids=MESSAGES["TokenIds"](ids=prompt))
+
+
+def _conversation(conversation: Conversation) -> Any:
+    return MESSAGES["Conversation"](
+        messages=[
+            MESSAGES["ChatMessage"](role=role, content=content)
+            for role, content in conversation.messages
+        ],
+        tools_json=conversation.tools_json,
+        add_generation_prompt=conversation.add_generation_prompt,
+        known=conversation.known,
+    )
 
 
 def _duration(seconds: float | None) -> Any:
@@ -114,7 +129,9 @@ def _session_key(session_id: str | None) -> str:
 
 
 def _parts(prompt: Prompt) -> list[Prompt]:
-    """Parts that add up to the prompt; text is cut between characters."""
+    """Parts that add up to the prompt; text is cut between characters, a conversation not."""
+    if isinstance(prompt, Conversation):
+        return [prompt]
     if not isinstance(prompt, str):
         return [prompt[i : i + _PART_IDS] for i in range(0, len(prompt), _PART_IDS)] or [prompt]
     data = prompt.encode()
@@ -295,6 +312,12 @@ class Client:
         )
         with _ovq_errors():
             return from_message(Score, self._inference.Score(request, timeout=timeout))
+
+    def apply_template(self, conversation: Conversation) -> str:
+        """The text that the model's chat template makes of the conversation."""
+        request = MESSAGES["ApplyTemplateRequest"](conversation=_conversation(conversation))
+        with _ovq_errors():
+            return self._inference.ApplyTemplate(request).text
 
     def tokenize(self, text: str, *, add_bos: bool | None = None) -> list[int]:
         request = MESSAGES["TokenizeRequest"](text=text, add_bos=add_bos)

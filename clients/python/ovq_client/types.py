@@ -11,8 +11,20 @@ from typing import Any, TypedDict, TypeVar
 
 from google.protobuf.descriptor import FieldDescriptor
 
-#: Text, or token ids that are used as they are.
-Prompt = str | Sequence[int]
+@dataclass(frozen=True)
+class Conversation:
+    """Messages, ("user", "Hi") each, which the model's chat template writes. tools_json: a JSON
+    list of what may be called. known: how many of the messages the session holds already, its
+    answers included."""
+
+    messages: Sequence[tuple[str, str]]
+    tools_json: str = ""
+    add_generation_prompt: bool = True
+    known: int = 0
+
+
+#: Text, token ids that are used as they are, or a conversation.
+Prompt = str | Sequence[int] | Conversation
 
 
 class Options(TypedDict, total=False):
@@ -122,6 +134,9 @@ class RequestLimits:
     min_centroids: int
     max_ttl: float | None
     max_page_size: int
+    max_messages: int
+    max_role_bytes: int
+    max_tools_bytes: int
 
 
 @dataclass(frozen=True)
@@ -159,6 +174,7 @@ class ModelInfo:
     server_version: str
     limits: RequestLimits
     tokenizer: str
+    has_chat_template: bool
 
 
 @dataclass(frozen=True)

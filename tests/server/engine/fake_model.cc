@@ -7,6 +7,8 @@
 
 #include "base/check.h"
 #include "kernels/mixers/ovq/ovq.h"
+#include "model/tokenizers/byte_alphabet.h"
+#include "tests/model/model_test_util.h"
 #include "tests/test_util.h"
 
 namespace ovq::test {
@@ -37,6 +39,20 @@ std::vector<MixerState> Layers(bool full_attention) {
   layers.push_back(Fields({{"window", DType::kF32, Shape{1500}}}, {}));
   if (full_attention) layers.push_back(Fields({}, GrowsByToken()));
   return layers;
+}
+
+// The bytes as themselves, and kEos.
+nlohmann::json BytesWithEnd() {
+  nlohmann::json vocab;
+  for (int byte = 0; byte < 256; ++byte) {
+    std::string character;
+    AppendByteChar(static_cast<uint8_t>(byte), character);
+    vocab[character] = byte;
+  }
+  return {{"model", {{"type", "BPE"}, {"vocab", vocab}, {"merges", nlohmann::json::array()}}},
+          {"added_tokens", {{{"id", kEos}, {"content", "<|end|>"}, {"special", true}}}},
+          {"pre_tokenizer", {{"type", "ByteLevel"}, {"add_prefix_space", false}}},
+          {"decoder", {{"type", "ByteLevel"}}}};
 }
 
 }  // namespace
@@ -74,7 +90,14 @@ FakeModel::FakeModel(Options options) : full_attention_(options.full_attention) 
   config.vocab_size = kVocab;
   config.tokenizer = TokenizerKind::kBytes;
   config.eos_token_ids = {kEos};
-  absl::StatusOr<std::unique_ptr<Tokenizer>> tokenizer = Tokenizer::Load("", config);
+  const TempFolder folder;
+  if (!options.chat_template.empty()) {
+    config.tokenizer = TokenizerKind::kBpe;
+    folder.Write("tokenizer.json", BytesWithEnd().dump());
+    folder.Write("chat_template.jinja", options.chat_template);
+    chat_format_ = ChatFormat::Load(folder.path()).value();
+  }
+  absl::StatusOr<std::unique_ptr<Tokenizer>> tokenizer = Tokenizer::Load(folder.path(), config);
   EXPECT_TRUE(tokenizer.ok()) << tokenizer.status();
   tokenizer_ = *std::move(tokenizer);
 }
@@ -87,6 +110,7 @@ EngineModel FakeModel::Make() {
   model.full_kv_bytes_per_token = 1000;
   model.layout = layout_.get();
   model.tokenizer = tokenizer_.get();
+  model.chat_format = chat_format_.get();
   model.forward = [this](const StepBatch& batch, DeviceContext&, ScratchScope& scope) {
     gate_.Enter();
     const size_t rows = batch.logit_rows.size();

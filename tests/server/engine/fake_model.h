@@ -39,8 +39,9 @@ class StepGate {
 };
 
 struct FakeModelOptions {
-  bool with_text = true;        // a byte tokenizer: token id = byte
-  bool full_attention = false;  // one layer more, that grows by a row a token
+  bool with_text = true;           // a byte tokenizer: token id = byte
+  std::string chat_template = {};  // if any: a tokenizer that writes kEos as <|end|>, too
+  bool full_attention = false;     // one layer more, that grows by a row a token
   int64_t max_unbounded_tokens = 4096;
 };
 
@@ -65,6 +66,7 @@ class FakeModel {
 
   std::unique_ptr<StateLayout> layout_;
   std::unique_ptr<Tokenizer> tokenizer_;
+  std::unique_ptr<ChatFormat> chat_format_;
   const bool full_attention_;
   std::map<int64_t, int32_t> script_;
   StepGate gate_;

@@ -113,6 +113,10 @@ TEST(Unary, ModelInfo) {
   EXPECT_EQ(info.limits().min_centroids(), 2u);
   EXPECT_EQ(info.limits().max_ttl().seconds(), 366 * 86400);
   EXPECT_EQ(info.limits().max_page_size(), 1000u);
+  EXPECT_EQ(info.limits().max_messages(), 4096u);
+  EXPECT_EQ(info.limits().max_role_bytes(), 64u);
+  EXPECT_EQ(info.limits().max_tools_bytes(), 1048576u);
+  EXPECT_FALSE(info.has_chat_template());
   request.add_positions(uint64_t{1} << 63);
   EXPECT_THAT(Call(server.inference(), &Inference::GetModelInfo, request, info),
               Fails(kInvalid, "positions[0]: "));

@@ -1,0 +1,210 @@
+// Prompts of messages: the text that the chat template writes, and in a session what is new of it.
+#include "tests/server/server_test_util.h"
+
+namespace ovq::test {
+namespace {
+
+using testing::HasSubstr;
+using testing::Not;
+
+constexpr auto kInvalid = grpc::StatusCode::INVALID_ARGUMENT;
+constexpr auto kPrecondition = grpc::StatusCode::FAILED_PRECONDITION;
+
+constexpr char kTemplate[] =
+    "{% if tools %}{{ tools|tojson }}{% endif %}"
+    "{% for m in messages %}"
+    "{% if m.role == 'nobody' %}{{ raise_exception('not ' ~ m.content) }}{% endif %}"
+    "[{{ m.role }}]{{ m.content }}<|end|>\n{% endfor %}"
+    "{% if add_generation_prompt %}[assistant]{% endif %}";
+
+using Messages = std::vector<std::pair<std::string, std::string>>;
+
+v1::Conversation Talk(const Messages& messages, uint32_t known = 0) {
+  v1::Conversation conversation;
+  for (const auto& [role, content] : messages) {
+    v1::ChatMessage& message = *conversation.add_messages();
+    message.set_role(role);
+    message.set_content(content);
+  }
+  conversation.set_known(known);
+  return conversation;
+}
+
+v1::GenerateRequest Request(const v1::Conversation& conversation, uint32_t max_tokens,
+                            const std::string& session = "") {
+  v1::GenerateRequest request;
+  *request.mutable_prompt()->mutable_conversation() = conversation;
+  request.mutable_stop()->set_max_tokens(max_tokens);
+  request.mutable_sampling()->set_temperature(0);
+  if (!session.empty()) request.set_session_id(session);
+  return request;
+}
+
+class ConversationTest : public testing::Test {
+ protected:
+  TestServer& Serve(const std::string& text = kTemplate) {
+    TestServerOptions options;
+    options.model.chat_template = text;
+    // "[user]Hi<|end|>\n[assistant]" are 21 tokens; the answer is "yo", and if nothing stops it
+    // before, the end.
+    options.setup = [](FakeModel& model) {
+      model.Script(21, "yo");
+      model.Script(23, kEos);
+    };
+    return server_.emplace(std::move(options));
+  }
+  Collected Ask(const v1::GenerateRequest& request) {
+    return Generate(server_->inference(), request);
+  }
+  // A second turn reads what is new: the session then holds the tokens of the whole text, as its
+  // answer shows, which follows from all of them.
+  void ExpectGoesOn(uint32_t max_tokens, v1::FinishReason reason, uint64_t new_tokens) {
+    const std::string session = server_->NewSession();
+    const Collected first = Ask(Request(Talk({{"user", "Hi"}}), max_tokens, session));
+    ASSERT_THAT(first.status, Succeeds());
+    EXPECT_EQ(first.text, "yo");
+    EXPECT_EQ(first.finished.at(0).reason(), reason);
+    const Messages all = {{"user", "Hi"}, {"assistant", "yo"}, {"user", "Bye"}};
+    const Collected second = Ask(Request(Talk(all, 2), 20, session));
+    ASSERT_THAT(second.status, Succeeds());
+    EXPECT_EQ(second.started.prompt_tokens(), new_tokens);
+    const Collected whole = Ask(Request(Talk(all), 20));
+    ASSERT_THAT(whole.status, Succeeds());
+    EXPECT_EQ(whole.started.prompt_tokens(),
+              second.started.prompt_tokens() + second.started.cached_tokens());
+    EXPECT_EQ(second.tokens, whole.tokens);
+  }
+
+  std::optional<TestServer> server_;
+};
+
+// "\n[user]Bye<|end|>\n[assistant]" after the end that was drawn, and with it where none was.
+TEST_F(ConversationTest, AfterAnAnswerThatEnded) {
+  Serve();
+  ExpectGoesOn(10, v1::FINISH_REASON_STOP, 23);
+}
+TEST_F(ConversationTest, AfterAnAnswerThatWasCut) {
+  Serve();
+  ExpectGoesOn(2, v1::FINISH_REASON_LENGTH, 24);
+}
+
+TEST_F(ConversationTest, AfterMessagesWithoutAnAnswer) {
+  Serve();
+  v1::CreateSessionRequest create;
+  v1::Conversation& system = *create.mutable_prompt()->mutable_conversation();
+  system = Talk({{"system", "Be."}});
+  system.set_add_generation_prompt(false);
+  const std::string session = server_->NewSession(create);
+  const Messages all = {{"system", "Be."}, {"user", "Hi"}};
+  const Collected turn = Ask(Request(Talk(all, 1), 20, session));
+  ASSERT_THAT(turn.status, Succeeds());
+  EXPECT_EQ(turn.started.prompt_tokens(), 21u);
+  EXPECT_EQ(turn.tokens, Ask(Request(Talk(all), 20)).tokens);
+}
+
+TEST_F(ConversationTest, TurnsOfAChat) {
+  TestServer& server = Serve();
+  grpc::ClientContext context;
+  const auto stream = server.inference().Chat(&context);
+  v1::ChatRequest message = OpenMessage();
+  ASSERT_TRUE(stream->Write(message));
+  v1::ChatResponse opened;
+  ASSERT_TRUE(stream->Read(&opened));
+  const auto turn = [&](const v1::Conversation& conversation, Collected& collected) {
+    v1::ChatRequest request = TurnMessage("", 10);
+    *request.mutable_turn()->mutable_prompt()->mutable_conversation() = conversation;
+    EXPECT_TRUE(stream->Write(request));
+    return ReadTurn(*stream, collected);
+  };
+  const Messages all = {{"user", "Hi"}, {"assistant", "yo"}, {"user", "Bye"}};
+  Collected first, second, third;
+  ASSERT_TRUE(turn(Talk({{"user", "Hi"}}), first));
+  EXPECT_EQ(first.text, "yo");
+  ASSERT_TRUE(turn(Talk(all, 2), second));
+  EXPECT_EQ(second.started.prompt_tokens(), 23u);
+  EXPECT_FALSE(turn(Talk(all), third));
+  EXPECT_THAT(stream->Finish(), Fails(kPrecondition, "turn.prompt.conversation.known: "));
+}
+
+TEST_F(ConversationTest, KnownFitsTheSession) {
+  Serve();
+  const Messages two = {{"user", "Hi"}, {"user", "Ho"}};
+  EXPECT_THAT(Ask(Request(Talk(two, 1), 1)).status,
+              Fails(kPrecondition, "prompt.conversation.known: expected 0"));
+  const std::string session = server_->NewSession();
+  EXPECT_THAT(Ask(Request(Talk(two, 1), 1, session)).status, Fails(kPrecondition, "expected 0"));
+  ASSERT_THAT(Ask(Request(Talk(two), 1, session)).status, Succeeds());
+  EXPECT_THAT(Ask(Request(Talk(two), 1, session)).status,
+              Fails(kPrecondition, "expected how many of the messages the session"));
+  EXPECT_THAT(Ask(Request(Talk(two, 3), 1, session)).status,
+              Fails(kInvalid, "prompt.conversation.known: expected at most the 2 messages, got 3"));
+}
+
+// As templates do that drop the reasoning of earlier turns.
+TEST_F(ConversationTest, ATemplateThatRewritesTheKnownMessages) {
+  Serve(
+      "{% for m in messages %}[{{ m.role }}]{{ m.content if loop.last else '.' }}<|end|>\n"
+      "{% endfor %}[assistant]");
+  const std::string session = server_->NewSession();
+  ASSERT_THAT(Ask(Request(Talk({{"user", "Hi"}}), 10, session)).status, Succeeds());
+  const Collected second =
+      Ask(Request(Talk({{"user", "Hi"}, {"assistant", "yo"}, {"user", "Bye"}}, 2), 1, session));
+  EXPECT_THAT(second.status,
+              Fails(kPrecondition,
+                    "prompt.conversation.known: the chat template no longer writes the known "
+                    "messages as the session has read them: their texts differ at byte 6"));
+  EXPECT_EQ(InfoOf(second.status).field(), "prompt.conversation.known");
+}
+
+TEST_F(ConversationTest, FieldsHaveLimits) {
+  Serve();
+  EXPECT_THAT(Ask(Request(Talk({}), 1)).status,
+              Fails(kInvalid, "prompt.conversation.messages: expected 1 to 4096, got 0"));
+  EXPECT_THAT(Ask(Request(Talk(Messages(4097, {"user", ""})), 1)).status,
+              Fails(kInvalid, "expected 1 to 4096, got 4097"));
+  EXPECT_THAT(Ask(Request(Talk({{"user", ""}, {"", "Hi"}}), 1)).status,
+              Fails(kInvalid, "prompt.conversation.messages[1].role: expected 1 to 64 bytes"));
+  EXPECT_THAT(Ask(Request(Talk({{std::string(65, 'x'), "Hi"}}), 1)).status,
+              Fails(kInvalid, "messages[0].role: expected 1 to 64 bytes, got 65"));
+  v1::Conversation conversation = Talk({{"user", "Hi"}});
+  conversation.set_tools_json(std::string((1 << 20) + 1, ' '));
+  EXPECT_THAT(Ask(Request(conversation, 1)).status,
+              Fails(kInvalid, "prompt.conversation.tools_json: expected at most 1048576 bytes"));
+  conversation.set_tools_json("{}");
+  EXPECT_THAT(Ask(Request(conversation, 1)).status,
+              Fails(kInvalid, "prompt.conversation: tools_json: not a JSON list"));
+}
+
+TEST_F(ConversationTest, TheTemplatesOwnRefusalIsForTheCallerAlone) {
+  Serve();
+  EXPECT_THAT(Ask(Request(Talk({{"nobody", "secret"}}), 1)).status,
+              Fails(kInvalid, "line 1: the template refuses: not secret"));
+  EXPECT_THAT(server_->LogText(), Not(HasSubstr("secret")));
+}
+
+TEST_F(ConversationTest, ModelsWithoutATemplate) {
+  server_.emplace();
+  EXPECT_THAT(Ask(Request(Talk({{"user", "Hi"}}), 1)).status,
+              Fails(kPrecondition, "prompt.conversation: this model has no chat template"));
+}
+
+TEST_F(ConversationTest, ApplyTemplateShowsTheText) {
+  TestServer& server = Serve();
+  v1::ApplyTemplateRequest request;
+  *request.mutable_conversation() = Talk({{"user", "Hi"}});
+  request.mutable_conversation()->set_tools_json(R"([{"b": 1, "a": 2}])");
+  v1::ApplyTemplateResponse response;
+  grpc::ClientContext context, without, known;
+  ASSERT_THAT(server.inference().ApplyTemplate(&context, request, &response), Succeeds());
+  EXPECT_EQ(response.text(), "[{\"b\": 1, \"a\": 2}][user]Hi<|end|>\n[assistant]");
+  request.mutable_conversation()->clear_tools_json();
+  request.mutable_conversation()->set_add_generation_prompt(false);
+  ASSERT_THAT(server.inference().ApplyTemplate(&without, request, &response), Succeeds());
+  EXPECT_EQ(response.text(), "[user]Hi<|end|>\n");
+  request.mutable_conversation()->set_known(1);
+  EXPECT_THAT(server.inference().ApplyTemplate(&known, request, &response),
+              Fails(kPrecondition, "conversation.known: expected 0"));
+}
+
+}  // namespace
+}  // namespace ovq::test
