@@ -35,7 +35,8 @@ StateSpec ModelConfig::state_spec(int i, DType kv_dtype, Device device) const {
           .section = fields(i).section(FindMixer(layers[i].type)->section),
           .d_model = hidden_size,
           .kv_dtype = kv_dtype,
-          .device = device};
+          .device = device,
+          .slot_share = layers[i].slot_share};
 }
 
 absl::StatusOr<MixerState> MixerStateOf(const ModelConfig& config, int i, DType kv_dtype,

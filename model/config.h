@@ -59,6 +59,7 @@ struct LayerSpec {
   // normed before it is added to the residual (post_norm).
   bool norm_before = true, norm_after = false;
   bool is_wrong = false;  // its type or a field that makes it; never where LoadConfig is OK
+  double slot_share = 1;  // StateSpec::slot_share
 };
 
 struct Family;

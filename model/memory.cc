@@ -1,7 +1,10 @@
 #include "model/memory.h"
 
 #include <algorithm>
+#include <cmath>
+#include <numeric>
 #include <string_view>
+#include <vector>
 
 #include "absl/strings/str_cat.h"
 
@@ -13,6 +16,7 @@ constexpr std::string_view kOvq = "ovq_attention", kClosestPair = "closest_pair_
 // Of layers that were trained without chunks: a block of slots, so that a short session meets the
 // blocks that full attention meets.
 constexpr int64_t kChunkOfFull = kBlockSlots;
+constexpr double kMinShare = 1.0 / 1024, kShareRounding = 1e-3;
 
 bool Serves(const LayerSpec& layer, const MixerFields& fields) {
   if (layer.type == kOvq || layer.type == kClosestPair) return true;
@@ -47,6 +51,20 @@ std::string_view TypeFor(Memory memory, std::string_view type, bool closest_pair
   return type == kOvq && closest_pair ? kClosestPair : type;
 }
 
+// ovq.shares: of a session's slot cap, an entry for each of n_layers, 1 in the mean.
+absl::Status ReadShares(const MixerFields& fields, size_t n_layers, std::vector<double>& shares) {
+  AttrReader reader(fields.section("ovq"));
+  shares = reader.FloatsOr("shares", std::vector<double>(n_layers, 1.0), kMinShare,
+                           static_cast<double>(n_layers));
+  const double sum = std::reduce(shares.begin(), shares.end());
+  const auto n = static_cast<double>(n_layers);
+  if (reader.ok() && std::abs(sum - n) > kShareRounding * n) {
+    reader.Fail("shares", absl::StrCat("expected ", n_layers,
+                                       " numbers whose mean is 1, got one of ", sum / n));
+  }
+  return reader.status();
+}
+
 }  // namespace
 
 const char* MemoryName(Memory memory) {
@@ -55,11 +73,17 @@ const char* MemoryName(Memory memory) {
 }
 
 absl::Status ReadThrough(Memory memory, ModelConfig& config) {
-  bool any = false;
+  std::vector<LayerSpec*> served;
   for (LayerSpec& layer : config.layers) {
+    if (Serves(layer, config.mixer_fields[layer.fields])) served.push_back(&layer);
+  }
+  for (size_t i = 0; i < served.size(); ++i) {
+    LayerSpec& layer = *served[i];
     MixerFields& fields = config.mixer_fields[layer.fields];
-    if (!Serves(layer, fields)) continue;
-    any = true;
+    std::vector<double> shares;
+    if (absl::Status status = ReadShares(fields, served.size(), shares); !status.ok())
+      return status;
+    layer.slot_share = shares[i];
     bool closest_pair = false;
     if (absl::Status status = ReadUpdate(layer, fields, closest_pair); !status.ok()) return status;
     const std::string_view type = TypeFor(memory, layer.type, closest_pair);
@@ -70,7 +94,7 @@ absl::Status ReadThrough(Memory memory, ModelConfig& config) {
     }
     layer.type = std::string(type);
   }
-  if (any || memory == Memory::kAsTrained) return absl::OkStatus();
+  if (!served.empty() || memory == Memory::kAsTrained) return absl::OkStatus();
   return absl::InvalidArgumentError(absl::StrCat(
       "layer_types: expected ovq_attention or full_attention without RoPE for --memory ",
       MemoryName(memory), ", got no such layer"));

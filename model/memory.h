@@ -11,7 +11,8 @@ const char* MemoryName(Memory memory);
 
 // Sets the types of layers whose queries and keys need no positions (ovq_attention,
 // closest_pair_attention, and full_attention without RoPE): their tensors are the same.
-// kAsTrained: ovq_attention becomes closest_pair_attention where ovq.update says so.
+// kAsTrained: ovq_attention becomes closest_pair_attention where ovq.update says so. Gives each of
+// them its share of a session's slots (ovq.shares).
 // InvalidArgument names the field, or the memory that no layer can be read through.
 absl::Status ReadThrough(Memory memory, ModelConfig& config);
 

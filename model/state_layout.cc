@@ -52,7 +52,7 @@ size_t StateLayout::Group::bytes_of(int64_t slots) const {
 size_t StateLayout::WholePages(size_t bytes) const { return RoundUp(bytes, page_bytes_); }
 
 int64_t StateLayout::MostSlots(const Growth& growth, int64_t slot_cap) const {
-  return growth.capped() ? slot_cap : limits_.max_unbounded_tokens;
+  return growth.capped() ? growth.CapOf(slot_cap) : limits_.max_unbounded_tokens;
 }
 
 StateLayout::StateLayout(const std::vector<MixerState>& layers, const StateLimits& limits,
@@ -83,6 +83,7 @@ StateLayout::StateLayout(const std::vector<MixerState>& layers, const StateLimit
     Group& group = groups_[layer.growth];
     layer.blocks_offset = group.block_bytes;  // within a block; the group's offset follows
     group.block_bytes += RoundUp(state.block.bytes(), kPartAlignment);
+    ++group.n_layers;
   }
   virtual_bytes_ = std::max(WholePages(fixed_bytes_), page_bytes);
   for (size_t i = 0; i < groups_.size(); ++i) {
@@ -101,7 +102,7 @@ std::vector<StateExtent> StateLayout::live_extents_at(int64_t position, int64_t 
   std::vector<StateExtent> extents;
   if (fixed_bytes_ > 0) extents.push_back({0, fixed_bytes_});
   for (size_t i = 0; i < groups_.size(); ++i) {
-    const int64_t slots = growths_[i].live(position, slot_cap);
+    const int64_t slots = growths_[i].LiveAt(position, slot_cap);
     if (slots > 0) extents.push_back({groups_[i].offset, groups_[i].bytes_of(slots)});
   }
   return extents;
@@ -122,7 +123,7 @@ size_t StateLayout::live_bytes_at(int64_t position, int64_t slot_cap) const {
 size_t StateLayout::bytes_at(int64_t position, int64_t slot_cap) const {
   size_t bytes = WholePages(fixed_bytes_);
   for (size_t i = 0; i < groups_.size(); ++i) {
-    bytes += WholePages(groups_[i].bytes_of(growths_[i].live(position, slot_cap)));
+    bytes += WholePages(groups_[i].bytes_of(growths_[i].LiveAt(position, slot_cap)));
   }
   return bytes;
 }
@@ -147,7 +148,13 @@ int64_t StateLayout::default_slot_cap() const {
 }
 
 int64_t StateLayout::LiveSlotsAt(int64_t position, int64_t slot_cap) const {
-  return capped() ? capped()->live(position, slot_cap) : 0;
+  int64_t slots = 0, n_layers = 0;
+  for (size_t i = 0; i < groups_.size(); ++i) {
+    if (!growths_[i].capped()) continue;
+    slots += groups_[i].n_layers * growths_[i].LiveAt(position, slot_cap);
+    n_layers += groups_[i].n_layers;
+  }
+  return n_layers == 0 ? 0 : slots / n_layers;
 }
 
 int64_t StateLayout::DictionaryTokens(int64_t position) const {

@@ -62,7 +62,8 @@ class StateLayout {
   bool has_unbounded() const;  // some layer grows a slot a token, without a cap
   bool has_slot_cap() const { return capped() != nullptr; }
   // Of the layers whose slots are capped (0 without one): the cap of sessions that do not say, the
-  // slots live after `position` tokens, and the tokens that these slots then stand for.
+  // slots live after `position` tokens in the mean of these layers, and the tokens that they then
+  // stand for.
   int64_t default_slot_cap() const;
   int64_t LiveSlotsAt(int64_t position, int64_t slot_cap) const;
   int64_t DictionaryTokens(int64_t position) const;
@@ -76,6 +77,7 @@ class StateLayout {
   struct Group {
     size_t offset = 0;       // from the session's base, page-aligned
     size_t block_bytes = 0;  // all its layers
+    int64_t n_layers = 0;
     size_t bytes_of(int64_t slots) const;
   };
   size_t WholePages(size_t bytes) const;

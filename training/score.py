@@ -32,7 +32,7 @@ from data import DEFAULT_ROOT, DataError
 from ovq.config import ConfigError, load_config
 from predictors import (PredictionError, ReferencePredictor, connected, server_flags,
                         started_server)
-from scoring import (COLUMNS, LEAST_SEQUENCES, DocumentExam, TaskExam, compare, make_plan,
+from scoring import (COLUMNS, LEAST_SEQUENCES, DocumentExam, RowLaw, TaskExam, compare, make_plan,
                      mixer_of, score_job)
 from tasks import TaskError
 
@@ -231,14 +231,15 @@ def run(args, stack):
     if args.address:
         predictor = stack.enter_context(connected(args.address, args.timeout))
         info = predictor.info()
-        name, layer_types = info.name, info.layer_types
+        name, layer_types, shares = info.name, info.layer_types, None
     else:
         name = os.path.basename(os.path.abspath(args.model))
-        layer_types = load_config(args.model).layer_types
+        config = load_config(args.model)
+        layer_types, shares = config.layer_types, config.shares
     mixer = mixer_of(layer_types)
     bounded = mixer in ("ovq", "closest-pair") or args.memory
     plan = make_plan(exam, args.lengths, args.centroids if bounded else [None], args.sequences,
-                     "closest-pair" in (mixer, args.memory))
+                     RowLaw("closest-pair" in (mixer, args.memory), shares or (1.0,)))
     saturation_n = load_config(args.model).kvm.state_saturation_n \
         if args.model and mixer == "kvm" else None
     if saturation_n is not None:

@@ -7,7 +7,8 @@ import math
 import numpy as np
 
 from data import BOS, HELD_OUT, Documents, spread_contexts
-from ovq.config import MIXER_NAMES
+from ovq.config import MIXER_NAMES, share_of
+from ovq.dictionary import n_centroids_at
 from tasks import Sequences, make_task
 
 COLUMNS = ("model", "mixer", "ablation", "backend", "task", "length", "tokens", "centroids",
@@ -25,25 +26,35 @@ def mixer_of(layer_types):
     return next((name for name, kind in MIXER_NAMES.items() if kind in layer_types), "sliding")
 
 
-def live_centroids(n_tokens, max_centroids, closest_pair=False):
-    """Eq. 17 at the end of a sequence; closest pairs: as many as there may be."""
-    if closest_pair:
-        return min(n_tokens, max_centroids)
-    return n_tokens * max_centroids // (n_tokens + max_centroids)
+@dataclasses.dataclass(frozen=True)
+class RowLaw:
+    """How many rows dictionaries come to have: eq. 17 or, by closest pairs, as many as there may be.
 
+    shares: of max_centroids, of every layer that has one; rows are those of their mean.
+    """
+    closest_pair: bool = False
+    shares: tuple = (1.0,)
 
-def centroids_for(spec, n_tokens, closest_pair=False):
-    """max_centroids of "512" or "0.3x": the most that leaves at most 0.3 live ones a token."""
-    if not spec.endswith("x"):
-        return int(spec)
-    if closest_pair:
-        return max(2, math.floor(fractions.Fraction(spec[:-1]) * n_tokens))
-    # The first number of live centroids too many. It needs n_tokens * max_centroids >=
-    # too_many * (n_tokens + max_centroids), and the largest max_centroids that fails this is:
-    too_many = math.floor(fractions.Fraction(spec[:-1]) * n_tokens) + 1
-    if too_many == n_tokens:  # never reached
-        raise ValueError(f"--centroids: {spec} of {n_tokens} tokens is no limit")
-    return -(-too_many * n_tokens // (n_tokens - too_many)) - 1
+    def live(self, n_tokens, max_centroids):
+        """At the end of a sequence."""
+        sizes = [share_of(max_centroids, share) for share in self.shares]
+        rows = [min(n_tokens, size) if self.closest_pair else n_centroids_at(n_tokens, size)
+                for size in sizes]
+        return sum(rows) // len(rows)
+
+    def max_centroids(self, spec, n_tokens):
+        """Of "512" or "0.3x": the most that leaves at most 0.3 live ones a token."""
+        if not spec.endswith("x"):
+            return int(spec)
+        allowed = math.floor(fractions.Fraction(spec[:-1]) * n_tokens)
+        few, many = 2, int(n_tokens ** 2 / min(self.shares)) + 1  # which leaves n_tokens - 1
+        if self.live(n_tokens, many) <= allowed:
+            raise ValueError(f"--centroids: {spec} of {n_tokens} tokens is no limit")
+        while many - few > 1:
+            middle = (few + many) // 2
+            few, many = ((middle, many) if self.live(n_tokens, middle) <= allowed
+                         else (few, middle))
+        return few
 
 
 @dataclasses.dataclass(frozen=True)
@@ -54,7 +65,7 @@ class Job:
     n_sequences: int
     centroids: str | None
     max_centroids: int | None
-    closest_pair: bool = False  # how max_centroids bounds them
+    law: RowLaw = RowLaw()  # how max_centroids bounds them
 
     def __str__(self):
         at = "" if self.max_centroids is None else f", {self.max_centroids} centroids"
@@ -111,7 +122,7 @@ class DocumentExam:
         return -np.stack([one.logprobs for one in predictions]).astype(np.float64) / math.log(2)
 
 
-def make_plan(exam, lengths, specs, n_sequences, closest_pair=False):
+def make_plan(exam, lengths, specs, n_sequences, law=RowLaw()):
     """Jobs by length, for each spec of the centroids ([None]: models that no call gives a size)."""
     plan = []
     for length in sorted(lengths):
@@ -120,7 +131,7 @@ def make_plan(exam, lengths, specs, n_sequences, closest_pair=False):
         n_groups = len(np.unique(one.seen[one.scored]))
         enough = max(LEAST_SEQUENCES, -(-exam.least_scored * n_groups // int(one.scored.sum())))
         plan += [Job(length, n_tokens, n_sequences or enough, spec,
-                     centroids_for(spec, n_tokens, closest_pair) if spec else None, closest_pair)
+                     law.max_centroids(spec, n_tokens) if spec else None, law)
                  for spec in specs]
     return plan
 
@@ -161,8 +172,7 @@ def score_job(exam, job, made, predictions, seconds):
     row = {"length": job.length, "tokens": job.n_tokens, "centroids": job.centroids,
            "max_centroids": job.max_centroids, "sequences": job.n_sequences}
     if job.max_centroids:
-        row["live_centroids"] = live_centroids(job.n_tokens, job.max_centroids,
-                                               job.closest_pair)
+        row["live_centroids"] = job.law.live(job.n_tokens, job.max_centroids)
     means = grouped_means(exam.values(made, predictions), made.scored[:, 1:], made.seen[:, 1:])
     rows = [{**row, exam.group: group, "scored": scored, exam.metric: f"{mean:.6f}",
              "error": None if error is None else f"{error:.6f}"}

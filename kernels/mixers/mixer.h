@@ -62,6 +62,7 @@ struct StateSpec {
   int64_t d_model;       // hidden_size: the width of x and y
   DType kv_dtype;        // kF32 or kBF16, of keys and values where the mixer can keep both
   Device device;
+  double slot_share = 1;  // of a session's slot cap, of a layer whose slots are capped
 };
 
 // What a mixer is made from.

@@ -1,5 +1,9 @@
 #include "kernels/mixers/state.h"
 
+#include <algorithm>
+#include <cmath>
+
+#include "absl/strings/str_cat.h"
 #include "base/check.h"
 
 namespace ovq {
@@ -19,6 +23,17 @@ StateFields::StateFields(std::vector<StateField> fields) : fields_(std::move(fie
     offsets_.push_back(bytes_);
     bytes_ += AlignUp(field.bytes());
   }
+}
+
+Growth Growth::WithShare(double of_slot_cap) const {
+  Growth shared = *this;
+  shared.share = of_slot_cap;
+  if (of_slot_cap != 1) absl::StrAppend(&shared.name, ", of ", of_slot_cap, " N");
+  return shared;
+}
+
+int64_t Growth::CapOf(int64_t slot_cap) const {
+  return std::max<int64_t>(kMinSlotCap, std::llround(share * static_cast<double>(slot_cap)));
 }
 
 Growth GrowsByToken() {

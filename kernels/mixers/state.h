@@ -47,16 +47,29 @@ class StateFields {
 
 // How the number of live slots of a growing part follows from a session's position and its slot
 // cap. Every growing mixer reads that one number in its own law.
+//
+// A session's cap is what its layers have in the mean: each has its share of it (config.json,
+// ovq.shares), which is the cap that its law sees.
 struct Growth {
   // Layers whose growth has the same name grow alike and share blocks; empty: no growing part.
   std::string name;
-  // Slots live after `position` tokens; never falls as either argument rises, and 0 at 0.
-  std::function<int64_t(int64_t position, int64_t slot_cap)> live;
-  // The number changes at multiples of this many tokens only, and never exceeds the slot cap.
+  // Slots live after `position` tokens by the layer's own cap; never falls as either argument
+  // rises, and 0 at 0.
+  std::function<int64_t(int64_t position, int64_t own_cap)> live;
+  // The number changes at multiples of this many tokens only, and never exceeds the layer's cap.
   // 0: a slot a token, without a cap.
   int64_t period = 0;
   // The cap of sessions that do not name one; 0 without a cap.
   int64_t default_slot_cap = 0;
+  double share = 1;
+
+  // This law with that share; layers of unequal shares grow unalike.
+  Growth WithShare(double of_slot_cap) const;
+  // The layer's cap: its share, rounded, and kMinSlotCap at least.
+  int64_t CapOf(int64_t slot_cap) const;
+  int64_t LiveAt(int64_t position, int64_t slot_cap) const {
+    return live(position, capped() ? CapOf(slot_cap) : slot_cap);
+  }
 
   bool exists() const { return !name.empty(); }
   bool capped() const { return period > 0; }

@@ -19,12 +19,14 @@ int32_t Stride(const StepSeqs& seqs, int64_t period) {
   return seqs.n_rows() == 0 ? 0 : Waves(seqs, period) + 1;
 }
 
-// The law at the period of each sequence's first row and those after it.
-void Evaluate(const Growth& growth, const StepSeqs& seqs, int32_t stride, int32_t* slots) {
+// The law at the period of each sequence's first row and those after it, and its cap.
+void Evaluate(const Growth& growth, const StepSeqs& seqs, int32_t stride, int32_t* slots,
+              int32_t* caps) {
   for (int s = 0; s < seqs.n_seqs(); ++s) {
+    caps[s] = static_cast<int32_t>(growth.CapOf(seqs.slot_cap[s]));
     const int64_t begin = seqs.start_pos[s] / growth.period * growth.period;
     for (int32_t i = 0; i < stride; ++i) {
-      *slots++ = static_cast<int32_t>(growth.live(begin + i * growth.period, seqs.slot_cap[s]));
+      *slots++ = static_cast<int32_t>(growth.LiveAt(begin + i * growth.period, seqs.slot_cap[s]));
     }
   }
 }
@@ -84,11 +86,11 @@ StagedStep StageStep(DeviceContext& context, const StepSeqs& seqs, std::span<con
   const size_t start_pos = packer.Add<int64_t>(n_seqs);
   const size_t positions = packer.Add<int64_t>(n_rows);
   const size_t row_begin = packer.Add<int32_t>(n_seqs + 1);
-  const size_t slot_cap = packer.Add<int32_t>(n_seqs);
-  std::vector<size_t> live;
+  std::vector<size_t> live, caps;
   for (const Growth& growth : growths) {
     const int32_t stride = growth.capped() ? Stride(seqs, growth.period) : 0;
     live.push_back(packer.Add<int32_t>(n_seqs * static_cast<size_t>(stride)));
+    caps.push_back(packer.Add<int32_t>(growth.capped() ? n_seqs : 0));
     staged.live.push_back({.stride = stride});
   }
   const size_t ids = packer.Add<int32_t>(token_ids.size());
@@ -98,7 +100,6 @@ StagedStep StageStep(DeviceContext& context, const StepSeqs& seqs, std::span<con
   Copy(seqs.state, host + state);
   Copy(seqs.start_pos, host + start_pos);
   Copy(seqs.row_begin, host + row_begin);
-  Copy(seqs.slot_cap, host + slot_cap);
   Copy(token_ids, host + ids);
   Copy(logit_rows, host + rows);
   auto* position = reinterpret_cast<int64_t*>(host + positions);
@@ -107,20 +108,21 @@ StagedStep StageStep(DeviceContext& context, const StepSeqs& seqs, std::span<con
   }
   for (size_t i = 0; i < growths.size(); ++i) {
     if (!growths[i].capped()) continue;
-    Evaluate(growths[i], seqs, staged.live[i].stride, reinterpret_cast<int32_t*>(host + live[i]));
+    Evaluate(growths[i], seqs, staged.live[i].stride, reinterpret_cast<int32_t*>(host + live[i]),
+             reinterpret_cast<int32_t*>(host + caps[i]));
   }
 
   std::byte* device = context.SendStaging(packer.bytes());
   for (size_t i = 0; i < growths.size(); ++i) {
     if (!growths[i].capped()) continue;
     staged.live[i].slots = reinterpret_cast<int32_t*>(device + live[i]);
+    staged.live[i].caps = reinterpret_cast<int32_t*>(device + caps[i]);
     staged.live[i].bound = static_cast<int32_t>(
-        growths[i].live(staged.seqs.end_bound + growths[i].period, staged.seqs.slot_cap_bound));
+        growths[i].LiveAt(staged.seqs.end_bound + growths[i].period, staged.seqs.slot_cap_bound));
   }
   staged.seqs.live = staged.live;
   staged.seqs.device = {.row_begin = reinterpret_cast<int32_t*>(device + row_begin),
                         .start_pos = reinterpret_cast<int64_t*>(device + start_pos),
-                        .slot_cap = reinterpret_cast<int32_t*>(device + slot_cap),
                         .state = reinterpret_cast<std::byte**>(device + state),
                         .positions = reinterpret_cast<int64_t*>(device + positions)};
   staged.token_ids = {reinterpret_cast<int32_t*>(device + ids), token_ids.size()};

@@ -19,6 +19,7 @@ namespace ovq {
 // its rows touch, and at the end of the last. In the device's memory; evaluated once a step.
 struct LiveSlots {
   const int32_t* slots = nullptr;  // [n_seqs][stride]
+  const int32_t* caps = nullptr;  // [n_seqs] that they never exceed: the layers' own, Growth::CapOf
   int32_t stride = 0;
   int32_t bound = 0;  // no sequence of this step comes to have more
 
@@ -32,7 +33,6 @@ struct LiveSlots {
 struct DeviceSeqs {
   const int32_t* row_begin = nullptr;
   const int64_t* start_pos = nullptr;
-  const int32_t* slot_cap = nullptr;
   std::byte* const* state = nullptr;
   // [n_rows] of every row: start_pos plus its place in its sequence
   const int64_t* positions = nullptr;

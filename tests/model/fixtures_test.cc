@@ -138,7 +138,7 @@ INSTANTIATE_TEST_SUITE_P(Golden, Fixtures,
 INSTANTIATE_TEST_SUITE_P(OvqRules, Fixtures,
                          ::testing::ValuesIn(Cases({"ovq-normalize", "ovq-min-state",
                                                     "ovq-rates-only", "ovq-delta",
-                                                    "ovq-normalize-delta"})),
+                                                    "ovq-normalize-delta", "ovq-shares"})),
                          CaseName);
 INSTANTIATE_TEST_SUITE_P(ClosestPair, Fixtures, ::testing::ValuesIn(Cases({"sw-closest-pair"})),
                          CaseName);

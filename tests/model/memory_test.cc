@@ -75,6 +75,33 @@ TEST(ReadThrough, AConfigChoosesItsUpdate) {
               HasSubstr("ovq.update: expected closest-pair for closest_pair_attention, got paper"));
 }
 
+std::vector<double> Shares(const Json& json, Memory memory) {
+  const absl::StatusOr<ModelConfig> config = Load(json, memory);
+  EXPECT_TRUE(config.ok()) << config.status();
+  std::vector<double> shares;
+  for (const LayerSpec& layer : config->layers) shares.push_back(layer.slot_share);
+  return shares;
+}
+
+TEST(ReadThrough, LayersHaveTheirShareOfTheSlots) {
+  const Json types = {"ovq_attention", "sliding_attention", "full_attention"};
+  EXPECT_THAT(Shares(Base(types, {{"shares", {1.75, 0.25}}}), Memory::kAsTrained),
+              ElementsAre(1.75, 1, 0.25));
+  EXPECT_THAT(Shares(Base(types, {{"shares", {1, 1}}}), Memory::kClosestPair),
+              ElementsAre(1, 1, 1));
+  EXPECT_THAT(Shares(Base(types), Memory::kPaper), ElementsAre(1, 1, 1));
+  const auto error = [&](const Json& shares) {
+    return Message(Load(Base(types, {{"shares", shares}}), Memory::kAsTrained).status());
+  };
+  EXPECT_THAT(error({1.75}), HasSubstr("config.json: ovq.shares: expected a list of 2 numbers"));
+  EXPECT_THAT(error("all"), HasSubstr("config.json: ovq.shares: expected a list of 2 numbers"));
+  EXPECT_THAT(error({2.5, -0.5}), HasSubstr("config.json: ovq.shares: expected numbers in ["));
+  EXPECT_THAT(error({0, 2}), HasSubstr("config.json: ovq.shares: expected numbers in ["));
+  EXPECT_THAT(error({1.5, 1}),
+              HasSubstr("config.json: ovq.shares: expected 2 numbers whose mean is 1, got one of "
+                        "1.25"));
+}
+
 TEST(ReadThrough, FullAttentionIsReadInChunksOfABlock) {
   EXPECT_EQ(Period(Base({"full_attention"}), Memory::kClosestPair), kBlockSlots);
   EXPECT_EQ(Period(Base({"full_attention", "ovq_attention"}), Memory::kClosestPair), 128);
@@ -124,6 +151,28 @@ TEST(ReadThrough, AShortSessionIsFullAttention) {
   const std::vector<float> expected = logits(**exact, n);
   EXPECT_EQ(logits(**bounded, n), expected);
   EXPECT_NE(logits(**bounded, 16), expected);
+}
+
+// Both rules, on the devices that share no code: each layer keeps as many rows as its share says.
+TEST(ReadThrough, LayersOfUnequalSharesAgreeOnEveryDevice) {
+  const Golden golden = LoadGolden("ovq-shares");
+  const std::vector<int32_t>& tokens = golden.sequences.back();
+  for (Memory memory : {Memory::kPaper, Memory::kClosestPair}) {
+    std::vector<float> logits[2];
+    for (Device device : {Device::kReference, Device::kCpu}) {
+      const auto context = BoundContext(device);
+      ModelOptions options;
+      options.limits = {.max_slot_cap = 64, .max_unbounded_tokens = 4096};
+      options.memory = memory;
+      const auto loaded = LanguageModel::Load(golden.folder, options, *context);
+      ASSERT_TRUE(loaded.ok()) << loaded.status();
+      Session session(**loaded, *context, tokens, /*slot_cap=*/24);
+      while (session.remaining() > 0) session.Feed(std::min<int64_t>(7, session.remaining()));
+      logits[device == Device::kCpu] = session.logits();
+    }
+    EXPECT_THAT(logits[0], ::testing::Pointwise(::testing::FloatNear(3e-5f), logits[1]))
+        << MemoryName(memory);
+  }
 }
 
 }  // namespace

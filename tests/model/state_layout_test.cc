@@ -169,6 +169,29 @@ TEST(StateLayout, LayersOfOneLawGrowTogether) {
   EXPECT_EQ(two.growths().size(), 2u);
 }
 
+TEST(StateLayout, ASessionsCapIsSharedOut) {
+  const Growth chunks = GrowsByChunk(kChunkLen, 300);
+  const StateLayout equal({State(3, chunks, 5), State(1, chunks, 5)}, kLimits,
+                          StateLayout::kPartAlignment);
+  const StateLayout layout(
+      {State(3, chunks.WithShare(1.75), 5), State(1, chunks.WithShare(0.25), 5)}, kLimits,
+      StateLayout::kPartAlignment);
+  ASSERT_EQ(layout.growths().size(), 2u);
+  EXPECT_EQ(layout.growths()[0].CapOf(300), 525);
+  EXPECT_EQ(layout.growths()[1].CapOf(300), 75);
+  EXPECT_EQ(layout.growths()[1].CapOf(2), kMinSlotCap);
+  EXPECT_EQ(layout.growths()[0].LiveAt(2999, 300), chunks.live(2999, 525));
+  EXPECT_EQ(layout.LiveSlotsAt(2999, 300), (chunks.live(2999, 525) + chunks.live(2999, 75)) / 2);
+  EXPECT_EQ(layout.default_slot_cap(), 300);
+  EXPECT_NE(layout.fingerprint(), equal.fingerprint());
+  // 1,000 slots of each layer, and 1,750 and 250: 16 blocks twice, and 28 and 4.
+  EXPECT_EQ(layout.virtual_bytes(), equal.virtual_bytes());
+  EXPECT_EQ(layout.bytes_cap(1000), layout.virtual_bytes());
+  for (int64_t position : kPositions) {
+    EXPECT_LE(layout.bytes_at(position, 300), layout.bytes_cap(300));
+  }
+}
+
 TEST(StateLayout, ImagesStandWhereTheirFieldsLie) {
   std::vector<MixerState> layers = Layers();
   const auto image = std::make_shared<const std::vector<std::byte>>(8, std::byte{7});

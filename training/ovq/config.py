@@ -21,6 +21,9 @@ MIXER_NAMES = {"ovq": "ovq_attention", "kvm": "kvm_attention", "full": "full_att
                "mesa": "mesa_net", "lattice": "lattice", "tvq": "transformer_vq"}
 SUPPORTED_LAYER_TYPES = (*SOFTMAX_LAYER_TYPES, *SECTIONS)
 KVM_BUDGET_MODES = ("fixed", "power_law", "kvm_saturation")
+# Layers without positions, which have equal tensors: the server reads either through any memory.
+DICTIONARY_LAYER_TYPES = ("full_attention", "ovq_attention")
+_SHARE_ROUNDING = 1e-3
 OVQ_UPDATES = ("paper", "closest-pair")
 DTYPE_NAMES = ("float32", "float16", "bfloat16")
 
@@ -96,6 +99,9 @@ class Config:
     max_centroids: int = 2048
     ovq_rules: OvqRules = OvqRules()
     update: str = "paper"  # of OVQ's dictionaries
+    # max_centroids of a layer relative to the model's, an entry for each layer that can be read through
+    # a bounded memory; None: all have 1
+    shares: typing.Optional[tuple] = None
     codebook_size: int = 0  # 0: no layer has a codebook
     kvm: typing.Optional[KvmConfig] = None  # None: no layer has kvm_attention
     sections: dict = dataclasses.field(default_factory=dict)  # of other layer types, by type
@@ -110,6 +116,12 @@ class Config:
     bos_token_id: int = -1  # -1: none
     eos_token_id: int = -1  # -1: none
     torch_dtype: str = "float32"
+
+    def share(self, i):
+        """Layer i's share of max_centroids; 1 where it has no dictionary."""
+        if self.shares is None or self.layer_types[i] not in DICTIONARY_LAYER_TYPES:
+            return 1.0
+        return self.shares[sum(kind in DICTIONARY_LAYER_TYPES for kind in self.layer_types[:i])]
 
     @property
     def group_size(self):
@@ -185,6 +197,19 @@ def _sections(raw, layer_types):
     return sections
 
 
+def _shares(ovq, n_layers):
+    """ovq.shares, checked: 1 in the mean over the layers it speaks of."""
+    if "shares" not in ovq:
+        return None
+    shares = ovq["shares"]
+    if not isinstance(shares, list) or len(shares) != n_layers:
+        raise ConfigError(f"ovq.shares: {shares!r} is not a list of {n_layers} numbers")
+    shares = tuple(positive_number("ovq.shares", share) for share in shares)
+    if abs(sum(shares) - n_layers) > _SHARE_ROUNDING * n_layers:
+        raise ConfigError(f"ovq.shares: {list(shares)} is not 1 in the mean")
+    return shares
+
+
 def _mixer_fields(raw, layer_types, attention):
     """Fields that only some layer types need, checked where such a layer exists."""
     fields = {}
@@ -196,7 +221,7 @@ def _mixer_fields(raw, layer_types, attention):
     fields["rope_theta"] = positive_number("rope_theta", raw.get("rope_theta", 10000.0))
     flags = [field.name for field in dataclasses.fields(OvqRules)]
     ovq = no_other_keys("ovq", raw.get("ovq", {}),
-                        ("chunk_size", "max_centroids", "update", *flags))
+                        ("chunk_size", "max_centroids", "update", "shares", *flags))
     fields["ovq_rules"] = OvqRules(**{name: flag(f"ovq.{name}", ovq.get(name, False))
                                       for name in flags})
     n_heads, n_kv_heads = attention["num_attention_heads"], attention["num_key_value_heads"]
@@ -209,6 +234,7 @@ def _mixer_fields(raw, layer_types, attention):
     fields["chunk_size"] = integer("ovq.chunk_size", ovq.get("chunk_size", 128), 1)
     fields["max_centroids"] = check_max_centroids(ovq.get("max_centroids", 2048),
                                                   fields["chunk_size"])
+    fields["shares"] = _shares(ovq, sum(kind in DICTIONARY_LAYER_TYPES for kind in layer_types))
     vq = no_other_keys("vq", raw.get("vq", {}), ("codebook_size",))
     if "vq_attention" in layer_types:
         fields["codebook_size"] = integer("vq.codebook_size", vq.get("codebook_size"), 1)
@@ -257,6 +283,11 @@ def kvm_from_dict(section, head_dim):
                           f"{kvm.chunk_len}, all along: state_budget_mode 'fixed' and no larger "
                           "state_min_len")
     return kvm
+
+
+def share_of(max_centroids, share):
+    """A layer's own max_centroids."""
+    return max(2, math.floor(share * max_centroids + 0.5))
 
 
 def check_max_centroids(max_centroids, chunk_len):
@@ -337,6 +368,8 @@ def config_to_dict(config):
                          dataclasses.asdict(config.ovq_rules).items() if value}}
         if config.update != "paper":
             raw["ovq"]["update"] = config.update
+        if config.shares:
+            raw["ovq"]["shares"] = list(config.shares)
     if config.codebook_size:
         raw["vq"] = {"codebook_size": config.codebook_size}
     if config.kvm:

@@ -8,7 +8,7 @@ import torch.nn.functional as F
 
 from ovq import fused, kvm, mixers
 from ovq.closest_pair import closest_pair_attention
-from ovq.config import check_max_centroids, load_config
+from ovq.config import DICTIONARY_LAYER_TYPES, check_max_centroids, load_config, share_of
 from ovq.dictionary import n_centroids_at, ovq_attention
 from ovq.gated_delta_net import GatedDeltaNet
 from ovq.lattice import Lattice
@@ -30,9 +30,10 @@ MIXERS = {"gated_delta_net": GatedDeltaNet, "mamba2": Mamba2, "mesa_net": MesaNe
 class Attention(nn.Module):
     """Projections around one of the mixers; the training options are OvqModel's."""
 
-    def __init__(self, config, layer_type, ablation, recompute_chunks):
+    def __init__(self, config, layer_type, share, ablation, recompute_chunks):
         super().__init__()
         self.config, self.layer_type = config, layer_type
+        self.share = share  # of max_centroids
         self.ablation, self.recompute_chunks = ablation, recompute_chunks
         self.memory = None  # see OvqModel.read_through
         n_heads, n_kv_heads = config.num_attention_heads, config.num_key_value_heads
@@ -90,6 +91,7 @@ class Attention(nn.Module):
             return self._mix_kvm(q, k, v, x, max_centroids)
         if max_centroids is None:
             max_centroids = self.config.max_centroids
+        max_centroids = share_of(max_centroids, self.share)
         if self.memory in MEMORIES:
             max_rows = n_centroids_at(k.shape[2], max_centroids)
             return bounded_attention(q, k, v, self.config.chunk_size, max_rows, self.memory)
@@ -142,7 +144,7 @@ class Layer(nn.Module):
         norm = config.hidden_size, config.rms_norm_eps, config.norm_bias
         self.input_layernorm = RmsNorm(*norm)
         self.self_attn = (MIXERS[kind](config, config.sections[kind]) if kind in MIXERS
-                          else Attention(config, kind, *training_options))
+                          else Attention(config, kind, config.share(i), *training_options))
         self.has_mlp = d_ff > 0
         if self.has_mlp:
             self.post_attention_layernorm = RmsNorm(*norm)
@@ -252,7 +254,7 @@ class OvqModel(nn.Module):
             raise ValueError(f"memory: {memory!r} is not one of {', '.join(MEMORIES)}, dictionary")
         readers = [layer.self_attn for layer, kind in zip(self.model.layers,
                                                           self.config.layer_types)
-                   if kind in ("full_attention", "ovq_attention")]
+                   if kind in DICTIONARY_LAYER_TYPES]
         if not readers:
             raise ValueError(f"memory: {memory!r} needs full_attention or ovq_attention layers, "
                              "but the model has none")

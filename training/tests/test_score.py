@@ -63,17 +63,21 @@ class FakeClient:
 
 class ArithmeticTest(unittest.TestCase):
     def test_a_ratio_leaves_at_most_that_many_live_centroids(self):
-        for ratio, share in (("0.3x", 0.3), ("0.05x", 0.05), ("0.9x", 0.9), ("1/3x", 1 / 3)):
-            for n_tokens in (60, 127, 512, 4099, 65536):
-                size = scoring.centroids_for(ratio, n_tokens)
-                self.assertLessEqual(scoring.live_centroids(n_tokens, size), share * n_tokens)
-                self.assertGreater(scoring.live_centroids(n_tokens, size + 1), share * n_tokens)
-        self.assertEqual(scoring.centroids_for("512", 100), 512)
-        self.assertEqual(scoring.centroids_for("0.3x", 100, closest_pair=True), 30)
-        self.assertEqual([scoring.live_centroids(100, size, closest_pair=True)
-                          for size in (30, 300)], [30, 100])
+        laws = (scoring.RowLaw(), scoring.RowLaw(shares=(1.75, 0.25)),
+                scoring.RowLaw(closest_pair=True, shares=(0.5, 1.5)))
+        for law in laws:
+            for ratio, share in (("0.3x", 0.3), ("0.05x", 0.05), ("0.9x", 0.9), ("1/3x", 1 / 3)):
+                for n_tokens in (60, 127, 512, 4099, 65536):
+                    size = law.max_centroids(ratio, n_tokens)
+                    self.assertLessEqual(law.live(n_tokens, size), share * n_tokens)
+                    self.assertGreater(law.live(n_tokens, size + 1), share * n_tokens)
+        law = scoring.RowLaw(closest_pair=True)
+        self.assertEqual([law.live(100, size) for size in (30, 300)], [30, 100])
+        # layers of 18 and 6, after 100 tokens: 15 and 5 rows by eq. 17
+        self.assertEqual(scoring.RowLaw(shares=(1.5, 0.5)).live(100, 12), 10)
+        self.assertEqual(scoring.RowLaw().max_centroids("512", 100), 512)
         with self.assertRaisesRegex(ValueError, "--centroids: 0.99x of 50 tokens"):
-            scoring.centroids_for("0.99x", 50)
+            scoring.RowLaw().max_centroids("0.99x", 50)
 
     def test_bad_centroids_are_named(self):
         for text in ("0", "1", "x", "1x", "0x", "-0.3x", "1/0x", "many"):

@@ -1,4 +1,5 @@
-"""Writes the golden models of what no public code's logits cover: OVQ's other rules, block windows.
+"""Writes the golden models of what no public code's logits cover: OVQ's other rules and
+shares, block windows.
 
     /usr/bin/python3 training/tests/write_golden.py FOLDER
 
@@ -25,9 +26,10 @@ NATIVE = {"model_type": "ovq_hybrid", "vocab_size": 40, "hidden_size": 32, "num_
           "num_attention_heads": 2, "head_dim": 16, "value_head_dim": 12, "intermediate_size": 48,
           "sliding_window": 12, "layer_types": ["sliding_attention", "ovq_attention",
                                                 "ovq_attention"]}
-FLAGS = {"ovq-normalize": ("normalize_centroids",), "ovq-min-state": ("min_state_size",),
-         "ovq-rates-only": ("counts_for_rates_only",), "ovq-delta": ("delta_rule",),
-         "ovq-normalize-delta": ("normalize_centroids", "delta_rule")}
+RULES = {"ovq-normalize": {"normalize_centroids": True}, "ovq-min-state": {"min_state_size": True},
+         "ovq-rates-only": {"counts_for_rates_only": True}, "ovq-delta": {"delta_rule": True},
+         "ovq-normalize-delta": {"normalize_centroids": True, "delta_rule": True},
+         "ovq-shares": {"shares": [1.5, 0.5]}}
 PAPER = {"vocab_size": 40, "hidden_size": 32, "num_attention_heads": 2, "num_hidden_layers": 4,
          "ffn_expansion": 2.0, "residual_scale": 0.5, "rope_partial_dim": 8,
          "alt_rope_partial_dim": 16}
@@ -158,8 +160,8 @@ def load_paper(folder):
 
 def main():
     golden = sys.argv[1]
-    for name, flags in FLAGS.items():
-        ovq = {"chunk_size": 16, "max_centroids": 24, **dict.fromkeys(flags, True)}
+    for name, rules in RULES.items():
+        ovq = {"chunk_size": 16, "max_centroids": 24, **rules}
         write(os.path.join(golden, "native", name), {**NATIVE, "ovq": ovq}, random_native,
               load_native)
     with open(os.path.join(golden, "kvm", "ovq-swa", "config.json"), encoding="utf-8") as file:

@@ -35,6 +35,7 @@ ClosestPairConfig ReadConfig(const StateSpec& spec, AttrReader& model, AttrReade
     }
   }
   config.dtype = spec.kv_dtype;
+  config.slot_share = spec.slot_share;
   return config;
 }
 
@@ -66,7 +67,8 @@ ClosestPairAttention::ClosestPairAttention(const ClosestPairConfig& config)
                    {"work_bounds", DType::kF32, {heads, work, kBlockSlots}},
                    {"work_partners", DType::kI32, {heads, work, kBlockSlots}},
                    {"value_size", DType::kF32, {heads, 1}}});
-  layout.growth = GrowsToCap(config.chunk_len, config.default_slot_cap);
+  layout.growth =
+      GrowsToCap(config.chunk_len, config.default_slot_cap).WithShare(config.slot_share);
   layout.span = config.chunk_len;
   std::vector<StateField> block;
   for (int64_t head = 0; head < heads; ++head) {
@@ -131,7 +133,7 @@ void ClosestPairAttention::Attend(const LayerStep& step, const AttentionRows& ro
 
 std::vector<StateExtent> ClosestPairAttention::Overwrites(const LayerState& where,
                                                           const TokenRange& tokens) const {
-  const bool joins = JoinedAt(tokens.end, tokens.slot_cap) > 0,
+  const bool joins = JoinedAt(tokens.end, layout.growth.CapOf(tokens.slot_cap)) > 0,
              ends = tokens.end % config.chunk_len == 0;
   std::vector<StateExtent> extents;
   if (joins || ends) {
@@ -141,7 +143,7 @@ std::vector<StateExtent> ClosestPairAttention::Overwrites(const LayerState& wher
   }
   if (!joins && !ends) return extents;
   // Without candidates a chunk only adds its tokens at the end.
-  const int64_t live = layout.growth.live(tokens.end, tokens.slot_cap),
+  const int64_t live = layout.growth.LiveAt(tokens.end, tokens.slot_cap),
                 first = joins ? 0 : (live - config.chunk_len) / kBlockSlots;
   const size_t head_bytes = layout.block.bytes() / static_cast<size_t>(shape.n_kv_heads);
   for (int64_t b = first; b < BlocksOf(live); ++b) {

@@ -16,6 +16,7 @@ struct ClosestPairConfig {
   AttentionShape shape;
   int chunk_len;             // L
   int64_t default_slot_cap;  // N of sessions that name none
+  double slot_share = 1;     // of N: the layer's own
   DType dtype;               // of keys, values and rows
   int layer = 0;             // only the random numbers of rounded means depend on it
 };

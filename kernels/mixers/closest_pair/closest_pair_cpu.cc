@@ -372,7 +372,7 @@ void PassTile(const ClosestPairStep& step, const TileRows& tile, Buffers& buffer
                            .kv_head = tile.kv_head,
                            .begin = begin,
                            .length = length,
-                           .slot_cap = seqs.slot_cap[s],
+                           .slot_cap = step.blocks.live.caps[s],
                            .n_rows = tile.n_live,
                            .n_next = step.blocks.LiveAt(s, wave + 1)};
   const bool joins = JoinedAt(begin + end, chunk.slot_cap) > 0, ends = end == length;

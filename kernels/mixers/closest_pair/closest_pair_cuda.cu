@@ -358,7 +358,7 @@ __global__ void __launch_bounds__(kPairThreads) PassRows(const __grid_constant__
                            .kv_head = static_cast<int>(blockIdx.y),
                            .begin = rows.span_begin,
                            .length = length,
-                           .slot_cap = args.seqs.slot_cap[s],
+                           .slot_cap = args.blocks.live.caps[s],
                            .n_rows = args.blocks.LiveAt(s, args.wave),
                            .n_next = args.blocks.LiveAt(s, args.wave + 1)};
   const Dictionary<T> dictionary(args, chunk);

@@ -24,7 +24,7 @@ struct PairChunk {
   int kv_head;
   int64_t begin;     // its first position
   int32_t length;    // L
-  int64_t slot_cap;  // N
+  int64_t slot_cap;  // N, the layer's own
   int32_t n_rows;    // at its begin
   int32_t n_next;    // at its end
 

@@ -229,7 +229,7 @@ std::vector<StateExtent> KvmAttention::Overwrites(const LayerState& where,
     }
   }
   if (!folds) return extents;
-  const int64_t live = layout.growth.live(tokens.end, tokens.slot_cap);
+  const int64_t live = layout.growth.LiveAt(tokens.end, tokens.slot_cap);
   for (int64_t b = 0; b < BlocksOf(live); ++b) {
     extents.push_back(
         {where.blocks_offset + static_cast<size_t>(b) * where.block_stride, layout.block.bytes()});

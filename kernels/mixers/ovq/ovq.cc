@@ -33,6 +33,7 @@ OvqConfig ReadConfig(const StateSpec& spec, AttrReader& model, AttrReader& secti
                      config.shape.n_kv_heads, ", num_attention_heads ", config.shape.n_heads));
   }
   config.dtype = spec.kv_dtype;
+  config.slot_share = spec.slot_share;
   return config;
 }
 
@@ -62,7 +63,8 @@ OvqAttention::OvqAttention(const OvqConfig& config)
                    {"pending_values", config.dtype, {heads, pending, kBlockSlots, value_stride}},
                    {"best_score", DType::kF32, {heads, config.chunk_len}},
                    {"best_slot", DType::kI32, {heads, config.chunk_len}}});
-  layout.growth = GrowsByChunk(config.chunk_len, config.default_slot_cap, config.min_state_size);
+  layout.growth = GrowsByChunk(config.chunk_len, config.default_slot_cap, config.min_state_size)
+                      .WithShare(config.slot_share);
   layout.span = config.chunk_len;
   std::vector<StateField> block;
   for (int64_t head = 0; head < heads; ++head) {
@@ -141,7 +143,7 @@ std::vector<StateExtent> OvqAttention::Overwrites(const LayerState& where,
     extents = RecentExtents(Blocks(where), tokens);
   }
   if (!ends_chunk) return extents;
-  const int64_t live = layout.growth.live(tokens.end, tokens.slot_cap);
+  const int64_t live = layout.growth.LiveAt(tokens.end, tokens.slot_cap);
   for (int64_t b = 0; b < BlocksOf(live); ++b) {
     extents.push_back(
         {where.blocks_offset + static_cast<size_t>(b) * where.block_stride, layout.block.bytes()});

@@ -28,6 +28,7 @@ struct OvqConfig {
   AttentionShape shape;
   int chunk_len;             // L
   int64_t default_slot_cap;  // N of sessions that name none
+  double slot_share = 1;     // of N: the layer's own
   DType dtype;               // of keys, values and centroids
   int layer = 0;             // only the random numbers of the updates depend on it
   // Variants of the KVM paper's published code, README.md.
