@@ -1,19 +1,17 @@
 #include "tests/model/golden_util.h"
 
 #include <algorithm>
-#include <cstdlib>
 
 #include "absl/strings/str_cat.h"
+#include "tests/folders.h"
 #include "tests/test_util.h"
 
 namespace ovq::test {
 
 Golden LoadGolden(const std::string& name) {
-  // The variable: where the program runs on another machine than it was built on.
-  const char* folder = std::getenv("OVQ_GOLDEN_DIR");
   Golden golden;
-  golden.folder = absl::StrCat(folder != nullptr ? folder : OVQ_GOLDEN_DIR, "/",
-                               name.find('/') == std::string::npos ? "native/" : "", name);
+  golden.folder =
+      absl::StrCat(GoldenFolder(), "/", name.find('/') == std::string::npos ? "native/" : "", name);
   const auto json = nlohmann::json::parse(ReadBytes(golden.folder + "/tokens.json"));
   for (const auto& sequence : json.at("sequences")) {
     const size_t i = golden.sequences.size();

@@ -5,6 +5,7 @@
 
 #include <random>
 
+#include "tests/folders.h"
 #include "tests/model/model_test_util.h"
 #include "tests/model/sentencepiece_util.h"
 
@@ -205,7 +206,7 @@ class BpeFront : public ::testing::Test {
     config.eos_token_ids = {1344, 1345};
     return config;
   }
-  const std::string folder_ = OVQ_GOLDEN_DIR "/tokenizers/own-llama3-type";
+  const std::string folder_ = GoldenFolder() + "/tokenizers/own-llama3-type";
   const std::unique_ptr<Tokenizer> tokenizer_ = *Tokenizer::Load(folder_, Config());
 };
 

@@ -9,6 +9,7 @@
 #include "model/language_model.h"
 #include "server/loading.h"
 #include "tests/bench/kvm_paper_model.h"
+#include "tests/folders.h"
 #include "tests/model/model_test_util.h"
 
 namespace ovq {
@@ -19,7 +20,7 @@ using testing::HasSubstr;
 
 Options ForModel(const std::string& name) {
   Options options;
-  options.model = std::string(OVQ_MODELS_DIR) + "/" + name;
+  options.model = test::ModelsFolder() + "/" + name;
   options.state_memory_bytes = size_t{64} << 20;
   return options;
 }

@@ -9,6 +9,7 @@
 #include "absl/strings/str_cat.h"
 #include "base/files.h"
 #include "model/chat_template/chat_template.h"
+#include "tests/folders.h"
 #include "tests/model/chat_template/render_util.h"
 
 namespace ovq::test {
@@ -50,7 +51,7 @@ void CheckCase(const std::string& text, const Json& c) {
 }
 
 TEST(ChatTemplateFixtures, Syntax) {
-  const Json cases = ReadJson(std::string(OVQ_GOLDEN_DIR) + "/chat_template/syntax.json");
+  const Json cases = ReadJson(GoldenFolder() + "/chat_template/syntax.json");
   ASSERT_EQ(cases.size(), 113u);
   for (const Json& c : cases) {
     SCOPED_TRACE(c["template"].get<std::string>());

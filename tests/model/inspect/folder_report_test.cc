@@ -6,6 +6,7 @@
 #include "kernels/common/state_memory.h"
 #include "model/inspect/report_text.h"
 #include "model/load_config.h"
+#include "tests/folders.h"
 #include "tests/model/edited_model.h"
 
 namespace ovq::test {
@@ -16,7 +17,6 @@ using ::testing::HasSubstr;
 using ::testing::IsEmpty;
 using ::testing::StartsWith;
 using ::testing::UnorderedElementsAre;
-using std::string_literals::operator""s;
 using Json = nlohmann::json;
 
 FolderReport Report(const std::string& folder, InspectOptions options = {}) {
@@ -59,9 +59,9 @@ TEST(FolderReport, IsWhatTheLoadedModelIs) {
 }
 
 TEST(FolderReport, ModelsThatAreRightHaveNoProblem) {
-  const std::string golden = OVQ_GOLDEN_DIR;
+  const std::string golden = GoldenFolder();
   int n_models = 0;
-  for (const std::string& parent : {golden + "/native", golden + "/kvm", OVQ_MODELS_DIR + ""s}) {
+  for (const std::string& parent : {golden + "/native", golden + "/kvm", ModelsFolder()}) {
     for (const auto& entry : std::filesystem::directory_iterator(parent)) {
       if (!LoadConfig(entry.path()).ok()) continue;  // of a kind that is not loaded
       EXPECT_THAT(Report(entry.path()).problems, IsEmpty()) << entry.path();

@@ -7,6 +7,7 @@
 #include <thread>
 
 #include "base/text.h"
+#include "tests/folders.h"
 #include "tests/model/model_test_util.h"
 #include "tests/model/tokenizers/bpe_util.h"
 
@@ -18,7 +19,7 @@ using ::testing::ElementsAre;
 using ::testing::HasSubstr;
 using ::testing::IsEmpty;
 
-const std::string kGolden = OVQ_GOLDEN_DIR "/tokenizers/";
+const std::string kGolden = GoldenFolder() + "/tokenizers/";
 
 std::unique_ptr<BpeTokenizer> LoadGolden(const char* name) {
   return *BpeTokenizer::Load(kGolden + name, kManyIds);

@@ -10,6 +10,7 @@
 #include "absl/strings/escaping.h"
 #include "base/text.h"
 #include "model/tokenizers/pre_tokenizer.h"
+#include "tests/folders.h"
 #include "tests/model/model_test_util.h"
 #include "tests/model/tokenizers/bpe_util.h"
 
@@ -20,7 +21,7 @@ using Json = nlohmann::json;
 using ::testing::ElementsAreArray;
 using ::testing::HasSubstr;
 
-const std::string kGolden = OVQ_GOLDEN_DIR "/tokenizers/";
+const std::string kGolden = GoldenFolder() + "/tokenizers/";
 
 using Ids = std::vector<int32_t>;
 
