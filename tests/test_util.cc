@@ -33,6 +33,14 @@ std::vector<Device> TestDevices() {
   return devices;
 }
 
+bool IsSlow([[maybe_unused]] Device device) {
+#if defined(__SANITIZE_ADDRESS__) || defined(__SANITIZE_THREAD__)
+  return true;
+#else
+  return device == Device::kCuda;
+#endif
+}
+
 std::string WhyNoDevice(Device device) {
   const auto context = DeviceContext::Make(device, 1);
   return context.ok() ? "" : std::string(context.status().message());

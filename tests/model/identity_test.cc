@@ -50,8 +50,7 @@ class Identity : public ::testing::TestWithParam<Case> {
     }
   }
 
-  // The host executor, which is slow, takes fewer of each.
-  bool on_cuda() const { return GetParam().device == Device::kCuda; }
+  bool slow() const { return IsSlow(GetParam().device); }
 
   // Small enough that a long sequence fills its dictionary nearly to the cap.
   static constexpr int64_t kCap = 40;
@@ -64,8 +63,8 @@ class Identity : public ::testing::TestWithParam<Case> {
 TEST_P(Identity, AnySplit) {
   for (size_t i = 0; i < golden_.sequences.size(); ++i) {
     const std::vector<int64_t> lengths =
-        on_cuda() ? std::vector<int64_t>{1, 17}
-                  : std::vector<int64_t>{1, 2, 3, 5, 8, 15, 16, 17, 31, 64};
+        slow() ? std::vector<int64_t>{1, 17}
+               : std::vector<int64_t>{1, 2, 3, 5, 8, 15, 16, 17, 31, 64};
     for (int64_t length : lengths) {
       Session session(*model_, *context_, golden_.sequences[i], kCap);
       FeedTogether(*model_, *context_, {&session}, {length});
@@ -76,7 +75,7 @@ TEST_P(Identity, AnySplit) {
 
 TEST_P(Identity, AnyCompany) {
   std::mt19937 random(11);
-  for (int trial = 0; trial < (on_cuda() ? 1 : 6); ++trial) {
+  for (int trial = 0; trial < (slow() ? 1 : 6); ++trial) {
     std::vector<std::unique_ptr<Session>> sessions;
     std::vector<Session*> pointers;
     std::vector<int64_t> lengths;

@@ -33,10 +33,9 @@ class MixerContract : public ::testing::TestWithParam<MixerCase> {
     if (!missing.empty()) GTEST_SKIP() << missing;
   }
 
-  // The host executor, which is slow, takes fewer tokens and splits; still more tokens than the
-  // longest chunk and window of the cases.
-  static bool on_cuda() { return GetParam().device == Device::kCuda; }
-  static int n_tokens() { return on_cuda() ? 200 : 333; }
+  // Slow devices' tokens are still more than the longest chunk and window of the cases.
+  static bool slow() { return IsSlow(GetParam().device); }
+  static int n_tokens() { return slow() ? 200 : 333; }
   static MixerInstance Make(int n_threads = 1) {
     return {GetParam(), GetParam().device, n_threads, n_tokens()};
   }
@@ -63,7 +62,7 @@ TEST_P(MixerContract, AnySplitGivesTheSameBytes) {
   const std::vector<float> expected = instance.Run(whole, x_, {});
   EXPECT_TRUE(whole.GuardsIntact());
   std::vector<std::vector<int64_t>> splits = {EveryToken(n_tokens()), RandomCuts(1)};
-  if (!on_cuda()) splits.push_back(RandomCuts(2));
+  if (!slow()) splits.push_back(RandomCuts(2));
   for (const auto& cuts : splits) {
     MixerSession session = instance.NewSession();
     EXPECT_TRUE(SameBytes(instance.Run(session, x_, cuts), expected));
@@ -78,7 +77,7 @@ TEST_P(MixerContract, CompanyAndThreadsDoNotMatter) {
   const std::vector<float> expected = alone.Run(expected_session, x_, {});
 
   MixerInstance crowded = Make(/*n_threads=*/2);
-  const size_t n_sessions = on_cuda() ? 3 : 8, ours = n_sessions / 2;
+  const size_t n_sessions = slow() ? 3 : 8, ours = n_sessions / 2;
   std::vector<std::vector<float>> inputs;
   std::vector<MixerSession> sessions;
   for (size_t i = 0; i < n_sessions; ++i) {
@@ -90,8 +89,8 @@ TEST_P(MixerContract, CompanyAndThreadsDoNotMatter) {
   std::vector<float> y;
   while (done[ours] < n_tokens()) {
     std::vector<MixerInstance::Rows> together;
-    if (on_cuda()) together.push_back({nullptr, 0, RandomRows(1, 99)});
-    int64_t first_row = 0, rows_before = on_cuda() ? 1 : 0, rows = 0;
+    if (slow()) together.push_back({nullptr, 0, RandomRows(1, 99)});
+    int64_t first_row = 0, rows_before = slow() ? 1 : 0, rows = 0;
     for (size_t i = 0; i < n_sessions; ++i) {
       const int64_t n =
           std::min<int64_t>(n_tokens() - done[i], 1 + static_cast<int64_t>(random() % 70));
@@ -156,7 +155,7 @@ TEST_P(MixerContract, RunsFarBeyondTwoToTheForty) {
   const std::vector<float> expected = instance.Run(whole, x, {}, start);
   for (float value : expected) ASSERT_TRUE(std::isfinite(value));
   const std::vector<int64_t> cuts =
-      on_cuda() ? std::vector<int64_t>{1, 2, 63, 64, 65, 127, 128} : EveryToken(kFarTokens);
+      slow() ? std::vector<int64_t>{1, 2, 63, 64, 65, 127, 128} : EveryToken(kFarTokens);
   EXPECT_TRUE(SameBytes(instance.Run(split, x, cuts, start), expected));
   EXPECT_TRUE(SameBytes(whole.bytes(), split.bytes()));
 }
