@@ -164,8 +164,8 @@ absl::Status Serve(const Options& options, Shutdown& shutdown, Log& log) {
     log.Info(
         absl::StrCat("metrics on http://", WithPort(options.metrics_address, *port), "/metrics"));
   }
-  EngineThread engine_thread(ForEngine(*loaded), engine_options,
-                             std::move(loaded->context), metrics.Events());
+  EngineThread engine_thread(ForEngine(*loaded), engine_options, std::move(loaded->context),
+                             metrics.Events());
   Engine& engine = engine_thread.engine();
   metrics.SetStatsSource([&engine] { return engine.Stats(); });
   (*security)->Watch(engine.quotas(), metrics, log, kLookAtFiles);
