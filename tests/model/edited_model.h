@@ -67,6 +67,14 @@ class EditedModel {
   EditedModel() = default;
 };
 
+// A golden model with these changes of its config is refused: config.json, then the text.
+inline void ExpectRefused(const char* name, const nlohmann::json& changes,
+                          const std::string& text) {
+  EditedModel model(name);
+  model.config.merge_patch(changes);
+  model.ExpectError(absl::StatusCode::kInvalidArgument, "config.json: " + text);
+}
+
 inline std::vector<float> Logits(const LanguageModel& model, DeviceContext& context) {
   Session session(model, context, {1, 2, 3, 4, 5}, 24);
   session.Feed(5);

@@ -19,12 +19,6 @@ constexpr char kQwen[] = "published/qwen3_5-tied";
 constexpr char kQwenText[] = "published/qwen3_5-text";
 constexpr char kMuse[] = "published/muse_glimmer-hub";
 
-void ExpectRefused(const char* name, const nlohmann::json& changes, const std::string& text) {
-  EditedModel model(name);
-  model.config.merge_patch(changes);
-  model.ExpectError(absl::StatusCode::kInvalidArgument, "config.json: " + text);
-}
-
 void ExpectMissing(const char* name, const std::string& tensor) {
   EditedModel model(name);
   ASSERT_EQ(model.tensors.erase(tensor), 1u) << tensor;

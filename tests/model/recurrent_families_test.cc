@@ -15,12 +15,6 @@ constexpr char kMesa[] = "fla/fla-mesa_net";
 constexpr char kHub[] = "fla/hf-mamba2";
 constexpr char kStateSpaces[] = "fla/state-spaces-mamba2";
 
-void ExpectRefused(const char* name, const nlohmann::json& changes, const std::string& text) {
-  EditedModel model(name);
-  model.config.merge_patch(changes);
-  model.ExpectError(absl::StatusCode::kInvalidArgument, "config.json: " + text);
-}
-
 TEST(RecurrentFamilies, RefuseWhatTheyDoNotHave) {
   ExpectRefused(kGdn, {{"attn", {{"layers", {1}}, {"num_heads", 2}}}}, "attn: expected null");
   ExpectRefused(kGdn, {{"attnres_block_size", 4}}, "attnres_block_size: expected null");

@@ -12,7 +12,7 @@
 namespace ovq::test {
 namespace {
 
-class GatesTargets : public RecurrentTargets {};
+class GatesTargets : public TargetTest {};
 INSTANTIATE_TEST_SUITE_P(, GatesTargets, testing::ValuesIn(Targets()), TargetName);
 
 constexpr float kInfinity = std::numeric_limits<float>::infinity();

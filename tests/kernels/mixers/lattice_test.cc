@@ -130,7 +130,7 @@ Vector Descended(const LatticeRows& rows) {
   return after;
 }
 
-using LatticeDevices = RecurrentDevices;
+using LatticeDevices = DeviceTest;
 INSTANTIATE_TEST_SUITE_P(, LatticeDevices, testing::ValuesIn(TestDevices()), NameOfDevice);
 
 // Every variant of the paper, from its loss alone. Elements are of size 1 and come of some ten

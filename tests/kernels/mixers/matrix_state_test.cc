@@ -10,7 +10,7 @@
 namespace ovq::test {
 namespace {
 
-class MatrixStateTargets : public RecurrentTargets {};
+class MatrixStateTargets : public TargetTest {};
 INSTANTIATE_TEST_SUITE_P(, MatrixStateTargets, testing::ValuesIn(Targets()), TargetName);
 
 struct StateCase {

@@ -81,7 +81,7 @@ Vector SolveExactly(std::vector<Vector> m, Vector y) {
   return y;
 }
 
-using MesaNetDevices = RecurrentDevices;
+using MesaNetDevices = DeviceTest;
 INSTANTIATE_TEST_SUITE_P(, MesaNetDevices, testing::ValuesIn(TestDevices()), NameOfDevice);
 
 // What the iteration approximates is y = B^T (A + diag(lambda))^-1 q. It stops moving when r.r

@@ -8,23 +8,9 @@
 #include <vector>
 
 #include "kernels/mixers/mixer.h"
-#include "tests/test_util.h"
+#include "tests/device_tests.h"
 
 namespace ovq::test {
-
-// A context on each device that can be used here.
-class RecurrentDevices : public testing::TestWithParam<Device> {
- protected:
-  void SetUp() override {
-    const std::string why_not = WhyNoDevice(GetParam());
-    if (!why_not.empty()) GTEST_SKIP() << why_not;
-    context_ = MakeContext(GetParam());
-  }
-  std::unique_ptr<DeviceContext> context_;
-};
-inline std::string NameOfDevice(const testing::TestParamInfo<Device>& info) {
-  return DeviceName(info.param);
-}
 
 // A step of one session, whose state is `state`, from position 0 on.
 class SessionRows {

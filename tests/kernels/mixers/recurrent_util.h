@@ -1,5 +1,4 @@
-// What the tests of kernels/mixers/recurrent share: the devices, and steps over sequences with
-// states.
+// What the tests of kernels/mixers/recurrent share: steps over sequences with states.
 #pragma once
 
 #include <gtest/gtest.h>
@@ -11,41 +10,9 @@
 #include <vector>
 
 #include "kernels/mixers/mixer.h"
-#include "tests/test_util.h"
+#include "tests/device_tests.h"
 
 namespace ovq::test {
-
-// The reference is one context; what is tested runs in another, with two threads, on a CPU once for
-// each of its instruction sets.
-struct Target {
-  Device device;
-  int64_t instructions;  // of Highway, kCpu only
-};
-inline std::vector<Target> Targets() {
-  std::vector<Target> targets;
-  for (int64_t target : HighwayTargets()) targets.push_back({Device::kCpu, target});
-  for (Device device : TestDevices()) {
-    if (device == Device::kCuda) targets.push_back({device, 0});
-  }
-  return targets;
-}
-
-class RecurrentTargets : public testing::TestWithParam<Target> {
- protected:
-  void SetUp() override {
-    const std::string why_not = WhyNoDevice(GetParam().device);
-    if (!why_not.empty()) GTEST_SKIP() << why_not;
-    if (GetParam().device == Device::kCpu) instructions_.emplace(GetParam().instructions);
-    context_ = MakeContext(GetParam().device, 2);
-  }
-  std::optional<ScopedHighwayTarget> instructions_;
-  std::unique_ptr<DeviceContext> context_;
-  std::unique_ptr<DeviceContext> ref_ = MakeContext(Device::kReference);
-};
-inline std::string TargetName(const testing::TestParamInfo<Target>& info) {
-  return info.param.device == Device::kCpu ? HighwayTargetName(info.param.instructions)
-                                           : DeviceName(info.param.device);
-}
 
 // Sequences of a step: rows, first positions, what the sessions keep.
 struct Sequences {

@@ -11,7 +11,7 @@
 namespace ovq::test {
 namespace {
 
-class ShortConvTargets : public RecurrentTargets {};
+class ShortConvTargets : public TargetTest {};
 INSTANTIATE_TEST_SUITE_P(, ShortConvTargets, testing::ValuesIn(Targets()), TargetName);
 
 struct ConvCase {

@@ -8,7 +8,7 @@
 
 #include "absl/strings/str_cat.h"
 #include "kernels/ops/ops.h"
-#include "tests/test_util.h"
+#include "tests/device_tests.h"
 
 namespace ovq {
 namespace {
@@ -19,17 +19,6 @@ using test::DeviceArray;
 using test::kRoundF32;
 using test::MakeContext;
 using test::RandomNormal;
-
-class EveryDevice : public testing::TestWithParam<Device> {
- protected:
-  void SetUp() override {
-    const std::string why_not = test::WhyNoDevice(GetParam());
-    if (!why_not.empty()) GTEST_SKIP() << why_not;
-    context_ = MakeContext(GetParam(), 1);
-  }
-  std::unique_ptr<DeviceContext> context_;
-};
-const auto kName = [](const auto& info) { return std::string(DeviceName(info.param)); };
 
 // Heads [n_heads, head_dim] of rows that are `stride` apart.
 struct HeadSizes {
@@ -51,8 +40,8 @@ std::vector<float> RunRope(DeviceContext& context, std::span<const float> x, con
   return data.Read();
 }
 
-using RopeDevices = EveryDevice;
-INSTANTIATE_TEST_SUITE_P(, RopeDevices, testing::ValuesIn(test::TestDevices()), kName);
+using RopeDevices = test::DeviceTest;
+INSTANTIATE_TEST_SUITE_P(, RopeDevices, testing::ValuesIn(test::TestDevices()), test::NameOfDevice);
 
 // A single pair turns by one radian a position whatever theta is.
 TEST_P(RopeDevices, OnePairTurnsByThePosition) {
@@ -100,13 +89,14 @@ TEST_P(RopeDevices, ExtremePositions) {
 }
 
 // The reference computes in long double, whose angles fail past 2^53.
-using FastDevices = EveryDevice;
+using FastDevices = test::DeviceTest;
 std::vector<Device> DevicesButReference() {
   std::vector<Device> devices = test::TestDevices();
   std::erase(devices, Device::kReference);
   return devices;
 }
-INSTANTIATE_TEST_SUITE_P(, FastDevices, testing::ValuesIn(DevicesButReference()), kName);
+INSTANTIATE_TEST_SUITE_P(, FastDevices, testing::ValuesIn(DevicesButReference()),
+                         test::NameOfDevice);
 
 // The score of a query and a key depends on their distance alone, at any position an int64 holds.
 TEST_P(FastDevices, RopeOfADistanceIsExactAtAnyPosition) {
@@ -200,8 +190,9 @@ std::vector<PreparedHeads> PrepareCases() {
   return cases;
 }
 
-using PrepareDevices = EveryDevice;
-INSTANTIATE_TEST_SUITE_P(, PrepareDevices, testing::ValuesIn(test::TestDevices()), kName);
+using PrepareDevices = test::DeviceTest;
+INSTANTIATE_TEST_SUITE_P(, PrepareDevices, testing::ValuesIn(test::TestDevices()),
+                         test::NameOfDevice);
 
 TEST_P(PrepareDevices, SameBitsAsItsOperationsInAnyCompany) {
   const std::vector<int64_t> positions{3, 0, int64_t{1} << 33, 70000, 5};
@@ -309,8 +300,9 @@ TEST_P(RopeDevices, SinusoidsAreAddedAtAnyPosition) {
   }
 }
 
-using EmbedDevices = EveryDevice;
-INSTANTIATE_TEST_SUITE_P(, EmbedDevices, testing::ValuesIn(test::TestDevices()), kName);
+using EmbedDevices = test::DeviceTest;
+INSTANTIATE_TEST_SUITE_P(, EmbedDevices, testing::ValuesIn(test::TestDevices()),
+                         test::NameOfDevice);
 
 template <class T, class Y = float>
 std::vector<Y> RunEmbed(DeviceContext& context, std::span<const T> table,

@@ -9,7 +9,7 @@
 
 #include "absl/strings/str_cat.h"
 #include "kernels/ops/ops.h"
-#include "tests/test_util.h"
+#include "tests/device_tests.h"
 
 namespace ovq {
 namespace {
@@ -20,17 +20,8 @@ using test::DeviceArray;
 using test::kRoundF32;
 using test::RandomNormal;
 
-class HeadDevices : public testing::TestWithParam<Device> {
- protected:
-  void SetUp() override {
-    const std::string why_not = test::WhyNoDevice(GetParam());
-    if (!why_not.empty()) GTEST_SKIP() << why_not;
-    context_ = test::MakeContext(GetParam(), 1);
-  }
-  std::unique_ptr<DeviceContext> context_;
-};
-INSTANTIATE_TEST_SUITE_P(, HeadDevices, testing::ValuesIn(test::TestDevices()),
-                         [](const auto& info) { return std::string(DeviceName(info.param)); });
+using HeadDevices = test::DeviceTest;
+INSTANTIATE_TEST_SUITE_P(, HeadDevices, testing::ValuesIn(test::TestDevices()), test::NameOfDevice);
 
 constexpr float kEps = 0.25f;
 

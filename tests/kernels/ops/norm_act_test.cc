@@ -9,7 +9,7 @@
 
 #include "absl/strings/str_cat.h"
 #include "kernels/ops/ops.h"
-#include "tests/test_util.h"
+#include "tests/device_tests.h"
 
 namespace ovq {
 namespace {
@@ -37,39 +37,16 @@ std::vector<int64_t> Widths() {
 // itself, its root by half of that; the root, the quotient and two products round once each.
 double NormTolerance(int64_t n) { return (static_cast<double>(n) / 8 + 3 + 5) * kRoundF32; }
 
-// The reference is one context; what is tested runs in two others, with one thread and with two.
-// A CPU runs once for each of its instruction sets.
-struct Target {
-  Device device;
-  int64_t instructions;  // of Highway, kCpu only
-};
-std::vector<Target> Targets() {
-  std::vector<Target> targets;
-  for (int64_t target : test::HighwayTargets()) targets.push_back({Device::kCpu, target});
-  for (Device device : test::TestDevices()) {
-    if (device == Device::kCuda) targets.push_back({device, 0});
-  }
-  return targets;
-}
-
-class NormActTargets : public testing::TestWithParam<Target> {
+// With one thread, too.
+class NormActTargets : public test::TargetTest {
  protected:
   void SetUp() override {
-    const std::string why_not = test::WhyNoDevice(GetParam().device);
-    if (!why_not.empty()) GTEST_SKIP() << why_not;
-    if (GetParam().device == Device::kCpu) instructions_.emplace(GetParam().instructions);
-    one_ = MakeContext(GetParam().device, 1);
-    two_ = MakeContext(GetParam().device, 2);
+    TargetTest::SetUp();
+    if (!IsSkipped()) one_ = MakeContext(GetParam().device, 1);
   }
-  std::optional<test::ScopedHighwayTarget> instructions_;
-  std::unique_ptr<DeviceContext> ref_ = MakeContext(Device::kReference);
   std::unique_ptr<DeviceContext> one_;
-  std::unique_ptr<DeviceContext> two_;
 };
-INSTANTIATE_TEST_SUITE_P(, NormActTargets, testing::ValuesIn(Targets()), [](const auto& info) {
-  return info.param.device == Device::kCpu ? test::HighwayTargetName(info.param.instructions)
-                                           : DeviceName(info.param.device);
-});
+INSTANTIATE_TEST_SUITE_P(, NormActTargets, testing::ValuesIn(test::Targets()), test::TargetName);
 
 // The operations on values of the host. T is the type of the result.
 template <class T = float>
@@ -507,7 +484,7 @@ TEST_P(NormActTargets, RowsDoNotDependOnTheirCompany) {
     const std::vector<float> x = RandomNormal(n_rows * width, 5), weight = RandomNormal(width, 6);
     const auto half = static_cast<int64_t>(width / 2);
     const auto check = [&](const char* what, auto run) {
-      AssertRowsIndependent(*one_, *two_, x, width, what, run);
+      AssertRowsIndependent(*one_, *context_, x, width, what, run);
     };
     check("RmsNorm", [&](DeviceContext& context, std::span<const float> rows) {
       return RunRmsNorm(context, rows, weight, 1e-6f);
