@@ -35,6 +35,8 @@ class MixerContract : public ::testing::TestWithParam<MixerCase> {
 
   // Slow devices' tokens are still more than the longest chunk and window of the cases.
   static bool slow() { return IsSlow(GetParam().device); }
+  // Only CUDA's steps hold sequences without a state, which fill a recorded step up.
+  static bool on_cuda() { return GetParam().device == Device::kCuda; }
   static int n_tokens() { return slow() ? 200 : 333; }
   static MixerInstance Make(int n_threads = 1) {
     return {GetParam(), GetParam().device, n_threads, n_tokens()};
@@ -89,8 +91,8 @@ TEST_P(MixerContract, CompanyAndThreadsDoNotMatter) {
   std::vector<float> y;
   while (done[ours] < n_tokens()) {
     std::vector<MixerInstance::Rows> together;
-    if (slow()) together.push_back({nullptr, 0, RandomRows(1, 99)});
-    int64_t first_row = 0, rows_before = slow() ? 1 : 0, rows = 0;
+    if (on_cuda()) together.push_back({nullptr, 0, RandomRows(1, 99)});
+    int64_t first_row = 0, rows_before = on_cuda() ? 1 : 0, rows = 0;
     for (size_t i = 0; i < n_sessions; ++i) {
       const int64_t n =
           std::min<int64_t>(n_tokens() - done[i], 1 + static_cast<int64_t>(random() % 70));
