@@ -7,22 +7,25 @@ import argparse
 import csv
 import json
 import os
+import re
 import sys
 import tempfile
 import unittest
 
 ROOT = os.path.dirname(os.path.dirname(os.path.dirname(os.path.abspath(__file__))))
-sys.path[:0] = [os.path.join(ROOT, "training"), os.path.join(ROOT, "clients", "python")]
+sys.path[:0] = [os.path.dirname(os.path.abspath(__file__)), os.path.join(ROOT, "training"),
+                os.path.join(ROOT, "clients", "python")]
 
 try:
     import numpy  # noqa: F401
-    import ovq_client  # noqa: F401
+    from ovq_client import Client
 except ImportError as error:
     print(f"SKIPPED: {error}; install python3-numpy, python3-grpcio, python3-protobuf and "
           "protobuf-compiler")
     sys.exit(0)
 
 import score
+from server_process import ServerProcess
 
 BIN = None
 # Tokens of a sequence are right or wrong together: the errors of docs/results.md are up to 4 points,
@@ -82,6 +85,12 @@ class RecallModels(unittest.TestCase):
         self.assertGreater(found[512, ""], 0.7)
         self.assertLess(found[4096, ""], 0.2)
 
+    def test_a_mesa_layer_recalls_more_in_as_many_bytes(self):
+        found, gated = (accuracies(f"basic-icr-small-{mixer}", "1024,8192", "256")
+                        for mixer in ("mesa", "gdn"))
+        self.assertGreater(found[1024, ""], gated[1024, ""] + 0.1)
+        self.assertLess(found[8192, ""], 0.2)
+
     def test_positional_recall_is_harder(self):
         found = accuracies("positional-icr-small-ovq", "1024", "0.5x")[1024, "0.5x"]
         self.assertGreater(found, 0.8)  # one that knows no order has 0.75 at most
@@ -103,6 +112,27 @@ class FunctionModels(unittest.TestCase):
         self.assertEqual(found, sorted(found))
         self.assertLess(found[0], 0.65)
         self.assertGreater(found[-1], 0.96)
+
+
+class StatesOfOneSize(unittest.TestCase):
+    def test_matrices_take_as_many_bytes_wherever_they_are_told(self):
+        # docs/results.md has them
+        for model, state_bytes in (("basic-icr-small-gdn", 204_800), ("basic-icr-small-mesa", 270_336)):
+            with ServerProcess(os.path.join(BIN, "ovq-server"),
+                               os.path.join(ROOT, "models", model)) as server, \
+                    Client(server.address) as client:
+                info = client.model_info([1, 1024, 1_048_576])
+                self.assertEqual({size.state_bytes for size in info.state_sizes}, {state_bytes})
+                self.assertEqual(info.state_bytes_cap, state_bytes)
+                session_id = client.create_session([1]).session_id
+                for position in (1, 5001):
+                    session = client.get_session(session_id)
+                    self.assertEqual((session.position, session.state_bytes, session.live_centroids),
+                                     (position, state_bytes, 0))
+                    held = re.findall(r'ovq_session_state_bytes\{.*kind="(?!budget).*\} (\d+)\n',
+                                      server.metrics())
+                    self.assertEqual(held, [str(state_bytes)] * 2)  # committed and reserved
+                    list(client.generate([5] * 5000, max_tokens=0, session_id=session_id))
 
 
 if __name__ == "__main__":
