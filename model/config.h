@@ -48,8 +48,9 @@ struct MixerFields {
 };
 
 // What layers that can be read through several memories are read through: as config.json says, OVQ
-// by the paper's rule, closest pairs, or all tokens (model/memory.h).
-enum class Memory : uint8_t { kAsTrained, kPaper, kClosestPair, kExact };
+// by the paper's rule, closest pairs, closest pairs where keys are turned by RoPE too, or all
+// tokens (model/memory.h).
+enum class Memory : uint8_t { kAsTrained, kPaper, kClosestPair, kClosestPairAll, kExact };
 
 struct LayerSpec {
   std::string type;  // known to the mixer registry

@@ -18,10 +18,11 @@ constexpr std::string_view kOvq = "ovq_attention", kClosestPair = "closest_pair_
 constexpr int64_t kChunkOfFull = kBlockSlots;
 constexpr double kMinShare = 1.0 / 1024, kShareRounding = 1e-3;
 
-bool Serves(const LayerSpec& layer, const MixerFields& fields) {
+bool Serves(Memory memory, const LayerSpec& layer, const MixerFields& fields) {
   if (layer.type == kOvq || layer.type == kClosestPair) return true;
+  if (layer.type != kFull) return false;
   AttrReader model(fields.model);
-  return layer.type == kFull && model.StringOr("rope", "none") == "none";
+  return memory == Memory::kClosestPairAll || model.StringOr("rope", "none") == "none";
 }
 
 // What ovq.update names; what a layer's own type says counts more.
@@ -42,6 +43,7 @@ std::string_view TypeFor(Memory memory, std::string_view type, bool closest_pair
     case Memory::kPaper:
       return kOvq;
     case Memory::kClosestPair:
+    case Memory::kClosestPairAll:
       return kClosestPair;
     case Memory::kExact:
       return kFull;
@@ -68,14 +70,14 @@ absl::Status ReadShares(const MixerFields& fields, size_t n_layers, std::vector<
 }  // namespace
 
 const char* MemoryName(Memory memory) {
-  constexpr const char* kNames[] = {"model", "paper", "closest-pair", "exact"};
+  constexpr const char* kNames[] = {"model", "paper", "closest-pair", "closest-pair-all", "exact"};
   return kNames[static_cast<size_t>(memory)];
 }
 
 absl::Status ReadThrough(Memory memory, ModelConfig& config) {
   std::vector<LayerSpec*> served;
   for (LayerSpec& layer : config.layers) {
-    if (Serves(layer, config.mixer_fields[layer.fields])) served.push_back(&layer);
+    if (Serves(memory, layer, config.mixer_fields[layer.fields])) served.push_back(&layer);
   }
   for (size_t i = 0; i < served.size(); ++i) {
     LayerSpec& layer = *served[i];
@@ -95,9 +97,10 @@ absl::Status ReadThrough(Memory memory, ModelConfig& config) {
     layer.type = std::string(type);
   }
   if (!served.empty() || memory == Memory::kAsTrained) return absl::OkStatus();
-  return absl::InvalidArgumentError(absl::StrCat(
-      "layer_types: expected ovq_attention or full_attention without RoPE for --memory ",
-      MemoryName(memory), ", got no such layer"));
+  return absl::InvalidArgumentError(
+      absl::StrCat("layer_types: expected ovq_attention or full_attention",
+                   memory == Memory::kClosestPairAll ? "" : " without RoPE", " for --memory ",
+                   MemoryName(memory), ", got no such layer"));
 }
 
 }  // namespace ovq

@@ -11,9 +11,11 @@ const char* MemoryName(Memory memory);
 
 // Sets the types of layers whose queries and keys need no positions (ovq_attention,
 // closest_pair_attention, and full_attention without RoPE): their tensors are the same.
-// kAsTrained: ovq_attention becomes closest_pair_attention where ovq.update says so. Gives each of
-// them its share of a session's slots (ovq.shares).
-// InvalidArgument names the field, or the memory that no layer can be read through.
+// kAsTrained: ovq_attention becomes closest_pair_attention where ovq.update says so.
+// kClosestPairAll: full_attention with RoPE too, whose rows are then means of turned keys
+// (distances between keys are what they are, however queries are turned). Gives each of them its
+// share of a session's slots (ovq.shares). InvalidArgument names the field, or the memory that no
+// layer can be read through.
 absl::Status ReadThrough(Memory memory, ModelConfig& config);
 
 }  // namespace ovq

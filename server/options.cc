@@ -40,10 +40,13 @@ void AddServing(Flags& flags, Options& o) {
       Choice(o.memory, {{"model", Memory::kAsTrained},
                         {"paper", Memory::kPaper},
                         {"closest-pair", Memory::kClosestPair},
+                        {"closest-pair-all", Memory::kClosestPairAll},
                         {"exact", Memory::kExact}}),
       "what ovq_attention layers, and full_attention layers without RoPE, keep of their context:\n"
       "what config.json says, rows by the OVQ paper's update, rows by merging the closest pairs\n"
-      "(both up to max_centroids of them), or every token");
+      "(both up to max_centroids of them), or every token; closest-pair-all: full_attention "
+      "layers\n"
+      "with RoPE as well, on their turned keys");
   const std::vector<std::pair<std::string, DType>> dtypes = {{"f32", DType::kF32},
                                                              {"bf16", DType::kBF16}};
   const std::string as_checkpoint = "bf16 for BF16 checkpoints, else f32";

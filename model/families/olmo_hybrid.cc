@@ -47,7 +47,7 @@ std::vector<TensorInFile> Tensor(const ModelConfig& config, std::string_view nam
                                  const Shape& shape) {
   const LayerTensor tensor = LayerTensorOf(name);
   if (tensor.layer < 0) return {{std::string(name), shape}};
-  if (config.layers[tensor.layer].type == "full_attention") {
+  if (config.layers[tensor.layer].type != "gated_delta_net") {
     constexpr Renamed kAttention[] = {{"post_mixer_layernorm.", "post_attention_layernorm."}};
     return {{tensor.As(kAttention), shape}};
   }

@@ -60,7 +60,7 @@ TensorInFile HalfOfHeads(const ModelConfig& config, const LayerTensor& tensor, c
 
 TensorInFile InLayer(const ModelConfig& config, const LayerTensor& tensor, const Shape& shape) {
   const std::string_view leaf = tensor.leaf;
-  if (config.layers[tensor.layer].type == "full_attention") {
+  if (config.layers[tensor.layer].type != "gated_delta_net") {
     if (leaf.starts_with("self_attn.q_proj.") || leaf.starts_with("self_attn.g_proj.")) {
       return HalfOfHeads(config, tensor, shape);
     }

@@ -37,6 +37,14 @@ std::vector<std::string> Types(const Json& json, Memory memory) {
   return config.ok() ? config->layer_types() : std::vector<std::string>{};
 }
 
+std::vector<double> Shares(const Json& json, Memory memory) {
+  const absl::StatusOr<ModelConfig> config = Load(json, memory);
+  EXPECT_TRUE(config.ok()) << config.status();
+  std::vector<double> shares;
+  for (const LayerSpec& layer : config->layers) shares.push_back(layer.slot_share);
+  return shares;
+}
+
 // Tokens after which the slots of a layer's growing part change, by its law.
 int64_t Period(const Json& json, Memory memory) {
   const absl::StatusOr<ModelConfig> config = Load(json, memory);
@@ -58,6 +66,15 @@ TEST(ReadThrough, LayersWithoutPositionsServeEveryMemory) {
               ElementsAre("sliding_attention", "full_attention", "full_attention"));
 }
 
+TEST(ReadThrough, TurnedKeysAreBoundedWhereItIsAskedFor) {
+  Json json =
+      Base({"sliding_attention", "full_attention", "full_attention"}, {{"shares", {1.5, 0.5}}});
+  json["rope"] = "halves";
+  EXPECT_THAT(Types(json, Memory::kClosestPairAll),
+              ElementsAre("sliding_attention", "closest_pair_attention", "closest_pair_attention"));
+  EXPECT_THAT(Shares(json, Memory::kClosestPairAll), ElementsAre(1, 1.5, 0.5));
+}
+
 TEST(ReadThrough, AConfigChoosesItsUpdate) {
   const Json closest = Base({"ovq_attention"}, {{"update", "closest-pair"}});
   EXPECT_THAT(Types(closest, Memory::kAsTrained), ElementsAre("closest_pair_attention"));
@@ -73,14 +90,6 @@ TEST(ReadThrough, AConfigChoosesItsUpdate) {
       Load(Base({"closest_pair_attention"}, {{"update", "paper"}}), Memory::kAsTrained);
   EXPECT_THAT(Message(both.status()),
               HasSubstr("ovq.update: expected closest-pair for closest_pair_attention, got paper"));
-}
-
-std::vector<double> Shares(const Json& json, Memory memory) {
-  const absl::StatusOr<ModelConfig> config = Load(json, memory);
-  EXPECT_TRUE(config.ok()) << config.status();
-  std::vector<double> shares;
-  for (const LayerSpec& layer : config->layers) shares.push_back(layer.slot_share);
-  return shares;
 }
 
 TEST(ReadThrough, LayersHaveTheirShareOfTheSlots) {
@@ -117,6 +126,8 @@ TEST(ReadThrough, WhereNoLayerCanItSaysSo) {
     EXPECT_EQ(status.code(), absl::StatusCode::kInvalidArgument);
     EXPECT_THAT(Message(status), HasSubstr("for --memory closest-pair, got no such layer"));
   }
+  EXPECT_THAT(Message(Load(Base({"sliding_attention"}), Memory::kClosestPairAll).status()),
+              HasSubstr("expected ovq_attention or full_attention for --memory closest-pair-all"));
 }
 
 // What a saved session may be restored into follows from the fingerprint.

@@ -6,10 +6,11 @@ passes, its tokens join the rows as candidates, one after another, and pairs of 
 after o of its L tokens as many as leave N rows at its end, but two for each token still to come.
 Merges show at the chunk's end only. A pair's distance is
 
-    |key - key|^2 + w / V |value - value|^2
+    |key - key|^2 + w K / V |value - value|^2
 
-V is the mean |value|^2 of the first floor(N / 2) + 1 tokens. Where it is off by more than a factor
-of two from that of the candidates as a chunk's merges begin, theirs is V from then on. The closest
+K is |key|^2, 1 where keys have unit norm. V is the mean |value|^2 of the first floor(N / 2) + 1 tokens.
+Where it is off by more than a factor of two from that of the candidates as a chunk's merges begin,
+theirs is V from then on. Where keys have no norm V / K is measured like V. The closest
 pair becomes its weighted mean, of equally close ones that of the lowest rows.
 What merges is decided in numpy, in float64, and is a constant to gradients; rows are means of the
 tokens in them, which have gradients.
@@ -86,18 +87,26 @@ class Candidates:
         return (self.alive.cumsum() - 1)[part_of]
 
 
-def _mean_square(values):
-    return float(np.square(values).sum(-1).mean())
-
-
 class ClosestPairRows:
-    """One head's rows: keys [n, d], values [n, dv], counts [n], in float64."""
+    """One head's rows: keys [n, d], values [n, dv], counts [n], in float64.
 
-    def __init__(self, head_dim, value_head_dim, max_rows):
+    key_size: K, or None to measure it.
+    """
+
+    def __init__(self, head_dim, value_head_dim, max_rows, key_size=1.0):
         self.keys, self.values = np.zeros((0, head_dim)), np.zeros((0, value_head_dim))
         self.counts, self.max_rows = np.zeros(0, np.int64), max_rows
         self.row_of = np.zeros(0, np.int64)  # of every token
-        self.size = None  # V, once more than half of max_rows tokens have passed
+        self.key_size = key_size
+        self.size = None  # V / K, once more than half of max_rows tokens have passed
+
+    def _size(self, n):
+        """V / K of the first n rows."""
+        values = float(np.square(self.values[:n]).sum(-1).mean())
+        if self.key_size is not None:
+            return values / self.key_size
+        keys = float(np.square(self.keys[:n]).sum(-1).mean())
+        return values / keys if keys > 0 else 0.0
 
     def append(self, keys, values, merges_per_token=MERGES_PER_TOKEN):
         """A whole chunk has passed: keys [L, d], values [L, dv]."""
@@ -108,13 +117,13 @@ class ClosestPairRows:
         self.counts = np.concatenate((self.counts, np.ones(chunk_len, np.int64)))
         self.row_of = np.concatenate((self.row_of, np.arange(n, n + chunk_len)))
         if self.size is None and len(self.keys) >= n_sized:
-            self.size = _mean_square(self.values[:n_sized])
+            self.size = self._size(n_sized)
         if n_merges == 0:
             return
         due = [max(0, n_merges - merges_per_token * (chunk_len - o))
                for o in range(1, chunk_len + 1)]
         first = next(o for o in range(chunk_len) if due[o] > 0)
-        size = _mean_square(self.values[:n + first + 1])
+        size = self._size(n + first + 1)
         if not self.size / SIZE_CHANGE <= size <= self.size * SIZE_CHANGE:
             self.size = size
         scale = np.sqrt(VALUE_WEIGHT / self.size) if self.size > 0 else 0.0
@@ -132,10 +141,10 @@ class ClosestPairRows:
         self.counts, self.row_of = self.counts[alive], candidates.places()[self.row_of]
 
 
-def closest_pair_attention(q, k, v, chunk_len, max_rows, **rule):
-    """Shapes as in mixers.py."""
+def closest_pair_attention(q, k, v, chunk_len, max_rows, key_size=1.0, **rule):
+    """Shapes as in mixers.py; key_size as ClosestPairRows has it."""
     batch, n_heads, n_tokens, head_dim = k.shape
-    heads = [ClosestPairRows(head_dim, v.shape[-1], max_rows) for _ in range(batch * n_heads)]
+    heads = [ClosestPairRows(head_dim, v.shape[-1], max_rows, key_size) for _ in range(batch * n_heads)]
     tokens, outs = torch.cat((wide(k), wide(v)), -1), []
 
     def stacked(part):

@@ -138,6 +138,17 @@ class ClosestPairTest(unittest.TestCase):
         self.assertEqual([n_rows_at(t, CHUNK, 17) for t in (0, 5, 6, 17, 18, 99)],
                          [0, 0, 6, 12, 17, 17])
 
+    def test_keys_without_a_norm_are_measured(self):
+        rng = np.random.default_rng(4)
+        keys, values = rng.standard_normal((40, 6)), rng.standard_normal((40, 3))
+        known, large, scaled = (ClosestPairRows(6, 3, 12, size) for size in (None, None, 1.0))
+        known.append(keys, values)
+        large.append(9 * keys, 0.1 * values)  # nothing but the units has changed
+        scaled.append(9 * keys, 0.1 * values)
+        np.testing.assert_array_equal(large.counts, known.counts)
+        np.testing.assert_array_equal(large.row_of, known.row_of)
+        self.assertFalse(np.array_equal(scaled.row_of, known.row_of))
+
     def test_a_config_chooses_it(self):
         raw = support.tiny_config(ovq={"chunk_size": 8, "max_centroids": 16,
                                        "update": "closest-pair"})

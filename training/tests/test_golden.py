@@ -7,6 +7,7 @@ import unittest
 import torch
 
 import support
+from ovq.hybrids import Granite, Qwen
 from ovq.model import load_model
 from ovq.safetensors_io import load_safetensors
 
@@ -49,6 +50,23 @@ class GoldenTest(unittest.TestCase):
                      "ovq-shares", "sw-closest-pair"):
             with self.subTest(fixture=name):
                 self.check_fixture(name)
+
+    def test_published_hybrids_exactly_and_bounded(self):
+        for name, decoder in (("granitemoehybrid-dense", Granite), ("qwen3_5-text", Qwen)):
+            folder = os.path.join(os.path.dirname(GOLDEN), "published", name)
+            exact = load_safetensors(os.path.join(folder, "expected.safetensors"))
+            bounded = load_safetensors(os.path.join(folder, "bounded.safetensors"))
+            with open(os.path.join(folder, "tokens.json"), encoding="utf-8") as file:
+                runs = [(sequence["tokens"], None, exact[f"prefill.{sequence['name']}"])
+                        for sequence in json.load(file)["sequences"]]
+            with open(os.path.join(folder, "bounded.json"), encoding="utf-8") as file:
+                fixture = json.load(file)
+            runs += [(tokens, fixture["max_centroids"], bounded[f"logits.{i}"])
+                     for i, tokens in enumerate(fixture["sequences"])]
+            for tokens, max_rows, expected in runs:
+                with self.subTest(fixture=name, n_tokens=len(tokens), max_rows=max_rows):
+                    logits = decoder(folder, max_rows)(torch.tensor([tokens]))[0]
+                    torch.testing.assert_close(logits, expected.double(), atol=TOLERANCE, rtol=0)
 
 
 if __name__ == "__main__":

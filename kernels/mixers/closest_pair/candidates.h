@@ -70,10 +70,26 @@ struct PairBlocks {
   constexpr float& value_size() const {
     return *places.value_size.At<float>(chunk.session, chunk.kv_head);
   }
+  constexpr bool measures_keys() const { return places.key_size == 0; }
+  // |key|^2 of a candidate; 0 where K is not measured.
+  constexpr float KeySize(int32_t i) const {
+    float sum = 0;
+    for (int c = 0; measures_keys() && c < d(); ++c) {
+      const float x = ToFloat(Key(i)[c * kBlockSlots]);
+      sum += x * x;
+    }
+    return sum;
+  }
+  // value_size() from n candidates: sums of their |value|^2 and, if measures_keys(), |key|^2.
+  template <class Sum>
+  constexpr float SizeOf(Sum values, Sum keys, Sum n) const {
+    if (!measures_keys()) return static_cast<float>(values / n);
+    return keys > 0 ? static_cast<float>(values / keys) : 0.0f;
+  }
   // Of values in distances: w K / V.
   constexpr float ValueScale() const {
-    const float size = value_size();
-    return size > 0 ? kPairValueWeight * places.key_size / size : 0.0f;
+    const float size = value_size(), key_size = measures_keys() ? 1.0f : places.key_size;
+    return size > 0 ? kPairValueWeight * key_size / size : 0.0f;
   }
 
   constexpr int d() const { return blocks.shape.head_dim; }

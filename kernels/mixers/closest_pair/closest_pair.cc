@@ -39,6 +39,21 @@ ClosestPairConfig ReadConfig(const StateSpec& spec, AttrReader& model, AttrReade
   return config;
 }
 
+// |key|^2 as the norm leaves it, but for its weights; 0 without a norm.
+float KeySize(HeadNorm norm, int head_dim) {
+  switch (norm) {
+    case HeadNorm::kNone:
+      return 0;
+    case HeadNorm::kUnit:
+    case HeadNorm::kL2:
+      return 1;
+    case HeadNorm::kLayer:
+    case HeadNorm::kRms:
+      break;
+  }
+  return static_cast<float>(head_dim);
+}
+
 }  // namespace
 
 Growth GrowsToCap(int chunk_len, int64_t default_slot_cap) {
@@ -118,17 +133,16 @@ void ClosestPairAttention::Attend(const LayerStep& step, const AttentionRows& ro
   blocks.live = step.seqs.live[step.where.growth];
   Dispatch<ClosestPairRef, ClosestPairCpu, ClosestPairCuda>(
       step.context,
-      ClosestPairStep{
-          {blocks, step.seqs, rows},
-          {{Growing(step.where, kBounds), Growing(step.where, kPartners),
-            Growing(step.where, kOldest)},
-           {Fixed(step.where, kWorkBounds), Fixed(step.where, kWorkPartners),
-            Fixed(step.where, kWorkOldest)},
-           Fixed(step.where, kWorkKeys),
-           Fixed(step.where, kWorkValues),
-           Fixed(step.where, kWorkCounts),
-           Fixed(step.where, kValueSize),
-           input.norm == HeadNorm::kLayer ? static_cast<float>(shape.head_dim) : 1.0f}});
+      ClosestPairStep{{blocks, step.seqs, rows},
+                      {{Growing(step.where, kBounds), Growing(step.where, kPartners),
+                        Growing(step.where, kOldest)},
+                       {Fixed(step.where, kWorkBounds), Fixed(step.where, kWorkPartners),
+                        Fixed(step.where, kWorkOldest)},
+                       Fixed(step.where, kWorkKeys),
+                       Fixed(step.where, kWorkValues),
+                       Fixed(step.where, kWorkCounts),
+                       Fixed(step.where, kValueSize),
+                       KeySize(input.norm, shape.head_dim)}});
 }
 
 std::vector<StateExtent> ClosestPairAttention::Overwrites(const LayerState& where,

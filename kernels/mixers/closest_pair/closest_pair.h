@@ -38,8 +38,9 @@ inline constexpr int32_t kStalePartner = -1;
 struct PairPlaces {
   CandidatePlaces rows, work;
   StatePlace work_keys, work_values, work_counts;
-  StatePlace value_size;  // float, V
-  float key_size;         // |key|^2 as the norm leaves it, but for its weights
+  StatePlace value_size;  // float, V, or V / K where K is measured
+  float
+      key_size;  // K: |key|^2 as the norm leaves it, but for its weights; 0: no norm, K is measured
 };
 
 // The rows are the dictionary of `blocks`, the chunk's tokens the recent ones.

@@ -36,16 +36,13 @@ size_t MostSlots(const ClosestPairStep& step) {
 
 AheadRing MakeRing(ScratchScope& scope, const ClosestPairStep& step, int n) {
   const AttentionShape& shape = step.blocks.shape;
-  const auto slots =
-      static_cast<size_t>(BlocksOf(step.blocks.live.bound) + 2 * BlocksOf(step.blocks.wave_span)) *
-      kBlockSlots;
   const auto value_stride = static_cast<size_t>(ValueStride(shape.value_head_dim));
   const std::span<Ahead> list(scope.Allocate<Ahead>(static_cast<size_t>(n)), n);
   for (Ahead& ahead : list) {
     ahead = {.of = {-1, -1},
              .key = scope.Allocate<float>(static_cast<size_t>(shape.head_dim)),
              .value = scope.Allocate<float>(value_stride),
-             .distances = scope.Allocate<float>(slots)};
+             .distances = scope.Allocate<float>(MostSlots(step))};
     std::fill_n(ahead.value, value_stride, 0.0f);
   }
   return {list};
@@ -89,7 +86,7 @@ class Dictionary {
       const int64_t position = chunk_.begin + offset;
       for (int64_t i = JoinedAt(position, chunk_.slot_cap);
            i < JoinedAt(position + 1, chunk_.slot_cap); ++i) {
-        if (i == 0) FirstSize(position + 1);
+        if (i == 0) FirstSize(static_cast<int32_t>(position + 1));
         Join(i, all_joined);
       }
       for (; n_means_ < chunk_.MergedAt(offset + 1); ++n_means_) {
@@ -128,23 +125,26 @@ class Dictionary {
     return SquaredNormCpu(at_.Value(i), at_.blocks.dtype, ValueStride(at_.dv()));
   }
 
+  // value_size() from the candidates of(0) to of(n - 1) that are not below 0.
+  template <class Of>
+  float SizeOf(int32_t n, Of of) const {
+    double values = 0, keys = 0, found = 0;
+    for (int32_t i = 0; i < n; ++i) {
+      if (of(i) < 0) continue;
+      values += Size(of(i));
+      keys += at_.KeySize(of(i));
+      ++found;
+    }
+    return at_.SizeOf(values, keys, std::max(found, 1.0));
+  }
   // V from the sequence's first n tokens.
-  void FirstSize(int64_t n) const {
-    double sum = 0;
-    for (int64_t token = 0; token < n; ++token) sum += Size(chunk_.CandidateOf(token));
-    at_.value_size() = static_cast<float>(sum / static_cast<double>(n));
+  void FirstSize(int32_t n) const {
+    at_.value_size() = SizeOf(n, [&](int32_t i) { return chunk_.CandidateOf(i); });
   }
 
   // V from the candidates, if it is far from theirs: bounds are then no more than that.
   void UpdateSize() const {
-    double sum = 0;
-    int64_t n = 0;
-    for (int32_t i = 0; i < chunk_.end(); ++i) {
-      if (at_.Partner(i) == 0) continue;
-      sum += Size(i);
-      ++n;
-    }
-    const auto size = static_cast<float>(sum / static_cast<double>(std::max<int64_t>(n, 1)));
+    const float size = SizeOf(chunk_.end(), [&](int32_t i) { return at_.Partner(i) ? i : -1; });
     const float old = at_.value_size(), old_scale = at_.ValueScale();
     if (size <= old * kPairSizeChange && old <= size * kPairSizeChange) return;
     at_.value_size() = size;

@@ -142,26 +142,31 @@ struct Dictionary {
   // V from the sequence's first n tokens. This and UpdateSize are rare, and inlined they would take
   // registers from the loop that meets candidates.
   __attribute__((noinline)) __device__ void FirstSize(int64_t n) const {
-    float sum = 0;
+    float values = 0, keys = 0;
     for (int64_t token = threadIdx.x; token < n; token += kPairThreads) {
-      sum += SquaredNorm(at.chunk.CandidateOf(token));
+      values += SquaredNorm(at.chunk.CandidateOf(token));
+      keys += at.KeySize(at.chunk.CandidateOf(token));
     }
-    sum = block.SumOfBlock(sum);
-    if (threadIdx.x == 0) at.value_size() = sum / static_cast<float>(n);
+    values = block.SumOfBlock(values);
+    keys = block.SumOfBlock(keys);
+    if (threadIdx.x == 0) at.value_size() = at.SizeOf(values, keys, static_cast<float>(n));
     __syncthreads();
   }
 
   // V from the candidates, if it is far from theirs: bounds are then no more than that.
   __attribute__((noinline)) __device__ void UpdateSize() const {
-    float sum = 0, n = 0;
+    float values = 0, keys = 0, n = 0;
     for (int32_t i = threadIdx.x; i < at.chunk.end(); i += kPairThreads) {
       if (at.Partner(i) == 0) continue;
-      sum += SquaredNorm(i);
+      values += SquaredNorm(i);
+      keys += at.KeySize(i);
       n += 1;
     }
-    sum = block.SumOfBlock(sum);
+    values = block.SumOfBlock(values);
+    keys = block.SumOfBlock(keys);
     n = block.SumOfBlock(n);
-    const float size = sum / fmaxf(n, 1), old = at.value_size(), old_scale = at.ValueScale();
+    const float size = at.SizeOf(values, keys, fmaxf(n, 1)), old = at.value_size(),
+                old_scale = at.ValueScale();
     __syncthreads();
     if (size <= old * kPairSizeChange && old <= size * kPairSizeChange) return;
     if (threadIdx.x == 0) at.value_size() = size;

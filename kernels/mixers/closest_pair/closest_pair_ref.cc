@@ -43,7 +43,7 @@ class DictionaryRef {
   void PassToken() {
     const int64_t seen = token_.position + 1, offset = seen - begin_;
     for (int64_t i = Joined(seen - 1); i < Joined(seen); ++i) {
-      if (i == 0) Size() = static_cast<float>(MeanSize(FirstTokens(seen)));
+      if (i == 0) Size() = static_cast<float>(SizeOf(FirstTokens(seen)));
       Exists(TokenPlace(i)) = 1;
     }
     const int64_t due = n_rows_ + length_ - n_next_;
@@ -136,15 +136,21 @@ class DictionaryRef {
     }
     return sum;
   }
-  double MeanSize(const std::vector<PlaceRef>& places) const {
-    double sum = 0;
+  static double SquaredNorm(const std::vector<float>& row) {
+    return SquaredDistance(row, std::vector<float>(row.size()));
+  }
+  // V of these candidates; V / K where K is measured.
+  double SizeOf(const std::vector<PlaceRef>& places) const {
+    double values = 0, keys = 0;
     for (const PlaceRef& at : places) {
-      for (float x : Value(at)) sum += static_cast<double>(x) * x;
+      values += SquaredNorm(Value(at));
+      keys += SquaredNorm(Key(at));
     }
-    return places.empty() ? 0 : sum / static_cast<double>(places.size());
+    const double units = step_.places.key_size > 0 ? static_cast<double>(places.size()) : keys;
+    return units > 0 ? values / units : 0;
   }
   void UpdateSize() {
-    const double size = MeanSize(Candidates());
+    const double size = SizeOf(Candidates());
     if (size > kSizeChange * Size() || Size() > kSizeChange * size) {
       Size() = static_cast<float>(size);
     }
@@ -158,7 +164,8 @@ class DictionaryRef {
       values.push_back(Value(at));
     }
     if (places.size() < 2) return;
-    const double weight = Size() > 0 ? kValueWeight * step_.places.key_size / Size() : 0;
+    const double key_size = step_.places.key_size > 0 ? step_.places.key_size : 1;
+    const double weight = Size() > 0 ? kValueWeight * key_size / Size() : 0;
     double closest = std::numeric_limits<double>::infinity();
     size_t low = 0, high = 1;
     for (size_t i = 0; i < places.size(); ++i) {

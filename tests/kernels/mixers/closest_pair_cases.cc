@@ -12,6 +12,10 @@ const MixerCases kClosestPair(
       absl::StrAppend(&c.name, "L", s.chunk_len, "N", slots);
       c.section = {{"chunk_size", s.chunk_len}};
       c.slot_cap = slots;
+      if (s.value_head_dim <= s.head_dim) return;
+      c.name += "none";  // keys whose size is measured
+      c.model["qk_norm"] = "none";
+      c.model["score_scale"] = 0.1;
     }));
 
 }  // namespace

@@ -1,0 +1,165 @@
+// Published hybrids whose growing layers are read through closest pairs: the same logits, to the
+// bit, as long as a session's tokens fit into its rows, and what training/ computes after that.
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+
+#include <algorithm>
+#include <random>
+#include <span>
+
+#include "absl/strings/ascii.h"
+#include "absl/strings/str_cat.h"
+#include "model/load_config.h"
+#include "model/memory.h"
+#include "model/weights.h"
+#include "tests/model/golden_util.h"
+#include "tests/test_util.h"
+
+namespace ovq::test {
+namespace {
+
+using ::testing::FloatNear;
+using ::testing::HasSubstr;
+using ::testing::Pointwise;
+
+struct Case {
+  const char* name;
+  bool has_plain_keys;  // a growing layer without RoPE
+  Device device = Device::kCpu;
+};
+
+// Far above the tests' lengths.
+constexpr StateLimits kLimits = {.max_slot_cap = 4096, .max_unbounded_tokens = 4096};
+
+class PublishedMemory : public ::testing::TestWithParam<Case> {
+ protected:
+  void SetUp() override {
+    const std::string missing = WhyNoDevice(GetParam().device);
+    if (!missing.empty()) GTEST_SKIP() << missing;
+    golden_ = LoadGolden(absl::StrCat("published/", GetParam().name));
+    context_ = BoundContext(GetParam().device);
+  }
+  std::unique_ptr<LanguageModel> Load(Memory memory) const {
+    ModelOptions options;
+    options.memory = memory;
+    options.limits = kLimits;
+    auto loaded = LanguageModel::Load(golden_.folder, options, *context_);
+    EXPECT_TRUE(loaded.ok()) << loaded.status();
+    return loaded.ok() ? *std::move(loaded) : nullptr;
+  }
+  std::vector<float> Logits(const LanguageModel& model, const std::vector<int32_t>& tokens,
+                            int64_t slot_cap, int64_t step) const {
+    Session session(model, *context_, tokens, slot_cap);
+    while (session.remaining() > 0) session.Feed(std::min(step, session.remaining()));
+    return session.logits();
+  }
+  // Whose first blocks are read as rows.
+  static std::vector<int32_t> Tokens(const LanguageModel& model) {
+    std::mt19937 random(5);
+    std::vector<int32_t> tokens(2 * kBlockSlots + 30);
+    for (int32_t& token : tokens) {
+      token = static_cast<int32_t>(random() % static_cast<uint32_t>(model.config().vocab_size));
+    }
+    return tokens;
+  }
+
+  Golden golden_;
+  std::unique_ptr<DeviceContext> context_;
+};
+
+TEST_P(PublishedMemory, UpToItsRowsIsExact) {
+  const auto exact = Load(Memory::kAsTrained);
+  ASSERT_NE(exact, nullptr);
+  EXPECT_TRUE(exact->layout().has_unbounded());
+  const std::vector<int32_t> tokens = Tokens(*exact);
+  const auto n = static_cast<int64_t>(tokens.size());
+  const std::vector<float> expected = Logits(*exact, tokens, n, 50);
+  for (const Memory memory : {Memory::kClosestPair, Memory::kClosestPairAll}) {
+    if (memory == Memory::kClosestPair && !GetParam().has_plain_keys) continue;
+    const auto bounded = Load(memory);
+    ASSERT_NE(bounded, nullptr);
+    EXPECT_FALSE(bounded->layout().has_unbounded()) << MemoryName(memory);
+    for (const int64_t step : {50, 1}) {
+      EXPECT_EQ(Logits(*bounded, tokens, n, step), expected) << MemoryName(memory);
+    }
+    EXPECT_NE(Logits(*bounded, tokens, 16, 50), expected) << MemoryName(memory);
+  }
+}
+
+// Folders with bounded.json.
+class BoundedGolden : public PublishedMemory {};
+
+// What training/ovq/hybrids.py computes in float64 where most tokens have merged; tolerance as in
+// fixtures_test.cc, merges have margins (training/tests/make_bounded_golden.py).
+TEST_P(BoundedGolden, BeyondItsRowsIsWhatTrainingComputes) {
+  const auto json = nlohmann::json::parse(ReadBytes(golden_.folder + "/bounded.json"));
+  const auto expected = SafetensorsFile::Open(golden_.folder + "/bounded.safetensors").value();
+  const Memory memory = json.at("memory") == MemoryName(Memory::kClosestPairAll)
+                            ? Memory::kClosestPairAll
+                            : Memory::kClosestPair;
+  EXPECT_EQ(json.at("memory"), MemoryName(memory));
+  const auto model = Load(memory);
+  ASSERT_NE(model, nullptr);
+  const int64_t slot_cap = json.at("max_centroids");
+  for (size_t i = 0; i < json.at("sequences").size(); ++i) {
+    const std::vector<int32_t> tokens = json.at("sequences")[i];
+    const TensorView& view = expected.tensors().at(absl::StrCat("logits.", i));
+    const std::span<const float> logits(view.as<float>(), view.shape.elements());
+    for (const int64_t step : {1, 23, 1000}) {
+      EXPECT_THAT(Logits(*model, tokens, slot_cap, step),
+                  Pointwise(FloatNear(3e-5f), std::vector<float>(logits.begin(), logits.end())))
+          << i << " by " << step;
+    }
+  }
+}
+
+TEST_P(PublishedMemory, KeysWithPositionsTakeAChoiceOfTheirOwn) {
+  const auto plain = LoadConfig(golden_.folder, Memory::kClosestPair);
+  EXPECT_EQ(plain.ok(), GetParam().has_plain_keys) << plain.status();
+  if (!plain.ok()) {
+    EXPECT_THAT(Message(plain.status()),
+                HasSubstr("full_attention without RoPE for --memory closest-pair, got no such"));
+  }
+  const auto all = LoadConfig(golden_.folder, Memory::kClosestPairAll);
+  ASSERT_TRUE(all.ok()) << all.status();
+  EXPECT_THAT(all->layer_types(), ::testing::Contains("closest_pair_attention"));
+  EXPECT_THAT(all->layer_types(), ::testing::Not(::testing::Contains("full_attention")));
+}
+
+std::vector<Case> Cases(const std::vector<Case>& folders) {
+  std::vector<Case> cases;
+  for (Case of : folders) {
+    for (Device device : TestDevices()) {
+      of.device = device;
+      cases.push_back(of);
+    }
+  }
+  return cases;
+}
+
+std::string CaseName(const ::testing::TestParamInfo<Case>& info) {
+  std::string name = absl::StrCat(info.param.name, "_", DeviceName(info.param.device));
+  std::ranges::replace_if(
+      name, [](char c) { return !absl::ascii_isalnum(static_cast<unsigned char>(c)); }, '_');
+  return name;
+}
+
+INSTANTIATE_TEST_SUITE_P(Families, PublishedMemory,
+                         ::testing::ValuesIn(Cases({{"granitemoehybrid-dense", true},
+                                                    {"granitemoehybrid-groups", true},
+                                                    {"olmo_hybrid-nope", true},
+                                                    {"olmo_hybrid-rope-gqa", false},
+                                                    {"cohere2-sw", true},
+                                                    {"cohere2-layer-types", true},
+                                                    {"qwen3_5-tied", false},
+                                                    {"qwen3_5-text", false},
+                                                    {"muse_glimmer-hub", true},
+                                                    {"muse_glimmer-five", true}})),
+                         CaseName);
+INSTANTIATE_TEST_SUITE_P(Families, BoundedGolden,
+                         ::testing::ValuesIn(Cases({{"granitemoehybrid-dense", true},
+                                                    {"qwen3_5-text", false}})),
+                         CaseName);
+
+}  // namespace
+}  // namespace ovq::test
