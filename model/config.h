@@ -91,7 +91,7 @@ struct ModelConfig {
   float logit_scale = 1;    // of logits with their bias
   float logit_softcap = 0;  // c tanh(logit / c); 0: none
   std::optional<int32_t> bos_token_id;
-  std::vector<int32_t> eos_token_ids;  // may be empty
+  std::vector<int32_t> eos_token_ids;  // of both files (LoadConfig); may be empty
   DType weights_dtype = DType::kF32;   // torch_dtype
 
   TokenizerKind tokenizer = TokenizerKind::kNone;

@@ -112,6 +112,7 @@ absl::StatusOr<std::unique_ptr<LanguageModel>> LanguageModel::Load(const std::st
   hash.AddText(weights->Fingerprint());
   hash.AddText(model->config_.canonical);
   model->fingerprint_ = hash.Hex();
+  weights->RemoveUnused(model->config_.family->is_unused);
   model->parameters_ = weights->elements();
   model->full_kv_bytes_per_token_ = FullKvBytesPerToken(model->config_, options.state_dtype);
   return model;

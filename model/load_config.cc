@@ -1,5 +1,6 @@
 #include "model/load_config.h"
 
+#include <algorithm>
 #include <filesystem>
 #include <utility>
 
@@ -20,7 +21,7 @@ namespace {
 
 using Json = nlohmann::json;
 
-constexpr size_t kMaxConfigBytes = 16 << 20;
+constexpr size_t kMaxConfigBytes = 16 << 20, kMaxGenerationBytes = 1 << 20;
 
 // Python writes the bare word Infinity, which JSON does not have, where there is no bound: null.
 std::string WithoutInfinity(std::string text) {
@@ -181,6 +182,24 @@ absl::Status Read(const std::string& folder, const Json& in_file, Memory memory,
   return problems;
 }
 
+// What generation_config.json, if there is one, ends generations with beside config.json's.
+absl::Status ReadGeneration(const std::string& folder, ModelConfig& config) {
+  const std::string path = absl::StrCat(folder, "/generation_config.json");
+  std::error_code error;
+  if (!std::filesystem::exists(path, error)) return absl::OkStatus();
+  const absl::StatusOr<std::string> text = ReadFile(path, kMaxGenerationBytes);
+  if (!text.ok()) return text.status();
+  const absl::StatusOr<Json> json = ParseJsonObject(*text, path);
+  if (!json.ok()) return json.status();
+  const Attrs none;
+  AttrReader reader(none);
+  for (const int32_t id : TokenIds(*json, "eos_token_id", VocabSize(config), reader)) {
+    if (std::ranges::find(config.eos_token_ids, id) != config.eos_token_ids.end()) continue;
+    config.eos_token_ids.push_back(id);
+  }
+  return InContext(path, reader.status());
+}
+
 std::string FolderName(const std::string& folder) {
   std::error_code error;
   const std::filesystem::path path = std::filesystem::canonical(folder, error);
@@ -204,11 +223,12 @@ absl::Status LoadConfig(const std::string& folder, ModelConfig& config, Memory m
   if (!json.ok()) return json.status();
   ReplaceInfinity(*json);
   config.name = FolderName(folder);
-  const absl::Status status = Read(folder, *json, memory, config);
+  absl::Status status = InContext(path, Read(folder, *json, memory, config));
+  AddProblems(status, ReadGeneration(folder, config));
   for (std::string_view key : Bookkeeping()) json->erase(std::string(key));
   config.canonical = json->dump();
   if (memory != Memory::kAsTrained) absl::StrAppend(&config.canonical, " ", MemoryName(memory));
-  return InContext(path, status);
+  return status;
 }
 
 }  // namespace ovq

@@ -8,7 +8,8 @@
 
 namespace ovq {
 
-// Reads folder/config.json. NotFound, InvalidArgument (field named), DataLoss (not JSON).
+// Reads folder/config.json, and of folder/generation_config.json, if there is one, the ids that end
+// a generation. NotFound, InvalidArgument (field named), DataLoss (not JSON).
 absl::StatusOr<ModelConfig> LoadConfig(const std::string& folder,
                                        Memory memory = Memory::kAsTrained);
 // As much of it as can be read: OK, or all that is wrong (ProblemsOf). What is wrong is 0 or empty;

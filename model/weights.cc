@@ -151,6 +151,16 @@ absl::Status Weights::CheckAllTaken(bool (*may_stay)(std::string_view name)) con
   return problems;
 }
 
+TensorMap Weights::RemoveUnused(bool (*may_stay)(std::string_view name)) {
+  TensorMap unused;
+  for (auto at = tensors_.begin(); at != tensors_.end();) {
+    const auto next = std::next(at);
+    if (!taken_.contains(at->first) && may_stay(at->first)) unused.insert(tensors_.extract(at));
+    at = next;
+  }
+  return unused;
+}
+
 std::string Weights::Fingerprint() const {
   Sha256 hash;
   for (const auto& [name, view] : tensors_) {

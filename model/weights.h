@@ -30,9 +30,11 @@ class Weights {
   }
   // InvalidArgument naming the tensors that nobody asked for, but for those that may_stay.
   absl::Status CheckAllTaken(bool (*may_stay)(std::string_view name)) const;
+  // Takes those that nobody asked for, and that may_stay, out of tensors() and elements().
+  TensorMap RemoveUnused(bool (*may_stay)(std::string_view name));
   // SHA-256 over names, dtypes, shapes and data, hex: the model's fingerprint with its config.
   std::string Fingerprint() const;
-  int64_t elements() const;  // of all tensors
+  int64_t elements() const;  // of tensors()
   const TensorMap& tensors() const { return tensors_; }
 
  private:

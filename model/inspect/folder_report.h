@@ -13,8 +13,9 @@
 namespace ovq {
 
 struct FolderReport {
-  // A session after `position` tokens.
+  // A session after `position` tokens, where layers are read through `memory`.
   struct Session {
+    Memory memory;
     int64_t position, slot_cap, live_slots;  // slots are 0 without layers that have a cap
     size_t state_bytes;                      // what is in use, as a snapshot holds it
     size_t memory_bytes;                     // the same in whole pages of a CPU
@@ -22,12 +23,16 @@ struct FolderReport {
 
   std::string folder;  // without slashes at its end
   ModelConfig config;  // as much of it as could be read
-  int64_t n_tensors = 0, parameters = 0;
-  size_t weight_bytes = 0;
+  // What a server reads of the weights, and what it skips by name.
+  int64_t n_tensors = 0, parameters = 0, n_skipped = 0;
+  size_t weight_bytes = 0, skipped_bytes = 0;
   std::map<std::string, int64_t> tensor_types;  // tensors by the name of their type
   DType state_dtype = DType::kF32;
-  std::vector<Session> sessions;  // none where a layer is wrong
-  int64_t tokenizer_size = 0;     // 0 without a tokenizer
+  // As config.json says and, where sessions grow without end by that, through closest pairs as
+  // well. None where a layer is wrong.
+  std::vector<Session> sessions;
+  std::string verdict;         // how a server would serve it: exactly, bounded, or not
+  int64_t tokenizer_size = 0;  // 0 without a tokenizer
   std::map<int32_t, std::string> special_tokens;
   std::string chat_template;  // the file that has it; empty without one
   std::vector<std::string> notes;

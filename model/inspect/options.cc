@@ -16,9 +16,10 @@ Flags Declare(InspectOptions& o) {
   flags.AddArgument("MODEL", Text(o.folder, "a folder"),
                     "model folder: config.json, *.safetensors, tokenizer");
   flags.Add("positions", "N,N,...", Integers(o.positions, 1, kMaxPosition),
-            "lengths of sessions whose state is measured", "1024,32768,1048576");
+            "lengths of sessions whose state is measured", "32768,131072,1048576");
   flags.Add("slot-caps", "N,N,...", Integers(o.slot_caps, kMinSlotCap, kMaxSlotCap),
-            "dictionary caps of these sessions", "the model's default cap");
+            "dictionary caps of these sessions",
+            "the model's default cap; of models that --memory can bound 2048, 8192 and 32768");
   flags.Add("state-dtype", "TYPE",
             Choice(o.state_dtype, {{"f32", DType::kF32}, {"bf16", DType::kBF16}}),
             "keys and values in session states", "bf16 for BF16 checkpoints, else f32");

@@ -8,6 +8,7 @@
 #include "base/json.h"
 #include "base/text.h"
 #include "model/families/family.h"
+#include "model/memory.h"
 
 namespace ovq {
 namespace {
@@ -50,12 +51,12 @@ std::string TokenizerText(const FolderReport& report) {
 
 void AppendSessions(const FolderReport& report, std::string& text) {
   if (report.sessions.empty()) return;
-  absl::StrAppendFormat(&text, "states in %s\n%12s %9s %11s %16s %16s\n",
-                        StateTypeName(report.state_dtype), "position", "slot_cap", "live_slots",
-                        "state_bytes", "memory_bytes");
+  absl::StrAppendFormat(&text, "states in %s\n%16s %12s %9s %11s %16s %16s\n",
+                        StateTypeName(report.state_dtype), "memory", "position", "slot_cap",
+                        "live_slots", "state_bytes", "memory_bytes");
   for (const FolderReport::Session& s : report.sessions) {
-    absl::StrAppendFormat(&text, "%12d %9d %11d %16d %16d\n", s.position, s.slot_cap, s.live_slots,
-                          s.state_bytes, s.memory_bytes);
+    absl::StrAppendFormat(&text, "%16s %12d %9d %11d %16d %16d\n", MemoryName(s.memory), s.position,
+                          s.slot_cap, s.live_slots, s.state_bytes, s.memory_bytes);
   }
 }
 
@@ -92,12 +93,17 @@ std::string ReportText(const FolderReport& report) {
   absl::StrAppendFormat(&text, "parameters  %d\nweights     %d bytes in %d tensors: %s\n",
                         report.parameters, report.weight_bytes, report.n_tensors,
                         types.empty() ? "none" : absl::StrJoin(types, ", "));
+  if (report.n_skipped > 0) {
+    absl::StrAppendFormat(&text, "skipped     %d bytes in %d tensors\n", report.skipped_bytes,
+                          report.n_skipped);
+  }
   absl::StrAppendFormat(&text, "dtype       %s\ntokenizer   %s\nchat        %s\n",
                         DTypeName(config.weights_dtype), OneLine(TokenizerText(report)),
                         report.chat_template.empty() ? "no template" : report.chat_template);
   AppendSessions(report, text);
   for (const std::string& note : report.notes)
     absl::StrAppend(&text, "note: ", OneLine(note), "\n");
+  absl::StrAppend(&text, "verdict     ", report.verdict, "\n");
   const size_t n = report.problems.size();
   absl::StrAppend(
       &text, n == 0 ? "no problems" : absl::StrCat(n, n == 1 ? " problem:" : " problems:"), "\n");
@@ -115,19 +121,23 @@ std::string ReportJson(const FolderReport& report) {
       {"tensors", report.n_tensors},
       {"weight_bytes", report.weight_bytes},
       {"tensor_types", report.tensor_types},
+      {"skipped_tensors", report.n_skipped},
+      {"skipped_bytes", report.skipped_bytes},
       {"dtype", DTypeName(config.weights_dtype)},
       {"vocab_size", config.vocab_size},
       {"tokenizer", nullptr},
       {"chat_template", report.chat_template.empty() ? Json() : Json(report.chat_template)},
       {"state_dtype", StateTypeName(report.state_dtype)},
       {"sessions", Json::array()},
+      {"verdict", report.verdict},
       {"notes", report.notes},
       {"problems", report.problems}};
   for (const LayerRun& run : RunsOf(config.layers)) {
     json["layers"].push_back({{"first", run.first}, {"last", run.last}, {"type", run.type}});
   }
   for (const FolderReport::Session& s : report.sessions) {
-    json["sessions"].push_back({{"position", s.position},
+    json["sessions"].push_back({{"memory", MemoryName(s.memory)},
+                                {"position", s.position},
                                 {"slot_cap", s.slot_cap},
                                 {"live_slots", s.live_slots},
                                 {"state_bytes", s.state_bytes},

@@ -3,9 +3,12 @@
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
+#include "absl/strings/str_cat.h"
+#include "absl/strings/str_format.h"
 #include "kernels/common/state_memory.h"
 #include "model/inspect/report_text.h"
 #include "model/load_config.h"
+#include "model/memory.h"
 #include "tests/folders.h"
 #include "tests/model/edited_model.h"
 
@@ -61,7 +64,8 @@ TEST(FolderReport, IsWhatTheLoadedModelIs) {
 TEST(FolderReport, ModelsThatAreRightHaveNoProblem) {
   const std::string golden = GoldenFolder();
   int n_models = 0;
-  for (const std::string& parent : {golden + "/native", golden + "/kvm", ModelsFolder()}) {
+  for (const std::string& parent :
+       {golden + "/native", golden + "/kvm", golden + "/published", ModelsFolder()}) {
     for (const auto& entry : std::filesystem::directory_iterator(parent)) {
       if (!LoadConfig(entry.path()).ok()) continue;  // of a kind that is not loaded
       EXPECT_THAT(Report(entry.path()).problems, IsEmpty()) << entry.path();
@@ -86,6 +90,46 @@ TEST(FolderReport, TensorsMissingTooManyAndOfAnotherShape) {
           "model.safetensors: tensor 'model.norm.weight' is missing; expected [64]",
           "model.safetensors: model.layers.2.mlp.down_proj.weight: expected [64, 96], got [96, 64]",
           StartsWith("model.safetensors: tensor 'model.layers.0.self_attn.q_proj.bias' [1]: no")));
+}
+
+// In the words of a hub's folder: what a server would do with it.
+TEST(FolderReport, Verdicts) {
+  const auto report = [](const char* name) {
+    const FolderReport report = Report(LoadGolden(name).folder);
+    EXPECT_THAT(report.problems, IsEmpty()) << name;
+    return report;
+  };
+  EXPECT_THAT(report("sw-ovq").verdict, StartsWith("served, in bounded memory"));
+  EXPECT_THAT(report("kvm/gptalpha-nope-swa").verdict, StartsWith("served exactly"));
+  const struct {
+    const char *name, *memory;
+  } kBounded[] = {{"published/granitemoehybrid-dense", "closest-pair"},
+                  {"published/qwen3_5-tied", "closest-pair-all"}};
+  for (const auto& [name, memory] : kBounded) {
+    const FolderReport bounded = report(name);
+    EXPECT_THAT(bounded.verdict,
+                HasSubstr(absl::StrCat("bounded with --memory ", memory, ", exact up to")));
+    ASSERT_EQ(bounded.sessions.size(), 12u);  // three lengths; exact, and of three caps
+    for (size_t i = 0; i < 12; ++i) {
+      const FolderReport::Session& s = bounded.sessions[i];
+      EXPECT_EQ(MemoryName(s.memory), std::string(i < 3 ? "model" : memory));
+      EXPECT_EQ(s.position, (std::vector<int64_t>{32768, 131072, 1048576})[i % 3]);
+      EXPECT_EQ(s.live_slots, i < 3 ? 0 : (std::vector<int64_t>{2048, 8192, 32768})[i / 3 - 1]);
+    }
+    EXPECT_GT(bounded.sessions[2].state_bytes, bounded.sessions[11].state_bytes);
+  }
+  const FolderReport pictures = report("published/qwen3_5-tied");
+  EXPECT_GT(pictures.n_skipped, 0);
+  EXPECT_EQ(pictures.weight_bytes, pictures.parameters * sizeof(float));
+  EXPECT_THAT(ReportText(pictures),
+              HasSubstr(absl::StrFormat("\nskipped     %d bytes in %d tensors\n",
+                                        pictures.skipped_bytes, pictures.n_skipped)));
+  EXPECT_EQ(report("published/granitemoehybrid-dense").n_skipped, 0);
+  EditedModel wrong("published/granitemoehybrid-dense");
+  wrong.config["num_local_experts"] = 8;
+  const TempFolder folder;
+  wrong.Write(folder);
+  EXPECT_EQ(Report(folder.path()).verdict, "not served: it has problems");
 }
 
 // Of a layer with a wrong field nothing is known, of the others all is.
@@ -146,15 +190,12 @@ TEST(FolderReport, GenerationConfig) {
     folder.Write("generation_config.json", json.dump());
     return Report(folder.path()).problems;
   };
-  EXPECT_THAT(problems({{"eos_token_id", {3, 2}}, {"temperature", 0.5}}), IsEmpty());
-  EXPECT_THAT(
-      problems({{"eos_token_id", 2}, {"bos_token_id", 1}, {"pad_token_id", 101}}),
-      ElementsAre(
-          "generation_config.json: bos_token_id: expected config.json's [], by which the "
-          "server goes, got [1]",
-          "generation_config.json: eos_token_id: expected config.json's [2, 3], by which "
-          "the server goes, got [2]",
-          StartsWith("generation_config.json: pad_token_id: expected integers in [0, 100]")));
+  EXPECT_THAT(problems({{"eos_token_id", {3, 7}}, {"temperature", 0.5}, {"pad_token_id", 999}}),
+              IsEmpty());
+  EXPECT_THAT(Report(folder.path()).config.eos_token_ids, ElementsAre(2, 3, 7));
+  EXPECT_THAT(problems({{"eos_token_id", 101}}),
+              ElementsAre(StartsWith(
+                  "generation_config.json: eos_token_id: expected integers in [0, 100]")));
   EXPECT_THAT(problems("text"), ElementsAre(StartsWith("generation_config.json: not a JSON")));
 }
 
@@ -179,9 +220,10 @@ TEST(FolderReport, Tokenizers) {
 
   model.config["eos_token_id"] = {3, 50};
   model.Write(folder);
-  EXPECT_THAT(Report(folder.path()).problems,
-              ElementsAre("config.json: eos_token_id: expected an id of the tokenizer's 4 tokens, "
-                          "got 50"));
+  EXPECT_THAT(
+      Report(folder.path()).problems,
+      ElementsAre("config.json or generation_config.json: eos_token_id: expected an id of the "
+                  "tokenizer's 4 tokens, got 50"));
   tokenizer["model"]["vocab"]["b"] = 101;
   tokenizer["added_tokens"][0]["id"] = 300;
   tokenizer["added_tokens"][1]["id"] = "3";
