@@ -61,6 +61,9 @@ struct LayerSpec {
   bool norm_before = true, norm_after = false;
   bool is_wrong = false;  // its type or a field that makes it; never where LoadConfig is OK
   double slot_share = 1;  // StateSpec::slot_share
+  // Trained with full attention and read through rows: what it gives is an approximation once rows
+  // stand for several tokens (ExactTokens).
+  bool approximates = false;
 };
 
 struct Family;

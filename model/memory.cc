@@ -94,6 +94,7 @@ absl::Status ReadThrough(Memory memory, ModelConfig& config) {
         std::ranges::none_of(config.layers, [](const LayerSpec& l) { return l.type == kOvq; })) {
       section.Set("chunk_size", kChunkOfFull);
     }
+    layer.approximates = layer.type == kFull && type != kFull;
     layer.type = std::string(type);
   }
   if (!served.empty() || memory == Memory::kAsTrained) return absl::OkStatus();
@@ -101,6 +102,17 @@ absl::Status ReadThrough(Memory memory, ModelConfig& config) {
       absl::StrCat("layer_types: expected ovq_attention or full_attention",
                    memory == Memory::kClosestPairAll ? "" : " without RoPE", " for --memory ",
                    MemoryName(memory), ", got no such layer"));
+}
+
+std::optional<int64_t> ExactTokens(const ModelConfig& config, int64_t slot_cap) {
+  std::optional<int64_t> tokens;
+  for (const LayerSpec& layer : config.layers) {
+    if (!layer.approximates) continue;
+    const int64_t of_layer =
+        layer.type == kClosestPair ? Growth().WithShare(layer.slot_share).CapOf(slot_cap) : 0;
+    tokens = std::min(tokens.value_or(of_layer), of_layer);
+  }
+  return tokens;
 }
 
 }  // namespace ovq

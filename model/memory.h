@@ -1,11 +1,16 @@
 // Which memory layers read their whole context through, where the same weights serve several.
 #pragma once
 
+#include <cstdint>
+#include <optional>
+
 #include "absl/status/status.h"
 #include "model/config.h"
 
 namespace ovq {
 
+inline constexpr Memory kMemories[] = {Memory::kAsTrained, Memory::kPaper, Memory::kClosestPair,
+                                       Memory::kClosestPairAll, Memory::kExact};
 // "model": as config.json says.
 const char* MemoryName(Memory memory);
 
@@ -17,5 +22,9 @@ const char* MemoryName(Memory memory);
 // share of a session's slots (ovq.shares). InvalidArgument names the field, or the memory that no
 // layer can be read through.
 absl::Status ReadThrough(Memory memory, ModelConfig& config);
+
+// How many tokens of a session with this slot cap layers read as the full attention they were
+// trained with; after that they approximate it. None where no layer does.
+std::optional<int64_t> ExactTokens(const ModelConfig& config, int64_t slot_cap);
 
 }  // namespace ovq

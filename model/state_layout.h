@@ -67,6 +67,10 @@ class StateLayout {
   int64_t default_slot_cap() const;
   int64_t LiveSlotsAt(int64_t position, int64_t slot_cap) const;
   int64_t DictionaryTokens(int64_t position) const;
+  // Of these tokens, those that share a slot with others, less a token for each slot.
+  int64_t MergedTokensAt(int64_t position, int64_t slot_cap) const {
+    return DictionaryTokens(position) - LiveSlotsAt(position, slot_cap);
+  }
   // Hash of every field's name, type, shape and offset: equal layouts only.
   uint64_t fingerprint() const { return fingerprint_; }
 

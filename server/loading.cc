@@ -11,6 +11,7 @@
 #include "base/problems.h"
 #include "kernels/common/state_memory.h"
 #include "model/load_config.h"
+#include "model/memory.h"
 #include "model/weights.h"
 #include "server/telemetry/process_stats.h"
 
@@ -137,6 +138,8 @@ ModelDescription Describe(const LanguageModel& model, const Options& options) {
           .device = DeviceName(options.device),
           .compute_dtype = Lower(DTypeName(model.compute_dtype())),
           .state_dtype = Lower(DTypeName(model.state_dtype())),
+          .memory = MemoryName(options.memory),
+          .exact_tokens = [&model](int64_t cap) { return ExactTokens(model.config(), cap); },
           .weight_bytes = model.weight_bytes(),
           .has_gpu = options.device == Device::kCuda,
           .has_dictionary = model.layout().has_slot_cap()};
@@ -188,6 +191,11 @@ void LogSummary(const LanguageModel& model, const ModelDescription& description,
   log.Info(absl::StrFormat(
       "state: %s, at most %d bytes a session at max_centroids %d; %d sessions fit in %d bytes",
       description.state_dtype, layout.bytes_cap(cap), cap, fit, options.state_memory_bytes));
+  if (const std::optional<int64_t> exact = description.exact_tokens(cap)) {
+    log.Info(
+        absl::StrFormat("memory %s: sessions are exact up to %d tokens, approximate after that",
+                        description.memory, *exact));
+  }
 }
 
 absl::StatusOr<std::string> PlanText(const Options& options) {

@@ -26,6 +26,7 @@ struct Loaded {
 // Errors name the flag or the file.
 absl::StatusOr<Loaded> LoadAll(const Options& options, Log& log);
 
+// Refers to the model.
 ModelDescription Describe(const LanguageModel& model, const Options& options);
 
 // `loaded` outlives what is returned.

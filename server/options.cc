@@ -5,6 +5,7 @@
 #include <limits>
 
 #include "absl/strings/str_cat.h"
+#include "model/memory.h"
 #include "server/engine/limits.h"
 
 namespace ovq {
@@ -35,13 +36,10 @@ void AddServing(Flags& flags, Options& o) {
   flags.Add("state-memory", "SIZE", Size(o.state_memory_bytes),
             "budget for all sessions' states, in the memory of the device (of the GPU with cuda)",
             "half of what is free after the weights");
+  std::vector<std::pair<std::string, Memory>> memories;
+  for (const Memory memory : kMemories) memories.emplace_back(MemoryName(memory), memory);
   flags.Add(
-      "memory", "NAME",
-      Choice(o.memory, {{"model", Memory::kAsTrained},
-                        {"paper", Memory::kPaper},
-                        {"closest-pair", Memory::kClosestPair},
-                        {"closest-pair-all", Memory::kClosestPairAll},
-                        {"exact", Memory::kExact}}),
+      "memory", "NAME", Choice(o.memory, memories),
       "what ovq_attention layers, and full_attention layers without RoPE, keep of their context:\n"
       "what config.json says, rows by the OVQ paper's update, rows by merging the closest pairs\n"
       "(both up to max_centroids of them), or every token; closest-pair-all: full_attention "

@@ -63,8 +63,9 @@ struct Usage {
   int64_t prompt_tokens = 0;  // of this request, the pending token of the session not counted
   int64_t cached_tokens = 0;  // already in the session when the request came
   int64_t generated_tokens = 0;
-  int64_t state_bytes = 0;  // committed for the session at the end
-  int64_t position = 0;     // tokens of the session at the end
+  int64_t state_bytes = 0;    // committed for the session at the end
+  int64_t position = 0;       // tokens of the session at the end
+  int64_t merged_tokens = 0;  // StateLayout::MergedTokensAt of that
   absl::Duration queue_time, prefill_time, decode_time;
 };
 

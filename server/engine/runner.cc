@@ -215,6 +215,8 @@ Usage Runner::UsageOf(const Job& job, const Completion* completion) const {
   if (const Sequence* sequence = SequenceOf(job, completion)) {
     usage.state_bytes = static_cast<int64_t>(sequence->state.committed_bytes);
     usage.position = sequence->position();
+    usage.merged_tokens =
+        config_.model.layout->MergedTokensAt(sequence->state.position, sequence->state.slot_cap);
   }
   usage.queue_time = TimeBetween(job.arrival, job.admitted.value_or(now));
   if (job.admitted) usage.prefill_time = TimeBetween(*job.admitted, job.prefilled.value_or(now));

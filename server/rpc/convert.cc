@@ -198,6 +198,7 @@ void Fill(const Finished& from, v1::Finished& to) {
   usage.set_generated_tokens(static_cast<uint64_t>(from.usage.generated_tokens));
   usage.set_state_bytes(static_cast<uint64_t>(from.usage.state_bytes));
   usage.set_position(static_cast<uint64_t>(from.usage.position));
+  usage.set_merged_tokens(static_cast<uint64_t>(from.usage.merged_tokens));
   Fill(from.usage.queue_time, *usage.mutable_queue_time());
   Fill(from.usage.prefill_time, *usage.mutable_prefill_time());
   Fill(from.usage.decode_time, *usage.mutable_decode_time());

@@ -17,8 +17,9 @@ uint64_t SaturatingProduct(uint64_t a, uint64_t b) {
   return __builtin_mul_overflow(a, b, &product) ? std::numeric_limits<uint64_t>::max() : product;
 }
 
-absl::Status FillStateSizes(const v1::GetModelInfoRequest& request, const Engine& engine,
+absl::Status FillStateSizes(const v1::GetModelInfoRequest& request, const ServiceContext& services,
                             v1::ModelInfo& info) {
+  const Engine& engine = services.engine;
   const EngineModel& model = engine.model();
   int32_t cap = model.default_slot_cap;
   if (request.has_max_centroids()) {
@@ -27,6 +28,8 @@ absl::Status FillStateSizes(const v1::GetModelInfoRequest& request, const Engine
     if (!status.ok()) return status;
   }
   info.set_state_bytes_cap(model.layout->bytes_cap(cap));
+  if (const auto exact = services.description.exact_tokens(cap))
+    info.set_exact_tokens(static_cast<uint64_t>(*exact));
   std::vector<uint64_t> positions(request.positions().begin(), request.positions().end());
   if (absl::Status status = CheckInfoPositions(positions); !status.ok()) return status;
   if (positions.empty()) positions = {1 << 10, 1 << 15, 1 << 20};
@@ -78,12 +81,13 @@ absl::StatusOr<v1::ModelInfo> HandleModelInfo(const UnaryInfo& call,
   info.set_device(description.device);
   info.set_compute_dtype(description.compute_dtype);
   info.set_state_dtype(description.state_dtype);
+  info.set_memory(description.memory);
   info.set_state_memory_bytes(options.state_memory_bytes);
   info.set_max_sessions(static_cast<uint64_t>(options.max_sessions));
   info.set_max_prompt_tokens(static_cast<uint64_t>(options.max_prompt_tokens));
   info.set_server_version(OVQ_VERSION);
   FillLimits(*info.mutable_limits());
-  if (absl::Status status = FillStateSizes(request, services.engine, info); !status.ok()) {
+  if (absl::Status status = FillStateSizes(request, services, info); !status.ok()) {
     return status;
   }
   return info;

@@ -49,7 +49,8 @@ Metrics::Metrics(const ModelDescription& model) : model_(model) {
   Gauges("ovq_model_info", "The model served; always 1.")
       .Add({{"fingerprint", model.fingerprint},
             {"compute_dtype", model.compute_dtype},
-            {"state_dtype", model.state_dtype}})
+            {"state_dtype", model.state_dtype},
+            {"memory", model.memory}})
       .Set(1);
   Gauges("ovq_build_info", "The program; always 1.", false).Add({{"version", OVQ_VERSION}}).Set(1);
 }

@@ -44,6 +44,11 @@ struct ModelDescription {
   std::string device;
   std::string compute_dtype;
   std::string state_dtype;
+  std::string memory = "model";  // what layers are read through (MemoryName)
+  // ExactTokens of a session with this slot cap.
+  std::function<std::optional<int64_t>(int64_t slot_cap)> exact_tokens = [](int64_t) {
+    return std::nullopt;
+  };
   size_t weight_bytes = 0;
   bool has_gpu = false;         // its memory is reported, too
   bool has_dictionary = false;  // some layer grows centroids

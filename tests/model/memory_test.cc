@@ -130,6 +130,19 @@ TEST(ReadThrough, WhereNoLayerCanItSaysSo) {
               HasSubstr("expected ovq_attention or full_attention for --memory closest-pair-all"));
 }
 
+TEST(ReadThrough, FullAttentionThroughRowsIsExactUpToTheirNumber) {
+  const Json json =
+      Base({"ovq_attention", "full_attention", "full_attention"}, {{"shares", {1.5, 1, 0.5}}});
+  const auto exact = [](const Json& of, Memory memory, int64_t cap) {
+    return ExactTokens(*Load(of, memory), cap);
+  };
+  EXPECT_EQ(exact(json, Memory::kClosestPair, 100), 50);
+  EXPECT_EQ(exact(Base({"full_attention"}), Memory::kClosestPair, 100), 100);
+  EXPECT_EQ(exact(json, Memory::kPaper, 100), 0);
+  EXPECT_EQ(exact(json, Memory::kAsTrained, 100), std::nullopt);
+  EXPECT_EQ(exact(Base({"ovq_attention"}), Memory::kClosestPair, 100), std::nullopt);
+}
+
 // What a saved session may be restored into follows from the fingerprint.
 TEST(ReadThrough, TheFingerprintKnowsIt) {
   const Json json = Base({"ovq_attention"});

@@ -21,6 +21,8 @@ ModelDescription Description() {
           .device = "cpu",
           .compute_dtype = "f32",
           .state_dtype = "f32",
+          .memory = "closest-pair",
+          .exact_tokens = [](int64_t cap) { return cap; },
           .weight_bytes = 4000,
           .has_gpu = false,
           .has_dictionary = true};

@@ -94,6 +94,7 @@ class Usage:
     prefill_time: float | None
     decode_time: float | None
     position: int
+    merged_tokens: int
 
 
 @dataclass(frozen=True)
@@ -175,6 +176,8 @@ class ModelInfo:
     limits: RequestLimits
     tokenizer: str
     has_chat_template: bool
+    memory: str
+    exact_tokens: int | None
 
 
 @dataclass(frozen=True)

@@ -88,6 +88,7 @@ TEST(Generate, StartedAndUsage) {
   EXPECT_EQ(usage.position, 45);
   EXPECT_EQ(usage.state_bytes,
             static_cast<int64_t>(engine.model().layout().bytes_at(44, kDefaultSlotCap)));
+  EXPECT_EQ(usage.merged_tokens, 44 - 44 * kDefaultSlotCap / (44 + kDefaultSlotCap));
   EXPECT_GE(usage.queue_time, absl::ZeroDuration());
   EXPECT_GE(usage.prefill_time, absl::ZeroDuration());
   EXPECT_GE(usage.decode_time, absl::ZeroDuration());

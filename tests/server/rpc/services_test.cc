@@ -117,6 +117,11 @@ TEST(Unary, ModelInfo) {
   EXPECT_EQ(info.limits().max_role_bytes(), 64u);
   EXPECT_EQ(info.limits().max_tools_bytes(), 1048576u);
   EXPECT_FALSE(info.has_chat_template());
+  EXPECT_EQ(info.memory(), "closest-pair");
+  EXPECT_EQ(info.exact_tokens(), static_cast<uint64_t>(kDefaultSlotCap));
+  request.set_max_centroids(100);
+  ASSERT_THAT(Call(server.inference(), &Inference::GetModelInfo, request, info), Succeeds());
+  EXPECT_EQ(info.exact_tokens(), 100u);
   request.add_positions(uint64_t{1} << 63);
   EXPECT_THAT(Call(server.inference(), &Inference::GetModelInfo, request, info),
               Fails(kInvalid, "positions[0]: "));
