@@ -1,16 +1,18 @@
-// Prefill and decode speed of a whole model of the paper's shapes on random weights: tokens/s,
-// bytes a token moves (weights and live state), fraction of the read bandwidth measured in this
-// run, and the slowest step of a chunk over the median one, each step's time its median of all
-// passes.
+// Prefill and decode speed of a whole model, any folder or the paper's shapes on random weights:
+// tokens/s, bytes a token moves (weights and live state), fraction of the read bandwidth measured
+// in this run, and the slowest step of a chunk over the median one, each step's time its median of
+// all passes.
 //
 //   bench_decode [--shape 77m|257m|478m] [--mixer ovq_attention,...] [--threads 2]
 //                [--contexts 128,1024,...] [--sessions 1,4,8,16] [--state-dtype bf16|f32]
 //                [--centroids 2048] [--states read|random] [--passes 5]
+//   bench_decode --model FOLDER [--memory model,exact,closest-pair,...] [--threads 2] ...
 //
 // Several mixers are timed in turn, in one run. --shape kvm-120m or kvm-350m: checkpoints of the
 // KVM paper's format, --mixer its configurations (kvm_paper_model.h).
 // --states random: states of random numbers in place of those that reading a prompt makes, for
-// contexts that take hours to read; multiples of 256, where no chunk is unfinished. A model whose
+// contexts that take hours to read; multiples of 256, where no chunk is unfinished; not of closest
+// pairs, whose states refer to one another. A model whose
 // step-by-step and whole-prompt logits differ by one bit is not timed.
 #include <sys/mman.h>
 
@@ -22,6 +24,7 @@
 #include <random>
 
 #include "model/language_model.h"
+#include "model/memory.h"
 #include "tests/bench/bench_util.h"
 #include "tests/bench/kvm_paper_model.h"
 #include "tests/bench/random_model.h"
@@ -209,6 +212,14 @@ class Bench {
   std::vector<std::unique_ptr<SessionMemory>> sessions_;
 };
 
+std::unique_ptr<LanguageModel> LoadFolder(const std::string& folder, const ModelOptions& options,
+                                          DeviceContext& context) {
+  auto model = LanguageModel::Load(folder, options, context);
+  if (model.ok()) return *std::move(model);
+  std::fprintf(stderr, "%s\n", std::string(model.status().message()).c_str());
+  std::exit(1);
+}
+
 std::unique_ptr<LanguageModel> LoadRandomModel(const std::string& shape, const std::string& mixer,
                                                const ModelOptions& options,
                                                DeviceContext& context) {
@@ -221,16 +232,22 @@ std::unique_ptr<LanguageModel> LoadRandomModel(const std::string& shape, const s
       WriteRandomModel(folder, PaperShape(shape), mixer);
     }
   }
-  auto model = LanguageModel::Load(folder.string(), options, context);
-  if (model.ok()) return *std::move(model);
-  std::fprintf(stderr, "%s\n", std::string(model.status().message()).c_str());
-  std::exit(1);
+  return LoadFolder(folder.string(), options, context);
+}
+
+// Of the names by which --memory of the server calls them.
+Memory MemoryOf(const std::string& name) {
+  for (const Memory memory : kMemories) {
+    if (name == MemoryName(memory)) return memory;
+  }
+  std::fprintf(stderr, "--memory: unknown value %s\n", name.c_str());
+  std::exit(2);
 }
 
 int Main(int argc, char** argv) {
   CheckFlags(argc, argv,
              {"--threads", "--contexts", "--sessions", "--centroids", "--states", "--passes",
-              "--shape", "--mixer", "--state-dtype"});
+              "--shape", "--mixer", "--state-dtype", "--model", "--memory"});
   const int n_threads = std::atoi(FlagValue(argc, argv, "--threads", "2"));
   const std::vector<int64_t> contexts =
       Numbers(FlagValue(argc, argv, "--contexts", "128,512,1024,4096,16384,32768,65536"));
@@ -247,13 +264,20 @@ int Main(int argc, char** argv) {
   options.limits.max_slot_cap = centroids;
   options.limits.max_unbounded_tokens = contexts.back() + 2 * kChunk;
 
+  const std::string folder = FlagValue(argc, argv, "--model", "");
+  const std::string names = folder.empty() ? FlagValue(argc, argv, "--mixer", "ovq_attention")
+                                           : FlagValue(argc, argv, "--memory", "model");
+
   std::vector<std::unique_ptr<Bench>> benches;
-  for (const std::string& mixer : Names(FlagValue(argc, argv, "--mixer", "ovq_attention"))) {
-    auto model = LoadRandomModel(shape, mixer, options, *context);
-    std::printf("shape %s, %s, %.1fM parameters, state %s, N = %d, %d threads\n", shape.c_str(),
-                mixer.c_str(), static_cast<double>(model->parameters()) * 1e-6, dtype.c_str(),
-                centroids, context->n_threads());
-    benches.push_back(std::make_unique<Bench>(mixer, std::move(model), centroids, *context));
+  for (const std::string& name : Names(names)) {
+    if (!folder.empty()) options.memory = MemoryOf(name);
+    auto model = folder.empty() ? LoadRandomModel(shape, name, options, *context)
+                                : LoadFolder(folder, options, *context);
+    std::printf("%s, %s, %.1fM parameters, state %s, N = %d, %d threads\n",
+                folder.empty() ? shape.c_str() : folder.c_str(), name.c_str(),
+                static_cast<double>(model->parameters()) * 1e-6, dtype.c_str(), centroids,
+                context->n_threads());
+    benches.push_back(std::make_unique<Bench>(name, std::move(model), centroids, *context));
     if (benches.back()->SplitKeepsEveryBit()) continue;
     std::printf("not timed: whole prompt and single steps differ\n");
     return 1;

@@ -1,0 +1,40 @@
+"""tests/bench/full_size.py on configs of small models: it writes, serves and streams them.
+
+usage: full_size_test.py --build BUILD_FOLDER [unittest arguments]
+"""
+
+import argparse
+import os
+import subprocess
+import sys
+import unittest
+
+from server_process import ROOT
+
+BUILD = None  # set by main
+
+
+class FullSize(unittest.TestCase):
+    def test_every_published_family(self):
+        for name in ("granitemoehybrid-groups", "olmo_hybrid-nope", "cohere2-sw", "qwen3_5-tied",
+                     "muse_glimmer-hub"):
+            with self.subTest(model=name):
+                config = os.path.join(ROOT, "tests", "golden", "published", name, "config.json")
+                run = subprocess.run(
+                    [sys.executable, os.path.join(ROOT, "tests", "bench", "full_size.py"), "--build",
+                     BUILD, "--config", config, "--prompt", "70", "--tokens", "5", "--memory",
+                     "closest-pair-all", "--max-centroids", "32"],
+                    capture_output=True, text=True, timeout=120)
+                self.assertEqual(run.returncode, 0, run.stderr)
+                self.assertRegex(run.stdout, r"serving after .* s, resident \d+ MB\n")
+                # The last token waits outside the state; of 74 tokens a block of 64 are rows.
+                self.assertIn("memory closest-pair-all; prompt of 70 tokens, 5 streamed", run.stdout)
+                self.assertIn(", 32 merged; state ", run.stdout)
+
+
+if __name__ == "__main__":
+    parser = argparse.ArgumentParser()
+    parser.add_argument("--build", required=True)
+    options, rest = parser.parse_known_args()
+    BUILD = options.build
+    unittest.main(argv=[sys.argv[0], *rest], verbosity=2)
