@@ -21,6 +21,7 @@ namespace {
 
 using Json = nlohmann::json;
 
+constexpr std::string_view kRowsSection = "ovq";  // of a memory that any family may have
 constexpr size_t kMaxConfigBytes = 16 << 20, kMaxGenerationBytes = 1 << 20;
 
 // Python writes the bare word Infinity, which JSON does not have, where there is no bound: null.
@@ -132,13 +133,14 @@ absl::Status ReadMixers(ModelConfig& config) {
 }
 
 // Every field that config.json holds has been read by someone; sections of layer types that the
-// model does not use may stand there unread.
+// model does not use may stand there unread. Families that are not strict have fields for others.
 absl::Status CheckAllRead(const ModelConfig& config) {
   absl::Status problems;
   for (size_t i = 0; i < config.layers.size(); ++i) {
     const MixerFields& fields = config.fields(static_cast<int>(i));
-    AddProblems(problems, fields.model.CheckAllRead());
-    if (const MixerEntry* mixer = FindMixer(config.layers[i].type)) {
+    if (config.family->is_strict) AddProblems(problems, fields.model.CheckAllRead());
+    const MixerEntry* mixer = FindMixer(config.layers[i].type);
+    if (mixer != nullptr && (config.family->is_strict || mixer->section == kRowsSection)) {
       AddProblems(problems, fields.section(mixer->section).CheckAllRead());
     }
   }
@@ -174,7 +176,7 @@ absl::Status Read(const std::string& folder, const Json& in_file, Memory memory,
   if (config.family && config.hidden_size > 0) {
     AddProblems(problems, ReadThrough(memory, config));
     AddProblems(problems, ReadMixers(config));
-    if (config.family->is_strict) AddProblems(problems, CheckAllRead(config));
+    AddProblems(problems, CheckAllRead(config));
   }
   ReadSpecialTokens(json, reader, config);
   ReadTokenizer(folder, fields, reader, config);

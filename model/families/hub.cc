@@ -5,6 +5,7 @@
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_join.h"
 #include "base/text.h"
+#include "model/json_attrs.h"
 
 namespace ovq {
 namespace {
@@ -134,6 +135,12 @@ void HubReader::AddLayers(const std::vector<std::string>& types, std::span<const
 }
 
 absl::Status HubReader::Done() {
+  const auto rows = json_.find("ovq");
+  if (rows != json_.end() && rows->is_object()) {
+    for (MixerFields& fields : config_.mixer_fields) {
+      FillAttrs(*rows, fields.sections["ovq"], "ovq.");
+    }
+  }
   for (LayerSpec& layer : config_.layers) layer.is_wrong = !file_.ok();
   return file_.status();
 }

@@ -66,7 +66,8 @@ class HubReader {
   // A layer of that type of the file, gated by silu, for each: fields of mixer_fields[0].
   void AddLayers(const std::vector<std::string>& types, std::span<const HubLayer> known,
                  int64_t feed_forward_width);
-  // Where a field is wrong, the tensors are not known.
+  // Takes the section "ovq", which no published file has, as that of ovq_hybrid. Where a field is
+  // wrong, the tensors are not known.
   absl::Status Done();
 
  private:

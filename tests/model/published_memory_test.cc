@@ -12,7 +12,7 @@
 #include "model/load_config.h"
 #include "model/memory.h"
 #include "model/weights.h"
-#include "tests/model/golden_util.h"
+#include "tests/model/edited_model.h"
 #include "tests/test_util.h"
 
 namespace ovq::test {
@@ -124,6 +124,23 @@ TEST_P(PublishedMemory, KeysWithPositionsTakeAChoiceOfTheirOwn) {
   ASSERT_TRUE(all.ok()) << all.status();
   EXPECT_THAT(all->layer_types(), ::testing::Contains("closest_pair_attention"));
   EXPECT_THAT(all->layer_types(), ::testing::Not(::testing::Contains("full_attention")));
+}
+
+// Which no published file has: for rows, added by who serves the model.
+TEST(PublishedRows, MayHaveASectionOfTheConfig) {
+  EditedModel model("published/granitemoehybrid-dense");
+  model.config["ovq"] = {{"max_centroids", 70}, {"shares", {1.5, 0.5}}};
+  ModelOptions options;
+  options.memory = Memory::kClosestPair;
+  const auto loaded = model.Load(options);
+  ASSERT_TRUE(loaded.ok()) << loaded.status();
+  EXPECT_EQ((*loaded)->layout().default_slot_cap(), 70);
+  EXPECT_EQ((*loaded)->config().layers[2].slot_share, 1.5);
+  EXPECT_EQ((*loaded)->config().layers[4].slot_share, 0.5);
+  EXPECT_EQ(ExactTokens((*loaded)->config(), 70), 35);
+  model.config["ovq"]["shars"] = 1;
+  EXPECT_THAT(Message(model.Load(options).status()),
+              HasSubstr("config.json: ovq.shars: unknown field"));
 }
 
 std::vector<Case> Cases(const std::vector<Case>& folders) {
