@@ -91,6 +91,11 @@ class RecallModels(unittest.TestCase):
         self.assertGreater(found[1024, ""], gated[1024, ""] + 0.1)
         self.assertLess(found[8192, ""], 0.2)
 
+    def test_a_barely_trained_mamba_recalls_a_little(self):
+        found = accuracies("basic-icr-small-mamba2", "512,8192", "256")
+        self.assertGreater(found[512, ""], 0.1)  # 1/128 by chance
+        self.assertLess(found[8192, ""], 0.1)
+
     def test_positional_recall_is_harder(self):
         found = accuracies("positional-icr-small-ovq", "1024", "0.5x")[1024, "0.5x"]
         self.assertGreater(found, 0.8)  # one that knows no order has 0.75 at most
@@ -117,7 +122,9 @@ class FunctionModels(unittest.TestCase):
 class StatesOfOneSize(unittest.TestCase):
     def test_matrices_take_as_many_bytes_wherever_they_are_told(self):
         # docs/results.md has them
-        for model, state_bytes in (("basic-icr-small-gdn", 204_800), ("basic-icr-small-mesa", 270_336)):
+        for model, state_bytes in (("basic-icr-small-gdn", 204_800),
+                                   ("basic-icr-small-mamba2", 204_800),
+                                   ("basic-icr-small-mesa", 270_336)):
             with ServerProcess(os.path.join(BIN, "ovq-server"),
                                os.path.join(ROOT, "models", model)) as server, \
                     Client(server.address) as client:
