@@ -12,6 +12,8 @@ namespace ovq {
 // For how many in one pass over the rows: of tokens before they join, of means before they are
 // made.
 inline constexpr int kJoinsAhead = 16, kMergesAhead = 8;
+// Tokens whose distances are kept, as they may merge soon.
+inline constexpr int kJoinsKept = 64;
 // Means whose distances are kept until they are made, or given up for newer ones.
 inline constexpr int kMeansKept = 32;
 
@@ -32,6 +34,7 @@ struct Ahead {
   float* key;        // [head_dim]
   float* value;      // [value_stride]
   float* distances;  // [blocks][64], of keys
+  bool is_least;     // in their place what distances are no less than
 };
 
 // The newest take the places of the oldest.
@@ -39,7 +42,7 @@ struct AheadRing {
   std::span<Ahead> list;
   size_t next = 0;
 
-  const Ahead* Find(const Pair& pair) const {
+  Ahead* Find(const Pair& pair) const {
     const auto found = std::ranges::find(list, pair, &Ahead::of);
     return found == list.end() ? nullptr : &*found;
   }
@@ -53,5 +56,14 @@ struct AheadRing {
     for (Ahead& ahead : list) ahead.of = {-1, -1};
   }
 };
+
+// A mean that goes on merging: where it has come to before rounding, and what is known from there.
+struct Moving {
+  int32_t mean;   // candidate; -1: none
+  double* place;  // [head_dim + value_head_dim]
+  float* least;   // [blocks][64], what distances from `place` are no less than
+};
+// The latest of them.
+inline constexpr int kMoving = 4;
 
 }  // namespace ovq

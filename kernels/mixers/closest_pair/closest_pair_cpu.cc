@@ -5,82 +5,28 @@
 // closest pairs (i, j) with counts a, b become (a row_i + b row_j) / (a + b).
 // A candidate meets all others when it joins, and again if it comes to the top without a partner.
 #include <algorithm>
-#include <array>
 #include <cmath>
 #include <span>
 #include <vector>
 
-#include "kernels/mixers/closest_pair/ahead.h"
-#include "kernels/mixers/closest_pair/candidates.h"
-#include "kernels/mixers/closest_pair/nearest.h"
+#include "kernels/mixers/closest_pair/foresight.h"
 
 namespace ovq {
 namespace {
 
-// One thread's.
-struct Buffers {
-  CandidateBlock* blocks;  // [blocks of rows and 2 of work]
-  AheadRing joins, means;
-  void* rounded;     // [max(head_dim, value_head_dim)] in the state's dtype
-  float* other;      // the same in float
-  float* wide;       // [head_dim][64]
-  float* sizes;      // [blocks][64]
-  int32_t* slot_of;  // [candidates of the work blocks]
-};
-
-size_t MostSlots(const ClosestPairStep& step) {
-  return static_cast<size_t>(BlocksOf(step.blocks.live.bound) +
-                             2 * BlocksOf(step.blocks.wave_span)) *
-         kBlockSlots;
-}
-
-AheadRing MakeRing(ScratchScope& scope, const ClosestPairStep& step, int n) {
-  const AttentionShape& shape = step.blocks.shape;
-  const auto value_stride = static_cast<size_t>(ValueStride(shape.value_head_dim));
-  const std::span<Ahead> list(scope.Allocate<Ahead>(static_cast<size_t>(n)), n);
-  for (Ahead& ahead : list) {
-    ahead = {.of = {-1, -1},
-             .key = scope.Allocate<float>(static_cast<size_t>(shape.head_dim)),
-             .value = scope.Allocate<float>(value_stride),
-             .distances = scope.Allocate<float>(MostSlots(step))};
-    std::fill_n(ahead.value, value_stride, 0.0f);
-  }
-  return {list};
-}
-
-Buffers MakeBuffers(ScratchScope& scope, const ClosestPairStep& step) {
-  const AttentionShape& shape = step.blocks.shape;
-  const int64_t work = 2 * BlocksOf(step.blocks.wave_span);
-  const auto widest = static_cast<size_t>(std::max(shape.head_dim, shape.value_head_dim));
-  return {.blocks = scope.Allocate<CandidateBlock>(MostSlots(step) / kBlockSlots),
-          .joins = MakeRing(scope, step, std::min(kJoinsAhead, 2 * step.seqs.longest_run())),
-          .means = MakeRing(scope, step, std::min(kMeansKept, 4 * step.seqs.longest_run())),
-          .rounded = scope.Allocate<float>(widest),
-          .other = scope.Allocate<float>(widest),
-          .wide = scope.Allocate<float>(static_cast<size_t>(shape.head_dim) * kBlockSlots),
-          .sizes = scope.Allocate<float>(MostSlots(step)),
-          .slot_of = scope.Allocate<int32_t>(static_cast<size_t>(work) * kBlockSlots)};
-}
-
 template <class T>
 class Dictionary {
  public:
-  Dictionary(const ClosestPairStep& step, const PairChunk& chunk, Buffers& buffers)
-      : at_{step.blocks, step.places, chunk}, chunk_(chunk), buffers_(buffers) {
-    for (int32_t b = 0; b < chunk.n_blocks(); ++b) {
-      buffers.blocks[b] = {at_.keys(b), at_.values(b), at_.bounds(b), at_.partners(b),
-                           at_.oldest(b)};
-    }
-  }
+  Dictionary(const ClosestPairStep& step, const PairChunk& chunk, PairBuffers& buffers)
+      : pass_(step, chunk, buffers), ahead_(pass_) {}
 
   // What the tokens [from, to) of the chunk bring, once they have attended.
   void Pass(int64_t from, int64_t to) {
-    buffers_.joins.Clear();
-    buffers_.means.Clear();
-    end_ = to;
-    n_means_ = chunk_.MergedAt(from);
-    merges_ = chunk_.MergedAt(to) > n_means_;
-    if (merges_) ValueSizesCpu(Blocks(), at_.blocks.dtype, ValueStride(at_.dv()), buffers_.sizes);
+    pass_.end = to;
+    pass_.n_means = chunk_.MergedAt(from);
+    pass_.merges = chunk_.MergedAt(to) > pass_.n_means;
+    n_tokens_ = to - from;
+    ahead_.Begin(n_tokens_);
     const int64_t all_joined = JoinedAt(chunk_.begin + to, chunk_.slot_cap);
     for (int64_t offset = from; offset < to; ++offset) {
       const int64_t position = chunk_.begin + offset;
@@ -89,8 +35,8 @@ class Dictionary {
         if (i == 0) FirstSize(static_cast<int32_t>(position + 1));
         Join(i, all_joined);
       }
-      for (; n_means_ < chunk_.MergedAt(offset + 1); ++n_means_) {
-        if (n_means_ == 0) UpdateSize();
+      for (; pass_.n_means < chunk_.MergedAt(offset + 1); ++pass_.n_means) {
+        if (pass_.n_means == 0) UpdateSize();
         MergeClosest();
       }
     }
@@ -115,12 +61,6 @@ class Dictionary {
  private:
   int32_t& SlotOf(int32_t i) const { return buffers_.slot_of[i - chunk_.first_token()]; }
 
-  std::span<const CandidateBlock> Blocks(int64_t begin, int64_t end) const {
-    return {buffers_.blocks + begin, static_cast<size_t>(end - begin)};
-  }
-  std::span<const CandidateBlock> Blocks() const {
-    return Blocks(0, chunk_.first_merged() / kBlockSlots + BlocksOf(n_means_));
-  }
   double Size(int32_t i) const {
     return SquaredNormCpu(at_.Value(i), at_.blocks.dtype, ValueStride(at_.dv()));
   }
@@ -138,16 +78,18 @@ class Dictionary {
     return at_.SizeOf(values, keys, std::max(found, 1.0));
   }
   // V from the sequence's first n tokens.
-  void FirstSize(int32_t n) const {
+  void FirstSize(int32_t n) {
     at_.value_size() = SizeOf(n, [&](int32_t i) { return chunk_.CandidateOf(i); });
+    ahead_.Begin(n_tokens_);
   }
 
   // V from the candidates, if it is far from theirs: bounds are then no more than that.
-  void UpdateSize() const {
+  void UpdateSize() {
     const float size = SizeOf(chunk_.end(), [&](int32_t i) { return at_.Partner(i) ? i : -1; });
     const float old = at_.value_size(), old_scale = at_.ValueScale();
     if (size <= old * kPairSizeChange && old <= size * kPairSizeChange) return;
     at_.value_size() = size;
+    ahead_.Begin(n_tokens_);
     const float shrink = ShrinkOfBounds(old_scale, at_.ValueScale());
     for (int32_t i = 0; i < chunk_.end(); ++i) {
       if (at_.Partner(i) == 0) continue;
@@ -156,123 +98,36 @@ class Dictionary {
     }
   }
 
-  // Key and value, for distances that are due.
-  void Request(AheadRing& ring, const Pair& pair) {
-    Ahead& ahead = ring.Take(pair);
-    pending_[n_pending_++] = &ahead;
-    if (pair.low < 0) return Load(pair.high, ahead);
-    const float share = ShareOf(at_.Count(pair.low), at_.Count(pair.high));
-    Mean(at_.Key(pair.low), at_.Key(pair.high), kBlockSlots, at_.d(), share,
-         at_.Rounding(pair.high, /*is_value=*/false), ahead.key);
-    Mean(at_.Value(pair.low), at_.Value(pair.high), 1, at_.dv(), share,
-         at_.Rounding(pair.high, /*is_value=*/true), ahead.value);
-  }
-  void Load(int32_t i, const Ahead& ahead) const {
-    const T *key = at_.Key(i), *value = at_.Value(i);
-    for (int c = 0; c < at_.d(); ++c) ahead.key[c] = ToFloat(key[c * kBlockSlots]);
-    for (int c = 0; c < at_.dv(); ++c) ahead.value[c] = ToFloat(value[c]);
-  }
-  // As it will be stored; channels are `stride` apart.
-  void Mean(const T* low, const T* high, int stride, int n, float share, const RoundingKey& key,
-            float* mean) const {
-    for (int c = 0; c < n; ++c) {
-      buffers_.other[c] = MeanOf(ToFloat(low[static_cast<ptrdiff_t>(c) * stride]),
-                                 ToFloat(high[static_cast<ptrdiff_t>(c) * stride]), share);
-    }
-    T* rounded = static_cast<T*>(buffers_.rounded);
-    RoundRow(buffers_.other, n, key, rounded, 1);
-    for (int c = 0; c < n; ++c) mean[c] = ToFloat(rounded[c]);
-  }
-
-  // What is likely to merge or to be renewed in this pass.
-  void RequestMerges(int most) {
-    const int64_t left = chunk_.MergedAt(end_) - n_means_;
-    if (left <= 0) return;
-    std::array<Nearest, kMeansKept> lowest;
-    const auto n = std::min<int64_t>({left, kMeansKept, std::ssize(buffers_.means.list)});
-    const int found = LowestBoundsCpu(Blocks(), {lowest.data(), static_cast<size_t>(n)});
-    for (int i = 0; i < found && n_pending_ < most; ++i) {
-      Pair pair = PairOf(lowest[i].candidate);
-      const auto excludes = [&](const Ahead* other) { return other->of.Excludes(pair); };
-      if (std::any_of(pending_.begin(), pending_.begin() + n_pending_, excludes)) {
-        pair = {-1, lowest[i].candidate};
-      }
-      if (buffers_.means.Find(pair) == nullptr) Request(buffers_.means, pair);
-    }
-  }
-  Pair PairOf(int32_t i) const {
-    const int32_t partner = at_.Partner(i) - 1;
-    if (partner < 0) return {-1, i};
-    return at_.Oldest(i) < at_.Oldest(partner) ? Pair{i, partner} : Pair{partner, i};
-  }
-
-  // The distances of all requests to rows and tokens, which stay as they are in this pass.
-  void Compute() {
-    std::array<const float*, kJoinsAhead> keys;
-    std::array<float*, kJoinsAhead> distances;
-    for (int i = 0; i < n_pending_; ++i) {
-      keys[i] = pending_[i]->key;
-      distances[i] = pending_[i]->distances;
-    }
-    KeyDistancesCpu({.dtype = at_.blocks.dtype,
-                     .head_dim = at_.d(),
-                     .blocks = Blocks(0, chunk_.row_blocks() + BlocksOf(end_)),
-                     .keys = std::span(keys).first(static_cast<size_t>(n_pending_)),
-                     .distances = std::span(distances).first(static_cast<size_t>(n_pending_)),
-                     .wide = buffers_.wide});
-    n_pending_ = 0;
-  }
-
   void Join(int64_t i, int64_t all_joined) {
-    const Pair alone = {-1, chunk_.CandidateOf(i)};
-    if (buffers_.joins.Find(alone) == nullptr) {
-      const int64_t end = std::min(all_joined, i + std::ssize(buffers_.joins.list));
-      for (int64_t next = i; next < end; ++next) {
-        Request(buffers_.joins, {-1, chunk_.CandidateOf(next)});
-      }
-      if (end - i <= 2) RequestMerges(kMergesAhead);
-      Compute();
-    }
-    if (i >= chunk_.begin) at_.Oldest(alone.high) = static_cast<uint32_t>(i);
-    Meet(alone.high, *buffers_.joins.Find(alone));
-  }
-
-  const Ahead& MeanAhead(const Pair& pair) {
-    if (const Ahead* known = buffers_.means.Find(pair)) {
-      ++n_hits_;
-      return *known;
-    }
-    // Twice as far ahead, or half, as half of what was ahead the last time has been of use.
-    most_ahead_ = 2 * n_hits_ >= n_ahead_ ? std::min(2 * most_ahead_, kMergesAhead)
-                                          : std::max(most_ahead_ / 2, 1);
-    Request(buffers_.means, pair);
-    RequestMerges(most_ahead_);
-    n_hits_ = 0;
-    n_ahead_ = n_pending_ - 1;
-    Compute();
-    return *buffers_.means.Find(pair);
+    const int32_t candidate = chunk_.CandidateOf(i);
+    const Ahead& ahead = ahead_.JoinAhead(i, all_joined);
+    if (i >= chunk_.begin) at_.Oldest(candidate) = static_cast<uint32_t>(i);
+    Meet(candidate, ahead);
   }
 
   // Bound and partner of a candidate from all others. gone: the two that it is the mean of.
-  void Meet(int32_t i, const Ahead& ahead, const Pair& gone = {-1, -1}) {
+  void Meet(int32_t i, const Ahead& ahead, const Pair& gone = {-1, -1}, double moved = 0) {
     const float* key = ahead.key;
     float* of_means = ahead.distances + chunk_.first_merged();
     const int64_t means = chunk_.first_merged() / kBlockSlots;
     KeyDistancesCpu({.dtype = at_.blocks.dtype,
                      .head_dim = at_.d(),
-                     .blocks = Blocks(means, means + BlocksOf(n_means_)),
+                     .blocks = pass_.Blocks(means, means + BlocksOf(pass_.n_means)),
                      .keys = {&key, 1},
                      .distances = {&of_means, 1},
                      .wide = buffers_.wide});
     at_.Partner(i) = 0;
     const Nearest nearest = FindNearestCpu({.dtype = at_.blocks.dtype,
                                             .value_stride = ValueStride(at_.dv()),
-                                            .blocks = Blocks(),
+                                            .blocks = pass_.Blocks(),
                                             .key_distances = ahead.distances,
+                                            .key = ahead.is_least ? key : nullptr,
+                                            .head_dim = at_.d(),
+                                            .moved = static_cast<float>(moved),
                                             .value_scale = at_.ValueScale(),
                                             .value = ahead.value,
-                                            .sizes = merges_ ? buffers_.sizes : nullptr,
-                                            .size = merges_ ? buffers_.sizes[i] : 0,
+                                            .sizes = pass_.merges ? buffers_.sizes : nullptr,
+                                            .size = pass_.merges ? buffers_.sizes[i] : 0,
                                             .self = i,
                                             .gone = {gone.low, gone.high}});
     at_.Bound(i) = nearest.distance;
@@ -282,9 +137,9 @@ class Dictionary {
   // high = -1 if there are not two candidates. Distances that are no numbers, which only broken
   // weights give, count as the largest.
   Pair Closest() {
-    for (PairBound lowest; (lowest = LowestBoundCpu(Blocks())).high >= 0;) {
+    for (PairBound lowest; (lowest = LowestBoundCpu(pass_.Blocks())).high >= 0;) {
       if (lowest.low >= 0) return {lowest.low, lowest.high};
-      Meet(lowest.high, MeanAhead({-1, lowest.high}));
+      Meet(lowest.high, ahead_.MeanAhead({-1, lowest.high}));
     }
     const int32_t low = Oldest(-1);
     return {low, low < 0 ? -1 : Oldest(low)};
@@ -302,8 +157,10 @@ class Dictionary {
   void MergeClosest() {
     const Pair pair = Closest();
     if (pair.high < 0) return;
-    const Ahead& ahead = MeanAhead(pair);
-    const int32_t mean = chunk_.first_merged() + static_cast<int32_t>(n_means_),
+    Moving* moving = ahead_.FindMoving(pair);
+    if (moving != nullptr) ahead_.Move(*moving, pair);
+    Ahead& ahead = moving != nullptr ? buffers_.moved : ahead_.MeanAhead(pair);
+    const int32_t mean = chunk_.first_merged() + static_cast<int32_t>(pass_.n_means),
                   block = mean / kBlockSlots, slot = mean % kBlockSlots;
     StoreKey(ahead.key, at_.d(), at_.blocks.dtype, at_.keys(block), slot);
     StoreValue(ahead.value, at_.dv(), ValueStride(at_.dv()), at_.blocks.dtype, at_.values(block),
@@ -312,7 +169,19 @@ class Dictionary {
     at_.Oldest(mean) = at_.Oldest(pair.low);
     buffers_.sizes[mean] = static_cast<float>(std::sqrt(Size(mean)));
     at_.Partner(pair.low) = at_.Partner(pair.high) = 0;
-    Meet(mean, ahead, pair);
+    if (moving != nullptr) {
+      Meet(mean,
+           {.of = pair,
+            .key = ahead.key,
+            .value = ahead.value,
+            .distances = moving->least,
+            .is_least = true},
+           pair, ahead_.Apart(ahead, *moving));
+      moving->mean = mean;
+    } else {
+      Meet(mean, ahead, pair);
+      ahead_.BeginMoving(mean, ahead);
+    }
   }
 
   // The first slot from `slot` on that takes a row at the chunk's end.
@@ -351,18 +220,16 @@ class Dictionary {
     at_.RowPartner(slot) = at_.Partner(i);
   }
 
-  const PairBlocks<T> at_;
-  const PairChunk& chunk_;
-  Buffers& buffers_;
-  int64_t end_ = 0, n_means_ = 0;  // of the pass; of the chunk so far
-  bool merges_ = false;            // pairs, in this pass
-  int n_ahead_ = 0, n_hits_ = 0, most_ahead_ = kMergesAhead;
-  std::array<const Ahead*, kJoinsAhead> pending_;
-  int n_pending_ = 0;
+  PairPass<T> pass_;
+  Foresight<T> ahead_;
+  const PairBlocks<T>& at_ = pass_.at;
+  const PairChunk& chunk_ = pass_.chunk;
+  PairBuffers& buffers_ = pass_.buffers;
+  int64_t n_tokens_ = 0;  // of the pass
 };
 
 template <class T>
-void PassTile(const ClosestPairStep& step, const TileRows& tile, Buffers& buffers) {
+void PassTile(const ClosestPairStep& step, const TileRows& tile, PairBuffers& buffers) {
   const StepSeqs& seqs = step.seqs;
   const int s = tile.sequence, length = step.blocks.wave_span;
   const int64_t start = seqs.start_pos[s],
@@ -386,8 +253,8 @@ void PassTile(const ClosestPairStep& step, const TileRows& tile, Buffers& buffer
 
 void ClosestPairCpu(DeviceContext& context, const ClosestPairStep& step) {
   ScratchScope scope(context);
-  std::vector<Buffers> buffers;
-  for (int i = 0; i < context.n_threads(); ++i) buffers.push_back(MakeBuffers(scope, step));
+  std::vector<PairBuffers> buffers;
+  for (int i = 0; i < context.n_threads(); ++i) buffers.push_back(MakePairBuffers(scope, step));
   AttendTilesCpu(context, step, {}, {}, [&](const TileRows& tile, int thread) {
     if (step.blocks.dtype == DType::kBF16) {
       PassTile<BF16>(step, tile, buffers[thread]);

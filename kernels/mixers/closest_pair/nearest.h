@@ -33,9 +33,14 @@ struct NearestSearch {
   DType dtype;  // of values
   int value_stride;
   std::span<const CandidateBlock> blocks;
-  const float* key_distances;  // [blocks][64] of `self`
-  float value_scale;           // w K / V
-  const float* value;          // [value_stride]
+  const float* key_distances;  // [blocks][64] of `self`; with a key no more than distances
+  // Distances of keys are then computed where they are near enough.
+  const float* key = nullptr;  // [head_dim]
+  int head_dim = 0;
+  // With a key: key_distances are those of a place that `self` is no further away from.
+  float moved = 0;
+  float value_scale;   // w K / V
+  const float* value;  // [value_stride]
   // Sizes of values, for ||value| - |value|| <= |value - value|, which spares most of them where
   // one of two is a mean of many: [blocks][64] and that of `self`. Null: none are known.
   const float* sizes = nullptr;

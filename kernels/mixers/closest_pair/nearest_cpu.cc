@@ -27,77 +27,7 @@ using M = hn::Mask<D>;
 
 constexpr int kLanes = HWY_LANES(float) < 16 ? HWY_LANES(float) : 16;
 constexpr int kSums = 16;
-constexpr int kRowTile = 4;
-// Accumulators must fit the register file: 32 registers where vectors are 64 bytes, else 16.
-constexpr int kVectors = kLanes == 16 ? 4 : 2;
 constexpr float kInfinity = std::numeric_limits<float>::infinity();
-
-// kRows keys against one block.
-template <int kRows, class T>
-HWY_INLINE void KeyDistancesOf(const float* const* rows, const T* keys, int head_dim,
-                               float* const* distances, size_t at) {
-  const D d;
-  for (int s = 0; s < kBlockSlots; s += kVectors * kLanes) {
-    V sum[kRows][kVectors];
-    for (int r = 0; r < kRows; ++r) {
-      for (int v = 0; v < kVectors; ++v) sum[r][v] = hn::Zero(d);
-    }
-    for (int i = 0; i < head_dim; ++i) {
-      const T* HWY_RESTRICT channel = keys + static_cast<size_t>(i) * kBlockSlots + s;
-      V key[kVectors];
-      for (int v = 0; v < kVectors; ++v) key[v] = LoadWide(d, channel + v * kLanes);
-      for (int r = 0; r < kRows; ++r) {
-        const V x = hn::Set(d, rows[r][i]);
-        for (int v = 0; v < kVectors; ++v) {
-          const V apart = hn::Sub(x, key[v]);
-          sum[r][v] = hn::MulAdd(apart, apart, sum[r][v]);
-        }
-      }
-    }
-    for (int r = 0; r < kRows; ++r) {
-      for (int v = 0; v < kVectors; ++v)
-        hn::StoreU(sum[r][v], d, distances[r] + at + s + v * kLanes);
-    }
-  }
-}
-
-template <class T>
-HWY_INLINE void KeyDistancesOfBlock(const KeyDistances& batch, const T* keys, size_t at) {
-  const auto n = static_cast<int>(batch.keys.size());
-  const float* const* rows = batch.keys.data();
-  float* const* to = batch.distances.data();
-  int r = 0;
-  for (; r + kRowTile <= n; r += kRowTile) {
-    KeyDistancesOf<kRowTile>(rows + r, keys, batch.head_dim, to + r, at);
-  }
-  switch (n - r) {
-    case 3:
-      return KeyDistancesOf<3>(rows + r, keys, batch.head_dim, to + r, at);
-    case 2:
-      return KeyDistancesOf<2>(rows + r, keys, batch.head_dim, to + r, at);
-    case 1:
-      return KeyDistancesOf<1>(rows + r, keys, batch.head_dim, to + r, at);
-  }
-}
-
-void FillKeyDistances(const KeyDistances& batch) {
-  const D d;
-  const bool widens = batch.keys.size() > kRowTile;
-  const size_t n = static_cast<size_t>(batch.head_dim) * kBlockSlots;
-  for (size_t b = 0; b < batch.blocks.size(); ++b) {
-    const void* keys = batch.blocks[b].keys;
-    if (batch.dtype == DType::kF32) {
-      KeyDistancesOfBlock(batch, static_cast<const float*>(keys), b * kBlockSlots);
-    } else if (widens) {
-      for (size_t i = 0; i < n; i += kLanes) {
-        hn::StoreU(LoadWide(d, static_cast<const BF16*>(keys) + i), d, batch.wide + i);
-      }
-      KeyDistancesOfBlock(batch, static_cast<const float*>(batch.wide), b * kBlockSlots);
-    } else {
-      KeyDistancesOfBlock(batch, static_cast<const BF16*>(keys), b * kBlockSlots);
-    }
-  }
-}
 
 // Adds up partial sums, halves on halves.
 template <class Part>
@@ -143,31 +73,58 @@ HWY_INLINE M Candidates(DI di, hn::Vec<DI> partners) {
   return hn::RebindMask(D(), hn::Not(hn::Eq(partners, hn::Zero(di))));
 }
 
+// Of a vector of candidates.
 template <class T>
-HWY_INLINE float Distance(const NearestSearch& search, int32_t i) {
+HWY_INLINE V KeyDistances(const NearestSearch& search, size_t first) {
+  const D d;
+  if (search.key == nullptr) return hn::LoadU(d, search.key_distances + first);
+  const T* keys =
+      static_cast<const T*>(search.blocks[first / kBlockSlots].keys) + first % kBlockSlots;
+  V sum = hn::Zero(d);
+  for (int c = 0; c < search.head_dim; ++c, keys += kBlockSlots) {
+    const V apart = hn::Sub(hn::Set(d, search.key[c]), LoadWide(d, keys));
+    sum = hn::MulAdd(apart, apart, sum);
+  }
+  return sum;
+}
+
+// key_distance: of the keys alone.
+template <class T>
+HWY_INLINE float Distance(const NearestSearch& search, int32_t i, float key_distance) {
   const auto stride = static_cast<size_t>(search.value_stride);
   const T* values =
       static_cast<const T*>(search.blocks[static_cast<size_t>(i) / kBlockSlots].values);
-  return search.key_distances[i] +
+  return key_distance +
          search.value_scale * ValueDistance(search.value,
                                             values + static_cast<size_t>(i % kBlockSlots) * stride,
                                             search.value_stride);
 }
 
 // What the relative errors of sizes and of distances stay below by far: sums of at most 1,024 / 16
-// squares in float32.
+// squares of values and 1,024 of keys in float32.
 constexpr float kSlack = 1e-4f;
 
-// No more than the distances of a vector of candidates from their keys and the sizes of values.
-HWY_INLINE V LeastDistances(const NearestSearch& search, size_t first) {
+// No more than the distances of a vector of candidates from those of keys and the sizes of values.
+HWY_INLINE V LeastDistances(const NearestSearch& search, V keys, size_t first) {
   const D d;
-  const V keys = hn::LoadU(d, search.key_distances + first);
   if (search.sizes == nullptr) return keys;
   const V size = hn::Set(d, search.size), sizes = hn::LoadU(d, search.sizes + first);
   V apart = hn::AbsDiff(size, sizes);
   apart = hn::Max(hn::Zero(d), hn::NegMulAdd(hn::Set(d, kSlack), hn::Add(size, sizes), apart));
   const V whole = hn::MulAdd(hn::Set(d, search.value_scale), hn::Mul(apart, apart), keys);
   return hn::Mul(whole, hn::Set(d, 1 - kSlack));
+}
+
+// The same of what is known before any key is looked at.
+HWY_INLINE V KnownDistances(const NearestSearch& search, size_t first) {
+  const V known = hn::LoadU(D(), search.key_distances + first);
+  if (search.key == nullptr) return LeastDistances(search, known, first);
+  if (search.moved == 0) return known;
+  const D d;
+  // The root a little lower, as the difference may be small.
+  const V root = hn::Mul(hn::Sqrt(known), hn::Set(d, 1 - 1e-6f));
+  const V apart = hn::Max(hn::Zero(d), hn::Sub(root, hn::Set(d, search.moved)));
+  return hn::Mul(hn::Mul(apart, apart), hn::Set(d, 1 - kSlack));
 }
 
 // The candidate that is nearest by its least distance, -1 if none is finite: most others are then
@@ -180,7 +137,7 @@ int32_t LikelyNearest(const NearestSearch& search) {
   for (size_t b = 0; b < search.blocks.size(); ++b) {
     for (int s = 0; s < kBlockSlots; s += kLanes) {
       const size_t first = b * kBlockSlots + static_cast<size_t>(s);
-      const V distance = LeastDistances(search, first);
+      const V distance = KnownDistances(search, first);
       const M nearer = hn::And(Candidates(di, hn::LoadU(di, search.blocks[b].partners + s)),
                                hn::Lt(distance, lowest));
       lowest = hn::IfThenElse(nearer, distance, lowest);
@@ -204,7 +161,11 @@ class Search {
 
   Nearest Find() {
     const int32_t seed = LikelyNearest(search_);
-    if (seed >= 0) Consider(Distance<T>(search_, seed), seed);
+    if (seed >= 0) {
+      seeds_ = seed / kLanes * kLanes;
+      hn::StoreU(KeyDistances<T>(search_, static_cast<size_t>(seeds_)), D(), of_seeds_);
+      Consider(Distance<T>(search_, seed, of_seeds_[seed % kLanes]), seed);
+    }
     for (size_t b = 0; b < search_.blocks.size(); ++b) {
       for (int s = 0; s < kBlockSlots; s += kLanes) Meet(b, s);
     }
@@ -233,15 +194,21 @@ class Search {
                              hn::Eq(partners, hn::Set(di, search_.gone[1] + 1)));
     const M candidates = Candidates(di, partners),
             is_lost = hn::And(candidates, hn::RebindMask(d, lost));
-    const V least = LeastDistances(search_, static_cast<size_t>(first)),
-            limit = hn::Set(d, nearest_.distance);
-    if (hn::AllFalse(d, hn::Or(is_lost, hn::And(candidates, hn::Le(least, limit))))) return;
-    float distances[kLanes];
-    hn::StoreU(least, d, distances);
-    for (int i = 0; i < kLanes; ++i) MeetOne(block, first + i, distances[i]);
+    const auto at = static_cast<size_t>(first);
+    const V known = KnownDistances(search_, at), limit = hn::Set(d, nearest_.distance);
+    const bool none_is_near = hn::AllFalse(d, hn::And(candidates, hn::Le(known, limit)));
+    if (none_is_near && hn::AllFalse(d, is_lost)) return;
+    float keys[kLanes], least[kLanes];
+    const V of_keys = none_is_near      ? hn::Set(d, kInfinity)
+                      : first == seeds_ ? hn::LoadU(d, of_seeds_)
+                                        : KeyDistances<T>(search_, at);
+    hn::StoreU(of_keys, d, keys);
+    hn::StoreU(none_is_near ? of_keys : hn::Max(known, LeastDistances(search_, of_keys, at)), d,
+               least);
+    for (int i = 0; i < kLanes; ++i) MeetOne(block, first + i, keys[i], least[i]);
   }
 
-  void MeetOne(const CandidateBlock& block, int32_t i, float least) {
+  void MeetOne(const CandidateBlock& block, int32_t i, float key_distance, float least) {
     const int slot = i % kBlockSlots;
     int32_t& partner = block.partners[slot];
     float& bound = block.bounds[slot];
@@ -249,7 +216,7 @@ class Search {
     const bool is_lost = partner == search_.gone[0] + 1 || partner == search_.gone[1] + 1;
     if (is_lost) partner = kStalePartner;
     if (!(least <= nearest_.distance)) return;
-    const float distance = Distance<T>(search_, i);
+    const float distance = Distance<T>(search_, i, key_distance);
     Consider(distance, i);
     if (distance == 0 && partner == kStalePartner && (is_lost || bound > 0)) {
       bound = 0;
@@ -259,6 +226,8 @@ class Search {
 
   const NearestSearch& search_;
   Nearest nearest_ = {kInfinity, -1};
+  int32_t seeds_ = -1;      // the vector of candidates that was looked at first
+  float of_seeds_[kLanes];  // its distances of keys
 };
 
 Nearest FindNearest(const NearestSearch& search) {
@@ -347,14 +316,11 @@ HWY_AFTER_NAMESPACE();
 #if HWY_ONCE
 namespace ovq {
 
-HWY_EXPORT(FillKeyDistances);
 HWY_EXPORT(FindNearest);
 HWY_EXPORT(LowestBound);
 HWY_EXPORT(LowestBounds);
 HWY_EXPORT(SquaredNorm);
 HWY_EXPORT(ValueSizes);
-
-void KeyDistancesCpu(const KeyDistances& batch) { HWY_DYNAMIC_DISPATCH(FillKeyDistances)(batch); }
 
 Nearest FindNearestCpu(const NearestSearch& search) {
   return HWY_DYNAMIC_DISPATCH(FindNearest)(search);

@@ -1,0 +1,276 @@
+// Distances of candidates and of means before they are needed, while the tokens of one chunk pass
+// on the CPU. What is foreseen wrongly is dropped; no result depends on it.
+#pragma once
+
+#include <algorithm>
+#include <array>
+#include <cmath>
+#include <cstdint>
+#include <span>
+#include <type_traits>
+
+#include "kernels/mixers/closest_pair/pair_buffers.h"
+
+namespace ovq {
+
+// Fewer tokens in one pass do not pay for what distances from below need.
+inline constexpr int kLeastWorth = 4;
+static_assert(kJoinsAhead <= kLeastTogether);
+
+// Tokens of a chunk that have attended together.
+template <class T>
+struct PairPass {
+  PairPass(const ClosestPairStep& step, const PairChunk& pass_chunk, PairBuffers& pass_buffers)
+      : at{step.blocks, step.places, pass_chunk}, chunk(pass_chunk), buffers(pass_buffers) {
+    for (int32_t b = 0; b < chunk.n_blocks(); ++b) {
+      buffers.blocks[b] = {at.keys(b), at.values(b), at.bounds(b), at.partners(b), at.oldest(b)};
+    }
+  }
+
+  std::span<const CandidateBlock> Blocks(int64_t begin, int64_t end) const {
+    return {buffers.blocks + begin, static_cast<size_t>(end - begin)};
+  }
+  std::span<const CandidateBlock> Blocks() const {
+    return Blocks(0, chunk.first_merged() / kBlockSlots + BlocksOf(n_means));
+  }
+  // These stay as they are.
+  std::span<const CandidateBlock> RowsAndTokens() const {
+    return Blocks(0, chunk.row_blocks() + BlocksOf(end));
+  }
+
+  const PairBlocks<T> at;
+  const PairChunk& chunk;
+  PairBuffers& buffers;
+  int64_t end = 0, n_means = 0;  // of the pass; of the chunk so far
+  bool merges = false;           // pairs, in this pass
+};
+
+template <class T>
+class Foresight {
+ public:
+  explicit Foresight(const PairPass<T>& pass)
+      : pass_(pass), at_(pass.at), chunk_(pass.chunk), buffers_(pass.buffers) {}
+
+  // For so many tokens. What is known depends on w K / V: to be called anew when that has changed.
+  void Begin(int64_t n_tokens) {
+    buffers_.joins.Clear();
+    buffers_.means.Clear();
+    for (Moving& moving : buffers_.moving) moving.mean = -1;
+    from_below_ = std::is_same_v<T, BF16> && n_tokens >= kLeastWorth && HasLeastDistances();
+    if (pass_.merges || from_below_) {
+      ValueSizesCpu(pass_.Blocks(), at_.blocks.dtype, ValueStride(at_.dv()), buffers_.sizes);
+    }
+    if (from_below_) FillSquares();
+  }
+
+  // Token i, of those that join up to `end`.
+  const Ahead& JoinAhead(int64_t i, int64_t end) {
+    const Pair alone = {-1, chunk_.CandidateOf(i)};
+    if (const Ahead* known = buffers_.joins.Find(alone)) return *known;
+    end = std::min<int64_t>(end, i + kJoinsAhead);
+    for (int64_t next = i; next < end; ++next) {
+      Request(buffers_.joins, {-1, chunk_.CandidateOf(next)});
+    }
+    if (end - i <= 2) RequestMerges(kMergesAhead);
+    Compute();
+    return *buffers_.joins.Find(alone);
+  }
+
+  // The mean of a pair, or a stale candidate.
+  Ahead& MeanAhead(const Pair& pair) {
+    if (Ahead* known = buffers_.means.Find(pair)) {
+      ++n_hits_;
+      return *known;
+    }
+    // Twice as far ahead, or half, as half of what was ahead the last time has been of use.
+    most_ahead_ = 2 * n_hits_ >= n_ahead_ ? std::min(2 * most_ahead_, kMergesAhead)
+                                          : std::max(most_ahead_ / 2, 1);
+    Request(buffers_.means, pair);
+    RequestMerges(most_ahead_);
+    n_hits_ = 0;
+    n_ahead_ = n_pending_ - 1;
+    Compute();
+    return *buffers_.means.Find(pair);
+  }
+  // The mean that becomes another one with this pair, if the other candidate is a row or a token.
+  Moving* FindMoving(const Pair& pair) {
+    for (auto it = buffers_.moving.begin(); it != buffers_.moving.end(); ++it) {
+      if (it->mean < 0 || (it->mean != pair.low && it->mean != pair.high)) continue;
+      if (pair.low + pair.high - it->mean >= chunk_.first_merged()) continue;
+      std::rotate(buffers_.moving.begin(), it, it + 1);
+      return &buffers_.moving.front();
+    }
+    return nullptr;
+  }
+  // A new mean, whose distances are taken over if they are known from below.
+  void BeginMoving(int32_t mean, Ahead& ahead) {
+    if (!ahead.is_least) return;
+    auto& list = buffers_.moving;
+    std::rotate(list.begin(), list.end() - 1, list.end());
+    std::swap(list.front().least, ahead.distances);
+    list.front().mean = mean;
+    std::copy_n(ahead.key, at_.d(), list.front().place);
+    std::copy_n(ahead.value, at_.dv(), list.front().place + at_.d());
+    ahead.of = {-1, -1};
+  }
+  // To the mean of the pair; how that is rounded is left in buffers_.moved.
+  void Move(Moving& moving, const Pair& pair) {
+    const int32_t other = pair.low + pair.high - moving.mean;
+    const Ahead& met = MetAhead(other, moving);
+    const float high = ShareOf(at_.Count(pair.low), at_.Count(pair.high)),
+                share = moving.mean == pair.low ? high : 1 - high;
+    const double apart = Apart(met, moving);
+    MoveLeastDistancesCpu(met.distances, share, static_cast<float>(apart * apart),
+                          {moving.least, pass_.RowsAndTokens().size() * kBlockSlots});
+    for (int c = 0; c < at_.d(); ++c) {
+      moving.place[c] += double{share} * (met.key[c] - moving.place[c]);
+    }
+    double* value = moving.place + at_.d();
+    for (int c = 0; c < at_.dv(); ++c) value[c] += double{share} * (met.value[c] - value[c]);
+    MakeMean(pair, buffers_.moved);
+  }
+  // The distance of their places (not its square), rounded up.
+  double Apart(const Ahead& x, const Moving& y) const {
+    double keys = 0, values = 0;
+    const auto square = [](double a, double b) { return (a - b) * (a - b); };
+    for (int c = 0; c < at_.d(); ++c) keys += square(x.key[c], y.place[c]);
+    for (int c = 0; c < at_.dv(); ++c) values += square(x.value[c], y.place[at_.d() + c]);
+    return std::sqrt(keys + at_.ValueScale() * values) * 1.00001;
+  }
+
+ private:
+  // Of rows and tokens: |key - 0|^2 and the sizes of values.
+  void FillSquares() const {
+    std::fill_n(buffers_.other, at_.d(), 0.0f);
+    const float* zero = buffers_.other;
+    KeyDistancesCpu({.dtype = at_.blocks.dtype,
+                     .head_dim = at_.d(),
+                     .blocks = pass_.RowsAndTokens(),
+                     .keys = {&zero, 1},
+                     .distances = {&buffers_.squares, 1},
+                     .wide = buffers_.wide});
+    const float scale = at_.ValueScale();
+    for (size_t i = 0; i < pass_.RowsAndTokens().size() * kBlockSlots; ++i) {
+      buffers_.squares[i] += scale * buffers_.sizes[i] * buffers_.sizes[i];
+    }
+  }
+
+  // Key and value, for distances that are due.
+  void Request(AheadRing& ring, const Pair& pair) {
+    Ahead& ahead = ring.Take(pair);
+    pending_[n_pending_++] = &ahead;
+    pair.low < 0 ? Load(pair.high, ahead) : MakeMean(pair, ahead);
+  }
+  void MakeMean(const Pair& pair, const Ahead& ahead) const {
+    const float share = ShareOf(at_.Count(pair.low), at_.Count(pair.high));
+    Mean(at_.Key(pair.low), at_.Key(pair.high), kBlockSlots, at_.d(), share,
+         at_.Rounding(pair.high, /*is_value=*/false), ahead.key);
+    Mean(at_.Value(pair.low), at_.Value(pair.high), 1, at_.dv(), share,
+         at_.Rounding(pair.high, /*is_value=*/true), ahead.value);
+  }
+  void Load(int32_t i, const Ahead& ahead) const {
+    const T *key = at_.Key(i), *value = at_.Value(i);
+    for (int c = 0; c < at_.d(); ++c) ahead.key[c] = ToFloat(key[c * kBlockSlots]);
+    for (int c = 0; c < at_.dv(); ++c) ahead.value[c] = ToFloat(value[c]);
+  }
+  // As it will be stored; channels are `stride` apart.
+  void Mean(const T* low, const T* high, int stride, int n, float share, const RoundingKey& key,
+            float* mean) const {
+    for (int c = 0; c < n; ++c) {
+      buffers_.other[c] = MeanOf(ToFloat(low[static_cast<ptrdiff_t>(c) * stride]),
+                                 ToFloat(high[static_cast<ptrdiff_t>(c) * stride]), share);
+    }
+    T* rounded = static_cast<T*>(buffers_.rounded);
+    RoundRow(buffers_.other, n, key, rounded, 1);
+    for (int c = 0; c < n; ++c) mean[c] = ToFloat(rounded[c]);
+  }
+
+  // What is likely to merge or to be renewed in this pass.
+  void RequestMerges(int most) {
+    const int64_t left = chunk_.MergedAt(pass_.end) - pass_.n_means;
+    if (left <= 0) return;
+    std::array<Nearest, kMeansKept> lowest;
+    const auto n = std::min<int64_t>({left, kMeansKept, std::ssize(buffers_.means.list)});
+    const int found = LowestBoundsCpu(pass_.Blocks(), {lowest.data(), static_cast<size_t>(n)});
+    for (int i = 0; i < found && n_pending_ < most; ++i) {
+      Pair pair = PairOf(lowest[i].candidate);
+      const auto excludes = [&](const Ahead* other) { return other->of.Excludes(pair); };
+      if (std::any_of(pending_.begin(), pending_.begin() + n_pending_, excludes)) {
+        pair = {-1, lowest[i].candidate};
+      }
+      if (buffers_.means.Find(pair) == nullptr) Request(buffers_.means, pair);
+    }
+  }
+  Pair PairOf(int32_t i) const {
+    const int32_t partner = at_.Partner(i) - 1;
+    if (partner < 0) return {-1, i};
+    return at_.Oldest(i) < at_.Oldest(partner) ? Pair{i, partner} : Pair{partner, i};
+  }
+
+  // The distances of all requests to rows and tokens, which stay as they are in this pass.
+  void Compute() {
+    for (int i = 0; i < n_pending_; ++i) pending_[i]->is_least = from_below_;
+    if (from_below_) {
+      std::array<LeastDistances::Row, kJoinsAhead> rows;
+      for (int i = 0; i < n_pending_; ++i) {
+        rows[i] = {pending_[i]->key, pending_[i]->value, pending_[i]->distances};
+      }
+      LeastDistancesCpu({.head_dim = at_.d(),
+                         .value_stride = ValueStride(at_.dv()),
+                         .blocks = pass_.RowsAndTokens(),
+                         .squares = buffers_.squares,
+                         .value_scale = at_.ValueScale(),
+                         .rows = std::span(rows).first(static_cast<size_t>(n_pending_)),
+                         .scratch = buffers_.pairs});
+      n_pending_ = 0;
+      return;
+    }
+    std::array<const float*, kJoinsAhead> keys;
+    std::array<float*, kJoinsAhead> distances;
+    for (int i = 0; i < n_pending_; ++i) {
+      keys[i] = pending_[i]->key;
+      distances[i] = pending_[i]->distances;
+    }
+    KeyDistancesCpu({.dtype = at_.blocks.dtype,
+                     .head_dim = at_.d(),
+                     .blocks = pass_.RowsAndTokens(),
+                     .keys = std::span(keys).first(static_cast<size_t>(n_pending_)),
+                     .distances = std::span(distances).first(static_cast<size_t>(n_pending_)),
+                     .wide = buffers_.wide});
+    n_pending_ = 0;
+  }
+
+  // A row or a token with all others, and those that the mean is likely to merge with next.
+  const Ahead& MetAhead(int32_t i, const Moving& moving) {
+    const Pair alone = {-1, i};
+    if (const Ahead* known = buffers_.joins.Find(alone)) return *known;
+    if (const Ahead* known = buffers_.means.Find(alone)) return *known;
+    Request(buffers_.means, alone);
+    std::array<Nearest, 2 * kMergesAhead> nearest;
+    const std::span<const CandidateBlock> blocks = pass_.RowsAndTokens();
+    for (size_t b = 0; b < blocks.size(); ++b) {
+      buffers_.by_least[b] = blocks[b];
+      buffers_.by_least[b].bounds = moving.least + b * kBlockSlots;
+    }
+    const int n = LowestBoundsCpu({buffers_.by_least, blocks.size()}, nearest);
+    for (int k = 0; k < n && n_pending_ < kMergesAhead; ++k) {
+      const Pair next = {-1, nearest[k].candidate};
+      if (buffers_.joins.Find(next) == nullptr && buffers_.means.Find(next) == nullptr) {
+        Request(buffers_.means, next);
+      }
+    }
+    Compute();
+    return *buffers_.means.Find(alone);
+  }
+
+  const PairPass<T>& pass_;
+  const PairBlocks<T>& at_;
+  const PairChunk& chunk_;
+  PairBuffers& buffers_;
+  bool from_below_ = false;
+  int n_ahead_ = 0, n_hits_ = 0, most_ahead_ = kMergesAhead;
+  std::array<Ahead*, kJoinsAhead> pending_;
+  int n_pending_ = 0;
+};
+
+}  // namespace ovq

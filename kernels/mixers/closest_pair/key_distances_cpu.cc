@@ -1,0 +1,108 @@
+// Keys against the keys of all candidates, some together in one pass over them.
+#include <cstddef>
+
+#include "kernels/mixers/closest_pair/nearest.h"
+#include "kernels/mixers/common/block_attention.h"
+
+#undef HWY_TARGET_INCLUDE
+#define HWY_TARGET_INCLUDE "kernels/mixers/closest_pair/key_distances_cpu.cc"
+#include "kernels/common/highway_targets.h"
+//
+#include "hwy/foreach_target.h"
+#include "hwy/highway.h"
+//
+#include "kernels/common/load_wide-inl.h"
+
+HWY_BEFORE_NAMESPACE();
+namespace ovq::HWY_NAMESPACE {
+namespace {
+
+namespace hn = hwy::HWY_NAMESPACE;
+using D = hn::CappedTag<float, 16>;
+using V = hn::Vec<D>;
+
+constexpr int kLanes = HWY_LANES(float) < 16 ? HWY_LANES(float) : 16;
+constexpr int kRowTile = 4;
+// Accumulators must fit the register file: 32 registers where vectors are 64 bytes, else 16.
+constexpr int kVectors = kLanes == 16 ? 4 : 2;
+
+// kRows keys against one block.
+template <int kRows, class T>
+HWY_INLINE void KeyDistancesOf(const float* const* rows, const T* keys, int head_dim,
+                               float* const* distances, size_t at) {
+  const D d;
+  for (int s = 0; s < kBlockSlots; s += kVectors * kLanes) {
+    V sum[kRows][kVectors];
+    for (int r = 0; r < kRows; ++r) {
+      for (int v = 0; v < kVectors; ++v) sum[r][v] = hn::Zero(d);
+    }
+    for (int i = 0; i < head_dim; ++i) {
+      const T* HWY_RESTRICT channel = keys + static_cast<size_t>(i) * kBlockSlots + s;
+      V key[kVectors];
+      for (int v = 0; v < kVectors; ++v) key[v] = LoadWide(d, channel + v * kLanes);
+      for (int r = 0; r < kRows; ++r) {
+        const V x = hn::Set(d, rows[r][i]);
+        for (int v = 0; v < kVectors; ++v) {
+          const V apart = hn::Sub(x, key[v]);
+          sum[r][v] = hn::MulAdd(apart, apart, sum[r][v]);
+        }
+      }
+    }
+    for (int r = 0; r < kRows; ++r) {
+      for (int v = 0; v < kVectors; ++v)
+        hn::StoreU(sum[r][v], d, distances[r] + at + s + v * kLanes);
+    }
+  }
+}
+
+template <class T>
+HWY_INLINE void KeyDistancesOfBlock(const KeyDistances& batch, const T* keys, size_t at) {
+  const auto n = static_cast<int>(batch.keys.size());
+  const float* const* rows = batch.keys.data();
+  float* const* to = batch.distances.data();
+  int r = 0;
+  for (; r + kRowTile <= n; r += kRowTile) {
+    KeyDistancesOf<kRowTile>(rows + r, keys, batch.head_dim, to + r, at);
+  }
+  switch (n - r) {
+    case 3:
+      return KeyDistancesOf<3>(rows + r, keys, batch.head_dim, to + r, at);
+    case 2:
+      return KeyDistancesOf<2>(rows + r, keys, batch.head_dim, to + r, at);
+    case 1:
+      return KeyDistancesOf<1>(rows + r, keys, batch.head_dim, to + r, at);
+  }
+}
+
+void FillKeyDistances(const KeyDistances& batch) {
+  const D d;
+  const bool widens = batch.keys.size() > kRowTile;
+  const size_t n = static_cast<size_t>(batch.head_dim) * kBlockSlots;
+  for (size_t b = 0; b < batch.blocks.size(); ++b) {
+    const void* keys = batch.blocks[b].keys;
+    if (batch.dtype == DType::kF32) {
+      KeyDistancesOfBlock(batch, static_cast<const float*>(keys), b * kBlockSlots);
+    } else if (widens) {
+      for (size_t i = 0; i < n; i += kLanes) {
+        hn::StoreU(LoadWide(d, static_cast<const BF16*>(keys) + i), d, batch.wide + i);
+      }
+      KeyDistancesOfBlock(batch, static_cast<const float*>(batch.wide), b * kBlockSlots);
+    } else {
+      KeyDistancesOfBlock(batch, static_cast<const BF16*>(keys), b * kBlockSlots);
+    }
+  }
+}
+
+}  // namespace
+}  // namespace ovq::HWY_NAMESPACE
+HWY_AFTER_NAMESPACE();
+
+#if HWY_ONCE
+namespace ovq {
+
+HWY_EXPORT(FillKeyDistances);
+
+void KeyDistancesCpu(const KeyDistances& batch) { HWY_DYNAMIC_DISPATCH(FillKeyDistances)(batch); }
+
+}  // namespace ovq
+#endif  // HWY_ONCE
