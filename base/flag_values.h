@@ -1,6 +1,7 @@
 // What an option of a program takes: how its text is read, and how errors and --help say so.
 #pragma once
 
+#include <algorithm>
 #include <array>
 #include <cstdint>
 #include <functional>
@@ -112,6 +113,26 @@ FlagValue Choice(T& out, const std::vector<std::pair<std::string, ReadAs<T>>>& n
     }
     return std::string();
   });
+}
+// Some of the names, each once: "paper,exact". At least one.
+template <class T>
+FlagValue Choices(std::vector<T>& out, const std::vector<std::pair<std::string, T>>& names) {
+  T one = out.front();
+  const FlagValue single = Choice(one, names);
+  const auto parse = [names](std::string_view text) -> std::optional<std::vector<T>> {
+    std::vector<T> values;
+    while (true) {
+      const size_t comma = text.find(',');
+      const auto found =
+          std::ranges::find(names, text.substr(0, comma), &std::pair<std::string, T>::first);
+      if (found == names.end() || std::ranges::count(values, found->second)) return std::nullopt;
+      values.push_back(found->second);
+      if (comma == std::string_view::npos) return values;
+      text.remove_prefix(comma + 1);
+    }
+  };
+  return ReadInto(out, absl::StrCat(single.takes, ", or several with commas between"), parse,
+                  [&](const std::vector<T>&) { return single.fallback; });
 }
 // The places of the names are the values of the enum T.
 template <class T, size_t kCount>

@@ -91,31 +91,57 @@ LanguageModel::LanguageModel()
 absl::StatusOr<std::unique_ptr<LanguageModel>> LanguageModel::Load(const std::string& folder,
                                                                    const ModelOptions& options,
                                                                    DeviceContext& context) {
-  absl::StatusOr<ModelConfig> config = LoadConfig(folder, options.memory);
-  if (!config.ok()) return config.status();
+  auto models = LoadEach(folder, options, {&options.memory, 1}, context);
+  if (!models.ok()) return models.status();
+  return std::move(models->front());
+}
+
+absl::StatusOr<std::vector<std::unique_ptr<LanguageModel>>> LanguageModel::LoadEach(
+    const std::string& folder, const ModelOptions& options, std::span<const Memory> memories,
+    DeviceContext& context) {
+  std::vector<ModelConfig> configs;
+  for (const Memory memory : memories) {
+    absl::StatusOr<ModelConfig> config = LoadConfig(folder, memory);
+    if (!config.ok()) return config.status();
+    configs.push_back(*std::move(config));
+  }
   absl::StatusOr<Weights> weights = Weights::Open(folder);
   if (!weights.ok()) return weights.status();
-  std::unique_ptr<LanguageModel> model(new LanguageModel);
-  model->config_ = *std::move(config);
-  model->compute_dtype_ = options.compute_dtype.value_or(
-      model->config_.weights_dtype == DType::kBF16 ? DType::kBF16 : DType::kF32);
-  model->state_dtype_ = options.state_dtype;
-  absl::Status status = model->LoadParts(*weights, context);
-  if (!status.ok()) return InContext(folder, status);
+  SharedWeights shared;
+  std::vector<std::unique_ptr<LanguageModel>> models;
+  for (ModelConfig& config : configs) {
+    models.emplace_back(new LanguageModel);
+    const absl::Status status =
+        models.back()->LoadAll(std::move(config), *weights, options, context, shared);
+    if (!status.ok()) return InContext(folder, status);
+  }
+  return models;
+}
+
+absl::Status LanguageModel::LoadAll(ModelConfig config, Weights& weights,
+                                    const ModelOptions& options, DeviceContext& context,
+                                    SharedWeights& shared) {
+  config_ = std::move(config);
+  compute_dtype_ = options.compute_dtype.value_or(
+      config_.weights_dtype == DType::kBF16 ? DType::kBF16 : DType::kF32);
+  state_dtype_ = options.state_dtype;
+  absl::Status status = LoadParts(weights, context, shared);
+  if (!status.ok()) return status;
   absl::StatusOr<std::vector<MixerState>> states =
-      LayerStates(model->config_, options.state_dtype, context.device());
-  if (!states.ok()) return InContext(folder, states.status());
-  for (int i = 0; i < model->config_.n_layers; ++i) (*states)[i] = model->layers_[i].mixer->state();
-  model->layout_ = std::make_unique<StateLayout>(*states, options.limits, StatePageBytes(context));
+      LayerStates(config_, options.state_dtype, context.device());
+  if (!states.ok()) return states.status();
+  for (int i = 0; i < config_.n_layers; ++i) (*states)[i] = layers_[i].mixer->state();
+  layout_ = std::make_unique<StateLayout>(*states, options.limits, StatePageBytes(context));
 
   Sha256 hash;
-  hash.AddText(weights->Fingerprint());
-  hash.AddText(model->config_.canonical);
-  model->fingerprint_ = hash.Hex();
-  weights->RemoveUnused(model->config_.family->is_unused);
-  model->parameters_ = weights->elements();
-  model->full_kv_bytes_per_token_ = FullKvBytesPerToken(model->config_, options.state_dtype);
-  return model;
+  if (shared.fingerprint.empty()) shared.fingerprint = weights.Fingerprint();
+  hash.AddText(shared.fingerprint);
+  hash.AddText(config_.canonical);
+  fingerprint_ = hash.Hex();
+  weights.RemoveUnused(config_.family->is_unused);
+  parameters_ = weights.elements();
+  full_kv_bytes_per_token_ = FullKvBytesPerToken(config_, options.state_dtype);
+  return absl::OkStatus();
 }
 
 absl::Status LanguageModel::Check(const ModelConfig& config, Weights& weights) {
@@ -125,9 +151,10 @@ absl::Status LanguageModel::Check(const ModelConfig& config, Weights& weights) {
   if (!context.ok()) return context.status();
   LanguageModel model;
   model.config_ = config;
+  SharedWeights shared;
   absl::Status problems;
   for (const absl::Status& problem :
-       ProblemsOf(model.LoadParts(weights, **context, OnlyChecked()))) {
+       ProblemsOf(model.LoadParts(weights, **context, shared, OnlyChecked()))) {
     if (problem != OnlyChecked()) AddProblems(problems, problem);
   }
   return problems;
@@ -182,12 +209,12 @@ TensorView LanguageModel::LoadEnds(WeightReader& reader, DeviceContext& context)
 }
 
 absl::Status LanguageModel::LoadParts(Weights& weights, DeviceContext& context,
-                                      const absl::Status& so_far) {
+                                      SharedWeights& shared, const absl::Status& so_far) {
   FamilyWeights in_file(config_, weights);
   const WeightSource source = [&](const std::string& name, const Shape& shape) {
     return in_file.Take(name, shape);
   };
-  WeightReader reader(source, compute_dtype_, context, "", so_far);
+  WeightReader reader(source, compute_dtype_, context, "", so_far, &shared.products);
   const TensorView table = LoadEnds(reader, context);
   if (config_.skip_connections) {
     skip_weights_ = reader.HostFloats("model.skip_weights", {config_.n_layers / 2});
@@ -196,7 +223,7 @@ absl::Status LanguageModel::LoadParts(Weights& weights, DeviceContext& context,
   for (int i = 0; i < config_.n_layers; ++i) {
     if (config_.layers[i].is_wrong) continue;
     WeightReader of_layer(source, compute_dtype_, context, absl::StrCat("model.layers.", i, "."),
-                          reader.status());
+                          reader.status(), &shared.products);
     LoadLayer(i, of_layer, context);
     reader.Update(of_layer.status());
     in_file.ForgetCopies();
@@ -208,8 +235,11 @@ absl::Status LanguageModel::LoadParts(Weights& weights, DeviceContext& context,
   }
   if (!reader.status().ok()) return reader.status();
 
-  embedding_storage_ = context.Upload(table.data, table.bytes());
-  embedding_ = {embedding_storage_.as<void>(), table.dtype, table.shape};
+  if (shared.embedding == nullptr) {
+    shared.embedding = std::make_shared<const Buffer>(context.Upload(table.data, table.bytes()));
+  }
+  embedding_storage_ = shared.embedding;
+  embedding_ = {embedding_storage_->as<void>(), table.dtype, table.shape};
   weight_bytes_ =
       lm_head_.bytes() + lm_head_bias_.bytes() + embedding_norm_.bytes() + final_norm_.bytes();
   for (const DecoderLayer& layer : layers_) {

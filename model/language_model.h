@@ -3,6 +3,7 @@
 
 #include <memory>
 #include <optional>
+#include <span>
 #include <string>
 #include <vector>
 
@@ -22,8 +23,15 @@ class Weights;
 struct ModelOptions {
   std::optional<DType> compute_dtype;  // default: BF16 for BF16 checkpoints, else F32
   DType state_dtype = DType::kF32;
-  Memory memory = Memory::kAsTrained;
+  Memory memory = Memory::kAsTrained;  // of Load
   StateLimits limits;
+};
+
+// What models of one folder share: weights on the device, and the sum over those in the files.
+struct SharedWeights {
+  std::string fingerprint;
+  SharedProducts products;
+  std::shared_ptr<const Buffer> embedding;
 };
 
 // What one token would take in a full KV cache, were every layer full attention with the config's
@@ -53,6 +61,10 @@ class LanguageModel {
   static absl::StatusOr<std::unique_ptr<LanguageModel>> Load(const std::string& folder,
                                                              const ModelOptions& options,
                                                              DeviceContext& context);
+  // A model for each of the memories, which share their large weights. Errors as those of Load.
+  static absl::StatusOr<std::vector<std::unique_ptr<LanguageModel>>> LoadEach(
+      const std::string& folder, const ModelOptions& options, std::span<const Memory> memories,
+      DeviceContext& context);
 
   // Whether Load would find the weights it takes: OK, or all tensors that are missing or have
   // another shape or type, and those that nobody takes (ProblemsOf). Looks at names, shapes and
@@ -77,8 +89,10 @@ class LanguageModel {
 
  private:
   LanguageModel();
+  absl::Status LoadAll(ModelConfig config, Weights& weights, const ModelOptions& options,
+                       DeviceContext& context, SharedWeights& shared);
   // With an error so far, weights are only checked.
-  absl::Status LoadParts(Weights& weights, DeviceContext& context,
+  absl::Status LoadParts(Weights& weights, DeviceContext& context, SharedWeights& shared,
                          const absl::Status& so_far = absl::OkStatus());
   // Embedding, final norm and head; gives the embedding, not yet on the device.
   TensorView LoadEnds(WeightReader& reader, DeviceContext& context);
@@ -107,7 +121,7 @@ class LanguageModel {
   size_t weight_bytes_ = 0;
   size_t full_kv_bytes_per_token_ = 0;
   std::vector<DecoderLayer> layers_;
-  Buffer embedding_storage_;
+  std::shared_ptr<const Buffer> embedding_storage_;
   TensorView embedding_;  // [vocab, d_model], the checkpoint's dtype
   Norm embedding_norm_;
   std::optional<RopeTable> sinusoids_;

@@ -8,6 +8,7 @@
 #include "absl/strings/ascii.h"
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_format.h"
+#include "absl/strings/str_join.h"
 #include "base/problems.h"
 #include "kernels/common/state_memory.h"
 #include "model/load_config.h"
@@ -95,7 +96,7 @@ std::vector<Row> MakeRows(const Options& options, const ModelConfig& config,
 
 absl::StatusOr<Loaded> LoadAll(const Options& options, Log& log) {
   Loaded loaded;
-  absl::StatusOr<ModelConfig> config = LoadConfig(options.model, options.memory);
+  absl::StatusOr<ModelConfig> config = LoadConfig(options.model, options.memories.front());
   if (!config.ok()) return config.status();
   absl::StatusOr<std::unique_ptr<DeviceContext>> context =
       DeviceContext::Make(options.device, options.threads);
@@ -110,14 +111,13 @@ absl::StatusOr<Loaded> LoadAll(const Options& options, Log& log) {
   ModelOptions model_options;
   model_options.compute_dtype = options.compute_dtype;
   model_options.state_dtype = StateDType(options, *config);
-  model_options.memory = options.memory;
   model_options.limits = LimitsOf(options);
-  absl::StatusOr<std::unique_ptr<LanguageModel>> model =
-      LanguageModel::Load(options.model, model_options, *loaded.context);
-  if (!model.ok()) return model.status();
-  loaded.model = *std::move(model);
+  auto models =
+      LanguageModel::LoadEach(options.model, model_options, options.memories, *loaded.context);
+  if (!models.ok()) return models.status();
+  loaded.models = *std::move(models);
   absl::StatusOr<std::unique_ptr<Tokenizer>> tokenizer =
-      Tokenizer::Load(options.model, loaded.model->config());
+      Tokenizer::Load(options.model, loaded.models.front()->config());
   if (!tokenizer.ok()) return tokenizer.status();
   loaded.tokenizer = *std::move(tokenizer);
   for (const std::string& note : loaded.tokenizer->notes()) log.Warning("tokenizer: " + note);
@@ -127,38 +127,47 @@ absl::StatusOr<Loaded> LoadAll(const Options& options, Log& log) {
   return loaded;
 }
 
-ModelDescription Describe(const LanguageModel& model, const Options& options) {
+ModelDescription Describe(const Loaded& loaded, const Options& options) {
+  const LanguageModel& model = *loaded.models.front();
   const ModelConfig& config = model.config();
   return {.name = FolderName(options.model),
           .fingerprint = model.fingerprint(),
           .hidden_size = config.hidden_size,
-          .layer_types = config.layer_types(),
           .parameters = model.parameters(),
           .bos_token_id = config.bos_token_id,
           .device = DeviceName(options.device),
           .compute_dtype = Lower(DTypeName(model.compute_dtype())),
           .state_dtype = Lower(DTypeName(model.state_dtype())),
-          .memory = MemoryName(options.memory),
-          .exact_tokens = [&model](int64_t cap) { return ExactTokens(model.config(), cap); },
+          .memory = absl::StrJoin(
+              options.memories, ",",
+              [](std::string* text, Memory memory) { absl::StrAppend(text, MemoryName(memory)); }),
           .weight_bytes = model.weight_bytes(),
           .has_gpu = options.device == Device::kCuda,
-          .has_dictionary = model.layout().has_slot_cap()};
+          .has_dictionary = std::ranges::any_of(
+              loaded.models, [](const auto& each) { return each->layout().has_slot_cap(); })};
 }
 
-EngineModel ForEngine(const Loaded& loaded) {
-  const LanguageModel& model = *loaded.model;
-  const ModelConfig& config = model.config();
+EngineModel ForEngine(const Loaded& loaded, const Options& options) {
+  const LanguageModel& first = *loaded.models.front();
+  const ModelConfig& config = first.config();
   EngineModel result;
   result.vocab_size = config.vocab_size;
   result.eos_token_ids = config.eos_token_ids;
-  result.default_slot_cap = static_cast<int32_t>(model.layout().default_slot_cap());
-  result.full_kv_bytes_per_token = model.full_kv_bytes_per_token();
-  result.layout = &model.layout();
+  result.full_kv_bytes_per_token = first.full_kv_bytes_per_token();
   result.tokenizer = loaded.tokenizer->has_text() ? loaded.tokenizer.get() : nullptr;
   result.chat_format = loaded.chat_format.get();
-  result.forward = [&model](const StepBatch& batch, DeviceContext& context, ScratchScope& scope) {
-    return model.Forward(batch, context, scope);
-  };
+  for (size_t i = 0; i < loaded.models.size(); ++i) {
+    const LanguageModel& model = *loaded.models[i];
+    result.memories.push_back(
+        {.name = MemoryName(options.memories[i]),
+         .layer_types = model.config().layer_types(),
+         .default_slot_cap = static_cast<int32_t>(model.layout().default_slot_cap()),
+         .layout = &model.layout(),
+         .exact_tokens = [&model](int64_t cap) { return ExactTokens(model.config(), cap); },
+         .forward = [&model](
+                        const StepBatch& batch, DeviceContext& context,
+                        ScratchScope& scope) { return model.Forward(batch, context, scope); }});
+  }
   return result;
 }
 
@@ -181,56 +190,66 @@ absl::StatusOr<size_t> StateMemoryBytes(const Options& options, const ModelConfi
 }
 
 void LogSummary(const LanguageModel& model, const ModelDescription& description,
-                const EngineOptions& options, Log& log) {
-  const StateLayout& layout = model.layout();
-  const auto cap = static_cast<int32_t>(layout.default_slot_cap());
-  const int fit = SessionSlots(layout, cap, options.state_memory_bytes, options.max_sessions);
+                const EngineModel& served, const EngineOptions& options, Log& log) {
   log.Info(absl::StrFormat("model %s: %d parameters, %d layers, %d weight bytes, compute %s on %s",
-                           description.name, description.parameters, description.layer_types.size(),
+                           description.name, description.parameters, model.config().n_layers,
                            model.weight_bytes(), description.compute_dtype, description.device));
-  log.Info(absl::StrFormat(
-      "state: %s, at most %d bytes a session at max_centroids %d; %d sessions fit in %d bytes",
-      description.state_dtype, layout.bytes_cap(cap), cap, fit, options.state_memory_bytes));
-  if (const std::optional<int64_t> exact = description.exact_tokens(cap)) {
-    log.Info(
-        absl::StrFormat("memory %s: sessions are exact up to %d tokens, approximate after that",
-                        description.memory, *exact));
+  for (const EngineMemory& memory : served.memories) {
+    const int32_t cap = memory.default_slot_cap;
+    log.Info(absl::StrFormat(
+        "memory %s: %s, at most %d bytes a session at max_centroids %d; %d sessions fit in %d "
+        "bytes",
+        memory.name, description.state_dtype, memory.layout->bytes_cap(cap), cap,
+        SessionSlots(*memory.layout, cap, options.state_memory_bytes, options.max_sessions),
+        options.state_memory_bytes));
+    if (const std::optional<int64_t> exact = memory.exact_tokens(cap)) {
+      log.Info(
+          absl::StrFormat("memory %s: sessions are exact up to %d tokens, approximate after that",
+                          memory.name, *exact));
+    }
   }
 }
 
 absl::StatusOr<std::string> PlanText(const Options& options) {
-  absl::StatusOr<ModelConfig> config = LoadConfig(options.model, options.memory);
-  if (!config.ok()) return config.status();
-  absl::StatusOr<StateLayout> layout = LayoutOf(options, *config);
-  if (!layout.ok()) return layout.status();
-
-  const size_t memory = *options.state_memory_bytes;
-  std::string text =
-      absl::StrFormat("model %s, states in %s on %s: %d bytes for states, at most %d sessions\n",
-                      config->name, StateDType(options, *config) == DType::kBF16 ? "bf16" : "f32",
-                      DeviceName(options.device), memory, options.engine.max_sessions);
-  if (options.device == Device::kCuda) {
-    absl::StrAppendFormat(&text, "assuming that the GPU gives memory in pages of %d bytes\n",
-                          kUsualGpuPageBytes);
-  }
-  absl::StrAppendFormat(&text, "%13s %16s %16s %14s %10s %20s %11s\n", "max_centroids", "tokens",
-                        "bytes_reserved", "fit_in_memory", "sessions", "full_kv_cache_bytes",
-                        "live_slots");
-  for (const Row& row : MakeRows(options, *config, *layout)) {
-    const size_t fit = memory / row.bytes;
-    absl::StrAppendFormat(&text, "%13d %16s %16d %14d %10d %20s %11s\n", row.slot_cap, row.tokens,
-                          row.bytes, fit,
-                          std::min(fit, static_cast<size_t>(options.engine.max_sessions)),
-                          row.full_kv_bytes, row.live_slots);
+  const size_t budget = *options.state_memory_bytes;
+  std::string text;
+  for (const Memory memory : options.memories) {
+    absl::StatusOr<ModelConfig> config = LoadConfig(options.model, memory);
+    if (!config.ok()) return config.status();
+    absl::StatusOr<StateLayout> layout = LayoutOf(options, *config);
+    if (!layout.ok()) return layout.status();
+    absl::StrAppendFormat(
+        &text,
+        "model %s, memory %s, states in %s on %s: %d bytes for states, at most %d sessions\n",
+        config->name, MemoryName(memory),
+        StateDType(options, *config) == DType::kBF16 ? "bf16" : "f32", DeviceName(options.device),
+        budget, options.engine.max_sessions);
+    if (options.device == Device::kCuda) {
+      absl::StrAppendFormat(&text, "assuming that the GPU gives memory in pages of %d bytes\n",
+                            kUsualGpuPageBytes);
+    }
+    absl::StrAppendFormat(&text, "%13s %16s %16s %14s %10s %20s %11s\n", "max_centroids", "tokens",
+                          "bytes_reserved", "fit_in_memory", "sessions", "full_kv_cache_bytes",
+                          "live_slots");
+    for (const Row& row : MakeRows(options, *config, *layout)) {
+      const size_t fit = budget / row.bytes;
+      absl::StrAppendFormat(&text, "%13d %16s %16d %14d %10d %20s %11s\n", row.slot_cap, row.tokens,
+                            row.bytes, fit,
+                            std::min(fit, static_cast<size_t>(options.engine.max_sessions)),
+                            row.full_kv_bytes, row.live_slots);
+    }
   }
   return text;
 }
 
 absl::StatusOr<std::string> CheckConfig(const CommandLine& line) {
   const Options& options = line.options;
-  absl::StatusOr<ModelConfig> config = LoadConfig(options.model, options.memory);
-  if (!config.ok()) return config.status();
-  if (absl::Status status = LayoutOf(options, *config).status(); !status.ok()) return status;
+  absl::StatusOr<ModelConfig> config;
+  for (const Memory memory : options.memories) {
+    config = LoadConfig(options.model, memory);
+    if (!config.ok()) return config.status();
+    if (absl::Status status = LayoutOf(options, *config).status(); !status.ok()) return status;
+  }
   absl::StatusOr<Weights> weights = Weights::Open(options.model);
   if (!weights.ok()) return weights.status();
   if (absl::Status status = LanguageModel::Check(*config, *weights); !status.ok()) {

@@ -4,6 +4,7 @@
 
 #include <memory>
 #include <string>
+#include <vector>
 
 #include "absl/status/statusor.h"
 #include "model/chat_template/chat_format.h"
@@ -18,7 +19,7 @@ namespace ovq {
 // What must outlive the server, in the order of making.
 struct Loaded {
   std::unique_ptr<DeviceContext> context;
-  std::unique_ptr<LanguageModel> model;
+  std::vector<std::unique_ptr<LanguageModel>> models;  // one for each of --memory
   std::unique_ptr<Tokenizer> tokenizer;
   std::unique_ptr<ChatFormat> chat_format;  // null: the folder has no chat template
 };
@@ -26,11 +27,10 @@ struct Loaded {
 // Errors name the flag or the file.
 absl::StatusOr<Loaded> LoadAll(const Options& options, Log& log);
 
-// Refers to the model.
-ModelDescription Describe(const LanguageModel& model, const Options& options);
+ModelDescription Describe(const Loaded& loaded, const Options& options);
 
 // `loaded` outlives what is returned.
-EngineModel ForEngine(const Loaded& loaded);
+EngineModel ForEngine(const Loaded& loaded, const Options& options);
 
 // With the weights loaded: what is free now is the states' and the steps'.
 absl::StatusOr<size_t> StateMemoryBytes(const Options& options, const ModelConfig& config,
@@ -38,10 +38,11 @@ absl::StatusOr<size_t> StateMemoryBytes(const Options& options, const ModelConfi
 
 // The model and how many sessions fit.
 void LogSummary(const LanguageModel& model, const ModelDescription& description,
-                const EngineOptions& options, Log& log);
+                const EngineModel& served, const EngineOptions& options, Log& log);
 
-// --plan: a line for each cap and length with the bytes that the server reserves for such a
-// session, how many of them --state-memory has room for, and how many are admitted at once (at most
+// --plan: for each of --memory a line for each cap and length with the bytes that the server
+// reserves for such a session, how many of them --state-memory has room for, and how many are
+// admitted at once (at most
 // --max-sessions). From the config alone: needs neither weights nor a GPU. ParseCommandLine has
 // checked that --state-memory is given.
 absl::StatusOr<std::string> PlanText(const Options& options);

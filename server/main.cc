@@ -147,14 +147,15 @@ absl::Status Serve(const Options& options, Shutdown& shutdown, Log& log) {
   if (!security.ok()) return security.status();
   absl::StatusOr<Loaded> loaded = LoadAll(options, log);
   if (!loaded.ok()) return loaded.status();
-  const LanguageModel& model = *loaded->model;
-  const ModelDescription description = Describe(model, options);
+  const LanguageModel& model = *loaded->models.front();
+  const ModelDescription description = Describe(*loaded, options);
   const absl::StatusOr<size_t> state_memory =
       StateMemoryBytes(options, model.config(), *loaded->context);
   if (!state_memory.ok()) return state_memory.status();
   EngineOptions engine_options = options.engine;
   engine_options.state_memory_bytes = *state_memory;
-  LogSummary(model, description, engine_options, log);
+  EngineModel served = ForEngine(*loaded, options);
+  LogSummary(model, description, served, engine_options, log);
 
   Metrics metrics(description);
   metrics.SetLogSource([&log] { return log.counts(); });
@@ -164,7 +165,7 @@ absl::Status Serve(const Options& options, Shutdown& shutdown, Log& log) {
     log.Info(
         absl::StrCat("metrics on http://", WithPort(options.metrics_address, *port), "/metrics"));
   }
-  EngineThread engine_thread(ForEngine(*loaded), engine_options, std::move(loaded->context),
+  EngineThread engine_thread(std::move(served), engine_options, std::move(loaded->context),
                              metrics.Events());
   Engine& engine = engine_thread.engine();
   metrics.SetStatsSource([&engine] { return engine.Stats(); });

@@ -39,12 +39,13 @@ void AddServing(Flags& flags, Options& o) {
   std::vector<std::pair<std::string, Memory>> memories;
   for (const Memory memory : kMemories) memories.emplace_back(MemoryName(memory), memory);
   flags.Add(
-      "memory", "NAME", Choice(o.memory, memories),
+      "memory", "NAME[,NAME]", Choices<Memory>(o.memories, memories),
       "what ovq_attention layers, and full_attention layers without RoPE, keep of their context:\n"
       "what config.json says, rows by the OVQ paper's update, rows by merging the closest pairs\n"
       "(both up to max_centroids of them), or every token; closest-pair-all: full_attention "
       "layers\n"
-      "with RoPE as well, on their turned keys");
+      "with RoPE as well, on their turned keys. Of several, sessions get the first unless their\n"
+      "creation asks for another; they share the weights");
   const std::vector<std::pair<std::string, DType>> dtypes = {{"f32", DType::kF32},
                                                              {"bf16", DType::kBF16}};
   const std::string as_checkpoint = "bf16 for BF16 checkpoints, else f32";

@@ -30,7 +30,7 @@ struct Options {
   int threads = 0;                           // 0: every core
   std::optional<size_t> state_memory_bytes;  // default: half of what is free after the weights
   EngineOptions engine;                      // all but the state memory
-  Memory memory = Memory::kAsTrained;
+  std::vector<Memory> memories = {Memory::kAsTrained};  // of sessions; the first by default
   std::optional<DType> state_dtype;    // default: BF16 for BF16 checkpoints, else F32
   std::optional<DType> compute_dtype;  // default: the same
   int64_t max_context = 1 << 20;       // positions of models with full-attention layers

@@ -45,6 +45,10 @@ void AddConversation(Flags& flags, ChatOptions& o) {
       "ttl", "SECONDS",
       NumberTo<int64_t>([&o](auto s) { o.open.mutable_ttl()->set_seconds(s); }, 1, kMaxSeconds),
       "idle time after which a kept session is deleted", "the server's");
+  flags.Add("memory", "NAME",
+            ReadTo([&o](const auto& name) { o.open.set_memory(name); }, "a name", ParseText),
+            "what the new session keeps of its context, of those that the server offers",
+            "the server's");
   flags.Add("max-centroids", "N", NumberTo<uint32_t>([&o](auto n) { o.open.set_max_centroids(n); }),
             "dictionary cap of the new session", "the model's");
 }

@@ -42,27 +42,35 @@ Buffer WeightReader::NormWeight(std::string_view leaf, int64_t n, NormWeightKind
 }
 
 Linear WeightReader::Product(std::span<const WeightPart> parts, int64_t in, float scale) {
+  return Make(parts, in, scale, compute_);
+}
+
+Linear WeightReader::FloatProduct(const WeightPart& part, int64_t in) {
+  return Make({&part, 1}, in, 1, DType::kF32);
+}
+
+Linear WeightReader::Make(std::span<const WeightPart> parts, int64_t in, float scale,
+                          DType compute) {
   std::vector<TensorView> views;
-  for (const WeightPart& part : parts) views.push_back(Take(part.leaf, {part.rows, in}));
+  std::string name = absl::StrCat(DTypeName(compute), " ", scale);
+  for (const WeightPart& part : parts) {
+    views.push_back(Take(part.leaf, {part.rows, in}));
+    absl::StrAppend(&name, " ", prefix_, std::string(part.leaf));
+  }
   if (!status_.ok()) return {};
+  if (shared_ != nullptr && shared_->contains(name)) return shared_->at(name);
+
   std::vector<std::vector<float>> scaled;
   for (TensorView& view : views) {
     if (scale == 1) continue;
     for (float& weight : scaled.emplace_back(ToFloats(view))) weight *= scale;
     view = {scaled.back().data(), DType::kF32, view.shape};
   }
-  return Make(views, compute_);
-}
-
-Linear WeightReader::FloatProduct(const WeightPart& part, int64_t in) {
-  const TensorView view = Take(part.leaf, {part.rows, in});
-  return status_.ok() ? Make({&view, 1}, DType::kF32) : Linear();
-}
-
-Linear WeightReader::Make(std::span<const TensorView> parts, DType compute) {
-  absl::StatusOr<Linear> product = Linear::Make(parts, compute, context_);
+  absl::StatusOr<Linear> product = Linear::Make(views, compute, context_);
   Update(product.status());
-  return product.ok() ? *std::move(product) : Linear();
+  if (!product.ok()) return {};
+  if (shared_ != nullptr) shared_->emplace(name, *product);
+  return *std::move(product);
 }
 
 }  // namespace ovq

@@ -3,6 +3,7 @@
 
 #include <functional>
 #include <initializer_list>
+#include <map>
 #include <span>
 #include <string>
 #include <string_view>
@@ -29,20 +30,26 @@ struct WeightPart {
 // What a norm multiplies by, of a tensor w: w, 1 + w, or 1 without a tensor.
 enum class NormWeightKind : uint8_t { kPlain, kOnePlus, kNone };
 
+// Products on the device, by their weights' names: models of one folder that take the same weights
+// share them.
+using SharedProducts = std::map<std::string, Linear>;
+
 // Takes weights by name and keeps every error (ProblemsOf its status). Once there is one, names and
 // shapes are still asked for, but nothing is loaded: what is taken is empty. So that no error hides
 // another, a mixer takes all its weights before it looks at status().
 class WeightReader {
  public:
   // compute: of the products. Names are read as prefix + leaf. With an error to begin with, the
-  // reader only checks.
+  // reader only checks. What is in `shared` is not made again; what is made joins it.
   WeightReader(const WeightSource& source, DType compute, DeviceContext& context,
-               std::string prefix = "", absl::Status status = absl::OkStatus())
+               std::string prefix = "", absl::Status status = absl::OkStatus(),
+               SharedProducts* shared = nullptr)
       : source_(source),
         compute_(compute),
         context_(context),
         prefix_(std::move(prefix)),
-        status_(std::move(status)) {}
+        status_(std::move(status)),
+        shared_(shared) {}
 
   const absl::Status& status() const { return status_; }
   DeviceContext& context() const { return context_; }
@@ -70,7 +77,9 @@ class WeightReader {
   DeviceContext& context_;
   const std::string prefix_;
   absl::Status status_;
-  Linear Make(std::span<const TensorView> parts, DType compute);
+  SharedProducts* const shared_;
+
+  Linear Make(std::span<const WeightPart> parts, int64_t in, float scale, DType compute);
 };
 
 }  // namespace ovq

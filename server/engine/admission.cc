@@ -90,7 +90,8 @@ std::shared_ptr<Job> Admission::Next() {
   if (states() + first.n_states > config_.options.max_sessions) return nullptr;
   // Until a promised state is taken, the first one holds its part of the reservation.
   absl::StatusOr<StateHandle> state =
-      pool_.Acquire(first.slot_cap, first.reserve_bytes * static_cast<size_t>(first.n_states));
+      pool_.Acquire(*first.memory->layout, first.slot_cap,
+                    first.reserve_bytes * static_cast<size_t>(first.n_states));
   if (!state.ok()) return nullptr;
   first.sequence = std::make_shared<Sequence>(Sequence{.state = *state, .pending = {}});
   first.promised_states = first.n_states - 1;
@@ -100,14 +101,13 @@ std::shared_ptr<Job> Admission::Next() {
   return job;
 }
 
-absl::StatusOr<StateHandle> Admission::AcquireSession(int32_t slot_cap) {
+absl::StatusOr<StateHandle> Admission::AcquireSession(const StateLayout& layout, int32_t slot_cap) {
   const int most = config_.options.max_sessions;
   if (states() >= most) {
     return Refuse(RejectReason::kSessionLimit,
                   Exhausted("sessions: all ", most, " of the server are in use"));
   }
-  absl::StatusOr<StateHandle> state =
-      pool_.Acquire(slot_cap, config_.model.layout->bytes_cap(slot_cap));
+  absl::StatusOr<StateHandle> state = pool_.Acquire(layout, slot_cap, layout.bytes_cap(slot_cap));
   if (!state.ok()) return Refuse(RejectReason::kStateMemory, state.status());
   return state;
 }

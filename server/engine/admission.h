@@ -41,7 +41,7 @@ class Admission {
   // is empty or that does not fit. Nobody overtakes.
   std::shared_ptr<Job> Next();
   // For a new session: at once or not at all.
-  absl::StatusOr<StateHandle> AcquireSession(int32_t slot_cap);
+  absl::StatusOr<StateHandle> AcquireSession(const StateLayout& layout, int32_t slot_cap);
   // One of the job's promised states, with the bytes of the first.
   StateHandle TakePromised(Job& job);
   void DropPromised(Job& job);

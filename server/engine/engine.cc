@@ -13,12 +13,14 @@ namespace {
 EngineConfig Completed(EngineConfig config) {
   const EngineModel& model = config.model;
   EngineOptions& options = config.options;
-  Check(model.forward != nullptr && model.layout != nullptr, "the engine has a model");
-  // No cap exceeds the address range that the layout keeps for it.
-  const int64_t limit = model.layout->limits().max_slot_cap;
-  Check(model.default_slot_cap <= limit, "the model's own cap fits the layout");
+  Check(!model.memories.empty(), "the engine has a model");
+  for (const EngineMemory& memory : model.memories) {
+    // No cap exceeds the address range that the layout keeps for it.
+    const int64_t limit = memory.layout->limits().max_slot_cap;
+    Check(memory.default_slot_cap <= limit, "the model's own cap fits the layout");
+    options.max_slot_cap = static_cast<int32_t>(std::min<int64_t>(options.max_slot_cap, limit));
+  }
   Check(options.max_batch_tokens > 0, "a step has room for a row");
-  options.max_slot_cap = static_cast<int32_t>(std::min<int64_t>(options.max_slot_cap, limit));
   if (options.quotas == nullptr) options.quotas = std::make_shared<TenantQuotas>(options.clock);
   return config;
 }
@@ -28,15 +30,15 @@ EngineConfig Completed(EngineConfig config) {
 Engine::Engine(EngineConfig config, std::unique_ptr<DeviceContext> context)
     : config_(Completed(std::move(config))),
       context_(std::move(context)),
-      pool_(*config_.model.layout, config_.options.state_memory_bytes, *context_),
+      pool_(config_.options.state_memory_bytes, *context_),
       random_(config_.options.seed),
       admission_(config_, pool_),
       sessions_(config_, pool_, admission_, random_),
       runner_(config_, pool_, admission_, sessions_, random_),
       step_(config_, *context_, pool_),
-      session_slots_(SessionSlots(*config_.model.layout, config_.model.default_slot_cap,
-                                  config_.options.state_memory_bytes,
-                                  config_.options.max_sessions)) {
+      session_slots_(SessionSlots(
+          *config_.model.memories.front().layout, config_.model.memories.front().default_slot_cap,
+          config_.options.state_memory_bytes, config_.options.max_sessions)) {
   PublishStats();
 }
 
@@ -66,7 +68,8 @@ absl::Status Engine::SubmitTurn(std::shared_ptr<Job> job) {
       return EmptyPrompt(request.field_prefix);
     }
     const int64_t position = session.position() + job->prompt_tokens;
-    if (absl::Status status = CheckPosition(*model().layout, position); !status.ok()) return status;
+    if (absl::Status status = CheckPosition(*session.state.layout, position); !status.ok())
+      return status;
     return admission_.Charge(*job, 0, 0);  // the session holds its own share
   };
   auto claimed = sessions_.Claim(request.session_id, request.tenant, check);

@@ -6,6 +6,8 @@
 #include <functional>
 #include <memory>
 #include <optional>
+#include <string>
+#include <string_view>
 #include <vector>
 
 #include "absl/time/time.h"
@@ -20,17 +22,33 @@
 
 namespace ovq {
 
+// A way for sessions to remember: their states, and the model that reads through them.
+struct EngineMemory {
+  std::string name;  // that callers ask for it by
+  std::vector<std::string> layer_types;
+  int32_t default_slot_cap = 0;  // 0: none of the layers has a growing dictionary
+  const StateLayout* layout = nullptr;
+  // ExactTokens of a session with this slot cap.
+  std::function<std::optional<int64_t>(int64_t slot_cap)> exact_tokens;
+  // LanguageModel::Forward.
+  std::function<TensorView(const StepBatch&, DeviceContext&, ScratchScope&)> forward;
+};
+
 // What the engine needs of a model; tests pass a function of their own.
 struct EngineModel {
   int64_t vocab_size = 0;
   std::vector<int32_t> eos_token_ids;
-  int32_t default_slot_cap = 0;  // 0: the model has no growing dictionary
   size_t full_kv_bytes_per_token = 0;
-  const StateLayout* layout = nullptr;
+  std::vector<EngineMemory> memories;       // one at least; the first is that of who asks for none
   const Tokenizer* tokenizer = nullptr;     // may be null: no text, no stop strings
   const ChatFormat* chat_format = nullptr;  // may be null: no messages
-  // LanguageModel::Forward.
-  std::function<TensorView(const StepBatch&, DeviceContext&, ScratchScope&)> forward;
+
+  // "": the first. Null if there is none of the name.
+  const EngineMemory* FindMemory(std::string_view name) const {
+    if (name.empty()) return &memories.front();
+    const auto found = std::ranges::find(memories, name, &EngineMemory::name);
+    return found == memories.end() ? nullptr : &*found;
+  }
 };
 
 struct EngineOptions {
@@ -91,7 +109,7 @@ struct EngineStats {
   int requests_blocked = 0;  // of the running ones, those that wait for their reader
   int64_t waiting_prompt_tokens = 0;
   int sessions_active = 0, sessions_idle = 0;  // with / without a running request
-  int session_slots = 0;                       // SessionSlots of the model's default cap
+  int session_slots = 0;                       // SessionSlots of the first memory's default cap
   size_t state_bytes_committed = 0, state_bytes_reserved = 0, state_bytes_budget = 0;
   int64_t live_slots = 0;                // summed over sessions
   size_t equivalent_kv_cache_bytes = 0;  // what the same sessions' positions would need

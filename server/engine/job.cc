@@ -24,8 +24,10 @@ std::shared_ptr<Job> NewJob(const EngineModel& model, CallRequest& request, int6
   job->deadline = request.deadline;
   job->tokens = std::move(request.prompt);
   job->prompt_tokens = static_cast<int64_t>(job->tokens.size());
-  job->slot_cap = request.slot_cap.value_or(model.default_slot_cap);
-  job->reserve_bytes = BytesWithin(*model.layout, job->prompt_tokens, max_tokens, job->slot_cap);
+  job->memory = model.FindMemory(request.memory);
+  job->slot_cap = request.slot_cap.value_or(job->memory->default_slot_cap);
+  job->reserve_bytes =
+      BytesWithin(*job->memory->layout, job->prompt_tokens, max_tokens, job->slot_cap);
   return job;
 }
 

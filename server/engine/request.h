@@ -37,13 +37,14 @@ struct OutputOptions {
 struct CallRequest {
   std::vector<int32_t> prompt = {};        // checked against the vocabulary by the Engine
   std::string tenant = {};                 // owner of the session; "" without authentication
-  std::optional<int32_t> slot_cap = {};    // default: the model's
+  std::string memory = {};                 // of the engine's; "": the first
+  std::optional<int32_t> slot_cap = {};    // default: the memory's
   std::string field_prefix = {};           // put before a field's name: "turn." in a Chat
   std::optional<SteadyTime> arrival = {};  // default: when the Engine gets it
   SteadyTime deadline = kNever;
 };
 
-struct GenerateRequest : CallRequest {  // slot_cap: one-shot only
+struct GenerateRequest : CallRequest {  // memory, slot_cap: one-shot only
   std::string session_id;               // empty: a session that ends with the request
   SamplingParams sampling;
   bool seed_given = false;  // sampling.seed = 0 is a seed too; else the engine draws one for 0
@@ -174,6 +175,7 @@ struct SessionInfo {
   std::string tenant;
   int64_t position = 0;  // tokens of the conversation
   std::optional<int32_t> last_token;
+  std::string memory;
   int32_t slot_cap = 0;
   size_t state_bytes = 0;      // committed now
   size_t state_bytes_cap = 0;  // the most it will ever hold

@@ -97,7 +97,7 @@ void Runner::CollectDecoding(Job& job) {
     if (completion->done) continue;
     Sequence& sequence = *completion->sequence;
     const int64_t next = sequence.state.position + 1;
-    if (absl::Status status = CheckPosition(*config_.model.layout, next); !status.ok()) {
+    if (absl::Status status = CheckPosition(*sequence.state.layout, next); !status.ok()) {
       return Fail(job, FinishReason::kError, status);
     }
     sequences_.push_back({.state = &sequence.state,
@@ -182,7 +182,7 @@ void Runner::AddTo(EngineStats& stats) const {
   const auto add = [&](const Sequence* sequence) {
     if (sequence == nullptr || sequence->state.base == nullptr) return;
     const StateHandle& state = sequence->state;
-    stats.live_slots += config_.model.layout->LiveSlotsAt(state.position, state.slot_cap);
+    stats.live_slots += state.layout->LiveSlotsAt(state.position, state.slot_cap);
     stats.equivalent_kv_cache_bytes +=
         static_cast<size_t>(sequence->position()) * config_.model.full_kv_bytes_per_token;
   };
@@ -216,7 +216,7 @@ Usage Runner::UsageOf(const Job& job, const Completion* completion) const {
     usage.state_bytes = static_cast<int64_t>(sequence->state.committed_bytes);
     usage.position = sequence->position();
     usage.merged_tokens =
-        config_.model.layout->MergedTokensAt(sequence->state.position, sequence->state.slot_cap);
+        sequence->state.layout->MergedTokensAt(sequence->state.position, sequence->state.slot_cap);
   }
   usage.queue_time = TimeBetween(job.arrival, job.admitted.value_or(now));
   if (job.admitted) usage.prefill_time = TimeBetween(*job.admitted, job.prefilled.value_or(now));
@@ -225,13 +225,12 @@ Usage Runner::UsageOf(const Job& job, const Completion* completion) const {
 }
 
 std::optional<double> Runner::DictionaryFill(const Job& job, const Completion* completion) const {
-  const StateLayout& layout = *config_.model.layout;
   const Sequence* sequence = SequenceOf(job, completion);
-  if (sequence == nullptr || sequence->state.base == nullptr || !layout.has_slot_cap()) {
-    return std::nullopt;
-  }
+  if (sequence == nullptr || sequence->state.base == nullptr) return std::nullopt;
   const StateHandle& state = sequence->state;
-  return static_cast<double>(layout.LiveSlotsAt(state.position, state.slot_cap)) / state.slot_cap;
+  if (!state.layout->has_slot_cap()) return std::nullopt;
+  const int64_t live = state.layout->LiveSlotsAt(state.position, state.slot_cap);
+  return static_cast<double>(live) / state.slot_cap;
 }
 
 void Runner::ReleaseStates(Job& job) {

@@ -90,7 +90,7 @@ void SessionStore::Refresh(Session& session) {
   session.info.position = session.position();
   session.info.last_token = session.pending;
   session.info.state_bytes = state.committed_bytes;
-  session.info.live_slots = config_.model.layout->LiveSlotsAt(state.position, state.slot_cap);
+  session.info.live_slots = state.layout->LiveSlotsAt(state.position, state.slot_cap);
 }
 
 void SessionStore::MarkUsed(Session& session) {
@@ -114,7 +114,8 @@ std::shared_ptr<Job> SessionStore::Open(SessionOptions options, SteadyTime calle
     return nullptr;
   }
   std::shared_ptr<Job> job = NewJob(config_.model, options, 0, called);
-  absl::StatusOr<StateHandle> state = admission_.AcquireSession(job->slot_cap);
+  absl::StatusOr<StateHandle> state =
+      admission_.AcquireSession(*job->memory->layout, job->slot_cap);
   absl::Status status = state.status();
   if (status.ok()) {
     status = admission_.Charge(*job, 1, state->reserved_bytes);
@@ -133,6 +134,7 @@ std::shared_ptr<Job> SessionStore::Open(SessionOptions options, SteadyTime calle
   if (!options.key.empty()) session->info.id = absl::StrCat(options.key, ".", session->info.id);
   session->info.tenant = job->tenant;
   session->info.created = config_.options.clock.wall();
+  session->info.memory = job->memory->name;
   session->info.slot_cap = state->slot_cap;
   session->info.state_bytes_cap = state->reserved_bytes;
   session->info.prompt_tokens_total = job->prompt_tokens;

@@ -8,14 +8,14 @@
 
 namespace ovq {
 
-StatePool::StatePool(const StateLayout& layout, size_t budget_bytes, DeviceContext& context)
-    : layout_(layout), budget_(budget_bytes), memory_(context) {
-  Check(layout.page_bytes() % memory_.page_bytes() == 0, "the layout counts in the device's pages");
-}
+StatePool::StatePool(size_t budget_bytes, DeviceContext& context)
+    : budget_(budget_bytes), memory_(context) {}
 
 StatePool::~StatePool() { Check(sessions_ == 0, "every session state is released"); }
 
-absl::StatusOr<StateHandle> StatePool::Acquire(int32_t slot_cap, size_t reserve_bytes) {
+absl::StatusOr<StateHandle> StatePool::Acquire(const StateLayout& layout, int32_t slot_cap,
+                                               size_t reserve_bytes) {
+  Check(layout.page_bytes() % memory_.page_bytes() == 0, "the layout counts in the device's pages");
   if (reserve_bytes > free_bytes()) {
     return WithFacts(absl::ResourceExhaustedError(absl::StrCat("state memory: ", reserve_bytes,
                                                                " bytes needed, ", free_bytes(),
@@ -23,10 +23,11 @@ absl::StatusOr<StateHandle> StatePool::Acquire(int32_t slot_cap, size_t reserve_
                      {.bytes_needed = reserve_bytes, .bytes_free = free_bytes()});
   }
   StateHandle state;
-  state.base = memory_.Reserve(layout_.virtual_bytes());
+  state.layout = &layout;
+  state.base = memory_.Reserve(layout.virtual_bytes());
   if (state.base == nullptr) {
     return absl::ResourceExhaustedError(
-        absl::StrCat("state memory: the system has no address range of ", layout_.virtual_bytes(),
+        absl::StrCat("state memory: the system has no address range of ", layout.virtual_bytes(),
                      " bytes: ", std::strerror(errno)));
   }
   state.slot_cap = slot_cap;
@@ -34,7 +35,7 @@ absl::StatusOr<StateHandle> StatePool::Acquire(int32_t slot_cap, size_t reserve_
   reserved_ += reserve_bytes;
   ++sessions_;
   Commit(state, 0, {});
-  for (const StateLayout::Image& image : layout_.images()) {
+  for (const StateLayout::Image& image : layout.images()) {
     memory_.CopyIn(state.base + image.offset, image.bytes->data(), image.bytes->size());
   }
   return state;
@@ -43,8 +44,8 @@ absl::StatusOr<StateHandle> StatePool::Acquire(int32_t slot_cap, size_t reserve_
 void StatePool::Grow(StateHandle& state, int64_t position) {
   Check(position >= state.position, "a state never shrinks");
   // Sizes rise with the position, so equal sizes mean equal extents.
-  if (layout_.bytes_at(position, state.slot_cap) != state.committed_bytes) {
-    Commit(state, position, layout_.extents_at(state.position, state.slot_cap));
+  if (state.layout->bytes_at(position, state.slot_cap) != state.committed_bytes) {
+    Commit(state, position, state.layout->extents_at(state.position, state.slot_cap));
   }
   state.position = position;
 }
@@ -52,7 +53,7 @@ void StatePool::Grow(StateHandle& state, int64_t position) {
 void StatePool::Commit(StateHandle& state, int64_t position,
                        std::span<const StateExtent> committed) {
   size_t total = 0;
-  for (const StateExtent& extent : layout_.extents_at(position, state.slot_cap)) {
+  for (const StateExtent& extent : state.layout->extents_at(position, state.slot_cap)) {
     size_t have = 0;
     for (const StateExtent& old : committed) {
       if (old.offset == extent.offset) have = old.bytes;
@@ -67,7 +68,7 @@ void StatePool::Commit(StateHandle& state, int64_t position,
 
 void StatePool::Release(StateHandle& state) {
   if (state.base == nullptr) return;
-  memory_.Release(state.base, layout_.virtual_bytes());
+  memory_.Release(state.base, state.layout->virtual_bytes());
   reserved_ -= state.reserved_bytes;
   committed_ -= state.committed_bytes;
   --sessions_;
@@ -82,23 +83,23 @@ void StatePool::ShrinkReservation(StateHandle& state, size_t reserve_bytes) {
 }
 
 absl::StatusOr<StateHandle> StatePool::Clone(const StateHandle& state, size_t reserve_bytes) {
-  absl::StatusOr<StateHandle> clone = Acquire(state.slot_cap, reserve_bytes);
+  absl::StatusOr<StateHandle> clone = Acquire(*state.layout, state.slot_cap, reserve_bytes);
   if (!clone.ok()) return clone;
   Grow(*clone, state.position);
-  for (const StateExtent& extent : layout_.live_extents_at(state.position, state.slot_cap)) {
+  for (const StateExtent& extent : state.layout->live_extents_at(state.position, state.slot_cap)) {
     memory_.Copy(clone->base + extent.offset, state.base + extent.offset, extent.bytes);
   }
   return clone;
 }
 
 size_t StatePool::SnapshotBytes(const StateHandle& state) const {
-  return layout_.live_bytes_at(state.position, state.slot_cap);
+  return state.layout->live_bytes_at(state.position, state.slot_cap);
 }
 
 void StatePool::CopyOut(const StateHandle& state, std::span<std::byte> out) {
   Check(out.size() == SnapshotBytes(state), "size of a state's snapshot");
   size_t at = 0;
-  for (const StateExtent& extent : layout_.live_extents_at(state.position, state.slot_cap)) {
+  for (const StateExtent& extent : state.layout->live_extents_at(state.position, state.slot_cap)) {
     memory_.CopyOut(out.data() + at, state.base + extent.offset, extent.bytes);
     at += extent.bytes;
   }
@@ -109,7 +110,7 @@ void StatePool::CopyIn(StateHandle& state, int64_t position, std::span<const std
   Grow(state, position);
   Check(in.size() == SnapshotBytes(state), "size of a state's snapshot");
   size_t at = 0;
-  for (const StateExtent& extent : layout_.live_extents_at(position, state.slot_cap)) {
+  for (const StateExtent& extent : state.layout->live_extents_at(position, state.slot_cap)) {
     memory_.CopyIn(state.base + extent.offset, in.data() + at, extent.bytes);
     at += extent.bytes;
   }

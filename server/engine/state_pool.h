@@ -15,23 +15,25 @@ namespace ovq {
 
 // One session's memory. Plain data owned by a Session; only StatePool changes it.
 struct StateHandle {
+  const StateLayout* layout = nullptr;
   std::byte* base = nullptr;  // the device's memory: kernels read it, the pool copies it
   int32_t slot_cap = 0;
   int64_t position = 0;        // committed up to here
-  size_t committed_bytes = 0;  // = layout.bytes_at(position, slot_cap)
+  size_t committed_bytes = 0;  // = layout->bytes_at(position, slot_cap)
   size_t reserved_bytes = 0;   // counted against the budget
 };
 
 // Engine thread only.
 class StatePool {
  public:
-  // States in the memory of the context's device, in whose pages the layout counts.
-  StatePool(const StateLayout& layout, size_t budget_bytes, DeviceContext& context);
+  // States in the memory of the context's device, in whose pages their layouts count.
+  StatePool(size_t budget_bytes, DeviceContext& context);
   ~StatePool();
 
   // Reserves reserve_bytes of the budget (the session's cap, or its size at the last
   // position it can reach) and commits position 0. ResourceExhausted states bytes needed and free.
-  absl::StatusOr<StateHandle> Acquire(int32_t slot_cap, size_t reserve_bytes);
+  absl::StatusOr<StateHandle> Acquire(const StateLayout& layout, int32_t slot_cap,
+                                      size_t reserve_bytes);
   // Commits up to `position`; never fails for positions within the reservation (address space and
   // budget are already taken; the system running out of physical memory ends the process).
   void Grow(StateHandle& state, int64_t position);
@@ -57,7 +59,6 @@ class StatePool {
   // Commits what the extents at `position` have beyond `committed`.
   void Commit(StateHandle& state, int64_t position, std::span<const StateExtent> committed);
 
-  const StateLayout& layout_;
   const size_t budget_;
   StateMemory memory_;
   size_t reserved_ = 0;

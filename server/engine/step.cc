@@ -39,15 +39,31 @@ std::vector<PlanItem> PlanStep(std::span<const StepSequence> sequences, int32_t 
   return plan;
 }
 
+std::vector<PlanItem> Step::Plan(std::span<const StepSequence> sequences) const {
+  std::vector<const StateLayout*> memories;  // of those that can have rows
+  for (const StepSequence& sequence : sequences) {
+    const StateLayout* memory = sequence.state->layout;
+    if (!sequence.paused && std::ranges::count(memories, memory) == 0) memories.push_back(memory);
+  }
+  const auto n_memories = static_cast<int64_t>(memories.size());
+  if (n_memories < 2) return PlanStep(sequences, max_rows_, steps_);
+  const StateLayout* memory = memories[static_cast<size_t>(steps_ % n_memories)];
+  std::vector<StepSequence> others_paused(sequences.begin(), sequences.end());
+  for (StepSequence& sequence : others_paused) sequence.paused |= sequence.state->layout != memory;
+  return PlanStep(others_paused, max_rows_, steps_ / n_memories);
+}
+
 std::vector<PlanItem> Step::Run(std::span<const StepSequence> sequences, StepReport& report) {
-  std::vector<PlanItem> plan = PlanStep(sequences, max_rows_, steps_);
+  std::vector<PlanItem> plan = Plan(sequences);
   if (plan.empty()) return plan;
   batch_.Clear();
   reader_.Clear();
   for (const PlanItem& item : plan) Fill(sequences[item.id], item.n_rows, report);
 
   ScratchScope scratch(context_);
-  TensorView logits = model_.forward(batch_, context_, scratch);
+  const StateLayout* layout = sequences[static_cast<size_t>(plan.front().id)].state->layout;
+  const auto memory = std::ranges::find(model_.memories, layout, &EngineMemory::layout);
+  TensorView logits = memory->forward(batch_, context_, scratch);
   logits.shape = {static_cast<int64_t>(batch_.logit_rows.size()), model_.vocab_size};
   reader_.Read(context_, logits);  // the step's only wait for the device
   ++steps_;
@@ -84,7 +100,7 @@ void Step::Fill(const StepSequence& sequence, int32_t n_rows, StepReport& report
 // What n_rows more do to a dictionary follows from the positions: a chunk's update takes up all its
 // tokens, as many of them as new centroids as the law of growth says.
 void Step::CountUpdates(const StateHandle& state, int32_t n_rows, StepReport& report) const {
-  const StateLayout& layout = *model_.layout;
+  const StateLayout& layout = *state.layout;
   const int64_t end = state.position + n_rows;
   const int64_t tokens = layout.DictionaryTokens(end) - layout.DictionaryTokens(state.position);
   if (tokens == 0) return;

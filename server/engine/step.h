@@ -53,10 +53,10 @@ class Step {
         context_(context),
         pool_(pool) {}
 
-  // Chooses rows of the sequences, at most the options' max_batch_tokens, and moves the states on
-  // by them. Returns which got how many, ids being indices into `sequences`; empty if none could
-  // have one. Their results follow in that order: NextDraw for each draw, or NextScore for each
-  // row.
+  // Chooses rows of the sequences, at most the options' max_batch_tokens, all in one memory as a
+  // step is one model's: where there are several, they take turns. Moves the states on by them.
+  // Returns which got how many, ids being indices into `sequences`; empty if none could have one.
+  // Their results follow in that order: NextDraw for each draw, or NextScore for each row.
   std::vector<PlanItem> Run(std::span<const StepSequence> sequences, StepReport& report);
 
   Sampled NextDraw() { return reader_.NextDraw(); }
@@ -64,6 +64,7 @@ class Step {
   void DropResults() { reader_.Clear(); }  // what scores asked for may be large
 
  private:
+  std::vector<PlanItem> Plan(std::span<const StepSequence> sequences) const;
   void Fill(const StepSequence& sequence, int32_t n_rows, StepReport& report);
   void CountUpdates(const StateHandle& state, int32_t n_rows, StepReport& report) const;
 

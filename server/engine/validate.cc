@@ -4,6 +4,7 @@
 #include <limits>
 
 #include "absl/strings/str_cat.h"
+#include "base/text.h"
 #include "server/engine/error_facts.h"
 #include "server/engine/limits.h"
 
@@ -110,15 +111,28 @@ absl::Status NoChatTemplate(const std::string& path) {
       {.field = path});
 }
 
-absl::Status CheckSlotCap(const EngineConfig& config, int32_t slot_cap, const std::string& prefix) {
-  const std::string field = absl::StrCat(prefix, "max_centroids");
-  if (!config.model.layout->has_slot_cap()) {
-    return BadField(field, "none, as this model has no growing dictionary", AsSent(slot_cap));
+absl::Status CheckMemory(const EngineConfig& config, const std::string& memory,
+                         std::optional<int32_t> slot_cap, const std::string& prefix) {
+  const EngineMemory* found = config.model.FindMemory(memory);
+  if (found == nullptr) {
+    std::string names;
+    for (const EngineMemory& one : config.model.memories) {
+      absl::StrAppend(&names, names.empty() ? "one of " : ", ", one.name);
+    }
+    return BadField(absl::StrCat(prefix, "memory"), absl::StrCat(names, " (--memory)"),
+                    Quoted(memory));
   }
-  if (slot_cap >= kMinSlotCap && slot_cap <= config.options.max_slot_cap) return absl::OkStatus();
+  if (!slot_cap) return absl::OkStatus();
+  const std::string field = absl::StrCat(prefix, "max_centroids");
+  if (!found->layout->has_slot_cap()) {
+    return BadField(field, "none, as no layer has a growing dictionary", AsSent(*slot_cap));
+  }
+  if (*slot_cap >= kMinSlotCap && *slot_cap <= config.options.max_slot_cap) {
+    return absl::OkStatus();
+  }
   return BadField(
       field, absl::StrCat(kMinSlotCap, " to ", config.options.max_slot_cap, " (--max-centroids)"),
-      AsSent(slot_cap));
+      AsSent(*slot_cap));
 }
 
 absl::Status CheckTokenIds(std::span<const int32_t> ids, int64_t vocab_size,
@@ -204,11 +218,14 @@ absl::Status ValidateGenerate(const EngineConfig& config, const GenerateRequest&
   const bool one_shot = request.session_id.empty();
   const std::string at = absl::StrCat(prefix, "sampling.");
   absl::Status status;  // the first error, as Update has it
-  if (request.slot_cap) {
-    status = one_shot
-                 ? CheckSlotCap(config, *request.slot_cap, prefix)
-                 : BadField("max_centroids", "none with session_id", AsSent(*request.slot_cap));
+  if (one_shot) {
+    status = CheckMemory(config, request.memory, request.slot_cap, prefix);
+  } else if (!request.memory.empty()) {
+    status = BadField("memory", "none with session_id", Quoted(request.memory));
+  } else if (request.slot_cap) {
+    status = BadField("max_centroids", "none with session_id", AsSent(*request.slot_cap));
   }
+  if (!status.ok()) return status;
   status.Update(CheckSampling(request.sampling, config.model.vocab_size, at));
   const int most = one_shot ? kMaxCompletions : 1;
   if (request.n < 1 || request.n > most) {
@@ -223,17 +240,20 @@ absl::Status ValidateGenerate(const EngineConfig& config, const GenerateRequest&
   if (one_shot && request.prompt.empty()) status.Update(EmptyPrompt(prefix));
   status.Update(CheckPrompt(config, request.prompt, prefix));
   if (one_shot) {
-    status.Update(CheckPosition(*config.model.layout, static_cast<int64_t>(request.prompt.size())));
+    status.Update(CheckPosition(*config.model.FindMemory(request.memory)->layout,
+                                static_cast<int64_t>(request.prompt.size())));
   }
   return status;
 }
 
 absl::Status ValidateScore(const EngineConfig& config, const ScoreRequest& request) {
   if (request.prompt.empty()) return EmptyPrompt("");
-  absl::Status status = CheckPrompt(config, request.prompt, "");
-  if (request.slot_cap) status.Update(CheckSlotCap(config, *request.slot_cap, ""));
+  absl::Status status = CheckMemory(config, request.memory, request.slot_cap, "");
+  if (!status.ok()) return status;
+  status.Update(CheckPrompt(config, request.prompt, ""));
   status.Update(CheckTopLogprobs(request.top_logprobs, config.model.vocab_size, "top_logprobs"));
-  status.Update(CheckPosition(*config.model.layout, static_cast<int64_t>(request.prompt.size())));
+  status.Update(CheckPosition(*config.model.FindMemory(request.memory)->layout,
+                              static_cast<int64_t>(request.prompt.size())));
   if (!status.ok()) return status;
   // On the wire an id takes up to 5 bytes and a log-probability 4; here a list takes its own room.
   constexpr size_t kPerEntry = 9, kPerToken = sizeof(float) + sizeof(std::vector<TokenLogprob>);
@@ -249,8 +269,8 @@ absl::Status ValidateScore(const EngineConfig& config, const ScoreRequest& reque
 
 absl::Status ValidateSession(const EngineConfig& config, const SessionOptions& session) {
   const std::string& prefix = session.field_prefix;
-  absl::Status status;
-  if (session.slot_cap) status = CheckSlotCap(config, *session.slot_cap, prefix);
+  absl::Status status = CheckMemory(config, session.memory, session.slot_cap, prefix);
+  if (!status.ok()) return status;
   if (session.ttl && (*session.ttl <= absl::ZeroDuration() || *session.ttl > kMaxSessionTtl)) {
     status.Update(BadField(absl::StrCat(prefix, "ttl"),
                            absl::StrCat("a duration above 0 and at most ",
@@ -258,7 +278,8 @@ absl::Status ValidateSession(const EngineConfig& config, const SessionOptions& s
                            absl::FormatDuration(*session.ttl)));
   }
   status.Update(CheckPrompt(config, session.prompt, prefix));
-  status.Update(CheckPosition(*config.model.layout, static_cast<int64_t>(session.prompt.size())));
+  status.Update(CheckPosition(*config.model.FindMemory(session.memory)->layout,
+                              static_cast<int64_t>(session.prompt.size())));
   return status;
 }
 

@@ -20,7 +20,9 @@ absl::Status ValidateSession(const EngineConfig& config, const SessionOptions& s
 absl::Status CheckPosition(const StateLayout& layout, int64_t position);
 
 // --- single fields; `path` is the field's, `prefix` what its name is appended to ("", "turn.") ---
-absl::Status CheckSlotCap(const EngineConfig& config, int32_t slot_cap, const std::string& prefix);
+// That there is such a memory, and that its layers take the cap, if there is one.
+absl::Status CheckMemory(const EngineConfig& config, const std::string& memory,
+                         std::optional<int32_t> slot_cap, const std::string& prefix);
 absl::Status CheckTokenIds(std::span<const int32_t> ids, int64_t vocab_size,
                            const std::string& path);
 // The length alone, for before the tokens are copied.

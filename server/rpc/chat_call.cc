@@ -113,9 +113,9 @@ void ChatCall::Open(const v1::ChatOpen& open) {
   if (absl::Status status = CheckSessionId(open.session_id(), "open."); !status.ok()) {
     return Opened(status);
   }
-  if (open.has_max_centroids() || open.has_ttl()) {
-    return Opened(
-        BadField("open", "max_centroids and ttl only for a new session", "them with session_id"));
+  if (!open.memory().empty() || open.has_max_centroids() || open.has_ttl()) {
+    return Opened(BadField("open", "memory, max_centroids and ttl only for a new session",
+                           "them with session_id"));
   }
   Opened(services_.engine.GetSession(open.session_id(), caller_.tenant));
 }

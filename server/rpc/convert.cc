@@ -153,6 +153,7 @@ absl::StatusOr<SessionOptions> ToSessionOptions(const Message& from,
     }
     to.key = *std::move(key);
   }
+  to.memory = from.memory();
   if (from.has_max_centroids()) to.slot_cap = static_cast<int32_t>(from.max_centroids());
   if (from.has_ttl()) to.ttl = ToDuration(from.ttl());
   return to;
@@ -207,6 +208,7 @@ void Fill(const Finished& from, v1::Finished& to) {
 void Fill(const SessionInfo& from, v1::Session& to) {
   to.set_session_id(from.id);
   to.set_position(static_cast<uint64_t>(from.position));
+  to.set_memory(from.memory);
   to.set_max_centroids(static_cast<uint32_t>(from.slot_cap));
   to.set_state_bytes(from.state_bytes);
   to.set_state_bytes_cap(from.state_bytes_cap);

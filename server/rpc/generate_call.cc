@@ -48,6 +48,7 @@ class GenerateCall final
       to.session_id = from.session_id();
       place = PlaceIn(services_.engine, to.session_id, to.tenant);
     }
+    to.memory = from.memory();
     if (from.has_max_centroids()) to.slot_cap = static_cast<int32_t>(from.max_centroids());
     return SetGeneration(from, place, services_.engine, to);
   }

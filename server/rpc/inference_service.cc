@@ -17,26 +17,32 @@ uint64_t SaturatingProduct(uint64_t a, uint64_t b) {
   return __builtin_mul_overflow(a, b, &product) ? std::numeric_limits<uint64_t>::max() : product;
 }
 
-absl::Status FillStateSizes(const v1::GetModelInfoRequest& request, const ServiceContext& services,
-                            v1::ModelInfo& info) {
-  const Engine& engine = services.engine;
+// What depends on the memory that is asked about.
+absl::Status FillMemory(const v1::GetModelInfoRequest& request, const Engine& engine,
+                        v1::ModelInfo& info) {
   const EngineModel& model = engine.model();
-  int32_t cap = model.default_slot_cap;
-  if (request.has_max_centroids()) {
-    cap = static_cast<int32_t>(request.max_centroids());
-    absl::Status status = CheckSlotCap(engine.config(), cap, "");
-    if (!status.ok()) return status;
-  }
-  info.set_state_bytes_cap(model.layout->bytes_cap(cap));
-  if (const auto exact = services.description.exact_tokens(cap))
+  std::optional<int32_t> asked;
+  if (request.has_max_centroids()) asked = static_cast<int32_t>(request.max_centroids());
+  absl::Status status = CheckMemory(engine.config(), request.memory(), asked, "");
+  if (!status.ok()) return status;
+  const EngineMemory& memory = *model.FindMemory(request.memory());
+  info.set_memory(memory.name);
+  for (const std::string& type : memory.layer_types) info.add_layer_types(type);
+  info.set_default_max_centroids(static_cast<uint32_t>(memory.default_slot_cap));
+  info.set_max_centroids_limit(
+      memory.default_slot_cap > 0 ? static_cast<uint32_t>(engine.options().max_slot_cap) : 0);
+  const int32_t cap = asked.value_or(memory.default_slot_cap);
+  info.set_state_bytes_cap(memory.layout->bytes_cap(cap));
+  if (const std::optional<int64_t> exact = memory.exact_tokens(cap)) {
     info.set_exact_tokens(static_cast<uint64_t>(*exact));
+  }
   std::vector<uint64_t> positions(request.positions().begin(), request.positions().end());
   if (absl::Status status = CheckInfoPositions(positions); !status.ok()) return status;
   if (positions.empty()) positions = {1 << 10, 1 << 15, 1 << 20};
   for (uint64_t position : positions) {
     v1::StateSize& size = *info.add_state_sizes();
     size.set_position(position);
-    size.set_state_bytes(model.layout->bytes_at(static_cast<int64_t>(position), cap));
+    size.set_state_bytes(memory.layout->bytes_at(static_cast<int64_t>(position), cap));
     size.set_full_kv_cache_bytes(SaturatingProduct(position, model.full_kv_bytes_per_token));
   }
   return absl::OkStatus();
@@ -66,11 +72,7 @@ absl::StatusOr<v1::ModelInfo> HandleModelInfo(const UnaryInfo& call,
   info.set_fingerprint(description.fingerprint);
   info.set_vocab_size(static_cast<uint64_t>(model.vocab_size));
   info.set_hidden_size(static_cast<uint64_t>(description.hidden_size));
-  for (const std::string& type : description.layer_types) info.add_layer_types(type);
   info.set_parameters(static_cast<uint64_t>(description.parameters));
-  info.set_default_max_centroids(static_cast<uint32_t>(model.default_slot_cap));
-  info.set_max_centroids_limit(
-      model.default_slot_cap > 0 ? static_cast<uint32_t>(options.max_slot_cap) : 0);
   info.set_has_tokenizer(model.tokenizer != nullptr && model.tokenizer->has_text());
   info.set_has_chat_template(model.chat_format != nullptr);
   if (model.tokenizer != nullptr) info.set_tokenizer(TokenizerName(model.tokenizer->kind()));
@@ -87,7 +89,8 @@ absl::StatusOr<v1::ModelInfo> HandleModelInfo(const UnaryInfo& call,
   info.set_max_prompt_tokens(static_cast<uint64_t>(options.max_prompt_tokens));
   info.set_server_version(OVQ_VERSION);
   FillLimits(*info.mutable_limits());
-  if (absl::Status status = FillStateSizes(request, services, info); !status.ok()) {
+  for (const EngineMemory& memory : model.memories) info.add_memories(memory.name);
+  if (absl::Status status = FillMemory(request, services.engine, info); !status.ok()) {
     return status;
   }
   return info;
@@ -102,6 +105,7 @@ void HandleScore(const UnaryInfo& info, const v1::ScoreRequest& message,
   info.record.summary().work.prompt_tokens = static_cast<int64_t>(tokens->size());
   ScoreRequest request;
   request.prompt = *tokens;
+  request.memory = message.memory();
   if (message.has_max_centroids()) request.slot_cap = static_cast<int32_t>(message.max_centroids());
   request.top_logprobs = static_cast<int>(message.top_logprobs());
   request.tenant = info.tenant;

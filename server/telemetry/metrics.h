@@ -38,17 +38,12 @@ struct ModelDescription {
   std::string name;  // the label `model` of every family
   std::string fingerprint;
   int64_t hidden_size = 0;
-  std::vector<std::string> layer_types;
   int64_t parameters = 0;
   std::optional<int32_t> bos_token_id;
   std::string device;
   std::string compute_dtype;
   std::string state_dtype;
-  std::string memory = "model";  // what layers are read through (MemoryName)
-  // ExactTokens of a session with this slot cap.
-  std::function<std::optional<int64_t>(int64_t slot_cap)> exact_tokens = [](int64_t) {
-    return std::nullopt;
-  };
+  std::string memory;  // what sessions can choose from: MemoryNames with commas between
   size_t weight_bytes = 0;
   bool has_gpu = false;         // its memory is reported, too
   bool has_dictionary = false;  // some layer grows centroids

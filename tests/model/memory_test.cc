@@ -177,6 +177,35 @@ TEST(ReadThrough, AShortSessionIsFullAttention) {
   EXPECT_NE(logits(**bounded, 16), expected);
 }
 
+TEST(ReadThrough, ModelsThatShareWeightsAreThoseLoadedAlone) {
+  EditedModel model("sw-full");
+  ModelOptions options;
+  options.limits = {.max_slot_cap = 64, .max_unbounded_tokens = 4096};
+  const Memory memories[] = {Memory::kClosestPair, Memory::kExact, Memory::kPaper};
+  const TempFolder folder;
+  model.Write(folder);
+  const auto each = LanguageModel::LoadEach(folder.path(), options, memories, *model.context);
+  ASSERT_TRUE(each.ok()) << each.status();
+  const std::vector<int32_t> tokens = LoadGolden("sw-full").sequences.back();
+  const auto logits = [&](const LanguageModel& of) {
+    Session session(of, *model.context, tokens, /*slot_cap=*/16);
+    while (session.remaining() > 0) session.Feed(std::min<int64_t>(50, session.remaining()));
+    return session.logits();
+  };
+  std::vector<std::vector<float>> found;
+  for (size_t i = 0; i < std::size(memories); ++i) {
+    options.memory = memories[i];
+    const auto alone = model.Load(options);
+    ASSERT_TRUE(alone.ok()) << alone.status();
+    found.push_back(logits(*(*each)[i]));
+    EXPECT_EQ(found.back(), logits(**alone)) << MemoryName(memories[i]);
+    EXPECT_EQ((*each)[i]->fingerprint(), (*alone)->fingerprint());
+    EXPECT_EQ((*each)[i]->parameters(), (*alone)->parameters());
+  }
+  EXPECT_NE(found[0], found[1]);
+  EXPECT_NE(found[0], found[2]);
+}
+
 // Both rules, on the devices that share no code: each layer keeps as many rows as its share says.
 TEST(ReadThrough, LayersOfUnequalSharesAgreeOnEveryDevice) {
   const Golden golden = LoadGolden("ovq-shares");

@@ -75,6 +75,7 @@ class ChatOneShot(WithServer):
             *("--prompt=x", "--max-tokens=7", "--temperature=0", "--top-k=5", "--top-p=0.5"),
             *("--min-p=0.25", "--seed=18446744073709551615", "--stop=a", "--stop", "b"),
             *("--ignore-eos", "--max-centroids=32", "--keep-session", "--ttl=60"),
+            "--memory=closest-pair",
         )
         self.assertEqual(run.returncode, 0, run.stderr)
         turn, opened = self.server.turns[0], self.server.opens[0]
@@ -87,7 +88,8 @@ class ChatOneShot(WithServer):
         self.assertEqual(list(turn.stop.stop_strings), ["a", "b"])
         self.assertEqual((turn.stop.max_tokens, turn.stop.ignore_eos), (7, True))
         self.assertEqual(
-            (opened.max_centroids, opened.keep_session, opened.ttl.seconds), (32, True, 60)
+            (opened.memory, opened.max_centroids, opened.keep_session, opened.ttl.seconds),
+            ("closest-pair", 32, True, 60),
         )
 
     def test_absent_flags_stay_absent(self):
@@ -262,8 +264,8 @@ class PythonClient(WithServer):
         self.assertFalse(request.HasField("output"))
 
     def test_generate_from_ids_on_a_session(self):
-        session = self.client.create_session("abc", max_centroids=32, ttl=60)
-        self.assertEqual((session.position, session.max_centroids), (3, 32))
+        session = self.client.create_session("abc", memory="paper", max_centroids=32, ttl=60)
+        self.assertEqual((session.position, session.memory, session.max_centroids), (3, "paper", 32))
         self.assertEqual(session.expires.timestamp(), 1060)
         events = list(self.client.generate([100, 101], session_id=session.session_id))
         self.assertEqual(text_of(events), "5:de")

@@ -127,7 +127,7 @@ class FakeServer:
     # --- SessionService ---
 
     def CreateSession(self, request, context):
-        session = self._new_session(request.max_centroids or 64, context)
+        session = self._new_session(request, context)
         session.position = len(self._ids(request.prompt))
         session.expires.FromSeconds(1000 + request.ttl.seconds)
         return session
@@ -168,11 +168,12 @@ class FakeServer:
     def _key(self, context):
         return dict(context.invocation_metadata()).get("ovq-session", "")
 
-    def _new_session(self, max_centroids, context):
+    def _new_session(self, request, context):
         key = self._key(context)
         session = self.pb.Session(
             session_id=(f"{key}." if key else "") + f"{len(self.sessions):032x}",
-            max_centroids=max_centroids,
+            memory=request.memory or "model",
+            max_centroids=request.max_centroids or 64,
             state_bytes=1536,
             state_bytes_cap=4 << 20,
         )
@@ -181,7 +182,7 @@ class FakeServer:
 
     def _session(self, request, context):
         if not request.session_id:
-            return self._new_session(request.max_centroids or 64, context)
+            return self._new_session(request, context)
         if request.session_id not in self.sessions:
             context.abort(grpc.StatusCode.NOT_FOUND, f"no session {request.session_id}")
         if self._key(context) != request.session_id.rpartition(".")[0]:

@@ -173,6 +173,30 @@ class Serving(unittest.TestCase):
         self.assertEqual(len(collect(self.inference, request("fine", 5))[0]), 5)
 
 
+class Memories(unittest.TestCase):
+    def test_sessions_choose_theirs(self):
+        with ServerProcess(BINARY, model_folder(), "--memory", "model,closest-pair",
+                           "--state-memory", "64M") as server, connect(server) as channel:
+            inference = rpc.InferenceServiceStub(channel)
+            sessions = rpc.SessionServiceStub(channel)
+            info = inference.GetModelInfo(pb.GetModelInfoRequest(memory="closest-pair"))
+            self.assertEqual(list(info.memories), ["model", "closest-pair"])
+            self.assertIn("closest_pair_attention", info.layer_types)
+            answers = {}
+            for memory in ("", "closest-pair"):
+                session = sessions.CreateSession(pb.CreateSessionRequest(
+                    memory=memory, max_centroids=64, prompt=pb.Prompt(text="many words, " * 40)))
+                self.assertEqual(session.memory, memory or "model")
+                answers[memory] = collect(inference, request("go on", 20,
+                                                             session_id=session.session_id))[:2]
+                self.assertEqual(len(answers[memory][0]), 20)
+            self.assertNotEqual(answers[""][1], answers["closest-pair"][1])
+        code, _, err = run_to_end(BINARY, "--model", model_folder(), "--memory", "paper,window")
+        self.assertEqual(code, 2)
+        self.assertIn("--memory: expected model, paper, closest-pair, closest-pair-all or exact, or "
+                      "several with commas between", err)
+
+
 class Stopping(unittest.TestCase):
     def start_stream(self, server, channel, max_tokens):
         """A running stream after its first token, and a list that gets its tokens or its error."""

@@ -68,7 +68,7 @@ TEST(Options, EveryFlag) {
                            "--state-memory=1.5GiB",
                            "--max-centroids=128",
                            "--max-sessions=7",
-                           "--memory=closest-pair",
+                           "--memory=closest-pair,exact",
                            "--state-dtype=bf16",
                            "--compute-dtype=f32",
                            "--max-batch-tokens=64",
@@ -101,7 +101,7 @@ TEST(Options, EveryFlag) {
   EXPECT_EQ(options.state_memory_bytes, (size_t{3} << 30) / 2);
   EXPECT_EQ(options.engine.max_slot_cap, 128);
   EXPECT_EQ(options.engine.max_sessions, 7);
-  EXPECT_EQ(options.memory, Memory::kClosestPair);
+  EXPECT_THAT(options.memories, testing::ElementsAre(Memory::kClosestPair, Memory::kExact));
   EXPECT_EQ(options.state_dtype, DType::kBF16);
   EXPECT_EQ(options.compute_dtype, DType::kF32);
   EXPECT_EQ(options.engine.max_batch_tokens, 64);
@@ -200,6 +200,9 @@ TEST(Options, BadInputNamesTheCulprit) {
       {{"--model", "m", "--session-ttl", "5"}, {}, "--session-ttl", "with its unit from"},
       {{"--model", "m", "--drain-timeout", "-3s"}, {}, "--drain-timeout", "with its unit from"},
       {{"--model", "m", "--max-message-bytes", "4G"}, {}, "--max-message-bytes", "below 2G"},
+      {{"--model", "m", "--memory", "paper,windows"}, {}, "--memory", "several with commas"},
+      {{"--model", "m", "--memory", "paper,"}, {}, "--memory", "several with commas"},
+      {{"--model", "m", "--memory", "paper,paper"}, {}, "--memory", "several with commas"},
       {{"--model", "m", "--plan"}, {}, "--plan", "--state-memory"},
       {{"--model", "m", "--max-centroids", "64", "--plan-centroids", "65"},
        {},

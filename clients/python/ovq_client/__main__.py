@@ -39,7 +39,7 @@ def _generate(client: Client, args: argparse.Namespace) -> None:
 
 def _score(client: Client, args: argparse.Namespace) -> None:
     text = _text(args)
-    score = client.score(text, max_centroids=args.max_centroids)
+    score = client.score(text, memory=args.memory, max_centroids=args.max_centroids)
     total = -math.fsum(score.logprobs)
     n = len(score.logprobs)
     print(f"tokens scored      {n}")
@@ -50,7 +50,7 @@ def _score(client: Client, args: argparse.Namespace) -> None:
 
 
 def _info(client: Client, args: argparse.Namespace) -> None:
-    for name, value in dataclasses.asdict(client.model_info(args.position)).items():
+    for name, value in dataclasses.asdict(client.model_info(args.position, memory=args.memory)).items():
         if name == "state_sizes":
             for size in value:
                 print(
@@ -66,7 +66,10 @@ def _sessions(client: Client, args: argparse.Namespace) -> None:
         client.delete_session(args.delete)
         return
     if args.create:
-        print(client.create_session(max_centroids=args.max_centroids, ttl=args.ttl).session_id)
+        session = client.create_session(
+            memory=args.memory, max_centroids=args.max_centroids, ttl=args.ttl
+        )
+        print(session.session_id)
         return
     for session in client.list_sessions():
         print(
@@ -115,10 +118,12 @@ def _parser() -> argparse.ArgumentParser:
     score = commands.add_parser("score", parents=[text], help="how likely the model finds a text")
     score.set_defaults(run=_score)
     score.add_argument("--max-centroids", type=int, metavar="N")
+    score.add_argument("--memory", metavar="NAME")
 
     info = commands.add_parser("info", help="the model, its state sizes and the server's limits")
     info.set_defaults(run=_info)
     info.add_argument("--position", type=int, action="append", default=[], metavar="TOKENS")
+    info.add_argument("--memory", metavar="NAME", help="that is asked about")
 
     sessions = commands.add_parser("sessions", help="list, create or delete sessions")
     sessions.set_defaults(run=_sessions)
@@ -126,6 +131,7 @@ def _parser() -> argparse.ArgumentParser:
     what.add_argument("--create", action="store_true", help="make one and print its id")
     what.add_argument("--delete", metavar="ID")
     sessions.add_argument("--max-centroids", type=int, metavar="N", help="of the new session")
+    sessions.add_argument("--memory", metavar="NAME", help="of the new session")
     sessions.add_argument("--ttl", type=float, metavar="SECONDS", help="of the new session")
     return parser
 

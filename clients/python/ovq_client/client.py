@@ -253,6 +253,7 @@ class Client:
         prompt: Prompt | None = None,
         *,
         session_id: str | None = None,
+        memory: str | None = None,
         max_centroids: int | None = None,
         timeout: float | None = None,
         **options: Unpack[Options],
@@ -262,6 +263,7 @@ class Client:
         request = MESSAGES["GenerateRequest"](
             prompt=_prompt(prompt),
             session_id=session_id,
+            memory=memory,
             max_centroids=max_centroids,
             **_option_messages(options),
         )
@@ -281,6 +283,7 @@ class Client:
         self,
         *,
         session_id: str | None = None,
+        memory: str | None = None,
         max_centroids: int | None = None,
         keep_session: bool | None = None,
         ttl: float | None = None,
@@ -291,6 +294,7 @@ class Client:
             self._inference,
             MESSAGES["ChatOpen"](
                 session_id=session_id,
+                memory=memory,
                 max_centroids=max_centroids,
                 keep_session=keep_session,
                 ttl=_duration(ttl),
@@ -302,13 +306,17 @@ class Client:
         self,
         prompt: Prompt,
         *,
+        memory: str | None = None,
         max_centroids: int | None = None,
         top_logprobs: int | None = None,
         timeout: float | None = None,
     ) -> Score:
         """The log-probability of every token of the prompt after its first."""
         request = MESSAGES["ScoreRequest"](
-            prompt=_prompt(prompt), max_centroids=max_centroids, top_logprobs=top_logprobs
+            prompt=_prompt(prompt),
+            memory=memory,
+            max_centroids=max_centroids,
+            top_logprobs=top_logprobs,
         )
         with _ovq_errors():
             return from_message(Score, self._inference.Score(request, timeout=timeout))
@@ -331,10 +339,17 @@ class Client:
             return self._inference.Detokenize(request).text
 
     def model_info(
-        self, positions: Sequence[int] = (), *, max_centroids: int | None = None
+        self,
+        positions: Sequence[int] = (),
+        *,
+        memory: str | None = None,
+        max_centroids: int | None = None,
     ) -> ModelInfo:
-        """positions: where to report state sizes; the server has defaults."""
-        request = MESSAGES["GetModelInfoRequest"](positions=positions, max_centroids=max_centroids)
+        """positions: where to report state sizes; the server has defaults. memory: that is asked
+        about, the server's first by default."""
+        request = MESSAGES["GetModelInfoRequest"](
+            positions=positions, memory=memory, max_centroids=max_centroids
+        )
         with _ovq_errors():
             return from_message(ModelInfo, self._inference.GetModelInfo(request))
 
@@ -342,13 +357,15 @@ class Client:
         self,
         prompt: Prompt | None = None,
         *,
+        memory: str | None = None,
         max_centroids: int | None = None,
         ttl: float | None = None,
         timeout: float | None = None,
     ) -> Session:
-        """A new session that has absorbed the prompt when this returns."""
+        """A new session that has absorbed the prompt when this returns. memory: one of
+        ModelInfo.memories."""
         request = MESSAGES["CreateSessionRequest"](
-            prompt=_prompt(prompt), max_centroids=max_centroids, ttl=_duration(ttl)
+            prompt=_prompt(prompt), memory=memory, max_centroids=max_centroids, ttl=_duration(ttl)
         )
         with _ovq_errors():
             session = self._sessions.CreateSession(

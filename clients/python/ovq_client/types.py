@@ -178,6 +178,7 @@ class ModelInfo:
     has_chat_template: bool
     memory: str
     exact_tokens: int | None
+    memories: tuple[str, ...]
 
 
 @dataclass(frozen=True)
@@ -194,6 +195,7 @@ class Session:
     expires: datetime | None
     prompt_tokens_total: int
     generated_tokens_total: int
+    memory: str
 
 
 _T = TypeVar("_T")

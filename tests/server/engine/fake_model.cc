@@ -55,6 +55,39 @@ nlohmann::json BytesWithEnd() {
           {"decoder", {{"type", "ByteLevel"}}}};
 }
 
+uint64_t Consume(const StateLayout& layout, int32_t token, int64_t position, int32_t cap,
+                 std::byte* state) {
+  struct Head {
+    uint64_t hash;
+    uint64_t position;
+  } head;
+  static_assert(sizeof(uint64_t) == 8);
+  std::byte* fixed = layout.layer(0).fixed(state);
+  std::memcpy(&head.hash, fixed, 8);
+  std::memcpy(&head.position, fixed + 64, 8);
+  Check(head.position == static_cast<uint64_t>(position), "a state's rows come in order");
+  head.hash = Mix(head.hash, static_cast<uint64_t>(token) + 1);
+  // After the row, as a mixer would at the chunk's end.
+  const auto touch = [&](int layer, int64_t slot) {
+    auto* row = reinterpret_cast<uint32_t*>(layout.layer(layer).block(state, slot / kBlockSlots)) +
+                slot % kBlockSlots * kRowWords;
+    head.hash = Mix(head.hash, row[3]);
+    row[3] ^= static_cast<uint32_t>(head.hash);
+  };
+  const int64_t live = layout.LiveSlotsAt(position + 1, cap);
+  if (live > 0) {
+    touch(0, live - 1);
+    touch(0, static_cast<int64_t>(head.hash % static_cast<uint64_t>(live)));
+  }
+  if (layout.has_unbounded()) touch(2, position);
+  auto* window = reinterpret_cast<float*>(layout.layer(1).fixed(state));
+  window[position % 1500] = static_cast<float>(token);
+  ++head.position;
+  std::memcpy(fixed, &head.hash, 8);
+  std::memcpy(fixed + 64, &head.position, 8);
+  return head.hash;
+}
+
 }  // namespace
 
 void StepGate::CloseAt(int64_t step) {
@@ -81,10 +114,14 @@ void StepGate::Enter() {
   cv_.wait(lock, [&] { return steps_ < closed_at_; });
 }
 
-FakeModel::FakeModel(Options options) : full_attention_(options.full_attention) {
-  layout_ = std::make_unique<StateLayout>(
-      Layers(full_attention_),
-      StateLimits{.max_slot_cap = 4096, .max_unbounded_tokens = options.max_unbounded_tokens});
+FakeModel::FakeModel(Options options) {
+  std::vector<bool> memories = {options.full_attention};
+  if (options.exact_too) memories.push_back(true);
+  for (const bool full_attention : memories) {
+    layouts_.push_back(std::make_unique<StateLayout>(
+        Layers(full_attention),
+        StateLimits{.max_slot_cap = 4096, .max_unbounded_tokens = options.max_unbounded_tokens}));
+  }
   if (!options.with_text) return;
   ModelConfig config;
   config.vocab_size = kVocab;
@@ -106,19 +143,26 @@ EngineModel FakeModel::Make() {
   EngineModel model;
   model.vocab_size = kVocab;
   model.eos_token_ids = {kEos};
-  model.default_slot_cap = kDefaultSlotCap;
   model.full_kv_bytes_per_token = 1000;
-  model.layout = layout_.get();
   model.tokenizer = tokenizer_.get();
   model.chat_format = chat_format_.get();
-  model.forward = [this](const StepBatch& batch, DeviceContext&, ScratchScope& scope) {
-    gate_.Enter();
-    const size_t rows = batch.logit_rows.size();
-    const TensorView logits{scope.Allocate<float>(rows * kVocab), DType::kF32,
-                            Shape{static_cast<int64_t>(rows), kVocab}};
-    Forward(batch, logits);
-    return logits;
-  };
+  for (const auto& layout : layouts_) {
+    const auto forward = [this, &layout](const StepBatch& batch, DeviceContext&,
+                                         ScratchScope& scope) {
+      gate_.Enter();
+      const size_t rows = batch.logit_rows.size();
+      const TensorView logits{scope.Allocate<float>(rows * kVocab), DType::kF32,
+                              Shape{static_cast<int64_t>(rows), kVocab}};
+      Forward(*layout, batch, logits);
+      return logits;
+    };
+    model.memories.push_back({.name = model.memories.empty() ? "model" : "exact",
+                              .layer_types = {"ovq_attention", "sliding_attention"},
+                              .default_slot_cap = kDefaultSlotCap,
+                              .layout = layout.get(),
+                              .exact_tokens = [](int64_t cap) { return cap; },
+                              .forward = forward});
+  }
   return model;
 }
 
@@ -131,39 +175,6 @@ int FakeModel::max_rows() const {
   return max_rows_;
 }
 
-uint64_t FakeModel::Consume(int32_t token, int64_t position, int32_t cap, std::byte* state) const {
-  struct Head {
-    uint64_t hash;
-    uint64_t position;
-  } head;
-  static_assert(sizeof(uint64_t) == 8);
-  std::byte* fixed = layout_->layer(0).fixed(state);
-  std::memcpy(&head.hash, fixed, 8);
-  std::memcpy(&head.position, fixed + 64, 8);
-  Check(head.position == static_cast<uint64_t>(position), "a state's rows come in order");
-  head.hash = Mix(head.hash, static_cast<uint64_t>(token) + 1);
-  // After the row, as a mixer would at the chunk's end.
-  const auto touch = [&](int layer, int64_t slot) {
-    auto* row =
-        reinterpret_cast<uint32_t*>(layout_->layer(layer).block(state, slot / kBlockSlots)) +
-        slot % kBlockSlots * kRowWords;
-    head.hash = Mix(head.hash, row[3]);
-    row[3] ^= static_cast<uint32_t>(head.hash);
-  };
-  const int64_t live = layout_->LiveSlotsAt(position + 1, cap);
-  if (live > 0) {
-    touch(0, live - 1);
-    touch(0, static_cast<int64_t>(head.hash % static_cast<uint64_t>(live)));
-  }
-  if (full_attention_) touch(2, position);
-  auto* window = reinterpret_cast<float*>(layout_->layer(1).fixed(state));
-  window[position % 1500] = static_cast<float>(token);
-  ++head.position;
-  std::memcpy(fixed, &head.hash, 8);
-  std::memcpy(fixed + 64, &head.position, 8);
-  return head.hash;
-}
-
 void FakeModel::FillLogits(uint64_t hash, int64_t next_position, float* logits) const {
   for (int64_t v = 0; v < kVocab; ++v) {
     logits[v] = static_cast<float>(Mix(hash, static_cast<uint64_t>(v)) >> 40) * 0x1p-21f;  // < 8
@@ -174,14 +185,14 @@ void FakeModel::FillLogits(uint64_t hash, int64_t next_position, float* logits) 
   if (scripted != script_.end()) logits[scripted->second] = 100.0f;
 }
 
-void FakeModel::Forward(const StepBatch& batch, TensorView logits) {
+void FakeModel::Forward(const StateLayout& layout, const StepBatch& batch, TensorView logits) {
   size_t wanted = 0;
   float* out = logits.as<float>();
   for (int i = 0; i < batch.n_seqs(); ++i) {
     for (int row = batch.row_begin[i]; row < batch.row_begin[i + 1]; ++row) {
       const int64_t position = batch.start_pos[i] + row - batch.row_begin[i];
       const uint64_t hash =
-          Consume(batch.token_ids[row], position, batch.slot_cap[i], batch.state[i]);
+          Consume(layout, batch.token_ids[row], position, batch.slot_cap[i], batch.state[i]);
       if (wanted == batch.logit_rows.size() || batch.logit_rows[wanted] != row) continue;
       FillLogits(hash, position + 1, out + static_cast<int64_t>(wanted) * kVocab);
       ++wanted;

@@ -42,6 +42,7 @@ struct FakeModelOptions {
   bool with_text = true;           // a byte tokenizer: token id = byte
   std::string chat_template = {};  // if any: a tokenizer that writes kEos as <|end|>, too
   bool full_attention = false;     // one layer more, that grows by a row a token
+  bool exact_too = false;          // a second memory, "exact", with that layer
   int64_t max_unbounded_tokens = 4096;
 };
 
@@ -51,7 +52,7 @@ class FakeModel {
   explicit FakeModel(Options options = {});
 
   EngineModel Make();
-  const StateLayout& layout() const { return *layout_; }
+  const StateLayout& layout(size_t memory = 0) const { return *layouts_[memory]; }
   StepGate& gate() { return gate_; }
   // The token drawn at this position, whatever the sampling parameters. Before the first step.
   void Script(int64_t position, int32_t token) { script_[position] = token; }
@@ -60,14 +61,12 @@ class FakeModel {
   int max_rows() const;
 
  private:
-  void Forward(const StepBatch& batch, TensorView logits);
-  uint64_t Consume(int32_t token, int64_t position, int32_t cap, std::byte* state) const;
+  void Forward(const StateLayout& layout, const StepBatch& batch, TensorView logits);
   void FillLogits(uint64_t hash, int64_t next_position, float* logits) const;
 
-  std::unique_ptr<StateLayout> layout_;
+  std::vector<std::unique_ptr<StateLayout>> layouts_;
   std::unique_ptr<Tokenizer> tokenizer_;
   std::unique_ptr<ChatFormat> chat_format_;
-  const bool full_attention_;
   std::map<int64_t, int32_t> script_;
   StepGate gate_;
   mutable std::mutex mutex_;

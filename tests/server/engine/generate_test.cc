@@ -36,6 +36,30 @@ void ExpectSame(const Answer& a, const Answer& b, const std::string& what) {
   }
 }
 
+TEST(Generate, RequestsOfTwoMemoriesTogetherAnswerAsEachAlone) {
+  const auto numbered = [](int i) {
+    GenerateRequest request = Numbered(i);
+    if (i % 3 == 0) request.memory = "exact";
+    return request;
+  };
+  std::vector<Answer> alone;
+  {
+    TestEngine engine({}, {.exact_too = true});
+    for (int i = 0; i < 20; ++i) alone.push_back(engine.Run(numbered(i)).of[0]);
+    EXPECT_NE(engine.Run(Numbered(0)).of[0].tokens, alone[0].tokens) << "memories differ";
+  }
+  EngineOptions options;
+  options.max_batch_tokens = 7;
+  TestEngine engine(options, {.exact_too = true});
+  std::vector<std::shared_ptr<TokenStream>> streams;
+  for (int i = 0; i < 20; ++i) streams.push_back(engine.Start(numbered(i)));
+  for (int i = 0; i < 20; ++i) {
+    const Answers answers = ReadAll(*streams[i]);
+    EXPECT_TRUE(answers.status.ok()) << answers.status;
+    ExpectSame(answers.of[0], alone[i], "request " + std::to_string(i));
+  }
+}
+
 TEST(Generate, SixtyFourTogetherAnswerAsEachAlone) {
   std::vector<Answer> alone;
   {

@@ -36,7 +36,8 @@ struct TestClock {
 
 // Admission and sessions on the fake model's layout. `rejected` and `events` are what was told.
 struct Parts {
-  explicit Parts(EngineOptions options = {}) : config(Config(std::move(options))) {}
+  explicit Parts(EngineOptions options = {}, FakeModelOptions model_options = {})
+      : model(std::move(model_options)), config(Config(std::move(options))) {}
 
   std::shared_ptr<Job> NewJob(int64_t n_prompt, int64_t max_tokens, int n = 1,
                               const std::string& tenant = "") {
@@ -66,7 +67,7 @@ struct Parts {
   const EngineConfig config;
   std::unique_ptr<DeviceContext> context = MakeContext(Device::kCpu);
   RandomSource random{7};
-  StatePool pool{model.layout(), config.options.state_memory_bytes, *context};
+  StatePool pool{config.options.state_memory_bytes, *context};
   Admission admission{config, pool};
   SessionStore sessions{config, pool, admission, random};
 

@@ -26,6 +26,31 @@ std::vector<std::byte> State(TestEngine& engine, const std::string& id) {
   return state.ok() ? *state : std::vector<std::byte>{};
 }
 
+TEST(Session, KeepsTheMemoryThatItWasCreatedWith) {
+  TestEngine engine({}, {.exact_too = true});
+  SessionOptions options;
+  options.memory = "exact";
+  options.prompt = SomeTokens(30, 1);
+  Receiver<absl::StatusOr<SessionInfo>> receiver;
+  engine->CreateSession(options, receiver.callback());
+  const absl::StatusOr<SessionInfo> created = receiver.Wait();
+  ASSERT_TRUE(created.ok()) << created.status();
+  EXPECT_EQ(engine.NewSession().memory, "model");
+  const Answers turn = engine.Run(Turn(created->id, SomeTokens(300, 2), 8, 5));
+  GenerateRequest whole = Request(SomeTokens(30, 1), 8, 5);
+  const std::vector<int32_t> more = SomeTokens(300, 2);
+  whole.prompt.insert(whole.prompt.end(), more.begin(), more.end());
+  whole.memory = "exact";
+  EXPECT_EQ(engine.Run(whole).of[0].tokens, turn.of[0].tokens);
+  const SessionInfo info = *engine->GetSession(created->id, "");
+  const StateLayout& layout = engine.model().layout(1);
+  EXPECT_EQ(info.memory, "exact");
+  EXPECT_EQ(info.state_bytes, layout.bytes_at(info.position - 1, kDefaultSlotCap));
+  EXPECT_EQ(info.state_bytes_cap, layout.bytes_cap(kDefaultSlotCap));
+  EXPECT_EQ(info.live_slots, layout.LiveSlotsAt(info.position - 1, kDefaultSlotCap));
+  EXPECT_NE(info.state_bytes_cap, engine.model().layout().bytes_cap(kDefaultSlotCap));
+}
+
 TEST(Session, TurnsEqualOneLongPrompt) {
   TestEngine engine;
   const std::string id = engine.NewSession().id;

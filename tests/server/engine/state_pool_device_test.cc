@@ -104,9 +104,9 @@ TEST_P(StatePoolDevice, NewStatesBeginWithTheirImages) {
   const auto image = std::make_shared<const Bytes>(Pattern(6000, 3));
   layers[1].fixed = StateFields({{"learned", DType::kF32, Shape{1500}, image}});
   const StateLayout layout(layers, layout_->limits(), layout_->page_bytes());
-  StatePool pool(layout, kBudget, *context_);
+  StatePool pool(kBudget, *context_);
   for (int i = 0; i < 2; ++i) {  // the second time in memory that somebody has used
-    StateHandle state = *pool.Acquire(kCap, layout.bytes_cap(kCap));
+    StateHandle state = *pool.Acquire(layout, kCap, layout.bytes_cap(kCap));
     EXPECT_TRUE(Read({layout.layer(1).fixed_offset, image->size()}, state) == *image);
     EXPECT_TRUE(Read({layout.layer(0).fixed_offset, 8}, state) == Bytes(8));
     Fill(state, std::byte{9});
@@ -115,9 +115,9 @@ TEST_P(StatePoolDevice, NewStatesBeginWithTheirImages) {
 }
 
 TEST_P(StatePoolDevice, BytesAreExactNewOnesZeroAndOldOnesKept) {
-  StatePool pool(*layout_, kBudget, *context_);
+  StatePool pool(kBudget, *context_);
   const size_t page = memory_->page_bytes();
-  StateHandle state = *pool.Acquire(kCap, layout_->bytes_cap(kCap));
+  StateHandle state = *pool.Acquire(*layout_, kCap, layout_->bytes_cap(kCap));
   // What all bytes of a page hold: its number, or 0 where nothing was written.
   std::vector<unsigned char> written(layout_->virtual_bytes() / page);
   for (int64_t position : kPositions) {
@@ -144,12 +144,12 @@ TEST_P(StatePoolDevice, BytesAreExactNewOnesZeroAndOldOnesKept) {
 }
 
 TEST_P(StatePoolDevice, NothingOfAReleasedStateIsSeen) {
-  StatePool pool(*layout_, kBudget, *context_);
+  StatePool pool(kBudget, *context_);
   const size_t cap = layout_->bytes_cap(kCap);
   for (int round = 0; round < 3; ++round) {
     std::vector<StateHandle> states;
     for (int64_t position : {int64_t{70000}, int64_t{65}, int64_t{20000}}) {
-      states.push_back(*pool.Acquire(kCap, cap));
+      states.push_back(*pool.Acquire(*layout_, kCap, cap));
       ExpectZero(states.back());
       pool.Grow(states.back(), position);
       ExpectZero(states.back());
@@ -157,7 +157,7 @@ TEST_P(StatePoolDevice, NothingOfAReleasedStateIsSeen) {
     }
     // The middle one goes and comes again beside the others.
     pool.Release(states[1]);
-    states[1] = *pool.Acquire(64, layout_->bytes_cap(64));
+    states[1] = *pool.Acquire(*layout_, 64, layout_->bytes_cap(64));
     pool.Grow(states[1], 4097);
     ExpectZero(states[1]);
     Fill(states[1], std::byte{0xdd});
@@ -166,10 +166,10 @@ TEST_P(StatePoolDevice, NothingOfAReleasedStateIsSeen) {
 }
 
 TEST_P(StatePoolDevice, SteadyUseTakesNoMoreOfTheGpu) {
-  auto pool = std::make_unique<StatePool>(*layout_, kBudget, *context_);
+  auto pool = std::make_unique<StatePool>(kBudget, *context_);
   const auto use = [&] {
-    StateHandle a = *pool->Acquire(kCap, layout_->bytes_cap(kCap));
-    StateHandle b = *pool->Acquire(kCap, layout_->bytes_cap(kCap));
+    StateHandle a = *pool->Acquire(*layout_, kCap, layout_->bytes_cap(kCap));
+    StateHandle b = *pool->Acquire(*layout_, kCap, layout_->bytes_cap(kCap));
     pool->Grow(a, 20000);
     pool->Grow(b, 70000);
     const size_t committed = pool->committed_bytes();
@@ -193,9 +193,9 @@ TEST_P(StatePoolDevice, SteadyUseTakesNoMoreOfTheGpu) {
 }
 
 TEST_P(StatePoolDevice, AClonesBytesAreItsOwn) {
-  StatePool pool(*layout_, kBudget, *context_);
+  StatePool pool(kBudget, *context_);
   const size_t cap = layout_->bytes_cap(kCap);
-  StateHandle state = *pool.Acquire(kCap, cap);
+  StateHandle state = *pool.Acquire(*layout_, kCap, cap);
   pool.Grow(state, 4097);
   const Bytes bytes = FillLive(pool, state, 1);
   StateHandle clone = *pool.Clone(state, cap);
@@ -212,8 +212,8 @@ TEST_P(StatePoolDevice, AClonesBytesAreItsOwn) {
 // The snapshot of one device, in pages of its size, goes into any other and comes back the same.
 TEST_P(StatePoolDevice, SnapshotsMoveBetweenDevices) {
   for (int64_t position : kPositions) {
-    StatePool pool(*layout_, kBudget, *context_);
-    StateHandle state = *pool.Acquire(kCap, layout_->bytes_cap(kCap));
+    StatePool pool(kBudget, *context_);
+    StateHandle state = *pool.Acquire(*layout_, kCap, layout_->bytes_cap(kCap));
     pool.Grow(state, position);
     const Bytes bytes = FillLive(pool, state, 3);
     ASSERT_EQ(bytes.size(), layout_->live_bytes_at(position, kCap));
@@ -222,14 +222,14 @@ TEST_P(StatePoolDevice, SnapshotsMoveBetweenDevices) {
 
     auto host = test::MakeContext(Device::kCpu);
     const StateLayout large_pages = LayoutFor(size_t{64} << 10);
-    StatePool elsewhere(large_pages, kBudget, *host);
-    StateHandle moved = *elsewhere.Acquire(kCap, large_pages.bytes_cap(kCap));
+    StatePool elsewhere(kBudget, *host);
+    StateHandle moved = *elsewhere.Acquire(large_pages, kCap, large_pages.bytes_cap(kCap));
     elsewhere.CopyIn(moved, position, bytes);
     const Bytes there = Snapshot(elsewhere, moved);
     EXPECT_TRUE(there == bytes) << position;
     elsewhere.Release(moved);
 
-    StateHandle back = *pool.Acquire(kCap, layout_->bytes_cap(kCap));
+    StateHandle back = *pool.Acquire(*layout_, kCap, layout_->bytes_cap(kCap));
     pool.CopyIn(back, position, there);
     EXPECT_EQ(back.position, position);
     EXPECT_TRUE(Snapshot(pool, back) == bytes) << position;

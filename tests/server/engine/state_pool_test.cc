@@ -52,8 +52,8 @@ class StatePoolTest : public testing::Test {
 };
 
 TEST_F(StatePoolTest, CommitsWhatTheLayoutSaysAndNoMore) {
-  StatePool pool(layout_, size_t{1} << 24, *context_);
-  StateHandle state = *pool.Acquire(512, size_t{1} << 20);
+  StatePool pool(size_t{1} << 24, *context_);
+  StateHandle state = *pool.Acquire(layout_, 512, size_t{1} << 20);
   std::vector<unsigned char> written(layout_.virtual_bytes() / kHostPageBytes);
   for (int64_t position : {0, 1, 4, 63, 64, 65, 200, 1000, 1001, 4000, 4096}) {
     const size_t before = state.committed_bytes;
@@ -82,11 +82,11 @@ TEST_F(StatePoolTest, CommitsWhatTheLayoutSaysAndNoMore) {
 
 TEST_F(StatePoolTest, BudgetIsExact) {
   const size_t cap = layout_.bytes_cap(256);
-  StatePool pool(layout_, 2 * cap + 100, *context_);
-  StateHandle a = *pool.Acquire(256, cap);
-  StateHandle b = *pool.Acquire(256, cap);
+  StatePool pool(2 * cap + 100, *context_);
+  StateHandle a = *pool.Acquire(layout_, 256, cap);
+  StateHandle b = *pool.Acquire(layout_, 256, cap);
   EXPECT_EQ(pool.free_bytes(), 100u);
-  const absl::StatusOr<StateHandle> c = pool.Acquire(256, cap);
+  const absl::StatusOr<StateHandle> c = pool.Acquire(layout_, 256, cap);
   EXPECT_EQ(c.status().code(), absl::StatusCode::kResourceExhausted);
   EXPECT_THAT(std::string(c.status().message()), HasSubstr(std::to_string(cap) + " bytes needed"));
   EXPECT_THAT(std::string(c.status().message()), HasSubstr("100 of"));

@@ -18,24 +18,27 @@ class StepTest : public testing::Test {
   StepTest() {
     config_.model = parts_.model.Make();
     config_.options.max_batch_tokens = 8;
-    config_.model.forward = [this, forward = config_.model.forward](
-                                const StepBatch& batch, DeviceContext& context, ScratchScope& s) {
-      batch_ = batch;
-      return forward(batch, context, s);
-    };
+    for (EngineMemory& memory : config_.model.memories) {
+      memory.forward = [this, forward = memory.forward](const StepBatch& batch,
+                                                        DeviceContext& context, ScratchScope& s) {
+        batch_ = batch;
+        return forward(batch, context, s);
+      };
+    }
   }
   ~StepTest() override {
     for (StateHandle& state : states_) parts_.pool.Release(state);
   }
-  StateHandle& Acquire() {
-    return states_.emplace_back(*parts_.pool.Acquire(kDefaultSlotCap, size_t{1} << 20));
+  StateHandle& Acquire(size_t memory = 0) {
+    const StateLayout& layout = parts_.model.layout(memory);
+    return states_.emplace_back(*parts_.pool.Acquire(layout, kDefaultSlotCap, size_t{1} << 20));
   }
   std::unique_ptr<Completion> NewCompletion() {
     return std::make_unique<Completion>(request_, 0, 5, config_.model.eos_token_ids, kVocab,
                                         nullptr);
   }
 
-  Parts parts_;
+  Parts parts_{{}, {.exact_too = true}};
   EngineConfig config_;
   StepBatch batch_;  // the last
   GenerateRequest request_ = Request({1}, 10);
@@ -91,6 +94,37 @@ TEST_F(StepTest, TheLastOfAPromptDrawsForEveryCompletion) {
   EXPECT_THAT(step.Run({&sequence, 1}, report), ElementsAre(PlanItem{0, 6}));
   EXPECT_THAT(batch_.logit_rows, ElementsAre(5));
   for (int i = 0; i < 3; ++i) EXPECT_EQ(step.NextDraw().token_id, 77);
+}
+
+TEST_F(StepTest, MemoriesTakeTurns) {
+  Step step(config_, *parts_.context, parts_.pool);
+  const std::vector<int32_t> prompt = SomeTokens(4, 1);
+  std::vector<StepSequence> sequences(3);
+  for (size_t i = 0; i < 3; ++i) {
+    sequences[i] = {.state = &Acquire(i == 1 ? 1 : 0), .tokens = prompt, .order = 0};
+  }
+  StepReport report;
+  EXPECT_THAT(step.Run(sequences, report), ElementsAre(PlanItem{0, 4}, PlanItem{2, 4}));
+  EXPECT_THAT(step.Run(sequences, report), ElementsAre(PlanItem{1, 4}));
+  EXPECT_THAT(step.Run(sequences, report), ElementsAre(PlanItem{0, 4}, PlanItem{2, 4}));
+  for (StepSequence& sequence : sequences)
+    sequence.paused = sequence.state->layout->has_unbounded();
+  EXPECT_THAT(step.Run(sequences, report), ElementsAre(PlanItem{0, 4}, PlanItem{2, 4}))
+      << "who is paused has no turn";
+  EXPECT_EQ(states_[1].committed_bytes, parts_.model.layout(1).bytes_at(4, kDefaultSlotCap));
+}
+
+TEST_F(StepTest, DecodingRowsOfSeveralMemoriesDoNotStarve) {
+  config_.options.max_batch_tokens = 2;
+  Step step(config_, *parts_.context, parts_.pool);
+  const std::vector<int32_t> token = {1};
+  std::vector<StepSequence> sequences;
+  for (size_t i = 0; i < 8; ++i) {
+    sequences.push_back({.state = &Acquire(i / 4), .tokens = token, .decoding = true});
+  }
+  StepReport report;
+  for (int i = 0; i < 8; ++i) step.Run(sequences, report);
+  for (const StateHandle& state : states_) EXPECT_EQ(state.position, 2);
 }
 
 TEST_F(StepTest, NothingRunsWhileAllArePaused) {

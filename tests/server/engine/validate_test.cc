@@ -112,6 +112,11 @@ TEST_F(Validate, PromptStopOutputAndCap) {
             "max_centroids: expected 2 to 4096 (--max-centroids), got 5000");
   ExpectBad([](R& r) { r.session_id = "ab", r.slot_cap = 8; },
             "max_centroids: expected none with session_id, got 8");
+  ExpectBad([](R& r) { r.memory = "paper"; },
+            "memory: expected one of model (--memory), got 'paper'");
+  ExpectBad([](R& r) { r.session_id = "ab", r.memory = "model"; },
+            "memory: expected none with session_id, got 'model'");
+  EXPECT_TRUE(Generate([](R& r) { r.memory = "model"; }).ok());
   EXPECT_TRUE(Generate([](R& r) { r.session_id = "ab", r.prompt.clear(); }).ok());
   EXPECT_TRUE(Generate([](R& r) { r.slot_cap = 4096, r.n = 64; }).ok());
 }
@@ -124,6 +129,20 @@ TEST_F(Validate, AChatsFieldsHaveItsPaths) {
   session.slot_cap = 1;
   EXPECT_EQ(ValidateSession(config_, session).message(),
             "open.max_centroids: expected 2 to 4096 (--max-centroids), got 1");
+  session.memory = std::string(1000, 'x');
+  EXPECT_EQ(
+      ValidateSession(config_, session).message(),
+      "open.memory: expected one of model (--memory), got '" + std::string(120, 'x') + "...'");
+}
+
+TEST_F(Validate, EachMemoryHasItsOwnBounds) {
+  FakeModel fake({.exact_too = true, .max_unbounded_tokens = 50});
+  config_.model = fake.Make();
+  EXPECT_TRUE(Generate([](GenerateRequest& r) { r.prompt.assign(51, 1); }).ok());
+  EXPECT_EQ(Generate([](GenerateRequest& r) { r.memory = "exact", r.prompt.assign(51, 1); }).code(),
+            absl::StatusCode::kOutOfRange);
+  ExpectBad([](GenerateRequest& r) { r.memory = "all"; },
+            "memory: expected one of model, exact (--memory), got 'all'");
 }
 
 TEST_F(Validate, AnAnswerOfAFewHundredTopLogprobs) {

@@ -182,8 +182,13 @@ TEST_F(Chat, WrongMessagesNameTheCulprit) {
   open.mutable_open()->set_max_centroids(1);
   EXPECT_THAT(EndAfter(open), Fails(kInvalid, "open.max_centroids: "));
   open = OpenMessage();
+  open.mutable_open()->set_memory("most");
+  EXPECT_THAT(EndAfter(open), Fails(kInvalid, "open.memory: expected one of model (--memory)"));
+  open = OpenMessage();
   open.mutable_open()->set_session_id("feed");
   EXPECT_THAT(EndAfter(open), Fails(grpc::StatusCode::NOT_FOUND, "feed"));
+  open.mutable_open()->set_memory("model");
+  EXPECT_THAT(EndAfter(open), Fails(kInvalid, "open: expected memory, max_centroids and ttl only"));
 
   const auto after_open = [&](const v1::ChatRequest& message) {
     grpc::ClientContext context;

@@ -117,7 +117,7 @@ TEST(Unary, ModelInfo) {
   EXPECT_EQ(info.limits().max_role_bytes(), 64u);
   EXPECT_EQ(info.limits().max_tools_bytes(), 1048576u);
   EXPECT_FALSE(info.has_chat_template());
-  EXPECT_EQ(info.memory(), "closest-pair");
+  EXPECT_EQ(info.memory(), "model");
   EXPECT_EQ(info.exact_tokens(), static_cast<uint64_t>(kDefaultSlotCap));
   request.set_max_centroids(100);
   ASSERT_THAT(Call(server.inference(), &Inference::GetModelInfo, request, info), Succeeds());
@@ -125,6 +125,48 @@ TEST(Unary, ModelInfo) {
   request.add_positions(uint64_t{1} << 63);
   EXPECT_THAT(Call(server.inference(), &Inference::GetModelInfo, request, info),
               Fails(kInvalid, "positions[0]: "));
+}
+
+TEST(SessionCalls, MemoriesAreToldAndChosen) {
+  TestServer server({.model = {.exact_too = true}});
+  v1::GetModelInfoRequest request;
+  v1::ModelInfo info;
+  ASSERT_THAT(Call(server.inference(), &Inference::GetModelInfo, request, info), Succeeds());
+  EXPECT_EQ(info.memory(), "model");
+  EXPECT_THAT(info.memories(), testing::ElementsAre("model", "exact"));
+  const uint64_t bounded = info.state_bytes_cap();
+  request.set_memory("exact");
+  ASSERT_THAT(Call(server.inference(), &Inference::GetModelInfo, request, info), Succeeds());
+  EXPECT_EQ(info.memory(), "exact");
+  EXPECT_GT(info.state_bytes_cap(), bounded);
+
+  v1::CreateSessionRequest create;
+  create.set_memory("exact");
+  v1::Session session;
+  ASSERT_THAT(Call(server.sessions(), &Sessions::CreateSession, create, session), Succeeds());
+  EXPECT_EQ(session.memory(), "exact");
+  EXPECT_EQ(session.state_bytes_cap(), info.state_bytes_cap());
+  v1::GenerateRequest one_shot = TextRequest("abc", 20), turn = one_shot;
+  one_shot.set_memory("exact");
+  turn.set_session_id(session.session_id());
+  const auto answer = Generate(server.inference(), turn).tokens;
+  EXPECT_EQ(Generate(server.inference(), one_shot).tokens, answer);
+  EXPECT_NE(Generate(server.inference(), TextRequest("abc", 20)).tokens, answer);
+
+  for (const char* wrong : {"paper", "Exact"}) {
+    create.set_memory(wrong);
+    EXPECT_THAT(Call(server.sessions(), &Sessions::CreateSession, create, session),
+                Fails(kInvalid, "memory: expected one of model, exact (--memory), got "));
+    request.set_memory(wrong);
+    EXPECT_THAT(Call(server.inference(), &Inference::GetModelInfo, request, info),
+                Fails(kInvalid, "memory: "));
+  }
+  v1::ScoreRequest score;
+  score.mutable_prompt()->set_text("ab");
+  score.set_memory("x");
+  v1::ScoreResponse scores;
+  EXPECT_THAT(Call(server.inference(), &Inference::Score, score, scores),
+              Fails(kInvalid, "memory: "));
 }
 
 TEST(SessionCalls, LifeOfASession) {

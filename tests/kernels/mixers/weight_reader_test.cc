@@ -1,0 +1,38 @@
+// Products that models of one folder share.
+#include "kernels/mixers/weight_reader.h"
+
+#include <gtest/gtest.h>
+
+#include "tests/test_util.h"
+
+namespace ovq::test {
+namespace {
+
+TEST(WeightReader, MakesSharedProductsOnce) {
+  const auto context = MakeContext(Device::kReference);
+  std::vector<float> values = {1, 2, 3, 4};
+  const WeightSource source = [&](const std::string&, const Shape& shape) {
+    return TensorView{values.data(), DType::kF32, shape};
+  };
+  const auto applied = [&](const Linear& product) {
+    std::vector<float> x = {1, 1}, y(static_cast<size_t>(product.out()));
+    product.Apply(*context, {x.data(), DType::kF32, {1, 2}},
+                  {y.data(), DType::kF32, {1, product.out()}});
+    return y;
+  };
+  SharedProducts shared;
+  const auto reader = [&](const std::string& prefix) {
+    return WeightReader(source, DType::kF32, *context, prefix, absl::OkStatus(), &shared);
+  };
+  const std::vector<float> first = applied(reader("a.").Product({{"w", 2}}, 2));
+  EXPECT_EQ(first, (std::vector<float>{3, 7}));
+  values = {10, 20, 30, 40};
+  EXPECT_EQ(applied(reader("a.").Product({{"w", 2}}, 2)), first) << "it is there already";
+  const std::vector<float> made = {30, 70}, scaled = {60, 140}, both = {30, 70, 30, 70};
+  EXPECT_EQ(applied(reader("b.").Product({{"w", 2}}, 2)), made) << "another tensor";
+  EXPECT_EQ(applied(reader("a.").Product({{"w", 2}}, 2, 2)), scaled) << "another scale";
+  EXPECT_EQ(applied(reader("a.").Product({{"w", 2}, {"v", 2}}, 2)), both) << "more parts";
+}
+
+}  // namespace
+}  // namespace ovq::test
