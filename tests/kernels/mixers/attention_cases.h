@@ -67,6 +67,7 @@ std::vector<MixerCase> AttentionCases(const std::string& type, Fn&& finish) {
     c.name += "shifted";
     c.model["token_shift"] = true;
     c.model["qk_norm"] = "layer";
+    c.model.erase("score_scale");  // the norm has its own
     c.model["rope"] = "pairs";
     c.model["rope_dims"] = s.head_dim / 2;
     c.weights["self_attn.q_norm.weight"] = c.weights["self_attn.k_norm.weight"] = {1.0f, 0.2f};

@@ -13,7 +13,7 @@ const MixerCases kClosestPair(
       c.section = {{"chunk_size", s.chunk_len}};
       c.slot_cap = slots;
       if (s.value_head_dim <= s.head_dim) return;
-      c.name += "none";  // keys whose size is measured
+      // Keys whose size is measured, where no other norm is set later.
       c.model["qk_norm"] = "none";
       c.model["score_scale"] = 0.1;
     }));
