@@ -114,11 +114,11 @@ FlagValue Choice(T& out, const std::vector<std::pair<std::string, ReadAs<T>>>& n
     return std::string();
   });
 }
-// Some of the names, each once: "paper,exact". At least one.
+// Some of the names, each once: "paper,exact". At least one; one is the default.
 template <class T>
 FlagValue Choices(std::vector<T>& out, const std::vector<std::pair<std::string, T>>& names) {
-  T one = out.front();
-  const FlagValue single = Choice(one, names);
+  T first = out.front();
+  const FlagValue one = Choice(first, names);
   const auto parse = [names](std::string_view text) -> std::optional<std::vector<T>> {
     std::vector<T> values;
     while (true) {
@@ -131,8 +131,10 @@ FlagValue Choices(std::vector<T>& out, const std::vector<std::pair<std::string, 
       text.remove_prefix(comma + 1);
     }
   };
-  return ReadInto(out, absl::StrCat(single.takes, ", or several with commas between"), parse,
-                  [&](const std::vector<T>&) { return single.fallback; });
+  FlagValue value = ReadTo([&out](const auto& read) { out = read; },
+                           absl::StrCat(one.takes, ", or several with commas between"), parse);
+  value.fallback = one.fallback;
+  return value;
 }
 // The places of the names are the values of the enum T.
 template <class T, size_t kCount>

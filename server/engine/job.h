@@ -57,7 +57,7 @@ struct Job {
 
   std::shared_ptr<Sequence> sequence;  // consumes the tokens; null while waiting for admission
   std::shared_ptr<Session> session;    // the same, if it is to outlive the job; else null
-  const EngineMemory* memory = nullptr;
+  const EngineMemory* memory = nullptr;  // of the states it takes; a turn takes none
   int32_t slot_cap = 0;
   size_t reserve_bytes = 0;  // of each state
   int n_states = 1;          // states it will need; more than one for several completions

@@ -165,7 +165,8 @@ void Metrics::ReadEngine(const EngineStats& stats) const {
   const char* const sessions = "Live sessions, one-shot requests included.";
   set("ovq_sessions", sessions, stats.sessions_active, {{"state", "active"}});
   set("ovq_sessions", sessions, stats.sessions_idle, {{"state", "idle"}});
-  set("ovq_session_slots", "Sessions of the model's default cap that fit in the state memory.",
+  set("ovq_session_slots",
+      "Sessions of the first memory's default cap that fit in the state memory.",
       stats.session_slots);
   set("ovq_session_slots_used",
       "Live sessions of any cap; above the slots if many ask for less than the default.",

@@ -50,7 +50,8 @@ def _score(client: Client, args: argparse.Namespace) -> None:
 
 
 def _info(client: Client, args: argparse.Namespace) -> None:
-    for name, value in dataclasses.asdict(client.model_info(args.position, memory=args.memory)).items():
+    info = client.model_info(args.position, memory=args.memory)
+    for name, value in dataclasses.asdict(info).items():
         if name == "state_sizes":
             for size in value:
                 print(

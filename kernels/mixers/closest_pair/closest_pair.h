@@ -39,8 +39,8 @@ struct PairPlaces {
   CandidatePlaces rows, work;
   StatePlace work_keys, work_values, work_counts;
   StatePlace value_size;  // float, V, or V / K where K is measured
-  float
-      key_size;  // K: |key|^2 as the norm leaves it, but for its weights; 0: no norm, K is measured
+  // K: |key|^2 as the norm leaves it, but for its weights; 0: no norm, K is measured.
+  float key_size;
 };
 
 // The rows are the dictionary of `blocks`, the chunk's tokens the recent ones.
