@@ -148,7 +148,7 @@ def capacity():
                [*((state_bytes(kind), kind) for kind in ("committed", "reserved", "budget")),
                 (f"sum(ovq_equivalent_kv_cache_bytes{{{SEL}}})", "as full key/value caches")],
                width=12),
-        series("Session slots", "slots: sessions of the model's default cap that fit. used: live "
+        series("Session slots", "slots: sessions of the first memory's default cap that fit. used: live "
                "sessions of any cap, so it can be above the slots when sessions ask for less.",
                "short", [(f"sum(ovq_session_slots{{{SEL}}})", "slots"),
                          (f"sum(ovq_session_slots_used{{{SEL}}})", "used")], width=6),

@@ -55,8 +55,8 @@ struct Job {
   int64_t prompt_tokens = 0;  // without the pending one
   int64_t cached_tokens = 0;  // of the session when the call came
 
-  std::shared_ptr<Sequence> sequence;  // consumes the tokens; null while waiting for admission
-  std::shared_ptr<Session> session;    // the same, if it is to outlive the job; else null
+  std::shared_ptr<Sequence> sequence;    // consumes the tokens; null while waiting for admission
+  std::shared_ptr<Session> session;      // the same, if it is to outlive the job; else null
   const EngineMemory* memory = nullptr;  // of the states it takes; a turn takes none
   int32_t slot_cap = 0;
   size_t reserve_bytes = 0;  // of each state
