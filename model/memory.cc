@@ -7,6 +7,8 @@
 #include <vector>
 
 #include "absl/strings/str_cat.h"
+#include "kernels/mixers/closest_pair/closest_pair.h"
+#include "model/families/family.h"
 
 namespace ovq {
 namespace {
@@ -16,6 +18,9 @@ constexpr std::string_view kOvq = "ovq_attention", kClosestPair = "closest_pair_
 // Of layers that were trained without chunks: a block of slots, so that a short session meets the
 // blocks that full attention meets.
 constexpr int64_t kChunkOfFull = kBlockSlots;
+// Of published models, which were trained on texts: their first tokens take what attention has to
+// spare, and the newest are read most where no layer has a window of them.
+constexpr int64_t kPinnedOfPublished = 4, kRecentOfPublished = 256;
 constexpr double kMinShare = 1.0 / 1024, kShareRounding = 1e-3;
 
 bool Serves(Memory memory, const LayerSpec& layer, const MixerFields& fields) {
@@ -31,11 +36,27 @@ absl::Status ReadUpdate(const LayerSpec& layer, const MixerFields& fields, bool&
   const Attrs& section = fields.section("ovq");
   AttrReader reader(section);
   const bool is_paper = reader.ChoiceOr("update", kUpdates) == 0;
+  ReadPairRule(reader);  // whichever rule takes effect
   closest_pair = !is_paper || layer.type == kClosestPair;
   if (is_paper && reader.ok() && layer.type == kClosestPair && section.Has("update")) {
     reader.Fail("update", "expected closest-pair for closest_pair_attention, got paper");
   }
   return reader.status();
+}
+
+bool HasLayer(const ModelConfig& config, std::string_view type) {
+  return std::ranges::find(config.layers, type, &LayerSpec::type) != config.layers.end();
+}
+
+// What rows of a model that was trained without any have, where its section does not say.
+void SetRowsOfFull(const ModelConfig& config, Attrs& section) {
+  const auto set = [&](const char* field, int64_t value) {
+    if (!section.Has(field)) section.Set(field, value);
+  };
+  set("chunk_size", kChunkOfFull);
+  if (config.family == &kOvqHybrid) return;
+  set("pinned_tokens", kPinnedOfPublished);
+  if (!HasLayer(config, "sliding_attention")) set("recent_tokens", kRecentOfPublished);
 }
 
 std::string_view TypeFor(Memory memory, std::string_view type, bool closest_pair) {
@@ -79,6 +100,7 @@ absl::Status ReadThrough(Memory memory, ModelConfig& config) {
   for (LayerSpec& layer : config.layers) {
     if (Serves(memory, layer, config.mixer_fields[layer.fields])) served.push_back(&layer);
   }
+  const bool has_own_rows = HasLayer(config, kOvq);
   for (size_t i = 0; i < served.size(); ++i) {
     LayerSpec& layer = *served[i];
     MixerFields& fields = config.mixer_fields[layer.fields];
@@ -90,10 +112,7 @@ absl::Status ReadThrough(Memory memory, ModelConfig& config) {
     if (absl::Status status = ReadUpdate(layer, fields, closest_pair); !status.ok()) return status;
     const std::string_view type = TypeFor(memory, layer.type, closest_pair);
     Attrs& section = fields.sections.try_emplace("ovq", "ovq.").first->second;
-    if (layer.type == kFull && type != kFull && !section.Has("chunk_size") &&
-        std::ranges::none_of(config.layers, [](const LayerSpec& l) { return l.type == kOvq; })) {
-      section.Set("chunk_size", kChunkOfFull);
-    }
+    if (layer.type == kFull && type != kFull && !has_own_rows) SetRowsOfFull(config, section);
     layer.approximates = layer.type == kFull && type != kFull;
     layer.type = std::string(type);
   }

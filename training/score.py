@@ -26,10 +26,11 @@ import json
 import os
 import signal
 import sys
+import tempfile
 import time
 
 from data import DEFAULT_ROOT, DataError
-from ovq.config import ConfigError, load_config
+from ovq.config import ConfigError, load_config, read_json_object
 from predictors import (PredictionError, ReferencePredictor, connected, server_flags,
                         started_server)
 from scoring import (COLUMNS, LEAST_SEQUENCES, DocumentExam, RowLaw, TaskExam, compare, make_plan,
@@ -86,6 +87,8 @@ def parse_args(arguments):
         "--memory, paper or closest-pair. --backend reference: window, keydiff, closest_pair (see "
         "ovq/memories.py) or dictionary, OVQ's; of as many rows as --centroids leaves live ones at a "
         "sequence's end. Column `ablation` has it")
+    add("--config", type=json.loads, default={}, metavar="JSON", help="fields in place of those of the "
+        "model's config.json, those of a section one by one: {\"ovq\": {\"recent_tokens\": 64}}")
     add("--task", type=json.loads, default={}, help="JSON: fields in place of task.json's")
     add("--lengths", type=listed(positive), default=LENGTHS, help="longest sequences, in tokens")
     add("--centroids", type=listed(centroid_spec), default=CENTROIDS, help="max_centroids of a "
@@ -112,9 +115,33 @@ def parse_args(arguments):
             raise ValueError(f"--memory: with a server {' or '.join(SERVED_MEMORIES)}, with --server "
                              "and without --check-reference")
         args.server_args += f" --memory {args.memory}"
+    if args.config and (args.address or not args.model):
+        raise ValueError("--config: with a --model that --server or --backend reference reads")
     if not args.model and not (args.address and "name" in args.task and not args.check_reference):
         raise ValueError("--model is needed, but for --address with a whole --task")
     return args
+
+
+def with_config(folder, changes):
+    """(a temporary folder, the model in it with fields of its config.json changed, what has changed)."""
+    config = read_json_object(os.path.join(folder, "config.json"))
+    said = []
+    for name, value in changes.items():
+        if isinstance(value, dict):
+            config[name] = {**config.get(name, {}), **value}
+            said += [f"{name}.{field}={json.dumps(x)}" for field, x in value.items()]
+        else:
+            config[name] = value
+            said.append(f"{name}={json.dumps(value)}")
+    parent = tempfile.TemporaryDirectory()
+    copy = os.path.join(parent.name, os.path.basename(os.path.abspath(folder)))
+    os.mkdir(copy)
+    for name in os.listdir(folder):
+        os.symlink(os.path.abspath(os.path.join(folder, name)), os.path.join(copy, name))
+    os.remove(os.path.join(copy, "config.json"))
+    with open(os.path.join(copy, "config.json"), "w", encoding="utf-8") as file:
+        json.dump(config, file)
+    return parent, copy, " ".join(said)
 
 
 def read_fields(folder):
@@ -225,6 +252,11 @@ def write_csv(path, rows):
 
 def run(args, stack):
     """Scores what args ask for; returns the exit status. stack ends what was started."""
+    ablation = args.memory or args.ablation
+    if args.config:
+        parent, args.model, changed = with_config(args.model, args.config)
+        stack.enter_context(parent)
+        ablation = changed if ablation == "none" else f"{ablation} {changed}"
     exam, label = make_exam(args)
     # the first, so that it ends the last: ending the server ends the calls that it waits for
     pool = stack.enter_context(concurrent.futures.ThreadPoolExecutor(args.concurrency))
@@ -257,7 +289,7 @@ def run(args, stack):
     progress, rows = Progress(plan), []
     for job in plan:
         rows += scorer.score(job, pool, progress)
-    common = {"model": name, "mixer": mixer, "ablation": args.memory or args.ablation,
+    common = {"model": name, "mixer": mixer, "ablation": ablation,
               "backend": predictor.backend, "task": label}
     write_csv(args.out, [{**common, **row} for row in rows])
     if scorer.n_agreed < _LEAST_AGREEMENT * scorer.n_checked:

@@ -1,6 +1,7 @@
 """Closest-pair dictionaries: every token is a row until the closest rows have to become one.
 
-The rule, exactly (kernels/mixers/closest_pair/README.md): L the chunk length, N the most rows.
+The rule, exactly (kernels/mixers/closest_pair/README.md): L the chunk length, N the most rows; PairRule
+in config.py has what a model chooses of it.
 A chunk attends to the rows and to its own past in one softmax, as in dictionary.py. While it
 passes, its tokens join the rows as candidates, one after another, and pairs of candidates merge:
 after o of its L tokens as many as leave N rows at its end, but two for each token still to come.
@@ -19,10 +20,10 @@ tokens in them, which have gradients.
 import numpy as np
 import torch
 
+from ovq.config import PairRule
 from ovq.dictionary import read_chunk
 from ovq.mixers import wide
 
-VALUE_WEIGHT = 0.5  # w
 MERGES_PER_TOKEN = 2
 SIZE_CHANGE = 2.0  # V is taken anew where it is off by more than this factor
 
@@ -90,22 +91,23 @@ class Candidates:
 class ClosestPairRows:
     """One head's rows: keys [n, d], values [n, dv], counts [n], in float64.
 
-    key_size: K, or None to measure it.
+    key_size: K, or None to measure it. The rows are in the order of their oldest tokens.
     """
 
-    def __init__(self, head_dim, value_head_dim, max_rows, key_size=1.0):
+    def __init__(self, head_dim, value_head_dim, max_rows, key_size=1.0, rule=PairRule()):
         self.keys, self.values = np.zeros((0, head_dim)), np.zeros((0, value_head_dim))
         self.counts, self.max_rows = np.zeros(0, np.int64), max_rows
         self.row_of = np.zeros(0, np.int64)  # of every token
-        self.key_size = key_size
+        self.key_size, self.rule = key_size, rule
+        self.n_tokens = 0
         self.size = None  # V / K, once more than half of max_rows tokens have passed
 
-    def _size(self, n):
-        """V / K of the first n rows."""
-        values = float(np.square(self.values[:n]).sum(-1).mean())
+    def _size(self, rows):
+        """V / K of these rows."""
+        values = float(np.square(self.values[rows]).sum(-1).mean())
         if self.key_size is not None:
             return values / self.key_size
-        keys = float(np.square(self.keys[:n]).sum(-1).mean())
+        keys = float(np.square(self.keys[rows]).sum(-1).mean())
         return values / keys if keys > 0 else 0.0
 
     def append(self, keys, values, merges_per_token=MERGES_PER_TOKEN):
@@ -117,34 +119,43 @@ class ClosestPairRows:
         self.counts = np.concatenate((self.counts, np.ones(chunk_len, np.int64)))
         self.row_of = np.concatenate((self.row_of, np.arange(n, n + chunk_len)))
         if self.size is None and len(self.keys) >= n_sized:
-            self.size = self._size(n_sized)
+            self.size = self._size(slice(n_sized))
+        self.n_tokens += chunk_len
         if n_merges == 0:
             return
+        # The candidates after o + 1 tokens of the chunk; the newest tokens, not among them, are the last rows.
+        pinned, recent = self.rule.pinned(self.max_rows), self.rule.recent(self.max_rows)
+
+        def joined(o):
+            seen = self.n_tokens - chunk_len + o + 1
+            return n + o + 1 - max(recent, self.max_rows - seen)
+
         due = [max(0, n_merges - merges_per_token * (chunk_len - o))
                for o in range(1, chunk_len + 1)]
         first = next(o for o in range(chunk_len) if due[o] > 0)
-        size = self._size(n + first + 1)
+        size = self._size(slice(pinned, joined(first)))
         if not self.size / SIZE_CHANGE <= size <= self.size * SIZE_CHANGE:
             self.size = size
-        scale = np.sqrt(VALUE_WEIGHT / self.size) if self.size > 0 else 0.0
+        scale = np.sqrt(self.rule.value_weight / self.size) if self.size > 0 else 0.0
         candidates = Candidates(self.keys, self.values, self.counts, scale)
-        for i in range(n):
-            candidates.join(i)
-        done = 0
+        done, next_row = 0, pinned
         for o in range(chunk_len):
-            candidates.join(n + o)
+            while next_row < joined(o):
+                candidates.join(next_row)
+                next_row += 1
             while done < due[o]:
                 candidates.merge_closest()
                 done += 1
         alive = candidates.alive
+        alive[:pinned], alive[next_row:] = True, True
         self.keys, self.values = self.keys[alive], self.values[alive]
         self.counts, self.row_of = self.counts[alive], candidates.places()[self.row_of]
 
 
-def closest_pair_attention(q, k, v, chunk_len, max_rows, key_size=1.0, **rule):
+def closest_pair_attention(q, k, v, chunk_len, max_rows, key_size=1.0, rule=PairRule()):
     """Shapes as in mixers.py; key_size as ClosestPairRows has it."""
     batch, n_heads, n_tokens, head_dim = k.shape
-    heads = [ClosestPairRows(head_dim, v.shape[-1], max_rows, key_size) for _ in range(batch * n_heads)]
+    heads = [ClosestPairRows(head_dim, v.shape[-1], max_rows, key_size, rule) for _ in range(batch * n_heads)]
     tokens, outs = torch.cat((wide(k), wide(v)), -1), []
 
     def stacked(part):
@@ -162,5 +173,5 @@ def closest_pair_attention(q, k, v, chunk_len, max_rows, key_size=1.0, **rule):
         if begin + chunk_len >= n_tokens:
             break
         for head, key, value in zip(heads, own_k.flatten(0, 1), own_v.flatten(0, 1)):
-            head.append(*(x.detach().cpu().double().numpy() for x in (key, value)), **rule)
+            head.append(*(x.detach().cpu().double().numpy() for x in (key, value)))
     return torch.cat(outs, dim=-2)

@@ -79,6 +79,21 @@ class OvqRules:
 
 
 @dataclasses.dataclass(frozen=True)
+class PairRule:
+    """What the section `ovq` says of rows that merge by closest pairs."""
+
+    value_weight: float = 0.5  # w, what values count in a distance
+    pinned_tokens: int = 0  # the first tokens never merge; at most a quarter of the rows
+    recent_tokens: int = 0  # the newest ones do not yet; at most half of the rows
+
+    def pinned(self, max_rows):
+        return min(self.pinned_tokens, max_rows // 4)
+
+    def recent(self, max_rows):
+        return min(self.recent_tokens, max_rows // 2)
+
+
+@dataclasses.dataclass(frozen=True)
 class Config:
     """A validated config.json; field names are those of the file, sections are flattened."""
 
@@ -99,6 +114,7 @@ class Config:
     max_centroids: int = 2048
     ovq_rules: OvqRules = OvqRules()
     update: str = "paper"  # of OVQ's dictionaries
+    pair_rule: PairRule = PairRule()
     # max_centroids of a layer relative to the model's, an entry for each layer that can be read through
     # a bounded memory; None: all have 1
     shares: typing.Optional[tuple] = None
@@ -210,6 +226,14 @@ def _shares(ovq, n_layers):
     return shares
 
 
+def _pair_rule(ovq):
+    weight = ovq.get("value_weight", PairRule.value_weight)
+    if weight != 0:
+        weight = positive_number("ovq.value_weight", weight)
+    return PairRule(weight, *(integer(f"ovq.{name}", ovq.get(name, 0), 0)
+                              for name in ("pinned_tokens", "recent_tokens")))
+
+
 def _mixer_fields(raw, layer_types, attention):
     """Fields that only some layer types need, checked where such a layer exists."""
     fields = {}
@@ -221,7 +245,8 @@ def _mixer_fields(raw, layer_types, attention):
     fields["rope_theta"] = positive_number("rope_theta", raw.get("rope_theta", 10000.0))
     flags = [field.name for field in dataclasses.fields(OvqRules)]
     ovq = no_other_keys("ovq", raw.get("ovq", {}),
-                        ("chunk_size", "max_centroids", "update", "shares", *flags))
+                        ("chunk_size", "max_centroids", "update", "shares", *flags,
+                         *(field.name for field in dataclasses.fields(PairRule))))
     fields["ovq_rules"] = OvqRules(**{name: flag(f"ovq.{name}", ovq.get(name, False))
                                       for name in flags})
     n_heads, n_kv_heads = attention["num_attention_heads"], attention["num_key_value_heads"]
@@ -231,6 +256,7 @@ def _mixer_fields(raw, layer_types, attention):
     fields["update"] = one_of("ovq.update", ovq.get("update", "paper"), OVQ_UPDATES)
     if fields["update"] != "paper" and any(ovq.get(name) for name in flags):
         raise ConfigError(f"ovq.update: {fields['update']!r} goes with none of {', '.join(flags)}")
+    fields["pair_rule"] = _pair_rule(ovq)
     fields["chunk_size"] = integer("ovq.chunk_size", ovq.get("chunk_size", 128), 1)
     fields["max_centroids"] = check_max_centroids(ovq.get("max_centroids", 2048),
                                                   fields["chunk_size"])
@@ -368,6 +394,9 @@ def config_to_dict(config):
                          dataclasses.asdict(config.ovq_rules).items() if value}}
         if config.update != "paper":
             raw["ovq"]["update"] = config.update
+        for field in dataclasses.fields(PairRule):
+            if getattr(config.pair_rule, field.name) != field.default:
+                raw["ovq"][field.name] = getattr(config.pair_rule, field.name)
         if config.shares:
             raw["ovq"]["shares"] = list(config.shares)
     if config.codebook_size:

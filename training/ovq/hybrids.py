@@ -13,6 +13,7 @@ import torch
 import torch.nn.functional as F
 
 from ovq.closest_pair import closest_pair_attention
+from ovq.config import PairRule
 from ovq.gated_delta_net import gated_delta_rule
 from ovq.layers import rms_norm, softplus, split_heads, unit
 from ovq.mamba2 import selective_scan
@@ -20,6 +21,8 @@ from ovq.mixers import full_attention, rope_tables, rotate_half
 from ovq.safetensors_io import load_safetensors
 
 CHUNK_LEN = 64  # of closest pairs in layers that were trained without chunks
+# What the server gives published models that have no layer with a window.
+RULE = PairRule(pinned_tokens=4, recent_tokens=256)
 
 
 class Hybrid:
@@ -53,7 +56,7 @@ class Hybrid:
         if self.max_rows is None:
             out = full_attention(q, k, v)
         else:
-            out = closest_pair_attention(q, k, v, CHUNK_LEN, self.max_rows, key_size=key_size)
+            out = closest_pair_attention(q, k, v, CHUNK_LEN, self.max_rows, key_size, RULE)
         return out.flatten(1, 2).transpose(1, 2).flatten(2)
 
     @torch.no_grad()

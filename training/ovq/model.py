@@ -102,7 +102,8 @@ class Attention(nn.Module):
         if self.layer_type == "vq_attention":
             return mixers.vq_attention(q, k, v, self.codebook)
         if self.config.update == "closest-pair" and self.memory is None:
-            return closest_pair_attention(q, k, v, self.config.chunk_size, max_centroids)
+            return closest_pair_attention(q, k, v, self.config.chunk_size, max_centroids,
+                                          rule=self.config.pair_rule)
         return ovq_attention(q, k, v, self.config.chunk_size, max_centroids, self.ablation,
                              self.recompute_chunks, self.config.ovq_rules, self.beta)
 

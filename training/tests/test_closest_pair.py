@@ -11,7 +11,7 @@ import support
 from closest_pair_plain import ClosestPair
 from ovq import closest_pair
 from ovq.closest_pair import ClosestPairRows, closest_pair_attention, n_rows_at
-from ovq.config import ConfigError, config_from_dict, config_to_dict
+from ovq.config import ConfigError, PairRule, config_from_dict, config_to_dict
 from ovq.mixers import full_attention
 from ovq.model import OvqModel
 from test_mixers import random_qkv
@@ -26,9 +26,10 @@ def mean_square(rows):
 class NaiveHead:
     """Rows as (key, value, count), a token at a time."""
 
-    def __init__(self, max_rows):
+    def __init__(self, max_rows, rule=PairRule()):
         self.max_rows, self.rows, self.own, self.size = max_rows, [], [], 0.0
         self.n_tokens, self.candidates = 0, []
+        self.weight, self.pinned, self.recent = rule.value_weight, rule.pinned_tokens, rule.recent_tokens
 
     def read(self, query, key, value):
         self.own.append((key, value, 1))
@@ -46,20 +47,26 @@ class NaiveHead:
         due = len(self.rows) + CHUNK - self.max_rows
         to_leave = len(self.rows) + len(self.own) - max(0, due - 2 * left)
         if len(self.candidates) > to_leave and due - 2 * (left + 1) <= 0:
-            size = mean_square(self.candidates)
+            size = mean_square(self.apart()[1])
             if size > 2 * self.size or self.size > 2 * size:
                 self.size = size
         while len(self.candidates) > to_leave:
-            self.merge()
+            first, rows, last = self.apart()
+            self.merge(rows)
+            self.candidates = first + rows + last
         if left == 0:
             self.rows, self.own, self.candidates = self.candidates, [], list(self.candidates)
 
-    def merge(self):
+    def apart(self):
+        """The pinned tokens, what may merge, the newest tokens."""
+        end = len(self.candidates) - self.recent
+        return self.candidates[:self.pinned], self.candidates[self.pinned:end], self.candidates[end:]
+
+    def merge(self, rows):
         def distance(one, other):
             key, value = one[0] - other[0], one[1] - other[1]
-            return float(key @ key) + 0.5 / self.size * float(value @ value)
+            return float(key @ key) + self.weight / self.size * float(value @ value)
 
-        rows = self.candidates
         _, i, j = min((distance(rows[i], rows[j]), i, j)
                       for i in range(len(rows)) for j in range(i + 1, len(rows)))
         (key, value, count), (other_key, other_value, other_count) = rows[i], rows.pop(j)
@@ -87,17 +94,45 @@ class ClosestPairTest(unittest.TestCase):
         self.assertEqual(rows.counts.sum(), 120)
         self.assertGreater(rows.counts.max(), 2)
 
+    def test_the_newest_rows_are_those_of_the_plain_reference(self):
+        # keys alone: its V is that of all rows, also of those that may not merge
+        rng = np.random.default_rng(4)
+        keys, values = rng.standard_normal((120, 12)), rng.standard_normal((120, 5))
+        plain = ClosestPair(30, value_weight=0, recent=8)
+        rows = ClosestPairRows(12, 5, 30, rule=PairRule(value_weight=0, recent_tokens=8))
+        for begin in range(0, 120, 24):
+            chunk = slice(begin, begin + 24)
+            plain.append(keys[chunk], values[chunk])
+            rows.append(keys[chunk], values[chunk], merges_per_token=24)
+            np.testing.assert_allclose(rows.keys, plain.keys, rtol=1e-12, atol=1e-12)
+            np.testing.assert_array_equal(rows.counts, plain.counts)
+        self.assertTrue((rows.counts[-8:] == 1).all())
+
+    def test_pinned_tokens_stay(self):
+        rng = np.random.default_rng(5)
+        keys, values = rng.standard_normal((96, 12)), rng.standard_normal((96, 5))
+        rows = ClosestPairRows(12, 5, 30, rule=PairRule(pinned_tokens=9, recent_tokens=3))
+        for begin in range(0, 96, 24):
+            rows.append(keys[begin:begin + 24], values[begin:begin + 24])
+        # a quarter of the rows
+        np.testing.assert_array_equal(rows.keys[:7], keys[:7])
+        np.testing.assert_array_equal(rows.keys[-3:], keys[-3:])
+        self.assertGreater(rows.counts[7], 1)
+        np.testing.assert_array_equal(rows.counts[[0, 6, -3, -1]], 1)
+
     def test_it_equals_loops_over_candidates(self):
         q, k, v = random_qkv(45)
         v[:, :, 24:] *= 4  # V has to follow
-        for max_rows in (3, 10, 21):
-            out = closest_pair_attention(q, k, v, CHUNK, max_rows)
+        apart = PairRule(value_weight=0.25, pinned_tokens=2, recent_tokens=5)
+        for max_rows, rule in ((3, PairRule()), (10, PairRule()), (21, PairRule()), (10, apart),
+                               (21, apart)):
+            out = closest_pair_attention(q, k, v, CHUNK, max_rows, rule=rule)
             for b, head in torch.cartesian_prod(*[torch.arange(2)] * 2).tolist():
-                naive, expected = NaiveHead(max_rows), []
+                naive, expected = NaiveHead(max_rows, rule), []
                 for t in range(45):
                     expected.append(naive.read(q[b, head, 0, t], k[b, head, t], v[b, head, t]))
                     naive.step()
-                with self.subTest(max_rows=max_rows):
+                with self.subTest(max_rows=max_rows, rule=rule):
                     torch.testing.assert_close(out[b, head, 0], torch.stack(expected))
 
     def test_gradients_are_those_of_loops_and_of_differences(self):
@@ -151,7 +186,8 @@ class ClosestPairTest(unittest.TestCase):
 
     def test_a_config_chooses_it(self):
         raw = support.tiny_config(ovq={"chunk_size": 8, "max_centroids": 16,
-                                       "update": "closest-pair"})
+                                       "update": "closest-pair", "value_weight": 0.25,
+                                       "recent_tokens": 4})
         config = config_from_dict(raw)
         self.assertEqual(config_to_dict(config)["ovq"], raw["ovq"])
         model = OvqModel(config)
@@ -160,8 +196,16 @@ class ClosestPairTest(unittest.TestCase):
         tokens = torch.randint(0, 258, (1, 60))
         served, by_paper = model(tokens).detach(), paper(tokens).detach()
         self.assertFalse(torch.allclose(served, by_paper, atol=1e-3))
+        for name in ("value_weight", "recent_tokens"):
+            del raw["ovq"][name]
+        model = OvqModel(config_from_dict(raw))
+        model.load_state_dict(paper.state_dict())
+        self.assertFalse(torch.allclose(served, model(tokens), atol=1e-3))
         paper.read_through("closest_pair")  # of as many rows as the paper's rule leaves live
         torch.testing.assert_close(paper(tokens, 22), model(tokens))  # 60 * 22 // 82 is 16
+        for name, value in (("pinned_tokens", 1.5), ("recent_tokens", -1), ("value_weight", "1")):
+            with self.assertRaisesRegex(ConfigError, f"ovq.{name}: "):
+                config_from_dict({**raw, "ovq": {**raw["ovq"], name: value}})
         raw["ovq"]["update"] = "closest"
         with self.assertRaisesRegex(ConfigError, "ovq.update: 'closest'"):
             config_from_dict(raw)

@@ -20,7 +20,7 @@ import score
 import scoring
 from data import BOS
 from export import export
-from ovq.config import config_from_dict, config_to_dict
+from ovq.config import ConfigError, config_from_dict, config_to_dict
 from ovq.memories import MEMORIES
 from ovq.model import OvqModel
 from predictors import PredictionError, ReferencePredictor, ServedPredictor, server_flags
@@ -302,6 +302,20 @@ class ScoreTest(unittest.TestCase):
                              [("full", memory, "16"), ("full", memory, "0.5x")])
         with self.assertRaisesRegex(ValueError, "memory: 'windows' is not one of window, keydiff"):
             self.score(*arguments, "--memory", "windows")
+
+    def test_fields_of_the_config_may_be_others(self):
+        self.write_model(TASK)
+        arguments = ("--lengths", "64", "--centroids", "16", "--sequences", "2")
+        rows = {}
+        for config in ('{"ovq": {"update": "closest-pair"}}', '{"rms_norm_eps": 0.5}'):
+            _, (rows[config],), _ = self.score(*arguments, "--config", config)
+        self.assertEqual([row["ablation"] for row in rows.values()],
+                         ['ovq.update="closest-pair"', "rms_norm_eps=0.5"])
+        self.assertEqual({row["model"] for row in rows.values()}, {os.path.basename(self.model)})
+        with self.assertRaisesRegex(ConfigError, "config.json: ovq.updat: unknown field"):
+            self.score(*arguments, "--config", '{"ovq": {"updat": "paper"}}')
+        with self.assertRaisesRegex(ValueError, "--config: with a --model"):
+            self.score(*arguments, "--config", '{"rms_norm_eps": 0.5}', client=FakeClient())
 
     def test_reference_that_disagrees_fails(self):
         reference = ReferencePredictor(self.model)

@@ -11,8 +11,9 @@
 
 namespace ovq {
 
-inline constexpr float kPairValueWeight = 0.5f;  // w
-inline constexpr float kPairSizeChange = 2.0f;   // V is taken anew when it is off by more
+inline constexpr float kPairSizeChange = 2.0f;  // V is taken anew when it is off by more
+// The bound of a row that has not joined: no candidate, but in use. Never one of a candidate.
+inline constexpr float kApart = -1;
 // Of equally close pairs, by the oldest tokens of the two: that with the oldest low one comes
 // first, of these that with the oldest high one. Never 0.
 constexpr unsigned long long OrderOfPair(uint32_t one, uint32_t other) {
@@ -70,7 +71,7 @@ struct PairBlocks {
   constexpr float& value_size() const {
     return *places.value_size.At<float>(chunk.session, chunk.kv_head);
   }
-  constexpr bool measures_keys() const { return places.key_size == 0; }
+  constexpr bool measures_keys() const { return chunk.rule.key_size == 0; }
   // |key|^2 of a candidate; 0 where K is not measured.
   constexpr float KeySize(int32_t i) const {
     float sum = 0;
@@ -88,8 +89,8 @@ struct PairBlocks {
   }
   // Of values in distances: w K / V.
   constexpr float ValueScale() const {
-    const float size = value_size(), key_size = measures_keys() ? 1.0f : places.key_size;
-    return size > 0 ? kPairValueWeight * key_size / size : 0.0f;
+    const float size = value_size(), key_size = measures_keys() ? 1.0f : chunk.rule.key_size;
+    return size > 0 ? chunk.rule.value_weight * key_size / size : 0.0f;
   }
 
   constexpr int d() const { return blocks.shape.head_dim; }
@@ -111,6 +112,22 @@ struct PairBlocks {
   }
   constexpr float& Bound(int32_t i) const { return bounds(i / kBlockSlots)[i % kBlockSlots]; }
   constexpr int32_t& Partner(int32_t i) const { return partners(i / kBlockSlots)[i % kBlockSlots]; }
+  constexpr bool IsRowInUse(int32_t i) const { return Partner(i) != 0 || Bound(i) == kApart; }
+  // Whether that is a row which has not joined yet, and this token.
+  constexpr bool IsApart(int32_t row, int64_t token) const {
+    return Oldest(row) == static_cast<uint32_t>(token) && Partner(row) == 0 &&
+           Bound(row) == kApart && !chunk.IsPinned(row);
+  }
+  // What is left of the work blocks' candidate i at the chunk's end.
+  constexpr bool StaysAtEnd(int32_t i) const {
+    const int64_t token = chunk.begin + i - chunk.first_token();
+    if (chunk.n_merges() <= 0) return i - chunk.first_token() < chunk.length;
+    return Partner(i) != 0 || (i - chunk.first_token() < chunk.length && chunk.StaysApart(token));
+  }
+  constexpr float BoundAtEnd(int32_t i) const {
+    return IsToken(i) && chunk.StaysApart(chunk.begin + i - chunk.first_token()) ? kApart
+                                                                                 : Bound(i);
+  }
   // Of a row as it stands at the chunk's end, which may lie in a block that was not there before.
   template <class U>
   constexpr U* Row(const StatePlace& place, int32_t slot) const {

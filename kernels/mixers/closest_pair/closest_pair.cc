@@ -34,10 +34,13 @@ ClosestPairConfig ReadConfig(const StateSpec& spec, AttrReader& model, AttrReade
       section.Fail(flag, "expected false for rows that merge by closest pairs, got true");
     }
   }
+  config.rule = ReadPairRule(section);
   config.dtype = spec.kv_dtype;
   config.slot_share = spec.slot_share;
   return config;
 }
+
+constexpr double kMaxValueWeight = 1e6;
 
 // |key|^2 as the norm leaves it, but for its weights; 0 without a norm.
 float KeySize(HeadNorm norm, int head_dim) {
@@ -55,6 +58,17 @@ float KeySize(HeadNorm norm, int head_dim) {
 }
 
 }  // namespace
+
+PairRule ReadPairRule(AttrReader& section) {
+  PairRule rule;
+  rule.value_weight =
+      static_cast<float>(section.FloatOr("value_weight", rule.value_weight, 0, kMaxValueWeight));
+  rule.pinned_tokens =
+      static_cast<int32_t>(section.IntOr("pinned_tokens", rule.pinned_tokens, 0, kMaxSlotCap));
+  rule.recent_tokens =
+      static_cast<int32_t>(section.IntOr("recent_tokens", rule.recent_tokens, 0, kMaxSlotCap));
+  return rule;
+}
 
 Growth GrowsToCap(int chunk_len, int64_t default_slot_cap) {
   return {.name = absl::StrCat("min(t, N) by chunks of ", chunk_len),
@@ -128,6 +142,8 @@ AttentionBlocks ClosestPairAttention::Blocks(const LayerState& where) const {
 }
 
 void ClosestPairAttention::Attend(const LayerStep& step, const AttentionRows& rows) const {
+  PairRule rule = config.rule;
+  rule.key_size = KeySize(input.norm, shape.head_dim);
   AttentionBlocks blocks = Blocks(step.where);
   blocks.compute_dtype = rows.out_dtype;
   blocks.live = step.seqs.live[step.where.growth];
@@ -141,13 +157,13 @@ void ClosestPairAttention::Attend(const LayerStep& step, const AttentionRows& ro
                        Fixed(step.where, kWorkKeys),
                        Fixed(step.where, kWorkValues),
                        Fixed(step.where, kWorkCounts),
-                       Fixed(step.where, kValueSize),
-                       KeySize(input.norm, shape.head_dim)}});
+                       Fixed(step.where, kValueSize)},
+                      rule});
 }
 
 std::vector<StateExtent> ClosestPairAttention::Overwrites(const LayerState& where,
                                                           const TokenRange& tokens) const {
-  const bool joins = JoinedAt(tokens.end, layout.growth.CapOf(tokens.slot_cap)) > 0,
+  const bool joins = config.rule.JoinedAt(tokens.end, layout.growth.CapOf(tokens.slot_cap)) > 0,
              ends = tokens.end % config.chunk_len == 0;
   std::vector<StateExtent> extents;
   if (joins || ends) {

@@ -5,6 +5,7 @@
 
 #include <cstdint>
 
+#include "kernels/mixers/closest_pair/schedule.h"
 #include "kernels/mixers/common/attend.h"
 
 namespace ovq {
@@ -18,8 +19,12 @@ struct ClosestPairConfig {
   int64_t default_slot_cap;  // N of sessions that name none
   double slot_share = 1;     // of N: the layer's own
   DType dtype;               // of keys, values and rows
+  PairRule rule = {};        // key_size aside, which follows from the norm
   int layer = 0;             // only the random numbers of rounded means depend on it
 };
+
+// ovq.value_weight, .pinned_tokens and .recent_tokens; key_size, which no field has, as it is.
+PairRule ReadPairRule(AttrReader& section);
 
 // What is kept of candidates beside keys and values, of rows [blocks] and of the chunk's work
 // blocks: float, int32 and uint32 [64] of a block.
@@ -39,13 +44,12 @@ struct PairPlaces {
   CandidatePlaces rows, work;
   StatePlace work_keys, work_values, work_counts;
   StatePlace value_size;  // float, V, or V / K where K is measured
-  // K: |key|^2 as the norm leaves it, but for its weights; 0: no norm, K is measured.
-  float key_size;
 };
 
 // The rows are the dictionary of `blocks`, the chunk's tokens the recent ones.
 struct ClosestPairStep : AttentionStep {
   PairPlaces places;
+  PairRule rule;
 };
 
 // CUDA keeps 8 bytes of shared memory for each work slot of a chunk.

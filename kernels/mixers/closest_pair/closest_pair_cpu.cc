@@ -27,13 +27,11 @@ class Dictionary {
     pass_.merges = chunk_.MergedAt(to) > pass_.n_means;
     n_tokens_ = to - from;
     ahead_.Begin(n_tokens_);
-    const int64_t all_joined = JoinedAt(chunk_.begin + to, chunk_.slot_cap);
+    const int64_t all_joined = chunk_.JoinedAt(to);
     for (int64_t offset = from; offset < to; ++offset) {
-      const int64_t position = chunk_.begin + offset;
-      for (int64_t i = JoinedAt(position, chunk_.slot_cap);
-           i < JoinedAt(position + 1, chunk_.slot_cap); ++i) {
-        if (i == 0) FirstSize(static_cast<int32_t>(position + 1));
-        Join(i, all_joined);
+      for (int64_t i = chunk_.JoinedAt(offset); i < chunk_.JoinedAt(offset + 1); ++i) {
+        if (i == 0) FirstSize(static_cast<int32_t>(chunk_.begin + offset + 1));
+        if (!chunk_.IsPinned(i)) Join(i, all_joined);
       }
       for (; pass_.n_means < chunk_.MergedAt(offset + 1); ++pass_.n_means) {
         if (pass_.n_means == 0) UpdateSize();
@@ -99,8 +97,9 @@ class Dictionary {
   }
 
   void Join(int64_t i, int64_t all_joined) {
-    const int32_t candidate = chunk_.CandidateOf(i);
-    const Ahead& ahead = ahead_.JoinAhead(i, all_joined);
+    const int32_t candidate = pass_.CandidateOf(i);
+    if (candidate < 0) return;
+    const Ahead& ahead = ahead_.JoinAhead(candidate, i, all_joined);
     if (i >= chunk_.begin) at_.Oldest(candidate) = static_cast<uint32_t>(i);
     Meet(candidate, ahead);
   }
@@ -186,17 +185,15 @@ class Dictionary {
 
   // The first slot from `slot` on that takes a row at the chunk's end.
   int32_t NextFree(int32_t slot) const {
-    while (slot < chunk_.n_rows && at_.Partner(slot) != 0) ++slot;
+    while (slot < chunk_.n_rows && at_.IsRowInUse(slot)) ++slot;
     return slot;
   }
 
-  // The slots of what the chunk leaves in its work blocks, -1 for what is gone. Without merges all
-  // tokens are left, whether they have joined or not.
+  // The slots of what the chunk leaves in its work blocks, -1 for what is gone.
   void FindSlots() const {
-    const bool merges = chunk_.n_merges() > 0;
-    int32_t free = merges ? NextFree(0) : chunk_.n_rows;
+    int32_t free = chunk_.n_merges() > 0 ? NextFree(0) : chunk_.n_rows;
     for (int32_t i = chunk_.first_token(); i < chunk_.end(); ++i) {
-      const bool stays = merges ? at_.Partner(i) != 0 : i - chunk_.first_token() < chunk_.length;
+      const bool stays = at_.StaysAtEnd(i);
       SlotOf(i) = stays ? free : -1;
       if (stays) free = NextFree(free + 1);
     }
@@ -216,7 +213,7 @@ class Dictionary {
     at_.template Row<uint32_t>(at_.places.rows.oldest, slot)[s] =
         at_.IsToken(i) ? static_cast<uint32_t>(chunk_.begin + i - chunk_.first_token())
                        : at_.Oldest(i);
-    at_.template Row<float>(at_.places.rows.bounds, slot)[s] = at_.Bound(i);
+    at_.template Row<float>(at_.places.rows.bounds, slot)[s] = at_.BoundAtEnd(i);
     at_.RowPartner(slot) = at_.Partner(i);
   }
 
@@ -241,8 +238,9 @@ void PassTile(const ClosestPairStep& step, const TileRows& tile, PairBuffers& bu
                            .length = length,
                            .slot_cap = step.blocks.live.caps[s],
                            .n_rows = tile.n_live,
-                           .n_next = step.blocks.LiveAt(s, wave + 1)};
-  const bool joins = JoinedAt(begin + end, chunk.slot_cap) > 0, ends = end == length;
+                           .n_next = step.blocks.LiveAt(s, wave + 1),
+                           .rule = step.rule};
+  const bool joins = chunk.JoinedAt(end) > 0, ends = end == length;
   if (!joins && !ends) return;
   Dictionary<T> dictionary(step, chunk, buffers);
   if (joins) dictionary.Pass(tile.element, end);

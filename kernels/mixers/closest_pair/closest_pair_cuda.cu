@@ -15,6 +15,7 @@ constexpr int kCheckChannels = 16;
 struct PairArgs {
   AttentionBlocks blocks;
   PairPlaces places;
+  PairRule rule;
   DeviceSeqs seqs;
   int32_t wave;
 };
@@ -56,13 +57,24 @@ struct Dictionary {
     free_slots = DynamicShared<int32_t>(slots + WorkSlots(chunk.length) * 4);
   }
 
+  // Of a token that has not joined yet; -1: none, in a state that no sequence leaves.
+  __device__ int32_t CandidateOf(int64_t token) const {
+    if (token >= at.chunk.begin || !at.chunk.HasMerged()) return at.chunk.CandidateOf(token);
+    Lowest found;
+    for (int32_t i = threadIdx.x; i < at.chunk.n_rows; i += kPairThreads) {
+      if (at.IsApart(i, token)) found = {0, 0, i};
+    }
+    return block.LowestOfBlock(found).index;
+  }
+
   // What the tokens [from, to) of the chunk bring.
   __device__ void Pass(int64_t from, int64_t to) const {
     for (int64_t offset = from; offset < to; ++offset) {
-      const int64_t position = at.chunk.begin + offset, cap = at.chunk.slot_cap;
-      for (int64_t i = JoinedAt(position, cap); i < JoinedAt(position + 1, cap); ++i) {
-        if (i == 0) FirstSize(position + 1);
-        const int32_t joins = at.chunk.CandidateOf(i);
+      for (int64_t i = at.chunk.JoinedAt(offset); i < at.chunk.JoinedAt(offset + 1); ++i) {
+        if (i == 0) FirstSize(at.chunk.begin + offset + 1);
+        if (at.chunk.IsPinned(i)) continue;
+        const int32_t joins = CandidateOf(i);
+        if (joins < 0) continue;
         if (i >= at.chunk.begin && threadIdx.x == 0) at.Oldest(joins) = static_cast<uint32_t>(i);
         Meet(joins);
       }
@@ -299,7 +311,7 @@ struct Dictionary {
          begin += kPairThreads) {
       const int32_t slot = begin + static_cast<int32_t>(threadIdx.x);
       int32_t found;
-      const bool is_free = slot < at.chunk.n_rows && at.Partner(slot) == 0;
+      const bool is_free = slot < at.chunk.n_rows && !at.IsRowInUse(slot);
       const int32_t rank = n_free + block.RankOfBlock(is_free, found);
       if (is_free && rank < n_work) free_slots[rank] = slot;
       n_free += found;
@@ -309,8 +321,7 @@ struct Dictionary {
     for (int32_t begin = 0; begin < n_work; begin += kPairThreads) {
       const int32_t i = begin + static_cast<int32_t>(threadIdx.x);
       int32_t found;
-      const bool stays = i < n_work && (merges ? at.Partner(at.chunk.first_token() + i) != 0
-                                               : i < at.chunk.length);
+      const bool stays = i < n_work && at.StaysAtEnd(at.chunk.first_token() + i);
       const int32_t rank = n_left + block.RankOfBlock(stays, found);
       int32_t slot = at.chunk.n_rows + rank - n_free;
       if (rank < n_free) slot = free_slots[rank];
@@ -344,7 +355,7 @@ struct Dictionary {
       at.template Row<float>(at.blocks.log_counts, slot)[s] = logf(static_cast<float>(count));
       at.template Row<uint32_t>(at.places.rows.oldest, slot)[s] =
           at.IsToken(first + i) ? static_cast<uint32_t>(at.chunk.begin + i) : at.Oldest(first + i);
-      at.template Row<float>(at.places.rows.bounds, slot)[s] = at.Bound(first + i);
+      at.template Row<float>(at.places.rows.bounds, slot)[s] = at.BoundAtEnd(first + i);
       at.RowPartner(slot) = at.Partner(first + i);
     }
   }
@@ -365,9 +376,10 @@ __global__ void __launch_bounds__(kPairThreads) PassRows(const __grid_constant__
                            .length = length,
                            .slot_cap = args.blocks.live.caps[s],
                            .n_rows = args.blocks.LiveAt(s, args.wave),
-                           .n_next = args.blocks.LiveAt(s, args.wave + 1)};
+                           .n_next = args.blocks.LiveAt(s, args.wave + 1),
+                           .rule = args.rule};
   const Dictionary<T> dictionary(args, chunk);
-  if (JoinedAt(rows.end, chunk.slot_cap) > 0) {
+  if (chunk.JoinedAt(rows.end - chunk.begin) > 0) {
     dictionary.Pass(rows.begin - chunk.begin, rows.end - chunk.begin);
   }
   if (rows.end == chunk.begin + length) dictionary.EndChunk();
@@ -377,7 +389,7 @@ __global__ void __launch_bounds__(kPairThreads) PassRows(const __grid_constant__
 }  // namespace cuda
 
 void ClosestPairCuda(DeviceContext& context, const ClosestPairStep& step) {
-  cuda::PairArgs args = {step.blocks, step.places, step.seqs.device, 0};
+  cuda::PairArgs args = {step.blocks, step.places, step.rule, step.seqs.device, 0};
   const dim3 grid(static_cast<unsigned>(step.seqs.n_seqs()),
                   static_cast<unsigned>(step.blocks.shape.n_kv_heads));
   const auto pass =

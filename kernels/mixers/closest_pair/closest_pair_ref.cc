@@ -1,6 +1,6 @@
 // The ground truth of closest-pair attention: every merge compares every pair of candidates, in
 // plain loops and double precision. It shares the layout of the state with the other devices and
-// nothing that decides or computes; of partners it keeps whether a candidate is one.
+// nothing that decides or computes; of partners it keeps what is there at all.
 //   o = softmax([beta q Dk^T + ln c, beta q K^T]) [Dv; V]
 //   (i, j) = argmin |k_i - k_j|^2 + w K / V |v_i - v_j|^2
 //   row = (c_i row_i + c_j row_j) / (c_i + c_j)
@@ -18,7 +18,9 @@
 namespace ovq {
 namespace {
 
-constexpr double kValueWeight = 0.5;
+// What Exists says: nothing or, of the chunk's tokens, nothing yet; a candidate; a row that is
+// none.
+enum : int32_t { kNothing, kCandidate, kApart };
 constexpr double kSizeChange = 2;
 
 // Where a candidate lies: block and slot of the rows, of the chunk's tokens or of its means.
@@ -35,6 +37,8 @@ class DictionaryRef {
         length_(step.blocks.wave_span),
         begin_(token.position / length_ * length_),
         cap_(slot_cap),
+        pinned_(std::min<int64_t>(step.rule.pinned_tokens, slot_cap / 4)),
+        recent_(std::min<int64_t>(step.rule.recent_tokens, slot_cap / 2)),
         n_rows_(std::min(begin_, cap_)),
         n_next_(std::min(begin_ + length_, cap_)) {}
 
@@ -44,7 +48,8 @@ class DictionaryRef {
     const int64_t seen = token_.position + 1, offset = seen - begin_;
     for (int64_t i = Joined(seen - 1); i < Joined(seen); ++i) {
       if (i == 0) Size() = static_cast<float>(SizeOf(FirstTokens(seen)));
-      Exists(TokenPlace(i)) = 1;
+      const PlaceRef at = TokenPlace(i);
+      if (i >= pinned_ && at.index >= 0) Exists(at) = kCandidate;
     }
     const int64_t due = n_rows_ + length_ - n_next_;
     for (int64_t merge = 0; merge < due; ++merge) {
@@ -59,11 +64,16 @@ class DictionaryRef {
 
  private:
   int64_t Joined(int64_t position) const {
-    return std::min(position, std::max<int64_t>(0, 2 * position - cap_));
+    return std::max<int64_t>(0, std::min(position - recent_, 2 * position - cap_));
   }
+  // Of a token that has not joined yet; index -1: none, in a state that no sequence leaves.
   PlaceRef TokenPlace(int64_t token) const {
-    return token < begin_ ? PlaceRef{PlaceRef::kRow, token}
-                          : PlaceRef{PlaceRef::kToken, token - begin_};
+    if (token >= begin_) return {PlaceRef::kToken, token - begin_};
+    for (int64_t row = token < pinned_ ? 0 : pinned_; row < n_rows_; ++row) {
+      const PlaceRef at = {PlaceRef::kRow, row};
+      if (Exists(at) == kApart && Oldest(at) == static_cast<uint32_t>(token)) return at;
+    }
+    return {PlaceRef::kRow, -1};
   }
   std::vector<PlaceRef> FirstTokens(int64_t n) const {
     std::vector<PlaceRef> places;
@@ -76,7 +86,7 @@ class DictionaryRef {
     for (const PlaceRef::Part part : {PlaceRef::kRow, PlaceRef::kToken, PlaceRef::kMean}) {
       const int64_t n = part == PlaceRef::kRow ? n_rows_ : length_;
       for (int64_t i = 0; i < n; ++i) {
-        if (Exists({part, i}) != 0) places.push_back({part, i});
+        if (Exists({part, i}) == kCandidate) places.push_back({part, i});
       }
     }
     std::ranges::sort(places, {}, [&](const PlaceRef& at) { return Oldest(at); });
@@ -146,7 +156,7 @@ class DictionaryRef {
       values += SquaredNorm(Value(at));
       keys += SquaredNorm(Key(at));
     }
-    const double units = step_.places.key_size > 0 ? static_cast<double>(places.size()) : keys;
+    const double units = step_.rule.key_size > 0 ? static_cast<double>(places.size()) : keys;
     return units > 0 ? values / units : 0;
   }
   void UpdateSize() {
@@ -164,8 +174,8 @@ class DictionaryRef {
       values.push_back(Value(at));
     }
     if (places.size() < 2) return;
-    const double key_size = step_.places.key_size > 0 ? step_.places.key_size : 1;
-    const double weight = Size() > 0 ? kValueWeight * key_size / Size() : 0;
+    const double key_size = step_.rule.key_size > 0 ? step_.rule.key_size : 1;
+    const double weight = Size() > 0 ? step_.rule.value_weight * key_size / Size() : 0;
     double closest = std::numeric_limits<double>::infinity();
     size_t low = 0, high = 1;
     for (size_t i = 0; i < places.size(); ++i) {
@@ -180,7 +190,7 @@ class DictionaryRef {
       }
     }
     const uint64_t a = Count(places[low]), b = Count(places[high]);
-    Exists(places[low]) = Exists(places[high]) = 0;
+    Exists(places[low]) = Exists(places[high]) = kNothing;
     const PlaceRef mean = {PlaceRef::kMean, merge};
     const uint32_t ends = Oldest(places[high]);
     const double share = static_cast<double>(b) / static_cast<double>(a + b);
@@ -189,7 +199,7 @@ class DictionaryRef {
     Block<uint32_t>(mean, step_.blocks.counts, step_.places.work_counts)[Slot(mean)] =
         static_cast<uint32_t>(std::min<uint64_t>(a + b, std::numeric_limits<uint32_t>::max()));
     OldestAt(mean) = Oldest(places[low]);
-    Exists(mean) = 1;
+    Exists(mean) = kCandidate;
   }
 
   // The mean of two rows in the state's dtype. bfloat16 rounds up with the probability of the
@@ -226,10 +236,14 @@ class DictionaryRef {
     for (const PlaceRef::Part part : {PlaceRef::kToken, PlaceRef::kMean}) {
       for (int64_t i = 0; i < length_; ++i) {
         const PlaceRef at = {part, i};
-        if (merges ? Exists(at) == 0 : part == PlaceRef::kMean) continue;
-        while (merges && slot < n_rows_ && Exists({PlaceRef::kRow, slot}) != 0) ++slot;
+        const int64_t token = begin_ + i;
+        if (part == PlaceRef::kToken && (token < pinned_ || token >= Joined(begin_ + length_))) {
+          Exists(at) = kApart;
+        }
+        if (Exists(at) == kNothing) continue;
+        while (merges && slot < n_rows_ && Exists({PlaceRef::kRow, slot}) != kNothing) ++slot;
         MoveTo({PlaceRef::kRow, slot++}, at);
-        Exists(at) = 0;
+        Exists(at) = kNothing;
       }
     }
   }
@@ -249,7 +263,7 @@ class DictionaryRef {
 
   const ClosestPairStep& step_;
   const TokenRef& token_;
-  const int64_t length_, begin_, cap_, n_rows_, n_next_;
+  const int64_t length_, begin_, cap_, pinned_, recent_, n_rows_, n_next_;
 };
 
 }  // namespace

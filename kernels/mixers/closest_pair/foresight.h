@@ -38,6 +38,22 @@ struct PairPass {
     return Blocks(0, chunk.row_blocks() + BlocksOf(end));
   }
 
+  // Of a token that has not joined yet; -1: none, in a state that no sequence leaves.
+  int32_t CandidateOf(int64_t token) const {
+    if (token >= chunk.begin || !chunk.HasMerged()) return chunk.CandidateOf(token);
+    for (int32_t b = 0; b < chunk.row_blocks(); ++b) {
+      const uint32_t* oldest = at.oldest(b);
+      bool may_be_here = false;
+      for (int s = 0; s < kBlockSlots; ++s) {
+        may_be_here |= oldest[s] == static_cast<uint32_t>(token);
+      }
+      for (int32_t i = b * kBlockSlots; may_be_here && i < (b + 1) * kBlockSlots; ++i) {
+        if (i < chunk.n_rows && at.IsApart(i, token)) return i;
+      }
+    }
+    return -1;
+  }
+
   const PairBlocks<T> at;
   const PairChunk& chunk;
   PairBuffers& buffers;
@@ -63,13 +79,15 @@ class Foresight {
     if (from_below_) FillSquares();
   }
 
-  // Token i, of those that join up to `end`.
-  const Ahead& JoinAhead(int64_t i, int64_t end) {
-    const Pair alone = {-1, chunk_.CandidateOf(i)};
+  // The candidate that token i becomes, of those that join up to `end`.
+  const Ahead& JoinAhead(int32_t candidate, int64_t i, int64_t end) {
+    const Pair alone = {-1, candidate};
     if (const Ahead* known = buffers_.joins.Find(alone)) return *known;
     end = std::min<int64_t>(end, i + kJoinsAhead);
-    for (int64_t next = i; next < end; ++next) {
-      Request(buffers_.joins, {-1, chunk_.CandidateOf(next)});
+    Request(buffers_.joins, alone);
+    for (int64_t next = i + 1; next < end; ++next) {
+      const int32_t joins = pass_.CandidateOf(next);
+      if (joins >= 0) Request(buffers_.joins, {-1, joins});
     }
     if (end - i <= 2) RequestMerges(kMergesAhead);
     Compute();

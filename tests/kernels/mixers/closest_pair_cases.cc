@@ -12,6 +12,12 @@ const MixerCases kClosestPair(
       absl::StrAppend(&c.name, "L", s.chunk_len, "N", slots);
       c.section = {{"chunk_size", s.chunk_len}};
       c.slot_cap = slots;
+      if (s.chunk_len >= 64 && s.value_head_dim <= s.head_dim) {
+        absl::StrAppend(&c.name, "apart");
+        c.section["pinned_tokens"] = int64_t{5};
+        c.section["recent_tokens"] = int64_t{40};
+        c.section["value_weight"] = 0.25;
+      }
       if (s.value_head_dim <= s.head_dim) return;
       // Keys whose size is measured, where no other norm is set later.
       c.model["qk_norm"] = "none";

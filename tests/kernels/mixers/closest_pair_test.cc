@@ -125,6 +125,52 @@ TEST_P(ClosestPair, OfEquallyClosePairsThatOfTheOldestMerges) {
   }
 }
 
+TEST_P(ClosestPair, PinnedAndRecentTokensStayRowsOfTheirOwn) {
+  constexpr int64_t kCap = 70, kTokens = 208;
+  MixerCase apart = Case("closest_pair_attention", 16, kCap), plain = apart;
+  apart.section["pinned_tokens"] = int64_t{4};
+  apart.section["recent_tokens"] = int64_t{24};
+  const std::vector<float> x = RandomRows(kTokens, 5);
+  const auto alone = [&](const MixerCase& of, int64_t n_tokens) {
+    MixerInstance instance(of, GetParam(), 1, kTokens);
+    MixerSession session = instance.NewSession();
+    instance.Run(session, Rows(x, 0, n_tokens), {});
+    const int64_t n_rows = std::min(n_tokens / 16 * 16, kCap);
+    const auto counts = Counts(instance, session, n_rows),
+               oldest = OfRows("oldest", instance, session, n_rows);
+    std::vector<int64_t> least(kHeads);
+    for (size_t head = 0; head < kHeads; ++head) {
+      EXPECT_EQ(std::accumulate(counts[head].begin(), counts[head].end(), int64_t{0}),
+                n_tokens / 16 * 16);
+      for (size_t row = 0; row < counts[head].size(); ++row) {
+        const int64_t age = n_tokens - oldest[head][row];
+        if (counts[head][row] == 1 && (oldest[head][row] < 4 || age <= 24)) ++least[head];
+      }
+    }
+    return *std::ranges::min_element(least);
+  };
+  for (const int64_t n_tokens : {64, 80, 96, 112, 208}) {
+    EXPECT_EQ(alone(apart, n_tokens), 4 + 24) << n_tokens;
+  }
+  EXPECT_LT(alone(plain, kTokens), 4 + 24);
+  // In the midst of a chunk its tokens are not rows yet.
+  EXPECT_EQ(alone(apart, 203), 4 + 24 - 11);
+}
+
+TEST_P(ClosestPair, ValuesCountAsMuchAsTheModelSays) {
+  MixerCase keys = Case("closest_pair_attention", 16, 24), both = keys;
+  keys.section["value_weight"] = 0.0;
+  const std::vector<float> x = RandomRows(96, 8);
+  std::vector<std::vector<std::vector<uint32_t>>> counts;
+  for (const MixerCase& of : {keys, both}) {
+    MixerInstance instance(of, GetParam(), 1, 96);
+    MixerSession session = instance.NewSession();
+    instance.Run(session, x, {});
+    counts.push_back(Counts(instance, session, 24));
+  }
+  EXPECT_NE(counts[0], counts[1]);
+}
+
 // Keys and values of broken weights: it ends, and as many rows stand as should.
 TEST_P(ClosestPair, NumbersThatAreNoneStayBounded) {
   std::vector<float> x = RandomRows(100, 7);
@@ -143,18 +189,40 @@ INSTANTIATE_TEST_SUITE_P(Devices, ClosestPair, ::testing::ValuesIn(TestDevices()
                          [](const auto& info) { return DeviceName(info.param); });
 
 TEST(PairSchedule, JoinsBeginAtHalfTheCapAndAreDoneAtTheCap) {
-  EXPECT_EQ(JoinedAt(0, 100), 0);
-  EXPECT_EQ(JoinedAt(50, 100), 0);
-  EXPECT_EQ(JoinedAt(51, 100), 2);
-  EXPECT_EQ(JoinedAt(99, 100), 98);
+  const PairRule rule;
+  EXPECT_EQ(rule.JoinedAt(0, 100), 0);
+  EXPECT_EQ(rule.JoinedAt(50, 100), 0);
+  EXPECT_EQ(rule.JoinedAt(51, 100), 2);
+  EXPECT_EQ(rule.JoinedAt(99, 100), 98);
   for (const int64_t position : {int64_t{100}, int64_t{101}, int64_t{1} << 50}) {
-    EXPECT_EQ(JoinedAt(position, 100), position);
+    EXPECT_EQ(rule.JoinedAt(position, 100), position);
   }
-  EXPECT_EQ(JoinedAt(26, 51), 1);
+  EXPECT_EQ(rule.JoinedAt(26, 51), 1);
+}
+
+TEST(PairSchedule, RecentTokensJoinLater) {
+  const PairRule rule = {.pinned_tokens = 30, .recent_tokens = 20};
+  EXPECT_EQ(rule.JoinedAt(50, 100), 0);
+  EXPECT_EQ(rule.JoinedAt(51, 100), 2);
+  EXPECT_EQ(rule.JoinedAt(80, 100), 60);
+  EXPECT_EQ(rule.JoinedAt(90, 100), 70);
+  EXPECT_EQ(rule.JoinedAt(1000, 100), 980);
+  // Of a small cap: half of it.
+  EXPECT_EQ(rule.JoinedAt(1000, 30), 985);
+  EXPECT_EQ(rule.PinnedOf(100), 25);
+  EXPECT_EQ(rule.PinnedOf(120), 30);
+  EXPECT_EQ(rule.PinnedOf(2), 0);
 }
 
 TEST(PairSchedule, MergesLeaveTheCapAtTheChunksEndTwoATokenAtMost) {
-  for (const int64_t cap : {2, 7, 16, 17, 40}) {
+  const std::vector<PairRule> rules = {{}, {.pinned_tokens = 4, .recent_tokens = 9}};
+  for (const auto& [cap, rule] : std::vector<std::pair<int64_t, PairRule>>{{2, rules[0]},
+                                                                           {2, rules[1]},
+                                                                           {7, rules[1]},
+                                                                           {16, rules[0]},
+                                                                           {17, rules[1]},
+                                                                           {40, rules[0]},
+                                                                           {40, rules[1]}}) {
     for (int64_t begin = 0; begin < 96; begin += 16) {
       const PairChunk chunk = {.session = nullptr,
                                .kv_head = 0,
@@ -162,16 +230,20 @@ TEST(PairSchedule, MergesLeaveTheCapAtTheChunksEndTwoATokenAtMost) {
                                .length = 16,
                                .slot_cap = cap,
                                .n_rows = static_cast<int32_t>(std::min(begin, cap)),
-                               .n_next = static_cast<int32_t>(std::min(begin + 16, cap))};
+                               .n_next = static_cast<int32_t>(std::min(begin + 16, cap)),
+                               .rule = rule};
       EXPECT_EQ(chunk.MergedAt(0), 0);
       EXPECT_EQ(chunk.n_rows + 16 - chunk.MergedAt(16), chunk.n_next);
       for (int64_t offset = 0; offset < 16; ++offset) {
         const int64_t merges = chunk.MergedAt(offset + 1) - chunk.MergedAt(offset);
         EXPECT_GE(merges, 0);
         EXPECT_LE(merges, 2);
-        // All candidates have joined before any merge.
+        // All that may have joined before any merge, and two are left for each.
         if (merges == 0) continue;
-        EXPECT_EQ(JoinedAt(begin + offset + 1, cap), begin + offset + 1);
+        const int64_t joined = chunk.JoinedAt(offset + 1),
+                      candidates = joined - begin + chunk.n_rows - rule.PinnedOf(cap);
+        EXPECT_EQ(joined, begin + offset + 1 - rule.RecentOf(cap));
+        EXPECT_GE(candidates - chunk.MergedAt(offset + 1), 1);
       }
     }
   }
