@@ -39,18 +39,33 @@ std::string CheckQuestion(const std::string& text) {
   return invalid ? absl::StrCat("the question is not valid UTF-8 at byte ", *invalid) : "";
 }
 
-void PrintSession(const Connection& connection, const std::string& id) {
+// Calls a method of SessionService for a session, and says why if that fails.
+template <class Request, class Response>
+bool CallForSession(const Connection& connection, const std::string& id,
+                    grpc::Status (v1::SessionService::Stub::*method)(grpc::ClientContext*,
+                                                                     const Request&, Response*),
+                    Response& response) {
   const auto stub = v1::SessionService::NewStub(connection.channel);
   grpc::ClientContext context;
   connection.Authorize(context, SessionKeyOf(id));
-  v1::GetSessionRequest request;
+  Request request;
   request.set_session_id(id);
-  v1::Session session;
-  const grpc::Status status = stub->GetSession(&context, request, &session);
-  if (!status.ok()) {
-    FailWith(status, RequestIdOf(context));
-    return;
+  const grpc::Status status = (stub.get()->*method)(&context, request, &response);
+  if (!status.ok()) FailWith(status, RequestIdOf(context));
+  return status.ok();
+}
+
+void ForkSession(const Connection& connection, const std::string& id) {
+  v1::ForkSessionResponse forked;
+  if (!CallForSession(connection, id, &v1::SessionService::Stub::ForkSession, forked)) return;
+  for (const v1::Session& session : forked.sessions()) {
+    std::fputs(absl::StrCat("session ", session.session_id(), "\n").c_str(), stderr);
   }
+}
+
+void PrintSession(const Connection& connection, const std::string& id) {
+  v1::Session session;
+  if (!CallForSession(connection, id, &v1::SessionService::Stub::GetSession, session)) return;
   const std::string line = absl::StrCat(
       "[session ", id, " | position ", session.position(), " | prompt ",
       session.prompt_tokens_total(), " tokens | generated ", session.generated_tokens_total(),
@@ -68,6 +83,8 @@ bool Converse(Conversation& conversation, const Connection& connection, LineRead
     if (!line || *line == "/quit") return true;
     if (*line == "/stats") {
       PrintSession(connection, conversation.session().session_id());
+    } else if (*line == "/fork") {
+      ForkSession(connection, conversation.session().session_id());
     } else if (const std::string wrong = CheckQuestion(*line); !wrong.empty()) {
       Fail(kExitError, wrong);
     } else if (!line->empty() && !conversation.Ask(*line)) {

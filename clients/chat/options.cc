@@ -115,7 +115,8 @@ std::string HelpText() {
       "Usage: ovq-chat [flags]\n"
       "A conversation with an ovq-server. On a terminal: one turn a line, the answer on stdout.\n"
       "With --prompt, --file or input from a pipe: one question, one answer.\n"
-      "In a conversation: /stats shows the session, /quit or end of input ends it, Ctrl-C cancels\n"
+      "In a conversation: /stats shows the session, /fork copies it and prints\n"
+      "the copy's id, for --session, /quit or end of input ends it, Ctrl-C cancels\n"
       "the running answer, a second one ends the program.\n"
       "Exit status: 0 fine, 1 error, 2 bad usage, 130 interrupted.\n\n",
       Declare(options).Help());

@@ -101,15 +101,25 @@ std::shared_ptr<Job> Admission::Next() {
   return job;
 }
 
-absl::StatusOr<StateHandle> Admission::AcquireSession(const StateLayout& layout, int32_t slot_cap) {
+absl::Status Admission::CheckSessionLimit() const {
   const int most = config_.options.max_sessions;
-  if (states() >= most) {
-    return Refuse(RejectReason::kSessionLimit,
-                  Exhausted("sessions: all ", most, " of the server are in use"));
-  }
+  if (states() < most) return absl::OkStatus();
+  return Refuse(RejectReason::kSessionLimit,
+                Exhausted("sessions: all ", most, " of the server are in use"));
+}
+
+absl::StatusOr<StateHandle> Admission::AcquireSession(const StateLayout& layout, int32_t slot_cap) {
+  if (absl::Status status = CheckSessionLimit(); !status.ok()) return status;
   absl::StatusOr<StateHandle> state = pool_.Acquire(layout, slot_cap, layout.bytes_cap(slot_cap));
   if (!state.ok()) return Refuse(RejectReason::kStateMemory, state.status());
   return state;
+}
+
+absl::StatusOr<StateHandle> Admission::CloneSession(const StateHandle& state) {
+  if (absl::Status status = CheckSessionLimit(); !status.ok()) return status;
+  absl::StatusOr<StateHandle> clone = pool_.Clone(state, state.layout->bytes_cap(state.slot_cap));
+  if (!clone.ok()) return Refuse(RejectReason::kStateMemory, clone.status());
+  return clone;
 }
 
 StateHandle Admission::TakePromised(Job& job) {

@@ -42,6 +42,8 @@ class Admission {
   std::shared_ptr<Job> Next();
   // For a new session: at once or not at all.
   absl::StatusOr<StateHandle> AcquireSession(const StateLayout& layout, int32_t slot_cap);
+  // For a copy of a session, likewise.
+  absl::StatusOr<StateHandle> CloneSession(const StateHandle& state);
   // One of the job's promised states, with the bytes of the first.
   StateHandle TakePromised(Job& job);
   void DropPromised(Job& job);
@@ -54,6 +56,7 @@ class Admission {
  private:
   absl::Status Refuse(RejectReason reason, absl::Status status) const;
   absl::Status RefuseDraining() const;
+  absl::Status CheckSessionLimit() const;
   int states() const { return pool_.sessions() + promised_states_; }
 
   const EngineConfig& config_;

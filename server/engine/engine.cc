@@ -104,6 +104,15 @@ void Engine::CreateSession(SessionOptions options, SessionCallback done) {
   });
 }
 
+void Engine::ForkSession(ForkOptions options, SessionsCallback done) {
+  absl::Status status = ValidateFork(options);
+  inbox_->Post([this, status = std::move(status), options = std::move(options),
+                done = std::move(done), called = this->options().clock.steady()]() mutable {
+    if (!status.ok()) return done(std::move(status));
+    done(sessions_.Fork(options, called));
+  });
+}
+
 absl::Status Engine::DeleteSession(const std::string& id,
                                    const std::optional<std::string>& tenant) {
   return inbox_->Call<absl::Status>(

@@ -46,6 +46,8 @@ class Engine {
                            ScoreCallback done);
 
   void CreateSession(SessionOptions options, SessionCallback done);
+  // Copies an idle session (FailedPrecondition: a call uses it), which then go on independently.
+  void ForkSession(ForkOptions options, SessionsCallback done);
   // A tenant that is not given: any, for who may see every tenant's. A session of another tenant is
   // NotFound. Deleting blocks for at most one step, and cancels the session's run; the others tell
   // at once what was true at the last step boundary.

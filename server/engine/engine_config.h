@@ -82,7 +82,7 @@ struct RequestReport {
   std::optional<double> dictionary_fill = std::nullopt;
 };
 struct SessionReport {
-  const char* event;        // "open", "close", "expire"
+  const char* event;        // "open", "fork", "close", "expire"
   absl::Duration duration;  // from the call to the state taken or given back; expire: 0
   int64_t position = 0;     // tokens of the conversation
 };

@@ -33,6 +33,13 @@ void QuotaHold::ReleasePart(int64_t sessions, size_t bytes) {
   bytes_ -= bytes;
 }
 
+std::unique_ptr<QuotaHold> QuotaHold::Split(int64_t sessions, size_t bytes) {
+  Check(sessions <= sessions_ && bytes <= bytes_, "a part is no more than what is held");
+  sessions_ -= sessions;
+  bytes_ -= bytes;
+  return std::make_unique<QuotaHold>(quotas_, tenant_, sessions, bytes);
+}
+
 void TenantQuotas::SetLimits(const std::map<std::string, TenantLimits>& limits) {
   const SteadyTime now = clock_.steady();
   std::lock_guard lock(mutex_);

@@ -47,6 +47,8 @@ class QuotaHold {
   QuotaHold& operator=(const QuotaHold&) = delete;
 
   void ReleasePart(int64_t sessions, size_t bytes);
+  // A part of it as a hold of its own.
+  std::unique_ptr<QuotaHold> Split(int64_t sessions, size_t bytes);
 
  private:
   const std::shared_ptr<TenantQuotas> quotas_;

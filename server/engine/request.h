@@ -182,9 +182,18 @@ struct SessionInfo {
   int64_t live_slots = 0;
   bool busy = false;
   absl::Time created, last_used, expires;
+  // Read and drawn for it: not what a fork took over.
   int64_t prompt_tokens_total = 0, generated_tokens_total = 0;
 };
+struct ForkOptions {
+  std::string session_id;
+  std::string tenant = {};
+  int64_t count = 1;                       // children
+  std::optional<absl::Duration> ttl = {};  // of each; default: the session's
+};
 using SessionCallback = std::function<void(absl::StatusOr<SessionInfo>)>;  // on the engine thread
+using SessionsCallback =  // likewise
+    std::function<void(absl::StatusOr<std::vector<SessionInfo>>)>;
 struct SessionPage {
   std::vector<SessionInfo> sessions;  // ordered by id
   std::string next_page_token;        // empty at the end

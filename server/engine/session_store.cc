@@ -107,6 +107,25 @@ void SessionStore::Tell(const char* event, SteadyTime since, int64_t position) c
                                 .position = position});
 }
 
+std::shared_ptr<Session> SessionStore::NewSession(const StateHandle& state,
+                                                  std::unique_ptr<QuotaHold> hold,
+                                                  const std::string& tenant, const std::string& key,
+                                                  absl::Duration ttl) {
+  auto session = std::make_shared<Session>();
+  session->state = state;
+  session->hold = std::move(hold);
+  session->ttl = ttl;
+  SessionInfo& info = session->info;
+  info.id = random_.NextId();
+  if (!key.empty()) info.id = absl::StrCat(key, ".", info.id);
+  info.tenant = tenant;
+  info.created = config_.options.clock.wall();
+  info.memory = std::ranges::find(config_.model.memories, state.layout, &EngineMemory::layout)->name;
+  info.slot_cap = state.slot_cap;
+  info.state_bytes_cap = state.reserved_bytes;
+  return session;
+}
+
 std::shared_ptr<Job> SessionStore::Open(SessionOptions options, SteadyTime called,
                                         SessionCallback done) {
   if (absl::Status status = admission_.Enter(); !status.ok()) {
@@ -126,19 +145,10 @@ std::shared_ptr<Job> SessionStore::Open(SessionOptions options, SteadyTime calle
     done(std::move(status));
     return nullptr;
   }
-  auto session = std::make_shared<Session>();
-  session->state = *state;
-  session->hold = std::move(job->hold);
-  session->ttl = options.ttl.value_or(config_.options.session_ttl);
-  session->info.id = random_.NextId();
-  if (!options.key.empty()) session->info.id = absl::StrCat(options.key, ".", session->info.id);
-  session->info.tenant = job->tenant;
-  session->info.created = config_.options.clock.wall();
-  session->info.memory = job->memory->name;
-  session->info.slot_cap = state->slot_cap;
-  session->info.state_bytes_cap = state->reserved_bytes;
-  session->info.prompt_tokens_total = job->prompt_tokens;
-  job->sequence = job->session = std::move(session);
+  job->session = NewSession(*state, std::move(job->hold), job->tenant, options.key,
+                            options.ttl.value_or(config_.options.session_ttl));
+  job->session->info.prompt_tokens_total = job->prompt_tokens;
+  job->sequence = job->session;
   if (!job->tokens.empty()) {
     job->work = OpenWork{std::move(done)};
     return job;
@@ -148,16 +158,60 @@ std::shared_ptr<Job> SessionStore::Open(SessionOptions options, SteadyTime calle
   return nullptr;
 }
 
-SessionInfo SessionStore::Opened(Job& job) {
+SessionInfo SessionStore::Show(const std::shared_ptr<Session>& session, const char* event,
+                               SteadyTime since) {
   std::unique_lock lock(mutex_);
-  MarkUsed(*job.session);
-  Refresh(*job.session);
-  Count(*job.session, 1);
-  SessionInfo info = job.session->info;
-  Check(by_id_.emplace(info.id, job.session).second, "session ids are unique");
+  MarkUsed(*session);
+  Refresh(*session);
+  Count(*session, 1);
+  SessionInfo info = session->info;
+  Check(by_id_.emplace(info.id, session).second, "session ids are unique");
   lock.unlock();
-  Tell("open", job.arrival, info.position);
+  Tell(event, since, info.position);
   return info;
+}
+
+SessionInfo SessionStore::Opened(Job& job) { return Show(job.session, "open", job.arrival); }
+
+absl::StatusOr<std::vector<SessionInfo>> SessionStore::Fork(const ForkOptions& options,
+                                                            SteadyTime called) {
+  if (absl::Status status = admission_.Enter(); !status.ok()) return status;
+  const absl::StatusOr<std::vector<std::shared_ptr<Session>>> copies = Copies(options);
+  admission_.Leave();
+  if (!copies.ok()) return copies.status();
+  std::vector<SessionInfo> infos;
+  for (const std::shared_ptr<Session>& copy : *copies) infos.push_back(Show(copy, "fork", called));
+  return infos;
+}
+
+absl::StatusOr<std::vector<std::shared_ptr<Session>>> SessionStore::Copies(
+    const ForkOptions& options) {
+  std::unique_lock lock(mutex_);
+  const absl::StatusOr<std::shared_ptr<Session>> found =
+      FindIdle(options.session_id, options.tenant);
+  lock.unlock();  // what a turn claims meanwhile begins on this thread, later
+  if (!found.ok()) return found.status();
+  const Session& session = **found;
+  const size_t each = session.state.layout->bytes_cap(session.state.slot_cap);
+  Job job;  // what the tenant is charged for
+  job.tenant = options.tenant;
+  absl::Status status =
+      admission_.Charge(job, options.count, each * static_cast<size_t>(options.count));
+  std::vector<std::shared_ptr<Session>> copies;
+  while (status.ok() && std::ssize(copies) < options.count) {
+    const absl::StatusOr<StateHandle> state = admission_.CloneSession(session.state);
+    status = state.status();
+    if (!status.ok()) break;
+    const std::string& id = session.info.id;
+    const size_t dot = id.find('.');
+    copies.push_back(NewSession(*state, job.hold->Split(1, each), options.tenant,
+                                dot == std::string::npos ? "" : id.substr(0, dot),
+                                options.ttl.value_or(session.ttl)));
+    copies.back()->pending = session.pending;
+  }
+  if (status.ok()) return copies;
+  for (const std::shared_ptr<Session>& copy : copies) Release(*copy);
+  return status;
 }
 
 void SessionStore::Publish(Job& job) {

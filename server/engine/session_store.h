@@ -49,6 +49,8 @@ class SessionStore {
   // Else the job consumes the prompt, and Opened follows, or Release if it fails.
   std::shared_ptr<Job> Open(SessionOptions options, SteadyTime called, SessionCallback done);
   SessionInfo Opened(Job& job);  // callers see it from now on
+  // Copies of an idle session with what it has consumed and the token that waits: all or none.
+  absl::StatusOr<std::vector<SessionInfo>> Fork(const ForkOptions& options, SteadyTime called);
 
   void Publish(Job& job);  // what a turn's job has done so far
   // A turn's job has ended: its session is free again, or goes if it was deleted meanwhile.
@@ -72,6 +74,12 @@ class SessionStore {
                                            const std::optional<std::string>& tenant) const;
   absl::StatusOr<std::shared_ptr<Session>> FindIdle(const std::string& id,
                                                     const std::string& tenant) const;
+  // With a state and its share of the tenant's; no caller sees it yet.
+  std::shared_ptr<Session> NewSession(const StateHandle& state, std::unique_ptr<QuotaHold> hold,
+                                      const std::string& tenant, const std::string& key,
+                                      absl::Duration ttl);
+  SessionInfo Show(const std::shared_ptr<Session>& session, const char* event, SteadyTime since);
+  absl::StatusOr<std::vector<std::shared_ptr<Session>>> Copies(const ForkOptions& options);
   void Refresh(Session& session);   // info, from the state
   void MarkUsed(Session& session);  // now
   void Count(const Session& session, int sign);

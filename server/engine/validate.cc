@@ -93,6 +93,14 @@ absl::Status CheckPrompt(const EngineConfig& config, std::span<const int32_t> to
                        absl::StrCat(prefix, "prompt.token_ids.ids"));
 }
 
+absl::Status CheckTtl(const std::optional<absl::Duration>& ttl, const std::string& prefix) {
+  if (!ttl || (*ttl > absl::ZeroDuration() && *ttl <= kMaxSessionTtl)) return absl::OkStatus();
+  return BadField(
+      absl::StrCat(prefix, "ttl"),
+      absl::StrCat("a duration above 0 and at most ", absl::ToInt64Hours(kMaxSessionTtl) / 24, " days"),
+      absl::FormatDuration(*ttl));
+}
+
 }  // namespace
 
 absl::Status EmptyPrompt(const std::string& prefix) {
@@ -267,16 +275,18 @@ absl::Status ValidateScore(const EngineConfig& config, const ScoreRequest& reque
       request.top_logprobs);
 }
 
+absl::Status ValidateFork(const ForkOptions& fork) {
+  if (fork.count < 1 || fork.count > kMaxForks) {
+    return BadField("count", absl::StrCat("1 to ", kMaxForks), fork.count);
+  }
+  return CheckTtl(fork.ttl, "");
+}
+
 absl::Status ValidateSession(const EngineConfig& config, const SessionOptions& session) {
   const std::string& prefix = session.field_prefix;
   absl::Status status = CheckMemory(config, session.memory, session.slot_cap, prefix);
   if (!status.ok()) return status;
-  if (session.ttl && (*session.ttl <= absl::ZeroDuration() || *session.ttl > kMaxSessionTtl)) {
-    status.Update(BadField(absl::StrCat(prefix, "ttl"),
-                           absl::StrCat("a duration above 0 and at most ",
-                                        absl::ToInt64Hours(kMaxSessionTtl) / 24, " days"),
-                           absl::FormatDuration(*session.ttl)));
-  }
+  status.Update(CheckTtl(session.ttl, prefix));
   status.Update(CheckPrompt(config, session.prompt, prefix));
   status.Update(CheckPosition(*config.model.FindMemory(session.memory)->layout,
                               static_cast<int64_t>(session.prompt.size())));

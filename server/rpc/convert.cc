@@ -163,6 +163,13 @@ template absl::StatusOr<SessionOptions> ToSessionOptions(const v1::CreateSession
 template absl::StatusOr<SessionOptions> ToSessionOptions(const v1::ChatOpen&,
                                                          const grpc::CallbackServerContext&);
 
+ForkOptions ToForkOptions(const v1::ForkSessionRequest& from, const std::string& tenant) {
+  ForkOptions to = {.session_id = from.session_id(), .tenant = tenant};
+  if (from.has_count()) to.count = from.count();
+  if (from.has_ttl()) to.ttl = ToDuration(from.ttl());
+  return to;
+}
+
 // --- structs to answers ---
 
 void Fill(absl::Duration from, google::protobuf::Duration& to) {

@@ -44,6 +44,8 @@ template <class Message>
 absl::StatusOr<SessionOptions> ToSessionOptions(const Message& from,
                                                 const grpc::CallbackServerContext& context);
 
+ForkOptions ToForkOptions(const v1::ForkSessionRequest& from, const std::string& tenant);
+
 // --- structs to answers ---
 void Fill(const Started& from, v1::Started& to);
 void Fill(const TokenChunk& from, v1::TokenChunk& to);

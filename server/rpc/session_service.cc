@@ -1,4 +1,7 @@
 // ovq.v1.SessionService.
+#include <utility>
+#include <vector>
+
 #include "absl/strings/str_cat.h"
 #include "ovq/v1/inference.grpc.pb.h"
 #include "server/engine/validate.h"
@@ -34,6 +37,19 @@ absl::StatusOr<SessionOptions> ToOptions(const UnaryInfo& info,
   return options;
 }
 
+// Ends sessions that nobody learned the ids of. Not from the engine's own thread: deleting waits for
+// it.
+template <class Response>
+void Abandon(const UnaryInfo& info, std::vector<SessionInfo> sessions,
+             const UnaryDone<Response>& done) {
+  info.services.blocking.Run([info, sessions = std::move(sessions), done] {
+    for (const SessionInfo& session : sessions) {
+      (void)info.services.engine.DeleteSession(session.id, info.tenant);
+    }
+    done(absl::CancelledError("cancelled by the client"));
+  });
+}
+
 void HandleCreate(const UnaryInfo& info, const v1::CreateSessionRequest& message,
                   const UnaryDone<v1::Session>& done) {
   absl::StatusOr<SessionOptions> options = ToOptions(info, message);
@@ -41,15 +57,27 @@ void HandleCreate(const UnaryInfo& info, const v1::CreateSessionRequest& message
   info.services.engine.CreateSession(*std::move(options),
                                      [info, done](absl::StatusOr<SessionInfo> session) {
                                        if (!session.ok()) return done(session.status());
-                                       if (!info.cancel->cancelled())
-                                         return done(ToProto(*session));
-                                       // Nobody learned its id. Not from the engine's own thread:
-                                       // deleting waits for it.
-                                       info.services.blocking.Run([info, id = session->id, done] {
-                                         (void)info.services.engine.DeleteSession(id, info.tenant);
-                                         done(absl::CancelledError("cancelled by the client"));
-                                       });
+                                       if (info.cancel->cancelled())
+                                         return Abandon(info, {*session}, done);
+                                       done(ToProto(*session));
                                      });
+}
+
+void HandleFork(const UnaryInfo& info, const v1::ForkSessionRequest& message,
+                const UnaryDone<v1::ForkSessionResponse>& done) {
+  if (absl::Status status = CheckSessionId(message.session_id(), ""); !status.ok()) {
+    return done(status);
+  }
+  info.record.summary().SetSession(message.session_id());
+  info.services.engine.ForkSession(
+      ToForkOptions(message, info.tenant),
+      [info, done](absl::StatusOr<std::vector<SessionInfo>> copies) {
+        if (!copies.ok()) return done(copies.status());
+        if (info.cancel->cancelled()) return Abandon(info, *std::move(copies), done);
+        v1::ForkSessionResponse response;
+        for (const SessionInfo& copy : *copies) Fill(copy, *response.add_sessions());
+        done(std::move(response));
+      });
 }
 
 absl::StatusOr<v1::Session> HandleGet(const UnaryInfo& info, const v1::GetSessionRequest& message) {
@@ -102,6 +130,7 @@ RpcService MakeSessionService(ServiceContext& services) {
   using Bytes = Service::Bytes;
   auto service = std::make_unique<Service>(services, Access::kAny);
   service->Unary<v1::CreateSessionRequest, v1::Session>("CreateSession", &HandleCreate);
+  service->Unary<v1::ForkSessionRequest, v1::ForkSessionResponse>("ForkSession", &HandleFork);
   service->Unary("GetSession", &HandleGet);
   service->Unary("ListSessions", &HandleList);
   service->Unary("DeleteSession", &HandleDelete);
@@ -109,7 +138,6 @@ RpcService MakeSessionService(ServiceContext& services) {
     return
         [method](const UnaryInfo&, const auto&, const auto& done) { done(Unimplemented(method)); };
   };
-  service->Unary<v1::ForkSessionRequest, v1::Session>("ForkSession", refuse("ForkSession"));
   service->Unary<v1::RewindSessionRequest, v1::Session>("RewindSession", refuse("RewindSession"));
   service->Take("ExportSession", new grpc::internal::CallbackServerStreamingHandler<Bytes, Bytes>(
                                      [&services](Context* context, const Bytes*) {

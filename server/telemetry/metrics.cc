@@ -273,7 +273,8 @@ void Metrics::Count(const SessionReport& report) {
   if (duration != session_event_duration_.end()) {
     duration->second->Observe(absl::ToDoubleSeconds(report.duration));
   }
-  if (report.event != std::string_view("open")) {
+  const std::string_view event = report.event;
+  if (event == "close" || event == "expire") {
     session_tokens_.Observe(static_cast<double>(report.position));
   }
 }

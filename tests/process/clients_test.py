@@ -3,6 +3,7 @@
 import argparse
 import importlib.util
 import os
+import re
 import shutil
 import signal
 import subprocess
@@ -155,6 +156,16 @@ class ChatInteractive(WithServer):
         )
         self.assertEqual(run.stderr.count("TTFT"), 2)
         self.assertEqual(self.server.sessions, {})  # it ended with the stream
+
+    def test_fork_prints_the_copys_id(self):
+        run = self.run_chat("--interactive", "--keep-session", stdin="abc\n/fork\ndef\n")
+        self.assertEqual((run.returncode, run.stdout), (0, "3:abc\n11:def\n"), run.stderr)
+        kept, copy = re.findall(r"^(?:> )?session (\S+)$", run.stderr, re.MULTILINE)
+        self.assertEqual(self.server.sessions[copy].position, 8)
+        self.assertEqual(self.server.sessions[kept].position, 22)
+        self.assertEqual(kept.split(".")[0], copy.split(".")[0])
+        again = self.run_chat("--session", copy, "--prompt", "def")
+        self.assertEqual(again.stdout, "11:def\n", again.stderr)
 
     def test_messages_bring_the_conversation(self):
         run = self.run_chat("--interactive", "--system", "S", stdin="Hi\nBye\n")
@@ -356,6 +367,10 @@ class PythonClient(WithServer):
         made = [self.client.create_session().session_id for _ in range(5)]
         listed = [session.session_id for session in self.client.list_sessions(page_size=2)]
         self.assertEqual(listed, sorted(made))
+        first, second = self.client.fork_session(made[0], 2, ttl=60)
+        self.assertEqual(len({first.session_id, second.session_id, *made}), 7)
+        for copy in (first, second):
+            self.client.delete_session(copy.session_id)
         self.client.delete_session(made[0])
         self.assertEqual(len(list(self.client.list_sessions())), 4)
 
@@ -384,6 +399,9 @@ class PythonClient(WithServer):
         self.assertEqual(message.stdout, "17:[user]Hi", message.stderr)
         session_id = run("sessions", "--create").stdout.strip()
         self.assertIn(session_id, run("sessions").stdout)
+        copies = run("sessions", "--fork", session_id, "--count", "3").stdout.split()
+        self.assertEqual(len(copies), 3)
+        self.assertIn(copies[2], run("sessions").stdout)
         self.assertEqual(run("sessions", "--delete", session_id).returncode, 0)
         failed = run("generate", "--text", "bad")
         self.assertEqual(failed.returncode, 1)

@@ -149,10 +149,20 @@ class FakeServer:
         del self.sessions[request.session_id]
         return self.pb.DeleteSessionResponse()
 
+    def ForkSession(self, request, context):
+        session = self._session(request, context)
+        copies = []
+        for _ in range(request.count or 1):
+            copies.append(self.pb.Session())
+            copies[-1].CopyFrom(session)
+            copies[-1].session_id = self._new_session(self.pb.CreateSessionRequest(), context).session_id
+            self.sessions[copies[-1].session_id] = copies[-1]
+        return self.pb.ForkSessionResponse(sessions=copies)
+
     def _unsupported(self, request, context):
         context.abort(grpc.StatusCode.UNIMPLEMENTED, "not supported")
 
-    ForkSession = RewindSession = ExportSession = ImportSession = _unsupported
+    RewindSession = ExportSession = ImportSession = _unsupported
 
     # --- helpers ---
 

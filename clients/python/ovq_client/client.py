@@ -391,6 +391,17 @@ class Client:
             if not token:
                 return
 
+    def fork_session(
+        self, session_id: str, count: int | None = None, *, ttl: float | None = None
+    ) -> list[Session]:
+        """Copies of a session that no call uses, from here on sessions of their own."""
+        request = MESSAGES["ForkSessionRequest"](
+            session_id=session_id, count=count, ttl=_duration(ttl)
+        )
+        with _ovq_errors():
+            forked = self._sessions.ForkSession(request, session_key=_session_key(session_id))
+            return [from_message(Session, session) for session in forked.sessions]
+
     def delete_session(self, session_id: str) -> None:
         """Ends the session; a call that uses it is cancelled."""
         request = MESSAGES["DeleteSessionRequest"](session_id=session_id)

@@ -98,9 +98,9 @@ TEST(Tokens, StreamsAndUnimplementedCallsNeedOneToo) {
   v1::SessionBytes bytes;
   EXPECT_FALSE(reader->Read(&bytes));
   EXPECT_THAT(reader->Finish(), Fails(kUnauthenticated, "authorization"));
-  grpc::ClientContext fork_context;
+  grpc::ClientContext rewind_context;
   v1::Session session;
-  EXPECT_THAT(server.sessions().ForkSession(&fork_context, {}, &session),
+  EXPECT_THAT(server.sessions().RewindSession(&rewind_context, {}, &session),
               Fails(kUnauthenticated, "authorization"));
   EXPECT_EQ(server.engine().Stats().requests_running, 0);
 }

@@ -5,6 +5,7 @@
 #include <gtest/gtest.h>
 
 #include <algorithm>
+#include <set>
 
 #include "tests/server/engine/fake_model.h"
 
@@ -256,6 +257,126 @@ TEST(Session, ListIsPagedById) {
   EXPECT_EQ(listed, ids);
   EXPECT_EQ(pages, 3);
   EXPECT_EQ(engine->ListSessions("", 1001, "").status().code(), absl::StatusCode::kInvalidArgument);
+}
+
+absl::StatusOr<std::vector<SessionInfo>> Fork(TestEngine& engine, ForkOptions options) {
+  Receiver<absl::StatusOr<std::vector<SessionInfo>>> receiver;
+  engine->ForkSession(std::move(options), receiver.callback());
+  return receiver.Wait();
+}
+
+TEST(Fork, CopiesGoOnFromTheSameBytesIndependently) {
+  TestEngine engine({}, {.exact_too = true});
+  SessionOptions options;
+  options.prompt = SomeTokens(140, 3);
+  options.key = "blue";
+  options.memory = "exact";
+  options.slot_cap = 40;
+  options.ttl = absl::Minutes(7);
+  const SessionInfo made = engine.NewSession(options);
+  engine.Run(Turn(made.id, SomeTokens(30, 4), 9));
+  const SessionInfo parent = *engine->GetSession(made.id, "");
+  const std::vector<std::byte> before = State(engine, parent.id);
+  const absl::StatusOr<std::vector<SessionInfo>> copies =
+      Fork(engine, {.session_id = parent.id, .count = 3});
+  ASSERT_TRUE(copies.ok()) << copies.status();
+  ASSERT_EQ(copies->size(), 3u);
+  std::set<std::string> ids = {parent.id};
+  for (const SessionInfo& copy : *copies) {
+    EXPECT_TRUE(ids.insert(copy.id).second);
+    EXPECT_EQ(copy.id.substr(0, 5), "blue.");
+    EXPECT_EQ(copy.position, parent.position);
+    EXPECT_EQ(copy.last_token, parent.last_token);
+    EXPECT_EQ(copy.memory, "exact");
+    EXPECT_EQ(copy.slot_cap, 40);
+    EXPECT_EQ(copy.live_slots, parent.live_slots);
+    EXPECT_EQ(copy.state_bytes, parent.state_bytes);
+    EXPECT_EQ(copy.state_bytes_cap, parent.state_bytes_cap);
+    EXPECT_EQ(copy.expires, copy.last_used + absl::Minutes(7));
+    EXPECT_EQ(copy.prompt_tokens_total + copy.generated_tokens_total, 0);
+    EXPECT_EQ(State(engine, copy.id), before);
+  }
+  // What one is told, the others do not learn; the same words bring all to the same bytes.
+  const std::vector<int32_t> first =
+      engine.Run(Turn((*copies)[0].id, SomeTokens(70, 5), 20)).of[0].tokens;
+  EXPECT_EQ(State(engine, parent.id), before);
+  EXPECT_EQ(State(engine, (*copies)[1].id), before);
+  EXPECT_TRUE(engine->DeleteSession((*copies)[2].id, "").ok());
+  EXPECT_EQ(engine.Run(Turn((*copies)[1].id, SomeTokens(70, 5), 20)).of[0].tokens, first);
+  EXPECT_EQ(engine.Run(Turn(parent.id, SomeTokens(70, 5), 20)).of[0].tokens, first);
+  EXPECT_EQ(State(engine, (*copies)[0].id), State(engine, parent.id));
+  EXPECT_EQ(State(engine, (*copies)[1].id), State(engine, parent.id));
+  // A copy outlives what it was copied from.
+  EXPECT_TRUE(engine->DeleteSession(parent.id, "").ok());
+  const absl::StatusOr<std::vector<SessionInfo>> again =
+      Fork(engine, {.session_id = (*copies)[0].id, .ttl = absl::Minutes(1)});
+  ASSERT_TRUE(again.ok()) << again.status();
+  EXPECT_EQ(again->front().expires, again->front().last_used + absl::Minutes(1));
+  EXPECT_EQ(engine.Run(Turn(again->front().id, {}, 6)).of[0].tokens,
+            engine.Run(Turn((*copies)[1].id, {}, 6)).of[0].tokens);
+}
+
+TEST(Fork, AnEmptySessionHasEmptyCopies) {
+  TestEngine engine;
+  const std::string id = engine.NewSession().id;
+  const auto copies = Fork(engine, {.session_id = id});
+  ASSERT_TRUE(copies.ok()) << copies.status();
+  EXPECT_EQ(copies->front().position, 0);
+  EXPECT_EQ(engine.Run(Turn(copies->front().id, {1, 2, 3}, 5)).of[0].tokens,
+            engine.Run(Request({1, 2, 3}, 5)).of[0].tokens);
+}
+
+TEST(Fork, IsWholeOrNotAtAll) {
+  EngineOptions options;
+  options.max_sessions = 4;
+  options.quotas = std::make_shared<TenantQuotas>();
+  const size_t cap = FakeModel().layout().bytes_cap(kDefaultSlotCap);
+  options.state_memory_bytes = 3 * cap;
+  options.quotas->SetLimits({{"small", {.sessions = 2}}});
+  TestEngine engine(options);
+  const std::string id = engine.NewSession().id;
+  const auto code = [&](ForkOptions fork) { return Fork(engine, std::move(fork)).status().code(); };
+  const auto reserved = [&] { return engine.SettledStats().state_bytes_reserved; };
+  EXPECT_EQ(code({.session_id = id, .count = 3}), absl::StatusCode::kResourceExhausted);
+  EXPECT_EQ(reserved(), cap);
+  EXPECT_EQ(code({.session_id = id, .count = 2}), absl::StatusCode::kOk);
+  EXPECT_EQ(reserved(), 3 * cap);
+  EXPECT_EQ(options.quotas->Use().front().state_bytes, 3 * cap);
+  EXPECT_EQ(options.quotas->Use().front().sessions, 3);
+  const SessionPage all = *engine->ListSessions("", 10, "");
+  for (const SessionInfo& session : all.sessions) {
+    EXPECT_TRUE(engine->DeleteSession(session.id, "").ok());
+  }
+  EXPECT_EQ(reserved(), 0u);
+  SessionOptions of_small;
+  of_small.tenant = "small";
+  const std::string small = engine.NewSession(of_small).id;
+  EXPECT_EQ(code({.session_id = small, .tenant = "small", .count = 2}),
+            absl::StatusCode::kResourceExhausted);
+  EXPECT_EQ(options.quotas->Use().front().sessions, 1);
+  EXPECT_EQ(code({.session_id = small, .tenant = "small"}), absl::StatusCode::kOk);
+  EXPECT_EQ(options.quotas->Use().front().sessions, 2);
+  EXPECT_EQ(code({.session_id = small, .tenant = "other"}), absl::StatusCode::kNotFound);
+  EXPECT_EQ(code({.session_id = small, .tenant = "small", .count = 0}),
+            absl::StatusCode::kInvalidArgument);
+  EXPECT_EQ(code({.session_id = small, .tenant = "small", .count = 65}),
+            absl::StatusCode::kInvalidArgument);
+  EXPECT_EQ(code({.session_id = small, .tenant = "small", .ttl = absl::ZeroDuration()}),
+            absl::StatusCode::kInvalidArgument);
+  EXPECT_TRUE(engine->Drain(absl::InfiniteDuration()));
+  EXPECT_EQ(code({.session_id = small, .tenant = "small"}), absl::StatusCode::kUnavailable);
+}
+
+TEST(Fork, NotWhileACallUsesTheSession) {
+  TestEngine engine;
+  const std::string id = engine.NewSession().id;
+  const std::shared_ptr<TokenStream> parked = engine.Start(Turn(id, {1, 2}, 300), 4);
+  while (!parked->full()) engine.AwaitBoundary();
+  EXPECT_EQ(Fork(engine, {.session_id = id}).status().code(),
+            absl::StatusCode::kFailedPrecondition);
+  parked->Cancel();
+  ReadAll(*parked);
+  EXPECT_TRUE(Fork(engine, {.session_id = id}).ok());
 }
 
 TEST(Session, DeletingABusyOneCancelsItsRun) {

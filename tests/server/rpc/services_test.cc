@@ -328,12 +328,41 @@ TEST(SessionCalls, TenantsDoNotSeeEachOther) {
               Fails(kInvalid, "ovq-tenant"));
 }
 
+TEST(SessionCalls, Fork) {
+  TestServer server;
+  v1::CreateSessionRequest create;
+  create.mutable_prompt()->set_text("once upon a time");
+  v1::Session made;
+  ASSERT_THAT(Call(server.sessions(), &Sessions::CreateSession, create, made, "bob"), Succeeds());
+  v1::ForkSessionRequest fork;
+  fork.set_session_id(made.session_id());
+  fork.set_count(2);
+  fork.mutable_ttl()->set_seconds(77);
+  v1::ForkSessionResponse forked;
+  ASSERT_THAT(Call(server.sessions(), &Sessions::ForkSession, fork, forked, "bob"), Succeeds());
+  ASSERT_EQ(forked.sessions_size(), 2);
+  for (const v1::Session& copy : forked.sessions()) {
+    EXPECT_NE(copy.session_id(), made.session_id());
+    EXPECT_EQ(copy.position(), made.position());
+    EXPECT_EQ(copy.state_bytes(), made.state_bytes());
+    EXPECT_EQ(copy.expires().seconds() - copy.last_used().seconds(), 77);
+  }
+  EXPECT_THAT(Call(server.sessions(), &Sessions::ForkSession, fork, forked, "eve"),
+              Fails(grpc::StatusCode::NOT_FOUND, "not found"));
+  for (const uint32_t count : {0u, 65u, 0xffffffffu}) {
+    fork.set_count(count);
+    EXPECT_THAT(Call(server.sessions(), &Sessions::ForkSession, fork, forked, "bob"),
+                Fails(kInvalid, "count: expected 1 to 64"));
+  }
+  fork.clear_session_id();
+  EXPECT_THAT(Call(server.sessions(), &Sessions::ForkSession, fork, forked, "bob"),
+              Fails(kInvalid, "session_id: "));
+}
+
 TEST(SessionCalls, UnsupportedCallsSaySo) {
   TestServer server;
   constexpr auto kUnimplemented = grpc::StatusCode::UNIMPLEMENTED;
   v1::Session session;
-  EXPECT_THAT(Call(server.sessions(), &Sessions::ForkSession, v1::ForkSessionRequest(), session),
-              Fails(kUnimplemented, "ForkSession: not supported"));
   EXPECT_THAT(
       Call(server.sessions(), &Sessions::RewindSession, v1::RewindSessionRequest(), session),
       Fails(kUnimplemented, "RewindSession: not supported"));
