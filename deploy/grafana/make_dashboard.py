@@ -160,10 +160,10 @@ def capacity():
         series("Refusals by reason", "Requests and sessions refused: no place in the queue, no state "
                "memory, too many sessions, draining.", "reqps",
                [(rate("ovq_admission_rejections_total", by="reason"), "{{reason}}")]),
-        series("What happens to sessions", "Sessions opened, closed, and ended for being idle too "
+        series("What happens to sessions", "Sessions opened, copied, closed, and ended for being idle too "
                "long.", "ops", [(rate("ovq_session_events_total", by="event"), "{{event}}")]),
-        series("Opening and closing a session, p95", "95th percentile of a call's time: open with its "
-               "prompt absorbed, close with its memory given back.", "s",
+        series("Opening, copying and closing a session, p95", "95th percentile of a call's time: open with "
+               "its prompt absorbed, fork with its copies made, close with its memory given back.", "s",
                [("histogram_quantile(0.95, "
                  f"{rate('ovq_session_event_duration_seconds_bucket', by='le, event')})",
                  "{{event}}")], width=12),
