@@ -9,57 +9,13 @@
 #include <span>
 #include <type_traits>
 
-#include "kernels/mixers/closest_pair/pair_buffers.h"
+#include "kernels/mixers/closest_pair/pair_pass.h"
 
 namespace ovq {
 
 // Fewer tokens in one pass do not pay for what distances from below need.
 inline constexpr int kLeastWorth = 4;
 static_assert(kJoinsAhead <= kLeastTogether);
-
-// Tokens of a chunk that have attended together.
-template <class T>
-struct PairPass {
-  PairPass(const ClosestPairStep& step, const PairChunk& pass_chunk, PairBuffers& pass_buffers)
-      : at{step.blocks, step.places, pass_chunk}, chunk(pass_chunk), buffers(pass_buffers) {
-    for (int32_t b = 0; b < chunk.n_blocks(); ++b) {
-      buffers.blocks[b] = {at.keys(b), at.values(b), at.bounds(b), at.partners(b), at.oldest(b)};
-    }
-  }
-
-  std::span<const CandidateBlock> Blocks(int64_t begin, int64_t end) const {
-    return {buffers.blocks + begin, static_cast<size_t>(end - begin)};
-  }
-  std::span<const CandidateBlock> Blocks() const {
-    return Blocks(0, chunk.first_merged() / kBlockSlots + BlocksOf(n_means));
-  }
-  // These stay as they are.
-  std::span<const CandidateBlock> RowsAndTokens() const {
-    return Blocks(0, chunk.row_blocks() + BlocksOf(end));
-  }
-
-  // Of a token that has not joined yet; -1: none, in a state that no sequence leaves.
-  int32_t CandidateOf(int64_t token) const {
-    if (token >= chunk.begin || !chunk.HasMerged()) return chunk.CandidateOf(token);
-    for (int32_t b = 0; b < chunk.row_blocks(); ++b) {
-      const uint32_t* oldest = at.oldest(b);
-      bool may_be_here = false;
-      for (int s = 0; s < kBlockSlots; ++s) {
-        may_be_here |= oldest[s] == static_cast<uint32_t>(token);
-      }
-      for (int32_t i = b * kBlockSlots; may_be_here && i < (b + 1) * kBlockSlots; ++i) {
-        if (i < chunk.n_rows && at.IsApart(i, token)) return i;
-      }
-    }
-    return -1;
-  }
-
-  const PairBlocks<T> at;
-  const PairChunk& chunk;
-  PairBuffers& buffers;
-  int64_t end = 0, n_means = 0;  // of the pass; of the chunk so far
-  bool merges = false;           // pairs, in this pass
-};
 
 template <class T>
 class Foresight {

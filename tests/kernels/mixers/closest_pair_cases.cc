@@ -15,7 +15,7 @@ const MixerCases kClosestPair(
       if (s.chunk_len >= 64 && s.value_head_dim <= s.head_dim) {
         absl::StrAppend(&c.name, "apart");
         c.section["pinned_tokens"] = int64_t{5};
-        c.section["recent_tokens"] = int64_t{40};
+        c.section["recent_tokens"] = int64_t{100};
         c.section["value_weight"] = 0.25;
       }
       if (s.value_head_dim <= s.head_dim) return;
