@@ -56,6 +56,10 @@ class ServedPredictor:
         with self._prediction_errors():
             return self._client.model_info()
 
+    def tokenize(self, text, add_bos=False):
+        with self._prediction_errors():
+            return self._client.tokenize(text, add_bos=add_bos)
+
     def predict(self, tokens, max_centroids):
         """tokens [n_tokens]; max_centroids None: the model's."""
         with self._prediction_errors():

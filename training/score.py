@@ -148,7 +148,8 @@ def read_fields(folder):
     """The task of a model folder: that of its task.json; a byte model may have none."""
     path = os.path.join(folder, "task.json")
     if not os.path.exists(path):
-        return {"name": "python_files"} if load_config(folder).tokenizer == "bytes" else {}
+        config = read_json_object(os.path.join(folder, "config.json"))
+        return {"name": "python_files"} if config.get("tokenizer") == "bytes" else {}
     with open(path, encoding="utf-8") as file:
         try:
             return dict(json.load(file)["task"])

@@ -1,45 +1,61 @@
 """Measures how a model's layers should share a session's rows, and writes ovq.shares.
 
 Layers need rows unequally: while one answers from a handful, another loses something with every row it
-does not get. The model reads sequences of its task, or held-out documents, one layer bounded to a
-share of --centroids and all others exact, for a ladder of shares; what that costs, in bits per scored
-token, is the layer's own curve. The shares are those whose costs have the smallest sum, in steps
-of 1/16. Prints the curves; --write changes the folder's config.json.
+does not get. A server reads the sequences, one layer bounded to a share of --centroids and all others
+a thousand times as wide, for a ladder of shares; what that costs against all layers as wide, in bits
+per scored token, is the layer's own curve. The shares are those whose costs have the smallest sum, in
+steps of 1/16. Prints the curves, and what other sequences cost with equal shares and with these;
+--write changes the folder's config.json.
+
+Serves any folder that ovq-server loads, a changed config.json beside links to its files, once for
+each layer and twice more. It reads --text, or the task of the folder's task.json.
+
+By closest pairs, layers as wide are exact. By the paper's rule they hold n(t) = floor(t M / (t + M))
+rows of t tokens, where M is 1024 n / (n - 1) times the bounded layer's cap with n layers (n cap up to
+2^24 - 2^24 / n): that all of them fall short is in both figures of a difference.
 """
 
 import argparse
+import contextlib
+import dataclasses
 import json
 import os
+import signal
 import sys
 
 import numpy as np
-import torch
-import torch.nn.functional as F
 
 import score
 from data import DEFAULT_ROOT, DataError
-from ovq.config import DICTIONARY_LAYER_TYPES, ConfigError
-from ovq.model import load_model
-from tasks import TaskError
+from ovq.config import ConfigError
+from predictors import PredictionError, connected, server_flags, started_server
+from scoring import Job
+from tasks import Sequences, TaskError
 
 _STEPS = 16  # of a share
-_ENDLESS = 1e9  # share of a layer that is exact
-RULES = {"paper": "dictionary", "closest-pair": "closest_pair"}
+_LEAST_SHARE, _MOST_ROWS = 1 / 1024, 1 << 24  # that a server takes
+ROW_LAYERS = ("ovq_attention", "closest_pair_attention")  # of which ovq.shares speaks
+MEMORIES = (*score.SERVED_MEMORIES, "closest-pair-all")
 
 
 def parse_args(arguments):
     parser = argparse.ArgumentParser(description=__doc__,
                                      formatter_class=argparse.RawDescriptionHelpFormatter)
     add = parser.add_argument
-    add("--model", required=True, help="native model folder with ovq_attention or full_attention")
-    add("--rule", choices=RULES, default="paper", help="by which rows come about; the numpy form of "
-        "closest-pair takes a hundred times longer")
+    add("--model", required=True, help="model folder")
+    add("--server", required=True, metavar="PATH", help="ovq-server")
+    add("--server-args", default="", help="its further flags, as one argument")
+    add("--memory", choices=MEMORIES, default="closest-pair", help="of the server: which layers have "
+        "rows, and by which rule")
+    add("--text", metavar="FILE", help="UTF-8, read in place of the task, every token scored")
     add("--task", type=json.loads, default={}, help="JSON: fields in place of task.json's")
     add("--length", type=score.positive, default=2048, help="longest sequence, in tokens")
     add("--centroids", type=score.positive, default=256, help="max_centroids that is shared out")
-    add("--sequences", type=score.positive, default=4)
-    add("--seed", type=int, default=1, help="of the sequences; score.py's are 0's")
+    add("--sequences", type=score.positive, default=4, help="to measure on, and as many others to "
+        "try the shares on")
+    add("--seed", type=int, default=1, help="of the task's sequences; score.py's are 0's")
     add("--data-root", default=DEFAULT_ROOT, help="folder of the standard library (byte models)")
+    add("--timeout", type=float, default=3600, help="seconds of one call")
     add("--write", action="store_true", help="the shares into the folder's config.json")
     return parser.parse_args(arguments)
 
@@ -50,31 +66,81 @@ def ladder(n_layers):
                                                    if 2 ** i < n_layers} | {float(n_layers)})
 
 
-@torch.no_grad()
-def bits_per_token(model, made, max_centroids):
-    """Of the scored tokens, each sequence read on its own."""
-    bits = []
-    for tokens, scored in zip(torch.from_numpy(made.tokens), torch.from_numpy(made.scored)):
-        logits = model(tokens[None, :-1], max_centroids)[0]
-        bits.append(F.cross_entropy(logits[scored[1:]], tokens[1:][scored[1:]], reduction="none"))
-    return torch.cat(bits).mean().item() / np.log(2)
+@dataclasses.dataclass(frozen=True)
+class Trial:
+    """How one of n_layers is bounded alone by the shares of a config.json and a call's max_centroids.
+
+    own, other: the shares of the bounded layer and of each other one.
+    """
+    n_layers: int
+    own: float
+
+    @classmethod
+    def of(cls, n_layers, max_centroids):
+        """With the least share with which the other layers do not exceed what a server takes."""
+        widest = n_layers * max_centroids
+        return cls(n_layers, max(_LEAST_SHARE, widest * n_layers / (n_layers - 1) / _MOST_ROWS))
+
+    @property
+    def other(self):
+        return (self.n_layers - self.own) / (self.n_layers - 1)
+
+    def shares(self, layer):
+        return [self.own if i == layer else self.other for i in range(self.n_layers)]
+
+    def max_centroids(self, rows):
+        """Of a call, so that the bounded layer's cap is `rows`."""
+        return round(rows / self.own)
+
+    def other_rows(self, rows):
+        """Each other layer's cap then."""
+        return round(self.other * self.max_centroids(rows))
 
 
-def measure(model, made, max_centroids, rule):
-    """(exact bits, {share: bits} of each dictionary layer bounded alone)."""
-    layers = [layer.self_attn for layer, kind in zip(model.model.layers, model.config.layer_types)
-              if kind in DICTIONARY_LAYER_TYPES]
-    model.read_through("window")  # which is exact attention where it holds all
-    for layer in layers:
-        layer.share = _ENDLESS
-    exact, curves = bits_per_token(model, made, max_centroids), []
-    for layer in layers:
-        layer.memory, curve = RULES[rule], {}
-        for layer.share in ladder(len(layers)):
-            curve[layer.share] = bits_per_token(model, made, max_centroids)
-        curves.append(curve)
-        layer.memory, layer.share = "window", _ENDLESS
-    return exact, curves
+@contextlib.contextmanager
+def served(args, shares):
+    """A predictor of the model with these shares; None: equal ones."""
+    parent, folder, _ = score.with_config(args.model, {"ovq": {"shares": shares}})
+    limits = Job(args.length, args.length, args.sequences, None, _MOST_ROWS)
+    flags = server_flags([limits], f"--memory {args.memory} {args.server_args}")
+    with parent, started_server(args.server, folder, flags) as address, \
+            connected(address, args.timeout) as predictor:
+        yield predictor
+
+
+def text_sequences(predictor, path, length, count):
+    """What a tokenizer puts before a text, which is not scored, and a piece of the file's, spread."""
+    with open(path, encoding="utf-8") as file:
+        text = file.read()
+    start = predictor.tokenize("", add_bos=True)
+    ends = [len(text) * i // count for i in range(count + 1)]
+    pieces = [predictor.tokenize(text[begin:end]) for begin, end in zip(ends, ends[1:])]
+    shortest = len(start) + min(map(len, pieces))
+    if shortest < length:
+        raise ValueError(f"--text: {path} has {count} pieces of {shortest} tokens, not of {length}; "
+                         "--length or --sequences may be less")
+    tokens = np.array([(start + piece)[:length] for piece in pieces])
+    scored = np.broadcast_to(np.arange(length) >= len(start), tokens.shape)
+    return Sequences(tokens, scored, np.zeros_like(tokens))
+
+
+def make_sequences(args, predictor):
+    """(sequences to measure on, as many others, what they are)."""
+    count = 2 * args.sequences
+    if args.text:
+        made, label = (text_sequences(predictor, args.text, args.length, count),
+                       os.path.basename(args.text))
+    else:
+        exam, label = score.make_exam(args)
+        made = exam.sequences(args.length, count)
+    return *(Sequences(made.tokens[i::2], made.scored[i::2], made.seen[i::2]) for i in (0, 1)), label
+
+
+def bits_per_token(predictor, made, max_centroids):
+    """Of the scored tokens."""
+    logprobs = [predictor.predict(tokens, max_centroids).logprobs[scored[1:]]
+                for tokens, scored in zip(made.tokens, made.scored)]
+    return -np.concatenate(logprobs).astype(np.float64).mean() / np.log(2)
 
 
 def best_shares(curves):
@@ -114,23 +180,51 @@ def write_shares(folder, shares):
 
 def main(arguments):
     args = parse_args(arguments)
-    exam, label = score.make_exam(args)
-    model = load_model(args.model)
-    made = exam.sequences(args.length, args.sequences)
-    exact, curves = measure(model, made, args.centroids, args.rule)
-    print(f"{label}, {args.sequences} sequences of {made.tokens.shape[1]} tokens: exact "
-          f"{exact:.3f} bits per scored token")
+    with served(args, None) as predictor:
+        layers = [i for i, kind in enumerate(predictor.info().layer_types) if kind in ROW_LAYERS]
+        if len(layers) < 2:
+            raise ValueError(f"{args.model}: by --memory {args.memory} {len(layers)} layers have rows; "
+                             "there is nothing to share")
+        measured, others, label = make_sequences(args, predictor)
+        trial = Trial.of(len(layers), args.centroids)
+        rows = {share: max(2, round(share * args.centroids)) for share in ladder(len(layers))}
+        n_tokens = measured.tokens.shape[1]
+        narrowest = trial.other_rows(min(rows.values()))
+        if narrowest < n_tokens:
+            raise ValueError(f"--length: {n_tokens} tokens; with {args.centroids} centroids the layers "
+                             f"that are not bounded hold {narrowest} at most")
+        # by closest pairs, every cap above n_tokens gives the same
+        wide = {share: trial.other_rows(n) if args.memory == "paper" else _MOST_ROWS
+                for share, n in rows.items()}
+        without = {cap: bits_per_token(predictor, measured, cap) for cap in set(wide.values())}
+        exact, equal = (bits_per_token(predictor, others, cap)
+                        for cap in (_MOST_ROWS, args.centroids))
+    print(f"{label}, {args.sequences} sequences of {n_tokens} tokens: exact "
+          f"{without[max(without)]:.3f} bits per scored token", flush=True)
+    curves = []
+    for i, layer in enumerate(layers):
+        with served(args, trial.shares(i)) as predictor:
+            curves.append({share: bits_per_token(predictor, measured, trial.max_centroids(n)) -
+                           without[wide[share]] for share, n in rows.items()})
+        print(f"layer {layer}: bits that are lost with " + ", ".join(
+            f"{rows[share]} rows: {bits:.3f}" for share, bits in curves[-1].items()), flush=True)
     shares = best_shares(curves)
-    for layer, (share, curve) in enumerate(zip(shares, curves)):
-        print(f"dictionary layer {layer}: share {share:g}; bits with " + ", ".join(
-            f"{at * args.centroids:.0f}: {bits:.3f}" for at, bits in curve.items()))
+    with served(args, shares) as predictor:
+        shared = bits_per_token(predictor, others, args.centroids)
+    print(f"shares {json.dumps(shares)}")
+    print(f"{args.sequences} other sequences: exact {exact:.3f}, with equal shares {equal:.3f}, with "
+          f"these {shared:.3f} bits per scored token")
     if args.write:
         write_shares(args.model, shares)
     return 0
 
 
 if __name__ == "__main__":
+    # ended by a signal, it still ends the server that it started
+    signal.signal(signal.SIGTERM, signal.default_int_handler)
     try:
         main(sys.argv[1:])
-    except (ConfigError, DataError, TaskError, ValueError, OSError) as error:
+    except KeyboardInterrupt:
+        sys.exit("shares.py: interrupted")
+    except (ConfigError, DataError, PredictionError, TaskError, ValueError, OSError) as error:
         sys.exit(f"shares.py: {error}")
