@@ -60,10 +60,10 @@ class ServedPredictor:
         with self._prediction_errors():
             return self._client.tokenize(text, add_bos=add_bos)
 
-    def predict(self, tokens, max_centroids):
-        """tokens [n_tokens]; max_centroids None: the model's."""
+    def predict(self, tokens, max_centroids, memory=None):
+        """tokens [n_tokens]; max_centroids None: the model's; memory None: the server's first."""
         with self._prediction_errors():
-            score = self._client.score(tokens.tolist(), max_centroids=max_centroids,
+            score = self._client.score(tokens.tolist(), memory=memory, max_centroids=max_centroids,
                                        top_logprobs=1, timeout=self._timeout)
         tops = score.top[:-1]  # the last one follows the sequence
         return Predictions(np.array([top.token_ids[0] for top in tops]),

@@ -2,17 +2,18 @@
 
 Layers need rows unequally: while one answers from a handful, another loses something with every row it
 does not get. A server reads the sequences, one layer bounded to a share of --centroids and all others
-a thousand times as wide, for a ladder of shares; what that costs against all layers as wide, in bits
-per scored token, is the layer's own curve. The shares are those whose costs have the smallest sum, in
-steps of 1/16. Prints the curves, and what other sequences cost with equal shares and with these;
---write changes the folder's config.json.
+to a thousand times as many rows, for a ladder of shares. What more that costs, in bits per scored
+token, than all layers bounded like the others is the layer's own curve. The shares are those whose
+costs have the smallest sum, in steps of 1/16. Prints the curves, and what other sequences cost with
+equal shares and with these; --write changes the folder's config.json.
 
-Serves any folder that ovq-server loads, a changed config.json beside links to its files, once for
-each layer and twice more. It reads --text, or the task of the folder's task.json.
+Any folder that ovq-server loads will do. It is served with one changed config.json after the other,
+once for each layer and twice more, and reads --text, or else the task of its task.json.
 
-By closest pairs, layers as wide are exact. By the paper's rule they hold n(t) = floor(t M / (t + M))
-rows of t tokens, where M is 1024 n / (n - 1) times the bounded layer's cap with n layers (n cap up to
-2^24 - 2^24 / n): that all of them fall short is in both figures of a difference.
+By closest pairs so many rows are exact to the bit. By the paper's rule t tokens have
+floor(t M / (t + M)) of them: with two layers and 256 centroids M is 32,752 at the least share and
+1,048,064 at the largest, for 1,927 and 2,044 rows of 2,048 tokens. That is in both terms of the
+difference, so a curve has only what it changes in the worth of one layer's rows.
 """
 
 import argparse
@@ -35,7 +36,10 @@ from tasks import Sequences, TaskError
 _STEPS = 16  # of a share
 _LEAST_SHARE, _MOST_ROWS = 1 / 1024, 1 << 24  # that a server takes
 ROW_LAYERS = ("ovq_attention", "closest_pair_attention")  # of which ovq.shares speaks
-MEMORIES = (*score.SERVED_MEMORIES, "closest-pair-all")
+# of the server, and how a call to it reads a sequence exactly
+MEMORIES = {"paper": ("paper,exact", {"memory": "exact"}),
+            **{rule: (rule, {"max_centroids": _MOST_ROWS})
+               for rule in ("closest-pair", "closest-pair-all")}}
 
 
 def parse_args(arguments):
@@ -102,14 +106,15 @@ def served(args, shares):
     """A predictor of the model with these shares; None: equal ones."""
     parent, folder, _ = score.with_config(args.model, {"ovq": {"shares": shares}})
     limits = Job(args.length, args.length, args.sequences, None, _MOST_ROWS)
-    flags = server_flags([limits], f"--memory {args.memory} {args.server_args}")
+    flags = server_flags([limits], f"--memory {MEMORIES[args.memory][0]} {args.server_args}")
     with parent, started_server(args.server, folder, flags) as address, \
             connected(address, args.timeout) as predictor:
         yield predictor
 
 
 def text_sequences(predictor, path, length, count):
-    """What a tokenizer puts before a text, which is not scored, and a piece of the file's, spread."""
+    """Each what a tokenizer puts before a text, which is not scored, and tokens from one of `count`
+    equal parts of the file's."""
     with open(path, encoding="utf-8") as file:
         text = file.read()
     start = predictor.tokenize("", add_bos=True)
@@ -136,9 +141,9 @@ def make_sequences(args, predictor):
     return *(Sequences(made.tokens[i::2], made.scored[i::2], made.seen[i::2]) for i in (0, 1)), label
 
 
-def bits_per_token(predictor, made, max_centroids):
+def bits_per_token(predictor, made, max_centroids=None, memory=None):
     """Of the scored tokens."""
-    logprobs = [predictor.predict(tokens, max_centroids).logprobs[scored[1:]]
+    logprobs = [predictor.predict(tokens, max_centroids, memory).logprobs[scored[1:]]
                 for tokens, scored in zip(made.tokens, made.scored)]
     return -np.concatenate(logprobs).astype(np.float64).mean() / np.log(2)
 
@@ -178,45 +183,47 @@ def write_shares(folder, shares):
     os.replace(path + ".partial", path)
 
 
-def main(arguments):
-    args = parse_args(arguments)
+def measure(args):
+    """Shares, having printed how they come about."""
     with served(args, None) as predictor:
         layers = [i for i, kind in enumerate(predictor.info().layer_types) if kind in ROW_LAYERS]
         if len(layers) < 2:
-            raise ValueError(f"{args.model}: by --memory {args.memory} {len(layers)} layers have rows; "
-                             "there is nothing to share")
+            raise ValueError(f"{args.model}: by --memory {args.memory} {len(layers)} of its layers "
+                             "have rows; there is nothing to share")
         measured, others, label = make_sequences(args, predictor)
         trial = Trial.of(len(layers), args.centroids)
         rows = {share: max(2, round(share * args.centroids)) for share in ladder(len(layers))}
-        n_tokens = measured.tokens.shape[1]
-        narrowest = trial.other_rows(min(rows.values()))
+        n_tokens, narrowest = measured.tokens.shape[1], trial.other_rows(min(rows.values()))
         if narrowest < n_tokens:
             raise ValueError(f"--length: {n_tokens} tokens; with {args.centroids} centroids the layers "
                              f"that are not bounded hold {narrowest} at most")
-        # by closest pairs, every cap above n_tokens gives the same
-        wide = {share: trial.other_rows(n) if args.memory == "paper" else _MOST_ROWS
-                for share, n in rows.items()}
-        without = {cap: bits_per_token(predictor, measured, cap) for cap in set(wide.values())}
-        exact, equal = (bits_per_token(predictor, others, cap)
-                        for cap in (_MOST_ROWS, args.centroids))
-    print(f"{label}, {args.sequences} sequences of {n_tokens} tokens: exact "
-          f"{without[max(without)]:.3f} bits per scored token", flush=True)
+        exact, exact_others = (bits_per_token(predictor, made, **MEMORIES[args.memory][1])
+                               for made in (measured, others))
+        unbounded = {share: bits_per_token(predictor, measured, trial.other_rows(n))
+                     if args.memory == "paper" else exact for share, n in rows.items()}
+        equal = bits_per_token(predictor, others, args.centroids)
+    print(f"{label}, {args.sequences} sequences of {n_tokens} tokens: exact {exact:.3f} bits per "
+          "scored token", flush=True)
     curves = []
     for i, layer in enumerate(layers):
         with served(args, trial.shares(i)) as predictor:
             curves.append({share: bits_per_token(predictor, measured, trial.max_centroids(n)) -
-                           without[wide[share]] for share, n in rows.items()})
+                           unbounded[share] for share, n in rows.items()})
         print(f"layer {layer}: bits that are lost with " + ", ".join(
-            f"{rows[share]} rows: {bits:.3f}" for share, bits in curves[-1].items()), flush=True)
+            f"{rows[share]} rows: {bits:.4f}" for share, bits in curves[-1].items()), flush=True)
     shares = best_shares(curves)
     with served(args, shares) as predictor:
         shared = bits_per_token(predictor, others, args.centroids)
-    print(f"shares {json.dumps(shares)}")
-    print(f"{args.sequences} other sequences: exact {exact:.3f}, with equal shares {equal:.3f}, with "
-          f"these {shared:.3f} bits per scored token")
+    print(f"shares {json.dumps(shares)}\n{args.sequences} other sequences: exact {exact_others:.3f}, "
+          f"with equal shares {equal:.3f}, with these {shared:.3f} bits per scored token")
+    return shares
+
+
+def main(arguments):
+    args = parse_args(arguments)
+    shares = measure(args)
     if args.write:
         write_shares(args.model, shares)
-    return 0
 
 
 if __name__ == "__main__":

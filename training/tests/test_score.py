@@ -43,7 +43,7 @@ class FakeClient:
         self.calls, self._enough, self._layer_types = [], enough, layer_types
         self._barrier = threading.Barrier(together)
 
-    def score(self, prompt, *, max_centroids, top_logprobs, timeout):
+    def score(self, prompt, *, memory, max_centroids, top_logprobs, timeout):
         self.calls.append((len(prompt), max_centroids, top_logprobs, timeout))
         self._barrier.wait(10)
         if max_centroids == 13:
@@ -324,8 +324,8 @@ class ScoreTest(unittest.TestCase):
         class Agreeing(FakeClient):
             shift = 0
 
-            def score(self, prompt, *, max_centroids, top_logprobs, timeout):
-                answer = super().score(prompt, max_centroids=max_centroids,
+            def score(self, prompt, *, memory, max_centroids, top_logprobs, timeout):
+                answer = super().score(prompt, memory=memory, max_centroids=max_centroids,
                                        top_logprobs=top_logprobs, timeout=timeout)
                 own = reference.predict(np.array(prompt), max_centroids)
                 for top, token, logprob in zip(answer.top, own.top_ids, own.top_logprobs):
