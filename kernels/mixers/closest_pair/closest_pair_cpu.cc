@@ -31,7 +31,7 @@ class Dictionary {
     for (int64_t offset = from; offset < to; ++offset) {
       for (int64_t i = chunk_.JoinedAt(offset); i < chunk_.JoinedAt(offset + 1); ++i) {
         if (i == 0) FirstSize(static_cast<int32_t>(chunk_.begin + offset + 1));
-        if (!chunk_.IsPinned(i)) Join(i, all_joined);
+        Join(i, all_joined);
       }
       for (; pass_.n_means < chunk_.MergedAt(offset + 1); ++pass_.n_means) {
         if (pass_.n_means == 0) UpdateSize();

@@ -9,8 +9,7 @@ namespace ovq {
 namespace cuda {
 namespace {
 
-constexpr int kValueSums = 16;
-constexpr int kCheckChannels = 16;
+constexpr int kValueSums = 16, kCheckChannels = 16;
 
 struct PairArgs {
   AttentionBlocks blocks;
@@ -57,8 +56,9 @@ struct Dictionary {
     free_slots = DynamicShared<int32_t>(slots + WorkSlots(chunk.length) * 4);
   }
 
-  // Of a token that has not joined yet; -1: none, in a state that no sequence leaves.
+  // As PairPass::CandidateOf.
   __device__ int32_t CandidateOf(int64_t token) const {
+    if (at.chunk.IsPinned(token)) return -1;
     if (token >= at.chunk.begin || !at.chunk.HasMerged()) return at.chunk.CandidateOf(token);
     Lowest found;
     for (int32_t i = threadIdx.x; i < at.chunk.n_rows; i += kPairThreads) {
@@ -72,16 +72,14 @@ struct Dictionary {
     for (int64_t offset = from; offset < to; ++offset) {
       for (int64_t i = at.chunk.JoinedAt(offset); i < at.chunk.JoinedAt(offset + 1); ++i) {
         if (i == 0) FirstSize(at.chunk.begin + offset + 1);
-        if (at.chunk.IsPinned(i)) continue;
         const int32_t joins = CandidateOf(i);
         if (joins < 0) continue;
         if (i >= at.chunk.begin && threadIdx.x == 0) at.Oldest(joins) = static_cast<uint32_t>(i);
         Meet(joins);
       }
-      for (int64_t merge = at.chunk.MergedAt(offset); merge < at.chunk.MergedAt(offset + 1);
-           ++merge) {
-        if (merge == 0) UpdateSize();
-        MergeClosest(merge);
+      for (int64_t m = at.chunk.MergedAt(offset); m < at.chunk.MergedAt(offset + 1); ++m) {
+        if (m == 0) UpdateSize();
+        MergeClosest(m);
       }
     }
   }
@@ -304,14 +302,13 @@ struct Dictionary {
   // slot_of: the slots of what the chunk leaves in its work blocks, -1 for what is gone: the free
   // ones and then new ones, in ascending order.
   __device__ void FindSlots() const {
-    const bool merges = at.chunk.n_merges() > 0;
     const auto n_work = static_cast<int32_t>(WorkSlots(at.chunk.length));
     int32_t n_free = 0;
-    for (int32_t begin = 0; merges && begin < at.chunk.n_rows && n_free < n_work;
-         begin += kPairThreads) {
+    const int32_t n_rows = at.chunk.n_merges() > 0 ? at.chunk.n_rows : 0;
+    for (int32_t begin = 0; begin < n_rows && n_free < n_work; begin += kPairThreads) {
       const int32_t slot = begin + static_cast<int32_t>(threadIdx.x);
       int32_t found;
-      const bool is_free = slot < at.chunk.n_rows && !at.IsRowInUse(slot);
+      const bool is_free = slot < n_rows && !at.IsRowInUse(slot);
       const int32_t rank = n_free + block.RankOfBlock(is_free, found);
       if (is_free && rank < n_work) free_slots[rank] = slot;
       n_free += found;

@@ -29,8 +29,9 @@ struct PairPass {
     return Blocks(0, chunk.row_blocks() + BlocksOf(end));
   }
 
-  // Of a token that has not joined yet; -1: none, in a state that no sequence leaves.
+  // Of a token that joins now; -1: none, as it is pinned, or in a state that no sequence leaves.
   int32_t CandidateOf(int64_t token) const {
+    if (chunk.IsPinned(token)) return -1;
     if (token >= chunk.begin || !chunk.HasMerged()) return chunk.CandidateOf(token);
     for (int32_t b = 0; b < chunk.row_blocks(); ++b) {
       const uint32_t* oldest = at.oldest(b);
