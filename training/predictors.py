@@ -108,8 +108,8 @@ class ReferencePredictor:
 
 
 @contextlib.contextmanager
-def connected(address, timeout):
-    """A ServedPredictor of a running server."""
+def client_of(address):
+    """(a Client of clients/python of a running server, what its calls raise)."""
     sys.path.append(_CLIENT)
     try:
         from ovq_client import Client, OvqError
@@ -117,7 +117,14 @@ def connected(address, timeout):
         raise PredictionError(f"clients/python: {error}; it needs python3-grpcio, "
                               "python3-protobuf and protobuf-compiler") from error
     with Client(address) as client:
-        yield ServedPredictor(client, OvqError, timeout)
+        yield client, OvqError
+
+
+@contextlib.contextmanager
+def connected(address, timeout):
+    """A ServedPredictor of a running server."""
+    with client_of(address) as (client, client_error):
+        yield ServedPredictor(client, client_error, timeout)
 
 
 def _await_address(process, log):

@@ -122,7 +122,7 @@ class RecallTask:
         n_queries = self.n_queries * self.pair_tokens // task.pair_tokens
         return dataclasses.replace(task, n_queries=n_queries)
 
-    def _pairs(self, keys, values):
+    def pairs(self, keys, values):
         """[n_pairs, pair_tokens]: K -> V |"""
         arrow, end = (np.full((len(keys), 1), self.n_symbols + i) for i in (0, 1))
         return np.concatenate((keys, arrow, values, end), axis=1)
@@ -131,7 +131,7 @@ class RecallTask:
         keys = _distinct_rows(random, n_keys, self.key_tokens, self.n_symbols)
         values = _distinct_rows(random, n_keys * self.copies, self.value_tokens, self.n_symbols)
         owner = random.permutation(np.repeat(np.arange(n_keys), self.copies))
-        pairs = self._pairs(keys[owner], values)
+        pairs = self.pairs(keys[owner], values)
         asked = random.permutation(n_keys)[:self.n_queries]
         # stable: the pairs of a key keep their order
         by_key = np.argsort(owner, kind="stable").reshape(n_keys, self.copies)
