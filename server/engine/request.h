@@ -192,7 +192,7 @@ struct ForkOptions {
   std::optional<absl::Duration> ttl = {};  // of each; default: the session's
 };
 using SessionCallback = std::function<void(absl::StatusOr<SessionInfo>)>;  // on the engine thread
-using SessionsCallback =  // likewise
+using SessionsCallback =                                                   // likewise
     std::function<void(absl::StatusOr<std::vector<SessionInfo>>)>;
 struct SessionPage {
   std::vector<SessionInfo> sessions;  // ordered by id

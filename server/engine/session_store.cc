@@ -120,7 +120,8 @@ std::shared_ptr<Session> SessionStore::NewSession(const StateHandle& state,
   if (!key.empty()) info.id = absl::StrCat(key, ".", info.id);
   info.tenant = tenant;
   info.created = config_.options.clock.wall();
-  info.memory = std::ranges::find(config_.model.memories, state.layout, &EngineMemory::layout)->name;
+  info.memory =
+      std::ranges::find(config_.model.memories, state.layout, &EngineMemory::layout)->name;
   info.slot_cap = state.slot_cap;
   info.state_bytes_cap = state.reserved_bytes;
   return session;

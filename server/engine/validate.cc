@@ -95,10 +95,10 @@ absl::Status CheckPrompt(const EngineConfig& config, std::span<const int32_t> to
 
 absl::Status CheckTtl(const std::optional<absl::Duration>& ttl, const std::string& prefix) {
   if (!ttl || (*ttl > absl::ZeroDuration() && *ttl <= kMaxSessionTtl)) return absl::OkStatus();
-  return BadField(
-      absl::StrCat(prefix, "ttl"),
-      absl::StrCat("a duration above 0 and at most ", absl::ToInt64Hours(kMaxSessionTtl) / 24, " days"),
-      absl::FormatDuration(*ttl));
+  return BadField(absl::StrCat(prefix, "ttl"),
+                  absl::StrCat("a duration above 0 and at most ",
+                               absl::ToInt64Hours(kMaxSessionTtl) / 24, " days"),
+                  absl::FormatDuration(*ttl));
 }
 
 }  // namespace

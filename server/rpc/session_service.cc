@@ -37,8 +37,8 @@ absl::StatusOr<SessionOptions> ToOptions(const UnaryInfo& info,
   return options;
 }
 
-// Ends sessions that nobody learned the ids of. Not from the engine's own thread: deleting waits for
-// it.
+// Ends sessions that nobody learned the ids of. Not from the engine's own thread: deleting waits
+// for it.
 template <class Response>
 void Abandon(const UnaryInfo& info, std::vector<SessionInfo> sessions,
              const UnaryDone<Response>& done) {
@@ -69,15 +69,16 @@ void HandleFork(const UnaryInfo& info, const v1::ForkSessionRequest& message,
     return done(status);
   }
   info.record.summary().SetSession(message.session_id());
-  info.services.engine.ForkSession(
-      ToForkOptions(message, info.tenant),
-      [info, done](absl::StatusOr<std::vector<SessionInfo>> copies) {
-        if (!copies.ok()) return done(copies.status());
-        if (info.cancel->cancelled()) return Abandon(info, *std::move(copies), done);
-        v1::ForkSessionResponse response;
-        for (const SessionInfo& copy : *copies) Fill(copy, *response.add_sessions());
-        done(std::move(response));
-      });
+  info.services.engine.ForkSession(ToForkOptions(message, info.tenant),
+                                   [info, done](absl::StatusOr<std::vector<SessionInfo>> copies) {
+                                     if (!copies.ok()) return done(copies.status());
+                                     if (info.cancel->cancelled())
+                                       return Abandon(info, *std::move(copies), done);
+                                     v1::ForkSessionResponse response;
+                                     for (const SessionInfo& copy : *copies)
+                                       Fill(copy, *response.add_sessions());
+                                     done(std::move(response));
+                                   });
 }
 
 absl::StatusOr<v1::Session> HandleGet(const UnaryInfo& info, const v1::GetSessionRequest& message) {
