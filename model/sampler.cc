@@ -25,6 +25,7 @@ void Sampler::MarkSeen(int32_t id) {
 }
 
 void Sampler::ObservePrompt(std::span<const int32_t> tokens) {
+  if (is_seen_.empty()) return;
   for (int32_t id : tokens) MarkSeen(id);
 }
 

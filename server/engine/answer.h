@@ -47,6 +47,8 @@ class Completion {
   Completion(const GenerateRequest& request, int index, uint64_t seed,
              const std::vector<int32_t>& eos, int64_t vocab_size, const Tokenizer* tokenizer);
 
+  // What the session has said and read before, for the penalties.
+  void ObserveEarlier(std::span<const int32_t> tokens) { sampler_.ObservePrompt(tokens); }
   // Once, before the first Drawn.
   void ObservePrompt(std::span<const int32_t> tokens);
 

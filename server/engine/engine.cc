@@ -113,6 +113,17 @@ void Engine::ForkSession(ForkOptions options, SessionsCallback done) {
   });
 }
 
+void Engine::RewindSession(RewindOptions options, std::shared_ptr<CancelSignal> cancel,
+                           RewindCallback done) {
+  if (cancel != nullptr) cancel->SetWake(Wake());
+  inbox_->Post([this, options = std::move(options), cancel = std::move(cancel),
+                done = std::move(done), called = this->options().clock.steady()]() mutable {
+    std::shared_ptr<Job> job =
+        sessions_.Rewind(std::move(options), std::move(cancel), called, std::move(done));
+    if (job != nullptr) runner_.Start(std::move(job));
+  });
+}
+
 absl::Status Engine::DeleteSession(const std::string& id,
                                    const std::optional<std::string>& tenant) {
   return inbox_->Call<absl::Status>(

@@ -48,6 +48,10 @@ class Engine {
   void CreateSession(SessionOptions options, SessionCallback done);
   // Copies an idle session (FailedPrecondition: a call uses it), which then go on independently.
   void ForkSession(ForkOptions options, SessionsCallback done);
+  // Takes an idle session back to an earlier position, to the byte, or only says what that takes;
+  // cancel may be null. Cancelled or failed, it stays as it was.
+  void RewindSession(RewindOptions options, std::shared_ptr<CancelSignal> cancel,
+                     RewindCallback done);
   // A tenant that is not given: any, for who may see every tenant's. A session of another tenant is
   // NotFound. Deleting blocks for at most one step, and cancels the session's run; the others tell
   // at once what was true at the last step boundary.

@@ -53,10 +53,11 @@ struct EngineModel {
 
 struct EngineOptions {
   size_t state_memory_bytes = size_t{1} << 30;
-  int max_sessions = 1024;         // live sessions, one-shot requests included
-  int max_queue = 1024;            // requests waiting for admission
-  int32_t max_batch_tokens = 512;  // rows of one step
-  int32_t max_slot_cap = 65536;    // the largest cap a session may ask for
+  size_t checkpoint_memory_bytes = size_t{1} << 28;  // of the host: Checkpoints
+  int max_sessions = 1024;                           // live sessions, one-shot requests included
+  int max_queue = 1024;                              // requests waiting for admission
+  int32_t max_batch_tokens = 512;                    // rows of one step
+  int32_t max_slot_cap = 65536;                      // the largest cap a session may ask for
   int64_t max_prompt_tokens = 1 << 20;
   absl::Duration session_ttl = absl::Minutes(30);  // idle sessions are deleted after this
   uint64_t seed = 0;  // of the seeds and ids the server draws; 0: from the system
@@ -82,9 +83,10 @@ struct RequestReport {
   std::optional<double> dictionary_fill = std::nullopt;
 };
 struct SessionReport {
-  const char* event;        // "open", "fork", "close", "expire"
+  const char* event;        // "open", "fork", "rewind", "close", "expire"
   absl::Duration duration;  // from the call to the state taken or given back; expire: 0
   int64_t position = 0;     // tokens of the conversation
+  int64_t replayed = 0;     // tokens that a rewind has read again
 };
 // Called on the engine thread, `rejected` on the thread that is refused.
 // They must not block and must not call back into the engine.
@@ -111,6 +113,7 @@ struct EngineStats {
   int sessions_active = 0, sessions_idle = 0;  // with / without a running request
   int session_slots = 0;                       // SessionSlots of the first memory's default cap
   size_t state_bytes_committed = 0, state_bytes_reserved = 0, state_bytes_budget = 0;
+  size_t checkpoint_bytes = 0, token_log_bytes = 0;
   int64_t live_slots = 0;                // summed over sessions
   size_t equivalent_kv_cache_bytes = 0;  // what the same sessions' positions would need
   std::optional<GpuInfo> gpu;            // at the time of the call; none without a GPU

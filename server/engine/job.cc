@@ -34,6 +34,7 @@ std::shared_ptr<Job> NewJob(const EngineModel& model, CallRequest& request, int6
 const CancelSignal* Job::cancel_signal() const {
   if (const GenerateWork* work = generate()) return &work->stream->cancel_signal();
   if (const ScoreWork* work = score()) return work->cancel.get();
+  if (const RewindWork* work = rewind()) return work->cancel.get();
   return nullptr;
 }
 

@@ -1,4 +1,5 @@
-// One accepted call that consumes tokens: a generation, a score, or a new session's prompt.
+// One accepted call that consumes tokens: a generation, a score, a new session's prompt, or what a
+// session reads again.
 #pragma once
 
 #include <cstdint>
@@ -36,9 +37,19 @@ struct OpenWork {
   SessionCallback done;
 };
 
+// The tokens between a session's nearest checkpoint and where it goes back to. The session is as it
+// was before unless all of them are read.
+struct RewindWork {
+  int64_t position = 0;                  // of the conversation, to go back to
+  std::vector<std::byte> before;         // the state's bytes at position_before
+  int64_t position_before = 0;           // tokens consumed
+  std::shared_ptr<CancelSignal> cancel;  // may be null
+  RewindCallback done;
+};
+
 // Engine thread only, once it is accepted.
 struct Job {
-  std::variant<GenerateWork, ScoreWork, OpenWork> work;
+  std::variant<GenerateWork, ScoreWork, OpenWork, RewindWork> work;
   std::string tenant;
   std::unique_ptr<QuotaHold> hold;  // of what a job without a session takes
   SteadyTime arrival;
@@ -66,6 +77,10 @@ struct Job {
   bool prefilling() const { return consumed < n_prefill; }
   GenerateWork* generate() { return std::get_if<GenerateWork>(&work); }
   const GenerateWork* generate() const { return std::get_if<GenerateWork>(&work); }
+  RewindWork* rewind() { return std::get_if<RewindWork>(&work); }
+  const RewindWork* rewind() const { return std::get_if<RewindWork>(&work); }
+  // Its session is one that callers see.
+  bool in_session() const { return session != nullptr && !std::holds_alternative<OpenWork>(work); }
   ScoreWork* score() { return std::get_if<ScoreWork>(&work); }
   const ScoreWork* score() const { return std::get_if<ScoreWork>(&work); }
   // How its caller cancels it; null if it cannot.

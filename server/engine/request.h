@@ -169,6 +169,12 @@ struct SessionOptions : CallRequest {  // prompt: absorbed before the call retur
   std::string key = {};                // begins the id, if any
   // Idle time after which it is deleted; default: the server's.
   std::optional<absl::Duration> ttl = {};
+  bool keep_tokens = true;  // 4 bytes each; without them it cannot be rewound
+};
+// A place that a session can go back to.
+struct TurnEnd {
+  int64_t position;
+  int64_t replay_tokens;  // to be read again for it
 };
 struct SessionInfo {
   std::string id;  // [KEY.] and 32 hex digits, 128 random bits
@@ -180,6 +186,8 @@ struct SessionInfo {
   size_t state_bytes = 0;      // committed now
   size_t state_bytes_cap = 0;  // the most it will ever hold
   int64_t live_slots = 0;
+  bool keeps_tokens = false;
+  std::vector<TurnEnd> turns;  // rising, the last ones; of GetSession only
   bool busy = false;
   absl::Time created, last_used, expires;
   // Read and drawn for it: not what a fork took over.
@@ -191,6 +199,18 @@ struct ForkOptions {
   int64_t count = 1;                       // children
   std::optional<absl::Duration> ttl = {};  // of each; default: the session's
 };
+struct RewindOptions {
+  std::string session_id;
+  std::string tenant = {};
+  uint64_t position = 0;  // tokens of the conversation that stay
+  bool dry_run = false;   // only say what it takes
+  SteadyTime deadline = kNever;
+};
+struct RewindResult {
+  SessionInfo session;
+  int64_t replay_tokens = 0;  // that had to be read again, or would have to be
+};
+using RewindCallback = std::function<void(absl::StatusOr<RewindResult>)>;  // on the engine thread
 using SessionCallback = std::function<void(absl::StatusOr<SessionInfo>)>;  // on the engine thread
 using SessionsCallback =                                                   // likewise
     std::function<void(absl::StatusOr<std::vector<SessionInfo>>)>;

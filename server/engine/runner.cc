@@ -23,7 +23,7 @@ void Runner::Start(std::shared_ptr<Job> job) {
   const auto n_tokens = static_cast<int64_t>(job->tokens.size());
   GenerateWork* const work = job->generate();
   const bool all = job->score() != nullptr || (work != nullptr && work->wants_tokens());
-  job->n_prefill = all ? n_tokens : n_tokens - 1;
+  job->n_prefill = all ? n_tokens : std::max<int64_t>(n_tokens - 1, 0);
   if (work != nullptr) {
     const EngineModel& model = config_.model;
     GenerateRequest& request = work->request;
@@ -32,6 +32,9 @@ void Runner::Start(std::shared_ptr<Job> job) {
       work->completions.push_back(
           std::make_unique<Completion>(request, i, request.sampling.seed + static_cast<uint64_t>(i),
                                        model.eos_token_ids, model.vocab_size, model.tokenizer));
+      if (job->session != nullptr && job->session->log) {
+        work->completions.back()->ObserveEarlier(*job->session->log);
+      }
       work->completions.back()->ObservePrompt(job->tokens);
     }
     work->stream->Push({.started = Started{.session_id = request.session_id,
@@ -117,21 +120,27 @@ void Runner::Advance(const PlanItem& item, Step& step) {
     TakeDraw(job, *sequence.draws.front(), step.NextDraw());
   } else {
     job.sequence->pending.reset();  // it was the first of the tokens
+    if (job.session != nullptr) {
+      job.session->Record(job.session->state.position - item.n_rows,
+                          sequence.tokens.first(static_cast<size_t>(item.n_rows)));
+    }
     if (ScoreWork* work = job.score()) {
       for (int32_t i = 0; i < item.n_rows; ++i) work->result.rows.push_back(step.NextScore());
     }
     job.consumed += item.n_rows;
     if (!job.prefilling()) FinishPrefill(job, &step);
   }
-  if (job.generate() != nullptr && job.session != nullptr && !job.ended) sessions_.Publish(job);
+  if (job.session == nullptr || job.ended) return;
+  if (!job.rewind()) sessions_.MayCheckpoint(*job.session, job.n_prefill - job.consumed);
+  if (job.generate() != nullptr) sessions_.Publish(job);
 }
 
 // step: of the last of the prompt's tokens; null if there were none to consume.
 void Runner::FinishPrefill(Job& job, Step* step) {
   job.prefilled = config_.options.clock.steady();
   if (job.score() != nullptr) return FinishScore(job);
-  if (job.n_prefill < static_cast<int64_t>(job.tokens.size())) {
-    job.sequence->pending = job.tokens.back();
+  if (job.generate() == nullptr || !job.generate()->wants_tokens()) {
+    if (!job.tokens.empty()) Await(job, job.tokens.back());
     return FinishPrompt(job);
   }
   StartCompletions(job);
@@ -139,6 +148,11 @@ void Runner::FinishPrefill(Job& job, Step* step) {
   for (const std::unique_ptr<Completion>& completion : job.generate()->completions) {
     TakeDraw(job, *completion, step->NextDraw());
   }
+}
+
+void Runner::Await(Job& job, int32_t token) {
+  job.sequence->pending = token;
+  if (job.session != nullptr) job.session->Record(job.session->state.position, {&token, 1});
 }
 
 // The first completion goes on with the prompt's state, the others with copies of it.
@@ -153,7 +167,9 @@ void Runner::StartCompletions(Job& job) {
 
 void Runner::TakeDraw(Job& job, Completion& completion, Sampled drawn) {
   StreamEvent event = completion.Drawn(std::move(drawn));
-  completion.sequence->pending = event.chunk->token_ids.front();
+  const int32_t token = event.chunk->token_ids.front();
+  completion.sequence->pending = token;
+  if (job.session != nullptr) job.session->Record(job.session->state.position, {&token, 1});
   config_.options.quotas->ChargeTokens(job.tenant, 1);
   const SteadyTime now = config_.options.clock.steady();
   if (completion.generated() == 1) completion.first_token = now;
@@ -191,7 +207,7 @@ void Runner::AddTo(EngineStats& stats) const {
     ++stats.requests_running;
     const GenerateWork* work = job->generate();
     stats.requests_blocked += work != nullptr && work->blocked_since;
-    if (work != nullptr && job->session != nullptr) continue;  // the store counts it
+    if (job->in_session()) continue;  // the store counts it
     add(job->sequence.get());
     if (work == nullptr) continue;
     for (const std::unique_ptr<Completion>& completion : work->completions) {
@@ -236,6 +252,7 @@ std::optional<double> Runner::DictionaryFill(const Job& job, const Completion* c
 void Runner::ReleaseStates(Job& job) {
   admission_.DropPromised(job);
   GenerateWork* work = job.generate();
+  if (job.rewind() != nullptr) return sessions_.Unrewound(job);
   if (job.session != nullptr) {
     return work != nullptr ? sessions_.EndTurn(job) : sessions_.Release(*job.session);
   }
@@ -261,7 +278,7 @@ void Runner::Release(Job& job, FinishReason reason, const Completion* last) {
     }
   }
   ReleaseStates(job);
-  if (!std::holds_alternative<OpenWork>(job.work)) config_.events.request_finished(report);
+  if (job.generate() || job.score()) config_.events.request_finished(report);
 }
 
 void Runner::MarkEnded(Job& job) {
@@ -293,6 +310,11 @@ void Runner::FinishCompletion(Job& job, Completion& completion, Finished finishe
 void Runner::FinishPrompt(Job& job) {
   if (OpenWork* work = std::get_if<OpenWork>(&job.work)) {
     work->done(sessions_.Opened(job));
+    MarkEnded(job);
+    return;
+  }
+  if (RewindWork* work = job.rewind()) {
+    work->done(sessions_.Rewound(job));
     MarkEnded(job);
     return;
   }
@@ -330,6 +352,8 @@ void Runner::Fail(Job& job, FinishReason reason, absl::Status status) {
     work->stream->Close(std::move(status));
   } else if (ScoreWork* score = job.score()) {
     score->done(std::move(status));
+  } else if (RewindWork* rewind = job.rewind()) {
+    rewind->done(std::move(status));
   } else {
     std::get<OpenWork>(job.work).done(std::move(status));
   }
@@ -346,6 +370,7 @@ absl::Status DeathOf(const Job& job, SteadyTime now) {
   }
   if (job.deadline > now) return absl::OkStatus();
   const char* where = !job.admitted      ? "in the queue"
+                      : job.rewind()     ? "while reading again what it goes back to"
                       : job.prefilling() ? "while absorbing the prompt"
                                          : "while generating";
   return absl::DeadlineExceededError(std::string("deadline passed ") + where);

@@ -19,6 +19,12 @@ bool IsKeyCharacter(char c) {
 
 }  // namespace
 
+void Session::Record(int64_t begin, std::span<const int32_t> tokens) {
+  if (!log) return;
+  const int64_t known = std::clamp<int64_t>(std::ssize(*log) - begin, 0, std::ssize(tokens));
+  log->insert(log->end(), tokens.begin() + known, tokens.end());
+}
+
 uint64_t RandomSource::Next() {
   if (from_system_) {
     uint64_t bits = 0;

@@ -4,8 +4,10 @@
 #include <cstdint>
 #include <memory>
 #include <optional>
+#include <span>
 #include <string>
 #include <string_view>
+#include <vector>
 
 #include "absl/time/time.h"
 #include "base/clock.h"
@@ -14,6 +16,8 @@
 #include "server/engine/state_pool.h"
 
 namespace ovq {
+
+struct Checkpoint;
 
 // The last token of a conversation waits outside the state until something follows it; it is then
 // the first row of what is consumed. So the state is a function of the consumed tokens alone, and a
@@ -25,13 +29,26 @@ struct Sequence {
   int64_t position() const { return state.position + (pending ? 1 : 0); }
 };
 
+// What Checkpoints keeps of a session.
+struct CheckpointList {
+  std::vector<std::shared_ptr<const Checkpoint>> kept;  // by position, rising
+  int64_t made_at = 0;                                  // where the last one was made, kept or not
+  int64_t use = 0;                                      // its place in the order of use
+};
+
 // Engine thread only, but for what the SessionStore says of sessions in it.
 struct Session : Sequence {
-  SessionInfo info;                 // what callers see
+  SessionInfo info;                         // what callers see
+  std::optional<std::vector<int32_t>> log;  // all tokens of the conversation, if they are kept
+  std::vector<int64_t> turn_ends;           // positions, rising; the last kMaxTurnEnds
+  CheckpointList checkpoints;
   std::unique_ptr<QuotaHold> hold;  // of the tenant's share
   absl::Duration ttl = absl::InfiniteDuration();
   SteadyTime expires = kNever;
   bool deleted = false;  // while busy: ends when its run does
+
+  // Into the log, the tokens from position `begin` on; those that it has already are skipped.
+  void Record(int64_t begin, std::span<const int32_t> tokens);
 };
 
 // What a balancer may go by: 1 to 64 characters A-Z a-z 0-9 _ -.

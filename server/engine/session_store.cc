@@ -44,7 +44,9 @@ absl::StatusOr<SessionInfo> SessionStore::Get(const std::string& id,
   std::lock_guard lock(mutex_);
   const absl::StatusOr<Map::const_iterator> found = Find(id, tenant);
   if (!found.ok()) return found.status();
-  return (*found)->second->info;
+  SessionInfo info = (*found)->second->info;
+  info.turns = Turns(*(*found)->second);
+  return info;
 }
 
 absl::StatusOr<SessionPage> SessionStore::List(const std::optional<std::string>& tenant,
@@ -83,6 +85,7 @@ void SessionStore::Count(const Session& session, int sign) {
   idle_ += session.info.busy ? 0 : sign;
   tokens_ += sign * session.info.position;
   live_slots_ += sign * session.info.live_slots;
+  log_tokens_ += session.info.keeps_tokens ? sign * session.info.position : 0;
 }
 
 void SessionStore::Refresh(Session& session) {
@@ -110,15 +113,17 @@ void SessionStore::Tell(const char* event, SteadyTime since, int64_t position) c
 std::shared_ptr<Session> SessionStore::NewSession(const StateHandle& state,
                                                   std::unique_ptr<QuotaHold> hold,
                                                   const std::string& tenant, const std::string& key,
-                                                  absl::Duration ttl) {
+                                                  absl::Duration ttl, bool keep_tokens) {
   auto session = std::make_shared<Session>();
   session->state = state;
   session->hold = std::move(hold);
   session->ttl = ttl;
+  if (keep_tokens) session->log.emplace();
   SessionInfo& info = session->info;
   info.id = random_.NextId();
   if (!key.empty()) info.id = absl::StrCat(key, ".", info.id);
   info.tenant = tenant;
+  info.keeps_tokens = keep_tokens;
   info.created = config_.options.clock.wall();
   info.memory =
       std::ranges::find(config_.model.memories, state.layout, &EngineMemory::layout)->name;
@@ -147,7 +152,7 @@ std::shared_ptr<Job> SessionStore::Open(SessionOptions options, SteadyTime calle
     return nullptr;
   }
   job->session = NewSession(*state, std::move(job->hold), job->tenant, options.key,
-                            options.ttl.value_or(config_.options.session_ttl));
+                            options.ttl.value_or(config_.options.session_ttl), options.keep_tokens);
   job->session->info.prompt_tokens_total = job->prompt_tokens;
   job->sequence = job->session;
   if (!job->tokens.empty()) {
@@ -172,7 +177,10 @@ SessionInfo SessionStore::Show(const std::shared_ptr<Session>& session, const ch
   return info;
 }
 
-SessionInfo SessionStore::Opened(Job& job) { return Show(job.session, "open", job.arrival); }
+SessionInfo SessionStore::Opened(Job& job) {
+  EndOfTurn(*job.session, 0);
+  return Show(job.session, "open", job.arrival);
+}
 
 absl::StatusOr<std::vector<SessionInfo>> SessionStore::Fork(const ForkOptions& options,
                                                             SteadyTime called) {
@@ -207,8 +215,12 @@ absl::StatusOr<std::vector<std::shared_ptr<Session>>> SessionStore::Copies(
     const size_t dot = id.find('.');
     copies.push_back(NewSession(*state, job.hold->Split(1, each), options.tenant,
                                 dot == std::string::npos ? "" : id.substr(0, dot),
-                                options.ttl.value_or(session.ttl)));
-    copies.back()->pending = session.pending;
+                                options.ttl.value_or(session.ttl), session.log.has_value()));
+    Session& copy = *copies.back();
+    copy.pending = session.pending;
+    copy.log = session.log;
+    copy.turn_ends = session.turn_ends;
+    checkpoints_.Share(session, copy);
   }
   if (status.ok()) return copies;
   for (const std::shared_ptr<Session>& copy : copies) Release(*copy);
@@ -228,6 +240,7 @@ void SessionStore::EndTurn(Job& job) {
   if (session.deleted) return Release(session);
   const GenerateWork& work = *job.generate();
   const int64_t generated = work.completions.empty() ? 0 : work.completions[0]->generated();
+  EndOfTurn(session, generated);
   std::lock_guard lock(mutex_);
   Count(session, -1);
   session.info.generated_tokens_total += generated;
@@ -260,9 +273,7 @@ absl::StatusOr<std::vector<std::byte>> SessionStore::CopyState(const std::string
   const absl::StatusOr<std::shared_ptr<Session>> session = FindIdle(id, tenant);
   lock.unlock();  // what a turn claims meanwhile begins on this thread, later
   if (!session.ok()) return session.status();
-  std::vector<std::byte> bytes(pool_.SnapshotBytes((*session)->state));
-  pool_.CopyOut((*session)->state, bytes);
-  return bytes;
+  return pool_.Snapshot((*session)->state);
 }
 
 void SessionStore::Expire(SteadyTime now) {
@@ -297,12 +308,16 @@ SteadyTime SessionStore::next_expiry() const {
 void SessionStore::Release(Session& session) {
   pool_.Release(session.state);
   session.hold.reset();
+  std::lock_guard lock(mutex_);
+  checkpoints_.Forget(session);
 }
 
 void SessionStore::AddTo(EngineStats& stats) const {
   std::lock_guard lock(mutex_);
   stats.sessions_idle += idle_;
   stats.live_slots += live_slots_;
+  stats.checkpoint_bytes = checkpoints_.bytes();
+  stats.token_log_bytes = static_cast<size_t>(log_tokens_) * sizeof(int32_t);
   stats.equivalent_kv_cache_bytes +=
       static_cast<size_t>(tokens_) * config_.model.full_kv_bytes_per_token;
 }

@@ -13,6 +13,7 @@
 #include "absl/status/statusor.h"
 #include "base/clock.h"
 #include "server/engine/admission.h"
+#include "server/engine/checkpoints.h"
 #include "server/engine/engine_config.h"
 #include "server/engine/job.h"
 #include "server/engine/session.h"
@@ -30,7 +31,11 @@ class SessionStore {
  public:
   SessionStore(const EngineConfig& config, StatePool& pool, Admission& admission,
                RandomSource& random)
-      : config_(config), pool_(pool), admission_(admission), random_(random) {}
+      : config_(config),
+        pool_(pool),
+        admission_(admission),
+        random_(random),
+        checkpoints_(config.options.checkpoint_memory_bytes, pool) {}
   ~SessionStore();  // no session is busy
 
   // --- any thread ---
@@ -52,6 +57,16 @@ class SessionStore {
   // Copies of an idle session with what it has consumed and the token that waits: all or none.
   absl::StatusOr<std::vector<SessionInfo>> Fork(const ForkOptions& options, SteadyTime called);
 
+  // Takes an idle session back to what it was at an earlier position, or says what that takes. One
+  // that has nothing to read again is done then; else the job reads it, and Rewound follows, or
+  // Unrewound if it fails.
+  std::shared_ptr<Job> Rewind(RewindOptions options, std::shared_ptr<CancelSignal> cancel,
+                              SteadyTime called, RewindCallback done);
+  RewindResult Rewound(Job& job);
+  void Unrewound(Job& job);  // as it was before
+
+  // After a step, with `left` tokens of the prompt to come.
+  void MayCheckpoint(Session& session, int64_t left);
   void Publish(Job& job);  // what a turn's job has done so far
   // A turn's job has ended: its session is free again, or goes if it was deleted meanwhile.
   void EndTurn(Job& job);
@@ -77,8 +92,13 @@ class SessionStore {
   // With a state and its share of the tenant's; no caller sees it yet.
   std::shared_ptr<Session> NewSession(const StateHandle& state, std::unique_ptr<QuotaHold> hold,
                                       const std::string& tenant, const std::string& key,
-                                      absl::Duration ttl);
+                                      absl::Duration ttl, bool keep_tokens);
   SessionInfo Show(const std::shared_ptr<Session>& session, const char* event, SteadyTime since);
+  // Claims the session for the job, unless only what it takes is asked for.
+  absl::Status PrepareRewind(const RewindOptions& options, Job& job, RewindResult& result);
+  void EndOfTurn(Session& session, int64_t generated);
+  void Keep(Session& session);                                // a checkpoint of it as it is
+  static std::vector<TurnEnd> Turns(const Session& session);  // with the mutex held
   absl::StatusOr<std::vector<std::shared_ptr<Session>>> Copies(const ForkOptions& options);
   void Refresh(Session& session);   // info, from the state
   void MarkUsed(Session& session);  // now
@@ -93,9 +113,10 @@ class SessionStore {
 
   mutable std::mutex mutex_;  // guards the rest, and Session::info of sessions in by_id_
   Map by_id_;
-  int idle_ = 0;                         // of by_id_, not busy
-  int64_t tokens_ = 0, live_slots_ = 0;  // of all in by_id_, as published
+  int idle_ = 0;                                          // of by_id_, not busy
+  int64_t tokens_ = 0, live_slots_ = 0, log_tokens_ = 0;  // of all in by_id_, as published
   SteadyTime next_expiry_ = kNever;
+  Checkpoints checkpoints_;  // of sessions in by_id_
 };
 
 }  // namespace ovq

@@ -82,6 +82,15 @@ void StatePool::ShrinkReservation(StateHandle& state, size_t reserve_bytes) {
   state.reserved_bytes = reserve_bytes;
 }
 
+void StatePool::Restart(StateHandle& state) {
+  const StateHandle before = state;
+  Release(state);
+  const absl::StatusOr<StateHandle> fresh =
+      Acquire(*before.layout, before.slot_cap, before.reserved_bytes);
+  Check(fresh.ok(), "what was given back just now is there again");
+  state = *fresh;
+}
+
 absl::StatusOr<StateHandle> StatePool::Clone(const StateHandle& state, size_t reserve_bytes) {
   absl::StatusOr<StateHandle> clone = Acquire(*state.layout, state.slot_cap, reserve_bytes);
   if (!clone.ok()) return clone;
@@ -103,6 +112,12 @@ void StatePool::CopyOut(const StateHandle& state, std::span<std::byte> out) {
     memory_.CopyOut(out.data() + at, state.base + extent.offset, extent.bytes);
     at += extent.bytes;
   }
+}
+
+std::vector<std::byte> StatePool::Snapshot(const StateHandle& state) {
+  std::vector<std::byte> bytes(SnapshotBytes(state));
+  CopyOut(state, bytes);
+  return bytes;
 }
 
 void StatePool::CopyIn(StateHandle& state, int64_t position, std::span<const std::byte> in) {

@@ -6,6 +6,7 @@
 #include <cstddef>
 #include <cstdint>
 #include <span>
+#include <vector>
 
 #include "absl/status/statusor.h"
 #include "kernels/common/state_memory.h"
@@ -40,12 +41,15 @@ class StatePool {
   void Release(StateHandle& state);
   // Gives back what of a reservation is not needed any more.
   void ShrinkReservation(StateHandle& state, size_t reserve_bytes);
+  // Back to position 0, as Acquire gave it.
+  void Restart(StateHandle& state);
   // The same bytes in a new range.
   absl::StatusOr<StateHandle> Clone(const StateHandle& state, size_t reserve_bytes);
 
   // A snapshot is the live bytes: the same on every device for the same layout of the layers.
   size_t SnapshotBytes(const StateHandle& state) const;
   void CopyOut(const StateHandle& state, std::span<std::byte> out);
+  std::vector<std::byte> Snapshot(const StateHandle& state);
   // state must be at position 0; brings it to `position`.
   void CopyIn(StateHandle& state, int64_t position, std::span<const std::byte> in);
 

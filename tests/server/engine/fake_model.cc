@@ -295,4 +295,17 @@ GenerateRequest Request(std::vector<int32_t> prompt, int64_t max_tokens, uint64_
   return request;
 }
 
+GenerateRequest Turn(const std::string& id, std::vector<int32_t> prompt, int64_t max_tokens,
+                     uint64_t seed) {
+  GenerateRequest request = Request(std::move(prompt), max_tokens, seed);
+  request.session_id = id;
+  return request;
+}
+
+std::vector<std::byte> State(TestEngine& engine, const std::string& id) {
+  const absl::StatusOr<std::vector<std::byte>> state = engine->CopyState(id, "");
+  EXPECT_TRUE(state.ok()) << state.status();
+  return state.ok() ? *state : std::vector<std::byte>{};
+}
+
 }  // namespace ovq::test

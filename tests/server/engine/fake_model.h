@@ -139,5 +139,8 @@ class Receiver {
 
 std::vector<int32_t> SomeTokens(int64_t n, uint32_t seed);  // below 256
 GenerateRequest Request(std::vector<int32_t> prompt, int64_t max_tokens, uint64_t seed = 1);
+GenerateRequest Turn(const std::string& id, std::vector<int32_t> prompt, int64_t max_tokens,
+                     uint64_t seed = 1);
+std::vector<std::byte> State(TestEngine& engine, const std::string& id);
 
 }  // namespace ovq::test

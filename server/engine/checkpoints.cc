@@ -1,0 +1,82 @@
+#include "server/engine/checkpoints.h"
+
+#include <algorithm>
+#include <span>
+#include <utility>
+#include <vector>
+
+namespace ovq {
+namespace {
+
+using Kept = std::vector<std::shared_ptr<const Checkpoint>>;
+
+// One between two others goes if these are no further apart than the later is from the last: gaps
+// double with the distance.
+void Thin(Kept& kept) {
+  const int64_t last = kept.back()->position;
+  for (size_t i = kept.size() - 1; i-- > 0;) {
+    const int64_t before = i == 0 ? 0 : kept[i - 1]->position, after = kept[i + 1]->position;
+    if (after - before <= last - after) kept.erase(kept.begin() + static_cast<std::ptrdiff_t>(i));
+  }
+}
+
+}  // namespace
+
+std::shared_ptr<const Checkpoint> Checkpoints::Copy(const StateHandle& state) {
+  const size_t size = pool_.SnapshotBytes(state);
+  if (size > budget_) return nullptr;
+  *bytes_ += size;
+  std::shared_ptr<Checkpoint> copy(new Checkpoint, [total = bytes_](const Checkpoint* gone) {
+    *total -= gone->size;
+    delete gone;
+  });
+  copy->position = state.position;
+  copy->size = size;
+  copy->bytes = std::make_unique_for_overwrite<std::byte[]>(size);
+  pool_.CopyOut(state, std::span(copy->bytes.get(), size));
+  return copy;
+}
+
+void Checkpoints::Use(Session& session) {
+  by_use_.erase(session.checkpoints.use);
+  session.checkpoints.use = ++uses_;
+  by_use_.emplace(session.checkpoints.use, &session);
+}
+
+void Checkpoints::Add(Session& session, std::shared_ptr<const Checkpoint> checkpoint) {
+  session.checkpoints.made_at = checkpoint->position;
+  session.checkpoints.kept.push_back(std::move(checkpoint));
+  Thin(session.checkpoints.kept);
+  Use(session);
+  while (bytes() > budget_) {
+    const auto oldest = by_use_.begin();
+    Kept& kept = oldest->second->checkpoints.kept;
+    kept.erase(kept.begin());
+    if (kept.empty()) by_use_.erase(oldest);
+  }
+}
+
+void Checkpoints::Share(const Session& from, Session& to) {
+  to.checkpoints = {.kept = from.checkpoints.kept, .made_at = from.checkpoints.made_at};
+  if (!to.checkpoints.kept.empty()) Use(to);
+}
+
+void Checkpoints::ForgetAfter(Session& session, int64_t position) {
+  CheckpointList& list = session.checkpoints;
+  std::erase_if(list.kept, [position](const auto& kept) { return kept->position > position; });
+  list.made_at = std::min(list.made_at, std::max<int64_t>(position, 0));
+  if (list.kept.empty()) by_use_.erase(list.use);
+}
+
+const Checkpoint* Checkpoints::Before(const Session& session, int64_t position) {
+  const Kept& kept = session.checkpoints.kept;
+  const auto after =
+      std::ranges::upper_bound(kept, position, {}, [](const auto& one) { return one->position; });
+  return after == kept.begin() ? nullptr : std::prev(after)->get();
+}
+
+bool Checkpoints::Due(const Session& session, int64_t left) {
+  return session.state.position - session.checkpoints.made_at >= std::max(kCheckpointTokens, left);
+}
+
+}  // namespace ovq

@@ -1,0 +1,64 @@
+// Copies of sessions' states at earlier positions, from which sessions go back (rewind).
+//
+// A recurrence cannot be undone, so a session returns to a copy and reads the tokens since then
+// again. Taking n tokens back needs fewer than n + kCheckpointTokens to be read again while all
+// copies that this keeps of a session fit the budget.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <map>
+#include <memory>
+
+#include "server/engine/session.h"
+#include "server/engine/state_pool.h"
+
+namespace ovq {
+
+// The most tokens that a session consumes without a copy, but for prompts: those are copied halfway
+// to their end, and halfway from there, until so few are left.
+inline constexpr int64_t kCheckpointTokens = 512;
+// A turn's end is worth a copy after so many tokens that were drawn one by one.
+inline constexpr int64_t kTurnCheckpointTokens = 64;
+
+struct Checkpoint {
+  int64_t position = 0;                // tokens consumed
+  std::unique_ptr<std::byte[]> bytes;  // StatePool::CopyOut of `size` bytes
+  size_t size = 0;
+};
+
+// Not thread-safe. Sessions with checkpoints stay where they are until Forget.
+class Checkpoints {
+ public:
+  Checkpoints(size_t budget_bytes, StatePool& pool) : budget_(budget_bytes), pool_(pool) {}
+
+  // Of the state as it is now; null for one that the budget could not hold.
+  std::shared_ptr<const Checkpoint> Copy(const StateHandle& state);
+  // The session's latest. Others of it go where they lie closer together than their distance from
+  // here asks for; beyond the budget, those of sessions not added to for longest, earliest first.
+  void Add(Session& session, std::shared_ptr<const Checkpoint> checkpoint);
+  // The same for a copy of the session; they are counted once.
+  void Share(const Session& from, Session& to);
+  void ForgetAfter(Session& session, int64_t position);  // tokens consumed
+  void Forget(Session& session) { ForgetAfter(session, -1); }
+
+  // The last at this many consumed tokens or fewer; null: the session's beginning.
+  static const Checkpoint* Before(const Session& session, int64_t position);
+  // Whether a session that has consumed `position` tokens, `left` more to come at once, should
+  // have another copy.
+  static bool Due(const Session& session, int64_t left);
+
+  size_t bytes() const { return *bytes_; }
+
+ private:
+  void Use(Session& session);
+
+  const size_t budget_;
+  StatePool& pool_;
+  // Shared with the copies, each of which takes its bytes off when its last session lets it go.
+  const std::shared_ptr<size_t> bytes_ = std::make_shared<size_t>(0);
+  int64_t uses_ = 0;
+  std::map<int64_t, Session*> by_use_;  // those with a checkpoint, by CheckpointList::use
+};
+
+}  // namespace ovq

@@ -1,0 +1,170 @@
+// What of the SessionStore takes sessions back: turns, checkpoints, rewinding.
+#include <algorithm>
+#include <utility>
+
+#include "absl/strings/str_cat.h"
+#include "server/engine/error_facts.h"
+#include "server/engine/limits.h"
+#include "server/engine/session_store.h"
+
+namespace ovq {
+namespace {
+
+// A conversation of so many tokens has consumed all but the last.
+int64_t ConsumedAt(int64_t position) { return std::max<int64_t>(position - 1, 0); }
+
+// To be read again from the last checkpoint on.
+int64_t ReplayTo(const Session& session, int64_t position) {
+  const int64_t consumed = ConsumedAt(position);
+  const Checkpoint* from = Checkpoints::Before(session, consumed);
+  return consumed - (from == nullptr ? 0 : from->position);
+}
+
+absl::Status CheckRewind(const Session& session, uint64_t position) {
+  if (!session.log) {
+    return absl::FailedPreconditionError(absl::StrCat(
+        "session ", session.info.id, ": keeps no tokens (keep_tokens), so it cannot go back"));
+  }
+  const auto most = static_cast<uint64_t>(session.position());
+  if (position <= most) return absl::OkStatus();
+  return BadField("position", absl::StrCat("at most ", most, ", the session's"), position);
+}
+
+}  // namespace
+
+std::vector<TurnEnd> SessionStore::Turns(const Session& session) {
+  std::vector<TurnEnd> turns;
+  for (const int64_t end : session.turn_ends) turns.push_back({end, ReplayTo(session, end)});
+  return turns;
+}
+
+void SessionStore::Keep(Session& session) {
+  std::shared_ptr<const Checkpoint> copy = checkpoints_.Copy(session.state);
+  std::lock_guard lock(mutex_);
+  if (copy != nullptr) checkpoints_.Add(session, std::move(copy));
+}
+
+void SessionStore::MayCheckpoint(Session& session, int64_t left) {
+  if (session.log && !session.deleted && Checkpoints::Due(session, left)) Keep(session);
+}
+
+void SessionStore::EndOfTurn(Session& session, int64_t generated) {
+  const int64_t end = session.position(),
+                since = session.state.position - session.checkpoints.made_at;
+  if (session.log && generated > 0 && since >= kTurnCheckpointTokens) {
+    Keep(session);
+  } else {
+    MayCheckpoint(session, 0);
+  }
+  std::vector<int64_t>& ends = session.turn_ends;
+  if (!session.log || end == (ends.empty() ? 0 : ends.back())) return;
+  std::lock_guard lock(mutex_);
+  ends.push_back(end);
+  if (ends.size() > kMaxTurnEnds) ends.erase(ends.begin());
+}
+
+absl::Status SessionStore::PrepareRewind(const RewindOptions& options, Job& job,
+                                         RewindResult& result) {
+  std::lock_guard lock(mutex_);
+  const absl::StatusOr<std::shared_ptr<Session>> found =
+      FindIdle(options.session_id, options.tenant);
+  if (!found.ok()) return found.status();
+  Session& session = **found;
+  if (absl::Status status = CheckRewind(session, options.position); !status.ok()) return status;
+  const auto position = static_cast<int64_t>(options.position);
+  const bool stands = session.state.position == ConsumedAt(position);
+  result = {session.info, stands ? 0 : ReplayTo(session, position)};
+  if (options.dry_run) return absl::OkStatus();
+  job.tenant = options.tenant;
+  job.prompt_tokens = result.replay_tokens;
+  if (absl::Status status = admission_.Charge(job, 0, 0); !status.ok()) return status;
+  session.info.busy = true;
+  --idle_;
+  job.session = *found;
+  job.sequence = *found;
+  return absl::OkStatus();
+}
+
+std::shared_ptr<Job> SessionStore::Rewind(RewindOptions options,
+                                          std::shared_ptr<CancelSignal> cancel, SteadyTime called,
+                                          RewindCallback done) {
+  auto job = std::make_shared<Job>();
+  absl::Status status = admission_.Enter();
+  if (!status.ok()) {
+    done(std::move(status));
+    return nullptr;
+  }
+  RewindResult result;
+  status = PrepareRewind(options, *job, result);
+  if (!status.ok() || options.dry_run) {
+    admission_.Leave();
+    if (status.ok()) {
+      done(std::move(result));
+    } else {
+      done(std::move(status));
+    }
+    return nullptr;
+  }
+  Session& session = *job->session;
+  job->arrival = called;
+  job->deadline = options.deadline;
+  RewindWork work{.position = static_cast<int64_t>(options.position),
+                  .before = {},
+                  .position_before = session.state.position,
+                  .cancel = std::move(cancel),
+                  .done = std::move(done)};
+  const int64_t consumed = ConsumedAt(work.position);
+  if (consumed != session.state.position) {
+    if (result.replay_tokens > 0) work.before = pool_.Snapshot(session.state);
+    const Checkpoint* from = Checkpoints::Before(session, consumed);
+    pool_.Restart(session.state);
+    if (from != nullptr) {
+      pool_.CopyIn(session.state, from->position, std::span(from->bytes.get(), from->size));
+    }
+  }
+  session.pending.reset();
+  job->tokens.assign(session.log->begin() + session.state.position,
+                     session.log->begin() + work.position);
+  job->work = std::move(work);
+  return job;
+}
+
+RewindResult SessionStore::Rewound(Job& job) {
+  Session& session = *job.session;
+  const int64_t position = std::get<RewindWork>(job.work).position;
+  std::unique_lock lock(mutex_);
+  Count(session, -1);
+  session.log->resize(static_cast<size_t>(position));
+  std::erase_if(session.turn_ends, [position](int64_t end) { return end > position; });
+  checkpoints_.ForgetAfter(session, session.state.position);
+  session.info.busy = false;
+  MarkUsed(session);
+  Refresh(session);
+  Count(session, 1);
+  lock.unlock();
+  MayCheckpoint(session, 0);
+  config_.events.session_event(
+      {.event = "rewind",
+       .duration = TimeBetween(job.arrival, config_.options.clock.steady()),
+       .position = position,
+       .replayed = job.prompt_tokens});
+  return {session.info, job.prompt_tokens};
+}
+
+void SessionStore::Unrewound(Job& job) {
+  Session& session = *job.session;
+  if (session.deleted) return Release(session);
+  const RewindWork& work = std::get<RewindWork>(job.work);
+  pool_.Restart(session.state);
+  pool_.CopyIn(session.state, work.position_before, work.before);
+  session.pending.reset();
+  if (session.state.position < std::ssize(*session.log)) session.pending = session.log->back();
+  std::lock_guard lock(mutex_);
+  Count(session, -1);
+  session.info.busy = false;
+  MarkUsed(session);
+  Refresh(session);
+  Count(session, 1);
+}
+
+}  // namespace ovq
