@@ -166,6 +166,17 @@ FlagValue Size(T& out, size_t below = 0) {
   return ReadInto(out, SizeRange(below), parse, SizeText);
 }
 
+// The same, or 0.
+template <class T>
+FlagValue SizeOrZero(T& out) {
+  const auto parse = [](std::string_view text) -> std::optional<size_t> {
+    if (text == "0") return 0;
+    const absl::StatusOr<size_t> size = ParseSize(text);
+    return size.ok() ? std::optional(*size) : std::nullopt;
+  };
+  return ReadInto(out, absl::StrCat("0 or ", SizeRange(0)), parse, SizeText);
+}
+
 // "250ms", "30s", "1h30m".
 std::optional<absl::Duration> ParseDuration(std::string_view text, absl::Duration low,
                                             absl::Duration high);

@@ -154,6 +154,8 @@ absl::Status Serve(const Options& options, Shutdown& shutdown, Log& log) {
   if (!state_memory.ok()) return state_memory.status();
   EngineOptions engine_options = options.engine;
   engine_options.state_memory_bytes = *state_memory;
+  engine_options.checkpoint_memory_bytes =
+      options.checkpoint_memory_bytes.value_or(*state_memory / 8);
   EngineModel served = ForEngine(*loaded, options);
   LogSummary(model, description, served, engine_options, log);
 

@@ -36,6 +36,10 @@ void AddServing(Flags& flags, Options& o) {
   flags.Add("state-memory", "SIZE", Size(o.state_memory_bytes),
             "budget for all sessions' states, in the memory of the device (of the GPU with cuda)",
             "half of what is free after the weights");
+  flags.Add("checkpoint-memory", "SIZE", SizeOrZero(o.checkpoint_memory_bytes),
+            "budget of the host's memory for copies of sessions' earlier states, from which\n"
+            "RewindSession goes back; with 0 it reads a session's tokens from the first one again",
+            "an eighth of --state-memory");
   std::vector<std::pair<std::string, Memory>> memories;
   for (const Memory memory : kMemories) memories.emplace_back(MemoryName(memory), memory);
   flags.Add(

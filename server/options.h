@@ -29,7 +29,8 @@ struct Options {
   Device device = Device::kCpu;
   int threads = 0;                           // 0: every core
   std::optional<size_t> state_memory_bytes;  // default: half of what is free after the weights
-  EngineOptions engine;                      // all but the state memory
+  std::optional<size_t> checkpoint_memory_bytes;  // default: an eighth of the state memory
+  EngineOptions engine;                           // all but these memories
   std::vector<Memory> memories = {Memory::kAsTrained};  // of sessions; the first by default
   std::optional<DType> state_dtype;    // default: BF16 for BF16 checkpoints, else F32
   std::optional<DType> compute_dtype;  // default: the same

@@ -106,8 +106,24 @@ bool Conversation::Open() {
   return true;
 }
 
+std::optional<uint64_t> Conversation::BeforeLast() const {
+  if (asked_.empty()) return std::nullopt;
+  return asked_.back().position;
+}
+
+void Conversation::Undone() {
+  const Asked& last = asked_.back();
+  position_ = last.position;
+  answer_ = last.answer;
+  messages_.mutable_messages()->DeleteSubrange(last.n_messages,
+                                               messages_.messages_size() - last.n_messages);
+  if (messages_.messages().empty()) messages_.clear_known();
+  asked_.pop_back();
+}
+
 bool Conversation::Ask(std::string_view question) {
   if (!BeginTurn()) return false;
+  asked_.push_back({position_, messages_.messages_size(), answer_});
   TurnStats stats;
   token_list_.clear();
   last_byte_ = '\n';

@@ -44,11 +44,10 @@ template <class Request, class Response>
 bool CallForSession(const Connection& connection, const std::string& id,
                     grpc::Status (v1::SessionService::Stub::*method)(grpc::ClientContext*,
                                                                      const Request&, Response*),
-                    Response& response) {
+                    Response& response, Request request = {}) {
   const auto stub = v1::SessionService::NewStub(connection.channel);
   grpc::ClientContext context;
   connection.Authorize(context, SessionKeyOf(id));
-  Request request;
   request.set_session_id(id);
   const grpc::Status status = (stub.get()->*method)(&context, request, &response);
   if (!status.ok()) FailWith(status, RequestIdOf(context));
@@ -61,6 +60,23 @@ void ForkSession(const Connection& connection, const std::string& id) {
   for (const v1::Session& session : forked.sessions()) {
     std::fputs(absl::StrCat("session ", session.session_id(), "\n").c_str(), stderr);
   }
+}
+
+void Undo(const Connection& connection, Conversation& conversation) {
+  const std::optional<uint64_t> position = conversation.BeforeLast();
+  if (!position) {
+    std::fputs("ovq-chat: nothing was asked here that could be taken back\n", stderr);
+    return;
+  }
+  v1::RewindSessionRequest request;
+  request.set_position(*position);
+  v1::RewindSessionResponse rewound;
+  if (!CallForSession(connection, conversation.session().session_id(),
+                      &v1::SessionService::Stub::RewindSession, rewound, request)) {
+    return;
+  }
+  conversation.Undone();
+  std::fputs(absl::StrCat("[back at position ", *position, "]\n").c_str(), stderr);
 }
 
 void PrintSession(const Connection& connection, const std::string& id) {
@@ -85,6 +101,8 @@ bool Converse(Conversation& conversation, const Connection& connection, LineRead
       PrintSession(connection, conversation.session().session_id());
     } else if (*line == "/fork") {
       ForkSession(connection, conversation.session().session_id());
+    } else if (*line == "/undo") {
+      Undo(connection, conversation);
     } else if (const std::string wrong = CheckQuestion(*line); !wrong.empty()) {
       Fail(kExitError, wrong);
     } else if (!line->empty() && !conversation.Ask(*line)) {

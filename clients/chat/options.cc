@@ -116,8 +116,9 @@ std::string HelpText() {
       "A conversation with an ovq-server. On a terminal: one turn a line, the answer on stdout.\n"
       "With --prompt, --file or input from a pipe: one question, one answer.\n"
       "In a conversation: /stats shows the session, /fork copies it and prints\n"
-      "the copy's id, for --session, /quit or end of input ends it, Ctrl-C cancels\n"
-      "the running answer, a second one ends the program.\n"
+      "the copy's id, for --session, /undo takes the last question and its answer back,\n"
+      "/quit or end of input ends it, Ctrl-C cancels the running answer, a second one\n"
+      "ends the program.\n"
       "Exit status: 0 fine, 1 error, 2 bad usage, 130 interrupted.\n\n",
       Declare(options).Help());
 }

@@ -160,13 +160,19 @@ def capacity():
         series("Refusals by reason", "Requests and sessions refused: no place in the queue, no state "
                "memory, too many sessions, draining.", "reqps",
                [(rate("ovq_admission_rejections_total", by="reason"), "{{reason}}")]),
-        series("What happens to sessions", "Sessions opened, copied, closed, and ended for being idle too "
-               "long.", "ops", [(rate("ovq_session_events_total", by="event"), "{{event}}")]),
-        series("Opening, copying and closing a session, p95", "95th percentile of a call's time: open with "
-               "its prompt absorbed, fork with its copies made, close with its memory given back.", "s",
+        series("What happens to sessions", "Sessions opened, copied, taken back, closed, and ended for being "
+               "idle too long.", "ops", [(rate("ovq_session_events_total", by="event"), "{{event}}")]),
+        series("Opening, copying, rewinding and closing a session, p95", "95th percentile of a call's time: open with "
+               "its prompt absorbed, fork with its copies made, rewind with its tokens read again, close "
+               "with its memory given back.", "s",
                [("histogram_quantile(0.95, "
                  f"{rate('ovq_session_event_duration_seconds_bucket', by='le, event')})",
                  "{{event}}")], width=12),
+        series("What sessions go back by", "The host's memory beside the states: sessions' tokens, and "
+               "copies of earlier states (--checkpoint-memory).", "bytes",
+               [(f"sum by (kind) (ovq_session_history_bytes{{{SEL}}})", "{{kind}}")], width=12),
+        series("Tokens read again", "Per second, to take sessions back.", "short",
+               [(rate("ovq_replayed_tokens_total"), "tokens/s")], width=12),
         series("Tokens of a session at its end", "How long conversations are when they are closed or "
                "expire.", "short", percentiles("ovq_session_tokens"), width=12),
     ]

@@ -156,6 +156,7 @@ absl::StatusOr<SessionOptions> ToSessionOptions(const Message& from,
   to.memory = from.memory();
   if (from.has_max_centroids()) to.slot_cap = static_cast<int32_t>(from.max_centroids());
   if (from.has_ttl()) to.ttl = ToDuration(from.ttl());
+  if (from.has_keep_tokens()) to.keep_tokens = from.keep_tokens();
   return to;
 }
 template absl::StatusOr<SessionOptions> ToSessionOptions(const v1::CreateSessionRequest&,
@@ -220,6 +221,12 @@ void Fill(const SessionInfo& from, v1::Session& to) {
   to.set_state_bytes(from.state_bytes);
   to.set_state_bytes_cap(from.state_bytes_cap);
   to.set_live_centroids(static_cast<uint64_t>(from.live_slots));
+  to.set_keeps_tokens(from.keeps_tokens);
+  for (const TurnEnd& turn : from.turns) {
+    v1::TurnEnd& end = *to.add_turns();
+    end.set_position(static_cast<uint64_t>(turn.position));
+    end.set_replay_tokens(static_cast<uint64_t>(turn.replay_tokens));
+  }
   to.set_busy(from.busy);
   Fill(from.created, *to.mutable_created());
   Fill(from.last_used, *to.mutable_last_used());

@@ -81,6 +81,27 @@ void HandleFork(const UnaryInfo& info, const v1::ForkSessionRequest& message,
                                    });
 }
 
+void HandleRewind(const UnaryInfo& info, const v1::RewindSessionRequest& message,
+                  const UnaryDone<v1::RewindSessionResponse>& done) {
+  if (absl::Status status = CheckSessionId(message.session_id(), ""); !status.ok()) {
+    return done(status);
+  }
+  info.record.summary().SetSession(message.session_id());
+  info.services.engine.RewindSession(
+      {.session_id = message.session_id(),
+       .tenant = info.tenant,
+       .position = message.position(),
+       .dry_run = message.dry_run(),
+       .deadline = info.record.deadline()},
+      info.cancel, [done](absl::StatusOr<RewindResult> result) {
+        if (!result.ok()) return done(result.status());
+        v1::RewindSessionResponse response;
+        Fill(result->session, *response.mutable_session());
+        response.set_replay_tokens(static_cast<uint64_t>(result->replay_tokens));
+        done(std::move(response));
+      });
+}
+
 absl::StatusOr<v1::Session> HandleGet(const UnaryInfo& info, const v1::GetSessionRequest& message) {
   if (absl::Status status = CheckSessionId(message.session_id(), ""); !status.ok()) return status;
   info.record.summary().SetSession(message.session_id());
@@ -135,11 +156,8 @@ RpcService MakeSessionService(ServiceContext& services) {
   service->Unary("GetSession", &HandleGet);
   service->Unary("ListSessions", &HandleList);
   service->Unary("DeleteSession", &HandleDelete);
-  const auto refuse = [](const char* method) {
-    return
-        [method](const UnaryInfo&, const auto&, const auto& done) { done(Unimplemented(method)); };
-  };
-  service->Unary<v1::RewindSessionRequest, v1::Session>("RewindSession", refuse("RewindSession"));
+  service->Unary<v1::RewindSessionRequest, v1::RewindSessionResponse>("RewindSession",
+                                                                      &HandleRewind);
   service->Take("ExportSession", new grpc::internal::CallbackServerStreamingHandler<Bytes, Bytes>(
                                      [&services](Context* context, const Bytes*) {
                                        return new RefusedCall<grpc::ServerWriteReactor<Bytes>>(

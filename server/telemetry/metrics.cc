@@ -184,6 +184,12 @@ void Metrics::ReadEngine(const EngineStats& stats) const {
       "What the live sessions would need as a full KV cache, "
       "0 for a model without attention heads.",
       stats.equivalent_kv_cache_bytes);
+  const char* const kept =
+      "Memory of the host beside the states, by which sessions go back: their tokens, and copies "
+      "of "
+      "earlier states.";
+  set("ovq_session_history_bytes", kept, stats.token_log_bytes, {{"kind", "tokens"}});
+  set("ovq_session_history_bytes", kept, stats.checkpoint_bytes, {{"kind", "checkpoints"}});
   set("ovq_centroids_live", "Live centroids per layer and head, summed over sessions.",
       stats.live_slots);
 }
@@ -273,6 +279,7 @@ void Metrics::Count(const SessionReport& report) {
   if (duration != session_event_duration_.end()) {
     duration->second->Observe(absl::ToDoubleSeconds(report.duration));
   }
+  replayed_tokens_.Increment(static_cast<double>(report.replayed));
   const std::string_view event = report.event;
   if (event == "close" || event == "expire") {
     session_tokens_.Observe(static_cast<double>(report.position));

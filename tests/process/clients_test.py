@@ -167,6 +167,23 @@ class ChatInteractive(WithServer):
         again = self.run_chat("--session", copy, "--prompt", "def")
         self.assertEqual(again.stdout, "11:def", again.stderr)
 
+    def test_undo_takes_the_last_question_back(self):
+        run = self.run_chat("--interactive", "--keep-session", stdin="/undo\nabc\ndef\n/undo\nxy\n/undo\n/undo\n/undo\n")
+        self.assertEqual((run.returncode, run.stdout), (0, "3:abc\n11:def\n10:xy\n"), run.stderr)
+        self.assertEqual(re.findall(r"back at position (\d+)", run.stderr), ["8", "8", "0"])
+        self.assertEqual(run.stderr.count("nothing was asked here"), 2)
+        kept = re.search(r"^session (\S+)$", run.stderr, re.MULTILINE)[1]
+        self.assertEqual(self.server.sessions[kept].position, 0)
+
+    def test_undo_takes_messages_back(self):
+        self.run_chat("--interactive", "--system", "S", stdin="Hi\nBye\n/undo\nYo\n/undo\n/undo\nNew\n")
+        conversations = [turn.prompt.conversation for turn in self.server.turns]
+        self.assertEqual(
+            [([m.content for m in c.messages][-1], len(c.messages), c.known) for c in conversations],
+            [("Hi", 2, 0), ("Bye", 4, 3), ("Yo", 4, 3), ("New", 2, 0)],
+        )
+        self.assertEqual(conversations[2].messages[2], conversations[1].messages[2])
+
     def test_messages_bring_the_conversation(self):
         run = self.run_chat("--interactive", "--system", "S", stdin="Hi\nBye\n")
         self.assertEqual((run.returncode, run.stdout), (0, "17:[user]Hi\n37:user]Bye\n"), run.stderr)
@@ -369,6 +386,8 @@ class PythonClient(WithServer):
         self.assertEqual(listed, sorted(made))
         first, second = self.client.fork_session(made[0], 2, ttl=60)
         self.assertEqual(len({first.session_id, second.session_id, *made}), 7)
+        plan = self.client.rewind_session(second.session_id, 0, dry_run=True)
+        self.assertEqual((plan.session.session_id, plan.replay_tokens), (second.session_id, 0))
         for copy in (first, second):
             self.client.delete_session(copy.session_id)
         self.client.delete_session(made[0])

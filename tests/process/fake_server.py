@@ -159,10 +159,17 @@ class FakeServer:
             self.sessions[copies[-1].session_id] = copies[-1]
         return self.pb.ForkSessionResponse(sessions=copies)
 
+    def RewindSession(self, request, context):
+        session = self._session(request, context)
+        replay = 0 if request.position == session.position else request.position
+        if not request.dry_run:
+            session.position = request.position
+        return self.pb.RewindSessionResponse(session=session, replay_tokens=replay)
+
     def _unsupported(self, request, context):
         context.abort(grpc.StatusCode.UNIMPLEMENTED, "not supported")
 
-    RewindSession = ExportSession = ImportSession = _unsupported
+    ExportSession = ImportSession = _unsupported
 
     # --- helpers ---
 

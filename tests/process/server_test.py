@@ -141,7 +141,8 @@ class Serving(unittest.TestCase):
         self.assertEqual(finished[0].usage.position, 200010)
 
     def test_memory_does_not_grow_with_the_conversation(self):
-        session = self.sessions.CreateSession(pb.CreateSessionRequest())
+        # Its tokens would take 4 bytes each, and copies of earlier states what they may.
+        session = self.sessions.CreateSession(pb.CreateSessionRequest(keep_tokens=False))
 
         def absorb():
             collect(self.inference, request("y" * 10000, 0, session_id=session.session_id))
@@ -156,6 +157,31 @@ class Serving(unittest.TestCase):
         self.assertEqual(info.position, 200000)
         self.assertLessEqual(info.state_bytes, info.state_bytes_cap)
         self.assertLess(growth, 1 << 20)
+
+    def test_an_answer_taken_back_comes_again(self):
+        session_id = self.sessions.CreateSession(pb.CreateSessionRequest()).session_id
+
+        def say(text, n):
+            return collect(self.inference, request(text, n, session_id=session_id))[:2]
+
+        def rewind(position, **fields):
+            return self.sessions.RewindSession(pb.RewindSessionRequest(
+                session_id=session_id, position=position, **fields))
+
+        say("x" * 3000, 100)
+        first = say("and then?", 50)
+        replay = rewind(3100, dry_run=True).replay_tokens
+        self.assertLess(replay, 64)
+        back = rewind(3100)
+        self.assertEqual((back.session.position, back.replay_tokens), (3100, replay))
+        self.assertEqual(say("and then?", 50), first)
+        rewind(1234)  # amid the prompt: copies are far from there, its tokens are not
+        say("x" * 1766, 100)
+        self.assertEqual(say("and then?", 50), first)
+        metrics = self.server.metrics()
+        self.assertRegex(metrics, r'ovq_session_events_total{.*event="rewind".*} 2\n')
+        self.assertRegex(metrics, r'ovq_session_history_bytes{.*kind="checkpoints".*} [1-9]')
+        self.sessions.DeleteSession(pb.DeleteSessionRequest(session_id=session_id))
 
     def test_metrics_over_http(self):
         collect(self.inference, request("count me", 5))

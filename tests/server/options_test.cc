@@ -66,6 +66,7 @@ TEST(Options, EveryFlag) {
                            "--device=ref",
                            "--threads=3",
                            "--state-memory=1.5GiB",
+                           "--checkpoint-memory=0",
                            "--max-centroids=128",
                            "--max-sessions=7",
                            "--memory=closest-pair,exact",
@@ -99,6 +100,7 @@ TEST(Options, EveryFlag) {
   EXPECT_EQ(options.device, Device::kReference);
   EXPECT_EQ(options.threads, 3);
   EXPECT_EQ(options.state_memory_bytes, (size_t{3} << 30) / 2);
+  EXPECT_EQ(options.checkpoint_memory_bytes, 0u);
   EXPECT_EQ(options.engine.max_slot_cap, 128);
   EXPECT_EQ(options.engine.max_sessions, 7);
   EXPECT_THAT(options.memories, testing::ElementsAre(Memory::kClosestPair, Memory::kExact));
@@ -272,16 +274,27 @@ TEST(Options, HelpListsEveryFlagWithItsTwin) {
             CommandLine::Action::kPlan);
   EXPECT_EQ(Parse({"--check-config", "--model", "m"})->action, CommandLine::Action::kCheckConfig);
   const std::string help = HelpText();
-  for (const char* flag : {"model",           "listen",
-                           "metrics-address", "device",
-                           "threads",         "state-memory",
-                           "max-centroids",   "max-sessions",
-                           "memory",          "state-dtype",
-                           "compute-dtype",   "max-batch-tokens",
-                           "max-queue",       "max-prompt-tokens",
-                           "max-context",     "session-ttl",
-                           "drain-timeout",   "max-message-bytes",
-                           "plan-centroids",  "plan-tokens",
+  for (const char* flag : {"model",
+                           "listen",
+                           "metrics-address",
+                           "device",
+                           "threads",
+                           "state-memory",
+                           "checkpoint-memory",
+                           "max-centroids",
+                           "max-sessions",
+                           "memory",
+                           "state-dtype",
+                           "compute-dtype",
+                           "max-batch-tokens",
+                           "max-queue",
+                           "max-prompt-tokens",
+                           "max-context",
+                           "session-ttl",
+                           "drain-timeout",
+                           "max-message-bytes",
+                           "plan-centroids",
+                           "plan-tokens",
                            "config"}) {
     EXPECT_THAT(help, HasSubstr(std::string("--") + flag + " "));
   }

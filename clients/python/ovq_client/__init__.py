@@ -20,11 +20,13 @@ from ovq_client.types import (
     Prompt,
     RequestLimits,
     Score,
+    Rewound,
     Session,
     Started,
     StateSize,
     TokenChunk,
     TopLogprobs,
+    TurnEnd,
     Usage,
 )
 
@@ -42,10 +44,12 @@ __all__ = [
     "Prompt",
     "RequestLimits",
     "Score",
+    "Rewound",
     "Session",
     "Started",
     "StateSize",
     "TokenChunk",
     "TopLogprobs",
+    "TurnEnd",
     "Usage",
 ]

@@ -70,6 +70,10 @@ def _sessions(client: Client, args: argparse.Namespace) -> None:
         for session in client.fork_session(args.fork, args.count, ttl=args.ttl):
             print(session.session_id)
         return
+    if args.rewind:
+        rewound = client.rewind_session(args.rewind, args.position)
+        print(f"position {rewound.session.position}, {rewound.replay_tokens} tokens read again")
+        return
     if args.create:
         session = client.create_session(
             memory=args.memory, max_centroids=args.max_centroids, ttl=args.ttl
@@ -130,16 +134,18 @@ def _parser() -> argparse.ArgumentParser:
     info.add_argument("--position", type=int, action="append", default=[], metavar="TOKENS")
     info.add_argument("--memory", metavar="NAME", help="that is asked about")
 
-    sessions = commands.add_parser("sessions", help="list, create, copy or delete sessions")
+    sessions = commands.add_parser("sessions", help="list, create, copy, rewind or delete sessions")
     sessions.set_defaults(run=_sessions)
     what = sessions.add_mutually_exclusive_group()
     what.add_argument("--create", action="store_true", help="make one and print its id")
     what.add_argument("--fork", metavar="ID", help="copy one and print the ids of the copies")
+    what.add_argument("--rewind", metavar="ID", help="take one back to its first --position tokens")
     what.add_argument("--delete", metavar="ID")
     sessions.add_argument("--max-centroids", type=int, metavar="N", help="of the new session")
     sessions.add_argument("--memory", metavar="NAME", help="of the new session")
     sessions.add_argument("--ttl", type=float, metavar="SECONDS", help="of the new sessions")
     sessions.add_argument("--count", type=int, metavar="N", help="of copies")
+    sessions.add_argument("--position", type=int, metavar="N", default=0, help="default: 0")
     return parser
 
 

@@ -19,6 +19,7 @@ from ovq_client.types import (
     Options,
     Prompt,
     Score,
+    Rewound,
     Session,
     Started,
     TokenChunk,
@@ -360,12 +361,17 @@ class Client:
         memory: str | None = None,
         max_centroids: int | None = None,
         ttl: float | None = None,
+        keep_tokens: bool | None = None,
         timeout: float | None = None,
     ) -> Session:
         """A new session that has absorbed the prompt when this returns. memory: one of
-        ModelInfo.memories."""
+        ModelInfo.memories. Without keep_tokens it cannot be rewound."""
         request = MESSAGES["CreateSessionRequest"](
-            prompt=_prompt(prompt), memory=memory, max_centroids=max_centroids, ttl=_duration(ttl)
+            prompt=_prompt(prompt),
+            memory=memory,
+            max_centroids=max_centroids,
+            ttl=_duration(ttl),
+            keep_tokens=keep_tokens,
         )
         with _ovq_errors():
             session = self._sessions.CreateSession(
@@ -401,6 +407,16 @@ class Client:
         with _ovq_errors():
             forked = self._sessions.ForkSession(request, session_key=_session_key(session_id))
             return [from_message(Session, session) for session in forked.sessions]
+
+    def rewind_session(self, session_id: str, position: int, *, dry_run: bool = False) -> Rewound:
+        """Takes the session back to its first `position` tokens, or only says what that takes."""
+        request = MESSAGES["RewindSessionRequest"](
+            session_id=session_id, position=position, dry_run=dry_run
+        )
+        with _ovq_errors():
+            rewound = self._sessions.RewindSession(request, session_key=_session_key(session_id))
+            session = from_message(Session, rewound.session)
+        return Rewound(session=session, replay_tokens=rewound.replay_tokens)
 
     def delete_session(self, session_id: str) -> None:
         """Ends the session; a call that uses it is cancelled."""

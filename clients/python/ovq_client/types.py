@@ -182,6 +182,12 @@ class ModelInfo:
 
 
 @dataclass(frozen=True)
+class TurnEnd:
+    position: int
+    replay_tokens: int  # what going back to it reads again
+
+
+@dataclass(frozen=True)
 class Session:
     session_id: str
     position: int
@@ -196,10 +202,18 @@ class Session:
     prompt_tokens_total: int
     generated_tokens_total: int
     memory: str
+    keeps_tokens: bool
+    turns: tuple[TurnEnd, ...]  # of get_session only
+
+
+@dataclass(frozen=True)
+class Rewound:
+    session: Session
+    replay_tokens: int  # read again, or to be read again
 
 
 _T = TypeVar("_T")
-_NESTED = {cls.__name__: cls for cls in (TopLogprobs, Usage, StateSize, RequestLimits)}
+_NESTED = {cls.__name__: cls for cls in (TopLogprobs, TurnEnd, Usage, StateSize, RequestLimits)}
 
 
 def from_message(cls: type[_T], message: Any) -> _T:

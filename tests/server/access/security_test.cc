@@ -99,8 +99,8 @@ TEST(Tokens, StreamsAndUnimplementedCallsNeedOneToo) {
   EXPECT_FALSE(reader->Read(&bytes));
   EXPECT_THAT(reader->Finish(), Fails(kUnauthenticated, "authorization"));
   grpc::ClientContext rewind_context;
-  v1::Session session;
-  EXPECT_THAT(server.sessions().RewindSession(&rewind_context, {}, &session),
+  v1::RewindSessionResponse rewound;
+  EXPECT_THAT(server.sessions().RewindSession(&rewind_context, {}, &rewound),
               Fails(kUnauthenticated, "authorization"));
   EXPECT_EQ(server.engine().Stats().requests_running, 0);
 }

@@ -46,7 +46,7 @@ std::string TextAfter(const std::function<void(TestEngine&)>& run) {
 
 TEST(Metrics, EveryLabelSetExistsFromTheStart) {
   const std::string text = Metrics(Named(true)).Text();
-  for (const char* event : {"open", "fork", "close", "expire"}) {
+  for (const char* event : {"open", "fork", "rewind", "close", "expire"}) {
     const std::string label = absl::StrCat("event=\"", event, "\"");
     EXPECT_EQ(Sample(text, "ovq_session_events_total", {label}), 0);
     const bool timed = std::string(event) != "expire";  // nobody waits for it
@@ -103,10 +103,11 @@ TEST(Metrics, SessionEvents) {
   const EngineEvents events = metrics.Events();
   events.session_event({.event = "open", .duration = absl::Milliseconds(2), .position = 20});
   events.session_event({.event = "fork", .duration = absl::Milliseconds(1), .position = 20});
+  events.session_event({.event = "rewind", .duration = {}, .position = 9, .replayed = 700});
   events.session_event({.event = "close", .duration = absl::Milliseconds(40), .position = 5000});
   events.session_event({.event = "expire", .duration = {}, .position = 3});
   const std::string text = metrics.Text();
-  for (const char* event : {"open", "fork", "close", "expire"}) {
+  for (const char* event : {"open", "fork", "rewind", "close", "expire"}) {
     EXPECT_EQ(Sample(text, "ovq_session_events_total", {absl::StrCat("\"", event, "\"")}), 1);
   }
   const auto slower_than = [&](const char* event, const char* seconds) {
@@ -118,6 +119,7 @@ TEST(Metrics, SessionEvents) {
   EXPECT_EQ(slower_than("open", "0.0025"), 0);
   EXPECT_EQ(slower_than("close", "0.025"), 1);
   EXPECT_EQ(slower_than("close", "0.05"), 0);
+  EXPECT_EQ(Sample(text, "ovq_replayed_tokens_total", {}), 700);
   EXPECT_EQ(Sample(text, "ovq_session_tokens_count", {}), 2);  // at the end of a session only
   EXPECT_EQ(Sample(text, "ovq_session_tokens_sum", {}), 5003);
 }

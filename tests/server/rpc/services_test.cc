@@ -359,13 +359,51 @@ TEST(SessionCalls, Fork) {
               Fails(kInvalid, "session_id: "));
 }
 
+TEST(SessionCalls, Rewind) {
+  TestServer server;
+  v1::CreateSessionRequest create;
+  create.mutable_prompt()->set_text("once upon a time");
+  v1::Session made;
+  ASSERT_THAT(Call(server.sessions(), &Sessions::CreateSession, create, made, "bob"), Succeeds());
+  EXPECT_TRUE(made.keeps_tokens());
+  v1::GetSessionRequest get;
+  get.set_session_id(made.session_id());
+  v1::Session session;
+  ASSERT_THAT(Call(server.sessions(), &Sessions::GetSession, get, session, "bob"), Succeeds());
+  ASSERT_EQ(session.turns_size(), 1);
+  EXPECT_EQ(session.turns(0).position(), made.position());
+
+  v1::RewindSessionRequest rewind;
+  rewind.set_session_id(made.session_id());
+  rewind.set_position(5);
+  rewind.set_dry_run(true);
+  v1::RewindSessionResponse response;
+  ASSERT_THAT(Call(server.sessions(), &Sessions::RewindSession, rewind, response, "bob"),
+              Succeeds());
+  EXPECT_EQ(response.replay_tokens(), 4);
+  EXPECT_EQ(response.session().position(), made.position());
+  rewind.set_dry_run(false);
+  ASSERT_THAT(Call(server.sessions(), &Sessions::RewindSession, rewind, response, "bob"),
+              Succeeds());
+  EXPECT_EQ(response.replay_tokens(), 4);
+  EXPECT_EQ(response.session().position(), 5);
+  EXPECT_THAT(Call(server.sessions(), &Sessions::RewindSession, rewind, response, "eve"),
+              Fails(grpc::StatusCode::NOT_FOUND, "not found"));
+  rewind.set_position(6);
+  EXPECT_THAT(Call(server.sessions(), &Sessions::RewindSession, rewind, response, "bob"),
+              Fails(kInvalid, "position: expected at most 5"));
+  create.set_keep_tokens(false);
+  ASSERT_THAT(Call(server.sessions(), &Sessions::CreateSession, create, made, "bob"), Succeeds());
+  EXPECT_FALSE(made.keeps_tokens());
+  rewind.set_session_id(made.session_id());
+  EXPECT_THAT(Call(server.sessions(), &Sessions::RewindSession, rewind, response, "bob"),
+              Fails(grpc::StatusCode::FAILED_PRECONDITION, "keeps no tokens"));
+}
+
 TEST(SessionCalls, UnsupportedCallsSaySo) {
   TestServer server;
   constexpr auto kUnimplemented = grpc::StatusCode::UNIMPLEMENTED;
   v1::Session session;
-  EXPECT_THAT(
-      Call(server.sessions(), &Sessions::RewindSession, v1::RewindSessionRequest(), session),
-      Fails(kUnimplemented, "RewindSession: not supported"));
   grpc::ClientContext export_context;
   const auto reader = server.sessions().ExportSession(&export_context, v1::ExportSessionRequest());
   v1::SessionBytes bytes;
