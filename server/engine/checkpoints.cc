@@ -76,7 +76,11 @@ const Checkpoint* Checkpoints::Before(const Session& session, int64_t position) 
 }
 
 bool Checkpoints::Due(const Session& session, int64_t left) {
-  return session.state.position - session.checkpoints.made_at >= std::max(kCheckpointTokens, left);
+  const auto spacing =
+      std::max(kCheckpointTokens,
+               static_cast<int64_t>(session.state.committed_bytes / kCheckpointBytesPerToken));
+  if (left > 0 && left <= spacing) return false;  // the end is near
+  return session.state.position - session.checkpoints.made_at >= std::max(spacing, left);
 }
 
 }  // namespace ovq

@@ -1,7 +1,7 @@
 // Copies of sessions' states at earlier positions, from which sessions go back (rewind).
 //
 // A recurrence cannot be undone, so a session returns to a copy and reads the tokens since then
-// again. Taking n tokens back needs fewer than n + kCheckpointTokens to be read again while all
+// again. Taking n tokens back needs fewer than n and twice the spacing to be read again while all
 // copies that this keeps of a session fit the budget.
 #pragma once
 
@@ -15,9 +15,11 @@
 
 namespace ovq {
 
-// The most tokens that a session consumes without a copy, but for prompts: those are copied halfway
-// to their end, and halfway from there, until so few are left.
+// The spacing: tokens that a session consumes between two copies, or one for so many bytes of a
+// large state, so that copying them takes a few hundredths of the time of reading. Prompts are
+// copied halfway to their end, halfway from there, and so on, and at their end.
 inline constexpr int64_t kCheckpointTokens = 512;
+inline constexpr size_t kCheckpointBytesPerToken = size_t{64} << 10;
 // A turn's end is worth a copy after so many tokens that were drawn one by one.
 inline constexpr int64_t kTurnCheckpointTokens = 64;
 
@@ -44,8 +46,7 @@ class Checkpoints {
 
   // The last at this many consumed tokens or fewer; null: the session's beginning.
   static const Checkpoint* Before(const Session& session, int64_t position);
-  // Whether a session that has consumed `position` tokens, `left` more to come at once, should
-  // have another copy.
+  // Whether a session should have another copy, with `left` tokens of its prompt to come.
   static bool Due(const Session& session, int64_t left);
 
   size_t bytes() const { return *bytes_; }
