@@ -14,6 +14,7 @@
 #include "server/engine/engine.h"
 #include "tests/bench/bench_util.h"
 #include "tests/bench/random_model.h"
+#include "tests/server/engine/served_model.h"
 
 namespace ovq::bench {
 namespace {
@@ -30,21 +31,6 @@ std::unique_ptr<LanguageModel> Load(const std::string& shape, const std::string&
   auto model = LanguageModel::Load(folder.string(), options, context);
   Check(model.ok(), "the model that was written just now loads");
   return *std::move(model);
-}
-
-EngineModel Served(const LanguageModel& model) {
-  EngineModel served;
-  served.vocab_size = model.config().vocab_size;
-  served.full_kv_bytes_per_token = model.full_kv_bytes_per_token();
-  served.memories.push_back(
-      {.name = "model",
-       .layer_types = model.config().layer_types(),
-       .default_slot_cap = static_cast<int32_t>(model.layout().default_slot_cap()),
-       .layout = &model.layout(),
-       .exact_tokens = [](int64_t) { return std::nullopt; },
-       .forward = [&model](const StepBatch& batch, DeviceContext& context,
-                           ScratchScope& scope) { return model.Forward(batch, context, scope); }});
-  return served;
 }
 
 template <class Result>
@@ -68,7 +54,7 @@ class Bench {
  public:
   Bench(const LanguageModel& model, std::unique_ptr<DeviceContext> context)
       : vocab_size_(model.config().vocab_size),
-        engine_thread_(Served(model), Options(), std::move(context), {}),
+        engine_thread_(test::Served(model), Options(), std::move(context), {}),
         engine_(engine_thread_.engine()) {}
 
   void Run(int32_t cap, int64_t n_tokens, int passes) {

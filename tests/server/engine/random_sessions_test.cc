@@ -1,0 +1,267 @@
+// Sessions under random calls, held to a plain model: a session is the list of its tokens. Whatever
+// was opened, told, cancelled, copied, taken back and deleted, in whatever company, its state is to
+// the byte that of a session which has read these tokens and nothing else, and so are its answers.
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+
+#include <algorithm>
+#include <random>
+
+#include "tests/folders.h"
+#include "tests/server/engine/fake_model.h"
+#include "tests/server/engine/served_model.h"
+#include "tests/test_util.h"
+
+namespace ovq::test {
+namespace {
+
+constexpr size_t kMostTokens = 900;  // of a session, which then ends
+
+struct Plain {
+  std::string id;
+  std::vector<int32_t> tokens;
+  bool keeps_tokens;
+};
+
+class Driver {
+ public:
+  Driver(EngineModel model, uint32_t seed)
+      : random_(seed),
+        vocab_size_(std::min<int64_t>(model.vocab_size, 256)),
+        slot_cap_(model.memories[0].default_slot_cap > 0 ? std::optional<int32_t>(24 + Upto(40))
+                                                         : std::nullopt),
+        engine_thread_(std::move(model), Options(), MakeContext(Device::kCpu), {}),
+        engine_(engine_thread_.engine()) {}
+
+  void Run(int calls) {
+    for (int call = 0; call < calls && !testing::Test::HasFailure(); ++call) {
+      const int what = sessions_.empty() ? 0 : Upto(9);
+      if (what == 0 && sessions_.size() < 6) {
+        Open();
+      } else if (what <= 3) {
+        TalkToSeveral();
+      } else if (what == 4) {
+        Cancel(Any());
+      } else if (what == 5 && sessions_.size() < 6) {
+        Fork(Any());
+      } else if (what <= 8) {
+        Rewind(Any());
+      } else {
+        Delete(Upto(static_cast<int>(sessions_.size()) - 1));
+      }
+      if (!sessions_.empty()) Compare(Any());
+      std::erase_if(sessions_, [this](const Plain& session) {
+        return session.tokens.size() > kMostTokens && engine_.DeleteSession(session.id, "").ok();
+      });
+    }
+    while (!sessions_.empty()) {
+      Compare(sessions_.back());
+      Delete(static_cast<int>(sessions_.size()) - 1);
+    }
+    EXPECT_TRUE(absl::IsNotFound(engine_.CopyState("none", "").status()));  // a boundary
+    const EngineStats stats = engine_.Stats();
+    EXPECT_EQ(stats.state_bytes_committed + stats.state_bytes_reserved, 0u);
+    EXPECT_EQ(stats.checkpoint_bytes + stats.token_log_bytes, 0u);
+    EXPECT_EQ(stats.sessions_idle + stats.sessions_active, 0);
+  }
+
+ private:
+  EngineOptions Options() {
+    EngineOptions options;
+    options.seed = 1;
+    options.max_batch_tokens = 1 + Upto(200);
+    options.checkpoint_memory_bytes = std::vector<size_t>{0, 300'000, size_t{1} << 30}[Upto(2)];
+    return options;
+  }
+  int Upto(int most) { return std::uniform_int_distribution(0, most)(random_); }
+  Plain& Any() {
+    return sessions_[static_cast<size_t>(Upto(static_cast<int>(sessions_.size()) - 1))];
+  }
+  std::vector<int32_t> Tokens(int n) {
+    std::vector<int32_t> tokens(static_cast<size_t>(n));
+    for (int32_t& token : tokens) token = Upto(static_cast<int>(vocab_size_) - 1);
+    return tokens;
+  }
+
+  SessionInfo Create(std::vector<int32_t> prompt, bool keep_tokens) {
+    SessionOptions options;
+    options.prompt = std::move(prompt);
+    options.keep_tokens = keep_tokens;
+    options.slot_cap = slot_cap_;
+    Receiver<absl::StatusOr<SessionInfo>> receiver;
+    engine_.CreateSession(std::move(options), receiver.callback());
+    const absl::StatusOr<SessionInfo> info = receiver.Wait();
+    EXPECT_TRUE(info.ok()) << info.status();
+    return info.ok() ? *info : SessionInfo{};
+  }
+  void Open() {
+    std::vector<int32_t> prompt = Tokens(Upto(1) * Upto(300));
+    const bool keep_tokens = Upto(5) > 0;
+    const std::string id = Create(prompt, keep_tokens).id;
+    sessions_.push_back({id, std::move(prompt), keep_tokens});
+  }
+
+  // The same answers from a session and from one shot with all its tokens.
+  GenerateRequest Talk(const Plain& session, std::vector<int32_t> prompt) {
+    GenerateRequest request =
+        Request(std::move(prompt), Upto(2) * Upto(20), 1 + session.tokens.size());
+    // Nothing to go on from: no token yet, or a prompt that was cancelled.
+    if (request.prompt.empty() && !engine_.GetSession(session.id, "")->last_token) {
+      request.prompt = Tokens(1);
+    }
+    request.stop.ignore_eos = true;
+    request.session_id = session.id;
+    if (session.keeps_tokens) request.sampling.repetition_penalty = Upto(1) == 0 ? 1.3f : 1.0f;
+    return request;
+  }
+  std::shared_ptr<TokenStream> Start(GenerateRequest request) {
+    auto stream = std::make_shared<TokenStream>();
+    const absl::Status status = engine_.Submit(std::move(request), stream);
+    EXPECT_TRUE(status.ok()) << status;
+    if (!status.ok()) stream->Close(status);
+    return stream;
+  }
+  void TalkToSeveral() {
+    struct Turn {
+      Plain* session;
+      GenerateRequest request;
+      std::shared_ptr<TokenStream> stream;
+    };
+    std::vector<Turn> turns;
+    for (Plain& session : sessions_) {
+      if (!turns.empty() && Upto(2) > 0) continue;
+      const GenerateRequest request = Talk(session, Tokens(Upto(1) * Upto(120)));
+      turns.push_back({&session, request, Start(request)});
+    }
+    for (Turn& turn : turns) {
+      const Answers answers = ReadAll(*turn.stream);
+      EXPECT_TRUE(answers.status.ok()) << answers.status;
+      std::vector<int32_t>& tokens = turn.session->tokens;
+      GenerateRequest whole = turn.request;
+      whole.session_id.clear();
+      whole.slot_cap = slot_cap_;
+      whole.prompt.insert(whole.prompt.begin(), tokens.begin(), tokens.end());
+      tokens = whole.prompt;
+      tokens.insert(tokens.end(), answers.of[0].tokens.begin(), answers.of[0].tokens.end());
+      if (Upto(3) > 0) continue;
+      EXPECT_EQ(ReadAll(*Start(whole)).of[0].tokens, answers.of[0].tokens);
+    }
+  }
+
+  void Cancel(Plain& session) {
+    GenerateRequest request = Talk(session, Tokens(1 + Upto(300)));
+    request.stop.max_tokens = 50;
+    const std::shared_ptr<TokenStream> stream = Start(request);
+    for (int events = Upto(8); events > 0; --events) std::this_thread::yield();
+    stream->Cancel();
+    const Answers answers = ReadAll(*stream);
+    std::vector<int32_t>& tokens = session.tokens;
+    tokens.insert(tokens.end(), request.prompt.begin(), request.prompt.end());
+    if (!answers.of.empty()) {
+      tokens.insert(tokens.end(), answers.of[0].tokens.begin(), answers.of[0].tokens.end());
+    }
+    const int64_t position = engine_.GetSession(session.id, "")->position;
+    ASSERT_LE(position, std::ssize(tokens));
+    tokens.resize(static_cast<size_t>(position));
+  }
+
+  void Fork(const Plain& session) {
+    const Plain parent = session;
+    Receiver<absl::StatusOr<std::vector<SessionInfo>>> receiver;
+    engine_.ForkSession({.session_id = parent.id, .count = 1 + Upto(1)}, receiver.callback());
+    const auto copies = receiver.Wait();
+    ASSERT_TRUE(copies.ok()) << copies.status();
+    for (const SessionInfo& copy : *copies) {
+      sessions_.push_back({copy.id, parent.tokens, parent.keeps_tokens});
+    }
+  }
+
+  void Rewind(Plain& session) {
+    const int position = Upto(static_cast<int>(session.tokens.size()));
+    const auto cancel = std::make_shared<CancelSignal>();
+    Receiver<absl::StatusOr<RewindResult>> receiver;
+    engine_.RewindSession({.session_id = session.id, .position = static_cast<uint64_t>(position)},
+                          cancel, receiver.callback());
+    if (Upto(3) == 0) cancel->Cancel();
+    const absl::StatusOr<RewindResult> result = receiver.Wait();
+    if (!session.keeps_tokens) {
+      EXPECT_TRUE(absl::IsFailedPrecondition(result.status())) << result.status();
+    } else if (result.ok()) {
+      session.tokens.resize(static_cast<size_t>(position));
+    } else {
+      EXPECT_TRUE(absl::IsCancelled(result.status())) << result.status();
+    }
+  }
+
+  void Delete(int index) {
+    EXPECT_TRUE(engine_.DeleteSession(sessions_[static_cast<size_t>(index)].id, "").ok());
+    sessions_.erase(sessions_.begin() + index);
+  }
+
+  std::vector<std::byte> StateOf(const std::string& id) {
+    const absl::StatusOr<std::vector<std::byte>> state = engine_.CopyState(id, "");
+    EXPECT_TRUE(state.ok()) << state.status();
+    return state.ok() ? *state : std::vector<std::byte>{};
+  }
+  void Compare(const Plain& session) {
+    const SessionInfo info = *engine_.GetSession(session.id, "");
+    EXPECT_EQ(info.position, std::ssize(session.tokens));
+    EXPECT_FALSE(info.busy);
+    const bool pending = info.last_token.has_value();
+    if (pending) {
+      EXPECT_EQ(*info.last_token, session.tokens.back());
+    }
+    // Without a pending token (a prompt was cancelled) the state has read them all: one more token
+    // lets a fresh session do so.
+    std::vector<int32_t> read = session.tokens;
+    if (!pending && !read.empty()) read.push_back(0);
+    const std::string fresh = Create(read, false).id;
+    EXPECT_TRUE(StateOf(session.id) == StateOf(fresh)) << session.tokens.size() << " tokens";
+    EXPECT_TRUE(engine_.DeleteSession(fresh, "").ok());
+  }
+
+  std::mt19937 random_;
+  const int64_t vocab_size_;
+  const std::optional<int32_t> slot_cap_;
+  std::vector<Plain> sessions_;
+  EngineThread engine_thread_;
+  Engine& engine_;
+};
+
+TEST(RandomSessions, OfAModelThatRemembersEverything) {
+  const uint32_t sequences = IsSlow(Device::kCpu) ? 50 : 1000;
+  for (uint32_t seed = 0; seed < sequences && !HasFailure(); ++seed) {
+    SCOPED_TRACE(testing::Message() << "seed " << seed);
+    FakeModel model;
+    Driver(model.Make(), seed).Run(20);
+  }
+}
+
+class RandomSessionsOf : public testing::TestWithParam<const char*> {};
+
+TEST_P(RandomSessionsOf, AreFunctionsOfTheirTokens) {
+  const auto context = MakeContext(Device::kCpu);
+  ModelOptions options;
+  options.limits.max_unbounded_tokens = 4096;
+  const auto model =
+      LanguageModel::Load(GoldenFolder() + "/native/" + GetParam(), options, *context);
+  ASSERT_TRUE(model.ok()) << model.status();
+  const uint32_t sequences = IsSlow(Device::kCpu) ? 2 : 20;
+  for (uint32_t seed = 0; seed < sequences && !HasFailure(); ++seed) {
+    SCOPED_TRACE(testing::Message() << "seed " << seed);
+    Driver(Served(**model), seed).Run(20);
+  }
+}
+
+INSTANTIATE_TEST_SUITE_P(Mixers, RandomSessionsOf,
+                         testing::Values("sw-ovq", "sw-closest-pair", "sw-vq", "gdn-ovq",
+                                         "mamba2-ovq", "mesa-sw", "sw-lattice", "transformer-vq",
+                                         "sw-full"),
+                         [](const auto& info) {
+                           std::string name = info.param;
+                           std::ranges::replace(name, '-', '_');
+                           return name;
+                         });
+
+}  // namespace
+}  // namespace ovq::test

@@ -1,0 +1,27 @@
+// A LanguageModel as an engine serves it, without text.
+#pragma once
+
+#include <optional>
+
+#include "model/language_model.h"
+#include "server/engine/engine_config.h"
+
+namespace ovq::test {
+
+// The model outlives the engine.
+inline EngineModel Served(const LanguageModel& model) {
+  EngineModel served;
+  served.vocab_size = model.config().vocab_size;
+  served.full_kv_bytes_per_token = model.full_kv_bytes_per_token();
+  served.memories.push_back(
+      {.name = "model",
+       .layer_types = model.config().layer_types(),
+       .default_slot_cap = static_cast<int32_t>(model.layout().default_slot_cap()),
+       .layout = &model.layout(),
+       .exact_tokens = [](int64_t) { return std::nullopt; },
+       .forward = [&model](const StepBatch& batch, DeviceContext& context,
+                           ScratchScope& scope) { return model.Forward(batch, context, scope); }});
+  return served;
+}
+
+}  // namespace ovq::test
