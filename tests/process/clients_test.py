@@ -24,6 +24,7 @@ from fake_server import FakeServer, compile_proto
 
 import ovq_client
 from ovq_client import Client, Conversation, Finished, FinishReason, OvqError, Started, TokenChunk
+from ovq_client import session_file
 
 CHAT = None  # path of ovq-chat, set by main
 PROTO = None  # the generated modules
@@ -425,6 +426,48 @@ class PythonClient(WithServer):
         failed = run("generate", "--text", "bad")
         self.assertEqual(failed.returncode, 1)
         self.assertIn("INVALID_ARGUMENT: temperature", failed.stderr)
+
+
+class SessionFiles(unittest.TestCase):
+    PATH = ROOT / "tests" / "golden" / "session" / "small.ovqs"
+
+    def test_golden(self):
+        session = session_file.read(self.PATH)
+        self.assertEqual(session.layout_fingerprint, 0x0123456789ABCDEF)
+        self.assertEqual((session.memory, session.made_by), ("ovq", "ovq-server test"))
+        self.assertEqual((session.slot_cap, session.position, session.pending), (64, 6, 3))
+        self.assertEqual(session.tokens, (5, 0, 41, 7, 7, 12, 3))
+        self.assertEqual(session.turn_ends, (3, 7))
+        self.assertEqual(session.state, bytes(i * 31 % 256 for i in range(100)))
+        self.assertEqual(session.other, ())
+
+    def test_what_is_damaged_is_refused(self):
+        data = self.PATH.read_bytes()
+        for i in range(len(data)):
+            flipped = bytearray(data)
+            flipped[i] ^= 1 << i % 8
+            with self.assertRaises(session_file.SessionFileError, msg=f"byte {i}"):
+                session_file.parse(bytes(flipped))
+            with self.assertRaises(session_file.SessionFileError, msg=f"{i} bytes"):
+                session_file.parse(data[:i])
+        with self.assertRaisesRegex(session_file.SessionFileError, "behind its end"):
+            session_file.parse(data + b"x")
+
+    def test_command_line(self):
+        def run(path):
+            return subprocess.run(
+                [sys.executable, "-m", "ovq_client", "session-file", str(path)],
+                env={**os.environ, "PYTHONPATH": str(ROOT / "clients" / "python")},
+                capture_output=True,
+                text=True,
+                timeout=60,
+            )
+
+        shown = run(self.PATH)
+        self.assertIn("position           6\n", shown.stdout, shown.stderr)
+        failed = run(__file__)
+        self.assertEqual(failed.returncode, 1)
+        self.assertIn("not a session file", failed.stderr)
 
 
 def main():

@@ -1,4 +1,4 @@
-"""Command line: python3 -m ovq_client {generate,score,info,sessions} --help."""
+"""Command line: python3 -m ovq_client {generate,score,info,sessions,session-file} --help."""
 
 import argparse
 import dataclasses
@@ -7,7 +7,16 @@ import os
 import sys
 from pathlib import Path
 
-from ovq_client import Client, Conversation, Finished, OvqError, Prompt, Started, TokenChunk
+from ovq_client import (
+    Client,
+    Conversation,
+    Finished,
+    OvqError,
+    Prompt,
+    Started,
+    TokenChunk,
+    session_file,
+)
 
 
 def _text(args: argparse.Namespace) -> str:
@@ -87,6 +96,10 @@ def _sessions(client: Client, args: argparse.Namespace) -> None:
         )
 
 
+def _session_file(_: Client, args: argparse.Namespace) -> None:
+    print(session_file.describe(session_file.read(args.path)))
+
+
 def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(prog="python3 -m ovq_client", description="Talks to ovq-server.")
     parser.add_argument(
@@ -146,6 +159,10 @@ def _parser() -> argparse.ArgumentParser:
     sessions.add_argument("--ttl", type=float, metavar="SECONDS", help="of the new sessions")
     sessions.add_argument("--count", type=int, metavar="N", help="of copies")
     sessions.add_argument("--position", type=int, metavar="N", default=0, help="default: 0")
+
+    file = commands.add_parser("session-file", help="what a session file holds; asks no server")
+    file.set_defaults(run=_session_file)
+    file.add_argument("path", metavar="PATH", type=Path)
     return parser
 
 
@@ -170,7 +187,7 @@ def main() -> int:
         request = f" (request {error.request_id})" if error.request_id else ""
         print(f"ovq_client: {error}{request}", file=sys.stderr)
         return 1
-    except (OSError, UnicodeDecodeError) as error:
+    except (OSError, UnicodeDecodeError, session_file.SessionFileError) as error:
         print(f"ovq_client: {error}", file=sys.stderr)
         return 1
     except KeyboardInterrupt:

@@ -1,0 +1,354 @@
+#include "server/engine/session_image.h"
+
+#include <algorithm>
+#include <utility>
+
+#include "absl/strings/escaping.h"
+#include "absl/strings/str_cat.h"
+#include "base/check.h"
+#include "base/crc32c.h"
+#include "server/engine/limits.h"
+
+namespace ovq {
+namespace {
+
+constexpr std::string_view kMagic = "OVQSESS\n";
+constexpr uint32_t kVersion = 1;
+constexpr std::array<const char*, 5> kSections = {"HEAD", "TOKS", "TURN", "STAT", "DONE"};
+enum SectionIndex : size_t { kHead, kToks, kTurn, kStat, kDone };
+
+constexpr uint32_t kHasPending = 1;
+constexpr uint32_t kKeepsTokens = 2;
+constexpr size_t kFixedHeadBytes = 64 + 8 + 8 + 4 + 4 + 4 + 4 + 8 + 8 + 8;  // before the two texts
+constexpr size_t kMaxTextBytes = 255;
+constexpr uint64_t kMaxHeadBytes = kFixedHeadBytes + 2 * (1 + kMaxTextBytes);
+constexpr uint64_t kMaxSkippedBytes = uint64_t{1} << 20;
+
+template <class T>
+void Put(std::string& out, T value) {
+  for (size_t i = 0; i < sizeof(T); ++i) {
+    out.push_back(static_cast<char>(static_cast<uint64_t>(value) >> (8 * i)));
+  }
+}
+
+void PutText(std::string& out, std::string_view text) {
+  Check(text.size() <= kMaxTextBytes, "a text of a session file fits its length");
+  Put(out, static_cast<uint8_t>(text.size()));
+  out.append(text);
+}
+
+// Takes it from the front, whose length the caller has seen to.
+template <class T>
+T Get(std::string_view& in) {
+  uint64_t value = 0;
+  for (size_t i = 0; i < sizeof(T); ++i) {
+    value |= static_cast<uint64_t>(static_cast<uint8_t>(in[i])) << (8 * i);
+  }
+  in.remove_prefix(sizeof(T));
+  return static_cast<T>(value);
+}
+
+template <class T>
+std::vector<T> GetAll(std::string_view in) {
+  std::vector<T> values(in.size() / sizeof(T));
+  for (T& value : values) value = Get<T>(in);
+  return values;
+}
+
+std::string SectionStart(std::string_view tag, uint64_t bytes) {
+  std::string start(tag);
+  Put(start, bytes);
+  return start;
+}
+
+void PutSection(std::string& out, std::string_view tag, std::string_view payload) {
+  const std::string start = SectionStart(tag, payload.size());
+  out.append(start).append(payload);
+  Put(out, Crc32c(payload, Crc32c(start)));
+}
+
+std::string HeadOf(const SessionImage& image) {
+  Check(image.model_fingerprint.size() == 64, "a model's fingerprint has 64 digits");
+  std::string out = image.model_fingerprint;
+  Put(out, image.layout_fingerprint);
+  Put(out, image.position);
+  Put(out, image.slot_cap);
+  Put(out, (image.pending ? kHasPending : 0) | (image.tokens ? kKeepsTokens : 0));
+  Put(out, image.pending.value_or(0));
+  Put(out, static_cast<uint32_t>(image.turn_ends.size()));
+  Put(out, static_cast<uint64_t>(image.tokens ? image.tokens->size() : 0));
+  Put(out, static_cast<uint64_t>(image.state.size()));
+  Put(out, image.created_unix_ms);
+  PutText(out, image.memory);
+  PutText(out, image.made_by);
+  return out;
+}
+
+template <class... Args>
+absl::Status Damaged(const Args&... what) {
+  return absl::DataLossError(absl::StrCat("session file: ", what...));
+}
+
+template <class... Args>
+absl::Status Unfit(const Args&... what) {
+  return absl::FailedPreconditionError(absl::StrCat("session file: ", what...));
+}
+
+bool IsOptional(std::string_view tag) { return tag[0] >= 'a' && tag[0] <= 'z'; }
+
+absl::Status CheckToken(int64_t token, int64_t vocab_size, const std::string& where) {
+  if (token >= 0 && token < vocab_size) return absl::OkStatus();
+  return Damaged(where, " is ", token, ", expected 0 to ", vocab_size - 1);
+}
+
+}  // namespace
+
+std::string_view EncodedSession::Part(size_t offset, size_t most) const {
+  for (const std::string* piece : {&head, &state, &tail}) {
+    if (offset < piece->size()) return std::string_view(*piece).substr(offset, most);
+    offset -= piece->size();
+  }
+  return {};
+}
+
+EncodedSession EncodeSession(SessionImage image) {
+  EncodedSession file;
+  file.head = kMagic;
+  Put(file.head, kVersion);
+  PutSection(file.head, kSections[kHead], HeadOf(image));
+  std::string tokens, turns;
+  if (image.tokens) {
+    for (const int32_t token : *image.tokens) Put(tokens, token);
+  }
+  for (const int64_t end : image.turn_ends) Put(turns, end);
+  PutSection(file.head, kSections[kToks], tokens);
+  PutSection(file.head, kSections[kTurn], turns);
+  const std::string start = SectionStart(kSections[kStat], image.state.size());
+  file.head.append(start);
+  file.state = std::move(image.state);
+  Put(file.tail, Crc32c(file.state, Crc32c(start)));
+  Sha256 digest;
+  for (const std::string* piece : {&file.head, &file.state, &file.tail}) {
+    digest.Add(piece->data(), piece->size());
+  }
+  PutSection(file.tail, kSections[kDone], absl::HexStringToBytes(digest.Hex()));
+  return file;
+}
+
+absl::Status CheckSessionFits(const SessionImage& image, std::string_view model_fingerprint,
+                              const StateLayout& layout, int64_t vocab_size) {
+  if (image.model_fingerprint != model_fingerprint) {
+    return Unfit("of the model ", absl::CHexEscape(image.model_fingerprint),
+                 ", but this server has ", std::string(model_fingerprint));
+  }
+  if (image.layout_fingerprint != layout.fingerprint()) {
+    return Unfit("states are laid out as ", absl::Hex(image.layout_fingerprint, absl::kZeroPad16),
+                 ", but here as ", absl::Hex(layout.fingerprint(), absl::kZeroPad16));
+  }
+  const int64_t least = layout.has_slot_cap() ? kMinSlotCap : 0;
+  const int64_t most = layout.has_slot_cap() ? layout.limits().max_slot_cap : 0;
+  if (image.slot_cap < least || image.slot_cap > most) {
+    return Unfit("slot cap ", image.slot_cap, ", this server takes ", least, " to ", most);
+  }
+  const int64_t last = layout.has_unbounded() ? layout.limits().max_unbounded_tokens
+                                              : static_cast<int64_t>(kMaxInfoPosition);
+  if (image.position < 0 || image.position > last) {
+    return Unfit("position ", image.position, ", this server takes 0 to ", last);
+  }
+  const size_t bytes = layout.live_bytes_at(image.position, image.slot_cap);
+  if (image.state_bytes != bytes) {
+    return Damaged("a state of ", image.state_bytes, " bytes, expected ", bytes, " at position ",
+                   image.position);
+  }
+  absl::Status status;
+  if (image.pending) status = CheckToken(*image.pending, vocab_size, "the token that waits");
+  for (size_t i = 0; image.tokens && i < image.tokens->size() && status.ok(); ++i) {
+    status = CheckToken((*image.tokens)[i], vocab_size, absl::StrCat("token ", i));
+  }
+  return status;
+}
+
+absl::Status SessionReader::Add(std::string_view part) {
+  while (status_.ok() && !part.empty()) {
+    if (stage_ == Stage::kEnded) {
+      status_ = Damaged("bytes behind its end, at byte ", taken_);
+      break;
+    }
+    const std::string_view taken = part.substr(0, wanted_ - buffer_.size());
+    buffer_.append(taken);
+    part.remove_prefix(taken.size());
+    // A payload may be empty, and then ends where it begins.
+    while (status_.ok() && stage_ != Stage::kEnded && buffer_.size() == wanted_) status_ = Take();
+  }
+  return status_;
+}
+
+absl::StatusOr<SessionImage> SessionReader::Finish() {
+  if (!status_.ok()) return status_;
+  if (stage_ != Stage::kEnded) {
+    return Damaged("ends at byte ", taken_ + buffer_.size(), tag_.empty() ? "" : ", in section ",
+                   tag_, ", expected section DONE at its end");
+  }
+  return std::move(image_);
+}
+
+absl::Status SessionReader::Take() {
+  const Stage stage = stage_;
+  std::string bytes = std::exchange(buffer_, {});
+  taken_ += bytes.size();
+  if (stage == Stage::kSectionHead) {
+    tag_ = bytes.substr(0, 4);
+    if (tag_ == kSections[kDone]) hex_ = digest_.Hex();
+  }
+  if (hex_.empty()) digest_.Add(bytes.data(), bytes.size());
+  std::string_view in = bytes;
+  switch (stage) {
+    case Stage::kPrelude: {
+      if (!in.starts_with(kMagic)) return Damaged("not one, it does not begin with OVQSESS");
+      in.remove_prefix(kMagic.size());
+      const auto version = Get<uint32_t>(in);
+      if (version != kVersion) {
+        return Unfit("version ", version, ", this server reads version ", kVersion);
+      }
+      stage_ = Stage::kSectionHead;
+      wanted_ = 12;
+      return absl::OkStatus();
+    }
+    case Stage::kSectionHead:
+      in.remove_prefix(4);
+      wanted_ = Get<uint64_t>(in);
+      crc_ = Crc32c(bytes);
+      stage_ = Stage::kPayload;
+      return BeginSection();
+    case Stage::kPayload:
+      crc_ = Crc32c(bytes, crc_);
+      payload_ = std::move(bytes);
+      stage_ = Stage::kChecksum;
+      wanted_ = 4;
+      return absl::OkStatus();
+    case Stage::kChecksum: {
+      const auto crc = Get<uint32_t>(in);
+      if (crc != crc_) {
+        return Damaged("section ", tag_, ": checksum ", absl::Hex(crc, absl::kZeroPad8),
+                       ", expected ", absl::Hex(crc_, absl::kZeroPad8));
+      }
+      stage_ = tag_ == kSections[kDone] ? Stage::kEnded : Stage::kSectionHead;
+      wanted_ = 12;
+      return EndSection();
+    }
+    case Stage::kEnded:
+      break;
+  }
+  return absl::OkStatus();
+}
+
+// Every length is checked before a byte of the payload is taken.
+absl::Status SessionReader::BeginSection() {
+  for (const char c : tag_) {
+    const bool letter = (c >= 'A' && c <= 'Z') || (c >= 'a' && c <= 'z');
+    if (!letter) {
+      return Damaged("a section's tag \"", absl::CHexEscape(tag_), "\" at byte ", taken_ - 12,
+                     ", expected four letters");
+    }
+  }
+  const size_t section = std::ranges::find(kSections, std::string_view(tag_)) - kSections.begin();
+  if (!seen_[kHead] && section != kHead) {
+    return Damaged("section ", tag_, " comes first, expected HEAD");
+  }
+  if (section == kSections.size()) {
+    if (!IsOptional(tag_)) return Unfit("section ", tag_, " is unknown and required");
+    if (wanted_ > kMaxSkippedBytes - skipped_) {
+      return Damaged("section ", tag_, ": ", wanted_, " bytes, expected ", kMaxSkippedBytes,
+                     " at most in all optional sections");
+    }
+    skipped_ += wanted_;
+    return absl::OkStatus();
+  }
+  if (std::exchange(seen_[section], true)) return Damaged("section ", tag_, " comes twice");
+  if (section == kHead) {
+    if (wanted_ >= kFixedHeadBytes + 2 && wanted_ <= kMaxHeadBytes) return absl::OkStatus();
+    return Damaged("section HEAD: ", wanted_, " bytes, expected ", kFixedHeadBytes + 2, " to ",
+                   kMaxHeadBytes);
+  }
+  for (size_t before = 0; section == kDone && before < kDone; ++before) {
+    if (!seen_[before]) return Damaged("section ", kSections[before], " is missing");
+  }
+  const std::array<uint64_t, 5> expected = {0, 4 * token_count_, 8 * turn_count_,
+                                            image_.state_bytes, 32};
+  if (wanted_ == expected[section]) return absl::OkStatus();
+  return Damaged("section ", tag_, ": ", wanted_, " bytes, expected ", expected[section]);
+}
+
+absl::Status SessionReader::EndSection() {
+  std::string payload = std::exchange(payload_, {});
+  if (tag_ == kSections[kHead]) return ReadHead(payload);
+  if (tag_ == kSections[kTurn]) return ReadTurns(payload);
+  if (tag_ == kSections[kStat]) image_.state = std::move(payload);
+  if (tag_ == kSections[kToks] && image_.tokens) {
+    image_.tokens = GetAll<int32_t>(payload);
+    if (image_.pending && image_.tokens->back() != *image_.pending) {
+      return Damaged("the last token is ", image_.tokens->back(), ", expected the one that waits, ",
+                     *image_.pending);
+    }
+  }
+  if (tag_ == kSections[kDone] && payload != absl::HexStringToBytes(hex_)) {
+    return Damaged("SHA-256 ", absl::BytesToHexString(payload), ", expected ", hex_);
+  }
+  return absl::OkStatus();
+}
+
+absl::Status SessionReader::ReadHead(std::string_view payload) {
+  image_.model_fingerprint = payload.substr(0, 64);
+  payload.remove_prefix(64);
+  image_.layout_fingerprint = Get<uint64_t>(payload);
+  image_.position = Get<int64_t>(payload);
+  image_.slot_cap = Get<int32_t>(payload);
+  const auto flags = Get<uint32_t>(payload);
+  const auto pending = Get<int32_t>(payload);
+  turn_count_ = Get<uint32_t>(payload);
+  token_count_ = Get<uint64_t>(payload);
+  image_.state_bytes = Get<uint64_t>(payload);
+  image_.created_unix_ms = Get<int64_t>(payload);
+  for (std::string* text : {&image_.memory, &image_.made_by}) {
+    if (payload.empty() || payload.size() - 1 < static_cast<uint8_t>(payload[0])) {
+      return Damaged("section HEAD: a text goes beyond its end");
+    }
+    const auto bytes = Get<uint8_t>(payload);
+    *text = payload.substr(0, bytes);
+    payload.remove_prefix(bytes);
+  }
+  if (!payload.empty()) return Damaged("section HEAD: ", payload.size(), " bytes too many");
+  if ((flags & ~(kHasPending | kKeepsTokens)) != 0) {
+    return Damaged("section HEAD: flags ", flags, ", expected 0 to 3");
+  }
+  if (image_.position < 0 || image_.position > static_cast<int64_t>(kMaxInfoPosition)) {
+    return Unfit("position ", image_.position, ", expected 0 to ", kMaxInfoPosition);
+  }
+  if ((flags & kHasPending) != 0) image_.pending = pending;
+  const bool keeps = (flags & kKeepsTokens) != 0;
+  const uint64_t tokens = keeps ? static_cast<uint64_t>(image_.length()) : 0;
+  if (token_count_ != tokens) {
+    return Damaged("section HEAD: ", token_count_, " tokens, expected ", tokens);
+  }
+  if (keeps) image_.tokens.emplace();
+  if (turn_count_ > kMaxTurnEnds) {
+    return Damaged("section HEAD: ", turn_count_, " turns, expected ", kMaxTurnEnds, " at most");
+  }
+  return check_head_(image_);
+}
+
+absl::Status SessionReader::ReadTurns(std::string_view payload) {
+  image_.turn_ends = GetAll<int64_t>(payload);
+  int64_t before = 0;
+  for (size_t i = 0; i < image_.turn_ends.size(); ++i) {
+    const int64_t end = image_.turn_ends[i];
+    if (end <= before || end > image_.length()) {
+      return Damaged("turn ", i, " ends at ", end, ", expected ", before + 1, " to ",
+                     image_.length());
+    }
+    before = end;
+  }
+  return absl::OkStatus();
+}
+
+}  // namespace ovq

@@ -1,0 +1,202 @@
+// Session files: what is written is read, and what is not one is refused, whatever its bytes.
+#include "server/engine/session_image.h"
+
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+
+#include <algorithm>
+#include <fstream>
+#include <iterator>
+
+#include "absl/strings/escaping.h"
+#include "base/crc32c.h"
+#include "tests/folders.h"
+
+namespace ovq {
+namespace {
+
+using ::testing::HasSubstr;
+
+std::string Golden() {
+  std::ifstream file(test::GoldenFolder() + "/session/small.ovqs", std::ios::binary);
+  return {std::istreambuf_iterator<char>(file), {}};
+}
+
+SessionImage Small() {
+  SessionImage image;
+  for (int i = 0; i < 4; ++i) image.model_fingerprint += "0123456789abcdef";
+  image.layout_fingerprint = 0x0123456789abcdef;
+  image.memory = "ovq";
+  image.slot_cap = 64;
+  image.position = 6;
+  image.pending = 3;
+  image.tokens = {5, 0, 41, 7, 7, 12, 3};
+  image.turn_ends = {3, 7};
+  image.created_unix_ms = 1'700'000'000'123;
+  image.made_by = "ovq-server test";
+  for (int i = 0; i < 100; ++i) image.state.push_back(static_cast<char>(i * 31));
+  return image;
+}
+
+std::string Bytes(const EncodedSession& file, size_t most = 1 << 20) {
+  std::string bytes;
+  while (bytes.size() < file.bytes()) bytes.append(file.Part(bytes.size(), most));
+  return bytes;
+}
+std::string Bytes(const SessionImage& image) { return Bytes(EncodeSession(image)); }
+
+absl::StatusOr<SessionImage> Read(std::string_view bytes, size_t part = 1 << 20) {
+  SessionReader reader([](const SessionImage&) { return absl::OkStatus(); });
+  for (; !bytes.empty(); bytes.remove_prefix(std::min(part, bytes.size()))) {
+    if (absl::Status status = reader.Add(bytes.substr(0, part)); !status.ok()) return status;
+  }
+  return reader.Finish();
+}
+
+void ExpectRefused(const std::string& bytes, absl::StatusCode code, const std::string& message) {
+  const absl::Status status = Read(bytes).status();
+  EXPECT_EQ(status.code(), code) << status;
+  EXPECT_THAT(std::string(status.message()), HasSubstr(message));
+}
+constexpr auto kDamaged = absl::StatusCode::kDataLoss;
+constexpr auto kUnfit = absl::StatusCode::kFailedPrecondition;
+
+// A section's bytes with a checksum that fits.
+std::string Section(const std::string& tag, const std::string& payload, uint64_t declared) {
+  std::string out = tag;
+  for (int i = 0; i < 8; ++i) out.push_back(static_cast<char>(declared >> (8 * i)));
+  out += payload;
+  const uint32_t crc = Crc32c(out);
+  for (int i = 0; i < 4; ++i) out.push_back(static_cast<char>(crc >> (8 * i)));
+  return out;
+}
+// With another head, by its own checksum right; behind it the file's rest.
+std::string WithHeadByte(size_t at, char value) {
+  std::string bytes = Golden();
+  const size_t begin = 12, head = bytes.find("TOKS") - begin;
+  std::string payload = bytes.substr(begin + 12, head - 16);
+  payload[at] = value;
+  return bytes.replace(begin, head, Section("HEAD", payload, payload.size()));
+}
+
+TEST(SessionImage, IsTheBytesThatAnotherProgramWrites) {
+  EXPECT_EQ(absl::BytesToHexString(Bytes(Small())), absl::BytesToHexString(Golden()));
+  EXPECT_EQ(Bytes(EncodeSession(Small()), 7), Golden());
+}
+
+TEST(SessionImage, IsReadInPartsOfAnySize) {
+  for (const size_t part : {1, 2, 13, 64, 100000}) {
+    const absl::StatusOr<SessionImage> image = Read(Golden(), part);
+    ASSERT_TRUE(image.ok()) << image.status();
+    EXPECT_EQ(Bytes(*image), Golden());
+    EXPECT_EQ(image->state_bytes, image->state.size());
+  }
+}
+
+TEST(SessionImage, WithoutTokensOrOneThatWaits) {
+  SessionImage image = Small();
+  image.tokens.reset();
+  image.pending.reset();
+  image.turn_ends.clear();
+  image.state.clear();
+  const absl::StatusOr<SessionImage> read = Read(Bytes(image));
+  ASSERT_TRUE(read.ok()) << read.status();
+  EXPECT_EQ(read->tokens, std::nullopt);
+  EXPECT_EQ(read->pending, std::nullopt);
+  image.position = 0;
+  image.tokens.emplace();  // kept, and none yet
+  EXPECT_EQ(Read(Bytes(image))->tokens, image.tokens);
+}
+
+TEST(SessionImage, EveryFlippedBitIsFound) {
+  const std::string whole = Golden();
+  for (size_t i = 0; i < 8 * whole.size(); ++i) {
+    std::string bytes = whole;
+    bytes[i / 8] = static_cast<char>(bytes[i / 8] ^ (1 << i % 8));
+    EXPECT_FALSE(Read(bytes).ok()) << "bit " << i;
+  }
+}
+
+TEST(SessionImage, EveryMissingByteIsFound) {
+  const std::string whole = Golden();
+  for (size_t n = 0; n < whole.size(); ++n) {
+    EXPECT_EQ(Read(whole.substr(0, n)).status().code(), kDamaged) << n;
+  }
+  ExpectRefused(whole.substr(0, whole.find("STAT") + 20), kDamaged, "in section STAT");
+  ExpectRefused(whole + "x", kDamaged, "bytes behind its end");
+}
+
+TEST(SessionImage, RefusalsSayWhatIsWrong) {
+  std::string bytes = Golden();
+  ExpectRefused("PK\3\4 something else", kDamaged, "does not begin with OVQSESS");
+  bytes[8] = 2;
+  ExpectRefused(bytes, kUnfit, "version 2, this server reads version 1");
+  bytes = Golden();
+  bytes[bytes.find("STAT") + 20] ^= 1;
+  ExpectRefused(bytes, kDamaged, "section STAT: checksum");
+  bytes = Golden();
+  bytes.insert(bytes.find("STAT"), Section("note", "hi", 2));
+  ExpectRefused(bytes, kDamaged, "SHA-256");  // skipped, but part of what is summed
+  bytes = Golden();
+  bytes.insert(bytes.find("STAT"), Section("NOTE", "hi", 2));
+  ExpectRefused(bytes, kUnfit, "section NOTE is unknown and required");
+  bytes = Golden();
+  bytes.insert(bytes.find("STAT"), Section("TURN", "", 0));
+  ExpectRefused(bytes, kDamaged, "section TURN comes twice");
+  bytes = Golden();
+  bytes.erase(bytes.find("TURN"), bytes.find("STAT") - bytes.find("TURN"));
+  ExpectRefused(bytes, kDamaged, "section TURN is missing");
+}
+
+TEST(SessionImage, OptionalSectionsAreSkipped) {
+  std::string bytes = Golden();
+  bytes.erase(bytes.find("DONE"));
+  bytes += Section("note", "hi", 2);
+  Sha256 digest;
+  digest.Add(bytes.data(), bytes.size());
+  bytes += Section("DONE", absl::HexStringToBytes(digest.Hex()), 32);
+  const absl::StatusOr<SessionImage> image = Read(bytes);
+  ASSERT_TRUE(image.ok()) << image.status();
+  EXPECT_EQ(Bytes(*image), Golden());
+}
+
+TEST(SessionImage, LengthsAreCheckedBeforeTheirBytes) {
+  const std::string head = Golden().substr(0, Golden().find("TOKS"));
+  const uint64_t huge = uint64_t{1} << 62;
+  ExpectRefused(head + Section("STAT", "", huge), kDamaged, "bytes, expected 100");
+  ExpectRefused(head + Section("TOKS", "", huge), kDamaged, "bytes, expected 28");
+  ExpectRefused(head + Section("note", "", huge), kDamaged, "expected 1048576 at most");
+  ExpectRefused(head.substr(0, 12) + Section("HEAD", "", huge), kDamaged, "section HEAD");
+}
+
+TEST(SessionImage, HeadsThatCannotBe) {
+  ExpectRefused(WithHeadByte(84, 7), kDamaged, "flags 7");
+  ExpectRefused(WithHeadByte(72, 5), kDamaged, "7 tokens, expected 6");
+  ExpectRefused(WithHeadByte(79, '\x80'), kUnfit, "position -");
+  ExpectRefused(WithHeadByte(93, 2), kDamaged, "turns, expected 256 at most");
+  ExpectRefused(WithHeadByte(88, 4), kDamaged, "the last token is 3");
+  ExpectRefused(WithHeadByte(120, '\xff'), kDamaged, "a text goes beyond its end");
+}
+
+TEST(SessionImage, TurnsRise) {
+  for (const std::vector<int64_t>& ends : std::vector<std::vector<int64_t>>{{3, 3}, {0}, {8}}) {
+    SessionImage image = Small();
+    image.turn_ends = ends;
+    ExpectRefused(Bytes(image), kDamaged, "ends at");
+  }
+}
+
+TEST(SessionImage, TheHeadIsAskedAboutBeforeTheRest) {
+  SessionReader reader([](const SessionImage& head) {
+    EXPECT_EQ(head.memory, "ovq");
+    EXPECT_TRUE(head.state.empty());
+    return absl::FailedPreconditionError("no room");
+  });
+  const std::string head = Golden().substr(0, Golden().find("TOKS"));
+  EXPECT_EQ(reader.Add(head).message(), "no room");
+  EXPECT_EQ(reader.Add("more").message(), "no room");
+  EXPECT_EQ(reader.Finish().status().message(), "no room");
+}
+
+}  // namespace
+}  // namespace ovq
