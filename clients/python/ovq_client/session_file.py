@@ -12,6 +12,7 @@ _PRELUDE = struct.Struct("<8sI")
 _SECTION = struct.Struct("<4sQ")
 _HEAD = struct.Struct("<64sQqiIiIQQq")
 _EPOCH = datetime(1970, 1, 1, tzinfo=timezone.utc)
+_YEAR_10000 = 253_402_300_800_000
 _HAS_PENDING, _KEEPS_TOKENS = 1, 2
 
 
@@ -42,7 +43,7 @@ class SessionFileError(ValueError):
 @dataclass(frozen=True)
 class SessionFile:
     """tokens: all of the conversation, None if the session keeps none. other: sections that this
-    reader does not know."""
+    reader does not know. created: None if no calendar has it."""
 
     model_fingerprint: str
     layout_fingerprint: int
@@ -52,7 +53,7 @@ class SessionFile:
     pending: int | None
     tokens: tuple[int, ...] | None
     turn_ends: tuple[int, ...]
-    created: datetime
+    created: datetime | None
     made_by: str
     state: bytes
     other: tuple[str, ...]
@@ -130,7 +131,7 @@ def parse(data: bytes) -> SessionFile:
         pending=pending if waits else None,
         tokens=tokens if keeps else None,
         turn_ends=struct.unpack(f"<{n_turns}q", sections["TURN"]),
-        created=_EPOCH + timedelta(milliseconds=created),
+        created=_EPOCH + timedelta(milliseconds=created) if 0 <= created < _YEAR_10000 else None,
         made_by=texts[1],
         state=sections["STAT"],
         other=tuple(other),
@@ -153,7 +154,9 @@ def describe(session: SessionFile) -> str:
         "tokens": "not kept" if session.tokens is None else len(session.tokens),
         "turn ends": " ".join(map(str, session.turn_ends)) or "none",
         "state bytes": len(session.state),
-        "created": session.created.isoformat(timespec="seconds"),
+        "created": session.created.isoformat(timespec="seconds")
+        if session.created
+        else "unknown",
         "made by": session.made_by,
         "other sections": " ".join(session.other) or "none",
     }

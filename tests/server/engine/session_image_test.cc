@@ -10,6 +10,7 @@
 
 #include "absl/strings/escaping.h"
 #include "base/crc32c.h"
+#include "kernels/mixers/ovq/ovq.h"
 #include "tests/folders.h"
 
 namespace ovq {
@@ -196,6 +197,86 @@ TEST(SessionImage, TheHeadIsAskedAboutBeforeTheRest) {
   EXPECT_EQ(reader.Add(head).message(), "no room");
   EXPECT_EQ(reader.Add("more").message(), "no room");
   EXPECT_EQ(reader.Finish().status().message(), "no room");
+}
+
+StateLayout LayoutOf(const Growth& growth) {
+  const MixerState state{.fixed = StateFields({{"fixed", DType::kU32, {3}}}),
+                         .growth = growth,
+                         .block = StateFields({{"rows", DType::kU32, {kBlockSlots}}})};
+  return StateLayout({state}, {.max_slot_cap = 100, .max_unbounded_tokens = 3000});
+}
+
+class SessionFits : public ::testing::Test {
+ protected:
+  explicit SessionFits(const Growth& growth = GrowsByChunk(8, 64)) : layout_(LayoutOf(growth)) {
+    image_.layout_fingerprint = layout_.fingerprint();
+    image_.slot_cap = layout_.has_slot_cap() ? 64 : 0;
+    image_.state_bytes = layout_.live_bytes_at(image_.position, image_.slot_cap);
+  }
+  absl::Status Check() const {
+    return CheckSessionFits(image_, Small().model_fingerprint, layout_, /*vocab_size=*/42);
+  }
+  void ExpectUnfit(absl::StatusCode code, const std::string& message) const {
+    EXPECT_EQ(Check().code(), code) << Check();
+    EXPECT_THAT(std::string(Check().message()), HasSubstr(message));
+  }
+
+  const StateLayout layout_;
+  SessionImage image_ = Small();
+};
+
+TEST_F(SessionFits, ItsOwnServer) { EXPECT_EQ(Check(), absl::OkStatus()); }
+
+TEST_F(SessionFits, NotAnotherModel) {
+  image_.model_fingerprint[0] = 'f';
+  ExpectUnfit(kUnfit, "of the model f123456789abcdef");
+  image_.model_fingerprint[1] = '\n';  // whatever bytes they are, the message is text
+  ExpectUnfit(kUnfit, "of the model f\\n23456789abcdef");
+}
+
+TEST_F(SessionFits, NotAnotherLayout) {
+  ++image_.layout_fingerprint;
+  ExpectUnfit(kUnfit, "states are laid out as ");
+}
+
+TEST_F(SessionFits, NoSlotCapBeyondTheServers) {
+  for (const int32_t cap : {-1, 0, 1, 101}) {
+    image_.slot_cap = cap;
+    ExpectUnfit(kUnfit, "this server takes 2 to 100");
+  }
+}
+
+TEST_F(SessionFits, NoPositionThatCannotBeComputedWith) {
+  for (const int64_t position : {int64_t{-1}, int64_t{1} << 49}) {
+    image_.position = position;
+    ExpectUnfit(kUnfit, "this server takes 0 to 281474976710656");
+  }
+}
+
+TEST_F(SessionFits, NoStateOfAnotherSize) {
+  ++image_.state_bytes;
+  ExpectUnfit(kDamaged, "bytes, expected 256 at position 6");
+}
+
+TEST_F(SessionFits, NoTokenBeyondTheVocabulary) {
+  image_.tokens->at(2) = 42;
+  ExpectUnfit(kDamaged, "token 2 is 42, expected 0 to 41");
+  image_.pending = -1;
+  ExpectUnfit(kDamaged, "the token that waits is -1, expected 0 to 41");
+}
+
+class SessionFitsUncapped : public SessionFits {
+ protected:
+  SessionFitsUncapped() : SessionFits(GrowsByToken()) {}
+};
+
+TEST_F(SessionFitsUncapped, NoSlotCapAndNoPositionBeyondTheServers) {
+  EXPECT_EQ(Check(), absl::OkStatus());
+  image_.slot_cap = 64;
+  ExpectUnfit(kUnfit, "slot cap 64, this server takes 0 to 0");
+  image_.slot_cap = 0;
+  image_.position = 3001;
+  ExpectUnfit(kUnfit, "position 3001, this server takes 0 to 3000");
 }
 
 }  // namespace
