@@ -160,6 +160,7 @@ EngineModel ForEngine(const Loaded& loaded, const Options& options) {
     const LanguageModel& model = *loaded.models[i];
     result.memories.push_back(
         {.name = MemoryName(options.memories[i]),
+         .fingerprint = model.fingerprint(),
          .layer_types = model.config().layer_types(),
          .default_slot_cap = static_cast<int32_t>(model.layout().default_slot_cap()),
          .layout = &model.layout(),

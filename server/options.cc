@@ -40,6 +40,12 @@ void AddServing(Flags& flags, Options& o) {
             "budget of the host's memory for copies of sessions' earlier states, from which\n"
             "RewindSession goes back; with 0 it reads a session's tokens from the first one again",
             "an eighth of --state-memory");
+  const std::vector<std::pair<std::string, bool>> imports = {{"replay", false}, {"trust", true}};
+  flags.Add(
+      "imports", "HOW", Choice(o.engine.trust_session_files, imports),
+      "replay: ImportSession reads a file's tokens again; trust: it takes the file's state at\n"
+      "its word, at once. A state that was made to do harm can end the server, so trust only\n"
+      "where every client that may import is trusted");
   std::vector<std::pair<std::string, Memory>> memories;
   for (const Memory memory : kMemories) memories.emplace_back(MemoryName(memory), memory);
   flags.Add(

@@ -1,7 +1,9 @@
 // ovq-chat: talks to an ovq-server from a terminal or a script.
 #include <unistd.h>
 
+#include <cerrno>
 #include <cstdio>
+#include <cstring>
 #include <optional>
 #include <string>
 #include <vector>
@@ -79,6 +81,69 @@ void Undo(const Connection& connection, Conversation& conversation) {
   std::fputs(absl::StrCat("[back at position ", *position, "]\n").c_str(), stderr);
 }
 
+// Into a new file, which does not stay if the call fails.
+void SaveSession(const Connection& connection, const std::string& id, const std::string& path) {
+  std::FILE* file = std::fopen(path.c_str(), "wbx");
+  if (file == nullptr) {
+    Fail(kExitError, absl::StrCat(path, ": ", std::strerror(errno)));
+    return;
+  }
+  const auto stub = v1::SessionService::NewStub(connection.channel);
+  grpc::ClientContext context;
+  connection.Authorize(context, SessionKeyOf(id));
+  v1::ExportSessionRequest request;
+  request.set_session_id(id);
+  const auto reader = stub->ExportSession(&context, request);
+  v1::SessionBytes part;
+  size_t bytes = 0;
+  bool written = true;
+  while (written && reader->Read(&part)) {
+    written = std::fwrite(part.data().data(), 1, part.data().size(), file) == part.data().size();
+    bytes += part.data().size();
+  }
+  written = std::fclose(file) == 0 && written;
+  if (!written) context.TryCancel();
+  const grpc::Status status = reader->Finish();
+  if (written && status.ok()) {
+    std::fputs(absl::StrCat("[", bytes, " bytes in ", path, "]\n").c_str(), stderr);
+    return;
+  }
+  std::remove(path.c_str());
+  if (written) {
+    FailWith(status, RequestIdOf(context));
+  } else {
+    Fail(kExitError, absl::StrCat(path, ": cannot be written"));
+  }
+}
+
+void LoadSession(const Connection& connection, const std::string& path) {
+  constexpr size_t kPartBytes = size_t{1} << 20;
+  std::FILE* file = std::fopen(path.c_str(), "rb");
+  if (file == nullptr) {
+    Fail(kExitError, absl::StrCat(path, ": ", std::strerror(errno)));
+    return;
+  }
+  const auto stub = v1::SessionService::NewStub(connection.channel);
+  grpc::ClientContext context;
+  connection.Authorize(context, SessionKeyOf(""));
+  v1::Session session;
+  const auto writer = stub->ImportSession(&context, &session);
+  std::string buffer(kPartBytes, 0);
+  v1::SessionBytes part;
+  while (const size_t n = std::fread(buffer.data(), 1, buffer.size(), file)) {
+    part.set_data(buffer.data(), n);
+    if (!writer->Write(part)) break;
+  }
+  std::fclose(file);
+  writer->WritesDone();
+  const grpc::Status status = writer->Finish();
+  if (!status.ok()) {
+    FailWith(status, RequestIdOf(context));
+    return;
+  }
+  std::fputs(absl::StrCat("session ", session.session_id(), "\n").c_str(), stderr);
+}
+
 void PrintSession(const Connection& connection, const std::string& id) {
   v1::Session session;
   if (!CallForSession(connection, id, &v1::SessionService::Stub::GetSession, session)) return;
@@ -101,6 +166,10 @@ bool Converse(Conversation& conversation, const Connection& connection, LineRead
       PrintSession(connection, conversation.session().session_id());
     } else if (*line == "/fork") {
       ForkSession(connection, conversation.session().session_id());
+    } else if (line->starts_with("/save ")) {
+      SaveSession(connection, conversation.session().session_id(), line->substr(6));
+    } else if (line->starts_with("/load ")) {
+      LoadSession(connection, line->substr(6));
     } else if (*line == "/undo") {
       Undo(connection, conversation);
     } else if (const std::string wrong = CheckQuestion(*line); !wrong.empty()) {

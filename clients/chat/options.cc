@@ -117,6 +117,8 @@ std::string HelpText() {
       "With --prompt, --file or input from a pipe: one question, one answer.\n"
       "In a conversation: /stats shows the session, /fork copies it and prints\n"
       "the copy's id, for --session, /undo takes the last question and its answer back,\n"
+      "/save FILE writes the session to a new file, /load FILE makes a session of one and\n"
+      "prints its id,\n"
       "/quit or end of input ends it, Ctrl-C cancels the running answer, a second one\n"
       "ends the program.\n"
       "Exit status: 0 fine, 1 error, 2 bad usage, 130 interrupted.\n\n",

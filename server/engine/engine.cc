@@ -3,6 +3,8 @@
 #include <algorithm>
 #include <utility>
 
+#include "absl/strings/escaping.h"
+#include "absl/strings/str_cat.h"
 #include "base/check.h"
 #include "server/engine/error_facts.h"
 #include "server/engine/validate.h"
@@ -121,6 +123,50 @@ void Engine::RewindSession(RewindOptions options, std::shared_ptr<CancelSignal> 
     std::shared_ptr<Job> job =
         sessions_.Rewind(std::move(options), std::move(cancel), called, std::move(done));
     if (job != nullptr) runner_.Start(std::move(job));
+  });
+}
+
+absl::StatusOr<SessionImage> Engine::ExportSession(const std::string& id,
+                                                   const std::string& tenant) {
+  return inbox_->Call<absl::StatusOr<SessionImage>>(
+      [&, called = options().clock.steady()] { return sessions_.Export(id, tenant, called); });
+}
+
+absl::Status Engine::CheckImport(const SessionImage& head) const {
+  const EngineMemory* memory = model().FindMemory(head.memory);
+  if (memory == nullptr) {
+    return absl::FailedPreconditionError(absl::StrCat(
+        "session file: no memory of this server is named '", absl::CHexEscape(head.memory), "'"));
+  }
+  if (head.slot_cap > options().max_slot_cap) {
+    return absl::FailedPreconditionError(absl::StrCat("session file: expected at most ",
+                                                      options().max_slot_cap,
+                                                      " max_centroids, got ", head.slot_cap));
+  }
+  return CheckSessionFits(head, memory->fingerprint, *memory->layout, model().vocab_size);
+}
+
+void Engine::ImportSession(SessionImage image, SessionOptions options, SessionCallback done) {
+  options.imported = true;
+  options.memory = image.memory;
+  if (image.slot_cap > 0) options.slot_cap = image.slot_cap;
+  const bool trusted = this->options().trust_session_files;
+  absl::Status status = CheckImport(image);
+  if (status.ok() && !trusted && !image.tokens) {
+    status = absl::FailedPreconditionError(
+        "session file: it has no tokens to read again (keep_tokens), and this server takes no file "
+        "at its word (--trust-session-files)");
+  }
+  if (status.ok() && !trusted) {
+    options.prompt = *std::move(image.tokens);
+    return CreateSession(std::move(options), std::move(done));
+  }
+  if (status.ok()) status = ValidateSession(config_, options);
+  inbox_->Post([this, status = std::move(status), image = std::move(image),
+                options = std::move(options), done = std::move(done),
+                called = this->options().clock.steady()]() mutable {
+    if (!status.ok()) return done(std::move(status));
+    done(sessions_.Import(image, options, called));
   });
 }
 

@@ -21,6 +21,7 @@
 #include "server/engine/inbox.h"
 #include "server/engine/request.h"
 #include "server/engine/runner.h"
+#include "server/engine/session_image.h"
 #include "server/engine/session_store.h"
 #include "server/engine/state_pool.h"
 #include "server/engine/step.h"
@@ -52,6 +53,15 @@ class Engine {
   // cancel may be null. Cancelled or failed, it stays as it was.
   void RewindSession(RewindOptions options, std::shared_ptr<CancelSignal> cancel,
                      RewindCallback done);
+  // What an idle session is, as of a step boundary; blocks for at most one step.
+  absl::StatusOr<SessionImage> ExportSession(const std::string& id, const std::string& tenant);
+  // FailedPrecondition unless a session with this image can live here (CheckSessionFits).
+  absl::Status CheckImport(const SessionImage& head) const;
+  // A session from an image, whose state nobody can check for what its kernels take for granted: so
+  // its tokens are read again, unless EngineOptions::trust_session_files. FailedPrecondition
+  // without tokens, and as CheckImport has it. memory, slot_cap and prompt of the options are not
+  // looked at.
+  void ImportSession(SessionImage image, SessionOptions options, SessionCallback done);
   // A tenant that is not given: any, for who may see every tenant's. A session of another tenant is
   // NotFound. Deleting blocks for at most one step, and cancels the session's run; the others tell
   // at once what was true at the last step boundary.

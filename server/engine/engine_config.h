@@ -24,7 +24,8 @@ namespace ovq {
 
 // A way for sessions to remember: their states, and the model that reads through them.
 struct EngineMemory {
-  std::string name;  // that callers ask for it by
+  std::string name;         // that callers ask for it by
+  std::string fingerprint;  // of the model that reads through it, hex
   std::vector<std::string> layer_types;
   int32_t default_slot_cap = 0;  // 0: none of the layers has a growing dictionary
   const StateLayout* layout = nullptr;
@@ -54,6 +55,7 @@ struct EngineModel {
 struct EngineOptions {
   size_t state_memory_bytes = size_t{1} << 30;
   size_t checkpoint_memory_bytes = size_t{1} << 28;  // of the host: Checkpoints
+  bool trust_session_files = false;                  // an import takes the state as it is, at once
   int max_sessions = 1024;                           // live sessions, one-shot requests included
   int max_queue = 1024;                              // requests waiting for admission
   int32_t max_batch_tokens = 512;                    // rows of one step
@@ -83,7 +85,7 @@ struct RequestReport {
   std::optional<double> dictionary_fill = std::nullopt;
 };
 struct SessionReport {
-  const char* event;        // "open", "fork", "rewind", "close", "expire"
+  const char* event;        // "open", "fork", "rewind", "export", "import", "close", "expire"
   absl::Duration duration;  // from the call to the state taken or given back; expire: 0
   int64_t position = 0;     // tokens of the conversation
   int64_t replayed = 0;     // tokens that a rewind has read again

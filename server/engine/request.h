@@ -169,6 +169,7 @@ struct SessionOptions : CallRequest {  // prompt: absorbed before the call retur
   std::string key = {};                // begins the id, if any
   // Idle time after which it is deleted; default: the server's.
   std::optional<absl::Duration> ttl = {};
+  bool imported = false;    // from a file, which the events tell from those opened
   bool keep_tokens = true;  // 4 bytes each; without them it cannot be rewound
 };
 // A place that a session can go back to.

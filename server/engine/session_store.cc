@@ -154,6 +154,7 @@ std::shared_ptr<Job> SessionStore::Open(SessionOptions options, SteadyTime calle
   job->session = NewSession(*state, std::move(job->hold), job->tenant, options.key,
                             options.ttl.value_or(config_.options.session_ttl), options.keep_tokens);
   job->session->info.prompt_tokens_total = job->prompt_tokens;
+  job->session->imported = options.imported;
   job->sequence = job->session;
   if (!job->tokens.empty()) {
     job->work = OpenWork{std::move(done)};
@@ -179,7 +180,7 @@ SessionInfo SessionStore::Show(const std::shared_ptr<Session>& session, const ch
 
 SessionInfo SessionStore::Opened(Job& job) {
   EndOfTurn(*job.session, 0);
-  return Show(job.session, "open", job.arrival);
+  return Show(job.session, job.session->imported ? "import" : "open", job.arrival);
 }
 
 absl::StatusOr<std::vector<SessionInfo>> SessionStore::Fork(const ForkOptions& options,

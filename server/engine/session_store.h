@@ -21,6 +21,8 @@
 
 namespace ovq {
 
+struct SessionImage;
+
 // Session::info is what is published of a session: no caller waits for the engine thread to read
 // it. The rest of a session belongs to the engine thread, or, while it is not busy, to whoever
 // looks at it in Claim.
@@ -65,6 +67,14 @@ class SessionStore {
   RewindResult Rewound(Job& job);
   void Unrewound(Job& job);  // as it was before
 
+  // What an idle session is.
+  absl::StatusOr<SessionImage> Export(const std::string& id, const std::string& tenant,
+                                      SteadyTime called);
+  // A session of an image that fits one of the engine's memories; at once or not at all. Its state
+  // is taken as it is.
+  absl::StatusOr<SessionInfo> Import(const SessionImage& image, const SessionOptions& options,
+                                     SteadyTime called);
+
   // After a step, with `left` tokens of the prompt to come.
   void MayCheckpoint(Session& session, int64_t left);
   void Publish(Job& job);  // what a turn's job has done so far
@@ -97,7 +107,9 @@ class SessionStore {
   // Claims the session for the job, unless only what it takes is asked for.
   absl::Status PrepareRewind(const RewindOptions& options, Job& job, RewindResult& result);
   void EndOfTurn(Session& session, int64_t generated);
-  void Keep(Session& session);                                // a checkpoint of it as it is
+  void Keep(Session& session);  // a checkpoint of it as it is
+  absl::StatusOr<std::shared_ptr<Session>> Take(const SessionImage& image,
+                                                const SessionOptions& options);
   static std::vector<TurnEnd> Turns(const Session& session);  // with the mutex held
   absl::StatusOr<std::vector<std::shared_ptr<Session>>> Copies(const ForkOptions& options);
   void Refresh(Session& session);   // info, from the state

@@ -93,6 +93,8 @@ absl::Status CheckPrompt(const EngineConfig& config, std::span<const int32_t> to
                        absl::StrCat(prefix, "prompt.token_ids.ids"));
 }
 
+}  // namespace
+
 absl::Status CheckTtl(const std::optional<absl::Duration>& ttl, const std::string& prefix) {
   if (!ttl || (*ttl > absl::ZeroDuration() && *ttl <= kMaxSessionTtl)) return absl::OkStatus();
   return BadField(absl::StrCat(prefix, "ttl"),
@@ -100,8 +102,6 @@ absl::Status CheckTtl(const std::optional<absl::Duration>& ttl, const std::strin
                                absl::ToInt64Hours(kMaxSessionTtl) / 24, " days"),
                   absl::FormatDuration(*ttl));
 }
-
-}  // namespace
 
 absl::Status EmptyPrompt(const std::string& prefix) {
   return BadField(absl::StrCat(prefix, "prompt"), "at least one token", "none");

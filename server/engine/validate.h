@@ -15,6 +15,7 @@ namespace ovq {
 // All but what depends on the session.
 absl::Status ValidateGenerate(const EngineConfig& config, const GenerateRequest& request);
 absl::Status ValidateScore(const EngineConfig& config, const ScoreRequest& request);
+absl::Status CheckTtl(const std::optional<absl::Duration>& ttl, const std::string& prefix);
 absl::Status ValidateFork(const ForkOptions& fork);
 absl::Status ValidateSession(const EngineConfig& config, const SessionOptions& session);
 // OutOfRange if full-attention layers have no room for `position` tokens.

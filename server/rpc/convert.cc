@@ -44,12 +44,6 @@ absl::Status SetStop(const v1::StopConditions& from, GenerateRequest& to) {
   return status;
 }
 
-absl::Duration ToDuration(const google::protobuf::Duration& from) {
-  constexpr int32_t kNanos = 1'000'000'000;
-  if (from.nanos() <= -kNanos || from.nanos() >= kNanos) return absl::InfiniteDuration();  // none
-  return absl::Seconds(from.seconds()) + absl::Nanoseconds(from.nanos());
-}
-
 void Fill(absl::Time from, google::protobuf::Timestamp& to) {
   // Rounded down, so that the nanoseconds are never negative.
   const int64_t seconds = absl::ToUnixSeconds(from);
@@ -84,6 +78,12 @@ void Fill(const std::vector<TokenLogprob>& from, v1::TopLogprobs& to) {
 }
 
 }  // namespace
+
+absl::Duration ToDuration(const google::protobuf::Duration& from) {
+  constexpr int32_t kNanos = 1'000'000'000;
+  if (from.nanos() <= -kNanos || from.nanos() >= kNanos) return absl::InfiniteDuration();  // none
+  return absl::Seconds(from.seconds()) + absl::Nanoseconds(from.nanos());
+}
 
 absl::StatusOr<std::vector<int32_t>> Encode(const Tokenizer& tokenizer, const std::string& text,
                                             bool add_bos, const std::string& field) {
@@ -142,17 +142,22 @@ template absl::Status SetGeneration(const v1::GenerateRequest&, const PromptPlac
 template absl::Status SetGeneration(const v1::ChatTurn&, const PromptPlace&, const Engine&,
                                     GenerateRequest&);
 
+absl::Status TakeKey(const grpc::CallbackServerContext& context, SessionOptions& to) {
+  std::optional<std::string> key = MetadataValue(context, "ovq-session");
+  if (!key) return absl::OkStatus();
+  if (!IsSessionKey(*key)) {
+    return absl::InvalidArgumentError(
+        "metadata ovq-session: expected one key of 1 to 64 characters A-Z a-z 0-9 _ -");
+  }
+  to.key = *std::move(key);
+  return absl::OkStatus();
+}
+
 template <class Message>
 absl::StatusOr<SessionOptions> ToSessionOptions(const Message& from,
                                                 const grpc::CallbackServerContext& context) {
   SessionOptions to;
-  if (std::optional<std::string> key = MetadataValue(context, "ovq-session")) {
-    if (!IsSessionKey(*key)) {
-      return absl::InvalidArgumentError(
-          "metadata ovq-session: expected one key of 1 to 64 characters A-Z a-z 0-9 _ -");
-    }
-    to.key = *std::move(key);
-  }
+  if (absl::Status status = TakeKey(context, to); !status.ok()) return status;
   to.memory = from.memory();
   if (from.has_max_centroids()) to.slot_cap = static_cast<int32_t>(from.max_centroids());
   if (from.has_ttl()) to.ttl = ToDuration(from.ttl());

@@ -34,12 +34,13 @@ template <class Message>
 absl::Status SetGeneration(const Message& from, const PromptPlace& place, const Engine& engine,
                            GenerateRequest& to);
 std::vector<int32_t> TokenIds(const google::protobuf::RepeatedField<uint32_t>& ids);
-// What a v1::CreateSessionRequest and a v1::ChatOpen have in common, and the key of the session.
-//
+absl::Duration ToDuration(const google::protobuf::Duration& from);
 // Metadata `ovq-session` carries a key that the client chose when it made the session; a balancer
 // in front keeps what has the same key on one server. The key is the beginning of the session's id,
 // "KEY.RANDOM", so that whoever has the id has the key. InvalidArgument for what cannot begin an
 // id.
+absl::Status TakeKey(const grpc::CallbackServerContext& context, SessionOptions& to);
+// What a v1::CreateSessionRequest and a v1::ChatOpen have in common, and the key of the session.
 template <class Message>
 absl::StatusOr<SessionOptions> ToSessionOptions(const Message& from,
                                                 const grpc::CallbackServerContext& context);

@@ -8,13 +8,10 @@
 #include "server/rpc/convert.h"
 #include "server/rpc/grpc_unary.h"
 #include "server/rpc/services.h"
+#include "server/rpc/session_transfer.h"
 
 namespace ovq {
 namespace {
-
-absl::Status Unimplemented(const char* method) {
-  return absl::UnimplementedError(absl::StrCat(method, ": not supported by this server version"));
-}
 
 v1::Session ToProto(const SessionInfo& info) {
   v1::Session session;
@@ -131,25 +128,14 @@ absl::StatusOr<v1::DeleteSessionResponse> HandleDelete(const UnaryInfo& info,
   return v1::DeleteSessionResponse();
 }
 
-// A stream that ends with a status before any message.
-template <class Reactor>
-class RefusedCall final : public Reactor {
- public:
-  RefusedCall(ServiceContext& services, const char* method, grpc::CallbackServerContext* context) {
-    CallRecord record(services, method, context);
-    const absl::StatusOr<Caller> caller = services.auth.Authenticate(*context);
-    if (caller.ok()) record.summary().tenant = caller->tenant;
-    this->Finish(record.End(caller.ok() ? Unimplemented(method) : caller.status()));
-  }
-  void OnDone() override { delete this; }
-};
-
 }  // namespace
 
 RpcService MakeSessionService(ServiceContext& services) {
   using Service = RawService<v1::SessionService>;
   using Context = Service::Context;
   using Bytes = Service::Bytes;
+  // As much as states may have; their memory is not the host's on every device.
+  const auto budget = std::make_shared<ImportBudget>(services.engine.options().state_memory_bytes);
   auto service = std::make_unique<Service>(services, Access::kAny);
   service->Unary<v1::CreateSessionRequest, v1::Session>("CreateSession", &HandleCreate);
   service->Unary<v1::ForkSessionRequest, v1::ForkSessionResponse>("ForkSession", &HandleFork);
@@ -159,14 +145,12 @@ RpcService MakeSessionService(ServiceContext& services) {
   service->Unary<v1::RewindSessionRequest, v1::RewindSessionResponse>("RewindSession",
                                                                       &HandleRewind);
   service->Take("ExportSession", new grpc::internal::CallbackServerStreamingHandler<Bytes, Bytes>(
-                                     [&services](Context* context, const Bytes*) {
-                                       return new RefusedCall<grpc::ServerWriteReactor<Bytes>>(
-                                           services, "ExportSession", context);
+                                     [&services](Context* context, const Bytes* request) {
+                                       return StartExport(services, context, request);
                                      }));
   service->Take("ImportSession", new grpc::internal::CallbackClientStreamingHandler<Bytes, Bytes>(
-                                     [&services](Context* context, Bytes*) {
-                                       return new RefusedCall<grpc::ServerReadReactor<Bytes>>(
-                                           services, "ImportSession", context);
+                                     [&services, budget](Context* context, Bytes* response) {
+                                       return StartImport(services, *budget, context, response);
                                      }));
   return {v1::SessionService::service_full_name(), std::move(service)};
 }

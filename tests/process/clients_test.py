@@ -176,6 +176,26 @@ class ChatInteractive(WithServer):
         kept = re.search(r"^session (\S+)$", run.stderr, re.MULTILINE)[1]
         self.assertEqual(self.server.sessions[kept].position, 0)
 
+    def test_save_and_load(self):
+        with tempfile.TemporaryDirectory() as folder:
+            file, bad = os.path.join(folder, "kept"), os.path.join(folder, "bad")
+            with open(bad, "w") as out:
+                out.write("no session")
+            run = self.run_chat(
+                "--interactive",
+                "--keep-session",
+                stdin=f"abc\n/save {file}\n/save {file}\n/load {file}\n/load {bad}\n/load {bad}x\n",
+            )
+            with open(file) as saved:
+                self.assertEqual(saved.read(), "session 8")
+        self.assertEqual((run.returncode, run.stdout), (0, "3:abc\n"), run.stderr)
+        self.assertIn(f"[9 bytes in {file}]", run.stderr)
+        self.assertIn(f"{file}: File exists", run.stderr)
+        self.assertIn("session file: damaged", run.stderr)
+        self.assertIn(f"{bad}x: No such file", run.stderr)
+        _, made = re.findall(r"^(?:> )?session (\S+)$", run.stderr, re.MULTILINE)
+        self.assertEqual(self.server.sessions[made].position, 8)
+
     def test_undo_takes_messages_back(self):
         self.run_chat("--interactive", "--system", "S", stdin="Hi\nBye\n/undo\nYo\n/undo\n/undo\nNew\n")
         conversations = [turn.prompt.conversation for turn in self.server.turns]
@@ -389,6 +409,11 @@ class PythonClient(WithServer):
         self.assertEqual(len({first.session_id, second.session_id, *made}), 7)
         plan = self.client.rewind_session(second.session_id, 0, dry_run=True)
         self.assertEqual((plan.session.session_id, plan.replay_tokens), (second.session_id, 0))
+        moved = self.client.import_session(self.client.export_session(second.session_id), ttl=9)
+        self.assertEqual(moved.position, second.position)
+        with self.assertRaises(OvqError):
+            self.client.import_session([b"x" * (3 << 20)])
+        self.client.delete_session(moved.session_id)
         for copy in (first, second):
             self.client.delete_session(copy.session_id)
         self.client.delete_session(made[0])

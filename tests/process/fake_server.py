@@ -166,10 +166,20 @@ class FakeServer:
             session.position = request.position
         return self.pb.RewindSessionResponse(session=session, replay_tokens=replay)
 
-    def _unsupported(self, request, context):
-        context.abort(grpc.StatusCode.UNIMPLEMENTED, "not supported")
+    def ExportSession(self, request, context):
+        session = self._session(request, context)
+        for part in (b"session ", str(session.position).encode()):
+            yield self.pb.SessionBytes(data=part)
 
-    ExportSession = ImportSession = _unsupported
+    def ImportSession(self, requests, context):
+        data = b"".join(part.data for part in requests)
+        if not data.startswith(b"session "):
+            context.abort(grpc.StatusCode.DATA_LOSS, "session file: damaged")
+        session = self.pb.Session()
+        session.CopyFrom(self._new_session(self.pb.CreateSessionRequest(), context))
+        session.position = int(data[8:])
+        self.sessions[session.session_id] = session
+        return session
 
     # --- helpers ---
 

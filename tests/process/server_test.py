@@ -183,6 +183,30 @@ class Serving(unittest.TestCase):
         self.assertRegex(metrics, r'ovq_session_history_bytes{.*kind="checkpoints".*} [1-9]')
         self.sessions.DeleteSession(pb.DeleteSessionRequest(session_id=session_id))
 
+    def test_a_session_moves_to_another_server(self):
+        made = self.sessions.CreateSession(pb.CreateSessionRequest(
+            prompt=pb.Prompt(text="z" * 2000)))
+        collect(self.inference, request("and then?", 70, session_id=made.session_id))
+        parts = list(self.sessions.ExportSession(
+            pb.ExportSessionRequest(session_id=made.session_id)))
+        position = self.sessions.GetSession(
+            pb.GetSessionRequest(session_id=made.session_id)).position
+        expected = collect(self.inference, request("go on", 40, session_id=made.session_id))[:2]
+        for how in ("replay", "trust"):
+            with ServerProcess(BINARY, model_folder(), "--imports", how) as other:
+                with connect(other) as channel:
+                    sessions = rpc.SessionServiceStub(channel)
+                    moved = sessions.ImportSession(iter(parts))
+                    self.assertEqual(moved.position, position)
+                    again = collect(rpc.InferenceServiceStub(channel),
+                                    request("go on", 40, session_id=moved.session_id))[:2]
+                    self.assertEqual(again, expected, how)
+                    with self.assertRaises(grpc.RpcError) as refused:
+                        sessions.ImportSession(iter(parts[:-1] + [pb.SessionBytes(
+                            data=parts[-1].data[:-1])]))
+                    self.assertEqual(refused.exception.code(), grpc.StatusCode.DATA_LOSS)
+                    self.assertEqual(len(sessions.ListSessions(pb.ListSessionsRequest()).sessions), 1)
+
     def test_metrics_over_http(self):
         collect(self.inference, request("count me", 5))
         text = self.server.metrics()

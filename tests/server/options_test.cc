@@ -67,6 +67,7 @@ TEST(Options, EveryFlag) {
                            "--threads=3",
                            "--state-memory=1.5GiB",
                            "--checkpoint-memory=0",
+                           "--imports=trust",
                            "--max-centroids=128",
                            "--max-sessions=7",
                            "--memory=closest-pair,exact",
@@ -101,6 +102,7 @@ TEST(Options, EveryFlag) {
   EXPECT_EQ(options.threads, 3);
   EXPECT_EQ(options.state_memory_bytes, (size_t{3} << 30) / 2);
   EXPECT_EQ(options.checkpoint_memory_bytes, 0u);
+  EXPECT_TRUE(options.engine.trust_session_files);
   EXPECT_EQ(options.engine.max_slot_cap, 128);
   EXPECT_EQ(options.engine.max_sessions, 7);
   EXPECT_THAT(options.memories, testing::ElementsAre(Memory::kClosestPair, Memory::kExact));
@@ -281,6 +283,7 @@ TEST(Options, HelpListsEveryFlagWithItsTwin) {
                            "threads",
                            "state-memory",
                            "checkpoint-memory",
+                           "imports",
                            "max-centroids",
                            "max-sessions",
                            "memory",

@@ -83,6 +83,17 @@ def _sessions(client: Client, args: argparse.Namespace) -> None:
         rewound = client.rewind_session(args.rewind, args.position)
         print(f"position {rewound.session.position}, {rewound.replay_tokens} tokens read again")
         return
+    if args.export_:
+        session_id, file = args.export_
+        with open(file, "xb") as out:
+            for part in client.export_session(session_id):
+                out.write(part)
+        return
+    if args.import_:
+        with open(args.import_, "rb") as file:
+            session = client.import_session(iter(lambda: file.read(1 << 20), b""), ttl=args.ttl)
+        print(session.session_id)
+        return
     if args.create:
         session = client.create_session(
             memory=args.memory, max_centroids=args.max_centroids, ttl=args.ttl
@@ -153,6 +164,16 @@ def _parser() -> argparse.ArgumentParser:
     what.add_argument("--create", action="store_true", help="make one and print its id")
     what.add_argument("--fork", metavar="ID", help="copy one and print the ids of the copies")
     what.add_argument("--rewind", metavar="ID", help="take one back to its first --position tokens")
+    what.add_argument(
+        "--export",
+        dest="export_",
+        nargs=2,
+        metavar=("ID", "FILE"),
+        help="write one to a new file (session-file prints what it holds)",
+    )
+    what.add_argument(
+        "--import", dest="import_", metavar="FILE", help="make one from a file and print its id"
+    )
     what.add_argument("--delete", metavar="ID")
     sessions.add_argument("--max-centroids", type=int, metavar="N", help="of the new session")
     sessions.add_argument("--memory", metavar="NAME", help="of the new session")

@@ -4,7 +4,7 @@ import contextlib
 import queue
 import re
 import secrets
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from typing import Any, Unpack
 
 import grpc
@@ -18,8 +18,8 @@ from ovq_client.types import (
     ModelInfo,
     Options,
     Prompt,
-    Score,
     Rewound,
+    Score,
     Session,
     Started,
     TokenChunk,
@@ -29,6 +29,7 @@ from ovq_client.types import (
 # Long prompts of a chat go in parts, far below the 4 MiB that a gRPC server takes in one message.
 _PART_BYTES = 64 * 1024
 _PART_IDS = 16 * 1024
+_FILE_PART_BYTES = 1 << 20
 
 _EVENTS = {"started": Started, "chunk": TokenChunk, "finished": Finished}
 _OPTION_MESSAGES = {"sampling": "SamplingParams", "stop": "StopConditions", "output": "OutputOptions"}
@@ -417,6 +418,28 @@ class Client:
             rewound = self._sessions.RewindSession(request, session_key=_session_key(session_id))
             session = from_message(Session, rewound.session)
         return Rewound(session=session, replay_tokens=rewound.replay_tokens)
+
+    def export_session(self, session_id: str) -> Iterator[bytes]:
+        """The session as a file of docs/session-format.md, in parts."""
+        request = MESSAGES["ExportSessionRequest"](session_id=session_id)
+        with _ovq_errors():
+            parts = self._sessions.ExportSession(request, session_key=_session_key(session_id))
+            for part in parts:
+                yield part.data
+
+    def import_session(self, parts: Iterable[bytes], *, ttl: float | None = None) -> Session:
+        """A new session from such a file."""
+        message = MESSAGES["SessionBytes"]
+
+        def messages() -> Iterator[Any]:
+            yield message(ttl=_duration(ttl))
+            for part in parts:
+                for at in range(0, len(part), _FILE_PART_BYTES):
+                    yield message(data=part[at : at + _FILE_PART_BYTES])
+
+        with _ovq_errors():
+            session = self._sessions.ImportSession(messages(), session_key=_session_key(None))
+            return from_message(Session, session)
 
     def delete_session(self, session_id: str) -> None:
         """Ends the session; a call that uses it is cancelled."""

@@ -84,7 +84,7 @@ TEST(Tokens, EveryCallNeedsAGoodOne) {
   EXPECT_THAT(metrics, HasSubstr("ovq_auth_failures_total{reason=\"unknown\"} 2"));
 }
 
-TEST(Tokens, StreamsAndUnimplementedCallsNeedOneToo) {
+TEST(Tokens, StreamsNeedOneToo) {
   TestServer server(WithTenants());
   EXPECT_THAT(Generate(server.inference(), TextRequest("x", 1)).status,
               Fails(kUnauthenticated, "authorization"));
@@ -98,6 +98,10 @@ TEST(Tokens, StreamsAndUnimplementedCallsNeedOneToo) {
   v1::SessionBytes bytes;
   EXPECT_FALSE(reader->Read(&bytes));
   EXPECT_THAT(reader->Finish(), Fails(kUnauthenticated, "authorization"));
+  grpc::ClientContext import_context;
+  v1::Session session;
+  const auto writer = server.sessions().ImportSession(&import_context, &session);
+  EXPECT_THAT(writer->Finish(), Fails(kUnauthenticated, "authorization"));
   grpc::ClientContext rewind_context;
   v1::RewindSessionResponse rewound;
   EXPECT_THAT(server.sessions().RewindSession(&rewind_context, {}, &rewound),

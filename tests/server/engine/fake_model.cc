@@ -157,6 +157,7 @@ EngineModel FakeModel::Make() {
       return logits;
     };
     model.memories.push_back({.name = model.memories.empty() ? "model" : "exact",
+                              .fingerprint = std::string(64, 'f'),
                               .layer_types = {"ovq_attention", "sliding_attention"},
                               .default_slot_cap = kDefaultSlotCap,
                               .layout = layout.get(),

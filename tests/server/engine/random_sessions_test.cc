@@ -1,6 +1,7 @@
 // Sessions under random calls, held to a plain model: a session is the list of its tokens. Whatever
-// was opened, told, cancelled, copied, taken back and deleted, in whatever company, its state is to
-// the byte that of a session which has read these tokens and nothing else, and so are its answers.
+// was opened, told, cancelled, copied, moved, taken back and deleted, in whatever company, its
+// state is to the byte that of a session which has read these tokens and nothing else, and so are
+// its answers.
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
@@ -35,7 +36,7 @@ class Driver {
 
   void Run(int calls) {
     for (int call = 0; call < calls && !testing::Test::HasFailure(); ++call) {
-      const int what = sessions_.empty() ? 0 : Upto(9);
+      const int what = sessions_.empty() ? 0 : Upto(10);
       if (what == 0 && sessions_.size() < 6) {
         Open();
       } else if (what <= 3) {
@@ -46,6 +47,8 @@ class Driver {
         Fork(Any());
       } else if (what <= 8) {
         Rewind(Any());
+      } else if (what == 9) {
+        Move(Any());
       } else {
         Delete(Upto(static_cast<int>(sessions_.size()) - 1));
       }
@@ -70,6 +73,7 @@ class Driver {
     EngineOptions options;
     options.seed = 1;
     options.max_batch_tokens = 1 + Upto(200);
+    options.trust_session_files = Upto(1) == 0;
     options.checkpoint_memory_bytes = std::vector<size_t>{0, 300'000, size_t{1} << 30}[Upto(2)];
     return options;
   }
@@ -191,6 +195,32 @@ class Driver {
     } else {
       EXPECT_TRUE(absl::IsCancelled(result.status())) << result.status();
     }
+  }
+
+  // Out, over bytes, and in again.
+  void Move(Plain& session) {
+    absl::StatusOr<SessionImage> image = engine_.ExportSession(session.id, "");
+    ASSERT_TRUE(image.ok()) << image.status();
+    const EncodedSession file = EncodeSession(*std::move(image));
+    SessionReader reader([this](const SessionImage& head) { return engine_.CheckImport(head); });
+    size_t at = 0;
+    while (at < file.bytes()) {
+      const std::string_view part = file.Part(at, 1 + static_cast<size_t>(Upto(1 << 16)));
+      ASSERT_TRUE(reader.Add(part).ok());
+      at += part.size();
+    }
+    absl::StatusOr<SessionImage> read = reader.Finish();
+    ASSERT_TRUE(read.ok()) << read.status();
+    Receiver<absl::StatusOr<SessionInfo>> receiver;
+    engine_.ImportSession(*std::move(read), {}, receiver.callback());
+    const absl::StatusOr<SessionInfo> made = receiver.Wait();
+    if (!session.keeps_tokens && !engine_.options().trust_session_files) {
+      EXPECT_TRUE(absl::IsFailedPrecondition(made.status())) << made.status();
+      return;
+    }
+    ASSERT_TRUE(made.ok()) << made.status();
+    EXPECT_TRUE(engine_.DeleteSession(session.id, "").ok());
+    session.id = made->id;
   }
 
   void Delete(int index) {

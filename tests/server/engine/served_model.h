@@ -15,6 +15,7 @@ inline EngineModel Served(const LanguageModel& model) {
   served.full_kv_bytes_per_token = model.full_kv_bytes_per_token();
   served.memories.push_back(
       {.name = "model",
+       .fingerprint = model.fingerprint(),
        .layer_types = model.config().layer_types(),
        .default_slot_cap = static_cast<int32_t>(model.layout().default_slot_cap()),
        .layout = &model.layout(),

@@ -46,7 +46,7 @@ std::string TextAfter(const std::function<void(TestEngine&)>& run) {
 
 TEST(Metrics, EveryLabelSetExistsFromTheStart) {
   const std::string text = Metrics(Named(true)).Text();
-  for (const char* event : {"open", "fork", "rewind", "close", "expire"}) {
+  for (const char* event : {"open", "fork", "rewind", "export", "import", "close", "expire"}) {
     const std::string label = absl::StrCat("event=\"", event, "\"");
     EXPECT_EQ(Sample(text, "ovq_session_events_total", {label}), 0);
     const bool timed = std::string(event) != "expire";  // nobody waits for it
@@ -104,10 +104,12 @@ TEST(Metrics, SessionEvents) {
   events.session_event({.event = "open", .duration = absl::Milliseconds(2), .position = 20});
   events.session_event({.event = "fork", .duration = absl::Milliseconds(1), .position = 20});
   events.session_event({.event = "rewind", .duration = {}, .position = 9, .replayed = 700});
+  events.session_event({.event = "export", .duration = {}, .position = 9});
+  events.session_event({.event = "import", .duration = {}, .position = 9});
   events.session_event({.event = "close", .duration = absl::Milliseconds(40), .position = 5000});
   events.session_event({.event = "expire", .duration = {}, .position = 3});
   const std::string text = metrics.Text();
-  for (const char* event : {"open", "fork", "rewind", "close", "expire"}) {
+  for (const char* event : {"open", "fork", "rewind", "export", "import", "close", "expire"}) {
     EXPECT_EQ(Sample(text, "ovq_session_events_total", {absl::StrCat("\"", event, "\"")}), 1);
   }
   const auto slower_than = [&](const char* event, const char* seconds) {

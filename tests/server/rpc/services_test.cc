@@ -400,19 +400,86 @@ TEST(SessionCalls, Rewind) {
               Fails(grpc::StatusCode::FAILED_PRECONDITION, "keeps no tokens"));
 }
 
-TEST(SessionCalls, UnsupportedCallsSaySo) {
-  TestServer server;
-  constexpr auto kUnimplemented = grpc::StatusCode::UNIMPLEMENTED;
-  v1::Session session;
-  grpc::ClientContext export_context;
-  const auto reader = server.sessions().ExportSession(&export_context, v1::ExportSessionRequest());
-  v1::SessionBytes bytes;
-  EXPECT_FALSE(reader->Read(&bytes));
-  EXPECT_THAT(reader->Finish(), Fails(kUnimplemented, "ExportSession: not supported"));
-  grpc::ClientContext import_context;
-  const auto writer = server.sessions().ImportSession(&import_context, &session);
+std::pair<std::string, grpc::Status> Export(TestServer& server, const std::string& id,
+                                            const std::string& tenant) {
+  grpc::ClientContext context;
+  context.AddMetadata("ovq-tenant", tenant);
+  v1::ExportSessionRequest request;
+  request.set_session_id(id);
+  const auto reader = server.sessions().ExportSession(&context, request);
+  std::string file;
+  v1::SessionBytes part;
+  while (reader->Read(&part)) {
+    EXPECT_LE(part.data().size(), size_t{1} << 20);
+    file += part.data();
+  }
+  return {file, reader->Finish()};
+}
+
+grpc::Status Import(TestServer& server, const std::string& file, v1::Session& session,
+                    const std::string& tenant, size_t part_bytes = 10'000) {
+  grpc::ClientContext context;
+  context.AddMetadata("ovq-tenant", tenant);
+  context.AddMetadata("ovq-session", "green");
+  const auto writer = server.sessions().ImportSession(&context, &session);
+  v1::SessionBytes part;
+  part.mutable_ttl()->set_seconds(77);
+  for (size_t at = 0; at < file.size(); at += part_bytes) {
+    part.set_data(file.substr(at, part_bytes));
+    if (!writer->Write(part)) break;
+    part.clear_ttl();
+  }
   writer->WritesDone();
-  EXPECT_THAT(writer->Finish(), Fails(kUnimplemented, "ImportSession: not supported"));
+  return writer->Finish();
+}
+
+TEST(SessionCalls, ExportAndImport) {
+  TestServer server;
+  v1::CreateSessionRequest create;
+  create.mutable_prompt()->set_text("once upon a time there was a session");
+  v1::Session made, copy;
+  ASSERT_THAT(Call(server.sessions(), &Sessions::CreateSession, create, made, "bob"), Succeeds());
+  const auto [file, status] = Export(server, made.session_id(), "bob");
+  ASSERT_THAT(status, Succeeds());
+  for (const size_t part_bytes : {size_t{1}, size_t{77}, file.size()}) {
+    if (part_bytes == 1 && file.size() > 100'000) continue;
+    ASSERT_THAT(Import(server, file, copy, "eve", part_bytes), Succeeds());
+    EXPECT_EQ(copy.session_id().substr(0, 6), "green.");
+    EXPECT_EQ(copy.position(), made.position());
+    EXPECT_EQ(copy.expires().seconds() - copy.last_used().seconds(), 77);
+  }
+  EXPECT_THAT(server.metrics().Text(),
+              HasSubstr("ovq_session_events_total{model=\"fake\",event=\"export\"} 1\n"));
+
+  constexpr auto kDataLoss = grpc::StatusCode::DATA_LOSS;
+  EXPECT_THAT(Import(server, "", copy, "eve"), Fails(kDataLoss, "session file: "));
+  EXPECT_THAT(Import(server, file.substr(0, file.size() - 1), copy, "eve"),
+              Fails(kDataLoss, "session file: "));
+  EXPECT_THAT(Import(server, file + "x", copy, "eve"), Fails(kDataLoss, "behind its end"));
+  for (const size_t at : {size_t{3}, size_t{40}, file.size() / 2, file.size() - 5}) {
+    std::string damaged = file;
+    damaged[at] = static_cast<char>(damaged[at] ^ 16);
+    EXPECT_THAT(Import(server, damaged, copy, "eve"), Fails(kDataLoss, "session file: ")) << at;
+  }
+  std::string newer = file;
+  newer[8] = 2;
+  EXPECT_THAT(Import(server, newer, copy, "eve"),
+              Fails(grpc::StatusCode::FAILED_PRECONDITION, "version"));
+  EXPECT_THAT(Export(server, made.session_id(), "eve").second,
+              Fails(grpc::StatusCode::NOT_FOUND, "not found"));
+  EXPECT_THAT(Export(server, "", "bob").second, Fails(kInvalid, "session_id: "));
+
+  // One that stops amid its parts leaves nothing behind.
+  {
+    grpc::ClientContext context;
+    const auto writer = server.sessions().ImportSession(&context, &copy);
+    v1::SessionBytes part;
+    part.set_data(file.substr(0, file.size() / 2));
+    EXPECT_TRUE(writer->Write(part));
+    context.TryCancel();
+    EXPECT_EQ(writer->Finish().error_code(), grpc::StatusCode::CANCELLED);
+  }
+  EXPECT_EQ(server.engine().ListSessions(std::nullopt, 0, "")->sessions.size(), 4u);
 }
 
 // grpc.health.v1.HealthCheckRequest { string service = 1 } and its answer { status = 1 }.

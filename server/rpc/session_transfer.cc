@@ -1,0 +1,208 @@
+// ExportSession and ImportSession: a session as a file, in parts.
+#include "server/rpc/session_transfer.h"
+
+#include <algorithm>
+#include <atomic>
+#include <memory>
+#include <utility>
+
+#include "absl/strings/str_cat.h"
+#include "ovq/v1/inference.pb.h"
+#include "server/engine/error_facts.h"
+#include "server/engine/session_image.h"
+#include "server/engine/validate.h"
+#include "server/rpc/convert.h"
+#include "server/rpc/stream_call.h"
+
+namespace ovq {
+namespace {
+
+constexpr size_t kPartBytes = size_t{1} << 20;
+
+class ExportCall final
+    : public StreamCall<grpc::ServerWriteReactor<grpc::ByteBuffer>, v1::SessionBytes> {
+ public:
+  using StreamCall::StreamCall;
+
+  void Start(const grpc::ByteBuffer* request) {
+    KeepUntilDone();
+    OnBlockingThread([this, request] {
+      if (absl::Status status = Read(*request); !status.ok()) return EndCall(status);
+      OnStrand([this] { Pump(); });
+    });
+  }
+
+ private:
+  absl::Status Read(const grpc::ByteBuffer& bytes) {
+    absl::StatusOr<Caller> caller = services_.auth.Authenticate(*context_);
+    if (!caller.ok()) return caller.status();
+    v1::ExportSessionRequest message;
+    if (absl::Status status = ParseMessage(bytes, message); !status.ok()) return status;
+    if (absl::Status status = CheckSessionId(message.session_id(), ""); !status.ok()) return status;
+    record_.summary().tenant = caller->tenant;
+    record_.summary().SetSession(message.session_id());
+    if (absl::Status status = services_.engine.ChargeRequest(caller->tenant); !status.ok()) {
+      return status;
+    }
+    absl::StatusOr<SessionImage> image =
+        services_.engine.ExportSession(message.session_id(), caller->tenant);
+    if (!image.ok()) return image.status();
+    image->made_by = absl::StrCat("ovq-server ", OVQ_VERSION);
+    file_ = EncodeSession(*std::move(image));
+    return absl::OkStatus();
+  }
+
+  bool Advance() override {
+    const std::string_view part = file_.Part(sent_, kPartBytes);
+    if (client_gone_) {
+      EndCall(absl::CancelledError("cancelled by the client"));
+    } else if (part.empty()) {
+      EndCall(absl::OkStatus());
+    } else {
+      out_.emplace_back().set_data(part.data(), part.size());
+      sent_ += part.size();
+    }
+    return true;
+  }
+
+  EncodedSession file_;
+  size_t sent_ = 0;
+};
+
+// What all imports hold while their bytes arrive, as their heads declare it.
+class Arriving {
+ public:
+  explicit Arriving(ImportBudget& budget) : budget_(budget) {}
+  ~Arriving() { budget_.held -= bytes_; }
+  Arriving(const Arriving&) = delete;
+  Arriving& operator=(const Arriving&) = delete;
+
+  absl::Status Take(size_t bytes) {
+    const size_t held = budget_.held += bytes;
+    bytes_ += bytes;
+    if (held <= budget_.most) return absl::OkStatus();
+    return WithFacts(absl::ResourceExhaustedError(
+                         absl::StrCat("imports: ", bytes, " bytes needed, ",
+                                      budget_.most - std::min(held - bytes, budget_.most), " of ",
+                                      budget_.most, " bytes free")),
+                     {.reason = RejectReason::kStateMemory, .bytes_needed = bytes});
+  }
+
+ private:
+  ImportBudget& budget_;
+  size_t bytes_ = 0;
+};
+
+class ImportCall final : public grpc::ServerReadReactor<grpc::ByteBuffer>,
+                         public std::enable_shared_from_this<ImportCall> {
+ public:
+  ImportCall(ServiceContext& services, ImportBudget& budget, grpc::CallbackServerContext* context,
+             grpc::ByteBuffer* response)
+      : services_(services),
+        context_(context),
+        response_(response),
+        record_(services, "ImportSession", context),
+        arriving_(budget),
+        reader_([this](const SessionImage& head) { return CheckHead(head); }) {}
+
+  void Start() {
+    self_ = shared_from_this();
+    Work([this] {
+      absl::StatusOr<Caller> caller = services_.auth.Authenticate(*context_);
+      if (!caller.ok()) return End(caller.status());
+      record_.summary().tenant = caller->tenant;
+      options_.tenant = std::move(caller->tenant);
+      options_.deadline = record_.deadline();
+      if (absl::Status status = TakeKey(*context_, options_); !status.ok()) return End(status);
+      StartRead(&part_);
+    });
+  }
+
+  void OnReadDone(bool ok) override {
+    Work([this, ok] { ok ? Add() : Import(); });
+  }
+  void OnCancel() override { cancelled_ = true; }
+  void OnDone() override { self_.reset(); }
+
+ private:
+  template <class Function>
+  void Work(Function work) {
+    services_.blocking.Run([self = shared_from_this(), work = std::move(work)] { work(); });
+  }
+  void End(const absl::Status& status) { Finish(record_.End(status)); }
+
+  absl::Status CheckHead(const SessionImage& head) {
+    if (absl::Status status = services_.engine.CheckImport(head); !status.ok()) return status;
+    const auto tokens = static_cast<size_t>(head.length());
+    return arriving_.Take(head.state_bytes + tokens * sizeof(int32_t));
+  }
+
+  void Add() {
+    v1::SessionBytes message;
+    absl::Status status = ParseMessage(part_, message);
+    if (status.ok() && message.has_ttl()) {
+      options_.ttl = ToDuration(message.ttl());
+      status = CheckTtl(options_.ttl, "");
+    }
+    if (status.ok()) status = reader_.Add(message.data());
+    if (!status.ok()) return End(status);
+    part_.Clear();
+    StartRead(&part_);
+  }
+
+  void Import() {
+    if (cancelled_) return End(absl::CancelledError("cancelled by the client"));
+    absl::StatusOr<SessionImage> image = reader_.Finish();
+    if (!image.ok()) return End(image.status());
+    services_.engine.ImportSession(
+        *std::move(image), options_, [self = shared_from_this()](auto session) {
+          self->services_.blocking.Run(
+              [self, session = std::move(session)] { self->Answer(session); });
+        });
+  }
+
+  void Answer(const absl::StatusOr<SessionInfo>& session) {
+    if (!session.ok()) return End(session.status());
+    if (cancelled_) {  // nobody learned its id
+      (void)services_.engine.DeleteSession(session->id, session->tenant);
+      return End(absl::CancelledError("cancelled by the client"));
+    }
+    v1::Session answer;
+    Fill(*session, answer);
+    record_.summary().SetSession(session->id);
+    *response_ = SerializeMessage(answer);
+    End(absl::OkStatus());
+  }
+
+  ServiceContext& services_;
+  grpc::CallbackServerContext* const context_;
+  grpc::ByteBuffer* const response_;
+  CallRecord record_;
+  Arriving arriving_;
+  SessionReader reader_;
+  SessionOptions options_;
+  grpc::ByteBuffer part_;
+  std::atomic<bool> cancelled_ = false;
+  std::shared_ptr<ImportCall> self_;  // until OnDone
+};
+
+}  // namespace
+
+grpc::ServerWriteReactor<grpc::ByteBuffer>* StartExport(ServiceContext& services,
+                                                        grpc::CallbackServerContext* context,
+                                                        const grpc::ByteBuffer* request) {
+  auto call = std::make_shared<ExportCall>(services, "ExportSession", context);
+  call->Start(request);
+  return call.get();
+}
+
+grpc::ServerReadReactor<grpc::ByteBuffer>* StartImport(ServiceContext& services,
+                                                       ImportBudget& budget,
+                                                       grpc::CallbackServerContext* context,
+                                                       grpc::ByteBuffer* response) {
+  auto call = std::make_shared<ImportCall>(services, budget, context, response);
+  call->Start();
+  return call.get();
+}
+
+}  // namespace ovq

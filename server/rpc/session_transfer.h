@@ -1,0 +1,28 @@
+// The reactors of ExportSession and ImportSession; each ends by itself.
+#pragma once
+
+#include <grpcpp/grpcpp.h>
+
+#include <atomic>
+#include <cstddef>
+
+#include "server/rpc/grpc_context.h"
+
+namespace ovq {
+
+// What imports may hold together, outside the budget of states.
+struct ImportBudget {
+  const size_t most;  // bytes
+  std::atomic<size_t> held = 0;
+};
+
+grpc::ServerWriteReactor<grpc::ByteBuffer>* StartExport(ServiceContext& services,
+                                                        grpc::CallbackServerContext* context,
+                                                        const grpc::ByteBuffer* request);
+// The budget outlives the call.
+grpc::ServerReadReactor<grpc::ByteBuffer>* StartImport(ServiceContext& services,
+                                                       ImportBudget& budget,
+                                                       grpc::CallbackServerContext* context,
+                                                       grpc::ByteBuffer* response);
+
+}  // namespace ovq

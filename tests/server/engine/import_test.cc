@@ -1,0 +1,126 @@
+// Sessions that leave as bytes and come back, into this engine or another.
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+
+#include "server/engine/session_image.h"
+#include "tests/server/engine/fake_model.h"
+
+namespace ovq::test {
+namespace {
+
+using testing::HasSubstr;
+
+absl::StatusOr<SessionInfo> Import(TestEngine& engine, SessionImage image,
+                                   SessionOptions options = {}) {
+  Receiver<absl::StatusOr<SessionInfo>> receiver;
+  engine->ImportSession(std::move(image), std::move(options), receiver.callback());
+  return receiver.Wait();
+}
+
+SessionInfo Told(TestEngine& engine, bool keep_tokens = true) {
+  SessionOptions options;
+  options.prompt = SomeTokens(700, 3);
+  options.slot_cap = 40;
+  options.keep_tokens = keep_tokens;
+  const SessionInfo made = engine.NewSession(options);
+  engine.Run(Turn(made.id, SomeTokens(30, 4), 90));
+  return *engine->GetSession(made.id, "");
+}
+
+class ImportHow : public testing::TestWithParam<bool> {};
+
+TEST_P(ImportHow, GoesOnInAnotherEngineWhereItWasExported) {
+  EngineOptions options;
+  options.trust_session_files = GetParam();
+  std::vector<std::string> told;
+  EngineEvents events;
+  events.session_event = [&](const SessionReport& report) { told.push_back(report.event); };
+  TestEngine from, to(options, {}, events);
+  const SessionInfo session = Told(from);
+  const absl::StatusOr<SessionImage> image = from->ExportSession(session.id, "");
+  ASSERT_TRUE(image.ok()) << image.status();
+  EXPECT_TRUE(to->CheckImport(*image).ok());
+  SessionOptions how;
+  how.key = "blue";
+  how.ttl = absl::Minutes(3);
+  how.tenant = "bob";
+  const absl::StatusOr<SessionInfo> made = Import(to, *image, how);
+  ASSERT_TRUE(made.ok()) << made.status();
+  EXPECT_EQ(made->id.substr(0, 5), "blue.");
+  EXPECT_EQ(made->tenant, "bob");
+  EXPECT_EQ(made->expires, made->last_used + absl::Minutes(3));
+  EXPECT_EQ(made->position, session.position);
+  EXPECT_EQ(made->last_token, session.last_token);
+  EXPECT_EQ(made->slot_cap, 40);
+  EXPECT_TRUE(made->keeps_tokens);
+  EXPECT_EQ(made->state_bytes, session.state_bytes);
+  EXPECT_THAT(told, testing::ElementsAre("import"));
+  EXPECT_EQ(*to->CopyState(made->id, "bob"), State(from, session.id));
+  const std::vector<int32_t> next = from.Run(Turn(session.id, SomeTokens(50, 5), 20)).of[0].tokens;
+  GenerateRequest turn = Turn(made->id, SomeTokens(50, 5), 20);
+  turn.tenant = "bob";
+  EXPECT_EQ(to.Run(turn).of[0].tokens, next);
+  EXPECT_EQ(*to->CopyState(made->id, "bob"), State(from, session.id));
+}
+
+INSTANTIATE_TEST_SUITE_P(Trust, ImportHow, testing::Bool());
+
+TEST(Import, OnlyATrustedFileNeedsNoTokens) {
+  EngineOptions trusts;
+  trusts.trust_session_files = true;
+  TestEngine checks, takes(trusts);
+  const SessionInfo session = Told(checks, /*keep_tokens=*/false);
+  const SessionImage image = *checks->ExportSession(session.id, "");
+  const absl::Status refused = Import(checks, image).status();
+  EXPECT_TRUE(absl::IsFailedPrecondition(refused));
+  EXPECT_THAT(std::string(refused.message()), HasSubstr("it has no tokens to read again"));
+  const auto made = Import(takes, image);
+  ASSERT_TRUE(made.ok()) << made.status();
+  EXPECT_FALSE(made->keeps_tokens);
+  EXPECT_EQ(State(takes, made->id), State(checks, session.id));
+}
+
+TEST(Import, EachMisfitHasItsOwnWords) {
+  EngineOptions narrow;
+  narrow.max_slot_cap = 39;
+  TestEngine engine, narrower(narrow), other({}, {.full_attention = true});
+  const SessionImage image = *engine->ExportSession(Told(engine).id, "");
+  const auto refused = [&](TestEngine& by, const SessionImage& what) {
+    const absl::Status head = by->CheckImport(what);
+    EXPECT_EQ(Import(by, what).status(), head);
+    EXPECT_TRUE(absl::IsFailedPrecondition(head) || absl::IsDataLoss(head)) << head;
+    EXPECT_EQ(by.SettledStats().state_bytes_reserved,
+              &by == &engine ? by.SettledStats().state_bytes_reserved : 0u);
+    return std::string(head.message());
+  };
+  EXPECT_THAT(refused(narrower, image), HasSubstr("expected at most 39 max_centroids, got 40"));
+  EXPECT_THAT(refused(other, image), HasSubstr("states are laid out as"));
+  SessionImage wrong = image;
+  wrong.memory = "ex\nact";
+  EXPECT_THAT(refused(engine, wrong), HasSubstr("no memory of this server is named 'ex\\nact'"));
+  wrong = image;
+  wrong.model_fingerprint = std::string(64, '0');
+  EXPECT_THAT(refused(engine, wrong), HasSubstr("of the model 0000"));
+  wrong = image;
+  wrong.tokens->at(5) = static_cast<int32_t>(kVocab);
+  EXPECT_THAT(refused(engine, wrong), HasSubstr("token 5"));
+}
+
+TEST(Import, RefusalsTakeNothing) {
+  EngineOptions options;
+  options.trust_session_files = true;
+  options.max_sessions = 1;
+  TestEngine engine(options);
+  const SessionInfo session = Told(engine);
+  const SessionImage image = *engine->ExportSession(session.id, "");
+  const EngineStats before = engine.SettledStats();
+  EXPECT_TRUE(absl::IsResourceExhausted(Import(engine, image).status()));
+  SessionOptions bad;
+  bad.ttl = absl::ZeroDuration();
+  EXPECT_TRUE(absl::IsInvalidArgument(Import(engine, image, bad).status()));
+  EXPECT_EQ(engine.SettledStats().state_bytes_reserved, before.state_bytes_reserved);
+  EXPECT_TRUE(absl::IsNotFound(engine->ExportSession(session.id, "eve").status()));
+}
+
+}  // namespace
+}  // namespace ovq::test
