@@ -27,8 +27,8 @@ struct Options {
   ListenOptions listen = {.address = "127.0.0.1:50051"};
   std::string metrics_address = "127.0.0.1:9464";  // empty: no metrics endpoint
   Device device = Device::kCpu;
-  int threads = 0;                           // 0: every core
-  std::optional<size_t> state_memory_bytes;  // default: half of what is free after the weights
+  int threads = 0;                                // 0: every core
+  std::optional<size_t> state_memory_bytes;       // default: half of what is free after the weights
   std::optional<size_t> checkpoint_memory_bytes;  // default: an eighth of the state memory
   EngineOptions engine;                           // all but these memories
   std::vector<Memory> memories = {Memory::kAsTrained};  // of sessions; the first by default

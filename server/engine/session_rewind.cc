@@ -141,6 +141,7 @@ RewindResult SessionStore::Rewound(Job& job) {
   MarkUsed(session);
   Refresh(session);
   Count(session, 1);
+  RewindResult result = {session.info, job.prompt_tokens};
   lock.unlock();
   MayCheckpoint(session, 0);
   config_.events.session_event(
@@ -148,7 +149,7 @@ RewindResult SessionStore::Rewound(Job& job) {
        .duration = TimeBetween(job.arrival, config_.options.clock.steady()),
        .position = position,
        .replayed = job.prompt_tokens});
-  return {session.info, job.prompt_tokens};
+  return result;
 }
 
 void SessionStore::Unrewound(Job& job) {
