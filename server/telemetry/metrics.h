@@ -200,10 +200,11 @@ class Metrics final : public prometheus::Collectable {
       Each(Counters("ovq_session_events_total", "What happened to sessions."), "event",
            {"open", "fork", "rewind", "export", "import", "close", "expire"});
   ByLabel<Histogram*> session_event_duration_ =  // nobody waits for an expiry
-      Each(Histograms("ovq_session_event_duration_seconds",
-                      "From a call to its session opened, its prompt absorbed, or copied, or taken "
-                      "back, its tokens read again, or its state copied out or in, or closed, its memory "
-                      "given back."),
+      Each(Histograms(
+               "ovq_session_event_duration_seconds",
+               "From a call to its session opened, its prompt absorbed, or copied, or taken "
+               "back, its tokens read again, or its state copied out or in, or closed, its memory "
+               "given back."),
            "event", {"open", "fork", "rewind", "export", "import", "close"},
            Buckets{.0005, .001, .0025, .005, .01, .025, .05, .1, .25, .5, 1, 2.5, 5});
   Counter& replayed_tokens_ =
