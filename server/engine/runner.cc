@@ -377,11 +377,11 @@ absl::Status DeathOf(const Job& job, SteadyTime now) {
 }
 
 bool Runner::FailIfDead(Job& job, SteadyTime now) {
-  const absl::Status death = DeathOf(job, now);
+  absl::Status death = DeathOf(job, now);
   if (death.ok()) return false;
   const bool cancelled = absl::IsCancelled(death);
   const bool told = cancelled && job.generate() != nullptr && job.cancel_signal()->cancelled();
-  Fail(job, cancelled ? FinishReason::kCancelled : FinishReason::kDeadline, death);
+  Fail(job, cancelled ? FinishReason::kCancelled : FinishReason::kDeadline, std::move(death));
   if (told) {
     config_.events.cancel_released(
         TimeBetween(*job.cancel_signal()->time(), config_.options.clock.steady()));
