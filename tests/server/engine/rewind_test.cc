@@ -162,11 +162,12 @@ TEST(Rewind, StaysAsItWasIfItIsCancelled) {
   Conversation talk{engine.NewSession().id, {}};
   talk.Say(engine, 100, 30, 1);
   const std::vector<std::byte> before = State(engine, talk.id);
-  engine.model().gate().CloseAt(engine.model().gate().steps() + 3);
+  const int64_t step = engine.model().gate().steps() + 3;
+  engine.model().gate().CloseAt(step);
   const auto cancel = std::make_shared<CancelSignal>();
   Receiver<absl::StatusOr<RewindResult>> receiver;
   engine->RewindSession({.session_id = talk.id, .position = 90}, cancel, receiver.callback());
-  engine.model().gate().AwaitEntered(engine.model().gate().steps() + 1);
+  engine.model().gate().AwaitEntered(step);
   EXPECT_TRUE(engine->GetSession(talk.id, "")->busy);
   cancel->Cancel();
   engine.model().gate().Open();
@@ -179,10 +180,11 @@ TEST(Rewind, StaysAsItWasIfItIsCancelled) {
   EXPECT_EQ(State(engine, talk.id), StateOf(engine, talk.tokens));
 
   // Deleted while it reads.
-  engine.model().gate().CloseAt(engine.model().gate().steps() + 2);
+  const int64_t later = engine.model().gate().steps() + 2;
+  engine.model().gate().CloseAt(later);
   Receiver<absl::StatusOr<RewindResult>> deleted;
   engine->RewindSession({.session_id = talk.id, .position = 90}, nullptr, deleted.callback());
-  engine.model().gate().AwaitEntered(engine.model().gate().steps() + 1);
+  engine.model().gate().AwaitEntered(later);
   std::thread opener([&] { engine.model().gate().Open(); });
   EXPECT_TRUE(engine->DeleteSession(talk.id, "").ok());
   opener.join();
@@ -196,10 +198,11 @@ TEST(Rewind, AfterACancelledPromptTheLogIsWhatWasRead) {
   TestEngine engine(options);
   Conversation talk{engine.NewSession().id, {}};
   talk.Say(engine, 20, 10, 1);
-  engine.model().gate().CloseAt(engine.model().gate().steps() + 3);
+  const int64_t step = engine.model().gate().steps() + 3;
+  engine.model().gate().CloseAt(step);
   const std::vector<int32_t> prompt = SomeTokens(200, 2);
   const auto stream = engine.Start(Turn(talk.id, prompt, 10));
-  engine.model().gate().AwaitEntered(engine.model().gate().steps() + 1);
+  engine.model().gate().AwaitEntered(step);
   stream->Cancel();
   engine.model().gate().Open();
   ReadAll(*stream);
