@@ -4,6 +4,7 @@
 #include <cerrno>
 #include <cstdio>
 #include <cstring>
+#include <memory>
 #include <optional>
 #include <string>
 #include <vector>
@@ -41,18 +42,34 @@ std::string CheckQuestion(const std::string& text) {
   return invalid ? absl::StrCat("the question is not valid UTF-8 at byte ", *invalid) : "";
 }
 
+// A call of SessionService; id: of the session it is about, or "".
+struct SessionCall {
+  SessionCall(const Connection& connection, const std::string& id)
+      : stub(v1::SessionService::NewStub(connection.channel)) {
+    connection.Authorize(context, SessionKeyOf(id));
+  }
+
+  const std::unique_ptr<v1::SessionService::Stub> stub;
+  grpc::ClientContext context;
+};
+
+// Null, and it has said why, if that fails.
+std::FILE* OpenFile(const std::string& path, const char* mode) {
+  std::FILE* file = std::fopen(path.c_str(), mode);
+  if (file == nullptr) Fail(kExitError, absl::StrCat(path, ": ", std::strerror(errno)));
+  return file;
+}
+
 // Calls a method of SessionService for a session, and says why if that fails.
 template <class Request, class Response>
 bool CallForSession(const Connection& connection, const std::string& id,
                     grpc::Status (v1::SessionService::Stub::*method)(grpc::ClientContext*,
                                                                      const Request&, Response*),
                     Response& response, Request request = {}) {
-  const auto stub = v1::SessionService::NewStub(connection.channel);
-  grpc::ClientContext context;
-  connection.Authorize(context, SessionKeyOf(id));
+  SessionCall call(connection, id);
   request.set_session_id(id);
-  const grpc::Status status = (stub.get()->*method)(&context, request, &response);
-  if (!status.ok()) FailWith(status, RequestIdOf(context));
+  const grpc::Status status = (call.stub.get()->*method)(&call.context, request, &response);
+  if (!status.ok()) FailWith(status, RequestIdOf(call.context));
   return status.ok();
 }
 
@@ -83,17 +100,12 @@ void Undo(const Connection& connection, Conversation& conversation) {
 
 // Into a new file, which does not stay if the call fails.
 void SaveSession(const Connection& connection, const std::string& id, const std::string& path) {
-  std::FILE* file = std::fopen(path.c_str(), "wbx");
-  if (file == nullptr) {
-    Fail(kExitError, absl::StrCat(path, ": ", std::strerror(errno)));
-    return;
-  }
-  const auto stub = v1::SessionService::NewStub(connection.channel);
-  grpc::ClientContext context;
-  connection.Authorize(context, SessionKeyOf(id));
+  std::FILE* file = OpenFile(path, "wbx");
+  if (file == nullptr) return;
+  SessionCall call(connection, id);
   v1::ExportSessionRequest request;
   request.set_session_id(id);
-  const auto reader = stub->ExportSession(&context, request);
+  const auto reader = call.stub->ExportSession(&call.context, request);
   v1::SessionBytes part;
   size_t bytes = 0;
   bool written = true;
@@ -102,7 +114,7 @@ void SaveSession(const Connection& connection, const std::string& id, const std:
     bytes += part.data().size();
   }
   written = std::fclose(file) == 0 && written;
-  if (!written) context.TryCancel();
+  if (!written) call.context.TryCancel();
   const grpc::Status status = reader->Finish();
   if (written && status.ok()) {
     std::fputs(absl::StrCat("[", bytes, " bytes in ", path, "]\n").c_str(), stderr);
@@ -110,7 +122,7 @@ void SaveSession(const Connection& connection, const std::string& id, const std:
   }
   std::remove(path.c_str());
   if (written) {
-    FailWith(status, RequestIdOf(context));
+    FailWith(status, RequestIdOf(call.context));
   } else {
     Fail(kExitError, absl::StrCat(path, ": cannot be written"));
   }
@@ -118,16 +130,11 @@ void SaveSession(const Connection& connection, const std::string& id, const std:
 
 void LoadSession(const Connection& connection, const std::string& path) {
   constexpr size_t kPartBytes = size_t{1} << 20;
-  std::FILE* file = std::fopen(path.c_str(), "rb");
-  if (file == nullptr) {
-    Fail(kExitError, absl::StrCat(path, ": ", std::strerror(errno)));
-    return;
-  }
-  const auto stub = v1::SessionService::NewStub(connection.channel);
-  grpc::ClientContext context;
-  connection.Authorize(context, SessionKeyOf(""));
+  std::FILE* file = OpenFile(path, "rb");
+  if (file == nullptr) return;
+  SessionCall call(connection, "");
   v1::Session session;
-  const auto writer = stub->ImportSession(&context, &session);
+  const auto writer = call.stub->ImportSession(&call.context, &session);
   std::string buffer(kPartBytes, 0);
   v1::SessionBytes part;
   while (const size_t n = std::fread(buffer.data(), 1, buffer.size(), file)) {
@@ -138,7 +145,7 @@ void LoadSession(const Connection& connection, const std::string& path) {
   writer->WritesDone();
   const grpc::Status status = writer->Finish();
   if (!status.ok()) {
-    FailWith(status, RequestIdOf(context));
+    FailWith(status, RequestIdOf(call.context));
     return;
   }
   std::fputs(absl::StrCat("session ", session.session_id(), "\n").c_str(), stderr);

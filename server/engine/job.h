@@ -35,6 +35,7 @@ struct ScoreWork {
 // The prompt of a session that callers see once it is consumed.
 struct OpenWork {
   SessionCallback done;
+  const char* event = "open";  // of SessionReport
 };
 
 // The tokens between a session's nearest checkpoint and where it goes back to. The session is as it

@@ -140,7 +140,7 @@ void Runner::FinishPrefill(Job& job, Step* step) {
   job.prefilled = config_.options.clock.steady();
   if (job.score() != nullptr) return FinishScore(job);
   if (job.generate() == nullptr || !job.generate()->wants_tokens()) {
-    if (!job.tokens.empty()) Await(job, job.tokens.back());
+    if (!job.tokens.empty()) Await(job, *job.sequence, job.tokens.back());
     return FinishPrompt(job);
   }
   StartCompletions(job);
@@ -150,8 +150,8 @@ void Runner::FinishPrefill(Job& job, Step* step) {
   }
 }
 
-void Runner::Await(Job& job, int32_t token) {
-  job.sequence->pending = token;
+void Runner::Await(Job& job, Sequence& sequence, int32_t token) {
+  sequence.pending = token;
   if (job.session != nullptr) job.session->Record(job.session->state.position, {&token, 1});
 }
 
@@ -167,9 +167,7 @@ void Runner::StartCompletions(Job& job) {
 
 void Runner::TakeDraw(Job& job, Completion& completion, Sampled drawn) {
   StreamEvent event = completion.Drawn(std::move(drawn));
-  const int32_t token = event.chunk->token_ids.front();
-  completion.sequence->pending = token;
-  if (job.session != nullptr) job.session->Record(job.session->state.position, {&token, 1});
+  Await(job, *completion.sequence, event.chunk->token_ids.front());
   config_.options.quotas->ChargeTokens(job.tenant, 1);
   const SteadyTime now = config_.options.clock.steady();
   if (completion.generated() == 1) completion.first_token = now;

@@ -51,7 +51,7 @@ class Runner {
   void Advance(const PlanItem& item, Step& step);
   void FinishPrefill(Job& job, Step* step);
   void StartCompletions(Job& job);
-  void Await(Job& job, int32_t token);  // the sequence's pending token from now on
+  void Await(Job& job, Sequence& sequence, int32_t token);  // its pending one from now on
   void TakeDraw(Job& job, Completion& completion, Sampled drawn);
 
   // Ends a completion, and with the last one its job.

@@ -45,7 +45,6 @@ struct Session : Sequence {
   std::unique_ptr<QuotaHold> hold;  // of the tenant's share
   absl::Duration ttl = absl::InfiniteDuration();
   SteadyTime expires = kNever;
-  bool imported = false;
   bool deleted = false;  // while busy: ends when its run does
 
   // Into the log, the tokens from position `begin` on; those that it has already are skipped.

@@ -133,14 +133,10 @@ RewindResult SessionStore::Rewound(Job& job) {
   Session& session = *job.session;
   const int64_t position = std::get<RewindWork>(job.work).position;
   std::unique_lock lock(mutex_);
-  Count(session, -1);
   session.log->resize(static_cast<size_t>(position));
   std::erase_if(session.turn_ends, [position](int64_t end) { return end > position; });
   checkpoints_.ForgetAfter(session, session.state.position);
-  session.info.busy = false;
-  MarkUsed(session);
-  Refresh(session);
-  Count(session, 1);
+  Free(session);
   RewindResult result = {session.info, job.prompt_tokens};
   lock.unlock();
   MayCheckpoint(session, 0);
@@ -161,11 +157,7 @@ void SessionStore::Unrewound(Job& job) {
   session.pending.reset();
   if (session.state.position < std::ssize(*session.log)) session.pending = session.log->back();
   std::lock_guard lock(mutex_);
-  Count(session, -1);
-  session.info.busy = false;
-  MarkUsed(session);
-  Refresh(session);
-  Count(session, 1);
+  Free(session);
 }
 
 }  // namespace ovq

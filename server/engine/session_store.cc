@@ -154,13 +154,12 @@ std::shared_ptr<Job> SessionStore::Open(SessionOptions options, SteadyTime calle
   job->session = NewSession(*state, std::move(job->hold), job->tenant, options.key,
                             options.ttl.value_or(config_.options.session_ttl), options.keep_tokens);
   job->session->info.prompt_tokens_total = job->prompt_tokens;
-  job->session->imported = options.imported;
   job->sequence = job->session;
-  if (!job->tokens.empty()) {
-    job->work = OpenWork{std::move(done)};
-    return job;
-  }
-  done(Opened(*job));
+  OpenWork& work = job->work.emplace<OpenWork>();
+  work.done = std::move(done);
+  if (options.imported) work.event = "import";
+  if (!job->tokens.empty()) return job;
+  work.done(Opened(*job));
   admission_.Leave();
   return nullptr;
 }
@@ -180,7 +179,7 @@ SessionInfo SessionStore::Show(const std::shared_ptr<Session>& session, const ch
 
 SessionInfo SessionStore::Opened(Job& job) {
   EndOfTurn(*job.session, 0);
-  return Show(job.session, job.session->imported ? "import" : "open", job.arrival);
+  return Show(job.session, std::get<OpenWork>(job.work).event, job.arrival);
 }
 
 absl::StatusOr<std::vector<SessionInfo>> SessionStore::Fork(const ForkOptions& options,
@@ -243,9 +242,13 @@ void SessionStore::EndTurn(Job& job) {
   const int64_t generated = work.completions.empty() ? 0 : work.completions[0]->generated();
   EndOfTurn(session, generated);
   std::lock_guard lock(mutex_);
-  Count(session, -1);
   session.info.generated_tokens_total += generated;
   session.info.prompt_tokens_total += session.position() - job.cached_tokens - generated;
+  Free(session);
+}
+
+void SessionStore::Free(Session& session) {
+  Count(session, -1);
   session.info.busy = false;
   MarkUsed(session);
   Refresh(session);

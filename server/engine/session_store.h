@@ -59,9 +59,9 @@ class SessionStore {
   // Copies of an idle session with what it has consumed and the token that waits: all or none.
   absl::StatusOr<std::vector<SessionInfo>> Fork(const ForkOptions& options, SteadyTime called);
 
-  // Takes an idle session back to what it was at an earlier position, or says what that takes. One
-  // that has nothing to read again is done then; else the job reads it, and Rewound follows, or
-  // Unrewound if it fails.
+  // Takes an idle session back to what it was at an earlier position, or says what that takes. The
+  // job reads what is to be read again, if anything; Rewound follows, or Unrewound if it fails.
+  // Null: that was refused, or only asked for, and `done` has been told.
   std::shared_ptr<Job> Rewind(RewindOptions options, std::shared_ptr<CancelSignal> cancel,
                               SteadyTime called, RewindCallback done);
   RewindResult Rewound(Job& job);
@@ -114,6 +114,7 @@ class SessionStore {
   absl::StatusOr<std::vector<std::shared_ptr<Session>>> Copies(const ForkOptions& options);
   void Refresh(Session& session);   // info, from the state
   void MarkUsed(Session& session);  // now
+  void Free(Session& session);      // busy no more
   void Count(const Session& session, int sign);
 
   void Tell(const char* event, SteadyTime since, int64_t position) const;
