@@ -14,6 +14,7 @@
 #include "absl/synchronization/notification.h"
 #include "base/signals.h"
 #include "server/access/security.h"
+#include "server/disk/session_folder.h"
 #include "server/engine/engine.h"
 #include "server/loading.h"
 #include "server/options.h"
@@ -80,6 +81,44 @@ void Drain(const Options& options, Engine& engine, ServiceContext& services, Grp
   }
   // The last answers are on their way to clients that read; this bounds those that do not.
   server.Shutdown(std::max(deadline, absl::Now() + absl::Seconds(1)));
+}
+
+// Null without --session-dir. The sessions that were there are the engine's from then on.
+absl::StatusOr<std::unique_ptr<SessionFolder>> OpenSessionFolder(const Options& options,
+                                                                 Metrics& metrics,
+                                                                 SessionFolder::Found& found,
+                                                                 Log& log) {
+  if (options.session_dir.empty()) return nullptr;
+  const auto named = [](const absl::Status& status) {
+    return absl::Status(status.code(),
+                        absl::StrCat("--session-dir: ", std::string(status.message())));
+  };
+  absl::StatusOr<std::unique_ptr<SessionFolder>> folder =
+      SessionFolder::Open({.path = options.session_dir, .sync_always = options.session_sync_always},
+                          [&metrics, &log](const DiskReport& report) {
+                            metrics.Count(report);
+                            if (!report.status.ok()) log.Error(report.status);
+                          });
+  if (!folder.ok()) return named(folder.status());
+  absl::StatusOr<SessionFolder::Found> here = (*folder)->Recover();
+  if (!here.ok()) return named(here.status());
+  found = *std::move(here);
+  for (const std::string& damaged : found.damaged) {
+    log.Error(absl::DataLossError(absl::StrCat("session ", damaged, "; its files are now in ",
+                                               options.session_dir, "/damaged")));
+  }
+  metrics.SetDamagedSessions(found.damaged.size());
+  return folder;
+}
+
+void AdoptSessions(const Options& options, SessionFolder::Found found, Engine& engine, Log& log) {
+  if (options.session_dir.empty()) return;
+  const size_t n = found.sessions.size();
+  const std::vector<std::string> left = engine.AdoptSessions(std::move(found.sessions));
+  for (const std::string& one : left) {
+    log.Warning(absl::StrCat("session ", one, ": stays in ", options.session_dir, " as it is"));
+  }
+  log.Info(absl::StrCat(n - left.size(), " sessions found in ", options.session_dir));
 }
 
 constexpr absl::Duration kLookAtFiles = absl::Milliseconds(500);
@@ -167,10 +206,16 @@ absl::Status Serve(const Options& options, Shutdown& shutdown, Log& log) {
     log.Info(
         absl::StrCat("metrics on http://", WithPort(options.metrics_address, *port), "/metrics"));
   }
+  SessionFolder::Found found;
+  absl::StatusOr<std::unique_ptr<SessionFolder>> folder =
+      OpenSessionFolder(options, metrics, found, log);
+  if (!folder.ok()) return folder.status();
+  engine_options.session_folder = *std::move(folder);
   EngineThread engine_thread(std::move(served), engine_options, std::move(loaded->context),
                              metrics.Events());
   Engine& engine = engine_thread.engine();
   metrics.SetStatsSource([&engine] { return engine.Stats(); });
+  AdoptSessions(options, std::move(found), engine, log);
   (*security)->Watch(engine.quotas(), metrics, log, kLookAtFiles);
   absl::Status status;
   {

@@ -40,6 +40,24 @@ void AddServing(Flags& flags, Options& o) {
             "budget of the host's memory for copies of sessions' earlier states, from which\n"
             "RewindSession goes back; with 0 it reads a session's tokens from the first one again",
             "an eighth of --state-memory");
+  flags.Add(
+      "session-dir", "FOLDER", Text(o.session_dir, "a folder"),
+      "sessions are on disk here before a call that changed them ends well, and are there again\n"
+      "after a restart; made if it is missing; one server at a time",
+      "none: sessions end with the server");
+  const std::vector<std::pair<std::string, bool>> syncs = {{"always", true}, {"interval", false}};
+  flags.Add(
+      "session-sync", "WHEN", Choice(o.session_sync_always, syncs),
+      "--session-dir: always: a turn is on the disk itself before it is answered, with one sync;\n"
+      "interval: it is with the system, and on the disk within a second, so it outlives the\n"
+      "server's process, but not the machine");
+  const std::vector<std::pair<std::string, bool>> admissions = {{"reserve", false},
+                                                                {"overcommit", true}};
+  flags.Add(
+      "admission", "HOW", Choice(o.engine.overcommit, admissions),
+      "reserve: every session has the memory of its cap for as long as it lives; overcommit: idle\n"
+      "ones leave --state-memory for --session-dir where others need it, the least recently used\n"
+      "first, and come back with their next call");
   const std::vector<std::pair<std::string, bool>> imports = {{"replay", false}, {"trust", true}};
   flags.Add(
       "imports", "HOW", Choice(o.engine.trust_session_files, imports),
@@ -186,6 +204,10 @@ absl::Status CheckTogether(const CommandLine& line) {
   if (line.action == CommandLine::Action::kPlan && !options.state_memory_bytes.has_value()) {
     return absl::InvalidArgumentError(
         "--plan: expected --state-memory, the memory to plan for, got none");
+  }
+  if (options.engine.overcommit && options.session_dir.empty()) {
+    return absl::InvalidArgumentError(
+        "--admission=overcommit: expected --session-dir, where idle sessions go, got none");
   }
   for (const int64_t cap : options.plan_slot_caps) {
     if (cap <= options.engine.max_slot_cap) continue;

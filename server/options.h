@@ -31,6 +31,8 @@ struct Options {
   std::optional<size_t> state_memory_bytes;       // default: half of what is free after the weights
   std::optional<size_t> checkpoint_memory_bytes;  // default: an eighth of the state memory
   EngineOptions engine;                           // all but these memories
+  std::string session_dir;                        // empty: sessions are in memory alone
+  bool session_sync_always = true;
   std::vector<Memory> memories = {Memory::kAsTrained};  // of sessions; the first by default
   std::optional<DType> state_dtype;    // default: BF16 for BF16 checkpoints, else F32
   std::optional<DType> compute_dtype;  // default: the same

@@ -71,6 +71,11 @@ absl::Status Admission::Charge(Job& job, int64_t states, size_t bytes) {
   return absl::OkStatus();
 }
 
+void Admission::Reenter() {
+  std::lock_guard lock(mutex_);
+  ++accepted_;
+}
+
 void Admission::Leave() {
   std::lock_guard lock(mutex_);
   if (--accepted_ == 0) all_ended_.notify_all();
@@ -89,9 +94,9 @@ std::shared_ptr<Job> Admission::Next() {
   Job& first = *queue_.front();
   if (states() + first.n_states > config_.options.max_sessions) return nullptr;
   // Until a promised state is taken, the first one holds its part of the reservation.
-  absl::StatusOr<StateHandle> state =
-      pool_.Acquire(*first.memory->layout, first.slot_cap,
-                    first.reserve_bytes * static_cast<size_t>(first.n_states));
+  const size_t bytes = first.reserve_bytes * static_cast<size_t>(first.n_states);
+  if (!HasRoom(bytes)) return nullptr;
+  absl::StatusOr<StateHandle> state = pool_.Acquire(*first.memory->layout, first.slot_cap, bytes);
   if (!state.ok()) return nullptr;
   first.sequence = std::make_shared<Sequence>(Sequence{.state = *state, .pending = {}});
   first.promised_states = first.n_states - 1;
@@ -108,16 +113,24 @@ absl::Status Admission::CheckSessionLimit() const {
                 Exhausted("sessions: all ", most, " of the server are in use"));
 }
 
+bool Admission::HasRoom(size_t bytes) const {
+  return bytes <= pool_.free_bytes() || (make_room_ && make_room_(bytes));
+}
+
 absl::StatusOr<StateHandle> Admission::AcquireSession(const StateLayout& layout, int32_t slot_cap) {
   if (absl::Status status = CheckSessionLimit(); !status.ok()) return status;
-  absl::StatusOr<StateHandle> state = pool_.Acquire(layout, slot_cap, layout.bytes_cap(slot_cap));
+  const size_t bytes = layout.bytes_cap(slot_cap);
+  (void)HasRoom(bytes);  // if not, Acquire says what is missing
+  absl::StatusOr<StateHandle> state = pool_.Acquire(layout, slot_cap, bytes);
   if (!state.ok()) return Refuse(RejectReason::kStateMemory, state.status());
   return state;
 }
 
 absl::StatusOr<StateHandle> Admission::CloneSession(const StateHandle& state) {
   if (absl::Status status = CheckSessionLimit(); !status.ok()) return status;
-  absl::StatusOr<StateHandle> clone = pool_.Clone(state, state.layout->bytes_cap(state.slot_cap));
+  const size_t bytes = state.layout->bytes_cap(state.slot_cap);
+  (void)HasRoom(bytes);
+  absl::StatusOr<StateHandle> clone = pool_.Clone(state, bytes);
   if (!clone.ok()) return Refuse(RejectReason::kStateMemory, clone.status());
   return clone;
 }

@@ -30,7 +30,8 @@ class Admission {
   // Charges the job to its tenant and holds that many states and bytes of the tenant's share for
   // it.
   absl::Status Charge(Job& job, int64_t states, size_t bytes);
-  void Leave();  // of everything that was accepted, once, when it has ended
+  void Reenter();  // of what work that was accepted needs, also while draining
+  void Leave();    // of everything that was accepted, once, when it has ended
 
   // Accepts nothing from now on. True when all that was accepted has ended, false at the timeout.
   bool Close(absl::Duration timeout);
@@ -40,10 +41,17 @@ class Admission {
   // The first of the queue, its first state acquired and the others promised; null while the queue
   // is empty or that does not fit. Nobody overtakes.
   std::shared_ptr<Job> Next();
-  // For a new session: at once or not at all.
+  // For a new session, or one whose state comes back: at once or not at all.
   absl::StatusOr<StateHandle> AcquireSession(const StateLayout& layout, int32_t slot_cap);
   // For a copy of a session, likewise.
   absl::StatusOr<StateHandle> CloneSession(const StateHandle& state);
+  // Who gives memory back when there is too little: moves idle states out until so many bytes are
+  // free, and says whether they are.
+  void SetMakeRoom(std::function<bool(size_t bytes)> make_room) {
+    make_room_ = std::move(make_room);
+  }
+  // Sessions without a state in memory count as the others do.
+  void CountStored(int change) { stored_sessions_ += change; }
   // One of the job's promised states, with the bytes of the first.
   StateHandle TakePromised(Job& job);
   void DropPromised(Job& job);
@@ -57,7 +65,8 @@ class Admission {
   absl::Status Refuse(RejectReason reason, absl::Status status) const;
   absl::Status RefuseDraining() const;
   absl::Status CheckSessionLimit() const;
-  int states() const { return pool_.sessions() + promised_states_; }
+  bool HasRoom(size_t bytes) const;
+  int states() const { return pool_.sessions() + promised_states_ + stored_sessions_; }
 
   const EngineConfig& config_;
   StatePool& pool_;
@@ -68,7 +77,10 @@ class Admission {
   bool closed_ = false;
   std::condition_variable all_ended_;
 
-  int promised_states_ = 0;  // engine thread only: the sum of Job::promised_states
+  // Engine thread only.
+  int promised_states_ = 0;  // the sum of Job::promised_states
+  int stored_sessions_ = 0;
+  std::function<bool(size_t bytes)> make_room_;
 };
 
 }  // namespace ovq

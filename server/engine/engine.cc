@@ -35,7 +35,8 @@ Engine::Engine(EngineConfig config, std::unique_ptr<DeviceContext> context)
       pool_(config_.options.state_memory_bytes, *context_),
       random_(config_.options.seed),
       admission_(config_, pool_),
-      sessions_(config_, pool_, admission_, random_),
+      sessions_(config_, pool_, admission_, random_, inbox_,
+                [this](std::shared_ptr<Job> job) { runner_.Start(std::move(job)); }),
       runner_(config_, pool_, admission_, sessions_, random_),
       step_(config_, *context_, pool_),
       session_slots_(SessionSlots(
@@ -111,7 +112,10 @@ void Engine::ForkSession(ForkOptions options, SessionsCallback done) {
   inbox_->Post([this, status = std::move(status), options = std::move(options),
                 done = std::move(done), called = this->options().clock.steady()]() mutable {
     if (!status.ok()) return done(std::move(status));
-    done(sessions_.Fork(options, called));
+    WhenAwake(options.session_id, options.tenant, [=, this](absl::Status status) {
+      if (!status.ok()) return done(std::move(status));
+      sessions_.Fork(options, called, done);
+    });
   });
 }
 
@@ -120,16 +124,32 @@ void Engine::RewindSession(RewindOptions options, std::shared_ptr<CancelSignal> 
   if (cancel != nullptr) cancel->SetWake(Wake());
   inbox_->Post([this, options = std::move(options), cancel = std::move(cancel),
                 done = std::move(done), called = this->options().clock.steady()]() mutable {
-    std::shared_ptr<Job> job =
-        sessions_.Rewind(std::move(options), std::move(cancel), called, std::move(done));
-    if (job != nullptr) runner_.Start(std::move(job));
+    const std::string id = options.session_id, tenant = options.tenant;
+    WhenAwake(id, tenant, [=, this](absl::Status status) {
+      if (!status.ok()) return done(std::move(status));
+      std::shared_ptr<Job> job = sessions_.Rewind(options, cancel, called, done);
+      if (job != nullptr) runner_.Start(std::move(job));
+    });
+  });
+}
+
+void Engine::WhenAwake(const std::string& id, const std::string& tenant, SessionStore::Then then) {
+  if (absl::Status status = admission_.Enter(); !status.ok()) return then(std::move(status));
+  sessions_.WakeIdle(id, tenant, [this, then = std::move(then)](absl::Status status) {
+    then(std::move(status));
+    admission_.Leave();
   });
 }
 
 absl::StatusOr<SessionImage> Engine::ExportSession(const std::string& id,
                                                    const std::string& tenant) {
-  return inbox_->Call<absl::StatusOr<SessionImage>>(
-      [&, called = options().clock.steady()] { return sessions_.Export(id, tenant, called); });
+  using Image = absl::StatusOr<SessionImage>;
+  return inbox_->Await<Image>([&](const std::function<void(Image)>& tell) {
+    const SteadyTime called = options().clock.steady();
+    sessions_.WakeIdle(id, tenant, [this, id, tenant, called, tell](absl::Status status) {
+      tell(status.ok() ? sessions_.Export(id, tenant, called) : Image(std::move(status)));
+    });
+  });
 }
 
 absl::Status Engine::CheckImport(const SessionImage& head) const {
@@ -166,15 +186,21 @@ void Engine::ImportSession(SessionImage image, SessionOptions options, SessionCa
                 options = std::move(options), done = std::move(done),
                 called = this->options().clock.steady()]() mutable {
     if (!status.ok()) return done(std::move(status));
-    done(sessions_.Import(image, options, called));
+    sessions_.Import(std::move(image), options, called, std::move(done));
   });
 }
 
 absl::Status Engine::DeleteSession(const std::string& id,
                                    const std::optional<std::string>& tenant) {
-  return inbox_->Call<absl::Status>(
-      [&, called = options().clock.steady()] { return sessions_.Delete(id, tenant, called); });
+  return inbox_->Await<absl::Status>([&](const std::function<void(absl::Status)>& tell) {
+    sessions_.Delete(id, tenant, options().clock.steady(), tell);
+  });
 }
+
+std::vector<std::string> Engine::AdoptSessions(std::vector<FoundSession> found) {
+  return inbox_->Call<std::vector<std::string>>([&] { return sessions_.Adopt(std::move(found)); });
+}
+
 absl::StatusOr<SessionInfo> Engine::GetSession(const std::string& id,
                                                const std::string& tenant) const {
   return sessions_.Get(id, tenant);
@@ -208,8 +234,12 @@ bool Engine::Drain(absl::Duration timeout) {
 
 absl::StatusOr<std::vector<std::byte>> Engine::CopyState(const std::string& id,
                                                          const std::string& tenant) {
-  return inbox_->Call<absl::StatusOr<std::vector<std::byte>>>(
-      [&] { return sessions_.CopyState(id, tenant); });
+  using Bytes = absl::StatusOr<std::vector<std::byte>>;
+  return inbox_->Await<Bytes>([&](const std::function<void(Bytes)>& tell) {
+    sessions_.WakeIdle(id, tenant, [this, id, tenant, tell](absl::Status status) {
+      tell(status.ok() ? sessions_.CopyState(id, tenant) : Bytes(std::move(status)));
+    });
+  });
 }
 
 void Engine::Stop() {

@@ -67,6 +67,9 @@ class Engine {
   // at once what was true at the last step boundary.
   absl::Status DeleteSession(const std::string& id, const std::optional<std::string>& tenant);
   absl::StatusOr<SessionInfo> GetSession(const std::string& id, const std::string& tenant) const;
+  // Sessions of a SessionFolder (EngineOptions::session_folder), before the first call; says which
+  // do not fit here.
+  std::vector<std::string> AdoptSessions(std::vector<FoundSession> found);
   absl::StatusOr<SessionPage> ListSessions(const std::optional<std::string>& tenant, int page_size,
                                            const std::string& page_token) const;
 
@@ -100,6 +103,8 @@ class Engine {
 
  private:
   absl::Status SubmitTurn(std::shared_ptr<Job> job);
+  // Engine thread: for calls that need an idle session's state.
+  void WhenAwake(const std::string& id, const std::string& tenant, SessionStore::Then then);
   std::function<void()> Wake() const;
   void EndWhatIsOver(SteadyTime now);
   void PublishStats();

@@ -22,6 +22,8 @@
 
 namespace ovq {
 
+class SessionFolder;
+
 // A way for sessions to remember: their states, and the model that reads through them.
 struct EngineMemory {
   std::string name;         // that callers ask for it by
@@ -55,11 +57,14 @@ struct EngineModel {
 struct EngineOptions {
   size_t state_memory_bytes = size_t{1} << 30;
   size_t checkpoint_memory_bytes = size_t{1} << 28;  // of the host: Checkpoints
-  bool trust_session_files = false;                  // an import takes the state as it is, at once
-  int max_sessions = 1024;                           // live sessions, one-shot requests included
-  int max_queue = 1024;                              // requests waiting for admission
-  int32_t max_batch_tokens = 512;                    // rows of one step
-  int32_t max_slot_cap = 65536;                      // the largest cap a session may ask for
+  std::shared_ptr<SessionFolder> session_folder;     // null: sessions are in memory alone
+  // With a folder: idle sessions' states leave the memory where others need it.
+  bool overcommit = false;
+  bool trust_session_files = false;  // an import takes the state as it is, at once
+  int max_sessions = 1024;           // live sessions, one-shot requests included
+  int max_queue = 1024;              // requests waiting for admission
+  int32_t max_batch_tokens = 512;    // rows of one step
+  int32_t max_slot_cap = 65536;      // the largest cap a session may ask for
   int64_t max_prompt_tokens = 1 << 20;
   absl::Duration session_ttl = absl::Minutes(30);  // idle sessions are deleted after this
   uint64_t seed = 0;  // of the seeds and ids the server draws; 0: from the system
@@ -85,7 +90,7 @@ struct RequestReport {
   std::optional<double> dictionary_fill = std::nullopt;
 };
 struct SessionReport {
-  const char* event;        // "open", "fork", "rewind", "export", "import", "close", "expire"
+  const char* event;        // "open", "fork", "rewind", "export", "import", "wake", ..., "expire"
   absl::Duration duration;  // from the call to the state taken or given back; expire: 0
   int64_t position = 0;     // tokens of the conversation
   int64_t replayed = 0;     // tokens that a rewind has read again
@@ -113,6 +118,7 @@ struct EngineStats {
   int requests_blocked = 0;  // of the running ones, those that wait for their reader
   int64_t waiting_prompt_tokens = 0;
   int sessions_active = 0, sessions_idle = 0;  // with / without a running request
+  int sessions_hibernated = 0;                 // their state is on disk
   int session_slots = 0;                       // SessionSlots of the first memory's default cap
   size_t state_bytes_committed = 0, state_bytes_reserved = 0, state_bytes_budget = 0;
   size_t checkpoint_bytes = 0, token_log_bytes = 0;

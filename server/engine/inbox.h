@@ -25,9 +25,14 @@ class Inbox {
   // Runs fn on the engine thread between two steps and waits for its result.
   template <class T>
   T Call(std::function<T()> fn) {
+    return Await<T>([&fn](const std::function<void(T)>& tell) { tell(fn()); });
+  }
+  // The same for what tells its result later, once.
+  template <class T>
+  T Await(std::function<void(const std::function<void(T)>& tell)> begin) {
     auto result = std::make_shared<std::promise<T>>();
     std::future<T> future = result->get_future();
-    Post([result, fn = std::move(fn)] { result->set_value(fn()); });
+    Post([&begin, result] { begin([result](T value) { result->set_value(std::move(value)); }); });
     return future.get();
   }
 

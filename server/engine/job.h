@@ -3,6 +3,7 @@
 #pragma once
 
 #include <cstdint>
+#include <functional>
 #include <memory>
 #include <optional>
 #include <string>
@@ -48,9 +49,16 @@ struct RewindWork {
   RewindCallback done;
 };
 
+// The tokens between the state of a session on disk and its last change.
+struct WakeWork {
+  bool waits = false;  // the last of them stays outside the state
+  SteadyTime called;
+  std::function<void(absl::Status)> then;
+};
+
 // Engine thread only, once it is accepted.
 struct Job {
-  std::variant<GenerateWork, ScoreWork, OpenWork, RewindWork> work;
+  std::variant<GenerateWork, ScoreWork, OpenWork, RewindWork, WakeWork> work;
   std::string tenant;
   std::unique_ptr<QuotaHold> hold;  // of what a job without a session takes
   SteadyTime arrival;
@@ -80,6 +88,8 @@ struct Job {
   const GenerateWork* generate() const { return std::get_if<GenerateWork>(&work); }
   RewindWork* rewind() { return std::get_if<RewindWork>(&work); }
   const RewindWork* rewind() const { return std::get_if<RewindWork>(&work); }
+  WakeWork* wake() { return std::get_if<WakeWork>(&work); }
+  const WakeWork* wake() const { return std::get_if<WakeWork>(&work); }
   // Its session is one that callers see.
   bool in_session() const { return session != nullptr && !std::holds_alternative<OpenWork>(work); }
   ScoreWork* score() { return std::get_if<ScoreWork>(&work); }

@@ -52,8 +52,7 @@ inline constexpr size_t kMaxAnswerBytes = size_t{1} << 30;  // of one message to
 // Sessions. Slot caps begin at kMinSlotCap and end at EngineOptions::max_slot_cap, which the
 // server's own option keeps within kMaxSlotCap (kernels/mixers/state.h).
 inline constexpr absl::Duration kMaxSessionTtl = absl::Hours(24 * 366);
-inline constexpr int32_t kMaxForks = 64;     // of one call
-inline constexpr size_t kMaxTurnEnds = 256;  // remembered of a session
+inline constexpr int32_t kMaxForks = 64;  // of one call
 inline constexpr int32_t kDefaultPageSize = 100;
 inline constexpr int32_t kMaxPageSize = 1000;
 

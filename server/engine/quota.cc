@@ -105,6 +105,15 @@ absl::StatusOr<std::unique_ptr<QuotaHold>> TenantQuotas::Admit(const std::string
   return std::make_unique<QuotaHold>(shared_from_this(), tenant, work.sessions, work.bytes);
 }
 
+std::unique_ptr<QuotaHold> TenantQuotas::Hold(const std::string& tenant, int64_t sessions,
+                                              size_t bytes) {
+  std::lock_guard lock(mutex_);
+  Account& account = accounts_[tenant];
+  account.sessions += sessions;
+  account.state_bytes += bytes;
+  return std::make_unique<QuotaHold>(shared_from_this(), tenant, sessions, bytes);
+}
+
 void TenantQuotas::ChargeTokens(const std::string& tenant, int64_t tokens) {
   std::lock_guard lock(mutex_);
   const auto found = accounts_.find(tenant);

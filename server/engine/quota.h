@@ -79,6 +79,8 @@ class TenantQuotas : public std::enable_shared_from_this<TenantQuotas> {
   // One request: charged and held as a whole, or refused and not charged at all. ResourceExhausted
   // names the limit, with its ErrorFacts. Null if nothing is to be held.
   absl::StatusOr<std::unique_ptr<QuotaHold>> Admit(const std::string& tenant, const Work& work);
+  // For what was admitted before: never refused, and nothing is charged.
+  std::unique_ptr<QuotaHold> Hold(const std::string& tenant, int64_t sessions, size_t bytes);
   void ChargeTokens(const std::string& tenant, int64_t tokens);
 
   std::vector<TenantUse> Use() const;  // tenants with limits or something in use, by name

@@ -190,6 +190,8 @@ struct SessionInfo {
   bool keeps_tokens = false;
   std::vector<TurnEnd> turns;  // rising, the last ones; of GetSession only
   bool busy = false;
+  bool durable = false;     // what callers were told of it is on disk
+  bool hibernated = false;  // its state is on disk alone
   absl::Time created, last_used, expires;
   // Read and drawn for it: not what a fork took over.
   int64_t prompt_tokens_total = 0, generated_tokens_total = 0;

@@ -22,7 +22,8 @@ void Runner::Start(std::shared_ptr<Job> job) {
   job->order = next_order_++;
   const auto n_tokens = static_cast<int64_t>(job->tokens.size());
   GenerateWork* const work = job->generate();
-  const bool all = job->score() != nullptr || (work != nullptr && work->wants_tokens());
+  const bool all = job->score() != nullptr || (work != nullptr && work->wants_tokens()) ||
+                   (job->wake() != nullptr && !job->wake()->waits);
   job->n_prefill = all ? n_tokens : std::max<int64_t>(n_tokens - 1, 0);
   if (work != nullptr) {
     const EngineModel& model = config_.model;
@@ -46,10 +47,18 @@ void Runner::Start(std::shared_ptr<Job> job) {
   if (!job->prefilling()) FinishPrefill(*job, nullptr);
 }
 
-void Runner::StartTurn(std::shared_ptr<Job> job) {
+void Runner::Begin(std::shared_ptr<Job> job) {
   job->cached_tokens = job->session->position();
   if (job->session->pending) job->tokens.insert(job->tokens.begin(), *job->session->pending);
   if (!FailIfDead(*job, config_.options.clock.steady())) Start(std::move(job));
+}
+
+void Runner::StartTurn(std::shared_ptr<Job> job) {
+  const std::shared_ptr<Session> session = job->session;
+  sessions_.Wake(session, [this, job = std::move(job)](absl::Status status) {
+    if (status.ok()) return Begin(job);
+    Fail(*job, FinishReason::kError, std::move(status));
+  });
 }
 
 bool Runner::RunStep(Step& step) {
@@ -131,7 +140,8 @@ void Runner::Advance(const PlanItem& item, Step& step) {
     if (!job.prefilling()) FinishPrefill(job, &step);
   }
   if (job.session == nullptr || job.ended) return;
-  if (!job.rewind()) sessions_.MayCheckpoint(*job.session, job.n_prefill - job.consumed);
+  if (!job.rewind() && !job.wake())
+    sessions_.MayCheckpoint(*job.session, job.n_prefill - job.consumed);
   if (job.generate() != nullptr) sessions_.Publish(job);
 }
 
@@ -140,7 +150,7 @@ void Runner::FinishPrefill(Job& job, Step* step) {
   job.prefilled = config_.options.clock.steady();
   if (job.score() != nullptr) return FinishScore(job);
   if (job.generate() == nullptr || !job.generate()->wants_tokens()) {
-    if (!job.tokens.empty()) Await(job, *job.sequence, job.tokens.back());
+    if (job.consumed < std::ssize(job.tokens)) Await(job, *job.sequence, job.tokens.back());
     return FinishPrompt(job);
   }
   StartCompletions(job);
@@ -247,26 +257,30 @@ std::optional<double> Runner::DictionaryFill(const Job& job, const Completion* c
   return static_cast<double>(live) / state.slot_cap;
 }
 
-void Runner::ReleaseStates(Job& job) {
+void Runner::ReleaseStates(Job& job, SessionStore::Then then) {
   admission_.DropPromised(job);
   GenerateWork* work = job.generate();
-  if (job.rewind() != nullptr) return sessions_.Unrewound(job);
-  if (job.session != nullptr) {
-    return work != nullptr ? sessions_.EndTurn(job) : sessions_.Release(*job.session);
-  }
-  if (job.sequence != nullptr) pool_.Release(job.sequence->state);
-  if (work != nullptr) {
-    for (const std::unique_ptr<Completion>& completion : work->completions) {
-      if (completion->sequence != nullptr) pool_.Release(completion->sequence->state);
+  if (job.session != nullptr && work != nullptr) return sessions_.EndTurn(job, std::move(then));
+  if (job.rewind() != nullptr) {
+    sessions_.Unrewound(job);
+  } else if (job.session != nullptr && job.wake() == nullptr) {
+    sessions_.Release(*job.session);
+  } else if (job.session == nullptr) {
+    if (job.sequence != nullptr) pool_.Release(job.sequence->state);
+    if (work != nullptr) {
+      for (const std::unique_ptr<Completion>& completion : work->completions) {
+        if (completion->sequence != nullptr) pool_.Release(completion->sequence->state);
+      }
     }
+    job.hold.reset();
   }
-  job.hold.reset();
+  then(absl::OkStatus());
 }
 
-void Runner::Release(Job& job, FinishReason reason, const Completion* last) {
+void Runner::Release(Job& job, FinishReason reason, const Completion* last,
+                     SessionStore::Then tell) {
   RequestReport report{.reason = reason,
                        .usage = UsageOf(job, last),
-                       .total = TimeBetween(job.arrival, config_.options.clock.steady()),
                        .score = job.score() != nullptr,
                        .dictionary_fill = DictionaryFill(job, last)};
   if (const GenerateWork* work = job.generate()) {
@@ -275,13 +289,15 @@ void Runner::Release(Job& job, FinishReason reason, const Completion* last) {
       report.usage.generated_tokens += completion->generated();
     }
   }
-  ReleaseStates(job);
-  if (job.generate() || job.score()) config_.events.request_finished(report);
-}
-
-void Runner::MarkEnded(Job& job) {
   job.ended = true;
-  admission_.Leave();
+  const bool counts = job.generate() != nullptr || job.score() != nullptr;
+  ReleaseStates(job, [this, report, counts, arrival = job.arrival,
+                      tell = std::move(tell)](absl::Status status) mutable {
+    report.total = TimeBetween(arrival, config_.options.clock.steady());
+    if (counts) config_.events.request_finished(report);
+    tell(std::move(status));
+    admission_.Leave();
+  });
 }
 
 void Runner::FinishCompletion(Job& job, Completion& completion, Finished finished) {
@@ -294,27 +310,35 @@ void Runner::FinishCompletion(Job& job, Completion& completion, Finished finishe
   }
   const bool last = std::ranges::all_of(work.completions, [](const auto& c) { return c->done; });
   if (last) {
-    Release(job, finished.reason, &completion);
-  } else if (completion.sequence != nullptr) {
+    return Release(job, finished.reason, &completion,
+                   [stream = work.stream, finished = std::move(finished)](absl::Status status) {
+                     if (status.ok()) stream->Push({.finished = finished});
+                     stream->Close(std::move(status));
+                   });
+  }
+  if (completion.sequence != nullptr) {
     pool_.Release(completion.sequence->state);
     job.hold->ReleasePart(1, job.reserve_bytes);
   }
   work.stream->Push({.finished = std::move(finished)});
-  if (!last) return;
-  work.stream->Close(absl::OkStatus());
-  MarkEnded(job);
 }
 
 void Runner::FinishPrompt(Job& job) {
-  if (OpenWork* work = std::get_if<OpenWork>(&job.work)) {
-    work->done(sessions_.Opened(job));
-    MarkEnded(job);
-    return;
-  }
-  if (RewindWork* work = job.rewind()) {
-    work->done(sessions_.Rewound(job));
-    MarkEnded(job);
-    return;
+  if (job.generate() == nullptr) {
+    job.ended = true;
+    if (job.wake() != nullptr) {
+      sessions_.Woken(job, absl::OkStatus());
+      return admission_.Leave();
+    }
+    // What answers when it is on disk.
+    const auto leaving = [this](auto done) {
+      return [this, done = std::move(done)](auto result) {
+        done(std::move(result));
+        admission_.Leave();
+      };
+    };
+    if (RewindWork* work = job.rewind()) return sessions_.Rewound(job, leaving(work->done));
+    return sessions_.Opened(job, leaving(std::get<OpenWork>(job.work).done));
   }
   for (const std::unique_ptr<Completion>& completion : job.generate()->completions) {
     FinishCompletion(job, *completion,
@@ -325,9 +349,8 @@ void Runner::FinishPrompt(Job& job) {
 void Runner::FinishScore(Job& job) {
   ScoreWork& work = *job.score();
   work.result.state_bytes = static_cast<int64_t>(job.sequence->state.committed_bytes);
-  Release(job, FinishReason::kLength, nullptr);
-  work.done(std::move(work.result));
-  MarkEnded(job);
+  Release(job, FinishReason::kLength, nullptr,
+          [&work](const absl::Status&) { work.done(std::move(work.result)); });
 }
 
 void Runner::Fail(Job& job, FinishReason reason, absl::Status status) {
@@ -340,22 +363,27 @@ void Runner::Fail(Job& job, FinishReason reason, absl::Status status) {
           .index = completion->index(), .reason = reason, .usage = UsageOf(job, completion.get())};
     }
   }
-  Release(job, reason, nullptr);
-  if (work != nullptr) {
-    if (work->blocked_since) {
-      config_.events.stream_blocked(
-          TimeBetween(*work->blocked_since, config_.options.clock.steady()));
-    }
-    for (StreamEvent& event : events) work->stream->Push(std::move(event));
-    work->stream->Close(std::move(status));
-  } else if (ScoreWork* score = job.score()) {
-    score->done(std::move(status));
-  } else if (RewindWork* rewind = job.rewind()) {
-    rewind->done(std::move(status));
-  } else {
-    std::get<OpenWork>(job.work).done(std::move(status));
+  if (work != nullptr && work->blocked_since) {
+    config_.events.stream_blocked(
+        TimeBetween(*work->blocked_since, config_.options.clock.steady()));
   }
-  MarkEnded(job);
+  auto tell = [this, &job, events = std::move(events), status = std::move(status),
+               stream = work != nullptr ? work->stream : nullptr](absl::Status saved) mutable {
+    if (!saved.ok()) status = std::move(saved);
+    if (stream != nullptr) {
+      for (StreamEvent& event : events) stream->Push(std::move(event));
+      stream->Close(std::move(status));
+    } else if (ScoreWork* score = job.score()) {
+      score->done(std::move(status));
+    } else if (RewindWork* rewind = job.rewind()) {
+      rewind->done(std::move(status));
+    } else if (job.wake() != nullptr) {
+      sessions_.Woken(job, std::move(status));
+    } else {
+      std::get<OpenWork>(job.work).done(std::move(status));
+    }
+  };
+  Release(job, reason, nullptr, std::move(tell));
 }
 
 absl::Status DeathOf(const Job& job, SteadyTime now) {

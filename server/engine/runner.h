@@ -29,7 +29,7 @@ class Runner {
 
   // A job that has its sequence.
   void Start(std::shared_ptr<Job> job);
-  // A turn on a session that was claimed for it.
+  // A turn on a session that was claimed for it, once its state is in memory.
   void StartTurn(std::shared_ptr<Job> job);
   // One step of the jobs and what follows from it. False: none could have a row.
   bool RunStep(Step& step);
@@ -46,6 +46,7 @@ class Runner {
   void AddTo(EngineStats& stats) const;
 
  private:
+  void Begin(std::shared_ptr<Job> job);  // the same, now that it is
   void Collect();
   void CollectDecoding(Job& job);
   void Advance(const PlanItem& item, Step& step);
@@ -58,10 +59,11 @@ class Runner {
   void FinishCompletion(Job& job, Completion& completion, Finished finished);
   void FinishPrompt(Job& job);  // when nothing is to be generated
   void FinishScore(Job& job);
-  // Gives back what the job has, and reports it; last: the completion that ended last, if any.
-  void Release(Job& job, FinishReason reason, const Completion* last);
-  void ReleaseStates(Job& job);
-  void MarkEnded(Job& job);
+  // Ends the job: gives back what it has, reports it, and calls `tell` when its caller may be told,
+  // with DataLoss if what a turn has added is not on disk. last: the completion that ended last, if
+  // any.
+  void Release(Job& job, FinishReason reason, const Completion* last, SessionStore::Then tell);
+  void ReleaseStates(Job& job, SessionStore::Then then);
   Usage UsageOf(const Job& job, const Completion* completion) const;
   std::optional<double> DictionaryFill(const Job& job, const Completion* completion) const;
 

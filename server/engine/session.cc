@@ -20,9 +20,12 @@ bool IsKeyCharacter(char c) {
 }  // namespace
 
 void Session::Record(int64_t begin, std::span<const int32_t> tokens) {
-  if (!log) return;
-  const int64_t known = std::clamp<int64_t>(std::ssize(*log) - begin, 0, std::ssize(tokens));
-  log->insert(log->end(), tokens.begin() + known, tokens.end());
+  const auto add = [&](std::vector<int32_t>& to, int64_t end) {
+    const int64_t known = std::clamp<int64_t>(end - begin, 0, std::ssize(tokens));
+    to.insert(to.end(), tokens.begin() + known, tokens.end());
+  };
+  if (log) add(*log, std::ssize(*log));
+  if (disk) add(disk->unsaved, disk->length + std::ssize(disk->unsaved));
 }
 
 uint64_t RandomSource::Next() {

@@ -36,18 +36,33 @@ struct CheckpointList {
   int64_t use = 0;                                      // its place in the order of use
 };
 
+// What lies on disk of a session, where the engine has a SessionFolder.
+struct SessionOnDisk {
+  uint64_t version = 0;  // changes that it has
+  int64_t length = 0;    // tokens of the conversation that it has
+  // Tokens from there on.
+  std::vector<int32_t> unsaved = {};
+  int64_t snapshot_at = 0;    // tokens that the state of the last snapshot has consumed
+  bool snapshotting = false;  // one is on its way
+  bool behind = false;        // a change could not be written: the next one writes all
+};
+
 // Engine thread only, but for what the SessionStore says of sessions in it.
 struct Session : Sequence {
   SessionInfo info;                         // what callers see
   std::optional<std::vector<int32_t>> log;  // all tokens of the conversation, if they are kept
   std::vector<int64_t> turn_ends;           // positions, rising; the last kMaxTurnEnds
   CheckpointList checkpoints;
+  std::optional<SessionOnDisk> disk;
   std::unique_ptr<QuotaHold> hold;  // of the tenant's share
   absl::Duration ttl = absl::InfiniteDuration();
   SteadyTime expires = kNever;
   bool deleted = false;  // while busy: ends when its run does
 
-  // Into the log, the tokens from position `begin` on; those that it has already are skipped.
+  // Its state is in memory; else on disk, with the log.
+  bool resident() const { return state.base != nullptr; }
+  // Into the log and what is to be saved, the tokens from position `begin` on; those that these
+  // have already are skipped.
   void Record(int64_t begin, std::span<const int32_t> tokens);
 };
 

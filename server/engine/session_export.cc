@@ -1,4 +1,5 @@
-// What of the SessionStore takes sessions out and in: images of them, which other servers read too.
+// What of the SessionStore makes sessions of others: copies of them, and images, which other
+// servers read too.
 #include <span>
 #include <utility>
 
@@ -14,7 +15,12 @@ absl::StatusOr<SessionImage> SessionStore::Export(const std::string& id, const s
   const absl::StatusOr<std::shared_ptr<Session>> found = FindIdle(id, tenant);
   lock.unlock();  // what a turn claims meanwhile begins on this thread, later
   if (!found.ok()) return found.status();
-  const Session& session = **found;
+  SessionImage image = ImageOf(**found);
+  Tell("export", called, (*found)->position());
+  return image;
+}
+
+SessionImage SessionStore::ImageOf(const Session& session) {
   const EngineMemory& memory = *config_.model.FindMemory(session.info.memory);
   SessionImage image;
   image.model_fingerprint = memory.fingerprint;
@@ -29,17 +35,24 @@ absl::StatusOr<SessionImage> SessionStore::Export(const std::string& id, const s
   image.state.resize(pool_.SnapshotBytes(session.state));
   image.state_bytes = image.state.size();
   pool_.CopyOut(session.state, std::as_writable_bytes(std::span(image.state)));
-  Tell("export", called, session.position());
   return image;
 }
 
-absl::StatusOr<SessionInfo> SessionStore::Import(const SessionImage& image,
-                                                 const SessionOptions& options, SteadyTime called) {
-  if (absl::Status status = admission_.Enter(); !status.ok()) return status;
+std::shared_ptr<const SessionImage> SessionStore::ShareImage(const Session& session) {
+  return std::make_shared<const SessionImage>(ImageOf(session));
+}
+
+void SessionStore::Import(SessionImage image, const SessionOptions& options, SteadyTime called,
+                          SessionCallback done) {
+  if (absl::Status status = admission_.Enter(); !status.ok()) return done(std::move(status));
   absl::StatusOr<std::shared_ptr<Session>> session = Take(image, options);
-  admission_.Leave();
-  if (!session.ok()) return session.status();
-  return Show(*session, "import", called);
+  auto ended = [this, done = std::move(done)](absl::StatusOr<SessionInfo> info) {
+    done(std::move(info));
+    admission_.Leave();
+  };
+  if (!session.ok()) return ended(session.status());
+  Establish({*session}, std::make_shared<const SessionImage>(std::move(image)), "import", called,
+            OfOne(std::move(ended)));
 }
 
 absl::StatusOr<std::shared_ptr<Session>> SessionStore::Take(const SessionImage& image,
@@ -62,6 +75,56 @@ absl::StatusOr<std::shared_ptr<Session>> SessionStore::Take(const SessionImage& 
   session->turn_ends = image.turn_ends;
   MayCheckpoint(*session, 0);
   return session;
+}
+
+void SessionStore::Fork(const ForkOptions& options, SteadyTime called, SessionsCallback done) {
+  if (absl::Status status = admission_.Enter(); !status.ok()) return done(std::move(status));
+  auto ended = [this, done = std::move(done)](absl::StatusOr<std::vector<SessionInfo>> infos) {
+    done(std::move(infos));
+    admission_.Leave();
+  };
+  std::unique_lock lock(mutex_);
+  const absl::StatusOr<std::shared_ptr<Session>> found =
+      FindIdle(options.session_id, options.tenant);
+  if (!found.ok()) return ended(found.status());
+  Session& session = **found;
+  SetBusy(session, true);  // so that nobody moves it out to make room for its copies
+  lock.unlock();
+  absl::StatusOr<std::vector<std::shared_ptr<Session>>> copies = Copies(session, options);
+  lock.lock();
+  SetBusy(session, false);
+  lock.unlock();
+  if (!copies.ok()) return ended(copies.status());
+  Establish(*std::move(copies), session.disk ? ShareImage(session) : nullptr, "fork", called,
+            std::move(ended));
+}
+
+absl::StatusOr<std::vector<std::shared_ptr<Session>>> SessionStore::Copies(
+    const Session& session, const ForkOptions& options) {
+  const size_t each = session.state.layout->bytes_cap(session.state.slot_cap);
+  Job job;  // what the tenant is charged for
+  job.tenant = options.tenant;
+  absl::Status status =
+      admission_.Charge(job, options.count, each * static_cast<size_t>(options.count));
+  std::vector<std::shared_ptr<Session>> copies;
+  while (status.ok() && std::ssize(copies) < options.count) {
+    const absl::StatusOr<StateHandle> state = admission_.CloneSession(session.state);
+    status = state.status();
+    if (!status.ok()) break;
+    const std::string& id = session.info.id;
+    const size_t dot = id.find('.');
+    copies.push_back(NewSession(*state, job.hold->Split(1, each), options.tenant,
+                                dot == std::string::npos ? "" : id.substr(0, dot),
+                                options.ttl.value_or(session.ttl), session.log.has_value()));
+    Session& copy = *copies.back();
+    copy.pending = session.pending;
+    copy.log = session.log;
+    copy.turn_ends = session.turn_ends;
+    checkpoints_.Share(session, copy);
+  }
+  if (status.ok()) return copies;
+  for (const std::shared_ptr<Session>& copy : copies) Release(*copy);
+  return status;
 }
 
 }  // namespace ovq

@@ -5,8 +5,10 @@
 
 #include "absl/strings/escaping.h"
 #include "absl/strings/str_cat.h"
+#include "base/binary.h"
 #include "base/check.h"
 #include "base/crc32c.h"
+#include "server/disk/journal.h"
 #include "server/engine/limits.h"
 
 namespace ovq {
@@ -20,52 +22,8 @@ enum SectionIndex : size_t { kHead, kToks, kTurn, kStat, kDone };
 constexpr uint32_t kHasPending = 1;
 constexpr uint32_t kKeepsTokens = 2;
 constexpr size_t kFixedHeadBytes = 64 + 8 + 8 + 4 + 4 + 4 + 4 + 8 + 8 + 8;  // before the two texts
-constexpr size_t kMaxTextBytes = 255;
 constexpr uint64_t kMaxHeadBytes = kFixedHeadBytes + 2 * (1 + kMaxTextBytes);
 constexpr uint64_t kMaxSkippedBytes = uint64_t{1} << 20;
-
-template <class T>
-void Put(std::string& out, T value) {
-  for (size_t i = 0; i < sizeof(T); ++i) {
-    out.push_back(static_cast<char>(static_cast<uint64_t>(value) >> (8 * i)));
-  }
-}
-
-void PutText(std::string& out, std::string_view text) {
-  Check(text.size() <= kMaxTextBytes, "a text of a session file fits its length");
-  Put(out, static_cast<uint8_t>(text.size()));
-  out.append(text);
-}
-
-// Takes it from the front, whose length the caller has seen to.
-template <class T>
-T Get(std::string_view& in) {
-  uint64_t value = 0;
-  for (size_t i = 0; i < sizeof(T); ++i) {
-    value |= static_cast<uint64_t>(static_cast<uint8_t>(in[i])) << (8 * i);
-  }
-  in.remove_prefix(sizeof(T));
-  return static_cast<T>(value);
-}
-
-template <class T>
-std::vector<T> GetAll(std::string_view in) {
-  std::vector<T> values(in.size() / sizeof(T));
-  for (T& value : values) value = Get<T>(in);
-  return values;
-}
-
-std::string SectionStart(std::string_view tag, uint64_t bytes) {
-  std::string start(tag);
-  Put(start, bytes);
-  return start;
-}
-
-void PutSection(std::string& out, std::string_view tag, std::string_view payload) {
-  const std::string start = SectionStart(tag, payload.size());
-  out.append(start).append(payload);
-  Put(out, Crc32c(payload, Crc32c(start)));
-}
 
 std::string HeadOf(const SessionImage& image) {
   Check(image.model_fingerprint.size() == 64, "a model's fingerprint has 64 digits");
@@ -117,10 +75,8 @@ EncodedSession EncodeSession(SessionImage image) {
   Put(file.head, kVersion);
   PutSection(file.head, kSections[kHead], HeadOf(image));
   std::string tokens, turns;
-  if (image.tokens) {
-    for (const int32_t token : *image.tokens) Put(tokens, token);
-  }
-  for (const int64_t end : image.turn_ends) Put(turns, end);
+  if (image.tokens) PutAll(tokens, *image.tokens);
+  PutAll(turns, image.turn_ends);
   PutSection(file.head, kSections[kToks], tokens);
   PutSection(file.head, kSections[kTurn], turns);
   const std::string start = SectionStart(kSections[kStat], image.state.size());
@@ -310,12 +266,7 @@ absl::Status SessionReader::ReadHead(std::string_view payload) {
   image_.state_bytes = Get<uint64_t>(payload);
   image_.created_unix_ms = Get<int64_t>(payload);
   for (std::string* text : {&image_.memory, &image_.made_by}) {
-    if (payload.empty() || payload.size() - 1 < static_cast<uint8_t>(payload[0])) {
-      return Damaged("section HEAD: a text goes beyond its end");
-    }
-    const auto bytes = Get<uint8_t>(payload);
-    *text = payload.substr(0, bytes);
-    payload.remove_prefix(bytes);
+    if (!GetText(payload, *text)) return Damaged("section HEAD: a text goes beyond its end");
   }
   if (!payload.empty()) return Damaged("section HEAD: ", payload.size(), " bytes too many");
   if ((flags & ~(kHasPending | kKeepsTokens)) != 0) {

@@ -3,6 +3,7 @@
 #include <utility>
 
 #include "absl/strings/str_cat.h"
+#include "server/disk/journal.h"
 #include "server/engine/error_facts.h"
 #include "server/engine/limits.h"
 #include "server/engine/session_store.h"
@@ -78,8 +79,7 @@ absl::Status SessionStore::PrepareRewind(const RewindOptions& options, Job& job,
   job.tenant = options.tenant;
   job.prompt_tokens = result.replay_tokens;
   if (absl::Status status = admission_.Charge(job, 0, 0); !status.ok()) return status;
-  session.info.busy = true;
-  --idle_;
+  SetBusy(session, true);
   job.session = *found;
   job.sequence = *found;
   return absl::OkStatus();
@@ -129,23 +129,30 @@ std::shared_ptr<Job> SessionStore::Rewind(RewindOptions options,
   return job;
 }
 
-RewindResult SessionStore::Rewound(Job& job) {
+void SessionStore::Rewound(Job& job, RewindCallback done) {
   Session& session = *job.session;
   const int64_t position = std::get<RewindWork>(job.work).position;
-  std::unique_lock lock(mutex_);
-  session.log->resize(static_cast<size_t>(position));
-  std::erase_if(session.turn_ends, [position](int64_t end) { return end > position; });
-  checkpoints_.ForgetAfter(session, session.state.position);
-  Free(session);
-  RewindResult result = {session.info, job.prompt_tokens};
-  lock.unlock();
+  {
+    std::lock_guard lock(mutex_);
+    session.log->resize(static_cast<size_t>(position));
+    std::erase_if(session.turn_ends, [position](int64_t end) { return end > position; });
+    checkpoints_.ForgetAfter(session, session.state.position);
+  }
   MayCheckpoint(session, 0);
-  config_.events.session_event(
-      {.event = "rewind",
-       .duration = TimeBetween(job.arrival, config_.options.clock.steady()),
-       .position = position,
-       .replayed = job.prompt_tokens});
-  return result;
+  const auto told = [this, session = job.session, since = job.arrival, position,
+                     replayed = job.prompt_tokens, done = std::move(done)](absl::Status status) {
+    EndUse(*session);
+    if (!status.ok()) return done(std::move(status));
+    const absl::Duration duration = TimeBetween(since, config_.options.clock.steady());
+    config_.events.session_event(
+        {.event = "rewind", .duration = duration, .position = position, .replayed = replayed});
+    std::unique_lock lock(mutex_);
+    RewindResult result = {session->info, replayed};
+    lock.unlock();
+    done(std::move(result));
+    MaySnapshot(session);
+  };
+  Save(job.session, position, told);
 }
 
 void SessionStore::Unrewound(Job& job) {

@@ -11,6 +11,20 @@
 
 namespace ovq {
 
+SessionStore::SessionStore(const EngineConfig& config, StatePool& pool, Admission& admission,
+                           RandomSource& random, std::shared_ptr<Inbox> inbox, StartJob start)
+    : config_(config),
+      pool_(pool),
+      admission_(admission),
+      random_(random),
+      inbox_(std::move(inbox)),
+      start_(std::move(start)),
+      checkpoints_(config.options.checkpoint_memory_bytes, pool) {
+  if (config.options.overcommit) {
+    admission_.SetMakeRoom([this](size_t bytes) { return MakeRoom(bytes); });
+  }
+}
+
 SessionStore::~SessionStore() {
   for (const auto& [id, session] : by_id_) pool_.Release(session->state);
 }
@@ -74,14 +88,23 @@ absl::StatusOr<std::shared_ptr<Session>> SessionStore::Claim(
   absl::StatusOr<std::shared_ptr<Session>> session = FindIdle(id, tenant);
   if (!session.ok()) return session;
   if (absl::Status status = check(**session); !status.ok()) return status;
-  (*session)->info.busy = true;
-  --idle_;
+  SetBusy(**session, true);
   return session;
 }
 
 // --- engine thread ---
 
+void SessionStore::SetBusy(Session& session, bool busy) {
+  Count(session, -1);
+  session.info.busy = busy;
+  Count(session, 1);
+}
+
 void SessionStore::Count(const Session& session, int sign) {
+  if (session.info.hibernated) {
+    hibernated_ += sign;
+    return;
+  }
   idle_ += session.info.busy ? 0 : sign;
   tokens_ += sign * session.info.position;
   live_slots_ += sign * session.info.live_slots;
@@ -92,6 +115,8 @@ void SessionStore::Refresh(Session& session) {
   const StateHandle& state = session.state;
   session.info.position = session.position();
   session.info.last_token = session.pending;
+  session.info.durable = session.disk && !session.disk->behind;
+  session.info.hibernated = !session.resident();
   session.info.state_bytes = state.committed_bytes;
   session.info.live_slots = state.layout->LiveSlotsAt(state.position, state.slot_cap);
 }
@@ -110,6 +135,13 @@ void SessionStore::Tell(const char* event, SteadyTime since, int64_t position) c
                                 .position = position});
 }
 
+SessionsCallback SessionStore::OfOne(SessionCallback done) {
+  return [done = std::move(done)](absl::StatusOr<std::vector<SessionInfo>> infos) {
+    if (!infos.ok()) return done(infos.status());
+    done(std::move(infos->front()));
+  };
+}
+
 std::shared_ptr<Session> SessionStore::NewSession(const StateHandle& state,
                                                   std::unique_ptr<QuotaHold> hold,
                                                   const std::string& tenant, const std::string& key,
@@ -119,6 +151,7 @@ std::shared_ptr<Session> SessionStore::NewSession(const StateHandle& state,
   session->hold = std::move(hold);
   session->ttl = ttl;
   if (keep_tokens) session->log.emplace();
+  if (config_.options.session_folder != nullptr) session->disk.emplace();
   SessionInfo& info = session->info;
   info.id = random_.NextId();
   if (!key.empty()) info.id = absl::StrCat(key, ".", info.id);
@@ -159,8 +192,10 @@ std::shared_ptr<Job> SessionStore::Open(SessionOptions options, SteadyTime calle
   work.done = std::move(done);
   if (options.imported) work.event = "import";
   if (!job->tokens.empty()) return job;
-  work.done(Opened(*job));
-  admission_.Leave();
+  Opened(*job, [this, done = std::move(work.done)](absl::StatusOr<SessionInfo> info) {
+    done(std::move(info));
+    admission_.Leave();
+  });
   return nullptr;
 }
 
@@ -177,54 +212,10 @@ SessionInfo SessionStore::Show(const std::shared_ptr<Session>& session, const ch
   return info;
 }
 
-SessionInfo SessionStore::Opened(Job& job) {
+void SessionStore::Opened(Job& job, SessionCallback done) {
   EndOfTurn(*job.session, 0);
-  return Show(job.session, std::get<OpenWork>(job.work).event, job.arrival);
-}
-
-absl::StatusOr<std::vector<SessionInfo>> SessionStore::Fork(const ForkOptions& options,
-                                                            SteadyTime called) {
-  if (absl::Status status = admission_.Enter(); !status.ok()) return status;
-  const absl::StatusOr<std::vector<std::shared_ptr<Session>>> copies = Copies(options);
-  admission_.Leave();
-  if (!copies.ok()) return copies.status();
-  std::vector<SessionInfo> infos;
-  for (const std::shared_ptr<Session>& copy : *copies) infos.push_back(Show(copy, "fork", called));
-  return infos;
-}
-
-absl::StatusOr<std::vector<std::shared_ptr<Session>>> SessionStore::Copies(
-    const ForkOptions& options) {
-  std::unique_lock lock(mutex_);
-  const absl::StatusOr<std::shared_ptr<Session>> found =
-      FindIdle(options.session_id, options.tenant);
-  lock.unlock();  // what a turn claims meanwhile begins on this thread, later
-  if (!found.ok()) return found.status();
-  const Session& session = **found;
-  const size_t each = session.state.layout->bytes_cap(session.state.slot_cap);
-  Job job;  // what the tenant is charged for
-  job.tenant = options.tenant;
-  absl::Status status =
-      admission_.Charge(job, options.count, each * static_cast<size_t>(options.count));
-  std::vector<std::shared_ptr<Session>> copies;
-  while (status.ok() && std::ssize(copies) < options.count) {
-    const absl::StatusOr<StateHandle> state = admission_.CloneSession(session.state);
-    status = state.status();
-    if (!status.ok()) break;
-    const std::string& id = session.info.id;
-    const size_t dot = id.find('.');
-    copies.push_back(NewSession(*state, job.hold->Split(1, each), options.tenant,
-                                dot == std::string::npos ? "" : id.substr(0, dot),
-                                options.ttl.value_or(session.ttl), session.log.has_value()));
-    Session& copy = *copies.back();
-    copy.pending = session.pending;
-    copy.log = session.log;
-    copy.turn_ends = session.turn_ends;
-    checkpoints_.Share(session, copy);
-  }
-  if (status.ok()) return copies;
-  for (const std::shared_ptr<Session>& copy : copies) Release(*copy);
-  return status;
+  Establish({job.session}, nullptr, std::get<OpenWork>(job.work).event, job.arrival,
+            OfOne(std::move(done)));
 }
 
 void SessionStore::Publish(Job& job) {
@@ -235,15 +226,29 @@ void SessionStore::Publish(Job& job) {
   Count(*job.session, 1);
 }
 
-void SessionStore::EndTurn(Job& job) {
-  Session& session = *job.session;
-  if (session.deleted) return Release(session);
+void SessionStore::EndTurn(Job& job, Then then) {
+  const std::shared_ptr<Session> session = job.session;
   const GenerateWork& work = *job.generate();
   const int64_t generated = work.completions.empty() ? 0 : work.completions[0]->generated();
-  EndOfTurn(session, generated);
+  if (session->resident() && !session->deleted) EndOfTurn(*session, generated);
+  std::unique_lock lock(mutex_);
+  // A turn that could not begin has read nothing.
+  const int64_t read =
+      session->resident() ? session->position() - job.cached_tokens - generated : 0;
+  session->info.generated_tokens_total += generated;
+  session->info.prompt_tokens_total += read;
+  lock.unlock();
+  Save(session, session->disk ? session->disk->length : 0,
+       [this, session, then = std::move(then)](absl::Status status) {
+         EndUse(*session);
+         then(std::move(status));
+         MaySnapshot(session);
+       });
+}
+
+void SessionStore::EndUse(Session& session) {
+  if (session.deleted) return Release(session);
   std::lock_guard lock(mutex_);
-  session.info.generated_tokens_total += generated;
-  session.info.prompt_tokens_total += session.position() - job.cached_tokens - generated;
   Free(session);
 }
 
@@ -255,11 +260,11 @@ void SessionStore::Free(Session& session) {
   Count(session, 1);
 }
 
-absl::Status SessionStore::Delete(const std::string& id, const std::optional<std::string>& tenant,
-                                  SteadyTime called) {
+void SessionStore::Delete(const std::string& id, const std::optional<std::string>& tenant,
+                          SteadyTime called, Then then) {
   std::unique_lock lock(mutex_);
   const absl::StatusOr<Map::const_iterator> found = Find(id, tenant);
-  if (!found.ok()) return found.status();
+  if (!found.ok()) return then(found.status());
   const std::shared_ptr<Session> session = (*found)->second;
   Count(*session, -1);
   by_id_.erase(*found);
@@ -267,8 +272,10 @@ absl::Status SessionStore::Delete(const std::string& id, const std::optional<std
   const int64_t position = session->position();
   session->deleted = true;
   if (!session->info.busy) Release(*session);
-  Tell("close", called, position);
-  return absl::OkStatus();
+  RemoveFiles(*session, [this, called, position, then = std::move(then)](absl::Status status) {
+    Tell("close", called, position);
+    then(std::move(status));
+  });
 }
 
 absl::StatusOr<std::vector<std::byte>> SessionStore::CopyState(const std::string& id,
@@ -300,6 +307,7 @@ void SessionStore::Expire(SteadyTime now) {
   for (const std::shared_ptr<Session>& session : expired) {
     const int64_t position = session->position();
     Release(*session);
+    RemoveFiles(*session, [](const absl::Status&) {});  // else the next start ends it
     config_.events.session_event({.event = "expire", .duration = {}, .position = position});
   }
 }
@@ -310,7 +318,9 @@ SteadyTime SessionStore::next_expiry() const {
 }
 
 void SessionStore::Release(Session& session) {
+  if (!session.resident() && session.state.layout != nullptr) admission_.CountStored(-1);
   pool_.Release(session.state);
+  session.state.layout = nullptr;
   session.hold.reset();
   std::lock_guard lock(mutex_);
   checkpoints_.Forget(session);
@@ -319,6 +329,7 @@ void SessionStore::Release(Session& session) {
 void SessionStore::AddTo(EngineStats& stats) const {
   std::lock_guard lock(mutex_);
   stats.sessions_idle += idle_;
+  stats.sessions_hibernated += hibernated_;
   stats.live_slots += live_slots_;
   stats.checkpoint_bytes = checkpoints_.bytes();
   stats.token_log_bytes = static_cast<size_t>(log_tokens_) * sizeof(int32_t);

@@ -12,9 +12,11 @@
 
 #include "absl/status/statusor.h"
 #include "base/clock.h"
+#include "server/disk/session_folder.h"
 #include "server/engine/admission.h"
 #include "server/engine/checkpoints.h"
 #include "server/engine/engine_config.h"
+#include "server/engine/inbox.h"
 #include "server/engine/job.h"
 #include "server/engine/session.h"
 #include "server/engine/state_pool.h"
@@ -22,6 +24,7 @@
 namespace ovq {
 
 struct SessionImage;
+struct StoredState;
 
 // Session::info is what is published of a session: no caller waits for the engine thread to read
 // it. The rest of a session belongs to the engine thread, or, while it is not busy, to whoever
@@ -31,13 +34,15 @@ struct SessionImage;
 // tenant's session.
 class SessionStore {
  public:
+  using StartJob = std::function<void(std::shared_ptr<Job>)>;
+  // Called when something is done, of which it may also be that it failed.
+  using Then = std::function<void(absl::Status)>;
+
+  // What the folder of the options has done comes back through the inbox. start: the engine's, for
+  // tokens that a state from there has not read yet.
   SessionStore(const EngineConfig& config, StatePool& pool, Admission& admission,
-               RandomSource& random)
-      : config_(config),
-        pool_(pool),
-        admission_(admission),
-        random_(random),
-        checkpoints_(config.options.checkpoint_memory_bytes, pool) {}
+               RandomSource& random, std::shared_ptr<Inbox> inbox = std::make_shared<Inbox>(),
+               StartJob start = {});
   ~SessionStore();  // no session is busy
 
   // --- any thread ---
@@ -55,16 +60,17 @@ class SessionStore {
   // Opens a valid session at once or not at all; `called`: when. One without a prompt is done then.
   // Else the job consumes the prompt, and Opened follows, or Release if it fails.
   std::shared_ptr<Job> Open(SessionOptions options, SteadyTime called, SessionCallback done);
-  SessionInfo Opened(Job& job);  // callers see it from now on
+  // Callers see it when `done` is called: once it is on disk, if sessions are.
+  void Opened(Job& job, SessionCallback done);
   // Copies of an idle session with what it has consumed and the token that waits: all or none.
-  absl::StatusOr<std::vector<SessionInfo>> Fork(const ForkOptions& options, SteadyTime called);
+  void Fork(const ForkOptions& options, SteadyTime called, SessionsCallback done);
 
   // Takes an idle session back to what it was at an earlier position, or says what that takes. The
   // job reads what is to be read again, if anything; Rewound follows, or Unrewound if it fails.
   // Null: that was refused, or only asked for, and `done` has been told.
   std::shared_ptr<Job> Rewind(RewindOptions options, std::shared_ptr<CancelSignal> cancel,
                               SteadyTime called, RewindCallback done);
-  RewindResult Rewound(Job& job);
+  void Rewound(Job& job, RewindCallback done);
   void Unrewound(Job& job);  // as it was before
 
   // What an idle session is.
@@ -72,18 +78,32 @@ class SessionStore {
                                       SteadyTime called);
   // A session of an image that fits one of the engine's memories; at once or not at all. Its state
   // is taken as it is.
-  absl::StatusOr<SessionInfo> Import(const SessionImage& image, const SessionOptions& options,
-                                     SteadyTime called);
+  void Import(SessionImage image, const SessionOptions& options, SteadyTime called,
+              SessionCallback done);
 
   // After a step, with `left` tokens of the prompt to come.
   void MayCheckpoint(Session& session, int64_t left);
   void Publish(Job& job);  // what a turn's job has done so far
-  // A turn's job has ended: its session is free again, or goes if it was deleted meanwhile.
-  void EndTurn(Job& job);
+  // A turn's job has ended: its session is free again when `then` is called, or has gone if it was
+  // deleted meanwhile. DataLoss: what the turn has added could not be written to the disk.
+  void EndTurn(Job& job, Then then);
+
+  // --- engine thread: sessions whose state lies on disk ---
+
+  // What a SessionFolder had, before the first call comes; says which do not fit here, and stay
+  // there as they are.
+  std::vector<std::string> Adopt(std::vector<FoundSession> found);
+  // Brings the state of a claimed session back, if it is not in memory. ResourceExhausted;
+  // DataLoss, and the session ends.
+  void Wake(std::shared_ptr<Session> session, Then then);
+  // The same for an idle one of this id, which is idle again then; OK as well if there is none.
+  void WakeIdle(const std::string& id, const std::string& tenant, Then then);
+  // Its job has read what was missing, or has failed.
+  void Woken(Job& job, absl::Status status);
 
   // One that is busy keeps its memory until its job sees that it is deleted.
-  absl::Status Delete(const std::string& id, const std::optional<std::string>& tenant,
-                      SteadyTime called);
+  void Delete(const std::string& id, const std::optional<std::string>& tenant, SteadyTime called,
+              Then then);
   absl::StatusOr<std::vector<std::byte>> CopyState(const std::string& id,
                                                    const std::string& tenant);
   void Expire(SteadyTime now);     // those not busy
@@ -106,15 +126,42 @@ class SessionStore {
   SessionInfo Show(const std::shared_ptr<Session>& session, const char* event, SteadyTime since);
   // Claims the session for the job, unless only what it takes is asked for.
   absl::Status PrepareRewind(const RewindOptions& options, Job& job, RewindResult& result);
+  // Calls done when they are on disk, and from then on callers see them. image: of each, or null
+  // if what they have to save says all.
+  void Establish(std::vector<std::shared_ptr<Session>> made,
+                 std::shared_ptr<const SessionImage> image, const char* event, SteadyTime since,
+                 SessionsCallback done);
+  // What has changed since the last time, if anything, goes to the disk.
+  void Save(const std::shared_ptr<Session>& session, int64_t begin, Then then);
+  void MaySnapshot(const std::shared_ptr<Session>& session);
+  void Snapshot(const std::shared_ptr<Session>& session, Then then);
+  void RemoveFiles(const Session& session, Then then);
+  JournalHead HeadOf(const Session& session) const;
+  SessionMark MarkOf(const Session& session) const;
+  JournalEntry EntryOf(Session& session, int64_t begin) const;  // takes what is unsaved
+  void SetAside(Session& session);  // its files are damaged: it is no session any more
+  SessionImage ImageOf(const Session& session);
+  std::shared_ptr<const SessionImage> ShareImage(const Session& session);
+  static SessionsCallback OfOne(SessionCallback done);
+  // Back to the engine thread, from another one.
+  Then Posted(Then then) const;
+  void TakeBack(const std::shared_ptr<Session>& session, absl::StatusOr<StoredState> stored,
+                SteadyTime called, Then then);
+  bool MakeRoom(size_t bytes);
+  void MoveOut(Session& session);
+  std::shared_ptr<Session> FindLeastRecent() const;
   void EndOfTurn(Session& session, int64_t generated);
   void Keep(Session& session);  // a checkpoint of it as it is
   absl::StatusOr<std::shared_ptr<Session>> Take(const SessionImage& image,
                                                 const SessionOptions& options);
   static std::vector<TurnEnd> Turns(const Session& session);  // with the mutex held
-  absl::StatusOr<std::vector<std::shared_ptr<Session>>> Copies(const ForkOptions& options);
-  void Refresh(Session& session);   // info, from the state
-  void MarkUsed(Session& session);  // now
-  void Free(Session& session);      // busy no more
+  absl::StatusOr<std::vector<std::shared_ptr<Session>>> Copies(const Session& session,
+                                                               const ForkOptions& options);
+  void Refresh(Session& session);             // info, from the state
+  void MarkUsed(Session& session);            // now
+  void Free(Session& session);                // busy no more
+  void EndUse(Session& session);              // the same, or gone if it was deleted meanwhile
+  void SetBusy(Session& session, bool busy);  // with the mutex held
   void Count(const Session& session, int sign);
 
   void Tell(const char* event, SteadyTime since, int64_t position) const;
@@ -123,11 +170,15 @@ class SessionStore {
   StatePool& pool_;
   Admission& admission_;
   RandomSource& random_;
+  const std::shared_ptr<Inbox> inbox_;
+  const StartJob start_;
 
   mutable std::mutex mutex_;  // guards the rest, and Session::info of sessions in by_id_
   Map by_id_;
-  int idle_ = 0;                                          // of by_id_, not busy
-  int64_t tokens_ = 0, live_slots_ = 0, log_tokens_ = 0;  // of all in by_id_, as published
+  // Of by_id_, as published.
+  int hibernated_ = 0;                                    // their state is on disk
+  int idle_ = 0;                                          // the others, if not busy
+  int64_t tokens_ = 0, live_slots_ = 0, log_tokens_ = 0;  // of these and the busy ones
   SteadyTime next_expiry_ = kNever;
   Checkpoints checkpoints_;  // of sessions in by_id_
 };

@@ -75,6 +75,14 @@ void StatePool::Release(StateHandle& state) {
   state = StateHandle{};
 }
 
+void StatePool::Vacate(StateHandle& state) {
+  const StateHandle before = state;
+  Release(state);
+  state.layout = before.layout;
+  state.slot_cap = before.slot_cap;
+  state.position = before.position;
+}
+
 void StatePool::ShrinkReservation(StateHandle& state, size_t reserve_bytes) {
   Check(reserve_bytes <= state.reserved_bytes && reserve_bytes >= state.committed_bytes,
         "a reservation shrinks to no less than what is committed");

@@ -39,6 +39,8 @@ class StatePool {
   // budget are already taken; the system running out of physical memory ends the process).
   void Grow(StateHandle& state, int64_t position);
   void Release(StateHandle& state);
+  // Gives the memory back alone: the rest of the handle still says what the state was.
+  void Vacate(StateHandle& state);
   // Gives back what of a reservation is not needed any more.
   void ShrinkReservation(StateHandle& state, size_t reserve_bytes);
   // Back to position 0, as Acquire gave it.

@@ -227,6 +227,8 @@ void Fill(const SessionInfo& from, v1::Session& to) {
   to.set_state_bytes_cap(from.state_bytes_cap);
   to.set_live_centroids(static_cast<uint64_t>(from.live_slots));
   to.set_keeps_tokens(from.keeps_tokens);
+  to.set_durable(from.durable);
+  to.set_hibernated(from.hibernated);
   for (const TurnEnd& turn : from.turns) {
     v1::TurnEnd& end = *to.add_turns();
     end.set_position(static_cast<uint64_t>(turn.position));

@@ -165,6 +165,7 @@ void Metrics::ReadEngine(const EngineStats& stats) const {
   const char* const sessions = "Live sessions, one-shot requests included.";
   set("ovq_sessions", sessions, stats.sessions_active, {{"state", "active"}});
   set("ovq_sessions", sessions, stats.sessions_idle, {{"state", "idle"}});
+  set("ovq_sessions", sessions, stats.sessions_hibernated, {{"state", "hibernated"}});
   set("ovq_session_slots",
       "Sessions of the first memory's default cap that fit in the state memory.",
       stats.session_slots);
@@ -271,6 +272,12 @@ void Metrics::Count(const RequestReport& report) {
   decode_.Observe(absl::ToDoubleSeconds(usage.decode_time));
   generated_tokens_.Increment(static_cast<double>(usage.generated_tokens));
   request_generated_tokens_.Observe(static_cast<double>(usage.generated_tokens));
+}
+
+void Metrics::Count(const DiskReport& report) {
+  disk_bytes_.at(report.kind)->Increment(static_cast<double>(report.bytes));
+  if (!report.status.ok()) disk_errors_.at(report.kind)->Increment();
+  disk_duration_.at(report.kind)->Observe(absl::ToDoubleSeconds(report.duration));
 }
 
 void Metrics::Count(const SessionReport& report) {

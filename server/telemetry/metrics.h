@@ -24,6 +24,7 @@
 #include "absl/status/statusor.h"
 #include "absl/synchronization/mutex.h"
 #include "absl/time/time.h"
+#include "server/disk/session_folder.h"
 #include "server/engine/engine_config.h"
 #include "server/telemetry/log.h"
 
@@ -91,6 +92,9 @@ class Metrics final : public prometheus::Collectable {
   void SetStatsSource(std::function<EngineStats()> source);
   void SetLogSource(std::function<LogCounts()> source);  // likewise, of the counts of log lines
   void SetReady(bool ready) { ready_.Set(ready ? 1 : 0); }
+  // Of --session-dir, any thread.
+  void Count(const DiskReport& report);
+  void SetDamagedSessions(size_t n) { damaged_sessions_.Set(static_cast<double>(n)); }
   void SetDraining(bool draining) { draining_.Set(draining ? 1 : 0); }
   void CallFinished(const char* method, absl::StatusCode code, absl::Duration duration);
   void AuthFailed(AuthFailure reason);
@@ -198,17 +202,34 @@ class Metrics final : public prometheus::Collectable {
 
   ByLabel<Counter*> session_events_ =
       Each(Counters("ovq_session_events_total", "What happened to sessions."), "event",
-           {"open", "fork", "rewind", "export", "import", "close", "expire"});
+           {"open", "fork", "rewind", "export", "import", "close", "expire", "wake", "hibernate"});
   ByLabel<Histogram*> session_event_duration_ =  // nobody waits for an expiry
       Each(Histograms(
                "ovq_session_event_duration_seconds",
                "From a call to its session opened, its prompt absorbed, or copied, or taken "
                "back, its tokens read again, or its state copied out or in, or closed, its memory "
-               "given back."),
-           "event", {"open", "fork", "rewind", "export", "import", "close"},
+               "given back; wake: to its state back from the disk."),
+           "event", {"open", "fork", "rewind", "export", "import", "close", "wake"},
            Buckets{.0005, .001, .0025, .005, .01, .025, .05, .1, .25, .5, 1, 2.5, 5});
+  static constexpr std::array<const char*, 5> kDiskWork = {"append", "create", "snapshot", "remove",
+                                                           "read"};
+  ByLabel<Counter*> disk_bytes_ =
+      Each(Counters("ovq_session_disk_bytes_total", "Of --session-dir: bytes written, or read."),
+           "kind", kDiskWork);
+  ByLabel<Counter*> disk_errors_ =
+      Each(Counters("ovq_session_disk_errors_total", "Of --session-dir: what could not be done."),
+           "kind", kDiskWork);
+  ByLabel<Histogram*> disk_duration_ = Each(
+      Histograms("ovq_session_disk_duration_seconds",
+                 "Of --session-dir: from work that is asked for to its being done; append is "
+                 "what a turn waits for at its end."),
+      "kind", kDiskWork,
+      Buckets{.0001, .00025, .0005, .001, .0025, .005, .01, .025, .05, .1, .25, .5, 1, 2.5, 5, 10});
+  Gauge& damaged_sessions_ =
+      Gauges("ovq_session_files_damaged", "Sessions whose files the last start set aside.").Add({});
   Counter& replayed_tokens_ =
-      Counters("ovq_replayed_tokens_total", "Tokens that were read again to take sessions back.")
+      Counters("ovq_replayed_tokens_total",
+               "Tokens that were read again to take sessions back, or to wake them.")
           .Add({});
   Histogram& session_tokens_ = OneHistogram(
       "ovq_session_tokens", "Tokens of a session when it was closed or expired.", kTokenBuckets);

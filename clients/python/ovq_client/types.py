@@ -203,6 +203,8 @@ class Session:
     generated_tokens_total: int
     memory: str
     keeps_tokens: bool
+    durable: bool
+    hibernated: bool
     turns: tuple[TurnEnd, ...]  # of get_session only
 
 

@@ -138,7 +138,8 @@ TEST(Engine, AClaimedTurnWhoseSessionGoesIsCancelled) {
   GenerateRequest turn = Request({1}, 2);
   turn.session_id = id;
   const auto stream = engine.Submit(turn);
-  EXPECT_TRUE(engine->sessions().Delete(id, "", engine.clock.steady).ok());
+  engine->sessions().Delete(id, "", engine.clock.steady,
+                            [](const absl::Status& status) { EXPECT_TRUE(status.ok()); });
   engine->Turn();
   EXPECT_THAT(std::string(ReadAll(*stream).status.message()), HasSubstr("session was deleted"));
   EXPECT_EQ(engine->Stats().state_bytes_reserved, 0u);

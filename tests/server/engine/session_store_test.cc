@@ -30,7 +30,7 @@ std::shared_ptr<Job> Claimed(Parts& parts, const std::string& id) {
   return job;
 }
 void End(Parts& parts, Job& job) {
-  parts.sessions.EndTurn(job);
+  parts.sessions.EndTurn(job, [](const absl::Status& status) { EXPECT_TRUE(status.ok()); });
   parts.admission.Leave();
 }
 
@@ -108,7 +108,8 @@ TEST(SessionStore, WhatCallersSeeChangesWhenItIsPublished) {
   End(parts, *job);
   info = *parts.sessions.Get(opened.id, "");
   EXPECT_EQ(info.prompt_tokens_total, 41);
-  EXPECT_TRUE(parts.sessions.Delete(opened.id, "", parts.clock.steady).ok());
+  parts.sessions.Delete(opened.id, "", parts.clock.steady,
+                        [](const absl::Status& status) { EXPECT_TRUE(status.ok()); });
   stats = {};
   parts.sessions.AddTo(stats);
   EXPECT_EQ(stats.sessions_idle + stats.live_slots, 0);
@@ -120,7 +121,8 @@ TEST(SessionStore, ADeletedBusyOneKeepsItsMemoryUntilItsTurnEnds) {
   const std::string id = parts.Open()->id;
   const auto job = Claimed(parts, id);
   EXPECT_TRUE(DeathOf(*job, parts.clock.steady).ok());
-  EXPECT_TRUE(parts.sessions.Delete(id, "", parts.clock.steady).ok());
+  parts.sessions.Delete(id, "", parts.clock.steady,
+                        [](const absl::Status& status) { EXPECT_TRUE(status.ok()); });
   EXPECT_TRUE(absl::IsNotFound(parts.sessions.Get(id, "").status()));
   EXPECT_FALSE(DeathOf(*job, parts.clock.steady).ok());
   parts.sessions.Publish(*job);

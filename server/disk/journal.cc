@@ -1,0 +1,245 @@
+#include "server/disk/journal.h"
+
+#include <algorithm>
+
+#include "absl/strings/str_cat.h"
+#include "base/binary.h"
+#include "base/crc32c.h"
+
+namespace ovq {
+namespace {
+
+constexpr std::string_view kMagic = "OVQJRNL\n";
+constexpr uint32_t kVersion = 1;
+constexpr std::string_view kHeadTag = "HEAD", kEntryTag = "MOVE";
+
+template <class... Args>
+absl::Status Damaged(const Args&... what) {
+  return absl::DataLossError(absl::StrCat("journal: ", what...));
+}
+
+// Reads fields until one is missing.
+class Fields {
+ public:
+  explicit Fields(std::string_view bytes) : bytes_(bytes) {}
+
+  template <class T>
+  void Read(T& value) {
+    if (Has(sizeof(T))) value = Get<T>(bytes_);
+  }
+  void Read(bool& value) {
+    uint8_t byte = 0;
+    Read(byte);
+    whole_ = whole_ && byte <= 1;
+    value = byte == 1;
+  }
+  void Read(std::string& text) { whole_ = whole_ && GetText(bytes_, text); }
+  template <class T>
+  void Read(std::optional<T>& value) {
+    bool has = false;
+    Read(has);
+    if (has) Read(value.emplace());
+  }
+  template <class T>
+  void Read(std::vector<T>& values) {
+    uint64_t count = 0;
+    Read(count);
+    whole_ = whole_ && count <= bytes_.size() / sizeof(T);
+    if (!whole_) return;
+    values = GetAll<T>(bytes_.substr(0, count * sizeof(T)));
+    bytes_.remove_prefix(count * sizeof(T));
+  }
+  // Everything was there, and nothing else.
+  bool whole() const { return whole_ && bytes_.empty(); }
+
+ private:
+  bool Has(size_t bytes) { return whole_ = whole_ && bytes_.size() >= bytes; }
+
+  std::string_view bytes_;
+  bool whole_ = true;
+};
+
+class Writer {
+ public:
+  template <class T>
+  void Write(const T& value) {
+    Put(out, value);
+  }
+  void Write(const bool& value) { Put(out, static_cast<uint8_t>(value)); }
+  void Write(const std::string& text) { PutText(out, text); }
+  template <class T>
+  void Write(const std::optional<T>& value) {
+    Write(value.has_value());
+    if (value) Write(*value);
+  }
+  template <class T>
+  void Write(const std::vector<T>& values) {
+    Put(out, static_cast<uint64_t>(values.size()));
+    PutAll(out, values);
+  }
+
+  std::string out;
+};
+
+// The fields in the order of the file, for reading and for writing.
+template <class Mark, class Visit>
+void VisitMark(Mark& mark, const Visit& visit) {
+  visit(mark.length);
+  visit(mark.pending);
+  visit(mark.turn_ends);
+  visit(mark.prompt_tokens);
+  visit(mark.generated_tokens);
+  visit(mark.used_unix_ms);
+}
+template <class Head, class Visit>
+void VisitHead(Head& head, const Visit& visit) {
+  visit(head.id);
+  visit(head.tenant);
+  visit(head.memory);
+  visit(head.fingerprint);
+  visit(head.layout);
+  visit(head.slot_cap);
+  visit(head.keeps_tokens);
+  visit(head.ttl_ms);
+  visit(head.created_unix_ms);
+  visit(head.version);
+  visit(head.snapshot_bytes);
+  VisitMark(head.mark, visit);
+}
+template <class Entry, class Visit>
+void VisitEntry(Entry& entry, const Visit& visit) {
+  visit(entry.begin);
+  visit(entry.tokens);
+  visit(entry.pending);
+  visit(entry.ends_turn);
+  visit(entry.prompt_tokens);
+  visit(entry.generated_tokens);
+  visit(entry.used_unix_ms);
+}
+
+// A session's last token waits, or all are in the state.
+bool Fits(const std::vector<int32_t>& tokens, const std::optional<int32_t>& pending) {
+  return !pending || tokens.empty() || tokens.back() == *pending;
+}
+
+bool Fits(const SessionMark& mark) {
+  int64_t before = 0;
+  for (const int64_t end : mark.turn_ends) {
+    if (end <= before || end > mark.length) return false;
+    before = end;
+  }
+  return mark.length >= (mark.pending ? 1 : 0) && mark.turn_ends.size() <= kMaxTurnEnds;
+}
+
+absl::Status TakeHead(std::string_view payload, JournalHead& head) {
+  Fields fields(payload);
+  VisitHead(head, [&](auto& field) { fields.Read(field); });
+  if (!fields.whole())
+    return Damaged("the head's fields do not fit its ", payload.size(), " bytes");
+  if (!Fits(head.mark) || (head.version == 0 && head.mark.length != 0)) {
+    return Damaged("the head says what no session is");
+  }
+  return absl::OkStatus();
+}
+
+absl::Status TakeEntry(std::string_view payload, int64_t length, JournalEntry& entry) {
+  Fields fields(payload);
+  VisitEntry(entry, [&](auto& field) { fields.Read(field); });
+  if (!fields.whole())
+    return Damaged("an entry's fields do not fit its ", payload.size(), " bytes");
+  if (entry.begin < 0 || entry.begin > length || !Fits(entry.tokens, entry.pending) ||
+      (entry.pending && entry.begin + std::ssize(entry.tokens) == 0)) {
+    return Damaged("an entry goes on at ", entry.begin, ", expected 0 to ", length);
+  }
+  return absl::OkStatus();
+}
+
+// Blocks that a crash left unwritten read as zeros.
+bool IsTorn(std::string_view rest) {
+  if (rest.size() < kSectionStartBytes) return true;
+  std::string_view start = rest.substr(4);
+  const auto bytes = Get<uint64_t>(start);
+  if (bytes > rest.size() - kSectionStartBytes ||
+      rest.size() - kSectionStartBytes - bytes < kSectionEndBytes) {
+    return true;
+  }
+  return std::ranges::all_of(rest, [](char c) { return c == 0; });
+}
+
+}  // namespace
+
+void Apply(const JournalEntry& entry, SessionMark& mark) {
+  std::erase_if(mark.turn_ends, [&](int64_t end) { return end > entry.begin; });
+  mark.length = entry.begin + std::ssize(entry.tokens);
+  mark.pending = entry.pending;
+  const int64_t last = mark.turn_ends.empty() ? 0 : mark.turn_ends.back();
+  if (entry.ends_turn && mark.length > last) mark.turn_ends.push_back(mark.length);
+  if (mark.turn_ends.size() > kMaxTurnEnds) mark.turn_ends.erase(mark.turn_ends.begin());
+  mark.prompt_tokens = entry.prompt_tokens;
+  mark.generated_tokens = entry.generated_tokens;
+  mark.used_unix_ms = entry.used_unix_ms;
+}
+
+SessionMark Journal::mark() const {
+  SessionMark mark = head.mark;
+  for (const JournalEntry& entry : entries) Apply(entry, mark);
+  return mark;
+}
+
+std::string EncodeHead(const JournalHead& head) {
+  Writer writer;
+  VisitHead(head, [&](const auto& field) { writer.Write(field); });
+  std::string out(kMagic);
+  Put(out, kVersion);
+  PutSection(out, kHeadTag, writer.out);
+  return out;
+}
+
+std::string EncodeEntry(const JournalEntry& entry) {
+  Writer writer;
+  VisitEntry(entry, [&](const auto& field) { writer.Write(field); });
+  std::string out;
+  PutSection(out, kEntryTag, writer.out);
+  return out;
+}
+
+absl::StatusOr<Journal> DecodeJournal(std::string_view bytes) {
+  const size_t prelude = kMagic.size() + sizeof(kVersion);
+  if (!bytes.starts_with(kMagic) || bytes.size() < prelude) {
+    return Damaged("not one, it does not begin with OVQJRNL");
+  }
+  std::string_view rest = bytes.substr(kMagic.size());
+  const auto version = Get<uint32_t>(rest);
+  if (version != kVersion) {
+    return absl::FailedPreconditionError(
+        absl::StrCat("journal: version ", version, ", this server reads version ", kVersion));
+  }
+  Journal journal;
+  SessionMark mark;
+  for (bool first = true; !rest.empty(); first = false) {
+    if (IsTorn(rest)) break;
+    const std::string_view start = rest.substr(0, kSectionStartBytes);
+    std::string_view length = start.substr(4);
+    const auto size = Get<uint64_t>(length);
+    const std::string_view payload = rest.substr(kSectionStartBytes, size);
+    std::string_view end = rest.substr(kSectionStartBytes + size, kSectionEndBytes);
+    const size_t at = bytes.size() - rest.size();
+    if (Get<uint32_t>(end) != Crc32c(payload, Crc32c(start))) {
+      return Damaged("wrong checksum of the section at byte ", at);
+    }
+    if (start.substr(0, 4) != (first ? kHeadTag : kEntryTag)) {
+      return Damaged("a section of another kind at byte ", at);
+    }
+    absl::Status status = first ? TakeHead(payload, journal.head)
+                                : TakeEntry(payload, mark.length, journal.entries.emplace_back());
+    if (!status.ok()) return status;
+    if (first) mark = journal.head.mark;
+    if (!first) Apply(journal.entries.back(), mark);
+    rest.remove_prefix(kSectionStartBytes + size + kSectionEndBytes);
+    journal.good_bytes = bytes.size() - rest.size();
+  }
+  if (journal.good_bytes == 0) return Damaged("it ends in its head");
+  return journal;
+}
+
+}  // namespace ovq

@@ -1,0 +1,326 @@
+#include "server/disk/session_folder.h"
+
+#include <fcntl.h>
+#include <sys/file.h>
+#include <sys/stat.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <cerrno>
+#include <utility>
+
+#include "absl/strings/str_cat.h"
+#include "base/files.h"
+#include "server/disk/durable_files.h"
+
+namespace ovq {
+namespace {
+
+using SteadyClock = std::chrono::steady_clock;
+
+constexpr int kBulkThreads = 2;
+
+// The first error is what counts.
+void Keep(absl::Status& status, const absl::Status& other) {
+  if (status.ok()) status = other;
+}
+
+}  // namespace
+
+absl::StatusOr<std::unique_ptr<SessionFolder>> SessionFolder::Open(
+    SessionFolderOptions options, std::function<void(const DiskReport&)> report) {
+  for (const std::string& path : {options.path, options.path + "/damaged"}) {
+    if (mkdir(path.c_str(), 0700) != 0 && errno != EEXIST) return LastError(path);
+  }
+  const std::string path = options.path + "/lock";
+  const int lock = open(path.c_str(), O_RDWR | O_CREAT | O_CLOEXEC, 0600);
+  if (lock < 0) return LastError(path);
+  if (flock(lock, LOCK_EX | LOCK_NB) != 0) {
+    const bool taken = errno == EWOULDBLOCK;
+    const absl::Status error = LastError(path);
+    char holder[32] = {};
+    const ssize_t n = read(lock, holder, sizeof(holder) - 1);
+    close(lock);
+    if (!taken) return error;
+    return absl::FailedPreconditionError(absl::StrCat(options.path, ": in use by another server",
+                                                      n > 0 ? ", process " : "", holder));
+  }
+  const std::string self = absl::StrCat(getpid());
+  absl::Status status;
+  if (ftruncate(lock, 0) != 0) status = LastError(path);
+  if (status.ok()) status = WriteAll(lock, self, path);
+  if (!status.ok()) {
+    close(lock);
+    return status;
+  }
+  return std::unique_ptr<SessionFolder>(
+      new SessionFolder(std::move(options), lock, std::move(report)));
+}
+
+SessionFolder::SessionFolder(SessionFolderOptions options, int lock,
+                             std::function<void(const DiskReport&)> report)
+    : options_(std::move(options)),
+      lock_(lock),
+      report_(std::move(report)),
+      synced_(SteadyClock::now()) {
+  for (int i = 0; i < kBulkThreads; ++i) bulk_threads_.emplace_back([this] { BulkLoop(); });
+  journal_thread_ = std::thread([this] { JournalLoop(); });
+}
+
+SessionFolder::~SessionFolder() {
+  {
+    std::lock_guard lock(mutex_);
+    ending_ = true;
+  }
+  changed_.notify_all();
+  for (std::thread& thread : bulk_threads_) thread.join();
+  journal_thread_.join();
+  close(lock_);
+}
+
+std::string SessionFolder::JournalPath(const std::string& id) const {
+  return absl::StrCat(options_.path, "/", id, kJournalEnd);
+}
+
+std::string SessionFolder::SnapshotPath(const std::string& id, uint64_t version) const {
+  return absl::StrCat(options_.path, "/", id, "-", version, kSnapshotEnd);
+}
+
+// --- what is asked for ---
+
+void SessionFolder::Enqueue(Change change) {
+  {
+    std::lock_guard lock(mutex_);
+    changes_.push_back(std::move(change));
+  }
+  changed_.notify_all();
+}
+
+void SessionFolder::RunBulk(std::function<void()> work) {
+  {
+    std::lock_guard lock(mutex_);
+    bulk_.push_back(std::move(work));
+  }
+  changed_.notify_all();
+}
+
+void SessionFolder::WriteSnapshot(const JournalHead& head, const MakeFile& make, uint64_t& bytes,
+                                  absl::Status& status) const {
+  const std::vector<std::string> parts = make();
+  for (const std::string& part : parts) bytes += part.size();
+  status = WriteWhole(SnapshotPath(head.id, head.version), parts);
+}
+
+absl::Status SessionFolder::WriteJournal(const std::string& id, const std::string& text,
+                                         Change& change) const {
+  change.bytes += text.size();
+  change.names = true;
+  return WriteWhole(JournalPath(id), {text});
+}
+
+void SessionFolder::Create(JournalHead head, std::vector<JournalEntry> entries, MakeFile snapshot,
+                           Done done) {
+  const auto begin = SteadyClock::now();
+  auto create = [this, begin, head = std::move(head), entries = std::move(entries),
+                 snapshot = std::move(snapshot), done = std::move(done)]() mutable {
+    Change change{.kind = "create", .id = head.id, .begin = begin};
+    change.done = std::move(done);
+    if (snapshot) WriteSnapshot(head, snapshot, change.bytes, change.status);
+    head.snapshot_bytes = change.bytes;
+    std::string text = EncodeHead(head);
+    for (const JournalEntry& entry : entries) text += EncodeEntry(entry);
+    change.write = [this, text = std::move(text)](Change& self) {
+      return WriteJournal(self.id, text, self);
+    };
+    Enqueue(std::move(change));
+  };
+  if (!snapshot) return create();
+  RunBulk(std::move(create));
+}
+
+void SessionFolder::Append(const std::string& id, JournalEntry entry, Done done) {
+  const auto write = [this, text = EncodeEntry(entry)](Change& change) -> absl::Status {
+    const absl::StatusOr<int> fd = AppendTo(JournalPath(change.id), text);
+    if (!fd.ok()) return fd.status();
+    change.fd = *fd;
+    change.bytes = text.size();
+    return absl::OkStatus();
+  };
+  Enqueue({.kind = "append",
+           .id = id,
+           .begin = SteadyClock::now(),
+           .write = write,
+           .done = std::move(done)});
+}
+
+void SessionFolder::Snapshot(JournalHead head, MakeFile snapshot, Done done) {
+  const auto begin = SteadyClock::now();
+  RunBulk([this, begin, head = std::move(head), snapshot = std::move(snapshot),
+           done = std::move(done)]() mutable {
+    Change change{.kind = "snapshot", .id = head.id, .begin = begin};
+    change.done = std::move(done);
+    WriteSnapshot(head, snapshot, change.bytes, change.status);
+    head.snapshot_bytes = change.bytes;
+    change.write = [this, head = std::move(head)](Change& self) -> absl::Status {
+      const std::string file = SnapshotPath(self.id, head.version);
+      const absl::StatusOr<std::string> bytes = ReadFile(JournalPath(self.id), kMaxFileBytes);
+      if (absl::IsNotFound(bytes.status())) return RemoveFile(file);
+      if (!bytes.ok()) return bytes.status();
+      const absl::StatusOr<Journal> before = DecodeJournal(*bytes);
+      if (!before.ok()) return before.status();
+      std::string text = EncodeHead(head);
+      for (uint64_t k = 0; k < before->entries.size(); ++k) {
+        if (before->head.version + k + 1 > head.version) text += EncodeEntry(before->entries[k]);
+      }
+      if (before->head.version > 0 && before->head.version != head.version) {
+        self.garbage = SnapshotPath(self.id, before->head.version);
+      }
+      return WriteJournal(self.id, text, self);
+    };
+    Enqueue(std::move(change));
+  });
+}
+
+void SessionFolder::Remove(const std::string& id, Done done) {
+  const auto write = [this](Change& change) -> absl::Status {
+    const std::string path = JournalPath(change.id);
+    const absl::StatusOr<std::string> bytes = ReadFile(path, kMaxFileBytes);
+    if (bytes.ok()) {
+      const absl::StatusOr<Journal> journal = DecodeJournal(*bytes);
+      if (journal.ok() && journal->head.version > 0) {
+        change.garbage = SnapshotPath(change.id, journal->head.version);
+      }
+    }
+    change.names = true;
+    return RemoveFile(path);
+  };
+  Enqueue({.kind = "remove",
+           .id = id,
+           .begin = SteadyClock::now(),
+           .write = write,
+           .done = std::move(done)});
+}
+
+void SessionFolder::Read(const std::string& id, std::function<void(absl::StatusOr<Stored>)> done) {
+  const auto begin = SteadyClock::now();
+  RunBulk([this, begin, id, done = std::move(done)] {
+    absl::StatusOr<Stored> stored = Stored();
+    // A snapshot that takes this one's place meanwhile comes with another journal.
+    for (int attempt = 0; attempt < 3; ++attempt) {
+      const absl::StatusOr<std::string> bytes = ReadFile(JournalPath(id), kMaxFileBytes);
+      absl::StatusOr<Journal> journal =
+          bytes.ok() ? DecodeJournal(*bytes) : absl::StatusOr<Journal>(bytes.status());
+      absl::StatusOr<std::string> file = std::string();
+      if (journal.ok() && journal->head.version > 0) {
+        file = ReadFile(SnapshotPath(id, journal->head.version), kMaxFileBytes);
+      }
+      if (journal.ok() && file.ok()) {
+        stored = Stored{*std::move(journal), *std::move(file)};
+        break;
+      }
+      stored = journal.ok() ? file.status() : journal.status();
+      if (!journal.ok() || !absl::IsNotFound(file.status())) break;
+    }
+    Change told{.kind = "read", .id = id, .begin = begin};
+    told.status = stored.status();
+    if (stored.ok()) told.bytes = stored->snapshot.size() + stored->journal.good_bytes;
+    Tell(told);
+    done(std::move(stored));
+  });
+}
+
+// --- threads ---
+
+void SessionFolder::Tell(Change& change) const {
+  const auto now = SteadyClock::now();
+  if (report_) {
+    report_({.kind = change.kind,
+             .bytes = change.bytes,
+             .duration = absl::FromChrono(now - change.begin),
+             .status = change.status});
+  }
+  if (change.done) change.done(std::move(change.status));
+}
+
+void SessionFolder::BulkLoop() {
+  std::unique_lock lock(mutex_);
+  for (;;) {
+    changed_.wait(lock, [this] { return ending_ || !bulk_.empty(); });
+    if (bulk_.empty()) return;
+    const std::function<void()> work = std::move(bulk_.front());
+    bulk_.pop_front();
+    ++bulk_running_;
+    lock.unlock();
+    work();
+    lock.lock();
+    --bulk_running_;
+    changed_.notify_all();
+  }
+}
+
+void SessionFolder::JournalLoop() {
+  std::unique_lock lock(mutex_);
+  for (;;) {
+    const auto ready = [this] {
+      return !changes_.empty() || (ending_ && bulk_.empty() && bulk_running_ == 0);
+    };
+    if (unsynced_.empty()) {
+      changed_.wait(lock, ready);
+    } else {
+      changed_.wait_until(lock, synced_ + absl::ToChronoNanoseconds(options_.sync_interval), ready);
+    }
+    std::vector<Change> changes = std::exchange(changes_, {});
+    const bool over = changes.empty() && ready();
+    lock.unlock();
+    Carry(changes);
+    SyncLater(over);
+    if (over) return;
+    lock.lock();
+  }
+}
+
+// All that has come goes to the disk together.
+void SessionFolder::Carry(std::vector<Change>& changes) {
+  bool names = false;
+  for (Change& change : changes) {
+    if (change.status.ok()) change.status = change.write(change);
+    names |= change.names;
+  }
+  for (Change& change : changes) {
+    if (change.fd < 0) continue;
+    const std::string path = JournalPath(change.id);
+    if (!options_.sync_always) {
+      unsynced_.insert(path);
+    } else if (fdatasync(change.fd) != 0) {
+      Keep(change.status, LastError(path));
+    }
+    close(change.fd);
+  }
+  const absl::Status synced = names ? SyncFolder(options_.path) : absl::OkStatus();
+  for (Change& change : changes) {
+    if (change.names) Keep(change.status, synced);
+    // What stays of it is removed by the next start.
+    if (change.status.ok() && !change.garbage.empty()) (void)RemoveFile(change.garbage);
+    Tell(change);
+  }
+}
+
+void SessionFolder::SyncLater(bool all) {
+  const auto now = SteadyClock::now();
+  if (unsynced_.empty()) {
+    synced_ = now;
+    return;
+  }
+  if (!all && now - synced_ < absl::ToChronoNanoseconds(options_.sync_interval)) return;
+  for (const std::string& path : std::exchange(unsynced_, {})) {
+    const int fd = open(path.c_str(), O_WRONLY | O_CLOEXEC);
+    if (fd < 0) continue;  // it was removed, or replaced by one that is on the disk
+    const bool synced = fdatasync(fd) == 0;
+    const absl::Status status = synced ? absl::OkStatus() : LastError(path);
+    close(fd);
+    if (!synced && report_) report_({.kind = "append", .status = status});
+  }
+  synced_ = SteadyClock::now();
+}
+
+}  // namespace ovq

@@ -1,0 +1,143 @@
+// Sessions on disk: for each a journal, and the snapshot of its state that the journal goes on
+// from. A session's files fit each other at any moment, wherever a crash or a full disk stops the
+// work.
+#pragma once
+
+#include <chrono>
+#include <condition_variable>
+#include <cstdint>
+#include <deque>
+#include <functional>
+#include <memory>
+#include <mutex>
+#include <set>
+#include <string>
+#include <thread>
+#include <vector>
+
+#include "absl/status/statusor.h"
+#include "absl/time/time.h"
+#include "server/disk/journal.h"
+
+namespace ovq {
+
+// What the disk has done.
+struct DiskReport {
+  const char* kind;  // "append", "create", "snapshot", "remove", "read"
+  uint64_t bytes = 0;
+  absl::Duration duration = absl::ZeroDuration();  // from being asked for to being told
+  absl::Status status = {};
+};
+
+struct SessionFolderOptions {
+  std::string path;
+  // A change is told once it is on the disk itself; else once the system has it, which has it on
+  // the disk within sync_interval: it then survives the end of the process, but not of the machine.
+  bool sync_always = true;
+  absl::Duration sync_interval = absl::Seconds(1);
+};
+
+// A session that was here before.
+struct FoundSession {
+  JournalHead head;
+  uint64_t version = 0;
+  SessionMark mark;
+};
+
+// Any thread; what is asked for is done in the order of asking, session by session. Callbacks run
+// on a thread of the folder's, and may ask for more.
+class SessionFolder {
+ public:
+  using Done = std::function<void(absl::Status)>;
+  // A file's parts, made on a thread of the folder's.
+  using MakeFile = std::function<std::vector<std::string>()>;
+  struct Stored {
+    Journal journal;
+    std::string snapshot;  // the file; empty for version 0
+  };
+  struct Found {
+    std::vector<FoundSession> sessions;  // by id
+    std::vector<std::string> damaged;    // what is wrong with those that are now under damaged/
+  };
+
+  // Makes the folder if it is missing, and keeps others out of it while this lives. Errors name the
+  // path. `report` is called on the folder's threads.
+  static absl::StatusOr<std::unique_ptr<SessionFolder>> Open(
+      SessionFolderOptions options, std::function<void(const DiskReport&)> report = {});
+  ~SessionFolder();  // does first what was asked for
+
+  // Once, before anything else. What is damaged is moved to damaged/, what belongs to no session
+  // goes.
+  absl::StatusOr<Found> Recover();
+
+  // A new session: empty before the entries, or with a snapshot (head.version > 0).
+  void Create(JournalHead head, std::vector<JournalEntry> entries, MakeFile snapshot, Done done);
+  // After an error the session is on disk as it was before, and needs a Snapshot to go on.
+  void Append(const std::string& id, JournalEntry entry, Done done);
+  // In place of the one before. head.version: the changes that the snapshot has; the journal goes
+  // on with those after it. Of a session that was removed meanwhile: nothing, which is no error.
+  void Snapshot(JournalHead head, MakeFile snapshot, Done done);
+  void Remove(const std::string& id, Done done);
+  void Read(const std::string& id, std::function<void(absl::StatusOr<Stored>)> done);
+  // Into damaged/, with whatever else was asked for it before.
+  void SetAside(const std::string& id);
+
+  const std::string& path() const { return options_.path; }
+
+  // Of a session file, and of a journal.
+  static constexpr size_t kMaxFileBytes = size_t{1} << 40;
+  static constexpr const char* kJournalEnd = ".journal";
+  static constexpr const char* kSnapshotEnd = ".session";
+
+ private:
+  // A change of a journal: work that writes, then, with the changes of others, their way to the
+  // disk, then what may only follow that.
+  struct Change {
+    const char* kind;
+    std::string id;
+    std::chrono::steady_clock::time_point begin;
+    std::function<absl::Status(Change&)> write = {};
+    Done done = {};
+    uint64_t bytes = 0;
+    absl::Status status = {};
+    int fd = -1;               // to be synced
+    bool names = false;        // of files have changed
+    std::string garbage = {};  // a file that nothing needs from then on
+  };
+
+  SessionFolder(SessionFolderOptions options, int lock,
+                std::function<void(const DiskReport&)> report);
+
+  std::string JournalPath(const std::string& id) const;
+  std::string SnapshotPath(const std::string& id, uint64_t version) const;
+  absl::StatusOr<FoundSession> Look(const std::string& id) const;
+
+  void Enqueue(Change change);
+  void RunBulk(std::function<void()> work);
+  void WriteSnapshot(const JournalHead& head, const MakeFile& make, uint64_t& bytes,
+                     absl::Status& status) const;
+  absl::Status WriteJournal(const std::string& id, const std::string& text, Change& change) const;
+  void JournalLoop();
+  void BulkLoop();
+  void Carry(std::vector<Change>& changes);
+  void SyncLater(bool all);
+  void Tell(Change& change) const;
+
+  const SessionFolderOptions options_;
+  const int lock_;
+  const std::function<void(const DiskReport&)> report_;
+
+  std::mutex mutex_;  // guards down to bulk_
+  std::condition_variable changed_;
+  bool ending_ = false;
+  int bulk_running_ = 0;
+  std::vector<Change> changes_;
+  std::deque<std::function<void()>> bulk_;
+
+  std::set<std::string> unsynced_;  // paths; of the journals' thread
+  std::chrono::steady_clock::time_point synced_;
+  std::vector<std::thread> bulk_threads_;
+  std::thread journal_thread_;
+};
+
+}  // namespace ovq

@@ -1,0 +1,306 @@
+// Sessions on disk: what callers were told of survives the engine, to the byte, whatever stopped
+// it.
+#include <fcntl.h>
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+#include <sys/stat.h>
+#include <unistd.h>
+
+#include <filesystem>
+#include <fstream>
+#include <map>
+#include <random>
+
+#include "server/disk/session_folder.h"
+#include "tests/folders.h"
+#include "tests/server/engine/fake_model.h"
+#include "tests/test_util.h"
+
+namespace ovq::test {
+namespace {
+
+using testing::ElementsAre;
+using testing::HasSubstr;
+using testing::IsEmpty;
+
+// A folder of its own, and engines on it, one after another.
+class Durable : public testing::Test {
+ protected:
+  Durable() : path_(testing::TempDir() + "/durable" + std::to_string(getpid())) {
+    std::filesystem::remove_all(path_);
+  }
+  ~Durable() override {
+    engine_.reset();
+    std::filesystem::remove_all(path_);
+  }
+
+  // The server's start; the folder as it was left.
+  void Start(EngineOptions options = {}) {
+    engine_.reset();
+    options_ = {};  // with the folder's lock
+    absl::StatusOr<std::unique_ptr<SessionFolder>> folder = SessionFolder::Open({.path = path_});
+    ASSERT_TRUE(folder.ok()) << folder.status();
+    absl::StatusOr<SessionFolder::Found> found = (*folder)->Recover();
+    ASSERT_TRUE(found.ok()) << found.status();
+    damaged_ = found->damaged;
+    options.session_folder = *std::move(folder);
+    EngineEvents events;
+    events.session_event = [this](const SessionReport& report) {
+      told_.push_back(report.event);
+      replayed_ += report.replayed;
+    };
+    told_.clear();
+    replayed_ = 0;
+    engine_ = std::make_unique<TestEngine>(options, FakeModelOptions{}, events);
+    left_ = engine()->AdoptSessions(std::move(found->sessions));
+  }
+  // The same from a copy of the files as they are at a moment while the engine still runs: what a
+  // kill would leave.
+  void Kill() {
+    const std::string copy = path_ + "-copy";
+    const auto files = [this] {
+      std::map<std::string, uintmax_t> sizes;
+      std::error_code gone;
+      for (const auto& entry : std::filesystem::directory_iterator(path_)) {
+        sizes[entry.path()] = entry.is_directory() ? 0 : entry.file_size(gone);
+      }
+      return sizes;
+    };
+    std::error_code error;
+    std::map<std::string, uintmax_t> before;
+    do {  // no file came or went meanwhile
+      std::filesystem::remove_all(copy);
+      before = files();
+      std::filesystem::copy(path_, copy, std::filesystem::copy_options::recursive, error);
+    } while (error || files() != before);
+    engine_.reset();
+    std::filesystem::remove_all(path_);
+    std::filesystem::rename(copy, path_);
+    Start();
+  }
+  TestEngine& engine() { return *engine_; }
+  std::string FileOf(const std::string& id, const std::string& end) {
+    for (const auto& entry : std::filesystem::directory_iterator(path_)) {
+      const std::string name = entry.path().filename();
+      if (name.starts_with(id) && name.ends_with(end)) return entry.path();
+    }
+    return "";
+  }
+  SessionInfo Info(const std::string& id) {
+    const absl::StatusOr<SessionInfo> info = engine()->GetSession(id, "");
+    EXPECT_TRUE(info.ok()) << info.status();
+    return info.ok() ? *info : SessionInfo{};
+  }
+  std::string Open(int64_t n_prompt, bool keep_tokens = true) {
+    SessionOptions options;
+    options.prompt = SomeTokens(n_prompt, 3);
+    options.slot_cap = 40;
+    options.keep_tokens = keep_tokens;
+    return engine().NewSession(options).id;
+  }
+
+  const std::string path_;
+  EngineOptions options_;
+  std::vector<std::string> damaged_, left_, told_;
+  int64_t replayed_ = 0;
+  std::unique_ptr<TestEngine> engine_;
+};
+
+class DurableHow : public Durable, public testing::WithParamInterface<bool> {};
+
+TEST_P(DurableHow, GoesOnWhereItWas) {
+  Start();
+  const std::string id = Open(700, GetParam());
+  engine().Run(Turn(id, SomeTokens(30, 4), 90));
+  const SessionInfo before = Info(id);
+  EXPECT_TRUE(before.durable);
+  const std::vector<std::byte> state = State(engine(), id);
+  for (const bool killed : {true, false}) {
+    killed ? Kill() : Start();
+    EXPECT_THAT(damaged_, IsEmpty());
+    EXPECT_THAT(left_, IsEmpty());
+    const SessionInfo found = Info(id);
+    EXPECT_TRUE(found.hibernated);
+    EXPECT_EQ(found.position, before.position);
+    EXPECT_EQ(found.last_token, before.last_token);
+    EXPECT_EQ(found.slot_cap, 40);
+    EXPECT_EQ(found.keeps_tokens, GetParam());
+    EXPECT_EQ(found.prompt_tokens_total, before.prompt_tokens_total);
+    EXPECT_EQ(found.generated_tokens_total, before.generated_tokens_total);
+    EXPECT_EQ(found.turns.size(), before.turns.size());
+    EXPECT_EQ(engine().SettledStats().state_bytes_reserved, 0u);
+    EXPECT_EQ(State(engine(), id), state);
+    EXPECT_FALSE(Info(id).hibernated);
+    EXPECT_THAT(told_, ElementsAre("wake"));
+  }
+  TestEngine other;  // undisturbed, in memory
+  SessionOptions same;
+  same.prompt = SomeTokens(700, 3);
+  same.slot_cap = 40;
+  same.keep_tokens = GetParam();
+  const std::string twin = other.NewSession(same).id;
+  other.Run(Turn(twin, SomeTokens(30, 4), 90));
+  EXPECT_EQ(engine().Run(Turn(id, SomeTokens(9, 5), 20)).of[0].tokens,
+            other.Run(Turn(twin, SomeTokens(9, 5), 20)).of[0].tokens);
+  EXPECT_EQ(State(engine(), id), State(other, twin));
+}
+
+INSTANTIATE_TEST_SUITE_P(KeepsTokens, DurableHow, testing::Bool());
+
+TEST_F(Durable, AWakeReadsAgainLessThanTheSpacing) {
+  Start();
+  const std::string id = Open(5000);
+  for (int turn = 0; turn < 12; ++turn) engine().Run(Turn(id, SomeTokens(100, 4), 7));
+  Kill();
+  engine().Run(Turn(id, SomeTokens(1, 5), 1));
+  EXPECT_LT(replayed_, 512 + 107);
+  EXPECT_GT(replayed_, 0);
+}
+
+TEST_F(Durable, WhatWasDeletedStaysAway) {
+  Start();
+  const std::string id = Open(1000), other = Open(5);
+  EXPECT_TRUE(engine()->DeleteSession(id, "").ok());
+  EXPECT_EQ(FileOf(id, ""), "");
+  Kill();
+  EXPECT_TRUE(absl::IsNotFound(engine()->GetSession(id, "").status()));
+  EXPECT_TRUE(engine()->DeleteSession(other, "").ok());  // while its state is on disk alone
+  EXPECT_EQ(FileOf(other, ""), "");
+}
+
+TEST_F(Durable, ForksAndWaysBackAreKept) {
+  Start();
+  const std::string id = Open(1200);
+  engine().Run(Turn(id, SomeTokens(10, 4), 3));
+  Receiver<absl::StatusOr<std::vector<SessionInfo>>> forks;
+  engine()->ForkSession({.session_id = id, .count = 3}, forks.callback());
+  const std::vector<SessionInfo> copies = *forks.Wait();
+  Receiver<absl::StatusOr<RewindResult>> rewound;
+  engine()->RewindSession({.session_id = copies[1].id, .position = 600}, nullptr,
+                          rewound.callback());
+  ASSERT_TRUE(rewound.Wait().ok());
+  engine().Run(Turn(copies[1].id, SomeTokens(20, 6), 5));
+  const std::vector<std::byte> first = State(engine(), copies[0].id),
+                               second = State(engine(), copies[1].id);
+  Kill();
+  EXPECT_EQ(State(engine(), copies[0].id), first);
+  EXPECT_EQ(State(engine(), id), first);
+  EXPECT_EQ(Info(copies[1].id).position, 625);
+  EXPECT_EQ(State(engine(), copies[1].id), second);
+}
+
+TEST_F(Durable, ADamagedFileHurtsItsSessionAlone) {
+  Start();
+  const std::string bad_journal = Open(10), bad_state = Open(1000), good = Open(1000),
+                    short_state = Open(1000);
+  engine_.reset();
+  const auto flip = [](const std::string& path, int64_t at) {
+    std::fstream file(path, std::ios::in | std::ios::out | std::ios::binary);
+    file.seekg(at);
+    const char byte = static_cast<char>(file.get() ^ 1);
+    file.seekp(at);
+    file.put(byte);
+  };
+  flip(FileOf(bad_journal, ".journal"), 40);
+  flip(FileOf(bad_state, ".session"), 9000);
+  std::filesystem::resize_file(FileOf(short_state, ".session"), 1000);
+  Start();
+  ASSERT_EQ(damaged_.size(), 2u);
+  EXPECT_THAT(damaged_, testing::UnorderedElementsAre(HasSubstr("wrong checksum"),
+                                                      HasSubstr("1000 bytes, expected")));
+  EXPECT_TRUE(std::filesystem::exists(path_ + "/damaged/" + bad_journal + ".journal"));
+  const Answers answers = engine().Run(Turn(bad_state, {1}, 1));
+  EXPECT_TRUE(absl::IsDataLoss(answers.status)) << answers.status;
+  EXPECT_THAT(std::string(answers.status.message()), HasSubstr("its files"));
+  EXPECT_TRUE(absl::IsNotFound(engine()->GetSession(bad_state, "").status()));
+  EXPECT_TRUE(std::filesystem::exists(path_ + "/damaged/" + bad_state + ".journal"));
+  EXPECT_TRUE(engine().Run(Turn(good, {1}, 1)).status.ok());
+}
+
+TEST_F(Durable, ATornTurnIsOneThatNobodyWasToldOf) {
+  Start();
+  const std::string id = Open(10);
+  engine().Run(Turn(id, {1, 2}, 3));
+  const std::string journal = FileOf(id, ".journal");
+  const auto whole = std::filesystem::file_size(journal);
+  engine().Run(Turn(id, {1, 2}, 3));
+  engine_.reset();
+  const auto end = std::filesystem::file_size(journal);
+  std::mt19937 random(1);
+  for (int i = 0; i < 8; ++i) {
+    std::filesystem::resize_file(journal,
+                                 std::uniform_int_distribution<uintmax_t>(whole, end - 1)(random));
+    Start();
+    EXPECT_EQ(Info(id).position, 15);
+    EXPECT_EQ(std::filesystem::file_size(journal), whole);
+    EXPECT_TRUE(engine().Run(Turn(id, {1, 2}, 3)).status.ok());
+    engine_.reset();
+    EXPECT_EQ(std::filesystem::file_size(journal), end);
+  }
+}
+
+TEST_F(Durable, AFullDiskIsSaidAndHurtsNobody) {
+  Start();
+  const std::string id = Open(10), other = Open(10);
+  const std::string journal = FileOf(id, ".journal");
+  std::filesystem::rename(journal, path_ + "/kept");
+  std::filesystem::create_symlink("/dev/full", journal);
+  const Answers answers = engine().Run(Turn(id, {1}, 3));
+  EXPECT_TRUE(absl::IsDataLoss(answers.status)) << answers.status;
+  EXPECT_THAT(std::string(answers.status.message()),
+              HasSubstr("a restart would find 10 of its 14 tokens"));
+  EXPECT_FALSE(answers.of[0].finished);
+  EXPECT_FALSE(Info(id).durable);
+  EXPECT_EQ(Info(id).position, 14);
+  EXPECT_TRUE(engine().Run(Turn(other, {1}, 3)).status.ok());
+  std::filesystem::remove(journal);
+  std::filesystem::rename(path_ + "/kept", journal);
+  EXPECT_TRUE(engine().Run(Turn(id, {1}, 3)).status.ok());  // writes what is behind, too
+  EXPECT_TRUE(Info(id).durable);
+  const std::vector<std::byte> state = State(engine(), id);
+  Kill();
+  EXPECT_EQ(Info(id).position, 18);
+  EXPECT_EQ(State(engine(), id), state);
+}
+
+TEST_F(Durable, SessionsTakeTurnsInTheMemory) {
+  Start();
+  const size_t each = engine().model().layout().bytes_cap(40);
+  EngineOptions options;
+  options.overcommit = true;
+  options.state_memory_bytes = 3 * each;
+  options.max_sessions = 40;
+  Start(options);
+  std::vector<std::string> ids;
+  for (int i = 0; i < 12; ++i) ids.push_back(Open(600 + i));
+  EXPECT_EQ(engine().SettledStats().sessions_hibernated, 9);
+  EXPECT_EQ(engine().SettledStats().sessions_idle, 3);
+  TestEngine calm;
+  for (int i = 0; i < 12; ++i) {
+    SessionOptions same;
+    same.prompt = SomeTokens(600 + i, 3);
+    same.slot_cap = 40;
+    const std::string twin = calm.NewSession(same).id;
+    const std::string& id = ids[static_cast<size_t>(i)];
+    EXPECT_EQ(engine().Run(Turn(id, SomeTokens(9, 5), 20)).of[0].tokens,
+              calm.Run(Turn(twin, SomeTokens(9, 5), 20)).of[0].tokens);
+    EXPECT_EQ(State(engine(), id), State(calm, twin));
+  }
+  // One shot needs room as well.
+  EXPECT_TRUE(engine().Run(Request(SomeTokens(500, 1), 5)).status.ok());
+  for (const std::string& id : ids) EXPECT_TRUE(engine()->DeleteSession(id, "").ok());
+  const EngineStats stats = engine().SettledStats();
+  EXPECT_EQ(stats.sessions_hibernated + stats.sessions_idle + stats.sessions_active, 0);
+  EXPECT_EQ(stats.state_bytes_reserved, 0u);
+}
+
+TEST_F(Durable, OnlyOneServerHasTheFolder) {
+  Start();
+  const auto second = SessionFolder::Open({.path = path_});
+  EXPECT_TRUE(absl::IsFailedPrecondition(second.status()));
+  EXPECT_THAT(std::string(second.status().message()),
+              HasSubstr("in use by another server, process " + std::to_string(getpid())));
+}
+
+}  // namespace
+}  // namespace ovq::test
