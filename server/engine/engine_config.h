@@ -57,6 +57,7 @@ struct EngineModel {
 struct EngineOptions {
   size_t state_memory_bytes = size_t{1} << 30;
   size_t checkpoint_memory_bytes = size_t{1} << 28;  // of the host: Checkpoints
+  size_t prefix_memory_bytes = size_t{1} << 28;      // likewise: PrefixCache; 0: none
   std::shared_ptr<SessionFolder> session_folder;     // null: sessions are in memory alone
   // With a folder: idle sessions' states leave the memory where others need it.
   bool overcommit = false;
@@ -113,6 +114,12 @@ struct EngineEvents {
   std::function<void(absl::Duration)> stream_blocked =
       kNothing;  // a reader was too slow for this long
 };
+struct PrefixStats {
+  int64_t queries = 0;  // prompts with a block that may be cached
+  int64_t hits = 0;     // of these, those with a known beginning
+  int64_t cached_tokens = 0, evictions = 0;
+  size_t bytes = 0, budget_bytes = 0;
+};
 struct EngineStats {
   int requests_running = 0, requests_waiting = 0;
   int requests_blocked = 0;  // of the running ones, those that wait for their reader
@@ -122,6 +129,7 @@ struct EngineStats {
   int session_slots = 0;                       // SessionSlots of the first memory's default cap
   size_t state_bytes_committed = 0, state_bytes_reserved = 0, state_bytes_budget = 0;
   size_t checkpoint_bytes = 0, token_log_bytes = 0;
+  PrefixStats prefixes;
   int64_t live_slots = 0;                // summed over sessions
   size_t equivalent_kv_cache_bytes = 0;  // what the same sessions' positions would need
   std::optional<GpuInfo> gpu;            // at the time of the call; none without a GPU

@@ -1,6 +1,7 @@
 #include "server/engine/job.h"
 
 #include <algorithm>
+#include <string>
 #include <utility>
 
 namespace ovq {
@@ -24,6 +25,7 @@ std::shared_ptr<Job> NewJob(const EngineModel& model, CallRequest& request, int6
   job->deadline = request.deadline;
   job->tokens = std::move(request.prompt);
   job->prompt_tokens = static_cast<int64_t>(job->tokens.size());
+  job->cacheable = request.cacheable;
   job->memory = model.FindMemory(request.memory);
   job->slot_cap = request.slot_cap.value_or(job->memory->default_slot_cap);
   job->reserve_bytes =
@@ -36,6 +38,22 @@ const CancelSignal* Job::cancel_signal() const {
   if (const ScoreWork* work = score()) return work->cancel.get();
   if (const RewindWork* work = rewind()) return work->cancel.get();
   return nullptr;
+}
+
+absl::Status DeathOf(const Job& job, SteadyTime now) {
+  const CancelSignal* cancel = job.cancel_signal();
+  if (job.session != nullptr && job.session->deleted) {
+    return absl::CancelledError("the session was deleted");
+  }
+  if (cancel != nullptr && cancel->cancelled()) {
+    return absl::CancelledError("cancelled by the caller");
+  }
+  if (job.deadline > now) return absl::OkStatus();
+  const char* where = !job.admitted      ? "in the queue"
+                      : job.rewind()     ? "while reading again what it goes back to"
+                      : job.prefilling() ? "while absorbing the prompt"
+                                         : "while generating";
+  return absl::DeadlineExceededError(std::string("deadline passed ") + where);
 }
 
 std::shared_ptr<Job> MakeJob(const EngineModel& model, GenerateRequest request,

@@ -10,9 +10,11 @@
 #include <variant>
 #include <vector>
 
+#include "absl/status/status.h"
 #include "base/clock.h"
 #include "server/engine/answer.h"
 #include "server/engine/engine_config.h"
+#include "server/engine/prefix_cache.h"
 #include "server/engine/quota.h"
 #include "server/engine/request.h"
 #include "server/engine/session.h"
@@ -74,6 +76,9 @@ struct Job {
   int64_t consumed = 0;       // of these, so far
   int64_t prompt_tokens = 0;  // without the pending one
   int64_t cached_tokens = 0;  // of the session when the call came
+  int64_t cacheable = 0;      // of the prompt, from its first token on
+  int64_t prefix_tokens = 0;  // of these, not read but taken from the PrefixCache
+  PrefixRun prefix;
 
   std::shared_ptr<Sequence> sequence;    // consumes the tokens; null while waiting for admission
   std::shared_ptr<Session> session;      // the same, if it is to outlive the job; else null
@@ -97,6 +102,9 @@ struct Job {
   // How its caller cancels it; null if it cannot.
   const CancelSignal* cancel_signal() const;
 };
+
+// Why a job has to end now: its session was deleted, it was cancelled, or its deadline has passed.
+absl::Status DeathOf(const Job& job, SteadyTime now);
 
 // What jobs of valid requests have in common; takes the prompt.
 std::shared_ptr<Job> NewJob(const EngineModel& model, CallRequest& request, int64_t max_tokens,

@@ -36,6 +36,7 @@ struct OutputOptions {
 // What every call says that consumes tokens.
 struct CallRequest {
   std::vector<int32_t> prompt = {};        // checked against the vocabulary by the Engine
+  int64_t cacheable = 0;                   // tokens of it, from the first on, for PrefixCache
   std::string tenant = {};                 // owner of the session; "" without authentication
   std::string memory = {};                 // of the engine's; "": the first
   std::optional<int32_t> slot_cap = {};    // default: the memory's
@@ -62,7 +63,8 @@ inline const char* FinishReasonName(FinishReason reason) {
 
 struct Usage {
   int64_t prompt_tokens = 0;  // of this request, the pending token of the session not counted
-  int64_t cached_tokens = 0;  // already in the session when the request came
+  // Not read: already in the session when the request came, or of the prompt, in the PrefixCache.
+  int64_t cached_tokens = 0;
   int64_t generated_tokens = 0;
   int64_t state_bytes = 0;    // committed for the session at the end
   int64_t position = 0;       // tokens of the session at the end

@@ -1,7 +1,6 @@
 #include "server/engine/runner.h"
 
 #include <algorithm>
-#include <string>
 #include <utility>
 
 #include "base/check.h"
@@ -38,13 +37,31 @@ void Runner::Start(std::shared_ptr<Job> job) {
       }
       work->completions.back()->ObservePrompt(job->tokens);
     }
-    work->stream->Push({.started = Started{.session_id = request.session_id,
+  }
+  TakePrefix(*job);
+  if (work != nullptr) {
+    work->stream->Push({.started = Started{.session_id = work->request.session_id,
                                            .prompt_tokens = job->prompt_tokens,
-                                           .cached_tokens = job->cached_tokens,
-                                           .seed = request.sampling.seed}});
+                                           .cached_tokens = job->cached_tokens + job->prefix_tokens,
+                                           .seed = work->request.sampling.seed}});
   }
   jobs_.push_back(job);
   if (!job->prefilling()) FinishPrefill(*job, nullptr);
+}
+
+// What begins a sequence may begin where another prompt has been.
+void Runner::TakePrefix(Job& job) {
+  const int64_t most = std::min(job.cacheable, std::ssize(job.tokens) - 1);
+  if (most <= 0 || job.sequence->position() > 0 || job.score() != nullptr) return;
+  StateHandle& state = job.sequence->state;
+  const std::span<const int32_t> tokens = job.tokens;
+  const auto memory =
+      std::ranges::find(config_.model.memories, state.layout, &EngineMemory::layout);
+  job.prefix = prefixes_.Begin(job.tenant, *memory, tokens.first(static_cast<size_t>(most)), state);
+  job.consumed = job.prefix_tokens = state.position;
+  if (job.session == nullptr) return;
+  job.session->Record(0, tokens.first(static_cast<size_t>(state.position)));
+  sessions_.MayCheckpoint(*job.session, 0);  // whatever is left: no earlier copy will be made
 }
 
 void Runner::Begin(std::shared_ptr<Job> job) {
@@ -86,12 +103,14 @@ void Runner::Collect() {
     StepSequence& sequence = sequences_.emplace_back();
     owners_.push_back(job.get());
     sequence.state = &job->sequence->state;
-    sequence.tokens = std::span(job->tokens).first(static_cast<size_t>(job->n_prefill));
+    const int64_t end = std::min(job->n_prefill, job->prefix.next_stop());
+    sequence.tokens = std::span(job->tokens).first(static_cast<size_t>(end));
     sequence.tokens = sequence.tokens.subspan(static_cast<size_t>(job->consumed));
     sequence.order = job->order;
     if (const ScoreWork* score = job->score()) sequence.score_top = score->top_logprobs;
     const GenerateWork* work = job->generate();
-    if (work != nullptr && work->wants_tokens()) sequence.draws = work->completions;
+    const bool draws = work != nullptr && work->wants_tokens() && end == job->n_prefill;
+    if (draws) sequence.draws = work->completions;
   }
 }
 
@@ -137,6 +156,7 @@ void Runner::Advance(const PlanItem& item, Step& step) {
       for (int32_t i = 0; i < item.n_rows; ++i) work->result.rows.push_back(step.NextScore());
     }
     job.consumed += item.n_rows;
+    if (job.consumed == job.prefix.next_stop()) prefixes_.Keep(job.prefix, job.sequence->state);
     if (!job.prefilling()) FinishPrefill(job, &step);
   }
   if (job.session == nullptr || job.ended) return;
@@ -203,6 +223,7 @@ void Runner::FailAll(const absl::Status& status) {
 }
 
 void Runner::AddTo(EngineStats& stats) const {
+  stats.prefixes = prefixes_.stats();
   const auto add = [&](const Sequence* sequence) {
     if (sequence == nullptr || sequence->state.base == nullptr) return;
     const StateHandle& state = sequence->state;
@@ -234,7 +255,7 @@ Usage Runner::UsageOf(const Job& job, const Completion* completion) const {
   const SteadyTime now = config_.options.clock.steady();
   Usage usage;
   usage.prompt_tokens = job.prompt_tokens;
-  usage.cached_tokens = job.cached_tokens;
+  usage.cached_tokens = job.cached_tokens + job.prefix_tokens;
   if (completion != nullptr) usage.generated_tokens = completion->generated();
   if (const Sequence* sequence = SequenceOf(job, completion)) {
     usage.state_bytes = static_cast<int64_t>(sequence->state.committed_bytes);
@@ -384,22 +405,6 @@ void Runner::Fail(Job& job, FinishReason reason, absl::Status status) {
     }
   };
   Release(job, reason, nullptr, std::move(tell));
-}
-
-absl::Status DeathOf(const Job& job, SteadyTime now) {
-  const CancelSignal* cancel = job.cancel_signal();
-  if (job.session != nullptr && job.session->deleted) {
-    return absl::CancelledError("the session was deleted");
-  }
-  if (cancel != nullptr && cancel->cancelled()) {
-    return absl::CancelledError("cancelled by the caller");
-  }
-  if (job.deadline > now) return absl::OkStatus();
-  const char* where = !job.admitted      ? "in the queue"
-                      : job.rewind()     ? "while reading again what it goes back to"
-                      : job.prefilling() ? "while absorbing the prompt"
-                                         : "while generating";
-  return absl::DeadlineExceededError(std::string("deadline passed ") + where);
 }
 
 bool Runner::FailIfDead(Job& job, SteadyTime now) {

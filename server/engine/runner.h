@@ -10,14 +10,12 @@
 #include "server/engine/admission.h"
 #include "server/engine/engine_config.h"
 #include "server/engine/job.h"
+#include "server/engine/prefix_cache.h"
 #include "server/engine/session_store.h"
 #include "server/engine/state_pool.h"
 #include "server/engine/step.h"
 
 namespace ovq {
-
-// Why a job has to end now: its session was deleted, it was cancelled, or its deadline has passed.
-absl::Status DeathOf(const Job& job, SteadyTime now);
 
 // When a job ends, memory is given back and the session is free again before anyone is told, so
 // that whoever reads the last event can go on at once. Engine thread only.
@@ -25,7 +23,12 @@ class Runner {
  public:
   Runner(const EngineConfig& config, StatePool& pool, Admission& admission, SessionStore& sessions,
          RandomSource& random)
-      : config_(config), pool_(pool), admission_(admission), sessions_(sessions), random_(random) {}
+      : config_(config),
+        pool_(pool),
+        admission_(admission),
+        sessions_(sessions),
+        random_(random),
+        prefixes_(config.options.prefix_memory_bytes, pool) {}
 
   // A job that has its sequence.
   void Start(std::shared_ptr<Job> job);
@@ -47,6 +50,7 @@ class Runner {
 
  private:
   void Begin(std::shared_ptr<Job> job);  // the same, now that it is
+  void TakePrefix(Job& job);
   void Collect();
   void CollectDecoding(Job& job);
   void Advance(const PlanItem& item, Step& step);
@@ -72,6 +76,7 @@ class Runner {
   Admission& admission_;
   SessionStore& sessions_;
   RandomSource& random_;
+  PrefixCache prefixes_;
   std::vector<std::shared_ptr<Job>> jobs_;
   int64_t next_order_ = 0;
   std::vector<StepSequence> sequences_;  // of the present step

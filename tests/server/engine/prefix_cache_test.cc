@@ -1,0 +1,202 @@
+// The cache of prompts' beginnings by itself: what it finds, for whom, and what it lets go.
+#include "server/engine/prefix_cache.h"
+
+#include <gtest/gtest.h>
+
+#include <random>
+
+#include "tests/server/engine/fake_model.h"
+#include "tests/test_util.h"
+
+namespace ovq::test {
+namespace {
+
+constexpr int64_t kBlock = kPrefixBlockTokens;
+
+std::vector<int32_t> Joined(std::vector<int32_t> first, const std::vector<int32_t>& second) {
+  first.insert(first.end(), second.begin(), second.end());
+  return first;
+}
+
+class PrefixCacheTest : public testing::Test {
+ protected:
+  // A prompt as the runner takes it through the cache. Its state behind block i is filled with a
+  // byte that follows from the tokens read. Says how many tokens were not read.
+  int64_t Read(PrefixCache& cache, const std::vector<int32_t>& tokens) {
+    StateHandle state = *pool_.Acquire(model_.layout(), slot_cap_, size_t{1} << 30);
+    PrefixRun run = cache.Begin(tenant_, memory_, tokens, state);
+    const int64_t taken = state.position;
+    if (taken > 0) {
+      EXPECT_EQ(pool_.Snapshot(state), StateBehind(tokens, taken));
+    }
+    stops_.clear();
+    while (run.next_stop() <= std::ssize(tokens)) {
+      const int64_t stop = run.next_stop();
+      EXPECT_GT(stop, state.position);
+      stops_.push_back(stop);
+      pool_.Restart(state);
+      pool_.CopyIn(state, stop, StateBehind(tokens, stop));
+      cache.Keep(run, state);
+    }
+    pool_.Release(state);
+    return taken;
+  }
+  size_t CopyBytes(int64_t position) const {
+    return model_.layout().live_bytes_at(position, slot_cap_);
+  }
+  std::vector<std::byte> StateBehind(const std::vector<int32_t>& tokens, int64_t n) const {
+    uint32_t sum = 0;
+    for (int64_t i = 0; i < n; ++i) sum = 31 * sum + static_cast<uint32_t>(tokens[i]);
+    return std::vector<std::byte>(CopyBytes(n), static_cast<std::byte>(sum >> 7));
+  }
+
+  FakeModel model_;
+  EngineMemory memory_ = model_.Make().memories[0];
+  std::unique_ptr<DeviceContext> context_ = MakeContext(Device::kCpu);
+  StatePool pool_{size_t{4} << 30, *context_};
+  std::string tenant_ = "alice";
+  int32_t slot_cap_ = kDefaultSlotCap;
+  std::vector<int64_t> stops_;  // of the last Read
+};
+
+TEST_F(PrefixCacheTest, FindsTheLongestBeginning) {
+  PrefixCache cache(size_t{1} << 28, pool_);
+  const std::vector<int32_t> prompt = SomeTokens(3 * kBlock + 10, 1);
+  EXPECT_EQ(Read(cache, prompt), 0);
+  EXPECT_EQ(stops_, std::vector<int64_t>{3 * kBlock});
+  EXPECT_EQ(Read(cache, prompt), 3 * kBlock);
+  EXPECT_TRUE(stops_.empty());
+  EXPECT_EQ(Read(cache, Joined(prompt, SomeTokens(2 * kBlock, 2))), 3 * kBlock);
+  EXPECT_EQ(stops_, std::vector<int64_t>{5 * kBlock});
+  // A copy lies behind whole beginnings only: none is found for a shorter one.
+  EXPECT_EQ(Read(cache, {prompt.begin(), prompt.begin() + 3 * kBlock - 1}), 0);
+  EXPECT_EQ(stops_, std::vector<int64_t>{2 * kBlock});
+  EXPECT_EQ(cache.stats().queries, 4);
+  EXPECT_EQ(cache.stats().hits, 2);
+  EXPECT_EQ(cache.stats().cached_tokens, 6 * kBlock);
+  EXPECT_EQ(cache.stats().bytes, CopyBytes(2 * kBlock) + CopyBytes(3 * kBlock) +
+                                     CopyBytes(5 * kBlock) + 5 * kPrefixBlockBytes);
+}
+
+TEST_F(PrefixCacheTest, LessThanABlockIsNoQuery) {
+  PrefixCache cache(size_t{1} << 28, pool_);
+  EXPECT_EQ(Read(cache, SomeTokens(kBlock - 1, 1)), 0);
+  EXPECT_EQ(cache.stats().queries, 0);
+  EXPECT_EQ(cache.stats().bytes, 0u);
+}
+
+TEST_F(PrefixCacheTest, WhatPromptsShareIsFoundFromTheThirdOn) {
+  PrefixCache cache(size_t{1} << 28, pool_);
+  const std::vector<int32_t> shared = SomeTokens(2 * kBlock + 100, 1);
+  EXPECT_EQ(Read(cache, Joined(shared, SomeTokens(3 * kBlock, 2))), 0);
+  EXPECT_EQ(Read(cache, Joined(shared, SomeTokens(2 * kBlock, 3))), 0);
+  EXPECT_EQ(stops_, (std::vector<int64_t>{2 * kBlock, 4 * kBlock}));
+  EXPECT_EQ(Read(cache, Joined(shared, SomeTokens(2 * kBlock, 4))), 2 * kBlock);
+  EXPECT_EQ(stops_, std::vector<int64_t>{4 * kBlock});
+}
+
+TEST_F(PrefixCacheTest, OneTokenMoreOrLessBeforeABlockMakesAnotherBeginning) {
+  PrefixCache cache(size_t{1} << 28, pool_);
+  const std::vector<int32_t> prompt = SomeTokens(2 * kBlock, 1);
+  EXPECT_EQ(Read(cache, prompt), 0);
+  EXPECT_EQ(Read(cache, Joined({7}, prompt)), 0);
+  EXPECT_EQ(Read(cache, {prompt.begin() + 1, prompt.end()}), 0);
+  std::vector<int32_t> other = prompt;
+  ++other[0];
+  EXPECT_EQ(Read(cache, other), 0);
+}
+
+TEST_F(PrefixCacheTest, BelongsToTenantMemoryAndSlotCap) {
+  PrefixCache cache(size_t{1} << 28, pool_);
+  const std::vector<int32_t> prompt = SomeTokens(2 * kBlock, 1);
+  EXPECT_EQ(Read(cache, prompt), 0);
+  tenant_ = "bob";
+  EXPECT_EQ(Read(cache, prompt), 0);
+  EXPECT_EQ(Read(cache, prompt), 2 * kBlock);
+  slot_cap_ = 64;
+  EXPECT_EQ(Read(cache, prompt), 0);
+  EXPECT_EQ(Read(cache, prompt), 2 * kBlock);
+  memory_.name = "exact";
+  EXPECT_EQ(Read(cache, prompt), 0);
+  memory_.fingerprint = std::string(64, 'e');
+  EXPECT_EQ(Read(cache, prompt), 0);
+  // Names do not run into one another.
+  tenant_ = "bob" + memory_.fingerprint;
+  memory_.fingerprint.clear();
+  EXPECT_EQ(Read(cache, prompt), 0);
+  EXPECT_EQ(cache.stats().hits, 2);
+}
+
+TEST_F(PrefixCacheTest, TheOneUsedLongestAgoGoes) {
+  const size_t one = CopyBytes(kBlock) + kPrefixBlockBytes;
+  PrefixCache cache(3 * one + one / 2, pool_);
+  const auto prompt = [](uint32_t seed) { return SomeTokens(kBlock, seed); };
+  for (const uint32_t seed : {1, 2, 3}) EXPECT_EQ(Read(cache, prompt(seed)), 0);
+  EXPECT_EQ(cache.stats().bytes, 3 * one);
+  EXPECT_EQ(Read(cache, prompt(1)), kBlock);
+  EXPECT_EQ(Read(cache, prompt(4)), 0);  // 2 goes
+  EXPECT_EQ(cache.stats().evictions, 1);
+  EXPECT_EQ(cache.stats().bytes, 3 * one);
+  for (const uint32_t seed : {3, 1, 4}) EXPECT_EQ(Read(cache, prompt(seed)), kBlock) << seed;
+  EXPECT_EQ(Read(cache, prompt(2)), 0);  // 3 goes
+  EXPECT_EQ(Read(cache, prompt(3)), 0);
+  EXPECT_EQ(cache.stats().evictions, 3);
+  EXPECT_LE(cache.stats().bytes, cache.stats().budget_bytes);
+}
+
+// A beginning may lose its copy while longer ones go on from it, and the longer ones first.
+TEST_F(PrefixCacheTest, BeginningsGoInAnyOrder) {
+  PrefixCache cache(CopyBytes(kBlock) + 2 * CopyBytes(3 * kBlock) + 5 * kPrefixBlockBytes, pool_);
+  const std::vector<int32_t> prompt = SomeTokens(3 * kBlock, 1);
+  EXPECT_EQ(Read(cache, {prompt.begin(), prompt.begin() + kBlock}), 0);
+  EXPECT_EQ(Read(cache, prompt), kBlock);
+  EXPECT_EQ(Read(cache, prompt), 3 * kBlock);
+  EXPECT_EQ(Read(cache, SomeTokens(3 * kBlock, 2)), 0);  // the one block goes
+  EXPECT_EQ(cache.stats().evictions, 1);
+  EXPECT_EQ(Read(cache, {prompt.begin(), prompt.begin() + kBlock}), 0);  // the three do
+  EXPECT_EQ(cache.stats().evictions, 2);
+  EXPECT_EQ(Read(cache, prompt), kBlock);
+  std::mt19937 random(3);
+  for (int i = 0; i < 300; ++i) {
+    const auto n = static_cast<int64_t>(1 + random() % 3) * kBlock;
+    std::vector<int32_t> some = SomeTokens(n, 1 + random() % 3);
+    if (random() % 2 == 0) some = Joined({prompt.begin(), prompt.begin() + kBlock}, some);
+    Read(cache, some);
+    ASSERT_LE(cache.stats().bytes, cache.stats().budget_bytes);
+  }
+  EXPECT_GT(cache.stats().evictions, 100);
+}
+
+TEST_F(PrefixCacheTest, WhatTheBudgetCannotHoldIsNotKept) {
+  const size_t needed = CopyBytes(2 * kBlock) + 2 * kPrefixBlockBytes;
+  const std::vector<int32_t> prompt = SomeTokens(2 * kBlock, 1);
+  PrefixCache small(needed - 1, pool_), enough(needed, pool_), none(0, pool_);
+  for (PrefixCache* cache : {&small, &none}) {
+    EXPECT_EQ(Read(*cache, prompt), 0);
+    EXPECT_EQ(Read(*cache, prompt), 0);
+    EXPECT_EQ(cache->stats().bytes, 0u);
+  }
+  EXPECT_EQ(small.stats().queries, 2);
+  EXPECT_EQ(none.stats().queries, 0);
+  EXPECT_EQ(Read(enough, prompt), 0);
+  EXPECT_EQ(Read(enough, prompt), 2 * kBlock);
+}
+
+TEST_F(PrefixCacheTest, PromptsThatAreReadSideBySideLeaveOneCopy) {
+  PrefixCache cache(size_t{1} << 28, pool_);
+  const std::vector<int32_t> prompt = SomeTokens(kBlock, 1);
+  StateHandle first = *pool_.Acquire(model_.layout(), slot_cap_, size_t{1} << 30);
+  StateHandle second = *pool_.Acquire(model_.layout(), slot_cap_, size_t{1} << 30);
+  PrefixRun runs[] = {cache.Begin("", memory_, prompt, first),
+                      cache.Begin("", memory_, prompt, second)};
+  pool_.CopyIn(first, kBlock, StateBehind(prompt, kBlock));
+  pool_.CopyIn(second, kBlock, StateBehind(prompt, kBlock));
+  cache.Keep(runs[0], first);
+  cache.Keep(runs[1], second);
+  EXPECT_EQ(cache.stats().bytes, CopyBytes(kBlock) + kPrefixBlockBytes);
+  pool_.Release(first);
+  pool_.Release(second);
+}
+
+}  // namespace
+}  // namespace ovq::test
