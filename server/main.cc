@@ -195,6 +195,7 @@ absl::Status Serve(const Options& options, Shutdown& shutdown, Log& log) {
   engine_options.state_memory_bytes = *state_memory;
   engine_options.checkpoint_memory_bytes =
       options.checkpoint_memory_bytes.value_or(*state_memory / 8);
+  engine_options.prefix_memory_bytes = options.prefix_memory_bytes.value_or(*state_memory / 8);
   EngineModel served = ForEngine(*loaded, options);
   LogSummary(model, description, served, engine_options, log);
 

@@ -41,6 +41,11 @@ void AddServing(Flags& flags, Options& o) {
             "RewindSession goes back; with 0 it reads a session's tokens from the first one again",
             "an eighth of --state-memory");
   flags.Add(
+      "prefix-memory", "SIZE", SizeOrZero(o.prefix_memory_bytes),
+      "budget of the host's memory for states behind what prompts begin with (of conversations\n"
+      "the system part, of others what is marked as cacheable); with 0 every prompt is read",
+      "an eighth of --state-memory");
+  flags.Add(
       "session-dir", "FOLDER", Text(o.session_dir, "a folder"),
       "sessions are on disk here before a call that changed them ends well, and are there again\n"
       "after a restart; made if it is missing; one server at a time",

@@ -30,6 +30,7 @@ struct Options {
   int threads = 0;                                // 0: every core
   std::optional<size_t> state_memory_bytes;       // default: half of what is free after the weights
   std::optional<size_t> checkpoint_memory_bytes;  // default: an eighth of the state memory
+  std::optional<size_t> prefix_memory_bytes;      // likewise
   EngineOptions engine;                           // all but these memories
   std::string session_dir;                        // empty: sessions are in memory alone
   bool session_sync_always = true;

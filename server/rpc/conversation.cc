@@ -113,4 +113,23 @@ absl::StatusOr<std::string> NewText(const v1::Conversation& conversation, const 
   return text;
 }
 
+std::string SystemText(const v1::Conversation& conversation, const Engine& engine) {
+  const std::string path;  // nobody sees the errors
+  absl::StatusOr<Writer> writer = Writer::Make(conversation, path, engine);
+  if (!writer.ok()) return "";
+  std::vector<ChatMessage>& messages = writer->messages;
+  const auto other = std::ranges::find_if(messages, [](const ChatMessage& message) {
+    return message.role != "system" && message.role != "developer";
+  });
+  const auto n_system = static_cast<size_t>(other - messages.begin());
+  // Templates may refuse to write system messages alone, so one more comes with them.
+  const size_t n_messages = std::min(n_system + 1, messages.size());
+  if (n_system < n_messages) messages[n_system].content.assign(1, 'A');
+  const absl::StatusOr<std::string> one = writer->Text(n_messages, /*opens_answer=*/false);
+  if (n_system < n_messages) messages[n_system].content.assign(1, 'B');
+  const absl::StatusOr<std::string> two = writer->Text(n_messages, /*opens_answer=*/false);
+  if (!one.ok() || !two.ok()) return "";
+  return one->substr(0, static_cast<size_t>(std::ranges::mismatch(*one, *two).in1 - one->begin()));
+}
+
 }  // namespace ovq

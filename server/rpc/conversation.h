@@ -26,4 +26,9 @@ PromptPlace PlaceIn(const Engine& engine, const std::string& session_id, const s
 absl::StatusOr<std::string> NewText(const v1::Conversation& conversation, const std::string& path,
                                     const PromptPlace& place, const Engine& engine);
 
+// The text before the first message that is neither "system" nor "developer", as far as it does not
+// depend on what that one says: what conversations of one kind have in common. Empty where the
+// template refuses it.
+std::string SystemText(const v1::Conversation& conversation, const Engine& engine);
+
 }  // namespace ovq

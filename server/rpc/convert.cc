@@ -1,8 +1,12 @@
 #include "server/rpc/convert.h"
 
+#include <algorithm>
+#include <span>
+
 #include "absl/strings/str_cat.h"
 #include "server/access/auth.h"
 #include "server/engine/error_facts.h"
+#include "server/engine/prefix_cache.h"
 #include "server/engine/session.h"
 #include "server/engine/validate.h"
 
@@ -77,6 +81,16 @@ void Fill(const std::vector<TokenLogprob>& from, v1::TopLogprobs& to) {
   }
 }
 
+// How many of the conversation's tokens are its system part: those that its text alone begins with,
+// too.
+int64_t SystemTokens(const v1::Conversation& conversation, std::span<const int32_t> tokens,
+                     const Engine& engine) {
+  if (std::ssize(tokens) <= kPrefixBlockTokens) return 0;  // spares the work
+  const auto system = engine.model().tokenizer->Encode(SystemText(conversation, engine), false);
+  if (!system.ok()) return 0;
+  return std::ranges::mismatch(tokens, *system).in1 - tokens.begin();
+}
+
 }  // namespace
 
 absl::Duration ToDuration(const google::protobuf::Duration& from) {
@@ -125,6 +139,22 @@ absl::StatusOr<std::vector<int32_t>> PromptTokens(const v1::Prompt& prompt,
   return std::vector<int32_t>();
 }
 
+absl::Status SetPrompt(const v1::Prompt& prompt, const PromptPlace& place, const Engine& engine,
+                       CallRequest& to) {
+  absl::StatusOr<std::vector<int32_t>> tokens =
+      PromptTokens(prompt, to.field_prefix, place, engine);
+  if (!tokens.ok()) return tokens.status();
+  to.prompt = *std::move(tokens);
+  const bool cached = place.at_start && engine.options().prefix_memory_bytes > 0;
+  if (!cached) return absl::OkStatus();
+  if (prompt.has_cacheable()) {
+    to.cacheable = prompt.cacheable() ? std::ssize(to.prompt) : 0;
+  } else if (prompt.has_conversation()) {
+    to.cacheable = SystemTokens(prompt.conversation(), to.prompt, engine);
+  }
+  return absl::OkStatus();
+}
+
 template <class Message>
 absl::Status SetGeneration(const Message& from, const PromptPlace& place, const Engine& engine,
                            GenerateRequest& to) {
@@ -132,10 +162,7 @@ absl::Status SetGeneration(const Message& from, const PromptPlace& place, const 
   to.output.logprobs = from.output().logprobs();
   to.output.top_logprobs = static_cast<int>(from.output().top_logprobs());
   if (absl::Status status = SetStop(from.stop(), to); !status.ok()) return status;
-  absl::StatusOr<std::vector<int32_t>> prompt =
-      PromptTokens(from.prompt(), to.field_prefix, place, engine);
-  if (prompt.ok()) to.prompt = *std::move(prompt);
-  return prompt.status();
+  return SetPrompt(from.prompt(), place, engine, to);
 }
 template absl::Status SetGeneration(const v1::GenerateRequest&, const PromptPlace&, const Engine&,
                                     GenerateRequest&);

@@ -28,6 +28,9 @@ absl::StatusOr<std::vector<int32_t>> Encode(const Tokenizer& tokenizer, const st
 absl::StatusOr<std::vector<int32_t>> PromptTokens(const v1::Prompt& prompt,
                                                   const std::string& prefix,
                                                   const PromptPlace& place, const Engine& engine);
+// A prompt and how much of it may be cached; errors are those of PromptTokens.
+absl::Status SetPrompt(const v1::Prompt& prompt, const PromptPlace& place, const Engine& engine,
+                       CallRequest& to);
 // What a v1::GenerateRequest and a v1::ChatTurn have in common: prompt, sampling, stop, output. Too
 // many stop strings are refused before they are copied, as is a prompt that PromptTokens refuses.
 template <class Message>

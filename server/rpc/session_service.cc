@@ -23,12 +23,10 @@ absl::StatusOr<SessionOptions> ToOptions(const UnaryInfo& info,
                                          const v1::CreateSessionRequest& message) {
   absl::StatusOr<SessionOptions> options = ToSessionOptions(message, info.context);
   if (!options.ok()) return options;
-  absl::StatusOr<std::vector<int32_t>> prompt =
-      PromptTokens(message.prompt(), "", PromptPlace(), info.services.engine);
-  if (!prompt.ok()) return prompt.status();
+  absl::Status status = SetPrompt(message.prompt(), PromptPlace(), info.services.engine, *options);
+  if (!status.ok()) return status;
   // A prompt that is given must not be empty; without one the session is empty.
-  if (message.has_prompt() && prompt->empty()) return EmptyPrompt("");
-  options->prompt = *std::move(prompt);
+  if (message.has_prompt() && options->prompt.empty()) return EmptyPrompt("");
   options->tenant = info.tenant;
   options->deadline = info.record.deadline();
   return options;

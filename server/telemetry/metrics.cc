@@ -191,8 +191,24 @@ void Metrics::ReadEngine(const EngineStats& stats) const {
       "earlier states.";
   set("ovq_session_history_bytes", kept, stats.token_log_bytes, {{"kind", "tokens"}});
   set("ovq_session_history_bytes", kept, stats.checkpoint_bytes, {{"kind", "checkpoints"}});
+  ReadPrefixes(stats.prefixes);
   set("ovq_centroids_live", "Live centroids per layer and head, summed over sessions.",
       stats.live_slots);
+}
+
+void Metrics::ReadPrefixes(const PrefixStats& stats) const {
+  const auto count = [this](const char* name, const char* help, int64_t value) {
+    SetTo(Counters(name, help).Add({}), static_cast<double>(value));
+  };
+  count("ovq_prefix_queries_total", "Prompts of which a part may be cached.", stats.queries);
+  count("ovq_prefix_hits_total", "Of these, prompts whose beginning was cached.", stats.hits);
+  count("ovq_prefix_cached_tokens_total", "Prompt tokens that were not read but cached.",
+        stats.cached_tokens);
+  count("ovq_prefix_evictions_total", "Cached states that made room for others.", stats.evictions);
+  auto& bytes = Gauges("ovq_prefix_bytes",
+                       "Memory of the host for cached states of prompts: in use, allowed.");
+  bytes.Add({{"kind", "used"}}).Set(static_cast<double>(stats.bytes));
+  bytes.Add({{"kind", "budget"}}).Set(static_cast<double>(stats.budget_bytes));
 }
 
 void Metrics::ReadMemory(const EngineStats& stats) const {

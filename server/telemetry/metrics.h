@@ -139,6 +139,7 @@ class Metrics final : public prometheus::Collectable {
   void Count(const SessionReport& report);
   // What is read at a scrape.
   void ReadEngine(const EngineStats& stats) const;
+  void ReadPrefixes(const PrefixStats& stats) const;
   void ReadMemory(const EngineStats& stats) const;
   void ReadLog(const LogCounts& counts) const;
   void ReadProcess() const;

@@ -67,6 +67,7 @@ TEST(Options, EveryFlag) {
                            "--threads=3",
                            "--state-memory=1.5GiB",
                            "--checkpoint-memory=0",
+                           "--prefix-memory=3M",
                            "--imports=trust",
                            "--max-centroids=128",
                            "--max-sessions=7",
@@ -102,6 +103,7 @@ TEST(Options, EveryFlag) {
   EXPECT_EQ(options.threads, 3);
   EXPECT_EQ(options.state_memory_bytes, (size_t{3} << 30) / 2);
   EXPECT_EQ(options.checkpoint_memory_bytes, 0u);
+  EXPECT_EQ(options.prefix_memory_bytes, size_t{3} << 20);
   EXPECT_TRUE(options.engine.trust_session_files);
   EXPECT_EQ(options.engine.max_slot_cap, 128);
   EXPECT_EQ(options.engine.max_sessions, 7);
@@ -283,6 +285,7 @@ TEST(Options, HelpListsEveryFlagWithItsTwin) {
                            "threads",
                            "state-memory",
                            "checkpoint-memory",
+                           "prefix-memory",
                            "imports",
                            "max-centroids",
                            "max-sessions",

@@ -31,6 +31,7 @@ class Driver {
         vocab_size_(std::min<int64_t>(model.vocab_size, 256)),
         slot_cap_(model.memories[0].default_slot_cap > 0 ? std::optional<int32_t>(24 + Upto(40))
                                                          : std::nullopt),
+        stock_(Tokens(600)),
         engine_thread_(std::move(model), Options(), MakeContext(Device::kCpu), {}),
         engine_(engine_thread_.engine()) {}
 
@@ -75,6 +76,7 @@ class Driver {
     options.max_batch_tokens = 1 + Upto(200);
     options.trust_session_files = Upto(1) == 0;
     options.checkpoint_memory_bytes = std::vector<size_t>{0, 300'000, size_t{1} << 30}[Upto(2)];
+    options.prefix_memory_bytes = std::vector<size_t>{0, 300'000, size_t{1} << 30}[Upto(2)];
     return options;
   }
   int Upto(int most) { return std::uniform_int_distribution(0, most)(random_); }
@@ -87,9 +89,18 @@ class Driver {
     return tokens;
   }
 
-  SessionInfo Create(std::vector<int32_t> prompt, bool keep_tokens) {
+  // Tokens that other prompts begin with, and some of its own.
+  std::vector<int32_t> Beginning() {
+    std::vector<int32_t> tokens(stock_.begin(), stock_.begin() + Upto(std::ssize(stock_)));
+    const std::vector<int32_t> own = Tokens(Upto(1) * Upto(300));
+    tokens.insert(tokens.end(), own.begin(), own.end());
+    return tokens;
+  }
+
+  SessionInfo Create(std::vector<int32_t> prompt, bool keep_tokens, int64_t cacheable = 0) {
     SessionOptions options;
     options.prompt = std::move(prompt);
+    options.cacheable = cacheable;
     options.keep_tokens = keep_tokens;
     options.slot_cap = slot_cap_;
     Receiver<absl::StatusOr<SessionInfo>> receiver;
@@ -99,16 +110,17 @@ class Driver {
     return info.ok() ? *info : SessionInfo{};
   }
   void Open() {
-    std::vector<int32_t> prompt = Tokens(Upto(1) * Upto(300));
+    std::vector<int32_t> prompt = Upto(1) == 0 ? std::vector<int32_t>() : Beginning();
     const bool keep_tokens = Upto(5) > 0;
-    const std::string id = Create(prompt, keep_tokens).id;
+    const std::string id = Create(prompt, keep_tokens, Upto(1) * std::ssize(prompt)).id;
     sessions_.push_back({id, std::move(prompt), keep_tokens});
   }
 
   // The same answers from a session and from one shot with all its tokens.
   GenerateRequest Talk(const Plain& session, std::vector<int32_t> prompt) {
-    GenerateRequest request =
-        Request(std::move(prompt), Upto(2) * Upto(20), 1 + session.tokens.size());
+    GenerateRequest request = Request(session.tokens.empty() ? Beginning() : std::move(prompt),
+                                      Upto(2) * Upto(20), 1 + session.tokens.size());
+    request.cacheable = Upto(1) * std::ssize(request.prompt);
     // Nothing to go on from: no token yet, or a prompt that was cancelled.
     if (request.prompt.empty() && !engine_.GetSession(session.id, "")->last_token) {
       request.prompt = Tokens(1);
@@ -254,6 +266,7 @@ class Driver {
   const int64_t vocab_size_;
   const std::optional<int32_t> slot_cap_;
   std::vector<Plain> sessions_;
+  const std::vector<int32_t> stock_;  // that prompts begin with
   EngineThread engine_thread_;
   Engine& engine_;
 };

@@ -7,6 +7,7 @@
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_split.h"
 #include "absl/synchronization/notification.h"
+#include "server/engine/prefix_cache.h"
 #include "tests/server/server_test_util.h"
 
 namespace ovq::test {
@@ -145,6 +146,28 @@ TEST(Metrics, GaugesOfCapacityAndUse) {
   EXPECT_EQ(Sample(text, "ovq_session_state_utilization_ratio", {}), 0.25);
 }
 
+TEST(Metrics, PrefixCache) {
+  Metrics metrics(Named(false));
+  EXPECT_EQ(Sample(metrics.Text(), "ovq_prefix_queries_total", {}), 0);
+  TestEngine engine;
+  metrics.SetStatsSource([&] { return engine.SettledStats(); });
+  GenerateRequest request = Request(SomeTokens(3 * kPrefixBlockTokens, 1), 1);
+  request.cacheable = 3 * kPrefixBlockTokens;
+  for (int i = 0; i < 3; ++i) engine.Run(request);
+  request.prompt[0] ^= 1;
+  engine.Run(request);
+  const std::string text = metrics.Text();
+  EXPECT_EQ(Sample(text, "ovq_prefix_queries_total", {}), 4);
+  EXPECT_EQ(Sample(text, "ovq_prefix_hits_total", {}), 2);
+  EXPECT_EQ(Sample(text, "ovq_prefix_cached_tokens_total", {}), 2 * 2 * kPrefixBlockTokens);
+  EXPECT_EQ(Sample(text, "ovq_prefix_evictions_total", {}), 0);
+  EXPECT_EQ(Sample(text, "ovq_prefix_bytes", {"kind=\"used\""}),
+            2 * static_cast<double>(
+                    engine.model().layout().live_bytes_at(2 * kPrefixBlockTokens, kDefaultSlotCap) +
+                    2 * kPrefixBlockBytes));
+  EXPECT_EQ(Sample(text, "ovq_prefix_bytes", {"kind=\"budget\""}), 1 << 28);
+}
+
 TEST(Metrics, OfTheProcess) {
   Metrics metrics(Named(false));
   const std::string before = metrics.Text();
@@ -226,6 +249,11 @@ TEST(Server, MetricsMove) {
                              "ovq_dictionary_fill_ratio",
                              "ovq_dictionary_updates_total",
                              "ovq_equivalent_kv_cache_bytes",
+                             "ovq_prefix_queries_total",
+                             "ovq_prefix_hits_total",
+                             "ovq_prefix_cached_tokens_total",
+                             "ovq_prefix_evictions_total",
+                             "ovq_prefix_bytes",
                              "ovq_centroids_live",
                              "ovq_cancel_release_seconds",
                              "ovq_stream_blocked_seconds_total",

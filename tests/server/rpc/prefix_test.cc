@@ -1,0 +1,143 @@
+// What callers see of the prefix cache: which part of a prompt is kept, and what of it was found.
+#include "server/engine/prefix_cache.h"
+#include "tests/server/server_test_util.h"
+
+namespace ovq::test {
+namespace {
+
+constexpr uint32_t kBlock = kPrefixBlockTokens;
+
+using Messages = std::vector<std::pair<std::string, std::string>>;
+
+v1::Conversation Talk(const Messages& messages) {
+  v1::Conversation conversation;
+  for (const auto& [role, content] : messages) {
+    v1::ChatMessage& message = *conversation.add_messages();
+    message.set_role(role);
+    message.set_content(content);
+  }
+  return conversation;
+}
+v1::GenerateRequest Request(const v1::Conversation& conversation) {
+  v1::GenerateRequest request = TextRequest("", 8);
+  *request.mutable_prompt()->mutable_conversation() = conversation;
+  return request;
+}
+
+// Bytes are tokens here.
+std::string Text(size_t n, char c) { return std::string(n, c); }
+
+class PrefixCallsTest : public testing::Test {
+ protected:
+  TestServer& Serve(const std::string& chat_template = {}, size_t prefix_memory = 1 << 28) {
+    TestServerOptions options;
+    options.model.chat_template = chat_template;
+    options.engine.prefix_memory_bytes = prefix_memory;
+    return server_.emplace(std::move(options));
+  }
+  // Of the prompt's tokens; the same at the beginning and the end.
+  uint64_t Cached(const v1::GenerateRequest& request, const std::string& tenant = {}) {
+    grpc::ClientContext context;
+    if (!tenant.empty()) context.AddMetadata("ovq-tenant", tenant);
+    const Collected answer = Generate(server_->inference(), request, context);
+    EXPECT_THAT(answer.status, Succeeds());
+    if (answer.finished.size() != 1) return UINT64_MAX;
+    EXPECT_EQ(answer.finished[0].usage().cached_tokens(), answer.started.cached_tokens());
+    tokens_ = answer.tokens;
+    return answer.started.cached_tokens();
+  }
+
+  std::optional<TestServer> server_;
+  std::vector<uint32_t> tokens_;  // of the last answer
+};
+
+TEST_F(PrefixCallsTest, AMarkedPromptIsFoundByItsTenant) {
+  Serve();
+  v1::GenerateRequest request = TextRequest(Text(2 * kBlock, 'a') + "b", 8);
+  EXPECT_EQ(Cached(request), 0u);
+  request.mutable_prompt()->set_cacheable(true);
+  EXPECT_EQ(Cached(request), 0u) << "unmarked, it left nothing";
+  const std::vector<uint32_t> miss = tokens_;
+  EXPECT_EQ(Cached(request), 2 * kBlock);
+  EXPECT_EQ(tokens_, miss);
+  EXPECT_EQ(Cached(request, "bob"), 0u);
+  EXPECT_EQ(Cached(request, "bob"), 2 * kBlock);
+  request.mutable_prompt()->set_cacheable(false);
+  EXPECT_EQ(Cached(request), 0u);
+  v1::GenerateRequest ids = TokenRequest(std::vector<uint32_t>(kBlock + 1, 'c'), 8);
+  ids.mutable_prompt()->set_cacheable(true);
+  EXPECT_EQ(Cached(ids), 0u);
+  EXPECT_EQ(Cached(ids), kBlock);
+}
+
+constexpr char kTemplate[] =
+    "{% for m in messages %}[{{ m.role }}]{{ m.content }}<|end|>\n{% endfor %}"
+    "{% if add_generation_prompt %}[assistant]{% endif %}";
+// As the first chat models had it: the system's text is a part of the user's, and nothing without.
+constexpr char kWithinTheUsers[] =
+    "{% if messages[0].role == 'system' %}"
+    "{% if messages|length == 1 %}{{ raise_exception('no user') }}{% endif %}"
+    "[INST]<<{{ messages[0].content }}>>{{ messages[1].content }}[/INST]"
+    "{% else %}[INST]{{ messages[0].content }}[/INST]{% endif %}";
+
+TEST_F(PrefixCallsTest, AConversationsSystemPartIsKeptByItself) {
+  for (const char* chat_template : {kTemplate, kWithinTheUsers}) {
+    Serve(chat_template);
+    const std::string system = Text(3 * kBlock, 's');
+    const std::string users = Text(2 * kBlock, 'u');
+    const v1::GenerateRequest first = Request(Talk({{"system", system}, {"user", users + "1"}})),
+                              second = Request(Talk({{"system", system}, {"user", users + "2"}}));
+    EXPECT_EQ(Cached(first), 0u);
+    EXPECT_EQ(Cached(second), 3 * kBlock) << chat_template;
+    const std::vector<uint32_t> hit = tokens_;
+    EXPECT_EQ(Cached(second), 3 * kBlock) << "the user's part is not kept";
+    EXPECT_EQ(Cached(Request(Talk({{"user", system + users}}))), 0u);
+    v1::GenerateRequest whole = second;
+    whole.mutable_prompt()->set_cacheable(true);
+    EXPECT_EQ(Cached(whole), 3 * kBlock);
+    EXPECT_EQ(Cached(whole), 5 * kBlock);
+    Serve(chat_template, 0);
+    EXPECT_EQ(Cached(second), 0u);
+    EXPECT_EQ(tokens_, hit);
+  }
+}
+
+TEST_F(PrefixCallsTest, SystemMessagesAloneAreAllTheirOwnPart) {
+  TestServer& server = Serve(kTemplate);
+  const std::string system = Text(2 * kBlock, 's');
+  v1::CreateSessionRequest create;
+  v1::Conversation& conversation = *create.mutable_prompt()->mutable_conversation();
+  conversation = Talk({{"system", "Be."}, {"developer", system}});
+  conversation.set_add_generation_prompt(false);
+  server.NewSession(create);
+  EXPECT_EQ(Cached(Request(Talk({{"system", "Be."}, {"developer", system}, {"user", "Hi"}}))),
+            2 * kBlock);
+}
+
+TEST_F(PrefixCallsTest, TheFirstTurnOfAChat) {
+  TestServer& server = Serve(kTemplate);
+  const v1::Conversation conversation = Talk({{"system", Text(2 * kBlock, 's')}, {"user", "Hi"}});
+  EXPECT_EQ(Cached(Request(conversation)), 0u);
+  grpc::ClientContext context;
+  const auto stream = server.inference().Chat(&context);
+  v1::ChatResponse opened;
+  ASSERT_TRUE(stream->Write(OpenMessage()));
+  ASSERT_TRUE(stream->Read(&opened));
+  v1::ChatRequest message = TurnMessage("", 8);
+  *message.mutable_turn()->mutable_prompt()->mutable_conversation() = conversation;
+  Collected first, second;
+  ASSERT_TRUE(stream->Write(message));
+  ASSERT_TRUE(ReadTurn(*stream, first));
+  EXPECT_EQ(first.started.cached_tokens(), 2 * kBlock);
+  EXPECT_EQ(first.tokens, tokens_);
+  v1::ChatRequest next = TurnMessage(Text(2 * kBlock, 's'), 8);
+  next.mutable_turn()->mutable_prompt()->set_cacheable(true);  // no beginning of a sequence
+  ASSERT_TRUE(stream->Write(next));
+  ASSERT_TRUE(ReadTurn(*stream, second));
+  EXPECT_EQ(second.started.cached_tokens(), first.finished.at(0).usage().position());
+  EXPECT_TRUE(stream->WritesDone());
+  EXPECT_THAT(stream->Finish(), Succeeds());
+}
+
+}  // namespace
+}  // namespace ovq::test
