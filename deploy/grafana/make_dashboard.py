@@ -173,6 +173,18 @@ def capacity():
                [(f"sum by (kind) (ovq_session_history_bytes{{{SEL}}})", "{{kind}}")], width=12),
         series("Tokens read again", "Per second, to take sessions back.", "short",
                [(rate("ovq_replayed_tokens_total"), "tokens/s")], width=12),
+        series("Prompts whose beginning was cached", "Of the prompts of which a part may be cached, those that "
+               "met a cached state.", "percentunit",
+               [(f"{rate('ovq_prefix_hits_total')} / {rate('ovq_prefix_queries_total')}", "hits")],
+               width=6, max=1),
+        series("Tokens taken from the prefix cache", "Per second: prompt tokens that were not read.", "short",
+               [(rate("ovq_prefix_cached_tokens_total"), "tokens/s")], width=6),
+        series("Memory of the prefix cache", "The host's memory for states behind the beginnings of prompts "
+               "(--prefix-memory).", "bytes",
+               [(f"sum by (kind) (ovq_prefix_bytes{{{SEL}}})", "{{kind}}")], width=6),
+        series("States that the prefix cache let go", "Per second, the one used longest ago first. As many as "
+               "misses: the budget is too small for what comes again.", "short",
+               [(rate("ovq_prefix_evictions_total"), "states/s")], width=6),
         series("Tokens of a session at its end", "How long conversations are when they are closed or "
                "expire.", "short", percentiles("ovq_session_tokens"), width=12),
     ]

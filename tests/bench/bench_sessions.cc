@@ -1,6 +1,7 @@
-// What a session costs beside its tokens: bytes and time of a fork, of a snapshot and of going
-// back, laid beside reading the prompt again; and what keeping tokens and checkpoints takes off
-// reading and decoding. Through the engine, on random weights of the paper's shapes.
+// What a session costs beside its tokens: bytes and time of a fork, of a snapshot, of a prompt that
+// is cached and of going back, laid beside reading the prompt again; and what keeping tokens and
+// checkpoints takes off reading and decoding. Through the engine, on random weights of the paper's
+// shapes.
 //
 //   bench_sessions [--shape 77m] [--mixer ovq_attention] [--threads 2] [--tokens 32768]
 //                  [--centroids 1024,2048,16384] [--passes 7]
@@ -12,6 +13,7 @@
 
 #include "model/language_model.h"
 #include "server/engine/engine.h"
+#include "server/engine/prefix_cache.h"
 #include "tests/bench/bench_util.h"
 #include "tests/bench/random_model.h"
 #include "tests/server/engine/served_model.h"
@@ -59,7 +61,7 @@ class Bench {
 
   void Run(int32_t cap, int64_t n_tokens, int passes) {
     const double begin = Seconds();
-    const SessionInfo made = Create(cap, n_tokens, true);
+    const SessionInfo made = Create(cap, Tokens(n_tokens), true);
     const double read = Seconds() - begin;
     Say(made.id, {}, kAnswer);
     const SessionInfo info = *engine_.GetSession(made.id, "");
@@ -74,7 +76,12 @@ class Bench {
       if (replayed >= 0) std::printf("   (%lld tokens again)", static_cast<long long>(replayed));
       std::printf("\n");
     };
-    std::vector<double> fork, snapshot, turn, inside, half;
+    std::vector<double> fork, snapshot, turn, inside, half, prefix;
+    // All but its last token is cached, and that one waits.
+    const std::vector<int32_t> prompt =
+        Tokens(n_tokens / kPrefixBlockTokens * kPrefixBlockTokens + 1);
+    const int64_t hits = engine_.Stats().prefixes.hits;
+    Check(engine_.DeleteSession(Create(cap, prompt, true, true).id, "").ok(), "it leaves a copy");
     int64_t of_turn = 0, of_inside = 0, of_half = 0;
     for (int pass = 0; pass < passes; ++pass) {
       double before = Seconds();
@@ -93,8 +100,14 @@ class Bench {
       of_half = Rewind(copy, n_tokens - 1000);
       half.push_back(Seconds() - before);
       Check(engine_.DeleteSession(copy, "").ok(), "a copy ends");
+      before = Seconds();
+      const SessionInfo hit = Create(cap, prompt, true, true);
+      prefix.push_back(Seconds() - before);
+      Check(engine_.DeleteSession(hit.id, "").ok(), "it ends");
     }
     print("fork", fork, -1);
+    print("the prompt from the prefix cache", prefix, -1);
+    Check(engine_.Stats().prefixes.hits == hits + passes, "every pass was a hit");
     print("snapshot into the host's memory", snapshot, -1);
     print("back by a turn's answer", turn, of_turn);
     print("back by half of that", inside, of_inside);
@@ -107,7 +120,7 @@ class Bench {
   static EngineOptions Options() {
     EngineOptions options;
     options.state_memory_bytes = size_t{8} << 30;
-    options.checkpoint_memory_bytes = size_t{1} << 30;
+    options.checkpoint_memory_bytes = options.prefix_memory_bytes = size_t{1} << 30;
     options.seed = 1;
     return options;
   }
@@ -116,10 +129,12 @@ class Bench {
     for (int32_t& token : tokens) token = static_cast<int32_t>(random_() % vocab_size_);
     return tokens;
   }
-  SessionInfo Create(int32_t cap, int64_t n_tokens, bool keep_tokens) {
+  SessionInfo Create(int32_t cap, std::vector<int32_t> prompt, bool keep_tokens,
+                     bool cacheable = false) {
     SessionOptions options;
     options.slot_cap = cap;
-    options.prompt = Tokens(n_tokens);
+    options.cacheable = cacheable ? std::ssize(prompt) : 0;
+    options.prompt = std::move(prompt);
     options.keep_tokens = keep_tokens;
     Answer<SessionInfo> answer;
     engine_.CreateSession(std::move(options), answer.callback());
@@ -158,7 +173,8 @@ class Bench {
 
   // Turns of a session that keeps its tokens beside those of one that does not.
   void Compare(int32_t cap, int passes) {
-    const SessionInfo kept = Create(cap, 4 * kPart, true), bare = Create(cap, 4 * kPart, false);
+    const SessionInfo kept = Create(cap, Tokens(4 * kPart), true),
+                      bare = Create(cap, Tokens(4 * kPart), false);
     std::vector<double> reading, decoding;
     const auto time = [&](const std::string& id, std::vector<int32_t> prompt, int64_t n_answer) {
       const double before = Seconds();

@@ -69,6 +69,7 @@ class Load:
 
     def _answers(self, client):
         list(client.generate("x" * 100, max_tokens=20, timeout=30))
+        list(client.generate("z" * 300, max_tokens=2, cacheable=True, timeout=30))
         client.score("a text to score")
         running = client.generate("y", max_tokens=100000, timeout=30)
         next(running)

@@ -74,14 +74,14 @@ def _error_info(details: bytes | None) -> ErrorInfo | None:
     return None
 
 
-def _prompt(prompt: Prompt | None) -> Any:
+def _prompt(prompt: Prompt | None, cacheable: bool | None = None) -> Any:
     if prompt is None:
         return None
     if isinstance(prompt, str):
-        return MESSAGES["Prompt"](text=prompt)
+        return MESSAGES["Prompt"](text=prompt, cacheable=cacheable)
     if isinstance(prompt, Conversation):
-        return MESSAGES["Prompt"](conversation=_conversation(prompt))
-    return MESSAGES["Prompt"](token_ids=MESSAGES["TokenIds"](ids=prompt))
+        return MESSAGES["Prompt"](conversation=_conversation(prompt), cacheable=cacheable)
+    return MESSAGES["Prompt"](token_ids=MESSAGES["TokenIds"](ids=prompt), cacheable=cacheable)
 
 
 def _conversation(conversation: Conversation) -> Any:
@@ -173,22 +173,25 @@ class Chat:
             for _ in self._responses:
                 pass
 
-    def send(self, prompt: Prompt, **options: Unpack[Options]) -> Iterator[Event]:
+    def send(
+        self, prompt: Prompt, *, cacheable: bool | None = None, **options: Unpack[Options]
+    ) -> Iterator[Event]:
         """Sends a turn and returns its events. Read them to the end, or cancel() and then read on,
         before the next turn. Options given once hold for later turns. A long prompt goes in parts,
-        and this returns once the server has absorbed all but the last."""
+        and this returns once the server has absorbed all but the last. cacheable: as in
+        Client.generate, of the first turn; of a prompt in parts, its first part."""
         if self._running:
             raise RuntimeError("a turn is running: read its events to the end first")
         messages = _option_messages(options)
         self._running = True
         *leading, last = _parts(prompt)
         for part in leading:
-            self._send_turn(prompt=_prompt(part), more=True)
+            self._send_turn(prompt=_prompt(part, cacheable), more=True)
             response = self._read()
             if response.WhichOneof("event") == "finished":  # cancelled meanwhile
                 self._running = False
                 return iter([_event(response)])
-        self._send_turn(prompt=_prompt(last), **messages)
+        self._send_turn(prompt=_prompt(last, cacheable), **messages)
         return self._events()
 
     def cancel(self) -> None:
@@ -257,13 +260,15 @@ class Client:
         session_id: str | None = None,
         memory: str | None = None,
         max_centroids: int | None = None,
+        cacheable: bool | None = None,
         timeout: float | None = None,
         **options: Unpack[Options],
     ) -> Iterator[Event]:
         """One answer, streamed. Without session_id its state ends with the call. Closing the
-        iterator cancels the call."""
+        iterator cancels the call. cacheable: whether the server may keep the state behind the
+        prompt for others that begin alike; by default that of a conversation's system part."""
         request = MESSAGES["GenerateRequest"](
-            prompt=_prompt(prompt),
+            prompt=_prompt(prompt, cacheable),
             session_id=session_id,
             memory=memory,
             max_centroids=max_centroids,
@@ -363,12 +368,13 @@ class Client:
         max_centroids: int | None = None,
         ttl: float | None = None,
         keep_tokens: bool | None = None,
+        cacheable: bool | None = None,
         timeout: float | None = None,
     ) -> Session:
         """A new session that has absorbed the prompt when this returns. memory: one of
-        ModelInfo.memories. Without keep_tokens it cannot be rewound."""
+        ModelInfo.memories. Without keep_tokens it cannot be rewound. cacheable: as in generate."""
         request = MESSAGES["CreateSessionRequest"](
-            prompt=_prompt(prompt),
+            prompt=_prompt(prompt, cacheable),
             memory=memory,
             max_centroids=max_centroids,
             ttl=_duration(ttl),
