@@ -68,6 +68,9 @@ TEST(Options, EveryFlag) {
                            "--state-memory=1.5GiB",
                            "--checkpoint-memory=0",
                            "--prefix-memory=3M",
+                           "--session-dir=s",
+                           "--session-sync=interval",
+                           "--admission=overcommit",
                            "--imports=trust",
                            "--max-centroids=128",
                            "--max-sessions=7",
@@ -104,6 +107,9 @@ TEST(Options, EveryFlag) {
   EXPECT_EQ(options.state_memory_bytes, (size_t{3} << 30) / 2);
   EXPECT_EQ(options.checkpoint_memory_bytes, 0u);
   EXPECT_EQ(options.prefix_memory_bytes, size_t{3} << 20);
+  EXPECT_EQ(options.session_dir, "s");
+  EXPECT_FALSE(options.session_sync_always);
+  EXPECT_TRUE(options.engine.overcommit);
   EXPECT_TRUE(options.engine.trust_session_files);
   EXPECT_EQ(options.engine.max_slot_cap, 128);
   EXPECT_EQ(options.engine.max_sessions, 7);
@@ -286,6 +292,9 @@ TEST(Options, HelpListsEveryFlagWithItsTwin) {
                            "state-memory",
                            "checkpoint-memory",
                            "prefix-memory",
+                           "session-dir",
+                           "session-sync",
+                           "admission",
                            "imports",
                            "max-centroids",
                            "max-sessions",

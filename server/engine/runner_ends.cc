@@ -1,0 +1,187 @@
+// What of the Runner ends jobs: gives back what they have, and tells who waits for them.
+#include <algorithm>
+#include <string>
+#include <utility>
+
+#include "server/engine/runner.h"
+
+namespace ovq {
+namespace {
+
+const Sequence* SequenceOf(const Job& job, const Completion* completion) {
+  return completion != nullptr && completion->sequence ? completion->sequence.get()
+                                                       : job.sequence.get();
+}
+
+}  // namespace
+
+Usage Runner::UsageOf(const Job& job, const Completion* completion) const {
+  const SteadyTime now = config_.options.clock.steady();
+  Usage usage;
+  usage.prompt_tokens = job.prompt_tokens;
+  usage.cached_tokens = job.cached_tokens + job.prefix_tokens;
+  if (completion != nullptr) usage.generated_tokens = completion->generated();
+  if (const Sequence* sequence = SequenceOf(job, completion)) {
+    usage.state_bytes = static_cast<int64_t>(sequence->state.committed_bytes);
+    usage.position = sequence->position();
+    usage.merged_tokens =
+        sequence->state.layout->MergedTokensAt(sequence->state.position, sequence->state.slot_cap);
+  }
+  usage.queue_time = TimeBetween(job.arrival, job.admitted.value_or(now));
+  if (job.admitted) usage.prefill_time = TimeBetween(*job.admitted, job.prefilled.value_or(now));
+  if (job.prefilled) usage.decode_time = TimeBetween(*job.prefilled, now);
+  return usage;
+}
+
+std::optional<double> Runner::DictionaryFill(const Job& job, const Completion* completion) const {
+  const Sequence* sequence = SequenceOf(job, completion);
+  if (sequence == nullptr || sequence->state.base == nullptr) return std::nullopt;
+  const StateHandle& state = sequence->state;
+  if (!state.layout->has_slot_cap()) return std::nullopt;
+  const int64_t live = state.layout->LiveSlotsAt(state.position, state.slot_cap);
+  return static_cast<double>(live) / state.slot_cap;
+}
+
+void Runner::ReleaseStates(Job& job, SessionStore::Then then) {
+  admission_.DropPromised(job);
+  GenerateWork* work = job.generate();
+  if (job.session != nullptr && work != nullptr) return sessions_.EndTurn(job, std::move(then));
+  if (job.rewind() != nullptr) {
+    sessions_.Unrewound(job);
+  } else if (job.session != nullptr && job.wake() == nullptr) {
+    sessions_.Release(*job.session);
+  } else if (job.session == nullptr) {
+    if (job.sequence != nullptr) pool_.Release(job.sequence->state);
+    if (work != nullptr) {
+      for (const std::unique_ptr<Completion>& completion : work->completions) {
+        if (completion->sequence != nullptr) pool_.Release(completion->sequence->state);
+      }
+    }
+    job.hold.reset();
+  }
+  then(absl::OkStatus());
+}
+
+void Runner::Release(Job& job, FinishReason reason, const Completion* last,
+                     SessionStore::Then tell) {
+  RequestReport report{.reason = reason,
+                       .usage = UsageOf(job, last),
+                       .score = job.score() != nullptr,
+                       .dictionary_fill = DictionaryFill(job, last)};
+  if (const GenerateWork* work = job.generate()) {
+    report.usage.generated_tokens = 0;
+    for (const std::unique_ptr<Completion>& completion : work->completions) {
+      report.usage.generated_tokens += completion->generated();
+    }
+  }
+  job.ended = true;
+  const bool counts = job.generate() != nullptr || job.score() != nullptr;
+  ReleaseStates(job, [this, report, counts, arrival = job.arrival,
+                      tell = std::move(tell)](absl::Status status) mutable {
+    report.total = TimeBetween(arrival, config_.options.clock.steady());
+    if (counts) config_.events.request_finished(report);
+    tell(std::move(status));
+    admission_.Leave();
+  });
+}
+
+void Runner::FinishCompletion(Job& job, Completion& completion, Finished finished) {
+  GenerateWork& work = *job.generate();
+  completion.done = true;
+  finished.usage = UsageOf(job, &completion);
+  if (completion.generated() > 1) {
+    config_.events.time_per_token(TimeBetween(completion.first_token, completion.last_token) /
+                                  (completion.generated() - 1));
+  }
+  const bool last = std::ranges::all_of(work.completions, [](const auto& c) { return c->done; });
+  if (last) {
+    return Release(job, finished.reason, &completion,
+                   [stream = work.stream, finished = std::move(finished)](absl::Status status) {
+                     if (status.ok()) stream->Push({.finished = finished});
+                     stream->Close(std::move(status));
+                   });
+  }
+  if (completion.sequence != nullptr) {
+    pool_.Release(completion.sequence->state);
+    job.hold->ReleasePart(1, job.reserve_bytes);
+  }
+  work.stream->Push({.finished = std::move(finished)});
+}
+
+void Runner::FinishPrompt(Job& job) {
+  if (job.generate() == nullptr) {
+    job.ended = true;
+    if (job.wake() != nullptr) {
+      sessions_.Woken(job, absl::OkStatus());
+      return admission_.Leave();
+    }
+    // What answers when it is on disk.
+    const auto leaving = [this](auto done) {
+      return [this, done = std::move(done)](auto result) {
+        done(std::move(result));
+        admission_.Leave();
+      };
+    };
+    if (RewindWork* work = job.rewind()) return sessions_.Rewound(job, leaving(work->done));
+    return sessions_.Opened(job, leaving(std::get<OpenWork>(job.work).done));
+  }
+  for (const std::unique_ptr<Completion>& completion : job.generate()->completions) {
+    FinishCompletion(job, *completion,
+                     {.index = completion->index(), .reason = FinishReason::kLength});
+  }
+}
+
+void Runner::FinishScore(Job& job) {
+  ScoreWork& work = *job.score();
+  work.result.state_bytes = static_cast<int64_t>(job.sequence->state.committed_bytes);
+  Release(job, FinishReason::kLength, nullptr,
+          [&work](const absl::Status&) { work.done(std::move(work.result)); });
+}
+
+void Runner::Fail(Job& job, FinishReason reason, absl::Status status) {
+  GenerateWork* work = job.generate();
+  std::vector<StreamEvent> events;  // usage is taken before the states go
+  if (work != nullptr && reason == FinishReason::kCancelled) {
+    for (const std::unique_ptr<Completion>& completion : work->completions) {
+      if (completion->done) continue;
+      events.emplace_back().finished = Finished{
+          .index = completion->index(), .reason = reason, .usage = UsageOf(job, completion.get())};
+    }
+  }
+  if (work != nullptr && work->blocked_since) {
+    config_.events.stream_blocked(
+        TimeBetween(*work->blocked_since, config_.options.clock.steady()));
+  }
+  auto tell = [this, &job, events = std::move(events), status = std::move(status),
+               stream = work != nullptr ? work->stream : nullptr](absl::Status saved) mutable {
+    if (!saved.ok()) status = std::move(saved);
+    if (stream != nullptr) {
+      for (StreamEvent& event : events) stream->Push(std::move(event));
+      stream->Close(std::move(status));
+    } else if (ScoreWork* score = job.score()) {
+      score->done(std::move(status));
+    } else if (RewindWork* rewind = job.rewind()) {
+      rewind->done(std::move(status));
+    } else if (job.wake() != nullptr) {
+      sessions_.Woken(job, std::move(status));
+    } else {
+      std::get<OpenWork>(job.work).done(std::move(status));
+    }
+  };
+  Release(job, reason, nullptr, std::move(tell));
+}
+
+bool Runner::FailIfDead(Job& job, SteadyTime now) {
+  absl::Status death = DeathOf(job, now);
+  if (death.ok()) return false;
+  const bool cancelled = absl::IsCancelled(death);
+  const bool told = cancelled && job.generate() != nullptr && job.cancel_signal()->cancelled();
+  Fail(job, cancelled ? FinishReason::kCancelled : FinishReason::kDeadline, std::move(death));
+  if (told) {
+    config_.events.cancel_released(
+        TimeBetween(*job.cancel_signal()->time(), config_.options.clock.steady()));
+  }
+  return true;
+}
+
+}  // namespace ovq
