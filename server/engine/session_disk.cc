@@ -107,6 +107,7 @@ void SessionStore::Establish(std::vector<std::shared_ptr<Session>> made,
   for (const std::shared_ptr<Session>& session : all->made) {
     SessionOnDisk& disk = *session->disk;
     JournalHead head = HeadOf(*session);
+    head.mark.used_unix_ms = head.created_unix_ms;
     std::vector<JournalEntry> entries;
     if (image != nullptr) {
       head.version = 1;

@@ -147,6 +147,19 @@ TEST_P(DurableHow, GoesOnWhereItWas) {
 
 INSTANTIATE_TEST_SUITE_P(KeepsTokens, DurableHow, testing::Bool());
 
+// Its time to live goes on from its creation.
+TEST_F(Durable, AnEmptySessionIsThereAgain) {
+  Start();
+  const SessionInfo made = engine().NewSession();
+  Start();
+  const SessionInfo found = Info(made.id);
+  EXPECT_EQ(found.position, 0);
+  EXPECT_FALSE(found.last_token);
+  EXPECT_GT(found.expires, absl::Now());
+  EXPECT_LT(absl::AbsDuration(found.expires - made.expires), absl::Seconds(1));
+  EXPECT_TRUE(engine().Run(Turn(made.id, {1, 2}, 3)).status.ok());
+}
+
 TEST_F(Durable, AWakeReadsAgainLessThanTheSpacing) {
   Start();
   const std::string id = Open(5000);

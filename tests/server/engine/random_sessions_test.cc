@@ -1,13 +1,16 @@
 // Sessions under random calls, held to a plain model: a session is the list of its tokens. Whatever
-// was opened, told, cancelled, copied, moved, taken back and deleted, in whatever company, its
-// state is to the byte that of a session which has read these tokens and nothing else, and so are
-// its answers.
+// was opened, told, cancelled, copied, moved, taken back, written to disk, found there and deleted,
+// in whatever company, its state is to the byte that of a session which has read these tokens and
+// nothing else, and so are its answers.
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
+#include <unistd.h>
 
 #include <algorithm>
+#include <filesystem>
 #include <random>
 
+#include "server/disk/session_folder.h"
 #include "tests/folders.h"
 #include "tests/server/engine/fake_model.h"
 #include "tests/server/engine/served_model.h"
@@ -28,16 +31,25 @@ class Driver {
  public:
   Driver(EngineModel model, uint32_t seed)
       : random_(seed),
-        vocab_size_(std::min<int64_t>(model.vocab_size, 256)),
-        slot_cap_(model.memories[0].default_slot_cap > 0 ? std::optional<int32_t>(24 + Upto(40))
-                                                         : std::nullopt),
+        model_(std::move(model)),
+        vocab_size_(std::min<int64_t>(model_.vocab_size, 256)),
+        slot_cap_(model_.memories[0].default_slot_cap > 0 ? std::optional<int32_t>(24 + Upto(40))
+                                                          : std::nullopt),
         stock_(Tokens(600)),
-        engine_thread_(std::move(model), Options(), MakeContext(Device::kCpu), {}),
-        engine_(engine_thread_.engine()) {}
+        options_(Options()) {
+    if (seed % 8 == 0) UseFolder();
+    StartEngine();
+  }
+  ~Driver() {
+    engine_thread_.reset();
+    options_.session_folder.reset();
+    if (!folder_.empty()) std::filesystem::remove_all(folder_);
+  }
 
   void Run(int calls) {
     for (int call = 0; call < calls && !testing::Test::HasFailure(); ++call) {
       const int what = sessions_.empty() ? 0 : Upto(10);
+      if (!folder_.empty() && Upto(5) == 0) StartEngine();
       if (what == 0 && sessions_.size() < 6) {
         Open();
       } else if (what <= 3) {
@@ -55,18 +67,18 @@ class Driver {
       }
       if (!sessions_.empty()) Compare(Any());
       std::erase_if(sessions_, [this](const Plain& session) {
-        return session.tokens.size() > kMostTokens && engine_.DeleteSession(session.id, "").ok();
+        return session.tokens.size() > kMostTokens && engine_->DeleteSession(session.id, "").ok();
       });
     }
     while (!sessions_.empty()) {
       Compare(sessions_.back());
       Delete(static_cast<int>(sessions_.size()) - 1);
     }
-    EXPECT_TRUE(absl::IsNotFound(engine_.CopyState("none", "").status()));  // a boundary
-    const EngineStats stats = engine_.Stats();
+    EXPECT_TRUE(absl::IsNotFound(engine_->CopyState("none", "").status()));  // a boundary
+    const EngineStats stats = engine_->Stats();
     EXPECT_EQ(stats.state_bytes_committed + stats.state_bytes_reserved, 0u);
     EXPECT_EQ(stats.checkpoint_bytes + stats.token_log_bytes, 0u);
-    EXPECT_EQ(stats.sessions_idle + stats.sessions_active, 0);
+    EXPECT_EQ(stats.sessions_idle + stats.sessions_active + stats.sessions_hibernated, 0);
   }
 
  private:
@@ -78,6 +90,34 @@ class Driver {
     options.checkpoint_memory_bytes = std::vector<size_t>{0, 300'000, size_t{1} << 30}[Upto(2)];
     options.prefix_memory_bytes = std::vector<size_t>{0, 300'000, size_t{1} << 30}[Upto(2)];
     return options;
+  }
+  // On disk, with memory for four sessions: the others' states wait there.
+  void UseFolder() {
+    folder_ = testing::TempDir() + "/random_sessions" + std::to_string(getpid());
+    std::filesystem::remove_all(folder_);
+    const EngineMemory& memory = model_.memories[0];
+    options_.state_memory_bytes =
+        4 * memory.layout->bytes_cap(slot_cap_.value_or(memory.default_slot_cap));
+    options_.overcommit = true;
+  }
+  // Again, if there is one: the sessions of its folder are the new one's.
+  void StartEngine() {
+    engine_thread_.reset();
+    options_.session_folder.reset();
+    SessionFolder::Found found;
+    if (!folder_.empty()) {
+      auto folder = SessionFolder::Open({.path = folder_, .sync_always = false});
+      ASSERT_TRUE(folder.ok()) << folder.status();
+      found = *(*folder)->Recover();
+      EXPECT_THAT(found.damaged, testing::IsEmpty());
+      EXPECT_EQ(found.sessions.size(), sessions_.size());
+      options_.session_folder = *std::move(folder);
+      ++options_.seed;  // ids are new ones
+    }
+    engine_thread_ =
+        std::make_unique<EngineThread>(model_, options_, MakeContext(Device::kCpu), EngineEvents());
+    engine_ = &engine_thread_->engine();
+    EXPECT_THAT(engine_->AdoptSessions(std::move(found.sessions)), testing::IsEmpty());
   }
   int Upto(int most) { return std::uniform_int_distribution(0, most)(random_); }
   Plain& Any() {
@@ -104,7 +144,7 @@ class Driver {
     options.keep_tokens = keep_tokens;
     options.slot_cap = slot_cap_;
     Receiver<absl::StatusOr<SessionInfo>> receiver;
-    engine_.CreateSession(std::move(options), receiver.callback());
+    engine_->CreateSession(std::move(options), receiver.callback());
     const absl::StatusOr<SessionInfo> info = receiver.Wait();
     EXPECT_TRUE(info.ok()) << info.status();
     return info.ok() ? *info : SessionInfo{};
@@ -122,7 +162,7 @@ class Driver {
                                       Upto(2) * Upto(20), 1 + session.tokens.size());
     request.cacheable = Upto(1) * std::ssize(request.prompt);
     // Nothing to go on from: no token yet, or a prompt that was cancelled.
-    if (request.prompt.empty() && !engine_.GetSession(session.id, "")->last_token) {
+    if (request.prompt.empty() && !engine_->GetSession(session.id, "")->last_token) {
       request.prompt = Tokens(1);
     }
     request.stop.ignore_eos = true;
@@ -132,7 +172,7 @@ class Driver {
   }
   std::shared_ptr<TokenStream> Start(GenerateRequest request) {
     auto stream = std::make_shared<TokenStream>();
-    const absl::Status status = engine_.Submit(std::move(request), stream);
+    const absl::Status status = engine_->Submit(std::move(request), stream);
     EXPECT_TRUE(status.ok()) << status;
     if (!status.ok()) stream->Close(status);
     return stream;
@@ -145,7 +185,7 @@ class Driver {
     };
     std::vector<Turn> turns;
     for (Plain& session : sessions_) {
-      if (!turns.empty() && Upto(2) > 0) continue;
+      if ((!turns.empty() && Upto(2) > 0) || turns.size() == 3) continue;
       const GenerateRequest request = Talk(session, Tokens(Upto(1) * Upto(120)));
       turns.push_back({&session, request, Start(request)});
     }
@@ -171,12 +211,13 @@ class Driver {
     for (int events = Upto(8); events > 0; --events) std::this_thread::yield();
     stream->Cancel();
     const Answers answers = ReadAll(*stream);
+    EXPECT_TRUE(answers.status.ok() || absl::IsCancelled(answers.status)) << answers.status;
     std::vector<int32_t>& tokens = session.tokens;
     tokens.insert(tokens.end(), request.prompt.begin(), request.prompt.end());
     if (!answers.of.empty()) {
       tokens.insert(tokens.end(), answers.of[0].tokens.begin(), answers.of[0].tokens.end());
     }
-    const int64_t position = engine_.GetSession(session.id, "")->position;
+    const int64_t position = engine_->GetSession(session.id, "")->position;
     ASSERT_LE(position, std::ssize(tokens));
     tokens.resize(static_cast<size_t>(position));
   }
@@ -184,7 +225,7 @@ class Driver {
   void Fork(const Plain& session) {
     const Plain parent = session;
     Receiver<absl::StatusOr<std::vector<SessionInfo>>> receiver;
-    engine_.ForkSession({.session_id = parent.id, .count = 1 + Upto(1)}, receiver.callback());
+    engine_->ForkSession({.session_id = parent.id, .count = 1 + Upto(1)}, receiver.callback());
     const auto copies = receiver.Wait();
     ASSERT_TRUE(copies.ok()) << copies.status();
     for (const SessionInfo& copy : *copies) {
@@ -196,8 +237,8 @@ class Driver {
     const int position = Upto(static_cast<int>(session.tokens.size()));
     const auto cancel = std::make_shared<CancelSignal>();
     Receiver<absl::StatusOr<RewindResult>> receiver;
-    engine_.RewindSession({.session_id = session.id, .position = static_cast<uint64_t>(position)},
-                          cancel, receiver.callback());
+    engine_->RewindSession({.session_id = session.id, .position = static_cast<uint64_t>(position)},
+                           cancel, receiver.callback());
     if (Upto(3) == 0) cancel->Cancel();
     const absl::StatusOr<RewindResult> result = receiver.Wait();
     if (!session.keeps_tokens) {
@@ -211,10 +252,10 @@ class Driver {
 
   // Out, over bytes, and in again.
   void Move(Plain& session) {
-    absl::StatusOr<SessionImage> image = engine_.ExportSession(session.id, "");
+    absl::StatusOr<SessionImage> image = engine_->ExportSession(session.id, "");
     ASSERT_TRUE(image.ok()) << image.status();
     const EncodedSession file = EncodeSession(*std::move(image));
-    SessionReader reader([this](const SessionImage& head) { return engine_.CheckImport(head); });
+    SessionReader reader([this](const SessionImage& head) { return engine_->CheckImport(head); });
     size_t at = 0;
     while (at < file.bytes()) {
       const std::string_view part = file.Part(at, 1 + static_cast<size_t>(Upto(1 << 16)));
@@ -224,29 +265,29 @@ class Driver {
     absl::StatusOr<SessionImage> read = reader.Finish();
     ASSERT_TRUE(read.ok()) << read.status();
     Receiver<absl::StatusOr<SessionInfo>> receiver;
-    engine_.ImportSession(*std::move(read), {}, receiver.callback());
+    engine_->ImportSession(*std::move(read), {}, receiver.callback());
     const absl::StatusOr<SessionInfo> made = receiver.Wait();
-    if (!session.keeps_tokens && !engine_.options().trust_session_files) {
+    if (!session.keeps_tokens && !engine_->options().trust_session_files) {
       EXPECT_TRUE(absl::IsFailedPrecondition(made.status())) << made.status();
       return;
     }
     ASSERT_TRUE(made.ok()) << made.status();
-    EXPECT_TRUE(engine_.DeleteSession(session.id, "").ok());
+    EXPECT_TRUE(engine_->DeleteSession(session.id, "").ok());
     session.id = made->id;
   }
 
   void Delete(int index) {
-    EXPECT_TRUE(engine_.DeleteSession(sessions_[static_cast<size_t>(index)].id, "").ok());
+    EXPECT_TRUE(engine_->DeleteSession(sessions_[static_cast<size_t>(index)].id, "").ok());
     sessions_.erase(sessions_.begin() + index);
   }
 
   std::vector<std::byte> StateOf(const std::string& id) {
-    const absl::StatusOr<std::vector<std::byte>> state = engine_.CopyState(id, "");
+    const absl::StatusOr<std::vector<std::byte>> state = engine_->CopyState(id, "");
     EXPECT_TRUE(state.ok()) << state.status();
     return state.ok() ? *state : std::vector<std::byte>{};
   }
   void Compare(const Plain& session) {
-    const SessionInfo info = *engine_.GetSession(session.id, "");
+    const SessionInfo info = *engine_->GetSession(session.id, "");
     EXPECT_EQ(info.position, std::ssize(session.tokens));
     EXPECT_FALSE(info.busy);
     const bool pending = info.last_token.has_value();
@@ -259,16 +300,19 @@ class Driver {
     if (!pending && !read.empty()) read.push_back(0);
     const std::string fresh = Create(read, false).id;
     EXPECT_TRUE(StateOf(session.id) == StateOf(fresh)) << session.tokens.size() << " tokens";
-    EXPECT_TRUE(engine_.DeleteSession(fresh, "").ok());
+    EXPECT_TRUE(engine_->DeleteSession(fresh, "").ok());
   }
 
   std::mt19937 random_;
+  const EngineModel model_;
   const int64_t vocab_size_;
   const std::optional<int32_t> slot_cap_;
   std::vector<Plain> sessions_;
   const std::vector<int32_t> stock_;  // that prompts begin with
-  EngineThread engine_thread_;
-  Engine& engine_;
+  EngineOptions options_;
+  std::string folder_;  // empty: sessions are in memory alone
+  std::unique_ptr<EngineThread> engine_thread_;
+  Engine* engine_ = nullptr;
 };
 
 TEST(RandomSessions, OfAModelThatRemembersEverything) {
