@@ -12,6 +12,7 @@
 
 #include "absl/strings/str_cat.h"
 #include "absl/synchronization/notification.h"
+#include "absl/time/clock.h"
 #include "base/signals.h"
 #include "server/access/security.h"
 #include "server/disk/session_folder.h"
@@ -71,10 +72,11 @@ class Shutdown {
 // Health first, so that balancers stop sending calls; then running streams get their time.
 void Drain(const Options& options, Engine& engine, ServiceContext& services, GrpcServer& server,
            Log& log) {
-  const absl::Time deadline = absl::Now() + options.drain_timeout;
   services.metrics.SetReady(false);
   services.metrics.SetDraining(true);
   server.SetServing(false);
+  absl::SleepFor(options.drain_notice);
+  const absl::Time deadline = absl::Now() + options.drain_timeout;
   services.Drain();
   if (!engine.Drain(options.drain_timeout)) {
     log.Warning("drain: time is up, open requests were ended");
@@ -103,22 +105,20 @@ absl::StatusOr<std::unique_ptr<SessionFolder>> OpenSessionFolder(const Options& 
   absl::StatusOr<SessionFolder::Found> here = (*folder)->Recover();
   if (!here.ok()) return named(here.status());
   found = *std::move(here);
-  for (const std::string& damaged : found.damaged) {
-    log.Error(absl::DataLossError(absl::StrCat("session ", damaged, "; its files are now in ",
-                                               options.session_dir, "/damaged")));
-  }
   metrics.SetDamagedSessions(found.damaged.size());
   return folder;
 }
 
 void AdoptSessions(const Options& options, SessionFolder::Found found, Engine& engine, Log& log) {
   if (options.session_dir.empty()) return;
-  const size_t n = found.sessions.size();
+  const size_t n = found.sessions.size(), elsewhere = found.elsewhere;
   const std::vector<std::string> left = engine.AdoptSessions(std::move(found.sessions));
   for (const std::string& one : left) {
-    log.Warning(absl::StrCat("session ", one, ": stays in ", options.session_dir, " as it is"));
+    log.Warning(absl::StrCat(one, ": stays in ", options.session_dir, " as it is"));
   }
-  log.Info(absl::StrCat(n - left.size(), " sessions found in ", options.session_dir));
+  log.Info(absl::StrCat(
+      n - left.size(), " sessions found in ", options.session_dir,
+      elsewhere > 0 ? absl::StrCat(", ", elsewhere, " more that other servers have") : ""));
 }
 
 constexpr absl::Duration kLookAtFiles = absl::Milliseconds(500);

@@ -104,9 +104,13 @@ void AddBounds(Flags& flags, Options& o) {
   flags.Add("session-ttl", "DURATION",
             Duration(o.engine.session_ttl, absl::Milliseconds(1), kMaxSessionTtl),
             "idle time after which a session is deleted");
+  flags.Add("drain-notice", "DURATION",
+            Duration(o.drain_notice, absl::ZeroDuration(), absl::Hours(1)),
+            "time from SIGTERM or SIGINT, when health says NOT_SERVING, to the drain: calls are\n"
+            "still served until balancers have noticed");
   flags.Add("drain-timeout", "DURATION",
             Duration(o.drain_timeout, absl::ZeroDuration(), absl::Hours(24)),
-            "time that running requests get to finish after SIGTERM or SIGINT");
+            "time that running requests get to finish after that");
   flags.Add("max-message-bytes", "SIZE", Size(o.listen.max_message_bytes, kMaxCount + 1),
             "largest message accepted from a client");
 }

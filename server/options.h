@@ -38,6 +38,7 @@ struct Options {
   std::optional<DType> state_dtype;    // default: BF16 for BF16 checkpoints, else F32
   std::optional<DType> compute_dtype;  // default: the same
   int64_t max_context = 1 << 20;       // positions of models with full-attention layers
+  absl::Duration drain_notice = absl::ZeroDuration();
   absl::Duration drain_timeout = absl::Seconds(30);
 
   LogOptions log;

@@ -1,7 +1,6 @@
 #include "server/disk/session_folder.h"
 
 #include <fcntl.h>
-#include <sys/file.h>
 #include <sys/stat.h>
 #include <unistd.h>
 
@@ -32,39 +31,25 @@ absl::StatusOr<std::unique_ptr<SessionFolder>> SessionFolder::Open(
   for (const std::string& path : {options.path, options.path + "/damaged"}) {
     if (mkdir(path.c_str(), 0700) != 0 && errno != EEXIST) return LastError(path);
   }
-  const std::string path = options.path + "/lock";
-  const int lock = open(path.c_str(), O_RDWR | O_CREAT | O_CLOEXEC, 0600);
-  if (lock < 0) return LastError(path);
-  if (flock(lock, LOCK_EX | LOCK_NB) != 0) {
-    const bool taken = errno == EWOULDBLOCK;
-    const absl::Status error = LastError(path);
-    char holder[32] = {};
-    const ssize_t n = read(lock, holder, sizeof(holder) - 1);
-    close(lock);
-    if (!taken) return error;
-    return absl::FailedPreconditionError(absl::StrCat(options.path, ": in use by another server",
-                                                      n > 0 ? ", process " : "", holder));
-  }
-  const std::string self = absl::StrCat(getpid());
-  absl::Status status;
-  if (ftruncate(lock, 0) != 0) status = LastError(path);
-  if (status.ok()) status = WriteAll(lock, self, path);
-  if (!status.ok()) {
-    close(lock);
-    return status;
-  }
-  return std::unique_ptr<SessionFolder>(
-      new SessionFolder(std::move(options), lock, std::move(report)));
+  absl::StatusOr<std::unique_ptr<SessionLocks>> locks = SessionLocks::Open(options.path + "/locks");
+  if (!locks.ok()) return locks.status();
+  absl::StatusOr<std::unique_ptr<SessionAsks>> asks = SessionAsks::Open(options.path + "/asked");
+  if (!asks.ok()) return asks.status();
+  return std::unique_ptr<SessionFolder>(new SessionFolder(std::move(options), *std::move(locks),
+                                                          *std::move(asks), std::move(report)));
 }
 
-SessionFolder::SessionFolder(SessionFolderOptions options, int lock,
+SessionFolder::SessionFolder(SessionFolderOptions options, std::unique_ptr<SessionLocks> locks,
+                             std::unique_ptr<SessionAsks> asks,
                              std::function<void(const DiskReport&)> report)
     : options_(std::move(options)),
-      lock_(lock),
+      locks_(std::move(locks)),
+      asks_(std::move(asks)),
       report_(std::move(report)),
       synced_(SteadyClock::now()) {
   for (int i = 0; i < kBulkThreads; ++i) bulk_threads_.emplace_back([this] { BulkLoop(); });
   journal_thread_ = std::thread([this] { JournalLoop(); });
+  move_thread_ = std::thread([this] { MoveLoop(); });
 }
 
 SessionFolder::~SessionFolder() {
@@ -73,9 +58,10 @@ SessionFolder::~SessionFolder() {
     ending_ = true;
   }
   changed_.notify_all();
+  asks_->Wake();
   for (std::thread& thread : bulk_threads_) thread.join();
   journal_thread_.join();
-  close(lock_);
+  move_thread_.join();
 }
 
 std::string SessionFolder::JournalPath(const std::string& id) const {
@@ -125,7 +111,10 @@ void SessionFolder::Create(JournalHead head, std::vector<JournalEntry> entries, 
                  snapshot = std::move(snapshot), done = std::move(done)]() mutable {
     Change change{.kind = "create", .id = head.id, .begin = begin};
     change.done = std::move(done);
-    if (snapshot) WriteSnapshot(head, snapshot, change.bytes, change.status);
+    change.status = locks_->Lock(head.id);
+    if (snapshot && change.status.ok()) {
+      WriteSnapshot(head, snapshot, change.bytes, change.status);
+    }
     head.snapshot_bytes = change.bytes;
     std::string text = EncodeHead(head);
     for (const JournalEntry& entry : entries) text += EncodeEntry(entry);
@@ -198,7 +187,8 @@ void SessionFolder::Remove(const std::string& id, Done done) {
            .id = id,
            .begin = SteadyClock::now(),
            .write = write,
-           .done = std::move(done)});
+           .done = std::move(done),
+           .ends = true});
 }
 
 void SessionFolder::Read(const std::string& id, std::function<void(absl::StatusOr<Stored>)> done) {
@@ -301,6 +291,7 @@ void SessionFolder::Carry(std::vector<Change>& changes) {
     if (change.names) Keep(change.status, synced);
     // What stays of it is removed by the next start.
     if (change.status.ok() && !change.garbage.empty()) (void)RemoveFile(change.garbage);
+    if (change.ends) locks_->Unlock(change.id);
     Tell(change);
   }
 }

@@ -1,6 +1,6 @@
 // Sessions on disk: for each a journal, and the snapshot of its state that the journal goes on
 // from. A session's files fit each other at any moment, wherever a crash or a full disk stops the
-// work.
+// work. Several servers may use one folder: each session belongs to one of them, or to none.
 #pragma once
 
 #include <chrono>
@@ -18,6 +18,8 @@
 #include "absl/status/statusor.h"
 #include "absl/time/time.h"
 #include "server/disk/journal.h"
+#include "server/disk/session_asks.h"
+#include "server/disk/session_locks.h"
 
 namespace ovq {
 
@@ -35,6 +37,7 @@ struct SessionFolderOptions {
   // the disk within sync_interval: it then survives the end of the process, but not of the machine.
   bool sync_always = true;
   absl::Duration sync_interval = absl::Seconds(1);
+  absl::Duration take_timeout = absl::Seconds(5);  // for another server to answer
 };
 
 // A session that was here before.
@@ -58,17 +61,30 @@ class SessionFolder {
   struct Found {
     std::vector<FoundSession> sessions;  // by id
     std::vector<std::string> damaged;    // what is wrong with those that are now under damaged/
+    size_t elsewhere = 0;                // sessions that other servers have
   };
+  using Taken = std::function<void(absl::StatusOr<FoundSession>)>;
 
-  // Makes the folder if it is missing, and keeps others out of it while this lives. Errors name the
-  // path. `report` is called on the folder's threads.
+  // Makes the folder if it is missing. Errors name the path. `report` is called on the folder's
+  // threads.
   static absl::StatusOr<std::unique_ptr<SessionFolder>> Open(
       SessionFolderOptions options, std::function<void(const DiskReport&)> report = {});
   ~SessionFolder();  // does first what was asked for
 
-  // Once, before anything else. What is damaged is moved to damaged/, what belongs to no session
-  // goes.
+  // Once, before anything else: takes the sessions that no server has. What is damaged is moved to
+  // damaged/, what belongs to no session goes.
   absl::StatusOr<Found> Recover();
+
+  // Takes a session; asks the server that has it, if one has. NotFound; FailedPrecondition if it is
+  // in use, here or there; Unavailable if the other one does not answer; DataLoss,
+  // and it is in damaged/. All name the session.
+  void Take(const std::string& id, Taken done);
+  // What others ask for is told from then on: LetGo or Refuse answers; with neither they ask again.
+  void OnAsked(std::function<void(const std::string& id)> asked);
+  void LetGo(const std::string& id);   // nothing of it is on its way: others may take it
+  void Refuse(const std::string& id);  // it is in use
+
+  // What follows is about sessions that this server has.
 
   // A new session: empty before the entries, or with a snapshot (head.version > 0).
   void Create(JournalHead head, std::vector<JournalEntry> entries, MakeFile snapshot, Done done);
@@ -79,7 +95,7 @@ class SessionFolder {
   void Snapshot(JournalHead head, MakeFile snapshot, Done done);
   void Remove(const std::string& id, Done done);
   void Read(const std::string& id, std::function<void(absl::StatusOr<Stored>)> done);
-  // Into damaged/, with whatever else was asked for it before.
+  // Into damaged/, with whatever else was asked for it before: it is nobody's then.
   void SetAside(const std::string& id);
 
   const std::string& path() const { return options_.path; }
@@ -103,14 +119,27 @@ class SessionFolder {
     int fd = -1;               // to be synced
     bool names = false;        // of files have changed
     std::string garbage = {};  // a file that nothing needs from then on
+    bool ends = false;         // the session, which nobody has from then on
+  };
+  // A session that this server is to have.
+  struct Call {
+    std::string id;
+    std::chrono::steady_clock::time_point begin;
+    Taken done;
+    std::chrono::steady_clock::time_point asked = {};  // another server, at last
   };
 
-  SessionFolder(SessionFolderOptions options, int lock,
-                std::function<void(const DiskReport&)> report);
+  SessionFolder(SessionFolderOptions options, std::unique_ptr<SessionLocks> locks,
+                std::unique_ptr<SessionAsks> asks, std::function<void(const DiskReport&)> report);
 
   std::string JournalPath(const std::string& id) const;
   std::string SnapshotPath(const std::string& id, uint64_t version) const;
   absl::StatusOr<FoundSession> Look(const std::string& id) const;
+  // NotFound; AlreadyExists and Unavailable as SessionLocks has them; else it is in damaged/.
+  absl::StatusOr<FoundSession> TakeFree(const std::string& id);
+  absl::Status RemoveLeftOvers(const std::vector<std::string>& names,
+                               const std::set<std::string>& taken,
+                               const std::set<std::string>& needed);
 
   void Enqueue(Change change);
   void RunBulk(std::function<void()> work);
@@ -119,25 +148,31 @@ class SessionFolder {
   absl::Status WriteJournal(const std::string& id, const std::string& text, Change& change) const;
   void JournalLoop();
   void BulkLoop();
+  void MoveLoop();
+  bool Answer(Call& call, bool ending);  // if it can be
   void Carry(std::vector<Change>& changes);
   void SyncLater(bool all);
   void Tell(Change& change) const;
 
   const SessionFolderOptions options_;
-  const int lock_;
+  const std::unique_ptr<SessionLocks> locks_;
+  const std::unique_ptr<SessionAsks> asks_;
   const std::function<void(const DiskReport&)> report_;
 
-  std::mutex mutex_;  // guards down to bulk_
+  std::mutex mutex_;  // guards down to asked_
   std::condition_variable changed_;
   bool ending_ = false;
   int bulk_running_ = 0;
   std::vector<Change> changes_;
   std::deque<std::function<void()>> bulk_;
+  std::vector<Call> calls_;
+  std::function<void(const std::string&)> asked_;
 
   std::set<std::string> unsynced_;  // paths; of the journals' thread
   std::chrono::steady_clock::time_point synced_;
   std::vector<std::thread> bulk_threads_;
   std::thread journal_thread_;
+  std::thread move_thread_;
 };
 
 }  // namespace ovq

@@ -3,15 +3,31 @@
 #include <unistd.h>
 
 #include <atomic>
+#include <cerrno>
 #include <cstdio>
 #include <utility>
 
 #include "absl/strings/str_cat.h"
+#include "absl/strings/strip.h"
 #include "base/files.h"
 #include "server/disk/durable_files.h"
 #include "server/disk/session_folder.h"
 
 namespace ovq {
+namespace {
+
+// Whose snapshot, or half of a file, this is; empty for all others.
+std::string LeftOverOf(const std::string& name) {
+  absl::string_view id = name;
+  const bool half = absl::ConsumeSuffix(&id, ".part");
+  if (absl::ConsumeSuffix(&id, SessionFolder::kSnapshotEnd)) {
+    return std::string(id.substr(0, id.rfind('-')));
+  }
+  const bool journal = absl::ConsumeSuffix(&id, SessionFolder::kJournalEnd);
+  return half && journal ? std::string(id) : "";
+}
+
+}  // namespace
 
 absl::StatusOr<FoundSession> SessionFolder::Look(const std::string& id) const {
   const std::string path = JournalPath(id);
@@ -39,6 +55,26 @@ absl::StatusOr<FoundSession> SessionFolder::Look(const std::string& id) const {
   return FoundSession{head, journal->version(), journal->mark()};
 }
 
+absl::StatusOr<FoundSession> SessionFolder::TakeFree(const std::string& id) {
+  const std::string journal = JournalPath(id);
+  const auto gone = [&] { return access(journal.c_str(), F_OK) != 0 && errno == ENOENT; };
+  const absl::Status not_found = absl::NotFoundError(absl::StrCat("session ", id, ": not found"));
+  if (gone()) return not_found;
+  if (absl::Status status = locks_->Lock(id); !status.ok()) return status;
+  absl::StatusOr<FoundSession> found = Look(id);
+  if (found.ok()) return found;
+  if (gone()) {  // it ended while another server had it
+    locks_->Unlock(id);
+    return not_found;
+  }
+  const absl::Status damaged = absl::DataLossError(
+      absl::StrCat("session ", id, ": its files: ", std::string(found.status().message()),
+                   "; they are now in ", options_.path, "/damaged"));
+  SetAside(id);
+  if (report_) report_({.kind = "read", .status = damaged});
+  return damaged;
+}
+
 absl::StatusOr<SessionFolder::Found> SessionFolder::Recover() {
   constexpr int kThreads = 4;
   const absl::StatusOr<std::vector<std::string>> names = NamesIn(options_.path);
@@ -49,40 +85,55 @@ absl::StatusOr<SessionFolder::Found> SessionFolder::Recover() {
       ids.push_back(name.substr(0, name.size() - std::string_view(kJournalEnd).size()));
     }
   }
-  std::vector<absl::StatusOr<FoundSession>> looks(ids.size());
+  std::vector<absl::StatusOr<FoundSession>> takes(ids.size());
   std::atomic<size_t> next = 0;
   std::vector<std::thread> threads;
   for (int i = 0; i < kThreads; ++i) {
     threads.emplace_back([&] {
-      for (size_t k = next++; k < ids.size(); k = next++) looks[k] = Look(ids[k]);
+      for (size_t k = next++; k < ids.size(); k = next++) takes[k] = TakeFree(ids[k]);
     });
   }
   for (std::thread& thread : threads) thread.join();
   Found found;
-  std::set<std::string> needed;
+  std::set<std::string> taken, needed;
   for (size_t k = 0; k < ids.size(); ++k) {
-    if (looks[k].ok()) {
-      const FoundSession& session = *looks[k];
+    if (takes[k].ok()) {
+      const FoundSession& session = *takes[k];
+      taken.insert(ids[k]);
       if (session.head.version > 0) needed.insert(SnapshotPath(ids[k], session.head.version));
-      found.sessions.push_back(*std::move(looks[k]));
-    } else {
-      found.damaged.push_back(absl::StrCat(ids[k], ": ", looks[k].status().message()));
-      SetAside(ids[k]);
+      found.sessions.push_back(*std::move(takes[k]));
+    } else if (absl::IsUnavailable(takes[k].status())) {
+      ++found.elsewhere;
+    } else if (!absl::IsNotFound(takes[k].status())) {
+      found.damaged.emplace_back(takes[k].status().message());
     }
   }
-  for (const std::string& name : *names) {
-    const std::string path = absl::StrCat(options_.path, "/", name);
-    const bool left_over = name.ends_with(".part") || name.ends_with(kSnapshotEnd);
-    if (!left_over || needed.contains(path)) continue;
-    if (absl::Status status = RemoveFile(path); !status.ok()) return status;
-  }
+  const absl::Status status = RemoveLeftOvers(*names, taken, needed);
+  if (!status.ok()) return status;
   return found;
+}
+
+// What a crash has left behind: of sessions that this server has, and of those that are none.
+absl::Status SessionFolder::RemoveLeftOvers(const std::vector<std::string>& names,
+                                            const std::set<std::string>& taken,
+                                            const std::set<std::string>& needed) {
+  for (const std::string& name : names) {
+    const std::string path = absl::StrCat(options_.path, "/", name);
+    const std::string id = LeftOverOf(name);
+    if (id.empty() || needed.contains(path)) continue;
+    const bool ours = taken.contains(id);
+    if (!ours && !locks_->Lock(id).ok()) continue;
+    absl::Status status;
+    if (ours || access(JournalPath(id).c_str(), F_OK) != 0) status = RemoveFile(path);
+    if (!ours) locks_->Unlock(id);
+    if (!status.ok()) return status;
+  }
+  return absl::OkStatus();
 }
 
 void SessionFolder::SetAside(const std::string& id) {
   const absl::StatusOr<std::vector<std::string>> names = NamesIn(options_.path);
-  if (!names.ok()) return;
-  for (const std::string& name : *names) {
+  for (const std::string& name : names.ok() ? *names : std::vector<std::string>()) {
     if (name != id + kJournalEnd && !(name.starts_with(id + "-") && name.ends_with(kSnapshotEnd))) {
       continue;
     }
@@ -90,6 +141,7 @@ void SessionFolder::SetAside(const std::string& id) {
     (void)rename(absl::StrCat(options_.path, "/", name).c_str(),
                  absl::StrCat(options_.path, "/damaged/", name).c_str());
   }
+  locks_->Unlock(id);
 }
 
 }  // namespace ovq

@@ -66,23 +66,39 @@ absl::Status Engine::Submit(GenerateRequest request, std::shared_ptr<TokenStream
 absl::Status Engine::SubmitTurn(std::shared_ptr<Job> job) {
   if (absl::Status status = admission_.Enter(); !status.ok()) return status;
   const GenerateRequest& request = job->generate()->request;
+  if (sessions_.MayBeElsewhere(request.session_id)) {
+    inbox_->Post([this, job = std::move(job), id = request.session_id, tenant = request.tenant] {
+      sessions_.Fetch(id, tenant, [this, job](absl::Status status) {
+        if (status.ok()) status = Claim(*job);
+        if (!status.ok()) return runner_.Fail(*job, FinishReason::kError, std::move(status));
+        runner_.StartTurn(job);
+      });
+    });
+    return absl::OkStatus();
+  }
+  if (absl::Status status = Claim(*job); !status.ok()) {
+    admission_.Leave();
+    return status;
+  }
+  inbox_->Post([this, job = std::move(job)] { runner_.StartTurn(job); });
+  return absl::OkStatus();
+}
+
+absl::Status Engine::Claim(Job& job) {
+  const GenerateRequest& request = job.generate()->request;
   const auto check = [&](const Session& session) -> absl::Status {
-    if (job->tokens.empty() && !session.pending) {
+    if (job.tokens.empty() && !session.pending) {
       return EmptyPrompt(request.field_prefix);
     }
-    const int64_t position = session.position() + job->prompt_tokens;
+    const int64_t position = session.position() + job.prompt_tokens;
     if (absl::Status status = CheckPosition(*session.state.layout, position); !status.ok())
       return status;
-    return admission_.Charge(*job, 0, 0);  // the session holds its own share
+    return admission_.Charge(job, 0, 0);  // the session holds its own share
   };
   auto claimed = sessions_.Claim(request.session_id, request.tenant, check);
-  if (!claimed.ok()) {
-    admission_.Leave();
-    return claimed.status();
-  }
-  job->session = *std::move(claimed);
-  job->sequence = job->session;
-  inbox_->Post([this, job = std::move(job)] { runner_.StartTurn(job); });
+  if (!claimed.ok()) return claimed.status();
+  job.session = *std::move(claimed);
+  job.sequence = job.session;
   return absl::OkStatus();
 }
 
@@ -193,16 +209,31 @@ void Engine::ImportSession(SessionImage image, SessionOptions options, SessionCa
 absl::Status Engine::DeleteSession(const std::string& id,
                                    const std::optional<std::string>& tenant) {
   return inbox_->Await<absl::Status>([&](const std::function<void(absl::Status)>& tell) {
-    sessions_.Delete(id, tenant, options().clock.steady(), tell);
+    const SteadyTime called = options().clock.steady();
+    sessions_.Fetch(id, tenant, [this, id, tenant, called, tell](absl::Status status) {
+      if (!status.ok()) return tell(std::move(status));
+      sessions_.Delete(id, tenant, called, tell);
+    });
   });
 }
 
 std::vector<std::string> Engine::AdoptSessions(std::vector<FoundSession> found) {
-  return inbox_->Call<std::vector<std::string>>([&] { return sessions_.Adopt(std::move(found)); });
+  return inbox_->Call<std::vector<std::string>>([&] {
+    std::vector<std::string> left;
+    for (FoundSession& one : found) {
+      const absl::Status status = sessions_.Adopt(std::move(one));
+      if (!status.ok()) left.emplace_back(status.message());
+    }
+    return left;
+  });
 }
 
-absl::StatusOr<SessionInfo> Engine::GetSession(const std::string& id,
-                                               const std::string& tenant) const {
+absl::StatusOr<SessionInfo> Engine::GetSession(const std::string& id, const std::string& tenant) {
+  if (sessions_.MayBeElsewhere(id)) {
+    const absl::Status status = inbox_->Await<absl::Status>(
+        [&](const std::function<void(absl::Status)>& tell) { sessions_.Fetch(id, tenant, tell); });
+    if (!status.ok()) return status;
+  }
   return sessions_.Get(id, tenant);
 }
 absl::StatusOr<SessionPage> Engine::ListSessions(const std::optional<std::string>& tenant,

@@ -64,9 +64,10 @@ class Engine {
   void ImportSession(SessionImage image, SessionOptions options, SessionCallback done);
   // A tenant that is not given: any, for who may see every tenant's. A session of another tenant is
   // NotFound. Deleting blocks for at most one step, and cancels the session's run; the others tell
-  // at once what was true at the last step boundary.
+  // at once what was true at the last step boundary. Both block longer for a session of the
+  // SessionFolder that is not here (SessionFolder::Take, with its errors).
   absl::Status DeleteSession(const std::string& id, const std::optional<std::string>& tenant);
-  absl::StatusOr<SessionInfo> GetSession(const std::string& id, const std::string& tenant) const;
+  absl::StatusOr<SessionInfo> GetSession(const std::string& id, const std::string& tenant);
   // Sessions of a SessionFolder (EngineOptions::session_folder), before the first call; says which
   // do not fit here.
   std::vector<std::string> AdoptSessions(std::vector<FoundSession> found);
@@ -103,6 +104,7 @@ class Engine {
 
  private:
   absl::Status SubmitTurn(std::shared_ptr<Job> job);
+  absl::Status Claim(Job& job);  // its session
   // Engine thread: for calls that need an idle session's state.
   void WhenAwake(const std::string& id, const std::string& tenant, SessionStore::Then then);
   std::function<void()> Wake() const;

@@ -23,9 +23,15 @@ SessionStore::SessionStore(const EngineConfig& config, StatePool& pool, Admissio
   if (config.options.overcommit) {
     admission_.SetMakeRoom([this](size_t bytes) { return MakeRoom(bytes); });
   }
+  if (config.options.session_folder != nullptr) {
+    config.options.session_folder->OnAsked([this, inbox = inbox_](const std::string& id) {
+      inbox->Post([this, id] { Asked(id); });
+    });
+  }
 }
 
 SessionStore::~SessionStore() {
+  if (config_.options.session_folder != nullptr) config_.options.session_folder->OnAsked({});
   for (const auto& [id, session] : by_id_) pool_.Release(session->state);
 }
 

@@ -51,6 +51,8 @@ class SessionStore {
   // Sessions with ids after page_token.
   absl::StatusOr<SessionPage> List(const std::optional<std::string>& tenant, int page_size,
                                    const std::string& page_token) const;
+  // It is not here, but may lie in the folder.
+  bool MayBeElsewhere(const std::string& id) const;
   // Makes a session busy, if it is not (FailedPrecondition) and `check` finds nothing against it.
   absl::StatusOr<std::shared_ptr<Session>> Claim(
       const std::string& id, const std::string& tenant,
@@ -90,13 +92,16 @@ class SessionStore {
 
   // --- engine thread: sessions whose state lies on disk ---
 
-  // What a SessionFolder had, before the first call comes; says which do not fit here, and stay
-  // there as they are.
-  std::vector<std::string> Adopt(std::vector<FoundSession> found);
+  // What a SessionFolder had; FailedPrecondition if it does not fit here, and stays there as it is.
+  absl::Status Adopt(FoundSession found);
+  // Brings a session here that may lie in the folder, from another server if one has it; OK as well
+  // if there is none. Errors as SessionFolder::Take has them.
+  void Fetch(const std::string& id, const std::optional<std::string>& tenant, Then then);
   // Brings the state of a claimed session back, if it is not in memory. ResourceExhausted;
   // DataLoss, and the session ends.
   void Wake(std::shared_ptr<Session> session, Then then);
-  // The same for an idle one of this id, which is idle again then; OK as well if there is none.
+  // The same for an idle one of this id, fetched if need be, which is idle again then; OK as well if
+  // there is none.
   void WakeIdle(const std::string& id, const std::string& tenant, Then then);
   // Its job has read what was missing, or has failed.
   void Woken(Job& job, absl::Status status);
@@ -145,6 +150,10 @@ class SessionStore {
   static SessionsCallback OfOne(SessionCallback done);
   // Back to the engine thread, from another one.
   Then Posted(Then then) const;
+  absl::Status TakeOver(absl::StatusOr<FoundSession> found,
+                        const std::optional<std::string>& tenant, SteadyTime called);
+  void Asked(const std::string& id);  // another server wants it
+  void WakeHere(const std::string& id, const std::string& tenant, Then then);
   void TakeBack(const std::shared_ptr<Session>& session, absl::StatusOr<StoredState> stored,
                 SteadyTime called, Then then);
   bool MakeRoom(size_t bytes);

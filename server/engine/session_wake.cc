@@ -1,5 +1,5 @@
-// What of the SessionStore brings states back from the disk, and lets them go where others need
-// their memory.
+// What of the SessionStore brings sessions and their states back from the disk, and lets states go
+// where others need their memory.
 #include <algorithm>
 #include <span>
 #include <string>
@@ -65,52 +65,113 @@ absl::StatusOr<StoredState> Read(SessionFolder::Stored stored, const EngineMemor
 
 }  // namespace
 
-std::vector<std::string> SessionStore::Adopt(std::vector<FoundSession> found) {
-  std::vector<std::string> left;
-  const Clock& clock = config_.options.clock;
-  for (FoundSession& one : found) {
-    const JournalHead& head = one.head;
-    const EngineMemory* const memory = config_.model.FindMemory(head.memory);
-    if (!IsSessionId(head.id) || memory == nullptr || memory->fingerprint != head.fingerprint ||
-        memory->layout->fingerprint() != head.layout ||
-        head.slot_cap > memory->layout->limits().max_slot_cap) {
-      left.push_back(absl::StrCat(head.id, ": of another model or memory (", head.memory, ")"));
-      continue;
-    }
-    auto session = std::make_shared<Session>();
-    session->state.layout = memory->layout;
-    session->state.slot_cap = head.slot_cap;
-    session->state.position = one.mark.length - (one.mark.pending ? 1 : 0);
-    session->pending = one.mark.pending;
-    session->turn_ends = std::move(one.mark.turn_ends);
-    session->disk = SessionOnDisk{.version = one.version, .length = one.mark.length};
-    session->hold =
-        config_.options.quotas->Hold(head.tenant, 1, memory->layout->bytes_cap(head.slot_cap));
-    SessionInfo& info = session->info;
-    if (head.ttl_ms) session->ttl = absl::Milliseconds(*head.ttl_ms);
-    info.id = head.id;
-    info.tenant = head.tenant;
-    info.memory = head.memory;
-    info.slot_cap = head.slot_cap;
-    info.keeps_tokens = head.keeps_tokens;
-    info.created = absl::FromUnixMillis(head.created_unix_ms);
-    info.state_bytes_cap = memory->layout->bytes_cap(head.slot_cap);
-    info.prompt_tokens_total = one.mark.prompt_tokens;
-    info.generated_tokens_total = one.mark.generated_tokens;
-    info.last_used = absl::FromUnixMillis(one.mark.used_unix_ms);
-    info.expires = info.last_used + session->ttl;
-    session->expires = After(clock.steady(), info.expires - clock.wall());
-    std::lock_guard lock(mutex_);
-    Refresh(*session);
-    Count(*session, 1);
-    admission_.CountStored(1);
-    next_expiry_ = std::min(next_expiry_, session->expires);
-    by_id_.emplace(head.id, std::move(session));
+absl::Status SessionStore::Adopt(FoundSession found) {
+  const JournalHead& head = found.head;
+  const EngineMemory* const memory = config_.model.FindMemory(head.memory);
+  if (!IsSessionId(head.id) || memory == nullptr || memory->fingerprint != head.fingerprint ||
+      memory->layout->fingerprint() != head.layout ||
+      head.slot_cap > memory->layout->limits().max_slot_cap) {
+    config_.options.session_folder->LetGo(head.id);
+    return absl::FailedPreconditionError(
+        absl::StrCat("session ", head.id, ": of another model or memory (", head.memory, ")"));
   }
-  return left;
+  auto session = std::make_shared<Session>();
+  session->state.layout = memory->layout;
+  session->state.slot_cap = head.slot_cap;
+  session->state.position = found.mark.length - (found.mark.pending ? 1 : 0);
+  session->pending = found.mark.pending;
+  session->turn_ends = std::move(found.mark.turn_ends);
+  session->disk = SessionOnDisk{.version = found.version, .length = found.mark.length};
+  session->hold =
+      config_.options.quotas->Hold(head.tenant, 1, memory->layout->bytes_cap(head.slot_cap));
+  SessionInfo& info = session->info;
+  if (head.ttl_ms) session->ttl = absl::Milliseconds(*head.ttl_ms);
+  info.id = head.id;
+  info.tenant = head.tenant;
+  info.memory = head.memory;
+  info.slot_cap = head.slot_cap;
+  info.keeps_tokens = head.keeps_tokens;
+  info.created = absl::FromUnixMillis(head.created_unix_ms);
+  info.state_bytes_cap = memory->layout->bytes_cap(head.slot_cap);
+  info.prompt_tokens_total = found.mark.prompt_tokens;
+  info.generated_tokens_total = found.mark.generated_tokens;
+  info.last_used = absl::FromUnixMillis(found.mark.used_unix_ms);
+  info.expires = info.last_used + session->ttl;
+  const Clock& clock = config_.options.clock;
+  session->expires = After(clock.steady(), info.expires - clock.wall());
+  std::lock_guard lock(mutex_);
+  Refresh(*session);
+  Count(*session, 1);
+  admission_.CountStored(1);
+  next_expiry_ = std::min(next_expiry_, session->expires);
+  by_id_.emplace(head.id, std::move(session));
+  return absl::OkStatus();
 }
 
+// --- from one server to another ---
+
+bool SessionStore::MayBeElsewhere(const std::string& id) const {
+  if (config_.options.session_folder == nullptr || !IsSessionId(id)) return false;
+  std::lock_guard lock(mutex_);
+  return !by_id_.contains(id);
+}
+
+void SessionStore::Fetch(const std::string& id, const std::optional<std::string>& tenant,
+                         Then then) {
+  if (!MayBeElsewhere(id)) return then(absl::OkStatus());
+  const SteadyTime called = config_.options.clock.steady();
+  config_.options.session_folder->Take(id, [this, inbox = inbox_, tenant, called,
+                                            then = std::move(then)](
+                                               absl::StatusOr<FoundSession> found) mutable {
+    inbox->Post([this, found = std::move(found), tenant, called, then = std::move(then)]() mutable {
+      then(TakeOver(std::move(found), tenant, called));
+    });
+  });
+}
+
+absl::Status SessionStore::TakeOver(absl::StatusOr<FoundSession> found,
+                                    const std::optional<std::string>& tenant, SteadyTime called) {
+  if (absl::IsNotFound(found.status())) return absl::OkStatus();
+  if (!found.ok()) return found.status();
+  if (tenant && found->head.tenant != *tenant) {
+    config_.options.session_folder->LetGo(found->head.id);
+    return absl::OkStatus();  // for this caller there is none
+  }
+  const int64_t position = found->mark.length;
+  absl::Status status = Adopt(*std::move(found));
+  if (status.ok()) Tell("take_over", called, position);
+  Expire(config_.options.clock.steady());
+  return status;
+}
+
+void SessionStore::Asked(const std::string& id) {
+  SessionFolder& folder = *config_.options.session_folder;
+  std::unique_lock lock(mutex_);
+  const auto found = by_id_.find(id);
+  if (found == by_id_.end()) return;
+  const std::shared_ptr<Session> session = found->second;
+  const bool busy = session->info.busy;
+  if (busy || session->disk->behind) return folder.Refuse(id);
+  if (session->disk->snapshotting) return;  // until they ask again
+  Count(*session, -1);
+  by_id_.erase(found);
+  lock.unlock();
+  const int64_t position = session->position();
+  Release(*session);
+  folder.LetGo(id);
+  Tell("let_go", config_.options.clock.steady(), position);
+}
+
+// --- states that come back ---
+
 void SessionStore::WakeIdle(const std::string& id, const std::string& tenant, Then then) {
+  Fetch(id, tenant, [this, id, tenant, then = std::move(then)](absl::Status status) mutable {
+    if (!status.ok()) return then(std::move(status));
+    WakeHere(id, tenant, std::move(then));
+  });
+}
+
+void SessionStore::WakeHere(const std::string& id, const std::string& tenant, Then then) {
   std::unique_lock lock(mutex_);
   const absl::StatusOr<std::shared_ptr<Session>> found = FindIdle(id, tenant);
   if (!found.ok() || (*found)->resident()) {

@@ -117,7 +117,9 @@ void ChatCall::Open(const v1::ChatOpen& open) {
     return Opened(BadField("open", "memory, max_centroids and ttl only for a new session",
                            "them with session_id"));
   }
-  Opened(services_.engine.GetSession(open.session_id(), caller_.tenant));
+  OnBlockingThread([this, id = open.session_id(), tenant = caller_.tenant] {
+    OnStrand([this, session = services_.engine.GetSession(id, tenant)] { Opened(session); });
+  });
 }
 
 void ChatCall::OpenNew(const v1::ChatOpen& open) {

@@ -1,0 +1,40 @@
+// What servers on one session folder ask of each other: that a session be let go.
+#pragma once
+
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "absl/status/statusor.h"
+#include "absl/time/time.h"
+
+namespace ovq {
+
+// A file, named by the session, is an ask: whoever has the session lets it go, or refuses by
+// removing the file.
+class SessionAsks {
+ public:
+  // Makes the folder if it is missing. Errors name the path.
+  static absl::StatusOr<std::unique_ptr<SessionAsks>> Open(const std::string& folder);
+  ~SessionAsks();
+
+  // --- any thread ---
+  void Ask(const std::string& id);  // once more, if it has been asked for
+  bool IsAsked(const std::string& id) const;
+  void Refuse(const std::string& id);    // what was asked for
+  void Withdraw(const std::string& id);  // an ask, answered or not
+  void Wake();
+
+  // One thread: the sessions that were asked for, by this server too; none after the time or Wake.
+  std::vector<std::string> Wait(absl::Duration timeout);
+
+ private:
+  SessionAsks(std::string folder, int events, int wake);
+  std::string PathOf(const std::string& id) const;
+
+  const std::string folder_;
+  const int events_;  // of inotify
+  const int wake_;
+};
+
+}  // namespace ovq

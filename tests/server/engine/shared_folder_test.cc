@@ -1,0 +1,250 @@
+// Servers on one session folder: a session is where it was asked for last, to the byte, and nowhere
+// else.
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+#include <unistd.h>
+
+#include <atomic>
+#include <filesystem>
+#include <fstream>
+#include <thread>
+
+#include "absl/time/clock.h"
+#include "server/disk/session_folder.h"
+#include "tests/server/engine/fake_model.h"
+#include "tests/test_util.h"
+
+namespace ovq::test {
+namespace {
+
+using testing::ElementsAre;
+using testing::HasSubstr;
+using testing::IsEmpty;
+
+class SharedFolder : public testing::Test {
+ protected:
+  struct Server {
+    std::vector<std::string> told;  // engine thread
+    SessionFolder::Found found;
+    std::unique_ptr<TestEngine> engine;
+
+    TestEngine& operator*() { return *engine; }
+    Engine* operator->() { return engine->operator->(); }
+  };
+
+  SharedFolder() : path_(testing::TempDir() + "/shared" + std::to_string(getpid())) {
+    std::filesystem::remove_all(path_);
+  }
+  ~SharedFolder() override { std::filesystem::remove_all(path_); }
+
+  std::unique_ptr<SessionFolder> OpenFolder(SessionFolder::Found& found,
+                                            SessionFolderOptions options = {}) {
+    options.path = path_;
+    absl::StatusOr<std::unique_ptr<SessionFolder>> folder = SessionFolder::Open(options);
+    EXPECT_TRUE(folder.ok()) << folder.status();
+    absl::StatusOr<SessionFolder::Found> here = (*folder)->Recover();
+    EXPECT_TRUE(here.ok()) << here.status();
+    found = *std::move(here);
+    return *std::move(folder);
+  }
+  std::unique_ptr<Server> Start(EngineOptions options = {}, SessionFolderOptions disk = {}) {
+    auto server = std::make_unique<Server>();
+    options.session_folder = OpenFolder(server->found, disk);
+    EngineEvents events;
+    events.session_event = [to = &server->told](const SessionReport& report) {
+      to->push_back(report.event);
+    };
+    server->engine = std::make_unique<TestEngine>(options, FakeModelOptions{}, events);
+    EXPECT_THAT((*server)->AdoptSessions(server->found.sessions), IsEmpty());
+    return server;
+  }
+  static std::string Open(Server& server, const std::string& tenant = "") {
+    SessionOptions options;
+    options.prompt = SomeTokens(700, 3);
+    options.slot_cap = 40;
+    options.tenant = tenant;
+    return (*server).NewSession(options).id;
+  }
+  static int64_t PositionOn(Server& server, const std::string& id) {
+    const absl::StatusOr<SessionInfo> info = server->GetSession(id, "");
+    EXPECT_TRUE(info.ok()) << info.status();
+    return info.ok() ? info->position : -1;
+  }
+
+  const std::string path_;
+};
+
+TEST_F(SharedFolder, ASessionGoesWhereItIsAskedFor) {
+  const auto first = Start(), second = Start();
+  const std::string id = Open(*first);
+  TestEngine calm;
+  SessionOptions options;
+  options.prompt = SomeTokens(700, 3);
+  options.slot_cap = 40;
+  const std::string twin = calm.NewSession(options).id;
+  for (uint32_t k = 0; k < 6; ++k) {
+    Server& server = k % 2 == 0 ? *second : *first;
+    const GenerateRequest turn = Turn(id, SomeTokens(30, k), 40, k);
+    GenerateRequest same = turn;
+    same.session_id = twin;
+    const Answers there = (*server).Run(turn), here = calm.Run(same);
+    ASSERT_TRUE(there.status.ok()) << there.status;
+    EXPECT_EQ(there.tokens(), here.tokens());
+    EXPECT_EQ(State(*server, id), State(calm, twin));
+  }
+  // Where it is not, nothing is counted for it.
+  EXPECT_EQ((*second).SettledStats().sessions_hibernated, 0);
+  EXPECT_EQ((*second).SettledStats().sessions_idle, 0);
+  EXPECT_EQ((*second).SettledStats().state_bytes_reserved, 0u);
+  EXPECT_EQ(second->told, (std::vector<std::string>{"take_over", "wake", "let_go", "take_over",
+                                                    "wake", "let_go", "take_over", "wake",
+                                                    "let_go"}));
+}
+
+TEST_F(SharedFolder, EveryCallBringsItsSession) {
+  const auto first = Start(), second = Start();
+  const std::string id = Open(*first);
+  EXPECT_EQ(PositionOn(*second, id), 700);
+  Receiver<absl::StatusOr<std::vector<SessionInfo>>> forks;
+  (*first)->ForkSession({.session_id = id}, forks.callback());
+  ASSERT_TRUE(forks.Wait().ok()) << forks.Wait().status();
+  const std::string copy = forks.Wait()->front().id;
+  Receiver<absl::StatusOr<RewindResult>> rewound;
+  (*second)->RewindSession({.session_id = copy, .position = 600}, nullptr, rewound.callback());
+  ASSERT_TRUE(rewound.Wait().ok()) << rewound.Wait().status();
+  EXPECT_EQ((*first)->ExportSession(copy, "")->length(), 600);
+  EXPECT_TRUE((*second)->DeleteSession(copy, "").ok());
+  EXPECT_TRUE(absl::IsNotFound((*first)->GetSession(copy, "").status()));
+  EXPECT_EQ(PositionOn(*second, id), 700);
+}
+
+TEST_F(SharedFolder, OneThatIsInUseStays) {
+  const auto first = Start(), second = Start();
+  const std::string id = Open(*first);
+  const auto stream = (**first).Start(Turn(id, {}, 100'000), 8);  // it waits for its reader
+  ASSERT_TRUE(Pop(*stream));
+  const Answers there = (**second).Run(Turn(id, {}, 1));
+  EXPECT_TRUE(absl::IsFailedPrecondition(there.status)) << there.status;
+  EXPECT_EQ(std::string(there.status.message()), "session " + id + ": in use by another call");
+  EXPECT_TRUE(absl::IsFailedPrecondition((*second)->GetSession(id, "").status()));
+  stream->cancel_signal().Cancel();
+  ReadAll(*stream);
+  EXPECT_TRUE((**second).Run(Turn(id, {}, 1)).status.ok());
+}
+
+TEST_F(SharedFolder, OneThatWaitsForNobodyIsTakenAtOnce) {
+  auto first = Start();
+  const std::string id = Open(*first), other = Open(*first);
+  const auto second = Start();
+  EXPECT_THAT(second->found.sessions, IsEmpty());
+  EXPECT_EQ(second->found.elsewhere, 2u);
+  const std::vector<std::byte> state = State(**first, id);
+  first.reset();
+  EXPECT_EQ(State(**second, id), state);
+  const auto third = Start();
+  EXPECT_EQ(third->found.sessions.size(), 1u);  // the other one
+  EXPECT_EQ(third->found.elsewhere, 1u);
+  EXPECT_EQ(PositionOn(*third, other), 700);
+}
+
+TEST_F(SharedFolder, AServerThatDoesNotAnswerKeepsItsSessions) {
+  std::string id;
+  {
+    const auto first = Start();
+    id = Open(*first);
+  }
+  SessionFolder::Found found;
+  const auto silent = OpenFolder(found);
+  ASSERT_EQ(found.sessions.size(), 1u);
+  const auto second = Start({}, {.take_timeout = absl::Milliseconds(300)});
+  const absl::Time begin = absl::Now();
+  const absl::Status status = (*second)->GetSession(id, "").status();
+  EXPECT_TRUE(absl::IsUnavailable(status)) << status;
+  EXPECT_THAT(std::string(status.message()), HasSubstr(id + ": another server has it"));
+  EXPECT_GE(absl::Now() - begin, absl::Milliseconds(300));
+  EXPECT_TRUE(std::filesystem::is_empty(path_ + "/asked"));
+  silent->LetGo(id);
+  EXPECT_EQ(PositionOn(*second, id), 700);
+}
+
+TEST_F(SharedFolder, OthersSessionsAreNotFoundThere) {
+  const auto first = Start(), second = Start();
+  const std::string id = Open(*first, "anna");
+  EXPECT_TRUE(absl::IsNotFound((*second)->GetSession(id, "bob").status()));
+  EXPECT_EQ((*second)->GetSession(id, "bob").status().message(),
+            absl::NotFoundError("session " + id + ": not found").message());
+  EXPECT_TRUE((*second)->GetSession(id, "anna").ok());
+  EXPECT_TRUE((*first)->GetSession(id, "anna").ok());
+}
+
+TEST_F(SharedFolder, WhatHasExpiredIsNotFoundAnywhere) {
+  SessionOptions options;
+  options.prompt = SomeTokens(5, 3);
+  options.ttl = absl::Milliseconds(50);
+  std::string id;
+  {
+    const auto first = Start();
+    id = (**first).NewSession(options).id;
+    options.ttl = absl::Hours(1);
+  }
+  const auto second = Start();  // takes it
+  absl::SleepFor(absl::Milliseconds(60));
+  const auto third = Start();
+  EXPECT_TRUE(absl::IsNotFound((*third)->GetSession(id, "").status()));
+}
+
+TEST_F(SharedFolder, AStartRemovesWhatACrashLeftAndNothingElse) {
+  const auto first = Start();
+  const std::string id = Open(*first), nobody(32, 'a');
+  const auto touch = [&](const std::string& name) { std::ofstream(path_ + "/" + name) << "x"; };
+  // Of a session that another server writes just now; of nobody's.
+  touch(id + "-77.session.part");
+  touch("key-1." + nobody + "-3.session");
+  touch(nobody + ".journal.part");
+  const auto second = Start();
+  EXPECT_TRUE(std::filesystem::exists(path_ + "/" + id + "-77.session.part"));
+  EXPECT_FALSE(std::filesystem::exists(path_ + "/key-1." + nobody + "-3.session"));
+  EXPECT_FALSE(std::filesystem::exists(path_ + "/" + nobody + ".journal.part"));
+  EXPECT_EQ(PositionOn(*first, id), 700);
+}
+
+TEST_F(SharedFolder, ADamagedOneIsSetAsideByWhoeverTakesIt) {
+  std::string id;
+  const auto second = Start();
+  {
+    const auto first = Start();
+    id = Open(*first);
+  }
+  std::filesystem::resize_file(path_ + "/" + id + ".journal", 20);
+  EXPECT_TRUE(absl::IsDataLoss((*second)->GetSession(id, "").status()));
+  EXPECT_TRUE(std::filesystem::exists(path_ + "/damaged/" + id + ".journal"));
+  EXPECT_TRUE(absl::IsNotFound((*second)->GetSession(id, "").status()));
+}
+
+// Turns of several sessions through either server at random, two callers at a time: each turn is
+// read once, wherever it comes to.
+TEST_F(SharedFolder, TurnsMayComeToEither) {
+  constexpr int kCallers = 4, kTurns = 40;
+  const std::unique_ptr<Server> servers[] = {Start(), Start()};
+  std::vector<std::thread> callers;
+  std::atomic<int> done = 0;
+  for (uint32_t caller = 0; caller < kCallers; ++caller) {
+    callers.emplace_back([&, caller] {
+      std::mt19937 random(caller);
+      const std::string id = Open(*servers[caller % 2]);
+      int64_t position = 700;
+      for (int k = 0; k < kTurns; ++k) {
+        const Answers answer = (**servers[random() % 2]).Run(Turn(id, SomeTokens(3, caller), 4));
+        position += 7;
+        ASSERT_TRUE(answer.status.ok()) << answer.status;
+        ASSERT_EQ(answer.finished().usage.position, position);
+        ++done;
+      }
+    });
+  }
+  for (std::thread& caller : callers) caller.join();
+  EXPECT_EQ(done, kCallers * kTurns);
+}
+
+}  // namespace
+}  // namespace ovq::test
