@@ -32,7 +32,7 @@ struct DiskReport {
 };
 
 struct SessionFolderOptions {
-  std::string path;
+  std::string path = {};
   // A change is told once it is on the disk itself; else once the system has it, which has it on
   // the disk within sync_interval: it then survives the end of the process, but not of the machine.
   bool sync_always = true;

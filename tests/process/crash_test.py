@@ -176,10 +176,12 @@ class CrashTest(unittest.TestCase):
             session = client.create_session("hello", max_centroids=16)
             self.assertTrue(session.durable)
             answer(client, session.session_id, {"text": "a", "n": 5, "seed": 1})
-            code, _, stderr = run_to_end(BINARY, "--model", self.model, "--session-dir", self.sessions,
-                                         "--listen", "127.0.0.1:0", "--metrics-address", "")
-            self.assertEqual(code, 1)
-            self.assertIn("in use by another server", stderr)
+            with self.serve() as other, Client(other.address) as there:
+                self.assertIn("0 sessions found", other.stderr())
+                self.assertIn("1 more that other servers have", other.stderr())
+                self.assertEqual(there.get_session(session.session_id).position, 11)
+                self.assertEqual(self.metric(other, "ovq_session_events_total", 'event="take_over"'), 1)
+                self.assertEqual(self.metric(server, "ovq_session_events_total", 'event="let_go"'), 1)
             server.terminate()
             self.assertEqual(server.wait(), 0)
         with self.serve() as server, Client(server.address) as client:

@@ -77,14 +77,15 @@ class HaproxyProcess:
         self.kill()
 
 
-def proxy_of_a_pair(folder, first, second):
-    """deploy/haproxy/haproxy.cfg with these two addresses; both servers are up."""
+def proxy_of_a_pair(folder, first, second, changes={}):
+    """deploy/haproxy/haproxy.cfg with these two addresses and changes; both servers are up."""
     root = os.path.dirname(os.path.dirname(os.path.dirname(os.path.abspath(__file__))))
     proxy = HaproxyProcess(os.path.join(root, "deploy", "haproxy", "haproxy.cfg"), folder, {
         r"^    user haproxy\n    group haproxy\n": "",
         r"/run/haproxy/admin\.sock": os.path.join(folder, "admin.sock"),
         r"192\.0\.2\.1:50051": first,
-        r"192\.0\.2\.2:50051": second})
+        r"192\.0\.2\.2:50051": second,
+        **changes})
     try:
         for name in ("ovq1", "ovq2"):
             proxy.await_status(name, "UP")

@@ -1,5 +1,5 @@
-"""One of two servers behind the shipped HAProxy configuration is replaced under load, by the commands
-of docs/operations.md in their order.
+"""Servers behind the shipped HAProxy configuration are replaced under load, by the commands of
+docs/operations.md in their order: one of two, and both of two with one session folder.
 
 usage: upgrade_test.py --build BUILD_FOLDER [unittest arguments]
 """
@@ -35,6 +35,8 @@ from tiny_model import write_tiny_model
 sys.path.insert(0, os.path.join(ROOT, "clients", "python"))
 from ovq_client import Client, Finished, OvqError, TokenChunk
 
+with open(os.path.join(ROOT, "docs", "operations.md")) as file:
+    OPERATIONS = file.read()
 BINARY = None
 FLAGS = ("--state-memory", "64M", "--threads", "1", "--drain-timeout", "20s")
 UNAVAILABLE, NOT_FOUND = grpc.StatusCode.UNAVAILABLE, grpc.StatusCode.NOT_FOUND
@@ -50,11 +52,10 @@ def wait_for(condition, what, seconds=30):
         time.sleep(0.02)
 
 
-def documented_commands():
-    """The indented lines of the section that name the first server or its proxy."""
-    with open(os.path.join(ROOT, "docs", "operations.md")) as file:
-        section = file.read().split("\n## Stopping and upgrading\n")[1].split("\n## ")[0]
-    block = section.split("### Behind HAProxy")[1].split("### ")[0]
+def documented_commands(heading="Behind HAProxy"):
+    """The indented lines of the section under this heading."""
+    section = OPERATIONS.split("\n## Stopping and upgrading\n")[1].split("\n## ")[0]
+    block = section.split(f"### {heading}\n")[1].split("### ")[0]
     return [line.strip() for line in block.splitlines() if line.startswith("    ")]
 
 
@@ -160,23 +161,27 @@ class Chats(Worker):
 
 class Upgrade(unittest.TestCase):
     def setUp(self):
-        folder = tempfile.mkdtemp(prefix="ovq_upgrade_test_")
-        self.addCleanup(shutil.rmtree, folder)
-        self.model = write_tiny_model(os.path.join(folder, "tiny"))
+        self.folder = tempfile.mkdtemp(prefix="ovq_upgrade_test_")
+        self.addCleanup(shutil.rmtree, self.folder)
+        self.model = write_tiny_model(os.path.join(self.folder, "tiny"))
         self.stack = contextlib.ExitStack()
         self.addCleanup(self.stack.close)
+        self.workers = []
+
+    def serve(self, flags=(), changes={}):
+        """Two servers and their proxy."""
+        self.flags = (*FLAGS, *flags)
         self.servers = [self.start_server() for _ in range(2)]
         self.proxy = self.stack.enter_context(
-            proxy_of_a_pair(folder, *(server.address for server in self.servers)))
+            proxy_of_a_pair(self.folder, *(server.address for server in self.servers), changes))
         self.client = self.connect(self.proxy.address)
-        self.workers = []
 
     def tearDown(self):
         for worker in self.workers:
             worker.stop()
 
     def start_server(self, port=0):
-        return self.stack.enter_context(ServerProcess(BINARY, self.model, *FLAGS, port=port))
+        return self.stack.enter_context(ServerProcess(BINARY, self.model, *self.flags, port=port))
 
     def connect(self, address):
         return self.stack.enter_context(Client(address))
@@ -224,6 +229,7 @@ class Upgrade(unittest.TestCase):
             self.fail(f"unknown command in the documentation: {command}")
 
     def test_a_server_is_replaced_under_load(self):
+        self.serve()
         one_shots = [self.start(OneShots(self.client)) for _ in range(3)]
         turns, chats = self.start_on_both(Turns, 3), self.start_on_both(Chats, 2)
         for worker in one_shots:
@@ -281,6 +287,7 @@ class Upgrade(unittest.TestCase):
 
     def test_signal_without_notice(self):
         """New calls go to the other server once the check has failed; those of sessions do not."""
+        self.serve()
         session = self.start_on_both(Turns, 1)[0][0]
         session.stop()
         self.assertIsNone(session.error)
@@ -295,6 +302,44 @@ class Upgrade(unittest.TestCase):
             self.assertEqual(self.client.get_session(session.session_id).position, session.position)
         held.close()
         self.assertEqual(self.servers[0].wait(), 0)
+
+    def test_servers_with_one_folder_are_replaced_under_load(self):
+        """No call fails, no session is lost, and each goes on where it was."""
+        commands = documented_commands("Behind HAProxy, with one session folder")
+        notice = re.search(r"`--drain-notice (\w+)`", OPERATIONS).group(1)
+        self.serve(["--session-dir", os.path.join(self.folder, "sessions"), "--drain-notice", notice],
+                   {r"^    option persist\n": ""})
+        one_shots = [self.start(OneShots(self.client)) for _ in range(2)]
+        turns = sum(self.start_on_both(Turns, 3), [])
+        idle = self.client.create_session("idle").session_id
+        with self.client.chat(keep_session=True) as chat:
+            kept = chat.session.session_id
+            tokens_of(chat.send("turn", max_tokens=4, ignore_eos=True))
+        for worker in one_shots + turns:
+            worker.await_more()
+        self.assertEqual([re.search(r"systemctl \w+ ovq-server@\d|ovq_ready", line).group() for line in commands],
+                         ["systemctl restart ovq-server@1", "ovq_ready",
+                          "systemctl restart ovq-server@2", "ovq_ready"])
+        for k in range(2):
+            old = self.servers[k]
+            old.terminate()
+            self.assertEqual(old.wait(), 0)
+            for worker in one_shots + turns:
+                worker.await_more()
+            self.servers[k] = self.start_server(port=old.port)
+            wait_for(lambda: self.metric(self.servers[k], "ovq_ready") == 1, "ready")
+            self.proxy.await_status(f"ovq{k + 1}", "UP")
+            for worker in one_shots + turns:
+                worker.await_more()
+        for worker in turns:
+            worker.finish()
+        self.assertEqual(self.client.get_session(idle).position, 4)
+        with self.client.chat(session_id=kept) as chat:
+            _, finished = tokens_of(chat.send("turn", max_tokens=4, ignore_eos=True))
+            self.assertEqual(finished.usage.position, 16)
+        for worker in one_shots:
+            worker.stop()
+            self.assertIsNone(worker.error)
 
 
 if __name__ == "__main__":

@@ -38,7 +38,6 @@ class Durable : public testing::Test {
   // The server's start; the folder as it was left.
   void Start(EngineOptions options = {}) {
     engine_.reset();
-    options_ = {};  // with what it has of the folder
     absl::StatusOr<std::unique_ptr<SessionFolder>> folder = SessionFolder::Open({.path = path_});
     ASSERT_TRUE(folder.ok()) << folder.status();
     absl::StatusOr<SessionFolder::Found> found = (*folder)->Recover();
@@ -108,7 +107,6 @@ class Durable : public testing::Test {
   }
 
   const std::string path_;
-  EngineOptions options_;
   std::vector<std::string> damaged_, left_, told_;
   int64_t replayed_ = 0;
   std::unique_ptr<TestEngine> engine_;

@@ -7,6 +7,7 @@
 #include <atomic>
 #include <filesystem>
 #include <fstream>
+#include <random>
 #include <thread>
 
 #include "absl/time/clock.h"
@@ -84,21 +85,21 @@ TEST_F(SharedFolder, ASessionGoesWhereItIsAskedFor) {
   const std::string twin = calm.NewSession(options).id;
   for (uint32_t k = 0; k < 6; ++k) {
     Server& server = k % 2 == 0 ? *second : *first;
-    const GenerateRequest turn = Turn(id, SomeTokens(30, k), 40, k);
+    const GenerateRequest turn = Turn(id, SomeTokens(30, k), 40, k + 1);
     GenerateRequest same = turn;
     same.session_id = twin;
     const Answers there = (*server).Run(turn), here = calm.Run(same);
     ASSERT_TRUE(there.status.ok()) << there.status;
-    EXPECT_EQ(there.tokens(), here.tokens());
+    EXPECT_EQ(there.of[0].tokens, here.of[0].tokens);
     EXPECT_EQ(State(*server, id), State(calm, twin));
   }
   // Where it is not, nothing is counted for it.
-  EXPECT_EQ((*second).SettledStats().sessions_hibernated, 0);
-  EXPECT_EQ((*second).SettledStats().sessions_idle, 0);
-  EXPECT_EQ((*second).SettledStats().state_bytes_reserved, 0u);
-  EXPECT_EQ(second->told, (std::vector<std::string>{"take_over", "wake", "let_go", "take_over",
-                                                    "wake", "let_go", "take_over", "wake",
-                                                    "let_go"}));
+  EXPECT_EQ((**second).SettledStats().sessions_hibernated, 0);
+  EXPECT_EQ((**second).SettledStats().sessions_idle, 0);
+  EXPECT_EQ((**second).SettledStats().state_bytes_reserved, 0u);
+  EXPECT_EQ(second->told,
+            (std::vector<std::string>{"take_over", "wake", "let_go", "take_over", "wake", "let_go",
+                                      "take_over", "wake", "let_go"}));
 }
 
 TEST_F(SharedFolder, EveryCallBringsItsSession) {
@@ -237,7 +238,7 @@ TEST_F(SharedFolder, TurnsMayComeToEither) {
         const Answers answer = (**servers[random() % 2]).Run(Turn(id, SomeTokens(3, caller), 4));
         position += 7;
         ASSERT_TRUE(answer.status.ok()) << answer.status;
-        ASSERT_EQ(answer.finished().usage.position, position);
+        ASSERT_EQ(answer.of[0].finished->usage.position, position);
         ++done;
       }
     });
