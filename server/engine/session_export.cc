@@ -96,8 +96,7 @@ absl::StatusOr<std::shared_ptr<Job>> SessionStore::Take(const SessionImage& imag
   if (image.unread == 0) {
     session->pending = image.pending;
   } else {
-    job->tokens.assign(session->log->begin() + image.position, session->log->end());
-    session->log->resize(static_cast<size_t>(image.position));
+    job->tokens.assign(image.tokens->begin() + image.position, image.tokens->end());
   }
   MayCheckpoint(*session, 0);
   job->session = session;
