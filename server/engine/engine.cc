@@ -1,6 +1,7 @@
 #include "server/engine/engine.h"
 
 #include <algorithm>
+#include <span>
 #include <utility>
 
 #include "absl/strings/escaping.h"
@@ -25,6 +26,24 @@ EngineConfig Completed(EngineConfig config) {
   Check(options.max_batch_tokens > 0, "a step has room for a row");
   if (options.quotas == nullptr) options.quotas = std::make_shared<TenantQuotas>(options.clock);
   return config;
+}
+
+// Whether a session begins with the tokens that an export of it had.
+absl::Status CheckGoesOn(const std::string& id, const SessionImage& session,
+                         const SessionBase& since) {
+  const auto refused = [&id](const auto&... what) {
+    return absl::FailedPreconditionError(absl::StrCat("session ", id, ": ", what...));
+  };
+  if (!session.tokens) return refused("keeps no tokens (keep_tokens), so there is no delta of it");
+  if (since.length > session.length()) {
+    return refused("has ", session.length(), " tokens, but the export that `since` names had ",
+                   since.length, ": it has gone back since; export it whole");
+  }
+  const auto length = static_cast<size_t>(since.length);
+  if (BaseOf(std::span(*session.tokens).first(length)).digest == since.digest) return {};
+  return refused("its first ", since.length,
+                 " tokens are not those of the export that `since` names: it has gone back and on "
+                 "another way since, or that was another session's; export it whole");
 }
 
 }  // namespace
@@ -157,15 +176,24 @@ void Engine::WhenAwake(const std::string& id, const std::string& tenant, Session
   });
 }
 
-absl::StatusOr<SessionImage> Engine::ExportSession(const std::string& id,
-                                                   const std::string& tenant) {
+absl::StatusOr<SessionImage> Engine::ExportSession(const std::string& id, const std::string& tenant,
+                                                   const std::optional<SessionBase>& since) {
   using Image = absl::StatusOr<SessionImage>;
-  return inbox_->Await<Image>([&](const std::function<void(Image)>& tell) {
-    const SteadyTime called = options().clock.steady();
-    sessions_.WakeIdle(id, tenant, [this, id, tenant, called, tell](absl::Status status) {
-      tell(status.ok() ? sessions_.Export(id, tenant, called) : Image(std::move(status)));
+  const SteadyTime called = options().clock.steady();
+  Image image = inbox_->Await<Image>([&](const std::function<void(Image)>& tell) {
+    sessions_.WakeIdle(id, tenant, [=, this, whole = !since](absl::Status status) {
+      tell(status.ok() ? sessions_.Export(id, tenant, whole) : Image(std::move(status)));
     });
   });
+  // A digest of millions of tokens would hold up a step.
+  if (image.ok() && since) {
+    if (absl::Status status = CheckGoesOn(id, *image, *since); !status.ok()) return status;
+  }
+  if (image.ok()) {
+    inbox_->Post([this, event = since ? "export_delta" : "export", called,
+                  length = image->length()] { sessions_.Tell(event, called, length); });
+  }
+  return image;
 }
 
 absl::Status Engine::CheckImport(const SessionImage& head) const {
@@ -202,7 +230,8 @@ void Engine::ImportSession(SessionImage image, SessionOptions options, SessionCa
                 options = std::move(options), done = std::move(done),
                 called = this->options().clock.steady()]() mutable {
     if (!status.ok()) return done(std::move(status));
-    sessions_.Import(std::move(image), options, called, std::move(done));
+    std::shared_ptr<Job> job = sessions_.Import(std::move(image), options, called, std::move(done));
+    if (job != nullptr) runner_.Start(std::move(job));
   });
 }
 

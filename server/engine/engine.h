@@ -53,14 +53,17 @@ class Engine {
   // cancel may be null. Cancelled or failed, it stays as it was.
   void RewindSession(RewindOptions options, std::shared_ptr<CancelSignal> cancel,
                      RewindCallback done);
-  // What an idle session is, as of a step boundary; blocks for at most one step.
-  absl::StatusOr<SessionImage> ExportSession(const std::string& id, const std::string& tenant);
+  // What an idle session is, as of a step boundary; blocks for at most one step. With `since`
+  // (CheckSessionBase) without the state: for EncodeDelta. FailedPrecondition then if the session
+  // keeps no tokens, or does not begin with those of `since`.
+  absl::StatusOr<SessionImage> ExportSession(const std::string& id, const std::string& tenant,
+                                             const std::optional<SessionBase>& since = {});
   // FailedPrecondition unless a session with this image can live here (CheckSessionFits).
   absl::Status CheckImport(const SessionImage& head) const;
   // A session from an image, whose state nobody can check for what its kernels take for granted: so
-  // its tokens are read again, unless EngineOptions::trust_session_files. FailedPrecondition
-  // without tokens, and as CheckImport has it. memory, slot_cap and prompt of the options are not
-  // looked at.
+  // its tokens are read again, unless EngineOptions::trust_session_files: then only those that the
+  // state has not read. FailedPrecondition without tokens, and as CheckImport has it. memory,
+  // slot_cap and prompt of the options are not looked at.
   void ImportSession(SessionImage image, SessionOptions options, SessionCallback done);
   // A tenant that is not given: any, for who may see every tenant's. A session of another tenant is
   // NotFound. Deleting blocks for at most one step, and cancels the session's run; the others tell

@@ -39,6 +39,8 @@ struct ScoreWork {
 struct OpenWork {
   SessionCallback done;
   const char* event = "open";  // of SessionReport
+  bool from_state = false;     // what it reads follows what an imported state has read
+  bool waits = true;           // the last token stays outside the state
 };
 
 // The tokens between a session's nearest checkpoint and where it goes back to. The session is as it
@@ -93,10 +95,11 @@ struct Job {
   const GenerateWork* generate() const { return std::get_if<GenerateWork>(&work); }
   RewindWork* rewind() { return std::get_if<RewindWork>(&work); }
   const RewindWork* rewind() const { return std::get_if<RewindWork>(&work); }
+  const OpenWork* open() const { return std::get_if<OpenWork>(&work); }
   WakeWork* wake() { return std::get_if<WakeWork>(&work); }
   const WakeWork* wake() const { return std::get_if<WakeWork>(&work); }
   // Its session is one that callers see.
-  bool in_session() const { return session != nullptr && !std::holds_alternative<OpenWork>(work); }
+  bool in_session() const { return session != nullptr && open() == nullptr; }
   ScoreWork* score() { return std::get_if<ScoreWork>(&work); }
   const ScoreWork* score() const { return std::get_if<ScoreWork>(&work); }
   // How its caller cancels it; null if it cannot.

@@ -14,7 +14,8 @@ void Runner::Start(std::shared_ptr<Job> job) {
   const auto n_tokens = static_cast<int64_t>(job->tokens.size());
   GenerateWork* const work = job->generate();
   const bool all = job->score() != nullptr || (work != nullptr && work->wants_tokens()) ||
-                   (job->wake() != nullptr && !job->wake()->waits);
+                   (job->wake() != nullptr && !job->wake()->waits) ||
+                   (job->open() != nullptr && !job->open()->waits);
   job->n_prefill = all ? n_tokens : std::max<int64_t>(n_tokens - 1, 0);
   if (work != nullptr) {
     const EngineModel& model = config_.model;

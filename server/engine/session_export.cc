@@ -10,17 +10,15 @@
 namespace ovq {
 
 absl::StatusOr<SessionImage> SessionStore::Export(const std::string& id, const std::string& tenant,
-                                                  SteadyTime called) {
+                                                  bool with_state) {
   std::unique_lock lock(mutex_);
   const absl::StatusOr<std::shared_ptr<Session>> found = FindIdle(id, tenant);
   lock.unlock();  // what a turn claims meanwhile begins on this thread, later
   if (!found.ok()) return found.status();
-  SessionImage image = ImageOf(**found);
-  Tell("export", called, (*found)->position());
-  return image;
+  return with_state ? ImageOf(**found) : HeadOfImage(**found);
 }
 
-SessionImage SessionStore::ImageOf(const Session& session) {
+SessionImage SessionStore::HeadOfImage(const Session& session) const {
   const EngineMemory& memory = *config_.model.FindMemory(session.info.memory);
   SessionImage image;
   image.model_fingerprint = memory.fingerprint;
@@ -32,6 +30,11 @@ SessionImage SessionStore::ImageOf(const Session& session) {
   image.tokens = session.log;
   image.turn_ends = session.turn_ends;
   image.created_unix_ms = absl::ToUnixMillis(session.info.created);
+  return image;
+}
+
+SessionImage SessionStore::ImageOf(const Session& session) {
+  SessionImage image = HeadOfImage(session);
   image.state.resize(pool_.SnapshotBytes(session.state));
   image.state_bytes = image.state.size();
   pool_.CopyOut(session.state, std::as_writable_bytes(std::span(image.state)));
@@ -42,39 +45,63 @@ std::shared_ptr<const SessionImage> SessionStore::ShareImage(const Session& sess
   return std::make_shared<const SessionImage>(ImageOf(session));
 }
 
-void SessionStore::Import(SessionImage image, const SessionOptions& options, SteadyTime called,
-                          SessionCallback done) {
-  if (absl::Status status = admission_.Enter(); !status.ok()) return done(std::move(status));
-  absl::StatusOr<std::shared_ptr<Session>> session = Take(image, options);
-  auto ended = [this, done = std::move(done)](absl::StatusOr<SessionInfo> info) {
+std::shared_ptr<Job> SessionStore::Import(SessionImage image, const SessionOptions& options,
+                                          SteadyTime called, SessionCallback done) {
+  if (absl::Status status = admission_.Enter(); !status.ok()) {
+    done(std::move(status));
+    return nullptr;
+  }
+  auto ended = [this, done](absl::StatusOr<SessionInfo> info) {
     done(std::move(info));
     admission_.Leave();
   };
-  if (!session.ok()) return ended(session.status());
-  Establish({*session}, std::make_shared<const SessionImage>(std::move(image)), "import", called,
-            OfOne(std::move(ended)));
+  absl::StatusOr<std::shared_ptr<Job>> job = Take(image, options);
+  if (!job.ok()) {
+    ended(job.status());
+    return nullptr;
+  }
+  if (image.unread == 0) {
+    Establish({(*job)->session}, std::make_shared<const SessionImage>(std::move(image)), "import",
+              called, OfOne(std::move(ended)));
+    return nullptr;
+  }
+  (*job)->arrival = called;
+  (*job)->deadline = options.deadline;
+  (*job)->work = OpenWork{.done = std::move(done),
+                          .event = "import",
+                          .from_state = true,
+                          .waits = image.pending.has_value()};
+  return *std::move(job);
 }
 
-absl::StatusOr<std::shared_ptr<Session>> SessionStore::Take(const SessionImage& image,
-                                                            const SessionOptions& options) {
+absl::StatusOr<std::shared_ptr<Job>> SessionStore::Take(const SessionImage& image,
+                                                        const SessionOptions& options) {
   const StateLayout& layout = *config_.model.FindMemory(image.memory)->layout;
   absl::StatusOr<StateHandle> state = admission_.AcquireSession(layout, image.slot_cap);
   if (!state.ok()) return state.status();
-  Job job;  // what the tenant is charged for
-  job.tenant = options.tenant;
-  if (absl::Status status = admission_.Charge(job, 1, state->reserved_bytes); !status.ok()) {
+  auto job = std::make_shared<Job>();
+  job->tenant = options.tenant;
+  job->prompt_tokens = image.unread;
+  if (absl::Status status = admission_.Charge(*job, 1, state->reserved_bytes); !status.ok()) {
     pool_.Release(*state);
     return status;
   }
   pool_.CopyIn(*state, image.position, std::as_bytes(std::span(image.state)));
-  std::shared_ptr<Session> session =
-      NewSession(*state, std::move(job.hold), options.tenant, options.key,
+  const std::shared_ptr<Session> session =
+      NewSession(*state, std::move(job->hold), options.tenant, options.key,
                  options.ttl.value_or(config_.options.session_ttl), image.tokens.has_value());
-  session->pending = image.pending;
-  session->log = image.tokens;
+  session->info.prompt_tokens_total = image.unread;
   session->turn_ends = image.turn_ends;
+  session->log = image.tokens;
+  if (image.unread == 0) {
+    session->pending = image.pending;
+  } else {
+    job->tokens.assign(image.tokens->begin() + image.position, image.tokens->end());
+  }
   MayCheckpoint(*session, 0);
-  return session;
+  job->session = session;
+  job->sequence = session;
+  return job;
 }
 
 void SessionStore::Fork(const ForkOptions& options, SteadyTime called, SessionsCallback done) {

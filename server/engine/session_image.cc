@@ -18,6 +18,7 @@ constexpr std::string_view kMagic = "OVQSESS\n";
 constexpr uint32_t kVersion = 1;
 constexpr std::array<const char*, 5> kSections = {"HEAD", "TOKS", "TURN", "STAT", "DONE"};
 enum SectionIndex : size_t { kHead, kToks, kTurn, kStat, kDone };
+constexpr const char* kDelta = "DELT";  // in the place of HEAD
 
 constexpr uint32_t kHasPending = 1;
 constexpr uint32_t kKeepsTokens = 2;
@@ -40,6 +41,27 @@ std::string HeadOf(const SessionImage& image) {
   PutText(out, image.memory);
   PutText(out, image.made_by);
   return out;
+}
+
+std::string HeadOfDelta(const SessionImage& image, const SessionBase& since) {
+  std::string out = image.model_fingerprint;
+  Put(out, image.layout_fingerprint);
+  for (const SessionBase& end : {since, BaseOf(*image.tokens)}) {
+    Put(out, end.length);
+    out.append(end.digest);
+  }
+  Put(out, image.slot_cap);
+  Put(out, image.pending ? kHasPending : 0);
+  Put(out, static_cast<uint32_t>(image.turn_ends.size()));
+  Put(out, image.created_unix_ms);
+  PutText(out, image.memory);
+  PutText(out, image.made_by);
+  return out;
+}
+
+// The last section; `digest` is of all bytes before it.
+void PutDone(std::string& out, Sha256 digest) {
+  PutSection(out, kSections[kDone], absl::HexStringToBytes(digest.Hex()));
 }
 
 template <class... Args>
@@ -87,8 +109,31 @@ EncodedSession EncodeSession(SessionImage image) {
   for (const std::string* piece : {&file.head, &file.state, &file.tail}) {
     digest.Add(piece->data(), piece->size());
   }
-  PutSection(file.tail, kSections[kDone], absl::HexStringToBytes(digest.Hex()));
+  PutDone(file.tail, std::move(digest));
   return file;
+}
+
+SessionBase BaseOf(std::span<const int32_t> tokens) {
+  std::string bytes;
+  bytes.reserve(tokens.size_bytes());
+  for (const int32_t token : tokens) Put(bytes, token);
+  Sha256 digest;
+  digest.Add(bytes.data(), bytes.size());
+  return {static_cast<int64_t>(tokens.size()), absl::HexStringToBytes(digest.Hex())};
+}
+
+EncodedSession EncodeDelta(const SessionImage& image, const SessionBase& since) {
+  std::string file(kMagic), tokens, turns;
+  Put(file, kVersion);
+  PutSection(file, kDelta, HeadOfDelta(image, since));
+  PutAll(tokens, std::vector(image.tokens->begin() + since.length, image.tokens->end()));
+  PutAll(turns, image.turn_ends);
+  PutSection(file, kSections[kToks], tokens);
+  PutSection(file, kSections[kTurn], turns);
+  Sha256 digest;
+  digest.Add(file.data(), file.size());
+  PutDone(file, std::move(digest));
+  return {.head = std::move(file), .state = {}, .tail = {}};
 }
 
 absl::Status CheckSessionFits(const SessionImage& image, std::string_view model_fingerprint,
@@ -110,6 +155,10 @@ absl::Status CheckSessionFits(const SessionImage& image, std::string_view model_
                                               : static_cast<int64_t>(kMaxInfoPosition);
   if (image.position < 0 || image.position > last) {
     return Unfit("position ", image.position, ", this server takes 0 to ", last);
+  }
+  if (image.unread < 0 || image.unread > last - image.position) {
+    return Unfit(image.unread, " tokens behind position ", image.position,
+                 ", this server takes 0 to ", last - image.position);
   }
   const size_t bytes = layout.live_bytes_at(image.position, image.slot_cap);
   if (image.state_bytes != bytes) {
@@ -208,6 +257,11 @@ absl::Status SessionReader::BeginSection() {
     }
   }
   const size_t section = std::ranges::find(kSections, std::string_view(tag_)) - kSections.begin();
+  if (!seen_[kHead] && tag_ == kDelta) {
+    return Unfit(
+        "a delta, which has no state: join it with the file that it goes on from (python3 -m "
+        "ovq_client session-file FILE --join DELTA --out NEW) and import that one");
+  }
   if (!seen_[kHead] && section != kHead) {
     return Damaged("section ", tag_, " comes first, expected HEAD");
   }
@@ -277,10 +331,13 @@ absl::Status SessionReader::ReadHead(std::string_view payload) {
   }
   if ((flags & kHasPending) != 0) image_.pending = pending;
   const bool keeps = (flags & kKeepsTokens) != 0;
-  const uint64_t tokens = keeps ? static_cast<uint64_t>(image_.length()) : 0;
-  if (token_count_ != tokens) {
-    return Damaged("section HEAD: ", token_count_, " tokens, expected ", tokens);
+  const uint64_t least = keeps ? static_cast<uint64_t>(image_.length()) : 0;
+  const uint64_t most = keeps ? kMaxInfoPosition + 1 : 0;
+  if (token_count_ < least || token_count_ > most) {
+    return Damaged("section HEAD: ", token_count_, " tokens, expected ", least,
+                   keeps ? " or more" : "");
   }
+  image_.unread = static_cast<int64_t>(token_count_ - least);
   if (keeps) image_.tokens.emplace();
   if (turn_count_ > kMaxTurnEnds) {
     return Damaged("section HEAD: ", turn_count_, " turns, expected ", kMaxTurnEnds, " at most");

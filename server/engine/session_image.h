@@ -9,6 +9,7 @@
 #include <cstdint>
 #include <functional>
 #include <optional>
+#include <span>
 #include <string>
 #include <string_view>
 #include <vector>
@@ -25,7 +26,10 @@ struct SessionImage {
   std::string memory;               // EngineMemory::name; 255 bytes at most
   int32_t slot_cap = 0;             // 0: no layer has one
   int64_t position = 0;             // tokens that the state has consumed
-  std::optional<int32_t> pending;   // the token that waits
+  // Tokens behind these that it has not: of a file that was joined with deltas. The one that waits
+  // does not count.
+  int64_t unread = 0;
+  std::optional<int32_t> pending;  // the token that waits
   // All tokens of the conversation, the one that waits included, if the session keeps them.
   std::optional<std::vector<int32_t>> tokens;
   std::vector<int64_t> turn_ends;  // positions, rising
@@ -36,8 +40,16 @@ struct SessionImage {
   std::string state;
   uint64_t state_bytes = 0;  // as declared; state.size() of a whole one
 
-  int64_t length() const { return position + (pending ? 1 : 0); }
+  int64_t length() const { return position + unread + (pending ? 1 : 0); }
 };
+
+// A conversation as far as a file has it, which a delta goes on from.
+struct SessionBase {
+  int64_t length = 0;  // tokens
+  std::string digest;  // SHA-256 of them, as section TOKS has them: kDigestBytes
+};
+inline constexpr size_t kDigestBytes = 32;
+SessionBase BaseOf(std::span<const int32_t> tokens);
 
 // The file in three pieces, so that the state is not held twice.
 struct EncodedSession {
@@ -48,6 +60,8 @@ struct EncodedSession {
   std::string_view Part(size_t offset, size_t most) const;
 };
 EncodedSession EncodeSession(SessionImage image);
+// What the image, whose state is not looked at, has beyond `since`: its tokens begin with these.
+EncodedSession EncodeDelta(const SessionImage& image, const SessionBase& since);
 
 // Whether a server with this model and layout can take what the head declares: FailedPrecondition
 // for another model or layout, a slot cap or a position beyond its limits; DataLoss for a state of
@@ -63,8 +77,8 @@ class SessionReader {
   using CheckHead = std::function<absl::Status(const SessionImage& head)>;
   explicit SessionReader(CheckHead check_head) : check_head_(std::move(check_head)) {}
 
-  // DataLoss for what is damaged, FailedPrecondition for another version or an unknown section
-  // that is required, and what check_head says. After an error: the same one again.
+  // DataLoss for what is damaged, FailedPrecondition for another version, an unknown section that
+  // is required or a delta, and what check_head says. After an error: the same one again.
   absl::Status Add(std::string_view part);
   // DataLoss if the end is missing. Call once.
   absl::StatusOr<SessionImage> Finish();

@@ -219,8 +219,14 @@ SessionInfo SessionStore::Show(const std::shared_ptr<Session>& session, const ch
 }
 
 void SessionStore::Opened(Job& job, SessionCallback done) {
-  EndOfTurn(*job.session, 0);
-  Establish({job.session}, nullptr, std::get<OpenWork>(job.work).event, job.arrival,
+  const OpenWork& work = *job.open();
+  if (work.from_state) {  // the turns' ends came with it
+    MayCheckpoint(*job.session, 0);
+  } else {
+    EndOfTurn(*job.session, 0);
+  }
+  const bool snapshot = work.from_state && job.session->disk;
+  Establish({job.session}, snapshot ? ShareImage(*job.session) : nullptr, work.event, job.arrival,
             OfOne(std::move(done)));
 }
 

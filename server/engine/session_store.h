@@ -75,13 +75,16 @@ class SessionStore {
   void Rewound(Job& job, RewindCallback done);
   void Unrewound(Job& job);  // as it was before
 
-  // What an idle session is.
+  // What an idle session is; without its state, unless that is wanted.
   absl::StatusOr<SessionImage> Export(const std::string& id, const std::string& tenant,
-                                      SteadyTime called);
+                                      bool with_state);
   // A session of an image that fits one of the engine's memories; at once or not at all. Its state
-  // is taken as it is.
-  void Import(SessionImage image, const SessionOptions& options, SteadyTime called,
-              SessionCallback done);
+  // is taken as it is; the job reads the tokens that it has not read, and Opened follows, or
+  // Release if it fails. Null: there are none, or the image was refused.
+  std::shared_ptr<Job> Import(SessionImage image, const SessionOptions& options, SteadyTime called,
+                              SessionCallback done);
+  // Of something done with a session: since when, and how long the conversation is.
+  void Tell(const char* event, SteadyTime since, int64_t position) const;
 
   // After a step, with `left` tokens of the prompt to come.
   void MayCheckpoint(Session& session, int64_t left);
@@ -145,6 +148,7 @@ class SessionStore {
   SessionMark MarkOf(const Session& session) const;
   JournalEntry EntryOf(Session& session, int64_t begin) const;  // takes what is unsaved
   void SetAside(Session& session);  // its files are damaged: it is no session any more
+  SessionImage HeadOfImage(const Session& session) const;  // all but the state
   SessionImage ImageOf(const Session& session);
   std::shared_ptr<const SessionImage> ShareImage(const Session& session);
   static SessionsCallback OfOne(SessionCallback done);
@@ -161,8 +165,9 @@ class SessionStore {
   std::shared_ptr<Session> FindLeastRecent() const;
   void EndOfTurn(Session& session, int64_t generated);
   void Keep(Session& session);  // a checkpoint of it as it is
-  absl::StatusOr<std::shared_ptr<Session>> Take(const SessionImage& image,
-                                                const SessionOptions& options);
+  // A session that callers do not see yet, and what it has to read.
+  absl::StatusOr<std::shared_ptr<Job>> Take(const SessionImage& image,
+                                            const SessionOptions& options);
   static std::vector<TurnEnd> Turns(const Session& session);  // with the mutex held
   absl::StatusOr<std::vector<std::shared_ptr<Session>>> Copies(const Session& session,
                                                                const ForkOptions& options);
@@ -172,8 +177,6 @@ class SessionStore {
   void EndUse(Session& session);              // the same, or gone if it was deleted meanwhile
   void SetBusy(Session& session, bool busy);  // with the mutex held
   void Count(const Session& session, int sign);
-
-  void Tell(const char* event, SteadyTime since, int64_t position) const;
 
   const EngineConfig& config_;
   StatePool& pool_;

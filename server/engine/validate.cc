@@ -7,6 +7,7 @@
 #include "base/text.h"
 #include "server/engine/error_facts.h"
 #include "server/engine/limits.h"
+#include "server/engine/session_image.h"
 
 namespace ovq {
 namespace {
@@ -195,6 +196,14 @@ absl::Status CheckConversation(std::span<const ChatMessage> messages, int64_t kn
 absl::Status CheckSessionId(const std::string& id, const std::string& prefix) {
   if (!id.empty()) return absl::OkStatus();
   return BadField(absl::StrCat(prefix, "session_id"), "a session's id", "none");
+}
+
+absl::Status CheckSessionBase(uint64_t length, size_t digest_bytes, const std::string& path) {
+  if (length > kMaxInfoPosition) {
+    return BadField(absl::StrCat(path, "length"), absl::StrCat("0 to ", kMaxInfoPosition), length);
+  }
+  if (digest_bytes == kDigestBytes) return absl::OkStatus();
+  return BadField(absl::StrCat(path, "digest"), absl::StrCat(kDigestBytes, " bytes"), digest_bytes);
 }
 
 absl::Status CheckPageSize(int32_t page_size) {

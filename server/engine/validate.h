@@ -35,6 +35,8 @@ absl::Status CheckStopStrings(int64_t n_strings, const std::string& prefix);  //
 absl::Status CheckConversation(std::span<const ChatMessage> messages, int64_t known,
                                int64_t tools_bytes, const std::string& path);
 absl::Status CheckSessionId(const std::string& id, const std::string& prefix);
+// Of an earlier export, that a delta is asked for since.
+absl::Status CheckSessionBase(uint64_t length, size_t digest_bytes, const std::string& path);
 absl::Status CheckPageSize(int32_t page_size);  // 0 is kDefaultPageSize
 absl::Status CheckInfoPositions(std::span<const uint64_t> positions);
 absl::Status EmptyPrompt(const std::string& prefix);  // the error

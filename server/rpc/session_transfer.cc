@@ -4,6 +4,8 @@
 #include <algorithm>
 #include <atomic>
 #include <memory>
+#include <optional>
+#include <string>
 #include <utility>
 
 #include "absl/strings/str_cat.h"
@@ -44,11 +46,21 @@ class ExportCall final
     if (absl::Status status = services_.engine.ChargeRequest(caller->tenant); !status.ok()) {
       return status;
     }
+    std::optional<SessionBase> since;
+    if (message.has_since()) {
+      const std::string& digest = message.since().digest();
+      const uint64_t length = message.since().length();
+      if (absl::Status status = CheckSessionBase(length, digest.size(), "since."); !status.ok()) {
+        return status;
+      }
+      since = {static_cast<int64_t>(length), digest};
+    }
     absl::StatusOr<SessionImage> image =
-        services_.engine.ExportSession(message.session_id(), caller->tenant);
+        services_.engine.ExportSession(message.session_id(), caller->tenant, since);
     if (!image.ok()) return image.status();
     image->made_by = absl::StrCat("ovq-server ", OVQ_VERSION);
-    file_ = EncodeSession(*std::move(image));
+    if (image->tokens) base_ = BaseOf(*image->tokens);
+    file_ = since ? EncodeDelta(*image, *since) : EncodeSession(*std::move(image));
     return absl::OkStatus();
   }
 
@@ -59,13 +71,19 @@ class ExportCall final
     } else if (part.empty()) {
       EndCall(absl::OkStatus());
     } else {
-      out_.emplace_back().set_data(part.data(), part.size());
+      v1::SessionBytes& message = out_.emplace_back();
+      message.set_data(part.data(), part.size());
+      if (sent_ == 0 && base_) {
+        message.mutable_base()->set_length(static_cast<uint64_t>(base_->length));
+        message.mutable_base()->set_digest(base_->digest);
+      }
       sent_ += part.size();
     }
     return true;
   }
 
   EncodedSession file_;
+  std::optional<SessionBase> base_;  // of the file; none without tokens
   size_t sent_ = 0;
 };
 

@@ -203,17 +203,17 @@ class Metrics final : public prometheus::Collectable {
 
   ByLabel<Counter*> session_events_ =
       Each(Counters("ovq_session_events_total", "What happened to sessions."), "event",
-           {"open", "fork", "rewind", "export", "import", "close", "expire", "wake", "hibernate",
-            "take_over", "let_go"});
+           {"open", "fork", "rewind", "export", "export_delta", "import", "close", "expire", "wake",
+            "hibernate", "take_over", "let_go"});
   ByLabel<Histogram*> session_event_duration_ =  // nobody waits for an expiry
       Each(Histograms(
                "ovq_session_event_duration_seconds",
                "From a call to its session opened, its prompt absorbed, or copied, or taken "
                "back, its tokens read again, or its state copied out or in, or closed, its memory "
-               "given back; wake: to its state back from the disk; take_over: to its being here, "
-               "from the "
-               "folder or another server."),
-           "event", {"open", "fork", "rewind", "export", "import", "close", "wake", "take_over"},
+               "given back; wake: to its state back from the disk; take_over: to its being here."),
+           "event",
+           {"open", "fork", "rewind", "export", "export_delta", "import", "close", "wake",
+            "take_over"},
            Buckets{.0005, .001, .0025, .005, .01, .025, .05, .1, .25, .5, 1, 2.5, 5});
   static constexpr std::array<const char*, 5> kDiskWork = {"append", "create", "snapshot", "remove",
                                                            "read"};

@@ -1,19 +1,25 @@
 // What a session costs beside its tokens: bytes and time of a fork, of a snapshot, of a prompt that
-// is cached and of going back, laid beside reading the prompt again; and what keeping tokens and
-// checkpoints takes off reading and decoding. Through the engine, on random weights of the paper's
-// shapes.
+// is cached, of going back, of a file and a delta, and of coming back from the disk, laid beside
+// reading the prompt again; and what keeping tokens and checkpoints, and a session folder, takes
+// off reading and decoding. Through the engine, on random weights of the paper's shapes.
 //
 //   bench_sessions [--shape 77m] [--mixer ovq_attention] [--threads 2] [--tokens 32768]
 //                  [--centroids 1024,2048,16384] [--passes 7]
+//                  [--folder /tmp/ovq-bench-sessions]   (a new one, removed in the end)
+#include <algorithm>
+#include <condition_variable>
 #include <cstdio>
 #include <filesystem>
 #include <future>
 #include <memory>
+#include <mutex>
 #include <random>
 
 #include "model/language_model.h"
+#include "server/disk/session_folder.h"
 #include "server/engine/engine.h"
 #include "server/engine/prefix_cache.h"
+#include "server/engine/session_image.h"
 #include "tests/bench/bench_util.h"
 #include "tests/bench/random_model.h"
 #include "tests/server/engine/served_model.h"
@@ -22,6 +28,7 @@ namespace ovq::bench {
 namespace {
 
 constexpr int64_t kAnswer = 256, kPart = 2048;  // tokens of a turn that is timed
+constexpr int64_t kDelta = 64;                  // tokens of a delta
 
 std::unique_ptr<LanguageModel> Load(const std::string& shape, const std::string& mixer,
                                     const ModelOptions& options, DeviceContext& context) {
@@ -52,83 +59,50 @@ class Answer {
   std::promise<absl::StatusOr<Result>> promise_;
 };
 
-class Bench {
+// What a SessionFolder has done.
+class DiskLog {
  public:
-  Bench(const LanguageModel& model, std::unique_ptr<DeviceContext> context)
-      : vocab_size_(model.config().vocab_size),
-        engine_thread_(test::Served(model), Options(), std::move(context), {}),
-        engine_(engine_thread_.engine()) {}
-
-  void Run(int32_t cap, int64_t n_tokens, int passes) {
-    const double begin = Seconds();
-    const SessionInfo made = Create(cap, Tokens(n_tokens), true);
-    const double read = Seconds() - begin;
-    Say(made.id, {}, kAnswer);
-    const SessionInfo info = *engine_.GetSession(made.id, "");
-    std::printf(
-        "%lld tokens, N = %d: %zu bytes of state, %zu of copies, %zu of tokens; read in %.2f s\n",
-        static_cast<long long>(info.position), cap, info.state_bytes,
-        engine_.Stats().checkpoint_bytes, engine_.Stats().token_log_bytes, read);
-    const auto print = [read](const char* what, std::vector<double> seconds, int64_t replayed) {
-      const double median = Median(std::move(seconds));
-      std::printf("  %-34s %10.2f ms   reading takes %6.0f times as long", what, 1e3 * median,
-                  read / median);
-      if (replayed >= 0) std::printf("   (%lld tokens again)", static_cast<long long>(replayed));
-      std::printf("\n");
+  std::function<void(const DiskReport&)> callback() {
+    return [this](const DiskReport& report) {
+      Check(report.status.ok(), "the disk takes it");
+      std::lock_guard lock(mutex_);
+      reports_.push_back(report);
+      changed_.notify_all();
     };
-    std::vector<double> fork, snapshot, turn, inside, half, prefix;
-    // All but its last token is cached, and that one waits.
-    const std::vector<int32_t> prompt =
-        Tokens(n_tokens / kPrefixBlockTokens * kPrefixBlockTokens + 1);
-    const int64_t hits = engine_.Stats().prefixes.hits;
-    Check(engine_.DeleteSession(Create(cap, prompt, true, true).id, "").ok(), "it leaves a copy");
-    int64_t of_turn = 0, of_inside = 0, of_half = 0;
-    for (int pass = 0; pass < passes; ++pass) {
-      double before = Seconds();
-      const std::string copy = Fork(info.id);
-      fork.push_back(Seconds() - before);
-      before = Seconds();
-      Check(engine_.CopyState(copy, "").ok(), "an idle session's state");
-      snapshot.push_back(Seconds() - before);
-      before = Seconds();
-      of_inside = Rewind(copy, info.position - kAnswer / 2);
-      inside.push_back(Seconds() - before);
-      before = Seconds();
-      of_turn = Rewind(copy, info.position - kAnswer);
-      turn.push_back(Seconds() - before);
-      before = Seconds();
-      of_half = Rewind(copy, n_tokens - 1000);
-      half.push_back(Seconds() - before);
-      Check(engine_.DeleteSession(copy, "").ok(), "a copy ends");
-      before = Seconds();
-      const SessionInfo hit = Create(cap, prompt, true, true);
-      prefix.push_back(Seconds() - before);
-      Check(engine_.DeleteSession(hit.id, "").ok(), "it ends");
-    }
-    print("fork", fork, -1);
-    print("the prompt from the prefix cache", prefix, -1);
-    Check(engine_.Stats().prefixes.hits == hits + passes, "every pass was a hit");
-    print("snapshot into the host's memory", snapshot, -1);
-    print("back by a turn's answer", turn, of_turn);
-    print("back by half of that", inside, of_inside);
-    print("back by 1,000 tokens of the prompt", half, of_half);
-    Check(engine_.DeleteSession(info.id, "").ok(), "it ends");
-    Compare(cap, passes);
+  }
+  size_t Count(const std::string& kind) {
+    std::lock_guard lock(mutex_);
+    return Of(kind).size();
+  }
+  DiskReport Await(const std::string& kind, size_t count) {
+    std::unique_lock lock(mutex_);
+    changed_.wait(lock, [&] { return Of(kind).size() >= count; });
+    return Of(kind)[count - 1];
   }
 
  private:
-  static EngineOptions Options() {
-    EngineOptions options;
-    options.state_memory_bytes = size_t{8} << 30;
-    options.checkpoint_memory_bytes = options.prefix_memory_bytes = size_t{1} << 30;
-    options.seed = 1;
-    return options;
+  std::vector<DiskReport> Of(const std::string& kind) const {
+    std::vector<DiskReport> reports;
+    for (const DiskReport& report : reports_) {
+      if (report.kind == kind) reports.push_back(report);
+    }
+    return reports;
   }
-  std::vector<int32_t> Tokens(int64_t n) {
-    std::vector<int32_t> tokens(static_cast<size_t>(n));
-    for (int32_t& token : tokens) token = static_cast<int32_t>(random_() % vocab_size_);
-    return tokens;
-  }
+
+  std::mutex mutex_;
+  std::condition_variable changed_;
+  std::vector<DiskReport> reports_;
+};
+
+// An engine, and what is asked of it.
+class Host {
+ public:
+  Host(const LanguageModel& model, int threads, EngineOptions options)
+      : engine_thread_(test::Served(model), std::move(options),
+                       *DeviceContext::Make(Device::kCpu, threads), Events()) {}
+
+  Engine* operator->() { return &engine_thread_.engine(); }
+
   SessionInfo Create(int32_t cap, std::vector<int32_t> prompt, bool keep_tokens,
                      bool cacheable = false) {
     SessionOptions options;
@@ -137,18 +111,23 @@ class Bench {
     options.prompt = std::move(prompt);
     options.keep_tokens = keep_tokens;
     Answer<SessionInfo> answer;
-    engine_.CreateSession(std::move(options), answer.callback());
+    (*this)->CreateSession(std::move(options), answer.callback());
     return answer.Get();
+  }
+  std::string Import(SessionImage image) {
+    Answer<SessionInfo> answer;
+    (*this)->ImportSession(std::move(image), {}, answer.callback());
+    return answer.Get().id;
   }
   std::string Fork(const std::string& id) {
     Answer<std::vector<SessionInfo>> answer;
-    engine_.ForkSession({.session_id = id}, answer.callback());
+    (*this)->ForkSession({.session_id = id}, answer.callback());
     return answer.Get().front().id;
   }
   int64_t Rewind(const std::string& id, int64_t position) {
     Answer<RewindResult> answer;
-    engine_.RewindSession({.session_id = id, .position = static_cast<uint64_t>(position)}, nullptr,
-                          answer.callback());
+    (*this)->RewindSession({.session_id = id, .position = static_cast<uint64_t>(position)}, nullptr,
+                           answer.callback());
     return answer.Get().replay_tokens;
   }
   void Say(const std::string& id, std::vector<int32_t> prompt, int64_t n_answer) {
@@ -165,61 +144,242 @@ class Bench {
       }
       if (stream->closed() && !std::exchange(told, true)) over.set_value();
     });
-    Check(engine_.Submit(std::move(request), stream).ok(), "a turn");
+    Check((*this)->Submit(std::move(request), stream).ok(), "a turn");
     over.get_future().wait();
     stream->SetListener(nullptr);
     Check(stream->status().ok(), "a turn ends well");
   }
-
-  // Turns of a session that keeps its tokens beside those of one that does not.
-  void Compare(int32_t cap, int passes) {
-    const SessionInfo kept = Create(cap, Tokens(4 * kPart), true),
-                      bare = Create(cap, Tokens(4 * kPart), false);
-    std::vector<double> reading, decoding;
-    const auto time = [&](const std::string& id, std::vector<int32_t> prompt, int64_t n_answer) {
-      const double before = Seconds();
-      Say(id, std::move(prompt), n_answer);
-      return Seconds() - before;
-    };
-    for (int pass = 0; pass < passes; ++pass) {
-      const std::vector<int32_t> part = Tokens(kPart);
-      const double with = time(kept.id, part, 0), without = time(bare.id, part, 0);
-      reading.push_back(with / without);
-      const double answer = time(kept.id, {}, kAnswer), same = time(bare.id, {}, kAnswer);
-      decoding.push_back(answer / same);
-    }
-    std::printf(
-        "  with tokens and checkpoints, turns take %.3f (%lld tokens read) and %.3f (%lld drawn) "
-        "of the time without\n",
-        Median(reading), static_cast<long long>(kPart), Median(decoding),
-        static_cast<long long>(kAnswer));
-    for (const SessionInfo& session : {kept, bare}) {
-      Check(engine_.DeleteSession(session.id, "").ok(), "it ends");
-    }
+  void ReadState(const std::string& id) {
+    Check((*this)->CopyState(id, "").ok(), "an idle session's state");
+  }
+  void Delete(const std::string& id) {
+    Check((*this)->DeleteSession(id, "").ok(), "a session ends");
+  }
+  SessionReport last_wake() {
+    std::lock_guard lock(mutex_);
+    return last_wake_;
   }
 
-  const int64_t vocab_size_;
-  std::mt19937 random_{3};
+ private:
+  EngineEvents Events() {
+    EngineEvents events;
+    events.session_event = [this](const SessionReport& report) {
+      std::lock_guard lock(mutex_);
+      if (std::string_view(report.event) == "wake") last_wake_ = report;
+    };
+    return events;
+  }
+
+  std::mutex mutex_;
+  SessionReport last_wake_ = {};
   EngineThread engine_thread_;
-  Engine& engine_;
+};
+
+class Bench {
+ public:
+  Bench(const LanguageModel& model, int threads, int passes, std::string folder)
+      : model_(model), threads_(threads), passes_(passes), folder_(std::move(folder)) {}
+
+  void Run(int32_t cap, int64_t n_tokens) {
+    Host host(model_, threads_, Options());
+    const double begin = Seconds();
+    const SessionInfo made = host.Create(cap, Tokens(n_tokens), true);
+    read_ = Seconds() - begin;
+    host.Say(made.id, {}, kAnswer);
+    const SessionInfo info = *host->GetSession(made.id, "");
+    std::printf(
+        "%lld tokens, N = %d: %zu bytes of state, %zu of copies, %zu of tokens; read in %.2f s\n",
+        static_cast<long long>(info.position), cap, info.state_bytes,
+        host->Stats().checkpoint_bytes, host->Stats().token_log_bytes, read_);
+    InMemory(host, info, n_tokens);
+    AsFiles(host, info.id);
+    const SessionImage image = *host->ExportSession(info.id, "");
+    host.Delete(info.id);
+    const SessionInfo kept = host.Create(cap, Tokens(4 * kPart), true),
+                      bare = host.Create(cap, Tokens(4 * kPart), false);
+    Compare("tokens and checkpoints", {host, kept.id}, {host, bare.id});
+    host.Delete(bare.id);
+    host.Delete(kept.id);
+    OnDisk(cap, image, host);
+  }
+
+ private:
+  struct Side {
+    Host& host;
+    std::string id;
+  };
+
+  static EngineOptions Options() {
+    EngineOptions options;
+    options.state_memory_bytes = size_t{8} << 30;
+    options.checkpoint_memory_bytes = options.prefix_memory_bytes = size_t{1} << 30;
+    options.seed = 1;
+    options.trust_session_files = true;
+    return options;
+  }
+  std::vector<int32_t> Tokens(int64_t n) {
+    std::vector<int32_t> tokens(static_cast<size_t>(n));
+    for (int32_t& token : tokens) {
+      token = static_cast<int32_t>(random_() % static_cast<uint64_t>(model_.config().vocab_size));
+    }
+    return tokens;
+  }
+  // replayed, bytes: -1 for none to speak of.
+  void Print(const char* what, std::vector<double> seconds, int64_t replayed = -1,
+             int64_t bytes = -1) const {
+    const double median = Median(std::move(seconds));
+    std::printf("  %-34s %10.2f ms   reading takes %6.0f times as long", what, 1e3 * median,
+                read_ / median);
+    if (replayed >= 0) std::printf("   (%lld tokens again)", static_cast<long long>(replayed));
+    if (bytes >= 0) std::printf("   (%lld bytes)", static_cast<long long>(bytes));
+    std::printf("\n");
+  }
+
+  void InMemory(Host& host, const SessionInfo& info, int64_t n_tokens) {
+    std::vector<double> fork, snapshot, turn, inside, half, prefix;
+    // All but its last token is cached, and that one waits.
+    const std::vector<int32_t> prompt =
+        Tokens(n_tokens / kPrefixBlockTokens * kPrefixBlockTokens + 1);
+    const int64_t hits = host->Stats().prefixes.hits;
+    host.Delete(host.Create(info.slot_cap, prompt, true, true).id);  // it leaves a copy
+    int64_t of_turn = 0, of_inside = 0, of_half = 0;
+    for (int pass = 0; pass < passes_; ++pass) {
+      double before = Seconds();
+      const std::string copy = host.Fork(info.id);
+      fork.push_back(Seconds() - before);
+      before = Seconds();
+      host.ReadState(copy);
+      snapshot.push_back(Seconds() - before);
+      before = Seconds();
+      of_inside = host.Rewind(copy, info.position - kAnswer / 2);
+      inside.push_back(Seconds() - before);
+      before = Seconds();
+      of_turn = host.Rewind(copy, info.position - kAnswer);
+      turn.push_back(Seconds() - before);
+      before = Seconds();
+      of_half = host.Rewind(copy, std::max<int64_t>(n_tokens - 1000, 0));
+      half.push_back(Seconds() - before);
+      host.Delete(copy);
+      before = Seconds();
+      const SessionInfo hit = host.Create(info.slot_cap, prompt, true, true);
+      prefix.push_back(Seconds() - before);
+      host.Delete(hit.id);
+    }
+    Print("fork", fork);
+    Print("the prompt from the prefix cache", prefix);
+    Check(host->Stats().prefixes.hits == hits + passes_, "every pass was a hit");
+    Print("snapshot into the host's memory", snapshot);
+    Print("back by a turn's answer", turn, of_turn);
+    Print("back by half of that", inside, of_inside);
+    Print("back by 1,000 tokens of the prompt", half, of_half);
+  }
+
+  // Exports, the file's bytes made and dropped.
+  void AsFiles(Host& host, const std::string& id) {
+    std::vector<double> whole, delta;
+    size_t whole_bytes = 0, delta_bytes = 0;
+    for (int pass = 0; pass < passes_; ++pass) {
+      const std::string copy = host.Fork(id);
+      double before = Seconds();
+      SessionImage image = *host->ExportSession(copy, "");
+      const SessionBase since = BaseOf(*image.tokens);
+      whole_bytes = EncodeSession(std::move(image)).bytes();
+      whole.push_back(Seconds() - before);
+      host.Say(copy, {}, kDelta);
+      before = Seconds();
+      delta_bytes = EncodeDelta(*host->ExportSession(copy, "", since), since).bytes();
+      delta.push_back(Seconds() - before);
+      host.Delete(copy);
+    }
+    Print("export", whole, -1, static_cast<int64_t>(whole_bytes));
+    Print("delta after 64 tokens", delta, -1, static_cast<int64_t>(delta_bytes));
+  }
+
+  // A server with a folder and memory for one session: each that is used moves the other out.
+  void OnDisk(int32_t cap, const SessionImage& image, Host& without) {
+    Check(!std::filesystem::exists(folder_), "--folder is a new one");
+    DiskLog log;
+    EngineOptions options = Options();
+    auto folder = SessionFolder::Open({.path = folder_}, log.callback());
+    Check(folder.ok() && (*folder)->Recover().ok(), "a folder for sessions");
+    options.session_folder = *std::move(folder);
+    options.overcommit = true;
+    options.state_memory_bytes = model_.layout().bytes_cap(cap);
+    {
+      Host host(model_, threads_, std::move(options));
+      const std::string id = host.Import(image), other = host.Create(cap, {}, true).id;
+      std::vector<double> snapshot, wake;
+      uint64_t bytes = 0;
+      for (int pass = 0; pass < passes_; ++pass) {
+        host.Say(id, Tokens(1), 0);  // the snapshot is behind
+        const size_t written = log.Count("snapshot");
+        host.ReadState(other);
+        const DiskReport report = log.Await("snapshot", written + 1);
+        snapshot.push_back(absl::ToDoubleSeconds(report.duration));
+        bytes = report.bytes;
+        host.ReadState(id);
+        wake.push_back(absl::ToDoubleSeconds(host.last_wake().duration));
+      }
+      Print("snapshot into the session folder", snapshot, -1, static_cast<int64_t>(bytes));
+      Print("wake from there", wake, host.last_wake().replayed);
+      host.Delete(id);
+      host.Delete(other);
+      const std::vector<int32_t> prompt = Tokens(4 * kPart);
+      const std::string durable = host.Create(cap, prompt, true).id,
+                        passing = without.Create(cap, prompt, true).id;
+      const size_t before = log.Count("append");
+      Compare("a session folder", {host, durable}, {without, passing});
+      std::printf("  (%zu journal entries in %d turns, %zu snapshots)\n",
+                  log.Count("append") - before, 2 * passes_, log.Count("snapshot"));
+    }
+    std::filesystem::remove_all(folder_);
+  }
+
+  // Turns of two sessions of one length, one beside the other.
+  void Compare(const char* what, const Side& with, const Side& without) {
+    std::vector<double> reading, decoding;
+    const auto time = [](const Side& side, const std::vector<int32_t>& prompt, int64_t n_answer) {
+      const double before = Seconds();
+      side.host.Say(side.id, prompt, n_answer);
+      return Seconds() - before;
+    };
+    for (int pass = 0; pass < passes_; ++pass) {
+      const std::vector<int32_t> part = Tokens(kPart);
+      reading.push_back(time(with, part, 0) / time(without, part, 0));
+      decoding.push_back(time(with, {}, kAnswer) / time(without, {}, kAnswer));
+    }
+    std::printf(
+        "  with %s, turns take %.3f (%lld tokens read) and %.3f (%lld drawn) of the time "
+        "without\n",
+        what, Median(reading), static_cast<long long>(kPart), Median(decoding),
+        static_cast<long long>(kAnswer));
+  }
+
+  const LanguageModel& model_;
+  const int threads_, passes_;
+  const std::string folder_;
+  std::mt19937 random_{3};
+  double read_ = 0;  // s, the prompt
 };
 
 int Main(int argc, char** argv) {
-  CheckFlags(argc, argv,
-             {"--shape", "--mixer", "--threads", "--tokens", "--centroids", "--passes"});
+  CheckFlags(
+      argc, argv,
+      {"--shape", "--mixer", "--threads", "--tokens", "--centroids", "--passes", "--folder"});
   const int threads = std::atoi(FlagValue(argc, argv, "--threads", "2"));
   const std::vector<int64_t> caps =
       Numbers(FlagValue(argc, argv, "--centroids", "1024,2048,16384"));
   const int64_t tokens = std::atoll(FlagValue(argc, argv, "--tokens", "32768"));
   const int passes = std::atoi(FlagValue(argc, argv, "--passes", "7"));
-  auto context = *DeviceContext::Make(Device::kCpu, threads);
+  const std::string folder = FlagValue(argc, argv, "--folder", "/tmp/ovq-bench-sessions");
+  const auto context = *DeviceContext::Make(Device::kCpu, threads);
   ModelOptions options;
   options.state_dtype = DType::kBF16;
   const std::unique_ptr<LanguageModel> model =
       Load(FlagValue(argc, argv, "--shape", "77m"),
            FlagValue(argc, argv, "--mixer", "ovq_attention"), options, *context);
-  Bench bench(*model, std::move(context));
-  for (const int64_t cap : caps) bench.Run(static_cast<int32_t>(cap), tokens, passes);
+  Bench bench(*model, threads, passes, folder);
+  for (const int64_t cap : caps) bench.Run(static_cast<int32_t>(cap), tokens);
   return 0;
 }
 

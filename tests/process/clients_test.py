@@ -1,6 +1,7 @@
 """ovq-chat and the Python client against a fake server: no model needed."""
 
 import argparse
+import dataclasses
 import importlib.util
 import os
 import re
@@ -447,6 +448,14 @@ class PythonClient(WithServer):
         copies = run("sessions", "--fork", session_id, "--count", "3").stdout.split()
         self.assertEqual(len(copies), 3)
         self.assertIn(copies[2], run("sessions").stdout)
+        with tempfile.TemporaryDirectory() as folder:
+            file = os.path.join(folder, "file")
+            export = ("sessions", "--export", session_id, file)
+            earlier = SessionFiles.PATH
+            self.assertEqual(run(*export, "--since", str(earlier)).returncode, 0)
+            digest = session_file.read(earlier).base.digest
+            self.assertEqual(Path(file).read_bytes(), b"since 7 " + digest)
+            self.assertIn("--since goes with --export", run("sessions", "--since", file).stderr)
         self.assertEqual(run("sessions", "--delete", session_id).returncode, 0)
         failed = run("generate", "--text", "bad")
         self.assertEqual(failed.returncode, 1)
@@ -465,23 +474,50 @@ class SessionFiles(unittest.TestCase):
         self.assertEqual(session.turn_ends, (3, 7))
         self.assertEqual(session.state, bytes(i * 31 % 256 for i in range(100)))
         self.assertEqual(session.other, ())
+        self.assertEqual(session_file.encode(session), self.PATH.read_bytes())
+
+    def test_a_file_and_its_delta_make_a_file(self):
+        small, delta, joined = (
+            session_file.read(self.PATH.with_name(name))
+            for name in ("small.ovqs", "delta.ovqs", "joined.ovqs")
+        )
+        self.assertEqual((delta.since, delta.base), (small.base, joined.base))
+        self.assertEqual((delta.tokens, delta.pending), ((1, 40, 2), 2))
+        self.assertEqual(session_file.join(small, delta), joined)
+        self.assertEqual(
+            session_file.encode(joined), self.PATH.with_name("joined.ovqs").read_bytes()
+        )
+        for wrong, why in (
+            (joined, "goes on from 7 tokens"),
+            (dataclasses.replace(small, tokens=None), "has no tokens"),
+            (dataclasses.replace(small, tokens=(6, *small.tokens[1:])), "goes on from 7 tokens"),
+            (dataclasses.replace(small, slot_cap=65), "not of one session: slot_cap 65"),
+        ):
+            with self.assertRaisesRegex(session_file.SessionFileError, why):
+                session_file.join(wrong, delta)
+        wrong = dataclasses.replace(delta, tokens=(1, 40, 3))
+        with self.assertRaisesRegex(session_file.SessionFileError, "not those that its head"):
+            session_file.join(small, wrong)
+        nothing = dataclasses.replace(delta, base=delta.since, tokens=(), pending=None)
+        self.assertEqual(session_file.join(small, nothing).pending, 3)
 
     def test_what_is_damaged_is_refused(self):
-        data = self.PATH.read_bytes()
-        for i in range(len(data)):
-            flipped = bytearray(data)
-            flipped[i] ^= 1 << i % 8
-            with self.assertRaises(session_file.SessionFileError, msg=f"byte {i}"):
-                session_file.parse(bytes(flipped))
-            with self.assertRaises(session_file.SessionFileError, msg=f"{i} bytes"):
-                session_file.parse(data[:i])
-        with self.assertRaisesRegex(session_file.SessionFileError, "behind its end"):
-            session_file.parse(data + b"x")
+        for name in ("small.ovqs", "delta.ovqs"):
+            data = self.PATH.with_name(name).read_bytes()
+            for i in range(len(data)):
+                flipped = bytearray(data)
+                flipped[i] ^= 1 << i % 8
+                with self.assertRaises(session_file.SessionFileError, msg=f"byte {i}"):
+                    session_file.parse(bytes(flipped))
+                with self.assertRaises(session_file.SessionFileError, msg=f"{i} bytes"):
+                    session_file.parse(data[:i])
+            with self.assertRaisesRegex(session_file.SessionFileError, "behind its end"):
+                session_file.parse(data + b"x")
 
     def test_command_line(self):
-        def run(path):
+        def run(*arguments):
             return subprocess.run(
-                [sys.executable, "-m", "ovq_client", "session-file", str(path)],
+                [sys.executable, "-m", "ovq_client", "session-file", *map(str, arguments)],
                 env={**os.environ, "PYTHONPATH": str(ROOT / "clients" / "python")},
                 capture_output=True,
                 text=True,
@@ -493,6 +529,21 @@ class SessionFiles(unittest.TestCase):
         failed = run(__file__)
         self.assertEqual(failed.returncode, 1)
         self.assertIn("not a session file", failed.stderr)
+        delta = self.PATH.with_name("delta.ovqs")
+        self.assertIn("of 10 tokens, for those that had 7\n", run(delta).stdout)
+        with tempfile.TemporaryDirectory() as folder:
+            new = Path(folder) / "new.ovqs"
+            joined = run(self.PATH, "--join", delta, "--out", new)
+            self.assertIn("tokens             10\n", joined.stdout, joined.stderr)
+            self.assertEqual(new.read_bytes(), self.PATH.with_name("joined.ovqs").read_bytes())
+            self.assertIn("File exists", run(self.PATH, "--join", delta, "--out", new).stderr)
+            for arguments, why in (
+                ((self.PATH, "--join", delta), "--join and --out go together"),
+                ((delta, "--join", delta, "--out", new), "is a delta; --join adds to a file"),
+                ((self.PATH, "--join", self.PATH, "--out", new), "is no delta"),
+                ((self.PATH, "--join", delta, delta, "--out", new), "goes on from 7 tokens"),
+            ):
+                self.assertIn(why, run(*arguments).stderr)
 
 
 def main():

@@ -168,7 +168,11 @@ class FakeServer:
 
     def ExportSession(self, request, context):
         session = self._session(request, context)
-        for part in (b"session ", str(session.position).encode()):
+        since = request.since
+        parts = (b"session ", str(session.position).encode())
+        if request.HasField("since"):
+            parts = (b"since ", str(since.length).encode(), b" ", since.digest)
+        for part in parts:
             yield self.pb.SessionBytes(data=part)
 
     def ImportSession(self, requests, context):

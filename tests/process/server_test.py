@@ -29,6 +29,9 @@ for tool in ("protoc", "grpc_python_plugin"):
         print(f"SKIPPED: no {tool}; install protobuf-compiler and protobuf-compiler-grpc")
         sys.exit(0)
 
+sys.path.insert(0, os.path.join(os.path.dirname(__file__), "..", "..", "clients", "python"))
+
+from ovq_client import session_file
 from server_process import ROOT, ServerProcess, load_stubs, run_to_end
 from tiny_model import write_tiny_model
 
@@ -206,6 +209,46 @@ class Serving(unittest.TestCase):
                             data=parts[-1].data[:-1])]))
                     self.assertEqual(refused.exception.code(), grpc.StatusCode.DATA_LOSS)
                     self.assertEqual(len(sessions.ListSessions(pb.ListSessionsRequest()).sessions), 1)
+
+    def test_a_file_and_deltas_move_to_another_server(self):
+        made = self.sessions.CreateSession(pb.CreateSessionRequest(
+            prompt=pb.Prompt(text="z" * 2000)))
+
+        def export(since=None):
+            request = pb.ExportSessionRequest(session_id=made.session_id)
+            if since is not None:
+                request.since.length, request.since.digest = since
+            parts = list(self.sessions.ExportSession(request))
+            file = session_file.parse(b"".join(part.data for part in parts))
+            self.assertEqual((parts[0].base.length, parts[0].base.digest), file.base)
+            return file
+
+        def import_(sessions, file):
+            data = session_file.encode(file)
+            return sessions.ImportSession(iter(
+                pb.SessionBytes(data=data[at:at + 99999]) for at in range(0, len(data), 99999)))
+
+        joined = export()
+        for text in ("and then?", "and what then?"):
+            collect(self.inference, request(text, 70, session_id=made.session_id))
+            delta = export(joined.base)
+            joined = session_file.join(joined, delta)
+        self.assertEqual(joined.position, 1999)
+        stayed = export()
+        expected = collect(self.inference, request("go on", 40, session_id=made.session_id))[:2]
+        for how in ("replay", "trust"):
+            with ServerProcess(BINARY, model_folder(), "--imports", how) as other:
+                with connect(other) as channel:
+                    sessions = rpc.SessionServiceStub(channel)
+                    moved = import_(sessions, joined)
+                    moved_file = session_file.parse(b"".join(
+                        part.data for part in sessions.ExportSession(
+                            pb.ExportSessionRequest(session_id=moved.session_id))))
+                    self.assertEqual(moved_file.state, stayed.state, how)
+                    self.assertEqual(moved_file.tokens, stayed.tokens, how)
+                    again = collect(rpc.InferenceServiceStub(channel),
+                                    request("go on", 40, session_id=moved.session_id))[:2]
+                    self.assertEqual(again, expected, how)
 
     def test_metrics_over_http(self):
         collect(self.inference, request("count me", 5))

@@ -85,8 +85,13 @@ def _sessions(client: Client, args: argparse.Namespace) -> None:
         return
     if args.export_:
         session_id, file = args.export_
+        since = None
+        if args.since is not None:
+            since = session_file.read(args.since).base
+            if since is None:
+                raise session_file.SessionFileError(f"{args.since}: has no tokens to go on from")
         with open(file, "xb") as out:
-            for part in client.export_session(session_id):
+            for part in client.export_session(session_id, since=since):
                 out.write(part)
         return
     if args.import_:
@@ -108,7 +113,21 @@ def _sessions(client: Client, args: argparse.Namespace) -> None:
 
 
 def _session_file(_: Client, args: argparse.Namespace) -> None:
-    print(session_file.describe(session_file.read(args.path)))
+    session = session_file.read(args.path)
+    for path in args.join:
+        delta = session_file.read(path)
+        if isinstance(session, session_file.SessionDelta):
+            raise session_file.SessionFileError(f"{args.path}: is a delta; --join adds to a file")
+        if isinstance(delta, session_file.SessionFile):
+            raise session_file.SessionFileError(f"{path}: is no delta")
+        try:
+            session = session_file.join(session, delta)
+        except session_file.SessionFileError as error:
+            raise session_file.SessionFileError(f"{path}: {error}") from None
+    if args.join:
+        with open(args.out, "xb") as out:
+            out.write(session_file.encode(session))
+    print(session_file.describe(session))
 
 
 def _parser() -> argparse.ArgumentParser:
@@ -171,6 +190,13 @@ def _parser() -> argparse.ArgumentParser:
         metavar=("ID", "FILE"),
         help="write one to a new file (session-file prints what it holds)",
     )
+    sessions.add_argument(
+        "--since",
+        metavar="EARLIER",
+        type=Path,
+        help="with --export: only what has come since this file or delta of it was exported "
+        "(session-file --join makes a file of both)",
+    )
     what.add_argument(
         "--import", dest="import_", metavar="FILE", help="make one from a file and print its id"
     )
@@ -183,7 +209,16 @@ def _parser() -> argparse.ArgumentParser:
 
     file = commands.add_parser("session-file", help="what a session file holds; asks no server")
     file.set_defaults(run=_session_file)
-    file.add_argument("path", metavar="PATH", type=Path)
+    file.add_argument("path", metavar="FILE", type=Path)
+    file.add_argument(
+        "--join",
+        metavar="DELTA",
+        type=Path,
+        nargs="+",
+        default=[],
+        help="deltas that go on from FILE, one from the other, in their order",
+    )
+    file.add_argument("--out", metavar="NEW", type=Path, help="new file with all of them")
     return parser
 
 
@@ -201,6 +236,10 @@ def main() -> int:
     args = parser.parse_args()
     if (args.tls_cert is None) != (args.tls_key is None):
         parser.error("--tls-cert and --tls-key go together")
+    if args.run is _session_file and bool(args.join) != (args.out is not None):
+        parser.error("--join and --out go together")
+    if args.run is _sessions and args.since is not None and not args.export_:
+        parser.error("--since goes with --export")
     try:
         with _connect(args) as client:
             args.run(client, args)

@@ -10,6 +10,7 @@ from typing import Any, Unpack
 import grpc
 
 from ovq_client._messages import MESSAGES, Duration, Stub
+from ovq_client.session_file import Base
 from ovq_client.types import (
     Conversation,
     ErrorInfo,
@@ -425,9 +426,12 @@ class Client:
             session = from_message(Session, rewound.session)
         return Rewound(session=session, replay_tokens=rewound.replay_tokens)
 
-    def export_session(self, session_id: str) -> Iterator[bytes]:
-        """The session as a file of docs/session-format.md, in parts."""
+    def export_session(self, session_id: str, *, since: Base | None = None) -> Iterator[bytes]:
+        """The session as a file of docs/session-format.md, in parts; with the `base` of an earlier
+        one (session_file.read) a delta, to be joined with that (session_file.join)."""
         request = MESSAGES["ExportSessionRequest"](session_id=session_id)
+        if since is not None:
+            request.since.length, request.since.digest = since
         with _ovq_errors():
             parts = self._sessions.ExportSession(request, session_key=_session_key(session_id))
             for part in parts:

@@ -1,16 +1,20 @@
-"""Session files: what one holds, and whether it is whole (docs/session-format.md)."""
+"""Session files and deltas of them: what one holds, whether it is whole, and a file out of an
+earlier one and its deltas (docs/session-format.md)."""
 
 import hashlib
+import re
 import struct
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from datetime import datetime, timedelta, timezone
 from pathlib import Path
+from typing import Any, NamedTuple
 
 MAGIC = b"OVQSESS\n"
 VERSION = 1
 _PRELUDE = struct.Struct("<8sI")
 _SECTION = struct.Struct("<4sQ")
 _HEAD = struct.Struct("<64sQqiIiIQQq")
+_DELTA_HEAD = struct.Struct("<64sQq32sq32siIIq")
 _EPOCH = datetime(1970, 1, 1, tzinfo=timezone.utc)
 _YEAR_10000 = 253_402_300_800_000
 _HAS_PENDING, _KEEPS_TOKENS = 1, 2
@@ -40,10 +44,23 @@ class SessionFileError(ValueError):
     """What is wrong with a file, in words."""
 
 
+class Base(NamedTuple):
+    """A conversation as far as a file has it: its tokens' number and their SHA-256. With it
+    Client.export_session gives what has come since."""
+
+    length: int
+    digest: bytes
+
+
+def _pack_tokens(tokens: tuple[int, ...]) -> bytes:
+    return struct.pack(f"<{len(tokens)}i", *tokens)
+
+
 @dataclass(frozen=True)
 class SessionFile:
-    """tokens: all of the conversation, None if the session keeps none. other: sections that this
-    reader does not know. created: None if no calendar has it."""
+    """position: tokens that the state has read. tokens: all of the conversation, None if the session
+    keeps none. other: sections that this reader does not know. created: None if no calendar has
+    it."""
 
     model_fingerprint: str
     layout_fingerprint: int
@@ -58,6 +75,31 @@ class SessionFile:
     state: bytes
     other: tuple[str, ...]
 
+    @property
+    def base(self) -> Base | None:
+        if self.tokens is None:
+            return None
+        return Base(len(self.tokens), hashlib.sha256(_pack_tokens(self.tokens)).digest())
+
+
+@dataclass(frozen=True)
+class SessionDelta:
+    """What has come since `since`: tokens, after which the conversation is `base`. turn_ends: all of
+    them, earlier ones too."""
+
+    model_fingerprint: str
+    layout_fingerprint: int
+    memory: str
+    slot_cap: int
+    since: Base
+    base: Base
+    pending: int | None
+    tokens: tuple[int, ...]
+    turn_ends: tuple[int, ...]
+    created: datetime | None
+    made_by: str
+    other: tuple[str, ...]
+
 
 def _check(good: bool, problem: str) -> None:
     if not good:
@@ -69,7 +111,7 @@ def _sections(data: bytes) -> tuple[dict[str, bytes], list[str]]:
     _check(len(data) >= _PRELUDE.size, f"ends at byte {len(data)}, before its version")
     version = _PRELUDE.unpack_from(data)[1]
     _check(version == VERSION, f"version {version}, expected {VERSION}")
-    known = ("HEAD", "TOKS", "TURN", "STAT", "DONE")
+    known: tuple[str, ...] = ("HEAD", "TOKS", "TURN", "STAT", "DONE")
     sections: dict[str, bytes] = {}
     other = []
     at = _PRELUDE.size
@@ -78,16 +120,18 @@ def _sections(data: bytes) -> tuple[dict[str, bytes], list[str]]:
         raw, size = _SECTION.unpack_from(data, at)
         _check(raw.isalpha(), f"byte {at}: tag {raw!r}, expected four letters")
         tag = raw.decode("ascii")
+        if not sections and tag == "DELT":
+            known = ("DELT", "TOKS", "TURN", "DONE")
         begin, end = at + _SECTION.size, at + _SECTION.size + size
         _check(end + 4 <= len(data), f"ends at byte {len(data)}, within section {tag}")
         crc, sum_ = crc32c(data[at:end]), int.from_bytes(data[end : end + 4], "little")
         _check(crc == sum_, f"section {tag}: checksum {sum_:08x}, expected {crc:08x}")
-        _check(bool(sections) or tag == "HEAD", f"section {tag} comes first, expected HEAD")
+        _check(bool(sections) or tag == known[0], f"section {tag} comes first, expected HEAD or DELT")
         _check(tag not in sections, f"section {tag} comes twice")
         if tag in known:
             sections[tag] = data[begin:end]
         else:
-            _check(tag[0].islower(), f"section {tag} is unknown and required")
+            _check(tag[0].islower(), f"section {tag} is unknown here and required")
             other.append(tag)
         if tag == "DONE":
             digest = hashlib.sha256(data[:at]).digest()
@@ -100,60 +144,189 @@ def _sections(data: bytes) -> tuple[dict[str, bytes], list[str]]:
     return sections, other
 
 
-def parse(data: bytes) -> SessionFile:
-    """A whole file, its checksums verified; SessionFileError says what is wrong with it."""
-    sections, other = _sections(data)
-    head = sections["HEAD"]
-    _check(len(head) >= _HEAD.size + 2, f"section HEAD: {len(head)} bytes")
-    model, layout, position, slot_cap, flags, *rest = _HEAD.unpack_from(head)
-    pending, n_turns, n_tokens, state_bytes, created = rest
+def _unpack_head(tag: str, layout: struct.Struct, head: bytes) -> tuple[list[Any], str, str]:
+    _check(len(head) >= layout.size + 2, f"section {tag}: {len(head)} bytes")
     texts = []
-    at = _HEAD.size
+    at = layout.size
     for _ in range(2):
-        _check(at < len(head) and at + 1 + head[at] <= len(head), "section HEAD ends in a text")
+        _check(at < len(head) and at + 1 + head[at] <= len(head), f"section {tag} ends in a text")
         texts.append(head[at + 1 : at + 1 + head[at]].decode("utf-8", "replace"))
         at += 1 + head[at]
-    _check(at == len(head), f"section HEAD: {len(head) - at} bytes too many")
+    _check(at == len(head), f"section {tag}: {len(head) - at} bytes too many")
+    model, *rest = layout.unpack_from(head)
+    _check(re.fullmatch(b"[0-9a-f]{64}", model) is not None, f"section {tag}: of the model {model!r}")
+    return [model.decode("ascii"), *rest], texts[0], texts[1]
+
+
+def _unpack_tokens(sections: dict[str, bytes], count: int) -> tuple[int, ...]:
+    found = len(sections["TOKS"])
+    _check(found == 4 * count, f"section TOKS: {found} bytes, expected {4 * count}")
+    return struct.unpack(f"<{count}i", sections["TOKS"])
+
+
+def _unpack_turns(sections: dict[str, bytes], count: int, length: int) -> tuple[int, ...]:
+    found = len(sections["TURN"])
+    _check(found == 8 * count, f"section TURN: {found} bytes, expected {8 * count}")
+    ends = struct.unpack(f"<{count}q", sections["TURN"])
+    for before, end in zip((0, *ends), ends):
+        _check(before < end <= length, f"a turn ends at {end}, expected {before + 1} to {length}")
+    return ends
+
+
+def _created(ms: int) -> datetime | None:
+    return _EPOCH + timedelta(milliseconds=ms) if 0 <= ms < _YEAR_10000 else None
+
+
+def parse(data: bytes) -> SessionFile | SessionDelta:
+    """A whole file, its checksums verified; SessionFileError says what is wrong with it."""
+    sections, other = _sections(data)
+    return _parse_file(sections, other) if "HEAD" in sections else _parse_delta(sections, other)
+
+
+def _parse_file(sections: dict[str, bytes], other: list[str]) -> SessionFile:
+    fields, memory, made_by = _unpack_head("HEAD", _HEAD, sections["HEAD"])
+    model, layout, position, slot_cap, flags, pending, n_turns, n_tokens, n_state, created = fields
     _check(flags < 4, f"section HEAD: flags {flags}, expected 0 to 3")
+    _check(position >= 0, f"section HEAD: position {position}")
     waits, keeps = bool(flags & _HAS_PENDING), bool(flags & _KEEPS_TOKENS)
-    expected = position + waits if keeps else 0
-    _check(n_tokens == expected, f"section HEAD: {n_tokens} tokens, expected {expected}")
-    for tag, size in (("TOKS", 4 * n_tokens), ("TURN", 8 * n_turns), ("STAT", state_bytes)):
-        found = len(sections[tag])
-        _check(found == size, f"section {tag}: {found} bytes, expected {size}")
-    tokens = struct.unpack(f"<{n_tokens}i", sections["TOKS"])
+    least = position + waits if keeps else 0
+    good = n_tokens >= least if keeps else n_tokens == 0
+    _check(good, f"section HEAD: {n_tokens} tokens, expected {least}{' or more' * keeps}")
+    tokens = _unpack_tokens(sections, n_tokens)
+    if waits and keeps:
+        _check(tokens[-1] == pending, f"the last token is {tokens[-1]}, but {pending} waits")
+    found = len(sections["STAT"])
+    _check(found == n_state, f"section STAT: {found} bytes, expected {n_state}")
     return SessionFile(
-        model_fingerprint=model.decode("ascii", "replace"),
+        model_fingerprint=model,
         layout_fingerprint=layout,
-        memory=texts[0],
+        memory=memory,
         slot_cap=slot_cap,
         position=position,
         pending=pending if waits else None,
         tokens=tokens if keeps else None,
-        turn_ends=struct.unpack(f"<{n_turns}q", sections["TURN"]),
-        created=_EPOCH + timedelta(milliseconds=created) if 0 <= created < _YEAR_10000 else None,
-        made_by=texts[1],
+        turn_ends=_unpack_turns(sections, n_turns, n_tokens if keeps else position + waits),
+        created=_created(created),
+        made_by=made_by,
         state=sections["STAT"],
         other=tuple(other),
     )
 
 
-def read(path: str | Path) -> SessionFile:
+def _parse_delta(sections: dict[str, bytes], other: list[str]) -> SessionDelta:
+    fields, memory, made_by = _unpack_head("DELT", _DELTA_HEAD, sections["DELT"])
+    model, layout, *ends, slot_cap, flags, n_turns, created = fields
+    since, base = Base(*ends[:2]), Base(*ends[2:])
+    waits = bool(flags & _HAS_PENDING)
+    _check(flags < 2, f"section DELT: flags {flags}, expected 0 or 1")
+    _check(
+        0 <= since.length <= base.length,
+        f"section DELT: {since.length} tokens first, then {base.length}",
+    )
+    _check(base.length > 0 or not waits, "section DELT: of no tokens the last one waits")
+    tokens = _unpack_tokens(sections, base.length - since.length)
+    return SessionDelta(
+        model_fingerprint=model,
+        layout_fingerprint=layout,
+        memory=memory,
+        slot_cap=slot_cap,
+        since=since,
+        base=base,
+        pending=tokens[-1] if waits and tokens else None,
+        tokens=tokens,
+        turn_ends=_unpack_turns(sections, n_turns, base.length),
+        created=_created(created),
+        made_by=made_by,
+        other=tuple(other),
+    )
+
+
+def read(path: str | Path) -> SessionFile | SessionDelta:
     return parse(Path(path).read_bytes())
 
 
-def describe(session: SessionFile) -> str:
+def join(file: SessionFile, delta: SessionDelta) -> SessionFile:
+    """The file with the delta's tokens behind its own. Its state stays where it is: an import reads
+    the tokens that it has not read."""
+    if file.tokens is None:
+        raise SessionFileError("the file has no tokens, so no delta goes on from it")
+    for name in ("model_fingerprint", "layout_fingerprint", "memory", "slot_cap"):
+        one, other = getattr(file, name), getattr(delta, name)
+        _check(one == other, f"not of one session: {name} {one} in the file, {other} in the delta")
+    _check(
+        file.base == delta.since,
+        f"the delta goes on from {delta.since.length} tokens with SHA-256 "
+        f"{delta.since.digest.hex()}, but the file has {len(file.tokens)} with "
+        f"{hashlib.sha256(_pack_tokens(file.tokens)).hexdigest()}",
+    )
+    joined = replace(
+        file,
+        # Without new tokens nothing else waits than before.
+        pending=delta.pending if delta.tokens else file.pending,
+        tokens=file.tokens + delta.tokens,
+        turn_ends=delta.turn_ends,
+        made_by="ovq_client session-file --join",
+        other=(),
+    )
+    _check(joined.base == delta.base, "the delta's tokens are not those that its head is of")
+    return joined
+
+
+def encode(file: SessionFile) -> bytes:
+    """The file's bytes, without sections that this reader does not know."""
+
+    def section(tag: bytes, payload: bytes) -> bytes:
+        body = _SECTION.pack(tag, len(payload)) + payload
+        return body + crc32c(body).to_bytes(4, "little")
+
+    tokens = () if file.tokens is None else file.tokens
+    waits = _HAS_PENDING if file.pending is not None else 0
+    head = _HEAD.pack(
+        file.model_fingerprint.encode("ascii"),
+        file.layout_fingerprint,
+        file.position,
+        file.slot_cap,
+        waits | (_KEEPS_TOKENS if file.tokens is not None else 0),
+        file.pending or 0,
+        len(file.turn_ends),
+        len(tokens),
+        len(file.state),
+        (file.created - _EPOCH) // timedelta(milliseconds=1) if file.created else 0,
+    )
+    for text in (file.memory, file.made_by):
+        raw = text.encode()[:255]
+        head += bytes([len(raw)]) + raw
+    data = _PRELUDE.pack(MAGIC, VERSION)
+    data += section(b"HEAD", head) + section(b"TOKS", _pack_tokens(tokens))
+    data += section(b"TURN", struct.pack(f"<{len(file.turn_ends)}q", *file.turn_ends))
+    data += section(b"STAT", file.state)
+    return data + section(b"DONE", hashlib.sha256(data).digest())
+
+
+def describe(session: SessionFile | SessionDelta) -> str:
     """A line for each thing that it holds."""
-    lines = {
+    tokens, base = session.tokens, session.base
+    lines: dict[str, Any] = {}
+    if isinstance(session, SessionDelta):
+        lines["delta"] = f"of {base.length} tokens, for those that had {session.since.length}"
+        lines["since SHA-256"] = session.since.digest.hex()
+    lines |= {
         "model": session.model_fingerprint,
         "layout": f"{session.layout_fingerprint:016x}",
         "memory": session.memory,
         "slot cap": session.slot_cap or "none",
-        "position": session.position,
+    }
+    if isinstance(session, SessionFile):
+        lines["position"] = session.position
+    lines |= {
         "token that waits": "none" if session.pending is None else session.pending,
-        "tokens": "not kept" if session.tokens is None else len(session.tokens),
+        "tokens": "not kept" if tokens is None else len(tokens),
+        "tokens' SHA-256": base.digest.hex() if base else "none",
         "turn ends": " ".join(map(str, session.turn_ends)) or "none",
-        "state bytes": len(session.state),
+    }
+    if isinstance(session, SessionFile):
+        lines["state bytes"] = len(session.state)
+    lines |= {
         "created": session.created.isoformat(timespec="seconds")
         if session.created
         else "unknown",

@@ -203,9 +203,9 @@ class Session:
     generated_tokens_total: int
     memory: str
     keeps_tokens: bool
+    turns: tuple[TurnEnd, ...]  # of get_session only
     durable: bool
     hibernated: bool
-    turns: tuple[TurnEnd, ...]  # of get_session only
 
 
 @dataclass(frozen=True)

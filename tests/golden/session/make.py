@@ -1,4 +1,5 @@
-"""Writes small.ovqs by docs/session-format.md alone: python3 tests/golden/session/make.py."""
+"""Writes small.ovqs, delta.ovqs, which goes on from it, and joined.ovqs, made of both, by
+docs/session-format.md alone: python3 tests/golden/session/make.py."""
 
 import hashlib
 import struct
@@ -26,22 +27,47 @@ def text(of: bytes) -> bytes:
     return bytes([len(of)]) + of
 
 
-def main() -> None:
-    tokens = [5, 0, 41, 7, 7, 12, 3]
-    turns = [3, 7]
-    state = bytes(i * 31 % 256 for i in range(100))
-    head = struct.pack(
-        "<64sQqiIiIQQq",
-        *(b"0123456789abcdef" * 4, 0x0123456789ABCDEF, 6, 64, 3, tokens[-1]),
-        *(len(turns), len(tokens), len(state), 1_700_000_000_123),
-    )
-    data = b"OVQSESS\n" + struct.pack("<I", 1)
-    data += section(b"HEAD", head + text(b"ovq") + text(b"ovq-server test"))
-    data += section(b"TOKS", struct.pack(f"<{len(tokens)}i", *tokens))
-    data += section(b"TURN", struct.pack(f"<{len(turns)}q", *turns))
-    data += section(b"STAT", state)
+def ints(kind: str, values: list[int]) -> bytes:
+    return struct.pack(f"<{len(values)}{kind}", *values)
+
+
+def write(name: str, *sections: bytes) -> None:
+    data = b"OVQSESS\n" + struct.pack("<I", 1) + b"".join(sections)
     data += section(b"DONE", hashlib.sha256(data).digest())
-    (HERE / "small.ovqs").write_bytes(data)
+    (HERE / name).write_bytes(data)
+
+
+MODEL, LAYOUT, SLOT_CAP, MADE = b"0123456789abcdef" * 4, 0x0123456789ABCDEF, 64, 1_700_000_000_123
+STATE = bytes(i * 31 % 256 for i in range(100))
+
+
+def write_file(name: str, tokens: list[int], turns: list[int], made_by: bytes) -> None:
+    head = struct.pack("<64sQqiIi", MODEL, LAYOUT, 6, SLOT_CAP, 3, tokens[-1])
+    head += struct.pack("<IQQq", len(turns), len(tokens), len(STATE), MADE)
+    write(
+        name,
+        section(b"HEAD", head + text(b"ovq") + text(made_by)),
+        section(b"TOKS", ints("i", tokens)),
+        section(b"TURN", ints("q", turns)),
+        section(b"STAT", STATE),
+    )
+
+
+def main() -> None:
+    tokens, turns = [5, 0, 41, 7, 7, 12, 3], [3, 7]
+    write_file("small.ovqs", tokens, turns, b"ovq-server test")
+    longer, more_turns = [*tokens, 1, 40, 2], [*turns, 9, 10]
+    write_file("joined.ovqs", longer, more_turns, b"ovq_client session-file --join")
+    head = struct.pack("<64sQ", MODEL, LAYOUT)
+    for known in (tokens, longer):
+        head += struct.pack("<q", len(known)) + hashlib.sha256(ints("i", known)).digest()
+    head += struct.pack("<iIIq", SLOT_CAP, 1, len(more_turns), MADE)
+    write(
+        "delta.ovqs",
+        section(b"DELT", head + text(b"ovq") + text(b"ovq-server test")),
+        section(b"TOKS", ints("i", longer[len(tokens) :])),
+        section(b"TURN", ints("q", more_turns)),
+    )
 
 
 sys.exit(main())

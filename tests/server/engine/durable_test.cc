@@ -208,6 +208,31 @@ TEST_F(Durable, ForksAndWaysBackAreKept) {
   EXPECT_EQ(State(engine(), copies[1].id), second);
 }
 
+TEST_F(Durable, AFileJoinedWithADeltaIsKept) {
+  EngineOptions trusts;
+  trusts.trust_session_files = true;
+  Start(trusts);
+  const std::string id = Open(700);
+  const SessionImage file = *engine()->ExportSession(id, "");
+  engine().Run(Turn(id, SomeTokens(90, 4), 30));
+  Start(trusts);  // the delta is of a session on disk
+  const absl::StatusOr<SessionImage> delta = engine()->ExportSession(id, "", BaseOf(*file.tokens));
+  ASSERT_TRUE(delta.ok()) << delta.status();
+  const SessionImage joined = Joined(file, *delta);
+  ASSERT_GT(joined.unread, 90);
+  Receiver<absl::StatusOr<SessionInfo>> receiver;
+  engine()->ImportSession(joined, {}, receiver.callback());
+  const absl::StatusOr<SessionInfo> made = receiver.Wait();
+  ASSERT_TRUE(made.ok()) << made.status();
+  EXPECT_TRUE(made->durable);
+  const std::vector<std::byte> state = State(engine(), id);
+  EXPECT_EQ(State(engine(), made->id), state);
+  Kill();
+  EXPECT_EQ(State(engine(), made->id), state);
+  EXPECT_EQ(replayed_, 0);  // its snapshot is of the state that has read them
+  EXPECT_EQ(engine()->ExportSession(made->id, "")->tokens, joined.tokens);
+}
+
 TEST_F(Durable, ADamagedFileHurtsItsSessionAlone) {
   Start();
   const std::string bad_journal = Open(10), bad_state = Open(1000), good = Open(1000),

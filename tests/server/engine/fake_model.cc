@@ -309,4 +309,12 @@ std::vector<std::byte> State(TestEngine& engine, const std::string& id) {
   return state.ok() ? *state : std::vector<std::byte>{};
 }
 
+SessionImage Joined(SessionImage file, const SessionImage& delta) {
+  if (delta.length() > file.length()) file.pending = delta.pending;
+  file.unread = delta.length() - (file.pending ? 1 : 0) - file.position;
+  file.tokens = delta.tokens;
+  file.turn_ends = delta.turn_ends;
+  return file;
+}
+
 }  // namespace ovq::test

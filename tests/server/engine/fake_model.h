@@ -142,5 +142,7 @@ GenerateRequest Request(std::vector<int32_t> prompt, int64_t max_tokens, uint64_
 GenerateRequest Turn(const std::string& id, std::vector<int32_t> prompt, int64_t max_tokens,
                      uint64_t seed = 1);
 std::vector<std::byte> State(TestEngine& engine, const std::string& id);
+// What clients make of a file and of a delta that goes on from it.
+SessionImage Joined(SessionImage file, const SessionImage& delta);
 
 }  // namespace ovq::test

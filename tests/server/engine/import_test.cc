@@ -63,6 +63,120 @@ TEST_P(ImportHow, GoesOnInAnotherEngineWhereItWasExported) {
   EXPECT_EQ(*to->CopyState(made->id, "bob"), State(from, session.id));
 }
 
+SessionImage OverBytes(SessionImage image) {
+  const EncodedSession file = EncodeSession(std::move(image));
+  SessionReader reader([](const SessionImage&) { return absl::OkStatus(); });
+  for (const std::string* piece : {&file.head, &file.state, &file.tail}) {
+    EXPECT_TRUE(reader.Add(*piece).ok());
+  }
+  return *reader.Finish();
+}
+
+TEST_P(ImportHow, AFileJoinedWithDeltasIsTheSessionThatStayed) {
+  EngineOptions options;
+  options.trust_session_files = GetParam();
+  int64_t rows = 0;
+  EngineEvents events;
+  events.step = [&](const StepReport& report) { rows += report.prefill_rows; };
+  TestEngine from, to(options, {}, events);
+  const std::string id = Told(from).id;
+  const SessionImage file = *from->ExportSession(id, "");
+  SessionImage joined = file;
+  for (const uint32_t seed : {6u, 7u, 8u}) {
+    const SessionBase since = BaseOf(*joined.tokens);
+    if (seed < 8) from.Run(Turn(id, SomeTokens(100, seed), 30));  // the last delta is of nothing
+    const absl::StatusOr<SessionImage> delta = from->ExportSession(id, "", since);
+    ASSERT_TRUE(delta.ok()) << delta.status();
+    EXPECT_TRUE(delta->state.empty());
+    joined = OverBytes(Joined(joined, *delta));
+  }
+  EXPECT_EQ(joined.position, file.position);
+  EXPECT_EQ(joined.unread, 2 * 130);
+  EXPECT_TRUE(to->CheckImport(joined).ok());
+  const absl::StatusOr<SessionInfo> made = Import(to, joined);
+  ASSERT_TRUE(made.ok()) << made.status();
+  to.AwaitBoundary();
+  EXPECT_EQ(rows, GetParam() ? 2 * 130 : file.position + 2 * 130);
+  const SessionImage stayed = *from->ExportSession(id, ""),
+                     moved = *to->ExportSession(made->id, "");
+  EXPECT_EQ(moved.state, stayed.state);
+  EXPECT_EQ(moved.position, stayed.position);
+  EXPECT_EQ(moved.pending, stayed.pending);
+  EXPECT_EQ(moved.tokens, stayed.tokens);
+  if (GetParam()) {
+    EXPECT_EQ(moved.turn_ends, stayed.turn_ends);
+    EXPECT_EQ(made->prompt_tokens_total, 2 * 130);
+  }
+  const std::vector<int32_t> next = from.Run(Turn(id, SomeTokens(50, 9), 20)).of[0].tokens;
+  EXPECT_EQ(to.Run(Turn(made->id, SomeTokens(50, 9), 20)).of[0].tokens, next);
+  EXPECT_EQ(State(to, made->id), State(from, id));
+}
+
+// A prompt that was cancelled: all tokens are in the state, none waits.
+TEST(Import, AJoinedFileMayHaveNoTokenThatWaits) {
+  EngineOptions options;
+  options.trust_session_files = true;
+  TestEngine from, to(options);
+  const std::string id = Told(from).id;
+  const SessionImage file = *from->ExportSession(id, "");
+  from.Run(Turn(id, SomeTokens(100, 6), 30));
+  SessionImage later = *from->ExportSession(id, "", BaseOf(*file.tokens));
+  later.tokens->pop_back();
+  later.turn_ends.pop_back();
+  later.pending.reset();
+  const auto made = Import(to, OverBytes(Joined(file, later)));
+  ASSERT_TRUE(made.ok()) << made.status();
+  EXPECT_EQ(made->position, later.position);
+  EXPECT_EQ(made->last_token, std::nullopt);
+  EXPECT_EQ(State(to, made->id), State(from, id));
+}
+
+TEST(Import, AJoinedFileWhoseTokensAreNotReadInTimeLeavesNothing) {
+  EngineOptions options;
+  options.trust_session_files = true;
+  TestEngine from, to(options);
+  const std::string id = Told(from).id;
+  const SessionImage file = *from->ExportSession(id, "");
+  from.Run(Turn(id, SomeTokens(100, 6), 30));
+  const SessionImage joined = Joined(file, *from->ExportSession(id, "", BaseOf(*file.tokens)));
+  SessionOptions late;
+  late.deadline = to->options().clock.steady();
+  EXPECT_TRUE(absl::IsDeadlineExceeded(Import(to, joined, late).status()));
+  const EngineStats stats = to.SettledStats();
+  EXPECT_EQ(stats.state_bytes_reserved + stats.token_log_bytes + stats.checkpoint_bytes, 0u);
+}
+
+TEST(Delta, IsOfTheSessionThatTheEarlierExportWasOf) {
+  std::vector<std::string> told;
+  EngineEvents events;
+  events.session_event = [&](const SessionReport& report) { told.push_back(report.event); };
+  TestEngine engine({}, {}, events);
+  const SessionInfo session = Told(engine);
+  const SessionImage file = *engine->ExportSession(session.id, "");
+  const SessionBase since = BaseOf(*file.tokens);
+  const auto expect_refused = [&](const SessionBase& base, const std::string& words) {
+    const absl::Status status = engine->ExportSession(session.id, "", base).status();
+    EXPECT_TRUE(absl::IsFailedPrecondition(status)) << status;
+    EXPECT_THAT(std::string(status.message()), HasSubstr(words));
+  };
+  EXPECT_TRUE(engine->ExportSession(session.id, "", since).ok());
+  EXPECT_TRUE(engine->ExportSession(session.id, "", BaseOf({})).ok());  // all of its tokens
+  expect_refused({since.length - 1, since.digest}, "are not those of the export");
+  Receiver<absl::StatusOr<RewindResult>> receiver;
+  engine->RewindSession({.session_id = session.id, .position = 710}, nullptr, receiver.callback());
+  ASSERT_TRUE(receiver.Wait().ok());
+  expect_refused(since, "has 710 tokens, but the export that `since` names had 820");
+  engine.Run(Turn(session.id, SomeTokens(300, 9), 1));
+  expect_refused(since, "its first 820 tokens are not those of the export");
+  EXPECT_TRUE(absl::IsNotFound(engine->ExportSession(session.id, "eve", since).status()));
+  const SessionInfo forgetful = Told(engine, /*keep_tokens=*/false);
+  EXPECT_THAT(std::string(engine->ExportSession(forgetful.id, "", since).status().message()),
+              HasSubstr("keeps no tokens"));
+  engine.AwaitBoundary();
+  EXPECT_THAT(told, testing::ElementsAre("open", "export", "export_delta", "export_delta", "rewind",
+                                         "open"));
+}
+
 INSTANTIATE_TEST_SUITE_P(Trust, ImportHow, testing::Bool());
 
 TEST(Import, OnlyATrustedFileNeedsNoTokens) {

@@ -25,6 +25,7 @@ struct Plain {
   std::string id;
   std::vector<int32_t> tokens;
   bool keeps_tokens;
+  std::optional<SessionImage> earlier = {};  // as it was when it moved last
 };
 
 class Driver {
@@ -250,10 +251,18 @@ class Driver {
     }
   }
 
-  // Out, over bytes, and in again.
+  // Out, over bytes, and in again; as a delta behind what it was earlier, if it still begins so.
   void Move(Plain& session) {
     absl::StatusOr<SessionImage> image = engine_->ExportSession(session.id, "");
     ASSERT_TRUE(image.ok()) << image.status();
+    std::optional<SessionImage> earlier = std::exchange(session.earlier, std::nullopt);
+    if (session.keeps_tokens) session.earlier = *image;
+    if (earlier) {
+      const auto delta = engine_->ExportSession(session.id, "", BaseOf(*earlier->tokens));
+      const auto [known, now] = std::ranges::mismatch(*earlier->tokens, session.tokens);
+      EXPECT_EQ(delta.ok(), known == earlier->tokens->end()) << delta.status();
+      if (delta.ok()) image = Joined(*std::move(earlier), *delta);
+    }
     const EncodedSession file = EncodeSession(*std::move(image));
     SessionReader reader([this](const SessionImage& head) { return engine_->CheckImport(head); });
     size_t at = 0;

@@ -18,8 +18,8 @@ namespace {
 
 using ::testing::HasSubstr;
 
-std::string Golden() {
-  std::ifstream file(test::GoldenFolder() + "/session/small.ovqs", std::ios::binary);
+std::string Golden(const std::string& name = "small") {
+  std::ifstream file(test::GoldenFolder() + "/session/" + name + ".ovqs", std::ios::binary);
   return {std::istreambuf_iterator<char>(file), {}};
 }
 
@@ -83,6 +83,43 @@ std::string WithHeadByte(size_t at, char value) {
 TEST(SessionImage, IsTheBytesThatAnotherProgramWrites) {
   EXPECT_EQ(absl::BytesToHexString(Bytes(Small())), absl::BytesToHexString(Golden()));
   EXPECT_EQ(Bytes(EncodeSession(Small()), 7), Golden());
+}
+
+// Small, some tokens later.
+SessionImage Longer() {
+  SessionImage image = Small();
+  image.unread = 3;
+  image.pending = 2;
+  image.tokens->insert(image.tokens->end(), {1, 40, 2});
+  image.turn_ends.insert(image.turn_ends.end(), {9, 10});
+  return image;
+}
+
+TEST(SessionImage, ADeltaIsTheBytesThatAnotherProgramWrites) {
+  EXPECT_EQ(absl::BytesToHexString(Bytes(EncodeDelta(Longer(), BaseOf(*Small().tokens)))),
+            absl::BytesToHexString(Golden("delta")));
+}
+
+TEST(SessionImage, AJoinedFileHasTokensThatItsStateHasNotRead) {
+  const absl::StatusOr<SessionImage> image = Read(Golden("joined"));
+  ASSERT_TRUE(image.ok()) << image.status();
+  EXPECT_EQ(image->position, 6);
+  EXPECT_EQ(image->unread, 3);
+  EXPECT_EQ(image->length(), 10);
+  EXPECT_EQ(image->tokens, Longer().tokens);
+  EXPECT_EQ(image->turn_ends, Longer().turn_ends);
+  EXPECT_EQ(Bytes(*image), Golden("joined"));
+}
+
+// Whatever is in it: none of it is looked at.
+TEST(SessionImage, ADeltaAloneIsNoSession) {
+  const std::string delta = Golden("delta"), prelude = delta.substr(0, 12);
+  const std::string words = "a delta, which has no state: join it with the file";
+  ExpectRefused(delta, kUnfit, words);
+  ExpectRefused(prelude + Section("DELT", "", uint64_t{1} << 62), kUnfit, words);
+  ExpectRefused(Golden() + delta, kDamaged, "bytes behind its end");
+  const std::string head = Golden().substr(0, Golden().find("TOKS"));
+  ExpectRefused(head + delta.substr(12), kUnfit, "section DELT is unknown and required");
 }
 
 TEST(SessionImage, IsReadInPartsOfAnySize) {
@@ -172,7 +209,10 @@ TEST(SessionImage, LengthsAreCheckedBeforeTheirBytes) {
 
 TEST(SessionImage, HeadsThatCannotBe) {
   ExpectRefused(WithHeadByte(84, 7), kDamaged, "flags 7");
-  ExpectRefused(WithHeadByte(72, 5), kDamaged, "7 tokens, expected 6");
+  ExpectRefused(WithHeadByte(72, 7), kDamaged, "7 tokens, expected 8 or more");
+  ExpectRefused(WithHeadByte(84, 1), kDamaged, "7 tokens, expected 0");
+  ExpectRefused(WithHeadByte(102, 2), kDamaged, "tokens, expected 7 or more");
+  ExpectRefused(WithHeadByte(103, '\x80'), kDamaged, "tokens, expected 7 or more");
   ExpectRefused(WithHeadByte(79, '\x80'), kUnfit, "position -");
   ExpectRefused(WithHeadByte(93, 2), kDamaged, "turns, expected 256 at most");
   ExpectRefused(WithHeadByte(88, 4), kDamaged, "the last token is 3");
@@ -253,6 +293,13 @@ TEST_F(SessionFits, NoPositionThatCannotBeComputedWith) {
   }
 }
 
+TEST_F(SessionFits, NoMoreUnreadTokensThanPositions) {
+  image_.unread = (int64_t{1} << 48) - 5;
+  ExpectUnfit(kUnfit, "tokens behind position 6, this server takes 0 to 281474976710650");
+  image_.unread = -1;
+  ExpectUnfit(kUnfit, "-1 tokens behind position 6");
+}
+
 TEST_F(SessionFits, NoStateOfAnotherSize) {
   ++image_.state_bytes;
   ExpectUnfit(kDamaged, "bytes, expected 256 at position 6");
@@ -277,6 +324,12 @@ TEST_F(SessionFitsUncapped, NoSlotCapAndNoPositionBeyondTheServers) {
   image_.slot_cap = 0;
   image_.position = 3001;
   ExpectUnfit(kUnfit, "position 3001, this server takes 0 to 3000");
+  image_.position = 6;
+  image_.state_bytes = layout_.live_bytes_at(6, 0);
+  image_.unread = 2994;
+  EXPECT_EQ(Check(), absl::OkStatus());
+  image_.unread = 2995;
+  ExpectUnfit(kUnfit, "2995 tokens behind position 6, this server takes 0 to 2994");
 }
 
 }  // namespace

@@ -45,9 +45,12 @@ std::string TextAfter(const std::function<void(TestEngine&)>& run) {
   return metrics.Text();
 }
 
+constexpr auto kEvents = {"open",         "fork",   "rewind", "export",
+                          "export_delta", "import", "close",  "expire"};
+
 TEST(Metrics, EveryLabelSetExistsFromTheStart) {
   const std::string text = Metrics(Named(true)).Text();
-  for (const char* event : {"open", "fork", "rewind", "export", "import", "close", "expire"}) {
+  for (const char* event : kEvents) {
     const std::string label = absl::StrCat("event=\"", event, "\"");
     EXPECT_EQ(Sample(text, "ovq_session_events_total", {label}), 0);
     const bool timed = std::string(event) != "expire";  // nobody waits for it
@@ -106,11 +109,12 @@ TEST(Metrics, SessionEvents) {
   events.session_event({.event = "fork", .duration = absl::Milliseconds(1), .position = 20});
   events.session_event({.event = "rewind", .duration = {}, .position = 9, .replayed = 700});
   events.session_event({.event = "export", .duration = {}, .position = 9});
+  events.session_event({.event = "export_delta", .duration = {}, .position = 9});
   events.session_event({.event = "import", .duration = {}, .position = 9});
   events.session_event({.event = "close", .duration = absl::Milliseconds(40), .position = 5000});
   events.session_event({.event = "expire", .duration = {}, .position = 3});
   const std::string text = metrics.Text();
-  for (const char* event : {"open", "fork", "rewind", "export", "import", "close", "expire"}) {
+  for (const char* event : kEvents) {
     EXPECT_EQ(Sample(text, "ovq_session_events_total", {absl::StrCat("\"", event, "\"")}), 1);
   }
   const auto slower_than = [&](const char* event, const char* seconds) {

@@ -400,17 +400,23 @@ TEST(SessionCalls, Rewind) {
               Fails(grpc::StatusCode::FAILED_PRECONDITION, "keeps no tokens"));
 }
 
+// base: what the first part, and it alone, says.
 std::pair<std::string, grpc::Status> Export(TestServer& server, const std::string& id,
-                                            const std::string& tenant) {
+                                            const std::string& tenant,
+                                            const std::optional<v1::SessionBase>& since = {},
+                                            v1::SessionBase* base = nullptr) {
   grpc::ClientContext context;
   context.AddMetadata("ovq-tenant", tenant);
   v1::ExportSessionRequest request;
   request.set_session_id(id);
+  if (since) *request.mutable_since() = *since;
   const auto reader = server.sessions().ExportSession(&context, request);
   std::string file;
   v1::SessionBytes part;
   while (reader->Read(&part)) {
     EXPECT_LE(part.data().size(), size_t{1} << 20);
+    if (file.empty() && base != nullptr) *base = part.base();
+    EXPECT_TRUE(file.empty() || !part.has_base());
     file += part.data();
   }
   return {file, reader->Finish()};
@@ -480,6 +486,58 @@ TEST(SessionCalls, ExportAndImport) {
     EXPECT_EQ(writer->Finish().error_code(), grpc::StatusCode::CANCELLED);
   }
   EXPECT_EQ(server.engine().ListSessions(std::nullopt, 0, "")->sessions.size(), 4u);
+}
+
+TEST(SessionCalls, ExportSince) {
+  TestServer server;
+  constexpr auto kPrecondition = grpc::StatusCode::FAILED_PRECONDITION;
+  v1::CreateSessionRequest create;
+  create.mutable_prompt()->set_text("once upon a time there was a session");
+  v1::Session made, copy;
+  ASSERT_THAT(Call(server.sessions(), &Sessions::CreateSession, create, made, "bob"), Succeeds());
+  const std::string& id = made.session_id();
+  v1::SessionBase whole, later, again;
+  ASSERT_THAT(Export(server, id, "bob", {}, &whole).second, Succeeds());
+  EXPECT_EQ(whole.length(), made.position());
+  v1::GenerateRequest turn;
+  turn.set_session_id(id);
+  turn.mutable_prompt()->set_text("and another");
+  turn.mutable_stop()->set_max_tokens(0);
+  grpc::ClientContext context;
+  context.AddMetadata("ovq-tenant", "bob");
+  ASSERT_THAT(Generate(server.inference(), turn, context).status, Succeeds());
+
+  const auto [delta, status] = Export(server, id, "bob", whole, &later);
+  ASSERT_THAT(status, Succeeds());
+  EXPECT_EQ(delta.substr(12, 4), "DELT");
+  EXPECT_EQ(later.length(), made.position() + 11);
+  ASSERT_THAT(Export(server, id, "bob", later, &again).second, Succeeds());
+  EXPECT_EQ(again.digest(), later.digest());
+  (void)server.engine().CopyState("none", "");  // the events before are told
+  EXPECT_THAT(server.metrics().Text(),
+              HasSubstr("ovq_session_events_total{model=\"fake\",event=\"export_delta\"} 2\n"));
+  EXPECT_THAT(Import(server, delta, copy, "bob"),
+              Fails(kPrecondition, "a delta, which has no state"));
+
+  v1::SessionBase bad = later;
+  bad.set_length(bad.length() + 1);
+  EXPECT_THAT(Export(server, id, "bob", bad).second, Fails(kPrecondition, "has gone back"));
+  bad.set_length(later.length() - 1);
+  EXPECT_THAT(Export(server, id, "bob", bad).second, Fails(kPrecondition, "are not those"));
+  bad.set_length(~uint64_t{0});
+  EXPECT_THAT(Export(server, id, "bob", bad).second,
+              Fails(kInvalid, "since.length: expected 0 to"));
+  bad = later;
+  bad.mutable_digest()->pop_back();
+  EXPECT_THAT(Export(server, id, "bob", bad).second,
+              Fails(kInvalid, "since.digest: expected 32 bytes, got 31"));
+  EXPECT_THAT(Export(server, id, "eve", later).second,
+              Fails(grpc::StatusCode::NOT_FOUND, "not found"));
+  create.set_keep_tokens(false);
+  ASSERT_THAT(Call(server.sessions(), &Sessions::CreateSession, create, made, "bob"), Succeeds());
+  ASSERT_THAT(Export(server, id, "bob", {}, &again).second, Succeeds());
+  EXPECT_EQ(again.ByteSizeLong(), 0u);
+  EXPECT_THAT(Export(server, id, "bob", later).second, Fails(kPrecondition, "keeps no tokens"));
 }
 
 // grpc.health.v1.HealthCheckRequest { string service = 1 } and its answer { status = 1 }.
