@@ -57,10 +57,10 @@ class Engine {
   absl::StatusOr<SessionImage> ExportSession(const std::string& id, const std::string& tenant);
   // FailedPrecondition unless a session with this image can live here (CheckSessionFits).
   absl::Status CheckImport(const SessionImage& head) const;
-  // A session from an image, whose state nobody can check for what its kernels take for granted: so
-  // its tokens are read again, unless EngineOptions::trust_session_files. FailedPrecondition
-  // without tokens, and as CheckImport has it. memory, slot_cap and prompt of the options are not
-  // looked at.
+  // A session from an image, of which nobody can say that its state is what its tokens make: so
+  // they are read again, unless EngineOptions::trust_session_files; then the caller's thread looks
+  // whether kernels may have the state (CheckSessionState). FailedPrecondition without tokens, and
+  // as CheckImport has it. memory, slot_cap and prompt of the options are not looked at.
   void ImportSession(SessionImage image, SessionOptions options, SessionCallback done);
   // A tenant that is not given: any, for who may see every tenant's. A session of another tenant is
   // NotFound. Deleting blocks for at most one step, and cancels the session's run; the others tell

@@ -55,6 +55,21 @@ struct ClosestPairStep : AttentionStep {
 // CUDA keeps 8 bytes of shared memory for each work slot of a chunk.
 inline constexpr int kMaxPairCudaChunkLen = 4096;
 
+// Places in the state's lists of fields.
+struct PairFields {
+  enum Fixed {
+    kWorkKeys,
+    kWorkValues,
+    kWorkCounts,
+    kWorkOldest,
+    kWorkBounds,
+    kWorkPartners,
+    kValueSize
+  };
+  // Of every head; what tokens change within a chunk comes last.
+  enum Block { kCounts, kLogCounts, kKeys, kValues, kOldest, kBounds, kPartners, kOfHead };
+};
+
 // fixed: per kv head 2 ceil(chunk_len / 64) work blocks: keys [head_dim][64], values
 //        [64][value_stride], counts u32, bounds f32, partners i32, oldest u32 [64]; value_size f32
 // block: per kv head: counts u32 [64] | log_counts f32 [64] | keys [head_dim][64] |
