@@ -1,13 +1,13 @@
-#include "kernels/mixers/closest_pair/check_pairs.h"
-
+// What a chunk's pass relies on, of states that come from outside.
 #include <algorithm>
 #include <cstdint>
 #include <string>
 #include <vector>
 
 #include "absl/strings/str_cat.h"
-#include "kernels/mixers/closest_pair/candidates.h"
+#include "kernels/mixers/closest_pair/closest_pair.h"
 #include "kernels/mixers/closest_pair/schedule.h"
+#include "kernels/mixers/state_check.h"
 
 namespace ovq {
 namespace {

@@ -5,8 +5,6 @@
 
 #include "absl/strings/str_cat.h"
 #include "kernels/common/dispatch.h"
-#include "kernels/mixers/closest_pair/candidates.h"
-#include "kernels/mixers/closest_pair/check_pairs.h"
 #include "kernels/mixers/common/block_attention.h"
 
 namespace ovq {

@@ -38,6 +38,8 @@ struct CandidatePlaces {
   StatePlace oldest;
 };
 inline constexpr int32_t kStalePartner = -1;
+// The bound of a row that has not joined: no candidate, but in use. Never one of a candidate.
+inline constexpr float kApart = -1;
 
 // Work blocks of a chunk are those of its tokens, then as many for the rows that its merges make.
 struct PairPlaces {
@@ -89,6 +91,11 @@ struct ClosestPairAttention : Attention {
   StatePlace Growing(const LayerState& where, int field) const;
   AttentionBlocks Blocks(const LayerState& where) const;
 };
+
+// That rows and work blocks hold as many candidates, and rows that have not joined, as there are at
+// this position, each with a count, and that partners are candidates. Then every merge that is due
+// finds its pair, and what a chunk leaves has a slot. Fields are in their ranges. DataLoss.
+absl::Status CheckPairs(const ClosestPairConfig& config, const LayerBytes& layer);
 
 void ClosestPairRef(DeviceContext& context, const ClosestPairStep& step);
 void ClosestPairCpu(DeviceContext& context, const ClosestPairStep& step);
