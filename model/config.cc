@@ -50,6 +50,7 @@ absl::StatusOr<std::vector<MixerState>> LayerStates(const ModelConfig& config, D
   for (int i = 0; i < config.n_layers; ++i) {
     absl::StatusOr<MixerState> state = MixerStateOf(config, i, kv_dtype, device);
     if (!state.ok()) return state.status();
+    state->name = config.layers[i].type;
     states.push_back(*std::move(state));
   }
   for (const LayerSpec& layer : config.layers) {

@@ -45,9 +45,9 @@ size_t FullKvBytesPerToken(const ModelConfig& config, DType state_dtype) {
 absl::StatusOr<StateLayout> PlanStateLayout(const ModelConfig& config, DType state_dtype,
                                             const StateLimits& limits, Device device,
                                             size_t page_bytes) {
-  const absl::StatusOr<std::vector<MixerState>> states = LayerStates(config, state_dtype, device);
+  absl::StatusOr<std::vector<MixerState>> states = LayerStates(config, state_dtype, device);
   if (!states.ok()) return states.status();
-  return StateLayout(*states, limits, page_bytes);
+  return StateLayout(*std::move(states), limits, page_bytes);
 }
 
 namespace {
@@ -130,8 +130,14 @@ absl::Status LanguageModel::LoadAll(ModelConfig config, Weights& weights,
   absl::StatusOr<std::vector<MixerState>> states =
       LayerStates(config_, options.state_dtype, context.device());
   if (!states.ok()) return states.status();
-  for (int i = 0; i < config_.n_layers; ++i) (*states)[i] = layers_[i].mixer->state();
-  layout_ = std::make_unique<StateLayout>(*states, options.limits, StatePageBytes(context));
+  for (int i = 0; i < config_.n_layers; ++i) {
+    MixerState& state = (*states)[i];
+    std::string name = std::move(state.name);
+    state = layers_[i].mixer->state();
+    state.name = std::move(name);
+  }
+  layout_ =
+      std::make_unique<StateLayout>(*std::move(states), options.limits, StatePageBytes(context));
 
   Sha256 hash;
   if (shared.fingerprint.empty()) shared.fingerprint = weights.Fingerprint();

@@ -55,13 +55,16 @@ int64_t StateLayout::MostSlots(const Growth& growth, int64_t slot_cap) const {
   return growth.capped() ? growth.CapOf(slot_cap) : limits_.max_unbounded_tokens;
 }
 
-StateLayout::StateLayout(const std::vector<MixerState>& layers, const StateLimits& limits,
+StateLayout::StateLayout(std::vector<MixerState> layers, const StateLimits& limits,
                          size_t page_bytes)
-    : layers_(layers.size()), limits_(limits), page_bytes_(page_bytes) {
+    : mixers_(std::move(layers)),
+      layers_(mixers_.size()),
+      limits_(limits),
+      page_bytes_(page_bytes) {
   Check(page_bytes > 0 && page_bytes % kPartAlignment == 0, "size of a page");
   Hasher hasher;
-  for (size_t i = 0; i < layers.size(); ++i) {
-    const MixerState& state = layers[i];
+  for (size_t i = 0; i < mixers_.size(); ++i) {
+    const MixerState& state = mixers_[i];
     LayerState& layer = layers_[i];
     layer.fixed_offset = fixed_bytes_;
     fixed_bytes_ += RoundUp(state.fixed.bytes(), kPartAlignment);

@@ -29,10 +29,12 @@ struct StateLimits {
 class StateLayout {
  public:
   // page_bytes: what the memory of the states is committed in (StatePageBytes of their device).
-  StateLayout(const std::vector<MixerState>& layers, const StateLimits& limits,
+  StateLayout(std::vector<MixerState> layers, const StateLimits& limits,
               size_t page_bytes = kHostPageBytes);
 
   const LayerState& layer(int i) const { return layers_[i]; }
+  // What the layers' states are made of, as many as layer() knows.
+  std::span<const MixerState> mixers() const { return mixers_; }
   const StateLimits& limits() const { return limits_; }
   size_t page_bytes() const { return page_bytes_; }
   // The laws of growth, as LayerState::growth counts them.
@@ -88,6 +90,7 @@ class StateLayout {
   int64_t MostSlots(const Growth& growth, int64_t slot_cap) const;
   const Growth* capped() const;  // the first law with a cap
 
+  std::vector<MixerState> mixers_;
   std::vector<LayerState> layers_;
   std::vector<Growth> growths_;
   std::vector<Group> groups_;  // by law

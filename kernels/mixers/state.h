@@ -5,10 +5,12 @@
 #include <cstddef>
 #include <cstdint>
 #include <functional>
+#include <limits>
 #include <memory>
 #include <string>
 #include <vector>
 
+#include "absl/status/status.h"
 #include "kernels/common/tensor.h"
 
 namespace ovq {
@@ -20,10 +22,20 @@ inline constexpr int32_t kMinSlotCap = 2;
 inline constexpr int32_t kMaxSlotCap = 1 << 24;
 constexpr int64_t BlocksOf(int64_t slots) { return (slots + kBlockSlots - 1) / kBlockSlots; }
 
+// What the numbers of a field may be, NaN never; by default what is finite. A state that comes from
+// outside is held to it before a kernel sees it (state_check.h): whatever a kernel takes as an
+// index, a bound of a loop or a size has its range here.
+struct ValidRange {
+  double least = std::numeric_limits<float>::lowest();
+  double most = std::numeric_limits<float>::max();
+  bool is_slot = false;  // also a live slot, or 0 if there is none
+};
+
 struct StateField {
   const char* name;
   DType dtype;
   Shape shape;
+  ValidRange valid = {};
   // What a new session holds: shape's bytes, or null for zeros (a block's fields begin as zeros).
   std::shared_ptr<const std::vector<std::byte>> initial = nullptr;
 
@@ -78,6 +90,8 @@ struct Growth {
 // A slot a token.
 Growth GrowsByToken();
 
+struct LayerBytes;
+
 // The state of one layer of one session.
 struct MixerState {
   StateFields fixed;  // once
@@ -88,6 +102,11 @@ struct MixerState {
   // (SequenceMixer::Overwrites). 0: every token rewrites the state, which comes back from a copy
   // and the tokens since then.
   int64_t span = 0;
+  // What kernels rely on beyond the ranges of the fields, which it comes after: DataLoss names the
+  // field. Null: nothing.
+  std::function<absl::Status(const LayerBytes&)> check = nullptr;
+  // What errors call it: the layer's type.
+  std::string name = {};
 };
 
 // Where one layer's state lies relative to a session's base pointer.

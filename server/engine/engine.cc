@@ -218,14 +218,15 @@ void Engine::ImportSession(SessionImage image, SessionOptions options, SessionCa
   absl::Status status = CheckImport(image);
   if (status.ok() && !trusted && !image.tokens) {
     status = absl::FailedPreconditionError(
-        "session file: it has no tokens to read again (keep_tokens), and this server takes no file "
-        "at its word (--trust-session-files)");
+        "session file: it has no tokens to read again (keep_tokens), and this server takes no "
+        "state from outside (--imports replay)");
   }
   if (status.ok() && !trusted) {
     options.prompt = *std::move(image.tokens);
     return CreateSession(std::move(options), std::move(done));
   }
   if (status.ok()) status = ValidateSession(config_, options);
+  if (status.ok()) status = CheckSessionState(image, *model().FindMemory(image.memory)->layout);
   inbox_->Post([this, status = std::move(status), image = std::move(image),
                 options = std::move(options), done = std::move(done),
                 called = this->options().clock.steady()]() mutable {

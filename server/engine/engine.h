@@ -60,9 +60,10 @@ class Engine {
                                              const std::optional<SessionBase>& since = {});
   // FailedPrecondition unless a session with this image can live here (CheckSessionFits).
   absl::Status CheckImport(const SessionImage& head) const;
-  // A session from an image, whose state nobody can check for what its kernels take for granted: so
-  // its tokens are read again, unless EngineOptions::trust_session_files: then only those that the
-  // state has not read. FailedPrecondition without tokens, and as CheckImport has it. memory,
+  // A session from an image, of which nobody can say that its state is what its tokens make: so
+  // they are read again, unless EngineOptions::trust_session_files: then only those that the state
+  // has not read, and the caller's thread looks whether kernels may have the state
+  // (CheckSessionState). FailedPrecondition without tokens, and as CheckImport has it. memory,
   // slot_cap and prompt of the options are not looked at.
   void ImportSession(SessionImage image, SessionOptions options, SessionCallback done);
   // A tenant that is not given: any, for who may see every tenant's. A session of another tenant is

@@ -61,7 +61,7 @@ struct EngineOptions {
   std::shared_ptr<SessionFolder> session_folder;     // null: sessions are in memory alone
   // With a folder: idle sessions' states leave the memory where others need it.
   bool overcommit = false;
-  bool trust_session_files = false;  // an import takes the state as it is, at once
+  bool trust_session_files = false;  // an import takes the state, once it is checked
   int max_sessions = 1024;           // live sessions, one-shot requests included
   int max_queue = 1024;              // requests waiting for admission
   int32_t max_batch_tokens = 512;    // rows of one step

@@ -1,6 +1,7 @@
 #include "server/engine/session_image.h"
 
 #include <algorithm>
+#include <span>
 #include <utility>
 
 #include "absl/strings/escaping.h"
@@ -8,6 +9,7 @@
 #include "base/binary.h"
 #include "base/check.h"
 #include "base/crc32c.h"
+#include "model/state_check.h"
 #include "server/disk/journal.h"
 #include "server/engine/limits.h"
 
@@ -171,6 +173,12 @@ absl::Status CheckSessionFits(const SessionImage& image, std::string_view model_
     status = CheckToken((*image.tokens)[i], vocab_size, absl::StrCat("token ", i));
   }
   return status;
+}
+
+absl::Status CheckSessionState(const SessionImage& image, const StateLayout& layout) {
+  const absl::Status status =
+      CheckState(layout, image.position, image.slot_cap, std::as_bytes(std::span(image.state)));
+  return status.ok() ? status : Damaged(std::string(status.message()));
 }
 
 absl::Status SessionReader::Add(std::string_view part) {

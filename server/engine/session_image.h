@@ -70,6 +70,10 @@ EncodedSession EncodeDelta(const SessionImage& image, const SessionBase& since);
 absl::Status CheckSessionFits(const SessionImage& image, std::string_view model_fingerprint,
                               const StateLayout& layout, int64_t vocab_size);
 
+// DataLoss for a whole image that fits, but whose state no session of this layout has (CheckState):
+// its checksums say that it is as it was written, not by whom.
+absl::Status CheckSessionState(const SessionImage& image, const StateLayout& layout);
+
 // Reads a file whose parts arrive one after another. Holds at most twice what has arrived.
 class SessionReader {
  public:

@@ -40,6 +40,8 @@ absl::StatusOr<StoredState> Read(SessionFolder::Stored stored, const EngineMemor
     if (state.image.length() != head.mark.length || state.image.slot_cap != head.slot_cap) {
       return absl::DataLossError("session file: not the one that its journal goes on from");
     }
+    status = CheckSessionState(state.image, *memory.layout);
+    if (!status.ok()) return status;
   }
   SessionImage& image = state.image;
   if (image.tokens) {

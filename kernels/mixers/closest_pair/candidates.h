@@ -12,8 +12,6 @@
 namespace ovq {
 
 inline constexpr float kPairSizeChange = 2.0f;  // V is taken anew when it is off by more
-// The bound of a row that has not joined: no candidate, but in use. Never one of a candidate.
-inline constexpr float kApart = -1;
 // Of equally close pairs, by the oldest tokens of the two: that with the oldest low one comes
 // first, of these that with the oldest high one. Never 0.
 constexpr unsigned long long OrderOfPair(uint32_t one, uint32_t other) {

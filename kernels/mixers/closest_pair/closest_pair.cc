@@ -1,26 +1,17 @@
 #include "kernels/mixers/closest_pair/closest_pair.h"
 
 #include <algorithm>
+#include <cmath>
 
 #include "absl/strings/str_cat.h"
 #include "kernels/common/dispatch.h"
-#include "kernels/mixers/closest_pair/schedule.h"
 #include "kernels/mixers/common/block_attention.h"
 
 namespace ovq {
 namespace {
 
-enum Field {
-  kWorkKeys,
-  kWorkValues,
-  kWorkCounts,
-  kWorkOldest,
-  kWorkBounds,
-  kWorkPartners,
-  kValueSize
-};
-// Of every head's part of a block; what tokens change within a chunk comes last.
-enum BlockField { kCounts, kLogCounts, kKeys, kValues, kOldest, kBounds, kPartners };
+using enum PairFields::Fixed;
+using enum PairFields::Block;
 
 ClosestPairConfig ReadConfig(const StateSpec& spec, AttrReader& model, AttrReader& section) {
   ClosestPairConfig config{};
@@ -88,12 +79,13 @@ ClosestPairAttention::ClosestPairAttention(const ClosestPairConfig& config)
     : Attention{.shape = config.shape}, config(config) {
   const int64_t heads = shape.n_kv_heads, work = 2 * BlocksOf(config.chunk_len);
   const int value_stride = ValueStride(shape.value_head_dim);
+  const ValidRange bounds = {.least = kApart, .most = HUGE_VAL};
   layout.fixed =
       StateFields({{"work_keys", config.dtype, {heads, work, shape.head_dim, kBlockSlots}},
                    {"work_values", config.dtype, {heads, work, kBlockSlots, value_stride}},
                    {"work_counts", DType::kU32, {heads, work, kBlockSlots}},
                    {"work_oldest", DType::kU32, {heads, work, kBlockSlots}},
-                   {"work_bounds", DType::kF32, {heads, work, kBlockSlots}},
+                   {"work_bounds", DType::kF32, {heads, work, kBlockSlots}, bounds},
                    {"work_partners", DType::kI32, {heads, work, kBlockSlots}},
                    {"value_size", DType::kF32, {heads, 1}}});
   layout.growth =
@@ -106,10 +98,11 @@ ClosestPairAttention::ClosestPairAttention(const ClosestPairConfig& config)
     block.push_back({"keys", config.dtype, {shape.head_dim, kBlockSlots}});
     block.push_back({"values", config.dtype, {kBlockSlots, value_stride}});
     block.push_back({"oldest", DType::kU32, {kBlockSlots}});
-    block.push_back({"bounds", DType::kF32, {kBlockSlots}});
+    block.push_back({"bounds", DType::kF32, {kBlockSlots}, bounds});
     block.push_back({"partners", DType::kI32, {kBlockSlots}});
   }
   layout.block = StateFields(std::move(block));
+  layout.check = [config](const LayerBytes& layer) { return CheckPairs(config, layer); };
 }
 
 StatePlace ClosestPairAttention::Fixed(const LayerState& where, int field) const {

@@ -38,6 +38,8 @@ struct CandidatePlaces {
   StatePlace oldest;
 };
 inline constexpr int32_t kStalePartner = -1;
+// The bound of a row that has not joined: no candidate, but in use. Never one of a candidate.
+inline constexpr float kApart = -1;
 
 // Work blocks of a chunk are those of its tokens, then as many for the rows that its merges make.
 struct PairPlaces {
@@ -54,6 +56,21 @@ struct ClosestPairStep : AttentionStep {
 
 // CUDA keeps 8 bytes of shared memory for each work slot of a chunk.
 inline constexpr int kMaxPairCudaChunkLen = 4096;
+
+// Places in the state's lists of fields.
+struct PairFields {
+  enum Fixed {
+    kWorkKeys,
+    kWorkValues,
+    kWorkCounts,
+    kWorkOldest,
+    kWorkBounds,
+    kWorkPartners,
+    kValueSize
+  };
+  // Of every head; what tokens change within a chunk comes last.
+  enum Block { kCounts, kLogCounts, kKeys, kValues, kOldest, kBounds, kPartners, kOfHead };
+};
 
 // fixed: per kv head 2 ceil(chunk_len / 64) work blocks: keys [head_dim][64], values
 //        [64][value_stride], counts u32, bounds f32, partners i32, oldest u32 [64]; value_size f32
@@ -74,6 +91,11 @@ struct ClosestPairAttention : Attention {
   StatePlace Growing(const LayerState& where, int field) const;
   AttentionBlocks Blocks(const LayerState& where) const;
 };
+
+// That rows and work blocks hold as many candidates, and rows that have not joined, as there are at
+// this position, each with a count, and that partners are candidates. Then every merge that is due
+// finds its pair, and what a chunk leaves has a slot. Fields are in their ranges. DataLoss.
+absl::Status CheckPairs(const ClosestPairConfig& config, const LayerBytes& layer);
 
 void ClosestPairRef(DeviceContext& context, const ClosestPairStep& step);
 void ClosestPairCpu(DeviceContext& context, const ClosestPairStep& step);

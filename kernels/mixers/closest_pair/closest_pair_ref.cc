@@ -1,6 +1,6 @@
 // The ground truth of closest-pair attention: every merge compares every pair of candidates, in
 // plain loops and double precision. It shares the layout of the state with the other devices and
-// nothing that decides or computes; of partners it keeps what is there at all.
+// nothing that decides or computes; of partners and bounds it keeps what is there at all.
 //   o = softmax([beta q Dk^T + ln c, beta q K^T]) [Dv; V]
 //   (i, j) = argmin |k_i - k_j|^2 + w K / V |v_i - v_j|^2
 //   row = (c_i row_i + c_j row_j) / (c_i + c_j)
@@ -18,9 +18,9 @@
 namespace ovq {
 namespace {
 
-// What Exists says: nothing or, of the chunk's tokens, nothing yet; a candidate; a row that is
-// none.
-enum : int32_t { kNothing, kCandidate, kApart };
+// What there is in a place: nothing or, of the chunk's tokens, nothing yet; a candidate; a row that
+// is none.
+enum class Is : uint8_t { kNothing, kCandidate, kApart };
 constexpr double kSizeChange = 2;
 
 // Where a candidate lies: block and slot of the rows, of the chunk's tokens or of its means.
@@ -49,7 +49,9 @@ class DictionaryRef {
     for (int64_t i = Joined(seen - 1); i < Joined(seen); ++i) {
       if (i == 0) Size() = static_cast<float>(SizeOf(FirstTokens(seen)));
       const PlaceRef at = TokenPlace(i);
-      if (i >= pinned_ && at.index >= 0) Exists(at) = kCandidate;
+      if (i < pinned_ || at.index < 0) continue;
+      Make(at, Is::kCandidate);
+      OldestAt(at) = static_cast<uint32_t>(i);
     }
     const int64_t due = n_rows_ + length_ - n_next_;
     for (int64_t merge = 0; merge < due; ++merge) {
@@ -71,7 +73,7 @@ class DictionaryRef {
     if (token >= begin_) return {PlaceRef::kToken, token - begin_};
     for (int64_t row = token < pinned_ ? 0 : pinned_; row < n_rows_; ++row) {
       const PlaceRef at = {PlaceRef::kRow, row};
-      if (Exists(at) == kApart && Oldest(at) == static_cast<uint32_t>(token)) return at;
+      if (What(at) == Is::kApart && Oldest(at) == static_cast<uint32_t>(token)) return at;
     }
     return {PlaceRef::kRow, -1};
   }
@@ -86,7 +88,7 @@ class DictionaryRef {
     for (const PlaceRef::Part part : {PlaceRef::kRow, PlaceRef::kToken, PlaceRef::kMean}) {
       const int64_t n = part == PlaceRef::kRow ? n_rows_ : length_;
       for (int64_t i = 0; i < n; ++i) {
-        if (Exists({part, i}) == kCandidate) places.push_back({part, i});
+        if (What({part, i}) == Is::kCandidate) places.push_back({part, i});
       }
     }
     std::ranges::sort(places, {}, [&](const PlaceRef& at) { return Oldest(at); });
@@ -106,9 +108,22 @@ class DictionaryRef {
   std::byte* Values(const PlaceRef& at) const {
     return Block(at, step_.blocks.dictionary_values.place, step_.places.work_values);
   }
-  int32_t& Exists(const PlaceRef& at) const {
+  // The partner that is not known, as no bound below 0 is, lets other devices go on from here.
+  Is What(const PlaceRef& at) const {
+    if (Partner(at) != 0) return Is::kCandidate;
+    return Bound(at) < 0 ? Is::kApart : Is::kNothing;
+  }
+  void Make(const PlaceRef& at, Is is) const {
+    Partner(at) = is == Is::kCandidate ? -1 : 0;
+    Bound(at) = is == Is::kApart ? -1.0f : 0.0f;
+  }
+  int32_t& Partner(const PlaceRef& at) const {
     return Block<int32_t>(at, step_.places.rows.partners,
                           step_.places.work.partners)[at.index % kBlockSlots];
+  }
+  float& Bound(const PlaceRef& at) const {
+    return Block<float>(at, step_.places.rows.bounds,
+                        step_.places.work.bounds)[at.index % kBlockSlots];
   }
   uint32_t Count(const PlaceRef& at) const {
     if (at.part == PlaceRef::kToken) return 1;
@@ -190,7 +205,8 @@ class DictionaryRef {
       }
     }
     const uint64_t a = Count(places[low]), b = Count(places[high]);
-    Exists(places[low]) = Exists(places[high]) = kNothing;
+    Make(places[low], Is::kNothing);
+    Make(places[high], Is::kNothing);
     const PlaceRef mean = {PlaceRef::kMean, merge};
     const uint32_t ends = Oldest(places[high]);
     const double share = static_cast<double>(b) / static_cast<double>(a + b);
@@ -199,7 +215,7 @@ class DictionaryRef {
     Block<uint32_t>(mean, step_.blocks.counts, step_.places.work_counts)[Slot(mean)] =
         static_cast<uint32_t>(std::min<uint64_t>(a + b, std::numeric_limits<uint32_t>::max()));
     OldestAt(mean) = Oldest(places[low]);
-    Exists(mean) = kCandidate;
+    Make(mean, Is::kCandidate);
   }
 
   // The mean of two rows in the state's dtype. bfloat16 rounds up with the probability of the
@@ -238,12 +254,12 @@ class DictionaryRef {
         const PlaceRef at = {part, i};
         const int64_t token = begin_ + i;
         if (part == PlaceRef::kToken && (token < pinned_ || token >= Joined(begin_ + length_))) {
-          Exists(at) = kApart;
+          Make(at, Is::kApart);
         }
-        if (Exists(at) == kNothing) continue;
-        while (merges && slot < n_rows_ && Exists({PlaceRef::kRow, slot}) != kNothing) ++slot;
+        if (What(at) == Is::kNothing) continue;
+        while (merges && slot < n_rows_ && What({PlaceRef::kRow, slot}) != Is::kNothing) ++slot;
         MoveTo({PlaceRef::kRow, slot++}, at);
-        Exists(at) = kNothing;
+        Make(at, Is::kNothing);
       }
     }
   }
@@ -258,7 +274,7 @@ class DictionaryRef {
     Block<float>(row, blocks.log_counts, {})[Slot(row)] =
         static_cast<float>(std::log(static_cast<double>(count)));
     OldestAt(row) = Oldest(from);
-    Exists(row) = Exists(from);
+    Make(row, What(from));
   }
 
   const ClosestPairStep& step_;

@@ -15,6 +15,7 @@ MixerState TokenShiftState(int64_t width) {
   MixerState state;
   state.fixed = StateFields({TokenShiftField(width)});
   state.span = 1;
+  state.name = "token shift";
   return state;
 }
 

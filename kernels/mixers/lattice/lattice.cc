@@ -46,6 +46,7 @@ StateFields FieldsOf(const LatticeConfig& config,
   return StateFields({{"slots",
                        DType::kF32,
                        {config.n_heads, config.n_slots, config.stride()},
+                       {},
                        std::move(initial_slots)},
                       ShortConvField(config.key_width(), config.conv_size)});
 }

@@ -61,8 +61,8 @@ OvqAttention::OvqAttention(const OvqConfig& config)
   layout.fixed =
       StateFields({{"pending_keys", config.dtype, {heads, pending, shape.head_dim, kBlockSlots}},
                    {"pending_values", config.dtype, {heads, pending, kBlockSlots, value_stride}},
-                   {"best_score", DType::kF32, {heads, config.chunk_len}},
-                   {"best_slot", DType::kI32, {heads, config.chunk_len}}});
+                   {"best_score", DType::kF32, {heads, config.chunk_len}, {.least = -HUGE_VAL}},
+                   {"best_slot", DType::kI32, {heads, config.chunk_len}, {.is_slot = true}}});
   layout.growth = GrowsByChunk(config.chunk_len, config.default_slot_cap, config.min_state_size)
                       .WithShare(config.slot_share);
   layout.span = config.chunk_len;

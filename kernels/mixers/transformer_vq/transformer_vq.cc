@@ -44,7 +44,7 @@ absl::StatusOr<Config> ReadConfig(const StateSpec& spec) {
   config.state.fixed = StateFields(
       {{"values", DType::kF32, {shape.n_heads, shape.slices(), shape.slots(), kValueSlice}},
        {"counts", DType::kU32, {shape.n_heads, shape.n_means()}},
-       {"codes", DType::kI32, {shape.n_heads, shape.ring()}}});
+       {"codes", DType::kI32, {shape.n_heads, shape.ring()}, {0, shape.n_codes - 1.0}}});
   config.state.span = kTransformerVqSpan;
   return config;
 }

@@ -31,11 +31,12 @@ VqAttention::VqAttention(const StateSpec&, AttrReader& model, AttrReader& sectio
       n_codes(section.Int("codebook_size", 1, 1 << 20)) {
   const int64_t heads = shape.n_kv_heads, slots = BlocksOf(n_codes) * kBlockSlots;
   const int value_stride = ValueStride(shape.value_head_dim);
-  layout.fixed = StateFields({{"counts", DType::kU32, {heads, slots}},
-                              {"log_counts", DType::kF32, {heads, slots}},
-                              {"values", DType::kF32, {heads, slots, value_stride}},
-                              {"pending_code", DType::kI32, {heads, kVqChunk}},
-                              {"pending_values", DType::kF32, {heads, kVqChunk, value_stride}}});
+  layout.fixed = StateFields(
+      {{"counts", DType::kU32, {heads, slots}},
+       {"log_counts", DType::kF32, {heads, slots}},
+       {"values", DType::kF32, {heads, slots, value_stride}},
+       {"pending_code", DType::kI32, {heads, kVqChunk}, {0, static_cast<double>(n_codes - 1)}},
+       {"pending_values", DType::kF32, {heads, kVqChunk, value_stride}}});
   layout.span = kVqChunk;
 }
 

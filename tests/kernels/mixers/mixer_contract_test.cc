@@ -15,12 +15,6 @@
 namespace ovq::test {
 namespace {
 
-std::string CaseName(const ::testing::TestParamInfo<MixerCase>& info) {
-  const MixerCase& c = info.param;
-  return c.type + "_" + c.name + "_" + DTypeName(c.kv_dtype) + "_" + DTypeName(c.compute_dtype) +
-         "_" + DeviceName(c.device);
-}
-
 template <class T>
 bool SameBytes(const std::vector<T>& a, const std::vector<T>& b) {
   return a.size() == b.size() && std::memcmp(a.data(), b.data(), a.size() * sizeof(T)) == 0;
@@ -194,17 +188,6 @@ TEST_P(MixerContract, OverwritesNamesEveryByteThatChanges) {
   EXPECT_TRUE(partial || !has_span) << "a span is promised, yet every record is the whole state";
 }
 
-std::vector<MixerCase> CasesOnDevices() {
-  std::vector<MixerCase> cases;
-  for (const MixerCase& c : MixerCases::All()) {
-    for (Device device : TestDevices()) {
-      cases.push_back(c);
-      cases.back().device = device;
-    }
-  }
-  return cases;
-}
-
 TEST(MixerCases, EveryMixerHasSome) {
   for (const MixerEntry& entry : MixerRegistry()) {
     EXPECT_TRUE(std::ranges::any_of(MixerCases::All(), [&](const MixerCase& c) {
@@ -213,7 +196,8 @@ TEST(MixerCases, EveryMixerHasSome) {
   }
 }
 
-INSTANTIATE_TEST_SUITE_P(All, MixerContract, ::testing::ValuesIn(CasesOnDevices()), CaseName);
+INSTANTIATE_TEST_SUITE_P(All, MixerContract, ::testing::ValuesIn(MixerCases::OnDevices()),
+                         NameOfCase);
 
 }  // namespace
 }  // namespace ovq::test

@@ -43,6 +43,22 @@ MixerCases::MixerCases(std::vector<MixerCase> cases) {
 }
 const std::vector<MixerCase>& MixerCases::All() { return AddedCases(); }
 
+std::vector<MixerCase> MixerCases::OnDevices() {
+  std::vector<MixerCase> cases;
+  for (const MixerCase& c : All()) {
+    for (Device device : TestDevices()) {
+      cases.push_back(c);
+      cases.back().device = device;
+    }
+  }
+  return cases;
+}
+std::string NameOfCase(const testing::TestParamInfo<MixerCase>& info) {
+  const MixerCase& c = info.param;
+  return c.type + "_" + c.name + "_" + DTypeName(c.kv_dtype) + "_" + DTypeName(c.compute_dtype) +
+         "_" + DeviceName(c.device);
+}
+
 WeightSource RandomWeights(const MixerCase& c) {
   const auto layer = std::make_shared<RandomLayer>(c);
   return [layer](const std::string& leaf, const Shape& shape) { return (*layer)(leaf, shape); };

@@ -1,6 +1,8 @@
 // One mixer with random weights on any device, and sessions whose memory lies on that device.
 #pragma once
 
+#include <gtest/gtest.h>
+
 #include <cstddef>
 #include <cstdint>
 #include <map>
@@ -39,7 +41,10 @@ class MixerCases {
  public:
   explicit MixerCases(std::vector<MixerCase> cases);
   static const std::vector<MixerCase>& All();
+  // Each on every device.
+  static std::vector<MixerCase> OnDevices();
 };
+std::string NameOfCase(const testing::TestParamInfo<MixerCase>& info);
 
 // The case's random weights, by name; the same for every device. `c` outlives it.
 WeightSource RandomWeights(const MixerCase& c);

@@ -102,7 +102,7 @@ class StatePoolDevice : public testing::TestWithParam<Device> {
 TEST_P(StatePoolDevice, NewStatesBeginWithTheirImages) {
   std::vector<MixerState> layers = Layers();
   const auto image = std::make_shared<const Bytes>(Pattern(6000, 3));
-  layers[1].fixed = StateFields({{"learned", DType::kF32, Shape{1500}, image}});
+  layers[1].fixed = StateFields({{"learned", DType::kF32, Shape{1500}, {}, image}});
   const StateLayout layout(layers, layout_->limits(), layout_->page_bytes());
   StatePool pool(kBudget, *context_);
   for (int i = 0; i < 2; ++i) {  // the second time in memory that somebody has used

@@ -1,0 +1,47 @@
+#include "model/state_check.h"
+
+#include <string>
+#include <vector>
+
+#include "absl/strings/str_cat.h"
+#include "kernels/mixers/state_check.h"
+
+namespace ovq {
+
+absl::Status CheckState(const StateLayout& layout, int64_t position, int64_t slot_cap,
+                        std::span<const std::byte> state) {
+  const size_t bytes = layout.live_bytes_at(position, slot_cap);
+  if (state.size() != bytes) {
+    return absl::DataLossError(absl::StrCat("state of ", state.size(), " bytes, expected ", bytes));
+  }
+  const std::vector<StateExtent> extents = layout.live_extents_at(position, slot_cap);
+  // Of an offset from a session's base.
+  const auto at = [&](size_t offset) {
+    const std::byte* begin = state.data();
+    for (const StateExtent& extent : extents) {
+      if (offset - extent.offset < extent.bytes) return begin + (offset - extent.offset);
+      begin += extent.bytes;
+    }
+    return begin;
+  };
+  for (size_t i = 0; i < layout.mixers().size(); ++i) {
+    const MixerState& mixer = layout.mixers()[i];
+    const LayerState& where = layout.layer(static_cast<int>(i));
+    const Growth& growth = mixer.growth;
+    const absl::Status status =
+        CheckLayer({.state = mixer,
+                    .fixed = at(where.fixed_offset),
+                    .blocks = at(where.blocks_offset),
+                    .block_stride = where.block_stride,
+                    .position = position,
+                    .own_cap = growth.capped() ? growth.CapOf(slot_cap) : 0,
+                    .live = growth.exists() ? growth.LiveAt(position, slot_cap) : 0});
+    if (!status.ok()) {
+      return absl::Status(status.code(), absl::StrCat("state of layer ", i, ", ", mixer.name, ": ",
+                                                      std::string(status.message())));
+    }
+  }
+  return absl::OkStatus();
+}
+
+}  // namespace ovq

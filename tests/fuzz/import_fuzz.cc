@@ -1,0 +1,249 @@
+// Session files made to do harm, to an engine that trusts them. It takes files of its own sessions
+// on small models of every kind of mixer, changes numbers, bytes and heads, sets the checksums
+// right, imports them and lets what is taken go on. A finding is a crash, a report of a sanitizer,
+// a call that comes to no end, or a session that was taken and ends in a state that no session has.
+//
+//   import_fuzz [--seed N] [--runs N] [--seconds N] [--first N] [--model NAME]
+//
+// A finding names its run; --first RUN --runs 1 with the same seed repeats it alone.
+#include <unistd.h>
+
+#include <atomic>
+#include <chrono>
+#include <csignal>
+#include <cstdio>
+#include <future>
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "base/check.h"
+#include "base/clock.h"
+#include "base/flags.h"
+#include "model/language_model.h"
+#include "server/engine/engine.h"
+#include "server/engine/session_image.h"
+#include "tests/folders.h"
+#include "tests/fuzz/mutate.h"
+#include "tests/server/engine/served_model.h"
+
+// Of every sanitizer's runtime; null without one.
+extern "C" __attribute__((weak)) void __sanitizer_set_death_callback(void (*)());
+
+namespace ovq::fuzz {
+namespace {
+
+constexpr unsigned kMostSeconds = 120;  // of a run
+
+std::atomic<uint64_t> current_seed, current_run;
+
+void TellRun() {
+  char text[96];
+  const int n = std::snprintf(text, sizeof text, "import_fuzz: in --seed %llu --first %llu\n",
+                              static_cast<unsigned long long>(current_seed),
+                              static_cast<unsigned long long>(current_run));
+  (void)!write(STDERR_FILENO, text, static_cast<size_t>(n));
+}
+void Die(int signal) {
+  TellRun();
+  std::signal(signal, SIG_DFL);
+  std::raise(signal);
+}
+
+template <class T>
+class Answer {
+ public:
+  std::function<void(T)> callback() {
+    return [this](T value) { promise_.set_value(std::move(value)); };
+  }
+  T Get() { return promise_.get_future().get(); }
+
+ private:
+  std::promise<T> promise_;
+};
+
+std::unique_ptr<DeviceContext> MakeContext() {
+  auto context = DeviceContext::Make(Device::kCpu, 1);
+  Check(context.ok(), "one thread of the CPU");
+  return *std::move(context);
+}
+
+struct Kind {
+  const char* folder;  // of tests/golden
+  DType state_dtype;
+};
+constexpr Kind kKinds[] = {
+    {"native/sw-ovq", DType::kF32},           {"native/sw-ovq", DType::kBF16},
+    {"native/ovq-delta", DType::kF32},        {"native/sw-closest-pair", DType::kF32},
+    {"native/sw-closest-pair", DType::kBF16}, {"native/sw-vq", DType::kF32},
+    {"native/transformer-vq", DType::kF32},   {"native/sw-full", DType::kBF16},
+    {"native/gdn-ovq", DType::kF32},          {"native/mamba2-ovq", DType::kF32},
+    {"native/mesa-sw", DType::kF32},          {"native/sw-lattice", DType::kF32},
+    {"kvm/kvm-power-law", DType::kBF16},      {"kvm/gptalpha-nope-swa", DType::kF32},
+    {"kvm/bswa-sinks", DType::kF32},          {"kvm/post-tokenshift", DType::kF32}};
+
+// A model, an engine that trusts, and files of sessions on it.
+class Subject {
+ public:
+  explicit Subject(const Kind& kind) : context_(MakeContext()) {
+    ModelOptions options;
+    options.state_dtype = kind.state_dtype;
+    options.limits.max_unbounded_tokens = 1 << 13;
+    auto model = LanguageModel::Load(test::GoldenFolder() + "/" + kind.folder, options, *context_);
+    Check(model.ok(), std::string(model.status().message()).c_str());
+    model_ = *std::move(model);
+    EngineOptions trusting;
+    trusting.trust_session_files = true;
+    trusting.seed = 1;
+    trusting.max_slot_cap = 4096;
+    engine_thread_ = std::make_unique<EngineThread>(test::Served(*model_), trusting, MakeContext(),
+                                                    EngineEvents());
+    Random random(7);
+    for (const int length : {20, 150, 333, 640}) MakeImage(length, random);
+  }
+
+  struct Counts {
+    int64_t runs = 0, unread = 0, refused = 0, taken = 0, tokens = 0;
+  };
+  void Run(Random& random, Counts& counts) {
+    SessionImage image = images_[static_cast<size_t>(random.Upto(std::ssize(images_) - 1))];
+    const bool bytes = random.OneIn(8);
+    if (!bytes) MutateImage(model_->layout(), vocab_size(), random, image);
+    const EncodedSession encoded = EncodeSession(std::move(image));
+    std::string file = encoded.head + encoded.state + encoded.tail;
+    if (bytes) MutateFile(random, file);
+    ++counts.runs;
+    absl::StatusOr<SessionImage> read = Read(random, file);
+    if (!read.ok()) return ++counts.unread, void();
+    Answer<absl::StatusOr<SessionInfo>> imported;
+    engine().ImportSession(*std::move(read), {}, imported.callback());
+    const absl::StatusOr<SessionInfo> session = imported.Get();
+    if (!session.ok()) return ++counts.refused, void();
+    ++counts.taken;
+    for (int64_t turn = random.Upto(1); turn >= 0; --turn) {
+      counts.tokens += Talk(random, session->id);
+      CheckStill(session->id);
+    }
+    Check(engine().DeleteSession(session->id, "").ok(), "a session that was taken can go");
+  }
+
+ private:
+  Engine& engine() { return engine_thread_->engine(); }
+  int64_t vocab_size() const { return model_->config().vocab_size; }
+  std::vector<int32_t> Tokens(int64_t n, Random& random) {
+    std::vector<int32_t> tokens;
+    while (std::ssize(tokens) < n) {
+      tokens.push_back(static_cast<int32_t>(random.Upto(vocab_size() - 1)));
+    }
+    return tokens;
+  }
+
+  void MakeImage(int length, Random& random) {
+    SessionOptions options;
+    options.prompt = Tokens(length, random);
+    options.keep_tokens = length % 2 == 0;
+    if (model_->layout().has_slot_cap()) options.slot_cap = 16 + length % 50;
+    Answer<absl::StatusOr<SessionInfo>> made;
+    engine().CreateSession(std::move(options), made.callback());
+    const absl::StatusOr<SessionInfo> session = made.Get();
+    Check(session.ok(), "a session opens");
+    Talk(random, session->id);
+    images_.push_back(*engine().ExportSession(session->id, ""));
+  }
+
+  absl::StatusOr<SessionImage> Read(Random& random, const std::string& file) {
+    SessionReader reader([this](const SessionImage& head) { return engine().CheckImport(head); });
+    for (size_t at = 0; at < file.size();) {
+      const std::string part = file.substr(at, 1 + static_cast<size_t>(random.Upto(1 << 17)));
+      const absl::Status status = reader.Add(part);
+      if (!status.ok()) return status;
+      at += part.size();
+    }
+    return reader.Finish();
+  }
+
+  // The tokens that it read and made.
+  int64_t Talk(Random& random, const std::string& id) {
+    GenerateRequest request;
+    request.session_id = id;
+    request.prompt = Tokens(1 + random.Upto(random.OneIn(3) ? 200 : 20), random);
+    request.stop.max_tokens = 1 + random.Upto(12);
+    request.sampling.seed = 1;
+    int64_t tokens = std::ssize(request.prompt);
+    auto stream = std::make_shared<TokenStream>(256);
+    const absl::Status status = engine().Submit(std::move(request), stream);
+    Check(status.ok(), std::string(status.message()).c_str());
+    while (!stream->closed()) {
+      const std::optional<StreamEvent> event = stream->TryPop();
+      if (event && event->chunk) tokens += std::ssize(event->chunk->token_ids);
+      if (!event) usleep(50);
+    }
+    return tokens;
+  }
+
+  // Numbers that grow beyond all bounds are no finding.
+  void CheckStill(const std::string& id) {
+    const absl::StatusOr<SessionImage> image = engine().ExportSession(id, "");
+    Check(image.ok(), "a session that was taken can leave");
+    const std::string what(CheckSessionState(*image, model_->layout()).message());
+    if (what.find(" is nan") != std::string::npos ||
+        what.find("inf, expected") != std::string::npos)
+      return;
+    Check(what.empty(), what.c_str());
+  }
+
+  std::unique_ptr<DeviceContext> context_;
+  std::unique_ptr<LanguageModel> model_;
+  std::unique_ptr<EngineThread> engine_thread_;
+  std::vector<SessionImage> images_;
+};
+
+int Main(const std::vector<std::string>& args) {
+  uint64_t seed = 1, first = 0, runs = 1000, seconds = 3600;
+  std::string model;
+  bool help = false;
+  Flags flags;
+  flags.Add("seed", "N", Number(seed, 0, int64_t{1} << 40), "of the campaign");
+  flags.Add("runs", "N", Number(runs, 1, int64_t{1} << 40), "files, at most");
+  flags.Add("seconds", "N", Number(seconds, 1, 1 << 20), "after which no run begins");
+  flags.Add("first", "N", Number(first, 0, int64_t{1} << 40), "the first run");
+  flags.Add("model", "NAME", Text(model, "a part of a folder's name"),
+            "only models of tests/golden with this in their names", "all");
+  flags.AddEnd(
+      "help", [&] { help = true; }, "print this and end");
+  const absl::Status status = flags.Read(args);
+  if (!status.ok() || help) {
+    std::fprintf(stderr, "%s\n%s", std::string(status.message()).c_str(), flags.Help().c_str());
+    return help ? 0 : 2;
+  }
+  current_seed = seed;
+  for (const int signal : {SIGSEGV, SIGBUS, SIGFPE, SIGABRT, SIGALRM}) std::signal(signal, Die);
+  if (__sanitizer_set_death_callback != nullptr) __sanitizer_set_death_callback(TellRun);
+
+  std::vector<std::unique_ptr<Subject>> subjects;
+  for (const Kind& kind : kKinds) {
+    if (std::string(kind.folder).find(model) == std::string::npos) continue;
+    subjects.push_back(std::make_unique<Subject>(kind));
+  }
+  Subject::Counts counts;
+  const SteadyTime begin = std::chrono::steady_clock::now();
+  for (current_run = first; current_run < first + runs; ++current_run) {
+    if (TimeBetween(begin, std::chrono::steady_clock::now()) > absl::Seconds(seconds)) break;
+    alarm(kMostSeconds);
+    Random random(seed * 1'000'003 + current_run);
+    subjects[static_cast<size_t>(random.Upto(std::ssize(subjects) - 1))]->Run(random, counts);
+  }
+  alarm(0);
+  std::printf(
+      "%lld runs: %lld files refused by the reader, %lld states refused, %lld taken, which "
+      "went on for %lld tokens\n",
+      static_cast<long long>(counts.runs), static_cast<long long>(counts.unread),
+      static_cast<long long>(counts.refused), static_cast<long long>(counts.taken),
+      static_cast<long long>(counts.tokens));
+  return 0;
+}
+
+}  // namespace
+}  // namespace ovq::fuzz
+
+int main(int argc, char** argv) { return ovq::fuzz::Main({argv + 1, argv + argc}); }

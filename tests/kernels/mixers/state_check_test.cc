@@ -1,0 +1,143 @@
+// States that come from outside: what a mixer leaves passes its check, and a field with a number it
+// cannot have is refused, or does no harm.
+#include "kernels/mixers/state_check.h"
+
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+
+#include <cmath>
+#include <cstring>
+#include <limits>
+#include <optional>
+#include <string>
+#include <vector>
+
+#include "tests/kernels/mixers/mixer_test_util.h"
+
+namespace ovq::test {
+namespace {
+
+class StateCheck : public testing::TestWithParam<MixerCase> {
+ protected:
+  void SetUp() override {
+    const std::string missing = WhyNoDevice(GetParam().device);
+    if (!missing.empty()) GTEST_SKIP() << missing;
+    instance_.emplace(GetParam(), GetParam().device, 1, n_tokens());
+  }
+  static bool slow() { return IsSlow(GetParam().device); }
+  static int n_tokens() { return slow() ? 200 : 333; }
+
+  const MixerState& state() const { return instance_->mixer().state(); }
+  int64_t Live(int64_t position) const {
+    return state().growth.exists() ? state().growth.LiveAt(position, instance_->slot_cap()) : 0;
+  }
+  absl::Status Check(const std::vector<std::byte>& bytes, int64_t position) const {
+    const Growth& growth = state().growth;
+    return CheckLayer({.state = state(),
+                       .fixed = bytes.data() + instance_->where().fixed_offset,
+                       .blocks = bytes.data() + instance_->where().blocks_offset,
+                       .block_stride = instance_->where().block_stride,
+                       .position = position,
+                       .own_cap = growth.capped() ? growth.CapOf(instance_->slot_cap()) : 0,
+                       .live = Live(position)});
+  }
+
+  std::optional<MixerInstance> instance_;
+  const std::vector<float> x_ = RandomRows(n_tokens(), 11);
+};
+
+TEST_P(StateCheck, WhatAMixerLeavesPassesAfterEveryToken) {
+  MixerSession session = instance_->NewSession();
+  ASSERT_TRUE(Check(session.bytes(), 0).ok()) << Check(session.bytes(), 0);
+  for (int64_t at = 0; at < n_tokens(); ++at) {
+    instance_->Step({{session.base(), at, Rows(x_, at, at + 1)}});
+    const absl::Status status = Check(session.bytes(), at + 1);
+    ASSERT_TRUE(status.ok()) << "after " << at + 1 << " tokens: " << status;
+  }
+}
+
+// Devices count alike, but do not keep alike what only helps them.
+TEST_P(StateCheck, GoesOnFromTheReferencesState) {
+  constexpr int64_t kFrom = 150;
+  MixerInstance reference(GetParam(), Device::kReference, 1, n_tokens());
+  MixerSession made = reference.NewSession();
+  reference.Run(made, Rows(x_, 0, kFrom), {});
+  ASSERT_TRUE(Check(made.bytes(), kFrom).ok()) << Check(made.bytes(), kFrom);
+  MixerSession session(instance_->context(), made.bytes());
+  for (const float y : instance_->Run(session, Rows(x_, kFrom, n_tokens()), {}, kFrom)) {
+    ASSERT_TRUE(std::isfinite(y));
+  }
+  EXPECT_TRUE(session.GuardsIntact());
+  EXPECT_TRUE(Check(session.bytes(), n_tokens()).ok()) << Check(session.bytes(), n_tokens());
+}
+
+// A field of the state as a run of elements.
+struct Place {
+  const StateField& field;
+  size_t offset;
+};
+
+template <class T>
+std::vector<std::byte> BytesOf(T value) {
+  std::vector<std::byte> bytes(sizeof value);
+  std::memcpy(bytes.data(), &value, sizeof value);
+  return bytes;
+}
+
+TEST_P(StateCheck, AWrongNumberIsRefusedOrHarmless) {
+  // Within a chunk, as tokens wait, and where one ends.
+  for (const int64_t position :
+       {int64_t{150}, state().span > 1 ? 128 / state().span * state().span : 128}) {
+    MixerSession whole = instance_->NewSession();
+    instance_->Run(whole, Rows(x_, 0, position), {});
+    const std::vector<std::byte> bytes = whole.bytes();
+    std::vector<Place> places;
+    const auto add = [&](const StateFields& fields, size_t offset) {
+      for (size_t f = 0; f < fields.list().size(); ++f) {
+        places.push_back({fields.list()[f], offset + fields.offset(static_cast<int>(f))});
+      }
+    };
+    add(state().fixed, instance_->where().fixed_offset);
+    const int64_t live = Live(position);
+    for (int64_t b = 0; b < BlocksOf(live); b += std::max<int64_t>(1, BlocksOf(live) - 1)) {
+      add(state().block, instance_->where().blocks_offset +
+                             static_cast<size_t>(b) * instance_->where().block_stride);
+    }
+    for (const Place& place : places) {
+      const auto elements = static_cast<size_t>(place.field.shape.elements());
+      const bool is_bf16 = place.field.dtype == DType::kBF16,
+                 is_float = is_bf16 || place.field.dtype == DType::kF32;
+      const float nan = std::nanf(""), infinity = HUGE_VALF;
+      const std::vector<std::vector<std::byte>> values =
+          is_bf16 ? std::vector{BytesOf(RoundToBF16(nan)), BytesOf(RoundToBF16(-infinity))}
+          : is_float
+              ? std::vector{BytesOf(nan), BytesOf(infinity), BytesOf(-infinity), BytesOf(-1.0f)}
+              : std::vector{BytesOf(-1), BytesOf(std::numeric_limits<int32_t>::max()),
+                            BytesOf(static_cast<int32_t>(live)), BytesOf(0)};
+      for (const size_t element : {size_t{0}, elements / 2, elements - 1}) {
+        for (size_t v = 0; v < values.size(); ++v) {
+          std::vector<std::byte> wrong = bytes;
+          std::copy(values[v].begin(), values[v].end(),
+                    wrong.begin() +
+                        static_cast<std::ptrdiff_t>(place.offset + element * values[v].size()));
+          const absl::Status status = Check(wrong, position);
+          if (is_float && v == 0) {
+            ASSERT_FALSE(status.ok()) << place.field.name << " is not a number";
+            ASSERT_THAT(std::string(status.message()),
+                        testing::HasSubstr(std::string(place.field.name) + "[" +
+                                           std::to_string(element) + "] is nan"));
+          }
+          if (!status.ok() || wrong == bytes || element != 0) continue;
+          MixerSession session(instance_->context(), wrong);
+          instance_->Run(session, Rows(x_, position, n_tokens()), {}, position);
+          ASSERT_TRUE(session.GuardsIntact()) << place.field.name << "[" << element << "]";
+        }
+      }
+    }
+  }
+}
+
+INSTANTIATE_TEST_SUITE_P(All, StateCheck, testing::ValuesIn(MixerCases::OnDevices()), NameOfCase);
+
+}  // namespace
+}  // namespace ovq::test
