@@ -99,7 +99,7 @@ class Subject {
     engine_thread_ = std::make_unique<EngineThread>(test::Served(*model_), trusting, MakeContext(),
                                                     EngineEvents());
     Random random(7);
-    for (const int length : {20, 150, 333, 640}) MakeImage(length, random);
+    for (const int length : {0, 20, 150, 333, 640}) MakeImage(length, random);
   }
 
   struct Counts {
@@ -147,7 +147,7 @@ class Subject {
     engine().CreateSession(std::move(options), made.callback());
     const absl::StatusOr<SessionInfo> session = made.Get();
     Check(session.ok(), "a session opens");
-    Talk(random, session->id);
+    if (length > 0) Talk(random, session->id);
     images_.push_back(*engine().ExportSession(session->id, ""));
   }
 
