@@ -29,6 +29,8 @@
 
 // Of every sanitizer's runtime; null without one.
 extern "C" __attribute__((weak)) void __sanitizer_set_death_callback(void (*)());
+// Undefined behaviour is a finding, at once.
+extern "C" const char* __ubsan_default_options() { return "halt_on_error=1:print_stacktrace=1"; }
 
 namespace ovq::fuzz {
 namespace {
@@ -217,8 +219,12 @@ int Main(const std::vector<std::string>& args) {
     return help ? 0 : 2;
   }
   current_seed = seed;
-  for (const int signal : {SIGSEGV, SIGBUS, SIGFPE, SIGABRT, SIGALRM}) std::signal(signal, Die);
-  if (__sanitizer_set_death_callback != nullptr) __sanitizer_set_death_callback(TellRun);
+  for (const int signal : {SIGABRT, SIGALRM}) std::signal(signal, Die);
+  if (__sanitizer_set_death_callback != nullptr) {
+    __sanitizer_set_death_callback(TellRun);
+  } else {
+    for (const int signal : {SIGSEGV, SIGBUS, SIGFPE}) std::signal(signal, Die);
+  }
 
   std::vector<std::unique_ptr<Subject>> subjects;
   for (const Kind& kind : kKinds) {
