@@ -1,5 +1,6 @@
 #include "model/state_check.h"
 
+#include <algorithm>
 #include <string>
 #include <vector>
 
@@ -7,12 +8,28 @@
 #include "kernels/mixers/state_check.h"
 
 namespace ovq {
+namespace {
+
+// Whether these are the bytes of a session that has read nothing.
+bool IsNew(const StateLayout& layout, std::span<const std::byte> state) {
+  std::vector<std::byte> expected(state.size());
+  for (const StateLayout::Image& image : layout.images()) {
+    std::ranges::copy(*image.bytes, expected.begin() + static_cast<std::ptrdiff_t>(image.offset));
+  }
+  return std::ranges::equal(state, expected);
+}
+
+}  // namespace
 
 absl::Status CheckState(const StateLayout& layout, int64_t position, int64_t slot_cap,
                         std::span<const std::byte> state) {
   const size_t bytes = layout.live_bytes_at(position, slot_cap);
   if (state.size() != bytes) {
     return absl::DataLossError(absl::StrCat("state of ", state.size(), " bytes, expected ", bytes));
+  }
+  // The prefix cache relies on it: what a sequence reads from its first token on is every other's.
+  if (position == 0 && !IsNew(layout, state)) {
+    return absl::DataLossError("state: not the one that sessions begin with, at position 0");
   }
   const std::vector<StateExtent> extents = layout.live_extents_at(position, slot_cap);
   // Of an offset from a session's base.

@@ -66,9 +66,9 @@ void AddServing(Flags& flags, Options& o) {
   const std::vector<std::pair<std::string, bool>> imports = {{"replay", false}, {"trust", true}};
   flags.Add(
       "imports", "HOW", Choice(o.engine.trust_session_files, imports),
-      "replay: ImportSession reads a file's tokens again; trust: it takes the file's state at\n"
-      "its word, at once. A state that was made to do harm can end the server, so trust only\n"
-      "where every client that may import is trusted");
+      "replay: ImportSession reads a file's tokens again; trust: it takes the file's state, at\n"
+      "once. Its numbers are checked, so that none does harm to the server; that they are what\n"
+      "its tokens make is trusted: a forged session answers as its maker likes");
   std::vector<std::pair<std::string, Memory>> memories;
   for (const Memory memory : kMemories) memories.emplace_back(MemoryName(memory), memory);
   flags.Add(

@@ -95,14 +95,17 @@ class Arriving {
   Arriving(const Arriving&) = delete;
   Arriving& operator=(const Arriving&) = delete;
 
+  // Who is refused holds nothing, and is in nobody's way.
   absl::Status Take(size_t bytes) {
-    const size_t held = budget_.held += bytes;
-    bytes_ += bytes;
-    if (held <= budget_.most) return absl::OkStatus();
+    size_t held = budget_.held;
+    while (bytes <= budget_.most - held) {
+      if (!budget_.held.compare_exchange_weak(held, held + bytes)) continue;
+      bytes_ += bytes;
+      return absl::OkStatus();
+    }
     return WithFacts(absl::ResourceExhaustedError(
-                         absl::StrCat("imports: ", bytes, " bytes needed, ",
-                                      budget_.most - std::min(held - bytes, budget_.most), " of ",
-                                      budget_.most, " bytes free")),
+                         absl::StrCat("imports: ", bytes, " bytes needed, ", budget_.most - held,
+                                      " of ", budget_.most, " bytes free")),
                      {.reason = RejectReason::kStateMemory, .bytes_needed = bytes});
   }
 

@@ -12,8 +12,8 @@ namespace ovq {
 
 // What imports may hold together, outside the budget of states.
 struct ImportBudget {
-  const size_t most;  // bytes
-  std::atomic<size_t> held = 0;
+  const size_t most;             // bytes
+  std::atomic<size_t> held = 0;  // never more
 };
 
 grpc::ServerWriteReactor<grpc::ByteBuffer>* StartExport(ServiceContext& services,

@@ -29,6 +29,8 @@
 
 // Of every sanitizer's runtime; null without one.
 extern "C" __attribute__((weak)) void __sanitizer_set_death_callback(void (*)());
+// Undefined behaviour is a finding, at once.
+extern "C" const char* __ubsan_default_options() { return "halt_on_error=1:print_stacktrace=1"; }
 
 namespace ovq::fuzz {
 namespace {
@@ -99,7 +101,7 @@ class Subject {
     engine_thread_ = std::make_unique<EngineThread>(test::Served(*model_), trusting, MakeContext(),
                                                     EngineEvents());
     Random random(7);
-    for (const int length : {20, 150, 333, 640}) MakeImage(length, random);
+    for (const int length : {0, 20, 150, 333, 640}) MakeImage(length, random);
   }
 
   struct Counts {
@@ -147,7 +149,7 @@ class Subject {
     engine().CreateSession(std::move(options), made.callback());
     const absl::StatusOr<SessionInfo> session = made.Get();
     Check(session.ok(), "a session opens");
-    Talk(random, session->id);
+    if (length > 0) Talk(random, session->id);
     images_.push_back(*engine().ExportSession(session->id, ""));
   }
 
@@ -217,8 +219,12 @@ int Main(const std::vector<std::string>& args) {
     return help ? 0 : 2;
   }
   current_seed = seed;
-  for (const int signal : {SIGSEGV, SIGBUS, SIGFPE, SIGABRT, SIGALRM}) std::signal(signal, Die);
-  if (__sanitizer_set_death_callback != nullptr) __sanitizer_set_death_callback(TellRun);
+  for (const int signal : {SIGABRT, SIGALRM}) std::signal(signal, Die);
+  if (__sanitizer_set_death_callback != nullptr) {
+    __sanitizer_set_death_callback(TellRun);
+  } else {
+    for (const int signal : {SIGSEGV, SIGBUS, SIGFPE}) std::signal(signal, Die);
+  }
 
   std::vector<std::unique_ptr<Subject>> subjects;
   for (const Kind& kind : kKinds) {

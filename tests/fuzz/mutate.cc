@@ -186,15 +186,14 @@ void MutateImage(const StateLayout& layout, int64_t vocab_size, Random& random,
       case 2:
         MoveElsewhere(layout, random, image);
         break;
-      case 3:
-        if (random.OneIn(4)) ChangeHead(vocab_size, random, image);
-        break;
       default:
         SetNumber(layout, random, image);
         break;
     }
   }
   image.state_bytes = image.state.size();
+  // Last: from here on head and state need not belong together.
+  if (random.OneIn(16)) ChangeHead(vocab_size, random, image);
 }
 
 void MutateFile(Random& random, std::string& file) {

@@ -55,7 +55,7 @@ class Head {
                            !chunk_.IsPinned(chunk_.begin + token);
         if (!is_row && !is_mean && !joins) return Wrong("partner", i, partner, "0");
         if (!(Bound(i) >= 0)) return Wrong("bound", i, Bound(i), "0 or more");
-        if (partner != kStalePartner && !IsOther(i, partner - 1)) {
+        if (partner != kStalePartner && !IsOther(i, int64_t{partner} - 1)) {
           return Wrong("partner", i, partner, "-1, 0 or another candidate, from 1 on");
         }
         ++candidates;

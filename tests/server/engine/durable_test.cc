@@ -6,13 +6,16 @@
 #include <sys/stat.h>
 #include <unistd.h>
 
+#include <cstring>
 #include <filesystem>
 #include <fstream>
+#include <limits>
 #include <map>
 #include <random>
 
 #include "absl/time/clock.h"
 #include "server/disk/session_folder.h"
+#include "server/engine/session_image.h"
 #include "tests/folders.h"
 #include "tests/server/engine/fake_model.h"
 #include "tests/test_util.h"
@@ -258,6 +261,30 @@ TEST_F(Durable, ADamagedFileHurtsItsSessionAlone) {
   EXPECT_THAT(std::string(answers.status.message()), HasSubstr("its files"));
   EXPECT_TRUE(absl::IsNotFound(engine()->GetSession(bad_state, "").status()));
   EXPECT_TRUE(std::filesystem::exists(path_ + "/damaged/" + bad_state + ".journal"));
+  EXPECT_TRUE(engine().Run(Turn(good, {1}, 1)).status.ok());
+}
+
+// A snapshot whose checksums are right, and whose state no session has.
+TEST_F(Durable, AStateMadeToDoHarmIsSetAside) {
+  Start();
+  const std::string id = Open(700), good = Open(700);
+  SessionImage image = *engine()->ExportSession(id, "");
+  const float nan = std::numeric_limits<float>::quiet_NaN();
+  std::memcpy(image.state.data() + engine().model().layout().layer(1).fixed_offset, &nan,
+              sizeof nan);
+  engine_.reset();
+  const std::string snapshot = FileOf(id, ".session");
+  const EncodedSession file = EncodeSession(std::move(image));
+  std::ofstream(snapshot, std::ios::binary) << file.head << file.state << file.tail;
+  Start();
+  EXPECT_THAT(damaged_, IsEmpty());
+  const absl::Status refused = engine().Run(Turn(id, {1}, 1)).status;
+  EXPECT_TRUE(absl::IsDataLoss(refused)) << refused;
+  EXPECT_THAT(std::string(refused.message()),
+              HasSubstr("its files: session file: state of layer 1, "
+                        "fake_window: window[0] is nan"));
+  EXPECT_TRUE(absl::IsNotFound(engine()->GetSession(id, "").status()));
+  EXPECT_TRUE(std::filesystem::exists(path_ + "/damaged/" + id + ".journal"));
   EXPECT_TRUE(engine().Run(Turn(good, {1}, 1)).status.ok());
 }
 

@@ -37,6 +37,7 @@ std::vector<MixerState> Layers(bool full_attention) {
   layers.push_back(Fields({{"hash", DType::kU32, Shape{2}}, {"position", DType::kU32, Shape{2}}},
                           GrowsByChunk(kChunkLen, kDefaultSlotCap)));
   layers.push_back(Fields({{"window", DType::kF32, Shape{1500}}}, {}));
+  layers.back().name = "fake_window";
   if (full_attention) layers.push_back(Fields({}, GrowsByToken()));
   return layers;
 }

@@ -2,6 +2,9 @@
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
+#include <cstring>
+#include <limits>
+
 #include "server/engine/session_image.h"
 #include "tests/server/engine/fake_model.h"
 
@@ -218,6 +221,39 @@ TEST(Import, EachMisfitHasItsOwnWords) {
   wrong = image;
   wrong.tokens->at(5) = static_cast<int32_t>(kVocab);
   EXPECT_THAT(refused(engine, wrong), HasSubstr("token 5"));
+}
+
+// Others may come to read what a session makes of its first tokens (PrefixCache).
+TEST(Import, WithoutTokensASessionIsNew) {
+  EngineOptions trusts;
+  trusts.trust_session_files = true;
+  TestEngine engine(trusts);
+  SessionImage image = *engine->ExportSession(engine.NewSession().id, "");
+  ASSERT_EQ(image.position, 0);
+  EXPECT_TRUE(Import(engine, image).ok());
+  image.state[image.state.size() / 2] = 1;
+  const absl::Status refused = Import(engine, image).status();
+  EXPECT_TRUE(absl::IsDataLoss(refused)) << refused;
+  EXPECT_THAT(std::string(refused.message()), HasSubstr("not the one that sessions begin with"));
+}
+
+// Checksums are no question here: an image has none.
+TEST(Import, AStateThatNoSessionHasIsRefusedWhereItIsTaken) {
+  EngineOptions trusts;
+  trusts.trust_session_files = true;
+  TestEngine takes(trusts), replays;
+  SessionImage image = *takes->ExportSession(Told(takes).id, "");
+  const EngineStats before = takes.SettledStats();
+  const float nan = std::numeric_limits<float>::quiet_NaN();
+  std::memcpy(image.state.data() + takes.model().layout().layer(1).fixed_offset + 5 * sizeof nan,
+              &nan, sizeof nan);
+  const absl::Status refused = Import(takes, image).status();
+  EXPECT_TRUE(absl::IsDataLoss(refused)) << refused;
+  EXPECT_EQ(refused.message(),
+            "session file: state of layer 1, fake_window: window[5] is nan, expected a finite "
+            "number");
+  EXPECT_EQ(takes.SettledStats().state_bytes_reserved, before.state_bytes_reserved);
+  EXPECT_TRUE(Import(replays, image).ok()) << "it is not looked at";
 }
 
 TEST(Import, RefusalsTakeNothing) {
