@@ -103,8 +103,8 @@ class SessionStore {
   // Brings the state of a claimed session back, if it is not in memory. ResourceExhausted;
   // DataLoss, and the session ends.
   void Wake(std::shared_ptr<Session> session, Then then);
-  // The same for an idle one of this id, fetched if need be, which is idle again then; OK as well if
-  // there is none.
+  // The same for an idle one of this id, fetched if need be, which is idle again then; OK as well
+  // if there is none.
   void WakeIdle(const std::string& id, const std::string& tenant, Then then);
   // Its job has read what was missing, or has failed.
   void Woken(Job& job, absl::Status status);

@@ -82,6 +82,7 @@ TEST(Options, EveryFlag) {
                            "--max-prompt-tokens=1000",
                            "--max-context=4096",
                            "--session-ttl=1h30m",
+                           "--drain-notice=3s",
                            "--drain-timeout=5s",
                            "--max-message-bytes=1M",
                            "--plan-centroids=64,128",
