@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <string>
 #include <string_view>
+#include <type_traits>
 
 #include "absl/strings/str_cat.h"
 
@@ -41,15 +42,21 @@ int64_t HeadOf(const StateFields& block, int field) {
 }
 
 template <class T>
+std::string Text(double number) {
+  if constexpr (std::is_integral_v<T>) return absl::StrCat(static_cast<int64_t>(number));
+  return absl::StrCat(number);
+}
+
+template <class T>
 absl::Status CheckValues(const std::byte* data, const StateField& field, const ValidRange& range) {
   const T* values = reinterpret_cast<const T*>(data);
   const auto n = static_cast<size_t>(field.shape.elements());
   const size_t i = FirstBeyond(values, n, range);
   if (i == n) return absl::OkStatus();
   const bool any = range.least == ValidRange().least && range.most == ValidRange().most;
-  return absl::DataLossError(
-      absl::StrCat(field.name, "[", i, "] is ", Number(values[i]), ", expected ",
-                   any ? "a finite number" : absl::StrCat(range.least, " to ", range.most)));
+  return absl::DataLossError(absl::StrCat(
+      field.name, "[", i, "] is ", Text<T>(Number(values[i])), ", expected ",
+      any ? "a finite number" : absl::StrCat(Text<T>(range.least), " to ", Text<T>(range.most))));
 }
 
 absl::Status CheckField(const std::byte* data, const StateField& field, int64_t live) {

@@ -196,7 +196,7 @@ TEST(StateLayout, ImagesStandWhereTheirFieldsLie) {
   std::vector<MixerState> layers = Layers();
   const auto image = std::make_shared<const std::vector<std::byte>>(8, std::byte{7});
   layers[3].fixed =
-      StateFields({{"zero", DType::kU32, Shape{5}}, {"learned", DType::kF32, Shape{2}, image}});
+      StateFields({{"zero", DType::kU32, Shape{5}}, {"learned", DType::kF32, Shape{2}, {}, image}});
   const StateLayout layout(layers, kLimits);
   ASSERT_EQ(layout.images().size(), 1u);
   EXPECT_EQ(layout.images()[0].offset, layout.layer(3).fixed_offset + layers[3].fixed.offset(1));

@@ -5,6 +5,7 @@
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
+#include <algorithm>
 #include <cmath>
 #include <cstring>
 #include <limits>
@@ -46,13 +47,15 @@ class StateCheck : public testing::TestWithParam<MixerCase> {
   const std::vector<float> x_ = RandomRows(n_tokens(), 11);
 };
 
-TEST_P(StateCheck, WhatAMixerLeavesPassesAfterEveryToken) {
+TEST_P(StateCheck, WhatAMixerLeavesPasses) {
   MixerSession session = instance_->NewSession();
   ASSERT_TRUE(Check(session.bytes(), 0).ok()) << Check(session.bytes(), 0);
-  for (int64_t at = 0; at < n_tokens(); ++at) {
-    instance_->Step({{session.base(), at, Rows(x_, at, at + 1)}});
-    const absl::Status status = Check(session.bytes(), at + 1);
-    ASSERT_TRUE(status.ok()) << "after " << at + 1 << " tokens: " << status;
+  const int64_t step = slow() ? 11 : 1;
+  for (int64_t at = 0; at < n_tokens(); at += step) {
+    const int64_t end = std::min<int64_t>(at + step, n_tokens());
+    instance_->Step({{session.base(), at, Rows(x_, at, end)}});
+    const absl::Status status = Check(session.bytes(), end);
+    ASSERT_TRUE(status.ok()) << "after " << end << " tokens: " << status;
   }
 }
 
@@ -127,7 +130,7 @@ TEST_P(StateCheck, AWrongNumberIsRefusedOrHarmless) {
                         testing::HasSubstr(std::string(place.field.name) + "[" +
                                            std::to_string(element) + "] is nan"));
           }
-          if (!status.ok() || wrong == bytes || element != 0) continue;
+          if (!status.ok() || wrong == bytes || element != 0 || (slow() && is_float)) continue;
           MixerSession session(instance_->context(), wrong);
           instance_->Run(session, Rows(x_, position, n_tokens()), {}, position);
           ASSERT_TRUE(session.GuardsIntact()) << place.field.name << "[" << element << "]";
