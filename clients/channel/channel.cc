@@ -91,6 +91,8 @@ absl::StatusOr<Connection> Connect(const ConnectOptions& options, bool own_socke
   // A long prompt is absorbed without a byte on the wire: pings keep middle boxes from closing it.
   arguments.SetInt(GRPC_ARG_KEEPALIVE_TIME_MS, 30000);
   arguments.SetMaxReceiveMessageSize(-1);
+  // A server that restarts is found again soon.
+  arguments.SetInt(GRPC_ARG_MAX_RECONNECT_BACKOFF_MS, 1000);
   if (own_socket) arguments.SetInt(GRPC_ARG_USE_LOCAL_SUBCHANNEL_POOL, 1);
   const bool secure = !options.tls_ca.empty() || !options.tls_cert.empty();
   Connection connection;

@@ -68,6 +68,11 @@ void AddWork(Flags& flags, Options& o) {
             "more than 1: sessions of so many turns each");
   flags.Add("think-time", "DURATION", Duration(o.plan.think_time, absl::ZeroDuration(), kDay),
             "from the end of an answer to the session's next turn");
+  flags.Add(
+      "outlast", "DURATION", Duration(o.plan.outlast, absl::ZeroDuration(), kDay),
+      "of --turns: a turn whose server goes away is sent again when one is back in this time,\n"
+      "and every session must be where it was last told to be (server: --session-dir)",
+      "0: it has failed");
   flags.Add("prompt-file", "FILE", Text(o.prompt_file, "a file"),
             "prompts are slices of this text (UTF-8, at most 16 MiB, tokenized once before the\n"
             "run) of the lengths asked for",
@@ -145,7 +150,7 @@ absl::Status CheckTogether(const Options& o, const Flags& flags) {
         "does not go with --trace");
   check({"sweep-levels", "sweep-factor", "sweep-gain", "sweep-good"}, o.sweep.on, "needs --sweep");
   check({"sweep-good"}, o.goodput.has_value(), "needs --goodput");
-  check({"think-time"}, o.work.turns > 1, "needs --turns above 1");
+  check({"think-time", "outlast"}, o.work.turns > 1, "needs --turns above 1");
   check({"detailed"}, !o.output.json.empty(), "needs --output-json");
   return status;
 }

@@ -74,6 +74,7 @@ struct RunResult {
   std::vector<Record> records = {};    // in the order of their ends
   int64_t unsent = 0;                  // were due before the end of the run, yet never sent
   int64_t abandoned = 0;               // later turns of conversations that failed
+  int64_t outlasted = 0;               // calls of sessions that began again when a server was back
   std::vector<double> create_ms = {};  // of every CreateSession that succeeded
   ErrorCount delete_errors = {};       // of DeleteSession
   bool interrupted = false;

@@ -23,6 +23,7 @@ void AddProblems(std::vector<Cells>& rows, const Level& level) {
   add("sessions not deleted", run.delete_errors.count,
       absl::StrCat(" x ", run.delete_errors.first_message));
   add("turns given up after a failure", run.abandoned);
+  add("begun again", run.outlasted, " when a server was back; latencies count from then on");
   add("due but never sent", run.unsent, " (the latencies know nothing of these)");
   add("cut off by the end", level.report.cut_off);
   if (run.interrupted) rows.push_back({"interrupted", "yes"});

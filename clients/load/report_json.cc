@@ -42,6 +42,7 @@ Json OwnFigures(const Level& level) {
   out["cut_off"] = r.cut_off;
   out["unsent"] = level.run.unsent;
   out["abandoned"] = level.run.abandoned;
+  out["outlasted"] = level.run.outlasted;
   out["interrupted"] = level.run.interrupted;
   out["errors"] = Json::object();
   for (const auto& [code, error] : r.errors) out["errors"][code] = ToJson(error);

@@ -3,10 +3,13 @@
 #include <algorithm>
 #include <utility>
 
+#include "absl/strings/str_cat.h"
+
 namespace ovq::load {
 namespace {
 
 constexpr std::chrono::milliseconds kProgressInterval{200};
+constexpr absl::Duration kTryAgain = absl::Milliseconds(200);
 
 }  // namespace
 
@@ -83,7 +86,7 @@ void Runner::StartDue(Clock::time_point now) {
       ActivePtr active = waiting_.top();
       waiting_.pop();
       active->send_delay_s = SecondsBetween(active->due, Clock::now());
-      SendTurn(std::move(active));
+      Send(std::move(active));
     } else if (upcoming) {
       Begin(std::exchange(upcoming_, nullptr), now);
       PrepareUpcoming();
@@ -97,7 +100,17 @@ void Runner::Begin(ActivePtr active, Clock::time_point now) {
   ++conversations_;
   if (closed_loop()) active->due = now;
   active->send_delay_s = SecondsBetween(active->due, Clock::now());
+  Send(std::move(active));
+}
+
+void Runner::Send(ActivePtr active) {
   if (!active->plan.session) return SendTurn(std::move(active));
+  if (active->session_id.empty()) return Create(std::move(active));
+  if (active->away_since) return AskPosition(std::move(active));
+  SendTurn(std::move(active));
+}
+
+void Runner::Create(ActivePtr active) {
   ++in_flight_;
   calls_.create_session([this, active, sent = Clock::now()](const absl::StatusOr<std::string>& id) {
     Post([=, this, ended = Clock::now()] { OnCreated(active, id, sent, ended); });
@@ -106,11 +119,13 @@ void Runner::Begin(ActivePtr active, Clock::time_point now) {
 
 void Runner::OnCreated(const ActivePtr& active, const absl::StatusOr<std::string>& id,
                        Clock::time_point sent, Clock::time_point ended) {
+  if (!id.ok() && TryLater(active, id.status())) return;
   // The first request has failed with its session.
   if (!id.ok()) return OnTurnDone(active, {.status = id.status(), .sent = sent, .ended = ended});
   --in_flight_;
   result_.create_ms.push_back(SecondsBetween(sent, ended) * 1e3);
   active->session_id = *id;
+  active->away_since.reset();
   if (stopping_) return EndConversation(active);
   SendTurn(active);
 }
@@ -128,8 +143,66 @@ void Runner::SendTurn(ActivePtr active) {
   });
 }
 
-void Runner::OnTurnDone(const ActivePtr& active, Outcome outcome) {
+bool Runner::TryLater(const ActivePtr& active, const absl::Status& status) {
+  const bool away = absl::IsUnavailable(status) || absl::IsCancelled(status);
+  if (!away || stopping_ || plan_.outlast == absl::ZeroDuration()) return false;
+  const Clock::time_point now = Clock::now();
+  if (!active->away_since) {
+    active->away_since = now;
+    ++result_.outlasted;
+  }
+  if (now >= After(*active->away_since, plan_.outlast)) return false;
   --in_flight_;
+  active->due = After(now, kTryAgain);
+  waiting_.push(active);
+  return true;
+}
+
+void Runner::AskPosition(ActivePtr active) {
+  ++in_flight_;
+  calls_.get_position(active->session_id, [this, active](const absl::StatusOr<int64_t>& position) {
+    Post([=, this] { OnPosition(active, position); });
+  });
+}
+
+// What the server had acknowledged must be there, and of the turn that was under way any part may.
+void Runner::OnPosition(const ActivePtr& active, const absl::StatusOr<int64_t>& position) {
+  if (!position.ok() && TryLater(active, position.status())) return;
+  const Turn& turn = active->plan.turns[active->next_turn];
+  const int64_t most = active->position + turn.input_tokens + turn.output_tokens;
+  absl::Status status = position.status();
+  if (status.ok() && (*position < active->position || *position > most)) {
+    status =
+        absl::DataLossError(absl::StrCat("the session came back with ", *position,
+                                         " tokens, expected ", active->position, " to ", most));
+  }
+  if (!status.ok()) {
+    const Clock::time_point now = Clock::now();
+    return OnTurnDone(active, {.status = status, .sent = now, .ended = now});
+  }
+  --in_flight_;
+  active->position = *position;
+  active->away_since.reset();
+  if (stopping_) return EndConversation(active);
+  PreparePrompt(*active);
+  SendTurn(active);
+}
+
+absl::Status Runner::Follow(Active& active, const ServerUsage& usage) const {
+  if (!active.plan.session || plan_.outlast == absl::ZeroDuration()) return absl::OkStatus();
+  active.position += usage.prompt_tokens + usage.generated_tokens;
+  if (usage.position == active.position) return absl::OkStatus();
+  return absl::DataLossError(
+      absl::StrCat("the session has ", usage.position, " tokens, expected ", active.position));
+}
+
+void Runner::OnTurnDone(const ActivePtr& active, Outcome outcome) {
+  if (active->plan.session && !active->session_id.empty() && !active->away_since &&
+      TryLater(active, outcome.status)) {
+    return;
+  }
+  --in_flight_;
+  if (outcome.status.ok()) outcome.status = Follow(*active, outcome.usage);
   const bool ok = outcome.status.ok();
   const Clock::time_point ended = outcome.ended;
   // A conversation's user also waits for its session.

@@ -7,6 +7,7 @@
 #include <functional>
 #include <memory>
 #include <mutex>
+#include <optional>
 #include <queue>
 #include <string>
 #include <vector>
@@ -33,6 +34,9 @@ struct GenerateSpec {
 struct Calls {
   std::function<void(GenerateSpec, std::function<void(Outcome)> done)> generate;
   std::function<void(std::function<void(absl::StatusOr<std::string>)> done)> create_session;
+  // Tokens of the session's conversation.
+  std::function<void(const std::string& id, std::function<void(absl::StatusOr<int64_t>)> done)>
+      get_position;
   std::function<void(const std::string& id, std::function<void(absl::Status)> done)> delete_session;
   std::function<void()> cancel_all;          // of the calls that run: they end soon
   std::function<int64_t()> tokens_received;  // by all calls so far
@@ -45,6 +49,9 @@ struct RunPlan {
   int64_t users = 1;             // kClosed
   int64_t max_in_flight = 4096;  // kClosed: not below users
   absl::Duration think_time = absl::ZeroDuration();
+  // Sessions outlive a server that is away for so long: what was under way begins again, and no
+  // session is behind where it was last told to be. 0: whatever fails has failed.
+  absl::Duration outlast = absl::ZeroDuration();
   absl::Duration duration = absl::Minutes(1);  // nothing starts after this
   absl::Duration grace = absl::Seconds(30);    // then what runs is cancelled
   absl::Duration interrupted_grace = absl::Seconds(2);
@@ -70,9 +77,11 @@ class Runner {
     Conversation plan;
     size_t next_turn = 0;
     std::string session_id;
-    Clock::time_point due;         // of the next turn
-    double send_delay_s = 0;       // of the next turn
-    std::vector<uint32_t> prompt;  // of the next turn
+    Clock::time_point due;                        // of the next turn
+    double send_delay_s = 0;                      // of the next turn
+    std::vector<uint32_t> prompt;                 // of the next turn
+    int64_t position = 0;                         // of the session, as the server has told
+    std::optional<Clock::time_point> away_since;  // the server
   };
   using ActivePtr = std::shared_ptr<Active>;
   struct LaterDue {
@@ -86,6 +95,13 @@ class Runner {
   void PreparePrompt(Active& active) const;
   void StartDue(Clock::time_point now);
   void Begin(ActivePtr active, Clock::time_point now);
+  void Send(ActivePtr active);  // what comes next of it
+  void Create(ActivePtr active);
+  void AskPosition(ActivePtr active);
+  void OnPosition(const ActivePtr& active, const absl::StatusOr<int64_t>& position);
+  // After a call that has failed: true if the server is away, and is tried again.
+  bool TryLater(const ActivePtr& active, const absl::Status& status);
+  absl::Status Follow(Active& active, const ServerUsage& usage) const;
   void OnCreated(const ActivePtr& active, const absl::StatusOr<std::string>& id,
                  Clock::time_point sent, Clock::time_point ended);
   void SendTurn(ActivePtr active);

@@ -14,6 +14,7 @@ import signal
 import subprocess
 import sys
 import tempfile
+import time
 import unittest
 import xml.etree.ElementTree
 
@@ -295,6 +296,47 @@ class Agreement(WithLoad):
                 server_ms = 1e3 * delta(f"{stem}_sum{labels}") / count
                 print(f"{stem}: server {server_ms:.3f} ms, client {report[key]:.3f} ms")
                 self.assertLess(abs(report[key] - server_ms), 0.05 * server_ms, table)
+
+
+class Restarted(WithLoad):
+    """A server that is killed and started again while sessions are in use."""
+
+    def setUp(self):
+        super().setUp()
+        self.model = write_tiny_model(self.path("tiny"))
+
+    def start(self, port, *flags):
+        server = ServerProcess(os.path.join(BIN, "ovq-server"), self.model, "--threads", "1", *flags, port=port)
+        self.addCleanup(server.kill)
+        return server
+
+    def load_over_a_kill(self, *server_flags):
+        """(exit status, the JSON report)"""
+        server = self.start(0, *server_flags)
+        run = subprocess.Popen(
+            self.command("--target", server.address, "--concurrency=4", "--turns=20", "--requests=600", "--quiet",
+                         "--input-length=10", "--output-length=10", "--outlast=30s",
+                         "--output-json", self.path("report.json")),
+            stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+        self.addCleanup(run.kill)
+        while scrape(server)["ovq_generated_tokens_total"] < 1000:
+            self.assertIsNone(run.poll())
+            time.sleep(0.01)
+        server.kill()
+        self.start(server.port, *server_flags)
+        code = run.wait(60)
+        with open(self.path("report.json")) as file:
+            return code, json.load(file)
+
+    def test_sessions_on_disk_outlast_it(self):
+        code, report = self.load_over_a_kill("--session-dir", self.path("sessions"))
+        self.assertEqual((code, report["completed"], report["failed"]), (0, 600, 0))
+        self.assertGreaterEqual(report["ovq"]["outlasted"], 1)
+
+    def test_others_are_missed(self):
+        code, report = self.load_over_a_kill()
+        self.assertEqual(code, 1)
+        self.assertIn("NOT_FOUND", report["ovq"]["errors"])
 
 
 if __name__ == "__main__":

@@ -188,12 +188,29 @@ void GrpcCalls::DeleteSession(const std::string& id, std::function<void(absl::St
       [call, done = std::move(done)](const grpc::Status& status) { done(ToStatus(status)); });
 }
 
+void GrpcCalls::GetPosition(const std::string& id,
+                            std::function<void(absl::StatusOr<int64_t>)> done) {
+  auto call = std::make_shared<Unary<v1::GetSessionRequest, v1::Session>>();
+  call->request.set_session_id(id);
+  Prepare(call->context, std::min(kSetupTimeout, options_.timeout), SessionKeyOf(id));
+  Enter(&call->context);
+  Next().sessions->async()->GetSession(
+      &call->context, &call->request, &call->response,
+      [this, call, done = std::move(done)](const grpc::Status& status) {
+        Leave(&call->context);
+        if (!status.ok()) return done(ToStatus(status));
+        done(static_cast<int64_t>(call->response.position()));
+      });
+}
+
 Calls GrpcCalls::calls() {
   return {.generate =
               [this](GenerateSpec spec, std::function<void(Outcome)> done) {
                 (new GenerateCall(*this, std::move(spec), std::move(done)))->Start();
               },
           .create_session = [this](auto done) { CreateSession(std::move(done)); },
+          .get_position = [this](const std::string& id,
+                                 auto done) { GetPosition(id, std::move(done)); },
           .delete_session = [this](const std::string& id,
                                    auto done) { DeleteSession(id, std::move(done)); },
           .cancel_all = [this] { CancelAll(); },

@@ -42,6 +42,7 @@ class GrpcCalls {
   void Prepare(grpc::ClientContext& context, absl::Duration timeout,
                const std::string& session_key = "") const;
   void CreateSession(std::function<void(absl::StatusOr<std::string>)> done);
+  void GetPosition(const std::string& id, std::function<void(absl::StatusOr<int64_t>)> done);
   void DeleteSession(const std::string& id, std::function<void(absl::Status)> done);
   // Between these a call is among those that CancelAll cancels.
   void Enter(grpc::ClientContext* context);

@@ -42,6 +42,12 @@ class FakeServer {
       turns[id] = {};
       done(id);
     };
+    calls.get_position = [this](const std::string& id,
+                                std::function<void(absl::StatusOr<int64_t>)> done) {
+      if (away-- > 0) return done(absl::UnavailableError("gone"));
+      const std::lock_guard lock(mutex_);
+      done(positions[id] - lost);
+    };
     calls.delete_session = [this](const std::string&, std::function<void(absl::Status)> done) {
       ++deleted;
       done(absl::OkStatus());
@@ -57,7 +63,10 @@ class FakeServer {
 
   std::atomic<int> most_running = 0, created = 0, deleted = 0;
   std::atomic<bool> refuse_sessions = false;
-  std::atomic<int> fail_call = -1;                   // the n-th Generate fails
+  std::atomic<int> fail_call = -1;  // the n-th Generate fails
+  std::atomic<int> away = 0;        // so many looks at a position fail
+  int64_t lost = 0;                 // tokens, while it was away
+  std::map<std::string, int64_t> positions;
   std::map<std::string, std::vector<size_t>> turns;  // prompt lengths by session
 
  private:
@@ -81,6 +90,9 @@ class FakeServer {
       outcome.arrivals.push_back({outcome.ended, static_cast<uint32_t>(spec.output_tokens)});
       outcome.usage.prompt_tokens = static_cast<int64_t>(spec.prompt.size());
       outcome.usage.generated_tokens = spec.output_tokens;
+      int64_t& position = positions[spec.session_id];
+      position += outcome.usage.prompt_tokens + outcome.usage.generated_tokens;
+      outcome.usage.position = position;
     }
     return outcome;
   }
@@ -221,6 +233,39 @@ TEST(Runner, AFailedTurnEndsItsConversation) {
   EXPECT_TRUE(result.records[1].failed());
   EXPECT_EQ(result.abandoned, 2);
   EXPECT_EQ(server.deleted, 2);
+}
+
+TEST(Runner, ASessionOutlastsItsServer) {
+  FakeServer server(milliseconds(1));
+  server.fail_call = 1;
+  server.away = 2;
+  const RunResult result =
+      RunOn(server, {.users = 1, .outlast = absl::Seconds(60)}, {.turns = 4, .max_requests = 8});
+  EXPECT_EQ(result.records.size(), 8u);
+  for (const Record& record : result.records) EXPECT_TRUE(record.completed());
+  EXPECT_EQ(result.outlasted, 1);
+  EXPECT_EQ(server.turns["s0"].size(), 5u);
+}
+
+TEST(Runner, ASessionThatCameBackShorterHasFailed) {
+  FakeServer server(milliseconds(1));
+  server.fail_call = 1;
+  server.lost = 1;
+  const RunResult result =
+      RunOn(server, {.users = 1, .outlast = absl::Seconds(60)}, {.turns = 4, .max_requests = 4});
+  ASSERT_EQ(result.records.size(), 2u);
+  EXPECT_TRUE(absl::IsDataLoss(result.records[1].outcome.status));
+  EXPECT_EQ(result.abandoned, 2);
+}
+
+TEST(Runner, AServerThatStaysAwayHasFailed) {
+  FakeServer server(milliseconds(1));
+  server.fail_call = 1;
+  server.away = 1'000'000;
+  const RunResult result = RunOn(server, {.users = 1, .outlast = absl::Milliseconds(500)},
+                                 {.turns = 4, .max_requests = 4});
+  ASSERT_EQ(result.records.size(), 2u);
+  EXPECT_TRUE(absl::IsUnavailable(result.records[1].outcome.status));
 }
 
 TEST(Runner, ARefusedSessionIsAFailedRequest) {
