@@ -106,6 +106,13 @@ absl::Status Engine::SubmitTurn(std::shared_ptr<Job> job) {
 absl::Status Engine::Claim(Job& job) {
   const GenerateRequest& request = job.generate()->request;
   const auto check = [&](const Session& session) -> absl::Status {
+    const auto now = static_cast<uint64_t>(session.position());
+    if (request.expected_position.value_or(now) != now) {
+      return WithFacts(absl::FailedPreconditionError(
+                           absl::StrCat(request.field_prefix, "expected_position: the session has ",
+                                        now, " tokens, not ", *request.expected_position)),
+                       {.position = now});
+    }
     if (job.tokens.empty() && !session.pending) {
       return EmptyPrompt(request.field_prefix);
     }

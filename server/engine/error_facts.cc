@@ -14,6 +14,7 @@ constexpr char kReason[] = "ovq.reason";
 constexpr char kBytesNeeded[] = "ovq.bytes_needed";
 constexpr char kBytesFree[] = "ovq.bytes_free";
 constexpr char kRetryAfterMs[] = "ovq.retry_after_ms";
+constexpr char kPosition[] = "ovq.position";
 constexpr char kLogText[] = "ovq.log_text";
 
 void Put(absl::Status& status, const char* key, const absl::AlphaNum& value) {
@@ -41,6 +42,7 @@ absl::Status WithFacts(absl::Status status, const ErrorFacts& facts) {
   if (facts.bytes_needed) Put(status, kBytesNeeded, *facts.bytes_needed);
   if (facts.bytes_free) Put(status, kBytesFree, *facts.bytes_free);
   if (facts.retry_after) Put(status, kRetryAfterMs, absl::ToInt64Milliseconds(*facts.retry_after));
+  if (facts.position) Put(status, kPosition, *facts.position);
   return status;
 }
 
@@ -54,6 +56,7 @@ ErrorFacts FactsOf(const absl::Status& status) {
   if (const auto ms = Number(status, kRetryAfterMs)) {
     facts.retry_after = absl::Milliseconds(static_cast<int64_t>(*ms));
   }
+  facts.position = Number(status, kPosition);
   return facts;
 }
 

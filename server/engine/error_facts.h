@@ -38,10 +38,11 @@ struct ErrorFacts {
   std::optional<RejectReason> reason = {};
   std::optional<size_t> bytes_needed = {}, bytes_free = {};
   std::optional<absl::Duration> retry_after = {};  // time alone ends the refusal, after this much
+  std::optional<uint64_t> position = {};           // of a session, where another one was expected
 
   bool operator==(const ErrorFacts&) const = default;
   bool empty() const {
-    return field.empty() && !reason && !bytes_needed && !bytes_free && !retry_after;
+    return field.empty() && !reason && !bytes_needed && !bytes_free && !retry_after && !position;
   }
 };
 

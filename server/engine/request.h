@@ -48,6 +48,7 @@ struct CallRequest {
 struct GenerateRequest : CallRequest {  // memory, slot_cap: one-shot only
   std::string session_id;               // empty: a session that ends with the request
   SamplingParams sampling;
+  std::optional<uint64_t> expected_position;  // of the session, or FailedPrecondition
   bool seed_given = false;  // sampling.seed = 0 is a seed too; else the engine draws one for 0
   StopConditions stop;
   OutputOptions output;
@@ -76,7 +77,8 @@ struct Started {
   std::string session_id;  // empty for a one-shot request
   int64_t prompt_tokens = 0;
   int64_t cached_tokens = 0;
-  uint64_t seed = 0;  // the one in use, drawn by the server when the request had none
+  uint64_t seed = 0;     // the one in use, drawn by the server when the request had none
+  int64_t position = 0;  // tokens of the session before; 0 for a one-shot request
 };
 struct TokenChunk {
   int index = 0;     // which of the n completions

@@ -33,10 +33,12 @@ void Runner::Start(std::shared_ptr<Job> job) {
   }
   TakePrefix(*job);
   if (work != nullptr) {
-    work->stream->Push({.started = Started{.session_id = work->request.session_id,
-                                           .prompt_tokens = job->prompt_tokens,
-                                           .cached_tokens = job->cached_tokens + job->prefix_tokens,
-                                           .seed = work->request.sampling.seed}});
+    work->stream->Push(
+        {.started = Started{.session_id = work->request.session_id,
+                            .prompt_tokens = job->prompt_tokens,
+                            .cached_tokens = job->cached_tokens + job->prefix_tokens,
+                            .seed = work->request.sampling.seed,
+                            .position = job->session != nullptr ? job->cached_tokens : 0}});
   }
   jobs_.push_back(job);
   if (!job->prefilling()) FinishPrefill(*job, nullptr);

@@ -24,9 +24,8 @@ SessionStore::SessionStore(const EngineConfig& config, StatePool& pool, Admissio
     admission_.SetMakeRoom([this](size_t bytes) { return MakeRoom(bytes); });
   }
   if (config.options.session_folder != nullptr) {
-    config.options.session_folder->OnAsked([this, inbox = inbox_](const std::string& id) {
-      inbox->Post([this, id] { Asked(id); });
-    });
+    config.options.session_folder->OnAsked(
+        [this, inbox = inbox_](const std::string& id) { inbox->Post([this, id] { Asked(id); }); });
   }
 }
 

@@ -255,6 +255,10 @@ absl::Status ValidateGenerate(const EngineConfig& config, const GenerateRequest&
                                  std::min(kMaxTopLogprobs, config.model.vocab_size),
                                  absl::StrCat(prefix, "output.top_logprobs")));
   if (one_shot && request.prompt.empty()) status.Update(EmptyPrompt(prefix));
+  if (one_shot && request.expected_position) {
+    status.Update(BadField(absl::StrCat(prefix, "expected_position"), "none without session_id",
+                           AsSent(*request.expected_position)));
+  }
   status.Update(CheckPrompt(config, request.prompt, prefix));
   if (one_shot) {
     status.Update(CheckPosition(*config.model.FindMemory(request.memory)->layout,

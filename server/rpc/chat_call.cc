@@ -168,6 +168,7 @@ void ChatCall::BeginTurn(const v1::ChatTurn& turn) {
   settled_.set_more(turn.more());
   v1::ChatTurn whole = settled_;
   *whole.mutable_prompt() = turn.prompt();
+  if (turn.has_expected_position()) whole.set_expected_position(turn.expected_position());
   stream_ = std::make_shared<TokenStream>();
   OnBlockingThread([this, turn = std::move(whole), stream = stream_] {
     OnStrand([this, status = SubmitTurn(turn, stream)] { TurnSubmitted(status); });

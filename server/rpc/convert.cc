@@ -161,6 +161,7 @@ absl::Status SetGeneration(const Message& from, const PromptPlace& place, const 
   SetSampling(from.sampling(), to);
   to.output.logprobs = from.output().logprobs();
   to.output.top_logprobs = static_cast<int>(from.output().top_logprobs());
+  if (from.has_expected_position()) to.expected_position = from.expected_position();
   if (absl::Status status = SetStop(from.stop(), to); !status.ok()) return status;
   return SetPrompt(from.prompt(), place, engine, to);
 }
@@ -216,6 +217,7 @@ void Fill(const Started& from, v1::Started& to) {
   to.set_prompt_tokens(static_cast<uint64_t>(from.prompt_tokens));
   to.set_cached_tokens(static_cast<uint64_t>(from.cached_tokens));
   to.set_seed(from.seed);
+  to.set_position(static_cast<uint64_t>(from.position));
 }
 
 void Fill(const TokenChunk& from, v1::TokenChunk& to) {

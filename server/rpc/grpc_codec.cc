@@ -113,6 +113,7 @@ std::string Details(const absl::Status& status) {
   if (facts.bytes_needed) info.set_bytes_needed(*facts.bytes_needed);
   if (facts.bytes_free) info.set_bytes_free(*facts.bytes_free);
   if (facts.retry_after) Fill(*facts.retry_after, *info.mutable_retry_after());
+  if (facts.position) info.set_position(*facts.position);
   v1::ErrorStatus details;
   details.set_code(status.raw_code());
   details.set_message(std::string(status.message()));

@@ -262,17 +262,21 @@ class Client:
         memory: str | None = None,
         max_centroids: int | None = None,
         cacheable: bool | None = None,
+        expected_position: int | None = None,
         timeout: float | None = None,
         **options: Unpack[Options],
     ) -> Iterator[Event]:
         """One answer, streamed. Without session_id its state ends with the call. Closing the
         iterator cancels the call. cacheable: whether the server may keep the state behind the
-        prompt for others that begin alike; by default that of a conversation's system part."""
+        prompt for others that begin alike; by default that of a conversation's system part.
+        expected_position: tokens that the session must have, or the call is refused and the
+        error's info has the true number; so a call whose answer was lost can be sent again."""
         request = MESSAGES["GenerateRequest"](
             prompt=_prompt(prompt, cacheable),
             session_id=session_id,
             memory=memory,
             max_centroids=max_centroids,
+            expected_position=expected_position,
             **_option_messages(options),
         )
         return self._stream(request, timeout)

@@ -73,6 +73,7 @@ class Started:
     prompt_tokens: int
     cached_tokens: int
     seed: int
+    position: int
 
 
 @dataclass(frozen=True)
@@ -149,6 +150,7 @@ class ErrorInfo:
     bytes_needed: int | None
     bytes_free: int | None
     retry_after: float | None
+    position: int | None
 
 
 @dataclass(frozen=True)

@@ -5,6 +5,7 @@
 #include <algorithm>
 #include <random>
 
+#include "absl/time/clock.h"
 #include "server/engine/checkpoints.h"
 #include "server/engine/limits.h"
 #include "tests/server/engine/parts.h"
@@ -185,9 +186,10 @@ TEST(Rewind, StaysAsItWasIfItIsCancelled) {
   Receiver<absl::StatusOr<RewindResult>> deleted;
   engine->RewindSession({.session_id = talk.id, .position = 90}, nullptr, deleted.callback());
   engine.model().gate().AwaitEntered(later);
-  std::thread opener([&] { engine.model().gate().Open(); });
-  EXPECT_TRUE(engine->DeleteSession(talk.id, "").ok());
-  opener.join();
+  std::thread deleter([&] { EXPECT_TRUE(engine->DeleteSession(talk.id, "").ok()); });
+  absl::SleepFor(absl::Milliseconds(100));  // until it has asked, on a busy machine too
+  engine.model().gate().Open();
+  deleter.join();
   EXPECT_TRUE(absl::IsCancelled(deleted.Wait().status()));
   EXPECT_EQ(engine.SettledStats().state_bytes_reserved, 0u);
 }

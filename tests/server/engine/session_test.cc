@@ -156,6 +156,33 @@ TEST(Session, CancelledWhileAbsorbingStandsWhereItGot) {
   EXPECT_EQ(tokens, engine.Run(Request(whole, 5)).of[0].tokens);
 }
 
+TEST(Session, ATurnThatIsSentAgainIsCarriedOutOnce) {
+  TestEngine engine;
+  const std::string id = engine.NewSession().id;
+  GenerateRequest turn = Turn(id, {1, 2}, 3);
+  turn.expected_position = 0;
+  const Answers first = engine.Run(turn);
+  EXPECT_TRUE(first.status.ok()) << first.status;
+  EXPECT_EQ(first.started->position, 0);
+  const auto refusal = [&](const GenerateRequest& request) {
+    return engine->Submit(request, std::make_shared<TokenStream>());
+  };
+  const absl::Status again = refusal(turn);
+  EXPECT_TRUE(absl::IsFailedPrecondition(again));
+  EXPECT_EQ(std::string(again.message()), "expected_position: the session has 5 tokens, not 0");
+  EXPECT_EQ(FactsOf(again), ErrorFacts{.position = 5});
+  EXPECT_EQ(engine->GetSession(id, "")->position, 5);
+  turn.expected_position = 5;
+  EXPECT_EQ(engine.Run(turn).started->position, 5);
+  turn.expected_position = ~uint64_t{0};
+  EXPECT_TRUE(absl::IsFailedPrecondition(refusal(turn)));
+  GenerateRequest one_shot = Request({1, 2}, 3);
+  EXPECT_EQ(engine.Run(one_shot).started->position, 0);
+  one_shot.expected_position = 0;
+  EXPECT_EQ(std::string(refusal(one_shot).message()),
+            "expected_position: expected none without session_id, got 0");
+}
+
 TEST(Session, OneCallAtATime) {
   TestEngine engine;
   const std::string id = engine.NewSession().id;

@@ -160,6 +160,21 @@ TEST_F(Chat, KeptSessionOutlivesTheStream) {
   server_.WaitForStats([](const EngineStats& s) { return s.sessions_idle == 1; });
 }
 
+TEST_F(Chat, ATurnExpectsAPosition) {
+  grpc::ClientContext context;
+  const auto stream = Open(context);
+  v1::ChatRequest turn = TurnMessage("ab", 5);
+  turn.mutable_turn()->set_expected_position(0);
+  EXPECT_EQ(Turn(*stream, turn).started.position(), 0u);
+  EXPECT_EQ(Turn(*stream, TurnMessage("cd", 5)).started.position(), 7u);  // it is of one turn alone
+  ASSERT_TRUE(stream->Write(turn));
+  for (v1::ChatResponse response; stream->Read(&response);) {
+  }
+  EXPECT_THAT(stream->Finish(), Fails(grpc::StatusCode::FAILED_PRECONDITION,
+                                      "turn.expected_position: the session has 14 tokens, not 0"));
+  ExpectNoSessions();
+}
+
 TEST_F(Chat, ATurnWhileOneRunsIsRefused) {
   grpc::ClientContext context;
   const auto stream = Open(context);

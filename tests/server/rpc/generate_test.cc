@@ -244,6 +244,13 @@ TEST(Generate, ErrorsCarryTheirFacts) {
   request = TextRequest("abc", 4);
   request.set_session_id("feed");
   EXPECT_EQ(Generate(server.inference(), request).status.error_details(), "") << "no facts";
+  TestServer roomy;
+  request.set_session_id(roomy.NewSession());
+  request.set_expected_position(7);
+  const grpc::Status elsewhere = Generate(roomy.inference(), request).status;
+  EXPECT_EQ(elsewhere.error_code(), grpc::StatusCode::FAILED_PRECONDITION);
+  EXPECT_TRUE(InfoOf(elsewhere).has_position());
+  EXPECT_EQ(InfoOf(elsewhere).position(), 0u);
 }
 
 TEST(Generate, TenMegabytePromptIsRefusedByItsLimit) {
