@@ -27,14 +27,16 @@ SignalWaiter::SignalWaiter(const std::vector<int>& signals, std::function<void(i
   BlockSignals({kEnd});
   sigset_t set = SetOf(signals);
   sigaddset(&set, kEnd);
-  thread_ = std::thread([set, on_signal = std::move(on_signal)] {
-    for (int signal = 0; signal != kEnd;) {
+  thread_ = std::thread([this, set, on_signal = std::move(on_signal)] {
+    while (!ending_) {
+      int signal = 0;
       if (sigwait(&set, &signal) == 0 && signal != kEnd) on_signal(signal);
     }
   });
 }
 
 SignalWaiter::~SignalWaiter() {
+  ending_ = true;
   pthread_kill(thread_.native_handle(), kEnd);
   thread_.join();
 }

@@ -3,6 +3,7 @@
 
 #include <signal.h>
 
+#include <atomic>
 #include <functional>
 #include <thread>
 #include <vector>
@@ -13,7 +14,8 @@ namespace ovq {
 // the blocked signals.
 void BlockSignals(const std::vector<int>& signals);
 
-// Takes signals that are blocked. on_signal runs on the waiter's thread.
+// Takes signals that are blocked. on_signal runs on the waiter's thread. SIGUSR1 is the waiter's
+// own; one from elsewhere does nothing.
 class SignalWaiter {
  public:
   SignalWaiter(const std::vector<int>& signals, std::function<void(int signal)> on_signal);
@@ -22,6 +24,7 @@ class SignalWaiter {
   SignalWaiter& operator=(const SignalWaiter&) = delete;
 
  private:
+  std::atomic<bool> ending_ = false;
   std::thread thread_;
 };
 

@@ -5,9 +5,12 @@
 #include <atomic>
 #include <cstdio>
 #include <cstdlib>
+#include <functional>
 #include <memory>
+#include <mutex>
 #include <optional>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include "absl/strings/str_cat.h"
@@ -33,14 +36,19 @@ constexpr int kExitUsage = 2;
 
 constexpr absl::Duration kLastLines = absl::Seconds(1);  // for the log, where the program ends
 
-// What SIGTERM and SIGINT ask for. Make it before any other thread that takes signals (the log's
-// takes none).
+// What SIGTERM and SIGINT ask for, and SIGHUP; SIGUSR1 and SIGUSR2 ask for nothing. Make it before
+// any other thread that takes signals (the log's takes none).
 class Shutdown {
  public:
   explicit Shutdown(Log& log)
       : log_(log), waiter_(Blocked(), [this](int signal) { OnSignal(signal); }) {}
   // From now on the first signal asks for a drain; before, it ends the process.
   void Serve() { serving_ = true; }
+  // What SIGHUP does from now on; nothing before, and with an empty one.
+  void OnHangUp(std::function<void()> reload) {
+    std::lock_guard lock(mutex_);
+    reload_ = std::move(reload);
+  }
   void WaitForFirst() { first_.WaitForNotification(); }
   // Like the first signal; has no effect after it. Any thread, while serving.
   void Drain() {
@@ -49,10 +57,17 @@ class Shutdown {
 
  private:
   static std::vector<int> Blocked() {
-    BlockSignals({SIGTERM, SIGINT});
-    return {SIGTERM, SIGINT};
+    const std::vector<int> signals = {SIGTERM, SIGINT, SIGHUP, SIGUSR2};
+    BlockSignals(signals);
+    return signals;
   }
   void OnSignal(int signal) {
+    if (signal == SIGUSR2) return;
+    if (signal == SIGHUP) {
+      std::lock_guard lock(mutex_);
+      if (reload_) reload_();
+      return;
+    }
     if (!serving_ || draining_) {
       log_.Info(absl::StrCat("ended by signal ", signal));
       log_.Flush(kLastLines);
@@ -66,6 +81,8 @@ class Shutdown {
   std::atomic<bool> serving_{false};
   std::atomic<bool> draining_{false};
   absl::Notification first_;
+  std::mutex mutex_;  // guards the next
+  std::function<void()> reload_;
   const SignalWaiter waiter_;  // the last: its thread uses the others
 };
 
@@ -218,12 +235,17 @@ absl::Status Serve(const Options& options, Shutdown& shutdown, Log& log) {
   metrics.SetStatsSource([&engine] { return engine.Stats(); });
   AdoptSessions(options, std::move(found), engine, log);
   (*security)->Watch(engine.quotas(), metrics, log, kLookAtFiles);
+  shutdown.OnHangUp([&] {
+    log.Info("SIGHUP: certificates and tenants are read again");
+    (*security)->Reload();
+  });
   absl::Status status;
   {
     ServiceContext services(engine, description, metrics, {log, options.log_requests},
                             (*security)->tenants());
     status = ServeCalls(options, **security, engine, services, shutdown);
   }
+  shutdown.OnHangUp({});
   (*security)->Unwatch();
   metrics.SetStatsSource(nullptr);
   return status;

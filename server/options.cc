@@ -259,7 +259,8 @@ std::string HelpText() {
       "\nFlags win over the environment, the environment over the file, the file over the "
       "defaults.\n"
       "Sizes: 512M, 8G, 1.5GiB (powers of 1024). Durations: 250ms, 30s, 5m, 1h30m.\n"
-      "SIGTERM or SIGINT drains and exits with 0; a second one exits at once.\n"
+      "SIGTERM or SIGINT drains and exits with 0; a second one exits at once. SIGHUP reads\n"
+      "certificates and tenants again, which changed files do by themselves.\n"
       "Exit codes: 0 stopped by a signal, 1 failed to start, 2 bad options.\n");
 }
 

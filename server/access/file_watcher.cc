@@ -49,8 +49,10 @@ FileWatcher::~FileWatcher() {
 
 void FileWatcher::Loop() {
   while (!ending_.WaitForNotificationWithTimeout(interval_)) {
+    const bool forced = forced_.exchange(false);
     for (Watch& watch : watches_) {
-      if (watch.files.Changed()) watch.changed();
+      const bool retry = watch.retry_in > 0 && --watch.retry_in == 0;
+      if (watch.files.Changed() || retry || forced) watch.retry_in = watch.changed() ? 0 : kRetry;
     }
   }
 }

@@ -1,6 +1,7 @@
 // Notices that files were changed or replaced.
 #pragma once
 
+#include <atomic>
 #include <functional>
 #include <string>
 #include <thread>
@@ -35,10 +36,13 @@ class FileWatcher {
  public:
   struct Watch {
     FileSet files;
-    std::function<void()> changed;
+    std::function<bool()> changed;  // false: it failed, and is called again after kRetry looks
+    int retry_in = 0;               // looks; 0: it did not fail
   };
+  static constexpr int kRetry = 20;
   FileWatcher(std::vector<Watch> watches, absl::Duration interval);
-  ~FileWatcher();  // waits for a running call
+  ~FileWatcher();                   // waits for a running call
+  void Force() { forced_ = true; }  // any thread: as if all had changed, at the next look
   FileWatcher(const FileWatcher&) = delete;
   FileWatcher& operator=(const FileWatcher&) = delete;
 
@@ -47,6 +51,7 @@ class FileWatcher {
 
   std::vector<Watch> watches_;
   const absl::Duration interval_;
+  std::atomic<bool> forced_ = false;
   absl::Notification ending_;
   std::thread thread_;
 };

@@ -51,39 +51,45 @@ void Security::Watch(TenantQuotas& quotas, Metrics& metrics, Log& log, absl::Dur
     quotas.SetLimits(tenants_->current()->Limits());
   }
   if (tls_ == nullptr && tenants_ == nullptr) return;
-  watches_[0].changed = [this, &metrics, &log] { ReloadTls(metrics, log); };
-  watches_[1].changed = [this, &quotas, &metrics, &log] { ReloadTenants(quotas, metrics, log); };
+  watches_[0].changed = [this, &metrics, &log] {
+    return tls_ == nullptr || ReloadTls(metrics, log);
+  };
+  watches_[1].changed = [this, &quotas, &metrics, &log] {
+    return tenants_ == nullptr || ReloadTenants(quotas, metrics, log);
+  };
   watcher_ = std::make_unique<FileWatcher>(std::move(watches_), interval);
 }
 
-void Security::ReloadTls(Metrics& metrics, Log& log) {
+bool Security::ReloadTls(Metrics& metrics, Log& log) {
   absl::StatusOr<TlsMaterial> material = LoadTls(files_.tls, absl::Now());
   metrics.CredentialsReloaded(Credentials::kTls, material.ok());
   if (!material.ok()) {
     log.Write(LogLevel::kWarning, LogKind::kCredentials,
               absl::StrCat("certificate not reloaded, the old one stays in use: ",
                            material.status().message()));
-    return;
+    return false;
   }
   metrics.SetCertificateExpiry(material->expiry);
   log.Write(LogLevel::kInfo, LogKind::kCredentials,
             absl::StrCat("certificate reloaded, valid until ",
                          absl::FormatTime(material->expiry, absl::UTCTimeZone())));
   tls_->Set(*std::move(material));
+  return true;
 }
 
-void Security::ReloadTenants(TenantQuotas& quotas, Metrics& metrics, Log& log) {
+bool Security::ReloadTenants(TenantQuotas& quotas, Metrics& metrics, Log& log) {
   absl::StatusOr<TenantList> list = ReadTenants();
   metrics.CredentialsReloaded(Credentials::kTenants, list.ok());
   if (!list.ok()) {
     log.Write(LogLevel::kWarning, LogKind::kCredentials,
               absl::StrCat("tenants not reloaded, the old ones stay: ", list.status().message()));
-    return;
+    return false;
   }
   log.Write(LogLevel::kInfo, LogKind::kCredentials,
             absl::StrCat("tenants reloaded: ", list->size()));
   quotas.SetLimits(list->Limits());
   tenants_->Set(*std::move(list));
+  return true;
 }
 
 }  // namespace ovq

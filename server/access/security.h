@@ -31,16 +31,20 @@ class Security {
   const TenantRegistry* tenants() const { return tenants_.get(); }  // null: no tokens
 
   // Puts the limits into force and, from now on, what changed files say. An invalid file changes
-  // nothing; each reload is logged and counted. What is passed outlives this object, or the call of
-  // Unwatch.
+  // nothing, and is tried again after 20 intervals; each reload is logged and counted. What is
+  // passed outlives this object, or the call of Unwatch.
   void Watch(TenantQuotas& quotas, Metrics& metrics, Log& log, absl::Duration interval);
   void Unwatch() { watcher_.reset(); }
+  // While watching: all files are read again soon. Any thread.
+  void Reload() {
+    if (watcher_ != nullptr) watcher_->Force();
+  }
 
  private:
   explicit Security(SecurityFiles files) : files_(std::move(files)) {}
   absl::StatusOr<TenantList> ReadTenants() const;
-  void ReloadTls(Metrics& metrics, Log& log);
-  void ReloadTenants(TenantQuotas& quotas, Metrics& metrics, Log& log);
+  bool ReloadTls(Metrics& metrics, Log& log);  // these: whether the files are valid
+  bool ReloadTenants(TenantQuotas& quotas, Metrics& metrics, Log& log);
 
   const SecurityFiles files_;
   std::unique_ptr<TlsSource> tls_;

@@ -25,6 +25,16 @@ TEST(Signals, AreCallsOnAnotherThreadWhileThereIsAWaiter) {
   }
 }
 
+TEST(Signals, ItsOwnFromElsewhereDoesNothing) {
+  BlockSignals({SIGINT});
+  absl::Notification came;
+  const SignalWaiter waiter({SIGINT}, [&](int) { came.Notify(); });
+  kill(getpid(), SIGUSR1);
+  kill(getpid(), SIGUSR1);
+  kill(getpid(), SIGINT);
+  EXPECT_TRUE(came.WaitForNotificationWithTimeout(absl::Seconds(30)));
+}
+
 // It stays pending where nobody waits, and does not end the program.
 TEST(Signals, WaitForTheNextWaiter) {
   BlockSignals({SIGINT});

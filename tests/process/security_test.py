@@ -7,6 +7,7 @@ import argparse
 import hashlib
 import os
 import shutil
+import signal
 import socket
 import ssl
 import subprocess
@@ -107,6 +108,8 @@ class Tls(Case):
                     shutil.copy(path(f"renewed.{kind}"), path(f"live.{kind}"))
                 wait_for(lambda: "renewed" in peer_serial(server))
                 self.assertEqual(metric(server, reloads % "ok"), 1)
+                server.process.send_signal(signal.SIGHUP)  # whether they have changed or not
+                wait_for(lambda: metric(server, reloads % "ok") == 2)
                 stream.await_more()
             with connect(server.address) as fresh:
                 self.assertEqual(info(fresh).name, "tiny")

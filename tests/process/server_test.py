@@ -319,6 +319,17 @@ class Stopping(unittest.TestCase):
                 self.assertEqual(len(tokens), 3000)
                 self.assertEqual(server.wait(), 0)
 
+    def test_other_signals_change_nothing(self):
+        with ServerProcess(BINARY, model_folder(), "--state-memory", "64M") as server:
+            with connect(server) as channel:
+                thread, tokens = self.start_stream(server, channel, 3000)
+                for number in (signal.SIGHUP, signal.SIGUSR1, signal.SIGUSR2) * 3:
+                    server.process.send_signal(number)
+                server.terminate()
+                thread.join(60)
+                self.assertEqual(len(tokens), 3000)
+                self.assertEqual(server.wait(), 0)
+
     def test_drain_ends_in_time_and_refuses_new_work(self):
         with ServerProcess(BINARY, model_folder(), "--state-memory", "64M", "--drain-timeout",
                            "2s") as server:
