@@ -1,7 +1,7 @@
 #!/usr/bin/env python3
 """One session that goes on and on: what it costs must not depend on how long it is.
 
-usage: long_session.py [--build build/cpu] [--model models/python-bytes] [--tokens 10000000] [--turn 50000]
+usage: long_session.py [--build build/cpu] [--model models/python-bytes] [--tokens 10000000] [--turn 5000]
                        [--keep-tokens] [--seed 1]
 
 Reads random text in turns, each with an answer of 16 tokens, and prints at powers of ten and of two between
@@ -36,7 +36,7 @@ def main():
     parser.add_argument("--build", default=os.path.join(ROOT, "build", "cpu"))
     parser.add_argument("--model", default=os.path.join(ROOT, "models", "python-bytes"))
     parser.add_argument("--tokens", type=int, default=10_000_000)
-    parser.add_argument("--turn", type=int, default=50_000, help="tokens that a turn reads")
+    parser.add_argument("--turn", type=int, default=5_000, help="tokens that a turn reads")
     parser.add_argument("--keep-tokens", action="store_true")
     parser.add_argument("--seed", type=int, default=1)
     args = parser.parse_args()
