@@ -146,7 +146,8 @@ class Observed(unittest.TestCase):
         cls.server = ServerProcess(BINARY, path("tiny"), "--state-memory", "64M",
                                    "--max-sessions", str(MAX_SESSIONS), "--threads", "1",
                                    "--tls-cert", path("server.pem"), "--tls-key", path("server.key"),
-                                   "--tenants", path("tenants.json"))
+                                   "--tenants", path("tenants.json"),
+                                   "--session-dir", path("sessions"))
         cls.addClassCleanup(cls.server.kill)
         with open(path("ca.pem"), "rb") as file:
             cls.load = Load(cls.server.address, tls_ca=file.read(), token=TOKEN)
