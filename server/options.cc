@@ -48,7 +48,7 @@ void AddServing(Flags& flags, Options& o) {
   flags.Add(
       "session-dir", "FOLDER", Text(o.session_dir, "a folder"),
       "sessions are on disk here before a call that changed them ends well, and are there again\n"
-      "after a restart; made if it is missing; one server at a time",
+      "after a restart; made if it is missing. Servers on one machine may share it",
       "none: sessions end with the server");
   const std::vector<std::pair<std::string, bool>> syncs = {{"always", true}, {"interval", false}};
   flags.Add(

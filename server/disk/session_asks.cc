@@ -52,9 +52,7 @@ bool SessionAsks::IsAsked(const std::string& id) const {
   return access(PathOf(id).c_str(), F_OK) == 0;
 }
 
-void SessionAsks::Refuse(const std::string& id) { (void)RemoveFile(PathOf(id)); }
-
-void SessionAsks::Withdraw(const std::string& id) { (void)RemoveFile(PathOf(id)); }
+void SessionAsks::Remove(const std::string& id) { (void)RemoveFile(PathOf(id)); }
 
 void SessionAsks::Wake() {
   const uint64_t one = 1;

@@ -21,8 +21,7 @@ class SessionAsks {
   // --- any thread ---
   void Ask(const std::string& id);  // once more, if it has been asked for
   bool IsAsked(const std::string& id) const;
-  void Refuse(const std::string& id);    // what was asked for
-  void Withdraw(const std::string& id);  // an ask, answered or not
+  void Remove(const std::string& id);  // the ask: it is refused, or over
   void Wake();
 
   // One thread: the sessions that were asked for, by this server too; none after the time or Wake.

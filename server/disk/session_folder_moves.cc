@@ -30,7 +30,7 @@ void SessionFolder::OnAsked(std::function<void(const std::string&)> asked) {
 
 void SessionFolder::LetGo(const std::string& id) { locks_->Unlock(id); }
 
-void SessionFolder::Refuse(const std::string& id) { asks_->Refuse(id); }
+void SessionFolder::Refuse(const std::string& id) { asks_->Remove(id); }
 
 void SessionFolder::MoveLoop() {
   std::vector<Call> waiting;
@@ -68,7 +68,7 @@ bool SessionFolder::Answer(Call& call, bool ending) {
       return false;
     }
   }
-  if (asked) asks_->Withdraw(call.id);
+  if (asked) asks_->Remove(call.id);
   call.done(std::move(found));
   return true;
 }

@@ -107,4 +107,14 @@ MATCHER(Succeeds, "") {
   return arg.ok();
 }
 
+// A unary call with metadata `ovq-tenant`, if a tenant is given.
+template <class Response, class Stub, class Request>
+grpc::Status Call(Stub& stub,
+                  grpc::Status (Stub::*method)(grpc::ClientContext*, const Request&, Response*),
+                  const Request& request, Response& response, const std::string& tenant = "") {
+  grpc::ClientContext context;
+  if (!tenant.empty()) context.AddMetadata("ovq-tenant", tenant);
+  return (stub.*method)(&context, request, &response);
+}
+
 }  // namespace ovq::test

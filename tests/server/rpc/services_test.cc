@@ -1,4 +1,5 @@
-// The unary calls, sessions and tenants, health, reflection, draining.
+// The unary calls, sessions and tenants (their files: session_transfer_test.cc), health,
+// reflection, draining.
 #include <set>
 #include <thread>
 
@@ -13,15 +14,6 @@ using testing::MatchesRegex;
 using testing::StartsWith;
 
 constexpr auto kInvalid = grpc::StatusCode::INVALID_ARGUMENT;
-
-template <class Response, class Stub, class Request>
-grpc::Status Call(Stub& stub,
-                  grpc::Status (Stub::*method)(grpc::ClientContext*, const Request&, Response*),
-                  const Request& request, Response& response, const std::string& tenant = "") {
-  grpc::ClientContext context;
-  if (!tenant.empty()) context.AddMetadata("ovq-tenant", tenant);
-  return (stub.*method)(&context, request, &response);
-}
 
 using Inference = v1::InferenceService::Stub;
 using Sessions = v1::SessionService::Stub;
@@ -398,146 +390,6 @@ TEST(SessionCalls, Rewind) {
   rewind.set_session_id(made.session_id());
   EXPECT_THAT(Call(server.sessions(), &Sessions::RewindSession, rewind, response, "bob"),
               Fails(grpc::StatusCode::FAILED_PRECONDITION, "keeps no tokens"));
-}
-
-// base: what the first part, and it alone, says.
-std::pair<std::string, grpc::Status> Export(TestServer& server, const std::string& id,
-                                            const std::string& tenant,
-                                            const std::optional<v1::SessionBase>& since = {},
-                                            v1::SessionBase* base = nullptr) {
-  grpc::ClientContext context;
-  context.AddMetadata("ovq-tenant", tenant);
-  v1::ExportSessionRequest request;
-  request.set_session_id(id);
-  if (since) *request.mutable_since() = *since;
-  const auto reader = server.sessions().ExportSession(&context, request);
-  std::string file;
-  v1::SessionBytes part;
-  while (reader->Read(&part)) {
-    EXPECT_LE(part.data().size(), size_t{1} << 20);
-    if (file.empty() && base != nullptr) *base = part.base();
-    EXPECT_TRUE(file.empty() || !part.has_base());
-    file += part.data();
-  }
-  return {file, reader->Finish()};
-}
-
-grpc::Status Import(TestServer& server, const std::string& file, v1::Session& session,
-                    const std::string& tenant, size_t part_bytes = 10'000) {
-  grpc::ClientContext context;
-  context.AddMetadata("ovq-tenant", tenant);
-  context.AddMetadata("ovq-session", "green");
-  const auto writer = server.sessions().ImportSession(&context, &session);
-  v1::SessionBytes part;
-  part.mutable_ttl()->set_seconds(77);
-  for (size_t at = 0; at < file.size(); at += part_bytes) {
-    part.set_data(file.substr(at, part_bytes));
-    if (!writer->Write(part)) break;
-    part.clear_ttl();
-  }
-  writer->WritesDone();
-  return writer->Finish();
-}
-
-TEST(SessionCalls, ExportAndImport) {
-  TestServer server;
-  v1::CreateSessionRequest create;
-  create.mutable_prompt()->set_text("once upon a time there was a session");
-  v1::Session made, copy;
-  ASSERT_THAT(Call(server.sessions(), &Sessions::CreateSession, create, made, "bob"), Succeeds());
-  const auto [file, status] = Export(server, made.session_id(), "bob");
-  ASSERT_THAT(status, Succeeds());
-  for (const size_t part_bytes : {size_t{1}, size_t{77}, file.size()}) {
-    if (part_bytes == 1 && file.size() > 100'000) continue;
-    ASSERT_THAT(Import(server, file, copy, "eve", part_bytes), Succeeds());
-    EXPECT_EQ(copy.session_id().substr(0, 6), "green.");
-    EXPECT_EQ(copy.position(), made.position());
-    EXPECT_EQ(copy.expires().seconds() - copy.last_used().seconds(), 77);
-  }
-  EXPECT_THAT(server.metrics().Text(),
-              HasSubstr("ovq_session_events_total{model=\"fake\",event=\"export\"} 1\n"));
-
-  constexpr auto kDataLoss = grpc::StatusCode::DATA_LOSS;
-  EXPECT_THAT(Import(server, "", copy, "eve"), Fails(kDataLoss, "session file: "));
-  EXPECT_THAT(Import(server, file.substr(0, file.size() - 1), copy, "eve"),
-              Fails(kDataLoss, "session file: "));
-  EXPECT_THAT(Import(server, file + "x", copy, "eve"), Fails(kDataLoss, "behind its end"));
-  for (const size_t at : {size_t{3}, size_t{40}, file.size() / 2, file.size() - 5}) {
-    std::string damaged = file;
-    damaged[at] = static_cast<char>(damaged[at] ^ 16);
-    EXPECT_THAT(Import(server, damaged, copy, "eve"), Fails(kDataLoss, "session file: ")) << at;
-  }
-  std::string newer = file;
-  newer[8] = 2;
-  EXPECT_THAT(Import(server, newer, copy, "eve"),
-              Fails(grpc::StatusCode::FAILED_PRECONDITION, "version"));
-  EXPECT_THAT(Export(server, made.session_id(), "eve").second,
-              Fails(grpc::StatusCode::NOT_FOUND, "not found"));
-  EXPECT_THAT(Export(server, "", "bob").second, Fails(kInvalid, "session_id: "));
-
-  // One that stops amid its parts leaves nothing behind.
-  {
-    grpc::ClientContext context;
-    const auto writer = server.sessions().ImportSession(&context, &copy);
-    v1::SessionBytes part;
-    part.set_data(file.substr(0, file.size() / 2));
-    EXPECT_TRUE(writer->Write(part));
-    context.TryCancel();
-    EXPECT_EQ(writer->Finish().error_code(), grpc::StatusCode::CANCELLED);
-  }
-  EXPECT_EQ(server.engine().ListSessions(std::nullopt, 0, "")->sessions.size(), 4u);
-}
-
-TEST(SessionCalls, ExportSince) {
-  TestServer server;
-  constexpr auto kPrecondition = grpc::StatusCode::FAILED_PRECONDITION;
-  v1::CreateSessionRequest create;
-  create.mutable_prompt()->set_text("once upon a time there was a session");
-  v1::Session made, copy;
-  ASSERT_THAT(Call(server.sessions(), &Sessions::CreateSession, create, made, "bob"), Succeeds());
-  const std::string& id = made.session_id();
-  v1::SessionBase whole, later, again;
-  ASSERT_THAT(Export(server, id, "bob", {}, &whole).second, Succeeds());
-  EXPECT_EQ(whole.length(), made.position());
-  v1::GenerateRequest turn;
-  turn.set_session_id(id);
-  turn.mutable_prompt()->set_text("and another");
-  turn.mutable_stop()->set_max_tokens(0);
-  grpc::ClientContext context;
-  context.AddMetadata("ovq-tenant", "bob");
-  ASSERT_THAT(Generate(server.inference(), turn, context).status, Succeeds());
-
-  const auto [delta, status] = Export(server, id, "bob", whole, &later);
-  ASSERT_THAT(status, Succeeds());
-  EXPECT_EQ(delta.substr(12, 4), "DELT");
-  EXPECT_EQ(later.length(), made.position() + 11);
-  ASSERT_THAT(Export(server, id, "bob", later, &again).second, Succeeds());
-  EXPECT_EQ(again.digest(), later.digest());
-  (void)server.engine().CopyState("none", "");  // the events before are told
-  EXPECT_THAT(server.metrics().Text(),
-              HasSubstr("ovq_session_events_total{model=\"fake\",event=\"export_delta\"} 2\n"));
-  EXPECT_THAT(Import(server, delta, copy, "bob"),
-              Fails(kPrecondition, "a delta, which has no state"));
-
-  v1::SessionBase bad = later;
-  bad.set_length(bad.length() + 1);
-  EXPECT_THAT(Export(server, id, "bob", bad).second, Fails(kPrecondition, "has gone back"));
-  bad.set_length(later.length() - 1);
-  EXPECT_THAT(Export(server, id, "bob", bad).second, Fails(kPrecondition, "are not those"));
-  bad.set_length(~uint64_t{0});
-  EXPECT_THAT(Export(server, id, "bob", bad).second,
-              Fails(kInvalid, "since.length: expected 0 to"));
-  bad = later;
-  bad.mutable_digest()->pop_back();
-  EXPECT_THAT(Export(server, id, "bob", bad).second,
-              Fails(kInvalid, "since.digest: expected 32 bytes, got 31"));
-  EXPECT_THAT(Export(server, id, "eve", later).second,
-              Fails(grpc::StatusCode::NOT_FOUND, "not found"));
-  create.set_keep_tokens(false);
-  ASSERT_THAT(Call(server.sessions(), &Sessions::CreateSession, create, made, "bob"), Succeeds());
-  ASSERT_THAT(Export(server, id, "bob", {}, &again).second, Succeeds());
-  EXPECT_EQ(again.ByteSizeLong(), 0u);
-  EXPECT_THAT(Export(server, id, "bob", later).second, Fails(kPrecondition, "keeps no tokens"));
 }
 
 // grpc.health.v1.HealthCheckRequest { string service = 1 } and its answer { status = 1 }.
