@@ -154,6 +154,7 @@ EngineModel ForEngine(const Loaded& loaded, const Options& options) {
   result.vocab_size = config.vocab_size;
   result.eos_token_ids = config.eos_token_ids;
   result.full_kv_bytes_per_token = first.full_kv_bytes_per_token();
+  result.weight_bytes = first.weight_bytes();
   result.tokenizer = loaded.tokenizer->has_text() ? loaded.tokenizer.get() : nullptr;
   result.chat_format = loaded.chat_format.get();
   for (size_t i = 0; i < loaded.models.size(); ++i) {

@@ -39,12 +39,12 @@ absl::StatusOr<Caller> Authenticator::Authenticate(const grpc::CallbackServerCon
                                                    Access access) const {
   if (tenants_ != nullptr) return ByToken(context, access);
   const std::optional<std::string> name = MetadataValue(context, "ovq-tenant");
-  if (!name) return Caller{};
+  if (!name) return Caller{.tenant = "", .client = context.peer(), .token = std::nullopt};
   if (!IsName(*name)) {
     return absl::InvalidArgumentError(
         "metadata ovq-tenant: expected one name of 1 to 64 characters A-Z a-z 0-9 . _ -");
   }
-  return Caller{*name, std::nullopt};
+  return Caller{.tenant = *name, .client = context.peer(), .token = std::nullopt};
 }
 
 absl::StatusOr<Caller> Authenticator::ByToken(const grpc::CallbackServerContext& context,
@@ -72,7 +72,7 @@ absl::StatusOr<Caller> Authenticator::ByToken(const grpc::CallbackServerContext&
                 absl::PermissionDeniedError(
                     absl::StrCat("tenant ", tenant->name, ": expected one with \"admin\": true")));
   }
-  return Caller{tenant->name, digest};
+  return Caller{.tenant = tenant->name, .client = tenant->name, .token = digest};
 }
 
 absl::Status Authenticator::Recheck(const Caller& caller) const {

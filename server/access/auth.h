@@ -18,6 +18,7 @@ std::optional<std::string> MetadataValue(const grpc::CallbackServerContext& cont
 
 struct Caller {
   std::string tenant;
+  std::string client = {};  // who shares the server with others like it: CallRequest::client
   std::optional<TokenDigest> token;  // with which it proved to be the tenant
 };
 

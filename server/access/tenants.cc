@@ -25,6 +25,7 @@ using nlohmann::json;
 constexpr size_t kMaxToken = 4096;
 constexpr size_t kMinStrongToken = 20;
 constexpr double kMaxRate = 1e12;
+constexpr double kMinWeight = 0.01, kMaxWeight = 100;
 
 std::string Hex(const TokenDigest& digest) {
   return absl::BytesToHexString(
@@ -61,6 +62,15 @@ absl::StatusOr<double> ToRate(const json& value) {
     return absl::InvalidArgumentError("expected a number above 0, at most 1e12");
   }
   return rate;
+}
+
+absl::StatusOr<double> ToWeight(const json& value) {
+  const double weight = value.is_number() ? value.get<double>() : 0;
+  if (!(weight >= kMinWeight && weight <= kMaxWeight)) {
+    return absl::InvalidArgumentError(
+        absl::StrCat("expected a number from ", kMinWeight, " to ", kMaxWeight));
+  }
+  return weight;
 }
 
 absl::StatusOr<size_t> ToBytes(const json& value) {
@@ -128,6 +138,9 @@ class TenantReader {
       } else if (key == "admin") {
         if (!field.is_boolean()) return Bad(where, key, "expected true or false");
         tenant.admin = field.get<bool>();
+      } else if (key == "weight") {
+        status = Take(ToWeight(field), tenant.limits.weight);
+        if (!status.ok()) return Bad(where, key, status.message());
       } else if (key == "limits") {
         status = ReadLimits(where, field, tenant.limits);
       } else if (key != "name") {

@@ -141,6 +141,7 @@ absl::Status Engine::SubmitScore(ScoreRequest request, std::shared_ptr<CancelSig
 
 void Engine::CreateSession(SessionOptions options, SessionCallback done) {
   absl::Status status = ValidateSession(config_, options);
+  if (options.cancel != nullptr) options.cancel->SetWake(Wake());
   inbox_->Post([this, status = std::move(status), options = std::move(options),
                 done = std::move(done), called = this->options().clock.steady()]() mutable {
     if (!status.ok()) return done(std::move(status));

@@ -42,6 +42,9 @@ struct EngineModel {
   int64_t vocab_size = 0;
   std::vector<int32_t> eos_token_ids;
   size_t full_kv_bytes_per_token = 0;
+  // Read by a step, with the states: what its time is reckoned from. 0: steps have no bound in
+  // time.
+  size_t weight_bytes = 0;
   std::vector<EngineMemory> memories;       // one at least; the first is that of who asks for none
   const Tokenizer* tokenizer = nullptr;     // may be null: no text, no stop strings
   const ChatFormat* chat_format = nullptr;  // may be null: no messages

@@ -21,6 +21,7 @@ std::shared_ptr<Job> NewJob(const EngineModel& model, CallRequest& request, int6
                             SteadyTime now) {
   auto job = std::make_shared<Job>();
   job->tenant = request.tenant;
+  job->client = request.client;
   job->arrival = request.arrival.value_or(now);
   job->deadline = request.deadline;
   job->tokens = std::move(request.prompt);
@@ -37,6 +38,7 @@ const CancelSignal* Job::cancel_signal() const {
   if (const GenerateWork* work = generate()) return &work->stream->cancel_signal();
   if (const ScoreWork* work = score()) return work->cancel.get();
   if (const RewindWork* work = rewind()) return work->cancel.get();
+  if (const OpenWork* work = open()) return work->cancel.get();
   return nullptr;
 }
 

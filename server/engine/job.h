@@ -38,6 +38,7 @@ struct ScoreWork {
 // The prompt of a session that callers see once it is consumed.
 struct OpenWork {
   SessionCallback done;
+  std::shared_ptr<CancelSignal> cancel = {};  // may be null
   const char* event = "open";  // of SessionReport
   bool from_state = false;     // what it reads follows what an imported state has read
   bool waits = true;           // the last token stays outside the state
@@ -64,6 +65,8 @@ struct WakeWork {
 struct Job {
   std::variant<GenerateWork, ScoreWork, OpenWork, RewindWork, WakeWork> work;
   std::string tenant;
+  std::string client;               // CallRequest::client
+  double weight = 1;                // of the client
   std::unique_ptr<QuotaHold> hold;  // of what a job without a session takes
   SteadyTime arrival;
   SteadyTime deadline = kNever;

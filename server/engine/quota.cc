@@ -121,6 +121,12 @@ void TenantQuotas::ChargeTokens(const std::string& tenant, int64_t tokens) {
   found->second.tokens->Take(static_cast<double>(tokens));
 }
 
+double TenantQuotas::Weight(const std::string& tenant) const {
+  std::lock_guard lock(mutex_);
+  const auto found = accounts_.find(tenant);
+  return found == accounts_.end() ? 1 : found->second.limits.weight.value_or(1);
+}
+
 std::vector<TenantUse> TenantQuotas::Use() const {
   const SteadyTime now = clock_.steady();
   std::vector<TenantUse> result;

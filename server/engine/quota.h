@@ -23,6 +23,7 @@ struct TenantLimits {
   std::optional<size_t> state_bytes = {};
   std::optional<double> requests_per_second = {};
   std::optional<double> tokens_per_second = {};  // of prompts and answers together
+  std::optional<double> weight = {};             // of its part of the compute time, 1 without
   bool operator==(const TenantLimits&) const = default;
 };
 
@@ -82,6 +83,7 @@ class TenantQuotas : public std::enable_shared_from_this<TenantQuotas> {
   // For what was admitted before: never refused, and nothing is charged.
   std::unique_ptr<QuotaHold> Hold(const std::string& tenant, int64_t sessions, size_t bytes);
   void ChargeTokens(const std::string& tenant, int64_t tokens);
+  double Weight(const std::string& tenant) const;
 
   std::vector<TenantUse> Use() const;  // tenants with limits or something in use, by name
 

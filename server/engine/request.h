@@ -35,9 +35,12 @@ struct OutputOptions {
 
 // What every call says that consumes tokens.
 struct CallRequest {
-  std::vector<int32_t> prompt = {};        // checked against the vocabulary by the Engine
-  int64_t cacheable = 0;                   // tokens of it, from the first on, for PrefixCache
-  std::string tenant = {};                 // owner of the session; "" without authentication
+  std::vector<int32_t> prompt = {};  // checked against the vocabulary by the Engine
+  int64_t cacheable = 0;             // tokens of it, from the first on, for PrefixCache
+  std::string tenant = {};           // owner of the session; "" without authentication
+  // Who shares the server with others like it, whatever the number of its calls: a tenant, or where
+  // no tokens are asked for a connection.
+  std::string client = {};
   std::string memory = {};                 // of the engine's; "": the first
   std::optional<int32_t> slot_cap = {};    // default: the memory's
   std::string field_prefix = {};           // put before a field's name: "turn." in a Chat
@@ -173,6 +176,7 @@ struct SessionOptions : CallRequest {  // prompt: absorbed before the call retur
   std::string key = {};                // begins the id, if any
   // Idle time after which it is deleted; default: the server's.
   std::optional<absl::Duration> ttl = {};
+  std::shared_ptr<CancelSignal> cancel = {};  // may be null
   bool imported = false;    // from a file, which the events tell from those opened
   bool keep_tokens = true;  // 4 bytes each; without them it cannot be rewound
 };
@@ -202,13 +206,13 @@ struct SessionInfo {
 };
 struct ForkOptions {
   std::string session_id;
-  std::string tenant = {};
+  std::string tenant = {}, client = {};
   int64_t count = 1;                       // children
   std::optional<absl::Duration> ttl = {};  // of each; default: the session's
 };
 struct RewindOptions {
   std::string session_id;
-  std::string tenant = {};
+  std::string tenant = {}, client = {};
   uint64_t position = 0;  // tokens of the conversation that stay
   bool dry_run = false;   // only say what it takes
   SteadyTime deadline = kNever;

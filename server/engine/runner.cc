@@ -11,6 +11,7 @@ namespace ovq {
 void Runner::Start(std::shared_ptr<Job> job) {
   job->admitted = config_.options.clock.steady();
   job->order = next_order_++;
+  job->weight = config_.options.quotas->Weight(job->tenant);
   const auto n_tokens = static_cast<int64_t>(job->tokens.size());
   GenerateWork* const work = job->generate();
   const bool all = job->score() != nullptr || (work != nullptr && work->wants_tokens()) ||
@@ -67,6 +68,7 @@ void Runner::Begin(std::shared_ptr<Job> job) {
 
 void Runner::StartTurn(std::shared_ptr<Job> job) {
   const std::shared_ptr<Session> session = job->session;
+  session->client = job->client;
   sessions_.Wake(session, [this, job = std::move(job)](absl::Status status) {
     if (status.ok()) return Begin(job);
     Fail(*job, FinishReason::kError, std::move(status));
@@ -82,6 +84,7 @@ bool Runner::RunStep(Step& step) {
   for (const PlanItem& item : plan) Advance(item, step);
   step.DropResults();
   report.duration = TimeBetween(begin, config_.options.clock.steady());
+  step.Took(report.duration);
   config_.events.step(report);
   return true;
 }
@@ -101,12 +104,23 @@ void Runner::Collect() {
     const int64_t end = std::min(job->n_prefill, job->prefix.next_stop());
     sequence.tokens = std::span(job->tokens).first(static_cast<size_t>(end));
     sequence.tokens = sequence.tokens.subspan(static_cast<size_t>(job->consumed));
-    sequence.order = job->order;
+    Share(*job, sequence);
+    sequence.consumed = job->consumed;
     if (const ScoreWork* score = job->score()) sequence.score_top = score->top_logprobs;
     const GenerateWork* work = job->generate();
     const bool draws = work != nullptr && work->wants_tokens() && end == job->n_prefill;
     if (draws) sequence.draws = work->completions;
   }
+}
+
+// A row reads the weights and its state.
+void Runner::Share(const Job& job, StepSequence& sequence) const {
+  sequence.order = job.order;
+  sequence.client = job.client;
+  sequence.weight = job.weight;
+  if (config_.model.weight_bytes == 0) return;
+  sequence.row_cost += static_cast<double>(sequence.state->committed_bytes) /
+                       static_cast<double>(config_.model.weight_bytes);
 }
 
 void Runner::CollectDecoding(Job& job) {
@@ -130,8 +144,8 @@ void Runner::CollectDecoding(Job& job) {
                           .tokens = {&*sequence.pending, 1},
                           .decoding = true,
                           .paused = full,
-                          .order = job.order,
                           .draws = {&completion, 1}});
+    Share(job, sequences_.back());
     owners_.push_back(&job);
   }
 }

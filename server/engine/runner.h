@@ -53,6 +53,7 @@ class Runner {
   void TakePrefix(Job& job);
   void Collect();
   void CollectDecoding(Job& job);
+  void Share(const Job& job, StepSequence& sequence) const;
   void Advance(const PlanItem& item, Step& step);
   void FinishPrefill(Job& job, Step* step);
   void StartCompletions(Job& job);

@@ -55,6 +55,7 @@ struct Session : Sequence {
   CheckpointList checkpoints;
   std::optional<SessionOnDisk> disk;
   std::unique_ptr<QuotaHold> hold;  // of the tenant's share
+  std::string client;               // CallRequest::client of who used it last
   absl::Duration ttl = absl::InfiniteDuration();
   SteadyTime expires = kNever;
   bool deleted = false;  // while busy: ends when its run does

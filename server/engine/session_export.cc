@@ -81,6 +81,7 @@ absl::StatusOr<std::shared_ptr<Job>> SessionStore::Take(const SessionImage& imag
   if (!state.ok()) return state.status();
   auto job = std::make_shared<Job>();
   job->tenant = options.tenant;
+  job->client = options.client;
   job->prompt_tokens = image.unread;
   if (absl::Status status = admission_.Charge(*job, 1, state->reserved_bytes); !status.ok()) {
     pool_.Release(*state);
@@ -90,6 +91,7 @@ absl::StatusOr<std::shared_ptr<Job>> SessionStore::Take(const SessionImage& imag
   const std::shared_ptr<Session> session =
       NewSession(*state, std::move(job->hold), options.tenant, options.key,
                  options.ttl.value_or(config_.options.session_ttl), image.tokens.has_value());
+  session->client = options.client;
   session->info.prompt_tokens_total = image.unread;
   session->turn_ends = image.turn_ends;
   session->log = image.tokens;
@@ -144,6 +146,7 @@ absl::StatusOr<std::vector<std::shared_ptr<Session>>> SessionStore::Copies(
                                 dot == std::string::npos ? "" : id.substr(0, dot),
                                 options.ttl.value_or(session.ttl), session.log.has_value()));
     Session& copy = *copies.back();
+    copy.client = options.client;
     copy.pending = session.pending;
     copy.log = session.log;
     copy.turn_ends = session.turn_ends;

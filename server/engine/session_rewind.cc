@@ -107,6 +107,7 @@ std::shared_ptr<Job> SessionStore::Rewind(RewindOptions options,
   }
   Session& session = *job->session;
   job->arrival = called;
+  job->client = options.client;
   job->deadline = options.deadline;
   RewindWork work{.position = static_cast<int64_t>(options.position),
                   .before = {},

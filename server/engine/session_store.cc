@@ -191,10 +191,12 @@ std::shared_ptr<Job> SessionStore::Open(SessionOptions options, SteadyTime calle
   }
   job->session = NewSession(*state, std::move(job->hold), job->tenant, options.key,
                             options.ttl.value_or(config_.options.session_ttl), options.keep_tokens);
+  job->session->client = job->client;
   job->session->info.prompt_tokens_total = job->prompt_tokens;
   job->sequence = job->session;
   OpenWork& work = job->work.emplace<OpenWork>();
   work.done = std::move(done);
+  work.cancel = std::move(options.cancel);
   if (options.imported) work.event = "import";
   if (!job->tokens.empty()) return job;
   Opened(*job, [this, done = std::move(work.done)](absl::StatusOr<SessionInfo> info) {

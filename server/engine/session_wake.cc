@@ -229,6 +229,7 @@ void SessionStore::TakeBack(const std::shared_ptr<Session>& session,
   const int64_t from = stored->image.position;
   auto job = std::make_shared<Job>();
   job->tokens.assign(stored->tokens.begin() + (from - stored->begin), stored->tokens.end());
+  job->client = session->client;
   job->session = session;
   job->sequence = session;
   job->prompt_tokens = stored->consumed() - from;

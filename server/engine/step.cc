@@ -4,53 +4,16 @@
 
 namespace ovq {
 
-std::vector<PlanItem> PlanStep(std::span<const StepSequence> sequences, int32_t max_rows,
-                               int64_t turn) {
-  std::vector<int> decoding;  // indices into sequences
-  std::vector<int> prefilling;
-  for (size_t i = 0; i < sequences.size(); ++i) {
-    if (sequences[i].paused) continue;
-    (sequences[i].decoding ? decoding : prefilling).push_back(static_cast<int>(i));
-  }
-  int32_t decode_rows = max_rows;
-  if (!prefilling.empty() && max_rows > 1) {
-    decode_rows -= std::max<int32_t>(1, max_rows / kPrefillShare);
-  }
-
-  std::vector<PlanItem> plan;
-  const size_t n_decoding = decoding.size();
-  const size_t n_chosen = std::min(n_decoding, static_cast<size_t>(decode_rows));
-  // Consecutive turns continue where the last one stopped, round and round.
-  const size_t first =
-      n_chosen == n_decoding ? 0 : static_cast<uint64_t>(turn) % n_decoding * n_chosen % n_decoding;
-  for (size_t i = 0; i < n_chosen; ++i) {
-    plan.push_back({decoding[(first + i) % n_decoding], 1});
-  }
-
-  std::stable_sort(prefilling.begin(), prefilling.end(),
-                   [&](int a, int b) { return sequences[a].order < sequences[b].order; });
-  int64_t left = max_rows - static_cast<int64_t>(n_chosen);
-  for (int i : prefilling) {
-    if (left == 0) break;
-    const int64_t n_rows = std::min(left, static_cast<int64_t>(sequences[i].tokens.size()));
-    plan.push_back({i, static_cast<int32_t>(n_rows)});
-    left -= n_rows;
-  }
-  return plan;
-}
-
 std::vector<PlanItem> Step::Plan(std::span<const StepSequence> sequences) const {
   std::vector<const StateLayout*> memories;  // of those that can have rows
   for (const StepSequence& sequence : sequences) {
     const StateLayout* memory = sequence.state->layout;
     if (!sequence.paused && std::ranges::count(memories, memory) == 0) memories.push_back(memory);
   }
-  const auto n_memories = static_cast<int64_t>(memories.size());
-  if (n_memories < 2) return PlanStep(sequences, max_rows_, steps_);
-  const StateLayout* memory = memories[static_cast<size_t>(steps_ % n_memories)];
-  std::vector<StepSequence> others_paused(sequences.begin(), sequences.end());
-  for (StepSequence& sequence : others_paused) sequence.paused |= sequence.state->layout != memory;
-  return PlanStep(others_paused, max_rows_, steps_ / n_memories);
+  if (memories.empty()) return {};
+  const auto n = static_cast<int64_t>(memories.size());
+  return PlanStep(sequences, max_rows_, steps_ / n, model_.weight_bytes > 0 ? &costs_ : nullptr,
+                  memories[static_cast<size_t>(steps_ % n)], static_cast<int>(n));
 }
 
 std::vector<PlanItem> Step::Run(std::span<const StepSequence> sequences, StepReport& report) {
@@ -58,7 +21,11 @@ std::vector<PlanItem> Step::Run(std::span<const StepSequence> sequences, StepRep
   if (plan.empty()) return plan;
   batch_.Clear();
   reader_.Clear();
-  for (const PlanItem& item : plan) Fill(sequences[item.id], item.n_rows, report);
+  cost_ = 0;
+  for (const PlanItem& item : plan) {
+    Fill(sequences[item.id], item.n_rows, report);
+    cost_ += item.n_rows * sequences[item.id].row_cost;
+  }
 
   ScratchScope scratch(context_);
   const StateLayout* layout = sequences[static_cast<size_t>(plan.front().id)].state->layout;

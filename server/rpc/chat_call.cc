@@ -127,6 +127,7 @@ void ChatCall::OpenNew(const v1::ChatOpen& open) {
   if (!options.ok()) return Opened(options.status());
   options->field_prefix = "open.";
   options->tenant = caller_.tenant;
+  options->client = caller_.client;
   options->deadline = record_.deadline();
   services_.engine.CreateSession(
       *std::move(options), [self = shared_from_this(), this](absl::StatusOr<SessionInfo> session) {
@@ -185,6 +186,7 @@ absl::Status ChatCall::SubmitTurn(const v1::ChatTurn& turn,
   request.field_prefix = "turn.";
   request.session_id = session_id_;
   request.tenant = caller_.tenant;
+  request.client = caller_.client;
   request.arrival = std::chrono::steady_clock::now();
   request.deadline = record_.deadline();
   const PromptPlace place = PlaceIn(services_.engine, session_id_, caller_.tenant);

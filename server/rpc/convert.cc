@@ -197,8 +197,9 @@ template absl::StatusOr<SessionOptions> ToSessionOptions(const v1::CreateSession
 template absl::StatusOr<SessionOptions> ToSessionOptions(const v1::ChatOpen&,
                                                          const grpc::CallbackServerContext&);
 
-ForkOptions ToForkOptions(const v1::ForkSessionRequest& from, const std::string& tenant) {
-  ForkOptions to = {.session_id = from.session_id(), .tenant = tenant};
+ForkOptions ToForkOptions(const v1::ForkSessionRequest& from, const std::string& tenant,
+                          const std::string& client) {
+  ForkOptions to = {.session_id = from.session_id(), .tenant = tenant, .client = client};
   if (from.has_count()) to.count = from.count();
   if (from.has_ttl()) to.ttl = ToDuration(from.ttl());
   return to;

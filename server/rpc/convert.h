@@ -48,7 +48,8 @@ template <class Message>
 absl::StatusOr<SessionOptions> ToSessionOptions(const Message& from,
                                                 const grpc::CallbackServerContext& context);
 
-ForkOptions ToForkOptions(const v1::ForkSessionRequest& from, const std::string& tenant);
+ForkOptions ToForkOptions(const v1::ForkSessionRequest& from, const std::string& tenant,
+                          const std::string& client);
 
 // --- structs to answers ---
 void Fill(const Started& from, v1::Started& to);

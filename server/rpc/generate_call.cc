@@ -35,6 +35,7 @@ class GenerateCall final
     record_.summary().tenant = caller->tenant;
     record_.summary().SetSession(message.session_id());
     request.tenant = std::move(caller->tenant);
+    request.client = std::move(caller->client);
     request.arrival = record_.arrival();
     request.deadline = record_.deadline();
     if (absl::Status status = Map(message, request); !status.ok()) return status;

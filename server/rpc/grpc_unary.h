@@ -23,7 +23,7 @@ struct UnaryInfo {
   ServiceContext& services;
   const grpc::CallbackServerContext& context;  // until `done` is called, as the next
   CallRecord& record;
-  std::string tenant;
+  std::string tenant, client;  // Caller's
   std::shared_ptr<CancelSignal> cancel;  // the client's
 };
 
@@ -53,7 +53,8 @@ class UnaryCall final : public grpc::ServerUnaryReactor {
       Request message;
       if (absl::Status status = ParseMessage(*request, message); !status.ok()) return End(status);
       record_.summary().tenant = caller->tenant;
-      const UnaryInfo info{services_, *context_, record_, std::move(caller->tenant), cancel_};
+      const UnaryInfo info{services_, *context_, record_, std::move(caller->tenant),
+                           std::move(caller->client), cancel_};
       handler(info, message, [this](absl::StatusOr<Response> answer) { Reply(std::move(answer)); });
     });
   }

@@ -109,6 +109,7 @@ void HandleScore(const UnaryInfo& info, const v1::ScoreRequest& message,
   if (message.has_max_centroids()) request.slot_cap = static_cast<int32_t>(message.max_centroids());
   request.top_logprobs = static_cast<int>(message.top_logprobs());
   request.tenant = info.tenant;
+  request.client = info.client;
   request.arrival = info.record.arrival();
   request.deadline = info.record.deadline();
   const absl::Status status = engine.SubmitScore(

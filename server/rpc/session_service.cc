@@ -28,6 +28,8 @@ absl::StatusOr<SessionOptions> ToOptions(const UnaryInfo& info,
   // A prompt that is given must not be empty; without one the session is empty.
   if (message.has_prompt() && options->prompt.empty()) return EmptyPrompt("");
   options->tenant = info.tenant;
+  options->client = info.client;
+  options->cancel = info.cancel;
   options->deadline = info.record.deadline();
   return options;
 }
@@ -64,7 +66,7 @@ void HandleFork(const UnaryInfo& info, const v1::ForkSessionRequest& message,
     return done(status);
   }
   info.record.summary().SetSession(message.session_id());
-  info.services.engine.ForkSession(ToForkOptions(message, info.tenant),
+  info.services.engine.ForkSession(ToForkOptions(message, info.tenant, info.client),
                                    [info, done](absl::StatusOr<std::vector<SessionInfo>> copies) {
                                      if (!copies.ok()) return done(copies.status());
                                      if (info.cancel->cancelled())
@@ -85,6 +87,7 @@ void HandleRewind(const UnaryInfo& info, const v1::RewindSessionRequest& message
   info.services.engine.RewindSession(
       {.session_id = message.session_id(),
        .tenant = info.tenant,
+       .client = info.client,
        .position = message.position(),
        .dry_run = message.dry_run(),
        .deadline = info.record.deadline()},

@@ -133,6 +133,7 @@ class ImportCall final : public grpc::ServerReadReactor<grpc::ByteBuffer>,
       if (!caller.ok()) return End(caller.status());
       record_.summary().tenant = caller->tenant;
       options_.tenant = std::move(caller->tenant);
+      options_.client = std::move(caller->client);
       options_.deadline = record_.deadline();
       if (absl::Status status = TakeKey(*context_, options_); !status.ok()) return End(status);
       StartRead(&part_);

@@ -1,12 +1,38 @@
 #include <gtest/gtest.h>
 
 #include <algorithm>
+#include <cmath>
+#include <map>
 #include <set>
 
-#include "server/engine/step.h"
+#include "server/engine/plan.h"
 
 namespace ovq {
 namespace {
+
+const std::vector<int32_t> kTokens(100'000, 1);
+
+StepSequence Prefilling(int64_t n_tokens, int64_t order, const char* client = "") {
+  return {.tokens = std::span(kTokens).first(static_cast<size_t>(n_tokens)),
+          .order = order,
+          .client = client};
+}
+StepSequence Decoding(int64_t order, const char* client = "") {
+  StepSequence sequence = Prefilling(1, order, client);
+  sequence.decoding = true;
+  return sequence;
+}
+StepSequence Paused(int64_t order) {
+  StepSequence sequence = Decoding(order);
+  sequence.paused = true;
+  return sequence;
+}
+StepSequence Read(StepSequence sequence, int64_t consumed) {
+  sequence.consumed = consumed;
+  return sequence;
+}
+
+// --- one client ---
 
 struct PlanCase {
   const char* name;
@@ -30,22 +56,6 @@ TEST_P(PlanStepTest, Plan) {
   }
 }
 
-const std::vector<int32_t> kTokens(100, 1);
-
-StepSequence Prefilling(int64_t n_tokens, int64_t order) {
-  return {.tokens = std::span(kTokens).first(static_cast<size_t>(n_tokens)), .order = order};
-}
-StepSequence Decoding(int64_t order) {
-  StepSequence sequence = Prefilling(1, order);
-  sequence.decoding = true;
-  return sequence;
-}
-StepSequence Paused(int64_t order) {
-  StepSequence sequence = Decoding(order);
-  sequence.paused = true;
-  return sequence;
-}
-
 INSTANTIATE_TEST_SUITE_P(
     Table, PlanStepTest,
     testing::Values(
@@ -62,42 +72,178 @@ INSTANTIATE_TEST_SUITE_P(
                  16,
                  0,
                  {{1, 5}, {2, 9}, {0, 2}}},
+        PlanCase{"a prompt that had its turn is behind those that had none",
+                 {Read(Prefilling(900, 0), kPromptTurn), Prefilling(700, 1)},
+                 400,
+                 0,
+                 {{1, 400}}},
+        PlanCase{"a turn ends where it ends, what is left goes round again",
+                 {Prefilling(900, 0), Prefilling(100, 1)},
+                 700,
+                 0,
+                 {{0, 600}, {1, 100}}},
         PlanCase{"a prompt never gets more than it has", {Prefilling(3, 0)}, 512, 0, {{0, 3}}},
-        PlanCase{"more decoding than rows, turn 0",
-                 {Decoding(0), Decoding(1), Decoding(2)},
-                 2,
-                 0,
-                 {{0, 1}, {1, 1}}},
-        PlanCase{"more decoding than rows, turn 1 continues",
-                 {Decoding(0), Decoding(1), Decoding(2)},
-                 2,
-                 1,
-                 {{2, 1}, {0, 1}}},
-        PlanCase{"a prompt gets a row even when decoding could take all",
-                 {Decoding(0), Decoding(1), Prefilling(9, 2)},
-                 2,
-                 0,
-                 {{0, 1}, {2, 1}}},
-        PlanCase{"one row: decoding", {Prefilling(9, 0), Decoding(1)}, 1, 0, {{1, 1}}},
         PlanCase{"one row: prefill when nothing decodes",
                  {Prefilling(9, 0), Paused(1)},
                  1,
                  0,
                  {{0, 1}}}));
 
-TEST(PlanStep, RotationStarvesNobody) {
+using Rows = std::map<int, int64_t>;  // by sequence, of many steps
+
+Rows RowsOf(const std::vector<StepSequence>& sequences, int32_t max_rows, int64_t n_steps,
+            const StepCosts* costs = nullptr) {
+  Rows rows;
+  for (int64_t turn = 0; turn < n_steps; ++turn) {
+    const std::vector<PlanItem> plan = PlanStep(sequences, max_rows, turn, costs);
+    int64_t sum = 0;
+    std::set<int> ids;
+    for (const PlanItem& item : plan) {
+      EXPECT_TRUE(ids.insert(item.id).second);
+      EXPECT_GT(item.n_rows, 0);
+      EXPECT_LE(item.n_rows, std::ssize(sequences[static_cast<size_t>(item.id)].tokens));
+      rows[item.id] += item.n_rows;
+      sum += item.n_rows;
+    }
+    EXPECT_LE(sum, max_rows);
+    EXPECT_FALSE(plan.empty());
+  }
+  return rows;
+}
+
+TEST(PlanStep, MoreAnswersThanRowsStarveNobody) {
   std::vector<StepSequence> sequences;
   for (int i = 0; i < 11; ++i) sequences.push_back(Decoding(i));
   std::vector<int64_t> last(11, -1);
-  for (int64_t turn = 0; turn < 60; ++turn) {
-    std::set<int> chosen;
+  for (int64_t turn = 0; turn < 400; ++turn) {
     for (const PlanItem& item : PlanStep(sequences, 4, turn)) {
-      EXPECT_TRUE(chosen.insert(item.id).second) << "one row a step";
-      EXPECT_LE(turn - last[item.id], 4) << item.id;
+      EXPECT_LE(turn - last[item.id], 8) << item.id;
       last[item.id] = turn;
     }
-    EXPECT_EQ(chosen.size(), 4u);
   }
+}
+
+TEST(PlanStep, PromptsGetAPartEvenWhenAnswersCouldTakeAll) {
+  std::vector<StepSequence> sequences = {Prefilling(9, 0)};
+  for (int i = 1; i <= 20; ++i) sequences.push_back(Decoding(i));
+  Rows rows = RowsOf(sequences, 8, 800);
+  EXPECT_NEAR(static_cast<double>(rows[0]), 800, 8);  // one of eight
+  for (int i = 1; i <= 20; ++i) EXPECT_NEAR(static_cast<double>(rows[i]), 280, 30) << i;
+}
+
+// --- several clients ---
+
+TEST(PlanStep, AClientsPartCountsForAllItsCalls) {
+  std::vector<StepSequence> sequences = {Decoding(0, "victim")};
+  for (int call = 1; call <= 8; ++call) {
+    for (int completion = 0; completion < 64; ++completion) {
+      sequences.push_back(Decoding(call, "other"));
+    }
+  }
+  Rows rows = RowsOf(sequences, 16, 100);
+  EXPECT_EQ(rows[0], 100) << "a row in every step: less than its part";
+  // The other's calls and their completions share alike what is left: 15 of 512 in a step.
+  for (int i = 1; i <= 512; ++i) EXPECT_GE(rows[i], 1) << i;
+}
+
+TEST(PlanStep, PartsFollowTheWeights) {
+  std::vector<StepSequence> sequences = {Prefilling(1000, 0, "a"), Prefilling(1000, 1, "b"),
+                                         Prefilling(1000, 2, "c")};
+  sequences[1].weight = 2;
+  Rows rows = RowsOf(sequences, 10, 4000);
+  EXPECT_NEAR(static_cast<double>(rows[0]), 10'000, 20);
+  EXPECT_NEAR(static_cast<double>(rows[1]), 20'000, 20);
+  EXPECT_NEAR(static_cast<double>(rows[2]), 10'000, 20);
+}
+
+TEST(PlanStep, WeightsHoldWhereAPartIsLessThanARow) {
+  std::vector<StepSequence> sequences;
+  for (int i = 0; i < 10; ++i) sequences.push_back(Decoding(i, i == 0 ? "0" : i < 5 ? "1" : "2"));
+  sequences[0].weight = 3;
+  Rows rows = RowsOf(sequences, 1, 5000);
+  EXPECT_NEAR(static_cast<double>(rows[0]), 3000, 30);
+  EXPECT_NEAR(static_cast<double>(rows[1]), 250, 15);
+  EXPECT_NEAR(static_cast<double>(rows[9]), 200, 15);
+}
+
+TEST(PlanStep, RowsOfDeepSessionsCostMore) {
+  std::vector<StepSequence> sequences = {Prefilling(50'000, 0, "a"), Prefilling(50'000, 1, "b")};
+  sequences[1].row_cost = 10;
+  Rows rows = RowsOf(sequences, 512, 1000);
+  EXPECT_NEAR(static_cast<double>(rows[0]) / static_cast<double>(rows[1]), 10, 0.2);
+  EXPECT_GT(rows[0] + rows[1], 511'000) << "steps are full";
+}
+
+TEST(PlanStep, WhatAClientLeavesIsTheOthers) {
+  std::vector<StepSequence> sequences = {Decoding(0, "a"), Decoding(1, "b"),
+                                         Prefilling(100'000, 2, "c")};
+  Rows rows = RowsOf(sequences, 512, 10);
+  EXPECT_EQ(rows[2], 5100);
+}
+
+// --- time ---
+
+// A device that takes `fixed` for the weights and 1 for a row, in milliseconds.
+StepCosts Learned(double fixed) {
+  StepCosts costs;
+  for (int round = 0; round < 200; ++round) {
+    for (const double cost : {1, 2, 5, 8, 30, 70, 200, 512}) {
+      costs.Observe(cost, absl::Milliseconds(fixed + cost));
+    }
+  }
+  return costs;
+}
+
+TEST(PlanStep, AStepEndsBeforeThePartOfWhoHasLeastToDoIsUsedUp) {
+  for (const double fixed : {0.0, 20.0, 100.0}) {
+    const StepCosts costs = Learned(fixed);
+    for (const int n_others : {1, 3}) {
+      std::vector<StepSequence> sequences = {Decoding(0, "victim")};
+      const std::vector<const char*> names = {"b", "c", "d"};
+      for (int i = 0; i < n_others; ++i) {
+        sequences.push_back(Prefilling(100'000, 1 + i, names[static_cast<size_t>(i)]));
+      }
+      double rows = 0;
+      for (const PlanItem& item : PlanStep(sequences, 512, 3, &costs)) rows += item.n_rows;
+      const double alone = fixed + 1, bound = alone * (n_others + 1);
+      EXPECT_LE(fixed + rows, bound * 1.1) << fixed;
+      EXPECT_GE(fixed + rows, std::min(bound, fixed + 512) * 0.85) << fixed;
+    }
+  }
+}
+
+TEST(PlanStep, AloneAStepIsBoundOnlyByWhoMayCome) {
+  const std::vector<StepSequence> sequences = {Prefilling(100'000, 0)};
+  const StepCosts fast = Learned(20);  // 512 rows in 532 ms
+  const double rows = PlanStep(sequences, 512, 0, &fast).front().n_rows;
+  EXPECT_NEAR(rows, 480, 15);
+  const StepCosts slow = Learned(1000);
+  EXPECT_EQ(PlanStep(sequences, 512, 0, &slow).front().n_rows, 512) << "1.5 of 8 seconds";
+}
+
+TEST(StepCosts, KnowNothingAtFirst) {
+  const StepCosts costs;
+  const std::vector<StepSequence> sequences = {Prefilling(1000, 0)};
+  EXPECT_EQ(PlanStep(sequences, 512, 0, &costs).front().n_rows, kLongStepRows);
+}
+
+TEST(StepCosts, FollowWhatStepsTake) {
+  const StepCosts costs = Learned(20);
+  for (const double cost : {1.0, 3.0, 16.0, 100.0, 512.0}) {
+    EXPECT_NEAR(costs.Seconds(cost), (20 + cost) / 1000, 0.1 * (20 + cost) / 1000) << cost;
+    EXPECT_NEAR(costs.Reach(costs.Seconds(cost)), cost, 1e-6 * cost);
+  }
+}
+
+TEST(StepCosts, AnInterruptedStepIsSoonForgotten) {
+  StepCosts costs = Learned(20);
+  const double before = costs.Seconds(100);
+  costs.Observe(100, absl::Seconds(30));
+  EXPECT_LT(costs.Seconds(100), before * 1.3);
+  for (int i = 0; i < 20; ++i) costs.Observe(1, absl::Milliseconds(21));
+  EXPECT_LT(costs.Seconds(100), before * 1.3);
+  for (int i = 0; i < 20; ++i) costs.Observe(100, absl::Milliseconds(120));
+  EXPECT_NEAR(costs.Seconds(100), before, before * 0.05);
 }
 
 }  // namespace

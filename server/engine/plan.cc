@@ -1,0 +1,306 @@
+#include "server/engine/plan.h"
+
+#include <algorithm>
+#include <cmath>
+#include <numeric>
+
+#include "absl/container/flat_hash_map.h"
+
+namespace ovq {
+namespace {
+
+constexpr double kRounding = 1e-9;
+// Of observations at one cost, after the first ones: a step that was interrupted counts little.
+constexpr double kLearn = 0.125;
+constexpr double kMostSurprise = 2;
+
+// A call that decodes, or all prompts of a client together.
+struct Need {
+  std::vector<int> members;  // sequences that can have rows
+  double rows = 0;           // wanted, at most those of a step
+  double cost = 0;           // of these
+
+  double row_cost() const { return cost / rows; }
+};
+
+struct Client {
+  double weight = 1;
+  std::vector<Need> calls;    // that decode, in the memory of this step
+  Need prompts;               // in it
+  Need elsewhere;             // in other memories
+  double rows = 0, cost = 0;  // wanted here
+};
+
+// What each gets of `amount`, by weight: none more than it wants, and what it leaves goes to the
+// others.
+std::vector<double> Shares(double amount, std::span<const double> wants,
+                           std::span<const double> weights) {
+  std::vector<size_t> by_want(wants.size());
+  std::iota(by_want.begin(), by_want.end(), 0);
+  std::ranges::sort(by_want, {}, [&](size_t i) { return wants[i] / weights[i]; });
+  double weight = std::accumulate(weights.begin(), weights.end(), 0.0);
+  std::vector<double> result(wants.size());
+  for (const size_t i : by_want) {
+    result[i] = std::min(wants[i], amount * weights[i] / weight);
+    amount -= result[i];
+    weight -= weights[i];
+  }
+  return result;
+}
+
+class Planner {
+ public:
+  Planner(std::span<const StepSequence> sequences, int32_t max_rows, int64_t turn,
+          const StateLayout* memory)
+      : sequences_(sequences), max_rows_(max_rows), turn_(turn), memory_(memory) {
+    Group();
+  }
+
+  std::vector<PlanItem> Plan(const StepCosts* costs, int n_memories) {
+    double amount = 0;
+    for (const Client& client : clients_) amount += client.cost;
+    if (amount == 0) return {};
+    if (costs != nullptr) amount = std::min(amount, TimeBound(*costs, n_memories));
+    const std::vector<double> parts = Parts(amount);
+    constexpr double kGolden = 0.6180339887498949;  // spreads turns evenly
+    carried_ = std::fmod(static_cast<double>(turn_) * kGolden, 1);
+    for (size_t i = 0; i < clients_.size(); ++i) ShareClient(clients_[i], parts[i]);
+    if (plan_.empty()) GiveOne();
+    return std::move(plan_);
+  }
+
+ private:
+  void Group() {
+    absl::flat_hash_map<std::string_view, size_t> known;
+    int64_t last_order = -1;  // of the call whose sequence was the last that decodes
+    for (size_t i = 0; i < sequences_.size(); ++i) {
+      const StepSequence& sequence = sequences_[i];
+      if (sequence.paused) continue;
+      const auto [at, is_new] = known.try_emplace(sequence.client, clients_.size());
+      if (is_new) clients_.emplace_back().weight = sequence.weight;
+      Client& client = clients_[at->second];
+      if (memory_ != nullptr && sequence.state->layout != memory_) {
+        AddTo(client.elsewhere, static_cast<int>(i));
+      } else if (!sequence.decoding) {
+        AddTo(client.prompts, static_cast<int>(i));
+      } else {
+        if (client.calls.empty() || last_order != sequence.order) client.calls.emplace_back();
+        last_order = sequence.order;
+        AddTo(client.calls.back(), static_cast<int>(i));
+      }
+    }
+    for (Client& client : clients_) {
+      for (const Need& call : client.calls) Add(call, client);
+      if (!client.prompts.members.empty()) Add(client.prompts, client);
+    }
+  }
+  void AddTo(Need& need, int i) const {
+    const StepSequence& sequence = sequences_[static_cast<size_t>(i)];
+    const double rows =
+        std::min(static_cast<double>(sequence.tokens.size()), max_rows_ - need.rows);
+    need.members.push_back(i);
+    need.rows += rows;
+    need.cost += rows * sequence.row_cost;
+  }
+  static void Add(const Need& need, Client& client) {
+    client.rows += need.rows;
+    client.cost += need.cost;
+  }
+
+  // The largest cost that keeps the promise to every client, in whatever memory.
+  double TimeBound(const StepCosts& costs, int n_memories) const {
+    double weights = 0;
+    for (const Client& client : clients_) weights += client.weight;
+    double seconds = std::max(kLongStepSeconds, kLongStepRows * costs.Seconds(1));
+    for (const Client& client : clients_) {
+      const double rows = client.rows + client.elsewhere.rows;
+      const double cost = (client.cost + client.elsewhere.cost) * std::min(1.0, max_rows_ / rows);
+      seconds = std::min(seconds, costs.Seconds(cost) * weights / client.weight);
+    }
+    return costs.Reach(seconds / n_memories);
+  }
+
+  // Of the clients, in cost.
+  std::vector<double> Parts(double amount) const {
+    std::vector<double> wants, weights;
+    for (const Client& client : clients_) {
+      wants.push_back(client.cost);
+      weights.push_back(client.weight);
+    }
+    // Rows of unequal cost: less of it all until the rows fit, or nearly.
+    constexpr int kRounds = 16;
+    std::vector<double> parts;
+    for (int round = 0; round < kRounds; ++round) {
+      parts = Shares(amount, wants, weights);
+      double rows = 0;
+      for (size_t i = 0; i < clients_.size(); ++i) {
+        if (parts[i] > 0) rows += parts[i] * clients_[i].rows / clients_[i].cost;
+      }
+      if (rows <= max_rows_ + kRounding) break;
+      amount *= max_rows_ / rows;
+    }
+    return parts;
+  }
+  void ShareClient(const Client& client, double amount) {
+    const bool reads = !client.prompts.members.empty();
+    double decoding =
+        reads ? amount - std::min(client.prompts.cost, amount / kPrefillShare) : amount;
+    std::vector<double> wants, weights(client.calls.size(), 1);
+    for (const Need& call : client.calls) wants.push_back(call.cost);
+    const std::vector<double> parts = Shares(decoding, wants, weights);
+    for (size_t i = 0; i < parts.size(); ++i) {
+      const Need& call = client.calls[i];
+      GiveInTurn(call, Rounded(parts[i] / call.row_cost()));
+      amount -= parts[i];
+    }
+    if (reads) GiveInOrder(client.prompts, Rounded(amount / client.prompts.row_cost()));
+  }
+  // Whole rows, so that over the steps each gets what is its part: what was cut off one goes to the
+  // next.
+  int64_t Rounded(double rows) {
+    const double whole = std::floor(rows + kRounding);
+    carried_ += std::max(rows - whole, 0.0);
+    const double carry = std::floor(carried_ + kRounding);
+    carried_ -= carry;
+    return static_cast<int64_t>(whole + carry);
+  }
+  // No part was a row: one client's.
+  void GiveOne() {
+    const size_t n = clients_.size();
+    for (size_t i = 0; i < n && plan_.empty(); ++i) {
+      const Client& client = clients_[(static_cast<uint64_t>(turn_) + i) % n];
+      if (!client.calls.empty()) {
+        GiveInTurn(client.calls[static_cast<uint64_t>(turn_) % client.calls.size()], 1);
+      } else if (!client.prompts.members.empty()) {
+        GiveInOrder(client.prompts, 1);
+      }
+    }
+  }
+  int64_t Given(const Need& need, int64_t n_rows) {
+    n_rows =
+        std::min({n_rows, max_rows_ - n_planned_, static_cast<int64_t>(std::llround(need.rows))});
+    n_planned_ += n_rows;
+    return n_rows;
+  }
+  // Consecutive turns continue where the last one stopped, round and round.
+  void GiveInTurn(const Need& need, int64_t n_rows) {
+    const size_t n = need.members.size();
+    const auto chosen = static_cast<size_t>(Given(need, n_rows));
+    const size_t first = chosen == n ? 0 : static_cast<uint64_t>(turn_) % n * chosen % n;
+    for (size_t i = 0; i < chosen; ++i) plan_.push_back({need.members[(first + i) % n], 1});
+  }
+  void GiveInOrder(const Need& need, int64_t n_rows) {
+    std::vector<int> members = need.members;
+    std::ranges::sort(members, {}, [&](int i) {
+      const StepSequence& sequence = sequences_[static_cast<size_t>(i)];
+      return std::pair(sequence.consumed / kPromptTurn, sequence.order);
+    });
+    n_rows = Given(need, n_rows);
+    // All of a turn first, then what is left.
+    std::vector<int64_t> rows(members.size());
+    for (const bool in_turn : {true, false}) {
+      for (size_t i = 0; i < members.size(); ++i) {
+        const StepSequence& sequence = sequences_[static_cast<size_t>(members[i])];
+        int64_t most = std::ssize(sequence.tokens) - rows[i];
+        if (in_turn) most = std::min(most, kPromptTurn - sequence.consumed % kPromptTurn);
+        const int64_t given = std::min(most, n_rows);
+        rows[i] += given;
+        n_rows -= given;
+      }
+    }
+    for (size_t i = 0; i < members.size(); ++i) {
+      if (rows[i] > 0) plan_.push_back({members[i], static_cast<int32_t>(rows[i])});
+    }
+  }
+
+  const std::span<const StepSequence> sequences_;
+  const int64_t max_rows_;
+  const int64_t turn_;
+  const StateLayout* const memory_;
+  std::vector<Client> clients_;
+  double carried_ = 0;  // of rows
+  int64_t n_planned_ = 0;
+  std::vector<PlanItem> plan_;
+};
+
+}  // namespace
+
+void StepCosts::Observe(double cost, absl::Duration took) {
+  const double seconds = absl::ToDoubleSeconds(took);
+  if (!(seconds > 0)) return;
+  const double at = std::clamp(std::log2(cost), 0.0, kPoints - 1.001);
+  const auto low = static_cast<size_t>(at);
+  if (!known_) {
+    Point& nearest = points_[at - static_cast<double>(low) < 0.5 ? low : low + 1];
+    nearest = {.seconds = seconds, .seen = 1};
+    known_ = true;
+  }
+  const double surprise = std::clamp(seconds / Seconds(cost), 1 / kMostSurprise, kMostSurprise) - 1;
+  for (const size_t i : {low, low + 1}) {
+    const double near = 1 - std::abs(at - static_cast<double>(i));
+    Point& point = points_[i];
+    point.seconds *= 1 + near * surprise * std::max(1 / (1 + point.seen), kLearn);
+    point.seen += near;
+  }
+  FillGaps();
+  for (size_t i = low; i > 0; --i) {
+    const double here = points_[i].seconds;
+    points_[i - 1].seconds = std::clamp(points_[i - 1].seconds, here / 2, here);
+  }
+  for (size_t i = low; i + 1 < kPoints; ++i) {
+    const double here = points_[i].seconds;
+    points_[i + 1].seconds = std::clamp(points_[i + 1].seconds, here, 2 * here);
+  }
+}
+
+void StepCosts::FillGaps() {
+  const Point* left = nullptr;  // the last point that was seen
+  for (Point& point : points_) {
+    if (point.seen >= 1) {
+      left = &point;
+      continue;
+    }
+    const auto right = std::find_if(&point, points_.data() + kPoints,
+                                    [](const Point& other) { return other.seen >= 1; });
+    const auto times = [&](const Point& other) {  // its cost, in those of the point
+      return std::ldexp(1, static_cast<int>(&other - &point));
+    };
+    const bool has_right = right != points_.data() + kPoints;
+    if (left != nullptr && has_right) {
+      const double part = (1 - times(*left)) / (times(*right) - times(*left));
+      point.seconds = left->seconds + part * (right->seconds - left->seconds);
+    } else {
+      const Point& only = has_right ? *right : *left;
+      point.seconds = only.seconds / times(only);
+    }
+  }
+}
+
+double StepCosts::Seconds(double cost) const {
+  const double at = std::clamp(std::log2(cost), 0.0, kPoints - 1.001);
+  const auto low = static_cast<size_t>(at);
+  const double begin = std::ldexp(1, static_cast<int>(low));
+  const double part = std::max(cost / begin - 1, 0.0);
+  if (!known_) return cost;
+  return points_[low].seconds + part * (points_[low + 1].seconds - points_[low].seconds);
+}
+
+double StepCosts::Reach(double seconds) const {
+  if (!known_) return std::max(seconds, 1.0);
+  if (points_[0].seconds >= seconds) return 1;
+  for (size_t i = 1; i < kPoints; ++i) {
+    if (points_[i].seconds <= seconds) continue;
+    const double begin = std::ldexp(1, static_cast<int>(i) - 1);
+    const double low = points_[i - 1].seconds;
+    return begin * (1 + (seconds - low) / (points_[i].seconds - low));
+  }
+  return std::ldexp(1, kPoints - 1);
+}
+
+std::vector<PlanItem> PlanStep(std::span<const StepSequence> sequences, int32_t max_rows,
+                               int64_t turn, const StepCosts* costs, const StateLayout* memory,
+                               int n_memories) {
+  return Planner(sequences, max_rows, turn, memory).Plan(costs, n_memories);
+}
+
+}  // namespace ovq

@@ -1,0 +1,88 @@
+// Which rows a step has: how much compute time it may take, and how that is shared.
+#pragma once
+
+#include <array>
+#include <cstdint>
+#include <memory>
+#include <optional>
+#include <span>
+#include <string_view>
+#include <vector>
+
+#include "absl/time/time.h"
+#include "server/engine/answer.h"
+#include "server/engine/state_pool.h"
+
+namespace ovq {
+
+// What a sequence brings to a step.
+struct StepSequence {
+  StateHandle* state = nullptr;
+  std::span<const int32_t> tokens = {};  // to consume next, at least one
+  bool decoding = false;                 // its one token was drawn; else tokens of a prompt
+  bool paused = false;                   // its reader is behind: no row in this step
+  int64_t order = 0;                     // of admission: its job's, whose sequences are neighbours
+  int64_t consumed = 0;                  // of its job's tokens
+  std::string_view client = {};          // CallRequest::client
+  double weight = 1;                     // of the client
+  double row_cost = 1;                   // of a row, in rows without a state
+  // Each draws a token from the logits of the last of the tokens.
+  std::span<const std::unique_ptr<Completion>> draws = {};
+  // Every token's row is scored: the log-probability of the token after it, if there is one, and of
+  // so many best.
+  std::optional<int> score_top = {};
+};
+
+struct PlanItem {
+  int id;  // of the sequence: its index
+  int32_t n_rows;
+  bool operator==(const PlanItem&) const = default;
+};
+
+// How long a step takes, by the cost of its rows; learned from steps. A step never takes less for
+// more rows, nor twice as long for twice as many: with nothing learned it takes as long as each of
+// its rows alone.
+class StepCosts {
+ public:
+  void Observe(double cost, absl::Duration took);
+  bool known() const { return known_; }
+  double Seconds(double cost) const;   // cost: at least 1
+  double Reach(double seconds) const;  // the largest cost that takes no longer; at least 1
+
+ private:
+  static constexpr int kPoints = 32;  // of costs 1, 2, 4, ...
+  struct Point {
+    double seconds = 0;
+    double seen = 0;  // so many steps of about this cost
+  };
+  void FillGaps();  // points that were not seen, from their neighbours
+
+  std::array<Point, kPoints> points_;
+  bool known_ = false;
+};
+
+// A client alone has all of a step. Where several want rows, none waits longer for its tokens than
+// if each had the machine for its part of the time: the step ends before the part of whoever has
+// least to do is used up, and a client's part counts for all its calls together, however many they
+// are. What a client leaves of its part is the others'. So a prompt of any length, 64 completions
+// and a score of every token slow another's answer down alike.
+//
+// Within a client, calls that decode share alike and come before its prompts, which get a part of
+// 1 / kPrefillShare all the same, so that long answers do not keep new ones out. Prompts are read
+// in turns of kPromptTurn tokens, oldest first.
+//
+// Parts of less than a row are rounded by turns: pass the step number. costs: null for a step
+// without a bound in time. A step of several memories' turns gets the time of one. A pure function.
+std::vector<PlanItem> PlanStep(std::span<const StepSequence> sequences, int32_t max_rows,
+                               int64_t turn, const StepCosts* costs = nullptr,
+                               const StateLayout* memory = nullptr, int n_memories = 1);
+
+inline constexpr int64_t kPromptTurn = 512;
+inline constexpr double kPrefillShare = 8;
+
+// However few want rows, a step is over after this time, so that who comes meanwhile is soon in
+// one; or, of a model that takes long for a row, after so many times what one row takes.
+inline constexpr double kLongStepSeconds = 0.5;
+inline constexpr double kLongStepRows = 8;
+
+}  // namespace ovq
