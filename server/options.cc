@@ -104,6 +104,9 @@ void AddBounds(Flags& flags, Options& o) {
   flags.Add("session-ttl", "DURATION",
             Duration(o.engine.session_ttl, absl::Milliseconds(1), kMaxSessionTtl),
             "idle time after which a session is deleted");
+  flags.Add("max-session-ttl", "DURATION",
+            Duration(o.engine.max_session_ttl, absl::Milliseconds(1), kMaxSessionTtl),
+            "the longest such time that a caller may ask for");
   flags.Add("drain-notice", "DURATION",
             Duration(o.drain_notice, absl::ZeroDuration(), absl::Hours(1)),
             "time from SIGTERM or SIGINT, when health says NOT_SERVING, to the drain: calls are\n"
@@ -213,6 +216,12 @@ absl::Status CheckTogether(const CommandLine& line) {
   if (line.action == CommandLine::Action::kPlan && !options.state_memory_bytes.has_value()) {
     return absl::InvalidArgumentError(
         "--plan: expected --state-memory, the memory to plan for, got none");
+  }
+  if (options.engine.session_ttl > options.engine.max_session_ttl) {
+    return absl::InvalidArgumentError(
+        absl::StrCat("--session-ttl: expected at most --max-session-ttl, ",
+                     absl::FormatDuration(options.engine.max_session_ttl), ", got ",
+                     absl::FormatDuration(options.engine.session_ttl)));
   }
   if (options.engine.overcommit && options.session_dir.empty()) {
     return absl::InvalidArgumentError(

@@ -49,11 +49,11 @@ struct RowDraw {
   int64_t row = 0;
   int64_t position = 0;
   DrawParams params;
-  std::span<const int32_t> seen;  // no id twice in one list, but for `banned`
+  std::span<const int32_t> seen;  // no id twice in one list
   std::span<const TokenCount> generated;
   std::span<const TokenBias> bias;
-  std::span<const int32_t> banned;
-  TokenLogit drawn{};  // the result, with the row's own logit
+  std::span<const int32_t> banned;  // rising
+  TokenLogit drawn{};               // the result, with the row's own logit
 };
 
 struct RowToken {

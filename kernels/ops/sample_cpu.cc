@@ -207,7 +207,7 @@ int32_t RowSampler::Draw(std::span<const float> logits, const RowDraw& draw) {
   if (candidates_.empty()) {  // greedy, or not one finite logit
     int32_t id = ArgMax(adjusted);
     // Without a finite logit that is token 0, which may be banned.
-    while (std::ranges::find(draw.banned, id) != draw.banned.end() &&
+    while (std::ranges::binary_search(draw.banned, id) &&
            id + 1 < static_cast<int32_t>(logits.size())) {
       ++id;
     }

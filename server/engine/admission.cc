@@ -42,15 +42,46 @@ absl::Status Admission::Enqueue(std::shared_ptr<Job> job) {
   }
   std::lock_guard lock(mutex_);
   if (closed_) return RefuseDraining();
-  if (static_cast<int>(queue_.size()) >= options.max_queue) {
+  const auto longest = std::ranges::max_element(
+      queue_, {}, [](const auto& entry) { return entry.second.jobs.size(); });
+  const bool full = n_waiting_ >= options.max_queue;
+  const auto mine = queue_.find(job->client);
+  const size_t n_mine = mine == queue_.end() ? 0 : mine->second.jobs.size();
+  if (full && (longest == queue_.end() || longest->second.jobs.size() <= n_mine + 1)) {
     return Refuse(RejectReason::kQueueFull,
                   Exhausted("queue: ", options.max_queue, " requests wait already"));
   }
   // What waits counts too: a tenant at its limits fills no queue.
   if (absl::Status status = Charge(*job, job->n_states, needed); !status.ok()) return status;
+  if (full) {
+    pushed_out_.push_back(longest->second.jobs.back());
+    longest->second.Count(*longest->second.jobs.back(), -1);
+    longest->second.jobs.pop_back();
+    --n_waiting_;
+  }
   ++accepted_;
-  queue_.push_back(std::move(job));
+  ++n_waiting_;
+  Waiting& waiting = queue_[job->client];
+  waiting.Count(*job, 1);
+  waiting.jobs.push_back(std::move(job));
   return absl::OkStatus();
+}
+
+void Admission::Waiting::Count(const Job& job, int sign) {
+  states += sign * job.n_states;
+  const size_t needed = job.reserve_bytes * static_cast<size_t>(job.n_states);
+  bytes = sign > 0 ? bytes + needed : bytes - needed;
+}
+
+std::vector<std::shared_ptr<Job>> Admission::TakePushedOut() {
+  std::lock_guard lock(mutex_);
+  return std::exchange(pushed_out_, {});
+}
+
+absl::Status Admission::PushedOut() const {
+  return Refuse(RejectReason::kQueueFull,
+                Exhausted("queue: ", config_.options.max_queue,
+                          " requests wait already; others had fewer in it than this client"));
 }
 
 absl::Status Admission::Enter() {
@@ -61,8 +92,10 @@ absl::Status Admission::Enter() {
 }
 
 absl::Status Admission::Charge(Job& job, int64_t states, size_t bytes) {
-  auto admitted = config_.options.quotas->Admit(
-      job.tenant, {.prompt_tokens = job.prompt_tokens, .sessions = states, .bytes = bytes});
+  auto admitted = config_.options.quotas->Admit(job.tenant, {.client = job.client,
+                                                             .prompt_tokens = job.prompt_tokens,
+                                                             .sessions = states,
+                                                             .bytes = bytes});
   if (!admitted.ok()) {
     config_.events.rejected(*FactsOf(admitted.status()).reason);
     return admitted.status();
@@ -88,21 +121,42 @@ bool Admission::Close(absl::Duration timeout) {
                                [this] { return accepted_ == 0; });
 }
 
-std::shared_ptr<Job> Admission::Next() {
+std::shared_ptr<Job> Admission::First() const {
+  const std::shared_ptr<Job>* first = nullptr;
+  double least = 0;
   std::lock_guard lock(mutex_);
-  if (queue_.empty()) return nullptr;
-  Job& first = *queue_.front();
-  if (states() + first.n_states > config_.options.max_sessions) return nullptr;
+  for (const auto& [client, waiting] : queue_) {
+    const std::shared_ptr<Job>& job = waiting.jobs.front();
+    double has = 0;
+    if (queue_.size() > 1) {
+      const ClientUse use = config_.options.quotas->UseOf(client);
+      const size_t needed = job->reserve_bytes * static_cast<size_t>(job->n_states);
+      has = static_cast<double>(use.bytes - waiting.bytes + needed) / use.weight;
+    }
+    const bool before =
+        first == nullptr || has < least || (has == least && job->arrival < (*first)->arrival);
+    if (!before) continue;
+    first = &job;
+    least = has;
+  }
+  return first == nullptr ? nullptr : *first;
+}
+
+std::shared_ptr<Job> Admission::Next() {
+  const std::shared_ptr<Job> job = First();
+  if (job == nullptr) return nullptr;
   // Until a promised state is taken, the first one holds its part of the reservation.
-  const size_t bytes = first.reserve_bytes * static_cast<size_t>(first.n_states);
-  if (!HasRoom(bytes)) return nullptr;
-  absl::StatusOr<StateHandle> state = pool_.Acquire(*first.memory->layout, first.slot_cap, bytes);
+  const size_t bytes = job->reserve_bytes * static_cast<size_t>(job->n_states);
+  if (!HasRoom(job->client, job->n_states, bytes)) return nullptr;
+  absl::StatusOr<StateHandle> state = pool_.Acquire(*job->memory->layout, job->slot_cap, bytes);
   if (!state.ok()) return nullptr;
-  first.sequence = std::make_shared<Sequence>(Sequence{.state = *state, .pending = {}});
-  first.promised_states = first.n_states - 1;
-  promised_states_ += first.promised_states;
-  std::shared_ptr<Job> job = std::move(queue_.front());
-  queue_.pop_front();
+  if (Remove([&job](const Job& other) { return &other == job.get(); }).empty()) {
+    pool_.Release(*state);  // pushed out meanwhile
+    return Next();
+  }
+  job->sequence = std::make_shared<Sequence>(Sequence{.state = *state, .pending = {}});
+  job->promised_states = job->n_states - 1;
+  promised_states_ += job->promised_states;
   return job;
 }
 
@@ -113,23 +167,64 @@ absl::Status Admission::CheckSessionLimit() const {
                 Exhausted("sessions: all ", most, " of the server are in use"));
 }
 
-bool Admission::HasRoom(size_t bytes) const {
-  return bytes <= pool_.free_bytes() || (make_room_ && make_room_(bytes));
+bool Admission::HasRoom(const std::string& client, int n_states, size_t bytes) {
+  while (states() + n_states > config_.options.max_sessions) {
+    if (!MakeWay(client, n_states, bytes, /*table=*/true)) return false;
+  }
+  if (bytes <= pool_.free_bytes() || (make_room_ && make_room_(bytes))) return true;
+  while (bytes > pool_.free_bytes()) {
+    if (!MakeWay(client, n_states, bytes, /*table=*/false)) return false;
+  }
+  return true;
 }
 
-absl::StatusOr<StateHandle> Admission::AcquireSession(const StateLayout& layout, int32_t slot_cap) {
-  if (absl::Status status = CheckSessionLimit(); !status.ok()) return status;
+// The part of a client is that of all who have something, itself included.
+bool Admission::MakeWay(const std::string& client, int n_states, size_t bytes, bool table) {
+  if (!give_way_) return false;
+  const TenantQuotas& quotas = *config_.options.quotas;
+  std::unique_lock lock(mutex_);
+  const auto admitted = [&](const std::string& name, const ClientUse& use) {
+    const auto found = queue_.find(name);
+    const Waiting waiting = found == queue_.end() ? Waiting() : found->second;
+    return table ? static_cast<double>(use.sessions - waiting.states)
+                 : static_cast<double>(use.bytes - waiting.bytes);
+  };
+  const ClientUse mine = quotas.UseOf(client);
+  const double has = std::max(admitted(client, mine), 0.0);
+  double weights = mine.weight, most = 0;
+  std::string largest;
+  for (const ClientUse& use : quotas.Clients()) {
+    if (use.name == client) continue;
+    const double part = admitted(use.name, use) / use.weight;
+    if (part <= 0) continue;
+    weights += use.weight;
+    if (part <= most) continue;
+    most = part;
+    largest = use.name;
+  }
+  lock.unlock();
+  const double all = table ? config_.options.max_sessions
+                           : static_cast<double>(config_.options.state_memory_bytes);
+  const double wanted = table ? n_states : static_cast<double>(bytes);
+  const bool may = has + wanted <= all * mine.weight / weights && most > all / weights;
+  return may && give_way_(largest, table, has == 0);
+}
+
+absl::StatusOr<StateHandle> Admission::AcquireSession(const StateLayout& layout, int32_t slot_cap,
+                                                      const std::string& client) {
   const size_t bytes = layout.bytes_cap(slot_cap);
-  (void)HasRoom(bytes);  // if not, Acquire says what is missing
+  (void)HasRoom(client, 1, bytes);  // if not, the next two say what is missing
+  if (absl::Status status = CheckSessionLimit(); !status.ok()) return status;
   absl::StatusOr<StateHandle> state = pool_.Acquire(layout, slot_cap, bytes);
   if (!state.ok()) return Refuse(RejectReason::kStateMemory, state.status());
   return state;
 }
 
-absl::StatusOr<StateHandle> Admission::CloneSession(const StateHandle& state) {
-  if (absl::Status status = CheckSessionLimit(); !status.ok()) return status;
+absl::StatusOr<StateHandle> Admission::CloneSession(const StateHandle& state,
+                                                    const std::string& client) {
   const size_t bytes = state.layout->bytes_cap(state.slot_cap);
-  (void)HasRoom(bytes);
+  (void)HasRoom(client, 1, bytes);
+  if (absl::Status status = CheckSessionLimit(); !status.ok()) return status;
   absl::StatusOr<StateHandle> clone = pool_.Clone(state, bytes);
   if (!clone.ok()) return Refuse(RejectReason::kStateMemory, clone.status());
   return clone;
@@ -152,25 +247,37 @@ void Admission::DropPromised(Job& job) {
 std::vector<std::shared_ptr<Job>> Admission::Remove(const std::function<bool(const Job&)>& which) {
   std::vector<std::shared_ptr<Job>> removed;
   std::lock_guard lock(mutex_);
-  std::erase_if(queue_, [&](const std::shared_ptr<Job>& job) {
-    if (!which(*job)) return false;
-    removed.push_back(job);
-    return true;
-  });
+  for (auto it = queue_.begin(); it != queue_.end();) {
+    Waiting& waiting = it->second;
+    std::erase_if(waiting.jobs, [&](const std::shared_ptr<Job>& job) {
+      if (!which(*job)) return false;
+      removed.push_back(job);
+      waiting.Count(*job, -1);
+      --n_waiting_;
+      return true;
+    });
+    it = waiting.jobs.empty() ? queue_.erase(it) : std::next(it);
+  }
   return removed;
 }
 
 SteadyTime Admission::next_deadline() const {
   std::lock_guard lock(mutex_);
   SteadyTime next = kNever;
-  for (const std::shared_ptr<Job>& job : queue_) next = std::min(next, job->deadline);
+  for (const auto& [client, waiting] : queue_) {
+    for (const std::shared_ptr<Job>& job : waiting.jobs) next = std::min(next, job->deadline);
+  }
   return next;
 }
 
 void Admission::AddTo(EngineStats& stats) const {
   std::lock_guard lock(mutex_);
-  stats.requests_waiting += static_cast<int>(queue_.size());
-  for (const std::shared_ptr<Job>& job : queue_) stats.waiting_prompt_tokens += job->prompt_tokens;
+  stats.requests_waiting += n_waiting_;
+  for (const auto& [client, waiting] : queue_) {
+    for (const std::shared_ptr<Job>& job : waiting.jobs) {
+      stats.waiting_prompt_tokens += job->prompt_tokens;
+    }
+  }
 }
 
 }  // namespace ovq

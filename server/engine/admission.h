@@ -1,9 +1,12 @@
 // Which work is let in, and when: tenants' limits, the queue, and memory by exact reservation.
+// Clients (CallRequest::client) share queue, sessions and memory: where these are full, who has
+// more than its part makes way for who has less.
 #pragma once
 
 #include <condition_variable>
 #include <deque>
 #include <functional>
+#include <map>
 #include <memory>
 #include <mutex>
 #include <vector>
@@ -22,8 +25,9 @@ class Admission {
 
   // --- any thread. A refusal charges nothing and is told to EngineEvents::rejected ---
 
-  // Accepts a job that needs states of its own: it waits in the queue. ResourceExhausted,
-  // Unavailable.
+  // Accepts a job that needs states of its own: it waits in the queue. If that is full, the last
+  // job of who has most in it leaves it (TakePushedOut), if that is more than the caller would
+  // have. ResourceExhausted, Unavailable.
   absl::Status Enqueue(std::shared_ptr<Job> job);
   // Accepts work that does not wait in the queue. Unavailable.
   absl::Status Enter();
@@ -38,18 +42,26 @@ class Admission {
 
   // --- engine thread ---
 
-  // The first of the queue, its first state acquired and the others promised; null while the queue
-  // is empty or that does not fit. Nobody overtakes.
+  // Of the first jobs of all clients that of who would then have least, its first state acquired
+  // and the others promised; null while the queue is empty or that does not fit. Nobody overtakes.
   std::shared_ptr<Job> Next();
+  std::vector<std::shared_ptr<Job>> TakePushedOut();
+  absl::Status PushedOut() const;  // with which these end
   // For a new session, or one whose state comes back: at once or not at all.
-  absl::StatusOr<StateHandle> AcquireSession(const StateLayout& layout, int32_t slot_cap);
+  absl::StatusOr<StateHandle> AcquireSession(const StateLayout& layout, int32_t slot_cap,
+                                             const std::string& client);
   // For a copy of a session, likewise.
-  absl::StatusOr<StateHandle> CloneSession(const StateHandle& state);
+  absl::StatusOr<StateHandle> CloneSession(const StateHandle& state, const std::string& client);
   // Who gives memory back when there is too little: moves idle states out until so many bytes are
   // free, and says whether they are.
   void SetMakeRoom(std::function<bool(size_t bytes)> make_room) {
     make_room_ = std::move(make_room);
   }
+  // Who ends what a client has: its idle session that was used least recently (table: so that there
+  // is one session less; else its state may go to the disk), or if it has none and `running` the
+  // last of its calls that has begun. False if there is nothing of these.
+  using GiveWay = std::function<bool(const std::string& client, bool table, bool running)>;
+  void SetGiveWay(GiveWay give_way) { give_way_ = std::move(give_way); }
   // Sessions without a state in memory count as the others do.
   void CountStored(int change) { stored_sessions_ += change; }
   // One of the job's promised states, with the bytes of the first.
@@ -62,17 +74,31 @@ class Admission {
   void AddTo(EngineStats& stats) const;
 
  private:
+  // A client's jobs in the queue.
+  struct Waiting {
+    std::deque<std::shared_ptr<Job>> jobs;
+    int64_t states = 0;
+    size_t bytes = 0;
+
+    void Count(const Job& job, int sign);
+  };
+
   absl::Status Refuse(RejectReason reason, absl::Status status) const;
   absl::Status RefuseDraining() const;
   absl::Status CheckSessionLimit() const;
-  bool HasRoom(size_t bytes) const;
+  // Whether so much fits, once who has more than its part has made way for the client.
+  bool HasRoom(const std::string& client, int n_states, size_t bytes);
+  bool MakeWay(const std::string& client, int n_states, size_t bytes, bool table);
+  std::shared_ptr<Job> First() const;
   int states() const { return pool_.sessions() + promised_states_ + stored_sessions_; }
 
   const EngineConfig& config_;
   StatePool& pool_;
 
-  mutable std::mutex mutex_;  // guards down to all_ended_
-  std::deque<std::shared_ptr<Job>> queue_;
+  mutable std::mutex mutex_;              // guards down to all_ended_
+  std::map<std::string, Waiting> queue_;  // by client, none empty
+  int n_waiting_ = 0;
+  std::vector<std::shared_ptr<Job>> pushed_out_;
   int accepted_ = 0;  // and not ended
   bool closed_ = false;
   std::condition_variable all_ended_;
@@ -81,6 +107,7 @@ class Admission {
   int promised_states_ = 0;  // the sum of Job::promised_states
   int stored_sessions_ = 0;
   std::function<bool(size_t bytes)> make_room_;
+  GiveWay give_way_;
 };
 
 }  // namespace ovq

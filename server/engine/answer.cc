@@ -17,42 +17,44 @@ SamplingParams WithSeed(SamplingParams params, uint64_t seed) {
 
 }  // namespace
 
-StopMatcher::StopMatcher(std::vector<std::string> strings, bool include_stop_text)
-    : strings_(std::move(strings)), include_stop_text_(include_stop_text) {}
-
-size_t StopMatcher::HeldBack() const {
-  size_t longest = 0;
-  const std::string_view held = held_;
-  for (const std::string& stop : strings_) {
-    for (size_t n = std::min(held.size(), stop.size() - 1); n > longest; --n) {
-      if (held.ends_with(std::string_view(stop).substr(0, n))) longest = n;
-    }
+StopMatcher::Watch::Watch(std::string text) : string(std::move(text)), links(string.size(), 0) {
+  for (size_t i = 1; i < string.size(); ++i) {
+    size_t length = links[i - 1];
+    while (length > 0 && string[length] != string[i]) length = links[length - 1];
+    if (string[length] == string[i]) ++length;
+    links[i] = static_cast<uint16_t>(length);
   }
-  return longest;
+}
+
+bool StopMatcher::Watch::Follow(char byte) {
+  while (matched > 0 && string[matched] != byte) matched = links[matched - 1];
+  if (string[matched] == byte) ++matched;
+  return matched == string.size();
+}
+
+StopMatcher::StopMatcher(std::vector<std::string> strings, bool include_stop_text)
+    : include_stop_text_(include_stop_text) {
+  for (std::string& string : strings) watches_.emplace_back(std::move(string));
 }
 
 StopMatcher::Result StopMatcher::Push(std::string_view text) {
-  held_ += text;
-  const std::string* matched = nullptr;
-  size_t begin = 0, end = 0;
-  for (const std::string& stop : strings_) {
-    const size_t at = held_.find(stop);
-    if (at == std::string::npos) continue;
-    const size_t ends = at + stop.size();
-    if (matched == nullptr || ends < end || (ends == end && at < begin)) {
-      matched = &stop;
-      begin = at;
-      end = ends;
-    }
-  }
   Result result;
-  if (matched != nullptr) {
-    result.text = held_.substr(0, include_stop_text_ ? end : begin);
-    result.matched = *matched;
+  for (const char byte : text) {
+    held_ += byte;
+    const Watch* match = nullptr;
+    for (Watch& watch : watches_) {
+      const bool ends = watch.Follow(byte);
+      if (ends && (match == nullptr || watch.string.size() > match->string.size())) match = &watch;
+    }
+    if (match == nullptr) continue;
+    result.text = held_.substr(0, held_.size() - (include_stop_text_ ? 0 : match->string.size()));
+    result.matched = match->string;
     held_.clear();
     return result;
   }
-  const size_t ready = held_.size() - HeldBack();
+  size_t held_back = 0;  // what may begin a stop string
+  for (const Watch& watch : watches_) held_back = std::max(held_back, watch.matched);
+  const size_t ready = held_.size() - held_back;
   result.text = held_.substr(0, ready);
   held_.erase(0, ready);
   return result;
@@ -72,6 +74,10 @@ Completion::Completion(const GenerateRequest& request, int index, uint64_t seed,
   const StopConditions& stop = request.stop;
   banned_early_.insert(banned_early_.end(), stop.token_ids.begin(), stop.token_ids.end());
   if (stop.ignore_eos) banned_always_ = eos;
+  for (std::vector<int32_t>* ids : {&banned_early_, &banned_always_}) {
+    std::ranges::sort(*ids);
+    ids->erase(std::ranges::unique(*ids).begin(), ids->end());
+  }
   if (tokenizer != nullptr && tokenizer->has_text())
     detokenizer_.emplace(tokenizer, /*at_start=*/false);
 }

@@ -21,7 +21,8 @@ namespace ovq {
 
 // Finds stop strings in a text that comes in parts. Text that may be the beginning of a stop
 // string is held back. How the text is cut changes nothing: the match that ends first
-// wins, of several that end together the longest.
+// wins, of several that end together the longest. A byte costs a few operations a string, whatever
+// the strings are: each is followed by its own failure links (Knuth, Morris and Pratt).
 class StopMatcher {
  public:
   StopMatcher(std::vector<std::string> strings, bool include_stop_text);
@@ -33,9 +34,17 @@ class StopMatcher {
   std::string Flush();                 // what was held back, when no more text follows
 
  private:
-  size_t HeldBack() const;  // bytes at the end of held_ that may begin a stop string
+  // One string, and how much of its beginning the text ends with.
+  struct Watch {
+    explicit Watch(std::string string);
+    bool Follow(char byte);  // true: the text ends with all of it
 
-  const std::vector<std::string> strings_;
+    std::string string;
+    std::vector<uint16_t> links;  // [i] of the first i + 1 bytes: the longest end that begins it
+    size_t matched = 0;
+  };
+
+  std::vector<Watch> watches_;
   const bool include_stop_text_;
   std::string held_;
 };

@@ -61,6 +61,9 @@ Engine::Engine(EngineConfig config, std::unique_ptr<DeviceContext> context)
       session_slots_(SessionSlots(
           *config_.model.memories.front().layout, config_.model.memories.front().default_slot_cap,
           config_.options.state_memory_bytes, config_.options.max_sessions)) {
+  admission_.SetGiveWay([this](const std::string& client, bool table, bool running) {
+    return sessions_.GiveWay(client, table) || (running && runner_.GiveWay(client));
+  });
   PublishStats();
 }
 
@@ -151,7 +154,7 @@ void Engine::CreateSession(SessionOptions options, SessionCallback done) {
 }
 
 void Engine::ForkSession(ForkOptions options, SessionsCallback done) {
-  absl::Status status = ValidateFork(options);
+  absl::Status status = ValidateFork(config_, options);
   inbox_->Post([this, status = std::move(status), options = std::move(options),
                 done = std::move(done), called = this->options().clock.steady()]() mutable {
     if (!status.ok()) return done(std::move(status));
@@ -280,10 +283,10 @@ absl::StatusOr<SessionPage> Engine::ListSessions(const std::optional<std::string
   return sessions_.List(tenant, page_size, page_token);
 }
 
-absl::Status Engine::ChargeRequest(const std::string& tenant) {
-  Job job;
-  job.tenant = tenant;
-  return admission_.Charge(job, 0, 0);
+absl::Status Engine::ChargeRequest(const std::string& tenant) const {
+  absl::Status status = quotas().ChargeRequest(tenant);
+  if (!status.ok()) config_.events.rejected(*FactsOf(status).reason);
+  return status;
 }
 
 EngineStats Engine::Stats() const {
@@ -344,6 +347,9 @@ void Engine::EndWhatIsOver(SteadyTime now) {
   runner_.FailDead(now);
   const auto dead = [now](const Job& job) { return !DeathOf(job, now).ok(); };
   for (const std::shared_ptr<Job>& job : admission_.Remove(dead)) runner_.FailIfDead(*job, now);
+  for (const std::shared_ptr<Job>& job : admission_.TakePushedOut()) {
+    runner_.Fail(*job, FinishReason::kError, admission_.PushedOut());
+  }
 }
 
 void Engine::EndAll(const absl::Status& status) {

@@ -78,9 +78,9 @@ class Engine {
   absl::StatusOr<SessionPage> ListSessions(const std::optional<std::string>& tenant, int page_size,
                                            const std::string& page_token) const;
 
-  // Of the tenant's requests per second, for work that the engine does not do.
-  absl::Status ChargeRequest(const std::string& tenant);
-  TenantQuotas& quotas() { return *config_.options.quotas; }
+  // Of the tenant's requests per second, for every call before anything is done for it.
+  absl::Status ChargeRequest(const std::string& tenant) const;
+  TenantQuotas& quotas() const { return *config_.options.quotas; }
 
   EngineStats Stats() const;  // of the last step boundary
   const EngineConfig& config() const { return config_; }

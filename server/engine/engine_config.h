@@ -70,7 +70,8 @@ struct EngineOptions {
   int32_t max_batch_tokens = 512;    // rows of one step
   int32_t max_slot_cap = 65536;      // the largest cap a session may ask for
   int64_t max_prompt_tokens = 1 << 20;
-  absl::Duration session_ttl = absl::Minutes(30);  // idle sessions are deleted after this
+  absl::Duration session_ttl = absl::Minutes(30);    // idle sessions are deleted after this
+  absl::Duration max_session_ttl = absl::Hours(24);  // that a caller may ask for
   uint64_t seed = 0;  // of the seeds and ids the server draws; 0: from the system
   std::shared_ptr<TenantQuotas> quotas;  // null: an engine's own, without limits
   Clock clock;

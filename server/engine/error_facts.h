@@ -25,10 +25,11 @@ enum class RejectReason : uint8_t {
   kTenantBytes,
   kTenantRequests,
   kTenantTokens,
+  kGaveWay,
 };
-inline constexpr std::array<const char*, 8> kRejectReasons = {
-    "queue_full",      "state_memory", "session_limit",   "draining",
-    "tenant_sessions", "tenant_bytes", "tenant_requests", "tenant_tokens"};
+inline constexpr std::array<const char*, 9> kRejectReasons = {
+    "queue_full",   "state_memory",    "session_limit", "draining", "tenant_sessions",
+    "tenant_bytes", "tenant_requests", "tenant_tokens", "gave_way"};
 inline const char* RejectReasonName(RejectReason reason) {
   return kRejectReasons[static_cast<size_t>(reason)];
 }

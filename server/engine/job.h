@@ -39,9 +39,9 @@ struct ScoreWork {
 struct OpenWork {
   SessionCallback done;
   std::shared_ptr<CancelSignal> cancel = {};  // may be null
-  const char* event = "open";  // of SessionReport
-  bool from_state = false;     // what it reads follows what an imported state has read
-  bool waits = true;           // the last token stays outside the state
+  const char* event = "open";                 // of SessionReport
+  bool from_state = false;  // what it reads follows what an imported state has read
+  bool waits = true;        // the last token stays outside the state
 };
 
 // The tokens between a session's nearest checkpoint and where it goes back to. The session is as it

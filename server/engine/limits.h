@@ -36,6 +36,7 @@ inline constexpr FloatRange kPresencePenaltyRange = {-2, 2};
 inline constexpr FloatRange kFrequencyPenaltyRange = {-2, 2};
 inline constexpr FloatRange kLogitBiasRange = {-100, 100};
 inline constexpr int32_t kMaxTopK = std::numeric_limits<int32_t>::max();
+inline constexpr int64_t kMaxLogitBias = 4096;  // entries
 inline constexpr int32_t kMaxCompletions = 64;  // n
 
 // Conversations.
@@ -45,14 +46,15 @@ inline constexpr int64_t kMaxToolsBytes = int64_t{1} << 20;
 
 // Stop conditions and output.
 inline constexpr int64_t kMaxStopStrings = 16;
-inline constexpr int64_t kMaxStopStringBytes = 1024;  // of one: bounds the work per token
-inline constexpr int64_t kMaxTopLogprobs = 1024;      // of an answer; of a score, the vocabulary
-inline constexpr size_t kMaxAnswerBytes = size_t{1} << 30;  // of one message to a client
+inline constexpr int64_t kMaxStopStringBytes = 1024;  // of one
+inline constexpr int64_t kMaxStopTokenIds = 1024;
+inline constexpr int64_t kMaxTopLogprobs = 1024;  // of an answer; of a score, the vocabulary
+inline constexpr size_t kMaxAnswerBytes = size_t{64} << 20;  // of one message to a client
 
 // Sessions. Slot caps begin at kMinSlotCap and end at EngineOptions::max_slot_cap, which the
 // server's own option keeps within kMaxSlotCap (kernels/mixers/state.h).
-inline constexpr absl::Duration kMaxSessionTtl = absl::Hours(24 * 366);
-inline constexpr int32_t kMaxForks = 64;  // of one call
+inline constexpr absl::Duration kMaxSessionTtl = absl::Hours(24 * 366);  // --max-session-ttl
+inline constexpr int32_t kMaxForks = 64;                                 // of one call
 inline constexpr int32_t kDefaultPageSize = 100;
 inline constexpr int32_t kMaxPageSize = 1000;
 

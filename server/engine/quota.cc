@@ -21,14 +21,18 @@ void UpdateBucket(std::optional<TokenBucket>& bucket, std::optional<double> rate
 
 }  // namespace
 
-QuotaHold::QuotaHold(std::shared_ptr<TenantQuotas> quotas, std::string tenant, int64_t sessions,
-                     size_t bytes)
-    : quotas_(std::move(quotas)), tenant_(std::move(tenant)), sessions_(sessions), bytes_(bytes) {}
+QuotaHold::QuotaHold(std::shared_ptr<TenantQuotas> quotas, std::string tenant, std::string client,
+                     int64_t sessions, size_t bytes)
+    : quotas_(std::move(quotas)),
+      tenant_(std::move(tenant)),
+      client_(std::move(client)),
+      sessions_(sessions),
+      bytes_(bytes) {}
 
 void QuotaHold::ReleasePart(int64_t sessions, size_t bytes) {
   Check(sessions <= sessions_ && bytes <= bytes_, "no more is given back than was held");
   if (sessions == 0 && bytes == 0) return;
-  quotas_->GiveBack(tenant_, sessions, bytes);
+  quotas_->GiveBack(*this, sessions, bytes);
   sessions_ -= sessions;
   bytes_ -= bytes;
 }
@@ -37,7 +41,7 @@ std::unique_ptr<QuotaHold> QuotaHold::Split(int64_t sessions, size_t bytes) {
   Check(sessions <= sessions_ && bytes <= bytes_, "a part is no more than what is held");
   sessions_ -= sessions;
   bytes_ -= bytes;
-  return std::make_unique<QuotaHold>(quotas_, tenant_, sessions, bytes);
+  return std::make_unique<QuotaHold>(quotas_, tenant_, client_, sessions, bytes);
 }
 
 void TenantQuotas::SetLimits(const std::map<std::string, TenantLimits>& limits) {
@@ -54,13 +58,35 @@ void TenantQuotas::SetLimits(const std::map<std::string, TenantLimits>& limits) 
   }
 }
 
+absl::Status TenantQuotas::Refusal(const std::string& tenant, RejectReason reason,
+                                   const std::string& what, ErrorFacts facts) {
+  facts.reason = reason;
+  return WithFacts(absl::ResourceExhaustedError(absl::StrCat("tenant ", tenant, ": ", what)),
+                   std::move(facts));
+}
+
+absl::Status TenantQuotas::ChargeRequest(const std::string& tenant) {
+  const SteadyTime now = clock_.steady();
+  std::lock_guard lock(mutex_);
+  const auto found = accounts_.find(tenant);
+  if (found == accounts_.end() || !found->second.requests) return absl::OkStatus();
+  const Account& account = found->second;
+  TokenBucket& requests = *found->second.requests;
+  if (requests.left(now) < 1) {
+    return Refusal(
+        tenant, RejectReason::kTenantRequests,
+        absl::StrCat("requests_per_second: the limit is ", *account.limits.requests_per_second),
+        {.retry_after = requests.Until(1, now)});
+  }
+  requests.Take(1);
+  return absl::OkStatus();
+}
+
 absl::Status TenantQuotas::CheckLimits(const std::string& tenant, const Work& work,
                                        Account& account, SteadyTime now) {
   const TenantLimits& limits = account.limits;
   const auto refusal = [&](RejectReason reason, const std::string& what, ErrorFacts facts = {}) {
-    facts.reason = reason;
-    return WithFacts(absl::ResourceExhaustedError(absl::StrCat("tenant ", tenant, ": ", what)),
-                     facts);
+    return Refusal(tenant, reason, what, std::move(facts));
   };
   if (work.sessions > 0 && limits.sessions && account.sessions + work.sessions > *limits.sessions) {
     return refusal(RejectReason::kTenantSessions,
@@ -74,11 +100,6 @@ absl::Status TenantQuotas::CheckLimits(const std::string& tenant, const Work& wo
                    absl::StrCat("state_bytes: ", work.bytes, " more on top of ",
                                 account.state_bytes, ", the limit is ", *limits.state_bytes),
                    {.bytes_needed = work.bytes, .bytes_free = free});
-  }
-  if (account.requests && account.requests->left(now) < 1) {
-    return refusal(RejectReason::kTenantRequests,
-                   absl::StrCat("requests_per_second: the limit is ", *limits.requests_per_second),
-                   {.retry_after = account.requests->Until(1, now)});
   }
   // Not in debt: at least one token is left.
   if (account.tokens && account.tokens->left(now) < 1) {
@@ -96,22 +117,44 @@ absl::StatusOr<std::unique_ptr<QuotaHold>> TenantQuotas::Admit(const std::string
   Account& account = accounts_[tenant];
   absl::Status status = CheckLimits(tenant, work, account, now);
   if (!status.ok()) return status;
-  if (account.requests) account.requests->Take(1);
   if (account.tokens) account.tokens->Take(static_cast<double>(work.prompt_tokens));
-  account.sessions += work.sessions;
-  account.state_bytes += work.bytes;
+  if (work.sessions > 0 || work.bytes > 0) {
+    return Take(account, tenant, work.client, work.sessions, work.bytes);
+  }
   if (account.idle()) accounts_.erase(tenant);
-  if (work.sessions == 0 && work.bytes == 0) return nullptr;
-  return std::make_unique<QuotaHold>(shared_from_this(), tenant, work.sessions, work.bytes);
+  return nullptr;
 }
 
 std::unique_ptr<QuotaHold> TenantQuotas::Hold(const std::string& tenant, int64_t sessions,
                                               size_t bytes) {
   std::lock_guard lock(mutex_);
-  Account& account = accounts_[tenant];
+  return Take(accounts_[tenant], tenant, tenant, sessions, bytes);
+}
+
+std::unique_ptr<QuotaHold> TenantQuotas::Take(Account& account, const std::string& tenant,
+                                              const std::string& client, int64_t sessions,
+                                              size_t bytes) {
   account.sessions += sessions;
   account.state_bytes += bytes;
-  return std::make_unique<QuotaHold>(shared_from_this(), tenant, sessions, bytes);
+  ClientUse& use = clients_[client];
+  use.name = client;
+  use.weight = account.limits.weight.value_or(1);
+  use.sessions += sessions;
+  use.bytes += bytes;
+  return std::make_unique<QuotaHold>(shared_from_this(), tenant, client, sessions, bytes);
+}
+
+ClientUse TenantQuotas::UseOf(const std::string& client) const {
+  std::lock_guard lock(mutex_);
+  const auto found = clients_.find(client);
+  return found == clients_.end() ? ClientUse{.name = client} : found->second;
+}
+
+std::vector<ClientUse> TenantQuotas::Clients() const {
+  std::vector<ClientUse> result;
+  std::lock_guard lock(mutex_);
+  for (const auto& [name, use] : clients_) result.push_back(use);
+  return result;
 }
 
 void TenantQuotas::ChargeTokens(const std::string& tenant, int64_t tokens) {
@@ -140,9 +183,14 @@ std::vector<TenantUse> TenantQuotas::Use() const {
   return result;
 }
 
-void TenantQuotas::GiveBack(const std::string& tenant, int64_t sessions, size_t bytes) {
+void TenantQuotas::GiveBack(const QuotaHold& hold, int64_t sessions, size_t bytes) {
   std::lock_guard lock(mutex_);
-  const auto found = accounts_.find(tenant);
+  const auto client = clients_.find(hold.client());
+  Check(client != clients_.end(), "a client with something in use is known");
+  client->second.sessions -= sessions;
+  client->second.bytes -= bytes;
+  if (client->second.sessions == 0 && client->second.bytes == 0) clients_.erase(client);
+  const auto found = accounts_.find(hold.tenant());
   Check(found != accounts_.end(), "a tenant with something in use has an account");
   found->second.sessions -= sessions;
   found->second.state_bytes -= bytes;

@@ -40,6 +40,9 @@ class Runner {
   // A score or a session is answered with the status. Streams of a job that was cancelled get a
   // Finished for every completion that had none, then all are closed with the status.
   void Fail(Job& job, FinishReason reason, absl::Status status);
+  // Ends the call of the client that began last, of those whose memory is free at once. False
+  // without one.
+  bool GiveWay(const std::string& client);
   bool FailIfDead(Job& job, SteadyTime now);  // and says whether it was
   void FailDead(SteadyTime now);
   void FailAll(const absl::Status& status);

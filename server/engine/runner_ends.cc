@@ -3,6 +3,7 @@
 #include <string>
 #include <utility>
 
+#include "server/engine/error_facts.h"
 #include "server/engine/runner.h"
 
 namespace ovq {
@@ -169,6 +170,25 @@ void Runner::Fail(Job& job, FinishReason reason, absl::Status status) {
     }
   };
   Release(job, reason, nullptr, std::move(tell));
+}
+
+bool Runner::GiveWay(const std::string& client) {
+  const auto gives = [&client](const std::shared_ptr<Job>& job) {
+    if (job->ended) return false;
+    if (job->session == nullptr) return job->hold != nullptr && job->hold->client() == client;
+    // Else what it has read goes to the disk first.
+    return job->session->hold->client() == client && !job->session->disk;
+  };
+  const auto last = std::find_if(jobs_.rbegin(), jobs_.rend(), gives);
+  if (last == jobs_.rend()) return false;
+  const std::shared_ptr<Job> job = *last;
+  config_.events.rejected(RejectReason::kGaveWay);
+  Fail(*job, FinishReason::kError,
+       WithFacts(absl::ResourceExhaustedError(
+                     "ended to make way: the server is full, this client has more than its part of "
+                     "it, and another one had nothing"),
+                 {.reason = RejectReason::kGaveWay}));
+  return true;
 }
 
 bool Runner::FailIfDead(Job& job, SteadyTime now) {

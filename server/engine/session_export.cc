@@ -77,7 +77,8 @@ std::shared_ptr<Job> SessionStore::Import(SessionImage image, const SessionOptio
 absl::StatusOr<std::shared_ptr<Job>> SessionStore::Take(const SessionImage& image,
                                                         const SessionOptions& options) {
   const StateLayout& layout = *config_.model.FindMemory(image.memory)->layout;
-  absl::StatusOr<StateHandle> state = admission_.AcquireSession(layout, image.slot_cap);
+  absl::StatusOr<StateHandle> state =
+      admission_.AcquireSession(layout, image.slot_cap, options.client);
   if (!state.ok()) return state.status();
   auto job = std::make_shared<Job>();
   job->tenant = options.tenant;
@@ -133,11 +134,13 @@ absl::StatusOr<std::vector<std::shared_ptr<Session>>> SessionStore::Copies(
   const size_t each = session.state.layout->bytes_cap(session.state.slot_cap);
   Job job;  // what the tenant is charged for
   job.tenant = options.tenant;
+  job.client = options.client;
   absl::Status status =
       admission_.Charge(job, options.count, each * static_cast<size_t>(options.count));
   std::vector<std::shared_ptr<Session>> copies;
   while (status.ok() && std::ssize(copies) < options.count) {
-    const absl::StatusOr<StateHandle> state = admission_.CloneSession(session.state);
+    const absl::StatusOr<StateHandle> state =
+        admission_.CloneSession(session.state, options.client);
     status = state.status();
     if (!status.ok()) break;
     const std::string& id = session.info.id;

@@ -178,7 +178,7 @@ std::shared_ptr<Job> SessionStore::Open(SessionOptions options, SteadyTime calle
   }
   std::shared_ptr<Job> job = NewJob(config_.model, options, 0, called);
   absl::StatusOr<StateHandle> state =
-      admission_.AcquireSession(*job->memory->layout, job->slot_cap);
+      admission_.AcquireSession(*job->memory->layout, job->slot_cap, job->client);
   absl::Status status = state.status();
   if (status.ok()) {
     status = admission_.Charge(*job, 1, state->reserved_bytes);

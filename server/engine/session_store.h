@@ -116,6 +116,9 @@ class SessionStore {
                                                    const std::string& tenant);
   void Expire(SteadyTime now);     // those not busy
   SteadyTime next_expiry() const;  // none expires before
+  // For Admission: of the client's idle sessions the one that was used least recently ends, or with
+  // a SessionFolder its state moves out, which leaves its place in the table taken.
+  bool GiveWay(const std::string& client, bool table);
   void Release(Session& session);  // its memory and its share of the tenant's
   void AddTo(EngineStats& stats) const;
 
@@ -162,7 +165,9 @@ class SessionStore {
                 SteadyTime called, Then then);
   bool MakeRoom(size_t bytes);
   void MoveOut(Session& session);
-  std::shared_ptr<Session> FindLeastRecent() const;
+  void Hibernate(const std::shared_ptr<Session>& session);
+  // Of the idle ones; null without any.
+  std::shared_ptr<Session> FindLeastRecent(const std::function<bool(const Session&)>& which) const;
   void EndOfTurn(Session& session, int64_t generated);
   void Keep(Session& session);  // a checkpoint of it as it is
   // A session that callers do not see yet, and what it has to read.

@@ -67,7 +67,6 @@ absl::Status CheckStop(const EngineModel& model, const StopConditions& stop,
   }
   const std::string strings = absl::StrCat(at, "stop_strings");
   const int64_t n_strings = static_cast<int64_t>(stop.strings.size());
-  if (absl::Status status = CheckStopStrings(n_strings, prefix); !status.ok()) return status;
   if (n_strings > 0 && !HasText(model)) return NoTokenizer(strings);
   for (int64_t i = 0; i < n_strings; ++i) {
     const int64_t bytes = static_cast<int64_t>(stop.strings[i].size());
@@ -96,11 +95,13 @@ absl::Status CheckPrompt(const EngineConfig& config, std::span<const int32_t> to
 
 }  // namespace
 
-absl::Status CheckTtl(const std::optional<absl::Duration>& ttl, const std::string& prefix) {
-  if (!ttl || (*ttl > absl::ZeroDuration() && *ttl <= kMaxSessionTtl)) return absl::OkStatus();
+absl::Status CheckTtl(const EngineConfig& config, const std::optional<absl::Duration>& ttl,
+                      const std::string& prefix) {
+  const absl::Duration most = config.options.max_session_ttl;
+  if (!ttl || (*ttl > absl::ZeroDuration() && *ttl <= most)) return absl::OkStatus();
   return BadField(absl::StrCat(prefix, "ttl"),
-                  absl::StrCat("a duration above 0 and at most ",
-                               absl::ToInt64Hours(kMaxSessionTtl) / 24, " days"),
+                  absl::StrCat("a duration above 0 and at most ", absl::FormatDuration(most),
+                               " (--max-session-ttl)"),
                   absl::FormatDuration(*ttl));
 }
 
@@ -162,10 +163,20 @@ absl::Status CheckPromptLength(const EngineConfig& config, int64_t n_tokens,
       n_tokens);
 }
 
-absl::Status CheckStopStrings(int64_t n_strings, const std::string& prefix) {
-  if (n_strings <= kMaxStopStrings) return absl::OkStatus();
-  return BadField(absl::StrCat(prefix, "stop.stop_strings"),
-                  absl::StrCat("at most ", kMaxStopStrings), n_strings);
+absl::Status CheckListSizes(const ListSizes& sizes, const std::string& prefix) {
+  const struct {
+    const char* name;
+    int64_t size, most;
+  } lists[] = {
+      {"stop.stop_strings", sizes.stop_strings, kMaxStopStrings},
+      {"stop.stop_token_ids", sizes.stop_token_ids, kMaxStopTokenIds},
+      {"sampling.logit_bias", sizes.logit_bias, kMaxLogitBias},
+  };
+  for (const auto& [name, size, most] : lists) {
+    if (size <= most) continue;
+    return BadField(absl::StrCat(prefix, name), absl::StrCat("at most ", most), size);
+  }
+  return absl::OkStatus();
 }
 
 absl::Status CheckConversation(std::span<const ChatMessage> messages, int64_t known,
@@ -243,6 +254,10 @@ absl::Status ValidateGenerate(const EngineConfig& config, const GenerateRequest&
     status = BadField("max_centroids", "none with session_id", AsSent(*request.slot_cap));
   }
   if (!status.ok()) return status;
+  status.Update(CheckListSizes({.stop_strings = std::ssize(request.stop.strings),
+                                .stop_token_ids = std::ssize(request.stop.token_ids),
+                                .logit_bias = std::ssize(request.sampling.logit_bias)},
+                               prefix));
   status.Update(CheckSampling(request.sampling, config.model.vocab_size, at));
   const int most = one_shot ? kMaxCompletions : 1;
   if (request.n < 1 || request.n > most) {
@@ -284,22 +299,22 @@ absl::Status ValidateScore(const EngineConfig& config, const ScoreRequest& reque
   return BadField(
       "top_logprobs",
       absl::StrCat("at most ", most, " for ", request.prompt.size(),
-                   " tokens, so that the answer stays below ", kMaxAnswerBytes >> 30, " GiB"),
+                   " tokens, so that the answer stays below ", kMaxAnswerBytes >> 20, " MiB"),
       request.top_logprobs);
 }
 
-absl::Status ValidateFork(const ForkOptions& fork) {
+absl::Status ValidateFork(const EngineConfig& config, const ForkOptions& fork) {
   if (fork.count < 1 || fork.count > kMaxForks) {
     return BadField("count", absl::StrCat("1 to ", kMaxForks), fork.count);
   }
-  return CheckTtl(fork.ttl, "");
+  return CheckTtl(config, fork.ttl, "");
 }
 
 absl::Status ValidateSession(const EngineConfig& config, const SessionOptions& session) {
   const std::string& prefix = session.field_prefix;
   absl::Status status = CheckMemory(config, session.memory, session.slot_cap, prefix);
   if (!status.ok()) return status;
-  status.Update(CheckTtl(session.ttl, prefix));
+  status.Update(CheckTtl(config, session.ttl, prefix));
   status.Update(CheckPrompt(config, session.prompt, prefix));
   status.Update(CheckPosition(*config.model.FindMemory(session.memory)->layout,
                               static_cast<int64_t>(session.prompt.size())));

@@ -15,8 +15,9 @@ namespace ovq {
 // All but what depends on the session.
 absl::Status ValidateGenerate(const EngineConfig& config, const GenerateRequest& request);
 absl::Status ValidateScore(const EngineConfig& config, const ScoreRequest& request);
-absl::Status CheckTtl(const std::optional<absl::Duration>& ttl, const std::string& prefix);
-absl::Status ValidateFork(const ForkOptions& fork);
+absl::Status CheckTtl(const EngineConfig& config, const std::optional<absl::Duration>& ttl,
+                      const std::string& prefix);
+absl::Status ValidateFork(const EngineConfig& config, const ForkOptions& fork);
 absl::Status ValidateSession(const EngineConfig& config, const SessionOptions& session);
 // OutOfRange if full-attention layers have no room for `position` tokens.
 absl::Status CheckPosition(const StateLayout& layout, int64_t position);
@@ -30,7 +31,11 @@ absl::Status CheckTokenIds(std::span<const int32_t> ids, int64_t vocab_size,
 // The length alone, for before the tokens are copied.
 absl::Status CheckPromptLength(const EngineConfig& config, int64_t n_tokens,
                                const std::string& prefix);
-absl::Status CheckStopStrings(int64_t n_strings, const std::string& prefix);  // likewise
+// Lists of a generation, likewise; `prefix` begins the names of their fields.
+struct ListSizes {
+  int64_t stop_strings = 0, stop_token_ids = 0, logit_bias = 0;
+};
+absl::Status CheckListSizes(const ListSizes& sizes, const std::string& prefix);
 // Messages of a conversation, `known` of which its session holds, and the text of its tools.
 absl::Status CheckConversation(std::span<const ChatMessage> messages, int64_t known,
                                int64_t tools_bytes, const std::string& path);

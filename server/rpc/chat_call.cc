@@ -23,7 +23,7 @@ void ChatCall::Start() {
   });
   strand_.Dispatch([this] {
     // Before any message: nobody unknown holds a stream open.
-    absl::StatusOr<Caller> caller = services_.auth.Authenticate(*context_);
+    absl::StatusOr<Caller> caller = services_.Admit(*context_);
     if (!caller.ok()) return End(caller.status());
     caller_ = *std::move(caller);
     record_.summary().tenant = caller_.tenant;
@@ -182,6 +182,9 @@ absl::Status ChatCall::SubmitTurn(const v1::ChatTurn& turn,
                                   const std::shared_ptr<TokenStream>& stream) {
   // A conversation may outlast its token.
   if (absl::Status status = services_.auth.Recheck(caller_); !status.ok()) return status;
+  if (absl::Status status = services_.engine.ChargeRequest(caller_.tenant); !status.ok()) {
+    return status;
+  }
   GenerateRequest request;
   request.field_prefix = "turn.";
   request.session_id = session_id_;

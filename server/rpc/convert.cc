@@ -36,16 +36,13 @@ void SetSampling(const v1::SamplingParams& from, GenerateRequest& to) {
   if (from.has_n()) to.n = static_cast<int>(from.n());
 }
 
-absl::Status SetStop(const v1::StopConditions& from, GenerateRequest& to) {
-  absl::Status status = CheckStopStrings(from.stop_strings_size(), to.field_prefix);
-  if (!status.ok()) return status;
+void SetStop(const v1::StopConditions& from, GenerateRequest& to) {
   if (from.has_max_tokens()) to.stop.max_tokens = from.max_tokens();
   to.stop.min_tokens = from.min_tokens();
   to.stop.strings.assign(from.stop_strings().begin(), from.stop_strings().end());
   to.stop.token_ids = TokenIds(from.stop_token_ids());
   to.stop.ignore_eos = from.ignore_eos();
   to.stop.include_stop_text = from.include_stop_text();
-  return status;
 }
 
 void Fill(absl::Time from, google::protobuf::Timestamp& to) {
@@ -158,11 +155,17 @@ absl::Status SetPrompt(const v1::Prompt& prompt, const PromptPlace& place, const
 template <class Message>
 absl::Status SetGeneration(const Message& from, const PromptPlace& place, const Engine& engine,
                            GenerateRequest& to) {
+  // Before they are copied.
+  absl::Status sizes = CheckListSizes({.stop_strings = from.stop().stop_strings_size(),
+                                       .stop_token_ids = from.stop().stop_token_ids_size(),
+                                       .logit_bias = std::ssize(from.sampling().logit_bias())},
+                                      to.field_prefix);
+  if (!sizes.ok()) return sizes;
   SetSampling(from.sampling(), to);
+  SetStop(from.stop(), to);
   to.output.logprobs = from.output().logprobs();
   to.output.top_logprobs = static_cast<int>(from.output().top_logprobs());
   if (from.has_expected_position()) to.expected_position = from.expected_position();
-  if (absl::Status status = SetStop(from.stop(), to); !status.ok()) return status;
   return SetPrompt(from.prompt(), place, engine, to);
 }
 template absl::Status SetGeneration(const v1::GenerateRequest&, const PromptPlace&, const Engine&,

@@ -27,7 +27,7 @@ class GenerateCall final
 
  private:
   absl::Status Submit(const grpc::ByteBuffer& bytes) {
-    absl::StatusOr<Caller> caller = services_.auth.Authenticate(*context_);
+    absl::StatusOr<Caller> caller = services_.Admit(*context_);
     if (!caller.ok()) return caller.status();
     v1::GenerateRequest message;
     if (absl::Status status = ParseMessage(bytes, message); !status.ok()) return status;

@@ -13,7 +13,11 @@ namespace ovq {
 namespace {
 
 constexpr int kWriterThreads = 2;
+constexpr int kQuickThreads = 2;
 constexpr int kBlockingThreads = 4;
+constexpr int kAdminThreads = 2;
+// Steps go before the tokenizing of long texts.
+constexpr int kBlockingNice = 5;
 
 constexpr const char* kRequestId = "x-request-id";
 constexpr const char* kTraceParent = "traceparent";
@@ -45,7 +49,17 @@ ServiceContext::ServiceContext(Engine& engine, ModelDescription description, Met
       log(log),
       auth(tenants, metrics),
       writers(kWriterThreads),
-      blocking(kBlockingThreads) {}
+      quick(kQuickThreads),
+      blocking(kBlockingThreads, kBlockingNice),
+      admin(kAdminThreads) {}
+
+absl::StatusOr<Caller> ServiceContext::Admit(const grpc::CallbackServerContext& context,
+                                             Access access) const {
+  absl::StatusOr<Caller> caller = auth.Authenticate(context, access);
+  if (!caller.ok()) return caller;
+  if (absl::Status status = engine.ChargeRequest(caller->tenant); !status.ok()) return status;
+  return caller;
+}
 
 void ServiceContext::Drain() {
   draining_ = true;

@@ -47,7 +47,13 @@ class ServiceContext {
   const absl::Time started = absl::Now();
 
   WorkQueue writers;   // turns tokens into messages; its work never waits
+  WorkQueue quick;     // for calls that cost next to nothing and wait for nobody
   WorkQueue blocking;  // parses, tokenizes, and waits for the engine thread
+  WorkQueue admin;     // for the admin service
+
+  // Who calls (Authenticator), charged as one request of its tenant's.
+  absl::StatusOr<Caller> Admit(const grpc::CallbackServerContext& context,
+                               Access access = Access::kAny) const;
 
   // After Drain, streams without a running turn end, and calls that bring work are refused.
   void Drain();

@@ -18,7 +18,7 @@ namespace ovq {
 struct ListenOptions {
   std::string address;            // HOST:PORT; port 0: any
   const char* flag = "--listen";  // that named the address
-  size_t max_message_bytes = size_t{64} << 20;
+  size_t max_message_bytes = size_t{16} << 20;
   int max_streams_per_connection = 1024;  // calls at a time; a client holds further ones back
   // From the connection to the client's first HTTP/2 settings, TLS included.
   absl::Duration handshake_timeout = absl::Seconds(10);

@@ -3,8 +3,11 @@
 
 #include <deque>
 #include <functional>
+#include <map>
 #include <memory>
+#include <string>
 #include <thread>
+#include <utility>
 #include <vector>
 
 #include "absl/base/thread_annotations.h"
@@ -12,21 +15,38 @@
 
 namespace ovq {
 
-// A few threads that run functions in the order they came. Any thread.
+// A few threads that run functions: each client's in the order they came, clients in turn, and, if
+// there are several threads, never a client's on all of them. So one that has much to do keeps no
+// other waiting. Any thread.
 class WorkQueue {
  public:
-  explicit WorkQueue(int n_threads);
+  // nice: how much later than others its threads run, where processors are few.
+  explicit WorkQueue(int n_threads, int nice = 0);
   ~WorkQueue();  // runs what is queued, then joins
   WorkQueue(const WorkQueue&) = delete;
   WorkQueue& operator=(const WorkQueue&) = delete;
 
-  void Run(std::function<void()> work);
+  void Run(const std::string& client, std::function<void()> work);
 
  private:
-  void Loop();
+  struct Client {
+    std::deque<std::function<void()>> work;
+    int running = 0;
+  };
+  using Clients = std::map<std::string, Client>;
 
+  void Loop(int nice);
+  bool Ready(const Client& client) const {
+    return !client.work.empty() && client.running < most_running_;
+  }
+  // The next of `clients_` after the one that had its turn last; end() if none is ready.
+  Clients::iterator Next() ABSL_SHARED_LOCKS_REQUIRED(mutex_);
+
+  const int most_running_;  // of a client
   absl::Mutex mutex_;
-  std::deque<std::function<void()>> work_ ABSL_GUARDED_BY(mutex_);
+  Clients clients_ ABSL_GUARDED_BY(mutex_);  // that wait or run
+  int ready_ ABSL_GUARDED_BY(mutex_) = 0;    // of them
+  std::string last_ ABSL_GUARDED_BY(mutex_);
   bool ending_ ABSL_GUARDED_BY(mutex_) = false;
   std::vector<std::thread> threads_;
 };
@@ -34,7 +54,7 @@ class WorkQueue {
 // Runs functions one at a time, in the order they came: what they touch needs no lock.
 class Strand {
  public:
-  explicit Strand(WorkQueue& queue) : queue_(queue) {}
+  Strand(WorkQueue& queue, std::string client) : queue_(queue), client_(std::move(client)) {}
 
   // Runs it on a thread of the queue. `owner` keeps this strand alive until then.
   void Post(std::shared_ptr<void> owner, std::function<void()> work);
@@ -46,6 +66,7 @@ class Strand {
   void Drain();
 
   WorkQueue& queue_;
+  const std::string client_;
   absl::Mutex mutex_;
   std::deque<std::function<void()>> work_ ABSL_GUARDED_BY(mutex_);
   bool running_ ABSL_GUARDED_BY(mutex_) = false;

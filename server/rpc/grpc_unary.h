@@ -12,7 +12,9 @@
 #include <utility>
 
 #include "absl/status/statusor.h"
+#include "absl/strings/str_cat.h"
 #include "absl/strings/strip.h"
+#include "server/engine/error_facts.h"
 #include "server/rpc/grpc_codec.h"
 #include "server/rpc/grpc_context.h"
 
@@ -23,14 +25,18 @@ struct UnaryInfo {
   ServiceContext& services;
   const grpc::CallbackServerContext& context;  // until `done` is called, as the next
   CallRecord& record;
-  std::string tenant, client;  // Caller's
+  std::string tenant, client;            // Caller's
   std::shared_ptr<CancelSignal> cancel;  // the client's
 };
 
 template <class Response>
 using UnaryDone = std::function<void(absl::StatusOr<Response>)>;  // once, from any thread
 
-// Handlers run on a thread that may block.
+// Where a method's calls are handled: those that cost next to nothing are never behind others.
+enum class Lane : uint8_t { kWork, kQuick };
+inline constexpr size_t kMaxQuickBytes = size_t{64} << 10;  // of a message in the quick one
+
+// Handlers run on a thread that may block, but for those of the quick lane.
 template <class Request, class Response>
 using UnaryHandler =
     std::function<void(const UnaryInfo&, const Request&, const UnaryDone<Response>&)>;
@@ -45,16 +51,24 @@ class UnaryCall final : public grpc::ServerUnaryReactor {
         record_(services, method, context),
         response_(response) {}
 
-  void Start(const grpc::ByteBuffer* request, Access access,
+  void Start(const grpc::ByteBuffer* request, Access access, Lane lane,
              UnaryHandler<Request, Response> handler) {
-    services_.blocking.Run([this, request, access, handler = std::move(handler)] {
-      absl::StatusOr<Caller> caller = services_.auth.Authenticate(*context_, access);
+    queue_ = access == Access::kAdmin ? &services_.admin
+             : lane == Lane::kQuick   ? &services_.quick
+                                      : &services_.blocking;
+    queue_->Run(context_->peer(), [this, request, access, lane, handler = std::move(handler)] {
+      absl::StatusOr<Caller> caller = services_.Admit(*context_, access);
       if (!caller.ok()) return End(caller.status());
+      if (lane == Lane::kQuick && request->Length() > kMaxQuickBytes) {
+        return End(BadField(Request::descriptor()->full_name(),
+                            absl::StrCat("at most ", kMaxQuickBytes, " bytes"), request->Length()));
+      }
       Request message;
       if (absl::Status status = ParseMessage(*request, message); !status.ok()) return End(status);
       record_.summary().tenant = caller->tenant;
-      const UnaryInfo info{services_, *context_, record_, std::move(caller->tenant),
-                           std::move(caller->client), cancel_};
+      const UnaryInfo info{
+          services_, *context_, record_, std::move(caller->tenant), std::move(caller->client),
+          cancel_};
       handler(info, message, [this](absl::StatusOr<Response> answer) { Reply(std::move(answer)); });
     });
   }
@@ -65,7 +79,7 @@ class UnaryCall final : public grpc::ServerUnaryReactor {
  private:
   // The engine's thread may bring the answer: it is serialized on another one.
   void Reply(absl::StatusOr<Response> answer) {
-    services_.writers.Run([this, answer = std::move(answer)] {
+    queue_->Run(context_->peer(), [this, answer = std::move(answer)] {
       if (answer.ok()) *response_ = SerializeMessage(*answer);
       if constexpr (requires { answer->session_id(); }) {
         if (answer.ok()) record_.summary().SetSession(answer->session_id());
@@ -79,6 +93,7 @@ class UnaryCall final : public grpc::ServerUnaryReactor {
   grpc::CallbackServerContext* const context_;
   CallRecord record_;
   grpc::ByteBuffer* const response_;
+  WorkQueue* queue_ = nullptr;
   const std::shared_ptr<CancelSignal> cancel_ = std::make_shared<CancelSignal>();
 };
 
@@ -94,21 +109,26 @@ class RawService final : public Api::Service {
   RawService(ServiceContext& services, Access access) : services_(services), access_(access) {}
 
   template <class Request, class Response>
-  void Unary(const char* method, UnaryHandler<Request, Response> handler) {
+  void Unary(const char* method, UnaryHandler<Request, Response> handler, Lane lane = Lane::kWork) {
     using Handler = grpc::internal::CallbackUnaryHandler<Bytes, Bytes>;
-    Take(method, new Handler([this, method, handler = std::move(handler)](
+    Take(method, new Handler([this, method, lane, handler = std::move(handler)](
                                  Context* context, const Bytes* request, Bytes* response) {
            auto* call = new UnaryCall<Request, Response>(services_, method, context, response);
-           call->Start(request, access_, handler);
+           call->Start(request, access_, lane, handler);
            return call;
          }));
   }
   // With a handler that answers at once.
   template <class Request, class Response>
   void Unary(const char* method,
-             absl::StatusOr<Response> (*handler)(const UnaryInfo&, const Request&)) {
-    Unary<Request, Response>(method, [handler](const UnaryInfo& info, const Request& message,
-                                               const auto& done) { done(handler(info, message)); });
+             absl::StatusOr<Response> (*handler)(const UnaryInfo&, const Request&),
+             Lane lane = Lane::kWork) {
+    Unary<Request, Response>(
+        method,
+        [handler](const UnaryInfo& info, const Request& message, const auto& done) {
+          done(handler(info, message));
+        },
+        lane);
   }
   // With one of gRPC's handlers for bytes, which it takes.
   void Take(const char* method, grpc::internal::MethodHandler* handler) {

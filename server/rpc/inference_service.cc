@@ -36,8 +36,10 @@ absl::Status FillMemory(const v1::GetModelInfoRequest& request, const Engine& en
   if (const std::optional<int64_t> exact = memory.exact_tokens(cap)) {
     info.set_exact_tokens(static_cast<uint64_t>(*exact));
   }
-  std::vector<uint64_t> positions(request.positions().begin(), request.positions().end());
-  if (absl::Status status = CheckInfoPositions(positions); !status.ok()) return status;
+  const std::span<const uint64_t> asked_at(request.positions().data(),
+                                           static_cast<size_t>(request.positions_size()));
+  if (absl::Status status = CheckInfoPositions(asked_at); !status.ok()) return status;
+  std::vector<uint64_t> positions(asked_at.begin(), asked_at.end());
   if (positions.empty()) positions = {1 << 10, 1 << 15, 1 << 20};
   for (uint64_t position : positions) {
     v1::StateSize& size = *info.add_state_sizes();
@@ -52,13 +54,14 @@ void FillLimits(v1::RequestLimits& limits) {
   limits.set_max_completions(kMaxCompletions);
   limits.set_max_stop_strings(kMaxStopStrings);
   limits.set_max_stop_string_bytes(kMaxStopStringBytes);
+  limits.set_max_stop_token_ids(kMaxStopTokenIds);
+  limits.set_max_logit_bias(kMaxLogitBias);
   limits.set_max_top_logprobs(kMaxTopLogprobs);
   limits.set_max_page_size(kMaxPageSize);
   limits.set_max_messages(kMaxMessages);
   limits.set_max_role_bytes(kMaxRoleBytes);
   limits.set_max_tools_bytes(kMaxToolsBytes);
   limits.set_min_centroids(kMinSlotCap);
-  Fill(kMaxSessionTtl, *limits.mutable_max_ttl());
 }
 
 absl::StatusOr<v1::ModelInfo> HandleModelInfo(const UnaryInfo& call,
@@ -89,6 +92,7 @@ absl::StatusOr<v1::ModelInfo> HandleModelInfo(const UnaryInfo& call,
   info.set_max_prompt_tokens(static_cast<uint64_t>(options.max_prompt_tokens));
   info.set_server_version(OVQ_VERSION);
   FillLimits(*info.mutable_limits());
+  Fill(options.max_session_ttl, *info.mutable_limits()->mutable_max_ttl());
   for (const EngineMemory& memory : model.memories) info.add_memories(memory.name);
   if (absl::Status status = FillMemory(request, services.engine, info); !status.ok()) {
     return status;
@@ -114,22 +118,20 @@ void HandleScore(const UnaryInfo& info, const v1::ScoreRequest& message,
   request.deadline = info.record.deadline();
   const absl::Status status = engine.SubmitScore(
       std::move(request), info.cancel,
-      [&services = info.services, done,
+      [&services = info.services, client = info.client, done,
        tokens = *std::move(tokens)](absl::StatusOr<ScoreResult> result) mutable {
         if (!result.ok()) return done(result.status());
         // The answer may be large: it is made, and the numbers it is made of go, on another thread.
-        services.writers.Run([done, tokens = std::move(tokens), rows = std::move(result->rows)] {
-          done(ToScoreResponse(tokens, rows));
-        });
+        services.blocking.Run(client,
+                              [done, tokens = std::move(tokens), rows = std::move(result->rows)] {
+                                done(ToScoreResponse(tokens, rows));
+                              });
       });
   if (!status.ok()) done(status);
 }
 
-// One request of the tenant's rate; then the tokenizer.
-absl::StatusOr<const Tokenizer*> ChargedTokenizer(const UnaryInfo& info, const char* field) {
-  Engine& engine = info.services.engine;
-  if (absl::Status status = engine.ChargeRequest(info.tenant); !status.ok()) return status;
-  const Tokenizer* tokenizer = engine.model().tokenizer;
+absl::StatusOr<const Tokenizer*> TextTokenizer(const UnaryInfo& info, const char* field) {
+  const Tokenizer* tokenizer = info.services.engine.model().tokenizer;
   if (tokenizer == nullptr || !tokenizer->has_text()) return NoTokenizer(field);
   return tokenizer;
 }
@@ -137,7 +139,6 @@ absl::StatusOr<const Tokenizer*> ChargedTokenizer(const UnaryInfo& info, const c
 absl::StatusOr<v1::ApplyTemplateResponse> HandleApplyTemplate(
     const UnaryInfo& info, const v1::ApplyTemplateRequest& message) {
   Engine& engine = info.services.engine;
-  if (absl::Status status = engine.ChargeRequest(info.tenant); !status.ok()) return status;
   absl::StatusOr<std::string> text =
       NewText(message.conversation(), "conversation", PromptPlace(), engine);
   if (!text.ok()) return text.status();
@@ -148,7 +149,7 @@ absl::StatusOr<v1::ApplyTemplateResponse> HandleApplyTemplate(
 
 absl::StatusOr<v1::TokenizeResponse> HandleTokenize(const UnaryInfo& info,
                                                     const v1::TokenizeRequest& message) {
-  const absl::StatusOr<const Tokenizer*> tokenizer = ChargedTokenizer(info, "text");
+  const absl::StatusOr<const Tokenizer*> tokenizer = TextTokenizer(info, "text");
   if (!tokenizer.ok()) return tokenizer.status();
   absl::StatusOr<std::vector<int32_t>> tokens =
       Encode(**tokenizer, message.text(), message.add_bos(), "text");
@@ -160,7 +161,7 @@ absl::StatusOr<v1::TokenizeResponse> HandleTokenize(const UnaryInfo& info,
 
 absl::StatusOr<v1::DetokenizeResponse> HandleDetokenize(const UnaryInfo& info,
                                                         const v1::DetokenizeRequest& message) {
-  const absl::StatusOr<const Tokenizer*> tokenizer = ChargedTokenizer(info, "token_ids");
+  const absl::StatusOr<const Tokenizer*> tokenizer = TextTokenizer(info, "token_ids");
   if (!tokenizer.ok()) return tokenizer.status();
   const std::vector<int32_t> ids = TokenIds(message.token_ids());
   const int64_t vocab_size = info.services.engine.model().vocab_size;
@@ -193,7 +194,7 @@ RpcService MakeInferenceService(ServiceContext& services) {
   service->Unary("ApplyTemplate", &HandleApplyTemplate);
   service->Unary("Tokenize", &HandleTokenize);
   service->Unary("Detokenize", &HandleDetokenize);
-  service->Unary("GetModelInfo", &HandleModelInfo);
+  service->Unary("GetModelInfo", &HandleModelInfo, Lane::kQuick);
   return {v1::InferenceService::service_full_name(), std::move(service)};
 }
 

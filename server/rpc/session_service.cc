@@ -39,7 +39,7 @@ absl::StatusOr<SessionOptions> ToOptions(const UnaryInfo& info,
 template <class Response>
 void Abandon(const UnaryInfo& info, std::vector<SessionInfo> sessions,
              const UnaryDone<Response>& done) {
-  info.services.blocking.Run([info, sessions = std::move(sessions), done] {
+  info.services.blocking.Run(info.client, [info, sessions = std::move(sessions), done] {
     for (const SessionInfo& session : sessions) {
       (void)info.services.engine.DeleteSession(session.id, info.tenant);
     }
@@ -140,8 +140,8 @@ RpcService MakeSessionService(ServiceContext& services) {
   auto service = std::make_unique<Service>(services, Access::kAny);
   service->Unary<v1::CreateSessionRequest, v1::Session>("CreateSession", &HandleCreate);
   service->Unary<v1::ForkSessionRequest, v1::ForkSessionResponse>("ForkSession", &HandleFork);
-  service->Unary("GetSession", &HandleGet);
-  service->Unary("ListSessions", &HandleList);
+  service->Unary("GetSession", &HandleGet, Lane::kQuick);
+  service->Unary("ListSessions", &HandleList, Lane::kQuick);
   service->Unary("DeleteSession", &HandleDelete);
   service->Unary<v1::RewindSessionRequest, v1::RewindSessionResponse>("RewindSession",
                                                                       &HandleRewind);

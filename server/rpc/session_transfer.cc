@@ -36,16 +36,13 @@ class ExportCall final
 
  private:
   absl::Status Read(const grpc::ByteBuffer& bytes) {
-    absl::StatusOr<Caller> caller = services_.auth.Authenticate(*context_);
+    absl::StatusOr<Caller> caller = services_.Admit(*context_);
     if (!caller.ok()) return caller.status();
     v1::ExportSessionRequest message;
     if (absl::Status status = ParseMessage(bytes, message); !status.ok()) return status;
     if (absl::Status status = CheckSessionId(message.session_id(), ""); !status.ok()) return status;
     record_.summary().tenant = caller->tenant;
     record_.summary().SetSession(message.session_id());
-    if (absl::Status status = services_.engine.ChargeRequest(caller->tenant); !status.ok()) {
-      return status;
-    }
     std::optional<SessionBase> since;
     if (message.has_since()) {
       const std::string& digest = message.since().digest();
@@ -129,7 +126,7 @@ class ImportCall final : public grpc::ServerReadReactor<grpc::ByteBuffer>,
   void Start() {
     self_ = shared_from_this();
     Work([this] {
-      absl::StatusOr<Caller> caller = services_.auth.Authenticate(*context_);
+      absl::StatusOr<Caller> caller = services_.Admit(*context_);
       if (!caller.ok()) return End(caller.status());
       record_.summary().tenant = caller->tenant;
       options_.tenant = std::move(caller->tenant);
@@ -149,7 +146,8 @@ class ImportCall final : public grpc::ServerReadReactor<grpc::ByteBuffer>,
  private:
   template <class Function>
   void Work(Function work) {
-    services_.blocking.Run([self = shared_from_this(), work = std::move(work)] { work(); });
+    services_.blocking.Run(context_->peer(),
+                           [self = shared_from_this(), work = std::move(work)] { work(); });
   }
   void End(const absl::Status& status) { Finish(record_.End(status)); }
 
@@ -164,7 +162,7 @@ class ImportCall final : public grpc::ServerReadReactor<grpc::ByteBuffer>,
     absl::Status status = ParseMessage(part_, message);
     if (status.ok() && message.has_ttl()) {
       options_.ttl = ToDuration(message.ttl());
-      status = CheckTtl(options_.ttl, "");
+      status = CheckTtl(services_.engine.config(), options_.ttl, "");
     }
     if (status.ok()) status = reader_.Add(message.data());
     if (!status.ok()) return End(status);
@@ -179,6 +177,7 @@ class ImportCall final : public grpc::ServerReadReactor<grpc::ByteBuffer>,
     services_.engine.ImportSession(
         *std::move(image), options_, [self = shared_from_this()](auto session) {
           self->services_.blocking.Run(
+              self->context_->peer(),
               [self, session = std::move(session)] { self->Answer(session); });
         });
   }

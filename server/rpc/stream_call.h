@@ -23,7 +23,7 @@ class StreamCall : public Reactor,
       : services_(services),
         context_(context),
         record_(services, method, context),
-        strand_(services.writers) {}
+        strand_(services.writers, context->peer()) {}
 
   void OnWriteDone(bool ok) override {
     strand_.Dispatch([this, ok] {
@@ -68,7 +68,8 @@ class StreamCall : public Reactor,
   }
   template <class Work>
   void OnBlockingThread(Work work) {
-    services_.blocking.Run([self = this->shared_from_this(), work = std::move(work)] { work(); });
+    services_.blocking.Run(context_->peer(),
+                           [self = this->shared_from_this(), work = std::move(work)] { work(); });
   }
 
   ServiceContext& services_;

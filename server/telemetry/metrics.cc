@@ -304,7 +304,7 @@ void Metrics::Count(const SessionReport& report) {
   }
   replayed_tokens_.Increment(static_cast<double>(report.replayed));
   const std::string_view event = report.event;
-  if (event == "close" || event == "expire") {
+  if (event == "close" || event == "expire" || event == "give_way") {
     session_tokens_.Observe(static_cast<double>(report.position));
   }
 }

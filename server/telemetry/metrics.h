@@ -203,7 +203,7 @@ class Metrics final : public prometheus::Collectable {
 
   ByLabel<Counter*> session_events_ =
       Each(Counters("ovq_session_events_total", "What happened to sessions."), "event",
-           {"open", "fork", "rewind", "export", "export_delta", "import", "close", "expire", "wake",
+           {"open", "fork", "rewind", "export", "export_delta", "import", "close", "expire", "give_way", "wake",
             "hibernate", "take_over", "let_go"});
   ByLabel<Histogram*> session_event_duration_ =  // nobody waits for an expiry
       Each(Histograms(

@@ -104,7 +104,7 @@ TEST_P(SamplerAgreement, AdjustedLogitsAgreeWithTheReference) {
   for (int32_t id = 0; id < kVocab; id += 4) {
     params.logit_bias[id] = 0.01f * static_cast<float>(id) - 1;
   }
-  const std::vector<int32_t> banned = {7, 8, 9, 100, 7};
+  const std::vector<int32_t> banned = {7, 8, 9, 100};
   std::vector<int32_t> prompt(200);
   std::iota(prompt.begin(), prompt.end(), 20);
   Step reference(Device::kReference);

@@ -56,7 +56,7 @@ TEST(Options, Defaults) {
   EXPECT_EQ(options.engine.max_batch_tokens, 512);
   EXPECT_EQ(options.engine.session_ttl, absl::Minutes(30));
   EXPECT_EQ(options.drain_timeout, absl::Seconds(30));
-  EXPECT_EQ(options.listen.max_message_bytes, size_t{64} << 20);
+  EXPECT_EQ(options.listen.max_message_bytes, size_t{16} << 20);
 }
 
 TEST(Options, EveryFlag) {
@@ -82,6 +82,7 @@ TEST(Options, EveryFlag) {
                            "--max-prompt-tokens=1000",
                            "--max-context=4096",
                            "--session-ttl=1h30m",
+                           "--max-session-ttl=48h",
                            "--drain-notice=3s",
                            "--drain-timeout=5s",
                            "--max-message-bytes=1M",
@@ -122,6 +123,7 @@ TEST(Options, EveryFlag) {
   EXPECT_EQ(options.engine.max_prompt_tokens, 1000);
   EXPECT_EQ(options.max_context, 4096);
   EXPECT_EQ(options.engine.session_ttl, absl::Minutes(90));
+  EXPECT_EQ(options.engine.max_session_ttl, absl::Hours(48));
   EXPECT_EQ(options.drain_timeout, absl::Seconds(5));
   EXPECT_EQ(options.listen.max_message_bytes, size_t{1} << 20);
   EXPECT_THAT(options.plan_slot_caps, testing::ElementsAre(64, 128));
@@ -211,6 +213,7 @@ TEST(Options, BadInputNamesTheCulprit) {
       {{"--model", "m", "--state-dtype", "f16"}, {}, "--state-dtype", "f32 or bf16"},
       {{"--model", "m", "--session-ttl", "0s"}, {}, "--session-ttl", "with its unit from"},
       {{"--model", "m", "--session-ttl", "5"}, {}, "--session-ttl", "with its unit from"},
+      {{"--model", "m", "--session-ttl", "25h"}, {}, "--session-ttl", "at most --max-session-ttl"},
       {{"--model", "m", "--drain-timeout", "-3s"}, {}, "--drain-timeout", "with its unit from"},
       {{"--model", "m", "--max-message-bytes", "4G"}, {}, "--max-message-bytes", "below 2G"},
       {{"--model", "m", "--memory", "paper,windows"}, {}, "--memory", "several with commas"},
@@ -307,6 +310,7 @@ TEST(Options, HelpListsEveryFlagWithItsTwin) {
                            "max-prompt-tokens",
                            "max-context",
                            "session-ttl",
+                           "max-session-ttl",
                            "drain-timeout",
                            "max-message-bytes",
                            "plan-centroids",

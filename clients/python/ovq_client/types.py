@@ -139,6 +139,8 @@ class RequestLimits:
     max_messages: int
     max_role_bytes: int
     max_tools_bytes: int
+    max_stop_token_ids: int
+    max_logit_bias: int
 
 
 @dataclass(frozen=True)

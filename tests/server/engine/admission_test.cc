@@ -74,7 +74,7 @@ TEST(Admission, RefusalsNameTheLimitAndAreTold) {
   options.max_sessions = 2;
   options.max_queue = 1;
   options.quotas = std::make_shared<TenantQuotas>();
-  options.quotas->SetLimits({{"a", {.sessions = 0}}, {"b", {.requests_per_second = 1}}});
+  options.quotas->SetLimits({{"a", {.sessions = 0}}, {"b", {.tokens_per_second = 1}}});
   Parts parts(options);
   const auto refused = [&](std::shared_ptr<Job> job) {
     return std::string(parts.admission.Enqueue(std::move(job)).message());
@@ -91,6 +91,7 @@ TEST(Admission, RefusalsNameTheLimitAndAreTold) {
   EXPECT_THAT(refused(parts.NewJob(1, 1)), HasSubstr("queue: 1 requests wait already"));
   Job beside;
   beside.tenant = "b";
+  beside.prompt_tokens = 1;
   EXPECT_TRUE(parts.admission.Charge(beside, 0, 0).ok());
   EXPECT_FALSE(parts.admission.Charge(beside, 0, 0).ok());
   EXPECT_FALSE(parts.admission.Close(absl::ZeroDuration())) << "one waits";
@@ -98,7 +99,7 @@ TEST(Admission, RefusalsNameTheLimitAndAreTold) {
   EXPECT_EQ(parts.admission.Enter().code(), absl::StatusCode::kUnavailable);
   EXPECT_THAT(parts.rejected, ElementsAre(RejectReason::kStateMemory, RejectReason::kSessionLimit,
                                           RejectReason::kTenantSessions, RejectReason::kQueueFull,
-                                          RejectReason::kTenantRequests, RejectReason::kDraining,
+                                          RejectReason::kTenantTokens, RejectReason::kDraining,
                                           RejectReason::kDraining));
   EXPECT_EQ(parts.admission.Next(), queued) << "what was accepted stays";
   parts.Release(*queued);
@@ -119,6 +120,100 @@ TEST(Admission, TenantsHoldTheirShareWhileTheyWait) {
   EXPECT_THAT(removed, ElementsAre(job));
   removed[0]->hold.reset();
   EXPECT_TRUE(options.quotas->Use().empty());
+}
+
+// --- several clients ---
+
+std::shared_ptr<Job> Of(Parts& parts, const char* client, int64_t n_prompt = 1) {
+  std::shared_ptr<Job> job = parts.NewJob(n_prompt, 1);
+  job->client = client;
+  return job;
+}
+
+TEST(Admission, WhoWouldHaveLeastGoesFirst) {
+  EngineOptions options;
+  options.max_sessions = 3;
+  Parts parts(options);
+  std::vector<std::shared_ptr<Job>> many;
+  for (int i = 0; i < 6; ++i) {
+    many.push_back(Of(parts, "many"));
+    EXPECT_TRUE(parts.admission.Enqueue(many.back()).ok());
+  }
+  EXPECT_EQ(parts.admission.Next(), many[0]);
+  EXPECT_EQ(parts.admission.Next(), many[1]);
+  const auto one = Of(parts, "one"), large = Of(parts, "large", 3000);
+  EXPECT_TRUE(parts.admission.Enqueue(large).ok());
+  EXPECT_TRUE(parts.admission.Enqueue(one).ok());
+  EXPECT_EQ(parts.admission.Next(), one);
+  EXPECT_EQ(parts.admission.Next(), nullptr);
+  parts.Release(*many[0]);
+  EXPECT_EQ(parts.admission.Next(), many[2]) << "two states are less than the large one";
+  parts.Release(*many[1]);
+  parts.Release(*many[2]);
+  parts.Release(*one);
+  EXPECT_EQ(parts.admission.Next(), many[3]) << "in their own order";
+  parts.Release(*many[3]);
+  EXPECT_EQ(parts.admission.Next(), many[4]);
+  parts.Release(*many[4]);
+}
+
+TEST(Admission, AFullQueueOfOneClientTakesAnothersFirst) {
+  EngineOptions options;
+  options.max_queue = 4;
+  Parts parts(options);
+  std::vector<std::shared_ptr<Job>> many;
+  for (int i = 0; i < 4; ++i) {
+    many.push_back(Of(parts, "many"));
+    EXPECT_TRUE(parts.admission.Enqueue(many.back()).ok());
+  }
+  EXPECT_EQ(parts.admission.Enqueue(Of(parts, "many")).code(),
+            absl::StatusCode::kResourceExhausted);
+  EXPECT_TRUE(parts.admission.Enqueue(Of(parts, "a")).ok());
+  EXPECT_TRUE(parts.admission.Enqueue(Of(parts, "a")).ok());
+  EXPECT_THAT(parts.admission.TakePushedOut(), ElementsAre(many[3], many[2]));
+  EXPECT_EQ(parts.admission.Enqueue(Of(parts, "a")).code(), absl::StatusCode::kResourceExhausted)
+      << "it would have as many";
+  EXPECT_TRUE(parts.admission.TakePushedOut().empty());
+  EXPECT_EQ(FactsOf(parts.admission.PushedOut()).reason, RejectReason::kQueueFull);
+}
+
+TEST(Admission, WhoHasMoreThanItsPartMakesWay) {
+  EngineOptions options;
+  options.max_sessions = 4;
+  Parts parts(options);
+  std::vector<std::pair<std::string, bool>> asked;
+  bool gives = false;
+  std::vector<std::shared_ptr<Job>> many;
+  parts.admission.SetGiveWay([&](const std::string& client, bool table, bool running) {
+    EXPECT_TRUE(table);
+    asked.emplace_back(client, running);
+    if (!gives) return false;
+    parts.Release(*many.back());
+    many.pop_back();
+    return true;
+  });
+  for (int i = 0; i < 5; ++i) {
+    const auto job = Of(parts, "many");
+    EXPECT_TRUE(parts.admission.Enqueue(job).ok());
+    if (parts.admission.Next() == job) many.push_back(job);
+  }
+  EXPECT_EQ(many.size(), 4u);
+  EXPECT_TRUE(asked.empty()) << "nobody makes way for itself";
+  const auto first = Of(parts, "new"), second = Of(parts, "new"), third = Of(parts, "new");
+  for (const auto& job : {first, second, third}) {
+    EXPECT_TRUE(parts.admission.Enqueue(job).ok());
+  }
+  EXPECT_EQ(parts.admission.Next(), nullptr);
+  EXPECT_THAT(asked, ElementsAre(std::pair("many", true)));
+  gives = true;
+  EXPECT_EQ(parts.admission.Next(), first);
+  EXPECT_EQ(parts.admission.Next(), second);
+  EXPECT_THAT(asked.back(), testing::Eq(std::pair<std::string, bool>("many", false)))
+      << "for who has something calls go on";
+  const size_t n_asked = asked.size();
+  EXPECT_EQ(parts.admission.Next(), nullptr) << "two of four each";
+  EXPECT_EQ(asked.size(), n_asked);
+  for (const auto& job : {first, second, many[0], many[1]}) parts.Release(*job);
 }
 
 TEST(Admission, TheQueueKnowsItsFirstDeadline) {

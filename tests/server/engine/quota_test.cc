@@ -68,28 +68,29 @@ TEST(Quota, RequestsRefillWithTime) {
   FakeClock clock;
   auto quotas = std::make_shared<TenantQuotas>(clock.clock());
   quotas->SetLimits({{"a", {.requests_per_second = 4}}});
-  for (int i = 0; i < 4; ++i) EXPECT_TRUE(Admits(*quotas, {})) << i;
-  const auto refused = Try(*quotas, {});
+  for (int i = 0; i < 4; ++i) EXPECT_TRUE(quotas->ChargeRequest("a").ok()) << i;
+  const auto refused = quotas->ChargeRequest("a");
   ASSERT_FALSE(refused.ok());
   EXPECT_EQ(FactsOf(refused).reason, RejectReason::kTenantRequests);
   EXPECT_EQ(refused.message(), "tenant a: requests_per_second: the limit is 4");
   EXPECT_EQ(FactsOf(refused).retry_after, absl::Milliseconds(250));
   clock.Advance(std::chrono::milliseconds(249));
-  EXPECT_FALSE(Admits(*quotas, {}));
+  EXPECT_FALSE(quotas->ChargeRequest("a").ok());
   clock.Advance(std::chrono::milliseconds(1));
-  EXPECT_TRUE(Admits(*quotas, {}));
-  EXPECT_FALSE(Admits(*quotas, {}));
+  EXPECT_TRUE(quotas->ChargeRequest("a").ok());
+  EXPECT_FALSE(quotas->ChargeRequest("a").ok());
   clock.Advance(std::chrono::hours(1));  // one second's worth and no more
-  for (int i = 0; i < 4; ++i) EXPECT_TRUE(Admits(*quotas, {})) << i;
-  EXPECT_FALSE(Admits(*quotas, {}));
+  for (int i = 0; i < 4; ++i) EXPECT_TRUE(quotas->ChargeRequest("a").ok()) << i;
+  EXPECT_FALSE(quotas->ChargeRequest("a").ok());
+  EXPECT_TRUE(quotas->ChargeRequest("another").ok());
 }
 
 TEST(Quota, RateBelowOneStillLetsOneIn) {
   FakeClock clock;
   auto quotas = std::make_shared<TenantQuotas>(clock.clock());
   quotas->SetLimits({{"a", {.requests_per_second = 0.5}}});
-  EXPECT_TRUE(Admits(*quotas, {}));
-  EXPECT_EQ(FactsOf(Try(*quotas, {})).retry_after, absl::Seconds(2));
+  EXPECT_TRUE(quotas->ChargeRequest("a").ok());
+  EXPECT_EQ(FactsOf(quotas->ChargeRequest("a")).retry_after, absl::Seconds(2));
 }
 
 TEST(Quota, TokensMakeADebtThatIsWaitedOff) {
@@ -231,11 +232,12 @@ TEST(EngineQuota, TokensOfPromptsAndAnswersAreCharged) {
   EXPECT_EQ(FactsOf(refused).retry_after, absl::Milliseconds(160));
 }
 
-TEST(EngineQuota, WorkBesideTheEngineCountsAsARequest) {
+TEST(EngineQuota, CallsAreChargedBeforeAnythingIsDone) {
   std::shared_ptr<TenantQuotas> quotas;
   TestEngine engine(WithLimits({.requests_per_second = 2}, quotas));
   EXPECT_TRUE(engine->ChargeRequest("a").ok());
-  EXPECT_TRUE(engine.Run(RequestOf("a", 4, 1)).status.ok());
+  EXPECT_TRUE(engine.Run(RequestOf("a", 4, 1)).status.ok()) << "charged by whoever brings it";
+  EXPECT_TRUE(engine->ChargeRequest("a").ok());
   EXPECT_EQ(engine->ChargeRequest("a").code(), absl::StatusCode::kResourceExhausted);
   EXPECT_TRUE(engine->ChargeRequest("b").ok());
 }

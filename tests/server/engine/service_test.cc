@@ -132,11 +132,11 @@ TEST(Score, Refusals) {
   request.top_logprobs = 259;
   EXPECT_EQ(Score(engine, request).status().code(), absl::StatusCode::kInvalidArgument);
   request.top_logprobs = 258;
-  request.prompt = SomeTokens(600000, 1);
+  request.prompt = SomeTokens(37500, 1);
   const absl::Status huge = Score(engine, request).status();
   EXPECT_EQ(huge.code(), absl::StatusCode::kInvalidArgument);
   EXPECT_THAT(std::string(huge.message()),
-              HasSubstr("top_logprobs: expected at most 195 for 600000"));
+              HasSubstr("top_logprobs: expected at most 195 for 37500"));
   request.prompt = SomeTokens(100000, 1);
   request.top_logprobs = 0;
   auto cancelled = std::make_shared<CancelSignal>();

@@ -49,7 +49,7 @@ TEST(Unary, ScoreRefusesBadRequests) {
   request = Score(std::string(900'000, 'x'));
   request.set_top_logprobs(258);
   EXPECT_THAT(Call(server.inference(), &Inference::Score, request, response),
-              Fails(kInvalid, "below 1 GiB"));
+              Fails(kInvalid, "below 64 MiB"));
 }
 
 TEST(Unary, CancelledScoreFreesItsState) {
@@ -101,9 +101,11 @@ TEST(Unary, ModelInfo) {
   EXPECT_EQ(info.limits().max_completions(), 64u);
   EXPECT_EQ(info.limits().max_stop_strings(), 16u);
   EXPECT_EQ(info.limits().max_stop_string_bytes(), 1024u);
+  EXPECT_EQ(info.limits().max_stop_token_ids(), 1024u);
+  EXPECT_EQ(info.limits().max_logit_bias(), 4096u);
   EXPECT_EQ(info.limits().max_top_logprobs(), 1024u);
   EXPECT_EQ(info.limits().min_centroids(), 2u);
-  EXPECT_EQ(info.limits().max_ttl().seconds(), 366 * 86400);
+  EXPECT_EQ(info.limits().max_ttl().seconds(), 86400);
   EXPECT_EQ(info.limits().max_page_size(), 1000u);
   EXPECT_EQ(info.limits().max_messages(), 4096u);
   EXPECT_EQ(info.limits().max_role_bytes(), 64u);

@@ -1,0 +1,141 @@
+// Several clients of one engine: what each gets where it is full, and who makes way.
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+
+#include <algorithm>
+#include <memory>
+#include <mutex>
+#include <string>
+#include <vector>
+
+#include "server/engine/error_facts.h"
+#include "tests/server/engine/fake_model.h"
+
+namespace ovq::test {
+namespace {
+
+constexpr int64_t kForEver = 1'000'000'000;
+
+GenerateRequest Of(const std::string& client, int64_t max_tokens) {
+  GenerateRequest request = Request(SomeTokens(3, 1), max_tokens);
+  request.client = client;
+  return request;
+}
+
+SessionOptions SessionOf(const std::string& client) {
+  SessionOptions options;
+  options.client = client;
+  return options;
+}
+
+absl::Status Opened(TestEngine& engine, const SessionOptions& options) {
+  Receiver<absl::StatusOr<SessionInfo>> receiver;
+  engine->CreateSession(options, receiver.callback());
+  return receiver.Wait().status();
+}
+
+EngineOptions WithSessions(int max_sessions) {
+  EngineOptions options;
+  options.max_sessions = max_sessions;
+  return options;
+}
+
+TEST(Clients, IdleSessionsOfWhoHasMoreThanItsPartMakeWay) {
+  std::mutex mutex;
+  std::vector<std::string> told;
+  EngineEvents events;
+  events.session_event = [&](const SessionReport& report) {
+    std::lock_guard lock(mutex);
+    told.emplace_back(report.event);
+  };
+  TestEngine engine(WithSessions(4), {}, std::move(events));
+  std::vector<SessionInfo> many;
+  for (int i = 0; i < 4; ++i) many.push_back(engine.NewSession(SessionOf("many")));
+  EXPECT_EQ(Opened(engine, SessionOf("many")).code(), absl::StatusCode::kResourceExhausted);
+  // The first is in use again.
+  GenerateRequest turn = Turn(many[0].id, SomeTokens(3, 1), 2);
+  turn.client = "many";
+  EXPECT_TRUE(engine.Run(turn).status.ok());
+  EXPECT_TRUE(Opened(engine, SessionOf("new")).ok());
+  EXPECT_TRUE(engine.Run(Of("new", 5)).status.ok());
+  EXPECT_TRUE(engine->GetSession(many[0].id, "").ok());
+  EXPECT_TRUE(absl::IsNotFound(engine->GetSession(many[1].id, "").status())) << "least recent";
+  EXPECT_TRUE(absl::IsNotFound(engine->GetSession(many[2].id, "").status()));
+  EXPECT_TRUE(engine->GetSession(many[3].id, "").ok());
+  std::lock_guard lock(mutex);
+  EXPECT_EQ(std::ranges::count(told, "give_way"), 2);
+}
+
+TEST(Clients, WhoHadNothingGetsAPlaceFromWhoHasAll) {
+  TestEngine engine(WithSessions(8));
+  std::vector<std::shared_ptr<TokenStream>> streams;
+  for (int i = 0; i < 20; ++i) streams.push_back(engine.Start(Of("many", kForEver), 1 << 20));
+  engine.AwaitBoundary();
+  EXPECT_EQ(engine.SettledStats().requests_running, 8);
+  EXPECT_TRUE(engine.Run(Of("new", 20)).status.ok());
+  int ended = 0;
+  for (const std::shared_ptr<TokenStream>& stream : streams) {
+    while (stream->TryPop()) {
+    }
+    if (!stream->closed()) continue;
+    ++ended;
+    EXPECT_EQ(FactsOf(stream->status()).reason, RejectReason::kGaveWay);
+    EXPECT_EQ(stream->status().code(), absl::StatusCode::kResourceExhausted);
+  }
+  EXPECT_EQ(ended, 1) << "and no more than it takes";
+  for (const std::shared_ptr<TokenStream>& stream : streams) stream->Cancel();
+}
+
+TEST(Clients, SessionsInUseMakeWayToo) {
+  TestEngine engine(WithSessions(2));
+  std::vector<std::shared_ptr<TokenStream>> streams;
+  for (int i = 0; i < 2; ++i) {
+    GenerateRequest turn =
+        Turn(engine.NewSession(SessionOf("many")).id, SomeTokens(3, 1), kForEver);
+    turn.client = "many";
+    streams.push_back(engine.Start(turn, 1 << 20));
+  }
+  EXPECT_TRUE(engine.Run(Of("new", 20)).status.ok());
+  EXPECT_EQ(engine.SettledStats().requests_running, 1);
+  for (const std::shared_ptr<TokenStream>& stream : streams) stream->Cancel();
+}
+
+TEST(Clients, WhatIsPushedOutOfTheQueueIsTold) {
+  EngineOptions options = WithSessions(1);
+  options.max_queue = 2;
+  TestEngine engine(options);
+  engine.model().gate().CloseAt(1);
+  std::vector<std::shared_ptr<TokenStream>> streams;
+  for (int i = 0; i < 3; ++i) {
+    streams.push_back(engine.Start(Of("many", 3)));
+    if (i == 0) engine.model().gate().AwaitEntered(1);
+  }
+  const std::shared_ptr<TokenStream> other = engine.Start(Of("new", 3));
+  engine.model().gate().Open();
+  const Answers answers = ReadAll(*streams[2]);
+  EXPECT_EQ(FactsOf(answers.status).reason, RejectReason::kQueueFull);
+  EXPECT_TRUE(ReadAll(*other).status.ok());
+  EXPECT_TRUE(ReadAll(*streams[1]).status.ok());
+  EXPECT_EQ(engine.SettledStats().requests_waiting, 0);
+}
+
+TEST(Clients, ACancelledSessionStopsReadingItsPrompt) {
+  EngineOptions options;
+  options.max_batch_tokens = 4;
+  TestEngine engine(options);
+  engine.model().gate().CloseAt(3);
+  SessionOptions session = SessionOf("a");
+  session.prompt = SomeTokens(1000, 1);
+  session.cancel = std::make_shared<CancelSignal>();
+  Receiver<absl::StatusOr<SessionInfo>> receiver;
+  engine->CreateSession(session, receiver.callback());
+  engine.model().gate().AwaitEntered(3);
+  session.cancel->Cancel();
+  engine.model().gate().Open();
+  EXPECT_TRUE(absl::IsCancelled(receiver.Wait().status()));
+  EXPECT_EQ(engine.model().gate().steps(), 3);
+  EXPECT_EQ(engine.SettledStats().sessions_active + engine.SettledStats().sessions_idle, 0);
+}
+
+}  // namespace
+}  // namespace ovq::test
