@@ -213,6 +213,10 @@ absl::Status Serve(const Options& options, Shutdown& shutdown, Log& log) {
   engine_options.checkpoint_memory_bytes =
       options.checkpoint_memory_bytes.value_or(*state_memory / 8);
   engine_options.prefix_memory_bytes = options.prefix_memory_bytes.value_or(*state_memory / 8);
+  const size_t request_memory =
+      options.request_memory_bytes.value_or(static_cast<size_t>(sysconf(_SC_PHYS_PAGES)) *
+                                            static_cast<size_t>(sysconf(_SC_PAGESIZE)) / 8);
+  engine_options.request_memory = std::make_shared<ByteBudget>(request_memory);
   EngineModel served = ForEngine(*loaded, options);
   LogSummary(model, description, served, engine_options, log);
 

@@ -41,6 +41,11 @@ void AddServing(Flags& flags, Options& o) {
             "RewindSession goes back; with 0 it reads a session's tokens from the first one again",
             "an eighth of --state-memory");
   flags.Add(
+      "request-memory", "SIZE", Size(o.request_memory_bytes),
+      "budget of the host's memory for the messages of calls and their answers; a client may\n"
+      "have half of what others leave",
+      "an eighth of the machine's");
+  flags.Add(
       "prefix-memory", "SIZE", SizeOrZero(o.prefix_memory_bytes),
       "budget of the host's memory for states behind what prompts begin with (of conversations\n"
       "the system part, of others what is marked as cacheable); with 0 every prompt is read",

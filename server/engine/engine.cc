@@ -25,6 +25,9 @@ EngineConfig Completed(EngineConfig config) {
   }
   Check(options.max_batch_tokens > 0, "a step has room for a row");
   if (options.quotas == nullptr) options.quotas = std::make_shared<TenantQuotas>(options.clock);
+  if (options.request_memory == nullptr) {
+    options.request_memory = std::make_shared<ByteBudget>(size_t{1} << 30);
+  }
   return config;
 }
 
@@ -294,6 +297,8 @@ EngineStats Engine::Stats() const {
   EngineStats stats = stats_;
   lock.unlock();
   stats.gpu = context_->Gpu();
+  stats.request_bytes = options().request_memory->held();
+  stats.request_bytes_budget = options().request_memory->total();
   return stats;
 }
 

@@ -11,6 +11,7 @@
 #include <vector>
 
 #include "absl/time/time.h"
+#include "base/byte_budget.h"
 #include "base/clock.h"
 #include "kernels/common/device.h"
 #include "model/chat_template/chat_format.h"
@@ -62,6 +63,8 @@ struct EngineOptions {
   size_t checkpoint_memory_bytes = size_t{1} << 28;  // of the host: Checkpoints
   size_t prefix_memory_bytes = size_t{1} << 28;      // likewise: PrefixCache; 0: none
   std::shared_ptr<SessionFolder> session_folder;     // null: sessions are in memory alone
+  // Of the host, for calls' messages and answers; null: an engine's own of 1 GiB.
+  std::shared_ptr<ByteBudget> request_memory;
   // With a folder: idle sessions' states leave the memory where others need it.
   bool overcommit = false;
   bool trust_session_files = false;  // an import takes the state, once it is checked
@@ -133,6 +136,7 @@ struct EngineStats {
   int session_slots = 0;                       // SessionSlots of the first memory's default cap
   size_t state_bytes_committed = 0, state_bytes_reserved = 0, state_bytes_budget = 0;
   size_t checkpoint_bytes = 0, token_log_bytes = 0;
+  size_t request_bytes = 0, request_bytes_budget = 0;  // EngineOptions::request_memory
   PrefixStats prefixes;
   int64_t live_slots = 0;                // summed over sessions
   size_t equivalent_kv_cache_bytes = 0;  // what the same sessions' positions would need

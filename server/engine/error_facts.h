@@ -26,10 +26,11 @@ enum class RejectReason : uint8_t {
   kTenantRequests,
   kTenantTokens,
   kGaveWay,
+  kRequestMemory,
 };
-inline constexpr std::array<const char*, 9> kRejectReasons = {
+inline constexpr std::array<const char*, 10> kRejectReasons = {
     "queue_full",   "state_memory",    "session_limit", "draining", "tenant_sessions",
-    "tenant_bytes", "tenant_requests", "tenant_tokens", "gave_way"};
+    "tenant_bytes", "tenant_requests", "tenant_tokens", "gave_way", "request_memory"};
 inline const char* RejectReasonName(RejectReason reason) {
   return kRejectReasons[static_cast<size_t>(reason)];
 }

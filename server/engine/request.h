@@ -129,7 +129,8 @@ class CancelSignal {
 // completion (its usage), then Close(Cancelled). Other errors close the stream without Finished.
 class TokenStream {
  public:
-  explicit TokenStream(size_t capacity = 256) : capacity_(capacity > 0 ? capacity : 1) {}
+  static constexpr size_t kCapacity = 256;  // events
+  explicit TokenStream(size_t capacity = kCapacity) : capacity_(capacity > 0 ? capacity : 1) {}
 
   // --- engine thread ---
   void Push(StreamEvent event);

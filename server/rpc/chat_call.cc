@@ -63,7 +63,9 @@ void ChatCall::Read() {
 void ChatCall::HandleMessage() {
   if (phase_ == Phase::kEnding) return;
   v1::ChatRequest message;
-  if (absl::Status status = ParseMessage(in_, message); !status.ok()) return End(status);
+  auto memory =
+      std::make_unique<ByteHold>(services_.engine.options().request_memory, context_->peer());
+  if (absl::Status status = ParseMessage(in_, message, *memory); !status.ok()) return End(status);
   in_.Clear();
   if (phase_ == Phase::kUnopened) {
     if (message.has_open()) return Open(message.open());
@@ -71,6 +73,8 @@ void ChatCall::HandleMessage() {
   }
   switch (message.event_case()) {
     case v1::ChatRequest::kTurn:
+      // A turn's lives as long as it; that of a part that is held back, beside it.
+      (phase_ == Phase::kIdle ? turn_memory_ : held_memory_) = std::move(memory);
       return HandleTurn(message.turn());
     case v1::ChatRequest::kCancel:
       // Without a running turn: the turn ended while this was on its way.
@@ -197,6 +201,7 @@ absl::Status ChatCall::SubmitTurn(const v1::ChatTurn& turn,
   if (!status.ok()) return status;
   if (turn.more() && request.prompt.empty()) return EmptyPrompt(request.field_prefix);
   if (turn.more()) request.stop.max_tokens = request.stop.min_tokens = 0;
+  if (status = TakeBytes(*turn_memory_, StreamBytes(request)); !status.ok()) return status;
   return services_.engine.Submit(std::move(request), stream);
 }
 
@@ -247,6 +252,7 @@ void ChatCall::HandleStreamEnd() {
   if (draining_) return End(services_.CheckServing());
   if (held_.has_value()) {
     const v1::ChatTurn turn = *std::exchange(held_, std::nullopt);
+    turn_memory_ = std::move(held_memory_);
     return BeginTurn(turn);
   }
   if (half_closed_) return End(absl::OkStatus());

@@ -75,7 +75,8 @@ class ChatCall final
   // answer it at once with the next turn.
   std::optional<v1::ChatResponse> turn_result_;
   std::optional<v1::ChatTurn> held_;  // came while a part was being absorbed
-  std::optional<TurnRecord> turn_;    // from its first part to its Finished, or the call's end
+  std::unique_ptr<ByteHold> turn_memory_, held_memory_;
+  std::optional<TurnRecord> turn_;  // from its first part to its Finished, or the call's end
 };
 
 }  // namespace ovq

@@ -31,8 +31,9 @@ absl::StatusOr<std::vector<int32_t>> PromptTokens(const v1::Prompt& prompt,
 // A prompt and how much of it may be cached; errors are those of PromptTokens.
 absl::Status SetPrompt(const v1::Prompt& prompt, const PromptPlace& place, const Engine& engine,
                        CallRequest& to);
-// What a v1::GenerateRequest and a v1::ChatTurn have in common: prompt, sampling, stop, output. Lists
-// that are too long are refused before they are copied, as is a prompt that PromptTokens refuses.
+// What a v1::GenerateRequest and a v1::ChatTurn have in common: prompt, sampling, stop, output.
+// Lists that are too long are refused before they are copied, as is a prompt that PromptTokens
+// refuses.
 template <class Message>
 absl::Status SetGeneration(const Message& from, const PromptPlace& place, const Engine& engine,
                            GenerateRequest& to);

@@ -17,6 +17,10 @@ class GenerateCall final
 
   void Start(const grpc::ByteBuffer* request) {
     KeepUntilDone();
+    // What waits to be read has its bytes too.
+    if (absl::Status status = TakeBytes(memory_, request->Length()); !status.ok()) {
+      return EndCall(status);
+    }
     OnBlockingThread([this, request] {
       if (absl::Status status = Submit(*request); !status.ok()) return EndCall(status);
       Listen(*stream_);
@@ -30,7 +34,7 @@ class GenerateCall final
     absl::StatusOr<Caller> caller = services_.Admit(*context_);
     if (!caller.ok()) return caller.status();
     v1::GenerateRequest message;
-    if (absl::Status status = ParseMessage(bytes, message); !status.ok()) return status;
+    if (absl::Status status = ParseMessage(bytes, message, memory_); !status.ok()) return status;
     GenerateRequest request;
     record_.summary().tenant = caller->tenant;
     record_.summary().SetSession(message.session_id());
@@ -39,6 +43,7 @@ class GenerateCall final
     request.arrival = record_.arrival();
     request.deadline = record_.deadline();
     if (absl::Status status = Map(message, request); !status.ok()) return status;
+    if (absl::Status status = TakeBytes(memory_, StreamBytes(request)); !status.ok()) return status;
     return services_.engine.Submit(std::move(request), stream_);
   }
 

@@ -11,6 +11,7 @@
 #include <string>
 #include <vector>
 
+#include "absl/status/statusor.h"
 #include "absl/strings/str_cat.h"
 #include "ovq/v1/inference.pb.h"
 #include "server/engine/error_facts.h"
@@ -32,9 +33,22 @@ bool IsWrittenAs(const FieldDescriptor& field, WireFormatLite::WireType type) {
   return field.is_packable() && type == WireFormatLite::WIRETYPE_LENGTH_DELIMITED;
 }
 
-// Walks over the fields of a message of this type without keeping any, and adds up the bytes of
-// those that it does not know, at any depth. False if the bytes are no message.
-bool AddUnknownBytes(CodedInputStream& in, const Descriptor& descriptor, int64_t& sum) {
+// What a message will take, from its bytes alone.
+struct Extent {
+  int64_t unknown = 0;  // bytes of fields that it does not know, at any depth
+  size_t parsed = 0;    // of memory, roughly, with what is made of it
+};
+// An object of its own, in an array or a map, and a copy of it.
+constexpr size_t kMessageBytes = 128;
+constexpr size_t kTextBytes = 64;
+constexpr size_t kNumberBytes = 16;  // and as a token's id
+// Itself, and as tokens of a byte each.
+constexpr size_t kBytesPerChar = 2 + sizeof(int32_t);
+
+// Walks over the fields of a message of this type without keeping any. False if the bytes are no
+// message.
+bool Measure(CodedInputStream& in, const Descriptor& descriptor, Extent& extent) {
+  extent.parsed += kMessageBytes;
   for (;;) {
     const int begin = in.CurrentPosition();
     const uint32_t tag = in.ReadTag();
@@ -46,14 +60,21 @@ bool AddUnknownBytes(CodedInputStream& in, const Descriptor& descriptor, int64_t
       int length = 0;
       if (!in.ReadVarintSizeAsInt(&length)) return false;
       const CodedInputStream::Limit outer = in.PushLimit(length);
-      if (!AddUnknownBytes(in, *field->message_type(), sum) || in.BytesUntilLimit() != 0) {
+      if (!Measure(in, *field->message_type(), extent) || in.BytesUntilLimit() != 0) {
         return false;
       }
       in.PopLimit(outer);
-    } else if (!WireFormatLite::SkipField(&in, tag)) {
-      return false;
-    } else if (!known) {
-      sum += in.CurrentPosition() - begin;
+      continue;
+    }
+    if (!WireFormatLite::SkipField(&in, tag)) return false;
+    const int length = in.CurrentPosition() - begin;
+    if (!known) {
+      extent.unknown += length;
+    } else if (field->type() == FieldDescriptor::TYPE_STRING ||
+               field->type() == FieldDescriptor::TYPE_BYTES) {
+      extent.parsed += kTextBytes + kBytesPerChar * static_cast<size_t>(length);
+    } else {
+      extent.parsed += kNumberBytes * static_cast<size_t>(length);  // packed: a byte each at least
     }
   }
 }
@@ -90,17 +111,17 @@ absl::Status NotTheMessage(const Message& message) {
       absl::StrCat("the bytes are not a ", message.GetDescriptor()->full_name()));
 }
 
-absl::Status CheckUnknown(grpc::ByteBuffer& bytes, const Message& message) {
+absl::StatusOr<Extent> ExtentOf(grpc::ByteBuffer& bytes, const Message& message) {
   grpc::ProtoBufferReader reader(&bytes);
   if (!reader.status().ok()) return NotTheMessage(message);
   CodedInputStream in(&reader);
-  int64_t unknown = 0;
-  if (!AddUnknownBytes(in, *message.GetDescriptor(), unknown)) return NotTheMessage(message);
-  if (unknown <= kMaxUnknownBytes) return absl::OkStatus();
+  Extent extent;
+  if (!Measure(in, *message.GetDescriptor(), extent)) return NotTheMessage(message);
+  if (extent.unknown <= kMaxUnknownBytes) return extent;
   return BadField(
       message.GetDescriptor()->full_name(),
       absl::StrCat("at most ", kMaxUnknownBytes, " bytes of fields that this server does not know"),
-      unknown);
+      extent.unknown);
 }
 
 // The field of google.rpc.Status that standard clients look for details in; "" without any.
@@ -129,13 +150,25 @@ grpc::Status ToGrpcStatus(const absl::Status& status) {
           Details(status)};
 }
 
-absl::Status ParseMessage(const grpc::ByteBuffer& bytes, Message& message) {
+absl::Status TakeBytes(ByteHold& hold, size_t bytes) {
+  const std::optional<size_t> free = hold.Take(bytes);
+  if (!free) return absl::OkStatus();
+  return WithFacts(
+      absl::ResourceExhaustedError(absl::StrCat("request memory: ", bytes, " bytes needed, ", *free,
+                                                " of ", hold.budget().total(),
+                                                " free for this client (--request-memory)")),
+      {.reason = RejectReason::kRequestMemory, .bytes_needed = bytes, .bytes_free = *free});
+}
+
+absl::Status ParseMessage(const grpc::ByteBuffer& bytes, Message& message, ByteHold& hold) {
   // What the library would say of a message goes to the client instead.
   static const auto silenced = google::protobuf::SetLogHandler(nullptr);
   (void)silenced;
   grpc::ByteBuffer copy = bytes;  // shares the data; reading needs a mutable one
   if (!copy.Valid()) return absl::OkStatus();
-  if (absl::Status status = CheckUnknown(copy, message); !status.ok()) return status;
+  const absl::StatusOr<Extent> extent = ExtentOf(copy, message);
+  if (!extent.ok()) return extent.status();
+  if (absl::Status status = TakeBytes(hold, extent->parsed); !status.ok()) return status;
   grpc::ProtoBufferReader reader(&copy);
   if (!reader.status().ok() || !message.ParseFromZeroCopyStream(&reader)) {
     const std::string field = NotUtf8(message);

@@ -8,6 +8,7 @@
 #include <grpcpp/support/status.h>
 
 #include "absl/status/status.h"
+#include "base/byte_budget.h"
 
 namespace ovq {
 
@@ -19,9 +20,14 @@ inline constexpr int64_t kMaxUnknownBytes = 64 << 10;
 // error go along as an ovq.v1.ErrorInfo.
 grpc::Status ToGrpcStatus(const absl::Status& status);
 
+// What a call's messages may take of the host's memory, and what is made of them.
+absl::Status TakeBytes(ByteHold& hold, size_t bytes);  // ResourceExhausted
+
 // InvalidArgument for bytes that are not the message (text that is not UTF-8 names its field) or
-// hold more than kMaxUnknownBytes of unknown fields.
-absl::Status ParseMessage(const grpc::ByteBuffer& bytes, google::protobuf::Message& message);
+// hold more than kMaxUnknownBytes of unknown fields. First takes from `hold` what the message comes
+// to, once parsed and tokenized, which is many times its bytes for small fields: ResourceExhausted.
+absl::Status ParseMessage(const grpc::ByteBuffer& bytes, google::protobuf::Message& message,
+                          ByteHold& hold);
 grpc::ByteBuffer SerializeMessage(const google::protobuf::Message& message);
 
 }  // namespace ovq

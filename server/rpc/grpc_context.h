@@ -51,6 +51,10 @@ class ServiceContext {
   WorkQueue blocking;  // parses, tokenizes, and waits for the engine thread
   WorkQueue admin;     // for the admin service
 
+  // Of a call: what its messages and answers take of EngineOptions::request_memory.
+  ByteHold Memory(const grpc::CallbackServerContext& context) const {
+    return {engine.options().request_memory, context.peer()};
+  }
   // Who calls (Authenticator), charged as one request of its tenant's.
   absl::StatusOr<Caller> Admit(const grpc::CallbackServerContext& context,
                                Access access = Access::kAny) const;

@@ -27,6 +27,7 @@ struct UnaryInfo {
   CallRecord& record;
   std::string tenant, client;            // Caller's
   std::shared_ptr<CancelSignal> cancel;  // the client's
+  ByteHold& memory;                      // until `done` is called
 };
 
 template <class Response>
@@ -49,6 +50,7 @@ class UnaryCall final : public grpc::ServerUnaryReactor {
       : services_(services),
         context_(context),
         record_(services, method, context),
+        memory_(services.Memory(*context)),
         response_(response) {}
 
   void Start(const grpc::ByteBuffer* request, Access access, Lane lane,
@@ -56,6 +58,10 @@ class UnaryCall final : public grpc::ServerUnaryReactor {
     queue_ = access == Access::kAdmin ? &services_.admin
              : lane == Lane::kQuick   ? &services_.quick
                                       : &services_.blocking;
+    // What waits to be read has its bytes too.
+    if (absl::Status status = TakeBytes(memory_, request->Length()); !status.ok()) {
+      return End(status);
+    }
     queue_->Run(context_->peer(), [this, request, access, lane, handler = std::move(handler)] {
       absl::StatusOr<Caller> caller = services_.Admit(*context_, access);
       if (!caller.ok()) return End(caller.status());
@@ -64,11 +70,12 @@ class UnaryCall final : public grpc::ServerUnaryReactor {
                             absl::StrCat("at most ", kMaxQuickBytes, " bytes"), request->Length()));
       }
       Request message;
-      if (absl::Status status = ParseMessage(*request, message); !status.ok()) return End(status);
+      if (absl::Status status = ParseMessage(*request, message, memory_); !status.ok())
+        return End(status);
       record_.summary().tenant = caller->tenant;
       const UnaryInfo info{
           services_, *context_, record_, std::move(caller->tenant), std::move(caller->client),
-          cancel_};
+          cancel_,   memory_};
       handler(info, message, [this](absl::StatusOr<Response> answer) { Reply(std::move(answer)); });
     });
   }
@@ -92,6 +99,7 @@ class UnaryCall final : public grpc::ServerUnaryReactor {
   ServiceContext& services_;
   grpc::CallbackServerContext* const context_;
   CallRecord record_;
+  ByteHold memory_;
   grpc::ByteBuffer* const response_;
   WorkQueue* queue_ = nullptr;
   const std::shared_ptr<CancelSignal> cancel_ = std::make_shared<CancelSignal>();

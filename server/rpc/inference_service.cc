@@ -1,4 +1,5 @@
 // ovq.v1.InferenceService.
+#include <algorithm>
 #include <limits>
 
 #include "ovq/v1/inference.grpc.pb.h"
@@ -112,6 +113,11 @@ void HandleScore(const UnaryInfo& info, const v1::ScoreRequest& message,
   request.memory = message.memory();
   if (message.has_max_centroids()) request.slot_cap = static_cast<int32_t>(message.max_centroids());
   request.top_logprobs = static_cast<int>(message.top_logprobs());
+  // The rows, the message that is made of them and its bytes; more is refused below.
+  constexpr size_t kTopBytes = sizeof(TokenLogprob) + 2 * (sizeof(uint32_t) + sizeof(float)) + 1;
+  const size_t per_token = 2 * sizeof(RowScore) + kTopBytes * message.top_logprobs();
+  const size_t bytes = std::min(per_token * tokens->size(), 4 * kMaxAnswerBytes);
+  if (absl::Status status = TakeBytes(info.memory, bytes); !status.ok()) return done(status);
   request.tenant = info.tenant;
   request.client = info.client;
   request.arrival = info.record.arrival();

@@ -39,7 +39,7 @@ class ExportCall final
     absl::StatusOr<Caller> caller = services_.Admit(*context_);
     if (!caller.ok()) return caller.status();
     v1::ExportSessionRequest message;
-    if (absl::Status status = ParseMessage(bytes, message); !status.ok()) return status;
+    if (absl::Status status = ParseMessage(bytes, message, memory_); !status.ok()) return status;
     if (absl::Status status = CheckSessionId(message.session_id(), ""); !status.ok()) return status;
     record_.summary().tenant = caller->tenant;
     record_.summary().SetSession(message.session_id());
@@ -159,7 +159,8 @@ class ImportCall final : public grpc::ServerReadReactor<grpc::ByteBuffer>,
 
   void Add() {
     v1::SessionBytes message;
-    absl::Status status = ParseMessage(part_, message);
+    ByteHold memory = services_.Memory(*context_);  // of this part alone
+    absl::Status status = ParseMessage(part_, message, memory);
     if (status.ok() && message.has_ttl()) {
       options_.ttl = ToDuration(message.ttl());
       status = CheckTtl(services_.engine.config(), options_.ttl, "");

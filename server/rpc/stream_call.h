@@ -23,6 +23,7 @@ class StreamCall : public Reactor,
       : services_(services),
         context_(context),
         record_(services, method, context),
+        memory_(services.Memory(*context)),
         strand_(services.writers, context->peer()) {}
 
   void OnWriteDone(bool ok) override {
@@ -75,6 +76,7 @@ class StreamCall : public Reactor,
   ServiceContext& services_;
   grpc::CallbackServerContext* const context_;
   CallRecord record_;
+  ByteHold memory_;
   Strand strand_;
   // On the strand.
   std::deque<Response> out_;
@@ -93,6 +95,13 @@ class StreamCall : public Reactor,
   bool writing_ = false;
   bool finished_ = false;
 };
+
+// What the answers of a request take while they wait for their reader, at most.
+inline size_t StreamBytes(const GenerateRequest& request) {
+  constexpr size_t kEventBytes = 512;
+  return TokenStream::kCapacity *
+         (kEventBytes + sizeof(TokenLogprob) * static_cast<size_t>(request.output.top_logprobs));
+}
 
 // The reactors of Generate and Chat; each ends by itself.
 grpc::ServerWriteReactor<grpc::ByteBuffer>* StartGenerate(ServiceContext& services,

@@ -181,6 +181,10 @@ void Metrics::ReadEngine(const EngineStats& stats) const {
       stats.state_bytes_budget == 0 ? 0
                                     : static_cast<double>(stats.state_bytes_reserved) /
                                           static_cast<double>(stats.state_bytes_budget));
+  const char* const request_bytes =
+      "Memory of the host for calls' messages and answers (--request-memory): held now, allowed.";
+  set("ovq_request_memory_bytes", request_bytes, stats.request_bytes, {{"kind", "held"}});
+  set("ovq_request_memory_bytes", request_bytes, stats.request_bytes_budget, {{"kind", "budget"}});
   set("ovq_equivalent_kv_cache_bytes",
       "What the live sessions would need as a full KV cache, "
       "0 for a model without attention heads.",

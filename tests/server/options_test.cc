@@ -68,6 +68,7 @@ TEST(Options, EveryFlag) {
                            "--state-memory=1.5GiB",
                            "--checkpoint-memory=0",
                            "--prefix-memory=3M",
+                           "--request-memory=5M",
                            "--session-dir=s",
                            "--session-sync=interval",
                            "--admission=overcommit",
@@ -109,6 +110,7 @@ TEST(Options, EveryFlag) {
   EXPECT_EQ(options.state_memory_bytes, (size_t{3} << 30) / 2);
   EXPECT_EQ(options.checkpoint_memory_bytes, 0u);
   EXPECT_EQ(options.prefix_memory_bytes, size_t{3} << 20);
+  EXPECT_EQ(options.request_memory_bytes, size_t{5} << 20);
   EXPECT_EQ(options.session_dir, "s");
   EXPECT_FALSE(options.session_sync_always);
   EXPECT_TRUE(options.engine.overcommit);
@@ -296,6 +298,7 @@ TEST(Options, HelpListsEveryFlagWithItsTwin) {
                            "state-memory",
                            "checkpoint-memory",
                            "prefix-memory",
+                           "request-memory",
                            "session-dir",
                            "session-sync",
                            "admission",

@@ -1,0 +1,125 @@
+// The budget of the host's memory for calls: messages, answers, and what waits for a reader.
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+
+#include <chrono>
+#include <memory>
+#include <string>
+#include <thread>
+
+#include "tests/server/server_test_util.h"
+
+namespace ovq::test {
+namespace {
+
+using testing::HasSubstr;
+
+using Inference = v1::InferenceService::Stub;
+
+constexpr size_t kBudget = size_t{1} << 20;
+
+TestServerOptions WithRequestMemory() {
+  TestServerOptions options;
+  options.engine.request_memory = std::make_shared<ByteBudget>(kBudget);
+  return options;
+}
+
+class RequestMemoryTest : public testing::Test {
+ protected:
+  // Calls give theirs back a little after the client has its answer.
+  void ExpectAllFree() {
+    const auto end = std::chrono::steady_clock::now() + std::chrono::seconds(10);
+    while (server_.engine().Stats().request_bytes > 0 && std::chrono::steady_clock::now() < end) {
+      std::this_thread::sleep_for(std::chrono::milliseconds(1));
+    }
+    EXPECT_EQ(server_.engine().Stats().request_bytes, 0u);
+  }
+  void ExpectRefused(const grpc::Status& status) {
+    EXPECT_EQ(status.error_code(), grpc::StatusCode::RESOURCE_EXHAUSTED);
+    EXPECT_THAT(status.error_message(), HasSubstr("request memory: "));
+    EXPECT_EQ(InfoOf(status).reason(), "request_memory");
+    EXPECT_GT(InfoOf(status).bytes_needed(), InfoOf(status).bytes_free());
+  }
+
+  TestServer server_{WithRequestMemory()};
+};
+
+TEST_F(RequestMemoryTest, TextsCountAsTheirTokens) {
+  v1::TokenizeRequest request;
+  v1::TokenizeResponse response;
+  request.set_text(std::string(kBudget / 8, 'x'));
+  ExpectRefused(Call(server_.inference(), &Inference::Tokenize, request, response));
+  request.set_text(std::string(kBudget / 32, 'x'));
+  EXPECT_THAT(Call(server_.inference(), &Inference::Tokenize, request, response), Succeeds());
+  ExpectAllFree();
+}
+
+TEST_F(RequestMemoryTest, SmallFieldsCountAsWhatTheyComeTo) {
+  v1::GenerateRequest request;
+  request.mutable_prompt()->set_text("x");
+  for (int i = 0; i < 20'000; ++i) request.mutable_stop()->add_stop_strings("");  // 40 KB
+  v1::ApplyTemplateRequest messages;
+  for (int i = 0; i < 10'000; ++i) messages.mutable_conversation()->add_messages();
+  v1::ApplyTemplateResponse response;
+  ExpectRefused(Call(server_.inference(), &Inference::ApplyTemplate, messages, response));
+  grpc::ClientContext context;
+  v1::GenerateResponse event;
+  const auto reader = server_.inference().Generate(&context, request);
+  while (reader->Read(&event)) {
+  }
+  ExpectRefused(reader->Finish());
+  ExpectAllFree();
+}
+
+TEST_F(RequestMemoryTest, AScoreCountsItsAnswerBeforeItIsMade) {
+  v1::ScoreRequest request;
+  for (int i = 0; i < 200; ++i) request.mutable_prompt()->mutable_token_ids()->add_ids(1);
+  request.set_top_logprobs(200);
+  v1::ScoreResponse response;
+  ExpectRefused(Call(server_.inference(), &Inference::Score, request, response));
+  request.set_top_logprobs(5);
+  EXPECT_THAT(Call(server_.inference(), &Inference::Score, request, response), Succeeds());
+  ExpectAllFree();
+}
+
+TEST_F(RequestMemoryTest, StreamsHoldTheirsUntilTheyEnd) {
+  v1::GenerateRequest request;
+  request.mutable_prompt()->set_text("x");
+  request.mutable_stop()->set_max_tokens(1'000'000'000);
+  grpc::ClientContext context;
+  const auto reader = server_.inference().Generate(&context, request);
+  v1::GenerateResponse event;
+  EXPECT_TRUE(reader->Read(&event));
+  EXPECT_GT(server_.engine().Stats().request_bytes, 0u);
+  EXPECT_THAT(server_.metrics().Text(),
+              HasSubstr("ovq_request_memory_bytes{model=\"fake\",kind=\"budget\"} 1048576"));
+  context.TryCancel();
+  while (reader->Read(&event)) {
+  }
+  EXPECT_EQ(reader->Finish().error_code(), grpc::StatusCode::CANCELLED);
+  ExpectAllFree();
+}
+
+TEST_F(RequestMemoryTest, AChatsTurnHoldsItsOwn) {
+  grpc::ClientContext context;
+  const auto chat = server_.inference().Chat(&context);
+  v1::ChatRequest message;
+  message.mutable_open();
+  EXPECT_TRUE(chat->Write(message));
+  v1::ChatResponse event;
+  EXPECT_TRUE(chat->Read(&event));
+  message.mutable_turn()->mutable_prompt()->set_text("hello");
+  message.mutable_turn()->mutable_stop()->set_max_tokens(3);
+  EXPECT_TRUE(chat->Write(message));
+  while (chat->Read(&event) && !event.has_finished()) {
+  }
+  message.mutable_turn()->mutable_prompt()->set_text(std::string(kBudget / 8, 'x'));
+  EXPECT_TRUE(chat->Write(message));
+  while (chat->Read(&event)) {
+  }
+  ExpectRefused(chat->Finish());
+  ExpectAllFree();
+}
+
+}  // namespace
+}  // namespace ovq::test
