@@ -32,6 +32,8 @@ struct TokenLogprob {
 };
 
 struct Sampled {
+  // False: a logit of the row is infinite or no number, and the rest means nothing.
+  bool finite = true;
   int32_t token_id = 0;
   float logprob = 0;              // ln softmax(logits) of the raw model logits, before any change
   std::vector<TokenLogprob> top;  // the raw distribution's best, descending, ties by lower id

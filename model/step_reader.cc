@@ -1,17 +1,8 @@
 #include "model/step_reader.h"
 
 #include <cmath>
-#include <limits>
 
 namespace ovq {
-namespace {
-
-float Logprob(float logit, float log_sum_exp) {
-  const float value = logit - log_sum_exp;
-  return std::isnan(value) ? -std::numeric_limits<float>::infinity() : value;
-}
-
-}  // namespace
 
 void StepReader::Clear() {
   reading_.Clear();
@@ -53,7 +44,7 @@ std::vector<TokenLogprob> StepReader::TopOf(size_t best, float log_sum_exp) cons
   if (best == kNone) return top;
   top.reserve(reading_.bests[best].best.size());
   for (const auto& [id, logit] : reading_.bests[best].best) {
-    top.push_back({id, Logprob(logit, log_sum_exp)});
+    top.push_back({id, logit - log_sum_exp});
   }
   return top;
 }
@@ -61,17 +52,18 @@ std::vector<TokenLogprob> StepReader::TopOf(size_t best, float log_sum_exp) cons
 Sampled StepReader::NextDraw() {
   const RowDraw& draw = reading_.draws[next_draw_];
   const float log_sum_exp = reading_.log_sum_exp[draw.row];
-  return {.token_id = draw.drawn.id,
-          .logprob = Logprob(draw.drawn.logit, log_sum_exp),
+  return {.finite = !std::isnan(log_sum_exp),
+          .token_id = draw.drawn.id,
+          .logprob = draw.drawn.logit - log_sum_exp,
           .top = TopOf(draws_[next_draw_++].best, log_sum_exp)};
 }
 
 RowScore StepReader::NextScore() {
   const Score& score = scores_[next_score_++];
   const float log_sum_exp = reading_.log_sum_exp[score.row];
-  RowScore result;
+  RowScore result{.finite = !std::isnan(log_sum_exp), .logprob = {}, .top = {}};
   if (score.token != kNone) {
-    result.logprob = Logprob(reading_.tokens[score.token].logit, log_sum_exp);
+    result.logprob = reading_.tokens[score.token].logit - log_sum_exp;
   }
   result.top = TopOf(score.best, log_sum_exp);
   return result;

@@ -12,6 +12,7 @@
 namespace ovq {
 
 struct RowScore {
+  bool finite = true;             // as Sampled has it
   std::optional<float> logprob;   // of the token that was asked for
   std::vector<TokenLogprob> top;  // descending, ties by lower id
 };

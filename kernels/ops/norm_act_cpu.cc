@@ -7,7 +7,8 @@
 // SoftCap    x = cap tanh(x / cap)
 // MixTowards x += (target - x) share, share = 1 / (1 + e^-(gate + bias)) or one number
 // GateBySigmoid x = x / (1 + e^-gate);  Copy y = x
-// LogSumExp  out = max + ln(sum(e^(x - max))), max = max(x); x [n, m], out [n]
+// LogSumExp  out = max + ln(sum(e^(x - max))), max = max(x), NaN unless all are finite; x [n, m],
+// out [n]
 #include <cmath>
 #include <limits>
 
@@ -197,10 +198,15 @@ void SoftCap(float* x, int64_t n, float cap) {
 float LogSumExp(const float* x, int64_t n) {
   const int64_t lanes = Lanes();
   V highest = hn::Set(d, kLowest);
-  ForEachVector(n,
-                [&](int64_t i, int64_t m) { highest = hn::Max(highest, Load(x + i, m, kLowest)); });
+  V nothing = hn::Zero(d);  // 0, or NaN from the first x on that is not finite
+  ForEachVector(n, [&](int64_t i, int64_t m) {
+    const V v = Load(x + i, m, x[0]);
+    highest = hn::Max(highest, v);
+    nothing = hn::MulAdd(v, hn::Zero(d), nothing);
+  });
+  const float spoilt = hn::GetLane(hn::SumOfLanes(d, nothing));
+  if (std::isnan(spoilt)) return spoilt;
   const float max = hn::GetLane(hn::MaxOfLanes(d, highest));
-  if (std::isinf(max)) return max;  // nothing to subtract it from
 
   const V shift = hn::Set(d, max);
   V sum[2] = {hn::Zero(d), hn::Zero(d)};

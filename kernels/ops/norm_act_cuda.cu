@@ -5,7 +5,8 @@
 // SoftCap    x = cap tanh(x / cap)
 // MixTowards x += (target - x) share, share = 1 / (1 + e^-(gate + bias)) or one number
 // GateBySigmoid x = x / (1 + e^-gate);  Copy y = x
-// LogSumExp  out = max + ln(sum(e^(x - max))), max = max(x); x [n, m], out [n]
+// LogSumExp  out = max + ln(sum(e^(x - max))), max = max(x), NaN unless all are finite; x [n, m],
+// out [n]
 #include <cmath>
 
 #include "kernels/common/cuda/cuda_device.h"
@@ -207,26 +208,24 @@ __global__ void __launch_bounds__(kMaxSumThreads)
   const int64_t first = int64_t{threadIdx.x} * 4, stride = int64_t{blockDim.x} * 4;
   const SharedPtr<float> partial = DynamicShared<float>(0);
   float highest = -INFINITY;
+  float nothing = 0;  // or NaN from the first x on that is not finite
   for (int64_t i = first; i < n; i += stride) {
-    const float4 v = Load4(in, i, n, aligned, -INFINITY);
+    const float4 v = Load4(in, i, n, aligned, in[0]);
+    nothing = fmaf(v.x, 0, fmaf(v.y, 0, fmaf(v.z, 0, fmaf(v.w, 0, nothing))));
     highest = fmaxf(highest, fmaxf(fmaxf(v.x, v.y), fmaxf(v.z, v.w)));
   }
   const float max = BlockFold(highest, partial, static_cast<int>(blockDim.x) / kWarp,
                               [](float a, float b) { return fmaxf(a, b); });
-  float4 sum = make_float4(0, 0, 0, 0);
-  const bool infinite = fabsf(max) == INFINITY;
-  if (!infinite) {
-    for (int64_t i = first; i < n; i += stride) {
-      const float4 v = Load4(in, i, n, aligned, -INFINITY);
-      sum.x += expf(v.x - max);
-      sum.y += expf(v.y - max);
-      sum.z += expf(v.z - max);
-      sum.w += expf(v.w - max);
-    }
+  float4 sum = make_float4(nothing, 0, 0, 0);
+  for (int64_t i = first; i < n; i += stride) {
+    const float4 v = Load4(in, i, n, aligned, -INFINITY);
+    sum.x += expf(v.x - max);
+    sum.y += expf(v.y - max);
+    sum.z += expf(v.z - max);
+    sum.w += expf(v.w - max);
   }
   const float total = BlockSum((sum.x + sum.y) + (sum.z + sum.w), partial + kWarp);
-  // An infinite maximum leaves nothing to subtract it from.
-  if (threadIdx.x == 0) out[blockIdx.x] = infinite ? max : max + logf(total);
+  if (threadIdx.x == 0) out[blockIdx.x] = max + logf(total);
 }
 
 }  // namespace

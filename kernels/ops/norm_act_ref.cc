@@ -5,7 +5,8 @@
 // SoftCap    x = cap tanh(x / cap)
 // MixTowards x += (target - x) share, share = 1 / (1 + e^-(gate + bias)) or one number
 // GateBySigmoid x = x / (1 + e^-gate);  Copy y = x
-// LogSumExp  out = max + ln(sum(e^(x - max))), max = max(x); x [n, m], out [n]
+// LogSumExp  out = max + ln(sum(e^(x - max))), max = max(x), NaN unless all are finite; x [n, m],
+// out [n]
 #include <algorithm>
 #include <cmath>
 #include <limits>
@@ -127,8 +128,9 @@ void LogSumExp(DeviceContext&, TensorView x, float* out) {
     const double max = *std::max_element(in, in + m);
     double sum = 0;
     for (int64_t i = 0; i < m; ++i) sum += std::exp(in[i] - max);
-    // Where all are -inf (everything masked), -inf - -inf would be NaN.
-    out[row] = static_cast<float>(std::isinf(max) ? max : max + std::log(sum));
+    const bool finite = std::all_of(in, in + m, [](float v) { return std::isfinite(v); });
+    out[row] =
+        finite ? static_cast<float>(max + std::log(sum)) : std::numeric_limits<float>::quiet_NaN();
   }
 }
 

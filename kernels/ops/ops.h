@@ -161,8 +161,8 @@ void SoftCap(DeviceContext& context, TensorView x, float cap);
 // y[n, d] = table[ids[row]]; y F32 or BF16, table [vocab, d] in F32, BF16 or F16. ids are in range.
 void Embed(DeviceContext& context, TensorView table, std::span<const int32_t> ids, TensorView y);
 
-// out[row] = ln(sum(exp(x[row]))), x [n, m] F32, out [n]; summed in one fixed order. An infinite
-// maximum of a row is its result.
+// out[row] = ln(sum(exp(x[row]))), x [n, m] F32, out [n]; summed in one fixed order; NaN for a
+// row that is not finite throughout.
 void LogSumExp(DeviceContext& context, TensorView x, float* out);
 
 }  // namespace ovq

@@ -72,7 +72,8 @@ struct LogitsReading {
   std::vector<RowDraw> draws;  // several may be of one row
   std::vector<RowToken> tokens;
   std::vector<RowBest> bests;
-  std::vector<float> log_sum_exp;  // the result, [n_rows]
+  // The result, [n_rows]; NaN for a row in which a logit is not finite.
+  std::vector<float> log_sum_exp;
 
   void Clear();
 };

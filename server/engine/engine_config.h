@@ -116,6 +116,8 @@ struct EngineEvents {
   std::function<void(const RequestReport&)> request_finished = kNothing;
   std::function<void(RejectReason)> rejected = kNothing;
   std::function<void(const SessionReport&)> session_event = kNothing;
+  // The model's output was not a number, at this position of a call that ends with it.
+  std::function<void(int64_t)> not_a_number = kNothing;
   // Of streams: from Cancel to the memory given back.
   std::function<void(absl::Duration)> cancel_released = kNothing;
   std::function<void(absl::Duration)> stream_blocked =

@@ -97,11 +97,21 @@ PrefixCache::Node& PrefixCache::Reach(std::span<const std::string> chain) {
 }
 
 void PrefixCache::EvictOne() {
-  Node* node = by_use_.back();
-  by_use_.pop_back();
+  Drop(by_use_.back());
+  ++stats_.evictions;
+}
+
+void PrefixCache::Forget(const PrefixRun& run) {
+  for (const std::string& key : run.chain) {
+    const auto found = nodes_.find(key);
+    if (found != nodes_.end() && found->second.bytes != nullptr) Drop(&found->second);
+  }
+}
+
+void PrefixCache::Drop(Node* node) {
+  by_use_.erase(node->use);
   stats_.bytes -= node->size;
   node->bytes.reset();
-  ++stats_.evictions;
   while (node != nullptr && node->bytes == nullptr && node->children == 0) {
     Node* const parent = node->parent;
     nodes_.erase(nodes_.find(*node->key));

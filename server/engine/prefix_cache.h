@@ -55,6 +55,9 @@ class PrefixCache {
   // could not hold is not made.
   void Keep(PrefixRun& run, const StateHandle& state);
 
+  // The prompt's beginnings are not to be used any more.
+  void Forget(const PrefixRun& run);
+
   const PrefixStats& stats() const { return stats_; }
 
  private:
@@ -70,6 +73,7 @@ class PrefixCache {
 
   Node& Reach(std::span<const std::string> chain);  // makes what is missing
   void EvictOne();
+  void Drop(Node* node);  // the copy of one that has it, and nodes that nothing needs then
 
   StatePool& pool_;
   std::unordered_map<std::string, Node> nodes_;

@@ -201,6 +201,8 @@ struct SessionInfo {
   bool busy = false;
   bool durable = false;     // what callers were told of it is on disk
   bool hibernated = false;  // its state is on disk alone
+  // Where the model's output was not a number: no call uses its state any more.
+  std::optional<int64_t> damaged_at;
   absl::Time created, last_used, expires;
   // Read and drawn for it: not what a fork took over.
   int64_t prompt_tokens_total = 0, generated_tokens_total = 0;

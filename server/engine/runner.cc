@@ -154,7 +154,10 @@ void Runner::Advance(const PlanItem& item, Step& step) {
   const StepSequence& sequence = sequences_[item.id];
   Job& job = *owners_[item.id];
   if (sequence.decoding) {
-    TakeDraw(job, *sequence.draws.front(), step.NextDraw());
+    Sampled drawn = step.NextDraw();
+    if (job.ended) return;  // another of its completions was damaged
+    if (!drawn.finite) return FailDamaged(job, sequence.state->position);
+    TakeDraw(job, *sequence.draws.front(), std::move(drawn));
   } else {
     job.sequence->pending.reset();  // it was the first of the tokens
     if (job.session != nullptr) {
@@ -162,7 +165,12 @@ void Runner::Advance(const PlanItem& item, Step& step) {
                           sequence.tokens.first(static_cast<size_t>(item.n_rows)));
     }
     if (ScoreWork* work = job.score()) {
-      for (int32_t i = 0; i < item.n_rows; ++i) work->result.rows.push_back(step.NextScore());
+      std::optional<int64_t> damaged_at;
+      for (int32_t i = 0; i < item.n_rows; ++i) {
+        const RowScore& row = work->result.rows.emplace_back(step.NextScore());
+        if (!row.finite && !damaged_at) damaged_at = sequence.state->position - item.n_rows + i + 1;
+      }
+      if (damaged_at) return FailDamaged(job, *damaged_at);
     }
     job.consumed += item.n_rows;
     if (job.consumed == job.prefix.next_stop()) prefixes_.Keep(job.prefix, job.sequence->state);
@@ -182,10 +190,14 @@ void Runner::FinishPrefill(Job& job, Step* step) {
     if (job.consumed < std::ssize(job.tokens)) Await(job, *job.sequence, job.tokens.back());
     return FinishPrompt(job);
   }
+  // All of one row.
+  std::vector<Sampled> draws;
+  for (size_t i = 0; i < job.generate()->completions.size(); ++i) draws.push_back(step->NextDraw());
+  if (!draws.front().finite) return FailDamaged(job, job.sequence->state.position);
   StartCompletions(job);
   config_.events.first_token(TimeBetween(job.arrival, config_.options.clock.steady()));
-  for (const std::unique_ptr<Completion>& completion : job.generate()->completions) {
-    TakeDraw(job, *completion, step->NextDraw());
+  for (size_t i = 0; i < draws.size(); ++i) {
+    TakeDraw(job, *job.generate()->completions[i], std::move(draws[i]));
   }
 }
 

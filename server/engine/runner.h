@@ -62,6 +62,8 @@ class Runner {
   void StartCompletions(Job& job);
   void Await(Job& job, Sequence& sequence, int32_t token);  // its pending one from now on
   void TakeDraw(Job& job, Completion& completion, Sampled drawn);
+  // The model's output after so many tokens was not a number.
+  void FailDamaged(Job& job, int64_t position);
 
   // Ends a completion, and with the last one its job.
   void FinishCompletion(Job& job, Completion& completion, Finished finished);

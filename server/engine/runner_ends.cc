@@ -3,6 +3,7 @@
 #include <string>
 #include <utility>
 
+#include "absl/strings/str_cat.h"
 #include "server/engine/error_facts.h"
 #include "server/engine/runner.h"
 
@@ -189,6 +190,15 @@ bool Runner::GiveWay(const std::string& client) {
                      "it, and another one had nothing"),
                  {.reason = RejectReason::kGaveWay}));
   return true;
+}
+
+void Runner::FailDamaged(Job& job, int64_t position) {
+  config_.events.not_a_number(position);
+  prefixes_.Forget(job.prefix);
+  if (job.session != nullptr) sessions_.SetDamaged(*job.session, position);
+  Fail(job, FinishReason::kError,
+       absl::InternalError(
+           absl::StrCat("the model's output is not a number at position ", position)));
 }
 
 bool Runner::FailIfDead(Job& job, SteadyTime now) {

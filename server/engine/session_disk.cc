@@ -132,7 +132,9 @@ void SessionStore::Establish(std::vector<std::shared_ptr<Session>> made,
 }
 
 void SessionStore::Save(const std::shared_ptr<Session>& session, int64_t begin, Then then) {
-  if (!session->disk || session->deleted) return then(absl::OkStatus());
+  if (!session->disk || session->deleted || session->info.damaged_at) {
+    return then(absl::OkStatus());
+  }
   SessionOnDisk& disk = *session->disk;
   const bool same = begin == disk.length && disk.length == session->position();
   if (!session->resident() || (same && !disk.behind)) return then(absl::OkStatus());

@@ -54,7 +54,13 @@ absl::StatusOr<std::shared_ptr<Session>> SessionStore::FindIdle(const std::strin
                                                                 const std::string& tenant) const {
   const absl::StatusOr<Map::const_iterator> found = Find(id, tenant);
   if (!found.ok()) return found.status();
-  if (!(*found)->second->info.busy) return (*found)->second;
+  const SessionInfo& info = (*found)->second->info;
+  if (info.damaged_at) {
+    return absl::DataLossError(
+        absl::StrCat("session ", id, ": damaged: the model's output was not a number at position ",
+                     *info.damaged_at, "; delete it"));
+  }
+  if (!info.busy) return (*found)->second;
   return absl::FailedPreconditionError(absl::StrCat("session ", id, ": in use by another call"));
 }
 
@@ -239,11 +245,20 @@ void SessionStore::Publish(Job& job) {
   Count(*job.session, 1);
 }
 
+void SessionStore::SetDamaged(Session& session, int64_t position) {
+  std::lock_guard lock(mutex_);
+  session.info.damaged_at = position;
+  checkpoints_.Forget(session);
+  // So it is neither written there, nor moved out to make room, nor given to another server.
+  if (session.disk) session.disk->behind = true;
+}
+
 void SessionStore::EndTurn(Job& job, Then then) {
   const std::shared_ptr<Session> session = job.session;
   const GenerateWork& work = *job.generate();
   const int64_t generated = work.completions.empty() ? 0 : work.completions[0]->generated();
-  if (session->resident() && !session->deleted) EndOfTurn(*session, generated);
+  const bool damaged = session->info.damaged_at.has_value();
+  if (session->resident() && !session->deleted && !damaged) EndOfTurn(*session, generated);
   std::unique_lock lock(mutex_);
   // A turn that could not begin has read nothing.
   const int64_t read =

@@ -262,6 +262,7 @@ void Fill(const SessionInfo& from, v1::Session& to) {
   to.set_keeps_tokens(from.keeps_tokens);
   to.set_durable(from.durable);
   to.set_hibernated(from.hibernated);
+  if (from.damaged_at) to.set_damaged_at(static_cast<uint64_t>(*from.damaged_at));
   for (const TurnEnd& turn : from.turns) {
     v1::TurnEnd& end = *to.add_turns();
     end.set_position(static_cast<uint64_t>(turn.position));

@@ -83,6 +83,7 @@ EngineEvents Metrics::Events() {
   events.stream_blocked = [this](absl::Duration time) {
     stream_blocked_.Increment(absl::ToDoubleSeconds(time));
   };
+  events.not_a_number = [this](int64_t) { not_a_number_.Increment(); };
   events.rejected = [this](RejectReason reason) {
     rejections_.at(RejectReasonName(reason))->Increment();
   };

@@ -161,6 +161,9 @@ class Metrics final : public prometheus::Collectable {
       "reason", kRejectReasons);
   Counter& prompt_tokens_ = Counters("ovq_prompt_tokens_total", "Prompt tokens absorbed.").Add({});
   Counter& generated_tokens_ = Counters("ovq_generated_tokens_total", "Tokens generated.").Add({});
+  Counter& not_a_number_ = Counters("ovq_nonfinite_logits_total",
+                                    "Calls that ended because the model's output was not a number.")
+                               .Add({});
   Counter& stream_blocked_ =
       Counters("ovq_stream_blocked_seconds_total",
                "Time that requests stood still because their reader was slow.")

@@ -210,6 +210,7 @@ class Session:
     turns: tuple[TurnEnd, ...]  # of get_session only
     durable: bool
     hibernated: bool
+    damaged_at: int | None  # the model's output was not a number there
 
 
 @dataclass(frozen=True)

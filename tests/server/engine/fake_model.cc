@@ -196,7 +196,9 @@ void FakeModel::Forward(const StateLayout& layout, const StepBatch& batch, Tenso
       const uint64_t hash =
           Consume(layout, batch.token_ids[row], position, batch.slot_cap[i], batch.state[i]);
       if (wanted == batch.logit_rows.size() || batch.logit_rows[wanted] != row) continue;
-      FillLogits(hash, position + 1, out + static_cast<int64_t>(wanted) * kVocab);
+      float* const row_out = out + static_cast<int64_t>(wanted) * kVocab;
+      FillLogits(hash, position + 1, row_out);
+      if (batch.token_ids[row] == spoilt_.first) row_out[kVocab - 1] = spoilt_.second;
       ++wanted;
     }
   }

@@ -57,6 +57,8 @@ class FakeModel {
   // The token drawn at this position, whatever the sampling parameters. Before the first step.
   void Script(int64_t position, int32_t token) { script_[position] = token; }
   void Script(int64_t position, const std::string& bytes);
+  // After this token the last logit is `logit`. Before the first step.
+  void Spoil(int32_t token, float logit) { spoilt_ = {token, logit}; }
   // The greatest number of rows and of wanted logits that one step had.
   int max_rows() const;
 
@@ -68,6 +70,7 @@ class FakeModel {
   std::unique_ptr<Tokenizer> tokenizer_;
   std::unique_ptr<ChatFormat> chat_format_;
   std::map<int64_t, int32_t> script_;
+  std::pair<int32_t, float> spoilt_ = {-1, 0};
   StepGate gate_;
   mutable std::mutex mutex_;
   int max_rows_ = 0;
