@@ -27,6 +27,16 @@ TensorView Rows(TensorView x, int64_t begin, int64_t n) {
   return {data, x.dtype, {n, width}};
 }
 
+absl::Status CheckSize(const StateLayout& layout) {
+  if (layout.virtual_bytes() <= StateLayout::kMostBytes) return absl::OkStatus();
+  const StateLimits& limits = layout.limits();
+  return absl::InvalidArgumentError(
+      absl::StrCat("num_hidden_layers, and the heads, dimensions, windows and centroids of layers: "
+                   "a session of ",
+                   limits.max_slot_cap, " max_centroids and ", limits.max_unbounded_tokens,
+                   " tokens would take more than ", StateLayout::kMostBytes, " bytes"));
+}
+
 absl::Status OnlyChecked() { return absl::CancelledError("weights are only checked"); }
 
 }  // namespace
@@ -47,7 +57,9 @@ absl::StatusOr<StateLayout> PlanStateLayout(const ModelConfig& config, DType sta
                                             size_t page_bytes) {
   absl::StatusOr<std::vector<MixerState>> states = LayerStates(config, state_dtype, device);
   if (!states.ok()) return states.status();
-  return StateLayout(*std::move(states), limits, page_bytes);
+  StateLayout layout(*std::move(states), limits, page_bytes);
+  if (absl::Status status = CheckSize(layout); !status.ok()) return status;
+  return layout;
 }
 
 namespace {
@@ -138,6 +150,7 @@ absl::Status LanguageModel::LoadAll(ModelConfig config, Weights& weights,
   }
   layout_ =
       std::make_unique<StateLayout>(*std::move(states), options.limits, StatePageBytes(context));
+  if (status = CheckSize(*layout_); !status.ok()) return InContext("config.json", status);
 
   Sha256 hash;
   if (shared.fingerprint.empty()) shared.fingerprint = weights.Fingerprint();

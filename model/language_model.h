@@ -40,7 +40,8 @@ struct SharedWeights {
 size_t FullKvBytesPerToken(const ModelConfig& config, DType state_dtype);
 
 // The layout of a session's state, from the config alone: the same as layout() of the model once it
-// is loaded. page_bytes: see StateLayout. InvalidArgument names the field.
+// is loaded. page_bytes: see StateLayout. InvalidArgument names the field, also for a state whose
+// size no machine has (StateLayout::kMostBytes).
 absl::StatusOr<StateLayout> PlanStateLayout(const ModelConfig& config, DType state_dtype,
                                             const StateLimits& limits, Device device,
                                             size_t page_bytes);

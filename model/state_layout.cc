@@ -3,10 +3,14 @@
 #include <algorithm>
 #include <string_view>
 
+#include "base/saturating.h"
+
 namespace ovq {
 namespace {
 
-size_t RoundUp(size_t bytes, size_t unit) { return (bytes + unit - 1) / unit * unit; }
+// Sizes are products of what a config says, so they end at the largest number (saturating.h), from
+// where no rounding leads on: PlanStateLayout refuses layouts of such a size.
+size_t RoundUp(size_t bytes, size_t unit) { return SaturatingAdd(bytes, unit - 1) / unit * unit; }
 
 // FNV-1a, over the bytes that decide where a field lies.
 class Hasher {
@@ -46,7 +50,7 @@ std::vector<std::byte> StateLayout::NewSession() const {
 }
 
 size_t StateLayout::Group::bytes_of(int64_t slots) const {
-  return block_bytes * static_cast<size_t>(BlocksOf(slots));
+  return SaturatingMultiply(block_bytes, static_cast<size_t>(BlocksOf(slots)));
 }
 
 size_t StateLayout::WholePages(size_t bytes) const { return RoundUp(bytes, page_bytes_); }
@@ -67,7 +71,7 @@ StateLayout::StateLayout(std::vector<MixerState> layers, const StateLimits& limi
     const MixerState& state = mixers_[i];
     LayerState& layer = layers_[i];
     layer.fixed_offset = fixed_bytes_;
-    fixed_bytes_ += RoundUp(state.fixed.bytes(), kPartAlignment);
+    fixed_bytes_ = SaturatingAdd(fixed_bytes_, RoundUp(state.fixed.bytes(), kPartAlignment));
     for (size_t f = 0; f < state.fixed.list().size(); ++f) {
       const auto& initial = state.fixed.list()[f].initial;
       if (!initial) continue;
@@ -85,13 +89,16 @@ StateLayout::StateLayout(std::vector<MixerState> layers, const StateLimits& limi
     }
     Group& group = groups_[layer.growth];
     layer.blocks_offset = group.block_bytes;  // within a block; the group's offset follows
-    group.block_bytes += RoundUp(state.block.bytes(), kPartAlignment);
+    group.block_bytes =
+        SaturatingAdd(group.block_bytes, RoundUp(state.block.bytes(), kPartAlignment));
     ++group.n_layers;
   }
   virtual_bytes_ = std::max(WholePages(fixed_bytes_), page_bytes);
   for (size_t i = 0; i < groups_.size(); ++i) {
     groups_[i].offset = virtual_bytes_;
-    virtual_bytes_ += WholePages(groups_[i].bytes_of(MostSlots(growths_[i], limits.max_slot_cap)));
+    virtual_bytes_ =
+        SaturatingAdd(virtual_bytes_,
+                      WholePages(groups_[i].bytes_of(MostSlots(growths_[i], limits.max_slot_cap))));
   }
   for (LayerState& layer : layers_) {
     if (layer.growth < 0) continue;

@@ -60,7 +60,9 @@ class StateLayout {
   // have a live slot. What follows in their pages is zero.
   std::vector<StateExtent> live_extents_at(int64_t position, int64_t slot_cap) const;
   size_t live_bytes_at(int64_t position, int64_t slot_cap) const;
-  size_t virtual_bytes() const { return virtual_bytes_; }  // address range per session
+  // Address range per session. Above kMostBytes nothing that this class tells holds.
+  size_t virtual_bytes() const { return virtual_bytes_; }
+  static constexpr size_t kMostBytes = size_t{1} << 62;
   bool has_unbounded() const;  // some layer grows a slot a token, without a cap
   bool has_slot_cap() const { return capped() != nullptr; }
   // Of the layers whose slots are capped (0 without one): the cap of sessions that do not say, the

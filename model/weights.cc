@@ -2,13 +2,16 @@
 
 #include <filesystem>
 #include <map>
+#include <optional>
 
 #include "absl/status/status.h"
 #include "absl/strings/str_cat.h"
+#include "absl/strings/str_join.h"
 #include "base/files.h"
 #include "base/problems.h"
 #include "base/sha256.h"
 #include "base/text.h"
+#include "model/finite.h"
 
 namespace ovq {
 namespace {
@@ -40,6 +43,16 @@ absl::Status ReadIndex(const std::string& path, std::map<std::string, std::strin
     }
   }
   return problems;
+}
+
+// [3, 17]
+std::string PlaceOf(int64_t element, const Shape& shape) {
+  std::vector<int64_t> place(static_cast<size_t>(shape.rank()));
+  for (int i = shape.rank() - 1; i >= 0; --i) {
+    place[static_cast<size_t>(i)] = element % shape[i];
+    element /= shape[i];
+  }
+  return absl::StrCat("[", absl::StrJoin(place, ", "), "]");
 }
 
 }  // namespace
@@ -127,7 +140,7 @@ absl::StatusOr<TensorView> Weights::Take(std::string_view name, const Shape& sha
         absl::StrCat(list_, ": tensor ", Quoted(name), " is missing; expected ", shape.ToString()));
   }
   const TensorView& view = it->second;
-  taken_.insert(it->first);
+  const bool is_new = taken_.insert(it->first).second;
   if (view.shape != shape) {
     return absl::InvalidArgumentError(absl::StrCat(FileOf(name), ": ", it->first, ": expected ",
                                                    shape.ToString(), ", got ",
@@ -137,7 +150,12 @@ absl::StatusOr<TensorView> Weights::Take(std::string_view name, const Shape& sha
     return absl::InvalidArgumentError(absl::StrCat(
         FileOf(name), ": ", it->first, ": expected F32, BF16 or F16, got ", DTypeName(view.dtype)));
   }
-  return view;
+  // Some are taken part by part.
+  const std::optional<int64_t> bad = is_new ? FirstNotFinite(view) : std::nullopt;
+  if (!bad) return view;
+  return absl::InvalidArgumentError(
+      absl::StrCat(FileOf(name), ": ", it->first, ": expected finite numbers, got ",
+                   FloatAt(view, *bad), " at ", PlaceOf(*bad, shape)));
 }
 
 absl::Status Weights::CheckAllTaken(bool (*may_stay)(std::string_view name)) const {

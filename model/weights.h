@@ -22,7 +22,7 @@ class Weights {
 
   // The named tensor, checked: InvalidArgument "model.safetensors: model.norm.weight: expected
   // [64], got [32]". NotFound if absent; what Open said of it, if it could not be read. F32, BF16
-  // and F16 are accepted.
+  // and F16 are accepted, finite throughout.
   absl::StatusOr<TensorView> Take(std::string_view name, const Shape& shape);
   // Whether the files speak of this tensor.
   bool Has(std::string_view name) const {

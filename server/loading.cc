@@ -50,8 +50,10 @@ StateLimits LimitsOf(const Options& options) {
 
 absl::StatusOr<StateLayout> LayoutOf(const Options& options, const ModelConfig& config) {
   const size_t page = options.device == Device::kCuda ? kUsualGpuPageBytes : kHostPageBytes;
-  return PlanStateLayout(config, StateDType(options, config), LimitsOf(options), options.device,
-                         page);
+  absl::StatusOr<StateLayout> layout =
+      PlanStateLayout(config, StateDType(options, config), LimitsOf(options), options.device, page);
+  if (!layout.ok()) return InContext(options.model + "/config.json", layout.status());
+  return layout;
 }
 
 // A session whose last position is known reserves its size there, any other its cap.
@@ -234,7 +236,7 @@ absl::StatusOr<std::string> PlanText(const Options& options) {
                           "bytes_reserved", "fit_in_memory", "sessions", "full_kv_cache_bytes",
                           "live_slots");
     for (const Row& row : MakeRows(options, *config, *layout)) {
-      const size_t fit = budget / row.bytes;
+      const size_t fit = budget / std::max<size_t>(row.bytes, 1);
       absl::StrAppendFormat(&text, "%13d %16s %16d %14d %10d %20s %11s\n", row.slot_cap, row.tokens,
                             row.bytes, fit,
                             std::min(fit, static_cast<size_t>(options.engine.max_sessions)),

@@ -12,7 +12,7 @@ namespace {
 constexpr size_t kFieldAlignment = 64;
 
 size_t AlignUp(size_t bytes) {
-  return (bytes + kFieldAlignment - 1) / kFieldAlignment * kFieldAlignment;
+  return SaturatingAdd(bytes, kFieldAlignment - 1) / kFieldAlignment * kFieldAlignment;
 }
 
 }  // namespace
@@ -21,7 +21,7 @@ StateFields::StateFields(std::vector<StateField> fields) : fields_(std::move(fie
   for (const StateField& field : fields_) {
     Check(!field.initial || field.initial->size() == field.bytes(), field.name);
     offsets_.push_back(bytes_);
-    bytes_ += AlignUp(field.bytes());
+    bytes_ = SaturatingAdd(bytes_, AlignUp(field.bytes()));
   }
 }
 

@@ -11,6 +11,7 @@
 #include <vector>
 
 #include "absl/status/status.h"
+#include "base/saturating.h"
 #include "kernels/common/tensor.h"
 
 namespace ovq {
@@ -39,10 +40,16 @@ struct StateField {
   // What a new session holds: shape's bytes, or null for zeros (a block's fields begin as zeros).
   std::shared_ptr<const std::vector<std::byte>> initial = nullptr;
 
-  size_t bytes() const { return static_cast<size_t>(shape.elements()) * DTypeBytes(dtype); }
+  size_t bytes() const {
+    size_t bytes = DTypeBytes(dtype);
+    for (int i = 0; i < shape.rank(); ++i) {
+      bytes = SaturatingMultiply(bytes, static_cast<size_t>(shape[i]));
+    }
+    return bytes;
+  }
 };
 
-// Fields laid one after another, each 64-byte aligned.
+// Fields laid one after another, each 64-byte aligned; sizes end at the largest number.
 class StateFields {
  public:
   StateFields() = default;

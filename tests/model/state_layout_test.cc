@@ -207,5 +207,24 @@ TEST(StateLayout, ImagesStandWhereTheirFieldsLie) {
   EXPECT_EQ(layout.NewSession(), expected);
 }
 
+// Sizes that do not fit 64 bits are above kMostBytes, wherever they grow beyond it, and none of
+// them begins again at 0.
+TEST(StateLayout, SizesThatDoNotFitAreTheLargest) {
+  constexpr int64_t kHuge = int64_t{1} << 61;
+  const auto layout = [](std::vector<MixerState> layers, int64_t tokens) {
+    return StateLayout(std::move(layers), {.max_slot_cap = 1000, .max_unbounded_tokens = tokens});
+  };
+  const auto fixed = [](int64_t words) { return State(words, {}, 0); };
+  EXPECT_GT(layout({fixed(kHuge)}, 1).virtual_bytes(), StateLayout::kMostBytes);  // of a field
+  EXPECT_GT(layout({fixed(INT64_MAX)}, 1).virtual_bytes(), StateLayout::kMostBytes);
+  std::vector<MixerState> many(4096, fixed(kHuge / 1024));  // of the layers
+  EXPECT_GT(layout(many, 1).virtual_bytes(), StateLayout::kMostBytes);
+  many.assign(4096, State(0, GrowsByToken(), kHuge >> 16));  // of a block
+  EXPECT_GT(layout(many, 64).virtual_bytes(), StateLayout::kMostBytes);
+  many.assign(1024, State(0, GrowsByToken(), 1 << 23));  // of the blocks: 2^41 bytes each
+  EXPECT_LT(layout(many, 1 << 20).virtual_bytes(), StateLayout::kMostBytes);
+  EXPECT_GT(layout(many, INT32_MAX).virtual_bytes(), StateLayout::kMostBytes);
+}
+
 }  // namespace
 }  // namespace ovq

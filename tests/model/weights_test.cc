@@ -226,6 +226,52 @@ TEST(Weights, TakeChecksNameShapeAndType) {
   EXPECT_TRUE(weights->CheckAllTaken([](std::string_view) { return false; }).ok());
 }
 
+// Each type's infinities and numbers that are none, at either end of what one look takes in, and
+// what is next to them: the largest finite number.
+TEST(Weights, TakeRefusesWhatIsNotFinite) {
+  struct Case {
+    std::string type;
+    uint32_t bits, largest;
+    std::string shown;
+  };
+  const std::vector<Case> cases = {
+      {"F32", 0x7f800000, 0x7f7fffff, "inf"}, {"F32", 0xff800000, 0xff7fffff, "-inf"},
+      {"F32", 0x7f800001, 0x7f7fffff, "nan"}, {"BF16", 0x7f80, 0x7f7f, "inf"},
+      {"BF16", 0xff80, 0xff7f, "-inf"},       {"BF16", 0x7fc0, 0x7f7f, "nan"},
+      {"F16", 0x7c00, 0x7bff, "inf"},         {"F16", 0xfc00, 0xfbff, "-inf"},
+      {"F16", 0x7c01, 0x7bff, "nan"}};
+  constexpr int64_t kRows = 3, kColumns = 3000;
+  for (const Case& one : cases) {
+    const size_t size = one.type == "F32" ? 4 : 2;
+    for (const int64_t at : {int64_t{0}, int64_t{4095}, int64_t{4096}, kRows * kColumns - 1}) {
+      std::string data(kRows * kColumns * size, '\0');
+      const auto set = [&](int64_t element, uint32_t bits) {
+        std::memcpy(data.data() + static_cast<size_t>(element) * size, &bits, size);
+      };
+      const auto take = [&] {
+        const TempFolder folder;
+        const std::string header =
+            absl::StrCat(R"({"a":{"dtype":")", one.type, R"(","shape":[3,3000],"data_offsets":[0,)",
+                         data.size(), "]}}");
+        folder.Write("model.safetensors", SafetensorsBytes(Padded(header), data));
+        absl::StatusOr<Weights> weights = Weights::Open(folder.path());
+        EXPECT_TRUE(weights.ok()) << weights.status();
+        return weights->Take("a", {kRows, kColumns}).status();
+      };
+      set(at, one.largest);
+      EXPECT_TRUE(take().ok()) << one.type;
+      set(kRows * kColumns - 1, one.bits);
+      set(at, one.bits);
+      const absl::Status status = take();
+      EXPECT_TRUE(absl::IsInvalidArgument(status)) << status;
+      EXPECT_THAT(Message(status),
+                  HasSubstr(absl::StrCat("model.safetensors: a: expected finite numbers, got ")));
+      EXPECT_THAT(Message(status), HasSubstr(absl::StrCat(one.shown, " at [", at / kColumns, ", ",
+                                                          at % kColumns, "]")));
+    }
+  }
+}
+
 TEST(Weights, TensorsThatNobodyAskedForAreAllNamed) {
   const TempFolder folder;
   folder.Write("model.safetensors", Small());

@@ -115,6 +115,22 @@ class Inspect(unittest.TestCase):
         self.assertEqual(as_json.returncode, 1)
         self.assertEqual(json.loads(as_json.stdout)["problems"], lines)
 
+    def test_weights_that_are_not_finite_are_all_told(self):
+        weights = self.folder / "model.safetensors"
+        header, data = read_header(weights)
+        data = bytearray(data)
+        for name, value, element in (("model.norm.weight", "inf", 3),
+                                     ("model.layers.1.self_attn.q_proj.weight", "nan", 130)):
+            struct.pack_into("<f", data, header[name]["data_offsets"][0] + 4 * element, float(value))
+        write_header(weights, header, bytes(data))
+        result = inspect(str(self.folder))
+        self.assertEqual((result.returncode, result.stderr), (1, ""))
+        lines = sorted(result.stdout.split("2 problems:\n")[1].splitlines())
+        self.assertEqual(lines, [
+            "model.safetensors: model.layers.1.self_attn.q_proj.weight: expected finite numbers, "
+            "got nan at [2, 2]",
+            "model.safetensors: model.norm.weight: expected finite numbers, got inf at [3]"])
+
     def test_shards_missing_truncated_and_overlapping(self):
         weights = self.folder / "model.safetensors"
         header, data = read_header(weights)

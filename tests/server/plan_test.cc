@@ -95,6 +95,32 @@ TEST(Plan, CapsAsAsked) {
   EXPECT_LT(std::stol(rows[0][2]), std::stol(rows[2][2]));
 }
 
+// Sizes that no machine has are refused by their fields, or told as they are, but never wrap.
+TEST(Plan, ExtremeSizes) {
+  Options options = ForModel("basic-icr-small-full");
+  nlohmann::json config = nlohmann::json::parse(test::ReadBytes(options.model + "/config.json"));
+  config["num_hidden_layers"] = 1024;
+  config["layer_types"] = std::vector<std::string>(1024, "full_attention");
+  config["num_attention_heads"] = config["num_key_value_heads"] = 4096;
+  config["head_dim"] = 1024;
+  const test::TempFolder folder;
+  folder.Write("config.json", config.dump());
+  options.model = folder.path();
+  options.plan_tokens = {1 << 20};
+  const absl::StatusOr<std::string> text = PlanText(options);
+  ASSERT_TRUE(text.ok()) << text.status();
+  // Keys and values of float32, or of bfloat16, as the config says.
+  const size_t each = config["torch_dtype"] == "bfloat16" ? 2 : 4;
+  EXPECT_EQ(Rows(*text)[1][2], std::to_string((each * 1024 * 4096 * 1024 * 2) << 20));
+  EXPECT_EQ(Rows(*text)[1][3], "0");
+  options.max_context = (int64_t{1} << 31) - 1;
+  options.plan_tokens = {options.max_context};
+  const absl::Status status = PlanText(options).status();
+  EXPECT_TRUE(absl::IsInvalidArgument(status)) << status;
+  EXPECT_THAT(std::string(status.message()), HasSubstr("config.json: num_hidden_layers"));
+  EXPECT_THAT(std::string(status.message()), HasSubstr("2147483647 tokens"));
+}
+
 // The KVM paper's law for sqrt16: floor(16 sqrt(t)) rows, 2,896 at 32,768 tokens; of its published
 // 120M shape, from the config alone.
 TEST(Plan, RowsOfAKvmCheckpoint) {

@@ -1,0 +1,21 @@
+// Sums and products of sizes that end at the largest number instead of beginning again at 0.
+#pragma once
+
+#include <concepts>
+#include <limits>
+
+namespace ovq {
+
+template <std::unsigned_integral T>
+constexpr T SaturatingAdd(T a, T b) {
+  T sum = 0;
+  return __builtin_add_overflow(a, b, &sum) ? std::numeric_limits<T>::max() : sum;
+}
+
+template <std::unsigned_integral T>
+constexpr T SaturatingMultiply(T a, T b) {
+  T product = 0;
+  return __builtin_mul_overflow(a, b, &product) ? std::numeric_limits<T>::max() : product;
+}
+
+}  // namespace ovq
