@@ -1,5 +1,8 @@
 #include "base/files.h"
 
+#include <fcntl.h>
+#include <unistd.h>
+
 #include <cerrno>
 #include <filesystem>
 #include <memory>
@@ -55,6 +58,13 @@ absl::Status WriteFile(const std::string& path, std::string_view text) {
   if (!written || std::fclose(file.release()) != 0) return LastError(part);
   if (part != path && std::rename(part.c_str(), path.c_str()) != 0) return LastError(path);
   return absl::OkStatus();
+}
+
+void HoldStandardFiles() {
+  for (const int fd : {STDIN_FILENO, STDOUT_FILENO, STDERR_FILENO}) {
+    // The lowest number that is free is this one.
+    if (fcntl(fd, F_GETFD) < 0) (void)open("/dev/null", O_RDONLY);
+  }
 }
 
 }  // namespace ovq

@@ -11,6 +11,11 @@
 
 namespace ovq {
 
+// Standard input, output and errors that are closed become files that end at once and take nothing:
+// otherwise the next file or connection to be opened would have their number, and what is meant for
+// them. Before any other file is opened.
+void HoldStandardFiles();
+
 // Never waits for a writer: what is no regular file (a folder, a pipe) is an error, as is a missing
 // file (NotFound) or one of more than max_bytes (DataLoss).
 absl::StatusOr<std::string> ReadFile(const std::string& path, size_t max_bytes);

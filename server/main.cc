@@ -14,19 +14,25 @@
 #include <vector>
 
 #include "absl/strings/str_cat.h"
+#include "absl/strings/str_format.h"
 #include "absl/synchronization/notification.h"
 #include "absl/time/clock.h"
+#include "base/files.h"
+#include "base/service_notifier.h"
 #include "base/signals.h"
 #include "server/access/security.h"
 #include "server/disk/session_folder.h"
+#include "server/end_in_time.h"
 #include "server/engine/engine.h"
 #include "server/loading.h"
 #include "server/options.h"
+#include "server/readiness.h"
 #include "server/rpc/grpc_log.h"
 #include "server/rpc/grpc_server.h"
 #include "server/rpc/services.h"
 #include "server/telemetry/log.h"
 #include "server/telemetry/metrics.h"
+#include "server/watchdog.h"
 
 namespace ovq {
 namespace {
@@ -34,7 +40,8 @@ namespace {
 constexpr int kExitFailed = 1;
 constexpr int kExitUsage = 2;
 
-constexpr absl::Duration kLastLines = absl::Seconds(1);  // for the log, where the program ends
+constexpr absl::Duration kLastLines = absl::Seconds(1);       // for the log, where the program ends
+constexpr absl::Duration kGoodbye = absl::Milliseconds(100);  // for connections without calls
 
 // What SIGTERM and SIGINT ask for, and SIGHUP; SIGUSR1 and SIGUSR2 ask for nothing. Make it before
 // any other thread that takes signals (the log's takes none).
@@ -87,11 +94,9 @@ class Shutdown {
 };
 
 // Health first, so that balancers stop sending calls; then running streams get their time.
-void Drain(const Options& options, Engine& engine, ServiceContext& services, GrpcServer& server,
-           Log& log) {
-  services.metrics.SetReady(false);
-  services.metrics.SetDraining(true);
-  server.SetServing(false);
+void Drain(const Options& options, Engine& engine, ServiceContext& services, Readiness& readiness,
+           GrpcServer& server, Log& log) {
+  readiness.SetDraining();
   absl::SleepFor(options.drain_notice);
   const absl::Time deadline = absl::Now() + options.drain_timeout;
   services.Drain();
@@ -99,7 +104,10 @@ void Drain(const Options& options, Engine& engine, ServiceContext& services, Grp
     log.Warning("drain: time is up, open requests were ended");
   }
   // The last answers are on their way to clients that read; this bounds those that do not.
-  server.Shutdown(std::max(deadline, absl::Now() + absl::Seconds(1)));
+  services.AwaitCalls(std::max(deadline, absl::Now() + absl::Seconds(1)));
+  // What is left are connections. The library waits for each to answer a ping, 20 s for one whose
+  // client is idle and does not look at it, unless this time is shorter.
+  server.Shutdown(absl::Now() + kGoodbye);
 }
 
 // Null without --session-dir. The sessions that were there are the engine's from then on.
@@ -177,7 +185,8 @@ absl::StatusOr<std::unique_ptr<GrpcServer>> StartAdmin(const Options& options, L
 
 // From the first call to the end of the drain.
 absl::Status ServeCalls(const Options& options, const Security& security, Engine& engine,
-                        ServiceContext& services, Shutdown& shutdown) {
+                        ServiceContext& services, Shutdown& shutdown,
+                        std::optional<EndInTime>& end) {
   ListenOptions listen = options.listen;
   listen.tls = security.tls();
   absl::StatusOr<std::unique_ptr<GrpcServer>> server =
@@ -188,17 +197,40 @@ absl::Status ServeCalls(const Options& options, const Security& security, Engine
   absl::StatusOr<std::unique_ptr<GrpcServer>> admin =
       StartAdmin(options, listen, services, shutdown);
   if (!admin.ok()) return admin.status();
-  services.metrics.SetReady(true);
+  Log& log = services.log.log;
+  Readiness readiness(services.metrics, **server);
+  const ServiceNotifier notifier = ServiceNotifier::FromEnvironment();
+  const Watchdog watchdog(
+      options.step_timeout, notifier, [&engine] { return engine.step_in_progress(); },
+      {.hangs =
+           [&](const StepInProgress& step, absl::Duration time) {
+             readiness.SetHanging(true);
+             services.metrics.StepTimedOut();
+             log.Error(absl::InternalError(absl::StrFormat(
+                 "step %d has taken %s, longer than --step-timeout: %d answers, %d prompts with %d "
+                 "tokens to read; health is NOT_SERVING until it ends",
+                 step.number, absl::FormatDuration(time), step.answers, step.prompts,
+                 step.prompt_tokens)));
+           },
+       .ended =
+           [&] {
+             readiness.SetHanging(false);
+             log.Info("the step that took too long has ended");
+           }});
   // Whoever waits for this line finds the addresses above in the log.
-  services.log.log.Flush(kLastLines);
+  log.Flush(kLastLines);
+  notifier.Ready();
   std::printf("listening on %s\n", WithPort(listen.address, (*server)->port()).c_str());
   std::fflush(stdout);
   shutdown.WaitForFirst();
-  Drain(options, engine, services, **server, services.log.log);
+  notifier.Stopping();
+  end.emplace(options.drain_notice + options.drain_timeout, log);
+  Drain(options, engine, services, readiness, **server, log);
   return absl::OkStatus();
 }
 
 absl::Status Serve(const Options& options, Shutdown& shutdown, Log& log) {
+  std::optional<EndInTime> end;  // the last to go
   absl::StatusOr<std::unique_ptr<Security>> security = LoadSecurity(options, log);
   if (!security.ok()) return security.status();
   absl::StatusOr<Loaded> loaded = LoadAll(options, log);
@@ -247,7 +279,7 @@ absl::Status Serve(const Options& options, Shutdown& shutdown, Log& log) {
   {
     ServiceContext services(engine, description, metrics, {log, options.log_requests},
                             (*security)->tenants());
-    status = ServeCalls(options, **security, engine, services, shutdown);
+    status = ServeCalls(options, **security, engine, services, shutdown, end);
   }
   shutdown.OnHangUp({});
   (*security)->Unwatch();
@@ -283,6 +315,8 @@ void RaiseFileLimit(Log& log) {
 }
 
 int Run(const std::vector<std::string>& args) {
+  HoldStandardFiles();
+  signal(SIGPIPE, SIG_IGN);  // whoever reads what this program writes may go
   const absl::StatusOr<CommandLine> line =
       ParseCommandLine(args, [](const std::string& name) -> std::optional<std::string> {
         const char* value = std::getenv(name.c_str());

@@ -116,9 +116,14 @@ void AddBounds(Flags& flags, Options& o) {
             Duration(o.drain_notice, absl::ZeroDuration(), absl::Hours(1)),
             "time from SIGTERM or SIGINT, when health says NOT_SERVING, to the drain: calls are\n"
             "still served until balancers have noticed");
-  flags.Add("drain-timeout", "DURATION",
-            Duration(o.drain_timeout, absl::ZeroDuration(), absl::Hours(24)),
-            "time that running requests get to finish after that");
+  flags.Add(
+      "drain-timeout", "DURATION", Duration(o.drain_timeout, absl::ZeroDuration(), absl::Hours(24)),
+      "time that running requests get to finish after that; a server that hangs ends 5 s later\n"
+      "with exit code 1");
+  flags.Add(
+      "step-timeout", "DURATION", Duration(o.step_timeout, absl::ZeroDuration(), absl::Hours(24)),
+      "a step that takes longer makes health NOT_SERVING until it ends, and systemd's watchdog\n"
+      "(WatchdogSec) hears no more; 0: none does");
   flags.Add("max-message-bytes", "SIZE", Size(o.listen.max_message_bytes, kMaxCount + 1),
             "largest message accepted from a client");
 }
@@ -275,7 +280,7 @@ std::string HelpText() {
       "Sizes: 512M, 8G, 1.5GiB (powers of 1024). Durations: 250ms, 30s, 5m, 1h30m.\n"
       "SIGTERM or SIGINT drains and exits with 0; a second one exits at once. SIGHUP reads\n"
       "certificates and tenants again, which changed files do by themselves.\n"
-      "Exit codes: 0 stopped by a signal, 1 failed to start, 2 bad options.\n");
+      "Exit codes: 0 stopped by a signal, 1 failed to start or hung at the end, 2 bad options.\n");
 }
 
 }  // namespace ovq

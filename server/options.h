@@ -41,6 +41,7 @@ struct Options {
   int64_t max_context = 1 << 20;       // positions of models with full-attention layers
   absl::Duration drain_notice = absl::ZeroDuration();
   absl::Duration drain_timeout = absl::Seconds(30);
+  absl::Duration step_timeout = absl::Seconds(60);  // 0: none
 
   LogOptions log;
   LogRequests log_requests = LogRequests::kAll;

@@ -36,14 +36,16 @@ std::byte* StateMemory::Reserve(size_t bytes) {
   return range == MAP_FAILED ? nullptr : static_cast<std::byte*>(range);
 }
 
-void StateMemory::Commit(std::byte* base, size_t offset, size_t bytes) {
+bool StateMemory::Commit(std::byte* base, size_t offset, size_t bytes) {
   Check(offset % page_bytes_ == 0 && bytes % page_bytes_ == 0, "state memory comes in pages");
-  if (bytes == 0) return;
+  if (bytes == 0) return true;
   if constexpr (kWithCuda) {
-    if (pages_ != nullptr) return cuda::CommitPages(*pages_, base, offset, bytes);
+    if (pages_ != nullptr) {
+      cuda::CommitPages(*pages_, base, offset, bytes);
+      return true;
+    }
   }
-  Check(mprotect(base + offset, bytes, PROT_READ | PROT_WRITE) == 0,
-        "the system gives the state memory that was reserved");
+  return mprotect(base + offset, bytes, PROT_READ | PROT_WRITE) == 0;
 }
 
 void StateMemory::Release(std::byte* base, size_t bytes) {

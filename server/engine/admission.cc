@@ -149,10 +149,13 @@ std::shared_ptr<Job> Admission::Next() {
   const size_t bytes = job->reserve_bytes * static_cast<size_t>(job->n_states);
   if (!HasRoom(job->client, job->n_states, bytes)) return nullptr;
   absl::StatusOr<StateHandle> state = pool_.Acquire(*job->memory->layout, job->slot_cap, bytes);
-  if (!state.ok()) return nullptr;
   if (Remove([&job](const Job& other) { return &other == job.get(); }).empty()) {
-    pool_.Release(*state);  // pushed out meanwhile
+    if (state.ok()) pool_.Release(*state);  // pushed out meanwhile
     return Next();
+  }
+  if (!state.ok()) {
+    job->refused = state.status();
+    return job;
   }
   job->sequence = std::make_shared<Sequence>(Sequence{.state = *state, .pending = {}});
   job->promised_states = job->n_states - 1;
@@ -230,14 +233,14 @@ absl::StatusOr<StateHandle> Admission::CloneSession(const StateHandle& state,
   return clone;
 }
 
-StateHandle Admission::TakePromised(Job& job) {
+absl::StatusOr<StateHandle> Admission::TakePromised(Job& job) {
   StateHandle& first = job.sequence->state;
   pool_.ShrinkReservation(first, first.reserved_bytes - job.reserve_bytes);
   absl::StatusOr<StateHandle> state = pool_.Clone(first, job.reserve_bytes);
-  Check(state.ok(), "the bytes of a promised state were given back just before");
+  if (!state.ok()) return state.status();
   --job.promised_states;
   --promised_states_;
-  return *state;
+  return state;
 }
 
 void Admission::DropPromised(Job& job) {

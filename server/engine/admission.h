@@ -44,6 +44,7 @@ class Admission {
 
   // Of the first jobs of all clients that of who would then have least, its first state acquired
   // and the others promised; null while the queue is empty or that does not fit. Nobody overtakes.
+  // One that fits, but for which the system gives no memory, comes without a state (Job::refused).
   std::shared_ptr<Job> Next();
   std::vector<std::shared_ptr<Job>> TakePushedOut();
   absl::Status PushedOut() const;  // with which these end
@@ -64,8 +65,9 @@ class Admission {
   void SetGiveWay(GiveWay give_way) { give_way_ = std::move(give_way); }
   // Sessions without a state in memory count as the others do.
   void CountStored(int change) { stored_sessions_ += change; }
-  // One of the job's promised states, with the bytes of the first.
-  StateHandle TakePromised(Job& job);
+  // One of the job's promised states, with the bytes of the first. ResourceExhausted where the
+  // system gives no memory for it.
+  absl::StatusOr<StateHandle> TakePromised(Job& job);
   void DropPromised(Job& job);
 
   // Takes jobs out of the queue.

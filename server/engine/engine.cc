@@ -59,7 +59,7 @@ Engine::Engine(EngineConfig config, std::unique_ptr<DeviceContext> context)
       admission_(config_, pool_),
       sessions_(config_, pool_, admission_, random_, inbox_,
                 [this](std::shared_ptr<Job> job) { runner_.Start(std::move(job)); }),
-      runner_(config_, pool_, admission_, sessions_, random_),
+      runner_(config_, pool_, admission_, sessions_, random_, watch_),
       step_(config_, *context_, pool_),
       session_slots_(SessionSlots(
           *config_.model.memories.front().layout, config_.model.memories.front().default_slot_cap,
@@ -336,14 +336,22 @@ void Engine::Run() {
 }
 
 bool Engine::Turn() {
+  watch_.Begin(config_.options.clock.steady());
   inbox_->RunAll();
   EndWhatIsOver(config_.options.clock.steady());
-  while (std::shared_ptr<Job> job = admission_.Next()) runner_.Start(std::move(job));
+  while (std::shared_ptr<Job> job = admission_.Next()) {
+    if (!job->refused.ok()) {
+      runner_.Fail(*job, FinishReason::kError, job->refused);
+    } else {
+      runner_.Start(std::move(job));
+    }
+  }
   // A step may take long, or hang: what begins with it shows before it.
   if (runner_.jobs().size() != published_jobs_) PublishStats();
   const bool progressed = runner_.RunStep(step_);
   runner_.ForgetEnded();
   PublishStats();
+  watch_.End();
   return progressed;
 }
 

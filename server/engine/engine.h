@@ -25,6 +25,7 @@
 #include "server/engine/session_store.h"
 #include "server/engine/state_pool.h"
 #include "server/engine/step.h"
+#include "server/engine/step_watch.h"
 
 namespace ovq {
 
@@ -83,6 +84,8 @@ class Engine {
   TenantQuotas& quotas() const { return *config_.options.quotas; }
 
   EngineStats Stats() const;  // of the last step boundary
+  // The turn that the engine is in, if any; blocks for nothing.
+  std::optional<StepInProgress> step_in_progress() const { return watch_.Now(); }
   const EngineConfig& config() const { return config_; }
   const EngineOptions& options() const { return config_.options; }
   const EngineModel& model() const { return config_.model; }
@@ -118,6 +121,7 @@ class Engine {
   const EngineConfig config_;
   const std::unique_ptr<DeviceContext> context_;
   StatePool pool_;
+  StepWatch watch_;
   RandomSource random_;
   const std::shared_ptr<Inbox> inbox_ = std::make_shared<Inbox>();
   Admission admission_;

@@ -86,6 +86,7 @@ struct Job {
   PrefixRun prefix;
 
   std::shared_ptr<Sequence> sequence;    // consumes the tokens; null while waiting for admission
+  absl::Status refused;                  // by the system, though the budget had room
   std::shared_ptr<Session> session;      // the same, if it is to outlive the job; else null
   const EngineMemory* memory = nullptr;  // of the states it takes; a turn takes none
   int32_t slot_cap = 0;

@@ -48,9 +48,10 @@ PrefixRun PrefixCache::Begin(const std::string& tenant, const EngineMemory& memo
     longest = &found->second;
     taken = met;
   }
-  if (longest != nullptr) {
-    const int64_t position = static_cast<int64_t>(taken) * kPrefixBlockTokens;
-    pool_.CopyIn(state, position, std::span(longest->bytes.get(), longest->size));
+  const int64_t position = static_cast<int64_t>(taken) * kPrefixBlockTokens;
+  // Reading the prompt will tell of a system that gives no memory.
+  if (longest != nullptr &&
+      pool_.CopyIn(state, position, std::span(longest->bytes.get(), longest->size)).ok()) {
     by_use_.splice(by_use_.begin(), by_use_, longest->use);
     ++stats_.hits;
     stats_.cached_tokens += position;

@@ -77,10 +77,15 @@ void Runner::StartTurn(std::shared_ptr<Job> job) {
 
 bool Runner::RunStep(Step& step) {
   Collect();
+  TellWatch();
   const SteadyTime begin = config_.options.clock.steady();
   StepReport report;
   const std::vector<PlanItem> plan = step.Run(sequences_, report);
-  if (plan.empty()) return false;
+  for (const Step::Failed& failed : step.failed()) {
+    Job& job = *owners_[static_cast<size_t>(failed.id)];
+    if (!job.ended) Fail(job, FinishReason::kError, failed.status);
+  }
+  if (plan.empty()) return !step.failed().empty();
   for (const PlanItem& item : plan) Advance(item, step);
   step.DropResults();
   report.duration = TimeBetween(begin, config_.options.clock.steady());
@@ -123,6 +128,16 @@ void Runner::Share(const Job& job, StepSequence& sequence) const {
                        static_cast<double>(config_.model.weight_bytes);
 }
 
+void Runner::TellWatch() const {
+  int answers = 0, prompts = 0;
+  int64_t prompt_tokens = 0;
+  for (const StepSequence& sequence : sequences_) {
+    ++(sequence.decoding ? answers : prompts);
+    if (!sequence.decoding) prompt_tokens += std::ssize(sequence.tokens);
+  }
+  watch_.SetRows(answers, prompts, prompt_tokens);
+}
+
 void Runner::CollectDecoding(Job& job) {
   GenerateWork& work = *job.generate();  // nothing else lives on after its prompt
   const bool full = work.stream->full();
@@ -155,7 +170,7 @@ void Runner::Advance(const PlanItem& item, Step& step) {
   Job& job = *owners_[item.id];
   if (sequence.decoding) {
     Sampled drawn = step.NextDraw();
-    if (job.ended) return;  // another of its completions was damaged
+    if (job.ended) return;  // by another of its completions
     if (!drawn.finite) return FailDamaged(job, sequence.state->position);
     TakeDraw(job, *sequence.draws.front(), std::move(drawn));
   } else {
@@ -194,7 +209,9 @@ void Runner::FinishPrefill(Job& job, Step* step) {
   std::vector<Sampled> draws;
   for (size_t i = 0; i < job.generate()->completions.size(); ++i) draws.push_back(step->NextDraw());
   if (!draws.front().finite) return FailDamaged(job, job.sequence->state.position);
-  StartCompletions(job);
+  if (absl::Status status = StartCompletions(job); !status.ok()) {
+    return Fail(job, FinishReason::kError, std::move(status));
+  }
   config_.events.first_token(TimeBetween(job.arrival, config_.options.clock.steady()));
   for (size_t i = 0; i < draws.size(); ++i) {
     TakeDraw(job, *job.generate()->completions[i], std::move(draws[i]));
@@ -207,13 +224,16 @@ void Runner::Await(Job& job, Sequence& sequence, int32_t token) {
 }
 
 // The first completion goes on with the prompt's state, the others with copies of it.
-void Runner::StartCompletions(Job& job) {
+absl::Status Runner::StartCompletions(Job& job) {
   for (const std::unique_ptr<Completion>& completion : job.generate()->completions) {
     completion->sequence = job.sequence;
     if (completion->index() == 0) continue;
+    absl::StatusOr<StateHandle> state = admission_.TakePromised(job);
+    if (!state.ok()) return state.status();
     completion->sequence = std::make_shared<Sequence>();
-    completion->sequence->state = admission_.TakePromised(job);
+    completion->sequence->state = *state;
   }
+  return absl::OkStatus();
 }
 
 void Runner::TakeDraw(Job& job, Completion& completion, Sampled drawn) {

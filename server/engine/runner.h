@@ -14,6 +14,7 @@
 #include "server/engine/session_store.h"
 #include "server/engine/state_pool.h"
 #include "server/engine/step.h"
+#include "server/engine/step_watch.h"
 
 namespace ovq {
 
@@ -22,12 +23,13 @@ namespace ovq {
 class Runner {
  public:
   Runner(const EngineConfig& config, StatePool& pool, Admission& admission, SessionStore& sessions,
-         RandomSource& random)
+         RandomSource& random, StepWatch& watch)
       : config_(config),
         pool_(pool),
         admission_(admission),
         sessions_(sessions),
         random_(random),
+        watch_(watch),
         prefixes_(config.options.prefix_memory_bytes, pool) {}
 
   // A job that has its sequence.
@@ -55,11 +57,12 @@ class Runner {
   void Begin(std::shared_ptr<Job> job);  // the same, now that it is
   void TakePrefix(Job& job);
   void Collect();
+  void TellWatch() const;
   void CollectDecoding(Job& job);
   void Share(const Job& job, StepSequence& sequence) const;
   void Advance(const PlanItem& item, Step& step);
   void FinishPrefill(Job& job, Step* step);
-  void StartCompletions(Job& job);
+  absl::Status StartCompletions(Job& job);
   void Await(Job& job, Sequence& sequence, int32_t token);  // its pending one from now on
   void TakeDraw(Job& job, Completion& completion, Sampled drawn);
   // The model's output after so many tokens was not a number.
@@ -82,6 +85,7 @@ class Runner {
   Admission& admission_;
   SessionStore& sessions_;
   RandomSource& random_;
+  StepWatch& watch_;
   PrefixCache prefixes_;
   std::vector<std::shared_ptr<Job>> jobs_;
   int64_t next_order_ = 0;

@@ -88,7 +88,12 @@ absl::StatusOr<std::shared_ptr<Job>> SessionStore::Take(const SessionImage& imag
     pool_.Release(*state);
     return status;
   }
-  pool_.CopyIn(*state, image.position, std::as_bytes(std::span(image.state)));
+  if (absl::Status status =
+          pool_.CopyIn(*state, image.position, std::as_bytes(std::span(image.state)));
+      !status.ok()) {
+    pool_.Release(*state);
+    return status;
+  }
   const std::shared_ptr<Session> session =
       NewSession(*state, std::move(job->hold), options.tenant, options.key,
                  options.ttl.value_or(config_.options.session_ttl), image.tokens.has_value());

@@ -3,6 +3,7 @@
 #include <utility>
 
 #include "absl/strings/str_cat.h"
+#include "base/check.h"
 #include "server/disk/journal.h"
 #include "server/engine/error_facts.h"
 #include "server/engine/limits.h"
@@ -10,6 +11,8 @@
 
 namespace ovq {
 namespace {
+
+constexpr const char* kIsThereAgain = "the memory that a session gave back just now is there again";
 
 // A conversation of so many tokens has consumed all but the last.
 int64_t ConsumedAt(int64_t position) { return std::max<int64_t>(position - 1, 0); }
@@ -120,7 +123,8 @@ std::shared_ptr<Job> SessionStore::Rewind(RewindOptions options,
     const Checkpoint* from = Checkpoints::Before(session, consumed);
     pool_.Restart(session.state);
     if (from != nullptr) {
-      pool_.CopyIn(session.state, from->position, std::span(from->bytes.get(), from->size));
+      const std::span bytes(from->bytes.get(), from->size);
+      Check(pool_.CopyIn(session.state, from->position, bytes).ok(), kIsThereAgain);
     }
   }
   session.pending.reset();
@@ -161,7 +165,7 @@ void SessionStore::Unrewound(Job& job) {
   if (session.deleted) return Release(session);
   const RewindWork& work = std::get<RewindWork>(job.work);
   pool_.Restart(session.state);
-  pool_.CopyIn(session.state, work.position_before, work.before);
+  Check(pool_.CopyIn(session.state, work.position_before, work.before).ok(), kIsThereAgain);
   session.pending.reset();
   if (session.state.position < std::ssize(*session.log)) session.pending = session.log->back();
   std::lock_guard lock(mutex_);

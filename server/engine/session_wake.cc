@@ -224,7 +224,13 @@ void SessionStore::TakeBack(const std::shared_ptr<Session>& session,
     return then(state.status());
   }
   if (stored->image.position > 0) {
-    pool_.CopyIn(*state, stored->image.position, std::as_bytes(std::span(stored->image.state)));
+    const absl::Status status =
+        pool_.CopyIn(*state, stored->image.position, std::as_bytes(std::span(stored->image.state)));
+    if (!status.ok()) {
+      pool_.Release(*state);
+      admission_.CountStored(1);
+      return then(status);
+    }
   }
   const int64_t from = stored->image.position;
   auto job = std::make_shared<Job>();

@@ -1,5 +1,7 @@
 #include "server/engine/state_pool.h"
 
+#include <cerrno>
+#include <cstring>
 #include <utility>
 
 #include "absl/strings/str_cat.h"
@@ -34,24 +36,30 @@ absl::StatusOr<StateHandle> StatePool::Acquire(const StateLayout& layout, int32_
   state.reserved_bytes = reserve_bytes;
   reserved_ += reserve_bytes;
   ++sessions_;
-  Commit(state, 0, {});
+  if (absl::Status status = Commit(state, 0, {}); !status.ok()) {
+    Release(state);
+    return status;
+  }
   for (const StateLayout::Image& image : layout.images()) {
     memory_.CopyIn(state.base + image.offset, image.bytes->data(), image.bytes->size());
   }
   return state;
 }
 
-void StatePool::Grow(StateHandle& state, int64_t position) {
+absl::Status StatePool::Commit(StateHandle& state, int64_t position) {
   Check(position >= state.position, "a state never shrinks");
   // Sizes rise with the position, so equal sizes mean equal extents.
-  if (state.layout->bytes_at(position, state.slot_cap) != state.committed_bytes) {
-    Commit(state, position, state.layout->extents_at(state.position, state.slot_cap));
-  }
+  if (state.layout->bytes_at(position, state.slot_cap) == state.committed_bytes) return {};
+  return Commit(state, position, state.layout->extents_at(state.position, state.slot_cap));
+}
+
+void StatePool::Grow(StateHandle& state, int64_t position) {
+  Check(Commit(state, position).ok(), "a state grows into memory that is there");
   state.position = position;
 }
 
-void StatePool::Commit(StateHandle& state, int64_t position,
-                       std::span<const StateExtent> committed) {
+absl::Status StatePool::Commit(StateHandle& state, int64_t position,
+                               std::span<const StateExtent> committed) {
   size_t total = 0;
   for (const StateExtent& extent : state.layout->extents_at(position, state.slot_cap)) {
     size_t have = 0;
@@ -59,11 +67,15 @@ void StatePool::Commit(StateHandle& state, int64_t position,
       if (old.offset == extent.offset) have = old.bytes;
     }
     total += extent.bytes;
-    memory_.Commit(state.base, extent.offset + have, extent.bytes - have);
+    if (memory_.Commit(state.base, extent.offset + have, extent.bytes - have)) continue;
+    return absl::ResourceExhaustedError(absl::StrCat("state memory: the system does not give ",
+                                                     extent.bytes - have,
+                                                     " bytes of it: ", std::strerror(errno)));
   }
   Check(total <= state.reserved_bytes, "a state stays within its reservation");
   committed_ += total - state.committed_bytes;
   state.committed_bytes = total;
+  return absl::OkStatus();
 }
 
 void StatePool::Release(StateHandle& state) {
@@ -102,6 +114,10 @@ void StatePool::Restart(StateHandle& state) {
 absl::StatusOr<StateHandle> StatePool::Clone(const StateHandle& state, size_t reserve_bytes) {
   absl::StatusOr<StateHandle> clone = Acquire(*state.layout, state.slot_cap, reserve_bytes);
   if (!clone.ok()) return clone;
+  if (absl::Status status = Commit(*clone, state.position); !status.ok()) {
+    Release(*clone);
+    return status;
+  }
   Grow(*clone, state.position);
   for (const StateExtent& extent : state.layout->live_extents_at(state.position, state.slot_cap)) {
     memory_.Copy(clone->base + extent.offset, state.base + extent.offset, extent.bytes);
@@ -128,8 +144,10 @@ std::vector<std::byte> StatePool::Snapshot(const StateHandle& state) {
   return bytes;
 }
 
-void StatePool::CopyIn(StateHandle& state, int64_t position, std::span<const std::byte> in) {
+absl::Status StatePool::CopyIn(StateHandle& state, int64_t position,
+                               std::span<const std::byte> in) {
   Check(state.position == 0, "a snapshot goes into a fresh state");
+  if (absl::Status status = Commit(state, position); !status.ok()) return status;
   Grow(state, position);
   Check(in.size() == SnapshotBytes(state), "size of a state's snapshot");
   size_t at = 0;
@@ -137,6 +155,7 @@ void StatePool::CopyIn(StateHandle& state, int64_t position, std::span<const std
     memory_.CopyIn(state.base + extent.offset, in.data() + at, extent.bytes);
     at += extent.bytes;
   }
+  return absl::OkStatus();
 }
 
 }  // namespace ovq

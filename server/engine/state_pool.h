@@ -35,8 +35,11 @@ class StatePool {
   // position it can reach) and commits position 0. ResourceExhausted states bytes needed and free.
   absl::StatusOr<StateHandle> Acquire(const StateLayout& layout, int32_t slot_cap,
                                       size_t reserve_bytes);
-  // Commits up to `position`; never fails for positions within the reservation (address space and
-  // budget are already taken; the system running out of physical memory ends the process).
+  // Commits what the state has at `position`, within its reservation, but does not move it there.
+  // ResourceExhausted if the system gives no memory, though the budget has it: the state is as it
+  // was, and may try again.
+  absl::Status Commit(StateHandle& state, int64_t position);
+  // Moves it to `position`, for which Commit must not fail.
   void Grow(StateHandle& state, int64_t position);
   void Release(StateHandle& state);
   // Gives the memory back alone: the rest of the handle still says what the state was.
@@ -52,8 +55,8 @@ class StatePool {
   size_t SnapshotBytes(const StateHandle& state) const;
   void CopyOut(const StateHandle& state, std::span<std::byte> out);
   std::vector<std::byte> Snapshot(const StateHandle& state);
-  // state must be at position 0; brings it to `position`.
-  void CopyIn(StateHandle& state, int64_t position, std::span<const std::byte> in);
+  // state must be at position 0; brings it to `position`. ResourceExhausted as Commit has it.
+  absl::Status CopyIn(StateHandle& state, int64_t position, std::span<const std::byte> in);
 
   size_t budget_bytes() const { return budget_; }
   size_t reserved_bytes() const { return reserved_; }
@@ -63,7 +66,7 @@ class StatePool {
 
  private:
   // Commits what the extents at `position` have beyond `committed`.
-  void Commit(StateHandle& state, int64_t position, std::span<const StateExtent> committed);
+  absl::Status Commit(StateHandle& state, int64_t position, std::span<const StateExtent> committed);
 
   const size_t budget_;
   StateMemory memory_;

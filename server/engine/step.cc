@@ -1,6 +1,7 @@
 #include "server/engine/step.h"
 
 #include <algorithm>
+#include <utility>
 
 namespace ovq {
 
@@ -18,6 +19,13 @@ std::vector<PlanItem> Step::Plan(std::span<const StepSequence> sequences) const 
 
 std::vector<PlanItem> Step::Run(std::span<const StepSequence> sequences, StepReport& report) {
   std::vector<PlanItem> plan = Plan(sequences);
+  failed_.clear();
+  std::erase_if(plan, [&](const PlanItem& item) {
+    StateHandle& state = *sequences[static_cast<size_t>(item.id)].state;
+    absl::Status status = pool_.Commit(state, state.position + item.n_rows);
+    if (!status.ok()) failed_.push_back({item.id, std::move(status)});
+    return !failed_.empty() && failed_.back().id == item.id;
+  });
   if (plan.empty()) return plan;
   batch_.Clear();
   reader_.Clear();

@@ -5,6 +5,7 @@
 #include <span>
 #include <vector>
 
+#include "absl/status/status.h"
 #include "model/step_batch.h"
 #include "model/step_reader.h"
 #include "server/engine/engine_config.h"
@@ -24,10 +25,15 @@ class Step {
   // Chooses rows of the sequences (PlanStep), at most the options' max_batch_tokens, all in one
   // memory as a step is one model's: where there are several, they take turns. Moves the states on
   // by them. Returns which got how many, ids being indices into `sequences`; empty if none could
-  // have one. Their results follow in that order: NextDraw for each draw, or NextScore for each
-  // row.
+  // have one. A state that the system gives no memory for has none and is in failed(). Their
+  // results follow in that order: NextDraw for each draw, or NextScore for each row.
   std::vector<PlanItem> Run(std::span<const StepSequence> sequences, StepReport& report);
 
+  struct Failed {
+    int id;
+    absl::Status status;
+  };
+  std::span<const Failed> failed() const { return failed_; }
   Sampled NextDraw() { return reader_.NextDraw(); }
   RowScore NextScore() { return reader_.NextScore(); }
   void DropResults() { reader_.Clear(); }  // what scores asked for may be large
@@ -48,6 +54,7 @@ class Step {
   double cost_ = 1;  // of the last step's rows
   StepBatch batch_;  // of the present step, as is the rest
   StepReader reader_;
+  std::vector<Failed> failed_;
 };
 
 }  // namespace ovq

@@ -68,6 +68,17 @@ void ServiceContext::Drain() {
   for (const auto& [owner, on_drain] : listeners_) on_drain();
 }
 
+void ServiceContext::Count(int calls) {
+  absl::MutexLock lock(&calls_mutex_);
+  open_calls_ += calls;
+}
+
+void ServiceContext::AwaitCalls(absl::Time deadline) {
+  const auto none = [this]() ABSL_NO_THREAD_SAFETY_ANALYSIS { return open_calls_ == 0; };
+  absl::MutexLock lock(&calls_mutex_);
+  calls_mutex_.AwaitWithDeadline(absl::Condition(&none), deadline);
+}
+
 absl::Status ServiceContext::CheckServing() const {
   if (!draining_) return absl::OkStatus();
   return WithFacts(absl::UnavailableError("the server is draining"),
@@ -88,6 +99,7 @@ CallRecord::CallRecord(ServiceContext& services, const char* method,
       deadline_(Clock().ToSteady(absl::FromChrono(context->deadline()))),
       request_id_(RequestIdOf(*context)),
       span_(SpanOf(*context)) {
+  services_.Count(1);
   Log& log = services_.log.log;
   if (!log.enabled(LogLevel::kDebug) || services_.log.requests != LogRequests::kAll) return;
   LogFields fields = {{"method", method_}};

@@ -63,14 +63,21 @@ class ServiceContext {
   void Drain();
   absl::Status CheckServing() const;  // Unavailable while draining
   bool draining() const { return draining_; }
+  // Until no call is open, or this time.
+  void AwaitCalls(absl::Time deadline);
   // A stream that stays open between its turns must be told when the server drains. on_drain must
   // not block; null ends it, once a call that is running is over.
   void OnDrain(const void* owner, std::function<void()> on_drain);
 
  private:
+  friend class CallRecord;
+  void Count(int calls);  // that are open, more or fewer
+
   std::atomic<bool> draining_{false};
   absl::Mutex mutex_;
   std::map<const void*, std::function<void()>> listeners_ ABSL_GUARDED_BY(mutex_);
+  absl::Mutex calls_mutex_;
+  int open_calls_ ABSL_GUARDED_BY(calls_mutex_) = 0;
 };
 
 // One turn of a Chat, for the log; its parts count as one.
@@ -86,6 +93,9 @@ class CallRecord {
   // method: one of kMethods. Takes metadata `x-request-id`, `traceparent` and `tracestate`; what is
   // not valid there is ignored.
   CallRecord(ServiceContext& services, const char* method, grpc::CallbackServerContext* context);
+  ~CallRecord() { services_.Count(-1); }
+  CallRecord(const CallRecord&) = delete;
+  CallRecord& operator=(const CallRecord&) = delete;
   SteadyTime arrival() const { return start_; }
   SteadyTime deadline() const { return deadline_; }
   // For the line about the call: to be filled until End, never by two threads at a time.

@@ -26,7 +26,7 @@ constexpr int kMaxMetadataBytes = 16 << 10;
 // Of the library's own for reflection, the one service that takes a thread for each open stream;
 // with more streams they get RESOURCE_EXHAUSTED.
 constexpr int kReflectionThreads = 16;
-constexpr absl::Duration kLastAnswers = absl::Seconds(1);  // at the end
+constexpr absl::Duration kLastAnswers = absl::Milliseconds(200);  // at the end
 
 int ToMs(absl::Duration time) {
   return static_cast<int>(

@@ -32,7 +32,7 @@ class GrpcServer {
   // if the address can't be had. What the services stand on and the TLS source outlive it.
   static absl::StatusOr<std::unique_ptr<GrpcServer>> Start(const ListenOptions& options,
                                                            std::vector<RpcService> services);
-  ~GrpcServer();  // a second for the last answers
+  ~GrpcServer();  // a moment for the last answers
 
   int port() const { return port_; }
   void SetServing(bool serving);  // what health checks hear

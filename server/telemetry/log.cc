@@ -1,10 +1,13 @@
 #include "server/telemetry/log.h"
 
 #include <errno.h>
+#include <poll.h>
 #include <pthread.h>
 #include <signal.h>
 #include <unistd.h>
 
+#include <algorithm>
+#include <atomic>
 #include <condition_variable>
 #include <nlohmann/json.hpp>
 #include <thread>
@@ -118,6 +121,8 @@ class Log::Writer {
                              [this] { return waiting_.empty() && !writing_; });
   }
 
+  int64_t lost() const { return lost_; }  // lines that the file did not take
+
   void End() {
     {
       std::lock_guard lock(mutex_);
@@ -142,16 +147,25 @@ class Log::Writer {
     }
   }
 
-  void WriteAll(std::string_view text) const {
+  void WriteAll(std::string_view text) {
     while (!text.empty()) {
       const ssize_t n = write(fd_, text.data(), text.size());
       if (n < 0 && errno == EINTR) continue;
-      if (n <= 0) return;  // closed or full: there is no other place to say so
+      if (n < 0 && errno == EAGAIN) {  // whoever shares the file may have made it so
+        pollfd file = {.fd = fd_, .events = POLLOUT, .revents = 0};
+        (void)poll(&file, 1, -1);
+        continue;
+      }
+      if (n <= 0) {  // closed or full: there is no other place to say so
+        lost_ += std::ranges::count(text, '\n');
+        return;
+      }
       text.remove_prefix(static_cast<size_t>(n));
     }
   }
 
   const int fd_;
+  std::atomic<int64_t> lost_{0};
   std::mutex mutex_;
   std::condition_variable changed_;
   std::string waiting_;
@@ -209,7 +223,9 @@ bool Log::Flush(absl::Duration at_most) { return writer_->Flush(at_most); }
 
 LogCounts Log::counts() const {
   std::lock_guard lock(mutex_);
-  return counts_;
+  LogCounts counts = counts_;
+  counts.lost = writer_->lost();
+  return counts;
 }
 
 }  // namespace ovq

@@ -49,6 +49,7 @@ struct LogCounts {
   std::array<int64_t, kLogLevels.size()> written = {};  // given to the writing thread
   int64_t over_rate = 0;
   int64_t blocked = 0;  // stderr took nothing and the buffer was full
+  int64_t lost = 0;     // of those written: stderr was closed, or its disk full
 };
 
 // Any thread. A caller never waits for the place the lines go to: a thread of the log's own writes

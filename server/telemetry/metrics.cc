@@ -240,11 +240,14 @@ void Metrics::ReadLog(const LogCounts& counts) const {
   for (size_t i = 0; i < kLogLevels.size(); ++i) {
     set(written, "level", kLogLevels[i], counts.written[i]);
   }
-  auto& suppressed = Counters(
-      "ovq_log_lines_suppressed_total",
-      "Lines that were left out: over the rate of their kind, or stderr took nothing.", false);
+  auto& suppressed = Counters("ovq_log_lines_suppressed_total",
+                              "Lines that were left out: over the rate of their kind, or nobody "
+                              "read stderr (blocked), or it "
+                              "was full or closed (lost).",
+                              false);
   set(suppressed, "reason", "rate", counts.over_rate);
   set(suppressed, "reason", "blocked", counts.blocked);
+  set(suppressed, "reason", "lost", counts.lost);
 }
 
 void Metrics::ReadProcess() const {

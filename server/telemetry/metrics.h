@@ -92,6 +92,7 @@ class Metrics final : public prometheus::Collectable {
   void SetStatsSource(std::function<EngineStats()> source);
   void SetLogSource(std::function<LogCounts()> source);  // likewise, of the counts of log lines
   void SetReady(bool ready) { ready_.Set(ready ? 1 : 0); }
+  void StepTimedOut() { step_timeouts_.Increment(); }
   // Of --session-dir, any thread.
   void Count(const DiskReport& report);
   void SetDamagedSessions(size_t n) { damaged_sessions_.Set(static_cast<double>(n)); }
@@ -244,7 +245,10 @@ class Metrics final : public prometheus::Collectable {
   ByLabel<Counter*> dictionary_updates_;
   Histogram* dictionary_fill_ = nullptr;
 
-  Gauge& ready_ = Gauges("ovq_ready", "1 while the server accepts requests.").Add({});
+  Gauge& ready_ =
+      Gauges("ovq_ready", "1 while the server accepts requests and no step hangs.").Add({});
+  Counter& step_timeouts_ =
+      Counters("ovq_step_timeouts_total", "Steps that took longer than --step-timeout.").Add({});
   Gauge& draining_ = Gauges("ovq_draining", "1 from the signal to stop until the end.").Add({});
   ByLabel<Counter*> auth_failures_ =
       Each(Counters("ovq_auth_failures_total", "Calls that were not let in, by the reason.", false),

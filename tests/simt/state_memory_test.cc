@@ -23,20 +23,20 @@ TEST_F(StateMemoryOnCuda, ExhaustionEndsTheProcessAndSaysWhy) {
   const GpuInfo gpu = *context_->Gpu();
   simt::SetDeviceMemory(gpu.total_bytes - gpu.free_bytes + 7 * kMiB);
   std::byte* base = memory_.Reserve(64 * kMiB);
-  memory_.Commit(base, 0, 4 * kMiB);
-  EXPECT_DEATH(memory_.Commit(base, 4 * kMiB, 4 * kMiB),
+  EXPECT_TRUE(memory_.Commit(base, 0, 4 * kMiB));
+  EXPECT_DEATH((void)memory_.Commit(base, 4 * kMiB, 4 * kMiB),
                "state memory: the GPU has no 2097152 bytes left; session states hold 6291456");
   memory_.Release(base, 64 * kMiB);
   // What was given back suffices, whatever else the device has.
   simt::SetDeviceMemory(gpu.total_bytes - gpu.free_bytes + 4 * kMiB);
   base = memory_.Reserve(64 * kMiB);
-  memory_.Commit(base, 60 * kMiB, 4 * kMiB);
+  EXPECT_TRUE(memory_.Commit(base, 60 * kMiB, 4 * kMiB));
   memory_.Release(base, 64 * kMiB);
 }
 
 TEST_F(StateMemoryOnCuda, WhatIsNotCommittedCannotBeTouched) {
   std::byte* base = memory_.Reserve(8 * kMiB);
-  memory_.Commit(base, 2 * kMiB, 2 * kMiB);
+  EXPECT_TRUE(memory_.Commit(base, 2 * kMiB, 2 * kMiB));
   std::byte byte{};
   memory_.CopyOut(&byte, base + 4 * kMiB - 1, 1);
   EXPECT_DEATH(memory_.CopyOut(&byte, base + 4 * kMiB, 1), "");

@@ -58,7 +58,7 @@ TEST(Admission, CompletionsArePromisedTheirStates) {
   EXPECT_EQ(parts.pool.sessions(), 1);
   EXPECT_EQ(parts.pool.reserved_bytes(), 3 * three->reserve_bytes);
   EXPECT_EQ(parts.admission.Next(), nullptr) << "three of four are taken or promised";
-  StateHandle second = parts.admission.TakePromised(*three);
+  StateHandle second = parts.admission.TakePromised(*three).value();
   EXPECT_EQ(parts.pool.sessions(), 2);
   EXPECT_EQ(parts.pool.reserved_bytes(), 3 * three->reserve_bytes);
   EXPECT_EQ(second.reserved_bytes, three->reserve_bytes);

@@ -35,7 +35,7 @@ class PrefixCacheTest : public testing::Test {
       EXPECT_GT(stop, state.position);
       stops_.push_back(stop);
       pool_.Restart(state);
-      pool_.CopyIn(state, stop, StateBehind(tokens, stop));
+      EXPECT_TRUE(pool_.CopyIn(state, stop, StateBehind(tokens, stop)).ok());
       cache.Keep(run, state);
     }
     pool_.Release(state);
@@ -189,8 +189,8 @@ TEST_F(PrefixCacheTest, PromptsThatAreReadSideBySideLeaveOneCopy) {
   StateHandle second = *pool_.Acquire(model_.layout(), slot_cap_, size_t{1} << 30);
   PrefixRun runs[] = {cache.Begin("", memory_, prompt, first),
                       cache.Begin("", memory_, prompt, second)};
-  pool_.CopyIn(first, kBlock, StateBehind(prompt, kBlock));
-  pool_.CopyIn(second, kBlock, StateBehind(prompt, kBlock));
+  EXPECT_TRUE(pool_.CopyIn(first, kBlock, StateBehind(prompt, kBlock)).ok());
+  EXPECT_TRUE(pool_.CopyIn(second, kBlock, StateBehind(prompt, kBlock)).ok());
   cache.Keep(runs[0], first);
   cache.Keep(runs[1], second);
   EXPECT_EQ(cache.stats().bytes, CopyBytes(kBlock) + kPrefixBlockBytes);

@@ -224,13 +224,13 @@ TEST_P(StatePoolDevice, SnapshotsMoveBetweenDevices) {
     const StateLayout large_pages = LayoutFor(size_t{64} << 10);
     StatePool elsewhere(kBudget, *host);
     StateHandle moved = *elsewhere.Acquire(large_pages, kCap, large_pages.bytes_cap(kCap));
-    elsewhere.CopyIn(moved, position, bytes);
+    EXPECT_TRUE(elsewhere.CopyIn(moved, position, bytes).ok());
     const Bytes there = Snapshot(elsewhere, moved);
     EXPECT_TRUE(there == bytes) << position;
     elsewhere.Release(moved);
 
     StateHandle back = *pool.Acquire(*layout_, kCap, layout_->bytes_cap(kCap));
-    pool.CopyIn(back, position, there);
+    EXPECT_TRUE(pool.CopyIn(back, position, there).ok());
     EXPECT_EQ(back.position, position);
     EXPECT_TRUE(Snapshot(pool, back) == bytes) << position;
     pool.Release(back);

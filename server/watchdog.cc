@@ -1,0 +1,58 @@
+#include "server/watchdog.h"
+
+#include <algorithm>
+#include <utility>
+
+namespace ovq {
+namespace {
+
+absl::Duration IntervalOf(absl::Duration timeout, const ServiceNotifier& notifier) {
+  absl::Duration interval = absl::Seconds(1);
+  if (timeout > absl::ZeroDuration()) interval = std::min(interval, timeout / 4);
+  // systemd asks for half of its time at least.
+  if (notifier.watchdog()) interval = std::min(interval, *notifier.watchdog() / 3);
+  return std::max(interval, absl::Milliseconds(10));
+}
+
+}  // namespace
+
+StepJudge::Verdict StepJudge::Look(const std::optional<StepInProgress>& step, SteadyTime now) {
+  const bool same = step && step->number == hanging_;
+  if (same) return Verdict::kHangsStill;
+  const bool ended = std::exchange(hanging_, 0) != 0;
+  const bool late =
+      timeout_ > absl::ZeroDuration() && step && TimeBetween(step->began, now) > timeout_;
+  if (!late) return ended ? Verdict::kEnded : Verdict::kGood;
+  hanging_ = step->number;
+  return Verdict::kHangs;
+}
+
+Watchdog::Watchdog(absl::Duration timeout, const ServiceNotifier& notifier,
+                   std::function<std::optional<StepInProgress>()> step, Reports reports)
+    : timeout_(timeout),
+      interval_(IntervalOf(timeout, notifier)),
+      notifier_(notifier),
+      step_(std::move(step)),
+      reports_(std::move(reports)),
+      thread_([this] { Run(); }) {}
+
+Watchdog::~Watchdog() {
+  ending_.Notify();
+  thread_.join();
+}
+
+void Watchdog::Run() {
+  using Verdict = StepJudge::Verdict;
+  StepJudge judge(timeout_);
+  do {
+    const std::optional<StepInProgress> step = step_();
+    const SteadyTime now = Clock().steady();
+    const Verdict verdict = judge.Look(step, now);
+    if (verdict == Verdict::kHangs) reports_.hangs(*step, TimeBetween(step->began, now));
+    if (verdict == Verdict::kEnded) reports_.ended();
+    const bool alive = verdict == Verdict::kGood || verdict == Verdict::kEnded;
+    if (alive && notifier_.watchdog()) notifier_.Alive();
+  } while (!ending_.WaitForNotificationWithTimeout(interval_));
+}
+
+}  // namespace ovq

@@ -1,0 +1,254 @@
+"""What the real ovq-server does when something around it or in it goes wrong: steps that hang,
+clients that never look at their connection, a log that nobody takes.
+
+usage: faults_test.py --build BUILD_FOLDER [unittest arguments]
+"""
+
+import argparse
+import os
+import re
+import shutil
+import signal
+import socket
+import subprocess
+import sys
+import tempfile
+import threading
+import time
+import unittest
+import urllib.request
+
+sys.path.insert(0, os.path.dirname(os.path.abspath(__file__)))
+
+try:
+    import grpc
+except ImportError as error:
+    print(f"SKIPPED: {error}; install python3-grpcio")
+    sys.exit(0)
+for tool in ("protoc", "grpc_python_plugin"):
+    if shutil.which(tool) is None:
+        print(f"SKIPPED: no {tool}; install what deploy/packages.txt lists")
+        sys.exit(0)
+
+from server_process import ROOT, ServerProcess, load_stubs
+from tiny_model import write_tiny_model
+
+sys.path.insert(0, os.path.join(ROOT, "clients", "python"))
+from ovq_client import Client, OvqError
+
+BINARY = FOLDER = None
+# One step reads a whole prompt: on the reference device so many tokens take most of a minute.
+ONE_STEP = ("--state-memory", "64M", "--max-batch-tokens", "1048576")
+SLOW = "a" * 400_000
+
+
+def setUpModule():
+    global FOLDER
+    FOLDER = tempfile.mkdtemp(prefix="ovq_faults_test_")
+    write_tiny_model(path("tiny"))
+    os.mkdir(path("stubs"))
+    load_stubs(path("stubs"))
+
+
+def tearDownModule():
+    shutil.rmtree(FOLDER)
+
+
+def path(name):
+    return os.path.join(FOLDER, name)
+
+
+def metric(page, name):
+    return float(re.search(rf"^{name}(?:{{.*?}})? (\S+)$", page, re.MULTILINE).group(1))
+
+
+def health(channel):
+    """The serving status that a health check sees: 1 serving, 2 not serving."""
+    check = channel.unary_unary("/grpc.health.v1.Health/Check", request_serializer=bytes,
+                                response_deserializer=lambda answer: answer[-1])
+    return check(b"", timeout=5)
+
+
+def wait_for(condition, seconds=20):
+    end = time.monotonic() + seconds
+    while not condition():
+        if time.monotonic() > end:
+            raise AssertionError("it did not come to be in time")
+        time.sleep(0.02)
+
+
+class ServiceManager:
+    """The socket of systemd, and what came to it."""
+
+    def __init__(self):
+        self.socket = socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM)
+        self.address = path("notify")
+        self.socket.bind(self.address)
+        self.socket.settimeout(20)
+
+    def environment(self):
+        return {"NOTIFY_SOCKET": self.address, "WATCHDOG_USEC": "600000"}
+
+    def next(self):
+        return self.socket.recv(4096).decode()
+
+    def drain(self):
+        """All that came until now."""
+        self.socket.setblocking(False)
+        came = []
+        try:
+            while True:
+                came.append(self.next())
+        except BlockingIOError:
+            self.socket.settimeout(20)
+        return came
+
+    def close(self):
+        self.socket.close()
+        os.unlink(self.address)
+
+
+class HangingStep(unittest.TestCase):
+    def generate(self, server):
+        def run():
+            with Client(server.address) as client:
+                try:
+                    list(client.generate(SLOW, max_tokens=1))
+                except OvqError:
+                    pass
+        thread = threading.Thread(target=run)
+        thread.start()
+        self.addCleanup(thread.join)
+
+    def test_it_is_told_until_it_ends(self):
+        manager = ServiceManager()
+        self.addCleanup(manager.close)
+        with ServerProcess(BINARY, path("tiny"), *ONE_STEP, "--threads", "1", "--step-timeout",
+                           "400ms", "--max-prompt-tokens", "2000000",
+                           env=manager.environment()) as server:
+            self.assertIn("READY=1", [manager.next(), manager.next()])
+            self.assertEqual(manager.next(), "WATCHDOG=1")
+            with grpc.insecure_channel(server.address) as channel:
+                self.assertEqual(health(channel), 1)
+                self.assertEqual(metric(server.metrics(), "ovq_ready"), 1)
+                self.generate(server)
+                wait_for(lambda: health(channel) == 2)
+                manager.drain()
+                page = server.metrics()
+                self.assertEqual(metric(page, "ovq_ready"), 0)
+                self.assertEqual(metric(page, "ovq_step_timeouts_total"), 1)
+                self.assertRegex(server.stderr(), r"step \d+ has taken \S+, longer than "
+                                 r"--step-timeout: 0 answers, 1 prompts with 4\d+ tokens to read")
+                time.sleep(0.4)
+                if health(channel) == 2:  # else it has just ended
+                    self.assertEqual(manager.drain(), [])
+                wait_for(lambda: health(channel) == 1)
+                self.assertEqual(manager.next(), "WATCHDOG=1")
+                page = server.metrics()
+                self.assertEqual(metric(page, "ovq_ready"), 1)
+                self.assertEqual(metric(page, "ovq_step_timeouts_total"), 1)
+            server.terminate()
+            self.assertEqual(server.wait(), 0)
+            self.assertIn("STOPPING=1", manager.drain())
+
+    def test_a_drain_ends_in_its_time(self):
+        with ServerProcess(BINARY, path("tiny"), *ONE_STEP, "--device", "ref", "--drain-timeout",
+                           "500ms", "--step-timeout", "500ms") as server:
+            with grpc.insecure_channel(server.address) as channel:
+                self.generate(server)
+                wait_for(lambda: health(channel) == 2)
+            began = time.monotonic()
+            server.terminate()
+            self.assertEqual(server.wait(20), 1)
+            self.assertLess(time.monotonic() - began, 8)
+            self.assertIn("drain: the server hangs", server.stderr())
+
+
+class IdleClients(unittest.TestCase):
+    # Its thread that would answer pings sleeps, as that of every idle client of this library does.
+    PROGRAM = """
+import grpc, sys, time
+channels = [grpc.insecure_channel(sys.argv[1]) for _ in range(3)]
+for channel in channels:
+    grpc.channel_ready_future(channel).result(timeout=20)
+    check = channel.unary_unary("/grpc.health.v1.Health/Check")
+    check(b"", timeout=20)
+print("connected", flush=True)
+time.sleep(100)
+"""
+
+    def test_they_do_not_hold_up_the_end(self):
+        with ServerProcess(BINARY, path("tiny"), "--state-memory", "64M") as server:
+            clients = [subprocess.Popen([sys.executable, "-c", self.PROGRAM, server.address],
+                                        stdout=subprocess.PIPE, text=True) for _ in range(3)]
+            try:
+                for client in clients:
+                    self.assertEqual(client.stdout.readline(), "connected\n")
+                began = time.monotonic()
+                server.terminate()
+                self.assertEqual(server.wait(), 0)
+                self.assertLess(time.monotonic() - began, 1)
+            finally:
+                for client in clients:
+                    client.kill()
+                    client.wait()
+                    client.stdout.close()
+
+
+class LostLog(unittest.TestCase):
+    def serve(self, redirection):
+        """The address and the metrics' URL of a server whose log and standard output go there."""
+        ports = []
+        for _ in range(2):
+            with socket.socket() as free:
+                free.bind(("127.0.0.1", 0))
+                ports.append(free.getsockname()[1])
+        command = ('exec "$0" --model "$1" --state-memory 64M --listen "$2" --metrics-address "$3" '
+                   f"--log-level debug {redirection}")
+        addresses = [f"127.0.0.1:{port}" for port in ports]
+        process = subprocess.Popen(["/bin/sh", "-c", command, BINARY, path("tiny"), *addresses])
+
+        def end():
+            process.kill()
+            process.wait()
+        self.addCleanup(end)
+        with grpc.insecure_channel(addresses[0]) as channel:
+            grpc.channel_ready_future(channel).result(timeout=30)
+        return process, addresses[0], f"http://{addresses[1]}/metrics"
+
+    def test_the_server_lives(self):
+        fifo = path("nobody")
+        os.mkfifo(fifo)
+        reader = os.open(fifo, os.O_RDONLY | os.O_NONBLOCK)
+        for redirection in ("2>/dev/full >/dev/full", "2>&- >&- <&-", f"2>{fifo} >{fifo}"):
+            with self.subTest(redirection):
+                process, address, url = self.serve(redirection)
+                if fifo in redirection:
+                    os.close(reader)  # from now on writing there raises SIGPIPE
+                process.send_signal(signal.SIGPIPE)
+                with Client(address) as client:
+                    for _ in range(20):
+                        self.assertGreater(len(list(client.generate("hello", max_tokens=5))), 2)
+
+                def lost():
+                    with urllib.request.urlopen(url, timeout=10) as response:
+                        page = response.read().decode()
+                    return int(re.search(
+                        r'ovq_log_lines_suppressed_total{reason="lost"} (\d+)', page).group(1))
+                wait_for(lambda: lost() >= 20)
+                self.assertIsNone(process.poll())
+                process.terminate()
+                self.assertEqual(process.wait(30), 0)
+
+
+def main():
+    global BINARY
+    parser = argparse.ArgumentParser()
+    parser.add_argument("--build", required=True)
+    arguments, rest = parser.parse_known_args()
+    BINARY = os.path.join(arguments.build, "bin", "ovq-server")
+    unittest.main(argv=[sys.argv[0], *rest])
+
+
+if __name__ == "__main__":
+    main()
