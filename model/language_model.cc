@@ -154,6 +154,7 @@ absl::Status LanguageModel::LoadAll(ModelConfig config, Weights& weights,
 
   Sha256 hash;
   if (shared.fingerprint.empty()) shared.fingerprint = weights.Fingerprint();
+  if (status = weights.CheckWhole(); !status.ok()) return status;
   hash.AddText(shared.fingerprint);
   hash.AddText(config_.canonical);
   fingerprint_ = hash.Hex();
@@ -176,6 +177,7 @@ absl::Status LanguageModel::Check(const ModelConfig& config, Weights& weights) {
        ProblemsOf(model.LoadParts(weights, **context, shared, OnlyChecked()))) {
     if (problem != OnlyChecked()) AddProblems(problems, problem);
   }
+  AddProblems(problems, weights.CheckWhole());
   return problems;
 }
 

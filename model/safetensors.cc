@@ -1,7 +1,6 @@
 #include "model/safetensors.h"
 
 #include <fcntl.h>
-#include <sys/mman.h>
 #include <sys/stat.h>
 #include <unistd.h>
 
@@ -196,7 +195,11 @@ bool IsTextMap(const nlohmann::json& json) {
                                          [](const nlohmann::json& v) { return v.is_string(); });
 }
 
-void SafetensorsFile::Unmap::operator()(std::byte* p) const { munmap(p, bytes); }
+absl::Status SafetensorsFile::CheckWhole(const std::string& path) const {
+  if (!map_.torn()) return absl::OkStatus();
+  return Damaged(path,
+                 absl::StrCat("was cut short while it was read; it had ", map_.bytes(), " bytes"));
+}
 
 absl::StatusOr<SafetensorsFile> SafetensorsFile::Open(const std::string& path) {
   SafetensorsFile file;
@@ -220,27 +223,27 @@ absl::Status SafetensorsFile::Open(const std::string& path, SafetensorsFile& map
   if (file_bytes < kPrefixBytes) {
     return Damaged(path, absl::StrCat("holds ", file_bytes, " bytes, not even a header's length"));
   }
-  void* memory = mmap(nullptr, file_bytes, PROT_READ, MAP_PRIVATE, file.fd, 0);
-  if (memory == MAP_FAILED) return Damaged(path, absl::StrCat("mmap: ", std::strerror(errno)));
-  mapped.map_ = {static_cast<std::byte*>(memory), Unmap{file_bytes}};
-  mapped.bytes_ = file_bytes;
+  mapped.map_ = FileMap(file.fd, file_bytes);
+  if (mapped.map_.data() == nullptr) {
+    return Damaged(path, absl::StrCat("mmap: ", std::strerror(errno)));
+  }
 
   uint64_t header_bytes = 0;
   for (size_t i = 0; i < kPrefixBytes; ++i) {
-    header_bytes |= std::to_integer<uint64_t>(mapped.map_.get()[i]) << (8 * i);
+    header_bytes |= std::to_integer<uint64_t>(mapped.map_.data()[i]) << (8 * i);
   }
   if (header_bytes > std::min(kMaxHeaderBytes, file_bytes - kPrefixBytes)) {
     return Damaged(path, absl::StrCat("header of ", header_bytes, " bytes in a file of ",
                                       file_bytes, "; at most ", kMaxHeaderBytes, " are read"));
   }
   const uint64_t data_begin = kPrefixBytes + header_bytes;
-  const std::string_view text(reinterpret_cast<const char*>(mapped.map_.get()) + kPrefixBytes,
+  const std::string_view text(reinterpret_cast<const char*>(mapped.map_.data()) + kPrefixBytes,
                               header_bytes);
   std::vector<Entry> entries;
   const absl::Status status =
       ParseHeader(path, text, data_begin, file_bytes - data_begin, entries, mapped.damaged_);
   for (Entry& entry : entries) {
-    std::byte* data = mapped.map_.get() + data_begin + entry.begin;
+    std::byte* data = mapped.map_.data() + data_begin + entry.begin;
     mapped.tensors_.emplace(std::move(entry.name), TensorView{data, entry.dtype, entry.shape});
   }
   return status;

@@ -3,13 +3,13 @@
 
 #include <cstddef>
 #include <map>
-#include <memory>
 #include <string>
 #include <string_view>
 
 #include "absl/status/statusor.h"
 #include "base/json.h"
 #include "kernels/common/tensor.h"
+#include "model/file_map.h"
 
 namespace ovq {
 
@@ -28,15 +28,12 @@ class SafetensorsFile {
   static absl::Status Open(const std::string& path, SafetensorsFile& file);
   const TensorMap& tensors() const { return tensors_; }
   const DamagedTensors& damaged() const { return damaged_; }
-  size_t file_bytes() const { return bytes_; }
+  size_t file_bytes() const { return map_.bytes(); }
+  // DataLoss if the file was cut short and some of what was read of it since was not there.
+  absl::Status CheckWhole(const std::string& path) const;
 
  private:
-  struct Unmap {
-    size_t bytes;
-    void operator()(std::byte* p) const;
-  };
-  std::unique_ptr<std::byte, Unmap> map_;
-  size_t bytes_ = 0;
+  FileMap map_;
   TensorMap tensors_;
   DamagedTensors damaged_;
 };

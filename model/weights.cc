@@ -169,6 +169,12 @@ absl::Status Weights::CheckAllTaken(bool (*may_stay)(std::string_view name)) con
   return problems;
 }
 
+absl::Status Weights::CheckWhole() const {
+  absl::Status problems;
+  for (const File& file : files_) AddProblems(problems, file.content.CheckWhole(file.name));
+  return problems;
+}
+
 TensorMap Weights::RemoveUnused(bool (*may_stay)(std::string_view name)) {
   TensorMap unused;
   for (auto at = tensors_.begin(); at != tensors_.end();) {

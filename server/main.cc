@@ -284,6 +284,7 @@ absl::Status Serve(const Options& options, Shutdown& shutdown, Log& log) {
   shutdown.OnHangUp({});
   (*security)->Unwatch();
   metrics.SetStatsSource(nullptr);
+  metrics.LeaveToProcessEnd();
   return status;
 }
 

@@ -25,7 +25,7 @@ class StepJudge {
   Verdict Look(const std::optional<StepInProgress>& step, SteadyTime now);
 
  private:
-  const absl::Duration timeout_;
+  absl::Duration timeout_;
   int64_t hanging_ = 0;  // the number of the step that hangs; 0: none
 };
 

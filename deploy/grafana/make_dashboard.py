@@ -220,9 +220,13 @@ def engine():
                [(f"sum(ovq_centroids_live{{{SEL}}})", "centroids")]),
         series("Slow readers", "Requests that stand still at one time because their readers are slow, "
                "counted when they go on.", "short",
-               [(rate("ovq_stream_blocked_seconds_total"), "requests")], width=12),
+               [(rate("ovq_stream_blocked_seconds_total"), "requests")]),
+        series("Steps that hang, output that is not a number", "Steps that took longer than --step-timeout, and "
+               "calls that ended because the model's output was not a number.", "short",
+               [(f"sum(increase(ovq_step_timeouts_total{{{SEL}}}[$__rate_interval]))", "steps"),
+                (f"sum(increase(ovq_nonfinite_logits_total{{{SEL}}}[$__rate_interval]))", "calls")]),
         series("From cancellation to memory given back", "A cancelled request frees its state within "
-               "a step.", "s", percentiles("ovq_cancel_release_seconds"), width=12),
+               "a step.", "s", percentiles("ovq_cancel_release_seconds")),
     ]
 
 

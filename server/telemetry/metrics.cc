@@ -1,5 +1,6 @@
 #include "server/telemetry/metrics.h"
 
+#include <prometheus/collectable.h>
 #include <prometheus/exposer.h>
 #include <prometheus/text_serializer.h>
 
@@ -27,7 +28,27 @@ auto& Register(Builder builder, const char* name, const char* help, const Labels
 
 }  // namespace
 
-Metrics::Metrics(const ModelDescription& model) : model_(model) {
+// What the HTTP server's threads may hold longer than there are metrics.
+class Metrics::Page final : public prometheus::Collectable {
+ public:
+  explicit Page(const Metrics* metrics) : metrics_(metrics) {}
+  void End() {
+    absl::MutexLock lock(&mutex_);
+    metrics_ = nullptr;
+  }
+  std::vector<prometheus::MetricFamily> Collect() const override {
+    absl::MutexLock lock(&mutex_);
+    if (metrics_ == nullptr) return {};
+    return metrics_->Collect();
+  }
+
+ private:
+  mutable absl::Mutex mutex_;
+  const Metrics* metrics_ ABSL_GUARDED_BY(mutex_);
+};
+
+Metrics::Metrics(const ModelDescription& model)
+    : model_(model), page_(std::make_shared<Page>(this)) {
   for (const char* method : kMethods) {
     for (int code = 0; code <= static_cast<int>(absl::StatusCode::kUnauthenticated); ++code) {
       const std::string name = absl::StatusCodeToString(static_cast<absl::StatusCode>(code));
@@ -131,12 +152,17 @@ absl::StatusOr<int> Metrics::Expose(const std::string& address) {
   // The library reports a taken port as an exception; none crosses this line.
   try {
     exposer_ = std::make_unique<prometheus::Exposer>(address);
-    exposer_->RegisterCollectable(self_);
+    exposer_->RegisterCollectable(page_);
     return exposer_->GetListeningPorts().at(0);
   } catch (const std::exception& error) {
     exposer_.reset();
     return absl::UnavailableError(absl::StrCat("--metrics-address: cannot listen on ", address));
   }
+}
+
+void Metrics::LeaveToProcessEnd() {
+  page_->End();
+  (void)exposer_.release();
 }
 
 std::string Metrics::Text() const { return prometheus::TextSerializer().Serialize(Collect()); }

@@ -5,7 +5,6 @@
 // such as the engine's statistics, metrics.cc reads at each scrape.
 #pragma once
 
-#include <prometheus/collectable.h>
 #include <prometheus/counter.h>
 #include <prometheus/gauge.h>
 #include <prometheus/histogram.h>
@@ -80,10 +79,10 @@ inline const Buckets kInterTokenBuckets = {.002, .004, .006, .008, .01, .015, .0
 inline const Buckets kTokenBuckets = {1, 4, 16, 64, 256, 1024, 4096, 16384, 65536, 262144, 1048576};
 
 // Any thread.
-class Metrics final : public prometheus::Collectable {
+class Metrics {
  public:
   explicit Metrics(const ModelDescription& model);
-  ~Metrics() override;
+  ~Metrics();
 
   // Callbacks for an Engine that this object outlives.
   EngineEvents Events();
@@ -105,8 +104,11 @@ class Metrics final : public prometheus::Collectable {
 
   // HTTP GET /metrics on HOST:PORT from now on; returns the port. Unavailable if it is taken.
   absl::StatusOr<int> Expose(const std::string& address);
+  // Before the process ends, instead of an end of the HTTP server, which may take its threads 2 s
+  // to notice: from now on it answers with an empty page.
+  void LeaveToProcessEnd();
   std::string Text() const;  // the exposition format, as a scrape sees it
-  std::vector<prometheus::MetricFamily> Collect() const override;
+  std::vector<prometheus::MetricFamily> Collect() const;
 
  private:
   using Counter = prometheus::Counter;
@@ -268,8 +270,8 @@ class Metrics final : public prometheus::Collectable {
   mutable EngineStats stats_ ABSL_GUARDED_BY(mutex_);
   mutable LogCounts log_counts_ ABSL_GUARDED_BY(mutex_);
 
-  // Scrapes go through it; it owns nothing.
-  const std::shared_ptr<prometheus::Collectable> self_{this, [](void*) {}};
+  class Page;
+  const std::shared_ptr<Page> page_;              // scrapes go through it
   std::unique_ptr<prometheus::Exposer> exposer_;  // ends before the rest
 };
 

@@ -2,9 +2,11 @@
 
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
+#include <signal.h>
 #include <sys/stat.h>
 
 #include <cstring>
+#include <filesystem>
 #include <map>
 #include <random>
 
@@ -270,6 +272,37 @@ TEST(Weights, TakeRefusesWhatIsNotFinite) {
                                                           at % kColumns, "]")));
     }
   }
+}
+
+// As whoever copies over it does first. Reading on gives zeros and no signal, and the end tells.
+TEST(Weights, AFileThatIsCutShortWhileItIsReadIsAnError) {
+  constexpr int64_t kElements = 1 << 20;
+  const TempFolder folder;
+  const std::string header = absl::StrCat(R"({"a":{"dtype":"F32","shape":[)", kElements,
+                                          R"(],"data_offsets":[0,)", 4 * kElements, "]}}");
+  const std::string bytes = SafetensorsBytes(Padded(header), std::string(4 * kElements, '\x3f'));
+  const std::string path = folder.file("model.safetensors");
+  for (const uintmax_t left : {uintmax_t{0}, uintmax_t{5000}, uintmax_t{2} << 20}) {
+    folder.Write("model.safetensors", bytes);
+    absl::StatusOr<Weights> weights = Weights::Open(folder.path());
+    ASSERT_TRUE(weights.ok()) << weights.status();
+    std::filesystem::resize_file(path, left);
+    EXPECT_TRUE(weights->CheckWhole().ok()) << "nothing is read yet";
+    const absl::StatusOr<TensorView> tensor = weights->Take("a", {kElements});
+    ASSERT_TRUE(tensor.ok()) << tensor.status();
+    EXPECT_EQ(tensor->as<float>()[kElements - 1], 0);
+    const absl::Status status = weights->CheckWhole();
+    EXPECT_TRUE(absl::IsDataLoss(status)) << status;
+    EXPECT_THAT(Message(status), HasSubstr("model.safetensors: was cut short while it was read"));
+  }
+}
+
+TEST(Weights, SignalsOfOtherMemoryStayWhatTheyAre) {
+  const TempFolder folder;
+  folder.Write("model.safetensors", Small());
+  const absl::StatusOr<Weights> weights = Weights::Open(folder.path());
+  ASSERT_TRUE(weights.ok());
+  EXPECT_EXIT(raise(SIGBUS), testing::KilledBySignal(SIGBUS), "");
 }
 
 TEST(Weights, TensorsThatNobodyAskedForAreAllNamed) {

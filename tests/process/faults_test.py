@@ -124,7 +124,7 @@ class HangingStep(unittest.TestCase):
         manager = ServiceManager()
         self.addCleanup(manager.close)
         with ServerProcess(BINARY, path("tiny"), *ONE_STEP, "--threads", "1", "--step-timeout",
-                           "400ms", "--max-prompt-tokens", "2000000",
+                           "400ms",
                            env=manager.environment()) as server:
             self.assertIn("READY=1", [manager.next(), manager.next()])
             self.assertEqual(manager.next(), "WATCHDOG=1")
