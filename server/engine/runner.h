@@ -14,7 +14,6 @@
 #include "server/engine/session_store.h"
 #include "server/engine/state_pool.h"
 #include "server/engine/step.h"
-#include "server/engine/step_watch.h"
 
 namespace ovq {
 
