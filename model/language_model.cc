@@ -125,6 +125,8 @@ absl::StatusOr<std::vector<std::unique_ptr<LanguageModel>>> LanguageModel::LoadE
     models.emplace_back(new LanguageModel);
     const absl::Status status =
         models.back()->LoadAll(std::move(config), *weights, options, context, shared);
+    // What is wrong with a file that changed under the load says nothing of either version.
+    if (absl::Status changed = weights->CheckWhole(); !changed.ok()) return changed;
     if (!status.ok()) return InContext(folder, status);
   }
   return models;
@@ -154,7 +156,6 @@ absl::Status LanguageModel::LoadAll(ModelConfig config, Weights& weights,
 
   Sha256 hash;
   if (shared.fingerprint.empty()) shared.fingerprint = weights.Fingerprint();
-  if (status = weights.CheckWhole(); !status.ok()) return status;
   hash.AddText(shared.fingerprint);
   hash.AddText(config_.canonical);
   fingerprint_ = hash.Hex();

@@ -1,13 +1,8 @@
 #include "model/safetensors.h"
 
-#include <fcntl.h>
-#include <sys/stat.h>
-#include <unistd.h>
-
 #include <algorithm>
-#include <cerrno>
-#include <cstring>
 #include <optional>
+#include <utility>
 #include <vector>
 
 #include "absl/status/status.h"
@@ -172,14 +167,6 @@ absl::Status ParseHeader(const std::string& path, std::string_view text, uint64_
   return problems;
 }
 
-// Closes a file descriptor at the end of its scope.
-struct FileDescriptor {
-  int fd;
-  ~FileDescriptor() {
-    if (fd >= 0) close(fd);
-  }
-};
-
 }  // namespace
 
 absl::Status Damaged(const std::string& path, std::string_view what) {
@@ -195,12 +182,6 @@ bool IsTextMap(const nlohmann::json& json) {
                                          [](const nlohmann::json& v) { return v.is_string(); });
 }
 
-absl::Status SafetensorsFile::CheckWhole(const std::string& path) const {
-  if (!map_.torn()) return absl::OkStatus();
-  return Damaged(path,
-                 absl::StrCat("was cut short while it was read; it had ", map_.bytes(), " bytes"));
-}
-
 absl::StatusOr<SafetensorsFile> SafetensorsFile::Open(const std::string& path) {
   SafetensorsFile file;
   const absl::Status status = Open(path, file);
@@ -209,25 +190,13 @@ absl::StatusOr<SafetensorsFile> SafetensorsFile::Open(const std::string& path) {
 }
 
 absl::Status SafetensorsFile::Open(const std::string& path, SafetensorsFile& mapped) {
-  // Non-blocking, so that a pipe of that name does not hang the start.
-  const FileDescriptor file{open(path.c_str(), O_RDONLY | O_CLOEXEC | O_NONBLOCK)};
-  if (file.fd < 0) {
-    const std::string message = absl::StrCat(path, ": ", std::strerror(errno));
-    return errno == ENOENT ? absl::NotFoundError(message) : absl::DataLossError(message);
-  }
-  struct stat info {};
-  if (fstat(file.fd, &info) != 0 || !S_ISREG(info.st_mode)) {
-    return Damaged(path, "not a regular file");
-  }
-  const uint64_t file_bytes = static_cast<uint64_t>(info.st_size);
+  absl::StatusOr<MappedFile> file = MappedFile::Open(path);
+  if (!file.ok()) return file.status();
+  mapped.map_ = *std::move(file);
+  const uint64_t file_bytes = mapped.map_.size();
   if (file_bytes < kPrefixBytes) {
     return Damaged(path, absl::StrCat("holds ", file_bytes, " bytes, not even a header's length"));
   }
-  mapped.map_ = FileMap(file.fd, file_bytes);
-  if (mapped.map_.data() == nullptr) {
-    return Damaged(path, absl::StrCat("mmap: ", std::strerror(errno)));
-  }
-
   uint64_t header_bytes = 0;
   for (size_t i = 0; i < kPrefixBytes; ++i) {
     header_bytes |= std::to_integer<uint64_t>(mapped.map_.data()[i]) << (8 * i);

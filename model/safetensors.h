@@ -8,8 +8,8 @@
 
 #include "absl/status/statusor.h"
 #include "base/json.h"
+#include "base/mapped_file.h"
 #include "kernels/common/tensor.h"
-#include "model/file_map.h"
 
 namespace ovq {
 
@@ -28,12 +28,12 @@ class SafetensorsFile {
   static absl::Status Open(const std::string& path, SafetensorsFile& file);
   const TensorMap& tensors() const { return tensors_; }
   const DamagedTensors& damaged() const { return damaged_; }
-  size_t file_bytes() const { return map_.bytes(); }
-  // DataLoss if the file was cut short and some of what was read of it since was not there.
-  absl::Status CheckWhole(const std::string& path) const;
+  size_t file_bytes() const { return map_.size(); }
+  // When the tensors have been read: whether they are what the file had (MappedFile).
+  absl::Status CheckWhole() const { return map_.CheckUnchanged(); }
 
  private:
-  FileMap map_;
+  MappedFile map_;
   TensorMap tensors_;
   DamagedTensors damaged_;
 };

@@ -171,7 +171,7 @@ absl::Status Weights::CheckAllTaken(bool (*may_stay)(std::string_view name)) con
 
 absl::Status Weights::CheckWhole() const {
   absl::Status problems;
-  for (const File& file : files_) AddProblems(problems, file.content.CheckWhole(file.name));
+  for (const File& file : files_) AddProblems(problems, file.content.CheckWhole());
   return problems;
 }
 

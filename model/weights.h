@@ -32,8 +32,8 @@ class Weights {
   absl::Status CheckAllTaken(bool (*may_stay)(std::string_view name)) const;
   // Takes those that nobody asked for, and that may_stay, out of tensors() and elements().
   TensorMap RemoveUnused(bool (*may_stay)(std::string_view name));
-  // DataLoss for each file of which some was missing when it was read, though it was there at
-  // first: what was read of it since is worth nothing.
+  // When they have been read: DataLoss for each file that was cut short, or written, or could not
+  // be read meanwhile. What was read of it is worth nothing.
   absl::Status CheckWhole() const;
   // SHA-256 over names, dtypes, shapes and data, hex: the model's fingerprint with its config.
   std::string Fingerprint() const;

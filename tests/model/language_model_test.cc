@@ -1,10 +1,14 @@
 #include "model/language_model.h"
 
+#include <fcntl.h>
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
+#include <sys/stat.h>
 
 #include <algorithm>
+#include <atomic>
 #include <cmath>
+#include <thread>
 
 #include "absl/strings/str_cat.h"
 #include "tests/model/edited_model.h"
@@ -40,6 +44,29 @@ TEST(LanguageModel, NamesTensorsThatDoNotFit) {
   EditedModel unused("sw-ovq");
   unused.tensors["model.layers.0.self_attn.q_proj.bias"] = {{1}, std::string(4, '\0')};
   unused.ExpectError(absl::StatusCode::kInvalidArgument, "'model.layers.0.self_attn.q_proj.bias'");
+}
+
+TEST(LanguageModel, RefusesWeightsThatAreWrittenWhileTheyAreRead) {
+  const EditedModel model("sw-ovq");
+  const TempFolder folder;
+  model.Write(folder);
+  const std::string path = folder.file("model.safetensors");
+  std::atomic<bool> ends = false;
+  std::thread writer([&] {
+    for (time_t second = 1; !ends; ++second) {
+      const timespec times[2] = {{.tv_sec = second, .tv_nsec = 0},
+                                 {.tv_sec = second, .tv_nsec = 0}};
+      utimensat(AT_FDCWD, path.c_str(), times, 0);
+    }
+  });
+  absl::Status status;
+  for (int i = 0; i < 1000 && status.ok(); ++i) {  // the first, unless the writer has no processor
+    status = LanguageModel::Load(folder.path(), {}, *model.context).status();
+  }
+  ends = true;
+  writer.join();
+  EXPECT_EQ(status.code(), absl::StatusCode::kDataLoss);
+  EXPECT_EQ(Message(status), path + ": was written while it was read");
 }
 
 TEST(LanguageModel, NamesFieldsThatNobodyReads) {
