@@ -33,7 +33,7 @@ size_t StatePageBytes(CudaDevice& device);
 StatePages* OpenStatePages(CudaDevice& device);
 void CloseStatePages(StatePages* pages);
 std::byte* ReserveRange(StatePages& pages, size_t bytes);
-void CommitPages(StatePages& pages, std::byte* base, size_t offset, size_t bytes);
+bool CommitPages(StatePages& pages, std::byte* base, size_t offset, size_t bytes);
 void ReleaseRange(StatePages& pages, std::byte* base, size_t bytes);
 
 }  // namespace ovq::cuda

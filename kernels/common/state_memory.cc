@@ -2,6 +2,7 @@
 
 #include <sys/mman.h>
 
+#include <cerrno>
 #include <cstring>
 
 #include "kernels/common/device_cuda.h"
@@ -40,10 +41,7 @@ bool StateMemory::Commit(std::byte* base, size_t offset, size_t bytes) {
   Check(offset % page_bytes_ == 0 && bytes % page_bytes_ == 0, "state memory comes in pages");
   if (bytes == 0) return true;
   if constexpr (kWithCuda) {
-    if (pages_ != nullptr) {
-      cuda::CommitPages(*pages_, base, offset, bytes);
-      return true;
-    }
+    if (pages_ != nullptr) return cuda::CommitPages(*pages_, base, offset, bytes);
   }
   return mprotect(base + offset, bytes, PROT_READ | PROT_WRITE) == 0;
 }
@@ -52,7 +50,10 @@ void StateMemory::Release(std::byte* base, size_t bytes) {
   if constexpr (kWithCuda) {
     if (pages_ != nullptr) return cuda::ReleaseRange(*pages_, base, bytes);
   }
-  Check(munmap(base, bytes) == 0, "a state's address range is mapped");
+  if (munmap(base, bytes) == 0) return;
+  // Where no mappings are left to split one: the pages go, and the addresses alone are lost.
+  Check(errno == ENOMEM && madvise(base, bytes, MADV_DONTNEED) == 0,
+        "a state's address range is mapped");
 }
 
 void StateMemory::Copy(std::byte* to, const std::byte* from, size_t bytes) {

@@ -27,10 +27,9 @@ class StateMemory {
 
   // Address space alone; null if there is none left.
   std::byte* Reserve(size_t bytes);
-  // Backs [offset, offset + bytes) of a range, none of it committed before, unless an earlier
-  // Commit of it has failed. False if the system gives no memory or no more mappings. A GPU without
-  // memory ends the process: the caller has counted the bytes against a budget that the device can
-  // hold.
+  // Backs [offset, offset + bytes) of a range, none of it committed before, unless the caller had
+  // no use for it in the end. False if the system, or the GPU, has no memory or no mappings left;
+  // it may be asked again.
   [[nodiscard]] bool Commit(std::byte* base, size_t offset, size_t bytes);
   // Gives back a whole range of `bytes` with its pages. On CUDA they are zeroed and kept for the
   // next Commit, so that a steady load creates and destroys no physical memory.

@@ -1,6 +1,7 @@
 #include "server/engine/checkpoints.h"
 
 #include <algorithm>
+#include <new>
 #include <span>
 #include <utility>
 #include <vector>
@@ -25,6 +26,8 @@ void Thin(Kept& kept) {
 std::shared_ptr<const Checkpoint> Checkpoints::Copy(const StateHandle& state) {
   const size_t size = pool_.SnapshotBytes(state);
   if (size > budget_) return nullptr;
+  std::unique_ptr<std::byte[]> bytes(new (std::nothrow) std::byte[size]);
+  if (bytes == nullptr) return nullptr;
   *bytes_ += size;
   std::shared_ptr<Checkpoint> copy(new Checkpoint, [total = bytes_](const Checkpoint* gone) {
     *total -= gone->size;
@@ -32,7 +35,7 @@ std::shared_ptr<const Checkpoint> Checkpoints::Copy(const StateHandle& state) {
   });
   copy->position = state.position;
   copy->size = size;
-  copy->bytes = std::make_unique_for_overwrite<std::byte[]>(size);
+  copy->bytes = std::move(bytes);
   pool_.CopyOut(state, std::span(copy->bytes.get(), size));
   return copy;
 }

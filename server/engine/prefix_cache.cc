@@ -1,5 +1,6 @@
 #include "server/engine/prefix_cache.h"
 
+#include <new>
 #include <utility>
 
 #include "base/sha256.h"
@@ -71,10 +72,12 @@ void PrefixCache::Keep(PrefixRun& run, const StateHandle& state) {
       found != nodes_.end() && found->second.bytes != nullptr) {
     return;  // another prompt's, read beside this one
   }
+  std::unique_ptr<std::byte[]> bytes(new (std::nothrow) std::byte[size]);
+  if (bytes == nullptr) return;
   while (stats_.bytes + most > stats_.budget_bytes) EvictOne();
   Node& node = Reach(chain);
   node.size = size;
-  node.bytes = std::make_unique_for_overwrite<std::byte[]>(size);
+  node.bytes = std::move(bytes);
   pool_.CopyOut(state, std::span(node.bytes.get(), size));
   node.use = by_use_.insert(by_use_.begin(), &node);
   stats_.bytes += size;

@@ -3,7 +3,6 @@
 #include <utility>
 
 #include "absl/strings/str_cat.h"
-#include "base/check.h"
 #include "server/disk/journal.h"
 #include "server/engine/error_facts.h"
 #include "server/engine/limits.h"
@@ -11,8 +10,6 @@
 
 namespace ovq {
 namespace {
-
-constexpr const char* kIsThereAgain = "the memory that a session gave back just now is there again";
 
 // A conversation of so many tokens has consumed all but the last.
 int64_t ConsumedAt(int64_t position) { return std::max<int64_t>(position - 1, 0); }
@@ -119,12 +116,11 @@ std::shared_ptr<Job> SessionStore::Rewind(RewindOptions options,
                   .done = std::move(done)};
   const int64_t consumed = ConsumedAt(work.position);
   if (consumed != session.state.position) {
-    if (result.replay_tokens > 0) work.before = pool_.Snapshot(session.state);
-    const Checkpoint* from = Checkpoints::Before(session, consumed);
-    pool_.Restart(session.state);
-    if (from != nullptr) {
-      const std::span bytes(from->bytes.get(), from->size);
-      Check(pool_.CopyIn(session.state, from->position, bytes).ok(), kIsThereAgain);
+    status = GoBack(session, consumed, result.replay_tokens > 0, work);
+    if (!status.ok()) {
+      admission_.Leave();
+      work.done(std::move(status));
+      return nullptr;
     }
   }
   session.pending.reset();
@@ -132,6 +128,44 @@ std::shared_ptr<Job> SessionStore::Rewind(RewindOptions options,
                      session.log->begin() + work.position);
   job->work = std::move(work);
   return job;
+}
+
+absl::Status SessionStore::GoBack(Session& session, int64_t consumed, bool replays,
+                                  RewindWork& work) {
+  absl::Status status;
+  if (replays) {
+    absl::StatusOr<std::vector<std::byte>> before = pool_.Snapshot(session.state);
+    status = before.status();
+    if (status.ok()) work.before = *std::move(before);
+  }
+  if (status.ok()) status = pool_.Restart(session.state);
+  if (!status.ok()) {
+    EndUse(session);
+    return status;
+  }
+  const Checkpoint* from = Checkpoints::Before(session, consumed);
+  if (from == nullptr) return status;
+  status = pool_.CopyIn(session.state, from->position, std::span(from->bytes.get(), from->size));
+  if (!status.ok()) Lose(session, work.position_before);
+  return status;
+}
+
+void SessionStore::Lose(Session& session, int64_t consumed) {
+  session.state.position = consumed;
+  session.pending.reset();
+  if (consumed < std::ssize(*session.log)) session.pending = session.log->back();
+  if (session.disk && !session.disk->behind) {
+    MoveOut(session);
+    return EndUse(session);
+  }
+  {
+    std::lock_guard lock(mutex_);
+    Count(session, -1);
+    by_id_.erase(session.info.id);
+    session.deleted = true;
+  }
+  RemoveFiles(session, [](const absl::Status&) {});
+  Release(session);
 }
 
 void SessionStore::Rewound(Job& job, RewindCallback done) {
@@ -164,8 +198,9 @@ void SessionStore::Unrewound(Job& job) {
   Session& session = *job.session;
   if (session.deleted) return Release(session);
   const RewindWork& work = std::get<RewindWork>(job.work);
-  pool_.Restart(session.state);
-  Check(pool_.CopyIn(session.state, work.position_before, work.before).ok(), kIsThereAgain);
+  absl::Status status = pool_.Restart(session.state);
+  if (status.ok()) status = pool_.CopyIn(session.state, work.position_before, work.before);
+  if (!status.ok()) return Lose(session, work.position_before);
   session.pending.reset();
   if (session.state.position < std::ssize(*session.log)) session.pending = session.log->back();
   std::lock_guard lock(mutex_);

@@ -73,7 +73,8 @@ class SessionStore {
   std::shared_ptr<Job> Rewind(RewindOptions options, std::shared_ptr<CancelSignal> cancel,
                               SteadyTime called, RewindCallback done);
   void Rewound(Job& job, RewindCallback done);
-  void Unrewound(Job& job);  // as it was before
+  // As it was before; where the system has no memory for that, as Lose has it.
+  void Unrewound(Job& job);
 
   // What an idle session is; without its state, unless that is wanted.
   absl::StatusOr<SessionImage> Export(const std::string& id, const std::string& tenant,
@@ -167,6 +168,12 @@ class SessionStore {
   void WakeHere(const std::string& id, const std::string& tenant, Then then);
   void TakeBack(const std::shared_ptr<Session>& session, absl::StatusOr<StoredState> stored,
                 SteadyTime called, Then then);
+  // The state of a busy session goes back to its last checkpoint before `consumed`. If the system
+  // has no memory for that, the session is free again as it was, or as Lose has it.
+  absl::Status GoBack(Session& session, int64_t consumed, bool replays, RewindWork& work);
+  // The state of a busy session, which had consumed so many tokens, is gone: it is on disk alone
+  // from now on, or no session any more.
+  void Lose(Session& session, int64_t consumed);
   bool MakeRoom(size_t bytes);
   void MoveOut(Session& session);
   void Hibernate(const std::shared_ptr<Session>& session);

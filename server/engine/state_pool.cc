@@ -2,6 +2,7 @@
 
 #include <cerrno>
 #include <cstring>
+#include <new>
 #include <utility>
 
 #include "absl/strings/str_cat.h"
@@ -24,20 +25,27 @@ absl::StatusOr<StateHandle> StatePool::Acquire(const StateLayout& layout, int32_
                                                                " of ", budget_, " bytes free")),
                      {.bytes_needed = reserve_bytes, .bytes_free = free_bytes()});
   }
+  absl::StatusOr<StateHandle> state = Make(layout, slot_cap, reserve_bytes);
+  if (!state.ok()) return state;
+  reserved_ += reserve_bytes;
+  ++sessions_;
+  return state;
+}
+
+absl::StatusOr<StateHandle> StatePool::Make(const StateLayout& layout, int32_t slot_cap,
+                                            size_t reserve_bytes) {
   StateHandle state;
   state.layout = &layout;
+  state.slot_cap = slot_cap;
+  state.reserved_bytes = reserve_bytes;
   state.base = memory_.Reserve(layout.virtual_bytes());
   if (state.base == nullptr) {
     return absl::ResourceExhaustedError(
         absl::StrCat("state memory: the system has no address range of ", layout.virtual_bytes(),
                      " bytes: ", std::strerror(errno)));
   }
-  state.slot_cap = slot_cap;
-  state.reserved_bytes = reserve_bytes;
-  reserved_ += reserve_bytes;
-  ++sessions_;
   if (absl::Status status = Commit(state, 0, {}); !status.ok()) {
-    Release(state);
+    memory_.Release(state.base, layout.virtual_bytes());
     return status;
   }
   for (const StateLayout::Image& image : layout.images()) {
@@ -102,13 +110,14 @@ void StatePool::ShrinkReservation(StateHandle& state, size_t reserve_bytes) {
   state.reserved_bytes = reserve_bytes;
 }
 
-void StatePool::Restart(StateHandle& state) {
-  const StateHandle before = state;
-  Release(state);
+absl::Status StatePool::Restart(StateHandle& state) {
   const absl::StatusOr<StateHandle> fresh =
-      Acquire(*before.layout, before.slot_cap, before.reserved_bytes);
-  Check(fresh.ok(), "what was given back just now is there again");
+      Make(*state.layout, state.slot_cap, state.reserved_bytes);
+  if (!fresh.ok()) return fresh.status();
+  committed_ -= state.committed_bytes;
+  memory_.Release(state.base, state.layout->virtual_bytes());
   state = *fresh;
+  return absl::OkStatus();
 }
 
 absl::StatusOr<StateHandle> StatePool::Clone(const StateHandle& state, size_t reserve_bytes) {
@@ -138,8 +147,14 @@ void StatePool::CopyOut(const StateHandle& state, std::span<std::byte> out) {
   }
 }
 
-std::vector<std::byte> StatePool::Snapshot(const StateHandle& state) {
-  std::vector<std::byte> bytes(SnapshotBytes(state));
+absl::StatusOr<std::vector<std::byte>> StatePool::Snapshot(const StateHandle& state) {
+  std::vector<std::byte> bytes;
+  try {
+    bytes.resize(SnapshotBytes(state));
+  } catch (const std::bad_alloc&) {
+    return absl::ResourceExhaustedError(absl::StrCat("the system has no memory for a copy of ",
+                                                     SnapshotBytes(state), " bytes of state"));
+  }
   CopyOut(state, bytes);
   return bytes;
 }

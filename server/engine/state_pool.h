@@ -46,15 +46,17 @@ class StatePool {
   void Vacate(StateHandle& state);
   // Gives back what of a reservation is not needed any more.
   void ShrinkReservation(StateHandle& state, size_t reserve_bytes);
-  // Back to position 0, as Acquire gave it.
-  void Restart(StateHandle& state);
+  // Back to position 0, as Acquire gave it. ResourceExhausted as Commit has it: the state is as it
+  // was.
+  absl::Status Restart(StateHandle& state);
   // The same bytes in a new range.
   absl::StatusOr<StateHandle> Clone(const StateHandle& state, size_t reserve_bytes);
 
   // A snapshot is the live bytes: the same on every device for the same layout of the layers.
   size_t SnapshotBytes(const StateHandle& state) const;
   void CopyOut(const StateHandle& state, std::span<std::byte> out);
-  std::vector<std::byte> Snapshot(const StateHandle& state);
+  // ResourceExhausted: the host has no memory for it.
+  absl::StatusOr<std::vector<std::byte>> Snapshot(const StateHandle& state);
   // state must be at position 0; brings it to `position`. ResourceExhausted as Commit has it.
   absl::Status CopyIn(StateHandle& state, int64_t position, std::span<const std::byte> in);
 
@@ -65,6 +67,9 @@ class StatePool {
   int sessions() const { return sessions_; }
 
  private:
+  // A new range at position 0; only what it has committed is counted.
+  absl::StatusOr<StateHandle> Make(const StateLayout& layout, int32_t slot_cap,
+                                   size_t reserve_bytes);
   // Commits what the extents at `position` have beyond `committed`.
   absl::Status Commit(StateHandle& state, int64_t position, std::span<const StateExtent> committed);
 

@@ -3,6 +3,9 @@
 
 #include <gtest/gtest.h>
 
+#include <algorithm>
+#include <vector>
+
 #include "tests/simt/simt.h"
 #include "tests/test_util.h"
 
@@ -19,13 +22,19 @@ class StateMemoryOnCuda : public testing::Test {
   StateMemory memory_{*context_};
 };
 
-TEST_F(StateMemoryOnCuda, ExhaustionEndsTheProcessAndSaysWhy) {
+TEST_F(StateMemoryOnCuda, ExhaustionTakesNothing) {
   const GpuInfo gpu = *context_->Gpu();
   simt::SetDeviceMemory(gpu.total_bytes - gpu.free_bytes + 7 * kMiB);
   std::byte* base = memory_.Reserve(64 * kMiB);
   EXPECT_TRUE(memory_.Commit(base, 0, 4 * kMiB));
-  EXPECT_DEATH((void)memory_.Commit(base, 4 * kMiB, 4 * kMiB),
-               "state memory: the GPU has no 2097152 bytes left; session states hold 6291456");
+  EXPECT_FALSE(memory_.Commit(base, 4 * kMiB, 4 * kMiB));
+  EXPECT_TRUE(memory_.Commit(base, 4 * kMiB, 2 * kMiB)) << "the one page that there was";
+  EXPECT_FALSE(memory_.Commit(base, 4 * kMiB, 4 * kMiB)) << "it has the first of these now";
+  simt::SetDeviceMemory(gpu.total_bytes - gpu.free_bytes + 8 * kMiB);
+  EXPECT_TRUE(memory_.Commit(base, 4 * kMiB, 4 * kMiB));
+  std::vector<std::byte> bytes(4 * kMiB, std::byte{1});
+  memory_.CopyOut(bytes.data(), base + 4 * kMiB, bytes.size());
+  EXPECT_EQ(std::ranges::count(bytes, std::byte{0}), std::ssize(bytes));
   memory_.Release(base, 64 * kMiB);
   // What was given back suffices, whatever else the device has.
   simt::SetDeviceMemory(gpu.total_bytes - gpu.free_bytes + 4 * kMiB);

@@ -2,6 +2,8 @@
 // found at run time, so that a program links without the driver and runs where there is none.
 #include <cuda.h>
 
+#include <algorithm>
+#include <cstddef>
 #include <cstdio>
 #include <cstdlib>
 #include <map>
@@ -76,8 +78,7 @@ struct StatePages {
   const CUmemAllocationProp memory;
   const size_t page_bytes;
   std::vector<CUmemGenericAllocationHandle> free;  // zeroed, mapped nowhere
-  size_t n_created = 0;
-  std::map<std::byte*, std::vector<Run>> ranges;  // by base
+  std::map<std::byte*, std::vector<Run>> ranges;   // by base
 };
 
 namespace cuda {
@@ -119,51 +120,61 @@ std::byte* ReserveRange(StatePages& pages, size_t bytes) {
 
 namespace {
 
-// Zeroed when taken from the free ones; a new page holds anything.
-CUmemGenericAllocationHandle TakePage(StatePages& pages, bool& is_new) {
-  is_new = pages.free.empty();
-  if (!is_new) {
-    const CUmemGenericAllocationHandle page = pages.free.back();
-    pages.free.pop_back();
-    return page;
+// n pages, those from the free ones zeroed and first; n_new at the end hold anything. False, and
+// none, if the GPU has no more.
+bool TakePages(StatePages& pages, size_t n, std::vector<CUmemGenericAllocationHandle>& taken,
+               size_t& n_new) {
+  const size_t n_free = std::min(n, pages.free.size());
+  taken.assign(pages.free.end() - static_cast<std::ptrdiff_t>(n_free), pages.free.end());
+  for (n_new = 0; taken.size() < n; ++n_new) {
+    CUmemGenericAllocationHandle page = 0;
+    const CUresult result = TheDriver().create(&page, pages.page_bytes, &pages.memory, /*flags=*/0);
+    if (result == CUDA_ERROR_OUT_OF_MEMORY) {
+      for (; n_new > 0; --n_new, taken.pop_back()) {
+        CheckDriver(TheDriver().release(taken.back()), "release of a page");
+      }
+      return false;
+    }
+    CheckDriver(result, "a page of state memory");
+    taken.push_back(page);
   }
-  CUmemGenericAllocationHandle page = 0;
-  const CUresult result = TheDriver().create(&page, pages.page_bytes, &pages.memory, /*flags=*/0);
-  if (result == CUDA_ERROR_OUT_OF_MEMORY) {
-    std::fprintf(stderr,
-                 "state memory: the GPU has no %zu bytes left; session states hold %zu bytes, less "
-                 "than their budget: steps, or another program, have taken the rest\n",
-                 pages.page_bytes, pages.n_created * pages.page_bytes);
-    std::abort();
-  }
-  CheckDriver(result, "a page of state memory");
-  ++pages.n_created;
-  return page;
+  pages.free.resize(pages.free.size() - n_free);
+  return true;
 }
 
 }  // namespace
 
-void CommitPages(StatePages& pages, std::byte* base, size_t offset, size_t bytes) {
+bool CommitPages(StatePages& pages, std::byte* base, size_t offset, size_t bytes) {
   const size_t page_bytes = pages.page_bytes;
+  std::vector<Run>& runs = pages.ranges.at(base);
+  // What an earlier call has committed whose caller then had no memory for the rest.
+  for (const Run& run : runs) {
+    if (run.offset != offset || bytes == 0) continue;
+    const size_t there = std::min(bytes, run.pages.size() * page_bytes);
+    return CommitPages(pages, base, offset + there, bytes - there);
+  }
+  if (bytes == 0) return true;
   Run run{.offset = offset, .pages = {}};
-  std::vector<size_t> new_pages;  // offsets
-  for (size_t at = offset; at < offset + bytes; at += page_bytes) {
-    bool is_new = false;
-    run.pages.push_back(TakePage(pages, is_new));
-    if (is_new) new_pages.push_back(at);
-    CheckDriver(TheDriver().map(Address(base + at), page_bytes, /*offset=*/0, run.pages.back(),
-                                /*flags=*/0),
+  size_t n_new = 0;
+  if (!TakePages(pages, bytes / page_bytes, run.pages, n_new)) return false;
+  size_t at = offset;
+  for (const CUmemGenericAllocationHandle page : run.pages) {
+    CheckDriver(TheDriver().map(Address(base + at), page_bytes, /*offset=*/0, page, /*flags=*/0),
                 "mapping of a page");
+    at += page_bytes;
   }
   CUmemAccessDesc access = {};
   access.location = pages.memory.location;
   access.flags = CU_MEM_ACCESS_FLAGS_PROT_READWRITE;
   CheckDriver(TheDriver().set_access(Address(base + offset), bytes, &access, 1),
               "access to state memory");
-  for (size_t at : new_pages) {
-    CheckCuda(cudaMemsetAsync(base + at, 0, page_bytes, pages.device.stream));
+  if (n_new > 0) {
+    const size_t new_bytes = n_new * page_bytes;
+    CheckCuda(
+        cudaMemsetAsync(base + offset + bytes - new_bytes, 0, new_bytes, pages.device.stream));
   }
-  pages.ranges.at(base).push_back(std::move(run));
+  runs.push_back(std::move(run));
+  return true;
 }
 
 void ReleaseRange(StatePages& pages, std::byte* base, size_t bytes) {

@@ -15,7 +15,6 @@ namespace ovq::test {
 namespace {
 
 constexpr int kChunkLen = 4;
-constexpr int kRowWords = 16;  // of a slot: 64 bytes, a block of 64 slots is one page
 
 uint64_t Mix(uint64_t a, uint64_t b) {
   uint64_t z = (a ^ (b * 0x9e3779b97f4a7c15ull)) + 0x632be59bd9b4e019ull;
@@ -24,21 +23,21 @@ uint64_t Mix(uint64_t a, uint64_t b) {
   return z ^ (z >> 31);
 }
 
-MixerState Fields(std::vector<StateField> fixed, Growth growth) {
+MixerState Fields(std::vector<StateField> fixed, Growth growth, int row_words) {
   MixerState state{.fixed = StateFields(std::move(fixed)), .growth = growth, .block = {}};
   if (growth.exists()) {
-    state.block = StateFields({{"rows", DType::kU32, Shape{kBlockSlots, kRowWords}}});
+    state.block = StateFields({{"rows", DType::kU32, Shape{kBlockSlots, row_words}}});
   }
   return state;
 }
 
-std::vector<MixerState> Layers(bool full_attention) {
+std::vector<MixerState> Layers(bool full_attention, int row_words) {
   std::vector<MixerState> layers;
   layers.push_back(Fields({{"hash", DType::kU32, Shape{2}}, {"position", DType::kU32, Shape{2}}},
-                          GrowsByChunk(kChunkLen, kDefaultSlotCap)));
-  layers.push_back(Fields({{"window", DType::kF32, Shape{1500}}}, {}));
+                          GrowsByChunk(kChunkLen, kDefaultSlotCap), row_words));
+  layers.push_back(Fields({{"window", DType::kF32, Shape{1500, row_words / 16}}}, {}, row_words));
   layers.back().name = "fake_window";
-  if (full_attention) layers.push_back(Fields({}, GrowsByToken()));
+  if (full_attention) layers.push_back(Fields({}, GrowsByToken(), row_words));
   return layers;
 }
 
@@ -57,7 +56,7 @@ nlohmann::json BytesWithEnd() {
 }
 
 uint64_t Consume(const StateLayout& layout, int32_t token, int64_t position, int32_t cap,
-                 std::byte* state) {
+                 std::byte* state, int row_words) {
   struct Head {
     uint64_t hash;
     uint64_t position;
@@ -71,7 +70,7 @@ uint64_t Consume(const StateLayout& layout, int32_t token, int64_t position, int
   // After the row, as a mixer would at the chunk's end.
   const auto touch = [&](int layer, int64_t slot) {
     auto* row = reinterpret_cast<uint32_t*>(layout.layer(layer).block(state, slot / kBlockSlots)) +
-                slot % kBlockSlots * kRowWords;
+                slot % kBlockSlots * row_words;
     head.hash = Mix(head.hash, row[3]);
     row[3] ^= static_cast<uint32_t>(head.hash);
   };
@@ -115,12 +114,12 @@ void StepGate::Enter() {
   cv_.wait(lock, [&] { return steps_ < closed_at_; });
 }
 
-FakeModel::FakeModel(Options options) {
+FakeModel::FakeModel(Options options) : row_words_(options.row_words) {
   std::vector<bool> memories = {options.full_attention};
   if (options.exact_too) memories.push_back(true);
   for (const bool full_attention : memories) {
     layouts_.push_back(std::make_unique<StateLayout>(
-        Layers(full_attention),
+        Layers(full_attention, options.row_words),
         StateLimits{.max_slot_cap = 4096, .max_unbounded_tokens = options.max_unbounded_tokens}));
   }
   if (!options.with_text) return;
@@ -193,8 +192,8 @@ void FakeModel::Forward(const StateLayout& layout, const StepBatch& batch, Tenso
   for (int i = 0; i < batch.n_seqs(); ++i) {
     for (int row = batch.row_begin[i]; row < batch.row_begin[i + 1]; ++row) {
       const int64_t position = batch.start_pos[i] + row - batch.row_begin[i];
-      const uint64_t hash =
-          Consume(layout, batch.token_ids[row], position, batch.slot_cap[i], batch.state[i]);
+      const uint64_t hash = Consume(layout, batch.token_ids[row], position, batch.slot_cap[i],
+                                    batch.state[i], row_words_);
       if (wanted == batch.logit_rows.size() || batch.logit_rows[wanted] != row) continue;
       float* const row_out = out + static_cast<int64_t>(wanted) * kVocab;
       FillLogits(hash, position + 1, row_out);

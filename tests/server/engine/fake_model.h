@@ -44,6 +44,8 @@ struct FakeModelOptions {
   bool full_attention = false;     // one layer more, that grows by a row a token
   bool exact_too = false;          // a second memory, "exact", with that layer
   int64_t max_unbounded_tokens = 4096;
+  // Of a slot: with 16, a block of 64 slots is one page. The fixed part grows alike.
+  int row_words = 16;
 };
 
 class FakeModel {
@@ -66,6 +68,7 @@ class FakeModel {
   void Forward(const StateLayout& layout, const StepBatch& batch, TensorView logits);
   void FillLogits(uint64_t hash, int64_t next_position, float* logits) const;
 
+  const int row_words_;
   std::vector<std::unique_ptr<StateLayout>> layouts_;
   std::unique_ptr<Tokenizer> tokenizer_;
   std::unique_ptr<ChatFormat> chat_format_;

@@ -109,5 +109,68 @@ TEST(NoMemory, EndsTheCallThatNeedsItAndNoOther) {
   EXPECT_EQ(engine.SettledStats().sessions_active, 0);
 }
 
+// By hand, so that the limit holds for chosen steps. States have 23 MiB to begin with, and grow by
+// 16 MiB every 64 tokens.
+class NoMemoryToGoBack : public testing::Test {
+ protected:
+  NoMemoryToGoBack() {
+    SessionOptions options;
+    options.prompt = SomeTokens(100, 1);
+    options.slot_cap = 64;
+    engine_.CreateSession(options, [this](absl::StatusOr<SessionInfo> info) { id_ = info->id; });
+    RunAll();
+  }
+  void RunAll() {
+    while (engine_.Turn()) {
+    }
+  }
+  void Begin(uint64_t position) {
+    told_ = absl::UnknownError("not told");
+    engine_.RewindSession(
+        {.session_id = id_, .position = position}, nullptr,
+        [this](const absl::StatusOr<RewindResult>& result) { told_ = result.status(); });
+  }
+  EngineConfig Config() {
+    EngineOptions options;
+    options.max_batch_tokens = 40;
+    return {model_.Make(), options, {}};
+  }
+
+  FakeModel model_{{.full_attention = true, .max_unbounded_tokens = 256, .row_words = 1 << 16}};
+  Engine engine_{Config(), MakeContext(Device::kCpu)};
+  std::string id_;
+  absl::Status told_;
+};
+
+TEST_F(NoMemoryToGoBack, LeavesASessionAsItIs) {
+  Begin(50);
+  {
+    const MemoryLimit limit(size_t{8} << 20);
+    RunAll();
+  }
+  EXPECT_TRUE(absl::IsResourceExhausted(told_)) << told_;
+  const SessionInfo info = engine_.GetSession(id_, "").value();
+  EXPECT_EQ(info.position, 100);
+  EXPECT_FALSE(info.busy);
+  Begin(50);
+  RunAll();
+  EXPECT_TRUE(told_.ok()) << told_;
+  EXPECT_EQ(engine_.GetSession(id_, "").value().position, 50);
+}
+
+TEST_F(NoMemoryToGoBack, NorToUndoThatEndsASession) {
+  Begin(90);
+  engine_.Turn();
+  {
+    const MemoryLimit limit(size_t{8} << 20);  // it has read 40 tokens, and needs more from 64 on
+    RunAll();
+  }
+  EXPECT_TRUE(absl::IsResourceExhausted(told_)) << told_;
+  EXPECT_TRUE(absl::IsNotFound(engine_.GetSession(id_, "").status()));
+  RunAll();
+  EXPECT_EQ(engine_.Stats().state_bytes_reserved, 0u);
+  EXPECT_EQ(engine_.Stats().sessions_active + engine_.Stats().sessions_idle, 0);
+}
+
 }  // namespace
 }  // namespace ovq::test

@@ -27,14 +27,14 @@ class PrefixCacheTest : public testing::Test {
     PrefixRun run = cache.Begin(tenant_, memory_, tokens, state);
     const int64_t taken = state.position;
     if (taken > 0) {
-      EXPECT_EQ(pool_.Snapshot(state), StateBehind(tokens, taken));
+      EXPECT_EQ(*pool_.Snapshot(state), StateBehind(tokens, taken));
     }
     stops_.clear();
     while (run.next_stop() <= std::ssize(tokens)) {
       const int64_t stop = run.next_stop();
       EXPECT_GT(stop, state.position);
       stops_.push_back(stop);
-      pool_.Restart(state);
+      EXPECT_TRUE(pool_.Restart(state).ok());
       EXPECT_TRUE(pool_.CopyIn(state, stop, StateBehind(tokens, stop)).ok());
       cache.Keep(run, state);
     }
