@@ -150,8 +150,8 @@ absl::Status MappedFile::CheckUnchanged() const {
   if (fstat(mapping.fd, &now) != 0) return Damaged(mapping.path, std::strerror(errno));
   if (now.st_size != mapping.opened.st_size) {
     return Damaged(mapping.path,
-                   absl::StrCat("had ", mapping.opened.st_size, " bytes when it was opened, and ",
-                                now.st_size, " after it was read: it was written meanwhile"));
+                   absl::StrCat("was cut short, or written, while it was read; it had ",
+                                mapping.opened.st_size, " bytes, and has ", now.st_size));
   }
   if (!SameTime(now.st_mtim, mapping.opened.st_mtim)) {
     return Damaged(mapping.path, "was written while it was read");

@@ -8,7 +8,8 @@ void StepReader::Clear() {
   reading_.Clear();
   draws_.clear();
   scores_.clear();
-  next_draw_ = next_score_ = 0;
+  checks_.clear();
+  next_draw_ = next_score_ = next_check_ = 0;
 }
 
 size_t StepReader::WantBest(int64_t row, int n) {
@@ -31,6 +32,8 @@ void StepReader::WantScore(int64_t row, std::optional<int32_t> token, int top_lo
   }
   scores_.push_back({row, place, WantBest(row, top_logprobs)});
 }
+
+void StepReader::WantCheck(int64_t row) { checks_.push_back(row); }
 
 void StepReader::Read(DeviceContext& context, TensorView logits) {
   ReadLogits(context, logits, reading_);
@@ -68,5 +71,7 @@ RowScore StepReader::NextScore() {
   result.top = TopOf(score.best, log_sum_exp);
   return result;
 }
+
+bool StepReader::NextCheck() { return !std::isnan(reading_.log_sum_exp[checks_[next_check_++]]); }
 
 }  // namespace ovq

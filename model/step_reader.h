@@ -28,6 +28,7 @@ class StepReader {
   void WantDraw(Sampler& sampler, int64_t row, int64_t position, int top_logprobs,
                 std::span<const int32_t> banned);
   void WantScore(int64_t row, std::optional<int32_t> token, int top_logprobs);
+  void WantCheck(int64_t row);  // only whether it is finite
 
   // logits [n_rows, vocab] in the device's memory; the step's only wait for it. The samplers count
   // what they drew.
@@ -35,6 +36,7 @@ class StepReader {
 
   Sampled NextDraw();
   RowScore NextScore();
+  bool NextCheck();
 
  private:
   static constexpr size_t kNone = SIZE_MAX;
@@ -54,7 +56,8 @@ class StepReader {
   LogitsReading reading_;
   std::vector<Draw> draws_;  // of reading_.draws
   std::vector<Score> scores_;
-  size_t next_draw_ = 0, next_score_ = 0;
+  std::vector<int64_t> checks_;  // rows
+  size_t next_draw_ = 0, next_score_ = 0, next_check_ = 0;
 };
 
 }  // namespace ovq

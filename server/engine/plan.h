@@ -31,6 +31,8 @@ struct StepSequence {
   // Every token's row is scored: the log-probability of the token after it, if there is one, and of
   // so many best.
   std::optional<int> score_top = {};
+  // Of the last of the tokens it is looked whether the model's output is a number.
+  bool checked = false;
 };
 
 struct PlanItem {

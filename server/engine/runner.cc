@@ -113,8 +113,12 @@ void Runner::Collect() {
     sequence.consumed = job->consumed;
     if (const ScoreWork* score = job->score()) sequence.score_top = score->top_logprobs;
     const GenerateWork* work = job->generate();
-    const bool draws = work != nullptr && work->wants_tokens() && end == job->n_prefill;
-    if (draws) sequence.draws = work->completions;
+    if (end < job->n_prefill || job->score() != nullptr) continue;
+    if (work != nullptr && work->wants_tokens()) {
+      sequence.draws = work->completions;
+    } else {
+      sequence.checked = true;  // what it becomes may be kept, and written to the disk
+    }
   }
 }
 
@@ -202,6 +206,9 @@ void Runner::FinishPrefill(Job& job, Step* step) {
   job.prefilled = config_.options.clock.steady();
   if (job.score() != nullptr) return FinishScore(job);
   if (job.generate() == nullptr || !job.generate()->wants_tokens()) {
+    if (step != nullptr && !step->NextCheck()) {
+      return FailDamaged(job, job.sequence->state.position);
+    }
     if (job.consumed < std::ssize(job.tokens)) Await(job, *job.sequence, job.tokens.back());
     return FinishPrompt(job);
   }

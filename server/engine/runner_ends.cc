@@ -195,7 +195,9 @@ bool Runner::GiveWay(const std::string& client) {
 void Runner::FailDamaged(Job& job, int64_t position) {
   config_.events.not_a_number(position);
   prefixes_.Forget(job.prefix);
-  if (job.session != nullptr) sessions_.SetDamaged(*job.session, position);
+  // One that is not open yet ends, and what was to be read again leaves a session as it was.
+  const bool turn = job.session != nullptr && job.generate() != nullptr;
+  if (turn) sessions_.SetDamaged(*job.session, position);
   Fail(job, FinishReason::kError,
        absl::InternalError(
            absl::StrCat("the model's output is not a number at position ", position)));

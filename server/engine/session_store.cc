@@ -267,10 +267,12 @@ void SessionStore::EndTurn(Job& job, Then then) {
   session->info.prompt_tokens_total += read;
   lock.unlock();
   Save(session, session->disk ? session->disk->length : 0,
-       [this, session, then = std::move(then)](absl::Status status) {
+       [this, session, checked = !job.prefilling(), then = std::move(then)](absl::Status status) {
          EndUse(*session);
          then(std::move(status));
-         MaySnapshot(session);
+         // Whether a prompt that ended early has made numbers is not known yet; its tokens are
+         // saved.
+         if (checked) MaySnapshot(session);
        });
 }
 

@@ -50,13 +50,13 @@ void Step::Fill(const StepSequence& sequence, int32_t n_rows, StepReport& report
   const int64_t start = state.position;
   const auto first_row = static_cast<int64_t>(batch_.logit_rows.size());
   const bool whole = static_cast<size_t>(n_rows) == sequence.tokens.size();
-  const bool draws = whole && !sequence.draws.empty();
+  const bool draws = whole && !sequence.draws.empty(), checks = whole && sequence.checked;
   CountUpdates(state, n_rows, report);
   (sequence.decoding ? report.decode_rows : report.prefill_rows) += n_rows;
   pool_.Grow(state, start + n_rows);
   batch_.Add(sequence.tokens.first(static_cast<size_t>(n_rows)), start, state.slot_cap, state.base,
              sequence.score_top ? n_rows
-             : draws            ? 1
+             : draws || checks  ? 1
                                 : 0);
   if (sequence.score_top) {
     for (int32_t i = 0; i < n_rows; ++i) {
@@ -65,6 +65,8 @@ void Step::Fill(const StepSequence& sequence, int32_t n_rows, StepReport& report
       reader_.WantScore(first_row + i, known ? std::optional(sequence.tokens[next]) : std::nullopt,
                         *sequence.score_top);
     }
+  } else if (checks) {
+    reader_.WantCheck(first_row);
   } else if (draws) {
     for (const std::unique_ptr<Completion>& completion : sequence.draws) {
       completion->WantDraw(reader_, first_row, start + n_rows);

@@ -29,7 +29,8 @@ class Step {
   // memory as a step is one model's: where there are several, they take turns. Moves the states on
   // by them. Returns which got how many, ids being indices into `sequences`; empty if none could
   // have one. A state that the system gives no memory for has none and is in failed(). Their
-  // results follow in that order: NextDraw for each draw, or NextScore for each row.
+  // results follow in that order: NextDraw for each draw, NextScore for each row, or
+  // NextCheck.
   std::vector<PlanItem> Run(std::span<const StepSequence> sequences, StepReport& report);
 
   struct Failed {
@@ -39,6 +40,7 @@ class Step {
   std::span<const Failed> failed() const { return failed_; }
   Sampled NextDraw() { return reader_.NextDraw(); }
   RowScore NextScore() { return reader_.NextScore(); }
+  bool NextCheck() { return reader_.NextCheck(); }
   void DropResults() { reader_.Clear(); }  // what scores asked for may be large
   // How long the last step took, with what was made of its results.
   void Took(absl::Duration duration) { costs_.Observe(cost_, duration); }

@@ -68,8 +68,11 @@ TEST_F(MappedFileTest, AFileThatIsCutReadsAsZerosAndSaysSo) {
   for (std::thread& reader : readers) reader.join();
   const absl::Status status = file.CheckUnchanged();
   EXPECT_EQ(status.code(), absl::StatusCode::kDataLoss);
-  EXPECT_THAT(std::string(status.message()),
-              HasSubstr(path_ + ": had 262144 bytes when it was opened, and 20480"));
+  EXPECT_THAT(
+      std::string(status.message()),
+      HasSubstr(
+          path_ +
+          ": was cut short, or written, while it was read; it had 262144 bytes, and has 20480"));
   // Whole again, but what was read of it is not what it has.
   ASSERT_EQ(truncate(path_.c_str(), 64 * kPage), 0);
   EXPECT_FALSE(file.CheckUnchanged().ok());

@@ -287,13 +287,13 @@ TEST(Weights, AFileThatIsCutShortWhileItIsReadIsAnError) {
     absl::StatusOr<Weights> weights = Weights::Open(folder.path());
     ASSERT_TRUE(weights.ok()) << weights.status();
     std::filesystem::resize_file(path, left);
-    EXPECT_TRUE(weights->CheckWhole().ok()) << "nothing is read yet";
     const absl::StatusOr<TensorView> tensor = weights->Take("a", {kElements});
     ASSERT_TRUE(tensor.ok()) << tensor.status();
     EXPECT_EQ(tensor->as<float>()[kElements - 1], 0);
     const absl::Status status = weights->CheckWhole();
     EXPECT_TRUE(absl::IsDataLoss(status)) << status;
-    EXPECT_THAT(Message(status), HasSubstr("model.safetensors: was cut short while it was read"));
+    EXPECT_THAT(Message(status),
+                HasSubstr("model.safetensors: was cut short, or written, while it"));
   }
 }
 

@@ -4,6 +4,7 @@
 #include <gtest/gtest.h>
 #include <unistd.h>
 
+#include <algorithm>
 #include <filesystem>
 #include <limits>
 #include <memory>
@@ -199,6 +200,44 @@ TEST_F(Damaged, TheDiskKeepsTheLastGoodTurn) {
   EXPECT_EQ(info->position, 1003);
   EXPECT_EQ(State(engine(), id), good);
   EXPECT_TRUE(engine().Run(Turn(id, {1, 2, 3}, 20)).status.ok());
+}
+
+// Where nothing is drawn, it is still looked at what the prompt has made of the state.
+TEST_F(Damaged, APromptAloneIsChecked) {
+  Start({}, true);
+  Receiver<absl::StatusOr<SessionInfo>> opened;
+  SessionOptions options;
+  options.prompt = {1, 2, kBad, 4};  // the last one waits outside the state
+  engine()->CreateSession(options, opened.callback());
+  EXPECT_EQ(opened.Wait().status().code(), absl::StatusCode::kInternal);
+  EXPECT_TRUE(engine()->ListSessions("", 10, "")->sessions.empty());
+  EXPECT_EQ(engine().SettledStats().state_bytes_reserved, 0u);
+
+  options.prompt = SomeTokens(2000, 1);
+  std::ranges::replace(options.prompt, kBad, 0);
+  const std::string id = engine().NewSession(options).id;
+  const std::vector<std::byte> good = State(engine(), id);
+  options.prompt.push_back(kBad);
+  options.prompt.push_back(4);
+  EXPECT_EQ(engine().Run(Turn(id, options.prompt, 0)).status.code(), absl::StatusCode::kInternal);
+  EXPECT_EQ(engine()->GetSession(id, "")->damaged_at, 4001);
+  EXPECT_EQ(counted_, 2);
+  Start({}, true);
+  EXPECT_EQ(engine()->GetSession(id, "")->position, 2000);
+  EXPECT_EQ(State(engine(), id), good);
+}
+
+TEST_F(Damaged, WhatCannotBeReadAgainLeavesASessionAsItWas) {
+  Start();
+  SessionOptions options;
+  options.prompt = {1, 2, kBad, 4, 5, 6};
+  const std::string id = engine().NewSession(options).id;
+  const std::vector<std::byte> before = State(engine(), id);
+  Receiver<absl::StatusOr<RewindResult>> rewound;
+  engine()->RewindSession({.session_id = id, .position = 4}, nullptr, rewound.callback());
+  EXPECT_EQ(rewound.Wait().status().code(), absl::StatusCode::kInternal);
+  EXPECT_EQ(engine()->GetSession(id, "")->damaged_at, std::nullopt);
+  EXPECT_EQ(State(engine(), id), before);
 }
 
 }  // namespace
