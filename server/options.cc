@@ -142,6 +142,10 @@ void AddSecurity(Flags& flags, Options& o) {
             "JSON file of tenants, their tokens and limits (docs/security.md); read again when it\n"
             "changes",
             "none: whoever can connect may call");
+  flags.Add(
+      "insecure-listen", "yes|no", Choice(o.insecure_listen, {{"no", false}, {"yes", true}}),
+      "yes: --listen and --metrics-address may be addresses beyond loopback without --tenants,\n"
+      "where whoever reaches them may use the server and read its load");
   flags.Add("admin-listen", "HOST:PORT", Address(o.admin_listen, 0),
             "address of ovq.v1.AdminService; beyond loopback only with --tenants");
   flags.Add("max-streams-per-connection", "N",
@@ -207,6 +211,14 @@ absl::Status CheckSecurity(const Options& options) {
   }
   if (!options.security.tls.client_ca.empty() && options.security.tls.cert.empty()) {
     return absl::InvalidArgumentError("--tls-client-ca: expected --tls-cert and --tls-key with it");
+  }
+  const bool open = options.security.tenants.empty() && !options.insecure_listen;
+  for (const auto& [flag, address] : {std::pair("--listen", options.listen.address),
+                                      std::pair("--metrics-address", options.metrics_address)}) {
+    if (!open || address.empty() || IsLoopback(address)) continue;
+    return absl::InvalidArgumentError(
+        absl::StrCat(flag, ": expected a loopback address such as 127.0.0.1:50051, got '", address,
+                     "'; others need --tenants, which asks for a token, or --insecure-listen=yes"));
   }
   if (!options.admin_listen.empty() && options.security.tenants.empty() &&
       !IsLoopback(options.admin_listen)) {

@@ -117,9 +117,28 @@ class Kubernetes(unittest.TestCase):
         # Rules and dashboard look for this job.
         self.assertEqual(chosen[0]["metadata"]["labels"][spec["jobLabel"]], "ovq-server")
 
+    def test_tokens_come_from_a_secret(self):
+        mounts = {mount["name"]: mount for mount in self.container["volumeMounts"]}
+        (volume,) = [item for item in self.pod["volumes"] if "secret" in item]
+        self.assertFalse(volume["secret"].get("optional", False))
+        self.assertEqual(os.path.dirname(self.conf["tenants"]), mounts[volume["name"]]["mountPath"])
+        self.assertIn(f"create secret generic {volume['secret']['secretName']} "
+                      f"--from-file={os.path.basename(self.conf['tenants'])}=",
+                      read("docs", "operations.md"))
+
+    def test_only_clients_and_prometheus_reach_the_pods(self):
+        spec = self.objects["NetworkPolicy", "ovq-server"]["spec"]
+        self.assertEqual(spec["podSelector"], {"matchLabels": NAME})
+        self.assertEqual(spec["policyTypes"], ["Ingress", "Egress"])
+        self.assertNotIn("egress", spec)  # none
+        reached = {item["port"] for rule in spec["ingress"] for item in rule["ports"]}
+        self.assertEqual(reached, set(self.ports))
+        for rule in spec["ingress"]:
+            self.assertTrue(rule["from"])
+
     def test_configuration_is_mounted_where_it_is_read(self):
-        (mount,) = self.container["volumeMounts"]
-        (volume,) = self.pod["volumes"]
+        mount = self.container["volumeMounts"][0]
+        volume = self.pod["volumes"][0]
         self.assertEqual(mount["name"], volume["name"])
         self.assertIn(("ConfigMap", volume["configMap"]["name"]), self.objects)
         path = self.container["args"][self.container["args"].index("--config") + 1]

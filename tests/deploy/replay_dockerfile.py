@@ -11,6 +11,7 @@ usage: replay_dockerfile.py --work FOLDER --mirror URL [--suite bookworm] [--bas
 """
 
 import argparse
+import hashlib
 import json
 import os
 import re
@@ -124,6 +125,14 @@ class Replay:
 
     def try_image(self):
         image = self.stages[-1]
+        # What whoever runs the image mounts, and its client has.
+        secrets = os.path.join(image.root, "run", "secrets")
+        os.makedirs(secrets, exist_ok=True)
+        token = os.urandom(32).hex()
+        tenant = {"name": "me", "token_sha256": [hashlib.sha256(token.encode()).hexdigest()]}
+        for name, text in (("ovq-tenants", json.dumps({"tenants": [tenant]})), ("token", token)):
+            with open(os.path.join(secrets, name), "w") as file:
+                file.write(text)
         # Addresses of this machine's loopback instead of the container's own.
         command = [re.sub(r"^0\.0\.0\.0:\d+$", "127.0.0.1:0", word)
                    for word in image.entrypoint + image.command]
@@ -134,7 +143,7 @@ class Replay:
             line = server.stdout.readline() if ready else ""
             if not line.startswith("listening on "):
                 sys.exit(f"replay_dockerfile: the server is not ready: {line!r}")
-            chat = ["ovq-chat", "--server", line.split()[-1], "--prompt", "def main():",
+            chat = ["ovq-chat", "--server", line.split()[-1], "--token-file", "/run/secrets/token", "--prompt", "def main():",
                     "--max-tokens", "40", "--temperature", "0"]
             answer = subprocess.run(image.inside(shlex.join(chat), image.user), check=True,
                                     capture_output=True, text=True, timeout=120).stdout

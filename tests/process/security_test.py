@@ -77,6 +77,8 @@ class Start(Case):
                       self.refused("--tls-client-ca", path("ca.pem"), code=2))
         self.assertIn("--admin-listen: expected a loopback",
                       self.refused("--admin-listen", "0.0.0.0:0", code=2))
+        self.assertIn("--listen: expected a loopback",
+                      self.refused("--listen", "0.0.0.0:0", code=2))
 
     def test_hash_token(self):
         run = subprocess.run([BINARY, "--hash-token"], input=ALICE + "\n", text=True,

@@ -94,6 +94,7 @@ TEST(Options, EveryFlag) {
                            "--tls-client-ca=a",
                            "--tenants=t",
                            "--admin-listen=0.0.0.0:1",
+                           "--insecure-listen=yes",
                            "--max-streams-per-connection=5",
                            "--handshake-timeout=2s",
                            "--max-connection-idle=1h",
@@ -134,6 +135,7 @@ TEST(Options, EveryFlag) {
                 options.security.tenants,
             "ckat");
   EXPECT_EQ(options.admin_listen, "0.0.0.0:1");
+  EXPECT_TRUE(options.insecure_listen);
   EXPECT_EQ(options.listen.max_streams_per_connection, 5);
   EXPECT_EQ(options.listen.handshake_timeout, absl::Seconds(2));
   EXPECT_EQ(options.listen.max_connection_idle, absl::Hours(1));
@@ -144,6 +146,12 @@ TEST(Options, EveryFlag) {
   for (const Setting& setting : line->settings) {
     EXPECT_EQ(setting.origin, "--" + setting.name);  // no flag was left out above
   }
+}
+
+TEST(Options, BeyondLoopbackWithTokensOrByWish) {
+  EXPECT_TRUE(Parse({"--model", "m", "--listen", "0.0.0.0:1", "--tenants", "t"}).ok());
+  EXPECT_TRUE(Parse({"--model", "m", "--listen", "0.0.0.0:1", "--insecure-listen", "yes"}).ok());
+  EXPECT_TRUE(Parse({"--model", "m", "--listen", "[::1]:1", "--metrics-address", ""}).ok());
 }
 
 TEST(Options, ActionsWithoutAModel) {
@@ -215,6 +223,16 @@ TEST(Options, BadInputNamesTheCulprit) {
       {{"--model", "m", "--state-dtype", "f16"}, {}, "--state-dtype", "f32 or bf16"},
       {{"--model", "m", "--session-ttl", "0s"}, {}, "--session-ttl", "with its unit from"},
       {{"--model", "m", "--session-ttl", "5"}, {}, "--session-ttl", "with its unit from"},
+      {{"--model", "m", "--listen", "0.0.0.0:1"}, {}, "--listen", "others need --tenants"},
+      {{"--model", "m", "--listen", "[::]:1", "--insecure-listen", "no"},
+       {},
+       "--listen",
+       "loopback"},
+      {{"--model", "m", "--metrics-address", "10.0.0.1:1"},
+       {},
+       "--metrics-address",
+       "--insecure-listen=yes"},
+      {{"--model", "m", "--insecure-listen", "true"}, {}, "--insecure-listen", "yes"},
       {{"--model", "m", "--session-ttl", "25h"}, {}, "--session-ttl", "at most --max-session-ttl"},
       {{"--model", "m", "--drain-timeout", "-3s"}, {}, "--drain-timeout", "with its unit from"},
       {{"--model", "m", "--max-message-bytes", "4G"}, {}, "--max-message-bytes", "below 2G"},
