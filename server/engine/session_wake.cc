@@ -40,8 +40,8 @@ struct WakingSession {
 namespace {
 
 constexpr size_t kPartBytes = size_t{256} << 10;  // stays in the processor's cache
-// So much the engine thread copies itself: that takes it less than another turn may.
-constexpr size_t kCopiedBytes = size_t{4} << 20;
+// So much the engine thread copies itself, which takes it less than another turn may.
+constexpr size_t kCopiedBytes = size_t{2} << 20;
 
 absl::Status ReadPart(WakingSession& waking) {
   SnapshotFile& file = *waking.files->snapshot;
