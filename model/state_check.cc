@@ -5,6 +5,7 @@
 #include <vector>
 
 #include "absl/strings/str_cat.h"
+#include "base/check.h"
 #include "kernels/mixers/state_check.h"
 
 namespace ovq {
@@ -19,28 +20,9 @@ bool IsNew(const StateLayout& layout, std::span<const std::byte> state) {
   return std::ranges::equal(state, expected);
 }
 
-}  // namespace
-
-absl::Status CheckState(const StateLayout& layout, int64_t position, int64_t slot_cap,
-                        std::span<const std::byte> state) {
-  const size_t bytes = layout.live_bytes_at(position, slot_cap);
-  if (state.size() != bytes) {
-    return absl::DataLossError(absl::StrCat("state of ", state.size(), " bytes, expected ", bytes));
-  }
-  // The prefix cache relies on it: what a sequence reads from its first token on is every other's.
-  if (position == 0 && !IsNew(layout, state)) {
-    return absl::DataLossError("state: not the one that sessions begin with, at position 0");
-  }
-  const std::vector<StateExtent> extents = layout.live_extents_at(position, slot_cap);
-  // Of an offset from a session's base.
-  const auto at = [&](size_t offset) {
-    const std::byte* begin = state.data();
-    for (const StateExtent& extent : extents) {
-      if (offset - extent.offset < extent.bytes) return begin + (offset - extent.offset);
-      begin += extent.bytes;
-    }
-    return begin;
-  };
+// at: of an offset from a session's base.
+absl::Status CheckLayers(const StateLayout& layout, int64_t position, int64_t slot_cap,
+                         const auto& at) {
   for (size_t i = 0; i < layout.mixers().size(); ++i) {
     const MixerState& mixer = layout.mixers()[i];
     const LayerState& where = layout.layer(static_cast<int>(i));
@@ -59,6 +41,36 @@ absl::Status CheckState(const StateLayout& layout, int64_t position, int64_t slo
     }
   }
   return absl::OkStatus();
+}
+
+}  // namespace
+
+absl::Status CheckState(const StateLayout& layout, int64_t position, int64_t slot_cap,
+                        std::span<const std::byte> state) {
+  const size_t bytes = layout.live_bytes_at(position, slot_cap);
+  if (state.size() != bytes) {
+    return absl::DataLossError(absl::StrCat("state of ", state.size(), " bytes, expected ", bytes));
+  }
+  // The prefix cache relies on it: what a sequence reads from its first token on is every other's.
+  if (position == 0 && !IsNew(layout, state)) {
+    return absl::DataLossError("state: not the one that sessions begin with, at position 0");
+  }
+  const std::vector<StateExtent> extents = layout.live_extents_at(position, slot_cap);
+  const auto at = [&](size_t offset) {
+    const std::byte* begin = state.data();
+    for (const StateExtent& extent : extents) {
+      if (offset - extent.offset < extent.bytes) return begin + (offset - extent.offset);
+      begin += extent.bytes;
+    }
+    return begin;
+  };
+  return CheckLayers(layout, position, slot_cap, at);
+}
+
+absl::Status CheckState(const StateLayout& layout, int64_t position, int64_t slot_cap,
+                        const std::byte* base) {
+  Check(position > 0, "a new session's state comes from no file");
+  return CheckLayers(layout, position, slot_cap, [base](size_t offset) { return base + offset; });
 }
 
 }  // namespace ovq

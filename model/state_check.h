@@ -16,5 +16,9 @@ namespace ovq {
 // beyond what is its own, or comes to no end, whoever made them.
 absl::Status CheckState(const StateLayout& layout, int64_t position, int64_t slot_cap,
                         std::span<const std::byte> state);
+// The same where they lie in a session's range, of which the host has the address; beyond position
+// 0.
+absl::Status CheckState(const StateLayout& layout, int64_t position, int64_t slot_cap,
+                        const std::byte* base);
 
 }  // namespace ovq

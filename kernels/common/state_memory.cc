@@ -5,6 +5,7 @@
 #include <cerrno>
 #include <cstring>
 
+#include "base/huge_pages.h"
 #include "kernels/common/device_cuda.h"
 
 namespace ovq {
@@ -34,7 +35,10 @@ std::byte* StateMemory::Reserve(size_t bytes) {
     if (pages_ != nullptr) return cuda::ReserveRange(*pages_, bytes);
   }
   void* range = mmap(nullptr, bytes, PROT_NONE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
-  return range == MAP_FAILED ? nullptr : static_cast<std::byte*>(range);
+  if (range == MAP_FAILED) return nullptr;
+  // Where 2 MiB in a row are committed: a huge page reaches into nothing that is not.
+  PreferHugePages(range, bytes);
+  return static_cast<std::byte*>(range);
 }
 
 bool StateMemory::Commit(std::byte* base, size_t offset, size_t bytes) {

@@ -24,6 +24,7 @@ class StateMemory {
   StateMemory& operator=(const StateMemory&) = delete;
 
   size_t page_bytes() const { return page_bytes_; }
+  bool on_host() const { return pages_ == nullptr; }  // so that any code may write to it
 
   // Address space alone; null if there is none left.
   std::byte* Reserve(size_t bytes);

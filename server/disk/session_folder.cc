@@ -82,7 +82,7 @@ void SessionFolder::Enqueue(Change change) {
   changed_.notify_all();
 }
 
-void SessionFolder::RunBulk(std::function<void()> work) {
+void SessionFolder::Run(std::function<void()> work) {
   {
     std::lock_guard lock(mutex_);
     bulk_.push_back(std::move(work));
@@ -124,7 +124,7 @@ void SessionFolder::Create(JournalHead head, std::vector<JournalEntry> entries, 
     Enqueue(std::move(change));
   };
   if (!snapshot) return create();
-  RunBulk(std::move(create));
+  Run(std::move(create));
 }
 
 void SessionFolder::Append(const std::string& id, JournalEntry entry, Done done) {
@@ -144,8 +144,8 @@ void SessionFolder::Append(const std::string& id, JournalEntry entry, Done done)
 
 void SessionFolder::Snapshot(JournalHead head, MakeFile snapshot, Done done) {
   const auto begin = SteadyClock::now();
-  RunBulk([this, begin, head = std::move(head), snapshot = std::move(snapshot),
-           done = std::move(done)]() mutable {
+  Run([this, begin, head = std::move(head), snapshot = std::move(snapshot),
+       done = std::move(done)]() mutable {
     Change change{.kind = "snapshot", .id = head.id, .begin = begin};
     change.done = std::move(done);
     WriteSnapshot(head, snapshot, change.bytes, change.status);
@@ -191,32 +191,40 @@ void SessionFolder::Remove(const std::string& id, Done done) {
            .ends = true});
 }
 
-void SessionFolder::Read(const std::string& id, std::function<void(absl::StatusOr<Stored>)> done) {
+void SessionFolder::Read(const std::string& id,
+                         std::function<void(absl::StatusOr<Stored>)> opened) {
   const auto begin = SteadyClock::now();
-  RunBulk([this, begin, id, done = std::move(done)] {
-    absl::StatusOr<Stored> stored = Stored();
+  Run([this, begin, id, opened = std::move(opened)] {
+    Stored stored{.id = id, .begin = begin, .journal = {}, .snapshot = {}};
+    absl::Status status;
     // A snapshot that takes this one's place meanwhile comes with another journal.
     for (int attempt = 0; attempt < 3; ++attempt) {
       const absl::StatusOr<std::string> bytes = ReadFile(JournalPath(id), kMaxFileBytes);
       absl::StatusOr<Journal> journal =
           bytes.ok() ? DecodeJournal(*bytes) : absl::StatusOr<Journal>(bytes.status());
-      absl::StatusOr<std::string> file = std::string();
-      if (journal.ok() && journal->head.version > 0) {
-        file = ReadFile(SnapshotPath(id, journal->head.version), kMaxFileBytes);
-      }
-      if (journal.ok() && file.ok()) {
-        stored = Stored{*std::move(journal), *std::move(file)};
-        break;
-      }
-      stored = journal.ok() ? file.status() : journal.status();
-      if (!journal.ok() || !absl::IsNotFound(file.status())) break;
+      status = journal.status();
+      if (!status.ok()) break;
+      stored.journal = *std::move(journal);
+      const uint64_t version = stored.journal.head.version;
+      if (version == 0) break;
+      absl::StatusOr<std::unique_ptr<SnapshotFile>> file =
+          SnapshotFile::Open(SnapshotPath(id, version));
+      status = file.status();
+      if (status.ok()) stored.snapshot = *std::move(file);
+      if (!absl::IsNotFound(status)) break;
     }
-    Change told{.kind = "read", .id = id, .begin = begin};
-    told.status = stored.status();
-    if (stored.ok()) told.bytes = stored->snapshot.size() + stored->journal.good_bytes;
-    Tell(told);
-    done(std::move(stored));
+    if (status.ok()) return opened(std::move(stored));
+    ReadEnded(stored, status);
+    opened(status);
   });
+}
+
+void SessionFolder::ReadEnded(const Stored& stored, const absl::Status& status) const {
+  if (!report_) return;
+  report_({.kind = "read",
+           .bytes = status.ok() ? stored.bytes() : 0,
+           .duration = absl::FromChrono(SteadyClock::now() - stored.begin),
+           .status = status});
 }
 
 // --- threads ---

@@ -20,6 +20,7 @@
 #include "server/disk/journal.h"
 #include "server/disk/session_asks.h"
 #include "server/disk/session_locks.h"
+#include "server/disk/snapshot_file.h"
 
 namespace ovq {
 
@@ -54,9 +55,16 @@ class SessionFolder {
   using Done = std::function<void(absl::Status)>;
   // A file's parts, made on a thread of the folder's.
   using MakeFile = std::function<std::vector<std::string>()>;
+  // A session's files, to be read on.
   struct Stored {
+    std::string id;
+    std::chrono::steady_clock::time_point begin;
     Journal journal;
-    std::string snapshot;  // the file; empty for version 0
+    std::unique_ptr<SnapshotFile> snapshot;  // null for version 0
+
+    uint64_t bytes() const {
+      return journal.good_bytes + (snapshot == nullptr ? 0 : snapshot->bytes());
+    }
   };
   struct Found {
     std::vector<FoundSession> sessions;  // by id
@@ -94,7 +102,11 @@ class SessionFolder {
   // on with those after it. Of a session that was removed meanwhile: nothing, which is no error.
   void Snapshot(JournalHead head, MakeFile snapshot, Done done);
   void Remove(const std::string& id, Done done);
-  void Read(const std::string& id, std::function<void(absl::StatusOr<Stored>)> done);
+  // Opens its files. `opened` reads on, and so may what it gives to Run; ReadEnded says how that
+  // went.
+  void Read(const std::string& id, std::function<void(absl::StatusOr<Stored>)> opened);
+  void ReadEnded(const Stored& stored, const absl::Status& status) const;
+  void Run(std::function<void()> work);  // on a thread of the folder's
   // Into damaged/, with whatever else was asked for it before: it is nobody's then.
   void SetAside(const std::string& id);
 
@@ -142,7 +154,6 @@ class SessionFolder {
                                const std::set<std::string>& needed);
 
   void Enqueue(Change change);
-  void RunBulk(std::function<void()> work);
   void WriteSnapshot(const JournalHead& head, const MakeFile& make, uint64_t& bytes,
                      absl::Status& status) const;
   absl::Status WriteJournal(const std::string& id, const std::string& text, Change& change) const;

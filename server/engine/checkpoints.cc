@@ -6,6 +6,8 @@
 #include <utility>
 #include <vector>
 
+#include "base/huge_pages.h"
+
 namespace ovq {
 namespace {
 
@@ -24,6 +26,12 @@ void Thin(Kept& kept) {
 }  // namespace
 
 std::shared_ptr<const Checkpoint> Checkpoints::Copy(const StateHandle& state) {
+  const std::shared_ptr<Checkpoint> copy = Make(state);
+  if (copy != nullptr) pool_.CopyOut(state, std::span(copy->bytes.get(), copy->size));
+  return copy;
+}
+
+std::shared_ptr<Checkpoint> Checkpoints::Make(const StateHandle& state) {
   const size_t size = pool_.SnapshotBytes(state);
   if (size > budget_) return nullptr;
   std::unique_ptr<std::byte[]> bytes(new (std::nothrow) std::byte[size]);
@@ -36,7 +44,7 @@ std::shared_ptr<const Checkpoint> Checkpoints::Copy(const StateHandle& state) {
   copy->position = state.position;
   copy->size = size;
   copy->bytes = std::move(bytes);
-  pool_.CopyOut(state, std::span(copy->bytes.get(), size));
+  if (size >= kLargeBytes) PreferHugePages(copy->bytes.get(), size);
   return copy;
 }
 
@@ -78,12 +86,11 @@ const Checkpoint* Checkpoints::Before(const Session& session, int64_t position) 
   return after == kept.begin() ? nullptr : std::prev(after)->get();
 }
 
-bool Checkpoints::Due(const Session& session, int64_t left) {
-  const auto spacing =
-      std::max(kCheckpointTokens,
-               static_cast<int64_t>(session.state.committed_bytes / kCheckpointBytesPerToken));
+bool Checkpoints::Due(const StateHandle& state, int64_t made_at, int64_t left) {
+  const auto spacing = std::max(
+      kCheckpointTokens, static_cast<int64_t>(state.committed_bytes / kCheckpointBytesPerToken));
   if (left > 0 && left <= spacing) return false;  // the end is near
-  return session.state.position - session.checkpoints.made_at >= std::max(spacing, left);
+  return state.position - made_at >= std::max(spacing, left);
 }
 
 }  // namespace ovq

@@ -36,6 +36,8 @@ class Checkpoints {
 
   // Of the state as it is now; null for one that the budget could not hold.
   std::shared_ptr<const Checkpoint> Copy(const StateHandle& state);
+  // The same before its bytes are there, for who writes them; they are to go by the engine thread.
+  std::shared_ptr<Checkpoint> Make(const StateHandle& state);
   // The session's latest. Others of it go where they lie closer together than their distance from
   // here asks for; beyond the budget, those of sessions not added to for longest, earliest first.
   void Add(Session& session, std::shared_ptr<const Checkpoint> checkpoint);
@@ -46,8 +48,9 @@ class Checkpoints {
 
   // The last at this many consumed tokens or fewer; null: the session's beginning.
   static const Checkpoint* Before(const Session& session, int64_t position);
-  // Whether a session should have another copy, with `left` tokens of its prompt to come.
-  static bool Due(const Session& session, int64_t left);
+  // Whether a state should have another copy: the last one was made at `made_at`, and `left` tokens
+  // of its prompt are to come.
+  static bool Due(const StateHandle& state, int64_t made_at, int64_t left);
 
   size_t bytes() const { return *bytes_; }
 

@@ -1,5 +1,5 @@
 // What of the SessionStore writes sessions to disk: what callers are told of is there before they
-// are told.
+// are told. And lets states go where others need their memory.
 #include <algorithm>
 #include <string>
 #include <utility>
@@ -189,6 +189,77 @@ void SessionStore::Snapshot(const std::shared_ptr<Session>& session, Then then) 
 void SessionStore::RemoveFiles(const Session& session, Then then) {
   if (!session.disk) return then(absl::OkStatus());
   config_.options.session_folder->Remove(session.info.id, Posted(std::move(then)));
+}
+
+// --- states that go ---
+
+void SessionStore::MoveOut(Session& session) {
+  std::unique_lock lock(mutex_);
+  Count(session, -1);
+  pool_.Vacate(session.state);
+  session.log.reset();
+  Refresh(session);
+  Count(session, 1);
+  checkpoints_.Forget(session);
+  lock.unlock();
+  admission_.CountStored(1);
+}
+
+std::shared_ptr<Session> SessionStore::FindLeastRecent(
+    const std::function<bool(const Session&)>& which) const {
+  std::lock_guard lock(mutex_);
+  std::shared_ptr<Session> found;
+  for (const auto& [id, session] : by_id_) {
+    if (session->info.busy || !which(*session)) continue;
+    if (found == nullptr || session->info.last_used < found->info.last_used) found = session;
+  }
+  return found;
+}
+
+void SessionStore::Hibernate(const std::shared_ptr<Session>& session) {
+  // Bringing it back shall take no reading: its state as it is goes to the disk on the way.
+  SessionOnDisk& disk = *session->disk;
+  if (!disk.snapshotting && disk.snapshot_at != session->state.position) {
+    Snapshot(session, [](const absl::Status&) {});
+  }
+  const int64_t position = session->position();
+  MoveOut(*session);
+  Tell("hibernate", config_.options.clock.steady(), position);
+}
+
+bool SessionStore::MakeRoom(size_t bytes) {
+  const auto may_go = [](const Session& session) {
+    return !session.info.hibernated && session.info.durable;
+  };
+  while (bytes > pool_.free_bytes()) {
+    const std::shared_ptr<Session> session = FindLeastRecent(may_go);
+    if (session == nullptr) return false;
+    Hibernate(session);
+  }
+  return true;
+}
+
+bool SessionStore::GiveWay(const std::string& client, bool table) {
+  const bool on_disk = config_.options.session_folder != nullptr;
+  const std::shared_ptr<Session> session = FindLeastRecent([&](const Session& one) {
+    if (one.hold == nullptr || one.hold->client() != client) return false;
+    // What is on disk is to outlast its server: it is not ended for others.
+    return !on_disk || (!table && !one.info.hibernated && one.info.durable);
+  });
+  if (session == nullptr) return false;
+  if (on_disk) {
+    Hibernate(session);
+    return true;
+  }
+  std::unique_lock lock(mutex_);
+  Count(*session, -1);
+  by_id_.erase(session->info.id);
+  lock.unlock();
+  const int64_t position = session->position();
+  session->deleted = true;
+  Release(*session);
+  Tell("give_way", config_.options.clock.steady(), position);
+  return true;
 }
 
 }  // namespace ovq

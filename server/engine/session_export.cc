@@ -3,6 +3,7 @@
 #include <span>
 #include <utility>
 
+#include "base/huge_pages.h"
 #include "server/engine/error_facts.h"
 #include "server/engine/session_image.h"
 #include "server/engine/session_store.h"
@@ -35,6 +36,7 @@ SessionImage SessionStore::HeadOfImage(const Session& session) const {
 
 SessionImage SessionStore::ImageOf(const Session& session) {
   SessionImage image = HeadOfImage(session);
+  image.state = RoomFor(pool_.SnapshotBytes(session.state));
   image.state.resize(pool_.SnapshotBytes(session.state));
   image.state_bytes = image.state.size();
   pool_.CopyOut(session.state, std::as_writable_bytes(std::span(image.state)));

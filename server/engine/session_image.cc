@@ -9,7 +9,7 @@
 #include "base/binary.h"
 #include "base/check.h"
 #include "base/crc32c.h"
-#include "model/state_check.h"
+#include "base/huge_pages.h"
 #include "server/disk/journal.h"
 #include "server/engine/limits.h"
 
@@ -27,6 +27,7 @@ constexpr uint32_t kKeepsTokens = 2;
 constexpr size_t kFixedHeadBytes = 64 + 8 + 8 + 4 + 4 + 4 + 4 + 8 + 8 + 8;  // before the two texts
 constexpr uint64_t kMaxHeadBytes = kFixedHeadBytes + 2 * (1 + kMaxTextBytes);
 constexpr uint64_t kMaxSkippedBytes = uint64_t{1} << 20;
+constexpr uint64_t kMostAhead = uint64_t{1} << 30;  // of address space, for a state to come
 
 std::string HeadOf(const SessionImage& image) {
   Check(image.model_fingerprint.size() == 64, "a model's fingerprint has 64 digits");
@@ -77,11 +78,6 @@ absl::Status Unfit(const Args&... what) {
 }
 
 bool IsOptional(std::string_view tag) { return tag[0] >= 'a' && tag[0] <= 'z'; }
-
-absl::Status CheckToken(int64_t token, int64_t vocab_size, const std::string& where) {
-  if (token >= 0 && token < vocab_size) return absl::OkStatus();
-  return Damaged(where, " is ", token, ", expected 0 to ", vocab_size - 1);
-}
 
 }  // namespace
 
@@ -138,69 +134,57 @@ EncodedSession EncodeDelta(const SessionImage& image, const SessionBase& since) 
   return {.head = std::move(file), .state = {}, .tail = {}};
 }
 
-absl::Status CheckSessionFits(const SessionImage& image, std::string_view model_fingerprint,
-                              const StateLayout& layout, int64_t vocab_size) {
-  if (image.model_fingerprint != model_fingerprint) {
-    return Unfit("of the model ", absl::CHexEscape(image.model_fingerprint),
-                 ", but this server has ", std::string(model_fingerprint));
-  }
-  if (image.layout_fingerprint != layout.fingerprint()) {
-    return Unfit("states are laid out as ", absl::Hex(image.layout_fingerprint, absl::kZeroPad16),
-                 ", but here as ", absl::Hex(layout.fingerprint(), absl::kZeroPad16));
-  }
-  const int64_t least = layout.has_slot_cap() ? kMinSlotCap : 0;
-  const int64_t most = layout.has_slot_cap() ? layout.limits().max_slot_cap : 0;
-  if (image.slot_cap < least || image.slot_cap > most) {
-    return Unfit("slot cap ", image.slot_cap, ", this server takes ", least, " to ", most);
-  }
-  const int64_t last = layout.has_unbounded() ? layout.limits().max_unbounded_tokens
-                                              : static_cast<int64_t>(kMaxInfoPosition);
-  if (image.position < 0 || image.position > last) {
-    return Unfit("position ", image.position, ", this server takes 0 to ", last);
-  }
-  if (image.unread < 0 || image.unread > last - image.position) {
-    return Unfit(image.unread, " tokens behind position ", image.position,
-                 ", this server takes 0 to ", last - image.position);
-  }
-  const size_t bytes = layout.live_bytes_at(image.position, image.slot_cap);
-  if (image.state_bytes != bytes) {
-    return Damaged("a state of ", image.state_bytes, " bytes, expected ", bytes, " at position ",
-                   image.position);
-  }
-  absl::Status status;
-  if (image.pending) status = CheckToken(*image.pending, vocab_size, "the token that waits");
-  for (size_t i = 0; image.tokens && i < image.tokens->size() && status.ok(); ++i) {
-    status = CheckToken((*image.tokens)[i], vocab_size, absl::StrCat("token ", i));
-  }
-  return status;
-}
-
-absl::Status CheckSessionState(const SessionImage& image, const StateLayout& layout) {
-  const absl::Status status =
-      CheckState(layout, image.position, image.slot_cap, std::as_bytes(std::span(image.state)));
-  return status.ok() ? status : Damaged(std::string(status.message()));
-}
-
 absl::Status SessionReader::Add(std::string_view part) {
   while (status_.ok() && !part.empty()) {
-    if (stage_ == Stage::kEnded) {
-      status_ = Damaged("bytes behind its end, at byte ", taken_);
-      break;
-    }
-    const std::string_view taken = part.substr(0, wanted_ - buffer_.size());
-    buffer_.append(taken);
-    part.remove_prefix(taken.size());
-    // A payload may be empty, and then ends where it begins.
-    while (status_.ok() && stage_ != Stage::kEnded && buffer_.size() == wanted_) status_ = Take();
+    const std::span<char> room = Room(part.size());
+    std::ranges::copy(part.substr(0, room.size()), room.begin());
+    part.remove_prefix(room.size());
+    (void)AddRoom();
   }
+  return status_;
+}
+
+bool SessionReader::InState() const {
+  return stage_ == Stage::kPayload && tag_ == kSections[kStat];
+}
+
+std::span<char> SessionReader::Room(size_t most) {
+  size_t bytes = static_cast<size_t>(std::min<uint64_t>(most, wanted_ - had_));
+  if (InState() && !places_.empty()) {
+    while (places_.front().empty()) places_.erase(places_.begin());
+    std::span<std::byte>& place = places_.front();
+    bytes = std::min(bytes, place.size());
+    room_ = {reinterpret_cast<char*>(place.data()), bytes};
+    place = place.subspan(bytes);
+  } else {
+    std::string& into = InState() ? image_.state : buffer_;
+    into.resize(had_ + bytes);
+    room_ = std::span(into).subspan(had_);
+  }
+  return room_;
+}
+
+absl::Status SessionReader::AddRoom() {
+  if (!status_.ok()) return status_;
+  if (stage_ == Stage::kEnded) {
+    return status_ = Damaged("bytes behind its end, at byte ", taken_);
+  }
+  const std::string_view bytes(room_.data(), room_.size());
+  if (stage_ == Stage::kPayload) {  // while it is in the processor's cache
+    crc_ = Crc32c(bytes, crc_);
+    if (check_digest_ && hex_.empty()) digest_.Add(bytes.data(), bytes.size());
+  }
+  had_ += bytes.size();
+  // A payload may be empty, and then ends where it begins.
+  while (status_.ok() && stage_ != Stage::kEnded && had_ == wanted_) status_ = Take();
   return status_;
 }
 
 absl::StatusOr<SessionImage> SessionReader::Finish() {
   if (!status_.ok()) return status_;
   if (stage_ != Stage::kEnded) {
-    return Damaged("ends at byte ", taken_ + buffer_.size(), tag_.empty() ? "" : ", in section ",
-                   tag_, ", expected section DONE at its end");
+    return Damaged("ends at byte ", taken_ + had_, tag_.empty() ? "" : ", in section ", tag_,
+                   ", expected section DONE at its end");
   }
   return std::move(image_);
 }
@@ -208,12 +192,14 @@ absl::StatusOr<SessionImage> SessionReader::Finish() {
 absl::Status SessionReader::Take() {
   const Stage stage = stage_;
   std::string bytes = std::exchange(buffer_, {});
-  taken_ += bytes.size();
+  taken_ += std::exchange(had_, 0);
   if (stage == Stage::kSectionHead) {
     tag_ = bytes.substr(0, 4);
     if (tag_ == kSections[kDone]) hex_ = digest_.Hex();
   }
-  if (hex_.empty()) digest_.Add(bytes.data(), bytes.size());
+  if (check_digest_ && hex_.empty() && stage != Stage::kPayload) {
+    digest_.Add(bytes.data(), bytes.size());
+  }
   std::string_view in = bytes;
   switch (stage) {
     case Stage::kPrelude: {
@@ -234,7 +220,6 @@ absl::Status SessionReader::Take() {
       stage_ = Stage::kPayload;
       return BeginSection();
     case Stage::kPayload:
-      crc_ = Crc32c(bytes, crc_);
       payload_ = std::move(bytes);
       stage_ = Stage::kChecksum;
       wanted_ = 4;
@@ -293,15 +278,17 @@ absl::Status SessionReader::BeginSection() {
   }
   const std::array<uint64_t, 5> expected = {0, 4 * token_count_, 8 * turn_count_,
                                             image_.state_bytes, 32};
-  if (wanted_ == expected[section]) return absl::OkStatus();
-  return Damaged("section ", tag_, ": ", wanted_, " bytes, expected ", expected[section]);
+  if (wanted_ != expected[section]) {
+    return Damaged("section ", tag_, ": ", wanted_, " bytes, expected ", expected[section]);
+  }
+  if (section == kStat && places_.empty()) image_.state = RoomFor(std::min(wanted_, kMostAhead));
+  return absl::OkStatus();
 }
 
 absl::Status SessionReader::EndSection() {
   std::string payload = std::exchange(payload_, {});
   if (tag_ == kSections[kHead]) return ReadHead(payload);
   if (tag_ == kSections[kTurn]) return ReadTurns(payload);
-  if (tag_ == kSections[kStat]) image_.state = std::move(payload);
   if (tag_ == kSections[kToks] && image_.tokens) {
     image_.tokens = GetAll<int32_t>(payload);
     if (image_.pending && image_.tokens->back() != *image_.pending) {
@@ -309,7 +296,7 @@ absl::Status SessionReader::EndSection() {
                      *image_.pending);
     }
   }
-  if (tag_ == kSections[kDone] && payload != absl::HexStringToBytes(hex_)) {
+  if (check_digest_ && tag_ == kSections[kDone] && payload != absl::HexStringToBytes(hex_)) {
     return Damaged("SHA-256 ", absl::BytesToHexString(payload), ", expected ", hex_);
   }
   return absl::OkStatus();
@@ -350,7 +337,9 @@ absl::Status SessionReader::ReadHead(std::string_view payload) {
   if (turn_count_ > kMaxTurnEnds) {
     return Damaged("section HEAD: ", turn_count_, " turns, expected ", kMaxTurnEnds, " at most");
   }
-  return check_head_(image_);
+  const absl::Status status = check_head_(image_);
+  has_head_ = status.ok();
+  return status;
 }
 
 absl::Status SessionReader::ReadTurns(std::string_view payload) {

@@ -16,7 +16,6 @@
 
 #include "absl/status/statusor.h"
 #include "base/sha256.h"
-#include "model/state_layout.h"
 
 namespace ovq {
 
@@ -63,49 +62,59 @@ EncodedSession EncodeSession(SessionImage image);
 // What the image, whose state is not looked at, has beyond `since`: its tokens begin with these.
 EncodedSession EncodeDelta(const SessionImage& image, const SessionBase& since);
 
-// Whether a server with this model and layout can take what the head declares: FailedPrecondition
-// for another model or layout, a slot cap or a position beyond its limits; DataLoss for a state of
-// another size or a token beyond the vocabulary, which no session of this model has. The tokens are
-// looked at as far as they are there: none of a head alone.
-absl::Status CheckSessionFits(const SessionImage& image, std::string_view model_fingerprint,
-                              const StateLayout& layout, int64_t vocab_size);
-
-// DataLoss for a whole image that fits, but whose state no session of this layout has (CheckState):
-// its checksums say that it is as it was written, not by whom.
-absl::Status CheckSessionState(const SessionImage& image, const StateLayout& layout);
-
-// Reads a file whose parts arrive one after another. Holds at most twice what has arrived.
+// Reads a file whose parts arrive one after another. Holds at most twice what has arrived, and
+// address space for a state.
 class SessionReader {
  public:
   // Called once, with the head alone, before anything behind it is taken.
   using CheckHead = std::function<absl::Status(const SessionImage& head)>;
-  explicit SessionReader(CheckHead check_head) : check_head_(std::move(check_head)) {}
+  // digest: whether DONE is compared with the bytes before it. The checksums of the sections always
+  // are, and cover every byte.
+  explicit SessionReader(CheckHead check_head, bool digest = true)
+      : check_head_(std::move(check_head)), check_digest_(digest) {}
 
   // DataLoss for what is damaged, FailedPrecondition for another version, an unknown section that
   // is required or a delta, and what check_head says. After an error: the same one again.
   absl::Status Add(std::string_view part);
+  // Add without a copy: where the next bytes belong, `most` or fewer, but some. They are added once
+  // all of them are there.
+  std::span<char> Room(size_t most);
+  absl::Status AddRoom();
+
+  // The head was read, and passed.
+  bool has_head() const { return has_head_; }
+  const SessionImage& head() const { return image_; }
+  // Once, with the head just read: the state's bytes go there, end to end, and not into the image.
+  // As many as the head says.
+  void PutStateInto(std::vector<std::span<std::byte>> places) { places_ = std::move(places); }
   // DataLoss if the end is missing. Call once.
   absl::StatusOr<SessionImage> Finish();
 
  private:
   enum class Stage { kPrelude, kSectionHead, kPayload, kChecksum, kEnded };
 
-  absl::Status Take();  // what the stage wanted is in buffer_
+  bool InState() const;
+  absl::Status Take();  // what the stage wanted is there
   absl::Status BeginSection();
   absl::Status EndSection();
   absl::Status ReadHead(std::string_view payload);
   absl::Status ReadTurns(std::string_view payload);
 
   const CheckHead check_head_;
+  const bool check_digest_;
   absl::Status status_;
   SessionImage image_;
+  bool has_head_ = false;
+  std::vector<std::span<std::byte>> places_;   // of the state, what is left of them
   uint64_t token_count_ = 0, turn_count_ = 0;  // as declared
   std::array<bool, 5> seen_{};                 // by place in kSections
   Stage stage_ = Stage::kPrelude;
   uint64_t wanted_ = 12;  // bytes of this stage
+  uint64_t had_ = 0;      // of them
   uint64_t taken_ = 0;    // bytes of the file before this stage
   uint64_t skipped_ = 0;  // bytes of unknown sections
-  std::string buffer_;
+  std::span<char> room_;  // as Room gave it
+  std::string buffer_;    // of this stage, but for the state
   std::string tag_, payload_;
   uint32_t crc_ = 0;
   Sha256 digest_;

@@ -46,7 +46,8 @@ void SessionStore::Keep(Session& session) {
 }
 
 void SessionStore::MayCheckpoint(Session& session, int64_t left) {
-  if (session.log && !session.deleted && Checkpoints::Due(session, left)) Keep(session);
+  if (!session.log || session.deleted) return;
+  if (Checkpoints::Due(session.state, session.checkpoints.made_at, left)) Keep(session);
 }
 
 void SessionStore::EndOfTurn(Session& session, int64_t generated) {

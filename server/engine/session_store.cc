@@ -359,7 +359,7 @@ void SessionStore::Release(Session& session) {
 void SessionStore::AddTo(EngineStats& stats) const {
   std::lock_guard lock(mutex_);
   stats.sessions_idle += idle_;
-  stats.sessions_hibernated += hibernated_;
+  stats.sessions_hibernated += hibernated_ - placed_;
   stats.live_slots += live_slots_;
   stats.checkpoint_bytes = checkpoints_.bytes();
   stats.token_log_bytes = static_cast<size_t>(log_tokens_) * sizeof(int32_t);

@@ -24,7 +24,7 @@
 namespace ovq {
 
 struct SessionImage;
-struct StoredState;
+struct WakingSession;
 
 // Session::info is what is published of a session: no caller waits for the engine thread to read
 // it. The rest of a session belongs to the engine thread, or, while it is not busy, to whoever
@@ -166,8 +166,9 @@ class SessionStore {
                         const std::optional<std::string>& tenant, SteadyTime called);
   void Asked(const std::string& id);  // another server wants it
   void WakeHere(const std::string& id, const std::string& tenant, Then then);
-  void TakeBack(const std::shared_ptr<Session>& session, absl::StatusOr<StoredState> stored,
-                SteadyTime called, Then then);
+  absl::Status FindPlace(WakingSession& waking);  // memory for its state
+  void ReadInPlace(std::shared_ptr<WakingSession> waking);
+  void TakeBack(std::shared_ptr<WakingSession> waking);
   // The state of a busy session goes back to its last checkpoint before `consumed`. If the system
   // has no memory for that, the session is free again as it was, or as Lose has it.
   absl::Status GoBack(Session& session, int64_t consumed, bool replays, RewindWork& work);
@@ -200,6 +201,7 @@ class SessionStore {
   RandomSource& random_;
   const std::shared_ptr<Inbox> inbox_;
   const StartJob start_;
+  int placed_ = 0;  // sessions that count as hibernated, and whose states are read into the pool
 
   mutable std::mutex mutex_;  // guards the rest, and Session::info of sessions in by_id_
   Map by_id_;

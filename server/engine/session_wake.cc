@@ -1,5 +1,4 @@
-// What of the SessionStore brings sessions and their states back from the disk, and lets states go
-// where others need their memory.
+// What of the SessionStore brings sessions and their states back from the disk.
 #include <algorithm>
 #include <span>
 #include <string>
@@ -8,61 +7,118 @@
 #include "absl/strings/str_cat.h"
 #include "server/engine/session_image.h"
 #include "server/engine/session_store.h"
+#include "server/engine/validate.h"
 
 namespace ovq {
 
-// A session as its files have it: a state, and the tokens that it has not read.
-struct StoredState {
-  SessionImage image;           // the state; at position 0 without bytes
-  std::vector<int32_t> tokens;  // of the conversation from position `begin` on
+// A session on its way back. The folder's threads and the engine's have it in turn.
+struct WakingSession {
+  const std::shared_ptr<Session> session;
+  const EngineMemory& memory;
+  const int64_t vocab_size;
+  const SteadyTime called;
+  const SessionStore::Then then;
+
+  // What was read.
+  absl::Status status = {};
+  std::optional<SessionFolder::Stored> files = {};
+  std::unique_ptr<SessionReader> reader = {};  // of the snapshot, if there is one
+  SessionMark mark = {};
+  int64_t from = 0;                  // what the state has consumed; 0 if it is of no use
+  std::string bytes = {};            // the state, if it is not in its place
+  std::vector<int32_t> tokens = {};  // of the conversation from position `begin` on
   int64_t begin = 0;
-  SessionMark mark;
+
+  // Where the state is read to.
+  StateHandle place = {};
+  std::vector<std::span<std::byte>> live = {};
+  std::shared_ptr<Checkpoint> copy = {};
 
   int64_t consumed() const { return mark.length - (mark.pending ? 1 : 0); }
 };
 
 namespace {
 
-absl::StatusOr<StoredState> Read(SessionFolder::Stored stored, const EngineMemory& memory,
-                                 int64_t vocab_size) {
-  StoredState state;
-  const JournalHead& head = stored.journal.head;
-  state.mark = stored.journal.mark();
-  if (head.version > 0) {
-    SessionReader reader([&](const SessionImage& image) {
-      return CheckSessionFits(image, memory.fingerprint, *memory.layout, vocab_size);
-    });
-    absl::Status status = reader.Add(stored.snapshot);
-    if (!status.ok()) return status;
-    absl::StatusOr<SessionImage> image = reader.Finish();
-    if (!image.ok()) return image.status();
-    state.image = *std::move(image);
-    if (state.image.length() != head.mark.length || state.image.slot_cap != head.slot_cap) {
-      return absl::DataLossError("session file: not the one that its journal goes on from");
-    }
-    status = CheckSessionState(state.image, *memory.layout);
-    if (!status.ok()) return status;
+constexpr size_t kPartBytes = size_t{256} << 10;  // stays in the processor's cache
+// So much the engine thread copies itself, which takes it less than another turn may.
+constexpr size_t kCopiedBytes = size_t{2} << 20;
+
+absl::Status ReadPart(WakingSession& waking) {
+  SnapshotFile& file = *waking.files->snapshot;
+  if (file.left() == 0) return waking.reader->Finish().status();
+  const std::span<char> room = waking.reader->Room(std::min(kPartBytes, file.left()));
+  absl::Status status = file.Read(room);
+  return status.ok() ? waking.reader->AddRoom() : status;
+}
+
+// As far as it says where the state belongs.
+absl::Status ReadHead(WakingSession& waking) {
+  const Journal& journal = waking.files->journal;
+  waking.mark = journal.mark();
+  if (waking.files->snapshot == nullptr) return absl::OkStatus();
+  // Nothing but damage changes these files, and every byte is in a section with a checksum.
+  waking.reader = std::make_unique<SessionReader>(
+      [&memory = waking.memory, vocab_size = waking.vocab_size](const SessionImage& head) {
+        return CheckSessionFits(head, memory.fingerprint, *memory.layout, vocab_size);
+      },
+      /*digest=*/false);
+  while (!waking.reader->has_head()) {
+    if (absl::Status status = ReadPart(waking); !status.ok()) return status;
   }
-  SessionImage& image = state.image;
-  if (image.tokens) {
-    state.tokens = *std::exchange(image.tokens, std::nullopt);
+  const SessionImage& head = waking.reader->head();
+  if (head.length() != journal.head.mark.length || head.slot_cap != journal.head.slot_cap) {
+    return absl::DataLossError("session file: not the one that its journal goes on from");
+  }
+  const bool goes_on = std::ranges::all_of(
+      journal.entries, [&head](const JournalEntry& entry) { return entry.begin >= head.position; });
+  if (goes_on && head.position <= waking.consumed()) waking.from = head.position;
+  return absl::OkStatus();
+}
+
+absl::Status ReadSnapshot(WakingSession& waking) {
+  while (waking.files->snapshot->left() > 0) {
+    if (absl::Status status = ReadPart(waking); !status.ok()) return status;
+  }
+  absl::StatusOr<SessionImage> image = waking.reader->Finish();
+  if (!image.ok()) return image.status();
+  const StateLayout& layout = *waking.memory.layout;
+  const absl::Status status = waking.place.base == nullptr
+                                  ? CheckSessionState(*image, layout)
+                                  : CheckSessionState(*image, layout, waking.place.base);
+  if (!status.ok()) return status;
+  if (waking.copy != nullptr) {
+    std::byte* to = waking.copy->bytes.get();
+    for (const std::span<std::byte> part : waking.live) to = std::ranges::copy(part, to).out;
+  }
+  if (waking.from > 0) waking.bytes = std::move(image->state);
+  if (image->tokens) {
+    waking.tokens = *std::move(image->tokens);
   } else {
-    state.begin = image.position;
-    if (image.pending) state.tokens = {*image.pending};
+    waking.begin = image->position;
+    if (image->pending) waking.tokens = {*image->pending};
   }
-  bool restart = false;
-  for (const JournalEntry& entry : stored.journal.entries) {
-    restart |= entry.begin < image.position;
-    if (entry.begin < state.begin) break;
-    state.tokens.resize(static_cast<size_t>(entry.begin - state.begin));
-    state.tokens.insert(state.tokens.end(), entry.tokens.begin(), entry.tokens.end());
+  return absl::OkStatus();
+}
+
+absl::Status ReadAll(WakingSession& waking) {
+  if (waking.reader != nullptr) {
+    if (absl::Status status = ReadSnapshot(waking); !status.ok()) return status;
   }
-  if (restart || image.position > state.consumed()) image = {};
-  const auto known = [vocab_size](int32_t token) { return token >= 0 && token < vocab_size; };
-  if (image.position < state.begin || !std::ranges::all_of(state.tokens, known)) {
+  for (const JournalEntry& entry : waking.files->journal.entries) {
+    if (entry.begin < waking.begin) break;
+    waking.tokens.resize(static_cast<size_t>(entry.begin - waking.begin));
+    waking.tokens.insert(waking.tokens.end(), entry.tokens.begin(), entry.tokens.end());
+  }
+  const auto known = [&waking](int32_t token) { return token >= 0 && token < waking.vocab_size; };
+  if (waking.from < waking.begin || !std::ranges::all_of(waking.tokens, known)) {
     return absl::DataLossError("journal: it does not go on from its snapshot");
   }
-  return state;
+  return absl::OkStatus();
+}
+
+void ReadRest(WakingSession& waking, const SessionFolder& folder) {
+  if (waking.status.ok()) waking.status = ReadAll(waking);
+  if (waking.files) folder.ReadEnded(*waking.files, waking.status);
 }
 
 }  // namespace
@@ -191,62 +247,107 @@ void SessionStore::WakeHere(const std::string& id, const std::string& tenant, Th
 void SessionStore::Wake(std::shared_ptr<Session> session, Then then) {
   if (session->resident()) return then(absl::OkStatus());
   const EngineMemory& memory = *config_.model.FindMemory(session->info.memory);
-  config_.options.session_folder->Read(
-      session->info.id,
-      [this, inbox = inbox_, session, &memory, vocab_size = config_.model.vocab_size,
-       called = config_.options.clock.steady(),
-       then = std::move(then)](absl::StatusOr<SessionFolder::Stored> stored) mutable {
-        absl::StatusOr<StoredState> state = stored.ok()
-                                                ? Read(*std::move(stored), memory, vocab_size)
-                                                : absl::StatusOr<StoredState>(stored.status());
-        inbox->Post([this, session = std::move(session), state = std::move(state), called,
-                     then = std::move(then)]() mutable {
-          TakeBack(session, std::move(state), called, std::move(then));
-        });
-      });
+  SessionFolder* const folder = config_.options.session_folder.get();
+  const std::string id = session->info.id;
+  auto waking =
+      std::make_shared<WakingSession>(std::move(session), memory, config_.model.vocab_size,
+                                      config_.options.clock.steady(), std::move(then));
+  folder->Read(id,
+               [this, folder, inbox = inbox_, on_host = pool_.on_host(),
+                waking = std::move(waking)](absl::StatusOr<SessionFolder::Stored> files) mutable {
+                 waking->status = files.status();
+                 if (files.ok()) {
+                   waking->files = *std::move(files);
+                   waking->status = ReadHead(*waking);
+                 }
+                 const bool in_place = waking->status.ok() && waking->from > 0 && on_host &&
+                                       waking->reader->head().state_bytes > kCopiedBytes;
+                 if (!in_place) ReadRest(*waking, *folder);
+                 inbox->Post([this, in_place, waking = std::move(waking)]() mutable {
+                   in_place ? ReadInPlace(std::move(waking)) : TakeBack(std::move(waking));
+                 });
+               });
 }
 
-void SessionStore::TakeBack(const std::shared_ptr<Session>& session,
-                            absl::StatusOr<StoredState> stored, SteadyTime called, Then then) {
-  if (session->deleted) return then(absl::CancelledError("the session was deleted"));
-  if (!stored.ok()) {
-    const absl::Status status(stored.status().code(),
-                              absl::StrCat("session ", session->info.id, ": its files: ",
-                                           std::string(stored.status().message())));
-    if (absl::IsDataLoss(status)) SetAside(*session);
-    return then(status);
-  }
+absl::Status SessionStore::FindPlace(WakingSession& waking) {
+  const Session& session = *waking.session;
   admission_.CountStored(-1);
-  absl::StatusOr<StateHandle> state =
-      admission_.AcquireSession(*session->state.layout, session->state.slot_cap, session->client);
-  if (!state.ok()) {
+  const absl::StatusOr<StateHandle> place =
+      admission_.AcquireSession(*session.state.layout, session.state.slot_cap, session.client);
+  if (place.ok()) {
+    waking.place = *place;
+  } else {
     admission_.CountStored(1);
-    return then(state.status());
   }
-  if (stored->image.position > 0) {
-    const absl::Status status =
-        pool_.CopyIn(*state, stored->image.position, std::as_bytes(std::span(stored->image.state)));
-    if (!status.ok()) {
-      pool_.Release(*state);
-      admission_.CountStored(1);
-      return then(status);
+  return place.status();
+}
+
+void SessionStore::ReadInPlace(std::shared_ptr<WakingSession> waking) {
+  if (waking->session->deleted) return TakeBack(std::move(waking));
+  if (absl::Status status = FindPlace(*waking); !status.ok()) {
+    return waking->then(std::move(status));
+  }
+  if (absl::Status status = pool_.Commit(waking->place, waking->from); !status.ok()) {
+    pool_.Release(waking->place);
+    admission_.CountStored(1);
+    return waking->then(std::move(status));
+  }
+  ++placed_;
+  StateHandle& place = waking->place;
+  pool_.Grow(place, waking->from);
+  waking->live = pool_.Live(place);
+  waking->reader->PutStateInto(waking->live);
+  if (waking->session->info.keeps_tokens && Checkpoints::Due(place, 0, 0)) {
+    waking->copy = checkpoints_.Make(place);
+  }
+  SessionFolder* const folder = config_.options.session_folder.get();
+  folder->Run([this, folder, inbox = inbox_, waking = std::move(waking)]() mutable {
+    ReadRest(*waking, *folder);
+    inbox->Post([this, waking = std::move(waking)]() mutable {
+      --placed_;
+      TakeBack(std::move(waking));
+    });
+  });
+}
+
+void SessionStore::TakeBack(std::shared_ptr<WakingSession> waking) {
+  const std::shared_ptr<Session>& session = waking->session;
+  absl::Status status = waking->status;
+  if (session->deleted) {
+    status = absl::CancelledError("the session was deleted");
+  } else if (!status.ok()) {
+    status = absl::Status(
+        status.code(),
+        absl::StrCat("session ", session->info.id, ": its files: ", std::string(status.message())));
+    if (absl::IsDataLoss(status)) SetAside(*session);
+  } else if (waking->place.base == nullptr) {
+    status = FindPlace(*waking);
+    if (status.ok() && waking->from > 0) {
+      status = pool_.CopyIn(waking->place, waking->from, std::as_bytes(std::span(waking->bytes)));
     }
   }
-  const int64_t from = stored->image.position;
+  if (!status.ok()) {
+    if (waking->place.base != nullptr) {
+      pool_.Release(waking->place);
+      admission_.CountStored(1);
+    }
+    return waking->then(std::move(status));
+  }
   auto job = std::make_shared<Job>();
-  job->tokens.assign(stored->tokens.begin() + (from - stored->begin), stored->tokens.end());
+  job->tokens.assign(waking->tokens.begin() + (waking->from - waking->begin), waking->tokens.end());
   job->client = session->client;
   job->session = session;
   job->sequence = session;
-  job->prompt_tokens = stored->consumed() - from;
-  job->work = WakeWork{stored->mark.pending.has_value(), called, std::move(then)};
+  job->prompt_tokens = waking->consumed() - waking->from;
+  job->work = WakeWork{waking->mark.pending.has_value(), waking->called, waking->then};
   {
     std::lock_guard lock(mutex_);
     Count(*session, -1);
-    session->state = *state;
+    session->state = waking->place;
     session->pending.reset();
-    if (session->info.keeps_tokens) session->log = std::move(stored->tokens);
-    session->disk->snapshot_at = from;
+    if (session->info.keeps_tokens) session->log = std::move(waking->tokens);
+    session->disk->snapshot_at = waking->from;
+    if (waking->copy != nullptr) checkpoints_.Add(*session, std::move(waking->copy));
     Refresh(*session);
     Count(*session, 1);
   }
@@ -279,77 +380,6 @@ void SessionStore::SetAside(Session& session) {
   session.deleted = true;
   lock.unlock();
   config_.options.session_folder->SetAside(session.info.id);
-}
-
-// --- states that go ---
-
-void SessionStore::MoveOut(Session& session) {
-  std::unique_lock lock(mutex_);
-  Count(session, -1);
-  pool_.Vacate(session.state);
-  session.log.reset();
-  Refresh(session);
-  Count(session, 1);
-  checkpoints_.Forget(session);
-  lock.unlock();
-  admission_.CountStored(1);
-}
-
-std::shared_ptr<Session> SessionStore::FindLeastRecent(
-    const std::function<bool(const Session&)>& which) const {
-  std::lock_guard lock(mutex_);
-  std::shared_ptr<Session> found;
-  for (const auto& [id, session] : by_id_) {
-    if (session->info.busy || !which(*session)) continue;
-    if (found == nullptr || session->info.last_used < found->info.last_used) found = session;
-  }
-  return found;
-}
-
-void SessionStore::Hibernate(const std::shared_ptr<Session>& session) {
-  // Bringing it back shall take no reading: its state as it is goes to the disk on the way.
-  SessionOnDisk& disk = *session->disk;
-  if (!disk.snapshotting && disk.snapshot_at != session->state.position) {
-    Snapshot(session, [](const absl::Status&) {});
-  }
-  const int64_t position = session->position();
-  MoveOut(*session);
-  Tell("hibernate", config_.options.clock.steady(), position);
-}
-
-bool SessionStore::MakeRoom(size_t bytes) {
-  const auto may_go = [](const Session& session) {
-    return !session.info.hibernated && session.info.durable;
-  };
-  while (bytes > pool_.free_bytes()) {
-    const std::shared_ptr<Session> session = FindLeastRecent(may_go);
-    if (session == nullptr) return false;
-    Hibernate(session);
-  }
-  return true;
-}
-
-bool SessionStore::GiveWay(const std::string& client, bool table) {
-  const bool on_disk = config_.options.session_folder != nullptr;
-  const std::shared_ptr<Session> session = FindLeastRecent([&](const Session& one) {
-    if (one.hold == nullptr || one.hold->client() != client) return false;
-    // What is on disk is to outlast its server: it is not ended for others.
-    return !on_disk || (!table && !one.info.hibernated && one.info.durable);
-  });
-  if (session == nullptr) return false;
-  if (on_disk) {
-    Hibernate(session);
-    return true;
-  }
-  std::unique_lock lock(mutex_);
-  Count(*session, -1);
-  by_id_.erase(session->info.id);
-  lock.unlock();
-  const int64_t position = session->position();
-  session->deleted = true;
-  Release(*session);
-  Tell("give_way", config_.options.clock.steady(), position);
-  return true;
 }
 
 }  // namespace ovq

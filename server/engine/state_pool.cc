@@ -147,6 +147,15 @@ void StatePool::CopyOut(const StateHandle& state, std::span<std::byte> out) {
   }
 }
 
+std::vector<std::span<std::byte>> StatePool::Live(const StateHandle& state) const {
+  Check(on_host(), "the host writes to its own memory");
+  std::vector<std::span<std::byte>> live;
+  for (const StateExtent& extent : state.layout->live_extents_at(state.position, state.slot_cap)) {
+    live.emplace_back(state.base + extent.offset, extent.bytes);
+  }
+  return live;
+}
+
 absl::StatusOr<std::vector<std::byte>> StatePool::Snapshot(const StateHandle& state) {
   std::vector<std::byte> bytes;
   try {

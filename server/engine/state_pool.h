@@ -57,6 +57,10 @@ class StatePool {
   void CopyOut(const StateHandle& state, std::span<std::byte> out);
   // ResourceExhausted: the host has no memory for it.
   absl::StatusOr<std::vector<std::byte>> Snapshot(const StateHandle& state);
+  // Whether states lie in the host's memory, and the same bytes where they lie there, for a thread
+  // that has the state to itself.
+  bool on_host() const { return memory_.on_host(); }
+  std::vector<std::span<std::byte>> Live(const StateHandle& state) const;
   // state must be at position 0; brings it to `position`. ResourceExhausted as Commit has it.
   absl::Status CopyIn(StateHandle& state, int64_t position, std::span<const std::byte> in);
 

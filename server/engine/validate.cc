@@ -3,11 +3,12 @@
 #include <algorithm>
 #include <limits>
 
+#include "absl/strings/escaping.h"
 #include "absl/strings/str_cat.h"
 #include "base/text.h"
+#include "model/state_check.h"
 #include "server/engine/error_facts.h"
 #include "server/engine/limits.h"
-#include "server/engine/session_image.h"
 
 namespace ovq {
 namespace {
@@ -91,6 +92,21 @@ absl::Status CheckPrompt(const EngineConfig& config, std::span<const int32_t> to
   }
   return CheckTokenIds(tokens, config.model.vocab_size,
                        absl::StrCat(prefix, "prompt.token_ids.ids"));
+}
+
+template <class... Args>
+absl::Status Damaged(const Args&... what) {
+  return absl::DataLossError(absl::StrCat("session file: ", what...));
+}
+
+template <class... Args>
+absl::Status Unfit(const Args&... what) {
+  return absl::FailedPreconditionError(absl::StrCat("session file: ", what...));
+}
+
+absl::Status CheckToken(int64_t token, int64_t vocab_size, const std::string& where) {
+  if (token >= 0 && token < vocab_size) return absl::OkStatus();
+  return Damaged(where, " is ", token, ", expected 0 to ", vocab_size - 1);
 }
 
 }  // namespace
@@ -319,6 +335,55 @@ absl::Status ValidateSession(const EngineConfig& config, const SessionOptions& s
   status.Update(CheckPosition(*config.model.FindMemory(session.memory)->layout,
                               static_cast<int64_t>(session.prompt.size())));
   return status;
+}
+
+absl::Status CheckSessionFits(const SessionImage& image, std::string_view model_fingerprint,
+                              const StateLayout& layout, int64_t vocab_size) {
+  if (image.model_fingerprint != model_fingerprint) {
+    return Unfit("of the model ", absl::CHexEscape(image.model_fingerprint),
+                 ", but this server has ", std::string(model_fingerprint));
+  }
+  if (image.layout_fingerprint != layout.fingerprint()) {
+    return Unfit("states are laid out as ", absl::Hex(image.layout_fingerprint, absl::kZeroPad16),
+                 ", but here as ", absl::Hex(layout.fingerprint(), absl::kZeroPad16));
+  }
+  const int64_t least = layout.has_slot_cap() ? kMinSlotCap : 0;
+  const int64_t most = layout.has_slot_cap() ? layout.limits().max_slot_cap : 0;
+  if (image.slot_cap < least || image.slot_cap > most) {
+    return Unfit("slot cap ", image.slot_cap, ", this server takes ", least, " to ", most);
+  }
+  const int64_t last = layout.has_unbounded() ? layout.limits().max_unbounded_tokens
+                                              : static_cast<int64_t>(kMaxInfoPosition);
+  if (image.position < 0 || image.position > last) {
+    return Unfit("position ", image.position, ", this server takes 0 to ", last);
+  }
+  if (image.unread < 0 || image.unread > last - image.position) {
+    return Unfit(image.unread, " tokens behind position ", image.position,
+                 ", this server takes 0 to ", last - image.position);
+  }
+  const size_t bytes = layout.live_bytes_at(image.position, image.slot_cap);
+  if (image.state_bytes != bytes) {
+    return Damaged("a state of ", image.state_bytes, " bytes, expected ", bytes, " at position ",
+                   image.position);
+  }
+  absl::Status status;
+  if (image.pending) status = CheckToken(*image.pending, vocab_size, "the token that waits");
+  for (size_t i = 0; image.tokens && i < image.tokens->size() && status.ok(); ++i) {
+    status = CheckToken((*image.tokens)[i], vocab_size, absl::StrCat("token ", i));
+  }
+  return status;
+}
+
+absl::Status CheckSessionState(const SessionImage& image, const StateLayout& layout) {
+  const absl::Status status =
+      CheckState(layout, image.position, image.slot_cap, std::as_bytes(std::span(image.state)));
+  return status.ok() ? status : Damaged(std::string(status.message()));
+}
+
+absl::Status CheckSessionState(const SessionImage& image, const StateLayout& layout,
+                               const std::byte* base) {
+  const absl::Status status = CheckState(layout, image.position, image.slot_cap, base);
+  return status.ok() ? status : Damaged(std::string(status.message()));
 }
 
 }  // namespace ovq

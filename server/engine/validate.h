@@ -9,6 +9,7 @@
 #include "absl/status/status.h"
 #include "server/engine/engine_config.h"
 #include "server/engine/request.h"
+#include "server/engine/session_image.h"
 
 namespace ovq {
 
@@ -47,5 +48,20 @@ absl::Status CheckInfoPositions(std::span<const uint64_t> positions);
 absl::Status EmptyPrompt(const std::string& prefix);  // the error
 absl::Status NoTokenizer(const std::string& path);    // likewise, FailedPrecondition
 absl::Status NoChatTemplate(const std::string& path);
+
+// --- session files, before and after their bytes are there ---
+// Whether a server with this model and layout can take what the head declares: FailedPrecondition
+// for another model or layout, a slot cap or a position beyond its limits; DataLoss for a state of
+// another size or a token beyond the vocabulary, which no session of this model has. The tokens are
+// looked at as far as they are there: none of a head alone.
+absl::Status CheckSessionFits(const SessionImage& image, std::string_view model_fingerprint,
+                              const StateLayout& layout, int64_t vocab_size);
+
+// DataLoss for a whole image that fits, but whose state no session of this layout has (CheckState):
+// its checksums say that it is as it was written, not by whom.
+absl::Status CheckSessionState(const SessionImage& image, const StateLayout& layout);
+// The same for one whose state lies in a session's range, in the host's memory.
+absl::Status CheckSessionState(const SessionImage& image, const StateLayout& layout,
+                               const std::byte* base);
 
 }  // namespace ovq

@@ -2,6 +2,7 @@
 
 #include <gtest/gtest.h>
 
+#include <random>
 #include <string>
 
 namespace ovq {
@@ -25,6 +26,20 @@ TEST(Crc32c, PartsAreTheWhole) {
   for (int i = 0; i < 61; ++i) text.push_back(static_cast<char>(i * 37));
   for (size_t cut = 0; cut <= text.size(); ++cut) {
     EXPECT_EQ(Crc32c(text.substr(cut), Crc32c(text.substr(0, cut))), Crc32c(text)) << cut;
+  }
+}
+
+// Around the lengths at which lanes begin and blocks repeat.
+TEST(Crc32c, BothWaysAgree) {
+  std::mt19937 random(1);
+  std::string text(3 * 6144 + 100, '\0');
+  for (char& byte : text) byte = static_cast<char>(random());
+  for (const size_t begin : {0, 1, 7}) {
+    for (const size_t length : {0, 7, 8, 9, 6143, 6144, 6145, 6151, 12288, 18431, 18500}) {
+      const std::string_view part = std::string_view(text).substr(begin, length);
+      EXPECT_EQ(Crc32c(part), Crc32cByTables(part)) << begin << " " << length;
+      EXPECT_EQ(Crc32c(part, 0x12345678u), Crc32cByTables(part, 0x12345678u));
+    }
   }
 }
 

@@ -23,6 +23,7 @@
 #include "model/language_model.h"
 #include "server/engine/engine.h"
 #include "server/engine/session_image.h"
+#include "server/engine/validate.h"
 #include "tests/folders.h"
 #include "tests/fuzz/mutate.h"
 #include "tests/server/engine/served_model.h"

@@ -39,7 +39,7 @@ class Durable : public testing::Test {
   }
 
   // The server's start; the folder as it was left.
-  void Start(EngineOptions options = {}) {
+  void Start(EngineOptions options = {}, const FakeModelOptions& model = {}) {
     engine_.reset();
     absl::StatusOr<std::unique_ptr<SessionFolder>> folder = SessionFolder::Open({.path = path_});
     ASSERT_TRUE(folder.ok()) << folder.status();
@@ -54,7 +54,7 @@ class Durable : public testing::Test {
     };
     told_.clear();
     replayed_ = 0;
-    engine_ = std::make_unique<TestEngine>(options, FakeModelOptions{}, events);
+    engine_ = std::make_unique<TestEngine>(options, model, events);
     left_ = engine()->AdoptSessions(std::move(found->sessions));
   }
   // The same from a copy of the files as they are at a moment while the engine still runs: what a
@@ -332,6 +332,76 @@ TEST_F(Durable, AFullDiskIsSaidAndHurtsNobody) {
   Kill();
   EXPECT_EQ(Info(id).position, 18);
   EXPECT_EQ(State(engine(), id), state);
+}
+
+// One that is read straight into its place: of 33,000 rows of 64 bytes.
+class DurableLarge : public Durable {
+ protected:
+  void StartLarge() {
+    EngineOptions options;
+    options.max_prompt_tokens = 40'000;
+    Start(options, {.full_attention = true, .max_unbounded_tokens = 40'000});
+  }
+  std::string OpenLarge() {
+    const std::string id = Open(36'000);
+    EXPECT_GT(Info(id).state_bytes, size_t{2} << 20);
+    return id;
+  }
+};
+
+TEST_F(DurableLarge, GoesOnWhereItWas) {
+  StartLarge();
+  const std::string id = OpenLarge();
+  engine().Run(Turn(id, SomeTokens(20, 4), 5));  // of which the snapshot knows nothing
+  const std::vector<std::byte> state = State(engine(), id);
+  StartLarge();
+  EXPECT_EQ(State(engine(), id), state);
+  EXPECT_THAT(told_, ElementsAre("wake"));
+  EXPECT_EQ(replayed_, 25);
+  // A copy was made on the way.
+  EXPECT_EQ(engine().SettledStats().checkpoint_bytes,
+            engine().model().layout().live_bytes_at(35'999, 40));
+  Receiver<absl::StatusOr<RewindResult>> rewound;
+  engine()->RewindSession({.session_id = id, .position = 36'010}, nullptr, rewound.callback());
+  EXPECT_EQ(rewound.Wait()->replay_tokens, 10);
+  engine().Run(Turn(id, SomeTokens(20, 4), 5));
+  EXPECT_TRUE(engine()->DeleteSession(id, "").ok());
+  EXPECT_EQ(engine().SettledStats().checkpoint_bytes, 0u);
+}
+
+TEST_F(DurableLarge, DamageGivesItsPlaceBack) {
+  StartLarge();
+  const std::string id = OpenLarge();
+  engine_.reset();
+  std::fstream file(FileOf(id, ".session"), std::ios::in | std::ios::out | std::ios::binary);
+  file.seekp(1'500'000);
+  file.write("damage", 6);
+  file.close();
+  StartLarge();
+  const absl::Status refused = engine().Run(Turn(id, {1}, 1)).status;
+  EXPECT_TRUE(absl::IsDataLoss(refused)) << refused;
+  EXPECT_THAT(std::string(refused.message()), HasSubstr("its files: session file: section STAT"));
+  EXPECT_TRUE(std::filesystem::exists(path_ + "/damaged/" + id + ".journal"));
+  const EngineStats stats = engine().SettledStats();
+  EXPECT_EQ(stats.state_bytes_reserved, 0u);
+  EXPECT_EQ(stats.checkpoint_bytes, 0u);
+  EXPECT_EQ(stats.sessions_hibernated + stats.sessions_idle + stats.sessions_active, 0);
+}
+
+// Whichever of the two comes first.
+TEST_F(DurableLarge, OneThatIsDeletedOnItsWayIsGone) {
+  for (int delay = 0; delay < 6; ++delay) {
+    StartLarge();
+    const std::string id = OpenLarge();
+    StartLarge();
+    const std::shared_ptr<TokenStream> turn = engine().Start(Turn(id, {1}, 1));
+    absl::SleepFor(absl::Microseconds(200 * delay));
+    EXPECT_TRUE(engine()->DeleteSession(id, "").ok());
+    ReadAll(*turn);
+    EXPECT_EQ(engine().SettledStats().state_bytes_reserved, 0u);
+    EXPECT_EQ(engine().SettledStats().sessions_hibernated, 0);
+    ExpectNoFileOf(id);
+  }
 }
 
 TEST_F(Durable, SessionsTakeTurnsInTheMemory) {

@@ -11,6 +11,7 @@
 #include "absl/strings/escaping.h"
 #include "base/crc32c.h"
 #include "kernels/mixers/ovq/ovq.h"
+#include "server/engine/validate.h"
 #include "tests/folders.h"
 
 namespace ovq {
