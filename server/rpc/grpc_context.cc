@@ -16,8 +16,8 @@ constexpr int kWriterThreads = 2;
 constexpr int kQuickThreads = 2;
 constexpr int kBlockingThreads = 4;
 constexpr int kAdminThreads = 2;
-// Steps go before the tokenizing of long texts.
-constexpr int kBlockingNice = 5;
+// Steps go before the writing of many answers, and that before the tokenizing of long texts.
+constexpr int kWriterNice = 3, kBlockingNice = 5;
 
 constexpr const char* kRequestId = "x-request-id";
 constexpr const char* kTraceParent = "traceparent";
@@ -48,7 +48,7 @@ ServiceContext::ServiceContext(Engine& engine, ModelDescription description, Met
       metrics(metrics),
       log(log),
       auth(tenants, metrics),
-      writers(kWriterThreads),
+      writers(kWriterThreads, kWriterNice),
       quick(kQuickThreads),
       blocking(kBlockingThreads, kBlockingNice),
       admin(kAdminThreads) {}

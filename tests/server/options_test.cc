@@ -86,6 +86,7 @@ TEST(Options, EveryFlag) {
                            "--max-session-ttl=48h",
                            "--drain-notice=3s",
                            "--drain-timeout=5s",
+                           "--step-timeout=3s",
                            "--max-message-bytes=1M",
                            "--plan-centroids=64,128",
                            "--plan-tokens=10",
@@ -128,6 +129,7 @@ TEST(Options, EveryFlag) {
   EXPECT_EQ(options.engine.session_ttl, absl::Minutes(90));
   EXPECT_EQ(options.engine.max_session_ttl, absl::Hours(48));
   EXPECT_EQ(options.drain_timeout, absl::Seconds(5));
+  EXPECT_EQ(options.step_timeout, absl::Seconds(3));
   EXPECT_EQ(options.listen.max_message_bytes, size_t{1} << 20);
   EXPECT_THAT(options.plan_slot_caps, testing::ElementsAre(64, 128));
   EXPECT_THAT(options.plan_tokens, testing::ElementsAre(10));
@@ -333,6 +335,7 @@ TEST(Options, HelpListsEveryFlagWithItsTwin) {
                            "session-ttl",
                            "max-session-ttl",
                            "drain-timeout",
+                           "step-timeout",
                            "max-message-bytes",
                            "plan-centroids",
                            "plan-tokens",

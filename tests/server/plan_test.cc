@@ -102,7 +102,7 @@ TEST(Plan, ExtremeSizes) {
   config["num_hidden_layers"] = 1024;
   config["layer_types"] = std::vector<std::string>(1024, "full_attention");
   config["num_attention_heads"] = config["num_key_value_heads"] = 4096;
-  config["head_dim"] = 1024;
+  config["head_dim"] = config["value_head_dim"] = 1024;
   const test::TempFolder folder;
   folder.Write("config.json", config.dump());
   options.model = folder.path();

@@ -1,0 +1,411 @@
+#!/usr/bin/python3
+"""Whether one caller can hurt another: a victim's stream and newcomers beside one attacker at a time.
+
+A real server with its default flags; victim, newcomers and attacker are processes and connections of
+their own. For each attack: the victim's tokens a second before and during it, the time to the first
+token of newcomers (a new connection and 20 tokens each) before, during and after, health checks, and the
+server's memory. Prints a row for each, ends with 1 if a bar is missed:
+
+    the victim keeps 40% of its speed, a newcomer waits less than three times as long as alone and a
+    second, health answers within a second, memory grows by less than 1 GiB above the states, the
+    process lives, and SIGTERM ends it with 0.
+
+usage: hostile.py [--attack NAME ...] [--list] [--seconds S] [--build FOLDER] [--model FOLDER]
+"""
+
+import argparse
+import collections
+import multiprocessing
+import os
+import statistics
+import sys
+import tempfile
+import threading
+import time
+
+import grpc
+
+ROOT = os.path.dirname(os.path.dirname(os.path.dirname(os.path.abspath(__file__))))
+sys.path.insert(0, os.path.join(ROOT, "tests", "process"))
+
+from server_process import ServerProcess, load_stubs
+
+SHARE, SLOWER, MORE_SECONDS, GIB = 0.4, 3, 1.0, 1 << 30
+LARGE = [("grpc.max_receive_message_length", -1), ("grpc.max_send_message_length", -1)]
+FOR_EVER = 10**9
+MESSAGE = 15 << 20  # below --max-message-bytes
+
+pb = rpc = None
+
+
+class Caller:
+    """A connection of its own."""
+
+    def __init__(self, address):
+        # Without a pool of its own a channel would share the connection of an equal one.
+        self.channel = grpc.insecure_channel(address, [*LARGE, ("grpc.use_local_subchannel_pool", 1)])
+        self.inference = rpc.InferenceServiceStub(self.channel)
+        self.sessions = rpc.SessionServiceStub(self.channel)
+
+    def generate(self, text="def main():", max_tokens=FOR_EVER, timeout=None, tokens=None, **fields):
+        request = pb.GenerateRequest(**fields)
+        if tokens is not None:
+            request.prompt.token_ids.ids.extend(tokens)
+        else:
+            request.prompt.text = text
+        request.stop.max_tokens = max_tokens
+        request.stop.ignore_eos = True
+        return request, lambda: self.inference.Generate(request, timeout=timeout)
+
+
+# --- attacks: fn(address, count), until killed; count(what) tells what came of a call ---
+
+def repeat(address, count, calls, threads=1):
+    """calls(caller) again and again on each of so many threads of one connection."""
+    caller = Caller(address)
+
+    def loop():
+        while True:
+            try:
+                calls(caller)
+                count("OK")
+            except grpc.RpcError as error:
+                count(error.code().name)
+                time.sleep(0.005)
+    workers = [threading.Thread(target=loop, daemon=True) for _ in range(threads)]
+    for worker in workers:
+        worker.start()
+    while True:
+        time.sleep(1)
+
+
+def drain(stream):
+    for _ in stream:
+        pass
+
+
+def streams(n_calls, change=lambda request: None):
+    def attack(address, count):
+        def calls(caller):
+            request, start = caller.generate()
+            change(request)
+            drain(start())
+        repeat(address, count, calls, n_calls)
+    return attack
+
+
+def many_stop_ids(request):
+    request.stop.stop_token_ids.extend([5] * 2_000_000)
+    request.stop.min_tokens = request.stop.max_tokens
+
+
+def most_stop_ids(request):
+    request.stop.stop_token_ids.extend(range(250))
+    request.stop.min_tokens = request.stop.max_tokens
+    request.sampling.n = 64
+
+
+def stop_strings(request):
+    request.stop.stop_strings.extend("e" * 1023 + chr(97 + i) for i in range(16))
+    request.sampling.n = 64
+
+
+def completions(request):
+    request.sampling.n = 64
+
+
+def logprobs(request):
+    request.sampling.n = 64
+    request.output.logprobs = True
+    request.output.top_logprobs = 258
+
+
+def scores(n_tokens, top, threads):
+    def attack(address, count):
+        def calls(caller):
+            request = pb.ScoreRequest(top_logprobs=top)
+            request.prompt.token_ids.ids.extend([i % 200 for i in range(n_tokens)])
+            caller.inference.Score(request)
+        repeat(address, count, calls, threads)
+    return attack
+
+
+def long_prompts(threads, n_tokens=1 << 20):
+    def attack(address, count):
+        def calls(caller):
+            _, start = caller.generate(tokens=[i % 200 for i in range(n_tokens)], max_tokens=1)
+            drain(start())
+        repeat(address, count, calls, threads)
+    return attack
+
+
+def cancelled_sessions(address, count):
+    def calls(caller):
+        request = pb.CreateSessionRequest()
+        request.prompt.token_ids.ids.extend([1] * (1 << 20))
+        caller.sessions.CreateSession(request, timeout=0.5)
+    repeat(address, count, calls, 2)
+
+
+def chat_parts(address, count):
+    def calls(caller):
+        def parts():
+            yield pb.ChatRequest(open=pb.ChatOpen())
+            while True:
+                yield pb.ChatRequest(turn=pb.ChatTurn(prompt=pb.Prompt(text="x" * 4000), more=True))
+        drain(caller.inference.Chat(parts()))
+    repeat(address, count, calls, 4)
+
+
+def raw(method, body, threads=4):
+    def attack(address, count):
+        def calls(caller):
+            caller.channel.unary_unary("/ovq.v1." + method)(body())
+        repeat(address, count, calls, threads)
+    return attack
+
+
+def field(number, payload):
+    length, varint = len(payload), b""
+    while length > 127:
+        varint, length = varint + bytes([length & 127 | 128]), length >> 7
+    return bytes([number << 3 | 2]) + varint + bytes([length]) + payload
+
+
+def tokenize(address, count):
+    repeat(address, count, lambda caller: caller.inference.Tokenize(
+        pb.TokenizeRequest(text="word " * (MESSAGE // 5))), 4)
+
+
+def detokenize(address, count):
+    request = pb.DetokenizeRequest(token_ids=[i % 250 for i in range(MESSAGE // 2)])
+    repeat(address, count, lambda caller: caller.inference.Detokenize(request), 4)
+
+
+def positions(address, count):
+    request = pb.GetModelInfoRequest(positions=[1] * 5_000_000)
+    repeat(address, count, lambda caller: caller.inference.GetModelInfo(request), 2)
+
+
+def lists(address, count):
+    repeat(address, count, lambda caller: caller.sessions.ListSessions(
+        pb.ListSessionsRequest(page_size=1000)), 64)
+
+
+def short_deadlines(address, count):
+    def calls(caller):
+        time.sleep(0.02)
+        _, start = caller.generate(text="x" * 400, timeout=0.001)
+        drain(start())
+    repeat(address, count, calls, 10)
+
+
+def idle_sessions(address, count):
+    def calls(caller):
+        request = pb.CreateSessionRequest()
+        request.ttl.seconds = 86400
+        caller.sessions.CreateSession(request)
+    repeat(address, count, calls, 16)
+
+
+def open_chats(address, count):
+    callers = [Caller(address) for _ in range(2)]
+    held = []
+    for i in range(2000):
+        more = threading.Event()
+
+        def parts(event=more):
+            yield pb.ChatRequest(open=pb.ChatOpen())
+            event.wait()
+        held.append((callers[i % 2].inference.Chat(parts()), more))
+        count("opened")
+    time.sleep(3600)
+
+
+def forks(address, count):
+    caller = Caller(address)
+    request = pb.CreateSessionRequest()
+    request.prompt.text = "x" * 2000
+    made = caller.sessions.CreateSession(request).session_id
+    repeat(address, count, lambda c: c.sessions.ForkSession(
+        pb.ForkSessionRequest(session_id=made, count=64)), 4)
+
+
+def slow_readers(address, count):
+    caller = Caller(address)
+    held = [caller.generate()[1]() for _ in range(1000)]
+    count(f"{len(held)} streams")
+    time.sleep(3600)
+
+
+ATTACKS = {
+    "2M stop ids": streams(1, many_stop_ids),
+    "250 stop ids, n=64": streams(1, most_stop_ids),
+    "16 long stop strings, n=64": streams(1, stop_strings),
+    "n=64": streams(1, completions),
+    "8 calls of n=64": streams(8, completions),
+    "n=64, 258 log-probabilities": streams(1, logprobs),
+    "64 streams": streams(64),
+    "2,000 one-shots": streams(2000),
+    "longest score": scores(1 << 20, 0, 1),
+    "8 wide scores": scores(20_000, 250, 8),
+    "1M tokens": long_prompts(1),
+    "16 times 1M tokens": long_prompts(16),
+    "queue of long prompts": long_prompts(500, 20_000),
+    "sessions of 1M tokens, given up": cancelled_sessions,
+    "Chat parts for ever": chat_parts,
+    "unknown fields": raw("InferenceService/Tokenize", lambda: b"".join([field(15, b"")]) * (MESSAGE // 2)),
+    "unknown groups": raw("InferenceService/Tokenize", lambda: bytes([15 << 3 | 3, 15 << 3 | 4]) * (MESSAGE // 2)),
+    "empty messages": raw("InferenceService/ApplyTemplate",
+                          lambda: field(1, field(1, b"") * (MESSAGE // 2))),
+    "empty stop strings": raw("InferenceService/Generate", lambda: field(4, field(2, b"") * (MESSAGE // 2))),
+    "long texts to tokens": tokenize,
+    "long tokens to text": detokenize,
+    "5M positions": positions,
+    "64 lists": lists,
+    "deadlines of 1 ms": short_deadlines,
+    "sessions for a day": idle_sessions,
+    "2,000 chats": open_chats,
+    "forks by 64": forks,
+    "1,000 slow readers": slow_readers,
+}
+
+
+# --- who is hurt ---
+
+def attack_process(name, address, folder, results):
+    os.nice(5)  # what is measured is the server: its clients share the machine with it
+    load(folder)
+    counts, lock = collections.Counter(), threading.Lock()
+
+    def count(what):
+        with lock:
+            counts[what] += 1
+    threading.Thread(target=ATTACKS[name], args=(address, count), daemon=True).start()
+    while True:
+        time.sleep(0.5)
+        with lock:
+            results["calls"] = ", ".join(f"{what} {n}" for what, n in counts.most_common(3))
+
+
+def victim_process(address, folder, tokens):
+    load(folder)
+    while True:
+        try:
+            for _ in Caller(address).generate()[1]():
+                tokens.value += 1
+        except grpc.RpcError as error:
+            print(f"  victim: {error.code().name} {error.details()}", flush=True)
+            time.sleep(0.05)
+
+
+def load(folder):
+    global pb, rpc
+    pb, rpc = load_stubs(folder)
+
+
+def newcomer(address, timeout=20):
+    """Seconds to its first token; infinite if it got none."""
+    caller, begin = Caller(address), time.monotonic()
+    try:
+        stream = caller.generate(tokens=range(100, 120), max_tokens=1, timeout=timeout)[1]()
+        for event in stream:
+            if event.HasField("chunk"):
+                return time.monotonic() - begin
+    except grpc.RpcError:
+        pass
+    finally:
+        caller.channel.close()
+    return float("inf")
+
+
+def health(address):
+    channel, begin = grpc.insecure_channel(address, [("grpc.use_local_subchannel_pool", 1)]), time.monotonic()
+    try:
+        channel.unary_unary("/grpc.health.v1.Health/Check")(b"", timeout=10)
+        return time.monotonic() - begin
+    except grpc.RpcError:
+        return float("inf")
+    finally:
+        channel.close()
+
+
+class Bench:
+    def __init__(self, args, folder):
+        self.args, self.folder = args, folder
+        binary = os.path.join(args.build, "bin", "ovq-server")
+        self.server = ServerProcess(binary, args.model, "--log-requests", "none")
+        self.tokens = multiprocessing.Value("q", 0)
+        self.victim = multiprocessing.Process(target=victim_process, daemon=True,
+                                              args=(self.server.address, folder, self.tokens))
+        self.victim.start()
+        while self.tokens.value < 100:
+            time.sleep(0.05)
+
+    def watch(self, seconds):
+        """(the victim's tokens a second, newcomers' seconds, health's, resident bytes)"""
+        begin, first = time.monotonic(), self.tokens.value
+        came, checks, resident = [], [], []
+        while time.monotonic() - begin < seconds:
+            came.append(newcomer(self.server.address))
+            checks.append(health(self.server.address))
+            resident.append(self.server.resident_bytes())
+            time.sleep(0.1)
+        return (self.tokens.value - first) / (time.monotonic() - begin), came, checks, max(resident)
+
+    def run(self, name):
+        alone, came_alone, _, before = self.watch(self.args.seconds / 2)
+        results = multiprocessing.Manager().dict(calls="")
+        attacker = multiprocessing.Process(target=attack_process, daemon=True,
+                                           args=(name, self.server.address, self.folder, results))
+        attacker.start()
+        time.sleep(1)
+        speed, came, checks, resident = self.watch(self.args.seconds)
+        calls = results["calls"]
+        attacker.kill()
+        attacker.join()
+        time.sleep(2)
+        _, came_after, checks_after, _ = self.watch(1)
+        lives = self.server.process.poll() is None
+        most = SLOWER * statistics.median(came_alone) + MORE_SECONDS
+        share = speed / alone
+        ok = (lives and share >= SHARE and max(came + came_after) <= most
+              and max(checks + checks_after) <= 1 and resident - before <= GIB)
+        print(f"| {name} | {share:.2f} | {max(came):.2f} s | {max(came_after):.2f} s | {max(checks):.2f} s "
+              f"| {(resident - before) / (1 << 20):+.0f} MiB | {calls} | {'ok' if ok else 'MISSED'} |", flush=True)
+        return ok
+
+    def end(self):
+        self.victim.kill()
+        self.server.terminate()
+        begin = time.monotonic()
+        status = self.server.wait(60)
+        print(f"SIGTERM: status {status} after {time.monotonic() - begin:.2f} s")
+        return status == 0
+
+
+def main():
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--attack", action="append", choices=list(ATTACKS), metavar="NAME")
+    parser.add_argument("--list", action="store_true", help="names of the attacks")
+    parser.add_argument("--seconds", type=float, default=4, help="of each attack")
+    parser.add_argument("--build", default=os.path.join(ROOT, "build", "cpu"))
+    parser.add_argument("--model", default=os.path.join(ROOT, "models", "python-bytes"))
+    args = parser.parse_args()
+    if args.list:
+        print("\n".join(ATTACKS))
+        return 0
+    with tempfile.TemporaryDirectory() as folder:
+        load(folder)
+        bench = Bench(args, folder)
+        print("| attack | victim's share | newcomer during | after | health | memory | calls | |\n"
+              "|---|---:|---:|---:|---:|---:|---|---|", flush=True)
+        missed = [name for name in args.attack or ATTACKS if not bench.run(name)]
+        ended = bench.end()
+    print(f"{len(missed)} missed: {', '.join(missed)}" if missed else "all bars are met")
+    return 0 if ended and not missed else 1
+
+
+if __name__ == "__main__":
+    multiprocessing.set_start_method("spawn")  # gRPC's threads do not outlive a fork
+    sys.exit(main())
