@@ -31,7 +31,7 @@ struct Options {
   std::optional<size_t> state_memory_bytes;       // default: half of what is free after the weights
   std::optional<size_t> checkpoint_memory_bytes;  // default: an eighth of the state memory
   std::optional<size_t> prefix_memory_bytes;      // likewise
-  bool insecure_listen = false;  // beyond loopback without tokens, too
+  bool insecure_listen = false;                   // beyond loopback without tokens, too
   std::optional<size_t> request_memory_bytes;     // default: an eighth of the machine's
   EngineOptions engine;                           // all but these memories
   std::string session_dir;                        // empty: sessions are in memory alone

@@ -209,8 +209,8 @@ class Metrics {
 
   ByLabel<Counter*> session_events_ =
       Each(Counters("ovq_session_events_total", "What happened to sessions."), "event",
-           {"open", "fork", "rewind", "export", "export_delta", "import", "close", "expire", "give_way", "wake",
-            "hibernate", "take_over", "let_go"});
+           {"open", "fork", "rewind", "export", "export_delta", "import", "close", "expire",
+            "give_way", "wake", "hibernate", "take_over", "let_go"});
   ByLabel<Histogram*> session_event_duration_ =  // nobody waits for an expiry
       Each(Histograms(
                "ovq_session_event_duration_seconds",
