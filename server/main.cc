@@ -1,4 +1,5 @@
 // ovq-server: wiring, signals and drain.
+#include <malloc.h>
 #include <sys/resource.h>
 #include <unistd.h>
 
@@ -315,6 +316,14 @@ void RaiseFileLimit(Log& log) {
   }
 }
 
+// Else the C library keeps what large messages took, in an arena for each thread that met one: it
+// takes a large allocation that ends as a sign that the next ones had better come from there.
+void GiveLargeMessagesBack() {
+#ifdef __GLIBC__
+  mallopt(M_MMAP_THRESHOLD, 1 << 20);
+#endif
+}
+
 int Run(const std::vector<std::string>& args) {
   HoldStandardFiles();
   signal(SIGPIPE, SIG_IGN);  // whoever reads what this program writes may go
@@ -346,6 +355,7 @@ int Run(const std::vector<std::string>& args) {
   if (line->action == CommandLine::Action::kHashToken) return PrintTokenHash(log);
   const GrpcLog grpc_log(log);
   RaiseFileLimit(log);
+  GiveLargeMessagesBack();
   Shutdown shutdown(log);
   if (absl::Status status = Serve(line->options, shutdown, log); !status.ok()) {
     log.Error(status);

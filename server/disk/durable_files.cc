@@ -22,12 +22,12 @@ absl::Status WriteAll(int fd, std::string_view bytes, const std::string& path) {
   return absl::OkStatus();
 }
 
-absl::Status WriteWhole(const std::string& path, const std::vector<std::string>& parts) {
+absl::Status WriteWhole(const std::string& path, const std::vector<std::string_view>& parts) {
   const std::string part = path + ".part";
   const int fd = open(part.c_str(), O_WRONLY | O_CREAT | O_TRUNC | O_CLOEXEC, 0600);
   if (fd < 0) return LastError(part);
   absl::Status status;
-  for (const std::string& bytes : parts) {
+  for (const std::string_view bytes : parts) {
     if (status.ok()) status = WriteAll(fd, bytes, part);
   }
   if (status.ok() && fdatasync(fd) != 0) status = LastError(part);

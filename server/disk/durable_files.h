@@ -16,7 +16,7 @@ absl::Status LastError(const std::string& path);
 
 absl::Status WriteAll(int fd, std::string_view bytes, const std::string& path);
 // Appears under its name only once it is whole and on the disk; SyncFolder makes the name last.
-absl::Status WriteWhole(const std::string& path, const std::vector<std::string>& parts);
+absl::Status WriteWhole(const std::string& path, const std::vector<std::string_view>& parts);
 // Of a file that is there, all of it or nothing. The descriptor, for fdatasync; the caller closes
 // it.
 absl::StatusOr<int> AppendTo(const std::string& path, std::string_view bytes);

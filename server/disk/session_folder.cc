@@ -92,9 +92,10 @@ void SessionFolder::Run(std::function<void()> work) {
 
 void SessionFolder::WriteSnapshot(const JournalHead& head, const MakeFile& make, uint64_t& bytes,
                                   absl::Status& status) const {
-  const std::vector<std::string> parts = make();
-  for (const std::string& part : parts) bytes += part.size();
-  status = WriteWhole(SnapshotPath(head.id, head.version), parts);
+  status = make([&](const std::vector<std::string_view>& parts) {
+    for (const std::string_view part : parts) bytes += part.size();
+    return WriteWhole(SnapshotPath(head.id, head.version), parts);
+  });
 }
 
 absl::Status SessionFolder::WriteJournal(const std::string& id, const std::string& text,

@@ -12,6 +12,7 @@
 #include <mutex>
 #include <set>
 #include <string>
+#include <string_view>
 #include <thread>
 #include <vector>
 
@@ -53,8 +54,9 @@ struct FoundSession {
 class SessionFolder {
  public:
   using Done = std::function<void(absl::Status)>;
-  // A file's parts, made on a thread of the folder's.
-  using MakeFile = std::function<std::vector<std::string>()>;
+  // Makes a file's parts on a thread of the folder's, and returns what writing them did.
+  using WriteParts = std::function<absl::Status(const std::vector<std::string_view>& parts)>;
+  using MakeFile = std::function<absl::Status(const WriteParts& write)>;
   // A session's files, to be read on.
   struct Stored {
     std::string id;

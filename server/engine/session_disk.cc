@@ -19,16 +19,21 @@ absl::Status NotOnDisk(const Session& session, const absl::Status& status) {
                    " tokens; it goes on in memory: ", std::string(status.message())));
 }
 
-std::vector<std::string> PartsOf(const SessionImage& image) {
-  EncodedSession file = EncodeSession(image);
-  return {std::move(file.head), std::move(file.state), std::move(file.tail)};
+SessionFolder::MakeFile FileOf(std::shared_ptr<const SessionImage> image) {
+  return [image = std::move(image)](const SessionFolder::WriteParts& write) {
+    const EncodedSession file = EncodeAroundState(*image);
+    return write({file.head, image->state, file.tail});
+  };
 }
 
-// A turn after which a restart would have to read so much again gets a snapshot; a large state is
-// written less often, as checkpoints are.
+// One token more for so many bytes of a large state: summing and writing it takes four times as
+// long as the copy that a checkpoint is, and is to take as small a part of the time.
+constexpr size_t kSnapshotBytesPerToken = kCheckpointBytesPerToken / 4;
+
+// A turn after which a crash would leave so much to be read again gets a snapshot.
 int64_t SnapshotSpacing(const Session& session) {
   return std::max(kCheckpointTokens,
-                  static_cast<int64_t>(session.state.committed_bytes / kCheckpointBytesPerToken));
+                  static_cast<int64_t>(session.state.committed_bytes / kSnapshotBytesPerToken));
 }
 
 }  // namespace
@@ -120,7 +125,7 @@ void SessionStore::Establish(std::vector<std::shared_ptr<Session>> made,
     disk.version = head.version + entries.size();
     disk.length = session->position();
     SessionFolder::MakeFile make;
-    if (image != nullptr) make = [image] { return PartsOf(*image); };
+    if (image != nullptr) make = FileOf(image);
     folder->Create(std::move(head), std::move(entries), std::move(make),
                    Posted([all, ready, &disk, session](absl::Status status) {
                      if (!status.ok()) disk.length = 0;
@@ -177,9 +182,8 @@ void SessionStore::Snapshot(const std::shared_ptr<Session>& session, Then then) 
   head.mark = MarkOf(*session);
   disk.snapshotting = true;
   disk.snapshot_at = session->state.position;
-  const std::shared_ptr<const SessionImage> image = ShareImage(*session);
   config_.options.session_folder->Snapshot(
-      std::move(head), [image] { return PartsOf(*image); },
+      std::move(head), FileOf(ShareImage(*session)),
       Posted([session, then = std::move(then)](absl::Status status) {
         session->disk->snapshotting = false;
         then(std::move(status));

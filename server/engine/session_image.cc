@@ -90,6 +90,12 @@ std::string_view EncodedSession::Part(size_t offset, size_t most) const {
 }
 
 EncodedSession EncodeSession(SessionImage image) {
+  EncodedSession file = EncodeAroundState(image);
+  file.state = std::move(image.state);
+  return file;
+}
+
+EncodedSession EncodeAroundState(const SessionImage& image) {
   EncodedSession file;
   file.head = kMagic;
   Put(file.head, kVersion);
@@ -101,11 +107,11 @@ EncodedSession EncodeSession(SessionImage image) {
   PutSection(file.head, kSections[kTurn], turns);
   const std::string start = SectionStart(kSections[kStat], image.state.size());
   file.head.append(start);
-  file.state = std::move(image.state);
-  Put(file.tail, Crc32c(file.state, Crc32c(start)));
+  Put(file.tail, Crc32c(image.state, Crc32c(start)));
   Sha256 digest;
-  for (const std::string* piece : {&file.head, &file.state, &file.tail}) {
-    digest.Add(piece->data(), piece->size());
+  for (const std::string_view piece :
+       {std::string_view(file.head), std::string_view(image.state), std::string_view(file.tail)}) {
+    digest.Add(piece.data(), piece.size());
   }
   PutDone(file.tail, std::move(digest));
   return file;

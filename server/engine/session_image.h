@@ -59,6 +59,8 @@ struct EncodedSession {
   std::string_view Part(size_t offset, size_t most) const;
 };
 EncodedSession EncodeSession(SessionImage image);
+// The same but for the state, which stays where it is: what stands before it and behind it.
+EncodedSession EncodeAroundState(const SessionImage& image);
 // What the image, whose state is not looked at, has beyond `since`: its tokens begin with these.
 EncodedSession EncodeDelta(const SessionImage& image, const SessionBase& since);
 

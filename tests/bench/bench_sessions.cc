@@ -4,7 +4,8 @@
 // off reading and decoding. Through the engine, on random weights of the paper's shapes.
 //
 //   bench_sessions [--shape 77m] [--mixer ovq_attention] [--threads 2] [--tokens 32768]
-//                  [--centroids 1024,2048,16384] [--passes 7]
+//                  [--centroids 1024,2048,16384] [--passes 7]   (0: turns alone)
+//                  [--pairs 7]   (of turns with and without)
 //                  [--folder /tmp/ovq-bench-sessions]   (a new one, removed in the end)
 #include <algorithm>
 #include <condition_variable>
@@ -177,11 +178,30 @@ class Host {
 
 class Bench {
  public:
-  Bench(const LanguageModel& model, int threads, int passes, std::string folder)
-      : model_(model), threads_(threads), passes_(passes), folder_(std::move(folder)) {}
+  Bench(const LanguageModel& model, int threads, int passes, int pairs, std::string folder)
+      : model_(model),
+        threads_(threads),
+        passes_(passes),
+        pairs_(pairs),
+        folder_(std::move(folder)) {}
 
   void Run(int32_t cap, int64_t n_tokens) {
     Host host(model_, threads_, Options());
+    if (passes_ > 0) {
+      const SessionImage image = Once(host, cap, n_tokens);
+      OnDisk(cap, image);
+    }
+    Turns(cap, host);
+  }
+
+ private:
+  struct Side {
+    Host& host;
+    std::string id;
+  };
+
+  // What is done to a session, once it has read its prompt; its file.
+  SessionImage Once(Host& host, int32_t cap, int64_t n_tokens) {
     const double begin = Seconds();
     const SessionInfo made = host.Create(cap, Tokens(n_tokens), true);
     read_ = Seconds() - begin;
@@ -193,21 +213,10 @@ class Bench {
         host->Stats().checkpoint_bytes, host->Stats().token_log_bytes, read_);
     InMemory(host, info, n_tokens);
     AsFiles(host, info.id);
-    const SessionImage image = *host->ExportSession(info.id, "");
+    SessionImage image = *host->ExportSession(info.id, "");
     host.Delete(info.id);
-    const SessionInfo kept = host.Create(cap, Tokens(4 * kPart), true),
-                      bare = host.Create(cap, Tokens(4 * kPart), false);
-    Compare("tokens and checkpoints", {host, kept.id}, {host, bare.id});
-    host.Delete(bare.id);
-    host.Delete(kept.id);
-    OnDisk(cap, image, host);
+    return image;
   }
-
- private:
-  struct Side {
-    Host& host;
-    std::string id;
-  };
 
   static EngineOptions Options() {
     EngineOptions options;
@@ -295,14 +304,19 @@ class Bench {
     Print("delta after 64 tokens", delta, -1, static_cast<int64_t>(delta_bytes));
   }
 
-  // A server with a folder and memory for one session: each that is used moves the other out.
-  void OnDisk(int32_t cap, const SessionImage& image, Host& without) {
+  EngineOptions WithFolder(DiskLog& log) const {
     Check(!std::filesystem::exists(folder_), "--folder is a new one");
-    DiskLog log;
     EngineOptions options = Options();
     auto folder = SessionFolder::Open({.path = folder_}, log.callback());
     Check(folder.ok() && (*folder)->Recover().ok(), "a folder for sessions");
     options.session_folder = *std::move(folder);
+    return options;
+  }
+
+  // A server with a folder and memory for one session: each that is used moves the other out.
+  void OnDisk(int32_t cap, const SessionImage& image) {
+    DiskLog log;
+    EngineOptions options = WithFolder(log);
     options.overcommit = true;
     options.state_memory_bytes = model_.layout().bytes_cap(cap);
     {
@@ -322,20 +336,32 @@ class Bench {
       }
       Print("snapshot into the session folder", snapshot, -1, static_cast<int64_t>(bytes));
       Print("wake from there", wake, host.last_wake().replayed);
-      host.Delete(id);
-      host.Delete(other);
-      const std::vector<int32_t> prompt = Tokens(4 * kPart);
-      const std::string durable = host.Create(cap, prompt, true).id,
-                        passing = without.Create(cap, prompt, true).id;
-      const size_t before = log.Count("append");
-      Compare("a session folder", {host, durable}, {without, passing});
-      std::printf("  (%zu journal entries in %d turns, %zu snapshots)\n",
-                  log.Count("append") - before, 2 * passes_, log.Count("snapshot"));
     }
     std::filesystem::remove_all(folder_);
   }
 
-  // Turns of two sessions of one length, one beside the other.
+  void Turns(int32_t cap, Host& host) {
+    const std::vector<int32_t> prompt = Tokens(4 * kPart);
+    std::string kept = host.Create(cap, prompt, true).id;
+    const std::string bare = host.Create(cap, prompt, false).id;
+    Compare("tokens and checkpoints", {host, kept}, {host, bare});
+    host.Delete(bare);
+    host.Delete(kept);
+    kept = host.Create(cap, prompt, true).id;
+    DiskLog log;
+    {
+      Host durable(model_, threads_, WithFolder(log));
+      const std::string id = durable.Create(cap, prompt, true).id;
+      const size_t appends = log.Count("append"), snapshots = log.Count("snapshot");
+      Compare("a session folder", {durable, id}, {host, kept});
+      std::printf("  (%zu journal entries in %d turns, %zu snapshots)\n",
+                  log.Count("append") - appends, 2 * pairs_, log.Count("snapshot") - snapshots);
+    }
+    host.Delete(kept);
+    std::filesystem::remove_all(folder_);
+  }
+
+  // Turns of two sessions of one length, one beside the other, each first in every second pair.
   void Compare(const char* what, const Side& with, const Side& without) {
     std::vector<double> reading, decoding;
     const auto time = [](const Side& side, const std::vector<int32_t>& prompt, int64_t n_answer) {
@@ -343,34 +369,46 @@ class Bench {
       side.host.Say(side.id, prompt, n_answer);
       return Seconds() - before;
     };
-    for (int pass = 0; pass < passes_; ++pass) {
-      const std::vector<int32_t> part = Tokens(kPart);
-      reading.push_back(time(with, part, 0) / time(without, part, 0));
-      decoding.push_back(time(with, {}, kAnswer) / time(without, {}, kAnswer));
+    for (int pair = 0; pair < pairs_; ++pair) {
+      const auto ratio = [&](const std::vector<int32_t>& prompt, int64_t n_answer) {
+        const bool swapped = pair % 2 == 1;
+        const double first = time(swapped ? without : with, prompt, n_answer),
+                     second = time(swapped ? with : without, prompt, n_answer);
+        return swapped ? second / first : first / second;
+      };
+      reading.push_back(ratio(Tokens(kPart), 0));
+      decoding.push_back(ratio({}, kAnswer));
     }
-    std::printf(
-        "  with %s, turns take %.3f (%lld tokens read) and %.3f (%lld drawn) of the time "
-        "without\n",
-        what, Median(reading), static_cast<long long>(kPart), Median(decoding),
-        static_cast<long long>(kAnswer));
+    std::printf("  with %s, turns take, of the time without (medians of %d pairs):\n", what,
+                pairs_);
+    PrintRatios("tokens read", kPart, reading);
+    PrintRatios("drawn", kAnswer, decoding);
+  }
+  static void PrintRatios(const char* what, int64_t n, std::vector<double> ratios) {
+    std::ranges::sort(ratios);
+    const size_t quarter = ratios.size() / 4;
+    std::printf("    %.3f (%lld %s; half of the pairs %.3f to %.3f, all %.3f to %.3f)\n",
+                Median(ratios), static_cast<long long>(n), what, ratios[quarter],
+                ratios[ratios.size() - 1 - quarter], ratios.front(), ratios.back());
   }
 
   const LanguageModel& model_;
-  const int threads_, passes_;
+  const int threads_, passes_, pairs_;
   const std::string folder_;
   std::mt19937 random_{3};
   double read_ = 0;  // s, the prompt
 };
 
 int Main(int argc, char** argv) {
-  CheckFlags(
-      argc, argv,
-      {"--shape", "--mixer", "--threads", "--tokens", "--centroids", "--passes", "--folder"});
+  CheckFlags(argc, argv,
+             {"--shape", "--mixer", "--threads", "--tokens", "--centroids", "--passes", "--pairs",
+              "--folder"});
   const int threads = std::atoi(FlagValue(argc, argv, "--threads", "2"));
   const std::vector<int64_t> caps =
       Numbers(FlagValue(argc, argv, "--centroids", "1024,2048,16384"));
   const int64_t tokens = std::atoll(FlagValue(argc, argv, "--tokens", "32768"));
   const int passes = std::atoi(FlagValue(argc, argv, "--passes", "7"));
+  const int pairs = std::atoi(FlagValue(argc, argv, "--pairs", "7"));
   const std::string folder = FlagValue(argc, argv, "--folder", "/tmp/ovq-bench-sessions");
   const auto context = *DeviceContext::Make(Device::kCpu, threads);
   ModelOptions options;
@@ -378,7 +416,7 @@ int Main(int argc, char** argv) {
   const std::unique_ptr<LanguageModel> model =
       Load(FlagValue(argc, argv, "--shape", "77m"),
            FlagValue(argc, argv, "--mixer", "ovq_attention"), options, *context);
-  Bench bench(*model, threads, passes, folder);
+  Bench bench(*model, threads, passes, pairs, folder);
   for (const int64_t cap : caps) bench.Run(static_cast<int32_t>(cap), tokens);
   return 0;
 }

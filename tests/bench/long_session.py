@@ -4,10 +4,11 @@
 usage: long_session.py [--build build/cpu] [--model models/python-bytes] [--tokens 10000000] [--turn 5000]
                        [--keep-tokens] [--seed 1]
 
-Reads random text in turns, each with an answer of 16 tokens, and prints at powers of ten and of two between
-them the session's bytes, the server's resident memory and its processor time per token that was read since the
-line before. At the end: how much the memory has grown since 100,000 tokens, and the last stretch's processor time per token beside the
-first one's after them. With --keep-tokens the session has a log of its tokens, 4 bytes each.
+Reads random text in turns, the first ones of every size that a step has, each with an answer of 16 tokens, and
+prints at powers of ten and of two between them the session's bytes, the server's resident memory and its processor
+time per token that was read since the line before. At the end: how much the memory has grown since 100,000 tokens,
+and the last stretch's processor time per token beside the first one's after them. With --keep-tokens the session has
+a log of its tokens, 4 bytes each.
 """
 
 import argparse
@@ -23,6 +24,9 @@ from ovq_client import Client, Finished
 from server_process import ServerProcess
 
 FROM = 100_000  # where a session is as large as it gets
+# Of steps, for each of which the matrix products have code of their own, made when it first comes
+# (kernels/ops/matmul_cpu.cc): else a rare one would look like growth.
+ROWS = [*range(2, 9), 12, 16, 24, 32, 48, *range(64, 513, 64)]
 
 
 def cpu_seconds(server):
@@ -49,9 +53,11 @@ def main():
         session = client.create_session("x", keep_tokens=args.keep_tokens)  # and what text begins with
         position = begun_at = session.position
         begin = cpu_seconds(server)
+        lengths = [rows - 1 for rows in ROWS]  # of the first turns; a token waits
         for mark in marks:
             while position < mark:
-                text = "".join(rng.choices(string.printable, k=min(args.turn, max(mark - position - 16, 1))))
+                length = lengths.pop() if lengths else min(args.turn, max(mark - position - 16, 1))
+                text = "".join(rng.choices(string.printable, k=length))
                 for event in client.generate(text, session_id=session.session_id, max_tokens=16, ignore_eos=True,
                                              timeout=600):
                     if isinstance(event, Finished):
