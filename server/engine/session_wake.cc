@@ -211,6 +211,11 @@ void SessionStore::Asked(const std::string& id) {
   const bool busy = session->info.busy;
   if (busy || session->disk->behind) return folder.Refuse(id);
   if (session->disk->snapshotting) return;  // until they ask again
+  if (session->resident() &&
+      session->state.position - session->disk->snapshot_at >= 2 * kCheckpointTokens) {
+    lock.unlock();  // what they would read again takes longer than this
+    return Snapshot(session, [](const absl::Status&) {});
+  }
   Count(*session, -1);
   by_id_.erase(found);
   lock.unlock();
