@@ -285,12 +285,13 @@ TEST_F(Admin, StatusTellsUseAgainstLimits) {
 TEST(TenantFile, ReadsWhatItSays) {
   const TenantList list =
       Three(R"(,"limits":{"sessions":10,"state_bytes":1073741824,"requests_per_second":2.5,)"
-            R"("tokens_per_second":1000})");
+            R"("tokens_per_second":1000},"weight":2.5)");
   const TenantLimits limits = list.Limits().at("alice");
   EXPECT_EQ(limits.sessions, 10);
   EXPECT_EQ(limits.state_bytes, size_t{1} << 30);
   EXPECT_EQ(limits.requests_per_second, 2.5);
   EXPECT_EQ(limits.tokens_per_second, 1000);
+  EXPECT_EQ(limits.weight, 2.5);
   EXPECT_EQ(list.Limits().at("bob"), TenantLimits{});
   EXPECT_TRUE(list.Find(DigestOf(kRoot))->admin);
   EXPECT_EQ(list.Find(DigestOf("alice")), nullptr);
@@ -314,6 +315,8 @@ TEST(TenantFile, FaultsNameTheirPlace) {
       {Tenants({alice, Entry("alice", kBob)}), "t.json: tenant alice: name: used twice"},
       {Tenants({alice, Entry("bob", kAlice)}), "t.json: tenant bob: token_sha256[0]: used twice"},
       {with(R"(,"admin":1)"), "t.json: tenant alice: admin: expected true or false"},
+      {with(R"(,"weight":0)"), "tenant alice: weight: expected a number from 0.01 to 100"},
+      {with(R"(,"weight":"1")"), "tenant alice: weight: expected a number"},
       {with(R"(,"limit":{})"), "tenant alice: 'limit': unknown field"},
       {with(R"(,"limits":[])"), "tenant alice: limits: expected an object"},
       {with(R"(,"limits":{"x":1})"), "tenant alice: limits: 'x': unknown field"},

@@ -163,6 +163,20 @@ TEST_F(Validate, TextNeedsATokenizer) {
   EXPECT_EQ(FactsOf(status).field, "stop.stop_strings");
 }
 
+TEST_F(Validate, ListsHaveLengths) {
+  GenerateRequest request = Request({1}, 1);
+  request.stop.token_ids.assign(kMaxStopTokenIds, 1);
+  for (int32_t id = 0; id < 250; ++id) request.sampling.logit_bias[id] = 1;
+  EXPECT_TRUE(ValidateGenerate(config_, request).ok());
+  request.stop.token_ids.push_back(1);
+  EXPECT_EQ(ValidateGenerate(config_, request).message(),
+            "stop.stop_token_ids: expected at most 1024, got 1025");
+  EXPECT_EQ(CheckListSizes({.logit_bias = kMaxLogitBias + 1}, "turn.").message(),
+            "turn.sampling.logit_bias: expected at most 4096, got 4097");
+  EXPECT_TRUE(
+      CheckListSizes({.stop_strings = kMaxStopStrings, .logit_bias = kMaxLogitBias}, "").ok());
+}
+
 TEST_F(Validate, TimesToLive) {
   const auto check = [&](absl::Duration ttl) {
     SessionOptions session;
