@@ -60,8 +60,10 @@ class Planner {
     double amount = 0;
     for (const Client& client : clients_) amount += client.cost;
     if (amount == 0) return {};
-    if (costs != nullptr) amount = std::min(amount, TimeBound(*costs, n_memories));
-    const std::vector<double> parts = Parts(amount);
+    const double seconds = costs != nullptr ? TimeBound(*costs, n_memories) : 0;
+    if (costs != nullptr) amount = std::min(amount, costs->Reach(seconds));
+    std::vector<double> parts = Parts(amount);
+    if (costs != nullptr) Lower(costs->Reach(kFilled * seconds), parts);
     constexpr double kGolden = 0.6180339887498949;  // spreads turns evenly
     carried_ = std::fmod(static_cast<double>(turn_) * kGolden, 1);
     for (size_t i = 0; i < clients_.size(); ++i) ShareClient(clients_[i], parts[i]);
@@ -107,7 +109,7 @@ class Planner {
     client.cost += need.cost;
   }
 
-  // The largest cost that keeps the promise to every client, in whatever memory.
+  // How long a step may take that keeps the promise to every client, in whatever memory.
   double TimeBound(const StepCosts& costs, int n_memories) const {
     double weights = 0;
     for (const Client& client : clients_) weights += client.weight;
@@ -117,7 +119,7 @@ class Planner {
       const double cost = (client.cost + client.elsewhere.cost) * std::min(1.0, max_rows_ / rows);
       seconds = std::min(seconds, costs.Seconds(cost) * weights / client.weight);
     }
-    return costs.Reach(seconds / n_memories);
+    return seconds / n_memories;
   }
 
   // Of the clients, in cost.
@@ -140,6 +142,26 @@ class Planner {
       amount *= max_rows_ / rows;
     }
     return parts;
+  }
+  // Who wants more than its part has less of it, until all together are `amount`, though never less
+  // than who has all that it wants.
+  void Lower(double amount, std::vector<double>& parts) const {
+    double least = 0, weights = 0;
+    for (size_t i = 0; i < clients_.size(); ++i) {
+      const Client& client = clients_[i];
+      if (parts[i] < client.cost) {
+        weights += client.weight;
+      } else {
+        amount -= parts[i];
+        least = std::max(least, parts[i] / client.weight);
+      }
+    }
+    if (least == 0) return;  // it would be nobody's gain
+    for (size_t i = 0; i < clients_.size(); ++i) {
+      const Client& client = clients_[i];
+      if (parts[i] == client.cost) continue;
+      parts[i] = std::min(parts[i], std::max(least, amount / weights) * client.weight);
+    }
   }
   void ShareClient(const Client& client, double amount) {
     const bool reads = !client.prompts.members.empty();

@@ -79,6 +79,10 @@ std::vector<PlanItem> PlanStep(std::span<const StepSequence> sequences, int32_t 
                                int64_t turn, const StepCosts* costs = nullptr,
                                const StateLayout* memory = nullptr, int n_memories = 1);
 
+// Of the time that the promise allows a step is filled so far: answers are also written, and a step
+// beside others takes longer than it took alone.
+inline constexpr double kFilled = 0.75;
+
 inline constexpr int64_t kPromptTurn = 512;
 inline constexpr double kPrefillShare = 8;
 

@@ -3,6 +3,7 @@
 
 #include <atomic>
 #include <future>
+#include <memory>
 #include <mutex>
 #include <string>
 #include <vector>
@@ -18,9 +19,9 @@ TEST(WorkQueue, ClientsAreInTurnAndEachInItsOwnOrder) {
   std::mutex mutex;
   std::vector<std::string> done;
   {
-    WorkQueue queue(1);
     std::promise<void> go;
-    queue.Run("first", [&go] { go.get_future().wait(); });
+    WorkQueue queue(1);
+    queue.Run("first", [gate = go.get_future().share()] { gate.wait(); });
     for (const char* name : {"a1", "a2", "a3", "a4", "b1", "c1", "b2"}) {
       queue.Run(std::string(1, name[0]), [&, name] {
         std::lock_guard lock(mutex);
@@ -44,9 +45,9 @@ TEST(WorkQueue, OneClientNeverHasAllThreads) {
     });
   }
   for (int i = 0; i < 20; ++i) {  // done while the other's work stands still
-    std::promise<void> ran;
-    queue.Run("little", [&ran] { ran.set_value(); });
-    ran.get_future().wait();
+    const auto ran = std::make_shared<std::promise<void>>();
+    queue.Run("little", [ran] { ran->set_value(); });
+    ran->get_future().wait();
   }
   EXPECT_EQ(running, 2);
   go.set_value();
