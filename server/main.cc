@@ -230,6 +230,13 @@ absl::Status ServeCalls(const Options& options, const Security& security, Engine
   return absl::OkStatus();
 }
 
+// This thread and all that it begins from here on, the gRPC library's, too: where calls come faster
+// than they can be read, answers go on.
+void LeaveProcessorsToTheEngine() {
+  constexpr int kNice = 3;
+  setpriority(PRIO_PROCESS, static_cast<id_t>(gettid()), kNice);
+}
+
 absl::Status Serve(const Options& options, Shutdown& shutdown, Log& log) {
   std::optional<EndInTime> end;  // the last to go
   absl::StatusOr<std::unique_ptr<Security>> security = LoadSecurity(options, log);
@@ -277,6 +284,7 @@ absl::Status Serve(const Options& options, Shutdown& shutdown, Log& log) {
     (*security)->Reload();
   });
   absl::Status status;
+  LeaveProcessorsToTheEngine();
   {
     ServiceContext services(engine, description, metrics, {log, options.log_requests},
                             (*security)->tenants());

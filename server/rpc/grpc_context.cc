@@ -16,8 +16,7 @@ constexpr int kWriterThreads = 2;
 constexpr int kQuickThreads = 2;
 constexpr int kBlockingThreads = 4;
 constexpr int kAdminThreads = 2;
-// Steps go before the writing of many answers, and that before the tokenizing of long texts.
-constexpr int kWriterNice = 3, kBlockingNice = 5;
+constexpr int kBlockingNice = 5;  // the tokenizing of long texts comes after all else
 
 constexpr const char* kRequestId = "x-request-id";
 constexpr const char* kTraceParent = "traceparent";
@@ -48,7 +47,7 @@ ServiceContext::ServiceContext(Engine& engine, ModelDescription description, Met
       metrics(metrics),
       log(log),
       auth(tenants, metrics),
-      writers(kWriterThreads, kWriterNice),
+      writers(kWriterThreads),
       quick(kQuickThreads),
       blocking(kBlockingThreads, kBlockingNice),
       admin(kAdminThreads) {}
