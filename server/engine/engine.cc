@@ -1,6 +1,7 @@
 #include "server/engine/engine.h"
 
 #include <algorithm>
+#include <chrono>
 #include <span>
 #include <utility>
 
@@ -347,10 +348,10 @@ bool Engine::Turn() {
     }
   }
   // A step may take long, or hang: what begins with it shows before it.
-  if (runner_.jobs().size() != published_jobs_) PublishStats();
+  if (runner_.jobs().size() != published_jobs_ && PublishDue()) PublishStats();
   const bool progressed = runner_.RunStep(step_);
   runner_.ForgetEnded();
-  PublishStats();
+  if (!progressed || PublishDue()) PublishStats();
   watch_.End();
   return progressed;
 }
@@ -381,8 +382,16 @@ absl::Duration Engine::TimeToNextEnd() const {
   return std::max(TimeBetween(config_.options.clock.steady(), next), absl::ZeroDuration());
 }
 
+// To count many calls takes as long as a small model's step.
+bool Engine::PublishDue() const {
+  constexpr size_t kFew = 64;
+  constexpr auto kOften = std::chrono::milliseconds(10);
+  return runner_.jobs().size() <= kFew || config_.options.clock.steady() - published_at_ >= kOften;
+}
+
 void Engine::PublishStats() {
   published_jobs_ = runner_.jobs().size();
+  published_at_ = config_.options.clock.steady();
   EngineStats stats;
   admission_.AddTo(stats);
   sessions_.AddTo(stats);

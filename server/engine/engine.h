@@ -115,6 +115,7 @@ class Engine {
   void WhenAwake(const std::string& id, const std::string& tenant, SessionStore::Then then);
   std::function<void()> Wake() const;
   void EndWhatIsOver(SteadyTime now);
+  bool PublishDue() const;
   void PublishStats();
 
   const EngineConfig config_;
@@ -129,6 +130,7 @@ class Engine {
   Step step_;
   const int session_slots_;
   size_t published_jobs_ = 0;  // running ones, in stats_
+  SteadyTime published_at_;
 
   std::atomic<bool> stopping_ = false;
   mutable std::mutex mutex_;

@@ -75,12 +75,18 @@ class Planner {
   void Group() {
     absl::flat_hash_map<std::string_view, size_t> known;
     int64_t last_order = -1;  // of the call whose sequence was the last that decodes
+    std::string_view last_client;
+    size_t last = 0;  // its index
     for (size_t i = 0; i < sequences_.size(); ++i) {
       const StepSequence& sequence = sequences_[i];
       if (sequence.paused) continue;
-      const auto [at, is_new] = known.try_emplace(sequence.client, clients_.size());
-      if (is_new) clients_.emplace_back().weight = sequence.weight;
-      Client& client = clients_[at->second];
+      if (clients_.empty() || sequence.client != last_client) {
+        const auto [at, is_new] = known.try_emplace(sequence.client, clients_.size());
+        if (is_new) clients_.emplace_back().weight = sequence.weight;
+        last_client = sequence.client;
+        last = at->second;
+      }
+      Client& client = clients_[last];
       if (memory_ != nullptr && sequence.state->layout != memory_) {
         AddTo(client.elsewhere, static_cast<int>(i));
       } else if (!sequence.decoding) {

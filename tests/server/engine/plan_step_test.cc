@@ -206,9 +206,20 @@ TEST(PlanStep, AStepEndsBeforeThePartOfWhoHasLeastToDoIsUsedUp) {
       double rows = 0;
       for (const PlanItem& item : PlanStep(sequences, 512, 3, &costs)) rows += item.n_rows;
       const double alone = fixed + 1, bound = alone * (n_others + 1);
-      EXPECT_LE(fixed + rows, bound * 1.1) << fixed;
-      EXPECT_GE(fixed + rows, std::min(bound, fixed + 512) * 0.85) << fixed;
+      EXPECT_LE(fixed + rows, std::max(kFilled * bound, fixed + n_others + 1) * 1.1) << fixed;
+      EXPECT_GE(fixed + rows, std::min(kFilled * bound, fixed + 512) * 0.85) << fixed;
     }
+  }
+}
+
+TEST(PlanStep, WhoWantsMoreHasNoLessThanWhoHasAllItWants) {
+  const StepCosts costs = Learned(0);  // two rows take all that the promise allows
+  const std::vector<StepSequence> sequences = {Decoding(0, "a"), Decoding(1, "b"),
+                                               Decoding(2, "b")};
+  for (int64_t turn = 0; turn < 4; ++turn) {
+    const std::vector<PlanItem> plan = PlanStep(sequences, 512, turn, &costs);
+    ASSERT_EQ(plan.size(), 2u) << turn;
+    EXPECT_EQ(plan[0].id, 0) << turn;
   }
 }
 
