@@ -163,11 +163,18 @@ std::shared_ptr<Job> Admission::Next() {
   return job;
 }
 
-absl::Status Admission::CheckSessionLimit() const {
-  const int most = config_.options.max_sessions;
-  if (states() < most) return absl::OkStatus();
-  return Refuse(RejectReason::kSessionLimit,
-                Exhausted("sessions: all ", most, " of the server are in use"));
+// Makes room where that may be.
+absl::Status Admission::CheckRoom(const std::string& client, int n_states, size_t bytes) {
+  (void)HasRoom(client, n_states, bytes);  // if not, this is what is missing
+  const int most = config_.options.max_sessions, left = std::max(most - states(), 0);
+  if (n_states > left) {
+    return Refuse(RejectReason::kSessionLimit,
+                  left == 0 ? Exhausted("sessions: all ", most, " of the server are in use")
+                            : Exhausted("sessions: ", n_states, " needed, ", left,
+                                        " of the server's ", most, " free"));
+  }
+  absl::Status status = pool_.CheckFree(bytes);
+  return status.ok() ? status : Refuse(RejectReason::kStateMemory, std::move(status));
 }
 
 bool Admission::HasRoom(const std::string& client, int n_states, size_t bytes) {
@@ -216,21 +223,29 @@ bool Admission::MakeWay(const std::string& client, int n_states, size_t bytes, b
 absl::StatusOr<StateHandle> Admission::AcquireSession(const StateLayout& layout, int32_t slot_cap,
                                                       const std::string& client) {
   const size_t bytes = layout.bytes_cap(slot_cap);
-  (void)HasRoom(client, 1, bytes);  // if not, the next two say what is missing
-  if (absl::Status status = CheckSessionLimit(); !status.ok()) return status;
+  if (absl::Status status = CheckRoom(client, 1, bytes); !status.ok()) return status;
   absl::StatusOr<StateHandle> state = pool_.Acquire(layout, slot_cap, bytes);
   if (!state.ok()) return Refuse(RejectReason::kStateMemory, state.status());
   return state;
 }
 
-absl::StatusOr<StateHandle> Admission::CloneSession(const StateHandle& state,
-                                                    const std::string& client) {
+absl::StatusOr<std::vector<StateHandle>> Admission::CloneSession(const StateHandle& state,
+                                                                 int count,
+                                                                 const std::string& client) {
   const size_t bytes = state.layout->bytes_cap(state.slot_cap);
-  (void)HasRoom(client, 1, bytes);
-  if (absl::Status status = CheckSessionLimit(); !status.ok()) return status;
-  absl::StatusOr<StateHandle> clone = pool_.Clone(state, bytes);
-  if (!clone.ok()) return Refuse(RejectReason::kStateMemory, clone.status());
-  return clone;
+  absl::Status status = CheckRoom(client, count, bytes * static_cast<size_t>(count));
+  std::vector<StateHandle> clones;
+  while (status.ok() && std::ssize(clones) < count) {
+    absl::StatusOr<StateHandle> clone = pool_.Clone(state, bytes);
+    if (clone.ok()) {
+      clones.push_back(*clone);
+    } else {
+      status = Refuse(RejectReason::kStateMemory, clone.status());
+    }
+  }
+  if (status.ok()) return clones;
+  for (StateHandle& clone : clones) pool_.Release(clone);
+  return status;
 }
 
 absl::StatusOr<StateHandle> Admission::TakePromised(Job& job) {

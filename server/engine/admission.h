@@ -51,8 +51,9 @@ class Admission {
   // For a new session, or one whose state comes back: at once or not at all.
   absl::StatusOr<StateHandle> AcquireSession(const StateLayout& layout, int32_t slot_cap,
                                              const std::string& client);
-  // For a copy of a session, likewise.
-  absl::StatusOr<StateHandle> CloneSession(const StateHandle& state, const std::string& client);
+  // For copies of a session, likewise: no copy is begun where not all have room.
+  absl::StatusOr<std::vector<StateHandle>> CloneSession(const StateHandle& state, int count,
+                                                        const std::string& client);
   // Who gives memory back when there is too little: moves idle states out until so many bytes are
   // free, and says whether they are.
   void SetMakeRoom(std::function<bool(size_t bytes)> make_room) {
@@ -87,7 +88,7 @@ class Admission {
 
   absl::Status Refuse(RejectReason reason, absl::Status status) const;
   absl::Status RefuseDraining() const;
-  absl::Status CheckSessionLimit() const;
+  absl::Status CheckRoom(const std::string& client, int n_states, size_t bytes);
   // Whether so much fits, once who has more than its part has made way for the client.
   bool HasRoom(const std::string& client, int n_states, size_t bytes);
   bool MakeWay(const std::string& client, int n_states, size_t bytes, bool table);

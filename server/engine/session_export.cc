@@ -142,17 +142,19 @@ absl::StatusOr<std::vector<std::shared_ptr<Session>>> SessionStore::Copies(
   Job job;  // what the tenant is charged for
   job.tenant = options.tenant;
   job.client = options.client;
-  absl::Status status =
-      admission_.Charge(job, options.count, each * static_cast<size_t>(options.count));
+  if (absl::Status status =
+          admission_.Charge(job, options.count, each * static_cast<size_t>(options.count));
+      !status.ok()) {
+    return status;
+  }
+  const absl::StatusOr<std::vector<StateHandle>> states =
+      admission_.CloneSession(session.state, static_cast<int>(options.count), options.client);
+  if (!states.ok()) return states.status();
   std::vector<std::shared_ptr<Session>> copies;
-  while (status.ok() && std::ssize(copies) < options.count) {
-    const absl::StatusOr<StateHandle> state =
-        admission_.CloneSession(session.state, options.client);
-    status = state.status();
-    if (!status.ok()) break;
+  for (const StateHandle& state : *states) {
     const std::string& id = session.info.id;
     const size_t dot = id.find('.');
-    copies.push_back(NewSession(*state, job.hold->Split(1, each), options.tenant,
+    copies.push_back(NewSession(state, job.hold->Split(1, each), options.tenant,
                                 dot == std::string::npos ? "" : id.substr(0, dot),
                                 options.ttl.value_or(session.ttl), session.log.has_value()));
     Session& copy = *copies.back();
@@ -162,9 +164,7 @@ absl::StatusOr<std::vector<std::shared_ptr<Session>>> SessionStore::Copies(
     copy.turn_ends = session.turn_ends;
     checkpoints_.Share(session, copy);
   }
-  if (status.ok()) return copies;
-  for (const std::shared_ptr<Session>& copy : copies) Release(*copy);
-  return status;
+  return copies;
 }
 
 }  // namespace ovq

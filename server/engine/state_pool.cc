@@ -16,15 +16,18 @@ StatePool::StatePool(size_t budget_bytes, DeviceContext& context)
 
 StatePool::~StatePool() { Check(sessions_ == 0, "every session state is released"); }
 
+absl::Status StatePool::CheckFree(size_t bytes) const {
+  if (bytes <= free_bytes()) return absl::OkStatus();
+  return WithFacts(
+      absl::ResourceExhaustedError(absl::StrCat("state memory: ", bytes, " bytes needed, ",
+                                                free_bytes(), " of ", budget_, " bytes free")),
+      {.bytes_needed = bytes, .bytes_free = free_bytes()});
+}
+
 absl::StatusOr<StateHandle> StatePool::Acquire(const StateLayout& layout, int32_t slot_cap,
                                                size_t reserve_bytes) {
   Check(layout.page_bytes() % memory_.page_bytes() == 0, "the layout counts in the device's pages");
-  if (reserve_bytes > free_bytes()) {
-    return WithFacts(absl::ResourceExhaustedError(absl::StrCat("state memory: ", reserve_bytes,
-                                                               " bytes needed, ", free_bytes(),
-                                                               " of ", budget_, " bytes free")),
-                     {.bytes_needed = reserve_bytes, .bytes_free = free_bytes()});
-  }
+  if (absl::Status status = CheckFree(reserve_bytes); !status.ok()) return status;
   absl::StatusOr<StateHandle> state = Make(layout, slot_cap, reserve_bytes);
   if (!state.ok()) return state;
   reserved_ += reserve_bytes;

@@ -68,6 +68,7 @@ class StatePool {
   size_t reserved_bytes() const { return reserved_; }
   size_t committed_bytes() const { return committed_; }
   size_t free_bytes() const { return budget_ - reserved_; }
+  absl::Status CheckFree(size_t bytes) const;  // ResourceExhausted, with its ErrorFacts
   int sessions() const { return sessions_; }
 
  private:

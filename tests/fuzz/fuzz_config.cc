@@ -1,0 +1,41 @@
+// config.json and, behind a byte 0, generation_config.json: refused by name, or a model whose
+// states have sizes.
+#include "model/language_model.h"
+#include "model/load_config.h"
+#include "tests/fuzz/bytes.h"
+#include "tests/model/model_test_util.h"
+
+extern "C" int LLVMFuzzerTestOneInput(const uint8_t* data, size_t size) {
+  using namespace ovq;
+  static const test::TempFolder folder;
+  fuzz::Bytes bytes(data, size);
+  folder.Write("config.json", bytes.Word());
+  if (bytes.empty()) {
+    std::filesystem::remove(folder.file("generation_config.json"));
+  } else {
+    folder.Write("generation_config.json", bytes.Rest());
+  }
+  for (const Memory memory : {Memory::kAsTrained, Memory::kClosestPair, Memory::kExact}) {
+    const absl::StatusOr<ModelConfig> config = LoadConfig(folder.path(), memory);
+    ModelConfig partial;
+    const absl::Status status = LoadConfig(folder.path(), partial, memory);
+    Check(config.status() == status, "the config, and as much of it as can be read");
+    if (!config.ok()) {
+      Check(!status.message().empty(), "an error says what is wrong");
+      continue;
+    }
+    const absl::StatusOr<StateLayout> layout =
+        PlanStateLayout(*config, DType::kBF16, StateLimits{}, Device::kCpu, kHostPageBytes);
+    if (!layout.ok()) continue;
+    const int64_t cap = layout->default_slot_cap();
+    size_t before = 0;
+    for (const int64_t position : {0, 1, 1000, 1 << 20}) {
+      const size_t now = layout->bytes_at(position, cap);
+      Check(before <= now && layout->live_bytes_at(position, cap) <= now, "states only grow");
+      before = now;
+    }
+    Check(before <= layout->bytes_cap(cap), "up to their cap");
+    Check(layout->bytes_cap(cap) <= layout->virtual_bytes(), "within their range");
+  }
+  return 0;
+}

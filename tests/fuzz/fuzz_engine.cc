@@ -1,0 +1,216 @@
+// Sessions and calls in any order: every call ends, quotas and memory are what the sessions that
+// live hold, and nothing is held once they are gone.
+#include <algorithm>
+#include <thread>
+
+#include "server/engine/quota.h"
+#include "server/engine/session_image.h"
+#include "tests/fuzz/bytes.h"
+#include "tests/server/engine/fake_model.h"
+
+namespace ovq::fuzz {
+namespace {
+
+constexpr std::array kTenants = {"a", "b", "c"};
+
+EngineOptions Options(const std::shared_ptr<TenantQuotas>& quotas) {
+  EngineOptions options;
+  options.seed = 1;
+  options.max_batch_tokens = 40;
+  options.max_queue = 4;
+  options.max_sessions = 8;
+  options.checkpoint_memory_bytes = options.prefix_memory_bytes = 200'000;
+  options.trust_session_files = true;
+  options.quotas = quotas;
+  return options;
+}
+
+class Driver {
+ public:
+  Driver() : quotas_(std::make_shared<TenantQuotas>()), engine_(Options(quotas_)) {
+    quotas_->SetLimits({{"b", {.sessions = 2}}, {"c", {.state_bytes = 40'000}}});
+  }
+
+  void Run(Bytes bytes) {
+    while (!bytes.empty()) One(bytes);
+    ReadAll();
+    CheckSums();
+    for (const SessionInfo& session : Sessions()) {
+      Check(engine_->DeleteSession(session.id, std::nullopt).ok(), "a session can be deleted");
+    }
+    image_.reset();
+    const EngineStats stats = engine_.SettledStats();
+    Check(stats.state_bytes_reserved + stats.state_bytes_committed == 0, "no state is left");
+    Check(stats.checkpoint_bytes + stats.token_log_bytes == 0, "nor copies, nor tokens");
+    Check(stats.requests_running + stats.requests_waiting == 0, "nor a call");
+    Check(quotas_->Clients().empty(), "nor what a client used");
+  }
+
+ private:
+  std::string Tenant(Bytes& bytes) { return kTenants[static_cast<size_t>(bytes.Upto(2))]; }
+  std::vector<SessionInfo> Sessions() {
+    return engine_->ListSessions(std::nullopt, 1000, "").value().sessions;
+  }
+  // One that lives, or none.
+  SessionInfo Session(Bytes& bytes) {
+    const std::vector<SessionInfo> sessions = Sessions();
+    SessionInfo none;
+    none.id = "none";
+    if (sessions.empty()) return none;
+    return sessions[static_cast<size_t>(bytes.Upto(static_cast<int>(sessions.size()) - 1))];
+  }
+  std::vector<int32_t> Tokens(Bytes& bytes) {
+    std::vector<int32_t> tokens(static_cast<size_t>(bytes.Byte()) *
+                                static_cast<size_t>(1 + bytes.Upto(1) * 3));
+    const int first = bytes.Byte();
+    for (size_t i = 0; i < tokens.size(); ++i)
+      tokens[i] = static_cast<int32_t>((i + static_cast<size_t>(first)) % 256);
+    return tokens;
+  }
+  // Whether it was done; an error has a text.
+  template <class T>
+  bool Done(test::Receiver<absl::StatusOr<T>>& receiver) {
+    const absl::StatusOr<T> result = receiver.Wait();
+    Check(result.ok() || !result.status().message().empty(), "an error says what is wrong");
+    return result.ok();
+  }
+
+  void One(Bytes& bytes) {
+    switch (bytes.Upto(9)) {
+      case 0:
+        return Create(bytes);
+      case 1:
+      case 2:
+        return Generate(bytes);
+      case 3:
+        return Fork(bytes);
+      case 4:
+        return Rewind(bytes);
+      case 5:
+        return Export(bytes);
+      case 6:
+        return Import(bytes);
+      case 7:
+        return (void)engine_->DeleteSession(Session(bytes).id, std::nullopt);
+      case 8:
+        return Cancel(bytes);
+      default:
+        return CheckSums();
+    }
+  }
+  void Create(Bytes& bytes) {
+    SessionOptions options;
+    options.tenant = options.client = Tenant(bytes);
+    options.prompt = Tokens(bytes);
+    options.keep_tokens = bytes.Upto(3) > 0;
+    if (bytes.Upto(1) == 1) options.slot_cap = bytes.Byte();
+    options.cacheable = bytes.Upto(1) * std::ssize(options.prompt);
+    test::Receiver<absl::StatusOr<SessionInfo>> receiver;
+    engine_->CreateSession(std::move(options), receiver.callback());
+    Done(receiver);
+  }
+  void Generate(Bytes& bytes) {
+    GenerateRequest request;
+    const SessionInfo session = Session(bytes);
+    const int how = bytes.Upto(3);
+    if (how > 0) request.session_id = session.id;
+    request.tenant = request.client = how == 1 ? Tenant(bytes) : session.tenant;
+    request.prompt = Tokens(bytes);
+    request.stop.max_tokens = bytes.Upto(40);
+    request.stop.ignore_eos = bytes.Upto(1) == 1;
+    request.sampling.repetition_penalty = bytes.Upto(1) == 1 ? 1.3f : 1.0f;
+    request.n = bytes.Upto(7) == 0 ? bytes.Upto(4) : 1;
+    if (bytes.Upto(3) == 0) request.expected_position = static_cast<uint64_t>(bytes.Byte());
+    auto stream = std::make_shared<TokenStream>(static_cast<size_t>(4 + bytes.Byte()));
+    const absl::Status status = engine_->Submit(std::move(request), stream);
+    Check(status.ok() || !status.message().empty(), "an error says what is wrong");
+    if (status.ok()) calls_.push_back(std::move(stream));
+    if (bytes.Upto(1) == 0) ReadAll();
+  }
+  // All of them side by side: one may wait for what another holds.
+  void ReadAll() {
+    while (!calls_.empty()) {
+      for (const auto& call : calls_) {
+        while (call->TryPop()) {
+        }
+      }
+      std::erase_if(calls_, [](const auto& call) { return call->closed(); });
+      std::this_thread::yield();
+    }
+  }
+  void Cancel(Bytes& bytes) {
+    for (const auto& call : calls_) {
+      if (bytes.Upto(1) == 0) call->Cancel();
+    }
+    if (bytes.Upto(1) == 0) ReadAll();
+  }
+  void Fork(Bytes& bytes) {
+    const SessionInfo session = Session(bytes);
+    test::Receiver<absl::StatusOr<std::vector<SessionInfo>>> receiver;
+    engine_->ForkSession({.session_id = session.id,
+                          .tenant = session.tenant,
+                          .client = session.tenant,
+                          .count = bytes.Upto(4)},
+                         receiver.callback());
+    Done(receiver);
+  }
+  void Rewind(Bytes& bytes) {
+    const SessionInfo session = Session(bytes);
+    const int64_t back = bytes.Byte() * (1 + bytes.Upto(3));
+    test::Receiver<absl::StatusOr<RewindResult>> receiver;
+    engine_->RewindSession({.session_id = session.id,
+                            .tenant = session.tenant,
+                            .client = session.tenant,
+                            .position = static_cast<uint64_t>(session.position - back),
+                            .dry_run = bytes.Upto(3) == 0},
+                           nullptr, receiver.callback());
+    Done(receiver);
+  }
+  void Export(Bytes& bytes) {
+    const SessionInfo session = Session(bytes);
+    absl::StatusOr<SessionImage> image = engine_->ExportSession(session.id, session.tenant);
+    if (image.ok()) image_ = *std::move(image);
+  }
+  void Import(Bytes& bytes) {
+    if (!image_) return;
+    SessionOptions options;
+    options.tenant = options.client = Tenant(bytes);
+    test::Receiver<absl::StatusOr<SessionInfo>> receiver;
+    engine_->ImportSession(*image_, std::move(options), receiver.callback());
+    Done(receiver);
+  }
+  // Between steps only what sessions hold counts, once no call is on its way.
+  void CheckSums() {
+    if (!calls_.empty()) return;
+    const EngineStats stats = engine_.SettledStats();
+    size_t bytes = 0;
+    int64_t sessions = 0;
+    for (const SessionInfo& session : Sessions()) {
+      bytes += session.state_bytes_cap;
+      ++sessions;
+    }
+    Check(stats.sessions_idle == sessions && stats.sessions_active == 0, "all are idle");
+    Check(stats.state_bytes_reserved == bytes, "what is reserved is the sum of the sessions' caps");
+    int64_t counted = 0;
+    size_t held = 0;
+    for (const TenantUse& use : quotas_->Use()) {
+      counted += use.sessions;
+      held += use.state_bytes;
+    }
+    Check(counted == sessions && held == bytes, "and what the quotas count");
+  }
+
+  const std::shared_ptr<TenantQuotas> quotas_;
+  test::TestEngine engine_;
+  std::vector<std::shared_ptr<TokenStream>> calls_;
+  std::optional<SessionImage> image_;
+};
+
+}  // namespace
+}  // namespace ovq::fuzz
+
+extern "C" int LLVMFuzzerTestOneInput(const uint8_t* data, size_t size) {
+  static ovq::fuzz::Driver driver;
+  driver.Run({data, size});
+  return 0;
+}

@@ -1,0 +1,99 @@
+// What a server is told from outside its protocol: flags and environment, a file of settings, the
+// headers of a trace, and texts that end in the log.
+#include <nlohmann/json.hpp>
+
+#include "base/check.h"
+#include "base/text.h"
+#include "server/options.h"
+#include "server/telemetry/trace_context.h"
+#include "tests/fuzz/bytes.h"
+#include "tests/model/model_test_util.h"
+#include "tests/server/telemetry/log_file.h"
+
+namespace ovq::fuzz {
+namespace {
+
+// Words are arguments; "@NAME=VALUE" is one of the environment; "%" begins the file of settings.
+void Options(Bytes& bytes) {
+  static const test::TempFolder folder;
+  std::vector<std::string> args;
+  std::map<std::string, std::string, std::less<>> environment;
+  while (!bytes.empty()) {
+    const std::string word(bytes.Word());
+    const size_t equals = word.find('=');
+    if (word.starts_with('@') && equals != std::string::npos) {
+      environment[word.substr(1, equals - 1)] = word.substr(equals + 1);
+    } else if (word.starts_with('%')) {
+      folder.Write("settings", word.substr(1));
+      args.insert(args.end(), {"--config", folder.file("settings")});
+    } else {
+      args.push_back(word);
+    }
+  }
+  const auto lookup = [&](const std::string& name) -> std::optional<std::string> {
+    const auto found = environment.find(name);
+    return found == environment.end() ? std::nullopt : std::optional(found->second);
+  };
+  const absl::StatusOr<CommandLine> line = ParseCommandLine(args, lookup);
+  if (!line.ok()) {
+    Check(!line.status().message().empty(), "an error says what is wrong");
+    return;
+  }
+  // What --check-config shows of what was said is itself a command line.
+  std::vector<std::string> shown;
+  for (const Setting& setting : line->settings) {
+    if (setting.origin != "default") shown.push_back("--" + setting.name + "=" + setting.value);
+  }
+  const absl::StatusOr<CommandLine> again =
+      ParseCommandLine(shown, [](const std::string&) { return std::nullopt; });
+  Check(again.ok(), "which is taken");
+  for (size_t i = 0; i < line->settings.size(); ++i) {
+    Check(again->settings[i].value == line->settings[i].value, "and means the same");
+  }
+}
+
+void Trace(Bytes& bytes) {
+  const std::string parent(bytes.Word()), state(bytes.Rest());
+  const Span span = StartSpan(parent, state);
+  const Span below = StartSpan(span.traceparent(), span.state);
+  Check(span.trace_id.size() == 32 && span.span_id.size() == 16, "ids of the right length");
+  Check(below.trace_id == span.trace_id && below.parent_id == span.span_id, "the trace goes on");
+  Check(below.sampled == span.sampled && below.state == span.state, "as the caller said");
+  (void)IsRequestId(parent);
+}
+
+void Lines(Bytes& bytes) {
+  const LogFormat format = bytes.Upto(1) == 0 ? LogFormat::kJson : LogFormat::kText;
+  const auto level = static_cast<LogLevel>(bytes.Upto(3));
+  const std::string message(bytes.Word()), value(bytes.Rest());
+  test::LogFile file;
+  {
+    Log log({.format = format, .level = LogLevel::kDebug}, file.fd());
+    log.Write(level, LogKind::kCall, message, {{"value", value}, {"n", int64_t{1}}});
+    Check(log.Flush(absl::Seconds(10)), "the line is written");
+  }
+  const std::string line = file.Text();
+  Check(line.ends_with('\n') && line.find('\n') == line.size() - 1, "one line");
+  Check(!FirstInvalidUtf8(line), "of valid text");
+  if (format == LogFormat::kText) return;
+  const nlohmann::json json = nlohmann::json::parse(line, nullptr, false);
+  Check(json.is_object() && json["n"] == 1 && json["value"].is_string(), "of JSON");
+}
+
+}  // namespace
+}  // namespace ovq::fuzz
+
+extern "C" int LLVMFuzzerTestOneInput(const uint8_t* data, size_t size) {
+  ovq::fuzz::Bytes bytes(data, size);
+  switch (bytes.Upto(2)) {
+    case 0:
+      ovq::fuzz::Options(bytes);
+      break;
+    case 1:
+      ovq::fuzz::Trace(bytes);
+      break;
+    default:
+      ovq::fuzz::Lines(bytes);
+  }
+  return 0;
+}

@@ -1,0 +1,48 @@
+// Files of weights. After a first byte of 0: one safetensors file; else an index, a byte 0 and the
+// shard "a.safetensors". What is read of them lies within the files.
+#include "model/weights.h"
+#include "tests/fuzz/bytes.h"
+#include "tests/model/model_test_util.h"
+
+namespace {
+
+// The sum of its bytes, which a sanitizer watches.
+uint64_t Read(const ovq::TensorView& tensor) {
+  uint64_t sum = 0;
+  const auto* const bytes = static_cast<const uint8_t*>(tensor.data);
+  for (size_t i = 0; i < tensor.bytes(); ++i) sum += bytes[i];
+  return sum;
+}
+
+}  // namespace
+
+extern "C" int LLVMFuzzerTestOneInput(const uint8_t* data, size_t size) {
+  using namespace ovq;
+  static const test::TempFolder folder;
+  for (const auto& entry : std::filesystem::directory_iterator(folder.path())) {
+    std::filesystem::remove(entry);
+  }
+  fuzz::Bytes bytes(data, size);
+  if (bytes.Byte() == 0) {
+    folder.Write("model.safetensors", bytes.Rest());
+  } else {
+    folder.Write("model.safetensors.index.json", bytes.Word());
+    folder.Write("a.safetensors", bytes.Rest());
+  }
+  Weights partial;
+  const absl::Status status = Weights::Open(folder.path(), partial);
+  absl::StatusOr<Weights> weights = Weights::Open(folder.path());
+  Check(weights.status() == status, "the weights, and as many of them as can be read");
+  Check(status.ok() || !status.message().empty(), "an error says what is wrong");
+  static volatile uint64_t sum;
+  for (const auto& [name, tensor] : partial.tensors()) sum = sum + Read(tensor);
+  if (!weights.ok()) return 0;
+  Check(weights->Fingerprint().size() == 64, "every model has a fingerprint");
+  for (const auto& [name, tensor] : weights->tensors()) {
+    const absl::StatusOr<TensorView> taken = weights->Take(name, tensor.shape);
+    Check(taken.ok() || !taken.status().message().empty(), "a tensor, or why not");
+  }
+  Check(weights->CheckWhole().ok(), "nobody wrote them meanwhile");
+  Check(weights->CheckAllTaken([](std::string_view) { return false; }).ok(), "all were asked for");
+  return 0;
+}
