@@ -6,7 +6,6 @@
 #include <array>
 #include <cmath>
 #include <limits>
-#include <ranges>
 #include <span>
 #include <vector>
 
@@ -24,13 +23,22 @@ float Sane(float logit) {
   return std::min(logit, std::numeric_limits<float>::max());
 }
 
-// The best logits, best first: one pass with a heap.
+// The best logits, best first: one pass with a heap, the least of them in front.
 void FindBest(std::span<const float> logits, std::span<TokenLogit> best) {
-  const auto token = [&](int32_t id) {
-    return TokenLogit{id, std::isnan(logits[id]) ? kMinusInfinity : logits[id]};
-  };
-  const auto ids = std::views::iota(0, static_cast<int32_t>(logits.size()));
-  std::ranges::partial_sort_copy(ids | std::views::transform(token), best, BetterLogit);
+  if (best.empty()) return;
+  size_t found = 0;
+  for (size_t i = 0; i < logits.size(); ++i) {
+    const TokenLogit token = {static_cast<int32_t>(i),
+                              std::isnan(logits[i]) ? kMinusInfinity : logits[i]};
+    if (found == best.size()) {
+      if (!BetterLogit(token, best.front())) continue;
+      std::ranges::pop_heap(best, BetterLogit);
+      --found;
+    }
+    best[found++] = token;
+    std::ranges::push_heap(best.first(found), BetterLogit);
+  }
+  std::ranges::sort_heap(best.first(found), BetterLogit);
 }
 
 // The first of the largest; 0 if none is above minus infinity. Lanes let the compiler use vectors.

@@ -343,15 +343,21 @@ class Bench:
             time.sleep(0.05)
 
     def watch(self, seconds):
-        """(the victim's tokens a second, newcomers' seconds, health's, resident bytes)"""
+        """(the victim's tokens a second, newcomers' seconds, health's, resident bytes but for states)"""
         begin, first = time.monotonic(), self.tokens.value
         came, checks, resident = [], [], []
         while time.monotonic() - begin < seconds:
             came.append(newcomer(self.server.address))
             checks.append(health(self.server.address))
-            resident.append(self.server.resident_bytes())
+            resident.append(self.server.resident_bytes() - self.states())
             time.sleep(0.1)
         return (self.tokens.value - first) / (time.monotonic() - begin), came, checks, max(resident)
+
+    def states(self):
+        """Bytes of sessions' states, tokens and copies, which are planned for."""
+        return sum(float(line.rsplit(" ", 1)[1]) for line in self.server.metrics().splitlines()
+                   if line.startswith("ovq_session_history_bytes{")
+                   or (line.startswith("ovq_session_state_bytes{") and 'kind="committed"' in line))
 
     def run(self, name):
         alone, came_alone, _, before = self.watch(self.args.seconds / 2)

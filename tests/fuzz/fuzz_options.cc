@@ -40,6 +40,7 @@ void Options(Bytes& bytes) {
     return;
   }
   // What --check-config shows of what was said is itself a command line.
+  if (line->action != CommandLine::Action::kServe) return;
   std::vector<std::string> shown;
   for (const Setting& setting : line->settings) {
     if (setting.origin != "default") shown.push_back("--" + setting.name + "=" + setting.value);

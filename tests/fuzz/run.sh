@@ -1,0 +1,62 @@
+#!/usr/bin/env bash
+# Fuzzes the targets fuzz_NAME.cc with libFuzzer under the address and undefined-behaviour sanitizers,
+# for so many minutes each, from the inputs in corpus/NAME. What is new stays in build/fuzz/corpus/NAME,
+# findings go to build/fuzz/findings/NAME. Prints a table; exits with 1 if there is a finding.
+#
+#   tests/fuzz/run.sh [--minutes M] [--merge] [TARGET ...]
+#
+# --merge adds what reaches more code, in inputs of at most 4 KiB, to corpus/NAME, which ctest reads.
+set -euo pipefail
+cd "$(dirname "$0")/../.."
+
+minutes=1 merge=false names=()
+while [ $# -gt 0 ]; do
+  case "$1" in
+    --minutes) minutes=$2; shift ;;
+    --merge) merge=true ;;
+    -*) echo "run.sh: $1: expected --minutes M, --merge or targets" >&2; exit 2 ;;
+    *) names+=("$1") ;;
+  esac
+  shift
+done
+[ ${#names[@]} -gt 0 ] || mapfile -t names < <(basename -s .cc -a tests/fuzz/fuzz_*.cc | sed s/^fuzz_//)
+
+# What each target is for: these files should be reached.
+declare -A files=(
+  [config]="model/load_config.cc model/json_attrs.cc model/families"
+  [weights]="model/safetensors.cc model/weights.cc model/finite.cc"
+  [pieces]="model/piece_model.cc"
+  [text]="server/engine/answer.cc model/tokenizer.cc base/text.cc"
+  [engine]="server/engine/session_store.cc server/engine/session_rewind.cc server/engine/session_export.cc server/engine/admission.cc server/engine/quota.cc server/engine/plan.cc server/engine/checkpoints.cc server/engine/prefix_cache.cc server/engine/state_pool.cc"
+  [messages]="server/rpc/convert.cc server/rpc/grpc_codec.cc server/rpc/conversation.cc server/engine/validate.cc"
+  [tenants]="server/access/tenants.cc server/engine/quota.cc base/json.cc"
+  [options]="server/options.cc base/flags.cc base/flag_values.cc base/values.cc server/telemetry/trace_context.cc server/telemetry/log.cc"
+)
+
+deploy/install_packages.sh clang-14 libomp-14-dev llvm-14 >/dev/null
+cmake --preset fuzz >/dev/null
+cmake --build --preset fuzz --target "${names[@]/#/fuzz_}" | tail -n 1
+export ASAN_OPTIONS=detect_leaks=1 UBSAN_OPTIONS=halt_on_error=1:print_stacktrace=1 OMP_NUM_THREADS=1
+
+failed=0
+printf '| target | minutes | executions | inputs kept | lines reached of its files | findings |\n'
+printf '|---|---:|---:|---:|---:|---:|\n'
+for name in "${names[@]}"; do
+  program=build/fuzz/bin/fuzz_$name seeds=tests/fuzz/corpus/$name
+  work=build/fuzz/corpus/$name findings=build/fuzz/findings/$name log=build/fuzz/$name.log
+  mkdir -p "$work" "$findings"
+  LLVM_PROFILE_FILE=/dev/null "$program" -max_total_time=$((minutes * 60)) -timeout=20 -rss_limit_mb=3000 \
+    -print_final_stats=1 -max_len=4096 -artifact_prefix="$findings/" "$work" "$seeds" >"$log" 2>&1 || failed=1
+  if "$merge"; then "$program" -merge=1 -max_len=4096 "$seeds" "$work" >>"$log" 2>&1; fi
+  LLVM_PROFILE_FILE=build/fuzz/$name.profraw "$program" -runs=0 "$work" "$seeds" >>"$log" 2>&1 || failed=1
+  llvm-profdata-14 merge -sparse "build/fuzz/$name.profraw" -o "build/fuzz/$name.profdata"
+  # shellcheck disable=SC2086  # a list
+  lines=$(llvm-cov-14 report "$program" -instr-profile="build/fuzz/$name.profdata" ${files[$name]} 2>/dev/null |
+    awk '$1 == "TOTAL" { print $10 }')
+  executions=$(sed -n 's/^stat::number_of_executed_units: *//p' "$log" | head -n 1)
+  printf '| %s | %s | %s | %s | %s | %s |\n' "$name" "$minutes" "${executions:-ended early}" \
+    "$(find "$work" -type f | wc -l)" "$lines" "$(find "$findings" -type f | wc -l)"
+  [ -z "$(find "$findings" -type f)" ] || failed=1
+done
+echo "logs: build/fuzz/NAME.log; findings: build/fuzz/findings"
+exit "$failed"
