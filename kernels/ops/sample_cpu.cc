@@ -88,7 +88,8 @@ class RowSampler {
   int32_t Pick(const RowDraw& draw) const;
   template <class Pred>
   void EraseIf(Pred pred) {
-    candidates_ = {candidates_.begin(), std::ranges::remove_if(candidates_, pred).begin()};
+    candidates_ = {candidates_.begin(),
+                   std::remove_if(candidates_.begin(), candidates_.end(), pred)};
   }
   double Total() const {
     double sum = 0;

@@ -40,10 +40,14 @@ std::string QuotedRepr(std::string_view text) {
     } else if (c == ' ' || !(IsOther(c) || IsWhitespace(c))) {
       AppendChar(c, repr);
     } else {
-      absl::StrAppendFormat(&repr,
-                            c < 0x100     ? "\\x%02x"
-                            : c < 0x10000 ? "\\u%04x"
-                                          : "\\U%08x",
+      const bool byte = c < 0x100, plane = c < 0x10000;
+      absl::StrAppendFormat(&repr, "\\%c%0*x",
+                            byte    ? 'x'
+                            : plane ? 'u'
+                                    : 'U',
+                            byte    ? 2
+                            : plane ? 4
+                                    : 8,
                             static_cast<uint32_t>(c));
     }
   }

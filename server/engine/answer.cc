@@ -76,7 +76,7 @@ Completion::Completion(const GenerateRequest& request, int index, uint64_t seed,
   if (stop.ignore_eos) banned_always_ = eos;
   for (std::vector<int32_t>* ids : {&banned_early_, &banned_always_}) {
     std::ranges::sort(*ids);
-    ids->erase(std::ranges::unique(*ids).begin(), ids->end());
+    ids->erase(std::unique(ids->begin(), ids->end()), ids->end());
   }
   if (tokenizer != nullptr && tokenizer->has_text())
     detokenizer_.emplace(tokenizer, /*at_start=*/false);

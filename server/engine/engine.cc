@@ -1,7 +1,6 @@
 #include "server/engine/engine.h"
 
 #include <algorithm>
-#include <chrono>
 #include <span>
 #include <utility>
 
@@ -382,16 +381,9 @@ absl::Duration Engine::TimeToNextEnd() const {
   return std::max(TimeBetween(config_.options.clock.steady(), next), absl::ZeroDuration());
 }
 
-// To count many calls takes as long as a small model's step.
-bool Engine::PublishDue() const {
-  constexpr size_t kFew = 64;
-  constexpr auto kOften = std::chrono::milliseconds(10);
-  return runner_.jobs().size() <= kFew || config_.options.clock.steady() - published_at_ >= kOften;
-}
-
 void Engine::PublishStats() {
   published_jobs_ = runner_.jobs().size();
-  published_at_ = config_.options.clock.steady();
+  publish_again_ = config_.options.clock.steady() + kPublishEvery;
   EngineStats stats;
   admission_.AddTo(stats);
   sessions_.AddTo(stats);

@@ -3,6 +3,7 @@
 #pragma once
 
 #include <atomic>
+#include <chrono>
 #include <cstddef>
 #include <functional>
 #include <memory>
@@ -109,13 +110,19 @@ class Engine {
   SessionStore& sessions() { return sessions_; }
 
  private:
+  static constexpr size_t kFewJobs = 64;
+  static constexpr auto kPublishEvery = std::chrono::milliseconds(10);
+
   absl::Status SubmitTurn(std::shared_ptr<Job> job);
   absl::Status Claim(Job& job);  // its session
   // Engine thread: for calls that need an idle session's state.
   void WhenAwake(const std::string& id, const std::string& tenant, SessionStore::Then then);
   std::function<void()> Wake() const;
   void EndWhatIsOver(SteadyTime now);
-  bool PublishDue() const;
+  // To count many calls takes as long as a small model's step.
+  bool PublishDue() const {
+    return runner_.jobs().size() <= kFewJobs || config_.options.clock.steady() >= publish_again_;
+  }
   void PublishStats();
 
   const EngineConfig config_;
@@ -130,7 +137,7 @@ class Engine {
   Step step_;
   const int session_slots_;
   size_t published_jobs_ = 0;  // running ones, in stats_
-  SteadyTime published_at_;
+  SteadyTime publish_again_;   // where there are many
 
   std::atomic<bool> stopping_ = false;
   mutable std::mutex mutex_;

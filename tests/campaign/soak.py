@@ -1,0 +1,252 @@
+#!/usr/bin/python3
+"""Whether a server stays as it is: hours of ordinary load with all that ends badly in it.
+
+A real server with tenants, whose capacity is measured first; then calls come at 80% of it: answers that
+are read, cancelled, read slowly or given a short deadline, scores, sessions that are told, forked,
+rewound, exported, imported, deleted or left to their --session-ttl. The tenants file is changed and read
+again (SIGHUP) every 10 s. Prints resident memory, descriptors and threads, at the end a table; ends with 1
+if a bar is missed:
+
+    resident memory after the first quarter grows by less than 1 MiB an hour, descriptors and threads do
+    not grow, no call ends with INTERNAL or UNKNOWN, what the metrics count as held is 0 at the end, and
+    SIGTERM ends the server with 0.
+
+The slope's standard error is told: a short run says little about an hour.
+
+usage: soak.py [--hours H] [--every SECONDS] [--build FOLDER] [--model FOLDER]
+"""
+
+import argparse
+import collections
+import concurrent.futures
+import hashlib
+import json
+import os
+import random
+import signal
+import statistics
+import sys
+import tempfile
+import threading
+import time
+
+import grpc
+
+ROOT = os.path.dirname(os.path.dirname(os.path.dirname(os.path.abspath(__file__))))
+sys.path.insert(0, os.path.join(ROOT, "tests", "process"))
+
+from server_process import ServerProcess, load_stubs
+
+TENANTS = ["alice", "bob", "carol"]
+ANSWER = 100  # tokens
+LOAD = 0.8  # of the capacity
+WORKERS = 48
+TTL = 20  # s, of sessions that are left
+MOST_MIB_AN_HOUR = 1.0
+HELD = ("ovq_requests_running", "ovq_requests_waiting", "ovq_requests_blocked", "ovq_sessions",
+        "ovq_waiting_prompt_tokens", "ovq_session_slots_used", "ovq_session_history_bytes",
+        'ovq_session_state_bytes{kind="reserved"}', 'ovq_session_state_bytes{kind="committed"}',
+        'ovq_request_memory_bytes{kind="held"}')
+
+
+def write_tenants(path, rng):
+    tenants = [{"name": name, "token_sha256": [hashlib.sha256(token(name).encode()).hexdigest()],
+                "weight": rng.choice([0.5, 1, 2])} for name in TENANTS]
+    with open(path + ".new", "w") as file:
+        json.dump({"tenants": tenants}, file)
+    os.replace(path + ".new", path)
+
+
+def token(name):
+    return f"{name}-token-of-the-soak-0123456789"
+
+
+class Client:
+    """What one tenant does; any thread."""
+
+    def __init__(self, address, name, pb, rpc):
+        self.pb = pb
+        channel = grpc.insecure_channel(address, [("grpc.use_local_subchannel_pool", 1)])
+        self.inference, self.sessions = rpc.InferenceServiceStub(channel), rpc.SessionServiceStub(channel)
+        self.metadata = (("authorization", f"Bearer {token(name)}"),)
+
+    def stream(self, rng, timeout=60, **fields):
+        request = self.pb.GenerateRequest(**fields)
+        request.prompt.token_ids.ids.extend(rng.randrange(256) for _ in range(rng.randrange(1, 200)))
+        request.stop.max_tokens = ANSWER
+        request.stop.ignore_eos = True
+        return self.inference.Generate(request, metadata=self.metadata, timeout=timeout)
+
+    def answer(self, rng, **fields):
+        return sum(len(event.chunk.token_ids) for event in self.stream(rng, **fields) if event.HasField("chunk"))
+
+    def cancelled(self, rng):
+        call = self.stream(rng)
+        for _ in range(rng.randrange(1, 20)):
+            next(call, None)
+        call.cancel()
+
+    def slow(self, rng):
+        for i, _ in enumerate(self.stream(rng)):
+            if i < 5:
+                time.sleep(0.3)
+
+    def late(self, rng):
+        for _ in self.stream(rng, timeout=rng.uniform(0.001, 0.1)):
+            pass
+
+    def score(self, rng):
+        request = self.pb.ScoreRequest(top_logprobs=2)
+        request.prompt.token_ids.ids.extend(rng.randrange(256) for _ in range(100))
+        self.inference.Score(request, metadata=self.metadata, timeout=60)
+
+    def session(self, rng):
+        pb, call = self.pb, {"metadata": self.metadata, "timeout": 60}
+        made = self.sessions.CreateSession(pb.CreateSessionRequest(), **call).session_id
+        self.answer(rng, session_id=made)
+        forked = self.sessions.ForkSession(pb.ForkSessionRequest(session_id=made, count=2), **call).sessions
+        self.sessions.RewindSession(pb.RewindSessionRequest(session_id=made, position=rng.randrange(50)), **call)
+        self.answer(rng, session_id=forked[0].session_id)
+        file = b"".join(part.data for part in self.sessions.ExportSession(
+            pb.ExportSessionRequest(session_id=forked[0].session_id), **call))
+        taken = self.sessions.ImportSession(iter([pb.SessionBytes(data=file)]), **call)
+        for session_id in (made, forked[0].session_id, taken.session_id):
+            self.sessions.DeleteSession(pb.DeleteSessionRequest(session_id=session_id), **call)
+        # The other fork is left to its time.
+
+
+CALLS = [(Client.answer, 12), (Client.cancelled, 3), (Client.slow, 1), (Client.late, 3), (Client.score, 2),
+         (Client.session, 2)]
+
+
+class Soak:
+    def __init__(self, args, folder):
+        self.args, self.folder, self.rng = args, folder, random.Random(1)
+        self.tenants = os.path.join(folder, "tenants.json")
+        write_tenants(self.tenants, self.rng)
+        self.server = ServerProcess(os.path.join(args.build, "bin", "ovq-server"), args.model,
+                                    "--tenants", self.tenants, "--session-ttl", f"{TTL}s", "--log-requests", "none")
+        pb, rpc = load_stubs(folder)
+        self.clients = [Client(self.server.address, name, pb, rpc) for name in TENANTS]
+        self.codes, self.lock = collections.Counter(), threading.Lock()
+        self.samples = []  # (s, resident bytes, descriptors, threads)
+
+    def one(self, call, seed):
+        rng = random.Random(seed)
+        try:
+            call(rng.choice(self.clients), rng)
+            code = "OK"
+        except grpc.RpcError as error:
+            code = error.code().name
+            if code in ("INTERNAL", "UNKNOWN"):
+                print(f"  {call.__name__}: {code} {error.details()}", flush=True)
+        with self.lock:
+            self.codes[f"{call.__name__} {code}"] += 1
+
+    def capacity(self, pool, seconds=10):
+        """Plain answers a second that come to their end, WORKERS at a time."""
+        end, done = time.monotonic() + seconds, []
+
+        def loop(seed):
+            rng = random.Random(seed)
+            while time.monotonic() < end:
+                rng.choice(self.clients).answer(rng)
+                done.append(1)
+        list(pool.map(loop, range(16)))
+        return len(done) / seconds
+
+    def sample(self, begin):
+        process = f"/proc/{self.server.process.pid}"
+        self.samples.append((time.monotonic() - begin, self.server.resident_bytes(),
+                             len(os.listdir(process + "/fd")), len(os.listdir(process + "/task"))))
+        seconds, resident, descriptors, threads = self.samples[-1]
+        print(f"{seconds:8.0f} s  {resident / (1 << 20):8.2f} MiB  {descriptors} descriptors  {threads} threads",
+              flush=True)
+
+    def run(self):
+        kinds, weights = zip(*CALLS)
+        with concurrent.futures.ThreadPoolExecutor(WORKERS) as pool:
+            rate = LOAD * self.capacity(pool)
+            print(f"{rate:.1f} calls a second", flush=True)
+            begin = time.monotonic()
+            end = begin + self.args.hours * 3600
+            next_call, next_sample, next_reload, n = begin, begin + self.args.every, begin + 10, 0
+            while (now := time.monotonic()) < end:
+                if now >= next_call:
+                    next_call += self.rng.expovariate(rate)
+                    n += 1
+                    pool.submit(self.one, self.rng.choices(kinds, weights)[0], n)
+                if now >= next_sample:
+                    next_sample += self.args.every
+                    self.sample(begin)
+                if now >= next_reload:
+                    next_reload += 10
+                    write_tenants(self.tenants, self.rng)
+                    self.server.process.send_signal(signal.SIGHUP)
+                time.sleep(max(0, min(next_call, next_sample, next_reload) - time.monotonic()))
+        time.sleep(TTL + 15)
+
+    def held(self):
+        page = [line.rsplit(" ", 1) for line in self.server.metrics().splitlines() if not line.startswith("#")]
+        left = {}
+        for wanted in HELD:
+            name, _, label = wanted.partition("{")
+            found = [float(value) for key, value in page
+                     if key.partition("{")[0] == name and label.rstrip("}") in key]
+            if not found:
+                raise RuntimeError(f"{wanted} is not among the metrics")
+            if sum(found) != 0:
+                left[wanted] = sum(found)
+        return left
+
+    def judge(self):
+        later = self.samples[len(self.samples) // 4:]
+        if len(later) < 4:
+            raise RuntimeError("too short for a slope: --hours, --every")
+        hours = [seconds / 3600 for seconds, *_ in later]
+        mib = [resident / (1 << 20) for _, resident, *_ in later]
+        fit = statistics.linear_regression(hours, mib)
+        rest = [y - fit.slope * x - fit.intercept for x, y in zip(hours, mib)]
+        spread = sum((x - statistics.mean(hours)) ** 2 for x in hours)
+        error = (sum(r * r for r in rest) / (len(rest) - 2) / spread) ** 0.5
+        half = len(later) // 2
+
+        def grows(i):  # beyond what the first half of them saw
+            return max(s[i] for s in later[half:]) - max(s[i] for s in later[:half])
+        bad = {what: n for what, n in self.codes.items() if what.endswith((" INTERNAL", " UNKNOWN"))}
+        left = self.held()
+        self.server.terminate()
+        status = self.server.wait(60)
+        rows = [
+            ("resident memory, MiB an hour", f"{fit.slope:+.2f} ± {error:.2f}", fit.slope < MOST_MIB_AN_HOUR),
+            ("descriptors, more in the second half", grows(2), grows(2) <= 0),
+            ("threads, likewise", grows(3), grows(3) <= 0),
+            ("INTERNAL or UNKNOWN", bad or 0, not bad),
+            ("held at the end", left or 0, not left),
+            ("SIGTERM: status", status, status == 0),
+        ]
+        print("\n| | | |\n|---|---:|---|")
+        for what, value, ok in rows:
+            print(f"| {what} | {value} | {'ok' if ok else 'MISSED'} |")
+        print("\n" + ", ".join(f"{what} {n}" for what, n in sorted(self.codes.items())))
+        return all(ok for *_, ok in rows)
+
+
+def main():
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--hours", type=float, default=2)
+    parser.add_argument("--every", type=float, default=10, help="seconds between two samples")
+    parser.add_argument("--build", default=os.path.join(ROOT, "build", "cpu"))
+    parser.add_argument("--model", default=os.path.join(ROOT, "models", "python-bytes"))
+    args = parser.parse_args()
+    with tempfile.TemporaryDirectory() as folder:
+        soak = Soak(args, folder)
+        try:
+            soak.run()
+            return 0 if soak.judge() else 1
+        finally:
+            soak.server.kill()
+
+
+if __name__ == "__main__":
+    sys.exit(main())
