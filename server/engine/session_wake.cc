@@ -254,9 +254,9 @@ void SessionStore::Wake(std::shared_ptr<Session> session, Then then) {
   const EngineMemory& memory = *config_.model.FindMemory(session->info.memory);
   SessionFolder* const folder = config_.options.session_folder.get();
   const std::string id = session->info.id;
-  auto waking =
-      std::make_shared<WakingSession>(std::move(session), memory, config_.model.vocab_size,
-                                      config_.options.clock.steady(), std::move(then));
+  auto waking = std::make_shared<WakingSession>(
+      WakingSession{std::move(session), memory, config_.model.vocab_size,
+                    config_.options.clock.steady(), std::move(then)});
   folder->Read(id,
                [this, folder, inbox = inbox_, on_host = pool_.on_host(),
                 waking = std::move(waking)](absl::StatusOr<SessionFolder::Stored> files) mutable {

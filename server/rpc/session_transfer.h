@@ -12,6 +12,7 @@ namespace ovq {
 
 // What imports may hold together, outside the budget of states.
 struct ImportBudget {
+  explicit ImportBudget(size_t most) : most(most) {}
   const size_t most;             // bytes
   std::atomic<size_t> held = 0;  // never more
 };

@@ -33,6 +33,7 @@ inline constexpr std::array<const char*, 5> kLogKinds = {"server", "call", "turn
 
 using LogValue = std::variant<std::string, int64_t, double, bool>;
 struct LogField {
+  LogField(const char* key, LogValue value) : key(key), value(std::move(value)) {}
   const char* key;
   LogValue value;
 };
