@@ -12,6 +12,11 @@
 
 extern "C" int LLVMFuzzerTestOneInput(const uint8_t* data, size_t size);
 
+// What the library keeps for threads that are still there when the program ends.
+extern "C" [[gnu::used]] inline const char* __lsan_default_suppressions() {
+  return "leak:libcrypto\n";
+}
+
 namespace ovq::fuzz {
 
 inline std::string_view Text(const uint8_t* data, size_t size) {

@@ -1,6 +1,7 @@
 // Sessions and calls in any order: every call ends, quotas and memory are what the sessions that
 // live hold, and nothing is held once they are gone.
 #include <algorithm>
+#include <chrono>
 #include <thread>
 
 #include "server/engine/quota.h"
@@ -127,9 +128,13 @@ class Driver {
     if (status.ok()) calls_.push_back(std::move(stream));
     if (bytes.Upto(1) == 0) ReadAll();
   }
-  // All of them side by side: one may wait for what another holds.
+  // All of them side by side: one may wait for what another holds, or an idle session.
   void ReadAll() {
+    const auto patience = std::chrono::steady_clock::now() + std::chrono::milliseconds(100);
     while (!calls_.empty()) {
+      if (std::chrono::steady_clock::now() > patience) {
+        for (const auto& call : calls_) call->Cancel();
+      }
       for (const auto& call : calls_) {
         while (call->TryPop()) {
         }
