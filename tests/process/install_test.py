@@ -4,6 +4,7 @@ usage: install_test.py --build BUILD_FOLDER [unittest arguments]
 """
 
 import argparse
+import json
 import os
 import re
 import shutil
@@ -83,11 +84,15 @@ class Installed(unittest.TestCase):
 
     def accepts(self, *arguments):
         """All options are known and right: the start fails for the missing model, with 1."""
-        result = run(self.server, *arguments, "--model", "/nonexistent")
+        result = run(self.server, *arguments, "--tenants", self.tenants, "--model", "/nonexistent")
         self.assertEqual(result.returncode, 1, result.stderr)
         self.assertIn("/nonexistent", result.stderr)
 
     def test_configurations_are_understood(self):
+        # In place of the secret that whoever deploys it brings.
+        self.tenants = os.path.join(self.prefix, "tenants.json")
+        with open(self.tenants, "w") as file:
+            json.dump({"tenants": [{"name": "a", "token_sha256": ["0" * 64]}]}, file)
         self.accepts("--config", os.path.join(DEPLOY, "systemd", "ovq-server.conf"))
         with open(os.path.join(DEPLOY, "kubernetes", "config.yaml")) as file:
             text = yaml.safe_load(file)["data"]["ovq-server.conf"]
