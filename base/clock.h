@@ -15,7 +15,10 @@ inline constexpr SteadyTime kNever = SteadyTime::max();
 // Both clocks; tests have their own.
 struct Clock {
   std::function<SteadyTime()> steady = std::chrono::steady_clock::now;
-  std::function<absl::Time()> wall = absl::Now;
+  // Not absl::Now, which for some seconds after the clock was set tells the time of before.
+  std::function<absl::Time()> wall = [] {
+    return absl::FromChrono(std::chrono::system_clock::now());
+  };
 
   // When the steady clock will show a wall time, as far as is known now. kNever for one that is
   // more than a century away.

@@ -192,7 +192,14 @@ void SessionStore::Snapshot(const std::shared_ptr<Session>& session, Then then) 
 
 void SessionStore::RemoveFiles(const Session& session, Then then) {
   if (!session.disk) return then(absl::OkStatus());
-  config_.options.session_folder->Remove(session.info.id, Posted(std::move(then)));
+  const std::string& id = session.info.id;
+  config_.options.session_folder->Remove(
+      id, Posted([id, then = std::move(then)](const absl::Status& status) {
+        then(status.ok() ? status
+                         : absl::DataLossError(absl::StrCat(
+                               "session ", id, ": is gone, but its files may not be, so that a ",
+                               "restart may find it: ", std::string(status.message()))));
+      }));
 }
 
 // --- states that go ---

@@ -435,5 +435,19 @@ TEST_F(Durable, SessionsTakeTurnsInTheMemory) {
   EXPECT_EQ(stats.state_bytes_reserved, 0u);
 }
 
+TEST_F(Durable, FilesThatStayAreTold) {
+  Start();
+  const std::string id = Open(10);
+  const std::string journal = FileOf(id, ".journal");
+  std::filesystem::remove(journal);
+  std::filesystem::create_directory(journal);
+  const absl::Status status = engine()->DeleteSession(id, "");
+  EXPECT_TRUE(absl::IsDataLoss(status)) << status;
+  EXPECT_THAT(std::string(status.message()),
+              testing::StartsWith("session " + id + ": is gone, but its files may not be"));
+  EXPECT_TRUE(absl::IsNotFound(engine()->GetSession(id, "").status()));
+  EXPECT_EQ(engine().SettledStats().state_bytes_reserved, 0u);
+}
+
 }  // namespace
 }  // namespace ovq::test
