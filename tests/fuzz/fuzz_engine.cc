@@ -130,7 +130,7 @@ class Driver {
   }
   // All of them side by side: one may wait for what another holds, or an idle session.
   void ReadAll() {
-    const auto patience = std::chrono::steady_clock::now() + std::chrono::milliseconds(100);
+    const auto patience = std::chrono::steady_clock::now() + std::chrono::milliseconds(20);
     while (!calls_.empty()) {
       if (std::chrono::steady_clock::now() > patience) {
         for (const auto& call : calls_) call->Cancel();

@@ -1,11 +1,12 @@
 #!/usr/bin/env bash
 # Fuzzes the targets fuzz_NAME.cc with libFuzzer under the address and undefined-behaviour sanitizers,
 # for so many minutes each, from the inputs in corpus/NAME. What is new stays in build/fuzz/corpus/NAME,
-# findings go to build/fuzz/findings/NAME. Prints a table; exits with 1 if there is a finding.
+# findings go to a folder of this run, build/fuzz/findings/TIME/NAME. Prints a table; exits with 1 if
+# there is a finding.
 #
 #   tests/fuzz/run.sh [--minutes M] [--merge] [TARGET ...]
 #
-# --merge adds what reaches more code, in inputs of at most 4 KiB, to corpus/NAME, which ctest reads.
+# --merge adds what reaches more branches, in inputs of at most 4 KiB, to corpus/NAME, which ctest reads.
 set -euo pipefail
 cd "$(dirname "$0")/../.."
 
@@ -38,16 +39,16 @@ cmake --preset fuzz >/dev/null
 cmake --build --preset fuzz --target "${names[@]/#/fuzz_}" | tail -n 1
 export ASAN_OPTIONS=detect_leaks=1 UBSAN_OPTIONS=halt_on_error=1:print_stacktrace=1 OMP_NUM_THREADS=1
 
-failed=0
+failed=0 run=$(date +%Y%m%d-%H%M%S)
 printf '| target | minutes | executions | inputs kept | lines reached of its files | findings |\n'
 printf '|---|---:|---:|---:|---:|---:|\n'
 for name in "${names[@]}"; do
   program=build/fuzz/bin/fuzz_$name seeds=tests/fuzz/corpus/$name
-  work=build/fuzz/corpus/$name findings=build/fuzz/findings/$name log=build/fuzz/$name.log
+  work=build/fuzz/corpus/$name findings=build/fuzz/findings/$run/$name log=build/fuzz/$name.log
   mkdir -p "$work" "$findings"
   LLVM_PROFILE_FILE=/dev/null "$program" -max_total_time=$((minutes * 60)) -timeout=20 -rss_limit_mb=3000 \
     -print_final_stats=1 -max_len=4096 -artifact_prefix="$findings/" "$work" "$seeds" >"$log" 2>&1 || failed=1
-  if "$merge"; then "$program" -merge=1 -max_len=4096 "$seeds" "$work" >>"$log" 2>&1; fi
+  if "$merge"; then LLVM_PROFILE_FILE=/dev/null "$program" -merge=1 -use_counters=0 -max_len=4096 "$seeds" "$work" >>"$log" 2>&1; fi
   LLVM_PROFILE_FILE=build/fuzz/$name.profraw "$program" -runs=0 "$work" "$seeds" >>"$log" 2>&1 || failed=1
   llvm-profdata-14 merge -sparse "build/fuzz/$name.profraw" -o "build/fuzz/$name.profdata"
   # shellcheck disable=SC2086  # a list
@@ -58,5 +59,5 @@ for name in "${names[@]}"; do
     "$(find "$work" -type f | wc -l)" "$lines" "$(find "$findings" -type f | wc -l)"
   [ -z "$(find "$findings" -type f)" ] || failed=1
 done
-echo "logs: build/fuzz/NAME.log; findings: build/fuzz/findings"
+echo "logs: build/fuzz/NAME.log; findings: build/fuzz/findings/$run"
 exit "$failed"
