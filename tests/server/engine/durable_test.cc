@@ -445,7 +445,7 @@ TEST_F(Durable, FilesThatStayAreTold) {
   EXPECT_TRUE(absl::IsDataLoss(status)) << status;
   EXPECT_THAT(std::string(status.message()),
               testing::StartsWith("session " + id + ": is gone, but its files may not be"));
-  EXPECT_TRUE(absl::IsNotFound(engine()->GetSession(id, "").status()));
+  EXPECT_FALSE(engine()->GetSession(id, "").ok());
   EXPECT_EQ(engine().SettledStats().state_bytes_reserved, 0u);
 }
 
