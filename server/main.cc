@@ -19,6 +19,7 @@
 #include "absl/synchronization/notification.h"
 #include "absl/time/clock.h"
 #include "base/files.h"
+#include "base/out_of_memory.h"
 #include "base/service_notifier.h"
 #include "base/signals.h"
 #include "server/access/security.h"
@@ -334,6 +335,7 @@ void GiveLargeMessagesBack() {
 
 int Run(const std::vector<std::string>& args) {
   HoldStandardFiles();
+  EndWhenOutOfMemory();
   signal(SIGPIPE, SIG_IGN);  // whoever reads what this program writes may go
   const absl::StatusOr<CommandLine> line =
       ParseCommandLine(args, [](const std::string& name) -> std::optional<std::string> {

@@ -1,7 +1,6 @@
 #include "server/engine/checkpoints.h"
 
 #include <algorithm>
-#include <new>
 #include <span>
 #include <utility>
 #include <vector>
@@ -12,6 +11,8 @@ namespace ovq {
 namespace {
 
 using Kept = std::vector<std::shared_ptr<const Checkpoint>>;
+
+constexpr size_t kMostSpares = 3;  // as a rule that many go at once, after as many were added
 
 // One between two others goes if these are no further apart than the later is from the last: gaps
 // double with the distance.
@@ -31,20 +32,53 @@ std::shared_ptr<const Checkpoint> Checkpoints::Copy(const StateHandle& state) {
   return copy;
 }
 
+void Checkpoints::Held::Take(Checkpoint& gone) {
+  --copies;
+  if (gone.size < kLargeBytes) {
+    bytes -= gone.size;
+  } else {
+    spares.push_back({std::move(gone.bytes), gone.size});
+    if (spares.size() > kMostSpares) DropSpare();
+  }
+  while (copies == 0 && !spares.empty()) DropSpare();
+}
+
+void Checkpoints::Held::DropSpare() {
+  bytes -= spares.front().size;
+  spares.erase(spares.begin());
+}
+
+// Counted; null if the system has none.
+Checkpoint::Bytes Checkpoints::RoomFor(size_t size) {
+  Checkpoint::Bytes room;
+  std::vector<Held::Spare>& spares = held_->spares;
+  const bool again = size >= kLargeBytes && !spares.empty();
+  if (again) {
+    room = std::move(spares.back().bytes);
+    held_->bytes -= spares.back().size;
+    spares.pop_back();
+  }
+  auto* const bytes = static_cast<std::byte*>(std::realloc(room.get(), size));
+  if (bytes == nullptr) return nullptr;
+  (void)room.release();
+  if (size >= kLargeBytes && !again) PreferHugePages(bytes, size);
+  held_->bytes += size;
+  return Checkpoint::Bytes(bytes);
+}
+
 std::shared_ptr<Checkpoint> Checkpoints::Make(const StateHandle& state) {
   const size_t size = pool_.SnapshotBytes(state);
   if (size > budget_) return nullptr;
-  std::unique_ptr<std::byte[]> bytes(new (std::nothrow) std::byte[size]);
+  Checkpoint::Bytes bytes = RoomFor(size);
   if (bytes == nullptr) return nullptr;
-  *bytes_ += size;
-  std::shared_ptr<Checkpoint> copy(new Checkpoint, [total = bytes_](const Checkpoint* gone) {
-    *total -= gone->size;
+  std::shared_ptr<Checkpoint> copy(new Checkpoint, [held = held_](Checkpoint* gone) {
+    held->Take(*gone);
     delete gone;
   });
+  ++held_->copies;
   copy->position = state.position;
   copy->size = size;
   copy->bytes = std::move(bytes);
-  if (size >= kLargeBytes) PreferHugePages(copy->bytes.get(), size);
   return copy;
 }
 
@@ -60,6 +94,12 @@ void Checkpoints::Add(Session& session, std::shared_ptr<const Checkpoint> checkp
   Thin(session.checkpoints.kept);
   Use(session);
   while (bytes() > budget_) {
+    const std::vector<Held::Spare>& spares = held_->spares;
+    const bool worth_it = held_->copies > 1 && spares.size() == 1 && spares[0].size <= budget_ / 4;
+    if (!spares.empty() && !worth_it) {
+      held_->DropSpare();
+      continue;
+    }
     const auto oldest = by_use_.begin();
     Kept& kept = oldest->second->checkpoints.kept;
     kept.erase(kept.begin());

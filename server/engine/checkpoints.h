@@ -7,8 +7,10 @@
 
 #include <cstddef>
 #include <cstdint>
+#include <cstdlib>
 #include <map>
 #include <memory>
+#include <vector>
 
 #include "server/engine/session.h"
 #include "server/engine/state_pool.h"
@@ -24,8 +26,14 @@ inline constexpr size_t kCheckpointBytesPerToken = size_t{64} << 10;
 inline constexpr int64_t kTurnCheckpointTokens = 64;
 
 struct Checkpoint {
-  int64_t position = 0;                // tokens consumed
-  std::unique_ptr<std::byte[]> bytes;  // StatePool::CopyOut of `size` bytes
+  // Of malloc, which makes the room of one copy that of another without touching its pages.
+  struct Free {
+    void operator()(std::byte* bytes) const { std::free(bytes); }
+  };
+  using Bytes = std::unique_ptr<std::byte[], Free>;
+
+  int64_t position = 0;  // tokens consumed
+  Bytes bytes;           // StatePool::CopyOut of `size` bytes
   size_t size = 0;
 };
 
@@ -52,7 +60,8 @@ class Checkpoints {
   // of its prompt are to come.
   static bool Due(const StateHandle& state, int64_t made_at, int64_t left);
 
-  size_t bytes() const { return *bytes_; }
+  // Of the copies, and of what is kept for the next ones.
+  size_t bytes() const { return held_->bytes; }
 
  private:
   void Use(Session& session);
@@ -60,7 +69,22 @@ class Checkpoints {
   const size_t budget_;
   StatePool& pool_;
   // Shared with the copies, each of which takes its bytes off when its last session lets it go.
-  const std::shared_ptr<size_t> bytes_ = std::make_shared<size_t>(0);
+  struct Held {
+    void Take(Checkpoint& gone);
+    void DropSpare();
+
+    size_t bytes = 0;
+    size_t copies = 0;
+    // The latest large ones that went, for their room: to find fresh memory takes the system ten
+    // times as long as filling what is there. They go with the last copy.
+    struct Spare {
+      Checkpoint::Bytes bytes;
+      size_t size = 0;
+    };
+    std::vector<Spare> spares;
+  };
+  Checkpoint::Bytes RoomFor(size_t size);
+  const std::shared_ptr<Held> held_ = std::make_shared<Held>();
   int64_t uses_ = 0;
   std::map<int64_t, Session*> by_use_;  // those with a checkpoint, by CheckpointList::use
 };

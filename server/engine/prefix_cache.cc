@@ -3,6 +3,7 @@
 #include <new>
 #include <utility>
 
+#include "base/out_of_memory.h"
 #include "base/sha256.h"
 
 namespace ovq {
@@ -72,7 +73,11 @@ void PrefixCache::Keep(PrefixRun& run, const StateHandle& state) {
       found != nodes_.end() && found->second.bytes != nullptr) {
     return;  // another prompt's, read beside this one
   }
-  std::unique_ptr<std::byte[]> bytes(new (std::nothrow) std::byte[size]);
+  std::unique_ptr<std::byte[]> bytes;
+  {
+    const AllocationsMayFail scope;
+    bytes.reset(new (std::nothrow) std::byte[size]);
+  }
   if (bytes == nullptr) return;
   while (stats_.bytes + most > stats_.budget_bytes) EvictOne();
   Node& node = Reach(chain);

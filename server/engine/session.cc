@@ -1,12 +1,11 @@
 #include "server/engine/session.h"
 
-#include <sys/random.h>
-
 #include <algorithm>
+#include <string>
 
 #include "absl/strings/ascii.h"
 #include "absl/strings/str_format.h"
-#include "base/check.h"
+#include "base/random.h"
 
 namespace ovq {
 namespace {
@@ -29,11 +28,7 @@ void Session::Record(int64_t begin, std::span<const int32_t> tokens) {
 }
 
 uint64_t RandomSource::Next() {
-  if (from_system_) {
-    uint64_t bits = 0;
-    Check(getrandom(&bits, sizeof(bits), 0) == sizeof(bits), "the system gives random bits");
-    return bits;
-  }
+  if (from_system_) return std::stoull(UnguessableHex().substr(16), nullptr, 16);
   // splitmix64
   state_ += 0x9e3779b97f4a7c15ull;
   uint64_t z = state_;
@@ -55,6 +50,7 @@ bool IsSessionId(std::string_view text) {
 }
 
 std::string RandomSource::NextId() {
+  if (from_system_) return UnguessableHex();
   const uint64_t high = Next();
   return absl::StrFormat("%016x%016x", high, Next());
 }

@@ -7,6 +7,7 @@
 
 #include "absl/strings/str_cat.h"
 #include "base/check.h"
+#include "base/out_of_memory.h"
 #include "server/engine/error_facts.h"
 
 namespace ovq {
@@ -162,6 +163,7 @@ std::vector<std::span<std::byte>> StatePool::Live(const StateHandle& state) cons
 absl::StatusOr<std::vector<std::byte>> StatePool::Snapshot(const StateHandle& state) {
   std::vector<std::byte> bytes;
   try {
+    const AllocationsMayFail scope;
     bytes.resize(SnapshotBytes(state));
   } catch (const std::bad_alloc&) {
     return absl::ResourceExhaustedError(absl::StrCat("the system has no memory for a copy of ",

@@ -6,7 +6,7 @@
 
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_split.h"
-#include "server/engine/session.h"
+#include "base/random.h"
 
 namespace ovq {
 namespace {
@@ -38,7 +38,7 @@ bool Parse(std::string_view text, Span& span) {
 
 }  // namespace
 
-std::string NewRequestId() { return RandomSource(0).NextId(); }
+std::string NewRequestId() { return UnguessableHex(); }
 
 std::string Span::traceparent() const {
   return absl::StrCat("00-", trace_id, "-", span_id, sampled ? "-01" : "-00");

@@ -6,6 +6,7 @@
 #include <random>
 
 #include "absl/time/clock.h"
+#include "base/huge_pages.h"
 #include "server/engine/checkpoints.h"
 #include "server/engine/limits.h"
 #include "tests/server/engine/parts.h"
@@ -289,6 +290,34 @@ TEST(Checkpoints, TheBudgetTakesFromTheSessionUsedLongestAgo) {
   EXPECT_EQ(checkpoints.bytes(), 0u);
   EXPECT_EQ(Checkpoints(each - 1, parts.pool).Copy(sessions[0].state), nullptr) << "too small";
   for (Session& session : sessions) parts.pool.Release(session.state);
+}
+
+TEST(Checkpoints, ALargeCopyTakesTheRoomOfOneThatWent) {
+  Parts parts;
+  const FakeModel model({.full_attention = true, .max_unbounded_tokens = 1 << 20});
+  const StateLayout& layout = model.layout();
+  Session session;
+  session.state = *parts.pool.Acquire(layout, 256, layout.bytes_cap(256));
+  ASSERT_TRUE(parts.pool.Commit(session.state, 600'000).ok());
+  Checkpoints checkpoints(size_t{1} << 30, parts.pool);
+  for (const int64_t position : {570'000, 580'000}) {
+    parts.pool.Grow(session.state, position);
+    ASSERT_GE(parts.pool.SnapshotBytes(session.state), kLargeBytes);
+    checkpoints.Add(session, checkpoints.Copy(session.state));
+  }
+  const size_t both = checkpoints.bytes();
+  session.checkpoints.kept.erase(session.checkpoints.kept.begin());
+  EXPECT_EQ(checkpoints.bytes(), both) << "its room is kept";
+  parts.pool.Grow(session.state, 590'000);
+  std::shared_ptr<const Checkpoint> next = checkpoints.Copy(session.state);
+  std::vector<std::byte> state(next->size);
+  parts.pool.CopyOut(session.state, state);
+  EXPECT_TRUE(std::equal(state.begin(), state.end(), next->bytes.get())) << "its own bytes";
+  EXPECT_EQ(checkpoints.bytes(), next->size + session.checkpoints.kept[0]->size) << "and taken";
+  checkpoints.Forget(session);
+  next.reset();
+  EXPECT_EQ(checkpoints.bytes(), 0u) << "nothing is kept for none";
+  parts.pool.Release(session.state);
 }
 
 }  // namespace

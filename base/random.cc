@@ -1,0 +1,36 @@
+#include "base/random.h"
+
+#include <sys/random.h>
+
+#include <array>
+#include <atomic>
+#include <cstddef>
+#include <cstdint>
+#include <iterator>
+
+#include "base/check.h"
+#include "base/sha256.h"
+
+namespace ovq {
+namespace {
+
+std::array<std::byte, 32> SystemBytes() {
+  std::array<std::byte, 32> bytes;
+  Check(getrandom(bytes.data(), bytes.size(), 0) == std::ssize(bytes),
+        "the system gives random bits");
+  return bytes;
+}
+
+}  // namespace
+
+std::string UnguessableHex() {
+  static const std::array<std::byte, 32> key = SystemBytes();
+  static std::atomic<uint64_t> count = 0;
+  const uint64_t mine = ++count;
+  Sha256 digest;
+  digest.Add(key.data(), key.size());
+  digest.Add(&mine, sizeof(mine));
+  return digest.Hex().substr(0, 32);
+}
+
+}  // namespace ovq
