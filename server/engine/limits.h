@@ -37,6 +37,8 @@ inline constexpr FloatRange kFrequencyPenaltyRange = {-2, 2};
 inline constexpr FloatRange kLogitBiasRange = {-100, 100};
 inline constexpr int32_t kMaxTopK = std::numeric_limits<int32_t>::max();
 inline constexpr int64_t kMaxLogitBias = 4096;  // entries
+// A text of more bytes than this times --max-prompt-tokens is refused before it is tokenized.
+inline constexpr int64_t kMaxBytesPerToken = 64;
 inline constexpr int32_t kMaxCompletions = 64;  // n
 
 // Conversations.

@@ -32,6 +32,8 @@ absl::Status CheckTokenIds(std::span<const int32_t> ids, int64_t vocab_size,
 // The length alone, for before the tokens are copied.
 absl::Status CheckPromptLength(const EngineConfig& config, int64_t n_tokens,
                                const std::string& prefix);
+// The bytes of a text, for before it is tokenized; `path` is its field's name.
+absl::Status CheckTextBytes(const EngineConfig& config, size_t bytes, const std::string& path);
 // Lists of a generation, likewise; `prefix` begins the names of their fields.
 struct ListSizes {
   int64_t stop_strings = 0, stop_token_ids = 0, logit_bias = 0;

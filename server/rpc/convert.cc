@@ -96,9 +96,13 @@ absl::Duration ToDuration(const google::protobuf::Duration& from) {
   return absl::Seconds(from.seconds()) + absl::Nanoseconds(from.nanos());
 }
 
-absl::StatusOr<std::vector<int32_t>> Encode(const Tokenizer& tokenizer, const std::string& text,
+absl::StatusOr<std::vector<int32_t>> Encode(const Engine& engine, const std::string& text,
                                             bool add_bos, const std::string& field) {
-  absl::StatusOr<std::vector<int32_t>> tokens = tokenizer.Encode(text, add_bos);
+  if (absl::Status status = CheckTextBytes(engine.config(), text.size(), field); !status.ok()) {
+    return status;
+  }
+  absl::StatusOr<std::vector<int32_t>> tokens =
+      engine.model().tokenizer->Encode(text, add_bos);
   if (tokens.ok()) return tokens;
   // The tokenizer's message may quote the text.
   return WithLogText(tokens.status(), absl::StrCat(field, ": cannot be encoded"));
@@ -113,14 +117,14 @@ absl::StatusOr<std::vector<int32_t>> PromptTokens(const v1::Prompt& prompt,
     case v1::Prompt::kText: {
       const std::string field = absl::StrCat(prefix, "prompt.text");
       if (!has_text) return NoTokenizer(field);
-      return Encode(*tokenizer, prompt.text(), place.at_start, field);
+      return Encode(engine, prompt.text(), place.at_start, field);
     }
     case v1::Prompt::kConversation: {
       const std::string field = absl::StrCat(prefix, "prompt.conversation");
       if (!has_text) return NoTokenizer(field);
       const absl::StatusOr<std::string> text = NewText(prompt.conversation(), field, place, engine);
       if (!text.ok()) return text.status();
-      return Encode(*tokenizer, *text, /*add_bos=*/false, field);
+      return Encode(engine, *text, /*add_bos=*/false, field);
     }
     case v1::Prompt::kTokenIds: {
       const auto& ids = prompt.token_ids().ids();

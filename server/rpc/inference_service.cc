@@ -158,7 +158,7 @@ absl::StatusOr<v1::TokenizeResponse> HandleTokenize(const UnaryInfo& info,
   const absl::StatusOr<const Tokenizer*> tokenizer = TextTokenizer(info, "text");
   if (!tokenizer.ok()) return tokenizer.status();
   absl::StatusOr<std::vector<int32_t>> tokens =
-      Encode(**tokenizer, message.text(), message.add_bos(), "text");
+      Encode(info.services.engine, message.text(), message.add_bos(), "text");
   if (!tokens.ok()) return tokens.status();
   v1::TokenizeResponse response;
   response.mutable_token_ids()->Add(tokens->begin(), tokens->end());

@@ -6,7 +6,7 @@
 #
 #   tests/fuzz/run.sh [--minutes M] [--merge] [TARGET ...]
 #
-# --merge adds what reaches more branches, in inputs of at most 4 KiB, to corpus/NAME, which ctest reads.
+# --merge adds what reaches more branches, in inputs of at most 8 KiB, to corpus/NAME, which ctest reads.
 set -euo pipefail
 cd "$(dirname "$0")/../.."
 
@@ -27,7 +27,8 @@ declare -A files=(
   [config]="model/load_config.cc model/json_attrs.cc model/families"
   [weights]="model/safetensors.cc model/weights.cc model/finite.cc"
   [pieces]="model/piece_model.cc"
-  [text]="server/engine/answer.cc model/tokenizer.cc base/text.cc"
+  [text]="server/engine/answer.cc base/text.cc"
+  [tokenizer]="model/tokenizers model/tokenizer.cc"
   [engine]="server/engine/session_store.cc server/engine/session_rewind.cc server/engine/session_export.cc server/engine/admission.cc server/engine/quota.cc server/engine/plan.cc server/engine/checkpoints.cc server/engine/prefix_cache.cc server/engine/state_pool.cc"
   [messages]="server/rpc/convert.cc server/rpc/grpc_codec.cc server/rpc/conversation.cc server/engine/validate.cc"
   [tenants]="server/access/tenants.cc server/engine/quota.cc base/json.cc"
@@ -47,8 +48,8 @@ for name in "${names[@]}"; do
   work=build/fuzz/corpus/$name findings=build/fuzz/findings/$run/$name log=build/fuzz/$name.log
   mkdir -p "$work" "$findings"
   LLVM_PROFILE_FILE=/dev/null "$program" -max_total_time=$((minutes * 60)) -timeout=20 -rss_limit_mb=3000 \
-    -print_final_stats=1 -max_len=4096 -artifact_prefix="$findings/" "$work" "$seeds" >"$log" 2>&1 || failed=1
-  if "$merge"; then LLVM_PROFILE_FILE=/dev/null "$program" -merge=1 -use_counters=0 -max_len=4096 "$seeds" "$work" >>"$log" 2>&1; fi
+    -print_final_stats=1 -max_len=8192 -artifact_prefix="$findings/" "$work" "$seeds" >"$log" 2>&1 || failed=1
+  if "$merge"; then LLVM_PROFILE_FILE=/dev/null "$program" -merge=1 -use_counters=0 -max_len=8192 "$seeds" "$work" >>"$log" 2>&1; fi
   LLVM_PROFILE_FILE=build/fuzz/$name.profraw "$program" -runs=0 "$work" "$seeds" >>"$log" 2>&1 || failed=1
   llvm-profdata-14 merge -sparse "build/fuzz/$name.profraw" -o "build/fuzz/$name.profdata"
   # shellcheck disable=SC2086  # a list

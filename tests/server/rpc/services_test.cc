@@ -86,6 +86,22 @@ TEST(Unary, TokenizeAndBack) {
               Fails(kInvalid, "token_ids[4]: "));
 }
 
+TEST(Unary, LongTextsAreRefusedBeforeTheyAreTokenized) {
+  TestServerOptions options;
+  options.engine.max_prompt_tokens = 10;
+  TestServer server(options);
+  v1::TokenizeRequest request;
+  request.set_text(std::string(640, 'x'));
+  v1::TokenizeResponse response;
+  EXPECT_THAT(Call(server.inference(), &Inference::Tokenize, request, response), Succeeds());
+  request.mutable_text()->push_back('x');
+  EXPECT_THAT(Call(server.inference(), &Inference::Tokenize, request, response),
+              Fails(kInvalid, "text: expected at most 640 bytes, 64 times --max-prompt-tokens"));
+  v1::ScoreResponse scored;
+  EXPECT_THAT(Call(server.inference(), &Inference::Score, Score(std::string(641, 'x')), scored),
+              Fails(kInvalid, "prompt.text: expected at most 640 bytes"));
+}
+
 TEST(Unary, ModelInfo) {
   TestServer server;
   v1::GetModelInfoRequest request;
