@@ -58,9 +58,12 @@ Checkpoint::Bytes Checkpoints::RoomFor(size_t size) {
     held_->bytes -= spares.back().size;
     spares.pop_back();
   }
-  auto* const bytes = static_cast<std::byte*>(std::realloc(room.get(), size));
-  if (bytes == nullptr) return nullptr;
-  (void)room.release();
+  std::byte* const before = room.release();
+  auto* const bytes = static_cast<std::byte*>(std::realloc(before, size));
+  if (bytes == nullptr) {
+    std::free(before);
+    return nullptr;
+  }
   if (size >= kLargeBytes && !again) PreferHugePages(bytes, size);
   held_->bytes += size;
   return Checkpoint::Bytes(bytes);

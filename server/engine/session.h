@@ -72,7 +72,8 @@ bool IsSessionKey(std::string_view text);
 // Has the form of an id: 32 hex digits, which a key and a dot may stand before.
 bool IsSessionId(std::string_view text);
 
-// Random bits for seeds and ids: such as nobody can guess (base/random.h), or for tests a sequence that follows from a seed.
+// Random bits for seeds and ids: such as nobody can guess (base/random.h), or for tests a sequence
+// that follows from a seed.
 class RandomSource {
  public:
   explicit RandomSource(uint64_t seed) : state_(seed), from_system_(seed == 0) {}

@@ -182,10 +182,10 @@ absl::Status CheckPromptLength(const EngineConfig& config, int64_t n_tokens,
 absl::Status CheckTextBytes(const EngineConfig& config, size_t bytes, const std::string& path) {
   const auto most = static_cast<size_t>(config.options.max_prompt_tokens * kMaxBytesPerToken);
   if (bytes <= most) return absl::OkStatus();
-  return BadField(path,
-                  absl::StrCat("at most ", most, " bytes, ", kMaxBytesPerToken,
-                               " times --max-prompt-tokens"),
-                  bytes);
+  return BadField(
+      path,
+      absl::StrCat("at most ", most, " bytes, ", kMaxBytesPerToken, " times --max-prompt-tokens"),
+      bytes);
 }
 
 absl::Status CheckListSizes(const ListSizes& sizes, const std::string& prefix) {

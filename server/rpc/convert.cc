@@ -101,8 +101,7 @@ absl::StatusOr<std::vector<int32_t>> Encode(const Engine& engine, const std::str
   if (absl::Status status = CheckTextBytes(engine.config(), text.size(), field); !status.ok()) {
     return status;
   }
-  absl::StatusOr<std::vector<int32_t>> tokens =
-      engine.model().tokenizer->Encode(text, add_bos);
+  absl::StatusOr<std::vector<int32_t>> tokens = engine.model().tokenizer->Encode(text, add_bos);
   if (tokens.ok()) return tokens;
   // The tokenizer's message may quote the text.
   return WithLogText(tokens.status(), absl::StrCat(field, ": cannot be encoded"));

@@ -19,8 +19,8 @@ namespace ovq {
 
 // --- requests to structs ---
 
-// Encode of the model's tokenizer, which it has, for a text of a bearable length (CheckTextBytes). Its
-// error may quote the text: the log gets the field's name alone.
+// Encode of the model's tokenizer, which it has, for a text of a bearable length (CheckTextBytes).
+// Its error may quote the text: the log gets the field's name alone.
 absl::StatusOr<std::vector<int32_t>> Encode(const Engine& engine, const std::string& text,
                                             bool add_bos, const std::string& field);
 // Token ids of a prompt; absent gives none. At the start the model's beginning-of-sequence token

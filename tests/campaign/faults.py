@@ -262,7 +262,7 @@ FAULTS = {
 }
 
 
-# docs/operations.md says so: where some of the memory that libraries ask for is refused.
+# docs/security.md says so: where some of the memory that libraries ask for is refused.
 ENDS = {"every third is not", "every third is not made so", "allocations of 64 KiB and more"}
 
 
