@@ -19,9 +19,13 @@ TEST(WorkQueue, ClientsAreInTurnAndEachInItsOwnOrder) {
   std::mutex mutex;
   std::vector<std::string> done;
   {
-    std::promise<void> go;
+    std::promise<void> running, go;
     WorkQueue queue(1);
-    queue.Run("first", [gate = go.get_future().share()] { gate.wait(); });
+    queue.Run("first", [&running, gate = go.get_future().share()] {
+      running.set_value();
+      gate.wait();
+    });
+    running.get_future().wait();  // the thread has its work, and none of what follows
     for (const char* name : {"a1", "a2", "a3", "a4", "b1", "c1", "b2"}) {
       queue.Run(std::string(1, name[0]), [&, name] {
         std::lock_guard lock(mutex);
