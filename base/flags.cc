@@ -14,8 +14,6 @@
 namespace ovq {
 namespace {
 
-constexpr char kDefault[] = "default";
-
 template <class... Parts>
 absl::Status Wrong(const Parts&... parts) {
   return absl::InvalidArgumentError(absl::StrCat(parts...));
@@ -32,7 +30,7 @@ FlagValue Calling(std::function<void()> set) {
 
 void Flags::AddFlag(const std::string& name, Flag flag) {
   flag.heading = std::exchange(heading_, "");
-  flag.said = {.name = name, .value = flag.value.fallback, .origin = kDefault};
+  flag.said = {.name = name, .value = flag.value.fallback, .origin = kDefaultOrigin};
   flags_.push_back(std::move(flag));
 }
 
@@ -165,7 +163,7 @@ absl::Status Flags::Read(std::span<const std::string> args, const EnvLookup& env
   // The weakest first: what the file says, once its name is known, then all else.
   if (absl::Status status = SetSaid(*given, env, /*file=*/true); !status.ok()) return status;
   for (const Flag& flag : flags_) {
-    if (flag.kind != Kind::kFile || flag.said.origin == kDefault) continue;
+    if (flag.kind != Kind::kFile || flag.said.origin == kDefaultOrigin) continue;
     if (absl::Status status = ReadFile(flag.said); !status.ok()) return status;
   }
   return SetSaid(*given, env, /*file=*/false);
@@ -173,7 +171,7 @@ absl::Status Flags::Read(std::span<const std::string> args, const EnvLookup& env
 
 bool Flags::given(std::string_view name) const {
   return std::ranges::any_of(flags_, [&](const Flag& flag) {
-    return name == flag.said.name && flag.said.origin != kDefault;
+    return name == flag.said.name && flag.said.origin != kDefaultOrigin;
   });
 }
 

@@ -27,6 +27,8 @@ struct Setting {
   std::string origin;  // "--max-queue", "OVQ_MAX_QUEUE", "FILE:3: max-queue" or "default"
 };
 
+inline constexpr char kDefaultOrigin[] = "default";
+
 class Flags {
  public:
   // With a prefix every option has a variable in the environment: "OVQ_" and max-queue make

@@ -11,6 +11,9 @@ namespace ovq {
 namespace {
 
 // The payload with the problems after the first, end to end.
+// More than anybody reads. A file whose every tensor is missing would else take the square of its
+// layers to tell.
+constexpr size_t kMost = 200;
 constexpr char kOthers[] = "ovq/problems";
 
 // Before each message: messages may hold any byte.
@@ -45,10 +48,13 @@ std::vector<absl::Status> ProblemsOf(const absl::Status& status) {
 void AddProblems(absl::Status& status, const absl::Status& more) {
   std::vector<absl::Status> known = ProblemsOf(status);
   for (const absl::Status& problem : ProblemsOf(more)) {
+    if (known.size() > kMost) break;
     const bool is_known = std::ranges::any_of(known, [&problem](const absl::Status& other) {
       return other.message() == problem.message();
     });
-    if (!is_known) known.push_back(problem);
+    if (is_known) continue;
+    known.push_back(known.size() < kMost ? problem
+                                         : absl::Status(problem.code(), "and more problems"));
   }
   if (known.empty()) return;
   std::string records;

@@ -10,7 +10,7 @@
 namespace ovq {
 
 // Adds the problems of `more` behind those of `status`, each once: of equal messages the first
-// stays.
+// stays. Beyond 200, only that there are more.
 void AddProblems(absl::Status& status, const absl::Status& more);
 
 // In their order, each a status of its own; none of OK.

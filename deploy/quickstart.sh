@@ -19,7 +19,7 @@ die() {
 }
 
 keep=false
-prompt=$'def read_lines(path):\n    """'
+prompt=$'import os\nimport sys\n\n\ndef walk(top):\n    """'
 while [ $# -gt 0 ]; do
   case "$1" in
     --keep) keep=true ;;
@@ -45,7 +45,7 @@ if ! configured=$(cmake --preset cpu 2>&1); then
   echo "$configured" >&2
   die "cmake --preset cpu failed"
 fi
-cmake --build --preset cpu --target ovq-server ovq-chat
+cmake --build --preset cpu --target ovq-server ovq-chat ovq-load ovq-inspect
 
 bin=$PWD/build/cpu/bin
 log=$PWD/build/cpu/quickstart.log
@@ -74,12 +74,23 @@ echo "ovq-server serves $model on $address (log: $log)"
 say "Question"
 printf '%s' "$prompt"
 "$bin/ovq-chat" --server "$address" --prompt "$prompt" --max-tokens 300 --temperature 0.8 \
-  --top-p 0.95 --seed 1
+  --top-p 0.9 --seed 1
 echo
 
 if "$keep"; then
   trap - EXIT
   say "The server keeps running as process $server_pid"
-  echo "talk to it:  build/cpu/bin/ovq-chat --server $address"
-  echo "stop it:     kill $server_pid"
+  echo "stop it:  kill $server_pid"
+else
+  say "What to try next"
+  echo "start it:                  build/cpu/bin/ovq-server --model $model"
 fi
+export_server="OVQ_SERVER=$address "
+"$keep" || export_server=
+cat <<NEXT
+talk to it:                ${export_server}build/cpu/bin/ovq-chat    (then /help)
+see what it would hold:    build/cpu/bin/ovq-server --model $model --plan --state-memory 1G
+put load on it:            ${export_server}build/cpu/bin/ovq-load --concurrency 8 --requests 200
+look into another model:   build/cpu/bin/ovq-inspect FOLDER
+read on:                   README.md, docs/serving.md, docs/chat.md
+NEXT

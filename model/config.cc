@@ -36,7 +36,7 @@ StateSpec ModelConfig::state_spec(int i, DType kv_dtype, Device device) const {
           .d_model = hidden_size,
           .kv_dtype = kv_dtype,
           .device = device,
-          .slot_share = layers[i].slot_share};
+          .slot_shares = layers[i].slot_shares};
 }
 
 absl::StatusOr<MixerState> MixerStateOf(const ModelConfig& config, int i, DType kv_dtype,

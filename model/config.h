@@ -60,7 +60,7 @@ struct LayerSpec {
   // normed before it is added to the residual (post_norm).
   bool norm_before = true, norm_after = false;
   bool is_wrong = false;  // its type or a field that makes it; never where LoadConfig is OK
-  double slot_share = 1;  // StateSpec::slot_share
+  std::vector<double> slot_shares = {1};  // StateSpec::slot_shares
   // Trained with full attention and read through rows: what it gives is an approximation once rows
   // stand for several tokens (ExactTokens).
   bool approximates = false;

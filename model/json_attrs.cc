@@ -1,6 +1,7 @@
 #include "model/json_attrs.h"
 
 #include <algorithm>
+#include <iterator>
 #include <limits>
 #include <optional>
 #include <string>
@@ -23,10 +24,24 @@ bool IsBeyond64Bits(const Json& json) {
          json.get<uint64_t>() > static_cast<uint64_t>(std::numeric_limits<int64_t>::max());
 }
 
+// Of an entry of a list with lists: NaN for what is no number.
+std::vector<double> ToRow(const Json& json) {
+  constexpr double kNan = std::numeric_limits<double>::quiet_NaN();
+  if (!json.is_array()) return {json.is_number() ? json.get<double>() : kNan};
+  std::vector<double> row;
+  for (const Json& entry : json) row.push_back(entry.is_number() ? entry.get<double>() : kNan);
+  return row;
+}
+
 Attrs::Value ToList(const Json& list) {
   std::vector<int64_t> integers;
   std::vector<double> numbers;
   std::vector<std::string> strings;
+  if (std::ranges::any_of(list, &Json::is_array)) {
+    std::vector<std::vector<double>> rows;
+    std::ranges::transform(list, std::back_inserter(rows), ToRow);
+    return rows;
+  }
   for (const Json& entry : list) {
     if (entry.is_string()) strings.push_back(entry.get_ref<const std::string&>());
     if (entry.is_number_integer() && !IsBeyond64Bits(entry)) {

@@ -11,9 +11,9 @@
 
 namespace ovq {
 
-// The scalars of an object and its lists of integers only or of strings only; other lists count as
-// null. Nulls and objects are left out, and so is what transformers writes for its own use
-// (Bookkeeping). An integer beyond 64 bits is a real number.
+// The scalars of an object and its lists of numbers only, of strings only or with lists, whose
+// numbers they are then; other lists count as null. Nulls and objects are left out, and so is what
+// transformers writes for its own use (Bookkeeping). An integer beyond 64 bits is a real number.
 // said_in: what messages say before a field's name.
 void FillAttrs(const nlohmann::json& object, Attrs& attrs, std::string_view said_in = "");
 

@@ -138,6 +138,7 @@ absl::Status LanguageModel::LoadAll(ModelConfig config, Weights& weights,
   config_ = std::move(config);
   compute_dtype_ = options.compute_dtype.value_or(
       config_.weights_dtype == DType::kBF16 ? DType::kBF16 : DType::kF32);
+  weights_ = options.weights;
   state_dtype_ = options.state_dtype;
   absl::Status status = LoadParts(weights, context, shared);
   if (!status.ok()) return status;
@@ -233,10 +234,11 @@ TensorView LanguageModel::LoadEnds(WeightReader& reader, DeviceContext& context)
 absl::Status LanguageModel::LoadParts(Weights& weights, DeviceContext& context,
                                       SharedWeights& shared, const absl::Status& so_far) {
   FamilyWeights in_file(config_, weights);
+  const ProductTypes types(compute_dtype_, weights_);
   const WeightSource source = [&](const std::string& name, const Shape& shape) {
     return in_file.Take(name, shape);
   };
-  WeightReader reader(source, compute_dtype_, context, "", so_far, &shared.products);
+  WeightReader reader(source, types, context, "", so_far, &shared.products);
   const TensorView table = LoadEnds(reader, context);
   if (config_.skip_connections) {
     skip_weights_ = reader.HostFloats("model.skip_weights", {config_.n_layers / 2});
@@ -244,7 +246,7 @@ absl::Status LanguageModel::LoadParts(Weights& weights, DeviceContext& context,
   int state = config_.n_layers;
   for (int i = 0; i < config_.n_layers; ++i) {
     if (config_.layers[i].is_wrong) continue;
-    WeightReader of_layer(source, compute_dtype_, context, absl::StrCat("model.layers.", i, "."),
+    WeightReader of_layer(source, types, context, absl::StrCat("model.layers.", i, "."),
                           reader.status(), &shared.products);
     LoadLayer(i, of_layer, context);
     reader.Update(of_layer.status());
@@ -294,6 +296,24 @@ TensorView LanguageModel::Forward(const StepBatch& batch, DeviceContext& context
                      [&] { Run(step, context, logits); });
   }
   return logits;
+}
+
+std::vector<StateExtent> LanguageModel::Overwrites(const TokenRange& tokens) const {
+  std::vector<StateExtent> all;
+  for (int i = 0; i < config_.n_layers; ++i) {
+    const auto of_layer = layers_[i].mixer->Overwrites(layout_->layer(i), tokens);
+    all.insert(all.end(), of_layer.begin(), of_layer.end());
+    const int state = layers_[i].feed_forward_state;
+    if (state < 0) continue;
+    all.push_back({layout_->layer(state).fixed_offset, layout_->mixers()[state].fixed.bytes()});
+  }
+  return all;
+}
+
+bool LanguageModel::WritesApart(const TokenRange& tokens) const {
+  return std::ranges::all_of(layers_, [&](const DecoderLayer& layer) {
+    return layer.feed_forward_state < 0 && layer.mixer->WritesApart(tokens);
+  });
 }
 
 void LanguageModel::Run(const StagedStep& step, DeviceContext& context, TensorView logits) const {

@@ -22,6 +22,7 @@ class Weights;
 
 struct ModelOptions {
   std::optional<DType> compute_dtype;  // default: BF16 for BF16 checkpoints, else F32
+  WeightType weights = WeightType::kAsComputed;
   DType state_dtype = DType::kF32;
   Memory memory = Memory::kAsTrained;  // of Load
   StateLimits limits;
@@ -77,6 +78,7 @@ class LanguageModel {
   const ModelConfig& config() const { return config_; }
   const StateLayout& layout() const { return *layout_; }
   DType compute_dtype() const { return compute_dtype_; }
+  WeightType weights() const { return weights_; }
   DType state_dtype() const { return state_dtype_; }
   const std::string& fingerprint() const { return fingerprint_; }  // hex SHA-256
   int64_t parameters() const { return parameters_; }
@@ -87,6 +89,11 @@ class LanguageModel {
   // and as long as scope; rows of padding may follow them. Advances every sequence's state by its
   // rows. The context it was loaded with, or another of the same device.
   TensorView Forward(const StepBatch& batch, DeviceContext& context, ScratchScope& scope) const;
+
+  // Of all layers, of tokens that end before the next StateLayout::BoundaryAfter: the bytes of a
+  // session that they may change, and whether each changes bytes of its own (SequenceMixer).
+  std::vector<StateExtent> Overwrites(const TokenRange& tokens) const;
+  bool WritesApart(const TokenRange& tokens) const;
 
  private:
   LanguageModel();
@@ -116,6 +123,7 @@ class LanguageModel {
   ModelConfig config_;
   std::unique_ptr<StateLayout> layout_;
   DType compute_dtype_ = DType::kF32;
+  WeightType weights_ = WeightType::kAsComputed;
   DType state_dtype_ = DType::kF32;
   std::string fingerprint_;
   int64_t parameters_ = 0;

@@ -74,16 +74,28 @@ std::string_view TypeFor(Memory memory, std::string_view type, bool closest_pair
   return type == kOvq && closest_pair ? kClosestPair : type;
 }
 
-// ovq.shares: of a session's slot cap, an entry for each of n_layers, 1 in the mean.
-absl::Status ReadShares(const MixerFields& fields, size_t n_layers, std::vector<double>& shares) {
-  AttrReader reader(fields.section("ovq"));
-  shares = reader.FloatsOr("shares", std::vector<double>(n_layers, 1.0), kMinShare,
-                           static_cast<double>(n_layers));
-  const double sum = std::reduce(shares.begin(), shares.end());
+// ovq.shares: of a session's slot cap, an entry for each of n_layers, 1 in the mean. `shares`
+// becomes that of layer i, whose fields these are: one, or one for each of its key/value heads.
+absl::Status ReadShares(const MixerFields& fields, size_t n_layers, size_t i,
+                        std::vector<double>& shares) {
+  AttrReader reader(fields.section("ovq")), model(fields.model);
+  const int n_heads = ReadAttentionShape(model).n_kv_heads;
   const auto n = static_cast<double>(n_layers);
-  if (reader.ok() && std::abs(sum - n) > kShareRounding * n) {
+  const std::vector<std::vector<double>> lists =
+      reader.FloatListsOr("shares", n_layers, 1, kMinShare, n * std::max(1, n_heads));
+  double sum = 0;
+  for (const std::vector<double>& list : lists) {
+    sum += std::reduce(list.begin(), list.end()) / static_cast<double>(list.size());
+  }
+  shares = lists[i];
+  if (reader.ok() && model.ok() && shares.size() != 1 && std::ssize(shares) != n_heads) {
+    reader.Fail("shares",
+                absl::StrCat("expected a number, or one for each of ", n_heads,
+                             " key/value heads, as entry ", i, ", got a list of ", shares.size()));
+  }
+  if (reader.ok() && !(std::abs(sum - n) <= kShareRounding * n)) {
     reader.Fail("shares", absl::StrCat("expected ", n_layers,
-                                       " numbers whose mean is 1, got one of ", sum / n));
+                                       " numbers or lists whose mean is 1, got one of ", sum / n));
   }
   return reader.status();
 }
@@ -104,10 +116,10 @@ absl::Status ReadThrough(Memory memory, ModelConfig& config) {
   for (size_t i = 0; i < served.size(); ++i) {
     LayerSpec& layer = *served[i];
     MixerFields& fields = config.mixer_fields[layer.fields];
-    std::vector<double> shares;
-    if (absl::Status status = ReadShares(fields, served.size(), shares); !status.ok())
+    if (absl::Status status = ReadShares(fields, served.size(), i, layer.slot_shares);
+        !status.ok()) {
       return status;
-    layer.slot_share = shares[i];
+    }
     bool closest_pair = false;
     if (absl::Status status = ReadUpdate(layer, fields, closest_pair); !status.ok()) return status;
     const std::string_view type = TypeFor(memory, layer.type, closest_pair);
@@ -127,9 +139,11 @@ std::optional<int64_t> ExactTokens(const ModelConfig& config, int64_t slot_cap) 
   std::optional<int64_t> tokens;
   for (const LayerSpec& layer : config.layers) {
     if (!layer.approximates) continue;
-    const int64_t of_layer =
-        layer.type == kClosestPair ? Growth().WithShare(layer.slot_share).CapOf(slot_cap) : 0;
-    tokens = std::min(tokens.value_or(of_layer), of_layer);
+    const Growth growth = Growth().WithShares(layer.slot_shares);
+    for (int part = 0; part < growth.parts(); ++part) {
+      const int64_t exact = layer.type == kClosestPair ? growth.CapOf(slot_cap, part) : 0;
+      tokens = std::min(tokens.value_or(exact), exact);
+    }
   }
   return tokens;
 }

@@ -26,15 +26,7 @@ absl::Status CheckLayers(const StateLayout& layout, int64_t position, int64_t sl
   for (size_t i = 0; i < layout.mixers().size(); ++i) {
     const MixerState& mixer = layout.mixers()[i];
     const LayerState& where = layout.layer(static_cast<int>(i));
-    const Growth& growth = mixer.growth;
-    const absl::Status status =
-        CheckLayer({.state = mixer,
-                    .fixed = at(where.fixed_offset),
-                    .blocks = at(where.blocks_offset),
-                    .block_stride = where.block_stride,
-                    .position = position,
-                    .own_cap = growth.capped() ? growth.CapOf(slot_cap) : 0,
-                    .live = growth.exists() ? growth.LiveAt(position, slot_cap) : 0});
+    const absl::Status status = CheckLayer({mixer, where, position, slot_cap, at});
     if (!status.ok()) {
       return absl::Status(status.code(), absl::StrCat("state of layer ", i, ", ", mixer.name, ": ",
                                                       std::string(status.message())));

@@ -1,6 +1,7 @@
 #include "model/state_layout.h"
 
 #include <algorithm>
+#include <limits>
 #include <string_view>
 
 #include "base/saturating.h"
@@ -55,8 +56,18 @@ size_t StateLayout::Group::bytes_of(int64_t slots) const {
 
 size_t StateLayout::WholePages(size_t bytes) const { return RoundUp(bytes, page_bytes_); }
 
-int64_t StateLayout::MostSlots(const Growth& growth, int64_t slot_cap) const {
-  return growth.capped() ? growth.CapOf(slot_cap) : limits_.max_unbounded_tokens;
+int64_t StateLayout::MostSlots(const Growth& growth, int64_t slot_cap, int part) const {
+  return growth.capped() ? growth.CapOf(slot_cap, part) : limits_.max_unbounded_tokens;
+}
+
+size_t StateLayout::BytesOf(const std::function<int64_t(const Growth&, int part)>& slots) const {
+  size_t bytes = WholePages(fixed_bytes_);
+  for (size_t i = 0; i < groups_.size(); ++i) {
+    for (int part = 0; part < growths_[i].parts(); ++part) {
+      bytes = SaturatingAdd(bytes, WholePages(groups_[i].bytes_of(slots(growths_[i], part))));
+    }
+  }
+  return bytes;
 }
 
 StateLayout::StateLayout(std::vector<MixerState> layers, const StateLimits& limits,
@@ -88,32 +99,50 @@ StateLayout::StateLayout(std::vector<MixerState> layers, const StateLimits& limi
       groups_.emplace_back();
     }
     Group& group = groups_[layer.growth];
+    const auto parts = static_cast<size_t>(state.growth.parts());
     layer.blocks_offset = group.block_bytes;  // within a block; the group's offset follows
+    layer.head_stride = state.head_bytes();
     group.block_bytes =
-        SaturatingAdd(group.block_bytes, RoundUp(state.block.bytes(), kPartAlignment));
+        SaturatingAdd(group.block_bytes, RoundUp(state.block.bytes() / parts, kPartAlignment));
     ++group.n_layers;
   }
-  virtual_bytes_ = std::max(WholePages(fixed_bytes_), page_bytes);
-  for (size_t i = 0; i < groups_.size(); ++i) {
-    groups_[i].offset = virtual_bytes_;
-    virtual_bytes_ =
-        SaturatingAdd(virtual_bytes_,
-                      WholePages(groups_[i].bytes_of(MostSlots(growths_[i], limits.max_slot_cap))));
-  }
+  PlaceGroups();
   for (LayerState& layer : layers_) {
     if (layer.growth < 0) continue;
-    layer.blocks_offset += groups_[layer.growth].offset;
-    layer.block_stride = groups_[layer.growth].block_bytes;
+    const Group& group = groups_[layer.growth];
+    layer.blocks_offset += group.offset;
+    layer.block_stride = group.block_bytes;
+    if (growths_[layer.growth].parts() > 1) layer.head_stride = group.part_stride;
   }
   fingerprint_ = hasher.value();
+}
+
+void StateLayout::PlaceGroups() {
+  virtual_bytes_ = std::max(WholePages(fixed_bytes_), page_bytes_);
+  for (size_t i = 0; i < groups_.size(); ++i) {
+    Group& group = groups_[i];
+    const Growth& growth = growths_[i];
+    int64_t most = 0;
+    for (int part = 0; part < growth.parts(); ++part) {
+      most = std::max(most, MostSlots(growth, limits_.max_slot_cap, part));
+    }
+    group.offset = virtual_bytes_;
+    group.part_stride = WholePages(group.bytes_of(most));
+    virtual_bytes_ =
+        SaturatingAdd(virtual_bytes_, SaturatingMultiply(group.part_stride, growth.shares.size()));
+  }
 }
 
 std::vector<StateExtent> StateLayout::live_extents_at(int64_t position, int64_t slot_cap) const {
   std::vector<StateExtent> extents;
   if (fixed_bytes_ > 0) extents.push_back({0, fixed_bytes_});
   for (size_t i = 0; i < groups_.size(); ++i) {
-    const int64_t slots = growths_[i].LiveAt(position, slot_cap);
-    if (slots > 0) extents.push_back({groups_[i].offset, groups_[i].bytes_of(slots)});
+    for (int part = 0; part < growths_[i].parts(); ++part) {
+      const int64_t slots = growths_[i].LiveAt(position, slot_cap, part);
+      if (slots == 0) continue;
+      extents.push_back({groups_[i].offset + static_cast<size_t>(part) * groups_[i].part_stride,
+                         groups_[i].bytes_of(slots)});
+    }
   }
   return extents;
 }
@@ -131,19 +160,12 @@ size_t StateLayout::live_bytes_at(int64_t position, int64_t slot_cap) const {
 }
 
 size_t StateLayout::bytes_at(int64_t position, int64_t slot_cap) const {
-  size_t bytes = WholePages(fixed_bytes_);
-  for (size_t i = 0; i < groups_.size(); ++i) {
-    bytes += WholePages(groups_[i].bytes_of(growths_[i].LiveAt(position, slot_cap)));
-  }
-  return bytes;
+  return BytesOf(
+      [&](const Growth& growth, int part) { return growth.LiveAt(position, slot_cap, part); });
 }
 
 size_t StateLayout::bytes_cap(int64_t slot_cap) const {
-  size_t bytes = WholePages(fixed_bytes_);
-  for (size_t i = 0; i < groups_.size(); ++i) {
-    bytes += WholePages(groups_[i].bytes_of(MostSlots(growths_[i], slot_cap)));
-  }
-  return bytes;
+  return BytesOf([&](const Growth& growth, int part) { return MostSlots(growth, slot_cap, part); });
 }
 
 bool StateLayout::has_unbounded() const { return !std::ranges::all_of(growths_, &Growth::capped); }
@@ -158,13 +180,30 @@ int64_t StateLayout::default_slot_cap() const {
 }
 
 int64_t StateLayout::LiveSlotsAt(int64_t position, int64_t slot_cap) const {
-  int64_t slots = 0, n_layers = 0;
+  double slots = 0, n_layers = 0;
   for (size_t i = 0; i < groups_.size(); ++i) {
-    if (!growths_[i].capped()) continue;
-    slots += groups_[i].n_layers * growths_[i].LiveAt(position, slot_cap);
+    const Growth& growth = growths_[i];
+    if (!growth.capped()) continue;
+    int64_t of_layer = 0;
+    for (int part = 0; part < growth.parts(); ++part) {
+      of_layer += growth.LiveAt(position, slot_cap, part);
+    }
+    slots += groups_[i].n_layers * static_cast<double>(of_layer) / growth.parts();
     n_layers += groups_[i].n_layers;
   }
-  return n_layers == 0 ? 0 : slots / n_layers;
+  return n_layers == 0 ? 0 : static_cast<int64_t>(slots / n_layers);
+}
+
+int64_t StateLayout::BoundaryAfter(int64_t position) const {
+  int64_t boundary = std::numeric_limits<int64_t>::max();
+  const auto every = [&](int64_t tokens) {
+    boundary = std::min(boundary, (position / tokens + 1) * tokens);
+  };
+  for (const MixerState& state : mixers_) {
+    if (state.span > 1) every(state.span);
+    if (state.growth.exists()) every(state.growth.capped() ? state.growth.period : kBlockSlots);
+  }
+  return boundary;
 }
 
 int64_t StateLayout::DictionaryTokens(int64_t position) const {

@@ -4,12 +4,16 @@
 //   [fixed: layer 0 | layer 1 | ...][group 0: block 0 | block 1 | ...][group 1: ...]
 //   a block of a group = that group's layers one after another, each MixerState::block.bytes()
 //
+// Of a law with shares by head a group is as many runs of blocks as a layer has heads, each with
+// the addresses of the longest one, and a block holds one head's part of every layer.
+//
 // Every layer's part begins at a multiple of kPartAlignment, the fixed part and every group at a
 // page. Only where the groups begin depends on the page size: a state's live bytes are the same on
 // every device.
 #pragma once
 
 #include <cstdint>
+#include <functional>
 #include <memory>
 #include <span>
 #include <vector>
@@ -66,8 +70,8 @@ class StateLayout {
   bool has_unbounded() const;  // some layer grows a slot a token, without a cap
   bool has_slot_cap() const { return capped() != nullptr; }
   // Of the layers whose slots are capped (0 without one): the cap of sessions that do not say, the
-  // slots live after `position` tokens in the mean of these layers, and the tokens that they then
-  // stand for.
+  // slots live after `position` tokens in the mean of these layers and their heads, and the tokens
+  // that they then stand for.
   int64_t default_slot_cap() const;
   int64_t LiveSlotsAt(int64_t position, int64_t slot_cap) const;
   int64_t DictionaryTokens(int64_t position) const;
@@ -75,6 +79,9 @@ class StateLayout {
   int64_t MergedTokensAt(int64_t position, int64_t slot_cap) const {
     return DictionaryTokens(position) - LiveSlotsAt(position, slot_cap);
   }
+  // The first position after this one where a span of some layer ends or a growing part may take a
+  // block: tokens that end before it commit nothing, and can be undone (SequenceMixer::Overwrites).
+  int64_t BoundaryAfter(int64_t position) const;
   // Hash of every field's name, type, shape and offset: equal layouts only.
   uint64_t fingerprint() const { return fingerprint_; }
 
@@ -85,11 +92,15 @@ class StateLayout {
   struct Group {
     size_t offset = 0;       // from the session's base, page-aligned
     size_t block_bytes = 0;  // all its layers
+    size_t part_stride = 0;  // from one run of blocks to the next (Growth::parts), page-aligned
     int64_t n_layers = 0;
     size_t bytes_of(int64_t slots) const;
   };
   size_t WholePages(size_t bytes) const;
-  int64_t MostSlots(const Growth& growth, int64_t slot_cap) const;
+  int64_t MostSlots(const Growth& growth, int64_t slot_cap, int part) const;
+  // Of the fixed part and of so many slots in every run of blocks.
+  size_t BytesOf(const std::function<int64_t(const Growth&, int part)>& slots) const;
+  void PlaceGroups();
   const Growth* capped() const;  // the first law with a cap
 
   std::vector<MixerState> mixers_;

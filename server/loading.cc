@@ -10,6 +10,7 @@
 #include "absl/strings/str_format.h"
 #include "absl/strings/str_join.h"
 #include "base/problems.h"
+#include "base/processors.h"
 #include "kernels/common/state_memory.h"
 #include "model/load_config.h"
 #include "model/memory.h"
@@ -94,14 +95,19 @@ std::vector<Row> MakeRows(const Options& options, const ModelConfig& config,
   return rows;
 }
 
+// What most of the weights are held as.
+std::string WeightsName(const LanguageModel& model) {
+  return model.weights() == WeightType::kInt8 ? "int8" : Lower(DTypeName(model.compute_dtype()));
+}
+
 }  // namespace
 
 absl::StatusOr<Loaded> LoadAll(const Options& options, Log& log) {
   Loaded loaded;
   absl::StatusOr<ModelConfig> config = LoadConfig(options.model, options.memories.front());
   if (!config.ok()) return config.status();
-  absl::StatusOr<std::unique_ptr<DeviceContext>> context =
-      DeviceContext::Make(options.device, options.threads);
+  absl::StatusOr<std::unique_ptr<DeviceContext>> context = DeviceContext::Make(
+      options.device, options.threads > 0 ? options.threads : UsableProcessors());
   if (!context.ok()) return context.status();
   loaded.context = *std::move(context);
   loaded.context->BindThread();
@@ -112,6 +118,7 @@ absl::StatusOr<Loaded> LoadAll(const Options& options, Log& log) {
 
   ModelOptions model_options;
   model_options.compute_dtype = options.compute_dtype;
+  model_options.weights = options.weights;
   model_options.state_dtype = StateDType(options, *config);
   model_options.limits = LimitsOf(options);
   auto models =
@@ -139,6 +146,7 @@ ModelDescription Describe(const Loaded& loaded, const Options& options) {
           .bos_token_id = config.bos_token_id,
           .device = DeviceName(options.device),
           .compute_dtype = Lower(DTypeName(model.compute_dtype())),
+          .weights = WeightsName(model),
           .state_dtype = Lower(DTypeName(model.state_dtype())),
           .memory = absl::StrJoin(
               options.memories, ",",
@@ -168,9 +176,10 @@ EngineModel ForEngine(const Loaded& loaded, const Options& options) {
          .default_slot_cap = static_cast<int32_t>(model.layout().default_slot_cap()),
          .layout = &model.layout(),
          .exact_tokens = [&model](int64_t cap) { return ExactTokens(model.config(), cap); },
-         .forward = [&model](
-                        const StepBatch& batch, DeviceContext& context,
-                        ScratchScope& scope) { return model.Forward(batch, context, scope); }});
+         .forward = [&model](const StepBatch& batch, DeviceContext& context,
+                             ScratchScope& scope) { return model.Forward(batch, context, scope); },
+         .overwrites = [&model](const TokenRange& tokens) { return model.Overwrites(tokens); },
+         .writes_apart = [&model](const TokenRange& tokens) { return model.WritesApart(tokens); }});
   }
   return result;
 }
@@ -193,11 +202,17 @@ absl::StatusOr<size_t> StateMemoryBytes(const Options& options, const ModelConfi
   return bytes;
 }
 
+CopyMemory CopyMemoryOf(const Options& options, size_t state_memory) {
+  return {.checkpoints = options.checkpoint_memory_bytes.value_or(state_memory / 8),
+          .prefixes = options.prefix_memory_bytes.value_or(state_memory / 8)};
+}
+
 void LogSummary(const LanguageModel& model, const ModelDescription& description,
                 const EngineModel& served, const EngineOptions& options, Log& log) {
-  log.Info(absl::StrFormat("model %s: %d parameters, %d layers, %d weight bytes, compute %s on %s",
-                           description.name, description.parameters, model.config().n_layers,
-                           model.weight_bytes(), description.compute_dtype, description.device));
+  log.Info(absl::StrFormat(
+      "model %s: %d parameters, %d layers, %d weight bytes in %s, compute %s on %s",
+      description.name, description.parameters, model.config().n_layers, model.weight_bytes(),
+      description.weights, description.compute_dtype, description.device));
   for (const EngineMemory& memory : served.memories) {
     const int32_t cap = memory.default_slot_cap;
     log.Info(absl::StrFormat(
@@ -243,6 +258,12 @@ absl::StatusOr<std::string> PlanText(const Options& options) {
                             row.full_kv_bytes, row.live_slots);
     }
   }
+  const CopyMemory copies = CopyMemoryOf(options, budget);
+  absl::StrAppendFormat(
+      &text,
+      "beside them in the host's memory: %d bytes for earlier states of sessions, "
+      "%d for what prompts begin with, %d for each token that a session keeps\n",
+      copies.checkpoints, copies.prefixes, sizeof(int32_t));
   return text;
 }
 
@@ -265,7 +286,11 @@ absl::StatusOr<std::string> CheckConfig(const CommandLine& line) {
   if (absl::Status status = ChatFormat::Load(options.model).status(); !status.ok()) return status;
   std::string text;
   for (const Setting& setting : line.settings) {
-    absl::StrAppendFormat(&text, "%s = %s    # %s\n", setting.name, setting.value, setting.origin);
+    // A file for --config: what nobody has said stays a comment.
+    const bool said = setting.origin != kDefaultOrigin;
+    absl::StrAppend(&text,
+                    said ? absl::StrCat("# ", setting.origin, "\n") : "# default: ", setting.name,
+                    " = ", setting.value, "\n");
   }
   return text;
 }

@@ -9,9 +9,9 @@
 #include "absl/status/statusor.h"
 #include "model/chat_template/chat_format.h"
 #include "model/language_model.h"
+#include "server/calls/service_context.h"
 #include "server/engine/engine.h"
 #include "server/options.h"
-#include "server/rpc/grpc_context.h"
 #include "server/telemetry/log.h"
 
 namespace ovq {
@@ -35,6 +35,12 @@ EngineModel ForEngine(const Loaded& loaded, const Options& options);
 // With the weights loaded: what is free now is the states' and the steps'.
 absl::StatusOr<size_t> StateMemoryBytes(const Options& options, const ModelConfig& config,
                                         const DeviceContext& context);
+
+// What copies of states may take of the host's memory beside the states.
+struct CopyMemory {
+  size_t checkpoints, prefixes;  // bytes
+};
+CopyMemory CopyMemoryOf(const Options& options, size_t state_memory);
 
 // The model and how many sessions fit.
 void LogSummary(const LanguageModel& model, const ModelDescription& description,

@@ -3,12 +3,10 @@
 #include <sys/resource.h>
 #include <unistd.h>
 
-#include <atomic>
 #include <cstdio>
 #include <cstdlib>
 #include <functional>
 #include <memory>
-#include <mutex>
 #include <optional>
 #include <string>
 #include <utility>
@@ -16,22 +14,22 @@
 
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_format.h"
-#include "absl/synchronization/notification.h"
 #include "absl/time/clock.h"
 #include "base/files.h"
 #include "base/out_of_memory.h"
 #include "base/service_notifier.h"
-#include "base/signals.h"
 #include "server/access/security.h"
 #include "server/disk/session_folder.h"
 #include "server/end_in_time.h"
 #include "server/engine/engine.h"
+#include "server/http/http_front.h"
 #include "server/loading.h"
 #include "server/options.h"
 #include "server/readiness.h"
 #include "server/rpc/grpc_log.h"
 #include "server/rpc/grpc_server.h"
 #include "server/rpc/services.h"
+#include "server/shutdown.h"
 #include "server/telemetry/log.h"
 #include "server/telemetry/metrics.h"
 #include "server/watchdog.h"
@@ -42,66 +40,16 @@ namespace {
 constexpr int kExitFailed = 1;
 constexpr int kExitUsage = 2;
 
-constexpr absl::Duration kLastLines = absl::Seconds(1);       // for the log, where the program ends
 constexpr absl::Duration kGoodbye = absl::Milliseconds(100);  // for connections without calls
-
-// What SIGTERM and SIGINT ask for, and SIGHUP; SIGUSR1 and SIGUSR2 ask for nothing. Make it before
-// any other thread that takes signals (the log's takes none).
-class Shutdown {
- public:
-  explicit Shutdown(Log& log)
-      : log_(log), waiter_(Blocked(), [this](int signal) { OnSignal(signal); }) {}
-  // From now on the first signal asks for a drain; before, it ends the process.
-  void Serve() { serving_ = true; }
-  // What SIGHUP does from now on; nothing before, and with an empty one.
-  void OnHangUp(std::function<void()> reload) {
-    std::lock_guard lock(mutex_);
-    reload_ = std::move(reload);
-  }
-  void WaitForFirst() { first_.WaitForNotification(); }
-  // Like the first signal; has no effect after it. Any thread, while serving.
-  void Drain() {
-    if (!draining_.exchange(true)) first_.Notify();
-  }
-
- private:
-  static std::vector<int> Blocked() {
-    const std::vector<int> signals = {SIGTERM, SIGINT, SIGHUP, SIGUSR2};
-    BlockSignals(signals);
-    return signals;
-  }
-  void OnSignal(int signal) {
-    if (signal == SIGUSR2) return;
-    if (signal == SIGHUP) {
-      std::lock_guard lock(mutex_);
-      if (reload_) reload_();
-      return;
-    }
-    if (!serving_ || draining_) {
-      log_.Info(absl::StrCat("ended by signal ", signal));
-      log_.Flush(kLastLines);
-      _exit(128 + signal);
-    }
-    log_.Info(absl::StrCat("signal ", signal, ": draining; a second one ends at once"));
-    Drain();
-  }
-
-  Log& log_;
-  std::atomic<bool> serving_{false};
-  std::atomic<bool> draining_{false};
-  absl::Notification first_;
-  std::mutex mutex_;  // guards the next
-  std::function<void()> reload_;
-  const SignalWaiter waiter_;  // the last: its thread uses the others
-};
 
 // Health first, so that balancers stop sending calls; then running streams get their time.
 void Drain(const Options& options, Engine& engine, ServiceContext& services, Readiness& readiness,
-           GrpcServer& server, Log& log) {
+           GrpcServer& server, HttpFront* http, Log& log) {
   readiness.SetDraining();
   absl::SleepFor(options.drain_notice);
   const absl::Time deadline = absl::Now() + options.drain_timeout;
   services.Drain();
+  if (http != nullptr) http->EndConnections();
   if (!engine.Drain(options.drain_timeout)) {
     log.Warning("drain: time is up, open requests were ended");
   }
@@ -110,6 +58,7 @@ void Drain(const Options& options, Engine& engine, ServiceContext& services, Rea
   // What is left are connections. The library waits for each to answer a ping, 20 s for one whose
   // client is idle and does not look at it, unless this time is shorter.
   server.Shutdown(absl::Now() + kGoodbye);
+  if (http != nullptr) http->Shutdown();
 }
 
 // Null without --session-dir. The sessions that were there are the engine's from then on.
@@ -153,7 +102,8 @@ constexpr absl::Duration kLookAtFiles = absl::Milliseconds(500);
 // Before the weights, which take longer.
 absl::StatusOr<std::unique_ptr<Security>> LoadSecurity(const Options& options, Log& log) {
   const SecurityFiles& files = options.security;
-  for (const std::string& address : {options.listen.address, options.admin_listen}) {
+  for (const std::string& address :
+       {options.listen.address, options.http.address, options.admin_listen}) {
     if (files.tenants.empty() || !files.tls.cert.empty()) break;
     if (address.empty() || IsLoopback(address)) continue;
     log.Warning(absl::StrCat("--tenants without --tls-cert on ", address,
@@ -185,6 +135,25 @@ absl::StatusOr<std::unique_ptr<GrpcServer>> StartAdmin(const Options& options, L
   return admin;
 }
 
+// Null without --http-listen. What holds for gRPC's connections holds for these.
+absl::StatusOr<std::unique_ptr<HttpFront>> StartHttp(const Options& options,
+                                                     const ListenOptions& listen,
+                                                     ServiceContext& services) {
+  HttpOptions http = options.http;
+  if (http.address.empty()) return nullptr;
+  http.max_body_bytes = listen.max_message_bytes;
+  http.header_timeout = listen.handshake_timeout;
+  http.idle_timeout = std::min(http.idle_timeout, listen.max_connection_idle);
+  http.tls = listen.tls;
+  const bool loopback = options.security.tenants.empty() && IsLoopback(http.address);
+  absl::StatusOr<std::unique_ptr<HttpFront>> front = HttpFront::Start(http, loopback, services);
+  if (front.ok()) {
+    services.log.log.Info(absl::StrCat("http on ", http.tls == nullptr ? "http://" : "https://",
+                                       WithPort(http.address, (*front)->port())));
+  }
+  return front;
+}
+
 // From the first call to the end of the drain.
 absl::Status ServeCalls(const Options& options, const Security& security, Engine& engine,
                         ServiceContext& services, Shutdown& shutdown,
@@ -200,7 +169,9 @@ absl::Status ServeCalls(const Options& options, const Security& security, Engine
       StartAdmin(options, listen, services, shutdown);
   if (!admin.ok()) return admin.status();
   Log& log = services.log.log;
-  Readiness readiness(services.metrics, **server);
+  absl::StatusOr<std::unique_ptr<HttpFront>> http = StartHttp(options, listen, services);
+  if (!http.ok()) return http.status();
+  Readiness readiness(services.metrics, **server, http->get());
   const ServiceNotifier notifier = ServiceNotifier::FromEnvironment();
   const Watchdog watchdog(
       options.step_timeout, notifier, [&engine] { return engine.step_in_progress(); },
@@ -227,7 +198,7 @@ absl::Status ServeCalls(const Options& options, const Security& security, Engine
   shutdown.WaitForFirst();
   notifier.Stopping();
   end.emplace(options.drain_notice + options.drain_timeout, log);
-  Drain(options, engine, services, readiness, **server, log);
+  Drain(options, engine, services, readiness, **server, http->get(), log);
   return absl::OkStatus();
 }
 
@@ -251,9 +222,9 @@ absl::Status Serve(const Options& options, Shutdown& shutdown, Log& log) {
   if (!state_memory.ok()) return state_memory.status();
   EngineOptions engine_options = options.engine;
   engine_options.state_memory_bytes = *state_memory;
-  engine_options.checkpoint_memory_bytes =
-      options.checkpoint_memory_bytes.value_or(*state_memory / 8);
-  engine_options.prefix_memory_bytes = options.prefix_memory_bytes.value_or(*state_memory / 8);
+  const CopyMemory copies = CopyMemoryOf(options, *state_memory);
+  engine_options.checkpoint_memory_bytes = copies.checkpoints;
+  engine_options.prefix_memory_bytes = copies.prefixes;
   const size_t request_memory =
       options.request_memory_bytes.value_or(static_cast<size_t>(sysconf(_SC_PHYS_PAGES)) *
                                             static_cast<size_t>(sysconf(_SC_PAGESIZE)) / 8);
@@ -286,14 +257,23 @@ absl::Status Serve(const Options& options, Shutdown& shutdown, Log& log) {
   });
   absl::Status status;
   LeaveProcessorsToTheEngine();
+  std::optional<TraceExporter> traces;
+  if (options.trace_collector) {
+    TraceCollector collector = *options.trace_collector;
+    collector.ca = options.security.trace_collector_ca;
+    traces.emplace(std::move(collector));
+    metrics.SetTraceSource([&traces] { return traces->counts(); });
+  }
   {
-    ServiceContext services(engine, description, metrics, {log, options.log_requests},
+    ServiceContext services(engine, description, metrics,
+                            {log, options.log_requests, traces ? &*traces : nullptr},
                             (*security)->tenants());
     status = ServeCalls(options, **security, engine, services, shutdown, end);
   }
   shutdown.OnHangUp({});
   (*security)->Unwatch();
   metrics.SetStatsSource(nullptr);
+  metrics.SetTraceSource(nullptr);
   metrics.LeaveToProcessEnd();
   return status;
 }

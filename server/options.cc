@@ -13,17 +13,28 @@ namespace {
 
 constexpr int64_t kMaxCount = std::numeric_limits<int32_t>::max();
 
+// An address, or '' for none.
+FlagValue OptionalAddress(std::string& to) {
+  FlagValue value = Address(to, 0);
+  value.set = [&to, address = value.set](std::string_view text) {
+    if (!text.empty()) return address(text);
+    to.clear();
+    return absl::OkStatus();
+  };
+  return value;
+}
+
 void AddServing(Flags& flags, Options& o) {
   flags.Add("model", "FOLDER", Text(o.model, "a folder"),
             "model folder: config.json, *.safetensors, tokenizer", "required");
   flags.Add("listen", "HOST:PORT", Address(o.listen.address, 0),
             "gRPC address; port 0 takes any free one");
-  FlagValue metrics = Address(o.metrics_address, 0);
-  metrics.set = [&o, address = metrics.set](std::string_view text) {
-    if (!text.empty()) return address(text);
-    o.metrics_address.clear();
-    return absl::OkStatus();
-  };
+  flags.Add(
+      "http-listen", "HOST:PORT", OptionalAddress(o.http.address),
+      "address of the HTTP front (docs/http.md): OpenAI's API, sessions as JSON and, at /, a\n"
+      "console for browsers; '' for none, port 0 for any free one",
+      "none");
+  FlagValue metrics = OptionalAddress(o.metrics_address);
   flags.Add("metrics-address", "HOST:PORT", std::move(metrics),
             "Prometheus endpoint; '' for none, port 0 for any free one");
   flags.Add(
@@ -32,7 +43,10 @@ void AddServing(Flags& flags, Options& o) {
              {{"cpu", Device::kCpu}, {"ref", Device::kReference}, {"cuda", Device::kCuda}}),
       "ref is slow, exact loops; cuda needs a build with CUDA and a GPU of compute capability 8.0\n"
       "or later");
-  flags.Add("threads", "N", Number(o.threads, 0, 1024), "CPU threads; 0 takes every core");
+  flags.Add(
+      "threads", "N", Number(o.threads, 0, 1024),
+      "CPU threads; 0: as many as this process may keep busy, by its affinity mask and by the\n"
+      "CPU quota of its control groups");
   flags.Add("state-memory", "SIZE", Size(o.state_memory_bytes),
             "budget for all sessions' states, in the memory of the device (of the GPU with cuda)",
             "half of what is free after the weights");
@@ -77,6 +91,11 @@ void AddServing(Flags& flags, Options& o) {
   std::vector<std::pair<std::string, Memory>> memories;
   for (const Memory memory : kMemories) memories.emplace_back(MemoryName(memory), memory);
   flags.Add(
+      "speculate", "HOW",
+      Choice(o.engine.speculation, {{"off", Speculation::kOff}, {"ngram", Speculation::kNgram}}),
+      "of requests that do not say: ngram: tokens are guessed from where a session's last ones\n"
+      "stood before, and as many are checked in a step as make answers faster; they are the same");
+  flags.Add(
       "memory", "NAME[,NAME]", Choices<Memory>(o.memories, memories),
       "what ovq_attention layers, and full_attention layers without RoPE, keep of their context:\n"
       "what config.json says, rows by the OVQ paper's update, rows by merging the closest pairs\n"
@@ -91,6 +110,13 @@ void AddServing(Flags& flags, Options& o) {
             "keys and values in session states", as_checkpoint);
   flags.Add("compute-dtype", "TYPE", Choice(o.compute_dtype, dtypes), "matrix products",
             as_checkpoint);
+  const std::vector<std::pair<std::string, WeightType>> weights = {
+      {"checkpoint", WeightType::kAsComputed}, {"int8", WeightType::kInt8}};
+  flags.Add(
+      "weights", "TYPE", Choice(o.weights, weights),
+      "int8: weights of products are rounded to int8 when they are loaded, and so are the rows\n"
+      "they meet; half the bytes and about twice as fast, answers differ a little\n"
+      "(docs/performance.md); checkpoint: as --compute-dtype says");
 }
 
 void AddBounds(Flags& flags, Options& o) {
@@ -100,6 +126,12 @@ void AddBounds(Flags& flags, Options& o) {
             "live sessions, one-shot requests included");
   flags.Add("max-batch-tokens", "N", Number(o.engine.max_batch_tokens, 1, 1 << 20),
             "tokens computed together in one step");
+  flags.Add(
+      "target-step-time", "DURATION",
+      Duration(o.engine.target_step_time, absl::Microseconds(100), absl::Minutes(1)),
+      "how long a step may take that reads prompts while answers wait: shorter, and tokens come\n"
+      "evenly; longer, and prompts are read sooner (docs/operations.md)",
+      "3 times what the answers take alone");
   flags.Add("max-queue", "N", Number(o.engine.max_queue, 0, kMaxCount),
             "requests that may wait for admission");
   flags.Add("max-prompt-tokens", "N", Number(o.engine.max_prompt_tokens, 1, kMaxCount),
@@ -142,10 +174,10 @@ void AddSecurity(Flags& flags, Options& o) {
             "JSON file of tenants, their tokens and limits (docs/security.md); read again when it\n"
             "changes",
             "none: whoever can connect may call");
-  flags.Add(
-      "insecure-listen", "yes|no", Choice(o.insecure_listen, {{"no", false}, {"yes", true}}),
-      "yes: --listen and --metrics-address may be addresses beyond loopback without --tenants,\n"
-      "where whoever reaches them may use the server and read its load");
+  flags.Add("insecure-listen", "yes|no", Choice(o.insecure_listen, {{"no", false}, {"yes", true}}),
+            "yes: --listen, --http-listen and --metrics-address may be addresses beyond loopback "
+            "without --tenants,\n"
+            "where whoever reaches them may use the server and read its load");
   flags.Add("admin-listen", "HOST:PORT", Address(o.admin_listen, 0),
             "address of ovq.v1.AdminService; beyond loopback only with --tenants");
   flags.Add("max-streams-per-connection", "N",
@@ -153,7 +185,11 @@ void AddSecurity(Flags& flags, Options& o) {
             "calls at a time on one connection; a client holds further ones back");
   flags.Add("handshake-timeout", "DURATION",
             Duration(o.listen.handshake_timeout, absl::Milliseconds(1), absl::Hours(1)),
-            "time from a connection to the end of its TLS and HTTP/2 handshakes");
+            "time from a connection to the end of its TLS and HTTP/2 handshakes; over HTTP, also\n"
+            "for the header of a request");
+  flags.Add("http-max-connections", "N", Number(o.http.max_connections, 1, 1 << 20),
+            "open connections of the HTTP front; for further ones, those end that have waited\n"
+            "longest for a request, and without such, the new ones do");
   flags.Add("max-connection-idle", "DURATION",
             Duration(o.listen.max_connection_idle, absl::Seconds(1), absl::Hours(24 * 20)),
             "time after which a connection without calls ends", "no end");
@@ -165,6 +201,15 @@ void AddLog(Flags& flags, Options& o) {
   flags.Add("log-level", "LEVEL", Choice(o.log.level, kLogLevels), "lines below it are left out");
   flags.Add("log-requests", "WHICH", Choice(o.log_requests, kLogRequests),
             "calls that get a line when they end");
+  flags.Add("trace-collector", "URL",
+            ReadTo([&o](const TraceCollector& collector) { o.trace_collector = collector; },
+                   "http[s]://HOST:PORT[/PATH]", ParseTraceCollector),
+            "where spans of calls go: OTLP over HTTP in JSON, by default to the path /v1/traces;\n"
+            "of calls whose caller's trace is sampled, and of those that begin one",
+            "none: no spans");
+  flags.Add("trace-collector-ca", "FILE", Text(o.security.trace_collector_ca, "a file"),
+            "PEM: who may sign the certificate of a collector with https",
+            "the system's authorities");
   flags.Add("log-rate", "N", Number(o.log.lines_per_second, 1, 1'000'000),
             "lines a second of one kind and level, twice as many at once; others are counted only");
 }
@@ -212,8 +257,14 @@ absl::Status CheckSecurity(const Options& options) {
   if (!options.security.tls.client_ca.empty() && options.security.tls.cert.empty()) {
     return absl::InvalidArgumentError("--tls-client-ca: expected --tls-cert and --tls-key with it");
   }
+  if (!options.security.trace_collector_ca.empty() &&
+      !(options.trace_collector && options.trace_collector->tls)) {
+    return absl::InvalidArgumentError(
+        "--trace-collector-ca: expected --trace-collector https://HOST:PORT with it");
+  }
   const bool open = options.security.tenants.empty() && !options.insecure_listen;
   for (const auto& [flag, address] : {std::pair("--listen", options.listen.address),
+                                      std::pair("--http-listen", options.http.address),
                                       std::pair("--metrics-address", options.metrics_address)}) {
     if (!open || address.empty() || IsLoopback(address)) continue;
     return absl::InvalidArgumentError(

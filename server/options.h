@@ -13,21 +13,25 @@
 #include "base/flags.h"
 #include "kernels/common/device_types.h"
 #include "kernels/common/tensor.h"
+#include "kernels/ops/ops.h"
 #include "model/config.h"
 #include "server/access/security.h"
 #include "server/engine/engine_config.h"
+#include "server/http/http_server.h"
 #include "server/rpc/grpc_server.h"
 #include "server/telemetry/call_summary.h"
 #include "server/telemetry/log.h"
+#include "server/telemetry/trace_export.h"
 
 namespace ovq {
 
 struct Options {
   std::string model;  // folder
   ListenOptions listen = {.address = "127.0.0.1:50051"};
+  HttpOptions http;                                // its address is empty: no HTTP
   std::string metrics_address = "127.0.0.1:9464";  // empty: no metrics endpoint
   Device device = Device::kCpu;
-  int threads = 0;                                // 0: every core
+  int threads = 0;                                // 0: what the process may use
   std::optional<size_t> state_memory_bytes;       // default: half of what is free after the weights
   std::optional<size_t> checkpoint_memory_bytes;  // default: an eighth of the state memory
   std::optional<size_t> prefix_memory_bytes;      // likewise
@@ -39,13 +43,15 @@ struct Options {
   std::vector<Memory> memories = {Memory::kAsTrained};  // of sessions; the first by default
   std::optional<DType> state_dtype;    // default: BF16 for BF16 checkpoints, else F32
   std::optional<DType> compute_dtype;  // default: the same
-  int64_t max_context = 1 << 20;       // positions of models with full-attention layers
+  WeightType weights = WeightType::kAsComputed;
+  int64_t max_context = 1 << 20;  // positions of models with full-attention layers
   absl::Duration drain_notice = absl::ZeroDuration();
   absl::Duration drain_timeout = absl::Seconds(30);
   absl::Duration step_timeout = absl::Seconds(60);  // 0: none
 
   LogOptions log;
   LogRequests log_requests = LogRequests::kAll;
+  std::optional<TraceCollector> trace_collector;
 
   SecurityFiles security;
   std::string admin_listen;  // address; empty: no admin service

@@ -3,6 +3,7 @@
 
 #include <mutex>
 
+#include "server/http/http_front.h"
 #include "server/rpc/grpc_server.h"
 #include "server/telemetry/metrics.h"
 
@@ -11,7 +12,11 @@ namespace ovq {
 // What health checks, balancers and the metric of readiness hear. Any thread.
 class Readiness {
  public:
-  Readiness(Metrics& metrics, GrpcServer& server) : metrics_(metrics), server_(server) { Tell(); }
+  // http: null without one.
+  Readiness(Metrics& metrics, GrpcServer& server, HttpFront* http)
+      : metrics_(metrics), server_(server), http_(http) {
+    Tell();
+  }
   void SetHanging(bool hanging) {
     std::lock_guard lock(mutex_);
     hanging_ = hanging;
@@ -29,10 +34,12 @@ class Readiness {
     metrics_.SetReady(ready);
     metrics_.SetDraining(draining_);
     server_.SetServing(ready);
+    if (http_ != nullptr) http_->SetReady(ready);
   }
 
   Metrics& metrics_;
   GrpcServer& server_;
+  HttpFront* const http_;
   std::mutex mutex_;  // guards the rest
   bool hanging_ = false, draining_ = false;
 };

@@ -17,7 +17,7 @@ from data import DEFAULT_ROOT, Corpus, DataError, Documents, context
 from ovq.config import ConfigError
 from ovq.measure import bits_per_byte, token_bits
 from ovq.model import DTYPES, load_model
-from plots import plot_context_lengths
+from plots import plot_context_lengths, require
 
 # Tokens in one forward pass; a longer context is a pass of its own.
 _PASS_TOKENS = 4096
@@ -110,6 +110,7 @@ def write_results(out, lengths, table, n_tokens):
 
 def main():
     args = parse_args()
+    require()
     lengths = sorted(args.lengths)
     for length in lengths:
         if lengths[-1] % length:

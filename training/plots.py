@@ -1,11 +1,27 @@
 """PNG charts for training and evaluation."""
 
 import dataclasses
+import sys
 
-import matplotlib
+try:
+    import matplotlib
+except ImportError:
+    pyplot = None
+else:
+    matplotlib.use("Agg")  # no display where models are trained
+    from matplotlib import pyplot
 
-matplotlib.use("Agg")  # no display where models are trained
-from matplotlib import pyplot  # noqa: E402
+MISSING = "matplotlib is not installed (package python3-matplotlib)"
+
+
+def available():
+    return pyplot is not None
+
+
+def require():
+    """Ends a program that cannot do without charts."""
+    if not available():
+        sys.exit(f"{MISSING}: this program draws charts")
 
 
 def _save(figure, path):
@@ -74,10 +90,11 @@ _MIXER_STYLES = {"full": {"color": "black", "marker": "s"}, "vq": {"color": "red
                  "tvq": {"color": "tab:red", "marker": ">"}}
 _ABLATION_STYLES = ("--", "-.", ":")
 _MAX_COLUMNS = 3
+_LETTER_WIDTH, _HANDLE_WIDTH = 0.06, 0.55  # of a legend's entry, in inches
 
 
 def _styles(lines):
-    """{label: style}: baselines black and red, dictionaries in viridis by their size."""
+    """{label: style}: baselines black and red, dictionaries, also of full attention, in viridis by size."""
     def size(centroids):  # ratios above all numbers
         ratio = centroids.endswith("x")
         return ratio, float(centroids[:-1] if ratio else centroids)
@@ -86,14 +103,14 @@ def _styles(lines):
     ablations = sorted({line.ablation for line in lines} - {"none"})
     styles = {}
     for line in lines:
-        style = {"linestyle": "-", "marker": "o"}
+        style = {"linestyle": "-", "marker": "o", **_MIXER_STYLES.get(line.mixer, {})}
         if line.ablation != "none":
             style["linestyle"] = _ABLATION_STYLES[ablations.index(line.ablation) % 3]
         if line.centroids:
             # the end of the map is a yellow that is hard to see on white
             shade = 0.85 * sizes.index(line.centroids) / max(1, len(sizes) - 1)
             style["color"] = pyplot.get_cmap("viridis")(shade)
-        styles[line.label] = {**style, **_MIXER_STYLES.get(line.mixer, {})}
+        styles[line.label] = style
     return styles
 
 
@@ -133,9 +150,11 @@ def plot_panels(path, panels):
     n_rows = -(-len(panels) // _MAX_COLUMNS)
     n_columns = -(-len(panels) // n_rows)
     styles = _styles([line for panel in panels for line in panel.lines])
-    n_legend_columns = min(5, 2 * n_columns)  # labels have the width of half a panel
+    width = 4.6 * n_columns
+    label_width = _LETTER_WIDTH * max(map(len, styles)) + _HANDLE_WIDTH
+    n_legend_columns = max(1, min(5, 2 * n_columns, int(width / label_width)))
     n_legend_rows = -(-len(styles) // n_legend_columns)
-    width, height = 4.6 * n_columns, 3.6 * n_rows + 0.25 * n_legend_rows + 0.2
+    height = 3.6 * n_rows + 0.25 * n_legend_rows + 0.2
     figure, grid = pyplot.subplots(n_rows, n_columns, figsize=(width, height), squeeze=False)
     for axes in grid.flat[len(panels):]:
         axes.axis("off")

@@ -10,7 +10,7 @@ import csv
 import os
 import sys
 
-from plots import Line, Panel, plot_panels
+from plots import Line, Panel, plot_panels, require
 
 # Numbers of examples that fewer scored tokens than this share of the most have seen are left out
 # of the figure: few functions are asked that often.
@@ -225,6 +225,7 @@ def main():
     parser.add_argument("--trained-length", type=int, help="longest training sequence: drawn as a "
                         "vertical line")
     args = parser.parse_args()
+    require()
     print(*report(args.scores, args.out, args.group_length, args.trained_length), sep="\n")
 
 

@@ -13,7 +13,7 @@ first: from the start) up to it. `length` and `centroids` are what was asked for
 `max_centroids` what that means. `error` is the standard error over sequences: tokens of one
 sequence are right or wrong together. `agreement`, with --check-reference, is the share of the
 `checked` scored tokens that the reference predicts alike, `logprob_difference` the largest one of
-their log-probabilities.
+their log-probabilities; with --check-server-args both compare with a second server with other flags.
 """
 
 import argparse
@@ -103,11 +103,16 @@ def parse_args(arguments):
     add("--check-reference", type=int, default=0, metavar="K", help="sequences of each row that "
         "the reference predicts too, in float32; exit status 1 below "
         f"{100 * _LEAST_AGREEMENT:g}%% agreement")
+    add("--check-server-args", metavar="FLAGS", help="--server: a second server with these flags in "
+        "place of --server-args predicts all sequences too; how often both predict the same token is "
+        "said, and no failure")
     args = parser.parse_args(arguments)
     if args.backend == "server" and not (args.address or args.server):
         raise ValueError("one of --address and --server is needed")
     if args.backend == "server" and args.ablation != "none":
         raise ValueError("--ablation: no server has ablations; it needs --backend reference")
+    if args.check_server_args is not None and (args.check_reference or not args.server):
+        raise ValueError("--check-server-args: with --server and without --check-reference")
     if args.memory and args.ablation != "none":
         raise ValueError("--memory: no --ablation goes with it")
     if args.memory and args.backend == "server":
@@ -215,7 +220,7 @@ class Scorer:
         self.n_checked, self.n_agreed = 0, 0
 
     def _check(self, job, made, predictions, row):
-        first = dataclasses.replace(made, tokens=made.tokens[:self._n_check])
+        first = dataclasses.replace(made, tokens=made.tokens[:self._n_check])  # None: all
         n_checked, n_agreed, largest = compare(self._reference, job, first, predictions)
         row.update(checked=n_checked, agreement=f"{n_agreed / n_checked:.6f}",
                    logprob_difference=f"{largest:.3g}")
@@ -235,7 +240,7 @@ class Scorer:
         metric, whole = self._exam.metric, rows[0]
         text = f"{job}: {metric.replace('_', ' ')} {float(whole[metric]):.4f} of " \
             f"{whole['scored']} tokens, {whole['tokens_per_second']} tokens/s"
-        if self._n_check:
+        if self._reference:
             text += self._check(job, made, predictions, rows[0])
         progress.say(text)
         return rows
@@ -268,11 +273,11 @@ def run(args, stack):
     else:
         name = os.path.basename(os.path.abspath(args.model))
         config = load_config(args.model)
-        layer_types, shares = config.layer_types, config.shares
+        layer_types, shares = config.served_types, config.shares
     mixer = mixer_of(layer_types)
     bounded = mixer in ("ovq", "closest-pair") or args.memory
     plan = make_plan(exam, args.lengths, args.centroids if bounded else [None], args.sequences,
-                     RowLaw("closest-pair" in (mixer, args.memory), shares or (1.0,)))
+                     RowLaw((args.memory or mixer) == "closest-pair", shares or (1.0,)))
     saturation_n = load_config(args.model).kvm.state_saturation_n \
         if args.model and mixer == "kvm" else None
     if saturation_n is not None:
@@ -286,14 +291,20 @@ def run(args, stack):
         address = stack.enter_context(started_server(args.server, args.model,
                                                      server_flags(plan, args.server_args)))
         predictor = stack.enter_context(connected(address, args.timeout))
-    scorer = Scorer(exam, predictor, reference, args.check_reference)
+    n_check, least = args.check_reference, _LEAST_AGREEMENT
+    if args.check_server_args is not None:
+        address = stack.enter_context(started_server(args.server, args.model,
+                                                     server_flags(plan, args.check_server_args)))
+        reference = stack.enter_context(connected(address, args.timeout))
+        n_check, least = None, 0
+    scorer = Scorer(exam, predictor, reference if n_check != 0 else None, n_check)
     progress, rows = Progress(plan), []
     for job in plan:
         rows += scorer.score(job, pool, progress)
     common = {"model": name, "mixer": mixer, "ablation": ablation,
               "backend": predictor.backend, "task": label}
     write_csv(args.out, [{**common, **row} for row in rows])
-    if scorer.n_agreed < _LEAST_AGREEMENT * scorer.n_checked:
+    if scorer.n_agreed < least * scorer.n_checked:
         print(f"score.py: the reference agrees on {scorer.n_agreed} of {scorer.n_checked} scored "
               f"tokens only", file=sys.stderr)
         return 1

@@ -7,7 +7,7 @@ import math
 import numpy as np
 
 from data import BOS, HELD_OUT, Documents, spread_contexts
-from ovq.config import MIXER_NAMES, share_of
+from ovq.config import MIXER_NAMES, as_heads, share_of
 from ovq.dictionary import n_centroids_at
 from tasks import Sequences, make_task
 
@@ -21,8 +21,6 @@ _FIRST_POSITIONS = 128
 
 def mixer_of(layer_types):
     """What a model is called after: the mixer that reads its whole context."""
-    if "closest_pair_attention" in layer_types:
-        return "closest-pair"
     return next((name for name, kind in MIXER_NAMES.items() if kind in layer_types), "sliding")
 
 
@@ -30,24 +28,26 @@ def mixer_of(layer_types):
 class RowLaw:
     """How many rows dictionaries come to have: eq. 17 or, by closest pairs, as many as there may be.
 
-    shares: of max_centroids, of every layer that has one; rows are those of their mean.
+    shares: of max_centroids, of every layer that has one, or of its heads; rows are those of their mean.
     """
     closest_pair: bool = False
     shares: tuple = (1.0,)
 
     def live(self, n_tokens, max_centroids):
         """At the end of a sequence."""
-        sizes = [share_of(max_centroids, share) for share in self.shares]
-        rows = [min(n_tokens, size) if self.closest_pair else n_centroids_at(n_tokens, size)
-                for size in sizes]
-        return sum(rows) // len(rows)
+        def rows(share):
+            size = share_of(max_centroids, share)
+            return min(n_tokens, size) if self.closest_pair else n_centroids_at(n_tokens, size)
+        layers = [fractions.Fraction(sum(map(rows, heads)), len(heads))
+                  for heads in map(as_heads, self.shares)]
+        return math.floor(sum(layers) / len(layers))
 
     def max_centroids(self, spec, n_tokens):
         """Of "512" or "0.3x": the most that leaves at most 0.3 live ones a token."""
         if not spec.endswith("x"):
             return int(spec)
         allowed = math.floor(fractions.Fraction(spec[:-1]) * n_tokens)
-        few, many = 2, int(n_tokens ** 2 / min(self.shares)) + 1  # which leaves n_tokens - 1
+        few, many = 2, int(n_tokens ** 2 / min(map(min, map(as_heads, self.shares)))) + 1  # which leaves n_tokens - 1
         if self.live(n_tokens, many) <= allowed:
             raise ValueError(f"--centroids: {spec} of {n_tokens} tokens is no limit")
         while many - few > 1:

@@ -1,4 +1,4 @@
-"""Measures how a model's layers should share a session's rows, and writes ovq.shares.
+"""Measures how a model's layers, or their heads, should share a session's rows, and writes ovq.shares.
 
 Layers need rows unequally: while one answers from a handful, another loses something with every row it
 does not get. A server reads the sequences, one layer bounded to a share of --centroids and all others
@@ -6,6 +6,8 @@ to a thousand times as many rows, for a ladder of shares. What more that costs, 
 token, than all layers bounded like the others is the layer's own curve. The shares are those whose
 costs have the smallest sum, in steps of 1/16. Prints the curves, and what other sequences cost with
 equal shares and with these; --write changes the folder's config.json.
+
+With --heads every key/value head is taken for what a layer is here, and has a curve of its own.
 
 Any folder that ovq-server loads will do. It is served with one changed config.json after the other,
 once for each layer and twice more, and reads --text, or else the task of its task.json.
@@ -55,6 +57,8 @@ def parse_args(arguments):
     add("--task", type=json.loads, default={}, help="JSON: fields in place of task.json's")
     add("--length", type=score.positive, default=2048, help="longest sequence, in tokens")
     add("--centroids", type=score.positive, default=256, help="max_centroids that is shared out")
+    add("--heads", type=score.positive, default=1, metavar="N", help="key/value heads of each of these "
+        "layers, which then have shares of their own; the server says if it is another number")
     add("--sequences", type=score.positive, default=4, help="to measure on, and as many others to "
         "try the shares on")
     add("--seed", type=int, default=1, help="of the task's sequences; score.py's are 0's")
@@ -64,46 +68,53 @@ def parse_args(arguments):
     return parser.parse_args(arguments)
 
 
-def ladder(n_layers):
-    """Shares that are tried: powers of two, and all there is for one layer."""
-    return sorted({2.0 ** -i for i in range(5)} | {2.0 ** i for i in range(n_layers.bit_length())
-                                                   if 2 ** i < n_layers} | {float(n_layers)})
+def ladder(n):
+    """Shares that are tried: powers of two, and all there is for one of n layers or heads."""
+    return sorted({2.0 ** -i for i in range(5)} | {2.0 ** i for i in range(n.bit_length())
+                                                   if 2 ** i < n} | {float(n)})
 
 
 @dataclasses.dataclass(frozen=True)
 class Trial:
-    """How one of n_layers is bounded alone by the shares of a config.json and a call's max_centroids.
+    """How one of n is bounded alone by the shares of a config.json and a call's max_centroids.
 
-    own, other: the shares of the bounded layer and of each other one.
+    n: layers, or heads of all layers. own, other: the shares of the bounded one and of each other.
     """
-    n_layers: int
+    n: int
     own: float
 
     @classmethod
-    def of(cls, n_layers, max_centroids):
-        """With the least share with which the other layers do not exceed what a server takes."""
-        widest = n_layers * max_centroids
-        return cls(n_layers, max(_LEAST_SHARE, widest * n_layers / (n_layers - 1) / _MOST_ROWS))
+    def of(cls, n, max_centroids):
+        """With the least share with which the others do not exceed what a server takes."""
+        widest = n * max_centroids
+        return cls(n, max(_LEAST_SHARE, widest * n / (n - 1) / _MOST_ROWS))
 
     @property
     def other(self):
-        return (self.n_layers - self.own) / (self.n_layers - 1)
+        return (self.n - self.own) / (self.n - 1)
 
-    def shares(self, layer):
-        return [self.own if i == layer else self.other for i in range(self.n_layers)]
+    def shares(self, bounded):
+        return [self.own if i == bounded else self.other for i in range(self.n)]
 
     def max_centroids(self, rows):
-        """Of a call, so that the bounded layer's cap is `rows`."""
+        """Of a call, so that the bounded one's cap is `rows`."""
         return round(rows / self.own)
 
     def other_rows(self, rows):
-        """Each other layer's cap then."""
+        """Each other's cap then."""
         return round(self.other * self.max_centroids(rows))
+
+
+def by_layer(shares, n_heads):
+    """ovq.shares: an entry for each layer, of several heads a list."""
+    if n_heads == 1:
+        return shares
+    return [shares[i:i + n_heads] for i in range(0, len(shares), n_heads)]
 
 
 @contextlib.contextmanager
 def served(args, shares):
-    """A predictor of the model with these shares; None: equal ones."""
+    """A predictor of the model with these shares, by_layer(); None: equal ones."""
     parent, folder, _ = score.with_config(args.model, {"ovq": {"shares": shares}})
     limits = Job(args.length, args.length, args.sequences, None, _MOST_ROWS)
     flags = server_flags([limits], f"--memory {MEMORIES[args.memory][0]} {args.server_args}")
@@ -157,7 +168,7 @@ def best_shares(curves):
     n_steps = _STEPS * len(curves)
     shares = np.arange(1, n_steps + 1) / _STEPS
     best, choices = np.array([0.0] + [np.inf] * n_steps), []
-    for curve in curves:  # best[n]: of the layers so far, with n steps between them
+    for curve in curves:  # best[n]: of the curves so far, with n steps between them
         known = np.array(sorted(curve.items()))
         bits = np.interp(np.log(shares), np.log(known[:, 0]), np.minimum.accumulate(known[:, 1]))
         sums = np.full((n_steps + 1, n_steps), np.inf)
@@ -187,16 +198,17 @@ def measure(args):
     """Shares, having printed how they come about."""
     with served(args, None) as predictor:
         layers = [i for i, kind in enumerate(predictor.info().layer_types) if kind in ROW_LAYERS]
-        if len(layers) < 2:
+        bounded = [(layer, head) for layer in layers for head in range(args.heads)]
+        if len(bounded) < 2:
             raise ValueError(f"{args.model}: by --memory {args.memory} {len(layers)} of its layers "
                              "have rows; there is nothing to share")
         measured, others, label = make_sequences(args, predictor)
-        trial = Trial.of(len(layers), args.centroids)
-        rows = {share: max(2, round(share * args.centroids)) for share in ladder(len(layers))}
+        trial = Trial.of(len(bounded), args.centroids)
+        rows = {share: max(2, round(share * args.centroids)) for share in ladder(len(bounded))}
         n_tokens, narrowest = measured.tokens.shape[1], trial.other_rows(min(rows.values()))
         if narrowest < n_tokens:
             raise ValueError(f"--length: {n_tokens} tokens; with {args.centroids} centroids the layers "
-                             f"that are not bounded hold {narrowest} at most")
+                             f"or heads that are not bounded hold {narrowest} at most")
         exact, exact_others = (bits_per_token(predictor, made, **MEMORIES[args.memory][1])
                                for made in (measured, others))
         unbounded = {share: bits_per_token(predictor, measured, trial.other_rows(n))
@@ -205,13 +217,14 @@ def measure(args):
     print(f"{label}, {args.sequences} sequences of {n_tokens} tokens: exact {exact:.3f} bits per "
           "scored token", flush=True)
     curves = []
-    for i, layer in enumerate(layers):
-        with served(args, trial.shares(i)) as predictor:
+    for i, (layer, head) in enumerate(bounded):
+        with served(args, by_layer(trial.shares(i), args.heads)) as predictor:
             curves.append({share: bits_per_token(predictor, measured, trial.max_centroids(n)) -
                            unbounded[share] for share, n in rows.items()})
-        print(f"layer {layer}: bits that are lost with " + ", ".join(
+        name = f"layer {layer}" + (f", head {head}" if args.heads > 1 else "")
+        print(f"{name}: bits that are lost with " + ", ".join(
             f"{rows[share]} rows: {bits:.4f}" for share, bits in curves[-1].items()), flush=True)
-    shares = best_shares(curves)
+    shares = by_layer(best_shares(curves), args.heads)
     with served(args, shares) as predictor:
         shared = bits_per_token(predictor, others, args.centroids)
     print(f"shares {json.dumps(shares)}\n{args.sequences} other sequences: exact {exact_others:.3f}, "

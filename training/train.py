@@ -24,12 +24,13 @@ from ovq.config import (ConfigError, MIXER_NAMES, config_from_dict, config_to_di
                         read_json_object)
 from ovq.dictionary import ABLATIONS
 from ovq.model import DTYPES, OvqModel, load_model
-from plots import plot_learning_curve
+import plots
 from schedule import LENGTH_STEP, learning_rate, parse_phases, phase_at
 from sources import NO_TARGET, CorpusSource, TaskSource
 from tasks import TaskError, make_task
 
 CHECKPOINT = "checkpoint.pt"
+FIRST_SIGN_SECONDS = 3
 CORPORA = {"python_files": Corpus, "python_documents": Documents}
 # A row of the history every --log-steps; held_out (what it is, the source says) every --eval-steps.
 CURVE_COLUMNS = ("step", "tokens", "seconds", "context_length", "max_centroids",
@@ -122,7 +123,9 @@ def parse_args():
 
 def make_config(recipe, mixer):
     raw = dict(recipe["config"])
-    if mixer and "layer_types" in raw:  # without them config_from_dict says what is missing
+    if mixer == "closest_pair_attention":  # a server's name for OVQ's layers with this update
+        raw["ovq"] = {**raw.get("ovq", {}), "update": "closest-pair"}
+    elif mixer and "layer_types" in raw:  # without them config_from_dict says what is missing
         raw["layer_types"] = [mixer if kind == "ovq_attention" else kind
                               for kind in raw["layer_types"]]
     config = config_from_dict(raw)
@@ -289,10 +292,12 @@ class Trainer:
             writer.writerows([f"{value:.4f}" if isinstance(value, float) else value
                               for value in row] for row in self.history)
         os.replace(path + ".partial", path)
-        plot_learning_curve(os.path.join(self.args.run, "curve.png"),
-                            [(row[1], row[5]) for row in self.history],
-                            [(row[1], row[6]) for row in self.history if row[6] is not None],
-                            self.source.metric)
+        if plots.available():
+            plots.plot_learning_curve(
+                os.path.join(self.args.run, "curve.png"),
+                [(row[1], row[5]) for row in self.history],
+                [(row[1], row[6]) for row in self.history if row[6] is not None],
+                self.source.metric)
 
     def report(self, bits, tokens_per_second):
         """A history row and a line of progress; every --eval-steps with the held-out sample."""
@@ -308,13 +313,23 @@ class Trainer:
               f"{bits:.4f} bits/token  {tokens_per_second:.0f} tokens/s  "
               f"{self.tokens / 1e6:.2f}M tokens  {eta:.0f} min left{text}", flush=True)
 
+    def first_sign(self, seconds):
+        """A line soon after the start, as the first report may be minutes away."""
+        left = self.seconds * (1 / self.progress - 1) / 60 if self.progress > 0 else math.inf
+        print(f"step {self.step} after {seconds:.0f} s, about {left:.0f} min left; a line every "
+              f"{self.args.log_steps} steps", flush=True)
+
     def run(self):
-        clock = saved_at = time.monotonic()
+        clock = saved_at = begin = time.monotonic()
+        told = False
         recent, recent_tokens, recent_seconds = [], self.tokens, self.seconds
         while self.progress < 1:
             recent.append(self.train_step())
             now = time.monotonic()
             self.seconds, clock = self.seconds + now - clock, now
+            if not told and now - begin >= FIRST_SIGN_SECONDS:
+                self.first_sign(now - begin)
+                told = True
             if self.step % self.args.log_steps == 0 or self.progress >= 1:
                 speed = (self.tokens - recent_tokens) / (self.seconds - recent_seconds)
                 self.report(sum(recent) / len(recent), speed)
@@ -340,6 +355,8 @@ def main():
     n_parameters = sum(parameter.numel() for parameter in trainer.model.parameters())
     print(f"{n_parameters} parameters, {trainer.source.fingerprint}, "
           f"{torch.get_num_threads()} threads", flush=True)
+    if not plots.available():
+        print(f"{plots.MISSING}: there will be a curve.csv, but no curve.png", flush=True)
     trainer.run()
 
 
@@ -348,3 +365,7 @@ if __name__ == "__main__":
         main()
     except (ConfigError, DataError, TaskError, ValueError, OSError) as error:
         sys.exit(f"train.py: {error}")
+    except KeyboardInterrupt:
+        print("train.py: interrupted; --resume goes on from the last checkpoint of --run, if there "
+              "is one", file=sys.stderr)
+        sys.exit(130)

@@ -1,6 +1,7 @@
 #include "clients/channel/channel.h"
 
 #include <algorithm>
+#include <cstdlib>
 #include <random>
 
 #include "absl/strings/ascii.h"
@@ -35,6 +36,38 @@ std::string FirstLine(const std::string& text) {
   return text.substr(0, text.find_first_of("\r\n"));
 }
 
+// What the words of gRPC 1.51 mean for somebody who gives flags; empty for what none would change.
+std::string Hint(const grpc::Status& status, const ConnectOptions& options) {
+  const std::string& message = status.error_message();
+  const auto says = [&message](absl::string_view text) { return absl::StrContains(message, text); };
+  if (status.error_code() == grpc::UNAUTHENTICATED) {
+    return options.token_file.empty()
+               ? "no token was sent: --token-file is missing"
+               : absl::StrCat("the token in ", options.token_file, " (--token-file) is another");
+  }
+  if (status.error_code() != grpc::UNAVAILABLE) return "";
+  if (says("certificate verify failed")) {
+    return options.tls_ca.empty()
+               ? "the system's authorities do not vouch for the server's certificate: --tls-ca is "
+                 "missing"
+               : absl::StrCat("the server's certificate is not one of those that ", options.tls_ca,
+                              " (--tls-ca) vouches for");
+  }
+  if (says("wrong version number"))
+    return "the server does not speak TLS: leave --tls-ca and --tls-cert out";
+  // The name in the address is not in the certificate.
+  if (says("Peer name")) return "--server: expected a name that is in the server's certificate";
+  // A server that asks for TLS or for a certificate ends the connection without a word.
+  if (!says("failed to connect") || !says("Socket closed")) return "";
+  if (!options.secure())
+    return "it ended a connection without TLS: if it asks for TLS, --tls-ca is missing";
+  if (options.tls_cert.empty()) {
+    return "it ended a connection without a client's certificate: --tls-cert and --tls-key are "
+           "missing";
+  }
+  return absl::StrCat("it does not take the certificate in ", options.tls_cert, " (--tls-cert)");
+}
+
 // What metadata may hold: gRPC ends the program of a caller that passes more.
 bool HasToken(const std::string& text) {
   const std::string token = FirstLine(text);
@@ -46,6 +79,13 @@ bool HasToken(const std::string& text) {
 absl::Status ToStatus(const grpc::Status& status) {
   // The codes have the same numbers.
   return absl::Status(static_cast<absl::StatusCode>(status.error_code()), status.error_message());
+}
+
+absl::Status Explained(const grpc::Status& status, const ConnectOptions& options) {
+  const std::string hint = Hint(status, options);
+  const absl::Status plain = ToStatus(status);
+  if (hint.empty()) return plain;
+  return absl::Status(plain.code(), absl::StrCat(plain.message(), "; ", hint));
 }
 
 double Seconds(const google::protobuf::Duration& duration) {
@@ -77,6 +117,8 @@ std::string SessionKeyOf(std::string_view session_id) {
 }
 
 absl::StatusOr<Connection> Connect(const ConnectOptions& options, bool own_socket) {
+  // What the library would say on stderr of a failed handshake is in the status of the call, too.
+  setenv("GRPC_VERBOSITY", "NONE", /*overwrite=*/0);
   grpc::SslCredentialsOptions tls;
   std::string token;
   for (const absl::Status& status :
@@ -94,12 +136,12 @@ absl::StatusOr<Connection> Connect(const ConnectOptions& options, bool own_socke
   // A server that restarts is found again soon.
   arguments.SetInt(GRPC_ARG_MAX_RECONNECT_BACKOFF_MS, 1000);
   if (own_socket) arguments.SetInt(GRPC_ARG_USE_LOCAL_SUBCHANNEL_POOL, 1);
-  const bool secure = !options.tls_ca.empty() || !options.tls_cert.empty();
   Connection connection;
+  connection.options = options;
   if (!token.empty()) connection.authorization = absl::StrCat("Bearer ", FirstLine(token));
   connection.channel = grpc::CreateCustomChannel(
-      options.server, secure ? grpc::SslCredentials(tls) : grpc::InsecureChannelCredentials(),
-      arguments);
+      options.server,
+      options.secure() ? grpc::SslCredentials(tls) : grpc::InsecureChannelCredentials(), arguments);
   return connection;
 }
 

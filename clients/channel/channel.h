@@ -14,9 +14,13 @@
 namespace ovq {
 
 absl::Status ToStatus(const grpc::Status& status);
+// The same for people: where the status shows what is wrong with how the server was called, its
+// message ends with the flag that is missing or wrong.
+absl::Status Explained(const grpc::Status& status, const ConnectOptions& options);
 double Seconds(const google::protobuf::Duration& duration);
 
 struct Connection {
+  ConnectOptions options;  // that it was made by
   std::shared_ptr<grpc::Channel> channel;
   std::string authorization;  // the metadata of that name; empty: none
 

@@ -10,7 +10,7 @@
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_format.h"
 #include "absl/strings/strip.h"
-#include "clients/chat/terminal.h"
+#include "clients/chat/complain.h"
 
 namespace ovq {
 namespace {
@@ -55,17 +55,13 @@ std::vector<std::string_view> SplitPrompt(std::string_view text) {
 
 }  // namespace
 
-std::string RequestIdOf(const grpc::ClientContext& context) {
-  const auto& metadata = context.GetServerTrailingMetadata();
-  const auto found = metadata.find("x-request-id");
-  if (found == metadata.end()) return "";
-  return {found->second.data(), found->second.size()};
-}
+std::string Conversation::RequestId() const { return RequestIdOf(context_); }
 
 struct Conversation::TurnStats {
   Clock::time_point asked = Clock::now();
   v1::FinishReason reason = v1::FINISH_REASON_UNSPECIFIED;
   uint64_t prompt_tokens = 0, generated_tokens = 0;
+  uint64_t drafted_tokens = 0, accepted_tokens = 0;  // of speculation
   double prefill_seconds = 0, decode_seconds = 0;
   std::optional<double> first_token_seconds;  // as seen here, from the question's first byte
   uint64_t state_bytes = 0;
@@ -77,17 +73,22 @@ struct Conversation::TurnStats {
                                   : std::string("-");
     // The first token is drawn from the prompt's last row: decoding begins with the second.
     const uint64_t decoded = generated_tokens > 0 ? generated_tokens - 1 : 0;
+    const std::string guessed = drafted_tokens > 0 ? absl::StrCat(" (", accepted_tokens, " of ",
+                                                                  drafted_tokens, " guessed)")
+                                                   : std::string();
     const std::string& name = v1::FinishReason_Name(reason);
     return absl::StrCat(
         "[prompt ", prompt_tokens, " tokens", Rate(prompt_tokens, prefill_seconds), " | generated ",
-        generated_tokens, " tokens", Rate(decoded, decode_seconds), " | TTFT ", first, " | state ",
-        HumanBytes(static_cast<double>(state_bytes)), " | position ", position, " | ",
+        generated_tokens, " tokens", guessed, Rate(decoded, decode_seconds), " | TTFT ", first,
+        " | state ", HumanBytes(static_cast<double>(state_bytes)), " | position ", position, " | ",
         absl::AsciiStrToLower(absl::StripPrefix(name, "FINISH_REASON_")), "]");
   }
 };
 
-Conversation::Conversation(const Connection& connection, const ChatOptions& options)
+Conversation::Conversation(const Connection& connection, const ChatOptions& options,
+                           const Screen& screen)
     : options_(options),
+      screen_(screen),
       stdout_is_terminal_(isatty(STDOUT_FILENO) != 0),
       stub_(v1::InferenceService::NewStub(connection.channel)) {
   connection.Authorize(context_, options.open.has_session_id()
@@ -226,6 +227,9 @@ bool Conversation::StreamAnswer(TurnStats& stats) {
   v1::ChatResponse response;
   while (call_->Read(&response)) {
     if (response.has_chunk()) {
+      if (!stats.first_token_seconds && screen_.terminal && options_.messages) {
+        screen_.Show(screen_.Bold("assistant> "));
+      }
       if (!stats.first_token_seconds) stats.first_token_seconds = SecondsSince(stats.asked);
       PrintChunk(response.chunk());
     } else if (response.has_finished()) {
@@ -233,6 +237,8 @@ bool Conversation::StreamAnswer(TurnStats& stats) {
       stats.reason = response.finished().reason();
       stats.prompt_tokens += usage.prompt_tokens();
       stats.generated_tokens = usage.generated_tokens();
+      stats.drafted_tokens = usage.drafted_tokens();
+      stats.accepted_tokens = usage.accepted_tokens();
       stats.prefill_seconds += Seconds(usage.prefill_time());
       stats.decode_seconds = Seconds(usage.decode_time());
       stats.state_bytes = usage.state_bytes();
@@ -258,7 +264,9 @@ void Conversation::Report(const TurnStats& stats) {
   // One answer goes byte for byte into a file or pipe; answers of a conversation end a line.
   const bool end_line = stdout_is_terminal_ || options_.interactive;
   if (end_line && last_byte_ != '\n') PrintFlushed(stdout, "\n");
-  PrintFlushed(stderr, absl::StrCat(token_list_, stats.Text(position_), "\n"));
+  // On a terminal an empty line parts two turns.
+  const char* const gap = screen_.terminal && options_.interactive ? "\n\n" : "\n";
+  screen_.Show(absl::StrCat(token_list_, screen_.Dim(stats.Text(position_)), gap));
 }
 
 bool Conversation::BeginTurn() {

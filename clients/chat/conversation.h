@@ -14,17 +14,16 @@
 
 #include "clients/channel/channel.h"
 #include "clients/chat/options.h"
+#include "clients/chat/terminal.h"
 #include "ovq/v1/inference.grpc.pb.h"
 
 namespace ovq {
 
-// What names a call that has ended in the server's log; empty if no server answered.
-std::string RequestIdOf(const grpc::ClientContext& context);
-
 // All methods but OnInterrupt belong to one thread.
 class Conversation {
  public:
-  Conversation(const Connection& connection, const ChatOptions& options);
+  // The options may change between two questions.
+  Conversation(const Connection& connection, const ChatOptions& options, const Screen& screen);
 
   // Both: false when the call has ended; Close tells why.
   bool Open();
@@ -42,7 +41,7 @@ class Conversation {
 
   // Says that no turn follows, reads what is left and returns how the call ended. Call once, last.
   grpc::Status Close();
-  std::string RequestId() const { return RequestIdOf(context_); }  // after Close
+  std::string RequestId() const;  // after Close
 
  private:
   enum class Phase { kIdle, kAnswering, kCancelling, kQuit };
@@ -62,6 +61,7 @@ class Conversation {
   void Report(const TurnStats& stats);
 
   const ChatOptions& options_;
+  const Screen& screen_;
   const bool stdout_is_terminal_;
   const std::unique_ptr<v1::InferenceService::Stub> stub_;
   grpc::ClientContext context_;

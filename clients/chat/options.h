@@ -7,6 +7,7 @@
 
 #include "absl/status/statusor.h"
 #include "clients/common/connect_options.h"
+#include "clients/common/program.h"
 #include "ovq/v1/inference.pb.h"
 
 namespace ovq {
@@ -18,9 +19,11 @@ struct ChatOptions {
   std::optional<std::string> prompt;  // --prompt
   std::optional<std::string> file;    // --file
   bool messages = false;              // questions go through the model's chat template
+  bool as_text = false;               // they do not, whatever the model has
   std::optional<std::string> system;  // before the first of them
   bool interactive = false;           // asked for, whatever stdin is
-  bool help = false;
+  std::string history_file;           // of what is typed on a terminal; "": none
+  Asked asked = Asked::kNothing;      // in place of a conversation
 };
 
 // args: without the program's name; the environment's OVQ_SERVER is read as well. InvalidArgument

@@ -7,16 +7,30 @@
 #include <array>
 #include <cerrno>
 #include <cstdint>
+#include <cstdio>
+#include <cstdlib>
 #include <utility>
 
 #include "absl/strings/str_format.h"
 
 namespace ovq {
+namespace {
+
+// An escape sequence of ECMA-48 (SGR) before the text, and back to normal behind it.
+std::string Styled(bool color, std::string_view style, std::string_view text) {
+  std::string styled(text);
+  if (color) styled = "\033[" + std::string(style) + "m" + styled + "\033[0m";
+  return styled;
+}
+
+}  // namespace
+
 LineReader::LineReader() : stop_fd_(eventfd(0, EFD_CLOEXEC)) {}
 
 LineReader::~LineReader() { close(stop_fd_); }
 
-std::optional<std::string> LineReader::Next() {
+std::optional<std::string> LineReader::Next(const std::string& prompt) {
+  Screen().Show(prompt);
   while (true) {
     const size_t newline = buffer_.find('\n');
     if (newline != std::string::npos) {
@@ -38,6 +52,29 @@ std::optional<std::string> LineReader::Next() {
 
 // It fails only when the counter is full, and then it is raised already.
 void LineReader::Stop() { eventfd_write(stop_fd_, 1); }
+
+Screen Screen::OfThisProcess() {
+  const auto environment = [](const char* name) {
+    const char* const value = std::getenv(name);
+    return std::string_view(value == nullptr ? "" : value);
+  };
+  Screen screen;
+  screen.terminal = isatty(STDIN_FILENO) != 0 && isatty(STDERR_FILENO) != 0;
+  const std::string_view kind = environment("TERM");
+  // https://no-color.org
+  screen.color =
+      screen.terminal && !kind.empty() && kind != "dumb" && environment("NO_COLOR").empty();
+  return screen;
+}
+
+std::string Screen::Dim(std::string_view text) const { return Styled(color, "2", text); }
+std::string Screen::Bold(std::string_view text) const { return Styled(color, "1", text); }
+std::string Screen::Red(std::string_view text) const { return Styled(color, "31", text); }
+
+void Screen::Show(std::string_view text) const {
+  std::fwrite(text.data(), 1, text.size(), stderr);
+  std::fflush(stderr);
+}
 
 std::string HumanBytes(double bytes) {
   constexpr std::array<const char*, 5> kUnits = {"B", "KiB", "MiB", "GiB", "TiB"};

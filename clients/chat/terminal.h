@@ -1,4 +1,4 @@
-// What a conversation needs of the terminal: lines of input that can be stopped, text that is safe.
+// What a conversation needs of the terminal: turns that come from it, text that is safe on it.
 #pragma once
 
 #include <optional>
@@ -7,22 +7,46 @@
 
 namespace ovq {
 
-// Lines of stdin. Next is for one thread; Stop for any.
-class LineReader {
+// Where the turns of a conversation come from. Next is for one thread, Stop for any.
+class Input {
+ public:
+  virtual ~Input() = default;
+
+  // The next turn, without the newline that ends it; nullopt at the end of input and after Stop.
+  virtual std::optional<std::string> Next(const std::string& prompt) = 0;
+  virtual void Stop() = 0;
+  // The end was asked for by Ctrl-C.
+  virtual bool interrupted() const { return false; }
+};
+
+// A turn for each line of stdin, whatever that is; prompts go to stderr.
+class LineReader final : public Input {
  public:
   LineReader();
-  ~LineReader();
+  ~LineReader() override;
   LineReader(const LineReader&) = delete;
   LineReader& operator=(const LineReader&) = delete;
 
-  // Without its newline; nullopt at the end of input and after Stop.
-  std::optional<std::string> Next();
-  void Stop();
+  std::optional<std::string> Next(const std::string& prompt) override;
+  void Stop() override;
 
  private:
   int stop_fd_;
   std::string buffer_;
   bool ended_ = false;
+};
+
+// How text beside the answers looks on stderr.
+struct Screen {
+  bool terminal = false;  // somebody sits at it: a banner, roles, lines between turns
+  bool color = false;
+
+  static Screen OfThisProcess();
+
+  std::string Dim(std::string_view text) const;
+  std::string Bold(std::string_view text) const;
+  std::string Red(std::string_view text) const;
+  void Show(std::string_view text) const;  // on stderr, at once
 };
 
 std::string HumanBytes(double bytes);  // "1.3 MiB"

@@ -1,6 +1,18 @@
 #include "clients/common/connect_options.h"
 
+#include <cstdlib>
+
+#include "absl/strings/str_cat.h"
+
 namespace ovq {
+
+void AddConnection(Flags& flags, ConnectOptions& options) {
+  const char* const server = std::getenv("OVQ_SERVER");
+  if (server != nullptr && *server != '\0') options.server = server;
+  flags.Add("server", "HOST:PORT", Address(options.server, 1),
+            "the server; the environment's OVQ_SERVER changes the default");
+  AddCredentials(flags, options);
+}
 
 void AddCredentials(Flags& flags, ConnectOptions& options) {
   flags.Add("tls-ca", "FILE", Text(options.tls_ca, "a file"),
@@ -11,6 +23,15 @@ void AddCredentials(Flags& flags, ConnectOptions& options) {
   flags.Add("tls-key", "FILE", Text(options.tls_key, "a file"), "PEM key of --tls-cert");
   flags.Add("token-file", "FILE", Text(options.token_file, "a file"),
             "file whose first line is the bearer token, sent with every call");
+}
+
+absl::Status CheckConnection(const ConnectOptions& options) {
+  // The flag's value has been checked, so this one is the environment's.
+  std::string server;
+  if (const absl::Status status = Address(server, 1).set(options.server); !status.ok()) {
+    return absl::InvalidArgumentError(absl::StrCat("OVQ_SERVER: ", status.message()));
+  }
+  return CheckCredentials(options);
 }
 
 absl::Status CheckCredentials(const ConnectOptions& options) {

@@ -1,4 +1,4 @@
-// How a client reaches its server, as both programs are told.
+// How a client reaches its server, as every program is told.
 #pragma once
 
 #include <string>
@@ -14,9 +14,16 @@ struct ConnectOptions {
   // certificate is checked against the system's authorities.
   std::string tls_ca, tls_cert, tls_key;
   std::string token_file;  // its first line is the token
+
+  bool secure() const { return !tls_ca.empty() || !tls_cert.empty(); }
 };
 
-// All but the server's address, which the programs call by names of their own.
+// --server, whose default is the environment's OVQ_SERVER where that is set, and the credentials.
+void AddConnection(Flags& flags, ConnectOptions& options);
+// Of all that Read of the flags has set.
+absl::Status CheckConnection(const ConnectOptions& options);
+
+// --tls-ca, --tls-cert, --tls-key, --token-file alone, and their check.
 void AddCredentials(Flags& flags, ConnectOptions& options);
 absl::Status CheckCredentials(const ConnectOptions& options);
 

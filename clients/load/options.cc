@@ -17,11 +17,10 @@ FlagValue Lengths(LengthDistribution& out, int64_t limit, const std::string& fal
                 [limit](absl::string_view v) { return LengthDistribution::Parse(v, limit); });
 }
 
-void AddConnection(Flags& flags, Options& o) {
+void AddServer(Flags& flags, Options& o) {
   flags.Heading("Connection");
-  flags.Add("target", "HOST:PORT", Address(o.connect.server, 1), "the server");
+  AddConnection(flags, o.connect);
   flags.Add("connections", "N", Number(o.connections, 1, 256), "TCP connections, used in turn");
-  AddCredentials(flags, o.connect);
 }
 
 void AddArrivals(Flags& flags, Options& o) {
@@ -54,6 +53,8 @@ void AddArrivals(Flags& flags, Options& o) {
   flags.Add("sweep-gain", "SHARE", Number(o.sweep.min_gain, 0, 1),
             "a level whose output throughput is not above the best one's by this share has\n"
             "saturated");
+  flags.Add("sweep-time", "DURATION", Duration(o.sweep.min_time, absl::ZeroDuration(), kDay),
+            "a level that lasts less tells nothing, and the sweep ends with it: more --requests");
   flags.Add("sweep-good", "SHARE", Number(o.sweep.min_good, 0, 1),
             "share of requests that must be good by --goodput");
 }
@@ -116,13 +117,12 @@ void AddReports(Flags& flags, Options& o) {
       "quiet", [&o] { o.output.quiet = true; }, "no progress on stderr");
   flags.AddSwitch(
       "allow-errors", [&o] { o.allow_errors = true; }, "exit status 0 also when requests failed");
-  flags.AddEnd(
-      "help", [&o] { o.help = true; }, "this text");
+  AddEnds(flags, o.asked);
 }
 
 Flags Declare(Options& options) {
   Flags flags;
-  AddConnection(flags, options);
+  AddServer(flags, options);
   AddArrivals(flags, options);
   AddWork(flags, options);
   AddBounds(flags, options);
@@ -133,7 +133,7 @@ Flags Declare(Options& options) {
 // What flags say together; the first that is wrong counts.
 absl::Status CheckTogether(const Options& o, const Flags& flags) {
   const bool traced = !o.trace.empty();
-  absl::Status status = CheckCredentials(o.connect);
+  absl::Status status = CheckConnection(o.connect);
   if (status.ok() && o.rate && traced) {
     status = absl::InvalidArgumentError("give one of --rate and --trace");
   }
@@ -148,7 +148,8 @@ absl::Status CheckTogether(const Options& o, const Flags& flags) {
   check({"trace-speed"}, traced, "needs --trace");
   check({"sweep", "ramp-up", "turns", "input-length", "output-length"}, !traced,
         "does not go with --trace");
-  check({"sweep-levels", "sweep-factor", "sweep-gain", "sweep-good"}, o.sweep.on, "needs --sweep");
+  check({"sweep-levels", "sweep-factor", "sweep-gain", "sweep-good", "sweep-time"}, o.sweep.on,
+        "needs --sweep");
   check({"sweep-good"}, o.goodput.has_value(), "needs --goodput");
   check({"think-time", "outlast"}, o.work.turns > 1, "needs --turns above 1");
   check({"detailed"}, !o.output.json.empty(), "needs --output-json");
@@ -161,8 +162,9 @@ absl::StatusOr<Options> ParseOptions(std::span<const std::string> args) {
   Options options;
   Flags flags = Declare(options);
   if (absl::Status status = flags.Read(args); !status.ok()) return status;
-  if (options.help) return options;
+  if (options.asked != Asked::kNothing) return options;
   if (absl::Status status = CheckTogether(options, flags); !status.ok()) return status;
+  options.settings = flags.settings();
   return options;
 }
 
@@ -176,7 +178,7 @@ std::string HelpText() {
       "1-10*MEAN); prompts of 1 to 16777216 tokens, answers of 1 to 1048576.\n"
       "DURATION is like 250ms, 30s or 1h30m. What the figures mean: docs/load-testing.md.\n"
       "Exit status: 0 all requests completed, 1 some failed or nothing could be measured,\n"
-      "2 bad usage.\n",
+      "2 bad usage, 130 interrupted (with a report of what was).\n",
       Declare(options).Help());
 }
 

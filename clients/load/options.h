@@ -5,11 +5,14 @@
 #include <optional>
 #include <span>
 #include <string>
+#include <vector>
 
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
 #include "absl/time/time.h"
+#include "base/flags.h"
 #include "clients/common/connect_options.h"
+#include "clients/common/program.h"
 #include "clients/load/runner.h"
 #include "clients/load/stats.h"
 #include "clients/load/sweep.h"
@@ -45,7 +48,8 @@ struct Options {
   std::optional<Goodput> goodput;
   OutputOptions output;
   bool allow_errors = false;
-  bool help = false;
+  std::vector<Setting> settings;  // of all flags with a value, as the reports show them
+  Asked asked = Asked::kNothing;  // in place of a run
 
   bool open_loop() const { return rate.has_value() || !trace.empty(); }
   int64_t users() const { return concurrency.value_or(1); }              // closed loop

@@ -71,6 +71,14 @@ Cells SweepCells(const Level& level) {
   return cells;
 }
 
+std::vector<Cells> SetupRows(const Result& result) {
+  std::vector<Cells> rows = {{"command line", result.command_line}, {"host", result.host}};
+  for (const Setting& setting : result.options.settings) {
+    if (setting.origin != kDefaultOrigin) rows.push_back({setting.name, setting.value});
+  }
+  return rows;
+}
+
 std::vector<Cells> LatencyTable(const Level& level) {
   const Report& r = level.report;
   std::vector<Cells> rows = {{"milliseconds", "mean", "p50", "p90", "p95", "p99", "max", "std"}};
@@ -133,8 +141,10 @@ std::string TextReport(const Result& result) {
     absl::StrAppend(&out, "\n", SweepHeader(result.options));
     for (const Level& level : result.levels) absl::StrAppend(&out, SweepLine(level));
     absl::StrAppend(&out, "\n",
-                    result.best ? "The best level:\n"
-                                : "No level kept the bounds of --goodput. The last level:\n");
+                    result.best
+                        ? "The best level:\n"
+                        : "No level lasted --sweep-time and kept the bounds of --goodput. The last "
+                          "level:\n");
   }
   const Level& level = result.main_level();
   line("load", DescribeLoad(result.options, level.load));

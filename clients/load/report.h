@@ -34,6 +34,8 @@ struct Level {
 struct Result {
   Options options = {};
   ModelFacts model = {};
+  std::string command_line = {};    // that asked for it, as a shell would read it
+  std::string host = {};            // where the client ran: its name and processors
   std::string started = {};         // RFC 3339
   std::vector<Level> levels = {};   // one at least
   std::optional<size_t> best = {};  // of a sweep: Sweep::best
@@ -64,6 +66,8 @@ using Cells = std::vector<std::string>;
 // p99, % good, verdict.
 Cells SweepCells(const Level& level);
 // The names of the columns, then a row for every latency with samples, in milliseconds.
+// The command line, the host, and each option that was given with its value.
+std::vector<Cells> SetupRows(const Result& result);
 std::vector<Cells> LatencyTable(const Level& level);
 // Names and values of everything else: counts, throughputs, what went wrong.
 std::vector<Cells> FactRows(const Level& level);

@@ -148,7 +148,8 @@ std::string HtmlReport(const Result& result) {
                   DistributionPlot("Time per output token", r.tpot_ms),
                   DistributionPlot("End to end", r.e2e_ms),
                   "</div>\n<h2>Over time</h2>\n<div class=\"plots\">\n",
-                  TimelinePlots(level.run.records), "</div>\n</body></html>\n");
+                  TimelinePlots(level.run.records), "</div>\n<h2>Setup</h2>\n",
+                  Table(SetupRows(result), /*heading=*/false), "</body></html>\n");
   return out;
 }
 

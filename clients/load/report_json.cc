@@ -83,8 +83,8 @@ void AddDetails(Json& out, const Level& level) {
   for (const Record& record : level.run.records) records.push_back(&record);
   std::stable_sort(records.begin(), records.end(),
                    [](const Record* a, const Record* b) { return a->start < b->start; });
-  for (const char* name :
-       {"input_lens", "output_lens", "ttfts", "itls", "latencies", "start_times", "errors"}) {
+  for (const char* name : {"input_lens", "output_lens", "ttfts", "itls", "latencies", "start_times",
+                           "queue_times", "errors"}) {
     out[name] = Json::array();
   }
   for (const Record* record : records) {
@@ -99,6 +99,7 @@ void AddDetails(Json& out, const Level& level) {
     out["itls"].push_back(gaps);
     out["latencies"].push_back(latencies.e2e / 1e3);
     out["start_times"].push_back(SecondsBetween(records[0]->start, record->start));
+    out["queue_times"].push_back(record->outcome.usage.queue_s);
     out["errors"].push_back(status.ok() ? std::string() : status.ToString());
   }
 }
@@ -127,6 +128,10 @@ std::string JsonReport(const Result& result) {
   if (options.output.detailed) AddDetails(out, level);
   Json own = OwnFigures(level);
   own["load"] = DescribeLoad(options, level.load);
+  own["command_line"] = result.command_line;
+  own["host"] = result.host;
+  own["options"] = Json::object();  // all that have a value; those nobody gave with the default
+  for (const Setting& setting : options.settings) own["options"][setting.name] = setting.value;
   own["target"] = options.connect.server;
   own["seed"] = options.work.seed;
   own["warmup"] = options.warmup;

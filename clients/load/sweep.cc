@@ -8,6 +8,7 @@ namespace ovq::load {
 std::string Sweep::Add(const Report& report) {
   const int level = levels_++;
   if (report.completed == 0) return "nothing completed";
+  if (report.duration_s < absl::ToDoubleSeconds(options_.min_time)) return "too short to tell";
   if (report.good_fraction() < options_.min_good) return "goodput broken";
   const double before = best_throughput_;
   if (report.output_throughput > best_throughput_) {

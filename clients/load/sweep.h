@@ -4,6 +4,7 @@
 #include <optional>
 #include <string>
 
+#include "absl/time/time.h"
 #include "clients/load/stats.h"
 
 namespace ovq::load {
@@ -13,6 +14,7 @@ struct SweepOptions {
   int max_levels = 10;
   double factor = 2;       // of one level's load to the next
   double min_gain = 0.05;  // a level that adds less throughput than this share has saturated
+  absl::Duration min_time = absl::Seconds(2);  // a level that lasts less tells nothing
   double min_good = 0.99;  // share of good requests that a level must keep, with --goodput
 };
 
@@ -23,7 +25,8 @@ class Sweep {
       : options_(options), whole_(whole), load_(first_load) {}
 
   double load() const { return load_; }  // of the level to run now
-  // Judges that level: why it is the last one, or nothing if another is to follow.
+  // Judges that level: why it is the last one, or nothing if another is to follow. One that is too
+  // short is the last, and cannot be the best.
   std::string Add(const Report& report);
   // The level with the highest output throughput among those that kept --goodput (all without it);
   // nullopt if none did.

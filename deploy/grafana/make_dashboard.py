@@ -121,6 +121,10 @@ def load():
                "short", [(rate("ovq_step_tokens_sum", by="phase"), "{{phase}}"),
                          (rate("ovq_prompt_tokens_total"), "prompts, finished"),
                          (rate("ovq_generated_tokens_total"), "answers, finished")]),
+        series("Guessed tokens", "Of --speculate: tokens that were guessed and checked in steps, and "
+               "those that were right, hence generated without a step of their own.", "short",
+               [(rate("ovq_drafted_tokens_total"), "checked"),
+                (rate("ovq_accepted_tokens_total"), "right")]),
         series("Requests in the server", "Running ones hold a state; blocked ones among them wait for "
                "their reader; waiting ones for memory.", "short",
                [(f"sum(ovq_requests_{state}{{{SEL}}})", state)
@@ -271,10 +275,25 @@ def security():
     ]
 
 
+def http():
+    return [
+        series("Requests over HTTP, by status", "Answers by their status; 499: the client had gone. Only servers with "
+               "--http-listen.", "reqps",
+               [(rate("ovq_http_requests_total", by="status"), "{{status}}")]),
+        series("HTTP requests by route", "Which paths are asked for. Only servers with --http-listen.", "reqps",
+               [(rate("ovq_http_request_duration_seconds_count", by="route"), "{{route}}")]),
+        series("HTTP connections", "Open ones, and answers being streamed on them; above --http-max-connections the "
+               "idle ones end, and then new ones are refused.", "short",
+               [(f"sum(ovq_http_connections{{{SEL}}})", "open"),
+                (f"sum(ovq_http_open_streams{{{SEL}}})", "streams"),
+                (rate("ovq_http_connections_refused_total", by="reason"), "refused a second: {{reason}}")]),
+    ]
+
+
 ROWS = [
     ("At a glance", glance), ("What users feel", latency), ("Load and errors", load),
     ("Memory and sessions", capacity), ("Engine", engine), ("Process and scrapes", process),
-    ("Security", security),
+    ("Security", security), ("HTTP front", http),
 ]
 
 

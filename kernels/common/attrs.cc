@@ -26,6 +26,9 @@ std::string Describe(const Attrs::Value& value) {
     std::string operator()(const std::vector<std::string>& v) const {
       return absl::StrCat("a list of ", v.size(), " strings");
     }
+    std::string operator()(const std::vector<std::vector<double>>& v) const {
+      return absl::StrCat("a list of ", v.size(), " lists");
+    }
   };
   return std::visit(Visitor{}, value);
 }
@@ -129,6 +132,32 @@ std::vector<double> AttrReader::FloatsOr(std::string_view key, std::vector<doubl
     }
   }
   return list;
+}
+
+std::vector<std::vector<double>> AttrReader::FloatListsOr(std::string_view key, size_t n,
+                                                          double fallback, double min, double max) {
+  const Attrs::Value* value = attrs_.Find(key);
+  if (!value) return {n, {fallback}};
+  std::vector<std::vector<double>> lists;
+  if (const auto* integers = std::get_if<std::vector<int64_t>>(value)) {
+    for (const int64_t number : *integers) lists.push_back({static_cast<double>(number)});
+  } else if (const auto* numbers = std::get_if<std::vector<double>>(value)) {
+    for (const double number : *numbers) lists.push_back({number});
+  } else if (const auto* nested = std::get_if<std::vector<std::vector<double>>>(value)) {
+    lists = *nested;
+  }
+  if (lists.size() != n) {
+    Fail(key, Expected(absl::StrCat("a list of ", n, " numbers, or lists of numbers"), value));
+    return {n, {fallback}};
+  }
+  for (const std::vector<double>& list : lists) {
+    if (list.empty()) Fail(key, "expected numbers or lists of numbers, one is an empty list");
+    for (const double number : list) {
+      if (number >= min && number <= max) continue;
+      Fail(key, absl::StrCat("expected numbers in [", min, ", ", max, "], one is ", number));
+    }
+  }
+  return lists;
 }
 
 template <class T>

@@ -19,7 +19,8 @@ class Attrs {
  public:
   using Value = std::variant<std::monostate /* null */, bool, int64_t, double, std::string,
                              std::vector<int64_t>, std::vector<double> /* NaN for null */,
-                             std::vector<std::string>>;
+                             std::vector<std::string>,
+                             std::vector<std::vector<double>> /* a number alone: a list of one */>;
 
   explicit Attrs(std::string path = "") : path_(std::move(path)) {}  // "ovq." prefixes messages
   // said_as: what messages call the field, where a file has another name for it.
@@ -62,6 +63,10 @@ class AttrReader {
   // A list with as many entries as the fallback, which also stands for entries that are null.
   std::vector<double> FloatsOr(std::string_view key, std::vector<double> fallback, double min,
                                double max);
+  // A list of n entries, each a number or a list of numbers; a number alone is a list of one.
+  // Absent: n times {fallback}.
+  std::vector<std::vector<double>> FloatListsOr(std::string_view key, size_t n, double fallback,
+                                                double min, double max);
   bool BoolOr(std::string_view key, bool fallback);
   bool FlagOr(std::string_view key, bool fallback);  // 0 and 1, too
   std::string StringOr(std::string_view key, std::string fallback);

@@ -5,10 +5,16 @@
 #include <cstddef>
 #include <cstdint>
 #include <functional>
+#include <span>
 #include <vector>
 
 #include "absl/status/statusor.h"
 #include "kernels/common/device_types.h"
+
+namespace ovq {
+class DeviceContext;
+struct StateExtent;
+}  // namespace ovq
 
 namespace ovq::cuda {
 
@@ -35,5 +41,9 @@ void CloseStatePages(StatePages* pages);
 std::byte* ReserveRange(StatePages& pages, size_t bytes);
 bool CommitPages(StatePages& pages, std::byte* base, size_t offset, size_t bytes);
 void ReleaseRange(StatePages& pages, std::byte* base, size_t bytes);
+void PackExtents(DeviceContext& context, const std::byte* base,
+                 std::span<const StateExtent> extents, std::byte* packed);
+void UnpackExtents(DeviceContext& context, std::byte* base, std::span<const StateExtent> extents,
+                   const std::byte* packed);
 
 }  // namespace ovq::cuda

@@ -67,6 +67,55 @@ void StateMemory::Copy(std::byte* to, const std::byte* from, size_t bytes) {
   std::memcpy(to, from, bytes);
 }
 
+namespace {
+
+// Pieces of a size known to the compiler, `to` and `from` so far apart from one to the next.
+template <size_t kBytes>
+void CopyPieces(std::byte* to, size_t to_stride, const std::byte* from, size_t from_stride,
+                size_t n) {
+  for (size_t i = 0; i < n; ++i) std::memcpy(to + i * to_stride, from + i * from_stride, kBytes);
+}
+
+void CopyPieces(size_t bytes, std::byte* to, size_t to_stride, const std::byte* from,
+                size_t from_stride, size_t n) {
+  switch (bytes) {  // a few tokens' elements
+    case 2:
+      return CopyPieces<2>(to, to_stride, from, from_stride, n);
+    case 4:
+      return CopyPieces<4>(to, to_stride, from, from_stride, n);
+    case 8:
+      return CopyPieces<8>(to, to_stride, from, from_stride, n);
+    default:
+      for (size_t i = 0; i < n; ++i) std::memcpy(to + i * to_stride, from + i * from_stride, bytes);
+  }
+}
+
+}  // namespace
+
+void StateMemory::Pack(const std::byte* base, std::span<const StateExtent> extents,
+                       std::byte* packed) {
+  if constexpr (kWithCuda) {
+    if (pages_ != nullptr) return cuda::PackExtents(context_, base, extents, packed);
+  }
+  for (const StateExtent& extent : extents) {
+    CopyPieces(extent.bytes, packed, extent.bytes, base + extent.offset, extent.stride,
+               extent.pieces);
+    packed += extent.total_bytes();
+  }
+}
+
+void StateMemory::Unpack(std::byte* base, std::span<const StateExtent> extents,
+                         const std::byte* packed) {
+  if constexpr (kWithCuda) {
+    if (pages_ != nullptr) return cuda::UnpackExtents(context_, base, extents, packed);
+  }
+  for (const StateExtent& extent : extents) {
+    CopyPieces(extent.bytes, base + extent.offset, extent.stride, packed, extent.bytes,
+               extent.pieces);
+    packed += extent.total_bytes();
+  }
+}
+
 void StateMemory::CopyOut(void* host, const std::byte* from, size_t bytes) {
   context_.CopyToHost(host, from, bytes);
 }

@@ -3,6 +3,7 @@
 #pragma once
 
 #include <cstddef>
+#include <span>
 
 #include "kernels/common/device.h"
 
@@ -13,6 +14,16 @@ namespace ovq {
 inline constexpr size_t kHostPageBytes = 4096;
 inline constexpr size_t kUsualGpuPageBytes = size_t{2} << 20;
 size_t StatePageBytes(DeviceContext& context);
+
+// Bytes of one session, relative to its base: a range of them, or several of the same length at
+// equal distances.
+struct StateExtent {
+  size_t offset;
+  size_t bytes;  // of each piece
+  size_t pieces = 1;
+  size_t stride = 0;  // from one piece to the next
+  size_t total_bytes() const { return pieces * bytes; }
+};
 
 // Engine thread only. Everything happens in the order of the context's other work. Offsets and
 // sizes of ranges are multiples of page_bytes().
@@ -37,6 +48,10 @@ class StateMemory {
   void Release(std::byte* base, size_t bytes);
 
   void Copy(std::byte* to, const std::byte* from, size_t bytes);  // between committed memory
+  // What the extents of a session hold, end to end in `packed`, which is the device's memory too;
+  // and the way back.
+  void Pack(const std::byte* base, std::span<const StateExtent> extents, std::byte* packed);
+  void Unpack(std::byte* base, std::span<const StateExtent> extents, const std::byte* packed);
   // Both have ended on the host's side when they return.
   void CopyOut(void* host, const std::byte* from, size_t bytes);
   void CopyIn(std::byte* to, const void* host, size_t bytes);

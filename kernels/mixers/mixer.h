@@ -53,6 +53,10 @@ class SequenceMixer {
   // back undoes the tokens.
   virtual std::vector<StateExtent> Overwrites(const LayerState& where,
                                               const TokenRange& tokens) const = 0;
+  // Whether each of these tokens changes bytes of its own: putting back what Overwrites names of
+  // the last of them then undoes these alone, as if only the others had been there. False: nothing
+  // but all of them can be undone.
+  virtual bool WritesApart(const TokenRange&) const { return false; }
 };
 
 // What decides a mixer's state.
@@ -62,7 +66,8 @@ struct StateSpec {
   int64_t d_model;       // hidden_size: the width of x and y
   DType kv_dtype;        // kF32 or kBF16, of keys and values where the mixer can keep both
   Device device;
-  double slot_share = 1;  // of a session's slot cap, of a layer whose slots are capped
+  // Of a session's slot cap, of a layer whose slots are capped (Growth::shares).
+  std::vector<double> slot_shares = {1};
 };
 
 // What a mixer is made from.

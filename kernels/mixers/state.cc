@@ -2,8 +2,11 @@
 
 #include <algorithm>
 #include <cmath>
+#include <functional>
+#include <utility>
 
 #include "absl/strings/str_cat.h"
+#include "absl/strings/str_join.h"
 #include "base/check.h"
 
 namespace ovq {
@@ -25,15 +28,41 @@ StateFields::StateFields(std::vector<StateField> fields) : fields_(std::move(fie
   }
 }
 
-Growth Growth::WithShare(double of_slot_cap) const {
+Growth Growth::WithShares(std::vector<double> of_slot_cap) const {
   Growth shared = *this;
-  shared.share = of_slot_cap;
-  if (of_slot_cap != 1) absl::StrAppend(&shared.name, ", of ", of_slot_cap, " N");
+  shared.shares = std::move(of_slot_cap);
+  if (std::ranges::adjacent_find(shared.shares, std::not_equal_to<>()) == shared.shares.end()) {
+    shared.shares.resize(1);
+  }
+  if (shared.shares != std::vector<double>{1}) {
+    absl::StrAppend(&shared.name, ", of ", absl::StrJoin(shared.shares, " and "), " N");
+  }
   return shared;
 }
 
-int64_t Growth::CapOf(int64_t slot_cap) const {
-  return std::max<int64_t>(kMinSlotCap, std::llround(share * static_cast<double>(slot_cap)));
+int64_t Growth::CapOf(int64_t slot_cap, int head) const {
+  return std::clamp<int64_t>(std::llround(share_of(head) * static_cast<double>(slot_cap)),
+                             kMinSlotCap, kMaxSlotCap);
+}
+
+int64_t Growth::MostLiveAt(int64_t position, int64_t slot_cap) const {
+  const auto most = std::ranges::max_element(shares);
+  return LiveAt(position, slot_cap, static_cast<int>(most - shares.begin()));
+}
+
+size_t LayerState::FieldOffset(const MixerState& state, int field, int64_t block) const {
+  return PartOffset(state.HeadOf(field)) + static_cast<size_t>(block) * block_stride +
+         state.block.offset(field % state.fields_of_head());
+}
+
+std::vector<StateExtent> LayerState::BlockExtents(const MixerState& state, int part, int64_t first,
+                                                  int64_t end) const {
+  const size_t bytes = state.block.bytes() / static_cast<size_t>(state.growth.parts());
+  std::vector<StateExtent> extents;
+  for (int64_t b = first; b < end; ++b) {
+    extents.push_back({PartOffset(part) + static_cast<size_t>(b) * block_stride, bytes});
+  }
+  return extents;
 }
 
 Growth GrowsByToken() {

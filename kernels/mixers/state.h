@@ -12,6 +12,7 @@
 
 #include "absl/status/status.h"
 #include "base/saturating.h"
+#include "kernels/common/state_memory.h"
 #include "kernels/common/tensor.h"
 
 namespace ovq {
@@ -67,12 +68,12 @@ class StateFields {
 // How the number of live slots of a growing part follows from a session's position and its slot
 // cap. Every growing mixer reads that one number in its own law.
 //
-// A session's cap is what its layers have in the mean: each has its share of it (config.json,
-// ovq.shares), which is the cap that its law sees.
+// A session's cap is what its layers have in the mean: each, or each head of one, has its share of
+// it (config.json, ovq.shares), which is the cap that the law sees.
 struct Growth {
   // Layers whose growth has the same name grow alike and share blocks; empty: no growing part.
   std::string name;
-  // Slots live after `position` tokens by the layer's own cap; never falls as either argument
+  // Slots live after `position` tokens by the head's own cap; never falls as either argument
   // rises, and 0 at 0.
   std::function<int64_t(int64_t position, int64_t own_cap)> live;
   // The number changes at multiples of this many tokens only, and never exceeds the layer's cap.
@@ -80,15 +81,23 @@ struct Growth {
   int64_t period = 0;
   // The cap of sessions that do not name one; 0 without a cap.
   int64_t default_slot_cap = 0;
-  double share = 1;
+  // One that all heads of the layer have, or one for each key/value head: then the law's blocks are
+  // of one head, and each head has as many as its own cap asks for (LayerState::head_stride).
+  std::vector<double> shares = {1};
 
-  // This law with that share; layers of unequal shares grow unalike.
-  Growth WithShare(double of_slot_cap) const;
-  // The layer's cap: its share, rounded, and kMinSlotCap at least.
-  int64_t CapOf(int64_t slot_cap) const;
-  int64_t LiveAt(int64_t position, int64_t slot_cap) const {
-    return live(position, capped() ? CapOf(slot_cap) : slot_cap);
+  // This law with these shares; layers of unequal shares grow unalike, and shares of heads that are
+  // all equal are the layer's.
+  Growth WithShares(std::vector<double> of_slot_cap) const;
+  // What grows on its own: 1, or a part for each head.
+  int parts() const { return static_cast<int>(shares.size()); }
+  double share_of(int head) const { return shares[parts() == 1 ? 0 : head]; }
+  // The cap of a part, or of any head: its share, rounded, from kMinSlotCap to kMaxSlotCap.
+  int64_t CapOf(int64_t slot_cap, int head) const;
+  int64_t LiveAt(int64_t position, int64_t slot_cap, int head) const {
+    return live(position, capped() ? CapOf(slot_cap, head) : slot_cap);
   }
+  // Of the part that has the most.
+  int64_t MostLiveAt(int64_t position, int64_t slot_cap) const;
 
   bool exists() const { return !name.empty(); }
   bool capped() const { return period > 0; }
@@ -104,6 +113,11 @@ struct MixerState {
   StateFields fixed;  // once
   Growth growth;
   StateFields block;  // once per kBlockSlots slots
+  // Of the block's fields each of so many heads has as many, one head after another.
+  int block_heads = 1;
+  size_t head_bytes() const { return block.bytes() / static_cast<size_t>(block_heads); }
+  int fields_of_head() const { return static_cast<int>(block.list().size()) / block_heads; }
+  int HeadOf(int block_field) const { return block_field / fields_of_head(); }
   // How a state goes back: tokens that follow one another within a span of this many positions
   // (from multiples of it) only add to the state, and what the last of them overwrites is known
   // (SequenceMixer::Overwrites). 0: every token rewrites the state, which comes back from a copy
@@ -121,18 +135,21 @@ struct LayerState {
   size_t fixed_offset = 0;
   size_t blocks_offset = 0;  // block 0 of this layer
   size_t block_stride = 0;   // bytes from one block of this layer to the next
-  int growth = -1;           // its law among those of the layout; -1: no growing part
+  // Bytes from one head's part of a block to the next one's: within the block, or, of heads that
+  // have shares of their own, from one run of blocks to the next. So a kernel finds a head's blocks
+  // in the same way in both.
+  size_t head_stride = 0;
+  int growth = -1;  // its law among those of the layout; -1: no growing part
 
-  std::byte* fixed(std::byte* session) const { return session + fixed_offset; }
-  std::byte* block(std::byte* session, int64_t index) const {
-    return session + blocks_offset + static_cast<size_t>(index) * block_stride;
+  // From the session's base pointer: of block 0 of a part (Growth::parts), of a block's field
+  // (MixerState::block).
+  size_t PartOffset(int part) const {
+    return blocks_offset + static_cast<size_t>(part) * head_stride;
   }
-};
-
-// A range of one session's bytes, relative to its base.
-struct StateExtent {
-  size_t offset;
-  size_t bytes;
+  size_t FieldOffset(const MixerState& state, int field, int64_t block) const;
+  // Of the blocks [first, end) of a part (Growth::parts).
+  std::vector<StateExtent> BlockExtents(const MixerState& state, int part, int64_t first,
+                                        int64_t end) const;
 };
 
 // Where a part of one layer's state lies relative to a session's base pointer, in bytes. Index: of

@@ -34,32 +34,33 @@ size_t FirstBeyond(const T* values, size_t n, const ValidRange& range) {
   return n;
 }
 
-// Which of a block's fields of one name this is: every head has them all.
-int64_t HeadOf(const StateFields& block, int field) {
-  const std::string_view name = block.list()[field].name;
-  return std::count_if(block.list().begin(), block.list().begin() + field,
-                       [&](const StateField& other) { return other.name == name; });
-}
-
 template <class T>
 std::string Text(double number) {
   if constexpr (std::is_integral_v<T>) return absl::StrCat(static_cast<int64_t>(number));
   return absl::StrCat(number);
 }
 
+// A field, or the part of one that belongs to a part of a layer.
+struct FieldPart {
+  const std::byte* data;
+  const StateField& field;
+  size_t begin, end;  // elements
+};
+
 template <class T>
-absl::Status CheckValues(const std::byte* data, const StateField& field, const ValidRange& range) {
-  const T* values = reinterpret_cast<const T*>(data);
-  const auto n = static_cast<size_t>(field.shape.elements());
-  const size_t i = FirstBeyond(values, n, range);
-  if (i == n) return absl::OkStatus();
+absl::Status CheckValues(const FieldPart& part, const ValidRange& range) {
+  const StateField& field = part.field;
+  const T* values = reinterpret_cast<const T*>(part.data);
+  const size_t i = part.begin + FirstBeyond(values + part.begin, part.end - part.begin, range);
+  if (i == part.end) return absl::OkStatus();
   const bool any = range.least == ValidRange().least && range.most == ValidRange().most;
   return absl::DataLossError(absl::StrCat(
       field.name, "[", i, "] is ", Text<T>(Number(values[i])), ", expected ",
       any ? "a finite number" : absl::StrCat(Text<T>(range.least), " to ", Text<T>(range.most))));
 }
 
-absl::Status CheckField(const std::byte* data, const StateField& field, int64_t live) {
+absl::Status CheckField(const FieldPart& part, int64_t live) {
+  const StateField& field = part.field;
   ValidRange range = field.valid;
   if (range.is_slot) {
     range.least = 0;
@@ -67,13 +68,13 @@ absl::Status CheckField(const std::byte* data, const StateField& field, int64_t 
   }
   switch (field.dtype) {
     case DType::kF32:
-      return CheckValues<float>(data, field, range);
+      return CheckValues<float>(part, range);
     case DType::kBF16:
-      return CheckValues<BF16>(data, field, range);
+      return CheckValues<BF16>(part, range);
     case DType::kI32:
-      return CheckValues<int32_t>(data, field, range);
+      return CheckValues<int32_t>(part, range);
     case DType::kU32:
-      return CheckValues<uint32_t>(data, field, range);
+      return CheckValues<uint32_t>(part, range);
     case DType::kF16:
       break;
   }
@@ -87,16 +88,29 @@ absl::Status CheckLayer(const LayerBytes& layer) {
   const auto n_fixed = static_cast<int>(fixed.list().size()),
              n_block = static_cast<int>(block.list().size());
   for (int f = 0; f < n_fixed; ++f) {
-    absl::Status status = CheckField(layer.Fixed<std::byte>(f), fixed.list()[f], layer.live);
-    if (!status.ok()) return status;
+    // The first dimension is that of heads where heads have parts.
+    const StateField& field = fixed.list()[f];
+    const size_t n = static_cast<size_t>(field.shape.elements()) / layer.parts.size();
+    for (size_t part = 0; part < layer.parts.size(); ++part) {
+      absl::Status status = CheckField({layer.Fixed<std::byte>(f), field, part * n, part * n + n},
+                                       layer.parts[part].live);
+      if (!status.ok()) return status;
+    }
   }
-  for (int64_t b = 0; b < BlocksOf(layer.live); ++b) {
+  int64_t most = 0;
+  for (const LayerBytes::Part& part : layer.parts) most = std::max(most, part.live);
+  for (int64_t b = 0; b < BlocksOf(most); ++b) {
     for (int f = 0; f < n_block; ++f) {
-      const absl::Status status =
-          CheckField(layer.Block<std::byte>(f, b), block.list()[f], layer.live);
+      const StateField& field = block.list()[f];
+      const int head = layer.state.HeadOf(f);
+      const int64_t live = layer.part_of(head).live;
+      if (b >= BlocksOf(live)) continue;
+      const absl::Status status = CheckField(
+          {layer.Block<std::byte>(f, b), field, 0, static_cast<size_t>(field.shape.elements())},
+          live);
       if (!status.ok()) {
-        return absl::DataLossError(absl::StrCat("block ", b, ", head ", HeadOf(block, f), ": ",
-                                                std::string(status.message())));
+        return absl::DataLossError(
+            absl::StrCat("block ", b, ", head ", head, ": ", std::string(status.message())));
       }
     }
   }

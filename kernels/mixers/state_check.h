@@ -4,6 +4,7 @@
 
 #include <cstddef>
 #include <cstdint>
+#include <vector>
 
 #include "absl/status/status.h"
 #include "kernels/mixers/state.h"
@@ -12,14 +13,24 @@ namespace ovq {
 
 // One layer's part of a session's state, wherever it lies; at multiples of 4 bytes.
 struct LayerBytes {
-  const MixerState& state;
-  const std::byte* fixed;
-  const std::byte* blocks;  // block 0
-  size_t block_stride;
-  int64_t position;
-  int64_t own_cap;  // of slots, the layer's; 0 without one
-  int64_t live;     // slots at this position
+  // What grows on its own (Growth::parts).
+  struct Part {
+    const std::byte* blocks;  // block 0
+    int64_t own_cap;          // of slots; 0 without one
+    int64_t live;             // slots at this position
+  };
+  // at: of an offset from the session's base.
+  template <class At>
+  LayerBytes(const MixerState& state, const LayerState& where, int64_t position, int64_t slot_cap,
+             At&& at);
 
+  const MixerState& state;
+  const LayerState& where;
+  int64_t position;
+  const std::byte* fixed;
+  std::vector<Part> parts;
+
+  const Part& part_of(int head) const { return parts[parts.size() == 1 ? 0 : head]; }
   // The field of that place in the list of fixed fields, or of a block's.
   template <class T>
   const T* Fixed(int field) const {
@@ -27,10 +38,24 @@ struct LayerBytes {
   }
   template <class T>
   const T* Block(int field, int64_t block) const {
-    return reinterpret_cast<const T*>(blocks + static_cast<size_t>(block) * block_stride +
-                                      state.block.offset(field));
+    const int head = state.HeadOf(field);
+    const size_t offset = where.FieldOffset(state, field, block),
+                 part = where.PartOffset(parts.size() == 1 ? 0 : head);
+    return reinterpret_cast<const T*>(part_of(head).blocks + (offset - part));
   }
 };
+
+template <class At>
+LayerBytes::LayerBytes(const MixerState& state, const LayerState& where, int64_t position,
+                       int64_t slot_cap, At&& at)
+    : state(state), where(where), position(position), fixed(at(where.fixed_offset)) {
+  const Growth& growth = state.growth;
+  for (int part = 0; part < growth.parts(); ++part) {
+    parts.push_back({.blocks = at(where.PartOffset(part)),
+                     .own_cap = growth.capped() ? growth.CapOf(slot_cap, part) : 0,
+                     .live = growth.exists() ? growth.LiveAt(position, slot_cap, part) : 0});
+  }
+}
 
 // DataLoss names the field, the element, what it is and what was expected.
 absl::Status CheckLayer(const LayerBytes& layer);

@@ -19,14 +19,16 @@ int32_t Stride(const StepSeqs& seqs, int64_t period) {
   return seqs.n_rows() == 0 ? 0 : Waves(seqs, period) + 1;
 }
 
-// The law at the period of each sequence's first row and those after it, and its cap.
+// The law of each part at the period of each sequence's first row and those after it, and its cap.
 void Evaluate(const Growth& growth, const StepSeqs& seqs, int32_t stride, int32_t* slots,
               int32_t* caps) {
   for (int s = 0; s < seqs.n_seqs(); ++s) {
-    caps[s] = static_cast<int32_t>(growth.CapOf(seqs.slot_cap[s]));
-    const int64_t begin = seqs.start_pos[s] / growth.period * growth.period;
-    for (int32_t i = 0; i < stride; ++i) {
-      *slots++ = static_cast<int32_t>(growth.LiveAt(begin + i * growth.period, seqs.slot_cap[s]));
+    const int64_t begin = seqs.start_pos[s] / growth.period * growth.period, cap = seqs.slot_cap[s];
+    for (int part = 0; part < growth.parts(); ++part) {
+      *caps++ = static_cast<int32_t>(growth.CapOf(cap, part));
+      for (int32_t i = 0; i < stride; ++i) {
+        *slots++ = static_cast<int32_t>(growth.LiveAt(begin + i * growth.period, cap, part));
+      }
     }
   }
 }
@@ -89,9 +91,10 @@ StagedStep StageStep(DeviceContext& context, const StepSeqs& seqs, std::span<con
   std::vector<size_t> live, caps;
   for (const Growth& growth : growths) {
     const int32_t stride = growth.capped() ? Stride(seqs, growth.period) : 0;
-    live.push_back(packer.Add<int32_t>(n_seqs * static_cast<size_t>(stride)));
-    caps.push_back(packer.Add<int32_t>(growth.capped() ? n_seqs : 0));
-    staged.live.push_back({.stride = stride});
+    const size_t parts = n_seqs * growth.shares.size();
+    live.push_back(packer.Add<int32_t>(parts * static_cast<size_t>(stride)));
+    caps.push_back(packer.Add<int32_t>(growth.capped() ? parts : 0));
+    staged.live.push_back({.parts = growth.parts(), .stride = stride});
   }
   const size_t ids = packer.Add<int32_t>(token_ids.size());
   const size_t rows = packer.Add<int32_t>(logit_rows.size());
@@ -117,8 +120,8 @@ StagedStep StageStep(DeviceContext& context, const StepSeqs& seqs, std::span<con
     if (!growths[i].capped()) continue;
     staged.live[i].slots = reinterpret_cast<int32_t*>(device + live[i]);
     staged.live[i].caps = reinterpret_cast<int32_t*>(device + caps[i]);
-    staged.live[i].bound = static_cast<int32_t>(
-        growths[i].LiveAt(staged.seqs.end_bound + growths[i].period, staged.seqs.slot_cap_bound));
+    staged.live[i].bound = static_cast<int32_t>(growths[i].MostLiveAt(
+        staged.seqs.end_bound + growths[i].period, staged.seqs.slot_cap_bound));
   }
   staged.seqs.live = staged.live;
   staged.seqs.device = {.row_begin = reinterpret_cast<int32_t*>(device + row_begin),

@@ -18,14 +18,19 @@ namespace ovq {
 // Live slots over a step by one law of growth: of every sequence at the begin of each period that
 // its rows touch, and at the end of the last. In the device's memory; evaluated once a step.
 struct LiveSlots {
-  const int32_t* slots = nullptr;  // [n_seqs][stride]
-  const int32_t* caps = nullptr;  // [n_seqs] that they never exceed: the layers' own, Growth::CapOf
+  const int32_t* slots = nullptr;  // [n_seqs][parts][stride]
+  const int32_t* caps = nullptr;   // [n_seqs][parts] that they never exceed, Growth::CapOf
+  int32_t parts = 1;               // Growth::parts
   int32_t stride = 0;
-  int32_t bound = 0;  // no sequence of this step comes to have more
+  int32_t bound = 0;  // no head of a sequence of this step comes to have more
 
   // period: counted from the one that the sequence's first row lies in.
-  constexpr int32_t At(int sequence, int64_t period) const {
-    return slots[static_cast<int64_t>(sequence) * stride + period];
+  constexpr int32_t At(int sequence, int head, int64_t period) const {
+    return slots[PartOf(sequence, head) * stride + period];
+  }
+  constexpr int32_t CapOf(int sequence, int head) const { return caps[PartOf(sequence, head)]; }
+  constexpr int64_t PartOf(int sequence, int head) const {
+    return int64_t{sequence} * parts + (parts == 1 ? 0 : head);
   }
 };
 

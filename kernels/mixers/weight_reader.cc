@@ -3,6 +3,13 @@
 #include "absl/strings/str_cat.h"
 
 namespace ovq {
+namespace {
+
+// With fewer outputs than this a product stays in the compute type: the gates of a few heads, whose
+// bytes are next to nothing and whose errors every head's values would have.
+constexpr int64_t kLeastInt8Outputs = 64;
+
+}  // namespace
 
 TensorView WeightReader::Take(std::string_view leaf, const Shape& shape) {
   const absl::StatusOr<TensorView> view = source_(absl::StrCat(prefix_, std::string(leaf)), shape);
@@ -42,7 +49,7 @@ Buffer WeightReader::NormWeight(std::string_view leaf, int64_t n, NormWeightKind
 }
 
 Linear WeightReader::Product(std::span<const WeightPart> parts, int64_t in, float scale) {
-  return Make(parts, in, scale, compute_);
+  return Make(parts, in, scale, types_);
 }
 
 Linear WeightReader::FloatProduct(const WeightPart& part, int64_t in) {
@@ -50,9 +57,13 @@ Linear WeightReader::FloatProduct(const WeightPart& part, int64_t in) {
 }
 
 Linear WeightReader::Make(std::span<const WeightPart> parts, int64_t in, float scale,
-                          DType compute) {
+                          ProductTypes types) {
+  int64_t out = 0;
+  for (const WeightPart& part : parts) out += part.rows;
+  if (out < kLeastInt8Outputs) types.weights = WeightType::kAsComputed;
+  const bool is_int8 = types.weights == WeightType::kInt8;
   std::vector<TensorView> views;
-  std::string name = absl::StrCat(DTypeName(compute), " ", scale);
+  std::string name = absl::StrCat(is_int8 ? "int8 " : "", DTypeName(types.compute), " ", scale);
   for (const WeightPart& part : parts) {
     views.push_back(Take(part.leaf, {part.rows, in}));
     absl::StrAppend(&name, " ", prefix_, std::string(part.leaf));
@@ -66,7 +77,7 @@ Linear WeightReader::Make(std::span<const WeightPart> parts, int64_t in, float s
     for (float& weight : scaled.emplace_back(ToFloats(view))) weight *= scale;
     view = {scaled.back().data(), DType::kF32, view.shape};
   }
-  absl::StatusOr<Linear> product = Linear::Make(views, compute, context_);
+  absl::StatusOr<Linear> product = Linear::Make(views, types, context_);
   Update(product.status());
   if (!product.ok()) return {};
   if (shared_ != nullptr) shared_->emplace(name, *product);

@@ -39,13 +39,13 @@ using SharedProducts = std::map<std::string, Linear>;
 // another, a mixer takes all its weights before it looks at status().
 class WeightReader {
  public:
-  // compute: of the products. Names are read as prefix + leaf. With an error to begin with, the
+  // types: of the products. Names are read as prefix + leaf. With an error to begin with, the
   // reader only checks. What is in `shared` is not made again; what is made joins it.
-  WeightReader(const WeightSource& source, DType compute, DeviceContext& context,
+  WeightReader(const WeightSource& source, ProductTypes types, DeviceContext& context,
                std::string prefix = "", absl::Status status = absl::OkStatus(),
                SharedProducts* shared = nullptr)
       : source_(source),
-        compute_(compute),
+        types_(types),
         context_(context),
         prefix_(std::move(prefix)),
         status_(std::move(status)),
@@ -73,13 +73,13 @@ class WeightReader {
 
  private:
   const WeightSource& source_;
-  const DType compute_;
+  const ProductTypes types_;
   DeviceContext& context_;
   const std::string prefix_;
   absl::Status status_;
   SharedProducts* const shared_;
 
-  Linear Make(std::span<const WeightPart> parts, int64_t in, float scale, DType compute);
+  Linear Make(std::span<const WeightPart> parts, int64_t in, float scale, ProductTypes types);
 };
 
 }  // namespace ovq

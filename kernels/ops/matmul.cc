@@ -48,8 +48,9 @@ std::vector<std::byte> TestRows(int64_t n, int64_t in, DType compute) {
   return bytes;
 }
 
-absl::StatusOr<Linear> Linear::Make(std::span<const TensorView> parts, DType compute,
+absl::StatusOr<Linear> Linear::Make(std::span<const TensorView> parts, ProductTypes types,
                                     DeviceContext& context) {
+  const DType compute = types.compute;
   if (parts.empty()) return absl::InvalidArgumentError("a matrix product without weights");
   if (compute != DType::kF32 && compute != DType::kBF16) {
     return absl::InvalidArgumentError(
@@ -65,8 +66,21 @@ absl::StatusOr<Linear> Linear::Make(std::span<const TensorView> parts, DType com
   linear.in_ = weights.in;
   linear.out_ = weights.out;
   linear.compute_ = compute;
+  if (types.weights == WeightType::kAsComputed) {
+    linear.product_ =
+        Dispatch<ref::MakeProduct, cpu::MakeProduct, cuda::MakeProduct>(context, weights);
+    return linear;
+  }
+  if (context.device() == Device::kCuda && compute != DType::kBF16) {
+    return absl::UnimplementedError("int8 weights on CUDA: products are computed in BF16 only");
+  }
+  if (weights.in > kMaxInt8Inputs) {
+    return absl::InvalidArgumentError(absl::StrCat("int8 weights: expected at most ",
+                                                   kMaxInt8Inputs, " inputs of a product, got ",
+                                                   weights.in));
+  }
   linear.product_ =
-      Dispatch<ref::MakeProduct, cpu::MakeProduct, cuda::MakeProduct>(context, weights);
+      Dispatch<ref::MakeInt8Product, cpu::MakeInt8Product, cuda::MakeInt8Product>(context, weights);
   return linear;
 }
 

@@ -1,14 +1,16 @@
-// y[n, out] (+)= x[n, in] W^T, W [out, in], with oneDNN, and the choice between it and
-// MakeSimdProduct.
+// y[n, out] (+)= x[n, in] W^T, W [out, in], with oneDNN, its exact sums of bytes for int8 weights,
+// and the choice between it and MakeSimdProduct.
 #include <omp.h>
 
 #include <algorithm>
 #include <cstring>
 #include <dnnl.hpp>
+#include <functional>
 #include <map>
 #include <memory>
 #include <mutex>
 #include <string>
+#include <string_view>
 #include <tuple>
 #include <unordered_map>
 #include <utility>
@@ -26,6 +28,8 @@ using Tag = memory::format_tag;
 // on two cores of a server CPU). Rows after the last full call are padded to one of them.
 constexpr int64_t kMaxRows = 512;
 constexpr int64_t kRowBlock = 64;
+constexpr int64_t kTestRows = 192;
+constexpr std::string_view kBlocked = "brg:";
 int64_t RoundUpRows(int64_t n) {
   if (n <= 8) return n;
   for (int64_t size : {12, 16, 24, 32, 48}) {
@@ -46,9 +50,16 @@ class ScopedThreads {
   int before_;
 };
 
-memory::data_type DataType(DType type) {
-  return type == DType::kF32 ? memory::data_type::f32 : memory::data_type::bf16;
+// What a product reads and gives; y's elements have four bytes.
+struct Types {
+  memory::data_type x, weights, y;
+  auto operator<=>(const Types&) const = default;
+};
+Types TypesOf(DType compute) {
+  const auto type = compute == DType::kF32 ? memory::data_type::f32 : memory::data_type::bf16;
+  return {type, type, memory::data_type::f32};
 }
+constexpr Types kInt8Types = {memory::data_type::u8, memory::data_type::s8, memory::data_type::s32};
 
 // A copy with zeros after it.
 std::byte* Padded(ScratchScope& scope, const void* from, size_t bytes, size_t padded_bytes) {
@@ -58,26 +69,31 @@ std::byte* Padded(ScratchScope& scope, const void* from, size_t bytes, size_t pa
   return copy;
 }
 
+// Writes row `row` of the weights [out, in] in their type.
+using FillRow = std::function<void(int64_t row, void* dst)>;
+
 struct OneDnnProduct {
   int64_t in, out;
-  DType compute;
+  Types types;
   dnnl::engine engine{dnnl::engine::kind::cpu, 0};
   dnnl::stream stream{engine};
   memory weights{};
   // Filled as sizes come up. One thread at a time uses a Linear, so there is no lock.
   std::unordered_map<int64_t, dnnl::matmul> products{};  // by 2 * rows + accumulate
 
-  size_t x_row() const { return static_cast<size_t>(in) * DTypeBytes(compute); }
+  size_t x_row() const { return static_cast<size_t>(in) * memory::data_type_size(types.x); }
+  bool is_float() const { return types.y == memory::data_type::f32; }
   size_t y_row() const { return static_cast<size_t>(out) * sizeof(float); }
-  memory::desc XDesc(int64_t n) const { return {{n, in}, DataType(compute), Tag::ab}; }
-  memory::desc YDesc(int64_t n) const { return {{n, out}, memory::data_type::f32, Tag::ab}; }
+  memory::desc XDesc(int64_t n) const { return {{n, in}, types.x, Tag::ab}; }
+  memory::desc YDesc(int64_t n) const { return {{n, out}, types.y, Tag::ab}; }
   dnnl::matmul::primitive_desc Describe(int64_t n, const memory::desc& packed,
                                         bool accumulate) const;
-  void Pack(const StackedWeights& source, const memory::desc& packed);
-  bool SameImplementationForAllSizes(const std::string& implementation) const;
-  bool SameBitsForAnyRows(int n_threads);
+  void Pack(const FillRow& fill, const memory::desc& packed);
+  bool GoodForAllSizes(const std::string& implementation) const;
+  // x [kTestRows, in]
+  bool SameBitsForAnyRows(int n_threads, std::byte* x);
   void Run(int64_t n, void* x, void* y, bool accumulate);
-  void Apply(DeviceContext& context, TensorView x, TensorView y, bool accumulate);
+  void Apply(DeviceContext& context, int64_t n, void* x, void* y, bool accumulate);
 };
 
 dnnl::matmul::primitive_desc OneDnnProduct::Describe(int64_t n, const memory::desc& packed,
@@ -92,13 +108,14 @@ dnnl::matmul::primitive_desc OneDnnProduct::Describe(int64_t n, const memory::de
 }
 
 // The layout is the one oneDNN prefers for kRowBlock rows, used for every size.
-void OneDnnProduct::Pack(const StackedWeights& source, const memory::desc& packed) {
-  std::vector<std::byte> plain(static_cast<size_t>(out) * x_row());
+void OneDnnProduct::Pack(const FillRow& fill, const memory::desc& packed) {
+  const size_t row_bytes = static_cast<size_t>(in) * memory::data_type_size(types.weights);
+  std::vector<std::byte> plain(static_cast<size_t>(out) * row_bytes);
   for (int64_t row = 0; row < out; ++row) {
-    CopyRow(source, row, plain.data() + static_cast<size_t>(row) * x_row());
+    fill(row, plain.data() + static_cast<size_t>(row) * row_bytes);
   }
   // [in, out] with `in` contiguous is the transpose of [out, in].
-  memory from({{in, out}, DataType(compute), Tag::ba}, engine, plain.data());
+  memory from({{in, out}, types.weights, Tag::ba}, engine, plain.data());
   weights = memory(packed, engine);
   dnnl::reorder(from, weights).execute(stream, from, weights);
   stream.wait();
@@ -116,25 +133,27 @@ void OneDnnProduct::Run(int64_t n, void* x, void* y, bool accumulate) {
   stream.wait();
 }
 
-bool OneDnnProduct::SameImplementationForAllSizes(const std::string& implementation) const {
+// Sums of bytes are exact in whichever of oneDNN's blocked products a size gets.
+bool OneDnnProduct::GoodForAllSizes(const std::string& implementation) const {
   for (int64_t n = 1; n <= kMaxRows; ++n) {
     if (RoundUpRows(n) != n) continue;
     for (bool accumulate : {false, true}) {
+      if (accumulate && !is_float()) continue;
       const auto described = Describe(n, weights.get_desc(), accumulate);
-      if (described.impl_info_str() != implementation) return false;
+      const std::string_view other = described.impl_info_str();
+      if (is_float() ? other != implementation : !other.starts_with(kBlocked)) return false;
     }
   }
   return true;
 }
 
-bool OneDnnProduct::SameBitsForAnyRows(int n_threads) {
-  constexpr int64_t kRows = 192;
+bool OneDnnProduct::SameBitsForAnyRows(int n_threads, std::byte* x) {
   const auto columns = static_cast<size_t>(out);
-  std::vector<std::byte> x = TestRows(kRows, in, compute);
-  std::vector<float> expected(kRows * columns), y(kRows * columns);
+  std::vector<float> expected(kTestRows * columns), y(kTestRows * columns);
   for (bool accumulate : {false, true}) {
+    if (accumulate && !is_float()) continue;
     std::fill(expected.begin(), expected.end(), 0.3f);
-    Run(kRows, x.data(), expected.data(), accumulate);
+    Run(kTestRows, x, expected.data(), accumulate);
     for (const auto& [rows, threads] : {std::pair{1, n_threads},
                                         {3, n_threads},
                                         {16, n_threads},
@@ -142,10 +161,10 @@ bool OneDnnProduct::SameBitsForAnyRows(int n_threads) {
                                         {1, 1},
                                         {64, 1}}) {
       const ScopedThreads scoped(threads);
-      const auto first = static_cast<size_t>(kRows - rows);
+      const auto first = static_cast<size_t>(kTestRows - rows);
       std::fill(y.begin(), y.end(), 0.3f);
       if (threads != n_threads) products.clear();  // made for another number of threads
-      Run(rows, x.data() + first * x_row(), y.data(), accumulate);
+      Run(rows, x + first * x_row(), y.data(), accumulate);
       if (std::memcmp(y.data(), expected.data() + first * columns,
                       static_cast<size_t>(rows) * y_row()) != 0) {
         return false;
@@ -157,11 +176,11 @@ bool OneDnnProduct::SameBitsForAnyRows(int n_threads) {
 }
 
 // Rows that a size is missing for are zero.
-void OneDnnProduct::Apply(DeviceContext& context, TensorView x, TensorView y, bool accumulate) {
+void OneDnnProduct::Apply(DeviceContext& context, int64_t n, void* x, void* y, bool accumulate) {
   const ScopedThreads threads(context.n_threads());
-  auto* from = x.as<std::byte>();
-  auto* to = y.as<std::byte>();
-  for (int64_t left = x.shape[0]; left > 0;) {
+  auto* from = static_cast<std::byte*>(x);
+  auto* to = static_cast<std::byte*>(y);
+  for (int64_t left = n; left > 0;) {
     int64_t take = std::min(left, kMaxRows);
     if (take > kRowBlock) take = take / kRowBlock * kRowBlock;
     const int64_t size = RoundUpRows(take);
@@ -182,39 +201,104 @@ void OneDnnProduct::Apply(DeviceContext& context, TensorView x, TensorView y, bo
   }
 }
 
-}  // namespace
-
-std::optional<Product> MakeOneDnnProduct(DeviceContext& context, const StackedWeights& weights) {
-  // The verdict on a shape holds for every layer of that shape.
+// A product of these weights, or null. passes(product): whether a first one of this shape, type and
+// number of threads is as it has to be; the verdict holds for every layer of that shape.
+template <class PassesFn>
+std::shared_ptr<OneDnnProduct> MakeOneDnn(DeviceContext& context, int64_t in, int64_t out,
+                                          const Types& types, const FillRow& fill,
+                                          PassesFn&& passes) {
   static std::mutex mutex;
-  static std::map<std::tuple<int64_t, int64_t, DType, int>, bool> verdicts;
+  static std::map<std::tuple<int64_t, int64_t, Types, int>, bool> verdicts;
   const int n_threads = context.n_threads();
   const ScopedThreads threads(n_threads);
   const std::lock_guard lock(mutex);
-  const auto [verdict, is_new] =
-      verdicts.try_emplace({weights.in, weights.out, weights.compute, n_threads}, false);
-  if (!is_new && !verdict->second) return std::nullopt;
+  const auto [verdict, is_new] = verdicts.try_emplace({in, out, types, n_threads}, false);
+  if (!is_new && !verdict->second) return nullptr;
   verdict->second = false;  // until the end of what follows
   try {
-    const auto product = std::make_shared<OneDnnProduct>(
-        OneDnnProduct{.in = weights.in, .out = weights.out, .compute = weights.compute});
-    const memory::desc any({weights.in, weights.out}, DataType(weights.compute), Tag::any);
+    const auto product =
+        std::make_shared<OneDnnProduct>(OneDnnProduct{.in = in, .out = out, .types = types});
+    const memory::desc any({in, out}, types.weights, Tag::any);
     const auto preferred = product->Describe(kRowBlock, any, false);
     const std::string implementation = preferred.impl_info_str();
-    if (!implementation.starts_with("brg:")) return std::nullopt;
-    product->Pack(weights, preferred.weights_desc());
-    if (is_new && !(product->SameImplementationForAllSizes(implementation) &&
-                    product->SameBitsForAnyRows(n_threads))) {
-      return std::nullopt;
+    if (!implementation.starts_with(kBlocked)) return nullptr;
+    product->Pack(fill, preferred.weights_desc());
+    if (is_new && !(product->GoodForAllSizes(implementation) && passes(*product))) {
+      return nullptr;
     }
     verdict->second = true;
-    return Product{product->weights.get_desc().get_size(),
-                   [product](DeviceContext& context, TensorView x, TensorView y, bool accumulate) {
-                     product->Apply(context, x, y, accumulate);
-                   }};
+    return product;
   } catch (const dnnl::error&) {  // the type is not supported on this machine
-    return std::nullopt;
+    return nullptr;
   }
+}
+
+// Rows of bytes: the largest ones, with which sums leave their range first where they can, and then
+// all kinds.
+std::vector<uint8_t> TestBytes(int64_t in) {
+  const std::vector<std::byte> rows = TestRows(kTestRows, in, DType::kF32);
+  std::vector<uint8_t> bytes(rows.size() / sizeof(float), 255);
+  for (size_t i = static_cast<size_t>(in); i < bytes.size(); ++i) {
+    float value = 0;  // in [-1, 1)
+    std::memcpy(&value, rows.data() + i * sizeof(float), sizeof(float));
+    bytes[i] = static_cast<uint8_t>((value + 1) * 128);
+  }
+  return bytes;
+}
+
+// Whether the first two sums of each output are what integers give: instruction sets before VNNI
+// have sums of two products that stop at the ends of int16.
+bool SumsAreExact(OneDnnProduct& product, const Int8Weights& weights, uint8_t* x) {
+  constexpr int64_t kRows = 2;
+  std::vector<int32_t> sums(static_cast<size_t>(kRows * weights.out));
+  product.Run(kRows, x, sums.data(), false);
+  for (int64_t row = 0; row < kRows; ++row) {
+    for (int64_t o = 0; o < weights.out; ++o) {
+      const int8_t* w = weights.values.data() + o * weights.in;
+      int32_t sum = 0;
+      for (int64_t i = 0; i < weights.in; ++i) sum += int32_t{x[row * weights.in + i]} * w[i];
+      if (sums[static_cast<size_t>(row * weights.out + o)] != sum) return false;
+    }
+  }
+  return true;
+}
+
+}  // namespace
+
+std::optional<Product> MakeOneDnnProduct(DeviceContext& context, const StackedWeights& weights) {
+  const int n_threads = context.n_threads();
+  const auto product = MakeOneDnn(
+      context, weights.in, weights.out, TypesOf(weights.compute),
+      [&](int64_t row, void* dst) { CopyRow(weights, row, dst); },
+      [&](OneDnnProduct& made) {
+        std::vector<std::byte> x = TestRows(kTestRows, weights.in, weights.compute);
+        return made.SameBitsForAnyRows(n_threads, x.data());
+      });
+  if (product == nullptr) return std::nullopt;
+  return Product{product->weights.get_desc().get_size(),
+                 [product](DeviceContext& context, TensorView x, TensorView y, bool accumulate) {
+                   product->Apply(context, x.shape[0], x.data, y.data, accumulate);
+                 }};
+}
+
+std::optional<Int8Sums> MakeOneDnnSums(DeviceContext& context, const Int8Weights& weights) {
+  const int n_threads = context.n_threads();
+  const auto row_bytes = static_cast<size_t>(weights.in);
+  const auto product = MakeOneDnn(
+      context, weights.in, weights.out, kInt8Types,
+      [&](int64_t row, void* dst) {
+        std::memcpy(dst, weights.values.data() + row * weights.in, row_bytes);
+      },
+      [&](OneDnnProduct& made) {
+        std::vector<uint8_t> x = TestBytes(weights.in);
+        return SumsAreExact(made, weights, x.data()) &&
+               made.SameBitsForAnyRows(n_threads, reinterpret_cast<std::byte*>(x.data()));
+      });
+  if (product == nullptr) return std::nullopt;
+  return Int8Sums{product->weights.get_desc().get_size(),
+                  [product](DeviceContext& context, const uint8_t* x, int64_t n, int32_t* sums) {
+                    product->Apply(context, n, const_cast<uint8_t*>(x), sums, false);
+                  }};
 }
 
 Product MakeProduct(DeviceContext& context, const StackedWeights& weights) {

@@ -23,23 +23,31 @@ constexpr size_t kUploadBytes = size_t{8} << 20;
 
 int64_t CeilDiv(int64_t a, int64_t b) { return (a + b - 1) / b; }
 
-// Packs group `group` of the outputs: [4 tiles][chunks][2][32 lanes][8] elements, product_bf16.cuh.
-void PackGroup(const StackedWeights& weights, int64_t group, int64_t padded_in, BF16* packed) {
-  std::vector<BF16> row(static_cast<size_t>(padded_in), BF16{0});
-  const int64_t end = std::min(weights.out, (group + 1) * kOutGroup);
+// Group `group` of the outputs: [4 tiles][chunks][2][32 lanes][8] elements, product_bf16.cuh.
+// copy_row(o, row) writes the weights of an output.
+template <class T, class CopyRowFn>
+void PackTiles(int64_t out, int64_t group, int64_t padded_in, CopyRowFn&& copy_row, T* packed) {
+  std::vector<T> row(static_cast<size_t>(padded_in), T{0});
+  const int64_t end = std::min(out, (group + 1) * kOutGroup);
   for (int64_t o = group * kOutGroup; o < end; ++o) {
-    CopyRow(weights, o, row.data());
+    copy_row(o, row.data());
     const int64_t in_tile = o % kOutTile;
-    BF16* tile = packed + (o % kOutGroup - in_tile) * padded_in;
+    T* tile = packed + (o % kOutGroup - in_tile) * padded_in;
     for (int64_t i = 0; i < padded_in; i += 2) {
       const int64_t chunk = i / kChunk, t = i % kChunk / 8, half = i % 8 / 4;
       const int64_t lane = in_tile % 8 * 4 + t;
       const int64_t pair = i % 4 / 2 * 2 + in_tile / 8;
-      BF16* to = tile + ((chunk * 2 + half) * kLanes + lane) * 8 + pair * 2;
+      T* to = tile + ((chunk * 2 + half) * kLanes + lane) * 8 + pair * 2;
       to[0] = row[static_cast<size_t>(i)];
       to[1] = row[static_cast<size_t>(i + 1)];
     }
   }
+}
+
+void PackGroup(const StackedWeights& weights, int64_t group, int64_t padded_in, BF16* packed) {
+  PackTiles(
+      weights.out, group, padded_in, [&](int64_t o, BF16* row) { CopyRow(weights, o, row); },
+      packed);
 }
 
 // [inputs][64 outputs], product_f32.cuh.
@@ -76,11 +84,13 @@ dim3 Tiles(const ProductTask& task, int rows, int outs) {
               static_cast<unsigned>(CeilDiv(task.out, outs)));
 }
 
+// W: of product_bf16.cuh.
+template <class W>
 void LaunchProductBF16(DeviceContext& context, const ProductTask& task) {
-  if (task.n <= kTileRows) return LaunchFewRows<FewRowsBF16<1>>(context, task);
-  if (task.n <= 2 * kTileRows) return LaunchFewRows<FewRowsBF16<2>>(context, task);
-  if (task.n <= 8 * kTileRows) return LaunchFewRows<FewRowsBF16<8>>(context, task);
-  Launch(context, ManyRowsBF16, Tiles(task, kManyRows, kManyOuts), dim3(kManyThreads),
+  if (task.n <= kTileRows) return LaunchFewRows<FewRowsBF16<1, W>>(context, task);
+  if (task.n <= 2 * kTileRows) return LaunchFewRows<FewRowsBF16<2, W>>(context, task);
+  if (task.n <= 8 * kTileRows) return LaunchFewRows<FewRowsBF16<8, W>>(context, task);
+  Launch(context, ManyRowsBF16<W>, Tiles(task, kManyRows, kManyOuts), dim3(kManyThreads),
          kManyRowsSharedBytes, task);
 }
 
@@ -125,9 +135,40 @@ Product MakeOwnProduct(DeviceContext& context, const StackedWeights& weights) {
         .n_segments = n_segments,
         .accumulate = accumulate,
         .aligned = in % 8 == 0 && reinterpret_cast<uintptr_t>(x.data) % 16 == 0};
-    wide ? LaunchProductF32(context, task) : LaunchProductBF16(context, task);
+    wide ? LaunchProductF32(context, task) : LaunchProductBF16<uint4>(context, task);
   };
   return {packed->bytes(), apply};
+}
+
+Product MakeInt8Product(DeviceContext& context, const StackedWeights& weights) {
+  const int64_t in = weights.in, out = weights.out, n_segments = CeilDiv(in, kSegment);
+  const Int8Weights rounded = RoundToInt8(weights);
+  const auto pack = [&](int64_t group, std::byte* bytes) {
+    const auto copy_row = [&](int64_t o, int8_t* row) {
+      std::copy_n(rounded.values.begin() + o * in, in, row);
+    };
+    PackTiles(out, group, n_segments * kSegment, copy_row, reinterpret_cast<int8_t*>(bytes));
+  };
+  const auto packed = std::make_shared<Buffer>(
+      UploadItems(context, CeilDiv(out, kOutGroup),
+                  static_cast<size_t>(kOutGroup * n_segments * kSegment), pack));
+  const auto scales = std::make_shared<Buffer>(
+      context.Upload(rounded.scales.data(), rounded.scales.size() * sizeof(float)));
+  const auto apply = [=](DeviceContext& context, TensorView x, TensorView y, bool accumulate) {
+    const ProductTask task = {
+        .weights = packed->as<void>(),
+        .x = x.data,
+        .y = y.as<float>(),
+        .n = x.shape[0],
+        .in = in,
+        .out = out,
+        .n_segments = n_segments,
+        .accumulate = accumulate,
+        .aligned = in % 8 == 0 && reinterpret_cast<uintptr_t>(x.data) % 16 == 0,
+        .scales = scales->as<float>()};
+    LaunchProductBF16<uint2>(context, task);
+  };
+  return {packed->bytes() + scales->bytes(), apply};
 }
 
 Product MakeProduct(DeviceContext& context, const StackedWeights& weights) {

@@ -24,6 +24,15 @@ struct StackedWeights {
 // Row `row` of the stack. dst [in] of the compute type.
 void CopyRow(const StackedWeights& weights, int64_t row, void* dst);
 
+// Weights rounded as WeightType::kInt8 says: q(w_o) and r(w_o).
+struct Int8Weights {
+  int64_t in, out;
+  std::vector<int8_t> values;  // [out, in]
+  std::vector<float> scales;   // [out]
+};
+
+Int8Weights RoundToInt8(const StackedWeights& weights);
+
 // Activations [n, in] of the compute type, in [-1, 1), to test a product with before it is used.
 std::vector<std::byte> TestRows(int64_t n, int64_t in, DType compute);
 
@@ -33,6 +42,8 @@ namespace ovq::ref {
 
 // Sums in float64, in the order of the inputs.
 Product MakeProduct(DeviceContext& context, const StackedWeights& weights);
+// WeightType::kInt8, in plain loops over int64.
+Product MakeInt8Product(DeviceContext& context, const StackedWeights& weights);
 
 }  // namespace ovq::ref
 
@@ -50,6 +61,22 @@ std::optional<Product> MakeOneDnnProduct(DeviceContext& context, const StackedWe
 // oneDNN's where it keeps the promise of ops.h, else plain SIMD.
 Product MakeProduct(DeviceContext& context, const StackedWeights& weights);
 
+// sums[n, out] = x[n, in] values^T, of unsigned bytes x, exactly.
+struct Int8Sums {
+  size_t bytes = 0;  // of the packed weights
+  std::function<void(DeviceContext& context, const uint8_t* x, int64_t n, int32_t* sums)> apply;
+};
+
+// In float32: products of a byte and an int8 are below 2^15, so 512 of them add up exactly.
+Int8Sums MakeSimdSums(const Int8Weights& weights);
+// oneDNN's, on AMX or VNNI. None where it has neither, or where its sums turn out not to be exact.
+std::optional<Int8Sums> MakeOneDnnSums(DeviceContext& context, const Int8Weights& weights);
+
+// WeightType::kInt8 around one of the two.
+Product MakeInt8Product(DeviceContext& context, const StackedWeights& weights);
+// Around these sums of the same weights.
+Product WithSums(const Int8Weights& weights, Int8Sums sums);
+
 }  // namespace ovq::cpu
 
 namespace ovq::cuda {
@@ -58,6 +85,10 @@ namespace ovq::cuda {
 // added from the first to the last, whether by one block after another or by several at once: so
 // few rows (which read the weights once, spread over many blocks) and many get the same bits.
 Product MakeOwnProduct(DeviceContext& context, const StackedWeights& weights);
+
+// int8 weights times bfloat16 rows, x W^T with W = q(w_o) and each sum times r(w_o), by the same
+// kernels. The compute type is kBF16.
+Product MakeInt8Product(DeviceContext& context, const StackedWeights& weights);
 
 // One algorithm of cuBLASLt for every number of rows. None if no algorithm passes the test that a
 // row's bits are the same for any number of rows.

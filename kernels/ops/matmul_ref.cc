@@ -1,10 +1,42 @@
-// y[n, out] (+)= x[n, in] W^T, W [out, in], summed in float64 in the order of the inputs.
+// y[n, out] (+)= x[n, in] W^T, W [out, in], summed in float64 in the order of the inputs, and
+// WeightType::kInt8 in integers.
+#include <cmath>
+#include <limits>
 #include <memory>
 #include <vector>
 
 #include "kernels/ops/matmul_device.h"
 
 namespace ovq::ref {
+namespace {
+
+// A row as integers times a scale.
+struct Rounded {
+  std::vector<int64_t> values;
+  float scale = 0;
+};
+Rounded RoundRow(const TensorView& tensor, int64_t first, int64_t n) {
+  Rounded row{std::vector<int64_t>(static_cast<size_t>(n), 0)};
+  float largest = 0;
+  bool finite = true;
+  for (int64_t i = 0; i < n; ++i) {
+    const float value = FloatAt(tensor, first + i);
+    finite = finite && std::isfinite(value);
+    if (std::fabs(value) > largest) largest = std::fabs(value);
+  }
+  if (!finite) {
+    row.scale = std::numeric_limits<float>::quiet_NaN();
+  } else if (largest >= 0x1p-100f) {
+    row.scale = largest / 127;
+    const float factor = 127 / largest;
+    for (int64_t i = 0; i < n; ++i) {
+      row.values[static_cast<size_t>(i)] = std::lrint(FloatAt(tensor, first + i) * factor);
+    }
+  }
+  return row;
+}
+
+}  // namespace
 
 Product MakeProduct(DeviceContext&, const StackedWeights& weights) {
   const int64_t in = weights.in, out = weights.out;
@@ -25,6 +57,30 @@ Product MakeProduct(DeviceContext&, const StackedWeights& weights) {
     }
   };
   return {packed->size(), apply};
+}
+
+Product MakeInt8Product(DeviceContext&, const StackedWeights& weights) {
+  const auto rows = std::make_shared<std::vector<Rounded>>();
+  for (const TensorView& part : weights.parts) {
+    for (int64_t o = 0; o < part.shape[0]; ++o) {
+      rows->push_back(RoundRow(part, o * weights.in, weights.in));
+    }
+  }
+  const int64_t in = weights.in, out = weights.out;
+  const auto apply = [=](DeviceContext&, TensorView x, TensorView y, bool accumulate) {
+    for (int64_t i = 0; i < x.shape[0]; ++i) {
+      const Rounded row = RoundRow(x, i * in, in);
+      for (int64_t o = 0; o < out; ++o) {
+        const Rounded& w = (*rows)[static_cast<size_t>(o)];
+        int64_t sum = 0;
+        for (size_t k = 0; k < row.values.size(); ++k) sum += row.values[k] * w.values[k];
+        const float product = static_cast<float>(sum) * row.scale * w.scale;
+        float& target = y.as<float>()[i * out + o];
+        target = accumulate ? target + product : product;
+      }
+    }
+  };
+  return {static_cast<size_t>(out) * (static_cast<size_t>(in) + sizeof(float)), apply};
 }
 
 }  // namespace ovq::ref

@@ -1,4 +1,4 @@
-// y[n, out] (+)= x[n, in] W^T, W [out, in], with Highway: MakeSimdProduct.
+// y[n, out] (+)= x[n, in] W^T, W [out, in], with Highway: MakeSimdProduct and MakeSimdSums.
 #include <algorithm>
 #include <cstring>
 #include <memory>
@@ -24,6 +24,13 @@ namespace hn = hwy::HWY_NAMESPACE;
 using D = hn::ScalableTag<float>;
 using V = hn::Vec<D>;
 constexpr D d;
+
+using ovq::HWY_NAMESPACE::LoadWide;
+HWY_INLINE V LoadWide(D, const int8_t* p) {
+  const hn::Rebind<int8_t, D> d8;
+  const hn::Rebind<int32_t, D> d32;
+  return hn::ConvertTo(d, hn::PromoteTo(d32, hn::LoadU(d8, p)));
+}
 
 // A panel is two vectors of columns. Six rows times a panel are twelve sums in registers: enough to
 // hide the latency of a multiply-add, and they fit the sixteen registers of AVX2.
@@ -96,6 +103,10 @@ void Panel(TensorView x, TensorView packed, TensorView y, int64_t panel, bool ac
   const auto run = packed.dtype == DType::kF32 ? PanelsOf<float> : PanelsOf<BF16>;
   run(x, packed, y, panel, accumulate);
 }
+// Of int8 values, whatever the view calls them.
+void Int8Panel(TensorView x, TensorView packed, TensorView y, int64_t panel) {
+  PanelsOf<int8_t>(x, packed, y, panel, /*accumulate=*/false);
+}
 
 }  // namespace
 }  // namespace ovq::HWY_NAMESPACE
@@ -107,6 +118,7 @@ namespace {
 
 HWY_EXPORT(PanelColumns);
 HWY_EXPORT(Panel);
+HWY_EXPORT(Int8Panel);
 
 // to [panels, in, columns].
 template <class T>
@@ -153,6 +165,54 @@ Product MakeSimdProduct(const StackedWeights& weights) {
     });
   };
   return {bytes, apply};
+}
+
+Int8Sums MakeSimdSums(const Int8Weights& weights) {
+  constexpr int64_t kSegment = 512;  // inputs whose products add up exactly in float32
+  const int64_t in = weights.in, out = weights.out;
+  const int64_t columns = HWY_DYNAMIC_DISPATCH(PanelColumns)();
+  const int64_t n_panels = (out + columns - 1) / columns;
+  // [segments][panels][the segment's inputs][columns], zero where the last panel has no column
+  const auto packed =
+      std::make_shared<std::vector<int8_t>>(static_cast<size_t>(n_panels * columns * in));
+  for (int64_t o = 0; o < out; ++o) {
+    for (int64_t i = 0; i < in; ++i) {
+      const int64_t begin = i / kSegment * kSegment, length = std::min(kSegment, in - begin);
+      const int64_t panel = begin * n_panels * columns + o / columns * length * columns;
+      (*packed)[static_cast<size_t>(panel + (i - begin) * columns + o % columns)] =
+          weights.values[static_cast<size_t>(o * in + i)];
+    }
+  }
+  const auto apply = [=](DeviceContext& context, const uint8_t* x, int64_t n, int32_t* sums) {
+    ScratchScope scratch(context);
+    float* wide = scratch.Allocate<float>(static_cast<size_t>(n * in));  // [segments][n][inputs]
+    for (int64_t row = 0; row < n; ++row) {
+      for (int64_t i = 0; i < in; ++i) {
+        const int64_t begin = i / kSegment * kSegment, length = std::min(kSegment, in - begin);
+        wide[begin * n + row * length + i - begin] = x[row * in + i];
+      }
+    }
+    const TensorView part = scratch.Tensor(DType::kF32, {n, out});  // the sums of one segment
+    ParallelRows(context, n_panels, n * in * columns, [&](int64_t first, int64_t last) {
+      for (int64_t p = first; p < last; ++p) {
+        const int64_t end = std::min(out, (p + 1) * columns);
+        for (int64_t begin = 0; begin < in; begin += kSegment) {
+          const int64_t length = std::min(kSegment, in - begin);
+          HWY_DYNAMIC_DISPATCH(Int8Panel)
+          ({wide + begin * n, DType::kF32, {n, length}},
+           {packed->data() + begin * n_panels * columns, DType::kI32, {n_panels, length, columns}},
+           part, p);
+          for (int64_t row = 0; row < n; ++row) {
+            for (int64_t o = p * columns; o < end; ++o) {
+              const auto sum = static_cast<int32_t>(part.as<float>()[row * out + o]);
+              sums[row * out + o] = begin == 0 ? sum : sums[row * out + o] + sum;
+            }
+          }
+        }
+      }
+    });
+  };
+  return {packed->size(), apply};
 }
 
 }  // namespace cpu

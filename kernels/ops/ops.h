@@ -14,6 +14,29 @@
 
 namespace ovq {
 
+// What the weights of a product are kept as.
+enum class WeightType : uint8_t {
+  kAsComputed,  // in the compute type
+  // As int8, with a scale for each output; rows of x are rounded likewise when they are met. With
+  // r(v) = max |v_i| / 127 and q(v) = v * (127 / max |v_i|), rounded to the nearest integers, ties
+  // to even, y[i][o] = (sum_k q(x_i)_k q(w_o)_k) r(x_i) r(w_o): the sum is exact, the rest float32
+  // in this order, the same bits on ref and cpu. A row of x that is not finite throughout is NaN,
+  // one all below 2^-100 zeros. CUDA leaves x in bfloat16: (sum_k x_ik q(w_o)_k) r(w_o).
+  kInt8,
+};
+// Sums of more products than this, of a byte with an int8, could leave int32.
+constexpr int64_t kMaxInt8Inputs = 1 << 16;
+
+// How a product is computed.
+struct ProductTypes {
+  DType compute;  // of x: kF32 (products and sums in float32) or kBF16 (bfloat16 factors, float32
+                  // sums)
+  WeightType weights;
+  ProductTypes(DType compute,
+               WeightType weights = WeightType::kAsComputed)  // NOLINT: a DType will do
+      : compute(compute), weights(weights) {}
+};
+
 // What a device makes of weights: they are packed for it, and belong to `apply` and its copies.
 struct Product {
   size_t bytes = 0;  // of the packed weights: what one pass reads
@@ -23,10 +46,9 @@ struct Product {
 // Weights of y = x W^T, several [out_i, in] parts stacked along out, packed once for the device.
 class Linear {
  public:
-  // parts: each [out_i, in], F32, BF16 or F16. compute: kF32 (products and sums in float32) or
-  // kBF16 (bfloat16 factors, float32 sums). InvalidArgument: no part, or a type or a shape that
-  // does not fit.
-  static absl::StatusOr<Linear> Make(std::span<const TensorView> parts, DType compute,
+  // parts: each [out_i, in], F32, BF16 or F16. InvalidArgument: no part, or a type or a shape that
+  // does not fit. Unimplemented: kInt8 with kF32 on CUDA.
+  static absl::StatusOr<Linear> Make(std::span<const TensorView> parts, ProductTypes types,
                                      DeviceContext& context);
 
   int64_t in() const { return in_; }

@@ -69,13 +69,16 @@ HWY_INLINE void Store(V v, int64_t n, T* p) {
   std::memcpy(p, lanes, static_cast<size_t>(n) * sizeof(T));
 }
 
-// fn(i, n) for elements i .. i + n of each vector, of which the last may have fewer.
+// fn(i, n) for elements i .. i + n of each vector, of which the last may have fewer, unless vectors
+// have one element: compilers that check sums do not see that nothing is left over then.
 template <class Fn>
 HWY_INLINE void ForEachVector(int64_t n, Fn fn) {
   const int64_t lanes = Lanes();
   int64_t i = 0;
   for (; i + lanes <= n; i += lanes) fn(i, lanes);
-  if (i < n) fn(i, n - i);
+  if constexpr (hn::MaxLanes(d) > 1) {
+    if (i < n) fn(i, n - i);
+  }
 }
 
 // sum of fn(x[i]), four sums side by side: a single one would wait for the adder's latency at every

@@ -24,6 +24,10 @@ int Main(const std::vector<std::string>& args) {
     std::fputs(InspectHelp().c_str(), stdout);
     return 0;
   }
+  if (options->version) {
+    std::puts("ovq-inspect " OVQ_VERSION);
+    return 0;
+  }
   const FolderReport report = InspectFolder(*options);
   std::fputs((options->json ? ReportJson(report) : ReportText(report)).c_str(), stdout);
   return report.problems.empty() ? 0 : kExitProblems;

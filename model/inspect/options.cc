@@ -26,7 +26,9 @@ Flags Declare(InspectOptions& o) {
   flags.AddSwitch(
       "json", [&o] { o.json = true; }, "the report as one JSON object");
   flags.AddEnd(
-      "help", [&o] { o.help = true; }, "this text");
+      "help", [&o] { o.help = true; }, "this text; also -h");
+  flags.AddEnd(
+      "version", [&o] { o.version = true; }, "the program's name and version");
   return flags;
 }
 
@@ -35,7 +37,7 @@ Flags Declare(InspectOptions& o) {
 absl::StatusOr<InspectOptions> ParseInspectOptions(std::span<const std::string> args) {
   InspectOptions options;
   if (absl::Status status = Declare(options).Read(args); !status.ok()) return status;
-  if (options.folder.empty() && !options.help) {
+  if (options.folder.empty() && !options.help && !options.version) {
     return absl::InvalidArgumentError("MODEL: expected a model folder, got none");
   }
   return options;

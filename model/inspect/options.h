@@ -16,6 +16,7 @@ struct InspectOptions {
   std::string folder;
   bool json = false;
   bool help = false;
+  bool version = false;
   std::vector<int64_t> positions = {1 << 15, 1 << 17, 1 << 20};
   std::vector<int64_t> slot_caps;    // empty: the model's default; of closest pairs, three
   std::optional<DType> state_dtype;  // default: BF16 for BF16 checkpoints, else F32

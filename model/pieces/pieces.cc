@@ -2,6 +2,7 @@
 
 #include <sentencepiece_processor.h>
 
+#include <exception>
 #include <memory>
 #include <string_view>
 
@@ -22,7 +23,7 @@ struct Pieces {
 
 namespace {
 
-Pieces* Load(const std::string& path, std::string* error) {
+Pieces* LoadOrThrow(const std::string& path, std::string* error) {
   auto model = std::make_unique<Pieces>();
   const sentencepiece::SentencePieceProcessor& processor = model->processor;
   const auto status = model->processor.Load(path);
@@ -42,6 +43,14 @@ Pieces* Load(const std::string& path, std::string* error) {
   model->drops_every_leading_space = model->drops_first_space && !processor.IsUnknown(space) &&
                                      processor.DecodeIds({space, space}).empty();
   return model.release();
+}
+
+// The library refuses some files by its status, and some by what a library of its own throws.
+Pieces* Load(const std::string& path, std::string* error) try {
+  return LoadOrThrow(path, error);
+} catch (const std::exception& thrown) {
+  *error = thrown.what();
+  return nullptr;
 }
 
 void Free(Pieces* model) { delete model; }

@@ -38,7 +38,9 @@ TokenizerFolder::End ReadEnd(JsonFields& config, const Json& json, const char* w
 Json AddedTokens(const Json& config, const Json& added, const Vocab::Entries& vocab) {
   Json list = Json::array();
   const auto known = [&list](const std::string& content) {
-    return std::ranges::any_of(list, [&](const Json& t) { return t["content"] == content; });
+    return std::ranges::any_of(list, [&](const Json& token) {
+      return token.is_object() && token.value("content", Json()) == content;
+    });
   };
   if (config.contains("added_tokens_decoder") && config["added_tokens_decoder"].is_object()) {
     for (const auto& [key, token] : config["added_tokens_decoder"].items()) {

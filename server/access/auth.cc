@@ -1,6 +1,5 @@
 #include "server/access/auth.h"
 
-#include <iterator>
 #include <string_view>
 
 #include "absl/strings/match.h"
@@ -20,52 +19,44 @@ std::optional<std::string> TokenOf(const std::string& value) {
   return token;
 }
 
-absl::Status Unauthenticated() {
+absl::Status Unauthenticated(std::string_view kind) {
   return absl::UnauthenticatedError(
-      "metadata authorization: expected 'Bearer TOKEN' with a token that this server knows");
+      absl::StrCat(std::string(kind),
+                   " authorization: expected 'Bearer TOKEN' with a token that this server knows"));
 }
 
 }  // namespace
 
-std::optional<std::string> MetadataValue(const grpc::CallbackServerContext& context,
-                                         const char* key) {
-  const auto [begin, end] = context.client_metadata().equal_range(key);
-  if (begin == end) return std::nullopt;
-  if (std::next(begin) != end) return std::string();
-  return std::string(begin->second.data(), begin->second.size());
-}
-
-absl::StatusOr<Caller> Authenticator::Authenticate(const grpc::CallbackServerContext& context,
+absl::StatusOr<Caller> Authenticator::Authenticate(const CallContext& context,
                                                    Access access) const {
   if (tenants_ != nullptr) return ByToken(context, access);
-  const std::optional<std::string> name = MetadataValue(context, "ovq-tenant");
-  if (!name) return Caller{.tenant = "", .client = context.peer(), .token = std::nullopt};
+  const std::optional<std::string> name = context.Value("ovq-tenant");
+  if (!name) return Caller{.tenant = "", .client = context.client(), .token = std::nullopt};
   if (!IsName(*name)) {
-    return absl::InvalidArgumentError(
-        "metadata ovq-tenant: expected one name of 1 to 64 characters A-Z a-z 0-9 . _ -");
+    return absl::InvalidArgumentError(absl::StrCat(
+        context.kind(), " ovq-tenant: expected one name of 1 to 64 characters A-Z a-z 0-9 . _ -"));
   }
-  return Caller{.tenant = *name, .client = context.peer(), .token = std::nullopt};
+  return Caller{.tenant = *name, .client = context.client(), .token = std::nullopt};
 }
 
-absl::StatusOr<Caller> Authenticator::ByToken(const grpc::CallbackServerContext& context,
-                                              Access access) const {
+absl::StatusOr<Caller> Authenticator::ByToken(const CallContext& context, Access access) const {
   const auto fail = [this](AuthFailure reason, absl::Status status) {
     metrics_.AuthFailed(reason);
     return status;
   };
-  const std::optional<std::string> value = MetadataValue(context, "authorization");
-  if (!value) return fail(AuthFailure::kMissing, Unauthenticated());
+  const std::optional<std::string> value = context.Value("authorization");
+  if (!value) return fail(AuthFailure::kMissing, Unauthenticated(context.kind()));
   const std::optional<std::string> token = TokenOf(*value);
-  if (!token) return fail(AuthFailure::kMalformed, Unauthenticated());
+  if (!token) return fail(AuthFailure::kMalformed, Unauthenticated(context.kind()));
   const TokenDigest digest = DigestOf(*token);
   const std::shared_ptr<const TenantList> tenants = tenants_->current();
   const TenantList::Tenant* tenant = tenants->Find(digest);
-  if (tenant == nullptr) return fail(AuthFailure::kUnknown, Unauthenticated());
-  const std::optional<std::string> named = MetadataValue(context, "ovq-tenant");
+  if (tenant == nullptr) return fail(AuthFailure::kUnknown, Unauthenticated(context.kind()));
+  const std::optional<std::string> named = context.Value("ovq-tenant");
   if (named && *named != tenant->name) {
     return fail(AuthFailure::kForbidden,
-                absl::PermissionDeniedError("metadata ovq-tenant: expected the token's own tenant, "
-                                            "or none"));
+                absl::PermissionDeniedError(absl::StrCat(
+                    context.kind(), " ovq-tenant: expected the token's own tenant, or none")));
   }
   if (access == Access::kAdmin && !tenant->admin) {
     return fail(AuthFailure::kForbidden,
@@ -81,7 +72,7 @@ absl::Status Authenticator::Recheck(const Caller& caller) const {
   const TenantList::Tenant* tenant = tenants->Find(*caller.token);
   if (tenant != nullptr && tenant->name == caller.tenant) return absl::OkStatus();
   metrics_.AuthFailed(AuthFailure::kUnknown);
-  return Unauthenticated();
+  return Unauthenticated("metadata");
 }
 
 }  // namespace ovq

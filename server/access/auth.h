@@ -1,20 +1,15 @@
 // Who calls: tenants by bearer token, or, without a file of tenants, by the name they give.
 #pragma once
 
-#include <grpcpp/grpcpp.h>
-
 #include <optional>
 #include <string>
 
 #include "absl/status/statusor.h"
+#include "server/access/call_context.h"
 #include "server/access/security.h"
 #include "server/telemetry/metrics.h"
 
 namespace ovq {
-
-// Of a call's metadata: unset without it, "" if there are several, of which none is better.
-std::optional<std::string> MetadataValue(const grpc::CallbackServerContext& context,
-                                         const char* key);
 
 struct Caller {
   std::string tenant;
@@ -30,20 +25,20 @@ class Authenticator {
   Authenticator(const TenantRegistry* tenants, Metrics& metrics)
       : tenants_(tenants), metrics_(metrics) {}
 
-  // With tenants: Unauthenticated without a known token in metadata `authorization: Bearer TOKEN`,
-  // with the same message whatever is wrong with it; PermissionDenied where the tenant may not do
-  // this, or metadata `ovq-tenant` names another one. Failures are counted by their reason.
+  // With tenants: Unauthenticated without a known token in `authorization: Bearer TOKEN`, with the
+  // same message whatever is wrong with it; PermissionDenied where the tenant may not do this, or
+  // `ovq-tenant` names another one. Failures are counted by their reason.
   //
-  // Without: the tenant that metadata `ovq-tenant` names, "" without it; InvalidArgument for a bad
+  // Without: the tenant that `ovq-tenant` names, "" without it; InvalidArgument for a bad
   // name. That separates tenants, it does not protect them.
-  absl::StatusOr<Caller> Authenticate(const grpc::CallbackServerContext& context,
+  absl::StatusOr<Caller> Authenticate(const CallContext& context,
                                       Access access = Access::kAny) const;
 
   // Whether the caller's token still is one: for calls that last. Unauthenticated if not.
   absl::Status Recheck(const Caller& caller) const;
 
  private:
-  absl::StatusOr<Caller> ByToken(const grpc::CallbackServerContext& context, Access access) const;
+  absl::StatusOr<Caller> ByToken(const CallContext& context, Access access) const;
 
   const TenantRegistry* const tenants_;
   Metrics& metrics_;

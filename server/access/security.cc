@@ -38,6 +38,10 @@ absl::StatusOr<std::unique_ptr<Security>> Security::Load(SecurityFiles files) {
     if (!list.ok()) return list.status();
     result->tenants_ = std::make_unique<TenantRegistry>(*std::move(list));
   }
+  if (const std::string& ca = result->files_.trace_collector_ca; !ca.empty()) {
+    absl::Status status = CheckAuthorities("--trace-collector-ca", ca, absl::Now());
+    if (!status.ok()) return status;
+  }
   return result;
 }
 

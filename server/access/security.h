@@ -18,8 +18,9 @@ namespace ovq {
 using TenantRegistry = Current<TenantList>;  // the tenants in force
 
 struct SecurityFiles {
-  TlsFiles tls;         // without a certificate: plain text
-  std::string tenants;  // empty: no tokens are asked for
+  TlsFiles tls;                    // without a certificate: plain text
+  std::string tenants;             // empty: no tokens are asked for
+  std::string trace_collector_ca;  // checked here, read by TraceExporter at every connection
 };
 
 class Security {

@@ -118,7 +118,7 @@ absl::Status CheckPair(const Source& cert, const Source& key, X509* certificate,
   return absl::OkStatus();
 }
 
-absl::Status CheckClientCa(const Source& source, absl::Time now) {
+absl::Status CheckCertificates(const Source& source, absl::Time now) {
   const absl::StatusOr<std::vector<Certificate>> certificates = ReadCertificates(source);
   if (!certificates.ok()) return certificates.status();
   // Bundles may contain expired ones; at least one must be valid.
@@ -198,12 +198,18 @@ absl::StatusOr<TlsMaterial> LoadTls(const TlsFiles& files, absl::Time now) {
     return status;
   }
   if (!files.client_ca.empty()) {
-    if (absl::Status status = CheckClientCa(client_ca, now); !status.ok()) return status;
+    if (absl::Status status = CheckCertificates(client_ca, now); !status.ok()) return status;
   }
   material.cert = std::move(cert.text);
   material.key = std::move(key.text);
   material.client_ca = std::move(client_ca.text);
   return material;
+}
+
+absl::Status CheckAuthorities(const char* flag, const std::string& path, absl::Time now) {
+  Source source{flag, path};
+  if (absl::Status status = source.Read(); !status.ok()) return status;
+  return CheckCertificates(source, now);
 }
 
 std::shared_ptr<grpc::ServerCredentials> MakeTlsCredentials(const TlsSource& source) {

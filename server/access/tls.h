@@ -28,6 +28,9 @@ struct TlsMaterial {
 // another certificate, out of its time, or refused by OpenSSL's policy (a weak key).
 absl::StatusOr<TlsMaterial> LoadTls(const TlsFiles& files, absl::Time now);
 
+// Of a file of authorities, PEM: the flag, the file and what is wrong with it, as above.
+absl::Status CheckAuthorities(const char* flag, const std::string& path, absl::Time now);
+
 using TlsSource = Current<TlsMaterial>;  // the certificate in use, shared by all listeners
 
 // For one listener: connections from now on get what is current then. TLS 1.2 or 1.3; with client

@@ -229,22 +229,22 @@ absl::StatusOr<StateHandle> Admission::AcquireSession(const StateLayout& layout,
   return state;
 }
 
-absl::StatusOr<std::vector<StateHandle>> Admission::CloneSession(const StateHandle& state,
-                                                                 int count,
-                                                                 const std::string& client) {
+absl::StatusOr<std::vector<StateHandle>> Admission::AcquireCopies(const StateHandle& state,
+                                                                  int count,
+                                                                  const std::string& client) {
   const size_t bytes = state.layout->bytes_cap(state.slot_cap);
   absl::Status status = CheckRoom(client, count, bytes * static_cast<size_t>(count));
-  std::vector<StateHandle> clones;
-  while (status.ok() && std::ssize(clones) < count) {
-    absl::StatusOr<StateHandle> clone = pool_.Clone(state, bytes);
-    if (clone.ok()) {
-      clones.push_back(*clone);
+  std::vector<StateHandle> copies;
+  while (status.ok() && std::ssize(copies) < count) {
+    absl::StatusOr<StateHandle> copy = pool_.Acquire(*state.layout, state.slot_cap, bytes);
+    if (copy.ok()) {
+      copies.push_back(*copy);
     } else {
-      status = Refuse(RejectReason::kStateMemory, clone.status());
+      status = Refuse(RejectReason::kStateMemory, copy.status());
     }
   }
-  if (status.ok()) return clones;
-  for (StateHandle& clone : clones) pool_.Release(clone);
+  if (status.ok()) return copies;
+  for (StateHandle& copy : copies) pool_.Release(copy);
   return status;
 }
 

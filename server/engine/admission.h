@@ -51,9 +51,9 @@ class Admission {
   // For a new session, or one whose state comes back: at once or not at all.
   absl::StatusOr<StateHandle> AcquireSession(const StateLayout& layout, int32_t slot_cap,
                                              const std::string& client);
-  // For copies of a session, likewise: no copy is begun where not all have room.
-  absl::StatusOr<std::vector<StateHandle>> CloneSession(const StateHandle& state, int count,
-                                                        const std::string& client);
+  // For copies of a session, likewise all or none.
+  absl::StatusOr<std::vector<StateHandle>> AcquireCopies(const StateHandle& state, int count,
+                                                         const std::string& client);
   // Who gives memory back when there is too little: moves idle states out until so many bytes are
   // free, and says whether they are.
   void SetMakeRoom(std::function<bool(size_t bytes)> make_room) {

@@ -82,31 +82,53 @@ Completion::Completion(const GenerateRequest& request, int index, uint64_t seed,
     detokenizer_.emplace(tokenizer, /*at_start=*/false);
 }
 
-void Completion::ObservePrompt(std::span<const int32_t> tokens) {
+void Completion::Observe(std::span<const int32_t> tokens) {
   sampler_.ObservePrompt(tokens);
+  if (drafter_) drafter_->Add(tokens);
+}
+
+void Completion::ObservePrompt(std::span<const int32_t> tokens) {
+  Observe(tokens);
   // A character has at most four bytes, so no more tokens can have begun it.
   constexpr size_t kTail = 4;
   if (detokenizer_) detokenizer_->Precede(tokens.last(std::min(tokens.size(), kTail)));
 }
 
-void Completion::WantDraw(StepReader& reader, int64_t row, int64_t position) {
-  const bool early = generated_ < request_.stop.min_tokens;
-  reader.WantDraw(sampler_, row, position, request_.output.top_logprobs,
-                  early ? banned_early_ : banned_always_);
+TokenGuess Completion::Guess(int64_t most) {
+  if (!drafter_) return {};
+  return drafter_->Guess(std::min(most, request_.stop.max_tokens - generated_ - 1));
 }
 
-StreamEvent Completion::Drawn(Sampled drawn) {
+void Completion::WantDraws(StepReader& reader, int64_t row, int64_t position,
+                           std::span<const int32_t> guessed) {
+  n_taken_ = 0;
+  ahead_.clear();
+  ahead_.reserve(guessed.size());
+  for (const int32_t token : guessed) {
+    ahead_.push_back(ahead_.empty() ? sampler_ : ahead_.back());
+    ahead_.back().Observe(token);
+  }
+  for (size_t i = 0; i <= guessed.size(); ++i) {
+    const auto after = static_cast<int64_t>(i);
+    const bool early = generated_ + after < request_.stop.min_tokens;
+    reader.WantDraw(i == 0 ? sampler_ : ahead_[i - 1], row + after, position + after,
+                    request_.output.top_logprobs, early ? banned_early_ : banned_always_);
+  }
+}
+
+void Completion::Drawn(Sampled drawn, StreamEvent& event) {
   const OutputOptions& output = request_.output;
   ++generated_;
-  StreamEvent event;
-  TokenChunk& chunk = event.chunk.emplace();
-  chunk.index = index_;
+  // It has seen the guesses before this draw, which were right, and the draw.
+  if (n_taken_++ > 0) sampler_ = std::move(ahead_[n_taken_ - 2]);
+  if (drafter_) drafter_->Add(drawn.token_id);
+  if (!event.chunk) event.chunk.emplace().index = index_;
+  TokenChunk& chunk = *event.chunk;
   chunk.token_ids.push_back(drawn.token_id);
   if (output.logprobs) chunk.logprobs.push_back(drawn.logprob);
   if (output.top_logprobs > 0) chunk.top.push_back(std::move(drawn.top));
   Append(drawn.token_id, chunk.text, event.finished);
   if (event.finished) event.finished->index = index_;
-  return event;
 }
 
 void Completion::Append(int32_t token, std::string& text, std::optional<Finished>& finished) {
@@ -124,7 +146,7 @@ void Completion::Append(int32_t token, std::string& text, std::optional<Finished
   if (!is_stop || (stop.include_stop_text && !is_eos)) decoded = detokenizer_->Push(token);
   if (finished) decoded += detokenizer_->Finish();
   StopMatcher::Result result = matcher_.Push(decoded);
-  text = std::move(result.text);
+  text += result.text;
   if (result.matched) {
     finished.emplace().matched_stop = *std::move(result.matched);  // before any token or length
   } else if (finished) {

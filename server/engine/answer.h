@@ -11,6 +11,7 @@
 #include <vector>
 
 #include "base/clock.h"
+#include "model/ngram_drafter.h"
 #include "model/sampler.h"
 #include "model/step_reader.h"
 #include "model/tokenizer.h"
@@ -56,17 +57,25 @@ class Completion {
   Completion(const GenerateRequest& request, int index, uint64_t seed,
              const std::vector<int32_t>& eos, int64_t vocab_size, const Tokenizer* tokenizer);
 
-  // What the session has said and read before, for the penalties.
-  void ObserveEarlier(std::span<const int32_t> tokens) { sampler_.ObservePrompt(tokens); }
+  // What the session has said and read before.
+  void ObserveEarlier(std::span<const int32_t> tokens) { Observe(tokens); }
   // Once, before the first Drawn.
   void ObservePrompt(std::span<const int32_t> tokens);
 
-  // Wants the token at `position`, drawn from a row of the step's logits. The completion stays as
-  // it is until the token is Drawn.
-  void WantDraw(StepReader& reader, int64_t row, int64_t position);
-  // Takes what was wanted. The event has a chunk with the token and the text that became certain,
-  // and `finished` (usage left to the caller) if it was the last.
-  StreamEvent Drawn(Sampled drawn);
+  // From now on it looks for what may follow in the tokens it is told of, before any of them.
+  void Speculate() { drafter_.emplace(); }
+  // Of no more tokens than it still may have after the next one; empty without Speculate.
+  TokenGuess Guess(int64_t most);
+
+  // Wants the token at `position`, drawn from a row of the step's logits, and the one after each of
+  // the tokens that are only guessed to follow, from the rows after it. The completion stays as it
+  // is until a token is Drawn.
+  void WantDraws(StepReader& reader, int64_t row, int64_t position,
+                 std::span<const int32_t> guessed);
+  // Takes the next of those that were wanted, as long as the guesses are right: adds the token and
+  // the text that became certain to the event's chunk, and `finished` (usage left to the caller) if
+  // it was the last.
+  void Drawn(Sampled drawn, StreamEvent& event);
 
   int index() const { return index_; }
   int64_t generated() const { return generated_; }
@@ -74,8 +83,10 @@ class Completion {
   std::shared_ptr<Sequence> sequence;  // what it continues; null until the prompt is consumed
   bool done = false;                   // its Finished is sent
   SteadyTime first_token, last_token;  // when they were drawn
+  int64_t drafted = 0, accepted = 0;   // Usage
 
  private:
+  void Observe(std::span<const int32_t> tokens);
   // Text of the token and whether it ends the answer.
   void Append(int32_t token, std::string& text, std::optional<Finished>& finished);
 
@@ -85,6 +96,9 @@ class Completion {
   std::vector<int32_t> banned_early_;   // before min_tokens
   std::vector<int32_t> banned_always_;  // under ignore_eos
   Sampler sampler_;
+  std::vector<Sampler> ahead_;  // as it would be after each of the guessed tokens
+  size_t n_taken_ = 0;          // of the draws wanted last
+  std::optional<NgramDrafter> drafter_;
   std::optional<Detokenizer> detokenizer_;  // none without text
   StopMatcher matcher_;
   int64_t generated_ = 0;

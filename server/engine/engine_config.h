@@ -36,6 +36,9 @@ struct EngineMemory {
   std::function<std::optional<int64_t>(int64_t slot_cap)> exact_tokens;
   // LanguageModel::Forward.
   std::function<TensorView(const StepBatch&, DeviceContext&, ScratchScope&)> forward;
+  // Likewise Overwrites and WritesApart. Without them nothing is drafted.
+  std::function<std::vector<StateExtent>(const TokenRange&)> overwrites = nullptr;
+  std::function<bool(const TokenRange&)> writes_apart = nullptr;
 };
 
 // What the engine needs of a model; tests pass a function of their own.
@@ -50,6 +53,11 @@ struct EngineModel {
   const Tokenizer* tokenizer = nullptr;     // may be null: no text, no stop strings
   const ChatFormat* chat_format = nullptr;  // may be null: no messages
 
+  bool undoes() const {
+    return std::ranges::all_of(memories, [](const EngineMemory& memory) {
+      return memory.overwrites != nullptr && memory.writes_apart != nullptr;
+    });
+  }
   // "": the first. Null if there is none of the name.
   const EngineMemory* FindMemory(std::string_view name) const {
     if (name.empty()) return &memories.front();
@@ -73,8 +81,13 @@ struct EngineOptions {
   int32_t max_batch_tokens = 512;    // rows of one step
   int32_t max_slot_cap = 65536;      // the largest cap a session may ask for
   int64_t max_prompt_tokens = 1 << 20;
+  // Copied between two steps for forks, and for the answers to one prompt; one state at least.
+  size_t copy_bytes_per_turn = size_t{32} << 20;
   absl::Duration session_ttl = absl::Minutes(30);    // idle sessions are deleted after this
   absl::Duration max_session_ttl = absl::Hours(24);  // that a caller may ask for
+  // Of a step with prompts beside answers; default: kTargetSteps (plan.h).
+  std::optional<absl::Duration> target_step_time = {};
+  Speculation speculation = Speculation::kOff;  // of requests that do not say
   uint64_t seed = 0;  // of the seeds and ids the server draws; 0: from the system
   std::shared_ptr<TenantQuotas> quotas;  // null: an engine's own, without limits
   Clock clock;
@@ -84,6 +97,8 @@ struct EngineOptions {
 
 struct StepReport {
   int32_t prefill_rows = 0, decode_rows = 0;
+  // Beside these: of tokens that were drafted, and how many of them their answers then had.
+  int32_t drafted_rows = 0, accepted_rows = 0;
   absl::Duration duration;
   // Tokens that the step's chunk updates took up, in each dictionary (layer and head): as new
   // centroids, and into live ones.

@@ -65,6 +65,7 @@ std::shared_ptr<Job> MakeJob(const EngineModel& model, GenerateRequest request,
   job->work = GenerateWork{.request = std::move(request),
                            .stream = std::move(stream),
                            .completions = {},
+                           .first = {},
                            .blocked_since = std::nullopt};
   return job;
 }

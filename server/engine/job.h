@@ -25,7 +25,8 @@ struct GenerateWork {
   GenerateRequest request;  // its prompt has moved to Job::tokens
   std::shared_ptr<TokenStream> stream;
   std::vector<std::unique_ptr<Completion>> completions;  // [n] from admission on
-  std::optional<SteadyTime> blocked_since;               // the stream is full
+  std::vector<Sampled> first;               // [n] drawn, until every completion has a state
+  std::optional<SteadyTime> blocked_since;  // the stream is full
 
   bool wants_tokens() const { return request.stop.max_tokens > 0; }
 };

@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <cmath>
+#include <functional>
 #include <numeric>
 
 #include "absl/container/flat_hash_map.h"
@@ -119,12 +120,14 @@ class Planner {
   double TimeBound(const StepCosts& costs, int n_memories) const {
     double weights = 0;
     for (const Client& client : clients_) weights += client.weight;
-    double seconds = std::max(kLongStepSeconds, kLongStepRows * costs.Seconds(1));
+    double seconds = std::max(kLongStepSeconds, kLongStepRows * costs.Seconds(1)), answers = 0;
     for (const Client& client : clients_) {
+      for (const Need& call : client.calls) answers += call.cost;
       const double rows = client.rows + client.elsewhere.rows;
       const double cost = (client.cost + client.elsewhere.cost) * std::min(1.0, max_rows_ / rows);
       seconds = std::min(seconds, costs.Seconds(cost) * weights / client.weight);
     }
+    if (answers > 0) seconds = std::min(seconds, costs.Target(answers) * n_memories);
     return seconds / n_memories;
   }
 
@@ -313,6 +316,11 @@ double StepCosts::Seconds(double cost) const {
   return points_[low].seconds + part * (points_[low + 1].seconds - points_[low].seconds);
 }
 
+double StepCosts::Target(double answers) const {
+  const double alone = Seconds(std::max(answers, 1.0));
+  return target_ ? std::max(alone, absl::ToDoubleSeconds(*target_)) : kTargetSteps * alone;
+}
+
 double StepCosts::Reach(double seconds) const {
   if (!known_) return std::max(seconds, 1.0);
   if (points_[0].seconds >= seconds) return 1;
@@ -323,6 +331,47 @@ double StepCosts::Reach(double seconds) const {
     return begin * (1 + (seconds - low) / (points_[i].seconds - low));
   }
   return std::ldexp(1, kPoints - 1);
+}
+
+void PlanDrafts(std::span<const StepSequence> sequences, int32_t max_rows, const StepCosts* costs,
+                std::vector<PlanItem>& plan) {
+  struct Draft {
+    size_t item;
+    double chance;  // that it and all before it are right
+  };
+  std::vector<Draft> drafts;
+  std::vector<double> tokens(plan.size(), 1);  // that an item is to give
+  double cost = 0, answers = 0;
+  int64_t rows = 0;
+  for (size_t i = 0; i < plan.size(); ++i) {
+    const StepSequence& sequence = sequences[static_cast<size_t>(plan[i].id)];
+    cost += plan[i].n_rows * sequence.row_cost;
+    rows += plan[i].n_rows;
+    if (sequence.decoding) ++answers;
+    double chance = 1;
+    for (const float next : sequence.guess.chances) drafts.push_back({i, chance *= next});
+  }
+  if (drafts.empty()) return;
+  // Of one item they are in their order, as chances only fall.
+  std::ranges::stable_sort(drafts, std::greater(), &Draft::chance);
+  const auto seconds = [&] { return costs == nullptr ? 1 : costs->Seconds(cost); };
+  const double before = seconds();
+  double gain = kDraftMargin * answers / before, sum = answers;
+  size_t n_chosen = 0, n_without = plan.size();
+  const size_t most =
+      std::min(drafts.size(), static_cast<size_t>(std::max(max_rows - rows, int64_t{0})));
+  for (size_t n = 1; n <= most; ++n) {
+    const auto& [item, chance] = drafts[n - 1];
+    cost += sequences[static_cast<size_t>(plan[item].id)].row_cost;
+    sum += chance;
+    if (tokens[item] == 1) --n_without;
+    tokens[item] += chance;
+    const double after = seconds(), least = n_without > 0 ? 1 : *std::ranges::min_element(tokens);
+    if (after > before * least * kDraftMargin || sum / after <= gain) continue;
+    gain = sum / after;
+    n_chosen = n;
+  }
+  for (size_t i = 0; i < n_chosen; ++i) ++plan[drafts[i].item].n_drafted;
 }
 
 std::vector<PlanItem> PlanStep(std::span<const StepSequence> sequences, int32_t max_rows,

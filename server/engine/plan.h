@@ -28,6 +28,8 @@ struct StepSequence {
   double row_cost = 1;                   // of a row, in rows without a state
   // Each draws a token from the logits of the last of the tokens.
   std::span<const std::unique_ptr<Completion>> draws = {};
+  // What may follow its one token (decoding): rows of a step that nobody else wants may try it.
+  TokenGuess guess = {};
   // Every token's row is scored: the log-probability of the token after it, if there is one, and of
   // so many best.
   std::optional<int> score_top = {};
@@ -38,6 +40,7 @@ struct StepSequence {
 struct PlanItem {
   int id;  // of the sequence: its index
   int32_t n_rows;
+  int32_t n_drafted = 0;  // rows more, of its guess
   bool operator==(const PlanItem&) const = default;
 };
 
@@ -46,10 +49,15 @@ struct PlanItem {
 // its rows alone.
 class StepCosts {
  public:
+  // target: see Target; by default as many times what the answers take alone.
+  explicit StepCosts(std::optional<absl::Duration> target = {}) : target_(target) {}
+
   void Observe(double cost, absl::Duration took);
   bool known() const { return known_; }
   double Seconds(double cost) const;   // cost: at least 1
   double Reach(double seconds) const;  // the largest cost that takes no longer; at least 1
+  // How long a step may take in which answers of this cost wait for what others have to read.
+  double Target(double answers) const;
 
  private:
   static constexpr int kPoints = 32;  // of costs 1, 2, 4, ...
@@ -59,6 +67,7 @@ class StepCosts {
   };
   void FillGaps();  // points that were not seen, from their neighbours
 
+  std::optional<absl::Duration> target_;
   std::array<Point, kPoints> points_;
   bool known_ = false;
 };
@@ -79,9 +88,22 @@ std::vector<PlanItem> PlanStep(std::span<const StepSequence> sequences, int32_t 
                                int64_t turn, const StepCosts* costs = nullptr,
                                const StateLayout* memory = nullptr, int n_memories = 1);
 
+// Adds rows of guesses to a plan: those most likely to be right, as many as let the answers gain
+// most tokens in the time that the step then takes, and none where it is not sure to be a gain.
+// Whoever has no guess in the step, or one that is not worth as much, waits no longer for it.
+// costs: null for steps that take no time. A pure function.
+void PlanDrafts(std::span<const StepSequence> sequences, int32_t max_rows, const StepCosts* costs,
+                std::vector<PlanItem>& plan);
+// A step's time is known about as well.
+inline constexpr double kDraftMargin = 1.02;
+
 // Of the time that the promise allows a step is filled so far: answers are also written, and a step
 // beside others takes longer than it took alone.
 inline constexpr double kFilled = 0.75;
+
+// With prompts beside answers a step takes no longer than this (--target-step-time), or so many
+// times what the answers take alone: nobody who watches an answer sees it stand still.
+inline constexpr double kTargetSteps = 3;
 
 inline constexpr int64_t kPromptTurn = 512;
 inline constexpr double kPrefillShare = 8;

@@ -36,6 +36,7 @@ void TokenStream::Push(StreamEvent event) {
   {
     std::lock_guard lock(mutex_);
     Check(!closed_, "no event follows Close");
+    size_ += SizeOf(event);
     events_.push_back(std::move(event));
   }
   Notify();
@@ -53,7 +54,7 @@ void TokenStream::Close(absl::Status status) {
 
 bool TokenStream::full() const {
   std::lock_guard lock(mutex_);
-  return events_.size() >= capacity_;
+  return size_ >= capacity_;
 }
 
 void TokenStream::Notify() {
@@ -79,7 +80,9 @@ std::optional<StreamEvent> TokenStream::TryPop() {
     if (events_.empty()) return std::nullopt;
     event = std::move(events_.front());
     events_.pop_front();
-    drained = events_.size() + 1 == capacity_;
+    const bool was_full = size_ >= capacity_;
+    size_ -= SizeOf(*event);
+    drained = was_full && size_ < capacity_;
   }
   if (drained) cancel_.Wake();
   return event;

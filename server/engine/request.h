@@ -28,9 +28,16 @@ struct StopConditions {
   bool include_stop_text = false;
 };
 
+// Whether tokens are drafted and checked several in a step. The answer is the same.
+enum class Speculation : int32_t { kOff = 1, kNgram = 2 };
+constexpr bool IsKnown(Speculation how) {
+  return how == Speculation::kOff || how == Speculation::kNgram;
+}
+
 struct OutputOptions {
   bool logprobs = false;
   int top_logprobs = 0;
+  std::optional<Speculation> speculation = {};  // default: the server's
 };
 
 // What every call says that consumes tokens.
@@ -73,6 +80,8 @@ struct Usage {
   int64_t state_bytes = 0;    // committed for the session at the end
   int64_t position = 0;       // tokens of the session at the end
   int64_t merged_tokens = 0;  // StateLayout::MergedTokensAt of that
+  // Tokens that were drafted, and those of them that the answer then had.
+  int64_t drafted_tokens = 0, accepted_tokens = 0;
   absl::Duration queue_time, prefill_time, decode_time;
 };
 
@@ -129,7 +138,7 @@ class CancelSignal {
 // completion (its usage), then Close(Cancelled). Other errors close the stream without Finished.
 class TokenStream {
  public:
-  static constexpr size_t kCapacity = 256;  // events
+  static constexpr size_t kCapacity = 256;  // events, a chunk counting as many as it has tokens
   explicit TokenStream(size_t capacity = kCapacity) : capacity_(capacity > 0 ? capacity : 1) {}
 
   // --- engine thread ---
@@ -150,11 +159,15 @@ class TokenStream {
 
  private:
   void Notify();
+  static size_t SizeOf(const StreamEvent& event) {
+    return event.chunk ? event.chunk->token_ids.size() : 1;
+  }
 
   const size_t capacity_;
   CancelSignal cancel_;
   mutable std::mutex mutex_;  // guards all down to status_
   std::deque<StreamEvent> events_;
+  size_t size_ = 0;  // of these
   bool closed_ = false;
   absl::Status status_;
 

@@ -7,6 +7,17 @@
 #include "server/engine/validate.h"
 
 namespace ovq {
+namespace {
+
+// Tokens after the next one that can be undone: the state commits nothing before their end.
+int64_t MostDrafted(const StateHandle& state) {
+  const StateLayout& layout = *state.layout;
+  int64_t end = layout.BoundaryAfter(state.position) - 1;
+  if (layout.has_unbounded()) end = std::min(end, layout.limits().max_unbounded_tokens);
+  return end - (state.position + 1);
+}
+
+}  // namespace
 
 void Runner::Start(std::shared_ptr<Job> job) {
   job->admitted = config_.options.clock.steady();
@@ -26,10 +37,15 @@ void Runner::Start(std::shared_ptr<Job> job) {
       work->completions.push_back(
           std::make_unique<Completion>(request, i, request.sampling.seed + static_cast<uint64_t>(i),
                                        model.eos_token_ids, model.vocab_size, model.tokenizer));
+      Completion& completion = *work->completions.back();
+      const Speculation speculation =
+          request.output.speculation.value_or(config_.options.speculation);
+      if (speculation == Speculation::kNgram && model.undoes()) completion.Speculate();
       if (job->session != nullptr && job->session->log) {
-        work->completions.back()->ObserveEarlier(*job->session->log);
+        const auto consumed = static_cast<size_t>(job->session->state.position);
+        completion.ObserveEarlier(std::span(*job->session->log).first(consumed));
       }
-      work->completions.back()->ObservePrompt(job->tokens);
+      completion.ObservePrompt(job->tokens);
     }
   }
   TakePrefix(*job);
@@ -76,6 +92,7 @@ void Runner::StartTurn(std::shared_ptr<Job> job) {
 }
 
 bool Runner::RunStep(Step& step) {
+  const bool copied = CopySome();
   Collect();
   TellWatch();
   const SteadyTime begin = config_.options.clock.steady();
@@ -85,8 +102,8 @@ bool Runner::RunStep(Step& step) {
     Job& job = *owners_[static_cast<size_t>(failed.id)];
     if (!job.ended) Fail(job, FinishReason::kError, failed.status);
   }
-  if (plan.empty()) return !step.failed().empty();
-  for (const PlanItem& item : plan) Advance(item, step);
+  if (plan.empty()) return copied || !step.failed().empty();
+  for (const PlanItem& item : plan) Advance(item, step, report);
   step.DropResults();
   report.duration = TimeBetween(begin, config_.options.clock.steady());
   step.Took(report.duration);
@@ -144,6 +161,7 @@ void Runner::TellWatch() const {
 
 void Runner::CollectDecoding(Job& job) {
   GenerateWork& work = *job.generate();  // nothing else lives on after its prompt
+  if (!work.first.empty()) return;       // its completions have no states yet
   const bool full = work.stream->full();
   const SteadyTime now = config_.options.clock.steady();
   if (full && !work.blocked_since) work.blocked_since = now;
@@ -151,7 +169,6 @@ void Runner::CollectDecoding(Job& job) {
     config_.events.stream_blocked(TimeBetween(*work.blocked_since, now));
     work.blocked_since.reset();
   }
-  // All its completions stand at one position.
   for (const std::unique_ptr<Completion>& completion : work.completions) {
     if (completion->done) continue;
     Sequence& sequence = *completion->sequence;
@@ -163,20 +180,47 @@ void Runner::CollectDecoding(Job& job) {
                           .tokens = {&*sequence.pending, 1},
                           .decoding = true,
                           .paused = full,
-                          .draws = {&completion, 1}});
+                          .draws = {&completion, 1},
+                          .guess = completion->Guess(MostDrafted(sequence.state))});
     Share(job, sequences_.back());
     owners_.push_back(&job);
   }
 }
 
-void Runner::Advance(const PlanItem& item, Step& step) {
+// Draws stand as long as they are what was guessed, up to the one that ends the answer.
+void Runner::AdvanceAnswer(const PlanItem& item, Step& step, StepReport& report) {
+  const StepSequence& sequence = sequences_[item.id];
+  Job& job = *owners_[item.id];
+  Completion& completion = *sequence.draws.front();
+  StreamEvent event;
+  int32_t n_rows = 0;                             // that stand
+  bool is_damaged = false, goes_on = !job.ended;  // by another of its completions
+  for (int32_t i = 0; i <= item.n_drafted; ++i) {
+    Sampled drawn = step.NextDraw();
+    if (!goes_on) continue;
+    // A drafted row that is damaged is left to the step that has it as the sequence's own.
+    goes_on = drawn.finite;
+    is_damaged = !drawn.finite && i == 0;
+    if (!goes_on) continue;
+    ++n_rows;
+    goes_on = i < item.n_drafted && drawn.token_id == sequence.guess.tokens[static_cast<size_t>(i)];
+    completion.Drawn(std::move(drawn), event);
+    goes_on = goes_on && !event.finished;
+  }
+  if (job.ended) return;
+  if (item.n_drafted > 0) step.KeepRows(sequence, item, std::max(n_rows, 1));
+  if (is_damaged) return FailDamaged(job, sequence.state->position);
+  completion.drafted += item.n_drafted;
+  completion.accepted += n_rows - 1;
+  report.accepted_rows += n_rows - 1;
+  TakeTokens(job, completion, std::move(event));
+}
+
+void Runner::Advance(const PlanItem& item, Step& step, StepReport& report) {
   const StepSequence& sequence = sequences_[item.id];
   Job& job = *owners_[item.id];
   if (sequence.decoding) {
-    Sampled drawn = step.NextDraw();
-    if (job.ended) return;  // by another of its completions
-    if (!drawn.finite) return FailDamaged(job, sequence.state->position);
-    TakeDraw(job, *sequence.draws.front(), std::move(drawn));
+    AdvanceAnswer(item, step, report);
   } else {
     job.sequence->pending.reset();  // it was the first of the tokens
     if (job.session != nullptr) {
@@ -209,48 +253,72 @@ void Runner::FinishPrefill(Job& job, Step* step) {
     if (step != nullptr && !step->NextCheck()) {
       return FailDamaged(job, job.sequence->state.position);
     }
-    if (job.consumed < std::ssize(job.tokens)) Await(job, *job.sequence, job.tokens.back());
+    if (job.consumed < std::ssize(job.tokens)) Await(job, *job.sequence, {&job.tokens.back(), 1});
     return FinishPrompt(job);
   }
   // All of one row.
-  std::vector<Sampled> draws;
-  for (size_t i = 0; i < job.generate()->completions.size(); ++i) draws.push_back(step->NextDraw());
-  if (!draws.front().finite) return FailDamaged(job, job.sequence->state.position);
-  if (absl::Status status = StartCompletions(job); !status.ok()) {
-    return Fail(job, FinishReason::kError, std::move(status));
+  GenerateWork& work = *job.generate();
+  for (size_t i = 0; i < work.completions.size(); ++i) work.first.push_back(step->NextDraw());
+  if (!work.first.front().finite) return FailDamaged(job, job.sequence->state.position);
+  work.completions.front()->sequence = job.sequence;
+  if (work.completions.size() == 1) BeginAnswers(job);
+}
+
+bool Runner::CopySome() {
+  bool any = false;
+  size_t bytes = 0;
+  for (const std::shared_ptr<Job>& job : jobs_) {
+    GenerateWork* const work = job->generate();
+    if (job->ended || work == nullptr || work->first.empty()) continue;
+    any = true;
+    absl::Status status;
+    for (const std::unique_ptr<Completion>& completion : work->completions) {
+      if (completion->sequence != nullptr) continue;
+      if (bytes >= config_.options.copy_bytes_per_turn) return true;
+      absl::StatusOr<StateHandle> copy = admission_.TakePromised(*job);
+      status = copy.status();
+      if (!status.ok()) break;
+      bytes += pool_.SnapshotBytes(*copy);
+      completion->sequence = std::make_shared<Sequence>();
+      completion->sequence->state = *copy;
+    }
+    if (!status.ok()) {
+      Fail(*job, FinishReason::kError, std::move(status));
+    } else {
+      BeginAnswers(*job);
+    }
   }
+  return any;
+}
+
+void Runner::BeginAnswers(Job& job) {
+  GenerateWork& work = *job.generate();
   config_.events.first_token(TimeBetween(job.arrival, config_.options.clock.steady()));
+  std::vector<Sampled> draws = std::exchange(work.first, {});
   for (size_t i = 0; i < draws.size(); ++i) {
-    TakeDraw(job, *job.generate()->completions[i], std::move(draws[i]));
+    StreamEvent event;
+    work.completions[i]->Drawn(std::move(draws[i]), event);
+    TakeTokens(job, *work.completions[i], std::move(event));
   }
 }
 
-void Runner::Await(Job& job, Sequence& sequence, int32_t token) {
-  sequence.pending = token;
-  if (job.session != nullptr) job.session->Record(job.session->state.position, {&token, 1});
+void Runner::Await(Job& job, Sequence& sequence, std::span<const int32_t> tokens) {
+  sequence.pending = tokens.back();
+  if (job.session == nullptr) return;
+  job.session->Record(job.session->state.position - (std::ssize(tokens) - 1), tokens);
 }
 
-// The first completion goes on with the prompt's state, the others with copies of it.
-absl::Status Runner::StartCompletions(Job& job) {
-  for (const std::unique_ptr<Completion>& completion : job.generate()->completions) {
-    completion->sequence = job.sequence;
-    if (completion->index() == 0) continue;
-    absl::StatusOr<StateHandle> state = admission_.TakePromised(job);
-    if (!state.ok()) return state.status();
-    completion->sequence = std::make_shared<Sequence>();
-    completion->sequence->state = *state;
-  }
-  return absl::OkStatus();
-}
-
-void Runner::TakeDraw(Job& job, Completion& completion, Sampled drawn) {
-  StreamEvent event = completion.Drawn(std::move(drawn));
-  Await(job, *completion.sequence, event.chunk->token_ids.front());
-  config_.options.quotas->ChargeTokens(job.tenant, 1);
+void Runner::TakeTokens(Job& job, Completion& completion, StreamEvent event) {
+  const std::vector<int32_t>& tokens = event.chunk->token_ids;
+  Await(job, *completion.sequence, tokens);
+  config_.options.quotas->ChargeTokens(job.tenant, std::ssize(tokens));
   const SteadyTime now = config_.options.clock.steady();
-  if (completion.generated() == 1) completion.first_token = now;
-  if (completion.generated() > 1) {
-    config_.events.next_token(TimeBetween(completion.last_token, now));
+  if (completion.generated() == 1) {
+    completion.first_token = now;
+  } else {
+    // Tokens of one step share its time.
+    const absl::Duration each = TimeBetween(completion.last_token, now) / std::ssize(tokens);
+    for (size_t i = 0; i < tokens.size(); ++i) config_.events.next_token(each);
   }
   completion.last_token = now;
   std::optional<Finished> finished = std::exchange(event.finished, std::nullopt);

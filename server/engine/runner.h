@@ -59,11 +59,18 @@ class Runner {
   void TellWatch() const;
   void CollectDecoding(Job& job);
   void Share(const Job& job, StepSequence& sequence) const;
-  void Advance(const PlanItem& item, Step& step);
+  void Advance(const PlanItem& item, Step& step, StepReport& report);
+  void AdvanceAnswer(const PlanItem& item, Step& step, StepReport& report);
   void FinishPrefill(Job& job, Step* step);
-  absl::Status StartCompletions(Job& job);
-  void Await(Job& job, Sequence& sequence, int32_t token);  // its pending one from now on
-  void TakeDraw(Job& job, Completion& completion, Sampled drawn);
+  // Copies the states of prompts that have been read for their other completions, prompt by prompt
+  // and not all in one turn: the first completion goes on with the prompt's own. True if there was
+  // any to copy.
+  bool CopySome();
+  // All of its completions have a state: tells what was drawn for them.
+  void BeginAnswers(Job& job);
+  // The sequence's tokens from now on: the last is its pending one, the others are consumed.
+  void Await(Job& job, Sequence& sequence, std::span<const int32_t> tokens);
+  void TakeTokens(Job& job, Completion& completion, StreamEvent event);
   // The model's output after so many tokens was not a number.
   void FailDamaged(Job& job, int64_t position);
 

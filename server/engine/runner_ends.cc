@@ -22,7 +22,11 @@ Usage Runner::UsageOf(const Job& job, const Completion* completion) const {
   Usage usage;
   usage.prompt_tokens = job.prompt_tokens;
   usage.cached_tokens = job.cached_tokens + job.prefix_tokens;
-  if (completion != nullptr) usage.generated_tokens = completion->generated();
+  if (completion != nullptr) {
+    usage.generated_tokens = completion->generated();
+    usage.drafted_tokens = completion->drafted;
+    usage.accepted_tokens = completion->accepted;
+  }
   if (const Sequence* sequence = SequenceOf(job, completion)) {
     usage.state_bytes = static_cast<int64_t>(sequence->state.committed_bytes);
     usage.position = sequence->position();

@@ -114,51 +114,96 @@ absl::StatusOr<std::shared_ptr<Job>> SessionStore::Take(const SessionImage& imag
   return job;
 }
 
+// Its copies have their place and their share of the tenant's, but not all of them the bytes yet.
+struct SessionStore::Forking {
+  std::shared_ptr<Session> session;  // busy, so that nobody moves it out or goes on with it
+  ForkOptions options;
+  SteadyTime called;
+  SessionsCallback ended;
+  std::unique_ptr<QuotaHold> hold;
+  std::vector<StateHandle> states;
+  size_t copied = 0;  // of the states
+};
+
 void SessionStore::Fork(const ForkOptions& options, SteadyTime called, SessionsCallback done) {
   if (absl::Status status = admission_.Enter(); !status.ok()) return done(std::move(status));
-  auto ended = [this, done = std::move(done)](absl::StatusOr<std::vector<SessionInfo>> infos) {
+  auto fork = std::make_shared<Forking>();
+  fork->options = options;
+  fork->called = called;
+  fork->ended = [this, done = std::move(done)](absl::StatusOr<std::vector<SessionInfo>> infos) {
     done(std::move(infos));
     admission_.Leave();
   };
   std::unique_lock lock(mutex_);
   const absl::StatusOr<std::shared_ptr<Session>> found =
       FindIdle(options.session_id, options.tenant);
-  if (!found.ok()) return ended(found.status());
-  Session& session = **found;
-  SetBusy(session, true);  // so that nobody moves it out to make room for its copies
+  if (found.ok()) SetBusy(**found, true);
   lock.unlock();
-  absl::StatusOr<std::vector<std::shared_ptr<Session>>> copies = Copies(session, options);
-  lock.lock();
-  SetBusy(session, false);
-  lock.unlock();
-  if (!copies.ok()) return ended(copies.status());
-  Establish(*std::move(copies), session.disk ? ShareImage(session) : nullptr, "fork", called,
-            std::move(ended));
+  if (!found.ok()) return fork->ended(found.status());
+  fork->session = *found;
+  if (absl::Status status = FindPlaces(*fork); !status.ok()) {
+    return EndFork(*fork, std::move(status));
+  }
+  forks_.push_back(std::move(fork));
+  if (forks_.size() == 1) CopySome();
 }
 
-absl::StatusOr<std::vector<std::shared_ptr<Session>>> SessionStore::Copies(
-    const Session& session, const ForkOptions& options) {
-  const size_t each = session.state.layout->bytes_cap(session.state.slot_cap);
+absl::Status SessionStore::FindPlaces(Forking& fork) {
+  const StateHandle& state = fork.session->state;
+  const auto count = static_cast<int>(fork.options.count);
+  const size_t bytes = state.layout->bytes_cap(state.slot_cap) * static_cast<size_t>(count);
   Job job;  // what the tenant is charged for
-  job.tenant = options.tenant;
-  job.client = options.client;
-  if (absl::Status status =
-          admission_.Charge(job, options.count, each * static_cast<size_t>(options.count));
-      !status.ok()) {
-    return status;
-  }
-  const absl::StatusOr<std::vector<StateHandle>> states =
-      admission_.CloneSession(session.state, static_cast<int>(options.count), options.client);
+  job.tenant = fork.options.tenant;
+  job.client = fork.options.client;
+  if (absl::Status status = admission_.Charge(job, count, bytes); !status.ok()) return status;
+  fork.hold = std::move(job.hold);
+  absl::StatusOr<std::vector<StateHandle>> states =
+      admission_.AcquireCopies(state, count, fork.options.client);
   if (!states.ok()) return states.status();
+  fork.states = *std::move(states);
+  return absl::OkStatus();
+}
+
+void SessionStore::CopySome() {
+  size_t bytes = 0;
+  while (!forks_.empty() && bytes < config_.options.copy_bytes_per_turn) {
+    const std::shared_ptr<Forking> fork = forks_.front();
+    const StateHandle& state = fork->session->state;
+    absl::Status status = pool_.CopyTo(state, fork->states[fork->copied]);
+    bytes += pool_.SnapshotBytes(state);
+    if (status.ok() && ++fork->copied < fork->states.size()) continue;
+    forks_.pop_front();
+    EndFork(*fork, std::move(status));
+  }
+  if (!forks_.empty()) inbox_->Post([this] { CopySome(); });
+}
+
+void SessionStore::EndFork(Forking& fork, absl::Status status) {
   std::vector<std::shared_ptr<Session>> copies;
-  for (const StateHandle& state : *states) {
-    const std::string& id = session.info.id;
-    const size_t dot = id.find('.');
-    copies.push_back(NewSession(state, job.hold->Split(1, each), options.tenant,
+  std::shared_ptr<const SessionImage> image;
+  if (status.ok()) {
+    copies = Copies(fork);
+    if (fork.session->disk) image = ShareImage(*fork.session);
+  } else {
+    for (StateHandle& state : fork.states) pool_.Release(state);
+  }
+  EndUse(*fork.session);
+  if (!status.ok()) return fork.ended(std::move(status));
+  Establish(std::move(copies), std::move(image), "fork", fork.called, std::move(fork.ended));
+}
+
+std::vector<std::shared_ptr<Session>> SessionStore::Copies(Forking& fork) {
+  const Session& session = *fork.session;
+  const std::string& id = session.info.id;
+  const size_t dot = id.find('.');
+  std::vector<std::shared_ptr<Session>> copies;
+  for (const StateHandle& state : fork.states) {
+    copies.push_back(NewSession(state, fork.hold->Split(1, state.reserved_bytes),
+                                fork.options.tenant,
                                 dot == std::string::npos ? "" : id.substr(0, dot),
-                                options.ttl.value_or(session.ttl), session.log.has_value()));
+                                fork.options.ttl.value_or(session.ttl), session.log.has_value()));
     Session& copy = *copies.back();
-    copy.client = options.client;
+    copy.client = fork.options.client;
     copy.pending = session.pending;
     copy.log = session.log;
     copy.turn_ends = session.turn_ends;

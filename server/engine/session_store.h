@@ -2,6 +2,7 @@
 #pragma once
 
 #include <cstddef>
+#include <deque>
 #include <functional>
 #include <map>
 #include <memory>
@@ -64,7 +65,9 @@ class SessionStore {
   std::shared_ptr<Job> Open(SessionOptions options, SteadyTime called, SessionCallback done);
   // Callers see it when `done` is called: once it is on disk, if sessions are.
   void Opened(Job& job, SessionCallback done);
-  // Copies of an idle session with what it has consumed and the token that waits: all or none.
+  // Copies of an idle session with what it has consumed and the token that waits: all or none. They
+  // find their places now; the bytes follow, so many a turn of the engine, and the session is busy
+  // until then.
   void Fork(const ForkOptions& options, SteadyTime called, SessionsCallback done);
 
   // Takes an idle session back to what it was at an earlier position, or says what that takes. The
@@ -129,6 +132,7 @@ class SessionStore {
 
  private:
   using Map = std::map<std::string, std::shared_ptr<Session>>;
+  struct Forking;
 
   // With the mutex held.
   absl::StatusOr<Map::const_iterator> Find(const std::string& id,
@@ -186,8 +190,10 @@ class SessionStore {
   absl::StatusOr<std::shared_ptr<Job>> Take(const SessionImage& image,
                                             const SessionOptions& options);
   static std::vector<TurnEnd> Turns(const Session& session);  // with the mutex held
-  absl::StatusOr<std::vector<std::shared_ptr<Session>>> Copies(const Session& session,
-                                                               const ForkOptions& options);
+  absl::Status FindPlaces(Forking& fork);
+  void CopySome();  // of the forks, and later the rest
+  void EndFork(Forking& fork, absl::Status status);
+  std::vector<std::shared_ptr<Session>> Copies(Forking& fork);
   void Refresh(Session& session);             // info, from the state
   void MarkUsed(Session& session);            // now
   void Free(Session& session);                // busy no more
@@ -201,6 +207,7 @@ class SessionStore {
   RandomSource& random_;
   const std::shared_ptr<Inbox> inbox_;
   const StartJob start_;
+  std::deque<std::shared_ptr<Forking>> forks_;  // in their order
   int placed_ = 0;  // sessions that count as hibernated, and whose states are read into the pool
 
   mutable std::mutex mutex_;  // guards the rest, and Session::info of sessions in by_id_

@@ -127,15 +127,21 @@ absl::Status StatePool::Restart(StateHandle& state) {
 absl::StatusOr<StateHandle> StatePool::Clone(const StateHandle& state, size_t reserve_bytes) {
   absl::StatusOr<StateHandle> clone = Acquire(*state.layout, state.slot_cap, reserve_bytes);
   if (!clone.ok()) return clone;
-  if (absl::Status status = Commit(*clone, state.position); !status.ok()) {
+  if (absl::Status status = CopyTo(state, *clone); !status.ok()) {
     Release(*clone);
     return status;
   }
-  Grow(*clone, state.position);
-  for (const StateExtent& extent : state.layout->live_extents_at(state.position, state.slot_cap)) {
-    memory_.Copy(clone->base + extent.offset, state.base + extent.offset, extent.bytes);
-  }
   return clone;
+}
+
+absl::Status StatePool::CopyTo(const StateHandle& state, StateHandle& copy) {
+  Check(copy.position == 0, "a copy goes into a fresh state");
+  if (absl::Status status = Commit(copy, state.position); !status.ok()) return status;
+  Grow(copy, state.position);
+  for (const StateExtent& extent : state.layout->live_extents_at(state.position, state.slot_cap)) {
+    memory_.Copy(copy.base + extent.offset, state.base + extent.offset, extent.bytes);
+  }
+  return absl::OkStatus();
 }
 
 size_t StatePool::SnapshotBytes(const StateHandle& state) const {

@@ -51,6 +51,16 @@ class StatePool {
   absl::Status Restart(StateHandle& state);
   // The same bytes in a new range.
   absl::StatusOr<StateHandle> Clone(const StateHandle& state, size_t reserve_bytes);
+  // The same in one that was acquired for it. ResourceExhausted as Commit has it.
+  absl::Status CopyTo(const StateHandle& state, StateHandle& copy);
+
+  // What the extents of a state hold, end to end in the device's memory, and back.
+  void Pack(const StateHandle& state, std::span<const StateExtent> extents, std::byte* packed) {
+    memory_.Pack(state.base, extents, packed);
+  }
+  void Unpack(StateHandle& state, std::span<const StateExtent> extents, const std::byte* packed) {
+    memory_.Unpack(state.base, extents, packed);
+  }
 
   // A snapshot is the live bytes: the same on every device for the same layout of the layers.
   size_t SnapshotBytes(const StateHandle& state) const;

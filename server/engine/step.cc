@@ -4,6 +4,15 @@
 #include <utility>
 
 namespace ovq {
+namespace {
+
+size_t TotalBytes(std::span<const StateExtent> extents) {
+  size_t bytes = 0;
+  for (const StateExtent& extent : extents) bytes += extent.total_bytes();
+  return bytes;
+}
+
+}  // namespace
 
 std::vector<PlanItem> Step::Plan(std::span<const StepSequence> sequences) const {
   std::vector<const StateLayout*> memories;  // of those that can have rows
@@ -27,25 +36,75 @@ std::vector<PlanItem> Step::Run(std::span<const StepSequence> sequences, StepRep
     return !failed_.empty() && failed_.back().id == item.id;
   });
   if (plan.empty()) return plan;
+  PlanDrafts(sequences, max_rows_, model_.weight_bytes > 0 ? &costs_ : nullptr, plan);
   batch_.Clear();
   reader_.Clear();
+  undos_.clear();
+  undo_memory_.emplace(context_);
   cost_ = 0;
   for (const PlanItem& item : plan) {
-    Fill(sequences[item.id], item.n_rows, report);
-    cost_ += item.n_rows * sequences[item.id].row_cost;
+    const StepSequence& sequence = sequences[static_cast<size_t>(item.id)];
+    if (item.n_drafted > 0) PrepareUndo(sequence, item);
+    Fill(sequence, item, report);
+    cost_ += (item.n_rows + item.n_drafted) * sequence.row_cost;
   }
 
   ScratchScope scratch(context_);
-  const StateLayout* layout = sequences[static_cast<size_t>(plan.front().id)].state->layout;
-  const auto memory = std::ranges::find(model_.memories, layout, &EngineMemory::layout);
-  TensorView logits = memory->forward(batch_, context_, scratch);
+  const StateHandle& first = *sequences[static_cast<size_t>(plan.front().id)].state;
+  TensorView logits = MemoryOf(first).forward(batch_, context_, scratch);
   logits.shape = {static_cast<int64_t>(batch_.logit_rows.size()), model_.vocab_size};
   reader_.Read(context_, logits);  // the step's only wait for the device
   ++steps_;
   return plan;
 }
 
-void Step::Fill(const StepSequence& sequence, int32_t n_rows, StepReport& report) {
+const EngineMemory& Step::MemoryOf(const StateHandle& state) const {
+  return *std::ranges::find(model_.memories, state.layout, &EngineMemory::layout);
+}
+
+// Its own row stands in any case: where rows are undone one by one, it needs no copy.
+void Step::PrepareUndo(const StepSequence& sequence, const PlanItem& item) {
+  const StateHandle& state = *sequence.state;
+  const EngineMemory& memory = MemoryOf(state);
+  TokenRange tokens = {state.position, state.position + 1 + item.n_drafted, state.slot_cap};
+  const bool apart = memory.writes_apart(tokens);
+  if (apart) ++tokens.begin;
+  const std::vector<StateExtent> extents = memory.overwrites(tokens);
+  std::byte* const before = undo_memory_->Allocate<std::byte>(TotalBytes(extents));
+  pool_.Pack(state, extents, before);
+  undos_.push_back({item.id, tokens, apart, before});
+}
+
+void Step::KeepRows(const StepSequence& sequence, const PlanItem& item, int32_t n_rows) {
+  StateHandle& state = *sequence.state;
+  const int64_t start = state.position - 1, kept = start + n_rows;
+  const Undo& undo = *std::ranges::find(undos_, item.id, &Undo::id);
+  const EngineMemory& memory = MemoryOf(state);
+  if (kept < undo.tokens.end) {
+    ScratchScope scratch(context_);
+    // What stands of these tokens is written again: over what there was before them, if need be by
+    // reading them once more.
+    const TokenRange again = {undo.tokens.begin, kept, state.slot_cap};
+    std::vector<StateExtent> standing;
+    if (undo.apart && kept > again.begin) standing = memory.overwrites(again);
+    std::byte* const bytes = scratch.Allocate<std::byte>(TotalBytes(standing));
+    pool_.Pack(state, standing, bytes);
+    pool_.Unpack(state, memory.overwrites(undo.tokens), undo.before);
+    pool_.Unpack(state, standing, bytes);
+    if (!undo.apart) {
+      std::vector<int32_t> tokens = {sequence.tokens.front()};
+      const auto guessed = sequence.guess.tokens.first(static_cast<size_t>(n_rows - 1));
+      tokens.insert(tokens.end(), guessed.begin(), guessed.end());
+      batch_.Clear();
+      batch_.Add(tokens, start, state.slot_cap, state.base, /*n_logits=*/0);
+      memory.forward(batch_, context_, scratch);
+    }
+  }
+  pool_.Grow(state, kept);
+}
+
+void Step::Fill(const StepSequence& sequence, const PlanItem& item, StepReport& report) {
+  const int32_t n_rows = item.n_rows;
   StateHandle& state = *sequence.state;
   const int64_t start = state.position;
   const auto first_row = static_cast<int64_t>(batch_.logit_rows.size());
@@ -53,10 +112,14 @@ void Step::Fill(const StepSequence& sequence, int32_t n_rows, StepReport& report
   const bool draws = whole && !sequence.draws.empty(), checks = whole && sequence.checked;
   CountUpdates(state, n_rows, report);
   (sequence.decoding ? report.decode_rows : report.prefill_rows) += n_rows;
+  report.drafted_rows += item.n_drafted;
   pool_.Grow(state, start + n_rows);
-  batch_.Add(sequence.tokens.first(static_cast<size_t>(n_rows)), start, state.slot_cap, state.base,
+  const auto guessed = sequence.guess.tokens.first(static_cast<size_t>(item.n_drafted));
+  rows_.assign(sequence.tokens.begin(), sequence.tokens.begin() + n_rows);
+  rows_.insert(rows_.end(), guessed.begin(), guessed.end());
+  batch_.Add(rows_, start, state.slot_cap, state.base,
              sequence.score_top ? n_rows
-             : draws || checks  ? 1
+             : draws || checks  ? 1 + item.n_drafted
                                 : 0);
   if (sequence.score_top) {
     for (int32_t i = 0; i < n_rows; ++i) {
@@ -69,7 +132,7 @@ void Step::Fill(const StepSequence& sequence, int32_t n_rows, StepReport& report
     reader_.WantCheck(first_row);
   } else if (draws) {
     for (const std::unique_ptr<Completion>& completion : sequence.draws) {
-      completion->WantDraw(reader_, first_row, start + n_rows);
+      completion->WantDraws(reader_, first_row, start + n_rows, guessed);
     }
   }
 }

@@ -23,14 +23,16 @@ class Step {
       : model_(config.model),
         max_rows_(config.options.max_batch_tokens),
         context_(context),
-        pool_(pool) {}
+        pool_(pool),
+        costs_(config.options.target_step_time) {}
 
   // Chooses rows of the sequences (PlanStep), at most the options' max_batch_tokens, all in one
   // memory as a step is one model's: where there are several, they take turns. Moves the states on
   // by them. Returns which got how many, ids being indices into `sequences`; empty if none could
   // have one. A state that the system gives no memory for has none and is in failed(). Their
   // results follow in that order: NextDraw for each draw, NextScore for each row, or
-  // NextCheck.
+  // NextCheck. Of a sequence with drafted rows NextDraw gives the draw of its own row, then those
+  // of the drafted ones, and its state waits for KeepRows.
   std::vector<PlanItem> Run(std::span<const StepSequence> sequences, StepReport& report);
 
   struct Failed {
@@ -38,16 +40,24 @@ class Step {
     absl::Status status;
   };
   std::span<const Failed> failed() const { return failed_; }
+  // Of a sequence with drafted rows, before anything else of its results is used: so many of its
+  // rows stand, one at least, and its state is as if no others had been in the step.
+  void KeepRows(const StepSequence& sequence, const PlanItem& item, int32_t n_rows);
   Sampled NextDraw() { return reader_.NextDraw(); }
   RowScore NextScore() { return reader_.NextScore(); }
   bool NextCheck() { return reader_.NextCheck(); }
-  void DropResults() { reader_.Clear(); }  // what scores asked for may be large
+  void DropResults() {  // what scores asked for may be large
+    reader_.Clear();
+    undo_memory_.reset();
+  }
   // How long the last step took, with what was made of its results.
   void Took(absl::Duration duration) { costs_.Observe(cost_, duration); }
 
  private:
   std::vector<PlanItem> Plan(std::span<const StepSequence> sequences) const;
-  void Fill(const StepSequence& sequence, int32_t n_rows, StepReport& report);
+  void Fill(const StepSequence& sequence, const PlanItem& item, StepReport& report);
+  const EngineMemory& MemoryOf(const StateHandle& state) const;
+  void PrepareUndo(const StepSequence& sequence, const PlanItem& item);
   void CountUpdates(const StateHandle& state, int32_t n_rows, StepReport& report) const;
 
   const EngineModel& model_;
@@ -56,10 +66,21 @@ class Step {
   StatePool& pool_;
   int64_t steps_ = 0;
   StepCosts costs_;
-  double cost_ = 1;  // of the last step's rows
-  StepBatch batch_;  // of the present step, as is the rest
+  double cost_ = 1;            // of the last step's rows
+  StepBatch batch_;            // of the present step, as is the rest
+  std::vector<int32_t> rows_;  // of a sequence
   StepReader reader_;
   std::vector<Failed> failed_;
+
+  // What drafted rows overwrite.
+  struct Undo {
+    int id;
+    TokenRange tokens;  // that can be undone
+    bool apart;         // the last of them alone
+    std::byte* before;  // the device's memory: what their extents held
+  };
+  std::vector<Undo> undos_;
+  std::optional<ScratchScope> undo_memory_;
 };
 
 // --- what the engine is doing at this moment, for those who look whether it stands still ---

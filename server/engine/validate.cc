@@ -86,10 +86,8 @@ absl::Status CheckTopLogprobs(int top_logprobs, int64_t most, const std::string&
 
 absl::Status CheckPrompt(const EngineConfig& config, std::span<const int32_t> tokens,
                          const std::string& prefix) {
-  const int64_t n_tokens = static_cast<int64_t>(tokens.size());
-  if (absl::Status status = CheckPromptLength(config, n_tokens, prefix); !status.ok()) {
-    return status;
-  }
+  absl::Status status = CheckPromptLength(config, std::ssize(tokens), prefix);
+  if (!status.ok()) return status;
   return CheckTokenIds(tokens, config.model.vocab_size,
                        absl::StrCat(prefix, "prompt.token_ids.ids"));
 }
@@ -291,6 +289,9 @@ absl::Status ValidateGenerate(const EngineConfig& config, const GenerateRequest&
                            AsSent(request.n)));
   }
   status.Update(CheckStop(config.model, request.stop, prefix));
+  if (const auto how = request.output.speculation; how && !IsKnown(*how)) {
+    status.Update(BadField(absl::StrCat(prefix, "output.speculation"), "0 to 2", int(*how)));
+  }
   status.Update(CheckTopLogprobs(request.output.top_logprobs,
                                  std::min(kMaxTopLogprobs, config.model.vocab_size),
                                  absl::StrCat(prefix, "output.top_logprobs")));

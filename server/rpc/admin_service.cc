@@ -1,10 +1,10 @@
 // ovq.v1.AdminService.
 #include <utility>
 
-#include "absl/time/clock.h"
 #include "ovq/v1/admin.grpc.pb.h"
+#include "server/calls/convert.h"
+#include "server/calls/handlers.h"
 #include "server/engine/validate.h"
-#include "server/rpc/convert.h"
 #include "server/rpc/grpc_unary.h"
 #include "server/rpc/services.h"
 
@@ -49,26 +49,8 @@ void Fill(const TenantUse& from, v1::TenantStatus& to) {
 }
 
 absl::StatusOr<v1::ServerStatus> HandleStatus(const UnaryInfo& info, const v1::GetStatusRequest&) {
-  const ServiceContext& services = info.services;
-  v1::ServerStatus status;
-  status.set_version(OVQ_VERSION);
-  status.set_model(services.description.name);
-  status.set_draining(services.draining());
-  const absl::Time started = services.started;
-  status.mutable_started()->set_seconds(absl::ToUnixSeconds(started));
-  status.mutable_uptime()->set_seconds(absl::ToInt64Seconds(absl::Now() - started));
-  const EngineStats stats = services.engine.Stats();
-  const auto count = [](auto value) { return static_cast<uint64_t>(value); };
-  status.set_requests_running(count(stats.requests_running));
-  status.set_requests_waiting(count(stats.requests_waiting));
-  status.set_waiting_prompt_tokens(count(stats.waiting_prompt_tokens));
-  status.set_sessions_active(count(stats.sessions_active));
-  status.set_sessions_idle(count(stats.sessions_idle));
-  status.set_max_sessions(count(services.engine.options().max_sessions));
-  status.set_state_bytes_committed(stats.state_bytes_committed);
-  status.set_state_bytes_reserved(stats.state_bytes_reserved);
-  status.set_state_bytes_budget(stats.state_bytes_budget);
-  for (const TenantUse& use : services.engine.quotas().Use()) Fill(use, *status.add_tenants());
+  v1::ServerStatus status = StatusOf(info.services);
+  for (const TenantUse& use : info.services.engine.quotas().Use()) Fill(use, *status.add_tenants());
   return status;
 }
 

@@ -2,9 +2,10 @@
 
 #include <utility>
 
+#include "server/calls/convert.h"
+#include "server/calls/generation.h"
 #include "server/engine/error_facts.h"
 #include "server/engine/validate.h"
-#include "server/rpc/convert.h"
 
 namespace ovq {
 
@@ -23,7 +24,7 @@ void ChatCall::Start() {
   });
   strand_.Dispatch([this] {
     // Before any message: nobody unknown holds a stream open.
-    absl::StatusOr<Caller> caller = services_.Admit(*context_);
+    absl::StatusOr<Caller> caller = services_.Admit(context_);
     if (!caller.ok()) return End(caller.status());
     caller_ = *std::move(caller);
     record_.summary().tenant = caller_.tenant;
@@ -64,7 +65,7 @@ void ChatCall::HandleMessage() {
   if (phase_ == Phase::kEnding) return;
   v1::ChatRequest message;
   auto memory =
-      std::make_unique<ByteHold>(services_.engine.options().request_memory, context_->peer());
+      std::make_unique<ByteHold>(services_.engine.options().request_memory, context_.peer());
   if (absl::Status status = ParseMessage(in_, message, *memory); !status.ok()) return End(status);
   in_.Clear();
   if (phase_ == Phase::kUnopened) {
@@ -127,7 +128,7 @@ void ChatCall::Open(const v1::ChatOpen& open) {
 }
 
 void ChatCall::OpenNew(const v1::ChatOpen& open) {
-  absl::StatusOr<SessionOptions> options = ToSessionOptions(open, *context_);
+  absl::StatusOr<SessionOptions> options = ToSessionOptions(open, context_);
   if (!options.ok()) return Opened(options.status());
   options->field_prefix = "open.";
   options->tenant = caller_.tenant;
@@ -175,20 +176,20 @@ void ChatCall::BeginTurn(const v1::ChatTurn& turn) {
   *whole.mutable_prompt() = turn.prompt();
   if (turn.has_expected_position()) whole.set_expected_position(turn.expected_position());
   stream_ = std::make_shared<TokenStream>();
-  OnBlockingThread([this, turn = std::move(whole), stream = stream_] {
-    OnStrand([this, status = SubmitTurn(turn, stream)] { TurnSubmitted(status); });
+  OnBlockingThread([this, turn = std::move(whole), stream = stream_,
+                    charged = std::exchange(opening_charged_, false)] {
+    OnStrand([this, status = SubmitTurn(turn, stream, charged)] { TurnSubmitted(status); });
   });
   Read();
 }
 
 // Reads only what does not change while a turn is being submitted.
 absl::Status ChatCall::SubmitTurn(const v1::ChatTurn& turn,
-                                  const std::shared_ptr<TokenStream>& stream) {
+                                  const std::shared_ptr<TokenStream>& stream, bool charged) {
   // A conversation may outlast its token.
   if (absl::Status status = services_.auth.Recheck(caller_); !status.ok()) return status;
-  if (absl::Status status = services_.engine.ChargeRequest(caller_.tenant); !status.ok()) {
-    return status;
-  }
+  absl::Status status = charged ? absl::OkStatus() : services_.engine.ChargeRequest(caller_.tenant);
+  if (!status.ok()) return status;
   GenerateRequest request;
   request.field_prefix = "turn.";
   request.session_id = session_id_;
@@ -197,7 +198,7 @@ absl::Status ChatCall::SubmitTurn(const v1::ChatTurn& turn,
   request.arrival = std::chrono::steady_clock::now();
   request.deadline = record_.deadline();
   const PromptPlace place = PlaceIn(services_.engine, session_id_, caller_.tenant);
-  absl::Status status = SetGeneration(turn, place, services_.engine, request);
+  status = SetGeneration(turn, place, services_.engine, request);
   if (!status.ok()) return status;
   if (turn.more() && request.prompt.empty()) return EmptyPrompt(request.field_prefix);
   if (turn.more()) request.stop.max_tokens = request.stop.min_tokens = 0;
@@ -249,13 +250,14 @@ void ChatCall::HandleStreamEnd() {
   stream_ = nullptr;
   if (turn_result_ && turn_result_->has_finished()) EndTurn(absl::OkStatus());
   if (turn_result_) out_.push_back(*std::move(turn_result_));
+  // All that was asked for has been answered, whatever has begun meanwhile.
+  if (half_closed_ && !held_.has_value()) return End(absl::OkStatus());
   if (draining_) return End(services_.CheckServing());
   if (held_.has_value()) {
     const v1::ChatTurn turn = *std::exchange(held_, std::nullopt);
     turn_memory_ = std::move(held_memory_);
     return BeginTurn(turn);
   }
-  if (half_closed_) return End(absl::OkStatus());
   Read();
 }
 

@@ -8,7 +8,7 @@
 #include <string>
 
 #include "ovq/v1/inference.pb.h"
-#include "server/rpc/grpc_context.h"
+#include "server/calls/service_context.h"
 #include "server/rpc/stream_call.h"
 
 namespace ovq {
@@ -43,7 +43,9 @@ class ChatCall final
 
   void BeginTurn(const v1::ChatTurn& turn);
   // On a blocking thread.
-  absl::Status SubmitTurn(const v1::ChatTurn& turn, const std::shared_ptr<TokenStream>& stream);
+  // charged: as a request of the tenant, with the call.
+  absl::Status SubmitTurn(const v1::ChatTurn& turn, const std::shared_ptr<TokenStream>& stream,
+                          bool charged);
   void TurnSubmitted(const absl::Status& status);
   void HandleEvent(const StreamEvent& event);
   void HandleFinished(const Finished& finished);
@@ -56,6 +58,7 @@ class ChatCall final
   Phase phase_ = Phase::kUnopened;
   bool half_closed_ = false;
   bool draining_ = false;
+  bool opening_charged_ = true;  // the call was, and its first turn goes with it
   absl::Status end_status_;
 
   grpc::ByteBuffer in_;

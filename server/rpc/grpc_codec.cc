@@ -14,8 +14,9 @@
 #include "absl/status/statusor.h"
 #include "absl/strings/str_cat.h"
 #include "ovq/v1/inference.pb.h"
+#include "server/calls/convert.h"
+#include "server/calls/service_context.h"
 #include "server/engine/error_facts.h"
-#include "server/rpc/convert.h"
 
 namespace ovq {
 namespace {
@@ -129,12 +130,7 @@ std::string Details(const absl::Status& status) {
   const ErrorFacts facts = FactsOf(status);
   if (facts.empty()) return "";
   v1::ErrorInfo info;
-  info.set_field(facts.field);
-  if (facts.reason) info.set_reason(RejectReasonName(*facts.reason));
-  if (facts.bytes_needed) info.set_bytes_needed(*facts.bytes_needed);
-  if (facts.bytes_free) info.set_bytes_free(*facts.bytes_free);
-  if (facts.retry_after) Fill(*facts.retry_after, *info.mutable_retry_after());
-  if (facts.position) info.set_position(*facts.position);
+  Fill(facts, info);
   v1::ErrorStatus details;
   details.set_code(status.raw_code());
   details.set_message(std::string(status.message()));
@@ -148,16 +144,6 @@ grpc::Status ToGrpcStatus(const absl::Status& status) {
   if (status.ok()) return grpc::Status::OK;
   return {static_cast<grpc::StatusCode>(status.raw_code()), std::string(status.message()),
           Details(status)};
-}
-
-absl::Status TakeBytes(ByteHold& hold, size_t bytes) {
-  const std::optional<size_t> free = hold.Take(bytes);
-  if (!free) return absl::OkStatus();
-  return WithFacts(
-      absl::ResourceExhaustedError(absl::StrCat("request memory: ", bytes, " bytes needed, ", *free,
-                                                " of ", hold.budget().total(),
-                                                " free for this client (--request-memory)")),
-      {.reason = RejectReason::kRequestMemory, .bytes_needed = bytes, .bytes_free = *free});
 }
 
 absl::Status ParseMessage(const grpc::ByteBuffer& bytes, Message& message, ByteHold& hold) {

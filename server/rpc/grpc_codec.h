@@ -20,9 +20,6 @@ inline constexpr int64_t kMaxUnknownBytes = 64 << 10;
 // error go along as an ovq.v1.ErrorInfo.
 grpc::Status ToGrpcStatus(const absl::Status& status);
 
-// What a call's messages may take of the host's memory, and what is made of them.
-absl::Status TakeBytes(ByteHold& hold, size_t bytes);  // ResourceExhausted
-
 // InvalidArgument for bytes that are not the message (text that is not UTF-8 names its field) or
 // hold more than kMaxUnknownBytes of unknown fields. First takes from `hold` what the message comes
 // to, once parsed and tokenized, which is many times its bytes for small fields: ResourceExhausted.

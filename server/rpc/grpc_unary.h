@@ -14,33 +14,12 @@
 #include "absl/status/statusor.h"
 #include "absl/strings/str_cat.h"
 #include "absl/strings/strip.h"
+#include "server/calls/unary.h"
 #include "server/engine/error_facts.h"
+#include "server/rpc/grpc_call.h"
 #include "server/rpc/grpc_codec.h"
-#include "server/rpc/grpc_context.h"
 
 namespace ovq {
-
-// What a handler gets beside the message.
-struct UnaryInfo {
-  ServiceContext& services;
-  const grpc::CallbackServerContext& context;  // until `done` is called, as the next
-  CallRecord& record;
-  std::string tenant, client;            // Caller's
-  std::shared_ptr<CancelSignal> cancel;  // the client's
-  ByteHold& memory;                      // until `done` is called
-};
-
-template <class Response>
-using UnaryDone = std::function<void(absl::StatusOr<Response>)>;  // once, from any thread
-
-// Where a method's calls are handled: those that cost next to nothing are never behind others.
-enum class Lane : uint8_t { kWork, kQuick };
-inline constexpr size_t kMaxQuickBytes = size_t{64} << 10;  // of a message in the quick one
-
-// Handlers run on a thread that may block, but for those of the quick lane.
-template <class Request, class Response>
-using UnaryHandler =
-    std::function<void(const UnaryInfo&, const Request&, const UnaryDone<Response>&)>;
 
 template <class Request, class Response>
 class UnaryCall final : public grpc::ServerUnaryReactor {
@@ -49,8 +28,8 @@ class UnaryCall final : public grpc::ServerUnaryReactor {
             grpc::ByteBuffer* response)
       : services_(services),
         context_(context),
-        record_(services, method, context),
-        memory_(services.Memory(*context)),
+        record_(services, method, context_),
+        memory_(services.Memory(context_)),
         response_(response) {}
 
   void Start(const grpc::ByteBuffer* request, Access access, Lane lane,
@@ -62,8 +41,8 @@ class UnaryCall final : public grpc::ServerUnaryReactor {
     if (absl::Status status = TakeBytes(memory_, request->Length()); !status.ok()) {
       return End(status);
     }
-    queue_->Run(context_->peer(), [this, request, access, lane, handler = std::move(handler)] {
-      absl::StatusOr<Caller> caller = services_.Admit(*context_, access);
+    queue_->Run(context_.peer(), [this, request, access, lane, handler = std::move(handler)] {
+      absl::StatusOr<Caller> caller = services_.Admit(context_, access);
       if (!caller.ok()) return End(caller.status());
       if (lane == Lane::kQuick && request->Length() > kMaxQuickBytes) {
         return End(BadField(Request::descriptor()->full_name(),
@@ -74,7 +53,7 @@ class UnaryCall final : public grpc::ServerUnaryReactor {
         return End(status);
       record_.summary().tenant = caller->tenant;
       const UnaryInfo info{
-          services_, *context_, record_, std::move(caller->tenant), std::move(caller->client),
+          services_, context_, record_, std::move(caller->tenant), std::move(caller->client),
           cancel_,   memory_};
       handler(info, message, [this](absl::StatusOr<Response> answer) { Reply(std::move(answer)); });
     });
@@ -86,7 +65,7 @@ class UnaryCall final : public grpc::ServerUnaryReactor {
  private:
   // The engine's thread may bring the answer: it is serialized on another one.
   void Reply(absl::StatusOr<Response> answer) {
-    queue_->Run(context_->peer(), [this, answer = std::move(answer)] {
+    queue_->Run(context_.peer(), [this, answer = std::move(answer)] {
       if (answer.ok()) *response_ = SerializeMessage(*answer);
       if constexpr (requires { answer->session_id(); }) {
         if (answer.ok()) record_.summary().SetSession(answer->session_id());
@@ -94,10 +73,10 @@ class UnaryCall final : public grpc::ServerUnaryReactor {
       End(answer.status());
     });
   }
-  void End(const absl::Status& status) { Finish(record_.End(status)); }
+  void End(const absl::Status& status) { Finish(context_.End(record_, status)); }
 
   ServiceContext& services_;
-  grpc::CallbackServerContext* const context_;
+  const GrpcCallContext context_;
   CallRecord record_;
   ByteHold memory_;
   grpc::ByteBuffer* const response_;

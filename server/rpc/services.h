@@ -8,7 +8,7 @@
 #include <string>
 #include <vector>
 
-#include "server/rpc/grpc_context.h"
+#include "server/calls/service_context.h"
 
 namespace ovq {
 

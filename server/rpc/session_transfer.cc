@@ -10,10 +10,10 @@
 
 #include "absl/strings/str_cat.h"
 #include "ovq/v1/inference.pb.h"
+#include "server/calls/convert.h"
 #include "server/engine/error_facts.h"
 #include "server/engine/session_image.h"
 #include "server/engine/validate.h"
-#include "server/rpc/convert.h"
 #include "server/rpc/stream_call.h"
 
 namespace ovq {
@@ -36,7 +36,7 @@ class ExportCall final
 
  private:
   absl::Status Read(const grpc::ByteBuffer& bytes) {
-    absl::StatusOr<Caller> caller = services_.Admit(*context_);
+    absl::StatusOr<Caller> caller = services_.Admit(context_);
     if (!caller.ok()) return caller.status();
     v1::ExportSessionRequest message;
     if (absl::Status status = ParseMessage(bytes, message, memory_); !status.ok()) return status;
@@ -119,20 +119,20 @@ class ImportCall final : public grpc::ServerReadReactor<grpc::ByteBuffer>,
       : services_(services),
         context_(context),
         response_(response),
-        record_(services, "ImportSession", context),
+        record_(services, "ImportSession", context_),
         arriving_(budget),
         reader_([this](const SessionImage& head) { return CheckHead(head); }) {}
 
   void Start() {
     self_ = shared_from_this();
     Work([this] {
-      absl::StatusOr<Caller> caller = services_.Admit(*context_);
+      absl::StatusOr<Caller> caller = services_.Admit(context_);
       if (!caller.ok()) return End(caller.status());
       record_.summary().tenant = caller->tenant;
       options_.tenant = std::move(caller->tenant);
       options_.client = std::move(caller->client);
       options_.deadline = record_.deadline();
-      if (absl::Status status = TakeKey(*context_, options_); !status.ok()) return End(status);
+      if (absl::Status status = TakeKey(context_, options_); !status.ok()) return End(status);
       StartRead(&part_);
     });
   }
@@ -146,10 +146,10 @@ class ImportCall final : public grpc::ServerReadReactor<grpc::ByteBuffer>,
  private:
   template <class Function>
   void Work(Function work) {
-    services_.blocking.Run(context_->peer(),
+    services_.blocking.Run(context_.peer(),
                            [self = shared_from_this(), work = std::move(work)] { work(); });
   }
-  void End(const absl::Status& status) { Finish(record_.End(status)); }
+  void End(const absl::Status& status) { Finish(context_.End(record_, status)); }
 
   absl::Status CheckHead(const SessionImage& head) {
     if (absl::Status status = services_.engine.CheckImport(head); !status.ok()) return status;
@@ -159,7 +159,7 @@ class ImportCall final : public grpc::ServerReadReactor<grpc::ByteBuffer>,
 
   void Add() {
     v1::SessionBytes message;
-    ByteHold memory = services_.Memory(*context_);  // of this part alone
+    ByteHold memory = services_.Memory(context_);  // of this part alone
     absl::Status status = ParseMessage(part_, message, memory);
     if (status.ok() && message.has_ttl()) {
       options_.ttl = ToDuration(message.ttl());
@@ -177,9 +177,9 @@ class ImportCall final : public grpc::ServerReadReactor<grpc::ByteBuffer>,
     if (!image.ok()) return End(image.status());
     services_.engine.ImportSession(
         *std::move(image), options_, [self = shared_from_this()](auto session) {
-          self->services_.blocking.Run(
-              self->context_->peer(),
-              [self, session = std::move(session)] { self->Answer(session); });
+          self->services_.blocking.Run(self->context_.peer(), [self, session = std::move(session)] {
+            self->Answer(session);
+          });
         });
   }
 
@@ -197,7 +197,7 @@ class ImportCall final : public grpc::ServerReadReactor<grpc::ByteBuffer>,
   }
 
   ServiceContext& services_;
-  grpc::CallbackServerContext* const context_;
+  const GrpcCallContext context_;
   grpc::ByteBuffer* const response_;
   CallRecord record_;
   Arriving arriving_;

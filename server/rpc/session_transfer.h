@@ -6,7 +6,7 @@
 #include <atomic>
 #include <cstddef>
 
-#include "server/rpc/grpc_context.h"
+#include "server/calls/service_context.h"
 
 namespace ovq {
 

@@ -7,8 +7,9 @@
 #include <memory>
 #include <utility>
 
+#include "server/calls/service_context.h"
+#include "server/rpc/grpc_call.h"
 #include "server/rpc/grpc_codec.h"
-#include "server/rpc/grpc_context.h"
 
 namespace ovq {
 
@@ -22,8 +23,8 @@ class StreamCall : public Reactor,
   StreamCall(ServiceContext& services, const char* method, grpc::CallbackServerContext* context)
       : services_(services),
         context_(context),
-        record_(services, method, context),
-        memory_(services.Memory(*context)),
+        record_(services, method, context_),
+        memory_(services.Memory(context_)),
         strand_(services.writers, context->peer()) {}
 
   void OnWriteDone(bool ok) override {
@@ -54,7 +55,7 @@ class StreamCall : public Reactor,
   }
   void EndCall(const absl::Status& status) {
     finished_ = true;
-    this->Finish(record_.End(status));
+    this->Finish(context_.End(record_, status));
   }
   // The listener runs on the engine's thread: all it does is to wake a writer.
   void Listen(TokenStream& stream) {
@@ -69,12 +70,12 @@ class StreamCall : public Reactor,
   }
   template <class Work>
   void OnBlockingThread(Work work) {
-    services_.blocking.Run(context_->peer(),
+    services_.blocking.Run(context_.peer(),
                            [self = this->shared_from_this(), work = std::move(work)] { work(); });
   }
 
   ServiceContext& services_;
-  grpc::CallbackServerContext* const context_;
+  const GrpcCallContext context_;
   CallRecord record_;
   ByteHold memory_;
   Strand strand_;
@@ -95,13 +96,6 @@ class StreamCall : public Reactor,
   bool writing_ = false;
   bool finished_ = false;
 };
-
-// What the answers of a request take while they wait for their reader, at most.
-inline size_t StreamBytes(const GenerateRequest& request) {
-  constexpr size_t kEventBytes = 512;
-  return TokenStream::kCapacity *
-         (kEventBytes + sizeof(TokenLogprob) * static_cast<size_t>(request.output.top_logprobs));
-}
 
 // The reactors of Generate and Chat; each ends by itself.
 grpc::ServerWriteReactor<grpc::ByteBuffer>* StartGenerate(ServiceContext& services,

@@ -19,6 +19,8 @@ void WorkSummary::Add(const StreamEvent& event) {
   const Usage& usage = event.finished->usage;
   finish = event.finished->reason;
   queue_time = usage.queue_time;
+  prefill_time = usage.prefill_time;
+  if (usage.generated_tokens > 0) decode_time = usage.decode_time;
   if (usage.generated_tokens > 0) first_token = usage.queue_time + usage.prefill_time;
 }
 

@@ -22,9 +22,10 @@ inline constexpr std::array<const char*, 3> kLogRequests = {"none", "errors", "a
 // What the engine did for a call or a turn, as far as it is known.
 struct WorkSummary {
   std::optional<int64_t> prompt_tokens, generated_tokens;
-  std::optional<absl::Duration> queue_time;   // of the last request to the engine
-  std::optional<absl::Duration> first_token;  // from that request
-  std::optional<FinishReason> finish;         // of the last completion
+  std::optional<absl::Duration> queue_time;                 // of the last request to the engine
+  std::optional<absl::Duration> first_token;                // from that request
+  std::optional<absl::Duration> prefill_time, decode_time;  // likewise of the last one
+  std::optional<FinishReason> finish;                       // of the last completion
 
   void Add(const StreamEvent& event);
   void AppendTo(LogFields& fields) const;

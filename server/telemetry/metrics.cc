@@ -70,6 +70,7 @@ Metrics::Metrics(const ModelDescription& model)
   Gauges("ovq_model_info", "The model served; always 1.")
       .Add({{"fingerprint", model.fingerprint},
             {"compute_dtype", model.compute_dtype},
+            {"weights", model.weights},
             {"state_dtype", model.state_dtype},
             {"memory", model.memory}})
       .Set(1);
@@ -124,6 +125,21 @@ void Metrics::SetLogSource(std::function<LogCounts()> source) {
   log_source_ = std::move(source);
 }
 
+void Metrics::SetTraceSource(std::function<TraceCounts()> source) {
+  absl::MutexLock lock(&mutex_);
+  trace_source_ = std::move(source);
+}
+
+void Metrics::HttpFinished(const char* route, int status, absl::Duration duration) {
+  http_calls_.Add({{"route", route}, {"status", absl::StrCat(status)}}).Increment();
+  http_duration_.at(route)->Observe(absl::ToDoubleSeconds(duration));
+}
+
+void Metrics::HttpBytes(size_t received, size_t sent) {
+  http_bytes_.at("received")->Increment(static_cast<double>(received));
+  http_bytes_.at("sent")->Increment(static_cast<double>(sent));
+}
+
 void Metrics::CallFinished(const char* method, absl::StatusCode code, absl::Duration duration) {
   calls_.Add({{"method", method}, {"code", absl::StatusCodeToString(code)}}).Increment();
   call_duration_.at(method)->Observe(absl::ToDoubleSeconds(duration));
@@ -174,6 +190,7 @@ std::vector<prometheus::MetricFamily> Metrics::Collect() const {
   ReadEngine(stats_);
   ReadMemory(stats_);
   ReadLog(log_counts_);
+  if (trace_source_) ReadTraces(trace_source_());
   ReadProcess();
   return registry_.Collect();
 }
@@ -276,6 +293,16 @@ void Metrics::ReadLog(const LogCounts& counts) const {
   set(suppressed, "reason", "lost", counts.lost);
 }
 
+void Metrics::ReadTraces(const TraceCounts& counts) const {
+  auto& spans = Counters("ovq_trace_spans_total",
+                         "Spans for --trace-collector: sent, dropped because too many waited, or "
+                         "failed because it did not take them.",
+                         false);
+  SetTo(spans.Add({{"result", "sent"}}), static_cast<double>(counts.sent));
+  SetTo(spans.Add({{"result", "dropped"}}), static_cast<double>(counts.dropped));
+  SetTo(spans.Add({{"result", "failed"}}), static_cast<double>(counts.failed));
+}
+
 void Metrics::ReadProcess() const {
   const ProcessStats stats = ReadProcessStats();
   const auto set = [this](const char* name, const char* help, auto value) {
@@ -294,9 +321,22 @@ void Metrics::ReadProcess() const {
       ProcessStartTimeSeconds());
 }
 
+Metrics::Tokens Metrics::StepTokens() const {
+  const auto sum = [this](const char* phase) {
+    return static_cast<uint64_t>(step_tokens_.at(phase)->Collect().histogram.sample_sum);
+  };
+  return {.prompt = sum("prefill"), .generated = sum("decode")};
+}
+
 void Metrics::Count(const StepReport& report) {
   if (report.prefill_rows > 0) step_tokens_.at("prefill")->Observe(report.prefill_rows);
-  if (report.decode_rows > 0) step_tokens_.at("decode")->Observe(report.decode_rows);
+  if (report.decode_rows > 0) {
+    step_tokens_.at("decode")->Observe(report.decode_rows + report.accepted_rows);
+  }
+  if (report.drafted_rows > 0) {
+    drafted_tokens_.Increment(report.drafted_rows);
+    accepted_tokens_.Increment(report.accepted_rows);
+  }
   step_duration_
       .at(report.decode_rows == 0    ? "prefill"
           : report.prefill_rows == 0 ? "decode"

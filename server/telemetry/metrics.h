@@ -26,6 +26,7 @@
 #include "server/disk/session_folder.h"
 #include "server/engine/engine_config.h"
 #include "server/telemetry/log.h"
+#include "server/telemetry/trace_export.h"
 
 namespace prometheus {
 class Exposer;
@@ -42,6 +43,7 @@ struct ModelDescription {
   std::optional<int32_t> bos_token_id;
   std::string device;
   std::string compute_dtype;
+  std::string weights;  // what most of them are held as: "f32", "bf16", "int8"
   std::string state_dtype;
   std::string memory;  // what sessions can choose from: MemoryNames with commas between
   size_t weight_bytes = 0;
@@ -57,6 +59,29 @@ inline constexpr std::array<const char*, 19> kMethods = {
     "GetModelInfo",       "CreateSession", "GetSession",     "ListSessions",  "DeleteSession",
     "ForkSession",        "RewindSession", "ExportSession",  "ImportSession", "AdminListSessions",
     "AdminDeleteSession", "AdminDrain",    "AdminGetStatus", "ApplyTemplate"};
+
+// The paths of the HTTP front, as the label `route`.
+inline constexpr std::array<const char*, 18> kHttpRoutes = {"/",  // and the console's other files
+                                                            "/v1/models",
+                                                            "/v1/completions",
+                                                            "/v1/chat/completions",
+                                                            "/v1/responses",
+                                                            "/v1/responses/{}",
+                                                            "/tokenize",
+                                                            "/detokenize",
+                                                            "/health",
+                                                            "/version",
+                                                            "/ovq/v1/info",
+                                                            "/ovq/v1/status",
+                                                            "/ovq/v1/generate",
+                                                            "/ovq/v1/sessions",
+                                                            "/ovq/v1/sessions/{}",
+                                                            "/ovq/v1/sessions/{}/fork",
+                                                            "/ovq/v1/sessions/{}/rewind",
+                                                            "/ovq/v1/sessions/{}/generate"};
+inline constexpr const char* kOtherRoute = "other";
+// Why it closed a connection that did nothing wrong.
+inline constexpr std::array<const char*, 3> kHttpRefusals = {"max_connections", "idle", "tls"};
 
 // Why a call was not let in.
 enum class AuthFailure : uint8_t { kMissing, kMalformed, kUnknown, kForbidden };
@@ -89,14 +114,25 @@ class Metrics {
   // Source of the gauges, read at every scrape; null ends it, once a scrape that is running is
   // over.
   void SetStatsSource(std::function<EngineStats()> source);
-  void SetLogSource(std::function<LogCounts()> source);  // likewise, of the counts of log lines
+  void SetLogSource(std::function<LogCounts()> source);      // likewise, of the counts of log lines
+  void SetTraceSource(std::function<TraceCounts()> source);  // likewise, of spans; none: no metric
   void SetReady(bool ready) { ready_.Set(ready ? 1 : 0); }
   void StepTimedOut() { step_timeouts_.Increment(); }
   // Of --session-dir, any thread.
   void Count(const DiskReport& report);
   void SetDamagedSessions(size_t n) { damaged_sessions_.Set(static_cast<double>(n)); }
   void SetDraining(bool draining) { draining_.Set(draining ? 1 : 0); }
+  // Tokens that steps have read for prompts, and drawn.
+  struct Tokens {
+    uint64_t prompt = 0, generated = 0;
+  };
+  Tokens StepTokens() const;
   void CallFinished(const char* method, absl::StatusCode code, absl::Duration duration);
+  void HttpFinished(const char* route, int status, absl::Duration duration);
+  void SetHttpConnections(int open) { http_connections_.Set(open); }
+  void HttpRefused(const char* why) { http_refusals_.at(why)->Increment(); }
+  void HttpStreams(int change) { http_streams_.Increment(change); }
+  void HttpBytes(size_t received, size_t sent);
   void AuthFailed(AuthFailure reason);
   void CredentialsLoaded(Credentials what);             // at the start
   void CredentialsReloaded(Credentials what, bool ok);  // later
@@ -135,6 +171,11 @@ class Metrics {
     for (const char* value : values) result[value] = &family.Add({{key, value}}, args...);
     return result;
   }
+  static Names HttpRouteLabels() {
+    Names names(kHttpRoutes.begin(), kHttpRoutes.end());
+    names.push_back(kOtherRoute);
+    return names;
+  }
   prometheus::Labels OfModel() const { return {{"model", model_.name}}; }
 
   void Count(const StepReport& report);
@@ -145,6 +186,7 @@ class Metrics {
   void ReadPrefixes(const PrefixStats& stats) const;
   void ReadMemory(const EngineStats& stats) const;
   void ReadLog(const LogCounts& counts) const;
+  void ReadTraces(const TraceCounts& counts) const;
   void ReadProcess() const;
 
   const ModelDescription model_;
@@ -156,6 +198,25 @@ class Metrics {
       Each(Histograms("ovq_request_duration_seconds",
                       "Time from an RPC's arrival to its end; of Chat, the stream."),
            "method", kMethods, kDurationBuckets);
+  prometheus::Family<Counter>& http_calls_ =
+      Counters("ovq_http_requests_total",
+               "Requests over HTTP that ended, by status; 499: the client had gone.");
+  ByLabel<Histogram*> http_duration_ =
+      Each(Histograms("ovq_http_request_duration_seconds",
+                      "Time from an HTTP request's arrival to the end of its answer."),
+           "route", HttpRouteLabels(), kDurationBuckets);
+  Gauge& http_connections_ =
+      Gauges("ovq_http_connections", "Open connections of the HTTP front.").Add({});
+  ByLabel<Counter*> http_refusals_ =
+      Each(Counters("ovq_http_connections_refused_total",
+                    "Connections that --http-max-connections had no room for; idle: ended to make "
+                    "room; tls: without a context."),
+           "reason", kHttpRefusals);
+  Gauge& http_streams_ =
+      Gauges("ovq_http_open_streams", "Answers being streamed over HTTP.").Add({});
+  ByLabel<Counter*> http_bytes_ =
+      Each(Counters("ovq_http_bytes_total", "Bytes of HTTP, TLS taken off."), "direction",
+           {"received", "sent"});
   ByLabel<Counter*> finished_ = Each(
       Counters("ovq_requests_finished_total", "Generation requests that ended, by the reason."),
       "reason", kFinishReasons);
@@ -164,6 +225,12 @@ class Metrics {
       "reason", kRejectReasons);
   Counter& prompt_tokens_ = Counters("ovq_prompt_tokens_total", "Prompt tokens absorbed.").Add({});
   Counter& generated_tokens_ = Counters("ovq_generated_tokens_total", "Tokens generated.").Add({});
+  Counter& drafted_tokens_ =
+      Counters("ovq_drafted_tokens_total", "Tokens that were guessed and checked (--speculate).")
+          .Add({});
+  Counter& accepted_tokens_ =
+      Counters("ovq_accepted_tokens_total", "Guessed tokens that were right, hence generated.")
+          .Add({});
   Counter& not_a_number_ = Counters("ovq_nonfinite_logits_total",
                                     "Calls that ended because the model's output was not a number.")
                                .Add({});
@@ -266,6 +333,7 @@ class Metrics {
   mutable absl::Mutex mutex_;  // also held while a source is read: after null its owner may go
   std::function<EngineStats()> stats_source_ ABSL_GUARDED_BY(mutex_);
   std::function<LogCounts()> log_source_ ABSL_GUARDED_BY(mutex_);
+  std::function<TraceCounts()> trace_source_ ABSL_GUARDED_BY(mutex_);
   // As last read: a source that has ended leaves its figures.
   mutable EngineStats stats_ ABSL_GUARDED_BY(mutex_);
   mutable LogCounts log_counts_ ABSL_GUARDED_BY(mutex_);

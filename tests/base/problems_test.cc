@@ -3,6 +3,9 @@
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
+#include <string>
+#include <vector>
+
 namespace ovq {
 namespace {
 
@@ -35,6 +38,18 @@ TEST(Problems, EachMessageStandsOnce) {
   EXPECT_THAT(ProblemsOf(status), ElementsAre(kOne, kTwo, kThree));
   AddProblems(status, status);
   EXPECT_EQ(ProblemsOf(status).size(), 3u);
+}
+
+TEST(Problems, NobodyReadsThousands) {
+  absl::Status status;
+  for (int i = 0; i < 5000; ++i) {
+    AddProblems(status, absl::NotFoundError(std::to_string(i)));
+    status = i % 1000 == 999 ? InContext("in", status) : status;
+  }
+  const std::vector<absl::Status> problems = ProblemsOf(status);
+  ASSERT_EQ(problems.size(), 201u);
+  EXPECT_EQ(problems[199].message(), "in: in: in: in: in: 199");
+  EXPECT_EQ(problems[200].message(), "and more problems");
 }
 
 TEST(Problems, AContextIsSaidOfEach) {

@@ -6,10 +6,12 @@
 //   bench_decode [--shape 77m|257m|478m] [--mixer ovq_attention,...] [--threads 2]
 //                [--contexts 128,1024,...] [--sessions 1,4,8,16] [--state-dtype bf16|f32]
 //                [--centroids 2048] [--states read|random] [--passes 5]
+//                [--weights checkpoint|int8|checkpoint,int8]
 //   bench_decode --model FOLDER [--memory model,exact,closest-pair,...] [--threads 2] ...
 //
-// Several mixers are timed in turn, in one run. --shape kvm-120m or kvm-350m: checkpoints of the
-// KVM paper's format, --mixer its configurations (kvm_paper_model.h).
+// Several mixers, and several kinds of weights of each, are timed in turn, in one run. --shape
+// kvm-120m or kvm-350m: checkpoints of the KVM paper's format, --mixer its configurations
+// (kvm_paper_model.h).
 // --states random: states of random numbers in place of those that reading a prompt makes, for
 // contexts that take hours to read; multiples of 256, where no chunk is unfinished; not of closest
 // pairs, whose states refer to one another. A model whose
@@ -129,7 +131,7 @@ class Bench {
         position += n;
       }
       const double speed = static_cast<double>(context - from) / (Seconds() - begin);
-      std::printf("%-26s prefill %8lld %9d %12.1f   (from %lld)\n", name_.c_str(),
+      std::printf("%-28s prefill %8lld %9d %12.1f   (from %lld)\n", name_.c_str(),
                   static_cast<long long>(context), 1, speed, static_cast<long long>(from));
       std::fflush(stdout);
       kept_[context] = NewSession();
@@ -170,7 +172,7 @@ class Bench {
     const int n = setting.n_sessions;
     const double bytes = static_cast<double>(model_.weight_bytes()) / n +
                          static_cast<double>(model_.layout().bytes_at(setting.position, slot_cap_));
-    std::printf("%-26s decode  %8lld %9d %12.1f %14.0f %10.2f %8.2f\n", name_.c_str(),
+    std::printf("%-28s decode  %8lld %9d %12.1f %14.0f %10.2f %8.2f\n", name_.c_str(),
                 static_cast<long long>(setting.position), n, n / step, bytes,
                 bytes * n / step / bandwidth, setting.SlowestOverMedian());
   }
@@ -244,10 +246,18 @@ Memory MemoryOf(const std::string& name) {
   std::exit(2);
 }
 
+// Of the names by which --weights of the server calls them.
+WeightType WeightsOf(const std::string& name) {
+  if (name == "checkpoint") return WeightType::kAsComputed;
+  if (name == "int8") return WeightType::kInt8;
+  std::fprintf(stderr, "--weights: unknown value %s\n", name.c_str());
+  std::exit(2);
+}
+
 int Main(int argc, char** argv) {
   CheckFlags(argc, argv,
              {"--threads", "--contexts", "--sessions", "--centroids", "--states", "--passes",
-              "--shape", "--mixer", "--state-dtype", "--model", "--memory"});
+              "--shape", "--mixer", "--state-dtype", "--model", "--memory", "--weights"});
   const int n_threads = std::atoi(FlagValue(argc, argv, "--threads", "2"));
   const std::vector<int64_t> contexts =
       Numbers(FlagValue(argc, argv, "--contexts", "128,512,1024,4096,16384,32768,65536"));
@@ -268,21 +278,27 @@ int Main(int argc, char** argv) {
   const std::string names = folder.empty() ? FlagValue(argc, argv, "--mixer", "ovq_attention")
                                            : FlagValue(argc, argv, "--memory", "model");
 
+  const std::vector<std::string> weights = Names(FlagValue(argc, argv, "--weights", "checkpoint"));
+
   std::vector<std::unique_ptr<Bench>> benches;
   for (const std::string& name : Names(names)) {
-    if (!folder.empty()) options.memory = MemoryOf(name);
-    auto model = folder.empty() ? LoadRandomModel(shape, name, options, *context)
-                                : LoadFolder(folder, options, *context);
-    std::printf("%s, %s, %.1fM parameters, state %s, N = %d, %d threads\n",
-                folder.empty() ? shape.c_str() : folder.c_str(), name.c_str(),
-                static_cast<double>(model->parameters()) * 1e-6, dtype.c_str(), centroids,
-                context->n_threads());
-    benches.push_back(std::make_unique<Bench>(name, std::move(model), centroids, *context));
-    if (benches.back()->SplitKeepsEveryBit()) continue;
-    std::printf("not timed: whole prompt and single steps differ\n");
-    return 1;
+    for (const std::string& kind : weights) {
+      if (!folder.empty()) options.memory = MemoryOf(name);
+      options.weights = WeightsOf(kind);
+      auto model = folder.empty() ? LoadRandomModel(shape, name, options, *context)
+                                  : LoadFolder(folder, options, *context);
+      std::printf("%s, %s, %.1fM parameters, weights %s, state %s, N = %d, %d threads\n",
+                  folder.empty() ? shape.c_str() : folder.c_str(), name.c_str(),
+                  static_cast<double>(model->parameters()) * 1e-6, kind.c_str(), dtype.c_str(),
+                  centroids, context->n_threads());
+      const std::string label = weights.size() > 1 ? name + " " + kind : name;
+      benches.push_back(std::make_unique<Bench>(label, std::move(model), centroids, *context));
+      if (benches.back()->SplitKeepsEveryBit()) continue;
+      std::printf("not timed: whole prompt and single steps differ\n");
+      return 1;
+    }
   }
-  std::printf("%-26s %-7s %8s %9s %12s %14s %10s %8s\n", "mixer", "phase", "context", "sessions",
+  std::printf("%-28s %-7s %8s %9s %12s %14s %10s %8s\n", "mixer", "phase", "context", "sessions",
               "tokens/s", "bytes/token", "of ceiling", "slowest");
   for (const std::unique_ptr<Bench>& bench : benches) {
     if (states == "random") {

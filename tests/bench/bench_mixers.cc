@@ -99,7 +99,7 @@ Layer MakeLayer(const MixerEntry& entry, int64_t longest, DeviceContext& context
   Layer layer{.mixer = *std::move(made), .where = {}, .session_bytes = 0};
   const MixerState& state = layer.mixer->state();
   const bool grows = state.growth.exists();
-  layer.where = {0, state.fixed.bytes(), state.block.bytes(), grows ? 0 : -1};
+  layer.where = {0, state.fixed.bytes(), state.block.bytes(), state.head_bytes(), grows ? 0 : -1};
   const int64_t slots = state.growth.capped() ? kSlotCap : longest + 4096;
   const int64_t blocks = grows ? BlocksOf(slots) : 0;
   layer.session_bytes = state.fixed.bytes() + static_cast<size_t>(blocks) * state.block.bytes();
@@ -164,7 +164,7 @@ double StateBytesWritten(const Layer& layer, int64_t position, int n_tokens) {
   size_t bytes = 0;
   for (int64_t t = position; t < position + n_tokens; ++t) {
     for (const StateExtent& extent : layer.mixer->Overwrites(layer.where, {t, t + 1, kSlotCap})) {
-      bytes += extent.bytes;
+      bytes += extent.total_bytes();
     }
   }
   return static_cast<double>(bytes) / n_tokens;

@@ -63,7 +63,7 @@ class OvqLayer {
                        .layer = 1}),
         meter_(context) {
     const MixerState& layout = ovq_.layout;
-    where_ = {0, layout.fixed.bytes(), layout.block.bytes(), 0};
+    where_ = {0, layout.fixed.bytes(), layout.block.bytes(), layout.head_bytes(), 0};
     const int64_t blocks = (scale.slot_cap + kBlockSlots - 1) / kBlockSlots;
     session_bytes_ = layout.fixed.bytes() + static_cast<size_t>(blocks) * layout.block.bytes();
     const int64_t n_rows = scale.prefill_sessions * scale.prefill_rows;

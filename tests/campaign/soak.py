@@ -1,7 +1,8 @@
 #!/usr/bin/python3
 """Whether a server stays as it is: hours of ordinary load with all that ends badly in it.
 
-A real server with tenants, whose capacity is measured first; then calls come at 80% of it: answers that
+A real server with tenants, whose capacity is measured first and again now and then, as what else runs on the
+machine changes it; calls come at 80% of it: answers that
 are read, cancelled, read slowly or given a short deadline, scores, sessions that are told, forked,
 rewound, exported, imported, deleted or left to their --session-ttl. The tenants file is changed and read
 again (SIGHUP) every 10 s. Prints resident memory, descriptors and threads, at the end a table; ends with 1
@@ -13,7 +14,7 @@ if a bar is missed:
 
 The slope's standard error is told: a short run says little about an hour.
 
-usage: soak.py [--hours H] [--every SECONDS] [--build FOLDER] [--model FOLDER]
+usage: soak.py [--hours H] [--every SECONDS] [--measure SECONDS] [--build FOLDER] [--model FOLDER]
 """
 
 import argparse
@@ -119,6 +120,21 @@ CALLS = [(Client.answer, 12), (Client.cancelled, 3), (Client.slow, 1), (Client.l
          (Client.session, 2)]
 
 
+def mib(count):
+    return count / (1 << 20)
+
+
+def slope_of(samples):
+    """(MiB an hour, its standard error) of (s, bytes)."""
+    if len(samples) < 4:
+        raise RuntimeError("too short for a slope: --hours, --every, --measure")
+    hours, sizes = [seconds / 3600 for seconds, _ in samples], [mib(count) for _, count in samples]
+    fit = statistics.linear_regression(hours, sizes)
+    rest = sum((y - fit.slope * x - fit.intercept) ** 2 for x, y in zip(hours, sizes))
+    spread = sum((x - statistics.mean(hours)) ** 2 for x in hours)
+    return fit.slope, (rest / (len(samples) - 2) / spread) ** 0.5
+
+
 class Soak:
     def __init__(self, args, folder):
         self.args, self.folder, self.rng = args, folder, random.Random(1)
@@ -129,7 +145,9 @@ class Soak:
         pb, rpc = load_stubs(folder)
         self.clients = [Client(self.server.address, name, pb, rpc) for name in TENANTS]
         self.codes, self.lock = collections.Counter(), threading.Lock()
-        self.samples = []  # (s, resident bytes, descriptors, threads)
+        self.sent, self.ended = 0, 0
+        self.samples = []  # (s, resident bytes, the same without states, descriptors, threads)
+        self.at_rest = []  # (s, resident bytes)
 
     def one(self, call, seed):
         rng = random.Random(seed)
@@ -142,56 +160,95 @@ class Soak:
                 print(f"  {call.__name__}: {code} {error.details()}", flush=True)
         with self.lock:
             self.codes[f"{call.__name__} {code}"] += 1
+        return code
 
-    def capacity(self, pool, seconds=10):
-        """Plain answers a second that come to their end, WORKERS at a time."""
+    def capacity(self, pool, seconds=15):
+        """Plain answers a second that come to their end, 16 at a time."""
         end, done = time.monotonic() + seconds, []
 
         def loop(seed):
             rng = random.Random(seed)
             while time.monotonic() < end:
-                rng.choice(self.clients).answer(rng)
-                done.append(1)
+                if self.one(Client.answer, rng.random()) == "OK":
+                    done.append(1)
+        begin = time.monotonic()
         list(pool.map(loop, range(16)))
-        return len(done) / seconds
+        capacity = max(len(done), 1) / (time.monotonic() - begin)
+        print(f"{LOAD * capacity:.2f} calls a second", flush=True)
+        return capacity
+
+    def send(self, pool, call):
+        """Leaves the call out while the server is far behind, as after a time in which all were stopped."""
+        if self.sent - self.ended >= 2 * WORKERS:
+            with self.lock:
+                self.codes["not sent"] += 1
+            return
+        self.sent += 1
+
+        def run(seed):
+            self.one(call, seed)
+            with self.lock:
+                self.ended += 1
+        pool.submit(run, self.sent)
+
+    def rest(self, begin):
+        """Waits for the end of all calls and sessions."""
+        while self.ended < self.sent:
+            time.sleep(0.1)
+        time.sleep(TTL + 5)
+        self.at_rest.append((time.monotonic() - begin, self.server.resident_bytes()))
+        print(f"{self.at_rest[-1][0]:8.0f} s  {mib(self.at_rest[-1][1]):8.2f} MiB at rest", flush=True)
 
     def sample(self, begin):
         process = f"/proc/{self.server.process.pid}"
-        self.samples.append((time.monotonic() - begin, self.server.resident_bytes(),
+        try:
+            page = self.metrics()
+        except OSError as error:  # a machine that is busy with something else for 10 s
+            print(f"  no metrics: {error}", flush=True)
+            return
+        resident = self.server.resident_bytes()
+        states = sum(value for key, value in page if key.startswith("ovq_session_history_bytes{")
+                     or (key.startswith("ovq_session_state_bytes{") and 'kind="committed"' in key))
+        self.samples.append((time.monotonic() - begin, resident, resident - states,
                              len(os.listdir(process + "/fd")), len(os.listdir(process + "/task"))))
-        seconds, resident, descriptors, threads = self.samples[-1]
-        print(f"{seconds:8.0f} s  {resident / (1 << 20):8.2f} MiB  {descriptors} descriptors  {threads} threads",
-              flush=True)
+        seconds, _, without, descriptors, threads = self.samples[-1]
+        print(f"{seconds:8.0f} s  {mib(resident):8.2f} MiB  {mib(without):8.2f} without states  "
+              f"{descriptors} descriptors  {threads} threads", flush=True)
 
     def run(self):
         kinds, weights = zip(*CALLS)
         with concurrent.futures.ThreadPoolExecutor(WORKERS) as pool:
-            rate = LOAD * self.capacity(pool)
-            print(f"{rate:.1f} calls a second", flush=True)
             begin = time.monotonic()
             end = begin + self.args.hours * 3600
-            next_call, next_sample, next_reload, n = begin, begin + self.args.every, begin + 10, 0
+            next_measure, next_sample, next_reload = begin, begin + self.args.every, begin + 10
             while (now := time.monotonic()) < end:
+                if now >= next_measure:
+                    self.rest(begin)
+                    rate, now = LOAD * self.capacity(pool), time.monotonic()
+                    next_measure, next_call = now + self.args.measure, now
                 if now >= next_call:
-                    next_call += self.rng.expovariate(rate)
-                    n += 1
-                    pool.submit(self.one, self.rng.choices(kinds, weights)[0], n)
+                    next_call = max(next_call, now - 1) + self.rng.expovariate(rate)
+                    self.send(pool, self.rng.choices(kinds, weights)[0])
                 if now >= next_sample:
-                    next_sample += self.args.every
+                    next_sample = now + self.args.every
                     self.sample(begin)
                 if now >= next_reload:
-                    next_reload += 10
+                    next_reload = now + 10
                     write_tenants(self.tenants, self.rng)
                     self.server.process.send_signal(signal.SIGHUP)
                 time.sleep(max(0, min(next_call, next_sample, next_reload) - time.monotonic()))
         time.sleep(TTL + 15)
 
-    def held(self):
+    def metrics(self):
+        """[(name and labels, value)]"""
         page = [line.rsplit(" ", 1) for line in self.server.metrics().splitlines() if not line.startswith("#")]
-        left = {}
+        return [(key, float(value)) for key, value in page]
+
+    def held(self):
+        page, left = self.metrics(), {}
         for wanted in HELD:
             name, _, label = wanted.partition("{")
-            found = [float(value) for key, value in page
+            found = [value for key, value in page
                      if key.partition("{")[0] == name and label.rstrip("}") in key]
             if not found:
                 raise RuntimeError(f"{wanted} is not among the metrics")
@@ -200,27 +257,26 @@ class Soak:
         return left
 
     def judge(self):
-        later = self.samples[len(self.samples) // 4:]
-        if len(later) < 4:
-            raise RuntimeError("too short for a slope: --hours, --every")
-        hours = [seconds / 3600 for seconds, *_ in later]
-        mib = [resident / (1 << 20) for _, resident, *_ in later]
-        fit = statistics.linear_regression(hours, mib)
-        rest = [y - fit.slope * x - fit.intercept for x, y in zip(hours, mib)]
-        spread = sum((x - statistics.mean(hours)) ** 2 for x in hours)
-        error = (sum(r * r for r in rest) / (len(rest) - 2) / spread) ** 0.5
+        quarter = self.args.hours * 900
+        later = [sample for sample in self.samples if sample[0] >= quarter]
         half = len(later) // 2
 
         def grows(i):  # beyond what the first half of them saw
             return max(s[i] for s in later[half:]) - max(s[i] for s in later[:half])
+
+        def slope_row(what, samples):
+            slope, error = slope_of(samples)
+            return (f"{what}, MiB an hour", f"{slope:+.2f} ± {error:.2f}", slope - 2 * error < MOST_MIB_AN_HOUR)
         bad = {what: n for what, n in self.codes.items() if what.endswith((" INTERNAL", " UNKNOWN"))}
         left = self.held()
         self.server.terminate()
         status = self.server.wait(60)
         rows = [
-            ("resident memory, MiB an hour", f"{fit.slope:+.2f} ± {error:.2f}", fit.slope < MOST_MIB_AN_HOUR),
-            ("descriptors, more in the second half", grows(2), grows(2) <= 0),
-            ("threads, likewise", grows(3), grows(3) <= 0),
+            slope_row("resident memory", [(s[0], s[1]) for s in later]),
+            slope_row("without states", [(s[0], s[2]) for s in later]),
+            slope_row("at rest", [s for s in self.at_rest if s[0] >= quarter]),
+            ("descriptors, more in the second half", grows(3), grows(3) <= 0),
+            ("threads, likewise", grows(4), grows(4) <= 0),
             ("INTERNAL or UNKNOWN", bad or 0, not bad),
             ("held at the end", left or 0, not left),
             ("SIGTERM: status", status, status == 0),
@@ -236,6 +292,7 @@ def main():
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--hours", type=float, default=2)
     parser.add_argument("--every", type=float, default=10, help="seconds between two samples")
+    parser.add_argument("--measure", type=float, default=600, help="seconds between two measurements of the capacity")
     parser.add_argument("--build", default=os.path.join(ROOT, "build", "cpu"))
     parser.add_argument("--model", default=os.path.join(ROOT, "models", "python-bytes"))
     args = parser.parse_args()

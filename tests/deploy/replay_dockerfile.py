@@ -1,16 +1,20 @@
 #!/usr/bin/env python3
 """Carries out deploy/docker/Dockerfile without a container engine, and tries what comes out.
 
-Every FROM becomes a Debian root of its own made by debootstrap, every RUN a command in it, with a
-process tree of its own (unshare); the context is what git tracks. At the end the image's ENTRYPOINT and CMD are started in the last root
-under the image's user, on free ports of loopback, an answer is streamed by the image's ovq-chat, and
-SIGTERM has to end the server with 0. Needs root, debootstrap, a Debian mirror and about 3 GB; takes
-as long as a build does. Layers, networks and limits of a container are not tried.
+Every stage that the target needs becomes a root of its own, of Debian's image by debootstrap, of another
+stage by a copy, every RUN a command in it, with a process tree of its own (unshare); the context is what
+git tracks and Dockerfile.dockerignore leaves in. At the end the image's ENTRYPOINT and CMD are started in
+the target's root under the image's user, on free ports of loopback, an answer is streamed by the image's
+ovq-chat, and SIGTERM has to end the server with 0. Needs root, debootstrap, a Debian mirror and about
+5 GB; takes as long as a build does. Layers, networks and limits of a container are not tried.
 
 usage: replay_dockerfile.py --work FOLDER --mirror URL [--suite bookworm] [--base ROOT]
+           [--target cpu] [--toolkit FOLDER]
+  --toolkit FOLDER  of the CUDA image: a folder with usr/local/cuda-13.0, for --target cuda
 """
 
 import argparse
+import fnmatch
 import hashlib
 import json
 import os
@@ -23,7 +27,12 @@ import subprocess
 import sys
 
 ROOT = os.path.dirname(os.path.dirname(os.path.dirname(os.path.abspath(__file__))))
-KNOWN = ("ARG", "CMD", "COPY", "ENTRYPOINT", "EXPOSE", "FROM", "RUN", "STOPSIGNAL", "USER", "WORKDIR")
+KNOWN = ("ARG", "CMD", "COPY", "ENTRYPOINT", "ENV", "EXPOSE", "FROM", "RUN", "STOPSIGNAL", "USER", "WORKDIR")
+
+
+def read(name):
+    with open(os.path.join(ROOT, "deploy", "docker", name)) as file:
+        return file.read()
 
 
 def instructions(text):
@@ -39,12 +48,34 @@ def instructions(text):
     return result
 
 
+def stages_of(listed):
+    """{name: its instructions, FROM first}, and the arguments before the first."""
+    stages, arguments = {}, {}
+    for name, rest in listed:
+        if name == "FROM":
+            base, _, stage = rest.partition(" AS ")
+            instructions_of = stages[stage] = [(name, base)]
+        elif not stages:  # ARG
+            key, _, value = rest.partition("=")
+            arguments[key] = value
+        else:
+            instructions_of.append((name, rest))
+    return stages, arguments
+
+
 class Stage:
-    """One FROM: a root, and what the instructions so far have set."""
+    """A root, and what the instructions so far have set."""
 
     def __init__(self, root):
         self.root, self.folder, self.user = root, "/", "0:0"
         self.arguments, self.entrypoint, self.command = {}, [], []
+
+    def copy_to(self, root):
+        subprocess.run(["cp", "-a", self.root, root], check=True)
+        copy = Stage(root)
+        copy.folder, copy.user, copy.arguments = self.folder, self.user, dict(self.arguments)
+        copy.entrypoint, copy.command = self.entrypoint, self.command
+        return copy
 
     def path(self, inside):
         return os.path.join(self.root, os.path.join(self.folder, inside).lstrip("/"))
@@ -79,17 +110,31 @@ class Stage:
 
 class Replay:
     def __init__(self, args):
-        self.args, self.stages, self.names = args, [], {}
-        self.global_arguments = {}
+        self.args, self.stages = args, {}
+        self.instructions, self.arguments = stages_of(instructions(read("Dockerfile")))
+        if args.target not in self.instructions:
+            sys.exit(f"replay_dockerfile: --target: expected one of {', '.join(self.instructions)}")
+        ignored = read("Dockerfile.dockerignore").split()
         self.context = os.path.join(args.work, "context")
         listed = subprocess.run(["git", "ls-files", "-z"], cwd=ROOT, check=True, capture_output=True)
         for name in listed.stdout.decode().split("\0")[:-1]:
+            if any(fnmatch.fnmatch(name, pattern.replace("**/", "*")) or name.startswith(pattern + "/")
+                   for pattern in ignored):
+                continue
             os.makedirs(os.path.join(self.context, os.path.dirname(name)), exist_ok=True)
             shutil.copy2(os.path.join(ROOT, name), os.path.join(self.context, name),
                          follow_symlinks=False)
 
-    def begin(self, rest):
-        root = os.path.join(self.args.work, f"stage{len(self.stages)}")
+    def begin(self, name, base):
+        """The root that a stage starts from."""
+        root = os.path.join(self.args.work, name)
+        if base in self.instructions:
+            return self.stage(base).copy_to(root)
+        image = self.arguments[base.strip("${}")]
+        if not image.startswith("debian:"):
+            if self.args.toolkit is None:
+                sys.exit(f"replay_dockerfile: {image} is not Debian's: expected --toolkit")
+            return Stage(os.path.abspath(self.args.toolkit))
         if self.args.base:
             subprocess.run(["cp", "-a", self.args.base, root], check=True)
         else:
@@ -97,25 +142,30 @@ class Replay:
                             self.args.mirror], check=True)
         with open("/etc/resolv.conf") as ours, open(f"{root}/etc/resolv.conf", "w") as theirs:
             theirs.write(ours.read())
-        self.stages.append(Stage(root))
-        if " AS " in rest:
-            self.names[rest.split(" AS ")[1]] = self.stages[-1]
+        return Stage(root)
 
-    def carry_out(self, name, rest):
-        stage = self.stages[-1] if self.stages else None
-        print(f"== {name} {rest}", flush=True)
-        if name == "FROM":
-            self.begin(rest)
-        elif name == "ARG":
-            key, _, value = rest.partition("=")
-            (self.global_arguments if stage is None else stage.arguments)[key] = value
+    def stage(self, name):
+        """Carried out, unless it has been."""
+        if name not in self.stages:
+            (_, base), *rest = self.instructions[name]
+            stage = self.begin(name, base)
+            for instruction in rest:
+                self.carry_out(stage, *instruction)
+            self.stages[name] = stage
+        return self.stages[name]
+
+    def carry_out(self, stage, name, rest):
+        origin = re.match(r"--from=(\S+) ", rest)
+        root = self.stage(origin[1]).root if origin else self.context
+        print(f"== {os.path.basename(stage.root)}: {name} {rest}", flush=True)
+        if name in ("ARG", "ENV"):
+            stage.arguments.update(word.partition("=")[::2] for word in shlex.split(rest))
         elif name == "WORKDIR":
             stage.folder = rest
             os.makedirs(stage.path(""), exist_ok=True)
         elif name == "COPY":
-            origin = re.match(r"--from=(\S+) ", rest)
             *sources, target = rest[origin.end() if origin else 0:].split()
-            stage.copy(sources, target, self.names[origin[1]].root if origin else self.context)
+            stage.copy(sources, target, root)
         elif name == "RUN":
             stage.run(rest)
         elif name == "USER":
@@ -124,7 +174,7 @@ class Replay:
             setattr(stage, {"ENTRYPOINT": "entrypoint", "CMD": "command"}[name], json.loads(rest))
 
     def try_image(self):
-        image = self.stages[-1]
+        image = self.stage(self.args.target)
         # What whoever runs the image mounts, and its client has.
         secrets = os.path.join(image.root, "run", "secrets")
         os.makedirs(secrets, exist_ok=True)
@@ -164,15 +214,13 @@ def main():
     parser.add_argument("--mirror", default="", help="URL of a Debian mirror, for debootstrap")
     parser.add_argument("--suite", default="bookworm")
     parser.add_argument("--base", help="a root that debootstrap made before, to be copied instead")
+    parser.add_argument("--target", default="cpu", help="stage of the Dockerfile")
+    parser.add_argument("--toolkit", help="root that has the CUDA image's usr/local/cuda-13.0")
     args = parser.parse_args()
     if not args.base and not args.mirror:
         parser.error("--mirror or --base: expected one of them")
     os.makedirs(args.work)
-    replay = Replay(args)
-    with open(os.path.join(ROOT, "deploy", "docker", "Dockerfile")) as file:
-        for name, rest in instructions(file.read()):
-            replay.carry_out(name, rest)
-    replay.try_image()
+    Replay(args).try_image()
 
 
 if __name__ == "__main__":

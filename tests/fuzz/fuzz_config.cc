@@ -1,7 +1,8 @@
 // config.json and, behind a byte 0, generation_config.json: refused by name, or a model whose
-// states have sizes.
+// states have sizes and whose weights have names.
 #include "model/language_model.h"
 #include "model/load_config.h"
+#include "model/weights.h"
 #include "tests/fuzz/bytes.h"
 #include "tests/model/model_test_util.h"
 
@@ -24,6 +25,10 @@ extern "C" int LLVMFuzzerTestOneInput(const uint8_t* data, size_t size) {
       Check(!status.message().empty(), "an error says what is wrong");
       continue;
     }
+    // All that is missing is told, which takes the square of the layers.
+    Weights none;
+    Check(config->n_layers > 8 || !LanguageModel::Check(*config, none).ok(),
+          "no model is without weights");
     const absl::StatusOr<StateLayout> layout =
         PlanStateLayout(*config, DType::kBF16, StateLimits{}, Device::kCpu, kHostPageBytes);
     if (!layout.ok()) continue;

@@ -5,7 +5,7 @@
 #include <algorithm>
 
 #include "tests/fuzz/bytes.h"
-#include "tests/server/server_test_util.h"
+#include "tests/fuzz/whole_server.h"
 
 namespace ovq::fuzz {
 namespace {
@@ -20,13 +20,6 @@ constexpr std::array kFuzzed = {
     "SessionService/RewindSession",  "SessionService/ExportSession",
     "SessionService/ImportSession",
 };
-
-EngineOptions Options() {
-  EngineOptions options;
-  options.seed = 1;
-  options.max_sessions = 16;
-  return options;
-}
 
 // The statuses of docs/api.md, but for those that speak of the server: it is well, and alone.
 bool IsDocumented(grpc::StatusCode code) {
@@ -89,10 +82,7 @@ grpc::Status Talk(test::TestServer& server, const std::string& method,
 extern "C" int LLVMFuzzerTestOneInput(const uint8_t* data, size_t size) {
   using namespace ovq;
   using namespace ovq::fuzz;
-  static test::TestServer server(
-      {.engine = Options(),
-       .model = {.chat_template = "{% for m in messages %}{{ m['content'] }}{% endfor %}"},
-       .log_requests = LogRequests::kNone});
+  test::TestServer& server = WholeServer();
   Bytes bytes(data, size);
   const std::string method =
       std::string("/ovq.v1.") + kFuzzed[static_cast<size_t>(bytes.Upto(kFuzzed.size() - 1))];
@@ -111,14 +101,6 @@ extern "C" int LLVMFuzzerTestOneInput(const uint8_t* data, size_t size) {
     std::abort();
   }
   Check(status.ok() || !status.error_message().empty(), "an error says what is wrong");
-  Engine& engine = server.engine();
-  const SessionPage page = engine.ListSessions(std::nullopt, 1000, "").value();
-  for (const SessionInfo& session : page.sessions) {
-    (void)engine.DeleteSession(session.id, std::nullopt);
-  }
-  server.WaitForStats([](const EngineStats& stats) {
-    return stats.state_bytes_reserved == 0 && stats.requests_running == 0 &&
-           stats.sessions_idle == 0;
-  });
+  EndSessions(server);
   return 0;
 }

@@ -1,7 +1,13 @@
-// What an answer's text goes through: stop strings in a text that comes in parts, and tokens whose
-// bytes are no whole characters. However either is cut, the same comes out.
+// What an answer's text goes through: stop strings in a text that comes in parts, tokens whose
+// bytes are no whole characters, and both together, token by token. However it is cut, the same
+// comes out.
+#include <algorithm>
+#include <span>
+
+#include "absl/strings/ascii.h"
 #include "base/check.h"
 #include "base/text.h"
+#include "model/step_reader.h"
 #include "server/engine/answer.h"
 #include "tests/fuzz/bytes.h"
 
@@ -66,15 +72,27 @@ void StopStrings(Bytes& bytes) {
         "in parts");
 }
 
-void Tokens(Bytes& bytes) {
+constexpr int64_t kVocab = 260;
+
+const Tokenizer& OfBytes() {
   ModelConfig config;
-  config.vocab_size = 260;
+  config.vocab_size = kVocab;
   config.tokenizer = TokenizerKind::kBytes;
   static const absl::StatusOr<std::unique_ptr<Tokenizer>> tokenizer = Tokenizer::Load("", config);
   Check(tokenizer.ok(), "a tokenizer of bytes");
+  return **tokenizer;
+}
+
+std::vector<int32_t> Ids(Bytes& bytes) {
   std::vector<int32_t> ids;
   while (!bytes.empty()) ids.push_back(bytes.Byte() + (bytes.Upto(31) == 0 ? 4 : 0));
-  Detokenizer detokenizer(tokenizer->get());
+  return ids;
+}
+
+void Tokens(Bytes& bytes) {
+  const Tokenizer& tokenizer = OfBytes();
+  const std::vector<int32_t> ids = Ids(bytes);
+  Detokenizer detokenizer(&tokenizer);
   std::string text;
   for (const int32_t id : ids) {
     const std::string part = detokenizer.Push(id);
@@ -82,12 +100,86 @@ void Tokens(Bytes& bytes) {
     text += part;
   }
   text += detokenizer.Finish();
-  const absl::StatusOr<std::string> whole = (*tokenizer)->Decode(ids);
+  const absl::StatusOr<std::string> whole = tokenizer.Decode(ids);
   Check(whole.ok() && *whole == text, "one by one and all at once");
-  const absl::StatusOr<std::vector<int32_t>> again = (*tokenizer)->Encode(text, false);
-  const absl::StatusOr<std::string> round =
-      again.ok() ? (*tokenizer)->Decode(*again) : again.status();
+  const absl::StatusOr<std::vector<int32_t>> again = tokenizer.Encode(text, false);
+  const absl::StatusOr<std::string> round = again.ok() ? tokenizer.Decode(*again) : again.status();
   Check(round.ok() && *round == text, "valid text comes back as it is");
+}
+
+GenerateRequest Asked(Bytes& bytes) {
+  GenerateRequest request;
+  StopConditions& stop = request.stop;
+  stop.include_stop_text = bytes.Upto(1) == 1;
+  stop.ignore_eos = bytes.Upto(1) == 1;
+  stop.max_tokens = 1 + bytes.Byte();
+  stop.min_tokens = bytes.Upto(7);
+  stop.strings.resize(static_cast<size_t>(bytes.Upto(3)));
+  for (std::string& string : stop.strings)
+    string = bytes.Take(static_cast<size_t>(1 + bytes.Upto(6)));
+  // As messages have them: text.
+  std::erase_if(stop.strings, [](const std::string& string) {
+    return string.empty() || FirstInvalidUtf8(string);
+  });
+  for (int i = bytes.Upto(2); i > 0; --i) stop.token_ids.push_back(bytes.Byte());
+  request.output.logprobs = bytes.Upto(1) == 1;
+  request.output.top_logprobs = bytes.Upto(2);
+  return request;
+}
+
+// Against the whole text of the tokens that were taken, and the naive search in it.
+void Answer(Bytes& bytes) {
+  const std::vector<int32_t> eos = {257};
+  const GenerateRequest request = Asked(bytes);
+  const StopConditions& stop = request.stop;
+  const std::vector<int32_t> ids = Ids(bytes);
+  const size_t prompt = std::min<size_t>(ids.size(), 3);
+  Completion completion(request, 0, 1, eos, kVocab, &OfBytes());
+  completion.ObservePrompt(std::span(ids).first(prompt));
+  Detokenizer detokenizer(&OfBytes(), /*at_start=*/false);
+  detokenizer.Precede(std::span(ids).first(prompt));
+  std::string text, whole;
+  std::optional<Finished> finished;
+  for (size_t i = prompt; i < ids.size() && !finished; ++i) {
+    Sampled drawn;
+    drawn.token_id = ids[i];
+    drawn.top.resize(static_cast<size_t>(request.output.top_logprobs));
+    StepReader reader;
+    completion.WantDraws(reader, 0, static_cast<int64_t>(i), {});
+    StreamEvent event;
+    completion.Drawn(std::move(drawn), event);
+    Check(event.chunk->token_ids.size() == 1, "a token at a time");
+    Check(event.chunk->logprobs.size() == (request.output.logprobs ? 1u : 0u), "if asked for");
+    Check(!FirstInvalidUtf8(event.chunk->text), "every part is whole characters");
+    text += event.chunk->text;
+    finished = std::move(event.finished);
+    const bool is_eos = ids[i] == eos[0];
+    const bool is_stop = is_eos || std::ranges::count(stop.token_ids, ids[i]) > 0;
+    if (!is_stop || (stop.include_stop_text && !is_eos)) whole += detokenizer.Push(ids[i]);
+    Check(!is_stop || finished, "a stop token ends it");
+    Check(completion.generated() <= stop.max_tokens, "and so does its length");
+  }
+  if (finished) whole += detokenizer.Finish();
+  const Cut expected = Naive(stop.strings, stop.include_stop_text, whole);
+  if (finished) {
+    Check(finished->matched_stop == expected.matched.value_or(""),
+          "the stop string that ends first");
+    Check(text == expected.text, "what is before it");
+  } else {
+    Check(!expected.matched && whole.starts_with(text), "what is certain so far");
+  }
+}
+
+// What a message makes of a name that came from outside.
+void Names(Bytes& bytes) {
+  const std::string_view name = bytes.Rest();
+  const std::string quoted = Quoted(name);
+  Check(!FirstInvalidUtf8(quoted) && quoted.find('\n') == quoted.npos, "one line of text");
+  Check(quoted.size() <= 4 * 120 + 5, "of a length that a message can bear");
+  const bool plain = !name.empty() && name.size() <= 64 && std::ranges::all_of(name, [](char c) {
+    return absl::ascii_isalnum(static_cast<unsigned char>(c)) || c == '.' || c == '_' || c == '-';
+  });
+  Check(IsName(name) == plain, "a name is what it is said to be");
 }
 
 }  // namespace
@@ -96,10 +188,18 @@ void Tokens(Bytes& bytes) {
 extern "C" int LLVMFuzzerTestOneInput(const uint8_t* data, size_t size) {
   if (size > 4096) return 0;  // the naive search takes their square
   ovq::fuzz::Bytes bytes(data, size);
-  if (bytes.Upto(1) == 0) {
-    ovq::fuzz::StopStrings(bytes);
-  } else {
-    ovq::fuzz::Tokens(bytes);
+  switch (bytes.Upto(3)) {
+    case 0:
+      ovq::fuzz::StopStrings(bytes);
+      break;
+    case 1:
+      ovq::fuzz::Tokens(bytes);
+      break;
+    case 2:
+      ovq::fuzz::Answer(bytes);
+      break;
+    default:
+      ovq::fuzz::Names(bytes);
   }
   return 0;
 }

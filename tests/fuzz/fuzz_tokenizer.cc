@@ -1,6 +1,10 @@
 // tokenizer.json, behind a byte 0 a text, behind another ids: refused by name, or a tokenizer whose
-// ids are its own and whose text is the same however it is cut.
+// ids are its own and whose text is the same however it is cut. Before it, other files of the
+// folder:
+// "@NAME:CONTENT" and a byte 0 each; one that is empty then is no tokenizer.json.
 #include <algorithm>
+#include <array>
+#include <span>
 
 #include "base/check.h"
 #include "base/text.h"
@@ -10,6 +14,15 @@
 
 namespace ovq::fuzz {
 namespace {
+
+// Of the files that are read beside tokenizer.json, or in its place.
+void WriteOther(const test::TempFolder& folder, std::string_view word) {
+  constexpr std::array kNames = {"tokenizer_config.json", "vocab.json", "merges.txt",
+                                 "added_tokens.json"};
+  const size_t colon = word.find(':');
+  const auto name = std::ranges::find(kNames, word.substr(1, colon - 1));
+  if (colon != word.npos && name != kNames.end()) folder.Write(*name, word.substr(colon + 1));
+}
 
 void Decode(const Tokenizer& tokenizer, const std::vector<int32_t>& ids) {
   Detokenizer detokenizer(&tokenizer);
@@ -22,6 +35,14 @@ void Decode(const Tokenizer& tokenizer, const std::vector<int32_t>& ids) {
   text += detokenizer.Finish();
   const absl::StatusOr<std::string> whole = tokenizer.Decode(ids);
   Check(whole.ok() && *whole == text, "one by one and all at once");
+  // An answer goes on from a prompt, of which it keeps nothing but a character's beginning.
+  Detokenizer later(&tokenizer, /*at_start=*/false);
+  const size_t prompt = ids.size() / 2;
+  later.Precede(std::span(ids).first(prompt));
+  std::string rest;
+  for (size_t i = prompt; i < ids.size(); ++i) rest += later.Push(ids[i]);
+  rest += later.Finish();
+  Check(!FirstInvalidUtf8(rest), "what goes on from other tokens is whole characters, too");
 }
 
 }  // namespace
@@ -30,14 +51,19 @@ void Decode(const Tokenizer& tokenizer, const std::vector<int32_t>& ids) {
 extern "C" int LLVMFuzzerTestOneInput(const uint8_t* data, size_t size) {
   using namespace ovq;
   static const test::TempFolder folder;
+  for (const auto& entry : std::filesystem::directory_iterator(folder.path())) {
+    std::filesystem::remove(entry);
+  }
   fuzz::Bytes bytes(data, size);
-  folder.Write("tokenizer.json", bytes.Word());
+  std::string_view word = bytes.Word();
+  for (; word.starts_with('@'); word = bytes.Word()) fuzz::WriteOther(folder, word);
+  if (!word.empty()) folder.Write("tokenizer.json", word);
   ModelConfig config;
   config.vocab_size = 512;
   config.tokenizer = TokenizerKind::kBpe;
   const absl::StatusOr<std::unique_ptr<Tokenizer>> loaded = Tokenizer::Load(folder.path(), config);
   if (!loaded.ok()) {
-    Check(loaded.status().message().find("tokenizer.json") != std::string_view::npos,
+    Check(loaded.status().message().find(folder.path()) != std::string_view::npos,
           "an error names the file");
     return 0;
   }
@@ -56,6 +82,7 @@ extern "C" int LLVMFuzzerTestOneInput(const uint8_t* data, size_t size) {
           "ids are the tokenizer's");
     fuzz::Decode(tokenizer, *ids);
   }
+  for (const std::string& note : tokenizer.notes()) Check(!note.empty(), "a note says something");
   std::vector<int32_t> ids;
   while (!bytes.empty()) ids.push_back(2 * bytes.Byte() + bytes.Upto(1));
   fuzz::Decode(tokenizer, ids);

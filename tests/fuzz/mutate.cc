@@ -26,8 +26,9 @@ Place AnyField(const StateLayout& layout, Random& random, const SessionImage& im
   const auto i = static_cast<int>(random.Upto(std::ssize(layout.mixers()) - 1));
   const MixerState& mixer = layout.mixers()[i];
   const LayerState& where = layout.layer(i);
+  const auto head = static_cast<int>(random.Upto(mixer.growth.parts() - 1));
   const int64_t live =
-      mixer.growth.exists() ? mixer.growth.LiveAt(image.position, image.slot_cap) : 0;
+      mixer.growth.exists() ? mixer.growth.LiveAt(image.position, image.slot_cap, head) : 0;
   const bool grown = live > 0 && (mixer.fixed.list().empty() || random.OneIn(2));
   const StateFields& fields = grown ? mixer.block : mixer.fixed;
   if (fields.list().empty()) return {};
@@ -36,9 +37,10 @@ Place AnyField(const StateLayout& layout, Random& random, const SessionImage& im
   for (int more = 0; more < 4 && fields.list()[f].dtype != DType::kI32; ++more) {
     f = static_cast<int>(random.Upto(std::ssize(fields.list()) - 1));
   }
-  const size_t block =
-      grown ? static_cast<size_t>(random.Upto(BlocksOf(live) - 1)) * where.block_stride : 0;
-  const size_t base = (grown ? where.blocks_offset + block : where.fixed_offset) + fields.offset(f);
+  if (grown && mixer.growth.parts() > 1)
+    f = head * mixer.fields_of_head() + f % mixer.fields_of_head();
+  const size_t base = grown ? where.FieldOffset(mixer, f, random.Upto(BlocksOf(live) - 1))
+                            : where.fixed_offset + fields.offset(f);
   size_t packed = 0;
   for (const StateExtent& extent : extents) {
     if (base - extent.offset < extent.bytes) {

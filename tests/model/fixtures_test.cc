@@ -135,12 +135,13 @@ INSTANTIATE_TEST_SUITE_P(Golden, Fixtures,
                                                     "sw-lattice", "lattice-enc-l1", "lattice-sim",
                                                     "transformer-vq"})),
                          CaseName);
-INSTANTIATE_TEST_SUITE_P(OvqRules, Fixtures,
-                         ::testing::ValuesIn(Cases({"ovq-normalize", "ovq-min-state",
-                                                    "ovq-rates-only", "ovq-delta",
-                                                    "ovq-normalize-delta", "ovq-shares"})),
-                         CaseName);
-INSTANTIATE_TEST_SUITE_P(ClosestPair, Fixtures, ::testing::ValuesIn(Cases({"sw-closest-pair"})),
+INSTANTIATE_TEST_SUITE_P(
+    OvqRules, Fixtures,
+    ::testing::ValuesIn(Cases({"ovq-normalize", "ovq-min-state", "ovq-rates-only", "ovq-delta",
+                               "ovq-normalize-delta", "ovq-shares", "ovq-head-shares"})),
+    CaseName);
+INSTANTIATE_TEST_SUITE_P(ClosestPair, Fixtures,
+                         ::testing::ValuesIn(Cases({"sw-closest-pair", "closest-pair-shares"})),
                          CaseName);
 INSTANTIATE_TEST_SUITE_P(KvmPaper, Fixtures,
                          ::testing::ValuesIn(Cases({"kvm/gptalpha-nope-swa", "kvm/ovq-swa",

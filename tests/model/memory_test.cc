@@ -11,6 +11,7 @@
 namespace ovq::test {
 namespace {
 
+using ::testing::Each;
 using ::testing::ElementsAre;
 using ::testing::HasSubstr;
 using Json = nlohmann::json;
@@ -37,13 +38,15 @@ std::vector<std::string> Types(const Json& json, Memory memory) {
   return config.ok() ? config->layer_types() : std::vector<std::string>{};
 }
 
-std::vector<double> Shares(const Json& json, Memory memory) {
+std::vector<std::vector<double>> Shares(const Json& json, Memory memory) {
   const absl::StatusOr<ModelConfig> config = Load(json, memory);
   EXPECT_TRUE(config.ok()) << config.status();
-  std::vector<double> shares;
-  for (const LayerSpec& layer : config->layers) shares.push_back(layer.slot_share);
+  std::vector<std::vector<double>> shares;
+  for (const LayerSpec& layer : config->layers) shares.push_back(layer.slot_shares);
   return shares;
 }
+
+auto One(double share) { return ElementsAre(share); }
 
 // Tokens after which the slots of a layer's growing part change, by its law.
 int64_t Period(const Json& json, Memory memory) {
@@ -72,7 +75,7 @@ TEST(ReadThrough, TurnedKeysAreBoundedWhereItIsAskedFor) {
   json["rope"] = "halves";
   EXPECT_THAT(Types(json, Memory::kClosestPairAll),
               ElementsAre("sliding_attention", "closest_pair_attention", "closest_pair_attention"));
-  EXPECT_THAT(Shares(json, Memory::kClosestPairAll), ElementsAre(1, 1.5, 0.5));
+  EXPECT_THAT(Shares(json, Memory::kClosestPairAll), ElementsAre(One(1), One(1.5), One(0.5)));
 }
 
 TEST(ReadThrough, AConfigChoosesItsUpdate) {
@@ -95,10 +98,9 @@ TEST(ReadThrough, AConfigChoosesItsUpdate) {
 TEST(ReadThrough, LayersHaveTheirShareOfTheSlots) {
   const Json types = {"ovq_attention", "sliding_attention", "full_attention"};
   EXPECT_THAT(Shares(Base(types, {{"shares", {1.75, 0.25}}}), Memory::kAsTrained),
-              ElementsAre(1.75, 1, 0.25));
-  EXPECT_THAT(Shares(Base(types, {{"shares", {1, 1}}}), Memory::kClosestPair),
-              ElementsAre(1, 1, 1));
-  EXPECT_THAT(Shares(Base(types), Memory::kPaper), ElementsAre(1, 1, 1));
+              ElementsAre(One(1.75), One(1), One(0.25)));
+  EXPECT_THAT(Shares(Base(types, {{"shares", {1, 1}}}), Memory::kClosestPair), Each(One(1)));
+  EXPECT_THAT(Shares(Base(types), Memory::kPaper), Each(One(1)));
   const auto error = [&](const Json& shares) {
     return Message(Load(Base(types, {{"shares", shares}}), Memory::kAsTrained).status());
   };
@@ -107,8 +109,47 @@ TEST(ReadThrough, LayersHaveTheirShareOfTheSlots) {
   EXPECT_THAT(error({2.5, -0.5}), HasSubstr("config.json: ovq.shares: expected numbers in ["));
   EXPECT_THAT(error({0, 2}), HasSubstr("config.json: ovq.shares: expected numbers in ["));
   EXPECT_THAT(error({1.5, 1}),
-              HasSubstr("config.json: ovq.shares: expected 2 numbers whose mean is 1, got one of "
-                        "1.25"));
+              HasSubstr("config.json: ovq.shares: expected 2 numbers or lists whose mean is 1, got "
+                        "one of 1.25"));
+}
+
+TEST(ReadThrough, HeadsHaveTheirShareOfTheSlots) {
+  const Json types = {"ovq_attention", "sliding_attention", "full_attention"};
+  const auto with = [&](const Json& shares) {
+    Json json = Base(types, {{"shares", shares}});
+    json["num_key_value_heads"] = 2;
+    return json;
+  };
+  const Json mixed = with({1.25, {0.25, 1.25}});
+  for (Memory memory : {Memory::kPaper, Memory::kClosestPair}) {
+    EXPECT_THAT(Shares(mixed, memory), ElementsAre(One(1.25), One(1), ElementsAre(0.25, 1.25)));
+  }
+  // A session is exact up to the least of all.
+  const absl::StatusOr<ModelConfig> config = Load(
+      [&] {
+        Json json = mixed;
+        json["layer_types"][0] = "sliding_attention";
+        json["ovq"]["shares"] = Json::array({{0.5, 1.5}});
+        return json;
+      }(),
+      Memory::kClosestPair);
+  ASSERT_TRUE(config.ok()) << config.status();
+  EXPECT_EQ(ExactTokens(*config, 100), 50);
+
+  const auto error = [&](const Json& shares) {
+    return Message(Load(with(shares), Memory::kAsTrained).status());
+  };
+  EXPECT_THAT(
+      error({1, {1, 0.5, 1.5}}),
+      HasSubstr("config.json: ovq.shares: expected a number, or one for each of 2 key/value "
+                "heads, as entry 1, got a list of 3"));
+  EXPECT_THAT(error({1, Json::array()}),
+              HasSubstr("config.json: ovq.shares: expected numbers or lists of numbers, one is an "
+                        "empty list"));
+  EXPECT_THAT(error({1, {-1, 3}}), HasSubstr("config.json: ovq.shares: expected numbers in ["));
+  EXPECT_THAT(error({1, {1, 2}}), HasSubstr("ovq.shares: expected 2 numbers or lists whose mean is "
+                                            "1, got one of 1.25"));
+  EXPECT_THAT(error({1, {"half", 1}}), HasSubstr("config.json: ovq.shares: expected numbers in ["));
 }
 
 TEST(ReadThrough, FullAttentionIsReadInChunksOfABlock) {

@@ -135,8 +135,8 @@ TEST(PublishedRows, MayHaveASectionOfTheConfig) {
   const auto loaded = model.Load(options);
   ASSERT_TRUE(loaded.ok()) << loaded.status();
   EXPECT_EQ((*loaded)->layout().default_slot_cap(), 70);
-  EXPECT_EQ((*loaded)->config().layers[2].slot_share, 1.5);
-  EXPECT_EQ((*loaded)->config().layers[4].slot_share, 0.5);
+  EXPECT_EQ((*loaded)->config().layers[2].slot_shares, std::vector<double>{1.5});
+  EXPECT_EQ((*loaded)->config().layers[4].slot_shares, std::vector<double>{0.5});
   EXPECT_EQ(ExactTokens((*loaded)->config(), 70), 35);
   model.config["ovq"]["shars"] = 1;
   EXPECT_THAT(Message(model.Load(options).status()),

@@ -30,21 +30,26 @@ Growth ToCap() {
 // Window; slots up to a cap; slots of both laws, of which one is seen by a check of its own.
 StateLayout Layout() {
   const auto begins = std::make_shared<std::vector<std::byte>>(40, std::byte{1});
-  std::vector<MixerState> layers(3);
+  std::vector<MixerState> layers(4);
   layers[0].name = "window";
   layers[0].fixed = StateFields({{"words", DType::kU32, {10}, {0, 5e8}, begins}});
   layers[1].name = "rows";
   layers[1].growth = ToCap();
   layers[1].block = StateFields({{"near", DType::kI32, {kBlockSlots}, {.is_slot = true}},
                                  {"near", DType::kI32, {kBlockSlots}, {.is_slot = true}}});
+  layers[1].block_heads = 2;
   layers[2].name = "tokens";
   layers[2].fixed = StateFields({{"best", DType::kF32, {3}, {.least = -HUGE_VAL}}});
   layers[2].growth = GrowsByToken();
   layers[2].block = StateFields({{"keys", DType::kBF16, {kBlockSlots, 8}}});
   layers[2].check = [](const LayerBytes& layer) {
-    EXPECT_EQ(layer.live, layer.position);
+    EXPECT_EQ(layer.parts[0].live, layer.position);
     return layer.Fixed<float>(0)[2] == 7 ? absl::DataLossError("no seven") : absl::OkStatus();
   };
+  layers[3] = layers[1];
+  layers[3].name = "rows by head";
+  layers[3].fixed = StateFields({{"best", DType::kI32, {2, 3}, {.is_slot = true}}});
+  layers[3].growth = ToCap().WithShares({0.25, 1.75});
   return {layers, {.max_slot_cap = 1000, .max_unbounded_tokens = 1000}};
 }
 
@@ -53,9 +58,8 @@ class StateCheck : public testing::Test {
   StateCheck() : bytes_(layout_.live_bytes_at(kPosition, kCap)) {}
   // Sets a number at this offset of a session's address range.
   template <class T>
-  void Set(const std::byte* at, T value) {
+  void Set(size_t offset, T value) {
     size_t packed = 0;
-    const auto offset = static_cast<size_t>(at - session());
     for (const StateExtent& extent : layout_.live_extents_at(kPosition, kCap)) {
       if (offset >= extent.offset && offset < extent.offset + extent.bytes) {
         std::memcpy(bytes_.data() + packed + offset - extent.offset, &value, sizeof value);
@@ -65,38 +69,58 @@ class StateCheck : public testing::Test {
     }
     FAIL() << "not in use";
   }
-  std::byte* session() { return range_.data(); }
+  size_t Field(int layer, int field, int64_t block) const {
+    return layout_.layer(layer).FieldOffset(layout_.mixers()[layer], field, block);
+  }
   std::string Check() {
     return std::string(CheckState(layout_, kPosition, kCap, bytes_).message());
   }
 
   const StateLayout layout_ = Layout();
-  std::vector<std::byte> bytes_, range_ = std::vector<std::byte>(layout_.virtual_bytes());
+  std::vector<std::byte> bytes_;
 };
 
 TEST_F(StateCheck, NamesLayerMixerFieldAndElement) {
   EXPECT_EQ(Check(), "");
-  Set(layout_.layer(1).block(session(), 1) + 256 + 5 * 4, int32_t{99});
+  Set(Field(1, 1, 1) + 5 * 4, int32_t{99});
   EXPECT_EQ(Check(), "");  // the last live slot
-  Set(layout_.layer(1).block(session(), 1) + 256 + 5 * 4, int32_t{100});
+  Set(Field(1, 1, 1) + 5 * 4, int32_t{100});
   EXPECT_EQ(Check(), "state of layer 1, rows: block 1, head 1: near[5] is 100, expected 0 to 99");
-  Set(layout_.layer(1).block(session(), 1) + 256 + 5 * 4, int32_t{0});
-  Set(layout_.layer(2).block(session(), 2) + 63 * 16, RoundToBF16(HUGE_VALF));
+  Set(Field(1, 1, 1) + 5 * 4, int32_t{0});
+  Set(Field(2, 0, 2) + 63 * 16, RoundToBF16(HUGE_VALF));
   EXPECT_EQ(
       Check(),
       "state of layer 2, tokens: block 2, head 0: keys[504] is inf, expected a finite number");
-  Set(layout_.layer(2).block(session(), 2) + 63 * 16, BF16{});
-  Set(layout_.layer(0).fixed(session()) + 9 * 4, uint32_t{500'000'001});
+  Set(Field(2, 0, 2) + 63 * 16, BF16{});
+  Set(layout_.layer(0).fixed_offset + 9 * 4, uint32_t{500'000'001});
   EXPECT_THAT(Check(), HasSubstr("state of layer 0, window: words[9] is 500000001, expected 0 to"));
 }
 
-TEST_F(StateCheck, RangesAreOfTheFieldsAndChecksOfTheMixers) {
-  Set(layout_.layer(2).fixed(session()), -HUGE_VALF);
+// Of 25 slots and 150: what is in range of one head is not in that of the other.
+TEST_F(StateCheck, HeadsHaveSlotsOfTheirOwn) {
+  const size_t best = layout_.layer(3).fixed_offset;
+  Set(best + 5 * 4, int32_t{149});
+  Set(Field(3, 1, 2) + 63 * 4, int32_t{149});
   EXPECT_EQ(Check(), "");
-  Set(layout_.layer(2).fixed(session()), HUGE_VALF);
+  Set(best + 2 * 4, int32_t{25});
+  EXPECT_EQ(Check(), "state of layer 3, rows by head: best[2] is 25, expected 0 to 24");
+  Set(best + 2 * 4, int32_t{24});
+  Set(Field(3, 0, 0) + 8, int32_t{25});
+  EXPECT_EQ(Check(),
+            "state of layer 3, rows by head: block 0, head 0: near[2] is 25, expected 0 to 24");
+  Set(Field(3, 0, 0) + 8, int32_t{24});
+  Set(Field(3, 1, 2) + 63 * 4, int32_t{150});
+  EXPECT_EQ(Check(),
+            "state of layer 3, rows by head: block 2, head 1: near[63] is 150, expected 0 to 149");
+}
+
+TEST_F(StateCheck, RangesAreOfTheFieldsAndChecksOfTheMixers) {
+  Set(layout_.layer(2).fixed_offset, -HUGE_VALF);
+  EXPECT_EQ(Check(), "");
+  Set(layout_.layer(2).fixed_offset, HUGE_VALF);
   EXPECT_THAT(Check(), HasSubstr("best[0] is inf"));
-  Set(layout_.layer(2).fixed(session()), 0.0f);
-  Set(layout_.layer(2).fixed(session()) + 8, 7.0f);
+  Set(layout_.layer(2).fixed_offset, 0.0f);
+  Set(layout_.layer(2).fixed_offset + 8, 7.0f);
   EXPECT_EQ(Check(), "state of layer 2, tokens: no seven");
 }
 

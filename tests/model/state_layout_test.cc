@@ -174,13 +174,13 @@ TEST(StateLayout, ASessionsCapIsSharedOut) {
   const StateLayout equal({State(3, chunks, 5), State(1, chunks, 5)}, kLimits,
                           StateLayout::kPartAlignment);
   const StateLayout layout(
-      {State(3, chunks.WithShare(1.75), 5), State(1, chunks.WithShare(0.25), 5)}, kLimits,
+      {State(3, chunks.WithShares({1.75}), 5), State(1, chunks.WithShares({0.25}), 5)}, kLimits,
       StateLayout::kPartAlignment);
   ASSERT_EQ(layout.growths().size(), 2u);
-  EXPECT_EQ(layout.growths()[0].CapOf(300), 525);
-  EXPECT_EQ(layout.growths()[1].CapOf(300), 75);
-  EXPECT_EQ(layout.growths()[1].CapOf(2), kMinSlotCap);
-  EXPECT_EQ(layout.growths()[0].LiveAt(2999, 300), chunks.live(2999, 525));
+  EXPECT_EQ(layout.growths()[0].CapOf(300, 0), 525);
+  EXPECT_EQ(layout.growths()[1].CapOf(300, 0), 75);
+  EXPECT_EQ(layout.growths()[1].CapOf(2, 0), kMinSlotCap);
+  EXPECT_EQ(layout.growths()[0].LiveAt(2999, 300, 0), chunks.live(2999, 525));
   EXPECT_EQ(layout.LiveSlotsAt(2999, 300), (chunks.live(2999, 525) + chunks.live(2999, 75)) / 2);
   EXPECT_EQ(layout.default_slot_cap(), 300);
   EXPECT_NE(layout.fingerprint(), equal.fingerprint());
@@ -189,6 +189,69 @@ TEST(StateLayout, ASessionsCapIsSharedOut) {
   EXPECT_EQ(layout.bytes_cap(1000), layout.virtual_bytes());
   for (int64_t position : kPositions) {
     EXPECT_LE(layout.bytes_at(position, 300), layout.bytes_cap(300));
+  }
+}
+
+// A block of `heads` heads.
+MixerState OfHeads(const Growth& growth, int heads) {
+  MixerState state{.fixed = {}, .growth = growth, .block = {}, .block_heads = heads};
+  std::vector<StateField> fields;
+  for (int head = 0; head < heads; ++head) {
+    fields.push_back({"counts", DType::kU32, Shape{kBlockSlots}});
+    fields.push_back({"rows", DType::kU32, Shape{kBlockSlots, 3}});
+  }
+  state.block = StateFields(std::move(fields));
+  return state;
+}
+
+TEST(StateLayout, HeadsHaveBlocksOfTheirOwn) {
+  const Growth chunks = GrowsByChunk(kChunkLen, 300);
+  const Growth by_head = chunks.WithShares({0.5, 2, 0.5});
+  EXPECT_EQ(by_head.parts(), 3);
+  EXPECT_EQ(by_head.CapOf(300, 1), 600);
+  EXPECT_EQ(by_head.CapOf(kMaxSlotCap, 1), kMaxSlotCap);
+  EXPECT_EQ(by_head.MostLiveAt(2999, 300), chunks.live(2999, 600));
+  EXPECT_EQ(chunks.WithShares({2, 2, 2}).name, chunks.WithShares({2}).name);
+  for (size_t page : kPages) {
+    const StateLayout layout({OfHeads(by_head, 3), State(5, chunks, 5), OfHeads(by_head, 3)},
+                             kLimits, page);
+    ASSERT_EQ(layout.growths().size(), 2u);
+    for (int64_t position : kPositions) {
+      for (int64_t cap : kCaps) {
+        // Every field lies in one committed range, and in no other field.
+        std::vector<std::pair<size_t, size_t>> fields;
+        for (int i : {0, 2}) {
+          const MixerState& state = layout.mixers()[i];
+          for (int f = 0; f < std::ssize(state.block.list()); ++f) {
+            const int64_t live = by_head.LiveAt(position, cap, state.HeadOf(f));
+            for (int64_t b = 0; b < BlocksOf(live); ++b) {
+              const size_t begin = layout.layer(i).FieldOffset(state, f, b);
+              fields.emplace_back(begin, begin + state.block.list()[f].bytes());
+            }
+          }
+        }
+        std::sort(fields.begin(), fields.end());
+        const std::vector<StateExtent> extents = layout.live_extents_at(position, cap);
+        for (size_t i = 0; i < fields.size(); ++i) {
+          const auto [begin, end] = fields[i];
+          if (i > 0) {
+            EXPECT_GE(begin, fields[i - 1].second);
+          }
+          EXPECT_TRUE(std::ranges::any_of(extents, [&](const StateExtent& extent) {
+            return begin >= extent.offset && end <= extent.offset + extent.bytes;
+          }));
+        }
+        size_t bytes = 0;
+        for (const StateExtent& extent : layout.extents_at(position, cap)) bytes += extent.bytes;
+        EXPECT_EQ(layout.bytes_at(position, cap), bytes);
+        EXPECT_LE(bytes, layout.bytes_cap(cap));
+        EXPECT_LE(layout.bytes_cap(cap), layout.virtual_bytes());
+        int64_t of_heads = 0;
+        for (int head = 0; head < 3; ++head) of_heads += by_head.LiveAt(position, cap, head);
+        EXPECT_EQ(layout.LiveSlotsAt(position, cap),
+                  (2 * of_heads + 3 * chunks.live(position, cap)) / 9);
+      }
+    }
   }
 }
 

@@ -31,6 +31,7 @@ for tool, package in (("protoc", "protobuf-compiler"), ("prometheus", "prometheu
         sys.exit(0)
 
 from certificates import make_authority, make_certificate, write_tenants
+from http_client import HttpClient, http_port
 from prometheus_process import FOLDER as RULES
 from prometheus_process import PrometheusProcess, quick
 from server_process import ROOT, ServerProcess
@@ -48,8 +49,9 @@ TOKEN = "alice-0123456789-abcdefghij"
 class Load:
     """Every kind of work the server knows, again and again until it is told to stop."""
 
-    def __init__(self, address, **credentials):
+    def __init__(self, address, http, **credentials):
         self._address = address
+        self._http = http
         self._credentials = credentials
         self._stop = threading.Event()
         self.rounds = 0
@@ -68,6 +70,8 @@ class Load:
             self.error = error
 
     def _answers(self, client):
+        self._http.post("/v1/completions", {"prompt": "x", "max_tokens": 5})
+        self._http.stream("/v1/completions", {"prompt": "x", "max_tokens": 5, "stream": True})
         list(client.generate("x" * 100, max_tokens=20, timeout=30))
         list(client.generate("z" * 300, max_tokens=2, cacheable=True, timeout=30))
         client.score("a text to score")
@@ -147,11 +151,17 @@ class Observed(unittest.TestCase):
                                    "--max-sessions", str(MAX_SESSIONS), "--threads", "1",
                                    "--tls-cert", path("server.pem"), "--tls-key", path("server.key"),
                                    "--tenants", path("tenants.json"),
-                                   "--session-dir", path("sessions"))
+                                   "--session-dir", path("sessions"),
+                                   "--http-listen", "127.0.0.1:0",
+                                   "--trace-collector", "http://127.0.0.1:9/v1/traces")  # nobody is there
         cls.addClassCleanup(cls.server.kill)
         with open(path("ca.pem"), "rb") as file:
-            cls.load = Load(cls.server.address, tls_ca=file.read(), token=TOKEN)
+            http = HttpClient(http_port(cls.server), {"Authorization": f"Bearer {TOKEN}"}, ca=file.name)
+            cls.load = Load(cls.server.address, http, tls_ca=file.read(), token=TOKEN)
+        cls.addClassCleanup(http.close)
         cls.addClassCleanup(cls.load.stop)
+        while not cls.load.rounds and cls.load.error is None:
+            time.sleep(0.05)
         target = re.search(r"//([^/]+)/", cls.server.metrics_url()).group(1)
         cls.prometheus = PrometheusProcess({"ovq-server": [target]})
         cls.addClassCleanup(cls.prometheus.kill)
@@ -182,6 +192,14 @@ class Observed(unittest.TestCase):
         self.assertEqual(self.await_data(rules, timeout=30), [])
         recorded = [(name, name.split()[1]) for name, _ in rules]
         self.assertEqual(self.await_data(recorded, timeout=30), [])
+
+    def test_the_http_front_is_seen(self):
+        answered = 'ovq_http_requests_total{route="/v1/completions",status="200"} > 1'
+        taken = 'ovq_http_request_duration_seconds_count{route="/v1/completions"} > 1'
+        queries = [(query, query) for query in (
+            answered, taken, "ovq_http_connections >= 1", 'ovq_http_bytes_total{direction="sent"} > 500',
+            'ovq_http_bytes_total{direction="received"} > 100')]
+        self.assertEqual(self.await_data(queries, timeout=30), [])
 
     def test_no_rule_fails(self):
         self.await_data([("any", 'up{job="ovq-server"} == 1')], timeout=30)

@@ -2,7 +2,8 @@
 
 A token is a byte. The answer to a prompt is "<position>:<last 8 characters of the prompt>", where
 position counts the conversation's bytes before the answer, cut to max_tokens. Prompts with a
-meaning of their own: "slow" streams dots until it is cancelled, "bad" fails with INVALID_ARGUMENT.
+meaning of their own: "slow" streams dots until it is cancelled, "bad" fails with INVALID_ARGUMENT,
+behind the answer to "last" a Chat ends with UNAVAILABLE.
 
 A session made with metadata ovq-session has it in its id, and calls that name it must send it.
 """
@@ -45,6 +46,9 @@ class FakeServer:
         self.turns = []  # every ChatTurn, in order
         self.opens = []  # every ChatOpen
         self.requests = []  # every GenerateRequest
+        self.has_chat_template = False
+        self.refusals = []  # times in ms for which the next calls of Generate and Score are refused
+        self.refuse_sampling = None  # what Generate says against its sampling
         self._grpc = grpc.server(futures.ThreadPoolExecutor(max_workers=8))
         pb_grpc.add_InferenceServiceServicer_to_server(self, self._grpc)
         pb_grpc.add_SessionServiceServicer_to_server(self, self._grpc)
@@ -61,6 +65,9 @@ class FakeServer:
 
     def Generate(self, request, context):
         self.requests.append(request)
+        self._refuse(context)
+        if self.refuse_sampling is not None:
+            context.abort(grpc.StatusCode.INVALID_ARGUMENT, self.refuse_sampling)
         session = self._session(request, context)
         yield from self._answer(request, session, self.pb.GenerateResponse, context)
 
@@ -92,10 +99,13 @@ class FakeServer:
                 yield from self._answer(
                     request.turn, session, self.pb.ChatResponse, context, inbox
                 )
+                if request.turn.prompt.text == "last":
+                    context.abort(grpc.StatusCode.UNAVAILABLE, "the server is draining")
         if not (opened.session_id or opened.keep_session):
             del self.sessions[session.session_id]
 
     def Score(self, request, context):
+        self._refuse(context)
         ids = self._ids(request.prompt)
         top = [
             self.pb.TopLogprobs(token_ids=range(request.top_logprobs))
@@ -121,7 +131,11 @@ class FakeServer:
             for p in request.positions or [1024]
         ]
         return self.pb.ModelInfo(
-            name="fake", vocab_size=257, layer_types=["ovq_attention"], state_sizes=sizes
+            name="fake",
+            vocab_size=257,
+            layer_types=["ovq_attention"],
+            state_sizes=sizes,
+            has_chat_template=self.has_chat_template,
         )
 
     # --- SessionService ---
@@ -186,6 +200,18 @@ class FakeServer:
         return session
 
     # --- helpers ---
+
+    def _refuse(self, context):
+        if not self.refusals:
+            return
+        info = self.pb.ErrorInfo(reason="tenant_requests")
+        info.retry_after.FromMilliseconds(self.refusals.pop(0))
+        status = self.pb.ErrorStatus(code=8, message="too soon")
+        status.details.add().Pack(info)
+        context.set_trailing_metadata(
+            (("grpc-status-details-bin", status.SerializeToString()),)
+        )
+        context.abort(grpc.StatusCode.RESOURCE_EXHAUSTED, "too soon")
 
     def _ids(self, prompt):
         if prompt.HasField("conversation"):

@@ -39,7 +39,7 @@ class Installed(unittest.TestCase):
         cls.server = os.path.join(cls.prefix, "bin", "ovq-server")
 
     def test_programs_run_from_where_they_are(self):
-        for program in ("ovq-server", "ovq-chat", "ovq-load", "ovq-inspect"):
+        for program in ("ovq-server", "ovq-chat", "ovq-load", "ovq-admin", "ovq-inspect"):
             result = run(os.path.join(self.prefix, "bin", program), "--help")
             self.assertEqual(result.returncode, 0, result.stderr)
         folder = os.path.dirname(os.path.realpath(self.server))
@@ -50,13 +50,29 @@ class Installed(unittest.TestCase):
         unit = os.path.join(self.prefix, "lib", "systemd", "system", "ovq-server.service")
         with open(unit) as file:
             text = file.read()
-        paths = re.findall(r"(?:ExecStart(?:Pre)?=|file:)/usr/local/(\S+)", text)
+        paths = re.findall(r"(?:ExecStart(?:Pre)?=|file:)" + re.escape(self.prefix) + r"/(\S+)", text)
         self.assertIn("bin/ovq-server", paths)
         for path in paths:
             self.assertTrue(os.path.exists(os.path.join(self.prefix, path)), path)
         with open(os.path.join(self.prefix, "share", "ovq-server", "ovq-server.conf")) as file:
-            (model,) = re.findall(r"^model = /usr/local/(\S+)$", file.read(), re.MULTILINE)
-        self.assertTrue(os.path.exists(os.path.join(self.prefix, model, "config.json")))
+            (model,) = re.findall(r"^model = (/\S+)$", file.read(), re.MULTILINE)
+        self.assertTrue(os.path.exists(os.path.join(model, "config.json")), model)
+
+    def test_links_of_the_documentation_hold(self):
+        doc = os.path.join(self.prefix, "share", "doc", "ovq-server")
+        checked = 0
+        for folder, _, names in os.walk(doc):
+            for name in names:
+                if not name.endswith(".md"):
+                    continue
+                with open(os.path.join(folder, name)) as file:
+                    links = re.findall(r"\]\(([^)\s#]+)[^)]*\)", file.read())
+                for link in links:
+                    if "://" in link:
+                        continue
+                    self.assertTrue(os.path.exists(os.path.join(folder, link)), (name, link))
+                    checked += 1
+        self.assertGreater(checked, 50)
 
     def test_nothing_but_what_is_shipped(self):
         files = [name for _, _, names in os.walk(self.prefix) for name in names]
@@ -94,12 +110,9 @@ class Installed(unittest.TestCase):
         with open(self.tenants, "w") as file:
             json.dump({"tenants": [{"name": "a", "token_sha256": ["0" * 64]}]}, file)
         self.accepts("--config", os.path.join(DEPLOY, "systemd", "ovq-server.conf"))
-        with open(os.path.join(DEPLOY, "kubernetes", "config.yaml")) as file:
-            text = yaml.safe_load(file)["data"]["ovq-server.conf"]
-        path = os.path.join(self.prefix, "kubernetes.conf")
-        with open(path, "w") as file:
-            file.write(text)
-        self.accepts("--config", path)
+        with open(os.path.join(DEPLOY, "kubernetes", "workload.yaml")) as file:
+            (container,) = yaml.safe_load(file)["spec"]["template"]["spec"]["containers"]
+        self.accepts(*container["args"])
         with open(os.path.join(DEPLOY, "compose.yaml")) as file:
             self.accepts(*yaml.safe_load(file)["services"]["server"]["command"])
 

@@ -31,7 +31,7 @@ class WithLoad(unittest.TestCase):
         file = self.path("report.json")
         if os.path.exists(file):
             os.remove(file)
-        run = subprocess.run(self.command("--target", address, "--output-json", file, *flags),
+        run = subprocess.run(self.command("--server", address, "--output-json", file, *flags),
                              capture_output=True, text=True, timeout=60)
         self.assertEqual(run.returncode, expect, run.stderr)
         if not os.path.exists(file):

@@ -116,7 +116,7 @@ class TinyServer(WithLoad):
         self.assertAlmostEqual(starts[49] - starts[39], 0.2, places=5)
 
     def test_sweep(self):
-        report, table, _ = self.load("--sweep", "--sweep-levels=3", "--sweep-gain=0",
+        report, table, _ = self.load("--sweep", "--sweep-time=0s", "--sweep-levels=3", "--sweep-gain=0",
                                      "--requests=20", "--output-length=4")
         levels = report["ovq"]["sweep"]
         self.assertIn(len(levels), (2, 3))
@@ -127,8 +127,34 @@ class TinyServer(WithLoad):
         self.assertEqual(report["ovq"]["best_load"], best["load"])
         self.assertIn(levels[-1]["verdict"], table)
 
+    def test_a_level_that_is_too_short_says_nothing(self):
+        report, table, _ = self.load("--sweep", "--requests=10", "--output-length=2")
+        levels = report["ovq"]["sweep"]
+        self.assertEqual([level["verdict"] for level in levels], ["too short to tell"])
+        self.assertIsNone(report["ovq"]["best_load"])
+        self.assertIn("No level lasted --sweep-time", table)
+
+    def test_the_report_says_how_it_was_made(self):
+        page = self.path("setup.html")
+        report, _, _ = self.load("--rate=50", "--arrivals=gamma", "--burstiness=0.5", "--requests=9",
+                                 "--input-length=uniform:3-5", "--output-length=3", "--detailed",
+                                 "--goodput=ttft:500,tpot:50", "--output-html", page)
+        own, options = report["ovq"], report["ovq"]["options"]
+        self.assertRegex(own["command_line"], r"^\S*ovq-load .*--arrivals=gamma .*--output-html \S+$")
+        self.assertIn(os.uname().nodename, own["host"])
+        self.assertEqual({name: options[name] for name in (
+            "input-length", "output-length", "arrivals", "burstiness", "goodput", "grace")},
+            {"input-length": "uniform:3-5", "output-length": "3", "arrivals": "gamma",
+             "burstiness": "0.5", "goodput": "ttft:500,tpot:50", "grace": options["grace"]})
+        self.assertEqual(len(report["queue_times"]), 9)
+        self.assertTrue(all(time >= 0 for time in report["queue_times"]))
+        with open(page, encoding="utf-8") as file:
+            text = file.read()
+        for said in ("command line", "--arrivals=gamma", "uniform:3-5", "ttft:500,tpot:50"):
+            self.assertIn(said, text)
+
     def test_sweep_ends_where_goodput_breaks(self):
-        report, _, _ = self.load("--sweep", "--rate=50", "--requests=10", "--output-length=2",
+        report, _, _ = self.load("--sweep", "--sweep-time=0s", "--rate=50", "--requests=10", "--output-length=2",
                                  "--goodput=ttft:0.0001")
         levels = report["ovq"]["sweep"]
         self.assertEqual([level["verdict"] for level in levels], ["goodput broken"])
@@ -177,7 +203,7 @@ class TinyServer(WithLoad):
 
     def test_html_is_whole_in_itself(self):
         page = self.path("page.html")
-        self.load("--sweep", "--sweep-levels=2", "--requests=10", "--output-length=3",
+        self.load("--sweep", "--sweep-time=0s", "--sweep-levels=2", "--requests=10", "--output-length=3",
                   "--output-html", page)
         with open(page, encoding="utf-8") as file:
             text = file.read()
@@ -208,7 +234,7 @@ class TinyServer(WithLoad):
     def test_interrupt_still_reports(self):
         before = scrape(self.server)['ovq_requests_total{code="OK",method="Generate"}']
         process = subprocess.Popen(
-            self.command("--target", self.server.address, "--requests=1000000", "--duration=50s",
+            self.command("--server", self.server.address, "--requests=1000000", "--duration=50s",
                          "--output-json", self.path("cut.json")),
             stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
         try:
@@ -218,7 +244,7 @@ class TinyServer(WithLoad):
             stdout, stderr = process.communicate(timeout=30)
         finally:
             process.kill()
-        self.assertEqual(process.returncode, 0, stderr)
+        self.assertEqual(process.returncode, 130, stderr)
         self.assertRegex(stdout, r"interrupted +yes")
         with open(self.path("cut.json"), encoding="utf-8") as file:
             report = json.load(file)
@@ -227,7 +253,7 @@ class TinyServer(WithLoad):
 
     def test_progress_is_lines_where_there_is_no_terminal(self):
         process = subprocess.Popen(
-            self.command("--target", self.server.address, "--requests=1000000", "--duration=50s",
+            self.command("--server", self.server.address, "--requests=1000000", "--duration=50s",
                          "--output-length=1"),
             stdout=subprocess.DEVNULL, stderr=subprocess.PIPE)
         try:
@@ -314,7 +340,7 @@ class Restarted(WithLoad):
         """(exit status, the JSON report)"""
         server = self.start(0, *server_flags)
         run = subprocess.Popen(
-            self.command("--target", server.address, "--concurrency=4", "--turns=20", "--requests=600", "--quiet",
+            self.command("--server", server.address, "--concurrency=4", "--turns=20", "--requests=600", "--quiet",
                          "--input-length=10", "--output-length=10", "--outlast=30s",
                          "--output-json", self.path("report.json")),
             stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)

@@ -208,14 +208,30 @@ class Tokens(Case):
         self.assertNotIn("warning", stderr)
 
 
+class Rates(Case):
+    def test_opening_and_first_turn_of_a_chat_are_one_request(self):
+        write_tenants(path("rates.json"), {"alice": ALICE}, {"alice": {"requests_per_second": 0.01}})
+        with open(path("token"), "w") as file:
+            file.write(ALICE + "\n")
+        with serve("--tenants", path("rates.json")) as server:
+            ask = [CHAT, "--server", server.address, "--token-file", path("token"), "--interactive",
+                   "--max-tokens", "2"]
+            # One request may start at once: the second turn is one too many.
+            run = subprocess.run(ask, input="first\nsecond\n", capture_output=True, text=True,
+                                 timeout=60)
+        self.assertEqual(run.returncode, 1)
+        self.assertEqual(run.stderr.count("| length]"), 1, run.stderr)
+        self.assertIn("RESOURCE_EXHAUSTED: tenant alice: requests_per_second", run.stderr)
+
+
 class Clients(Case):
     def test_tls_and_tokens(self):
         with open(path("token"), "w") as file:
             file.write(ALICE + "\n")
         with open(path("bad_token"), "w") as file:
             file.write("wrong-token\n")
-        with serve(*secure_flags(), "--tls-client-ca", path("ca.pem"),
-                   "--tenants", path("tenants.json")) as server:
+        with serve() as plain, serve(*secure_flags(), "--tls-client-ca", path("ca.pem"),
+                                     "--tenants", path("tenants.json")) as server:
             python = [sys.executable, "-m", "ovq_client"]
             ask = ["--prompt", "hello", "--max-tokens", "3"]
             identity = ["--tls-ca", path("ca.pem"), "--tls-cert", path("client.pem"),
@@ -228,6 +244,8 @@ class Clients(Case):
                         env={**os.environ,
                              "PYTHONPATH": os.path.join(ROOT, "clients", "python")})
                 with self.subTest(program):
+                    self.assertIn("leave --tls-ca and --tls-cert out", run(
+                        *identity, "--server", plain.address).stderr)
                     good = run(*identity, "--token-file", path("token"))
                     self.assertEqual(good.returncode, 0, good.stderr)
                     bad = run(*identity, "--token-file", path("bad_token"))
@@ -236,6 +254,17 @@ class Clients(Case):
                     self.assertNotIn("wrong-token", bad.stderr)
                     self.assertIn("UNAVAILABLE", run("--token-file", path("token")).stderr)
                     self.assertEqual(run("--tls-cert", path("client.pem")).returncode, 2)
+                    for flags, hint in (
+                            ((), "if it asks for TLS, --tls-ca is missing"),
+                            (("--tls-ca", path("ca.pem")), "--tls-cert and --tls-key are missing"),
+                            (("--tls-ca", path("other_ca.pem"), *identity[2:]), "(--tls-ca) vouches"),
+                            (identity, "no token was sent: --token-file is missing"),
+                            ((*identity, "--token-file", path("bad_token")),
+                             "(--token-file) is another")):
+                        refused = run(*flags)
+                        self.assertEqual((refused.returncode, refused.stderr.count("\n")), (1, 1),
+                                         refused.stderr)
+                        self.assertIn(hint, refused.stderr)
                     missing = run("--tls-ca", path("none"))
                     self.assertNotEqual(missing.returncode, 0)
                     self.assertIn(path("none"), missing.stderr)

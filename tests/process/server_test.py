@@ -319,6 +319,20 @@ class Stopping(unittest.TestCase):
                 self.assertEqual(len(tokens), 3000)
                 self.assertEqual(server.wait(), 0)
 
+    def test_a_chat_that_was_asked_for_no_more_ends_well_in_a_drain(self):
+        with ServerProcess(BINARY, model_folder(), "--state-memory", "64M") as server:
+            with connect(server) as channel:
+                turn = pb.ChatTurn(prompt=pb.Prompt(text="x"),
+                                   stop=pb.StopConditions(max_tokens=3000, ignore_eos=True))
+                stream = rpc.InferenceServiceStub(channel).Chat(iter(
+                    [pb.ChatRequest(open=pb.ChatOpen()), pb.ChatRequest(turn=turn)]), timeout=60)
+                responses = [next(stream) for _ in range(3)]  # opened, started, a chunk
+                server.terminate()
+                responses += stream  # no error at its end
+                self.assertTrue(responses[-1].HasField("finished"))
+                self.assertEqual(stream.code(), grpc.StatusCode.OK)
+                self.assertEqual(server.wait(), 0)
+
     def test_other_signals_change_nothing(self):
         with ServerProcess(BINARY, model_folder(), "--state-memory", "64M") as server:
             with connect(server) as channel:
@@ -380,7 +394,16 @@ class Planning(unittest.TestCase):
         code, out, err = run_to_end(BINARY, "--check-config", "--model", model_folder(),
                                     env={"OVQ_MAX_QUEUE": "9"})
         self.assertEqual((code, err), (0, ""))
-        self.assertIn("max-queue = 9    # OVQ_MAX_QUEUE\n", out)
+        self.assertIn("\n# OVQ_MAX_QUEUE\nmax-queue = 9\n", out)
+        self.assertIn("\n# default: max-sessions = 1024\n", out)
+        # What it prints is a configuration that says the same.
+        with tempfile.NamedTemporaryFile("w", suffix=".conf") as file:
+            file.write(out)
+            file.flush()
+            code, again, err = run_to_end(BINARY, "--check-config", "--config", file.name)
+        self.assertEqual((code, err), (0, ""))
+        self.assertEqual([line for line in again.splitlines() if line[0] != "#"],
+                         [line for line in out.splitlines() if line[0] != "#"])
         code, out, err = run_to_end(BINARY, "--check-config", "--model", "/nonexistent/model")
         self.assertEqual((code, out), (1, ""))
         self.assertIn("/nonexistent/model", err)

@@ -33,10 +33,13 @@ BIN = None
 SEQUENCES = "16"
 
 
-def accuracies(model, lengths, centroids, memory=None, **changes):
+EQUAL_SHARES = {"ovq": {"shares": [1, 1]}}
+
+
+def accuracies(model, lengths, centroids, memory=None, config=None, **changes):
     """{(length, centroids): accuracy} of a model in models/ on its task, fields of it changed.
 
-    memory: of the server, in place of the model's own.
+    memory: of the server, in place of the model's own. config: fields of its config.json.
 
     In-context learning has also {(length, centroids, examples seen): accuracy}.
     """
@@ -45,7 +48,8 @@ def accuracies(model, lengths, centroids, memory=None, **changes):
         status = score.main(["--model", os.path.join(ROOT, "models", model), "--server",
                              os.path.join(BIN, "ovq-server"), "--lengths", lengths, "--centroids",
                              centroids, "--sequences", SEQUENCES, "--task", json.dumps(changes),
-                             "--out", out, *(("--memory", memory) if memory else ())])
+                             "--out", out, "--config", json.dumps(config or {}),
+                             *(("--memory", memory) if memory else ())])
         assert status == 0
         with open(out, encoding="utf-8", newline="") as file:
             return {(int(row["length"]), row["centroids"], *filter(None, [row["seen"]])):
@@ -55,7 +59,7 @@ def accuracies(model, lengths, centroids, memory=None, **changes):
 class RecallModels(unittest.TestCase):
     def test_a_larger_dictionary_recalls_more_and_half_the_tokens_suffice(self):
         for model, length in (("basic-icr-small-ovq", 2048), ("basic-icr-long-ovq", 4096)):
-            found = accuracies(model, str(length), "256,512,1024,0.5x")
+            found = accuracies(model, str(length), "256,512,1024,0.5x", config=EQUAL_SHARES)
             found = [found[length, size] for size in ("256", "512", "1024", "0.5x")]
             self.assertEqual(found, sorted(found), model)
             self.assertLess(found[0], 0.6, model)
@@ -70,10 +74,18 @@ class RecallModels(unittest.TestCase):
     def test_closest_pairs_recall_what_the_papers_rule_forgets(self):
         """As many rows in a model trained with full attention and one trained with that rule."""
         for model in ("basic-icr-small-full", "basic-icr-small-ovq"):
-            paper, closest = (accuracies(model, "2048", "256", memory)[2048, "256"]
+            paper, closest = (accuracies(model, "2048", "256", memory, EQUAL_SHARES)[2048, "256"]
                               for memory in ("paper", "closest-pair"))
             self.assertLess(paper, 0.7, model)
             self.assertGreater(closest, 0.95, model)
+
+    def test_shipped_shares_recall_more_with_as_many_rows(self):
+        for model, memory, rows, least in (("basic-icr-small-ovq", "paper", "0.125x", 0.8),
+                                           ("basic-icr-small-full", "closest-pair", "1/16x", 0.95)):
+            shared = accuracies(model, "2048", rows, memory)[2048, rows]
+            equal = accuracies(model, "2048", rows, memory, EQUAL_SHARES)[2048, rows]
+            self.assertGreater(shared, least, model)
+            self.assertLess(equal, 0.7, model)
 
     def test_kvm_recalls_what_its_rows_can_hold(self):
         found = accuracies("basic-icr-small-kvm", "512,4096", "256")
@@ -100,6 +112,33 @@ class RecallModels(unittest.TestCase):
         found = accuracies("positional-icr-small-ovq", "1024", "0.5x")[1024, "0.5x"]
         self.assertGreater(found, 0.8)  # one that knows no order has 0.75 at most
         self.assertGreater(accuracies("positional-icr-small-full", "1024", "256")[1024, ""], found)
+
+
+class Int8Weights(unittest.TestCase):
+    def test_they_predict_nearly_what_the_weights_as_they_are_predict(self):
+        """288 answers, all but a few of which are right: those near a tie may change."""
+        with tempfile.TemporaryDirectory() as folder:
+            out = os.path.join(folder, "scores.csv")
+            self.assertEqual(score.main(
+                ["--model", os.path.join(ROOT, "models", "basic-icr-small-ovq"), "--server",
+                 os.path.join(BIN, "ovq-server"), "--server-args=--weights int8",
+                 "--check-server-args=", "--lengths", "1024", "--centroids", "1024", "--sequences",
+                 SEQUENCES, "--out", out]), 0)
+            with open(out, encoding="utf-8", newline="") as file:
+                row, = csv.DictReader(file)
+        self.assertEqual(row["checked"], row["scored"])
+        self.assertGreater(float(row["agreement"]), 0.97)
+        self.assertGreater(float(row["accuracy"]), 0.97)
+        self.assertGreater(float(row["logprob_difference"]), 0)
+
+    def test_the_server_says_so(self):
+        model = os.path.join(ROOT, "models", "basic-icr-small-ovq")
+        for flags, weights in (((), "bf16"), (("--weights", "int8"), "int8")):
+            with ServerProcess(os.path.join(BIN, "ovq-server"), model, *flags) as server, \
+                    Client(server.address) as client:
+                self.assertEqual(client.model_info().weights, weights)
+                self.assertIn(f'weights="{weights}"', server.metrics())
+                self.assertIn(f"weight bytes in {weights}", server.stderr())
 
 
 class FunctionModels(unittest.TestCase):

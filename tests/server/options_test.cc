@@ -62,6 +62,8 @@ TEST(Options, Defaults) {
 TEST(Options, EveryFlag) {
   const auto line = Parse({"--model=m",
                            "--listen=[::]:0",
+                           "--http-listen=127.0.0.1:0",
+                           "--http-max-connections=9",
                            "--metrics-address=",
                            "--device=ref",
                            "--threads=3",
@@ -78,6 +80,7 @@ TEST(Options, EveryFlag) {
                            "--memory=closest-pair,exact",
                            "--state-dtype=bf16",
                            "--compute-dtype=f32",
+                           "--weights=int8",
                            "--max-batch-tokens=64",
                            "--max-queue=0",
                            "--max-prompt-tokens=1000",
@@ -87,6 +90,8 @@ TEST(Options, EveryFlag) {
                            "--drain-notice=3s",
                            "--drain-timeout=5s",
                            "--step-timeout=3s",
+                           "--target-step-time=40ms",
+                           "--speculate=ngram",
                            "--max-message-bytes=1M",
                            "--plan-centroids=64,128",
                            "--plan-tokens=10",
@@ -102,10 +107,14 @@ TEST(Options, EveryFlag) {
                            "--log-format=json",
                            "--log-level=warning",
                            "--log-requests=errors",
-                           "--log-rate=7"});
+                           "--log-rate=7",
+                           "--trace-collector=https://c:4318/x",
+                           "--trace-collector-ca=a"});
   ASSERT_TRUE(line.ok()) << line.status();
   const Options& options = line->options;
   EXPECT_EQ(options.listen.address, "[::]:0");
+  EXPECT_EQ(options.http.address, "127.0.0.1:0");
+  EXPECT_EQ(options.http.max_connections, 9);
   EXPECT_EQ(options.metrics_address, "");
   EXPECT_EQ(options.device, Device::kReference);
   EXPECT_EQ(options.threads, 3);
@@ -122,6 +131,7 @@ TEST(Options, EveryFlag) {
   EXPECT_THAT(options.memories, testing::ElementsAre(Memory::kClosestPair, Memory::kExact));
   EXPECT_EQ(options.state_dtype, DType::kBF16);
   EXPECT_EQ(options.compute_dtype, DType::kF32);
+  EXPECT_EQ(options.weights, WeightType::kInt8);
   EXPECT_EQ(options.engine.max_batch_tokens, 64);
   EXPECT_EQ(options.engine.max_queue, 0);
   EXPECT_EQ(options.engine.max_prompt_tokens, 1000);
@@ -130,12 +140,14 @@ TEST(Options, EveryFlag) {
   EXPECT_EQ(options.engine.max_session_ttl, absl::Hours(48));
   EXPECT_EQ(options.drain_timeout, absl::Seconds(5));
   EXPECT_EQ(options.step_timeout, absl::Seconds(3));
+  EXPECT_EQ(options.engine.target_step_time, absl::Milliseconds(40));
+  EXPECT_EQ(options.engine.speculation, Speculation::kNgram);
   EXPECT_EQ(options.listen.max_message_bytes, size_t{1} << 20);
   EXPECT_THAT(options.plan_slot_caps, testing::ElementsAre(64, 128));
   EXPECT_THAT(options.plan_tokens, testing::ElementsAre(10));
   EXPECT_EQ(options.security.tls.cert + options.security.tls.key + options.security.tls.client_ca +
-                options.security.tenants,
-            "ckat");
+                options.security.tenants + options.security.trace_collector_ca,
+            "ckata");
   EXPECT_EQ(options.admin_listen, "0.0.0.0:1");
   EXPECT_TRUE(options.insecure_listen);
   EXPECT_EQ(options.listen.max_streams_per_connection, 5);
@@ -145,6 +157,10 @@ TEST(Options, EveryFlag) {
   EXPECT_EQ(options.log.level, LogLevel::kWarning);
   EXPECT_EQ(options.log_requests, LogRequests::kErrors);
   EXPECT_EQ(options.log.lines_per_second, 7);
+  ASSERT_TRUE(options.trace_collector.has_value());
+  EXPECT_TRUE(options.trace_collector->tls);
+  EXPECT_EQ(options.trace_collector->host, "c");
+  EXPECT_EQ(options.trace_collector->path, "/x");
   for (const Setting& setting : line->settings) {
     EXPECT_EQ(setting.origin, "--" + setting.name);  // no flag was left out above
   }
@@ -154,6 +170,8 @@ TEST(Options, BeyondLoopbackWithTokensOrByWish) {
   EXPECT_TRUE(Parse({"--model", "m", "--listen", "0.0.0.0:1", "--tenants", "t"}).ok());
   EXPECT_TRUE(Parse({"--model", "m", "--listen", "0.0.0.0:1", "--insecure-listen", "yes"}).ok());
   EXPECT_TRUE(Parse({"--model", "m", "--listen", "[::1]:1", "--metrics-address", ""}).ok());
+  EXPECT_TRUE(Parse({"--model", "m", "--http-listen", "[::1]:1"}).ok());
+  EXPECT_FALSE(Parse({"--model", "m", "--http-listen", "0.0.0.0:1"}).ok());
 }
 
 TEST(Options, ActionsWithoutAModel) {
@@ -302,7 +320,7 @@ TEST(Options, HelpSaysRanges) {
     EXPECT_FALSE(takes(high + 1));
     ++found;
   }
-  EXPECT_EQ(found, 11);
+  EXPECT_EQ(found, 12);
 }
 
 TEST(Options, HelpListsEveryFlagWithItsTwin) {

@@ -25,13 +25,13 @@ Options ForModel(const std::string& name) {
   return options;
 }
 
-// The cells of the table below the line of column names.
+// The cells of the table below the line of column names, which a sentence follows.
 std::vector<std::vector<std::string>> Rows(const std::string& text) {
   std::vector<std::vector<std::string>> rows;
   std::istringstream lines(text.substr(text.find("max_centroids")));
   std::string line, cell;
   std::getline(lines, line);
-  while (std::getline(lines, line)) {
+  while (std::getline(lines, line) && !line.starts_with("beside them")) {
     std::istringstream cells(line);
     rows.emplace_back();
     while (cells >> cell) rows.back().push_back(cell);
@@ -79,6 +79,8 @@ TEST(Plan, IsWhatTheLoadedModelReserves) {
                     row("1000", layout.bytes_at(1000, cap), std::to_string(1000 * kv), 1000),
                     row("8192", layout.bytes_at(8192, cap), std::to_string(8192 * kv), 8192)))
         << name;
+    EXPECT_THAT(*text, HasSubstr("beside them in the host's memory: 8388608 bytes for earlier "
+                                 "states of sessions, 8388608 for what prompts begin with"));
   }
 }
 
@@ -103,6 +105,7 @@ TEST(Plan, ExtremeSizes) {
   config["layer_types"] = std::vector<std::string>(1024, "full_attention");
   config["num_attention_heads"] = config["num_key_value_heads"] = 4096;
   config["head_dim"] = config["value_head_dim"] = 1024;
+  config.erase("ovq");
   const test::TempFolder folder;
   folder.Write("config.json", config.dump());
   options.model = folder.path();
@@ -201,8 +204,9 @@ TEST(Plan, ForAGpuThatIsNotThere) {
 TEST(CheckConfig, SaysWhatHoldsAndWhatIsWrong) {
   CommandLine line;
   line.options = ForModel("python-bytes");
-  line.settings = {{"max-queue", "9", "--max-queue"}};
-  EXPECT_EQ(CheckConfig(line).value_or(""), "max-queue = 9    # --max-queue\n");
+  line.settings = {{"max-queue", "9", "--max-queue"}, {"threads", "0", kDefaultOrigin}};
+  EXPECT_EQ(CheckConfig(line).value_or(""),
+            "# --max-queue\nmax-queue = 9\n# default: threads = 0\n");
   line.options.model = "/nonexistent/model";
   EXPECT_THAT(std::string(CheckConfig(line).status().message()), HasSubstr("/nonexistent/model"));
 }

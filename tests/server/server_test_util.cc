@@ -19,6 +19,7 @@ ModelDescription Description() {
           .bos_token_id = std::nullopt,
           .device = "cpu",
           .compute_dtype = "f32",
+          .weights = "int8",
           .state_dtype = "f32",
           .memory = "model",
           .weight_bytes = 4000,

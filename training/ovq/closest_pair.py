@@ -13,13 +13,14 @@ K is |key|^2, 1 where keys have unit norm. V is the mean |value|^2 of the first 
 Where it is off by more than a factor of two from that of the candidates as a chunk's merges begin,
 theirs is V from then on. Where keys have no norm V / K is measured like V. The closest
 pair becomes its weighted mean, of equally close ones that of the lowest rows.
-What merges is decided in numpy, in float64, and is a constant to gradients; rows are means of the
-tokens in them, which have gradients.
+What merges is decided in float64, in numpy or, but for models in float64 and where there is a compiler,
+by pairs.cc, and is a constant to gradients; rows are means of the tokens in them, which have gradients.
 """
 
 import numpy as np
 import torch
 
+from ovq import fused
 from ovq.config import PairRule
 from ovq.dictionary import read_chunk
 from ovq.mixers import wide
@@ -80,24 +81,36 @@ class Candidates:
         self._renew(np.flatnonzero(self.alive & (self.nearest == j)))
         self.join(i)
 
-    def places(self):
-        """Of every row that has joined, the place among those alive of the one it is in."""
-        part_of = self.part_of
-        while (part_of != part_of[part_of]).any():
-            part_of = part_of[part_of]
-        return (self.alive.cumsum() - 1)[part_of]
+
+def merge_pairs(keys, values, counts, weight, first, ends, due):
+    """A chunk's merges, in place: of every row, the row that it has merged into, itself if none.
+
+    weight: of values in a distance. Rows from `first` to ends[o] have joined after token o of the
+    chunk, and due[o] pairs have merged.
+    """
+    candidates, done, joined = Candidates(keys, values, counts, np.sqrt(weight)), 0, first
+    for end, n_merges in zip(ends, due):
+        for row in range(joined, end):
+            candidates.join(row)
+        joined = max(joined, end)
+        for _ in range(done, n_merges):
+            candidates.merge_closest()
+        done = n_merges
+    return candidates.part_of
 
 
 class ClosestPairRows:
     """One head's rows: keys [n, d], values [n, dv], counts [n], in float64.
 
-    key_size: K, or None to measure it. The rows are in the order of their oldest tokens.
+    key_size: K, or None to measure it. merge: merge_pairs or what does the same. The rows are in the
+    order of their oldest tokens.
     """
 
-    def __init__(self, head_dim, value_head_dim, max_rows, key_size=1.0, rule=PairRule()):
+    def __init__(self, head_dim, value_head_dim, max_rows, key_size=1.0, rule=PairRule(),
+                 merge=merge_pairs):
         self.keys, self.values = np.zeros((0, head_dim)), np.zeros((0, value_head_dim))
         self.counts, self.max_rows = np.zeros(0, np.int64), max_rows
-        self.row_of = np.zeros(0, np.int64)  # of every token
+        self.merge = merge
         self.key_size, self.rule = key_size, rule
         self.n_tokens = 0
         self.size = None  # V / K, once more than half of max_rows tokens have passed
@@ -111,67 +124,63 @@ class ClosestPairRows:
         return values / keys if keys > 0 else 0.0
 
     def append(self, keys, values, merges_per_token=MERGES_PER_TOKEN):
-        """A whole chunk has passed: keys [L, d], values [L, dv]."""
+        """A whole chunk has passed: keys [L, d], values [L, dv].
+
+        Returns where the rows before it and then its tokens have gone: [n + L], each a row.
+        """
         n, chunk_len = len(self.keys), len(keys)
         n_merges, n_sized = max(0, n + chunk_len - self.max_rows), self.max_rows // 2 + 1
         self.keys, self.values = np.concatenate((self.keys, keys)), np.concatenate(
             (self.values, values))
         self.counts = np.concatenate((self.counts, np.ones(chunk_len, np.int64)))
-        self.row_of = np.concatenate((self.row_of, np.arange(n, n + chunk_len)))
         if self.size is None and len(self.keys) >= n_sized:
             self.size = self._size(slice(n_sized))
         self.n_tokens += chunk_len
         if n_merges == 0:
-            return
+            return np.arange(n + chunk_len)
         # The candidates after o + 1 tokens of the chunk; the newest tokens, not among them, are the last rows.
         pinned, recent = self.rule.pinned(self.max_rows), self.rule.recent(self.max_rows)
-
-        def joined(o):
-            seen = self.n_tokens - chunk_len + o + 1
-            return n + o + 1 - max(recent, self.max_rows - seen)
-
-        due = [max(0, n_merges - merges_per_token * (chunk_len - o))
-               for o in range(1, chunk_len + 1)]
-        first = next(o for o in range(chunk_len) if due[o] > 0)
-        size = self._size(slice(pinned, joined(first)))
+        tokens = np.arange(1, chunk_len + 1)
+        ends = n + tokens - np.maximum(recent, self.max_rows - self.n_tokens + chunk_len - tokens)
+        due = np.maximum(0, n_merges - merges_per_token * (chunk_len - tokens))
+        size = self._size(slice(pinned, ends[np.flatnonzero(due)[0]]))
         if not self.size / SIZE_CHANGE <= size <= self.size * SIZE_CHANGE:
             self.size = size
-        scale = np.sqrt(self.rule.value_weight / self.size) if self.size > 0 else 0.0
-        candidates = Candidates(self.keys, self.values, self.counts, scale)
-        done, next_row = 0, pinned
-        for o in range(chunk_len):
-            while next_row < joined(o):
-                candidates.join(next_row)
-                next_row += 1
-            while done < due[o]:
-                candidates.merge_closest()
-                done += 1
-        alive = candidates.alive
-        alive[:pinned], alive[next_row:] = True, True
-        self.keys, self.values = self.keys[alive], self.values[alive]
-        self.counts, self.row_of = self.counts[alive], candidates.places()[self.row_of]
+        weight = self.rule.value_weight / self.size if self.size > 0 else 0.0
+        part_of = self.merge(self.keys, self.values, self.counts, weight, pinned, ends, due)
+        while (part_of != part_of[part_of]).any():
+            part_of = part_of[part_of]
+        left = part_of == np.arange(n + chunk_len)
+        self.keys, self.values, self.counts = self.keys[left], self.values[left], self.counts[left]
+        return (left.cumsum() - 1)[part_of]
 
 
 def closest_pair_attention(q, k, v, chunk_len, max_rows, key_size=1.0, rule=PairRule()):
     """Shapes as in mixers.py; key_size as ClosestPairRows has it."""
     batch, n_heads, n_tokens, head_dim = k.shape
-    heads = [ClosestPairRows(head_dim, v.shape[-1], max_rows, key_size, rule) for _ in range(batch * n_heads)]
-    tokens, outs = torch.cat((wide(k), wide(v)), -1), []
+    plain = k.dtype == torch.float64 or k.device.type != "cpu" or fused.compiled() is None
+    merge = merge_pairs if plain else fused.merge_pairs
+    heads = [ClosestPairRows(head_dim, v.shape[-1], max_rows, key_size, rule, merge)
+             for _ in range(batch * n_heads)]
+    sums = wide(k).new_zeros(batch, n_heads, 0, head_dim + v.shape[-1])
+    counts, outs, end = torch.zeros(batch, n_heads, 0, dtype=torch.int64, device=k.device), [], 0
 
-    def stacked(part):
-        rows = np.stack([getattr(head, part) for head in heads])
-        return torch.from_numpy(rows).unflatten(0, (batch, n_heads)).to(k.device)
+    def stacked(arrays):
+        return torch.from_numpy(np.stack(arrays)).unflatten(0, (batch, n_heads)).to(k.device)
 
-    for begin in range(0, n_tokens, chunk_len):
-        chunk = slice(begin, begin + chunk_len)
-        own_k, own_v = k[:, :, chunk], v[:, :, chunk]
-        counts, past = stacked("counts"), tokens[:, :, :begin]
-        sums = past.new_zeros(*counts.shape, past.shape[-1])
-        sums = sums.scatter_add(2, stacked("row_of").unsqueeze(-1).expand_as(past), past)
-        rows = sums / counts.unsqueeze(-1)
-        outs.append(read_chunk(q[..., chunk, :], own_k, own_v, rows, counts))
-        if begin + chunk_len >= n_tokens:
+    # split, not slices: the gradient of a slice is a tensor of the whole's size
+    for own_q, own_k, own_v in zip(*(x.split(chunk_len, dim=-2) for x in (q, k, v))):
+        outs.append(read_chunk(own_q, own_k, own_v, sums / counts.unsqueeze(-1), counts))
+        end += own_k.shape[2]
+        if end == n_tokens:
             break
-        for head, key, value in zip(heads, own_k.flatten(0, 1), own_v.flatten(0, 1)):
-            head.append(*(x.detach().cpu().double().numpy() for x in (key, value)))
+        row_of = stacked([head.append(*(x.detach().cpu().double().numpy() for x in (key, value)))
+                          for head, key, value in zip(heads, own_k.flatten(0, 1), own_v.flatten(0, 1))])
+        counts = stacked([head.counts for head in heads])
+        parts = torch.cat((sums, torch.cat((wide(own_k), wide(own_v)), -1)), 2)
+        # rows of all heads below each other: whole rows are added up faster than single numbers
+        firsts = torch.arange(batch * n_heads, device=k.device) * counts.shape[-1]
+        index = row_of.flatten(0, 1) + firsts.unsqueeze(-1)
+        sums = parts.new_zeros(counts.numel(), parts.shape[-1])
+        sums = sums.index_add(0, index.flatten(), parts.flatten(0, 2)).view(*counts.shape, -1)
     return torch.cat(outs, dim=-2)

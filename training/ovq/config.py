@@ -16,9 +16,10 @@ from ovq.sections import SECTIONS
 SOFTMAX_LAYER_TYPES = ("sliding_attention", "full_attention", "ovq_attention", "vq_attention",
                        "kvm_attention")
 # Short names of the layer types that read the whole context: of models, runs and options.
-MIXER_NAMES = {"ovq": "ovq_attention", "kvm": "kvm_attention", "full": "full_attention",
-               "vq": "vq_attention", "gdn": "gated_delta_net", "mamba2": "mamba2",
-               "mesa": "mesa_net", "lattice": "lattice", "tvq": "transformer_vq"}
+MIXER_NAMES = {"closest-pair": "closest_pair_attention", "ovq": "ovq_attention",
+               "kvm": "kvm_attention", "full": "full_attention", "vq": "vq_attention",
+               "gdn": "gated_delta_net", "mamba2": "mamba2", "mesa": "mesa_net",
+               "lattice": "lattice", "tvq": "transformer_vq"}
 SUPPORTED_LAYER_TYPES = (*SOFTMAX_LAYER_TYPES, *SECTIONS)
 KVM_BUDGET_MODES = ("fixed", "power_law", "kvm_saturation")
 # Layers without positions, which have equal tensors: the server reads either through any memory.
@@ -116,7 +117,7 @@ class Config:
     update: str = "paper"  # of OVQ's dictionaries
     pair_rule: PairRule = PairRule()
     # max_centroids of a layer relative to the model's, an entry for each layer that can be read through
-    # a bounded memory; None: all have 1
+    # a bounded memory: a number, or a tuple of one for each key/value head; None: all have 1
     shares: typing.Optional[tuple] = None
     codebook_size: int = 0  # 0: no layer has a codebook
     kvm: typing.Optional[KvmConfig] = None  # None: no layer has kvm_attention
@@ -133,11 +134,18 @@ class Config:
     eos_token_id: int = -1  # -1: none
     torch_dtype: str = "float32"
 
-    def share(self, i):
-        """Layer i's share of max_centroids; 1 where it has no dictionary."""
+    def shares_of(self, i):
+        """Layer i's shares of max_centroids, one or one for each head; 1 where it has no dictionary."""
         if self.shares is None or self.layer_types[i] not in DICTIONARY_LAYER_TYPES:
-            return 1.0
-        return self.shares[sum(kind in DICTIONARY_LAYER_TYPES for kind in self.layer_types[:i])]
+            return (1.0,)
+        return as_heads(self.shares[sum(kind in DICTIONARY_LAYER_TYPES
+                                        for kind in self.layer_types[:i])])
+
+    @property
+    def served_types(self):
+        """layer_types by the names that a server has for them."""
+        names = {"ovq_attention": "closest_pair_attention"} if self.update == "closest-pair" else {}
+        return tuple(names.get(kind, kind) for kind in self.layer_types)
 
     @property
     def group_size(self):
@@ -213,17 +221,34 @@ def _sections(raw, layer_types):
     return sections
 
 
-def _shares(ovq, n_layers):
+def _shares(ovq, n_layers, n_kv_heads):
     """ovq.shares, checked: 1 in the mean over the layers it speaks of."""
     if "shares" not in ovq:
         return None
     shares = ovq["shares"]
     if not isinstance(shares, list) or len(shares) != n_layers:
-        raise ConfigError(f"ovq.shares: {shares!r} is not a list of {n_layers} numbers")
-    shares = tuple(positive_number("ovq.shares", share) for share in shares)
-    if abs(sum(shares) - n_layers) > _SHARE_ROUNDING * n_layers:
-        raise ConfigError(f"ovq.shares: {list(shares)} is not 1 in the mean")
+        raise ConfigError(f"ovq.shares: {shares!r} is not a list of {n_layers} numbers, or lists of "
+                          "numbers")
+    for share in shares:
+        if isinstance(share, list) and len(share) != n_kv_heads:
+            raise ConfigError(f"ovq.shares: {share!r} is not a number, or one for each of "
+                              f"{n_kv_heads} key/value heads")
+    shares = tuple(tuple(positive_number("ovq.shares", of_head) for of_head in share)
+                   if isinstance(share, list) else positive_number("ovq.shares", share)
+                   for share in shares)
+    if abs(sum(map(mean_share, shares)) - n_layers) > _SHARE_ROUNDING * n_layers:
+        raise ConfigError(f"ovq.shares: {ovq['shares']} is not 1 in the mean")
     return shares
+
+
+def as_heads(share):
+    """An entry of ovq.shares as a tuple."""
+    return share if isinstance(share, tuple) else (share,)
+
+
+def mean_share(share):
+    """Of an entry of ovq.shares."""
+    return sum(as_heads(share)) / len(as_heads(share))
 
 
 def _pair_rule(ovq):
@@ -260,7 +285,8 @@ def _mixer_fields(raw, layer_types, attention):
     fields["chunk_size"] = integer("ovq.chunk_size", ovq.get("chunk_size", 128), 1)
     fields["max_centroids"] = check_max_centroids(ovq.get("max_centroids", 2048),
                                                   fields["chunk_size"])
-    fields["shares"] = _shares(ovq, sum(kind in DICTIONARY_LAYER_TYPES for kind in layer_types))
+    fields["shares"] = _shares(ovq, sum(kind in DICTIONARY_LAYER_TYPES for kind in layer_types),
+                               n_kv_heads)
     vq = no_other_keys("vq", raw.get("vq", {}), ("codebook_size",))
     if "vq_attention" in layer_types:
         fields["codebook_size"] = integer("vq.codebook_size", vq.get("codebook_size"), 1)
@@ -312,7 +338,7 @@ def kvm_from_dict(section, head_dim):
 
 
 def share_of(max_centroids, share):
-    """A layer's own max_centroids."""
+    """A layer's or head's own max_centroids."""
     return max(2, math.floor(share * max_centroids + 0.5))
 
 
@@ -398,7 +424,8 @@ def config_to_dict(config):
             if getattr(config.pair_rule, field.name) != field.default:
                 raw["ovq"][field.name] = getattr(config.pair_rule, field.name)
         if config.shares:
-            raw["ovq"]["shares"] = list(config.shares)
+            raw["ovq"]["shares"] = [list(share) if isinstance(share, tuple) else share
+                                    for share in config.shares]
     if config.codebook_size:
         raw["vq"] = {"codebook_size": config.codebook_size}
     if config.kvm:

@@ -13,11 +13,12 @@ import subprocess
 import sys
 import tempfile
 
+import numpy as np
 import torch
 from torch.autograd import Function
 
 _FOLDER = os.path.dirname(os.path.abspath(__file__))
-_SOURCES = ("fused.cc", "solve.cc")
+_SOURCES = ("fused.cc", "solve.cc", "pairs.cc")
 # Fast arithmetic when compiled, not when linked: that would have every thread flush denormals.
 _COMPILE = ("-std=c++17", "-O3", "-march=native", "-ffast-math", "-fPIC", "-c")
 
@@ -182,3 +183,14 @@ def mesa_solve(q, operands, n_steps, damping):
     n_chunks, chunk_len, dim = q.shape
     _call("mesa_solve", q.dtype, q, *operands, n_chunks, chunk_len, dim, n_steps, damping, u)
     return u
+
+
+def merge_pairs(keys, values, counts, weight, first, ends, due):
+    """closest_pair.py's merge_pairs, by pairs.cc."""
+    rows, part_of = np.concatenate((keys, values), -1), np.empty(len(keys), np.int64)
+    ends, due = (np.ascontiguousarray(x, np.int64) for x in (ends, due))
+    rows_, counts, ends, due, part_of_ = map(torch.from_numpy, (rows, counts, ends, due, part_of))
+    _call("merge_pairs", torch.float64, rows_, counts, len(keys), keys.shape[-1], rows.shape[-1], float(weight),
+          int(first), ends, due, len(due), part_of_)
+    keys[:], values[:] = np.split(rows, [keys.shape[-1]], -1)
+    return part_of

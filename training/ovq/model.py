@@ -30,10 +30,10 @@ MIXERS = {"gated_delta_net": GatedDeltaNet, "mamba2": Mamba2, "mesa_net": MesaNe
 class Attention(nn.Module):
     """Projections around one of the mixers; the training options are OvqModel's."""
 
-    def __init__(self, config, layer_type, share, ablation, recompute_chunks):
+    def __init__(self, config, layer_type, shares, ablation, recompute_chunks):
         super().__init__()
         self.config, self.layer_type = config, layer_type
-        self.share = share  # of max_centroids
+        self.shares = shares  # of max_centroids: one, or one for each key/value head
         self.ablation, self.recompute_chunks = ablation, recompute_chunks
         self.memory = None  # see OvqModel.read_through
         n_heads, n_kv_heads = config.num_attention_heads, config.num_key_value_heads
@@ -91,7 +91,14 @@ class Attention(nn.Module):
             return self._mix_kvm(q, k, v, x, max_centroids)
         if max_centroids is None:
             max_centroids = self.config.max_centroids
-        max_centroids = share_of(max_centroids, self.share)
+        sizes = [share_of(max_centroids, share) for share in self.shares]
+        if len(sizes) == 1:
+            return self._mix_heads(q, k, v, self.beta, *sizes)
+        heads = zip(*(x.split(1, 1) for x in (q, k, v)),
+                    self.beta.split(self.config.group_size), sizes)
+        return torch.cat([self._mix_heads(*head) for head in heads], dim=1)
+
+    def _mix_heads(self, q, k, v, beta, max_centroids):
         if self.memory in MEMORIES:
             max_rows = n_centroids_at(k.shape[2], max_centroids)
             return bounded_attention(q, k, v, self.config.chunk_size, max_rows, self.memory)
@@ -105,7 +112,7 @@ class Attention(nn.Module):
             return closest_pair_attention(q, k, v, self.config.chunk_size, max_centroids,
                                           rule=self.config.pair_rule)
         return ovq_attention(q, k, v, self.config.chunk_size, max_centroids, self.ablation,
-                             self.recompute_chunks, self.config.ovq_rules, self.beta)
+                             self.recompute_chunks, self.config.ovq_rules, beta)
 
     def forward(self, x, rope, max_centroids):
         q, k, v = self._heads(x, rope)
@@ -145,7 +152,7 @@ class Layer(nn.Module):
         norm = config.hidden_size, config.rms_norm_eps, config.norm_bias
         self.input_layernorm = RmsNorm(*norm)
         self.self_attn = (MIXERS[kind](config, config.sections[kind]) if kind in MIXERS
-                          else Attention(config, kind, config.share(i), *training_options))
+                          else Attention(config, kind, config.shares_of(i), *training_options))
         self.has_mlp = d_ff > 0
         if self.has_mlp:
             self.post_attention_layernorm = RmsNorm(*norm)

@@ -9,7 +9,7 @@ import torch
 
 import support
 from closest_pair_plain import ClosestPair
-from ovq import closest_pair
+from ovq import closest_pair, fused
 from ovq.closest_pair import ClosestPairRows, closest_pair_attention, n_rows_at
 from ovq.config import ConfigError, PairRule, config_from_dict, config_to_dict
 from ovq.mixers import full_attention
@@ -163,6 +163,24 @@ class ClosestPairTest(unittest.TestCase):
         # after token 8 the pairs (0, 1) and (0, 3) of equal rows have merged
         np.testing.assert_array_equal(rows.counts, [3, 1, 1, 1, 1, 1])
 
+    @unittest.skipUnless(fused.compiled(), "needs a C++ compiler")
+    def test_in_c_plus_plus_it_merges_the_same(self):
+        rng = np.random.default_rng(6)
+        for rule in (PairRule(), PairRule(value_weight=2, pinned_tokens=3, recent_tokens=9), PairRule(0)):
+            keys, values = rng.standard_normal((240, 12)), rng.standard_normal((240, 5))
+            keys[100:140] = keys[60:100]  # equal rows, in order too
+            values[100:140] = values[60:100]
+            plain, ours = (ClosestPairRows(12, 5, 40, rule=rule, merge=merge)
+                           for merge in (closest_pair.merge_pairs, fused.merge_pairs))
+            for begin in range(0, 240, 24):
+                chunk = slice(begin, begin + 24)
+                np.testing.assert_array_equal(ours.append(keys[chunk], values[chunk]),
+                                              plain.append(keys[chunk], values[chunk]))
+                np.testing.assert_array_equal(ours.counts, plain.counts)
+                np.testing.assert_allclose(ours.keys, plain.keys, rtol=1e-12, atol=1e-12)
+                np.testing.assert_allclose(ours.values, plain.values, rtol=1e-12, atol=1e-12)
+            self.assertGreater(ours.counts.max(), 9)
+
     def test_up_to_its_size_it_is_full_attention(self):
         q, k, v = random_qkv(23)
         exact = full_attention(q, k, v)
@@ -177,12 +195,10 @@ class ClosestPairTest(unittest.TestCase):
         rng = np.random.default_rng(4)
         keys, values = rng.standard_normal((40, 6)), rng.standard_normal((40, 3))
         known, large, scaled = (ClosestPairRows(6, 3, 12, size) for size in (None, None, 1.0))
-        known.append(keys, values)
-        large.append(9 * keys, 0.1 * values)  # nothing but the units has changed
-        scaled.append(9 * keys, 0.1 * values)
+        row_of = known.append(keys, values)
+        np.testing.assert_array_equal(large.append(9 * keys, 0.1 * values), row_of)  # but for units
         np.testing.assert_array_equal(large.counts, known.counts)
-        np.testing.assert_array_equal(large.row_of, known.row_of)
-        self.assertFalse(np.array_equal(scaled.row_of, known.row_of))
+        self.assertFalse(np.array_equal(scaled.append(9 * keys, 0.1 * values), row_of))
 
     def test_a_config_chooses_it(self):
         raw = support.tiny_config(ovq={"chunk_size": 8, "max_centroids": 16,

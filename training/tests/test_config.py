@@ -36,6 +36,22 @@ class ConfigTest(unittest.TestCase):
         self.assertEqual(config_to_dict(config)["ovq"],
                          {"chunk_size": 8, "max_centroids": 16, **flags})
 
+    def test_shares_of_layers_and_heads(self):
+        types = ["sliding_attention", "ovq_attention", "full_attention"]
+
+        def parsed(shares):
+            return config_from_dict(tiny_config(
+                num_hidden_layers=3, layer_types=types,
+                ovq={"chunk_size": 8, "max_centroids": 16, "shares": shares}))
+        config = parsed([1.25, [1.0, 0.5]])
+        self.assertEqual([config.shares_of(i) for i in range(3)], [(1.0,), (1.25,), (1.0, 0.5)])
+        self.assertEqual(config_from_dict(config_to_dict(config)), config)
+        for shares, message in ((2, "2 is not a list of 2"), ([2], "not a list of 2"),
+                                ([1.25, [0.75]], r"\[0.75\] is not a number, or one for each of 2"),
+                                ([1, [1, 2]], "not 1 in the mean"), ([1, [2, 0]], "ovq.shares")):
+            with self.subTest(shares=shares), self.assertRaisesRegex(ConfigError, message):
+                parsed(shares)
+
     def test_round_trip_of_what_only_some_models_have(self):
         raw = with_section("mamba2", "mamba2", {**MAMBA2, "dt_limit": [0.1, None], "expand": 1},
                            intermediate_size=[0, 24], norm_bias=True, final_norm=False,

@@ -64,6 +64,28 @@ class MemoriesTest(unittest.TestCase):
             torch.testing.assert_close(less[..., :15, :], exact[..., :15, :])
             self.assertGreater((less - exact)[..., 15:, :].abs().max().item(), 1e-4, memory)
 
+    def test_heads_have_their_shares_of_the_rows(self):
+        raw = support.tiny_config()
+        heads = config_from_dict(raw).num_key_value_heads
+        self.assertEqual(heads, 2)
+
+        def attention(shares, update):
+            raw["ovq"] = {**raw["ovq"], "update": update, "shares": [shares]}
+            torch.manual_seed(3)
+            return OvqModel(config_from_dict(raw)).model.layers[-1].self_attn
+
+        q, k, v = random_qkv(37)
+        for update in ("paper", "closest-pair"):
+            shared = attention([1.5, 0.5], update)
+            for memory in (None, *MEMORIES):
+                shared.memory = memory
+                out = shared._mix(q, k, v, None, 16)
+                for head, size in ((0, 24), (1, 8)):
+                    alone = attention(1, update)
+                    alone.memory = memory
+                    torch.testing.assert_close(out[:, head], alone._mix(q, k, v, None, size)[:, head],
+                                               rtol=0, atol=0)
+
     def test_a_model_reads_through_them(self):
         """With room for everything they leave the logits; with little they don't, each its own."""
         for kind in ("full_attention", "ovq_attention"):

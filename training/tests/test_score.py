@@ -64,7 +64,8 @@ class FakeClient:
 class ArithmeticTest(unittest.TestCase):
     def test_a_ratio_leaves_at_most_that_many_live_centroids(self):
         laws = (scoring.RowLaw(), scoring.RowLaw(shares=(1.75, 0.25)),
-                scoring.RowLaw(closest_pair=True, shares=(0.5, 1.5)))
+                scoring.RowLaw(closest_pair=True, shares=(0.5, 1.5)),
+                scoring.RowLaw(closest_pair=True, shares=(1.25, (1.0, 0.5))))
         for law in laws:
             for ratio, share in (("0.3x", 0.3), ("0.05x", 0.05), ("0.9x", 0.9), ("1/3x", 1 / 3)):
                 for n_tokens in (60, 127, 512, 4099, 65536):
@@ -75,6 +76,8 @@ class ArithmeticTest(unittest.TestCase):
         self.assertEqual([law.live(100, size) for size in (30, 300)], [30, 100])
         # layers of 18 and 6, after 100 tokens: 15 and 5 rows by eq. 17
         self.assertEqual(scoring.RowLaw(shares=(1.5, 0.5)).live(100, 12), 10)
+        law = scoring.RowLaw(closest_pair=True, shares=(1.5, (0.75, 0.25)))
+        self.assertEqual(law.live(100, 12), (18 + (9 + 3) // 2) // 2)
         self.assertEqual(scoring.RowLaw().max_centroids("512", 100), 512)
         with self.assertRaisesRegex(ValueError, "--centroids: 0.99x of 50 tokens"):
             scoring.RowLaw().max_centroids("0.99x", 50)
@@ -224,6 +227,18 @@ class ScoreTest(unittest.TestCase):
         self.assertEqual(len(client.calls), 20)
         self.assertIn("100% done", output)
 
+    def test_a_model_of_closest_pairs_is_called_so_and_may_be_read_by_the_paper_s_rule(self):
+        kinds = ("sliding_attention", "closest_pair_attention")
+        arguments = ("--lengths", "64", "--centroids", "16,0.4x", "--sequences", "4")
+        _, rows, _ = self.score(*arguments, client=FakeClient(layer_types=kinds))
+        self.assertEqual([(row["mixer"], row["max_centroids"], row["live_centroids"]) for row in rows],
+                         [("closest-pair", "16", "16"), ("closest-pair", "24", "24")])
+        self.write_model(TASK, ovq={"chunk_size": 8, "update": "closest-pair"})
+        for memory, sizes in (((), ("16", "24")), (("--memory", "window"), ("16", "42"))):
+            _, rows, _ = self.score(*arguments, *memory)
+            self.assertEqual([(row["mixer"], row["max_centroids"]) for row in rows],
+                             [("closest-pair", size) for size in sizes])
+
     def test_models_without_dictionaries_are_scored_once_a_length(self):
         client = FakeClient(layer_types=("sliding_attention", "full_attention"))
         _, rows, _ = self.score("--lengths", "64", "--sequences", "4", client=client)
@@ -348,6 +363,7 @@ class ScoreTest(unittest.TestCase):
         for arguments, name in ((("--ablation", "linear_growth"), "--ablation"),
                                 (("--memory", "window"), "--memory: with a server paper or closest"),
                                 (("--memory", "closest-pair"), "--memory: .* with --server"),
+                                (("--check-server-args", ""), "--check-server-args: with --server"),
                                 (("--model", ""), "--model")):
             with self.assertRaisesRegex(ValueError, name):
                 self.score(*arguments, client=FakeClient())

@@ -1,4 +1,4 @@
-"""Shares of rows by layer: the choice, what is measured, what is written."""
+"""Shares of rows by layer and by head: the choice, what is measured, what is written."""
 
 import contextlib
 import io
@@ -71,7 +71,11 @@ class FakeServer:
 
     def __init__(self, folder, flags):
         with open(os.path.join(folder, "config.json"), encoding="utf-8") as file:
-            self._shares = json.load(file)["ovq"]["shares"] or [1] * len(WEIGHTS)
+            shares = json.load(file)["ovq"]["shares"] or [1] * len(WEIGHTS)
+        self._shares = [share for entry in shares
+                        for share in (entry if isinstance(entry, list) else [entry])]
+        self.weights = [weight for weight in WEIGHTS
+                        for _ in range(len(self._shares) // len(WEIGHTS))]
         self._is_paper = flags[flags.index("--memory") + 1] == "paper,exact"
         self.asked = []
 
@@ -85,7 +89,7 @@ class FakeServer:
         caps = [max(2, round(share * max_centroids)) for share in self._shares]
         rows = [n_tokens * cap // (n_tokens + cap) if self._is_paper else min(n_tokens, cap)
                 for cap in caps]
-        return sum(weight * (1 / n - 1 / n_tokens) for weight, n in zip(WEIGHTS, rows))
+        return sum(weight * (1 / n - 1 / n_tokens) for weight, n in zip(self.weights, rows))
 
     def score(self, prompt, *, memory, max_centroids, top_logprobs, timeout):
         self.asked.append(prompt)
@@ -146,6 +150,20 @@ class ProgramTest(unittest.TestCase):
             self.assertGreater(found[0], found[2])
             self.assertIn(f"shares {json.dumps(found)}\n", output)
             self.assertEqual(raw, {**self.raw, "ovq": {"chunk_size": 8}})
+
+    def test_heads_are_bounded_one_by_one(self):
+        output = self.run_program("--heads", "2", "--write")
+        self.assertEqual(len(self.servers), 2 + 6)
+        n_tokens = len(self.servers[0].asked[0])
+        for (layer, weight), head in itertools.product(zip((0, 2, 3), WEIGHTS), (0, 1)):
+            self.assertIn(f"\nlayer {layer}, head {head}: bits that are lost with ", output)
+            self.assertIn(f", 16 rows: {weight * (1 / 16 - 1 / n_tokens):.4f}", output)
+        with open(os.path.join(self.model, "config.json"), encoding="utf-8") as file:
+            found = json.load(file)["ovq"]["shares"]
+        self.assertEqual([len(of_heads) for of_heads in found], [2, 2, 2])
+        self.assertEqual(sum(map(sum, found)), 6)
+        self.assertEqual(found[1], [1 / 16, 1 / 16])
+        self.assertGreater(min(found[0]), max(found[2]))
 
     def test_the_shares_are_tried_on_sequences_that_they_do_not_follow_from(self):
         output = self.run_program()

@@ -4,6 +4,7 @@ import contextlib
 import io
 import json
 import os
+import signal
 import subprocess
 import sys
 import tempfile
@@ -222,6 +223,15 @@ class TrainingTest(unittest.TestCase):
             self.assertEqual(self.saved(mixer)["config"]["layer_types"],
                              ["sliding_attention", mixer])
 
+    def test_closest_pairs_are_an_update_of_the_ovq_layers(self):
+        self.train("pairs", "--mixer", "closest_pair_attention")
+        self.train("ovq")
+        pairs, ovq = (self.saved(run)["config"] for run in ("pairs", "ovq"))
+        self.assertEqual(pairs, {**ovq, "ovq": {**ovq["ovq"], "update": "closest-pair"}})
+        self.assert_same_weights("pairs", "ovq", same=False)
+        self.train("again", "--lr", "0", "--mixer", "closest_pair_attention", "--init", self.checkpoint("ovq"))
+        self.assert_same_weights("again", "ovq")
+
     def test_init_takes_the_weights_of_another_run(self):
         self.train("first")
         still = ("--lr", "0", "--seed", "5")  # weights that do not move
@@ -321,6 +331,27 @@ class TrainingTest(unittest.TestCase):
                     self.assertEqual((config.vocab_size, config.tokenizer), (258, "bytes"))
                 else:
                     train.make_source(recipe, args, config).next(512, 1, 0)
+
+    def test_the_program_without_matplotlib_and_interrupted(self):
+        modules = os.path.join(self.folder, "modules")
+        os.makedirs(modules)
+        with open(os.path.join(modules, "matplotlib.py"), "w", encoding="utf-8") as file:
+            file.write("raise ImportError\n")
+        run = os.path.join(self.folder, "run")
+        process = subprocess.Popen(
+            [sys.executable, "train.py", "--recipe", self.write_recipe(), "--run", run, "--data-root",
+             self.root, "--minutes", "60", "--batch-tokens", "64", "--phases", "16:1",
+             "--log-steps", "1000000", "--held-out-length", "32", "--compute-dtype", "float32"],
+            cwd=support.TRAINING, env={**os.environ, "PYTHONPATH": modules, "OMP_NUM_THREADS": "1"},
+            stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+        self.addCleanup(process.kill)
+        lines = [process.stdout.readline() for _ in range(3)]
+        self.assertIn("matplotlib is not installed", lines[1])
+        self.assertRegex(lines[2], r"^step \d+ after \d+ s, about \d+ min left")
+        process.send_signal(signal.SIGINT)
+        _, stderr = process.communicate(timeout=60)
+        self.assertEqual(process.returncode, 130)
+        self.assertRegex(stderr, r"^train.py: interrupted; [^\n]*\n\Z")
 
     def test_export_evaluate_and_sample(self):
         self.train("run")

@@ -4,7 +4,7 @@ shares, block windows.
     /usr/bin/python3 training/tests/write_golden.py FOLDER
 
 FOLDER is tests/golden. Every parameter is random; logits are this reference's in float64, rounded
-to float32. A seed is taken only if no choice of a centroid is closer than MARGIN.
+to float32. A seed is taken only if no choice of a centroid or pair is closer than MARGIN.
 """
 
 import json
@@ -12,10 +12,11 @@ import os
 import sys
 from unittest import mock
 
+import numpy as np
 import torch
 
 import support  # noqa: F401, the import path
-from ovq import dictionary
+from ovq import closest_pair, dictionary
 from ovq.backbone import Backbone
 from ovq.model import load_model
 from ovq.safetensors_io import save_safetensors
@@ -29,7 +30,8 @@ NATIVE = {"model_type": "ovq_hybrid", "vocab_size": 40, "hidden_size": 32, "num_
 RULES = {"ovq-normalize": {"normalize_centroids": True}, "ovq-min-state": {"min_state_size": True},
          "ovq-rates-only": {"counts_for_rates_only": True}, "ovq-delta": {"delta_rule": True},
          "ovq-normalize-delta": {"normalize_centroids": True, "delta_rule": True},
-         "ovq-shares": {"shares": [1.5, 0.5]}}
+         "ovq-shares": {"shares": [1.5, 0.5]}, "ovq-head-shares": {"shares": [1.5, [0.25, 0.75]]},
+         "closest-pair-shares": {"shares": [[0.5, 1], 1.25], "update": "closest-pair"}}
 PAPER = {"vocab_size": 40, "hidden_size": 32, "num_attention_heads": 2, "num_hidden_layers": 4,
          "ffn_expansion": 2.0, "residual_scale": 0.5, "rope_partial_dim": 8,
          "alt_rope_partial_dim": 16}
@@ -104,8 +106,9 @@ def random_paper(config):
 
 
 def smallest_margin(run):
-    """What run() gives, and how close its closest choice of a centroid was."""
+    """What run() gives, and how close its closest choice of a centroid or of a pair was."""
     margins, assign = [1.0], dictionary.assign_chunk
+    merge_closest = closest_pair.Candidates.merge_closest
 
     def watched(keys, centroids, n_new, ablation="none"):
         n_old = centroids.shape[-2]
@@ -122,7 +125,14 @@ def smallest_margin(run):
             margins.append((order[..., chosen] - order[..., chosen - 1]).min().item())
         return assign(keys, centroids, n_new, ablation)
 
-    with mock.patch.object(dictionary, "assign_chunk", watched):
+    def watched_pair(candidates):
+        distances = np.sort(candidates.distances[np.isfinite(candidates.distances)])
+        if len(distances) > 1:
+            margins.append(distances[1] - distances[0])
+        merge_closest(candidates)
+
+    with mock.patch.object(dictionary, "assign_chunk", watched), \
+            mock.patch.object(closest_pair.Candidates, "merge_closest", watched_pair):
         return run(), min(margins)
 
 

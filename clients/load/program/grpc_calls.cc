@@ -144,7 +144,7 @@ absl::StatusOr<ModelFacts> GrpcCalls::GetModel() {
   Prepare(context, std::min(kSetupTimeout, options_.timeout));
   v1::ModelInfo info;
   const grpc::Status status = Next().inference->GetModelInfo(&context, {}, &info);
-  if (!status.ok()) return ToStatus(status);
+  if (!status.ok()) return Explained(status, options_.connect);
   if (info.vocab_size() == 0) return absl::DataLossError("the server tells no vocab_size");
   return ModelFacts{.name = info.name(),
                     .fingerprint = info.fingerprint(),

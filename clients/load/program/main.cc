@@ -1,16 +1,25 @@
 // ovq-load: loads an ovq-server and reports what its users would have seen.
+#include <unistd.h>
+
+#include <algorithm>
+#include <array>
 #include <atomic>
 #include <cstdio>
 #include <memory>
 #include <string>
+#include <string_view>
+#include <thread>
 #include <utility>
 #include <vector>
 
+#include "absl/strings/ascii.h"
 #include "absl/strings/str_cat.h"
+#include "absl/strings/str_replace.h"
 #include "absl/time/clock.h"
 #include "absl/time/time.h"
 #include "base/files.h"
 #include "base/signals.h"
+#include "clients/common/program.h"
 #include "clients/load/experiment.h"
 #include "clients/load/options.h"
 #include "clients/load/program/grpc_calls.h"
@@ -19,13 +28,11 @@
 namespace ovq::load {
 namespace {
 
-constexpr int kExitErrors = 1;
-constexpr int kExitUsage = 2;
+constexpr std::string_view kProgram = "ovq-load";
 constexpr size_t kMaxPromptFileBytes = size_t{16} << 20;
 
 int Fail(int code, absl::string_view message) {
-  std::fputs(absl::StrCat("ovq-load: ", message, "\n").c_str(), stderr);
-  return code;
+  return ovq::Fail(kProgram, code, {message.data(), message.size()});
 }
 
 absl::StatusOr<PromptMaker> MakePrompts(const Options& options, const ModelFacts& model,
@@ -46,14 +53,37 @@ absl::StatusOr<PromptMaker> MakePrompts(const Options& options, const ModelFacts
   return PromptMaker(options.work.seed, *std::move(ids));
 }
 
+// Words with more than plain characters in quotes.
+std::string CommandLineText(int argc, char** argv) {
+  std::string text;
+  for (int i = 0; i < argc; ++i) {
+    const std::string word = argv[i];
+    const bool plain = !word.empty() && std::ranges::all_of(word, [](char c) {
+      return absl::ascii_isalnum(c) || std::string_view("-_=./:,+@%").find(c) != std::string::npos;
+    });
+    absl::StrAppend(
+        &text, i == 0 ? "" : " ",
+        plain ? word : absl::StrCat("'", absl::StrReplaceAll(word, {{"'", "'\\''"}}), "'"));
+  }
+  return text;
+}
+
+std::string HostText() {
+  std::array<char, 256> name = {};
+  gethostname(name.data(), name.size() - 1);
+  return absl::StrCat(name.data(), ", ", std::thread::hardware_concurrency(), " processors");
+}
+
 int ExitCode(const Result& result) {
   int64_t errors = 0, completed = 0;
   for (const Level& level : result.levels) {
     errors += level.errors();
     completed += level.report.completed;
   }
-  if (completed == 0) return Fail(kExitErrors, "no request completed");
-  return errors > 0 && !result.options.allow_errors ? kExitErrors : 0;
+  if (completed == 0) return Fail(kExitError, "no request completed");
+  const auto interrupted = [](const Level& level) { return level.run.interrupted; };
+  if (std::ranges::any_of(result.levels, interrupted)) return kExitInterrupted;
+  return errors > 0 && !result.options.allow_errors ? kExitError : 0;
 }
 
 // All that can fail before the first request; its errors are usage errors unless the server's.
@@ -68,7 +98,7 @@ int Run(Result result) {
   if (!calls.ok()) return Fail(kExitUsage, calls.status().message());
   const absl::StatusOr<ModelFacts> model = (*calls)->GetModel();
   if (!model.ok()) {
-    return Fail(kExitErrors, absl::StrCat(options.connect.server, ": ", model.status().ToString()));
+    return Fail(kExitError, absl::StrCat(options.connect.server, ": ", model.status().ToString()));
   }
   result.model = *model;
   const absl::Status lengths = CheckPromptLengths(options, model->max_prompt_tokens);
@@ -84,7 +114,7 @@ int Run(Result result) {
   std::fputs(TextReport(result).c_str(), stdout);
   std::fflush(stdout);
   if (const absl::Status status = WriteReports(result); !status.ok()) {
-    return Fail(kExitErrors, status.message());
+    return Fail(kExitError, status.message());
   }
   return ExitCode(result);
 }
@@ -92,12 +122,16 @@ int Run(Result result) {
 int Main(int argc, char** argv) {
   absl::StatusOr<Options> options = ParseOptions(std::vector<std::string>(argv + 1, argv + argc));
   if (!options.ok()) return Fail(kExitUsage, options.status().message());
-  if (options->help) {
-    std::fputs(HelpText().c_str(), stdout);
+  if (options->asked != Asked::kNothing) {
+    Answer(options->asked, kProgram, HelpText());
     return 0;
   }
   BlockSignals({SIGINT});
-  return Run({.options = *std::move(options)});
+  Result result;
+  result.options = *std::move(options);
+  result.command_line = CommandLineText(argc, argv);
+  result.host = HostText();
+  return Run(std::move(result));
 }
 
 }  // namespace

@@ -3,10 +3,12 @@
     from ovq_client import Client, TokenChunk
 
     with Client("127.0.0.1:50051") as client:
-        for event in client.generate("def main():", max_tokens=64, temperature=0):
+        for event in client.generate("def close(self):", max_tokens=64, temperature=0.8):
             if isinstance(event, TokenChunk):
                 print(event.text, end="", flush=True)
 """
+
+from __future__ import annotations
 
 from ovq_client.client import Chat, Client, OvqError
 from ovq_client.types import (
@@ -22,6 +24,7 @@ from ovq_client.types import (
     Score,
     Rewound,
     Session,
+    Speculation,
     Started,
     StateSize,
     TokenChunk,
@@ -29,6 +32,9 @@ from ovq_client.types import (
     TurnEnd,
     Usage,
 )
+
+#: Of this package and of the server that it came with.
+__version__ = "0.1.0"
 
 __all__ = [
     "Chat",
@@ -46,6 +52,7 @@ __all__ = [
     "Score",
     "Rewound",
     "Session",
+    "Speculation",
     "Started",
     "StateSize",
     "TokenChunk",

@@ -1,11 +1,19 @@
 """Command line: python3 -m ovq_client {generate,score,info,sessions,session-file} --help."""
 
+from __future__ import annotations
+
 import argparse
 import dataclasses
 import math
 import os
+import re
 import sys
 from pathlib import Path
+
+# What the library would say on stderr of a failed handshake is in the error, too.
+os.environ.setdefault("GRPC_VERBOSITY", "NONE")
+
+import grpc
 
 from ovq_client import (
     Client,
@@ -15,8 +23,24 @@ from ovq_client import (
     Prompt,
     Started,
     TokenChunk,
+    __version__,
     session_file,
 )
+
+
+# Options of an answer that are flags of ovq-chat, too.
+_SAMPLING = {
+    "max_tokens": int,
+    "temperature": float,
+    "top_k": int,
+    "top_p": float,
+    "min_p": float,
+    "typical_p": float,
+    "repetition_penalty": float,
+    "presence_penalty": float,
+    "frequency_penalty": float,
+    "seed": int,
+}
 
 
 def _text(args: argparse.Namespace) -> str:
@@ -26,12 +50,13 @@ def _text(args: argparse.Namespace) -> str:
 
 
 def _generate(client: Client, args: argparse.Namespace) -> None:
-    names = ("max_tokens", "temperature", "top_k", "top_p", "min_p", "seed")
+    names = (*_SAMPLING, "stop_strings")
     options = {name: getattr(args, name) for name in names if getattr(args, name) is not None}
-    prompt: Prompt = _text(args)
+    text = _text(args)
+    prompt: Prompt = text
     if args.messages or args.system:
         system = [("system", args.system)] if args.system else []
-        prompt = Conversation([*system, ("user", prompt)])
+        prompt = Conversation([*system, ("user", text)])
     for event in client.generate(prompt, session_id=args.session, **options):
         if isinstance(event, TokenChunk):
             print(event.text, end="", flush=True)
@@ -105,11 +130,15 @@ def _sessions(client: Client, args: argparse.Namespace) -> None:
         )
         print(session.session_id)
         return
+    count = 0
     for session in client.list_sessions():
+        count += 1
         print(
             f"{session.session_id} position {session.position} state {session.state_bytes} of "
             f"{session.state_bytes_cap} bytes {'busy' if session.busy else 'idle'}"
         )
+    print(f"[{count} of {args.server} alone: behind a balancer, of one of its servers; ovq-admin asks "
+          "all that it is given]", file=sys.stderr)
 
 
 def _session_file(_: Client, args: argparse.Namespace) -> None:
@@ -124,7 +153,7 @@ def _session_file(_: Client, args: argparse.Namespace) -> None:
             session = session_file.join(session, delta)
         except session_file.SessionFileError as error:
             raise session_file.SessionFileError(f"{path}: {error}") from None
-    if args.join:
+    if isinstance(session, session_file.SessionFile) and args.join:
         with open(args.out, "xb") as out:
             out.write(session_file.encode(session))
     print(session_file.describe(session))
@@ -138,13 +167,14 @@ def _parser() -> argparse.ArgumentParser:
         default=os.environ.get("OVQ_SERVER", "127.0.0.1:50051"),
         help="default: $OVQ_SERVER or 127.0.0.1:50051",
     )
-    for name, what in (
+    parser.add_argument("--version", action="version", version=f"ovq_client {__version__}")
+    for name, about in (
         ("tls-ca", "TLS, with the server's authority from this PEM file"),
         ("tls-cert", "TLS, with this PEM certificate for a server that asks for one"),
         ("tls-key", "PEM key of --tls-cert"),
         ("token-file", "file whose first line is the token for the server"),
     ):
-        parser.add_argument(f"--{name}", metavar="FILE", type=Path, help=what)
+        parser.add_argument(f"--{name}", metavar="FILE", type=Path, help=about)
     commands = parser.add_subparsers(required=True, metavar="COMMAND")
     text = argparse.ArgumentParser(add_help=False)
     source = text.add_mutually_exclusive_group()
@@ -162,10 +192,15 @@ def _parser() -> argparse.ArgumentParser:
     generate.add_argument(
         "--system", metavar="TEXT", help="a system message before it; means --messages"
     )
-    for name, kind in (("max-tokens", int), ("temperature", float), ("top-k", int)):
-        generate.add_argument(f"--{name}", type=kind, metavar="N")
-    for name, kind in (("top-p", float), ("min-p", float), ("seed", int)):
-        generate.add_argument(f"--{name}", type=kind, metavar="N")
+    for name, kind in _SAMPLING.items():
+        generate.add_argument(f"--{name.replace('_', '-')}", type=kind, metavar="N")
+    generate.add_argument(
+        "--stop",
+        dest="stop_strings",
+        action="append",
+        metavar="TEXT",
+        help="end the answer before this text; may be given several times",
+    )
 
     score = commands.add_parser("score", parents=[text], help="how likely the model finds a text")
     score.set_defaults(run=_score)
@@ -231,11 +266,45 @@ def _connect(args: argparse.Namespace) -> Client:
     return Client(args.server, **pem, token=token)
 
 
+def _hint(error: OvqError, args: argparse.Namespace) -> str:
+    """The flag that is missing or wrong, where the error shows it, as clients/channel says it."""
+    if error.code == grpc.StatusCode.UNAUTHENTICATED:
+        if args.token_file is None:
+            return "; no token was sent: --token-file is missing"
+        return f"; the token in {args.token_file} (--token-file) is another"
+    if error.code != grpc.StatusCode.UNAVAILABLE:
+        return ""
+    if "certificate verify failed" in error.message or "CERTIFICATE_VERIFY" in error.message:
+        if args.tls_ca is None:
+            return "; the authorities known here do not vouch for the server: --tls-ca is missing"
+        return (
+            f"; the server's certificate is not one of those that {args.tls_ca} (--tls-ca) "
+            "vouches for"
+        )
+    if "wrong version number" in error.message or "WRONG_VERSION" in error.message:
+        return "; the server does not speak TLS: leave --tls-ca and --tls-cert out"
+    if "Peer name" in error.message:
+        return "; --server: expected a name that is in the server's certificate"
+    # A server that asks for TLS or for a certificate ends the connection without a word.
+    if "failed to connect" not in error.message or "Socket closed" not in error.message:
+        return ""
+    if args.tls_ca is None and args.tls_cert is None:
+        return "; it ended a connection without TLS: if it asks for TLS, --tls-ca is missing"
+    if args.tls_cert is None:
+        return (
+            "; it ended a connection without a client's certificate: --tls-cert and --tls-key are "
+            "missing"
+        )
+    return f"; it does not take the certificate in {args.tls_cert} (--tls-cert)"
+
+
 def main() -> int:
     parser = _parser()
     args = parser.parse_args()
     if (args.tls_cert is None) != (args.tls_key is None):
         parser.error("--tls-cert and --tls-key go together")
+    if re.fullmatch(r".+:\d{1,5}", args.server) is None:
+        parser.error(f"--server, OVQ_SERVER: expected HOST:PORT, got '{args.server}'")
     if args.run is _session_file and bool(args.join) != (args.out is not None):
         parser.error("--join and --out go together")
     if args.run is _sessions and args.since is not None and not args.export_:
@@ -245,7 +314,7 @@ def main() -> int:
             args.run(client, args)
     except OvqError as error:
         request = f" (request {error.request_id})" if error.request_id else ""
-        print(f"ovq_client: {error}{request}", file=sys.stderr)
+        print(f"ovq_client: {error}{_hint(error, args)}{request}", file=sys.stderr)
         return 1
     except (OSError, UnicodeDecodeError, session_file.SessionFileError) as error:
         print(f"ovq_client: {error}", file=sys.stderr)
@@ -255,4 +324,10 @@ def main() -> int:
     return 0
 
 
-sys.exit(main())
+def run() -> None:
+    """The program ovq-client."""
+    sys.exit(main())
+
+
+if __name__ == "__main__":
+    run()

@@ -1,17 +1,16 @@
-"""Message classes of ovq.v1, made at import from proto/ovq/v1/inference.proto.
+"""Message classes of ovq.v1, made at import from the descriptors of its proto.
 
-No generated code is kept in git or written to disk: protoc turns the proto into a descriptor set
-(about 20 ms), from which protobuf builds the classes at run time. Unlike generated Python modules,
-a descriptor set has no ties between the versions of protoc and of the protobuf package. protoc is
-the protobuf-compiler package's, else the one inside grpc_tools (Debian 12's grpc_tools is too old
-for proto3's `optional`).
+An installed package holds them as descriptors.pb, so that it needs no protoc; in the source tree
+protoc makes them of proto/ovq/v1/inference.proto at each import (about 20 ms), so that no generated
+file is kept in git or can be out of date. From a descriptor set protobuf builds the classes at run
+time: unlike generated Python modules it has no ties between the versions of protoc and of the
+protobuf package. protoc is the protobuf-compiler package's, else the one inside grpc_tools (Debian
+12's grpc_tools is too old for proto3's `optional`).
 """
 
+from __future__ import annotations
+
 import os
-import shutil
-import subprocess
-import sys
-import tempfile
 from pathlib import Path
 from typing import Any
 
@@ -24,38 +23,31 @@ from google.protobuf import (
     timestamp_pb2,
 )
 
-_FILE = "ovq/v1/inference.proto"
+from ovq_client._descriptors import FILE, compile_descriptors
 
 
-def _proto_root() -> Path:
-    """The folder holding ovq/v1/inference.proto: $OVQ_PROTO_ROOT, else this source tree's."""
-    root = Path(os.environ.get("OVQ_PROTO_ROOT", Path(__file__).resolve().parents[3] / "proto"))
-    if not (root / _FILE).is_file():
-        raise ImportError(f"{root / _FILE} not found; set OVQ_PROTO_ROOT to the folder of {_FILE}")
-    return root
+def _proto_root() -> Path | None:
+    """The folder holding ovq/v1/inference.proto: $OVQ_PROTO_ROOT, else this source tree's; None
+    outside of one."""
+    if "OVQ_PROTO_ROOT" in os.environ:
+        root = Path(os.environ["OVQ_PROTO_ROOT"])
+        if not (root / FILE).is_file():
+            raise ImportError(f"OVQ_PROTO_ROOT: {root / FILE} not found")
+        return root
+    here = Path(__file__).resolve().parent
+    root = here.parents[2] / "proto"
+    in_tree = here.parts[-3:-1] == ("clients", "python") and (root / FILE).is_file()
+    return root if in_tree else None
 
 
 def _descriptor_set() -> descriptor_pb2.FileDescriptorSet:
-    protoc = shutil.which("protoc")
-    command = [protoc] if protoc else [sys.executable, "-m", "grpc_tools.protoc"]
-    with tempfile.TemporaryDirectory() as folder:
-        out = Path(folder) / "descriptors"
-        includes = [f"-I{_proto_root()}"]
-        if not protoc:
-            from importlib.resources import files
-
-            includes.append(f"-I{files('grpc_tools') / '_proto'}")
-        run = subprocess.run(
-            [*command, *includes, f"--descriptor_set_out={out}", _FILE],
-            capture_output=True,
-            text=True,
-        )
-        if run.returncode != 0:
-            raise ImportError(
-                "compiling the proto failed (needs protoc: package protobuf-compiler): "
-                + run.stderr.strip()
-            )
-        return descriptor_pb2.FileDescriptorSet.FromString(out.read_bytes())
+    root = _proto_root()
+    if root is not None:
+        return descriptor_pb2.FileDescriptorSet.FromString(compile_descriptors(root))
+    packed = Path(__file__).resolve().parent / "descriptors.pb"
+    if not packed.is_file():
+        raise ImportError(f"{packed} not found; set OVQ_PROTO_ROOT to the folder of {FILE}")
+    return descriptor_pb2.FileDescriptorSet.FromString(packed.read_bytes())
 
 
 def _class_of(descriptor: Any) -> Any:
@@ -70,24 +62,23 @@ for _imported in (any_pb2, duration_pb2, timestamp_pb2):
     _POOL.AddSerializedFile(_imported.DESCRIPTOR.serialized_pb)
 for _file in _descriptor_set().file:
     _POOL.AddSerializedFile(_file.SerializeToString())
-_DESCRIPTOR = _POOL.FindFileByName(_FILE)
+_DESCRIPTOR = _POOL.FindFileByName(FILE)
 
 #: Message classes by name: MESSAGES["Prompt"](text="hi").
 MESSAGES: dict[str, Any] = {
     name: _class_of(descriptor) for name, descriptor in _DESCRIPTOR.message_types_by_name.items()
 }
 Duration = _class_of(_POOL.FindMessageTypeByName("google.protobuf.Duration"))
-#: Service descriptors by name.
-SERVICES: dict[str, Any] = dict(_DESCRIPTOR.services_by_name)
+_METHODS = [(s, method) for s in _DESCRIPTOR.services_by_name.values() for method in s.methods]
 
 
 class Stub:
-    """The calls of one service as attributes, as a generated stub has them."""
+    """The calls of all services as attributes, as generated stubs have them; of a channel of grpc or
+    of grpc.aio."""
 
-    def __init__(self, channel: Any, service: str, metadata: tuple = ()):
+    def __init__(self, channel: Any, metadata: tuple = ()):
         """A call takes session_key beside the request and gRPC's own arguments."""
-        descriptor = SERVICES[service]
-        for method in descriptor.methods:
+        for descriptor, method in _METHODS:
             kind = (
                 ("stream" if method.client_streaming else "unary")
                 + "_"
@@ -102,8 +93,8 @@ class Stub:
 
 
 def _with_metadata(call: Any, metadata: tuple) -> Any:
-    def start(request: Any, *, session_key: str | None = None, **arguments: Any) -> Any:
+    def start(*request: Any, session_key: str | None = None, **arguments: Any) -> Any:
         key = (("ovq-session", session_key),) if session_key else ()
-        return call(request, metadata=metadata + key, **arguments)
+        return call(*request, metadata=metadata + key, **arguments)
 
     return start

@@ -1,39 +1,34 @@
-"""Client and Chat: the calls of ovq.v1 as methods."""
+"""Client and Chat: the calls of ovq.v1 as methods. Those with one answer are in _calls.py."""
+
+from __future__ import annotations
 
 import contextlib
 import queue
-import re
-import secrets
+import time
 from collections.abc import Iterable, Iterator, Sequence
-from typing import Any, Unpack
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import grpc
 
-from ovq_client._messages import MESSAGES, Duration, Stub
-from ovq_client.session_file import Base
+from ovq_client import _calls, _requests
+from ovq_client._calls import Call, blocking
+from ovq_client._messages import Stub
 from ovq_client.types import (
-    Conversation,
     ErrorInfo,
     Event,
     Finished,
-    ModelInfo,
     Options,
     Prompt,
-    Rewound,
-    Score,
     Session,
-    Started,
-    TokenChunk,
     from_message,
 )
 
-# Long prompts of a chat go in parts, far below the 4 MiB that a gRPC server takes in one message.
-_PART_BYTES = 64 * 1024
-_PART_IDS = 16 * 1024
-_FILE_PART_BYTES = 1 << 20
+if TYPE_CHECKING:
+    from typing_extensions import Unpack
 
-_EVENTS = {"started": Started, "chunk": TokenChunk, "finished": Finished}
-_OPTION_MESSAGES = {"sampling": "SamplingParams", "stop": "StopConditions", "output": "OutputOptions"}
+    from ovq_client.session_file import Base
+
+_T = TypeVar("_T")
 
 
 class OvqError(Exception):
@@ -62,107 +57,77 @@ def _ovq_errors() -> Iterator[None]:
     try:
         yield
     except grpc.RpcError as error:
-        metadata = dict(error.trailing_metadata() or ())
-        info = _error_info(metadata.get("grpc-status-details-bin"))
-        raise OvqError(error.code(), error.details(), metadata.get("x-request-id"), info) from error
+        raise ovq_error(error) from error
 
 
-def _error_info(details: bytes | None) -> ErrorInfo | None:
-    message = MESSAGES["ErrorInfo"]()
-    for detail in MESSAGES["ErrorStatus"].FromString(details or b"").details:
-        if detail.Unpack(message):
-            return from_message(ErrorInfo, message)
-    return None
+def ovq_error(error: Any) -> OvqError:
+    """Of a grpc.RpcError."""
+    metadata = dict(list(error.trailing_metadata() or ()))
+    info = _requests.error_info(metadata.get("grpc-status-details-bin"))
+    return OvqError(error.code(), error.details(), metadata.get("x-request-id"), info)
 
 
-def _prompt(prompt: Prompt | None, cacheable: bool | None = None) -> Any:
-    if prompt is None:
-        return None
-    if isinstance(prompt, str):
-        return MESSAGES["Prompt"](text=prompt, cacheable=cacheable)
-    if isinstance(prompt, Conversation):
-        return MESSAGES["Prompt"](conversation=_conversation(prompt), cacheable=cacheable)
-    return MESSAGES["Prompt"](token_ids=MESSAGES["TokenIds"](ids=prompt), cacheable=cacheable)
+def is_gone(error: OvqError) -> bool:
+    """A server that drains, or went: nobody's concern once all answers are there."""
+    return error.code == grpc.StatusCode.UNAVAILABLE
 
 
-def _conversation(conversation: Conversation) -> Any:
-    return MESSAGES["Conversation"](
-        messages=[
-            MESSAGES["ChatMessage"](role=role, content=content)
-            for role, content in conversation.messages
-        ],
-        tools_json=conversation.tools_json,
-        add_generation_prompt=conversation.add_generation_prompt,
-        known=conversation.known,
-    )
+class Retries:
+    """How often, and until when, a call is sent again that was refused for a time the server
+    names (retry-after-ms): it has not begun, so sending it again does nothing twice."""
+
+    def __init__(self, count: int, timeout: float | None):
+        self._left = count
+        self._end = None if timeout is None else time.monotonic() + timeout
+
+    def timeout(self) -> float | None:
+        """What is left of the call's time."""
+        return None if self._end is None else max(0.0, self._end - time.monotonic())
+
+    def wait_after(self, error: OvqError) -> float | None:
+        """Seconds to wait before the call is sent again; None: it is not, the error stands."""
+        wait = None if error.info is None else error.info.retry_after
+        left = self.timeout()
+        if wait is None or self._left == 0 or (left is not None and left <= wait):
+            return None
+        self._left -= 1
+        return wait
 
 
-def _duration(seconds: float | None) -> Any:
-    if seconds is None:
-        return None
-    return Duration(seconds=int(seconds), nanos=round(seconds % 1 * 1e9))
+def connect(
+    grpc_module: Any,
+    address: str,
+    tls_ca: bytes | None,
+    tls_cert: bytes | None,
+    tls_key: bytes | None,
+) -> Any:
+    """A channel of grpc or of grpc.aio."""
+    if (tls_cert is None) != (tls_key is None):
+        raise ValueError("tls_cert and tls_key go together")
+    options = _requests.CHANNEL_OPTIONS
+    if tls_ca is None and tls_cert is None:
+        return grpc_module.insecure_channel(address, options=options)
+    credentials = grpc.ssl_channel_credentials(tls_ca, tls_key, tls_cert)
+    return grpc_module.secure_channel(address, credentials, options=options)
 
 
-def _option_messages(options: Options) -> dict[str, Any]:
-    """The request fields sampling, stop and output; those without an option stay absent."""
-    left = dict(options)
-    messages = {}
-    for field, name in _OPTION_MESSAGES.items():
-        known = MESSAGES[name].DESCRIPTOR.fields_by_name
-        values = {key: left.pop(key) for key in list(left) if key in known}
-        if values:
-            messages[field] = MESSAGES[name](**values)
-    if left:
-        raise TypeError(f"unknown options: {', '.join(sorted(left))}")
-    return messages
-
-
-def _event(response: Any) -> Event:
-    kind = response.WhichOneof("event")
-    return from_message(_EVENTS[kind], getattr(response, kind))
-
-
-def _session_key(session_id: str | None) -> str:
-    """What keeps a session's calls on its server behind a balancer; a new one without an id. A
-    session that was made with a key has it in its id, KEY.RANDOM."""
-    if session_id is None:
-        return secrets.token_hex(16)
-    found = re.match(r"([A-Za-z0-9_-]+)\.", session_id)
-    return found.group(1) if found else ""
-
-
-def _parts(prompt: Prompt) -> list[Prompt]:
-    """Parts that add up to the prompt; text is cut between characters, a conversation not."""
-    if isinstance(prompt, Conversation):
-        return [prompt]
-    if not isinstance(prompt, str):
-        return [prompt[i : i + _PART_IDS] for i in range(0, len(prompt), _PART_IDS)] or [prompt]
-    data = prompt.encode()
-    parts: list[Prompt] = []
-    begin = 0
-    while len(data) - begin > _PART_BYTES:
-        end = begin + _PART_BYTES
-        while data[end] & 0xC0 == 0x80:
-            end -= 1
-        parts.append(data[begin:end].decode())
-        begin = end
-    return [*parts, data[begin:].decode()]
+def stub(channel: Any, token: str | None, metadata: Sequence[tuple[str, str]]) -> Any:
+    secret = () if token is None else (("authorization", f"Bearer {token}"),)
+    return Stub(channel, (*metadata, *secret))
 
 
 class Chat:
     """One live conversation on one stream; made by Client.chat. One thread, but for cancel()."""
 
-    def __init__(self, stub: Stub, open_request: Any, session_key: str):
+    def __init__(self, stub: Any, open_request: Any, session_key: str):
         self._requests: queue.SimpleQueue[Any] = queue.SimpleQueue()
-        self._requests.put(MESSAGES["ChatRequest"](open=open_request))
-        self._responses = stub.Chat(
-            iter(self._requests.get, None), session_key=session_key
-        )
+        self._requests.put(open_request)
+        self._responses = stub.Chat(iter(self._requests.get, None), session_key=session_key)
         self._running = False
         #: The session as it was opened.
         self.session = from_message(Session, self._read().opened.session)
 
-    def __enter__(self) -> "Chat":
+    def __enter__(self) -> Chat:
         return self
 
     def __exit__(self, kind: Any, error: Any, trace: Any) -> None:
@@ -170,9 +135,13 @@ class Chat:
         if kind is not None or self._running:
             self._responses.cancel()
             return
-        with _ovq_errors():
-            for _ in self._responses:
-                pass
+        try:
+            with _ovq_errors():
+                for _ in self._responses:
+                    pass
+        except OvqError as error_of_end:
+            if not is_gone(error_of_end):
+                raise
 
     def send(
         self, prompt: Prompt, *, cacheable: bool | None = None, **options: Unpack[Options]
@@ -183,28 +152,24 @@ class Chat:
         Client.generate, of the first turn; of a prompt in parts, its first part."""
         if self._running:
             raise RuntimeError("a turn is running: read its events to the end first")
-        messages = _option_messages(options)
+        *leading, last = _requests.chat_turns(prompt, cacheable, options)
         self._running = True
-        *leading, last = _parts(prompt)
-        for part in leading:
-            self._send_turn(prompt=_prompt(part, cacheable), more=True)
+        for turn in leading:
+            self._requests.put(turn)
             response = self._read()
             if response.WhichOneof("event") == "finished":  # cancelled meanwhile
                 self._running = False
-                return iter([_event(response)])
-        self._send_turn(prompt=_prompt(last, cacheable), **messages)
+                return iter([_requests.event(response)])
+        self._requests.put(last)
         return self._events()
 
     def cancel(self) -> None:
         """Ends the running turn: its events end with a Finished. Any thread."""
-        self._requests.put(MESSAGES["ChatRequest"](cancel=MESSAGES["CancelTurn"]()))
-
-    def _send_turn(self, **fields: Any) -> None:
-        self._requests.put(MESSAGES["ChatRequest"](turn=MESSAGES["ChatTurn"](**fields)))
+        self._requests.put(_requests.chat_cancel())
 
     def _events(self) -> Iterator[Event]:
         while self._running:
-            event = _event(self._read())
+            event = _requests.event(self._read())
             self._running = not isinstance(event, Finished)
             yield event
 
@@ -218,7 +183,8 @@ class Chat:
 class Client:
     """A connection to one server. Thread-safe; every method but chat may raise OvqError.
 
-    timeout: seconds, of the whole call; None waits for ever.
+    timeout: seconds, of the whole call with what it waits before it is sent again; None waits for
+    ever.
     """
 
     def __init__(
@@ -230,22 +196,18 @@ class Client:
         tls_key: bytes | None = None,
         token: str | None = None,
         metadata: Sequence[tuple[str, str]] = (),
+        retries: int = 3,
     ):
-        """metadata: sent with every call, such as ("traceparent", ...). tls_*: contents of PEM files. TLS is used where tls_ca or tls_cert is given; without
-        tls_ca the server's certificate is checked against the authorities that gRPC knows."""
-        if (tls_cert is None) != (tls_key is None):
-            raise ValueError("tls_cert and tls_key go together")
-        options = [("grpc.max_receive_message_length", -1), ("grpc.keepalive_time_ms", 30000)]
-        if tls_ca is None and tls_cert is None:
-            self._channel = grpc.insecure_channel(address, options=options)
-        else:
-            credentials = grpc.ssl_channel_credentials(tls_ca, tls_key, tls_cert)
-            self._channel = grpc.secure_channel(address, credentials, options=options)
-        secret = () if token is None else (("authorization", f"Bearer {token}"),)
-        self._inference = Stub(self._channel, "InferenceService", (*metadata, *secret))
-        self._sessions = Stub(self._channel, "SessionService", (*metadata, *secret))
+        """tls_*: contents of PEM files. TLS is used where tls_ca or tls_cert is given; without
+        tls_ca the server's certificate is checked against the authorities that gRPC knows.
+        metadata: sent with every call, such as ("traceparent", ...). retries: how often a call is
+        sent again, but for chat, that the server has refused for a time which it names; it is
+        waited for so long."""
+        self._channel = connect(grpc, address, tls_ca, tls_cert, tls_key)
+        self._retries = retries
+        self._stub = stub(self._channel, token, metadata)
 
-    def __enter__(self) -> "Client":
+    def __enter__(self) -> Client:
         return self
 
     def __exit__(self, *_: Any) -> None:
@@ -253,6 +215,22 @@ class Client:
 
     def close(self) -> None:
         self._channel.close()
+
+    def _call(self, call: Call[_T]) -> _T:
+        send = getattr(self._stub, call.method)
+        retries = Retries(self._retries, call.timeout)
+        while True:
+            try:
+                with _ovq_errors():
+                    answer = send(
+                        call.request, timeout=retries.timeout(), session_key=call.session_key
+                    )
+                    return call.read(answer)
+            except OvqError as error:
+                wait = retries.wait_after(error)
+                if wait is None:
+                    raise
+                time.sleep(wait)
 
     def generate(
         self,
@@ -271,25 +249,30 @@ class Client:
         prompt for others that begin alike; by default that of a conversation's system part.
         expected_position: tokens that the session must have, or the call is refused and the
         error's info has the true number; so a call whose answer was lost can be sent again."""
-        request = MESSAGES["GenerateRequest"](
-            prompt=_prompt(prompt, cacheable),
-            session_id=session_id,
-            memory=memory,
-            max_centroids=max_centroids,
-            expected_position=expected_position,
-            **_option_messages(options),
+        request = _requests.generate(
+            prompt, session_id, memory, max_centroids, cacheable, expected_position, options
         )
         return self._stream(request, timeout)
 
     def _stream(self, request: Any, timeout: float | None) -> Iterator[Event]:
-        key = _session_key(request.session_id) if request.session_id else None
-        call = self._inference.Generate(request, timeout=timeout, session_key=key)
-        try:
-            with _ovq_errors():
-                for response in call:
-                    yield _event(response)
-        finally:
-            call.cancel()
+        key = _requests.session_key(request.session_id) if request.session_id else ""
+        retries = Retries(self._retries, timeout)
+        begun = False
+        while True:
+            call = self._stub.Generate(request, timeout=retries.timeout(), session_key=key)
+            try:
+                with _ovq_errors():
+                    for response in call:
+                        begun = True
+                        yield _requests.event(response)
+                return
+            except OvqError as error:
+                wait = None if begun else retries.wait_after(error)
+                if wait is None:
+                    raise
+                time.sleep(wait)
+            finally:
+                call.cancel()
 
     def chat(
         self,
@@ -303,160 +286,49 @@ class Client:
         """Opens a conversation; use it in a `with` statement. A new session ends with it unless
         keep_session is set. ttl: seconds of idling after which a kept session is deleted."""
         return Chat(
-            self._inference,
-            MESSAGES["ChatOpen"](
-                session_id=session_id,
-                memory=memory,
-                max_centroids=max_centroids,
-                keep_session=keep_session,
-                ttl=_duration(ttl),
-            ),
-            _session_key(session_id),
+            self._stub,
+            _requests.chat_open(session_id, memory, max_centroids, keep_session, ttl),
+            _requests.session_key(session_id),
         )
 
-    def score(
-        self,
-        prompt: Prompt,
-        *,
-        memory: str | None = None,
-        max_centroids: int | None = None,
-        top_logprobs: int | None = None,
-        timeout: float | None = None,
-    ) -> Score:
-        """The log-probability of every token of the prompt after its first."""
-        request = MESSAGES["ScoreRequest"](
-            prompt=_prompt(prompt),
-            memory=memory,
-            max_centroids=max_centroids,
-            top_logprobs=top_logprobs,
-        )
-        with _ovq_errors():
-            return from_message(Score, self._inference.Score(request, timeout=timeout))
-
-    def apply_template(self, conversation: Conversation) -> str:
-        """The text that the model's chat template makes of the conversation."""
-        request = MESSAGES["ApplyTemplateRequest"](conversation=_conversation(conversation))
-        with _ovq_errors():
-            return self._inference.ApplyTemplate(request).text
-
-    def tokenize(self, text: str, *, add_bos: bool | None = None) -> list[int]:
-        request = MESSAGES["TokenizeRequest"](text=text, add_bos=add_bos)
-        with _ovq_errors():
-            return list(self._inference.Tokenize(request).token_ids)
-
-    def detokenize(self, token_ids: Sequence[int]) -> str:
-        """Bytes that are not valid UTF-8 come back as U+FFFD."""
-        request = MESSAGES["DetokenizeRequest"](token_ids=token_ids)
-        with _ovq_errors():
-            return self._inference.Detokenize(request).text
-
-    def model_info(
-        self,
-        positions: Sequence[int] = (),
-        *,
-        memory: str | None = None,
-        max_centroids: int | None = None,
-    ) -> ModelInfo:
-        """positions: where to report state sizes; the server has defaults. memory: that is asked
-        about, the server's first by default."""
-        request = MESSAGES["GetModelInfoRequest"](
-            positions=positions, memory=memory, max_centroids=max_centroids
-        )
-        with _ovq_errors():
-            return from_message(ModelInfo, self._inference.GetModelInfo(request))
-
-    def create_session(
-        self,
-        prompt: Prompt | None = None,
-        *,
-        memory: str | None = None,
-        max_centroids: int | None = None,
-        ttl: float | None = None,
-        keep_tokens: bool | None = None,
-        cacheable: bool | None = None,
-        timeout: float | None = None,
-    ) -> Session:
-        """A new session that has absorbed the prompt when this returns. memory: one of
-        ModelInfo.memories. Without keep_tokens it cannot be rewound. cacheable: as in generate."""
-        request = MESSAGES["CreateSessionRequest"](
-            prompt=_prompt(prompt, cacheable),
-            memory=memory,
-            max_centroids=max_centroids,
-            ttl=_duration(ttl),
-            keep_tokens=keep_tokens,
-        )
-        with _ovq_errors():
-            session = self._sessions.CreateSession(
-                request, timeout=timeout, session_key=_session_key(None)
-            )
-            return from_message(Session, session)
-
-    def get_session(self, session_id: str) -> Session:
-        request = MESSAGES["GetSessionRequest"](session_id=session_id)
-        with _ovq_errors():
-            session = self._sessions.GetSession(request, session_key=_session_key(session_id))
-            return from_message(Session, session)
+    score = blocking(_calls.score)
+    apply_template = blocking(_calls.apply_template)
+    tokenize = blocking(_calls.tokenize)
+    detokenize = blocking(_calls.detokenize)
+    model_info = blocking(_calls.model_info)
+    create_session = blocking(_calls.create_session)
+    get_session = blocking(_calls.get_session)
+    fork_session = blocking(_calls.fork_session)
+    rewind_session = blocking(_calls.rewind_session)
+    delete_session = blocking(_calls.delete_session)
 
     def list_sessions(self, page_size: int = 0) -> Iterator[Session]:
         """All sessions, fetched page by page. page_size 0: the server's."""
         token = ""
         while True:
-            request = MESSAGES["ListSessionsRequest"](page_size=page_size, page_token=token)
-            with _ovq_errors():
-                page = self._sessions.ListSessions(request)
+            page = self._call(_calls.list_page(page_size, token))
             yield from (from_message(Session, session) for session in page.sessions)
             token = page.next_page_token
             if not token:
                 return
 
-    def fork_session(
-        self, session_id: str, count: int | None = None, *, ttl: float | None = None
-    ) -> list[Session]:
-        """Copies of a session that no call uses, from here on sessions of their own."""
-        request = MESSAGES["ForkSessionRequest"](
-            session_id=session_id, count=count, ttl=_duration(ttl)
-        )
-        with _ovq_errors():
-            forked = self._sessions.ForkSession(request, session_key=_session_key(session_id))
-            return [from_message(Session, session) for session in forked.sessions]
-
-    def rewind_session(self, session_id: str, position: int, *, dry_run: bool = False) -> Rewound:
-        """Takes the session back to its first `position` tokens, or only says what that takes."""
-        request = MESSAGES["RewindSessionRequest"](
-            session_id=session_id, position=position, dry_run=dry_run
-        )
-        with _ovq_errors():
-            rewound = self._sessions.RewindSession(request, session_key=_session_key(session_id))
-            session = from_message(Session, rewound.session)
-        return Rewound(session=session, replay_tokens=rewound.replay_tokens)
-
     def export_session(self, session_id: str, *, since: Base | None = None) -> Iterator[bytes]:
         """The session as a file of docs/session-format.md, in parts; with the `base` of an earlier
         one (session_file.read) a delta, to be joined with that (session_file.join)."""
-        request = MESSAGES["ExportSessionRequest"](session_id=session_id)
-        if since is not None:
-            request.since.length, request.since.digest = since
+        request = _requests.export_session(session_id, since)
+        key = _requests.session_key(session_id)
         with _ovq_errors():
-            parts = self._sessions.ExportSession(request, session_key=_session_key(session_id))
-            for part in parts:
+            for part in self._stub.ExportSession(request, session_key=key):
                 yield part.data
 
     def import_session(self, parts: Iterable[bytes], *, ttl: float | None = None) -> Session:
         """A new session from such a file."""
-        message = MESSAGES["SessionBytes"]
 
         def messages() -> Iterator[Any]:
-            yield message(ttl=_duration(ttl))
+            yield _requests.import_begin(ttl)
             for part in parts:
-                for at in range(0, len(part), _FILE_PART_BYTES):
-                    yield message(data=part[at : at + _FILE_PART_BYTES])
+                yield from _requests.session_bytes(part)
 
+        key = _requests.session_key(None)
         with _ovq_errors():
-            session = self._sessions.ImportSession(messages(), session_key=_session_key(None))
-            return from_message(Session, session)
-
-    def delete_session(self, session_id: str) -> None:
-        """Ends the session; a call that uses it is cancelled."""
-        request = MESSAGES["DeleteSessionRequest"](session_id=session_id)
-        with _ovq_errors():
-            self._sessions.DeleteSession(request, session_key=_session_key(session_id))
+            return from_message(Session, self._stub.ImportSession(messages(), session_key=key))

@@ -1,6 +1,8 @@
 """Session files and deltas of them: what one holds, whether it is whole, and a file out of an
 earlier one and its deltas (docs/session-format.md)."""
 
+from __future__ import annotations
+
 import hashlib
 import re
 import struct
@@ -308,7 +310,7 @@ def describe(session: SessionFile | SessionDelta) -> str:
     tokens, base = session.tokens, session.base
     lines: dict[str, Any] = {}
     if isinstance(session, SessionDelta):
-        lines["delta"] = f"of {base.length} tokens, for those that had {session.since.length}"
+        lines["delta"] = f"of {session.base.length} tokens, for those that had {session.since.length}"
         lines["since SHA-256"] = session.since.digest.hex()
     lines |= {
         "model": session.model_fingerprint,

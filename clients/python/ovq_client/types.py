@@ -3,11 +3,13 @@
 Durations are seconds, timestamps are aware datetimes in UTC, absent optional fields are None.
 """
 
+from __future__ import annotations
+
 import enum
 from collections.abc import Sequence
 from dataclasses import dataclass, fields
 from datetime import datetime, timezone
-from typing import Any, TypedDict, TypeVar
+from typing import Any, TypedDict, TypeVar, Union
 
 from google.protobuf.descriptor import FieldDescriptor
 
@@ -24,7 +26,15 @@ class Conversation:
 
 
 #: Text, token ids that are used as they are, or a conversation.
-Prompt = str | Sequence[int] | Conversation
+Prompt = Union[str, Sequence[int], Conversation]
+
+
+class Speculation(enum.IntEnum):
+    """Whether the server guesses tokens; the answer is the same."""
+
+    UNSPECIFIED = 0  # the server's --speculate
+    OFF = 1
+    NGRAM = 2
 
 
 class Options(TypedDict, total=False):
@@ -50,6 +60,7 @@ class Options(TypedDict, total=False):
     include_stop_text: bool
     logprobs: bool
     top_logprobs: int
+    speculation: Speculation
 
 
 class FinishReason(enum.IntEnum):
@@ -96,6 +107,8 @@ class Usage:
     decode_time: float | None
     position: int
     merged_tokens: int
+    drafted_tokens: int
+    accepted_tokens: int
 
 
 @dataclass(frozen=True)
@@ -108,7 +121,7 @@ class Finished:
 
 
 #: What an answer consists of: one Started, TokenChunks, one Finished per completion.
-Event = Started | TokenChunk | Finished
+Event = Union[Started, TokenChunk, Finished]
 
 
 @dataclass(frozen=True)
@@ -183,6 +196,7 @@ class ModelInfo:
     memory: str
     exact_tokens: int | None
     memories: tuple[str, ...]
+    weights: str
 
 
 @dataclass(frozen=True)

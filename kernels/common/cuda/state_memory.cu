@@ -12,6 +12,7 @@
 #include "base/check.h"
 #include "kernels/common/cuda/cuda_device.h"
 #include "kernels/common/device_cuda.h"
+#include "kernels/common/state_memory.h"
 
 namespace ovq {
 namespace {
@@ -196,6 +197,62 @@ void ReleaseRange(StatePages& pages, std::byte* base, size_t bytes) {
   }
   CheckDriver(TheDriver().free(Address(base), bytes), "release of an address range");
   pages.ranges.erase(range);
+}
+
+namespace {
+
+constexpr int kPackThreads = 128;
+// Of one launch: they are its arguments.
+constexpr size_t kMostExtents = 64;
+
+struct Extents {
+  StateExtent list[kMostExtents];
+  size_t packed_at[kMostExtents];
+};
+
+// Grid: extents. to_state: out of `packed`, else into it.
+__global__ void __launch_bounds__(kPackThreads)
+    CopyExtents(std::byte* base, Extents extents, std::byte* packed, bool to_state) {
+  const StateExtent extent = extents.list[blockIdx.x];
+  std::byte* const in_packed = packed + extents.packed_at[blockIdx.x];
+  for (size_t i = threadIdx.x; i < extent.pieces * extent.bytes; i += kPackThreads) {
+    std::byte* const in_state =
+        base + extent.offset + i / extent.bytes * extent.stride + i % extent.bytes;
+    if (to_state) {
+      *in_state = in_packed[i];
+    } else {
+      in_packed[i] = *in_state;
+    }
+  }
+}
+
+void CopyAll(DeviceContext& context, std::byte* base, std::span<const StateExtent> extents,
+             std::byte* packed, bool to_state) {
+  size_t at = 0;
+  while (!extents.empty()) {
+    const size_t n = std::min(extents.size(), kMostExtents);
+    Extents some = {};
+    for (size_t i = 0; i < n; ++i) {
+      some.list[i] = extents[i];
+      some.packed_at[i] = at;
+      at += extents[i].total_bytes();
+    }
+    Launch(context, CopyExtents, dim3(static_cast<unsigned>(n)), dim3(kPackThreads), 0, base, some,
+           packed, to_state);
+    extents = extents.subspan(n);
+  }
+}
+
+}  // namespace
+
+void PackExtents(DeviceContext& context, const std::byte* base,
+                 std::span<const StateExtent> extents, std::byte* packed) {
+  CopyAll(context, const_cast<std::byte*>(base), extents, packed, /*to_state=*/false);
+}
+
+void UnpackExtents(DeviceContext& context, std::byte* base, std::span<const StateExtent> extents,
+                   const std::byte* packed) {
+  CopyAll(context, base, extents, const_cast<std::byte*>(packed), /*to_state=*/true);
 }
 
 }  // namespace cuda

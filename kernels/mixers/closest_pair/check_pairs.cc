@@ -28,9 +28,10 @@ class Head {
               .kv_head = head,
               .begin = begin,
               .length = config.chunk_len,
-              .slot_cap = layer.own_cap,
-              .n_rows = static_cast<int32_t>(layer.live),
-              .n_next = static_cast<int32_t>(growth.live(begin + config.chunk_len, layer.own_cap)),
+              .slot_cap = layer.part_of(head).own_cap,
+              .n_rows = static_cast<int32_t>(layer.part_of(head).live),
+              .n_next = static_cast<int32_t>(
+                  growth.live(begin + config.chunk_len, layer.part_of(head).own_cap)),
               .rule = config.rule};
   }
 

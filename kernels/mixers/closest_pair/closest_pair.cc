@@ -27,7 +27,7 @@ ClosestPairConfig ReadConfig(const StateSpec& spec, AttrReader& model, AttrReade
   }
   config.rule = ReadPairRule(section);
   config.dtype = spec.kv_dtype;
-  config.slot_share = spec.slot_share;
+  config.slot_shares = spec.slot_shares;
   return config;
 }
 
@@ -89,7 +89,7 @@ ClosestPairAttention::ClosestPairAttention(const ClosestPairConfig& config)
                    {"work_partners", DType::kI32, {heads, work, kBlockSlots}},
                    {"value_size", DType::kF32, {heads, 1}}});
   layout.growth =
-      GrowsToCap(config.chunk_len, config.default_slot_cap).WithShare(config.slot_share);
+      GrowsToCap(config.chunk_len, config.default_slot_cap).WithShares(config.slot_shares);
   layout.span = config.chunk_len;
   std::vector<StateField> block;
   for (int64_t head = 0; head < heads; ++head) {
@@ -102,6 +102,7 @@ ClosestPairAttention::ClosestPairAttention(const ClosestPairConfig& config)
     block.push_back({"partners", DType::kI32, {kBlockSlots}});
   }
   layout.block = StateFields(std::move(block));
+  layout.block_heads = shape.n_kv_heads;
   layout.check = [config](const LayerBytes& layer) { return CheckPairs(config, layer); };
 }
 
@@ -113,8 +114,7 @@ StatePlace ClosestPairAttention::Fixed(const LayerState& where, int field) const
 }
 
 StatePlace ClosestPairAttention::Growing(const LayerState& where, int field) const {
-  return {where.blocks_offset + layout.block.offset(field),
-          layout.block.bytes() / static_cast<size_t>(shape.n_kv_heads), where.block_stride};
+  return {where.FieldOffset(layout, field, 0), where.head_stride, where.block_stride};
 }
 
 AttentionBlocks ClosestPairAttention::Blocks(const LayerState& where) const {
@@ -154,33 +154,47 @@ void ClosestPairAttention::Attend(const LayerStep& step, const AttentionRows& ro
                       rule});
 }
 
+bool ClosestPairAttention::Joins(const TokenRange& tokens, int part) const {
+  return config.rule.JoinedAt(tokens.end, layout.growth.CapOf(tokens.slot_cap, part)) > 0;
+}
+
+// Once candidates join, every token works on what all candidates have.
+bool ClosestPairAttention::WritesApart(const TokenRange& tokens) const {
+  for (int part = 0; part < layout.growth.parts(); ++part) {
+    if (Joins(tokens, part)) return false;
+  }
+  return true;
+}
+
 std::vector<StateExtent> ClosestPairAttention::Overwrites(const LayerState& where,
                                                           const TokenRange& tokens) const {
-  const bool joins = config.rule.JoinedAt(tokens.end, layout.growth.CapOf(tokens.slot_cap)) > 0,
-             ends = tokens.end % config.chunk_len == 0;
-  std::vector<StateExtent> extents;
-  if (joins || ends) {
-    extents.push_back({where.fixed_offset, own_fixed_bytes()});
-  } else {
-    extents = RecentExtents(Blocks(where), tokens);
-  }
-  if (!joins && !ends) return extents;
-  // Without candidates a chunk only adds its tokens at the end.
-  const int64_t live = layout.growth.LiveAt(tokens.end, tokens.slot_cap),
-                first = joins ? 0 : (live - config.chunk_len) / kBlockSlots;
-  const size_t head_bytes = layout.block.bytes() / static_cast<size_t>(shape.n_kv_heads);
-  for (int64_t b = first; b < BlocksOf(live); ++b) {
-    const size_t block = where.blocks_offset + static_cast<size_t>(b) * where.block_stride;
-    if (ends) {
-      extents.push_back({block, layout.block.bytes()});
-      continue;
-    }
-    for (size_t head = 0; head < static_cast<size_t>(shape.n_kv_heads); ++head) {
-      const size_t bounds = layout.block.offset(kBounds);
-      extents.push_back({block + head * head_bytes + bounds, head_bytes - bounds});
+  const bool ends = tokens.end % config.chunk_len == 0;
+  if (!ends && WritesApart(tokens)) return RecentExtents(Blocks(where), tokens);
+  std::vector<StateExtent> extents = {{where.fixed_offset, own_fixed_bytes()}};
+  for (int part = 0; part < layout.growth.parts(); ++part) {
+    const bool joins = Joins(tokens, part);
+    if (!joins && !ends) continue;
+    // Without candidates a chunk only adds its tokens at the end.
+    const int64_t live = layout.growth.LiveAt(tokens.end, tokens.slot_cap, part),
+                  first = joins ? 0 : (live - config.chunk_len) / kBlockSlots;
+    for (const StateExtent& block : where.BlockExtents(layout, part, first, BlocksOf(live))) {
+      if (ends) {
+        extents.push_back(block);
+      } else {
+        AddBounds(block, extents);
+      }
     }
   }
   return extents;
+}
+
+// What tokens change of a block, which is one head's or all heads', within a chunk.
+void ClosestPairAttention::AddBounds(const StateExtent& block,
+                                     std::vector<StateExtent>& extents) const {
+  const size_t bounds = layout.block.offset(kBounds);
+  for (size_t head = 0; head < block.bytes; head += layout.head_bytes()) {
+    extents.push_back({block.offset + head + bounds, layout.head_bytes() - bounds});
+  }
 }
 
 }  // namespace ovq

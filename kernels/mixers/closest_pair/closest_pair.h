@@ -4,6 +4,7 @@
 #pragma once
 
 #include <cstdint>
+#include <vector>
 
 #include "kernels/mixers/closest_pair/schedule.h"
 #include "kernels/mixers/common/attend.h"
@@ -15,12 +16,12 @@ Growth GrowsToCap(int chunk_len, int64_t default_slot_cap);
 
 struct ClosestPairConfig {
   AttentionShape shape;
-  int chunk_len;             // L
-  int64_t default_slot_cap;  // N of sessions that name none
-  double slot_share = 1;     // of N: the layer's own
-  DType dtype;               // of keys, values and rows
-  PairRule rule = {};        // key_size aside, which follows from the norm
-  int layer = 0;             // only the random numbers of rounded means depend on it
+  int chunk_len;                          // L
+  int64_t default_slot_cap;               // N of sessions that name none
+  std::vector<double> slot_shares = {1};  // of N: Growth::shares
+  DType dtype;                            // of keys, values and rows
+  PairRule rule = {};                     // key_size aside, which follows from the norm
+  int layer = 0;                          // only the random numbers of rounded means depend on it
 };
 
 // ovq.value_weight, .pinned_tokens and .recent_tokens; key_size, which no field has, as it is.
@@ -83,12 +84,15 @@ struct ClosestPairAttention : Attention {
   void Load(const MixerSpec& spec) { config.layer = spec.layer; }
   void Attend(const LayerStep& step, const AttentionRows& rows) const;
   std::vector<StateExtent> Overwrites(const LayerState& where, const TokenRange& tokens) const;
+  bool WritesApart(const TokenRange& tokens) const;
 
   ClosestPairConfig config;
 
  private:
   StatePlace Fixed(const LayerState& where, int field) const;
   StatePlace Growing(const LayerState& where, int field) const;
+  bool Joins(const TokenRange& tokens, int part) const;
+  void AddBounds(const StateExtent& block, std::vector<StateExtent>& extents) const;
   AttentionBlocks Blocks(const LayerState& where) const;
 };
 

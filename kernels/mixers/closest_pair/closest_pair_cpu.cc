@@ -236,9 +236,9 @@ void PassTile(const ClosestPairStep& step, const TileRows& tile, PairBuffers& bu
                            .kv_head = tile.kv_head,
                            .begin = begin,
                            .length = length,
-                           .slot_cap = step.blocks.live.caps[s],
+                           .slot_cap = step.blocks.live.CapOf(s, tile.kv_head),
                            .n_rows = tile.n_live,
-                           .n_next = step.blocks.LiveAt(s, wave + 1),
+                           .n_next = step.blocks.LiveAt(s, tile.kv_head, wave + 1),
                            .rule = step.rule};
   const bool joins = chunk.JoinedAt(end) > 0, ends = end == length;
   if (!joins && !ends) return;

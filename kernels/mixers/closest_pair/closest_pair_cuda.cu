@@ -361,19 +361,19 @@ struct Dictionary {
 // Grid (sequences, kv heads).
 template <class T>
 __global__ void __launch_bounds__(kPairThreads) PassRows(const __grid_constant__ PairArgs args) {
-  const int s = static_cast<int>(blockIdx.x);
+  const int s = static_cast<int>(blockIdx.x), kv_head = static_cast<int>(blockIdx.y);
   std::byte* session = args.seqs.state[s];
   const int32_t length = args.blocks.wave_span;
   if (session == nullptr) return;
   const WaveRows rows = RowsOfWave(args.seqs, s, length, args.wave);
   if (rows.begin >= rows.end) return;
   const PairChunk chunk = {.session = session,
-                           .kv_head = static_cast<int>(blockIdx.y),
+                           .kv_head = kv_head,
                            .begin = rows.span_begin,
                            .length = length,
-                           .slot_cap = args.blocks.live.caps[s],
-                           .n_rows = args.blocks.LiveAt(s, args.wave),
-                           .n_next = args.blocks.LiveAt(s, args.wave + 1),
+                           .slot_cap = args.blocks.live.CapOf(s, kv_head),
+                           .n_rows = args.blocks.LiveAt(s, kv_head, args.wave),
+                           .n_next = args.blocks.LiveAt(s, kv_head, args.wave + 1),
                            .rule = args.rule};
   const Dictionary<T> dictionary(args, chunk);
   if (chunk.JoinedAt(rows.end - chunk.begin) > 0) {

@@ -286,7 +286,7 @@ class DictionaryRef {
 
 void ClosestPairRef(DeviceContext&, const ClosestPairStep& step) {
   ForEachTokenRef(step, [&](const TokenRef& token) {
-    DictionaryRef dictionary(step, token, step.blocks.live.caps[token.sequence]);
+    DictionaryRef dictionary(step, token, step.blocks.live.CapOf(token.sequence, token.kv_head));
     const auto offset = static_cast<int>(token.position % step.blocks.wave_span);
     StoreTokenRef(step, token, KeyRef(step, token), offset);
     std::vector<SlotRef> slots;

@@ -1,6 +1,7 @@
 // x . y of keys and of values by the dot products of AVX-512 BF16: pairs of channels, summed up in
 // float32 in a lane. Lanes are slots for keys, which lie [head_dim][64], and rows of the batch for
-// values, which lie [64][value_stride].
+// values, which lie [64][value_stride]. Where there is AMX, tiles of 16 by 16 take the same
+// products from the same arrays; the order of a sum is another one, which the slack allows.
 #include <algorithm>
 #include <bit>
 #include <cstring>
@@ -10,7 +11,10 @@
 #include "kernels/mixers/common/block_attention.h"
 
 #if defined(__x86_64__)
+#include <cpuid.h>
 #include <immintrin.h>
+#include <sys/syscall.h>
+#include <unistd.h>
 #endif
 
 namespace ovq {
@@ -163,6 +167,88 @@ OVQ_BF16_DOTS void Turn(const float* from, int n_rows, float* to) {
   }
 }
 
+// Not inlined: a load of a tile does not tell the compiler what memory it reads, a call does.
+#define OVQ_TILES __attribute__((target("amx-tile,amx-bf16"), noinline))
+constexpr int kTile = 16;          // rows, and pairs of channels in a row
+constexpr int kTileChannels = 32;  // a multiple of which heads must have
+constexpr int kLeastTileRows = 3;  // of a batch; fewer are quicker without tiles
+
+// Whether the CPU has tiles of bfloat16 and the system gives them to this process.
+bool HasTiles() {
+  static const bool has = [] {
+    constexpr unsigned kBf16 = 1u << 22, kTiles = 1u << 24, kBoth = kBf16 | kTiles;
+    constexpr int kRequestPermission = 0x1023, kTileData = 18;  // ARCH_REQ_XCOMP_PERM
+    unsigned a, b, c, d;
+    return __get_cpuid_count(7, 0, &a, &b, &c, &d) != 0 && (d & kBoth) == kBoth &&
+           syscall(SYS_arch_prctl, kRequestPermission, kTileData) == 0;
+  }();
+  return has;
+}
+
+// All tiles are 16 rows of 64 bytes.
+struct alignas(64) TileConfig {
+  uint8_t palette = 1, start_row = 0, reserved[14] = {};
+  uint16_t row_bytes[16] = {64, 64, 64, 64, 64, 64, 64, 64};
+  uint8_t n_rows[16] = {kTile, kTile, kTile, kTile, kTile, kTile, kTile, kTile};
+};
+
+// dots[row][64]: 16 rows of pairs by a block [pair][64].
+OVQ_TILES void TileKeys(const uint32_t* rows, size_t n_pairs, const uint32_t* block, float* dots) {
+  _tile_zero(0);
+  _tile_zero(1);
+  _tile_zero(2);
+  _tile_zero(3);
+  for (size_t p = 0; p < n_pairs; p += kTile, block += kTile * kBlockSlots) {
+    _tile_loadd(4, rows + p, n_pairs * sizeof(uint32_t));
+    _tile_loadd(5, block, kBlockSlots * sizeof(uint32_t));
+    _tile_dpbf16ps(0, 4, 5);
+    _tile_loadd(6, block + kTile, kBlockSlots * sizeof(uint32_t));
+    _tile_dpbf16ps(1, 4, 6);
+    _tile_loadd(5, block + 2 * kTile, kBlockSlots * sizeof(uint32_t));
+    _tile_dpbf16ps(2, 4, 5);
+    _tile_loadd(6, block + 3 * kTile, kBlockSlots * sizeof(uint32_t));
+    _tile_dpbf16ps(3, 4, 6);
+  }
+  _tile_stored(0, dots, kBlockSlots * sizeof(float));
+  _tile_stored(1, dots + kTile, kBlockSlots * sizeof(float));
+  _tile_stored(2, dots + 2 * kTile, kBlockSlots * sizeof(float));
+  _tile_stored(3, dots + 3 * kTile, kBlockSlots * sizeof(float));
+}
+
+// As DotValues.
+OVQ_TILES void TileValues(const uint32_t* rows, int value_stride, const uint16_t* values,
+                          float* dots) {
+  const auto stride = static_cast<size_t>(value_stride) * sizeof(uint16_t);
+  const size_t tile = static_cast<size_t>(kTile) * static_cast<size_t>(value_stride);
+  _tile_zero(0);
+  _tile_zero(1);
+  _tile_zero(2);
+  _tile_zero(3);
+  for (int c = 0; c < value_stride; c += kTileChannels, values += kTileChannels) {
+    _tile_loadd(4, rows + c / 2 * kLanes, kLanes * sizeof(uint32_t));
+    _tile_loadd(5, values, stride);
+    _tile_dpbf16ps(0, 5, 4);
+    _tile_loadd(6, values + tile, stride);
+    _tile_dpbf16ps(1, 6, 4);
+    _tile_loadd(5, values + 2 * tile, stride);
+    _tile_dpbf16ps(2, 5, 4);
+    _tile_loadd(6, values + 3 * tile, stride);
+    _tile_dpbf16ps(3, 6, 4);
+  }
+  _tile_stored(0, dots, kLanes * sizeof(float));
+  _tile_stored(1, dots + kTile * kLanes, kLanes * sizeof(float));
+  _tile_stored(2, dots + 2 * kTile * kLanes, kLanes * sizeof(float));
+  _tile_stored(3, dots + 3 * kTile * kLanes, kLanes * sizeof(float));
+}
+
+OVQ_TILES void BeginTiles() {
+  // Static, as compilers take the first bytes for all that is read.
+  static constexpr TileConfig kConfig;
+  _tile_loadconfig(&kConfig);
+}
+OVQ_TILES void EndTiles() { _tile_release(); }
+#undef OVQ_TILES
+
 OVQ_BF16_DOTS void FillLeast(const LeastDistances& batch) {
   const auto n_rows = static_cast<int>(batch.rows.size());
   const size_t key_pairs = PairsOf(batch.head_dim), value_pairs = PairsOf(batch.value_stride);
@@ -170,8 +256,11 @@ OVQ_BF16_DOTS void FillLeast(const LeastDistances& batch) {
   uint32_t* values = keys + kLanes * key_pairs;
   uint32_t* block_keys = values + kLanes * value_pairs;
   float squares[kLanes] = {};
-  const bool few = n_rows <= kFewRows;
+  const bool tiles = n_rows >= kLeastTileRows && batch.head_dim % kTileChannels == 0 &&
+                     batch.value_stride % kTileChannels == 0 && HasTiles();
+  const bool few = !tiles && n_rows <= kFewRows;
   if (!few) std::fill_n(values, kLanes * value_pairs, 0u);
+  if (tiles) std::fill_n(keys, kLanes * key_pairs, 0u);
   for (int r = 0; r < n_rows; ++r) {
     const LeastDistances::Row& row = batch.rows[static_cast<size_t>(r)];
     for (size_t p = 0; p < key_pairs; ++p) {
@@ -190,10 +279,15 @@ OVQ_BF16_DOTS void FillLeast(const LeastDistances& batch) {
   const __m512 scale = _mm512_set1_ps(batch.value_scale), minus_two = _mm512_set1_ps(-2.0f),
                whole = _mm512_set1_ps(1 - kSlack), tiny = _mm512_set1_ps(kTiny),
                infinity = _mm512_set1_ps(std::numeric_limits<float>::infinity());
+  if (tiles) BeginTiles();
   for (size_t b = 0; b < batch.blocks.size(); ++b) {
     const CandidateBlock& block = batch.blocks[b];
     PairChannels(static_cast<const uint16_t*>(block.keys), batch.head_dim, block_keys);
     int r = 0;
+    if (tiles) {
+      TileKeys(keys, key_pairs, block_keys, of_keys);
+      r = n_rows;
+    }
     for (; r + kRowTile <= n_rows; r += kRowTile) {
       DotKeys<kRowTile>(keys + static_cast<size_t>(r) * key_pairs, key_pairs, block_keys,
                         of_keys + r * kBlockSlots);
@@ -209,7 +303,9 @@ OVQ_BF16_DOTS void FillLeast(const LeastDistances& batch) {
                        block_values, turned + r * kBlockSlots);
       }
     } else {
-      const auto dot = n_rows <= kLanes / 2 ? DotValues<Lanes8> : DotValues<Lanes16>;
+      const auto dot = tiles                  ? TileValues
+                       : n_rows <= kLanes / 2 ? DotValues<Lanes8>
+                                              : DotValues<Lanes16>;
       dot(values, batch.value_stride, block_values, of_values);
       Turn(of_values, n_rows, turned);
     }
@@ -231,6 +327,7 @@ OVQ_BF16_DOTS void FillLeast(const LeastDistances& batch) {
       }
     }
   }
+  if (tiles) EndTiles();
 }
 
 OVQ_BF16_DOTS void MoveLeast(const float* of_y, float share, float apart, std::span<float> of_x) {

@@ -18,27 +18,27 @@ std::vector<StateExtent> RecentExtents(const AttentionBlocks& blocks, const Toke
   const int64_t origin = blocks.origin(tokens.begin), begin = tokens.begin - origin,
                 end = tokens.end - origin;
   const size_t element = DTypeBytes(blocks.dtype);
-  const size_t key_block = static_cast<size_t>(blocks.shape.head_dim) * kBlockSlots * element;
   const size_t row = static_cast<size_t>(ValueStride(blocks.shape.value_head_dim)) * element;
   std::vector<StateExtent> extents;
-  const auto add = [&](const StatePlace& place, int head, int64_t index, size_t bytes) {
-    extents.push_back({place.OffsetOf(head, index), bytes});
-  };
   for (int head = 0; head < blocks.shape.n_kv_heads; ++head) {
     for (int64_t b = begin / kBlockSlots; b * kBlockSlots < end; ++b) {
       const int64_t index = blocks.ring() > 0 ? b % blocks.ring() : b;
       const int64_t first = std::max(begin, b * kBlockSlots),
                     n = std::min(end, (b + 1) * kBlockSlots) - first;
-      if (blocks.recent_keys.place.index_stride > 0) {
-        add(blocks.recent_keys.place, head, index, key_block);
+      const auto slot = static_cast<size_t>(first % kBlockSlots), n_slots = static_cast<size_t>(n);
+      const StatePlace &keys = blocks.recent_keys.place, &values = blocks.recent_values.place;
+      if (keys.index_stride > 0) {
+        extents.push_back({.offset = keys.OffsetOf(head, index) + slot * element,
+                           .bytes = n_slots * element,
+                           .pieces = static_cast<size_t>(blocks.shape.head_dim),
+                           .stride = kBlockSlots * element});
       }
-      add(blocks.recent_values.place, head, index, static_cast<size_t>(n) * row);
-      extents.back().offset += static_cast<size_t>(first % kBlockSlots) * row;
+      extents.push_back({values.OffsetOf(head, index) + slot * row, n_slots * row});
     }
     for (const StatePlace& best : {blocks.best_score, blocks.best_slot}) {
       if (best.index_stride == 0) continue;
-      add(best, head, tokens.begin - blocks.span_begin(tokens.begin),
-          static_cast<size_t>(end - begin) * best.index_stride);
+      extents.push_back({best.OffsetOf(head, tokens.begin - blocks.span_begin(tokens.begin)),
+                         static_cast<size_t>(end - begin) * best.index_stride});
     }
   }
   return extents;

@@ -80,9 +80,9 @@ struct AttentionBlocks {
   int32_t layer = 0;              // only the random numbers of merged means depend on it
   StatePlace counts, log_counts;  // [64] of every dictionary block: uint32, float
 
-  // Of a sequence, at the begin of its wave-th wave.
-  constexpr int32_t LiveAt(int sequence, int64_t wave) const {
-    return live.slots == nullptr ? fixed_live : live.At(sequence, wave);
+  // Of a sequence's kv head, at the begin of its wave-th wave.
+  constexpr int32_t LiveAt(int sequence, int kv_head, int64_t wave) const {
+    return live.slots == nullptr ? fixed_live : live.At(sequence, kv_head, wave);
   }
   constexpr float KeyScale(int kv_head) const {
     return recent_key_scale == nullptr ? 1.0f : recent_key_scale[kv_head];

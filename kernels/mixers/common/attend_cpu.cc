@@ -148,7 +148,7 @@ void AttendHead(const AttentionStep& step, int s, int kv_head, const Buffers& bu
                            .block = at / kBlockSlots,
                            .slot = static_cast<int>(at % kBlockSlots),
                            .n_tokens = static_cast<int>(n_tokens),
-                           .n_live = blocks.LiveAt(s, wave)};
+                           .n_live = blocks.LiveAt(s, kv_head, wave)};
     if (prepare) prepare(tile);
     Store(step, tile);
     Attend(step, tile, buffers);
@@ -159,7 +159,7 @@ void AttendHead(const AttentionStep& step, int s, int kv_head, const Buffers& bu
               .kv_head = kv_head,
               .chunk = position / span - 1,
               .n_old = tile.n_live,
-              .n_next = blocks.LiveAt(s, wave + 1)});
+              .n_next = blocks.LiveAt(s, kv_head, wave + 1)});
     }
   }
 }

@@ -157,6 +157,9 @@ struct Attention {
     return all ? layout.fixed.bytes() : layout.fixed.offset(own_fields());
   }
 
+  // Of tokens within a span that do not end it; as SequenceMixer's.
+  bool WritesApart(const TokenRange&) const { return true; }
+
   void Load(const MixerSpec&) {}  // weights beside the projections'; errors are spec.weights'
   size_t weight_bytes() const { return 0; }
 };
@@ -185,6 +188,12 @@ class AttentionMixer final : public SequenceMixer {
       extents.push_back({where.fixed_offset + fixed.offset(i), fixed.list()[i].bytes()});
     }
     return extents;
+  }
+  // The row that a token shift keeps is the last token's, whichever that is.
+  bool WritesApart(const TokenRange& tokens) const override {
+    const MixerState& state = attention_.layout;
+    return attention_.own_fields() == static_cast<int>(state.fixed.list().size()) &&
+           tokens.end % state.span != 0 && attention_.WritesApart(tokens);
   }
 
  private:

@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <array>
 #include <cmath>
+#include <iterator>
 #include <limits>
 #include <vector>
 
@@ -229,11 +230,8 @@ std::vector<StateExtent> KvmAttention::Overwrites(const LayerState& where,
     }
   }
   if (!folds) return extents;
-  const int64_t live = layout.growth.LiveAt(tokens.end, tokens.slot_cap);
-  for (int64_t b = 0; b < BlocksOf(live); ++b) {
-    extents.push_back(
-        {where.blocks_offset + static_cast<size_t>(b) * where.block_stride, layout.block.bytes()});
-  }
+  const int64_t live = layout.growth.LiveAt(tokens.end, tokens.slot_cap, 0);
+  std::ranges::copy(where.BlockExtents(layout, 0, 0, BlocksOf(live)), std::back_inserter(extents));
   return extents;
 }
 

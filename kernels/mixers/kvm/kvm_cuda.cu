@@ -134,17 +134,17 @@ struct Fold {
 // Grid (sequences, heads).
 template <class T>
 __global__ void __launch_bounds__(kFoldThreads) FoldChunks(const __grid_constant__ FoldArgs args) {
-  const int s = static_cast<int>(blockIdx.x);
+  const int s = static_cast<int>(blockIdx.x), kv_head = static_cast<int>(blockIdx.y);
   std::byte* session = args.seqs.state[s];
   const int32_t n = args.blocks.wave_span;
   if (session == nullptr) return;
   const WaveRows rows = RowsOfWave(args.seqs, s, n, args.wave);
   if (rows.end != rows.span_begin + n) return;
   const FullChunk chunk = {.session = session,
-                           .kv_head = static_cast<int>(blockIdx.y),
+                           .kv_head = kv_head,
                            .chunk = rows.span_begin / n,
-                           .n_old = args.blocks.LiveAt(s, args.wave),
-                           .n_next = args.blocks.LiveAt(s, args.wave + 1)};
+                           .n_old = args.blocks.LiveAt(s, kv_head, args.wave),
+                           .n_next = args.blocks.LiveAt(s, kv_head, args.wave + 1)};
   if (chunk.n_next == 0) return;
   const Choice<T> choice({args.blocks, args.config, args.parts, chunk}, args.weights);
   const Fold<T> fold = {choice, choice.at, choice.tokens};

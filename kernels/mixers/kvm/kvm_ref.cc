@@ -272,7 +272,8 @@ class FoldRef {
 
 void PassToken(const KvmStep& step, const TokenRef& at) {
   const KvmLaw& law = step.config.law;
-  const int64_t chunk = at.position / law.chunk_len, cap = step.blocks.live.caps[at.sequence];
+  const int64_t chunk = at.position / law.chunk_len,
+                cap = step.blocks.live.CapOf(at.sequence, at.kv_head);
   const int64_t begin = std::max<int64_t>(0, (chunk + 1 - law.window_chunks) * law.chunk_len);
   const int64_t own = at.position - begin, n_live = Rows(law, at.position, cap);
   std::vector<float> key(KeyRef(step, at), KeyRef(step, at) + step.config.shape.head_dim);

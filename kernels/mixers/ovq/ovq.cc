@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <cmath>
+#include <iterator>
 
 #include "absl/strings/str_cat.h"
 #include "kernels/common/dispatch.h"
@@ -33,7 +34,7 @@ OvqConfig ReadConfig(const StateSpec& spec, AttrReader& model, AttrReader& secti
                      config.shape.n_kv_heads, ", num_attention_heads ", config.shape.n_heads));
   }
   config.dtype = spec.kv_dtype;
-  config.slot_share = spec.slot_share;
+  config.slot_shares = spec.slot_shares;
   return config;
 }
 
@@ -64,7 +65,7 @@ OvqAttention::OvqAttention(const OvqConfig& config)
                    {"best_score", DType::kF32, {heads, config.chunk_len}, {.least = -HUGE_VAL}},
                    {"best_slot", DType::kI32, {heads, config.chunk_len}, {.is_slot = true}}});
   layout.growth = GrowsByChunk(config.chunk_len, config.default_slot_cap, config.min_state_size)
-                      .WithShare(config.slot_share);
+                      .WithShares(config.slot_shares);
   layout.span = config.chunk_len;
   std::vector<StateField> block;
   for (int64_t head = 0; head < heads; ++head) {
@@ -74,6 +75,7 @@ OvqAttention::OvqAttention(const OvqConfig& config)
     block.push_back({"values", config.dtype, {kBlockSlots, value_stride}});
   }
   layout.block = StateFields(std::move(block));
+  layout.block_heads = shape.n_kv_heads;
 }
 
 // A key is a query of the delta rule by what queries have in place of it: the head's beta, or the
@@ -99,9 +101,7 @@ AttentionBlocks OvqAttention::Blocks(const LayerState& where) const {
                       head / static_cast<size_t>(of.shape[1])};
   };
   const auto growing = [&](BlockField field) {
-    return StatePlace{where.blocks_offset + layout.block.offset(field),
-                      layout.block.bytes() / static_cast<size_t>(shape.n_kv_heads),
-                      where.block_stride};
+    return StatePlace{where.FieldOffset(layout, field, 0), where.head_stride, where.block_stride};
   };
   AttentionBlocks blocks;
   blocks.shape = shape;
@@ -143,10 +143,10 @@ std::vector<StateExtent> OvqAttention::Overwrites(const LayerState& where,
     extents = RecentExtents(Blocks(where), tokens);
   }
   if (!ends_chunk) return extents;
-  const int64_t live = layout.growth.LiveAt(tokens.end, tokens.slot_cap);
-  for (int64_t b = 0; b < BlocksOf(live); ++b) {
-    extents.push_back(
-        {where.blocks_offset + static_cast<size_t>(b) * where.block_stride, layout.block.bytes()});
+  for (int part = 0; part < layout.growth.parts(); ++part) {
+    const int64_t live = layout.growth.LiveAt(tokens.end, tokens.slot_cap, part);
+    std::ranges::copy(where.BlockExtents(layout, part, 0, BlocksOf(live)),
+                      std::back_inserter(extents));
   }
   return extents;
 }

@@ -4,6 +4,7 @@
 #pragma once
 
 #include <cstdint>
+#include <vector>
 
 #include "kernels/mixers/common/attend.h"
 
@@ -26,11 +27,11 @@ Growth GrowsByChunk(int chunk_len, int64_t default_slot_cap, bool min_state_size
 
 struct OvqConfig {
   AttentionShape shape;
-  int chunk_len;             // L
-  int64_t default_slot_cap;  // N of sessions that name none
-  double slot_share = 1;     // of N: the layer's own
-  DType dtype;               // of keys, values and centroids
-  int layer = 0;             // only the random numbers of the updates depend on it
+  int chunk_len;                          // L
+  int64_t default_slot_cap;               // N of sessions that name none
+  std::vector<double> slot_shares = {1};  // of N: Growth::shares
+  DType dtype;                            // of keys, values and centroids
+  int layer = 0;                          // only the random numbers of the updates depend on it
   // Variants of the KVM paper's published code, README.md.
   bool normalize_centroids = false;
   bool min_state_size = false;

@@ -160,7 +160,8 @@ void PassToken(const Token& token) {
 void OvqAttentionRef(DeviceContext&, const OvqStep& step) {
   const int chunk_len = step.blocks.wave_span;
   ForEachTokenRef(step, [&](const TokenRef& at) {
-    const int64_t chunk = at.position / chunk_len, cap = step.blocks.live.caps[at.sequence];
+    const int64_t chunk = at.position / chunk_len,
+                  cap = step.blocks.live.CapOf(at.sequence, at.kv_head);
     PassToken({.step = step,
                .at = at,
                .chunk_len = chunk_len,

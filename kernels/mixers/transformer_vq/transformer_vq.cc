@@ -110,6 +110,9 @@ class TransformerVq final : public SequenceMixer {
   void Forward(const LayerStep& step, TensorView x, TensorView y) const override;
   std::vector<StateExtent> Overwrites(const LayerState& where,
                                       const TokenRange& tokens) const override;
+  bool WritesApart(const TokenRange& tokens) const override {
+    return tokens.end % kTransformerVqSpan != 0;
+  }
 
  private:
   struct Head {

@@ -18,11 +18,13 @@ struct ProductTask {
   int64_t n, in, out;
   int64_t n_segments;  // of W, padded
   bool accumulate;
-  bool aligned;  // rows of bfloat16 x start at multiples of 16 bytes
+  bool aligned;                   // rows of bfloat16 x start at multiples of 16 bytes
+  const float* scales = nullptr;  // [out], of int8 weights
 
   __device__ void Store(int64_t row, int64_t column, float sum) const {
     if (row >= n || column >= out) return;
     float& to = y[row * out + column];
+    if (scales != nullptr) sum *= scales[column];
     to = accumulate ? to + sum : sum;
   }
 };

@@ -8,9 +8,13 @@
 // chunk the inputs 8t + 4j .. 8t + 4j + 3 of outputs g and g + 8,
 //   {(g, 0..1), (g + 8, 0..1), (g, 2..3), (g + 8, 2..3)},
 // so a row of x enters with one load of 16 bytes for both halves.
+//
+// int8 weights are packed alike, a lane's eight of a half in a uint2, and widened, exactly, on
+// their way into the instruction or into shared memory.
 #pragma once
 
 #include <cstdint>
+#include <type_traits>
 
 #include "kernels/common/cuda/ptx.cuh"
 #include "kernels/common/cuda/shared.cuh"
@@ -25,9 +29,22 @@ inline constexpr int kChunk = 32;
 inline constexpr int kChunksPerSegment = 4;
 inline constexpr int kChunkVectors = 2 * kLanes;  // uint4 of an out tile's chunk
 
-__device__ inline const uint4* OutTile(const ProductTask& p, int64_t tile) {
-  return static_cast<const uint4*>(p.weights) +
-         tile * p.n_segments * kChunksPerSegment * kChunkVectors;
+// W: uint4 of bfloat16 weights, uint2 of int8.
+template <class W>
+__device__ const W* OutTile(const ProductTask& p, int64_t tile) {
+  return static_cast<const W*>(p.weights) + tile * p.n_segments * kChunksPerSegment * kChunkVectors;
+}
+
+// Bytes 2i and 2i + 1 of four as two bfloat16 values, the first in the lower half.
+__device__ inline uint32_t WidenPair(uint32_t bytes, int i) {
+  const auto low = static_cast<float>(static_cast<int8_t>(bytes >> 16 * i));
+  const auto high = static_cast<float>(static_cast<int8_t>(bytes >> (16 * i + 8)));
+  return __float_as_uint(low) >> 16 | (__float_as_uint(high) & 0xffff0000u);
+}
+__device__ inline uint4 Widened(const uint4& weights) { return weights; }
+__device__ inline uint4 Widened(const uint2& weights) {
+  return make_uint4(WidenPair(weights.x, 0), WidenPair(weights.x, 1), WidenPair(weights.y, 0),
+                    WidenPair(weights.y, 1));
 }
 
 // x[row, i .. i + 7], zeros outside x.
@@ -55,7 +72,7 @@ __device__ inline void MultiplyChunk(float (&sum)[4], const uint4& first, const 
 }
 
 // For FewRows. Every weight is read once, straight into registers, one segment ahead.
-template <int kRowTiles>
+template <int kRowTiles, class W>
 class FewRowsBF16 {
  public:
   static constexpr int kRows = kRowTiles * kTileRows;
@@ -63,10 +80,10 @@ class FewRowsBF16 {
   static constexpr int kStride = 20;  // lanes meet no bank conflict
 
   __device__ explicit FewRowsBF16(const ProductTask& task)
-      : p_(task), tile_(OutTile(task, blockIdx.x) + threadIdx.x % kLanes) {}
+      : p_(task), tile_(OutTile<W>(task, blockIdx.x) + threadIdx.x % kLanes) {}
 
   __device__ void Load(int64_t segment) {
-    const uint4* from = tile_ + segment * kChunksPerSegment * kChunkVectors;
+    const W* from = tile_ + segment * kChunksPerSegment * kChunkVectors;
 #pragma unroll
     for (int i = 0; i < 2 * kChunksPerSegment; ++i) w_[i] = from[i * kLanes];
   }
@@ -76,11 +93,12 @@ class FewRowsBF16 {
     float sum[kRowTiles][4] = {};
 #pragma unroll
     for (int c = 0; c < kChunksPerSegment; ++c) {
+      const uint4 first = Widened(w_[2 * c]), second = Widened(w_[2 * c + 1]);
       const int64_t i = (segment * kChunksPerSegment + c) * kChunk + 8 * t;
 #pragma unroll
       for (int r = 0; r < kRowTiles; ++r) {
         const uint4 x = LoadX(p_, r * kTileRows + g, i);
-        MultiplyChunk(sum[r], w_[2 * c], w_[2 * c + 1], x);
+        MultiplyChunk(sum[r], first, second, x);
       }
     }
 #pragma unroll
@@ -95,8 +113,8 @@ class FewRowsBF16 {
 
  private:
   const ProductTask& p_;
-  const uint4* tile_;
-  uint4 w_[2 * kChunksPerSegment] = {};
+  const W* tile_;
+  W w_[2 * kChunksPerSegment] = {};
 };
 
 // --- many rows -------------------------------------------------------------------------------
@@ -116,15 +134,20 @@ inline constexpr int kStageWeights = kManyOuts / kOutTile * kStageChunks * kChun
 inline constexpr int kStageVectors = kStageWeights + kStageChunks * kManyRows * 4;
 inline constexpr uint32_t kManyRowsSharedBytes = kProductStages * kStageVectors * sizeof(uint4);
 
-__device__ inline void LoadStage(const ProductTask& p, int64_t stage, SharedPtr<uint4> to) {
+template <class W>
+__device__ void LoadStage(const ProductTask& p, int64_t stage, SharedPtr<uint4> to) {
   constexpr int kTileVectors = kStageChunks * kChunkVectors;
   const int thread = static_cast<int>(threadIdx.x);
   const int64_t first_tile = int64_t{blockIdx.y} * (kManyOuts / kOutTile);
   const auto* x = static_cast<const BF16*>(p.x);
 #pragma unroll
   for (int v = thread; v < kStageWeights; v += kManyThreads) {
-    const uint4* from = OutTile(p, first_tile + v / kTileVectors) + stage * kTileVectors;
-    CopyAsync16(to + v, from + v % kTileVectors, true);
+    const W* from = OutTile<W>(p, first_tile + v / kTileVectors) + stage * kTileVectors;
+    if constexpr (std::is_same_v<W, uint4>) {
+      CopyAsync16(to + v, from + v % kTileVectors, true);
+    } else {
+      to[v] = Widened(from[v % kTileVectors]);
+    }
   }
 #pragma unroll
   for (int v = thread; v < kStageChunks * kManyRows * 4; v += kManyThreads) {
@@ -188,12 +211,13 @@ __device__ inline void StoreSums(const ProductTask& p,
 }
 
 // grid: (row tiles of 128, out tiles of 64).
+template <class W>
 __global__ void __launch_bounds__(kManyThreads) ManyRowsBF16(const ProductTask p) {
   const SharedPtr<uint4> shared = DynamicShared<uint4>(0);
   const int64_t n_stages = p.n_segments * kStagesPerSegment;
 #pragma unroll
   for (int s = 0; s < kProductStages - 1; ++s) {
-    if (s < n_stages) LoadStage(p, s, shared + s * kStageVectors);
+    if (s < n_stages) LoadStage<W>(p, s, shared + s * kStageVectors);
     CommitCopies();
   }
   float total[kWarpOutTiles][kWarpRowTiles][4] = {};
@@ -203,7 +227,7 @@ __global__ void __launch_bounds__(kManyThreads) ManyRowsBF16(const ProductTask p
     WaitCopies<kProductStages - 2>();
     __syncthreads();
     if (stage + kProductStages - 1 < n_stages) {
-      LoadStage(p, stage + kProductStages - 1, shared + free_slot * kStageVectors);
+      LoadStage<W>(p, stage + kProductStages - 1, shared + free_slot * kStageVectors);
     }
     CommitCopies();
     MultiplyStage(sum, shared + slot * kStageVectors);

@@ -260,7 +260,7 @@ TEST(Options, WrongOnesNameTheFlag) {
       {{"--concurrency=0"}, "--concurrency: expected a whole number from 1 to 100000, got '0'"},
       {{"--duration=5"}, "--duration: expected a duration"},
       {{"--duration=inf"}, "--duration: expected a duration"},
-      {{"--target=host"}, "--target: expected HOST:PORT"},
+      {{"--server=host"}, "--server: expected HOST:PORT"},
       {{"--output-length=uniform:9"}, "--output-length: expected N, uniform:A-B"},
       {{"--goodput=ttft:0"}, "--goodput: expected ttft:MS"},
       {{"--goodput=ttft:1,ttft:2"}, "--goodput: expected ttft:MS"},

@@ -213,6 +213,7 @@ Report Throughput(double tokens_per_s, int64_t good = 100) {
   report.completed = 100;
   report.output_throughput = tokens_per_s;
   report.good = good;
+  report.duration_s = 2;
   return report;
 }
 
@@ -224,6 +225,15 @@ TEST(Sweep, EndsWhereThroughputSaturates) {
   EXPECT_EQ(sweep.load(), 4);
   EXPECT_EQ(sweep.Add(Throughput(185)), "saturated");  // 2.8% more: below 5%
   EXPECT_EQ(sweep.best(), 2u);
+}
+
+TEST(Sweep, EndsWithALevelThatIsTooShortToTell) {
+  Sweep sweep({.on = true}, 1, /*whole=*/true);
+  EXPECT_EQ(sweep.Add(Throughput(100)), "");
+  Report brief = Throughput(1000);
+  brief.duration_s = 1.9;
+  EXPECT_EQ(sweep.Add(brief), "too short to tell");
+  EXPECT_EQ(sweep.best(), 0u);
 }
 
 TEST(Sweep, EndsWhereGoodputBreaks) {

@@ -5,13 +5,14 @@
 namespace ovq::test {
 namespace {
 
-// Caps below the tokens of a test, so that most chunks merge; also one below the chunk's length.
+// Caps below the tokens of a test, so that most chunks merge; also some below the chunk's length.
 const MixerCases kClosestPair(
     AttentionCases("closest_pair_attention", [](const AttentionCaseShape& s, MixerCase& c) {
       const int64_t slots = std::min<int64_t>(s.slots, 130);
       absl::StrAppend(&c.name, "L", s.chunk_len, "N", slots);
       c.section = {{"chunk_size", s.chunk_len}};
       c.slot_cap = slots;
+      if (s.n_heads == 4) c.slot_shares = {1.625, 0.375};
       if (s.chunk_len >= 64 && s.value_head_dim <= s.head_dim) {
         absl::StrAppend(&c.name, "apart");
         c.section["pinned_tokens"] = int64_t{5};

@@ -36,14 +36,13 @@ std::vector<std::vector<uint32_t>> OfRows(const std::string& field, const MixerI
   const std::vector<std::byte> bytes = session.bytes();
   const auto& fields = state.block.list();
   const auto found = std::ranges::find(fields, field, [](const StateField& f) { return f.name; });
-  const size_t offset = state.block.offset(static_cast<int>(found - fields.begin()));
+  const auto in_head = static_cast<int>(found - fields.begin());
   std::vector<std::vector<uint32_t>> counts(kHeads);
-  const size_t head_bytes = state.block.bytes() / kHeads;
-  for (size_t head = 0; head < kHeads; ++head) {
+  for (int head = 0; head < kHeads; ++head) {
     for (int64_t row = 0; row < n_rows; ++row) {
-      const size_t at = instance.where().blocks_offset +
-                        static_cast<size_t>(row / kBlockSlots) * instance.where().block_stride +
-                        head * head_bytes + offset + static_cast<size_t>(row % kBlockSlots) * 4;
+      const size_t at = instance.where().FieldOffset(state, head * state.fields_of_head() + in_head,
+                                                     row / kBlockSlots) +
+                        static_cast<size_t>(row % kBlockSlots) * 4;
       uint32_t count;
       std::memcpy(&count, bytes.data() + at, sizeof(count));
       counts[head].push_back(count);

@@ -49,6 +49,21 @@ class MixerContract : public ::testing::TestWithParam<MixerCase> {
     }
     return cuts;
   }
+  // What the tokens overwrite, from `before` into `state`; how many bytes that is.
+  static size_t PutBack(const MixerInstance& instance, const TokenRange& tokens,
+                        const std::vector<std::byte>& before, std::vector<std::byte>& state) {
+    size_t named = 0;
+    for (const StateExtent& extent : instance.mixer().Overwrites(instance.where(), tokens)) {
+      for (size_t i = 0; i < extent.pieces; ++i) {
+        const size_t at = extent.offset + i * extent.stride;
+        Check(at + extent.bytes <= before.size(), "bytes of the state");
+        std::copy_n(before.begin() + static_cast<std::ptrdiff_t>(at), extent.bytes,
+                    state.begin() + static_cast<std::ptrdiff_t>(at));
+      }
+      named += extent.total_bytes();
+    }
+    return named;
+  }
   const std::vector<float> x_ = RandomRows(n_tokens(), 11);
 };
 
@@ -171,14 +186,7 @@ TEST_P(MixerContract, OverwritesNamesEveryByteThatChanges) {
     instance.Step({{session.base(), begin, Rows(x_, begin, end)}});
     const std::vector<std::byte> after = session.bytes();
     std::vector<std::byte> undone = after;
-    size_t named = 0;
-    for (const StateExtent& extent :
-         instance.mixer().Overwrites(instance.where(), {begin, end, instance.slot_cap()})) {
-      ASSERT_LE(extent.offset + extent.bytes, before.size());
-      std::copy_n(before.begin() + static_cast<std::ptrdiff_t>(extent.offset), extent.bytes,
-                  undone.begin() + static_cast<std::ptrdiff_t>(extent.offset));
-      named += extent.bytes;
-    }
+    const size_t named = PutBack(instance, {begin, end, instance.slot_cap()}, before, undone);
     ASSERT_EQ(undone, before) << "tokens " << begin << " to " << end;
     ASSERT_LE(named, before.size());
     partial |= named < before.size();
@@ -186,6 +194,40 @@ TEST_P(MixerContract, OverwritesNamesEveryByteThatChanges) {
     begin = end;
   }
   EXPECT_TRUE(partial || !has_span) << "a span is promised, yet every record is the whole state";
+}
+
+// Of tokens that write apart the last ones are undone alone: the state is that of the others. Every
+// mixer that has spans and no token shift has such tokens.
+TEST_P(MixerContract, TokensThatWriteApartAreUndoneOneByOne) {
+  MixerInstance instance = Make();
+  const int64_t span = instance.mixer().state().span;
+  if (span == 0) GTEST_SKIP() << "every token rewrites the state";
+  constexpr int64_t kTogether = 9;
+  int64_t n_apart = 0;
+  MixerSession session = instance.NewSession();
+  for (int64_t begin = 0; begin < n_tokens(); begin += kTogether) {
+    const int64_t end =
+        std::min<int64_t>({n_tokens(), (begin / span + 1) * span - 1, begin + kTogether});
+    if (end - begin > 1 && instance.mixer().WritesApart({begin, end, instance.slot_cap()})) {
+      ++n_apart;
+      MixerSession all(instance.context(), session.bytes());
+      const std::vector<std::byte> before = session.bytes();
+      instance.Step({{all.base(), begin, Rows(x_, begin, end)}});
+      for (const int64_t kept : {begin + 1, (begin + end) / 2, end - 1}) {
+        MixerSession some(instance.context(), before);
+        if (kept > begin) instance.Step({{some.base(), begin, Rows(x_, begin, kept)}});
+        std::vector<std::byte> undone = all.bytes();
+        PutBack(instance, {kept, end, instance.slot_cap()}, before, undone);
+        ASSERT_EQ(undone, some.bytes()) << "of " << begin << " to " << end << " up to " << kept;
+      }
+    }
+    const int64_t next = std::min<int64_t>(begin + kTogether, n_tokens());
+    instance.Step({{session.base(), begin, Rows(x_, begin, next)}});
+  }
+  const auto& fields = instance.mixer().state().fixed.list();
+  const bool shifts = std::ranges::any_of(
+      fields, [](const StateField& field) { return std::string(field.name) == "newest_row"; });
+  EXPECT_EQ(n_apart > 0, !shifts);
 }
 
 TEST(MixerCases, EveryMixerHasSome) {

@@ -87,22 +87,30 @@ MixerInstance::MixerInstance(const MixerCase& c, Device device, int n_threads, i
                                                  .section = section,
                                                  .d_model = kModelDim,
                                                  .kv_dtype = c.kv_dtype,
-                                                 .device = context_->device()},
+                                                 .device = context_->device(),
+                                                 .slot_shares = c.slot_shares},
                                        .weights = weights,
                                        .compute_dtype = c.compute_dtype,
                                        .context = *context_});
   Check(made.ok(), made.ok() ? "" : std::string(made.status().message()).c_str());
   mixer_ = *std::move(made);
   const MixerState& state = mixer_->state();
-  where_ = {
-      .fixed_offset = 0, .blocks_offset = state.fixed.bytes(), .block_stride = state.block.bytes()};
+  const auto parts = static_cast<size_t>(state.growth.parts());
   int64_t slots = 0;
   if (state.growth.exists()) {
     growths_ = {state.growth};
     where_.growth = 0;
-    slots = state.growth.capped() ? slot_cap_ : max_tokens;
+    slots = max_tokens;
+    if (state.growth.capped()) {
+      const double most = std::ranges::max(state.growth.shares);
+      slots = std::llround(most * static_cast<double>(slot_cap_));
+    }
   }
-  initial_.resize(state.fixed.bytes() + static_cast<size_t>(BlocksOf(slots)) * state.block.bytes());
+  where_.blocks_offset = state.fixed.bytes();
+  where_.block_stride = state.block.bytes() / parts;
+  const size_t part_bytes = static_cast<size_t>(BlocksOf(slots)) * where_.block_stride;
+  where_.head_stride = parts > 1 ? part_bytes : state.head_bytes();
+  initial_.resize(state.fixed.bytes() + parts * part_bytes);
   for (size_t i = 0; i < state.fixed.list().size(); ++i) {
     const auto& image = state.fixed.list()[i].initial;
     if (!image) continue;

@@ -28,7 +28,8 @@ struct MixerCase {
   // Mean and deviation of the weights by leaf; of those that are not named, 0 and 0.15.
   std::map<std::string, std::pair<float, float>> weights;
   int64_t slot_cap = 0;
-  int64_t output_terms = 0;  // products that one element of the output sums
+  std::vector<double> slot_shares = {1};  // StateSpec::slot_shares
+  int64_t output_terms = 0;               // products that one element of the output sums
   DType kv_dtype = DType::kF32;
   DType compute_dtype = DType::kF32;
   Device device = Device::kCpu;

@@ -8,6 +8,7 @@ const MixerCases kOvq(AttentionCases("ovq_attention",
                                        absl::StrAppend(&c.name, "L", s.chunk_len, "N", s.slots);
                                        c.section = {{"chunk_size", s.chunk_len}};
                                        c.slot_cap = s.slots;
+                                       if (s.n_heads == 4) c.slot_shares = {0.25, 1.75};
                                      }));
 
 // Flags by their first letters: normalize_centroids, min_state_size, counts_for_rates_only,

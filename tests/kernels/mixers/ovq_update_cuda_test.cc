@@ -76,6 +76,7 @@ class OvqUpdate : public ::testing::TestWithParam<Case> {
     where_.fixed_offset = 64;
     where_.blocks_offset = where_.fixed_offset + layout.fixed.bytes() + 128;
     where_.block_stride = layout.block.bytes() + 192;
+    where_.head_stride = layout.head_bytes();
     where_.growth = 0;
     growths_ = {layout.growth};
     n_blocks_ = BlocksOf(GetParam().slot_cap);

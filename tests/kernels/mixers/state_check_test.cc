@@ -31,18 +31,12 @@ class StateCheck : public testing::TestWithParam<MixerCase> {
   static int n_tokens() { return slow() ? 200 : 333; }
 
   const MixerState& state() const { return instance_->mixer().state(); }
-  int64_t Live(int64_t position) const {
-    return state().growth.exists() ? state().growth.LiveAt(position, instance_->slot_cap()) : 0;
+  LayerBytes Layer(const std::vector<std::byte>& bytes, int64_t position) const {
+    return {state(), instance_->where(), position, instance_->slot_cap(),
+            [&](size_t offset) { return bytes.data() + offset; }};
   }
   absl::Status Check(const std::vector<std::byte>& bytes, int64_t position) const {
-    const Growth& growth = state().growth;
-    return CheckLayer({.state = state(),
-                       .fixed = bytes.data() + instance_->where().fixed_offset,
-                       .blocks = bytes.data() + instance_->where().blocks_offset,
-                       .block_stride = instance_->where().block_stride,
-                       .position = position,
-                       .own_cap = growth.capped() ? growth.CapOf(instance_->slot_cap()) : 0,
-                       .live = Live(position)});
+    return CheckLayer(Layer(bytes, position));
   }
 
   std::optional<MixerInstance> instance_;
@@ -97,17 +91,20 @@ TEST_P(StateCheck, AWrongNumberIsRefusedOrHarmless) {
     instance_->Run(whole, Rows(x_, 0, position), {});
     const std::vector<std::byte> bytes = whole.bytes();
     std::vector<Place> places;
-    const auto add = [&](const StateFields& fields, size_t offset) {
-      for (size_t f = 0; f < fields.list().size(); ++f) {
-        places.push_back({fields.list()[f], offset + fields.offset(static_cast<int>(f))});
-      }
-    };
-    add(state().fixed, instance_->where().fixed_offset);
-    const int64_t live = Live(position);
-    for (int64_t b = 0; b < BlocksOf(live); b += std::max<int64_t>(1, BlocksOf(live) - 1)) {
-      add(state().block, instance_->where().blocks_offset +
-                             static_cast<size_t>(b) * instance_->where().block_stride);
+    const LayerState& where = instance_->where();
+    const LayerBytes layer = Layer(bytes, position);
+    const auto& fixed = state().fixed.list();
+    for (size_t f = 0; f < fixed.size(); ++f) {
+      places.push_back({fixed[f], where.fixed_offset + state().fixed.offset(static_cast<int>(f))});
     }
+    const auto& fields = state().block.list();
+    for (int f = 0; f < std::ssize(fields); ++f) {
+      const int64_t n_blocks = BlocksOf(layer.part_of(state().HeadOf(f)).live);
+      for (int64_t b = 0; b < n_blocks; b += std::max<int64_t>(1, n_blocks - 1)) {
+        places.push_back({fields[f], where.FieldOffset(state(), f, b)});
+      }
+    }
+    const int64_t live = layer.parts.front().live;
     for (const Place& place : places) {
       const auto elements = static_cast<size_t>(place.field.shape.elements());
       const bool is_bf16 = place.field.dtype == DType::kBF16,

@@ -28,15 +28,15 @@ TEST(StageStep, EvaluatesEveryLawOnceAPeriod) {
   ASSERT_EQ(step.seqs.live.size(), 3u);
   // Rows 6, 7, 8 touch the periods from 4 and from 8; row 31 that from 28.
   const LiveSlots& fine = step.seqs.live[0];
-  EXPECT_EQ(fine.At(0, 0), 4);
-  EXPECT_EQ(fine.At(0, 1), 8);
-  EXPECT_EQ(fine.At(0, 2), 12);
-  EXPECT_EQ(fine.At(1, 0), 7);
-  EXPECT_EQ(fine.At(1, 1), 7);
+  EXPECT_EQ(fine.At(0, 0, 0), 4);
+  EXPECT_EQ(fine.At(0, 0, 1), 8);
+  EXPECT_EQ(fine.At(0, 0, 2), 12);
+  EXPECT_EQ(fine.At(1, 0, 0), 7);
+  EXPECT_EQ(fine.At(1, 0, 1), 7);
   EXPECT_EQ(step.seqs.live[1].slots, nullptr);  // a slot a token: its position says it
   const LiveSlots& coarse = step.seqs.live[2];
-  EXPECT_EQ(coarse.At(0, 0), 0);
-  EXPECT_EQ(coarse.At(0, 1), 16);
+  EXPECT_EQ(coarse.At(0, 0, 0), 0);
+  EXPECT_EQ(coarse.At(0, 0, 1), 16);
   for (const LiveSlots& live : {fine, coarse}) {
     for (int32_t i = 0; i < 2 * live.stride; ++i) EXPECT_LE(live.slots[i], live.bound);
   }

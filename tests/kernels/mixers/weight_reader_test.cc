@@ -34,5 +34,25 @@ TEST(WeightReader, MakesSharedProductsOnce) {
   EXPECT_EQ(applied(reader("a.").Product({{"w", 2}, {"v", 2}}, 2)), both) << "more parts";
 }
 
+// 1 and 0.3 as int8: 127 and 38 times 1/127, of 0.2992.
+TEST(WeightReader, ProductsOfFewOutputsStayInTheComputeType) {
+  const auto context = MakeContext(Device::kReference);
+  std::vector<float> values;
+  for (int i = 0; i < 64; ++i) values.insert(values.end(), {1, 0.3f});
+  const WeightSource source = [&](const std::string&, const Shape& shape) {
+    return TensorView{values.data(), DType::kF32, shape};
+  };
+  WeightReader reader(source, {DType::kF32, WeightType::kInt8}, *context);
+  const auto second = [&](const Linear& product) {
+    std::vector<float> x = {0, 1}, y(static_cast<size_t>(product.out()));
+    product.Apply(*context, {x.data(), DType::kF32, {1, 2}},
+                  {y.data(), DType::kF32, {1, product.out()}});
+    return y[0];
+  };
+  EXPECT_EQ(second(reader.Product({{"w", 63}}, 2)), 0.3f);
+  EXPECT_NEAR(second(reader.Product({{"w", 64}}, 2)), 38 / 127.0, 1e-6);
+  EXPECT_EQ(second(reader.FloatProduct({"w", 64}, 2)), 0.3f);
+}
+
 }  // namespace
 }  // namespace ovq::test

@@ -3,6 +3,7 @@
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
+#include "absl/strings/str_cat.h"
 #include "tests/model/model_test_util.h"
 #include "tests/model/tokenizers/bpe_util.h"
 
@@ -51,6 +52,14 @@ TEST_F(VocabAndMerges, TokensBesideThem) {
   EXPECT_FALSE((*tokenizer)->IsSpecial(300));
   EXPECT_TRUE((*tokenizer)->IsSpecial(301));
   EXPECT_TRUE((*tokenizer)->IsSpecial(258));
+}
+
+TEST_F(VocabAndMerges, ATokenBesideThemThatIsNone) {
+  for (const char* token : {"7", "[]", R"("x")", "{}"}) {
+    folder_.Write("tokenizer_config.json",
+                  absl::StrCat(R"({"added_tokens_decoder": {"301": )", token, "}}"));
+    EXPECT_THAT(ErrorOf(), HasSubstr("added_tokens[0]")) << token;
+  }
 }
 
 TEST_F(VocabAndMerges, ErrorsNameTheFile) {

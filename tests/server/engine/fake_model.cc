@@ -62,15 +62,17 @@ uint64_t Consume(const StateLayout& layout, int32_t token, int64_t position, int
     uint64_t position;
   } head;
   static_assert(sizeof(uint64_t) == 8);
-  std::byte* fixed = layout.layer(0).fixed(state);
+  std::byte* fixed = state + layout.layer(0).fixed_offset;
   std::memcpy(&head.hash, fixed, 8);
   std::memcpy(&head.position, fixed + 64, 8);
   Check(head.position == static_cast<uint64_t>(position), "a state's rows come in order");
   head.hash = Mix(head.hash, static_cast<uint64_t>(token) + 1);
   // After the row, as a mixer would at the chunk's end.
   const auto touch = [&](int layer, int64_t slot) {
-    auto* row = reinterpret_cast<uint32_t*>(layout.layer(layer).block(state, slot / kBlockSlots)) +
-                slot % kBlockSlots * row_words;
+    auto* row =
+        reinterpret_cast<uint32_t*>(state + layout.layer(layer).FieldOffset(
+                                                layout.mixers()[layer], 0, slot / kBlockSlots)) +
+        slot % kBlockSlots * row_words;
     head.hash = Mix(head.hash, row[3]);
     row[3] ^= static_cast<uint32_t>(head.hash);
   };
@@ -80,7 +82,7 @@ uint64_t Consume(const StateLayout& layout, int32_t token, int64_t position, int
     touch(0, static_cast<int64_t>(head.hash % static_cast<uint64_t>(live)));
   }
   if (layout.has_unbounded()) touch(2, position);
-  auto* window = reinterpret_cast<float*>(layout.layer(1).fixed(state));
+  auto* window = reinterpret_cast<float*>(state + layout.layer(1).fixed_offset);
   window[position % 1500] = static_cast<float>(token);
   ++head.position;
   std::memcpy(fixed, &head.hash, 8);
@@ -93,6 +95,7 @@ uint64_t Consume(const StateLayout& layout, int32_t token, int64_t position, int
 void StepGate::CloseAt(int64_t step) {
   std::lock_guard lock(mutex_);
   closed_at_ = step;
+  cv_.notify_all();
 }
 void StepGate::AwaitEntered(int64_t step) {
   std::unique_lock lock(mutex_);
@@ -162,7 +165,13 @@ EngineModel FakeModel::Make() {
                               .default_slot_cap = kDefaultSlotCap,
                               .layout = layout.get(),
                               .exact_tokens = [](int64_t cap) { return cap; },
-                              .forward = forward});
+                              .forward = forward,
+                              // A row may touch any slot.
+                              .overwrites =
+                                  [&layout](const TokenRange& tokens) {
+                                    return layout->live_extents_at(tokens.end, tokens.slot_cap);
+                                  },
+                              .writes_apart = [](const TokenRange&) { return false; }});
   }
   return model;
 }

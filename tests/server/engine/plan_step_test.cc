@@ -1,3 +1,4 @@
+#include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
 #include <algorithm>
@@ -184,8 +185,8 @@ TEST(PlanStep, WhatAClientLeavesIsTheOthers) {
 // --- time ---
 
 // A device that takes `fixed` for the weights and 1 for a row, in milliseconds.
-StepCosts Learned(double fixed) {
-  StepCosts costs;
+StepCosts Learned(double fixed, std::optional<absl::Duration> target = absl::InfiniteDuration()) {
+  StepCosts costs(target);
   for (int round = 0; round < 200; ++round) {
     for (const double cost : {1, 2, 5, 8, 30, 70, 200, 512}) {
       costs.Observe(cost, absl::Milliseconds(fixed + cost));
@@ -230,6 +231,88 @@ TEST(PlanStep, AloneAStepIsBoundOnlyByWhoMayCome) {
   EXPECT_NEAR(rows, 480, 15);
   const StepCosts slow = Learned(1000);
   EXPECT_EQ(PlanStep(sequences, 512, 0, &slow).front().n_rows, 512) << "1.5 of 8 seconds";
+}
+
+// --- prompts beside answers ---
+
+double RowsBeside(int n_answers, const StepCosts& costs) {
+  std::vector<StepSequence> sequences;
+  static const std::vector<std::string> names = {"a", "b", "c", "d", "e", "f", "g", "h"};
+  for (int i = 0; i < n_answers; ++i) {
+    sequences.push_back(Decoding(i, names[static_cast<size_t>(i)].c_str()));
+  }
+  sequences.push_back(Prefilling(100'000, n_answers, "reader"));
+  double rows = 0;
+  for (const PlanItem& item : PlanStep(sequences, 512, 1, &costs)) rows += item.n_rows;
+  return rows;
+}
+
+TEST(PlanStep, PromptsBesideAnswersKeepToTheTarget) {
+  for (const int n : {1, 7}) {  // each of whom the promise would let wait longer
+    const double alone = 20 + n;
+    EXPECT_LE(20 + RowsBeside(n, Learned(20, {})), kTargetSteps * alone * 1.05) << n;
+    const double rows = RowsBeside(n, Learned(20, absl::Milliseconds(30)));
+    EXPECT_LE(20 + rows, 30 * 1.05) << n;
+    EXPECT_GT(rows, n) << "prompts are read all the same";
+    EXPECT_GE(RowsBeside(n, Learned(20, absl::Milliseconds(1))), n) << "answers are not cut";
+  }
+  EXPECT_GT(RowsBeside(7, Learned(20)), 2 * RowsBeside(7, Learned(20, {})));
+}
+
+TEST(PlanStep, PromptsAloneHaveNoTarget) {
+  const std::vector<StepSequence> sequences = {Prefilling(100'000, 0)};
+  const StepCosts costs = Learned(1000, absl::Milliseconds(1));
+  EXPECT_EQ(PlanStep(sequences, 512, 0, &costs).front().n_rows, 512);
+}
+
+// --- guesses ---
+
+const std::vector<float> kSure(8, 0.99f), kLikely(8, 0.7f), kUnlikely(8, 0.1f);
+StepSequence Guessing(int64_t order, const std::vector<float>& chances) {
+  StepSequence sequence = Decoding(order);
+  sequence.guess = {std::span(kTokens).first(chances.size()), chances};
+  return sequence;
+}
+std::vector<int32_t> Drafted(const std::vector<StepSequence>& sequences, const StepCosts* costs,
+                             int32_t max_rows = 512) {
+  std::vector<PlanItem> plan;
+  for (size_t i = 0; i < sequences.size(); ++i) plan.push_back({static_cast<int>(i), 1});
+  PlanDrafts(sequences, max_rows, costs, plan);
+  std::vector<int32_t> drafted;
+  for (const PlanItem& item : plan) drafted.push_back(item.n_drafted);
+  return drafted;
+}
+
+using testing::ElementsAre;
+
+TEST(PlanDrafts, AsManyAsAreAGain) {
+  const StepCosts costs = Learned(20);  // a row takes a twentieth of what a step begins with
+  EXPECT_THAT(Drafted({Guessing(0, kSure)}, &costs), ElementsAre(8));
+  const int32_t some = Drafted({Guessing(0, kLikely)}, &costs).front();
+  EXPECT_GT(some, 1);
+  EXPECT_LT(some, 8);
+  EXPECT_THAT(Drafted({Guessing(0, kUnlikely)}, &costs), ElementsAre(testing::Le(1)));
+  EXPECT_THAT(Drafted({Decoding(0)}, &costs), ElementsAre(0));
+}
+
+TEST(PlanDrafts, NoneWhereARowTakesAsLongAsAStep) {
+  const StepCosts costs = Learned(0);
+  EXPECT_THAT(Drafted({Guessing(0, kSure)}, &costs), ElementsAre(0));
+}
+
+TEST(PlanDrafts, RowsOfOthersAreTheirs) {
+  EXPECT_THAT(Drafted({Guessing(0, kSure), Decoding(1)}, nullptr, 5), ElementsAre(3, 0));
+  EXPECT_THAT(Drafted({Guessing(0, kSure), Decoding(1)}, nullptr, 2), ElementsAre(0, 0));
+  EXPECT_THAT(Drafted({Guessing(0, kSure), Decoding(1)}, nullptr, 1), ElementsAre(0, 0));
+  EXPECT_THAT(Drafted({Guessing(0, kLikely), Guessing(1, kSure)}, nullptr, 9), ElementsAre(0, 7));
+}
+
+// Of a step of 21 ms a row takes 1: who guesses nothing would wait for the guesses of others.
+TEST(PlanDrafts, WhoGuessesNothingWaitsNoLonger) {
+  const StepCosts costs = Learned(20);
+  EXPECT_THAT(Drafted({Guessing(0, kSure), Decoding(1)}, &costs), ElementsAre(0, 0));
+  const std::vector<int32_t> both = Drafted({Guessing(0, kSure), Guessing(1, kSure)}, &costs);
+  EXPECT_THAT(both, testing::Each(testing::Gt(3)));
 }
 
 TEST(StepCosts, KnowNothingAtFirst) {

@@ -88,6 +88,7 @@ class Driver {
     options.seed = 1;
     options.max_batch_tokens = 1 + Upto(200);
     options.trust_session_files = Upto(1) == 0;
+    options.speculation = Upto(1) == 0 ? Speculation::kOff : Speculation::kNgram;
     options.checkpoint_memory_bytes = std::vector<size_t>{0, 300'000, size_t{1} << 30}[Upto(2)];
     options.prefix_memory_bytes = std::vector<size_t>{0, 300'000, size_t{1} << 30}[Upto(2)];
     return options;

@@ -21,7 +21,9 @@ inline EngineModel Served(const LanguageModel& model) {
        .layout = &model.layout(),
        .exact_tokens = [](int64_t) { return std::nullopt; },
        .forward = [&model](const StepBatch& batch, DeviceContext& context,
-                           ScratchScope& scope) { return model.Forward(batch, context, scope); }});
+                           ScratchScope& scope) { return model.Forward(batch, context, scope); },
+       .overwrites = [&model](const TokenRange& tokens) { return model.Overwrites(tokens); },
+       .writes_apart = [&model](const TokenRange& tokens) { return model.WritesApart(tokens); }});
   return served;
 }
 

@@ -1,6 +1,7 @@
 // The state pool on every device.
 #include <gtest/gtest.h>
 
+#include <algorithm>
 #include <cstdint>
 #include <cstring>
 #include <memory>
@@ -112,6 +113,40 @@ TEST_P(StatePoolDevice, NewStatesBeginWithTheirImages) {
     Fill(state, std::byte{9});
     pool.Release(state);
   }
+}
+
+// More extents than one launch on a GPU takes, in pieces of every size.
+TEST_P(StatePoolDevice, PackedExtentsComeBackAndNothingElseChanges) {
+  StatePool pool(kBudget, *context_);
+  StateHandle state = *pool.Acquire(*layout_, kCap, layout_->bytes_cap(kCap));
+  pool.Grow(state, 300);
+  std::vector<StateExtent> extents;
+  size_t total = 0;
+  const size_t window = layout_->layer(1).fixed_offset;
+  for (size_t i = 0; i < 70; ++i) {
+    const size_t bytes = i % 9 == 8 ? 24 : 1 + i % 9;
+    extents.push_back({window + i * 80, bytes, 1 + i % 3, 26});
+    total += extents.back().total_bytes();
+  }
+  Bytes expected = FillLive(pool, state, 5);
+  const Buffer packed(context_->device(), total);
+  pool.Pack(state, extents, packed.as<std::byte>());
+  Bytes held(total);
+  context_->CopyToHost(held.data(), packed.as<std::byte>(), total);
+  const Bytes after = FillLive(pool, state, 6);
+  pool.Unpack(state, extents, packed.as<std::byte>());
+  // The fixed part begins a snapshot.
+  Bytes mixed = after;
+  size_t at = 0;
+  for (const StateExtent& extent : extents) {
+    for (size_t i = 0; i < extent.pieces; ++i, at += extent.bytes) {
+      const auto place = static_cast<std::ptrdiff_t>(extent.offset + i * extent.stride);
+      ASSERT_EQ(std::memcmp(&held[at], &expected[static_cast<size_t>(place)], extent.bytes), 0);
+      std::copy_n(expected.begin() + place, extent.bytes, mixed.begin() + place);
+    }
+  }
+  EXPECT_TRUE(Snapshot(pool, state) == mixed);
+  pool.Release(state);
 }
 
 TEST_P(StatePoolDevice, BytesAreExactNewOnesZeroAndOldOnesKept) {

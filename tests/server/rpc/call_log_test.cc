@@ -203,17 +203,27 @@ TEST(CallLines, SessionsAreNamed) {
   EXPECT_EQ(Lines(server).back()["session_id"], id);
 }
 
+// The server knows the client's deadline but for the time on the way. Where a busy machine lets a
+// call wait on it, the client gives up long before what the server takes for its deadline, which is
+// another line: then it is called once more.
 TEST(CallLines, ADeadlineIsAWarning) {
   TestServer server;
-  server.model().gate().CloseAt(1);
-  grpc::ClientContext context;
-  context.set_deadline(std::chrono::system_clock::now() + std::chrono::milliseconds(300));
-  const Collected result = Generate(server.inference(), TextRequest("hello", 5), context);
-  EXPECT_THAT(result.status, Fails(grpc::StatusCode::DEADLINE_EXCEEDED, ""));
-  server.model().gate().Open();
-  // The client does not wait for the server's end of the call.
-  server.WaitForStats([&](const EngineStats&) { return !Lines(server).empty(); });
-  const Json line = OneLine(server);
+  Json line;
+  for (int calls = 1; calls <= 10 && line["code"] != "DEADLINE_EXCEEDED"; ++calls) {
+    server.model().gate().CloseAt(server.model().gate().steps() + 1);
+    grpc::ClientContext context;
+    context.set_deadline(std::chrono::system_clock::now() + std::chrono::milliseconds(300));
+    const Collected result = Generate(server.inference(), TextRequest("hello", 5), context);
+    EXPECT_THAT(result.status, Fails(grpc::StatusCode::DEADLINE_EXCEEDED, ""));
+    server.model().gate().Open();
+    // The client does not wait for the server's end of the call, or for its begin.
+    const absl::Time patience = absl::Now() + absl::Seconds(5);
+    while (Lines(server).size() < static_cast<size_t>(calls) && absl::Now() < patience) {
+      absl::SleepFor(absl::Milliseconds(1));
+    }
+    const std::vector<Json> lines = Lines(server);
+    if (!lines.empty()) line = lines.back();
+  }
   EXPECT_EQ(line["code"], "DEADLINE_EXCEEDED");
   EXPECT_EQ(line["level"], "warning");
 }

@@ -219,6 +219,15 @@ TEST(Metrics, MemoryOfAGpu) {
   }
 }
 
+TEST(Metrics, WhatWeightsAreHeldAs) {
+  ModelDescription info;
+  info.compute_dtype = "bf16";
+  info.weights = "int8";
+  EXPECT_EQ(Sample(Metrics(info).Text(), "ovq_model_info",
+                   {"compute_dtype=\"bf16\"", "weights=\"int8\""}),
+            1);
+}
+
 TEST(Server, MetricsMove) {
   TestServer server;
   const std::string before = server.metrics().Text();

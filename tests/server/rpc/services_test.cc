@@ -128,6 +128,7 @@ TEST(Unary, ModelInfo) {
   EXPECT_EQ(info.limits().max_tools_bytes(), 1048576u);
   EXPECT_FALSE(info.has_chat_template());
   EXPECT_EQ(info.memory(), "model");
+  EXPECT_EQ(info.weights(), "int8");
   EXPECT_EQ(info.exact_tokens(), static_cast<uint64_t>(kDefaultSlotCap));
   request.set_max_centroids(100);
   ASSERT_THAT(Call(server.inference(), &Inference::GetModelInfo, request, info), Succeeds());

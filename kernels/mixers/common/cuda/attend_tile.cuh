@@ -127,7 +127,7 @@ __device__ inline bool FindTile(const AttendArgs& args, int rows_per_tile, Tile&
   if (tile.first >= list) return false;
   tile.n_rows = Smaller(rows_per_tile, list - tile.first);
   tile.n_queries = tile.first < queries ? Smaller(tile.n_rows, queries - tile.first) : 0;
-  tile.live = blocks.LiveAt(tile.sequence, args.wave);
+  tile.live = blocks.LiveAt(tile.sequence, tile.head, args.wave);
   FindBlocks(args, static_cast<int>(segment), tile);
   return segment < static_cast<uint32_t>(tile.n_segments);
 }

@@ -115,16 +115,17 @@ __device__ void SubtractRead(const AttentionBlocks& blocks, const FullChunk& hea
 template <class T>
 __global__ void __launch_bounds__(kThreads) SubtractReads(const __grid_constant__ ReadArgs args) {
   const AttentionBlocks& blocks = args.blocks;
-  const int s = static_cast<int>(blockIdx.x), warp = static_cast<int>(threadIdx.x) / 32;
+  const int s = static_cast<int>(blockIdx.x), kv_head = static_cast<int>(blockIdx.y),
+            warp = static_cast<int>(threadIdx.x) / 32;
   std::byte* session = args.seqs.state[s];
   const int32_t chunk_len = blocks.wave_span;
   const int32_t i = static_cast<int32_t>(blockIdx.z) * kWarps + warp;
   if (session == nullptr || i >= chunk_len) return;
   const WaveRows rows = RowsOfWave(args.seqs, s, chunk_len, args.wave);
-  const int32_t n_old = blocks.LiveAt(s, args.wave);
+  const int32_t n_old = blocks.LiveAt(s, kv_head, args.wave);
   if (rows.end != rows.span_begin + chunk_len || n_old == 0) return;
   const FullChunk head = {.session = session,
-                          .kv_head = static_cast<int>(blockIdx.y),
+                          .kv_head = kv_head,
                           .chunk = rows.span_begin / chunk_len,
                           .n_old = n_old,
                           .n_next = n_old};

@@ -247,17 +247,17 @@ __device__ void Merge(const UpdateArgs& args, const FullChunk& head, const KeyAr
 // Grid (sequences, kv heads). T: of keys, values and centroids.
 template <class T, bool kPlain>
 __global__ void __launch_bounds__(kMaxThreads, 1) UpdateDictionaries(UpdateArgs args) {
-  const int s = static_cast<int>(blockIdx.x);
+  const int s = static_cast<int>(blockIdx.x), kv_head = static_cast<int>(blockIdx.y);
   std::byte* session = args.seqs.state[s];
   if (session == nullptr) return;
   const int32_t chunk_len = args.blocks.wave_span;
   const WaveRows rows = RowsOfWave(args.seqs, s, chunk_len, args.wave);
   if (rows.end != rows.span_begin + chunk_len) return;
   const FullChunk head = {.session = session,
-                          .kv_head = static_cast<int>(blockIdx.y),
+                          .kv_head = kv_head,
                           .chunk = rows.span_begin / chunk_len,
-                          .n_old = args.blocks.LiveAt(s, args.wave),
-                          .n_next = args.blocks.LiveAt(s, args.wave + 1)};
+                          .n_old = args.blocks.LiveAt(s, kv_head, args.wave),
+                          .n_next = args.blocks.LiveAt(s, kv_head, args.wave + 1)};
   const KeyArrays of_key = Arrays(chunk_len);
   if (head.n_next > head.n_old) Score<T>(args, head, of_key);
   __syncthreads();

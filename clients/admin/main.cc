@@ -1,0 +1,283 @@
+// ovq-admin: what runs on servers, over all tenants, for those who run them (ovq.v1.AdminService).
+#include <google/protobuf/util/json_util.h>
+
+#include <algorithm>
+#include <chrono>
+#include <cstdio>
+#include <cstdlib>
+#include <string>
+#include <vector>
+
+#include "absl/strings/str_cat.h"
+#include "absl/strings/str_format.h"
+#include "absl/strings/str_split.h"
+#include "absl/time/time.h"
+#include "base/flags.h"
+#include "clients/channel/channel.h"
+#include "clients/common/program.h"
+#include "ovq/v1/admin.grpc.pb.h"
+
+namespace ovq {
+namespace {
+
+constexpr std::string_view kAdmin = "ovq-admin";
+constexpr char kServers[] = "HOST:PORT[,HOST:PORT...] with ports from 1 to 65535";
+
+struct AdminOptions {
+  std::vector<std::string> servers = {"127.0.0.1:50052"};
+  ConnectOptions connect;  // but for the server
+  absl::Duration timeout = absl::Seconds(10);
+  bool json = false;
+  std::string command, session_id;
+  Asked asked = Asked::kNothing;
+};
+
+std::optional<std::vector<std::string>> ParseServers(std::string_view text) {
+  const std::vector<std::string> servers =
+      absl::StrSplit(absl::string_view(text.data(), text.size()), ',');
+  std::string ignored;
+  const auto bad = [&](const std::string& server) { return !Address(ignored, 1).set(server).ok(); };
+  return std::ranges::any_of(servers, bad) ? std::nullopt : std::optional(servers);
+}
+
+Flags Declare(AdminOptions& o) {
+  const std::vector<std::pair<std::string, std::string>> commands = {
+      {"status", "status"}, {"sessions", "sessions"}, {"drain", "drain"}, {"delete", "delete"}};
+  Flags flags;
+  flags.AddArgument("COMMAND", Choice(o.command, commands),
+                    "status: load, memory and tenants of each server\n"
+                    "sessions: the sessions of each server, of all tenants\n"
+                    "drain: like SIGTERM to each server\n"
+                    "delete ID: end a session; a call that uses it is cancelled");
+  flags.AddArgument("ID", Text(o.session_id, "an id"), "of delete");
+  flags.Add(
+      "server", "HOST:PORT,...",
+      ReadInto(o.servers, kServers, ParseServers, [](const auto& held) { return held.front(); }),
+      "the --admin-listen of each server that is asked: a balancer would pass the call on to\n"
+      "one of them; the environment's OVQ_ADMIN_SERVER changes the default");
+  AddCredentials(flags, o.connect);
+  flags.Add("timeout", "DURATION", Duration(o.timeout, absl::Milliseconds(1), absl::Hours(1)),
+            "of each call");
+  flags.AddSwitch(
+      "json", [&o] { o.json = true; }, "status, sessions: a line of JSON for each answer");
+  AddEnds(flags, o.asked);
+  return flags;
+}
+
+std::string HelpText() {
+  AdminOptions options;
+  return absl::StrCat(
+      "Usage: ovq-admin COMMAND [flags]\n"
+      "What runs on servers, for those who run them. With --tenants every call needs the token of\n"
+      "a tenant with \"admin\": true.\n"
+      "Exit status: 0 fine, 1 error, 2 bad usage.\n\n",
+      Declare(options).Help());
+}
+
+absl::StatusOr<AdminOptions> ParseOptions(const std::vector<std::string>& args) {
+  AdminOptions options;
+  Flags flags = Declare(options);
+  if (const char* const servers = std::getenv("OVQ_ADMIN_SERVER");
+      servers != nullptr && *servers != '\0') {
+    const auto parsed = ParseServers(servers);
+    if (!parsed) {
+      return absl::InvalidArgumentError(
+          absl::StrCat("OVQ_ADMIN_SERVER: expected ", kServers, ", got '", servers, "'"));
+    }
+    options.servers = *parsed;
+  }
+  if (absl::Status status = flags.Read(args); !status.ok()) return status;
+  if (options.asked != Asked::kNothing) return options;
+  if (options.command.empty()) {
+    return absl::InvalidArgumentError("expected a command: status, sessions, drain or delete");
+  }
+  if ((options.command == "delete") == options.session_id.empty()) {
+    return absl::InvalidArgumentError(options.session_id.empty()
+                                          ? "delete: expected a session's id, got none"
+                                          : absl::StrCat(options.command, " takes no id"));
+  }
+  if (absl::Status status = CheckCredentials(options.connect); !status.ok()) return status;
+  return options;
+}
+
+std::string Mebibytes(uint64_t bytes) {
+  return absl::StrFormat("%.1f MiB", static_cast<double>(bytes) / (1 << 20));
+}
+
+void PrintJson(const google::protobuf::Message& message) {
+  google::protobuf::util::JsonPrintOptions print;
+  print.preserve_proto_field_names = true;
+  print.always_print_primitive_fields = true;
+  std::string text;
+  if (!google::protobuf::util::MessageToJsonString(message, &text, print).ok()) return;
+  std::printf("%s\n", text.c_str());
+}
+
+// "5 of 10", or "5" without a limit.
+template <class T>
+std::string OfLimit(const T& used, bool limited, const T& limit) {
+  return limited ? absl::StrCat(used, " of ", limit) : absl::StrCat(used);
+}
+
+void PrintStatus(const v1::ServerStatus& status) {
+  std::printf("  ovq-server %s, model %s, up %s%s\n", status.version().c_str(),
+              status.model().c_str(),
+              absl::FormatDuration(absl::Seconds(status.uptime().seconds())).c_str(),
+              status.draining() ? ", DRAINING" : "");
+  std::printf("  requests: %lu running, %lu waiting with %lu prompt tokens\n",
+              static_cast<unsigned long>(status.requests_running()),
+              static_cast<unsigned long>(status.requests_waiting()),
+              static_cast<unsigned long>(status.waiting_prompt_tokens()));
+  std::printf("  sessions: %lu active, %lu idle, at most %lu\n",
+              static_cast<unsigned long>(status.sessions_active()),
+              static_cast<unsigned long>(status.sessions_idle()),
+              static_cast<unsigned long>(status.max_sessions()));
+  std::printf("  states:   %s in memory, %s reserved of %s\n",
+              Mebibytes(status.state_bytes_committed()).c_str(),
+              Mebibytes(status.state_bytes_reserved()).c_str(),
+              Mebibytes(status.state_bytes_budget()).c_str());
+  for (const v1::TenantStatus& tenant : status.tenants()) {
+    std::printf(
+        "  tenant %s: sessions %s, states %s", tenant.name().c_str(),
+        OfLimit(tenant.sessions(), tenant.has_sessions_limit(), tenant.sessions_limit()).c_str(),
+        OfLimit(Mebibytes(tenant.state_bytes()), tenant.has_state_bytes_limit(),
+                Mebibytes(tenant.state_bytes_limit()))
+            .c_str());
+    if (tenant.has_requests_left()) std::printf(", requests left %.0f", tenant.requests_left());
+    if (tenant.has_tokens_left()) std::printf(", tokens left %.0f", tenant.tokens_left());
+    std::printf("\n");
+  }
+}
+
+void PrintSession(const v1::TenantSession& entry) {
+  const v1::Session& session = entry.session();
+  std::printf("  %s tenant '%s' position %lu state %s of %s %s%s\n", session.session_id().c_str(),
+              entry.tenant().c_str(), static_cast<unsigned long>(session.position()),
+              Mebibytes(session.state_bytes()).c_str(),
+              Mebibytes(session.state_bytes_cap()).c_str(), session.busy() ? "busy" : "idle",
+              session.hibernated() ? " on disk" : "");
+}
+
+// A server that is asked.
+class Server {
+ public:
+  Server(const AdminOptions& options, const std::string& address, const Connection& connection)
+      : options_(options),
+        address_(address),
+        connection_(connection),
+        stub_(v1::AdminService::NewStub(connection.channel)) {}
+
+  // Does the command; what went wrong.
+  grpc::Status Do() const {
+    if (options_.command == "status") return Status();
+    if (options_.command == "sessions") return Sessions();
+    if (options_.command == "drain") return Drain();
+    return Delete();
+  }
+
+ private:
+  template <class Request, class Response>
+  grpc::Status Call(grpc::Status (v1::AdminService::Stub::*method)(grpc::ClientContext*,
+                                                                   const Request&, Response*),
+                    const Request& request, Response& response) const {
+    grpc::ClientContext context;
+    context.set_deadline(std::chrono::system_clock::now() +
+                         absl::ToChronoMicroseconds(options_.timeout));
+    connection_.Authorize(context);
+    return (stub_.get()->*method)(&context, request, &response);
+  }
+
+  grpc::Status Status() const {
+    v1::ServerStatus status;
+    const grpc::Status result = Call(&v1::AdminService::Stub::GetStatus, {}, status);
+    if (!result.ok()) return result;
+    if (options_.json) {
+      PrintJson(status);
+    } else {
+      std::printf("%s\n", address_.c_str());
+      PrintStatus(status);
+    }
+    return result;
+  }
+
+  grpc::Status Sessions() const {
+    if (!options_.json) std::printf("%s\n", address_.c_str());
+    v1::AdminListSessionsRequest request;
+    v1::AdminListSessionsResponse page;
+    size_t count = 0;
+    do {
+      const grpc::Status status = Call(&v1::AdminService::Stub::ListSessions, request, page);
+      if (!status.ok()) return status;
+      for (const v1::TenantSession& entry : page.sessions()) {
+        options_.json ? PrintJson(entry) : PrintSession(entry);
+      }
+      count += static_cast<size_t>(page.sessions_size());
+      request.set_page_token(page.next_page_token());
+    } while (!page.next_page_token().empty());
+    if (!options_.json) {
+      std::printf("  %zu session%s of this server\n", count, count == 1 ? "" : "s");
+    }
+    return grpc::Status::OK;
+  }
+
+  grpc::Status Drain() const {
+    v1::DrainResponse response;
+    const grpc::Status status = Call(&v1::AdminService::Stub::Drain, {}, response);
+    if (status.ok()) std::printf("%s drains\n", address_.c_str());
+    return status;
+  }
+
+  grpc::Status Delete() const {
+    v1::AdminDeleteSessionRequest request;
+    request.set_session_id(options_.session_id);
+    v1::AdminDeleteSessionResponse response;
+    const grpc::Status status = Call(&v1::AdminService::Stub::DeleteSession, request, response);
+    if (status.ok()) std::printf("%s had it\n", address_.c_str());
+    return status;
+  }
+
+  const AdminOptions& options_;
+  const std::string& address_;
+  const Connection& connection_;
+  const std::unique_ptr<v1::AdminService::Stub> stub_;
+};
+
+// All servers are asked, also behind one that fails.
+int Run(const AdminOptions& options) {
+  int failed = 0, missing = 0;
+  for (const std::string& address : options.servers) {
+    ConnectOptions connect = options.connect;
+    connect.server = address;
+    const absl::StatusOr<Connection> connection = Connect(connect);
+    if (!connection.ok()) {
+      return Fail(kAdmin, kExitUsage, std::string(connection.status().message()));
+    }
+    const grpc::Status status = Server(options, address, *connection).Do();
+    if (status.ok()) continue;
+    // One server has a session, the others do not.
+    if (options.command == "delete" && status.error_code() == grpc::NOT_FOUND &&
+        ++missing < static_cast<int>(options.servers.size())) {
+      continue;
+    }
+    ++failed;
+    Fail(kAdmin, kExitError, absl::StrCat(address, ": ", Explained(status, connect).ToString()));
+  }
+  return failed > 0 ? kExitError : 0;
+}
+
+int Main(const std::vector<std::string>& args) {
+  const absl::StatusOr<AdminOptions> options = ParseOptions(args);
+  if (!options.ok()) return Fail(kAdmin, kExitUsage, std::string(options.status().message()));
+  if (options->asked != Asked::kNothing) {
+    Answer(options->asked, kAdmin, HelpText());
+    return 0;
+  }
+  return Run(*options);
+}
+
+}  // namespace
+}  // namespace ovq
+
+int main(int argc, char** argv) {
+  return ovq::Main(std::vector<std::string>(argv + 1, argv + argc));
+}

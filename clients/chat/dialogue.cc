@@ -1,0 +1,266 @@
+#include "clients/chat/dialogue.h"
+
+#include <chrono>
+#include <optional>
+#include <utility>
+
+#include "absl/strings/ascii.h"
+#include "absl/strings/str_cat.h"
+#include "absl/strings/str_format.h"
+#include "absl/strings/str_join.h"
+#include "base/text.h"
+#include "clients/chat/complain.h"
+#include "clients/chat/settings.h"
+
+namespace ovq {
+namespace {
+
+constexpr auto kCheckTime = std::chrono::seconds(5);
+
+std::string Millions(uint64_t parameters) {
+  return absl::StrFormat("%.1fM parameters", static_cast<double>(parameters) / 1e6);
+}
+
+// What the server says against the settings, empty if nothing: a turn with wrong ones would end the
+// call, and with it a session that is not kept. An empty answer is asked for.
+std::string Fault(const Connection& connection, const v1::ChatTurn& turn) {
+  v1::GenerateRequest request;
+  *request.mutable_sampling() = turn.sampling();
+  *request.mutable_stop() = turn.stop();
+  *request.mutable_output() = turn.output();
+  request.mutable_stop()->set_max_tokens(0);
+  request.mutable_prompt()->set_text(" ");
+  grpc::ClientContext context;
+  connection.Authorize(context);
+  context.set_deadline(std::chrono::system_clock::now() + kCheckTime);
+  const auto stub = v1::InferenceService::NewStub(connection.channel);
+  const auto reader = stub->Generate(&context, request);
+  v1::GenerateResponse ignored;
+  while (reader->Read(&ignored)) {
+  }
+  const grpc::Status status = reader->Finish();
+  return status.error_code() == grpc::INVALID_ARGUMENT ? status.error_message() : "";
+}
+
+}  // namespace
+
+struct Dialogue::Command {
+  const char* name;
+  const char* arguments;
+  const char* help;
+  void (Dialogue::*run)(const std::string& rest);
+};
+
+const Dialogue::Command Dialogue::kCommands[] = {
+    {"/help", "", "this list", &Dialogue::Help},
+    {"/set", "[NAME VALUE]", "how answers are made, or change it; VALUE default takes it back",
+     &Dialogue::Settings},
+    {"/stats", "", "the session: position, tokens, memory", &Dialogue::Stats},
+    {"/model", "", "the model and its server", &Dialogue::Model},
+    {"/undo", "", "take the last question and its answer back", &Dialogue::Undo},
+    {"/reset", "", "begin again with a new session", &Dialogue::Reset},
+    {"/fork", "", "copy the session and print the copy's id, for --session", &Dialogue::Fork},
+    {"/save", "FILE", "write the session to a new file", &Dialogue::Save},
+    {"/load", "FILE", "make a session of such a file and print its id, for --session",
+     &Dialogue::Load},
+    {"/quit", "", "end the conversation; so does Ctrl-D", &Dialogue::Quit},
+};
+
+Dialogue::Dialogue(const Connection& connection, ChatOptions& options, const Screen& screen,
+                   Input& input)
+    : connection_(connection),
+      options_(options),
+      screen_(screen),
+      input_(input),
+      sessions_(connection) {}
+
+int Dialogue::Run() {
+  if (screen_.terminal && !Greet()) return kExitError;
+  if (!Begin()) return aborted_ ? kExitInterrupted : kExitError;
+  if (screen_.terminal) {
+    const v1::Session& session = conversation_->session();
+    screen_.Show(screen_.Dim(absl::StrCat(
+        "session ", session.session_id(), "\n",
+        options_.messages ? "Your turns are messages" : "The model goes on from your text",
+        "; its state never takes more than ",
+        HumanBytes(static_cast<double>(session.state_bytes_cap())),
+        ".\n/help lists the commands, Ctrl-C stops an answer, Ctrl-D ends.\n\n")));
+  }
+  ReadTurns();
+  if (!open_) return kExitError;
+  if (!End()) return kExitError;
+  if (!whole_ && !aborted_) return Complain("the server ended the conversation");
+  return input_.interrupted() || aborted_ ? kExitInterrupted : 0;
+}
+
+bool Dialogue::Greet() {
+  grpc::ClientContext context;
+  connection_.Authorize(context);
+  v1::GetModelInfoRequest request;
+  request.set_memory(options_.open.memory());
+  const auto stub = v1::InferenceService::NewStub(connection_.channel);
+  const grpc::Status status = stub->GetModelInfo(&context, request, &model_);
+  if (!status.ok()) {
+    Complain(connection_, status, RequestIdOf(context));
+    return false;
+  }
+  if (model_.has_chat_template() && !options_.as_text && !options_.open.has_session_id()) {
+    options_.messages = true;
+  }
+  screen_.Show(absl::StrCat(screen_.Bold(model_.name()), " (", Millions(model_.parameters()), ", ",
+                            model_.compute_dtype(), " on ", model_.device(), ") at ",
+                            connection_.options.server, "\n"));
+  return true;
+}
+
+bool Dialogue::Begin() {
+  auto conversation = std::make_unique<Conversation>(connection_, options_, screen_);
+  {
+    const std::lock_guard lock(mutex_);
+    conversation_ = std::move(conversation);
+  }
+  open_ = conversation_->Open();
+  if (!open_) {
+    if (End() && !aborted_) Complain("the server ended the conversation");
+    return false;
+  }
+  if (options_.open.keep_session()) {
+    screen_.Show(absl::StrCat("session ", conversation_->session().session_id(), "\n"));
+  }
+  return true;
+}
+
+bool Dialogue::End() {
+  const bool was_open = std::exchange(open_, false);
+  const grpc::Status status = conversation_->Close();
+  aborted_ = conversation_->interrupted() && status.error_code() == grpc::CANCELLED;
+  // All answers are there: a server that drains, or went, after them is nobody's concern.
+  const bool gone = was_open && whole_ && status.error_code() == grpc::UNAVAILABLE;
+  if (status.ok() || aborted_ || gone) return true;
+  Complain(connection_, status, conversation_->RequestId());
+  return false;
+}
+
+void Dialogue::ReadTurns() {
+  while (!over_ && whole_) {
+    const std::optional<std::string> line = input_.Next(options_.messages ? "you> " : "> ");
+    if (!line) return;
+    if (line->starts_with("//")) {
+      Question(std::string_view(*line).substr(1));
+    } else if (line->starts_with('/')) {
+      Do(*line);
+    } else if (!line->empty()) {
+      Question(*line);
+    }
+  }
+}
+
+void Dialogue::Question(std::string_view text) {
+  if (const std::optional<size_t> invalid = FirstInvalidUtf8(text)) {
+    Complain(absl::StrCat("the question is not valid UTF-8 at byte ", *invalid));
+    return;
+  }
+  whole_ = conversation_->Ask(text);
+}
+
+void Dialogue::Do(std::string_view line) {
+  const size_t space = line.find_first_of(" \t\n");
+  const std::string_view name = line.substr(0, space);
+  std::string rest(space == std::string_view::npos ? "" : line.substr(space + 1));
+  for (const Command& command : kCommands) {
+    if (name != command.name) continue;
+    absl::StripAsciiWhitespace(&rest);
+    const bool wanted = command.arguments[0] != '\0';
+    if (rest.empty() == wanted && command.arguments[0] != '[') {
+      Complain(wanted ? absl::StrCat(command.name, " needs ", command.arguments)
+                      : absl::StrCat(command.name, " takes nothing else"));
+      return;
+    }
+    (this->*command.run)(rest);
+    return;
+  }
+  Complain(absl::StrCat("no command ", std::string(name),
+                        "; /help lists them, a question that begins with / is written with //"));
+}
+
+void Dialogue::Help(const std::string&) {
+  std::string text;
+  for (const Command& command : kCommands) {
+    absl::StrAppendFormat(&text, "  %-6s %-13s %s\n", command.name, command.arguments,
+                          command.help);
+  }
+  absl::StrAppend(&text,
+                  "Alt-Enter begins a new line, a pasted block is one turn; a question that begins "
+                  "with /\nis written with //.\n");
+  screen_.Show(text);
+}
+
+void Dialogue::Stats(const std::string&) { sessions_.Show(conversation_->session().session_id()); }
+
+void Dialogue::Model(const std::string&) {
+  if (model_.name().empty() && !Greet()) return;
+  screen_.Show(absl::StrCat(
+      "[model ", model_.name(), " | ", Millions(model_.parameters()), ", vocabulary ",
+      model_.vocab_size(), " | ", model_.compute_dtype(), " on ", model_.device(), " | memory ",
+      model_.memory(), ", offered: ", absl::StrJoin(model_.memories(), ", "), " | centroids ",
+      model_.default_max_centroids(), ", at most ", model_.max_centroids_limit(),
+      " | chat template: ", model_.has_chat_template() ? "yes" : "no", " | ovq-server ",
+      model_.server_version(), " at ", connection_.options.server, "]\n"));
+}
+
+void Dialogue::Settings(const std::string& rest) {
+  if (rest.empty()) {
+    screen_.Show(SettingsText(options_.turn));
+    return;
+  }
+  const size_t space = rest.find(' ');
+  if (space == std::string::npos) {
+    Complain("/set needs a name and a value");
+    return;
+  }
+  v1::ChatTurn changed = options_.turn;
+  const absl::Status status =
+      ChangeSetting(changed, rest.substr(0, space),
+                    std::string(absl::StripLeadingAsciiWhitespace(rest.substr(space))));
+  const std::string fault =
+      status.ok() ? Fault(connection_, changed) : std::string(status.message());
+  if (!fault.empty()) {
+    Complain(fault);
+    return;
+  }
+  options_.turn = changed;
+}
+
+void Dialogue::Reset(const std::string&) {
+  End();
+  options_.open.clear_session_id();
+  over_ = !Begin();
+  whole_ = !over_;
+  if (whole_) screen_.Show("[a new session]\n");
+}
+
+void Dialogue::Undo(const std::string&) {
+  const std::optional<uint64_t> position = conversation_->BeforeLast();
+  if (!position) {
+    Complain("nothing was asked here that could be taken back");
+  } else if (sessions_.Rewind(conversation_->session().session_id(), *position)) {
+    conversation_->Undone();
+  }
+}
+
+void Dialogue::Fork(const std::string&) { sessions_.Fork(conversation_->session().session_id()); }
+
+void Dialogue::Save(const std::string& rest) {
+  sessions_.Save(conversation_->session().session_id(), rest);
+}
+
+void Dialogue::Load(const std::string& rest) { sessions_.Load(rest); }
+
+void Dialogue::Quit(const std::string&) { over_ = true; }
+
+void Dialogue::OnInterrupt() {
+  const std::lock_guard lock(mutex_);
+  if (conversation_ == nullptr || conversation_->OnInterrupt()) input_.Stop();
+}
+
+}  // namespace ovq

@@ -1,0 +1,35 @@
+"""protoc's part: the descriptors of ovq.v1. Imports nothing but the standard library."""
+
+from __future__ import annotations
+
+import shutil
+import subprocess
+import sys
+import tempfile
+from pathlib import Path
+
+FILE = "ovq/v1/inference.proto"
+
+
+def compile_descriptors(root: Path) -> bytes:
+    """The serialized FileDescriptorSet of the proto below the folder, by protoc."""
+    protoc = shutil.which("protoc")
+    command = [protoc] if protoc else [sys.executable, "-m", "grpc_tools.protoc"]
+    with tempfile.TemporaryDirectory() as folder:
+        out = Path(folder) / "descriptors"
+        includes = [f"-I{root}"]
+        if not protoc:
+            from importlib.resources import files
+
+            includes.append(f"-I{files('grpc_tools') / '_proto'}")
+        run = subprocess.run(
+            [*command, *includes, f"--descriptor_set_out={out}", FILE],
+            capture_output=True,
+            text=True,
+        )
+        if run.returncode != 0:
+            raise ImportError(
+                "compiling the proto failed (needs protoc: package protobuf-compiler): "
+                + run.stderr.strip()
+            )
+        return out.read_bytes()

@@ -1,0 +1,185 @@
+// WeightType::kInt8: rows of x as bytes, exact sums by one of MakeOneDnnSums and MakeSimdSums, and
+//   y[i][o] (+)= (sums[i][o] - 128 sum_k values[o][k]) r(x_i) scales[o]
+// A row's q(x) is stored as the bytes q + 128, which VNNI and AMX multiply with int8 on every
+// machine that has either; what the 128 adds to a sum is the weights' alone.
+#include <algorithm>
+#include <bit>
+#include <cmath>
+#include <limits>
+#include <memory>
+#include <numeric>
+#include <utility>
+#include <vector>
+
+#include "kernels/common/highway_targets.h"
+#include "kernels/ops/matmul_device.h"
+#include "kernels/ops/parallel_rows.h"
+
+#undef HWY_TARGET_INCLUDE
+#define HWY_TARGET_INCLUDE "kernels/ops/matmul_int8_cpu.cc"
+//
+#include "hwy/foreach_target.h"
+#include "hwy/highway.h"
+//
+#include "kernels/ops/rows-inl.h"
+
+HWY_BEFORE_NAMESPACE();
+namespace ovq::HWY_NAMESPACE {
+namespace {
+
+// The largest absolute value; NaN or infinity if one of them is. Without a sign the bits of floats
+// are ordered as they are, with infinity and then NaN above all numbers.
+template <class T>
+float LargestAbs(const T* x, int64_t n) {
+  const hn::RebindToSigned<D> di;
+  auto largest = hn::Zero(di);
+  ForEachVector(n, [&](int64_t i, int64_t m) HWY_ATTR {
+    largest = hn::Max(largest, hn::BitCast(di, hn::Abs(Load(x + i, m))));
+  });
+  HWY_ALIGN int32_t lanes[hn::MaxLanes(d)];
+  hn::Store(largest, di, lanes);
+  return std::bit_cast<float>(*std::max_element(lanes, lanes + Lanes()));
+}
+
+// bytes = q(x) + 128; gives r(x).
+template <class T>
+float RoundRowOf(const T* x, int64_t n, uint8_t* bytes) {
+  const float largest = LargestAbs(x, n);
+  if (!std::isfinite(largest) || largest < 0x1p-100f) {
+    std::fill_n(bytes, n, uint8_t{128});
+    return std::isfinite(largest) ? 0 : std::numeric_limits<float>::quiet_NaN();
+  }
+  const V factor = hn::Set(d, 127 / largest);
+  const hn::RebindToSigned<D> di;
+  const hn::Rebind<uint8_t, D> du8;
+  ForEachVector(n, [&](int64_t i, int64_t m) HWY_ATTR {
+    const auto q = hn::NearestInt(hn::Mul(Load(x + i, m), factor));
+    const auto eight_bits = hn::DemoteTo(du8, hn::Add(q, hn::Set(di, 128)));
+    if (m == Lanes()) return hn::StoreU(eight_bits, du8, bytes + i);
+    uint8_t lanes[hn::MaxLanes(d)];
+    hn::StoreU(eight_bits, du8, lanes);
+    std::memcpy(bytes + i, lanes, static_cast<size_t>(m));
+  });
+  return largest / 127;
+}
+// Row `row` of x [n, in].
+float RoundRow(TensorView x, int64_t row, uint8_t* bytes) {
+  const int64_t in = x.shape[1];
+  if (x.dtype == DType::kF32) return RoundRowOf(x.as<float>() + row * in, in, bytes);
+  return RoundRowOf(x.as<BF16>() + row * in, in, bytes);
+}
+
+// Some columns of a row, y [n]; offsets: 128 sum_k values[o][k].
+void FinishRow(const int32_t* sums, const int32_t* offsets, const float* scales, float row_scale,
+               TensorView y, bool accumulate) {
+  const hn::RebindToSigned<D> di;
+  float* to = y.as<float>();
+  int64_t i = 0;
+  for (; i + Lanes() <= y.shape[0]; i += Lanes()) {
+    const auto sum = hn::Sub(hn::LoadU(di, sums + i), hn::LoadU(di, offsets + i));
+    const V scaled = hn::Mul(hn::ConvertTo(d, sum), hn::Set(d, row_scale));
+    const V product = hn::Mul(scaled, hn::LoadU(d, scales + i));
+    hn::StoreU(accumulate ? hn::Add(hn::LoadU(d, to + i), product) : product, d, to + i);
+  }
+  for (; i < y.shape[0]; ++i) {
+    const float product = static_cast<float>(sums[i] - offsets[i]) * row_scale * scales[i];
+    to[i] = accumulate ? to[i] + product : product;
+  }
+}
+
+}  // namespace
+}  // namespace ovq::HWY_NAMESPACE
+HWY_AFTER_NAMESPACE();
+
+#if HWY_ONCE
+namespace ovq {
+namespace {
+
+HWY_EXPORT(RoundRow);
+HWY_EXPORT(FinishRow);
+
+constexpr int64_t kRowsAtOnce = 512;  // of one call of the sums: as many as oneDNN takes at once
+constexpr int64_t kColumnsAtOnce = 1024;
+
+struct Int8Product {
+  int64_t in, out;
+  std::vector<float> scales;
+  std::vector<int32_t> offsets;
+  cpu::Int8Sums sums;
+
+  void Apply(DeviceContext& context, TensorView x, TensorView y, bool accumulate) const;
+};
+
+void Int8Product::Apply(DeviceContext& context, TensorView x, TensorView y, bool accumulate) const {
+  const int64_t at_once = std::min(kRowsAtOnce, x.shape[0]);
+  ScratchScope scratch(context);
+  auto* bytes = scratch.Allocate<uint8_t>(static_cast<size_t>(at_once * in));
+  auto* row_scales = scratch.Allocate<float>(static_cast<size_t>(at_once));
+  auto* whole = scratch.Allocate<int32_t>(static_cast<size_t>(at_once * out));
+  const int64_t blocks = (out + kColumnsAtOnce - 1) / kColumnsAtOnce;
+  for (int64_t first = 0; first < x.shape[0]; first += at_once) {
+    const int64_t n = std::min(at_once, x.shape[0] - first);
+    ParallelRows(context, n, 2 * in, [&](int64_t begin, int64_t end) {
+      for (int64_t row = begin; row < end; ++row) {
+        row_scales[row] = HWY_DYNAMIC_DISPATCH(RoundRow)(x, first + row, bytes + row * in);
+      }
+    });
+    sums.apply(context, bytes, n, whole);
+    ParallelRows(context, n * blocks, kColumnsAtOnce, [&](int64_t begin, int64_t end) {
+      for (int64_t task = begin; task < end; ++task) {
+        const int64_t row = task / blocks, column = task % blocks * kColumnsAtOnce;
+        const int64_t columns = std::min(kColumnsAtOnce, out - column);
+        float* to = y.as<float>() + (first + row) * out + column;
+        HWY_DYNAMIC_DISPATCH(FinishRow)
+        (whole + row * out + column, offsets.data() + column, scales.data() + column,
+         row_scales[row], {to, DType::kF32, {columns}}, accumulate);
+      }
+    });
+  }
+}
+
+}  // namespace
+
+Int8Weights RoundToInt8(const StackedWeights& weights) {
+  Int8Weights rounded{weights.in, weights.out, {}, {}};
+  const StackedWeights in_float = {weights.parts, weights.in, weights.out, DType::kF32};
+  std::vector<float> row(static_cast<size_t>(weights.in));
+  std::vector<uint8_t> bytes(row.size());
+  rounded.values.reserve(row.size() * static_cast<size_t>(weights.out));
+  for (int64_t o = 0; o < weights.out; ++o) {
+    CopyRow(in_float, o, row.data());
+    const TensorView view = {row.data(), DType::kF32, {1, weights.in}};
+    rounded.scales.push_back(HWY_DYNAMIC_DISPATCH(RoundRow)(view, 0, bytes.data()));
+    for (uint8_t byte : bytes) rounded.values.push_back(static_cast<int8_t>(byte - 128));
+  }
+  return rounded;
+}
+
+namespace cpu {
+
+Product WithSums(const Int8Weights& weights, Int8Sums sums) {
+  const auto product = std::make_shared<Int8Product>(Int8Product{.in = weights.in,
+                                                                 .out = weights.out,
+                                                                 .scales = weights.scales,
+                                                                 .offsets = {},
+                                                                 .sums = std::move(sums)});
+  for (int64_t o = 0; o < weights.out; ++o) {
+    const int8_t* row = weights.values.data() + o * weights.in;
+    product->offsets.push_back(128 * std::accumulate(row, row + weights.in, int32_t{0}));
+  }
+  const size_t per_output = sizeof(float) + sizeof(int32_t);
+  return {product->sums.bytes + static_cast<size_t>(weights.out) * per_output,
+          [product](DeviceContext& context, TensorView x, TensorView y, bool accumulate) {
+            product->Apply(context, x, y, accumulate);
+          }};
+}
+
+Product MakeInt8Product(DeviceContext& context, const StackedWeights& weights) {
+  const Int8Weights rounded = RoundToInt8(weights);
+  std::optional<Int8Sums> fast = MakeOneDnnSums(context, rounded);
+  return WithSums(rounded, fast ? *std::move(fast) : MakeSimdSums(rounded));
+}
+
+}  // namespace cpu
+}  // namespace ovq
+#endif  // HWY_ONCE

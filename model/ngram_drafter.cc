@@ -1,0 +1,103 @@
+#include "model/ngram_drafter.h"
+
+#include <algorithm>
+#include <bit>
+
+namespace ovq {
+
+void NgramDrafter::Record::Add(bool was_right) {
+  constexpr float kMemory = 64;
+  if (all >= kMemory) right /= 2, all /= 2;
+  right += was_right ? 1.0f : 0.0f;
+  ++all;
+}
+
+NgramDrafter::Record& NgramDrafter::RecordOf(size_t length) {
+  return records_[std::min<size_t>(std::bit_width(length), records_.size() - 1)];
+}
+
+uint64_t NgramDrafter::Place(size_t length) const {
+  uint64_t hash = length;
+  for (auto token = tokens_.end() - static_cast<std::ptrdiff_t>(length); token != tokens_.end();
+       ++token) {
+    hash = (hash ^ static_cast<uint32_t>(*token)) * 0x9e3779b97f4a7c15ull;
+    hash ^= hash >> 32;
+  }
+  return hash & (table_.size() - 1);
+}
+
+void NgramDrafter::Add(std::span<const int32_t> tokens) {
+  for (const int32_t token : tokens.last(std::min(tokens.size(), kWindow))) Add(token);
+}
+
+void NgramDrafter::Add(int32_t token) {
+  if (next_ > 0) {
+    const bool right = tokens_[next_] == token;
+    RecordOf(length_).Add(right);
+    next_ = right ? next_ + 1 : 0;
+    length_ = right ? std::min(length_ + 1, kMostLength) : 0;
+  }
+  tokens_.push_back(token);
+  if (tokens_.size() >= 2 * kWindow || table_.size() < 2 * kLengths.size() * tokens_.size()) {
+    Rebuild();
+  }
+  Find();
+  Enter();
+}
+
+// A repeat that goes on is left for a longer one only.
+void NgramDrafter::Find() {
+  for (const size_t length : kLengths) {
+    if (length_ >= length) return;
+    if (tokens_.size() < length) continue;
+    const size_t next = table_[Place(length)];
+    if (next == 0) continue;
+    size_t same = 0;  // the table does not tell ends of the same place apart
+    while (same < std::min(next, kMostLength) &&
+           tokens_[next - 1 - same] == tokens_[tokens_.size() - 1 - same]) {
+      ++same;
+    }
+    if (same < length) continue;
+    next_ = next;
+    length_ = same;
+    return;
+  }
+}
+
+void NgramDrafter::Enter() {
+  for (const size_t length : kLengths) {
+    if (tokens_.size() >= length) table_[Place(length)] = static_cast<uint32_t>(tokens_.size());
+  }
+}
+
+// With room for twice as many tokens, or with the window's alone.
+void NgramDrafter::Rebuild() {
+  std::vector<int32_t> all;
+  all.swap(tokens_);
+  const size_t kept = std::min(all.size(), kWindow), gone = all.size() - kept;
+  next_ = next_ > gone ? next_ - gone : 0;
+  if (next_ == 0) length_ = 0;
+  table_.assign(std::min(std::bit_ceil(4 * kLengths.size() * std::max<size_t>(kept, 64)),
+                         std::bit_ceil(4 * kLengths.size() * kWindow)),
+                0);
+  tokens_.reserve(2 * kept);
+  for (size_t i = gone; i < all.size(); ++i) {
+    tokens_.push_back(all[i]);
+    if (i + 1 < all.size()) Enter();  // the end itself is looked up first
+  }
+}
+
+TokenGuess NgramDrafter::Guess(int64_t most) {
+  guess_.clear();
+  chances_.clear();
+  const auto n = static_cast<size_t>(std::clamp<int64_t>(most, 0, kMostGuesses));
+  if (next_ == 0) return {};
+  const size_t distance = tokens_.size() - next_;  // past the end it goes round
+  for (size_t i = 0; i < n; ++i) {
+    guess_.push_back(i < distance ? tokens_[next_ + i] : guess_[i - distance]);
+    chances_.push_back(RecordOf(std::min(length_ + i, kMostLength)).chance());
+  }
+  return {guess_, chances_};
+}
+
+}  // namespace ovq

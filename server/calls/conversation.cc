@@ -1,0 +1,134 @@
+#include "server/calls/conversation.h"
+
+#include <algorithm>
+#include <ctime>
+#include <map>
+#include <span>
+#include <utility>
+#include <vector>
+
+#include "absl/strings/str_cat.h"
+#include "absl/time/time.h"
+#include "server/engine/error_facts.h"
+#include "server/engine/validate.h"
+
+namespace ovq {
+namespace {
+
+// What the template says, which may quote the caller.
+absl::Status Refused(const std::string& field, const absl::Status& why) {
+  const absl::Status status = absl::InvalidArgumentError(absl::StrCat(field, ": ", why.message()));
+  return WithLogText(WithFacts(status, {.field = field}), absl::StrCat(field, ": refused"));
+}
+
+absl::Status DoesNotGoOn(const std::string& path, std::string_view why) {
+  const std::string field = path + ".known";
+  return WithFacts(absl::FailedPreconditionError(absl::StrCat(field, ": ", std::string(why))),
+                   {.field = field});
+}
+
+// One conversation and how the model writes it.
+class Writer {
+ public:
+  static absl::StatusOr<Writer> Make(const v1::Conversation& from, const std::string& path,
+                                     const Engine& engine) {
+    const ChatFormat* format = engine.model().chat_format;
+    if (format == nullptr) return NoChatTemplate(path);
+    Writer writer(*format, path, from.tools_json(),
+                  absl::ToTM(engine.config().options.clock.wall(), absl::LocalTimeZone()));
+    for (const v1::ChatMessage& message : from.messages()) {
+      writer.messages.push_back({message.role(), message.content()});
+    }
+    absl::Status status = CheckConversation(writer.messages, from.known(),
+                                            static_cast<int64_t>(from.tools_json().size()), path);
+    if (!status.ok()) return status;
+    return writer;
+  }
+
+  absl::StatusOr<std::string> Text(size_t n_messages, bool opens_answer) const {
+    absl::StatusOr<std::string> text =
+        format_.Render(std::span(messages).first(n_messages), tools_json_, opens_answer, now_);
+    if (!text.ok()) return Refused(path_, text.status());
+    return text;
+  }
+
+  std::vector<ChatMessage> messages;
+
+ private:
+  Writer(const ChatFormat& format, const std::string& path, const std::string& tools_json,
+         const std::tm& now)
+      : format_(format), path_(path), tools_json_(tools_json), now_(now) {}
+
+  const ChatFormat& format_;
+  const std::string& path_;
+  const std::string& tools_json_;
+  const std::tm now_;
+};
+
+}  // namespace
+
+PromptPlace PlaceIn(Engine& engine, const std::string& session_id, const std::string& tenant) {
+  const absl::StatusOr<SessionInfo> session = engine.GetSession(session_id, tenant);
+  if (!session.ok()) return {};
+  return {.at_start = session->position == 0, .last_token = session->last_token};
+}
+
+absl::StatusOr<std::string> NewText(const v1::Conversation& conversation, const std::string& path,
+                                    const PromptPlace& place, const Engine& engine) {
+  const absl::StatusOr<Writer> writer = Writer::Make(conversation, path, engine);
+  if (!writer.ok()) return writer.status();
+  const size_t known = conversation.known();
+  if ((known == 0) != place.at_start) {
+    return DoesNotGoOn(path, known == 0 ? "expected how many of the messages the session, which "
+                                          "has tokens, holds; got 0"
+                                        : "expected 0, as there is no session with tokens");
+  }
+  const bool opens_answer =
+      !conversation.has_add_generation_prompt() || conversation.add_generation_prompt();
+  absl::StatusOr<std::string> text = writer->Text(writer->messages.size(), opens_answer);
+  if (known == 0 || !text.ok()) return text;
+  // What the session has read: its last answer behind what opened that, or just the messages.
+  const ChatMessage& last = writer->messages[known - 1];
+  const bool is_answer = last.role == "assistant";
+  absl::StatusOr<std::string> read = writer->Text(known - is_answer, /*opens_answer=*/is_answer);
+  if (!read.ok()) return read;
+  if (is_answer) *read += last.content;
+  if (!text->starts_with(*read)) {
+    const auto differs = std::ranges::mismatch(*text, *read).in1 - text->begin();
+    return DoesNotGoOn(path,
+                       absl::StrCat("the chat template no longer writes the known messages as "
+                                    "the session has read them: their texts differ at byte ",
+                                    differs));
+  }
+  text->erase(0, read->size());
+  // The answer's end of sequence is in the session already.
+  if (is_answer && place.last_token.has_value() && engine.model().tokenizer != nullptr) {
+    const std::map<int32_t, std::string> specials = engine.model().tokenizer->special_tokens();
+    const auto end = specials.find(*place.last_token);
+    if (end != specials.end() && text->starts_with(end->second)) {
+      text->erase(0, end->second.size());
+    }
+  }
+  return text;
+}
+
+std::string SystemText(const v1::Conversation& conversation, const Engine& engine) {
+  const std::string path;  // nobody sees the errors
+  absl::StatusOr<Writer> writer = Writer::Make(conversation, path, engine);
+  if (!writer.ok()) return "";
+  std::vector<ChatMessage>& messages = writer->messages;
+  const auto other = std::ranges::find_if(messages, [](const ChatMessage& message) {
+    return message.role != "system" && message.role != "developer";
+  });
+  const auto n_system = static_cast<size_t>(other - messages.begin());
+  // Templates may refuse to write system messages alone, so one more comes with them.
+  const size_t n_messages = std::min(n_system + 1, messages.size());
+  if (n_system < n_messages) messages[n_system].content.assign(1, 'A');
+  const absl::StatusOr<std::string> one = writer->Text(n_messages, /*opens_answer=*/false);
+  if (n_system < n_messages) messages[n_system].content.assign(1, 'B');
+  const absl::StatusOr<std::string> two = writer->Text(n_messages, /*opens_answer=*/false);
+  if (!one.ok() || !two.ok()) return "";
+  return one->substr(0, static_cast<size_t>(std::ranges::mismatch(*one, *two).in1 - one->begin()));
+}
+
+}  // namespace ovq

@@ -1,0 +1,304 @@
+#include "server/calls/convert.h"
+
+#include <algorithm>
+#include <span>
+
+#include "absl/strings/str_cat.h"
+#include "server/engine/error_facts.h"
+#include "server/engine/prefix_cache.h"
+#include "server/engine/session.h"
+#include "server/engine/validate.h"
+
+namespace ovq {
+
+std::vector<int32_t> TokenIds(const google::protobuf::RepeatedField<uint32_t>& ids) {
+  return {ids.begin(), ids.end()};
+}
+
+namespace {
+
+void SetSampling(const v1::SamplingParams& from, GenerateRequest& to) {
+  SamplingParams& params = to.sampling;
+  if (from.has_temperature()) params.temperature = from.temperature();
+  if (from.has_top_p()) params.top_p = from.top_p();
+  if (from.has_min_p()) params.min_p = from.min_p();
+  if (from.has_typical_p()) params.typical_p = from.typical_p();
+  if (from.has_repetition_penalty()) params.repetition_penalty = from.repetition_penalty();
+  if (from.has_presence_penalty()) params.presence_penalty = from.presence_penalty();
+  if (from.has_frequency_penalty()) params.frequency_penalty = from.frequency_penalty();
+  params.top_k = static_cast<int32_t>(from.top_k());
+  params.seed = from.seed();
+  to.seed_given = from.has_seed();
+  for (const auto& [id, bias] : from.logit_bias()) {
+    params.logit_bias[static_cast<int32_t>(id)] = bias;
+  }
+  if (from.has_n()) to.n = static_cast<int>(from.n());
+}
+
+void SetStop(const v1::StopConditions& from, GenerateRequest& to) {
+  if (from.has_max_tokens()) to.stop.max_tokens = from.max_tokens();
+  to.stop.min_tokens = from.min_tokens();
+  to.stop.strings.assign(from.stop_strings().begin(), from.stop_strings().end());
+  to.stop.token_ids = TokenIds(from.stop_token_ids());
+  to.stop.ignore_eos = from.ignore_eos();
+  to.stop.include_stop_text = from.include_stop_text();
+}
+
+void Fill(absl::Time from, google::protobuf::Timestamp& to) {
+  // Rounded down, so that the nanoseconds are never negative.
+  const int64_t seconds = absl::ToUnixSeconds(from);
+  to.set_seconds(seconds);
+  to.set_nanos(
+      static_cast<int32_t>(absl::ToInt64Nanoseconds(from - absl::FromUnixSeconds(seconds))));
+}
+
+v1::FinishReason ToProto(FinishReason reason) {
+  switch (reason) {
+    case FinishReason::kStop:
+      return v1::FINISH_REASON_STOP;
+    case FinishReason::kLength:
+      return v1::FINISH_REASON_LENGTH;
+    case FinishReason::kCancelled:
+      return v1::FINISH_REASON_CANCELLED;
+    // These two end the call with a status.
+    case FinishReason::kDeadline:
+    case FinishReason::kError:
+      break;
+  }
+  return v1::FINISH_REASON_UNSPECIFIED;
+}
+
+void Fill(const std::vector<TokenLogprob>& from, v1::TopLogprobs& to) {
+  to.mutable_token_ids()->Reserve(static_cast<int>(from.size()));
+  to.mutable_logprobs()->Reserve(static_cast<int>(from.size()));
+  for (const TokenLogprob& entry : from) {
+    to.add_token_ids(static_cast<uint32_t>(entry.token_id));
+    to.add_logprobs(entry.logprob);
+  }
+}
+
+// How many of the conversation's tokens are its system part: those that its text alone begins with,
+// too.
+int64_t SystemTokens(const v1::Conversation& conversation, std::span<const int32_t> tokens,
+                     const Engine& engine) {
+  if (std::ssize(tokens) <= kPrefixBlockTokens) return 0;  // spares the work
+  const auto system = engine.model().tokenizer->Encode(SystemText(conversation, engine), false);
+  if (!system.ok()) return 0;
+  return std::ranges::mismatch(tokens, *system).in1 - tokens.begin();
+}
+
+}  // namespace
+
+absl::Duration ToDuration(const google::protobuf::Duration& from) {
+  constexpr int32_t kNanos = 1'000'000'000;
+  if (from.nanos() <= -kNanos || from.nanos() >= kNanos) return absl::InfiniteDuration();  // none
+  return absl::Seconds(from.seconds()) + absl::Nanoseconds(from.nanos());
+}
+
+absl::StatusOr<std::vector<int32_t>> Encode(const Engine& engine, const std::string& text,
+                                            bool add_bos, const std::string& field) {
+  if (absl::Status status = CheckTextBytes(engine.config(), text.size(), field); !status.ok()) {
+    return status;
+  }
+  absl::StatusOr<std::vector<int32_t>> tokens = engine.model().tokenizer->Encode(text, add_bos);
+  if (tokens.ok()) return tokens;
+  // The tokenizer's message may quote the text.
+  return WithLogText(tokens.status(), absl::StrCat(field, ": cannot be encoded"));
+}
+
+absl::StatusOr<std::vector<int32_t>> PromptTokens(const v1::Prompt& prompt,
+                                                  const std::string& prefix,
+                                                  const PromptPlace& place, const Engine& engine) {
+  const Tokenizer* tokenizer = engine.model().tokenizer;
+  const bool has_text = tokenizer != nullptr && tokenizer->has_text();
+  switch (prompt.kind_case()) {
+    case v1::Prompt::kText: {
+      const std::string field = absl::StrCat(prefix, "prompt.text");
+      if (!has_text) return NoTokenizer(field);
+      return Encode(engine, prompt.text(), place.at_start, field);
+    }
+    case v1::Prompt::kConversation: {
+      const std::string field = absl::StrCat(prefix, "prompt.conversation");
+      if (!has_text) return NoTokenizer(field);
+      const absl::StatusOr<std::string> text = NewText(prompt.conversation(), field, place, engine);
+      if (!text.ok()) return text.status();
+      return Encode(engine, *text, /*add_bos=*/false, field);
+    }
+    case v1::Prompt::kTokenIds: {
+      const auto& ids = prompt.token_ids().ids();
+      if (absl::Status status = CheckPromptLength(engine.config(), ids.size(), prefix);
+          !status.ok()) {
+        return status;
+      }
+      return TokenIds(ids);
+    }
+    case v1::Prompt::KIND_NOT_SET:
+      break;
+  }
+  return std::vector<int32_t>();
+}
+
+absl::Status SetPrompt(const v1::Prompt& prompt, const PromptPlace& place, const Engine& engine,
+                       CallRequest& to) {
+  absl::StatusOr<std::vector<int32_t>> tokens =
+      PromptTokens(prompt, to.field_prefix, place, engine);
+  if (!tokens.ok()) return tokens.status();
+  to.prompt = *std::move(tokens);
+  const bool cached = place.at_start && engine.options().prefix_memory_bytes > 0;
+  if (!cached) return absl::OkStatus();
+  if (prompt.has_cacheable()) {
+    to.cacheable = prompt.cacheable() ? std::ssize(to.prompt) : 0;
+  } else if (prompt.has_conversation()) {
+    to.cacheable = SystemTokens(prompt.conversation(), to.prompt, engine);
+  }
+  return absl::OkStatus();
+}
+
+template <class Message>
+absl::Status SetGeneration(const Message& from, const PromptPlace& place, const Engine& engine,
+                           GenerateRequest& to) {
+  // Before they are copied.
+  absl::Status sizes = CheckListSizes({.stop_strings = from.stop().stop_strings_size(),
+                                       .stop_token_ids = from.stop().stop_token_ids_size(),
+                                       .logit_bias = std::ssize(from.sampling().logit_bias())},
+                                      to.field_prefix);
+  if (!sizes.ok()) return sizes;
+  SetSampling(from.sampling(), to);
+  SetStop(from.stop(), to);
+  to.output.logprobs = from.output().logprobs();
+  to.output.top_logprobs = static_cast<int>(from.output().top_logprobs());
+  if (from.output().speculation() != v1::SPECULATION_UNSPECIFIED) {
+    to.output.speculation = static_cast<Speculation>(from.output().speculation());
+  }
+  if (from.has_expected_position()) to.expected_position = from.expected_position();
+  return SetPrompt(from.prompt(), place, engine, to);
+}
+template absl::Status SetGeneration(const v1::GenerateRequest&, const PromptPlace&, const Engine&,
+                                    GenerateRequest&);
+template absl::Status SetGeneration(const v1::ChatTurn&, const PromptPlace&, const Engine&,
+                                    GenerateRequest&);
+
+absl::Status TakeKey(const CallContext& context, SessionOptions& to) {
+  std::optional<std::string> key = context.Value("ovq-session");
+  if (!key) return absl::OkStatus();
+  if (!IsSessionKey(*key)) {
+    return absl::InvalidArgumentError(absl::StrCat(
+        context.kind(), " ovq-session: expected one key of 1 to 64 characters A-Z a-z 0-9 _ -"));
+  }
+  to.key = *std::move(key);
+  return absl::OkStatus();
+}
+
+template <class Message>
+absl::StatusOr<SessionOptions> ToSessionOptions(const Message& from, const CallContext& context) {
+  SessionOptions to;
+  if (absl::Status status = TakeKey(context, to); !status.ok()) return status;
+  to.memory = from.memory();
+  if (from.has_max_centroids()) to.slot_cap = static_cast<int32_t>(from.max_centroids());
+  if (from.has_ttl()) to.ttl = ToDuration(from.ttl());
+  if (from.has_keep_tokens()) to.keep_tokens = from.keep_tokens();
+  return to;
+}
+template absl::StatusOr<SessionOptions> ToSessionOptions(const v1::CreateSessionRequest&,
+                                                         const CallContext&);
+template absl::StatusOr<SessionOptions> ToSessionOptions(const v1::ChatOpen&, const CallContext&);
+
+ForkOptions ToForkOptions(const v1::ForkSessionRequest& from, const std::string& tenant,
+                          const std::string& client) {
+  ForkOptions to = {.session_id = from.session_id(), .tenant = tenant, .client = client};
+  if (from.has_count()) to.count = from.count();
+  if (from.has_ttl()) to.ttl = ToDuration(from.ttl());
+  return to;
+}
+
+// --- structs to answers ---
+
+void Fill(absl::Duration from, google::protobuf::Duration& to) {
+  absl::Duration rest;
+  to.set_seconds(absl::IDivDuration(from, absl::Seconds(1), &rest));
+  to.set_nanos(static_cast<int32_t>(absl::ToInt64Nanoseconds(rest)));
+}
+
+void Fill(const ErrorFacts& from, v1::ErrorInfo& to) {
+  to.set_field(from.field);
+  if (from.reason) to.set_reason(RejectReasonName(*from.reason));
+  if (from.bytes_needed) to.set_bytes_needed(*from.bytes_needed);
+  if (from.bytes_free) to.set_bytes_free(*from.bytes_free);
+  if (from.retry_after) Fill(*from.retry_after, *to.mutable_retry_after());
+  if (from.position) to.set_position(*from.position);
+}
+
+void Fill(const Started& from, v1::Started& to) {
+  to.set_session_id(from.session_id);
+  to.set_prompt_tokens(static_cast<uint64_t>(from.prompt_tokens));
+  to.set_cached_tokens(static_cast<uint64_t>(from.cached_tokens));
+  to.set_seed(from.seed);
+  to.set_position(static_cast<uint64_t>(from.position));
+}
+
+void Fill(const TokenChunk& from, v1::TokenChunk& to) {
+  to.set_text(from.text);
+  to.mutable_token_ids()->Add(from.token_ids.begin(), from.token_ids.end());
+  to.mutable_logprobs()->Add(from.logprobs.begin(), from.logprobs.end());
+  for (const std::vector<TokenLogprob>& top : from.top) Fill(top, *to.add_top());
+  to.set_index(static_cast<uint32_t>(from.index));
+}
+
+void Fill(const Finished& from, v1::Finished& to) {
+  to.set_reason(ToProto(from.reason));
+  to.set_index(static_cast<uint32_t>(from.index));
+  to.set_matched_stop(from.matched_stop);
+  if (from.matched_token_id.has_value()) {
+    to.set_matched_token_id(static_cast<uint32_t>(*from.matched_token_id));
+  }
+  v1::Usage& usage = *to.mutable_usage();
+  usage.set_prompt_tokens(static_cast<uint64_t>(from.usage.prompt_tokens));
+  usage.set_cached_tokens(static_cast<uint64_t>(from.usage.cached_tokens));
+  usage.set_generated_tokens(static_cast<uint64_t>(from.usage.generated_tokens));
+  usage.set_state_bytes(static_cast<uint64_t>(from.usage.state_bytes));
+  usage.set_position(static_cast<uint64_t>(from.usage.position));
+  usage.set_merged_tokens(static_cast<uint64_t>(from.usage.merged_tokens));
+  usage.set_drafted_tokens(static_cast<uint64_t>(from.usage.drafted_tokens));
+  usage.set_accepted_tokens(static_cast<uint64_t>(from.usage.accepted_tokens));
+  Fill(from.usage.queue_time, *usage.mutable_queue_time());
+  Fill(from.usage.prefill_time, *usage.mutable_prefill_time());
+  Fill(from.usage.decode_time, *usage.mutable_decode_time());
+}
+
+void Fill(const SessionInfo& from, v1::Session& to) {
+  to.set_session_id(from.id);
+  to.set_position(static_cast<uint64_t>(from.position));
+  to.set_memory(from.memory);
+  to.set_max_centroids(static_cast<uint32_t>(from.slot_cap));
+  to.set_state_bytes(from.state_bytes);
+  to.set_state_bytes_cap(from.state_bytes_cap);
+  to.set_live_centroids(static_cast<uint64_t>(from.live_slots));
+  to.set_keeps_tokens(from.keeps_tokens);
+  to.set_durable(from.durable);
+  to.set_hibernated(from.hibernated);
+  if (from.damaged_at) to.set_damaged_at(static_cast<uint64_t>(*from.damaged_at));
+  for (const TurnEnd& turn : from.turns) {
+    v1::TurnEnd& end = *to.add_turns();
+    end.set_position(static_cast<uint64_t>(turn.position));
+    end.set_replay_tokens(static_cast<uint64_t>(turn.replay_tokens));
+  }
+  to.set_busy(from.busy);
+  Fill(from.created, *to.mutable_created());
+  Fill(from.last_used, *to.mutable_last_used());
+  Fill(from.expires, *to.mutable_expires());
+  to.set_prompt_tokens_total(static_cast<uint64_t>(from.prompt_tokens_total));
+  to.set_generated_tokens_total(static_cast<uint64_t>(from.generated_tokens_total));
+}
+
+v1::ScoreResponse ToScoreResponse(const std::vector<int32_t>& tokens,
+                                  const std::vector<RowScore>& rows) {
+  v1::ScoreResponse to;
+  to.mutable_token_ids()->Add(tokens.begin(), tokens.end());
+  for (const RowScore& row : rows) {
+    if (row.logprob) to.add_logprobs(*row.logprob);
+    if (!row.top.empty()) Fill(row.top, *to.add_top());
+  }
+  return to;
+}
+
+}  // namespace ovq

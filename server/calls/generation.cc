@@ -1,0 +1,40 @@
+#include "server/calls/generation.h"
+
+#include <utility>
+
+#include "server/engine/validate.h"
+
+namespace ovq {
+namespace {
+
+absl::Status Map(const v1::GenerateRequest& from, Engine& engine, GenerateRequest& to) {
+  PromptPlace place;
+  if (from.has_session_id()) {
+    if (absl::Status status = CheckSessionId(from.session_id(), ""); !status.ok()) return status;
+    to.session_id = from.session_id();
+    place = PlaceIn(engine, to.session_id, to.tenant);
+  }
+  to.memory = from.memory();
+  if (from.has_max_centroids()) to.slot_cap = static_cast<int32_t>(from.max_centroids());
+  return SetGeneration(from, place, engine, to);
+}
+
+}  // namespace
+
+absl::Status SubmitGenerate(const v1::GenerateRequest& message, const Caller& caller,
+                            CallRecord& record, ByteHold& memory,
+                            std::shared_ptr<TokenStream> stream) {
+  Engine& engine = record.services().engine;
+  record.summary().tenant = caller.tenant;
+  record.summary().SetSession(message.session_id());
+  GenerateRequest request;
+  request.tenant = caller.tenant;
+  request.client = caller.client;
+  request.arrival = record.arrival();
+  request.deadline = record.deadline();
+  if (absl::Status status = Map(message, engine, request); !status.ok()) return status;
+  if (absl::Status status = TakeBytes(memory, StreamBytes(request)); !status.ok()) return status;
+  return engine.Submit(std::move(request), std::move(stream));
+}
+
+}  // namespace ovq

@@ -1,0 +1,212 @@
+// What ovq.v1.InferenceService does, but for the calls that stream.
+#include <algorithm>
+#include <limits>
+
+#include "absl/time/clock.h"
+#include "ovq/v1/inference.pb.h"
+#include "server/calls/convert.h"
+#include "server/calls/handlers.h"
+#include "server/engine/limits.h"
+#include "server/engine/validate.h"
+
+namespace ovq {
+namespace {
+
+uint64_t SaturatingProduct(uint64_t a, uint64_t b) {
+  uint64_t product = 0;
+  return __builtin_mul_overflow(a, b, &product) ? std::numeric_limits<uint64_t>::max() : product;
+}
+
+// What depends on the memory that is asked about.
+absl::Status FillMemory(const v1::GetModelInfoRequest& request, const Engine& engine,
+                        v1::ModelInfo& info) {
+  const EngineModel& model = engine.model();
+  std::optional<int32_t> asked;
+  if (request.has_max_centroids()) asked = static_cast<int32_t>(request.max_centroids());
+  absl::Status status = CheckMemory(engine.config(), request.memory(), asked, "");
+  if (!status.ok()) return status;
+  const EngineMemory& memory = *model.FindMemory(request.memory());
+  info.set_memory(memory.name);
+  for (const std::string& type : memory.layer_types) info.add_layer_types(type);
+  info.set_default_max_centroids(static_cast<uint32_t>(memory.default_slot_cap));
+  info.set_max_centroids_limit(
+      memory.default_slot_cap > 0 ? static_cast<uint32_t>(engine.options().max_slot_cap) : 0);
+  const int32_t cap = asked.value_or(memory.default_slot_cap);
+  info.set_state_bytes_cap(memory.layout->bytes_cap(cap));
+  if (const std::optional<int64_t> exact = memory.exact_tokens(cap)) {
+    info.set_exact_tokens(static_cast<uint64_t>(*exact));
+  }
+  const std::span<const uint64_t> asked_at(request.positions().data(),
+                                           static_cast<size_t>(request.positions_size()));
+  if (absl::Status status = CheckInfoPositions(asked_at); !status.ok()) return status;
+  std::vector<uint64_t> positions(asked_at.begin(), asked_at.end());
+  if (positions.empty()) positions = {1 << 10, 1 << 15, 1 << 20};
+  for (uint64_t position : positions) {
+    v1::StateSize& size = *info.add_state_sizes();
+    size.set_position(position);
+    size.set_state_bytes(memory.layout->bytes_at(static_cast<int64_t>(position), cap));
+    size.set_full_kv_cache_bytes(SaturatingProduct(position, model.full_kv_bytes_per_token));
+  }
+  return absl::OkStatus();
+}
+
+void FillLimits(v1::RequestLimits& limits) {
+  limits.set_max_completions(kMaxCompletions);
+  limits.set_max_stop_strings(kMaxStopStrings);
+  limits.set_max_stop_string_bytes(kMaxStopStringBytes);
+  limits.set_max_stop_token_ids(kMaxStopTokenIds);
+  limits.set_max_logit_bias(kMaxLogitBias);
+  limits.set_max_top_logprobs(kMaxTopLogprobs);
+  limits.set_max_page_size(kMaxPageSize);
+  limits.set_max_messages(kMaxMessages);
+  limits.set_max_role_bytes(kMaxRoleBytes);
+  limits.set_max_tools_bytes(kMaxToolsBytes);
+  limits.set_min_centroids(kMinSlotCap);
+}
+
+absl::StatusOr<const Tokenizer*> TextTokenizer(const UnaryInfo& info, const char* field) {
+  const Tokenizer* tokenizer = info.services.engine.model().tokenizer;
+  if (tokenizer == nullptr || !tokenizer->has_text()) return NoTokenizer(field);
+  return tokenizer;
+}
+
+}  // namespace
+
+absl::StatusOr<v1::ModelInfo> GetModelInfo(const UnaryInfo& call,
+                                           const v1::GetModelInfoRequest& request) {
+  const ServiceContext& services = call.services;
+  const ModelDescription& description = services.description;
+  const EngineModel& model = services.engine.model();
+  const EngineOptions& options = services.engine.options();
+  v1::ModelInfo info;
+  info.set_name(description.name);
+  info.set_fingerprint(description.fingerprint);
+  info.set_vocab_size(static_cast<uint64_t>(model.vocab_size));
+  info.set_hidden_size(static_cast<uint64_t>(description.hidden_size));
+  info.set_parameters(static_cast<uint64_t>(description.parameters));
+  info.set_has_tokenizer(model.tokenizer != nullptr && model.tokenizer->has_text());
+  info.set_has_chat_template(model.chat_format != nullptr);
+  if (model.tokenizer != nullptr) info.set_tokenizer(TokenizerName(model.tokenizer->kind()));
+  if (description.bos_token_id.has_value()) {
+    info.set_bos_token_id(static_cast<uint32_t>(*description.bos_token_id));
+  }
+  for (int32_t id : model.eos_token_ids) info.add_eos_token_ids(static_cast<uint32_t>(id));
+  info.set_device(description.device);
+  info.set_compute_dtype(description.compute_dtype);
+  info.set_weights(description.weights);
+  info.set_state_dtype(description.state_dtype);
+  info.set_memory(description.memory);
+  info.set_state_memory_bytes(options.state_memory_bytes);
+  info.set_max_sessions(static_cast<uint64_t>(options.max_sessions));
+  info.set_max_prompt_tokens(static_cast<uint64_t>(options.max_prompt_tokens));
+  info.set_server_version(OVQ_VERSION);
+  FillLimits(*info.mutable_limits());
+  Fill(options.max_session_ttl, *info.mutable_limits()->mutable_max_ttl());
+  for (const EngineMemory& memory : model.memories) info.add_memories(memory.name);
+  if (absl::Status status = FillMemory(request, services.engine, info); !status.ok()) {
+    return status;
+  }
+  return info;
+}
+
+void Score(const UnaryInfo& info, const v1::ScoreRequest& message,
+           const UnaryDone<v1::ScoreResponse>& done) {
+  Engine& engine = info.services.engine;
+  absl::StatusOr<std::vector<int32_t>> tokens =
+      PromptTokens(message.prompt(), "", PromptPlace(), engine);
+  if (!tokens.ok()) return done(tokens.status());
+  info.record.summary().work.prompt_tokens = static_cast<int64_t>(tokens->size());
+  ScoreRequest request;
+  request.prompt = *tokens;
+  request.memory = message.memory();
+  if (message.has_max_centroids()) request.slot_cap = static_cast<int32_t>(message.max_centroids());
+  request.top_logprobs = static_cast<int>(message.top_logprobs());
+  // The rows, the message that is made of them and its bytes; more is refused below.
+  constexpr size_t kTopBytes = sizeof(TokenLogprob) + 2 * (sizeof(uint32_t) + sizeof(float)) + 1;
+  const size_t per_token = 2 * sizeof(RowScore) + kTopBytes * message.top_logprobs();
+  const size_t bytes = std::min(per_token * tokens->size(), 4 * kMaxAnswerBytes);
+  if (absl::Status status = TakeBytes(info.memory, bytes); !status.ok()) return done(status);
+  request.tenant = info.tenant;
+  request.client = info.client;
+  request.arrival = info.record.arrival();
+  request.deadline = info.record.deadline();
+  const absl::Status status = engine.SubmitScore(
+      std::move(request), info.cancel,
+      [&services = info.services, client = info.client, done,
+       tokens = *std::move(tokens)](absl::StatusOr<ScoreResult> result) mutable {
+        if (!result.ok()) return done(result.status());
+        // The answer may be large: it is made, and the numbers it is made of go, on another thread.
+        services.blocking.Run(client,
+                              [done, tokens = std::move(tokens), rows = std::move(result->rows)] {
+                                done(ToScoreResponse(tokens, rows));
+                              });
+      });
+  if (!status.ok()) done(status);
+}
+
+absl::StatusOr<v1::ApplyTemplateResponse> ApplyTemplate(const UnaryInfo& info,
+                                                        const v1::ApplyTemplateRequest& message) {
+  Engine& engine = info.services.engine;
+  absl::StatusOr<std::string> text =
+      NewText(message.conversation(), "conversation", PromptPlace(), engine);
+  if (!text.ok()) return text.status();
+  v1::ApplyTemplateResponse response;
+  response.set_text(*std::move(text));
+  return response;
+}
+
+absl::StatusOr<v1::TokenizeResponse> Tokenize(const UnaryInfo& info,
+                                              const v1::TokenizeRequest& message) {
+  const absl::StatusOr<const Tokenizer*> tokenizer = TextTokenizer(info, "text");
+  if (!tokenizer.ok()) return tokenizer.status();
+  absl::StatusOr<std::vector<int32_t>> tokens =
+      Encode(info.services.engine, message.text(), message.add_bos(), "text");
+  if (!tokens.ok()) return tokens.status();
+  v1::TokenizeResponse response;
+  response.mutable_token_ids()->Add(tokens->begin(), tokens->end());
+  return response;
+}
+
+absl::StatusOr<v1::DetokenizeResponse> Detokenize(const UnaryInfo& info,
+                                                  const v1::DetokenizeRequest& message) {
+  const absl::StatusOr<const Tokenizer*> tokenizer = TextTokenizer(info, "token_ids");
+  if (!tokenizer.ok()) return tokenizer.status();
+  const std::vector<int32_t> ids = TokenIds(message.token_ids());
+  const int64_t vocab_size = info.services.engine.model().vocab_size;
+  if (absl::Status status = CheckTokenIds(ids, vocab_size, "token_ids"); !status.ok()) {
+    return status;
+  }
+  // Not Tokenizer::Decode: the bytes of a token need not be UTF-8, those of a message must.
+  Detokenizer detokenizer(*tokenizer);
+  v1::DetokenizeResponse response;
+  for (int32_t id : ids) response.mutable_text()->append(detokenizer.Push(id));
+  response.mutable_text()->append(detokenizer.Finish());
+  return response;
+}
+
+v1::ServerStatus StatusOf(const ServiceContext& services) {
+  v1::ServerStatus status;
+  status.set_version(OVQ_VERSION);
+  status.set_model(services.description.name);
+  status.set_draining(services.draining());
+  const absl::Time started = services.started;
+  status.mutable_started()->set_seconds(absl::ToUnixSeconds(started));
+  status.mutable_uptime()->set_seconds(absl::ToInt64Seconds(absl::Now() - started));
+  const EngineStats stats = services.engine.Stats();
+  const auto count = [](auto value) { return static_cast<uint64_t>(value); };
+  status.set_requests_running(count(stats.requests_running));
+  status.set_requests_waiting(count(stats.requests_waiting));
+  status.set_waiting_prompt_tokens(count(stats.waiting_prompt_tokens));
+  status.set_sessions_active(count(stats.sessions_active));
+  status.set_sessions_idle(count(stats.sessions_idle));
+  status.set_max_sessions(count(services.engine.options().max_sessions));
+  status.set_state_bytes_committed(stats.state_bytes_committed);
+  status.set_state_bytes_reserved(stats.state_bytes_reserved);
+  status.set_state_bytes_budget(stats.state_bytes_budget);
+  const Metrics::Tokens tokens = services.metrics.StepTokens();
+  status.set_prompt_tokens(tokens.prompt);
+  status.set_generated_tokens(tokens.generated);
+  return status;
+}
+
+}  // namespace ovq

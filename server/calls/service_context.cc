@@ -1,0 +1,185 @@
+#include "server/calls/service_context.h"
+
+#include <algorithm>
+
+#include "absl/strings/str_cat.h"
+#include "absl/strings/str_join.h"
+#include "absl/time/clock.h"
+#include "server/engine/error_facts.h"
+#include "server/telemetry/call_spans.h"
+
+namespace ovq {
+namespace {
+
+constexpr int kWriterThreads = 2;
+constexpr int kQuickThreads = 2;
+constexpr int kBlockingThreads = 4;
+constexpr int kAdminThreads = 2;
+constexpr int kBlockingNice = 5;  // the tokenizing of long texts comes after all else
+
+constexpr const char* kRequestId = "x-request-id";
+constexpr const char* kTraceParent = "traceparent";
+constexpr const char* kTraceState = "tracestate";
+
+constexpr SteadyTime::duration kDeadlineEarly = std::chrono::milliseconds(20);
+
+std::string RequestIdOf(const CallContext& context) {
+  std::optional<std::string> given = context.Value(kRequestId);
+  return given && IsRequestId(*given) ? *std::move(given) : NewRequestId();
+}
+
+Span SpanOf(const CallContext& context) {
+  // One list may come as several headers.
+  return StartSpan(context.Value(kTraceParent), absl::StrJoin(context.Values(kTraceState), ","));
+}
+
+}  // namespace
+
+ServiceContext::ServiceContext(Engine& engine, ModelDescription description, Metrics& metrics,
+                               CallLog log, const TenantRegistry* tenants)
+    : engine(engine),
+      description(std::move(description)),
+      metrics(metrics),
+      log(log),
+      auth(tenants, metrics),
+      writers(kWriterThreads),
+      quick(kQuickThreads),
+      blocking(kBlockingThreads, kBlockingNice),
+      admin(kAdminThreads) {}
+
+absl::StatusOr<Caller> ServiceContext::Admit(const CallContext& context, Access access) const {
+  absl::StatusOr<Caller> caller = auth.Authenticate(context, access);
+  if (!caller.ok()) return caller;
+  if (absl::Status status = engine.ChargeRequest(caller->tenant); !status.ok()) return status;
+  return caller;
+}
+
+absl::Status TakeBytes(ByteHold& hold, size_t bytes) {
+  const std::optional<size_t> free = hold.Take(bytes);
+  if (!free) return absl::OkStatus();
+  return WithFacts(
+      absl::ResourceExhaustedError(absl::StrCat("request memory: ", bytes, " bytes needed, ", *free,
+                                                " of ", hold.budget().total(),
+                                                " free for this client (--request-memory)")),
+      {.reason = RejectReason::kRequestMemory, .bytes_needed = bytes, .bytes_free = *free});
+}
+
+void ServiceContext::Drain() {
+  draining_ = true;
+  // Held during the calls, so that no listener goes away under them.
+  absl::MutexLock lock(&mutex_);
+  for (const auto& [owner, on_drain] : listeners_) on_drain();
+}
+
+void ServiceContext::Count(int calls) {
+  absl::MutexLock lock(&calls_mutex_);
+  open_calls_ += calls;
+}
+
+void ServiceContext::AwaitCalls(absl::Time deadline) {
+  const auto none = [this]() ABSL_NO_THREAD_SAFETY_ANALYSIS { return open_calls_ == 0; };
+  absl::MutexLock lock(&calls_mutex_);
+  calls_mutex_.AwaitWithDeadline(absl::Condition(&none), deadline);
+}
+
+absl::Status ServiceContext::CheckServing() const {
+  if (!draining_) return absl::OkStatus();
+  return WithFacts(absl::UnavailableError("the server is draining"),
+                   {.reason = RejectReason::kDraining});
+}
+
+void ServiceContext::OnDrain(const void* owner, std::function<void()> on_drain) {
+  absl::MutexLock lock(&mutex_);
+  listeners_.erase(owner);
+  if (on_drain) listeners_.emplace(owner, std::move(on_drain));
+}
+
+CallRecord::CallRecord(ServiceContext& services, const char* method, const CallContext& context)
+    : services_(services),
+      method_(method),
+      context_(context),
+      request_id_(RequestIdOf(context)),
+      span_(SpanOf(context)) {
+  services_.Count(1);
+  Log& log = services_.log.log;
+  if (!log.enabled(LogLevel::kDebug) || services_.log.requests != LogRequests::kAll) return;
+  LogFields fields = {{"method", method_}};
+  for (LogField& field : IdFields()) fields.push_back(std::move(field));
+  log.Write(LogLevel::kDebug, LogKind::kCall, "call began", fields);
+}
+
+LogFields CallRecord::IdFields() const {
+  LogFields fields = {
+      {"request_id", request_id_}, {"trace_id", span_.trace_id}, {"span_id", span_.span_id}};
+  if (!span_.parent_id.empty()) fields.emplace_back("parent_id", span_.parent_id);
+  fields.emplace_back("sampled", span_.sampled);
+  fields.emplace_back("peer", context_.peer());
+  return fields;
+}
+
+absl::Status CallRecord::Seen(const absl::Status& status) const {
+  if (!context_.cancelled()) return status;
+  // A client's own deadline passes a little before the one that it sent: by the time on the way,
+  // and because gRPC rounds up to three digits.
+  const SteadyTime::duration early = std::max(kDeadlineEarly, (deadline() - start_) / 100);
+  const bool late = std::chrono::steady_clock::now() >= deadline() - early;
+  if (deadline() != kNever && late) return absl::DeadlineExceededError("deadline exceeded");
+  return absl::CancelledError("cancelled by the client");
+}
+
+void CallRecord::LogEnd(const CallSummary& summary, std::optional<int64_t> turn,
+                        const absl::Status& status, SteadyTime start) const {
+  const LogRequests wanted = services_.log.requests;
+  if (wanted == LogRequests::kNone || (wanted == LogRequests::kErrors && status.ok())) return;
+  const LogLevel level = LevelOf(status.code(), services_.draining());
+  if (!services_.log.log.enabled(level)) return;
+  LogFields fields = {{"method", method_}, {"code", absl::StatusCodeToString(status.code())}};
+  if (!status.ok()) fields.emplace_back("error", LogText(status));
+  if (const auto reason = FactsOf(status).reason) {
+    fields.emplace_back("reason", RejectReasonName(*reason));
+  }
+  if (turn) fields.emplace_back("turn", *turn);
+  summary.AppendTo(fields);
+  const absl::Duration duration = absl::FromChrono(std::chrono::steady_clock::now() - start);
+  fields.emplace_back("duration_ms", Milliseconds(duration));
+  for (LogField& field : IdFields()) fields.push_back(std::move(field));
+  services_.log.log.Write(level, turn ? LogKind::kTurn : LogKind::kCall,
+                          turn ? "turn ended" : "call ended", fields);
+}
+
+void CallRecord::TraceEnd(const CallSummary& summary, std::optional<int64_t> turn,
+                          const absl::Status& status, SteadyTime start) const {
+  if (services_.log.traces == nullptr) return;
+  const absl::Time end = absl::Now();
+  ExportCall({.method = method_,
+              .http = context_.kind() == std::string_view("header"),
+              .span = span_,
+              .request_id = request_id_,
+              .summary = summary,
+              .turn = turn,
+              .status = status,
+              .start = end - absl::FromChrono(std::chrono::steady_clock::now() - start),
+              .end = end},
+             *services_.log.traces);
+}
+
+void CallRecord::EndTurn(const TurnRecord& turn, const absl::Status& status) {
+  const CallSummary summary = {summary_.tenant, summary_.session_id, std::nullopt, turn.work};
+  const absl::Status seen = Seen(status);
+  LogEnd(summary, turn.number, seen, turn.start);
+  TraceEnd(summary, turn.number, seen, turn.start);
+}
+
+std::vector<std::pair<std::string, std::string>> CallRecord::AnswerHeaders() const {
+  std::vector<std::pair<std::string, std::string>> headers = {{kRequestId, request_id_},
+                                                              {kTraceParent, span_.traceparent()}};
+  if (!span_.state.empty()) headers.emplace_back(kTraceState, span_.state);
+  return headers;
+}
+
+void CallRecord::End(const absl::Status& seen) {
+  LogEnd(summary_, std::nullopt, seen, start_);
+  TraceEnd(summary_, std::nullopt, seen, start_);
+}
+
+}  // namespace ovq

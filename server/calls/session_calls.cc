@@ -1,0 +1,133 @@
+// What ovq.v1.SessionService does, but for the two calls that stream a file.
+#include <utility>
+#include <vector>
+
+#include "absl/strings/str_cat.h"
+#include "ovq/v1/inference.pb.h"
+#include "server/calls/convert.h"
+#include "server/calls/handlers.h"
+#include "server/engine/validate.h"
+
+namespace ovq {
+namespace {
+
+v1::Session ToProto(const SessionInfo& info) {
+  v1::Session session;
+  Fill(info, session);
+  return session;
+}
+
+absl::StatusOr<SessionOptions> ToOptions(const UnaryInfo& info,
+                                         const v1::CreateSessionRequest& message) {
+  absl::StatusOr<SessionOptions> options = ToSessionOptions(message, info.context);
+  if (!options.ok()) return options;
+  absl::Status status = SetPrompt(message.prompt(), PromptPlace(), info.services.engine, *options);
+  if (!status.ok()) return status;
+  // A prompt that is given must not be empty; without one the session is empty.
+  if (message.has_prompt() && options->prompt.empty()) return EmptyPrompt("");
+  options->tenant = info.tenant;
+  options->client = info.client;
+  options->cancel = info.cancel;
+  options->deadline = info.record.deadline();
+  return options;
+}
+
+// Ends sessions that nobody learned the ids of. Not from the engine's own thread: deleting waits
+// for it.
+template <class Response>
+void Abandon(const UnaryInfo& info, std::vector<SessionInfo> sessions,
+             const UnaryDone<Response>& done) {
+  info.services.blocking.Run(info.client, [info, sessions = std::move(sessions), done] {
+    for (const SessionInfo& session : sessions) {
+      (void)info.services.engine.DeleteSession(session.id, info.tenant);
+    }
+    done(absl::CancelledError("cancelled by the client"));
+  });
+}
+
+}  // namespace
+
+void CreateSession(const UnaryInfo& info, const v1::CreateSessionRequest& message,
+                   const UnaryDone<v1::Session>& done) {
+  absl::StatusOr<SessionOptions> options = ToOptions(info, message);
+  if (!options.ok()) return done(options.status());
+  info.services.engine.CreateSession(*std::move(options),
+                                     [info, done](absl::StatusOr<SessionInfo> session) {
+                                       if (!session.ok()) return done(session.status());
+                                       if (info.cancel->cancelled())
+                                         return Abandon(info, {*session}, done);
+                                       done(ToProto(*session));
+                                     });
+}
+
+void ForkSession(const UnaryInfo& info, const v1::ForkSessionRequest& message,
+                 const UnaryDone<v1::ForkSessionResponse>& done) {
+  if (absl::Status status = CheckSessionId(message.session_id(), ""); !status.ok()) {
+    return done(status);
+  }
+  info.record.summary().SetSession(message.session_id());
+  info.services.engine.ForkSession(ToForkOptions(message, info.tenant, info.client),
+                                   [info, done](absl::StatusOr<std::vector<SessionInfo>> copies) {
+                                     if (!copies.ok()) return done(copies.status());
+                                     if (info.cancel->cancelled())
+                                       return Abandon(info, *std::move(copies), done);
+                                     v1::ForkSessionResponse response;
+                                     for (const SessionInfo& copy : *copies)
+                                       Fill(copy, *response.add_sessions());
+                                     done(std::move(response));
+                                   });
+}
+
+void RewindSession(const UnaryInfo& info, const v1::RewindSessionRequest& message,
+                   const UnaryDone<v1::RewindSessionResponse>& done) {
+  if (absl::Status status = CheckSessionId(message.session_id(), ""); !status.ok()) {
+    return done(status);
+  }
+  info.record.summary().SetSession(message.session_id());
+  info.services.engine.RewindSession(
+      {.session_id = message.session_id(),
+       .tenant = info.tenant,
+       .client = info.client,
+       .position = message.position(),
+       .dry_run = message.dry_run(),
+       .deadline = info.record.deadline()},
+      info.cancel, [done](absl::StatusOr<RewindResult> result) {
+        if (!result.ok()) return done(result.status());
+        v1::RewindSessionResponse response;
+        Fill(result->session, *response.mutable_session());
+        response.set_replay_tokens(static_cast<uint64_t>(result->replay_tokens));
+        done(std::move(response));
+      });
+}
+
+absl::StatusOr<v1::Session> GetSession(const UnaryInfo& info,
+                                       const v1::GetSessionRequest& message) {
+  if (absl::Status status = CheckSessionId(message.session_id(), ""); !status.ok()) return status;
+  info.record.summary().SetSession(message.session_id());
+  absl::StatusOr<SessionInfo> session =
+      info.services.engine.GetSession(message.session_id(), info.tenant);
+  if (!session.ok()) return session.status();
+  return ToProto(*session);
+}
+
+absl::StatusOr<v1::ListSessionsResponse> ListSessions(const UnaryInfo& info,
+                                                      const v1::ListSessionsRequest& message) {
+  absl::StatusOr<SessionPage> page = info.services.engine.ListSessions(
+      info.tenant, static_cast<int>(message.page_size()), message.page_token());
+  if (!page.ok()) return page.status();
+  v1::ListSessionsResponse response;
+  for (const SessionInfo& session : page->sessions) Fill(session, *response.add_sessions());
+  response.set_next_page_token(page->next_page_token);
+  return response;
+}
+
+absl::StatusOr<v1::DeleteSessionResponse> DeleteSession(const UnaryInfo& info,
+                                                        const v1::DeleteSessionRequest& message) {
+  if (absl::Status status = CheckSessionId(message.session_id(), ""); !status.ok()) return status;
+  info.record.summary().SetSession(message.session_id());
+  absl::Status status = info.services.engine.DeleteSession(message.session_id(), info.tenant);
+  if (!status.ok()) return status;
+  return v1::DeleteSessionResponse();
+}
+
+}  // namespace ovq

@@ -1,0 +1,399 @@
+// One connection of an HTTP server: its requests, one after another, and their answers.
+#pragma once
+
+#include <atomic>
+#include <boost/asio/ssl.hpp>
+#include <boost/beast/core.hpp>
+#include <boost/beast/http.hpp>
+#include <memory>
+#include <mutex>
+#include <optional>
+#include <string>
+#include <utility>
+
+#include "absl/strings/str_cat.h"
+#include "server/calls/service_context.h"
+#include "server/http/connection_host.h"
+
+namespace ovq {
+
+namespace beast = boost::beast;
+
+// Socket: of TCP, or TLS on one. All members but those named "any thread" run on its strand.
+template <class Socket>
+class Connection final : public Exchange, public AnyConnection {
+ public:
+  // tls: what args are made of, kept.
+  template <class... Args>
+  Connection(ConnectionHost& host, std::string peer, std::shared_ptr<void> tls, Tcp::socket socket,
+             Args&... args)
+      : host_(host),
+        leaving_{host, this},
+        peer_(std::move(peer)),
+        tls_(std::move(tls)),
+        stream_(std::move(socket), args...),
+        timer_(stream_.get_executor()) {}
+
+  void Start() {
+    On([this] {
+      host_.SetIdle(this, true);
+      Deadline(host_.options().header_timeout);
+      if constexpr (kTls) {
+        stream_.async_handshake(asio::ssl::stream_base::server,
+                                Then([this](ErrorCode error) { error ? End() : Await(); }));
+      } else {
+        Await();
+      }
+    });
+  }
+
+  const std::string& peer() const override { return peer_; }
+  bool gone() const override { return gone_; }
+  void OnGone(std::function<void()> gone) override {
+    {
+      std::lock_guard lock(mutex_);
+      if (!gone_) {
+        on_gone_ = std::move(gone);
+        return;
+      }
+    }
+    gone();
+  }
+  void Reply(HttpReply reply) override {
+    On([this, reply = std::move(reply)]() mutable {
+      const bool whole = reply.status != 304;  // the length of that is of what the client has
+      WriteHead(reply, whole ? absl::StrCat("Content-Length: ", reply.body.size(), "\r\n") : "");
+      if (request_.method != "HEAD") out_ += reply.body;
+      ended_ = true;
+      Write();
+    });
+  }
+  void Stream(HttpReply head, Source source) override {
+    On([this, head = std::move(head), source = std::move(source)]() mutable {
+      chunked_ = version_ >= 11;
+      WriteHead(head, chunked_ ? "Transfer-Encoding: chunked\r\n" : "");
+      source_ = std::move(source);
+      Advance();
+    });
+  }
+  void Pump() override {
+    if (pump_posted_.exchange(true)) return;
+    On([this] {
+      pump_posted_ = false;
+      if (!writing_) Advance();
+    });
+  }
+
+  void Close(bool if_idle) override {
+    On([this, if_idle] {
+      if (!if_idle || !handling_) End();
+    });
+  }
+
+ private:
+  static constexpr bool kTls = !std::is_same_v<Socket, Tcp::socket>;
+  using Parser = beast::http::request_parser<beast::http::string_body>;
+
+  auto Self() { return std::static_pointer_cast<Connection>(this->shared_from_this()); }
+  template <class Work>
+  void On(Work work) {
+    asio::post(stream_.get_executor(),
+               [self = Self(), work = std::move(work)]() mutable { work(); });
+  }
+  template <class Work>
+  auto Then(Work work) {  // with the connection kept
+    return [self = Self(), work = std::move(work)](auto... args) mutable { work(args...); };
+  }
+  Tcp::socket& socket() {
+    if constexpr (kTls) {
+      return stream_.next_layer();
+    } else {
+      return stream_;
+    }
+  }
+
+  // The connection ends unless another one is set by then.
+  void Deadline(absl::Duration time) {
+    timer_.expires_after(ToChrono(time));
+    timer_.async_wait(Then([this](ErrorCode error) {
+      // It may have been set anew while this was on its way.
+      if (!error && timer_.expiry() <= asio::steady_timer::clock_type::now()) End();
+    }));
+  }
+  void NoDeadline() { timer_.expires_at(asio::steady_timer::time_point::max()); }
+
+  // The next request's first bytes; while one is handled, what may come ahead, and the end.
+  void Await() {
+    if (closed_ || gone_) return;
+    if (reading_) {
+      // What it would wait for is here already, sent ahead.
+      ErrorCode ignored;
+      if (!handling_ && buffer_.size() > 0) socket().cancel(ignored);
+      return;
+    }
+    if (!handling_) {
+      if (buffer_.size() > 0) return ReadHeader();
+    } else if (buffer_.size() >= kMaxAhead) {
+      return;
+    }
+    ReadSome([this](ErrorCode error) {
+      if (!error || error == asio::error::operation_aborted) return Await();
+      // Who closes its half of the connection has gone, too: in time nobody can tell the two apart.
+      Gone();
+      if (!handling_) End();
+    });
+  }
+  // Into the buffer; while finishing, to finish.
+  template <class Work>
+  void ReadSome(Work work) {
+    reading_ = true;
+    stream_.async_read_some(buffer_.prepare(kReadBytes),
+                            Then([this, work](ErrorCode error, size_t n) {
+                              reading_ = false;
+                              buffer_.commit(n);
+                              host_.events().bytes(n, 0);
+                              if (finishing_) return FinishNow();
+                              work(error);
+                            }));
+  }
+
+  void ReadHeader() {
+    Deadline(host_.options().header_timeout);
+    parser_.emplace();
+    parser_->header_limit(kMaxHeaderBytes);
+    parser_->body_limit(host_.options().max_body_bytes);
+    beast::http::async_read_header(stream_, buffer_, *parser_,
+                                   Then([this, had = buffer_.size()](ErrorCode error, size_t n) {
+                                     Received(had, n);
+                                     HeaderRead(error);
+                                   }));
+  }
+
+  void HeaderRead(ErrorCode error) {
+    if (closed_) return;
+    using HttpError = beast::http::error;
+    if (error == HttpError::end_of_stream || error == HttpError::partial_message) return End();
+    TakeHeader();
+    if (error == HttpError::header_limit || error == HttpError::buffer_overflow) {
+      return Fault(BadHeader(absl::StrCat("expected at most ", kMaxHeaderBytes, " bytes")));
+    }
+    if (error == HttpError::body_limit) return TooLarge();
+    if (error && error.category() == make_error_code(HttpError::bad_method).category()) {
+      return Fault(BadHeader(error.message()));
+    }
+    if (error) return End();
+    if (absl::Status framing = CheckFraming(parser_->get()); !framing.ok()) {
+      return Fault(std::move(framing));
+    }
+    host_.SetIdle(this, false);
+    request_.memory = std::make_unique<ByteHold>(host_.options().memory, client());
+    const auto length = parser_->content_length();
+    if (length && *length > host_.options().max_body_bytes) return TooLarge();
+    if (length && !TakeMemory(*length)) return;
+    body_end_ = asio::steady_timer::clock_type::now() + ToChrono(host_.options().body_timeout);
+    if (!beast::iequals(parser_->get()[beast::http::field::expect], "100-continue")) {
+      return ReadBody();
+    }
+    static constexpr std::string_view kContinue = "HTTP/1.1 100 Continue\r\n\r\n";
+    Deadline(host_.options().progress_timeout);
+    asio::async_write(stream_, asio::buffer(kContinue),
+                      Then([this](ErrorCode error, size_t) { error ? End() : ReadBody(); }));
+  }
+
+  void ReadBody() {
+    if (closed_) return;
+    if (parser_->is_done()) return Dispatch();
+    const auto now = asio::steady_timer::clock_type::now();
+    const absl::Duration left = absl::FromChrono(body_end_ - now);
+    Deadline(std::min(host_.options().progress_timeout, left));
+    beast::http::async_read_some(stream_, buffer_, *parser_,
+                                 Then([this, had = buffer_.size()](ErrorCode error, size_t n) {
+                                   Received(had, n);
+                                   if (error == beast::http::error::body_limit) return TooLarge();
+                                   if (error) return End();
+                                   if (TakeMemory(parser_->get().body().size())) ReadBody();
+                                 }));
+  }
+
+  // After a parser took so many bytes, of those that the buffer had and of new ones.
+  void Received(size_t had, size_t taken) { host_.events().bytes(taken + buffer_.size() - had, 0); }
+
+  void TakeHeader() {
+    const auto& message = parser_->get();
+    version_ = message.version();
+    keep_alive_ = message.keep_alive() && version_ >= 11;
+    request_ = RequestOf(message);
+    fault_ = absl::OkStatus();
+  }
+
+  // So many bytes of body in all; false: the client gets an error.
+  bool TakeMemory(size_t bytes) {
+    const size_t held = request_.memory->bytes();
+    if (bytes <= held) return true;
+    absl::Status status = TakeBytes(*request_.memory, bytes - held);
+    if (status.ok()) return true;
+    Fault(std::move(status));
+    return false;
+  }
+  void TooLarge() { Fault(BodyTooLarge(host_.options().max_body_bytes)); }
+  // What is left of the request is not read.
+  void Fault(absl::Status fault) {
+    host_.SetIdle(this, false);
+    fault_ = std::move(fault);
+    keep_alive_ = false;
+    Handle();
+  }
+  void Dispatch() {
+    request_.body = std::move(parser_->get().body());
+    Handle();
+  }
+  void Handle() {
+    parser_.reset();
+    NoDeadline();
+    handling_ = true;
+    ended_ = false;
+    Await();
+    host_.Handle(std::static_pointer_cast<Exchange>(Self()));
+  }
+
+  void WriteHead(const HttpReply& reply, const std::string& framing) {
+    keep_alive_ = keep_alive_ && !host_.ending();
+    out_ = ReplyHead(reply, framing, keep_alive_);
+  }
+
+  // While nothing is written: what the source has.
+  void Advance() {
+    while (source_ && !ended_ && !writing_) {
+      part_.clear();
+      ended_ = !source_(part_);
+      const bool nothing = part_.empty();
+      if (gone_) {
+        out_.clear();
+      } else if (chunked_ && !nothing) {
+        absl::StrAppend(&out_, absl::Hex(part_.size()), "\r\n", part_, "\r\n");
+      } else {
+        out_ += part_;
+      }
+      if (ended_ && chunked_ && !gone_) out_ += "0\r\n\r\n";
+      if (!out_.empty() || ended_) return Write();
+      if (nothing) return;  // Pump will say when there is something
+    }
+  }
+
+  void Write() {
+    if (out_.empty() || closed_) {
+      out_.clear();
+      return ended_ ? Answered() : Advance();
+    }
+    writing_ = true;
+    Deadline(host_.options().progress_timeout);
+    stream_.async_write_some(
+        asio::buffer(out_.data() + sent_, std::min(out_.size() - sent_, kWriteBytes)),
+        Then([this](ErrorCode error, size_t n) {
+          writing_ = false;
+          NoDeadline();
+          sent_ += n;
+          host_.events().bytes(0, n);
+          if (error || sent_ == out_.size()) {
+            out_.clear();
+            sent_ = 0;
+          }
+          if (error) End();
+          Write();
+        }));
+  }
+
+  void Answered() {
+    if (!handling_) return;
+    handling_ = false;
+    source_ = nullptr;
+    request_ = {};
+    out_ = part_ = std::string();
+    {
+      std::lock_guard lock(mutex_);
+      on_gone_ = nullptr;
+    }
+    if (closed_) return;
+    if (gone_ || !keep_alive_) return Finish();
+    host_.SetIdle(this, true);
+    Deadline(host_.options().idle_timeout);
+    Await();
+  }
+
+  // --- the end ---
+
+  void Gone() {
+    std::function<void()> gone;
+    {
+      std::lock_guard lock(mutex_);
+      if (gone_.exchange(true)) return;
+      gone = std::move(on_gone_);
+      on_gone_ = nullptr;
+    }
+    if (gone) gone();
+  }
+  // The answer is out. What the client may still be sending is read for a moment: else the system
+  // would reset the connection before the client has read the answer.
+  void Finish() {
+    finishing_ = true;
+    Deadline(kFinish);
+    if (!reading_) return FinishNow();
+    ErrorCode ignored;
+    socket().cancel(ignored);
+  }
+  void FinishNow() {
+    if (closed_) return;
+    if constexpr (kTls) {
+      stream_.async_shutdown(Then([this](ErrorCode) { End(); }));
+    } else {
+      ErrorCode ignored;
+      socket().shutdown(Tcp::socket::shutdown_send, ignored);
+      Drain();
+    }
+  }
+  void Drain() {
+    buffer_.clear();
+    stream_.async_read_some(buffer_.prepare(kReadBytes), Then([this](ErrorCode error, size_t n) {
+                              host_.events().bytes(n, 0);
+                              error ? End() : Drain();
+                            }));
+  }
+  void End() {
+    NoDeadline();
+    closed_ = true;
+    ErrorCode ignored;
+    socket().close(ignored);
+    Gone();
+  }
+
+  struct Leaving {
+    ConnectionHost& host;
+    AnyConnection* const connection;
+    ~Leaving() { host.Left(connection); }
+  };
+
+  ConnectionHost& host_;
+  const Leaving leaving_;  // the last to go: the server ends when all have left
+  const std::string peer_;
+  const std::shared_ptr<void> tls_;
+  Socket stream_;
+  asio::steady_timer timer_;
+  beast::flat_buffer buffer_;
+  std::optional<Parser> parser_;
+  asio::steady_timer::time_point body_end_;
+  unsigned version_ = 11;
+  bool keep_alive_ = false;
+  bool reading_ = false, handling_ = false, finishing_ = false, closed_ = false;
+
+  std::string out_, part_;  // to be written, and of the source
+  size_t sent_ = 0;
+  Source source_;
+  bool chunked_ = false, writing_ = false, ended_ = false;
+  std::atomic<bool> pump_posted_ = false;
+
+  std::atomic<bool> gone_ = false;
+  std::mutex mutex_;  // guards the next
+  std::function<void()> on_gone_;
+};
+
+}  // namespace ovq

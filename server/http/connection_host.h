@@ -1,0 +1,66 @@
+// What a connection of an HTTP server and the server know of each other.
+#pragma once
+
+#include <algorithm>
+#include <memory>
+#include <string>
+// asio.hpp of Boost 1.74 uses std::exchange without its header.
+// clang-format off
+#include <utility>
+#include <boost/asio.hpp>
+// clang-format on
+#include <boost/beast/http/message.hpp>
+
+#include "absl/time/time.h"
+#include "server/http/exchange.h"
+#include "server/http/http_options.h"
+
+namespace ovq {
+
+namespace asio = boost::asio;
+using Tcp = asio::ip::tcp;
+using ErrorCode = boost::system::error_code;
+
+class AnyConnection : public std::enable_shared_from_this<AnyConnection> {
+ public:
+  virtual ~AnyConnection() = default;
+  virtual void Close(bool if_idle) = 0;  // any thread
+};
+
+// What a connection needs of its server.
+class ConnectionHost {
+ public:
+  virtual ~ConnectionHost() = default;
+  virtual const HttpOptions& options() const = 0;
+  virtual const HttpEvents& events() const = 0;
+  virtual bool ending() const = 0;  // no request follows
+  virtual void Handle(std::shared_ptr<Exchange> exchange) = 0;
+  // Whether nobody waits for it: such go first where others need room.
+  virtual void SetIdle(AnyConnection* connection, bool idle) = 0;
+  virtual void Left(AnyConnection* connection) = 0;
+};
+
+inline constexpr size_t kMaxHeaderBytes = size_t{16} << 10;
+inline constexpr size_t kMaxAhead = size_t{16} << 10;  // that came behind the request at hand
+inline constexpr size_t kReadBytes = 4096;
+inline constexpr size_t kWriteBytes = size_t{64} << 10;
+
+inline constexpr absl::Duration kFinish = absl::Seconds(1);
+
+inline asio::steady_timer::duration ToChrono(absl::Duration time) {
+  return absl::ToChronoNanoseconds(std::min(time, absl::Hours(24 * 365)));
+}
+
+// What stands before a body; framing: the lines that say where it ends.
+std::string ReplyHead(const HttpReply& reply, const std::string& framing, bool keep_alive);
+
+// --- what a header says ---
+using HttpHeader = boost::beast::http::request_header<>;
+HttpRequest RequestOf(const HttpHeader& header);      // without its body
+absl::Status CheckFraming(const HttpHeader& header);  // whether it is clear where the body ends
+
+// --- why a request is not read to its end ---
+absl::Status BodyTooLarge(size_t most);
+absl::Status BadHeader(const std::string& why);
+
+}  // namespace ovq

@@ -1,0 +1,155 @@
+#include "server/http/http_api.h"
+
+#include <array>
+#include <optional>
+#include <string_view>
+#include <utility>
+#include <vector>
+
+#include "absl/strings/match.h"
+#include "absl/strings/str_cat.h"
+#include "absl/strings/str_split.h"
+#include "server/engine/error_facts.h"
+#include "server/http/console_page.h"
+#include "server/http/http_errors.h"
+#include "server/http/http_handlers.h"
+
+namespace ovq {
+namespace {
+
+constexpr size_t kResponsesPart = 16;  // of --request-memory, for stored responses' texts
+
+struct Route {
+  const char* method;
+  const char* pattern;  // {}: a word of the path
+  const char* label;    // of kHttpRoutes
+  HttpHandler handler;
+  Lane lane = Lane::kWork;
+};
+
+constexpr std::array kRoutes = {
+    Route{"GET", "/v1/models", "/v1/models", &ServeModels, Lane::kQuick},
+    Route{"GET", "/v1/models/{}", "/v1/models", &ServeModels, Lane::kQuick},
+    Route{"POST", "/v1/completions", "/v1/completions", &ServeCompletions},
+    Route{"POST", "/v1/chat/completions", "/v1/chat/completions", &ServeChat},
+    Route{"POST", "/v1/responses", "/v1/responses", &ServeResponses},
+    Route{"GET", "/v1/responses/{}", "/v1/responses/{}", &ServeResponse, Lane::kQuick},
+    Route{"DELETE", "/v1/responses/{}", "/v1/responses/{}", &ServeResponseDelete},
+    Route{"POST", "/tokenize", "/tokenize", &ServeTokenize},
+    Route{"POST", "/detokenize", "/detokenize", &ServeDetokenize},
+    Route{"GET", "/ovq/v1/info", "/ovq/v1/info", &ServeInfo, Lane::kQuick},
+    Route{"GET", "/ovq/v1/status", "/ovq/v1/status", &ServeStatus, Lane::kQuick},
+    Route{"GET", "/ovq/v1/sessions", "/ovq/v1/sessions", &ServeSessions, Lane::kQuick},
+    Route{"POST", "/ovq/v1/sessions", "/ovq/v1/sessions", &ServeCreate},
+    Route{"GET", "/ovq/v1/sessions/{}", "/ovq/v1/sessions/{}", &ServeSession, Lane::kQuick},
+    Route{"DELETE", "/ovq/v1/sessions/{}", "/ovq/v1/sessions/{}", &ServeDelete},
+    Route{"POST", "/ovq/v1/sessions/{}/fork", "/ovq/v1/sessions/{}/fork", &ServeFork},
+    Route{"POST", "/ovq/v1/sessions/{}/rewind", "/ovq/v1/sessions/{}/rewind", &ServeRewind},
+    Route{"POST", "/ovq/v1/sessions/{}/generate", "/ovq/v1/sessions/{}/generate", &ServeGenerate},
+    Route{"POST", "/ovq/v1/generate", "/ovq/v1/generate", &ServeGenerate},
+};
+
+// The words of the path in place of the pattern's {}; unset if it is another path.
+std::optional<std::vector<std::string>> Match(std::string_view pattern, std::string_view path) {
+  const std::vector<std::string> parts =
+      absl::StrSplit(absl::string_view(pattern.data(), pattern.size()), '/');
+  const std::vector<std::string> given =
+      absl::StrSplit(absl::string_view(path.data(), path.size()), '/');
+  if (parts.size() != given.size()) return std::nullopt;
+  std::vector<std::string> words;
+  for (size_t i = 0; i < parts.size(); ++i) {
+    if (parts[i] == "{}") {
+      words.push_back(DecodeUrl(given[i]));
+    } else if (parts[i] != given[i]) {
+      return std::nullopt;
+    }
+  }
+  return words;
+}
+
+// What a HEAD asks for is what a GET would get.
+bool Takes(const Route& route, const std::string& method) {
+  return method == route.method || (method == "HEAD" && route.method == std::string_view("GET"));
+}
+
+struct Found {
+  const Route* route = nullptr;
+  std::vector<std::string> words;
+  std::vector<std::string> methods;  // that the path has, if not this one
+};
+Found Find(const std::string& method, std::string_view path) {
+  Found found;
+  for (const Route& route : kRoutes) {
+    std::optional<std::vector<std::string>> words = Match(route.pattern, path);
+    if (!words) continue;
+    if (Takes(route, method)) return {&route, *std::move(words), {}};
+    found.methods.emplace_back(route.method);
+  }
+  return found;
+}
+
+bool IsThisMachine(std::string_view host) {
+  const size_t end = host.starts_with('[') ? host.find(']') + 1 : host.rfind(':');
+  const std::string_view name = host.substr(0, end);
+  return name == "localhost" || name == "[::1]" || name.starts_with("127.");
+}
+
+// A page from elsewhere that a browser shows may send requests here: it gets nothing.
+absl::Status CheckOrigin(const HttpCall& call, bool loopback) {
+  const std::string host = call.Value("host").value_or("");
+  if (loopback && !IsThisMachine(host)) {
+    return absl::PermissionDeniedError(
+        "header host: expected a name of this machine, such as localhost, as no tokens are asked "
+        "for");
+  }
+  const std::optional<std::string> origin = call.Value("origin");
+  if (!origin || *origin == absl::StrCat("http://", host) ||
+      *origin == absl::StrCat("https://", host)) {
+    return absl::OkStatus();
+  }
+  return absl::PermissionDeniedError(
+      "header origin: expected this server's own; pages from elsewhere are not served");
+}
+
+}  // namespace
+
+HttpApi::HttpApi(ServiceContext& services, bool loopback)
+    : services_(services),
+      loopback_(loopback),
+      responses_(services.engine.options().request_memory->total() / kResponsesPart) {}
+
+void HttpApi::Handle(std::shared_ptr<Exchange> exchange) {
+  const std::string method = exchange->request().method;
+  const std::string_view target = exchange->request().target;
+  const std::string_view path = target.substr(0, target.find('?'));
+  const bool health = path == "/health", version = path == "/version";
+  Found found = Find(method, path);
+  std::optional<HttpReply> console = ConsoleReply(exchange->request());
+  const char* const label = health        ? "/health"
+                            : version     ? "/version"
+                            : console     ? "/"
+                            : found.route ? found.route->label
+                                          : kOtherRoute;
+  auto call = std::make_shared<HttpCall>(services_, responses_, label, std::move(exchange));
+  if (absl::Status fault = call->exchange().fault(); !fault.ok()) return call->Fail(fault);
+  if (health || version || console) {
+    // Nobody is asked who they are, and nothing is counted as a request's.
+    if (method != "GET" && method != "HEAD") return call->Fail(MethodNotAllowed("GET"));
+    if (console) return call->Reply(*std::move(console));
+    if (version) return call->Reply(200, Dump({{"version", OVQ_VERSION}}));
+    if (ready_ && !services_.draining()) return call->Reply(200, "", "");
+    return call->Fail(absl::UnavailableError("the server is draining, or a step hangs"));
+  }
+  if (found.route == nullptr) {
+    if (!found.methods.empty()) return call->Fail(MethodNotAllowed(found.methods.front()));
+    return call->Fail(NotFound("path: expected one that docs/http.md lists", "path", nullptr));
+  }
+  if (absl::Status status = CheckOrigin(*call, loopback_); !status.ok()) return call->Fail(status);
+  WorkQueue& queue = found.route->lane == Lane::kQuick ? services_.quick : services_.blocking;
+  queue.Run(call->client(), [call, handler = found.route->handler, words = std::move(found.words)] {
+    if (absl::Status status = call->Admit(); !status.ok()) return call->Fail(status);
+    handler(call, words);
+  });
+}
+
+}  // namespace ovq

@@ -1,0 +1,82 @@
+#include "server/http/http_body.h"
+
+#include <google/protobuf/util/json_util.h>
+
+#include "absl/strings/match.h"
+#include "absl/strings/str_cat.h"
+#include "base/json.h"
+#include "base/text.h"
+#include "server/engine/error_facts.h"
+
+namespace ovq {
+namespace {
+
+constexpr int kMaxDepth = 32;
+// Of a value with its place in a list or an object, in the parsed JSON and in the message.
+constexpr size_t kValueBytes = 192;
+// As JSON, as a message, as the engine's request and as tokens of a byte each.
+constexpr size_t kBytesPerChar = 4 + sizeof(int32_t);
+
+struct Extent {
+  size_t values = 1;
+  int depth = 0;
+};
+Extent ExtentOf(std::string_view text) {
+  Extent extent;
+  int depth = 0;
+  bool in_text = false;
+  for (size_t i = 0; i < text.size(); ++i) {
+    const char c = text[i];
+    if (in_text) {
+      if (c == '\\') ++i;
+      in_text = c != '"';
+      continue;
+    }
+    if (c == '"') in_text = true;
+    if (c == ',' || c == '[' || c == '{') ++extent.values;
+    if (c == '[' || c == '{') extent.depth = std::max(extent.depth, ++depth);
+    if (c == ']' || c == '}') --depth;
+  }
+  return extent;
+}
+
+absl::Status Check(HttpCall& call) {
+  const std::string& body = call.request().body;
+  const std::string type = call.Value("content-type").value_or("");
+  if (!absl::StartsWithIgnoreCase(type, "application/json")) {
+    return BadField("header content-type", "application/json", Quoted(type));
+  }
+  if (const std::optional<size_t> at = FirstInvalidUtf8(body)) {
+    return BadField("body", "UTF-8 text", absl::StrCat("another byte at offset ", *at));
+  }
+  const Extent extent = ExtentOf(body);
+  if (extent.depth > kMaxDepth) {
+    return BadField("body", absl::StrCat("JSON nested at most ", kMaxDepth, " levels deep"),
+                    extent.depth);
+  }
+  return TakeBytes(call.memory(), extent.values * kValueBytes + body.size() * kBytesPerChar);
+}
+
+}  // namespace
+
+absl::StatusOr<nlohmann::json> JsonBody(HttpCall& call) {
+  if (call.request().body.empty()) return nlohmann::json::object();
+  if (absl::Status status = Check(call); !status.ok()) return status;
+  absl::StatusOr<nlohmann::json> json = ParseJsonObject(call.request().body, "body");
+  if (json.ok()) return json;
+  return WithLogText(WithFacts(absl::InvalidArgumentError(json.status().message()), {}),
+                     "body: not a JSON object that can be read");
+}
+
+absl::Status MessageBody(HttpCall& call, google::protobuf::Message& message) {
+  if (call.request().body.empty()) return absl::OkStatus();
+  if (absl::Status status = Check(call); !status.ok()) return status;
+  const auto parsed = google::protobuf::util::JsonStringToMessage(call.request().body, &message);
+  if (parsed.ok()) return absl::OkStatus();
+  return WithLogText(absl::InvalidArgumentError(absl::StrCat(
+                         "body: expected a ", message.GetDescriptor()->full_name(), " as JSON: ",
+                         std::string(parsed.message().data(), parsed.message().size()))),
+                     "body: not a message as JSON");
+}
+
+}  // namespace ovq

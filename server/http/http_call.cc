@@ -1,0 +1,123 @@
+#include "server/http/http_call.h"
+
+#include <utility>
+
+#include "absl/strings/escaping.h"
+#include "absl/strings/str_cat.h"
+#include "server/engine/error_facts.h"
+#include "server/http/http_errors.h"
+
+namespace ovq {
+
+HttpCall::HttpCall(ServiceContext& services, ResponseStore& responses, const char* route,
+                   std::shared_ptr<Exchange> exchange)
+    : responses_(responses),
+      exchange_(std::move(exchange)),
+      route_(route),
+      record_(services, route, *this) {
+  const std::string_view target = request().target;
+  const size_t mark = target.find('?');
+  path_ = target.substr(0, mark);
+  if (mark != std::string_view::npos) query_ = target.substr(mark + 1);
+  if (exchange_->request().memory == nullptr) {
+    exchange_->request().memory =
+        std::make_unique<ByteHold>(services.engine.options().request_memory, client());
+  }
+  exchange_->OnGone([cancel = cancel_] { cancel->Cancel(); });
+}
+
+std::vector<std::string> HttpCall::Values(const char* name) const {
+  std::vector<std::string> values;
+  for (const auto& [key, value] : request().headers) {
+    if (key == name) values.push_back(value);
+  }
+  return values;
+}
+
+std::string DecodeUrl(std::string_view text) {
+  std::string decoded;
+  for (size_t i = 0; i < text.size(); ++i) {
+    const std::string_view digits = text.substr(i + 1, 2);
+    if (text[i] == '+') {
+      decoded.push_back(' ');
+    } else if (text[i] == '%' && digits.size() == 2 && absl::ascii_isxdigit(digits[0]) &&
+               absl::ascii_isxdigit(digits[1])) {
+      decoded += absl::HexStringToBytes(absl::string_view(digits.data(), digits.size()));
+      i += 2;
+    } else {
+      decoded.push_back(text[i]);
+    }
+  }
+  return decoded;
+}
+
+std::optional<std::string> HttpCall::Query(std::string_view name) const {
+  std::string_view rest = query_;
+  while (!rest.empty()) {
+    const std::string_view pair = rest.substr(0, rest.find('&'));
+    rest.remove_prefix(std::min(rest.size(), pair.size() + 1));
+    const size_t equals = pair.find('=');
+    if (DecodeUrl(pair.substr(0, equals)) != name) continue;
+    return equals == std::string_view::npos ? "" : DecodeUrl(pair.substr(equals + 1));
+  }
+  return std::nullopt;
+}
+
+absl::Status HttpCall::Admit() {
+  absl::StatusOr<Caller> caller = services().Admit(*this);
+  if (!caller.ok()) return caller.status();
+  caller_ = *std::move(caller);
+  record_.summary().tenant = caller_.tenant;
+  return absl::OkStatus();
+}
+
+HttpHeaders HttpCall::AnswerHeaders() {
+  HttpHeaders headers = record_.AnswerHeaders();
+  // What a balancer may go by.
+  const std::string& session = record_.summary().session_id;
+  const size_t dot = session.find('.');
+  if (dot != std::string::npos) headers.emplace_back("ovq-session", session.substr(0, dot));
+  return headers;
+}
+
+void HttpCall::End(int http_status, const absl::Status& status) {
+  const absl::Status seen = record_.Seen(status);
+  services().metrics.HttpFinished(route_, cancelled() ? kHttpClientGone : http_status,
+                                  record_.age());
+  record_.End(seen);
+}
+
+void HttpCall::Reply(int status, std::string body, std::string content_type) {
+  Reply({.status = status, .content_type = std::move(content_type), .body = std::move(body)});
+}
+
+void HttpCall::Reply(HttpReply reply) {
+  for (auto& header : AnswerHeaders()) reply.headers.push_back(std::move(header));
+  End(reply.status, absl::OkStatus());
+  exchange_->Reply(std::move(reply));
+}
+
+void HttpCall::Fail(const absl::Status& status) {
+  HttpReply reply = {
+      .status = HttpStatusOf(status), .headers = AnswerHeaders(), .body = ErrorBody(status)};
+  AddErrorHeaders(status, reply.headers);
+  End(reply.status, status);
+  exchange_->Reply(std::move(reply));
+}
+
+void HttpCall::Stream(Events events) {
+  HttpReply head = {.content_type = "text/event-stream; charset=utf-8", .headers = AnswerHeaders()};
+  head.headers.emplace_back("Cache-Control", "no-store");
+  head.headers.emplace_back("X-Accel-Buffering", "no");
+  services().metrics.HttpStreams(1);
+  exchange_->Stream(std::move(head),
+                    [self = shared_from_this(), events = std::move(events)](std::string& out) {
+                      absl::Status status;
+                      if (events(out, status)) return true;
+                      self->services().metrics.HttpStreams(-1);
+                      self->End(200, status);
+                      return false;
+                    });
+}
+
+}  // namespace ovq

@@ -1,0 +1,82 @@
+// A request over HTTP as a call: who asks, what it may take, its record, and how it is answered.
+#pragma once
+
+#include <functional>
+#include <memory>
+#include <nlohmann/json.hpp>
+#include <string>
+#include <string_view>
+#include <vector>
+
+#include "absl/status/statusor.h"
+#include "server/calls/service_context.h"
+#include "server/calls/unary.h"
+#include "server/http/exchange.h"
+#include "server/http/response_store.h"
+
+namespace ovq {
+
+// Lives until it is answered: whoever is to answer it holds it.
+class HttpCall final : public CallContext, public std::enable_shared_from_this<HttpCall> {
+ public:
+  // route: one of kHttpRoutes.
+  HttpCall(ServiceContext& services, ResponseStore& responses, const char* route,
+           std::shared_ptr<Exchange> exchange);
+
+  // --- CallContext ---
+  std::string peer() const override { return exchange_->peer(); }
+  std::string client() const override { return exchange_->client(); }
+  std::vector<std::string> Values(const char* name) const override;
+  const char* kind() const override { return "header"; }
+  SteadyTime deadline() const override { return kNever; }
+  bool cancelled() const override { return exchange_->gone(); }
+
+  ServiceContext& services() { return record_.services(); }
+  CallRecord& record() { return record_; }
+  ResponseStore& responses() { return responses_; }
+  // As if the client had sent it.
+  void AddHeader(std::string name, std::string value) {
+    exchange_->request().headers.emplace_back(std::move(name), std::move(value));
+  }
+  const HttpRequest& request() const { return exchange_->request(); }
+  std::string_view path() const { return path_; }
+  // The value of a parameter in the query, decoded; unset without it.
+  std::optional<std::string> Query(std::string_view name) const;
+  ByteHold& memory() { return *exchange_->request().memory; }
+  const Caller& caller() const { return caller_; }
+  Exchange& exchange() { return *exchange_; }
+  const std::shared_ptr<CancelSignal>& cancel() const { return cancel_; }
+
+  // Who calls, as ServiceContext::Admit has it; before anything is done for it.
+  absl::Status Admit();
+  // What a handler of messages gets; while this call lives.
+  UnaryInfo ForHandler() {
+    return {services(), *this, record_, caller_.tenant, caller_.client, cancel_, memory()};
+  }
+
+  // --- the answer, once ---
+  void Reply(int status, std::string body, std::string content_type = "application/json");
+  void Reply(HttpReply reply);            // with headers of its own, too
+  void Fail(const absl::Status& status);  // as OpenAI's errors look
+  // Events of a server (text/event-stream), as Exchange::Source has them; with the end of the
+  // stream comes its status.
+  using Events = std::function<bool(std::string& out, absl::Status& status)>;
+  void Stream(Events events);
+
+ private:
+  HttpHeaders AnswerHeaders();
+  void End(int http_status, const absl::Status& status);
+
+  ResponseStore& responses_;
+  const std::shared_ptr<Exchange> exchange_;
+  const char* const route_;
+  CallRecord record_;
+  const std::shared_ptr<CancelSignal> cancel_ = std::make_shared<CancelSignal>();
+  std::string_view path_, query_;
+  Caller caller_;
+};
+
+// %XX and, in a query, +.
+std::string DecodeUrl(std::string_view text);
+
+}  // namespace ovq

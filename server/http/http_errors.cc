@@ -1,0 +1,124 @@
+#include "server/http/http_errors.h"
+
+#include <optional>
+
+#include "absl/strings/cord.h"
+#include "absl/strings/str_cat.h"
+#include "server/calls/convert.h"
+#include "server/engine/error_facts.h"
+#include "server/http/message_json.h"
+
+namespace ovq {
+namespace {
+
+// A payload with the `code` that OpenAI has for it.
+constexpr const char* kCodeUrl = "ovq.http/code";
+
+absl::Status WithCode(absl::Status status, const char* code) {
+  if (code != nullptr) status.SetPayload(kCodeUrl, absl::Cord(code));
+  return status;
+}
+
+const char* TypeOf(int http_status) {
+  switch (http_status) {
+    case 401:
+      return "authentication_error";
+    case 403:
+      return "permission_error";
+    case 429:
+      return "rate_limit_error";
+    default:
+      return http_status < 500 ? "invalid_request_error" : "server_error";
+  }
+}
+
+std::optional<std::string> CodeOf(const absl::Status& status, const ErrorFacts& facts) {
+  if (const auto code = status.GetPayload(kCodeUrl)) return std::string(*code);
+  if (facts.reason) return RejectReasonName(*facts.reason);
+  if (absl::IsUnauthenticated(status)) return "invalid_api_key";
+  return std::nullopt;
+}
+
+}  // namespace
+
+int HttpStatusOf(const absl::Status& status) {
+  switch (status.code()) {
+    case absl::StatusCode::kOk:
+      return 200;
+    case absl::StatusCode::kInvalidArgument:
+      return FactsOf(status).field == "header content-type" ? 415 : 400;
+    case absl::StatusCode::kOutOfRange:
+      return FactsOf(status).field == "body" ? 413 : 400;
+    case absl::StatusCode::kFailedPrecondition:
+      // Of a field: this server never takes it. Else of a session's state, which may change.
+      return FactsOf(status).field.empty() ? 409 : 400;
+    case absl::StatusCode::kUnauthenticated:
+      return 401;
+    case absl::StatusCode::kPermissionDenied:
+      return 403;
+    case absl::StatusCode::kNotFound:
+      return 404;
+    case absl::StatusCode::kResourceExhausted:
+      return 429;
+    case absl::StatusCode::kCancelled:
+      return kHttpClientGone;
+    case absl::StatusCode::kUnimplemented:
+      return FactsOf(status).field == "method" ? 405 : 501;
+    case absl::StatusCode::kUnavailable:
+      return 503;
+    case absl::StatusCode::kDeadlineExceeded:
+      return 504;
+    default:
+      return 500;
+  }
+}
+
+nlohmann::json ErrorObject(const absl::Status& status) {
+  const ErrorFacts facts = FactsOf(status);
+  nlohmann::json error = {{"message", std::string(status.message())},
+                          {"type", TypeOf(HttpStatusOf(status))},
+                          {"param", nullptr},
+                          {"code", nullptr}};
+  if (!facts.field.empty()) error["param"] = facts.field;
+  if (const auto code = CodeOf(status, facts)) error["code"] = *code;
+  error["status"] = absl::StatusCodeToString(status.code());
+  if (!facts.empty()) {
+    v1::ErrorInfo info;
+    Fill(facts, info);
+    error["info"] = nlohmann::json::parse(MessageJson(info), nullptr, /*allow_exceptions=*/false);
+  }
+  return {{"error", std::move(error)}};
+}
+
+std::string ErrorBody(const absl::Status& status) { return Dump(ErrorObject(status)); }
+
+void AddErrorHeaders(const absl::Status& status, HttpHeaders& headers) {
+  if (absl::IsUnauthenticated(status)) headers.emplace_back("WWW-Authenticate", "Bearer");
+  const std::optional<absl::Duration> wait = FactsOf(status).retry_after;
+  if (!wait) return;
+  const int64_t ms = absl::ToInt64Milliseconds(*wait);
+  headers.emplace_back("Retry-After", absl::StrCat((ms + 999) / 1000));
+  headers.emplace_back("Retry-After-Ms", absl::StrCat(ms));
+}
+
+std::string Dump(const nlohmann::json& json) {
+  return json.dump(-1, ' ', /*ensure_ascii=*/false, nlohmann::json::error_handler_t::replace);
+}
+
+absl::Status Unsupported(const std::string& field, const std::string& expected) {
+  return WithCode(WithFacts(absl::InvalidArgumentError(
+                                absl::StrCat(field, ": not served here; expected ", expected)),
+                            {.field = field}),
+                  "unsupported_parameter");
+}
+
+absl::Status MethodNotAllowed(const std::string& allowed) {
+  return WithFacts(absl::UnimplementedError(absl::StrCat("method: expected ", allowed)),
+                   {.field = "method"});
+}
+
+absl::Status NotFound(const std::string& message, const std::string& field, const char* code) {
+  return WithCode(WithFacts(absl::NotFoundError(message), {.field = field}), code);
+}
+
+}  // namespace ovq

@@ -1,0 +1,251 @@
+#include "server/http/http_server.h"
+
+#include <netinet/tcp.h>
+#include <sys/socket.h>
+
+#include <condition_variable>
+#include <list>
+#include <thread>
+#include <unordered_map>
+#include <utility>
+#include <vector>
+
+#include "server/http/connection.h"
+
+namespace ovq {
+namespace {
+
+constexpr int kThreads = 2;
+constexpr int kBacklog = 512;
+// As gRPC's: a peer that vanished without a word is noticed within 80 s.
+constexpr int kKeepaliveIdle = 60, kKeepaliveInterval = 10, kKeepaliveCount = 2;
+constexpr auto kAcceptAgain = std::chrono::milliseconds(100);  // after no file was to be had
+
+asio::const_buffer Buffer(const std::string& text) { return asio::buffer(text); }
+
+// TLS 1.2 or 1.3 with these files, which LoadTls has checked; null if OpenSSL thinks otherwise.
+std::shared_ptr<asio::ssl::context> MakeContext(const TlsMaterial& material) {
+  auto context = std::make_shared<asio::ssl::context>(asio::ssl::context::tls_server);
+  ErrorCode error;
+  const auto worked = [&error] { return !error; };
+  context->set_options(asio::ssl::context::no_tlsv1 | asio::ssl::context::no_tlsv1_1, error);
+  if (worked()) context->use_certificate_chain(Buffer(material.cert), error);
+  if (worked()) context->use_private_key(Buffer(material.key), asio::ssl::context::pem, error);
+  if (worked() && !material.client_ca.empty()) {
+    context->add_certificate_authority(Buffer(material.client_ca), error);
+    if (worked()) {
+      context->set_verify_mode(asio::ssl::verify_peer | asio::ssl::verify_fail_if_no_peer_cert,
+                               error);
+    }
+  }
+  return worked() ? context : nullptr;
+}
+
+std::string PeerName(const Tcp::endpoint& peer) {
+  const bool v4 = peer.address().is_v4();
+  ErrorCode ignored;
+  const std::string address = peer.address().to_string(ignored);
+  return absl::StrCat(v4 ? "ipv4:" : "ipv6:[", address, v4 ? ":" : "]:", peer.port());
+}
+
+class Server final : public HttpServer, public ConnectionHost {
+ public:
+  Server(const HttpOptions& options, HttpEvents events, Handler handler)
+      : options_(options), events_(std::move(events)), handler_(std::move(handler)) {}
+  ~Server() override { Shutdown(); }
+
+  absl::Status Listen() {
+    const size_t colon = options_.address.rfind(':');
+    std::string host = options_.address.substr(0, colon);
+    if (host.size() > 2 && host.front() == '[') host = host.substr(1, host.size() - 2);
+    ErrorCode error;
+    Tcp::resolver resolver(io_);
+    const auto found =
+        resolver.resolve(host, options_.address.substr(colon + 1), Tcp::resolver::passive, error);
+    for (auto entry = found.begin(); !error && entry != found.end(); ++entry) {
+      if (Bind(entry->endpoint())) break;
+    }
+    if (!acceptor_.is_open()) {
+      return absl::UnavailableError(absl::StrCat("--http-listen: cannot listen on ",
+                                                 options_.address,
+                                                 " (port in use, or no address of this machine)"));
+    }
+    Accept();
+    for (int i = 0; i < kThreads; ++i) threads_.emplace_back([this] { io_.run(); });
+    return absl::OkStatus();
+  }
+
+  int port() const override { return port_; }
+  void EndConnections() override {
+    ending_ = true;
+    CloseAll(/*if_idle=*/true);
+  }
+  void Shutdown() override {
+    if (threads_.empty()) return;
+    ending_ = true;
+    // On its strand, so that none is taken any more that is not closed here.
+    asio::post(acceptor_.get_executor(), [this] {
+      ErrorCode ignored;
+      acceptor_.close(ignored);
+      retry_.cancel();
+      CloseAll(/*if_idle=*/false);
+      std::lock_guard lock(mutex_);
+      closed_ = true;
+      none_.notify_all();
+    });
+    {
+      std::unique_lock lock(mutex_);
+      none_.wait(lock, [this] { return closed_ && connections_.empty(); });
+    }
+    work_.reset();
+    for (std::thread& thread : threads_) thread.join();
+    threads_.clear();
+  }
+
+  // --- ConnectionHost ---
+  const HttpOptions& options() const override { return options_; }
+  const HttpEvents& events() const override { return events_; }
+  bool ending() const override { return ending_; }
+  void Handle(std::shared_ptr<Exchange> exchange) override { handler_(std::move(exchange)); }
+  void SetIdle(AnyConnection* connection, bool idle) override {
+    std::lock_guard lock(mutex_);
+    const auto found = connections_.find(connection);
+    if (found == connections_.end()) return;
+    if (found->second != idle_.end()) idle_.erase(found->second);
+    found->second = idle ? idle_.insert(idle_.end(), connection) : idle_.end();
+  }
+  void Left(AnyConnection* connection) override {
+    std::lock_guard lock(mutex_);
+    const auto found = connections_.find(connection);
+    if (found == connections_.end()) return;
+    if (found->second != idle_.end()) idle_.erase(found->second);
+    connections_.erase(found);
+    events_.connections(static_cast<int>(connections_.size()));
+    if (connections_.empty()) none_.notify_all();
+  }
+
+ private:
+  bool Bind(const Tcp::endpoint& endpoint) {
+    ErrorCode error;
+    acceptor_.open(endpoint.protocol(), error);
+    if (!error) acceptor_.set_option(Tcp::acceptor::reuse_address(true), error);
+    if (!error) acceptor_.bind(endpoint, error);
+    if (!error) acceptor_.listen(kBacklog, error);
+    if (!error) port_ = acceptor_.local_endpoint(error).port();
+    ErrorCode ignored;
+    if (error) acceptor_.close(ignored);
+    return !error;
+  }
+
+  void Accept() {
+    acceptor_.async_accept(asio::make_strand(io_), [this](ErrorCode error, Tcp::socket socket) {
+      if (!acceptor_.is_open()) return;
+      if (!error) {
+        Take(std::move(socket));
+        return Accept();
+      }
+      retry_.expires_after(kAcceptAgain);
+      retry_.async_wait([this](ErrorCode cancelled) {
+        if (!cancelled && acceptor_.is_open()) Accept();
+      });
+    });
+  }
+
+  void Take(Tcp::socket socket) {
+    ErrorCode error;
+    const Tcp::endpoint peer = socket.remote_endpoint(error);
+    if (error) return;
+    socket.set_option(Tcp::no_delay(true), error);
+    socket.set_option(asio::socket_base::keep_alive(true), error);
+    for (const auto& [option, value] :
+         {std::pair(TCP_KEEPIDLE, kKeepaliveIdle), std::pair(TCP_KEEPINTVL, kKeepaliveInterval),
+          std::pair(TCP_KEEPCNT, kKeepaliveCount)}) {
+      setsockopt(socket.native_handle(), IPPROTO_TCP, option, &value, sizeof(value));
+    }
+    if (!MakeRoom()) return events_.refused("max_connections");
+    if (options_.tls == nullptr) {
+      return Add(std::make_shared<Connection<Tcp::socket>>(*this, PeerName(peer), nullptr,
+                                                           std::move(socket)));
+    }
+    const std::shared_ptr<asio::ssl::context> context = TlsContext();
+    if (context == nullptr) return events_.refused("tls");
+    Add(std::make_shared<Connection<asio::ssl::stream<Tcp::socket>>>(*this, PeerName(peer), context,
+                                                                     std::move(socket), *context));
+  }
+  template <class Made>
+  void Add(std::shared_ptr<Made> connection) {
+    {
+      std::lock_guard lock(mutex_);
+      connections_.emplace(connection.get(), idle_.end());
+      events_.connections(static_cast<int>(connections_.size()));
+    }
+    connection->Start();
+  }
+
+  // Whoever has waited longest for nothing goes, if somebody has to.
+  bool MakeRoom() {
+    std::shared_ptr<AnyConnection> oldest;  // let go of without the lock, which Left takes
+    std::lock_guard lock(mutex_);
+    if (connections_.size() < static_cast<size_t>(options_.max_connections)) return true;
+    if (idle_.empty()) return false;
+    connections_.at(idle_.front()) = idle_.end();
+    oldest = idle_.front()->weak_from_this().lock();
+    idle_.pop_front();
+    if (oldest != nullptr) oldest->Close(/*if_idle=*/true);
+    events_.refused("idle");
+    // It is closed in a moment; so many more there are until then, one for each that is made room
+    // for.
+    return connections_.size() < 2 * static_cast<size_t>(options_.max_connections);
+  }
+  void CloseAll(bool if_idle) {
+    std::vector<std::shared_ptr<AnyConnection>> all;  // let go of without the lock
+    {
+      std::lock_guard lock(mutex_);
+      for (const auto& [connection, place] : connections_) {
+        if (auto held = connection->weak_from_this().lock()) all.push_back(std::move(held));
+      }
+    }
+    for (const auto& connection : all) connection->Close(if_idle);
+  }
+
+  // On the acceptor's strand.
+  std::shared_ptr<asio::ssl::context> TlsContext() {
+    std::shared_ptr<const TlsMaterial> current = options_.tls->current();
+    if (current != material_) {
+      if (auto context = MakeContext(*current)) context_ = std::move(context);
+      material_ = std::move(current);
+    }
+    return context_;
+  }
+
+  const HttpOptions options_;
+  const HttpEvents events_;
+  const Handler handler_;
+  asio::io_context io_{kThreads};
+  std::optional<asio::executor_work_guard<asio::io_context::executor_type>> work_{
+      asio::make_work_guard(io_)};
+  Tcp::acceptor acceptor_{asio::make_strand(io_)};
+  asio::steady_timer retry_{acceptor_.get_executor()};
+  int port_ = 0;
+  std::atomic<bool> ending_ = false;
+  std::shared_ptr<const TlsMaterial> material_;
+  std::shared_ptr<asio::ssl::context> context_;
+
+  std::mutex mutex_;     // guards the next four
+  bool closed_ = false;  // no connection comes any more
+  std::condition_variable none_;
+  std::list<AnyConnection*> idle_;  // the longest first
+  std::unordered_map<AnyConnection*, std::list<AnyConnection*>::iterator> connections_;
+  std::vector<std::thread> threads_;
+};
+
+}  // namespace
+
+absl::StatusOr<std::unique_ptr<HttpServer>> HttpServer::Start(const HttpOptions& options,
+                                                              HttpEvents events, Handler handler) {
+  auto server = std::make_unique<Server>(options, std::move(events), std::move(handler));
+  if (absl::Status status = server->Listen(); !status.ok()) return status;
+  return server;
+}
+
+}  // namespace ovq

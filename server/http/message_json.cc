@@ -1,0 +1,13 @@
+#include "server/http/message_json.h"
+
+#include <google/protobuf/util/json_util.h>
+
+namespace ovq {
+
+std::string MessageJson(const google::protobuf::Message& message) {
+  std::string json;
+  (void)google::protobuf::util::MessageToJsonString(message, &json);  // of all that are known
+  return json;
+}
+
+}  // namespace ovq

@@ -1,0 +1,13 @@
+// Messages as JSON.
+#pragma once
+
+#include <google/protobuf/message.h>
+
+#include <string>
+
+namespace ovq {
+
+// In protobuf's JSON mapping.
+std::string MessageJson(const google::protobuf::Message& message);
+
+}  // namespace ovq

@@ -1,0 +1,197 @@
+#include "server/http/openai_answer.h"
+
+#include <algorithm>
+#include <array>
+#include <utility>
+
+#include "absl/strings/str_cat.h"
+#include "base/random.h"
+#include "server/engine/limits.h"
+#include "server/http/http_errors.h"
+
+namespace ovq {
+namespace {
+
+using Json = nlohmann::json;
+
+std::string Head(const std::string& id, bool chat, int64_t created, const std::string& model) {
+  const std::string head = Dump({{"created", created},
+                                 {"id", id},
+                                 {"model", model},
+                                 {"object", chat ? "chat.completion.chunk" : "text_completion"}});
+  return head.substr(0, head.size() - 1);
+}
+
+Json Bytes(const std::string& text) {
+  Json bytes = Json::array();
+  for (const char c : text) bytes.push_back(static_cast<uint8_t>(c));
+  return bytes;
+}
+
+Json StopOf(const Finished& finished) {
+  if (!finished.matched_stop.empty()) return finished.matched_stop;
+  if (finished.matched_token_id) return *finished.matched_token_id;
+  return nullptr;
+}
+
+}  // namespace
+
+std::string TokenText(const Tokenizer* tokenizer, int32_t id) {
+  if (tokenizer == nullptr || !tokenizer->has_text()) return absl::StrCat("token_id:", id);
+  return tokenizer->Decode(std::array{id}).value_or("");
+}
+
+void AppendChatLogprobs(const TokenChunk& chunk, const Tokenizer* tokenizer, Json& list) {
+  const auto entry = [tokenizer](int32_t id, float logprob) {
+    const std::string text = TokenText(tokenizer, id);
+    return Json{{"token", text}, {"logprob", logprob}, {"bytes", Bytes(text)}};
+  };
+  for (size_t i = 0; i < chunk.logprobs.size(); ++i) {
+    Json& token = list.emplace_back(entry(chunk.token_ids[i], chunk.logprobs[i]));
+    token["top_logprobs"] = Json::array();
+    if (i >= chunk.top.size()) continue;
+    for (const TokenLogprob& top : chunk.top[i]) {
+      token["top_logprobs"].push_back(entry(top.token_id, top.logprob));
+    }
+  }
+}
+
+Json FinishName(FinishReason reason) {
+  if (reason == FinishReason::kStop) return "stop";
+  if (reason == FinishReason::kLength) return "length";
+  return nullptr;
+}
+
+OpenAiAnswer::OpenAiAnswer(OpenAiRequest request, std::string model, const Tokenizer* tokenizer,
+                           int64_t created)
+    : request_(std::move(request)),
+      tokenizer_(tokenizer),
+      id_(absl::StrCat(chat() ? "chatcmpl-" : "cmpl-", UnguessableHex())),
+      model_(std::move(model)),
+      created_(created),
+      head_(Head(id_, chat(), created, model_)),
+      choices_(std::min<size_t>(request_.message.sampling().n(), kMaxCompletions)) {}
+
+Json OpenAiAnswer::Usage() const {
+  return {{"prompt_tokens", prompt_tokens_},
+          {"completion_tokens", completion_tokens_},
+          {"total_tokens", prompt_tokens_ + completion_tokens_},
+          {"prompt_tokens_details", {{"cached_tokens", cached_tokens_}}}};
+}
+
+// The completions' own form: lists side by side.
+void OpenAiAnswer::AddLogprobs(const TokenChunk& chunk, Choice& choice, Json& to) const {
+  if (chunk.logprobs.empty()) return;
+  if (chat()) {
+    if (to.is_null()) to = {{"content", Json::array()}, {"refusal", nullptr}};
+    return AppendChatLogprobs(chunk, tokenizer_, to["content"]);
+  }
+  if (to.is_null()) {
+    to = {{"tokens", Json::array()},
+          {"token_logprobs", Json::array()},
+          {"top_logprobs", Json::array()},
+          {"text_offset", Json::array()}};
+  }
+  for (size_t i = 0; i < chunk.logprobs.size(); ++i) {
+    const std::string text = TokenText(tokenizer_, chunk.token_ids[i]);
+    Json best = Json::object();
+    if (i < chunk.top.size()) {
+      for (const TokenLogprob& top : chunk.top[i]) {
+        best.emplace(TokenText(tokenizer_, top.token_id), top.logprob);
+      }
+    }
+    best.emplace(text, chunk.logprobs[i]);  // the drawn one is among them
+    to["tokens"].push_back(text);
+    to["token_logprobs"].push_back(chunk.logprobs[i]);
+    to["top_logprobs"].push_back(std::move(best));
+    to["text_offset"].push_back(choice.text_bytes);
+    choice.text_bytes += std::ssize(text);
+  }
+}
+
+void OpenAiAnswer::AppendChunk(int index, const std::string& members, std::string& out) const {
+  std::string data = absl::StrCat(head_, ",\"choices\":[{\"index\":", index, ",", members, "}]");
+  if (request_.continuous_usage) absl::StrAppend(&data, ",\"usage\":", Dump(Usage()));
+  data += '}';
+  AppendEvent(data, out);
+}
+
+void OpenAiAnswer::Add(const StreamEvent& event, std::string& out) {
+  if (event.started) {
+    prompt_tokens_ = event.started->prompt_tokens;
+    cached_tokens_ = event.started->cached_tokens;
+    for (size_t i = 0; streams() && chat() && i < choices_.size(); ++i) {
+      AppendChunk(static_cast<int>(i),
+                  R"("delta":{"role":"assistant","content":""},"logprobs":null,)"
+                  R"("finish_reason":null)",
+                  out);
+    }
+  }
+  if (event.chunk) {
+    const TokenChunk& chunk = *event.chunk;
+    Choice& choice = choices_[static_cast<size_t>(chunk.index)];
+    completion_tokens_ += std::ssize(chunk.token_ids);
+    if (streams()) {
+      Json logprobs;
+      AddLogprobs(chunk, choice, logprobs);
+      const std::string text = Dump(chunk.text);
+      AppendChunk(
+          chunk.index,
+          absl::StrCat(chat() ? "\"delta\":{\"content\":" : "\"text\":", text, chat() ? "}" : "",
+                       ",\"logprobs\":", Dump(logprobs), ",\"finish_reason\":null"),
+          out);
+    } else {
+      choice.text += chunk.text;
+      AddLogprobs(chunk, choice, choice.logprobs);
+    }
+  }
+  if (event.finished) {
+    Choice& choice = choices_[static_cast<size_t>(event.finished->index)];
+    choice.finish = FinishName(event.finished->reason);
+    choice.stop = StopOf(*event.finished);
+    if (streams()) {
+      AppendChunk(event.finished->index,
+                  absl::StrCat(chat() ? "\"delta\":{}" : "\"text\":\"\"",
+                               ",\"logprobs\":null,\"finish_reason\":", Dump(choice.finish),
+                               ",\"stop_reason\":", Dump(choice.stop)),
+                  out);
+    }
+  }
+}
+
+void OpenAiAnswer::End(const absl::Status& status, std::string& out) {
+  if (!streams()) {
+    out += Dump(Whole());
+    return;
+  }
+  if (!status.ok()) return AppendEvent(ErrorBody(InOpenAiWords(status, request_.api)), out);
+  if (request_.include_usage) {
+    AppendEvent(absl::StrCat(head_, ",\"choices\":[],\"usage\":", Dump(Usage()), "}"), out);
+  }
+  AppendEvent("[DONE]", out);
+}
+
+Json OpenAiAnswer::Whole() const {
+  Json whole = {{"id", id_},
+                {"object", chat() ? "chat.completion" : "text_completion"},
+                {"created", created_},
+                {"model", model_},
+                {"system_fingerprint", nullptr},
+                {"choices", Json::array()},
+                {"usage", Usage()}};
+  for (size_t i = 0; i < choices_.size(); ++i) {
+    const Choice& choice = choices_[i];
+    Json& to = whole["choices"].emplace_back(Json{{"index", i},
+                                                  {"logprobs", choice.logprobs},
+                                                  {"finish_reason", choice.finish},
+                                                  {"stop_reason", choice.stop}});
+    if (chat()) {
+      to["message"] = {{"role", "assistant"}, {"content", choice.text}, {"refusal", nullptr}};
+    } else {
+      to["text"] = choice.text;
+    }
+  }
+  return whole;
+}
+
+}  // namespace ovq

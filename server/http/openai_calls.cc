@@ -1,0 +1,152 @@
+// /v1/models, /v1/completions and /v1/chat/completions of OpenAI's API, /tokenize and /detokenize
+// of vLLM's.
+#include <utility>
+
+#include "absl/strings/str_cat.h"
+#include "absl/time/clock.h"
+#include "server/calls/convert.h"
+#include "server/calls/handlers.h"
+#include "server/http/generation_call.h"
+#include "server/http/http_body.h"
+#include "server/http/http_errors.h"
+#include "server/http/http_handlers.h"
+#include "server/http/openai_answer.h"
+#include "server/http/openai_request.h"
+
+namespace ovq {
+namespace {
+
+using Call = std::shared_ptr<HttpCall>;
+using PathWords = std::vector<std::string>;
+using Json = nlohmann::json;
+
+const std::string& ModelName(const Call& call) { return call->services().description.name; }
+
+void Serve(const Call& call,
+           absl::StatusOr<OpenAiRequest> (*read)(const Json&, const std::string&)) {
+  const absl::StatusOr<Json> body = JsonBody(*call);
+  if (!body.ok()) return call->Fail(body.status());
+  absl::StatusOr<OpenAiRequest> request = read(*body, ModelName(call));
+  if (!request.ok()) return call->Fail(request.status());
+  const OpenAiApi api = request->api;
+  const v1::GenerateRequest message = request->message;
+  auto writer = std::make_unique<OpenAiAnswer>(*std::move(request), ModelName(call),
+                                               call->services().engine.model().tokenizer,
+                                               absl::ToUnixSeconds(absl::Now()));
+  std::make_shared<GenerationCall>(
+      call, std::move(writer),
+      GenerationCall::Hooks{
+          .in_words = [api](const absl::Status& status) { return InOpenAiWords(status, api); }})
+      ->Start(message);
+}
+
+Json ModelObject(const ServiceContext& services) {
+  return {{"id", services.description.name},
+          {"object", "model"},
+          {"created", absl::ToUnixSeconds(services.started)},
+          {"owned_by", "ovq-server"},
+          {"root", services.description.name}};  // vLLM's, which its own clients ask for
+}
+
+// The answer of /tokenize, written as it comes and counted: a body's text can be millions of
+// tokens.
+class TokenList {
+ public:
+  TokenList(HttpCall& call, bool with_texts)
+      : call_(call), tokenizer_(with_texts ? call.services().engine.model().tokenizer : nullptr) {}
+
+  // ResourceExhausted: no more memory for this client.
+  absl::Status Add(uint32_t id) {
+    ++count_;
+    absl::StrAppend(&ids_, ids_.empty() ? "" : ",", id);
+    if (tokenizer_ != nullptr) {
+      absl::StrAppend(&texts_, texts_.empty() ? "" : ",",
+                      Dump(TokenText(tokenizer_, static_cast<int32_t>(id))));
+    }
+    const size_t bytes = ids_.size() + texts_.size();
+    if (bytes < held_) return absl::OkStatus();
+    constexpr size_t kHeldAtATime = size_t{64} << 10;
+    held_ += kHeldAtATime;
+    return TakeBytes(call_.memory(), 2 * kHeldAtATime);  // and in the whole answer
+  }
+  std::string Answer(int64_t max_tokens) const {
+    return absl::StrCat(
+        "{\"count\":", count_, ",\"max_model_len\":", max_tokens, ",\"tokens\":[", ids_,
+        "],\"token_strs\":", tokenizer_ == nullptr ? "null" : absl::StrCat("[", texts_, "]"), "}");
+  }
+
+ private:
+  HttpCall& call_;
+  const Tokenizer* const tokenizer_;  // null: ids alone
+  std::string ids_, texts_;
+  int64_t count_ = 0;
+  size_t held_ = 0;
+};
+
+}  // namespace
+
+void ServeModels(const Call& call, const PathWords& words) {
+  const Json model = ModelObject(call->services());
+  if (words.empty()) {
+    return call->Reply(200, Dump({{"object", "list"}, {"data", Json::array({model})}}));
+  }
+  if (words.front() == ModelName(call)) return call->Reply(200, Dump(model));
+  call->Fail(NotFound("model: expected \"" + ModelName(call) + "\", the one that is served",
+                      "model", "model_not_found"));
+}
+
+void ServeCompletions(const Call& call, const PathWords&) { Serve(call, &ReadCompletion); }
+
+void ServeChat(const Call& call, const PathWords&) { Serve(call, &ReadChat); }
+
+void ServeTokenize(const Call& call, const PathWords&) {
+  const absl::StatusOr<Json> body = JsonBody(*call);
+  if (!body.ok()) return call->Fail(body.status());
+  BodyFields fields(*body);
+  ReadModel(fields, ModelName(call));
+  const std::optional<std::string> text = fields.Text("prompt");
+  const Json* const messages = fields.Any("messages");
+  v1::Conversation conversation;
+  if (messages != nullptr) ReadMessages(fields, "messages", *messages, conversation);
+  const bool opens = fields.Bool("add_generation_prompt").value_or(true);
+  conversation.set_add_generation_prompt(opens);
+  const bool special = fields.Bool("add_special_tokens").value_or(messages == nullptr);
+  const bool with_texts = fields.Bool("return_token_strs").value_or(false);
+  if ((text.has_value()) == (messages != nullptr)) {
+    fields.Fail(BadField("prompt", "it or messages", text ? "both" : "neither"));
+  }
+  if (absl::Status status = fields.Finish(); !status.ok()) return call->Fail(status);
+
+  v1::TokenizeRequest request;
+  request.set_add_bos(special);
+  if (text) request.set_text(*text);
+  if (messages != nullptr) {
+    v1::ApplyTemplateRequest apply;
+    *apply.mutable_conversation() = std::move(conversation);
+    absl::StatusOr<v1::ApplyTemplateResponse> applied = ApplyTemplate(call->ForHandler(), apply);
+    if (!applied.ok()) return call->Fail(applied.status());
+    request.set_text(std::move(*applied->mutable_text()));
+  }
+  const absl::StatusOr<v1::TokenizeResponse> tokens = Tokenize(call->ForHandler(), request);
+  if (!tokens.ok()) return call->Fail(tokens.status());
+  TokenList list(*call, with_texts);
+  for (const uint32_t id : tokens->token_ids()) {
+    if (absl::Status status = list.Add(id); !status.ok()) return call->Fail(status);
+  }
+  call->Reply(200, list.Answer(call->services().engine.options().max_prompt_tokens));
+}
+
+void ServeDetokenize(const Call& call, const PathWords&) {
+  const absl::StatusOr<Json> body = JsonBody(*call);
+  if (!body.ok()) return call->Fail(body.status());
+  BodyFields fields(*body);
+  ReadModel(fields, ModelName(call));
+  v1::DetokenizeRequest request;
+  for (const uint32_t id : fields.Ids("tokens")) request.add_token_ids(id);
+  if (absl::Status status = fields.Finish(); !status.ok()) return call->Fail(status);
+  const absl::StatusOr<v1::DetokenizeResponse> text = Detokenize(call->ForHandler(), request);
+  if (!text.ok()) return call->Fail(text.status());
+  call->Reply(200, Dump({{"prompt", text->text()}}));
+}
+
+}  // namespace ovq

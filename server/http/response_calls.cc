@@ -1,0 +1,193 @@
+// /v1/responses: each stored response is a session. The next one goes on in a fork of it, so that
+// what was said before is not read again, however long it is, and several can go on from one.
+#include <utility>
+
+#include "absl/strings/str_cat.h"
+#include "absl/time/clock.h"
+#include "base/random.h"
+#include "base/sha256.h"
+#include "server/calls/handlers.h"
+#include "server/engine/error_facts.h"
+#include "server/http/generation_call.h"
+#include "server/http/http_body.h"
+#include "server/http/http_errors.h"
+#include "server/http/http_handlers.h"
+#include "server/http/openai_request.h"
+#include "server/http/response_answer.h"
+#include "server/http/response_request.h"
+
+namespace ovq {
+namespace {
+
+using Call = std::shared_ptr<HttpCall>;
+using PathWords = std::vector<std::string>;
+
+constexpr const char* kSessionHeader = "ovq-session";
+constexpr size_t kKeyDigits = 16;
+
+// The session has read the conversation; its template is asked only for what is new. What the known
+// messages said does not matter for that: it is the same text with and without them that is taken
+// off (NewText), so that two of one letter stand for all, and nobody has to keep or send them.
+void StandInForKnown(v1::Conversation& conversation) {
+  v1::Conversation whole;
+  for (const char* role : {"user", "assistant"}) {
+    v1::ChatMessage& message = *whole.add_messages();
+    message.set_role(role);
+    message.set_content("x");
+  }
+  whole.set_known(2);
+  whole.MergeFrom(conversation);
+  conversation.Swap(&whole);
+}
+
+absl::Status NoPrevious() {
+  return NoResponse("previous_response_id", "previous_response_not_found");
+}
+
+// One POST, from its session on.
+class ResponseRun : public std::enable_shared_from_this<ResponseRun> {
+ public:
+  ResponseRun(Call call, ResponseRequest request)
+      : call_(std::move(call)), request_(std::move(request)) {}
+
+  // Instructions are read once: the sessions that go on have them.
+  absl::Status CheckInstructions() {
+    if (request_.instructions) {
+      Sha256 digest;
+      digest.AddText(*request_.instructions);
+      digest_ = digest.Hex();
+    }
+    if (!request_.previous) return absl::OkStatus();
+    if (!call_->services().engine.GetSession(*request_.previous, call_->caller().tenant).ok()) {
+      return NoPrevious();
+    }
+    const auto previous = call_->responses().Get(*request_.previous);
+    if (previous && (!request_.instructions || digest_ == previous->instructions)) {
+      digest_ = previous->instructions;
+      return absl::OkStatus();
+    }
+    if (!request_.instructions) return absl::OkStatus();
+    return BadField("instructions", "none, or those of the response before, which it goes on with",
+                    "others");
+  }
+
+  void Start() {
+    if (request_.previous) {
+      v1::ForkSessionRequest fork;
+      fork.set_session_id(*request_.previous);
+      return ForkSession(call_->ForHandler(), fork, [self = shared_from_this()](auto forked) {
+        self->Made(forked.ok() ? absl::StatusOr<v1::Session>(forked->sessions(0))
+                               : forked.status());
+      });
+    }
+    if (!request_.store) return Run("");
+    // So that a balancer has something to go by.
+    if (!call_->Value(kSessionHeader)) {
+      call_->AddHeader(kSessionHeader, UnguessableHex().substr(0, kKeyDigits));
+    }
+    v1::CreateSessionRequest create;
+    create.set_memory(request_.message.memory());
+    if (request_.message.has_max_centroids()) {
+      create.set_max_centroids(request_.message.max_centroids());
+    }
+    request_.message.clear_memory();
+    request_.message.clear_max_centroids();
+    CreateSession(call_->ForHandler(), create,
+                  [self = shared_from_this()](auto session) { self->Made(std::move(session)); });
+  }
+
+ private:
+  // On the engine's thread.
+  void Made(absl::StatusOr<v1::Session> session) {
+    call_->services().blocking.Run(call_->client(), [self = shared_from_this(), session] {
+      if (session.ok()) {
+        if (session->position() > 0) {
+          StandInForKnown(*self->request_.message.mutable_prompt()->mutable_conversation());
+        }
+        return self->Run(session->session_id());
+      }
+      const bool gone = self->request_.previous && absl::IsNotFound(session.status());
+      self->call_->Fail(gone ? NoPrevious() : session.status());
+    });
+  }
+
+  void Run(const std::string& session_id) {
+    if (!session_id.empty()) request_.message.set_session_id(session_id);
+    session_id_ = session_id;
+    const std::string id =
+        ResponseId(request_.store ? session_id : absl::StrCat(UnguessableHex(), "_not_stored"));
+    auto answer = std::make_unique<ResponseAnswer>(request_, id, call_->services().description.name,
+                                                   call_->services().engine.model().tokenizer,
+                                                   absl::ToUnixSeconds(absl::Now()));
+    GenerationCall::Hooks hooks = {
+        .in_words =
+            [](const absl::Status& status) { return InOpenAiWords(status, OpenAiApi::kChat); },
+        .ended = [self = shared_from_this(), &answer = *answer](
+                     const absl::Status& status) { return self->Ended(status, answer); }};
+    std::make_shared<GenerationCall>(call_, std::move(answer), std::move(hooks))
+        ->Start(request_.message);
+  }
+
+  absl::Status Ended(const absl::Status& status, const ResponseAnswer& answer) {
+    if (session_id_.empty()) return status;
+    if (status.ok() && request_.store) {
+      call_->responses().Put(session_id_, {Dump(answer.Response()), digest_});
+      return status;
+    }
+    // NotFound if it expired or was deleted meanwhile, which is as good.
+    (void)call_->services().engine.DeleteSession(session_id_, call_->caller().tenant);
+    return status;
+  }
+
+  const Call call_;
+  ResponseRequest request_;
+  std::string session_id_;  // empty: one shot
+  std::string digest_;      // of the instructions, its own or those before; "" without
+};
+
+// Of the path: the stored response's session, which the caller has.
+absl::StatusOr<std::string> Named(const Call& call, const PathWords& words) {
+  const std::optional<std::string> session = SessionOf(words.front());
+  if (!session) return NoResponse("response_id", nullptr);
+  call->record().summary().SetSession(*session);
+  return *session;
+}
+
+}  // namespace
+
+void ServeResponses(const Call& call, const PathWords&) {
+  const absl::StatusOr<nlohmann::json> body = JsonBody(*call);
+  if (!body.ok()) return call->Fail(body.status());
+  absl::StatusOr<ResponseRequest> request = ReadResponse(*body, call->services().description.name);
+  if (!request.ok()) return call->Fail(request.status());
+  auto run = std::make_shared<ResponseRun>(call, *std::move(request));
+  if (absl::Status status = run->CheckInstructions(); !status.ok()) return call->Fail(status);
+  run->Start();
+}
+
+void ServeResponse(const Call& call, const PathWords& words) {
+  const absl::StatusOr<std::string> session = Named(call, words);
+  if (!session.ok()) return call->Fail(session.status());
+  if (!call->services().engine.GetSession(*session, call->caller().tenant).ok()) {
+    call->responses().Remove(*session);
+    return call->Fail(NoResponse("response_id", nullptr));
+  }
+  const auto stored = call->responses().Get(*session);
+  if (stored) return call->Reply(200, stored->json);
+  call->Fail(NotFound("response_id: its text is not kept any more; it can still be continued",
+                      "response_id", "text_not_kept"));
+}
+
+void ServeResponseDelete(const Call& call, const PathWords& words) {
+  const absl::StatusOr<std::string> session = Named(call, words);
+  if (!session.ok()) return call->Fail(session.status());
+  const absl::Status status =
+      call->services().engine.DeleteSession(*session, call->caller().tenant);
+  if (!status.ok()) {
+    return call->Fail(absl::IsNotFound(status) ? NoResponse("response_id", nullptr) : status);
+  }
+  call->responses().Remove(*session);
+  call->Reply(200, Dump({{"id", words.front()}, {"object", "response"}, {"deleted", true}}));
+}
+
+}  // namespace ovq

@@ -1,0 +1,34 @@
+#include "server/rpc/grpc_call.h"
+
+#include "absl/strings/str_cat.h"
+#include "server/engine/error_facts.h"
+#include "server/rpc/grpc_codec.h"
+
+namespace ovq {
+
+GrpcCallContext::GrpcCallContext(grpc::CallbackServerContext* context)
+    : context_(context), deadline_(Clock().ToSteady(absl::FromChrono(context->deadline()))) {}
+
+std::vector<std::string> GrpcCallContext::Values(const char* name) const {
+  const auto [begin, end] = context_->client_metadata().equal_range(name);
+  std::vector<std::string> values;
+  for (auto entry = begin; entry != end; ++entry) {
+    values.emplace_back(entry->second.data(), entry->second.size());
+  }
+  return values;
+}
+
+grpc::Status GrpcCallContext::End(CallRecord& record, const absl::Status& status) const {
+  const absl::Status seen = record.Seen(status);
+  if (const std::optional<absl::Duration> wait = FactsOf(seen).retry_after) {
+    context_->AddTrailingMetadata("retry-after-ms", absl::StrCat(absl::ToInt64Milliseconds(*wait)));
+  }
+  for (const auto& [name, value] : record.AnswerHeaders()) {
+    context_->AddTrailingMetadata(name, value);
+  }
+  record.services().metrics.CallFinished(record.method(), seen.code(), record.age());
+  record.End(seen);
+  return ToGrpcStatus(seen);
+}
+
+}  // namespace ovq

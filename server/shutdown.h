@@ -1,0 +1,74 @@
+// What signals ask of the server.
+#pragma once
+
+#include <signal.h>
+#include <unistd.h>
+
+#include <atomic>
+#include <functional>
+#include <mutex>
+#include <utility>
+#include <vector>
+
+#include "absl/strings/str_cat.h"
+#include "absl/synchronization/notification.h"
+#include "absl/time/time.h"
+#include "base/signals.h"
+#include "server/telemetry/log.h"
+
+namespace ovq {
+
+inline constexpr absl::Duration kLastLines =
+    absl::Seconds(1);  // for the log, where the program ends
+
+// What SIGTERM and SIGINT ask for, and SIGHUP; SIGUSR1 and SIGUSR2 ask for nothing. Make it before
+// any other thread that takes signals (the log's takes none).
+class Shutdown {
+ public:
+  explicit Shutdown(Log& log)
+      : log_(log), waiter_(Blocked(), [this](int signal) { OnSignal(signal); }) {}
+  // From now on the first signal asks for a drain; before, it ends the process.
+  void Serve() { serving_ = true; }
+  // What SIGHUP does from now on; nothing before, and with an empty one.
+  void OnHangUp(std::function<void()> reload) {
+    std::lock_guard lock(mutex_);
+    reload_ = std::move(reload);
+  }
+  void WaitForFirst() { first_.WaitForNotification(); }
+  // Like the first signal; has no effect after it. Any thread, while serving.
+  void Drain() {
+    if (!draining_.exchange(true)) first_.Notify();
+  }
+
+ private:
+  static std::vector<int> Blocked() {
+    const std::vector<int> signals = {SIGTERM, SIGINT, SIGHUP, SIGUSR2};
+    BlockSignals(signals);
+    return signals;
+  }
+  void OnSignal(int signal) {
+    if (signal == SIGUSR2) return;
+    if (signal == SIGHUP) {
+      std::lock_guard lock(mutex_);
+      if (reload_) reload_();
+      return;
+    }
+    if (!serving_ || draining_) {
+      log_.Info(absl::StrCat("ended by signal ", signal));
+      log_.Flush(kLastLines);
+      _exit(128 + signal);
+    }
+    log_.Info(absl::StrCat("signal ", signal, ": draining; a second one ends at once"));
+    Drain();
+  }
+
+  Log& log_;
+  std::atomic<bool> serving_{false};
+  std::atomic<bool> draining_{false};
+  absl::Notification first_;
+  std::mutex mutex_;  // guards the next
+  std::function<void()> reload_;
+  const SignalWaiter waiter_;  // the last: its thread uses the others
+};
+
+}  // namespace ovq

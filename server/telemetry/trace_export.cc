@@ -1,0 +1,184 @@
+#include "server/telemetry/trace_export.h"
+
+#include <httplib.h>
+
+#include <algorithm>
+#include <chrono>
+#include <memory>
+#include <nlohmann/json.hpp>
+
+#include "absl/strings/numbers.h"
+#include "absl/strings/str_cat.h"
+#include "absl/strings/str_format.h"
+#include "server/telemetry/trace_context.h"
+
+namespace ovq {
+namespace {
+
+using Json = nlohmann::json;
+
+// A batch goes when it is full, or this long after its first span.
+constexpr auto kBatchTime = std::chrono::milliseconds(500);
+constexpr auto kPatience = std::chrono::seconds(2);  // to connect, to write, to read
+
+Json Attribute(const std::string& key, const std::variant<std::string, int64_t>& value) {
+  // 64-bit integers are texts in the JSON of protobuf.
+  if (const auto* number = std::get_if<int64_t>(&value)) {
+    return {{"key", key}, {"value", {{"intValue", absl::StrCat(*number)}}}};
+  }
+  return {{"key", key}, {"value", {{"stringValue", std::get<std::string>(value)}}}};
+}
+
+std::string Nanoseconds(absl::Time time) { return absl::StrCat(absl::ToUnixNanos(time)); }
+
+Json ToJson(const FinishedSpan& span) {
+  Json out = {{"traceId", span.trace_id},
+              {"spanId", span.span_id},
+              {"name", span.name},
+              {"kind", static_cast<int>(span.kind)},
+              {"startTimeUnixNano", Nanoseconds(span.start)},
+              {"endTimeUnixNano", Nanoseconds(span.end)},
+              {"attributes", Json::array()}};
+  if (!span.parent_id.empty()) out["parentSpanId"] = span.parent_id;
+  if (!span.state.empty()) out["traceState"] = span.state;
+  for (const auto& [key, value] : span.attributes) {
+    out["attributes"].push_back(Attribute(key, value));
+  }
+  // STATUS_CODE_ERROR; without an error the schema wants it unset.
+  if (!span.status.ok()) {
+    out["status"] = {{"code", 2}, {"message", std::string(span.status.message())}};
+  }
+  return out;
+}
+
+// How many of `spans` the collector says that it did not take, in a body that may be none.
+int64_t Rejected(const std::string& body, int64_t spans) {
+  const Json answer = Json::parse(body, nullptr, /*allow_exceptions=*/false);
+  if (!answer.is_object() || !answer.contains("partialSuccess")) return 0;
+  const Json& partial = answer["partialSuccess"];
+  if (!partial.is_object() || !partial.contains("rejectedSpans")) return 0;
+  const Json& count = partial["rejectedSpans"];  // a text, as 64-bit integers are, or a number
+  int64_t rejected = 0;
+  if (count.is_number_integer()) rejected = count.get<int64_t>();
+  if (count.is_string() && !absl::SimpleAtoi(count.get<std::string>(), &rejected)) return 0;
+  return std::clamp(rejected, int64_t{0}, spans);
+}
+
+// Sends one batch; how many of its spans the collector took, nullopt if it cannot be reached.
+std::optional<int64_t> Post(const TraceCollector& collector,
+                            const std::vector<FinishedSpan>& batch) {
+  std::unique_ptr<httplib::ClientImpl> client;
+  if (collector.tls) {
+    client = std::make_unique<httplib::SSLClient>(collector.host, collector.port);
+    if (!collector.ca.empty()) client->set_ca_cert_path(collector.ca);
+  } else {
+    client = std::make_unique<httplib::ClientImpl>(collector.host, collector.port);
+  }
+  client->set_connection_timeout(kPatience);
+  client->set_write_timeout(kPatience);
+  client->set_read_timeout(kPatience);
+  const httplib::Result answer = client->Post(collector.path, OtlpJson(batch), "application/json");
+  if (!answer) return std::nullopt;
+  const auto spans = static_cast<int64_t>(batch.size());
+  if (answer->status / 100 != 2) return 0;
+  return spans - Rejected(answer->body, spans);
+}
+
+}  // namespace
+
+std::optional<TraceCollector> ParseTraceCollector(std::string_view url) {
+  const bool tls = url.starts_with("https://");
+  if (!tls && !url.starts_with("http://")) return std::nullopt;
+  url.remove_prefix(url.find("//") + 2);
+  const size_t slash = std::min(url.find('/'), url.size());
+  const std::string_view address = url.substr(0, slash), path = url.substr(slash);
+  const size_t colon = address.rfind(':');
+  if (colon == std::string_view::npos || colon == 0) return std::nullopt;
+  const std::string_view port = address.substr(colon + 1);
+  int number = 0;
+  if (!absl::SimpleAtoi(absl::string_view(port.data(), port.size()), &number) || number < 1 ||
+      number > 65535) {
+    return std::nullopt;
+  }
+  for (const char c : url) {  // what a request's first lines may not hold
+    if (c <= ' ' || c == 0x7F) return std::nullopt;
+  }
+  std::string_view host = address.substr(0, colon);
+  if (host.starts_with('[') && host.ends_with(']')) host = host.substr(1, host.size() - 2);
+  return TraceCollector{.tls = tls,
+                        .host = std::string(host),
+                        .port = number,
+                        .path = path.empty() ? "/v1/traces" : std::string(path)};
+}
+
+std::string NewSpanId() { return NewRequestId().substr(0, 16); }
+
+std::string OtlpJson(const std::vector<FinishedSpan>& spans) {
+  Json list = Json::array();
+  for (const FinishedSpan& span : spans) list.push_back(ToJson(span));
+  const Json scope = {{"name", "ovq-server"}, {"version", OVQ_VERSION}};
+  const Json resource = {
+      {"attributes",
+       {Attribute("service.name", "ovq-server"), Attribute("service.version", OVQ_VERSION)}}};
+  const Json scoped = {{"scope", scope}, {"spans", std::move(list)}};
+  const Json all = {{"resource", resource}, {"scopeSpans", Json::array({scoped})}};
+  const Json request = {{"resourceSpans", Json::array({all})}};
+  return request.dump(-1, ' ', false, Json::error_handler_t::replace);
+}
+
+TraceExporter::TraceExporter(TraceCollector collector, size_t max_queue)
+    : collector_(std::move(collector)), max_queue_(max_queue), thread_([this] { Run(); }) {}
+
+TraceExporter::~TraceExporter() {
+  {
+    const std::lock_guard lock(mutex_);
+    ending_ = true;
+  }
+  changed_.notify_one();
+  thread_.join();
+}
+
+void TraceExporter::Add(FinishedSpan span) {
+  {
+    const std::lock_guard lock(mutex_);
+    if (queue_.size() >= max_queue_) {
+      ++counts_.dropped;
+      return;
+    }
+    queue_.push_back(std::move(span));
+    if (queue_.size() != 1 && queue_.size() != kMaxBatch) return;
+  }
+  changed_.notify_one();
+}
+
+TraceCounts TraceExporter::counts() const {
+  const std::lock_guard lock(mutex_);
+  return counts_;
+}
+
+void TraceExporter::Run() {
+  bool reachable = true;
+  std::unique_lock lock(mutex_);
+  while (true) {
+    changed_.wait(lock, [this] { return ending_ || !queue_.empty(); });
+    changed_.wait_for(lock, kBatchTime, [this] { return ending_ || queue_.size() >= kMaxBatch; });
+    // At the end a collector that does not answer is asked once more, not for every batch.
+    if (queue_.empty() || (ending_ && !reachable)) {
+      counts_.failed += static_cast<int64_t>(queue_.size());
+      return;
+    }
+    std::vector<FinishedSpan> batch;
+    while (!queue_.empty() && batch.size() < kMaxBatch) {
+      batch.push_back(std::move(queue_.front()));
+      queue_.pop_front();
+    }
+    lock.unlock();
+    const std::optional<int64_t> taken = Post(collector_, batch);
+    lock.lock();
+    reachable = taken.has_value();
+    counts_.sent += taken.value_or(0);
+    counts_.failed += static_cast<int64_t>(batch.size()) - taken.value_or(0);
+  }
+}
+
+}  // namespace ovq

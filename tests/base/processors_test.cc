@@ -1,0 +1,90 @@
+#include "base/processors.h"
+
+#include <gtest/gtest.h>
+#include <sched.h>
+#include <stdlib.h>
+
+#include <filesystem>
+#include <fstream>
+#include <string>
+
+namespace ovq {
+namespace {
+
+int MaskSize() {
+  cpu_set_t mask;
+  sched_getaffinity(0, sizeof(mask), &mask);
+  return CPU_COUNT(&mask);
+}
+
+class Processors : public testing::Test {
+ protected:
+  Processors() {
+    std::string name = (std::filesystem::temp_directory_path() / "ovq_cpus_XXXXXX").string();
+    root_ = std::string(mkdtemp(name.data())) + "/";
+  }
+  ~Processors() override { std::filesystem::remove_all(root_); }
+
+  void Write(const std::string& path, const std::string& text) {
+    const std::filesystem::path file = root_ + path;
+    std::filesystem::create_directories(file.parent_path());
+    std::ofstream(file) << text;
+  }
+
+  std::string root_;
+};
+
+TEST_F(Processors, MaskWithoutQuota) {
+  EXPECT_EQ(UsableProcessors(root_), MaskSize());
+  Write("proc/self/cgroup", "0::/a.slice/b.service\n");
+  Write("sys/fs/cgroup/a.slice/b.service/cpu.max", "max 100000\n");
+  EXPECT_EQ(UsableProcessors(root_), MaskSize());
+  Write("sys/fs/cgroup/a.slice/b.service/cpu.max", "6400000 100000\n");
+  EXPECT_EQ(UsableProcessors(root_), std::min(64, MaskSize()));
+}
+
+TEST_F(Processors, OneOfTheMaskIsOne) {
+  cpu_set_t before, one;
+  sched_getaffinity(0, sizeof(before), &before);
+  CPU_ZERO(&one);
+  int first = 0;
+  while (!CPU_ISSET(first, &before)) ++first;
+  CPU_SET(first, &one);
+  ASSERT_EQ(sched_setaffinity(0, sizeof(one), &one), 0);
+  EXPECT_EQ(UsableProcessors(root_), 1);
+  sched_setaffinity(0, sizeof(before), &before);
+}
+
+TEST_F(Processors, QuotaOfTheGroupOrOfOneAboveIt) {
+  Write("proc/self/cgroup", "0::/a.slice/b.service\n");
+  Write("sys/fs/cgroup/a.slice/b.service/cpu.max", "50000 100000\n");
+  EXPECT_EQ(UsableProcessors(root_), 1);
+  Write("sys/fs/cgroup/a.slice/b.service/cpu.max", "max 100000\n");
+  Write("sys/fs/cgroup/a.slice/cpu.max", "100000 100000\n");
+  EXPECT_EQ(UsableProcessors(root_), 1);
+}
+
+TEST_F(Processors, QuotaIsRoundedUp) {
+  if (MaskSize() < 2) GTEST_SKIP() << "needs two processors";
+  Write("proc/self/cgroup", "0::/\n");
+  Write("sys/fs/cgroup/cpu.max", "100001 100000\n");
+  EXPECT_EQ(UsableProcessors(root_), 2);
+}
+
+TEST_F(Processors, QuotaWhereTheMountBeginsAtTheGroup) {
+  Write("proc/self/cgroup", "0::/kubepods/pod7/c1\n");  // a path of the host, which is not here
+  Write("sys/fs/cgroup/cpu.max", "100000 100000\n");
+  EXPECT_EQ(UsableProcessors(root_), 1);
+}
+
+TEST_F(Processors, VersionOne) {
+  Write("proc/self/cgroup", "4:cpu,cpuacct:/docker/x\n2:memory:/docker/x\n");
+  Write("sys/fs/cgroup/cpu,cpuacct/docker/x/cpu.cfs_quota_us", "100000\n");
+  Write("sys/fs/cgroup/cpu,cpuacct/docker/x/cpu.cfs_period_us", "100000\n");
+  EXPECT_EQ(UsableProcessors(root_), 1);
+  Write("sys/fs/cgroup/cpu,cpuacct/docker/x/cpu.cfs_quota_us", "-1\n");
+  EXPECT_EQ(UsableProcessors(root_), MaskSize());
+}
+
+}  // namespace
+}  // namespace ovq

@@ -1,0 +1,20 @@
+"""Whether one caller can hurt another, in short: four attacks of tests/campaign/hostile.py.
+
+usage: attacks_test.py --build BUILD_FOLDER
+"""
+
+import argparse
+import os
+import subprocess
+import sys
+
+sys.path.insert(0, os.path.dirname(os.path.abspath(__file__)))
+
+import security_util  # noqa: F401  ends, and says so, where what it needs is missing
+
+CAMPAIGN = os.path.join(os.path.dirname(os.path.abspath(__file__)), "..", "campaign", "hostile.py")
+
+if __name__ == "__main__":
+    parser = argparse.ArgumentParser()
+    parser.add_argument("--build", required=True)
+    sys.exit(subprocess.call([sys.executable, CAMPAIGN, "--brief", "--build", parser.parse_args().build]))

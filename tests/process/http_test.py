@@ -1,0 +1,363 @@
+"""What the HTTP front of a real server answers: OpenAI's API, benchmarks' requests, sessions as JSON.
+
+usage: http_test.py --build BUILD_FOLDER [unittest arguments]
+"""
+
+import json
+
+from http_case import HttpCase, main
+
+ASCII = {str(i): -100 for i in range(128, 258)}  # so that an answer can be sent again as it was
+
+
+def text_of(chunks):
+    return "".join(chunk["choices"][0]["text"] for chunk in chunks if chunk["choices"])
+
+
+class OpenAi(HttpCase):
+    def test_models(self):
+        status, models, _ = self.http.get("/v1/models")
+        self.assertEqual((status, [m["id"] for m in models["data"]]), (200, ["tiny"]))
+        self.assertEqual(self.http.get("/v1/models/tiny")[1], models["data"][0])
+        error = self.error(self.http.get("/v1/models/gpt-9"), 404, "tiny")
+        self.assertEqual(error["code"], "model_not_found")
+
+    def test_completion_whole_and_streamed(self):
+        body = {"model": "tiny", "prompt": "hello", "max_tokens": 12, "temperature": 0}
+        status, whole, headers = self.http.post("/v1/completions", body)
+        self.assertEqual(status, 200, whole)
+        self.assertRegex(headers["x-request-id"], "^[0-9a-f]{32}$")
+        choice = whole["choices"][0]
+        self.assertEqual((choice["finish_reason"], whole["object"]), ("length", "text_completion"))
+        self.assertEqual(whole["usage"]["completion_tokens"], 12)
+        self.assertEqual(whole["usage"]["total_tokens"], whole["usage"]["prompt_tokens"] + 12)
+        chunks = self.http.stream("/v1/completions", {
+            **body, "stream": True, "stream_options": {"include_usage": True}})
+        self.assertEqual(text_of(chunks), choice["text"])
+        self.assertEqual(chunks[-1]["choices"], [])
+        self.assertEqual(chunks[-1]["usage"]["completion_tokens"], 12)
+        self.assertEqual(chunks[-2]["choices"][0]["finish_reason"], "length")
+        counted = self.http.stream("/v1/completions", {
+            **body, "stream": True,
+            "stream_options": {"include_usage": True, "continuous_usage_stats": True}})
+        counts = [chunk["usage"]["completion_tokens"] for chunk in counted]
+        self.assertEqual((counts, counts[-1]), (sorted(counts), 12))
+
+    def test_prompts(self):
+        ids = list(b"hello")
+        answers = [self.http.post("/v1/completions", {"prompt": prompt, "temperature": 0})
+                   for prompt in (ids, [ids], "hello", ["hello"])]
+        self.assertEqual([status for status, _, _ in answers], [200] * 4, answers)
+        texts = [answer["choices"][0]["text"] for _, answer, _ in answers]
+        self.assertEqual((texts[0], texts[2]), (texts[1], texts[3]))
+        self.error(self.http.post("/v1/completions", {"prompt": ["a", "b"]}), 400, "one prompt",
+                   "prompt")
+        self.error(self.http.post("/v1/completions", {"prompt": [7, 300000]}), 400,
+                   "prompt[1]", "prompt[1]")
+        self.error(self.http.post("/v1/completions", {}), 400, "prompt", "prompt")
+
+    def test_choices_seed_stop_and_bias(self):
+        body = {"prompt": "abc", "max_tokens": 6, "n": 3, "seed": 7}
+        answers = [self.http.post("/v1/completions", body)[1] for _ in range(2)]
+        texts = [[choice["text"] for choice in answer["choices"]] for answer in answers]
+        self.assertEqual(texts[0], texts[1])
+        self.assertEqual(len(set(texts[0])), 3)
+        _, biased, _ = self.http.post("/v1/completions", {
+            "prompt": "abc", "logit_bias": {"120": 100}, "max_tokens": 40, "stop": ["xxx"],
+            "temperature": 0})
+        self.assertEqual((biased["choices"][0]["text"], biased["choices"][0]["finish_reason"],
+                          biased["choices"][0]["stop_reason"]), ("", "stop", "xxx"))
+        chunks = self.http.stream("/v1/completions", {**body, "stream": True})
+        streamed = ["", "", ""]
+        for chunk in chunks:
+            for choice in chunk["choices"]:
+                streamed[choice["index"]] += choice["text"]
+        self.assertEqual(streamed, texts[0])
+
+    def test_logprobs(self):
+        _, answer, _ = self.http.post("/v1/completions", {
+            "prompt": "abc", "max_tokens": 3, "logprobs": 2, "temperature": 0,
+            "logit_bias": {str(i): -100 for i in range(128, 258)}})
+        logprobs = answer["choices"][0]["logprobs"]
+        self.assertEqual([len(logprobs[name]) for name in ("tokens", "token_logprobs",
+                                                           "top_logprobs", "text_offset")], [3] * 4)
+        self.assertEqual("".join(logprobs["tokens"]), answer["choices"][0]["text"])
+        _, chat, _ = self.http.post("/v1/chat/completions", {
+            "messages": [{"role": "user", "content": "a"}], "max_tokens": 3, "logprobs": True,
+            "top_logprobs": 2, "temperature": 0})
+        content = chat["choices"][0]["logprobs"]["content"]
+        self.assertEqual([len(token["top_logprobs"]) for token in content], [2, 2, 2])
+        self.assertLessEqual({"token", "logprob", "bytes"}, content[0].keys())
+
+    def test_chat_whole_streamed_and_from_the_cache(self):
+        messages = [{"role": "system", "content": "be brief " * 60},
+                    {"role": "user", "content": [{"type": "text", "text": "hi"}]}]
+        body = {"model": "tiny", "messages": messages, "max_completion_tokens": 8, "temperature": 0}
+        status, whole, _ = self.http.post("/v1/chat/completions", body)
+        self.assertEqual(status, 200, whole)
+        message = whole["choices"][0]["message"]
+        self.assertEqual(message["role"], "assistant")
+        chunks = self.http.stream("/v1/chat/completions", {**body, "stream": True})
+        deltas = [chunk["choices"][0]["delta"] for chunk in chunks]
+        self.assertEqual(deltas[0], {"role": "assistant", "content": ""})
+        self.assertEqual("".join(delta.get("content", "") for delta in deltas), message["content"])
+        self.assertEqual({chunk["object"] for chunk in chunks}, {"chat.completion.chunk"})
+        # A conversation that is sent again, with what has come since.
+        again = {**body, "messages": messages + [message, {"role": "user", "content": "and?"}]}
+        usage = self.http.post("/v1/chat/completions", again)[1]["usage"]
+        self.assertEqual(usage["prompt_tokens_details"]["cached_tokens"], 512)
+
+    def test_tokenize(self):
+        self.assertEqual(self.http.post("/tokenize", {"prompt": "hi"})[1]["tokens"], [104, 105])
+        told = self.http.post("/tokenize", {"prompt": 'h"é', "return_token_strs": True})[1]
+        self.assertEqual((told["count"], told["token_strs"][:2]), (4, ["h", '"']))
+        self.assertEqual(self.http.post("/detokenize", {"tokens": [104, 105]})[1], {"prompt": "hi"})
+        chat = self.http.post("/tokenize", {"messages": [{"role": "user", "content": "x"}]})[1]
+        self.assertEqual(bytes(chat["tokens"]).decode(), "<user>x\n<assistant>")
+        self.assertEqual(chat["count"], len(chat["tokens"]))
+        self.error(self.http.post("/tokenize", {}), 400, "messages")
+
+    def test_refusals_name_the_field(self):
+        chat = {"messages": [{"role": "user", "content": "x"}]}
+        for field, value in (("tools", [{"type": "function"}]), ("audio", {}), ("store", True),
+                             ("response_format", {"type": "json_object"}), ("guided_json", {}),
+                             ("functions", [{}]), ("reasoning_effort", "high")):
+            error = self.error(self.http.post("/v1/chat/completions", {**chat, field: value}), 400,
+                               field, field)
+            self.assertEqual(error["code"], "unsupported_parameter")
+        for field, value in (("temperature", 1000), ("top_p", 0), ("n", 100), ("n", 0),
+                             ("min_p", 2), ("max_tokens", -1), ("logit_bias", {"x": 1}),
+                             ("stop", [1]), ("seed", "s"), ("top_logprobs", 5)):
+            self.error(self.http.post("/v1/chat/completions", {**chat, field: value}), 400, field)
+        self.error(self.http.post("/v1/chat/completions", {**chat, "suprise": 1}), 400, "suprise")
+        self.error(self.http.post("/v1/chat/completions", {"messages": []}), 400, "messages",
+                   "messages")
+        self.error(self.http.post("/v1/chat/completions", {"messages": [{"content": "x"}]}), 400,
+                   "messages[0].role")
+        image = [{"role": "user", "content": [{"type": "image_url"}]}]
+        self.error(self.http.post("/v1/chat/completions", {"messages": image}), 400,
+                   "messages[0].content")
+        self.error(self.http.post("/v1/completions", {"prompt": "x", "model": "gpt"}), 404, "tiny",
+                   "model")
+        # Without meaning here.
+        for field in ("user", "service_tier", "metadata"):
+            status, answer, _ = self.http.post("/v1/chat/completions",
+                                               {**chat, field: "x", "max_tokens": 1})
+            self.assertEqual(status, 200, answer)
+
+
+class Benchmarks(HttpCase):
+    """What load clients send and how they read what comes, after their sources."""
+
+    def test_vllm_bench_serve(self):
+        # vllm-project/vllm, vllm/benchmarks/serve.py at 009e6d4a1cd6: the model, if none is named, and
+        # prompts held to this server's tokens (get_first_model_from_server,
+        # _align_prompts_to_server_tokenizer), figures that only vLLM has (fetch_spec_decode_metrics).
+        model = self.http.get("/v1/models")[1]["data"][0]
+        self.assertEqual((model["id"], model["root"]), ("tiny", "tiny"))
+        tokens = self.http.post("/tokenize", {"model": "tiny", "prompt": "hello",
+                                              "add_special_tokens": False})[1]["tokens"]
+        self.assertEqual(tokens, list(b"hello"))
+        prompt = self.http.post("/detokenize", {"model": "tiny", "tokens": tokens[:4]})[1]["prompt"]
+        self.assertEqual(prompt, "hell")
+        response = self.http.send("GET", "/metrics")
+        self.assertEqual((response.status, response.read() != b""), (404, True))
+        # vllm/benchmarks/lib/endpoint_request_func.py at 02cfb534df56: async_request_openai_completions.
+        sampling = {"top_p": 0.9, "top_k": 50, "min_p": 0.01, "temperature": 0.0, "frequency_penalty": 0.0,
+                    "presence_penalty": 0.0, "repetition_penalty": 1.0}  # of --extra-body and its flags
+        payload = {"model": "tiny", "prompt": prompt, "repetition_penalty": 1.0, "max_tokens": 8,
+                   "logprobs": None, "stream": True, "stream_options": {"include_usage": True},
+                   "ignore_eos": True}
+        for body in (payload, {**payload, **sampling}, {**payload, "logprobs": 2},
+                     {**payload, "prompt": tokens}):  # timed_trace has ids
+            chunks = self.http.stream("/v1/completions", body,
+                                      headers={"x-request-id": "benchmark-serving0"})
+            told = self.as_vllm_reads(chunks, lambda choice: choice.get("text"))
+            self.assertEqual((told["completion_tokens"], told["prompt_tokens"]),
+                             (8, len(body["prompt"])))
+        # async_request_openai_chat_completions.
+        payload = {"model": "tiny", "max_completion_tokens": 8, "stream": True, "ignore_eos": True,
+                   "messages": [{"role": "user", "content": [{"type": "text", "text": "hello"}]}],
+                   "stream_options": {"include_usage": True}, "temperature": 0.0}
+        chunks = self.http.stream("/v1/chat/completions", payload)
+        told = self.as_vllm_reads(chunks, lambda choice: choice["delta"].get("content"))
+        self.assertEqual(told["completion_tokens"], 8)
+
+    def as_vllm_reads(self, chunks, text):
+        """A chunk has choices, or else the usage."""
+        texts = [text(chunk["choices"][0]) for chunk in chunks if chunk.get("choices")]
+        self.assertTrue("".join(part or "" for part in texts))
+        return [chunk["usage"] for chunk in chunks if not chunk.get("choices")][-1]
+
+    def test_guidellm(self):
+        # vllm-project/guidellm, src/guidellm/backends/openai/http.py at 03358ed980f4: validate,
+        # available_models; request_handlers.py at 003104ddc722: the bodies (fields that are None are
+        # left out before they are sent) and what of the lines is read.
+        self.assertEqual(self.http.send("GET", "/health").read(), b"")
+        model = self.http.get("/v1/models")[1]["data"][0]["id"]
+        common = {"model": model, "stream": True, "ignore_eos": True,
+                  "stream_options": {"include_usage": True, "continuous_usage_stats": True}}
+        for path, body, text in (
+                ("/v1/completions", {**common, "max_tokens": 8, "prompt": "prefix hello"},
+                 lambda choice: choice.get("text")),
+                ("/v1/chat/completions", {**common, "max_completion_tokens": 8, "messages": [
+                    {"role": "system", "content": "prefix"},
+                    {"role": "user", "content": [{"type": "text", "text": "hello"}]},
+                    {"role": "assistant", "content": "x"},
+                    {"role": "user", "content": [{"type": "text", "text": "hello"}]}]},
+                 lambda choice: choice.get("delta", {}).get("content"))):
+            chunks = self.http.stream(path, body)
+            self.assertTrue("".join(text(c["choices"][0]) or "" for c in chunks if c["choices"]))
+            self.assertTrue(chunks[0]["id"])
+            usages = [chunk["usage"] for chunk in chunks if chunk.get("usage")]
+            self.assertEqual(usages[-1]["completion_tokens"], 8)
+            self.assertGreater(usages[-1]["prompt_tokens"], 8)
+        # As an earlier one (src/guidellm/backend/openai.py at 02554b034615): both limits.
+        older = {"model": model, "prompt": "hello", "max_tokens": 8, "max_completion_tokens": 8,
+                 "ignore_eos": True, "stream": True, "stream_options": {"include_usage": True}}
+        self.assertEqual(self.http.stream("/v1/completions", older)[-1]["usage"]["completion_tokens"], 8)
+        # Responses, with the history at the server.
+        body = {"model": model, "stream": True, "max_output_tokens": 8, "ignore_eos": True,
+                "instructions": "prefix",
+                "input": [{"role": "user", "content": [{"type": "input_text", "text": "hello"}]}]}
+        first = self.http.response(body)
+        second = self.http.response({**body, "previous_response_id": first["id"]})
+        for response in (first, second):
+            self.assertEqual(response["usage"]["output_tokens"], 8)
+
+
+class Responses(HttpCase):
+    def post_response(self, **fields):
+        status, answer, _ = self.http.post("/v1/responses", {
+            "model": "tiny", "max_output_tokens": 6, "temperature": 0, "logit_bias": ASCII, **fields})
+        self.assertEqual(status, 200, answer)
+        return answer
+
+    def text(self, response):
+        return response["output"][0]["content"][0]["text"]
+
+    def test_continuing_costs_no_prompt(self):
+        first = self.post_response(input="long " * 500, instructions="be brief")
+        self.assertEqual((first["status"], first["incomplete_details"]["reason"]),
+                         ("incomplete", "max_output_tokens"))
+        self.assertRegex(first["id"], r"^resp_[0-9a-f]{16}\.[0-9a-f]{32}$")
+        second = self.post_response(input="more", previous_response_id=first["id"],
+                                    instructions="be brief")
+        usage = second["usage"]
+        new = usage["input_tokens"] - usage["input_tokens_details"]["cached_tokens"]
+        self.assertLess(new, 40)
+        self.assertGreater(usage["input_tokens"], 2500)
+        # The same as one that sends all of it again, token by token.
+        chat = self.http.post("/v1/chat/completions", {
+            "max_tokens": 6, "temperature": 0, "logit_bias": ASCII, "messages": [
+                {"role": "system", "content": "be brief"},
+                {"role": "user", "content": "long " * 500},
+                {"role": "assistant", "content": self.text(first)},
+                {"role": "user", "content": "more"}]})[1]
+        self.assertEqual(self.text(second), chat["choices"][0]["message"]["content"])
+        self.assertEqual(usage["input_tokens"], chat["usage"]["prompt_tokens"])
+        # A branch: the first one is as it was. Keys stay, for balancers.
+        branch = self.post_response(input="more", previous_response_id=first["id"])
+        self.assertEqual(self.text(branch), self.text(second))
+        self.assertEqual(branch["id"].split(".")[0], first["id"].split(".")[0])
+        self.assertEqual(self.http.get(f"/v1/responses/{first['id']}")[1], first)
+        self.assertEqual(self.http.call("DELETE", f"/v1/responses/{first['id']}")[1],
+                         {"id": first["id"], "object": "response", "deleted": True})
+        self.error(self.http.get(f"/v1/responses/{first['id']}"), 404)
+        error = self.error(self.http.post("/v1/responses", {
+            "input": "x", "previous_response_id": first["id"]}), 404, "previous_response_id")
+        self.assertEqual(error["code"], "previous_response_not_found")
+        self.post_response(input="again", previous_response_id=second["id"])
+
+    def test_events(self):
+        response = self.http.send("POST", "/v1/responses", {
+            "input": [{"role": "user", "content": [{"type": "input_text", "text": "hi"}]}],
+            "max_output_tokens": 4, "stream": True})
+        names, events = [], []
+        for line in response:
+            if line.startswith(b"event: "):
+                names.append(line[7:].strip().decode())
+            elif line.startswith(b"data: "):
+                events.append(json.loads(line[6:]))
+        self.assertEqual(names, [event["type"] for event in events])
+        self.assertEqual([event["sequence_number"] for event in events], list(range(len(events))))
+        self.assertEqual(names[:4], ["response.created", "response.in_progress",
+                                     "response.output_item.added", "response.content_part.added"])
+        self.assertEqual(names[-4:], ["response.output_text.done", "response.content_part.done",
+                                      "response.output_item.done", "response.incomplete"])
+        text = "".join(e["delta"] for e in events if e["type"] == "response.output_text.delta")
+        last = events[-1]["response"]
+        self.assertEqual(text, self.text(last))
+        self.assertEqual(self.http.get(f"/v1/responses/{last['id']}")[1], last)
+
+    def test_what_is_not_stored_leaves_nothing(self):
+        def sessions():
+            return len(self.http.get("/ovq/v1/sessions")[1].get("sessions", []))
+        first = self.post_response(input="hi")
+        before = sessions()
+        self.post_response(input="hi", store=False)
+        second = self.post_response(input="hi", store=False, previous_response_id=first["id"])
+        self.error(self.http.get(f"/v1/responses/{second['id']}"), 404)
+        self.error(self.http.post("/v1/responses", {"input": "x", "temperature": -1}), 400,
+                   "temperature", "temperature")
+        self.assertEqual(sessions(), before)
+
+    def test_refusals(self):
+        first = self.post_response(input="hi", instructions="one")
+        self.error(self.http.post("/v1/responses", {
+            "input": "x", "previous_response_id": first["id"], "instructions": "two"}), 400,
+            "instructions", "instructions")
+        for field, value in (("tools", [{}]), ("background", True), ("reasoning", {"effort": "low"}),
+                             ("conversation", "c"), ("text", {"format": {"type": "json_schema"}})):
+            self.error(self.http.post("/v1/responses", {"input": "x", field: value}), 400, field,
+                       field)
+        self.error(self.http.post("/v1/responses", {}), 400, "input", "input")
+        self.error(self.http.post("/v1/responses", {"input": [{"type": "item_reference"}]}), 400,
+                   "input[0]")
+        self.error(self.http.get("/v1/responses/resp_1"), 404)
+
+
+class Native(HttpCase):
+    def test_a_session(self):
+        info = self.http.get("/ovq/v1/info?positions=1,1000")[1]
+        self.assertEqual([size["position"] for size in info["stateSizes"]], ["1", "1000"])
+        status, session, _ = self.http.post("/ovq/v1/sessions", {"prompt": {"text": "hello"}})
+        self.assertEqual((status, session["position"]), (200, "5"), session)
+        path = f"/ovq/v1/sessions/{session['sessionId']}"
+        events = self.http.stream(path + "/generate", {
+            "prompt": {"text": " you"}, "stop": {"maxTokens": 6}, "sampling": {"temperature": 0}})
+        self.assertEqual(list(events[0]), ["started"])
+        finished = events[-1]["finished"]
+        self.assertEqual((finished["reason"], finished["usage"]["position"]),
+                         ("FINISH_REASON_LENGTH", "15"))
+        fork = self.http.post(path + "/fork", {})[1]["sessions"][0]
+        self.assertEqual(fork["position"], "15")
+        back = self.http.post(path + "/rewind", {"position": 9})[1]
+        self.assertEqual(back["session"]["position"], "9")
+        again = self.http.stream(path + "/generate", {
+            "stop": {"max_tokens": 6}, "sampling": {"temperature": 0}})
+        text = ["".join(e["chunk"].get("text", "") for e in run if "chunk" in e)
+                for run in (events, again)]
+        self.assertEqual(*text)
+        listed = self.http.get("/ovq/v1/sessions?page_size=1")[1]
+        self.assertEqual(len(listed["sessions"]), 1)
+        self.assertTrue(listed["nextPageToken"])
+        self.assertEqual(self.http.get(path)[1]["position"], "15")
+        self.assertGreaterEqual(int(self.http.get("/ovq/v1/status")[1]["sessionsIdle"]), 2)
+        for one in (session, fork):
+            gone = f"/ovq/v1/sessions/{one['sessionId']}"
+            self.assertEqual(self.http.call("DELETE", gone)[:2], (200, {}))
+            error = self.error(self.http.get(gone), 404)
+            self.assertEqual(error["status"], "NOT_FOUND")
+
+    def test_bad_requests(self):
+        self.error(self.http.post("/ovq/v1/sessions", {"ttll": "3s"}), 400, "ttll")
+        self.error(self.http.post("/ovq/v1/sessions", {"ttl": "-3s"}), 400, "ttl", "ttl")
+        self.error(self.http.get("/ovq/v1/info?positions=x"), 400, "positions")
+        self.error(self.http.get("/ovq/v1/sessions/nothing"), 404, "not found")
+        self.error(self.http.post("/ovq/v1/generate", {"prompt": {"text": ""}}), 400, "prompt")
+        self.error(self.http.post("/ovq/v1/sessions", b"[1]"), 400, "body")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,334 @@
+"""The HTTP front of a real server byte for byte, its limits, tenants, TLS, and the drain.
+
+usage: http_wire_test.py --build BUILD_FOLDER [unittest arguments]
+"""
+
+import http.client
+import json
+import os
+import re
+import signal
+import socket
+import ssl
+import subprocess
+import threading
+import time
+import unittest
+
+import http_case
+from certificates import make_authority, make_certificate, write_tenants
+from http_case import HttpCase, main, path_of, serve
+from http_client import HttpClient, http_port
+from server_process import run_to_end
+
+ALICE, BOB = (f"{name}-0123456789-abcdefghij" for name in ("alice", "bob"))
+
+
+class Wire(HttpCase):
+    """What is sent byte for byte."""
+
+    def raw(self, data, half_close=False):
+        with socket.create_connection(("127.0.0.1", self.port), timeout=30) as peer:
+            peer.sendall(data)
+            if half_close:
+                peer.shutdown(socket.SHUT_WR)
+            got = b""
+            while part := peer.recv(65536):
+                got += part
+            return got
+
+    def test_faults(self):
+        self.error(self.http.get("/nothing"), 404, "path")
+        self.error(self.http.call("PUT", "/v1/completions", {}), 405, "POST")
+        self.error(self.http.post("/v1/completions", "{", ), 400, "body")
+        self.error(self.http.post("/v1/completions", "[" * 100), 400, "nested")
+        self.error(self.http.post("/v1/completions", b'{"prompt": "\xff"}'), 400, "UTF-8")
+        self.error(self.http.post("/v1/completions", '{"prompt": "a", "prompt": "b"}'), 400, "prompt")
+        self.error(self.http.post("/v1/completions", "prompt=x", headers={
+            "Content-Type": "application/x-www-form-urlencoded"}), 415, "application/json")
+        self.error(self.http.get("/v1/models", headers={"Host": "evil.example"}), 403, "host")
+        self.error(self.http.get("/v1/models", headers={"Origin": "http://evil.example"}), 403,
+                   "origin")
+        self.assertIn(b" 400 ", self.raw(b"nonsense\r\n\r\n"))
+        self.assertIn(b" 400 ", self.raw(b"GET / HTTP/1.1\r\nX: " + b"x" * 20000 + b"\r\n\r\n"))
+        # What a proxy and the server could read as different requests is none.
+        post = (b"POST /v1/completions HTTP/1.1\r\nHost: localhost\r\n"
+                b"Content-Type: application/json\r\n")
+        for framing in (b"Content-Length: 5\r\nTransfer-Encoding: chunked",
+                        b"Transfer-Encoding: chunked\r\nContent-Length: 5",
+                        b"Content-Length: 5\r\nContent-Length: 6", b"Content-Length: -1",
+                        b"Content-Length : 5", b"Transfer-Encoding: gzip",
+                        b"Transfer-Encoding: chunked\r\nTransfer-Encoding: gzip"):
+            answer = self.raw(post + framing + b"\r\n\r\n0\r\n\r\nGET /v1/models HTTP/1.1\r\n\r\n")
+            self.assertEqual((answer.count(b"HTTP/1.1 "), answer.count(b"HTTP/1.1 400")), (1, 1), framing)
+        huge = b"POST /v1/completions HTTP/1.1\r\nHost: localhost\r\nContent-Length: 99999999\r\n\r\n"
+        self.assertIn(b" 413 ", self.raw(huge))
+        chunked = (b"POST /v1/completions HTTP/1.1\r\nHost: localhost\r\n"
+                   b"Transfer-Encoding: chunked\r\n\r\n1400000\r\n" + b"x" * 0x1400000)
+        try:
+            self.assertIn(b" 413 ", self.raw(chunked))
+        except (BrokenPipeError, ConnectionResetError):
+            pass  # the answer was sent while the body was still being sent
+
+    def test_one_connection_serves_many(self):
+        for _ in range(25):  # whichever thread is first, its answer or what it waits for
+            self.error(self.http.post("/v1/completions", "{"), 400)
+            self.error(self.http.call("PUT", "/v1/completions", {}), 405)
+        one = b"GET /v1/models HTTP/1.1\r\nHost: localhost\r\n\r\n"
+        last = b"GET /v1/models HTTP/1.1\r\nHost: localhost\r\nConnection: close\r\n\r\n"
+        got = self.raw(one * 3 + last)
+        self.assertEqual(got.count(b"HTTP/1.1 200 OK"), 4)
+        self.assertEqual(self.raw(b"HEAD /health HTTP/1.1\r\nHost: localhost\r\n"
+                                  b"Connection: close\r\n\r\n").count(b"\r\n\r\n"), 1)
+        self.assertIn(b"200 OK", self.raw(b"GET /version HTTP/1.0\r\nHost: localhost\r\n\r\n"))
+
+    def test_who_goes_is_not_answered(self):
+        body = json.dumps({"prompt": "x", "max_tokens": 4000000000, "stream": True,
+                           "ignore_eos": True}).encode()
+        head = (b"POST /v1/completions HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/json\r\n"
+                b"Content-Length: %d\r\n\r\n" % len(body))
+        for half in (True, False):
+            with socket.create_connection(("127.0.0.1", self.port)) as peer:
+                peer.sendall(head + body)
+                peer.recv(1000)
+                self.assertEqual(self.running(), 1)
+                if half:
+                    peer.shutdown(socket.SHUT_WR)
+                    self.wait_until_idle()
+            self.wait_until_idle()
+        self.assertIn('route="/v1/completions",status="499"', self.server.metrics())
+
+    def running(self):
+        return int(self.http.get("/ovq/v1/status")[1].get("requestsRunning", 0))
+
+    def wait_until_idle(self):
+        end = time.monotonic() + 10
+        while self.running():
+            self.assertLess(time.monotonic(), end)
+            time.sleep(0.02)
+
+    def test_metrics_log_and_trace(self):
+        trace = "00-0af7651916cd43dd8448eb211c80319c-b7ad6b7169203331-01"
+        headers = self.http.get("/v1/models", headers={
+            "traceparent": trace, "x-request-id": "mine-1"})[2]
+        self.assertEqual(headers["x-request-id"], "mine-1")
+        self.assertTrue(headers["traceparent"].startswith("00-0af7651916cd43dd8448eb211c80319c-"))
+        page = self.server.metrics()
+        self.assertRegex(page, r'ovq_http_requests_total\{[^}]*route="/v1/models",status="200"\} [1-9]')
+        self.assertRegex(page, r"ovq_http_connections\{[^}]*\} [1-9]")
+        self.assertRegex(page, r'ovq_http_bytes_total\{[^}]*direction="sent"\} [1-9]')
+        deadline = time.monotonic() + 10
+        while "mine-1" not in self.server.stderr():
+            self.assertLess(time.monotonic(), deadline)
+            time.sleep(0.05)
+
+
+class Limits(unittest.TestCase):
+    def client(self, port, headers=None):
+        client = HttpClient(port, headers)
+        self.addCleanup(client.close)
+        return client
+
+    def test_connections(self):
+        with serve("--http-max-connections", "4", "--handshake-timeout", "1s") as server:
+            port = http_port(server)
+            slow = []
+            for _ in range(6):  # each of whom says nothing, and the first make room
+                slow.append(socket.create_connection(("127.0.0.1", port), timeout=10))
+                time.sleep(0.05)
+            newcomer = HttpClient(port)
+            self.assertEqual(newcomer.get("/v1/models")[0], 200)
+            newcomer.close()
+            self.assertEqual(slow[0].recv(10), b"")
+            begun = time.monotonic()
+            self.assertEqual(slow[-1].recv(10), b"")
+            self.assertLess(time.monotonic() - begun, 5)
+            for peer in slow:
+                peer.close()
+            self.assertRegex(server.metrics(),
+                             r'ovq_http_connections_refused_total\{[^}]*reason="idle"\} [1-9]')
+
+    def test_tenants(self):
+        path = path_of("tenants.json")
+        write_tenants(path, {"alice": ALICE, "bob": BOB})
+        with serve("--tenants", path) as server:
+            port = http_port(server)
+            nobody = self.client(port)
+            status, answer, headers = nobody.get("/v1/models")
+            self.assertEqual((status, answer["error"]["code"], headers["WWW-Authenticate"]),
+                             (401, "invalid_api_key", "Bearer"))
+            self.assertEqual(nobody.get("/health")[0], 200)
+            alice, bob = (self.client(port, {"Authorization": f"Bearer {token}"})
+                          for token in (ALICE, BOB))
+            session = alice.post("/ovq/v1/sessions", {})[1]["sessionId"]
+            self.assertEqual(alice.get(f"/ovq/v1/sessions/{session}")[0], 200)
+            self.assertEqual(bob.get(f"/ovq/v1/sessions/{session}")[0], 404)
+
+    def test_beyond_loopback_only_with_tokens(self):
+        code, _, stderr = run_to_end(http_case.binary, "--model", path_of("tiny"),
+                                     "--http-listen", "0.0.0.0:0")
+        self.assertEqual(code, 2)
+        self.assertIn("--http-listen: expected a loopback address", stderr)
+
+    def test_limits_of_a_tenant(self):
+        path = path_of("limited.json")
+        write_tenants(path, {"alice": ALICE, "bob": BOB},
+                      {"alice": {"requests_per_second": 0.1, "sessions": 1}})
+        with serve("--tenants", path) as server:
+            port = http_port(server)
+            alice, bob = (self.client(port, {"Authorization": f"Bearer {token}"})
+                          for token in (ALICE, BOB))
+            answers = [alice.get("/v1/models") for _ in range(5)]
+            status, answer, headers = answers[-1]
+            self.assertEqual((status, answer["error"]["type"], answer["error"]["code"]),
+                             (429, "rate_limit_error", "tenant_requests"), answers)
+            self.assertGreaterEqual(int(headers["Retry-After"]), 1)
+            self.assertGreaterEqual(int(headers["Retry-After"]) * 1000, int(headers["Retry-After-Ms"]))
+            self.assertEqual(bob.get("/v1/models")[0], 200)
+
+    def test_every_byte_is_counted_once(self):
+        with serve() as server:
+            def received():
+                return int(float(re.search(r'ovq_http_bytes_total\{[^}]*direction="received"[^}]*\} (\S+)',
+                                           server.metrics()).group(1)))
+            sent = (b"POST /v1/completions HTTP/1.1\r\nHost: localhost\r\nContent-Length: 1000\r\n\r\n"
+                    + b"x" * 1000) * 3
+            with socket.create_connection(("127.0.0.1", http_port(server)), timeout=10) as peer:
+                peer.sendall(sent[:1500])
+                time.sleep(0.05)
+                peer.sendall(sent[1500:])
+                got = b""
+                while got.count(b"HTTP/1.1 415") < 3:
+                    got += peer.recv(65536)
+                self.assertEqual(received(), len(sent))
+
+    def test_tls(self):
+        for name in ("ca", "other_ca"):
+            make_authority(http_case.folder, name)
+        for name in ("server", "renewed", "client"):
+            make_certificate(http_case.folder, name)
+        file = {name: os.path.join(http_case.folder, name) for name in os.listdir(http_case.folder)}
+
+        def ask(ca="ca.pem", identity=None):
+            context = ssl.create_default_context(cafile=file[ca])
+            if identity:
+                context.load_cert_chain(file[f"{identity}.pem"], file[f"{identity}.key"])
+            connection = http.client.HTTPSConnection("127.0.0.1", port, timeout=10, context=context)
+            self.addCleanup(connection.close)
+            connection.request("GET", "/v1/models")
+            name = dict(field[0] for field in connection.sock.getpeercert()["subject"])["commonName"]
+            self.assertEqual(connection.getresponse().status, 200)
+            return name
+
+        with serve("--tls-cert", file["server.pem"], "--tls-key", file["server.key"]) as server:
+            port = http_port(server)
+            self.assertEqual(ask(), "server")
+            with self.assertRaises(ssl.SSLCertVerificationError):
+                ask(ca="other_ca.pem")
+            with socket.create_connection(("127.0.0.1", port), timeout=10) as plain:
+                plain.sendall(b"GET /v1/models HTTP/1.1\r\nHost: localhost\r\n\r\n")
+                self.assertNotIn(b"HTTP/1.1 200", plain.recv(1000))
+            for version in ("-tls1_1", "-tls1_2", "-tls1_3"):
+                shaken = subprocess.run(
+                    ["openssl", "s_client", "-connect", f"127.0.0.1:{port}", version,
+                     "-cipher", "DEFAULT@SECLEVEL=0"], stdin=subprocess.DEVNULL,
+                    capture_output=True, text=True, timeout=20)
+                self.assertEqual("BEGIN CERTIFICATE" in shaken.stdout, version != "-tls1_1")
+            for end in ("pem", "key"):
+                os.replace(file[f"renewed.{end}"], file[f"server.{end}"])
+            server.process.send_signal(signal.SIGHUP)
+            deadline = time.monotonic() + 20
+            while ask() != "renewed":
+                self.assertLess(time.monotonic(), deadline)
+                time.sleep(0.05)
+        with serve("--tls-cert", file["server.pem"], "--tls-key", file["server.key"],
+                   "--tls-client-ca", file["ca.pem"]) as server:
+            port = http_port(server)
+            self.assertEqual(ask(identity="client"), "renewed")
+            with self.assertRaises((ssl.SSLError, OSError)):
+                ask()
+
+    def test_slow_and_halved_clients(self):
+        with serve("--handshake-timeout", "1s") as server:
+            port = http_port(server)
+            head = b"POST /v1/completions HTTP/1.1\r\nHost: localhost\r\n"
+            begun = time.monotonic()
+            with socket.create_connection(("127.0.0.1", port), timeout=10) as slow:
+                try:
+                    while time.monotonic() - begun < 8:  # a byte now and then does not help
+                        slow.sendall(b"x")
+                        slow.settimeout(0.1)
+                        try:
+                            if slow.recv(100) == b"":
+                                break
+                        except TimeoutError:
+                            pass
+                except (BrokenPipeError, ConnectionResetError):
+                    pass
+            self.assertLess(time.monotonic() - begun, 5)
+            body = json.dumps({"prompt": "x", "max_tokens": 4000000000, "stream": True,
+                               "ignore_eos": True}).encode()
+            whole = (head + b"Content-Type: application/json\r\n" +
+                     b"Content-Length: %d\r\n\r\n" % len(body) + body)
+            for sent in (b"", head, whole[:-5], whole):
+                with socket.create_connection(("127.0.0.1", port), timeout=10) as peer:
+                    peer.sendall(sent)
+                    peer.shutdown(socket.SHUT_WR)
+                    while peer.recv(65536):
+                        pass
+            watcher = self.client(port)
+            deadline = time.monotonic() + 10
+            while int(watcher.get("/ovq/v1/status")[1].get("requestsRunning", 0)):
+                self.assertLess(time.monotonic(), deadline)
+                time.sleep(0.02)
+            self.assertRegex(server.metrics(), r'ovq_http_connections\{[^}]*\} 1\n')
+
+    def test_a_drain_ends_in_its_time_whoever_is_connected(self):
+        with serve("--drain-notice", "0s", "--drain-timeout", "1s") as server:
+            port = http_port(server)
+            request = json.dumps({"prompt": "x", "max_tokens": 4000000000, "stream": True,
+                                  "ignore_eos": True}).encode()
+            head = (b"POST /v1/completions HTTP/1.1\r\nHost: localhost\r\n"
+                    b"Content-Type: application/json\r\nContent-Length: %d\r\n\r\n" % len(request))
+            peers = []
+            for sent in (b"", b"GET /v1", head, head + request[:5], head + request,
+                         b"GET /health HTTP/1.1\r\nHost: localhost\r\n\r\n"):
+                for _ in range(5):
+                    peers.append(socket.create_connection(("127.0.0.1", port), timeout=10))
+                    self.addCleanup(peers[-1].close)
+                    peers[-1].sendall(sent)  # and whose answer is never read
+            watcher = self.client(port)
+            while int(watcher.get("/ovq/v1/status")[1].get("requestsRunning", 0)) < 5:
+                time.sleep(0.01)
+            begun = time.monotonic()
+            server.terminate()
+            self.assertEqual(server.wait(), 0)
+            self.assertLess(time.monotonic() - begun, 5)
+
+    def test_drain(self):
+        with serve("--drain-notice", "1s", "--drain-timeout", "1s") as server:
+            port = http_port(server)
+            chunks = []
+
+            def read():
+                client = HttpClient(port)
+                chunks.extend(client.stream("/v1/completions", {
+                    "prompt": "x", "max_tokens": 4000000000, "stream": True, "ignore_eos": True}))
+                client.close()
+            reader = threading.Thread(target=read)
+            reader.start()
+            watcher = self.client(port)
+            while not int(watcher.get("/ovq/v1/status")[1].get("requestsRunning", 0)):
+                time.sleep(0.01)
+            server.terminate()
+            statuses = set()
+            while 503 not in statuses:
+                statuses.add(watcher.send("GET", "/health").status)
+                watcher.close()
+            reader.join()
+            self.assertEqual(chunks[-1]["error"]["status"], "UNAVAILABLE")
+            self.assertEqual(server.wait(), 0)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,225 @@
+"""The Python client against a fake server."""
+
+import argparse
+import os
+import sys
+import tempfile
+import time
+import unittest
+from pathlib import Path
+
+from client_test_util import ROOT, WithServer, proto, run_python_client, text_of
+
+import grpc
+import ovq_client
+from ovq_client import Client, Conversation, Finished, FinishReason, OvqError, Started, session_file
+
+
+class PythonClient(WithServer):
+    def setUp(self):
+        super().setUp()
+        self.client = Client(self.server.address)
+        self.addCleanup(self.client.close)
+
+    def test_generate(self):
+        events = list(self.client.generate("hello", max_tokens=3, temperature=0, seed=7))
+        self.assertEqual(events[0].seed, 7)
+        self.assertIsInstance(events[0], Started)
+        self.assertEqual(text_of(events), "5:h")
+        self.assertIsInstance(events[-1], Finished)
+        self.assertEqual(events[-1].reason, FinishReason.LENGTH)
+        self.assertEqual((events[-1].usage.position, events[-1].usage.prefill_time), (8, 0.01))
+        self.assertEqual((events[-1].usage.queue_time, events[-1].matched_token_id), (None, None))
+        request = self.server.requests[0]
+        self.assertTrue(request.sampling.HasField("temperature"))
+        self.assertFalse(request.HasField("output"))
+
+    def test_generate_from_ids_on_a_session(self):
+        session = self.client.create_session("abc", memory="paper", max_centroids=32, ttl=60)
+        self.assertEqual((session.position, session.memory, session.max_centroids), (3, "paper", 32))
+        self.assertEqual(session.expires.timestamp(), 1060)
+        events = list(self.client.generate([100, 101], session_id=session.session_id))
+        self.assertEqual(text_of(events), "5:de")
+        self.assertEqual(self.client.get_session(session.session_id).position, 9)
+        key = session.session_id.partition(".")[0]
+        self.assertRegex(key, r"^[0-9a-f]{32}$")  # the server has seen it with every call
+        self.assertNotEqual(self.client.create_session().session_id.partition(".")[0], key)
+
+    def test_conversations(self):
+        conversation = Conversation([("user", "Hi"), ("assistant", "yo"), ("user", "Bye")], known=2)
+        self.assertEqual(text_of(self.client.generate(conversation)), "9:user]Bye")
+        with self.client.chat() as chat:
+            self.assertEqual(text_of(chat.send(conversation)), "9:user]Bye")
+        self.assertEqual(self.client.apply_template(conversation), "[user]Bye")
+        sent = Conversation([("user", "Hi")], tools_json="[]", add_generation_prompt=False)
+        list(self.client.generate(sent))
+        request = self.server.requests[-1].prompt.conversation
+        self.assertEqual((request.tools_json, request.add_generation_prompt), ("[]", False))
+
+    def test_closing_the_iterator_cancels_the_call(self):
+        events = self.client.generate("slow")
+        next(events)
+        next(events)
+        events.close()
+        self.assertEqual(text_of(self.client.generate("abc")), "3:abc")
+
+    def test_unknown_option(self):
+        with self.assertRaisesRegex(TypeError, "temprature"):
+            next(self.client.generate("x", temprature=1))
+
+    def test_chat(self):
+        with self.client.chat(keep_session=True) as chat:
+            self.assertEqual(text_of(chat.send("abc", top_k=3)), "3:abc")
+            self.assertEqual(text_of(chat.send("def")), "11:def")
+        self.assertEqual(self.server.turns[0].sampling.top_k, 3)
+        self.assertFalse(self.server.turns[1].HasField("sampling"))
+        with self.client.chat(session_id=chat.session.session_id) as again:
+            self.assertEqual(again.session.position, 17)
+
+    def test_chat_cancel(self):
+        with self.client.chat() as chat:
+            events = chat.send("slow")
+            self.assertIsInstance(next(events), Started)
+            with self.assertRaises(RuntimeError):
+                chat.send("too early")
+            chat.cancel()
+            self.assertEqual(list(events)[-1].reason, FinishReason.CANCELLED)
+            self.assertEqual(text_of(chat.send("abc")), "8:abc")
+
+    def test_chat_big_prompts_go_in_parts(self):
+        with self.client.chat() as chat:
+            self.assertEqual(text_of(chat.send("€" * 50000)), "150000:" + "€" * 8)
+            self.assertEqual("".join(t.prompt.text for t in self.server.turns), "€" * 50000)
+            self.server.turns.clear()
+            list(chat.send([65] * 40000))
+            self.assertEqual(
+                [len(t.prompt.token_ids.ids) for t in self.server.turns], [16384, 16384, 7232]
+            )
+
+    def test_errors(self):
+        with self.assertRaises(OvqError) as caught:
+            list(self.client.generate("bad"))
+        self.assertEqual(caught.exception.code, grpc.StatusCode.INVALID_ARGUMENT)
+        self.assertEqual(caught.exception.message, "temperature: expected [0, 100]")
+        self.assertIsNone(caught.exception.info)
+        with self.assertRaises(OvqError) as caught:
+            self.client.get_session("none")
+        self.assertEqual(caught.exception.code, grpc.StatusCode.NOT_FOUND)
+        with self.assertRaises(OvqError):
+            with self.client.chat() as chat:
+                list(chat.send("bad"))
+        with self.assertRaises(OvqError) as caught:
+            list(self.client.generate("slow", timeout=0.2))
+        self.assertEqual(caught.exception.code, grpc.StatusCode.DEADLINE_EXCEEDED)
+
+    def test_unary_calls(self):
+        score = self.client.score("abc", top_logprobs=2)
+        self.assertEqual((score.token_ids, score.logprobs), ((97, 98, 99), (-0.5, -0.5)))
+        self.assertEqual([len(top.token_ids) for top in score.top], [2, 2, 2])
+        self.assertEqual(self.client.tokenize("ab", add_bos=True), [256, 97, 98])
+        self.assertEqual(self.client.detokenize([104, 105]), "hi")
+        info = self.client.model_info([10, 20])
+        self.assertEqual((info.name, info.layer_types), ("fake", ("ovq_attention",)))
+        self.assertEqual([size.full_kv_cache_bytes for size in info.state_sizes], [1000, 2000])
+        self.assertIsNone(info.bos_token_id)
+
+    def test_sessions(self):
+        made = [self.client.create_session().session_id for _ in range(5)]
+        listed = [session.session_id for session in self.client.list_sessions(page_size=2)]
+        self.assertEqual(listed, sorted(made))
+        first, second = self.client.fork_session(made[0], 2, ttl=60)
+        self.assertEqual(len({first.session_id, second.session_id, *made}), 7)
+        plan = self.client.rewind_session(second.session_id, 0, dry_run=True)
+        self.assertEqual((plan.session.session_id, plan.replay_tokens), (second.session_id, 0))
+        moved = self.client.import_session(self.client.export_session(second.session_id), ttl=9)
+        self.assertEqual(moved.position, second.position)
+        with self.assertRaises(OvqError):
+            self.client.import_session([b"x" * (3 << 20)])
+        self.client.delete_session(moved.session_id)
+        for copy in (first, second):
+            self.client.delete_session(copy.session_id)
+        self.client.delete_session(made[0])
+        self.assertEqual(len(list(self.client.list_sessions())), 4)
+
+    def test_every_field_of_the_proto_is_read(self):
+        for name in ("Started", "TokenChunk", "Finished", "Usage", "ModelInfo", "Session"):
+            fields = proto()[0].DESCRIPTOR.message_types_by_name[name].fields_by_name
+            self.assertEqual(
+                list(getattr(ovq_client, name).__dataclass_fields__), list(fields), name
+            )
+
+    def test_command_line(self):
+        def run(*arguments):
+            return run_python_client("--server", self.server.address, *arguments)
+
+        generated = run("generate", "--text", "hello", "--max-tokens", "3", "--top-p", "0.5")
+        self.assertEqual(generated.stdout, "5:h", generated.stderr)
+        self.assertIn("perplexity         1.6487", run("score", "--text", "abc").stdout)
+        self.assertIn("state at 5", run("info", "--position", "5").stdout)
+        message = run("generate", "--text", "Hi", "--system", "S")
+        self.assertEqual(message.stdout, "17:[user]Hi", message.stderr)
+        session_id = run("sessions", "--create").stdout.strip()
+        self.assertIn(session_id, run("sessions").stdout)
+        copies = run("sessions", "--fork", session_id, "--count", "3").stdout.split()
+        self.assertEqual(len(copies), 3)
+        self.assertIn(copies[2], run("sessions").stdout)
+        with tempfile.TemporaryDirectory() as folder:
+            file = os.path.join(folder, "file")
+            export = ("sessions", "--export", session_id, file)
+            earlier = ROOT / "tests" / "golden" / "session" / "small.ovqs"
+            self.assertEqual(run(*export, "--since", str(earlier)).returncode, 0)
+            digest = session_file.read(earlier).base.digest
+            self.assertEqual(Path(file).read_bytes(), b"since 7 " + digest)
+            self.assertIn("--since goes with --export", run("sessions", "--since", file).stderr)
+        self.assertEqual(run("sessions", "--delete", session_id).returncode, 0)
+        failed = run("generate", "--text", "bad")
+        self.assertEqual(failed.returncode, 1)
+        self.assertIn("INVALID_ARGUMENT: temperature", failed.stderr)
+
+    def test_texts_are_no_sequences(self):
+        for call in (
+            lambda: self.client.generate("a", stop_strings="abc"),
+            lambda: self.client.generate("a", stop_strings=[b"abc"]),
+            lambda: self.client.generate("a", stop_token_ids="12"),
+            lambda: self.client.generate(b"abc"),
+            lambda: self.client.tokenize(["abc"]),
+            lambda: self.client.generate(Conversation([("user", ["Hi"])])),
+        ):
+            with self.assertRaisesRegex(TypeError, "expected a (sequence|str)"):
+                call()
+        self.assertEqual(self.server.requests, [])
+
+    def test_calls_that_are_refused_for_a_time_are_sent_again(self):
+        self.server.refusals = [50, 50, 50, 50]
+        begin = time.monotonic()
+        with self.assertRaises(OvqError) as caught:
+            self.client.score("abc")  # three times again
+        self.assertEqual(caught.exception.info.retry_after, 0.05)
+        self.assertGreaterEqual(time.monotonic() - begin, 0.15)
+        self.server.refusals = [100, 100]
+        begin = time.monotonic()
+        self.assertEqual(text_of(self.client.generate("abc")), "3:abc")
+        self.assertGreaterEqual(time.monotonic() - begin, 0.2)
+        # Not where the call's time would be over, nor where nobody wants it.
+        self.server.refusals = [60000]
+        with self.assertRaises(OvqError):
+            list(self.client.generate("abc", timeout=5))
+        with Client(self.server.address, retries=0) as impatient:
+            self.server.refusals = [10]
+            with self.assertRaises(OvqError):
+                impatient.score("abc")
+
+    def test_a_server_that_drains_behind_an_answer_is_no_error(self):
+        with self.client.chat() as chat:
+            self.assertEqual(text_of(chat.send("last")), "4:last")
+        with self.assertRaisesRegex(OvqError, "draining"):
+            with self.client.chat() as chat:
+                list(chat.send("last"))
+                list(chat.send("more"))
+
+
+if __name__ == "__main__":
+    parser = argparse.ArgumentParser()
+    parser.add_argument("--build", help="not used: no program is built for this")
+    _, rest = parser.parse_known_args()
+    unittest.main(argv=[sys.argv[0], *rest])

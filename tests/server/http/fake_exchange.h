@@ -1,0 +1,114 @@
+// An HTTP request without a socket, and the answer to it.
+#pragma once
+
+#include <chrono>
+#include <condition_variable>
+#include <functional>
+#include <memory>
+#include <mutex>
+#include <nlohmann/json.hpp>
+#include <optional>
+#include <string>
+#include <utility>
+
+#include "absl/time/time.h"
+#include "server/http/exchange.h"
+#include "server/http/http_api.h"
+
+namespace ovq::test {
+
+class FakeExchange final : public Exchange {
+ public:
+  FakeExchange(std::string method, std::string target, std::string body = {},
+               HttpHeaders headers = {}, std::string peer = "ipv4:127.0.0.1:1")
+      : peer_(std::move(peer)) {
+    request_.method = std::move(method);
+    request_.target = std::move(target);
+    request_.headers = std::move(headers);
+    request_.headers.emplace_back("host", "localhost");
+    request_.headers.emplace_back("content-type", "application/json");
+    request_.body = std::move(body);
+  }
+
+  const std::string& peer() const override { return peer_; }
+  bool gone() const override {
+    std::lock_guard lock(mutex_);
+    return gone_;
+  }
+  void OnGone(std::function<void()> gone) override {
+    {
+      std::lock_guard lock(mutex_);
+      if (!gone_) {
+        on_gone_ = std::move(gone);
+        return;
+      }
+    }
+    gone();
+  }
+  void Reply(HttpReply reply) override {
+    std::lock_guard lock(mutex_);
+    reply_ = std::move(reply);
+    ended_ = true;
+    cv_.notify_all();
+  }
+  void Stream(HttpReply head, Source source) override {
+    std::lock_guard lock(mutex_);
+    reply_ = std::move(head);
+    source_ = std::move(source);
+    pumped_ = true;
+    cv_.notify_all();
+  }
+  void Pump() override {
+    std::lock_guard lock(mutex_);
+    pumped_ = true;
+    cv_.notify_all();
+  }
+
+  // The client goes: nothing is asked of the server any more.
+  void Leave() {
+    std::function<void()> gone;
+    {
+      std::lock_guard lock(mutex_);
+      gone_ = true;
+      gone = std::exchange(on_gone_, nullptr);
+    }
+    if (gone) gone();
+  }
+  // Reads on until the answer's end, or until `enough` of what has come; false if neither came in
+  // this time. One thread at a time.
+  bool Read(absl::Duration time, const std::function<bool(const std::string&)>& enough = nullptr) {
+    const auto end = std::chrono::steady_clock::now() + absl::ToChronoNanoseconds(time);
+    std::unique_lock lock(mutex_);
+    while (!ended_) {
+      if (enough && enough(reply_.body)) return true;
+      if (std::chrono::steady_clock::now() >= end ||
+          !cv_.wait_until(lock, end, [this] { return ended_ || pumped_; })) {
+        return false;
+      }
+      if (ended_) break;
+      pumped_ = false;
+      std::string part;
+      lock.unlock();
+      const bool more = source_(part);
+      lock.lock();
+      reply_.body += part;
+      ended_ = !more;
+    }
+    lock.unlock();
+    source_ = nullptr;
+    return true;
+  }
+  const HttpReply& reply() const { return reply_; }
+  bool streamed() const { return reply_.content_type.starts_with("text/event-stream"); }
+
+ private:
+  const std::string peer_;
+  mutable std::mutex mutex_;  // guards the rest
+  std::condition_variable cv_;
+  bool gone_ = false, ended_ = false, pumped_ = false;
+  std::function<void()> on_gone_;
+  HttpReply reply_;
+  Source source_;
+};
+
+}  // namespace ovq::test

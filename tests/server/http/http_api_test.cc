@@ -1,0 +1,241 @@
+// The HTTP front without sockets: requests through its routes to an engine on a fake model.
+#include "server/http/http_api.h"
+
+#include <vector>
+
+#include "absl/strings/str_cat.h"
+#include "absl/strings/str_split.h"
+#include "tests/server/http/fake_exchange.h"
+#include "tests/server/server_test_util.h"
+
+namespace ovq::test {
+namespace {
+
+using testing::ElementsAre;
+using testing::HasSubstr;
+using Json = nlohmann::json;
+
+constexpr const char* kTemplate =
+    "{% for m in messages %}<{{ m.role }}>{{ m.content }}\n{% endfor %}"
+    "{% if add_generation_prompt %}<assistant>{% endif %}";
+constexpr absl::Duration kPatience = absl::Seconds(20);
+
+class HttpApiTest : public testing::Test {
+ protected:
+  explicit HttpApiTest(TestServerOptions options = {.model = {.chat_template = kTemplate}})
+      : server_(std::move(options)), api_(server_.services(), /*loopback=*/true) {}
+
+  std::shared_ptr<FakeExchange> Send(std::string method, std::string target, std::string body = {},
+                                     HttpHeaders headers = {}) {
+    auto exchange = std::make_shared<FakeExchange>(std::move(method), std::move(target),
+                                                   std::move(body), std::move(headers));
+    api_.Handle(exchange);
+    return exchange;
+  }
+  HttpReply Call(std::string method, std::string target, std::string body = {},
+                 HttpHeaders headers = {}) {
+    const auto exchange =
+        Send(std::move(method), std::move(target), std::move(body), std::move(headers));
+    EXPECT_TRUE(exchange->Read(kPatience));
+    return exchange->reply();
+  }
+  Json Post(const std::string& target, const Json& body, int status = 200) {
+    const HttpReply reply = Call("POST", target, body.dump());
+    EXPECT_EQ(reply.status, status) << reply.body;
+    return Json::parse(reply.body);
+  }
+  // Of `{"error": ...}`.
+  Json Error(const HttpReply& reply, int status) {
+    EXPECT_EQ(reply.status, status) << reply.body;
+    return Json::parse(reply.body).at("error");
+  }
+  double Requests(const std::string& route, int status) {
+    const std::string wanted = absl::StrCat("route=\"", route, "\",status=\"", status, "\"} ");
+    const std::string page = server_.metrics().Text();
+    const size_t at = page.find(wanted);
+    return at == std::string::npos ? 0 : std::stod(page.substr(at + wanted.size()));
+  }
+
+  TestServer server_;
+  HttpApi api_;
+};
+
+// The events of a stream, without the closing one.
+std::vector<Json> EventsOf(const HttpReply& reply) {
+  std::vector<Json> events;
+  bool done = false;
+  for (absl::string_view event : absl::StrSplit(reply.body, "\n\n", absl::SkipEmpty())) {
+    EXPECT_FALSE(done) << "something follows [DONE]";
+    EXPECT_TRUE(absl::ConsumePrefix(&event, "data: ")) << event;
+    done = event == "[DONE]";
+    if (!done) events.push_back(Json::parse(event));
+  }
+  EXPECT_TRUE(done);
+  return events;
+}
+
+TEST_F(HttpApiTest, ACompletionIsTheSameStreamedOrNotAndOverGrpc) {
+  const Json body = {{"prompt", "hello"}, {"max_tokens", 12}, {"seed", 1}, {"temperature", 1}};
+  const Json whole = Post("/v1/completions", body);
+  Json streamed = body;
+  streamed["stream"] = true;
+  streamed["stream_options"] = {{"include_usage", true}};
+  const HttpReply reply = Call("POST", "/v1/completions", streamed.dump());
+  EXPECT_THAT(reply.content_type, HasSubstr("text/event-stream"));
+  const std::vector<Json> events = EventsOf(reply);
+  std::string text;
+  for (const Json& event : events) {
+    for (const Json& choice : event["choices"]) text += choice["text"].get<std::string>();
+  }
+  EXPECT_EQ(whole["choices"][0]["text"], text);
+  EXPECT_EQ(events.back()["usage"], whole["usage"]);
+  EXPECT_EQ(Generate(server_.inference(), TextRequest("hello", 12)).text, text);
+}
+
+TEST_F(HttpApiTest, ErrorsNameTheFieldAndCountAsTheirStatus) {
+  EXPECT_EQ(Error(Call("GET", "/nothing"), 404)["param"], "path");
+  EXPECT_EQ(Error(Call("DELETE", "/v1/completions"), 405)["param"], "method");
+  EXPECT_EQ(
+      Error(Call("POST", "/v1/completions", R"({"prompt": "x", "temperature": -1})"), 400)["param"],
+      "temperature");
+  EXPECT_EQ(Error(Call("POST", "/v1/chat/completions",
+                       R"({"messages": [{"role": "user", "content": "x"}], "tools": [{}]})"),
+                  400)["code"],
+            "unsupported_parameter");
+  EXPECT_EQ(
+      Error(Call("POST", "/v1/completions", R"({"prompt": "x", "model": "other"})"), 404)["code"],
+      "model_not_found");
+  EXPECT_EQ(Requests("/v1/completions", 400), 1);
+  EXPECT_EQ(Requests("/v1/completions", 404), 1);
+  EXPECT_EQ(Requests("/v1/completions", 405) + Requests("other", 405), 1);
+  EXPECT_EQ(Requests("other", 404), 1);
+}
+
+TEST_F(HttpApiTest, AClientIsAnAddress) {
+  EXPECT_EQ(FakeExchange("GET", "/", "", {}, "ipv4:10.1.2.3:456").client(), "ipv4:10.1.2.3");
+  EXPECT_EQ(FakeExchange("GET", "/", "", {}, "ipv6:[::1]:456").client(), "ipv6:[::1]");
+}
+
+TEST_F(HttpApiTest, BodiesThatAreNone) {
+  const auto post = [this](const std::string& body) {
+    return Error(Call("POST", "/v1/completions", body), 400)["message"].get<std::string>();
+  };
+  EXPECT_THAT(post("{"), HasSubstr("body"));
+  EXPECT_THAT(post("[]"), HasSubstr("body"));
+  EXPECT_THAT(post("{\"prompt\": \"\xff\"}"), HasSubstr("offset 12"));
+  EXPECT_THAT(post(std::string(1 << 20, '[')), HasSubstr("nested"));
+  EXPECT_THAT(post(R"({"prompt": "a", "prompt": "b"})"), HasSubstr("prompt"));
+  EXPECT_THAT(Error(Call("POST", "/ovq/v1/sessions", R"({"ttll": "1s"})"), 400)["message"],
+              HasSubstr("ttll"));
+}
+
+TEST_F(HttpApiTest, WhoMayAskWithoutATokenIsOnThisMachine) {
+  for (const char* host : {"localhost:80", "127.0.0.1:8080", "[::1]:1", "127.1.2.3"}) {
+    auto exchange = std::make_shared<FakeExchange>("GET", "/v1/models");
+    exchange->request().headers = {{"host", host}};
+    api_.Handle(exchange);
+    ASSERT_TRUE(exchange->Read(kPatience));
+    EXPECT_EQ(exchange->reply().status, 200) << host;
+  }
+  for (const char* host : {"evil.example", "localhost.evil.example", "10.0.0.1:80", ""}) {
+    auto exchange = std::make_shared<FakeExchange>("GET", "/v1/models");
+    exchange->request().headers = {{"host", host}};
+    api_.Handle(exchange);
+    ASSERT_TRUE(exchange->Read(kPatience));
+    EXPECT_EQ(exchange->reply().status, 403) << host;
+  }
+  EXPECT_EQ(Call("GET", "/v1/models", "", {{"origin", "http://localhost"}}).status, 200);
+  EXPECT_EQ(Call("GET", "/v1/models", "", {{"origin", "http://evil.example"}}).status, 403);
+  EXPECT_EQ(Call("GET", "/v1/models", "", {{"origin", "null"}}).status, 403);
+}
+
+TEST_F(HttpApiTest, WhoGoesIsCancelled) {
+  const auto exchange = Send("POST", "/v1/completions",
+                             R"({"prompt": "x", "max_tokens": 4000000000, "stream": true,
+                                 "ignore_eos": true})");
+  ASSERT_TRUE(
+      exchange->Read(kPatience, [](const std::string& body) { return body.size() > 1000; }));
+  exchange->Leave();
+  ASSERT_TRUE(exchange->Read(kPatience));
+  server_.WaitForStats([](const EngineStats& stats) { return stats.requests_running == 0; });
+  EXPECT_EQ(Requests("/v1/completions", 499), 1);
+}
+
+TEST_F(HttpApiTest, WhoReadsNothingIsParkedAndOthersGoOn) {
+  const auto slow = Send("POST", "/v1/completions",
+                         R"({"prompt": "x", "max_tokens": 4000000000, "stream": true,
+                             "ignore_eos": true})");
+  server_.WaitForStats([](const EngineStats& stats) { return stats.requests_running == 1; });
+  for (int i = 0; i < 3; ++i) {
+    EXPECT_EQ(Post("/v1/completions", {{"prompt", "y"},
+                                       {"max_tokens", 500},
+                                       {"ignore_eos", true}})["usage"]["completion_tokens"],
+              500);
+  }
+  slow->Leave();
+  ASSERT_TRUE(slow->Read(kPatience));
+}
+
+TEST_F(HttpApiTest, AStoredResponseGoesOnWithoutItsPrompt) {
+  const Json first = Post(
+      "/v1/responses",
+      {{"input", std::string(2000, 'x')}, {"instructions", "be brief"}, {"max_output_tokens", 5}});
+  const std::string id = first["id"];
+  const Json second = Post(
+      "/v1/responses", {{"input", "more"}, {"previous_response_id", id}, {"max_output_tokens", 5}});
+  const Json& usage = second["usage"];
+  EXPECT_GT(usage["input_tokens"], 2000);
+  EXPECT_LT(
+      usage["input_tokens"].get<int>() - usage["input_tokens_details"]["cached_tokens"].get<int>(),
+      40);
+  EXPECT_EQ(Json::parse(Call("GET", "/v1/responses/" + id).body), first);
+  EXPECT_EQ(Call("DELETE", "/v1/responses/" + id).status, 200);
+  EXPECT_EQ(Call("GET", "/v1/responses/" + id).status, 404);
+  EXPECT_EQ(Error(Call("POST", "/v1/responses",
+                       Json({{"input", "x"}, {"previous_response_id", id}}).dump()),
+                  404)["code"],
+            "previous_response_not_found");
+  Post("/v1/responses",
+       {{"input", "x"}, {"previous_response_id", second["id"]}, {"max_output_tokens", 1}});
+}
+
+TEST_F(HttpApiTest, WhatABranchNeedsIsThere) {
+  const Json session = Post("/ovq/v1/sessions", {{"prompt", {{"text", "hello"}}}});
+  const std::string path = "/ovq/v1/sessions/" + session["sessionId"].get<std::string>();
+  EXPECT_EQ(Post(path + "/fork", Json::object())["sessions"][0]["position"], "5");
+  EXPECT_EQ(Post(path + "/rewind", {{"position", "3"}})["session"]["position"], "3");
+  EXPECT_EQ(Json::parse(Call("GET", "/ovq/v1/sessions").body)["sessions"].size(), 2);
+  EXPECT_EQ(Call("DELETE", path).status, 200);
+  EXPECT_EQ(Call("GET", path).status, 404);
+}
+
+TEST_F(HttpApiTest, HealthSaysWhetherWorkIsWelcome) {
+  EXPECT_EQ(Call("GET", "/health").status, 200);
+  api_.SetReady(false);  // a step hangs
+  EXPECT_EQ(Call("GET", "/health").status, 503);
+  api_.SetReady(true);
+  server_.services().Drain();
+  EXPECT_EQ(Call("GET", "/health").status, 503);
+}
+
+class SmallMemory : public HttpApiTest {
+ protected:
+  static TestServerOptions Options() {
+    TestServerOptions options;
+    options.engine.request_memory = std::make_shared<ByteBudget>(size_t{1} << 20);
+    return options;
+  }
+  SmallMemory() : HttpApiTest(Options()) {}
+};
+
+TEST_F(SmallMemory, WhatABodyWouldTakeIsCountedBeforeItIsParsed) {
+  std::string body = R"({"prompt": [0)";
+  for (int i = 0; i < 20000; ++i) body += ",0";
+  const Json error = Error(Call("POST", "/v1/completions", body + "]}"), 429);
+  EXPECT_EQ(error["type"], "rate_limit_error");
+  // And given back.
+  EXPECT_EQ(Call("POST", "/v1/completions", R"({"prompt": "x", "max_tokens": 1})").status, 200);
+}
+
+}  // namespace
+}  // namespace ovq::test

@@ -1,0 +1,178 @@
+// Requests of OpenAI's API as messages: what is honoured, refused by name, or has no meaning.
+#include "server/http/openai_request.h"
+
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+
+#include "server/engine/error_facts.h"
+#include "server/http/http_errors.h"
+#include "server/http/response_request.h"
+#include "server/http/response_store.h"
+
+namespace ovq {
+namespace {
+
+using testing::ElementsAre;
+using testing::HasSubstr;
+using Json = nlohmann::json;
+
+absl::StatusOr<OpenAiRequest> Completion(const char* body) {
+  return ReadCompletion(Json::parse(body), "m");
+}
+absl::StatusOr<OpenAiRequest> Chat(const char* body) { return ReadChat(Json::parse(body), "m"); }
+
+TEST(OpenAiRequests, ACompletionWithEverything) {
+  const auto read = Completion(R"({"model": "m", "prompt": [1, 2], "max_tokens": 7, "stream": true,
+      "temperature": 0.5, "top_p": 0.25, "top_k": -1, "min_p": 0.125, "typical_p": 0.75,
+      "repetition_penalty": 2, "presence_penalty": 1, "frequency_penalty": -1, "seed": -1, "n": 2,
+      "best_of": 2, "stop": ["a", "b"], "stop_token_ids": [3], "ignore_eos": true, "min_tokens": 2,
+      "include_stop_str_in_output": true, "logit_bias": {"5": 1.5}, "logprobs": 3, "user": "u",
+      "stream_options": {"include_usage": true}, "suffix": null, "echo": false,
+      "cache_prompt": true, "memory": "exact", "max_centroids": 64})");
+  ASSERT_TRUE(read.ok()) << read.status();
+  v1::GenerateRequest expected;
+  expected.mutable_prompt()->mutable_token_ids()->add_ids(1);
+  expected.mutable_prompt()->mutable_token_ids()->add_ids(2);
+  expected.mutable_prompt()->set_cacheable(true);
+  v1::SamplingParams& sampling = *expected.mutable_sampling();
+  sampling.set_temperature(0.5);
+  sampling.set_top_p(0.25);
+  sampling.set_min_p(0.125);
+  sampling.set_typical_p(0.75);
+  sampling.set_repetition_penalty(2);
+  sampling.set_presence_penalty(1);
+  sampling.set_frequency_penalty(-1);
+  sampling.set_seed(~uint64_t{0});
+  sampling.set_n(2);
+  (*sampling.mutable_logit_bias())[5] = 1.5;
+  v1::StopConditions& stop = *expected.mutable_stop();
+  stop.set_max_tokens(7);
+  stop.add_stop_strings("a");
+  stop.add_stop_strings("b");
+  stop.add_stop_token_ids(3);
+  stop.set_ignore_eos(true);
+  stop.set_min_tokens(2);
+  stop.set_include_stop_text(true);
+  expected.mutable_output()->set_logprobs(true);
+  expected.mutable_output()->set_top_logprobs(3);
+  expected.set_memory("exact");
+  expected.set_max_centroids(64);
+  EXPECT_EQ(read->message.SerializeAsString(), expected.SerializeAsString())
+      << read->message.DebugString();
+  EXPECT_TRUE(read->stream && read->include_usage && !read->continuous_usage);
+}
+
+TEST(OpenAiRequests, ZeroIsAValueAndAbsentIsNone) {
+  const auto read = Completion(R"({"prompt": "x", "temperature": 0, "seed": 0, "top_p": null})");
+  ASSERT_TRUE(read.ok()) << read.status();
+  EXPECT_TRUE(read->message.sampling().has_temperature());
+  EXPECT_TRUE(read->message.sampling().has_seed());
+  EXPECT_FALSE(read->message.sampling().has_top_p());
+  EXPECT_EQ(read->message.stop().max_tokens(), kDefaultCompletionTokens);
+}
+
+TEST(OpenAiRequests, AChat) {
+  const auto read = Chat(R"({"messages": [{"role": "system", "content": "s", "name": "n"},
+      {"role": "user", "content": [{"type": "text", "text": "a"}, {"type": "text", "text": "b"}]}],
+      "max_tokens": 3, "max_completion_tokens": 4, "tools": [], "response_format":
+      {"type": "text"}})");
+  ASSERT_TRUE(read.ok()) << read.status();
+  const v1::Prompt& prompt = read->message.prompt();
+  EXPECT_TRUE(prompt.cacheable());
+  ASSERT_EQ(prompt.conversation().messages_size(), 2);
+  EXPECT_EQ(prompt.conversation().messages(1).content(), "ab");
+  EXPECT_EQ(read->message.stop().max_tokens(), 4);
+}
+
+struct Refusal {
+  const char* body;
+  const char* field;
+};
+TEST(OpenAiRequests, WhatIsRefusedIsNamed) {
+  for (const auto& [body, field] : {
+           Refusal{R"({"prompt": "x", "echo": true})", "echo"},
+           Refusal{R"({"prompt": "x", "n": 2, "best_of": 3})", "best_of"},
+           Refusal{R"({"prompt": "x", "guided_regex": "a"})", "guided_regex"},
+           Refusal{R"({"prompt": "x", "temperature": "hot"})", "temperature"},
+           Refusal{R"({"prompt": "x", "max_tokens": 1.5})", "max_tokens"},
+           Refusal{R"({"prompt": "x", "max_tokens": 4294967296})", "max_tokens"},
+           Refusal{R"({"prompt": "x", "logit_bias": {"-1": 1}})", "logit_bias"},
+           Refusal{R"({"prompt": "x", "stream_options": {}})", "stream_options"},
+           Refusal{R"({"prompt": {"a": 1}})", "prompt"},
+           Refusal{R"({"prompt": []})", "prompt"},
+           Refusal{R"({"prompt": [1, -1]})", "prompt"},
+           Refusal{R"({"prompt": "x", "nonsense": 1})", "nonsense"},
+           Refusal{R"({"prompt": "x", "non sense": 1})", "'non sense'"},
+           Refusal{R"({"prompt": "x", "model": "other"})", "model"},
+       }) {
+    const absl::Status status = Completion(body).status();
+    EXPECT_EQ(FactsOf(status).field, field) << body << ": " << status;
+    EXPECT_EQ(ErrorObject(status)["error"]["param"], field);
+  }
+}
+
+TEST(OpenAiRequests, ErrorsOfTheEngineAreInTheirWords) {
+  const auto in_words = [](const char* field, OpenAiApi api) {
+    const absl::Status status = InOpenAiWords(BadField(field, "something", "nothing"), api);
+    EXPECT_THAT(std::string(status.message()), testing::StartsWith(FactsOf(status).field + ":"));
+    return FactsOf(status).field;
+  };
+  EXPECT_EQ(in_words("sampling.top_p", OpenAiApi::kCompletions), "top_p");
+  EXPECT_EQ(in_words("output.top_logprobs", OpenAiApi::kCompletions), "logprobs");
+  EXPECT_EQ(in_words("output.top_logprobs", OpenAiApi::kChat), "top_logprobs");
+  EXPECT_EQ(in_words("prompt.conversation.messages[3].role", OpenAiApi::kChat), "messages[3].role");
+  EXPECT_EQ(in_words("stop.stop_strings[2]", OpenAiApi::kChat), "stop[2]");
+}
+
+TEST(HttpErrors, StatusesAndHeaders) {
+  EXPECT_EQ(HttpStatusOf(absl::FailedPreconditionError("busy")), 409);
+  EXPECT_EQ(
+      HttpStatusOf(WithFacts(absl::FailedPreconditionError("no template"), {.field = "messages"})),
+      400);
+  const absl::Status limited =
+      WithFacts(absl::ResourceExhaustedError("later"),
+                {.reason = RejectReason::kTenantRequests, .retry_after = absl::Milliseconds(1200)});
+  HttpHeaders headers;
+  AddErrorHeaders(limited, headers);
+  EXPECT_THAT(headers,
+              ElementsAre(std::pair("Retry-After", "2"), std::pair("Retry-After-Ms", "1200")));
+  const Json error = ErrorObject(limited)["error"];
+  EXPECT_EQ(error["code"], "tenant_requests");
+  EXPECT_EQ(error["type"], "rate_limit_error");
+  EXPECT_EQ(error["status"], "RESOURCE_EXHAUSTED");
+  EXPECT_EQ(error["info"]["reason"], "tenant_requests");
+}
+
+constexpr char kSession[] = "key.00112233445566778899aabbccddeeff";
+
+TEST(ResponseRequests, GoOnFromAResponse) {
+  EXPECT_EQ(SessionOf(ResponseId(kSession)), kSession);
+  for (const char* id : {"", "resp_", "resp_x", kSession}) EXPECT_EQ(SessionOf(id), std::nullopt);
+  Json body = {{"input", "hi"}, {"previous_response_id", ResponseId(kSession)}};
+  const auto read = ReadResponse(body, "m");
+  ASSERT_TRUE(read.ok()) << read.status();
+  EXPECT_EQ(read->previous, kSession);
+  EXPECT_EQ(read->message.prompt().conversation().messages_size(), 1);
+  body["previous_response_id"] = "resp_x";
+  EXPECT_EQ(HttpStatusOf(ReadResponse(body, "m").status()), 404);
+  body = {
+      {"input", "hi"}, {"instructions", "be brief"}, {"text", {{"format", {{"type", "json"}}}}}};
+  EXPECT_EQ(FactsOf(ReadResponse(body, "m").status()).field, "text");
+  body.erase("text");
+  EXPECT_EQ(ReadResponse(body, "m")->message.prompt().conversation().messages(0).role(), "system");
+}
+
+TEST(ResponseStore, TheOldestGoBeyondTheBudget) {
+  ResponseStore store(2000);
+  for (const char* id : {"a", "b", "c"}) store.Put(id, {std::string(500, *id), ""});
+  EXPECT_EQ(store.Get("a"), std::nullopt);
+  EXPECT_EQ(store.Get("c")->json, std::string(500, 'c'));
+  store.Put("d", {std::string(3000, 'd'), ""});
+  EXPECT_EQ(store.Get("d"), std::nullopt);
+  EXPECT_NE(store.Get("b"), std::nullopt);
+  store.Remove("b");
+  EXPECT_EQ(store.Get("b"), std::nullopt);
+}
+
+}  // namespace
+}  // namespace ovq
