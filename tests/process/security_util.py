@@ -115,7 +115,7 @@ class Stream:
             prompt=pb.Prompt(text="on and on"), sampling=pb.SamplingParams(seed=1),
             stop=pb.StopConditions(max_tokens=10_000_000, ignore_eos=True))
         self._call = rpc.InferenceServiceStub(channel).Generate(
-            request, timeout=120, metadata=bearer(token) if token else None)
+            request, timeout=600, metadata=bearer(token) if token else None)
         self.tokens = 0
         self.error = None
         self._thread = threading.Thread(target=self._read)
