@@ -1,6 +1,8 @@
 // ovq-server: wiring, signals and drain.
 #include <malloc.h>
+#include <signal.h>
 #include <sys/resource.h>
+#include <sys/syscall.h>
 #include <unistd.h>
 
 #include <cstdio>
@@ -354,6 +356,17 @@ int Run(const std::vector<std::string>& args) {
   log.Info("stopped");
   return 0;
 }
+
+// Signals that ask for nothing at a start would end it until Shutdown takes them; the initializers
+// of some seventy libraries run before, and this before those. Itself, so early, it calls the
+// kernel alone, and no sanitizer watches it.
+[[gnu::no_sanitize("address", "undefined")]] void HoldSignals(int, char**, char**) {
+  unsigned long signals = 0;  // as the kernel has it
+  for (const int signal : {SIGHUP, SIGUSR1, SIGUSR2}) signals |= 1ul << (signal - 1);
+  syscall(SYS_rt_sigprocmask, SIG_BLOCK, &signals, nullptr, sizeof(signals));
+}
+[[gnu::section(".preinit_array"), gnu::used]] void (*const hold_signals)(int, char**,
+                                                                         char**) = HoldSignals;
 
 }  // namespace
 }  // namespace ovq

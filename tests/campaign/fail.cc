@@ -1,7 +1,9 @@
 // Calls of the C library that fail when faults.py says so, for LD_PRELOAD. The file that OVQ_FAULTS
-// names is mapped by both: what fails, how and how often can change while the server runs.
+// names is mapped by both: what fails, how and how often can change while the server runs. The
+// signals that OVQ_FAULTS_SIGNALS lists come before the program begins.
 #include <dlfcn.h>
 #include <fcntl.h>
+#include <signal.h>
 #include <sys/mman.h>
 #include <sys/random.h>
 #include <sys/syscall.h>
@@ -54,7 +56,14 @@ Control* MapControl() {
 }
 Control* control = nullptr;  // null until the program begins
 
-[[gnu::constructor]] void Begin() { control = MapControl(); }
+[[gnu::constructor]] void Begin() {
+  control = MapControl();
+  const char* next = getenv("OVQ_FAULTS_SIGNALS");
+  for (char* end = nullptr; next != nullptr && *next != '\0'; next = end) {
+    kill(getpid(), static_cast<int>(strtol(next, &end, 10)));
+    if (*end == ',') ++end;
+  }
+}
 
 bool Fails(Kind kind) {
   if (control == nullptr || (control->what & kind) == 0) return false;

@@ -11,6 +11,7 @@ import shlex
 import shutil
 import signal
 import socket
+import subprocess
 import sys
 import tempfile
 import threading
@@ -343,6 +344,17 @@ class Stopping(unittest.TestCase):
                 thread.join(60)
                 self.assertEqual(len(tokens), 3000)
                 self.assertEqual(server.wait(), 0)
+
+    def test_other_signals_change_nothing_before_the_program_begins(self):
+        """From the initializers of its libraries on."""
+        if "libasan" in subprocess.run(["ldd", BINARY], capture_output=True, text=True).stdout:
+            self.skipTest("a sanitizer wants to be the first of the libraries")
+        numbers = (signal.SIGHUP, signal.SIGUSR1, signal.SIGUSR2)
+        env = {"LD_PRELOAD": os.path.join(os.path.dirname(BINARY), "libovq_fail.so"),
+               "OVQ_FAULTS_SIGNALS": ",".join(str(int(number)) for number in numbers)}
+        with ServerProcess(BINARY, model_folder(), "--state-memory", "64M", env=env) as server:
+            server.terminate()
+            self.assertEqual(server.wait(), 0)
 
     def test_drain_ends_in_time_and_refuses_new_work(self):
         with ServerProcess(BINARY, model_folder(), "--state-memory", "64M", "--drain-timeout",
