@@ -4,6 +4,10 @@ For each mixer, in --out: MIXER/ is the run of train.py, with its log, RECIPE-MI
 folder, MIXER.csv its scores; scores.png and scores.md have them all. Training of vq starts from the
 trained full. What is there already is kept: an interrupted run continues, a finished one is not
 repeated. Remove a CSV to score again.
+
+With --all instead of a recipe: every table and figure of docs/results.md, by the commands that stand
+there, part after part; what came to its end before is not repeated. --list says what there is and how
+long it takes.
 """
 
 import argparse
@@ -16,6 +20,7 @@ import time
 
 import torch
 
+import page
 import score
 from data import DEFAULT_ROOT
 from export import export
@@ -41,8 +46,15 @@ class ReproduceError(RuntimeError):
 def parse_args():
     parser = argparse.ArgumentParser(description=__doc__,
                                      formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("recipe", help="JSON file, see train.py; recipes/ has those used")
-    parser.add_argument("--out", required=True, help="folder for everything that is made")
+    parser.add_argument("recipe", nargs="?", help="JSON file, see train.py; recipes/ has those used")
+    parser.add_argument("--all", action="store_true", help="the whole page in place of a recipe")
+    parser.add_argument("--scale", choices=page.SCALES, default="small",
+                        help="--all: headline has the parts of hours too")
+    parser.add_argument("--part", action="append", default=[], metavar="NAME",
+                        help="--all: this one only; may be given again")
+    parser.add_argument("--list", action="store_true", help="--all: says the parts, runs none")
+    parser.add_argument("--out", help="folder for everything that is made; with --all: for what is done, "
+                        "runs/all by default")
     parser.add_argument("--mixers", default="ovq,full,vq", help="of " + ", ".join(MIXER_NAMES))
     parser.add_argument("--server", default=_SERVER, help="ovq-server; default: the one that "
                         "`cmake --build --preset cpu` makes")
@@ -52,6 +64,13 @@ def parse_args():
     parser.add_argument("--data-root", default=DEFAULT_ROOT,
                         help="folder of the standard library (byte corpus)")
     args = parser.parse_args()
+    if args.all:
+        if args.recipe:
+            raise ValueError(f"--all: has all recipes, without '{args.recipe}'")
+        args.out = args.out or os.path.join(_FOLDER, "runs", "all")
+        return args
+    if not args.recipe or not args.out:
+        raise ValueError("expected a recipe and --out, or --all")
     args.mixers = args.mixers.split(",")
     for mixer in args.mixers:
         if mixer not in MIXER_NAMES:
@@ -189,6 +208,13 @@ def score_model(args, recipe, mixer):
 
 def main():
     args = parse_args()
+    if args.all:
+        parts = page.read_parts(args.scale, args.part)
+        if args.list:
+            print(*page.describe(parts, args.out), sep="\n")
+        else:
+            page.run_all(parts, args.out)
+        return
     recipe = load_recipe(args.recipe)
     # a wrong option shows now, not after the training
     score.parse_args(score_arguments(args, recipe, args.mixers[0]))

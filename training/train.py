@@ -98,7 +98,8 @@ def make_parser():
     add("--log-steps", type=int, default=20)
     add("--eval-steps", type=int, default=200)
     add("--checkpoint-minutes", type=float, default=3.0)
-    add("--resume", action="store_true", help="continue the run in --run")
+    add("--resume", action="store_true",
+        help="continue the run in --run from its last checkpoint, if it has one; a run that ended stays as it is")
     return parser
 
 
@@ -347,7 +348,7 @@ def main():
         raise ValueError(f"{checkpoint} exists: pass --resume to continue it, or another --run")
     os.makedirs(args.run, exist_ok=True)
     trainer = Trainer(args, recipe)
-    if args.resume:
+    if os.path.exists(checkpoint):
         trainer.restore()
     else:
         with open(os.path.join(args.run, "args.json"), "w", encoding="utf-8") as file:

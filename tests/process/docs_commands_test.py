@@ -200,8 +200,11 @@ class Commands(unittest.TestCase):
         words = shlex.split(re.sub(r"[\[\]]", " ", command.removeprefix("$ ").replace("\\\n", " ")),
                             comments=True)
         words = [word.strip("()") for word in words]
-        program = next((word for word in words if re.match(
-            r"(\./)?(build/|tests/|deploy/|ovq-|[a-z_]+\.py$)", word)), None)
+        programs = [word for word in words if re.match(
+            r"(\./)?(build/|tests/|deploy/|ovq-|[a-z_]+\.py$)", word)]
+        if re.match("for ", command):  # several, each with flags of its own
+            programs = [word for word in programs if word.endswith(".py")] or programs
+        program = programs[0] if programs else None
         if words[:3] == ["python3", "-m", "ovq_client"]:
             program = "clients/python/ovq_client/__main__.py"
         if words[0] == "cmake":
@@ -217,6 +220,8 @@ class Commands(unittest.TestCase):
             program = os.path.basename(program)
         text = self.help_of(program.removeprefix("./"))
         self.assertIsNotNone(text, f"{program} is not there: {command}")
+        if re.match("for ", command):
+            text += "".join(self.help_of(other) or "" for other in programs[1:])
         if not program.startswith(("ovq-", "clients/")) and not program.endswith(".py"):
             return
         for word in words:

@@ -184,7 +184,7 @@ class TrainingTest(unittest.TestCase):
                                ("task", {"task": RECALL})):
             with self.subTest(source=name):
                 whole, broken = name + "-whole", name + "-broken"
-                self.train(whole, **sections)
+                self.train(whole, "--resume", **sections)  # with nothing to go on from
                 self.train_three_steps(broken, **sections)
                 with self.assertRaisesRegex(ValueError, "--resume"):
                     self.train(broken, **sections)

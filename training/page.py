@@ -1,0 +1,114 @@
+"""The commands of docs/results.md, run in the order of the page: all its tables and figures made anew.
+
+A block of commands there that stands behind `<!-- reproduce: SCALE, MINUTES min -->` is a part of the page.
+Others show a form of a command. A part runs in this folder, by bash, and ends at its first failure; one that
+came to its end is not repeated until its commands change.
+"""
+
+import dataclasses
+import hashlib
+import os
+import re
+import subprocess
+import time
+
+SCALES = ("small", "headline")
+_FOLDER = os.path.dirname(os.path.abspath(__file__))
+PAGE = os.path.join(os.path.dirname(_FOLDER), "docs", "results.md")
+_MARK = re.compile(r"<!-- reproduce: (.*) -->")
+_MARK_FORM = re.compile(r"(\w+), (\d+) min$")
+
+
+class PageError(ValueError):
+    """The page, or a part of it that was asked for, is not as it should be."""
+
+
+@dataclasses.dataclass(frozen=True)
+class Part:
+    """One block of commands. minutes: of one core, as measured when its figures were made."""
+    name: str  # the section's title, and a number where it has several
+    scale: str
+    minutes: int
+    script: str
+
+    @property
+    def stamp(self):
+        """The file's name that says that these commands came to their end."""
+        return hashlib.sha256(self.script.encode()).hexdigest()[:16]
+
+
+def _indented(lines, begin):
+    """The first block of indented lines from lines[begin] on, without the indent."""
+    while begin < len(lines) and not lines[begin].strip():
+        begin += 1
+    block = []
+    for line in lines[begin:]:
+        if line.strip() and not line.startswith("    "):
+            break
+        block.append(line[4:])
+    return "\n".join(block).rstrip() + "\n" if any(line.strip() for line in block) else None
+
+
+def parts(text):
+    """All parts of a page, in its order."""
+    found, title, seen = [], "", {}
+    lines = text.splitlines()
+    for i, line in enumerate(lines):
+        if line.startswith("#"):
+            title = line.lstrip("# ")
+        mark = _MARK.match(line)
+        if not mark:
+            continue
+        form = _MARK_FORM.match(mark[1])
+        if not form or form[1] not in SCALES:
+            raise PageError(f"line {i + 1}: expected '<!-- reproduce: {' or '.join(SCALES)}, MINUTES min -->', "
+                            f"got '{line}'")
+        script = _indented(lines, i + 1)
+        if script is None:
+            raise PageError(f"line {i + 1}: no commands behind '{line}'")
+        seen[title] = seen.get(title, 0) + 1
+        name = title if seen[title] == 1 else f"{title} ({seen[title]})"
+        found.append(Part(name, form[1], int(form[2]), script))
+    return found
+
+
+def read_parts(scale, only=(), page=PAGE):
+    """Those of a scale, `headline` having the small ones too; of these `only` what is named, if anything is."""
+    with open(page, encoding="utf-8") as file:
+        found = [part for part in parts(file.read()) if scale == "headline" or part.scale == scale]
+    for name in only:
+        if not any(part.name == name for part in found):
+            raise PageError(f"--part: '{name}' is no part of scale {scale}, see --list")
+    return [part for part in found if not only or part.name in only]
+
+
+def describe(found, out):
+    """A line for each part, and the time of all."""
+    for part in found:
+        done = "done" if os.path.exists(os.path.join(out, part.stamp)) else ""
+        yield f"{part.minutes:5d} min  {part.scale:8s}  {done:4s}  {part.name}"
+    yield f"{sum(part.minutes for part in found):5d} min  in all, of one core"
+
+
+def run_all(found, out, folder=_FOLDER):
+    """Runs what is not done yet. out: folder of stamps and logs. Raises PageError at the first failure."""
+    os.makedirs(out, exist_ok=True)
+    os.makedirs(os.path.join(folder, "runs"), exist_ok=True)
+    for i, part in enumerate(found):
+        stamp = os.path.join(out, part.stamp)
+        if os.path.exists(stamp):
+            print(f"{i + 1}/{len(found)} {part.name}: done before", flush=True)
+            continue
+        log = stamp + ".log"
+        print(f"{i + 1}/{len(found)} {part.name}: about {part.minutes} min, log in {log}", flush=True)
+        begin = time.monotonic()
+        with open(log, "w", encoding="utf-8") as file:
+            code = subprocess.run(["bash", "-euo", "pipefail", "-c", part.script], cwd=folder, stdout=file,
+                                  stderr=subprocess.STDOUT, stdin=subprocess.DEVNULL, check=False).returncode
+        if code:
+            raise PageError(f"{part.name}: ended with {code}, see {log}")
+        minutes = (time.monotonic() - begin) / 60
+        with open(stamp + ".new", "w", encoding="utf-8") as file:
+            file.write(f"{part.name}\n{minutes:.1f} min\n")
+        os.replace(stamp + ".new", stamp)
+        print(f"{i + 1}/{len(found)} {part.name}: {minutes:.1f} min", flush=True)

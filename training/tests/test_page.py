@@ -1,0 +1,101 @@
+"""The commands of docs/results.md as parts of a run: which there are, and that each runs once."""
+
+import os
+import re
+import subprocess
+import tempfile
+import unittest
+
+import support  # noqa: F401  the path of the modules
+
+import page
+
+TEXT = """# A page
+
+## First
+
+Words.
+
+<!-- reproduce: small, 2 min -->
+
+    echo one \\
+        two >>said
+
+    echo three >>said
+
+Not run:
+
+    echo four >>said
+
+<!-- reproduce: headline, 90 min -->
+
+    echo five >>said
+
+## Second
+
+<!-- reproduce: small, 1 min -->
+
+    false
+    echo six >>said
+"""
+
+
+class PageTest(unittest.TestCase):
+    def setUp(self):
+        self._folder = tempfile.TemporaryDirectory()
+        self.addCleanup(self._folder.cleanup)
+        self.out = os.path.join(self._folder.name, "out")
+
+    def said(self):
+        with open(os.path.join(self._folder.name, "said"), encoding="utf-8") as file:
+            return file.read()
+
+    def run_all(self, parts):
+        page.run_all(parts, self.out, self._folder.name)
+
+    def test_parts_are_the_marked_blocks(self):
+        first, second, third = page.parts(TEXT)
+        self.assertEqual((first.name, first.scale, first.minutes), ("First", "small", 2))
+        self.assertEqual(first.script, "echo one \\\n    two >>said\n\necho three >>said\n")
+        self.assertEqual((second.name, second.scale), ("First (2)", "headline"))
+        self.assertEqual(third.name, "Second")
+
+    def test_what_ended_well_is_not_repeated(self):
+        first, second, _ = page.parts(TEXT)
+        self.run_all([first])
+        self.run_all([first, second])
+        self.assertEqual(self.said(), "one two\nthree\nfive\n")
+        self.assertIn("done", next(page.describe([first], self.out)))
+
+    def test_a_failure_ends_all_and_is_run_again(self):
+        _, second, third = page.parts(TEXT)
+        for _ in range(2):
+            with self.assertRaisesRegex(page.PageError, "^Second: ended with 1, see "):
+                self.run_all([third, second])
+        self.assertFalse(os.path.exists(os.path.join(self._folder.name, "said")))
+
+    def test_marks_that_are_wrong(self):
+        for mark, message in (("reproduce: tiny, 3 min", "line 1: expected .* got '<!-- reproduce: tiny"),
+                              ("reproduce: small, soon", "line 1: expected"),
+                              ("reproduce: small, 3 min", "line 1: no commands behind")):
+            with self.assertRaisesRegex(page.PageError, message):
+                page.parts(f"<!-- {mark} -->\n\nWords.\n")
+
+    def test_the_page_itself(self):
+        """Every part is a script that bash can read, whose programs and folders are there."""
+        small, everything = page.read_parts("small"), page.read_parts("headline")
+        self.assertGreater(len(everything), len(small))
+        for part in everything:
+            subprocess.run(["bash", "-n", "-c", part.script], check=True)
+            for name in re.findall(r"(\w+\.py)", part.script):
+                self.assertTrue(os.path.exists(os.path.join(os.path.dirname(page.__file__), name)), name)
+            for model in re.findall(r"\.\./models/([\w-]+)[ /]", part.script):
+                self.assertTrue(os.path.isdir(os.path.join(os.path.dirname(page.PAGE), "..", "models", model)), model)
+
+    def test_a_part_that_is_not_there(self):
+        with self.assertRaisesRegex(page.PageError, "--part: 'x' is no part of scale small"):
+            page.read_parts("small", ["x"])
+
+
+if __name__ == "__main__":
+    unittest.main()
