@@ -33,7 +33,7 @@ from data import DEFAULT_ROOT, DataError
 from ovq.config import ConfigError, load_config, read_json_object
 from predictors import (PredictionError, ReferencePredictor, connected, server_flags,
                         started_server)
-from scoring import (COLUMNS, LEAST_SEQUENCES, DocumentExam, RowLaw, TaskExam, compare, make_plan,
+from scoring import (COLUMNS, EACH_COLUMNS, LEAST_SEQUENCES, DocumentExam, RowLaw, TaskExam, compare, make_plan,
                      mixer_of, score_job)
 from tasks import TaskError
 
@@ -97,6 +97,8 @@ def parse_args(arguments):
         f"{TaskExam.least_scored} scored tokens or {DocumentExam.least_scored} bytes for every "
         f"value of seen or position, at least {LEAST_SEQUENCES}")
     add("--concurrency", type=positive, default=8, help="sequences scored at once")
+    add("--each", metavar="FILE", help="a CSV of every single sequence, too: scored tokens and the sum of "
+        "their right ones or bits; paired.py compares two of them")
     add("--seed", type=int, default=0, help="of the sequences")
     add("--data-root", default=DEFAULT_ROOT, help="folder of the standard library (byte models)")
     add("--timeout", type=float, default=3600, help="seconds of one call")
@@ -218,6 +220,7 @@ class Scorer:
         self._exam, self._predictor = exam, predictor
         self._reference, self._n_check = reference, n_check
         self.n_checked, self.n_agreed = 0, 0
+        self.each = []  # rows of the single sequences of all jobs
 
     def _check(self, job, made, predictions, row):
         first = dataclasses.replace(made, tokens=made.tokens[:self._n_check])  # None: all
@@ -233,7 +236,8 @@ class Scorer:
         made = self._exam.sequences(job.length, job.n_sequences)
         started = time.monotonic()
         predictions = predict_all(self._predictor, job, made.tokens, pool, progress)
-        rows = score_job(self._exam, job, made, predictions, time.monotonic() - started)
+        rows, each = score_job(self._exam, job, made, predictions, time.monotonic() - started)
+        self.each += each
         sizes = self._predictor.state_bytes(job.n_tokens, job.max_centroids)
         for row in rows:
             row["state_bytes"], row["full_kv_cache_bytes"] = sizes
@@ -246,11 +250,11 @@ class Scorer:
         return rows
 
 
-def write_csv(path, rows):
+def write_csv(path, rows, columns=COLUMNS):
     """Complete or not at all."""
     os.makedirs(os.path.dirname(os.path.abspath(path)), exist_ok=True)
     with open(path + ".partial", "w", encoding="utf-8", newline="") as file:
-        writer = csv.DictWriter(file, COLUMNS, lineterminator="\n")
+        writer = csv.DictWriter(file, columns, lineterminator="\n")
         writer.writeheader()
         writer.writerows(rows)
     os.replace(path + ".partial", path)
@@ -304,6 +308,8 @@ def run(args, stack):
     common = {"model": name, "mixer": mixer, "ablation": ablation,
               "backend": predictor.backend, "task": label}
     write_csv(args.out, [{**common, **row} for row in rows])
+    if args.each:
+        write_csv(args.each, scorer.each, EACH_COLUMNS)
     if scorer.n_agreed < least * scorer.n_checked:
         print(f"score.py: the reference agrees on {scorer.n_agreed} of {scorer.n_checked} scored "
               f"tokens only", file=sys.stderr)

@@ -15,6 +15,8 @@ COLUMNS = ("model", "mixer", "ablation", "backend", "task", "length", "tokens", 
            "max_centroids", "live_centroids", "state_bytes", "full_kv_cache_bytes", "sequences",
            "scored", "seen", "position", "accuracy", "bits_per_byte", "error", "seconds",
            "tokens_per_second", "checked", "agreement", "logprob_difference")
+# Of every single sequence: how many scored tokens of the group it has, and the sum of their values.
+EACH_COLUMNS = ("length", "centroids", "seen", "position", "sequence", "scored", "sum")
 LEAST_SEQUENCES = 4
 _FIRST_POSITIONS = 128
 
@@ -150,36 +152,41 @@ def mean_and_error(sums, counts):
     return mean, math.sqrt(deviation * n / (n - 1)) / counts.sum()
 
 
-def grouped_means(values, scored, groups):
-    """[(group or None, scored tokens, mean, error)] of values, scored, groups [n_sequences, n].
+def grouped_sums(values, scored, groups):
+    """[(group or None, counts, sums)] of values, scored, groups [n_sequences, n]; both [n_sequences].
 
     The first is of all scored tokens; one of each group follows, if any is not 0.
     """
     parts = [(None, scored)]
     if groups.any():
         parts += [(int(group), scored & (groups == group)) for group in np.unique(groups[scored])]
-    rows = []
-    for group, marks in parts:
-        counts = marks.sum(axis=1)
-        sums = np.where(marks, values, 0).sum(axis=1)
-        rows.append((group, int(counts.sum()),
-                     *mean_and_error(sums[counts > 0], counts[counts > 0])))
-    return rows
+    return [(group, marks.sum(axis=1), np.where(marks, values, 0).sum(axis=1))
+            for group, marks in parts]
+
+
+def grouped_means(values, scored, groups):
+    """[(group or None, scored tokens, mean, error)], likewise."""
+    return [(group, int(counts.sum()), *mean_and_error(sums[counts > 0], counts[counts > 0]))
+            for group, counts, sums in grouped_sums(values, scored, groups)]
 
 
 def score_job(exam, job, made, predictions, seconds):
-    """The job's rows as dictionaries."""
+    """The job's rows as dictionaries, and those of its single sequences (EACH_COLUMNS)."""
     row = {"length": job.length, "tokens": job.n_tokens, "centroids": job.centroids,
            "max_centroids": job.max_centroids, "sequences": job.n_sequences}
     if job.max_centroids:
         row["live_centroids"] = job.law.live(job.n_tokens, job.max_centroids)
-    means = grouped_means(exam.values(made, predictions), made.scored[:, 1:], made.seen[:, 1:])
-    rows = [{**row, exam.group: group, "scored": scored, exam.metric: f"{mean:.6f}",
+    scored = exam.values(made, predictions), made.scored[:, 1:], made.seen[:, 1:]
+    rows = [{**row, exam.group: group, "scored": count, exam.metric: f"{mean:.6f}",
              "error": None if error is None else f"{error:.6f}"}
-            for group, scored, mean, error in means]
+            for group, count, mean, error in grouped_means(*scored)]
     rows[0].update(seconds=f"{seconds:.3f}",
                    tokens_per_second=f"{job.n_tokens * job.n_sequences / seconds:.1f}")
-    return rows
+    each = [{"length": job.length, "centroids": job.centroids, exam.group: group, "sequence": i,
+             "scored": int(count), "sum": f"{total:.6f}"}
+            for group, counts, sums in grouped_sums(*scored)
+            for i, (count, total) in enumerate(zip(counts, sums)) if count]
+    return rows, each
 
 
 def compare(reference, job, made, predictions):

@@ -16,6 +16,7 @@ import numpy as np
 import torch
 
 import support
+import paired
 import score
 import scoring
 from data import BOS
@@ -291,6 +292,36 @@ class ScoreTest(unittest.TestCase):
         for row in rows:
             self.assertEqual((row["task"], row["accuracy"]), ("python_files", ""))
             self.assertAlmostEqual(float(row["bits_per_byte"]), 0.5, places=5)
+
+    def test_single_sequences_add_up_to_the_rows_and_are_compared(self):
+        self.write_model(task=None)
+        support.write_corpus(os.path.join(self.folder, "library"))
+        each = os.path.join(self.folder, "each.csv")
+        _, rows, _ = self.score("--lengths", "300", "--centroids", "16,32", "--sequences", "4", "--each", each,
+                                "--data-root", os.path.join(self.folder, "library"))
+        for row in rows:
+            singles = paired.read_each(each, row["centroids"])[300, row["position"]]
+            self.assertEqual(sum(count for count, _ in singles.values()), int(row["scored"]))
+            self.assertAlmostEqual(sum(total for _, total in singles.values()) / int(row["scored"]),
+                                   float(row["bits_per_byte"]), places=5)
+        first, second = (paired.read_each(each, size) for size in ("16", "32"))
+        whole = next(paired.compare(first, second))
+        bits = {row["centroids"]: float(row["bits_per_byte"]) for row in rows if not row["position"]}
+        self.assertEqual(whole[:3], (300, "", 4))
+        self.assertAlmostEqual(whole[5], bits["16"] - bits["32"], places=5)
+        self.assertEqual([line[5:] for line in paired.compare(first, first)], [(0, 0)] * 4)
+
+    def test_a_difference_is_of_the_same_sequences(self):
+        first = {(8, ""): {0: (2, 3.0), 1: (2, 7.0)}}
+        # The scores differ by 4 between sequences, the pairs by 0.5 and 1 in each token.
+        line = next(paired.compare(first, {(8, ""): {0: (2, 2.0), 1: (2, 5.0)}}))
+        self.assertEqual(line[:6], (8, "", 2, 2.5, 1.75, 0.75))
+        self.assertAlmostEqual(line[6], 0.25)
+        for other, message in (({(8, ""): {0: (2, 2.0)}}, "length 8: not the same sequences"),
+                               ({(8, ""): {0: (2, 2.0), 1: (3, 5.0)}}, "length 8: not the same sequences"),
+                               ({(9, ""): {0: (2, 2.0)}}, "no length in common")):
+            with self.assertRaisesRegex(ValueError, message):
+                list(paired.compare(first, other))
 
     def test_the_reference_computes_the_same_rows(self):
         arguments = ("--lengths", "64", "--centroids", "16,32", "--sequences", "4")
