@@ -3,13 +3,15 @@
 // in this run, and the slowest step of a chunk over the median one, each step's time its median of
 // all passes.
 //
-//   bench_decode [--shape 77m|257m|478m] [--mixer ovq_attention,...] [--threads 2]
+//   bench_decode [--shape 77m|77m-group4|257m|478m] [--mixer ovq_attention,...] [--threads 2]
 //                [--contexts 128,1024,...] [--sessions 1,4,8,16] [--state-dtype bf16|f32]
-//                [--centroids 2048] [--states read|random] [--passes 5]
-//                [--weights checkpoint|int8|checkpoint,int8]
+//                [--centroids 2048|4096,2048,...] [--states read|random] [--passes 5]
+//                [--prefills 1] [--weights checkpoint|int8|checkpoint,int8]
 //   bench_decode --model FOLDER [--memory model,exact,closest-pair,...] [--threads 2] ...
 //
-// Several mixers, and several kinds of weights of each, are timed in turn, in one run. --shape
+// Several mixers, and several kinds of weights of each, are timed in turn, in one run; several
+// --centroids are one for each of them, as rules differ in how many rows N leaves. Prompts are read
+// --prefills times in turn, of which the median counts. --shape
 // kvm-120m or kvm-350m: checkpoints of the KVM paper's format, --mixer its configurations
 // (kvm_paper_model.h).
 // --states random: states of random numbers in place of those that reading a prompt makes, for
@@ -101,8 +103,7 @@ class Bench {
         model_(*owned_),
         slot_cap_(slot_cap),
         context_(context),
-        random_(3),
-        prefilled_(NewSession()) {
+        random_(3) {
     for (int i = 0; i < kMaxSessions; ++i) sessions_.push_back(NewSession());
   }
 
@@ -119,24 +120,31 @@ class Bench {
     return std::memcmp(logits.data(), expected.data(), logits.size() * sizeof(float)) == 0;
   }
 
-  // Takes one session from context to context, keeps its state at each; prints the speed.
+  // Takes one session from context to context, keeps its state at each.
   void Prefill(const std::vector<int64_t>& contexts) {
+    const auto session = NewSession();
     int64_t position = 0;
     for (const int64_t context : contexts) {
       const double begin = Seconds();
-      const int64_t from = position;
       while (position < context) {
         const auto n = static_cast<int>(std::min<int64_t>(kPrefillRows, context - position));
-        Forward({prefilled_.get()}, Tokens(n), position, /*n_logits=*/1);
+        Forward({session.get()}, Tokens(n), position, /*n_logits=*/1);
         position += n;
       }
-      const double speed = static_cast<double>(context - from) / (Seconds() - begin);
+      prefill_seconds_[context].push_back(Seconds() - begin);
+      kept_[context] = NewSession();
+      kept_[context]->CopyFrom(*session, context);
+    }
+  }
+  void PrintPrefills() const {
+    int64_t from = 0;
+    for (const auto& [context, seconds] : prefill_seconds_) {
+      const double speed = static_cast<double>(context - from) / Median(seconds);
       std::printf("%-28s prefill %8lld %9d %12.1f   (from %lld)\n", name_.c_str(),
                   static_cast<long long>(context), 1, speed, static_cast<long long>(from));
-      std::fflush(stdout);
-      kept_[context] = NewSession();
-      kept_[context]->CopyFrom(*prefilled_, context);
+      from = context;
     }
+    std::fflush(stdout);
   }
 
   void MakeUpStates(const std::vector<int64_t>& contexts) {
@@ -209,8 +217,8 @@ class Bench {
   const int32_t slot_cap_;
   DeviceContext& context_;
   std::mt19937 random_;
-  std::unique_ptr<SessionMemory> prefilled_;
   std::map<int64_t, std::unique_ptr<SessionMemory>> kept_;  // by context
+  std::map<int64_t, std::vector<double>> prefill_seconds_;  // one a pass
   std::vector<std::unique_ptr<SessionMemory>> sessions_;
 };
 
@@ -255,33 +263,40 @@ WeightType WeightsOf(const std::string& name) {
 }
 
 int Main(int argc, char** argv) {
-  CheckFlags(argc, argv,
-             {"--threads", "--contexts", "--sessions", "--centroids", "--states", "--passes",
-              "--shape", "--mixer", "--state-dtype", "--model", "--memory", "--weights"});
+  CheckFlags(
+      argc, argv,
+      {"--threads", "--contexts", "--sessions", "--centroids", "--states", "--passes", "--prefills",
+       "--shape", "--mixer", "--state-dtype", "--model", "--memory", "--weights"});
   const int n_threads = std::atoi(FlagValue(argc, argv, "--threads", "2"));
   const std::vector<int64_t> contexts =
       Numbers(FlagValue(argc, argv, "--contexts", "128,512,1024,4096,16384,32768,65536"));
   const std::vector<int64_t> sessions = Numbers(FlagValue(argc, argv, "--sessions", "1,4,8,16"));
-  const int centroids = std::atoi(FlagValue(argc, argv, "--centroids", "2048"));
+  const std::vector<int64_t> centroids = Numbers(FlagValue(argc, argv, "--centroids", "2048"));
   const std::string states = FlagValue(argc, argv, "--states", "read");
-  const int passes = std::atoi(FlagValue(argc, argv, "--passes", "5"));
+  const int passes = std::atoi(FlagValue(argc, argv, "--passes", "5")),
+            prefills = std::atoi(FlagValue(argc, argv, "--prefills", "1"));
   const std::string shape = FlagValue(argc, argv, "--shape", "77m");
   const std::string dtype = FlagValue(argc, argv, "--state-dtype", "bf16");
   auto context = *DeviceContext::Make(Device::kCpu, n_threads);
   context->BindThread();
   ModelOptions options;
   options.state_dtype = dtype == "f32" ? DType::kF32 : DType::kBF16;
-  options.limits.max_slot_cap = centroids;
+  options.limits.max_slot_cap = static_cast<int32_t>(*std::ranges::max_element(centroids));
   options.limits.max_unbounded_tokens = contexts.back() + 2 * kChunk;
 
   const std::string folder = FlagValue(argc, argv, "--model", "");
   const std::string names = folder.empty() ? FlagValue(argc, argv, "--mixer", "ovq_attention")
                                            : FlagValue(argc, argv, "--memory", "model");
 
-  const std::vector<std::string> weights = Names(FlagValue(argc, argv, "--weights", "checkpoint"));
+  const std::vector<std::string> weights = Names(FlagValue(argc, argv, "--weights", "checkpoint")),
+                                 timed_names = Names(names);
+  Check(centroids.size() == 1 || centroids.size() == timed_names.size(),
+        "--centroids: one for all, or one for each mixer or memory");
 
   std::vector<std::unique_ptr<Bench>> benches;
-  for (const std::string& name : Names(names)) {
+  for (size_t i = 0; i < timed_names.size(); ++i) {
+    const std::string& name = timed_names[i];
+    const auto slot_cap = static_cast<int32_t>(centroids[centroids.size() == 1 ? 0 : i]);
     for (const std::string& kind : weights) {
       if (!folder.empty()) options.memory = MemoryOf(name);
       options.weights = WeightsOf(kind);
@@ -290,9 +305,9 @@ int Main(int argc, char** argv) {
       std::printf("%s, %s, %.1fM parameters, weights %s, state %s, N = %d, %d threads\n",
                   folder.empty() ? shape.c_str() : folder.c_str(), name.c_str(),
                   static_cast<double>(model->parameters()) * 1e-6, kind.c_str(), dtype.c_str(),
-                  centroids, context->n_threads());
+                  slot_cap, context->n_threads());
       const std::string label = weights.size() > 1 ? name + " " + kind : name;
-      benches.push_back(std::make_unique<Bench>(label, std::move(model), centroids, *context));
+      benches.push_back(std::make_unique<Bench>(label, std::move(model), slot_cap, *context));
       if (benches.back()->SplitKeepsEveryBit()) continue;
       std::printf("not timed: whole prompt and single steps differ\n");
       return 1;
@@ -300,13 +315,16 @@ int Main(int argc, char** argv) {
   }
   std::printf("%-28s %-7s %8s %9s %12s %14s %10s %8s\n", "mixer", "phase", "context", "sessions",
               "tokens/s", "bytes/token", "of ceiling", "slowest");
-  for (const std::unique_ptr<Bench>& bench : benches) {
-    if (states == "random") {
-      bench->MakeUpStates(contexts);
-    } else {
-      bench->Prefill(contexts);
+  for (int pass = 0; pass < (states == "random" ? 1 : prefills); ++pass) {
+    for (const std::unique_ptr<Bench>& bench : benches) {
+      if (states == "random") {
+        bench->MakeUpStates(contexts);
+      } else {
+        bench->Prefill(contexts);
+      }
     }
   }
+  for (const std::unique_ptr<Bench>& bench : benches) bench->PrintPrefills();
 
   // Pass after pass over all settings, so that what else the machine does slows all of them alike.
   std::vector<Setting> settings;

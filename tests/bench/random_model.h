@@ -18,12 +18,15 @@ namespace ovq::bench {
 
 struct ModelShape {
   int n_layers, d_model, n_heads, d_ff, vocab;
+  int n_kv_heads = n_heads;
 };
 inline ModelShape PaperShape(const std::string& name) {
   if (name == "77m") return {8, 768, 6, 2304, 10000};
   if (name == "257m") return {17, 1024, 8, 2304, 32000};
   if (name == "478m") return {21, 1280, 10, 3200, 32000};
-  std::fprintf(stderr, "--shape: expected 77m, 257m or 478m, got %s\n", name.c_str());
+  // Not the paper's: as many layers and channels as 77m, four heads of queries for one of keys.
+  if (name == "77m-group4") return {8, 768, 8, 2304, 10000, 2};
+  std::fprintf(stderr, "--shape: expected 77m, 77m-group4, 257m or 478m, got %s\n", name.c_str());
   std::exit(2);
 }
 
@@ -38,6 +41,7 @@ inline nlohmann::json RandomModelConfig(const ModelShape& shape, const std::stri
           {"hidden_size", shape.d_model},
           {"num_hidden_layers", shape.n_layers},
           {"num_attention_heads", shape.n_heads},
+          {"num_key_value_heads", shape.n_kv_heads},
           {"head_dim", 128},
           {"intermediate_size", shape.d_ff},
           {"hidden_act", "silu"},
@@ -84,14 +88,16 @@ inline void WriteRandomModel(const std::filesystem::path& folder, const ModelSha
   std::filesystem::create_directories(folder);
   std::ofstream(folder / "config.json") << RandomModelConfig(shape, mixer).dump(1);
   RandomModelWriter weights;
-  const int64_t d = shape.d_model, heads = int64_t{shape.n_heads} * 128, f = shape.d_ff;
+  const int64_t d = shape.d_model, heads = int64_t{shape.n_heads} * 128,
+                kv_heads = int64_t{shape.n_kv_heads} * 128, f = shape.d_ff;
   weights.Add("model.embed_tokens.weight", {shape.vocab, d}, 0, 1);
   for (int i = 0; i < shape.n_layers; ++i) {
     const std::string layer = "model.layers." + std::to_string(i) + ".";
     weights.Add(layer + "input_layernorm.weight", {d}, 1, 0.02f);
     weights.Add(layer + "post_attention_layernorm.weight", {d}, 1, 0.02f);
-    for (const char* name : {"q_proj", "k_proj", "v_proj"}) {
-      weights.Add(layer + "self_attn." + name + ".weight", {heads, d}, 0, 0.03f);
+    weights.Add(layer + "self_attn.q_proj.weight", {heads, d}, 0, 0.03f);
+    for (const char* name : {"k_proj", "v_proj"}) {
+      weights.Add(layer + "self_attn." + name + ".weight", {kv_heads, d}, 0, 0.03f);
     }
     weights.Add(layer + "self_attn.o_proj.weight", {d, heads}, 0, 0.03f);
     weights.Add(layer + "self_attn.beta", {shape.n_heads}, 8, 0.5f);

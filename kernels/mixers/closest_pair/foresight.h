@@ -13,8 +13,6 @@
 
 namespace ovq {
 
-// Fewer tokens in one pass do not pay for what distances from below need.
-inline constexpr int kLeastWorth = 4;
 static_assert(kJoinsAhead <= kLeastTogether);
 
 template <class T>
@@ -32,7 +30,9 @@ class Foresight {
     if (pass_.merges || from_below_) {
       ValueSizesCpu(pass_.Blocks(), at_.blocks.dtype, ValueStride(at_.dv()), buffers_.sizes);
     }
-    if (from_below_) FillSquares();
+    if (!from_below_) return;
+    FillSquares();
+    PackCandidatesCpu(pass_.RowsAndTokens(), at_.d(), ValueStride(at_.dv()), buffers_.packed);
   }
 
   // The candidate that token i becomes, of those that join up to `end`.
@@ -191,7 +191,8 @@ class Foresight {
       }
       LeastDistancesCpu({.head_dim = at_.d(),
                          .value_stride = ValueStride(at_.dv()),
-                         .blocks = pass_.RowsAndTokens(),
+                         .n_blocks = pass_.RowsAndTokens().size(),
+                         .packed = buffers_.packed,
                          .squares = buffers_.squares,
                          .value_scale = at_.ValueScale(),
                          .rows = std::span(rows).first(static_cast<size_t>(n_pending_)),

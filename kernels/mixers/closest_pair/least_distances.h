@@ -2,6 +2,7 @@
 // the cost of their distances. No result depends on it.
 #pragma once
 
+#include <cstddef>
 #include <cstdint>
 #include <span>
 
@@ -12,7 +13,7 @@ namespace ovq {
 // Candidates that are met together.
 inline constexpr int kLeastTogether = 16;
 
-// Keys and values hold bfloat16, those of `blocks` as such.
+// Rows hold bfloat16 in float32.
 struct LeastDistances {
   struct Row {
     const float* key;    // [head_dim]
@@ -20,9 +21,10 @@ struct LeastDistances {
     float* least;        // [blocks][64]
   };
   int head_dim, value_stride;
-  std::span<const CandidateBlock> blocks;
-  const float* squares;  // [blocks][64] |key|^2 + value_scale |value|^2
-  float value_scale;     // w K / V
+  size_t n_blocks;
+  const uint32_t* packed;  // of PackCandidatesCpu
+  const float* squares;    // [blocks][64] |key|^2 + value_scale |value|^2
+  float value_scale;       // w K / V
   std::span<const Row> rows;
   uint32_t* scratch;  // [LeastDistancesScratch()]
 };
@@ -31,6 +33,13 @@ struct LeastDistances {
 bool HasLeastDistances();
 
 size_t LeastDistancesScratch(int head_dim, int value_stride);
+
+// Blocks in bfloat16 as dot products read them: the key and then the value of every slot, two
+// channels a word, [pairs][64] of every block. It takes as long as meeting a few candidates, so it
+// is done once for all that a pass meets.
+void PackCandidatesCpu(std::span<const CandidateBlock> blocks, int head_dim, int value_stride,
+                       uint32_t* packed);
+size_t PackedBlockSize(int head_dim, int value_stride);  // words
 
 // least = what is no more than |key - key|^2 + value_scale |value - value|^2 as FindNearestCpu
 // computes it, from |x - y|^2 = |x|^2 + |y|^2 - 2 x . y: less by no more

@@ -1,10 +1,8 @@
 // x . y of keys and of values by the dot products of AVX-512 BF16: pairs of channels, summed up in
-// float32 in a lane. Lanes are slots for keys, which lie [head_dim][64], and rows of the batch for
-// values, which lie [64][value_stride]. Where there is AMX, tiles of 16 by 16 take the same
-// products from the same arrays; the order of a sum is another one, which the slack allows.
+// float32 in the slot's lane. Where there is AMX, tiles of 16 by 16 take the same products from the
+// same arrays; the order of a sum is another one, which the slack allows.
 #include <algorithm>
 #include <bit>
-#include <cstring>
 #include <limits>
 
 #include "kernels/mixers/closest_pair/least_distances.h"
@@ -27,17 +25,15 @@ constexpr size_t PairsOf(int channels) { return (static_cast<size_t>(channels) +
 #pragma GCC diagnostic ignored "-Wmaybe-uninitialized"
 #define OVQ_BF16_DOTS __attribute__((target("avx512f,avx512bw,avx512vl,avx512bf16")))
 
-constexpr int kLanes = kLeastTogether;
+constexpr int kLanes = 16;
 constexpr int kVectors = kBlockSlots / kLanes;
-constexpr int kRowTile = 4;    // of keys
-constexpr int kValueTile = 8;  // slots
-constexpr int kFewRows = 4;    // are not worth a lane each
+constexpr int kRowTile = 4;
 
 // What is subtracted, relative to |x|^2 + |y|^2. Sums of at most 1,024 terms in float32 err by up
-// to 1,024 2^-24 = 6.1e-5: that of |y|^2, that of 2 x . y, and that of the distance that this is
-// compared with, which is at most 2 (|x|^2 + |y|^2), makes twice as much; a tenth of a sum for all
-// the rest.
-constexpr float kSlack = 2.6e-4f;
+// to 1,024 2^-24 = 6.1e-5: that of |y|^2; that of 2 x . y by twice as much, as it goes over values
+// and then over keys; that of the distance that this is compared with, which is at most 2 (|x|^2 +
+// |y|^2), too; a tenth of a sum for all the rest.
+constexpr float kSlack = 3.2e-4f;
 // Numbers that are too small for float32 count as 0 in dot products.
 constexpr float kTiny = 1e-30f;
 
@@ -59,39 +55,66 @@ OVQ_BF16_DOTS inline __m512i Widened(const uint16_t* at) {
   return _mm512_cvtepu16_epi32(_mm256_loadu_si256(reinterpret_cast<const __m256i*>(at)));
 }
 
-// pairs[pair][slot]
-OVQ_BF16_DOTS void PairChannels(const uint16_t* keys, int head_dim, uint32_t* pairs) {
+// packed[pair][slot] of keys [channel][slot].
+OVQ_BF16_DOTS void PackKeys(const uint16_t* keys, int head_dim, uint32_t* packed) {
   for (int c = 0; c < head_dim; c += 2) {
-    for (int v = 0; v < kVectors; ++v, pairs += kLanes) {
+    for (int v = 0; v < kVectors; ++v, packed += kLanes) {
       const uint16_t* low = keys + static_cast<size_t>(c) * kBlockSlots + v * kLanes;
       __m512i pair = Widened(low);
       if (c + 1 < head_dim) {
         pair = _mm512_or_si512(pair, _mm512_slli_epi32(Widened(low + kBlockSlots), 16));
       }
-      _mm512_storeu_si512(pairs, pair);
+      _mm512_storeu_si512(packed, pair);
     }
   }
 }
 
-// dots[row][64]
+// The same of values [slot][channel], four by four.
+void PackValues(const uint16_t* values, int value_stride, uint32_t* packed) {
+  const auto stride = static_cast<size_t>(value_stride);
+  for (size_t s = 0; s < kBlockSlots; s += 4) {
+    for (size_t p = 0; p < stride / 2; p += 4) {
+      __m128 a[4];
+      for (size_t i = 0; i < 4; ++i) {
+        a[i] = _mm_loadu_ps(reinterpret_cast<const float*>(values + (s + i) * stride + 2 * p));
+      }
+      _MM_TRANSPOSE4_PS(a[0], a[1], a[2], a[3]);
+      for (size_t i = 0; i < 4; ++i) {
+        _mm_storeu_ps(reinterpret_cast<float*>(packed + (p + i) * kBlockSlots + s), a[i]);
+      }
+    }
+  }
+}
+
+// sum[row][vector] += x . y over n_pairs of rows [row][stride] and a block [pair][64].
 template <int kRows>
-OVQ_BF16_DOTS void DotKeys(const uint32_t* rows, size_t n_pairs, const uint32_t* block,
-                           float* dots) {
+OVQ_BF16_DOTS inline void AddDots(const uint32_t* rows, size_t stride, size_t n_pairs,
+                                  const uint32_t* block, __m512 (&sum)[kRows][kVectors]) {
+  for (size_t p = 0; p < n_pairs; ++p, block += kBlockSlots) {
+    __m512i slots[kVectors];
+    for (int v = 0; v < kVectors; ++v) slots[v] = _mm512_loadu_si512(block + v * kLanes);
+    for (int r = 0; r < kRows; ++r) {
+      const __m512i x =
+          _mm512_set1_epi32(static_cast<int>(rows[static_cast<size_t>(r) * stride + p]));
+      for (int v = 0; v < kVectors; ++v) sum[r][v] = Dot(sum[r][v], x, slots[v]);
+    }
+  }
+}
+
+// dots[row][64] = keys' products + scale times those of values.
+template <int kRows>
+OVQ_BF16_DOTS void DotRows(const uint32_t* rows, size_t key_pairs, size_t n_pairs,
+                           const uint32_t* block, float scale, float* dots) {
   __m512 sum[kRows][kVectors];
   for (auto& of_row : sum) {
     for (__m512& vector : of_row) vector = _mm512_setzero_ps();
   }
-  for (size_t p = 0; p < n_pairs; ++p) {
-    __m512i keys[kVectors];
-    for (int v = 0; v < kVectors; ++v) {
-      keys[v] = _mm512_loadu_si512(block + p * kBlockSlots + static_cast<size_t>(v) * kLanes);
-    }
-    for (int r = 0; r < kRows; ++r) {
-      const __m512i x =
-          _mm512_set1_epi32(static_cast<int>(rows[static_cast<size_t>(r) * n_pairs + p]));
-      for (int v = 0; v < kVectors; ++v) sum[r][v] = Dot(sum[r][v], x, keys[v]);
-    }
+  AddDots<kRows>(rows + key_pairs, n_pairs, n_pairs - key_pairs, block + key_pairs * kBlockSlots,
+                 sum);
+  for (auto& of_row : sum) {
+    for (__m512& vector : of_row) vector = _mm512_mul_ps(vector, _mm512_set1_ps(scale));
   }
+  AddDots<kRows>(rows, n_pairs, key_pairs, block, sum);
   for (int r = 0; r < kRows; ++r) {
     for (int v = 0; v < kVectors; ++v) {
       _mm512_storeu_ps(dots + r * kBlockSlots + v * kLanes, sum[r][v]);
@@ -99,72 +122,18 @@ OVQ_BF16_DOTS void DotKeys(const uint32_t* rows, size_t n_pairs, const uint32_t*
   }
 }
 
-// 16 lanes, and 8 for batches that leave the others empty.
-struct Lanes16 {
-  OVQ_BF16_DOTS static __m512 Dot(__m512 sum, __m512i x, int y) {
-    return ovq::Dot(sum, x, _mm512_set1_epi32(y));
-  }
-  OVQ_BF16_DOTS static __m512i Load(const uint32_t* at) { return _mm512_loadu_si512(at); }
-  OVQ_BF16_DOTS static __m512 Zero() { return _mm512_setzero_ps(); }
-  OVQ_BF16_DOTS static void Store(float* at, __m512 sum) { _mm512_storeu_ps(at, sum); }
-};
-struct Lanes8 {
-  OVQ_BF16_DOTS static __m256 Dot(__m256 sum, __m256i x, int y) {
-    return _mm256_dpbf16_ps(sum, reinterpret_cast<__m256bh>(x),
-                            reinterpret_cast<__m256bh>(_mm256_set1_epi32(y)));
-  }
-  OVQ_BF16_DOTS static __m256i Load(const uint32_t* at) {
-    return _mm256_loadu_si256(reinterpret_cast<const __m256i*>(at));
-  }
-  OVQ_BF16_DOTS static __m256 Zero() { return _mm256_setzero_ps(); }
-  OVQ_BF16_DOTS static void Store(float* at, __m256 sum) { _mm256_storeu_ps(at, sum); }
-};
-
-// dots[slot][row]; rows[pair][row]
-template <class Lanes>
-OVQ_BF16_DOTS void DotValues(const uint32_t* rows, int value_stride, const uint16_t* values,
-                             float* dots) {
-  const auto stride = static_cast<size_t>(value_stride);
-  for (int s = 0; s < kBlockSlots; s += kValueTile) {
-    const uint16_t* at = values + static_cast<size_t>(s) * stride;
-    decltype(Lanes::Zero()) sum[kValueTile];
-    for (auto& vector : sum) vector = Lanes::Zero();
-    for (size_t c = 0; c < stride; c += 2) {
-      const auto x = Lanes::Load(rows + c / 2 * kLanes);
-      for (size_t i = 0; i < kValueTile; ++i) {
-        int pair;
-        std::memcpy(&pair, at + i * stride + c, sizeof(pair));
-        sum[i] = Lanes::Dot(sum[i], x, pair);
-      }
-    }
-    for (int i = 0; i < kValueTile; ++i) Lanes::Store(dots + (s + i) * kLanes, sum[i]);
-  }
-}
-
-// The same of one row, to dots[slot]; row[pair].
-OVQ_BF16_DOTS void DotValuesOfOne(const uint32_t* row, int value_stride, const uint16_t* values,
-                                  float* dots) {
-  for (int s = 0; s < kBlockSlots; ++s, values += value_stride) {
-    __m512 sum = _mm512_setzero_ps();
-    for (int c = 0; c < value_stride; c += 2 * kLanes) {
-      const __mmask32 open = value_stride - c >= 2 * kLanes ? ~__mmask32{0} : 0xffff;
-      sum = Dot(sum, _mm512_maskz_loadu_epi16(open, row + c / 2),
-                _mm512_maskz_loadu_epi16(open, values + c));
-    }
-    dots[s] = _mm512_reduce_add_ps(sum);
-  }
-}
-
-// to[row][slot] of from[slot][row], four by four.
-OVQ_BF16_DOTS void Turn(const float* from, int n_rows, float* to) {
-  for (int r = 0; r < n_rows; r += 4) {
-    for (int s = 0; s < kBlockSlots; s += 4) {
-      __m128 a[4];
-      for (int i = 0; i < 4; ++i) a[i] = _mm_loadu_ps(from + (s + i) * kLanes + r);
-      _MM_TRANSPOSE4_PS(a[0], a[1], a[2], a[3]);
-      for (int i = 0; i < 4; ++i) _mm_storeu_ps(to + (r + i) * kBlockSlots + s, a[i]);
-    }
-  }
+void DotAllRows(const uint32_t* rows, int n_rows, size_t key_pairs, size_t n_pairs,
+                const uint32_t* block, float scale, float* dots) {
+  int r = 0;
+  const auto next = [&](auto dot, int n) {
+    dot(rows + static_cast<size_t>(r) * n_pairs, key_pairs, n_pairs, block, scale,
+        dots + r * kBlockSlots);
+    r += n;
+  };
+  while (r + kRowTile <= n_rows) next(DotRows<kRowTile>, kRowTile);
+  if (n_rows - r == 3) next(DotRows<3>, 3);
+  if (n_rows - r == 2) next(DotRows<2>, 2);
+  if (n_rows - r == 1) next(DotRows<1>, 1);
 }
 
 // Not inlined: a load of a tile does not tell the compiler what memory it reads, a call does.
@@ -192,14 +161,15 @@ struct alignas(64) TileConfig {
   uint8_t n_rows[16] = {kTile, kTile, kTile, kTile, kTile, kTile, kTile, kTile};
 };
 
-// dots[row][64]: 16 rows of pairs by a block [pair][64].
-OVQ_TILES void TileKeys(const uint32_t* rows, size_t n_pairs, const uint32_t* block, float* dots) {
+// dots[row][64]: 16 rows [stride] by a block [pair][64].
+OVQ_TILES void DotTiles(const uint32_t* rows, size_t stride, size_t n_pairs, const uint32_t* block,
+                        float* dots) {
   _tile_zero(0);
   _tile_zero(1);
   _tile_zero(2);
   _tile_zero(3);
   for (size_t p = 0; p < n_pairs; p += kTile, block += kTile * kBlockSlots) {
-    _tile_loadd(4, rows + p, n_pairs * sizeof(uint32_t));
+    _tile_loadd(4, rows + p, stride * sizeof(uint32_t));
     _tile_loadd(5, block, kBlockSlots * sizeof(uint32_t));
     _tile_dpbf16ps(0, 4, 5);
     _tile_loadd(6, block + kTile, kBlockSlots * sizeof(uint32_t));
@@ -215,32 +185,6 @@ OVQ_TILES void TileKeys(const uint32_t* rows, size_t n_pairs, const uint32_t* bl
   _tile_stored(3, dots + 3 * kTile, kBlockSlots * sizeof(float));
 }
 
-// As DotValues.
-OVQ_TILES void TileValues(const uint32_t* rows, int value_stride, const uint16_t* values,
-                          float* dots) {
-  const auto stride = static_cast<size_t>(value_stride) * sizeof(uint16_t);
-  const size_t tile = static_cast<size_t>(kTile) * static_cast<size_t>(value_stride);
-  _tile_zero(0);
-  _tile_zero(1);
-  _tile_zero(2);
-  _tile_zero(3);
-  for (int c = 0; c < value_stride; c += kTileChannels, values += kTileChannels) {
-    _tile_loadd(4, rows + c / 2 * kLanes, kLanes * sizeof(uint32_t));
-    _tile_loadd(5, values, stride);
-    _tile_dpbf16ps(0, 5, 4);
-    _tile_loadd(6, values + tile, stride);
-    _tile_dpbf16ps(1, 6, 4);
-    _tile_loadd(5, values + 2 * tile, stride);
-    _tile_dpbf16ps(2, 5, 4);
-    _tile_loadd(6, values + 3 * tile, stride);
-    _tile_dpbf16ps(3, 6, 4);
-  }
-  _tile_stored(0, dots, kLanes * sizeof(float));
-  _tile_stored(1, dots + kTile * kLanes, kLanes * sizeof(float));
-  _tile_stored(2, dots + 2 * kTile * kLanes, kLanes * sizeof(float));
-  _tile_stored(3, dots + 3 * kTile * kLanes, kLanes * sizeof(float));
-}
-
 OVQ_TILES void BeginTiles() {
   // Static, as compilers take the first bytes for all that is read.
   static constexpr TileConfig kConfig;
@@ -249,73 +193,55 @@ OVQ_TILES void BeginTiles() {
 OVQ_TILES void EndTiles() { _tile_release(); }
 #undef OVQ_TILES
 
+// Keys' products and values' are added with values' scale.
+OVQ_BF16_DOTS void AddScaled(const float* values, float scale, int n, float* dots) {
+  const __m512 by = _mm512_set1_ps(scale);
+  for (int i = 0; i < n; i += kLanes) {
+    _mm512_storeu_ps(dots + i,
+                     _mm512_fmadd_ps(by, _mm512_loadu_ps(values + i), _mm512_loadu_ps(dots + i)));
+  }
+}
+
 OVQ_BF16_DOTS void FillLeast(const LeastDistances& batch) {
   const auto n_rows = static_cast<int>(batch.rows.size());
-  const size_t key_pairs = PairsOf(batch.head_dim), value_pairs = PairsOf(batch.value_stride);
-  uint32_t* keys = batch.scratch;
-  uint32_t* values = keys + kLanes * key_pairs;
-  uint32_t* block_keys = values + kLanes * value_pairs;
-  float squares[kLanes] = {};
+  const size_t key_pairs = PairsOf(batch.head_dim), value_pairs = PairsOf(batch.value_stride),
+               n_pairs = key_pairs + value_pairs;
+  uint32_t* rows = batch.scratch;
+  float squares[kLeastTogether];
   const bool tiles = n_rows >= kLeastTileRows && batch.head_dim % kTileChannels == 0 &&
                      batch.value_stride % kTileChannels == 0 && HasTiles();
-  const bool few = !tiles && n_rows <= kFewRows;
-  if (!few) std::fill_n(values, kLanes * value_pairs, 0u);
-  if (tiles) std::fill_n(keys, kLanes * key_pairs, 0u);
+  if (tiles) std::fill_n(rows, kLeastTogether * n_pairs, 0u);
   for (int r = 0; r < n_rows; ++r) {
     const LeastDistances::Row& row = batch.rows[static_cast<size_t>(r)];
+    uint32_t* to = rows + static_cast<size_t>(r) * n_pairs;
     for (size_t p = 0; p < key_pairs; ++p) {
-      keys[static_cast<size_t>(r) * key_pairs + p] =
-          PairAt(row.key, static_cast<int>(p), batch.head_dim);
+      *to++ = PairAt(row.key, static_cast<int>(p), batch.head_dim);
     }
     for (size_t p = 0; p < value_pairs; ++p) {
-      values[few ? static_cast<size_t>(r) * value_pairs + p : p * kLanes + static_cast<size_t>(r)] =
-          PairAt(row.value, static_cast<int>(p), batch.value_stride);
+      *to++ = PairAt(row.value, static_cast<int>(p), batch.value_stride);
     }
     squares[r] = SquareOf(row.key, batch.head_dim) +
                  batch.value_scale * SquareOf(row.value, batch.value_stride);
   }
-  alignas(64) float of_keys[kLanes * kBlockSlots], of_values[kLanes * kBlockSlots],
-      turned[kLanes * kBlockSlots];
-  const __m512 scale = _mm512_set1_ps(batch.value_scale), minus_two = _mm512_set1_ps(-2.0f),
-               whole = _mm512_set1_ps(1 - kSlack), tiny = _mm512_set1_ps(kTiny),
+  alignas(64) float dots[kLeastTogether * kBlockSlots], of_values[kLeastTogether * kBlockSlots];
+  const __m512 minus_two = _mm512_set1_ps(-2.0f), whole = _mm512_set1_ps(1 - kSlack),
+               tiny = _mm512_set1_ps(kTiny),
                infinity = _mm512_set1_ps(std::numeric_limits<float>::infinity());
   if (tiles) BeginTiles();
-  for (size_t b = 0; b < batch.blocks.size(); ++b) {
-    const CandidateBlock& block = batch.blocks[b];
-    PairChannels(static_cast<const uint16_t*>(block.keys), batch.head_dim, block_keys);
-    int r = 0;
+  const uint32_t* block = batch.packed;
+  for (size_t b = 0; b < batch.n_blocks; ++b, block += n_pairs * kBlockSlots) {
     if (tiles) {
-      TileKeys(keys, key_pairs, block_keys, of_keys);
-      r = n_rows;
-    }
-    for (; r + kRowTile <= n_rows; r += kRowTile) {
-      DotKeys<kRowTile>(keys + static_cast<size_t>(r) * key_pairs, key_pairs, block_keys,
-                        of_keys + r * kBlockSlots);
-    }
-    for (; r < n_rows; ++r) {
-      DotKeys<1>(keys + static_cast<size_t>(r) * key_pairs, key_pairs, block_keys,
-                 of_keys + r * kBlockSlots);
-    }
-    const auto* block_values = static_cast<const uint16_t*>(block.values);
-    if (few) {
-      for (r = 0; r < n_rows; ++r) {
-        DotValuesOfOne(values + static_cast<size_t>(r) * value_pairs, batch.value_stride,
-                       block_values, turned + r * kBlockSlots);
-      }
+      DotTiles(rows, n_pairs, key_pairs, block, dots);
+      DotTiles(rows + key_pairs, n_pairs, value_pairs, block + key_pairs * kBlockSlots, of_values);
+      AddScaled(of_values, batch.value_scale, n_rows * kBlockSlots, dots);
     } else {
-      const auto dot = tiles                  ? TileValues
-                       : n_rows <= kLanes / 2 ? DotValues<Lanes8>
-                                              : DotValues<Lanes16>;
-      dot(values, batch.value_stride, block_values, of_values);
-      Turn(of_values, n_rows, turned);
+      DotAllRows(rows, n_rows, key_pairs, n_pairs, block, batch.value_scale, dots);
     }
     for (int s = 0; s < kBlockSlots; s += kLanes) {
       const size_t at = b * kBlockSlots + static_cast<size_t>(s);
       const __m512 others = _mm512_loadu_ps(batch.squares + at);
-      for (r = 0; r < n_rows; ++r) {
-        const int from = r * kBlockSlots + s;
-        const __m512 dot =
-            _mm512_fmadd_ps(scale, _mm512_loadu_ps(turned + from), _mm512_loadu_ps(of_keys + from));
+      for (int r = 0; r < n_rows; ++r) {
+        const __m512 dot = _mm512_loadu_ps(dots + r * kBlockSlots + s);
         const __m512 both = _mm512_add_ps(others, _mm512_set1_ps(squares[r]));
         const __m512 least =
             _mm512_sub_ps(_mm512_fmadd_ps(minus_two, dot, _mm512_mul_ps(both, whole)), tiny);
@@ -359,8 +285,24 @@ bool HasLeastDistances() {
 }
 
 size_t LeastDistancesScratch(int head_dim, int value_stride) {
-  return kLeastTogether * (PairsOf(head_dim) + PairsOf(value_stride)) +
-         PairsOf(head_dim) * kBlockSlots;
+  return kLeastTogether * (PairsOf(head_dim) + PairsOf(value_stride));
+}
+
+size_t PackedBlockSize(int head_dim, int value_stride) {
+  return (PairsOf(head_dim) + PairsOf(value_stride)) * kBlockSlots;
+}
+
+void PackCandidatesCpu([[maybe_unused]] std::span<const CandidateBlock> blocks,
+                       [[maybe_unused]] int head_dim, [[maybe_unused]] int value_stride,
+                       [[maybe_unused]] uint32_t* packed) {
+#if defined(__x86_64__)
+  for (const CandidateBlock& block : blocks) {
+    PackKeys(static_cast<const uint16_t*>(block.keys), head_dim, packed);
+    PackValues(static_cast<const uint16_t*>(block.values), value_stride,
+               packed + PairsOf(head_dim) * kBlockSlots);
+    packed += PackedBlockSize(head_dim, value_stride);
+  }
+#endif
 }
 
 void LeastDistancesCpu([[maybe_unused]] const LeastDistances& batch) {

@@ -137,7 +137,9 @@ int32_t LikelyNearest(const NearestSearch& search) {
   for (size_t b = 0; b < search.blocks.size(); ++b) {
     for (int s = 0; s < kBlockSlots; s += kLanes) {
       const size_t first = b * kBlockSlots + static_cast<size_t>(s);
-      const V distance = KnownDistances(search, first);
+      // What is known of a place that is not far rises with the distance.
+      const V distance = search.key == nullptr ? KnownDistances(search, first)
+                                               : hn::LoadU(d, search.key_distances + first);
       const M nearer = hn::And(Candidates(di, hn::LoadU(di, search.blocks[b].partners + s)),
                                hn::Lt(distance, lowest));
       lowest = hn::IfThenElse(nearer, distance, lowest);
@@ -180,7 +182,16 @@ class Search {
     if (distance < nearest_.distance || (distance == nearest_.distance && nearest_.candidate >= 0 &&
                                          Oldest(i) < Oldest(nearest_.candidate))) {
       nearest_ = {distance, i};
+      SetLimit();
     }
+  }
+  // The most that may be known of one that is no further away than the nearest so far, so that most
+  // are passed by without a root: that of KnownDistances, rounded up.
+  HWY_INLINE void SetLimit() {
+    limit_ = nearest_.distance;
+    if (search_.key == nullptr || search_.moved == 0) return;
+    const double root = std::sqrt(nearest_.distance / (1.0 - kSlack)) + search_.moved;
+    limit_ = static_cast<float>(root * root * (1 + 1e-5));
   }
 
   // One vector of candidates.
@@ -195,16 +206,20 @@ class Search {
     const M candidates = Candidates(di, partners),
             is_lost = hn::And(candidates, hn::RebindMask(d, lost));
     const auto at = static_cast<size_t>(first);
-    const V known = KnownDistances(search_, at), limit = hn::Set(d, nearest_.distance);
-    const bool none_is_near = hn::AllFalse(d, hn::And(candidates, hn::Le(known, limit)));
+    const V known = search_.key == nullptr ? KnownDistances(search_, at)
+                                           : hn::LoadU(d, search_.key_distances + at);
+    const bool none_is_near =
+        hn::AllFalse(d, hn::And(candidates, hn::Le(known, hn::Set(d, limit_))));
     if (none_is_near && hn::AllFalse(d, is_lost)) return;
     float keys[kLanes], least[kLanes];
     const V of_keys = none_is_near      ? hn::Set(d, kInfinity)
                       : first == seeds_ ? hn::LoadU(d, of_seeds_)
                                         : KeyDistances<T>(search_, at);
     hn::StoreU(of_keys, d, keys);
-    hn::StoreU(none_is_near ? of_keys : hn::Max(known, LeastDistances(search_, of_keys, at)), d,
-               least);
+    hn::StoreU(none_is_near
+                   ? of_keys
+                   : hn::Max(KnownDistances(search_, at), LeastDistances(search_, of_keys, at)),
+               d, least);
     for (int i = 0; i < kLanes; ++i) MeetOne(block, first + i, keys[i], least[i]);
   }
 
@@ -226,8 +241,9 @@ class Search {
 
   const NearestSearch& search_;
   Nearest nearest_ = {kInfinity, -1};
-  int32_t seeds_ = -1;      // the vector of candidates that was looked at first
-  float of_seeds_[kLanes];  // its distances of keys
+  float limit_ = kInfinity;  // SetLimit
+  int32_t seeds_ = -1;       // the vector of candidates that was looked at first
+  float of_seeds_[kLanes];   // its distances of keys
 };
 
 Nearest FindNearest(const NearestSearch& search) {

@@ -24,6 +24,7 @@ struct PairBuffers {
   float* wide;                         // [head_dim][64]
   float* sizes;                        // [blocks][64] |value|
   float* squares;                      // [blocks][64] |key|^2 + w K / V |value|^2
+  uint32_t* packed;                    // of PackCandidatesCpu
   uint32_t* pairs;                     // of LeastDistances
   int32_t* slot_of;                    // [candidates of the work blocks]
 };
@@ -32,6 +33,14 @@ inline size_t MostPairSlots(const ClosestPairStep& step) {
   return static_cast<size_t>(BlocksOf(step.blocks.live.bound) +
                              2 * BlocksOf(step.blocks.wave_span)) *
          kBlockSlots;
+}
+
+// Fewer tokens in one pass do not pay for what distances from below need.
+inline constexpr int kLeastWorth = 4;
+// Whether some pass of the step may take them.
+inline bool FromBelow(const ClosestPairStep& step) {
+  return step.blocks.dtype == DType::kBF16 && step.seqs.longest_run() >= kLeastWorth &&
+         HasLeastDistances();
 }
 
 inline AheadRing MakeRing(ScratchScope& scope, const ClosestPairStep& step, int n) {
@@ -67,6 +76,10 @@ inline PairBuffers MakePairBuffers(ScratchScope& scope, const ClosestPairStep& s
   const AttentionShape& shape = step.blocks.shape;
   const int64_t work = 2 * BlocksOf(step.blocks.wave_span);
   const auto widest = static_cast<size_t>(std::max(shape.head_dim, shape.value_head_dim));
+  const int value_stride = ValueStride(shape.value_head_dim);
+  const size_t packed = FromBelow(step) ? MostPairSlots(step) / kBlockSlots *
+                                              PackedBlockSize(shape.head_dim, value_stride)
+                                        : 0;
   return {.blocks = scope.Allocate<CandidateBlock>(MostPairSlots(step) / kBlockSlots),
           .by_least = scope.Allocate<CandidateBlock>(MostPairSlots(step) / kBlockSlots),
           .joins = MakeRing(scope, step, std::min(kJoinsKept, 2 * step.seqs.longest_run())),
@@ -78,8 +91,8 @@ inline PairBuffers MakePairBuffers(ScratchScope& scope, const ClosestPairStep& s
           .wide = scope.Allocate<float>(static_cast<size_t>(shape.head_dim) * kBlockSlots),
           .sizes = scope.Allocate<float>(MostPairSlots(step)),
           .squares = scope.Allocate<float>(MostPairSlots(step)),
-          .pairs = scope.Allocate<uint32_t>(
-              LeastDistancesScratch(shape.head_dim, ValueStride(shape.value_head_dim))),
+          .packed = scope.Allocate<uint32_t>(packed),
+          .pairs = scope.Allocate<uint32_t>(LeastDistancesScratch(shape.head_dim, value_stride)),
           .slot_of = scope.Allocate<int32_t>(static_cast<size_t>(work) * kBlockSlots)};
 }
 

@@ -85,10 +85,13 @@ class LeastDistancesTest : public ::testing::Test {
     for (size_t r = 0; r < least.size(); ++r) {
       rows.push_back({of_keys_[r].data(), of_values_[r].data(), least[r].data()});
     }
-    std::vector<uint32_t> scratch(LeastDistancesScratch(head_dim_, value_stride_));
+    std::vector<uint32_t> scratch(LeastDistancesScratch(head_dim_, value_stride_)),
+        packed(kBlocks * PackedBlockSize(head_dim_, value_stride_));
+    PackCandidatesCpu(blocks_, head_dim_, value_stride_, packed.data());
     LeastDistancesCpu({.head_dim = head_dim_,
                        .value_stride = value_stride_,
-                       .blocks = blocks_,
+                       .n_blocks = kBlocks,
+                       .packed = packed.data(),
                        .squares = squares_.data(),
                        .value_scale = kScale,
                        .rows = rows,
