@@ -84,7 +84,7 @@ def parse_args(arguments):
     add("--backend", choices=("server", "reference"), default="server")
     add("--ablation", default="none", help="--backend reference: a dictionary rule to replace")
     add("--memory", help="what full and OVQ layers read through in place of their own. --server: its "
-        "--memory, paper or closest-pair. --backend reference: window, keydiff, closest_pair (see "
+        "--memory, paper or closest-pair. --backend reference: window, sinks, keydiff, closest_pair (see "
         "ovq/memories.py) or dictionary, OVQ's; of as many rows as --centroids leaves live ones at a "
         "sequence's end. Column `ablation` has it")
     add("--config", type=json.loads, default={}, metavar="JSON", help="fields in place of those of the "

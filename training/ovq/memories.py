@@ -6,6 +6,7 @@ its tokens become rows of count 1, and where these are too many the memory shrin
 tokens it is full attention. Shapes as in dictionary.py; for evaluation, without gradients.
 
     window        the oldest rows go
+    sinks         the same, but for the first four, which stay (StreamingLLM, Xiao et al. 2023)
     keydiff       the rows whose keys are most like the mean key go (KeyDiff, Park et al. 2025)
     closest_pair  the two closest rows become their mean, again and again: closest_pair.py
 """
@@ -20,6 +21,15 @@ def _drop_oldest(keys, values, counts, max_rows):
     return tuple(x[:, :, -max_rows:] for x in (keys, values, counts))
 
 
+_SINKS = 4
+
+
+def _drop_oldest_but_sinks(keys, values, counts, max_rows):
+    n_newest = max(0, max_rows - _SINKS)
+    return tuple(torch.cat((x[:, :, :max_rows - n_newest], x[:, :, x.shape[2] - n_newest:]), 2)
+                 for x in (keys, values, counts))
+
+
 def _drop_most_usual(keys, values, counts, max_rows):
     """Keys are unit norm: their cosines with the mean key go as their products with it."""
     similarity = torch.matmul(keys, keys.mean(dim=2).unsqueeze(-1)).squeeze(-1)
@@ -29,7 +39,7 @@ def _drop_most_usual(keys, values, counts, max_rows):
             values.gather(2, index.expand(*kept.shape, values.shape[-1])), counts.gather(2, kept))
 
 
-_SHRINK = {"window": _drop_oldest, "keydiff": _drop_most_usual}
+_SHRINK = {"window": _drop_oldest, "sinks": _drop_oldest_but_sinks, "keydiff": _drop_most_usual}
 MEMORIES = (*_SHRINK, "closest_pair")
 
 

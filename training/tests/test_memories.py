@@ -19,6 +19,10 @@ def naive_window(rows):
     return rows[-MAX_ROWS:]
 
 
+def naive_sinks(rows):
+    return rows if len(rows) <= MAX_ROWS else rows[:4] + rows[-(MAX_ROWS - 4):]
+
+
 def naive_keydiff(rows):
     mean = sum(key for key, _, _ in rows) / len(rows)
     by_likeness = sorted(range(len(rows)), key=lambda i: float(
@@ -26,7 +30,7 @@ def naive_keydiff(rows):
     return [rows[i] for i in sorted(by_likeness[:MAX_ROWS])]
 
 
-NAIVE = {"window": naive_window, "keydiff": naive_keydiff}
+NAIVE = {"window": naive_window, "sinks": naive_sinks, "keydiff": naive_keydiff}
 
 
 def naive_attention(q, k, v, shrink):

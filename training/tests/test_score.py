@@ -346,7 +346,7 @@ class ScoreTest(unittest.TestCase):
             _, rows, _ = self.score(*arguments, "--centroids", "16,0.5x", "--memory", memory)
             self.assertEqual([(row["mixer"], row["ablation"], row["centroids"]) for row in rows],
                              [("full", memory, "16"), ("full", memory, "0.5x")])
-        with self.assertRaisesRegex(ValueError, "memory: 'windows' is not one of window, keydiff"):
+        with self.assertRaisesRegex(ValueError, "memory: 'windows' is not one of window, sinks, keydiff"):
             self.score(*arguments, "--memory", "windows")
 
     def test_fields_of_the_config_may_be_others(self):
