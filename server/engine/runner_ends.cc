@@ -27,7 +27,8 @@ Usage Runner::UsageOf(const Job& job, const Completion* completion) const {
     usage.drafted_tokens = completion->drafted;
     usage.accepted_tokens = completion->accepted;
   }
-  if (const Sequence* sequence = SequenceOf(job, completion)) {
+  const Sequence* const sequence = SequenceOf(job, completion);
+  if (sequence != nullptr && sequence->state.layout != nullptr) {  // not given back before
     usage.state_bytes = static_cast<int64_t>(sequence->state.committed_bytes);
     usage.position = sequence->position();
     usage.merged_tokens =

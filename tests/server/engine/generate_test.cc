@@ -170,6 +170,30 @@ TEST(Generate, NothingToGenerate) {
   EXPECT_EQ(engine.SettledStats().state_bytes_reserved, 0u);
 }
 
+TEST(Generate, IsCancelledWhenTheFirstOfItsAnswersHasEnded) {
+  TestEngine engine;
+  GenerateRequest request = Request(SomeTokens(9, 8), 12, 500);
+  request.n = 2;
+  const Answers known = engine.Run(request);
+  const int32_t stop = known.of[0].tokens[1];
+  ASSERT_EQ(std::ranges::count(known.of[1].tokens, stop), 0);
+  request.stop.token_ids = {stop};
+  request.stop.max_tokens = 1000;
+  const std::shared_ptr<TokenStream> stream = engine.Start(request, /*capacity=*/4);
+  for (bool ended = false; !ended;) {
+    const std::optional<StreamEvent> event = Pop(*stream);
+    ASSERT_TRUE(event);
+    ended = event->finished && event->finished->index == 0;
+  }
+  stream->Cancel();
+  const Answers rest = ReadAll(*stream, 2);
+  EXPECT_TRUE(absl::IsCancelled(rest.status)) << rest.status;
+  EXPECT_FALSE(rest.of[0].finished);
+  ASSERT_TRUE(rest.of[1].finished);
+  EXPECT_EQ(rest.of[1].finished->reason, FinishReason::kCancelled);
+  EXPECT_EQ(engine.SettledStats().state_bytes_reserved, 0u);
+}
+
 // --- stop conditions ---
 
 TEST(Stop, StringAcrossTokensIsNotSent) {
