@@ -308,7 +308,7 @@ absl::Status InOpenAiWords(const absl::Status& status, OpenAiApi api) {
   for (auto [ours, theirs] : kNames) {
     if (!absl::StartsWith(facts.field, ours)) continue;
     if (api == OpenAiApi::kChat && absl::EndsWith(ours, "top_logprobs")) theirs = "top_logprobs";
-    const auto renamed = [ours = ours, theirs](absl::string_view text) {
+    const auto renamed = [ours = ours, theirs = theirs](absl::string_view text) {
       return absl::ConsumePrefix(&text, ours) ? absl::StrCat(theirs, text) : std::string(text);
     };
     absl::Status in_theirs(status.code(), renamed(status.message()));

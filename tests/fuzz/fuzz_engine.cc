@@ -1,7 +1,9 @@
-// Sessions and calls in any order: every call ends, quotas and memory are what the sessions that
-// live hold, and nothing is held once they are gone.
+// Sessions and calls in any order, while time passes and limits change: every call ends, quotas and
+// memory are what the sessions that live hold, and nothing is held once they are gone.
 #include <algorithm>
+#include <atomic>
 #include <chrono>
+#include <limits>
 #include <thread>
 
 #include "server/engine/quota.h"
@@ -13,10 +15,33 @@ namespace ovq::fuzz {
 namespace {
 
 constexpr std::array kTenants = {"a", "b", "c"};
+constexpr int32_t kSpoilt = 250;  // after this token the model's output is not a number
+constexpr int kMostCalls = 48;    // of one input
 
-EngineOptions Options(const std::shared_ptr<TenantQuotas>& quotas) {
+// Runs on by itself, and leaps where an input says so.
+struct LeapingClock {
+  std::atomic<int64_t> minutes = 0;
+  void Leap(int64_t more) {
+    constexpr int64_t kMost = 25'000'000;  // some decades, of all inputs together
+    if (minutes < kMost) minutes += more;
+  }
+  Clock clock() {
+    return {.steady = [this] { return Clock().steady() + std::chrono::minutes(minutes.load()); },
+            .wall = [this] { return Clock().wall() + absl::Minutes(minutes.load()); }};
+  }
+};
+
+std::map<std::string, TenantLimits> UsualLimits() {
+  return {{"b", {.sessions = 2}}, {"c", {.state_bytes = 40'000}}};
+}
+
+EngineOptions Options(const std::shared_ptr<TenantQuotas>& quotas, const Clock& clock) {
   EngineOptions options;
   options.seed = 1;
+  options.clock = clock;
+  options.state_memory_bytes = 250'000;
+  options.copy_bytes_per_turn = 20'000;
+  options.max_prompt_tokens = 900;
   options.max_batch_tokens = 40;
   options.max_queue = 4;
   options.max_sessions = 8;
@@ -28,13 +53,19 @@ EngineOptions Options(const std::shared_ptr<TenantQuotas>& quotas) {
 
 class Driver {
  public:
-  Driver() : quotas_(std::make_shared<TenantQuotas>()), engine_(Options(quotas_)) {
-    quotas_->SetLimits({{"b", {.sessions = 2}}, {"c", {.state_bytes = 40'000}}});
-  }
+  Driver()
+      : quotas_(std::make_shared<TenantQuotas>(clock_.clock())),
+        engine_(Options(quotas_, clock_.clock()),
+                {.exact_too = true, .max_unbounded_tokens = 1500, .weight_bytes = 4000}, {},
+                [](test::FakeModel& model) {
+                  model.Spoil(kSpoilt, std::numeric_limits<float>::quiet_NaN());
+                }) {}
 
   void Run(Bytes bytes) {
-    while (!bytes.empty()) One(bytes);
+    quotas_->SetLimits(UsualLimits());
+    for (int i = 0; i < kMostCalls && !bytes.empty(); ++i) One(bytes);
     ReadAll();
+    Check(scores_ == 0, "a score has an end");
     CheckSums();
     for (const SessionInfo& session : Sessions()) {
       Check(engine_->DeleteSession(session.id, std::nullopt).ok(), "a session can be deleted");
@@ -77,7 +108,7 @@ class Driver {
   }
 
   void One(Bytes& bytes) {
-    switch (bytes.Upto(9)) {
+    switch (bytes.Upto(15)) {
       case 0:
         return Create(bytes);
       case 1:
@@ -95,6 +126,17 @@ class Driver {
         return (void)engine_->DeleteSession(Session(bytes).id, std::nullopt);
       case 8:
         return Cancel(bytes);
+      case 10:
+        return Score(bytes);
+      case 11:
+        clock_.Leap(bytes.Upto(40));
+        return;
+      case 12:
+        return Look(bytes);
+      case 13:
+        return Delta(bytes);
+      case 14:
+        return Limit(bytes);
       default:
         return CheckSums();
     }
@@ -106,6 +148,13 @@ class Driver {
     options.keep_tokens = bytes.Upto(3) > 0;
     if (bytes.Upto(1) == 1) options.slot_cap = bytes.Byte();
     options.cacheable = bytes.Upto(1) * std::ssize(options.prompt);
+    if (const int more = bytes.Upto(15); more > 0) {
+      options.memory = Memory(more);
+      if (more % 4 == 1) options.key = "key";
+      if (more % 4 == 2) options.ttl = absl::Minutes(10 * bytes.Upto(20));
+      if (more == 3) options.cancel = std::make_shared<CancelSignal>();
+      if (options.cancel) options.cancel->Cancel();
+    }
     test::Receiver<absl::StatusOr<SessionInfo>> receiver;
     engine_->CreateSession(std::move(options), receiver.callback());
     Done(receiver);
@@ -122,18 +171,79 @@ class Driver {
     request.sampling.repetition_penalty = bytes.Upto(1) == 1 ? 1.3f : 1.0f;
     request.n = bytes.Upto(7) == 0 ? bytes.Upto(4) : 1;
     if (bytes.Upto(3) == 0) request.expected_position = static_cast<uint64_t>(bytes.Byte());
+    if (const int more = bytes.Upto(15); more > 0) {
+      if (how == 0) request.memory = Memory(more);
+      request.cacheable = bytes.Upto(1) * std::ssize(request.prompt);
+      if (more % 4 == 1) request.output.speculation = Speculation::kNgram;
+      if (more % 4 == 2) request.output = {.logprobs = true, .top_logprobs = bytes.Upto(3)};
+      if (more == 3) request.deadline = clock_.clock().steady();
+      request.seed_given = more % 2 == 0;
+    }
     auto stream = std::make_shared<TokenStream>(static_cast<size_t>(4 + bytes.Byte()));
     const absl::Status status = engine_->Submit(std::move(request), stream);
     Check(status.ok() || !status.message().empty(), "an error says what is wrong");
     if (status.ok()) calls_.push_back(std::move(stream));
     if (bytes.Upto(1) == 0) ReadAll();
   }
+  static std::string Memory(int more) { return more < 8 ? "" : more < 15 ? "exact" : "none"; }
+  void Score(Bytes& bytes) {
+    ScoreRequest request;
+    request.tenant = request.client = Tenant(bytes);
+    request.prompt = Tokens(bytes);
+    request.top_logprobs = bytes.Upto(3);
+    request.memory = Memory(bytes.Upto(15));
+    const auto cancel = std::make_shared<CancelSignal>();
+    ++scores_;
+    const absl::Status status = engine_->SubmitScore(
+        request, cancel, [this, n = request.prompt.size()](const auto& result) {
+          Check(!result.ok() || result->rows.size() == n, "a score has a row for each token");
+          --scores_;
+        });
+    Check(status.ok() || !status.message().empty(), "an error says what is wrong");
+    if (!status.ok()) --scores_;
+    if (status.ok()) score_cancels_.push_back(cancel);
+    if (bytes.Upto(7) == 0) cancel->Cancel();
+  }
+  void Look(Bytes& bytes) {
+    const SessionInfo session = Session(bytes);
+    const absl::StatusOr<SessionInfo> info = engine_->GetSession(session.id, session.tenant);
+    // It may be in use, or damaged.
+    const absl::StatusOr<std::vector<std::byte>> state =
+        engine_->CopyState(session.id, session.tenant);
+    Check(!state.ok() || info.ok(), "what has a state is known");
+    int n = 0;
+    std::string token;
+    do {
+      const SessionPage page = engine_->ListSessions(session.tenant, 2, token).value();
+      n += static_cast<int>(page.sessions.size());
+      token = page.next_page_token;
+    } while (!token.empty());
+    Check(n <= 8, "pages have each session once");
+  }
+  void Delta(Bytes& bytes) {
+    const SessionInfo session = Session(bytes);
+    if (!image_ || !image_->tokens) return;
+    const absl::StatusOr<SessionImage> delta =
+        engine_->ExportSession(session.id, session.tenant, BaseOf(*image_->tokens));
+    Check(delta.ok() || !delta.status().message().empty(), "an error says what is wrong");
+    if (delta.ok()) image_ = test::Joined(*image_, *delta);
+  }
+  void Limit(Bytes& bytes) {
+    std::map<std::string, TenantLimits> limits = UsualLimits();
+    if (bytes.Upto(1) == 1) limits["a"] = {.weight = 1 + bytes.Upto(3)};
+    if (bytes.Upto(1) == 1) limits["b"].tokens_per_second = 1 + bytes.Byte();
+    if (bytes.Upto(1) == 1) limits["c"].requests_per_second = 1 + bytes.Upto(2);
+    if (bytes.Upto(3) == 0) limits.erase("b");
+    quotas_->SetLimits(limits);
+    for (const char* tenant : kTenants) (void)engine_->ChargeRequest(tenant);
+  }
   // All of them side by side: one may wait for what another holds, or an idle session.
   void ReadAll() {
     const auto patience = std::chrono::steady_clock::now() + std::chrono::milliseconds(20);
-    while (!calls_.empty()) {
+    while (!calls_.empty() || scores_ > 0) {
       if (std::chrono::steady_clock::now() > patience) {
         for (const auto& call : calls_) call->Cancel();
+        for (const auto& score : score_cancels_) score->Cancel();
       }
       for (const auto& call : calls_) {
         while (call->TryPop()) {
@@ -142,6 +252,7 @@ class Driver {
       std::erase_if(calls_, [](const auto& call) { return call->closed(); });
       std::this_thread::yield();
     }
+    score_cancels_.clear();
   }
   void Cancel(Bytes& bytes) {
     for (const auto& call : calls_) {
@@ -186,7 +297,7 @@ class Driver {
   }
   // Between steps only what sessions hold counts, once no call is on its way.
   void CheckSums() {
-    if (!calls_.empty()) return;
+    if (!calls_.empty() || scores_ > 0) return;
     const EngineStats stats = engine_.SettledStats();
     size_t bytes = 0;
     int64_t sessions = 0;
@@ -205,9 +316,12 @@ class Driver {
     Check(counted == sessions && held == bytes, "and what the quotas count");
   }
 
+  LeapingClock clock_;
   const std::shared_ptr<TenantQuotas> quotas_;
+  std::atomic<int> scores_ = 0;  // that have not ended
   test::TestEngine engine_;
   std::vector<std::shared_ptr<TokenStream>> calls_;
+  std::vector<std::shared_ptr<CancelSignal>> score_cancels_;
   std::optional<SessionImage> image_;
 };
 

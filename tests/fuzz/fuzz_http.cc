@@ -1,6 +1,6 @@
-// Every path of the HTTP front with any bytes for its body, through a whole server on a model that
-// costs nothing: each request gets an answer that is JSON, or events that are, with a status that
-// docs/http.md has, and leaves nothing behind.
+// Every path of the HTTP front with any bytes for its body, one request after another with a byte 0
+// between them, through a whole server on a model that costs nothing: each gets an answer that is
+// JSON, or events that are, with a status that docs/http.md has, and leaves nothing behind.
 #include <algorithm>
 #include <array>
 
@@ -15,24 +15,49 @@ namespace {
 
 using Json = nlohmann::json;
 
-// {}: a session's or a response's id, which the input names.
-constexpr std::array kPosted = {
-    "/v1/completions",
-    "/v1/chat/completions",
-    "/v1/responses",
-    "/tokenize",
-    "/detokenize",
-    "/ovq/v1/generate",
-    "/ovq/v1/sessions",
-    "/ovq/v1/sessions/{}/fork",
-    "/ovq/v1/sessions/{}/rewind",
-    "/ovq/v1/sessions/{}/generate",
+struct Target {
+  const char* path;  // {}: a session's id, {r}: the last response's, or one that could be
+  const char* method = "POST";
+  HttpHeaders headers = {};
+};
+const std::array kTargets = {
+    Target{"/v1/completions"},
+    Target{"/v1/chat/completions"},
+    Target{"/v1/responses"},
+    Target{"/tokenize"},
+    Target{"/detokenize"},
+    Target{"/ovq/v1/generate"},
+    Target{"/ovq/v1/sessions"},
+    Target{"/ovq/v1/sessions/{}/fork"},
+    Target{"/ovq/v1/sessions/{}/rewind"},
+    Target{"/ovq/v1/sessions/{}/generate"},
+    Target{"/v1/responses/{r}", "GET"},
+    Target{"/v1/responses/{r}", "DELETE"},
+    Target{"/v1/responses/resp_{}", "GET"},
+    Target{"/v1/models", "GET"},
+    Target{"/v1/models/fa%6be", "HEAD"},
+    Target{"/ovq/v1/info", "GET"},
+    Target{"/ovq/v1/status", "GET"},
+    Target{"/ovq/v1/sessions?page_size=1", "GET"},
+    Target{"/ovq/v1/sessions/{}", "GET"},
+    Target{"/ovq/v1/sessions/{}", "DELETE"},
+    Target{"/v1/responses", "POST", {{"ovq-session", "a.b"}}},
+    Target{"/v1/responses", "POST", {{"ovq-session", "key"}}},
+    Target{"/ovq/v1/sessions", "POST", {{"ovq-tenant", "other"}, {"ovq-session", "key"}}},
+    Target{"/v1/completions", "POST", {{"origin", "http://elsewhere"}}},
+    Target{"/v1/completions", "POST", {{"origin", "http://localhost"}}},
+    Target{"/v1/completions", "PUT"},
+    Target{"/nowhere"},
+    Target{"/health", "GET"},
+    Target{"/version", "POST"},
+    Target{"/version", "GET"},
+    Target{"/", "GET"},
 };
 constexpr absl::Duration kPatience = absl::Milliseconds(300);
 
 // But for those that speak of the server: it is well, and alone.
 bool IsDocumented(int status) {
-  constexpr std::array kStatuses = {200, 400, 404, 405, 409, 413, 415, 429};
+  constexpr std::array kStatuses = {200, 400, 403, 404, 405, 409, 413, 415, 429};
   return std::find(kStatuses.begin(), kStatuses.end(), status) != kStatuses.end();
 }
 
@@ -51,24 +76,35 @@ void CheckEvents(const std::string& body) {
   }
 }
 
-// Sends it, reads all of the answer; who waits too long, goes.
-void Ask(HttpApi& api, const std::string& target, std::string body) {
-  const auto exchange = std::make_shared<test::FakeExchange>("POST", target, std::move(body));
+// Sends it, reads all of the answer; who waits too long, goes. The answer's id, if it has one.
+std::string Ask(HttpApi& api, const Target& to, std::string target, std::string body) {
+  const auto exchange =
+      std::make_shared<test::FakeExchange>(to.method, target, std::move(body), to.headers);
   api.Handle(exchange);
   if (!exchange->Read(kPatience)) {
     exchange->Leave();
     Check(exchange->Read(absl::Seconds(10)), "who goes is done with");
-    return;
+    return "";
   }
   const HttpReply& reply = exchange->reply();
   if (!IsDocumented(reply.status)) {
     std::fprintf(stderr, "%s: %d: %s\n", target.c_str(), reply.status, reply.body.c_str());
     std::abort();
   }
-  if (exchange->streamed()) return CheckEvents(reply.body);
+  if (exchange->streamed()) {
+    CheckEvents(reply.body);
+    return "";
+  }
+  if (reply.status == 200 && !reply.content_type.starts_with("application/json")) return "";
   const Json answer = Parsed(reply.body);
   Check(reply.status == 200 || !answer.at("error").at("message").get<std::string>().empty(),
         "an error says what is wrong");
+  return reply.status == 200 && answer.is_object() ? answer.value("id", "") : "";
+}
+
+std::string Replaced(std::string text, std::string_view what, const std::string& with) {
+  const size_t at = text.find(what);
+  return at == text.npos ? text : text.replace(at, what.size(), with);
 }
 
 }  // namespace
@@ -77,16 +113,29 @@ void Ask(HttpApi& api, const std::string& target, std::string body) {
 extern "C" int LLVMFuzzerTestOneInput(const uint8_t* data, size_t size) {
   using namespace ovq;
   using namespace ovq::fuzz;
+  constexpr int kMostRequests = 8;
   test::TestServer& server = WholeServer();
   static HttpApi api(server.services(), /*loopback=*/true);
   Bytes bytes(data, size);
-  std::string target = kPosted[static_cast<size_t>(bytes.Upto(kPosted.size() - 1))];
-  const std::string session = server.NewSession();
-  std::string body;
-  // $: the session, so that an input can go on from one.
-  for (const char c : bytes.Rest()) c == '$' ? body += session : body += c;
-  if (const size_t at = target.find("{}"); at != std::string::npos) target.replace(at, 2, session);
-  Ask(api, target, std::move(body));
+  const std::string session = SomeSession(server);
+  std::string response = "resp_" + std::string(32, '0');
+  for (int i = 0; i < kMostRequests && (i == 0 || !bytes.empty()); ++i) {
+    const Target& to = kTargets[static_cast<size_t>(bytes.Upto(kTargets.size() - 1))];
+    std::string body;
+    // $: the session, \1: the last response, so that an input can go on from them.
+    for (const char c : bytes.Word()) {
+      if (c == '$') {
+        body += session;
+      } else if (c == '\1') {
+        body += response;
+      } else {
+        body += c;
+      }
+    }
+    const std::string path = Replaced(Replaced(to.path, "{}", session), "{r}", response);
+    const std::string id = Ask(api, to, path, std::move(body));
+    if (id.starts_with("resp_")) response = id;
+  }
   EndSessions(server);
   return 0;
 }

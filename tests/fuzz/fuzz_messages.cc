@@ -1,5 +1,6 @@
-// Every method of every service with any bytes for its message, through a whole server on a model
-// that costs nothing: each call ends with a status that is documented, and leaves nothing behind.
+// Every method of every service with any bytes for its message, one call after another, through a
+// whole server on a model that costs nothing: each ends with a status that is documented, and
+// leaves nothing behind.
 #include <grpcpp/generic/generic_stub.h>
 
 #include <algorithm>
@@ -41,7 +42,7 @@ bool IsDocumented(grpc::StatusCode code) {
 
 // Sends the messages, reads all answers.
 grpc::Status Talk(test::TestServer& server, const std::string& method,
-                  const std::vector<std::string>& messages) {
+                  const std::vector<std::string>& messages, std::vector<std::string>& answers) {
   grpc::GenericStub stub(server.channel());
   grpc::CompletionQueue queue;
   grpc::ClientContext context;
@@ -69,11 +70,34 @@ grpc::Status Talk(test::TestServer& server, const std::string& method,
     grpc::ByteBuffer answer;
     call->Read(&answer, nullptr);
     goes = done();
+    grpc::Slice all;
+    if (goes && answer.DumpToSingleSlice(&all).ok()) {
+      answers.emplace_back(reinterpret_cast<const char*>(all.begin()), all.size());
+    }
   } while (goes);
   grpc::Status status;
   call->Finish(&status, nullptr);
   done();
   return status;
+}
+
+// Calls of one message get one; streams several, each behind its length.
+std::vector<std::string> Messages(const std::string& method, Bytes bytes) {
+  std::vector<std::string> messages;
+  if (method.ends_with("/Chat") || method.ends_with("/ImportSession")) {
+    while (!bytes.empty() && messages.size() < 8)
+      messages.emplace_back(bytes.Take(static_cast<size_t>(bytes.Byte())));
+  } else {
+    messages.emplace_back(bytes.Rest());
+  }
+  return messages;
+}
+
+// A session's id in place of so many $, which has its length.
+void Name(const std::string& session, std::string& message) {
+  static const std::string placeholder(session.size(), '$');
+  for (size_t at; (at = message.find(placeholder)) != message.npos;)
+    message.replace(at, session.size(), session);
 }
 
 }  // namespace
@@ -82,25 +106,37 @@ grpc::Status Talk(test::TestServer& server, const std::string& method,
 extern "C" int LLVMFuzzerTestOneInput(const uint8_t* data, size_t size) {
   using namespace ovq;
   using namespace ovq::fuzz;
+  constexpr int kMostCalls = 6;
+  constexpr int kMore = 0x80;  // of the byte of the method: another call follows
   test::TestServer& server = WholeServer();
   Bytes bytes(data, size);
-  const std::string method =
-      std::string("/ovq.v1.") + kFuzzed[static_cast<size_t>(bytes.Upto(kFuzzed.size() - 1))];
-  // Calls of one message get one; streams several, each behind its length.
-  std::vector<std::string> messages;
-  if (method.ends_with("/Chat") || method.ends_with("/ImportSession")) {
-    while (!bytes.empty() && messages.size() < 8)
-      messages.emplace_back(bytes.Take(static_cast<size_t>(bytes.Byte())));
-  } else {
-    messages.emplace_back(bytes.Rest());
+  const std::string session = SomeSession(server);
+  std::vector<std::string> exported;  // goes in where nothing is sent
+  for (int i = 0; i < kMostCalls && (i == 0 || !bytes.empty()); ++i) {
+    const int first = bytes.Byte();
+    const std::string method =
+        std::string("/ovq.v1.") + kFuzzed[static_cast<size_t>(first % kMore) % kFuzzed.size()];
+    std::string_view part;
+    if (first < kMore) {
+      part = bytes.Rest();
+    } else {
+      const auto high = static_cast<size_t>(bytes.Byte());
+      part = bytes.Take(256 * high + static_cast<size_t>(bytes.Byte()));
+    }
+    std::vector<std::string> messages =
+        Messages(method, {reinterpret_cast<const uint8_t*>(part.data()), part.size()});
+    if (part.empty() && method.ends_with("/ImportSession")) messages = exported;
+    for (std::string& message : messages) Name(session, message);
+    std::vector<std::string> answers;
+    const grpc::Status status = Talk(server, method, messages, answers);
+    if (!IsDocumented(status.error_code())) {
+      std::fprintf(stderr, "%s: code %d: %s\n", method.c_str(), status.error_code(),
+                   status.error_message().c_str());
+      std::abort();
+    }
+    Check(status.ok() || !status.error_message().empty(), "an error says what is wrong");
+    if (method.ends_with("/ExportSession")) exported = answers;
   }
-  const grpc::Status status = Talk(server, method, messages);
-  if (!IsDocumented(status.error_code())) {
-    std::fprintf(stderr, "%s: code %d: %s\n", method.c_str(), status.error_code(),
-                 status.error_message().c_str());
-    std::abort();
-  }
-  Check(status.ok() || !status.error_message().empty(), "an error says what is wrong");
   EndSessions(server);
   return 0;
 }

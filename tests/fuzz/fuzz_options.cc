@@ -1,7 +1,9 @@
 // What a server is told from outside its protocol: flags and environment, a file of settings, the
 // headers of a trace, and texts that end in the log.
+#include <algorithm>
 #include <nlohmann/json.hpp>
 
+#include "absl/strings/str_split.h"
 #include "base/check.h"
 #include "base/text.h"
 #include "server/options.h"
@@ -39,6 +41,9 @@ void Options(Bytes& bytes) {
     Check(!line.status().message().empty(), "an error says what is wrong");
     return;
   }
+  if (line->action == CommandLine::Action::kHelp) {
+    Check(!FirstInvalidUtf8(HelpText()), "the help is text");
+  }
   // What --check-config shows of what was said is itself a command line.
   if (line->action != CommandLine::Action::kServe) return;
   std::vector<std::string> shown;
@@ -66,19 +71,29 @@ void Trace(Bytes& bytes) {
 void Lines(Bytes& bytes) {
   const LogFormat format = bytes.Upto(1) == 0 ? LogFormat::kJson : LogFormat::kText;
   const auto level = static_cast<LogLevel>(bytes.Upto(3));
+  const int times = 1 + bytes.Upto(7);  // as many as come through
   const std::string message(bytes.Word()), value(bytes.Rest());
   test::LogFile file;
+  int64_t written = 0;
   {
-    Log log({.format = format, .level = LogLevel::kDebug}, file.fd());
-    log.Write(level, LogKind::kCall, message, {{"value", value}, {"n", int64_t{1}}});
-    Check(log.Flush(absl::Seconds(10)), "the line is written");
+    Log log({.format = format, .level = LogLevel::kDebug, .lines_per_second = 2}, file.fd());
+    for (int i = 0; i < times; ++i) {
+      log.Write(level, LogKind::kCall, message,
+                {{"value", value}, {"n", int64_t{1}}, {"x", 0.5}, {"is", i == 0}});
+    }
+    Check(log.Flush(absl::Seconds(10)), "the lines are written");
+    const LogCounts counts = log.counts();
+    written = counts.written[static_cast<size_t>(level)];
+    Check(written + counts.over_rate == times, "and counted");
   }
-  const std::string line = file.Text();
-  Check(line.ends_with('\n') && line.find('\n') == line.size() - 1, "one line");
-  Check(!FirstInvalidUtf8(line), "of valid text");
+  const std::string text = file.Text();
+  Check(text.ends_with('\n') && std::ranges::count(text, '\n') == written, "lines");
+  Check(!FirstInvalidUtf8(text), "of valid text");
   if (format == LogFormat::kText) return;
-  const nlohmann::json json = nlohmann::json::parse(line, nullptr, false);
-  Check(json.is_object() && json["n"] == 1 && json["value"].is_string(), "of JSON");
+  for (const absl::string_view line : absl::StrSplit(text, '\n', absl::SkipEmpty())) {
+    const nlohmann::json json = nlohmann::json::parse(line, nullptr, false);
+    Check(json.is_object() && json["n"] == 1 && json["value"].is_string(), "of JSON");
+  }
 }
 
 }  // namespace

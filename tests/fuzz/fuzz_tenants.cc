@@ -28,12 +28,22 @@ extern "C" int LLVMFuzzerTestOneInput(const uint8_t* data, size_t size) {
     for (const auto& [name, limit] : limits) {
       const double weight = quotas->Weight(name);
       Check(weight >= 0.01 && weight <= 100, "a weight within its limits");
-      (void)quotas->ChargeRequest(name);
+      const absl::Status charged = quotas->ChargeRequest(name);
+      Check(charged.ok() || !charged.message().empty(), "a refusal says why");
+      // A call that holds nothing, then two sessions, one of which ends.
+      (void)quotas->Admit(name, {.client = name, .prompt_tokens = 1});
+      quotas->ChargeTokens(name, 3);
       auto hold =
-          quotas->Admit(name, {.client = name, .prompt_tokens = 7, .sessions = 1, .bytes = 100});
-      if (!hold.ok()) continue;
-      if (*hold != nullptr) ++sessions;
-      if (*hold != nullptr) holds.push_back(*std::move(hold));
+          quotas->Admit(name, {.client = name, .prompt_tokens = 7, .sessions = 2, .bytes = 200});
+      if (!hold.ok()) {
+        Check(!hold.status().message().empty(), "a refusal says why");
+        continue;
+      }
+      holds.push_back((*hold)->Split(1, 100));
+      (*hold)->ReleasePart(1, 50);
+      holds.push_back(*std::move(hold));
+      ++sessions;
+      Check(quotas->UseOf(name).sessions > 0, "the client has something");
     }
     int64_t used = 0;
     for (const TenantUse& use : quotas->Use()) used += use.sessions;

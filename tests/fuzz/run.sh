@@ -4,18 +4,21 @@
 # findings go to a folder of this run, build/fuzz/findings/TIME/NAME. Prints a table; exits with 1 if
 # there is a finding.
 #
-#   tests/fuzz/run.sh [--minutes M] [--merge] [TARGET ...]
+#   tests/fuzz/run.sh [--minutes M] [--merge] [--built] [TARGET ...]
 #
-# --merge adds what reaches more branches, in inputs of at most 8 KiB, to corpus/NAME, which ctest reads.
+# --built takes the programs of build/fuzz as they are, so that several of these can run side by side,
+# each with targets of its own. --merge adds what reaches more branches, in inputs of at most 8 KiB, to
+# corpus/NAME, which ctest reads.
 set -euo pipefail
 cd "$(dirname "$0")/../.."
 
-minutes=1 merge=false names=()
+minutes=1 merge=false built=false names=()
 while [ $# -gt 0 ]; do
   case "$1" in
     --minutes) minutes=$2; shift ;;
     --merge) merge=true ;;
-    -*) echo "run.sh: $1: expected --minutes M, --merge or targets" >&2; exit 2 ;;
+    --built) built=true ;;
+    -*) echo "run.sh: $1: expected --minutes M, --merge, --built or targets" >&2; exit 2 ;;
     *) names+=("$1") ;;
   esac
   shift
@@ -37,8 +40,10 @@ declare -A files=(
 )
 
 deploy/install_packages.sh clang-14 libomp-14-dev llvm-14 >/dev/null
-cmake --preset fuzz >/dev/null
-cmake --build --preset fuzz --target "${names[@]/#/fuzz_}" | tail -n 1
+if ! "$built"; then
+  cmake --preset fuzz >/dev/null
+  cmake --build --preset fuzz --target "${names[@]/#/fuzz_}" | tail -n 1
+fi
 export ASAN_OPTIONS=detect_leaks=1 UBSAN_OPTIONS=halt_on_error=1:print_stacktrace=1 OMP_NUM_THREADS=1
 
 failed=0 run=$(date +%Y%m%d-%H%M%S)
@@ -48,10 +53,11 @@ for name in "${names[@]}"; do
   program=build/fuzz/bin/fuzz_$name seeds=tests/fuzz/corpus/$name
   work=build/fuzz/corpus/$name findings=build/fuzz/findings/$run/$name log=build/fuzz/$name.log
   mkdir -p "$work" "$findings"
-  LLVM_PROFILE_FILE=/dev/null "$program" -max_total_time=$((minutes * 60)) -timeout=20 -rss_limit_mb=3000 \
+  # The bookkeeping of entropic choices takes longer than most inputs.
+  LLVM_PROFILE_FILE=/dev/null "$program" -entropic=0 -max_total_time=$((minutes * 60)) -timeout=20 -rss_limit_mb=3000 \
     -print_final_stats=1 -max_len=8192 -artifact_prefix="$findings/" "$work" "$seeds" >"$log" 2>&1 || failed=1
-  if "$merge"; then LLVM_PROFILE_FILE=/dev/null "$program" -merge=1 -use_counters=0 -max_len=8192 "$seeds" "$work" >>"$log" 2>&1; fi
-  LLVM_PROFILE_FILE=build/fuzz/$name.profraw "$program" -runs=0 "$work" "$seeds" >>"$log" 2>&1 || failed=1
+  if "$merge"; then LLVM_PROFILE_FILE=/dev/null "$program" -entropic=0 -merge=1 -use_counters=0 -max_len=8192 "$seeds" "$work" >>"$log" 2>&1; fi
+  LLVM_PROFILE_FILE=build/fuzz/$name.profraw "$program" -entropic=0 -runs=0 "$work" "$seeds" >>"$log" 2>&1 || failed=1
   llvm-profdata-14 merge -sparse "build/fuzz/$name.profraw" -o "build/fuzz/$name.profdata"
   # By hand, because its own filter knows files only as the compiler was told of them.
   lines=$(llvm-cov-14 export -summary-only "$program" -instr-profile="build/fuzz/$name.profdata" |

@@ -10,11 +10,24 @@ inline test::TestServer& WholeServer() {
     test::TestServerOptions options;
     options.engine.seed = 1;
     options.engine.max_sessions = 16;
-    options.model.chat_template = "{% for m in messages %}{{ m['content'] }}{% endfor %}";
+    options.engine.max_prompt_tokens = 5000;
+    options.model.chat_template =
+        "{% if messages|length > 3 %}long {% endif %}"
+        "{% for m in messages %}{% if m['role'] == 'nobody' %}{{ raise_exception('who?') }}{% "
+        "endif %}"
+        "{{ m['content'] }}{% if m['role'] == 'assistant' %}<|end|>{% endif %}{% endfor %}";
     options.log_requests = LogRequests::kNone;
     return options;
   }());
   return server;
+}
+
+// A session that has read "hi" and the end of an answer.
+inline std::string SomeSession(test::TestServer& server) {
+  v1::CreateSessionRequest request;
+  for (const uint32_t id : {104u, 105u, static_cast<uint32_t>(test::kEos)})
+    request.mutable_prompt()->mutable_token_ids()->add_ids(id);
+  return server.NewSession(request);
 }
 
 // Deletes the sessions, and waits until nothing is left of what an input began.
@@ -24,10 +37,13 @@ inline void EndSessions(test::TestServer& server) {
   for (const SessionInfo& session : page.sessions) {
     (void)engine.DeleteSession(session.id, std::nullopt);
   }
-  server.WaitForStats([](const EngineStats& stats) {
+  const auto ended = [](const EngineStats& stats) {
     return stats.state_bytes_reserved == 0 && stats.requests_running == 0 &&
            stats.sessions_idle == 0;
-  });
+  };
+  // As a rule that is so at the next boundary of a step, long before a look 10 ms later.
+  for (int i = 0; i < 2 && !ended(engine.Stats()); ++i) (void)engine.CopyState("none", "");
+  server.WaitForStats(ended);
 }
 
 }  // namespace ovq::fuzz

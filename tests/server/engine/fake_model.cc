@@ -117,7 +117,8 @@ void StepGate::Enter() {
   cv_.wait(lock, [&] { return steps_ < closed_at_; });
 }
 
-FakeModel::FakeModel(Options options) : row_words_(options.row_words) {
+FakeModel::FakeModel(Options options)
+    : row_words_(options.row_words), weight_bytes_(options.weight_bytes) {
   std::vector<bool> memories = {options.full_attention};
   if (options.exact_too) memories.push_back(true);
   for (const bool full_attention : memories) {
@@ -147,6 +148,7 @@ EngineModel FakeModel::Make() {
   model.vocab_size = kVocab;
   model.eos_token_ids = {kEos};
   model.full_kv_bytes_per_token = 1000;
+  model.weight_bytes = weight_bytes_;
   model.tokenizer = tokenizer_.get();
   model.chat_format = chat_format_.get();
   for (const auto& layout : layouts_) {

@@ -46,6 +46,7 @@ struct FakeModelOptions {
   int64_t max_unbounded_tokens = 4096;
   // Of a slot: with 16, a block of 64 slots is one page. The fixed part grows alike.
   int row_words = 16;
+  size_t weight_bytes = 0;  // of which steps reckon their time; 0: they have no bound
 };
 
 class FakeModel {
@@ -69,6 +70,7 @@ class FakeModel {
   void FillLogits(uint64_t hash, int64_t next_position, float* logits) const;
 
   const int row_words_;
+  const size_t weight_bytes_;
   std::vector<std::unique_ptr<StateLayout>> layouts_;
   std::unique_ptr<Tokenizer> tokenizer_;
   std::unique_ptr<ChatFormat> chat_format_;
