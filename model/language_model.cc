@@ -12,6 +12,7 @@
 #include "base/problems.h"
 #include "base/sha256.h"
 #include "kernels/mixers/common/attention.h"
+#include "kernels/mixers/common/int8_rows.h"
 #include "model/families/family_weights.h"
 #include "model/load_config.h"
 #include "model/weights.h"
@@ -42,14 +43,16 @@ absl::Status OnlyChecked() { return absl::CancelledError("weights are only check
 }  // namespace
 
 size_t FullKvBytesPerToken(const ModelConfig& config, DType state_dtype) {
-  int64_t elements = 0;
+  size_t block_bytes = 0;  // of 64 tokens
   for (int i = 0; i < config.n_layers; ++i) {
     AttrReader reader(config.fields(i).model);
     const AttentionShape shape = ReadAttentionShape(reader);
     if (!reader.ok()) return 0;
-    elements += shape.n_kv_heads * (shape.head_dim + shape.value_head_dim);
+    block_bytes +=
+        static_cast<size_t>(shape.n_kv_heads) *
+        (BlockBytes(state_dtype, shape.head_dim) + BlockBytes(state_dtype, shape.value_head_dim));
   }
-  return static_cast<size_t>(elements) * DTypeBytes(state_dtype);
+  return block_bytes / kBlockSlots;
 }
 
 absl::StatusOr<StateLayout> PlanStateLayout(const ModelConfig& config, DType state_dtype,

@@ -2,7 +2,9 @@
 
 #include <algorithm>
 #include <filesystem>
+#include <iterator>
 #include <limits>
+#include <map>
 #include <utility>
 
 #include "absl/strings/ascii.h"
@@ -93,6 +95,23 @@ std::vector<Row> MakeRows(const Options& options, const ModelConfig& config,
     }
   }
   return rows;
+}
+
+// The layers whose states are not of that type, a line for each kind of layers.
+std::string OtherTypes(const StateLayout& layout, DType dtype) {
+  std::map<std::string, DType> others;
+  for (const MixerState& state : layout.mixers()) {
+    std::vector<StateField> fields = state.fixed.list();
+    std::ranges::copy(state.block.list(), std::back_inserter(fields));
+    if (fields.empty() || state.name.empty()) continue;
+    const StateField& largest = *std::ranges::max_element(fields, {}, &StateField::bytes);
+    if (largest.dtype != dtype) others[state.name] = largest.dtype;
+  }
+  std::string text;
+  for (const auto& [name, other] : others) {
+    absl::StrAppend(&text, name, " layers keep their states in ", Lower(DTypeName(other)), "\n");
+  }
+  return text;
 }
 
 // What most of the weights are held as.
@@ -240,9 +259,9 @@ absl::StatusOr<std::string> PlanText(const Options& options) {
     absl::StrAppendFormat(
         &text,
         "model %s, memory %s, states in %s on %s: %d bytes for states, at most %d sessions\n",
-        config->name, MemoryName(memory),
-        StateDType(options, *config) == DType::kBF16 ? "bf16" : "f32", DeviceName(options.device),
-        budget, options.engine.max_sessions);
+        config->name, MemoryName(memory), Lower(DTypeName(StateDType(options, *config))),
+        DeviceName(options.device), budget, options.engine.max_sessions);
+    text += OtherTypes(*layout, StateDType(options, *config));
     if (options.device == Device::kCuda) {
       absl::StrAppendFormat(&text, "assuming that the GPU gives memory in pages of %d bytes\n",
                             kUsualGpuPageBytes);

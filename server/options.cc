@@ -106,8 +106,12 @@ void AddServing(Flags& flags, Options& o) {
   const std::vector<std::pair<std::string, DType>> dtypes = {{"f32", DType::kF32},
                                                              {"bf16", DType::kBF16}};
   const std::string as_checkpoint = "bf16 for BF16 checkpoints, else f32";
-  flags.Add("state-dtype", "TYPE", Choice(o.state_dtype, dtypes),
-            "keys and values in session states", as_checkpoint);
+  std::vector<std::pair<std::string, DType>> state_dtypes = dtypes;
+  state_dtypes.emplace_back("i8", DType::kI8);
+  flags.Add("state-dtype", "TYPE", Choice(o.state_dtype, state_dtypes),
+            "keys and values in session states; i8: int8 with a scale for each, half the bytes of\n"
+            "bf16; answers differ a little (docs/performance.md). Not on CUDA",
+            as_checkpoint);
   flags.Add("compute-dtype", "TYPE", Choice(o.compute_dtype, dtypes), "matrix products",
             as_checkpoint);
   const std::vector<std::pair<std::string, WeightType>> weights = {
@@ -299,6 +303,10 @@ absl::Status CheckTogether(const CommandLine& line) {
   if (options.engine.overcommit && options.session_dir.empty()) {
     return absl::InvalidArgumentError(
         "--admission=overcommit: expected --session-dir, where idle sessions go, got none");
+  }
+  if (options.state_dtype == DType::kI8 && options.device == Device::kCuda) {
+    return absl::InvalidArgumentError(
+        "--state-dtype: expected f32 or bf16 with --device=cuda, got i8");
   }
   for (const int64_t cap : options.plan_slot_caps) {
     if (cap <= options.engine.max_slot_cap) continue;

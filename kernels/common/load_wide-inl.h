@@ -1,4 +1,4 @@
-// Elements in memory as vectors of float, those of bfloat16 widened, which is exact.
+// Elements in memory as vectors of float, those of bfloat16 and int8 widened, which is exact.
 // For files that Highway compiles once for each instruction set.
 #include <cstdint>
 

@@ -14,9 +14,11 @@
 
 namespace ovq {
 
-enum class DType : uint8_t { kF32, kBF16, kF16, kI32, kU32 };
+// kI8: in states alone, rows of int8 with a scale each (kernels/mixers/common/int8_rows.h).
+enum class DType : uint8_t { kF32, kBF16, kF16, kI32, kU32, kI8 };
 
 constexpr size_t DTypeBytes(DType type) {
+  if (type == DType::kI8) return 1;
   return type == DType::kBF16 || type == DType::kF16 ? 2 : 4;
 }
 constexpr const char* DTypeName(DType type) {
@@ -31,6 +33,8 @@ constexpr const char* DTypeName(DType type) {
       return "I32";
     case DType::kU32:
       return "U32";
+    case DType::kI8:
+      return "I8";
   }
   return "?";
 }

@@ -64,7 +64,8 @@ struct StateSpec {
   const Attrs& model;    // the scalar fields of config.json
   const Attrs& section;  // the mixer's own object of config.json ("ovq", "vq", ...)
   int64_t d_model;       // hidden_size: the width of x and y
-  DType kv_dtype;        // kF32 or kBF16, of keys and values where the mixer can keep both
+  // Of keys and values where the mixer can keep them so: kF32, kBF16 or, not on CUDA, kI8.
+  DType kv_dtype;
   Device device;
   // Of a session's slot cap, of a layer whose slots are capped (Growth::shares).
   std::vector<double> slot_shares = {1};

@@ -6,6 +6,7 @@
 #include <type_traits>
 
 #include "absl/strings/str_cat.h"
+#include "kernels/mixers/common/int8_rows.h"
 
 namespace ovq {
 namespace {
@@ -59,6 +60,21 @@ absl::Status CheckValues(const FieldPart& part, const ValidRange& range) {
       any ? "a finite number" : absl::StrCat(Text<T>(range.least), " to ", Text<T>(range.most))));
 }
 
+// Of blocks of int8 rows, in which any byte but those of the exponents will do.
+absl::Status CheckExponents(const FieldPart& part) {
+  const Shape& shape = part.field.shape;
+  const auto block = static_cast<size_t>(shape[shape.rank() - 2] * shape[shape.rank() - 1]);
+  for (size_t end = part.begin + block; end <= part.end; end += block) {
+    for (size_t i = end - kBlockSlots; i < end; ++i) {
+      const auto exponent = static_cast<uint8_t>(part.data[i]);
+      if (exponent <= kMaxExponent) continue;
+      return absl::DataLossError(absl::StrCat(part.field.name, "[", i, "] is the exponent ",
+                                              exponent, ", expected 0 to ", kMaxExponent));
+    }
+  }
+  return absl::OkStatus();
+}
+
 absl::Status CheckField(const FieldPart& part, int64_t live) {
   const StateField& field = part.field;
   ValidRange range = field.valid;
@@ -75,6 +91,8 @@ absl::Status CheckField(const FieldPart& part, int64_t live) {
       return CheckValues<int32_t>(part, range);
     case DType::kU32:
       return CheckValues<uint32_t>(part, range);
+    case DType::kI8:
+      return CheckExponents(part);
     case DType::kF16:
       break;
   }

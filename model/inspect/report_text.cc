@@ -2,6 +2,7 @@
 
 #include <algorithm>
 
+#include "absl/strings/ascii.h"
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_format.h"
 #include "absl/strings/str_join.h"
@@ -34,7 +35,7 @@ std::string FamilyName(const FolderReport& report) {
   return report.config.family ? std::string(report.config.family->model_type) : "unknown";
 }
 
-const char* StateTypeName(DType dtype) { return dtype == DType::kBF16 ? "bf16" : "f32"; }
+std::string StateTypeName(DType dtype) { return absl::AsciiStrToLower(DTypeName(dtype)); }
 
 std::string TokenizerText(const FolderReport& report) {
   if (report.tokenizer_size == 0) return "none";

@@ -4,19 +4,20 @@
 // all passes.
 //
 //   bench_decode [--shape 77m|77m-group4|257m|478m] [--mixer ovq_attention,...] [--threads 2]
-//                [--contexts 128,1024,...] [--sessions 1,4,8,16] [--state-dtype bf16|f32]
+//                [--contexts 128,1024,...] [--sessions 1,4,8,16]
+//                [--state-dtype bf16|f32|i8|bf16,i8,...]
 //                [--centroids 2048|4096,2048,...] [--states read|random] [--passes 5]
 //                [--prefills 1] [--weights checkpoint|int8|checkpoint,int8]
 //   bench_decode --model FOLDER [--memory model,exact,closest-pair,...] [--threads 2] ...
 //
-// Several mixers, and several kinds of weights of each, are timed in turn, in one run; several
-// --centroids are one for each of them, as rules differ in how many rows N leaves. Prompts are read
-// --prefills times in turn, of which the median counts. --shape
+// Several mixers, and several kinds of weights and states of each, are timed in turn, in one run;
+// several --centroids are one for each mixer, as rules differ in how many rows N leaves. Prompts
+// are read --prefills times in turn, of which the median counts. --shape
 // kvm-120m or kvm-350m: checkpoints of the KVM paper's format, --mixer its configurations
 // (kvm_paper_model.h).
 // --states random: states of random numbers in place of those that reading a prompt makes, for
 // contexts that take hours to read; multiples of 256, where no chunk is unfinished; not of closest
-// pairs, whose states refer to one another. A model whose
+// pairs, whose states refer to one another, nor in int8. A model whose
 // step-by-step and whole-prompt logits differ by one bit is not timed.
 #include <sys/mman.h>
 
@@ -27,6 +28,7 @@
 #include <memory>
 #include <random>
 
+#include "absl/strings/ascii.h"
 #include "model/language_model.h"
 #include "model/memory.h"
 #include "tests/bench/bench_util.h"
@@ -262,6 +264,15 @@ WeightType WeightsOf(const std::string& name) {
   std::exit(2);
 }
 
+// Of the names by which --state-dtype of the server calls them.
+DType StateTypeOf(const std::string& name) {
+  for (const DType dtype : {DType::kBF16, DType::kF32, DType::kI8}) {
+    if (name == absl::AsciiStrToLower(DTypeName(dtype))) return dtype;
+  }
+  std::fprintf(stderr, "--state-dtype: unknown value %s\n", name.c_str());
+  std::exit(2);
+}
+
 int Main(int argc, char** argv) {
   CheckFlags(
       argc, argv,
@@ -276,11 +287,10 @@ int Main(int argc, char** argv) {
   const int passes = std::atoi(FlagValue(argc, argv, "--passes", "5")),
             prefills = std::atoi(FlagValue(argc, argv, "--prefills", "1"));
   const std::string shape = FlagValue(argc, argv, "--shape", "77m");
-  const std::string dtype = FlagValue(argc, argv, "--state-dtype", "bf16");
+  const std::vector<std::string> dtypes = Names(FlagValue(argc, argv, "--state-dtype", "bf16"));
   auto context = *DeviceContext::Make(Device::kCpu, n_threads);
   context->BindThread();
   ModelOptions options;
-  options.state_dtype = dtype == "f32" ? DType::kF32 : DType::kBF16;
   options.limits.max_slot_cap = static_cast<int32_t>(*std::ranges::max_element(centroids));
   options.limits.max_unbounded_tokens = contexts.back() + 2 * kChunk;
 
@@ -294,23 +304,33 @@ int Main(int argc, char** argv) {
         "--centroids: one for all, or one for each mixer or memory");
 
   std::vector<std::unique_ptr<Bench>> benches;
+  const auto add = [&](const std::string& name, const std::string& kind, const std::string& dtype,
+                       int32_t slot_cap) {
+    if (!folder.empty()) options.memory = MemoryOf(name);
+    options.weights = WeightsOf(kind);
+    options.state_dtype = StateTypeOf(dtype);
+    Check(states != "random" || options.state_dtype != DType::kI8, "--states random: not of int8");
+    auto model = folder.empty() ? LoadRandomModel(shape, name, options, *context)
+                                : LoadFolder(folder, options, *context);
+    std::printf("%s, %s, %.1fM parameters, weights %s, state %s, N = %d, %d threads\n",
+                folder.empty() ? shape.c_str() : folder.c_str(), name.c_str(),
+                static_cast<double>(model->parameters()) * 1e-6, kind.c_str(), dtype.c_str(),
+                slot_cap, context->n_threads());
+    std::string label = name;
+    if (weights.size() > 1) label += " " + kind;
+    if (dtypes.size() > 1) label += " " + dtype;
+    benches.push_back(std::make_unique<Bench>(label, std::move(model), slot_cap, *context));
+    return benches.back()->SplitKeepsEveryBit();
+  };
   for (size_t i = 0; i < timed_names.size(); ++i) {
     const std::string& name = timed_names[i];
     const auto slot_cap = static_cast<int32_t>(centroids[centroids.size() == 1 ? 0 : i]);
     for (const std::string& kind : weights) {
-      if (!folder.empty()) options.memory = MemoryOf(name);
-      options.weights = WeightsOf(kind);
-      auto model = folder.empty() ? LoadRandomModel(shape, name, options, *context)
-                                  : LoadFolder(folder, options, *context);
-      std::printf("%s, %s, %.1fM parameters, weights %s, state %s, N = %d, %d threads\n",
-                  folder.empty() ? shape.c_str() : folder.c_str(), name.c_str(),
-                  static_cast<double>(model->parameters()) * 1e-6, kind.c_str(), dtype.c_str(),
-                  slot_cap, context->n_threads());
-      const std::string label = weights.size() > 1 ? name + " " + kind : name;
-      benches.push_back(std::make_unique<Bench>(label, std::move(model), slot_cap, *context));
-      if (benches.back()->SplitKeepsEveryBit()) continue;
-      std::printf("not timed: whole prompt and single steps differ\n");
-      return 1;
+      for (const std::string& dtype : dtypes) {
+        if (add(name, kind, dtype, slot_cap)) continue;
+        std::printf("not timed: whole prompt and single steps differ\n");
+        return 1;
+      }
     }
   }
   std::printf("%-28s %-7s %8s %9s %12s %14s %10s %8s\n", "mixer", "phase", "context", "sessions",

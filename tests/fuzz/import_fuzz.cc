@@ -75,15 +75,25 @@ struct Kind {
   const char* folder;  // of tests/golden
   DType state_dtype;
 };
-constexpr Kind kKinds[] = {
-    {"native/sw-ovq", DType::kF32},           {"native/sw-ovq", DType::kBF16},
-    {"native/ovq-delta", DType::kF32},        {"native/sw-closest-pair", DType::kF32},
-    {"native/sw-closest-pair", DType::kBF16}, {"native/sw-vq", DType::kF32},
-    {"native/transformer-vq", DType::kF32},   {"native/sw-full", DType::kBF16},
-    {"native/gdn-ovq", DType::kF32},          {"native/mamba2-ovq", DType::kF32},
-    {"native/mesa-sw", DType::kF32},          {"native/sw-lattice", DType::kF32},
-    {"kvm/kvm-power-law", DType::kBF16},      {"kvm/gptalpha-nope-swa", DType::kF32},
-    {"kvm/bswa-sinks", DType::kF32},          {"kvm/post-tokenshift", DType::kF32}};
+constexpr Kind kKinds[] = {{"native/sw-ovq", DType::kF32},
+                           {"native/sw-ovq", DType::kBF16},
+                           {"native/ovq-delta", DType::kF32},
+                           {"native/sw-closest-pair", DType::kF32},
+                           {"native/sw-closest-pair", DType::kBF16},
+                           {"native/sw-vq", DType::kF32},
+                           {"native/transformer-vq", DType::kF32},
+                           {"native/sw-full", DType::kBF16},
+                           {"native/gdn-ovq", DType::kF32},
+                           {"native/mamba2-ovq", DType::kF32},
+                           {"native/mesa-sw", DType::kF32},
+                           {"native/sw-lattice", DType::kF32},
+                           {"kvm/kvm-power-law", DType::kBF16},
+                           {"kvm/gptalpha-nope-swa", DType::kF32},
+                           {"kvm/bswa-sinks", DType::kF32},
+                           {"kvm/post-tokenshift", DType::kF32},
+                           {"native/sw-ovq", DType::kI8},
+                           {"native/sw-closest-pair", DType::kI8},
+                           {"native/sw-full", DType::kI8}};
 
 // A model, an engine that trusts, and files of sessions on it.
 class Subject {

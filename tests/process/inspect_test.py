@@ -173,7 +173,7 @@ class Inspect(unittest.TestCase):
         for arguments, message in (([], "MODEL: expected a model folder, got none"),
                                    (["a", "b"], "unexpected argument 'b'"),
                                    (["a", "--position=1"], "unknown flag --position"),
-                                   (["a", "--state-dtype=f16"], "--state-dtype: expected f32 or")):
+                                   (["a", "--state-dtype=f16"], "--state-dtype: expected f32, bf16 or i8")):
             result = inspect(*arguments)
             self.assertEqual((result.returncode, result.stdout), (2, ""))
             self.assertTrue(result.stderr.startswith("ovq-inspect: " + message), result.stderr)

@@ -17,6 +17,7 @@ namespace {
 
 using testing::ElementsAre;
 using testing::HasSubstr;
+using testing::Not;
 
 Options ForModel(const std::string& name) {
   Options options;
@@ -81,6 +82,35 @@ TEST(Plan, IsWhatTheLoadedModelReserves) {
         << name;
     EXPECT_THAT(*text, HasSubstr("beside them in the host's memory: 8388608 bytes for earlier "
                                  "states of sessions, 8388608 for what prompts begin with"));
+  }
+}
+
+// A slot's scale is a byte beside its channels.
+TEST(Plan, Int8StatesTakeHalfOfBf16) {
+  Options options = ForModel("python-bytes");
+  options.plan_tokens = {4096};
+  options.state_dtype = DType::kBF16;
+  const absl::StatusOr<std::string> bf16 = PlanText(options);
+  ASSERT_TRUE(bf16.ok()) << bf16.status();
+  options.state_dtype = DType::kI8;
+  const absl::StatusOr<std::string> int8 = PlanText(options);
+  ASSERT_TRUE(int8.ok()) << int8.status();
+  EXPECT_THAT(*int8, HasSubstr("states in i8 on cpu"));
+  const auto number = [](const std::string& text, size_t row, size_t column) {
+    return std::stod(Rows(text)[row][column]);
+  };
+  EXPECT_NEAR(number(*int8, 0, 2) / number(*bf16, 0, 2), 0.53, 0.03);
+  EXPECT_NEAR(number(*int8, 1, 5) / number(*bf16, 1, 5), 0.51, 0.02);
+}
+
+TEST(Plan, SaysWhichLayersKeepOtherTypes) {
+  Options options = ForModel("basic-icr-small-gdn");
+  for (const DType dtype : {DType::kBF16, DType::kI8}) {
+    options.state_dtype = dtype;
+    const absl::StatusOr<std::string> text = PlanText(options);
+    ASSERT_TRUE(text.ok()) << text.status();
+    EXPECT_THAT(*text, HasSubstr("\ngated_delta_net layers keep their states in f32\n"));
+    EXPECT_THAT(*text, Not(HasSubstr("sliding_attention")));
   }
 }
 

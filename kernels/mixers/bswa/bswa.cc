@@ -2,6 +2,7 @@
 
 #include "kernels/common/dispatch.h"
 #include "kernels/mixers/common/block_attention.h"
+#include "kernels/mixers/common/int8_rows.h"
 #include "kernels/mixers/common/slide.h"
 
 namespace ovq {
@@ -22,9 +23,10 @@ BlockSlidingAttention::BlockSlidingAttention(const StateSpec& spec, AttrReader& 
       dtype(spec.kv_dtype) {
   const int64_t heads = shape.n_kv_heads,
                 blocks = BlocksOf(int64_t{chunk_len} * window_chunks + sink_len);
-  layout.fixed = StateFields(
-      {{"keys", dtype, {heads, blocks, shape.head_dim, kBlockSlots}},
-       {"values", dtype, {heads, blocks, kBlockSlots, ValueStride(shape.value_head_dim)}}});
+  const int64_t channels = BlockChannels(dtype, shape.head_dim),
+                value_stride = BlockChannels(dtype, ValueStride(shape.value_head_dim));
+  layout.fixed = StateFields({{"keys", dtype, {heads, blocks, channels, kBlockSlots}},
+                              {"values", dtype, {heads, blocks, kBlockSlots, value_stride}}});
   layout.span = chunk_len;
 }
 

@@ -74,7 +74,7 @@ struct PairBlocks {
   constexpr float KeySize(int32_t i) const {
     float sum = 0;
     for (int c = 0; measures_keys() && c < d(); ++c) {
-      const float x = ToFloat(Key(i)[c * kBlockSlots]);
+      const float x = ToFloat(Key(i)[c * kBlockSlots]) * KeyScale(i);
       sum += x * x;
     }
     return sum;
@@ -97,6 +97,17 @@ struct PairBlocks {
   constexpr T* Key(int32_t i) const { return keys(i / kBlockSlots) + i % kBlockSlots; }
   constexpr T* Value(int32_t i) const {
     return values(i / kBlockSlots) + i % kBlockSlots * ValueStride(dv());
+  }
+  // What a slot of a block's keys, or values, is multiplied by.
+  static constexpr float ScaleAt(T* block, int channels, int32_t i) {
+    if constexpr (kHasExponents<T>) {
+      return ScaleOf(ExponentsOf(block, channels)[i % kBlockSlots]);
+    }
+    return 1;
+  }
+  constexpr float KeyScale(int32_t i) const { return ScaleAt(keys(i / kBlockSlots), d(), i); }
+  constexpr float ScaleOfValue(int32_t i) const {
+    return ScaleAt(values(i / kBlockSlots), ValueStride(dv()), i);
   }
   constexpr bool IsToken(int32_t i) const {
     return i >= chunk.first_token() && i < chunk.first_merged();

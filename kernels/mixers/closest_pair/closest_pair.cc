@@ -6,6 +6,7 @@
 #include "absl/strings/str_cat.h"
 #include "kernels/common/dispatch.h"
 #include "kernels/mixers/common/block_attention.h"
+#include "kernels/mixers/common/int8_rows.h"
 
 namespace ovq {
 namespace {
@@ -78,10 +79,11 @@ ClosestPairAttention::ClosestPairAttention(const StateSpec& spec, AttrReader& mo
 ClosestPairAttention::ClosestPairAttention(const ClosestPairConfig& config)
     : Attention{.shape = config.shape}, config(config) {
   const int64_t heads = shape.n_kv_heads, work = 2 * BlocksOf(config.chunk_len);
-  const int value_stride = ValueStride(shape.value_head_dim);
+  const int64_t channels = BlockChannels(config.dtype, shape.head_dim),
+                value_stride = BlockChannels(config.dtype, ValueStride(shape.value_head_dim));
   const ValidRange bounds = {.least = kApart, .most = HUGE_VAL};
   layout.fixed =
-      StateFields({{"work_keys", config.dtype, {heads, work, shape.head_dim, kBlockSlots}},
+      StateFields({{"work_keys", config.dtype, {heads, work, channels, kBlockSlots}},
                    {"work_values", config.dtype, {heads, work, kBlockSlots, value_stride}},
                    {"work_counts", DType::kU32, {heads, work, kBlockSlots}},
                    {"work_oldest", DType::kU32, {heads, work, kBlockSlots}},
@@ -95,7 +97,7 @@ ClosestPairAttention::ClosestPairAttention(const ClosestPairConfig& config)
   for (int64_t head = 0; head < heads; ++head) {
     block.push_back({"counts", DType::kU32, {kBlockSlots}});
     block.push_back({"log_counts", DType::kF32, {kBlockSlots}});
-    block.push_back({"keys", config.dtype, {shape.head_dim, kBlockSlots}});
+    block.push_back({"keys", config.dtype, {channels, kBlockSlots}});
     block.push_back({"values", config.dtype, {kBlockSlots, value_stride}});
     block.push_back({"oldest", DType::kU32, {kBlockSlots}});
     block.push_back({"bounds", DType::kF32, {kBlockSlots}, bounds});

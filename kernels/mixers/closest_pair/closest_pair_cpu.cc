@@ -60,7 +60,8 @@ class Dictionary {
   int32_t& SlotOf(int32_t i) const { return buffers_.slot_of[i - chunk_.first_token()]; }
 
   double Size(int32_t i) const {
-    return SquaredNormCpu(at_.Value(i), at_.blocks.dtype, ValueStride(at_.dv()));
+    const float scale = at_.ScaleOfValue(i);
+    return SquaredNormCpu(at_.Value(i), at_.blocks.dtype, ValueStride(at_.dv())) * scale * scale;
   }
 
   // value_size() from the candidates of(0) to of(n - 1) that are not below 0.
@@ -203,10 +204,15 @@ class Dictionary {
   void Move(int32_t i, int32_t slot) const {
     const AttentionBlocks& blocks = at_.blocks;
     const int s = slot % kBlockSlots, stride = ValueStride(at_.dv());
-    T* key = at_.template Row<T>(blocks.dictionary_keys.place, slot) + s;
-    for (int c = 0; c < at_.d(); ++c) key[c * kBlockSlots] = at_.Key(i)[c * kBlockSlots];
-    std::copy_n(at_.Value(i), stride,
-                at_.template Row<T>(blocks.dictionary_values.place, slot) + s * stride);
+    T *keys = at_.template Row<T>(blocks.dictionary_keys.place, slot),
+      *values = at_.template Row<T>(blocks.dictionary_values.place, slot);
+    for (int c = 0; c < at_.d(); ++c) keys[c * kBlockSlots + s] = at_.Key(i)[c * kBlockSlots];
+    std::copy_n(at_.Value(i), stride, values + s * stride);
+    if constexpr (kHasExponents<T>) {
+      const int32_t block = i / kBlockSlots, from = i % kBlockSlots;
+      ExponentsOf(keys, at_.d())[s] = ExponentsOf(at_.keys(block), at_.d())[from];
+      ExponentsOf(values, stride)[s] = ExponentsOf(at_.values(block), stride)[from];
+    }
     at_.template Row<uint32_t>(blocks.counts, slot)[s] = at_.Count(i);
     at_.template Row<float>(blocks.log_counts, slot)[s] =
         std::log(static_cast<float>(at_.Count(i)));
@@ -256,6 +262,8 @@ void ClosestPairCpu(DeviceContext& context, const ClosestPairStep& step) {
   AttendTilesCpu(context, step, {}, {}, [&](const TileRows& tile, int thread) {
     if (step.blocks.dtype == DType::kBF16) {
       PassTile<BF16>(step, tile, buffers[thread]);
+    } else if (step.blocks.dtype == DType::kI8) {
+      PassTile<Int8>(step, tile, buffers[thread]);
     } else {
       PassTile<float>(step, tile, buffers[thread]);
     }

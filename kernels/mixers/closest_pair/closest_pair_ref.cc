@@ -218,32 +218,17 @@ class DictionaryRef {
     Make(mean, Is::kCandidate);
   }
 
-  // The mean of two rows in the state's dtype. bfloat16 rounds up with the probability of the
-  // distance: 16 random bits, drawn for (layer, head, oldest token of the younger row, channel,
-  // chunk), are added below the bits that stay.
+  // The mean of two rows in the state's dtype. Its random bits are those of the oldest token of the
+  // younger row.
   void Store(const PlaceRef& mean, uint32_t ends, const std::vector<float>& low,
              const std::vector<float>& high, double share, bool is_value) {
     const AttentionBlocks& blocks = step_.blocks;
-    const auto chunk = static_cast<uint64_t>(begin_ / length_);
-    for (size_t c = 0; c < low.size(); ++c) {
-      const auto x = static_cast<float>((1 - share) * low[c] + share * high[c]);
-      const size_t at =
-          is_value ? static_cast<size_t>(Slot(mean) * ValueStride(blocks.shape.value_head_dim)) + c
-                   : c * kBlockSlots + static_cast<size_t>(Slot(mean));
-      std::byte* to = is_value ? Values(mean) : Keys(mean);
-      if (blocks.dtype == DType::kF32) {
-        reinterpret_cast<float*>(to)[at] = x;
-        continue;
-      }
-      const auto words =
-          Philox4x32({ends, static_cast<uint32_t>(c / 8), static_cast<uint32_t>(chunk),
-                      static_cast<uint32_t>(chunk >> 32)},
-                     {static_cast<uint32_t>(2 * blocks.layer + (is_value ? 1 : 0)),
-                      static_cast<uint32_t>(token_.kv_head)});
-      const uint32_t random = words[c % 8 / 2] >> (c % 2 * 16) & 0xffff;
-      const uint64_t bits = uint64_t{std::bit_cast<uint32_t>(x)} + random;
-      reinterpret_cast<uint16_t*>(to)[at] = static_cast<uint16_t>(bits >> 16);
-    }
+    std::vector<double> row;
+    for (size_t c = 0; c < low.size(); ++c) row.push_back((1 - share) * low[c] + share * high[c]);
+    StoreMeanRef(row, {blocks.layer, token_.kv_head, ends, is_value, begin_ / length_},
+                 blocks.dtype, is_value ? Values(mean) : Keys(mean),
+                 is_value ? ValueStride(blocks.shape.value_head_dim) : blocks.shape.head_dim,
+                 Slot(mean));
   }
 
   // What is left of tokens and means fills the slots of the rows that are gone, then new ones.

@@ -137,26 +137,34 @@ class Foresight {
   }
   void MakeMean(const Pair& pair, const Ahead& ahead) const {
     const float share = ShareOf(at_.Count(pair.low), at_.Count(pair.high));
-    Mean(at_.Key(pair.low), at_.Key(pair.high), kBlockSlots, at_.d(), share,
+    Mean(KeyOf(pair.low), KeyOf(pair.high), at_.d(), share,
          at_.Rounding(pair.high, /*is_value=*/false), ahead.key);
-    Mean(at_.Value(pair.low), at_.Value(pair.high), 1, at_.dv(), share,
+    Mean(ValueOf(pair.low), ValueOf(pair.high), at_.dv(), share,
          at_.Rounding(pair.high, /*is_value=*/true), ahead.value);
   }
+  // A candidate's key or value.
+  struct Row {
+    const T* data;
+    ptrdiff_t stride;  // from channel to channel
+    float scale;
+    float Channel(int c) const { return ToFloat(data[c * stride]) * scale; }
+  };
+  Row KeyOf(int32_t i) const { return {at_.Key(i), kBlockSlots, at_.KeyScale(i)}; }
+  Row ValueOf(int32_t i) const { return {at_.Value(i), 1, at_.ScaleOfValue(i)}; }
   void Load(int32_t i, const Ahead& ahead) const {
-    const T *key = at_.Key(i), *value = at_.Value(i);
-    for (int c = 0; c < at_.d(); ++c) ahead.key[c] = ToFloat(key[c * kBlockSlots]);
-    for (int c = 0; c < at_.dv(); ++c) ahead.value[c] = ToFloat(value[c]);
+    const Row key = KeyOf(i), value = ValueOf(i);
+    for (int c = 0; c < at_.d(); ++c) ahead.key[c] = key.Channel(c);
+    for (int c = 0; c < at_.dv(); ++c) ahead.value[c] = value.Channel(c);
   }
-  // As it will be stored; channels are `stride` apart.
-  void Mean(const T* low, const T* high, int stride, int n, float share, const RoundingKey& key,
+  // As it will be stored.
+  void Mean(const Row& low, const Row& high, int n, float share, const RoundingKey& key,
             float* mean) const {
     for (int c = 0; c < n; ++c) {
-      buffers_.other[c] = MeanOf(ToFloat(low[static_cast<ptrdiff_t>(c) * stride]),
-                                 ToFloat(high[static_cast<ptrdiff_t>(c) * stride]), share);
+      buffers_.other[c] = MeanOf(low.Channel(c), high.Channel(c), share);
     }
     T* rounded = static_cast<T*>(buffers_.rounded);
-    RoundRow(buffers_.other, n, key, rounded, 1);
-    for (int c = 0; c < n; ++c) mean[c] = ToFloat(rounded[c]);
+    const float scale = ScaleOf(RoundRow(buffers_.other, n, key, rounded, 1));
+    for (int c = 0; c < n; ++c) mean[c] = ToFloat(rounded[c]) * scale;
   }
 
   // What is likely to merge or to be renewed in this pass.

@@ -3,6 +3,7 @@
 
 #include "kernels/mixers/closest_pair/nearest.h"
 #include "kernels/mixers/common/block_attention.h"
+#include "kernels/mixers/common/int8_rows.h"
 
 #undef HWY_TARGET_INCLUDE
 #define HWY_TARGET_INCLUDE "kernels/mixers/closest_pair/key_distances_cpu.cc"
@@ -12,6 +13,7 @@
 #include "hwy/highway.h"
 //
 #include "kernels/common/load_wide-inl.h"
+#include "kernels/mixers/common/load_int8-inl.h"
 
 HWY_BEFORE_NAMESPACE();
 namespace ovq::HWY_NAMESPACE {
@@ -74,6 +76,19 @@ HWY_INLINE void KeyDistancesOfBlock(const KeyDistances& batch, const T* keys, si
   }
 }
 
+// Of int8: every slot's channels times its scale.
+HWY_INLINE void WidenBlock(const Int8* keys, int head_dim, float* wide) {
+  const D d;
+  const uint8_t* exponents = ExponentsOf(keys, head_dim);
+  for (int s = 0; s < kBlockSlots; s += kLanes) {
+    const V scale = LoadScales(d, exponents + s);
+    for (auto i = static_cast<size_t>(s); i < static_cast<size_t>(head_dim) * kBlockSlots;
+         i += kBlockSlots) {
+      hn::StoreU(hn::Mul(LoadWide(d, keys + i), scale), d, wide + i);
+    }
+  }
+}
+
 void FillKeyDistances(const KeyDistances& batch) {
   const D d;
   const bool widens = batch.keys.size() > kRowTile;
@@ -82,6 +97,9 @@ void FillKeyDistances(const KeyDistances& batch) {
     const void* keys = batch.blocks[b].keys;
     if (batch.dtype == DType::kF32) {
       KeyDistancesOfBlock(batch, static_cast<const float*>(keys), b * kBlockSlots);
+    } else if (batch.dtype == DType::kI8) {
+      WidenBlock(static_cast<const Int8*>(keys), batch.head_dim, batch.wide);
+      KeyDistancesOfBlock(batch, static_cast<const float*>(batch.wide), b * kBlockSlots);
     } else if (widens) {
       for (size_t i = 0; i < n; i += kLanes) {
         hn::StoreU(LoadWide(d, static_cast<const BF16*>(keys) + i), d, batch.wide + i);

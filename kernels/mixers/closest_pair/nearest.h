@@ -77,7 +77,8 @@ int LowestBoundsCpu(std::span<const CandidateBlock> blocks, std::span<Nearest> l
 void ValueSizesCpu(std::span<const CandidateBlock> blocks, DType dtype, int value_stride,
                    float* sizes);
 
-// |value|^2 in the order of FindNearestCpu. value: [value_stride] as a block holds it.
+// |value|^2 in the order of FindNearestCpu. value: [value_stride] as a block holds it, of int8 in
+// units of its scale.
 float SquaredNormCpu(const void* value, DType dtype, int value_stride);
 
 }  // namespace ovq

@@ -14,6 +14,7 @@
 #include "hwy/highway.h"
 //
 #include "kernels/common/load_wide-inl.h"
+#include "kernels/mixers/common/load_int8-inl.h"
 
 HWY_BEFORE_NAMESPACE();
 namespace ovq::HWY_NAMESPACE {
@@ -49,9 +50,10 @@ HWY_INLINE float AddUp([[maybe_unused]] Part part, hn::Vec<Part> sums) {
 #endif
 }
 
-// |x - y|^2 of values; `x` null: |y|^2.
+// |x - y|^2 of values, y of int8 times scale; `x` null: |y|^2 without it.
 template <class T>
-HWY_INLINE float ValueDistance(const float* x, const T* y, int value_stride) {
+HWY_INLINE float ValueDistance(const float* x, const T* y, int value_stride,
+                               [[maybe_unused]] float scale = 1) {
   const D d;
   constexpr int kParts = kSums / kLanes;
   V sum[kParts];
@@ -59,6 +61,7 @@ HWY_INLINE float ValueDistance(const float* x, const T* y, int value_stride) {
   for (int c = 0; c < value_stride; c += kSums) {
     for (int v = 0; v < kParts; ++v) {
       V apart = LoadWide(d, y + c + v * kLanes);
+      if constexpr (kHasExponents<T>) apart = hn::Mul(apart, hn::Set(d, scale));
       if (x != nullptr) apart = hn::Sub(hn::LoadU(d, x + c + v * kLanes), apart);
       sum[v] = hn::MulAdd(apart, apart, sum[v]);
     }
@@ -80,9 +83,16 @@ HWY_INLINE V KeyDistances(const NearestSearch& search, size_t first) {
   if (search.key == nullptr) return hn::LoadU(d, search.key_distances + first);
   const T* keys =
       static_cast<const T*>(search.blocks[first / kBlockSlots].keys) + first % kBlockSlots;
+  [[maybe_unused]] V scale;
+  if constexpr (kHasExponents<T>) {
+    const T* block = static_cast<const T*>(search.blocks[first / kBlockSlots].keys);
+    scale = LoadScales(d, ExponentsOf(block, search.head_dim) + first % kBlockSlots);
+  }
   V sum = hn::Zero(d);
   for (int c = 0; c < search.head_dim; ++c, keys += kBlockSlots) {
-    const V apart = hn::Sub(hn::Set(d, search.key[c]), LoadWide(d, keys));
+    V key = LoadWide(d, keys);
+    if constexpr (kHasExponents<T>) key = hn::Mul(key, scale);
+    const V apart = hn::Sub(hn::Set(d, search.key[c]), key);
     sum = hn::MulAdd(apart, apart, sum);
   }
   return sum;
@@ -94,10 +104,14 @@ HWY_INLINE float Distance(const NearestSearch& search, int32_t i, float key_dist
   const auto stride = static_cast<size_t>(search.value_stride);
   const T* values =
       static_cast<const T*>(search.blocks[static_cast<size_t>(i) / kBlockSlots].values);
-  return key_distance +
-         search.value_scale * ValueDistance(search.value,
-                                            values + static_cast<size_t>(i % kBlockSlots) * stride,
-                                            search.value_stride);
+  const int32_t slot = i % kBlockSlots;
+  float scale = 1;
+  if constexpr (kHasExponents<T>) {
+    scale = ScaleOf(ExponentsOf(values, search.value_stride)[slot]);
+  }
+  return key_distance + search.value_scale *
+                            ValueDistance(search.value, values + static_cast<size_t>(slot) * stride,
+                                          search.value_stride, scale);
 }
 
 // What the relative errors of sizes and of distances stay below by far: sums of at most 1,024 / 16
@@ -247,7 +261,9 @@ class Search {
 };
 
 Nearest FindNearest(const NearestSearch& search) {
-  return search.dtype == DType::kBF16 ? Search<BF16>(search).Find() : Search<float>(search).Find();
+  if (search.dtype == DType::kBF16) return Search<BF16>(search).Find();
+  if (search.dtype == DType::kI8) return Search<Int8>(search).Find();
+  return Search<float>(search).Find();
 }
 
 int LowestBounds(std::span<const CandidateBlock> blocks, std::span<Nearest> lowest) {
@@ -304,25 +320,29 @@ PairBound LowestBound(std::span<const CandidateBlock> blocks) {
   return lowest;
 }
 
-void ValueSizes(std::span<const CandidateBlock> blocks, DType dtype, int value_stride,
-                float* sizes) {
-  const auto stride = static_cast<size_t>(value_stride);
-  for (const CandidateBlock& block : blocks) {
-    for (size_t s = 0; s < kBlockSlots; ++s) {
-      *sizes++ = std::sqrt(
-          dtype == DType::kBF16
-              ? ValueDistance(nullptr, static_cast<const BF16*>(block.values) + s * stride,
-                              value_stride)
-              : ValueDistance(nullptr, static_cast<const float*>(block.values) + s * stride,
-                              value_stride));
-    }
+float SquaredNorm(const void* value, DType dtype, int value_stride) {
+  if (dtype == DType::kBF16) {
+    return ValueDistance(nullptr, static_cast<const BF16*>(value), value_stride);
   }
+  if (dtype == DType::kI8) {
+    return ValueDistance(nullptr, static_cast<const Int8*>(value), value_stride);
+  }
+  return ValueDistance(nullptr, static_cast<const float*>(value), value_stride);
 }
 
-float SquaredNorm(const void* value, DType dtype, int value_stride) {
-  return dtype == DType::kBF16
-             ? ValueDistance(nullptr, static_cast<const BF16*>(value), value_stride)
-             : ValueDistance(nullptr, static_cast<const float*>(value), value_stride);
+void ValueSizes(std::span<const CandidateBlock> blocks, DType dtype, int value_stride,
+                float* sizes) {
+  const size_t bytes = static_cast<size_t>(value_stride) * DTypeBytes(dtype);
+  for (const CandidateBlock& block : blocks) {
+    for (size_t s = 0; s < kBlockSlots; ++s) {
+      const auto* value = static_cast<const std::byte*>(block.values) + s * bytes;
+      const float scale =
+          dtype == DType::kI8
+              ? ScaleOf(ExponentsOf(static_cast<const Int8*>(block.values), value_stride)[s])
+              : 1.0f;
+      *sizes++ = std::sqrt(SquaredNorm(value, dtype, value_stride)) * scale;
+    }
+  }
 }
 
 }  // namespace

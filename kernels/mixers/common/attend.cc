@@ -3,6 +3,7 @@
 #include <algorithm>
 
 #include "kernels/mixers/common/block_attention.h"
+#include "kernels/mixers/common/int8_rows.h"
 
 namespace ovq {
 
@@ -18,7 +19,8 @@ std::vector<StateExtent> RecentExtents(const AttentionBlocks& blocks, const Toke
   const int64_t origin = blocks.origin(tokens.begin), begin = tokens.begin - origin,
                 end = tokens.end - origin;
   const size_t element = DTypeBytes(blocks.dtype);
-  const size_t row = static_cast<size_t>(ValueStride(blocks.shape.value_head_dim)) * element;
+  const int value_stride = ValueStride(blocks.shape.value_head_dim);
+  const size_t row = static_cast<size_t>(value_stride) * element;
   std::vector<StateExtent> extents;
   for (int head = 0; head < blocks.shape.n_kv_heads; ++head) {
     for (int64_t b = begin / kBlockSlots; b * kBlockSlots < end; ++b) {
@@ -28,12 +30,16 @@ std::vector<StateExtent> RecentExtents(const AttentionBlocks& blocks, const Toke
       const auto slot = static_cast<size_t>(first % kBlockSlots), n_slots = static_cast<size_t>(n);
       const StatePlace &keys = blocks.recent_keys.place, &values = blocks.recent_values.place;
       if (keys.index_stride > 0) {
-        extents.push_back({.offset = keys.OffsetOf(head, index) + slot * element,
-                           .bytes = n_slots * element,
-                           .pieces = static_cast<size_t>(blocks.shape.head_dim),
-                           .stride = kBlockSlots * element});
+        extents.push_back(
+            {.offset = keys.OffsetOf(head, index) + slot * element,
+             .bytes = n_slots * element,
+             .pieces = static_cast<size_t>(BlockChannels(blocks.dtype, blocks.shape.head_dim)),
+             .stride = kBlockSlots * element});
       }
       extents.push_back({values.OffsetOf(head, index) + slot * row, n_slots * row});
+      if (blocks.dtype == DType::kI8) {
+        extents.push_back({values.OffsetOf(head, index) + kBlockSlots * row + slot, n_slots});
+      }
     }
     for (const StatePlace& best : {blocks.best_score, blocks.best_slot}) {
       if (best.index_stride == 0) continue;

@@ -12,37 +12,29 @@
 namespace ovq {
 namespace {
 
-// One channel of a dictionary slot.
-struct ChannelRef {
-  const TokenRef& token;
-  int64_t slot;
-  int channel;
-  bool is_value;
-};
-
-// A mean to the state's dtype. bfloat16 rounds up with the probability of the distance: 16 random
-// bits, drawn for (layer, head, slot, channel, chunk), are added below the bits that stay.
-void StoreMean(const AttentionBlocks& blocks, const ChannelRef& at, float mean, void* to) {
-  if (blocks.dtype == DType::kF32) {
-    *static_cast<float*>(to) = mean;
-    return;
-  }
-  const auto chunk = static_cast<uint64_t>(at.token.position / blocks.wave_span);
-  const auto words =
-      Philox4x32({static_cast<uint32_t>(at.slot), static_cast<uint32_t>(at.channel / 8),
-                  static_cast<uint32_t>(chunk), static_cast<uint32_t>(chunk >> 32)},
-                 {static_cast<uint32_t>(2 * blocks.layer + (at.is_value ? 1 : 0)),
-                  static_cast<uint32_t>(at.token.kv_head)});
-  const int draw = at.channel % 8;
-  const uint32_t random = words[draw / 2] >> (draw % 2 * 16) & 0xffff;
-  const uint64_t bits = uint64_t{std::bit_cast<uint32_t>(mean)} + random;
-  *static_cast<uint16_t*>(to) = static_cast<uint16_t>(bits >> 16);
+// 16 random bits, drawn for (layer, head, row, channel, chunk).
+uint32_t RandomBits(const MeanKeyRef& key, size_t channel) {
+  const auto chunk = static_cast<uint64_t>(key.chunk);
+  const auto words = Philox4x32({key.row, static_cast<uint32_t>(channel / 8),
+                                 static_cast<uint32_t>(chunk), static_cast<uint32_t>(chunk >> 32)},
+                                {static_cast<uint32_t>(2 * key.layer + (key.is_value ? 1 : 0)),
+                                 static_cast<uint32_t>(key.kv_head)});
+  const size_t draw = channel % 8;
+  return words[draw / 2] >> (draw % 2 * 16) & 0xffff;
 }
 
-double MeanAt(const AttentionBlocks& blocks, const void* mean) {
-  return blocks.dtype == DType::kF32
-             ? *static_cast<const float*>(mean)
-             : std::bit_cast<float>(uint32_t{*static_cast<const uint16_t*>(mean)} << 16);
+// Of the smallest power of two that the largest channel fits 127 times.
+constexpr int kZeroRow = -127, kBrokenRow = 128;
+int ExponentRef(const std::vector<double>& row) {
+  double largest = 0;
+  for (double x : row) {
+    if (!std::isfinite(x)) return kBrokenRow;
+    largest = std::max(largest, std::abs(x));
+  }
+  int exponent = kZeroRow;
+  if (largest < 0x1p-120) return exponent;
+  while (std::ldexp(127.0, exponent) < largest) ++exponent;
+  return exponent;
 }
 
 // A slot's key or value and what merges into it.
@@ -53,23 +45,19 @@ struct MergeRef {
   double count;
 };
 
-// mean += sum (member - mean) / count. place(c): of channel c.
-template <class Fn>
-void MergeRowRef(const AttentionBlocks& blocks, ChannelRef at, int n_channels,
-                 const MergeRef& merge, Fn&& place) {
+// mean + sum (member - mean) / count.
+std::vector<double> MergedRef(const std::vector<float>& mean, const MergeRef& merge) {
   std::vector<double> row;
   double squares = 0;
-  for (int c = 0; c < n_channels; ++c) {
-    const double old = MeanAt(blocks, place(c));
+  for (size_t c = 0; c < mean.size(); ++c) {
     double sum = 0;
-    for (const auto& member : merge.members) sum += member[c] - (merge.from_mean ? old : 0);
-    row.push_back(old + sum / merge.count);
+    for (const auto& member : merge.members) sum += member[c] - (merge.from_mean ? mean[c] : 0.0);
+    row.push_back(mean[c] + sum / merge.count);
     squares += row.back() * row.back();
   }
   const double norm = merge.normalizes ? std::max(std::sqrt(squares), 1e-12) : 1;
-  for (at.channel = 0; at.channel < n_channels; ++at.channel) {
-    StoreMean(blocks, at, static_cast<float>(row[at.channel] / norm), place(at.channel));
-  }
+  for (double& x : row) x /= norm;
+  return row;
 }
 
 }  // namespace
@@ -100,6 +88,34 @@ void AttendSlotsRef(const float* q, const std::vector<SlotRef>& slots, DType dty
     for (int c = 0; c < value_head_dim; ++c) sum[c] += weight * value[c];
   }
   for (int c = 0; c < value_head_dim; ++c) out[c] = static_cast<float>(sum[c] / weight_sum);
+}
+
+void StoreMeanRef(const std::vector<double>& mean, const MeanKeyRef& key, DType dtype, void* block,
+                  int channels, int slot) {
+  const auto n_channels = static_cast<size_t>(channels);
+  const int exponent = ExponentRef(mean);
+  for (size_t c = 0; c < mean.size(); ++c) {
+    const size_t at = key.is_value ? static_cast<size_t>(slot) * n_channels + c
+                                   : c * kBlockSlots + static_cast<size_t>(slot);
+    const auto x = static_cast<float>(mean[c]);
+    if (dtype == DType::kF32) {
+      static_cast<float*>(block)[at] = x;
+    } else if (dtype == DType::kBF16) {
+      // Added below the bits that stay.
+      const uint64_t bits = uint64_t{std::bit_cast<uint32_t>(x)} + RandomBits(key, c);
+      static_cast<uint16_t*>(block)[at] = static_cast<uint16_t>(bits >> 16);
+    } else {
+      // Up with the probability of what is behind the point.
+      const bool is_row = exponent != kZeroRow && exponent != kBrokenRow;
+      const double scaled = is_row ? std::ldexp(x, -exponent) : 0;
+      static_cast<int8_t*>(block)[at] =
+          static_cast<int8_t>(std::floor(scaled + RandomBits(key, c) * 0x1p-16));
+    }
+  }
+  if (dtype == DType::kI8) {
+    static_cast<uint8_t*>(block)[n_channels * kBlockSlots + static_cast<size_t>(slot)] =
+        static_cast<uint8_t>(exponent + 127);
+  }
 }
 
 const float* KeyRef(const AttentionStep& step, const TokenRef& token) {
@@ -171,20 +187,26 @@ uint32_t MergeSlotRef(const AttentionStep& step, const TokenRef& token, int64_t 
       values.back()[c] -= (*rule.predictions)[i][c];
     }
   }
-  const size_t element = DTypeBytes(blocks.dtype);
-  const auto at = [&](const BlockPlaces& places, int64_t i) {
-    return places.At(token.session, token.sequence, token.kv_head, block) +
-           static_cast<size_t>(i) * element;
+  const auto merge = [&](const BlockPlaces& places, bool is_value, const MergeRef& what) {
+    void* to = places.At(token.session, token.sequence, token.kv_head, block);
+    const int channels = is_value ? stride : d;
+    std::vector<float> mean(static_cast<size_t>(is_value ? dv : d));
+    if (is_value) {
+      LoadValue(to, blocks.dtype, dv, stride, static_cast<int>(slot), mean.data());
+    } else {
+      LoadKey(to, blocks.dtype, d, static_cast<int>(slot), mean.data());
+    }
+    StoreMeanRef(MergedRef(mean, what),
+                 {blocks.layer, token.kv_head, static_cast<uint32_t>(j), is_value,
+                  token.position / blocks.wave_span},
+                 blocks.dtype, to, channels, static_cast<int>(slot));
   };
   if (blocks.dictionary_keys.shared == nullptr) {
-    MergeRowRef(blocks, {token, j, 0, /*is_value=*/false}, d,
-                {keys, /*from_mean=*/true, rule.normalizes_keys, static_cast<double>(count)},
-                [&](int c) { return at(blocks.dictionary_keys, c * kBlockSlots + slot); });
+    merge(blocks.dictionary_keys, /*is_value=*/false,
+          {keys, /*from_mean=*/true, rule.normalizes_keys, static_cast<double>(count)});
   }
-  MergeRowRef(
-      blocks, {token, j, 0, /*is_value=*/true}, dv,
-      {values, rule.predictions == nullptr, rule.normalizes_values, static_cast<double>(count)},
-      [&](int c) { return at(blocks.dictionary_values, slot * stride + c); });
+  merge(blocks.dictionary_values, /*is_value=*/true,
+        {values, rule.predictions == nullptr, rule.normalizes_values, static_cast<double>(count)});
   return count;
 }
 

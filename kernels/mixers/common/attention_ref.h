@@ -57,6 +57,18 @@ void StoreTokenRef(const AttentionStep& step, const TokenRef& token, const float
 void AttendTokenRef(const AttentionStep& step, const TokenRef& token,
                     const std::vector<SlotRef>& slots);
 
+// What a mean's random numbers are drawn for; row is a centroid's number, or what stands for it.
+struct MeanKeyRef {
+  int layer, kv_head;
+  uint32_t row;
+  bool is_value;
+  int64_t chunk;
+};
+// A key's or value's mean as a slot of a block with so many channels (values: with their padding),
+// rounded stochastically where that is not float32.
+void StoreMeanRef(const std::vector<double>& mean, const MeanKeyRef& key, DType dtype, void* block,
+                  int channels, int slot);
+
 // What else a mean may become.
 struct MergeRuleRef {
   bool normalizes_keys = false, normalizes_values = false;  // mean / max(|mean|, 1e-12)

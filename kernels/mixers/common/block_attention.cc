@@ -1,5 +1,7 @@
 #include "kernels/mixers/common/block_attention.h"
 
+#include "kernels/mixers/common/int8_rows.h"
+
 namespace ovq {
 namespace {
 
@@ -29,22 +31,46 @@ size_t BlockAttentionScratch(int n_rows, int head_dim, int value_stride) {
 }
 
 void StoreKey(const float* key, int head_dim, DType dtype, void* keys, int slot, float scale) {
+  if (dtype == DType::kI8) {
+    auto* block = static_cast<Int8*>(keys);
+    ExponentsOf(block, head_dim)[slot] =
+        StoreNearest(key, head_dim, scale, block + slot, kBlockSlots);
+    return;
+  }
   for (int i = 0; i < head_dim; ++i) SetElement(keys, dtype, KeyIndex(i, slot), key[i] * scale);
 }
 
 void StoreValue(const float* value, int value_head_dim, int value_stride, DType dtype, void* values,
                 int slot) {
   const size_t begin = static_cast<size_t>(slot) * static_cast<size_t>(value_stride);
+  if (dtype == DType::kI8) {
+    auto* block = static_cast<Int8*>(values);
+    ExponentsOf(block, value_stride)[slot] =
+        StoreNearest(value, value_head_dim, 1, block + begin, 1);
+    return;
+  }
   for (int c = 0; c < value_head_dim; ++c) SetElement(values, dtype, begin + c, value[c]);
 }
 
 void LoadKey(const void* keys, DType dtype, int head_dim, int slot, float* key) {
+  if (dtype == DType::kI8) {
+    const auto* block = static_cast<const Int8*>(keys);
+    const float scale = ScaleOf(ExponentsOf(block, head_dim)[slot]);
+    for (int i = 0; i < head_dim; ++i) key[i] = ToFloat(block[KeyIndex(i, slot)]) * scale;
+    return;
+  }
   for (int i = 0; i < head_dim; ++i) key[i] = ElementAt(keys, dtype, KeyIndex(i, slot));
 }
 
 void LoadValue(const void* values, DType dtype, int value_head_dim, int value_stride, int slot,
                float* value) {
   const size_t begin = static_cast<size_t>(slot) * static_cast<size_t>(value_stride);
+  if (dtype == DType::kI8) {
+    const auto* block = static_cast<const Int8*>(values);
+    const float scale = ScaleOf(ExponentsOf(block, value_stride)[slot]);
+    for (int c = 0; c < value_head_dim; ++c) value[c] = ToFloat(block[begin + c]) * scale;
+    return;
+  }
   for (int c = 0; c < value_head_dim; ++c) value[c] = ElementAt(values, dtype, begin + c);
 }
 

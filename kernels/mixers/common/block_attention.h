@@ -4,7 +4,8 @@
 // Layout of a block: keys [head_dim][64], transposed, so that a score is one sequential chain of
 // fused multiply-adds over the channels in every lane. Its bits are then the same on every vector
 // width and wherever the query stands in a tile, which the discrete choices need. values
-// [64][value_stride], value_stride = value_head_dim rounded up to 16, padded with zeros.
+// [64][value_stride], value_stride = value_head_dim rounded up to 16, padded with zeros. Of int8
+// either is followed by its slots' exponents (int8_rows.h).
 #pragma once
 
 #include <cstdint>

@@ -6,6 +6,7 @@
 #include <type_traits>
 
 #include "kernels/mixers/common/block_attention.h"
+#include "kernels/mixers/common/int8_rows.h"
 
 #undef HWY_TARGET_INCLUDE
 #define HWY_TARGET_INCLUDE "kernels/mixers/common/block_attention_cpu.cc"
@@ -17,6 +18,7 @@
 //
 #include "hwy/contrib/math/math-inl.h"
 #include "kernels/common/load_wide-inl.h"
+#include "kernels/mixers/common/load_int8-inl.h"
 
 HWY_BEFORE_NAMESPACE();
 namespace ovq::HWY_NAMESPACE {
@@ -41,6 +43,12 @@ template <class T>
 HWY_INLINE void PrefetchAhead(const T* ahead, int n) {
   const char* begin = reinterpret_cast<const char*>(ahead);
   for (size_t at = 0; at < static_cast<size_t>(n) * sizeof(T); at += 64) hwy::Prefetch(begin + at);
+}
+
+// The same for a block's exponents, if it has some.
+template <class T>
+HWY_INLINE void PrefetchExponents(const T* ahead, int channels) {
+  if constexpr (kHasExponents<T>) hwy::Prefetch(ExponentsOf(ahead, channels));
 }
 
 // scores[r][64] = rows[r] . keys, channel after channel in every lane. kAhead: a few rows finish a
@@ -72,6 +80,7 @@ HWY_INLINE void ScoreRows(const float* const* rows, int n_rows, const T* keys, c
       }
     }
   };
+  if (kAhead) PrefetchExponents(ahead, head_dim);
   int first = 0;
   for (; first + kRowTile <= n_rows; first += kRowTile) score(Rows<kRowTile>(), first);
   switch (n_rows - first) {
@@ -129,9 +138,22 @@ HWY_INLINE void AccumulateTile(const float* weights, const float* scale, const T
   }
 }
 
+// rows[r][64] times the scale of each slot.
+HWY_INLINE void ScaleRows(const uint8_t* exponents, int n_rows, float* rows) {
+  const D d;
+  for (int s = 0; s < kBlockSlots; s += kLanes) {
+    const V scale = LoadScales(d, exponents + s);
+    for (int r = 0; r < n_rows; ++r) {
+      float* at = rows + r * kBlockSlots + s;
+      hn::StoreU(hn::Mul(hn::LoadU(d, at), scale), d, at);
+    }
+  }
+}
+
 template <bool kAhead, class T>
 HWY_INLINE void Accumulate(const float* weights, const float* scale, int n_rows, const T* values,
                            const T* ahead, int value_stride, float* acc) {
+  if (kAhead) PrefetchExponents(ahead, value_stride);
   int r = 0;
   for (; r + kRowTile <= n_rows; r += kRowTile) {
     AccumulateTile<kRowTile, kAhead>(weights + r * kBlockSlots, scale + r, values, ahead,
@@ -201,7 +223,8 @@ HWY_INLINE void OpenRange(const BlockAttention& tile, const KvBlock& block, int3
   if (tile.window > 0) lo = HWY_MAX(position + 1 - tile.window - block.begin, 0);
 }
 
-void WidenToFloat(const BF16* from, size_t n, float* to) {
+template <class T>
+void WidenToFloat(const T* from, size_t n, float* to) {
   const D d;
   for (size_t i = 0; i < n; i += kLanes) hn::StoreU(LoadWide(d, from + i), d, to + i);
 }
@@ -214,6 +237,15 @@ struct Operands {
   const T* next_keys;
   const T* next_values;
 };
+
+// Sums of a slot, or its weight, times the scale of the slot where it has one. However a block is
+// read it is done to them, not to the channels: a weight times its scale may be no normal number.
+template <class T>
+HWY_INLINE void ScaleSlots(const void* block, int channels, int n_rows, float* rows) {
+  if constexpr (kHasExponents<T>) {
+    ScaleRows(ExponentsOf(static_cast<const T*>(block), channels), n_rows, rows);
+  }
+}
 
 template <class T>
 void AttendBlocksOf(const BlockAttention& tile) {
@@ -234,11 +266,13 @@ void AttendBlocksOf(const BlockAttention& tile) {
     const int n_probes = block.live < 0 ? 0 : tile.n_probes;
     ScoreRows<kAhead>(tile.rows, n_queries + n_probes, at.keys, at.next_keys, tile.head_dim,
                       scores);
+    ScaleSlots<T>(block.keys, tile.head_dim, n_queries + n_probes, scores);
     for (int r = 0; r < n_queries; ++r) {
       int lo, hi;
       OpenRange(tile, block, tile.query_position[r], lo, hi);
       SoftmaxRow(scores + r * kBlockSlots, block.bias, lo, hi, max[r], sum[r], scale[r]);
     }
+    ScaleSlots<T>(block.values, tile.value_stride, n_queries, scores);
     Accumulate<kAhead>(scores, scale, n_queries, at.values, at.next_values, tile.value_stride,
                        tile.out);
     for (int r = 0; r < n_probes; ++r) {
@@ -259,7 +293,7 @@ void AttendBlocksOf(const BlockAttention& tile) {
                             static_cast<const T*>(next.keys), static_cast<const T*>(next.values)};
     if (!many) {
       attend(std::true_type(), block, at);
-    } else if constexpr (sizeof(T) == 2) {
+    } else if constexpr (!std::is_same_v<T, float>) {
       WidenToFloat(at.keys, static_cast<size_t>(tile.head_dim) * kBlockSlots, wide_keys);
       WidenToFloat(at.values, static_cast<size_t>(tile.value_stride) * kBlockSlots, wide_values);
       attend(std::false_type(), block, Operands<float>{wide_keys, wide_values, nullptr, nullptr});
@@ -277,6 +311,8 @@ void AttendBlocksOf(const BlockAttention& tile) {
 void AttendBlocks(const BlockAttention& tile) {
   if (tile.dtype == DType::kBF16) {
     AttendBlocksOf<BF16>(tile);
+  } else if (tile.dtype == DType::kI8) {
+    AttendBlocksOf<Int8>(tile);
   } else {
     AttendBlocksOf<float>(tile);
   }
@@ -285,6 +321,10 @@ void AttendBlocks(const BlockAttention& tile) {
 void ScoreBlock(const float* row, const void* keys, DType dtype, int head_dim, float* scores) {
   if (dtype == DType::kBF16) {
     ScoreRows</*kAhead=*/false>(&row, 1, static_cast<const BF16*>(keys), {}, head_dim, scores);
+  } else if (dtype == DType::kI8) {
+    const auto* block = static_cast<const Int8*>(keys);
+    ScoreRows</*kAhead=*/false>(&row, 1, block, {}, head_dim, scores);
+    ScaleRows(ExponentsOf(block, head_dim), 1, scores);
   } else {
     ScoreRows</*kAhead=*/false>(&row, 1, static_cast<const float*>(keys), {}, head_dim, scores);
   }

@@ -5,6 +5,7 @@
 
 #include "kernels/mixers/common/block_attention.h"
 #include "kernels/mixers/common/chunk_update.h"
+#include "kernels/mixers/common/int8_rows.h"
 #include "kernels/mixers/common/stochastic_rounding.h"
 
 namespace ovq {
@@ -41,14 +42,33 @@ float Norm(const float* row, int n) {
   return std::max(std::sqrt(squares), kSmallestNorm);
 }
 
-// One slot's mean += sum over its keys (key - mean) / count, the keys in ascending order: the order
-// of a sum is fixed. A new slot's mean is zero. Element i of the slot at data[i * stride].
+// Channel i of a slot's key or value at data[i * stride], times its scale.
 template <class T>
-void MergeRow(const RowMerge& merge, std::span<const int32_t> members, T* data, size_t stride,
+struct SlotRow {
+  T* data;
+  size_t stride;
+  uint8_t* exponent = nullptr;  // of int8 rows
+
+  float scale() const { return kHasExponents<T> ? ScaleOf(*exponent) : 1.0f; }
+  float Channel(int i) const { return ToFloat(data[static_cast<size_t>(i) * stride]) * scale(); }
+};
+// block: of keys with so many channels, or of values with that stride.
+template <class T>
+SlotRow<T> RowOf(T* block, int channels, int slot, bool is_value) {
+  SlotRow<T> row = {is_value ? block + slot * channels : block + slot,
+                    is_value ? size_t{1} : size_t{kBlockSlots}};
+  if constexpr (kHasExponents<T>) row.exponent = ExponentsOf(block, channels) + slot;
+  return row;
+}
+
+// One slot's mean += sum over its keys (key - mean) / count, the keys in ascending order: the order
+// of a sum is fixed. A new slot's mean is zero.
+template <class T>
+void MergeRow(const RowMerge& merge, std::span<const int32_t> members, const SlotRow<T>& mean,
               const ChunkBuffers& buffers) {
   const int n = merge.n;
   for (int i = 0; i < n; ++i) {
-    buffers.old_row[i] = merge.from_mean ? ToFloat(data[static_cast<size_t>(i) * stride]) : 0;
+    buffers.old_row[i] = merge.from_mean ? mean.Channel(i) : 0;
     buffers.sum[i] = 0;
   }
   for (int32_t member : members) {
@@ -56,13 +76,14 @@ void MergeRow(const RowMerge& merge, std::span<const int32_t> members, T* data, 
     for (int i = 0; i < n; ++i) buffers.sum[i] += row[i] - buffers.old_row[i];
   }
   for (int i = 0; i < n; ++i) {
-    buffers.sum[i] = ToFloat(data[static_cast<size_t>(i) * stride]) + buffers.sum[i] / merge.count;
+    buffers.sum[i] = mean.Channel(i) + buffers.sum[i] / merge.count;
   }
   if (merge.normalizes) {
     const float norm = Norm(buffers.sum, n);
     for (int i = 0; i < n; ++i) buffers.sum[i] /= norm;
   }
-  RoundRow(buffers.sum, n, merge.key, data, stride);
+  const uint8_t exponent = RoundRow(buffers.sum, n, merge.key, mean.data, mean.stride);
+  if constexpr (kHasExponents<T>) *mean.exponent = exponent;
 }
 
 template <class T>
@@ -89,7 +110,7 @@ void MergeSlot(const AttentionBlocks& blocks, const FullChunk& chunk,
                             .chunk = chunk.chunk}};
   if (blocks.merge == Merge::kKeysAndValues) {
     T* keys = blocks.dictionary_keys.place.At<T>(chunk.session, chunk.kv_head, block);
-    MergeRow(merge, members, keys + slot, kBlockSlots, buffers);
+    MergeRow(merge, members, RowOf(keys, d, slot, /*is_value=*/false), buffers);
   }
   merge.rows = buffers.values;
   merge.n = dv;
@@ -97,7 +118,7 @@ void MergeSlot(const AttentionBlocks& blocks, const FullChunk& chunk,
   merge.normalizes = blocks.normalizes && !has_delta;
   merge.key.is_value = true;
   T* values = blocks.dictionary_values.place.At<T>(chunk.session, chunk.kv_head, block);
-  MergeRow(merge, members, values + slot * ValueStride(dv), 1, buffers);
+  MergeRow(merge, members, RowOf(values, ValueStride(dv), slot, /*is_value=*/true), buffers);
 }
 
 // buffers.values -= what their keys, times the delta rule's scale, read of the old slots.
@@ -227,6 +248,8 @@ void UpdateChunkCpu(const AttentionBlocks& blocks, const FullChunk& chunk,
     const std::span<const int32_t> members = order.subspan(begin, end - begin);
     if (blocks.dtype == DType::kBF16) {
       MergeSlot<BF16>(blocks, chunk, members, slot, buffers);
+    } else if (blocks.dtype == DType::kI8) {
+      MergeSlot<Int8>(blocks, chunk, members, slot, buffers);
     } else {
       MergeSlot<float>(blocks, chunk, members, slot, buffers);
     }

@@ -2,6 +2,7 @@
 #include <cstring>
 
 #include "kernels/mixers/common/block_attention.h"
+#include "kernels/mixers/common/int8_rows.h"
 #include "kernels/mixers/common/slide.h"
 
 namespace ovq {
@@ -20,13 +21,19 @@ void SlideRecentCpu(const AttentionBlocks& blocks, const FullChunk& chunk) {
     run = std::min({end - i, kBlockSlots - i % kBlockSlots, kBlockSlots - from % kBlockSlots});
     std::byte* key = slot_of(blocks.recent_keys.place, i, element);
     const std::byte* old_key = slot_of(blocks.recent_keys.place, from, element);
-    for (int c = 0; c < blocks.shape.head_dim; ++c) {
+    for (int64_t c = 0; c < BlockChannels(blocks.dtype, blocks.shape.head_dim); ++c) {
       const size_t channel = static_cast<size_t>(c) * kBlockSlots * element;
       std::memmove(key + channel, old_key + channel, static_cast<size_t>(run) * element);
     }
     std::memmove(slot_of(blocks.recent_values.place, i, value),
                  slot_of(blocks.recent_values.place, from, value),
                  static_cast<size_t>(run) * value);
+    if (blocks.dtype == DType::kI8) {
+      const size_t exponents = kBlockSlots * value;
+      std::memmove(slot_of(blocks.recent_values.place, i, 1) + exponents,
+                   slot_of(blocks.recent_values.place, from, 1) + exponents,
+                   static_cast<size_t>(run));
+    }
   }
 }
 

@@ -1,5 +1,6 @@
-// Rounding of running means to bfloat16 so that they do not stall: x goes up or down with the
-// probability of its distance, drawn from a counter, never from a stream (docs/model-format.md).
+// Rounding of running means to bfloat16 or int8 so that they do not stall: x goes up or down with
+// the probability of its distance, drawn from a counter, never from a stream
+// (docs/model-format.md).
 #pragma once
 
 #include <bit>
@@ -7,6 +8,7 @@
 
 #include "kernels/common/random.h"
 #include "kernels/common/tensor.h"
+#include "kernels/mixers/common/int8_rows.h"
 
 namespace ovq {
 
@@ -55,13 +57,27 @@ constexpr void RoundGroup(const float* x, int n, const RoundingKey&, uint32_t, f
   }
 }
 
-// to[i * stride] = x[i] for all n channels of a row, rounded by key.
+// to[i * stride] = x[i] for all n channels of a row, rounded by key; gives the row's exponent.
 template <class T>
-void RoundRow(const float* x, int n, const RoundingKey& key, T* to, size_t stride) {
+uint8_t RoundRow(const float* x, int n, const RoundingKey& key, T* to, size_t stride) {
   for (int begin = 0; begin < n; begin += kRoundingGroup) {
     RoundGroup(x + begin, n - begin, key, static_cast<uint32_t>(begin),
                to + static_cast<size_t>(begin) * stride, stride);
   }
+  return kUnitExponent;
+}
+inline uint8_t RoundRow(const float* x, int n, const RoundingKey& key, Int8* to, size_t stride) {
+  const uint8_t exponent = ExponentFor(MagnitudeBits(x, n));
+  const float inverse = InverseScaleOf(exponent);
+  for (int begin = 0; begin < n; begin += kRoundingGroup) {
+    const std::array<uint32_t, kRoundingGroup> bits =
+        RoundingBits(key, static_cast<uint32_t>(begin));
+    for (int i = begin; i < n && i < begin + kRoundingGroup; ++i) {
+      to[static_cast<size_t>(i) * stride] =
+          inverse == 0 ? Int8{0} : StochasticInt8(x[i] * inverse, bits[i - begin]);
+    }
+  }
+  return exponent;
 }
 
 }  // namespace ovq

@@ -73,7 +73,8 @@ KvmConfig ReadConfig(const StateSpec& spec, AttrReader& model, AttrReader& secti
                  "most chunk_len");
   }
   config.round_values = section.BoolOr("values_round_to_bfloat16", false);
-  config.dtype = spec.kv_dtype;
+  // Its sums are what int8 is too coarse for.
+  config.dtype = spec.kv_dtype == DType::kI8 ? DType::kBF16 : spec.kv_dtype;
   return config;
 }
 

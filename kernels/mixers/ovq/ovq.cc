@@ -7,6 +7,7 @@
 #include "absl/strings/str_cat.h"
 #include "kernels/common/dispatch.h"
 #include "kernels/mixers/common/block_attention.h"
+#include "kernels/mixers/common/int8_rows.h"
 
 namespace ovq {
 namespace {
@@ -58,9 +59,10 @@ OvqAttention::OvqAttention(const StateSpec& spec, AttrReader& model, AttrReader&
 OvqAttention::OvqAttention(const OvqConfig& config)
     : Attention{.shape = config.shape}, config(config) {
   const int64_t heads = shape.n_kv_heads, pending = BlocksOf(config.chunk_len);
-  const int value_stride = ValueStride(shape.value_head_dim);
+  const int64_t channels = BlockChannels(config.dtype, shape.head_dim),
+                value_stride = BlockChannels(config.dtype, ValueStride(shape.value_head_dim));
   layout.fixed =
-      StateFields({{"pending_keys", config.dtype, {heads, pending, shape.head_dim, kBlockSlots}},
+      StateFields({{"pending_keys", config.dtype, {heads, pending, channels, kBlockSlots}},
                    {"pending_values", config.dtype, {heads, pending, kBlockSlots, value_stride}},
                    {"best_score", DType::kF32, {heads, config.chunk_len}, {.least = -HUGE_VAL}},
                    {"best_slot", DType::kI32, {heads, config.chunk_len}, {.is_slot = true}}});
@@ -71,7 +73,7 @@ OvqAttention::OvqAttention(const OvqConfig& config)
   for (int64_t head = 0; head < heads; ++head) {
     block.push_back({"counts", DType::kU32, {kBlockSlots}});
     block.push_back({"log_counts", DType::kF32, {kBlockSlots}});
-    block.push_back({"keys", config.dtype, {shape.head_dim, kBlockSlots}});
+    block.push_back({"keys", config.dtype, {channels, kBlockSlots}});
     block.push_back({"values", config.dtype, {kBlockSlots, value_stride}});
   }
   layout.block = StateFields(std::move(block));

@@ -5,6 +5,7 @@
 #include "absl/strings/str_cat.h"
 #include "kernels/common/dispatch.h"
 #include "kernels/mixers/common/block_attention.h"
+#include "kernels/mixers/common/int8_rows.h"
 
 namespace ovq {
 namespace {
@@ -21,8 +22,10 @@ SoftmaxAttention::SoftmaxAttention(const StateSpec& spec, AttrReader& model, boo
     ring = static_cast<int32_t>(1 + BlocksOf(window - 1));
   }
   const int64_t blocks = int64_t{shape.n_kv_heads} * std::max(ring, 1);
-  StateFields fields({{"keys", dtype, {blocks, shape.head_dim, kBlockSlots}},
-                      {"values", dtype, {blocks, kBlockSlots, ValueStride(shape.value_head_dim)}}});
+  const int64_t channels = BlockChannels(dtype, shape.head_dim),
+                value_stride = BlockChannels(dtype, ValueStride(shape.value_head_dim));
+  StateFields fields({{"keys", dtype, {blocks, channels, kBlockSlots}},
+                      {"values", dtype, {blocks, kBlockSlots, value_stride}}});
   if (sliding) {
     layout.fixed = std::move(fields);
   } else {
@@ -35,8 +38,8 @@ SoftmaxAttention::SoftmaxAttention(const StateSpec& spec, AttrReader& model, boo
 // A window's rows go in waves of a block: the ring has a place for the query's own block and for
 // those its window reaches into, no more. Without a window nothing is overwritten: one wave.
 AttentionBlocks SoftmaxAttention::Blocks(const LayerState& where) const {
-  const auto place = [&](Field field, int64_t block_elements) {
-    const size_t bytes = static_cast<size_t>(block_elements) * DTypeBytes(dtype);
+  const auto place = [&](Field field, int64_t channels) {
+    const size_t bytes = BlockBytes(dtype, channels);
     if (ring == 0) {
       return BlockPlaces{
           {where.blocks_offset + layout.block.offset(field), bytes, where.block_stride}};
@@ -50,8 +53,8 @@ AttentionBlocks SoftmaxAttention::Blocks(const LayerState& where) const {
   blocks.dtype = dtype;
   blocks.wave_span = window > 0 ? kBlockSlots : 0;
   blocks.window = window;
-  blocks.recent_keys = place(kKeys, int64_t{kBlockSlots} * shape.head_dim);
-  blocks.recent_values = place(kValues, int64_t{kBlockSlots} * ValueStride(shape.value_head_dim));
+  blocks.recent_keys = place(kKeys, shape.head_dim);
+  blocks.recent_values = place(kValues, ValueStride(shape.value_head_dim));
   return blocks;
 }
 

@@ -77,4 +77,14 @@ std::vector<MixerCase> AttentionCases(const std::string& type, Fn&& finish) {
   return cases;
 }
 
+// Each once more with int8 rows, in float32 where it was float32.
+inline std::vector<MixerCase> AlsoInInt8(std::vector<MixerCase> cases) {
+  const size_t n = cases.size();
+  for (size_t i = 0; i < n; ++i) {
+    cases.push_back(cases[i]);
+    cases.back().kv_dtype = DType::kI8;
+  }
+  return cases;
+}
+
 }  // namespace ovq::test

@@ -6,7 +6,7 @@ namespace ovq::test {
 namespace {
 
 // Caps below the tokens of a test, so that most chunks merge; also some below the chunk's length.
-const MixerCases kClosestPair(
+const MixerCases kClosestPair(AlsoInInt8(
     AttentionCases("closest_pair_attention", [](const AttentionCaseShape& s, MixerCase& c) {
       const int64_t slots = std::min<int64_t>(s.slots, 130);
       absl::StrAppend(&c.name, "L", s.chunk_len, "N", slots);
@@ -23,7 +23,7 @@ const MixerCases kClosestPair(
       // Keys whose size is measured, where no other norm is set later.
       c.model["qk_norm"] = "none";
       c.model["score_scale"] = 0.1;
-    }));
+    })));
 
 }  // namespace
 }  // namespace ovq::test

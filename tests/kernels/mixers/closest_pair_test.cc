@@ -56,6 +56,13 @@ std::vector<std::vector<uint32_t>> Counts(const MixerInstance& instance,
   return OfRows("counts", instance, session, n_rows);
 }
 
+// Of the state, that the device has.
+std::vector<DType> TypesOn(Device device) {
+  std::vector<DType> types = {DType::kF32, DType::kBF16};
+  if (device != Device::kCuda) types.push_back(DType::kI8);
+  return types;
+}
+
 class ClosestPair : public ::testing::TestWithParam<Device> {
  protected:
   void SetUp() override {
@@ -67,17 +74,19 @@ class ClosestPair : public ::testing::TestWithParam<Device> {
 TEST_P(ClosestPair, IsFullAttentionToTheBitUntilTheCapIsReached) {
   constexpr int64_t kCap = 150, kExact = 192;  // the chunk that passes the cap still reads all
   const std::vector<float> x = RandomRows(260, 3);
-  MixerInstance full(Case("full_attention", 64, 0), GetParam(), 1, 260);
-  MixerInstance rows(Case("closest_pair_attention", 64, kCap), GetParam(), 1, 260);
-  MixerSession of_full = full.NewSession(), of_rows = rows.NewSession();
-  const std::vector<float> expected = full.Run(of_full, x, {}), y = rows.Run(of_rows, x, {});
-  const auto exact = static_cast<std::ptrdiff_t>(kExact * kModelDim);
-  EXPECT_TRUE(std::equal(y.begin(), y.begin() + exact, expected.begin()));
-  EXPECT_FALSE(std::equal(y.begin() + exact, y.end(), expected.begin() + exact));
+  for (const DType dtype : TypesOn(GetParam())) {
+    MixerInstance full(Case("full_attention", 64, 0, dtype), GetParam(), 1, 260);
+    MixerInstance rows(Case("closest_pair_attention", 64, kCap, dtype), GetParam(), 1, 260);
+    MixerSession of_full = full.NewSession(), of_rows = rows.NewSession();
+    const std::vector<float> expected = full.Run(of_full, x, {}), y = rows.Run(of_rows, x, {});
+    const auto exact = static_cast<std::ptrdiff_t>(kExact * kModelDim);
+    EXPECT_TRUE(std::equal(y.begin(), y.begin() + exact, expected.begin()));
+    EXPECT_FALSE(std::equal(y.begin() + exact, y.end(), expected.begin() + exact));
+  }
 }
 
 TEST_P(ClosestPair, EveryTokenIsCountedOnce) {
-  for (const DType dtype : {DType::kF32, DType::kBF16}) {
+  for (const DType dtype : TypesOn(GetParam())) {
     MixerInstance instance(Case("closest_pair_attention", 16, 70, dtype), GetParam(), 1, 208);
     MixerSession session = instance.NewSession();
     instance.Run(session, RandomRows(208, 5), {});

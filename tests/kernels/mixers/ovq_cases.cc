@@ -3,13 +3,13 @@
 namespace ovq::test {
 namespace {
 
-const MixerCases kOvq(AttentionCases("ovq_attention",
-                                     [](const AttentionCaseShape& s, MixerCase& c) {
-                                       absl::StrAppend(&c.name, "L", s.chunk_len, "N", s.slots);
-                                       c.section = {{"chunk_size", s.chunk_len}};
-                                       c.slot_cap = s.slots;
-                                       if (s.n_heads == 4) c.slot_shares = {0.25, 1.75};
-                                     }));
+const MixerCases kOvq(AlsoInInt8(AttentionCases("ovq_attention", [](const AttentionCaseShape& s,
+                                                                    MixerCase& c) {
+  absl::StrAppend(&c.name, "L", s.chunk_len, "N", s.slots);
+  c.section = {{"chunk_size", s.chunk_len}};
+  c.slot_cap = s.slots;
+  if (s.n_heads == 4) c.slot_shares = {0.25, 1.75};
+})));
 
 // Flags by their first letters: normalize_centroids, min_state_size, counts_for_rates_only,
 // delta_rule.
@@ -37,7 +37,7 @@ MixerCase Variant(const std::string& flags, int64_t chunk_len, int64_t slots, DT
   if (qk_norm == "l2") c.weights["self_attn.beta"] = {1.5f, 0.3f};
   return c;
 }
-const MixerCases kVariants({
+const MixerCases kVariants(AlsoInInt8({
     Variant("n", 16, 24, DType::kF32),
     Variant("m", 48, 100, DType::kF32),
     Variant("c", 16, 24, DType::kF32),
@@ -47,7 +47,7 @@ const MixerCases kVariants({
     Variant("dc", 30, 80, DType::kF32, "layer"),
     Variant("nm", 64, 150, DType::kBF16),
     Variant("cd", 96, 150, DType::kBF16),
-});
+}));
 
 }  // namespace
 }  // namespace ovq::test

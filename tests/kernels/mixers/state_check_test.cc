@@ -108,10 +108,13 @@ TEST_P(StateCheck, AWrongNumberIsRefusedOrHarmless) {
     for (const Place& place : places) {
       const auto elements = static_cast<size_t>(place.field.shape.elements());
       const bool is_bf16 = place.field.dtype == DType::kBF16,
-                 is_float = is_bf16 || place.field.dtype == DType::kF32;
+                 is_float = is_bf16 || place.field.dtype == DType::kF32,
+                 is_int8 = place.field.dtype == DType::kI8;
       const float nan = std::nanf(""), infinity = HUGE_VALF;
       const std::vector<std::vector<std::byte>> values =
-          is_bf16 ? std::vector{BytesOf(RoundToBF16(nan)), BytesOf(RoundToBF16(-infinity))}
+          is_bf16   ? std::vector{BytesOf(RoundToBF16(nan)), BytesOf(RoundToBF16(-infinity))}
+          : is_int8 ? std::vector{BytesOf(uint8_t{255}), BytesOf(uint8_t{250}),
+                                  BytesOf(uint8_t{0x80}), BytesOf(uint8_t{0})}
           : is_float
               ? std::vector{BytesOf(nan), BytesOf(infinity), BytesOf(-infinity), BytesOf(-1.0f)}
               : std::vector{BytesOf(-1), BytesOf(std::numeric_limits<int32_t>::max()),
@@ -128,6 +131,9 @@ TEST_P(StateCheck, AWrongNumberIsRefusedOrHarmless) {
             ASSERT_THAT(std::string(status.message()),
                         testing::HasSubstr(std::string(place.field.name) + "[" +
                                            std::to_string(element) + "] is nan"));
+          }
+          if (is_int8 && v < 2 && element == elements - 1) {
+            ASSERT_THAT(std::string(status.message()), testing::HasSubstr("] is the exponent 25"));
           }
           if (!status.ok() || wrong == bytes || element != 0 || (slow() && is_float)) continue;
           MixerSession session(instance_->context(), wrong);

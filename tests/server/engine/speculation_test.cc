@@ -6,7 +6,9 @@
 #include <algorithm>
 #include <limits>
 #include <string>
+#include <string_view>
 
+#include "absl/strings/ascii.h"
 #include "model/ngram_drafter.h"
 #include "tests/folders.h"
 #include "tests/server/engine/fake_model.h"
@@ -76,7 +78,12 @@ TEST_P(SpeculationOf, GivesTheSameTokensAndStates) {
   const auto context = MakeContext(Device::kCpu);
   ModelOptions model_options;
   model_options.limits.max_unbounded_tokens = 4096;
-  const std::string name = GetParam();
+  std::string name = GetParam();
+  constexpr std::string_view kInInt8 = " in int8";
+  if (name.ends_with(kInInt8)) {
+    name.resize(name.size() - kInInt8.size());
+    model_options.state_dtype = DType::kI8;
+  }
   const std::string folder = name.find('/') == std::string::npos ? "/native/" : "/";
   const auto model = LanguageModel::Load(GoldenFolder() + folder + name, model_options, *context);
   ASSERT_TRUE(model.ok()) << model.status();
@@ -122,11 +129,13 @@ INSTANTIATE_TEST_SUITE_P(Mixers, SpeculationOf,
                          testing::Values("sw-ovq", "ovq-delta", "sw-closest-pair", "sw-vq",
                                          "gdn-ovq", "mamba2-ovq", "mesa-sw", "sw-lattice",
                                          "transformer-vq", "sw-full", "kvm/ovq-flags",
-                                         "kvm/post-tokenshift", "kvm/bswa-sinks"),
+                                         "kvm/post-tokenshift", "kvm/bswa-sinks", "sw-ovq in int8",
+                                         "ovq-delta in int8", "sw-closest-pair in int8",
+                                         "sw-full in int8", "kvm/bswa-sinks in int8"),
                          [](const auto& info) {
                            std::string name = info.param;
                            std::ranges::replace_if(
-                               name, [](char c) { return c == '-' || c == '/'; }, '_');
+                               name, [](char c) { return !absl::ascii_isalnum(c); }, '_');
                            return name;
                          });
 

@@ -153,6 +153,7 @@ void AttendCuda(DeviceContext& context, const AttentionStep& step) {
 void AttendWavesCuda(DeviceContext& context, const AttentionStep& step,
                      const std::function<void(int wave)>& prepare,
                      const std::function<void(int wave)>& update) {
+  Check(step.blocks.dtype != DType::kI8, "int8 rows are for the CPU");
   const int n_waves = Waves(step.seqs, step.blocks.wave_span);
   for (int wave = 0; wave < n_waves; ++wave) {
     if (prepare) prepare(wave);

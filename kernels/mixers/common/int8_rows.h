@@ -1,0 +1,101 @@
+// Keys and values of a state as int8. A slot's channels are q times a scale that they share, a
+// power of two, so that no product with it is ever rounded: what a kernel computes does not depend
+// on whether it takes the scale before a sum or after. In a block of 64 slots the channels lie as
+// those of other types do, then come 64 exponents, a byte for each slot: the scale is 2^(exponent -
+// 127), that of a slot which was never written 0. (OCP's MX formats share a scale in the same way.)
+#pragma once
+
+#include <bit>
+#include <cstddef>
+#include <cstdint>
+#include <cstring>
+
+#include "kernels/common/tensor.h"
+#include "kernels/mixers/state.h"
+
+namespace ovq {
+
+struct Int8 {
+  int8_t q;
+};
+constexpr float ToFloat(Int8 x) { return x.q; }
+
+template <class T>
+inline constexpr bool kHasExponents = false;
+template <>
+inline constexpr bool kHasExponents<Int8> = true;
+
+// The scale 1, which types without scales have; the largest exponent of a finite row; that of one
+// with a channel that is not finite, whose channels are all 0 times infinity.
+inline constexpr uint8_t kUnitExponent = 127, kMaxExponent = 249, kBrokenExponent = 255;
+inline constexpr int kMostInt8 = 127;
+
+constexpr float ScaleOf(uint8_t exponent) { return std::bit_cast<float>(uint32_t{exponent} << 23); }
+
+// Channels of a block and what else it holds for each slot in as many bytes: the exponents.
+constexpr int64_t BlockChannels(DType dtype, int64_t channels) {
+  return channels + (dtype == DType::kI8 ? 1 : 0);
+}
+constexpr size_t BlockBytes(DType dtype, int64_t channels) {
+  return static_cast<size_t>(kBlockSlots * BlockChannels(dtype, channels)) * DTypeBytes(dtype);
+}
+// Of a block with so many channels (of values, with their padding), [64].
+inline const uint8_t* ExponentsOf(const Int8* block, int64_t channels) {
+  return reinterpret_cast<const uint8_t*>(block) + kBlockSlots * channels;
+}
+inline uint8_t* ExponentsOf(Int8* block, int64_t channels) {
+  return reinterpret_cast<uint8_t*>(block) + kBlockSlots * channels;
+}
+
+// Of the smallest scale that a row with this channel as its largest fits 127 times; rows below
+// 2^-120 are zeros. largest: the bits of its magnitude, above those of infinity if that is no
+// number.
+constexpr uint8_t ExponentFor(uint32_t largest) {
+  constexpr uint32_t kInfinity = 0x7f800000, kMantissa = 0x7fffff, k127Of64 = 0x7e0000;
+  if (largest >= kInfinity) return kBrokenExponent;
+  const uint32_t exponent = largest >> 23, up = (largest & kMantissa) > k127Of64 ? 1 : 0;
+  return exponent <= 6 ? 0 : static_cast<uint8_t>(exponent - 6 + up);
+}
+// Of the largest channel of a row times factor.
+inline uint32_t MagnitudeBits(const float* row, int n, float factor = 1) {
+  uint32_t largest = 0;
+  for (int i = 0; i < n; ++i) {
+    const uint32_t bits = std::bit_cast<uint32_t>(row[i] * factor) & 0x7fffffff;
+    largest = bits > largest ? bits : largest;
+  }
+  return largest;
+}
+// What a row is multiplied by to become q; 0 for rows that are zeros or not finite.
+constexpr float InverseScaleOf(uint8_t exponent) {
+  return exponent == 0 || exponent == kBrokenExponent
+             ? 0.0f
+             : ScaleOf(static_cast<uint8_t>(2 * kUnitExponent - exponent));
+}
+
+// q of x times the inverse of its row's scale, to nearest, ties to even.
+constexpr Int8 NearestInt8(float scaled) {
+  constexpr float kUnits = 0x1.8p23f;  // a float there has no digits behind the point
+  return {static_cast<int8_t>(std::bit_cast<int32_t>(scaled + kUnits) -
+                              std::bit_cast<int32_t>(kUnits))};
+}
+// Up or down with the probability of the distance: 16 random bits are added behind the point.
+constexpr Int8 StochasticInt8(float scaled, uint32_t random16) {
+  // Down to a multiple of 2^-16: exact, as |scaled| is below 2^7 and a shift rounds down.
+  const float parts = scaled * 65536.0f;
+  auto whole = static_cast<int32_t>(parts);
+  if (static_cast<float>(whole) > parts) --whole;
+  return {static_cast<int8_t>((whole + static_cast<int32_t>(random16)) >> 16)};
+}
+
+// to[i * stride] = row[i] times factor, rounded to nearest; gives the row's exponent.
+inline uint8_t StoreNearest(const float* row, int n, float factor, Int8* to, size_t stride) {
+  const uint8_t exponent = ExponentFor(MagnitudeBits(row, n, factor));
+  const float inverse = InverseScaleOf(exponent);
+  for (int i = 0; i < n; ++i) {
+    to[static_cast<size_t>(i) * stride] =
+        inverse == 0 ? Int8{0} : NearestInt8(row[i] * factor * inverse);
+  }
+  return exponent;
+}
+
+}  // namespace ovq

@@ -1,0 +1,40 @@
+// Channels of int8 rows as vectors of float, not yet times their scale, and the scales of slots
+// that are neighbours (int8_rows.h). For files that Highway compiles once for each instruction set.
+#include <cstdint>
+
+#include "kernels/common/highway_targets.h"
+#include "kernels/mixers/common/int8_rows.h"
+
+// The include guard of Highway's -inl.h files: once for each target.
+#if defined(OVQ_MIXERS_LOAD_INT8_INL_H_) == defined(HWY_TARGET_TOGGLE)
+#ifdef OVQ_MIXERS_LOAD_INT8_INL_H_
+#undef OVQ_MIXERS_LOAD_INT8_INL_H_
+#else
+#define OVQ_MIXERS_LOAD_INT8_INL_H_
+#endif
+
+#include "hwy/highway.h"
+
+HWY_BEFORE_NAMESPACE();
+namespace ovq::HWY_NAMESPACE {
+
+// d of float; nothing need be aligned.
+template <class D>
+HWY_INLINE hwy::HWY_NAMESPACE::Vec<D> LoadWide(D d, const Int8* p) {
+  namespace hn = hwy::HWY_NAMESPACE;
+  const hn::Rebind<int8_t, D> d8;
+  const hn::Rebind<int32_t, D> d32;
+  return hn::ConvertTo(d, hn::PromoteTo(d32, hn::LoadU(d8, reinterpret_cast<const int8_t*>(p))));
+}
+template <class D>
+HWY_INLINE hwy::HWY_NAMESPACE::Vec<D> LoadScales(D d, const uint8_t* exponents) {
+  namespace hn = hwy::HWY_NAMESPACE;
+  const hn::Rebind<uint8_t, D> d8;
+  const hn::Rebind<uint32_t, D> d32;
+  return hn::BitCast(d, hn::ShiftLeft<23>(hn::PromoteTo(d32, hn::LoadU(d8, exponents))));
+}
+
+}  // namespace ovq::HWY_NAMESPACE
+HWY_AFTER_NAMESPACE();
+
+#endif
