@@ -202,8 +202,6 @@ class Commands(unittest.TestCase):
         words = [word.strip("()") for word in words]
         programs = [word for word in words if re.match(
             r"(\./)?(build/|tests/|deploy/|ovq-|[a-z_]+\.py$)", word)]
-        if re.match("for ", command):  # several, each with flags of its own
-            programs = [word for word in programs if word.endswith(".py")] or programs
         program = programs[0] if programs else None
         if words[:3] == ["python3", "-m", "ovq_client"]:
             program = "clients/python/ovq_client/__main__.py"
@@ -220,8 +218,7 @@ class Commands(unittest.TestCase):
             program = os.path.basename(program)
         text = self.help_of(program.removeprefix("./"))
         self.assertIsNotNone(text, f"{program} is not there: {command}")
-        if re.match("for ", command):
-            text += "".join(self.help_of(other) or "" for other in programs[1:])
+        text += "".join(self.help_of(other) or "" for other in programs[1:])  # of a loop
         if not program.startswith(("ovq-", "clients/")) and not program.endswith(".py"):
             return
         for word in words:
