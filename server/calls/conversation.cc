@@ -34,13 +34,16 @@ class Writer {
                                      const Engine& engine) {
     const ChatFormat* format = engine.model().chat_format;
     if (format == nullptr) return NoChatTemplate(path);
+    // Before they are copied.
+    absl::Status status = CheckMessageCount(from.messages_size(), path);
+    if (!status.ok()) return status;
     Writer writer(*format, path, from.tools_json(),
                   absl::ToTM(engine.config().options.clock.wall(), absl::LocalTimeZone()));
     for (const v1::ChatMessage& message : from.messages()) {
       writer.messages.push_back({message.role(), message.content()});
     }
-    absl::Status status = CheckConversation(writer.messages, from.known(),
-                                            static_cast<int64_t>(from.tools_json().size()), path);
+    status = CheckConversation(writer.messages, from.known(),
+                               static_cast<int64_t>(from.tools_json().size()), path);
     if (!status.ok()) return status;
     return writer;
   }

@@ -202,13 +202,14 @@ absl::Status CheckListSizes(const ListSizes& sizes, const std::string& prefix) {
   return absl::OkStatus();
 }
 
+absl::Status CheckMessageCount(int64_t n_messages, const std::string& path) {
+  if (n_messages >= 1 && n_messages <= kMaxMessages) return absl::OkStatus();
+  return BadField(absl::StrCat(path, ".messages"), absl::StrCat("1 to ", kMaxMessages), n_messages);
+}
+
 absl::Status CheckConversation(std::span<const ChatMessage> messages, int64_t known,
                                int64_t tools_bytes, const std::string& path) {
   const auto n_messages = static_cast<int64_t>(messages.size());
-  if (n_messages < 1 || n_messages > kMaxMessages) {
-    return BadField(absl::StrCat(path, ".messages"), absl::StrCat("1 to ", kMaxMessages),
-                    n_messages);
-  }
   for (int64_t i = 0; i < n_messages; ++i) {
     const auto bytes = static_cast<int64_t>(messages[static_cast<size_t>(i)].role.size());
     if (bytes < 1 || bytes > kMaxRoleBytes) {

@@ -39,7 +39,9 @@ struct ListSizes {
   int64_t stop_strings = 0, stop_token_ids = 0, logit_bias = 0;
 };
 absl::Status CheckListSizes(const ListSizes& sizes, const std::string& prefix);
-// Messages of a conversation, `known` of which its session holds, and the text of its tools.
+absl::Status CheckMessageCount(int64_t n_messages, const std::string& path);
+// Messages of a conversation, of a number that was checked, `known` of which its session holds, and
+// the text of its tools.
 absl::Status CheckConversation(std::span<const ChatMessage> messages, int64_t known,
                                int64_t tools_bytes, const std::string& path);
 absl::Status CheckSessionId(const std::string& id, const std::string& prefix);

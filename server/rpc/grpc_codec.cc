@@ -37,6 +37,7 @@ bool IsWrittenAs(const FieldDescriptor& field, WireFormatLite::WireType type) {
 // What a message will take, from its bytes alone.
 struct Extent {
   int64_t unknown = 0;  // bytes of fields that it does not know, at any depth
+  int64_t parts = 0;    // messages and texts, itself included
   size_t parsed = 0;    // of memory, roughly, with what is made of it
 };
 // An object of its own, in an array or a map, and a copy of it.
@@ -50,6 +51,7 @@ constexpr size_t kBytesPerChar = 2 + sizeof(int32_t);
 // message.
 bool Measure(CodedInputStream& in, const Descriptor& descriptor, Extent& extent) {
   extent.parsed += kMessageBytes;
+  ++extent.parts;
   for (;;) {
     const int begin = in.CurrentPosition();
     const uint32_t tag = in.ReadTag();
@@ -74,6 +76,7 @@ bool Measure(CodedInputStream& in, const Descriptor& descriptor, Extent& extent)
     } else if (field->type() == FieldDescriptor::TYPE_STRING ||
                field->type() == FieldDescriptor::TYPE_BYTES) {
       extent.parsed += kTextBytes + kBytesPerChar * static_cast<size_t>(length);
+      ++extent.parts;
     } else {
       extent.parsed += kNumberBytes * static_cast<size_t>(length);  // packed: a byte each at least
     }
@@ -118,11 +121,17 @@ absl::StatusOr<Extent> ExtentOf(grpc::ByteBuffer& bytes, const Message& message)
   CodedInputStream in(&reader);
   Extent extent;
   if (!Measure(in, *message.GetDescriptor(), extent)) return NotTheMessage(message);
-  if (extent.unknown <= kMaxUnknownBytes) return extent;
-  return BadField(
-      message.GetDescriptor()->full_name(),
-      absl::StrCat("at most ", kMaxUnknownBytes, " bytes of fields that this server does not know"),
-      extent.unknown);
+  const std::string& name = message.GetDescriptor()->full_name();
+  if (extent.unknown > kMaxUnknownBytes) {
+    return BadField(name,
+                    absl::StrCat("at most ", kMaxUnknownBytes,
+                                 " bytes of fields that this server does not know"),
+                    extent.unknown);
+  }
+  if (extent.parts > kMaxParts) {
+    return BadField(name, absl::StrCat("at most ", kMaxParts, " messages and texts"), extent.parts);
+  }
+  return extent;
 }
 
 // The field of google.rpc.Status that standard clients look for details in; "" without any.

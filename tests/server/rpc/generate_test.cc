@@ -178,6 +178,20 @@ TEST(Generate, UnknownFieldsAreSkipped) {
   EXPECT_EQ(result.tokens, expected.tokens);
 }
 
+// Before they are parsed: empty ones come in two bytes each.
+TEST(Generate, TooManyPartsAreRefused) {
+  TestServer server;
+  v1::GenerateRequest request = TextRequest("abc", 4);
+  for (int i = 0; i < 70'000; ++i) request.mutable_stop()->add_stop_strings("");
+  EXPECT_THAT(Generate(server.inference(), request).status,
+              Fails(grpc::StatusCode::INVALID_ARGUMENT,
+                    "ovq.v1.GenerateRequest: expected at most 65536 messages and texts, got 700"));
+  v1::GenerateRequest talk = TextRequest("", 4);
+  for (int i = 0; i < 70'000; ++i) talk.mutable_prompt()->mutable_conversation()->add_messages();
+  EXPECT_THAT(Generate(server.inference(), talk).status,
+              Fails(grpc::StatusCode::INVALID_ARGUMENT, "at most 65536 messages and texts"));
+}
+
 // Wherever they are, and together: each would take many times its bytes once parsed.
 TEST(Generate, TooManyUnknownFieldsAreRefused) {
   TestServer server;
