@@ -29,8 +29,8 @@ std::unique_ptr<DeviceContext> MakeContext(Device device, int n_threads = 1);
 std::vector<Device> TestDevices();
 // "" if the device can be used, else why not.
 std::string WhyNoDevice(Device device);
-// The host executor and sanitized programs take ten times as long: there a test that repeats the
-// same code with many lengths, splits or companies takes fewer of them.
+// The reference, the host executor and sanitized programs take many times as long: there a test
+// that repeats the same code with many lengths, splits or companies takes fewer of them.
 bool IsSlow(Device device);
 
 // Normally distributed, the same for the same seed on every machine.

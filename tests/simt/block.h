@@ -127,11 +127,19 @@ class Executor {
   bool ArriveAtBarrier(const Meeting& meeting, bool predicate);
   void CompleteBarrier();
   std::string DescribeDeadlock() const;
-  Actor CurrentActor(bool whole_warp) const;
+  Actor CurrentActor(bool whole_warp) const {
+    return {current_->id, whole_warp, &warps_[current_->id / 32].clocks};
+  }
+  [[noreturn]] void RefuseShared(int64_t offset, uint32_t bytes, uint32_t alignment,
+                                 const void* address);
   void Land(Thread& thread, uint32_t pending_groups, bool uncommitted_too);
-  // True if there is one, which becomes the failure.
-  bool KeepConflict(const Conflict& conflict, const char* access, int64_t offset, uint32_t bytes,
-                    const void* address);
+  // A conflict, where there is one, becomes the failure.
+  void LeaveIf(const Conflict& conflict, const char* access, int64_t offset, uint32_t bytes,
+               const void* address) {
+    if (conflict) Refuse(conflict, access, offset, bytes, address);
+  }
+  [[noreturn]] void Refuse(const Conflict& conflict, const char* access, int64_t offset,
+                           uint32_t bytes, const void* address);
   void SetSharedFailure(const std::string& text, const char* access, int64_t offset, uint32_t bytes,
                         const void* address);
 
@@ -156,6 +164,15 @@ class Executor {
   std::string failure_;
   const void* failure_address_ = nullptr;
 };
+
+inline void* Executor::Shared(int64_t offset, uint32_t bytes, uint32_t alignment,
+                              const void* address) {
+  if (!running_ || offset < 0 || offset + bytes > launch_.shared_bytes ||
+      (offset & (alignment - 1)) != 0) {
+    RefuseShared(offset, bytes, alignment, address);
+  }
+  return shared_.data() + offset;
+}
 
 // Inline down to the switch: every frame between it and the kernel costs a return that the
 // processor cannot foresee.

@@ -38,7 +38,28 @@ std::string Name(uint32_t who) {
   return "thread " + std::to_string(who);
 }
 
+Conflict ConflictWith(size_t byte, Verdict verdict, uint64_t written, uint64_t read) {
+  return {static_cast<int64_t>(byte), verdict,
+          Who(verdict == Verdict::kRaceWithRead ? read : written)};
+}
+
 }  // namespace
+
+std::string Conflict::Text() const {
+  switch (verdict) {
+    case Verdict::kFine:
+      break;
+    case Verdict::kUnwritten:
+      return "uninitialised: nobody wrote the byte";
+    case Verdict::kUnfinished:
+      return "unfinished copy: the copy of " + Name(who) + " to this byte has not been waited for";
+    case Verdict::kRaceWithWrite:
+      return "race: " + Name(who) + " wrote the byte with no barrier between";
+    case Verdict::kRaceWithRead:
+      return "race: " + Name(who) + " read the byte with no barrier between";
+  }
+  return "";
+}
 
 void WarpClocks::Reset() {
   std::fill(std::begin(now_), std::end(now_), 0);
@@ -84,7 +105,7 @@ void Shadow::NextBlock() {
   first_ = ++now_;
 }
 
-uint64_t Shadow::Stamp(const Actor& actor, bool atomic) const {
+inline uint64_t Shadow::Stamp(const Actor& actor, bool atomic) const {
   const uint32_t warp = actor.thread / 32;
   const uint64_t who = actor.whole_warp ? kLanesOf + warp : actor.thread;
   const uint64_t clock = std::min<uint64_t>(actor.clocks->Now(actor.thread % 32), kClockMax);
@@ -93,7 +114,7 @@ uint64_t Shadow::Stamp(const Actor& actor, bool atomic) const {
 
 // Whether the access comes before the actor's present one; both lie in this interval. Where the
 // stamp tells too little, the answer is yes.
-bool Shadow::OrderedByWarp(uint64_t stamp, const Actor& actor) {
+inline bool Shadow::OrderedByWarp(uint64_t stamp, const Actor& actor) {
   const uint32_t who = Who(stamp);
   if (!actor.whole_warp && who == actor.thread) return true;
   if (WarpOf(who) != actor.thread / 32) return false;
@@ -104,7 +125,7 @@ bool Shadow::OrderedByWarp(uint64_t stamp, const Actor& actor) {
   return actor.clocks->Ordered(who % 32, clock, actor.thread % 32);
 }
 
-Shadow::Verdict Shadow::CheckRead(const Cell& cell, const Actor& actor, bool atomic) const {
+inline Verdict Shadow::CheckRead(const Cell& cell, const Actor& actor, bool atomic) const {
   if (OrderedByBarrier(cell.written)) return Verdict::kFine;
   if (IsUnfinished(cell.written)) return Verdict::kUnfinished;
   if (Interval(cell.written) != now_) return Verdict::kUnwritten;
@@ -112,7 +133,7 @@ Shadow::Verdict Shadow::CheckRead(const Cell& cell, const Actor& actor, bool ato
   return OrderedByWarp(cell.written, actor) ? Verdict::kFine : Verdict::kRaceWithWrite;
 }
 
-Shadow::Verdict Shadow::CheckWrite(const Cell& cell, const Actor& actor, bool atomic) const {
+inline Verdict Shadow::CheckWrite(const Cell& cell, const Actor& actor, bool atomic) const {
   if (IsUnfinished(cell.written)) return Verdict::kUnfinished;
   if (Interval(cell.written) == now_ && !(atomic && (cell.written & kAtomic) != 0) &&
       !OrderedByWarp(cell.written, actor)) {
@@ -124,7 +145,7 @@ Shadow::Verdict Shadow::CheckWrite(const Cell& cell, const Actor& actor, bool at
   return Verdict::kFine;
 }
 
-void Shadow::NoteRead(Cell& cell, uint64_t stamp, const Actor& actor) const {
+inline void Shadow::NoteRead(Cell& cell, uint64_t stamp, const Actor& actor) const {
   const uint64_t before = cell.read;
   cell.read = stamp;
   if (Interval(before) != now_ || Who(before) == Who(stamp)) return;
@@ -140,39 +161,27 @@ void Shadow::Split(size_t word) {
   words_[word].written = kSplit;
 }
 
-Conflict Shadow::Describe(size_t byte, Verdict verdict, const Cell& cell) {
-  Conflict conflict;
-  conflict.byte = static_cast<int64_t>(byte);
-  if (verdict == Verdict::kUnwritten) {
-    conflict.text = "uninitialised: nobody wrote the byte";
-  } else if (verdict == Verdict::kUnfinished) {
-    conflict.text = "unfinished copy: the copy of " + Name(Who(cell.written)) +
-                    " to this byte has not been waited for";
-  } else if (verdict == Verdict::kRaceWithWrite) {
-    conflict.text = "race: " + Name(Who(cell.written)) + " wrote the byte with no barrier between";
-  } else {
-    conflict.text = "race: " + Name(Who(cell.read)) + " read the byte with no barrier between";
-  }
-  return conflict;
-}
-
 // Calls visit with each cell of the bytes until it objects.
 template <class Visit>
-Conflict Shadow::ForCells(size_t begin, size_t bytes, Visit visit) {
+inline Conflict Shadow::ForCells(size_t begin, size_t bytes, Visit visit) {
   const size_t end = begin + bytes;
   for (size_t byte = begin; byte < end;) {
     const size_t word = byte / 4;
     const bool whole = byte % 4 == 0 && end - byte >= 4;
     if (whole && !IsSplit(words_[word].written)) {
       const Verdict verdict = visit(words_[word]);
-      if (verdict != Verdict::kFine) return Describe(byte, verdict, words_[word]);
+      if (verdict != Verdict::kFine) {
+        return ConflictWith(byte, verdict, words_[word].written, words_[word].read);
+      }
       byte += 4;
       continue;
     }
     Split(word);
     for (size_t stop = whole ? byte + 4 : byte + 1; byte < stop; ++byte) {
       const Verdict verdict = visit(bytes_[byte]);
-      if (verdict != Verdict::kFine) return Describe(byte, verdict, bytes_[byte]);
+      if (verdict != Verdict::kFine) {
+        return ConflictWith(byte, verdict, bytes_[byte].written, bytes_[byte].read);
+      }
     }
     const Cell* cells = &bytes_[word * 4];
     const auto same = [&](const Cell& cell) {
@@ -185,47 +194,55 @@ Conflict Shadow::ForCells(size_t begin, size_t bytes, Visit visit) {
 
 Conflict Shadow::Read(size_t begin, size_t bytes, const Actor& actor) {
   const uint64_t stamp = Stamp(actor, false);
-  return ForCells(begin, bytes, [&](Cell& cell) {
-    const Verdict verdict = CheckRead(cell, actor, false);
-    if (verdict == Verdict::kFine) NoteRead(cell, stamp, actor);
-    return verdict;
-  });
+  return ForCells(
+      begin, bytes, [&](Cell & cell) __attribute__((always_inline)) {
+        // The thread has read it already, since the last write: that one would have reset the
+        // stamp.
+        if (cell.read == stamp) return Verdict::kFine;
+        const Verdict verdict = CheckRead(cell, actor, false);
+        if (verdict == Verdict::kFine) NoteRead(cell, stamp, actor);
+        return verdict;
+      });
 }
 
 Conflict Shadow::Write(size_t begin, size_t bytes, const Actor& actor) {
   const uint64_t stamp = Stamp(actor, false);
-  return ForCells(begin, bytes, [&](Cell& cell) {
-    const Verdict verdict = CheckWrite(cell, actor, false);
-    if (verdict == Verdict::kFine) cell = {stamp, 0};
-    return verdict;
-  });
+  return ForCells(
+      begin, bytes, [&](Cell & cell) __attribute__((always_inline)) {
+        const Verdict verdict = CheckWrite(cell, actor, false);
+        if (verdict == Verdict::kFine) cell = {stamp, 0};
+        return verdict;
+      });
 }
 
 Conflict Shadow::Atomic(size_t begin, size_t bytes, const Actor& actor) {
   const uint64_t stamp = Stamp(actor, true);
-  return ForCells(begin, bytes, [&](Cell& cell) {
-    const Verdict read = CheckRead(cell, actor, true);
-    if (read != Verdict::kFine) return read;
-    const Verdict verdict = CheckWrite(cell, actor, true);
-    if (verdict == Verdict::kFine) cell = {stamp, 0};
-    return verdict;
-  });
+  return ForCells(
+      begin, bytes, [&](Cell & cell) __attribute__((always_inline)) {
+        const Verdict read = CheckRead(cell, actor, true);
+        if (read != Verdict::kFine) return read;
+        const Verdict verdict = CheckWrite(cell, actor, true);
+        if (verdict == Verdict::kFine) cell = {stamp, 0};
+        return verdict;
+      });
 }
 
 Conflict Shadow::BeginCopy(size_t begin, size_t bytes, const Actor& actor) {
-  return ForCells(begin, bytes, [&](Cell& cell) {
-    const Verdict verdict = CheckWrite(cell, actor, false);
-    if (verdict == Verdict::kFine) cell = {kUnfinishedCopy | actor.thread, 0};
-    return verdict;
-  });
+  return ForCells(
+      begin, bytes, [&](Cell & cell) __attribute__((always_inline)) {
+        const Verdict verdict = CheckWrite(cell, actor, false);
+        if (verdict == Verdict::kFine) cell = {kUnfinishedCopy | actor.thread, 0};
+        return verdict;
+      });
 }
 
 void Shadow::EndCopy(size_t begin, size_t bytes, const Actor& actor) {
   const uint64_t stamp = Stamp(actor, false);
-  ForCells(begin, bytes, [&](Cell& cell) {
-    cell = {stamp, 0};
-    return Verdict::kFine;
-  });
+  ForCells(
+      begin, bytes, [&](Cell & cell) __attribute__((always_inline)) {
+        cell = {stamp, 0};
+        return Verdict::kFine;
+      });
 }
 
 }  // namespace ovq::simt

@@ -39,11 +39,15 @@ struct Actor {
   const WarpClocks* clocks;
 };
 
-// An access that may not be.
+enum class Verdict : uint32_t { kFine, kUnwritten, kUnfinished, kRaceWithWrite, kRaceWithRead };
+
+// An access that may not be: its first byte that may not, and with whom it conflicts.
 struct Conflict {
   int64_t byte = -1;  // none if negative
-  std::string text;
+  Verdict verdict = Verdict::kFine;
+  uint32_t who = 0;
   explicit operator bool() const { return byte >= 0; }
+  std::string Text() const;
 };
 
 class Shadow {
@@ -70,20 +74,21 @@ class Shadow {
     uint64_t written = 0;
     uint64_t read = 0;
   };
-  enum class Verdict { kFine, kUnwritten, kUnfinished, kRaceWithWrite, kRaceWithRead };
 
-  uint64_t Stamp(const Actor& actor, bool atomic) const;
+  // Inlined by force: they run for every access, from more places than the compiler would do it
+  // for.
+  [[gnu::always_inline]] uint64_t Stamp(const Actor& actor, bool atomic) const;
   bool OrderedByBarrier(uint64_t stamp) const {
     return static_cast<uint32_t>((stamp >> 32) - first_) < now_ - first_;
   }
-  static bool OrderedByWarp(uint64_t stamp, const Actor& actor);
-  Verdict CheckRead(const Cell& cell, const Actor& actor, bool atomic) const;
-  Verdict CheckWrite(const Cell& cell, const Actor& actor, bool atomic) const;
-  void NoteRead(Cell& cell, uint64_t stamp, const Actor& actor) const;
+  [[gnu::always_inline]] static bool OrderedByWarp(uint64_t stamp, const Actor& actor);
+  [[gnu::always_inline]] Verdict CheckRead(const Cell& cell, const Actor& actor, bool atomic) const;
+  [[gnu::always_inline]] Verdict CheckWrite(const Cell& cell, const Actor& actor,
+                                            bool atomic) const;
+  [[gnu::always_inline]] void NoteRead(Cell& cell, uint64_t stamp, const Actor& actor) const;
   template <class Visit>
-  Conflict ForCells(size_t begin, size_t bytes, Visit visit);
+  [[gnu::always_inline]] Conflict ForCells(size_t begin, size_t bytes, Visit visit);
   void Split(size_t word);
-  static Conflict Describe(size_t byte, Verdict verdict, const Cell& cell);
 
   // A cell for each word of four bytes; a word of which bytes were accessed alone is split: its
   // bytes have cells of their own until a whole word is written again.

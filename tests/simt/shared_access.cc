@@ -5,10 +5,6 @@
 
 namespace ovq::simt {
 
-Actor Executor::CurrentActor(bool whole_warp) const {
-  return {current_->id, whole_warp, &warps_[current_->id / 32].clocks};
-}
-
 void Executor::SetSharedFailure(const std::string& text, const char* access, int64_t offset,
                                 uint32_t bytes, const void* address) {
   SetFailure(std::string(access) + " of " + std::to_string(bytes) + " shared bytes at offset " +
@@ -16,50 +12,39 @@ void Executor::SetSharedFailure(const std::string& text, const char* access, int
              address);
 }
 
-void* Executor::Shared(int64_t offset, uint32_t bytes, uint32_t alignment, const void* address) {
+void Executor::RefuseShared(int64_t offset, uint32_t bytes, uint32_t alignment,
+                            const void* address) {
   if (!running_) SetFailure("shared memory", address);
   if (offset < 0 || offset + bytes > launch_.shared_bytes) {
     SetSharedFailure("out of bounds: the block has " + std::to_string(launch_.shared_bytes),
                      "access", offset, bytes, address);
-    Leave();
-  }
-  if (offset % alignment != 0) {
+  } else {
     SetSharedFailure("misaligned: the element needs " + std::to_string(alignment), "access", offset,
                      bytes, address);
-    Leave();
   }
-  return shared_.data() + offset;
+  Leave();
 }
 
-bool Executor::KeepConflict(const Conflict& conflict, const char* access, int64_t offset,
-                            uint32_t bytes, const void* address) {
-  if (!conflict) return false;
+void Executor::Refuse(const Conflict& conflict, const char* access, int64_t offset, uint32_t bytes,
+                      const void* address) {
   SetSharedFailure(
-      conflict.text +
+      conflict.Text() +
           (conflict.byte == offset ? "" : " (byte " + std::to_string(conflict.byte) + ")"),
       access, offset, bytes, address);
-  return true;
+  Leave();
 }
 
 void Executor::CheckRead(int64_t offset, uint32_t bytes, bool whole_warp, const void* address) {
-  if (KeepConflict(shadow_.Read(offset, bytes, CurrentActor(whole_warp)), "read", offset, bytes,
-                   address)) {
-    Leave();
-  }
+  LeaveIf(shadow_.Read(offset, bytes, CurrentActor(whole_warp)), "read", offset, bytes, address);
 }
 
 void Executor::CheckWrite(int64_t offset, uint32_t bytes, const void* address) {
-  if (KeepConflict(shadow_.Write(offset, bytes, CurrentActor(false)), "write", offset, bytes,
-                   address)) {
-    Leave();
-  }
+  LeaveIf(shadow_.Write(offset, bytes, CurrentActor(false)), "write", offset, bytes, address);
 }
 
 void Executor::CheckAtomic(int64_t offset, uint32_t bytes, const void* address) {
-  if (KeepConflict(shadow_.Atomic(offset, bytes, CurrentActor(false)), "atomic access", offset,
-                   bytes, address)) {
-    Leave();
-  }
+  LeaveIf(shadow_.Atomic(offset, bytes, CurrentActor(false)), "atomic access", offset, bytes,
+          address);
 }
 
 // The source is read now, which the hardware may do too; only the landing is put off.
@@ -69,10 +54,7 @@ void Executor::CopyAsync(int64_t to, const void* from, bool valid, const void* a
     SetFailure("asynchronous copy from a misaligned global address", address);
     Leave();
   }
-  if (KeepConflict(shadow_.BeginCopy(to, 16, CurrentActor(false)), "asynchronous copy", to, 16,
-                   address)) {
-    Leave();
-  }
+  LeaveIf(shadow_.BeginCopy(to, 16, CurrentActor(false)), "asynchronous copy", to, 16, address);
   PendingCopy copy{static_cast<uint32_t>(to), false, 0, {}};
   if (valid) std::memcpy(copy.data, from, 16);
   current_->copies.push_back(copy);

@@ -25,9 +25,7 @@ class StateCheck : public testing::TestWithParam<MixerCase> {
     if (!missing.empty()) GTEST_SKIP() << missing;
     instance_.emplace(GetParam(), GetParam().device, 1, n_tokens());
   }
-  static bool slow() {
-    return IsSlow(GetParam().device) || GetParam().device == Device::kReference;
-  }
+  static bool slow() { return IsSlow(GetParam().device); }
   static int n_tokens() { return slow() ? 200 : 333; }
 
   const MixerState& state() const { return instance_->mixer().state(); }
