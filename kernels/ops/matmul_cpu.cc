@@ -16,6 +16,7 @@
 #include <utility>
 #include <vector>
 
+#include "kernels/common/weight_memory.h"
 #include "kernels/ops/matmul_device.h"
 
 namespace ovq::cpu {
@@ -77,7 +78,8 @@ struct OneDnnProduct {
   Types types;
   dnnl::engine engine{dnnl::engine::kind::cpu, 0};
   dnnl::stream stream{engine};
-  memory weights{};
+  std::shared_ptr<std::byte> weight_memory{};
+  memory weights{};  // there
   // Filled as sizes come up. One thread at a time uses a Linear, so there is no lock.
   std::unordered_map<int64_t, dnnl::matmul> products{};  // by 2 * rows + accumulate
 
@@ -116,7 +118,8 @@ void OneDnnProduct::Pack(const FillRow& fill, const memory::desc& packed) {
   }
   // [in, out] with `in` contiguous is the transpose of [out, in].
   memory from({{in, out}, types.weights, Tag::ba}, engine, plain.data());
-  weights = memory(packed, engine);
+  weight_memory = WeightMemory(packed.get_size());
+  weights = memory(packed, engine, weight_memory.get());
   dnnl::reorder(from, weights).execute(stream, from, weights);
   stream.wait();
 }

@@ -5,6 +5,7 @@
 #include <vector>
 
 #include "kernels/common/highway_targets.h"
+#include "kernels/common/weight_memory.h"
 #include "kernels/ops/matmul_device.h"
 #include "kernels/ops/parallel_rows.h"
 
@@ -139,9 +140,9 @@ Product MakeSimdProduct(const StackedWeights& weights) {
   const int64_t columns = HWY_DYNAMIC_DISPATCH(PanelColumns)();
   const int64_t n_panels = (weights.out + columns - 1) / columns;
   const size_t bytes = static_cast<size_t>(n_panels * columns) * weights.row_bytes();
-  const auto memory = std::make_shared<Buffer>(Device::kCpu, bytes);
-  std::memset(memory->as<void>(), 0, bytes);  // where the last panel has no column
-  const TensorView packed = {memory->as<void>(), weights.compute, {n_panels, weights.in, columns}};
+  const std::shared_ptr<std::byte> memory = WeightMemory(bytes);
+  std::memset(memory.get(), 0, bytes);  // where the last panel has no column
+  const TensorView packed = {memory.get(), weights.compute, {n_panels, weights.in, columns}};
   if (weights.compute == DType::kF32) {
     Pack(weights, columns, packed.as<float>());
   } else {
