@@ -87,6 +87,11 @@ class RecallModels(unittest.TestCase):
             self.assertGreater(shared, least, model)
             self.assertLess(equal, 0.7, model)
 
+    def test_shipped_shares_hold_for_more_queries_than_a_chunk_has_room_for(self):
+        """What is left of the query section once its tokens are rows: 256 tokens, chunks have 64."""
+        found = accuracies("basic-icr-small-full", "2048", "256", "closest-pair", n_queries=32)
+        self.assertGreater(found[2048, "256"], 0.98)
+
     def test_kvm_recalls_what_its_rows_can_hold(self):
         found = accuracies("basic-icr-small-kvm", "512,4096", "256")
         self.assertGreater(found[512, "256"], 0.97)
