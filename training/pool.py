@@ -30,7 +30,7 @@ from ovq import mixers
 from ovq.config import DICTIONARY_LAYER_TYPES, ConfigError, as_heads, share_of
 from ovq.dictionary import read_chunk
 from ovq.model import load_model
-from scoring import TaskExam, mean_and_error
+from scoring import DocumentExam, mean_and_error
 from tasks import TaskError
 
 MEMORIES = ("exact", "equal", "shares", "pool")
@@ -214,9 +214,9 @@ def main(arguments=None):
     args = parse_args(arguments)
     if args.config:
         parent, args.model, _ = score.with_config(args.model, args.config)
+    if {**score.read_fields(args.model), **args.task}.get("name") in DocumentExam.names:
+        raise ValueError(f"{args.model}: --model: its task has no right answers")
     exam, label = score.make_exam(args)
-    if not isinstance(exam, TaskExam):
-        raise ValueError(f"{args.model}: no task with right answers")
     model, made = load_model(args.model), exam.sequences(args.length, args.sequences)
     print(f"{label}, {args.sequences} sequences of {made.tokens.shape[1]} tokens, {args.rows} rows a head", flush=True)
     for memory in args.memories:
