@@ -126,9 +126,9 @@ void Runner::Collect() {
     const int64_t end = std::min(job->n_prefill, job->prefix.next_stop());
     sequence.tokens = std::span(job->tokens).first(static_cast<size_t>(end));
     sequence.tokens = sequence.tokens.subspan(static_cast<size_t>(job->consumed));
-    Share(*job, sequence);
     sequence.consumed = job->consumed;
     if (const ScoreWork* score = job->score()) sequence.score_top = score->top_logprobs;
+    Share(*job, sequence);
     const GenerateWork* work = job->generate();
     if (end < job->n_prefill || job->score() != nullptr) continue;
     if (work != nullptr && work->wants_tokens()) {
@@ -139,14 +139,17 @@ void Runner::Collect() {
   }
 }
 
-// A row reads the weights and its state.
+// A row reads the weights and its state, and what is told of it is sorted, written and sent.
 void Runner::Share(const Job& job, StepSequence& sequence) const {
   sequence.order = job.order;
   sequence.client = job.client;
   sequence.weight = job.weight;
   if (config_.model.weight_bytes == 0) return;
-  sequence.row_cost += static_cast<double>(sequence.state->committed_bytes) /
-                       static_cast<double>(config_.model.weight_bytes);
+  const int top = sequence.decoding ? job.generate()->request.output.top_logprobs
+                                    : sequence.score_top.value_or(0);
+  const size_t bytes =
+      sequence.state->committed_bytes + static_cast<size_t>(top) * kLogprobCostBytes;
+  sequence.row_cost += static_cast<double>(bytes) / static_cast<double>(config_.model.weight_bytes);
 }
 
 void Runner::TellWatch() const {

@@ -5,10 +5,12 @@
 #include <algorithm>
 #include <memory>
 #include <mutex>
+#include <optional>
 #include <string>
 #include <vector>
 
 #include "server/engine/error_facts.h"
+#include "server/engine/plan.h"
 #include "tests/server/engine/fake_model.h"
 
 namespace ovq::test {
@@ -117,6 +119,34 @@ TEST(Clients, WhatIsPushedOutOfTheQueueIsTold) {
   EXPECT_TRUE(ReadAll(*other).status.ok());
   EXPECT_TRUE(ReadAll(*streams[1]).status.ok());
   EXPECT_EQ(engine.SettledStats().requests_waiting, 0);
+}
+
+// Steps of fewer rows than both want: parts of equal cost, of which a row with as many
+// log-probabilities as weigh a row has two.
+TEST(Clients, LogProbabilitiesAreWorkToo) {
+  constexpr int kTop = 256, kSteps = 400;
+  EngineOptions options;
+  options.max_batch_tokens = 8;
+  TestEngine engine(options, {.weight_bytes = kTop * kLogprobCostBytes});
+  engine.model().gate().CloseAt(1);
+  std::vector<std::shared_ptr<TokenStream>> streams;
+  for (const int top : {0, kTop}) {
+    GenerateRequest request = Of(top == 0 ? "plain" : "top", kForEver);
+    request.n = 16;
+    request.output.logprobs = top > 0;
+    request.output.top_logprobs = top;
+    streams.push_back(engine.Start(request, 1 << 20));
+  }
+  engine.model().gate().CloseAt(kSteps);
+  engine.model().gate().AwaitEntered(kSteps);
+  std::vector<double> tokens;
+  for (const std::shared_ptr<TokenStream>& stream : streams) {
+    double& n = tokens.emplace_back(0);
+    while (const std::optional<StreamEvent> event = stream->TryPop()) n += event->chunk.has_value();
+    stream->Cancel();
+  }
+  engine.model().gate().Open();
+  EXPECT_NEAR(tokens[0] / tokens[1], 2, 0.2) << tokens[0] << " " << tokens[1];
 }
 
 TEST(Clients, ACancelledSessionStopsReadingItsPrompt) {
