@@ -135,7 +135,7 @@ void AddBounds(Flags& flags, Options& o) {
       Duration(o.engine.target_step_time, absl::Microseconds(100), absl::Minutes(1)),
       "how long a step may take that reads prompts while answers wait: shorter, and tokens come\n"
       "evenly; longer, and prompts are read sooner (docs/operations.md)",
-      "3 times what the answers take alone");
+      "3 times what the answers take alone, or eight if they are fewer");
   flags.Add("max-queue", "N", Number(o.engine.max_queue, 0, kMaxCount),
             "requests that may wait for admission");
   flags.Add("max-prompt-tokens", "N", Number(o.engine.max_prompt_tokens, 1, kMaxCount),

@@ -317,8 +317,8 @@ double StepCosts::Seconds(double cost) const {
 }
 
 double StepCosts::Target(double answers) const {
-  const double alone = Seconds(std::max(answers, 1.0));
-  return target_ ? std::max(alone, absl::ToDoubleSeconds(*target_)) : kTargetSteps * alone;
+  if (!target_) return kTargetSteps * Seconds(std::max(answers, kTargetAnswers));
+  return std::max(Seconds(std::max(answers, 1.0)), absl::ToDoubleSeconds(*target_));
 }
 
 double StepCosts::Reach(double seconds) const {

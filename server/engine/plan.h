@@ -103,8 +103,10 @@ inline constexpr double kDraftMargin = 1.02;
 inline constexpr double kFilled = 0.75;
 
 // With prompts beside answers a step takes no longer than this (--target-step-time), or so many
-// times what the answers take alone: nobody who watches an answer sees it stand still.
+// times what the answers take alone: nobody who watches an answer sees it stand still. Few answers
+// count as so many, or prompts would be read in parts of a few rows, which takes longer for all.
 inline constexpr double kTargetSteps = 3;
+inline constexpr double kTargetAnswers = 8;
 
 // One of a row's best log-probabilities takes as long as reading so many bytes more (16 answers
 // with 258 each beside 16 with none, models/python-bytes: a fifth to a third more a token).

@@ -259,6 +259,20 @@ TEST(PlanStep, PromptsBesideAnswersKeepToTheTarget) {
   EXPECT_GT(RowsBeside(7, Learned(20)), 2 * RowsBeside(7, Learned(20, {})));
 }
 
+// Beside one answer, too, the same client's prompts are read in parts worth a step.
+TEST(PlanStep, FewAnswersHaveTheTargetOfSome) {
+  const StepCosts costs = Learned(5, {});
+  for (const int n : {1, 4, 12}) {
+    std::vector<StepSequence> sequences;
+    for (int i = 0; i < n; ++i) sequences.push_back(Decoding(i));
+    sequences.push_back(Prefilling(100'000, n));
+    double rows = 0;
+    for (const PlanItem& item : PlanStep(sequences, 512, 1, &costs)) rows += item.n_rows;
+    const double target = kTargetSteps * (5 + std::max<double>(n, kTargetAnswers));
+    EXPECT_NEAR(5 + rows, target, 0.1 * target) << n;
+  }
+}
+
 TEST(PlanStep, PromptsAloneHaveNoTarget) {
   const std::vector<StepSequence> sequences = {Prefilling(100'000, 0)};
   const StepCosts costs = Learned(1000, absl::Milliseconds(1));
