@@ -2,7 +2,6 @@
 
 #include <algorithm>
 #include <atomic>
-#include <bit>
 #include <cstring>
 #include <set>
 #include <utility>
@@ -15,6 +14,8 @@
 #include "kernels/mixers/common/int8_rows.h"
 #include "model/families/family_weights.h"
 #include "model/load_config.h"
+#include "model/padded_step.h"
+#include "model/step_threads.h"
 #include "model/weights.h"
 
 namespace ovq {
@@ -64,38 +65,6 @@ absl::StatusOr<StateLayout> PlanStateLayout(const ModelConfig& config, DType sta
   if (absl::Status status = CheckSize(layout); !status.ok()) return status;
   return layout;
 }
-
-namespace {
-
-// Decode steps are recorded and replayed on CUDA, one recording for each size: few sizes, and
-// little wasted on padding.
-int PaddedSeqs(int n_seqs) {
-  if (n_seqs <= 8) return static_cast<int>(std::bit_ceil(static_cast<unsigned>(n_seqs)));
-  const int multiple = n_seqs <= 64 ? 8 : 32;
-  return (n_seqs + multiple - 1) / multiple * multiple;
-}
-
-StepBatch Padded(const StepBatch& batch) {
-  StepBatch padded = batch;
-  const int32_t token = 0;  // any: nobody reads these rows
-  for (int i = batch.n_seqs(); i < PaddedSeqs(batch.n_seqs()); ++i) {
-    padded.Add({&token, 1}, /*start=*/0, /*cap=*/1, /*base=*/nullptr, /*n_logits=*/1);
-  }
-  return padded;
-}
-
-// Bounds that many steps share: powers of two.
-void RoundBounds(StepSeqs& seqs) {
-  uint64_t end = 1024, cap = 64;
-  for (int s = 0; s < seqs.n_seqs(); ++s) {
-    end = std::max(end, static_cast<uint64_t>(seqs.start_pos[s]) + 1);
-    cap = std::max(cap, static_cast<uint64_t>(seqs.slot_cap[s]));
-  }
-  seqs.end_bound = static_cast<int64_t>(std::bit_ceil(end));
-  seqs.slot_cap_bound = static_cast<int32_t>(std::bit_ceil(cap));
-}
-
-}  // namespace
 
 LanguageModel::LanguageModel()
     : id_([] {
@@ -289,6 +258,7 @@ TensorView LanguageModel::Forward(const StepBatch& batch, DeviceContext& context
   if (replayed) RoundBounds(seqs);
   const StagedStep step =
       StageStep(context, seqs, layout_->growths(), rows->token_ids, rows->logit_rows);
+  const AloneScope alone(context, IsSmall(seqs, context));
   const TensorView logits =
       scope.Tensor(DType::kF32, {static_cast<int64_t>(step.logit_rows.size()), config_.vocab_size});
   if (!replayed) {
@@ -299,6 +269,20 @@ TensorView LanguageModel::Forward(const StepBatch& batch, DeviceContext& context
                      [&] { Run(step, context, logits); });
   }
   return logits;
+}
+
+bool LanguageModel::IsSmall(const StepSeqs& seqs, const DeviceContext& context) const {
+  if (context.device() != Device::kCpu) return false;
+  auto bytes = static_cast<double>(weight_bytes_);
+  for (int s = 0; s < seqs.n_seqs(); ++s) {
+    bytes += static_cast<double>(layout_->bytes_at(seqs.start_pos[s], seqs.slot_cap[s]));
+  }
+  const auto products = static_cast<double>(seqs.n_rows() * parameters_);
+  return IsFasterAlone({.bytes = bytes,
+                        .products = products,
+                        .n_layers = config_.n_layers,
+                        .n_answers = seqs.n_seqs()},
+                       context.n_threads());
 }
 
 std::vector<StateExtent> LanguageModel::Overwrites(const TokenRange& tokens) const {

@@ -108,6 +108,8 @@ class LanguageModel {
   // Null, and the reader's status says why.
   std::unique_ptr<SequenceMixer> MakeMixer(int i, WeightReader& weights,
                                            DeviceContext& context) const;
+  // IsFasterAlone of a step.
+  bool IsSmall(const StepSeqs& seqs, const DeviceContext& context) const;
   // Embed, layers, norm, head: launches that depend on the shape of the step alone.
   void Run(const StagedStep& step, DeviceContext& context, TensorView logits) const;
   // h [n_rows, d_model]: the residual stream as the first layer meets it.

@@ -73,7 +73,7 @@ class DeviceContext {
   ~DeviceContext();
 
   Device device() const { return device_; }
-  int n_threads() const { return n_threads_; }
+  int n_threads() const { return alone_ ? 1 : n_threads_; }
   ScratchArena& scratch() { return scratch_; }
   CudaDevice& cuda() { return *cuda_; }  // kCuda only
 
@@ -100,12 +100,30 @@ class DeviceContext {
   void Captured(const std::vector<int64_t>& key, const std::function<void()>& fn);
 
  private:
+  friend class AloneScope;
   DeviceContext(Device device, int n_threads);
   Device device_;
   int n_threads_;
+  bool alone_ = false;
   CudaDevice* cuda_ = nullptr;
   ScratchArena scratch_;
   Buffer staging_[kStagedKinds];
+};
+
+// While it lives kernels run on the calling thread alone, if `alone`: for steps so small that
+// waking the other threads takes longer than they save.
+class AloneScope {
+ public:
+  AloneScope(DeviceContext& context, bool alone) : context_(context), before_(context.alone_) {
+    context_.alone_ = alone;
+  }
+  ~AloneScope() { context_.alone_ = before_; }
+  AloneScope(const AloneScope&) = delete;
+  AloneScope& operator=(const AloneScope&) = delete;
+
+ private:
+  DeviceContext& context_;
+  const bool before_;
 };
 
 // Everything allocated through a scope is free again when it ends.

@@ -208,8 +208,8 @@ TEST_P(ComputeTypes, AgreesWithReference) {
   }
 }
 
-// A row's bits for n rows from the middle of a long call, 1 and 2 threads, against the same rows of
-// that long call.
+// A row's bits for n rows from the middle of a long call, 1 and 2 threads and one of two alone,
+// against the same rows of that long call.
 struct ProductShape {
   int64_t in;
   int64_t out;
@@ -234,8 +234,10 @@ void AssertRowsIndependent(Device device, const ProductShape& shape,
     };
     const std::vector<float> expected =
         RunRows(*one, x, {0, n_rows}, out, before(0, n_rows), apply);
-    for (DeviceContext* context : {one.get(), two.get()}) {
+    for (const auto& [context, alone] :
+         {std::pair{one.get(), false}, {two.get(), false}, {two.get(), true}}) {
       if (device == Device::kCuda && context == two.get()) continue;  // knows no threads
+      const AloneScope scope(*context, alone);
       for (int64_t n : counts) {
         const int64_t first = (n_rows - n) / 3;
         AssertSameBits(RunRows(*context, x, {first, n}, out, before(first, n), apply),
