@@ -4,9 +4,11 @@ usage: full_size_test.py --build BUILD_FOLDER [unittest arguments]
 """
 
 import argparse
+import json
 import os
 import subprocess
 import sys
+import tempfile
 import unittest
 
 from server_process import ROOT
@@ -29,7 +31,24 @@ class FullSize(unittest.TestCase):
                 self.assertRegex(run.stdout, r"serving after .* s, resident \d+ MB\n")
                 # The last token waits outside the state; of 74 tokens a block of 64 are rows.
                 self.assertIn("memory closest-pair-all; prompt of 70 tokens, 5 streamed", run.stdout)
+                self.assertRegex(run.stdout, r"the first \d+\.\d\d s after the server's start, ")
                 self.assertIn(", 32 merged; state ", run.stdout)
+
+    def test_a_config_of_more_tensors_than_are_named_at_once(self):
+        with open(os.path.join(ROOT, "tests", "bench", "shapes", "ovq-478m.json"), encoding="utf-8") as file:
+            config = json.load(file)
+        config.update(vocab_size=64, hidden_size=32, num_attention_heads=1, num_key_value_heads=1,
+                      intermediate_size=32)
+        with tempfile.TemporaryDirectory() as folder:
+            path = os.path.join(folder, "small.json")
+            with open(path, "w", encoding="utf-8") as file:
+                json.dump(config, file)
+            run = subprocess.run(
+                [sys.executable, os.path.join(ROOT, "tests", "bench", "full_size.py"), "--build", BUILD,
+                 "--config", path, "--prompt", "9", "--tokens", "2"],
+                capture_output=True, text=True, timeout=120)
+        self.assertEqual(run.returncode, 0, run.stderr)
+        self.assertIn("prompt of 9 tokens, 2 streamed", run.stdout)
 
 
 if __name__ == "__main__":
