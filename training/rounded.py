@@ -75,5 +75,4 @@ if __name__ == "__main__":
     try:
         main()
     except (OSError, ValueError, SafetensorsError) as error:
-        print(f"rounded.py: {error}", file=sys.stderr)
-        sys.exit(1)
+        sys.exit(f"rounded.py: {error}")
