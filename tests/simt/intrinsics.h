@@ -5,11 +5,15 @@
 #include <bit>
 #include <cmath>
 #include <concepts>
+#include <cstddef>
 #include <cstdint>
 #include <cstring>
 #include <type_traits>
 
-inline void __threadfence() {}
+namespace ovq::simt {
+inline size_t fences = 0;  // of all threads, in all launches
+}
+inline void __threadfence() { ++ovq::simt::fences; }
 inline void __threadfence_block() {}
 
 template <class T>

@@ -6,6 +6,7 @@
 
 #include "tests/simt/block.h"
 #include "tests/simt/fault.h"
+#include "tests/simt/intrinsics.h"
 #include "tests/simt/memory.h"
 #include "tests/simt/report.h"
 #include "tests/simt/simt.h"
@@ -72,6 +73,8 @@ cudaError_t RunKernel(const cudaLaunchConfig_t& config, const void* kernel,
 void SetOrder(Order value) { order = value; }
 
 size_t LaunchCount() { return launches; }
+
+size_t FenceCount() { return fences; }
 
 cudaError_t LaunchKernel(const cudaLaunchConfig_t& config, const void* kernel,
                          std::vector<const void*> pointers, std::function<void()> body) {

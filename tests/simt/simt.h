@@ -30,4 +30,7 @@ void SetDeviceMemory(size_t bytes);
 // Kernels launched so far by this process, replays of graphs included.
 size_t LaunchCount();
 
+// __threadfence of one thread, counted in all launches so far.
+size_t FenceCount();
+
 }  // namespace ovq::simt

@@ -276,6 +276,51 @@ INSTANTIATE_TEST_SUITE_P(TensorCores, AttendTest,
                                            Closed("all_closed", kBF16, 0)),
                          [](const auto& info) { return info.param.name; });
 
+// What the benchmark times: a step of 64 sessions with full dictionaries in different phases of
+// their chunks, nine segments to a tile. The last of nine thread blocks folds the parts of all,
+// whichever it is: so one run proves little.
+class AttendFullDictionaries : public ::testing::TestWithParam<DType> {};
+
+TEST_P(AttendFullDictionaries, SplitStepsKeepTheirBitsWhateverTheOrderOfBlocks) {
+  const std::string missing = test::WhyNoDevice(Device::kCuda);
+  if (!missing.empty()) GTEST_SKIP() << missing;
+  constexpr int kSessions = 64, kChunk = 128;
+  constexpr int64_t kPosition = 10'240'000;
+  const AttendConfig config =
+      Ovq("full", 1, 1, 128, 128, GetParam(), GetParam(), kChunk, /*cap=*/2048);
+  ASSERT_EQ(
+      (BlocksOf(config.live_at(kPosition)) + 1 + cuda::kSegmentBlocks - 1) / cuda::kSegmentBlocks,
+      9);
+  const std::unique_ptr<DeviceContext> context = test::MakeContext(Device::kCuda);
+  Sessions sessions(config, *context, /*end=*/0);
+  for (int s = 0; s < kSessions; ++s) sessions.Add(kPosition + 2 * s, 1);
+  const auto run = [&](Split split) {
+    sessions.Restart();
+    sessions.Run(1, split);
+    std::vector<std::byte> all;
+    for (const Sessions::Session& session : sessions.list()) {
+      const auto* out = reinterpret_cast<const std::byte*>(session.out.data());
+      all.insert(all.end(), out, out + session.out.size() * sizeof(float));
+      const std::vector<std::byte> state = sessions.Fetch(session);
+      all.insert(all.end(), state.begin(), state.end());
+    }
+    return all;
+  };
+  const std::vector<std::byte> expected = run(Split::kNever);
+  for (size_t s = 0; s < kSessions; s += 21) {
+    const std::vector<float>& out = sessions.list()[s].out;
+    EXPECT_TRUE(std::ranges::any_of(out, [](float x) { return x != 0; })) << "session " << s;
+  }
+  // Blocks of the executor run one after another, so there a few runs say all.
+  const int repeats = context->Gpu()->name == "host executor" ? 2 : 30;
+  for (int i = 0; i < repeats; ++i) {
+    EXPECT_TRUE(run(Split::kAuto) == expected) << "run " << i;
+  }
+}
+
+INSTANTIATE_TEST_SUITE_P(DTypes, AttendFullDictionaries, ::testing::Values(kF32, kBF16),
+                         [](const auto& info) { return DTypeName(info.param); });
+
 // Equal keys in several slots of the dictionary: the lowest wins, wherever they are.
 class AttendTies : public ::testing::TestWithParam<DType> {};
 

@@ -118,6 +118,15 @@ class Sessions {
     }
   }
 
+  // Everybody as before the first token.
+  void Restart() {
+    for (Session& session : sessions_) {
+      session.done = 0;
+      session.out.clear();
+      session.device = {};
+    }
+  }
+
   std::vector<Session>& list() { return sessions_; }
   const AttentionBlocks& blocks() const { return blocks_; }
   int64_t bytes() const { return bytes_; }

@@ -259,19 +259,22 @@ __device__ inline void WritePartialBest(const AttendArgs& args, const Tile& tile
 }
 
 // True in the thread block that is the last of its tile to have written its part; it sees all
-// parts.
+// parts. Fences are cumulative: the barrier puts the writes of the whole block before thread 0's
+// fence, which is before its count; and what thread 0 saw counted is before its second fence and,
+// through the other barrier, before the reads of the whole block.
 __device__ inline bool LastOfTile(const AttendArgs& args, const Tile& tile) {
-  __threadfence();
   __syncthreads();
   bool last = false;
   if (threadIdx.x == 0) {
+    __threadfence();
     const auto others = static_cast<uint32_t>(tile.n_segments - 1);
     last = atomicAdd(args.finished + tile.index, 1u) == others;
-    if (last) args.finished[tile.index] = 0;
+    if (last) {
+      __threadfence();
+      args.finished[tile.index] = 0;
+    }
   }
-  last = __syncthreads_or(last) != 0;
-  if (last) __threadfence();
-  return last;
+  return __syncthreads_or(last) != 0;
 }
 
 // The parts of a tile's softmax, from the first to the last segment, to the output. Volatile: other
