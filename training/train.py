@@ -59,6 +59,8 @@ def make_parser():
         "stays, so that models can be compared")
     add("--ablation", choices=ABLATIONS, default="none",
         help="a dictionary rule of OVQ replaced, as in section 4.4 of the paper")
+    add("--token-shift", action="store_true", help="attention layers learn by how much q, k and v, channel by "
+        "channel, are those of the token before: the config's token_shift")
     add("--data-root", default=DEFAULT_ROOT, help="folder of the standard library (byte corpus)")
     add("--steps", type=int, default=0, help="length of the run in steps")
     add("--minutes", type=float, default=0, help="length of the run in minutes, if not 0: the "
@@ -90,7 +92,8 @@ def make_parser():
         "backward pass and compute the rest again: less memory for long contexts, a third slower")
     add("--init", help="model folder or checkpoint.pt whose weights to start from, of the same "
         "shapes; relative to the recipe's folder, and {mixer} in it stands for the mixer's "
-        "short name, ovq without --mixer. Codebooks that they lack are sampled from the keys of a batch")
+        "short name, ovq without --mixer. Codebooks that they lack are sampled from the keys of a batch, "
+        "token shifts are 0")
     add("--seed", type=int, default=0)
     add("--device", default="cpu")
     add("--compute-dtype", default="bfloat16", choices=("bfloat16", "float32"),
@@ -122,15 +125,16 @@ def parse_args():
     return args, recipe
 
 
-def make_config(recipe, mixer):
+def make_config(recipe, mixer, token_shift=False):
     raw = dict(recipe["config"])
+    if token_shift:
+        raw["token_shift"] = True
     if mixer == "closest_pair_attention":  # a server's name for OVQ's layers with this update
         raw["ovq"] = {**raw.get("ovq", {}), "update": "closest-pair"}
     elif mixer and "layer_types" in raw:  # without them config_from_dict says what is missing
         raw["layer_types"] = [mixer if kind == "ovq_attention" else kind
                               for kind in raw["layer_types"]]
-    config = config_from_dict(raw)
-    return config
+    return config_from_dict(raw)
 
 
 def make_source(recipe, args, config):
@@ -153,19 +157,22 @@ def make_source(recipe, args, config):
 
 
 def load_initial(model, args):
-    """Weights of --init; returns whether they lack the codebooks that this model has."""
+    """Weights of --init; returns whether they lack the codebooks that this model has.
+
+    Token shifts that they lack begin where this model's do, at none.
+    """
     mixer = {kind: name for name, kind in MIXER_NAMES.items()}[args.mixer or "ovq_attention"]
     path = os.path.join(os.path.dirname(args.recipe), args.init.format(mixer=mixer))
     own = model.state_dict()
     try:
         weights = (load_model(path).state_dict() if os.path.isdir(path)
                    else torch.load(path, map_location=args.device)["model"])
-        codebooks = {name: own[name] for name in own
-                     if name.endswith("codebook") and name not in weights}
-        model.load_state_dict({**weights, **codebooks})
+        lacking = {name: own[name] for name in own
+                   if name.endswith(("codebook", "_shift")) and name not in weights}
+        model.load_state_dict({**weights, **lacking})
     except (KeyError, RuntimeError, pickle.UnpicklingError) as error:
         raise ValueError(f"--init: {path} has no weights of this model: {error}") from error
-    return bool(codebooks)
+    return any(name.endswith("codebook") for name in lacking)
 
 
 def make_optimizer(model, args):
@@ -194,7 +201,7 @@ class Trainer:
         self.args, self.phases, self.task = args, parse_phases(args.phases), recipe.get("task")
         torch.manual_seed(args.seed)
         self.step, self.tokens, self.seconds = 0, 0, 0.0
-        self.config = make_config(recipe, args.mixer)
+        self.config = make_config(recipe, args.mixer, args.token_shift)
         self.model = OvqModel(self.config, DTYPES[args.compute_dtype], args.ablation,
                               args.recompute_chunks).to(args.device)
         self.source = make_source(recipe, args, self.config)

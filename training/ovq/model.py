@@ -12,7 +12,7 @@ from ovq.config import DICTIONARY_LAYER_TYPES, check_max_centroids, load_config,
 from ovq.dictionary import n_centroids_at, ovq_attention
 from ovq.gated_delta_net import GatedDeltaNet
 from ovq.lattice import Lattice
-from ovq.layers import Projection, RmsNorm, joint_product
+from ovq.layers import Projection, RmsNorm, joint_product, shift_tokens
 from ovq.mamba2 import Mamba2
 from ovq.memories import MEMORIES, bounded_attention
 from ovq.mesa_net import MesaNet
@@ -44,6 +44,10 @@ class Attention(nn.Module):
         self.v_proj = Projection(d_model, n_kv_heads * config.value_head_dim, std)
         self.o_proj = Projection(n_heads * config.value_head_dim, d_model, out_std)
         self.beta = nn.Parameter(torch.full((n_heads,), 8.0))
+        if config.token_shift:  # from none, so that weights without it can be trained on
+            for name, projection in (("q", self.q_proj), ("k", self.k_proj), ("v", self.v_proj)):
+                self.register_parameter(f"{name}_shift",
+                                        nn.Parameter(torch.zeros(len(projection.weight))))
         if layer_type == "vq_attention":
             self.codebook = nn.Parameter(mixers.unit_norm(
                 torch.randn(n_kv_heads, config.codebook_size, config.head_dim)))
@@ -65,6 +69,8 @@ class Attention(nn.Module):
         head_dim, n_kv_heads = self.config.head_dim, self.config.num_key_value_heads
         rope = rope if self.layer_type == "sliding_attention" else None
         qkv = joint_product(x, self.q_proj, self.k_proj, self.v_proj)
+        if self.config.token_shift:
+            qkv = shift_tokens(qkv, torch.cat((self.q_shift, self.k_shift, self.v_shift)))
         if fused.usable(x, x.dtype):
             return fused.SplitHeads.apply(qkv, self.beta, rope, n_kv_heads, head_dim)
         v_dim = self.config.value_head_dim
@@ -77,6 +83,11 @@ class Attention(nn.Module):
         if rope:
             q, k = mixers.rotate_half(q, rope), mixers.rotate_half(k, rope)
         return tuple(part.to(x.dtype).transpose(1, 2) for part in (q, k, v))
+
+    def keys(self, x):
+        """k before its norm, [batch, n_tokens, channels]."""
+        keys = self.k_proj(x)
+        return shift_tokens(keys, self.k_shift) if self.config.token_shift else keys
 
     def _mix_kvm(self, q, k, v, x, max_rows):
         settings, gates = self.config.kvm, None
@@ -285,7 +296,7 @@ class OvqModel(nn.Module):
         for layer in self._codebook_layers():
             keys = []
             hook = layer.self_attn.register_forward_pre_hook(
-                lambda module, inputs, keys=keys: keys.append(module.k_proj(inputs[0])))
+                lambda module, inputs, keys=keys: keys.append(module.keys(inputs[0])))
             self(tokens)
             hook.remove()
             codebook = layer.self_attn.codebook

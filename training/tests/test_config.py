@@ -55,10 +55,12 @@ class ConfigTest(unittest.TestCase):
     def test_round_trip_of_what_only_some_models_have(self):
         raw = with_section("mamba2", "mamba2", {**MAMBA2, "dt_limit": [0.1, None], "expand": 1},
                            intermediate_size=[0, 24], norm_bias=True, final_norm=False,
-                           lm_head_bias=True, logit_scale=0.5, pe_abs=True, pe_lam=100)
+                           lm_head_bias=True, logit_scale=0.5, pe_abs=True, pe_lam=100,
+                           token_shift=True)
         config = config_from_dict(raw)
         self.assertEqual(config.intermediate_sizes, (0, 24))
         self.assertEqual(config.sections["mamba2"].conv_kernel, 4)
+        self.assertTrue(config.token_shift)
         written = config_to_dict(config)
         self.assertEqual(config_to_dict(config_from_dict(written)), written)
         self.assertEqual(written["intermediate_size"], raw["intermediate_size"])

@@ -292,6 +292,28 @@ class ModelTest(unittest.TestCase):
         logits = model(tokens)
         torch.testing.assert_close(model(tokens[1:2, :37]), logits[1:2, :37])
 
+    def test_a_token_shift_moves_channels_towards_those_of_the_token_before(self):
+        model = OvqModel(config_from_dict(support.tiny_config(token_shift=True))).double()
+        attention = model.model.layers[1].self_attn
+        x = torch.randn(2, 5, 16).double()
+        mixes = [torch.rand_like(mix) for mix in (attention.q_shift, attention.k_shift, attention.v_shift)]
+        with torch.no_grad():
+            for own, mix in zip((attention.q_shift, attention.k_shift, attention.v_shift), mixes):
+                own.copy_(mix)
+            heads = attention._heads(x, None)
+            for part, mix, projection in zip(heads, mixes, (attention.q_proj, attention.k_proj,
+                                                            attention.v_proj)):
+                for t in range(5):
+                    at, before = (projection(x[:, i]) for i in (t, max(0, t - 1)))
+                    expected = (at * (1 - mix) + before * mix).unflatten(-1, (2, 8))
+                    got = part[:, :, t]
+                    if projection is not attention.v_proj:
+                        expected, got = F.normalize(expected, dim=-1), F.normalize(got, dim=-1)
+                    torch.testing.assert_close(got, expected, atol=1e-5, rtol=0)
+            torch.testing.assert_close(  # what a codebook starts as
+                F.normalize(attention.keys(x).unflatten(-1, (2, 8)), dim=-1),
+                F.normalize(heads[1].transpose(1, 2), dim=-1))
+
     def test_training_options_without_ablation_leave_the_golden_logits(self):
         folder = os.path.join(GOLDEN, "sw-ovq")
         served = load_model(folder)

@@ -253,6 +253,18 @@ class TrainingTest(unittest.TestCase):
         with self.assertRaisesRegex(OSError, "tiny-full"):
             self.train("third", "--mixer", "full_attention", "--init", "tiny-{mixer}")
 
+    def test_token_shifts_are_learned_from_weights_without_them(self):
+        self.train("plain")
+        self.train("shifted", "--token-shift", "--lr", "0", "--init", self.checkpoint("plain"))
+        self.assert_same_weights("plain", "shifted")
+        self.assertTrue(self.saved("shifted")["config"]["token_shift"])
+        shift = "model.layers.1.self_attn.v_shift"
+        self.assertEqual(self.saved("shifted")["model"][shift].abs().max(), 0)
+        self.train("learned", "--token-shift", "--init", self.checkpoint("plain"))
+        self.assertGreater(self.saved("learned")["model"][shift].abs().min(), 0)
+        with self.assertRaisesRegex(ValueError, "--init: .*shifted.* has no weights of this"):
+            self.train("back", "--init", self.checkpoint("shifted"))
+
     def test_codebooks_start_as_keys_of_the_initial_weights(self):
         config = support.tiny_config(vq={"codebook_size": 4})
         self.train("full", "--mixer", "full_attention", config=config)
