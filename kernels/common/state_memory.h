@@ -43,8 +43,8 @@ class StateMemory {
   // no use for it in the end. False if the system, or the GPU, has no memory or no mappings left;
   // it may be asked again.
   [[nodiscard]] bool Commit(std::byte* base, size_t offset, size_t bytes);
-  // Gives back a whole range of `bytes` with its pages. On CUDA they are zeroed and kept for the
-  // next Commit, so that a steady load creates and destroys no physical memory.
+  // Gives back a whole range of `bytes` with its pages. On CUDA they are zeroed beside later work
+  // and kept for the next Commit: a steady load creates no physical memory, and nobody waits.
   void Release(std::byte* base, size_t bytes);
 
   void Copy(std::byte* to, const std::byte* from, size_t bytes);  // between committed memory

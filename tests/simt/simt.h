@@ -33,4 +33,11 @@ size_t LaunchCount();
 // __threadfence of one thread, counted in all launches so far.
 size_t FenceCount();
 
+// Calls so far in which the host waits for the device, and pages unmapped.
+size_t WaitCount();
+size_t UnmapCount();
+
+// The next n mappings of a page fail for want of memory.
+void FailMappings(int n);
+
 }  // namespace ovq::simt

@@ -6,6 +6,7 @@
 #include <algorithm>
 #include <vector>
 
+#include "server/engine/state_pool.h"
 #include "tests/simt/simt.h"
 #include "tests/test_util.h"
 
@@ -43,6 +44,63 @@ TEST_F(StateMemoryOnCuda, ExhaustionTakesNothing) {
   memory_.Release(base, 64 * kMiB);
 }
 
+// Others' steps would stand still meanwhile.
+TEST_F(StateMemoryOnCuda, AReleaseWaitsForNothingAndUnmapsNothing) {
+  std::byte* base = memory_.Reserve(64 * kMiB);
+  ASSERT_TRUE(memory_.Commit(base, 0, 32 * kMiB));
+  std::vector<std::byte> bytes(32 * kMiB, std::byte{7});
+  memory_.CopyIn(base, bytes.data(), bytes.size());
+  const size_t waits = simt::WaitCount(), unmapped = simt::UnmapCount();
+  memory_.Release(base, 64 * kMiB);
+  EXPECT_EQ(simt::WaitCount(), waits);
+  EXPECT_EQ(simt::UnmapCount(), unmapped);
+  // Pages come back zeroed, as many as are needed, before any is made anew.
+  const size_t free_bytes = context_->Gpu()->free_bytes;
+  base = memory_.Reserve(64 * kMiB);
+  ASSERT_TRUE(memory_.Commit(base, 8 * kMiB, 6 * kMiB));
+  EXPECT_EQ(simt::UnmapCount(), unmapped + 3);
+  EXPECT_EQ(context_->Gpu()->free_bytes, free_bytes);
+  bytes.assign(6 * kMiB, std::byte{1});
+  memory_.CopyOut(bytes.data(), base + 8 * kMiB, bytes.size());
+  EXPECT_EQ(std::ranges::count(bytes, std::byte{0}), std::ssize(bytes));
+  memory_.Release(base, 64 * kMiB);
+}
+
+TEST_F(StateMemoryOnCuda, NoMemoryForAMappingTakesNothing) {
+  std::byte* base = memory_.Reserve(64 * kMiB);
+  const size_t free_bytes = context_->Gpu()->free_bytes, unmapped = simt::UnmapCount();
+  simt::FailMappings(1);
+  EXPECT_FALSE(memory_.Commit(base, 0, 4 * kMiB));
+  EXPECT_EQ(context_->Gpu()->free_bytes, free_bytes);
+  EXPECT_EQ(simt::UnmapCount(), unmapped);
+  EXPECT_TRUE(memory_.Commit(base, 0, 4 * kMiB));
+  memory_.Release(base, 64 * kMiB);
+}
+
+// The budget has room, the GPU has none: the session is refused, and those that are there go on.
+TEST_F(StateMemoryOnCuda, AGpuWithoutPagesRefusesASession) {
+  const MixerState layer = {.fixed = {},
+                            .growth = GrowsByToken(),
+                            .block = StateFields({{"rows", DType::kU32, Shape{kBlockSlots, 512}}})};
+  const StateLayout layout({layer}, {.max_unbounded_tokens = 20000}, StatePageBytes(*context_));
+  StatePool pool(size_t{1} << 30, *context_);
+  const auto acquire = [&] { return pool.Acquire(layout, 0, layout.bytes_at(20000, 0)); };
+  StateHandle first = *acquire();
+  pool.Grow(first, 3000);
+  const GpuInfo gpu = *context_->Gpu();
+  simt::SetDeviceMemory(gpu.total_bytes - gpu.free_bytes + 2 * kMiB);
+  StateHandle second = *acquire();
+  EXPECT_EQ(pool.Commit(second, 20000).code(), absl::StatusCode::kResourceExhausted);
+  EXPECT_EQ(pool.Commit(first, 20000).code(), absl::StatusCode::kResourceExhausted);
+  EXPECT_EQ(first.position, 3000);
+  const std::vector<std::byte> bytes(pool.SnapshotBytes(first));
+  EXPECT_EQ(pool.Snapshot(first)->size(), bytes.size());
+  pool.Release(second);
+  // What the other had suffices for a little.
+  EXPECT_TRUE(pool.Commit(first, 3500).ok());
+  pool.Release(first);
+}
+
 TEST_F(StateMemoryOnCuda, WhatIsNotCommittedCannotBeTouched) {
   std::byte* base = memory_.Reserve(8 * kMiB);
   EXPECT_TRUE(memory_.Commit(base, 2 * kMiB, 2 * kMiB));
@@ -51,7 +109,10 @@ TEST_F(StateMemoryOnCuda, WhatIsNotCommittedCannotBeTouched) {
   EXPECT_DEATH(memory_.CopyOut(&byte, base + 4 * kMiB, 1), "");
   EXPECT_DEATH(memory_.CopyOut(&byte, base + 2 * kMiB - 1, 1), "");
   memory_.Release(base, 8 * kMiB);
+  std::byte* other = memory_.Reserve(8 * kMiB);
+  EXPECT_TRUE(memory_.Commit(other, 0, 2 * kMiB)) << "which takes the page";
   EXPECT_DEATH(memory_.CopyOut(&byte, base + 2 * kMiB, 1), "");
+  memory_.Release(other, 8 * kMiB);
 }
 
 }  // namespace

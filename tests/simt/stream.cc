@@ -1,11 +1,13 @@
 #include "tests/simt/stream.h"
 
 #include <algorithm>
+#include <atomic>
 #include <chrono>
 #include <mutex>
 #include <set>
 
 #include "tests/simt/memory.h"
+#include "tests/simt/simt.h"
 
 struct CUstream_st {
   unsigned flags;
@@ -71,7 +73,10 @@ cudaError_t RunAll(const std::vector<Work>& works) {
   return cudaSuccess;
 }
 
+std::atomic<size_t> waits = 0;
+
 cudaError_t Synchronize() {
+  ++waits;
   if (const cudaError_t error = RefuseWhileCapturing(); error != cudaSuccess) return error;
   MemoryRegistry::Get().CheckGuards();
   return cudaSuccess;
@@ -86,6 +91,8 @@ cudaError_t Destroy(std::set<T>& all, T handle) {
 }
 
 }  // namespace
+
+size_t WaitCount() { return waits; }
 
 cudaError_t RefuseWhileCapturing() {
   const std::lock_guard lock(All().mutex);

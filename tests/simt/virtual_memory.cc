@@ -11,6 +11,7 @@
 
 #include "tests/simt/memory.h"
 #include "tests/simt/runtime_api.h"
+#include "tests/simt/simt.h"
 #include "tests/simt/stream.h"
 
 namespace ovq::simt {
@@ -35,6 +36,8 @@ struct VirtualMemory {
   std::map<CUdeviceptr, Mapping> mapped;
   std::map<CUmemGenericAllocationHandle, Physical> physical;
   CUmemGenericAllocationHandle next_handle = 1;
+  size_t unmapped = 0;
+  int mappings_to_fail = 0;
 };
 VirtualMemory& All() {
   static auto* all = new VirtualMemory;
@@ -86,6 +89,17 @@ bool ForMappings(CUdeviceptr p, size_t bytes, Visit visit) {
 }
 
 }  // namespace
+
+size_t UnmapCount() {
+  const std::lock_guard lock(All().mutex);
+  return All().unmapped;
+}
+
+void FailMappings(int n) {
+  const std::lock_guard lock(All().mutex);
+  All().mappings_to_fail = n;
+}
+
 }  // namespace ovq::simt
 
 using namespace ovq::simt;
@@ -159,6 +173,10 @@ CUresult cuMemMap(CUdeviceptr p, size_t bytes, size_t offset, CUmemGenericAlloca
       p % kGranularity != 0 || !IsReserved(p, bytes) || OverlapsMapping(p, bytes)) {
     return CUDA_ERROR_INVALID_VALUE;
   }
+  if (All().mappings_to_fail > 0) {
+    --All().mappings_to_fail;
+    return CUDA_ERROR_OUT_OF_MEMORY;
+  }
   if (mmap(Pointer(p), bytes, PROT_NONE, MAP_SHARED | MAP_FIXED, found->second.file, 0) ==
       MAP_FAILED) {
     return CUDA_ERROR_OUT_OF_MEMORY;
@@ -175,6 +193,7 @@ CUresult cuMemUnmap(CUdeviceptr p, size_t bytes) {
          MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE | MAP_FIXED, -1, 0);
     MemoryRegistry::Get().RemoveMapped(Pointer(at));
     All().mapped.erase(at);
+    ++All().unmapped;
     Release(mapping.handle);
   });
   return exact ? CUDA_SUCCESS : CUDA_ERROR_INVALID_VALUE;

@@ -6,6 +6,8 @@
 #include <cstddef>
 #include <cstdio>
 #include <cstdlib>
+#include <deque>
+#include <limits>
 #include <map>
 #include <vector>
 
@@ -74,12 +76,23 @@ struct Run {
 
 }  // namespace
 
+// A range that was released: its pages are mapped until somebody needs them.
+struct RetiredRange {
+  std::byte* base;
+  size_t bytes;
+  std::vector<Run> runs;
+  cudaEvent_t zeroed;  // its pages are, from here on
+};
+
 struct StatePages {
   CudaDevice& device;
   const CUmemAllocationProp memory;
   const size_t page_bytes;
+  cudaStream_t zeroing = nullptr;                  // beside the device's stream
+  cudaEvent_t released = nullptr;                  // recorded anew at each release
   std::vector<CUmemGenericAllocationHandle> free;  // zeroed, mapped nowhere
   std::map<std::byte*, std::vector<Run>> ranges;   // by base
+  std::deque<RetiredRange> retired;                // oldest first
 };
 
 namespace cuda {
@@ -93,16 +106,49 @@ size_t StatePageBytes(CudaDevice& device) {
 }
 
 StatePages* OpenStatePages(CudaDevice& device) {
-  return new StatePages{.device = device,
-                        .memory = MemoryOf(device),
-                        .page_bytes = StatePageBytes(device),
-                        .free = {},
-                        .ranges = {}};
+  auto* pages = new StatePages{.device = device,
+                               .memory = MemoryOf(device),
+                               .page_bytes = StatePageBytes(device),
+                               .free = {},
+                               .ranges = {},
+                               .retired = {}};
+  CheckCuda(cudaStreamCreateWithFlags(&pages->zeroing, cudaStreamNonBlocking));
+  CheckCuda(cudaEventCreateWithFlags(&pages->released, cudaEventDisableTiming));
+  return pages;
 }
+
+namespace {
+
+void UnmapPage(StatePages& pages, std::byte* at) {
+  CheckDriver(TheDriver().unmap(Address(at), pages.page_bytes), "unmapping of a page");
+}
+
+// Up to n pages of the range that was released first. A range whose pages are gone goes, too.
+void Reclaim(StatePages& pages, size_t n) {
+  RetiredRange& range = pages.retired.front();
+  // Long past, but where it was released this instant.
+  CheckCuda(cudaEventSynchronize(range.zeroed));
+  for (; n > 0 && !range.runs.empty(); --n) {
+    Run& run = range.runs.back();
+    UnmapPage(pages, range.base + run.offset + (run.pages.size() - 1) * pages.page_bytes);
+    pages.free.push_back(run.pages.back());
+    run.pages.pop_back();
+    if (run.pages.empty()) range.runs.pop_back();
+  }
+  if (!range.runs.empty()) return;
+  CheckCuda(cudaEventDestroy(range.zeroed));
+  CheckDriver(TheDriver().free(Address(range.base), range.bytes), "release of an address range");
+  pages.retired.pop_front();
+}
+
+}  // namespace
 
 void CloseStatePages(StatePages* pages) {
   BindThread(pages->device);  // the last owner may be another thread
   Check(pages->ranges.empty(), "every range of state memory is released");
+  while (!pages->retired.empty()) Reclaim(*pages, std::numeric_limits<size_t>::max());
+  CheckCuda(cudaStreamDestroy(pages->zeroing));
+  CheckCuda(cudaEventDestroy(pages->released));
   for (CUmemGenericAllocationHandle page : pages->free) {
     CheckDriver(TheDriver().release(page), "release of a page");
   }
@@ -121,26 +167,59 @@ std::byte* ReserveRange(StatePages& pages, size_t bytes) {
 
 namespace {
 
-// n pages, those from the free ones zeroed and first; n_new at the end hold anything. False, and
-// none, if the GPU has no more.
-bool TakePages(StatePages& pages, size_t n, std::vector<CUmemGenericAllocationHandle>& taken,
-               size_t& n_new) {
-  const size_t n_free = std::min(n, pages.free.size());
-  taken.assign(pages.free.end() - static_cast<std::ptrdiff_t>(n_free), pages.free.end());
-  for (n_new = 0; taken.size() < n; ++n_new) {
+// Pages of a Commit: those from the free ones, which are zeroed, and then n_new that hold anything.
+struct TakenPages {
+  std::vector<CUmemGenericAllocationHandle> list;
+  size_t n_new = 0;
+};
+
+void GiveBack(StatePages& pages, TakenPages& taken) {
+  for (; taken.n_new > 0; --taken.n_new, taken.list.pop_back()) {
+    CheckDriver(TheDriver().release(taken.list.back()), "release of a page");
+  }
+  pages.free.insert(pages.free.end(), taken.list.begin(), taken.list.end());
+}
+
+// False, and none, if the GPU has no more. What was released comes before what is new: so no more
+// is ever held than was in use at once.
+bool TakePages(StatePages& pages, size_t n, TakenPages& taken) {
+  while (pages.free.size() < n && !pages.retired.empty()) Reclaim(pages, n - pages.free.size());
+  const auto first = pages.free.end() - static_cast<std::ptrdiff_t>(std::min(n, pages.free.size()));
+  taken.list.assign(first, pages.free.end());
+  pages.free.erase(first, pages.free.end());
+  for (; taken.list.size() < n; ++taken.n_new) {
     CUmemGenericAllocationHandle page = 0;
     const CUresult result = TheDriver().create(&page, pages.page_bytes, &pages.memory, /*flags=*/0);
     if (result == CUDA_ERROR_OUT_OF_MEMORY) {
-      for (; n_new > 0; --n_new, taken.pop_back()) {
-        CheckDriver(TheDriver().release(taken.back()), "release of a page");
-      }
+      GiveBack(pages, taken);
       return false;
     }
     CheckDriver(result, "a page of state memory");
-    taken.push_back(page);
+    taken.list.push_back(page);
   }
-  pages.free.resize(pages.free.size() - n_free);
   return true;
+}
+
+// False, and none is mapped, if the GPU has no memory for its tables of them.
+bool MapPages(StatePages& pages, std::byte* at,
+              const std::vector<CUmemGenericAllocationHandle>& list) {
+  CUresult result = CUDA_SUCCESS;
+  size_t mapped = 0;
+  for (; mapped < list.size(); ++mapped) {
+    result = TheDriver().map(Address(at + mapped * pages.page_bytes), pages.page_bytes,
+                             /*offset=*/0, list[mapped], /*flags=*/0);
+    if (result != CUDA_SUCCESS) break;
+  }
+  if (result == CUDA_SUCCESS) {
+    CUmemAccessDesc access = {};
+    access.location = pages.memory.location;
+    access.flags = CU_MEM_ACCESS_FLAGS_PROT_READWRITE;
+    result = TheDriver().set_access(Address(at), list.size() * pages.page_bytes, &access, 1);
+  }
+  if (result == CUDA_SUCCESS) return true;
+  if (result != CUDA_ERROR_OUT_OF_MEMORY) CheckDriver(result, "mapping of state memory");
+  while (mapped > 0) UnmapPage(pages, at + --mapped * pages.page_bytes);
+  return false;
 }
 
 }  // namespace
@@ -155,48 +234,37 @@ bool CommitPages(StatePages& pages, std::byte* base, size_t offset, size_t bytes
     return CommitPages(pages, base, offset + there, bytes - there);
   }
   if (bytes == 0) return true;
-  Run run{.offset = offset, .pages = {}};
-  size_t n_new = 0;
-  if (!TakePages(pages, bytes / page_bytes, run.pages, n_new)) return false;
-  size_t at = offset;
-  for (const CUmemGenericAllocationHandle page : run.pages) {
-    CheckDriver(TheDriver().map(Address(base + at), page_bytes, /*offset=*/0, page, /*flags=*/0),
-                "mapping of a page");
-    at += page_bytes;
+  TakenPages taken;
+  if (!TakePages(pages, bytes / page_bytes, taken)) return false;
+  if (!MapPages(pages, base + offset, taken.list)) {
+    GiveBack(pages, taken);
+    return false;
   }
-  CUmemAccessDesc access = {};
-  access.location = pages.memory.location;
-  access.flags = CU_MEM_ACCESS_FLAGS_PROT_READWRITE;
-  CheckDriver(TheDriver().set_access(Address(base + offset), bytes, &access, 1),
-              "access to state memory");
-  if (n_new > 0) {
-    const size_t new_bytes = n_new * page_bytes;
+  if (taken.n_new > 0) {
+    const size_t new_bytes = taken.n_new * page_bytes;
     CheckCuda(
         cudaMemsetAsync(base + offset + bytes - new_bytes, 0, new_bytes, pages.device.stream));
   }
-  runs.push_back(std::move(run));
+  runs.push_back({.offset = offset, .pages = std::move(taken.list)});
   return true;
 }
 
+// Nothing here waits: pages are zeroed once the work that is queued has ended, beside what comes
+// after it, and unmapped when somebody needs them.
 void ReleaseRange(StatePages& pages, std::byte* base, size_t bytes) {
   const auto range = pages.ranges.find(base);
   Check(range != pages.ranges.end(), "a range of state memory is released once");
-  for (const Run& run : range->second) {
-    CheckCuda(cudaMemsetAsync(base + run.offset, 0, run.pages.size() * pages.page_bytes,
-                              pages.device.stream));
-  }
-  // Nothing that runs may lose its memory, and a page is free once it is zeroed.
-  if (!range->second.empty()) Synchronize(pages.device);
-  for (const Run& run : range->second) {
-    for (size_t i = 0; i < run.pages.size(); ++i) {
-      CheckDriver(
-          TheDriver().unmap(Address(base + run.offset + i * pages.page_bytes), pages.page_bytes),
-          "unmapping of a page");
-      pages.free.push_back(run.pages[i]);
-    }
-  }
-  CheckDriver(TheDriver().free(Address(base), bytes), "release of an address range");
+  RetiredRange retired = {base, bytes, std::move(range->second), nullptr};
   pages.ranges.erase(range);
+  CheckCuda(cudaEventRecord(pages.released, pages.device.stream));
+  CheckCuda(cudaStreamWaitEvent(pages.zeroing, pages.released, /*flags=*/0));
+  for (const Run& run : retired.runs) {
+    CheckCuda(
+        cudaMemsetAsync(base + run.offset, 0, run.pages.size() * pages.page_bytes, pages.zeroing));
+  }
+  CheckCuda(cudaEventCreateWithFlags(&retired.zeroed, cudaEventDisableTiming));
+  CheckCuda(cudaEventRecord(retired.zeroed, pages.zeroing));
+  pages.retired.push_back(std::move(retired));
 }
 
 namespace {
