@@ -7,6 +7,7 @@ stage has a time limit of its own, so that a hang costs one stage. Python's stan
 """
 
 import argparse
+import ctypes
 import datetime
 import glob
 import json
@@ -17,6 +18,7 @@ import shutil
 import subprocess
 import sys
 import tempfile
+import threading
 import time
 
 from limited_run import TIME_LIMIT, run
@@ -26,12 +28,20 @@ TEST_PROGRAMS = ["kernels_tests", "model_tests", "engine_tests"]
 SANITIZER_TOOLS = ["memcheck", "racecheck", "initcheck", "synccheck"]
 # Small shapes of every kernel: a sanitizer slows a kernel down a hundredfold.
 SANITIZER_FILTER = ":".join([
-    "*MixerContract.AgreesWithReference/*cuda*", "*OvqUpdate.*", "*AttendTies.*",
+    "*MixerContract.AgreesWithReference/*cuda*", "*OvqUpdate.*", "*AttendTies.*", "*/AttendTest.*",
     "CudaProductTest.*", "NormActTargets.*/cuda", "PrepareDevices.*/cuda", "EmbedDevices.*/cuda"])
+SANITIZER_RUNS = [("kernels_tests", SANITIZER_FILTER), ("model_tests", "*SamplerAgreement.*/cuda")]
+# What a tool says at its end, and how many findings that is.
+SANITIZER_SUMMARY = re.compile(r"^========= (?:ERROR|RACECHECK) SUMMARY: (\d+) .*$", re.MULTILINE)
 CLOCK_FIELDS = ["clocks.sm", "clocks.mem", "clocks.max.sm", "clocks.max.mem", "temperature.gpu",
                 "power.draw", "pstate"]
+# While it is timed. The reasons why clocks are low had another name in older drivers.
+SAMPLED_FIELDS = [["clocks.sm", "clocks.mem", "temperature.gpu", "power.draw", reasons]
+                  for reasons in ("clocks_event_reasons.active", "clocks_throttle_reasons.active")]
+SAMPLE_SECONDS = 1
 TEST_SECONDS = 40  # the longest that one test may take
 ENDED_BY_ITSELF = ("exit 0", "exit 1")  # a gtest program that came to its end
+MOST_RERUN = 40  # failing tests that run once more
 KEPT_OUTPUT = 4000  # characters of a failing stage that go into the result
 
 
@@ -48,6 +58,54 @@ def query_gpu(fields):
     lines = answer.stdout.strip().splitlines()
     values = [value.strip() for value in lines[0].split(",")] if lines else []
     return dict(zip(fields, values)) if answer.returncode == 0 and len(values) == len(fields) else None
+
+
+def ask_driver(library="libcuda.so.1"):
+    """The first GPU as the driver's own library describes it, where nvidia-smi is missing."""
+    try:
+        driver = ctypes.CDLL(library)
+    except OSError:
+        return None
+    name, count, version = ctypes.create_string_buffer(256), ctypes.c_int(), ctypes.c_int()
+    device, memory = ctypes.c_int(), ctypes.c_size_t()
+    asked = [driver.cuInit(0), driver.cuDeviceGetCount(ctypes.byref(count))]
+    if any(asked) or count.value == 0:
+        return None
+    asked += [driver.cuDeviceGet(ctypes.byref(device), 0),
+              driver.cuDeviceGetName(name, len(name), device),
+              driver.cuDeviceTotalMem_v2(ctypes.byref(memory), device),
+              driver.cuDriverGetVersion(ctypes.byref(version))]
+    if any(asked):
+        return None
+    return {"name": name.value.decode(), "driver_version": f"CUDA {version.value}",
+            "memory.total": f"{memory.value} bytes"}
+
+
+class ClockSampler:
+    """Asks for clocks and the reasons why they are low, again and again while it is entered."""
+
+    def __init__(self):
+        self.samples = []
+        self.ended = threading.Event()
+        self.thread = threading.Thread(target=self.sample, daemon=True)
+
+    def sample(self):
+        fields = next((fields for fields in SAMPLED_FIELDS if query_gpu(fields)), None)
+        begin = time.monotonic()
+        while fields is not None:
+            values = query_gpu(fields)
+            if values is not None:
+                self.samples.append({"seconds": round(time.monotonic() - begin, 1), **values})
+            if self.ended.wait(SAMPLE_SECONDS):
+                return
+
+    def __enter__(self):
+        self.thread.start()
+        return self
+
+    def __exit__(self, *_):
+        self.ended.set()
+        self.thread.join()
 
 
 def cuda_version():
@@ -76,7 +134,8 @@ def read_json(path):
 
 
 class GpuRun:
-    def __init__(self, root, bin_folder, budget):
+    def __init__(self, root, bin_folder, budget, out=()):
+        self.out = list(out)
         self.root = os.path.abspath(root)
         self.bin = os.path.abspath(bin_folder or os.path.join(root, "bin"))
         self.deadline = time.monotonic() + budget
@@ -118,7 +177,7 @@ class GpuRun:
             "source_hash": manifest.get("source_hash"),
             "git_commit": manifest.get("git_commit"),
             "git_dirty": manifest.get("git_dirty"),
-            "gpu": query_gpu(["name", "driver_version", "memory.total", "compute_cap"]),
+            "gpu": query_gpu(["name", "driver_version", "memory.total", "compute_cap"]) or ask_driver(),
             "cuda_version": cuda_version(),
             "glibc": " ".join(platform.libc_ver()),
             "clocks_before": query_gpu(CLOCK_FIELDS),
@@ -126,7 +185,7 @@ class GpuRun:
         for key in ("gpu", "cuda_version", "clocks_before", "source_hash", "git_commit"):
             print(f"{key}: {self.result[key]}")
         if self.result["gpu"] is None:
-            self.fail("nvidia-smi shows no GPU")
+            self.fail("neither nvidia-smi nor the driver shows a GPU")
         for name in [*TEST_PROGRAMS, "bench_cuda", "ovq-server"]:
             if self.program(name) is not None and shutil.which("ldd") is not None:
                 for line in self.run(["ldd", self.program(name)], 30).output.splitlines():
@@ -145,10 +204,23 @@ class GpuRun:
             if counts["failed"] or counts["ended"] != "exit 0" or counts["passed"] == 0:
                 self.fail(f"{name}: {counts['ended']}, {len(counts['failed'])} failed, "
                           f"{counts['last_begun']} begun last")
+                self.rerun(name, counts)
             if counts["skipped_cuda"]:
                 self.fail(f"{name}: {counts['skipped_cuda']} tests of cuda were skipped")
+            self.write()
         if sum(counts["passed_cuda"] for counts in self.result["tests"].values()) == 0:
             self.fail("no test of cuda passed")
+
+    def rerun(self, name, counts):
+        """Failing tests once more, with launches that block: a failure that goes away is one of order."""
+        names = [test for test in counts["failed"] if "*" not in test][:MOST_RERUN]
+        if not names:
+            return
+        again = self.gtest_once(name, ":".join(names), TEST_SECONDS,
+                                env={**self.env, "CUDA_LAUNCH_BLOCKING": "1"})
+        counts["launch_blocking"] = {key: again[key] for key in ("ended", "passed", "failed", "output")}
+        print(f"{name} with CUDA_LAUNCH_BLOCKING=1: {again['passed']} passed, "
+              f"{len(again['failed'])} failed, {again['ended']}")
 
     def gtest(self, name, limit):
         """Counts of a test program; after a crash or a hang of its suites, one by one."""
@@ -181,17 +253,22 @@ class GpuRun:
         counts["failed"] += crashed
         return counts
 
-    def gtest_once(self, name, pattern, limit, prefix=()):
+    def gtest_once(self, name, pattern, limit, prefix=(), env=None):
         report = os.path.join(self.scratch, "gtest.json")
         if os.path.exists(report):
             os.remove(report)
         finished = self.run([*prefix, self.program(name), f"--gtest_filter={pattern}",
-                             f"--gtest_output=json:{report}"], limit,
+                             f"--gtest_output=json:{report}"], limit, env=env,
                             silence=None if prefix else TEST_SECONDS)
         begun = re.findall(r"^\[ RUN +\] (\S+)", finished.output, flags=re.MULTILINE)
         counts = {"ended": finished.ended, "passed": 0, "passed_cuda": 0, "failed": [], "skipped": [],
                   "skipped_cuda": 0, "seconds": round(finished.seconds, 1),
                   "last_begun": begun[-1] if begun else None, "output": ""}
+        if prefix:
+            counts["summaries"] = [found.group(0) for found in
+                                   SANITIZER_SUMMARY.finditer(finished.output)]
+            counts["findings"] = sum(int(found) for found in
+                                     SANITIZER_SUMMARY.findall(finished.output))
         for suite in (read_json(report) or {}).get("testsuites", []):
             for test in suite["testsuite"]:
                 full = f"{suite['name']}.{test['name']}"
@@ -214,24 +291,24 @@ class GpuRun:
             print(counts["output"])
         return counts
 
-    def bench(self, time_anyway):
+    def bench(self):
         self.say("bench_cuda")
         if self.program("bench_cuda") is None:
             self.fail("bench_cuda is missing")
             return
-        if self.result["failures"] and not time_anyway:
-            self.result["bench"] = {"refused": "tests failed"}
-            print("not timed: tests failed (--time-anyway times all the same)")
-            return
         report = os.path.join(self.scratch, "bench.json")
-        finished = self.run([self.program("bench_cuda"), "--json", report], 170)
+        with ClockSampler() as clocks:
+            finished = self.run([self.program("bench_cuda"), "--json", report], 170)
         print(finished.output[-8000:])
         # Written after every figure, so a program that was stopped leaves what it had.
         self.result["bench"] = read_json(report) or {}
         self.result["bench"]["ended"] = finished.ended
         self.result["bench"]["seconds"] = round(finished.seconds, 1)
-        if time_anyway and self.result["failures"]:
-            self.result["bench"]["of_a_failing_build"] = True
+        self.result["bench"]["clocks"] = clocks.samples
+        # Of a build whose results are wrong: its times may be, too.
+        self.result["bench"]["of_a_failing_build"] = bool(self.result["failures"])
+        if self.result["failures"]:
+            print("these are times of a build that fails its tests")
         if finished.code != 0:
             self.fail(f"bench_cuda: {finished.ended}")
 
@@ -291,36 +368,62 @@ class GpuRun:
         for place in ("bin", "compute-sanitizer"):
             path = os.path.join(CUDA_HOME, place, "compute-sanitizer")
             found = found or (path if os.path.exists(path) else None)
-        if found is None or self.program("kernels_tests") is None:
+        if found is None:
             self.result["sanitizers"] = "skipped: no compute-sanitizer here"
             print("\n" + self.result["sanitizers"])
             return
+        probe = self.run([found, "--version"], 30)
+        if probe.code != 0:  # a wrapper without the tool behind it
+            self.result["sanitizers"] = f"skipped: {found} does not run: {probe.ended}"
+            print("\n" + self.result["sanitizers"])
+            return
         self.result["sanitizers"] = {}
-        for i, tool in enumerate(SANITIZER_TOOLS):
-            share = (self.deadline - time.monotonic()) / (len(SANITIZER_TOOLS) - i)
-            self.say(f"compute-sanitizer {tool}")
+        runs = [(tool, *run) for tool in SANITIZER_TOOLS for run in SANITIZER_RUNS
+                if self.program(run[0]) is not None]
+        for i, (tool, name, pattern) in enumerate(runs):
+            share = (self.deadline - time.monotonic()) / (len(runs) - i)
+            self.say(f"compute-sanitizer {tool} {name}")
             if share < 5:
-                self.result["sanitizers"][tool] = {"ended": "no time left"}
+                self.result["sanitizers"][f"{tool} {name}"] = {"ended": "no time left"}
                 continue
-            counts = self.gtest_once("kernels_tests", SANITIZER_FILTER, min(share, 90),
-                                     [found, "--tool", tool, "--error-exitcode", "86"])
-            self.result["sanitizers"][tool] = counts
-            print(f"{tool}: {counts['ended']}, {counts['passed']} passed in {counts['seconds']} s")
+            self.sanitize(found, tool, name, pattern, min(share, 90))
+            self.write()
+
+    def sanitize(self, sanitizer, tool, name, pattern, seconds):
+        # The check of cuBLASLt's products would take the time; every product is our own instead.
+        counts = self.gtest_once(name, pattern, seconds,
+                                 [sanitizer, "--tool", tool, "--error-exitcode", "86"],
+                                 env={**self.env, "OVQ_CUDA_PRODUCTS": "own"})
+        self.result["sanitizers"][f"{tool} {name}"] = counts
+        print(f"{tool}: {counts['ended']}, {counts['passed']} passed in {counts['seconds']} s, "
+              f"{counts['findings']} findings")
+        if counts["findings"] > 0:
+            self.fail(f"compute-sanitizer {tool} {name}: {'; '.join(counts['summaries'])}")
+        elif counts["ended"] not in ("exit 0", TIME_LIMIT):
             # Slow is no finding: what ran in the time is in the result.
-            if counts["ended"] not in ("exit 0", TIME_LIMIT):
-                self.fail(f"compute-sanitizer {tool}: {counts['ended']}")
+            self.fail(f"compute-sanitizer {tool} {name}: {counts['ended']}")
+        elif counts["ended"] != TIME_LIMIT and not counts["summaries"]:
+            self.fail(f"compute-sanitizer {tool} {name}: no summary in its output")
 
     # The end.
 
-    def write(self, folders):
-        self.result["clocks_after"] = query_gpu(CLOCK_FIELDS)
+    def write(self):
+        """After every stage, so that whatever ends this program leaves a result."""
         name = self.result["date"].replace(":", "").replace("T", "-").rstrip("Z") + ".json"
-        for folder in folders:
+        for folder in self.out:
             os.makedirs(folder, exist_ok=True)
-            with open(os.path.join(folder, name), "w") as file:
+            part = os.path.join(folder, name + ".part")
+            with open(part, "w") as file:
                 json.dump(self.result, file, indent=1)
                 file.write("\n")
-            print(f"wrote {os.path.join(folder, name)}")
+            os.replace(part, os.path.join(folder, name))
+
+    def finish(self):
+        self.result["clocks_after"] = query_gpu(CLOCK_FIELDS)
+        self.result["finished"] = True
+        self.write()
+        for folder in self.out:
+            print(f"wrote a result into {folder}")
 
     def summary(self):
         print("\n== Summary")
@@ -347,19 +450,17 @@ def main():
     parser.add_argument("--bin", help="folder of the programs; default ROOT/bin")
     parser.add_argument("--out", action="append", default=[], help="folder of the result file")
     parser.add_argument("--budget", type=float, default=560, help="seconds for everything")
-    parser.add_argument("--time-anyway", action="store_true",
-                        help="time a build whose tests failed; the result says so")
     options = parser.parse_args()
-    gpu_run = GpuRun(options.root, options.bin, options.budget)
+    gpu_run = GpuRun(options.root, options.bin, options.budget, options.out)
+    stages = [gpu_run.tests, gpu_run.bench, gpu_run.serve, gpu_run.sdpa, gpu_run.sanitizers]
     try:
         gpu_run.describe()
-        if gpu_run.result["gpu"] is not None:
-            gpu_run.tests()
-            gpu_run.bench(options.time_anyway)
-            gpu_run.serve()
-            gpu_run.sdpa()
-            gpu_run.sanitizers()
-        gpu_run.write(options.out)
+        gpu_run.result["finished"] = False
+        gpu_run.write()
+        for stage in stages if gpu_run.result["gpu"] is not None else []:
+            stage()
+            gpu_run.write()
+        gpu_run.finish()
         gpu_run.summary()
     finally:
         gpu_run.close()

@@ -36,9 +36,11 @@ for argument; do
   esac
 done
 [ "${FAKE_HANG:-}" != "$name" ] || sleep 600
+[ -z "${CUDA_LAUNCH_BLOCKING:-}" ] || echo "launches block" >>"$FAKE_LOG"
+[ -z "${CUDA_LAUNCH_BLOCKING:-}" ] || [ -z "${FAKE_RACE:-}" ] || FAKE_FAIL=
 suites=; code=0
 for suite in A B; do
-  case "$filter" in '*' | "$suite.*" | *Cuda*) ;; *) continue ;; esac
+  case "$filter" in '*' | "$suite.*" | "$suite.one_cuda" | *Cuda* | *Sampler*) ;; *) continue ;; esac
   echo "[ RUN      ] $suite.one_cuda"
   [ "${FAKE_CRASH:-}" != "$suite" ] || kill -ABRT $$
   [ "${FAKE_SLOW:-}" != "$suite" ] || sleep 600
@@ -60,9 +62,22 @@ cat >"$2" <<'JSON'
 JSON
 """
 
-SANITIZER = """echo "sanitizer $*" >>"$FAKE_LOG"
+# FAKE_FINDINGS: what its summary counts.
+SANITIZER = """echo "sanitizer $* products ${OVQ_CUDA_PRODUCTS:-}" >>"$FAKE_LOG"
+[ "$1" != --version ] || exit ${FAKE_PROBE:-0}
+[ -z "${FAKE_FINDINGS:-}" ] || echo "========= ERROR SUMMARY: $FAKE_FINDINGS errors"
 while [ "${1#/}" = "$1" ]; do shift; done
 "$@"
+"""
+
+
+DRIVER = """#include <string.h>
+int cuInit(unsigned flags) { return 0; }
+int cuDeviceGetCount(int* count) { *count = 1; return 0; }
+int cuDeviceGet(int* device, int i) { *device = i; return 0; }
+int cuDeviceGetName(char* name, int length, int device) { strncpy(name, "a fake GPU", length); return 0; }
+int cuDeviceTotalMem_v2(unsigned long* bytes, int device) { *bytes = 1000; return 0; }
+int cuDriverGetVersion(int* version) { *version = 13000; return 0; }
 """
 
 
@@ -128,19 +143,22 @@ class Run(unittest.TestCase):
             if "--query" in call:
                 self.assertRegex(call, r"^--query-gpu=[a-z_.,]+ --format=csv,noheader$")
 
-    def test_a_failing_test_is_counted_and_nothing_is_timed(self):
+    def test_a_failing_test_is_counted_run_again_and_the_build_is_timed_all_the_same(self):
         code, result, text, calls = self.run_script(FAKE_FAIL="B")
         self.assertEqual(code, 1, text)
-        self.assertEqual(result["tests"]["kernels_tests"]["failed"], ["B.one_cuda"])
-        self.assertEqual(result["tests"]["kernels_tests"]["passed"], 1)
-        self.assertEqual(result["bench"], {"refused": "tests failed"})
-        self.assertFalse([call for call in calls if call.startswith("bench")])
-
-    def test_a_failing_build_can_be_timed_all_the_same(self):
-        code, result, text, _ = self.run_script("--time-anyway", FAKE_FAIL="B")
-        self.assertEqual(code, 1, text)
+        counts = result["tests"]["kernels_tests"]
+        self.assertEqual((counts["failed"], counts["passed"]), (["B.one_cuda"], 1))
+        self.assertEqual(counts["launch_blocking"]["failed"], ["B.one_cuda"])
+        self.assertIn("launches block", calls)
+        self.assertIn("kernels_tests --gtest_filter=B.one_cuda", " ".join(calls))
         self.assertTrue(result["bench"]["of_a_failing_build"])
         self.assertEqual(len(result["bench"]["figures"]), 1)
+
+    def test_a_failure_that_goes_away_where_launches_block_is_still_one(self):
+        code, result, text, _ = self.run_script(FAKE_FAIL="B", FAKE_RACE="1")
+        self.assertEqual(code, 1, text)
+        again = result["tests"]["kernels_tests"]["launch_blocking"]
+        self.assertEqual((again["failed"], again["passed"]), ([], 1))
 
     def test_a_crash_hides_only_its_own_suite(self):
         code, result, text, _ = self.run_script(FAKE_CRASH="A")
@@ -191,21 +209,63 @@ class Run(unittest.TestCase):
             pass
         code, result, text, calls = self.run_script()
         self.assertEqual(code, 1, text)
-        self.assertEqual(result["failures"], ["nvidia-smi shows no GPU"])
+        self.assertEqual(result["failures"], ["neither nvidia-smi nor the driver shows a GPU"])
         self.assertEqual(calls, [])
 
-    def test_sanitizers_run_and_fail(self):
+    @unittest.skipIf(shutil.which("cc") is None, "no C compiler for a fake driver")
+    def test_without_nvidia_smi_the_driver_is_asked(self):
+        write_program(os.path.join(self.path, "nvidia-smi"), "exit 9")
+        source = os.path.join(self.folder, "driver.c")
+        with open(source, "w") as file:
+            file.write(DRIVER)
+        subprocess.run(["cc", "-shared", "-fPIC", "-o", os.path.join(self.path, "libcuda.so.1"), source],
+                       check=True)
+        code, result, text, _ = self.run_script(LD_LIBRARY_PATH=self.path)
+        self.assertEqual(code, 0, text)
+        self.assertEqual(result["gpu"], {"name": "a fake GPU", "driver_version": "CUDA 13000",
+                                         "memory.total": "1000 bytes"})
+        self.assertEqual(result["bench"]["clocks"], [])
+
+    def test_clocks_are_sampled_while_it_is_timed(self):
+        _, result, text, _ = self.run_script()
+        samples = result["bench"]["clocks"]
+        self.assertGreater(len(samples), 0, text)
+        self.assertEqual(samples[0]["clocks_event_reasons.active"], "value clocks_event_reasons.active")
+
+    def test_a_run_that_is_ended_leaves_what_it_had(self):
+        write_program(os.path.join(self.root, "bin", "bench_cuda"), "kill -KILL $PPID")
+        _, result, text, _ = self.run_script()
+        self.assertFalse(result["finished"])
+        self.assertEqual(result["tests"]["model_tests"]["passed"], 2)
+
+    def test_sanitizers_run_and_their_output_counts(self):
         write_program(os.path.join(self.path, "compute-sanitizer"), SANITIZER)
-        code, result, text, calls = self.run_script()
+        code, result, text, calls = self.run_script(FAKE_FINDINGS="0")
         self.assertEqual(code, 0, text)
         self.assertEqual(list(result["sanitizers"]),
-                         ["memcheck", "racecheck", "initcheck", "synccheck"])
-        self.assertEqual(len([call for call in calls if call.startswith("sanitizer --tool")]), 4)
+                         [f"{tool} {name}" for tool in ("memcheck", "racecheck", "initcheck", "synccheck")
+                          for name in ("kernels_tests", "model_tests")])
+        runs = [call for call in calls if call.startswith("sanitizer --tool")]
+        self.assertEqual(len(runs), 8)
+        self.assertTrue(all(call.endswith("products own") for call in runs), runs)
+        for name in ("AttendTest", "SamplerAgreement"):
+            self.assertTrue(any(name in call for call in runs), name)
         shutil.rmtree(os.path.join(self.folder, "out"))
-        write_program(os.path.join(self.path, "compute-sanitizer"), "exit 86")
+        code, result, text, _ = self.run_script(FAKE_FINDINGS="3")
+        self.assertEqual(code, 1, text)
+        self.assertIn("compute-sanitizer memcheck kernels_tests: ========= ERROR SUMMARY: 3 errors",
+                      result["failures"])
+
+    def test_a_sanitizer_that_says_nothing_or_does_not_run(self):
+        write_program(os.path.join(self.path, "compute-sanitizer"), SANITIZER)
         code, result, text, _ = self.run_script()
         self.assertEqual(code, 1, text)
-        self.assertIn("compute-sanitizer memcheck: exit 86", result["failures"])
+        self.assertIn("compute-sanitizer memcheck kernels_tests: no summary in its output",
+                      result["failures"])
+        shutil.rmtree(os.path.join(self.folder, "out"))
+        code, result, text, _ = self.run_script(FAKE_PROBE="127")
+        self.assertEqual(code, 0, text)
+        self.assertIn("does not run: exit 127", result["sanitizers"])
 
     def test_a_bundle_is_unpacked(self):
         bundle = os.path.join(self.folder, "ovq-gpu.tar.xz")

@@ -5,8 +5,7 @@
 #   tests/gpu/run.sh BUNDLE [flags]   programs that tests/gpu/bundle.sh packed; needs python3 only
 #   tests/gpu/run.sh [flags]          builds preset `cuda` here first; needs deploy/packages.txt
 #
-# Flags: --budget SECONDS (default 560), --out FOLDER (for a copy of the result), --time-anyway (time
-# a build whose tests failed).
+# Flags: --budget SECONDS (default 560), --out FOLDER (for a copy of the result).
 set -euo pipefail
 case "${1:-}" in -h | --help) sed -n '2,/^set/{/^set/d;s/^# \{0,1\}//;p}' "$0"; exit 0 ;; esac
 
