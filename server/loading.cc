@@ -13,6 +13,7 @@
 #include "absl/strings/str_join.h"
 #include "base/problems.h"
 #include "base/processors.h"
+#include "kernels/common/product_choices.h"
 #include "kernels/common/state_memory.h"
 #include "model/load_config.h"
 #include "model/memory.h"
@@ -144,6 +145,7 @@ absl::StatusOr<Loaded> LoadAll(const Options& options, Log& log) {
       LanguageModel::LoadEach(options.model, model_options, options.memories, *loaded.context);
   if (!models.ok()) return models.status();
   loaded.models = *std::move(models);
+  for (const ProductChoice& choice : ProductChoices()) log.Info(choice.ToString());
   absl::StatusOr<std::unique_ptr<Tokenizer>> tokenizer =
       Tokenizer::Load(options.model, loaded.models.front()->config());
   if (!tokenizer.ok()) return tokenizer.status();

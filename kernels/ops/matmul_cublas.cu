@@ -9,9 +9,11 @@
 #include <memory>
 #include <mutex>
 #include <optional>
+#include <string>
 #include <tuple>
 #include <vector>
 
+#include "absl/strings/str_cat.h"
 #include "kernels/common/cuda/cuda_device.h"
 #include "kernels/common/device_cuda.h"
 #include "kernels/ops/matmul_device.h"
@@ -112,6 +114,19 @@ cublasStatus_t CublasProduct::Run(DeviceContext& context, int64_t n, const void*
                         device.cublas_workspace.as<void>(), kWorkspaceBytes, device.stream);
 }
 
+int32_t Configured(const Algorithm& algorithm, cublasLtMatmulAlgoConfigAttributes_t attribute) {
+  int32_t value = -1;
+  CheckCublas(cublasLtMatmulAlgoConfigGetAttribute(&algorithm.chosen, attribute, &value,
+                                                   sizeof(value), nullptr));
+  return value;
+}
+
+std::string Name(const Algorithm& algorithm) {
+  return absl::StrCat("algorithm ", Configured(algorithm, CUBLASLT_ALGO_CONFIG_ID), ", tile ",
+                      Configured(algorithm, CUBLASLT_ALGO_CONFIG_TILE_ID), ", stages ",
+                      Configured(algorithm, CUBLASLT_ALGO_CONFIG_STAGES_ID));
+}
+
 // Best first; none that splits a sum over blocks, whose order could depend on timing.
 std::vector<Algorithm> CublasProduct::Algorithms(DeviceContext& context) {
   cublasLtMatmulPreferenceOpaque_t preference;
@@ -188,13 +203,22 @@ void CublasProduct::Apply(DeviceContext& context, TensorView x, TensorView y, bo
 
 }  // namespace
 
-std::optional<Product> MakeCublasProduct(DeviceContext& context, const StackedWeights& weights) {
+std::optional<Product> MakeCublasProduct(DeviceContext& context, const StackedWeights& weights,
+                                         std::string& what) {
   // What the check found for a shape, kept because every layer asks again; empty: none passes.
   static std::mutex mutex;
   static std::map<std::tuple<int64_t, int64_t, DType>, std::optional<Algorithm>> verdicts;
   const bool aligned = weights.row_bytes() % kAlignment == 0 &&
                        static_cast<size_t>(weights.out) * sizeof(float) % kAlignment == 0;
-  if (!aligned || Handle(context.cuda()) == nullptr) return std::nullopt;
+  if (!aligned) {
+    what = "rows are no multiples of 16 bytes";
+    return std::nullopt;
+  }
+  if (Handle(context.cuda()) == nullptr) {
+    what = "cuBLASLt cannot be used";
+    return std::nullopt;
+  }
+  what = "no algorithm of cuBLASLt gives a row the same bits for any number of rows";
   const std::lock_guard lock(mutex);
   const auto [verdict, is_new] =
       verdicts.try_emplace({weights.in, weights.out, weights.compute}, std::nullopt);
@@ -213,6 +237,7 @@ std::optional<Product> MakeCublasProduct(DeviceContext& context, const StackedWe
     verdict->second = *found;
   }
   product->algorithm = *verdict->second;
+  what = Name(product->algorithm);
   return Product{product->weights.bytes(),
                  [product](DeviceContext& context, TensorView x, TensorView y, bool accumulate) {
                    product->Apply(context, x, y, accumulate);

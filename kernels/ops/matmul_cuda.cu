@@ -1,12 +1,17 @@
 // y[n, out] (+)= x[n, in] W^T, W [out, in], with the kernels of kernels/ops/cuda, and the choice
 // between them and cuBLASLt.
 #include <algorithm>
+#include <cstdlib>
 #include <memory>
+#include <optional>
+#include <string>
+#include <string_view>
 #include <utility>
 #include <vector>
 
 #include "kernels/common/cuda/cuda_device.h"
 #include "kernels/common/device_cuda.h"
+#include "kernels/common/product_choices.h"
 #include "kernels/ops/cuda/product_bf16.cuh"
 #include "kernels/ops/cuda/product_f32.cuh"
 #include "kernels/ops/matmul_device.h"
@@ -168,12 +173,21 @@ Product MakeInt8Product(DeviceContext& context, const StackedWeights& weights) {
         .scales = scales->as<float>()};
     LaunchProductBF16<uint2>(context, task);
   };
+  NoteProduct({.in = in, .out = out, .weights = "int8", .product = "own: weights in int8"});
   return {packed->bytes() + scales->bytes(), apply};
 }
 
 Product MakeProduct(DeviceContext& context, const StackedWeights& weights) {
-  if (auto fast = MakeCublasProduct(context, weights)) return *std::move(fast);
-  return MakeOwnProduct(context, weights);
+  const char* wanted = std::getenv("OVQ_CUDA_PRODUCTS");
+  const bool own = wanted != nullptr && std::string_view(wanted) == "own";
+  std::string what = "OVQ_CUDA_PRODUCTS";
+  std::optional<Product> fast;
+  if (!own) fast = MakeCublasProduct(context, weights, what);
+  NoteProduct({.in = weights.in,
+               .out = weights.out,
+               .weights = weights.compute == DType::kF32 ? "f32" : "bf16",
+               .product = (fast ? "cuBLASLt: " : "own: ") + what});
+  return fast ? *std::move(fast) : MakeOwnProduct(context, weights);
 }
 
 }  // namespace ovq::cuda

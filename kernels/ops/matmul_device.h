@@ -5,6 +5,7 @@
 #include <functional>
 #include <optional>
 #include <span>
+#include <string>
 #include <vector>
 
 #include "kernels/ops/ops.h"
@@ -91,10 +92,12 @@ Product MakeOwnProduct(DeviceContext& context, const StackedWeights& weights);
 Product MakeInt8Product(DeviceContext& context, const StackedWeights& weights);
 
 // One algorithm of cuBLASLt for every number of rows. None if no algorithm passes the test that a
-// row's bits are the same for any number of rows.
-std::optional<Product> MakeCublasProduct(DeviceContext& context, const StackedWeights& weights);
+// row's bits are the same for any number of rows. `what`: the algorithm, or why there is none.
+std::optional<Product> MakeCublasProduct(DeviceContext& context, const StackedWeights& weights,
+                                         std::string& what);
 
-// cuBLASLt's where it keeps the promise of ops.h, else our own.
+// cuBLASLt's where it keeps the promise of ops.h, else our own. All our own with the environment
+// variable OVQ_CUDA_PRODUCTS=own: under tools that make every launch slow the test takes hours.
 Product MakeProduct(DeviceContext& context, const StackedWeights& weights);
 
 // Device memory [n, item_bytes], each item written by fill(item, its bytes, zero at first). Some

@@ -10,6 +10,7 @@
 #include <filesystem>
 #include <fstream>
 
+#include "kernels/common/product_choices.h"
 #include "tests/bench/bench_util.h"
 #include "tests/bench/cuda_model_bench.h"
 #include "tests/bench/cuda_ovq_bench.h"
@@ -74,12 +75,13 @@ void Describe(const Ceilings& ceilings, Report& report) {
                           {"driver_version", gpu.driver_version},
                           {"runtime_version", gpu.runtime_version}};
   report.root()["ceilings"] = {{"copy_bytes_per_s", ceilings.copy_bytes_per_s},
+                               {"read_bytes_per_s", ceilings.read_bytes_per_s},
                                {"matmul_flops_per_s", ceilings.matmul_flops_per_s},
                                {"note", ceilings.note}};
   report.Write();
-  std::printf("%s: copy %.0f GB/s, bfloat16 product %.0f TFLOP/s %s\n", gpu.name.c_str(),
-              ceilings.copy_bytes_per_s * 1e-9, ceilings.matmul_flops_per_s * 1e-12,
-              ceilings.note.c_str());
+  std::printf("%s: copy %.0f GB/s, read %.0f GB/s, bfloat16 product %.0f TFLOP/s %s\n",
+              gpu.name.c_str(), ceilings.copy_bytes_per_s * 1e-9, ceilings.read_bytes_per_s * 1e-9,
+              ceilings.matmul_flops_per_s * 1e-12, ceilings.note.c_str());
   std::fflush(stdout);
 }
 
@@ -92,6 +94,14 @@ int Run(const Case& which, DeviceContext& context, const std::string& folder, Re
   if (!model.ok()) {
     std::fprintf(stderr, "bench_cuda: %s\n", std::string(model.status().message()).c_str());
     return 1;
+  }
+  for (const ProductChoice& choice : ProductChoices()) {
+    report.root()["products"].push_back({{"in", choice.in},
+                                         {"out", choice.out},
+                                         {"weights", choice.weights},
+                                         {"product", choice.product},
+                                         {"count", choice.count}});
+    std::printf("%s\n", choice.ToString().c_str());
   }
   const Ceilings ceilings = MeasureCeilings(context);
   Describe(ceilings, report);

@@ -17,6 +17,8 @@ using cuda::CheckCuda;
 
 constexpr size_t kTileBytes = size_t{32} << 20;
 constexpr size_t kCopyBytes = size_t{2} << 30;
+constexpr int kReadThreads = 512;
+constexpr int kReadBlocks = 8;  // to a multiprocessor
 constexpr int kMatmulSize = 8192;
 constexpr int kWarmUp = 3;
 constexpr int kRepeats = 21;
@@ -59,6 +61,30 @@ double CopyBandwidth(DeviceContext& context) {
                               cuda::Stream(context)));
   });
   return 2.0 * static_cast<double>(kCopyBytes) / seconds;
+}
+
+// Writes only if its bits come out as hardly any do: so no read can be left out.
+__global__ void __launch_bounds__(kReadThreads)
+    ReadAll(const uint4* from, size_t n, unsigned* sink) {
+  unsigned bits = 0;
+  const size_t step = size_t{gridDim.x} * kReadThreads;
+#pragma unroll 4
+  for (size_t i = size_t{blockIdx.x} * kReadThreads + threadIdx.x; i < n; i += step) {
+    const uint4 x = from[i];
+    bits ^= x.x ^ x.y ^ x.z ^ x.w;
+  }
+  if (bits == 0x9e3779b9u) atomicAdd(sink, 1u);
+}
+
+double ReadBandwidth(DeviceContext& context) {
+  const Buffer from = RandomBuffer(context, kCopyBytes);
+  const Buffer sink(Device::kCuda, sizeof(unsigned));
+  const auto blocks = static_cast<unsigned>(kReadBlocks * context.cuda().n_multiprocessors);
+  const double seconds = MedianSeconds(context, [&] {
+    cuda::Launch(context, ReadAll, dim3(blocks), dim3(kReadThreads), 0, from.as<const uint4>(),
+                 kCopyBytes / sizeof(uint4), sink.as<unsigned>());
+  });
+  return static_cast<double>(kCopyBytes) / seconds;
 }
 
 // cublasGemmEx has overloads, so its type cannot be asked for by name.
@@ -158,6 +184,7 @@ double Meter::Stop() {
 Ceilings MeasureCeilings(DeviceContext& context) {
   Ceilings ceilings;
   ceilings.copy_bytes_per_s = CopyBandwidth(context);
+  ceilings.read_bytes_per_s = ReadBandwidth(context);
   MatmulRate(context, ceilings);
   return ceilings;
 }

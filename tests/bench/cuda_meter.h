@@ -39,6 +39,7 @@ class Meter {
 // holds.
 struct Ceilings {
   double copy_bytes_per_s = 0;    // device to device, bytes read plus bytes written
+  double read_bytes_per_s = 0;    // a kernel that reads and writes nothing
   double matmul_flops_per_s = 0;  // cuBLAS, 8192 x 8192 x 8192 in bfloat16; 0 if there is none
   std::string note;               // why a figure is missing
 };

@@ -45,8 +45,8 @@ CudaModelBench::CudaModelBench(const LanguageModel& model, DeviceContext& contex
       report_(report),
       meter_(context) {}
 
-std::vector<float> CudaModelBench::Logits(const Buffer& state, std::span<const int32_t> tokens,
-                                          int64_t begin) {
+std::vector<float> CudaModelBench::LogitsOf(const Buffer& state, std::span<const int32_t> tokens,
+                                            int64_t begin) {
   StepBatch batch;
   batch.Add(tokens, begin, scale_.slot_cap, state.as<std::byte>(), static_cast<int>(tokens.size()));
   ScratchScope scope(context_);
@@ -62,17 +62,18 @@ bool CudaModelBench::SplitKeepsEveryBit() {
     token = static_cast<int32_t>(random_() % model_.config().vocab_size);
   }
   const Buffer whole = NewState(context_, model_), steps = NewState(context_, model_);
-  const std::vector<float> expected = Logits(whole, tokens, 0);
+  const std::vector<float> expected = LogitsOf(whole, tokens, 0);
   std::vector<float> logits;
   for (size_t t = 0; t < tokens.size(); ++t) {
-    const std::vector<float> row = Logits(steps, {&tokens[t], 1}, static_cast<int64_t>(t));
+    const std::vector<float> row = LogitsOf(steps, {&tokens[t], 1}, static_cast<int64_t>(t));
     logits.insert(logits.end(), row.begin(), row.end());
   }
   return std::memcmp(logits.data(), expected.data(), logits.size() * sizeof(float)) == 0;
 }
 
 CudaModelBench::StepTime CudaModelBench::Step(std::span<const int64_t> begin, int64_t rows_each,
-                                              bool wants_logits) {
+                                              Logits wanted) {
+  const bool wants_logits = wanted != Logits::kNone;
   StepBatch batch;
   std::vector<int32_t> tokens(static_cast<size_t>(rows_each));
   for (size_t i = 0; i < begin.size(); ++i) {
@@ -84,9 +85,26 @@ CudaModelBench::StepTime CudaModelBench::Step(std::span<const int64_t> begin, in
   const double wall = Seconds();
   meter_.Start();
   ScratchScope scope(context_);
-  model_.Forward(batch, context_, scope);
+  const TensorView logits = model_.Forward(batch, context_, scope);
+  if (wanted == Logits::kDrawnFrom) Draw(begin, logits);
   const double device = meter_.Stop();
   return {device, Seconds() - wall};
+}
+
+// As the engine does at the end of a step, which waits for the tokens.
+void CudaModelBench::Draw(std::span<const int64_t> begin, TensorView logits) {
+  while (samplers_.size() < begin.size()) {
+    samplers_.emplace_back(SamplingParams{.top_p = 0.95f, .seed = samplers_.size()},
+                           model_.config().vocab_size);
+  }
+  reader_.Clear();
+  for (size_t i = 0; i < begin.size(); ++i) {
+    reader_.WantDraw(samplers_[i], static_cast<int64_t>(i), begin[i] + 1, /*top_logprobs=*/0, {});
+  }
+  reader_.Read(context_, logits);
+  for (size_t i = 0; i < begin.size(); ++i) {
+    Check(reader_.NextDraw().finite, "logits of the benchmark's model are finite");
+  }
 }
 
 double CudaModelBench::LinearFlops() const {
@@ -103,7 +121,7 @@ void CudaModelBench::Prefill() {
   std::vector<int64_t> begin(static_cast<size_t>(n), 0);
   std::vector<double> seconds;
   for (; begin[0] < scale_.prefill_tokens;) {
-    seconds.push_back(Step(begin, scale_.prefill_rows, /*wants_logits=*/false).device);
+    seconds.push_back(Step(begin, scale_.prefill_rows, Logits::kNone).device);
     for (int64_t& position : begin) position += scale_.prefill_rows;
   }
   // The first step is slower by what happens once: it stands for the others' median.
@@ -131,7 +149,7 @@ void CudaModelBench::MakeSessions(int n) {
 std::vector<double> CudaModelBench::DecodeSteps(std::vector<int64_t> begin, int64_t n_steps) {
   std::vector<double> seconds;
   for (int64_t i = 0; i < n_steps; ++i) {
-    seconds.push_back(Step(begin, 1, /*wants_logits=*/true).device);
+    seconds.push_back(Step(begin, 1, Logits::kDrawnFrom).device);
     for (int64_t& position : begin) ++position;
   }
   return seconds;
@@ -158,9 +176,14 @@ void CudaModelBench::Decode() {
     DecodeSteps(begin, kWarmUpSteps);
     std::vector<double> device, wall;
     for (int i = 0; i < scale_.decode_steps; ++i) {
-      const StepTime time = Step(begin, 1, /*wants_logits=*/true);
+      const StepTime time = Step(begin, 1, Logits::kDrawnFrom);
       device.push_back(time.device);
       wall.push_back(time.wall);
+      for (int64_t& position : begin) ++position;
+    }
+    std::vector<double> without_sampling;
+    for (int i = 0; i < scale_.decode_steps / 4; ++i) {
+      without_sampling.push_back(Step(begin, 1, Logits::kLeft).device);
       for (int64_t& position : begin) ++position;
     }
     const double bytes =
@@ -175,6 +198,9 @@ void CudaModelBench::Decode() {
                  .goal = GoalIf(floor, Goal::kAtMost),
                  .target = kFloorTarget,
                  .more = {{"wall_seconds", Median(wall)},
+                          {"seconds_without_sampling", Median(without_sampling)},
+                          {"step_seconds", device},
+                          {"floor_seconds_at_read", OverCeiling(bytes, ceilings_.read_bytes_per_s)},
                           {"bytes", bytes},
                           {"floor_seconds", floor},
                           {"fraction_of_copy", floor / seconds},
@@ -199,15 +225,17 @@ void CudaModelBench::ChunkUpdates() {
   const std::vector<double> spread_steps = Medians(spread_runs);
   const double without = Mean(std::span(in_phase_steps).first(in_phase_steps.size() - 1));
   const double with = Mean(spread_steps);
-  report_.Add(
-      {.name = "chunk_updates",
-       .sessions = n,
-       .seconds = with,
-       .measure = "of a step without updates, added",
-       .value = with / without - 1,
-       .goal = Goal::kAtMost,
-       .target = kUpdateTarget,
-       .more = {{"seconds_without", without}, {"seconds_when_all_update", in_phase_steps.back()}}});
+  report_.Add({.name = "chunk_updates",
+               .sessions = n,
+               .seconds = with,
+               .measure = "of a step without updates, added",
+               .value = with / without - 1,
+               .goal = Goal::kAtMost,
+               .target = kUpdateTarget,
+               .more = {{"seconds_without", without},
+                        {"seconds_when_all_update", in_phase_steps.back()},
+                        {"step_seconds_in_phase", in_phase_runs},
+                        {"step_seconds", spread_runs}}});
   const double worst = *std::max_element(spread_steps.begin(), spread_steps.end());
   report_.Add({.name = "worst_step",
                .sessions = n,

@@ -3,7 +3,8 @@
 
 namespace ovq::cuda {
 
-std::optional<Product> MakeCublasProduct(DeviceContext&, const StackedWeights&) {
+std::optional<Product> MakeCublasProduct(DeviceContext&, const StackedWeights&, std::string& what) {
+  what = "the host executor has no cuBLASLt";
   return std::nullopt;
 }
 

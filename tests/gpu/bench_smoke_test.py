@@ -1,0 +1,44 @@
+"""What a result file of bench_cuda holds, by its smallest run.
+
+usage: bench_smoke_test.py PROGRAM
+"""
+
+import json
+import os
+import subprocess
+import sys
+import tempfile
+import unittest
+
+PROGRAM = None
+
+
+class Smoke(unittest.TestCase):
+    def test_the_result_says_what_ran_and_every_step(self):
+        with tempfile.TemporaryDirectory(prefix="ovq_bench_smoke_") as folder:
+            path = os.path.join(folder, "bench.json")
+            ended = subprocess.run([PROGRAM, "--smoke", "--json", path], capture_output=True, text=True)
+            self.assertEqual(ended.returncode, 0, ended.stdout + ended.stderr)
+            with open(path) as file:
+                result = json.load(file)
+        self.assertNotIn("refused", result)
+        # Two layers of width 64 with a head of 128, feed-forward 64, vocabulary 64.
+        products = {(p["in"], p["out"]): p for p in result["products"]}
+        self.assertEqual(set(products), {(64, 64), (64, 384), (128, 64), (64, 128)})
+        for product in products.values():
+            self.assertRegex(product["product"], "^(cuBLASLt|own): .")
+        self.assertEqual(sum(product["count"] for product in products.values()), 9)
+        self.assertLessEqual({"copy_bytes_per_s", "read_bytes_per_s", "matmul_flops_per_s"},
+                             set(result["ceilings"]))
+        decode = [figure for figure in result["figures"] if figure["name"] == "decode"]
+        self.assertEqual([figure["sessions"] for figure in decode], [1, 3])
+        for figure in decode:
+            self.assertEqual(len(figure["step_seconds"]), 4)
+            self.assertGreater(figure["seconds_without_sampling"], 0)
+        updates = next(figure for figure in result["figures"] if figure["name"] == "chunk_updates")
+        self.assertEqual([len(run) for run in updates["step_seconds"]], [16])
+
+
+if __name__ == "__main__":
+    PROGRAM = sys.argv.pop(1)
+    unittest.main(verbosity=2)
