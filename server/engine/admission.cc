@@ -142,6 +142,18 @@ std::shared_ptr<Job> Admission::First() const {
   return first == nullptr ? nullptr : *first;
 }
 
+bool Admission::TakeFirst(const Job& job) {
+  std::lock_guard lock(mutex_);
+  const auto it = queue_.find(job.client);
+  if (it == queue_.end() || it->second.jobs.front().get() != &job) return false;
+  Waiting& waiting = it->second;
+  waiting.Count(job, -1);
+  waiting.jobs.pop_front();
+  --n_waiting_;
+  if (waiting.jobs.empty()) queue_.erase(it);
+  return true;
+}
+
 std::shared_ptr<Job> Admission::Next() {
   const std::shared_ptr<Job> job = First();
   if (job == nullptr) return nullptr;
@@ -149,7 +161,7 @@ std::shared_ptr<Job> Admission::Next() {
   const size_t bytes = job->reserve_bytes * static_cast<size_t>(job->n_states);
   if (!HasRoom(job->client, job->n_states, bytes)) return nullptr;
   absl::StatusOr<StateHandle> state = pool_.Acquire(*job->memory->layout, job->slot_cap, bytes);
-  if (Remove([&job](const Job& other) { return &other == job.get(); }).empty()) {
+  if (!TakeFirst(*job)) {
     if (state.ok()) pool_.Release(*state);  // pushed out meanwhile
     return Next();
   }

@@ -93,6 +93,7 @@ class Admission {
   bool HasRoom(const std::string& client, int n_states, size_t bytes);
   bool MakeWay(const std::string& client, int n_states, size_t bytes, bool table);
   std::shared_ptr<Job> First() const;
+  bool TakeFirst(const Job& job);  // out of the queue; false if it has been pushed out meanwhile
   int states() const { return pool_.sessions() + promised_states_ + stored_sessions_; }
 
   const EngineConfig& config_;

@@ -337,8 +337,12 @@ void Engine::Run() {
 
 bool Engine::Turn() {
   watch_.Begin(config_.options.clock.steady());
-  inbox_->RunAll();
-  EndWhatIsOver(config_.options.clock.steady());
+  const bool rung = inbox_->RunAll();
+  const SteadyTime now = config_.options.clock.steady();
+  if (rung || now >= look_again_) {
+    EndWhatIsOver(now);
+    look_again_ = now + kLookEvery;
+  }
   while (std::shared_ptr<Job> job = admission_.Next()) {
     if (!job->refused.ok()) {
       runner_.Fail(*job, FinishReason::kError, job->refused);
@@ -350,6 +354,7 @@ bool Engine::Turn() {
   if (runner_.jobs().size() != published_jobs_ && PublishDue()) PublishStats();
   const bool progressed = runner_.RunStep(step_);
   runner_.ForgetEnded();
+  if (!progressed) look_again_ = {};  // whenever the next turn is
   if (!progressed || PublishDue()) PublishStats();
   watch_.End();
   return progressed;

@@ -112,12 +112,15 @@ class Engine {
  private:
   static constexpr size_t kFewJobs = 64;
   static constexpr auto kPublishEvery = std::chrono::milliseconds(10);
+  static constexpr auto kLookEvery = std::chrono::milliseconds(1);
 
   absl::Status SubmitTurn(std::shared_ptr<Job> job);
   absl::Status Claim(Job& job);  // its session
   // Engine thread: for calls that need an idle session's state.
   void WhenAwake(const std::string& id, const std::string& tenant, SessionStore::Then then);
   std::function<void()> Wake() const;
+  // To look at a thousand calls takes as long as a small model's step: so it is done when somebody
+  // rang, as who cancels does, and as often as kLookEvery for what the time ends.
   void EndWhatIsOver(SteadyTime now);
   // To count many calls takes as long as a small model's step.
   bool PublishDue() const {
@@ -138,6 +141,7 @@ class Engine {
   const int session_slots_;
   size_t published_jobs_ = 0;  // running ones, in stats_
   SteadyTime publish_again_;   // where there are many
+  SteadyTime look_again_ = {};
 
   std::atomic<bool> stopping_ = false;
   mutable std::mutex mutex_;

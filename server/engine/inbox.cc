@@ -21,16 +21,18 @@ void Inbox::Post(Command command) {
 void Inbox::Wait(absl::Duration timeout) {
   std::unique_lock lock(mutex_);
   cv_.wait_until(lock, After(std::chrono::steady_clock::now(), timeout), [this] { return rung_; });
-  rung_ = false;
 }
 
-void Inbox::RunAll() {
+bool Inbox::RunAll() {
   std::vector<Command> commands;
+  bool rung;
   {
     std::lock_guard lock(mutex_);
     commands.swap(commands_);
+    rung = std::exchange(rung_, false);
   }
   for (Command& command : commands) command();
+  return rung;
 }
 
 }  // namespace ovq

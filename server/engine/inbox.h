@@ -37,8 +37,9 @@ class Inbox {
   }
 
   // --- engine thread ---
-  void Wait(absl::Duration timeout);  // returns at once if it rang since the last Wait
-  void RunAll();                      // what was posted until now, in order
+  void Wait(absl::Duration timeout);  // returns at once if it rang since the last RunAll
+  // What was posted until now, in order. Whether it rang since the last RunAll.
+  bool RunAll();
 
  private:
   std::mutex mutex_;

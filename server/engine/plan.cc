@@ -15,38 +15,50 @@ constexpr double kRounding = 1e-9;
 constexpr double kLearn = 0.125;
 constexpr double kMostSurprise = 2;
 
-// A call that decodes, or all prompts of a client together.
 struct Need {
-  std::vector<int> members;  // sequences that can have rows
-  double rows = 0;           // wanted, at most those of a step
-  double cost = 0;           // of these
+  double rows = 0;  // wanted, at most those of a step
+  double cost = 0;  // of these
 
   double row_cost() const { return cost / rows; }
+  void Add(const Need& other) {
+    rows += other.rows;
+    cost += other.cost;
+  }
+};
+
+// A call that decodes: neighbours.
+struct Call : Need {
+  int first = 0, n = 0;  // sequences
 };
 
 struct Client {
   double weight = 1;
-  std::vector<Need> calls;    // that decode, in the memory of this step
-  Need prompts;               // in it
+  std::vector<Call> calls;    // that decode, in the memory of this step
+  Need prompts;               // in it, all together
+  std::vector<int> prompted;  // their sequences
   Need elsewhere;             // in other memories
-  double rows = 0, cost = 0;  // wanted here
+  Need all;                   // wanted here
 };
 
 // What each gets of `amount`, by weight: none more than it wants, and what it leaves goes to the
 // others.
 std::vector<double> Shares(double amount, std::span<const double> wants,
                            std::span<const double> weights) {
+  // Where all want more than their parts, as many calls of one client do, there is nothing to sort.
+  double weight = std::accumulate(weights.begin(), weights.end(), 0.0);
+  std::vector<double> parts(weights.begin(), weights.end());
+  for (double& part : parts) part *= amount / weight;
+  if (std::ranges::equal(parts, wants, std::ranges::less_equal())) return parts;
+
   std::vector<size_t> by_want(wants.size());
   std::iota(by_want.begin(), by_want.end(), 0);
   std::ranges::sort(by_want, {}, [&](size_t i) { return wants[i] / weights[i]; });
-  double weight = std::accumulate(weights.begin(), weights.end(), 0.0);
-  std::vector<double> result(wants.size());
   for (const size_t i : by_want) {
-    result[i] = std::min(wants[i], amount * weights[i] / weight);
-    amount -= result[i];
+    parts[i] = std::min(wants[i], amount * weights[i] / weight);
+    amount -= parts[i];
     weight -= weights[i];
   }
-  return result;
+  return parts;
 }
 
 class Planner {
@@ -59,7 +71,7 @@ class Planner {
 
   std::vector<PlanItem> Plan(const StepCosts* costs, int n_memories) {
     double amount = 0;
-    for (const Client& client : clients_) amount += client.cost;
+    for (const Client& client : clients_) amount += client.all.cost;
     if (amount == 0) return {};
     const double seconds = costs != nullptr ? TimeBound(*costs, n_memories) : 0;
     if (costs != nullptr) amount = std::min(amount, costs->Reach(seconds));
@@ -89,31 +101,28 @@ class Planner {
       }
       Client& client = clients_[last];
       if (memory_ != nullptr && sequence.state->layout != memory_) {
-        AddTo(client.elsewhere, static_cast<int>(i));
+        Add(sequence, client.elsewhere);
       } else if (!sequence.decoding) {
-        AddTo(client.prompts, static_cast<int>(i));
+        client.prompted.push_back(static_cast<int>(i));
+        Add(sequence, client.prompts);
       } else {
-        if (client.calls.empty() || last_order != sequence.order) client.calls.emplace_back();
+        if (client.calls.empty() || last_order != sequence.order) {
+          client.calls.emplace_back().first = static_cast<int>(i);
+        }
         last_order = sequence.order;
-        AddTo(client.calls.back(), static_cast<int>(i));
+        ++client.calls.back().n;
+        Add(sequence, client.calls.back());
       }
     }
     for (Client& client : clients_) {
-      for (const Need& call : client.calls) Add(call, client);
-      if (!client.prompts.members.empty()) Add(client.prompts, client);
+      client.all = client.prompts;
+      for (const Call& call : client.calls) client.all.Add(call);
     }
   }
-  void AddTo(Need& need, int i) const {
-    const StepSequence& sequence = sequences_[static_cast<size_t>(i)];
+  void Add(const StepSequence& sequence, Need& need) const {
     const double rows =
         std::min(static_cast<double>(sequence.tokens.size()), max_rows_ - need.rows);
-    need.members.push_back(i);
-    need.rows += rows;
-    need.cost += rows * sequence.row_cost;
-  }
-  static void Add(const Need& need, Client& client) {
-    client.rows += need.rows;
-    client.cost += need.cost;
+    need.Add({.rows = rows, .cost = rows * sequence.row_cost});
   }
 
   // How long a step may take that keeps the promise to every client, in whatever memory.
@@ -122,9 +131,10 @@ class Planner {
     for (const Client& client : clients_) weights += client.weight;
     double seconds = std::max(kLongStepSeconds, kLongStepRows * costs.Seconds(1)), answers = 0;
     for (const Client& client : clients_) {
-      for (const Need& call : client.calls) answers += call.cost;
-      const double rows = client.rows + client.elsewhere.rows;
-      const double cost = (client.cost + client.elsewhere.cost) * std::min(1.0, max_rows_ / rows);
+      for (const Call& call : client.calls) answers += call.cost;
+      Need need = client.all;
+      need.Add(client.elsewhere);
+      const double cost = need.cost * std::min(1.0, max_rows_ / need.rows);
       seconds = std::min(seconds, costs.Seconds(cost) * weights / client.weight);
     }
     if (answers > 0) seconds = std::min(seconds, costs.Target(answers) * n_memories);
@@ -135,7 +145,7 @@ class Planner {
   std::vector<double> Parts(double amount) const {
     std::vector<double> wants, weights;
     for (const Client& client : clients_) {
-      wants.push_back(client.cost);
+      wants.push_back(client.all.cost);
       weights.push_back(client.weight);
     }
     // Rows of unequal cost: less of it all until the rows fit, or nearly.
@@ -145,7 +155,7 @@ class Planner {
       parts = Shares(amount, wants, weights);
       double rows = 0;
       for (size_t i = 0; i < clients_.size(); ++i) {
-        if (parts[i] > 0) rows += parts[i] * clients_[i].rows / clients_[i].cost;
+        if (parts[i] > 0) rows += parts[i] / clients_[i].all.row_cost();
       }
       if (rows <= max_rows_ + kRounding) break;
       amount *= max_rows_ / rows;
@@ -158,7 +168,7 @@ class Planner {
     double least = 0, weights = 0;
     for (size_t i = 0; i < clients_.size(); ++i) {
       const Client& client = clients_[i];
-      if (parts[i] < client.cost) {
+      if (parts[i] < client.all.cost) {
         weights += client.weight;
       } else {
         amount -= parts[i];
@@ -168,23 +178,23 @@ class Planner {
     if (least == 0) return;  // it would be nobody's gain
     for (size_t i = 0; i < clients_.size(); ++i) {
       const Client& client = clients_[i];
-      if (parts[i] == client.cost) continue;
+      if (parts[i] == client.all.cost) continue;
       parts[i] = std::min(parts[i], std::max(least, amount / weights) * client.weight);
     }
   }
   void ShareClient(const Client& client, double amount) {
-    const bool reads = !client.prompts.members.empty();
+    const bool reads = !client.prompted.empty();
     double decoding =
         reads ? amount - std::min(client.prompts.cost, amount / kPrefillShare) : amount;
     std::vector<double> wants, weights(client.calls.size(), 1);
-    for (const Need& call : client.calls) wants.push_back(call.cost);
+    for (const Call& call : client.calls) wants.push_back(call.cost);
     const std::vector<double> parts = Shares(decoding, wants, weights);
     for (size_t i = 0; i < parts.size(); ++i) {
-      const Need& call = client.calls[i];
+      const Call& call = client.calls[i];
       GiveInTurn(call, Rounded(parts[i] / call.row_cost()));
       amount -= parts[i];
     }
-    if (reads) GiveInOrder(client.prompts, Rounded(amount / client.prompts.row_cost()));
+    if (reads) GivePrompts(client, Rounded(amount / client.prompts.row_cost()));
   }
   // Whole rows, so that over the steps each gets what is its part: what was cut off one goes to the
   // next.
@@ -202,8 +212,8 @@ class Planner {
       const Client& client = clients_[(static_cast<uint64_t>(turn_) + i) % n];
       if (!client.calls.empty()) {
         GiveInTurn(client.calls[static_cast<uint64_t>(turn_) % client.calls.size()], 1);
-      } else if (!client.prompts.members.empty()) {
-        GiveInOrder(client.prompts, 1);
+      } else if (!client.prompted.empty()) {
+        GivePrompts(client, 1);
       }
     }
   }
@@ -214,19 +224,20 @@ class Planner {
     return n_rows;
   }
   // Consecutive turns continue where the last one stopped, round and round.
-  void GiveInTurn(const Need& need, int64_t n_rows) {
-    const size_t n = need.members.size();
-    const auto chosen = static_cast<size_t>(Given(need, n_rows));
-    const size_t first = chosen == n ? 0 : static_cast<uint64_t>(turn_) % n * chosen % n;
-    for (size_t i = 0; i < chosen; ++i) plan_.push_back({need.members[(first + i) % n], 1});
+  void GiveInTurn(const Call& call, int64_t n_rows) {
+    const int64_t n = call.n, chosen = Given(call, n_rows);
+    const int64_t first = chosen == n ? 0 : turn_ % n * chosen % n;
+    for (int64_t i = 0; i < chosen; ++i) {
+      plan_.push_back({call.first + static_cast<int>((first + i) % n), 1});
+    }
   }
-  void GiveInOrder(const Need& need, int64_t n_rows) {
-    std::vector<int> members = need.members;
+  void GivePrompts(const Client& client, int64_t n_rows) {
+    std::vector<int> members = client.prompted;
     std::ranges::sort(members, {}, [&](int i) {
       const StepSequence& sequence = sequences_[static_cast<size_t>(i)];
       return std::pair(sequence.consumed / kPromptTurn, sequence.order);
     });
-    n_rows = Given(need, n_rows);
+    n_rows = Given(client.prompts, n_rows);
     // All of a turn first, then what is left.
     std::vector<int64_t> rows(members.size());
     for (const bool in_turn : {true, false}) {
