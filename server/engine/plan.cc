@@ -232,12 +232,15 @@ class Planner {
     }
   }
   void GivePrompts(const Client& client, int64_t n_rows) {
+    n_rows = Given(client.prompts, n_rows);
+    // Of those before its last, each gets a row at least.
     std::vector<int> members = client.prompted;
-    std::ranges::sort(members, {}, [&](int i) {
+    const auto n_served = std::min<int64_t>(n_rows, std::ssize(members));
+    std::ranges::partial_sort(members, members.begin() + n_served, {}, [&](int i) {
       const StepSequence& sequence = sequences_[static_cast<size_t>(i)];
       return std::pair(sequence.consumed / kPromptTurn, sequence.order);
     });
-    n_rows = Given(client.prompts, n_rows);
+    members.resize(static_cast<size_t>(n_served));
     // All of a turn first, then what is left.
     std::vector<int64_t> rows(members.size());
     for (const bool in_turn : {true, false}) {

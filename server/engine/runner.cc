@@ -112,12 +112,13 @@ bool Runner::RunStep(Step& step) {
 }
 
 void Runner::Collect() {
+  const SteadyTime now = config_.options.clock.steady();
   sequences_.clear();
   owners_.clear();
   for (const std::shared_ptr<Job>& job : jobs_) {
     if (job->ended) continue;
     if (!job->prefilling()) {
-      CollectDecoding(*job);
+      CollectDecoding(*job, now);
       continue;
     }
     StepSequence& sequence = sequences_.emplace_back();
@@ -162,11 +163,10 @@ void Runner::TellWatch() const {
   watch_.SetRows(answers, prompts, prompt_tokens);
 }
 
-void Runner::CollectDecoding(Job& job) {
+void Runner::CollectDecoding(Job& job, SteadyTime now) {
   GenerateWork& work = *job.generate();  // nothing else lives on after its prompt
   if (!work.first.empty()) return;       // its completions have no states yet
   const bool full = work.stream->full();
-  const SteadyTime now = config_.options.clock.steady();
   if (full && !work.blocked_since) work.blocked_since = now;
   if (!full && work.blocked_since) {
     config_.events.stream_blocked(TimeBetween(*work.blocked_since, now));

@@ -57,7 +57,7 @@ class Runner {
   void TakePrefix(Job& job);
   void Collect();
   void TellWatch() const;
-  void CollectDecoding(Job& job);
+  void CollectDecoding(Job& job, SteadyTime now);
   void Share(const Job& job, StepSequence& sequence) const;
   void Advance(const PlanItem& item, Step& step, StepReport& report);
   void AdvanceAnswer(const PlanItem& item, Step& step, StepReport& report);
