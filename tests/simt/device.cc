@@ -125,6 +125,9 @@ cudaError_t cudaDeviceGetAttribute(int* value, cudaDeviceAttr attribute, int dev
     case cudaDevAttrMaxSharedMemoryPerMultiprocessor:
       *value = static_cast<int>(properties.sharedMemPerMultiprocessor);
       return cudaSuccess;
+    case cudaDevAttrReservedSharedMemoryPerBlock:
+      *value = static_cast<int>(properties.reservedSharedMemPerBlock);
+      return cudaSuccess;
     case cudaDevAttrMaxSharedMemoryPerBlockOptin:
       *value = static_cast<int>(properties.sharedMemPerBlockOptin);
       return cudaSuccess;

@@ -1,5 +1,6 @@
 #include "tests/simt/launch.h"
 
+#include <algorithm>
 #include <atomic>
 #include <map>
 #include <mutex>
@@ -25,6 +26,13 @@ std::map<const void*, size_t>& SharedLimits() {
   static auto* limits = new std::map<const void*, size_t>;
   return *limits;
 }
+
+// Percent of a multiprocessor's shared memory, by kernel.
+std::map<const void*, int>& CarveOuts() {
+  static auto* carve_outs = new std::map<const void*, int>;
+  return *carve_outs;
+}
+int most_blocks = 32;
 
 size_t SharedLimit(const void* kernel) {
   const std::lock_guard lock(limits_mutex);
@@ -72,6 +80,8 @@ cudaError_t RunKernel(const cudaLaunchConfig_t& config, const void* kernel,
 
 void SetOrder(Order value) { order = value; }
 
+void SetMostBlocks(int blocks) { most_blocks = blocks; }
+
 size_t LaunchCount() { return launches; }
 
 size_t FenceCount() { return fences; }
@@ -91,9 +101,34 @@ cudaError_t LaunchKernel(const cudaLaunchConfig_t& config, const void* kernel,
 
 cudaError_t cudaFuncSetAttribute(const void* kernel, cudaFuncAttribute attribute, int value) {
   using namespace ovq::simt;
+  if (attribute == cudaFuncAttributePreferredSharedMemoryCarveout) {
+    if (value < -1 || value > 100) return Failed(cudaErrorInvalidValue);
+    const std::lock_guard lock(limits_mutex);
+    CarveOuts()[kernel] = value;
+    return cudaSuccess;
+  }
   if (attribute != cudaFuncAttributeMaxDynamicSharedMemorySize) return cudaSuccess;
   if (value < 0 || value > static_cast<int>(kMaxSharedBytes)) return Failed(cudaErrorInvalidValue);
   const std::lock_guard lock(limits_mutex);
   SharedLimits()[kernel] = value;
+  return cudaSuccess;
+}
+
+cudaError_t cudaOccupancyMaxActiveBlocksPerMultiprocessor(int* blocks, const void* kernel,
+                                                          int threads, size_t shared_bytes) {
+  using namespace ovq::simt;
+  if (threads < 1 || shared_bytes > SharedLimit(kernel)) return Failed(cudaErrorInvalidValue);
+  cudaDeviceProp properties;
+  cudaGetDeviceProperties(&properties, 0);
+  const size_t of_block = shared_bytes + properties.reservedSharedMemPerBlock;
+  const std::lock_guard lock(limits_mutex);
+  const auto found = CarveOuts().find(kernel);
+  const size_t carved =
+      found == CarveOuts().end() || found->second < 0
+          ? of_block
+          : properties.sharedMemPerMultiprocessor * static_cast<size_t>(found->second) / 100;
+  const size_t fit = std::max(carved, of_block) / of_block;
+  *blocks = std::min(
+      {static_cast<int>(fit), properties.maxThreadsPerMultiProcessor / threads, most_blocks});
   return cudaSuccess;
 }

@@ -30,6 +30,9 @@ void SetDeviceMemory(size_t bytes);
 // Kernels launched so far by this process, replays of graphs included.
 size_t LaunchCount();
 
+// Of a kernel on a multiprocessor, as registers limit them: 32 by default.
+void SetMostBlocks(int blocks);
+
 // __threadfence of one thread, counted in all launches so far.
 size_t FenceCount();
 

@@ -7,6 +7,7 @@
 #include <functional>
 #include <vector>
 
+#include "absl/status/status.h"
 #include "kernels/common/device.h"
 #include "kernels/mixers/common/attention.h"
 #include "kernels/mixers/mixer.h"
@@ -140,6 +141,9 @@ struct TileRows {
 // rows fill.
 void AttendCpu(DeviceContext& context, const AttentionStep& step);
 void AttendCuda(DeviceContext& context, const AttentionStep& step);
+// Before the first: asks for the shared memory that decode steps need. FailedPrecondition: fewer of
+// their thread blocks than it holds run on a multiprocessor, so that they would be slow.
+absl::Status PrepareAttendCuda(DeviceContext& context, const AttentionBlocks& blocks);
 // The same with something to do before rows are stored, on the CPU for every tile, in the thread of
 // its head; on CUDA for every wave; and after the last row of a span is done, on CUDA after every
 // wave. after: when a tile's rows are done. Each may be null.

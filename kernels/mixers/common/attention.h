@@ -164,6 +164,9 @@ struct Attention {
   size_t weight_bytes() const { return 0; }
 };
 
+// What a device needs to know of an attention before its first step. Its errors are spec.weights'.
+void PrepareAttention(const MixerSpec& spec, const AttentionShape& shape);
+
 template <class T>
 class AttentionMixer final : public SequenceMixer {
  public:
@@ -242,6 +245,7 @@ absl::StatusOr<std::unique_ptr<SequenceMixer>> MakeAttention(const MixerSpec& sp
   absl::StatusOr<T> attention = ReadAttention<T>(spec.state);
   if (!attention.ok()) return attention.status();
   attention->Load(spec);
+  PrepareAttention(spec, attention->shape);
   AttentionProjection projection(spec, attention->shape, attention->input);
   if (!spec.weights.status().ok()) return spec.weights.status();
   return std::make_unique<AttentionMixer<T>>(*std::move(attention), std::move(projection));

@@ -1,3 +1,5 @@
+#include <algorithm>
+
 #include "kernels/common/cuda/cuda_device.h"
 #include "kernels/mixers/common/cuda/attend_launch.h"
 #include "kernels/mixers/common/cuda/attend_mma.cuh"
@@ -218,18 +220,53 @@ __global__ void __launch_bounds__(kWarps * 32)
   }
 }
 
+using DecodeKernelFn = void (*)(AttendArgs);
+DecodeKernelFn DecodeKernel(int value_stride) {
+  return value_stride <= 64    ? AttendDecodeKernel<1>
+         : value_stride <= 128 ? AttendDecodeKernel<2>
+                               : AttendDecodeKernel<4>;
+}
+
+// While one waits for memory, others compute.
+constexpr int kWantedBlocks = 3;
+
+// As Launch does, which never lowers it.
+void AllowShared(DeviceContext& context, const void* kernel, size_t bytes) {
+  size_t& allowed = context.cuda().shared_bytes[kernel];
+  if (bytes <= allowed) return;
+  allowed = bytes;
+  CheckCuda(cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize,
+                                 static_cast<int>(bytes)));
+}
+
 }  // namespace
 
 size_t AttendDecodeShared(int head_dim, int value_stride) {
   return static_cast<size_t>(LayoutOf(head_dim, value_stride).end) * sizeof(uint4);
 }
 
+DecodeOccupancy PrepareAttendDecode(DeviceContext& context, int head_dim, int value_stride) {
+  const size_t bytes = AttendDecodeShared(head_dim, value_stride);
+  const auto* kernel = reinterpret_cast<const void*>(DecodeKernel(value_stride));
+  AllowShared(context, kernel, bytes);
+  CheckCuda(cudaFuncSetAttribute(kernel, cudaFuncAttributePreferredSharedMemoryCarveout,
+                                 cudaSharedmemCarveoutMaxShared));
+  int of_multiprocessor = 0, reserved = 0;
+  CheckCuda(cudaDeviceGetAttribute(&of_multiprocessor, cudaDevAttrMaxSharedMemoryPerMultiprocessor,
+                                   context.cuda().ordinal));
+  CheckCuda(cudaDeviceGetAttribute(&reserved, cudaDevAttrReservedSharedMemoryPerBlock,
+                                   context.cuda().ordinal));
+  DecodeOccupancy occupancy = {};
+  occupancy.wanted =
+      std::min(kWantedBlocks, of_multiprocessor / (static_cast<int>(bytes) + reserved));
+  CheckCuda(
+      cudaOccupancyMaxActiveBlocksPerMultiprocessor(&occupancy.blocks, kernel, kWarps * 32, bytes));
+  return occupancy;
+}
+
 void LaunchAttendDecode(DeviceContext& context, const AttendArgs& args, uint32_t grid) {
   const size_t shared = AttendDecodeShared(args.blocks.shape.head_dim, args.value_stride);
-  const auto kernel = args.value_stride <= 64    ? AttendDecodeKernel<1>
-                      : args.value_stride <= 128 ? AttendDecodeKernel<2>
-                                                 : AttendDecodeKernel<4>;
-  Launch(context, kernel, grid, kWarps * 32, shared, args);
+  Launch(context, DecodeKernel(args.value_stride), grid, kWarps * 32, shared, args);
 }
 
 }  // namespace ovq::cuda

@@ -17,6 +17,12 @@ int RecentBlocks(const AttentionBlocks& blocks, const StepSeqs& seqs, int wave);
 // Decode: tiles of 16 rows. Prefill: tiles of 16 n_warps rows.
 size_t AttendDecodeShared(int head_dim, int value_stride);
 void LaunchAttendDecode(DeviceContext& context, const AttendArgs& args, uint32_t grid);
+// Asks for the shared memory of whole multiprocessors. `wanted`: three of its thread blocks on
+// each, or as many as fit into their shared memory; `blocks`: how many there can be.
+struct DecodeOccupancy {
+  int blocks, wanted;
+};
+DecodeOccupancy PrepareAttendDecode(DeviceContext& context, int head_dim, int value_stride);
 size_t AttendPrefillShared(int head_dim, int value_stride, int n_warps);
 void LaunchAttendPrefill(DeviceContext& context, const AttendArgs& args, uint32_t grid,
                          int n_warps);

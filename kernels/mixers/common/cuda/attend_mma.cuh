@@ -21,9 +21,11 @@ inline constexpr int kRowTile = 16;
 inline constexpr int kSlotPairs = kBlockSlots / 16;  // pairs of n tiles in a block's scores
 inline constexpr float kLog2E = 1.44269504f;
 inline constexpr uint32_t kOnes = 0x3f803f80u;  // two bfloat16
-// Rows in shared memory are an odd number of 16-byte chunks apart, so that eight rows of a matrix
-// fall into different banks.
-inline constexpr int kKeyChunks = kBlockSlots / 8 + 1;
+// Eight rows of a matrix fall into different banks: rows in shared memory are an odd number of
+// 16-byte chunks apart, and those of the keys, which have eight, have them in an order of their
+// own.
+inline constexpr int kKeyChunks = kBlockSlots / 8;
+__host__ __device__ constexpr int KeyChunk(int row, int chunk) { return chunk ^ row % kKeyChunks; }
 inline constexpr int kBiasChunks = kBlockSlots / 4;
 __host__ __device__ constexpr int RowChunks(int channels) { return channels / 8 + 1; }
 
@@ -46,7 +48,9 @@ __device__ inline void CopyKeys(const AttendArgs& args, const BlockView& block,
                                 const BlockBuffer& buffer) {
   const int n = args.blocks.shape.head_dim * (kBlockSlots / 8);
   for (int i = static_cast<int>(threadIdx.x); i < n; i += static_cast<int>(blockDim.x)) {
-    CopyAsync16(buffer.keys + (i / 8 * kKeyChunks + i % 8), block.keys + i * 16, true);
+    const int row = i / kKeyChunks;
+    CopyAsync16(buffer.keys + (row * kKeyChunks + KeyChunk(row, i % kKeyChunks)),
+                block.keys + i * 16, true);
   }
   for (int i = static_cast<int>(threadIdx.x); i < kBiasChunks; i += static_cast<int>(blockDim.x)) {
     const bool biased = block.bias != nullptr;
@@ -94,7 +98,7 @@ __device__ inline void Scores(SharedPtr<const uint4> rows, int stride, SharedPtr
                               int first_pair, int head_dim, float (&scores)[2 * kPairs][4]) {
   const int lane = static_cast<int>(threadIdx.x) % 32;
   const SharedPtr<const uint4> a_at = rows + (lane % 16 * stride + lane / 16);
-  const SharedPtr<const uint4> b_at = keys + (lane % 16 * kKeyChunks + lane / 16 + 2 * first_pair);
+  const SharedPtr<const uint4> b_at = keys + lane % 16 * kKeyChunks;
 #pragma unroll
   for (int n = 0; n < 2 * kPairs; ++n) {
 #pragma unroll
@@ -107,7 +111,8 @@ __device__ inline void Scores(SharedPtr<const uint4> rows, int stride, SharedPtr
 #pragma unroll
     for (int p = 0; p < kPairs; ++p) {
       uint32_t b[4];
-      LoadMatricesTransposed(b, b_at + (k * 16 * kKeyChunks + 2 * p));
+      LoadMatricesTransposed(
+          b, b_at + (k * 16 * kKeyChunks + KeyChunk(lane, lane / 16 + 2 * (first_pair + p))));
       MmaBF16(scores[2 * p], a, b[0], b[1]);
       MmaBF16(scores[2 * p + 1], a, b[2], b[3]);
     }

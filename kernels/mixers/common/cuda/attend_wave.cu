@@ -3,6 +3,8 @@
 #include <algorithm>
 #include <limits>
 
+#include "absl/status/status.h"
+#include "absl/strings/str_cat.h"
 #include "kernels/common/cuda/cuda_device.h"
 #include "kernels/mixers/common/chunk_update.h"
 #include "kernels/mixers/common/cuda/attend.h"
@@ -144,6 +146,19 @@ void AttendWave(DeviceContext& context, const AttentionStep& step, int wave, Spl
 }
 
 }  // namespace cuda
+
+absl::Status PrepareAttendCuda(DeviceContext& context, const AttentionBlocks& blocks) {
+  const int value_stride = ValueStride(blocks.shape.value_head_dim);
+  const cuda::Choice choice = cuda::Choose(blocks, value_stride, context.cuda().max_shared_bytes);
+  if (!choice.tensor_cores || choice.small_tokens == 0) return absl::OkStatus();
+  const cuda::DecodeOccupancy occupancy =
+      cuda::PrepareAttendDecode(context, blocks.shape.head_dim, value_stride);
+  if (occupancy.blocks >= occupancy.wanted) return absl::OkStatus();
+  return absl::FailedPreconditionError(
+      absl::StrCat("device 'cuda': expected ", occupancy.wanted,
+                   " thread blocks of decode attention (head_dim ", blocks.shape.head_dim,
+                   ") on a multiprocessor, ", context.cuda().name, " takes ", occupancy.blocks));
+}
 
 void AttendCuda(DeviceContext& context, const AttentionStep& step) {
   AttendWavesCuda(context, step, {}, {});
