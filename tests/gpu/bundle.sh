@@ -18,7 +18,7 @@ case "${1:-}" in -h | --help) sed -n '2,/^set/{/^set/d;s/^# \{0,1\}//;p}' "$0"; 
 cd "$(dirname "$0")/../.."
 tracked=$(git ls-files -z ':!models' | xargs -0 stat -c %s | awk '{ sum += $1 } END { print sum }')
 max_bytes=$(((64 << 20) - tracked))
-programs=(kernels_tests model_tests engine_tests bench_cuda ovq-server ovq-chat)
+programs=(kernels_tests model_tests engine_tests attend_mutant bench_cuda ovq-server ovq-chat)
 # Not packed: glibc's own, the driver's, and what CUDA's toolkit brings there.
 left_out='^(ld-linux-x86-64|lib(c|m|dl|pthread|rt|resolv|util|cuda|cudart|cublas|cublasLt))\.so'
 

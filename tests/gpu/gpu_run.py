@@ -186,7 +186,7 @@ class GpuRun:
             print(f"{key}: {self.result[key]}")
         if self.result["gpu"] is None:
             self.fail("neither nvidia-smi nor the driver shows a GPU")
-        for name in [*TEST_PROGRAMS, "bench_cuda", "ovq-server"]:
+        for name in [*TEST_PROGRAMS, "attend_mutant", "bench_cuda", "ovq-server"]:
             if self.program(name) is not None and shutil.which("ldd") is not None:
                 for line in self.run(["ldd", self.program(name)], 30).output.splitlines():
                     if "not found" in line:
@@ -210,6 +210,18 @@ class GpuRun:
             self.write()
         if sum(counts["passed_cuda"] for counts in self.result["tests"].values()) == 0:
             self.fail("no test of cuda passed")
+
+    def negative_control(self):
+        """Tests of a kernel with a mistake in it, which must fail: else the others' success says little."""
+        if self.program("attend_mutant") is None:
+            self.fail("attend_mutant is missing")
+            return
+        self.say("attend_mutant")
+        counts = self.gtest_once("attend_mutant", "TensorCores/AttendTest.*", TEST_SECONDS)
+        counts.pop("output")  # of failures that are meant to be
+        self.result["negative_control"] = counts
+        if counts["ended"] != "exit 1" or not counts["failed"]:
+            self.fail(f"attend_mutant: {counts['ended']}, {len(counts['failed'])} failed, which it should")
 
     def rerun(self, name, counts):
         """Failing tests once more, with launches that block: a failure that goes away is one of order."""
@@ -452,7 +464,7 @@ def main():
     parser.add_argument("--budget", type=float, default=560, help="seconds for everything")
     options = parser.parse_args()
     gpu_run = GpuRun(options.root, options.bin, options.budget, options.out)
-    stages = [gpu_run.tests, gpu_run.bench, gpu_run.serve, gpu_run.sdpa, gpu_run.sanitizers]
+    stages = [gpu_run.tests, gpu_run.negative_control, gpu_run.bench, gpu_run.serve, gpu_run.sdpa, gpu_run.sanitizers]
     try:
         gpu_run.describe()
         gpu_run.result["finished"] = False

@@ -40,7 +40,7 @@ done
 [ -z "${CUDA_LAUNCH_BLOCKING:-}" ] || [ -z "${FAKE_RACE:-}" ] || FAKE_FAIL=
 suites=; code=0
 for suite in A B; do
-  case "$filter" in '*' | "$suite.*" | "$suite.one_cuda" | *Cuda* | *Sampler*) ;; *) continue ;; esac
+  case "$filter" in '*' | "$suite.*" | "$suite.one_cuda" | *Cuda* | *Sampler* | *AttendTest*) ;; *) continue ;; esac
   echo "[ RUN      ] $suite.one_cuda"
   [ "${FAKE_CRASH:-}" != "$suite" ] || kill -ABRT $$
   [ "${FAKE_SLOW:-}" != "$suite" ] || sleep 600
@@ -104,6 +104,7 @@ class Run(unittest.TestCase):
             json.dump({"source_hash": "abc", "git_commit": "def", "git_dirty": False}, file)
         for name in ("kernels_tests", "model_tests"):
             write_program(os.path.join(self.root, "bin", name), GTEST)
+        write_program(os.path.join(self.root, "bin", "attend_mutant"), "FAKE_FAIL=${FAKE_MUTANT-A}\n" + GTEST)
         write_program(os.path.join(self.root, "bin", "bench_cuda"), BENCH)
         write_program(os.path.join(self.path, "nvidia-smi"), SMI)
 
@@ -159,6 +160,14 @@ class Run(unittest.TestCase):
         self.assertEqual(code, 1, text)
         again = result["tests"]["kernels_tests"]["launch_blocking"]
         self.assertEqual((again["failed"], again["passed"]), ([], 1))
+
+    def test_a_negative_control_that_passes_is_a_failure(self):
+        code, result, text, _ = self.run_script()
+        self.assertEqual(result["negative_control"]["failed"], ["A.one_cuda"])
+        shutil.rmtree(os.path.join(self.folder, "out"))
+        code, result, text, _ = self.run_script(FAKE_MUTANT="")
+        self.assertEqual(code, 1, text)
+        self.assertEqual(result["failures"], ["attend_mutant: exit 0, 0 failed, which it should"])
 
     def test_a_crash_hides_only_its_own_suite(self):
         code, result, text, _ = self.run_script(FAKE_CRASH="A")
