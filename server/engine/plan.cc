@@ -290,7 +290,7 @@ void StepCosts::Observe(double cost, absl::Duration took) {
   FillGaps();
   for (size_t i = low; i > 0; --i) {
     const double here = points_[i].seconds;
-    points_[i - 1].seconds = std::clamp(points_[i - 1].seconds, here / 2, here);
+    points_[i - 1].seconds = std::min(points_[i - 1].seconds, here);
   }
   for (size_t i = low; i + 1 < kPoints; ++i) {
     const double here = points_[i].seconds;

@@ -46,8 +46,10 @@ struct PlanItem {
 };
 
 // How long a step takes, by the cost of its rows; learned from steps. A step never takes less for
-// more rows, nor twice as long for twice as many: with nothing learned it takes as long as each of
-// its rows alone.
+// more rows. What more rows take is at most as many times what fewer take, where that is seen
+// later; not the other way round: who slows down the machine, by its memory or its own threads,
+// would raise what everybody's row seems to take, and with it the part that it has of a step. With
+// nothing learned a step takes as long as each of its rows alone.
 class StepCosts {
  public:
   // target: see Target; by default as many times what the answers take alone.

@@ -343,6 +343,15 @@ TEST(StepCosts, FollowWhatStepsTake) {
   }
 }
 
+TEST(StepCosts, WhoSlowsTheMachineDownDoesNotRaiseWhatARowTakesAlone) {
+  StepCosts costs;
+  for (int i = 0; i < 100; ++i) costs.Observe(1, absl::Milliseconds(1));
+  for (int i = 0; i < 100; ++i) costs.Observe(3, absl::Milliseconds(20));
+  EXPECT_NEAR(costs.Seconds(1), 0.001, 1e-6);
+  EXPECT_NEAR(costs.Seconds(3), 0.020, 1e-3);
+  costs.Observe(1, absl::Milliseconds(2));  // but a row that takes longer does
+  EXPECT_GT(costs.Seconds(1), 0.00105);
+}
 TEST(StepCosts, AnInterruptedStepIsSoonForgotten) {
   StepCosts costs = Learned(20);
   const double before = costs.Seconds(100);
