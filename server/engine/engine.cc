@@ -72,10 +72,6 @@ Engine::Engine(EngineConfig config, std::unique_ptr<DeviceContext> context)
 
 // --- any thread ---
 
-std::function<void()> Engine::Wake() const {
-  return [inbox = inbox_] { inbox->Ring(); };
-}
-
 absl::Status Engine::Submit(GenerateRequest request, std::shared_ptr<TokenStream> stream) {
   absl::Status status = ValidateGenerate(config_, request);
   if (!status.ok()) return status;
@@ -339,10 +335,7 @@ bool Engine::Turn() {
   watch_.Begin(config_.options.clock.steady());
   const bool rung = inbox_->RunAll();
   const SteadyTime now = config_.options.clock.steady();
-  if (rung || now >= look_again_) {
-    EndWhatIsOver(now);
-    look_again_ = now + kLookEvery;
-  }
+  if (rung || now >= look_again_) EndWhatIsOver(now);
   while (std::shared_ptr<Job> job = admission_.Next()) {
     if (!job->refused.ok()) {
       runner_.Fail(*job, FinishReason::kError, job->refused);
@@ -361,6 +354,7 @@ bool Engine::Turn() {
 }
 
 void Engine::EndWhatIsOver(SteadyTime now) {
+  look_again_ = now + kLookEvery;
   sessions_.Expire(now);
   runner_.FailDead(now);
   const auto dead = [now](const Job& job) { return !DeathOf(job, now).ok(); };

@@ -118,7 +118,9 @@ class Engine {
   absl::Status Claim(Job& job);  // its session
   // Engine thread: for calls that need an idle session's state.
   void WhenAwake(const std::string& id, const std::string& tenant, SessionStore::Then then);
-  std::function<void()> Wake() const;
+  std::function<void()> Wake() const {
+    return [inbox = inbox_] { inbox->Ring(); };
+  }
   // To look at a thousand calls takes as long as a small model's step: so it is done when somebody
   // rang, as who cancels does, and as often as kLookEvery for what the time ends.
   void EndWhatIsOver(SteadyTime now);
