@@ -6,8 +6,8 @@
 #include <string>
 #include <vector>
 
-#include "kernels/ops/ops.h"
 #include "kernels/common/product_choices.h"
+#include "kernels/ops/ops.h"
 #include "tests/test_util.h"
 
 namespace ovq {
