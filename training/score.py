@@ -280,8 +280,8 @@ def run(args, stack):
         layer_types, shares = config.served_types, config.shares
     mixer = mixer_of(layer_types)
     bounded = mixer in ("ovq", "closest-pair") or args.memory
-    plan = make_plan(exam, args.lengths, args.centroids if bounded else [None], args.sequences,
-                     RowLaw((args.memory or mixer) == "closest-pair", shares or (1.0,)))
+    law = RowLaw((args.memory or mixer) == "closest-pair", shares or (1.0,), args.ablation == "linear_growth_blind")
+    plan = make_plan(exam, args.lengths, args.centroids if bounded else [None], args.sequences, law)
     saturation_n = load_config(args.model).kvm.state_saturation_n \
         if args.model and mixer == "kvm" else None
     if saturation_n is not None:

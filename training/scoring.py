@@ -8,7 +8,7 @@ import numpy as np
 
 from data import BOS, HELD_OUT, Documents, spread_contexts
 from ovq.config import MIXER_NAMES, as_heads, share_of
-from ovq.dictionary import n_centroids_at
+from ovq.dictionary import LONGEST_SEQUENCE, n_centroids_at, n_centroids_blind
 from tasks import Sequences, make_task
 
 COLUMNS = ("model", "mixer", "ablation", "backend", "task", "length", "tokens", "centroids",
@@ -31,14 +31,18 @@ class RowLaw:
     """How many rows dictionaries come to have: eq. 17 or, by closest pairs, as many as there may be.
 
     shares: of max_centroids, of every layer that has one, or of its heads; rows are those of their mean.
+    blind_growth: as the ablation linear_growth_blind has them.
     """
     closest_pair: bool = False
     shares: tuple = (1.0,)
+    blind_growth: bool = False
 
     def live(self, n_tokens, max_centroids):
         """At the end of a sequence."""
         def rows(share):
             size = share_of(max_centroids, share)
+            if self.blind_growth:
+                return n_centroids_blind(n_tokens, size)
             return min(n_tokens, size) if self.closest_pair else n_centroids_at(n_tokens, size)
         layers = [fractions.Fraction(sum(map(rows, heads)), len(heads))
                   for heads in map(as_heads, self.shares)]
@@ -49,7 +53,9 @@ class RowLaw:
         if not spec.endswith("x"):
             return int(spec)
         allowed = math.floor(fractions.Fraction(spec[:-1]) * n_tokens)
-        few, many = 2, int(n_tokens ** 2 / min(map(min, map(as_heads, self.shares)))) + 1  # which leaves n_tokens - 1
+        # which leaves n_tokens - 1, or all
+        enough = max(n_tokens ** 2, LONGEST_SEQUENCE if self.blind_growth else 0)
+        few, many = 2, int(enough / min(map(min, map(as_heads, self.shares)))) + 1
         if self.live(n_tokens, many) <= allowed:
             raise ValueError(f"--centroids: {spec} of {n_tokens} tokens is no limit")
         while many - few > 1:

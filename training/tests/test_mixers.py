@@ -102,6 +102,9 @@ def naive_update(rows, counts, keys, values, n_new, ablation, rules, key_scale):
 def naive_size(position, n_tokens, max_centroids, ablation, rules):
     if rules.min_state_size:
         return min(position, max_centroids)
+    if ablation == "linear_growth_blind":
+        rows = math.floor(position / dictionary.LONGEST_SEQUENCE * max_centroids)
+        return max(1, min(rows, position, max_centroids))
     if ablation != "linear_growth":
         return n_centroids_at(position, max_centroids)
     return max(1, math.floor(position / n_tokens * n_centroids_at(n_tokens, max_centroids)))
@@ -124,6 +127,8 @@ def naive_ovq(q, k, v, chunk_len, max_centroids, ablation="none", rules=OvqRules
     return torch.stack(outs)
 
 
+# linear_growth_blind reaches its cap within the tests' sequences
+@mock.patch.object(dictionary, "LONGEST_SEQUENCE", 40)
 class MixersTest(unittest.TestCase):
     def test_sliding_blocks_equal_the_window(self):
         for n_tokens, window_len in ((1, 4), (4, 4), (5, 4), (23, 4), (9, 1), (6, 50)):
@@ -213,6 +218,14 @@ class MixersTest(unittest.TestCase):
             torch.testing.assert_close(out[..., :8, :], outs[0][..., :8, :])
             for other in outs[:i]:
                 self.assertGreater((out - other).abs().max().item(), 1e-3)
+
+    def test_only_linear_growth_knows_what_follows(self):
+        qkv = random_qkv(64)
+        for ablation in ABLATIONS:
+            out = ovq_attention(*qkv, 8, 20, ablation)[..., :32, :]
+            alone = ovq_attention(*(x[..., :32, :] for x in qkv), 8, 20, ablation)
+            differs = (out - alone).abs().max().item() > 1e-3
+            self.assertEqual(differs, ablation == "linear_growth", ablation)
 
     def test_random_assignment_is_no_order_of_similarity(self):
         torch.manual_seed(1)

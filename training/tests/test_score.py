@@ -66,7 +66,8 @@ class ArithmeticTest(unittest.TestCase):
     def test_a_ratio_leaves_at_most_that_many_live_centroids(self):
         laws = (scoring.RowLaw(), scoring.RowLaw(shares=(1.75, 0.25)),
                 scoring.RowLaw(closest_pair=True, shares=(0.5, 1.5)),
-                scoring.RowLaw(closest_pair=True, shares=(1.25, (1.0, 0.5))))
+                scoring.RowLaw(closest_pair=True, shares=(1.25, (1.0, 0.5))),
+                scoring.RowLaw(blind_growth=True))
         for law in laws:
             for ratio, share in (("0.3x", 0.3), ("0.05x", 0.05), ("0.9x", 0.9), ("1/3x", 1 / 3)):
                 for n_tokens in (60, 127, 512, 4099, 65536):
@@ -79,6 +80,8 @@ class ArithmeticTest(unittest.TestCase):
         self.assertEqual(scoring.RowLaw(shares=(1.5, 0.5)).live(100, 12), 10)
         law = scoring.RowLaw(closest_pair=True, shares=(1.5, (0.75, 0.25)))
         self.assertEqual(law.live(100, 12), (18 + (9 + 3) // 2) // 2)
+        law = scoring.RowLaw(blind_growth=True)  # all after 16,384 tokens
+        self.assertEqual([law.live(n, 512) for n in (20, 64, 8192, 16384, 65536)], [1, 2, 256, 512, 512])
         self.assertEqual(scoring.RowLaw().max_centroids("512", 100), 512)
         with self.assertRaisesRegex(ValueError, "--centroids: 0.99x of 50 tokens"):
             scoring.RowLaw().max_centroids("0.99x", 50)
