@@ -62,7 +62,7 @@ def plot_context_lengths(path, table):
 
 @dataclasses.dataclass(frozen=True)
 class Line:
-    """points: [(x, y, standard error or None)]; centroids: "512", "0.3x" or None."""
+    """points: [(x, y, standard error, the ways (down, up) to a range's ends, or None)]; centroids: "512", "0.3x" or None."""
     label: str
     mixer: str
     centroids: str | None
@@ -88,7 +88,7 @@ _MIXER_STYLES = {"full": {"color": "black", "marker": "s"}, "vq": {"color": "red
                  "mesa": {"color": "tab:brown", "marker": "*"},
                  "lattice": {"color": "tab:purple", "marker": "<"},
                  "tvq": {"color": "tab:red", "marker": ">"}}
-_ABLATION_STYLES = ("--", "-.", ":")
+_ABLATION_STYLES = ("--", "-.", ":", (0, (6, 1, 1, 1, 1, 1)))
 _MAX_COLUMNS = 3
 _LETTER_WIDTH, _HANDLE_WIDTH = 0.06, 0.55  # of a legend's entry, in inches
 
@@ -105,7 +105,7 @@ def _styles(lines):
     for line in lines:
         style = {"linestyle": "-", "marker": "o", **_MIXER_STYLES.get(line.mixer, {})}
         if line.ablation != "none":
-            style["linestyle"] = _ABLATION_STYLES[ablations.index(line.ablation) % 3]
+            style["linestyle"] = _ABLATION_STYLES[ablations.index(line.ablation) % len(_ABLATION_STYLES)]
         if line.centroids:
             # the end of the map is a yellow that is hard to see on white
             shade = 0.85 * sizes.index(line.centroids) / max(1, len(sizes) - 1)
@@ -126,7 +126,10 @@ def _bytes_text(y, _):
 def _draw_panel(axes, panel, styles):
     for line in panel.lines:
         x, y, errors = zip(*line.points)
-        errors = None if None in errors else errors
+        if None in errors:
+            errors = None
+        elif isinstance(errors[0], tuple):
+            errors = list(zip(*errors))
         axes.errorbar(x, y, errors, markersize=4, linewidth=1.3, elinewidth=0.7, capsize=2,
                       label=line.label, **styles[line.label])
     axes.set_title(panel.title, fontsize=10)

@@ -8,6 +8,7 @@ import argparse
 import collections
 import csv
 import os
+import statistics
 import sys
 
 from plots import Line, Panel, plot_panels, require
@@ -81,6 +82,22 @@ def _label(row):
     return f"{name} n={centroids[:-1]}T" if centroids.endswith("x") else f"{name} N={centroids}"
 
 
+def merge_seeds(rows):
+    """A row in place of those that differ in their model only, with labels: the median of what is measured
+    and, of several, `range`, the least and the most of it, in place of the error within one."""
+    same = collections.defaultdict(list)
+    for row in rows:
+        same[tuple(row[name] for name in ("task", "backend", "length", *_GROUP_LABELS)), _label(row)].append(row)
+    merged = []
+    for (_, label), group in same.items():
+        column = _metric(group)
+        values = [row[column] for row in group]
+        merged.append({**group[0], column: statistics.median(values), "label": label})
+        if len(group) > 1:
+            merged[-1].update(error=None, range=(min(values), max(values)), label=f"{label}, {len(group)} seeds")
+    return merged
+
+
 def _row_order(row):
     centroids = row["centroids"] or "0"
     ratio = centroids.endswith("x")  # after all numbers
@@ -101,11 +118,18 @@ def _line(group, points):
                 points)
 
 
+def _spread(row, column):
+    """Of a point in a figure: the standard error, or the ways down and up to the ends of the seeds' range."""
+    if "range" not in row:
+        return row["error"]
+    return row[column] - row["range"][0], row["range"][1] - row[column]
+
+
 def length_lines(rows, column):
-    """Lines of a column of whole rows by length, with the standard error of what is measured."""
+    """Lines of a column of whole rows by length, with how far what is measured scatters."""
     lines = []
     for group in group_rows(_whole(rows)).values():
-        points = [(row["tokens"], row[column], None if column == "state_bytes" else row["error"])
+        points = [(row["tokens"], row[column], None if column == "state_bytes" else _spread(row, column))
                   for row in group if row[column] is not None]
         if points:
             lines.append(_line(group, points))
@@ -119,7 +143,7 @@ def group_lines(rows, column, length):
     for group in group_rows(chosen).values():
         least = _LEAST_GROUP_SHARE * max(row["scored"] for row in group) \
             if column == "seen" else 0
-        points = sorted((row[column], row[_metric(rows)], row["error"])
+        points = sorted((row[column], row[_metric(rows)], _spread(row, _metric(rows)))
                         for row in group if row["scored"] >= least)
         lines.append(_line(group, points))
     return lines
@@ -179,11 +203,11 @@ def _table(rows, cell):
 
 
 def _metric_cell(row):
-    if row["accuracy"] is None:
-        error = "" if row["error"] is None else f" ± {row['error']:.3f}"
-        return f"{row['bits_per_byte']:.3f}{error}"
-    error = "" if row["error"] is None else f" ± {100 * row['error']:.1f}"
-    return f"{100 * row['accuracy']:.1f}{error}"
+    column, scale, digits = ("bits_per_byte", 1, 3) if row["accuracy"] is None else ("accuracy", 100, 1)
+    text = f"{scale * row[column]:.{digits}f}"
+    if "range" in row:
+        return text + " ({:.{}f} to {:.{}f})".format(*(x for end in row["range"] for x in (scale * end, digits)))
+    return text if row["error"] is None else f"{text} ± {scale * row['error']:.{digits}f}"
 
 
 def _bytes_cell(row):
@@ -195,8 +219,9 @@ def markdown(rows):
     parts = []
     for task, own in by_task(_whole(rows)):
         name = "Accuracy in %" if _metric(own) == "accuracy" else "Bits per byte"
-        parts += [f"### {task}", f"{name}, with the standard error over sequences, by length in "
-                  "tokens:", _table(own, _metric_cell)]
+        error = "the standard error over sequences or, of several seeds, their median (and range)" \
+            if any("range" in row for row in own) else "the standard error over sequences"
+        parts += [f"### {task}", f"{name}, with {error}, by length in tokens:", _table(own, _metric_cell)]
         sized = [row for row in own if row["state_bytes"] is not None]
         if sized:
             parts += ["Bytes of a session's state at that length:",
@@ -204,10 +229,13 @@ def markdown(rows):
     return "\n\n".join(parts) + "\n"
 
 
-def report(paths, out, group_length=None, trained_length=None):
-    """Writes OUT.png and OUT.md of the CSVs; returns both paths."""
+def report(paths, out, group_length=None, trained_length=None, seeds=False):
+    """Writes OUT.png and OUT.md of the CSVs; returns both paths. seeds: models are runs of one recipe."""
     rows = read_rows(paths)
-    add_labels(rows)
+    if seeds:
+        rows = merge_seeds(rows)
+    else:
+        add_labels(rows)
     os.makedirs(os.path.dirname(os.path.abspath(out)), exist_ok=True)
     plot_panels(out + ".png", make_panels(rows, group_length, trained_length))
     with open(out + ".md", "w", encoding="utf-8") as file:
@@ -224,9 +252,11 @@ def main():
                         "of every task the longest sequences up to this length are drawn")
     parser.add_argument("--trained-length", type=int, help="longest training sequence: drawn as a "
                         "vertical line")
+    parser.add_argument("--seeds", action="store_true", help="scores that differ in the model's name only are of "
+                        "runs that differ in their seed: one line has their median, and from the least to the most")
     args = parser.parse_args()
     require()
-    print(*report(args.scores, args.out, args.group_length, args.trained_length), sep="\n")
+    print(*report(args.scores, args.out, args.group_length, args.trained_length, args.seeds), sep="\n")
 
 
 if __name__ == "__main__":

@@ -84,6 +84,24 @@ class ReportTest(Folder):
                          ["ovq N=64 (a, server)", "ovq N=64 (b, server)", "full", "full",
                           "ovq linear growth N=64"])
 
+    def test_seeds_are_one_line_of_their_median(self):
+        rows = [[row("ovq", length, "64", model=f"seed-{i}", accuracy=accuracy + length / 10240, error=0.01)
+                 for length in (512, 1024)] for i, accuracy in enumerate((0.75, 0.5, 0.55))]
+        alone = row("ovq", 512, "64", ablation="linear_growth", error=0.01)
+        documents = [row("ovq", 512, "64", model=model, task="python_documents", accuracy="", bits_per_byte=bits)
+                     for model, bits in (("a", 1.5), ("b", 1.25))]
+        text = self.report(*rows, [alone, *documents], seeds=True)
+        self.assertIn("| ovq N=64, 3 seeds | 60.0 (55.0 to 80.0) | 65.0 (60.0 to 85.0) |", text)
+        self.assertIn("| ovq linear growth N=64 | 50.0 ± 1.0 |  |", text)
+        self.assertIn("| ovq N=64, 2 seeds | 1.375 (1.250 to 1.500) |", text)
+        self.assertIn("of several seeds, their median (and range)", text)
+        merged = report.merge_seeds(report.read_rows([self.write(f"{i}.csv", part) for i, part in enumerate(rows)]))
+        (line,) = report.length_lines(merged, "accuracy")
+        for point, (x, y, below, above) in zip(line.points, ((509, 0.6, 0.05, 0.2), (1021, 0.65, 0.05, 0.2))):
+            self.assertEqual(point[0], x)
+            for got, expected in zip((point[1], *point[2]), (y, below, above)):
+                self.assertAlmostEqual(got, expected)
+
     def test_panels_of_tasks(self):
         icl = [row("ovq", length, "64", task="linear_icl", seen=seen, scored=scored)
                for length in (512, 1024)
