@@ -1,6 +1,7 @@
 """The commands of docs/results.md, run in the order of the page: all its tables and figures made anew.
 
-A block of commands there that stands behind `<!-- reproduce: SCALE, MINUTES min -->` is a part of the page.
+A block of commands there that stands behind `<!-- reproduce: SCALE, MINUTES min -->` is a part of the page; `~` before
+the minutes says that they are reckoned from tokens and speed, as the commands were not run in one piece.
 Others show a form of a command. A part runs in this folder, by bash, and ends at its first failure; one that
 came to its end is not repeated until its commands change.
 """
@@ -16,7 +17,7 @@ SCALES = ("small", "headline")
 _FOLDER = os.path.dirname(os.path.abspath(__file__))
 PAGE = os.path.join(os.path.dirname(_FOLDER), "docs", "results.md")
 _MARK = re.compile(r"<!-- reproduce: (.*) -->")
-_MARK_FORM = re.compile(r"(\w+), (\d+) min$")
+_MARK_FORM = re.compile(r"(\w+), (~?)(\d+) min$")
 
 
 class PageError(ValueError):
@@ -25,11 +26,12 @@ class PageError(ValueError):
 
 @dataclasses.dataclass(frozen=True)
 class Part:
-    """One block of commands. minutes: of one core, as measured when its figures were made."""
+    """One block of commands. minutes: of one core, as measured when its figures were made, or reckoned."""
     name: str  # the section's title, and a number where it has several
     scale: str
     minutes: int
     script: str
+    reckoned: bool = False
 
     @property
     def stamp(self):
@@ -61,14 +63,14 @@ def parts(text):
             continue
         form = _MARK_FORM.match(mark[1])
         if not form or form[1] not in SCALES:
-            raise PageError(f"line {i + 1}: expected '<!-- reproduce: {' or '.join(SCALES)}, MINUTES min -->', "
+            raise PageError(f"line {i + 1}: expected '<!-- reproduce: {' or '.join(SCALES)}, [~]MINUTES min -->', "
                             f"got '{line}'")
         script = _indented(lines, i + 1)
         if script is None:
             raise PageError(f"line {i + 1}: no commands behind '{line}'")
         seen[title] = seen.get(title, 0) + 1
         name = title if seen[title] == 1 else f"{title} ({seen[title]})"
-        found.append(Part(name, form[1], int(form[2]), script))
+        found.append(Part(name, form[1], int(form[3]), script, bool(form[2])))
     return found
 
 
@@ -86,8 +88,9 @@ def describe(found, out):
     """A line for each part, and the time of all."""
     for part in found:
         done = "done" if os.path.exists(os.path.join(out, part.stamp)) else ""
-        yield f"{part.minutes:5d} min  {part.scale:8s}  {done:4s}  {part.name}"
-    yield f"{sum(part.minutes for part in found):5d} min  in all, of one core"
+        yield f"{'~' if part.reckoned else ''}{part.minutes}".rjust(5) + f" min  {part.scale:8s}  {done:4s}  {part.name}"
+    reckoned = ", ~ where reckoned and not measured" if any(part.reckoned for part in found) else ""
+    yield f"{sum(part.minutes for part in found):5d} min  in all, of one core{reckoned}"
 
 
 def run_all(found, out, folder=_FOLDER):

@@ -33,7 +33,7 @@ Not run:
 
 ## Second
 
-<!-- reproduce: small, 1 min -->
+<!-- reproduce: small, ~1 min -->
 
     false
     echo six >>said
@@ -58,7 +58,11 @@ class PageTest(unittest.TestCase):
         self.assertEqual((first.name, first.scale, first.minutes), ("First", "small", 2))
         self.assertEqual(first.script, "echo one \\\n    two >>said\n\necho three >>said\n")
         self.assertEqual((second.name, second.scale), ("First (2)", "headline"))
-        self.assertEqual(third.name, "Second")
+        self.assertEqual((third.name, third.minutes), ("Second", 1))
+        self.assertEqual([part.reckoned for part in (first, second, third)], [False, False, True])
+        self.assertEqual(list(page.describe([second, third], self.out)),
+                         ["   90 min  headline        First (2)", "   ~1 min  small           Second",
+                          "   91 min  in all, of one core, ~ where reckoned and not measured"])
 
     def test_what_ended_well_is_not_repeated(self):
         first, second, _ = page.parts(TEXT)
@@ -91,6 +95,29 @@ class PageTest(unittest.TestCase):
                 self.assertTrue(os.path.exists(os.path.join(os.path.dirname(page.__file__), name)), name)
             for model in re.findall(r"\.\./models/([\w-]+)[ /]", part.script):
                 self.assertTrue(os.path.isdir(os.path.join(os.path.dirname(page.PAGE), "..", "models", model)), model)
+
+    def test_every_shipped_model_has_its_part(self):
+        with open(page.PAGE, encoding="utf-8") as file:
+            table = re.search(r"\| shipped \| part \|\n.*\n((\|.*\n)+)", file.read())[1]
+        made = {}
+        for names, part in re.findall(r"\| (.*) \| (.*) \|", table):
+            first, *others = re.findall(r"`([\w-]+)`", names)
+            made.update({name: part for name in (first, *(first.rsplit("-", 1)[0] + other for other in others))})
+        models = os.listdir(os.path.join(os.path.dirname(page.PAGE), "..", "models"))
+        self.assertEqual(sorted(made), sorted(set(models) - {"python-bytes"}))
+        scripts = {part.name: part.script for part in page.read_parts("headline")}
+        for name, part in made.items():
+            self.assertRegex(scripts[part], r"reproduce\.py recipes|train\.py", name)
+
+    def test_every_block_of_commands_is_a_part(self):
+        """But for the one that runs them."""
+        with open(page.PAGE, encoding="utf-8") as file:
+            text = file.read()
+        scripts = "\n".join(part.script for part in page.parts(text))
+        for block in re.findall(r"(?<=\n\n)(?: {4}.*\n|\n)+", text):
+            first = block.strip().split("\n")[0]
+            if ".py" in block and "--all --list" not in block:
+                self.assertIn(first, scripts)
 
     def test_a_part_that_is_not_there(self):
         with self.assertRaisesRegex(page.PageError, "--part: 'x' is no part of scale small"):
