@@ -90,7 +90,7 @@ _MIXER_STYLES = {"full": {"color": "black", "marker": "s"}, "vq": {"color": "red
                  "tvq": {"color": "tab:red", "marker": ">"}}
 _ABLATION_STYLES = ("--", "-.", ":", (0, (6, 1, 1, 1, 1, 1)))
 _MAX_COLUMNS = 3
-_LETTER_WIDTH, _HANDLE_WIDTH = 0.06, 0.55  # of a legend's entry, in inches
+_LETTER_WIDTH, _HANDLE_WIDTH, _LEGEND_ROW = 0.06, 0.55, 0.18  # of a legend's entry, in inches
 
 
 def _styles(lines):
@@ -157,7 +157,7 @@ def plot_panels(path, panels):
     label_width = _LETTER_WIDTH * max(map(len, styles)) + _HANDLE_WIDTH
     n_legend_columns = max(1, min(5, 2 * n_columns, int(width / label_width)))
     n_legend_rows = -(-len(styles) // n_legend_columns)
-    height = 3.6 * n_rows + 0.25 * n_legend_rows + 0.2
+    height = 3.6 * n_rows + _LEGEND_ROW * n_legend_rows + 0.2
     figure, grid = pyplot.subplots(n_rows, n_columns, figsize=(width, height), squeeze=False)
     for axes in grid.flat[len(panels):]:
         axes.axis("off")
@@ -169,6 +169,6 @@ def plot_panels(path, panels):
     figure.legend(handles.values(), handles.keys(), loc="lower center",
                   ncol=n_legend_columns, fontsize=8, frameon=False)
     # the legend's strip at the bottom is no panel's
-    figure.tight_layout(rect=(0, (0.25 * n_legend_rows + 0.1) / height, 1, 1))
+    figure.tight_layout(rect=(0, (_LEGEND_ROW * n_legend_rows + 0.1) / height, 1, 1))
     figure.savefig(path, dpi=120)
     pyplot.close(figure)
