@@ -354,7 +354,7 @@ bool Engine::Turn() {
 }
 
 void Engine::EndWhatIsOver(SteadyTime now) {
-  look_again_ = now + kLookEvery;
+  look_again_ = now + (few_jobs() ? kLookEvery : kLookAtManyEvery);
   sessions_.Expire(now);
   runner_.FailDead(now);
   const auto dead = [now](const Job& job) { return !DeathOf(job, now).ok(); };
@@ -382,7 +382,7 @@ absl::Duration Engine::TimeToNextEnd() const {
 
 void Engine::PublishStats() {
   published_jobs_ = runner_.jobs().size();
-  publish_again_ = config_.options.clock.steady() + kPublishEvery;
+  publish_again_ = config_.options.clock.steady() + kLookAtManyEvery;
   EngineStats stats;
   admission_.AddTo(stats);
   sessions_.AddTo(stats);

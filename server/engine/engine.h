@@ -111,8 +111,8 @@ class Engine {
 
  private:
   static constexpr size_t kFewJobs = 64;
-  static constexpr auto kPublishEvery = std::chrono::milliseconds(10);
   static constexpr auto kLookEvery = std::chrono::milliseconds(1);
+  static constexpr auto kLookAtManyEvery = std::chrono::milliseconds(10);
 
   absl::Status SubmitTurn(std::shared_ptr<Job> job);
   absl::Status Claim(Job& job);  // its session
@@ -122,12 +122,10 @@ class Engine {
     return [inbox = inbox_] { inbox->Ring(); };
   }
   // To look at a thousand calls takes as long as a small model's step: so it is done when somebody
-  // rang, as who cancels does, and as often as kLookEvery for what the time ends.
+  // rang, as who cancels does, and now and then for what the time ends and for the statistics.
+  bool few_jobs() const { return runner_.jobs().size() <= kFewJobs; }
   void EndWhatIsOver(SteadyTime now);
-  // To count many calls takes as long as a small model's step.
-  bool PublishDue() const {
-    return runner_.jobs().size() <= kFewJobs || config_.options.clock.steady() >= publish_again_;
-  }
+  bool PublishDue() const { return few_jobs() || config_.options.clock.steady() >= publish_again_; }
   void PublishStats();
 
   const EngineConfig config_;

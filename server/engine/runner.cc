@@ -58,6 +58,7 @@ void Runner::Start(std::shared_ptr<Job> job) {
                             .position = job->session != nullptr ? job->cached_tokens : 0}});
   }
   jobs_.push_back(job);
+  chosen_ = false;
   if (!job->prefilling()) FinishPrefill(*job, nullptr);
 }
 
@@ -93,9 +94,9 @@ void Runner::StartTurn(std::shared_ptr<Job> job) {
 
 bool Runner::RunStep(Step& step) {
   const bool copied = CopySome();
-  Collect();
-  TellWatch();
   const SteadyTime begin = config_.options.clock.steady();
+  if (!StandsAgain(step, begin)) Choose(step, begin);
+  watch_.SetRows(wanted_.answers, wanted_.prompts, wanted_.prompt_tokens);
   StepReport report;
   const std::vector<PlanItem> plan = step.Run(sequences_, report);
   for (const Step::Failed& failed : step.failed()) {
@@ -111,8 +112,25 @@ bool Runner::RunStep(Step& step) {
   return true;
 }
 
-void Runner::Collect() {
-  const SteadyTime now = config_.options.clock.steady();
+bool Runner::StandsAgain(const Step& step, SteadyTime now) {
+  if (!chosen_) return false;
+  const std::span<const PlanItem> standing = step.Standing(now);
+  for (const PlanItem& item : standing) {
+    const Job& job = *owners_[static_cast<size_t>(item.id)];
+    if (job.generate()->stream->full()) return false;
+    if (!LookAgain(sequences_[static_cast<size_t>(item.id)]).ok()) return false;
+  }
+  return !standing.empty();
+}
+
+void Runner::Choose(Step& step, SteadyTime now) {
+  Collect(now);
+  CountWanted();
+  step.Choose(sequences_, now);
+  chosen_ = true;
+}
+
+void Runner::Collect(SteadyTime now) {
   sequences_.clear();
   owners_.clear();
   for (const std::shared_ptr<Job>& job : jobs_) {
@@ -153,14 +171,12 @@ void Runner::Share(const Job& job, StepSequence& sequence) const {
   sequence.row_cost += static_cast<double>(bytes) / static_cast<double>(config_.model.weight_bytes);
 }
 
-void Runner::TellWatch() const {
-  int answers = 0, prompts = 0;
-  int64_t prompt_tokens = 0;
+void Runner::CountWanted() {
+  wanted_ = {};
   for (const StepSequence& sequence : sequences_) {
-    ++(sequence.decoding ? answers : prompts);
-    if (!sequence.decoding) prompt_tokens += std::ssize(sequence.tokens);
+    ++(sequence.decoding ? wanted_.answers : wanted_.prompts);
+    if (!sequence.decoding) wanted_.prompt_tokens += std::ssize(sequence.tokens);
   }
-  watch_.SetRows(answers, prompts, prompt_tokens);
 }
 
 void Runner::CollectDecoding(Job& job, SteadyTime now) {
@@ -174,20 +190,26 @@ void Runner::CollectDecoding(Job& job, SteadyTime now) {
   }
   for (const std::unique_ptr<Completion>& completion : work.completions) {
     if (completion->done) continue;
-    Sequence& sequence = *completion->sequence;
-    const int64_t next = sequence.state.position + 1;
-    if (absl::Status status = CheckPosition(*sequence.state.layout, next); !status.ok()) {
+    StepSequence sequence = {.state = &completion->sequence->state,
+                             .decoding = true,
+                             .paused = full,
+                             .draws = {&completion, 1}};
+    if (absl::Status status = LookAgain(sequence); !status.ok()) {
+      for (; !owners_.empty() && owners_.back() == &job; owners_.pop_back()) sequences_.pop_back();
       return Fail(job, FinishReason::kError, status);
     }
-    sequences_.push_back({.state = &sequence.state,
-                          .tokens = {&*sequence.pending, 1},
-                          .decoding = true,
-                          .paused = full,
-                          .draws = {&completion, 1},
-                          .guess = completion->Guess(MostDrafted(sequence.state))});
-    Share(job, sequences_.back());
+    Share(job, sequence);
+    sequences_.push_back(sequence);
     owners_.push_back(&job);
   }
+}
+
+absl::Status Runner::LookAgain(StepSequence& sequence) const {
+  const StateHandle& state = *sequence.state;
+  Completion& completion = *sequence.draws.front();
+  sequence.tokens = {&*completion.sequence->pending, 1};
+  sequence.guess = completion.Guess(MostDrafted(state));
+  return CheckPosition(*state.layout, state.position + 1);
 }
 
 // Draws stand as long as they are what was guessed, up to the one that ends the answer.
@@ -264,10 +286,12 @@ void Runner::FinishPrefill(Job& job, Step* step) {
   for (size_t i = 0; i < work.completions.size(); ++i) work.first.push_back(step->NextDraw());
   if (!work.first.front().finite) return FailDamaged(job, job.sequence->state.position);
   work.completions.front()->sequence = job.sequence;
-  if (work.completions.size() == 1) BeginAnswers(job);
+  if (work.completions.size() == 1) return BeginAnswers(job);
+  copies_ = true;
 }
 
 bool Runner::CopySome() {
+  if (!copies_) return false;
   bool any = false;
   size_t bytes = 0;
   for (const std::shared_ptr<Job>& job : jobs_) {
@@ -291,10 +315,12 @@ bool Runner::CopySome() {
       BeginAnswers(*job);
     }
   }
+  copies_ = any;
   return any;
 }
 
 void Runner::BeginAnswers(Job& job) {
+  chosen_ = false;
   GenerateWork& work = *job.generate();
   config_.events.first_token(TimeBetween(job.arrival, config_.options.clock.steady()));
   std::vector<Sampled> draws = std::exchange(work.first, {});
@@ -365,6 +391,7 @@ void Runner::AddTo(EngineStats& stats) const {
 }
 
 void Runner::ForgetEnded() {
+  if (!std::exchange(any_ended_, false)) return;
   std::erase_if(jobs_, [](const std::shared_ptr<Job>& job) { return job->ended; });
 }
 

@@ -55,10 +55,15 @@ class Runner {
  private:
   void Begin(std::shared_ptr<Job> job);  // the same, now that it is
   void TakePrefix(Job& job);
-  void Collect();
-  void TellWatch() const;
+  void Choose(Step& step, SteadyTime now);  // of all that the jobs want
+  void Collect(SteadyTime now);
+  void CountWanted();
   void CollectDecoding(Job& job, SteadyTime now);
   void Share(const Job& job, StepSequence& sequence) const;
+  // Whether the last choice of rows stands for one more step; makes its sequences what they are
+  // now.
+  bool StandsAgain(const Step& step, SteadyTime now);
+  absl::Status LookAgain(StepSequence& sequence) const;  // that decodes
   void Advance(const PlanItem& item, Step& step, StepReport& report);
   void AdvanceAnswer(const PlanItem& item, Step& step, StepReport& report);
   void FinishPrefill(Job& job, Step* step);
@@ -82,6 +87,7 @@ class Runner {
   // with DataLoss if what a turn has added is not on disk. last: the completion that ended last, if
   // any.
   void Release(Job& job, FinishReason reason, const Completion* last, SessionStore::Then tell);
+  void SetEnded(Job& job);
   void ReleaseStates(Job& job, SessionStore::Then then);
   Usage UsageOf(const Job& job, const Completion* completion) const;
   std::optional<double> DictionaryFill(const Job& job, const Completion* completion) const;
@@ -95,8 +101,12 @@ class Runner {
   PrefixCache prefixes_;
   std::vector<std::shared_ptr<Job>> jobs_;
   int64_t next_order_ = 0;
-  std::vector<StepSequence> sequences_;  // of the present step
+  std::vector<StepSequence> sequences_;  // of the last choice of rows, as they were then
   std::vector<Job*> owners_;             // of these
+  StepInProgress wanted_;                // the rows of these
+  bool chosen_ = false;     // from these, and no job or answer has begun or ended since
+  bool copies_ = false;     // prompts may be there whose other completions want their states
+  bool any_ended_ = false;  // of the jobs
 };
 
 }  // namespace ovq

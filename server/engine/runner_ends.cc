@@ -49,6 +49,11 @@ std::optional<double> Runner::DictionaryFill(const Job& job, const Completion* c
   return static_cast<double>(live) / state.slot_cap;
 }
 
+void Runner::SetEnded(Job& job) {
+  job.ended = any_ended_ = true;
+  chosen_ = false;
+}
+
 void Runner::ReleaseStates(Job& job, SessionStore::Then then) {
   admission_.DropPromised(job);
   GenerateWork* work = job.generate();
@@ -81,7 +86,7 @@ void Runner::Release(Job& job, FinishReason reason, const Completion* last,
       report.usage.generated_tokens += completion->generated();
     }
   }
-  job.ended = true;
+  SetEnded(job);
   const bool counts = job.generate() != nullptr || job.score() != nullptr;
   ReleaseStates(job, [this, report, counts, arrival = job.arrival,
                       tell = std::move(tell)](absl::Status status) mutable {
@@ -95,6 +100,7 @@ void Runner::Release(Job& job, FinishReason reason, const Completion* last,
 void Runner::FinishCompletion(Job& job, Completion& completion, Finished finished) {
   GenerateWork& work = *job.generate();
   completion.done = true;
+  chosen_ = false;
   finished.usage = UsageOf(job, &completion);
   if (completion.generated() > 1) {
     config_.events.time_per_token(TimeBetween(completion.first_token, completion.last_token) /
@@ -117,7 +123,7 @@ void Runner::FinishCompletion(Job& job, Completion& completion, Finished finishe
 
 void Runner::FinishPrompt(Job& job) {
   if (job.generate() == nullptr) {
-    job.ended = true;
+    SetEnded(job);
     if (job.wake() != nullptr) {
       sessions_.Woken(job, absl::OkStatus());
       return admission_.Leave();

@@ -14,20 +14,35 @@ size_t TotalBytes(std::span<const StateExtent> extents) {
 
 }  // namespace
 
-std::vector<PlanItem> Step::Plan(std::span<const StepSequence> sequences) const {
+void Step::Choose(std::span<const StepSequence> sequences, SteadyTime now) {
   std::vector<const StateLayout*> memories;  // of those that can have rows
   for (const StepSequence& sequence : sequences) {
     const StateLayout* memory = sequence.state->layout;
     if (!sequence.paused && std::ranges::count(memories, memory) == 0) memories.push_back(memory);
   }
-  if (memories.empty()) return {};
+  choice_.clear();
+  steps_left_ = 0;
+  if (memories.empty()) return;
   const auto n = static_cast<int64_t>(memories.size());
-  return PlanStep(sequences, max_rows_, steps_ / n, model_.weight_bytes > 0 ? &costs_ : nullptr,
-                  memories[static_cast<size_t>(steps_ % n)], static_cast<int>(n));
+  choice_ = PlanStep(sequences, max_rows_, n_choices_ / n, costs(),
+                     memories[static_cast<size_t>(n_choices_ % n)], static_cast<int>(n));
+  ++n_choices_;
+  const bool may_stand = n == 1 && std::ranges::all_of(choice_, [&](const PlanItem& item) {
+                           return sequences[static_cast<size_t>(item.id)].decoding;
+                         });
+  if (!may_stand) return;
+  steps_left_ = kChoiceSteps;
+  stands_until_ = now + kChoiceTime;
+}
+
+std::span<const PlanItem> Step::Standing(SteadyTime now) const {
+  if (steps_left_ == 0 || !failed_.empty() || now >= stands_until_) return {};
+  return choice_;
 }
 
 std::vector<PlanItem> Step::Run(std::span<const StepSequence> sequences, StepReport& report) {
-  std::vector<PlanItem> plan = Plan(sequences);
+  std::vector<PlanItem> plan = choice_;
+  if (steps_left_ > 0) --steps_left_;
   failed_.clear();
   std::erase_if(plan, [&](const PlanItem& item) {
     StateHandle& state = *sequences[static_cast<size_t>(item.id)].state;
@@ -36,7 +51,7 @@ std::vector<PlanItem> Step::Run(std::span<const StepSequence> sequences, StepRep
     return !failed_.empty() && failed_.back().id == item.id;
   });
   if (plan.empty()) return plan;
-  PlanDrafts(sequences, max_rows_, model_.weight_bytes > 0 ? &costs_ : nullptr, plan);
+  PlanDrafts(sequences, max_rows_, costs(), plan);
   batch_.Clear();
   reader_.Clear();
   undos_.clear();
@@ -54,7 +69,6 @@ std::vector<PlanItem> Step::Run(std::span<const StepSequence> sequences, StepRep
   TensorView logits = MemoryOf(first).forward(batch_, context_, scratch);
   logits.shape = {static_cast<int64_t>(batch_.logit_rows.size()), model_.vocab_size};
   reader_.Read(context_, logits);  // the step's only wait for the device
-  ++steps_;
   return plan;
 }
 

@@ -1,6 +1,7 @@
 // One step of the model: rows of many sequences, chosen, batched, computed and read.
 #pragma once
 
+#include <chrono>
 #include <cstdint>
 #include <mutex>
 #include <optional>
@@ -27,12 +28,19 @@ class Step {
         costs_(config.options.target_step_time) {}
 
   // Chooses rows of the sequences (PlanStep), at most the options' max_batch_tokens, all in one
-  // memory as a step is one model's: where there are several, they take turns. Moves the states on
-  // by them. Returns which got how many, ids being indices into `sequences`; empty if none could
-  // have one. A state that the system gives no memory for has none and is in failed(). Their
-  // results follow in that order: NextDraw for each draw, NextScore for each row, or
-  // NextCheck. Of a sequence with drafted rows NextDraw gives the draw of its own row, then those
-  // of the drafted ones, and its state waits for KeepRows.
+  // memory as a step is one model's: where there are several, they take turns.
+  void Choose(std::span<const StepSequence> sequences, SteadyTime now);
+  // Whose rows the last choice was, ids being indices into its sequences, if it may stand for one
+  // more step, else empty. Of small steps in which all read answers, several have the same rows: to
+  // look through a thousand calls would take as long as a step, and a state that has its turn for a
+  // while stays in the caches.
+  std::span<const PlanItem> Standing(SteadyTime now) const;
+  // Computes the chosen rows and moves the states on by them; `sequences` as chosen from, each that
+  // has a row as it is now. Returns which got how many; empty if none could have one. A state that
+  // the system gives no memory for has none and is in failed(). Their results follow in that
+  // order: NextDraw for each draw, NextScore for each row, or NextCheck. Of a sequence with drafted
+  // rows NextDraw gives the draw of its own row, then those of the drafted ones, and its state
+  // waits for KeepRows.
   std::vector<PlanItem> Run(std::span<const StepSequence> sequences, StepReport& report);
 
   struct Failed {
@@ -54,18 +62,26 @@ class Step {
   void Took(absl::Duration duration) { costs_.Observe(cost_, duration); }
 
  private:
-  std::vector<PlanItem> Plan(std::span<const StepSequence> sequences) const;
   void Fill(const StepSequence& sequence, const PlanItem& item, StepReport& report);
   const EngineMemory& MemoryOf(const StateHandle& state) const;
   void PrepareUndo(const StepSequence& sequence, const PlanItem& item);
   void CountUpdates(const StateHandle& state, int32_t n_rows, StepReport& report) const;
 
+  static constexpr int kChoiceSteps = 16;
+  static constexpr auto kChoiceTime = std::chrono::milliseconds(4);
+
+  // Null for steps without a bound in time.
+  const StepCosts* costs() const { return model_.weight_bytes > 0 ? &costs_ : nullptr; }
+
   const EngineModel& model_;
   const int32_t max_rows_;
   DeviceContext& context_;
   StatePool& pool_;
-  int64_t steps_ = 0;
   StepCosts costs_;
+  int64_t n_choices_ = 0;
+  std::vector<PlanItem> choice_;
+  int steps_left_ = 0;  // for which it may stand
+  SteadyTime stands_until_;
   double cost_ = 1;            // of the last step's rows
   StepBatch batch_;            // of the present step, as is the rest
   std::vector<int32_t> rows_;  // of a sequence

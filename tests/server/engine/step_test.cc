@@ -38,7 +38,14 @@ class StepTest : public testing::Test {
                                         nullptr);
   }
 
+  std::vector<PlanItem> RunOn(Step& step, std::span<const StepSequence> sequences,
+                              StepReport& report) {
+    step.Choose(sequences, now_);
+    return step.Run(sequences, report);
+  }
+
   Parts parts_{{}, {.exact_too = true}};
+  SteadyTime now_;
   EngineConfig config_;
   StepBatch batch_;  // the last
   GenerateRequest request_ = Request({1}, 10);
@@ -59,7 +66,7 @@ TEST_F(StepTest, RowsLieEndToEndAndAskForWhatIsWanted) {
   sequences[2] = {
       .state = &answer, .tokens = drawn, .decoding = true, .order = 2, .draws = completion};
   StepReport report;
-  const std::vector<PlanItem> plan = step.Run(sequences, report);
+  const std::vector<PlanItem> plan = RunOn(step, sequences, report);
   EXPECT_THAT(plan, ElementsAre(PlanItem{2, 1}, PlanItem{0, 3}, PlanItem{1, 4}));
   EXPECT_THAT(batch_.token_ids, ElementsAre(42, 1, 2, 3, 9, 8, 7, 6));
   EXPECT_THAT(batch_.row_begin, ElementsAre(0, 1, 4, 8));
@@ -91,7 +98,7 @@ TEST_F(StepTest, TheLastOfAPromptDrawsForEveryCompletion) {
   for (int i = 0; i < 3; ++i) completions.push_back(NewCompletion());
   const StepSequence sequence{.state = &state, .tokens = prompt, .draws = completions};
   StepReport report;
-  EXPECT_THAT(step.Run({&sequence, 1}, report), ElementsAre(PlanItem{0, 6}));
+  EXPECT_THAT(RunOn(step, {&sequence, 1}, report), ElementsAre(PlanItem{0, 6}));
   EXPECT_THAT(batch_.logit_rows, ElementsAre(5));
   for (int i = 0; i < 3; ++i) EXPECT_EQ(step.NextDraw().token_id, 77);
 }
@@ -104,12 +111,12 @@ TEST_F(StepTest, MemoriesTakeTurns) {
     sequences[i] = {.state = &Acquire(i == 1 ? 1 : 0), .tokens = prompt, .order = 0};
   }
   StepReport report;
-  EXPECT_THAT(step.Run(sequences, report), ElementsAre(PlanItem{0, 4}, PlanItem{2, 4}));
-  EXPECT_THAT(step.Run(sequences, report), ElementsAre(PlanItem{1, 4}));
-  EXPECT_THAT(step.Run(sequences, report), ElementsAre(PlanItem{0, 4}, PlanItem{2, 4}));
+  EXPECT_THAT(RunOn(step, sequences, report), ElementsAre(PlanItem{0, 4}, PlanItem{2, 4}));
+  EXPECT_THAT(RunOn(step, sequences, report), ElementsAre(PlanItem{1, 4}));
+  EXPECT_THAT(RunOn(step, sequences, report), ElementsAre(PlanItem{0, 4}, PlanItem{2, 4}));
   for (StepSequence& sequence : sequences)
     sequence.paused = sequence.state->layout->has_unbounded();
-  EXPECT_THAT(step.Run(sequences, report), ElementsAre(PlanItem{0, 4}, PlanItem{2, 4}))
+  EXPECT_THAT(RunOn(step, sequences, report), ElementsAre(PlanItem{0, 4}, PlanItem{2, 4}))
       << "who is paused has no turn";
   EXPECT_EQ(states_[1].committed_bytes, parts_.model.layout(1).bytes_at(4, kDefaultSlotCap));
 }
@@ -123,8 +130,74 @@ TEST_F(StepTest, DecodingRowsOfSeveralMemoriesDoNotStarve) {
     sequences.push_back({.state = &Acquire(i / 4), .tokens = token, .decoding = true});
   }
   StepReport report;
-  for (int i = 0; i < 8; ++i) step.Run(sequences, report);
+  for (int i = 0; i < 8; ++i) RunOn(step, sequences, report);
   for (const StateHandle& state : states_) EXPECT_EQ(state.position, 2);
+}
+
+class StepChoiceTest : public StepTest {
+ protected:
+  StepChoiceTest() {
+    config_.options.max_batch_tokens = 2;
+    for (int i = 0; i < 5; ++i) Answer(0);
+  }
+  void Answer(size_t memory) {
+    sequences_.push_back({.state = &Acquire(memory), .tokens = token_, .decoding = true});
+  }
+  Step& step() {
+    if (!step_) step_.emplace(config_, *parts_.context, parts_.pool);
+    return *step_;
+  }
+  bool Stands() { return !step().Standing(now_).empty(); }
+  std::vector<PlanItem> Run() {
+    StepReport report;
+    return step().Run(sequences_, report);
+  }
+
+  const std::vector<int32_t> token_ = {1}, prompt_ = SomeTokens(4, 1);
+  std::vector<StepSequence> sequences_;
+  std::optional<Step> step_;
+};
+
+TEST_F(StepChoiceTest, StandsForSomeStepsOfAnswers) {
+  EXPECT_FALSE(Stands()) << "there was none";
+  step().Choose(sequences_, now_);
+  const std::vector<PlanItem> first = Run();
+  int n = 1;
+  for (; Stands(); ++n) EXPECT_EQ(Run(), first);
+  EXPECT_GT(n, 2);
+  EXPECT_LT(n, 50);
+  step().Choose(sequences_, now_);
+  EXPECT_NE(Run(), first) << "others have their turn";
+  for (const StepSequence& sequence : sequences_) {
+    EXPECT_EQ(sequence.state->position % n, sequence.state->position > n ? 1 : 0)
+        << "all of a turn";
+  }
+}
+
+TEST_F(StepChoiceTest, StandsForAShortTime) {
+  step().Choose(sequences_, now_);
+  Run();
+  now_ += std::chrono::milliseconds(1);
+  EXPECT_TRUE(Stands());
+  now_ += std::chrono::milliseconds(9);
+  EXPECT_FALSE(Stands()) << "where steps take long it is made anew for each";
+}
+
+TEST_F(StepChoiceTest, DoesNotStandBesideAPromptOrAnotherMemory) {
+  sequences_[0].tokens = prompt_;
+  sequences_[0].decoding = false;
+  sequences_.resize(1);
+  step().Choose(sequences_, now_);
+  Run();
+  EXPECT_FALSE(Stands());
+  sequences_[0].decoding = true;
+  sequences_[0].tokens = token_;
+  step().Choose(sequences_, now_);
+  EXPECT_TRUE(Stands());
+  Answer(1);
+  step().Choose(sequences_, now_);
+  Run();
+  EXPECT_FALSE(Stands()) << "memories take turns";
 }
 
 TEST_F(StepTest, NothingRunsWhileAllArePaused) {
@@ -133,8 +206,8 @@ TEST_F(StepTest, NothingRunsWhileAllArePaused) {
   const std::vector<int32_t> token = {1};
   const StepSequence paused{.state = &state, .tokens = token, .decoding = true, .paused = true};
   StepReport report;
-  EXPECT_TRUE(step.Run({&paused, 1}, report).empty());
-  EXPECT_TRUE(step.Run({}, report).empty());
+  EXPECT_TRUE(RunOn(step, {&paused, 1}, report).empty());
+  EXPECT_TRUE(RunOn(step, {}, report).empty());
   EXPECT_EQ(parts_.model.gate().steps(), 0);
   EXPECT_EQ(state.position, 0);
 }
