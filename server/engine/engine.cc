@@ -382,7 +382,7 @@ absl::Duration Engine::TimeToNextEnd() const {
 
 void Engine::PublishStats() {
   published_jobs_ = runner_.jobs().size();
-  publish_again_ = config_.options.clock.steady() + kLookAtManyEvery;
+  publish_again_ = config_.options.clock.steady() + kPublishManyEvery;
   EngineStats stats;
   admission_.AddTo(stats);
   sessions_.AddTo(stats);

@@ -113,6 +113,7 @@ class Engine {
   static constexpr size_t kFewJobs = 64;
   static constexpr auto kLookEvery = std::chrono::milliseconds(1);
   static constexpr auto kLookAtManyEvery = std::chrono::milliseconds(10);
+  static constexpr auto kPublishManyEvery = std::chrono::milliseconds(50);
 
   absl::Status SubmitTurn(std::shared_ptr<Job> job);
   absl::Status Claim(Job& job);  // its session

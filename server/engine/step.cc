@@ -32,7 +32,7 @@ void Step::Choose(std::span<const StepSequence> sequences, SteadyTime now) {
                          });
   if (!may_stand) return;
   steps_left_ = kChoiceSteps;
-  stands_until_ = now + kChoiceTime;
+  stands_until_ = now + kChoiceTime * std::ssize(sequences);
 }
 
 std::span<const PlanItem> Step::Standing(SteadyTime now) const {

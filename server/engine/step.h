@@ -31,9 +31,10 @@ class Step {
   // memory as a step is one model's: where there are several, they take turns.
   void Choose(std::span<const StepSequence> sequences, SteadyTime now);
   // Whose rows the last choice was, ids being indices into its sequences, if it may stand for one
-  // more step, else empty. Of small steps in which all read answers, several have the same rows: to
-  // look through a thousand calls would take as long as a step, and a state that has its turn for a
-  // while stays in the caches.
+  // more step, else empty. Of steps in which all read answers several have the same rows, for a
+  // time that is short beside what their many sequences wait for their turns: to look through a
+  // thousand takes as long as a small step, and a state that has its turn for a while stays in the
+  // caches.
   std::span<const PlanItem> Standing(SteadyTime now) const;
   // Computes the chosen rows and moves the states on by them; `sequences` as chosen from, each that
   // has a row as it is now. Returns which got how many; empty if none could have one. A state that
@@ -67,8 +68,8 @@ class Step {
   void PrepareUndo(const StepSequence& sequence, const PlanItem& item);
   void CountUpdates(const StateHandle& state, int32_t n_rows, StepReport& report) const;
 
-  static constexpr int kChoiceSteps = 16;
-  static constexpr auto kChoiceTime = std::chrono::milliseconds(4);
+  static constexpr auto kChoiceTime = std::chrono::microseconds(10);  // for each sequence
+  static constexpr int kChoiceSteps = 32;                             // at most
 
   // Null for steps without a bound in time.
   const StepCosts* costs() const { return model_.weight_bytes > 0 ? &costs_ : nullptr; }

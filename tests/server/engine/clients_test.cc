@@ -149,6 +149,34 @@ TEST(Clients, LogProbabilitiesAreWorkToo) {
   EXPECT_NEAR(tokens[0] / tokens[1], 2, 0.2) << tokens[0] << " " << tokens[1];
 }
 
+// While its rows stay the same from step to step (Step::Standing), for as long as time stands
+// still.
+TEST(Clients, WhoComesOrGoesIsInTheNextSteps) {
+  EngineOptions options;
+  options.max_batch_tokens = 8;
+  options.max_sessions = 64;
+  options.clock.steady = [] { return SteadyTime(std::chrono::hours(1)); };
+  TestEngine engine(options);
+  StepGate& gate = engine.model().gate();
+  gate.CloseAt(1);
+  std::vector<std::shared_ptr<TokenStream>> streams;
+  for (int i = 0; i < 40; ++i) streams.push_back(engine.Start(Of("many", kForEver), 1 << 20));
+  gate.CloseAt(300);
+  gate.AwaitEntered(300);
+  const std::shared_ptr<TokenStream> comes = engine.Start(Of("new", 3));
+  gate.CloseAt(305);
+  gate.AwaitEntered(305);
+  int events = 0;
+  while (comes->TryPop()) ++events;
+  EXPECT_GE(events, 2) << "Started and a token";
+
+  for (const std::shared_ptr<TokenStream>& stream : streams) stream->Cancel();
+  gate.Open();
+  EXPECT_TRUE(ReadAll(*comes).status.ok());
+  for (const std::shared_ptr<TokenStream>& stream : streams) ReadAll(*stream);
+  EXPECT_EQ(engine.SettledStats().requests_running, 0);
+}
+
 TEST(Clients, ACancelledSessionStopsReadingItsPrompt) {
   EngineOptions options;
   options.max_batch_tokens = 4;
