@@ -85,8 +85,9 @@ class StepCosts {
 // 1 / kPrefillShare all the same, so that long answers do not keep new ones out. Prompts are read
 // in turns of kPromptTurn tokens, oldest first.
 //
-// Parts of less than a row are rounded by turns: pass the step number. costs: null for a step
-// without a bound in time. A step of several memories' turns gets the time of one. A pure function.
+// Parts of less than a row are rounded by turns: pass the number of the choice. costs: null for a
+// step without a bound in time. A step of several memories' turns gets the time of one. A pure
+// function.
 std::vector<PlanItem> PlanStep(std::span<const StepSequence> sequences, int32_t max_rows,
                                int64_t turn, const StepCosts* costs = nullptr,
                                const StateLayout* memory = nullptr, int n_memories = 1);
