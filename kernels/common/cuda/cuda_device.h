@@ -3,7 +3,6 @@
 
 #include <cuda_runtime.h>
 
-#include <algorithm>
 #include <cstddef>
 #include <cstdint>
 #include <functional>
@@ -61,19 +60,22 @@ void CheckCuda(cudaError_t error, const char* file = __builtin_FILE(), int line 
 
 inline cudaStream_t Stream(DeviceContext& context) { return context.cuda().stream; }
 
+// So much dynamic shared memory for the kernel's blocks from now on, or more if that was allowed
+// before: recorded steps may need what was allowed when they were recorded.
+inline void AllowShared(DeviceContext& context, const void* kernel, size_t bytes) {
+  constexpr size_t kAlwaysAllowed = 48 * 1024;
+  size_t& allowed = context.cuda().shared_bytes.try_emplace(kernel, kAlwaysAllowed).first->second;
+  if (bytes <= allowed) return;
+  allowed = bytes;
+  CheckCuda(cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize,
+                                 static_cast<int>(bytes)));
+}
+
 // One kernel on the context's stream. Arguments convert to the kernel's parameter types.
 template <class... P, class... A>
 void Launch(DeviceContext& context, void (*kernel)(P...), dim3 grid, dim3 block,
             size_t shared_bytes, A&&... args) {
-  constexpr size_t kDefaultSharedBytes = 48 * 1024;
-  // Never lowered: recorded steps may need what was allowed when they were recorded.
-  size_t& allowed = context.cuda().shared_bytes[reinterpret_cast<const void*>(kernel)];
-  if (shared_bytes > std::max(allowed, kDefaultSharedBytes)) {
-    allowed = shared_bytes;
-    CheckCuda(cudaFuncSetAttribute(reinterpret_cast<const void*>(kernel),
-                                   cudaFuncAttributeMaxDynamicSharedMemorySize,
-                                   static_cast<int>(shared_bytes)));
-  }
+  AllowShared(context, reinterpret_cast<const void*>(kernel), shared_bytes);
   cudaLaunchConfig_t config = {};
   config.gridDim = grid;
   config.blockDim = block;

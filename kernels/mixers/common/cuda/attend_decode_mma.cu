@@ -230,15 +230,6 @@ DecodeKernelFn DecodeKernel(int value_stride) {
 // While one waits for memory, others compute.
 constexpr int kWantedBlocks = 3;
 
-// As Launch does, which never lowers it.
-void AllowShared(DeviceContext& context, const void* kernel, size_t bytes) {
-  size_t& allowed = context.cuda().shared_bytes[kernel];
-  if (bytes <= allowed) return;
-  allowed = bytes;
-  CheckCuda(cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize,
-                                 static_cast<int>(bytes)));
-}
-
 }  // namespace
 
 size_t AttendDecodeShared(int head_dim, int value_stride) {
