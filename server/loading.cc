@@ -168,6 +168,7 @@ ModelDescription Describe(const Loaded& loaded, const Options& options) {
           .device = DeviceName(options.device),
           .compute_dtype = Lower(DTypeName(model.compute_dtype())),
           .weights = WeightsName(model),
+          .products = ProductChoices(),
           .state_dtype = Lower(DTypeName(model.state_dtype())),
           .memory = absl::StrJoin(
               options.memories, ",",

@@ -20,15 +20,15 @@ Choices& All() {
 }  // namespace
 
 std::string ProductChoice::ToString() const {
-  return absl::StrCat(count, " products of ", in, " inputs and ", out, " outputs, weights in ",
-                      weights, ": ", product);
+  return absl::StrCat(count, count == 1 ? " product of " : " products of ", in, " inputs and ", out,
+                      " outputs, weights in ", weights, ": ", product, ": ", detail);
 }
 
 void NoteProduct(const ProductChoice& choice) {
   const std::lock_guard lock(All().mutex);
   const auto same = std::ranges::find_if(All().list, [&](const ProductChoice& other) {
     return other.in == choice.in && other.out == choice.out && other.weights == choice.weights &&
-           other.product == choice.product;
+           other.product == choice.product && other.detail == choice.detail;
   });
   if (same == All().list.end()) {
     All().list.push_back(choice);

@@ -15,6 +15,7 @@
 #include <utility>
 #include <vector>
 
+#include "kernels/common/product_choices.h"
 #include "kernels/common/weight_memory.h"
 #include "kernels/ops/matmul_device.h"
 
@@ -267,6 +268,15 @@ bool SumsAreExact(OneDnnProduct& product, const Int8Weights& weights, uint8_t* x
   return true;
 }
 
+void Note(const OneDnnProduct& product, const char* weights) {
+  const auto described = product.Describe(kRowBlock, product.weights.get_desc(), false);
+  NoteProduct({.in = product.in,
+               .out = product.out,
+               .weights = weights,
+               .product = "oneDNN",
+               .detail = described.impl_info_str()});
+}
+
 }  // namespace
 
 std::optional<Product> MakeOneDnnProduct(DeviceContext& context, const StackedWeights& weights) {
@@ -279,6 +289,7 @@ std::optional<Product> MakeOneDnnProduct(DeviceContext& context, const StackedWe
         return made.SameBitsForAnyRows(n_threads, x.data());
       });
   if (product == nullptr) return std::nullopt;
+  Note(*product, WeightsName(weights.compute));
   return Product{product->weights.get_desc().get_size(),
                  [product](DeviceContext& context, TensorView x, TensorView y, bool accumulate) {
                    product->Apply(context, x.shape[0], x.data, y.data, accumulate);
@@ -299,6 +310,7 @@ std::optional<Int8Sums> MakeOneDnnSums(DeviceContext& context, const Int8Weights
                made.SameBitsForAnyRows(n_threads, reinterpret_cast<std::byte*>(x.data()));
       });
   if (product == nullptr) return std::nullopt;
+  Note(*product, "int8");
   return Int8Sums{product->weights.get_desc().get_size(),
                   [product](DeviceContext& context, const uint8_t* x, int64_t n, int32_t* sums) {
                     product->Apply(context, n, const_cast<uint8_t*>(x), sums, false);
@@ -307,6 +319,11 @@ std::optional<Int8Sums> MakeOneDnnSums(DeviceContext& context, const Int8Weights
 
 Product MakeProduct(DeviceContext& context, const StackedWeights& weights) {
   if (auto fast = MakeOneDnnProduct(context, weights)) return *std::move(fast);
+  NoteProduct({.in = weights.in,
+               .out = weights.out,
+               .weights = WeightsName(weights.compute),
+               .product = "own",
+               .detail = kWhyOwn});
   return MakeSimdProduct(weights);
 }
 

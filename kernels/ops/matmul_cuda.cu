@@ -173,7 +173,8 @@ Product MakeInt8Product(DeviceContext& context, const StackedWeights& weights) {
         .scales = scales->as<float>()};
     LaunchProductBF16<uint2>(context, task);
   };
-  NoteProduct({.in = in, .out = out, .weights = "int8", .product = "own: weights in int8"});
+  NoteProduct(
+      {.in = in, .out = out, .weights = "int8", .product = "own", .detail = "weights in int8"});
   return {packed->bytes() + scales->bytes(), apply};
 }
 
@@ -185,8 +186,9 @@ Product MakeProduct(DeviceContext& context, const StackedWeights& weights) {
   if (!own) fast = MakeCublasProduct(context, weights, what);
   NoteProduct({.in = weights.in,
                .out = weights.out,
-               .weights = weights.compute == DType::kF32 ? "f32" : "bf16",
-               .product = (fast ? "cuBLASLt: " : "own: ") + what});
+               .weights = WeightsName(weights.compute),
+               .product = fast ? "cuBLASLt" : "own",
+               .detail = what});
   return fast ? *std::move(fast) : MakeOwnProduct(context, weights);
 }
 

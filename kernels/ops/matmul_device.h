@@ -22,6 +22,9 @@ struct StackedWeights {
   size_t row_bytes() const { return static_cast<size_t>(in) * DTypeBytes(compute); }
 };
 
+// What a ProductChoice calls such weights.
+inline const char* WeightsName(DType compute) { return compute == DType::kF32 ? "f32" : "bf16"; }
+
 // Row `row` of the stack. dst [in] of the compute type.
 void CopyRow(const StackedWeights& weights, int64_t row, void* dst);
 
@@ -58,6 +61,10 @@ Product MakeSimdProduct(const StackedWeights& weights);
 // oneDNN's blocked ("brgemm") matrix product. None where oneDNN would use another implementation,
 // or where this one fails the test that a row's bits are the same for any number of rows.
 std::optional<Product> MakeOneDnnProduct(DeviceContext& context, const StackedWeights& weights);
+
+// Of a ProductChoice.
+inline constexpr const char* kWhyOwn =
+    "no product of oneDNN gives a row the same bits for any number of rows";
 
 // oneDNN's where it keeps the promise of ops.h, else plain SIMD.
 Product MakeProduct(DeviceContext& context, const StackedWeights& weights);

@@ -12,6 +12,7 @@
 #include <vector>
 
 #include "kernels/common/highway_targets.h"
+#include "kernels/common/product_choices.h"
 #include "kernels/ops/matmul_device.h"
 #include "kernels/ops/parallel_rows.h"
 
@@ -177,6 +178,13 @@ Product WithSums(const Int8Weights& weights, Int8Sums sums) {
 Product MakeInt8Product(DeviceContext& context, const StackedWeights& weights) {
   const Int8Weights rounded = RoundToInt8(weights);
   std::optional<Int8Sums> fast = MakeOneDnnSums(context, rounded);
+  if (!fast) {
+    NoteProduct({.in = weights.in,
+                 .out = weights.out,
+                 .weights = "int8",
+                 .product = "own",
+                 .detail = kWhyOwn});
+  }
   return WithSums(rounded, fast ? *std::move(fast) : MakeSimdSums(rounded));
 }
 

@@ -74,6 +74,18 @@ Metrics::Metrics(const ModelDescription& model)
             {"state_dtype", model.state_dtype},
             {"memory", model.memory}})
       .Set(1);
+  auto& products = Gauges("ovq_matrix_products",
+                          "Products with weights that the model was loaded with, by shape: whose "
+                          "implementation, and which one, or why our own.");
+  for (const ProductChoice& choice : model.products) {
+    products
+        .Add({{"inputs", absl::StrCat(choice.in)},
+              {"outputs", absl::StrCat(choice.out)},
+              {"weights", choice.weights},
+              {"product", choice.product},
+              {"detail", choice.detail}})
+        .Set(choice.count);
+  }
   Gauges("ovq_build_info", "The program; always 1.", false).Add({{"version", OVQ_VERSION}}).Set(1);
 }
 

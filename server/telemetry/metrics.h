@@ -23,6 +23,7 @@
 #include "absl/status/statusor.h"
 #include "absl/synchronization/mutex.h"
 #include "absl/time/time.h"
+#include "kernels/common/product_choices.h"
 #include "server/disk/session_folder.h"
 #include "server/engine/engine_config.h"
 #include "server/telemetry/log.h"
@@ -44,6 +45,7 @@ struct ModelDescription {
   std::string device;
   std::string compute_dtype;
   std::string weights;  // what most of them are held as: "f32", "bf16", "int8"
+  std::vector<ProductChoice> products;
   std::string state_dtype;
   std::string memory;  // what sessions can choose from: MemoryNames with commas between
   size_t weight_bytes = 0;

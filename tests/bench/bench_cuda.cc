@@ -99,7 +99,7 @@ int Run(const Case& which, DeviceContext& context, const std::string& folder, Re
     report.root()["products"].push_back({{"in", choice.in},
                                          {"out", choice.out},
                                          {"weights", choice.weights},
-                                         {"product", choice.product},
+                                         {"product", choice.product + ": " + choice.detail},
                                          {"count", choice.count}});
     std::printf("%s\n", choice.ToString().c_str());
   }

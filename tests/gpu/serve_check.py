@@ -2,7 +2,8 @@
 
 usage: serve_check.py --bin FOLDER --model FOLDER [--server PROGRAM] [--device cuda] [--tokens 64]
 
-In float32 a greedy answer is the cpu's, is the same twice and among other requests;
+In float32 a greedy answer is the cpu's, is the same twice and among other requests; the log and the
+metrics say which product of matrices every shape runs;
 SIGTERM lets a running answer finish and ends the server with 0. Standard library only.
 """
 
@@ -16,6 +17,7 @@ import subprocess
 import sys
 import tempfile
 import unittest
+import urllib.request
 
 PROMPT = "import os\n\n\ndef read_lines(path):\n"
 CHAT = SERVER = MODEL = DEVICE = N_TOKENS = None
@@ -27,7 +29,7 @@ class Server:
         self.process = subprocess.Popen(
             [SERVER, "--model", MODEL, "--device", device,
              "--compute-dtype", "f32", "--state-dtype", "f32", "--state-memory", "512M",
-             "--listen", "127.0.0.1:0", "--metrics-address", ""],
+             "--listen", "127.0.0.1:0", "--metrics-address", "127.0.0.1:0"],
             stdout=subprocess.PIPE, stderr=self.log, text=True)
         ready, _, _ = select.select([self.process.stdout], [], [], 60)
         line = self.process.stdout.readline() if ready else ""
@@ -41,6 +43,11 @@ class Server:
     def text(self):
         self.log.seek(0)
         return self.log.read()
+
+    def metrics(self):
+        address = re.search(r"metrics on (http://[^\s\"]+)", self.text()).group(1)
+        with urllib.request.urlopen(address, timeout=30) as page:
+            return page.read().decode()
 
     def chat(self, prompt, n_tokens):
         return subprocess.Popen(
@@ -88,6 +95,16 @@ class Serving(unittest.TestCase):
         self.assertEqual([token.split("\t")[0] for token in tokens],
                          [token.split("\t")[0] for token in expected])
         self.assertEqual(text, expected_text)
+
+    def test_log_and_metrics_say_which_product_every_shape_runs(self):
+        series = re.findall(r"^ovq_matrix_products{(.*)} (\d+)$", self.server.metrics(), flags=re.MULTILINE)
+        products = [(dict(re.findall(r'(\w+)="([^"]*)"', labels)), int(count)) for labels, count in series]
+        self.assertGreater(len(products), 3)
+        for labels, count in products:
+            self.assertIn(labels["product"], ["own", "cuBLASLt"] if DEVICE == "cuda" else ["own", "oneDNN"])
+            self.assertIn(f"{count} product{'' if count == 1 else 's'} of {labels['inputs']} inputs and "
+                          f"{labels['outputs']} outputs, weights in {labels['weights']}: "
+                          f"{labels['product']}: {labels['detail']}", self.server.text())
 
     def test_the_answer_is_the_same_twice_and_among_others(self):
         alone = self.server.answer(PROMPT)

@@ -20,6 +20,7 @@ ModelDescription Description() {
           .device = "cpu",
           .compute_dtype = "f32",
           .weights = "int8",
+          .products = {},
           .state_dtype = "f32",
           .memory = "model",
           .weight_bytes = 4000,

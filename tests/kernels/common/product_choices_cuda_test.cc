@@ -50,7 +50,7 @@ TEST_F(ProductChoicesTest, SayWhichProductAShapeRunsWithOnCuda) {
                                             "f32: "));
   const std::string either = "(cuBLASLt: algorithm [0-9]+, tile [0-9]+, stages [0-9]+|own: .+)";
   EXPECT_THAT(noted[0], testing::ContainsRegex(either));
-  EXPECT_THAT(noted[1], testing::ContainsRegex("^1 products .* in bf16: " + either));
+  EXPECT_THAT(noted[1], testing::ContainsRegex("^1 product .* in bf16: " + either));
   EXPECT_THAT(noted[2], testing::EndsWith("weights in int8: own: weights in int8"));
 }
 

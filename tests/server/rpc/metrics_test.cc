@@ -70,6 +70,22 @@ TEST(Metrics, EveryLabelSetExistsFromTheStart) {
   }
 }
 
+TEST(Metrics, ProductsOfEveryShape) {
+  ModelDescription info = Named(false);
+  info.products = {{64, 384, "bf16", "cuBLASLt", "algorithm 66, tile 20, stages 8", 21},
+                   {64, 258, "bf16", "own", "rows are no multiples of 16 bytes"}};
+  const std::string text = Metrics(info).Text();
+  EXPECT_EQ(Sample(text, "ovq_matrix_products",
+                   {"inputs=\"64\"", "outputs=\"384\"", "weights=\"bf16\"", "product=\"cuBLASLt\"",
+                    "detail=\"algorithm 66, tile 20, stages 8\""}),
+            21);
+  EXPECT_EQ(Sample(text, "ovq_matrix_products",
+                   {"outputs=\"258\"", "product=\"own\"",
+                    "detail=\"rows are no multiples of 16 bytes\""}),
+            1);
+  EXPECT_THAT(Metrics(Named(false)).Text(), testing::Not(HasSubstr("ovq_matrix_products{")));
+}
+
 TEST(Metrics, ModelsWithoutADictionaryHaveNoFigureOfOne) {
   Metrics metrics(Named(false));
   const EngineEvents events = metrics.Events();
