@@ -10,6 +10,7 @@
 #include "absl/strings/str_cat.h"
 #include "base/problems.h"
 #include "base/sha256.h"
+#include "kernels/common/device_memory.h"
 #include "kernels/mixers/common/attention.h"
 #include "kernels/mixers/common/int8_rows.h"
 #include "model/families/family_weights.h"
@@ -95,8 +96,10 @@ absl::StatusOr<std::vector<std::unique_ptr<LanguageModel>>> LanguageModel::LoadE
   std::vector<std::unique_ptr<LanguageModel>> models;
   for (ModelConfig& config : configs) {
     models.emplace_back(new LanguageModel);
-    const absl::Status status =
-        models.back()->LoadAll(std::move(config), *weights, options, context, shared);
+    absl::Status status;
+    status.Update(OrOutOfMemory([&] {
+      status = models.back()->LoadAll(std::move(config), *weights, options, context, shared);
+    }));
     // What is wrong with a file that changed under the load says nothing of either version.
     if (absl::Status changed = weights->CheckWhole(); !changed.ok()) return changed;
     if (!status.ok()) return InContext(folder, status);

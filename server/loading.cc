@@ -13,6 +13,7 @@
 #include "absl/strings/str_join.h"
 #include "base/problems.h"
 #include "base/processors.h"
+#include "kernels/common/device_memory.h"
 #include "kernels/common/product_choices.h"
 #include "kernels/common/state_memory.h"
 #include "model/load_config.h"
@@ -40,6 +41,16 @@ size_t StepBytes(const ModelConfig& config, const Options& options) {
   const int64_t row = config.vocab_size + 3 * d_ff + 8 * config.hidden_size;
   return 2 * sizeof(float) * static_cast<size_t>(options.engine.max_batch_tokens * row) +
          (size_t{512} << 20);
+}
+
+// On a GPU the scratch memory of a step is there before the first one: later somebody else may have
+// taken it. Half of a step's bytes, so that it may still double.
+absl::Status ReserveScratch(const Options& options, const ModelConfig& config,
+                            DeviceContext& context) {
+  if (context.device() != Device::kCuda) return absl::OkStatus();
+  return InContext("scratch memory of a step of --max-batch-tokens", OrOutOfMemory([&] {
+                     ScratchScope(context).Allocate<std::byte>(StepBytes(config, options) / 2);
+                   }));
 }
 
 // What the states of a model are kept in: --state-dtype, or as the checkpoint is.
@@ -146,6 +157,9 @@ absl::StatusOr<Loaded> LoadAll(const Options& options, Log& log) {
   if (!models.ok()) return models.status();
   loaded.models = *std::move(models);
   for (const ProductChoice& choice : ProductChoices()) log.Info(choice.ToString());
+  if (absl::Status status = ReserveScratch(options, *config, *loaded.context); !status.ok()) {
+    return status;
+  }
   absl::StatusOr<std::unique_ptr<Tokenizer>> tokenizer =
       Tokenizer::Load(options.model, loaded.models.front()->config());
   if (!tokenizer.ok()) return tokenizer.status();
@@ -207,11 +221,12 @@ EngineModel ForEngine(const Loaded& loaded, const Options& options) {
 }
 
 absl::StatusOr<size_t> StateMemoryBytes(const Options& options, const ModelConfig& config,
-                                        const DeviceContext& context) {
-  const std::optional<GpuInfo> gpu = context.Gpu();
+                                        DeviceContext& context) {
+  std::optional<GpuInfo> gpu = context.Gpu();
   if (!gpu) return options.state_memory_bytes.value_or(AvailableMemoryBytes() / 2);
   // A GPU does not swap: what was promised and is not there would end the server later.
   const size_t step = StepBytes(config, options);
+  gpu->free_bytes += context.scratch().capacity_bytes();  // a part of what a step takes
   const size_t room = gpu->free_bytes - std::min(step, gpu->free_bytes);
   const size_t bytes = options.state_memory_bytes.value_or(std::min(gpu->free_bytes / 2, room));
   if (bytes > room || room == 0) {

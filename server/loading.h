@@ -34,7 +34,7 @@ EngineModel ForEngine(const Loaded& loaded, const Options& options);
 
 // With the weights loaded: what is free now is the states' and the steps'.
 absl::StatusOr<size_t> StateMemoryBytes(const Options& options, const ModelConfig& config,
-                                        const DeviceContext& context);
+                                        DeviceContext& context);
 
 // What copies of states may take of the host's memory beside the states.
 struct CopyMemory {

@@ -23,7 +23,7 @@ const char* DeviceName(Device device);  // "ref", "cpu", "cuda"
 class Buffer {
  public:
   Buffer() = default;
-  // 256-byte aligned, not initialised. Out of memory ends the process. May outlive its context.
+  // 256-byte aligned, not initialised. Throws OutOfDeviceMemory. May outlive its context.
   Buffer(Device device, size_t bytes);
 
   size_t bytes() const { return bytes_; }

@@ -23,7 +23,7 @@ void CloseDevice(CudaDevice* device);
 void BindThread(const CudaDevice& device);
 GpuInfo Describe(const CudaDevice& device);  // any thread
 
-void* AllocateBytes(size_t bytes);  // null if there is not enough
+void* AllocateBytes(size_t bytes);  // throws OutOfDeviceMemory
 void FreeBytes(void* data);
 
 void Upload(CudaDevice& device, void* to, const void* host, size_t bytes);

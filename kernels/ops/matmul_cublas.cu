@@ -11,6 +11,7 @@
 #include <optional>
 #include <string>
 #include <tuple>
+#include <utility>
 #include <vector>
 
 #include "absl/strings/str_cat.h"
@@ -46,10 +47,11 @@ void CheckCublas(cublasStatus_t status, const char* file = __builtin_FILE(),
 cublasLtHandle_t Handle(CudaDevice& device) {
   if (device.cublas == nullptr) {
     cublasLtHandle_t handle = nullptr;
+    Buffer workspace(Device::kCuda, kWorkspaceBytes);
     if (cublasLtCreate(&handle) != CUBLAS_STATUS_SUCCESS) return nullptr;
+    device.cublas_workspace = std::move(workspace);
     device.cublas = std::shared_ptr<void>(
         handle, [](void* made) { cublasLtDestroy(static_cast<cublasLtHandle_t>(made)); });
-    device.cublas_workspace = Buffer(Device::kCuda, kWorkspaceBytes);
   }
   return static_cast<cublasLtHandle_t>(device.cublas.get());
 }

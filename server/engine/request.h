@@ -214,7 +214,7 @@ struct SessionInfo {
   bool busy = false;
   bool durable = false;     // what callers were told of it is on disk
   bool hibernated = false;  // its state is on disk alone
-  // Where the model's output was not a number: no call uses its state any more.
+  // Where the model's output was not a number, or a step ended halfway: no call uses its state.
   std::optional<int64_t> damaged_at;
   absl::Time created, last_used, expires;
   // Read and drawn for it: not what a fork took over.

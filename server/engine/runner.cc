@@ -99,10 +99,7 @@ bool Runner::RunStep(Step& step) {
   watch_.SetRows(wanted_.answers, wanted_.prompts, wanted_.prompt_tokens);
   StepReport report;
   const std::vector<PlanItem> plan = step.Run(sequences_, report);
-  for (const Step::Failed& failed : step.failed()) {
-    Job& job = *owners_[static_cast<size_t>(failed.id)];
-    if (!job.ended) Fail(job, FinishReason::kError, failed.status);
-  }
+  FailThoseOf(step);
   if (plan.empty()) return copied || !step.failed().empty();
   for (const PlanItem& item : plan) Advance(item, step, report);
   step.DropResults();
@@ -233,7 +230,10 @@ void Runner::AdvanceAnswer(const PlanItem& item, Step& step, StepReport& report)
     goes_on = goes_on && !event.finished;
   }
   if (job.ended) return;
-  if (item.n_drafted > 0) step.KeepRows(sequence, item, std::max(n_rows, 1));
+  if (item.n_drafted > 0) {
+    absl::Status status = step.KeepRows(sequence, item, std::max(n_rows, 1));
+    if (!status.ok()) return FailHalfway(job, sequence.state->position, std::move(status));
+  }
   if (is_damaged) return FailDamaged(job, sequence.state->position);
   completion.drafted += item.n_drafted;
   completion.accepted += n_rows - 1;

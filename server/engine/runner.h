@@ -4,6 +4,7 @@
 #include <memory>
 #include <optional>
 #include <span>
+#include <string_view>
 #include <vector>
 
 #include "absl/status/status.h"
@@ -78,6 +79,11 @@ class Runner {
   void TakeTokens(Job& job, Completion& completion, StreamEvent event);
   // The model's output after so many tokens was not a number.
   void FailDamaged(Job& job, int64_t position);
+  // The device had no memory for all of a step, in which the job's states have moved on.
+  void FailHalfway(Job& job, int64_t position, absl::Status status);
+  void FailThoseOf(const Step& step);  // that could have no rows
+  // What happened there is in the job's states, which nothing may go on from.
+  void FailDamaged(Job& job, int64_t position, std::string_view what, absl::Status status);
 
   // Ends a completion, and with the last one its job.
   void FinishCompletion(Job& job, Completion& completion, Finished finished);

@@ -1,6 +1,7 @@
 // What of the Runner ends jobs: gives back what they have, and tells who waits for them.
 #include <algorithm>
 #include <string>
+#include <string_view>
 #include <utility>
 
 #include "absl/strings/str_cat.h"
@@ -204,14 +205,36 @@ bool Runner::GiveWay(const std::string& client) {
 }
 
 void Runner::FailDamaged(Job& job, int64_t position) {
+  constexpr std::string_view kWhat = "the model's output was not a number";
   config_.events.not_a_number(position);
+  FailDamaged(job, position, kWhat,
+              absl::InternalError(
+                  absl::StrCat("the model's output is not a number at position ", position)));
+}
+
+void Runner::FailHalfway(Job& job, int64_t position, absl::Status status) {
+  FailDamaged(job, position, "the device had no memory for a step", std::move(status));
+}
+
+void Runner::FailThoseOf(const Step& step) {
+  for (const Step::Failed& failed : step.failed()) {
+    Job& job = *owners_[static_cast<size_t>(failed.id)];
+    if (job.ended) continue;
+    if (failed.halfway) {
+      const int64_t position = sequences_[static_cast<size_t>(failed.id)].state->position;
+      FailHalfway(job, position, failed.status);
+    } else {
+      Fail(job, FinishReason::kError, failed.status);
+    }
+  }
+}
+
+void Runner::FailDamaged(Job& job, int64_t position, std::string_view what, absl::Status status) {
   prefixes_.Forget(job.prefix);
   // One that is not open yet ends, and what was to be read again leaves a session as it was.
   const bool turn = job.session != nullptr && job.generate() != nullptr;
-  if (turn) sessions_.SetDamaged(*job.session, position);
-  Fail(job, FinishReason::kError,
-       absl::InternalError(
-           absl::StrCat("the model's output is not a number at position ", position)));
+  if (turn) sessions_.SetDamaged(*job.session, position, what);
+  Fail(job, FinishReason::kError, std::move(status));
 }
 
 bool Runner::FailIfDead(Job& job, SteadyTime now) {

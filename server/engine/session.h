@@ -50,6 +50,7 @@ struct SessionOnDisk {
 // Engine thread only, but for what the SessionStore says of sessions in it.
 struct Session : Sequence {
   SessionInfo info;                         // what callers see
+  std::string damage;                       // what happened at info.damaged_at
   std::optional<std::vector<int32_t>> log;  // all tokens of the conversation, if they are kept
   std::vector<int64_t> turn_ends;           // positions, rising; the last kMaxTurnEnds
   CheckpointList checkpoints;

@@ -56,9 +56,8 @@ absl::StatusOr<std::shared_ptr<Session>> SessionStore::FindIdle(const std::strin
   if (!found.ok()) return found.status();
   const SessionInfo& info = (*found)->second->info;
   if (info.damaged_at) {
-    return absl::DataLossError(
-        absl::StrCat("session ", id, ": damaged: the model's output was not a number at position ",
-                     *info.damaged_at, "; delete it"));
+    return absl::DataLossError(absl::StrCat("session ", id, ": damaged: ", (*found)->second->damage,
+                                            " at position ", *info.damaged_at, "; delete it"));
   }
   if (!info.busy) return (*found)->second;
   return absl::FailedPreconditionError(absl::StrCat("session ", id, ": in use by another call"));
@@ -245,9 +244,10 @@ void SessionStore::Publish(Job& job) {
   Count(*job.session, 1);
 }
 
-void SessionStore::SetDamaged(Session& session, int64_t position) {
+void SessionStore::SetDamaged(Session& session, int64_t position, std::string_view what) {
   std::lock_guard lock(mutex_);
   session.info.damaged_at = position;
+  session.damage = what;
   checkpoints_.Forget(session);
   // So it is neither written there, nor moved out to make room, nor given to another server.
   if (session.disk) session.disk->behind = true;

@@ -9,6 +9,7 @@
 #include <mutex>
 #include <optional>
 #include <string>
+#include <string_view>
 #include <vector>
 
 #include "absl/status/statusor.h"
@@ -93,10 +94,10 @@ class SessionStore {
   // After a step, with `left` tokens of the prompt to come.
   void MayCheckpoint(Session& session, int64_t left);
   void Publish(Job& job);  // what a turn's job has done so far
-  // The model's output was not a number at this position of a busy session: from now on it is shown
-  // and deleted, and nothing else. The disk keeps what it has: the session as its last turn left
-  // it.
-  void SetDamaged(Session& session, int64_t position);
+  // `what` has happened at this position of a busy session, so that its state is of no use: it is
+  // shown and deleted, and nothing else. The disk keeps what it has: the session as its last turn
+  // left it.
+  void SetDamaged(Session& session, int64_t position, std::string_view what);
   // A turn's job has ended: its session is free again when `then` is called, or has gone if it was
   // deleted meanwhile. DataLoss: what the turn has added could not be written to the disk.
   void EndTurn(Job& job, Then then);

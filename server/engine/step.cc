@@ -3,6 +3,8 @@
 #include <algorithm>
 #include <utility>
 
+#include "kernels/common/device_memory.h"
+
 namespace ovq {
 namespace {
 
@@ -52,6 +54,20 @@ std::vector<PlanItem> Step::Run(std::span<const StepSequence> sequences, StepRep
   });
   if (plan.empty()) return plan;
   PlanDrafts(sequences, max_rows_, costs(), plan);
+  absl::Status computed = OrOutOfMemory([&] { Compute(sequences, plan, report); });
+  if (!computed.ok()) {
+    context_.Synchronize();  // what was launched still reads what was staged for it
+    DropResults();
+    for (const PlanItem& item : plan) {
+      failed_.push_back({.id = item.id, .status = computed, .halfway = true});
+    }
+    return {};
+  }
+  return plan;
+}
+
+void Step::Compute(std::span<const StepSequence> sequences, std::span<const PlanItem> plan,
+                   StepReport& report) {
   batch_.Clear();
   reader_.Clear();
   undos_.clear();
@@ -69,7 +85,6 @@ std::vector<PlanItem> Step::Run(std::span<const StepSequence> sequences, StepRep
   TensorView logits = MemoryOf(first).forward(batch_, context_, scratch);
   logits.shape = {static_cast<int64_t>(batch_.logit_rows.size()), model_.vocab_size};
   reader_.Read(context_, logits);  // the step's only wait for the device
-  return plan;
 }
 
 const EngineMemory& Step::MemoryOf(const StateHandle& state) const {
@@ -89,32 +104,35 @@ void Step::PrepareUndo(const StepSequence& sequence, const PlanItem& item) {
   undos_.push_back({item.id, tokens, apart, before});
 }
 
-void Step::KeepRows(const StepSequence& sequence, const PlanItem& item, int32_t n_rows) {
+absl::Status Step::KeepRows(const StepSequence& sequence, const PlanItem& item, int32_t n_rows) {
+  absl::Status undone = OrOutOfMemory([&] { Undo(sequence, item, n_rows); });
+  if (undone.ok()) pool_.Grow(*sequence.state, sequence.state->position - 1 + n_rows);
+  return undone;
+}
+
+void Step::Undo(const StepSequence& sequence, const PlanItem& item, int32_t n_rows) {
   StateHandle& state = *sequence.state;
   const int64_t start = state.position - 1, kept = start + n_rows;
-  const Undo& undo = *std::ranges::find(undos_, item.id, &Undo::id);
+  const Overwritten& undo = *std::ranges::find(undos_, item.id, &Overwritten::id);
   const EngineMemory& memory = MemoryOf(state);
-  if (kept < undo.tokens.end) {
-    ScratchScope scratch(context_);
-    // What stands of these tokens is written again: over what there was before them, if need be by
-    // reading them once more.
-    const TokenRange again = {undo.tokens.begin, kept, state.slot_cap};
-    std::vector<StateExtent> standing;
-    if (undo.apart && kept > again.begin) standing = memory.overwrites(again);
-    std::byte* const bytes = scratch.Allocate<std::byte>(TotalBytes(standing));
-    pool_.Pack(state, standing, bytes);
-    pool_.Unpack(state, memory.overwrites(undo.tokens), undo.before);
-    pool_.Unpack(state, standing, bytes);
-    if (!undo.apart) {
-      std::vector<int32_t> tokens = {sequence.tokens.front()};
-      const auto guessed = sequence.guess.tokens.first(static_cast<size_t>(n_rows - 1));
-      tokens.insert(tokens.end(), guessed.begin(), guessed.end());
-      batch_.Clear();
-      batch_.Add(tokens, start, state.slot_cap, state.base, /*n_logits=*/0);
-      memory.forward(batch_, context_, scratch);
-    }
-  }
-  pool_.Grow(state, kept);
+  if (kept >= undo.tokens.end) return;
+  ScratchScope scratch(context_);
+  // What stands of these tokens is written again: over what there was before them, if need be by
+  // reading them once more.
+  const TokenRange again = {undo.tokens.begin, kept, state.slot_cap};
+  std::vector<StateExtent> standing;
+  if (undo.apart && kept > again.begin) standing = memory.overwrites(again);
+  std::byte* const bytes = scratch.Allocate<std::byte>(TotalBytes(standing));
+  pool_.Pack(state, standing, bytes);
+  pool_.Unpack(state, memory.overwrites(undo.tokens), undo.before);
+  pool_.Unpack(state, standing, bytes);
+  if (undo.apart) return;
+  std::vector<int32_t> tokens = {sequence.tokens.front()};
+  const auto guessed = sequence.guess.tokens.first(static_cast<size_t>(n_rows - 1));
+  tokens.insert(tokens.end(), guessed.begin(), guessed.end());
+  batch_.Clear();
+  batch_.Add(tokens, start, state.slot_cap, state.base, /*n_logits=*/0);
+  memory.forward(batch_, context_, scratch);
 }
 
 void Step::Fill(const StepSequence& sequence, const PlanItem& item, StepReport& report) {

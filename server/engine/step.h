@@ -38,20 +38,23 @@ class Step {
   std::span<const PlanItem> Standing(SteadyTime now) const;
   // Computes the chosen rows and moves the states on by them; `sequences` as chosen from, each that
   // has a row as it is now. Returns which got how many; empty if none could have one. A state that
-  // the system gives no memory for has none and is in failed(). Their results follow in that
-  // order: NextDraw for each draw, NextScore for each row, or NextCheck. Of a sequence with drafted
-  // rows NextDraw gives the draw of its own row, then those of the drafted ones, and its state
-  // waits for KeepRows.
+  // the system gives no memory for has none and is in failed(); so are all, and none has any, if
+  // the GPU has no memory for what the step computes. Their results follow in that order: NextDraw
+  // for each draw, NextScore for each row, or NextCheck. Of a sequence with drafted rows NextDraw
+  // gives the draw of its own row, then those of the drafted ones, and its state waits for
+  // KeepRows.
   std::vector<PlanItem> Run(std::span<const StepSequence> sequences, StepReport& report);
 
   struct Failed {
     int id;
     absl::Status status;
+    bool halfway = false;  // some layers have moved its state on: it is of no more use
   };
   std::span<const Failed> failed() const { return failed_; }
   // Of a sequence with drafted rows, before anything else of its results is used: so many of its
-  // rows stand, one at least, and its state is as if no others had been in the step.
-  void KeepRows(const StepSequence& sequence, const PlanItem& item, int32_t n_rows);
+  // rows stand, one at least, and its state is as if no others had been in the step; if the device
+  // has no memory for that, it is of no more use.
+  absl::Status KeepRows(const StepSequence& sequence, const PlanItem& item, int32_t n_rows);
   Sampled NextDraw() { return reader_.NextDraw(); }
   RowScore NextScore() { return reader_.NextScore(); }
   bool NextCheck() { return reader_.NextCheck(); }
@@ -63,6 +66,9 @@ class Step {
   void Took(absl::Duration duration) { costs_.Observe(cost_, duration); }
 
  private:
+  void Compute(std::span<const StepSequence> sequences, std::span<const PlanItem> plan,
+               StepReport& report);
+  void Undo(const StepSequence& sequence, const PlanItem& item, int32_t n_rows);
   void Fill(const StepSequence& sequence, const PlanItem& item, StepReport& report);
   const EngineMemory& MemoryOf(const StateHandle& state) const;
   void PrepareUndo(const StepSequence& sequence, const PlanItem& item);
@@ -90,13 +96,13 @@ class Step {
   std::vector<Failed> failed_;
 
   // What drafted rows overwrite.
-  struct Undo {
+  struct Overwritten {
     int id;
     TokenRange tokens;  // that can be undone
     bool apart;         // the last of them alone
     std::byte* before;  // the device's memory: what their extents held
   };
-  std::vector<Undo> undos_;
+  std::vector<Overwritten> undos_;
   std::optional<ScratchScope> undo_memory_;
 };
 

@@ -33,6 +33,11 @@ size_t EndOfGuard(size_t bytes) { return RoundUp(bytes, kAlignment) + kGuardByte
 
 }  // namespace
 
+MemoryRegistry::MemoryRegistry() {
+  const char* bytes = std::getenv("OVQ_SIMT_DEVICE_BYTES");
+  total_ = bytes != nullptr ? std::strtoull(bytes, nullptr, 10) : size_t{8} << 30;
+}
+
 MemoryRegistry& MemoryRegistry::Get() {
   static auto* registry = new MemoryRegistry;
   return *registry;
@@ -40,6 +45,10 @@ MemoryRegistry& MemoryRegistry::Get() {
 
 void* MemoryRegistry::Allocate(size_t bytes, MemoryKind kind) {
   const std::lock_guard lock(mutex_);
+  if (to_fail_ > 0 && --before_failing_ < 0) {
+    --to_fail_;
+    return nullptr;
+  }
   if (kind == MemoryKind::kDevice && bytes > total_ - std::min(used_, total_)) return nullptr;
   void* pages = std::aligned_alloc(kAlignment, kGuardBytes + EndOfGuard(bytes));
   if (pages == nullptr) return nullptr;
@@ -175,6 +184,17 @@ void MemoryRegistry::SetTotal(size_t bytes) {
   total_ = bytes;
 }
 
+void MemoryRegistry::Fail(int n, int first) {
+  const std::lock_guard lock(mutex_);
+  to_fail_ = n;
+  before_failing_ = first;
+}
+
+int MemoryRegistry::to_fail() const {
+  const std::lock_guard lock(mutex_);
+  return to_fail_;
+}
+
 size_t MemoryRegistry::total() const {
   const std::lock_guard lock(mutex_);
   return total_;
@@ -186,5 +206,7 @@ size_t MemoryRegistry::available() const {
 }
 
 void SetDeviceMemory(size_t bytes) { MemoryRegistry::Get().SetTotal(bytes); }
+void FailAllocations(int n, int first) { MemoryRegistry::Get().Fail(n, first); }
+int AllocationsToFail() { return MemoryRegistry::Get().to_fail(); }
 
 }  // namespace ovq::simt

@@ -13,10 +13,12 @@ enum class MemoryKind { kHost, kPinned, kDevice };
 
 class MemoryRegistry {
  public:
+  MemoryRegistry();
   // Lives as long as the process, whatever is destroyed after main.
   static MemoryRegistry& Get();
 
-  // Null if the device has too little left. Filled with 0xff, guard zones either side.
+  // Null if the device has too little left, or FailAllocations says so. Filled with 0xff, guard
+  // zones either side.
   void* Allocate(size_t bytes, MemoryKind kind);
   // False if p is no allocation of the kind.
   bool Free(void* p, MemoryKind kind);
@@ -35,6 +37,8 @@ class MemoryRegistry {
   void CheckGuards() const;
 
   void SetTotal(size_t bytes);
+  void Fail(int n, int first);
+  int to_fail() const;
   size_t total() const;
   size_t available() const;
 
@@ -51,8 +55,9 @@ class MemoryRegistry {
 
   mutable std::mutex mutex_;
   Map allocations_;
-  size_t total_ = size_t{8} << 30;
+  size_t total_;
   size_t used_ = 0;
+  int to_fail_ = 0, before_failing_ = 0;
 };
 
 }  // namespace ovq::simt

@@ -24,7 +24,8 @@ std::vector<std::string> TakeErrors();
 enum class Order { kAlternate, kAscending, kDescending };
 void SetOrder(Order order);
 
-// The memory that the device claims to have (8 GiB); allocations beyond it fail.
+// The memory that the device claims to have; allocations beyond it fail. Before it is set: as
+// the environment's OVQ_SIMT_DEVICE_BYTES says, or 8 GiB.
 void SetDeviceMemory(size_t bytes);
 
 // Kernels launched so far by this process, replays of graphs included.
@@ -42,5 +43,13 @@ size_t UnmapCount();
 
 // The next n mappings of a page fail for want of memory.
 void FailMappings(int n);
+
+// Of allocations of the device's and of page-locked memory, the n after the next `first` fail.
+void FailAllocations(int n, int first = 0);
+int AllocationsToFail();  // how many of these are still to come
+
+// The next n instantiations of a graph fail for want of memory, or its launches.
+void FailGraphs(int n);
+void FailGraphLaunches(int n);
 
 }  // namespace ovq::simt

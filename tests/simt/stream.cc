@@ -74,6 +74,7 @@ cudaError_t RunAll(const std::vector<Work>& works) {
 }
 
 std::atomic<size_t> waits = 0;
+std::atomic<int> instantiations_to_fail = 0, launches_to_fail = 0;
 
 cudaError_t Synchronize() {
   ++waits;
@@ -93,6 +94,8 @@ cudaError_t Destroy(std::set<T>& all, T handle) {
 }  // namespace
 
 size_t WaitCount() { return waits; }
+void FailGraphs(int n) { instantiations_to_fail = n; }
+void FailGraphLaunches(int n) { launches_to_fail = n; }
 
 cudaError_t RefuseWhileCapturing() {
   const std::lock_guard lock(All().mutex);
@@ -266,6 +269,10 @@ cudaError_t cudaStreamIsCapturing(cudaStream_t stream, cudaStreamCaptureStatus* 
 cudaError_t cudaGraphInstantiate(cudaGraphExec_t* exec, cudaGraph_t graph, unsigned long long) {
   const std::lock_guard lock(All().mutex);
   if (!All().graphs.contains(graph)) return Failed(cudaErrorInvalidValue);
+  if (instantiations_to_fail > 0) {
+    --instantiations_to_fail;
+    return Failed(cudaErrorMemoryAllocation);
+  }
   *exec = new CUgraphExec_st{graph->work};
   All().execs.insert(*exec);
   return cudaSuccess;
@@ -275,6 +282,10 @@ cudaError_t cudaGraphLaunch(cudaGraphExec_t exec, cudaStream_t stream) {
   {
     const std::lock_guard lock(All().mutex);
     if (!All().execs.contains(exec)) return Failed(cudaErrorInvalidValue);
+    if (launches_to_fail > 0) {
+      --launches_to_fail;
+      return Failed(cudaErrorMemoryAllocation);
+    }
   }
   return Submit(stream, [works = exec->work] { return RunAll(works); });
 }

@@ -3,12 +3,14 @@
 #include <cstdio>
 #include <cstdlib>
 #include <cstring>
+#include <memory>
 #include <string>
 
 #include "absl/status/status.h"
 #include "absl/strings/str_cat.h"
 #include "kernels/common/cuda/cuda_device.h"
 #include "kernels/common/device_cuda.h"
+#include "kernels/common/device_memory.h"
 
 namespace ovq::cuda {
 namespace {
@@ -21,16 +23,31 @@ absl::Status NoDevice(const std::string& why) {
   return absl::FailedPreconditionError(absl::StrCat("device 'cuda': ", why));
 }
 
-void FreeStaging(const CudaStaging& staging) {
-  if (staging.host == nullptr) return;
-  CheckCuda(cudaFreeHost(staging.host));
+bool IsOutOfMemory(cudaError_t error) {
+  if (error != cudaErrorMemoryAllocation) return false;
+  cudaGetLastError();  // the next launch must not report it
+  return true;
+}
+
+void* AllocatePageLocked(size_t bytes) {
+  void* data = nullptr;
+  const cudaError_t error = cudaMallocHost(&data, bytes);
+  if (IsOutOfMemory(error)) throw OutOfDeviceMemory("host, page-locked", bytes);
+  CheckCuda(error);
+  return data;
+}
+
+// Empty afterwards.
+void FreeStaging(CudaStaging& staging) {
+  if (staging.host != nullptr) CheckCuda(cudaFreeHost(staging.host));
   CheckCuda(cudaFree(staging.device));
+  staging = {};
 }
 
 void DropGraphs(CudaDevice& device) {
   Synchronize(device);
-  for (auto& [key, graph] : device.graphs) {
-    if (graph.exec != nullptr) CheckCuda(cudaGraphExecDestroy(graph.exec));
+  for (const auto& [key, exec] : device.graphs) {
+    if (exec != nullptr) CheckCuda(cudaGraphExecDestroy(exec));
   }
   device.graphs.clear();
 }
@@ -62,19 +79,26 @@ absl::StatusOr<CudaDevice*> OpenDevice() {
   if (cudaError_t error = cudaSetDevice(0); error != cudaSuccess) {
     return NoDevice(cudaGetErrorString(error));
   }
-  auto* device = new CudaDevice;
+  auto device = std::make_unique<CudaDevice>();
   device->name = properties.name;
   device->n_multiprocessors = properties.multiProcessorCount;
   device->max_shared_bytes = properties.sharedMemPerBlockOptin;
-  CheckCuda(cudaStreamCreateWithFlags(&device->stream, cudaStreamNonBlocking));
   constexpr size_t kCounterBytes = CudaDevice::kCounters * sizeof(uint32_t);
-  CheckCuda(cudaMalloc(reinterpret_cast<void**>(&device->counters), kCounterBytes));
+  CheckCuda(cudaStreamCreateWithFlags(&device->stream, cudaStreamNonBlocking));
+  const absl::Status allocated = OrOutOfMemory([&] {
+    device->counters = static_cast<uint32_t*>(AllocateBytes(kCounterBytes));
+    device->upload_host = static_cast<std::byte*>(AllocatePageLocked(2 * kUploadHalfBytes));
+  });
+  if (!allocated.ok()) {
+    CheckCuda(cudaFree(device->counters));
+    CheckCuda(cudaStreamDestroy(device->stream));
+    return NoDevice(std::string(allocated.message()));
+  }
   CheckCuda(cudaMemsetAsync(device->counters, 0, kCounterBytes, device->stream));
-  CheckCuda(cudaMallocHost(reinterpret_cast<void**>(&device->upload_host), 2 * kUploadHalfBytes));
   for (cudaEvent_t& done : device->upload_done) {
     CheckCuda(cudaEventCreateWithFlags(&done, cudaEventDisableTiming));
   }
-  return device;
+  return device.release();
 }
 
 void CloseDevice(CudaDevice* device) {
@@ -82,7 +106,7 @@ void CloseDevice(CudaDevice* device) {
   for (cudaEvent_t done : device->upload_done) CheckCuda(cudaEventDestroy(done));
   CheckCuda(cudaFree(device->counters));
   CheckCuda(cudaFreeHost(device->upload_host));
-  for (const CudaStaging& staging : device->staging) FreeStaging(staging);
+  for (CudaStaging& staging : device->staging) FreeStaging(staging);
   CheckCuda(cudaStreamDestroy(device->stream));
   delete device;
 }
@@ -98,13 +122,14 @@ GpuInfo Describe(const CudaDevice& device) {
 
 void* AllocateBytes(size_t bytes) {
   void* data = nullptr;
-  if (cudaMalloc(&data, bytes) == cudaSuccess) return data;
-  cudaGetLastError();  // the next launch must not report it
-  size_t free_bytes = 0, total_bytes = 0;
-  CheckCuda(cudaMemGetInfo(&free_bytes, &total_bytes));
-  std::fprintf(stderr, "GPU memory: %zu bytes needed at once, %zu of %zu bytes are free\n", bytes,
-               free_bytes, total_bytes);
-  return nullptr;
+  const cudaError_t error = cudaMalloc(&data, bytes);
+  if (IsOutOfMemory(error)) {
+    size_t free_bytes = 0, total_bytes = 0;
+    CheckCuda(cudaMemGetInfo(&free_bytes, &total_bytes));
+    throw OutOfDeviceMemory("GPU", bytes, free_bytes, total_bytes);
+  }
+  CheckCuda(error);
+  return data;
 }
 
 void FreeBytes(void* data) { CheckCuda(cudaFree(data)); }
@@ -158,9 +183,10 @@ std::byte* Staging(CudaDevice& device, size_t bytes, Staged kind) {
     Synchronize(device);
     FreeStaging(staging);
     if (kind == Staged::kStep) DropGraphs(device);  // they read from the old memory
-    staging.bytes = std::bit_ceil(std::max(bytes, size_t{64} << 10));
-    CheckCuda(cudaMallocHost(reinterpret_cast<void**>(&staging.host), staging.bytes));
-    CheckCuda(cudaMalloc(reinterpret_cast<void**>(&staging.device), staging.bytes));
+    const size_t grown = std::bit_ceil(std::max(bytes, size_t{64} << 10));
+    staging.host = static_cast<std::byte*>(AllocatePageLocked(grown));
+    staging.device = static_cast<std::byte*>(AllocateBytes(grown));
+    staging.bytes = grown;
   }
   return staging.host;
 }
@@ -173,6 +199,24 @@ std::byte* SendStaging(CudaDevice& device, size_t bytes, Staged kind) {
   return staging.device;
 }
 
+namespace {
+
+// Null if the device has no memory for the graph of what fn launches.
+cudaGraphExec_t Record(CudaDevice& device, const std::function<void()>& fn) {
+  cudaGraph_t recorded = nullptr;
+  CheckCuda(cudaStreamBeginCapture(device.stream, cudaStreamCaptureModeThreadLocal));
+  fn();
+  CheckCuda(cudaStreamEndCapture(device.stream, &recorded));
+  cudaGraphExec_t exec = nullptr;
+  const cudaError_t error = cudaGraphInstantiate(&exec, recorded, 0);
+  CheckCuda(cudaGraphDestroy(recorded));
+  if (IsOutOfMemory(error)) return nullptr;
+  CheckCuda(error);
+  return exec;
+}
+
+}  // namespace
+
 // The first use is launched directly, so that scratch memory grows to what the step needs: nothing
 // may be allocated while a graph is recorded.
 void Captured(CudaDevice& device, const std::vector<int64_t>& key,
@@ -180,17 +224,19 @@ void Captured(CudaDevice& device, const std::vector<int64_t>& key,
   // Clients choose slot caps, and so keys: the number of graphs that they can make the server keep
   // is bounded.
   if (device.graphs.size() >= kMaxGraphs && !device.graphs.contains(key)) DropGraphs(device);
-  CudaGraph& graph = device.graphs[key];
-  if (graph.uses++ == 0) return fn();
-  if (graph.exec == nullptr) {
-    cudaGraph_t recorded = nullptr;
-    CheckCuda(cudaStreamBeginCapture(device.stream, cudaStreamCaptureModeThreadLocal));
+  const auto found = device.graphs.find(key);
+  if (found == device.graphs.end()) {
     fn();
-    CheckCuda(cudaStreamEndCapture(device.stream, &recorded));
-    CheckCuda(cudaGraphInstantiate(&graph.exec, recorded, 0));
-    CheckCuda(cudaGraphDestroy(recorded));
+    device.graphs[key];  // not where it had no memory
+    return;
   }
-  CheckCuda(cudaGraphLaunch(graph.exec, device.stream));
+  cudaGraphExec_t& exec = found->second;
+  if (exec == nullptr) exec = Record(device, fn);
+  // A graph takes memory of its own. Without it the step goes on as it began.
+  if (exec == nullptr) return fn();
+  const cudaError_t error = cudaGraphLaunch(exec, device.stream);
+  if (IsOutOfMemory(error)) return fn();
+  CheckCuda(error);
 }
 
 }  // namespace ovq::cuda

@@ -17,11 +17,6 @@
 
 namespace ovq {
 
-struct CudaGraph {
-  int uses = 0;
-  cudaGraphExec_t exec = nullptr;  // null until the second use
-};
-
 // Page-locked host memory and its copy on the device; they grow together.
 struct CudaStaging {
   std::byte* host = nullptr;
@@ -45,8 +40,8 @@ struct CudaDevice {
   // after which each may be filled again.
   std::byte* upload_host = nullptr;
   cudaEvent_t upload_done[2] = {nullptr, nullptr};
-  std::map<std::vector<int64_t>, CudaGraph> graphs;
-  std::unordered_map<const void*, size_t> shared_bytes;  // allowed, by kernel
+  std::map<std::vector<int64_t>, cudaGraphExec_t> graphs;  // null until the second use
+  std::unordered_map<const void*, size_t> shared_bytes;    // allowed, by kernel
   // cuBLASLt's handle and its scratch memory, made by kernels/ops/matmul_cublas.cu.
   std::shared_ptr<void> cublas;
   Buffer cublas_workspace;
