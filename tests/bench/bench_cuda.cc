@@ -7,6 +7,7 @@
 // and whole-prompt logits differ by one bit is not timed. docs/cuda.md explains the figures.
 #include <unistd.h>
 
+#include <cstring>
 #include <filesystem>
 #include <fstream>
 
@@ -15,6 +16,8 @@
 #include "tests/bench/cuda_model_bench.h"
 #include "tests/bench/cuda_ovq_bench.h"
 #include "tests/bench/random_model.h"
+
+extern const char kBuildStamp[];  // tests/gpu/build_stamp.sh: words, then JSON
 
 namespace ovq::bench {
 namespace {
@@ -140,6 +143,7 @@ int Main(int argc, char** argv) {
   }
   (*context)->BindThread();
   Report report(json);
+  report.root()["build"] = nlohmann::json::parse(std::strchr(kBuildStamp, '{'));
   const Case which = smoke ? SmokeCase() : FullCase();
   const std::filesystem::path folder = WriteModel(which);
   const int status = Run(which, **context, folder.string(), report);

@@ -10,6 +10,8 @@ import sys
 import tempfile
 import unittest
 
+from gpu_run import built_from
+
 PROGRAM = None
 
 
@@ -22,6 +24,11 @@ class Smoke(unittest.TestCase):
             with open(path) as file:
                 result = json.load(file)
         self.assertNotIn("refused", result)
+        self.assertEqual(result["build"], built_from(PROGRAM))
+        self.assertEqual(result["build"]["source_hash"], subprocess.run(
+            [os.path.join(os.path.dirname(os.path.abspath(__file__)), "source_hash.sh")],
+            check=True, capture_output=True, text=True).stdout.strip())
+        self.assertIn("-ffp-contract=off", result["build"]["flags"])
         # Two layers of width 64 with a head of 128, feed-forward 64, vocabulary 64.
         products = {(p["in"], p["out"]): p for p in result["products"]}
         self.assertEqual(set(products), {(64, 64), (64, 384), (128, 64), (64, 128)})

@@ -1,5 +1,5 @@
 """What the documents say of docs/gpu-results/*.json is true, and the newest file is whole; prints whether
-it belongs to the present kernels. Also tests source_hash.sh on copies of kernels/ and base/.
+it belongs to the present sources, or is stale. Also tests source_hash.sh on copies of what it reads.
 
 usage: gpu_results_test.py [unittest arguments]
 """
@@ -33,9 +33,9 @@ def newest_result(folder, present_hash):
     missing = sorted({"date", "source_hash", "gpu", "tests", "failures"} - set(result))
     if missing:
         raise ValueError(f"{name}: without {', '.join(missing)}")
-    of = "the present kernels" if result["source_hash"] == present_hash else \
-        "other kernels than the present ones"
-    return f"{name} ({result['date']}) is of {of}"
+    if result["source_hash"] == present_hash:
+        return f"{name} ({result['date']}) is of the present sources"
+    return f"{name} ({result['date']}) is stale: of other sources than the present ones"
 
 
 class NewestResult(unittest.TestCase):
@@ -65,11 +65,11 @@ class ReadingResults(unittest.TestCase):
         self.assertIsNone(newest_result(self.folder, "new"))
         self.write("2026-01-02", source_hash="old")
         self.assertEqual(newest_result(self.folder, "new"),
-                         "2026-01-02.json (2026-01-02) is of other kernels than the present ones")
+                         "2026-01-02.json (2026-01-02) is stale: of other sources than the present ones")
         self.write("2026-01-03")
         self.write("2025-12-31", source_hash="old")
         self.assertEqual(newest_result(self.folder, "new"),
-                         "2026-01-03.json (2026-01-03) is of the present kernels")
+                         "2026-01-03.json (2026-01-03) is of the present sources")
 
     def test_a_result_with_less_than_it_must_have_is_an_error(self):
         self.write("2026-01-02", gpu=None)
@@ -81,7 +81,7 @@ class SourceHash(unittest.TestCase):
     def setUp(self):
         self.folder = tempfile.mkdtemp(prefix="ovq_source_hash_")
         self.addCleanup(shutil.rmtree, self.folder)
-        for name in ("kernels", "base"):
+        for name in ("kernels", "base", "model", "tests/bench"):
             shutil.copytree(os.path.join(ROOT, name), os.path.join(self.folder, name))
         self.before = source_hash(self.folder)
 
@@ -99,7 +99,8 @@ class SourceHash(unittest.TestCase):
     def test_listed_files_count(self):
         listed = source_hash(self.folder, "--list").splitlines()
         for part in ("kernels/common/cuda/ptx.cuh", "kernels/common/cuda/cuda_device.cu",
-                     "kernels/common/tensor.h", "kernels/ops/matmul.cc", "base/check.cc"):
+                     "kernels/common/tensor.h", "kernels/ops/matmul.cc", "base/check.cc",
+                     "model/language_model.cc", "model/step_reader.cc", "tests/bench/bench_cuda.cc"):
             self.assertIn(part, listed)
         for path in listed[::6]:
             whole = os.path.join(self.folder, path)
@@ -117,9 +118,10 @@ class SourceHash(unittest.TestCase):
         self.append("kernels/common/cuda/new.cu")
         self.assertNotIn(source_hash(self.folder), (self.before, renamed))
 
-    def test_other_devices_do_not_count(self):
+    def test_what_runs_on_no_gpu_does_not_count(self):
         for path in ("kernels/ops/matmul_simd_cpu.cc", "kernels/mixers/ovq/ovq_cpu.cc",
-                     "kernels/mixers/README.md", "base/sha256.cc"):
+                     "kernels/mixers/README.md", "base/out_of_memory.cc", "model/chat_template/lexer.cc",
+                     "tests/bench/bench_sessions.cc"):
             self.append(path)
         self.assertFalse(self.changes())
 

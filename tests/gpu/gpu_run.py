@@ -25,6 +25,7 @@ from limited_run import TIME_LIMIT, run
 
 CUDA_HOME = os.environ.get("CUDA_HOME", "/usr/local/cuda")
 TEST_PROGRAMS = ["kernels_tests", "model_tests", "engine_tests"]
+PROGRAMS = [*TEST_PROGRAMS, "attend_mutant", "bench_cuda", "ovq-server"]
 SANITIZER_TOOLS = ["memcheck", "racecheck", "initcheck", "synccheck"]
 # Small shapes of every kernel: a sanitizer slows a kernel down a hundredfold.
 SANITIZER_FILTER = ":".join([
@@ -125,6 +126,13 @@ def cuda_library_folders():
     return [folder for folder in folders if glob.glob(os.path.join(folder, "libcublasLt.so*"))]
 
 
+def built_from(program):
+    """What a program says that it was built from (build_stamp.sh), or None."""
+    with open(program, "rb") as file:
+        found = re.search(rb'ovq-build: (\{"source_hash[^}]*\})', file.read())
+    return json.loads(found.group(1)) if found else None
+
+
 def read_json(path):
     try:
         with open(path) as file:
@@ -174,7 +182,6 @@ class GpuRun:
         manifest = read_json(os.path.join(self.root, "manifest.json")) or {}
         self.result.update({
             "date": datetime.datetime.now(datetime.timezone.utc).strftime("%Y-%m-%dT%H:%M:%SZ"),
-            "source_hash": manifest.get("source_hash"),
             "git_commit": manifest.get("git_commit"),
             "git_dirty": manifest.get("git_dirty"),
             "gpu": query_gpu(["name", "driver_version", "memory.total", "compute_cap"]) or ask_driver(),
@@ -182,15 +189,29 @@ class GpuRun:
             "glibc": " ".join(platform.libc_ver()),
             "clocks_before": query_gpu(CLOCK_FIELDS),
         })
+        self.programs_of_one_build(manifest.get("source_hash"))
         for key in ("gpu", "cuda_version", "clocks_before", "source_hash", "git_commit"):
             print(f"{key}: {self.result[key]}")
         if self.result["gpu"] is None:
             self.fail("neither nvidia-smi nor the driver shows a GPU")
-        for name in [*TEST_PROGRAMS, "attend_mutant", "bench_cuda", "ovq-server"]:
+        for name in PROGRAMS:
             if self.program(name) is not None and shutil.which("ldd") is not None:
                 for line in self.run(["ldd", self.program(name)], 30).output.splitlines():
                     if "not found" in line:
                         self.fail(f"{name}: {line.strip()}")
+
+    def programs_of_one_build(self, of_the_checkout):
+        """A result is of the sources that all programs were built from."""
+        builds = {name: built_from(self.program(name)) for name in PROGRAMS if self.program(name)}
+        self.result["build"] = next((build for build in builds.values() if build), {})
+        self.result["source_hash"] = self.result["build"].get("source_hash")
+        for name, build in builds.items():
+            if build is None:
+                self.fail(f"{name} does not say what it was built from")
+            elif build != self.result["build"]:
+                self.fail(f"{name} was built from other sources, or otherwise, than {next(iter(builds))}")
+        if of_the_checkout not in (None, self.result["source_hash"]):
+            self.fail("the programs were built from other sources than those beside them")
 
     def tests(self):
         self.result["tests"] = {}

@@ -23,9 +23,13 @@ fields=${1#--query-gpu=}
 echo "$fields" | tr ',' '\\n' | sed 's/.*/value &/' | paste -sd, | sed 's/,/, /g'
 """
 
+# What a program of the build says of itself.
+STAMP = """# ovq-build: {"source_hash": "abc", "flags_hash": "ef", "flags": "-O3"}
+"""
+
 # A gtest program: suites A and B, one test each, of cuda unless FAKE_TEST names it. FAKE_FAIL names a failing suite, FAKE_CRASH one
 # that ends the program, FAKE_SLOW one that never ends, FAKE_HANG a program that never begins.
-GTEST = """name=$(basename "$0")
+GTEST = STAMP + """name=$(basename "$0")
 echo "$name $*" >>"$FAKE_LOG"
 filter='*'; report=
 for argument; do
@@ -54,7 +58,7 @@ echo "{\\"testsuites\\": [$suites]}" >"$report"
 exit $code
 """
 
-BENCH = """echo "bench $*" >>"$FAKE_LOG"
+BENCH = STAMP + """echo "bench $*" >>"$FAKE_LOG"
 cat >"$2" <<'JSON'
 {"model": {"weight_bytes": 1000},
  "figures": [{"name": "decode", "sessions": 1, "seconds": 0.5, "measure": "times the byte floor",
@@ -143,6 +147,29 @@ class Run(unittest.TestCase):
         for call in calls:
             if "--query" in call:
                 self.assertRegex(call, r"^--query-gpu=[a-z_.,]+ --format=csv,noheader$")
+
+    def test_a_result_says_what_its_programs_were_built_from(self):
+        _, result, text, _ = self.run_script()
+        self.assertEqual(result["source_hash"], "abc", text)
+        self.assertEqual(result["build"], {"source_hash": "abc", "flags_hash": "ef", "flags": "-O3"})
+        for stamp, failure in (
+                ("", "model_tests does not say what it was built from"),
+                (STAMP.replace("abc", "def"), "model_tests was built from other sources, or otherwise, "
+                                              "than kernels_tests"),
+                (STAMP.replace("-O3", "-O0"), "model_tests was built from other sources, or otherwise, "
+                                              "than kernels_tests")):
+            write_program(os.path.join(self.root, "bin", "model_tests"), GTEST.replace(STAMP, stamp))
+            shutil.rmtree(os.path.join(self.folder, "out"))
+            code, result, text, _ = self.run_script()
+            self.assertEqual((code, result["failures"]), (1, [failure]), text)
+
+    def test_programs_of_other_sources_than_those_beside_them_are_a_failure(self):
+        with open(os.path.join(self.root, "manifest.json"), "w") as file:
+            json.dump({"source_hash": "other", "git_commit": "def", "git_dirty": False}, file)
+        code, result, text, _ = self.run_script()
+        self.assertEqual((code, result["source_hash"]), (1, "abc"), text)
+        self.assertEqual(result["failures"],
+                         ["the programs were built from other sources than those beside them"])
 
     def test_a_failing_test_is_counted_run_again_and_the_build_is_timed_all_the_same(self):
         code, result, text, calls = self.run_script(FAKE_FAIL="B")
@@ -242,7 +269,7 @@ class Run(unittest.TestCase):
         self.assertEqual(samples[0]["clocks_event_reasons.active"], "value clocks_event_reasons.active")
 
     def test_a_run_that_is_ended_leaves_what_it_had(self):
-        write_program(os.path.join(self.root, "bin", "bench_cuda"), "kill -KILL $PPID")
+        write_program(os.path.join(self.root, "bin", "bench_cuda"), STAMP + "kill -KILL $PPID")
         _, result, text, _ = self.run_script()
         self.assertFalse(result["finished"])
         self.assertEqual(result["tests"]["model_tests"]["passed"], 2)

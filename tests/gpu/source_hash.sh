@@ -1,11 +1,12 @@
 #!/usr/bin/env bash
-# Prints the SHA-256 of the sources that decide what the GPU computes, so that a result file says
-# which kernels it belongs to.
+# Prints the SHA-256 of the sources that decide what the GPU computes and what is measured, so that a
+# result file says which it belongs to. The programs have it in them, too (build_stamp.cmake).
 #
 #   source_hash.sh [--list] [ROOT]     ROOT: a checkout, by default this one
 #
-# Every .cu and .cuh under kernels/, the .cc files that call them, and what these include from
-# kernels/ and base/, headers with their own .cc. Paths and contents count; files of other devices do not.
+# Every .cu and .cuh under kernels/, the .cc files that call them, the model's forward pass, the
+# benchmark, and what these include from kernels/, base/, model/ and tests/bench/, headers with their
+# own .cc. Paths and contents count; files of other devices do not.
 set -euo pipefail
 export LC_ALL=C
 list=false
@@ -25,6 +26,7 @@ add() {
   fi
 }
 while IFS= read -r file; do add "$file"; done < <(
+  printf '%s\n' model/language_model.cc tests/bench/{bench_cuda.cc,cuda_{model,ovq}_bench.cc,cuda_meter.cu}
   find kernels -name '*.cu' -o -name '*.cuh'
   grep -rlE --include='*.cc' 'cuda::|Cuda[(>]' kernels || true)
 while [ ${#queue[@]} -gt 0 ]; do
@@ -32,7 +34,7 @@ while [ ${#queue[@]} -gt 0 ]; do
   queue=("${queue[@]:1}")
   if [[ $file == *.h ]]; then add "${file%.h}.cc"; fi
   while IFS= read -r included; do add "$included"; done < <(
-    sed -n 's/^#include "\(\(kernels\|base\)\/[^"]*\)".*/\1/p' "$file")
+    sed -n 's/^#include "\(\(kernels\|base\|model\|tests\/bench\)\/[^"]*\)".*/\1/p' "$file")
 done
 
 mapfile -t files < <(printf '%s\n' "${!seen[@]}" | sort)
