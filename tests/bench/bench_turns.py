@@ -1,7 +1,7 @@
 #!/usr/bin/env python3
 """Servers, or settings of one, under the same load in turns: what machines do to timings meets all alike.
 
-usage: bench_turns.py --model FOLDER --load 'OPTIONS OF ovq-load' [--rounds 5] [--build build/cpu]
+usage: bench_turns.py --model FOLDER --load='OPTIONS OF ovq-load' [--rounds 5] [--build build/cpu]
                       --server NAME='FLAGS' --server NAME='[BINARY] FLAGS' ...
 
 All servers are up all the time and one has the load, in an order that turns around with every round. FLAGS may begin with
