@@ -7,8 +7,8 @@
 #   tests/gpu/bundle.sh [--no-build]     prints the bundle's size
 #
 # The bundle and the tracked files beside it come to at most 64 MiB, or it is an error: a checkout that
-# is carried along leaves models/ out (git sparse-checkout set --no-cone '/*' '!/models/'), as tests on a
-# GPU need one model, which is in the bundle.
+# is carried along leaves out models/ and tests/golden/, as what tests on a GPU need of them is in the
+# bundle (git sparse-checkout set --no-cone '/*' '!/models/' '!/tests/golden/').
 #
 # Carry the one file (build/ is ignored by git, so name it to whatever copies the checkout) and run
 #   tests/gpu/run.sh build/ovq-gpu.tar.xz
@@ -16,7 +16,7 @@
 set -euo pipefail
 case "${1:-}" in -h | --help) sed -n '2,/^set/{/^set/d;s/^# \{0,1\}//;p}' "$0"; exit 0 ;; esac
 cd "$(dirname "$0")/../.."
-tracked=$(git ls-files -z ':!models' | xargs -0 stat -c %s | awk '{ sum += $1 } END { print sum }')
+tracked=$(git ls-files -z ':!models' ':!tests/golden' | xargs -0 stat -c %s | awk '{ sum += $1 } END { print sum }')
 max_bytes=$(((64 << 20) - tracked))
 programs=(kernels_tests model_tests engine_tests attend_mutant bench_cuda ovq-server ovq-chat)
 # Not packed: glibc's own, the driver's, and what CUDA's toolkit brings there.
@@ -54,7 +54,8 @@ mkdir "$stage/models"
 cp -r models/python-bytes "$stage/models/"
 tests/gpu/manifest.sh >"$stage/manifest.json"
 
-tar -C build -c --owner=0 --group=0 --sort=name ovq-gpu | xz -T0 -6 >build/ovq-gpu.tar.xz.part
+# -9: it looks back far enough to find the kernels of one program in the next.
+tar -C build -c --owner=0 --group=0 --sort=name ovq-gpu | xz -9 >build/ovq-gpu.tar.xz.part
 mv build/ovq-gpu.tar.xz.part build/ovq-gpu.tar.xz
 bytes=$(stat -c %s build/ovq-gpu.tar.xz)
 printf 'build/ovq-gpu.tar.xz: %s bytes, unpacked %s\n' "$bytes" "$(du -sh "$stage" | cut -f1)"
