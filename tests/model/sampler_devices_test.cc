@@ -12,7 +12,7 @@ namespace ovq::test {
 namespace {
 
 using SamplerAgreement = SamplerTest;
-INSTANTIATE_TEST_SUITE_P(Devices, SamplerAgreement, testing::ValuesIn(SamplerDevices()),
+INSTANTIATE_TEST_SUITE_P(Devices, SamplerAgreement, testing::ValuesIn(TestDevices()),
                          [](const auto& info) { return DeviceName(info.param); });
 
 // Logits as they come: normal ones, with many ties, or with values that no model should give.
@@ -51,7 +51,7 @@ TEST_P(SamplerAgreement, AgreesWithTheReference) {
         }
       }
       reference.Read(logits, static_cast<int64_t>(vocab), expected);
-      step_.Read(logits, static_cast<int64_t>(vocab), got);
+      step_->Read(logits, static_cast<int64_t>(vocab), got);
       for (size_t i = 0; i < cases.size() * kPositions; ++i) {
         EXPECT_EQ(got.NextDraw().token_id, expected.NextDraw().token_id)
             << "vocabulary " << vocab << ", kind " << kind << ", case " << i / kPositions
@@ -67,7 +67,7 @@ TEST_P(SamplerAgreement, ManyDrawsFromOneRow) {
   const std::vector<float> logits = RandomNormal(7, 21);
   Step reference(Device::kReference);
   Sampler sampler({.seed = 4}, 7);
-  const std::vector<int32_t> drawn = step_.DrawMany(sampler, logits, 0, kDraws);
+  const std::vector<int32_t> drawn = step_->DrawMany(sampler, logits, 0, kDraws);
   EXPECT_EQ(drawn, reference.DrawMany(sampler, logits, 0, kDraws));
   EXPECT_EQ(std::set<int32_t>(drawn.begin(), drawn.end()).size(), 7u);
 }
@@ -83,9 +83,9 @@ TEST_P(SamplerAgreement, LargeVocabulary) {
          {SamplingParams{.temperature = 0.8f, .top_k = 3000, .top_p = 0.9f, .seed = 9},
           SamplingParams{.min_p = 0.01f, .typical_p = 0.7f, .seed = 10}}) {
       Sampler sampler(params, kVocab);
-      EXPECT_EQ(step_.DrawMany(sampler, logits, 0, 2), reference.DrawMany(sampler, logits, 0, 2));
+      EXPECT_EQ(step_->DrawMany(sampler, logits, 0, 2), reference.DrawMany(sampler, logits, 0, 2));
     }
-    const auto top = step_.Top(logits, 40), expected = reference.Top(logits, 40);
+    const auto top = step_->Top(logits, 40), expected = reference.Top(logits, 40);
     ASSERT_EQ(top.size(), expected.size());
     for (size_t i = 0; i < top.size(); ++i) EXPECT_EQ(top[i].token_id, expected[i].token_id);
   }
@@ -115,7 +115,7 @@ TEST_P(SamplerAgreement, AdjustedLogitsAgreeWithTheReference) {
     // Few candidates, so that tokens come again and their counts rise.
     std::vector<float> logits = RandomNormal(kVocab, static_cast<uint64_t>(position));
     for (size_t i = 0; i < logits.size(); ++i) logits[i] *= i % 50 == 7 ? 5.0f : 1.0f;
-    const Sampled a = step_.Draw(ours, logits, position, 2, banned);
+    const Sampled a = step_->Draw(ours, logits, position, 2, banned);
     const Sampled b = reference.Draw(theirs, logits, position, 2, banned);
     ASSERT_EQ(a.token_id, b.token_id) << position;
     EXPECT_EQ(a.top[1].token_id, b.top[1].token_id) << position;
@@ -150,12 +150,12 @@ TEST_P(SamplerAgreement, CompanyDoesNotMatter) {
     if (i % 2 == 0) together.WantScore(i % kRows, i, 4);
   }
   std::vector<Sampler> copies = samplers;  // they have not counted yet
-  step_.Read(logits, kVocab, together);
+  step_->Read(logits, kVocab, together);
   for (int i = 0; i < 3 * kRows; ++i) {
     StepReader single;
     single.WantDraw(copies[i], 0, i, i % 3, banned_at(i));
     if (i % 2 == 0) single.WantScore(0, i, 4);
-    step_.Read(row_of(i % kRows), kVocab, single);
+    step_->Read(row_of(i % kRows), kVocab, single);
     const Sampled a = together.NextDraw(), b = single.NextDraw();
     EXPECT_EQ(a.token_id, b.token_id);
     EXPECT_EQ(a.logprob, b.logprob);

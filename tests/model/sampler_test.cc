@@ -15,7 +15,7 @@ namespace {
 
 using ::testing::HasSubstr;
 
-INSTANTIATE_TEST_SUITE_P(Devices, SamplerTest, testing::ValuesIn(SamplerDevices()),
+INSTANTIATE_TEST_SUITE_P(Devices, SamplerTest, testing::ValuesIn(TestDevices()),
                          [](const auto& info) { return DeviceName(info.param); });
 
 // A distribution by the definition of each filter, with full sorts.
@@ -112,7 +112,7 @@ TEST(Sampler, FiltersFollowTheirDefinitions) {
 TEST_P(SamplerTest, GreedyTakesTheFirstOfTheBest) {
   Sampler sampler({.temperature = 0}, 5);
   const std::vector<float> logits = {1, 3, 2, 3, -1};
-  const Sampled sampled = step_.Draw(sampler, logits, 0, 3);
+  const Sampled sampled = step_->Draw(sampler, logits, 0, 3);
   EXPECT_EQ(sampled.token_id, 1);
   EXPECT_NEAR(sampled.logprob, 3 - LogSumExp(logits), 1e-6);
   ASSERT_EQ(sampled.top.size(), 3u);
@@ -126,26 +126,26 @@ TEST_P(SamplerTest, TiesGoToTheLowerId) {
   for (const SamplingParams& params : {SamplingParams{.top_k = 3}, SamplingParams{.top_p = 0.25f},
                                        SamplingParams{.typical_p = 0.25f}}) {
     Sampler sampler(params, 10);
-    for (int32_t token : step_.DrawMany(sampler, logits, 0, 100)) EXPECT_LT(token, 3);
+    for (int32_t token : step_->DrawMany(sampler, logits, 0, 100)) EXPECT_LT(token, 3);
   }
   for (const SamplingParams& params : {SamplingParams{.temperature = 0}, SamplingParams{.top_k = 1},
                                        SamplingParams{.top_p = 0.1f}}) {
     Sampler sampler(params, 3);
-    EXPECT_EQ(step_.Draw(sampler, {-1, -0.0f, 0.0f}, 0).token_id, 1) << "both zeros are equal";
+    EXPECT_EQ(step_->Draw(sampler, {-1, -0.0f, 0.0f}, 0).token_id, 1) << "both zeros are equal";
   }
-  EXPECT_EQ(step_.Top({-1, -0.0f, 0.0f}, 1)[0].token_id, 1);
+  EXPECT_EQ(step_->Top({-1, -0.0f, 0.0f}, 1)[0].token_id, 1);
 }
 
 TEST_P(SamplerTest, DrawsDependOnSeedAndPositionOnly) {
   const std::vector<float> logits = RandomNormal(1000, 1);
   Sampler forward({.top_p = 0.95f, .seed = 5}, 1000), backward({.top_p = 0.95f, .seed = 5}, 1000);
   Sampler other({.top_p = 0.95f, .seed = uint64_t{5} << 32}, 1000);
-  const std::vector<int32_t> a = step_.DrawMany(forward, logits, 0, 50);
+  const std::vector<int32_t> a = step_->DrawMany(forward, logits, 0, 50);
   std::vector<int32_t> b(50);
-  for (int i = 49; i >= 0; --i) b[i] = step_.Draw(backward, logits, i).token_id;
+  for (int i = 49; i >= 0; --i) b[i] = step_->Draw(backward, logits, i).token_id;
   EXPECT_EQ(a, b);
-  EXPECT_NE(a, step_.DrawMany(other, logits, 0, 50));
-  EXPECT_NE(a, step_.DrawMany(forward, logits, int64_t{1} << 32, 50));
+  EXPECT_NE(a, step_->DrawMany(other, logits, 0, 50));
+  EXPECT_NE(a, step_->DrawMany(forward, logits, int64_t{1} << 32, 50));
 }
 
 // With temperature 0 the adjusted logits decide; ids 0.. have these raw logits.
@@ -161,32 +161,32 @@ int32_t GreedyAfter(Step& step, const std::vector<float>& logits, SamplingParams
 
 TEST_P(SamplerTest, PenaltiesCountWhatTheyShould) {
   // Repetition: positive logits are divided, negative ones multiplied; prompt and generated count.
-  EXPECT_EQ(GreedyAfter(step_, {2.0f, 1.5f}, {.repetition_penalty = 2}, {}, 0), 0);
-  EXPECT_EQ(GreedyAfter(step_, {2.0f, 1.5f}, {.repetition_penalty = 2}, {0}, 0), 1);
-  EXPECT_EQ(GreedyAfter(step_, {2.0f, 1.5f}, {.repetition_penalty = 2}, {}, 1), 1);
-  EXPECT_EQ(GreedyAfter(step_, {2.0f, 1.5f}, {.repetition_penalty = 2}, {0, 0, 0}, 1), 0);
-  EXPECT_EQ(GreedyAfter(step_, {-1.0f, -1.5f}, {.repetition_penalty = 2}, {0}, 0), 1);
-  EXPECT_EQ(GreedyAfter(step_, {1.0f, 1.5f}, {.repetition_penalty = 0.5f}, {0}, 0), 0);
+  EXPECT_EQ(GreedyAfter(*step_, {2.0f, 1.5f}, {.repetition_penalty = 2}, {}, 0), 0);
+  EXPECT_EQ(GreedyAfter(*step_, {2.0f, 1.5f}, {.repetition_penalty = 2}, {0}, 0), 1);
+  EXPECT_EQ(GreedyAfter(*step_, {2.0f, 1.5f}, {.repetition_penalty = 2}, {}, 1), 1);
+  EXPECT_EQ(GreedyAfter(*step_, {2.0f, 1.5f}, {.repetition_penalty = 2}, {0, 0, 0}, 1), 0);
+  EXPECT_EQ(GreedyAfter(*step_, {-1.0f, -1.5f}, {.repetition_penalty = 2}, {0}, 0), 1);
+  EXPECT_EQ(GreedyAfter(*step_, {1.0f, 1.5f}, {.repetition_penalty = 0.5f}, {0}, 0), 0);
   // Presence: generated tokens, once.
-  EXPECT_EQ(GreedyAfter(step_, {2.0f, 1.5f}, {.presence_penalty = 1}, {0, 0}, 0), 0);
-  EXPECT_EQ(GreedyAfter(step_, {2.0f, 1.5f}, {.presence_penalty = 1}, {}, 1), 1);
-  EXPECT_EQ(GreedyAfter(step_, {2.0f, 1.5f}, {.presence_penalty = 1}, {}, 2), 0);
+  EXPECT_EQ(GreedyAfter(*step_, {2.0f, 1.5f}, {.presence_penalty = 1}, {0, 0}, 0), 0);
+  EXPECT_EQ(GreedyAfter(*step_, {2.0f, 1.5f}, {.presence_penalty = 1}, {}, 1), 1);
+  EXPECT_EQ(GreedyAfter(*step_, {2.0f, 1.5f}, {.presence_penalty = 1}, {}, 2), 0);
   // Frequency: generated tokens, times the count: 2, 1.75, 1.5 against 1.6.
-  EXPECT_EQ(GreedyAfter(step_, {2.0f, 1.6f}, {.frequency_penalty = 0.25f}, {}, 1), 0);
-  EXPECT_EQ(GreedyAfter(step_, {2.0f, 1.6f}, {.frequency_penalty = 0.25f}, {}, 2), 1);
+  EXPECT_EQ(GreedyAfter(*step_, {2.0f, 1.6f}, {.frequency_penalty = 0.25f}, {}, 1), 0);
+  EXPECT_EQ(GreedyAfter(*step_, {2.0f, 1.6f}, {.frequency_penalty = 0.25f}, {}, 2), 1);
 }
 
 TEST_P(SamplerTest, BiasAndBannedTokens) {
   SamplingParams params;
   params.logit_bias[2] = 5;
-  EXPECT_EQ(GreedyAfter(step_, {2, 1, 0}, params, {}, 0), 2);
-  EXPECT_EQ(GreedyAfter(step_, {2, 1, 0}, params, {}, 0, {2}), 0);
-  EXPECT_EQ(GreedyAfter(step_, {2, 1, 0}, params, {}, 0, {0, 2}), 1);
+  EXPECT_EQ(GreedyAfter(*step_, {2, 1, 0}, params, {}, 0), 2);
+  EXPECT_EQ(GreedyAfter(*step_, {2, 1, 0}, params, {}, 0, {2}), 0);
+  EXPECT_EQ(GreedyAfter(*step_, {2, 1, 0}, params, {}, 0, {0, 2}), 1);
   Sampler sampler({}, 3);
   const std::vector<float> logits = {9, 1, 0};
   const std::vector<int32_t> banned = {0};
   for (int position = 0; position < 50; ++position) {
-    const Sampled sampled = step_.Draw(sampler, logits, position, 1, banned);
+    const Sampled sampled = step_->Draw(sampler, logits, position, 1, banned);
     EXPECT_NE(sampled.token_id, 0);
     EXPECT_EQ(sampled.top.front().token_id, 0);  // the raw distribution's best
   }
@@ -201,16 +201,16 @@ TEST_P(SamplerTest, OddLogitsNeverCrash) {
     Sampler sampler(params, 3);
     for (const std::vector<float>& logits : std::vector<std::vector<float>>{
              {kNaN, kNaN, kNaN}, {-kInfinity, -kInfinity, -kInfinity}}) {
-      EXPECT_EQ(step_.Draw(sampler, logits, 0, 3).token_id, 0);
-      EXPECT_FALSE(step_.Draw(sampler, logits, 0, 3).finite);
-      EXPECT_EQ(step_.Draw(sampler, logits, 0, 3, banned).token_id, 1);
+      EXPECT_EQ(step_->Draw(sampler, logits, 0, 3).token_id, 0);
+      EXPECT_FALSE(step_->Draw(sampler, logits, 0, 3).finite);
+      EXPECT_EQ(step_->Draw(sampler, logits, 0, 3, banned).token_id, 1);
     }
-    EXPECT_FALSE(step_.Draw(sampler, {3, -kInfinity, 2}, 0, 3).finite);
-    EXPECT_TRUE(step_.Draw(sampler, {3, -3e38f, 2}, 0, 3).finite);
-    EXPECT_EQ(step_.Draw(sampler, {kNaN, 1, -kInfinity}, 0, 3).token_id, 1);
-    EXPECT_EQ(step_.Draw(sampler, {3, kInfinity, 2}, 0, 3).token_id, 1);
+    EXPECT_FALSE(step_->Draw(sampler, {3, -kInfinity, 2}, 0, 3).finite);
+    EXPECT_TRUE(step_->Draw(sampler, {3, -3e38f, 2}, 0, 3).finite);
+    EXPECT_EQ(step_->Draw(sampler, {kNaN, 1, -kInfinity}, 0, 3).token_id, 1);
+    EXPECT_EQ(step_->Draw(sampler, {3, kInfinity, 2}, 0, 3).token_id, 1);
   }
-  const auto top = step_.Top({kNaN, 1, -kInfinity, 2}, 4);
+  const auto top = step_->Top({kNaN, 1, -kInfinity, 2}, 4);
   EXPECT_EQ(top[0].token_id, 3);
   EXPECT_EQ(top[1].token_id, 1);
   EXPECT_EQ(top[2].token_id, 0);  // NaN counts as minus infinity: ties by lower id
@@ -225,7 +225,7 @@ TEST_P(SamplerTest, TopLogprobsAgreeWithAFullSort) {
   std::stable_sort(ids.begin(), ids.end(),
                    [&](int32_t a, int32_t b) { return logits[a] > logits[b]; });
   for (int n : {0, 1, 5, 100, 500, 600}) {
-    const auto top = step_.Top(logits, n);
+    const auto top = step_->Top(logits, n);
     ASSERT_EQ(top.size(), std::min<size_t>(static_cast<size_t>(n), 500));
     for (size_t i = 0; i < top.size(); ++i) {
       EXPECT_EQ(top[i].token_id, ids[i]);

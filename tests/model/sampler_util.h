@@ -11,7 +11,6 @@
 #include <optional>
 #include <vector>
 
-#include "kernels/common/dispatch.h"
 #include "model/step_reader.h"
 #include "tests/test_util.h"
 
@@ -69,15 +68,14 @@ class Step {
   std::unique_ptr<DeviceContext> context_;
 };
 
-inline std::vector<Device> SamplerDevices() {
-  std::vector<Device> devices = {Device::kReference, Device::kCpu};
-  if (kWithCuda && DeviceContext::Make(Device::kCuda, 1).ok()) devices.push_back(Device::kCuda);
-  return devices;
-}
-
 class SamplerTest : public testing::TestWithParam<Device> {
  protected:
-  Step step_{GetParam()};
+  void SetUp() override {
+    const std::string why_not = WhyNoDevice(GetParam());
+    if (!why_not.empty()) GTEST_SKIP() << why_not;
+    step_.emplace(GetParam());
+  }
+  std::optional<Step> step_;
 };
 
 inline std::vector<SamplingParams> FilterCases() {

@@ -20,7 +20,7 @@ bool SameBytes(const std::vector<T>& a, const std::vector<T>& b) {
   return a.size() == b.size() && std::memcmp(a.data(), b.data(), a.size() * sizeof(T)) == 0;
 }
 
-class MixerContract : public ::testing::TestWithParam<MixerCase> {
+class MixerContract : public MixerCaseTest {
  protected:
   void SetUp() override {
     const std::string missing = WhyNoDevice(GetParam().device);

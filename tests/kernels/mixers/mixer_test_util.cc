@@ -43,19 +43,20 @@ MixerCases::MixerCases(std::vector<MixerCase> cases) {
 }
 const std::vector<MixerCase>& MixerCases::All() { return AddedCases(); }
 
-std::vector<MixerCase> MixerCases::OnDevices() {
-  std::vector<MixerCase> cases;
+std::vector<MixerParam> MixerCases::OnDevices() {
+  std::vector<MixerParam> params;
   for (const MixerCase& c : All()) {
     for (Device device : TestDevices()) {
       if (c.kv_dtype == DType::kI8 && device == Device::kCuda) continue;  // refused by programs
-      cases.push_back(c);
-      cases.back().device = device;
+      MixerCase on_device = c;
+      on_device.device = device;
+      params.push_back({std::make_shared<const MixerCase>(std::move(on_device))});
     }
   }
-  return cases;
+  return params;
 }
-std::string NameOfCase(const testing::TestParamInfo<MixerCase>& info) {
-  const MixerCase& c = info.param;
+std::string NameOfCase(const testing::TestParamInfo<MixerParam>& info) {
+  const MixerCase& c = *info.param.mixer_case;
   return c.type + "_" + c.name + "_" + DTypeName(c.kv_dtype) + "_" + DTypeName(c.compute_dtype) +
          "_" + DeviceName(c.device);
 }

@@ -35,7 +35,17 @@ struct MixerCase {
   Device device = Device::kCpu;
 };
 
-inline void PrintTo(const MixerCase& c, std::ostream* out) { *out << c.type << " " << c.name; }
+// A case as a test's parameter: gtest copies all tests' parameters whenever a program starts.
+struct MixerParam {
+  std::shared_ptr<const MixerCase> mixer_case;
+};
+inline void PrintTo(const MixerParam& param, std::ostream* out) {
+  *out << param.mixer_case->type << " " << param.mixer_case->name;
+}
+class MixerCaseTest : public testing::TestWithParam<MixerParam> {
+ protected:
+  static const MixerCase& GetParam() { return *WithParamInterface::GetParam().mixer_case; }
+};
 
 // The cases of the contract test: a mixer's file of cases adds them by defining one of these.
 class MixerCases {
@@ -43,9 +53,9 @@ class MixerCases {
   explicit MixerCases(std::vector<MixerCase> cases);
   static const std::vector<MixerCase>& All();
   // Each on every device.
-  static std::vector<MixerCase> OnDevices();
+  static std::vector<MixerParam> OnDevices();
 };
-std::string NameOfCase(const testing::TestParamInfo<MixerCase>& info);
+std::string NameOfCase(const testing::TestParamInfo<MixerParam>& info);
 
 // The case's random weights, by name; the same for every device. `c` outlives it.
 WeightSource RandomWeights(const MixerCase& c);

@@ -18,7 +18,7 @@
 namespace ovq::test {
 namespace {
 
-class StateCheck : public testing::TestWithParam<MixerCase> {
+class StateCheck : public MixerCaseTest {
  protected:
   void SetUp() override {
     const std::string missing = WhyNoDevice(GetParam().device);
