@@ -7,7 +7,7 @@ namespace ovq {
 namespace {
 
 // abseil 20220623 and std have string views of their own where the two are not the same type.
-absl::string_view View(std::string_view text) { return {text.data(), text.size()}; }
+absl::string_view AbslView(std::string_view text) { return {text.data(), text.size()}; }
 
 }  // namespace
 
@@ -15,7 +15,7 @@ FlagValue Integers(std::vector<int64_t>& out, int64_t low, int64_t high) {
   const std::string takes = absl::StrCat(NumberRange(low, high), ", or several with commas");
   const auto set = [=, &out](std::string_view text) -> absl::Status {
     out.clear();
-    for (const absl::string_view part : absl::StrSplit(View(text), ',')) {
+    for (const absl::string_view part : absl::StrSplit(AbslView(text), ',')) {
       const std::string_view number(part.data(), part.size());
       const std::optional<int64_t> value = ParseNumber(number, low, high);
       if (!value) return Expected(takes, number);
@@ -50,7 +50,8 @@ std::string SizeRange(size_t below) {
 std::optional<absl::Duration> ParseDuration(std::string_view text, absl::Duration low,
                                             absl::Duration high) {
   absl::Duration value;
-  if (!absl::ParseDuration(View(text), &value) || value < low || value > high) return std::nullopt;
+  if (!absl::ParseDuration(AbslView(text), &value) || value < low || value > high)
+    return std::nullopt;
   return value;
 }
 

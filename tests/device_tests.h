@@ -26,6 +26,11 @@ class DeviceTest : public testing::TestWithParam<Device> {
 inline std::string NameOfDevice(const testing::TestParamInfo<Device>& info) {
   return DeviceName(info.param);
 }
+inline std::vector<Device> DevicesButReference() {
+  std::vector<Device> devices = TestDevices();
+  std::erase(devices, Device::kReference);
+  return devices;
+}
 
 struct Target {
   Device device;

@@ -91,7 +91,7 @@ Value Repeated(Heap& heap, Value value, int64_t count) {
   return heap.Make(value.kind(), std::move(items));
 }
 
-bool IsSequence(Value value) {
+bool IsRepeatable(Value value) {
   return value.is_string() || value.kind() == Kind::kList || value.kind() == Kind::kTuple;
 }
 
@@ -109,17 +109,17 @@ Value Binary(Heap& heap, std::string_view name, Value a, Value b) {
     heap.Spend(a.text().size() + b.text().size());
     return heap.Text(absl::StrCat(std::string(a.text()), std::string(b.text())), safe);
   }
-  if (name == "+" && a.kind() == b.kind() && IsSequence(a)) {
+  if (name == "+" && a.kind() == b.kind() && IsRepeatable(a)) {
     std::vector<Value> items = Items(heap, a);
     const std::vector<Value> more = Items(heap, b);
     items.insert(items.end(), more.begin(), more.end());
     return heap.Make(a.kind(), std::move(items));
   }
-  if (name == "*" && IsSequence(a) && b.is_integer()) return Repeated(heap, a, b.integer());
-  if (name == "*" && IsSequence(b) && a.is_integer()) return Repeated(heap, b, a.integer());
+  if (name == "*" && IsRepeatable(a) && b.is_integer()) return Repeated(heap, a, b.integer());
+  if (name == "*" && IsRepeatable(b) && a.is_integer()) return Repeated(heap, b, a.integer());
   if (name == "%" && a.is_string()) return FormatPercent(heap, a, b);
   heap.TypeError(absl::StrCat("unsupported operand type(s) for ", std::string(name), ": '",
-                              std::string(TypeName(a)), "' and '", std::string(TypeName(b)), "'"));
+                              TypeName(a), "' and '", TypeName(b), "'"));
 }
 
 Value Unary(Heap& heap, std::string_view name, Value value) {
@@ -127,7 +127,7 @@ Value Unary(Heap& heap, std::string_view name, Value value) {
   if (value.is_undefined()) heap.Undefined(value);
   if (!value.is_number()) {
     heap.TypeError(absl::StrCat("bad operand type for unary ", std::string(name), ": '",
-                                std::string(TypeName(value)), "'"));
+                                TypeName(value), "'"));
   }
   if (name == "+") return value.is_integer() ? Value::Int(value.integer()) : value;
   if (!value.is_integer()) return Value::Float(-value.number());

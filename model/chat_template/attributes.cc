@@ -9,11 +9,9 @@
 namespace ovq::jinja {
 namespace {
 
-std::string Type(Value value) { return std::string(TypeName(value)); }
-
 // As Jinja's messages name an object.
 std::string ObjectName(Value value) {
-  return value.is_none() ? "None" : absl::StrCat(Type(value), " object");
+  return value.is_none() ? "None" : absl::StrCat(TypeName(value), " object");
 }
 
 }  // namespace
@@ -22,9 +20,9 @@ Value Attribute(Heap& heap, Value value, std::string_view name) {
   if (value.is_undefined()) heap.Undefined(value);
   const std::string text(name);
   if (IsUnsafeAttribute(value.kind(), name)) {
-    return heap.MakeUndefined(
-        absl::StrCat("access to attribute '", text, "' of '", Type(value), "' object is unsafe."),
-        /*unsafe=*/true);
+    return heap.MakeUndefined(absl::StrCat("access to attribute '", text, "' of '", TypeName(value),
+                                           "' object is unsafe."),
+                              /*unsafe=*/true);
   }
   if (const Builtin* method = FindMethod(value.kind(), name); method != nullptr) {
     return heap.MakeCallable({.name = method->name, .builtin = method, .self = value});

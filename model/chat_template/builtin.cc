@@ -27,8 +27,8 @@ int64_t Args::IntegerOr(Heap& heap, size_t i, int64_t otherwise) const {
   if (!value.given()) return otherwise;
   if (value.is_undefined()) heap.Undefined(value);
   if (!value.is_integer()) {
-    heap.TypeError(absl::StrCat("'", std::string(TypeName(value)),
-                                "' object cannot be interpreted as an integer"));
+    heap.TypeError(
+        absl::StrCat("'", TypeName(value), "' object cannot be interpreted as an integer"));
   }
   return value.integer();
 }

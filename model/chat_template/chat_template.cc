@@ -15,7 +15,7 @@ using jinja::ErrorKind;
 using jinja::Heap;
 using jinja::Kind;
 using jinja::Value;
-using Json = nlohmann::ordered_json;
+using OrderedJson = nlohmann::ordered_json;
 
 absl::Status ToStatus(const std::string& what, const jinja::Error& error) {
   const auto status = [&](absl::StatusCode code, std::string_view kind) {
@@ -39,7 +39,7 @@ absl::Status ToStatus(const std::string& what, const jinja::Error& error) {
   return absl::InternalError(error.message);
 }
 
-Value FromJson(Heap& heap, const Json& json);
+Value FromJson(Heap& heap, const OrderedJson& json);
 
 Value FromText(Heap& heap, const std::string& text) {
   if (FirstInvalidUtf8(text).has_value()) {
@@ -48,7 +48,7 @@ Value FromText(Heap& heap, const std::string& text) {
   return heap.Text(text);
 }
 
-Value FromObject(Heap& heap, const Json& json) {
+Value FromObject(Heap& heap, const OrderedJson& json) {
   const Value dict = heap.MakeDict();
   for (const auto& [key, value] : json.items()) {
     heap.Set(dict, FromText(heap, key), FromJson(heap, value));
@@ -56,28 +56,28 @@ Value FromObject(Heap& heap, const Json& json) {
   return dict;
 }
 
-Value FromJson(Heap& heap, const Json& json) {
+Value FromJson(Heap& heap, const OrderedJson& json) {
   const jinja::Level level(heap);
   switch (json.type()) {
-    case Json::value_t::boolean:
+    case OrderedJson::value_t::boolean:
       return Value::Bool(json.get<bool>());
-    case Json::value_t::number_unsigned:
+    case OrderedJson::value_t::number_unsigned:
       if (json.get<uint64_t>() > INT64_MAX) {
         heap.Fail(ErrorKind::kLimit, "an integer of more than 64 bits");
       }
       [[fallthrough]];
-    case Json::value_t::number_integer:
+    case OrderedJson::value_t::number_integer:
       return Value::Int(json.get<int64_t>());
-    case Json::value_t::number_float:
+    case OrderedJson::value_t::number_float:
       return Value::Float(json.get<double>());
-    case Json::value_t::string:
+    case OrderedJson::value_t::string:
       return FromText(heap, json.get_ref<const std::string&>());
-    case Json::value_t::array: {
+    case OrderedJson::value_t::array: {
       std::vector<Value> items;
-      for (const Json& item : json) items.push_back(FromJson(heap, item));
+      for (const OrderedJson& item : json) items.push_back(FromJson(heap, item));
       return heap.Make(Kind::kList, std::move(items));
     }
-    case Json::value_t::object:
+    case OrderedJson::value_t::object:
       return FromObject(heap, json);
     default:
       return Value::None();
@@ -105,7 +105,7 @@ absl::StatusOr<ChatTemplate> ChatTemplate::Parse(std::string_view text, std::str
   }
 }
 
-absl::StatusOr<std::string> ChatTemplate::Render(const Json& variables, const std::tm& now,
+absl::StatusOr<std::string> ChatTemplate::Render(const OrderedJson& variables, const std::tm& now,
                                                  const RenderLimits& limits) const {
   Heap heap(limits);
   try {

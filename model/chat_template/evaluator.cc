@@ -164,7 +164,7 @@ Value Evaluator::Call(Value callee, Args args) {
     return heap_.Text(std::exchange(output_, std::move(outer)));
   }
   if (callee.kind() != Kind::kCallable) {
-    heap_.TypeError(absl::StrCat("'", std::string(TypeName(callee)), "' object is not callable"));
+    heap_.TypeError(absl::StrCat("'", TypeName(callee), "' object is not callable"));
   }
   const Callable& callable = callee.callable();
   if (callable.macro != nullptr) return CallMacro(callable, std::move(args));

@@ -261,7 +261,7 @@ Value WordCount(Context& e, const Args& args) {
   return Value::Int(n);
 }
 
-constexpr Builtin kFilters[] = {
+constexpr Builtin kValueFilters[] = {
     {"tojson", "value ensure_ascii? indent? separators? sort_keys?", ToJsonFilter},
     {"length", "value", LengthFilter},
     {"count", "value", LengthFilter},
@@ -289,7 +289,7 @@ constexpr Builtin kFilters[] = {
 
 }  // namespace
 
-const Builtin* FindValueFilter(std::string_view name) { return FindIn(kFilters, name); }
+const Builtin* FindValueFilter(std::string_view name) { return FindIn(kValueFilters, name); }
 
 const Builtin* FindFilter(std::string_view name) {
   const Builtin* filter = FindValueFilter(name);

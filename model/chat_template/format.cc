@@ -49,7 +49,7 @@ class Formatter {
 
   std::string Number(const Spec& spec, Value value) {
     if (!value.is_number()) {
-      heap_.TypeError(absl::StrCat("a number is required, not ", std::string(TypeName(value))));
+      heap_.TypeError(absl::StrCat("a number is required, not ", TypeName(value)));
     }
     const bool negative = value.number() < 0 || std::signbit(value.number());
     std::string digits;

@@ -134,7 +134,7 @@ std::string KeyText(Heap& heap, Value key) {
     }
     case Kind::kList:
     case Kind::kDict:
-      heap.TypeError(absl::StrCat("unhashable type: '", std::string(TypeName(key)), "'"));
+      heap.TypeError(absl::StrCat("unhashable type: '", TypeName(key), "'"));
     default:
       return absl::StrCat("o", reinterpret_cast<uintptr_t>(key.object()));
   }

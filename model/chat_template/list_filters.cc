@@ -276,7 +276,7 @@ Value Extreme(Context& e, const Args& args) {
   return best->second;
 }
 
-constexpr Builtin kFilters[] = {
+constexpr Builtin kListFilters[] = {
     {"first", "seq", First},
     {"last", "seq", Last},
     {"list", "value", ListFilter},
@@ -300,6 +300,6 @@ constexpr Builtin kFilters[] = {
 
 }  // namespace
 
-const Builtin* FindListFilter(std::string_view name) { return FindIn(kFilters, name); }
+const Builtin* FindListFilter(std::string_view name) { return FindIn(kListFilters, name); }
 
 }  // namespace ovq::jinja

@@ -12,8 +12,6 @@
 namespace ovq::jinja {
 namespace {
 
-std::string Type(Value value) { return std::string(TypeName(value)); }
-
 // Integers and floats compare by their exact values.
 int Order(Value a, Value b) {
   if (a.is_integer() && b.is_integer()) {
@@ -26,7 +24,7 @@ int Order(Value a, Value b) {
 
 [[noreturn]] void NoOrder(Heap& heap, std::string_view name, Value a, Value b) {
   heap.TypeError(absl::StrCat("'", std::string(name), "' not supported between instances of '",
-                              Type(a), "' and '", Type(b), "'"));
+                              TypeName(a), "' and '", TypeName(b), "'"));
 }
 
 }  // namespace
@@ -94,7 +92,7 @@ bool Contains(Heap& heap, Value container, Value item) {
     case Kind::kString:
       if (!item.is_string()) {
         heap.TypeError(
-            absl::StrCat("'in <string>' requires string as left operand, not ", Type(item)));
+            absl::StrCat("'in <string>' requires string as left operand, not ", TypeName(item)));
       }
       heap.Scan(container.text().size());
       return FindBytes(container.text(), item.text()) != std::string_view::npos;
@@ -139,7 +137,7 @@ std::vector<Value> Items(Heap& heap, Value value) {
       return {value.loop().items.begin() + static_cast<std::ptrdiff_t>(value.loop().at),
               value.loop().items.end()};
     default:
-      heap.TypeError(absl::StrCat("'", Type(value), "' object is not iterable"));
+      heap.TypeError(absl::StrCat("'", TypeName(value), "' object is not iterable"));
   }
 }
 
@@ -160,7 +158,7 @@ int64_t Length(Heap& heap, Value value) {
     case Kind::kLoop:
       return static_cast<int64_t>(value.loop().items.size());
     default:
-      heap.TypeError(absl::StrCat("object of type '", Type(value), "' has no len()"));
+      heap.TypeError(absl::StrCat("object of type '", TypeName(value), "' has no len()"));
   }
 }
 
@@ -168,7 +166,7 @@ Value Slice(Heap& heap, Value value, Value from, Value to, Value step_value) {
   if (value.is_undefined()) heap.Undefined(value);
   if (!value.is_string() && value.kind() != Kind::kList && value.kind() != Kind::kTuple &&
       value.kind() != Kind::kRange) {
-    heap.TypeError(absl::StrCat("'", Type(value), "' object is not subscriptable"));
+    heap.TypeError(absl::StrCat("'", TypeName(value), "' object is not subscriptable"));
   }
   const auto bound = [&](Value given, int64_t otherwise) {
     if (given.is_none()) return otherwise;

@@ -122,7 +122,7 @@ void AppendRepr(Heap& heap, Value value, std::string& text) {
       [[fallthrough]];
     case Kind::kGenerator:
     case Kind::kLoop:
-      return Append(heap, absl::StrCat("<", std::string(TypeName(value)), ">"), text);
+      return Append(heap, absl::StrCat("<", TypeName(value), ">"), text);
   }
 }
 
@@ -178,8 +178,8 @@ class JsonWriter {
       case Kind::kDict:
         return AppendDict(value.dict().entries());
       default:
-        heap_.TypeError(absl::StrCat("Object of type ", std::string(TypeName(value)),
-                                     " is not JSON serializable"));
+        heap_.TypeError(
+            absl::StrCat("Object of type ", TypeName(value), " is not JSON serializable"));
     }
   }
 
@@ -205,8 +205,8 @@ class JsonWriter {
     if (key.is_none()) return "null";
     if (key.kind() == Kind::kBool) return key.integer() != 0 ? "true" : "false";
     if (key.is_number()) return Number(key);
-    heap_.TypeError(absl::StrCat("keys must be str, int, float, bool or None, not ",
-                                 std::string(TypeName(key))));
+    heap_.TypeError(
+        absl::StrCat("keys must be str, int, float, bool or None, not ", TypeName(key)));
   }
 
   static std::string Number(Value value) {

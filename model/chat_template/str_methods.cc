@@ -14,12 +14,10 @@
 namespace ovq::jinja {
 namespace {
 
-constexpr size_t kNpos = std::string_view::npos;
-
 std::string_view TextOf(Heap& heap, Value value) {
   if (value.is_string()) return value.text();
   if (value.is_undefined()) heap.Undefined(value);
-  heap.TypeError(absl::StrCat("must be str, not ", std::string(TypeName(value))));
+  heap.TypeError(absl::StrCat("must be str, not ", TypeName(value)));
 }
 
 // A limit that is given as -1 where there is none.
@@ -127,7 +125,9 @@ std::pair<std::string_view, int64_t> Range(Heap& heap, const Args& args) {
 int64_t Found(Context& e, const Args& args) {
   const auto [text, before] = Range(e.heap, args);
   const size_t at = FindBytes(text, TextOf(e.heap, args[1]));
-  return at == kNpos ? -1 : before + static_cast<int64_t>(CountChars(text.substr(0, at)));
+  return at == std::string_view::npos
+             ? -1
+             : before + static_cast<int64_t>(CountChars(text.substr(0, at)));
 }
 
 Value Find(Context& e, const Args& args) { return Value::Int(Found(e, args)); }

@@ -21,7 +21,7 @@ const Value* Dict::FindName(std::string_view name) const {
   return Find(key += name);
 }
 
-std::string_view TypeName(Value value) {
+std::string TypeName(Value value) {
   switch (value.kind()) {
     case Kind::kMissing:
     case Kind::kUndefined:

@@ -146,7 +146,7 @@ struct Loop {
 };
 
 // Python's name of the value's type.
-std::string_view TypeName(Value value);
+std::string TypeName(Value value);
 // What `if` asks.
 bool Truth(Value value);
 

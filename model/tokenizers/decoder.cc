@@ -16,8 +16,9 @@ namespace {
 
 using Kind = DecoderStep::Kind;
 
-constexpr std::string_view kTypes[] = {"Sequence", "ByteLevel", "Replace",   "ByteFallback", "Fuse",
-                                       "Strip",    "Metaspace", "WordPiece", "BPEDecoder"};
+constexpr std::string_view kDecoderTypes[] = {"Sequence",     "ByteLevel", "Replace",
+                                              "ByteFallback", "Fuse",      "Strip",
+                                              "Metaspace",    "WordPiece", "BPEDecoder"};
 constexpr Kind kKinds[] = {Kind::kJoin,         Kind::kByteLevel, Kind::kReplace,
                            Kind::kByteFallback, Kind::kFuse,      Kind::kStrip,
                            Kind::kMetaspace,    Kind::kWordPiece, Kind::kBpe};
@@ -62,9 +63,9 @@ void ReadFields(JsonFields& fields, DecoderStep& step) {
 }
 
 absl::Status Append(JsonFields fields, std::vector<DecoderStep>& steps) {
-  const size_t type = fields.Choice("type", {std::begin(kTypes), std::end(kTypes)});
+  const size_t type = fields.Choice("type", {std::begin(kDecoderTypes), std::end(kDecoderTypes)});
   if (!fields.status().ok()) return fields.status();
-  if (kTypes[type] == "Sequence") {
+  if (kDecoderTypes[type] == "Sequence") {
     for (const JsonFields& child : fields.Children("decoders")) {
       if (absl::Status status = Append(child, steps); !status.ok()) return status;
     }

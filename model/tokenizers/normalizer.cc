@@ -12,11 +12,11 @@
 namespace ovq {
 namespace {
 
-using Stage = Normalizer::Stage;
+using TextStage = Normalizer::Stage;
 
 // Text to text, for what cannot fail.
 template <class Change>
-Stage Total(Change change) {
+TextStage Total(Change change) {
   return [change](std::string& text) {
     change(text);
     return absl::OkStatus();
@@ -25,7 +25,7 @@ Stage Total(Change change) {
 
 // Every character becomes what `append(c, result)` appends.
 template <class Append>
-Stage EachChar(Append append) {
+TextStage EachChar(Append append) {
   return Total([append](std::string& text) {
     std::string result;
     result.reserve(text.size());
@@ -35,18 +35,18 @@ Stage EachChar(Append append) {
 }
 
 template <class Removed>
-Stage Remove(Removed removed) {
+TextStage Remove(Removed removed) {
   return EachChar([removed](char32_t c, std::string& result) {
     if (!removed(c)) AppendChar(c, result);
   });
 }
 
-Stage Form(NormalForm form) {
+TextStage Form(NormalForm form) {
   return Total([form](std::string& text) { Normalize(form, text); });
 }
 
 // The library's list for sentencepiece's rule nmt.
-Stage Nmt() {
+TextStage Nmt() {
   return EachChar([](char32_t c, std::string& result) {
     const bool removed = (c >= 0x1 && c <= 0x8) || c == 0xb || (c >= 0xe && c <= 0x1f) ||
                          c == 0x7f || c == 0x8f || c == 0x9f;
@@ -65,7 +65,7 @@ bool IsChinese(char32_t c) {
          (c >= 0xf900 && c <= 0xfaff) || (c >= 0x2f800 && c <= 0x2fa1f);
 }
 
-Stage CleanForBert() {
+TextStage CleanForBert() {
   return EachChar([](char32_t c, std::string& result) {
     const bool blank = IsWhitespace(c);  // also the controls \t, \n and \r
     if (c == 0 || c == 0xfffd || (IsOther(c) && !blank)) return;
@@ -73,9 +73,9 @@ Stage CleanForBert() {
   });
 }
 
-std::vector<Stage> ReadBert(JsonFields& fields) {
+std::vector<TextStage> ReadBert(JsonFields& fields) {
   const bool lowercase = fields.BoolOr("lowercase", true);
-  std::vector<Stage> stages;
+  std::vector<TextStage> stages;
   if (fields.BoolOr("clean_text", true)) stages.push_back(CleanForBert());
   if (fields.BoolOr("handle_chinese_chars", true)) {
     stages.push_back(EachChar([](char32_t c, std::string& result) {
@@ -92,7 +92,7 @@ std::vector<Stage> ReadBert(JsonFields& fields) {
   return stages;
 }
 
-absl::StatusOr<Stage> ReadReplace(JsonFields& fields) {
+absl::StatusOr<TextStage> ReadReplace(JsonFields& fields) {
   absl::StatusOr<Matcher> matcher = ReadPattern(fields, "pattern");
   if (!matcher.ok()) return matcher.status();
   return [matcher = *std::move(matcher), content = fields.String("content")](std::string& text) {
@@ -100,26 +100,26 @@ absl::StatusOr<Stage> ReadReplace(JsonFields& fields) {
   };
 }
 
-Stage ReadStrip(JsonFields& fields) {
+TextStage ReadStrip(JsonFields& fields) {
   const bool left = fields.BoolOr("strip_left", true);
   const bool right = fields.BoolOr("strip_right", true);
   return Total(
       [left, right](std::string& text) { text = std::string(StripWhitespace(text, left, right)); });
 }
 
-Stage ReadPrepend(JsonFields& fields) {
+TextStage ReadPrepend(JsonFields& fields) {
   return Total([prefix = fields.String("prepend")](std::string& text) {
     if (!text.empty()) text.insert(0, prefix);
   });
 }
 
-constexpr std::string_view kTypes[] = {
+constexpr std::string_view kNormalizerTypes[] = {
     "Sequence", "NFC",          "NFD",     "NFKC",      "NFKD", "Lowercase",     "Strip",
     "Replace",  "StripAccents", "Prepend", "ByteLevel", "Nmt",  "BertNormalizer"};
 
-absl::Status Append(JsonFields fields, std::vector<Stage>& stages);
+absl::Status Append(JsonFields fields, std::vector<TextStage>& stages);
 
-absl::Status AppendSequence(JsonFields& fields, std::vector<Stage>& stages) {
+absl::Status AppendSequence(JsonFields& fields, std::vector<TextStage>& stages) {
   const std::vector<JsonFields> children = fields.Children("normalizers");
   if (!fields.status().ok()) return fields.status();
   for (const JsonFields& child : children) {
@@ -128,9 +128,9 @@ absl::Status AppendSequence(JsonFields& fields, std::vector<Stage>& stages) {
   return absl::OkStatus();
 }
 
-absl::Status Append(JsonFields fields, std::vector<Stage>& stages) {
-  const std::string_view type =
-      kTypes[fields.Choice("type", {std::begin(kTypes), std::end(kTypes)})];
+absl::Status Append(JsonFields fields, std::vector<TextStage>& stages) {
+  const std::string_view type = kNormalizerTypes[fields.Choice(
+      "type", {std::begin(kNormalizerTypes), std::end(kNormalizerTypes)})];
   if (!fields.status().ok()) return fields.status();
   if (type == "Sequence") return AppendSequence(fields, stages);
   if (type == "NFC") stages.push_back(Form(NormalForm::kNfc));
@@ -146,12 +146,12 @@ absl::Status Append(JsonFields fields, std::vector<Stage>& stages) {
   if (type == "Strip") stages.push_back(ReadStrip(fields));
   if (type == "Prepend") stages.push_back(ReadPrepend(fields));
   if (type == "Replace") {
-    absl::StatusOr<Stage> stage = ReadReplace(fields);
+    absl::StatusOr<TextStage> stage = ReadReplace(fields);
     if (!stage.ok()) return stage.status();
     stages.push_back(*std::move(stage));
   }
   if (type == "BertNormalizer") {
-    for (Stage& stage : ReadBert(fields)) stages.push_back(std::move(stage));
+    for (TextStage& stage : ReadBert(fields)) stages.push_back(std::move(stage));
   }
   return fields.status();
 }
@@ -168,7 +168,7 @@ absl::StatusOr<Normalizer> Normalizer::Read(JsonFields& file, std::string_view k
 }
 
 absl::Status Normalizer::Apply(std::string& text) const {
-  for (const Stage& stage : stages_) {
+  for (const TextStage& stage : stages_) {
     if (absl::Status status = stage(text); !status.ok()) return status;
   }
   return absl::OkStatus();

@@ -70,12 +70,12 @@ int32_t PairId(JsonFields& fields, std::string_view key, int64_t vocab_size) {
   return 0;
 }
 
-constexpr std::string_view kTypes[] = {"Sequence", "ByteLevel", "TemplateProcessing",
-                                       "RobertaProcessing", "BertProcessing"};
+constexpr std::string_view kPostProcessorTypes[] = {"Sequence", "ByteLevel", "TemplateProcessing",
+                                                    "RobertaProcessing", "BertProcessing"};
 
 absl::Status Append(JsonFields fields, int64_t vocab_size, PostProcessor& result) {
-  const std::string_view type =
-      kTypes[fields.Choice("type", {std::begin(kTypes), std::end(kTypes)})];
+  const std::string_view type = kPostProcessorTypes[fields.Choice(
+      "type", {std::begin(kPostProcessorTypes), std::end(kPostProcessorTypes)})];
   if (!fields.status().ok()) return fields.status();
   if (type == "Sequence") {
     for (const JsonFields& child : fields.Children("processors")) {

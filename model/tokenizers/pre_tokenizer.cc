@@ -155,12 +155,12 @@ Stage SplitOffWhitespace() {
   return SplitBy({.matcher = MatchChars(IsWhitespace), .behavior = SplitBehavior::kRemoved});
 }
 
-constexpr std::string_view kTypes[] = {"Sequence",    "ByteLevel",         "Split",
-                                       "Digits",      "Punctuation",       "Metaspace",
-                                       "Whitespace",  "WhitespaceSplit",   "BertPreTokenizer",
-                                       "FixedLength", "CharDelimiterSplit"};
+constexpr std::string_view kPreTokenizerTypes[] = {
+    "Sequence",          "ByteLevel",  "Split",           "Digits",           "Punctuation",
+    "Metaspace",         "Whitespace", "WhitespaceSplit", "BertPreTokenizer", "FixedLength",
+    "CharDelimiterSplit"};
 
-struct Reader {
+struct StageReader {
   bool keep_bytes;
   std::vector<Stage> stages = {};
   bool gives_bytes = false;  // the last stage so far is ByteLevel and kept them
@@ -192,9 +192,9 @@ absl::StatusOr<std::vector<Stage>> ReadOne(std::string_view type, JsonFields& fi
                       .behavior = alone ? SplitBehavior::kIsolated : SplitBehavior::kContiguous}));
 }
 
-absl::Status Reader::Read(JsonFields fields, bool is_last) {
-  const std::string_view type =
-      kTypes[fields.Choice("type", {std::begin(kTypes), std::end(kTypes)})];
+absl::Status StageReader::Read(JsonFields fields, bool is_last) {
+  const std::string_view type = kPreTokenizerTypes[fields.Choice(
+      "type", {std::begin(kPreTokenizerTypes), std::end(kPreTokenizerTypes)})];
   if (!fields.status().ok()) return fields.status();
   if (type == "Sequence") {
     const std::vector<JsonFields> children = fields.Children("pretokenizers");
@@ -220,7 +220,7 @@ absl::StatusOr<PreTokenizer> PreTokenizer::Read(JsonFields& file, std::string_vi
                                                 bool keep_bytes) {
   PreTokenizer result;
   if (!file.Has(key)) return result;
-  Reader reader{keep_bytes};
+  StageReader reader{keep_bytes};
   const JsonFields fields = file.Child(key);
   if (!file.status().ok()) return file.status();
   if (absl::Status status = reader.Read(fields, /*is_last=*/true); !status.ok()) return status;

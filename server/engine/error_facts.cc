@@ -17,7 +17,7 @@ constexpr char kRetryAfterMs[] = "ovq.retry_after_ms";
 constexpr char kPosition[] = "ovq.position";
 constexpr char kLogText[] = "ovq.log_text";
 
-void Put(absl::Status& status, const char* key, const absl::AlphaNum& value) {
+void PutFact(absl::Status& status, const char* key, const absl::AlphaNum& value) {
   status.SetPayload(key, absl::Cord(value.Piece()));
 }
 
@@ -37,12 +37,13 @@ std::optional<size_t> Number(const absl::Status& status, const char* key) {
 }  // namespace
 
 absl::Status WithFacts(absl::Status status, const ErrorFacts& facts) {
-  if (!facts.field.empty()) Put(status, kField, facts.field);
-  if (facts.reason) Put(status, kReason, static_cast<int>(*facts.reason));
-  if (facts.bytes_needed) Put(status, kBytesNeeded, *facts.bytes_needed);
-  if (facts.bytes_free) Put(status, kBytesFree, *facts.bytes_free);
-  if (facts.retry_after) Put(status, kRetryAfterMs, absl::ToInt64Milliseconds(*facts.retry_after));
-  if (facts.position) Put(status, kPosition, *facts.position);
+  if (!facts.field.empty()) PutFact(status, kField, facts.field);
+  if (facts.reason) PutFact(status, kReason, static_cast<int>(*facts.reason));
+  if (facts.bytes_needed) PutFact(status, kBytesNeeded, *facts.bytes_needed);
+  if (facts.bytes_free) PutFact(status, kBytesFree, *facts.bytes_free);
+  if (facts.retry_after)
+    PutFact(status, kRetryAfterMs, absl::ToInt64Milliseconds(*facts.retry_after));
+  if (facts.position) PutFact(status, kPosition, *facts.position);
   return status;
 }
 
@@ -61,7 +62,7 @@ ErrorFacts FactsOf(const absl::Status& status) {
 }
 
 absl::Status WithLogText(absl::Status status, absl::string_view text) {
-  Put(status, kLogText, text);
+  PutFact(status, kLogText, text);
   return status;
 }
 

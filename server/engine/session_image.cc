@@ -68,12 +68,12 @@ void PutDone(std::string& out, Sha256 digest) {
 }
 
 template <class... Args>
-absl::Status Damaged(const Args&... what) {
+absl::Status DamagedFile(const Args&... what) {
   return absl::DataLossError(absl::StrCat("session file: ", what...));
 }
 
 template <class... Args>
-absl::Status Unfit(const Args&... what) {
+absl::Status UnfitFile(const Args&... what) {
   return absl::FailedPreconditionError(absl::StrCat("session file: ", what...));
 }
 
@@ -173,7 +173,7 @@ std::span<char> SessionReader::Room(size_t most) {
 absl::Status SessionReader::AddRoom() {
   if (!status_.ok()) return status_;
   if (stage_ == Stage::kEnded) {
-    return status_ = Damaged("bytes behind its end, at byte ", taken_);
+    return status_ = DamagedFile("bytes behind its end, at byte ", taken_);
   }
   const std::string_view bytes(room_.data(), room_.size());
   if (stage_ == Stage::kPayload) {  // while it is in the processor's cache
@@ -189,8 +189,8 @@ absl::Status SessionReader::AddRoom() {
 absl::StatusOr<SessionImage> SessionReader::Finish() {
   if (!status_.ok()) return status_;
   if (stage_ != Stage::kEnded) {
-    return Damaged("ends at byte ", taken_ + had_, tag_.empty() ? "" : ", in section ", tag_,
-                   ", expected section DONE at its end");
+    return DamagedFile("ends at byte ", taken_ + had_, tag_.empty() ? "" : ", in section ", tag_,
+                       ", expected section DONE at its end");
   }
   return std::move(image_);
 }
@@ -209,11 +209,11 @@ absl::Status SessionReader::Take() {
   std::string_view in = bytes;
   switch (stage) {
     case Stage::kPrelude: {
-      if (!in.starts_with(kMagic)) return Damaged("not one, it does not begin with OVQSESS");
+      if (!in.starts_with(kMagic)) return DamagedFile("not one, it does not begin with OVQSESS");
       in.remove_prefix(kMagic.size());
       const auto version = Get<uint32_t>(in);
       if (version != kVersion) {
-        return Unfit("version ", version, ", this server reads version ", kVersion);
+        return UnfitFile("version ", version, ", this server reads version ", kVersion);
       }
       stage_ = Stage::kSectionHead;
       wanted_ = 12;
@@ -233,8 +233,8 @@ absl::Status SessionReader::Take() {
     case Stage::kChecksum: {
       const auto crc = Get<uint32_t>(in);
       if (crc != crc_) {
-        return Damaged("section ", tag_, ": checksum ", absl::Hex(crc, absl::kZeroPad8),
-                       ", expected ", absl::Hex(crc_, absl::kZeroPad8));
+        return DamagedFile("section ", tag_, ": checksum ", absl::Hex(crc, absl::kZeroPad8),
+                           ", expected ", absl::Hex(crc_, absl::kZeroPad8));
       }
       stage_ = tag_ == kSections[kDone] ? Stage::kEnded : Stage::kSectionHead;
       wanted_ = 12;
@@ -251,41 +251,41 @@ absl::Status SessionReader::BeginSection() {
   for (const char c : tag_) {
     const bool letter = (c >= 'A' && c <= 'Z') || (c >= 'a' && c <= 'z');
     if (!letter) {
-      return Damaged("a section's tag \"", absl::CHexEscape(tag_), "\" at byte ", taken_ - 12,
-                     ", expected four letters");
+      return DamagedFile("a section's tag \"", absl::CHexEscape(tag_), "\" at byte ", taken_ - 12,
+                         ", expected four letters");
     }
   }
   const size_t section = std::ranges::find(kSections, std::string_view(tag_)) - kSections.begin();
   if (!seen_[kHead] && tag_ == kDelta) {
-    return Unfit(
+    return UnfitFile(
         "a delta, which has no state: join it with the file that it goes on from (python3 -m "
         "ovq_client session-file FILE --join DELTA --out NEW) and import that one");
   }
   if (!seen_[kHead] && section != kHead) {
-    return Damaged("section ", tag_, " comes first, expected HEAD");
+    return DamagedFile("section ", tag_, " comes first, expected HEAD");
   }
   if (section == kSections.size()) {
-    if (!IsOptional(tag_)) return Unfit("section ", tag_, " is unknown and required");
+    if (!IsOptional(tag_)) return UnfitFile("section ", tag_, " is unknown and required");
     if (wanted_ > kMaxSkippedBytes - skipped_) {
-      return Damaged("section ", tag_, ": ", wanted_, " bytes, expected ", kMaxSkippedBytes,
-                     " at most in all optional sections");
+      return DamagedFile("section ", tag_, ": ", wanted_, " bytes, expected ", kMaxSkippedBytes,
+                         " at most in all optional sections");
     }
     skipped_ += wanted_;
     return absl::OkStatus();
   }
-  if (std::exchange(seen_[section], true)) return Damaged("section ", tag_, " comes twice");
+  if (std::exchange(seen_[section], true)) return DamagedFile("section ", tag_, " comes twice");
   if (section == kHead) {
     if (wanted_ >= kFixedHeadBytes + 2 && wanted_ <= kMaxHeadBytes) return absl::OkStatus();
-    return Damaged("section HEAD: ", wanted_, " bytes, expected ", kFixedHeadBytes + 2, " to ",
-                   kMaxHeadBytes);
+    return DamagedFile("section HEAD: ", wanted_, " bytes, expected ", kFixedHeadBytes + 2, " to ",
+                       kMaxHeadBytes);
   }
   for (size_t before = 0; section == kDone && before < kDone; ++before) {
-    if (!seen_[before]) return Damaged("section ", kSections[before], " is missing");
+    if (!seen_[before]) return DamagedFile("section ", kSections[before], " is missing");
   }
   const std::array<uint64_t, 5> expected = {0, 4 * token_count_, 8 * turn_count_,
                                             image_.state_bytes, 32};
   if (wanted_ != expected[section]) {
-    return Damaged("section ", tag_, ": ", wanted_, " bytes, expected ", expected[section]);
+    return DamagedFile("section ", tag_, ": ", wanted_, " bytes, expected ", expected[section]);
   }
   if (section == kStat && places_.empty()) image_.state = RoomFor(std::min(wanted_, kMostAhead));
   return absl::OkStatus();
@@ -298,12 +298,12 @@ absl::Status SessionReader::EndSection() {
   if (tag_ == kSections[kToks] && image_.tokens) {
     image_.tokens = GetAll<int32_t>(payload);
     if (image_.pending && image_.tokens->back() != *image_.pending) {
-      return Damaged("the last token is ", image_.tokens->back(), ", expected the one that waits, ",
-                     *image_.pending);
+      return DamagedFile("the last token is ", image_.tokens->back(),
+                         ", expected the one that waits, ", *image_.pending);
     }
   }
   if (check_digest_ && tag_ == kSections[kDone] && payload != absl::HexStringToBytes(hex_)) {
-    return Damaged("SHA-256 ", absl::BytesToHexString(payload), ", expected ", hex_);
+    return DamagedFile("SHA-256 ", absl::BytesToHexString(payload), ", expected ", hex_);
   }
   return absl::OkStatus();
 }
@@ -321,27 +321,28 @@ absl::Status SessionReader::ReadHead(std::string_view payload) {
   image_.state_bytes = Get<uint64_t>(payload);
   image_.created_unix_ms = Get<int64_t>(payload);
   for (std::string* text : {&image_.memory, &image_.made_by}) {
-    if (!GetText(payload, *text)) return Damaged("section HEAD: a text goes beyond its end");
+    if (!GetText(payload, *text)) return DamagedFile("section HEAD: a text goes beyond its end");
   }
-  if (!payload.empty()) return Damaged("section HEAD: ", payload.size(), " bytes too many");
+  if (!payload.empty()) return DamagedFile("section HEAD: ", payload.size(), " bytes too many");
   if ((flags & ~(kHasPending | kKeepsTokens)) != 0) {
-    return Damaged("section HEAD: flags ", flags, ", expected 0 to 3");
+    return DamagedFile("section HEAD: flags ", flags, ", expected 0 to 3");
   }
   if (image_.position < 0 || image_.position > static_cast<int64_t>(kMaxInfoPosition)) {
-    return Unfit("position ", image_.position, ", expected 0 to ", kMaxInfoPosition);
+    return UnfitFile("position ", image_.position, ", expected 0 to ", kMaxInfoPosition);
   }
   if ((flags & kHasPending) != 0) image_.pending = pending;
   const bool keeps = (flags & kKeepsTokens) != 0;
   const uint64_t least = keeps ? static_cast<uint64_t>(image_.length()) : 0;
   const uint64_t most = keeps ? kMaxInfoPosition + 1 : 0;
   if (token_count_ < least || token_count_ > most) {
-    return Damaged("section HEAD: ", token_count_, " tokens, expected ", least,
-                   keeps ? " or more" : "");
+    return DamagedFile("section HEAD: ", token_count_, " tokens, expected ", least,
+                       keeps ? " or more" : "");
   }
   image_.unread = static_cast<int64_t>(token_count_ - least);
   if (keeps) image_.tokens.emplace();
   if (turn_count_ > kMaxTurnEnds) {
-    return Damaged("section HEAD: ", turn_count_, " turns, expected ", kMaxTurnEnds, " at most");
+    return DamagedFile("section HEAD: ", turn_count_, " turns, expected ", kMaxTurnEnds,
+                       " at most");
   }
   const absl::Status status = check_head_(image_);
   has_head_ = status.ok();
@@ -354,8 +355,8 @@ absl::Status SessionReader::ReadTurns(std::string_view payload) {
   for (size_t i = 0; i < image_.turn_ends.size(); ++i) {
     const int64_t end = image_.turn_ends[i];
     if (end <= before || end > image_.length()) {
-      return Damaged("turn ", i, " ends at ", end, ", expected ", before + 1, " to ",
-                     image_.length());
+      return DamagedFile("turn ", i, " ends at ", end, ", expected ", before + 1, " to ",
+                         image_.length());
     }
     before = end;
   }

@@ -20,7 +20,7 @@ namespace ovq {
 
 namespace {
 
-using Json = nlohmann::ordered_json;
+using OrderedJson = nlohmann::ordered_json;
 
 std::string Cut(std::string_view text) {
   if (text.size() <= Log::kMaxTextBytes) return std::string(text);
@@ -29,13 +29,13 @@ std::string Cut(std::string_view text) {
 
 // In ASCII: control characters, those that a terminal takes for commands included, and all beyond
 // ASCII as escapes.
-std::string Dump(const Json& json) {
-  return json.dump(-1, ' ', /*ensure_ascii=*/true, Json::error_handler_t::replace);
+std::string Dump(const OrderedJson& json) {
+  return json.dump(-1, ' ', /*ensure_ascii=*/true, OrderedJson::error_handler_t::replace);
 }
 
-Json ToJson(const LogValue& value) {
+OrderedJson ToJson(const LogValue& value) {
   if (const auto* text = std::get_if<std::string>(&value)) return Cut(*text);
-  return std::visit([](const auto& other) { return Json(other); }, value);
+  return std::visit([](const auto& other) { return OrderedJson(other); }, value);
 }
 
 bool IsPlain(std::string_view text, std::string_view special) {
@@ -63,7 +63,7 @@ std::string TextLine(LogLevel level, std::string_view message, const LogFields& 
   if (IsPlain(cut, "")) {
     line += cut;
   } else {
-    const std::string quoted = Dump(Json(cut));
+    const std::string quoted = Dump(OrderedJson(cut));
     line.append(quoted, 1, quoted.size() - 2);
   }
   for (const LogField& field : fields) {
@@ -77,7 +77,7 @@ std::string TextLine(LogLevel level, std::string_view message, const LogFields& 
 std::string FormatLogLine(LogFormat format, absl::Time time, LogLevel level, LogKind kind,
                           std::string_view message, const LogFields& fields) {
   if (format == LogFormat::kText) return TextLine(level, message, fields);
-  Json line;
+  OrderedJson line;
   line["time"] = absl::FormatTime("%Y-%m-%dT%H:%M:%E6SZ", time, absl::UTCTimeZone());
   line["level"] = kLogLevels[static_cast<size_t>(level)];
   line["kind"] = kLogKinds[static_cast<size_t>(kind)];

@@ -80,5 +80,14 @@ inline std::vector<float> Logits(const LanguageModel& model, DeviceContext& cont
   session.Feed(5);
   return session.logits();
 }
+inline std::vector<float> LogitsOf(const EditedModel& model) {
+  const auto loaded = model.Load();
+  Check(loaded.ok(), Message(loaded.status()).c_str());
+  return Logits(**loaded, *model.context);
+}
+
+inline std::string Bytes(const std::vector<float>& values) {
+  return {reinterpret_cast<const char*>(values.data()), values.size() * sizeof(float)};
+}
 
 }  // namespace ovq::test

@@ -16,16 +16,6 @@ constexpr char kOvq[] = "kvm/ovq-swa";
 constexpr char kKvm[] = "kvm/kvm-power-law";
 constexpr char kPost[] = "kvm/post-tokenshift";
 
-std::string Bytes(const std::vector<float>& values) {
-  return {reinterpret_cast<const char*>(values.data()), values.size() * sizeof(float)};
-}
-
-std::vector<float> LogitsOf(const EditedModel& model) {
-  const auto loaded = model.Load();
-  EXPECT_TRUE(loaded.ok()) << loaded.status();
-  return loaded.ok() ? Logits(**loaded, *model.context) : std::vector<float>();
-}
-
 // The original rounds sines, cosines and KVM's state values to bfloat16 even in float32, and wrote
 // these logits so; here a bfloat16 checkpoint does. A value on the edge between two bfloat16
 // numbers may go the other way and move a logit by some 1e-4; without the rounding they are off by

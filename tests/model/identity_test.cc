@@ -15,7 +15,7 @@
 namespace ovq::test {
 namespace {
 
-struct Case {
+struct TypedCase {
   const char* name;
   Device device;
   DType compute;
@@ -35,7 +35,7 @@ Trace TraceOf(const Session& session) {
           session.StateBytes()};
 }
 
-class Identity : public ::testing::TestWithParam<Case> {
+class Identity : public ::testing::TestWithParam<TypedCase> {
  protected:
   void SetUp() override {
     const std::string missing = WhyNoDevice(GetParam().device);
@@ -112,8 +112,8 @@ bool KeepsInt8(std::string_view name) {
   return name.find("ovq") != name.npos || name.find("sw-") == 0 || name.find("mesa-sw") == 0;
 }
 
-std::vector<Case> Cases(Device device) {
-  std::vector<Case> cases;
+std::vector<TypedCase> TypedCases(Device device) {
+  std::vector<TypedCase> cases;
   for (const char* name :
        {"sw-ovq", "sw-full", "sw-vq", "sw-ovq-gqa", "sw-gdn", "mamba2-ovq", "mesa-sw", "sw-lattice",
         "transformer-vq", "kvm/ovq-flags", "kvm/post-tokenshift"}) {
@@ -130,13 +130,13 @@ std::vector<Case> Cases(Device device) {
   return cases;
 }
 
-std::vector<Case> AllCases() {
-  std::vector<Case> cases = Cases(Device::kCpu);
-  if (kWithCuda) std::ranges::copy(Cases(Device::kCuda), std::back_inserter(cases));
+std::vector<TypedCase> AllTypedCases() {
+  std::vector<TypedCase> cases = TypedCases(Device::kCpu);
+  if (kWithCuda) std::ranges::copy(TypedCases(Device::kCuda), std::back_inserter(cases));
   return cases;
 }
 
-std::string CaseName(const ::testing::TestParamInfo<Case>& info) {
+std::string TypedCaseName(const ::testing::TestParamInfo<TypedCase>& info) {
   std::string name =
       absl::StrCat(info.param.name, "_", DeviceName(info.param.device), "_",
                    DTypeName(info.param.compute), "_state_", DTypeName(info.param.state));
@@ -144,8 +144,9 @@ std::string CaseName(const ::testing::TestParamInfo<Case>& info) {
   return name;
 }
 
-INSTANTIATE_TEST_SUITE_P(Golden, Identity, ::testing::ValuesIn(AllCases()), CaseName);
-INSTANTIATE_TEST_SUITE_P(Golden, HostIdentity, ::testing::ValuesIn(Cases(Device::kCpu)), CaseName);
+INSTANTIATE_TEST_SUITE_P(Golden, Identity, ::testing::ValuesIn(AllTypedCases()), TypedCaseName);
+INSTANTIATE_TEST_SUITE_P(Golden, HostIdentity, ::testing::ValuesIn(TypedCases(Device::kCpu)),
+                         TypedCaseName);
 
 }  // namespace
 }  // namespace ovq::test

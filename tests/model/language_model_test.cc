@@ -175,18 +175,8 @@ TEST(LanguageModel, LayersMayHaveNoFeedForward) {
   EXPECT_EQ(Logits(**a, *zeroed.context), Logits(**b, *without.context));
 }
 
-std::string Bytes(const std::vector<float>& values) {
-  return {reinterpret_cast<const char*>(values.data()), values.size() * sizeof(float)};
-}
-
 float* Floats(EditedModel& model, const std::string& tensor) {
   return reinterpret_cast<float*>(model.tensors.at(tensor).second.data());
-}
-
-std::vector<float> LogitsOf(const EditedModel& model) {
-  const auto loaded = model.Load();
-  Check(loaded.ok(), Message(loaded.status()).c_str());
-  return Logits(**loaded, *model.context);
 }
 
 void ExpectNear(const std::vector<float>& actual, const std::vector<float>& expected,

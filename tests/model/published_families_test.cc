@@ -25,12 +25,6 @@ void ExpectMissing(const char* name, const std::string& tensor) {
   model.ExpectError(absl::StatusCode::kNotFound, absl::StrCat("'", tensor, "' is missing"));
 }
 
-std::vector<float> LogitsOf(const EditedModel& model) {
-  const auto loaded = model.Load();
-  EXPECT_TRUE(loaded.ok()) << loaded.status();
-  return loaded.ok() ? Logits(**loaded, *model.context) : std::vector<float>();
-}
-
 // A file that says the same in another way, or what has no effect.
 void ExpectTheSame(const char* name, const nlohmann::json& changes) {
   const EditedModel before(name);

@@ -22,16 +22,16 @@ using ::testing::FloatNear;
 using ::testing::HasSubstr;
 using ::testing::Pointwise;
 
-struct Case {
+struct MemoryCase {
   const char* name;
   bool has_plain_keys;  // a growing layer without RoPE
   Device device = Device::kCpu;
 };
 
 // Far above the tests' lengths.
-constexpr StateLimits kLimits = {.max_slot_cap = 4096, .max_unbounded_tokens = 4096};
+constexpr StateLimits kFarLimits = {.max_slot_cap = 4096, .max_unbounded_tokens = 4096};
 
-class PublishedMemory : public ::testing::TestWithParam<Case> {
+class PublishedMemory : public ::testing::TestWithParam<MemoryCase> {
  protected:
   void SetUp() override {
     const std::string missing = WhyNoDevice(GetParam().device);
@@ -42,7 +42,7 @@ class PublishedMemory : public ::testing::TestWithParam<Case> {
   std::unique_ptr<LanguageModel> Load(Memory memory) const {
     ModelOptions options;
     options.memory = memory;
-    options.limits = kLimits;
+    options.limits = kFarLimits;
     auto loaded = LanguageModel::Load(golden_.folder, options, *context_);
     EXPECT_TRUE(loaded.ok()) << loaded.status();
     return loaded.ok() ? *std::move(loaded) : nullptr;
@@ -143,9 +143,9 @@ TEST(PublishedRows, MayHaveASectionOfTheConfig) {
               HasSubstr("config.json: ovq.shars: unknown field"));
 }
 
-std::vector<Case> Cases(const std::vector<Case>& folders) {
-  std::vector<Case> cases;
-  for (Case of : folders) {
+std::vector<MemoryCase> MemoryCases(const std::vector<MemoryCase>& folders) {
+  std::vector<MemoryCase> cases;
+  for (MemoryCase of : folders) {
     for (Device device : TestDevices()) {
       of.device = device;
       cases.push_back(of);
@@ -154,7 +154,7 @@ std::vector<Case> Cases(const std::vector<Case>& folders) {
   return cases;
 }
 
-std::string CaseName(const ::testing::TestParamInfo<Case>& info) {
+std::string MemoryCaseName(const ::testing::TestParamInfo<MemoryCase>& info) {
   std::string name = absl::StrCat(info.param.name, "_", DeviceName(info.param.device));
   std::ranges::replace_if(
       name, [](char c) { return !absl::ascii_isalnum(static_cast<unsigned char>(c)); }, '_');
@@ -162,21 +162,21 @@ std::string CaseName(const ::testing::TestParamInfo<Case>& info) {
 }
 
 INSTANTIATE_TEST_SUITE_P(Families, PublishedMemory,
-                         ::testing::ValuesIn(Cases({{"granitemoehybrid-dense", true},
-                                                    {"granitemoehybrid-groups", true},
-                                                    {"olmo_hybrid-nope", true},
-                                                    {"olmo_hybrid-rope-gqa", false},
-                                                    {"cohere2-sw", true},
-                                                    {"cohere2-layer-types", true},
-                                                    {"qwen3_5-tied", false},
-                                                    {"qwen3_5-text", false},
-                                                    {"muse_glimmer-hub", true},
-                                                    {"muse_glimmer-five", true}})),
-                         CaseName);
+                         ::testing::ValuesIn(MemoryCases({{"granitemoehybrid-dense", true},
+                                                          {"granitemoehybrid-groups", true},
+                                                          {"olmo_hybrid-nope", true},
+                                                          {"olmo_hybrid-rope-gqa", false},
+                                                          {"cohere2-sw", true},
+                                                          {"cohere2-layer-types", true},
+                                                          {"qwen3_5-tied", false},
+                                                          {"qwen3_5-text", false},
+                                                          {"muse_glimmer-hub", true},
+                                                          {"muse_glimmer-five", true}})),
+                         MemoryCaseName);
 INSTANTIATE_TEST_SUITE_P(Families, BoundedGolden,
-                         ::testing::ValuesIn(Cases({{"granitemoehybrid-dense", true},
-                                                    {"qwen3_5-text", false}})),
-                         CaseName);
+                         ::testing::ValuesIn(MemoryCases({{"granitemoehybrid-dense", true},
+                                                          {"qwen3_5-text", false}})),
+                         MemoryCaseName);
 
 }  // namespace
 }  // namespace ovq::test

@@ -22,7 +22,7 @@ std::string Name(int layer, const char* leaf) {
   return absl::StrCat("model.layers.", layer, ".self_attn.", leaf);
 }
 
-std::vector<float> Floats(const EditedModel& model, const std::string& tensor) {
+std::vector<float> FloatsOf(const EditedModel& model, const std::string& tensor) {
   const std::string& bytes = model.tensors.at(tensor).second;
   const auto* values = reinterpret_cast<const float*>(bytes.data());
   return {values, values + bytes.size() / sizeof(float)};
@@ -52,7 +52,7 @@ std::vector<int32_t> Tokens(int n, int seed) {
 // The rows of a second head, other ones than the first's, before or after those of the first.
 void AddHead(EditedModel& model, int layer, const char* leaf, const nlohmann::json& shape,
              bool first) {
-  const std::vector<float> own = Floats(model, Name(layer, leaf));
+  const std::vector<float> own = FloatsOf(model, Name(layer, leaf));
   std::vector<float> other(own.rbegin(), own.rend());
   std::vector<float> both = first ? other : own;
   both.insert(both.end(), (first ? own : other).begin(), (first ? own : other).end());
@@ -76,7 +76,7 @@ TEST(TransformerVq, HeadsHaveTheirOwnWeights) {
       AddHead(two, i, "xl_u", {2, kKeyDim}, first);
       AddHead(two, i, "xl_v", {2, kKeyDim}, first);
       AddHead(two, i, "codebook", {2, kCodes, kKeyDim}, first);
-      const std::vector<float> own = Floats(one, Name(i, "o_proj.weight"));
+      const std::vector<float> own = FloatsOf(one, Name(i, "o_proj.weight"));
       std::vector<float> output(2 * own.size(), 0.0f);
       for (int row = 0; row < kWidth; ++row) {
         std::copy_n(own.begin() + row * kValueDim, kValueDim,

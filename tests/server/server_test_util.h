@@ -97,6 +97,7 @@ v1::ChatRequest CancelMessage();
 // Reads up to the turn's Finished or PartAbsorbed. False if the stream ended before it.
 bool ReadTurn(ChatStream& stream, Collected& turn);
 
+inline constexpr auto kInvalid = grpc::StatusCode::INVALID_ARGUMENT;
 // A status with this code whose message contains the text.
 MATCHER_P2(Fails, code, text, "") {
   *result_listener << "code " << arg.error_code() << ": " << arg.error_message();

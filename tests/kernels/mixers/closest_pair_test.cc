@@ -17,8 +17,8 @@ namespace {
 
 constexpr int64_t kHeads = 2, kHeadDim = 24;
 
-MixerCase Case(const std::string& type, int64_t chunk_len, int64_t slot_cap,
-               DType kv_dtype = DType::kF32) {
+MixerCase PairCase(const std::string& type, int64_t chunk_len, int64_t slot_cap,
+                   DType kv_dtype = DType::kF32) {
   return {.type = type,
           .name = "",
           .model = {{"num_attention_heads", kHeads}, {"head_dim", kHeadDim}},
@@ -75,8 +75,8 @@ TEST_P(ClosestPair, IsFullAttentionToTheBitUntilTheCapIsReached) {
   constexpr int64_t kCap = 150, kExact = 192;  // the chunk that passes the cap still reads all
   const std::vector<float> x = RandomRows(260, 3);
   for (const DType dtype : TypesOn(GetParam())) {
-    MixerInstance full(Case("full_attention", 64, 0, dtype), GetParam(), 1, 260);
-    MixerInstance rows(Case("closest_pair_attention", 64, kCap, dtype), GetParam(), 1, 260);
+    MixerInstance full(PairCase("full_attention", 64, 0, dtype), GetParam(), 1, 260);
+    MixerInstance rows(PairCase("closest_pair_attention", 64, kCap, dtype), GetParam(), 1, 260);
     MixerSession of_full = full.NewSession(), of_rows = rows.NewSession();
     const std::vector<float> expected = full.Run(of_full, x, {}), y = rows.Run(of_rows, x, {});
     const auto exact = static_cast<std::ptrdiff_t>(kExact * kModelDim);
@@ -87,7 +87,7 @@ TEST_P(ClosestPair, IsFullAttentionToTheBitUntilTheCapIsReached) {
 
 TEST_P(ClosestPair, EveryTokenIsCountedOnce) {
   for (const DType dtype : TypesOn(GetParam())) {
-    MixerInstance instance(Case("closest_pair_attention", 16, 70, dtype), GetParam(), 1, 208);
+    MixerInstance instance(PairCase("closest_pair_attention", 16, 70, dtype), GetParam(), 1, 208);
     MixerSession session = instance.NewSession();
     instance.Run(session, RandomRows(208, 5), {});
     for (const auto& counts : Counts(instance, session, 70)) {
@@ -107,8 +107,8 @@ TEST_P(ClosestPair, EqualTokensMergeFirst) {
     const std::vector<float> row = Rows(distinct, t * t % kDistinct, t * t % kDistinct + 1);
     x.insert(x.end(), row.begin(), row.end());
   }
-  MixerInstance full(Case("full_attention", 16, 0), GetParam(), 1, kTokens);
-  MixerInstance instance(Case("closest_pair_attention", 16, kCap), GetParam(), 1, kTokens);
+  MixerInstance full(PairCase("full_attention", 16, 0), GetParam(), 1, kTokens);
+  MixerInstance instance(PairCase("closest_pair_attention", 16, kCap), GetParam(), 1, kTokens);
   MixerSession of_full = full.NewSession(), session = instance.NewSession();
   const std::vector<float> expected = full.Run(of_full, x, {}), y = instance.Run(session, x, {});
   // Nothing is lost: a row of n equal tokens with ln n counts as they would.
@@ -123,7 +123,7 @@ TEST_P(ClosestPair, OfEquallyClosePairsThatOfTheOldestMerges) {
     const std::vector<float> of = Rows(distinct, row, row + 1);
     x.insert(x.end(), of.begin(), of.end());
   }
-  MixerInstance instance(Case("closest_pair_attention", 4, 3), GetParam(), 1, 4);
+  MixerInstance instance(PairCase("closest_pair_attention", 4, 3), GetParam(), 1, 4);
   MixerSession session = instance.NewSession();
   instance.Run(session, x, {});
   const std::vector<uint32_t> counts{1, 1, 2}, oldest{1, 2, 0};
@@ -135,7 +135,7 @@ TEST_P(ClosestPair, OfEquallyClosePairsThatOfTheOldestMerges) {
 
 TEST_P(ClosestPair, PinnedAndRecentTokensStayRowsOfTheirOwn) {
   constexpr int64_t kCap = 70, kTokens = 208;
-  MixerCase apart = Case("closest_pair_attention", 16, kCap), plain = apart;
+  MixerCase apart = PairCase("closest_pair_attention", 16, kCap), plain = apart;
   apart.section["pinned_tokens"] = int64_t{4};
   apart.section["recent_tokens"] = int64_t{24};
   const std::vector<float> x = RandomRows(kTokens, 5);
@@ -166,7 +166,7 @@ TEST_P(ClosestPair, PinnedAndRecentTokensStayRowsOfTheirOwn) {
 }
 
 TEST_P(ClosestPair, ValuesCountAsMuchAsTheModelSays) {
-  MixerCase keys = Case("closest_pair_attention", 16, 24), both = keys;
+  MixerCase keys = PairCase("closest_pair_attention", 16, 24), both = keys;
   keys.section["value_weight"] = 0.0;
   const std::vector<float> x = RandomRows(96, 8);
   std::vector<std::vector<std::vector<uint32_t>>> counts;
@@ -184,7 +184,7 @@ TEST_P(ClosestPair, NumbersThatAreNoneStayBounded) {
   std::vector<float> x = RandomRows(100, 7);
   x[40 * kModelDim] = std::numeric_limits<float>::quiet_NaN();
   x[50 * kModelDim] = std::numeric_limits<float>::infinity();
-  MixerInstance instance(Case("closest_pair_attention", 16, 20), GetParam(), 1, 100);
+  MixerInstance instance(PairCase("closest_pair_attention", 16, 20), GetParam(), 1, 100);
   MixerSession session = instance.NewSession();
   instance.Run(session, x, {});
   EXPECT_TRUE(session.GuardsIntact());

@@ -4,8 +4,9 @@ namespace ovq::test {
 namespace {
 
 // Steps of about a tenth, so that a state remembers some tens of tokens.
-MixerCase Case(const std::string& name, int64_t output_terms,
-               const std::map<std::string, Attrs::Value>& section, DType compute = DType::kF32) {
+MixerCase GatedDeltaNetCase(const std::string& name, int64_t output_terms,
+                            const std::map<std::string, Attrs::Value>& section,
+                            DType compute = DType::kF32) {
   MixerCase c = {
       .type = "gated_delta_net",
       .name = name,
@@ -24,17 +25,19 @@ MixerCase Case(const std::string& name, int64_t output_terms,
 }
 
 const MixerCases kGatedDeltaNet({
-    Case("shared_keys", 96, {{"num_v_heads", 4}}),
-    Case("plain", 48, {{"use_gate", false}, {"use_short_conv", false}}),
-    Case("negative", 70,
-         {{"num_heads", 1},
-          {"value_head_dim", 70},
-          {"allow_neg_eigval", true},
-          {"conv_bias", true},
-          {"conv_size", 2}}),
-    Case("wide", 128,
-         {{"head_dim", 70}, {"value_head_dim", 64}, {"conv_size", 7}, {"conv_bias", true}}),
-    Case("bf16", 96, {{"head_dim", 33}, {"num_v_heads", 6}, {"value_head_dim", 16}}, DType::kBF16),
+    GatedDeltaNetCase("shared_keys", 96, {{"num_v_heads", 4}}),
+    GatedDeltaNetCase("plain", 48, {{"use_gate", false}, {"use_short_conv", false}}),
+    GatedDeltaNetCase("negative", 70,
+                      {{"num_heads", 1},
+                       {"value_head_dim", 70},
+                       {"allow_neg_eigval", true},
+                       {"conv_bias", true},
+                       {"conv_size", 2}}),
+    GatedDeltaNetCase(
+        "wide", 128,
+        {{"head_dim", 70}, {"value_head_dim", 64}, {"conv_size", 7}, {"conv_bias", true}}),
+    GatedDeltaNetCase("bf16", 96, {{"head_dim", 33}, {"num_v_heads", 6}, {"value_head_dim", 16}},
+                      DType::kBF16),
 });
 
 }  // namespace

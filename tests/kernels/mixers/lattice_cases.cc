@@ -3,8 +3,9 @@
 namespace ovq::test {
 namespace {
 
-MixerCase Case(const std::string& name, int64_t n_heads, int64_t n_slots, int64_t value_head_dim,
-               const std::map<std::string, Attrs::Value>& section, DType compute = DType::kF32) {
+MixerCase LatticeCase(const std::string& name, int64_t n_heads, int64_t n_slots,
+                      int64_t value_head_dim, const std::map<std::string, Attrs::Value>& section,
+                      DType compute = DType::kF32) {
   MixerCase c = {.type = "lattice",
                  .name = name,
                  // Far above the rounding of what is read, which a norm magnifies where it cancels.
@@ -34,17 +35,19 @@ MixerCase Case(const std::string& name, int64_t n_heads, int64_t n_slots, int64_
 }
 
 const MixerCases kLattice({
-    Case("published", 3, 16, 20, {}),
-    Case("plain", 2, 40, 33, {{"use_forget_gate", false}, {"conv_bias", true}, {"conv_size", 2}}),
-    Case("encodes", 2, 12, 64, {{"objective", "enc"}, {"conv_size", 7}}),
-    Case("similar", 1, 33, 130, {{"objective", "sim"}}),
-    Case("lengths_decay", 2, 16, 20, {{"normalized_projection", false}}),
-    Case("lengths_grow", 2, 16, 24,
-         {{"normalized_projection", false}, {"use_forget_gate", false}, {"objective", "sim"}}),
-    Case("thresholds", 2, 16, 20, {{"regularization", "l1"}}),
-    Case("thresholds_lengths", 2, 16, 20,
-         {{"regularization", "l1"}, {"normalized_projection", false}, {"objective", "enc"}}),
-    Case("bf16", 2, 64, 64, {}, DType::kBF16),
+    LatticeCase("published", 3, 16, 20, {}),
+    LatticeCase("plain", 2, 40, 33,
+                {{"use_forget_gate", false}, {"conv_bias", true}, {"conv_size", 2}}),
+    LatticeCase("encodes", 2, 12, 64, {{"objective", "enc"}, {"conv_size", 7}}),
+    LatticeCase("similar", 1, 33, 130, {{"objective", "sim"}}),
+    LatticeCase("lengths_decay", 2, 16, 20, {{"normalized_projection", false}}),
+    LatticeCase(
+        "lengths_grow", 2, 16, 24,
+        {{"normalized_projection", false}, {"use_forget_gate", false}, {"objective", "sim"}}),
+    LatticeCase("thresholds", 2, 16, 20, {{"regularization", "l1"}}),
+    LatticeCase("thresholds_lengths", 2, 16, 20,
+                {{"regularization", "l1"}, {"normalized_projection", false}, {"objective", "enc"}}),
+    LatticeCase("bf16", 2, 64, 64, {}, DType::kBF16),
 });
 
 }  // namespace

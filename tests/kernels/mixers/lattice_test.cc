@@ -213,8 +213,8 @@ TEST(Lattice, EveryWidthOfVectorsGivesTheSameBits) {
   }
 }
 
-absl::Status StatusOf(const std::map<std::string, Attrs::Value>& fields,
-                      Device device = Device::kCpu) {
+absl::Status LatticeStatus(const std::map<std::string, Attrs::Value>& fields,
+                           Device device = Device::kCpu) {
   Attrs model, section("lattice.");
   section.Set("num_heads", int64_t{2});
   section.Set("num_slots", int64_t{16});
@@ -231,11 +231,11 @@ absl::Status StatusOf(const std::map<std::string, Attrs::Value>& fields,
 }
 
 TEST(Lattice, NamesTheFieldThatIsWrong) {
-  EXPECT_TRUE(StatusOf({}).ok()) << StatusOf({});
-  EXPECT_TRUE(StatusOf({{"num_slots", 1024}, {"value_head_dim", 128}}).ok());
+  EXPECT_TRUE(LatticeStatus({}).ok()) << LatticeStatus({});
+  EXPECT_TRUE(LatticeStatus({{"num_slots", 1024}, {"value_head_dim", 128}}).ok());
   const auto expect = [](const std::map<std::string, Attrs::Value>& fields, const std::string& text,
                          Device device = Device::kCpu) {
-    EXPECT_THAT(std::string(StatusOf(fields, device).message()), HasSubstr("lattice." + text));
+    EXPECT_THAT(std::string(LatticeStatus(fields, device).message()), HasSubstr("lattice." + text));
   };
   expect({{"num_heads", 0}}, "num_heads: expected an integer in [1, 4096], got 0");
   expect({{"num_slots", 5000}}, "num_slots: expected an integer in [1, 4096], got 5000");

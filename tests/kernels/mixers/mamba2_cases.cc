@@ -4,8 +4,9 @@ namespace ovq::test {
 namespace {
 
 // Steps of about a tenth, so that a state remembers some tens of tokens.
-MixerCase Case(const std::string& name, int64_t output_terms,
-               const std::map<std::string, Attrs::Value>& section, DType compute = DType::kF32) {
+MixerCase Mamba2Case(const std::string& name, int64_t output_terms,
+                     const std::map<std::string, Attrs::Value>& section,
+                     DType compute = DType::kF32) {
   MixerCase c = {.type = "mamba2",
                  .name = name,
                  .model = {{"rms_norm_eps", 1e-3}},
@@ -22,23 +23,24 @@ MixerCase Case(const std::string& name, int64_t output_terms,
 }
 
 const MixerCases kMamba2({
-    Case("groups", 96, {{"n_groups", 2}}),
-    Case("unnormed", 96, {{"rmsnorm", false}, {"use_conv_bias", false}, {"conv_kernel", 2}}),
-    Case("norm_first", 66,
-         {{"num_heads", 3},
-          {"n_groups", 3},
-          {"head_dim", 22},
-          {"norm_before_gate", true},
-          {"D_has_hdim", true},
-          {"use_bias", true}}),
-    Case("bounded_steps", 140,
-         {{"num_heads", 2},
-          {"head_dim", 70},
-          {"state_size", 40},
-          {"conv_kernel", 7},
-          {"dt_limit", std::vector<double>{0.1, 0.3}},
-          {"chunk_size", 256}}),
-    Case("bf16", 96, {{"state_size", 130}, {"n_groups", 4}, {"use_bias", true}}, DType::kBF16),
+    Mamba2Case("groups", 96, {{"n_groups", 2}}),
+    Mamba2Case("unnormed", 96, {{"rmsnorm", false}, {"use_conv_bias", false}, {"conv_kernel", 2}}),
+    Mamba2Case("norm_first", 66,
+               {{"num_heads", 3},
+                {"n_groups", 3},
+                {"head_dim", 22},
+                {"norm_before_gate", true},
+                {"D_has_hdim", true},
+                {"use_bias", true}}),
+    Mamba2Case("bounded_steps", 140,
+               {{"num_heads", 2},
+                {"head_dim", 70},
+                {"state_size", 40},
+                {"conv_kernel", 7},
+                {"dt_limit", std::vector<double>{0.1, 0.3}},
+                {"chunk_size", 256}}),
+    Mamba2Case("bf16", 96, {{"state_size", 130}, {"n_groups", 4}, {"use_bias", true}},
+               DType::kBF16),
 });
 
 }  // namespace

@@ -3,8 +3,9 @@
 namespace ovq::test {
 namespace {
 
-MixerCase Case(const std::string& name, int64_t n_heads, int64_t head_dim,
-               const std::map<std::string, Attrs::Value>& section, DType compute = DType::kF32) {
+MixerCase MesaNetCase(const std::string& name, int64_t n_heads, int64_t head_dim,
+                      const std::map<std::string, Attrs::Value>& section,
+                      DType compute = DType::kF32) {
   MixerCase c = {.type = "mesa_net",
                  .name = name,
                  .model = {{"rms_norm_eps", 1e-5}},
@@ -23,16 +24,17 @@ MixerCase Case(const std::string& name, int64_t n_heads, int64_t head_dim,
 }
 
 const MixerCases kMesaNet({
-    Case("published", 3, 16, {{"max_cg_step_decoding", 1}, {"use_short_conv", true}}),
+    MesaNetCase("published", 3, 16, {{"max_cg_step_decoding", 1}, {"use_short_conv", true}}),
     // Rows that are no whole vectors, every option, and few steps, which are quicker.
-    Case("odd", 2, 37,
-         {{"conv_size", 2},
-          {"conv_bias", true},
-          {"use_output_gate", true},
-          {"lambda_lower_bound", 0.0},
-          {"max_cg_step_training", 7}}),
-    Case("wide", 1, 128, {{"max_cg_step_training", 3}, {"conv_size", 7}}),
-    Case("bf16", 2, 64, {{"use_output_gate", true}, {"max_cg_step_training", 5}}, DType::kBF16),
+    MesaNetCase("odd", 2, 37,
+                {{"conv_size", 2},
+                 {"conv_bias", true},
+                 {"use_output_gate", true},
+                 {"lambda_lower_bound", 0.0},
+                 {"max_cg_step_training", 7}}),
+    MesaNetCase("wide", 1, 128, {{"max_cg_step_training", 3}, {"conv_size", 7}}),
+    MesaNetCase("bf16", 2, 64, {{"use_output_gate", true}, {"max_cg_step_training", 5}},
+                DType::kBF16),
 });
 
 }  // namespace

@@ -133,7 +133,7 @@ TEST(MesaNet, EveryWidthOfVectorsGivesTheSameBits) {
   }
 }
 
-absl::Status StatusOf(const std::map<std::string, Attrs::Value>& fields) {
+absl::Status MesaStatus(const std::map<std::string, Attrs::Value>& fields) {
   Attrs model, section("mesa_net.");
   section.Set("num_heads", int64_t{2});
   section.Set("head_dim", int64_t{16});
@@ -150,11 +150,11 @@ absl::Status StatusOf(const std::map<std::string, Attrs::Value>& fields) {
 }
 
 TEST(MesaNet, NamesTheFieldThatIsWrong) {
-  EXPECT_TRUE(StatusOf({}).ok()) << StatusOf({});
-  EXPECT_TRUE(StatusOf({{"max_cg_step_decoding", 3}, {"use_short_conv", false}}).ok());
+  EXPECT_TRUE(MesaStatus({}).ok()) << MesaStatus({});
+  EXPECT_TRUE(MesaStatus({{"max_cg_step_decoding", 3}, {"use_short_conv", false}}).ok());
   const auto expect = [](const std::string& field, const Attrs::Value& value,
                          const std::string& text) {
-    EXPECT_THAT(std::string(StatusOf({{field, value}}).message()),
+    EXPECT_THAT(std::string(MesaStatus({{field, value}}).message()),
                 HasSubstr("mesa_net." + field + ": " + text));
   };
   expect("num_heads", 0, "expected an integer in [1, 4096], got 0");

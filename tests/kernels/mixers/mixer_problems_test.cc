@@ -13,9 +13,9 @@ namespace ovq::test {
 namespace {
 
 // The fields of a case as a mixer reads them.
-class Fields {
+class CaseFields {
  public:
-  explicit Fields(const MixerCase& c) : entry_(*FindMixer(c.type)) {
+  explicit CaseFields(const MixerCase& c) : entry_(*FindMixer(c.type)) {
     for (const auto& [name, value] : c.model) model.Set(name, value);
     for (const auto& [name, value] : c.section) section.Set(name, value);
   }
@@ -41,7 +41,7 @@ class Fields {
 
 TEST(MixerProblems, TheStateReadsEveryField) {
   for (const MixerCase& c : MixerCases::All()) {
-    const Fields fields(c);
+    const CaseFields fields(c);
     EXPECT_TRUE(fields.Read().ok());
     EXPECT_TRUE(fields.Unread().ok()) << c.type << " " << c.name << ": " << fields.Unread();
   }
@@ -53,7 +53,7 @@ TEST(MixerProblems, AWrongFieldIsOneProblem) {
   for (const MixerCase& c : MixerCases::All()) {
     for (const auto* part : {&c.model, &c.section}) {
       for (const auto& [name, value] : *part) {
-        Fields fields(c);
+        CaseFields fields(c);
         const bool in_model = part == &c.model;
         (in_model ? fields.model : fields.section).Set(name, wrong);
         const std::vector<absl::Status> problems = ProblemsOf(fields.Read());
@@ -78,7 +78,7 @@ Asked AskedBy(const MixerCase& c, const absl::Status& so_far) {
     asked.emplace_back(name, shape.ToString());
     return random(name, shape);
   };
-  const Fields fields(c);
+  const CaseFields fields(c);
   WeightReader weights(source, c.compute_dtype, *context, "", so_far);
   const auto mixer = FindMixer(c.type)->make({.layer = 0,
                                               .state = fields.spec(),

@@ -39,26 +39,26 @@ std::string ErrorOf(const std::string& type, Fields fields, const std::string& n
   return message.substr(std::min(prefix.size(), message.size()));
 }
 
-const Fields kGdn = {
+const Fields kGdnFields = {
     {"num_heads", 3}, {"head_dim", 128}, {"value_head_dim", 256}, {"conv_size", 4}};
-const Fields kMamba2 = {{"num_heads", 12},
-                        {"state_size", 64},
-                        {"expand", 1},
-                        {"chunk_size", 256},
-                        {"dt_min", 0.001},
-                        {"dt_max", 0.1},
-                        {"dt_init_floor", 0.0001},
-                        {"A_init_range", std::vector<int64_t>{1, 16}},
-                        {"conv_init", std::monostate()}};
+const Fields kMamba2Fields = {{"num_heads", 12},
+                              {"state_size", 64},
+                              {"expand", 1},
+                              {"chunk_size", 256},
+                              {"dt_min", 0.001},
+                              {"dt_max", 0.1},
+                              {"dt_init_floor", 0.0001},
+                              {"A_init_range", std::vector<int64_t>{1, 16}},
+                              {"conv_init", std::monostate()}};
 
 // The OVQ paper's 77M shapes: 3 heads of 128 by 256, 12 of 64 by 64; three rows of inputs.
 TEST(RecurrentConfig, StatesOfOneSize) {
-  const absl::StatusOr<MixerState> gdn = StateOf("gated_delta_net", kGdn);
+  const absl::StatusOr<MixerState> gdn = StateOf("gated_delta_net", kGdnFields);
   ASSERT_TRUE(gdn.ok()) << gdn.status();
   EXPECT_EQ(gdn->fixed.bytes(), 4 * (3 * 128 * 256 + 3 * (2 * 3 * 128 + 3 * 256)));
   EXPECT_EQ(gdn->span, 0);
   EXPECT_FALSE(gdn->growth.exists());
-  const absl::StatusOr<MixerState> mamba2 = StateOf("mamba2", kMamba2);
+  const absl::StatusOr<MixerState> mamba2 = StateOf("mamba2", kMamba2Fields);
   ASSERT_TRUE(mamba2.ok()) << mamba2.status();
   EXPECT_EQ(mamba2->fixed.bytes(), 4 * (12 * 64 * 64 + 3 * (768 + 2 * 64)));
   EXPECT_EQ(mamba2->span, 0);
@@ -66,7 +66,7 @@ TEST(RecurrentConfig, StatesOfOneSize) {
 
 TEST(RecurrentConfig, GatedDeltaNetRefusesByName) {
   const auto error = [](const char* name, Attrs::Value value) {
-    return ErrorOf("gated_delta_net", kGdn, name, std::move(value));
+    return ErrorOf("gated_delta_net", kGdnFields, name, std::move(value));
   };
   EXPECT_EQ(error("num_v_heads", 4), "expected a multiple of num_heads = 3, got 4");
   EXPECT_EQ(error("num_heads", 0), "expected an integer in [1, 4096], got 0");
@@ -75,7 +75,7 @@ TEST(RecurrentConfig, GatedDeltaNetRefusesByName) {
             "expected an integer in [1, 4096], but it is missing");
   EXPECT_EQ(error("conv_size", 1), "expected an integer in [2, 64], got 1");
   EXPECT_EQ(error("use_gate", 1), "expected true or false, got 1");
-  Fields without = kGdn;
+  Fields without = kGdnFields;
   without["use_short_conv"] = false;
   without.erase("conv_size");
   EXPECT_EQ(StateOf("gated_delta_net", without)->fixed.list().size(), 1u);
@@ -83,7 +83,7 @@ TEST(RecurrentConfig, GatedDeltaNetRefusesByName) {
 
 TEST(RecurrentConfig, Mamba2RefusesByName) {
   const auto error = [](const char* name, Attrs::Value value) {
-    return ErrorOf("mamba2", kMamba2, name, std::move(value));
+    return ErrorOf("mamba2", kMamba2Fields, name, std::move(value));
   };
   EXPECT_EQ(error("n_groups", 5), "expected a divisor of num_heads = 12, got 5");
   EXPECT_EQ(error("expand", 2), "times hidden_size = 768 is 1536, num_heads * head_dim is 768");

@@ -5,7 +5,7 @@
 namespace ovq::test {
 namespace {
 
-MixerCase Case(const TransformerVqShape& s, DType dtype) {
+MixerCase TransformerVqCase(const TransformerVqShape& s, DType dtype) {
   return {.type = "transformer_vq",
           .name = absl::StrCat("h", s.n_heads, "d", s.head_dim, "v", s.value_dim, "N", s.n_codes,
                                "M", s.mem_len, s.has_means ? "" : "forgets"),
@@ -29,11 +29,11 @@ MixerCase Case(const TransformerVqShape& s, DType dtype) {
 // Windows shorter and longer than a span, of a span's length and of two keys; values that fill
 // their slices and that do not.
 const MixerCases kTransformerVq({
-    Case({1, 16, 96, 24, 12}, DType::kF32),
-    Case({2, 20, 40, 70, 100}, DType::kF32),
-    Case({1, 32, 130, 200, 64}, DType::kF32),
-    Case({3, 64, 64, 5, 1}, DType::kBF16),
-    Case({2, 16, 24, 40, 33, false}, DType::kF32),
+    TransformerVqCase({1, 16, 96, 24, 12}, DType::kF32),
+    TransformerVqCase({2, 20, 40, 70, 100}, DType::kF32),
+    TransformerVqCase({1, 32, 130, 200, 64}, DType::kF32),
+    TransformerVqCase({3, 64, 64, 5, 1}, DType::kBF16),
+    TransformerVqCase({2, 16, 24, 40, 33, false}, DType::kF32),
 });
 
 }  // namespace

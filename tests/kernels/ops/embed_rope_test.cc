@@ -90,12 +90,7 @@ TEST_P(RopeDevices, ExtremePositions) {
 
 // The reference computes in long double, whose angles fail past 2^53.
 using FastDevices = test::DeviceTest;
-std::vector<Device> DevicesButReference() {
-  std::vector<Device> devices = test::TestDevices();
-  std::erase(devices, Device::kReference);
-  return devices;
-}
-INSTANTIATE_TEST_SUITE_P(, FastDevices, testing::ValuesIn(DevicesButReference()),
+INSTANTIATE_TEST_SUITE_P(, FastDevices, testing::ValuesIn(test::DevicesButReference()),
                          test::NameOfDevice);
 
 // The score of a query and a key depends on their distance alone, at any position an int64 holds.

@@ -41,7 +41,7 @@ int HeadOf(const Heads& heads, size_t i) {
 
 // sum of squares: of d products, each rounded; see NormTolerance of norm_act_test.cc. The root, the
 // quotient and two products round once each.
-double NormTolerance(int d) { return (d / 8.0 + 8) * kRoundF32; }
+double HeadNormTolerance(int d) { return (d / 8.0 + 8) * kRoundF32; }
 
 TEST_P(HeadDevices, RmsNormOfHeads) {
   for (int d : {1, 7, 16, 64, 130}) {
@@ -72,7 +72,8 @@ TEST_P(HeadDevices, RmsNormOfHeads) {
       expected[i] = static_cast<float>(x[i] / std::sqrt(squares / d + kEps) * weight[i - begin]);
     }
     AssertClose(
-        data.Read(), expected, [&](size_t i) { return NormTolerance(d) * std::abs(expected[i]); },
+        data.Read(), expected,
+        [&](size_t i) { return HeadNormTolerance(d) * std::abs(expected[i]); },
         absl::StrCat("head_dim ", d));
   }
 }

@@ -12,6 +12,7 @@
 #include "absl/strings/str_cat.h"
 #include "kernels/ops/matmul_device.h"
 #include "kernels/ops/ops.h"
+#include "tests/device_tests.h"
 #include "tests/test_util.h"
 
 namespace ovq {
@@ -110,13 +111,8 @@ class ComputeTypes : public testing::TestWithParam<std::tuple<Device, DType>> {
   DType dtype_ = std::get<1>(GetParam());
   std::unique_ptr<DeviceContext> context_;
 };
-std::vector<Device> DevicesButReference() {
-  std::vector<Device> devices = test::TestDevices();
-  std::erase(devices, Device::kReference);
-  return devices;
-}
 INSTANTIATE_TEST_SUITE_P(, ComputeTypes,
-                         testing::Combine(testing::ValuesIn(DevicesButReference()),
+                         testing::Combine(testing::ValuesIn(test::DevicesButReference()),
                                           testing::Values(DType::kF32, DType::kBF16)),
                          [](const auto& info) {
                            return absl::StrCat(DeviceName(std::get<0>(info.param)),

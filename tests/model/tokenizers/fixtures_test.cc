@@ -21,7 +21,7 @@ using Json = nlohmann::json;
 using ::testing::ElementsAreArray;
 using ::testing::HasSubstr;
 
-const std::string kGolden = GoldenFolder() + "/tokenizers/";
+const std::string kFixtures = GoldenFolder() + "/tokenizers/";
 
 using Ids = std::vector<int32_t>;
 
@@ -75,11 +75,11 @@ void CheckFolder(const std::string& folder) {
   }
 }
 
-TEST(TokenizerFixtures, QwenType) { CheckFolder(kGolden + "own-qwen3.5-type"); }
-TEST(TokenizerFixtures, Llama3Type) { CheckFolder(kGolden + "own-llama3-type"); }
+TEST(TokenizerFixtures, QwenType) { CheckFolder(kFixtures + "own-qwen3.5-type"); }
+TEST(TokenizerFixtures, Llama3Type) { CheckFolder(kFixtures + "own-llama3-type"); }
 
 TEST(TokenizerFixtures, EachFeature) {
-  const Json features = ReadJsonFile(kGolden + "features.json");
+  const Json features = ReadJsonFile(kFixtures + "features.json");
   ASSERT_EQ(features.size(), 33u);
   for (const Json& feature : features) {
     SCOPED_TRACE(feature["name"].get<std::string>());
@@ -93,7 +93,7 @@ TEST(TokenizerFixtures, EachFeature) {
 }
 
 TEST(TokenizerFixtures, WrongFilesAreRefusedWithTheirPlace) {
-  const Json errors = ReadJsonFile(kGolden + "errors.json");
+  const Json errors = ReadJsonFile(kFixtures + "errors.json");
   ASSERT_EQ(errors.size(), 28u);
   for (const Json& error : errors) {
     SCOPED_TRACE(error["name"].get<std::string>());

@@ -43,7 +43,7 @@ constexpr size_t kLeft = size_t{16} << 20;
 constexpr int64_t kLong = 800'000;  // tokens: 50 MB of state
 constexpr FakeModelOptions kModel = {.full_attention = true, .max_unbounded_tokens = 1 << 20};
 
-EngineOptions Options() {
+EngineOptions WholePrompts() {
   EngineOptions options;
   options.max_batch_tokens = 1 << 20;
   options.prefix_memory_bytes = 0;
@@ -91,7 +91,7 @@ TEST_F(NoMemory, AStateThatCannotGrowStaysAsItWas) {
 }
 
 TEST_F(NoMemory, EndsTheCallThatNeedsItAndNoOther) {
-  TestEngine engine(Options(), kModel);
+  TestEngine engine(WholePrompts(), kModel);
   const Answers alone = engine.Run(Request({1, 2, 3}, 50));
   const std::string id = engine.NewSession().id;
   ASSERT_TRUE(engine.Run(Turn(id, {1, 2, 3}, 5)).status.ok());

@@ -11,8 +11,6 @@
 namespace ovq::test {
 namespace {
 
-constexpr int64_t kBlock = kPrefixBlockTokens;
-
 std::vector<int32_t> Joined(std::vector<int32_t> first, const std::vector<int32_t>& second) {
   first.insert(first.end(), second.begin(), second.end());
   return first;
@@ -61,43 +59,46 @@ class PrefixCacheTest : public testing::Test {
 
 TEST_F(PrefixCacheTest, FindsTheLongestBeginning) {
   PrefixCache cache(size_t{1} << 28, pool_);
-  const std::vector<int32_t> prompt = SomeTokens(3 * kBlock + 10, 1);
+  const std::vector<int32_t> prompt = SomeTokens(3 * kPrefixBlockTokens + 10, 1);
   EXPECT_EQ(Read(cache, prompt), 0);
-  EXPECT_EQ(stops_, std::vector<int64_t>{3 * kBlock});
-  EXPECT_EQ(Read(cache, prompt), 3 * kBlock);
+  EXPECT_EQ(stops_, std::vector<int64_t>{3 * kPrefixBlockTokens});
+  EXPECT_EQ(Read(cache, prompt), 3 * kPrefixBlockTokens);
   EXPECT_TRUE(stops_.empty());
-  EXPECT_EQ(Read(cache, Joined(prompt, SomeTokens(2 * kBlock, 2))), 3 * kBlock);
-  EXPECT_EQ(stops_, std::vector<int64_t>{5 * kBlock});
+  EXPECT_EQ(Read(cache, Joined(prompt, SomeTokens(2 * kPrefixBlockTokens, 2))),
+            3 * kPrefixBlockTokens);
+  EXPECT_EQ(stops_, std::vector<int64_t>{5 * kPrefixBlockTokens});
   // A copy lies behind whole beginnings only: none is found for a shorter one.
-  EXPECT_EQ(Read(cache, {prompt.begin(), prompt.begin() + 3 * kBlock - 1}), 0);
-  EXPECT_EQ(stops_, std::vector<int64_t>{2 * kBlock});
+  EXPECT_EQ(Read(cache, {prompt.begin(), prompt.begin() + 3 * kPrefixBlockTokens - 1}), 0);
+  EXPECT_EQ(stops_, std::vector<int64_t>{2 * kPrefixBlockTokens});
   EXPECT_EQ(cache.stats().queries, 4);
   EXPECT_EQ(cache.stats().hits, 2);
-  EXPECT_EQ(cache.stats().cached_tokens, 6 * kBlock);
-  EXPECT_EQ(cache.stats().bytes, CopyBytes(2 * kBlock) + CopyBytes(3 * kBlock) +
-                                     CopyBytes(5 * kBlock) + 5 * kPrefixBlockBytes);
+  EXPECT_EQ(cache.stats().cached_tokens, 6 * kPrefixBlockTokens);
+  EXPECT_EQ(cache.stats().bytes, CopyBytes(2 * kPrefixBlockTokens) +
+                                     CopyBytes(3 * kPrefixBlockTokens) +
+                                     CopyBytes(5 * kPrefixBlockTokens) + 5 * kPrefixBlockBytes);
 }
 
 TEST_F(PrefixCacheTest, LessThanABlockIsNoQuery) {
   PrefixCache cache(size_t{1} << 28, pool_);
-  EXPECT_EQ(Read(cache, SomeTokens(kBlock - 1, 1)), 0);
+  EXPECT_EQ(Read(cache, SomeTokens(kPrefixBlockTokens - 1, 1)), 0);
   EXPECT_EQ(cache.stats().queries, 0);
   EXPECT_EQ(cache.stats().bytes, 0u);
 }
 
 TEST_F(PrefixCacheTest, WhatPromptsShareIsFoundFromTheThirdOn) {
   PrefixCache cache(size_t{1} << 28, pool_);
-  const std::vector<int32_t> shared = SomeTokens(2 * kBlock + 100, 1);
-  EXPECT_EQ(Read(cache, Joined(shared, SomeTokens(3 * kBlock, 2))), 0);
-  EXPECT_EQ(Read(cache, Joined(shared, SomeTokens(2 * kBlock, 3))), 0);
-  EXPECT_EQ(stops_, (std::vector<int64_t>{2 * kBlock, 4 * kBlock}));
-  EXPECT_EQ(Read(cache, Joined(shared, SomeTokens(2 * kBlock, 4))), 2 * kBlock);
-  EXPECT_EQ(stops_, std::vector<int64_t>{4 * kBlock});
+  const std::vector<int32_t> shared = SomeTokens(2 * kPrefixBlockTokens + 100, 1);
+  EXPECT_EQ(Read(cache, Joined(shared, SomeTokens(3 * kPrefixBlockTokens, 2))), 0);
+  EXPECT_EQ(Read(cache, Joined(shared, SomeTokens(2 * kPrefixBlockTokens, 3))), 0);
+  EXPECT_EQ(stops_, (std::vector<int64_t>{2 * kPrefixBlockTokens, 4 * kPrefixBlockTokens}));
+  EXPECT_EQ(Read(cache, Joined(shared, SomeTokens(2 * kPrefixBlockTokens, 4))),
+            2 * kPrefixBlockTokens);
+  EXPECT_EQ(stops_, std::vector<int64_t>{4 * kPrefixBlockTokens});
 }
 
 TEST_F(PrefixCacheTest, OneTokenMoreOrLessBeforeABlockMakesAnotherBeginning) {
   PrefixCache cache(size_t{1} << 28, pool_);
-  const std::vector<int32_t> prompt = SomeTokens(2 * kBlock, 1);
+  const std::vector<int32_t> prompt = SomeTokens(2 * kPrefixBlockTokens, 1);
   EXPECT_EQ(Read(cache, prompt), 0);
   EXPECT_EQ(Read(cache, Joined({7}, prompt)), 0);
   EXPECT_EQ(Read(cache, {prompt.begin() + 1, prompt.end()}), 0);
@@ -108,14 +109,14 @@ TEST_F(PrefixCacheTest, OneTokenMoreOrLessBeforeABlockMakesAnotherBeginning) {
 
 TEST_F(PrefixCacheTest, BelongsToTenantMemoryAndSlotCap) {
   PrefixCache cache(size_t{1} << 28, pool_);
-  const std::vector<int32_t> prompt = SomeTokens(2 * kBlock, 1);
+  const std::vector<int32_t> prompt = SomeTokens(2 * kPrefixBlockTokens, 1);
   EXPECT_EQ(Read(cache, prompt), 0);
   tenant_ = "bob";
   EXPECT_EQ(Read(cache, prompt), 0);
-  EXPECT_EQ(Read(cache, prompt), 2 * kBlock);
+  EXPECT_EQ(Read(cache, prompt), 2 * kPrefixBlockTokens);
   slot_cap_ = 64;
   EXPECT_EQ(Read(cache, prompt), 0);
-  EXPECT_EQ(Read(cache, prompt), 2 * kBlock);
+  EXPECT_EQ(Read(cache, prompt), 2 * kPrefixBlockTokens);
   memory_.name = "exact";
   EXPECT_EQ(Read(cache, prompt), 0);
   memory_.fingerprint = std::string(64, 'e');
@@ -128,16 +129,17 @@ TEST_F(PrefixCacheTest, BelongsToTenantMemoryAndSlotCap) {
 }
 
 TEST_F(PrefixCacheTest, TheOneUsedLongestAgoGoes) {
-  const size_t one = CopyBytes(kBlock) + kPrefixBlockBytes;
+  const size_t one = CopyBytes(kPrefixBlockTokens) + kPrefixBlockBytes;
   PrefixCache cache(3 * one + one / 2, pool_);
-  const auto prompt = [](uint32_t seed) { return SomeTokens(kBlock, seed); };
+  const auto prompt = [](uint32_t seed) { return SomeTokens(kPrefixBlockTokens, seed); };
   for (const uint32_t seed : {1, 2, 3}) EXPECT_EQ(Read(cache, prompt(seed)), 0);
   EXPECT_EQ(cache.stats().bytes, 3 * one);
-  EXPECT_EQ(Read(cache, prompt(1)), kBlock);
+  EXPECT_EQ(Read(cache, prompt(1)), kPrefixBlockTokens);
   EXPECT_EQ(Read(cache, prompt(4)), 0);  // 2 goes
   EXPECT_EQ(cache.stats().evictions, 1);
   EXPECT_EQ(cache.stats().bytes, 3 * one);
-  for (const uint32_t seed : {3, 1, 4}) EXPECT_EQ(Read(cache, prompt(seed)), kBlock) << seed;
+  for (const uint32_t seed : {3, 1, 4})
+    EXPECT_EQ(Read(cache, prompt(seed)), kPrefixBlockTokens) << seed;
   EXPECT_EQ(Read(cache, prompt(2)), 0);  // 3 goes
   EXPECT_EQ(Read(cache, prompt(3)), 0);
   EXPECT_EQ(cache.stats().evictions, 3);
@@ -146,21 +148,24 @@ TEST_F(PrefixCacheTest, TheOneUsedLongestAgoGoes) {
 
 // A beginning may lose its copy while longer ones go on from it, and the longer ones first.
 TEST_F(PrefixCacheTest, BeginningsGoInAnyOrder) {
-  PrefixCache cache(CopyBytes(kBlock) + 2 * CopyBytes(3 * kBlock) + 5 * kPrefixBlockBytes, pool_);
-  const std::vector<int32_t> prompt = SomeTokens(3 * kBlock, 1);
-  EXPECT_EQ(Read(cache, {prompt.begin(), prompt.begin() + kBlock}), 0);
-  EXPECT_EQ(Read(cache, prompt), kBlock);
-  EXPECT_EQ(Read(cache, prompt), 3 * kBlock);
-  EXPECT_EQ(Read(cache, SomeTokens(3 * kBlock, 2)), 0);  // the one block goes
+  PrefixCache cache(
+      CopyBytes(kPrefixBlockTokens) + 2 * CopyBytes(3 * kPrefixBlockTokens) + 5 * kPrefixBlockBytes,
+      pool_);
+  const std::vector<int32_t> prompt = SomeTokens(3 * kPrefixBlockTokens, 1);
+  EXPECT_EQ(Read(cache, {prompt.begin(), prompt.begin() + kPrefixBlockTokens}), 0);
+  EXPECT_EQ(Read(cache, prompt), kPrefixBlockTokens);
+  EXPECT_EQ(Read(cache, prompt), 3 * kPrefixBlockTokens);
+  EXPECT_EQ(Read(cache, SomeTokens(3 * kPrefixBlockTokens, 2)), 0);  // the one block goes
   EXPECT_EQ(cache.stats().evictions, 1);
-  EXPECT_EQ(Read(cache, {prompt.begin(), prompt.begin() + kBlock}), 0);  // the three do
+  EXPECT_EQ(Read(cache, {prompt.begin(), prompt.begin() + kPrefixBlockTokens}), 0);  // the three do
   EXPECT_EQ(cache.stats().evictions, 2);
-  EXPECT_EQ(Read(cache, prompt), kBlock);
+  EXPECT_EQ(Read(cache, prompt), kPrefixBlockTokens);
   std::mt19937 random(3);
   for (int i = 0; i < 300; ++i) {
-    const auto n = static_cast<int64_t>(1 + random() % 3) * kBlock;
+    const auto n = static_cast<int64_t>(1 + random() % 3) * kPrefixBlockTokens;
     std::vector<int32_t> some = SomeTokens(n, 1 + random() % 3);
-    if (random() % 2 == 0) some = Joined({prompt.begin(), prompt.begin() + kBlock}, some);
+    if (random() % 2 == 0)
+      some = Joined({prompt.begin(), prompt.begin() + kPrefixBlockTokens}, some);
     Read(cache, some);
     ASSERT_LE(cache.stats().bytes, cache.stats().budget_bytes);
   }
@@ -168,8 +173,8 @@ TEST_F(PrefixCacheTest, BeginningsGoInAnyOrder) {
 }
 
 TEST_F(PrefixCacheTest, WhatTheBudgetCannotHoldIsNotKept) {
-  const size_t needed = CopyBytes(2 * kBlock) + 2 * kPrefixBlockBytes;
-  const std::vector<int32_t> prompt = SomeTokens(2 * kBlock, 1);
+  const size_t needed = CopyBytes(2 * kPrefixBlockTokens) + 2 * kPrefixBlockBytes;
+  const std::vector<int32_t> prompt = SomeTokens(2 * kPrefixBlockTokens, 1);
   PrefixCache small(needed - 1, pool_), enough(needed, pool_), none(0, pool_);
   for (PrefixCache* cache : {&small, &none}) {
     EXPECT_EQ(Read(*cache, prompt), 0);
@@ -179,21 +184,23 @@ TEST_F(PrefixCacheTest, WhatTheBudgetCannotHoldIsNotKept) {
   EXPECT_EQ(small.stats().queries, 2);
   EXPECT_EQ(none.stats().queries, 0);
   EXPECT_EQ(Read(enough, prompt), 0);
-  EXPECT_EQ(Read(enough, prompt), 2 * kBlock);
+  EXPECT_EQ(Read(enough, prompt), 2 * kPrefixBlockTokens);
 }
 
 TEST_F(PrefixCacheTest, PromptsThatAreReadSideBySideLeaveOneCopy) {
   PrefixCache cache(size_t{1} << 28, pool_);
-  const std::vector<int32_t> prompt = SomeTokens(kBlock, 1);
+  const std::vector<int32_t> prompt = SomeTokens(kPrefixBlockTokens, 1);
   StateHandle first = *pool_.Acquire(model_.layout(), slot_cap_, size_t{1} << 30);
   StateHandle second = *pool_.Acquire(model_.layout(), slot_cap_, size_t{1} << 30);
   PrefixRun runs[] = {cache.Begin("", memory_, prompt, first),
                       cache.Begin("", memory_, prompt, second)};
-  EXPECT_TRUE(pool_.CopyIn(first, kBlock, StateBehind(prompt, kBlock)).ok());
-  EXPECT_TRUE(pool_.CopyIn(second, kBlock, StateBehind(prompt, kBlock)).ok());
+  EXPECT_TRUE(
+      pool_.CopyIn(first, kPrefixBlockTokens, StateBehind(prompt, kPrefixBlockTokens)).ok());
+  EXPECT_TRUE(
+      pool_.CopyIn(second, kPrefixBlockTokens, StateBehind(prompt, kPrefixBlockTokens)).ok());
   cache.Keep(runs[0], first);
   cache.Keep(runs[1], second);
-  EXPECT_EQ(cache.stats().bytes, CopyBytes(kBlock) + kPrefixBlockBytes);
+  EXPECT_EQ(cache.stats().bytes, CopyBytes(kPrefixBlockTokens) + kPrefixBlockBytes);
   pool_.Release(first);
   pool_.Release(second);
 }

@@ -17,7 +17,7 @@
 namespace ovq {
 namespace {
 
-using Bytes = std::vector<std::byte>;
+using StateBytes = std::vector<std::byte>;
 
 constexpr int32_t kCap = 4096;
 // From none to several pages of 2 MiB in both groups, back and forth over block and page borders.
@@ -43,8 +43,8 @@ StateLayout LayoutFor(size_t page_bytes) {
                      page_bytes);
 }
 
-Bytes Pattern(size_t n, uint64_t seed) {
-  Bytes bytes(n);
+StateBytes Pattern(size_t n, uint64_t seed) {
+  StateBytes bytes(n);
   for (std::byte& byte : bytes) {
     seed = seed * 6364136223846793005ull + 1442695040888963407ull;
     byte = static_cast<std::byte>(seed >> 56);
@@ -62,21 +62,21 @@ class StatePoolDevice : public testing::TestWithParam<Device> {
     layout_.emplace(LayoutFor(StatePageBytes(*context_)));
   }
 
-  Bytes Read(const StateExtent& extent, const StateHandle& state) {
-    Bytes bytes(extent.bytes);
+  StateBytes Read(const StateExtent& extent, const StateHandle& state) {
+    StateBytes bytes(extent.bytes);
     context_->CopyToHost(bytes.data(), state.base + extent.offset, extent.bytes);
     return bytes;
   }
   // Writes the whole of what is committed, as no kernel does.
   void Fill(const StateHandle& state, std::byte value) {
     for (const StateExtent& extent : layout_->extents_at(state.position, state.slot_cap)) {
-      const Bytes bytes(extent.bytes, value);
+      const StateBytes bytes(extent.bytes, value);
       memory_->CopyIn(state.base + extent.offset, bytes.data(), bytes.size());
     }
   }
   // Writes what a kernel may, and returns it.
-  Bytes FillLive(StatePool& pool, const StateHandle& state, uint64_t seed) {
-    const Bytes bytes = Pattern(pool.SnapshotBytes(state), seed);
+  StateBytes FillLive(StatePool& pool, const StateHandle& state, uint64_t seed) {
+    const StateBytes bytes = Pattern(pool.SnapshotBytes(state), seed);
     size_t at = 0;
     for (const StateExtent& extent : layout_->live_extents_at(state.position, state.slot_cap)) {
       memory_->CopyIn(state.base + extent.offset, bytes.data() + at, extent.bytes);
@@ -86,11 +86,11 @@ class StatePoolDevice : public testing::TestWithParam<Device> {
   }
   void ExpectZero(const StateHandle& state) {
     for (const StateExtent& extent : layout_->extents_at(state.position, state.slot_cap)) {
-      EXPECT_TRUE(Read(extent, state) == Bytes(extent.bytes)) << "extent at " << extent.offset;
+      EXPECT_TRUE(Read(extent, state) == StateBytes(extent.bytes)) << "extent at " << extent.offset;
     }
   }
-  Bytes Snapshot(StatePool& pool, const StateHandle& state) {
-    Bytes bytes(pool.SnapshotBytes(state));
+  StateBytes Snapshot(StatePool& pool, const StateHandle& state) {
+    StateBytes bytes(pool.SnapshotBytes(state));
     pool.CopyOut(state, bytes);
     return bytes;
   }
@@ -102,14 +102,14 @@ class StatePoolDevice : public testing::TestWithParam<Device> {
 
 TEST_P(StatePoolDevice, NewStatesBeginWithTheirImages) {
   std::vector<MixerState> layers = Layers();
-  const auto image = std::make_shared<const Bytes>(Pattern(6000, 3));
+  const auto image = std::make_shared<const StateBytes>(Pattern(6000, 3));
   layers[1].fixed = StateFields({{"learned", DType::kF32, Shape{1500}, {}, image}});
   const StateLayout layout(layers, layout_->limits(), layout_->page_bytes());
   StatePool pool(kBudget, *context_);
   for (int i = 0; i < 2; ++i) {  // the second time in memory that somebody has used
     StateHandle state = *pool.Acquire(layout, kCap, layout.bytes_cap(kCap));
     EXPECT_TRUE(Read({layout.layer(1).fixed_offset, image->size()}, state) == *image);
-    EXPECT_TRUE(Read({layout.layer(0).fixed_offset, 8}, state) == Bytes(8));
+    EXPECT_TRUE(Read({layout.layer(0).fixed_offset, 8}, state) == StateBytes(8));
     Fill(state, std::byte{9});
     pool.Release(state);
   }
@@ -128,15 +128,15 @@ TEST_P(StatePoolDevice, PackedExtentsComeBackAndNothingElseChanges) {
     extents.push_back({window + i * 80, bytes, 1 + i % 3, 26});
     total += extents.back().total_bytes();
   }
-  Bytes expected = FillLive(pool, state, 5);
+  StateBytes expected = FillLive(pool, state, 5);
   const Buffer packed(context_->device(), total);
   pool.Pack(state, extents, packed.as<std::byte>());
-  Bytes held(total);
+  StateBytes held(total);
   context_->CopyToHost(held.data(), packed.as<std::byte>(), total);
-  const Bytes after = FillLive(pool, state, 6);
+  const StateBytes after = FillLive(pool, state, 6);
   pool.Unpack(state, extents, packed.as<std::byte>());
   // The fixed part begins a snapshot.
-  Bytes mixed = after;
+  StateBytes mixed = after;
   size_t at = 0;
   for (const StateExtent& extent : extents) {
     for (size_t i = 0; i < extent.pieces; ++i, at += extent.bytes) {
@@ -160,10 +160,10 @@ TEST_P(StatePoolDevice, BytesAreExactNewOnesZeroAndOldOnesKept) {
     ASSERT_EQ(state.committed_bytes, layout_->bytes_at(position, kCap)) << position;
     EXPECT_EQ(pool.committed_bytes(), state.committed_bytes);
     for (const StateExtent& extent : layout_->extents_at(position, kCap)) {
-      Bytes bytes = Read(extent, state);
+      StateBytes bytes = Read(extent, state);
       for (size_t at = 0; at < bytes.size(); at += page) {
         unsigned char& number = written[(extent.offset + at) / page];
-        const Bytes expected(page, std::byte{number});
+        const StateBytes expected(page, std::byte{number});
         ASSERT_EQ(std::memcmp(bytes.data() + at, expected.data(), page), 0)
             << "page at " << extent.offset + at << ", position " << position;
         number = static_cast<unsigned char>((extent.offset + at) / page % 255 + 1);
@@ -232,11 +232,11 @@ TEST_P(StatePoolDevice, AClonesBytesAreItsOwn) {
   const size_t cap = layout_->bytes_cap(kCap);
   StateHandle state = *pool.Acquire(*layout_, kCap, cap);
   pool.Grow(state, 4097);
-  const Bytes bytes = FillLive(pool, state, 1);
+  const StateBytes bytes = FillLive(pool, state, 1);
   StateHandle clone = *pool.Clone(state, cap);
   EXPECT_EQ(clone.position, 4097);
   EXPECT_EQ(clone.committed_bytes, state.committed_bytes);
-  const Bytes others = FillLive(pool, state, 2);
+  const StateBytes others = FillLive(pool, state, 2);
   EXPECT_TRUE(Snapshot(pool, clone) == bytes);
   EXPECT_TRUE(Snapshot(pool, state) == others);
   pool.Release(state);
@@ -250,7 +250,7 @@ TEST_P(StatePoolDevice, SnapshotsMoveBetweenDevices) {
     StatePool pool(kBudget, *context_);
     StateHandle state = *pool.Acquire(*layout_, kCap, layout_->bytes_cap(kCap));
     pool.Grow(state, position);
-    const Bytes bytes = FillLive(pool, state, 3);
+    const StateBytes bytes = FillLive(pool, state, 3);
     ASSERT_EQ(bytes.size(), layout_->live_bytes_at(position, kCap));
     ASSERT_TRUE(Snapshot(pool, state) == bytes) << position;
     pool.Release(state);
@@ -260,7 +260,7 @@ TEST_P(StatePoolDevice, SnapshotsMoveBetweenDevices) {
     StatePool elsewhere(kBudget, *host);
     StateHandle moved = *elsewhere.Acquire(large_pages, kCap, large_pages.bytes_cap(kCap));
     EXPECT_TRUE(elsewhere.CopyIn(moved, position, bytes).ok());
-    const Bytes there = Snapshot(elsewhere, moved);
+    const StateBytes there = Snapshot(elsewhere, moved);
     EXPECT_TRUE(there == bytes) << position;
     elsewhere.Release(moved);
 

@@ -15,14 +15,14 @@ using testing::ElementsAre;
 using testing::HasSubstr;
 using Json = nlohmann::json;
 
-constexpr const char* kTemplate =
+constexpr const char* kPlainTemplate =
     "{% for m in messages %}<{{ m.role }}>{{ m.content }}\n{% endfor %}"
     "{% if add_generation_prompt %}<assistant>{% endif %}";
 constexpr absl::Duration kPatience = absl::Seconds(20);
 
 class HttpApiTest : public testing::Test {
  protected:
-  explicit HttpApiTest(TestServerOptions options = {.model = {.chat_template = kTemplate}})
+  explicit HttpApiTest(TestServerOptions options = {.model = {.chat_template = kPlainTemplate}})
       : server_(std::move(options)), api_(server_.services(), /*loopback=*/true) {}
 
   std::shared_ptr<FakeExchange> Send(std::string method, std::string target, std::string body = {},

@@ -19,7 +19,7 @@ using Json = nlohmann::json;
 absl::StatusOr<OpenAiRequest> Completion(const char* body) {
   return ReadCompletion(Json::parse(body), "m");
 }
-absl::StatusOr<OpenAiRequest> Chat(const char* body) { return ReadChat(Json::parse(body), "m"); }
+absl::StatusOr<OpenAiRequest> ChatOf(const char* body) { return ReadChat(Json::parse(body), "m"); }
 
 TEST(OpenAiRequests, ACompletionWithEverything) {
   const auto read = Completion(R"({"model": "m", "prompt": [1, 2], "max_tokens": 7, "stream": true,
@@ -72,7 +72,7 @@ TEST(OpenAiRequests, ZeroIsAValueAndAbsentIsNone) {
 }
 
 TEST(OpenAiRequests, AChat) {
-  const auto read = Chat(R"({"messages": [{"role": "system", "content": "s", "name": "n"},
+  const auto read = ChatOf(R"({"messages": [{"role": "system", "content": "s", "name": "n"},
       {"role": "user", "content": [{"type": "text", "text": "a"}, {"type": "text", "text": "b"}]}],
       "max_tokens": 3, "max_completion_tokens": 4, "tools": [], "response_format":
       {"type": "text"}})");

@@ -4,7 +4,7 @@
 namespace ovq::test {
 namespace {
 
-constexpr uint32_t kEndless = 4'000'000;
+constexpr uint32_t kUnendingTurn = 4'000'000;
 
 class Chat : public testing::Test {
  protected:
@@ -102,7 +102,7 @@ TEST_F(Chat, PartsEqualOneTurn) {
 TEST_F(Chat, CancelledTurnKeepsTheSession) {
   grpc::ClientContext context;
   const auto stream = Open(context);
-  ASSERT_TRUE(stream->Write(TurnMessage("ab", kEndless)));
+  ASSERT_TRUE(stream->Write(TurnMessage("ab", kUnendingTurn)));
   v1::ChatResponse response;
   ASSERT_TRUE(stream->Read(&response));
   ASSERT_TRUE(stream->Read(&response));
@@ -133,7 +133,7 @@ TEST_F(Chat, HalfCloseLetsTheTurnFinish) {
 TEST_F(Chat, DisconnectDeletesTheSession) {
   grpc::ClientContext context;
   const auto stream = Open(context);
-  ASSERT_TRUE(stream->Write(TurnMessage("ab", kEndless)));
+  ASSERT_TRUE(stream->Write(TurnMessage("ab", kUnendingTurn)));
   v1::ChatResponse response;
   ASSERT_TRUE(stream->Read(&response));
   context.TryCancel();
@@ -178,7 +178,7 @@ TEST_F(Chat, ATurnExpectsAPosition) {
 TEST_F(Chat, ATurnWhileOneRunsIsRefused) {
   grpc::ClientContext context;
   const auto stream = Open(context);
-  ASSERT_TRUE(stream->Write(TurnMessage("ab", kEndless)));
+  ASSERT_TRUE(stream->Write(TurnMessage("ab", kUnendingTurn)));
   ASSERT_TRUE(stream->Write(TurnMessage("cd", 5)));
   for (v1::ChatResponse response; stream->Read(&response);) {
   }
@@ -187,7 +187,6 @@ TEST_F(Chat, ATurnWhileOneRunsIsRefused) {
 }
 
 TEST_F(Chat, WrongMessagesNameTheCulprit) {
-  constexpr auto kInvalid = grpc::StatusCode::INVALID_ARGUMENT;
   EXPECT_THAT(EndAfter(TurnMessage("ab", 5)), Fails(kInvalid, "expected open as the first"));
   EXPECT_THAT(EndAfter(v1::ChatRequest()), Fails(kInvalid, "expected open as the first"));
   v1::ChatRequest open = OpenMessage();

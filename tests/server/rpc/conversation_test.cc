@@ -7,7 +7,6 @@ namespace {
 using testing::HasSubstr;
 using testing::Not;
 
-constexpr auto kInvalid = grpc::StatusCode::INVALID_ARGUMENT;
 constexpr auto kPrecondition = grpc::StatusCode::FAILED_PRECONDITION;
 
 constexpr char kTemplate[] =
@@ -30,8 +29,8 @@ v1::Conversation Talk(const Messages& messages, uint32_t known = 0) {
   return conversation;
 }
 
-v1::GenerateRequest Request(const v1::Conversation& conversation, uint32_t max_tokens,
-                            const std::string& session = "") {
+v1::GenerateRequest AnswerTo(const v1::Conversation& conversation, uint32_t max_tokens,
+                             const std::string& session = "") {
   v1::GenerateRequest request;
   *request.mutable_prompt()->mutable_conversation() = conversation;
   request.mutable_stop()->set_max_tokens(max_tokens);
@@ -60,15 +59,15 @@ class ConversationTest : public testing::Test {
   // answer shows, which follows from all of them.
   void ExpectGoesOn(uint32_t max_tokens, v1::FinishReason reason, uint64_t new_tokens) {
     const std::string session = server_->NewSession();
-    const Collected first = Ask(Request(Talk({{"user", "Hi"}}), max_tokens, session));
+    const Collected first = Ask(AnswerTo(Talk({{"user", "Hi"}}), max_tokens, session));
     ASSERT_THAT(first.status, Succeeds());
     EXPECT_EQ(first.text, "yo");
     EXPECT_EQ(first.finished.at(0).reason(), reason);
     const Messages all = {{"user", "Hi"}, {"assistant", "yo"}, {"user", "Bye"}};
-    const Collected second = Ask(Request(Talk(all, 2), 20, session));
+    const Collected second = Ask(AnswerTo(Talk(all, 2), 20, session));
     ASSERT_THAT(second.status, Succeeds());
     EXPECT_EQ(second.started.prompt_tokens(), new_tokens);
-    const Collected whole = Ask(Request(Talk(all), 20));
+    const Collected whole = Ask(AnswerTo(Talk(all), 20));
     ASSERT_THAT(whole.status, Succeeds());
     EXPECT_EQ(whole.started.prompt_tokens(),
               second.started.prompt_tokens() + second.started.cached_tokens());
@@ -96,10 +95,10 @@ TEST_F(ConversationTest, AfterMessagesWithoutAnAnswer) {
   system.set_add_generation_prompt(false);
   const std::string session = server_->NewSession(create);
   const Messages all = {{"system", "Be."}, {"user", "Hi"}};
-  const Collected turn = Ask(Request(Talk(all, 1), 20, session));
+  const Collected turn = Ask(AnswerTo(Talk(all, 1), 20, session));
   ASSERT_THAT(turn.status, Succeeds());
   EXPECT_EQ(turn.started.prompt_tokens(), 21u);
-  EXPECT_EQ(turn.tokens, Ask(Request(Talk(all), 20)).tokens);
+  EXPECT_EQ(turn.tokens, Ask(AnswerTo(Talk(all), 20)).tokens);
 }
 
 TEST_F(ConversationTest, TurnsOfAChat) {
@@ -129,14 +128,14 @@ TEST_F(ConversationTest, TurnsOfAChat) {
 TEST_F(ConversationTest, KnownFitsTheSession) {
   Serve();
   const Messages two = {{"user", "Hi"}, {"user", "Ho"}};
-  EXPECT_THAT(Ask(Request(Talk(two, 1), 1)).status,
+  EXPECT_THAT(Ask(AnswerTo(Talk(two, 1), 1)).status,
               Fails(kPrecondition, "prompt.conversation.known: expected 0"));
   const std::string session = server_->NewSession();
-  EXPECT_THAT(Ask(Request(Talk(two, 1), 1, session)).status, Fails(kPrecondition, "expected 0"));
-  ASSERT_THAT(Ask(Request(Talk(two), 1, session)).status, Succeeds());
-  EXPECT_THAT(Ask(Request(Talk(two), 1, session)).status,
+  EXPECT_THAT(Ask(AnswerTo(Talk(two, 1), 1, session)).status, Fails(kPrecondition, "expected 0"));
+  ASSERT_THAT(Ask(AnswerTo(Talk(two), 1, session)).status, Succeeds());
+  EXPECT_THAT(Ask(AnswerTo(Talk(two), 1, session)).status,
               Fails(kPrecondition, "expected how many of the messages the session"));
-  EXPECT_THAT(Ask(Request(Talk(two, 3), 1, session)).status,
+  EXPECT_THAT(Ask(AnswerTo(Talk(two, 3), 1, session)).status,
               Fails(kInvalid, "prompt.conversation.known: expected at most the 2 messages, got 3"));
 }
 
@@ -146,9 +145,9 @@ TEST_F(ConversationTest, ATemplateThatRewritesTheKnownMessages) {
       "{% for m in messages %}[{{ m.role }}]{{ m.content if loop.last else '.' }}<|end|>\n"
       "{% endfor %}[assistant]");
   const std::string session = server_->NewSession();
-  ASSERT_THAT(Ask(Request(Talk({{"user", "Hi"}}), 10, session)).status, Succeeds());
+  ASSERT_THAT(Ask(AnswerTo(Talk({{"user", "Hi"}}), 10, session)).status, Succeeds());
   const Collected second =
-      Ask(Request(Talk({{"user", "Hi"}, {"assistant", "yo"}, {"user", "Bye"}}, 2), 1, session));
+      Ask(AnswerTo(Talk({{"user", "Hi"}, {"assistant", "yo"}, {"user", "Bye"}}, 2), 1, session));
   EXPECT_THAT(second.status,
               Fails(kPrecondition,
                     "prompt.conversation.known: the chat template no longer writes the known "
@@ -158,33 +157,33 @@ TEST_F(ConversationTest, ATemplateThatRewritesTheKnownMessages) {
 
 TEST_F(ConversationTest, FieldsHaveLimits) {
   Serve();
-  EXPECT_THAT(Ask(Request(Talk({}), 1)).status,
+  EXPECT_THAT(Ask(AnswerTo(Talk({}), 1)).status,
               Fails(kInvalid, "prompt.conversation.messages: expected 1 to 4096, got 0"));
-  EXPECT_THAT(Ask(Request(Talk(Messages(4097, {"user", ""})), 1)).status,
+  EXPECT_THAT(Ask(AnswerTo(Talk(Messages(4097, {"user", ""})), 1)).status,
               Fails(kInvalid, "expected 1 to 4096, got 4097"));
-  EXPECT_THAT(Ask(Request(Talk({{"user", ""}, {"", "Hi"}}), 1)).status,
+  EXPECT_THAT(Ask(AnswerTo(Talk({{"user", ""}, {"", "Hi"}}), 1)).status,
               Fails(kInvalid, "prompt.conversation.messages[1].role: expected 1 to 64 bytes"));
-  EXPECT_THAT(Ask(Request(Talk({{std::string(65, 'x'), "Hi"}}), 1)).status,
+  EXPECT_THAT(Ask(AnswerTo(Talk({{std::string(65, 'x'), "Hi"}}), 1)).status,
               Fails(kInvalid, "messages[0].role: expected 1 to 64 bytes, got 65"));
   v1::Conversation conversation = Talk({{"user", "Hi"}});
   conversation.set_tools_json(std::string((1 << 20) + 1, ' '));
-  EXPECT_THAT(Ask(Request(conversation, 1)).status,
+  EXPECT_THAT(Ask(AnswerTo(conversation, 1)).status,
               Fails(kInvalid, "prompt.conversation.tools_json: expected at most 1048576 bytes"));
   conversation.set_tools_json("{}");
-  EXPECT_THAT(Ask(Request(conversation, 1)).status,
+  EXPECT_THAT(Ask(AnswerTo(conversation, 1)).status,
               Fails(kInvalid, "prompt.conversation: tools_json: not a JSON list"));
 }
 
 TEST_F(ConversationTest, TheTemplatesOwnRefusalIsForTheCallerAlone) {
   Serve();
-  EXPECT_THAT(Ask(Request(Talk({{"nobody", "secret"}}), 1)).status,
+  EXPECT_THAT(Ask(AnswerTo(Talk({{"nobody", "secret"}}), 1)).status,
               Fails(kInvalid, "line 1: the template refuses: not secret"));
   EXPECT_THAT(server_->LogText(), Not(HasSubstr("secret")));
 }
 
 TEST_F(ConversationTest, ModelsWithoutATemplate) {
   server_.emplace();
-  EXPECT_THAT(Ask(Request(Talk({{"user", "Hi"}}), 1)).status,
+  EXPECT_THAT(Ask(AnswerTo(Talk({{"user", "Hi"}}), 1)).status,
               Fails(kPrecondition, "prompt.conversation: this model has no chat template"));
 }
 

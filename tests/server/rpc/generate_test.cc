@@ -91,7 +91,6 @@ TEST(Generate, BadInputsNameTheCulprit) {
     return request;
   };
   using R = v1::GenerateRequest;
-  constexpr auto kInvalid = grpc::StatusCode::INVALID_ARGUMENT;
   constexpr float kNan = std::numeric_limits<float>::quiet_NaN();
   const struct {
     v1::GenerateRequest request;

@@ -9,7 +9,7 @@ constexpr uint32_t kBlock = kPrefixBlockTokens;
 
 using Messages = std::vector<std::pair<std::string, std::string>>;
 
-v1::Conversation Talk(const Messages& messages) {
+v1::Conversation TurnsOf(const Messages& messages) {
   v1::Conversation conversation;
   for (const auto& [role, content] : messages) {
     v1::ChatMessage& message = *conversation.add_messages();
@@ -18,7 +18,7 @@ v1::Conversation Talk(const Messages& messages) {
   }
   return conversation;
 }
-v1::GenerateRequest Request(const v1::Conversation& conversation) {
+v1::GenerateRequest RequestOf(const v1::Conversation& conversation) {
   v1::GenerateRequest request = TextRequest("", 8);
   *request.mutable_prompt()->mutable_conversation() = conversation;
   return request;
@@ -70,7 +70,7 @@ TEST_F(PrefixCallsTest, AMarkedPromptIsFoundByItsTenant) {
   EXPECT_EQ(Cached(ids), kBlock);
 }
 
-constexpr char kTemplate[] =
+constexpr char kTurnsTemplate[] =
     "{% for m in messages %}[{{ m.role }}]{{ m.content }}<|end|>\n{% endfor %}"
     "{% if add_generation_prompt %}[assistant]{% endif %}";
 // As the first chat models had it: the system's text is a part of the user's, and nothing without.
@@ -81,17 +81,19 @@ constexpr char kWithinTheUsers[] =
     "{% else %}[INST]{{ messages[0].content }}[/INST]{% endif %}";
 
 TEST_F(PrefixCallsTest, AConversationsSystemPartIsKeptByItself) {
-  for (const char* chat_template : {kTemplate, kWithinTheUsers}) {
+  for (const char* chat_template : {kTurnsTemplate, kWithinTheUsers}) {
     Serve(chat_template);
     const std::string system = Text(3 * kBlock, 's');
     const std::string users = Text(2 * kBlock, 'u');
-    const v1::GenerateRequest first = Request(Talk({{"system", system}, {"user", users + "1"}})),
-                              second = Request(Talk({{"system", system}, {"user", users + "2"}}));
+    const v1::GenerateRequest first =
+                                  RequestOf(TurnsOf({{"system", system}, {"user", users + "1"}})),
+                              second =
+                                  RequestOf(TurnsOf({{"system", system}, {"user", users + "2"}}));
     EXPECT_EQ(Cached(first), 0u);
     EXPECT_EQ(Cached(second), 3 * kBlock) << chat_template;
     const std::vector<uint32_t> hit = tokens_;
     EXPECT_EQ(Cached(second), 3 * kBlock) << "the user's part is not kept";
-    EXPECT_EQ(Cached(Request(Talk({{"user", system + users}}))), 0u);
+    EXPECT_EQ(Cached(RequestOf(TurnsOf({{"user", system + users}}))), 0u);
     v1::GenerateRequest whole = second;
     whole.mutable_prompt()->set_cacheable(true);
     EXPECT_EQ(Cached(whole), 3 * kBlock);
@@ -103,21 +105,22 @@ TEST_F(PrefixCallsTest, AConversationsSystemPartIsKeptByItself) {
 }
 
 TEST_F(PrefixCallsTest, SystemMessagesAloneAreAllTheirOwnPart) {
-  TestServer& server = Serve(kTemplate);
+  TestServer& server = Serve(kTurnsTemplate);
   const std::string system = Text(2 * kBlock, 's');
   v1::CreateSessionRequest create;
   v1::Conversation& conversation = *create.mutable_prompt()->mutable_conversation();
-  conversation = Talk({{"system", "Be."}, {"developer", system}});
+  conversation = TurnsOf({{"system", "Be."}, {"developer", system}});
   conversation.set_add_generation_prompt(false);
   server.NewSession(create);
-  EXPECT_EQ(Cached(Request(Talk({{"system", "Be."}, {"developer", system}, {"user", "Hi"}}))),
+  EXPECT_EQ(Cached(RequestOf(TurnsOf({{"system", "Be."}, {"developer", system}, {"user", "Hi"}}))),
             2 * kBlock);
 }
 
 TEST_F(PrefixCallsTest, TheFirstTurnOfAChat) {
-  TestServer& server = Serve(kTemplate);
-  const v1::Conversation conversation = Talk({{"system", Text(2 * kBlock, 's')}, {"user", "Hi"}});
-  EXPECT_EQ(Cached(Request(conversation)), 0u);
+  TestServer& server = Serve(kTurnsTemplate);
+  const v1::Conversation conversation =
+      TurnsOf({{"system", Text(2 * kBlock, 's')}, {"user", "Hi"}});
+  EXPECT_EQ(Cached(RequestOf(conversation)), 0u);
   grpc::ClientContext context;
   const auto stream = server.inference().Chat(&context);
   v1::ChatResponse opened;

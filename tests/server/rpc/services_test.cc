@@ -13,12 +13,10 @@ using testing::HasSubstr;
 using testing::MatchesRegex;
 using testing::StartsWith;
 
-constexpr auto kInvalid = grpc::StatusCode::INVALID_ARGUMENT;
-
 using Inference = v1::InferenceService::Stub;
 using Sessions = v1::SessionService::Stub;
 
-v1::ScoreRequest Score(const std::string& text) {
+v1::ScoreRequest ScoreRequestOf(const std::string& text) {
   v1::ScoreRequest request;
   request.mutable_prompt()->set_text(text);
   return request;
@@ -26,7 +24,7 @@ v1::ScoreRequest Score(const std::string& text) {
 
 TEST(Unary, ScoreGivesEveryToken) {
   TestServer server;
-  v1::ScoreRequest request = Score("hello");
+  v1::ScoreRequest request = ScoreRequestOf("hello");
   request.set_top_logprobs(3);
   v1::ScoreResponse response;
   ASSERT_THAT(Call(server.inference(), &Inference::Score, request, response), Succeeds());
@@ -42,11 +40,11 @@ TEST(Unary, ScoreRefusesBadRequests) {
   v1::ScoreResponse response;
   EXPECT_THAT(Call(server.inference(), &Inference::Score, v1::ScoreRequest(), response),
               Fails(kInvalid, "prompt: "));
-  v1::ScoreRequest request = Score("hello");
+  v1::ScoreRequest request = ScoreRequestOf("hello");
   request.set_top_logprobs(259);
   EXPECT_THAT(Call(server.inference(), &Inference::Score, request, response),
               Fails(kInvalid, "top_logprobs: "));
-  request = Score(std::string(900'000, 'x'));
+  request = ScoreRequestOf(std::string(900'000, 'x'));
   request.set_top_logprobs(258);
   EXPECT_THAT(Call(server.inference(), &Inference::Score, request, response),
               Fails(kInvalid, "below 64 MiB"));
@@ -57,8 +55,9 @@ TEST(Unary, CancelledScoreFreesItsState) {
   grpc::ClientContext context;
   v1::ScoreResponse response;
   std::thread caller([&] {
-    EXPECT_FALSE(
-        server.inference().Score(&context, Score(std::string(1'000'000, 'x')), &response).ok());
+    EXPECT_FALSE(server.inference()
+                     .Score(&context, ScoreRequestOf(std::string(1'000'000, 'x')), &response)
+                     .ok());
   });
   server.WaitForStats([](const EngineStats& s) { return s.requests_running == 1; });
   context.TryCancel();
@@ -98,8 +97,9 @@ TEST(Unary, LongTextsAreRefusedBeforeTheyAreTokenized) {
   EXPECT_THAT(Call(server.inference(), &Inference::Tokenize, request, response),
               Fails(kInvalid, "text: expected at most 640 bytes, 64 times --max-prompt-tokens"));
   v1::ScoreResponse scored;
-  EXPECT_THAT(Call(server.inference(), &Inference::Score, Score(std::string(641, 'x')), scored),
-              Fails(kInvalid, "prompt.text: expected at most 640 bytes"));
+  EXPECT_THAT(
+      Call(server.inference(), &Inference::Score, ScoreRequestOf(std::string(641, 'x')), scored),
+      Fails(kInvalid, "prompt.text: expected at most 640 bytes"));
 }
 
 TEST(Unary, ModelInfo) {

@@ -10,8 +10,6 @@ namespace {
 
 using testing::HasSubstr;
 
-constexpr auto kInvalid = grpc::StatusCode::INVALID_ARGUMENT;
-
 using Sessions = v1::SessionService::Stub;
 
 // base: what the first part, and it alone, says.
@@ -36,8 +34,8 @@ std::pair<std::string, grpc::Status> Export(TestServer& server, const std::strin
   return {file, reader->Finish()};
 }
 
-grpc::Status Import(TestServer& server, const std::string& file, v1::Session& session,
-                    const std::string& tenant, size_t part_bytes = 10'000) {
+grpc::Status ImportFile(TestServer& server, const std::string& file, v1::Session& session,
+                        const std::string& tenant, size_t part_bytes = 10'000) {
   grpc::ClientContext context;
   context.AddMetadata("ovq-tenant", tenant);
   context.AddMetadata("ovq-session", "green");
@@ -63,7 +61,7 @@ TEST(SessionCalls, ExportAndImport) {
   ASSERT_THAT(status, Succeeds());
   for (const size_t part_bytes : {size_t{1}, size_t{77}, file.size()}) {
     if (part_bytes == 1 && file.size() > 100'000) continue;
-    ASSERT_THAT(Import(server, file, copy, "eve", part_bytes), Succeeds());
+    ASSERT_THAT(ImportFile(server, file, copy, "eve", part_bytes), Succeeds());
     EXPECT_EQ(copy.session_id().substr(0, 6), "green.");
     EXPECT_EQ(copy.position(), made.position());
     EXPECT_EQ(copy.expires().seconds() - copy.last_used().seconds(), 77);
@@ -72,18 +70,18 @@ TEST(SessionCalls, ExportAndImport) {
               HasSubstr("ovq_session_events_total{model=\"fake\",event=\"export\"} 1\n"));
 
   constexpr auto kDataLoss = grpc::StatusCode::DATA_LOSS;
-  EXPECT_THAT(Import(server, "", copy, "eve"), Fails(kDataLoss, "session file: "));
-  EXPECT_THAT(Import(server, file.substr(0, file.size() - 1), copy, "eve"),
+  EXPECT_THAT(ImportFile(server, "", copy, "eve"), Fails(kDataLoss, "session file: "));
+  EXPECT_THAT(ImportFile(server, file.substr(0, file.size() - 1), copy, "eve"),
               Fails(kDataLoss, "session file: "));
-  EXPECT_THAT(Import(server, file + "x", copy, "eve"), Fails(kDataLoss, "behind its end"));
+  EXPECT_THAT(ImportFile(server, file + "x", copy, "eve"), Fails(kDataLoss, "behind its end"));
   for (const size_t at : {size_t{3}, size_t{40}, file.size() / 2, file.size() - 5}) {
     std::string damaged = file;
     damaged[at] = static_cast<char>(damaged[at] ^ 16);
-    EXPECT_THAT(Import(server, damaged, copy, "eve"), Fails(kDataLoss, "session file: ")) << at;
+    EXPECT_THAT(ImportFile(server, damaged, copy, "eve"), Fails(kDataLoss, "session file: ")) << at;
   }
   std::string newer = file;
   newer[8] = 2;
-  EXPECT_THAT(Import(server, newer, copy, "eve"),
+  EXPECT_THAT(ImportFile(server, newer, copy, "eve"),
               Fails(grpc::StatusCode::FAILED_PRECONDITION, "version"));
   EXPECT_THAT(Export(server, made.session_id(), "eve").second,
               Fails(grpc::StatusCode::NOT_FOUND, "not found"));
@@ -130,7 +128,7 @@ TEST(SessionCalls, ExportSince) {
   (void)server.engine().CopyState("none", "");  // the events before are told
   EXPECT_THAT(server.metrics().Text(),
               HasSubstr("ovq_session_events_total{model=\"fake\",event=\"export_delta\"} 2\n"));
-  EXPECT_THAT(Import(server, delta, copy, "bob"),
+  EXPECT_THAT(ImportFile(server, delta, copy, "bob"),
               Fails(kPrecondition, "a delta, which has no state"));
 
   v1::SessionBase bad = later;
