@@ -4,7 +4,7 @@
 # python3 but none of our packages. glibc (as old as this machine's or newer), the driver and cuBLAS
 # come from there.
 #
-#   tests/gpu/bundle.sh [--no-build]     prints the bundle's size
+#   tests/gpu/bundle.sh     prints the bundle's size
 #
 # The bundle and the tracked files beside it come to at most 64 MiB, or it is an error: a checkout that
 # is carried along leaves out models/ and tests/golden/, as what tests on a GPU need of them is in the
@@ -23,13 +23,8 @@ programs=(kernels_tests model_tests engine_tests attend_mutant bench_cuda ovq-se
 left_out='^(ld-linux-x86-64|lib(c|m|dl|pthread|rt|resolv|util|cuda|cudart|cublas|cublasLt))\.so'
 
 PATH="$PATH:/usr/local/cuda/bin"
-if [ "${1:-}" != --no-build ]; then
-  cmake --preset cuda
-  cmake --build --preset cuda --target "${programs[@]}" ovq_pieces
-elif ! ninja -C build/cuda -n "${programs[@]}" ovq_pieces | grep -q 'no work to do'; then
-  echo "bundle: the programs are older than the sources whose hash goes with them" >&2
-  exit 1
-fi
+cmake --preset cuda
+cmake --build --preset cuda --target "${programs[@]}" ovq_pieces
 
 bin=build/cuda/bin
 stage=build/ovq-gpu
