@@ -51,7 +51,8 @@ class Exchange {
   virtual void OnGone(std::function<void()> gone) = 0;
   virtual void Reply(HttpReply reply) = 0;
   virtual void Stream(HttpReply head, Source source) = 0;
-  virtual void Pump() = 0;  // the source has something: it is asked soon
+  // The source has something: it is asked soon. May come before Stream, which asks it anyway.
+  virtual void Pump() = 0;
 
  protected:
   HttpRequest request_;

@@ -82,7 +82,7 @@ class FakeExchange final : public Exchange {
     while (!ended_) {
       if (enough && enough(reply_.body)) return true;
       if (std::chrono::steady_clock::now() >= end ||
-          !cv_.wait_until(lock, end, [this] { return ended_ || pumped_; })) {
+          !cv_.wait_until(lock, end, [this] { return ended_ || (pumped_ && source_); })) {
         return false;
       }
       if (ended_) break;

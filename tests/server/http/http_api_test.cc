@@ -74,6 +74,18 @@ std::vector<Json> EventsOf(const HttpReply& reply) {
   return events;
 }
 
+TEST(FakeExchange, MayBePumpedBeforeTheAnswerBegins) {
+  FakeExchange exchange("GET", "/");
+  exchange.Pump();
+  EXPECT_FALSE(exchange.Read(absl::Milliseconds(1))) << "nothing to ask";
+  exchange.Stream({}, [](std::string& out) {
+    out = "all";
+    return false;
+  });
+  EXPECT_TRUE(exchange.Read(absl::Seconds(10)));
+  EXPECT_EQ(exchange.reply().body, "all");
+}
+
 TEST_F(HttpApiTest, ACompletionIsTheSameStreamedOrNotAndOverGrpc) {
   const Json body = {{"prompt", "hello"}, {"max_tokens", 12}, {"seed", 1}, {"temperature", 1}};
   const Json whole = Post("/v1/completions", body);
