@@ -58,7 +58,7 @@ RpcService MakeSessionService(ServiceContext& services) {
                                      }));
   service->Take("ImportSession", new grpc::internal::CallbackClientStreamingHandler<Bytes, Bytes>(
                                      [&services, budget](Context* context, Bytes* response) {
-                                       return StartImport(services, *budget, context, response);
+                                       return StartImport(services, budget, context, response);
                                      }));
   return {v1::SessionService::service_full_name(), std::move(service)};
 }

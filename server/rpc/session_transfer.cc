@@ -84,43 +84,44 @@ class ExportCall final
   size_t sent_ = 0;
 };
 
-// What all imports hold while their bytes arrive, as their heads declare it.
+// What all imports hold while their bytes arrive, as their heads declare it. A call may live a
+// little longer than the service that it came to: a worker thread drops the last reference to it.
 class Arriving {
  public:
-  explicit Arriving(ImportBudget& budget) : budget_(budget) {}
-  ~Arriving() { budget_.held -= bytes_; }
+  explicit Arriving(std::shared_ptr<ImportBudget> budget) : budget_(std::move(budget)) {}
+  ~Arriving() { budget_->held -= bytes_; }
   Arriving(const Arriving&) = delete;
   Arriving& operator=(const Arriving&) = delete;
 
   // Who is refused holds nothing, and is in nobody's way.
   absl::Status Take(size_t bytes) {
-    size_t held = budget_.held;
-    while (bytes <= budget_.most - held) {
-      if (!budget_.held.compare_exchange_weak(held, held + bytes)) continue;
+    size_t held = budget_->held;
+    while (bytes <= budget_->most - held) {
+      if (!budget_->held.compare_exchange_weak(held, held + bytes)) continue;
       bytes_ += bytes;
       return absl::OkStatus();
     }
     return WithFacts(absl::ResourceExhaustedError(
-                         absl::StrCat("imports: ", bytes, " bytes needed, ", budget_.most - held,
-                                      " of ", budget_.most, " bytes free")),
+                         absl::StrCat("imports: ", bytes, " bytes needed, ", budget_->most - held,
+                                      " of ", budget_->most, " bytes free")),
                      {.reason = RejectReason::kStateMemory, .bytes_needed = bytes});
   }
 
  private:
-  ImportBudget& budget_;
+  const std::shared_ptr<ImportBudget> budget_;
   size_t bytes_ = 0;
 };
 
 class ImportCall final : public grpc::ServerReadReactor<grpc::ByteBuffer>,
                          public std::enable_shared_from_this<ImportCall> {
  public:
-  ImportCall(ServiceContext& services, ImportBudget& budget, grpc::CallbackServerContext* context,
-             grpc::ByteBuffer* response)
+  ImportCall(ServiceContext& services, std::shared_ptr<ImportBudget> budget,
+             grpc::CallbackServerContext* context, grpc::ByteBuffer* response)
       : services_(services),
         context_(context),
         response_(response),
         record_(services, "ImportSession", context_),
-        arriving_(budget),
+        arriving_(std::move(budget)),
         reader_([this](const SessionImage& head) { return CheckHead(head); }) {}
 
   void Start() {
@@ -219,10 +220,10 @@ grpc::ServerWriteReactor<grpc::ByteBuffer>* StartExport(ServiceContext& services
 }
 
 grpc::ServerReadReactor<grpc::ByteBuffer>* StartImport(ServiceContext& services,
-                                                       ImportBudget& budget,
+                                                       std::shared_ptr<ImportBudget> budget,
                                                        grpc::CallbackServerContext* context,
                                                        grpc::ByteBuffer* response) {
-  auto call = std::make_shared<ImportCall>(services, budget, context, response);
+  auto call = std::make_shared<ImportCall>(services, std::move(budget), context, response);
   call->Start();
   return call.get();
 }

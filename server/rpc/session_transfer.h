@@ -5,6 +5,7 @@
 
 #include <atomic>
 #include <cstddef>
+#include <memory>
 
 #include "server/calls/service_context.h"
 
@@ -20,9 +21,8 @@ struct ImportBudget {
 grpc::ServerWriteReactor<grpc::ByteBuffer>* StartExport(ServiceContext& services,
                                                         grpc::CallbackServerContext* context,
                                                         const grpc::ByteBuffer* request);
-// The budget outlives the call.
 grpc::ServerReadReactor<grpc::ByteBuffer>* StartImport(ServiceContext& services,
-                                                       ImportBudget& budget,
+                                                       std::shared_ptr<ImportBudget> budget,
                                                        grpc::CallbackServerContext* context,
                                                        grpc::ByteBuffer* response);
 
