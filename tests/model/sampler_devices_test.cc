@@ -33,7 +33,7 @@ std::vector<float> SomeLogits(size_t vocab, int kind, uint64_t seed) {
 // 2^-41 vocab^2, 1e-5 for the largest here: seeds are fixed, and none of these is such a draw.
 TEST_P(SamplerAgreement, AgreesWithTheReference) {
   constexpr int kPositions = 3;
-  Step reference(Device::kReference);
+  Step reference(MakeContext(Device::kReference));
   for (size_t vocab : {1, 2, 7, 600, 4999}) {
     for (int kind = 0; kind < 4; ++kind) {
       const std::vector<float> logits = SomeLogits(vocab, kind, vocab + static_cast<size_t>(kind));
@@ -65,7 +65,7 @@ TEST_P(SamplerAgreement, AgreesWithTheReference) {
 TEST_P(SamplerAgreement, ManyDrawsFromOneRow) {
   constexpr int kDraws = 300;
   const std::vector<float> logits = RandomNormal(7, 21);
-  Step reference(Device::kReference);
+  Step reference(MakeContext(Device::kReference));
   Sampler sampler({.seed = 4}, 7);
   const std::vector<int32_t> drawn = step_->DrawMany(sampler, logits, 0, kDraws);
   EXPECT_EQ(drawn, reference.DrawMany(sampler, logits, 0, kDraws));
@@ -75,7 +75,7 @@ TEST_P(SamplerAgreement, ManyDrawsFromOneRow) {
 // A vocabulary of the size that models have: several tokens a thread, and sums near the top.
 TEST_P(SamplerAgreement, LargeVocabulary) {
   constexpr int64_t kVocab = 70001;
-  Step reference(Device::kReference);
+  Step reference(MakeContext(Device::kReference));
   const std::vector<std::vector<float>> rows = {RandomNormal(kVocab, 5),
                                                 std::vector<float>(kVocab, -1.5f)};
   for (const std::vector<float>& logits : rows) {
@@ -107,7 +107,7 @@ TEST_P(SamplerAgreement, AdjustedLogitsAgreeWithTheReference) {
   const std::vector<int32_t> banned = {7, 8, 9, 100};
   std::vector<int32_t> prompt(200);
   std::iota(prompt.begin(), prompt.end(), 20);
-  Step reference(Device::kReference);
+  Step reference(MakeContext(Device::kReference));
   Sampler ours(params, kVocab), theirs(params, kVocab);
   ours.ObservePrompt(prompt);
   theirs.ObservePrompt(prompt);

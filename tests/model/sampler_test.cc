@@ -94,7 +94,7 @@ void ExpectDistribution(Step& step, const std::vector<float>& logits, const Samp
 }
 
 TEST(Sampler, FiltersFollowTheirDefinitions) {
-  Step step(Device::kCpu);
+  Step step(MakeContext(Device::kCpu));
   const std::vector<SamplingParams> cases = FilterCases();
   for (size_t vocab : {1, 2, 7, 50, 600}) {
     for (size_t i = 0; i < cases.size(); ++i) {

@@ -9,10 +9,11 @@
 #include <limits>
 #include <memory>
 #include <optional>
+#include <utility>
 #include <vector>
 
 #include "model/step_reader.h"
-#include "tests/test_util.h"
+#include "tests/device_tests.h"
 
 namespace ovq::test {
 
@@ -28,7 +29,7 @@ inline float LogSumExp(const std::vector<float>& logits) {
 // One step on one device: rows of logits go there, what is wanted of them comes back.
 class Step {
  public:
-  explicit Step(Device device) : context_(MakeContext(device)) {}
+  explicit Step(std::unique_ptr<DeviceContext> context) : context_(std::move(context)) {}
 
   // rows: [n, vocab]
   void Read(const std::vector<float>& rows, int64_t vocab, StepReader& reader) {
@@ -68,12 +69,11 @@ class Step {
   std::unique_ptr<DeviceContext> context_;
 };
 
-class SamplerTest : public testing::TestWithParam<Device> {
+class SamplerTest : public DeviceTest {
  protected:
   void SetUp() override {
-    const std::string why_not = WhyNoDevice(GetParam());
-    if (!why_not.empty()) GTEST_SKIP() << why_not;
-    step_.emplace(GetParam());
+    DeviceTest::SetUp();
+    if (!IsSkipped()) step_.emplace(std::move(context_));
   }
   std::optional<Step> step_;
 };
