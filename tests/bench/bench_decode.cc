@@ -3,8 +3,8 @@
 // in this run, and the slowest step of a chunk over the median one, each step's time its median of
 // all passes.
 //
-//   bench_decode [--shape 77m|77m-group4|257m|478m] [--mixer ovq_attention,...] [--threads 2]
-//                [--contexts 128,1024,...] [--sessions 1,4,8,16]
+//   bench_decode [--shape 77m|77m-group4|77m-group8|257m|478m] [--mixer ovq_attention,...]
+//                [--threads 2] [--contexts 128,1024,...] [--sessions 1,4,8,16]
 //                [--state-dtype bf16|f32|i8|bf16,i8,...]
 //                [--centroids 2048|4096,2048,...] [--states read|random] [--passes 5]
 //                [--prefills 1] [--weights checkpoint|int8|checkpoint,int8]

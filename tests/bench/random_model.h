@@ -24,9 +24,12 @@ inline ModelShape PaperShape(const std::string& name) {
   if (name == "77m") return {8, 768, 6, 2304, 10000};
   if (name == "257m") return {17, 1024, 8, 2304, 32000};
   if (name == "478m") return {21, 1280, 10, 3200, 32000};
-  // Not the paper's: as many layers and channels as 77m, four heads of queries for one of keys.
+  // Not the paper's: as many layers and channels as 77m, four or eight heads of queries for one of
+  // keys.
   if (name == "77m-group4") return {8, 768, 8, 2304, 10000, 2};
-  std::fprintf(stderr, "--shape: expected 77m, 77m-group4, 257m or 478m, got %s\n", name.c_str());
+  if (name == "77m-group8") return {8, 768, 8, 2304, 10000, 1};
+  std::fprintf(stderr, "--shape: expected 77m, 77m-group4, 77m-group8, 257m or 478m, got %s\n",
+               name.c_str());
   std::exit(2);
 }
 

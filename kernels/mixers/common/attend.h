@@ -141,6 +141,9 @@ struct TileRows {
 // rows fill.
 void AttendCpu(DeviceContext& context, const AttentionStep& step);
 void AttendCuda(DeviceContext& context, const AttentionStep& step);
+// Whether AttendCpu's threads share the blocks of a head, because there are too few heads for them
+// and enough blocks. No bit depends on it.
+bool SharesHeads(const AttentionStep& step, int n_threads);
 // Before the first: asks for the shared memory that decode steps need. FailedPrecondition: fewer of
 // their thread blocks than it holds run on a multiprocessor, so that they would be slow.
 absl::Status PrepareAttendCuda(DeviceContext& context, const AttentionBlocks& blocks);

@@ -1,4 +1,5 @@
-// Attention on the CPU: a task for every kv head of every sequence, which takes its rows in order.
+// Attention on the CPU: a task for every kv head of every sequence, which takes its rows in order;
+// where there are fewer of them than threads, threads share a head's blocks.
 #include <algorithm>
 
 #include "kernels/common/parallel.h"
@@ -9,30 +10,78 @@
 namespace ovq {
 namespace {
 
-// One thread's buffers, so that parallel tasks allocate nothing; sized for the longest tile.
-struct Buffers {
+// What a step does beside its attention (AttendTilesCpu).
+struct Hooks {
+  const std::function<void(const TileRows&)>& prepare;
+  const std::function<void(const FullChunk&, int thread)>& update;
+  const std::function<void(const TileRows&, int thread)>& after;
+};
+
+// Buffers of a tile, so that parallel tasks allocate nothing; sized for the longest.
+struct TileBuffers {
   KvBlock* blocks;
   const float** rows;  // [tokens * (group + 1)]
   int32_t* position;   // [tokens * group]
   float* out;          // [tokens * group][value_stride]
+};
+
+// Buffers of a thread.
+struct ThreadBuffers {
   float* scratch;
   ChunkBuffers chunk;
 };
 
-Buffers MakeBuffers(ScratchScope& scope, const AttentionStep& step) {
-  const AttentionShape& shape = step.blocks.shape;
-  const int tokens = std::min(kBlockSlots, step.seqs.longest_run());
-  const int rows = tokens * (shape.group() + 1), value_stride = ValueStride(shape.value_head_dim);
-  const auto queries = static_cast<size_t>(tokens) * shape.group();
-  Buffers buffers = {
+int MostQueries(const AttentionStep& step) {
+  return std::min(kBlockSlots, step.seqs.longest_run()) * step.blocks.shape.group();
+}
+// Of a tile, probes included.
+int MostRows(const AttentionStep& step) {
+  return MostQueries(step) + std::min(kBlockSlots, step.seqs.longest_run());
+}
+
+TileBuffers MakeTileBuffers(ScratchScope& scope, const AttentionStep& step) {
+  const auto queries = static_cast<size_t>(MostQueries(step)),
+             value_stride = static_cast<size_t>(ValueStride(step.blocks.shape.value_head_dim));
+  return {
       .blocks = scope.Allocate<KvBlock>(static_cast<size_t>(MostBlocks(step.blocks, step.seqs))),
-      .rows = scope.Allocate<const float*>(static_cast<size_t>(rows)),
+      .rows = scope.Allocate<const float*>(static_cast<size_t>(MostRows(step))),
       .position = scope.Allocate<int32_t>(queries),
-      .out = scope.Allocate<float>(queries * static_cast<size_t>(value_stride)),
-      .scratch = scope.Allocate<float>(BlockAttentionScratch(rows, shape.head_dim, value_stride)),
-      .chunk = {}};
+      .out = scope.Allocate<float>(queries * value_stride)};
+}
+
+ThreadBuffers MakeThreadBuffers(ScratchScope& scope, const AttentionStep& step) {
+  const AttentionShape& shape = step.blocks.shape;
+  ThreadBuffers buffers = {.scratch = scope.Allocate<float>(BlockAttentionScratch(
+                               MostRows(step), shape.head_dim, ValueStride(shape.value_head_dim))),
+                           .chunk = {}};
   if (step.blocks.merge != Merge::kNothing) buffers.chunk = MakeChunkBuffers(scope, step.blocks);
   return buffers;
+}
+
+// The tile of a head that begins with the row at `position`. Tiles end where a recent block or a
+// span ends, so that all rows of one meet the same blocks as they would alone.
+TileRows TileAt(const AttentionStep& step, int s, int kv_head, int64_t position) {
+  const AttentionBlocks& blocks = step.blocks;
+  const int64_t start = step.seqs.start_pos[s], span = blocks.wave_span,
+                at = position - blocks.origin(position),
+                element = position - blocks.span_begin(position),
+                wave = span > 0 ? position / span - start / span : 0;
+  int64_t n_tokens = std::min(kBlockSlots - at % kBlockSlots, step.seqs.end_of(s) - position);
+  if (span > 0) n_tokens = std::min(n_tokens, span - element);
+  return {.sequence = s,
+          .kv_head = kv_head,
+          .session = step.seqs.state[s],
+          .row = step.seqs.row_begin[s] + position - start,
+          .element = element,
+          .block = at / kBlockSlots,
+          .slot = static_cast<int>(at % kBlockSlots),
+          .n_tokens = static_cast<int>(n_tokens),
+          .n_live = blocks.LiveAt(s, kv_head, wave)};
+}
+
+// Of a tile's recent blocks, the first that it meets.
+int64_t FirstRecent(const AttentionBlocks& blocks, const TileRows& tile) {
+  return blocks.ring() > 0 ? std::max<int64_t>(0, tile.block + 1 - blocks.ring()) : 0;
 }
 
 void Store(const AttentionStep& step, const TileRows& tile) {
@@ -67,9 +116,7 @@ std::span<const KvBlock> ListBlocks(const AttentionBlocks& blocks, const TileRow
                  .live = std::min(kBlockSlots, tile.n_live - b * kBlockSlots),
                  .begin = 0};
   }
-  const int64_t first =
-      blocks.ring() > 0 ? std::max<int64_t>(0, tile.block + 1 - blocks.ring()) : 0;
-  for (int64_t b = first; b <= tile.block; ++b) {
+  for (int64_t b = FirstRecent(blocks, tile); b <= tile.block; ++b) {
     list[n++] = {.keys = at(blocks.recent_keys, b),
                  .values = at(blocks.recent_values, b),
                  .bias = nullptr,
@@ -93,7 +140,8 @@ void WriteOut(const AttentionStep& step, const TileRows& tile, const float* from
   }
 }
 
-void Attend(const AttentionStep& step, const TileRows& tile, const Buffers& buffers) {
+BlockAttention AttentionOf(const AttentionStep& step, const TileRows& tile,
+                           const TileBuffers& buffers, float* scratch) {
   const AttentionBlocks& blocks = step.blocks;
   const int group = blocks.shape.group(), d = blocks.shape.head_dim;
   for (int t = 0; t < tile.n_tokens; ++t) {
@@ -105,66 +153,199 @@ void Attend(const AttentionStep& step, const TileRows& tile, const Buffers& buff
     buffers.rows[tile.n_tokens * group + t] = step.rows.k + row + int64_t{tile.kv_head} * d;
   }
   const bool probe = blocks.probe && tile.n_live > 0;
-  AttendBlocksCpu(
-      {.dtype = blocks.dtype,
-       .head_dim = d,
-       .value_stride = ValueStride(blocks.shape.value_head_dim),
-       .window = blocks.window,
-       .blocks = ListBlocks(blocks, tile, buffers.blocks),
-       .rows = buffers.rows,
-       .n_queries = tile.n_tokens * group,
-       .query_position = buffers.position,
-       .out = buffers.out,
-       .n_probes = probe ? tile.n_tokens : 0,
-       .best_score = blocks.best_score.At<float>(tile.session, tile.kv_head, tile.element),
-       .best_slot = blocks.best_slot.At<int32_t>(tile.session, tile.kv_head, tile.element),
-       .scratch = buffers.scratch});
+  return {.dtype = blocks.dtype,
+          .head_dim = d,
+          .value_stride = ValueStride(blocks.shape.value_head_dim),
+          .window = blocks.window,
+          .blocks = ListBlocks(blocks, tile, buffers.blocks),
+          .rows = buffers.rows,
+          .n_queries = tile.n_tokens * group,
+          .query_position = buffers.position,
+          .out = buffers.out,
+          .n_probes = probe ? tile.n_tokens : 0,
+          .best_score = blocks.best_score.At<float>(tile.session, tile.kv_head, tile.element),
+          .best_slot = blocks.best_slot.At<int32_t>(tile.session, tile.kv_head, tile.element),
+          .scratch = scratch};
+}
+
+void BeginTile(const AttentionStep& step, const TileRows& tile, const Hooks& hooks) {
+  if (hooks.prepare) hooks.prepare(tile);
+  Store(step, tile);
+}
+
+// Its rows' attention is in `out`.
+void EndTile(const AttentionStep& step, const TileRows& tile, const float* out, const Hooks& hooks,
+             const ChunkBuffers& chunk_buffers, int thread) {
   if (step.rows.out_dtype == DType::kBF16) {
-    WriteOut<BF16>(step, tile, buffers.out);
+    WriteOut<BF16>(step, tile, out);
   } else {
-    WriteOut<float>(step, tile, buffers.out);
+    WriteOut<float>(step, tile, out);
+  }
+  if (hooks.after) hooks.after(tile, thread);
+  const int64_t span = step.blocks.wave_span;
+  if (span == 0 || tile.element + tile.n_tokens < span) return;
+  const int s = tile.sequence;
+  const int64_t start = step.seqs.start_pos[s],
+                end = start + tile.row - step.seqs.row_begin[s] + tile.n_tokens;
+  const FullChunk chunk = {
+      .session = tile.session,
+      .kv_head = tile.kv_head,
+      .chunk = end / span - 1,
+      .n_old = tile.n_live,
+      .n_next = step.blocks.LiveAt(s, tile.kv_head, end / span - start / span)};
+  if (step.blocks.merge != Merge::kNothing) UpdateChunkCpu(step.blocks, chunk, chunk_buffers);
+  if (hooks.update) hooks.update(chunk, thread);
+}
+
+void AttendHead(const AttentionStep& step, int s, int kv_head, const TileBuffers& tile_buffers,
+                const ThreadBuffers& buffers, const Hooks& hooks, int thread) {
+  const int64_t end = step.seqs.end_of(s);
+  for (int64_t position = step.seqs.start_pos[s]; position < end;) {
+    const TileRows tile = TileAt(step, s, kv_head, position);
+    BeginTile(step, tile, hooks);
+    AttendBlocksCpu(AttentionOf(step, tile, tile_buffers, buffers.scratch));
+    EndTile(step, tile, tile_buffers.out, hooks, buffers.chunk, thread);
+    position += tile.n_tokens;
   }
 }
 
-// Tiles end where a recent block or a span ends, so that all rows of one meet the same blocks as
-// they would alone.
-template <class After, class Update>
-void AttendHead(const AttentionStep& step, int s, int kv_head, const Buffers& buffers,
-                const std::function<void(const TileRows&)>& prepare, After&& after,
-                Update&& update) {
-  const AttentionBlocks& blocks = step.blocks;
-  const int64_t start = step.seqs.start_pos[s], end = step.seqs.end_of(s), span = blocks.wave_span;
-  for (int64_t position = start; position < end;) {
-    const int64_t at = position - blocks.origin(position),
-                  element = position - blocks.span_begin(position);
-    const int64_t wave = span > 0 ? position / span - start / span : 0;
-    int64_t n_tokens = std::min(kBlockSlots - at % kBlockSlots, end - position);
-    if (span > 0) n_tokens = std::min(n_tokens, span - element);
-    const TileRows tile = {.sequence = s,
-                           .kv_head = kv_head,
-                           .session = step.seqs.state[s],
-                           .row = step.seqs.row_begin[s] + position - start,
-                           .element = element,
-                           .block = at / kBlockSlots,
-                           .slot = static_cast<int>(at % kBlockSlots),
-                           .n_tokens = static_cast<int>(n_tokens),
-                           .n_live = blocks.LiveAt(s, kv_head, wave)};
-    if (prepare) prepare(tile);
-    Store(step, tile);
-    Attend(step, tile, buffers);
-    after(tile);
-    position += n_tokens;
-    if (span > 0 && element + n_tokens == span) {
-      update({.session = tile.session,
-              .kv_head = kv_head,
-              .chunk = position / span - 1,
-              .n_old = tile.n_live,
-              .n_next = blocks.LiveAt(s, kv_head, wave + 1)});
+// One head's part of a round of SharedHeads.
+struct SharedHead {
+  int64_t position;  // of its next tile
+  TileRows tile;
+  TileBuffers buffers;
+  float* sums;               // of its segments so far, then of the next ones, each for itself
+  BlockAttention attention;  // no blocks: it has no tile in this round
+};
+
+// Heads whose blocks all threads share: in rounds of a tile of each head, some of its segments at a
+// time are computed by whoever is free and folded by one. The bits are those of AttendHead.
+class SharedHeads {
+ public:
+  SharedHeads(DeviceContext& context, const AttentionStep& step,
+              std::span<const ThreadBuffers> buffers, const Hooks& hooks)
+      : context_(context),
+        step_(step),
+        buffers_(buffers),
+        hooks_(hooks),
+        scope_(context),
+        n_heads_(int64_t{step.seqs.n_seqs()} * step.blocks.shape.n_kv_heads),
+        width_(
+            static_cast<int>((kSegmentsOfThread * context.n_threads() + n_heads_ - 1) / n_heads_)),
+        segment_floats_(
+            SegmentSumsFloats(MostRows(step), ValueStride(step.blocks.shape.value_head_dim))),
+        heads_(scope_.Allocate<SharedHead>(static_cast<size_t>(n_heads_))) {
+    for (int64_t i = 0; i < n_heads_; ++i) {
+      heads_[i] = {
+          .position = step.seqs.start_pos[sequence(i)],
+          .tile = {},
+          .buffers = MakeTileBuffers(scope_, step),
+          .sums = scope_.Allocate<float>(segment_floats_ * static_cast<size_t>(1 + width_)),
+          .attention = {}};
     }
   }
-}
+
+  void Run() {
+    while (Begin()) {
+      for (int first = 0; first < most_segments_; first += width_) {
+        ParallelFor(context_, n_heads_ * width_, [&](int64_t i, int thread) {
+          AttendNext(heads_[i / width_], first, static_cast<int>(i % width_), thread);
+        });
+        ParallelFor(context_, n_heads_,
+                    [&](int64_t i, int thread) { FoldNext(heads_[i], first, thread); });
+      }
+    }
+  }
+
+ private:
+  // Computed between two waits for one another; so few that memory does not grow with the context.
+  static constexpr int64_t kSegmentsOfThread = 16;
+
+  int sequence(int64_t head) const {
+    return static_cast<int>(head / step_.blocks.shape.n_kv_heads);
+  }
+  static bool has_tile(const SharedHead& head) { return !head.attention.blocks.empty(); }
+  SegmentSums SumsAt(const SharedHead& head, int place) const {
+    return SegmentSumsIn(head.sums + segment_floats_ * static_cast<size_t>(place),
+                         head.attention.n_queries, head.attention.n_probes,
+                         head.attention.value_stride);
+  }
+
+  // The next tile of every head; whether there is one.
+  bool Begin() {
+    ParallelFor(context_, n_heads_, [&](int64_t i, int) {
+      SharedHead& head = heads_[i];
+      head.attention = {};
+      if (head.position >= step_.seqs.end_of(sequence(i))) return;
+      head.tile = TileAt(step_, sequence(i), static_cast<int>(i % step_.blocks.shape.n_kv_heads),
+                         head.position);
+      BeginTile(step_, head.tile, hooks_);
+      head.attention = AttentionOf(step_, head.tile, head.buffers, nullptr);
+    });
+    most_segments_ = 0;
+    for (int64_t i = 0; i < n_heads_; ++i) {
+      if (!has_tile(heads_[i])) continue;
+      most_segments_ = std::max(most_segments_, heads_[i].attention.n_segments());
+    }
+    return most_segments_ > 0;
+  }
+
+  void AttendNext(const SharedHead& head, int first, int i, int thread) const {
+    const int segment = first + i;
+    if (!has_tile(head) || segment >= head.attention.n_segments()) return;
+    const size_t end = static_cast<size_t>(segment + 1) * kSegmentBlocks;
+    AttendSegmentCpu(head.attention, segment, std::min(end, head.attention.blocks.size()),
+                     buffers_[static_cast<size_t>(thread)].scratch,
+                     SumsAt(head, segment == 0 ? 0 : 1 + i));
+  }
+
+  void FoldNext(SharedHead& head, int first, int thread) {
+    const int n = head.attention.n_segments(), end = std::min(first + width_, n);
+    if (!has_tile(head) || first >= n) return;
+    const SegmentSums total = SumsAt(head, 0);
+    for (int s = std::max(first, 1); s < end; ++s) {
+      FoldSegmentCpu(head.attention, SumsAt(head, 1 + s - first), total);
+    }
+    if (end < n) return;
+    FinishSegments(head.attention, total);
+    EndTile(step_, head.tile, head.buffers.out, hooks_, buffers_[static_cast<size_t>(thread)].chunk,
+            thread);
+    head.position += head.tile.n_tokens;
+  }
+
+  DeviceContext& context_;
+  const AttentionStep& step_;
+  const std::span<const ThreadBuffers> buffers_;
+  const Hooks& hooks_;
+  ScratchScope scope_;
+  const int64_t n_heads_;
+  const int width_;  // segments of a head at a time
+  const size_t segment_floats_;
+  int most_segments_ = 0;  // of a head in this round
+  SharedHead* heads_;
+};
 
 }  // namespace
+
+bool SharesHeads(const AttentionStep& step, int n_threads) {
+  const int64_t n_heads = int64_t{step.seqs.n_seqs()} * step.blocks.shape.n_kv_heads;
+  if (n_threads == 1 || n_heads >= 2 * int64_t{n_threads}) return false;
+  // Who is free takes the next head. Sharing also costs the waits between a round's parts.
+  std::vector<int64_t> loads(static_cast<size_t>(n_threads));
+  int64_t total = 0;
+  for (int s = 0; s < step.seqs.n_seqs(); ++s) {
+    for (int h = 0; h < step.blocks.shape.n_kv_heads; ++h) {
+      const TileRows tile = TileAt(step, s, h, step.seqs.start_pos[s]);
+      const int64_t blocks =
+          BlocksOf(tile.n_live) + tile.block + 1 - FirstRecent(step.blocks, tile);
+      *std::ranges::min_element(loads) += blocks;
+      total += blocks;
+    }
+  }
+  const int64_t alone = *std::ranges::max_element(loads),
+                shared = total / n_threads + 2 * kSegmentBlocks;
+  return 10 * shared <= 9 * alone;
+}
 
 void AttendCpu(DeviceContext& context, const AttentionStep& step) {
   AttendTilesCpu(context, step, {}, {});
@@ -174,23 +355,23 @@ void AttendTilesCpu(DeviceContext& context, const AttentionStep& step,
                     const std::function<void(const TileRows&)>& prepare,
                     const std::function<void(const FullChunk&, int thread)>& update,
                     const std::function<void(const TileRows&, int thread)>& after) {
+  const Hooks hooks = {prepare, update, after};
   ScratchScope scope(context);
-  std::vector<Buffers> buffers;
-  for (int i = 0; i < context.n_threads(); ++i) buffers.push_back(MakeBuffers(scope, step));
+  std::vector<ThreadBuffers> buffers;
+  for (int i = 0; i < context.n_threads(); ++i) buffers.push_back(MakeThreadBuffers(scope, step));
+  if (SharesHeads(step, context.n_threads())) {
+    SharedHeads(context, step, buffers, hooks).Run();
+    return;
+  }
+  std::vector<TileBuffers> tile_buffers;
+  for (int i = 0; i < context.n_threads(); ++i) {
+    tile_buffers.push_back(MakeTileBuffers(scope, step));
+  }
   const int heads = step.blocks.shape.n_kv_heads;
   ParallelFor(context, int64_t{step.seqs.n_seqs()} * heads, [&](int64_t task, int thread) {
-    AttendHead(
-        step, static_cast<int>(task / heads), static_cast<int>(task % heads), buffers[thread],
-        prepare,
-        [&](const TileRows& tile) {
-          if (after) after(tile, thread);
-        },
-        [&](const FullChunk& chunk) {
-          if (step.blocks.merge != Merge::kNothing) {
-            UpdateChunkCpu(step.blocks, chunk, buffers[thread].chunk);
-          }
-          if (update) update(chunk, thread);
-        });
+    AttendHead(step, static_cast<int>(task / heads), static_cast<int>(task % heads),
+               tile_buffers[static_cast<size_t>(thread)], buffers[static_cast<size_t>(thread)],
+               hooks, thread);
   });
 }
 

@@ -8,6 +8,7 @@
 // either is followed by its slots' exponents (int8_rows.h).
 #pragma once
 
+#include <algorithm>
 #include <cstdint>
 #include <span>
 
@@ -32,6 +33,10 @@ struct KvBlock {
   int32_t begin;
 };
 
+// Blocks are summed in segments of so many, each for itself, and the segments' sums folded in their
+// order: always, so that many threads may share a row's blocks and its bits do not tell.
+constexpr int kSegmentBlocks = 8;
+
 // One tile of rows of one key/value head. All rows meet the same blocks in the same order, masked
 // slots included, so that a row's bits never depend on its neighbours.
 struct BlockAttention {
@@ -54,15 +59,46 @@ struct BlockAttention {
   int32_t* best_slot;  // [n_probes], 0 if there is no dictionary block
 
   float* scratch;  // BlockAttentionScratch() floats
+
+  int n_segments() const {
+    return std::max(1, (static_cast<int>(blocks.size()) + kSegmentBlocks - 1) / kSegmentBlocks);
+  }
 };
 
-// Floats of scratch for a tile of up to n_rows queries and probes together.
+// What a tile's rows have of one segment, or of the segments so far.
+struct SegmentSums {
+  float* max;          // [n_queries] m
+  float* sum;          // [n_queries] l
+  float* out;          // [n_queries][value_stride] acc
+  float* best_score;   // [n_probes]
+  int32_t* best_slot;  // [n_probes]
+};
+
+// In so many floats of memory, of n_rows queries and probes together.
+constexpr size_t SegmentSumsFloats(int n_rows, int value_stride) {
+  return static_cast<size_t>(n_rows) * static_cast<size_t>(value_stride + 4);
+}
+SegmentSums SegmentSumsIn(float* memory, int n_queries, int n_probes, int value_stride);
+
+// Floats of scratch for a segment of a tile of up to n_rows queries and probes together, and for a
+// whole tile.
+size_t SegmentScratch(int n_rows, int head_dim, int value_stride);
 size_t BlockAttentionScratch(int n_rows, int head_dim, int value_stride);
 
-// Online softmax, one block after another: m' = max(m, max s), p = exp(s - m'),
-// l = l exp(m - m') + sum p, acc = acc exp(m - m') + sum p v; out = acc / l.
+// Online softmax, in a segment one block after another: m' = max(m, max s), p = exp(s - m'),
+// l' = l exp(m - m') + sum p, acc' = acc exp(m - m') + sum p v; of segments a, then b:
+// m = max(m_a, m_b), l = l_a exp(m_a - m) + l_b exp(m_b - m), acc likewise; out = acc / l.
 // Scores and sums in float32, sequential over channels and slots; Highway, any instruction set.
 void AttendBlocksCpu(const BlockAttention& tile);
+
+// The same in parts. The sums of a segment, with SegmentScratch() floats in place of tile.scratch:
+// several threads may compute some each. Blocks before `fetched` are asked for ahead of their use.
+void AttendSegmentCpu(const BlockAttention& tile, int segment, size_t fetched, float* scratch,
+                      const SegmentSums& sums);
+// total: of all segments before `next`, then of that, too.
+void FoldSegmentCpu(const BlockAttention& tile, const SegmentSums& next, const SegmentSums& total);
+// tile.out, best_score and best_slot from the sums of all.
+void FinishSegments(const BlockAttention& tile, const SegmentSums& total);
 
 // scores[64] = row . keys of one block, the arithmetic of AttendBlocksCpu.
 void ScoreBlockCpu(const float* row, const void* keys, DType dtype, int head_dim, float* scores);

@@ -1,7 +1,7 @@
 // Attention of a tile of rows over blocks of 64 slots, any instruction set. Of one row, block after
 // block, K [64, head_dim] (stored transposed), V [64, value_stride], b [64]:
 //   s = q K^T + b,  m' = max(m, max s),  p = e^(s - m'),  l' = l e^(m - m') + sum p,
-//   acc' = acc e^(m - m') + p V;  after the last block  out = acc / l
+//   acc' = acc e^(m - m') + p V
 #include <algorithm>
 #include <type_traits>
 
@@ -248,19 +248,21 @@ HWY_INLINE void ScaleSlots(const void* block, int channels, int n_rows, float* r
 }
 
 template <class T>
-void AttendBlocksOf(const BlockAttention& tile) {
+void AttendSegmentOf(const BlockAttention& tile, int segment, size_t fetched, float* scratch,
+                     const SegmentSums& sums) {
   const int n_queries = tile.n_queries;
-  float* scores = tile.scratch;  // [n_queries + n_probes][64], then [n_queries] each:
-  float* max = scores + (n_queries + tile.n_probes) * kBlockSlots;
-  float* sum = max + n_queries;
-  float* scale = sum + n_queries;
-  std::fill_n(max, n_queries, kLowest);
-  std::fill_n(sum, n_queries, 0.0f);
-  std::fill_n(tile.out, static_cast<size_t>(n_queries) * tile.value_stride, 0.0f);
-  std::fill_n(tile.best_score, tile.n_probes, -HUGE_VALF);
-  std::fill_n(tile.best_slot, tile.n_probes, 0);
+  float* scores = scratch;                                            // [n_queries + n_probes][64]
+  float* scale = scores + (n_queries + tile.n_probes) * kBlockSlots;  // [n_queries]
+  std::fill_n(sums.max, n_queries, kLowest);
+  std::fill_n(sums.sum, n_queries, 0.0f);
+  std::fill_n(sums.out, static_cast<size_t>(n_queries) * tile.value_stride, 0.0f);
+  std::fill_n(sums.best_score, tile.n_probes, -HUGE_VALF);
+  std::fill_n(sums.best_slot, tile.n_probes, 0);
 
+  const size_t begin = static_cast<size_t>(segment) * kSegmentBlocks,
+               end = std::min(begin + kSegmentBlocks, tile.blocks.size());
   int32_t first_slot = 0;
+  for (size_t i = 0; i < begin; ++i) first_slot += tile.blocks[i].live >= 0 ? kBlockSlots : 0;
   const auto attend = [&]<bool kAhead, class U>(std::bool_constant<kAhead>, const KvBlock& block,
                                                 const Operands<U>& at) HWY_ATTR {
     const int n_probes = block.live < 0 ? 0 : tile.n_probes;
@@ -270,14 +272,14 @@ void AttendBlocksOf(const BlockAttention& tile) {
     for (int r = 0; r < n_queries; ++r) {
       int lo, hi;
       OpenRange(tile, block, tile.query_position[r], lo, hi);
-      SoftmaxRow(scores + r * kBlockSlots, block.bias, lo, hi, max[r], sum[r], scale[r]);
+      SoftmaxRow(scores + r * kBlockSlots, block.bias, lo, hi, sums.max[r], sums.sum[r], scale[r]);
     }
     ScaleSlots<T>(block.values, tile.value_stride, n_queries, scores);
     Accumulate<kAhead>(scores, scale, n_queries, at.values, at.next_values, tile.value_stride,
-                       tile.out);
+                       sums.out);
     for (int r = 0; r < n_probes; ++r) {
-      Probe(scores + (n_queries + r) * kBlockSlots, block.live, first_slot, tile.best_score[r],
-            tile.best_slot[r]);
+      Probe(scores + (n_queries + r) * kBlockSlots, block.live, first_slot, sums.best_score[r],
+            sums.best_slot[r]);
     }
   };
 
@@ -286,9 +288,9 @@ void AttendBlocksOf(const BlockAttention& tile) {
   const bool many = n_queries + tile.n_probes > 2 * kRowTile;
   float* wide_keys = scale + n_queries;
   float* wide_values = wide_keys + static_cast<size_t>(tile.head_dim) * kBlockSlots;
-  for (size_t i = 0; i < tile.blocks.size(); ++i) {
+  for (size_t i = begin; i < end; ++i) {
     const KvBlock& block = tile.blocks[i];
-    const KvBlock& next = tile.blocks[i + 1 < tile.blocks.size() ? i + 1 : i];
+    const KvBlock& next = tile.blocks[i + 1 < fetched ? i + 1 : i];
     const Operands<T> at = {static_cast<const T*>(block.keys), static_cast<const T*>(block.values),
                             static_cast<const T*>(next.keys), static_cast<const T*>(next.values)};
     if (!many) {
@@ -302,19 +304,16 @@ void AttendBlocksOf(const BlockAttention& tile) {
     }
     if (block.live >= 0) first_slot += kBlockSlots;
   }
-  for (int r = 0; r < n_queries; ++r) {
-    float* row = tile.out + static_cast<size_t>(r) * tile.value_stride;
-    for (int c = 0; c < tile.value_stride; ++c) row[c] /= sum[r];
-  }
 }
 
-void AttendBlocks(const BlockAttention& tile) {
+void AttendSegment(const BlockAttention& tile, int segment, size_t fetched, float* scratch,
+                   const SegmentSums& sums) {
   if (tile.dtype == DType::kBF16) {
-    AttendBlocksOf<BF16>(tile);
+    AttendSegmentOf<BF16>(tile, segment, fetched, scratch, sums);
   } else if (tile.dtype == DType::kI8) {
-    AttendBlocksOf<Int8>(tile);
+    AttendSegmentOf<Int8>(tile, segment, fetched, scratch, sums);
   } else {
-    AttendBlocksOf<float>(tile);
+    AttendSegmentOf<float>(tile, segment, fetched, scratch, sums);
   }
 }
 
@@ -337,10 +336,13 @@ HWY_AFTER_NAMESPACE();
 #if HWY_ONCE
 namespace ovq {
 
-HWY_EXPORT(AttendBlocks);
+HWY_EXPORT(AttendSegment);
 HWY_EXPORT(ScoreBlock);
 
-void AttendBlocksCpu(const BlockAttention& tile) { HWY_DYNAMIC_DISPATCH(AttendBlocks)(tile); }
+void AttendSegmentCpu(const BlockAttention& tile, int segment, size_t fetched, float* scratch,
+                      const SegmentSums& sums) {
+  HWY_DYNAMIC_DISPATCH(AttendSegment)(tile, segment, fetched, scratch, sums);
+}
 
 void ScoreBlockCpu(const float* row, const void* keys, DType dtype, int head_dim, float* scores) {
   HWY_DYNAMIC_DISPATCH(ScoreBlock)(row, keys, dtype, head_dim, scores);

@@ -72,5 +72,15 @@ TEST(StepTensors, HandOnWhatALayerPut) {
   EXPECT_EQ(got.as<float>()[5], 7);
 }
 
+TEST(Waves, CountsTheSpansThatRowsTouch) {
+  const std::vector<int32_t> row_begin = {0, 1, 66, 67};
+  const std::vector<int64_t> start_pos = {0, 63, 1000};
+  const StepSeqs seqs = {
+      .row_begin = row_begin, .start_pos = start_pos, .slot_cap = {}, .state = {}, .device = {}};
+  EXPECT_EQ(Waves(seqs, 64), 2);
+  EXPECT_EQ(Waves(seqs, 32), 3);
+  EXPECT_EQ(Waves(seqs, 0), 1);
+}
+
 }  // namespace
 }  // namespace ovq
