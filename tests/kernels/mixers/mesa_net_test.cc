@@ -15,7 +15,7 @@ namespace {
 using ::testing::HasSubstr;
 using Vector = std::vector<double>;
 
-struct Result {
+struct MesaResult {
   std::vector<float> y, state;  // [n_rows, n_heads, head_dim], A and B of every head
 };
 
@@ -36,7 +36,7 @@ class MesaRows {
     }
   }
 
-  Result Run(DeviceContext& context) const {
+  MesaResult Run(DeviceContext& context) const {
     const int64_t matrix = config_.head_dim * config_.stride();
     const std::vector<float> zeros(static_cast<size_t>(2 * config_.n_heads * matrix), 0.0f);
     const DeviceArray<float> state(context, zeros), keys(context, qk), values(context, v),
@@ -91,7 +91,7 @@ TEST_P(MesaNetDevices, ComesCloseToTheExactSolution) {
   const MesaConfig config = {.n_heads = 1, .head_dim = 12, .conv_size = 4, .cg_steps = 30};
   constexpr int32_t kRows = 20;
   MesaRows rows(config, kRows, 5);
-  const Result result = rows.Run(*context_);
+  const MesaResult result = rows.Run(*context_);
   const size_t n = 12, stride = static_cast<size_t>(config.stride());
   const float *a = result.state.data(), *b = a + n * stride;
   std::vector<Vector> m(n, Vector(n));
@@ -109,7 +109,7 @@ TEST_P(MesaNetDevices, ComesCloseToTheExactSolution) {
   AssertClose(std::span(result.y).last(n), expected, 0.02, "y");
   MesaConfig short_of_it = config;
   short_of_it.cg_steps = 2;
-  const Result early = MesaRows(short_of_it, kRows, 5).Run(*context_);
+  const MesaResult early = MesaRows(short_of_it, kRows, 5).Run(*context_);
   float farthest = 0;
   for (size_t i = 0; i < n; ++i) {
     farthest = std::max(farthest, std::abs(early.y[early.y.size() - n + i] - expected[i]));
@@ -122,7 +122,7 @@ TEST(MesaNet, EveryWidthOfVectorsGivesTheSameBits) {
   for (int head_dim : {16, 37, 128}) {
     const MesaConfig config = {.n_heads = 2, .head_dim = head_dim, .conv_size = 4, .cg_steps = 30};
     const MesaRows rows(config, 9, 11);
-    std::vector<Result> results;
+    std::vector<MesaResult> results;
     for (int64_t target : FusedHighwayTargets()) {
       const ScopedHighwayTarget scoped(target);
       results.push_back(rows.Run(*context));

@@ -47,7 +47,6 @@ std::vector<MixerParam> MixerCases::OnDevices() {
   std::vector<MixerParam> params;
   for (const MixerCase& c : All()) {
     for (Device device : TestDevices()) {
-      if (c.kv_dtype == DType::kI8 && device == Device::kCuda) continue;  // refused by programs
       MixerCase on_device = c;
       on_device.device = device;
       params.push_back({std::make_shared<const MixerCase>(std::move(on_device))});
