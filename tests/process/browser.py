@@ -183,7 +183,7 @@ class Page:
                 if self.run(f"!!({condition})"):
                     return
             except RuntimeError as error:  # the page may be on its way to another
-                if "context" not in str(error).lower():
+                if not any(word in str(error).lower() for word in ("context", "navigated")):
                     raise
             if time.monotonic() > end:
                 raise TimeoutError(f"{condition}; the page says: {self.run('document.body.innerText')}")
