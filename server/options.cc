@@ -110,7 +110,7 @@ void AddServing(Flags& flags, Options& o) {
   state_dtypes.emplace_back("i8", DType::kI8);
   flags.Add("state-dtype", "TYPE", Choice(o.state_dtype, state_dtypes),
             "keys and values in session states; i8: int8 with a scale for each, half the bytes of\n"
-            "bf16; answers differ a little (docs/performance.md). Not on CUDA",
+            "bf16; answers differ a little (docs/performance.md)",
             as_checkpoint);
   flags.Add("compute-dtype", "TYPE", Choice(o.compute_dtype, dtypes), "matrix products",
             as_checkpoint);
@@ -303,10 +303,6 @@ absl::Status CheckTogether(const CommandLine& line) {
   if (options.engine.overcommit && options.session_dir.empty()) {
     return absl::InvalidArgumentError(
         "--admission=overcommit: expected --session-dir, where idle sessions go, got none");
-  }
-  if (options.state_dtype == DType::kI8 && options.device == Device::kCuda) {
-    return absl::InvalidArgumentError(
-        "--state-dtype: expected f32 or bf16 with --device=cuda, got i8");
   }
   for (const int64_t cap : options.plan_slot_caps) {
     if (cap <= options.engine.max_slot_cap) continue;

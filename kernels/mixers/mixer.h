@@ -64,7 +64,7 @@ struct StateSpec {
   const Attrs& model;    // the scalar fields of config.json
   const Attrs& section;  // the mixer's own object of config.json ("ovq", "vq", ...)
   int64_t d_model;       // hidden_size: the width of x and y
-  // Of keys and values where the mixer can keep them so: kF32, kBF16 or, not on CUDA, kI8.
+  // Of keys and values where the mixer can keep them so: kF32, kBF16 or kI8.
   DType kv_dtype;
   Device device;
   // Of a session's slot cap, of a layer whose slots are capped (Growth::shares).

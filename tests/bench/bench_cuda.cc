@@ -1,8 +1,9 @@
 // Speed on a GPU: decode steps, chunk updates and prefill of the paper's 478M shape with full
 // dictionaries in bfloat16, beside the copy bandwidth and the matrix rate of the same run.
 //
-//   bench_cuda [--json FILE] [--smoke]
+//   bench_cuda [--json FILE] [--smoke] [--state-dtype bf16|i8]
 //
+// --state-dtype i8: dictionaries and windows are int8, the rest as it is.
 // --smoke: a tiny model and few steps, to see that the program works. A model whose step-by-step
 // and whole-prompt logits differ by one bit is not timed. docs/cuda.md explains the figures.
 #include <unistd.h>
@@ -91,7 +92,7 @@ void Describe(const Ceilings& ceilings, Report& report) {
 int Run(const Case& which, DeviceContext& context, const std::string& folder, Report& report) {
   ModelOptions options;
   options.compute_dtype = DType::kBF16;
-  options.state_dtype = DType::kBF16;
+  options.state_dtype = which.scale.state_dtype;
   options.limits.max_slot_cap = which.scale.slot_cap;
   auto model = LanguageModel::Load(folder, options, context);
   if (!model.ok()) {
@@ -124,17 +125,26 @@ int Run(const Case& which, DeviceContext& context, const std::string& folder, Re
 
 int Main(int argc, char** argv) {
   bool smoke = false;
-  std::string json;
+  std::string json, state_dtype = "bf16";
   for (int i = 1; i < argc; ++i) {
     const std::string argument = argv[i];
     if (argument == "--smoke") {
       smoke = true;
     } else if (argument == "--json" && i + 1 < argc) {
       json = argv[++i];
+    } else if (argument == "--state-dtype" && i + 1 < argc) {
+      state_dtype = argv[++i];
     } else {
-      std::fprintf(stderr, "bench_cuda: expected [--json FILE] [--smoke], got %s\n", argv[i]);
+      std::fprintf(stderr,
+                   "bench_cuda: expected [--json FILE] [--smoke] [--state-dtype bf16|i8], got %s\n",
+                   argv[i]);
       return 2;
     }
+  }
+  if (state_dtype != "bf16" && state_dtype != "i8") {
+    std::fprintf(stderr, "bench_cuda: --state-dtype: expected bf16 or i8, got %s\n",
+                 state_dtype.c_str());
+    return 2;
   }
   auto context = DeviceContext::Make(Device::kCuda, 0);
   if (!context.ok()) {
@@ -144,7 +154,9 @@ int Main(int argc, char** argv) {
   (*context)->BindThread();
   Report report(json);
   report.root()["build"] = nlohmann::json::parse(std::strchr(kBuildStamp, '{'));
-  const Case which = smoke ? SmokeCase() : FullCase();
+  report.root()["state_dtype"] = state_dtype;
+  Case which = smoke ? SmokeCase() : FullCase();
+  if (state_dtype == "i8") which.scale.state_dtype = DType::kI8;
   const std::filesystem::path folder = WriteModel(which);
   const int status = Run(which, **context, folder.string(), report);
   std::filesystem::remove_all(folder);

@@ -59,7 +59,7 @@ class OvqLayer {
                                  .value_head_dim = kHeadDim},
                        .chunk_len = static_cast<int>(scale.chunk_len),
                        .default_slot_cap = scale.slot_cap,
-                       .dtype = DType::kBF16,
+                       .dtype = scale.state_dtype,
                        .layer = 1}),
         meter_(context) {
     const MixerState& layout = ovq_.layout;

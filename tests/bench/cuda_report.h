@@ -67,6 +67,7 @@ class Report {
 
 // What is timed.
 struct Scale {
+  DType state_dtype = DType::kBF16;
   int64_t chunk_len;
   int32_t slot_cap;
   std::vector<int> decode_sessions;

@@ -16,14 +16,29 @@ PROGRAM = None
 
 
 class Smoke(unittest.TestCase):
-    def test_the_result_says_what_ran_and_every_step(self):
+    def result_of(self, *flags):
         with tempfile.TemporaryDirectory(prefix="ovq_bench_smoke_") as folder:
             path = os.path.join(folder, "bench.json")
-            ended = subprocess.run([PROGRAM, "--smoke", "--json", path], capture_output=True, text=True)
+            ended = subprocess.run([PROGRAM, "--smoke", "--json", path, *flags], capture_output=True, text=True)
             self.assertEqual(ended.returncode, 0, ended.stdout + ended.stderr)
             with open(path) as file:
                 result = json.load(file)
         self.assertNotIn("refused", result)
+        return result
+
+    def test_int8_states_are_half_as_many_bytes(self):
+        wide, narrow = self.result_of(), self.result_of("--state-dtype", "i8")
+        self.assertEqual([wide["state_dtype"], narrow["state_dtype"]], ["bf16", "i8"])
+        self.assertEqual([figure["name"] for figure in narrow["figures"]],
+                         [figure["name"] for figure in wide["figures"]])
+        share = narrow["model"]["state_bytes_per_session"] / wide["model"]["state_bytes_per_session"]
+        self.assertGreater(share, 0.5)
+        self.assertLess(share, 0.54)
+        self.assertEqual(subprocess.run([PROGRAM, "--smoke", "--state-dtype", "f32"],
+                                        capture_output=True).returncode, 2)
+
+    def test_the_result_says_what_ran_and_every_step(self):
+        result = self.result_of()
         self.assertEqual(result["build"], built_from(PROGRAM))
         self.assertEqual(result["build"]["source_hash"], subprocess.run(
             [os.path.join(os.path.dirname(os.path.abspath(__file__)), "source_hash.sh")],

@@ -137,7 +137,11 @@ class Run(unittest.TestCase):
         self.assertEqual(result["clocks_after"]["clocks.sm"], "value clocks.sm")
         for name in ("kernels_tests", "model_tests"):
             self.assertEqual(result["tests"][name]["passed"], 2)
-        self.assertEqual(result["bench"]["figures"][0]["value"], 1.2)
+        for bench, states in (("bench", "bf16"), ("bench_int8", "i8")):
+            self.assertEqual(result[bench]["figures"][0]["value"], 1.2)
+            self.assertEqual(sum(call.startswith("bench ") and call.endswith(f" --state-dtype {states}")
+                                 for call in calls), 1)
+        self.assertIn("int8 decode", text)
         self.assertIn("skipped", result["serve_check"])
         self.assertEqual(result["sdpa_baseline"], {"skipped": "skipped: a fake"})
         self.assertIn("skipped", result["sanitizers"])

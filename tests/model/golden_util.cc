@@ -87,9 +87,28 @@ void Session::Feed(int64_t n) {
   TakeLogits(Forward(model_, context_, batch).data(), n);
 }
 
+void Session::ContinueFrom(const Session& other) {
+  position_ = other.position_;
+  const std::string bytes = other.LiveBytes();
+  size_t at = 0;
+  for (const StateExtent& extent : model_.layout().live_extents_at(position_, slot_cap_)) {
+    Check(at + extent.bytes <= bytes.size(), "both states have the same bytes");
+    context_.CopyFromHost(memory_.as<std::byte>() + extent.offset, bytes.data() + at, extent.bytes);
+    at += extent.bytes;
+  }
+  Check(at == bytes.size(), "both states have the same bytes");
+}
+
 std::string Session::StateBytes() const {
+  return BytesOf(model_.layout().extents_at(position_, slot_cap_));
+}
+std::string Session::LiveBytes() const {
+  return BytesOf(model_.layout().live_extents_at(position_, slot_cap_));
+}
+
+std::string Session::BytesOf(const std::vector<StateExtent>& extents) const {
   std::string bytes;
-  for (const StateExtent& extent : model_.layout().extents_at(position_, slot_cap_)) {
+  for (const StateExtent& extent : extents) {
     std::string part(extent.bytes, '\0');
     context_.CopyToHost(part.data(), memory_.as<std::byte>() + extent.offset, extent.bytes);
     bytes += part;

@@ -46,11 +46,14 @@ class Session {
   void AddTo(StepBatch& batch, int64_t n);
   // Takes this session's rows of a step's logits, and returns what follows them.
   const float* TakeLogits(const float* rows, int64_t n);
+  // In place of a new session: goes on where another one stands, maybe of another device.
+  void ContinueFrom(const Session& other);
   // The next n tokens as a step of their own.
   void Feed(int64_t n);
 
   const std::vector<float>& logits() const { return logits_; }  // [position, vocab]
-  std::string StateBytes() const;                               // live bytes, end to end
+  std::string StateBytes() const;  // live bytes and the rest of their pages, end to end
+  std::string LiveBytes() const;   // which are the same on every device
 
  private:
   const LanguageModel& model_;
@@ -60,6 +63,8 @@ class Session {
   int64_t position_ = 0;
   Buffer memory_;
   std::vector<float> logits_;
+
+  std::string BytesOf(const std::vector<StateExtent>& extents) const;
 };
 
 // Feeds whole sessions together, lengths[i] tokens of session i a step, until all are done.

@@ -119,8 +119,10 @@ std::vector<TypedCase> TypedCases(Device device) {
         "transformer-vq", "kvm/ovq-flags", "kvm/post-tokenshift"}) {
     for (DType compute : {DType::kF32, DType::kBF16}) {
       for (DType state : {DType::kF32, DType::kBF16, DType::kI8}) {
-        // The types that a server chooses by itself, where time is short.
-        if (device == Device::kCuda && compute != state) continue;
+        // Where time is short, the types that a server chooses by itself, and int8.
+        const bool is_default =
+            compute == state || (compute == DType::kBF16 && state == DType::kI8);
+        if (device == Device::kCuda && !is_default) continue;
         // Of the layers that keep int8 rows; the others' states are as they were.
         if (state == DType::kI8 && !KeepsInt8(name)) continue;
         cases.push_back({name, device, compute, state});

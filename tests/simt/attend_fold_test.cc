@@ -25,7 +25,7 @@ TEST_P(AttendFold, TakesAFenceForEachSegmentAndOneForTheLast) {
                                .head_dim = 16,
                                .value_head_dim = 16,
                                .dtype = GetParam(),
-                               .compute_dtype = GetParam(),
+                               .compute_dtype = test::ComputeFor(GetParam()),
                                .wave_span = 64,
                                .n_slots = 2048,
                                .from_span = true,
@@ -50,7 +50,7 @@ TEST_P(AttendFold, TakesAFenceForEachSegmentAndOneForTheLast) {
   }
 }
 
-INSTANTIATE_TEST_SUITE_P(DTypes, AttendFold, testing::Values(DType::kF32, DType::kBF16),
+INSTANTIATE_TEST_SUITE_P(DTypes, AttendFold, testing::Values(DType::kF32, DType::kBF16, DType::kI8),
                          [](const auto& info) { return DTypeName(info.param); });
 
 }  // namespace

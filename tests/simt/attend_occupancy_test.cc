@@ -19,7 +19,8 @@ class DecodeOccupancy : public testing::Test {
     AttentionBlocks blocks;
     blocks.shape = {
         .n_heads = 1, .n_kv_heads = 1, .head_dim = head_dim, .value_head_dim = head_dim};
-    blocks.dtype = blocks.compute_dtype = dtype;
+    blocks.dtype = dtype;
+    blocks.compute_dtype = dtype == DType::kI8 ? DType::kBF16 : dtype;
     return PrepareAttendCuda(*context_, blocks);
   }
 
@@ -27,13 +28,15 @@ class DecodeOccupancy : public testing::Test {
 };
 
 TEST_F(DecodeOccupancy, ThreeThreadBlocksOfThePapersHeadsRunOnAMultiprocessor) {
-  const cuda::DecodeOccupancy paper = cuda::PrepareAttendDecode(*context_, 128, 128);
-  EXPECT_EQ(paper.wanted, 3);
-  EXPECT_EQ(paper.blocks, 3);
-  const cuda::DecodeOccupancy widest = cuda::PrepareAttendDecode(*context_, 256, 256);
-  EXPECT_EQ(widest.wanted, 1);
-  EXPECT_EQ(widest.blocks, 1);
-  EXPECT_TRUE(Prepare(128, DType::kBF16).ok());
+  for (const DType dtype : {DType::kBF16, DType::kI8}) {
+    const cuda::DecodeOccupancy paper = cuda::PrepareAttendDecode(*context_, dtype, 128, 128);
+    EXPECT_EQ(paper.wanted, 3);
+    EXPECT_EQ(paper.blocks, 3);
+    const cuda::DecodeOccupancy widest = cuda::PrepareAttendDecode(*context_, dtype, 256, 256);
+    EXPECT_EQ(widest.wanted, 1);
+    EXPECT_EQ(widest.blocks, 1);
+    EXPECT_TRUE(Prepare(128, dtype).ok());
+  }
 }
 
 TEST_F(DecodeOccupancy, AModelIsRefusedWhereFewerRun) {
@@ -42,6 +45,7 @@ TEST_F(DecodeOccupancy, AModelIsRefusedWhereFewerRun) {
   EXPECT_EQ(status.code(), absl::StatusCode::kFailedPrecondition);
   EXPECT_THAT(std::string(status.message()),
               testing::HasSubstr("expected 3 thread blocks of decode attention (head_dim 128)"));
+  EXPECT_EQ(Prepare(128, DType::kI8).code(), absl::StatusCode::kFailedPrecondition);
   EXPECT_TRUE(Prepare(256, DType::kBF16).ok()) << "of which no more fit";
   EXPECT_TRUE(Prepare(128, DType::kF32).ok()) << "which has a kernel of its own";
 }

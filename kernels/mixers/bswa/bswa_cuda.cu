@@ -39,8 +39,9 @@ void BlockSlidingAttentionCuda(DeviceContext& context, const AttentionStep& step
   const AttentionBlocks& blocks = step.blocks;
   const dim3 grid(static_cast<unsigned>(step.seqs.n_seqs()),
                   static_cast<unsigned>(blocks.shape.n_kv_heads));
-  const auto kernel =
-      blocks.dtype == DType::kBF16 ? cuda::SlideWindows<BF16> : cuda::SlideWindows<float>;
+  const auto kernel = blocks.dtype == DType::kBF16 ? cuda::SlideWindows<BF16>
+                      : blocks.dtype == DType::kI8 ? cuda::SlideWindows<Int8>
+                                                   : cuda::SlideWindows<float>;
   AttendWavesCuda(context, step, {}, [&](int wave) {
     if (blocks.recent_spans == 1) return;
     cuda::Launch(context, kernel, grid, cuda::kThreads, 0,

@@ -99,15 +99,16 @@ struct PairBlocks {
     return values(i / kBlockSlots) + i % kBlockSlots * ValueStride(dv());
   }
   // What a slot of a block's keys, or values, is multiplied by.
-  static constexpr float ScaleAt(T* block, int channels, int32_t i) {
-    if constexpr (kHasExponents<T>) {
-      return ScaleOf(ExponentsOf(block, channels)[i % kBlockSlots]);
-    }
-    return 1;
+  constexpr float KeyScale(int32_t i) const {
+    return ScaleAt<T>(keys(i / kBlockSlots), d(), i % kBlockSlots);
   }
-  constexpr float KeyScale(int32_t i) const { return ScaleAt(keys(i / kBlockSlots), d(), i); }
   constexpr float ScaleOfValue(int32_t i) const {
-    return ScaleAt(values(i / kBlockSlots), ValueStride(dv()), i);
+    return ScaleAt<T>(values(i / kBlockSlots), ValueStride(dv()), i % kBlockSlots);
+  }
+  // Of int8 rows; where a candidate's lies.
+  constexpr T& Exponent(int32_t i, bool is_value) const {
+    return is_value ? values(i / kBlockSlots)[kBlockSlots * ValueStride(dv()) + i % kBlockSlots]
+                    : keys(i / kBlockSlots)[kBlockSlots * d() + i % kBlockSlots];
   }
   constexpr bool IsToken(int32_t i) const {
     return i >= chunk.first_token() && i < chunk.first_merged();

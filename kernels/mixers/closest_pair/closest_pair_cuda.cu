@@ -2,8 +2,7 @@
 // and the chunk's tokens, then what the wave's positions bring, of which one thread block does a
 // head of a session. Distances have the CPU's order of sums.
 #include "kernels/common/cuda/cuda_device.h"
-#include "kernels/mixers/closest_pair/candidates.h"
-#include "kernels/mixers/closest_pair/search.cuh"
+#include "kernels/mixers/closest_pair/pair_mean.cuh"
 
 namespace ovq {
 namespace cuda {
@@ -102,12 +101,13 @@ struct Dictionary {
   // |value - value of i|^2, the order of nearest_cpu.cc.
   __device__ float ValueDistance(int32_t i) const {
     const T* other = at.Value(i);
+    const float scale = at.ScaleOfValue(i);
     float sums[kValueSums] = {};
     for (int begin = 0; begin < ValueStride(at.dv()); begin += kValueSums) {
 #pragma unroll
       for (int c = 0; c < kValueSums; ++c) {
         const float x = value[begin + c];
-        const float apart = x - ToFloat(other[begin + c]);
+        const float apart = x - ToFloat(other[begin + c]) * scale;
         sums[c] = fmaf(apart, apart, sums[c]);
       }
     }
@@ -115,11 +115,12 @@ struct Dictionary {
   }
   __device__ float SquaredNorm(int32_t i) const {
     const T* of = at.Value(i);
+    const float scale = at.ScaleOfValue(i);
     float sums[kValueSums] = {};
     for (int begin = 0; begin < ValueStride(at.dv()); begin += kValueSums) {
 #pragma unroll
       for (int c = 0; c < kValueSums; ++c) {
-        const float x = ToFloat(of[begin + c]);
+        const float x = ToFloat(of[begin + c]) * scale;
         sums[c] = fmaf(x, x, sums[c]);
       }
     }
@@ -137,12 +138,13 @@ struct Dictionary {
   // |key - key of i|^2, or something beyond `limit`.
   __device__ float KeyDistance(int32_t i, float limit) const {
     const T* other = at.Key(i);
+    const float scale = at.KeyScale(i);
     float sum = 0;
     for (int begin = 0; begin < at.d() && !(sum > limit); begin += kCheckChannels) {
       const int end = begin + kCheckChannels < at.d() ? begin + kCheckChannels : at.d();
       for (int c = begin; c < end; ++c) {
         const float x = key[c];
-        const float apart = x - ToFloat(other[c * kBlockSlots]);
+        const float apart = x - ToFloat(other[c * kBlockSlots]) * scale;
         sum = fmaf(apart, apart, sum);
       }
     }
@@ -195,10 +197,10 @@ struct Dictionary {
     __syncthreads();
     if (threadIdx.x == 0) at.Partner(self) = 0;
     for (int c = threadIdx.x; c < at.d(); c += kPairThreads) {
-      key[c] = ToFloat(at.Key(self)[c * kBlockSlots]);
+      key[c] = ToFloat(at.Key(self)[c * kBlockSlots]) * at.KeyScale(self);
     }
     for (int c = threadIdx.x; c < ValueStride(at.dv()); c += kPairThreads) {
-      value[c] = ToFloat(at.Value(self)[c]);
+      value[c] = ToFloat(at.Value(self)[c]) * at.ScaleOfValue(self);
     }
     __syncthreads();
     const float scale = at.ValueScale();
@@ -262,34 +264,15 @@ struct Dictionary {
     high = low < 0 ? -1 : Oldest(low);
   }
 
-  // n channels, `stride` apart, a group by a thread.
-  __device__ void StoreMean(const T* low, const T* high, T* mean, int n, int stride, float share,
-                            const RoundingKey& rounding) const {
-    const int groups = (n + kRoundingGroup - 1) / kRoundingGroup;
-    for (int group = threadIdx.x; group < groups; group += kPairThreads) {
-      const int begin = group * kRoundingGroup;
-      float x[kRoundingGroup];
-#pragma unroll
-      for (int c = 0; c < kRoundingGroup; ++c) {
-        const int place = (begin + c) * stride;
-        x[c] = begin + c < n ? MeanOf(ToFloat(low[place]), ToFloat(high[place]), share) : 0;
-      }
-      RoundGroup(x, n - begin, rounding, static_cast<uint32_t>(begin), mean + begin * stride,
-                 static_cast<size_t>(stride));
-    }
-  }
-
   __device__ void MergeClosest(int64_t merge) const {
     int32_t low, high;
     Closest(low, high);
     if (high < 0) return;
     const uint32_t of_low = at.Count(low), of_high = at.Count(high);
     const int32_t mean = at.chunk.first_merged() + static_cast<int32_t>(merge);
-    const float share = ShareOf(of_low, of_high);
-    StoreMean(at.Key(low), at.Key(high), at.Key(mean), at.d(), kBlockSlots, share,
-              at.Rounding(high, /*is_value=*/false));
-    StoreMean(at.Value(low), at.Value(high), at.Value(mean), at.dv(), 1, share,
-              at.Rounding(high, /*is_value=*/true));
+    const PairMean of = {low, high, mean, ShareOf(of_low, of_high)};
+    StoreMean(at, block, of, /*is_value=*/false);
+    StoreMean(at, block, of, /*is_value=*/true);
     __syncthreads();
     if (threadIdx.x == 0) {
       at.counts(mean / kBlockSlots)[mean % kBlockSlots] = SumOfCounts(of_low, of_high);
@@ -347,6 +330,12 @@ struct Dictionary {
     for (int32_t i = threadIdx.x; i < n_work; i += kPairThreads) {
       const int32_t slot = slot_of[i], s = slot % kBlockSlots;
       if (slot < 0) continue;
+      if constexpr (kHasExponents<T>) {
+        at.template Row<T>(at.blocks.dictionary_keys.place, slot)[at.d() * kBlockSlots + s] =
+            at.Exponent(first + i, /*is_value=*/false);
+        at.template Row<T>(at.blocks.dictionary_values.place, slot)[stride * kBlockSlots + s] =
+            at.Exponent(first + i, /*is_value=*/true);
+      }
       const uint32_t count = at.Count(first + i);
       at.template Row<uint32_t>(at.blocks.counts, slot)[s] = count;
       at.template Row<float>(at.blocks.log_counts, slot)[s] = logf(static_cast<float>(count));
@@ -389,8 +378,9 @@ void ClosestPairCuda(DeviceContext& context, const ClosestPairStep& step) {
   cuda::PairArgs args = {step.blocks, step.places, step.rule, step.seqs.device, 0};
   const dim3 grid(static_cast<unsigned>(step.seqs.n_seqs()),
                   static_cast<unsigned>(step.blocks.shape.n_kv_heads));
-  const auto pass =
-      step.blocks.dtype == DType::kBF16 ? cuda::PassRows<BF16> : cuda::PassRows<float>;
+  const auto pass = step.blocks.dtype == DType::kBF16 ? cuda::PassRows<BF16>
+                    : step.blocks.dtype == DType::kI8 ? cuda::PassRows<Int8>
+                                                      : cuda::PassRows<float>;
   AttendWavesCuda(context, step, {}, [&](int wave) {
     args.wave = wave;
     cuda::Launch(context, pass, grid, cuda::kPairThreads, cuda::PairSharedBytes(step.blocks), args);

@@ -72,6 +72,21 @@ struct PairShared {
     return sum;
   }
 
+  __device__ uint32_t MostOfBlock(uint32_t mine) const {
+    for (int lanes = 16; lanes > 0; lanes /= 2) {
+      const uint32_t other = __shfl_xor_sync(0xffffffffu, mine, lanes);
+      mine = other > mine ? other : mine;
+    }
+    __syncthreads();
+    if (threadIdx.x % 32 == 0) orders[threadIdx.x / 32] = mine;
+    __syncthreads();
+    for (int warp = 0; warp < kPairWarps; ++warp) {
+      const unsigned long long part = orders[warp];
+      mine = part > mine ? static_cast<uint32_t>(part) : mine;
+    }
+    return mine;
+  }
+
   // How many threads before this one are marked; `total`: how many are.
   __device__ int32_t RankOfBlock(bool marked, int32_t& total) const {
     const unsigned marks = __ballot_sync(0xffffffffu, marked ? 1 : 0);

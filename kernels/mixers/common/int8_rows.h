@@ -46,6 +46,15 @@ inline const uint8_t* ExponentsOf(const Int8* block, int64_t channels) {
 inline uint8_t* ExponentsOf(Int8* block, int64_t channels) {
   return reinterpret_cast<uint8_t*>(block) + kBlockSlots * channels;
 }
+// What the channels of a slot are multiplied by, in a block with so many of them.
+template <class T>
+constexpr float ScaleAt([[maybe_unused]] const T* block, [[maybe_unused]] int channels,
+                        [[maybe_unused]] int slot) {
+  if constexpr (kHasExponents<T>) {
+    return ScaleOf(static_cast<uint8_t>(block[kBlockSlots * channels + slot].q));
+  }
+  return 1;
+}
 
 // Of the smallest scale that a row with this channel as its largest fits 127 times; rows below
 // 2^-120 are zeros. largest: the bits of its magnitude, above those of infinity if that is no
@@ -56,11 +65,12 @@ constexpr uint8_t ExponentFor(uint32_t largest) {
   const uint32_t exponent = largest >> 23, up = (largest & kMantissa) > k127Of64 ? 1 : 0;
   return exponent <= 6 ? 0 : static_cast<uint8_t>(exponent - 6 + up);
 }
-// Of the largest channel of a row times factor.
-inline uint32_t MagnitudeBits(const float* row, int n, float factor = 1) {
+// Of a channel; of the largest channel of a row times factor.
+constexpr uint32_t MagnitudeBits(float x) { return std::bit_cast<uint32_t>(x) & 0x7fffffff; }
+constexpr uint32_t MagnitudeBits(const float* row, int n, float factor = 1) {
   uint32_t largest = 0;
   for (int i = 0; i < n; ++i) {
-    const uint32_t bits = std::bit_cast<uint32_t>(row[i] * factor) & 0x7fffffff;
+    const uint32_t bits = MagnitudeBits(row[i] * factor);
     largest = bits > largest ? bits : largest;
   }
   return largest;

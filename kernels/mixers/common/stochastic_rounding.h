@@ -57,6 +57,17 @@ constexpr void RoundGroup(const float* x, int n, const RoundingKey&, uint32_t, f
   }
 }
 
+// inverse: of the row's scale (InverseScaleOf).
+constexpr void RoundGroup(const float* x, int n, const RoundingKey& key, uint32_t channel, Int8* to,
+                          size_t stride, float inverse) {
+  const std::array<uint32_t, kRoundingGroup> bits = RoundingBits(key, channel);
+  for (int i = 0; i < kRoundingGroup; ++i) {
+    if (i >= n) continue;
+    to[static_cast<size_t>(i) * stride] =
+        inverse == 0 ? Int8{0} : StochasticInt8(x[i] * inverse, bits[i]);
+  }
+}
+
 // to[i * stride] = x[i] for all n channels of a row, rounded by key; gives the row's exponent.
 template <class T>
 uint8_t RoundRow(const float* x, int n, const RoundingKey& key, T* to, size_t stride) {
@@ -70,12 +81,8 @@ inline uint8_t RoundRow(const float* x, int n, const RoundingKey& key, Int8* to,
   const uint8_t exponent = ExponentFor(MagnitudeBits(x, n));
   const float inverse = InverseScaleOf(exponent);
   for (int begin = 0; begin < n; begin += kRoundingGroup) {
-    const std::array<uint32_t, kRoundingGroup> bits =
-        RoundingBits(key, static_cast<uint32_t>(begin));
-    for (int i = begin; i < n && i < begin + kRoundingGroup; ++i) {
-      to[static_cast<size_t>(i) * stride] =
-          inverse == 0 ? Int8{0} : StochasticInt8(x[i] * inverse, bits[i - begin]);
-    }
+    RoundGroup(x + begin, n - begin, key, static_cast<uint32_t>(begin),
+               to + static_cast<size_t>(begin) * stride, stride, inverse);
   }
   return exponent;
 }

@@ -9,15 +9,21 @@
 #include <vector>
 
 #include "kernels/mixers/common/attention_ref.h"
-#include "tests/kernels/mixers/attend_sessions.h"
+#include "tests/kernels/mixers/attend_configs.h"
 
 namespace ovq {
 namespace {
 
 using cuda::Split;
 using test::AttendConfig;
+using test::Full;
 using test::kBeta;
+using test::kBF16;
+using test::kF32;
+using test::kI8;
+using test::Ovq;
 using test::Sessions;
+using test::Sliding;
 using test::TokenRow;
 
 constexpr int64_t kFar = (int64_t{1} << 40) + 7;
@@ -197,47 +203,6 @@ TEST_P(AttendTest, AgreesWithTheReferenceAndKeepsItsBits) {
   }
 }
 
-constexpr DType kF32 = DType::kF32, kBF16 = DType::kBF16;
-
-AttendConfig Ovq(std::string name, int n_heads, int n_kv_heads, int d, int dv, DType dtype,
-                 DType compute, int chunk, int cap) {
-  return {.name = std::move(name),
-          .n_heads = n_heads,
-          .n_kv_heads = n_kv_heads,
-          .head_dim = d,
-          .value_head_dim = dv,
-          .dtype = dtype,
-          .compute_dtype = compute,
-          .wave_span = chunk,
-          .by_chunk = true,
-          .n_slots = cap,
-          .from_span = true,
-          .probe = true};
-}
-AttendConfig Sliding(std::string name, int n_heads, int n_kv_heads, int d, int dv, DType dtype,
-                     DType compute, int window) {
-  return {.name = std::move(name),
-          .n_heads = n_heads,
-          .n_kv_heads = n_kv_heads,
-          .head_dim = d,
-          .value_head_dim = dv,
-          .dtype = dtype,
-          .compute_dtype = compute,
-          .wave_span = kBlockSlots,
-          .window = window};
-}
-AttendConfig Full(std::string name, int n_heads, int n_kv_heads, int d, int dv, DType dtype,
-                  DType compute) {
-  return {.name = std::move(name),
-          .n_heads = n_heads,
-          .n_kv_heads = n_kv_heads,
-          .head_dim = d,
-          .value_head_dim = dv,
-          .dtype = dtype,
-          .compute_dtype = compute,
-          .wave_span = 0};
-}
-
 // The second segment has no open slot, and the third begins with a block that has none.
 AttendConfig Closed(std::string name, DType dtype, int closed_from) {
   return {.name = std::move(name),
@@ -246,7 +211,7 @@ AttendConfig Closed(std::string name, DType dtype, int closed_from) {
           .head_dim = 16,
           .value_head_dim = 16,
           .dtype = dtype,
-          .compute_dtype = dtype,
+          .compute_dtype = test::ComputeFor(dtype),
           .wave_span = 64,
           .n_slots = 560,
           .from_span = true,
@@ -259,22 +224,34 @@ INSTANTIATE_TEST_SUITE_P(Float32, AttendTest,
                                            Ovq("ovq_wide", 1, 1, 300, 272, kF32, kF32, 64, 70),
                                            Sliding("sliding", 2, 1, 20, 32, kF32, kF32, 100),
                                            Sliding("sliding_bf16", 1, 1, 33, 16, kBF16, kBF16, 1),
+                                           Ovq("ovq_i8", 2, 2, 20, 24, kI8, kF32, 48, 300),
+                                           Ovq("ovq_group5_i8", 5, 1, 32, 17, kI8, kF32, 40, 90),
+                                           Ovq("ovq_wide_i8", 1, 1, 300, 272, kI8, kF32, 64, 70),
+                                           Sliding("sliding_i8", 1, 1, 33, 16, kI8, kBF16, 1),
+                                           Full("full_i8", 2, 1, 32, 20, kI8, kF32),
                                            Full("full", 2, 1, 32, 20, kF32, kBF16),
                                            Closed("closed", kF32, 256),
                                            Closed("all_closed", kF32, 0)),
                          [](const auto& info) { return info.param.name; });
 
-INSTANTIATE_TEST_SUITE_P(TensorCores, AttendTest,
-                         ::testing::Values(Ovq("ovq", 2, 2, 64, 48, kBF16, kBF16, 48, 330),
-                                           Ovq("ovq_group5", 5, 1, 32, 64, kBF16, kBF16, 128, 90),
-                                           Ovq("ovq_group17", 17, 1, 16, 20, kBF16, kBF16, 64, 100),
-                                           Ovq("ovq_wide", 1, 1, 128, 128, kBF16, kBF16, 64, 280),
-                                           Ovq("ovq_widest", 1, 1, 256, 240, kBF16, kBF16, 32, 70),
-                                           Sliding("sliding", 2, 1, 64, 32, kBF16, kBF16, 230),
-                                           Full("full", 2, 1, 32, 96, kBF16, kBF16),
-                                           Closed("closed", kBF16, 256),
-                                           Closed("all_closed", kBF16, 0)),
-                         [](const auto& info) { return info.param.name; });
+INSTANTIATE_TEST_SUITE_P(
+    TensorCores, AttendTest,
+    ::testing::Values(Ovq("ovq", 2, 2, 64, 48, kBF16, kBF16, 48, 330),
+                      Ovq("ovq_group5", 5, 1, 32, 64, kBF16, kBF16, 128, 90),
+                      Ovq("ovq_group17", 17, 1, 16, 20, kBF16, kBF16, 64, 100),
+                      Ovq("ovq_wide", 1, 1, 128, 128, kBF16, kBF16, 64, 280),
+                      Ovq("ovq_widest", 1, 1, 256, 240, kBF16, kBF16, 32, 70),
+                      Sliding("sliding", 2, 1, 64, 32, kBF16, kBF16, 230),
+                      Full("full", 2, 1, 32, 96, kBF16, kBF16),
+                      Ovq("ovq_i8", 2, 2, 64, 48, kI8, kBF16, 48, 330),
+                      Ovq("ovq_group5_i8", 5, 1, 32, 64, kI8, kBF16, 128, 90),
+                      Ovq("ovq_group17_i8", 17, 1, 16, 20, kI8, kBF16, 64, 100),
+                      Ovq("ovq_wide_i8", 1, 1, 128, 128, kI8, kBF16, 64, 280),
+                      Ovq("ovq_widest_i8", 1, 1, 256, 240, kI8, kBF16, 32, 70),
+                      Sliding("sliding_i8", 2, 1, 64, 32, kI8, kBF16, 230),
+                      Full("full_i8", 2, 1, 32, 96, kI8, kBF16), Closed("closed_i8", kI8, 256),
+                      Closed("closed", kBF16, 256), Closed("all_closed", kBF16, 0)),
+    [](const auto& info) { return info.param.name; });
 
 // What the benchmark times: a step of 64 sessions with full dictionaries in different phases of
 // their chunks, nine segments to a tile. The last of nine thread blocks folds the parts of all,
@@ -287,7 +264,7 @@ TEST_P(AttendFullDictionaries, SplitStepsKeepTheirBitsWhateverTheOrderOfBlocks) 
   constexpr int kSessions = 64, kChunk = 128;
   constexpr int64_t kPosition = 10'240'000;
   const AttendConfig config =
-      Ovq("full", 1, 1, 128, 128, GetParam(), GetParam(), kChunk, /*cap=*/2048);
+      Ovq("full", 1, 1, 128, 128, GetParam(), test::ComputeFor(GetParam()), kChunk, /*cap=*/2048);
   ASSERT_EQ(
       (BlocksOf(config.live_at(kPosition)) + 1 + cuda::kSegmentBlocks - 1) / cuda::kSegmentBlocks,
       9);
@@ -318,7 +295,7 @@ TEST_P(AttendFullDictionaries, SplitStepsKeepTheirBitsWhateverTheOrderOfBlocks) 
   }
 }
 
-INSTANTIATE_TEST_SUITE_P(DTypes, AttendFullDictionaries, ::testing::Values(kF32, kBF16),
+INSTANTIATE_TEST_SUITE_P(DTypes, AttendFullDictionaries, ::testing::Values(kF32, kBF16, kI8),
                          [](const auto& info) { return DTypeName(info.param); });
 
 // Equal keys in several slots of the dictionary: the lowest wins, wherever they are.
@@ -334,7 +311,7 @@ TEST_P(AttendTies, GoToTheLowestSlot) {
                                .head_dim = d,
                                .value_head_dim = 16,
                                .dtype = GetParam(),
-                               .compute_dtype = GetParam(),
+                               .compute_dtype = test::ComputeFor(GetParam()),
                                .wave_span = 64,
                                .n_slots = 560,
                                .from_span = true,
@@ -365,26 +342,17 @@ TEST_P(AttendTies, GoToTheLowestSlot) {
         EXPECT_EQ(*sessions.At<int32_t>(state.data(), {sessions.blocks().best_slot}, 0,
                                         static_cast<int64_t>(i)),
                   ties[i][0]);
-        // |key|^2; a key of unit norm is off by 2^-9 of its length at most after rounding.
+        // |key|^2; a key of unit norm is off by 2^-9 of its length at most after rounding, in
+        // int8 by half a unit a channel, of which 64 to 127 are the largest.
         EXPECT_NEAR(*sessions.At<float>(state.data(), {sessions.blocks().best_score}, 0,
                                         static_cast<int64_t>(i)),
-                    1.0f, 3 * test::kRoundBF16);
+                    1.0f, config.dtype == kI8 ? 0x1p-6f : 3 * test::kRoundBF16);
       }
     }
   }
 }
-INSTANTIATE_TEST_SUITE_P(DTypes, AttendTies, ::testing::Values(kF32, kBF16),
+INSTANTIATE_TEST_SUITE_P(DTypes, AttendTies, ::testing::Values(kF32, kBF16, kI8),
                          [](const auto& info) { return DTypeName(info.param); });
-
-TEST(Waves, CountsTheSpansThatRowsTouch) {
-  const std::vector<int32_t> row_begin = {0, 1, 66, 67};
-  const std::vector<int64_t> start_pos = {0, 63, 1000};
-  const StepSeqs seqs = {
-      .row_begin = row_begin, .start_pos = start_pos, .slot_cap = {}, .state = {}, .device = {}};
-  EXPECT_EQ(Waves(seqs, 64), 2);
-  EXPECT_EQ(Waves(seqs, 32), 3);
-  EXPECT_EQ(Waves(seqs, 0), 1);
-}
 
 }  // namespace
 }  // namespace ovq

@@ -13,6 +13,7 @@
 
 #include "kernels/mixers/common/block_attention.h"
 #include "kernels/mixers/common/cuda/attend.h"
+#include "kernels/mixers/common/int8_rows.h"
 #include "kernels/mixers/ovq/ovq.h"
 #include "tests/test_util.h"
 
@@ -32,11 +33,12 @@ struct AttendConfig {
   bool from_span = false;
   int window = 0;
   bool probe = false;
-  int closed_from = 1 << 30;  // dictionary slots from here on have a bias of -infinity
+  int closed_from = 1 << 30;    // dictionary slots from here on have a bias of -infinity
+  bool rounds_to_int8 = false;  // keys and values are such as int8 rows hold without loss
 
   int value_stride() const { return ValueStride(value_head_dim); }
-  int64_t key_bytes() const { return int64_t{head_dim} * kBlockSlots * DTypeBytes(dtype); }
-  int64_t value_bytes() const { return int64_t{value_stride()} * kBlockSlots * DTypeBytes(dtype); }
+  int64_t key_bytes() const { return static_cast<int64_t>(BlockBytes(dtype, head_dim)); }
+  int64_t value_bytes() const { return static_cast<int64_t>(BlockBytes(dtype, value_stride())); }
   int32_t ring() const { return window == 0 ? 0 : static_cast<int32_t>(1 + BlocksOf(window - 1)); }
   int64_t live_at(int64_t t) const {
     return by_chunk ? CentroidsAt(t / wave_span * wave_span, n_slots) : n_slots;
@@ -46,10 +48,21 @@ struct AttendConfig {
   int64_t oldest(int64_t t) const {
     return window > 0 ? std::max<int64_t>(0, t - window + 1) : origin(t);
   }
-  bool tensor_cores() const { return dtype == DType::kBF16 && compute_dtype == DType::kBF16; }
+  bool tensor_cores() const { return dtype != DType::kF32 && compute_dtype == DType::kBF16; }
 };
 
+// What models with states of this type compute in here.
+inline DType ComputeFor(DType state) { return state == DType::kI8 ? DType::kBF16 : state; }
+
 inline void PrintTo(const AttendConfig& config, std::ostream* out) { *out << config.name; }
+
+// A key or a value, if the config asks for it.
+inline void RoundRowFor(const AttendConfig& config, float* row, int n) {
+  if (!config.rounds_to_int8) return;
+  std::vector<Int8> rounded(static_cast<size_t>(n));
+  const float scale = ScaleOf(StoreNearest(row, n, 1, rounded.data(), 1));
+  for (size_t c = 0; c < rounded.size(); ++c) row[c] = ToFloat(rounded[c]) * scale;
+}
 
 // What a token brings: [n_heads + n_kv_heads][head_dim], [n_kv_heads][value_head_dim].
 inline std::vector<float> TokenRow(const AttendConfig& config, int session, int64_t t) {
@@ -68,6 +81,11 @@ inline std::vector<float> TokenRow(const AttendConfig& config, int session, int6
       x *= scale;
       if (config.compute_dtype == DType::kBF16) x = ToFloat(RoundToBF16(x));
     }
+    if (!is_query) RoundRowFor(config, row.data() + i * d, config.head_dim);
+  }
+  for (int h = 0; h < config.n_kv_heads; ++h) {
+    RoundRowFor(config, row.data() + vectors * d + static_cast<size_t>(h * config.value_head_dim),
+                config.value_head_dim);
   }
   return row;
 }
@@ -193,12 +211,13 @@ class Sessions {
   void FillNoise(std::vector<std::byte>& bytes, const std::vector<float>& noise) const {
     const size_t element = DTypeBytes(config_.dtype);
     const float scale = 1 / std::sqrt(static_cast<float>(config_.head_dim));
-    for (size_t i = 0; i * element < static_cast<size_t>(probe_begin()); ++i) {
+    for (size_t i = 0; element > 1 && i * element < static_cast<size_t>(probe_begin()); ++i) {
       const float x = noise[i] * scale;
       const BF16 rounded = RoundToBF16(x);
       std::memcpy(bytes.data() + i * element,
                   element == 2 ? static_cast<const void*>(&rounded) : &x, element);
     }
+    if (element == 1 || config_.rounds_to_int8) FillRows(bytes, noise, scale);
     for (int64_t b = 0; b < BlocksOf(config_.n_slots); ++b) {
       for (int h = 0; h < config_.n_kv_heads; ++h) {
         float* bias = At<float>(bytes.data(), blocks_.dictionary_bias, h, b);
@@ -207,11 +226,43 @@ class Sessions {
           bias[i] = b * kBlockSlots + i < config_.closed_from
                         ? std::log(1.0f + static_cast<float>(i % 9))
                         : -std::numeric_limits<float>::infinity();
-          StoreValue(noise.data() + (b * 7 + h) * kBlockSlots + i, config_.value_head_dim,
-                     config_.value_stride(), config_.dtype, values, i);
+          const float* value = noise.data() + (b * 7 + h) * kBlockSlots + i;
+          std::vector<float> row(value, value + config_.value_head_dim);
+          RoundRowFor(config_, row.data(), config_.value_head_dim);
+          StoreValue(row.data(), config_.value_head_dim, config_.value_stride(), config_.dtype,
+                     values, i);
         }
       }
     }
+  }
+
+  // Row by row, the same whatever type they are stored in.
+  void FillRows(std::vector<std::byte>& bytes, const std::vector<float>& noise, float scale) const {
+    size_t at = 0;
+    const auto next = [&](int n) {
+      if (at + static_cast<size_t>(n) > noise.size()) at = 0;
+      std::vector<float> row(noise.begin() + static_cast<std::ptrdiff_t>(at),
+                             noise.begin() + static_cast<std::ptrdiff_t>(at) + n);
+      at += static_cast<size_t>(n);
+      for (float& x : row) x *= scale;
+      RoundRowFor(config_, row.data(), n);
+      return row;
+    };
+    const auto fill = [&](const BlockPlaces& keys, const BlockPlaces& values, int64_t blocks) {
+      for (int64_t b = 0; b < blocks; ++b) {
+        for (int h = 0; h < config_.n_kv_heads; ++h) {
+          for (int slot = 0; slot < kBlockSlots; ++slot) {
+            StoreKey(next(config_.head_dim).data(), config_.head_dim, config_.dtype,
+                     At<void>(bytes.data(), keys, h, b), slot);
+            StoreValue(next(config_.value_head_dim).data(), config_.value_head_dim,
+                       config_.value_stride(), config_.dtype, At<void>(bytes.data(), values, h, b),
+                       slot);
+          }
+        }
+      }
+    };
+    fill(blocks_.recent_keys, blocks_.recent_values, recent_);
+    fill(blocks_.dictionary_keys, blocks_.dictionary_values, BlocksOf(config_.n_slots));
   }
 
   void Store(Session& session, int index, int64_t t) {

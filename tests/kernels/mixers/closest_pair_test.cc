@@ -56,12 +56,7 @@ std::vector<std::vector<uint32_t>> Counts(const MixerInstance& instance,
   return OfRows("counts", instance, session, n_rows);
 }
 
-// Of the state, that the device has.
-std::vector<DType> TypesOn(Device device) {
-  std::vector<DType> types = {DType::kF32, DType::kBF16};
-  if (device != Device::kCuda) types.push_back(DType::kI8);
-  return types;
-}
+constexpr DType kStateTypes[] = {DType::kF32, DType::kBF16, DType::kI8};
 
 class ClosestPair : public ::testing::TestWithParam<Device> {
  protected:
@@ -74,7 +69,7 @@ class ClosestPair : public ::testing::TestWithParam<Device> {
 TEST_P(ClosestPair, IsFullAttentionToTheBitUntilTheCapIsReached) {
   constexpr int64_t kCap = 150, kExact = 192;  // the chunk that passes the cap still reads all
   const std::vector<float> x = RandomRows(260, 3);
-  for (const DType dtype : TypesOn(GetParam())) {
+  for (const DType dtype : kStateTypes) {
     MixerInstance full(PairCase("full_attention", 64, 0, dtype), GetParam(), 1, 260);
     MixerInstance rows(PairCase("closest_pair_attention", 64, kCap, dtype), GetParam(), 1, 260);
     MixerSession of_full = full.NewSession(), of_rows = rows.NewSession();
@@ -86,7 +81,7 @@ TEST_P(ClosestPair, IsFullAttentionToTheBitUntilTheCapIsReached) {
 }
 
 TEST_P(ClosestPair, EveryTokenIsCountedOnce) {
-  for (const DType dtype : TypesOn(GetParam())) {
+  for (const DType dtype : kStateTypes) {
     MixerInstance instance(PairCase("closest_pair_attention", 16, 70, dtype), GetParam(), 1, 208);
     MixerSession session = instance.NewSession();
     instance.Run(session, RandomRows(208, 5), {});

@@ -296,6 +296,10 @@ INSTANTIATE_TEST_SUITE_P(All, OvqUpdate,
                                            Case{64, 8, 3, 16, 24, DType::kF32},
                                            Case{20, 48, 2, 100, 64, DType::kF32, true},
                                            Case{32, 12, 1, 128, 300, DType::kBF16, true},
+                                           Case{32, 48, 2, 128, 300, DType::kI8},
+                                           Case{20, 12, 1, 100, 64, DType::kI8},
+                                           Case{300, 8, 1, 16, 24, DType::kI8},
+                                           Case{20, 48, 2, 100, 64, DType::kI8, true},
                                            // More shared memory than a kernel has without asking.
                                            Case{8, 8, 1, 4200, 50, DType::kBF16}),
                          CaseName);

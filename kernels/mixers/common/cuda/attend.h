@@ -15,7 +15,7 @@
 
 namespace ovq::cuda {
 
-inline constexpr int kSegmentBlocks = 4;
+inline constexpr int kSegmentBlocks = 4;  // the CPU has 8, as ovq::kSegmentBlocks
 
 // Writes the values of a wave's rows, and the keys that are kept in the state, to their recent
 // slots, rounded to nearest.

@@ -16,15 +16,16 @@ struct DecodeLayout {
   int rows;     // [16][RowChunks(head_dim)]
   int weights;  // [16][kWeightChunks] bfloat16
   int highest;  // [kWarps][16] float2: a row's highest score; later its best score and slot
-  int blocks;   // [kStages]
+  int blocks;   // BlockChunks
   int end;
 };
+template <class T>
 __host__ __device__ constexpr DecodeLayout LayoutOf(int head_dim, int value_stride) {
   DecodeLayout at = {};
   at.weights = at.rows + kRowTile * RowChunks(head_dim);
   at.highest = at.weights + kRowTile * kWeightChunks;
   at.blocks = at.highest + kWarps * kRowTile / 2;
-  at.end = at.blocks + kStages * BlockChunks(head_dim, value_stride);
+  at.end = at.blocks + BlockChunks<T>(head_dim, value_stride, kStages);
   return at;
 }
 
@@ -37,11 +38,10 @@ struct Accumulators {
 
 // The copies of block i, two groups: keys and bias, values. Groups are closed even when empty, so
 // that they can be counted.
+template <class T>
 __device__ inline void CopyBlock(const AttendArgs& args, const Tile& tile, int i,
                                  const DecodeLayout& at) {
-  const BlockBuffer buffer =
-      BufferAt(args, at.blocks + (i - tile.begin_block) % kStages *
-                                     BlockChunks(args.blocks.shape.head_dim, args.value_stride));
+  const BlockBuffer<T> buffer = BufferAt<T, kStages>(args, at.blocks, i);
   const bool any = i < tile.end_block;
   const BlockView block = BlockAt(args, tile, any ? i : tile.begin_block);
   if (any) CopyKeys(args, block, buffer);
@@ -109,7 +109,7 @@ __device__ inline void EndProbes(const AttendArgs& args, const Tile& tile, const
 // barrier before it and the next one all warps have put their highest scores into `highest`.
 template <int kPairs>
 __device__ inline void AddBlock(const AttendArgs& args, const DecodeLayout& at,
-                                const BlockBuffer& buffer, const float (&scores)[2][4],
+                                SharedPtr<const uint4> values, const float (&scores)[2][4],
                                 LaneRows& rows, Accumulators<kPairs>& out) {
   const int warp = static_cast<int>(threadIdx.x) / 32, lane = static_cast<int>(threadIdx.x) % 32;
   const SharedPtr<float2> exchange = DynamicShared<float2>(at.highest * sizeof(uint4));
@@ -147,7 +147,7 @@ __device__ inline void AddBlock(const AttendArgs& args, const DecodeLayout& at,
     for (int p = 0; p < kPairs; ++p) {
       const int pair = warp + p * kWarps;
       if (pair * 16 >= args.value_stride) continue;
-      AddValues(a, buffer.values + ((16 * k + lane % 16) * value_chunks + lane / 16 + 2 * pair),
+      AddValues(a, values + ((16 * k + lane % 16) * value_chunks + lane / 16 + 2 * pair),
                 out.acc[2 * p], out.acc[2 * p + 1]);
     }
   }
@@ -161,35 +161,39 @@ __device__ inline void AddBlock(const AttendArgs& args, const DecodeLayout& at,
 // split). The warps share a block: each scores 16 of its 64 slots, then adds up a quarter of the
 // value channels. Two blocks are on their way or at work, so that memory never waits.
 // Bytes: every block of the row's state once, 128 (head_dim + value_stride) + 256 of bias.
-template <int kPairs>
+// T: BF16, or Int8, which is half as many bytes and 128 of exponents.
+template <int kPairs, class T>
 __global__ void __launch_bounds__(kWarps * 32)
     AttendDecodeKernel(const __grid_constant__ AttendArgs args) {
   Tile tile;
   if (!FindTile(args, kRowTile, tile)) return;
   const int head_dim = args.blocks.shape.head_dim;
-  const DecodeLayout at = LayoutOf(head_dim, args.value_stride);
+  const DecodeLayout at = LayoutOf<T>(head_dim, args.value_stride);
   const SharedPtr<uint4> row_data = DynamicShared<uint4>(at.rows * sizeof(uint4));
   const SharedPtr<float2> exchange = DynamicShared<float2>(at.highest * sizeof(uint4));
   const int warp = static_cast<int>(threadIdx.x) / 32, lane = static_cast<int>(threadIdx.x) % 32;
 
-  if (tile.begin_block < tile.end_block) CopyBlock(args, tile, tile.begin_block, at);
+  if (tile.begin_block < tile.end_block) CopyBlock<T>(args, tile, tile.begin_block, at);
   LoadRows(args, tile, kRowTile, row_data);
   LaneRows rows = FirstRows(args, tile, 0);
   Accumulators<kPairs> out = {};
   for (int i = tile.begin_block; i < tile.end_block; ++i) {
     const BlockView block = BlockAt(args, tile, i);
-    const BlockBuffer buffer =
-        BufferAt(args, at.blocks + (i - tile.begin_block) % kStages *
-                                       BlockChunks(head_dim, args.value_stride));
+    const BlockBuffer<T> buffer = BufferAt<T, kStages>(args, at.blocks, i);
     WaitCopies<1>();
+    WidenKeys(args, buffer);
     __syncthreads();  // keys have come; the buffer of the block before is free
-    CopyBlock(args, tile, i + 1, at);
+    CopyBlock<T>(args, tile, i + 1, at);
     float scores[2][4];
     Scores<1>(row_data, RowChunks(head_dim), buffer.keys, warp, head_dim, scores);
+    ScaleScores(buffer, warp * 16, scores);
     if (block.live >= 0 && tile.n_queries < tile.n_rows) {
       UpdateBest(scores, warp * 16, block.live, i * kBlockSlots, rows);
     }
-    if (tile.n_queries == 0) continue;
+    if (tile.n_queries == 0) {
+      if (kHasExponents<T>) __syncthreads();  // keys are free
+      continue;
+    }
     float highest[2];
     MaskScores({block, buffer.bias, warp * 16}, args.blocks.window, rows, scores, highest);
 #pragma unroll
@@ -199,8 +203,9 @@ __global__ void __launch_bounds__(kWarps * 32)
       }
     }
     WaitCopies<2>();
+    WidenValues(args, buffer);
     __syncthreads();  // values and every warp's highest scores have come
-    AddBlock(args, at, buffer, scores, rows, out);
+    AddBlock(args, at, buffer.values, scores, rows, out);
     if ((i + 1) % kSegmentBlocks == 0 || i + 1 == tile.n_blocks) {
       EndSegment(args, tile, rows, out);
     }
@@ -221,10 +226,15 @@ __global__ void __launch_bounds__(kWarps * 32)
 }
 
 using DecodeKernelFn = void (*)(AttendArgs);
-DecodeKernelFn DecodeKernel(int value_stride) {
-  return value_stride <= 64    ? AttendDecodeKernel<1>
-         : value_stride <= 128 ? AttendDecodeKernel<2>
-                               : AttendDecodeKernel<4>;
+template <class T>
+DecodeKernelFn DecodeKernelOf(int value_stride) {
+  return value_stride <= 64    ? AttendDecodeKernel<1, T>
+         : value_stride <= 128 ? AttendDecodeKernel<2, T>
+                               : AttendDecodeKernel<4, T>;
+}
+DecodeKernelFn DecodeKernel(DType dtype, int value_stride) {
+  return dtype == DType::kI8 ? DecodeKernelOf<Int8>(value_stride)
+                             : DecodeKernelOf<BF16>(value_stride);
 }
 
 // While one waits for memory, others compute.
@@ -232,13 +242,16 @@ constexpr int kWantedBlocks = 3;
 
 }  // namespace
 
-size_t AttendDecodeShared(int head_dim, int value_stride) {
-  return static_cast<size_t>(LayoutOf(head_dim, value_stride).end) * sizeof(uint4);
+size_t AttendDecodeShared(DType dtype, int head_dim, int value_stride) {
+  const DecodeLayout at = dtype == DType::kI8 ? LayoutOf<Int8>(head_dim, value_stride)
+                                              : LayoutOf<BF16>(head_dim, value_stride);
+  return static_cast<size_t>(at.end) * sizeof(uint4);
 }
 
-DecodeOccupancy PrepareAttendDecode(DeviceContext& context, int head_dim, int value_stride) {
-  const size_t bytes = AttendDecodeShared(head_dim, value_stride);
-  const auto* kernel = reinterpret_cast<const void*>(DecodeKernel(value_stride));
+DecodeOccupancy PrepareAttendDecode(DeviceContext& context, DType dtype, int head_dim,
+                                    int value_stride) {
+  const size_t bytes = AttendDecodeShared(dtype, head_dim, value_stride);
+  const auto* kernel = reinterpret_cast<const void*>(DecodeKernel(dtype, value_stride));
   AllowShared(context, kernel, bytes);
   CheckCuda(cudaFuncSetAttribute(kernel, cudaFuncAttributePreferredSharedMemoryCarveout,
                                  cudaSharedmemCarveoutMaxShared));
@@ -256,8 +269,9 @@ DecodeOccupancy PrepareAttendDecode(DeviceContext& context, int head_dim, int va
 }
 
 void LaunchAttendDecode(DeviceContext& context, const AttendArgs& args, uint32_t grid) {
-  const size_t shared = AttendDecodeShared(args.blocks.shape.head_dim, args.value_stride);
-  Launch(context, DecodeKernel(args.value_stride), grid, kWarps * 32, shared, args);
+  const DType dtype = args.blocks.dtype;
+  const size_t shared = AttendDecodeShared(dtype, args.blocks.shape.head_dim, args.value_stride);
+  Launch(context, DecodeKernel(dtype, args.value_stride), grid, kWarps * 32, shared, args);
 }
 
 }  // namespace ovq::cuda

@@ -18,9 +18,14 @@ struct FmaShared {
   SharedPtr<float> rows, weights, scale, acc, folded;
 };
 
-// A query's 64 scores to weights. The sum of the weights: lane l adds those of the slots l and
-// l + 32, then lanes 16, 8, 4, 2 and 1 apart.
-__device__ inline void Softmax(SharedPtr<float> scores, const float (&bias)[2], int lo, int hi,
+// The slots l and l + 32 of lane l.
+struct LaneSlots {
+  float bias[2], value_scale[2];
+};
+
+// A query's 64 scores to weights, which are left times the scales of their values. The sum of the
+// weights: a lane adds those of its two slots, then lanes 16, 8, 4, 2 and 1 apart.
+__device__ inline void Softmax(SharedPtr<float> scores, const LaneSlots& slots, int lo, int hi,
                                WarpRow& row, float& scale) {
   const int lane = static_cast<int>(threadIdx.x) % 32;
   float score[2];
@@ -30,7 +35,7 @@ __device__ inline void Softmax(SharedPtr<float> scores, const float (&bias)[2], 
     const int slot = lane + 32 * j;
     const float plain = scores[slot];
     open[j] = slot >= lo && slot < hi;
-    score[j] = open[j] ? plain + bias[j] : kLowest;
+    score[j] = open[j] ? plain + slots.bias[j] : kLowest;
   }
   float new_max = fmaxf(row.max, fmaxf(score[0], score[1]));
   for (int apart = 16; apart > 0; apart /= 2) {
@@ -40,7 +45,7 @@ __device__ inline void Softmax(SharedPtr<float> scores, const float (&bias)[2], 
 #pragma unroll
   for (int j = 0; j < 2; ++j) {
     weight[j] = open[j] ? expf(score[j] - new_max) : 0.0f;
-    scores[lane + 32 * j] = weight[j];
+    scores[lane + 32 * j] = weight[j] * slots.value_scale[j];
   }
   float sum = weight[0] + weight[1];
   for (int apart = 16; apart > 0; apart /= 2) {
@@ -68,7 +73,7 @@ __device__ inline void Probe(SharedPtr<const float> scores, int live, int first_
 // Scores of a block -> weights, scale of the output so far, best slots; a row to a warp.
 template <int kRows>
 __device__ inline void WeighBlock(const AttendArgs& args, const Tile& tile, int i,
-                                  const FmaShared& shared, const float (&bias)[2],
+                                  const FmaShared& shared, const LaneSlots& slots,
                                   WarpRow (&rows)[kRows / kWarps]) {
   const int warp = static_cast<int>(threadIdx.x) / 32, lane = static_cast<int>(threadIdx.x) % 32;
   const BlockView block = BlockAt(args, tile, i);
@@ -79,7 +84,7 @@ __device__ inline void WeighBlock(const AttendArgs& args, const Tile& tile, int 
       int lo, hi;
       float scale;
       OpenSlots(block, args.blocks.window, tile.slot + tile.token(args, r), lo, hi);
-      Softmax(shared.weights + r * kBlockSlots, bias, lo, hi, rows[j], scale);
+      Softmax(shared.weights + r * kBlockSlots, slots, lo, hi, rows[j], scale);
       if (lane == 0) shared.scale[r] = scale;
     } else if (r < tile.n_rows && block.live >= 0) {
       Probe(shared.weights + r * kBlockSlots, block.live, i * kBlockSlots, rows[j]);
@@ -216,11 +221,14 @@ __global__ void __launch_bounds__(kFmaThreads, kRows == 4 ? 4 : 2)
   __syncthreads();
   WarpRow rows[kRows / kWarps];
   for (int i = tile.begin_block; i < tile.end_block; ++i) {
-    const float* biases = BlockAt(args, tile, i).bias;
-    float bias[2] = {0, 0};
+    const BlockView block = BlockAt(args, tile, i);
+    const float key_scale = KeyScale<T>(args, block, slot);
+    LaneSlots slots;
 #pragma unroll
     for (int j = 0; j < 2; ++j) {
-      if (biases != nullptr) bias[j] = biases[thread % 32 + 32 * j];
+      const int of_lane = thread % 32 + 32 * j;
+      slots.bias[j] = block.bias == nullptr ? 0 : block.bias[of_lane];
+      slots.value_scale[j] = ValueScale<T>(args, block, of_lane);
     }
     float scores[kHalf] = {};
     for (int p = 0; p < slices.of_keys; ++p) {
@@ -231,10 +239,10 @@ __global__ void __launch_bounds__(kFmaThreads, kRows == 4 ? 4 : 2)
     }
 #pragma unroll
     for (int k = 0; k < kHalf; ++k) {
-      shared.weights[(first_row + k) * kBlockSlots + slot] = scores[k];
+      shared.weights[(first_row + k) * kBlockSlots + slot] = scores[k] * key_scale;
     }
     __syncthreads();
-    WeighBlock<kRows>(args, tile, i, shared, bias, rows);
+    WeighBlock<kRows>(args, tile, i, shared, slots, rows);
     for (int p = 0; p < slices.of_values; ++p) {
       const int s = p * slices.slots;
       const SharedPtr<const T> values = stream.Next();
@@ -249,6 +257,11 @@ __global__ void __launch_bounds__(kFmaThreads, kRows == 4 ? 4 : 2)
   Finish<kRows>(args, tile, shared, rows);
 }
 
+template <class T>
+auto FmaKernelOf(int n_rows) {
+  return n_rows == 4 ? AttendFmaKernel<4, T> : AttendFmaKernel<16, T>;
+}
+
 }  // namespace
 
 size_t AttendFmaShared(int head_dim, int value_stride, int n_rows) {
@@ -257,10 +270,10 @@ size_t AttendFmaShared(int head_dim, int value_stride, int n_rows) {
 
 void LaunchAttendFma(DeviceContext& context, const AttendArgs& args, uint32_t grid, int n_rows) {
   const size_t shared = AttendFmaShared(args.blocks.shape.head_dim, args.value_stride, n_rows);
-  const bool is_bf16 = args.blocks.dtype == DType::kBF16;
-  const auto kernel = n_rows == 4
-                          ? (is_bf16 ? AttendFmaKernel<4, uint16_t> : AttendFmaKernel<4, float>)
-                          : (is_bf16 ? AttendFmaKernel<16, uint16_t> : AttendFmaKernel<16, float>);
+  const DType dtype = args.blocks.dtype;
+  const auto kernel = dtype == DType::kBF16 ? FmaKernelOf<uint16_t>(n_rows)
+                      : dtype == DType::kI8 ? FmaKernelOf<Int8>(n_rows)
+                                            : FmaKernelOf<float>(n_rows);
   Launch(context, kernel, grid, kFmaThreads, shared, args);
 }
 

@@ -6,6 +6,7 @@
 #include <cstdint>
 
 #include "kernels/mixers/common/cuda/attend_tile.cuh"
+#include "kernels/mixers/common/int8_rows.h"
 
 namespace ovq::cuda {
 
@@ -40,6 +41,18 @@ __host__ __device__ constexpr FmaLayout LayoutOf(int head_dim, int value_stride,
 __device__ inline float Widen(float x) { return x; }
 __device__ inline float Widen(uint16_t x) {
   return __uint_as_float(static_cast<uint32_t>(x) << 16);
+}
+__device__ inline float Widen(Int8 x) { return ToFloat(x); }
+
+// What the channels of a slot of a block are times, as they lie there: scores and weights, which
+// are fewer, are multiplied by it instead.
+template <class T>
+__device__ inline float KeyScale(const AttendArgs& args, const BlockView& block, int slot) {
+  return ScaleAt(reinterpret_cast<const T*>(block.keys), args.blocks.shape.head_dim, slot);
+}
+template <class T>
+__device__ inline float ValueScale(const AttendArgs& args, const BlockView& block, int slot) {
+  return ScaleAt(reinterpret_cast<const T*>(block.values), args.value_stride, slot);
 }
 
 // A block passes through shared memory in slices of at most a stage: first its keys, some channels

@@ -13,7 +13,7 @@
 
 #include <cstdint>
 
-#include "kernels/mixers/common/cuda/attend_tile.cuh"
+#include "kernels/mixers/common/cuda/attend_block.cuh"
 
 namespace ovq::cuda {
 
@@ -21,59 +21,6 @@ inline constexpr int kRowTile = 16;
 inline constexpr int kSlotPairs = kBlockSlots / 16;  // pairs of n tiles in a block's scores
 inline constexpr float kLog2E = 1.44269504f;
 inline constexpr uint32_t kOnes = 0x3f803f80u;  // two bfloat16
-// Eight rows of a matrix fall into different banks: rows in shared memory are an odd number of
-// 16-byte chunks apart, and those of the keys, which have eight, have them in an order of their
-// own.
-inline constexpr int kKeyChunks = kBlockSlots / 8;
-__host__ __device__ constexpr int KeyChunk(int row, int chunk) { return chunk ^ row % kKeyChunks; }
-inline constexpr int kBiasChunks = kBlockSlots / 4;
-__host__ __device__ constexpr int RowChunks(int channels) { return channels / 8 + 1; }
-
-// One buffer for a block: keys [head_dim][kKeyChunks], bias, values [64][RowChunks(value_stride)].
-__host__ __device__ constexpr int BlockChunks(int head_dim, int value_stride) {
-  return head_dim * kKeyChunks + kBiasChunks + kBlockSlots * RowChunks(value_stride);
-}
-
-struct BlockBuffer {
-  SharedPtr<uint4> keys, bias, values;
-};
-__device__ inline BlockBuffer BufferAt(const AttendArgs& args, uint32_t chunk) {
-  const SharedPtr<uint4> keys = DynamicShared<uint4>(chunk * sizeof(uint4));
-  const SharedPtr<uint4> bias = keys + args.blocks.shape.head_dim * kKeyChunks;
-  return {keys, bias, bias + kBiasChunks};
-}
-
-// Starts the copy of a block's keys and bias; a block without bias gets zeros.
-__device__ inline void CopyKeys(const AttendArgs& args, const BlockView& block,
-                                const BlockBuffer& buffer) {
-  const int n = args.blocks.shape.head_dim * (kBlockSlots / 8);
-  for (int i = static_cast<int>(threadIdx.x); i < n; i += static_cast<int>(blockDim.x)) {
-    const int row = i / kKeyChunks;
-    CopyAsync16(buffer.keys + (row * kKeyChunks + KeyChunk(row, i % kKeyChunks)),
-                block.keys + i * 16, true);
-  }
-  for (int i = static_cast<int>(threadIdx.x); i < kBiasChunks; i += static_cast<int>(blockDim.x)) {
-    const bool biased = block.bias != nullptr;
-    CopyAsync16(buffer.bias + i, biased ? block.bias + i * 4 : args.rows.q, biased);
-  }
-}
-
-__device__ inline void CopyValues(const AttendArgs& args, const BlockView& block,
-                                  const BlockBuffer& buffer) {
-  const int chunks = args.value_stride / 8, threads = static_cast<int>(blockDim.x);
-  const int row_step = threads / chunks, column_step = threads % chunks;
-  int row = static_cast<int>(threadIdx.x) / chunks, column = static_cast<int>(threadIdx.x) % chunks;
-  while (row < kBlockSlots) {
-    CopyAsync16(buffer.values + (row * (chunks + 1) + column),
-                block.values + (row * chunks + column) * 16, true);
-    row += row_step;
-    column += column_step;
-    if (column >= chunks) {
-      column -= chunks;
-      ++row;
-    }
-  }
-}
 
 // The tile's rows in bfloat16 to shared memory, n_rows of them [RowChunks(head_dim)] chunks apart;
 // rows beyond the tile's are zero.

@@ -15,11 +15,12 @@ struct PrefillLayout {
   int folded;  // [n_warps][value_stride / 8][32] float4: every lane its own n tiles
   int end;
 };
+template <class T>
 __host__ __device__ constexpr PrefillLayout LayoutOf(int head_dim, int value_stride, int n_warps) {
   PrefillLayout at = {};
   at.rows = (sizeof(Tile) + sizeof(uint4) - 1) / sizeof(uint4);
   at.block = at.rows + n_warps * kRowTile * RowChunks(head_dim);
-  at.folded = at.block + BlockChunks(head_dim, value_stride);
+  at.folded = at.block + BlockChunks<T>(head_dim, value_stride, 1);
   at.end = at.folded + n_warps * (value_stride / 8) * 32;
   return at;
 }
@@ -40,10 +41,11 @@ __device__ inline WarpRows RowsOfWarp(const Tile& tile) {
               tile.n_queries<tile.n_rows, tile.n_queries> 0};
 }
 
-struct PrefillShared {
-  SharedPtr<uint4> rows;
-  BlockBuffer buffer;
-};
+// The buffer of the tile's i-th block.
+template <class T>
+__device__ inline BlockBuffer<T> BufferAt(const AttendArgs& args, const PrefillLayout& at, int i) {
+  return BufferAt<T, 1>(args, at.block, i);
+}
 
 __device__ inline SharedPtr<float4> FoldedTiles(const AttendArgs& args, const PrefillLayout& at) {
   const int thread = static_cast<int>(threadIdx.x);
@@ -52,9 +54,11 @@ __device__ inline SharedPtr<float4> FoldedTiles(const AttendArgs& args, const Pr
 }
 
 // The first copies, two groups: keys and bias, values.
-__device__ inline void StartBlock(const AttendArgs& args, const BlockBuffer& buffer) {
+template <class T>
+__device__ inline void StartBlock(const AttendArgs& args, const PrefillLayout& at) {
   const Tile tile = SharedTile();
   if (tile.begin_block == tile.end_block) return;
+  const BlockBuffer<T> buffer = BufferAt<T>(args, at, tile.begin_block);
   const BlockView block = BlockAt(args, tile, tile.begin_block);
   CopyKeys(args, block, buffer);
   CommitCopies();
@@ -68,17 +72,21 @@ struct BlockWeights {
   uint32_t weights[kSlotPairs][4];
 };
 
-__device__ inline void WeighBlock(const AttendArgs& args, int i, const PrefillShared& shared,
-                                  const WarpRows& warp, LaneRows& rows, BlockWeights& out) {
+// all_rows: the tile's.
+template <class T>
+__device__ inline void WeighBlock(const AttendArgs& args, int i, SharedPtr<const uint4> all_rows,
+                                  const BlockBuffer<T>& buffer, const WarpRows& warp,
+                                  LaneRows& rows, BlockWeights& out) {
   const int head_dim = args.blocks.shape.head_dim;
   float scores[2 * kSlotPairs][4];
-  Scores<kSlotPairs>(shared.rows + warp.first * RowChunks(head_dim), RowChunks(head_dim),
-                     shared.buffer.keys, 0, head_dim, scores);
+  Scores<kSlotPairs>(all_rows + warp.first * RowChunks(head_dim), RowChunks(head_dim), buffer.keys,
+                     0, head_dim, scores);
+  ScaleScores(buffer, 0, scores);
   const BlockView block = BlockAt(args, SharedTile(), i);
   if (warp.probes && block.live >= 0) UpdateBest(scores, 0, block.live, i * kBlockSlots, rows);
   if (!warp.queries) return;
   float highest[2];
-  MaskScores({block, shared.buffer.bias, 0}, args.blocks.window, rows, scores, highest);
+  MaskScores({block, buffer.bias, 0}, args.blocks.window, rows, scores, highest);
   RaiseMax(highest, rows, out.scale);
 #pragma unroll
   for (int n = 0; n < 2 * kSlotPairs; ++n) {
@@ -164,7 +172,7 @@ __device__ inline void EndProbes(const AttendArgs& args, const Tile& tile, int f
 // segments done lie folded in shared memory. A block's values travel while its keys are in use, and
 // the next block's keys while its values are.
 // Bytes: every block of the rows' state once a tile.
-template <int kPairs>
+template <int kPairs, class T>
 __global__ void __launch_bounds__(kMaxWarps * 32, kPairs == 4   ? 3
                                                   : kPairs == 8 ? 2
                                                                 : 1)
@@ -177,14 +185,13 @@ __global__ void __launch_bounds__(kMaxWarps * 32, kPairs == 4   ? 3
     __syncthreads();
   }
   const int head_dim = args.blocks.shape.head_dim;
-  const PrefillLayout at = LayoutOf(head_dim, args.value_stride, tile_rows / kRowTile);
-  const PrefillShared shared = {DynamicShared<uint4>(at.rows * sizeof(uint4)),
-                                BufferAt(args, at.block)};
+  const PrefillLayout at = LayoutOf<T>(head_dim, args.value_stride, tile_rows / kRowTile);
+  const SharedPtr<uint4> all_rows = DynamicShared<uint4>(at.rows * sizeof(uint4));
   const SharedPtr<float4> folded_tiles = FoldedTiles(args, at);
   const WarpRows warp = RowsOfWarp(SharedTile());
 
-  StartBlock(args, shared.buffer);
-  LoadRows(args, SharedTile(), tile_rows, shared.rows);
+  StartBlock<T>(args, at);
+  LoadRows(args, SharedTile(), tile_rows, all_rows);
   LaneRows rows = FirstRows(args, SharedTile(), warp.first);
   float acc[2 * kPairs][4] = {};
   if (args.segments == 0) {
@@ -193,24 +200,27 @@ __global__ void __launch_bounds__(kMaxWarps * 32, kPairs == 4   ? 3
   }
   const int end_block = SharedTile().end_block;
   for (int i = SharedTile().begin_block; i < end_block; ++i) {
+    const BlockBuffer<T> buffer = BufferAt<T>(args, at, i), next = BufferAt<T>(args, at, i + 1);
     BlockWeights weights;
     WaitCopies<1>();
+    WidenKeys(args, buffer);
     __syncthreads();  // keys have come
-    if (warp.any) WeighBlock(args, i, shared, warp, rows, weights);
+    if (warp.any) WeighBlock(args, i, all_rows, buffer, warp, rows, weights);
     __syncthreads();  // keys are free
-    if (i + 1 < end_block) CopyKeys(args, BlockAt(args, SharedTile(), i + 1), shared.buffer);
+    if (i + 1 < end_block) CopyKeys(args, BlockAt(args, SharedTile(), i + 1), next);
     CommitCopies();
     if (warp.tile_queries) {
       WaitCopies<1>();
+      WidenValues(args, buffer);
       __syncthreads();  // values have come
       if (warp.queries) {
-        AddBlock<kPairs>(args, shared.buffer.values, weights, rows, acc);
+        AddBlock<kPairs>(args, buffer.values, weights, rows, acc);
         if ((i + 1) % kSegmentBlocks == 0 || i + 1 == SharedTile().n_blocks) {
           EndSegment<kPairs>(args, SharedTile(), warp.first, folded_tiles, rows, acc);
         }
       }
       __syncthreads();  // values are free
-      if (i + 1 < end_block) CopyValues(args, BlockAt(args, SharedTile(), i + 1), shared.buffer);
+      if (i + 1 < end_block) CopyValues(args, BlockAt(args, SharedTile(), i + 1), next);
     }
     CommitCopies();
   }
@@ -230,18 +240,29 @@ __global__ void __launch_bounds__(kMaxWarps * 32, kPairs == 4   ? 3
   }
 }
 
+using PrefillKernelFn = void (*)(AttendArgs);
+template <class T>
+PrefillKernelFn PrefillKernelOf(int value_stride) {
+  return value_stride <= 64    ? AttendPrefillKernel<4, T>
+         : value_stride <= 128 ? AttendPrefillKernel<8, T>
+                               : AttendPrefillKernel<16, T>;
+}
+
 }  // namespace
 
-size_t AttendPrefillShared(int head_dim, int value_stride, int n_warps) {
-  return static_cast<size_t>(LayoutOf(head_dim, value_stride, n_warps).end) * sizeof(uint4);
+size_t AttendPrefillShared(DType dtype, int head_dim, int value_stride, int n_warps) {
+  const PrefillLayout at = dtype == DType::kI8 ? LayoutOf<Int8>(head_dim, value_stride, n_warps)
+                                               : LayoutOf<BF16>(head_dim, value_stride, n_warps);
+  return static_cast<size_t>(at.end) * sizeof(uint4);
 }
 
 void LaunchAttendPrefill(DeviceContext& context, const AttendArgs& args, uint32_t grid,
                          int n_warps) {
-  const size_t shared = AttendPrefillShared(args.blocks.shape.head_dim, args.value_stride, n_warps);
-  const auto kernel = args.value_stride <= 64    ? AttendPrefillKernel<4>
-                      : args.value_stride <= 128 ? AttendPrefillKernel<8>
-                                                 : AttendPrefillKernel<16>;
+  const DType dtype = args.blocks.dtype;
+  const size_t shared =
+      AttendPrefillShared(dtype, args.blocks.shape.head_dim, args.value_stride, n_warps);
+  const auto kernel = dtype == DType::kI8 ? PrefillKernelOf<Int8>(args.value_stride)
+                                          : PrefillKernelOf<BF16>(args.value_stride);
   Launch(context, kernel, grid, n_warps * 32, shared, args);
 }
 

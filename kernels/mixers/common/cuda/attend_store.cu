@@ -3,6 +3,7 @@
 #include "kernels/common/cuda/cuda_device.h"
 #include "kernels/mixers/common/cuda/attend_launch.h"
 #include "kernels/mixers/common/cuda/attend_tile.cuh"
+#include "kernels/mixers/common/int8_rows.h"
 
 namespace ovq::cuda {
 namespace {
@@ -53,6 +54,57 @@ __device__ inline void StoreValues(const StoreTile& tile, int value_head_dim, T*
   }
 }
 
+// A row of int8 is shared by lanes of a warp, which find its largest channel first: by all where
+// there are few rows, else by four, so that neighbours write neighbouring slots of a key. factor,
+// and where channels of the first row go, and how far apart slots and channels are.
+struct Int8Place {
+  Int8* to;
+  uint8_t* exponents;
+  int32_t slot_stride, channel_stride;
+};
+__device__ inline void StoreInt8(const float* rows, int64_t row_stride, int n_rows, int n_channels,
+                                 float factor, const Int8Place& place) {
+  const int thread = static_cast<int>(threadIdx.x), lane = thread % 32;
+  const int warp_rows = n_rows < kThreads / 32 ? 1 : 8;
+  const int first = lane / warp_rows * kChannels, step = 32 / warp_rows * kChannels;
+  for (int begin = thread / 32 * warp_rows; begin < n_rows; begin += kThreads / 32 * warp_rows) {
+    const int i = begin + lane % warp_rows;
+    const float* row = rows + i * row_stride;
+    const int end = i < n_rows ? n_channels : 0;
+    uint32_t largest = 0;
+    for (int c = first; c < end; c += step) {
+      const uint32_t bits =
+          MagnitudeBits(row + c, end - c < kChannels ? end - c : kChannels, factor);
+      largest = bits > largest ? bits : largest;
+    }
+    for (int apart = warp_rows; apart < 32; apart *= 2) {
+      const uint32_t other = __shfl_xor_sync(kWholeWarp, largest, apart);
+      largest = other > largest ? other : largest;
+    }
+    const uint8_t exponent = ExponentFor(largest);
+    const float inverse = InverseScaleOf(exponent);
+    Int8* to = place.to + i * place.slot_stride;
+    for (int group = first; group < end; group += step) {
+      for (int c = group; c < group + kChannels && c < end; ++c) {
+        to[c * place.channel_stride] =
+            inverse == 0 ? Int8{0} : NearestInt8(row[c] * factor * inverse);
+      }
+    }
+    if (first == 0 && i < n_rows) place.exponents[i] = exponent;
+  }
+}
+__device__ inline void StoreKeys(const StoreTile& tile, int head_dim, Int8* to) {
+  auto* exponents = reinterpret_cast<uint8_t*>(to + head_dim * kBlockSlots);
+  StoreInt8(tile.keys, tile.stride, tile.n, head_dim, tile.key_scale,
+            {to + tile.slot, exponents + tile.slot, 1, kBlockSlots});
+}
+__device__ inline void StoreValues(const StoreTile& tile, int value_head_dim, Int8* to) {
+  const int value_stride = ValueStride(value_head_dim);
+  auto* exponents = reinterpret_cast<uint8_t*>(to + kBlockSlots * value_stride);
+  StoreInt8(tile.values, tile.stride, tile.n, value_head_dim, 1,
+            {to + tile.slot * value_stride, exponents + tile.slot, value_stride, 1});
+}
+
 // Keys (transposed) and values of a wave's rows to their recent slots, rounded to nearest even;
 // what pads the values stays as it is.
 // Launch: 128 threads to the tokens of one key/value head that lie in one block; grid x: block
@@ -101,8 +153,9 @@ void StoreRecent(DeviceContext& context, const AttentionStep& step, int wave) {
   const StoreArgs args = {blocks, step.seqs.device, step.rows, wave, recent_blocks};
   const auto grid =
       static_cast<uint32_t>(int64_t{step.seqs.n_seqs()} * blocks.shape.n_kv_heads * recent_blocks);
-  const auto kernel =
-      blocks.dtype == DType::kBF16 ? StoreRecentKernel<uint16_t> : StoreRecentKernel<float>;
+  const auto kernel = blocks.dtype == DType::kBF16 ? StoreRecentKernel<uint16_t>
+                      : blocks.dtype == DType::kI8 ? StoreRecentKernel<Int8>
+                                                   : StoreRecentKernel<float>;
   Launch(context, kernel, grid, kThreads, 0, args);
 }
 

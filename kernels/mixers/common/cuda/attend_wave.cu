@@ -66,15 +66,19 @@ struct Choice {
 Choice Choose(const AttentionBlocks& blocks, int value_stride, size_t max_shared) {
   const int d = blocks.shape.head_dim, per_token = blocks.shape.group() + (blocks.probe ? 1 : 0);
   Choice choice = {};
-  choice.tensor_cores = blocks.dtype == DType::kBF16 && blocks.compute_dtype == DType::kBF16 &&
-                        d % kMmaRows == 0 && d <= kMaxMmaDim && value_stride <= kMaxMmaDim;
+  // The widest heads in int8 take more than the smallest GPUs have for a thread block.
+  choice.tensor_cores = blocks.dtype != DType::kF32 && blocks.compute_dtype == DType::kBF16 &&
+                        d % kMmaRows == 0 && d <= kMaxMmaDim && value_stride <= kMaxMmaDim &&
+                        AttendPrefillShared(blocks.dtype, d, value_stride, 1) <= max_shared;
   if (choice.tensor_cores) {
     int warps = kPrefillWarps;
-    while (warps > 1 && AttendPrefillShared(d, value_stride, warps) > max_shared) warps /= 2;
+    while (warps > 1 && AttendPrefillShared(blocks.dtype, d, value_stride, warps) > max_shared) {
+      warps /= 2;
+    }
     choice.small_rows = kMmaRows;
     choice.large_rows = kMmaRows * warps;
     // A token of a large group fills several small tiles, which meet the same blocks.
-    choice.small_tokens = AttendDecodeShared(d, value_stride) <= max_shared
+    choice.small_tokens = AttendDecodeShared(blocks.dtype, d, value_stride) <= max_shared
                               ? std::max(1, choice.small_rows / per_token)
                               : 0;
   } else {
@@ -152,7 +156,7 @@ absl::Status PrepareAttendCuda(DeviceContext& context, const AttentionBlocks& bl
   const cuda::Choice choice = cuda::Choose(blocks, value_stride, context.cuda().max_shared_bytes);
   if (!choice.tensor_cores || choice.small_tokens == 0) return absl::OkStatus();
   const cuda::DecodeOccupancy occupancy =
-      cuda::PrepareAttendDecode(context, blocks.shape.head_dim, value_stride);
+      cuda::PrepareAttendDecode(context, blocks.dtype, blocks.shape.head_dim, value_stride);
   if (occupancy.blocks >= occupancy.wanted) return absl::OkStatus();
   return absl::FailedPreconditionError(
       absl::StrCat("device 'cuda': expected ", occupancy.wanted,
@@ -168,7 +172,6 @@ void AttendCuda(DeviceContext& context, const AttentionStep& step) {
 void AttendWavesCuda(DeviceContext& context, const AttentionStep& step,
                      const std::function<void(int wave)>& prepare,
                      const std::function<void(int wave)>& update) {
-  Check(step.blocks.dtype != DType::kI8, "int8 rows are for the CPU");
   const int n_waves = Waves(step.seqs, step.blocks.wave_span);
   for (int wave = 0; wave < n_waves; ++wave) {
     if (prepare) prepare(wave);

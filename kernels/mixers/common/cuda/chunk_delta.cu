@@ -6,6 +6,7 @@
 #include "kernels/common/cuda/shared.cuh"
 #include "kernels/mixers/common/chunk_update.h"
 #include "kernels/mixers/common/cuda/attend_tile.cuh"
+#include "kernels/mixers/common/int8_rows.h"
 
 namespace ovq {
 namespace cuda {
@@ -31,22 +32,23 @@ constexpr size_t SharedFloats(int head_dim, int value_head_dim) {
   return static_cast<size_t>(head_dim) + kBlockSlots + static_cast<size_t>(value_head_dim);
 }
 
-// Scores of a block to weights; gives what the output so far is to be scaled by. A score is one
-// chain over the channels; a lane has the slots l and l + 32, whose sums meet 16, 8, 4, 2 and 1
-// lanes apart.
+// Scores of a block to weights, which are left times the scales of their values; gives what the
+// output so far is to be scaled by. A score is one chain over the channels; a lane has the slots l
+// and l + 32, whose sums meet 16, 8, 4, 2 and 1 lanes apart.
 template <class T>
-__device__ float WeighBlock(const T* keys, const float* bias, int32_t live, int32_t head_dim,
-                            WarpQuery& at) {
+__device__ float WeighBlock(const AttentionShape& shape, const T* keys, const T* values,
+                            const float* bias, int32_t live, WarpQuery& at) {
   const int lane = static_cast<int>(threadIdx.x) % 32;
   float score[2], new_max = at.max;
 #pragma unroll
   for (int j = 0; j < 2; ++j) {
     const int slot = lane + 32 * j;
     float sum = 0;
-    for (int32_t c = 0; c < head_dim; ++c) {
+    for (int32_t c = 0; c < shape.head_dim; ++c) {
       const float x = at.query[c];
       sum = fmaf(x, ToFloat(keys[c * kBlockSlots + slot]), sum);
     }
+    sum *= ScaleAt(keys, shape.head_dim, slot);
     score[j] = slot >= live ? kLowest : bias == nullptr ? sum : sum + bias[slot];
     new_max = fmaxf(new_max, score[j]);
   }
@@ -58,7 +60,7 @@ __device__ float WeighBlock(const T* keys, const float* bias, int32_t live, int3
   for (int j = 0; j < 2; ++j) {
     const int slot = lane + 32 * j;
     const float weight = slot < live ? expf(score[j] - new_max) : 0.0f;
-    at.weights[slot] = weight;
+    at.weights[slot] = weight * ScaleAt(values, ValueStride(shape.value_head_dim), slot);
     sum += weight;
   }
   for (int apart = 16; apart > 0; apart /= 2) sum += __shfl_xor_sync(kWholeWarp, sum, apart);
@@ -66,6 +68,38 @@ __device__ float WeighBlock(const T* keys, const float* bias, int32_t live, int3
   at.sum = fmaf(at.sum, scale, sum);
   at.max = new_max;
   return scale;
+}
+
+// What the warp's query has read is taken from the value in this slot.
+template <class T>
+__device__ void SubtractFrom(T* values, int slot, int32_t dv, const WarpQuery& at) {
+  const int32_t lane = static_cast<int32_t>(threadIdx.x) % 32, value_stride = ValueStride(dv);
+  T* value = values + slot * value_stride;
+  if constexpr (kHasExponents<T>) {
+    const float scale = ScaleAt(values, value_stride, slot);
+    uint32_t largest = 0;
+    for (int32_t c = lane; c < dv; c += 32) {
+      const float acc = at.acc[c], left = ToFloat(value[c]) * scale - acc / at.sum;
+      at.acc[c] = left;
+      largest = MagnitudeBits(left) > largest ? MagnitudeBits(left) : largest;
+    }
+    for (int apart = 16; apart > 0; apart /= 2) {
+      const uint32_t other = __shfl_xor_sync(kWholeWarp, largest, apart);
+      largest = other > largest ? other : largest;
+    }
+    const uint8_t exponent = ExponentFor(largest);
+    const float inverse = InverseScaleOf(exponent);
+    for (int32_t c = lane; c < dv; c += 32) {
+      const float left = at.acc[c];
+      value[c] = inverse == 0 ? Int8{0} : NearestInt8(left * inverse);
+    }
+    if (lane == 0) values[kBlockSlots * value_stride + slot].q = static_cast<int8_t>(exponent);
+  } else {
+    for (int32_t c = lane; c < dv; c += 32) {
+      const float acc = at.acc[c];
+      value[c] = FromFloat<T>(ToFloat(value[c]) - acc / at.sum);
+    }
+  }
 }
 
 // Softmax attention of key i of the chunk, times the delta rule's scale, over the old slots; its
@@ -79,7 +113,8 @@ __device__ void SubtractRead(const AttentionBlocks& blocks, const FullChunk& hea
     return places.place.At<T>(head.session, head.kv_head, b);
   };
   const T* key = block_of(blocks.recent_keys, i / kBlockSlots) + i % kBlockSlots;
-  const float scale = blocks.delta_scale[head.kv_head];
+  const float scale =
+      ScaleAt(key - i % kBlockSlots, d, i % kBlockSlots) * blocks.delta_scale[head.kv_head];
   for (int32_t c = lane; c < d; c += 32) at.query[c] = ToFloat(key[c * kBlockSlots]) * scale;
   for (int32_t c = lane; c < dv; c += 32) at.acc[c] = 0.0f;
   __syncwarp();
@@ -88,9 +123,10 @@ __device__ void SubtractRead(const AttentionBlocks& blocks, const FullChunk& hea
     const float* bias = blocks.has_bias() ? blocks.dictionary_bias.place.At<const float>(
                                                 head.session, head.kv_head, b)
                                           : nullptr;
-    const float keep = WeighBlock(block_of(blocks.dictionary_keys, b), bias, live, d, at);
-    __syncwarp();
     const T* values = block_of(blocks.dictionary_values, b);
+    const float keep =
+        WeighBlock<T>(blocks.shape, block_of(blocks.dictionary_keys, b), values, bias, live, at);
+    __syncwarp();
     for (int32_t c = lane; c < dv; c += 32) {
       const float before = at.acc[c];
       float acc = before * keep;
@@ -102,11 +138,7 @@ __device__ void SubtractRead(const AttentionBlocks& blocks, const FullChunk& hea
     }
     __syncwarp();
   }
-  T* value = block_of(blocks.recent_values, i / kBlockSlots) + i % kBlockSlots * value_stride;
-  for (int32_t c = lane; c < dv; c += 32) {
-    const float acc = at.acc[c];
-    value[c] = FromFloat<T>(ToFloat(value[c]) - acc / at.sum);
-  }
+  SubtractFrom(block_of(blocks.recent_values, i / kBlockSlots), i % kBlockSlots, dv, at);
 }
 
 // Of the chunks that this wave fills. Precision: float32 throughout, values rounded to T.
@@ -146,8 +178,9 @@ void SubtractReadsCuda(DeviceContext& context, const AttentionStep& step, int wa
   const size_t shared_bytes =
       cuda::kWarps * cuda::SharedFloats(blocks.shape.head_dim, blocks.shape.value_head_dim) *
       sizeof(float);
-  const auto kernel =
-      blocks.dtype == DType::kBF16 ? cuda::SubtractReads<BF16> : cuda::SubtractReads<float>;
+  const auto kernel = blocks.dtype == DType::kBF16 ? cuda::SubtractReads<BF16>
+                      : blocks.dtype == DType::kI8 ? cuda::SubtractReads<Int8>
+                                                   : cuda::SubtractReads<float>;
   cuda::Launch(context, kernel, grid, cuda::kThreads, shared_bytes,
                cuda::ReadArgs{blocks, step.seqs.device, wave});
 }

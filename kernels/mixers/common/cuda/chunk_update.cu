@@ -19,6 +19,9 @@ constexpr int kMinThreads = 64;
 constexpr int kMaxThreads = 512;
 constexpr int kGroupsPerThread = 4;  // rows in groups of kRoundingGroup channels
 constexpr size_t kSharedBytesPerKey = 12;
+// Of int8 rows: so many lanes of a warp share the groups of one, and rows of neighbours are
+// neighbours.
+constexpr int kRowLanes = 4, kWarpRows = 32 / kRowLanes;
 
 // Rows of keys or of values, in the pending chunk and in the dictionary alike: channel c of slot i
 // of a block is element i * slot_stride + c * channel_stride.
@@ -28,15 +31,24 @@ struct RowPlaces {
   int32_t slot_stride;
   int32_t channel_stride;
   int32_t n_channels;
+  int32_t block_channels;  // of n_channels and their padding
   bool is_value;
   bool from_mean;  // what is added is a row's distance from the mean, not the row itself
   bool normalizes;
 
   constexpr int32_t groups() const { return (n_channels + kRoundingGroup - 1) / kRoundingGroup; }
   template <class T>
+  constexpr T* Block(const StatePlace& place, const FullChunk& head, int32_t i) const {
+    return place.At<T>(head.session, head.kv_head, i / kBlockSlots);
+  }
+  template <class T>
   constexpr T* Row(const StatePlace& place, const FullChunk& head, int32_t i) const {
-    return place.At<T>(head.session, head.kv_head, i / kBlockSlots) +
-           static_cast<int64_t>(i % kBlockSlots) * slot_stride;
+    return Block<T>(place, head, i) + static_cast<int64_t>(i % kBlockSlots) * slot_stride;
+  }
+  // What its channels are times.
+  template <class T>
+  constexpr float Scale(const StatePlace& place, const FullChunk& head, int32_t i) const {
+    return ScaleAt(Block<const T>(place, head, i), block_channels, i % kBlockSlots);
   }
 };
 
@@ -68,12 +80,13 @@ template <class T>
 __device__ float ScoreWithFirst(const RowPlaces& keys, const FullChunk& head, int32_t i) {
   const T* first = keys.Row<T>(keys.pending, head, 0);
   const T* key = keys.Row<T>(keys.pending, head, i);
+  const float scale = keys.Scale<T>(keys.pending, head, 0);
   float sum = 0;
   for (int32_t c = 0; c < keys.n_channels; ++c) {
     const int32_t at = c * keys.channel_stride;
-    sum = fmaf(ToFloat(first[at]), ToFloat(key[at]), sum);
+    sum = fmaf(ToFloat(first[at]) * scale, ToFloat(key[at]), sum);
   }
-  return sum;
+  return sum * keys.Scale<T>(keys.pending, head, i);
 }
 
 template <class T>
@@ -155,18 +168,20 @@ __device__ void MeanOfGroup(const RowPlaces& rows, const FullChunk& head, const 
   const int32_t n = rows.n_channels - channel;
   const int64_t at = static_cast<int64_t>(channel) * rows.channel_stride;
   const T* row = rows.Row<T>(rows.dictionary, head, centroid) + at;
+  const float scale = rows.Scale<T>(rows.dictionary, head, centroid);
   float old[kRoundingGroup], base[kRoundingGroup];
 #pragma unroll
   for (int c = 0; c < kRoundingGroup; ++c) {
-    old[c] = c < n ? ToFloat(row[c * rows.channel_stride]) : 0;
+    old[c] = c < n ? ToFloat(row[c * rows.channel_stride]) * scale : 0;
     base[c] = kPlain || rows.from_mean ? old[c] : 0;
     sum[c] = 0;
   }
   for (int32_t key = first; key >= 0;) {
     const T* member = rows.Row<T>(rows.pending, head, key) + at;
+    const float of_member = rows.Scale<T>(rows.pending, head, key);
 #pragma unroll
     for (int c = 0; c < kRoundingGroup; ++c) {
-      if (c < n) sum[c] += ToFloat(member[c * rows.channel_stride]) - base[c];
+      if (c < n) sum[c] += ToFloat(member[c * rows.channel_stride]) * of_member - base[c];
     }
     const int32_t next = of_key.next[key];
     key = next;
@@ -175,18 +190,38 @@ __device__ void MeanOfGroup(const RowPlaces& rows, const FullChunk& head, const 
   for (int c = 0; c < kRoundingGroup; ++c) sum[c] = old[c] + sum[c] / divisor;
 }
 
+// exponent: of the whole mean, for int8.
 template <class T>
 __device__ void StoreGroup(const RowPlaces& rows, const FullChunk& head, int32_t layer,
-                           int32_t centroid, int32_t channel, const float (&mean)[kRoundingGroup]) {
+                           int32_t centroid, int32_t channel, const float (&mean)[kRoundingGroup],
+                           [[maybe_unused]] uint8_t exponent) {
   T* row = rows.Row<T>(rows.dictionary, head, centroid) +
            static_cast<int64_t>(channel) * rows.channel_stride;
-  RoundGroup(mean, rows.n_channels - channel,
-             {.layer = static_cast<uint32_t>(layer),
-              .kv_head = static_cast<uint32_t>(head.kv_head),
-              .row = static_cast<uint32_t>(centroid),
-              .is_value = rows.is_value,
-              .chunk = head.chunk},
-             static_cast<uint32_t>(channel), row, static_cast<size_t>(rows.channel_stride));
+  const RoundingKey key = {.layer = static_cast<uint32_t>(layer),
+                           .kv_head = static_cast<uint32_t>(head.kv_head),
+                           .row = static_cast<uint32_t>(centroid),
+                           .is_value = rows.is_value,
+                           .chunk = head.chunk};
+  const int32_t n = rows.n_channels - channel;
+  const auto first = static_cast<uint32_t>(channel);
+  const auto stride = static_cast<size_t>(rows.channel_stride);
+  if constexpr (kHasExponents<T>) {
+    RoundGroup(mean, n, key, first, row, stride, InverseScaleOf(exponent));
+  } else {
+    RoundGroup(mean, n, key, first, row, stride);
+  }
+}
+// Once nobody reads the old mean any more.
+template <class T>
+__device__ void StoreExponent([[maybe_unused]] const RowPlaces& rows,
+                              [[maybe_unused]] const FullChunk& head,
+                              [[maybe_unused]] int32_t centroid,
+                              [[maybe_unused]] uint8_t exponent) {
+  if constexpr (kHasExponents<T>) {
+    rows.Block<T>(rows.dictionary, head,
+                  centroid)[kBlockSlots * rows.block_channels + centroid % kBlockSlots]
+        .q = static_cast<int8_t>(exponent);
+  }
 }
 
 template <class T, bool kPlain>
@@ -197,7 +232,41 @@ __device__ void MergeGroup(const RowPlaces& rows, const FullChunk& head, int32_t
   const int32_t centroid = of_key.slot[first];
   float mean[kRoundingGroup];
   MeanOfGroup<T, kPlain>(rows, head, of_key, first, group * kRoundingGroup, mean);
-  StoreGroup<T>(rows, head, layer, centroid, group * kRoundingGroup, mean);
+  StoreGroup<T>(rows, head, layer, centroid, group * kRoundingGroup, mean, kUnitExponent);
+}
+
+// Rows of int8, whose channels all depend on the largest. A mean is computed twice, as no thread
+// can keep it.
+template <bool kPlain>
+__device__ void MergeInt8(const RowPlaces& rows, const FullChunk& head, int32_t layer,
+                          const KeyArrays& of_key, int32_t n_keys) {
+  const int32_t thread = threadIdx.x, lane = thread % 32,
+                channel = lane / kWarpRows * kRoundingGroup, step = kRowLanes * kRoundingGroup;
+  const int32_t warp_step = static_cast<int32_t>(blockDim.x) / kRowLanes;
+  for (int32_t begin = thread / 32 * kWarpRows; begin < n_keys; begin += warp_step) {
+    const int32_t first = begin + lane % kWarpRows;
+    float divisor = 0, mean[kRoundingGroup];
+    if (first < n_keys) divisor = of_key.divisor[first];
+    uint32_t largest = 0;
+    for (int32_t c = channel; divisor > 0 && c < rows.n_channels; c += step) {
+      MeanOfGroup<Int8, kPlain>(rows, head, of_key, first, c, mean);
+      const uint32_t of_group = MagnitudeBits(mean, kRoundingGroup);
+      largest = largest > of_group ? largest : of_group;
+    }
+    for (int apart = kWarpRows; apart < 32; apart *= 2) {
+      const uint32_t other = __shfl_xor_sync(0xffffffffu, largest, apart);
+      largest = largest > other ? largest : other;
+    }
+    const uint8_t exponent = ExponentFor(largest);
+    int32_t centroid = 0;
+    if (divisor > 0) centroid = of_key.slot[first];
+    for (int32_t c = channel; divisor > 0 && c < rows.n_channels; c += step) {
+      MeanOfGroup<Int8, kPlain>(rows, head, of_key, first, c, mean);
+      StoreGroup<Int8>(rows, head, layer, centroid, c, mean, exponent);
+    }
+    __syncwarp();
+    if (divisor > 0 && channel == 0) StoreExponent<Int8>(rows, head, centroid, exponent);
+  }
 }
 
 // A whole mean over its norm, whose squares are added channel after channel. It is computed twice,
@@ -209,18 +278,24 @@ __device__ void MergeNormalized(const RowPlaces& rows, const FullChunk& head, in
   if (divisor == 0) return;
   const int32_t centroid = of_key.slot[first];
   float mean[kRoundingGroup], squares = 0;
+  uint32_t largest = 0;
   for (int32_t channel = 0; channel < rows.n_channels; channel += kRoundingGroup) {
     MeanOfGroup<T, false>(rows, head, of_key, first, channel, mean);
     for (int c = 0; c < kRoundingGroup; ++c) {
       if (channel + c < rows.n_channels) squares += mean[c] * mean[c];
     }
+    const uint32_t of_group = MagnitudeBits(mean, kRoundingGroup);
+    largest = largest > of_group ? largest : of_group;
   }
   const float norm = fmaxf(sqrtf(squares), kSmallestNorm);
+  // A larger channel gives no smaller quotient.
+  const uint8_t exponent = ExponentFor(MagnitudeBits(__uint_as_float(largest) / norm));
   for (int32_t channel = 0; channel < rows.n_channels; channel += kRoundingGroup) {
     MeanOfGroup<T, false>(rows, head, of_key, first, channel, mean);
     for (float& x : mean) x /= norm;
-    StoreGroup<T>(rows, head, layer, centroid, channel, mean);
+    StoreGroup<T>(rows, head, layer, centroid, channel, mean, exponent);
   }
+  StoreExponent<T>(rows, head, centroid, exponent);
 }
 
 // Neighbouring threads read neighbouring addresses: slots of a channel of the keys, channels of a
@@ -234,13 +309,18 @@ __device__ void Merge(const UpdateArgs& args, const FullChunk& head, const KeyAr
     if (whole_keys) MergeNormalized<T>(args.keys, head, layer, of_key, i);
     if (whole_values) MergeNormalized<T>(args.values, head, layer, of_key, i);
   }
-  const int32_t key_groups = whole_keys ? 0 : args.keys.groups();
-  for (int32_t item = threadIdx.x; item < n * key_groups; item += blockDim.x) {
-    MergeGroup<T, kPlain>(args.keys, head, layer, of_key, item % n, item / n);
-  }
-  const int32_t groups = whole_values ? 0 : args.values.groups();
-  for (int32_t item = threadIdx.x; item < n * groups; item += blockDim.x) {
-    MergeGroup<T, kPlain>(args.values, head, layer, of_key, item / groups, item % groups);
+  if constexpr (kHasExponents<T>) {
+    if (!whole_keys) MergeInt8<kPlain>(args.keys, head, layer, of_key, n);
+    if (!whole_values) MergeInt8<kPlain>(args.values, head, layer, of_key, n);
+  } else {
+    const int32_t key_groups = whole_keys ? 0 : args.keys.groups();
+    for (int32_t item = threadIdx.x; item < n * key_groups; item += blockDim.x) {
+      MergeGroup<T, kPlain>(args.keys, head, layer, of_key, item % n, item / n);
+    }
+    const int32_t groups = whole_values ? 0 : args.values.groups();
+    for (int32_t item = threadIdx.x; item < n * groups; item += blockDim.x) {
+      MergeGroup<T, kPlain>(args.values, head, layer, of_key, item / groups, item % groups);
+    }
   }
 }
 
@@ -289,6 +369,7 @@ void UpdateChunksCuda(DeviceContext& context, const AttentionStep& step, int wav
                .slot_stride = 1,
                .channel_stride = kBlockSlots,
                .n_channels = blocks.merge == Merge::kKeysAndValues ? d : 0,
+               .block_channels = d,
                .is_value = false,
                .from_mean = true,
                .normalizes = blocks.normalizes},
@@ -297,6 +378,7 @@ void UpdateChunksCuda(DeviceContext& context, const AttentionStep& step, int wav
                  .slot_stride = ValueStride(dv),
                  .channel_stride = 1,
                  .n_channels = dv,
+                 .block_channels = ValueStride(dv),
                  .is_value = true,
                  .from_mean = !has_delta,
                  .normalizes = blocks.normalizes && !has_delta},
@@ -309,6 +391,7 @@ void UpdateChunksCuda(DeviceContext& context, const AttentionStep& step, int wav
   const size_t shared_bytes = static_cast<size_t>(blocks.wave_span) * cuda::kSharedBytesPerKey;
   const bool plain = !has_delta && !blocks.normalizes;
   const auto kernel = blocks.dtype == DType::kBF16 ? cuda::UpdateKernel<BF16>(plain)
+                      : blocks.dtype == DType::kI8 ? cuda::UpdateKernel<Int8>(plain)
                                                    : cuda::UpdateKernel<float>(plain);
   cuda::Launch(context, kernel, grid, threads, shared_bytes, args);
 }
