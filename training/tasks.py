@@ -44,8 +44,9 @@ def _distinct_rows(random, n_rows, n_columns, n_symbols):
         rows[repeated] = random.integers(n_symbols, size=(len(repeated), n_columns))
 
 
-# The easiest sizes of a RecallTask that training starts from.
+# The easiest sizes of a RecallTask, and of a FunctionTask's vectors, that training starts from.
 _EASY = {"key_tokens": 3, "value_tokens": 3, "copies": 1}
+_EASY_VECTOR_TOKENS = 2
 
 
 @dataclasses.dataclass(frozen=True)
@@ -195,13 +196,19 @@ class FunctionTask:
         """This task with a random number of functions: up to `variety` for every example.
 
         Never more than its own; None: as it is. That there are functions to be learnt is found
-        out where they are few.
+        out where they are few. What a function does is learnt where vectors are short, so in half of
+        the cases their length is random, from _EASY_VECTOR_TOKENS up to the task's own.
         """
         if variety is None:
             return self
-        most = int(variety * (max_tokens // self.example_tokens))
+        width = self.vector_tokens
+        # a task that has nothing easier draws nothing
+        if width > _EASY_VECTOR_TOKENS and random.random() < 0.5:
+            width = int(random.integers(_EASY_VECTOR_TOKENS, width + 1))
+        task = dataclasses.replace(self, vector_tokens=width)
+        most = int(variety * (max_tokens // task.example_tokens))
         n_functions = random.integers(1, max(1, min(self.n_functions, most)) + 1)
-        return dataclasses.replace(self, n_functions=int(n_functions))
+        return dataclasses.replace(task, n_functions=int(n_functions))
 
     def narrowed(self, width, random):
         """This task made easier; width from 0, the easiest, to 1, the task itself.

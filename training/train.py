@@ -24,6 +24,7 @@ from ovq.config import (ConfigError, MIXER_NAMES, config_from_dict, config_to_di
                         read_json_object)
 from ovq.dictionary import ABLATIONS
 from ovq.model import DTYPES, OvqModel, load_model
+from muon import Muon
 import plots
 from schedule import LENGTH_STEP, learning_rate, parse_phases, phase_at
 from sources import NO_TARGET, CorpusSource, TaskSource
@@ -85,6 +86,8 @@ def make_parser():
     add("--beta-lr-scale", type=float, default=5.0,
         help="learning rate of the attention's beta relative to --lr")
     add("--adam-beta2", type=float, default=0.95)
+    add("--optimizer", choices=("adamw", "muon"), default="adamw", help="of the layers' matrices; muon "
+        "learns from fewer tokens (muon.py); all else has AdamW")
     add("--warmup-steps", type=int, default=100)
     add("--weight-decay", type=float, default=0.1)
     add("--grad-clip", type=float, default=1.0)
@@ -96,8 +99,8 @@ def make_parser():
         "token shifts are 0")
     add("--seed", type=int, default=0)
     add("--device", default="cpu")
-    add("--compute-dtype", default="bfloat16", choices=("bfloat16", "float32"),
-        help="dtype of the matrix products; weights are always float32")
+    add("--compute-dtype", choices=("bfloat16", "float32"), help="dtype of the matrix products; "
+        "weights are always float32. Default: bfloat16 where the device is fast in it, else float32")
     add("--log-steps", type=int, default=20)
     add("--eval-steps", type=int, default=200)
     add("--checkpoint-minutes", type=float, default=3.0)
@@ -122,7 +125,16 @@ def parse_args():
     args = parser.parse_args(flags + sys.argv[1:])
     if not args.steps and not args.minutes:
         raise ValueError("one of --steps and --minutes is needed")
+    args.compute_dtype = args.compute_dtype or fast_dtype(args.device)
     return args, recipe
+
+
+def fast_dtype(device):
+    """What matrices are multiplied in fast: without AVX-512 oneDNN has no bfloat16 on a CPU."""
+    if device == "cpu":
+        with open("/proc/cpuinfo", encoding="utf-8") as file:
+            return "bfloat16" if "avx512bw" in file.read() else "float32"
+    return "bfloat16"
 
 
 def make_config(recipe, mixer, token_shift=False):
@@ -180,18 +192,22 @@ def make_optimizer(model, args):
 
     Codes and Lattice's first slots are places, not weights.
     """
-    matrices, others, betas = [], [], []
+    matrices, tables, others, betas = [], [], [], []
     for name, parameter in model.named_parameters():
         if name.endswith("beta"):
             betas.append(parameter)
-        elif parameter.dim() > 1 and not name.endswith(("codebook", "initial_state")):
-            matrices.append(parameter)
-        else:
+        elif parameter.dim() < 2 or name.endswith(("codebook", "initial_state")):
             others.append(parameter)
-    groups = [{"params": matrices, "weight_decay": args.weight_decay, "lr_scale": 1.0},
+        elif parameter.dim() > 2 or name.endswith(("embed_tokens.weight", "lm_head.weight")):
+            tables.append(parameter)
+        else:
+            matrices.append(parameter)
+    groups = [{"params": matrices, "weight_decay": args.weight_decay, "lr_scale": 1.0,
+               "orthogonal": args.optimizer == "muon"},
+              {"params": tables, "weight_decay": args.weight_decay, "lr_scale": 1.0},
               {"params": others, "weight_decay": 0.0, "lr_scale": 1.0},
               {"params": betas, "weight_decay": 0.0, "lr_scale": args.beta_lr_scale}]
-    return torch.optim.AdamW(groups, lr=args.lr, betas=(0.9, args.adam_beta2), foreach=True)
+    return Muon(groups, lr=args.lr, betas=(0.9, args.adam_beta2), foreach=True)
 
 
 class Trainer:
@@ -281,8 +297,8 @@ class Trainer:
                              f"not on {self.source.fingerprint}")
         if saved["config"] != config_to_dict(self.config):
             raise ValueError(f"{path}: its model differs from that of {self.args.recipe}")
-        for name in ("ablation", "variety", "widen", "unscored_weight"):
-            own, theirs = getattr(self.args, name), saved["args"][name]
+        for name in ("ablation", "variety", "widen", "unscored_weight", "optimizer"):
+            own, theirs = getattr(self.args, name), saved["args"].get(name)
             if own != theirs:
                 raise ValueError(f"{path}: trained with --{name.replace('_', '-')} {theirs}, "
                                  f"not {own}")

@@ -1,7 +1,7 @@
 // The decoder's elementwise steps, several in one pass over memory, forward and backward.
 //
-// T is the dtype of the matrix products, A that of sums and of the residual stream: bfloat16 with
-// float in training, double with double in the tests, which hold these to finite differences.
+// T is the dtype of the matrix products, A that of sums and of the residual stream: bfloat16 or float
+// with float in training, double with double in the tests, which hold these to finite differences.
 // All arrays are dense and row-major. fused.py has the shapes.
 
 #include <algorithm>
@@ -22,6 +22,7 @@ inline float Wide(Bfloat16 x) {
   std::memcpy(&value, &bits, sizeof(value));
   return value;
 }
+inline float Wide(float x) { return x; }
 inline double Wide(double x) { return x; }
 
 // To nearest, ties to even.
@@ -30,6 +31,7 @@ inline void Store(float value, Bfloat16* out) {
   std::memcpy(&bits, &value, sizeof(bits));
   out->bits = static_cast<uint16_t>((bits + 0x7fff + ((bits >> 16) & 1)) >> 16);
 }
+inline void Store(float value, float* out) { *out = value; }
 inline void Store(double value, double* out) { *out = value; }
 
 // To a few units in the last place, in operations that vectors have; at least e^-87.
@@ -264,4 +266,5 @@ void SoftmaxBackward(const T* grad, const T* y, int64_t n_matrices, int64_t n_ro
   }
 
 EXPORT(Bfloat16, float, bfloat16)
+EXPORT(float, float, float32)
 EXPORT(double, double, float64)

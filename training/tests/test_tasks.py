@@ -236,6 +236,24 @@ class FunctionTest(unittest.TestCase):
         self.assertLess(abs(n_constant - 100), 40)  # a deviation of 9
         self.assertEqual((min(drawn), max(drawn)), (1, task.y_max))
 
+    def test_half_of_the_training_sequences_have_vectors_of_random_length(self):
+        task, random = FunctionTask(vector_tokens=4, x_max=9, n_functions=6), np.random.default_rng(5)
+        self.assertIs(task.for_training(100, None, random), task)
+        easier = [task.for_training(100, 0.4, random) for _ in range(600)]
+        lengths = collections.Counter(task.vector_tokens for task in easier)
+        self.assertEqual(set(lengths), {2, 3, 4})
+        self.assertLess(deviations([lengths[2], lengths[3]], 600, 1 / 6).max(), 4.5)
+        self.assertEqual({task.vocab_size for task in easier}, {task.vocab_size})
+        # 0.4 for each of 16, 12 and 10 examples, but never more than the task's own
+        most = [max(task.n_functions for task in easier if task.vector_tokens == length)
+                for length in (2, 3, 4)]
+        self.assertEqual(most, [6, 4, 4])
+        # vectors that nothing is shorter than draw nothing for it
+        short = dataclasses.replace(task, vector_tokens=2)
+        drawn = [short.for_training(100, 0.4, np.random.default_rng(seed)).n_functions
+                 for seed in range(20)]
+        self.assertEqual(drawn, [np.random.default_rng(seed).integers(1, 7) for seed in range(20)])
+
     def test_lengths_fill_what_is_asked(self):
         task = FunctionTask(vector_tokens=3, x_max=9)
         for length in range(8, 26):

@@ -181,7 +181,7 @@ class TrainingTest(unittest.TestCase):
 
     def test_a_resumed_run_equals_an_unbroken_one(self):
         for name, sections in (("files", {}), ("documents", {"task": {"name": "python_documents"}}),
-                               ("task", {"task": RECALL})):
+                               ("task", {"task": RECALL}), ("muon", {"training": {"optimizer": "muon"}})):
             with self.subTest(source=name):
                 whole, broken = name + "-whole", name + "-broken"
                 self.train(whole, "--resume", **sections)  # with nothing to go on from
@@ -193,6 +193,9 @@ class TrainingTest(unittest.TestCase):
                 self.assert_same_weights(whole, broken)
                 self.assertEqual(self.saved(whole)["tokens"], self.saved(broken)["tokens"])
         self.assert_same_weights("files-whole", "documents-whole", same=False)
+        self.assert_same_weights("files-whole", "muon-whole", same=False)
+        with self.assertRaisesRegex(ValueError, "trained with --optimizer muon, not adamw"):
+            self.train("muon-broken", "--resume")
         with self.assertRaisesRegex(ValueError, "trained on"):
             self.train("files-broken", "--resume", task=RECALL)
         with self.assertRaisesRegex(ValueError, "model differs"):
@@ -208,6 +211,14 @@ class TrainingTest(unittest.TestCase):
             self.assertEqual([(row[0], row[3]) for row in rows],
                              [("2", "16"), ("4", "32"), ("6", "32")])
             self.assertGreaterEqual(float(rows[-1][-1]), 0)
+
+    def test_products_are_bfloat16_where_it_is_fast(self):
+        dtypes = []
+        for flags in ("fma avx2", "avx2 avx512f avx512bw"):
+            with mock.patch.object(train, "open", mock.mock_open(read_data=flags), create=True):
+                dtypes.append(train.fast_dtype("cpu"))
+        self.assertEqual(dtypes, ["float32", "bfloat16"])
+        self.assertEqual(train.fast_dtype("cuda"), "bfloat16")
 
     def test_the_command_line_wins_over_the_recipe(self):
         training = {"lr": 0.5, "seed": 7, "phases": "8:1", "recompute_chunks": True}

@@ -1,0 +1,61 @@
+"""Muon: the step of a matrix is its momentum with all singular values made equal.
+
+K. Jordan et al., "Muon: an optimizer for hidden layers in neural networks" (2024); the scale of a step,
+by which matrices need no rate of their own, is that of "Muon is scalable for LLM training" (arXiv 2502.16982).
+"""
+
+import torch
+
+_MOMENTUM = 0.95
+_STEP_RMS = 0.2  # of an element of a step, about that of AdamW's
+_ITERATIONS = 5
+_COEFFICIENTS = (3.4445, -4.7750, 2.0315)  # of the quintic that takes singular values near 1
+
+
+def orthogonal(matrices):
+    """U V^T of each of matrices [n, rows, columns] = U S V^T, its singular values between 0.7 and 1.2."""
+    tall = matrices.shape[1] > matrices.shape[2]
+    x = matrices.transpose(1, 2) if tall else matrices
+    x = x / (x.flatten(1).norm(dim=1)[:, None, None] + 1e-7)
+    a, b, c = _COEFFICIENTS
+    for _ in range(_ITERATIONS):
+        square = x @ x.transpose(1, 2)
+        x = a * x + (b * square + c * square @ square) @ x
+    return x.transpose(1, 2) if tall else x
+
+
+class Muon(torch.optim.AdamW):
+    """AdamW, but for the matrices in groups whose `orthogonal` is true."""
+
+    def __init__(self, groups, **options):
+        super().__init__(groups, **options)
+        for group in self.param_groups:
+            group.setdefault("orthogonal", False)
+
+    def __setstate__(self, state):  # AdamW's own asks every parameter for AdamW's state
+        torch.optim.Optimizer.__setstate__(self, state)
+
+    @torch.no_grad()
+    def step(self):
+        groups = self.param_groups
+        self.param_groups = [group for group in groups if not group["orthogonal"]]
+        super().step()
+        self.param_groups = groups
+        for group in groups:
+            if group["orthogonal"]:
+                self._step_matrices(group)
+
+    def _step_matrices(self, group):
+        by_shape = {}  # of one shape together: they are small
+        for parameter in group["params"]:
+            if parameter.grad is not None:
+                by_shape.setdefault(parameter.shape, []).append(parameter)
+        for shape, parameters in by_shape.items():
+            wanted = []
+            for parameter in parameters:
+                momentum = self.state[parameter].setdefault("momentum", torch.zeros_like(parameter))
+                momentum.mul_(_MOMENTUM).add_(parameter.grad)
+                wanted.append(parameter.grad + _MOMENTUM * momentum)
+            steps = orthogonal(torch.stack(wanted)) * (_STEP_RMS * max(shape) ** 0.5)
+            for parameter, step in zip(parameters, steps):
+                parameter.mul_(1 - group["lr"] * group["weight_decay"]).sub_(group["lr"] * step)
