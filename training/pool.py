@@ -132,16 +132,17 @@ class Reader:
                                          cap // 2 + 1) for cap in self._caps[layer]]
             self._scales += [scale] * n_heads
 
+    def _read(self, rows, q, k, v):
+        """Of one head: a chunk's queries, keys and values; what they read of its rows and themselves."""
+        old = torch.from_numpy(np.concatenate((rows.keys, rows.values), -1)).float()[None, None]
+        return read_chunk(q, k, v, old, torch.from_numpy(rows.counts)[None, None])
+
     def _mix(self, i, q, k, v, window):
         """window: keys and values of sliding layers so far, which it extends."""
         kind = self._model.config.layer_types[i]
         if kind in DICTIONARY_LAYER_TYPES:
-            heads = []
-            for h, rows in enumerate(self.rows[i]):
-                old = torch.from_numpy(np.concatenate((rows.keys, rows.values), -1)).float()[None, None]
-                heads.append(read_chunk(q[:, h:h + 1], k[:, h:h + 1], v[:, h:h + 1], old,
-                                        torch.from_numpy(rows.counts)[None, None]))
-            return torch.cat(heads, 1)
+            return torch.cat([self._read(rows, *(x[:, h:h + 1] for x in (q, k, v)))
+                              for h, rows in enumerate(self.rows[i])], 1)
         length = self._model.config.sliding_window
         keys, values = (torch.cat((old[:, :, max(0, old.shape[2] - length + 1):], x), 2)
                         for old, x in zip(window.get(i, (k[:, :, :0], v[:, :, :0])), (k, v)))
