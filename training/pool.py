@@ -192,23 +192,37 @@ class Reader:
         return [len(head.keys) for layer in self._bounded for head in self.rows[layer]]
 
 
-def parse_args(arguments):
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+def make_parser(description, rows, sequences):
+    """Flags of a program that has a Reader read sequences; the numbers are their defaults."""
+    parser = argparse.ArgumentParser(description=description,
+                                     formatter_class=argparse.RawDescriptionHelpFormatter)
     add = parser.add_argument
     add("--model", required=True, help="native folder of sliding, full and OVQ layers, with a task.json")
     add("--task", type=json.loads, default={}, help="JSON: fields in place of task.json's")
     add("--config", type=json.loads, default={}, metavar="JSON", help="as score.py has it")
-    add("--memories", type=score.listed(str), default=",".join(MEMORIES), help="of them, in turn")
     add("--length", type=score.positive, default=2048, help="longest sequence, in tokens")
-    add("--rows", type=score.positive, default=128, help="of a head, in the mean")
+    add("--rows", type=score.positive, default=rows, help="of a head, in the mean")
     add("--chunk", type=score.positive, default=64, help="tokens between merges")
-    add("--scale", type=score.listed(float), help="pool: of the distances of each layer that has rows")
-    add("--sequences", type=score.positive, default=8)
+    add("--sequences", type=score.positive, default=sequences)
     add("--seed", type=int, default=0, help="of the sequences")
-    args = parser.parse_args(arguments)
-    if unknown := set(args.memories) - set(MEMORIES):
-        parser.error(f"--memories: {', '.join(sorted(unknown))}: not of {', '.join(MEMORIES)}")
-    return args
+    return parser
+
+
+def listed_of(parser, flag, names):
+    """A flag whose value is some of names, in turn; by default all."""
+    def some(text):
+        if unknown := set(wanted := score.listed(str)(text)) - set(names):
+            raise argparse.ArgumentTypeError(f"{', '.join(sorted(unknown))}: not of {', '.join(names)}")
+        return wanted
+    parser.add_argument(flag, type=some, default=",".join(names), help="of them, in turn")
+
+
+def parse_args(arguments):
+    parser = make_parser(__doc__, rows=128, sequences=8)
+    listed_of(parser, "--memories", MEMORIES)
+    parser.add_argument("--scale", type=score.listed(float),
+                        help="pool: of the distances of each layer that has rows")
+    return parser.parse_args(arguments)
 
 
 def main(arguments=None):

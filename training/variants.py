@@ -16,8 +16,6 @@ documents, and how far that is from the rule on the same sequences:
     variance     the rule, read with |q|^2 s^2 / (2 d) added to scores, s^2 the variance of a row's keys
 """
 
-import argparse
-import json
 import sys
 
 import numpy as np
@@ -27,7 +25,7 @@ import score
 from data import DEFAULT_ROOT, DataError
 from ovq.config import ConfigError
 from ovq.model import load_model
-from pool import Reader
+from pool import Reader, listed_of, make_parser
 from scoring import DocumentExam, mean_and_error
 from tasks import TaskError
 
@@ -50,7 +48,8 @@ class VariantRows:
     def __init__(self, variant, cap, value_weight, n_sized):
         self._variant, self._cap, self._value_weight, self._n_sized = variant, cap, value_weight, n_sized
         self._scale = None
-        self.keys = self.values = self.counts = self._key_variances = self._variances = self._given = None
+        self.keys = self.values = self.counts = self._key_variances = self._variances = None
+        self._given = self._new_given = None  # attention: to rows, and to the chunk that was read last
 
     def read(self, q, k, v):
         """q [rows, d], row r at token r % n of the chunk's n, k [n, d], v [n, dv]: [rows, dv]"""
@@ -186,22 +185,10 @@ def measured(logits, tokens, scored, of_documents):
 
 
 def parse_args(arguments):
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    add = parser.add_argument
-    add("--model", required=True, help="native folder of sliding, full and OVQ layers, with a task.json")
-    add("--task", type=json.loads, default={}, help="JSON: fields in place of task.json's")
-    add("--config", type=json.loads, default={}, metavar="JSON", help="as score.py has it")
-    add("--data-root", default=DEFAULT_ROOT, help="of documents: folder of the standard library")
-    add("--variants", type=score.listed(str), default=",".join(VARIANTS), help="of them, in turn")
-    add("--length", type=score.positive, default=2048, help="longest sequence, in tokens")
-    add("--rows", type=score.positive, default=256, help="of a head, in the mean")
-    add("--chunk", type=score.positive, default=64, help="tokens between merges")
-    add("--sequences", type=score.positive, default=16)
-    add("--seed", type=int, default=0, help="of the sequences")
-    args = parser.parse_args(arguments)
-    if unknown := set(args.variants) - set(VARIANTS):
-        parser.error(f"--variants: {', '.join(sorted(unknown))}: not of {', '.join(VARIANTS)}")
-    return args
+    parser = make_parser(__doc__, rows=256, sequences=16)
+    listed_of(parser, "--variants", VARIANTS)
+    parser.add_argument("--data-root", default=DEFAULT_ROOT, help="of documents: folder of the standard library")
+    return parser.parse_args(arguments)
 
 
 def main(arguments=None):

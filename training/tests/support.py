@@ -20,6 +20,13 @@ def tiny_config(**changes):
     return {**raw, **changes}
 
 
+def shared_out_config():
+    """Two full attention layers between sliding ones, with unequal shares by layer and by head."""
+    raw = tiny_config(layer_types=["sliding_attention", "full_attention"] * 2, num_hidden_layers=4)
+    raw["ovq"]["shares"] = [1.5, [0.75, 0.25]]
+    return raw
+
+
 def write_file(root, path, text):
     path = os.path.join(root, path)
     os.makedirs(os.path.dirname(path), exist_ok=True)

@@ -121,9 +121,7 @@ class RowsTest(unittest.TestCase):
 class ReaderTest(unittest.TestCase):
     def setUp(self):
         torch.manual_seed(0)
-        raw = support.tiny_config(layer_types=["sliding_attention", "full_attention"] * 2, num_hidden_layers=4)
-        raw["ovq"]["shares"] = [1.5, [0.75, 0.25]]
-        self.model = OvqModel(config_from_dict(raw)).eval()
+        self.model = OvqModel(config_from_dict(support.shared_out_config())).eval()
         self.tokens = torch.randint(0, 256, (50,))
 
     def _read(self, variant, n_rows):
