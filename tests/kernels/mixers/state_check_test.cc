@@ -10,7 +10,9 @@
 #include <cstring>
 #include <limits>
 #include <optional>
+#include <set>
 #include <string>
+#include <string_view>
 #include <vector>
 
 #include "tests/kernels/mixers/mixer_test_util.h"
@@ -82,6 +84,7 @@ std::vector<std::byte> BytesOf(T value) {
 }
 
 TEST_P(StateCheck, AWrongNumberIsRefusedOrHarmless) {
+  std::set<std::string_view> gone_on;
   // Within a chunk, as tokens wait, and where one ends.
   for (const int64_t position :
        {int64_t{150}, state().span > 1 ? 128 / state().span * state().span : 128}) {
@@ -133,7 +136,9 @@ TEST_P(StateCheck, AWrongNumberIsRefusedOrHarmless) {
           if (is_int8 && v < 2 && element == elements - 1) {
             ASSERT_THAT(std::string(status.message()), testing::HasSubstr("] is the exponent 25"));
           }
-          if (!status.ok() || wrong == bytes || element != 0 || (slow() && is_float)) continue;
+          if (!status.ok() || wrong == bytes || element != 0) continue;
+          // Slow devices: one wrong value of each field, never a float, goes on for all.
+          if (slow() && (is_float || !gone_on.insert(place.field.name).second)) continue;
           MixerSession session(instance_->context(), wrong);
           instance_->Run(session, Rows(x_, position, n_tokens()), {}, position);
           ASSERT_TRUE(session.GuardsIntact()) << place.field.name << "[" << element << "]";
