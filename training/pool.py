@@ -30,7 +30,7 @@ from ovq import mixers
 from ovq.config import DICTIONARY_LAYER_TYPES, ConfigError, as_heads, share_of
 from ovq.dictionary import read_chunk
 from ovq.model import load_model
-from scoring import DocumentExam, mean_and_error
+from scoring import DocumentExam, mean_text
 from tasks import TaskError
 
 MEMORIES = ("exact", "equal", "shares", "pool")
@@ -239,10 +239,9 @@ def main(arguments=None):
         for tokens, scored in zip(made.tokens, made.scored):
             reader = Reader(model, memory, args.rows, args.chunk, args.scale)
             top_ids = reader.logits(torch.from_numpy(tokens[:-1])).argmax(-1).numpy()
-            right.append((top_ids == tokens[1:])[scored[1:]].mean())
+            right.append(100 * (top_ids == tokens[1:])[scored[1:]].mean())
             rows.append(reader.n_rows())
-        mean, error = mean_and_error(np.array(right), np.ones(len(right)))
-        print(f"{memory}: {100 * mean:.1f} +- {100 * error:.1f}%, rows of the heads in the mean "
+        print(f"{memory}: {mean_text(right, 1, '%')}, rows of the heads in the mean "
               f"{', '.join(f'{n:.0f}' for n in np.mean(rows, 0))}", flush=True)
 
 

@@ -158,6 +158,12 @@ def mean_and_error(sums, counts):
     return mean, math.sqrt(deviation * n / (n - 1)) / counts.sum()
 
 
+def mean_text(values, digits, unit=""):
+    """The mean of a value a sequence, with its standard error where there is one: "91.8 +- 0.7%"."""
+    mean, error = mean_and_error(np.asarray(values), np.ones(len(values)))
+    return f"{mean:.{digits}f}{'' if error is None else f' +- {error:.{digits}f}'}{unit}"
+
+
 def grouped_sums(values, scored, groups):
     """[(group or None, counts, sums)] of values, scored, groups [n_sequences, n]; both [n_sequences].
 

@@ -26,7 +26,7 @@ from data import DEFAULT_ROOT, DataError
 from ovq.config import ConfigError
 from ovq.model import load_model
 from pool import Reader, listed_of, make_parser
-from scoring import DocumentExam, mean_and_error
+from scoring import DocumentExam, mean_text
 from tasks import TaskError
 
 VARIANTS = ("rule", "rounds", "ward", "average", "spread", "sizes", "attention", "variance")
@@ -198,7 +198,7 @@ def main(arguments=None):
     exam, label = score.make_exam(args)
     of_documents = isinstance(exam, DocumentExam)
     model, made = load_model(args.model), exam.sequences(args.length, args.sequences)
-    factor, unit = (1, "") if of_documents else (100, "%")
+    factor, digits, unit = (1, 3, "") if of_documents else (100, 1, "%")
     print(f"{label}, {args.sequences} sequences of {made.tokens.shape[1]} tokens, {args.rows} rows a head, "
           f"{'bits per byte' if of_documents else 'accuracy'}", flush=True)
     first = None
@@ -208,10 +208,9 @@ def main(arguments=None):
             reader = VariantReader(model, variant, args.rows, args.chunk)
             logits = reader.logits(torch.from_numpy(tokens[:-1]))
             values.append(factor * measured(logits, tokens, scored, of_documents))
-        values, ones = np.array(values), np.ones(len(values))
+        values = np.array(values)
         first = values if first is None else first
-        shown = [f"{mean:.{3 if of_documents else 1}f} +- {error or 0:.{3 if of_documents else 1}f}{unit}"
-                 for mean, error in (mean_and_error(x, ones) for x in (values, values - first))]
+        shown = [mean_text(x, digits, unit) for x in (values, values - first)]
         print(f"{variant}: {shown[0]}, less {args.variants[0]}: {shown[1]}", flush=True)
 
 

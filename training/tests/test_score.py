@@ -98,6 +98,10 @@ class ArithmeticTest(unittest.TestCase):
         self.assertAlmostEqual(error, (right / 8).std(ddof=1) / 2)
         self.assertEqual(scoring.mean_and_error(right[:1], counts[:1]), (3 / 8, None))
 
+    def test_one_sequence_is_shown_without_an_error(self):
+        self.assertEqual(scoring.mean_text([90, 94], 1, "%"), "92.0 +- 2.0%")
+        self.assertEqual(scoring.mean_text([1.25], 3), "1.250")
+
     def test_error_of_sequences_with_unequal_counts(self):
         mean, error = scoring.mean_and_error(np.array([1, 6]), np.array([2, 6]))
         self.assertAlmostEqual(mean, 7 / 8)
