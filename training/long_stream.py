@@ -26,7 +26,7 @@ import numpy as np
 
 from ovq.config import ConfigError
 from predictors import PredictionError, client_of, started_server
-from score import listed, positive, read_fields, with_config
+from score import listed, positive, with_config
 from tasks import RecallTask, TaskError, make_task
 
 COLUMNS = ("model", "memory", "config", "filler", "max_centroids", "seed", "mark", "said", "pairs", "accuracy",

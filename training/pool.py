@@ -31,7 +31,7 @@ from ovq.config import DICTIONARY_LAYER_TYPES, ConfigError, as_heads, share_of
 from ovq.dictionary import read_chunk
 from ovq.model import load_model
 from scoring import DocumentExam, mean_text
-from tasks import TaskError
+from tasks import TaskError, read_fields
 
 MEMORIES = ("exact", "equal", "shares", "pool")
 
@@ -229,7 +229,7 @@ def main(arguments=None):
     args = parse_args(arguments)
     if args.config:
         parent, args.model, _ = score.with_config(args.model, args.config)
-    if {**score.read_fields(args.model), **args.task}.get("name") in DocumentExam.names:
+    if {**read_fields(args.model), **args.task}.get("name") in DocumentExam.names:
         raise ValueError(f"{args.model}: --model: its task has no right answers")
     exam, label = score.make_exam(args)
     model, made = load_model(args.model), exam.sequences(args.length, args.sequences)

@@ -35,7 +35,7 @@ from predictors import (PredictionError, ReferencePredictor, connected, server_f
                         started_server)
 from scoring import (COLUMNS, EACH_COLUMNS, LEAST_SEQUENCES, DocumentExam, RowLaw, TaskExam, compare, make_plan,
                      mixer_of, score_job)
-from tasks import TaskError
+from tasks import TaskError, read_fields
 
 LENGTHS = "512,1024,2048,4096,8192,16384,32768,65536"
 SERVED_MEMORIES = ("paper", "closest-pair")
@@ -149,19 +149,6 @@ def with_config(folder, changes):
     with open(os.path.join(copy, "config.json"), "w", encoding="utf-8") as file:
         json.dump(config, file)
     return parent, copy, " ".join(said)
-
-
-def read_fields(folder):
-    """The task of a model folder: that of its task.json; a byte model may have none."""
-    path = os.path.join(folder, "task.json")
-    if not os.path.exists(path):
-        config = read_json_object(os.path.join(folder, "config.json"))
-        return {"name": "python_files"} if config.get("tokenizer") == "bytes" else {}
-    with open(path, encoding="utf-8") as file:
-        try:
-            return dict(json.load(file)["task"])
-        except (KeyError, TypeError, ValueError) as error:
-            raise ValueError(f"{path}: no task of export.py: {error!r}") from error
 
 
 def make_exam(args):

@@ -7,9 +7,12 @@ fields, the length and the random generator alone. Run this file to look at a fe
 import argparse
 import dataclasses
 import json
+import os
 import sys
 
 import numpy as np
+
+from ovq.config import read_json_object
 
 
 class TaskError(ValueError):
@@ -181,12 +184,17 @@ class FunctionTask:
                "at most 100")
 
     @property
+    def tokens_by_kind(self):
+        """How many tokens there are of each kind, in the order of their ids."""
+        return {"number": self.y_max + 1, "identifier": self.n_identifiers, "end": 1}
+
+    @property
     def y_max(self):
         return (self.a_end - 1) * self.x_max + self.b_end - 1
 
     @property
     def vocab_size(self):
-        return self.y_max + 1 + self.n_identifiers + 1
+        return sum(self.tokens_by_kind.values())
 
     @property
     def example_tokens(self):
@@ -266,6 +274,19 @@ def make_task(fields):
     for field in fields:
         _check(field in known, f"field of {name}", field, f"one of {', '.join(known)}")
     return kind(**{**defaults, **fields})
+
+
+def read_fields(folder):
+    """The task of a model folder: that of its task.json; a byte model may have none."""
+    path = os.path.join(folder, "task.json")
+    if not os.path.exists(path):
+        config = read_json_object(os.path.join(folder, "config.json"))
+        return {"name": "python_files"} if config.get("tokenizer") == "bytes" else {}
+    with open(path, encoding="utf-8") as file:
+        try:
+            return dict(json.load(file)["task"])
+        except (KeyError, TypeError, ValueError) as error:
+            raise ValueError(f"{path}: no task of export.py: {error!r}") from error
 
 
 def main():

@@ -28,10 +28,11 @@ from muon import Muon
 import plots
 from schedule import LENGTH_STEP, learning_rate, parse_phases, phase_at
 from sources import NO_TARGET, CorpusSource, TaskSource
-from tasks import TaskError, make_task
+from tasks import TaskError, make_task, read_fields
 
 CHECKPOINT = "checkpoint.pt"
 FIRST_SIGN_SECONDS = 3
+_TABLES = {"model.embed_tokens.weight", "lm_head.weight"}  # a row a token
 CORPORA = {"python_files": Corpus, "python_documents": Documents}
 # A row of the history every --log-steps; held_out (what it is, the source says) every --eval-steps.
 CURVE_COLUMNS = ("step", "tokens", "seconds", "context_length", "max_centroids",
@@ -96,7 +97,8 @@ def make_parser():
     add("--init", help="model folder or checkpoint.pt whose weights to start from, of the same "
         "shapes; relative to the recipe's folder, and {mixer} in it stands for the mixer's "
         "short name, ovq without --mixer. Codebooks that they lack are sampled from the keys of a batch, "
-        "token shifts are 0")
+        "token shifts are 0; functions may be of other sizes: numbers and identifiers that were not "
+        "there are drawn like those that were")
     add("--seed", type=int, default=0)
     add("--device", default="cpu")
     add("--compute-dtype", choices=("bfloat16", "float32"), help="dtype of the matrix products; "
@@ -168,17 +170,42 @@ def make_source(recipe, args, config):
                       args.unscored_weight)
 
 
-def load_initial(model, args):
+def token_rows(table, old, new, random):
+    """An embedding of FunctionTask `old`'s tokens as one of `new`'s, which may have more or fewer of a kind.
+
+    Tokens of both keep their rows. The others are drawn as the rows of their kind are spread, channel
+    by channel. table: [old.vocab_size, width]; random: a torch.Generator.
+    """
+    rows, begin = [], 0
+    for kind, n_old in old.tokens_by_kind.items():
+        known, n_more = table[begin:begin + n_old], new.tokens_by_kind[kind] - n_old
+        rows.append(known[:new.tokens_by_kind[kind]])
+        if n_more > 0:
+            deviation, mean = torch.std_mean(known, 0, correction=0)
+            rows.append(mean + deviation * torch.randn(n_more, table.shape[1], generator=random))
+        begin += n_old
+    return torch.cat(rows)
+
+
+def load_initial(model, args, task):
     """Weights of --init; returns whether they lack the codebooks that this model has.
 
-    Token shifts that they lack begin where this model's do, at none.
+    task: its fields. Token shifts that the weights lack begin where this model's do, at none. Functions
+    of other sizes than theirs have the tokens of theirs (token_rows).
     """
     mixer = {kind: name for name, kind in MIXER_NAMES.items()}[args.mixer or "ovq_attention"]
     path = os.path.join(os.path.dirname(args.recipe), args.init.format(mixer=mixer))
     own = model.state_dict()
     try:
-        weights = (load_model(path).state_dict() if os.path.isdir(path)
-                   else torch.load(path, map_location=args.device)["model"])
+        if os.path.isdir(path):
+            weights, their_task = load_model(path).state_dict(), read_fields(path)
+        else:
+            saved = torch.load(path, map_location=args.device)
+            weights, their_task = saved["model"], saved["task"]
+        if their_task != task and all((fields or {}).get("name") == "linear_icl" for fields in (their_task, task)):
+            random = torch.Generator().manual_seed(args.seed)
+            for name in _TABLES.intersection(weights):
+                weights[name] = token_rows(weights[name], make_task(their_task), make_task(task), random)
         lacking = {name: own[name] for name in own
                    if name.endswith(("codebook", "_shift")) and name not in weights}
         model.load_state_dict({**weights, **lacking})
@@ -198,7 +225,7 @@ def make_optimizer(model, args):
             betas.append(parameter)
         elif parameter.dim() < 2 or name.endswith(("codebook", "initial_state")):
             others.append(parameter)
-        elif parameter.dim() > 2 or name.endswith(("embed_tokens.weight", "lm_head.weight")):
+        elif parameter.dim() > 2 or name in _TABLES:
             tables.append(parameter)
         else:
             matrices.append(parameter)
@@ -224,7 +251,7 @@ class Trainer:
         for phase in self.phases:  # now and not when it begins
             self.source.check(phase.shortest or phase.length)
             self.source.check(phase.length)
-        if args.init and load_initial(self.model, args):
+        if args.init and load_initial(self.model, args, self.task):
             self.model.sample_codebooks(self._batch(self.phases[0].length)[0])
         self.optimizer = make_optimizer(self.model, args)
         self.history = []  # rows of CURVE_COLUMNS

@@ -276,6 +276,31 @@ class TrainingTest(unittest.TestCase):
         with self.assertRaisesRegex(ValueError, "--init: .*shifted.* has no weights of this"):
             self.train("back", "--init", self.checkpoint("shifted"))
 
+    @staticmethod
+    def without_text(vocab_size):
+        config = support.tiny_config(vocab_size=vocab_size)
+        for of_text in ("tokenizer", "bos_token_id", "eos_token_id"):
+            del config[of_text]
+        return config
+
+    def test_functions_of_other_sizes_keep_the_tokens_they_share(self):
+        small = {"name": "linear_icl", "vector_tokens": 2, "x_max": 3, "a_end": 3, "b_end": 3,
+                 "n_functions": 2, "n_identifiers": 4}
+        large = {**small, "vector_tokens": 3, "a_end": 5, "b_end": 4, "n_identifiers": 6}
+        # numbers 0..8, identifiers 9..12 and the end; numbers 0..15, identifiers 16..21 and the end
+        self.train("small", task=small, config=self.without_text(14))
+        self.train("large", "--lr", "0", "--init", self.checkpoint("small"), task=large,
+                   config=self.without_text(23))
+        before, after = (self.saved(run)["model"].pop("model.embed_tokens.weight")
+                         for run in ("small", "large"))
+        for old, new in ((slice(9), slice(9)), (slice(9, 13), slice(16, 20)), (slice(13, 14), slice(22, 23))):
+            self.assertTrue(torch.equal(before[old], after[new]))
+        drawn = torch.cat((after[9:16], after[20:22]))
+        self.assertEqual(len(torch.unique(drawn, dim=0)), 9)
+        self.assertLess((drawn - before.mean(0)).abs().max(), 6 * before.std())
+        back = train.token_rows(after, train.make_task(large), train.make_task(small), None)
+        self.assertTrue(torch.equal(back, before))
+
     def test_codebooks_start_as_keys_of_the_initial_weights(self):
         config = support.tiny_config(vq={"codebook_size": 4})
         self.train("full", "--mixer", "full_attention", config=config)
