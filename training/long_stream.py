@@ -15,7 +15,6 @@ said from token `said` on, and its standard error over pairs; tokens_per_second 
 import argparse
 import contextlib
 import csv
-import json
 import os
 import shlex
 import signal
@@ -27,7 +26,7 @@ import numpy as np
 from ovq.config import ConfigError
 from predictors import PredictionError, client_of, started_server
 from score import listed, positive, with_config
-from tasks import RecallTask, TaskError, make_task
+from tasks import RecallTask, TaskError, json_fields, make_task, read_fields
 
 COLUMNS = ("model", "memory", "config", "filler", "max_centroids", "seed", "mark", "said", "pairs", "accuracy",
            "error", "merged_tokens", "state_bytes", "tokens_per_second")
@@ -45,7 +44,7 @@ def parse_args(arguments):
     add("--memories", type=lambda text: text.split(","), default="closest-pair,paper",
         help="of the server's --memory, one after another; exact takes minutes beyond 2^16 tokens")
     add("--centroids", type=positive, default=2048, help="max_centroids of the sessions")
-    add("--config", type=json.loads, default={}, metavar="JSON", help="as score.py has it")
+    add("--config", type=json_fields, default={}, metavar="JSON", help="as score.py has it")
     add("--marks", type=listed(positive), default="16384,65536,262144,1048576",
         help="tokens after which is asked")
     add("--pairs", type=positive, default=16, help="said at each place")

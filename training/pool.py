@@ -18,7 +18,6 @@ Pairs merge when a chunk has passed.
 
 import argparse
 import heapq
-import json
 import sys
 
 import numpy as np
@@ -31,7 +30,7 @@ from ovq.config import DICTIONARY_LAYER_TYPES, ConfigError, as_heads, share_of
 from ovq.dictionary import read_chunk
 from ovq.model import load_model
 from scoring import DocumentExam, mean_text
-from tasks import TaskError, read_fields
+from tasks import TaskError, json_fields, read_fields
 
 MEMORIES = ("exact", "equal", "shares", "pool")
 
@@ -198,8 +197,8 @@ def make_parser(description, rows, sequences):
                                      formatter_class=argparse.RawDescriptionHelpFormatter)
     add = parser.add_argument
     add("--model", required=True, help="native folder of sliding, full and OVQ layers, with a task.json")
-    add("--task", type=json.loads, default={}, help="JSON: fields in place of task.json's")
-    add("--config", type=json.loads, default={}, metavar="JSON", help="as score.py has it")
+    add("--task", type=json_fields, default={}, help="JSON: fields in place of task.json's")
+    add("--config", type=json_fields, default={}, metavar="JSON", help="as score.py has it")
     add("--length", type=score.positive, default=2048, help="longest sequence, in tokens")
     add("--rows", type=score.positive, default=rows, help="of a head, in the mean")
     add("--chunk", type=score.positive, default=64, help="tokens between merges")

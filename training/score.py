@@ -35,7 +35,7 @@ from predictors import (PredictionError, ReferencePredictor, connected, server_f
                         started_server)
 from scoring import (COLUMNS, EACH_COLUMNS, LEAST_SEQUENCES, DocumentExam, RowLaw, TaskExam, compare, make_plan,
                      mixer_of, score_job)
-from tasks import TaskError, read_fields
+from tasks import TaskError, json_fields, read_fields
 
 LENGTHS = "512,1024,2048,4096,8192,16384,32768,65536"
 SERVED_MEMORIES = ("paper", "closest-pair")
@@ -87,9 +87,9 @@ def parse_args(arguments):
         "--memory, paper or closest-pair. --backend reference: window, sinks, keydiff, closest_pair (see "
         "ovq/memories.py) or dictionary, OVQ's; of as many rows as --centroids leaves live ones at a "
         "sequence's end. Column `ablation` has it")
-    add("--config", type=json.loads, default={}, metavar="JSON", help="fields in place of those of the "
+    add("--config", type=json_fields, default={}, metavar="JSON", help="fields in place of those of the "
         "model's config.json, those of a section one by one: {\"ovq\": {\"recent_tokens\": 64}}")
-    add("--task", type=json.loads, default={}, help="JSON: fields in place of task.json's")
+    add("--task", type=json_fields, default={}, help="JSON: fields in place of task.json's")
     add("--lengths", type=listed(positive), default=LENGTHS, help="longest sequences, in tokens")
     add("--centroids", type=listed(centroid_spec), default=CENTROIDS, help="max_centroids of a "
         "call, or 0.3x: as many as leave at most 0.3 live centroids a token")

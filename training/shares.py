@@ -33,7 +33,7 @@ from data import DEFAULT_ROOT, DataError
 from ovq.config import ConfigError
 from predictors import PredictionError, connected, server_flags, started_server
 from scoring import Job
-from tasks import Sequences, TaskError
+from tasks import Sequences, TaskError, json_fields
 
 _STEPS = 16  # of a share
 _LEAST_SHARE, _MOST_ROWS = 1 / 1024, 1 << 24  # that a server takes
@@ -54,7 +54,7 @@ def parse_args(arguments):
     add("--memory", choices=MEMORIES, default="closest-pair", help="of the server: which layers have "
         "rows, and by which rule")
     add("--text", metavar="FILE", help="UTF-8, read in place of the task, every token scored")
-    add("--task", type=json.loads, default={}, help="JSON: fields in place of task.json's")
+    add("--task", type=json_fields, default={}, help="JSON: fields in place of task.json's")
     add("--length", type=score.positive, default=2048, help="longest sequence, in tokens")
     add("--centroids", type=score.positive, default=256, help="max_centroids that is shared out")
     add("--heads", type=score.positive, default=1, metavar="N", help="key/value heads of each of these "

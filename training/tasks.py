@@ -276,6 +276,17 @@ def make_task(fields):
     return kind(**{**defaults, **fields})
 
 
+def json_fields(text):
+    """A flag's JSON object."""
+    try:
+        fields = json.loads(text)
+    except json.JSONDecodeError as error:
+        raise argparse.ArgumentTypeError(f"{text!r} is not JSON: {error}") from error
+    if not isinstance(fields, dict):
+        raise argparse.ArgumentTypeError(f"{text!r} is not a JSON object")
+    return fields
+
+
 def read_fields(folder):
     """The task of a model folder: that of its task.json; a byte model may have none."""
     path = os.path.join(folder, "task.json")
@@ -291,7 +302,7 @@ def read_fields(folder):
 
 def main():
     parser = argparse.ArgumentParser(description=__doc__.split("\n", maxsplit=1)[0])
-    parser.add_argument("--task", type=json.loads, default={"name": "basic_icr"},
+    parser.add_argument("--task", type=json_fields, default={"name": "basic_icr"},
                         help='its fields as JSON: {"name": "basic_icr", "key_tokens": 3}; names: '
                         f"{', '.join(TASKS)}; what is left out is as in the paper")
     parser.add_argument("--length", type=int, default=256, help="tokens of a sequence at most")
@@ -309,5 +320,5 @@ def main():
 if __name__ == "__main__":
     try:
         main()
-    except (TaskError, json.JSONDecodeError) as error:
+    except TaskError as error:
         sys.exit(f"tasks.py: {error}")

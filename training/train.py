@@ -28,7 +28,7 @@ from muon import Muon
 import plots
 from schedule import LENGTH_STEP, learning_rate, parse_phases, phase_at
 from sources import NO_TARGET, CorpusSource, TaskSource
-from tasks import TaskError, make_task, read_fields
+from tasks import TaskError, json_fields, make_task, read_fields
 
 CHECKPOINT = "checkpoint.pt"
 FIRST_SIGN_SECONDS = 3
@@ -75,6 +75,7 @@ def make_parser():
         help="[SHORTEST-]LENGTH:SHARE[:CENTROIDS],...: context lengths and their shares of the "
         "run, in order; with SHORTEST every step draws its length, LENGTH or a multiple of "
         f"{LENGTH_STEP} less; a phase without CENTROIDS has the config's max_centroids")
+    add("--task", type=json_fields, default={}, help="JSON: fields in place of the recipe's task's")
     add("--variety", type=float, help="task: recall: share of a training sequence that asks; "
         "functions: draw 1 to this many for every example; default: as the task says")
     add("--widen", type=float, help="task: share of the run over which training sequences go from "
@@ -119,12 +120,14 @@ def parse_args():
     recipe = load_recipe(path)
     defaults = recipe.get("training", {})
     for name in defaults:
-        if name in ("recipe", "run", "resume") or name not in known:
+        if name in ("recipe", "run", "resume", "task") or name not in known:
             raise ValueError(f"{path}: training: {name!r} is no option of train.py")
     # before the command line's own, so that those win and both are checked alike
     flags = [f"--{name.replace('_', '-')}" + ("" if value is True else f"={value}")
              for name, value in defaults.items() if value is not False]
     args = parser.parse_args(flags + sys.argv[1:])
+    if args.task:
+        recipe["task"] = {**recipe.get("task", {}), **args.task}
     if not args.steps and not args.minutes:
         raise ValueError("one of --steps and --minutes is needed")
     args.compute_dtype = args.compute_dtype or fast_dtype(args.device)

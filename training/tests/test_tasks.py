@@ -1,5 +1,6 @@
 """The tasks' sequences, taken apart again and held against their definition."""
 
+import argparse
 import collections
 import dataclasses
 import itertools
@@ -11,7 +12,7 @@ import unittest
 import numpy as np
 
 import support
-from tasks import FunctionTask, RecallTask, TaskError, make_task
+from tasks import FunctionTask, RecallTask, TaskError, json_fields, make_task
 
 SMALL_RECALL = {"key_tokens": 2, "value_tokens": 2, "n_symbols": 6}
 
@@ -321,6 +322,12 @@ class TasksTest(unittest.TestCase):
             make_task({"name": "recall"})
         with self.assertRaisesRegex(TaskError, "^field of linear_icl: 'copies' .* x_max"):
             make_task({"name": "linear_icl", "copies": 2})
+
+    def test_fields_of_a_flag_are_an_object(self):
+        self.assertEqual(json_fields('{"copies": 2}'), {"copies": 2})
+        for text, wanted in (("[1]", "'\\[1\\]' is not a JSON object"), ("{", "'{' is not JSON: .* column 2")):
+            with self.assertRaisesRegex(argparse.ArgumentTypeError, wanted):
+                json_fields(text)
 
     def test_the_command_marks_what_is_scored(self):
         script = os.path.join(support.TRAINING, "tasks.py")
