@@ -203,6 +203,17 @@ class FunctionTest(unittest.TestCase):
             2, 7, 7, 54, 12, 12, 7, 55])
         self.assertEqual(sequence.seen[0].reshape(5, 8)[:, 4].tolist(), [0, 0, 1, 2, 3])
 
+    def test_ranges_of_a_and_b_leave_the_tokens_as_they_are(self):
+        task = FunctionTask(vector_tokens=3, x_max=9, n_functions=4, n_identifiers=5, a_range=2, b_range=1)
+        self.assertEqual(task.vocab_size, FunctionTask(x_max=9, n_functions=4, n_identifiers=5).vocab_size)
+        sequences = made(task, 8 * 50, batch=4)
+        drawn = set()
+        for tokens, scored in zip(sequences.tokens.tolist(), sequences.scored):
+            for x, _, y in self.take_apart(task, tokens, scored):
+                self.assertIn(sorted(y), ([a * value + 1 for value in sorted(x)] for a in (1, 2)))
+                drawn.add((sum(y) - 3) // sum(x))
+        self.assertEqual(drawn, {1, 2})
+
     def test_narrowed_has_smaller_numbers_and_the_same_tokens(self):
         task, random = FunctionTask(vector_tokens=2, x_max=9, n_functions=2), np.random.default_rng(4)
         ranges = collections.Counter(task.narrowed(0.5, random).x_range for _ in range(300))
@@ -286,12 +297,13 @@ class FunctionTest(unittest.TestCase):
             made(FunctionTask(), 25)
         with self.assertRaisesRegex(TaskError, "^n_functions: 129 .* n_identifiers, 128"):
             FunctionTask(n_functions=129)
-        with self.assertRaisesRegex(TaskError, "^x_range: 10 .* x_max, 9"):
-            FunctionTask(x_max=9, x_range=10)
+        for field, largest in (("x_range", 9), ("a_range", 4), ("b_range", 2)):
+            with self.assertRaisesRegex(TaskError, f"^{field}: 10 is not at most {largest}, the largest {field[0]}"):
+                FunctionTask(x_max=9, a_end=5, b_end=3, **{field: 10})
         with self.assertRaisesRegex(TaskError, "^constant_percent: 101 is not at most 100"):
             FunctionTask(constant_percent=101)
         for field, value in (("vector_tokens", 0), ("x_max", 2.5), ("a_end", 1), ("b_end", 1),
-                             ("x_range", -1)):
+                             ("x_range", -1), ("a_range", -1)):
             with self.assertRaisesRegex(TaskError, f"^{field}: {value!r} is not"):
                 make_task({"name": "linear_icl", field: value})
 
