@@ -32,7 +32,7 @@ from tasks import TaskError, json_fields, make_task, read_fields
 
 CHECKPOINT = "checkpoint.pt"
 FIRST_SIGN_SECONDS = 3
-_TABLES = {"model.embed_tokens.weight", "lm_head.weight"}  # a row a token
+_TABLES = ("model.embed_tokens.weight", "lm_head.weight")  # a row a token
 CORPORA = {"python_files": Corpus, "python_documents": Documents}
 # A row of the history every --log-steps; held_out (what it is, the source says) every --eval-steps.
 CURVE_COLUMNS = ("step", "tokens", "seconds", "context_length", "max_centroids",
@@ -177,7 +177,7 @@ def token_rows(table, old, new, random):
     """An embedding of FunctionTask `old`'s tokens as one of `new`'s, which may have more or fewer of a kind.
 
     Tokens of both keep their rows. The others are drawn as the rows of their kind are spread, channel
-    by channel. table: [old.vocab_size, width]; random: a torch.Generator.
+    by channel. table: [old.vocab_size, width]; random: a torch.Generator of the CPU.
     """
     rows, begin = [], 0
     for kind, n_old in old.tokens_by_kind.items():
@@ -185,7 +185,8 @@ def token_rows(table, old, new, random):
         rows.append(known[:new.tokens_by_kind[kind]])
         if n_more > 0:
             deviation, mean = torch.std_mean(known, 0, correction=0)
-            rows.append(mean + deviation * torch.randn(n_more, table.shape[1], generator=random))
+            drawn = torch.randn(n_more, table.shape[1], generator=random).to(table.device)
+            rows.append(mean + deviation * drawn)
         begin += n_old
     return torch.cat(rows)
 
@@ -207,8 +208,9 @@ def load_initial(model, args, task):
             weights, their_task = saved["model"], saved["task"]
         if their_task != task and all((fields or {}).get("name") == "linear_icl" for fields in (their_task, task)):
             random = torch.Generator().manual_seed(args.seed)
-            for name in _TABLES.intersection(weights):
-                weights[name] = token_rows(weights[name], make_task(their_task), make_task(task), random)
+            for name in _TABLES:
+                if name in weights:
+                    weights[name] = token_rows(weights[name], make_task(their_task), make_task(task), random)
         lacking = {name: own[name] for name in own
                    if name.endswith(("codebook", "_shift")) and name not in weights}
         model.load_state_dict({**weights, **lacking})
