@@ -30,11 +30,13 @@ while IFS= read -r file; do add "$file"; done < <(
   find kernels -name '*.cu' -o -name '*.cuh'
   grep -rlE --include='*.cc' 'cuda::|Cuda[(>]' kernels || true)
 while [ ${#queue[@]} -gt 0 ]; do
-  file=${queue[0]}
-  queue=("${queue[@]:1}")
-  if [[ $file == *.h ]]; then add "${file%.h}.cc"; fi
+  files=("${queue[@]}")
+  queue=()
+  for file in "${files[@]}"; do
+    if [[ $file == *.h ]]; then add "${file%.h}.cc"; fi
+  done
   while IFS= read -r included; do add "$included"; done < <(
-    sed -n 's/^#include "\(\(kernels\|base\|model\|tests\/bench\)\/[^"]*\)".*/\1/p' "$file")
+    sed -n 's/^#include "\(\(kernels\|base\|model\|tests\/bench\)\/[^"]*\)".*/\1/p' "${files[@]}")
 done
 
 mapfile -t files < <(printf '%s\n' "${!seen[@]}" | sort)
