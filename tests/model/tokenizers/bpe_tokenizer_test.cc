@@ -10,6 +10,7 @@
 #include "tests/folders.h"
 #include "tests/model/model_test_util.h"
 #include "tests/model/tokenizers/bpe_util.h"
+#include "tests/test_util.h"
 
 namespace ovq::test {
 namespace {
@@ -26,9 +27,9 @@ std::unique_ptr<BpeTokenizer> LoadGolden(const char* name) {
 }
 
 // Bytes with no law, then text of characters with no law.
-TEST(BpeTokenizer, AMillionRandomBytesComeBack) {
+TEST(BpeTokenizer, ManyRandomBytesComeBack) {
   std::mt19937 random(1);
-  std::string bytes(1'000'000, '\0');
+  std::string bytes(IsSlow(Device::kCpu) ? 100'000 : 1'000'000, '\0');
   for (char& c : bytes) c = static_cast<char>(random());
   std::string rest = bytes;
   std::string valid = TakeUtf8(rest);
