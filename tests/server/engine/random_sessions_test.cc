@@ -326,7 +326,7 @@ class Driver {
 };
 
 TEST(RandomSessions, OfAModelThatRemembersEverything) {
-  const uint32_t sequences = IsSlow(Device::kCpu) ? 50 : 1000;
+  const uint32_t sequences = IsSlow(Device::kCpu) ? 50 : 400;
   for (uint32_t seed = 0; seed < sequences && !HasFailure(); ++seed) {
     SCOPED_TRACE(testing::Message() << "seed " << seed);
     FakeModel model;
