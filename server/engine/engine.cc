@@ -326,7 +326,8 @@ void Engine::Run() {
   context_->BindThread();
   while (!stopping_) {
     const bool progressed = Turn();
-    if (!progressed) inbox_->Wait(TimeToNextEnd());
+    // The turn may have taken the ring of Stop, which comes after what it sets.
+    if (!progressed && !stopping_) inbox_->Wait(TimeToNextEnd());
   }
   Turn();  // what was posted meanwhile
 }
