@@ -145,5 +145,20 @@ TEST(Engine, AClaimedTurnWhoseSessionGoesIsCancelled) {
   EXPECT_EQ(engine->Stats().state_bytes_reserved, 0u);
 }
 
+// Between the look at whether it stops and the commands, which come with Stop's ring.
+TEST(EngineLoop, AStopWithinATurnIsNotSleptThrough) {
+  FakeModel model;
+  Engine* running = nullptr;
+  EngineOptions options;
+  options.clock.steady = [&running] {
+    if (running != nullptr) std::exchange(running, nullptr)->Stop();
+    return std::chrono::steady_clock::now();
+  };
+  Engine engine({model.Make(), std::move(options), {}}, MakeContext(Device::kCpu));
+  running = &engine;
+  engine.Run();  // for ever, if it is
+  EXPECT_EQ(running, nullptr);
+}
+
 }  // namespace
 }  // namespace ovq::test
