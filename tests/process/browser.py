@@ -115,6 +115,11 @@ class Browser:
         self.close()
 
 
+def _is_on_its_way(error):
+    """To another page: what was asked of the old one has no answer."""
+    return any(word in str(error).lower() for word in ("context", "navigated"))
+
+
 class Page:
     """A tab."""
 
@@ -182,8 +187,8 @@ class Page:
             try:
                 if self.run(f"!!({condition})"):
                     return
-            except RuntimeError as error:  # the page may be on its way to another
-                if not any(word in str(error).lower() for word in ("context", "navigated")):
+            except RuntimeError as error:
+                if not _is_on_its_way(error):
                     raise
             if time.monotonic() > end:
                 raise TimeoutError(f"{condition}; the page says: {self.run('document.body.innerText')}")
@@ -203,21 +208,46 @@ class Page:
         self.call("Input.insertText", {"text": text})
 
     def click(self, selector):
-        """As a mouse does it: on what lies there, in view."""
-        place = self.run(f"""(() => {{
-            const element = document.querySelector({json.dumps(selector)});
-            if (!element) return null;
-            element.scrollIntoView({{block: "center"}});
-            const {{x, y, width, height}} = element.getBoundingClientRect();
-            const at = [x + width / 2, y + height / 2];
-            const hit = document.elementFromPoint(...at);
-            return element.contains(hit) || hit?.contains(element) ? at : ["hidden", hit?.outerHTML ?? "out of view"];
-        }})()""")
-        if place is None or place[0] == "hidden":
-            raise RuntimeError(f"cannot click {selector}: {place}")
-        for kind in ("mousePressed", "mouseReleased"):
-            self.call("Input.dispatchMouseEvent", {"type": kind, "x": place[0], "y": place[1], "button": "left",
-                                                   "clickCount": 1})
+        """As a mouse does it: on what lies there, in view. A page may move while what it asked for comes in: a click
+        that arrives beside the element does nothing, and is tried again."""
+        end = time.monotonic() + 30
+        while True:
+            place = self.run(f"""(() => {{
+                const element = document.querySelector({json.dumps(selector)});
+                if (!element) return null;
+                element.scrollIntoView({{block: "center"}});
+                const {{x, y, width, height}} = element.getBoundingClientRect();
+                const at = [x + width / 2, y + height / 2];
+                const hit = document.elementFromPoint(...at);
+                if (!element.contains(hit)) return ["hidden", hit?.outerHTML ?? "out of view"];
+                window.missed = true;
+                const arrived = (event) => {{
+                    const there = element.contains(event.target);
+                    if (!there) {{ event.preventDefault(); event.stopImmediatePropagation(); }}
+                    if (event.type !== "click") return;
+                    window.missed = !there;
+                    for (const type of ["mousedown", "mouseup", "click"]) removeEventListener(type, arrived, true);
+                }};
+                for (const type of ["mousedown", "mouseup", "click"]) addEventListener(type, arrived, true);
+                return at;
+            }})()""")
+            if place is None or place[0] == "hidden":
+                raise RuntimeError(f"cannot click {selector}: {place}")
+            for kind in ("mousePressed", "mouseReleased"):
+                self.call("Input.dispatchMouseEvent", {"type": kind, "x": place[0], "y": place[1], "button": "left",
+                                                       "clickCount": 1})
+            if not self._missed():
+                return
+            if time.monotonic() > end:
+                raise TimeoutError(f"a click on {selector} arrives elsewhere")
+
+    def _missed(self):
+        try:
+            return self.run("window.missed === true")
+        except RuntimeError as error:
+            if not _is_on_its_way(error):
+                raise
+            return False  # the click led to another page
 
     def sibling(self):
         """Another tab of the same person."""

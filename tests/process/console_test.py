@@ -79,6 +79,21 @@ class ConsoleTest(unittest.TestCase):
         shown = f"{position:,} token{'' if position == 1 else 's'}"
         console.wait(f"document.querySelector('#figure-length')?.textContent === {json.dumps(shown)}")
 
+    def test_a_click_finds_what_has_moved(self):
+        """As the panel's figures come in between the look for the place and the click (Page.click)."""
+        console = self.console().open()
+        console.run("""(() => {
+            const find = document.elementFromPoint;
+            document.elementFromPoint = (...at) => {
+                document.elementFromPoint = find;
+                const hit = document.elementFromPoint(...at);
+                document.querySelector("#memory-note").style.marginBottom = "80px";
+                return hit;
+            };
+        })()""")
+        console.click("#keep-texts")
+        self.assertTrue(console.run("document.querySelector('#keep-texts').checked"))
+
     # --- conversations ---
     def conversation(self, name, **look):
         console = self.console(**look).open()
