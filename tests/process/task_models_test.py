@@ -154,12 +154,12 @@ class FunctionModels(unittest.TestCase):
             self.assertGreater(found[2048, size, "2"], 0.96, model)
             self.assertGreater(found[2048, size, "8"], 0.985, model)
 
-    def test_fifty_and_150_functions_are_learned_too(self):
-        for numbers in (2, 3):
-            for model, size in (("linear-icl-three-ovq", "256"), ("linear-icl-three-full", "")):
+    def test_fifty_150_and_600_functions_are_learned_too(self):
+        for numbers, least in ((2, 0.97), (3, 0.95), (4, 0.85)):
+            for model, size in (("linear-icl-four-ovq", "256"), ("linear-icl-four-full", "")):
                 found = accuracies(model, "2048", "256", vector_tokens=numbers)
                 self.assertLess(found[2048, size, "0"], 0.6, (model, numbers))
-                self.assertGreater(found[2048, size, "8"], 0.95, (model, numbers))
+                self.assertGreater(found[2048, size, "8"], least, (model, numbers))
 
     def test_more_functions_than_in_training_need_a_larger_dictionary(self):
         sizes = ("32", "64", "128", "512")
