@@ -220,15 +220,19 @@ class Page:
                 const at = [x + width / 2, y + height / 2];
                 const hit = document.elementFromPoint(...at);
                 if (!element.contains(hit)) return ["hidden", hit?.outerHTML ?? "out of view"];
-                window.missed = true;
+                window.missing?.abort();
+                const missing = window.missing = new AbortController();  // until the click has arrived
                 const arrived = (event) => {{
-                    const there = element.contains(event.target);
-                    if (!there) {{ event.preventDefault(); event.stopImmediatePropagation(); }}
-                    if (event.type !== "click") return;
-                    window.missed = !there;
-                    for (const type of ["mousedown", "mouseup", "click"]) removeEventListener(type, arrived, true);
+                    if (!element.contains(event.target)) {{
+                        event.preventDefault();
+                        event.stopImmediatePropagation();
+                    }} else if (event.type === "click") {{
+                        missing.abort();
+                    }}
                 }};
-                for (const type of ["mousedown", "mouseup", "click"]) addEventListener(type, arrived, true);
+                for (const type of ["mousedown", "mouseup", "click"]) {{
+                    addEventListener(type, arrived, {{capture: true, signal: missing.signal}});
+                }}
                 return at;
             }})()""")
             if place is None or place[0] == "hidden":
@@ -243,7 +247,7 @@ class Page:
 
     def _missed(self):
         try:
-            return self.run("window.missed === true")
+            return self.run("window.missing?.signal.aborted === false")
         except RuntimeError as error:
             if not _is_on_its_way(error):
                 raise
