@@ -179,8 +179,8 @@ absl::Status ServeCalls(const Options& options, const Security& security, Engine
       options.step_timeout, notifier, [&engine] { return engine.step_in_progress(); },
       {.hangs =
            [&](const StepInProgress& step, absl::Duration time) {
-             readiness.SetHanging(true);
              services.metrics.StepTimedOut();
+             readiness.SetHanging(true);
              log.Error(absl::InternalError(absl::StrFormat(
                  "step %d has taken %s, longer than --step-timeout: %d answers, %d prompts with %d "
                  "tokens to read; health is NOT_SERVING until it ends",

@@ -3,6 +3,8 @@
 #include <algorithm>
 #include <utility>
 
+#include "base/thread_name.h"
+
 namespace ovq {
 namespace {
 
@@ -42,6 +44,7 @@ Watchdog::~Watchdog() {
 }
 
 void Watchdog::Run() {
+  NameThisThread("watchdog");
   using Verdict = StepJudge::Verdict;
   StepJudge judge(timeout_);
   do {

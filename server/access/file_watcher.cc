@@ -5,6 +5,7 @@
 #include <utility>
 
 #include "absl/strings/str_cat.h"
+#include "base/thread_name.h"
 
 namespace ovq {
 
@@ -48,6 +49,7 @@ FileWatcher::~FileWatcher() {
 }
 
 void FileWatcher::Loop() {
+  NameThisThread("files");
   while (!ending_.WaitForNotificationWithTimeout(interval_)) {
     const bool forced = forced_.exchange(false);
     for (Watch& watch : watches_) {

@@ -6,6 +6,8 @@
 #include <algorithm>
 #include <utility>
 
+#include "base/thread_name.h"
+
 namespace ovq {
 
 WorkQueue::WorkQueue(int n_threads, int nice) : most_running_(std::max(n_threads - 1, 1)) {
@@ -35,6 +37,7 @@ WorkQueue::Clients::iterator WorkQueue::Next() {
 }
 
 void WorkQueue::Loop(int nice) {
+  NameThisThread("calls");
   // Of this thread alone; to be nicer is always allowed.
   if (nice > 0) setpriority(PRIO_PROCESS, static_cast<id_t>(gettid()), nice);
   const auto ready = [this]() ABSL_SHARED_LOCKS_REQUIRED(mutex_) {

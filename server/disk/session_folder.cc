@@ -10,6 +10,7 @@
 
 #include "absl/strings/str_cat.h"
 #include "base/files.h"
+#include "base/thread_name.h"
 #include "server/disk/durable_files.h"
 
 namespace ovq {
@@ -242,6 +243,7 @@ void SessionFolder::Tell(Change& change) const {
 }
 
 void SessionFolder::BulkLoop() {
+  NameThisThread("disk");
   std::unique_lock lock(mutex_);
   for (;;) {
     changed_.wait(lock, [this] { return ending_ || !bulk_.empty(); });
@@ -258,6 +260,7 @@ void SessionFolder::BulkLoop() {
 }
 
 void SessionFolder::JournalLoop() {
+  NameThisThread("journal");
   std::unique_lock lock(mutex_);
   for (;;) {
     const auto ready = [this] {

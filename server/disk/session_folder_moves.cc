@@ -3,6 +3,7 @@
 #include <utility>
 
 #include "absl/strings/str_cat.h"
+#include "base/thread_name.h"
 #include "server/disk/session_folder.h"
 
 namespace ovq {
@@ -33,6 +34,7 @@ void SessionFolder::LetGo(const std::string& id) { locks_->Unlock(id); }
 void SessionFolder::Refuse(const std::string& id) { asks_->Remove(id); }
 
 void SessionFolder::MoveLoop() {
+  NameThisThread("moves");
   std::vector<Call> waiting;
   for (;;) {
     const std::vector<std::string> asked =

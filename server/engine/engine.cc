@@ -7,6 +7,7 @@
 #include "absl/strings/escaping.h"
 #include "absl/strings/str_cat.h"
 #include "base/check.h"
+#include "base/thread_name.h"
 #include "server/engine/error_facts.h"
 #include "server/engine/validate.h"
 
@@ -323,6 +324,7 @@ void Engine::Stop() {
 // --- engine thread ---
 
 void Engine::Run() {
+  NameThisThread("engine");
   context_->BindThread();
   while (!stopping_) {
     const bool progressed = Turn();

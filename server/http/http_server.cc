@@ -10,6 +10,7 @@
 #include <utility>
 #include <vector>
 
+#include "base/thread_name.h"
 #include "server/http/connection.h"
 
 namespace ovq {
@@ -71,7 +72,12 @@ class Server final : public HttpServer, public ConnectionHost {
                                                  " (port in use, or no address of this machine)"));
     }
     Accept();
-    for (int i = 0; i < kThreads; ++i) threads_.emplace_back([this] { io_.run(); });
+    for (int i = 0; i < kThreads; ++i) {
+      threads_.emplace_back([this] {
+        NameThisThread("http");
+        io_.run();
+      });
+    }
     return absl::OkStatus();
   }
 

@@ -13,6 +13,7 @@
 #include <thread>
 
 #include "absl/strings/str_cat.h"
+#include "base/thread_name.h"
 
 namespace ovq {
 
@@ -133,6 +134,7 @@ class Log::Writer {
 
  private:
   void Loop() {
+    NameThisThread("log");
     std::unique_lock lock(mutex_);
     for (;;) {
       changed_.wait(lock, [this] { return ending_ || !waiting_.empty(); });

@@ -10,6 +10,7 @@
 #include "absl/strings/numbers.h"
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_format.h"
+#include "base/thread_name.h"
 #include "server/telemetry/trace_context.h"
 
 namespace ovq {
@@ -157,6 +158,7 @@ TraceCounts TraceExporter::counts() const {
 }
 
 void TraceExporter::Run() {
+  NameThisThread("traces");
   bool reachable = true;
   std::unique_lock lock(mutex_);
   while (true) {
