@@ -34,7 +34,8 @@ class EditedModel {
     copy.tensors = tensors;
     return copy;
   }
-  absl::StatusOr<std::unique_ptr<LanguageModel>> Load(const ModelOptions& options = {}) const {
+  absl::StatusOr<std::unique_ptr<LanguageModel>> Load(
+      const ModelOptions& options = kSmallSessions) const {
     const TempFolder folder;
     Write(folder);
     return LanguageModel::Load(folder.path(), options, *context);

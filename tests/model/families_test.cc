@@ -24,7 +24,7 @@ TEST(Rwkv7Backbone, RoundsWhereBFloat16ModelsWereTrainedSo) {
   for (const char* name : {kFull, kOvq, kKvm}) {
     EditedModel model(name);
     model.config["dtype"] = "bfloat16";
-    ModelOptions options;
+    ModelOptions options = kSmallSessions;
     options.compute_dtype = DType::kF32;
     const auto loaded = model.Load(options);
     ASSERT_TRUE(loaded.ok()) << loaded.status();

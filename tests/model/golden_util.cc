@@ -35,10 +35,9 @@ std::unique_ptr<DeviceContext> BoundContext(Device device, int n_threads) {
 
 std::unique_ptr<LanguageModel> LoadModel(const std::string& folder, DeviceContext& context,
                                          DType compute, DType state) {
-  ModelOptions options;
+  ModelOptions options = kSmallSessions;
   options.compute_dtype = compute;
   options.state_dtype = state;
-  options.limits = {.max_slot_cap = 4096, .max_unbounded_tokens = 4096};
   auto model = LanguageModel::Load(folder, options, context);
   Check(model.ok(), Message(model.status()).c_str());
   return *std::move(model);

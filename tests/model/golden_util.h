@@ -23,7 +23,13 @@ Golden LoadGolden(const std::string& name);
 
 // A context whose threads the calling thread's kernels use.
 std::unique_ptr<DeviceContext> BoundContext(Device device, int n_threads = 1);
-// With limits that keep a session's whole address range small.
+// Keeps a session's whole address range small, which NewState writes.
+inline const ModelOptions kSmallSessions = [] {
+  ModelOptions options;
+  options.limits = {.max_slot_cap = 4096, .max_unbounded_tokens = 4096};
+  return options;
+}();
+// With small sessions.
 std::unique_ptr<LanguageModel> LoadModel(const std::string& folder, DeviceContext& context,
                                          DType compute = DType::kF32, DType state = DType::kF32);
 

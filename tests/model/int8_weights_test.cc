@@ -12,10 +12,9 @@ namespace {
 
 std::unique_ptr<LanguageModel> LoadInt8(const std::string& folder, DeviceContext& context,
                                         DType compute) {
-  ModelOptions options;
+  ModelOptions options = kSmallSessions;
   options.compute_dtype = compute;
   options.weights = WeightType::kInt8;
-  options.limits = {.max_slot_cap = 4096, .max_unbounded_tokens = 4096};
   auto model = LanguageModel::Load(folder, options, context);
   Check(model.ok(), Message(model.status()).c_str());
   return *std::move(model);

@@ -195,8 +195,7 @@ TEST(ReadThrough, TheFingerprintKnowsIt) {
 TEST(ReadThrough, AShortSessionIsFullAttention) {
   EditedModel model("sw-full");
   model.config.erase("ovq");  // so that chunks are those of layers trained without
-  ModelOptions options;
-  options.limits = {.max_slot_cap = 4096, .max_unbounded_tokens = 4096};
+  ModelOptions options = kSmallSessions;
   const auto exact = model.Load(options);
   options.memory = Memory::kClosestPair;
   const auto bounded = model.Load(options);
