@@ -74,13 +74,12 @@ Engine::Engine(EngineConfig config, std::unique_ptr<DeviceContext> context)
 // --- any thread ---
 
 absl::Status Engine::Submit(GenerateRequest request, std::shared_ptr<TokenStream> stream) {
-  absl::Status status = ValidateGenerate(config_, request);
-  if (!status.ok()) return status;
+  if (absl::Status status = ValidateGenerate(config_, request); !status.ok()) return status;
   stream->cancel_signal().SetWake(Wake());
   const bool turn = !request.session_id.empty();
   auto job = MakeJob(model(), std::move(request), std::move(stream), options().clock.steady());
   if (turn) return SubmitTurn(std::move(job));
-  status = admission_.Enqueue(std::move(job));
+  absl::Status status = admission_.Enqueue(std::move(job));
   inbox_->Ring();
   return status;
 }
@@ -133,11 +132,10 @@ absl::Status Engine::Claim(Job& job) {
 
 absl::Status Engine::SubmitScore(ScoreRequest request, std::shared_ptr<CancelSignal> cancel,
                                  ScoreCallback done) {
-  absl::Status status = ValidateScore(config_, request);
-  if (!status.ok()) return status;
+  if (absl::Status status = ValidateScore(config_, request); !status.ok()) return status;
   if (cancel != nullptr) cancel->SetWake(Wake());
-  status = admission_.Enqueue(MakeJob(model(), std::move(request), std::move(cancel),
-                                      std::move(done), options().clock.steady()));
+  absl::Status status = admission_.Enqueue(MakeJob(model(), std::move(request), std::move(cancel),
+                                                   std::move(done), options().clock.steady()));
   inbox_->Ring();
   return status;
 }
