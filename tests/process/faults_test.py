@@ -110,9 +110,9 @@ class FrozenEngine:
     """The engine's thread, stopped as a debugger does it; the others run. It goes on at the end of the
     block, if there is still something to go on with.
 
-    stands: raises grpc.RpcError, AssertionError or OSError where the thread was not stopped as a step that hangs
-    is. It may have been stopped while it held a lock of the others', or before a turn had chosen its
-    rows; then it is stopped again, elsewhere, up to five times in all."""
+    stands: raises grpc.RpcError, AssertionError or OSError where the thread was not stopped as a step
+    that hangs is. It may have been stopped while it held a lock of the others', or before a turn had
+    chosen its rows; then it is stopped again, elsewhere, up to five times in all."""
 
     ATTACH, DETACH, ALL_THREADS = 16, 17, 0x40000000  # of sys/ptrace.h, __WALL of waitpid(2)
 
@@ -121,8 +121,11 @@ class FrozenEngine:
         tasks = f"/proc/{server.process.pid}/task"
 
         def name(tid):
-            with open(f"{tasks}/{tid}/comm") as file:
-                return file.read().strip()
+            try:
+                with open(f"{tasks}/{tid}/comm") as file:
+                    return file.read().strip()
+            except OSError:
+                return None  # it has ended meanwhile
         (self.tid,) = (int(tid) for tid in os.listdir(tasks) if name(tid) == "engine")
         self.ptrace = ctypes.CDLL(None, use_errno=True).ptrace
         self.ptrace.argtypes = [ctypes.c_long, ctypes.c_long, ctypes.c_void_p, ctypes.c_void_p]
