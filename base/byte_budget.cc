@@ -7,7 +7,7 @@ size_t ByteBudget::held() const {
   return held_;
 }
 
-std::optional<size_t> ByteBudget::Take(const std::string& client, size_t bytes) {
+std::optional<size_t> ByteBudget::Acquire(const std::string& client, size_t bytes) {
   std::lock_guard lock(mutex_);
   const auto found = clients_.find(client);
   const size_t mine = found == clients_.end() ? 0 : found->second;
@@ -20,7 +20,7 @@ std::optional<size_t> ByteBudget::Take(const std::string& client, size_t bytes) 
   return std::nullopt;
 }
 
-void ByteBudget::GiveBack(const std::string& client, size_t bytes) {
+void ByteBudget::Release(const std::string& client, size_t bytes) {
   std::lock_guard lock(mutex_);
   held_ -= bytes;
   const auto found = clients_.find(client);
@@ -28,8 +28,8 @@ void ByteBudget::GiveBack(const std::string& client, size_t bytes) {
   if (found->second == 0) clients_.erase(found);
 }
 
-std::optional<size_t> ByteHold::Take(size_t bytes) {
-  std::optional<size_t> refused = budget_->Take(client_, bytes);
+std::optional<size_t> ByteHold::Acquire(size_t bytes) {
+  std::optional<size_t> refused = budget_->Acquire(client_, bytes);
   if (!refused) bytes_ += bytes;
   return refused;
 }

@@ -25,8 +25,8 @@ class ByteBudget {
  private:
   friend class ByteHold;
   // Unset if taken; else the most that the client could have had.
-  std::optional<size_t> Take(const std::string& client, size_t bytes);
-  void GiveBack(const std::string& client, size_t bytes);
+  std::optional<size_t> Acquire(const std::string& client, size_t bytes);
+  void Release(const std::string& client, size_t bytes);
 
   const size_t total_;
   mutable std::mutex mutex_;  // guards the next
@@ -40,13 +40,13 @@ class ByteHold {
   ByteHold(std::shared_ptr<ByteBudget> budget, std::string client)
       : budget_(std::move(budget)), client_(std::move(client)) {}
   ~ByteHold() {
-    if (bytes_ > 0) budget_->GiveBack(client_, bytes_);
+    if (bytes_ > 0) budget_->Release(client_, bytes_);
   }
   ByteHold(const ByteHold&) = delete;
   ByteHold& operator=(const ByteHold&) = delete;
 
   // So many more. Unset if taken; else the most that there could have been.
-  std::optional<size_t> Take(size_t bytes);
+  std::optional<size_t> Acquire(size_t bytes);
   size_t bytes() const { return bytes_; }
   const ByteBudget& budget() const { return *budget_; }
 

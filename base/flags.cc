@@ -10,6 +10,7 @@
 #include "absl/strings/str_replace.h"
 #include "absl/strings/str_split.h"
 #include "absl/strings/strip.h"
+#include "base/status_macros.h"
 
 namespace ovq {
 namespace {
@@ -120,9 +121,7 @@ absl::Status Flags::ReadFile(const Setting& said) {
   for (int number = 1; std::getline(file, line); ++number) {
     const absl::string_view text = absl::StripAsciiWhitespace(line);
     if (text.empty() || text[0] == '#') continue;
-    if (absl::Status status = ReadLine(text, absl::StrCat(path, ":", number)); !status.ok()) {
-      return status;
-    }
+    RETURN_IF_ERROR(ReadLine(text, absl::StrCat(path, ":", number)));
   }
   if (file.eof()) return absl::OkStatus();
   return Wrong(said.origin, ": cannot read '", path, "'");
@@ -139,12 +138,13 @@ absl::Status Flags::ReadLine(absl::string_view line, const std::string& where) {
   return Set(*flag, absl::StripAsciiWhitespace(parts[1]), absl::StrCat(where, ": ", name));
 }
 
-absl::Status Flags::SetSaid(const std::vector<Given>& given, const EnvLookup& env, bool file) {
+absl::Status Flags::SetFromSources(const std::vector<Given>& given, const EnvLookup& env,
+                                   bool file) {
   for (Flag& flag : flags_) {
     if (env_prefix_.empty() || !flag.takes_value() || (flag.kind == Kind::kFile) != file) continue;
     const std::optional<std::string> value = env(EnvName(flag));
     if (!value) continue;
-    if (absl::Status status = Set(flag, *value, EnvName(flag)); !status.ok()) return status;
+    RETURN_IF_ERROR(Set(flag, *value, EnvName(flag)));
   }
   for (const auto& [flag, value] : given) {
     if ((flag->kind == Kind::kFile) != file) continue;
@@ -155,18 +155,17 @@ absl::Status Flags::SetSaid(const std::vector<Given>& given, const EnvLookup& en
 }
 
 absl::Status Flags::Read(std::span<const std::string> args, const EnvLookup& env) {
-  const absl::StatusOr<std::vector<Given>> given = Split(args);
-  if (!given.ok()) return given.status();
-  if (!given->empty() && given->front().first->kind == Kind::kEnd) {
-    return given->front().first->value.set("");
+  ASSIGN_OR_RETURN(const std::vector<Given> given, Split(args));
+  if (!given.empty() && given.front().first->kind == Kind::kEnd) {
+    return given.front().first->value.set("");
   }
   // The weakest first: what the file says, once its name is known, then all else.
-  if (absl::Status status = SetSaid(*given, env, /*file=*/true); !status.ok()) return status;
+  RETURN_IF_ERROR(SetFromSources(given, env, /*file=*/true));
   for (const Flag& flag : flags_) {
     if (flag.kind != Kind::kFile || flag.said.origin == kDefaultOrigin) continue;
-    if (absl::Status status = ReadFile(flag.said); !status.ok()) return status;
+    RETURN_IF_ERROR(ReadFile(flag.said));
   }
-  return SetSaid(*given, env, /*file=*/false);
+  return SetFromSources(given, env, /*file=*/false);
 }
 
 bool Flags::given(std::string_view name) const {

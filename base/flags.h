@@ -80,7 +80,7 @@ class Flags {
   absl::StatusOr<std::vector<Given>> Split(std::span<const std::string> args);
   absl::Status Set(Flag& flag, absl::string_view value, const std::string& origin);
   // What is said of the options that name a file, or of all others.
-  absl::Status SetSaid(const std::vector<Given>& given, const EnvLookup& env, bool file);
+  absl::Status SetFromSources(const std::vector<Given>& given, const EnvLookup& env, bool file);
   absl::Status ReadFile(const Setting& said);
   absl::Status ReadLine(absl::string_view line, const std::string& where);
 

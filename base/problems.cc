@@ -30,7 +30,7 @@ void AppendRecord(const absl::Status& problem, std::string& records) {
 
 }  // namespace
 
-std::vector<absl::Status> ProblemsOf(const absl::Status& status) {
+std::vector<absl::Status> SplitProblems(const absl::Status& status) {
   if (status.ok()) return {};
   std::vector<absl::Status> problems = {absl::Status(status.code(), status.message())};
   const auto payload = status.GetPayload(kOthers);
@@ -46,8 +46,8 @@ std::vector<absl::Status> ProblemsOf(const absl::Status& status) {
 }
 
 void AddProblems(absl::Status& status, const absl::Status& more) {
-  std::vector<absl::Status> known = ProblemsOf(status);
-  for (const absl::Status& problem : ProblemsOf(more)) {
+  std::vector<absl::Status> known = SplitProblems(status);
+  for (const absl::Status& problem : SplitProblems(more)) {
     if (known.size() > kMost) break;
     const bool is_known = std::ranges::any_of(known, [&problem](const absl::Status& other) {
       return other.message() == problem.message();
@@ -65,7 +65,7 @@ void AddProblems(absl::Status& status, const absl::Status& more) {
 
 absl::Status InContext(std::string_view where, const absl::Status& status) {
   absl::Status result;
-  for (const absl::Status& problem : ProblemsOf(status)) {
+  for (const absl::Status& problem : SplitProblems(status)) {
     AddProblems(result, absl::Status(problem.code(),
                                      absl::StrCat(std::string(where), ": ", problem.message())));
   }

@@ -14,7 +14,7 @@ namespace ovq {
 void AddProblems(absl::Status& status, const absl::Status& more);
 
 // In their order, each a status of its own; none of OK.
-std::vector<absl::Status> ProblemsOf(const absl::Status& status);
+std::vector<absl::Status> SplitProblems(const absl::Status& status);
 
 // Every problem as "where: problem".
 absl::Status InContext(std::string_view where, const absl::Status& status);

@@ -14,7 +14,7 @@ namespace {
 
 constexpr double kNoQuota = std::numeric_limits<double>::infinity();
 
-int ProcessorsOfMask() {
+int CountAffinityProcessors() {
   cpu_set_t mask;
   if (sched_getaffinity(0, sizeof(mask), &mask) == 0) return CPU_COUNT(&mask);
   return static_cast<int>(std::thread::hardware_concurrency());  // more of them than a mask holds
@@ -25,14 +25,14 @@ double Quotient(double quota, double period) {
 }
 
 // "max 100000" or "150000 100000", in microseconds.
-double QuotaOfVersion2(const std::string& folder) {
+double ReadQuotaVersion2(const std::string& folder) {
   std::ifstream file(folder + "/cpu.max");
   double quota = 0, period = 0;
   return file >> quota >> period ? Quotient(quota, period) : kNoQuota;
 }
 
 // Minus one for none.
-double QuotaOfVersion1(const std::string& folder) {
+double ReadQuotaVersion1(const std::string& folder) {
   std::ifstream quota_file(folder + "/cpu.cfs_quota_us"),
       period_file(folder + "/cpu.cfs_period_us");
   double quota = 0, period = 0;
@@ -41,11 +41,11 @@ double QuotaOfVersion1(const std::string& folder) {
 
 // The smallest of the group and all above it. In a container the mount may begin at the group
 // itself, whose path then names nothing below it.
-double QuotaOf(const std::string& mount, std::string group,
-               double (*quota_in)(const std::string&)) {
-  double quota = quota_in(mount);
+double GroupQuota(const std::string& mount, std::string group,
+                  double (*read_quota)(const std::string&)) {
+  double quota = read_quota(mount);
   while (group.size() > 1) {
-    quota = std::min(quota, quota_in(mount + group));
+    quota = std::min(quota, read_quota(mount + group));
     group.resize(group.rfind('/'));
   }
   return quota;
@@ -72,14 +72,14 @@ int UsableProcessors(const std::string& root) {
     const std::string controllers = line.substr(first + 1, second - first - 1);
     const std::string group = line.substr(second + 1);
     if (controllers.empty()) {
-      quota = std::min(quota, QuotaOf(root + "sys/fs/cgroup", group, &QuotaOfVersion2));
+      quota = std::min(quota, GroupQuota(root + "sys/fs/cgroup", group, &ReadQuotaVersion2));
     } else if (Lists(controllers, "cpu")) {
       for (const char* const mount : {"sys/fs/cgroup/cpu", "sys/fs/cgroup/cpu,cpuacct"}) {
-        quota = std::min(quota, QuotaOf(root + mount, group, &QuotaOfVersion1));
+        quota = std::min(quota, GroupQuota(root + mount, group, &ReadQuotaVersion1));
       }
     }
   }
-  int processors = std::max(1, ProcessorsOfMask());
+  int processors = std::max(1, CountAffinityProcessors());
   if (quota < processors) processors = std::max(1, static_cast<int>(std::ceil(quota)));
   return processors;
 }

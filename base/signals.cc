@@ -9,7 +9,7 @@ namespace {
 
 constexpr int kEnd = SIGUSR1;  // from the destructor, to the thread
 
-sigset_t SetOf(const std::vector<int>& signals) {
+sigset_t MakeSignalSet(const std::vector<int>& signals) {
   sigset_t set;
   sigemptyset(&set);
   for (const int signal : signals) sigaddset(&set, signal);
@@ -19,13 +19,13 @@ sigset_t SetOf(const std::vector<int>& signals) {
 }  // namespace
 
 void BlockSignals(const std::vector<int>& signals) {
-  const sigset_t set = SetOf(signals);
+  const sigset_t set = MakeSignalSet(signals);
   pthread_sigmask(SIG_BLOCK, &set, nullptr);
 }
 
 SignalWaiter::SignalWaiter(const std::vector<int>& signals, std::function<void(int)> on_signal) {
   BlockSignals({kEnd});
-  sigset_t set = SetOf(signals);
+  sigset_t set = MakeSignalSet(signals);
   sigaddset(&set, kEnd);
   thread_ = std::thread([this, set, on_signal = std::move(on_signal)] {
     while (!ending_) {

@@ -41,7 +41,7 @@ std::optional<size_t> FirstInvalidUtf8(std::string_view text) {
   return at == std::string_view::npos ? std::nullopt : std::optional(at);
 }
 
-std::string TakeUtf8(std::string& pending) {
+std::string ConsumeUtf8(std::string& pending) {
   std::string text;
   std::string_view rest = pending;
   for (;;) {

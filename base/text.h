@@ -20,6 +20,6 @@ inline constexpr std::string_view kReplacementCharacter = "\xef\xbf\xbd";  // U+
 
 // Takes all that is decided off the front of `pending`, as valid UTF-8: characters as they are, and
 // U+FFFD for each maximal subpart of one that can never become one. An unfinished character stays.
-std::string TakeUtf8(std::string& pending);
+std::string ConsumeUtf8(std::string& pending);
 
 }  // namespace ovq

@@ -16,7 +16,7 @@ class TokenBucket {
   void SetRate(double rate, double size,
                SteadyTime now);  // keeps what is in it, up to the new size
   double left(SteadyTime now);
-  void Take(double amount) { left_ -= amount; }  // may make a debt
+  void Charge(double amount) { left_ -= amount; }  // may make a debt
   // Until left() is at least `amount`, in whole milliseconds rounded up, a day at most.
   absl::Duration Until(double amount, SteadyTime now);
 

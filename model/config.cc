@@ -2,6 +2,7 @@
 
 #include <algorithm>
 
+#include "base/status_macros.h"
 #include "kernels/mixers/common/attention.h"
 
 namespace ovq {
@@ -39,8 +40,8 @@ StateSpec ModelConfig::state_spec(int i, DType kv_dtype, Device device) const {
           .slot_shares = layers[i].slot_shares};
 }
 
-absl::StatusOr<MixerState> MixerStateOf(const ModelConfig& config, int i, DType kv_dtype,
-                                        Device device) {
+absl::StatusOr<MixerState> MakeMixerState(const ModelConfig& config, int i, DType kv_dtype,
+                                          Device device) {
   return FindMixer(config.layers[i].type)->state(config.state_spec(i, kv_dtype, device));
 }
 
@@ -48,10 +49,9 @@ absl::StatusOr<std::vector<MixerState>> LayerStates(const ModelConfig& config, D
                                                     Device device) {
   std::vector<MixerState> states;
   for (int i = 0; i < config.n_layers; ++i) {
-    absl::StatusOr<MixerState> state = MixerStateOf(config, i, kv_dtype, device);
-    if (!state.ok()) return state.status();
-    state->name = config.layers[i].type;
-    states.push_back(*std::move(state));
+    ASSIGN_OR_RETURN(MixerState state, MakeMixerState(config, i, kv_dtype, device));
+    state.name = config.layers[i].type;
+    states.push_back(std::move(state));
   }
   for (const LayerSpec& layer : config.layers) {
     if (layer.feed_forward.token_shift) states.push_back(TokenShiftState(config.hidden_size));

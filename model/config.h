@@ -49,8 +49,8 @@ struct MixerFields {
 
 // What layers that can be read through several memories are read through: as config.json says, OVQ
 // by the paper's rule, closest pairs, closest pairs where keys are turned by RoPE too, or all
-// tokens (model/memory.h).
-enum class Memory : uint8_t { kAsTrained, kPaper, kClosestPair, kClosestPairAll, kExact };
+// tokens (model/cache_policy.h).
+enum class CachePolicy : uint8_t { kAsTrained, kPaper, kClosestPair, kClosestPairAll, kExact };
 
 struct LayerSpec {
   std::string type;  // known to the mixer registry
@@ -113,8 +113,8 @@ inline constexpr int64_t kMaxHiddenSize = 1 << 20;
 inline constexpr int64_t kMaxLayers = 4096;
 
 // The state of layer i's mixer.
-absl::StatusOr<MixerState> MixerStateOf(const ModelConfig& config, int i, DType kv_dtype,
-                                        Device device);
+absl::StatusOr<MixerState> MakeMixerState(const ModelConfig& config, int i, DType kv_dtype,
+                                          Device device);
 // The states of the layers, from the config alone: the mixers', then those of the feed-forwards
 // that have one. InvalidArgument names the field.
 absl::StatusOr<std::vector<MixerState>> LayerStates(const ModelConfig& config, DType kv_dtype,

@@ -26,10 +26,10 @@ FeedForward::FeedForward(WeightReader& reader, const ModelConfig& config, const 
                           layer.norm_after ? 1 : residual_scale_);
 }
 
-void FeedForward::Forward(DeviceContext& context, const StepSeqs& seqs, const LayerState* where,
-                          const LayerRows& rows) const {
+void FeedForward::Forward(DeviceContext& context, const BatchSequences& seqs,
+                          const LayerState* where, const LayerActivations& activations) const {
   if (!exists()) return;
-  const TensorView &h = rows.h, &x = rows.x;
+  const TensorView &h = activations.h, &x = activations.x;
   ScratchScope scope(context);
   if (!spec_.parallel) NormAndShift(context, seqs, where, h, x);
   const TensorView inner = scope.Tensor(DType::kF32, {h.shape[0], inner_.out()});
@@ -40,12 +40,12 @@ void FeedForward::Forward(DeviceContext& context, const StepSeqs& seqs, const La
   } else {
     SquaredRelu(context, inner, active);
   }
-  outer_.Apply(context, active, post_norm_.exists() ? rows.added : h,
+  outer_.Apply(context, active, post_norm_.exists() ? activations.added : h,
                /*accumulate=*/!post_norm_.exists());
-  if (post_norm_.exists()) rows.AddNormed(context, post_norm_, residual_scale_);
+  if (post_norm_.exists()) activations.AddNormed(context, post_norm_, residual_scale_);
 }
 
-void FeedForward::NormAndShift(DeviceContext& context, const StepSeqs& seqs,
+void FeedForward::NormAndShift(DeviceContext& context, const BatchSequences& seqs,
                                const LayerState* where, TensorView h, TensorView x) const {
   if (!spec_.token_shift) return norm_.Apply(context, h, x);
   ScratchScope scope(context);

@@ -8,8 +8,8 @@
 
 namespace ovq {
 
-// A step's rows [n_rows, d_model] between a layer's parts.
-struct LayerRows {
+// A step's activations [n_tokens, d_model] between a layer's parts.
+struct LayerActivations {
   TensorView h;      // F32: the residual stream
   TensorView x;      // of the compute dtype: what a part reads
   TensorView added;  // F32: what it gives, where that is normed before it is added to h
@@ -30,14 +30,14 @@ class FeedForward {
 
   bool exists() const { return spec_.kind != FeedForwardKind::kNone; }
   bool has_state() const { return spec_.token_shift; }
-  // rows.h += f(norm(h)), or what else FeedForwardSpec and LayerSpec say. where: of its state, if
-  // it has one.
-  void Forward(DeviceContext& context, const StepSeqs& seqs, const LayerState* where,
-               const LayerRows& rows) const;
+  // activations.h += f(norm(h)), or what else FeedForwardSpec and LayerSpec say. where: of its
+  // state, if it has one.
+  void Forward(DeviceContext& context, const BatchSequences& seqs, const LayerState* where,
+               const LayerActivations& activations) const;
   size_t bytes() const;
 
  private:
-  void NormAndShift(DeviceContext& context, const StepSeqs& seqs, const LayerState* where,
+  void NormAndShift(DeviceContext& context, const BatchSequences& seqs, const LayerState* where,
                     TensorView h, TensorView x) const;
 
   FeedForwardSpec spec_;

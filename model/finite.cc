@@ -26,7 +26,7 @@ std::optional<int64_t> First(std::span<const Bits> values, Bits exponent) {
 }
 
 template <class Bits>
-std::span<const Bits> BitsOf(const TensorView& tensor) {
+std::span<const Bits> AsBits(const TensorView& tensor) {
   return {static_cast<const Bits*>(static_cast<const void*>(tensor.data)),
           static_cast<size_t>(tensor.shape.elements())};
 }
@@ -36,11 +36,11 @@ std::span<const Bits> BitsOf(const TensorView& tensor) {
 std::optional<int64_t> FirstNotFinite(const TensorView& tensor) {
   switch (tensor.dtype) {
     case DType::kF32:
-      return First<uint32_t>(BitsOf<uint32_t>(tensor), 0x7f800000);
+      return First<uint32_t>(AsBits<uint32_t>(tensor), 0x7f800000);
     case DType::kBF16:
-      return First<uint16_t>(BitsOf<uint16_t>(tensor), 0x7f80);
+      return First<uint16_t>(AsBits<uint16_t>(tensor), 0x7f80);
     case DType::kF16:
-      return First<uint16_t>(BitsOf<uint16_t>(tensor), 0x7c00);
+      return First<uint16_t>(AsBits<uint16_t>(tensor), 0x7c00);
     default:
       Check(false, "numbers with an exponent");
       return std::nullopt;

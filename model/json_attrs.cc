@@ -25,7 +25,7 @@ bool IsBeyond64Bits(const Json& json) {
 }
 
 // Of an entry of a list with lists: NaN for what is no number.
-std::vector<double> ToRow(const Json& json) {
+std::vector<double> ToNumbers(const Json& json) {
   constexpr double kNan = std::numeric_limits<double>::quiet_NaN();
   if (!json.is_array()) return {json.is_number() ? json.get<double>() : kNan};
   std::vector<double> row;
@@ -39,7 +39,7 @@ Attrs::Value ToList(const Json& list) {
   std::vector<std::string> strings;
   if (std::ranges::any_of(list, &Json::is_array)) {
     std::vector<std::vector<double>> rows;
-    std::ranges::transform(list, std::back_inserter(rows), ToRow);
+    std::ranges::transform(list, std::back_inserter(rows), ToNumbers);
     return rows;
   }
   for (const Json& entry : list) {

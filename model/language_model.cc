@@ -10,19 +10,20 @@
 #include "absl/strings/str_cat.h"
 #include "base/problems.h"
 #include "base/sha256.h"
+#include "base/status_macros.h"
 #include "kernels/common/device_memory.h"
 #include "kernels/mixers/common/attention.h"
 #include "kernels/mixers/common/int8_rows.h"
+#include "model/batch_threads.h"
 #include "model/families/family_weights.h"
 #include "model/load_config.h"
-#include "model/padded_step.h"
-#include "model/step_threads.h"
+#include "model/padded_batch.h"
 #include "model/weights.h"
 
 namespace ovq {
 namespace {
 
-constexpr char kEmbedding[] = "embedding";  // x0 among the tensors of a step
+constexpr char kEmbedding[] = "embedding";  // x0 among the tensors of a staged
 
 TensorView Rows(TensorView x, int64_t begin, int64_t n) {
   const int64_t width = x.shape[1];
@@ -40,7 +41,7 @@ absl::Status CheckSize(const StateLayout& layout) {
                    " tokens would take more than ", StateLayout::kMostBytes, " bytes"));
 }
 
-absl::Status OnlyChecked() { return absl::CancelledError("weights are only checked"); }
+absl::Status CheckOnlyMarker() { return absl::CancelledError("weights are only checked"); }
 
 }  // namespace
 
@@ -60,10 +61,9 @@ size_t FullKvBytesPerToken(const ModelConfig& config, DType state_dtype) {
 absl::StatusOr<StateLayout> PlanStateLayout(const ModelConfig& config, DType state_dtype,
                                             const StateLimits& limits, Device device,
                                             size_t page_bytes) {
-  absl::StatusOr<std::vector<MixerState>> states = LayerStates(config, state_dtype, device);
-  if (!states.ok()) return states.status();
-  StateLayout layout(*std::move(states), limits, page_bytes);
-  if (absl::Status status = CheckSize(layout); !status.ok()) return status;
+  ASSIGN_OR_RETURN(std::vector<MixerState> states, LayerStates(config, state_dtype, device));
+  StateLayout layout(std::move(states), limits, page_bytes);
+  RETURN_IF_ERROR(CheckSize(layout));
   return layout;
 }
 
@@ -76,32 +76,29 @@ LanguageModel::LanguageModel()
 absl::StatusOr<std::unique_ptr<LanguageModel>> LanguageModel::Load(const std::string& folder,
                                                                    const ModelOptions& options,
                                                                    DeviceContext& context) {
-  auto models = LoadEach(folder, options, {&options.memory, 1}, context);
-  if (!models.ok()) return models.status();
-  return std::move(models->front());
+  ASSIGN_OR_RETURN(auto models, LoadEach(folder, options, {&options.cache_policy, 1}, context));
+  return std::move(models.front());
 }
 
 absl::StatusOr<std::vector<std::unique_ptr<LanguageModel>>> LanguageModel::LoadEach(
-    const std::string& folder, const ModelOptions& options, std::span<const Memory> memories,
+    const std::string& folder, const ModelOptions& options, std::span<const CachePolicy> policies,
     DeviceContext& context) {
   std::vector<ModelConfig> configs;
-  for (const Memory memory : memories) {
-    absl::StatusOr<ModelConfig> config = LoadConfig(folder, memory);
-    if (!config.ok()) return config.status();
-    configs.push_back(*std::move(config));
+  for (const CachePolicy policy : policies) {
+    ASSIGN_OR_RETURN(ModelConfig config, LoadConfig(folder, policy));
+    configs.push_back(std::move(config));
   }
-  absl::StatusOr<Weights> weights = Weights::Open(folder);
-  if (!weights.ok()) return weights.status();
+  ASSIGN_OR_RETURN(Weights weights, Weights::Open(folder));
   SharedWeights shared;
   std::vector<std::unique_ptr<LanguageModel>> models;
   for (ModelConfig& config : configs) {
     models.emplace_back(new LanguageModel);
     absl::Status status;
-    status.Update(OrOutOfMemory([&] {
-      status = models.back()->LoadAll(std::move(config), *weights, options, context, shared);
+    status.Update(CatchOutOfMemory([&] {
+      status = models.back()->LoadAll(std::move(config), weights, options, context, shared);
     }));
     // What is wrong with a file that changed under the load says nothing of either version.
-    if (absl::Status changed = weights->CheckWhole(); !changed.ok()) return changed;
+    RETURN_IF_ERROR(weights.CheckWhole());
     if (!status.ok()) return InContext(folder, status);
   }
   return models;
@@ -117,17 +114,16 @@ absl::Status LanguageModel::LoadAll(ModelConfig config, Weights& weights,
   state_dtype_ = options.state_dtype;
   absl::Status status = LoadParts(weights, context, shared);
   if (!status.ok()) return status;
-  absl::StatusOr<std::vector<MixerState>> states =
-      LayerStates(config_, options.state_dtype, context.device());
-  if (!states.ok()) return states.status();
+  ASSIGN_OR_RETURN(std::vector<MixerState> states,
+                   LayerStates(config_, options.state_dtype, context.device()));
   for (int i = 0; i < config_.n_layers; ++i) {
-    MixerState& state = (*states)[i];
+    MixerState& state = states[i];
     std::string name = std::move(state.name);
     state = layers_[i].mixer->state();
     state.name = std::move(name);
   }
   layout_ =
-      std::make_unique<StateLayout>(*std::move(states), options.limits, StatePageBytes(context));
+      std::make_unique<StateLayout>(std::move(states), options.limits, StatePageBytes(context));
   if (status = CheckSize(*layout_); !status.ok()) return InContext("config.json", status);
 
   Sha256 hash;
@@ -143,16 +139,15 @@ absl::Status LanguageModel::LoadAll(ModelConfig config, Weights& weights,
 
 absl::Status LanguageModel::Check(const ModelConfig& config, Weights& weights) {
   if (std::ranges::all_of(config.layers, &LayerSpec::is_wrong)) return absl::OkStatus();
-  const absl::StatusOr<std::unique_ptr<DeviceContext>> context =
-      DeviceContext::Make(Device::kReference, 1);
-  if (!context.ok()) return context.status();
+  ASSIGN_OR_RETURN(const std::unique_ptr<DeviceContext> context,
+                   DeviceContext::Make(Device::kReference, 1));
   LanguageModel model;
   model.config_ = config;
   SharedWeights shared;
   absl::Status problems;
   for (const absl::Status& problem :
-       ProblemsOf(model.LoadParts(weights, **context, shared, OnlyChecked()))) {
-    if (problem != OnlyChecked()) AddProblems(problems, problem);
+       SplitProblems(model.LoadParts(weights, *context, shared, CheckOnlyMarker()))) {
+    if (problem != CheckOnlyMarker()) AddProblems(problems, problem);
   }
   AddProblems(problems, weights.CheckWhole());
   return problems;
@@ -191,7 +186,7 @@ void LanguageModel::LoadLayer(int i, WeightReader& reader, DeviceContext& contex
 
 TensorView LanguageModel::LoadEnds(WeightReader& reader, DeviceContext& context) {
   const int64_t d_model = config_.hidden_size, vocab = config_.vocab_size;
-  const TensorView table = reader.Take("model.embed_tokens.weight", {vocab, d_model});
+  const TensorView table = reader.GetTensor("model.embed_tokens.weight", {vocab, d_model});
   embedding_norm_ = Norm(reader, "model.embed_norm", config_.embedding_norm, d_model);
   if (config_.sinusoid_base > 0) {
     const std::vector<float> scale = reader.HostFloats("model.embed_positions.scale", {});
@@ -211,7 +206,7 @@ absl::Status LanguageModel::LoadParts(Weights& weights, DeviceContext& context,
   FamilyWeights in_file(config_, weights);
   const ProductTypes types(compute_dtype_, weights_);
   const WeightSource source = [&](const std::string& name, const Shape& shape) {
-    return in_file.Take(name, shape);
+    return in_file.GetTensor(name, shape);
   };
   WeightReader reader(source, types, context, "", so_far, &shared.products);
   const TensorView table = LoadEnds(reader, context);
@@ -230,7 +225,7 @@ absl::Status LanguageModel::LoadParts(Weights& weights, DeviceContext& context,
     keeps_embedding_ |= config_.block_lambdas || layers_.back().gives_first_values;
   }
   if (std::ranges::none_of(config_.layers, &LayerSpec::is_wrong)) {
-    reader.Update(weights.CheckAllTaken(config_.family->is_unused));
+    reader.Update(weights.CheckAllUsed(config_.family->is_unused));
   }
   if (!reader.status().ok()) return reader.status();
 
@@ -248,50 +243,50 @@ absl::Status LanguageModel::LoadParts(Weights& weights, DeviceContext& context,
   return absl::OkStatus();
 }
 
-TensorView LanguageModel::Forward(const StepBatch& batch, DeviceContext& context,
+TensorView LanguageModel::Forward(const Batch& batch, DeviceContext& context,
                                   ScratchScope& scope) const {
   const bool replayed = context.device() == Device::kCuda && batch.is_decode();
-  const StepBatch* rows = &batch;
-  StepBatch padded;
+  const Batch* input = &batch;
+  Batch padded_batch;
   if (replayed) {
-    padded = Padded(batch);
-    rows = &padded;
+    padded_batch = PadBatch(batch);
+    input = &padded_batch;
   }
-  StepSeqs seqs = rows->seqs();
+  BatchSequences seqs = input->seqs();
   if (replayed) RoundBounds(seqs);
-  const StagedStep step =
-      StageStep(context, seqs, layout_->growths(), rows->token_ids, rows->logit_rows);
-  const AloneScope alone(context, IsSmall(seqs, context));
-  const TensorView logits =
-      scope.Tensor(DType::kF32, {static_cast<int64_t>(step.logit_rows.size()), config_.vocab_size});
+  const StagedBatch staged =
+      StageBatch(context, seqs, layout_->growths(), input->token_ids, input->logits_indices);
+  const SingleThreadScope alone(context, IsSmallBatch(seqs, context));
+  const TensorView logits = scope.Tensor(
+      DType::kF32, {static_cast<int64_t>(staged.logits_indices.size()), config_.vocab_size});
   if (!replayed) {
-    Run(step, context, logits);
+    Run(staged, context, logits);
   } else {
     const auto address = static_cast<int64_t>(reinterpret_cast<intptr_t>(logits.data));
-    context.Captured({id_, seqs.n_seqs(), seqs.end_bound, seqs.slot_cap_bound, address},
-                     [&] { Run(step, context, logits); });
+    context.RunCaptured({id_, seqs.n_seqs(), seqs.end_bound, seqs.slot_cap_bound, address},
+                        [&] { Run(staged, context, logits); });
   }
   return logits;
 }
 
-bool LanguageModel::IsSmall(const StepSeqs& seqs, const DeviceContext& context) const {
+bool LanguageModel::IsSmallBatch(const BatchSequences& seqs, const DeviceContext& context) const {
   if (context.device() != Device::kCpu) return false;
   auto bytes = static_cast<double>(weight_bytes_);
   for (int s = 0; s < seqs.n_seqs(); ++s) {
     bytes += static_cast<double>(layout_->bytes_at(seqs.start_pos[s], seqs.slot_cap[s]));
   }
-  const auto products = static_cast<double>(seqs.n_rows() * parameters_);
-  return IsFasterAlone({.bytes = bytes,
-                        .products = products,
-                        .n_layers = config_.n_layers,
-                        .n_answers = seqs.n_seqs()},
-                       context.n_threads());
+  const auto products = static_cast<double>(seqs.n_tokens() * parameters_);
+  return IsFasterOnOneThread({.bytes = bytes,
+                              .products = products,
+                              .n_layers = config_.n_layers,
+                              .n_answers = seqs.n_seqs()},
+                             context.n_threads());
 }
 
-std::vector<StateExtent> LanguageModel::Overwrites(const TokenRange& tokens) const {
+std::vector<StateExtent> LanguageModel::UndoExtents(const TokenRange& tokens) const {
   std::vector<StateExtent> all;
   for (int i = 0; i < config_.n_layers; ++i) {
-    const auto of_layer = layers_[i].mixer->Overwrites(layout_->layer(i), tokens);
+    const auto of_layer = layers_[i].mixer->UndoExtents(layout_->layer(i), tokens);
     all.insert(all.end(), of_layer.begin(), of_layer.end());
     const int state = layers_[i].feed_forward_state;
     if (state < 0) continue;
@@ -300,24 +295,25 @@ std::vector<StateExtent> LanguageModel::Overwrites(const TokenRange& tokens) con
   return all;
 }
 
-bool LanguageModel::WritesApart(const TokenRange& tokens) const {
+bool LanguageModel::CanUndoSuffix(const TokenRange& tokens) const {
   return std::ranges::all_of(layers_, [&](const DecoderLayer& layer) {
-    return layer.feed_forward_state < 0 && layer.mixer->WritesApart(tokens);
+    return layer.feed_forward_state < 0 && layer.mixer->CanUndoSuffix(tokens);
   });
 }
 
-void LanguageModel::Run(const StagedStep& step, DeviceContext& context, TensorView logits) const {
-  const int64_t n_rows = step.seqs.n_rows();
+void LanguageModel::Run(const StagedBatch& staged, DeviceContext& context,
+                        TensorView logits) const {
+  const int64_t n_tokens = staged.seqs.n_tokens();
   ScratchScope scope(context);
-  const Shape rows = {n_rows, config_.hidden_size};
-  LayerRows between = {
+  const Shape rows = {n_tokens, config_.hidden_size};
+  LayerActivations between = {
       .h = scope.Tensor(DType::kF32, rows), .x = scope.Tensor(compute_dtype_, rows), .added = {}};
   if (std::ranges::any_of(config_.layers, &LayerSpec::norm_after)) {
     between.added = scope.Tensor(DType::kF32, rows);
   }
   const TensorView& h = between.h;
-  StepTensors tensors(scope);
-  EmbedTokens(step, context, h);
+  BatchTensors tensors(scope);
+  EmbedTokens(staged, context, h);
   if (keeps_embedding_) AddScaled(context, tensors.Put(kEmbedding, DType::kF32, rows), 0, h, 1);
 
   // What stood before the first half of the layers, last first, comes back before the second.
@@ -330,26 +326,27 @@ void LanguageModel::Run(const StagedStep& step, DeviceContext& context, TensorVi
     } else if (config_.skip_connections) {
       AddScaled(context, h, 1, skipped[n_layers - 1 - i], skip_weights_[i - half]);
     }
-    RunLayer(i, step, context, tensors, between);
+    RunLayer(i, staged, context, tensors, between);
   }
-  if (!step.logit_rows.empty()) RunHead(step, context, h, between.x, logits);
+  if (!staged.logits_indices.empty()) RunHead(staged, context, h, between.x, logits);
 }
 
-void LanguageModel::EmbedTokens(const StagedStep& step, DeviceContext& context,
+void LanguageModel::EmbedTokens(const StagedBatch& staged, DeviceContext& context,
                                 TensorView h) const {
-  Embed(context, embedding_, step.token_ids, h);
+  Embed(context, embedding_, staged.token_ids, h);
   if (config_.embedding_scale != 1) AddBias(context, h, {}, config_.embedding_scale);
   if (embedding_norm_.exists()) embedding_norm_.Apply(context, h, h);
   if (sinusoids_) {
-    const auto n_rows = static_cast<size_t>(h.shape[0]);
-    AddSinusoids(context, *sinusoids_, {step.seqs.device.positions, n_rows}, sinusoid_scale_, h);
+    const auto n_tokens = static_cast<size_t>(h.shape[0]);
+    AddSinusoids(context, *sinusoids_, {staged.seqs.device.positions, n_tokens}, sinusoid_scale_,
+                 h);
   }
 }
 
-void LanguageModel::RunHead(const StagedStep& step, DeviceContext& context, TensorView h,
+void LanguageModel::RunHead(const StagedBatch& staged, DeviceContext& context, TensorView h,
                             TensorView x, TensorView logits) const {
   const TensorView last = Rows(x, 0, logits.shape[0]);
-  final_norm_.Apply(context, h, last, step.logit_rows);
+  final_norm_.Apply(context, h, last, staged.logits_indices);
   lm_head_.Apply(context, last, logits);
   if (config_.lm_head_bias || config_.logit_scale != 1) {
     const TensorView bias = {lm_head_bias_.as<void>(), DType::kF32, {config_.vocab_size}};
@@ -358,10 +355,10 @@ void LanguageModel::RunHead(const StagedStep& step, DeviceContext& context, Tens
   if (config_.logit_softcap > 0) SoftCap(context, logits, config_.logit_softcap);
 }
 
-void LanguageModel::RunLayer(int i, const StagedStep& step, DeviceContext& context,
-                             StepTensors& tensors, const LayerRows& rows) const {
+void LanguageModel::RunLayer(int i, const StagedBatch& staged, DeviceContext& context,
+                             BatchTensors& tensors, const LayerActivations& activations) const {
   const DecoderLayer& layer = layers_[i];
-  const TensorView &h = rows.h, &x = rows.x;
+  const TensorView &h = activations.h, &x = activations.x;
   const TensorView embedding = tensors.Get(kEmbedding);
   if (config_.block_lambdas) AddScaled(context, h, layer.keep, embedding, layer.embedding);
   if (layer.gives_first_values) {
@@ -370,12 +367,12 @@ void LanguageModel::RunLayer(int i, const StagedStep& step, DeviceContext& conte
   }
   layer.input_norm.Apply(context, h, x);
   const bool adds = !layer.post_norm.exists();
-  layer.mixer->Forward({context, step.seqs, layout_->layer(i), tensors, adds}, x,
-                       adds ? h : rows.added);
-  if (!adds) rows.AddNormed(context, layer.post_norm, config_.residual_scale);
+  layer.mixer->Forward({context, staged.seqs, layout_->layer(i), tensors, adds}, x,
+                       adds ? h : activations.added);
+  if (!adds) activations.AddNormed(context, layer.post_norm, config_.residual_scale);
   const int state = layer.feed_forward_state;
-  layer.feed_forward.Forward(context, step.seqs, state < 0 ? nullptr : &layout_->layer(state),
-                             rows);
+  layer.feed_forward.Forward(context, staged.seqs, state < 0 ? nullptr : &layout_->layer(state),
+                             activations);
 }
 
 }  // namespace ovq

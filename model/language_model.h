@@ -10,11 +10,11 @@
 #include "absl/status/statusor.h"
 #include "kernels/mixers/mixer.h"
 #include "kernels/ops/ops.h"
+#include "model/batch.h"
 #include "model/config.h"
 #include "model/feed_forward.h"
 #include "model/norm.h"
 #include "model/state_layout.h"
-#include "model/step_batch.h"
 
 namespace ovq {
 
@@ -24,7 +24,7 @@ struct ModelOptions {
   std::optional<DType> compute_dtype;  // default: BF16 for BF16 checkpoints, else F32
   WeightType weights = WeightType::kAsComputed;
   DType state_dtype = DType::kF32;
-  Memory memory = Memory::kAsTrained;  // of Load
+  CachePolicy cache_policy = CachePolicy::kAsTrained;  // of Load
   StateLimits limits;
 };
 
@@ -63,13 +63,13 @@ class LanguageModel {
   static absl::StatusOr<std::unique_ptr<LanguageModel>> Load(const std::string& folder,
                                                              const ModelOptions& options,
                                                              DeviceContext& context);
-  // A model for each of the memories, which share their large weights. Errors as those of Load.
+  // A model for each of the policies, which share their large weights. Errors as those of Load.
   static absl::StatusOr<std::vector<std::unique_ptr<LanguageModel>>> LoadEach(
-      const std::string& folder, const ModelOptions& options, std::span<const Memory> memories,
+      const std::string& folder, const ModelOptions& options, std::span<const CachePolicy> policies,
       DeviceContext& context);
 
   // Whether Load would find the weights it takes: OK, or all tensors that are missing or have
-  // another shape or type, and those that nobody takes (ProblemsOf). Looks at names, shapes and
+  // another shape or type, and those that nobody takes (SplitProblems). Looks at names, shapes and
   // types alone. The config may have problems: layers that are wrong are left out, and with one of
   // them, what nobody takes.
   static absl::Status Check(const ModelConfig& config, Weights& weights);
@@ -85,15 +85,15 @@ class LanguageModel {
   size_t weight_bytes() const { return weight_bytes_; }  // read by one decode step
   size_t full_kv_bytes_per_token() const { return full_kv_bytes_per_token_; }
 
-  // Logits [n_logit_rows, vocab] F32 of batch.logit_rows, in their order, in the device's memory
+  // Logits [n_logits, vocab] F32 of batch.logits_indices, in their order, in the device's memory
   // and as long as scope; rows of padding may follow them. Advances every sequence's state by its
   // rows. The context it was loaded with, or another of the same device.
-  TensorView Forward(const StepBatch& batch, DeviceContext& context, ScratchScope& scope) const;
+  TensorView Forward(const Batch& batch, DeviceContext& context, ScratchScope& scope) const;
 
   // Of all layers, of tokens that end before the next StateLayout::BoundaryAfter: the bytes of a
   // session that they may change, and whether each changes bytes of its own (SequenceMixer).
-  std::vector<StateExtent> Overwrites(const TokenRange& tokens) const;
-  bool WritesApart(const TokenRange& tokens) const;
+  std::vector<StateExtent> UndoExtents(const TokenRange& tokens) const;
+  bool CanUndoSuffix(const TokenRange& tokens) const;
 
  private:
   LanguageModel();
@@ -108,18 +108,18 @@ class LanguageModel {
   // Null, and the reader's status says why.
   std::unique_ptr<SequenceMixer> MakeMixer(int i, WeightReader& weights,
                                            DeviceContext& context) const;
-  // IsFasterAlone of a step.
-  bool IsSmall(const StepSeqs& seqs, const DeviceContext& context) const;
+  // IsFasterOnOneThread of a step.
+  bool IsSmallBatch(const BatchSequences& seqs, const DeviceContext& context) const;
   // Embed, layers, norm, head: launches that depend on the shape of the step alone.
-  void Run(const StagedStep& step, DeviceContext& context, TensorView logits) const;
-  // h [n_rows, d_model]: the residual stream as the first layer meets it.
-  void EmbedTokens(const StagedStep& step, DeviceContext& context, TensorView h) const;
-  // h [n_rows, d_model] to logits; x is scratch of the compute dtype.
-  void RunHead(const StagedStep& step, DeviceContext& context, TensorView h, TensorView x,
+  void Run(const StagedBatch& staged, DeviceContext& context, TensorView logits) const;
+  // h [n_tokens, d_model]: the residual stream as the first layer meets it.
+  void EmbedTokens(const StagedBatch& staged, DeviceContext& context, TensorView h) const;
+  // h [n_tokens, d_model] to logits; x is scratch of the compute dtype.
+  void RunHead(const StagedBatch& staged, DeviceContext& context, TensorView h, TensorView x,
                TensorView logits) const;
-  // What layer i does to rows.h; the others are scratch.
-  void RunLayer(int i, const StagedStep& step, DeviceContext& context, StepTensors& tensors,
-                const LayerRows& rows) const;
+  // What layer i does to activations.h; the others are scratch.
+  void RunLayer(int i, const StagedBatch& staged, DeviceContext& context, BatchTensors& tensors,
+                const LayerActivations& activations) const;
 
   const int64_t id_;  // of this object among all of the process: recorded steps are kept under it
   ModelConfig config_;

@@ -10,10 +10,11 @@
 #include "base/files.h"
 #include "base/json.h"
 #include "base/problems.h"
+#include "base/status_macros.h"
 #include "base/text.h"
+#include "model/cache_policy.h"
 #include "model/families/family.h"
 #include "model/json_attrs.h"
-#include "model/memory.h"
 #include "model/tokenizers/tokenizer_folder.h"
 
 namespace ovq {
@@ -21,7 +22,7 @@ namespace {
 
 using Json = nlohmann::json;
 
-constexpr std::string_view kRowsSection = "ovq";  // of a memory that any family may have
+constexpr std::string_view kSlotsSection = "ovq";  // of a policy that any family may have
 constexpr size_t kMaxConfigBytes = 16 << 20, kMaxGenerationBytes = 1 << 20;
 
 // Python writes the bare word Infinity, which JSON does not have, where there is no bound: null.
@@ -114,7 +115,8 @@ absl::Status ReadMixers(ModelConfig& config) {
   for (int i = 0; i < static_cast<int>(config.layers.size()); ++i) {
     LayerSpec& layer = config.layers[i];
     if (FindMixer(layer.type)) {
-      const absl::Status status = MixerStateOf(config, i, DType::kF32, Device::kReference).status();
+      const absl::Status status =
+          MakeMixerState(config, i, DType::kF32, Device::kReference).status();
       layer.is_wrong |= !status.ok();
       AddProblems(problems, status);
       continue;
@@ -140,7 +142,7 @@ absl::Status CheckAllRead(const ModelConfig& config) {
     const MixerFields& fields = config.fields(static_cast<int>(i));
     if (config.family->is_strict) AddProblems(problems, fields.model.CheckAllRead());
     const MixerEntry* mixer = FindMixer(config.layers[i].type);
-    if (mixer != nullptr && (config.family->is_strict || mixer->section == kRowsSection)) {
+    if (mixer != nullptr && (config.family->is_strict || mixer->section == kSlotsSection)) {
       AddProblems(problems, fields.section(mixer->section).CheckAllRead());
     }
   }
@@ -163,7 +165,7 @@ Json WithTextConfig(const Json& json, Attrs& fields) {
   return all;
 }
 
-absl::Status Read(const std::string& folder, const Json& in_file, Memory memory,
+absl::Status Read(const std::string& folder, const Json& in_file, CachePolicy policy,
                   ModelConfig& config) {
   Attrs fields;
   const Json json = WithTextConfig(in_file, fields);
@@ -174,7 +176,7 @@ absl::Status Read(const std::string& folder, const Json& in_file, Memory memory,
   absl::Status problems;
   if (config.family) problems = config.family->read(json, fields, config);
   if (config.family && config.hidden_size > 0) {
-    AddProblems(problems, ReadThrough(memory, config));
+    AddProblems(problems, ApplyCachePolicy(policy, config));
     AddProblems(problems, ReadMixers(config));
     AddProblems(problems, CheckAllRead(config));
   }
@@ -189,13 +191,11 @@ absl::Status ReadGeneration(const std::string& folder, ModelConfig& config) {
   const std::string path = absl::StrCat(folder, "/generation_config.json");
   std::error_code error;
   if (!std::filesystem::exists(path, error)) return absl::OkStatus();
-  const absl::StatusOr<std::string> text = ReadFile(path, kMaxGenerationBytes);
-  if (!text.ok()) return text.status();
-  const absl::StatusOr<Json> json = ParseJsonObject(*text, path);
-  if (!json.ok()) return json.status();
+  ASSIGN_OR_RETURN(const std::string text, ReadFile(path, kMaxGenerationBytes));
+  ASSIGN_OR_RETURN(const Json json, ParseJsonObject(text, path));
   const Attrs none;
   AttrReader reader(none);
-  for (const int32_t id : TokenIds(*json, "eos_token_id", VocabSize(config), reader)) {
+  for (const int32_t id : TokenIds(json, "eos_token_id", VocabSize(config), reader)) {
     if (std::ranges::find(config.eos_token_ids, id) != config.eos_token_ids.end()) continue;
     config.eos_token_ids.push_back(id);
   }
@@ -210,26 +210,25 @@ std::string FolderName(const std::string& folder) {
 
 }  // namespace
 
-absl::StatusOr<ModelConfig> LoadConfig(const std::string& folder, Memory memory) {
+absl::StatusOr<ModelConfig> LoadConfig(const std::string& folder, CachePolicy policy) {
   ModelConfig config;
-  const absl::Status status = LoadConfig(folder, config, memory);
+  const absl::Status status = LoadConfig(folder, config, policy);
   if (!status.ok()) return status;
   return config;
 }
 
-absl::Status LoadConfig(const std::string& folder, ModelConfig& config, Memory memory) {
+absl::Status LoadConfig(const std::string& folder, ModelConfig& config, CachePolicy policy) {
   const std::string path = absl::StrCat(folder, "/config.json");
-  absl::StatusOr<std::string> text = ReadFile(path, kMaxConfigBytes);
-  if (!text.ok()) return text.status();
-  absl::StatusOr<Json> json = ParseJsonObject(WithoutInfinity(*std::move(text)), path);
-  if (!json.ok()) return json.status();
-  ReplaceInfinity(*json);
+  ASSIGN_OR_RETURN(std::string text, ReadFile(path, kMaxConfigBytes));
+  ASSIGN_OR_RETURN(Json json, ParseJsonObject(WithoutInfinity(std::move(text)), path));
+  ReplaceInfinity(json);
   config.name = FolderName(folder);
-  absl::Status status = InContext(path, Read(folder, *json, memory, config));
+  absl::Status status = InContext(path, Read(folder, json, policy, config));
   AddProblems(status, ReadGeneration(folder, config));
-  for (std::string_view key : Bookkeeping()) json->erase(std::string(key));
-  config.canonical = json->dump();
-  if (memory != Memory::kAsTrained) absl::StrAppend(&config.canonical, " ", MemoryName(memory));
+  for (std::string_view key : Bookkeeping()) json.erase(std::string(key));
+  config.canonical = json.dump();
+  if (policy != CachePolicy::kAsTrained)
+    absl::StrAppend(&config.canonical, " ", CachePolicyName(policy));
   return status;
 }
 

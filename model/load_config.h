@@ -11,10 +11,10 @@ namespace ovq {
 // Reads folder/config.json, and of folder/generation_config.json, if there is one, the ids that end
 // a generation. NotFound, InvalidArgument (field named), DataLoss (not JSON).
 absl::StatusOr<ModelConfig> LoadConfig(const std::string& folder,
-                                       Memory memory = Memory::kAsTrained);
-// As much of it as can be read: OK, or all that is wrong (ProblemsOf). What is wrong is 0 or empty;
-// layers that cannot be made of their fields are marked (LayerSpec::is_wrong).
+                                       CachePolicy policy = CachePolicy::kAsTrained);
+// As much of it as can be read: OK, or all that is wrong (SplitProblems). What is wrong is 0 or
+// empty; layers that cannot be made of their fields are marked (LayerSpec::is_wrong).
 absl::Status LoadConfig(const std::string& folder, ModelConfig& config,
-                        Memory memory = Memory::kAsTrained);
+                        CachePolicy policy = CachePolicy::kAsTrained);
 
 }  // namespace ovq

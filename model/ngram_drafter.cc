@@ -6,13 +6,13 @@
 namespace ovq {
 
 void NgramDrafter::Record::Add(bool was_right) {
-  constexpr float kMemory = 64;
-  if (all >= kMemory) right /= 2, all /= 2;
+  constexpr float kRecordWindow = 64;
+  if (all >= kRecordWindow) right /= 2, all /= 2;
   right += was_right ? 1.0f : 0.0f;
   ++all;
 }
 
-NgramDrafter::Record& NgramDrafter::RecordOf(size_t length) {
+NgramDrafter::Record& NgramDrafter::RecordFor(size_t length) {
   return records_[std::min<size_t>(std::bit_width(length), records_.size() - 1)];
 }
 
@@ -33,7 +33,7 @@ void NgramDrafter::Add(std::span<const int32_t> tokens) {
 void NgramDrafter::Add(int32_t token) {
   if (next_ > 0) {
     const bool right = tokens_[next_] == token;
-    RecordOf(length_).Add(right);
+    RecordFor(length_).Add(right);
     next_ = right ? next_ + 1 : 0;
     length_ = right ? std::min(length_ + 1, kMostLength) : 0;
   }
@@ -87,17 +87,17 @@ void NgramDrafter::Rebuild() {
   }
 }
 
-TokenGuess NgramDrafter::Guess(int64_t most) {
-  guess_.clear();
-  chances_.clear();
-  const auto n = static_cast<size_t>(std::clamp<int64_t>(most, 0, kMostGuesses));
+DraftTokens NgramDrafter::Propose(int64_t most) {
+  draft_.clear();
+  probabilities_.clear();
+  const auto n = static_cast<size_t>(std::clamp<int64_t>(most, 0, kMaxDraftTokens));
   if (next_ == 0) return {};
   const size_t distance = tokens_.size() - next_;  // past the end it goes round
   for (size_t i = 0; i < n; ++i) {
-    guess_.push_back(i < distance ? tokens_[next_ + i] : guess_[i - distance]);
-    chances_.push_back(RecordOf(std::min(length_ + i, kMostLength)).chance());
+    draft_.push_back(i < distance ? tokens_[next_ + i] : draft_[i - distance]);
+    probabilities_.push_back(RecordFor(std::min(length_ + i, kMostLength)).probability());
   }
-  return {guess_, chances_};
+  return {draft_, probabilities_};
 }
 
 }  // namespace ovq

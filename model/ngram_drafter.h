@@ -11,21 +11,22 @@
 namespace ovq {
 
 // Tokens that somebody expects to follow.
-struct TokenGuess {
+struct DraftTokens {
   std::span<const int32_t> tokens;
-  std::span<const float> chances;  // of each to be right if those before it are
+  std::span<const float> probabilities;  // of each to be right if those before it are
 };
 
 class NgramDrafter {
  public:
   // The tokens that are looked through: the last ones, so many at least and twice as many at most.
   static constexpr size_t kWindow = 32768;
-  static constexpr int64_t kMostGuesses = 31;
+  static constexpr int64_t kMaxDraftTokens = 31;
 
   void Add(std::span<const int32_t> tokens);
   void Add(int32_t token);
-  // What may follow, at most `most` and kMostGuesses of them; good until the next call of Guess.
-  TokenGuess Guess(int64_t most);
+  // What may follow, at most `most` and kMaxDraftTokens of them; good until the next call of
+  // Propose.
+  DraftTokens Propose(int64_t most);
 
  private:
   // Ends of these lengths are looked up, the longest first; of places where one stood, the last.
@@ -35,10 +36,10 @@ class NgramDrafter {
   // How often the token after a repeat was the one that followed before.
   struct Record {
     float right = 1, all = 2;
-    float chance() const { return right / all; }
+    float probability() const { return right / all; }
     void Add(bool was_right);
   };
-  Record& RecordOf(size_t length);
+  Record& RecordFor(size_t length);
   uint64_t Place(size_t length) const;  // in the table, of the tokens' end
   void Find();
   void Enter();
@@ -49,8 +50,8 @@ class NgramDrafter {
   // The tokens' end stands before tokens_[next_] too, as many of them as length_; 0: none does.
   size_t next_ = 0, length_ = 0;
   std::array<Record, 8> records_;  // by the bits of the length
-  std::vector<int32_t> guess_;
-  std::vector<float> chances_;
+  std::vector<int32_t> draft_;
+  std::vector<float> probabilities_;
 };
 
 }  // namespace ovq

@@ -8,6 +8,7 @@
 #include "absl/status/status.h"
 #include "absl/strings/str_cat.h"
 #include "base/problems.h"
+#include "base/status_macros.h"
 #include "base/text.h"
 
 namespace ovq {
@@ -84,8 +85,7 @@ absl::StatusOr<Entry> ParseEntry(const std::string& path, const std::string& nam
                    absl::StrCat("dtype ", Quoted(dtype_name->get_ref<const std::string&>()),
                                 " is not supported; known: F32, BF16, F16, I32, U32"));
   }
-  absl::StatusOr<Shape> shape = ParseShape(path, name, json);
-  if (!shape.ok()) return shape.status();
+  ASSIGN_OR_RETURN(Shape shape, ParseShape(path, name, json));
   const auto offsets = json.find("data_offsets");
   if (offsets == json.end() || !offsets->is_array() || offsets->size() != 2 ||
       !(*offsets)[0].is_number_unsigned() || !(*offsets)[1].is_number_unsigned()) {
@@ -93,7 +93,7 @@ absl::StatusOr<Entry> ParseEntry(const std::string& path, const std::string& nam
   }
   const Entry entry{.name = name,
                     .dtype = *dtype,
-                    .shape = *shape,
+                    .shape = shape,
                     .begin = (*offsets)[0].get<uint64_t>(),
                     .end = (*offsets)[1].get<uint64_t>()};
   if (entry.begin > entry.end) return Damaged(path, name, "data_offsets run backwards");
@@ -102,11 +102,11 @@ absl::StatusOr<Entry> ParseEntry(const std::string& path, const std::string& nam
                    absl::StrCat("ends at byte ", entry.end, " of the data, but the file holds ",
                                 data_bytes, ": truncated?"));
   }
-  const uint64_t expected = static_cast<uint64_t>(shape->elements()) * DTypeBytes(*dtype);
+  const uint64_t expected = static_cast<uint64_t>(shape.elements()) * DTypeBytes(*dtype);
   if (entry.end - entry.begin != expected) {
     return Damaged(path, name,
                    absl::StrCat("expected ", expected, " bytes for ", DTypeName(*dtype),
-                                shape->ToString(), ", got ", entry.end - entry.begin));
+                                shape.ToString(), ", got ", entry.end - entry.begin));
   }
   if ((data_begin + entry.begin) % DTypeBytes(entry.dtype) != 0) {
     return Damaged(path, name,
@@ -146,10 +146,9 @@ absl::Status CheckPlaces(const std::string& path, std::vector<Entry>& entries, u
 absl::Status ParseHeader(const std::string& path, std::string_view text, uint64_t data_begin,
                          uint64_t data_bytes, std::vector<Entry>& entries,
                          DamagedTensors& damaged) {
-  absl::StatusOr<nlohmann::json> header = ParseJsonObject(text, absl::StrCat(path, ": header"));
-  if (!header.ok()) return header.status();
+  ASSIGN_OR_RETURN(nlohmann::json header, ParseJsonObject(text, absl::StrCat(path, ": header")));
   absl::Status problems;
-  for (const auto& [name, value] : header->items()) {
+  for (const auto& [name, value] : header.items()) {
     if (name == "__metadata__") {
       if (IsTextMap(value)) continue;
       AddProblems(problems, Damaged(path, "__metadata__ is not a map of strings"));
@@ -190,9 +189,8 @@ absl::StatusOr<SafetensorsFile> SafetensorsFile::Open(const std::string& path) {
 }
 
 absl::Status SafetensorsFile::Open(const std::string& path, SafetensorsFile& mapped) {
-  absl::StatusOr<MappedFile> file = MappedFile::Open(path);
-  if (!file.ok()) return file.status();
-  mapped.map_ = *std::move(file);
+  ASSIGN_OR_RETURN(MappedFile file, MappedFile::Open(path));
+  mapped.map_ = std::move(file);
   const uint64_t file_bytes = mapped.map_.size();
   if (file_bytes < kPrefixBytes) {
     return Damaged(path, absl::StrCat("holds ", file_bytes, " bytes, not even a header's length"));

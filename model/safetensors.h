@@ -24,7 +24,7 @@ using DamagedTensors = std::map<std::string, absl::Status, std::less<>>;
 class SafetensorsFile {
  public:
   static absl::StatusOr<SafetensorsFile> Open(const std::string& path);
-  // As much of it as can be read: OK, or all that is wrong (ProblemsOf).
+  // As much of it as can be read: OK, or all that is wrong (SplitProblems).
   static absl::Status Open(const std::string& path, SafetensorsFile& file);
   const TensorMap& tensors() const { return tensors_; }
   const DamagedTensors& damaged() const { return damaged_; }

@@ -32,7 +32,7 @@ void Sampler::ObservePrompt(std::span<const int32_t> tokens) {
 void Sampler::Observe(int32_t token) {
   MarkSeen(token);
   if (params_.presence_penalty == 0.0f && params_.frequency_penalty == 0.0f) return;
-  const auto [at, is_new] = place_of_.try_emplace(token, generated_.size());
+  const auto [at, is_new] = generated_index_.try_emplace(token, generated_.size());
   if (is_new) generated_.push_back({token, 0});
   ++generated_[at->second].count;
 }

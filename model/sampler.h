@@ -57,10 +57,10 @@ class Sampler {
 
   DrawParams params_;
   std::vector<TokenBias> bias_;
-  std::vector<TokenCount> generated_;             // only with a presence or frequency penalty
-  std::unordered_map<int32_t, size_t> place_of_;  // in generated_
-  std::vector<bool> is_seen_;                     // [vocab], only with a repetition penalty
-  std::vector<int32_t> seen_;                     // the set bits of is_seen_
+  std::vector<TokenCount> generated_;  // only with a presence or frequency penalty
+  std::unordered_map<int32_t, size_t> generated_index_;  // in generated_
+  std::vector<bool> is_seen_;                            // [vocab], only with a repetition penalty
+  std::vector<int32_t> seen_;                            // the set bits of is_seen_
 };
 
 }  // namespace ovq

@@ -50,21 +50,22 @@ std::vector<std::byte> StateLayout::NewSession() const {
   return session;
 }
 
-size_t StateLayout::Group::bytes_of(int64_t slots) const {
-  return SaturatingMultiply(block_bytes, static_cast<size_t>(BlocksOf(slots)));
+size_t StateLayout::Group::bytes_for_slots(int64_t slots) const {
+  return SaturatingMultiply(block_bytes, static_cast<size_t>(NumBlocks(slots)));
 }
 
 size_t StateLayout::WholePages(size_t bytes) const { return RoundUp(bytes, page_bytes_); }
 
 int64_t StateLayout::MostSlots(const Growth& growth, int64_t slot_cap, int part) const {
-  return growth.capped() ? growth.CapOf(slot_cap, part) : limits_.max_unbounded_tokens;
+  return growth.capped() ? growth.HeadSlotCap(slot_cap, part) : limits_.max_unbounded_tokens;
 }
 
-size_t StateLayout::BytesOf(const std::function<int64_t(const Growth&, int part)>& slots) const {
+size_t StateLayout::SumBytes(const std::function<int64_t(const Growth&, int part)>& slots) const {
   size_t bytes = WholePages(fixed_bytes_);
   for (size_t i = 0; i < groups_.size(); ++i) {
     for (int part = 0; part < growths_[i].parts(); ++part) {
-      bytes = SaturatingAdd(bytes, WholePages(groups_[i].bytes_of(slots(growths_[i], part))));
+      bytes =
+          SaturatingAdd(bytes, WholePages(groups_[i].bytes_for_slots(slots(growths_[i], part))));
     }
   }
   return bytes;
@@ -127,7 +128,7 @@ void StateLayout::PlaceGroups() {
       most = std::max(most, MostSlots(growth, limits_.max_slot_cap, part));
     }
     group.offset = virtual_bytes_;
-    group.part_stride = WholePages(group.bytes_of(most));
+    group.part_stride = WholePages(group.bytes_for_slots(most));
     virtual_bytes_ =
         SaturatingAdd(virtual_bytes_, SaturatingMultiply(group.part_stride, growth.shares.size()));
   }
@@ -141,7 +142,7 @@ std::vector<StateExtent> StateLayout::live_extents_at(int64_t position, int64_t 
       const int64_t slots = growths_[i].LiveAt(position, slot_cap, part);
       if (slots == 0) continue;
       extents.push_back({groups_[i].offset + static_cast<size_t>(part) * groups_[i].part_stride,
-                         groups_[i].bytes_of(slots)});
+                         groups_[i].bytes_for_slots(slots)});
     }
   }
   return extents;
@@ -160,12 +161,13 @@ size_t StateLayout::live_bytes_at(int64_t position, int64_t slot_cap) const {
 }
 
 size_t StateLayout::bytes_at(int64_t position, int64_t slot_cap) const {
-  return BytesOf(
+  return SumBytes(
       [&](const Growth& growth, int part) { return growth.LiveAt(position, slot_cap, part); });
 }
 
 size_t StateLayout::bytes_cap(int64_t slot_cap) const {
-  return BytesOf([&](const Growth& growth, int part) { return MostSlots(growth, slot_cap, part); });
+  return SumBytes(
+      [&](const Growth& growth, int part) { return MostSlots(growth, slot_cap, part); });
 }
 
 bool StateLayout::has_unbounded() const { return !std::ranges::all_of(growths_, &Growth::capped); }

@@ -80,7 +80,8 @@ class StateLayout {
     return DictionaryTokens(position) - LiveSlotsAt(position, slot_cap);
   }
   // The first position after this one where a span of some layer ends or a growing part may take a
-  // block: tokens that end before it commit nothing, and can be undone (SequenceMixer::Overwrites).
+  // block: tokens that end before it commit nothing, and can be undone
+  // (SequenceMixer::UndoExtents).
   int64_t BoundaryAfter(int64_t position) const;
   // Hash of every field's name, type, shape and offset: equal layouts only.
   uint64_t fingerprint() const { return fingerprint_; }
@@ -94,12 +95,12 @@ class StateLayout {
     size_t block_bytes = 0;  // all its layers
     size_t part_stride = 0;  // from one run of blocks to the next (Growth::parts), page-aligned
     int64_t n_layers = 0;
-    size_t bytes_of(int64_t slots) const;
+    size_t bytes_for_slots(int64_t slots) const;
   };
   size_t WholePages(size_t bytes) const;
   int64_t MostSlots(const Growth& growth, int64_t slot_cap, int part) const;
   // Of the fixed part and of so many slots in every run of blocks.
-  size_t BytesOf(const std::function<int64_t(const Growth&, int part)>& slots) const;
+  size_t SumBytes(const std::function<int64_t(const Growth&, int part)>& slots) const;
   void PlaceGroups();
   const Growth* capped() const;  // the first law with a cap
 

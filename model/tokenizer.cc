@@ -2,6 +2,7 @@
 
 #include "absl/status/status.h"
 #include "absl/strings/str_cat.h"
+#include "base/status_macros.h"
 #include "base/text.h"
 
 namespace ovq {
@@ -19,10 +20,7 @@ absl::StatusOr<std::unique_ptr<Tokenizer>> Tokenizer::Load(const std::string& fo
     if (!status.ok()) return status;
   }
   if (config.tokenizer == TokenizerKind::kBpe) {
-    absl::StatusOr<std::unique_ptr<BpeTokenizer>> bpe =
-        BpeTokenizer::Load(folder, config.vocab_size);
-    if (!bpe.ok()) return bpe.status();
-    tokenizer->bpe_ = *std::move(bpe);
+    ASSIGN_OR_RETURN(tokenizer->bpe_, BpeTokenizer::Load(folder, config.vocab_size));
   }
   return tokenizer;
 }
@@ -126,12 +124,12 @@ std::string Detokenizer::Push(int32_t id) {
   }
   pending_ += tokenizer_->Piece(id, first_);
   if (first_ && tokenizer_->Begins(id)) first_ = false;
-  return TakeUtf8(pending_);
+  return ConsumeUtf8(pending_);
 }
 
 std::string Detokenizer::Finish() {
   if (stream_) return stream_->Finish();
-  std::string text = TakeUtf8(pending_);
+  std::string text = ConsumeUtf8(pending_);
   if (!pending_.empty()) text += kReplacementCharacter;
   pending_.clear();
   return text;

@@ -10,6 +10,7 @@
 #include "base/files.h"
 #include "base/problems.h"
 #include "base/sha256.h"
+#include "base/status_macros.h"
 #include "base/text.h"
 #include "model/finite.h"
 
@@ -19,14 +20,12 @@ namespace {
 constexpr size_t kMaxIndexBytes = 100'000'000;
 
 // tensor -> shard file of an index.
-absl::Status ReadIndex(const std::string& path, std::map<std::string, std::string>& shard_of,
+absl::Status ReadIndex(const std::string& path, std::map<std::string, std::string>& shard_by_tensor,
                        DamagedTensors& damaged) {
-  absl::StatusOr<std::string> text = ReadFile(path, kMaxIndexBytes);
-  if (!text.ok()) return text.status();
-  absl::StatusOr<nlohmann::json> json = ParseJsonObject(*text, path);
-  if (!json.ok()) return json.status();
-  const auto map = json->find("weight_map");
-  if (map == json->end() || !IsTextMap(*map) || map->empty()) {
+  ASSIGN_OR_RETURN(std::string text, ReadFile(path, kMaxIndexBytes));
+  ASSIGN_OR_RETURN(nlohmann::json json, ParseJsonObject(text, path));
+  const auto map = json.find("weight_map");
+  if (map == json.end() || !IsTextMap(*map) || map->empty()) {
     return Damaged(path, "weight_map is not a map from tensor names to file names");
   }
   absl::Status problems;
@@ -39,7 +38,7 @@ absl::Status ReadIndex(const std::string& path, std::map<std::string, std::strin
                        " is not the name of a file beside the index"));
       AddProblems(problems, damaged[tensor]);
     } else {
-      shard_of[tensor] = file;
+      shard_by_tensor[tensor] = file;
     }
   }
   return problems;
@@ -49,7 +48,7 @@ absl::Status ReadIndex(const std::string& path, std::map<std::string, std::strin
 std::string PlaceOf(int64_t element, const Shape& shape) {
   std::vector<int64_t> place(static_cast<size_t>(shape.rank()));
   for (int i = shape.rank() - 1; i >= 0; --i) {
-    place[static_cast<size_t>(i)] = element % shape[i];
+    place[i] = element % shape[i];
     element /= shape[i];
   }
   return absl::StrCat("[", absl::StrJoin(place, ", "), "]");
@@ -84,15 +83,15 @@ absl::Status Weights::Open(const std::string& folder, Weights& weights) {
 
 absl::Status Weights::OpenShards(const std::string& folder) {
   const std::string index = absl::StrCat(folder, "/", list_);
-  ShardOf shard_of;
-  absl::Status problems = ReadIndex(index, shard_of, damaged_);
-  if (shard_of.empty()) unread_ = problems;
+  ShardByTensor shard_by_tensor;
+  absl::Status problems = ReadIndex(index, shard_by_tensor, damaged_);
+  if (shard_by_tensor.empty()) unread_ = problems;
   std::set<std::string> shards;
-  for (const auto& [tensor, shard] : shard_of) shards.insert(shard);
+  for (const auto& [tensor, shard] : shard_by_tensor) shards.insert(shard);
   for (const std::string& shard : shards) {
-    AddProblems(problems, OpenShard(folder, shard, shard_of));
+    AddProblems(problems, OpenShard(folder, shard, shard_by_tensor));
   }
-  for (const auto& [tensor, shard] : shard_of) {
+  for (const auto& [tensor, shard] : shard_by_tensor) {
     if (tensors_.contains(tensor) || damaged_.contains(tensor)) continue;
     damaged_[tensor] =
         Damaged(index, tensor, absl::StrCat("is not in ", shard, ", where it is said to be"));
@@ -102,35 +101,35 @@ absl::Status Weights::OpenShards(const std::string& folder) {
 }
 
 absl::Status Weights::OpenShard(const std::string& folder, const std::string& shard,
-                                const ShardOf& shard_of) {
+                                const ShardByTensor& shard_by_tensor) {
   File& file = files_.emplace_back();
   file.name = shard;
   const std::string path = absl::StrCat(folder, "/", shard);
   absl::Status problems = SafetensorsFile::Open(path, file.content);
   damaged_.insert(file.content.damaged().begin(), file.content.damaged().end());
   if (!problems.ok() && file.content.tensors().empty()) {
-    for (const auto& [tensor, of] : shard_of) {
+    for (const auto& [tensor, of] : shard_by_tensor) {
       if (of == shard) damaged_.emplace(tensor, problems);
     }
   }
   for (const auto& [name, view] : file.content.tensors()) {
     tensors_[name] = view;
-    const auto listed = shard_of.find(name);
-    if (listed != shard_of.end() && listed->second == shard) continue;
+    const auto listed = shard_by_tensor.find(name);
+    if (listed != shard_by_tensor.end() && listed->second == shard) continue;
     AddProblems(problems,
                 Damaged(path, name, absl::StrCat("is not listed for this file by ", list_)));
   }
   return problems;
 }
 
-const std::string& Weights::FileOf(std::string_view name) const {
+const std::string& Weights::FileNameFor(std::string_view name) const {
   for (const File& file : files_) {
     if (file.content.tensors().contains(name)) return file.name;
   }
   return list_;
 }
 
-absl::StatusOr<TensorView> Weights::Take(std::string_view name, const Shape& shape) {
+absl::StatusOr<TensorView> Weights::GetTensor(std::string_view name, const Shape& shape) {
   const auto it = tensors_.find(name);
   if (it == tensors_.end()) {
     const auto damaged = damaged_.find(name);
@@ -140,31 +139,33 @@ absl::StatusOr<TensorView> Weights::Take(std::string_view name, const Shape& sha
         absl::StrCat(list_, ": tensor ", Quoted(name), " is missing; expected ", shape.ToString()));
   }
   const TensorView& view = it->second;
-  const bool is_new = taken_.insert(it->first).second;
+  const bool is_new = used_.insert(it->first).second;
   if (view.shape != shape) {
-    return absl::InvalidArgumentError(absl::StrCat(FileOf(name), ": ", it->first, ": expected ",
-                                                   shape.ToString(), ", got ",
+    return absl::InvalidArgumentError(absl::StrCat(FileNameFor(name), ": ", it->first,
+                                                   ": expected ", shape.ToString(), ", got ",
                                                    view.shape.ToString()));
   }
   if (view.dtype != DType::kF32 && view.dtype != DType::kBF16 && view.dtype != DType::kF16) {
-    return absl::InvalidArgumentError(absl::StrCat(
-        FileOf(name), ": ", it->first, ": expected F32, BF16 or F16, got ", DTypeName(view.dtype)));
+    return absl::InvalidArgumentError(absl::StrCat(FileNameFor(name), ": ", it->first,
+                                                   ": expected F32, BF16 or F16, got ",
+                                                   DTypeName(view.dtype)));
   }
   // Some are taken part by part.
   const std::optional<int64_t> bad = is_new ? FirstNotFinite(view) : std::nullopt;
   if (!bad) return view;
   return absl::InvalidArgumentError(
-      absl::StrCat(FileOf(name), ": ", it->first, ": expected finite numbers, got ",
+      absl::StrCat(FileNameFor(name), ": ", it->first, ": expected finite numbers, got ",
                    FloatAt(view, *bad), " at ", PlaceOf(*bad, shape)));
 }
 
-absl::Status Weights::CheckAllTaken(bool (*may_stay)(std::string_view name)) const {
+absl::Status Weights::CheckAllUsed(bool (*may_be_unused)(std::string_view name)) const {
   absl::Status problems;
   for (const auto& [name, view] : tensors_) {
-    if (taken_.contains(name) || may_stay(name)) continue;
-    AddProblems(problems, absl::InvalidArgumentError(absl::StrCat(
-                              FileOf(name), ": tensor ", Quoted(name), " ", view.shape.ToString(),
-                              ": no part of the model that config.json describes uses it")));
+    if (used_.contains(name) || may_be_unused(name)) continue;
+    AddProblems(problems,
+                absl::InvalidArgumentError(absl::StrCat(
+                    FileNameFor(name), ": tensor ", Quoted(name), " ", view.shape.ToString(),
+                    ": no part of the model that config.json describes uses it")));
   }
   return problems;
 }
@@ -175,11 +176,11 @@ absl::Status Weights::CheckWhole() const {
   return problems;
 }
 
-TensorMap Weights::RemoveUnused(bool (*may_stay)(std::string_view name)) {
+TensorMap Weights::RemoveUnused(bool (*may_be_unused)(std::string_view name)) {
   TensorMap unused;
   for (auto at = tensors_.begin(); at != tensors_.end();) {
     const auto next = std::next(at);
-    if (!taken_.contains(at->first) && may_stay(at->first)) unused.insert(tensors_.extract(at));
+    if (!used_.contains(at->first) && may_be_unused(at->first)) unused.insert(tensors_.extract(at));
     at = next;
   }
   return unused;

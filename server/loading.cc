@@ -13,11 +13,12 @@
 #include "absl/strings/str_join.h"
 #include "base/problems.h"
 #include "base/processors.h"
+#include "base/status_macros.h"
 #include "kernels/common/device_memory.h"
 #include "kernels/common/product_choices.h"
 #include "kernels/common/state_memory.h"
+#include "model/cache_policy.h"
 #include "model/load_config.h"
-#include "model/memory.h"
 #include "model/weights.h"
 #include "server/telemetry/process_stats.h"
 
@@ -35,7 +36,7 @@ std::string FolderName(const std::string& folder) {
 
 // What the largest step takes beside the states: its logits and activations, twice because scratch
 // grows by doubling, and the parts of split attention, the sampler's scratch and recorded graphs.
-size_t StepBytes(const ModelConfig& config, const Options& options) {
+size_t BatchScratchBytes(const ModelConfig& config, const Options& options) {
   int64_t d_ff = 0;
   for (const LayerSpec& layer : config.layers) d_ff = std::max(d_ff, layer.feed_forward.width);
   const int64_t row = config.vocab_size + 3 * d_ff + 8 * config.hidden_size;
@@ -48,9 +49,10 @@ size_t StepBytes(const ModelConfig& config, const Options& options) {
 absl::Status ReserveScratch(const Options& options, const ModelConfig& config,
                             DeviceContext& context) {
   if (context.device() != Device::kCuda) return absl::OkStatus();
-  return InContext("scratch memory of a step of --max-batch-tokens", OrOutOfMemory([&] {
-                     ScratchScope(context).Allocate<std::byte>(StepBytes(config, options) / 2);
-                   }));
+  return InContext(
+      "scratch memory of a step of --max-batch-tokens", CatchOutOfMemory([&] {
+        ScratchScope(context).Allocate<std::byte>(BatchScratchBytes(config, options) / 2);
+      }));
 }
 
 // What the states of a model are kept in: --state-dtype, or as the checkpoint is.
@@ -59,14 +61,14 @@ DType StateDType(const Options& options, const ModelConfig& config) {
                                                                            : DType::kF32);
 }
 
-StateLimits LimitsOf(const Options& options) {
+StateLimits StateLimitsFor(const Options& options) {
   return {.max_slot_cap = options.engine.max_slot_cap, .max_unbounded_tokens = options.max_context};
 }
 
-absl::StatusOr<StateLayout> LayoutOf(const Options& options, const ModelConfig& config) {
+absl::StatusOr<StateLayout> PlanLayout(const Options& options, const ModelConfig& config) {
   const size_t page = options.device == Device::kCuda ? kUsualGpuPageBytes : kHostPageBytes;
-  absl::StatusOr<StateLayout> layout =
-      PlanStateLayout(config, StateDType(options, config), LimitsOf(options), options.device, page);
+  absl::StatusOr<StateLayout> layout = PlanStateLayout(
+      config, StateDType(options, config), StateLimitsFor(options), options.device, page);
   if (!layout.ok()) return InContext(options.model + "/config.json", layout.status());
   return layout;
 }
@@ -135,14 +137,12 @@ std::string WeightsName(const LanguageModel& model) {
 
 absl::StatusOr<Loaded> LoadAll(const Options& options, Log& log) {
   Loaded loaded;
-  absl::StatusOr<ModelConfig> config = LoadConfig(options.model, options.memories.front());
-  if (!config.ok()) return config.status();
-  absl::StatusOr<std::unique_ptr<DeviceContext>> context = DeviceContext::Make(
-      options.device, options.threads > 0 ? options.threads : UsableProcessors());
-  if (!context.ok()) return context.status();
-  loaded.context = *std::move(context);
-  loaded.context->BindThread();
-  if (const std::optional<GpuInfo> gpu = loaded.context->Gpu()) {
+  ASSIGN_OR_RETURN(ModelConfig config, LoadConfig(options.model, options.cache_policies.front()));
+  ASSIGN_OR_RETURN(loaded.context,
+                   DeviceContext::Make(options.device,
+                                       options.threads > 0 ? options.threads : UsableProcessors()));
+  loaded.context.BindThread();
+  if (const std::optional<GpuInfo> gpu = loaded.context.Gpu()) {
     log.Info(absl::StrFormat("GPU %s: %d bytes of memory, %d free", gpu->name, gpu->total_bytes,
                              gpu->free_bytes));
   }
@@ -150,24 +150,17 @@ absl::StatusOr<Loaded> LoadAll(const Options& options, Log& log) {
   ModelOptions model_options;
   model_options.compute_dtype = options.compute_dtype;
   model_options.weights = options.weights;
-  model_options.state_dtype = StateDType(options, *config);
-  model_options.limits = LimitsOf(options);
-  auto models =
-      LanguageModel::LoadEach(options.model, model_options, options.memories, *loaded.context);
-  if (!models.ok()) return models.status();
-  loaded.models = *std::move(models);
+  model_options.state_dtype = StateDType(options, config);
+  model_options.limits = StateLimitsFor(options);
+  ASSIGN_OR_RETURN(loaded.models, LanguageModel::LoadEach(options.model, model_options,
+                                                          options.cache_policies, *loaded.context));
   for (const ProductChoice& choice : ProductChoices()) log.Info(choice.ToString());
-  if (absl::Status status = ReserveScratch(options, *config, *loaded.context); !status.ok()) {
-    return status;
-  }
-  absl::StatusOr<std::unique_ptr<Tokenizer>> tokenizer =
-      Tokenizer::Load(options.model, loaded.models.front()->config());
-  if (!tokenizer.ok()) return tokenizer.status();
-  loaded.tokenizer = *std::move(tokenizer);
-  for (const std::string& note : loaded.tokenizer->notes()) log.Warning("tokenizer: " + note);
-  absl::StatusOr<std::unique_ptr<ChatFormat>> chat_format = ChatFormat::Load(options.model);
-  if (!chat_format.ok()) return chat_format.status();
-  loaded.chat_format = *std::move(chat_format);
+  RETURN_IF_ERROR(ReserveScratch(options, config, *loaded.context));
+  ASSIGN_OR_RETURN(std::unique_ptr<Tokenizer> tokenizer,
+                   Tokenizer::Load(options.model, loaded.models.front()->config()));
+  loaded.tokenizer = std::move(tokenizer);
+  for (const std::string& note : loaded.tokenizer.notes()) log.Warning("tokenizer: " + note);
+  ASSIGN_OR_RETURN(loaded.chat_format, ChatFormat::Load(options.model));
   return loaded;
 }
 
@@ -184,16 +177,17 @@ ModelDescription Describe(const Loaded& loaded, const Options& options) {
           .weights = WeightsName(model),
           .products = ProductChoices(),
           .state_dtype = Lower(DTypeName(model.state_dtype())),
-          .memory = absl::StrJoin(
-              options.memories, ",",
-              [](std::string* text, Memory memory) { absl::StrAppend(text, MemoryName(memory)); }),
+          .memory = absl::StrJoin(options.cache_policies, ",",
+                                  [](std::string* text, CachePolicy policy) {
+                                    absl::StrAppend(text, CachePolicyName(policy));
+                                  }),
           .weight_bytes = model.weight_bytes(),
           .has_gpu = options.device == Device::kCuda,
           .has_dictionary = std::ranges::any_of(
               loaded.models, [](const auto& each) { return each->layout().has_slot_cap(); })};
 }
 
-EngineModel ForEngine(const Loaded& loaded, const Options& options) {
+EngineModel ToEngineModel(const Loaded& loaded, const Options& options) {
   const LanguageModel& first = *loaded.models.front();
   const ModelConfig& config = first.config();
   EngineModel result;
@@ -205,17 +199,18 @@ EngineModel ForEngine(const Loaded& loaded, const Options& options) {
   result.chat_format = loaded.chat_format.get();
   for (size_t i = 0; i < loaded.models.size(); ++i) {
     const LanguageModel& model = *loaded.models[i];
-    result.memories.push_back(
-        {.name = MemoryName(options.memories[i]),
+    result.variants.push_back(
+        {.name = CachePolicyName(options.cache_policies[i]),
          .fingerprint = model.fingerprint(),
          .layer_types = model.config().layer_types(),
          .default_slot_cap = static_cast<int32_t>(model.layout().default_slot_cap()),
          .layout = &model.layout(),
          .exact_tokens = [&model](int64_t cap) { return ExactTokens(model.config(), cap); },
-         .forward = [&model](const StepBatch& batch, DeviceContext& context,
+         .forward = [&model](const Batch& batch, DeviceContext& context,
                              ScratchScope& scope) { return model.Forward(batch, context, scope); },
-         .overwrites = [&model](const TokenRange& tokens) { return model.Overwrites(tokens); },
-         .writes_apart = [&model](const TokenRange& tokens) { return model.WritesApart(tokens); }});
+         .undo_extents = [&model](const TokenRange& tokens) { return model.UndoExtents(tokens); },
+         .can_undo_suffix =
+             [&model](const TokenRange& tokens) { return model.CanUndoSuffix(tokens); }});
   }
   return result;
 }
@@ -225,7 +220,7 @@ absl::StatusOr<size_t> StateMemoryBytes(const Options& options, const ModelConfi
   std::optional<GpuInfo> gpu = context.Gpu();
   if (!gpu) return options.state_memory_bytes.value_or(AvailableMemoryBytes() / 2);
   // A GPU does not swap: what was promised and is not there would end the server later.
-  const size_t step = StepBytes(config, options);
+  const size_t step = BatchScratchBytes(config, options);
   gpu->free_bytes += context.scratch().capacity_bytes();  // a part of what a step takes
   const size_t room = gpu->free_bytes - std::min(step, gpu->free_bytes);
   const size_t bytes = options.state_memory_bytes.value_or(std::min(gpu->free_bytes / 2, room));
@@ -239,7 +234,7 @@ absl::StatusOr<size_t> StateMemoryBytes(const Options& options, const ModelConfi
   return bytes;
 }
 
-CopyMemory CopyMemoryOf(const Options& options, size_t state_memory) {
+CopyMemory CopyMemoryFor(const Options& options, size_t state_memory) {
   return {.checkpoints = options.checkpoint_memory_bytes.value_or(state_memory / 8),
           .prefixes = options.prefix_memory_bytes.value_or(state_memory / 8)};
 }
@@ -250,18 +245,18 @@ void LogSummary(const LanguageModel& model, const ModelDescription& description,
       "model %s: %d parameters, %d layers, %d weight bytes in %s, compute %s on %s",
       description.name, description.parameters, model.config().n_layers, model.weight_bytes(),
       description.weights, description.compute_dtype, description.device));
-  for (const EngineMemory& memory : served.memories) {
-    const int32_t cap = memory.default_slot_cap;
+  for (const ModelVariant& variant : served.variants) {
+    const int32_t cap = variant.default_slot_cap;
     log.Info(absl::StrFormat(
         "memory %s: %s, at most %d bytes a session at max_centroids %d; %d sessions fit in %d "
         "bytes",
-        memory.name, description.state_dtype, memory.layout->bytes_cap(cap), cap,
-        SessionSlots(*memory.layout, cap, options.state_memory_bytes, options.max_sessions),
+        variant.name, description.state_dtype, memory.layout->bytes_cap(cap), cap,
+        SessionSlots(*variant.layout, cap, options.state_memory_bytes, options.max_sessions),
         options.state_memory_bytes));
-    if (const std::optional<int64_t> exact = memory.exact_tokens(cap)) {
+    if (const std::optional<int64_t> exact = variant.exact_tokens(cap)) {
       log.Info(
           absl::StrFormat("memory %s: sessions are exact up to %d tokens, approximate after that",
-                          memory.name, *exact));
+                          variant.name, *exact));
     }
   }
 }
@@ -269,17 +264,15 @@ void LogSummary(const LanguageModel& model, const ModelDescription& description,
 absl::StatusOr<std::string> PlanText(const Options& options) {
   const size_t budget = *options.state_memory_bytes;
   std::string text;
-  for (const Memory memory : options.memories) {
-    absl::StatusOr<ModelConfig> config = LoadConfig(options.model, memory);
-    if (!config.ok()) return config.status();
-    absl::StatusOr<StateLayout> layout = LayoutOf(options, *config);
-    if (!layout.ok()) return layout.status();
+  for (const CachePolicy policy : options.cache_policies) {
+    ASSIGN_OR_RETURN(ModelConfig config, LoadConfig(options.model, policy));
+    ASSIGN_OR_RETURN(StateLayout layout, PlanLayout(options, config));
     absl::StrAppendFormat(
         &text,
         "model %s, memory %s, states in %s on %s: %d bytes for states, at most %d sessions\n",
-        config->name, MemoryName(memory), Lower(DTypeName(StateDType(options, *config))),
+        config.name, CachePolicyName(policy), Lower(DTypeName(StateDType(options, config))),
         DeviceName(options.device), budget, options.engine.max_sessions);
-    text += OtherTypes(*layout, StateDType(options, *config));
+    text += OtherTypes(layout, StateDType(options, config));
     if (options.device == Device::kCuda) {
       absl::StrAppendFormat(&text, "assuming that the GPU gives memory in pages of %d bytes\n",
                             kUsualGpuPageBytes);
@@ -287,7 +280,7 @@ absl::StatusOr<std::string> PlanText(const Options& options) {
     absl::StrAppendFormat(&text, "%13s %16s %16s %14s %10s %20s %11s\n", "max_centroids", "tokens",
                           "bytes_reserved", "fit_in_memory", "sessions", "full_kv_cache_bytes",
                           "live_slots");
-    for (const Row& row : MakeRows(options, *config, *layout)) {
+    for (const Row& row : MakeRows(options, config, layout)) {
       const size_t fit = budget / std::max<size_t>(row.bytes, 1);
       absl::StrAppendFormat(&text, "%13d %16s %16d %14d %10d %20s %11s\n", row.slot_cap, row.tokens,
                             row.bytes, fit,
@@ -295,7 +288,7 @@ absl::StatusOr<std::string> PlanText(const Options& options) {
                             row.full_kv_bytes, row.live_slots);
     }
   }
-  const CopyMemory copies = CopyMemoryOf(options, budget);
+  const CopyMemory copies = CopyMemoryFor(options, budget);
   absl::StrAppendFormat(
       &text,
       "beside them in the host's memory: %d bytes for earlier states of sessions, "
@@ -307,20 +300,17 @@ absl::StatusOr<std::string> PlanText(const Options& options) {
 absl::StatusOr<std::string> CheckConfig(const CommandLine& line) {
   const Options& options = line.options;
   absl::StatusOr<ModelConfig> config;
-  for (const Memory memory : options.memories) {
-    config = LoadConfig(options.model, memory);
+  for (const CachePolicy policy : options.cache_policies) {
+    config = LoadConfig(options.model, policy);
     if (!config.ok()) return config.status();
-    if (absl::Status status = LayoutOf(options, *config).status(); !status.ok()) return status;
+    RETURN_IF_ERROR(PlanLayout(options, *config).status());
   }
-  absl::StatusOr<Weights> weights = Weights::Open(options.model);
-  if (!weights.ok()) return weights.status();
-  if (absl::Status status = LanguageModel::Check(*config, *weights); !status.ok()) {
+  ASSIGN_OR_RETURN(Weights weights, Weights::Open(options.model));
+  if (absl::Status status = LanguageModel::Check(*config, weights); !status.ok()) {
     return InContext(options.model, status);
   }
-  if (absl::Status status = Tokenizer::Load(options.model, *config).status(); !status.ok()) {
-    return status;
-  }
-  if (absl::Status status = ChatFormat::Load(options.model).status(); !status.ok()) return status;
+  RETURN_IF_ERROR(Tokenizer::Load(options.model, *config).status());
+  RETURN_IF_ERROR(ChatFormat::Load(options.model).status());
   std::string text;
   for (const Setting& setting : line.settings) {
     // A file for --config: what nobody has said stays a comment.

@@ -30,7 +30,7 @@ absl::StatusOr<Loaded> LoadAll(const Options& options, Log& log);
 ModelDescription Describe(const Loaded& loaded, const Options& options);
 
 // `loaded` outlives what is returned.
-EngineModel ForEngine(const Loaded& loaded, const Options& options);
+EngineModel ToEngineModel(const Loaded& loaded, const Options& options);
 
 // With the weights loaded: what is free now is the states' and the steps'.
 absl::StatusOr<size_t> StateMemoryBytes(const Options& options, const ModelConfig& config,
@@ -40,7 +40,7 @@ absl::StatusOr<size_t> StateMemoryBytes(const Options& options, const ModelConfi
 struct CopyMemory {
   size_t checkpoints, prefixes;  // bytes
 };
-CopyMemory CopyMemoryOf(const Options& options, size_t state_memory);
+CopyMemory CopyMemoryFor(const Options& options, size_t state_memory);
 
 // The model and how many sessions fit.
 void LogSummary(const LanguageModel& model, const ModelDescription& description,

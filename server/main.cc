@@ -20,9 +20,9 @@
 #include "base/files.h"
 #include "base/out_of_memory.h"
 #include "base/service_notifier.h"
+#include "base/status_macros.h"
 #include "server/access/security.h"
 #include "server/disk/session_folder.h"
-#include "server/end_in_time.h"
 #include "server/engine/engine.h"
 #include "server/http/http_front.h"
 #include "server/loading.h"
@@ -32,6 +32,7 @@
 #include "server/rpc/grpc_server.h"
 #include "server/rpc/services.h"
 #include "server/shutdown.h"
+#include "server/shutdown_deadline.h"
 #include "server/telemetry/log.h"
 #include "server/telemetry/metrics.h"
 #include "server/watchdog.h"
@@ -64,10 +65,8 @@ void Drain(const Options& options, Engine& engine, ServiceContext& services, Rea
 }
 
 // Null without --session-dir. The sessions that were there are the engine's from then on.
-absl::StatusOr<std::unique_ptr<SessionFolder>> OpenSessionFolder(const Options& options,
-                                                                 Metrics& metrics,
-                                                                 SessionFolder::Found& found,
-                                                                 Log& log) {
+absl::StatusOr<std::unique_ptr<SessionFolder>> OpenSessionFolder(
+    const Options& options, Metrics& metrics, SessionFolder::RecoveredSessions& found, Log& log) {
   if (options.session_dir.empty()) return nullptr;
   const auto named = [](const absl::Status& status) {
     return absl::Status(status.code(),
@@ -80,14 +79,15 @@ absl::StatusOr<std::unique_ptr<SessionFolder>> OpenSessionFolder(const Options& 
                             if (!report.status.ok()) log.Error(report.status);
                           });
   if (!folder.ok()) return named(folder.status());
-  absl::StatusOr<SessionFolder::Found> here = (*folder)->Recover();
+  absl::StatusOr<SessionFolder::RecoveredSessions> here = (*folder)->Recover();
   if (!here.ok()) return named(here.status());
   found = *std::move(here);
   metrics.SetDamagedSessions(found.damaged.size());
   return folder;
 }
 
-void AdoptSessions(const Options& options, SessionFolder::Found found, Engine& engine, Log& log) {
+void AdoptSessions(const Options& options, SessionFolder::RecoveredSessions found, Engine& engine,
+                   Log& log) {
   if (options.session_dir.empty()) return;
   const size_t n = found.sessions.size(), elsewhere = found.elsewhere;
   const std::vector<std::string> left = engine.AdoptSessions(std::move(found.sessions));
@@ -159,27 +159,24 @@ absl::StatusOr<std::unique_ptr<HttpFront>> StartHttp(const Options& options,
 // From the first call to the end of the drain.
 absl::Status ServeCalls(const Options& options, const Security& security, Engine& engine,
                         ServiceContext& services, Shutdown& shutdown,
-                        std::optional<EndInTime>& end) {
+                        std::optional<ShutdownDeadline>& end) {
   ListenOptions listen = options.listen;
   listen.tls = security.tls();
-  absl::StatusOr<std::unique_ptr<GrpcServer>> server =
-      GrpcServer::Start(listen, ClientServices(services));
-  if (!server.ok()) return server.status();
+  ASSIGN_OR_RETURN(std::unique_ptr<GrpcServer> server,
+                   GrpcServer::Start(listen, ClientServices(services)));
   // Admin calls may drain at once: the waiter must be serving.
   shutdown.Serve();
-  absl::StatusOr<std::unique_ptr<GrpcServer>> admin =
-      StartAdmin(options, listen, services, shutdown);
-  if (!admin.ok()) return admin.status();
+  ASSIGN_OR_RETURN(std::unique_ptr<GrpcServer> admin,
+                   StartAdmin(options, listen, services, shutdown));
   Log& log = services.log.log;
-  absl::StatusOr<std::unique_ptr<HttpFront>> http = StartHttp(options, listen, services);
-  if (!http.ok()) return http.status();
-  Readiness readiness(services.metrics, **server, http->get());
+  ASSIGN_OR_RETURN(std::unique_ptr<HttpFront> http, StartHttp(options, listen, services));
+  Readiness readiness(services.metrics, *server, http.get());
   const ServiceNotifier notifier = ServiceNotifier::FromEnvironment();
   const Watchdog watchdog(
-      options.step_timeout, notifier, [&engine] { return engine.step_in_progress(); },
+      options.step_timeout, notifier, [&engine] { return engine.iteration_in_progress(); },
       {.hangs =
-           [&](const StepInProgress& step, absl::Duration time) {
-             services.metrics.StepTimedOut();
+           [&](const IterationInProgress& step, absl::Duration time) {
+             services.metrics.IterationTimedOut();
              readiness.SetHanging(true);
              log.Error(absl::InternalError(absl::StrFormat(
                  "step %d has taken %s, longer than --step-timeout: %d answers, %d prompts with %d "
@@ -193,72 +190,65 @@ absl::Status ServeCalls(const Options& options, const Security& security, Engine
              log.Info("the step that took too long has ended");
            }});
   // Whoever waits for this line finds the addresses above in the log.
-  log.Flush(kLastLines);
+  log.Flush(kLogFlushTimeout);
   notifier.Ready();
-  std::printf("listening on %s\n", WithPort(listen.address, (*server)->port()).c_str());
+  std::printf("listening on %s\n", WithPort(listen.address, (server)->port()).c_str());
   std::fflush(stdout);
   shutdown.WaitForFirst();
   notifier.Stopping();
   end.emplace(options.drain_notice + options.drain_timeout, log);
-  Drain(options, engine, services, readiness, **server, http->get(), log);
+  Drain(options, engine, services, readiness, *server, http.get(), log);
   return absl::OkStatus();
 }
 
 // This thread and all that it begins from here on, the gRPC library's, too: where calls come faster
 // than they can be read, answers go on.
-void LeaveProcessorsToTheEngine() {
+void ReserveProcessorsForEngine() {
   constexpr int kNice = 3;
   setpriority(PRIO_PROCESS, static_cast<id_t>(gettid()), kNice);
 }
 
 absl::Status Serve(const Options& options, Shutdown& shutdown, Log& log) {
-  std::optional<EndInTime> end;  // the last to go
-  absl::StatusOr<std::unique_ptr<Security>> security = LoadSecurity(options, log);
-  if (!security.ok()) return security.status();
-  absl::StatusOr<Loaded> loaded = LoadAll(options, log);
-  if (!loaded.ok()) return loaded.status();
-  const LanguageModel& model = *loaded->models.front();
-  const ModelDescription description = Describe(*loaded, options);
-  const absl::StatusOr<size_t> state_memory =
-      StateMemoryBytes(options, model.config(), *loaded->context);
-  if (!state_memory.ok()) return state_memory.status();
+  std::optional<ShutdownDeadline> end;  // the last to go
+  ASSIGN_OR_RETURN(std::unique_ptr<Security> security, LoadSecurity(options, log));
+  ASSIGN_OR_RETURN(Loaded loaded, LoadAll(options, log));
+  const LanguageModel& model = *loaded.models.front();
+  const ModelDescription description = Describe(loaded, options);
+  ASSIGN_OR_RETURN(const size_t state_memory,
+                   StateMemoryBytes(options, model.config(), *loaded.context));
   EngineOptions engine_options = options.engine;
-  engine_options.state_memory_bytes = *state_memory;
-  const CopyMemory copies = CopyMemoryOf(options, *state_memory);
+  engine_options.state_memory_bytes = state_memory;
+  const CopyMemory copies = CopyMemoryFor(options, state_memory);
   engine_options.checkpoint_memory_bytes = copies.checkpoints;
   engine_options.prefix_memory_bytes = copies.prefixes;
   const size_t request_memory =
       options.request_memory_bytes.value_or(static_cast<size_t>(sysconf(_SC_PHYS_PAGES)) *
                                             static_cast<size_t>(sysconf(_SC_PAGESIZE)) / 8);
   engine_options.request_memory = std::make_shared<ByteBudget>(request_memory);
-  EngineModel served = ForEngine(*loaded, options);
+  EngineModel served = ToEngineModel(loaded, options);
   LogSummary(model, description, served, engine_options, log);
 
   Metrics metrics(description);
   metrics.SetLogSource([&log] { return log.counts(); });
   if (!options.metrics_address.empty()) {
-    absl::StatusOr<int> port = metrics.Expose(options.metrics_address);
-    if (!port.ok()) return port.status();
+    ASSIGN_OR_RETURN(int port, metrics.Expose(options.metrics_address));
     log.Info(
-        absl::StrCat("metrics on http://", WithPort(options.metrics_address, *port), "/metrics"));
+        absl::StrCat("metrics on http://", WithPort(options.metrics_address, port), "/metrics"));
   }
-  SessionFolder::Found found;
-  absl::StatusOr<std::unique_ptr<SessionFolder>> folder =
-      OpenSessionFolder(options, metrics, found, log);
-  if (!folder.ok()) return folder.status();
-  engine_options.session_folder = *std::move(folder);
-  EngineThread engine_thread(std::move(served), engine_options, std::move(loaded->context),
+  SessionFolder::RecoveredSessions found;
+  ASSIGN_OR_RETURN(engine_options.session_folder, OpenSessionFolder(options, metrics, found, log));
+  EngineThread engine_thread(std::move(served), engine_options, std::move(loaded.context),
                              metrics.Events());
   Engine& engine = engine_thread.engine();
   metrics.SetStatsSource([&engine] { return engine.Stats(); });
   AdoptSessions(options, std::move(found), engine, log);
-  (*security)->Watch(engine.quotas(), metrics, log, kLookAtFiles);
+  (security)->Watch(engine.quotas(), metrics, log, kLookAtFiles);
   shutdown.OnHangUp([&] {
     log.Info("SIGHUP: certificates and tenants are read again");
-    (*security)->Reload();
+    (security)->Reload();
   });
   absl::Status status;
-  LeaveProcessorsToTheEngine();
+  ReserveProcessorsForEngine();
   std::optional<TraceExporter> traces;
   if (options.trace_collector) {
     TraceCollector collector = *options.trace_collector;
@@ -269,11 +259,11 @@ absl::Status Serve(const Options& options, Shutdown& shutdown, Log& log) {
   {
     ServiceContext services(engine, description, metrics,
                             {log, options.log_requests, traces ? &*traces : nullptr},
-                            (*security)->tenants());
-    status = ServeCalls(options, **security, engine, services, shutdown, end);
+                            (security)->tenants());
+    status = ServeCalls(options, *security, engine, services, shutdown, end);
   }
   shutdown.OnHangUp({});
-  (*security)->Unwatch();
+  (security)->Unwatch();
   metrics.SetStatsSource(nullptr);
   metrics.SetTraceSource(nullptr);
   metrics.LeaveToProcessEnd();
@@ -309,7 +299,7 @@ void RaiseFileLimit(Log& log) {
 
 // Else the C library keeps what large messages took, in an arena for each thread that met one: it
 // takes a large allocation that ends as a sign that the next ones had better come from there.
-void GiveLargeMessagesBack() {
+void ReturnLargeAllocations() {
 #ifdef __GLIBC__
   mallopt(M_MMAP_THRESHOLD, 1 << 20);
 #endif
@@ -347,7 +337,7 @@ int Run(const std::vector<std::string>& args) {
   if (line->action == CommandLine::Action::kHashToken) return PrintTokenHash(log);
   const GrpcLog grpc_log(log);
   RaiseFileLimit(log);
-  GiveLargeMessagesBack();
+  ReturnLargeAllocations();
   Shutdown shutdown(log);
   if (absl::Status status = Serve(line->options, shutdown, log); !status.ok()) {
     log.Error(status);

@@ -5,7 +5,8 @@
 #include <limits>
 
 #include "absl/strings/str_cat.h"
-#include "model/memory.h"
+#include "base/status_macros.h"
+#include "model/cache_policy.h"
 #include "server/engine/limits.h"
 
 namespace ovq {
@@ -88,15 +89,16 @@ void AddServing(Flags& flags, Options& o) {
       "replay: ImportSession reads a file's tokens again; trust: it takes the file's state, at\n"
       "once. Its numbers are checked, so that none does harm to the server; that they are what\n"
       "its tokens make is trusted: a forged session answers as its maker likes");
-  std::vector<std::pair<std::string, Memory>> memories;
-  for (const Memory memory : kMemories) memories.emplace_back(MemoryName(memory), memory);
+  std::vector<std::pair<std::string, CachePolicy>> cache_policies;
+  for (const CachePolicy policy : kCachePolicies)
+    cache_policies.emplace_back(CachePolicyName(policy), policy);
   flags.Add(
       "speculate", "HOW",
       Choice(o.engine.speculation, {{"off", Speculation::kOff}, {"ngram", Speculation::kNgram}}),
       "of requests that do not say: ngram: tokens are guessed from where a session's last ones\n"
       "stood before, and as many are checked in a step as make answers faster; they are the same");
   flags.Add(
-      "memory", "NAME[,NAME]", Choices<Memory>(o.memories, memories),
+      "memory", "NAME[,NAME]", Choices<CachePolicy>(o.cache_policies, cache_policies),
       "what ovq_attention layers, and full_attention layers without RoPE, keep of their context:\n"
       "what config.json says, rows by the OVQ paper's update, rows by merging the closest pairs\n"
       "(both up to max_centroids of them), or every token; closest-pair-all: full_attention "
@@ -289,7 +291,7 @@ absl::Status CheckTogether(const CommandLine& line) {
   if (options.model.empty()) {
     return absl::InvalidArgumentError("--model: expected a model folder, got none");
   }
-  if (absl::Status status = CheckSecurity(options); !status.ok()) return status;
+  RETURN_IF_ERROR(CheckSecurity(options));
   if (line.action == CommandLine::Action::kPlan && !options.state_memory_bytes.has_value()) {
     return absl::InvalidArgumentError(
         "--plan: expected --state-memory, the memory to plan for, got none");
@@ -327,12 +329,12 @@ absl::StatusOr<CommandLine> ParseCommandLine(std::span<const std::string> args,
   using Action = CommandLine::Action;
   CommandLine line;
   Flags flags = Declare(line);
-  if (absl::Status status = flags.Read(args, env); !status.ok()) return status;
+  RETURN_IF_ERROR(flags.Read(args, env));
   line.settings = flags.settings();
   for (Action end : {Action::kHelp, Action::kVersion, Action::kHashToken}) {
     if (line.action == end) return line;
   }
-  if (absl::Status status = CheckTogether(line); !status.ok()) return status;
+  RETURN_IF_ERROR(CheckTogether(line));
   return line;
 }
 

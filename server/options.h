@@ -37,10 +37,11 @@ struct Options {
   std::optional<size_t> prefix_memory_bytes;      // likewise
   bool insecure_listen = false;                   // beyond loopback without tokens, too
   std::optional<size_t> request_memory_bytes;     // default: an eighth of the machine's
-  EngineOptions engine;                           // all but these memories
+  EngineOptions engine;                           // all but these cache_policies
   std::string session_dir;                        // empty: sessions are in memory alone
   bool session_sync_always = true;
-  std::vector<Memory> memories = {Memory::kAsTrained};  // of sessions; the first by default
+  std::vector<CachePolicy> cache_policies = {
+      CachePolicy::kAsTrained};        // of sessions; the first by default
   std::optional<DType> state_dtype;    // default: BF16 for BF16 checkpoints, else F32
   std::optional<DType> compute_dtype;  // default: the same
   WeightType weights = WeightType::kAsComputed;

@@ -15,21 +15,21 @@ class Readiness {
   // http: null without one.
   Readiness(Metrics& metrics, GrpcServer& server, HttpFront* http)
       : metrics_(metrics), server_(server), http_(http) {
-    Tell();
+    Publish();
   }
   void SetHanging(bool hanging) {
     std::lock_guard lock(mutex_);
     hanging_ = hanging;
-    Tell();
+    Publish();
   }
   void SetDraining() {
     std::lock_guard lock(mutex_);
     draining_ = true;
-    Tell();
+    Publish();
   }
 
  private:
-  void Tell() {
+  void Publish() {
     const bool ready = !hanging_ && !draining_;
     metrics_.SetReady(ready);
     metrics_.SetDraining(draining_);

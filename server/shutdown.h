@@ -18,7 +18,7 @@
 
 namespace ovq {
 
-inline constexpr absl::Duration kLastLines =
+inline constexpr absl::Duration kLogFlushTimeout =
     absl::Seconds(1);  // for the log, where the program ends
 
 // What SIGTERM and SIGINT ask for, and SIGHUP; SIGUSR1 and SIGUSR2 ask for nothing. Make it before
@@ -55,7 +55,7 @@ class Shutdown {
     }
     if (!serving_ || draining_) {
       log_.Info(absl::StrCat("ended by signal ", signal));
-      log_.Flush(kLastLines);
+      log_.Flush(kLogFlushTimeout);
       _exit(128 + signal);
     }
     log_.Info(absl::StrCat("signal ", signal, ": draining; a second one ends at once"));

@@ -8,7 +8,7 @@
 namespace ovq {
 namespace {
 
-absl::Duration IntervalOf(absl::Duration timeout, const ServiceNotifier& notifier) {
+absl::Duration CheckInterval(absl::Duration timeout, const ServiceNotifier& notifier) {
   absl::Duration interval = absl::Seconds(1);
   if (timeout > absl::ZeroDuration()) interval = std::min(interval, timeout / 4);
   // systemd asks for half of its time at least.
@@ -18,7 +18,8 @@ absl::Duration IntervalOf(absl::Duration timeout, const ServiceNotifier& notifie
 
 }  // namespace
 
-StepJudge::Verdict StepJudge::Look(const std::optional<StepInProgress>& step, SteadyTime now) {
+HangDetector::Verdict HangDetector::Check(const std::optional<IterationInProgress>& step,
+                                          SteadyTime now) {
   const bool same = step && step->number == hanging_;
   if (same) return Verdict::kHangsStill;
   const bool ended = std::exchange(hanging_, 0) != 0;
@@ -30,11 +31,11 @@ StepJudge::Verdict StepJudge::Look(const std::optional<StepInProgress>& step, St
 }
 
 Watchdog::Watchdog(absl::Duration timeout, const ServiceNotifier& notifier,
-                   std::function<std::optional<StepInProgress>()> step, Reports reports)
+                   std::function<std::optional<IterationInProgress>()> step, Reports reports)
     : timeout_(timeout),
-      interval_(IntervalOf(timeout, notifier)),
+      interval_(CheckInterval(timeout, notifier)),
       notifier_(notifier),
-      step_(std::move(step)),
+      in_progress_(std::move(step)),
       reports_(std::move(reports)),
       thread_([this] { Run(); }) {}
 
@@ -45,12 +46,12 @@ Watchdog::~Watchdog() {
 
 void Watchdog::Run() {
   NameThisThread("watchdog");
-  using Verdict = StepJudge::Verdict;
-  StepJudge judge(timeout_);
+  using Verdict = HangDetector::Verdict;
+  HangDetector judge(timeout_);
   do {
-    const std::optional<StepInProgress> step = step_();
+    const std::optional<IterationInProgress> step = in_progress_();
     const SteadyTime now = Clock().steady();
-    const Verdict verdict = judge.Look(step, now);
+    const Verdict verdict = judge.Check(step, now);
     if (verdict == Verdict::kHangs) reports_.hangs(*step, TimeBetween(step->began, now));
     if (verdict == Verdict::kEnded) reports_.ended();
     const bool alive = verdict == Verdict::kGood || verdict == Verdict::kEnded;

@@ -11,18 +11,18 @@
 #include "absl/time/time.h"
 #include "base/clock.h"
 #include "base/service_notifier.h"
-#include "server/engine/step.h"
+#include "server/engine/executor.h"
 
 namespace ovq {
 
 // Whether one step after another ends in time. Not thread-safe.
-class StepJudge {
+class HangDetector {
  public:
-  explicit StepJudge(absl::Duration timeout) : timeout_(timeout) {}  // 0: any time will do
+  explicit HangDetector(absl::Duration timeout) : timeout_(timeout) {}  // 0: any time will do
 
   enum class Verdict : uint8_t { kGood, kHangs, kHangsStill, kEnded };
   // kHangs once for a step that takes longer than the timeout, kEnded once when it is over.
-  Verdict Look(const std::optional<StepInProgress>& step, SteadyTime now);
+  Verdict Check(const std::optional<IterationInProgress>& step, SteadyTime now);
 
  private:
   absl::Duration timeout_;
@@ -32,14 +32,14 @@ class StepJudge {
 class Watchdog {
  public:
   struct Reports {
-    std::function<void(const StepInProgress&, absl::Duration)> hangs;
+    std::function<void(const IterationInProgress&, absl::Duration)> hangs;
     std::function<void()> ended;  // the step that hung
   };
   // On a thread of its own from here to the end. `notifier` hears of a server that is alive as
   // often as it wants to, but not while a step hangs. `step` and the reports are used by that
   // thread.
   Watchdog(absl::Duration timeout, const ServiceNotifier& notifier,
-           std::function<std::optional<StepInProgress>()> step, Reports reports);
+           std::function<std::optional<IterationInProgress>()> step, Reports reports);
   ~Watchdog();
 
  private:
@@ -47,7 +47,7 @@ class Watchdog {
 
   const absl::Duration timeout_, interval_;
   const ServiceNotifier& notifier_;
-  const std::function<std::optional<StepInProgress>()> step_;
+  const std::function<std::optional<IterationInProgress>()> in_progress_;
   const Reports reports_;
   absl::Notification ending_;
   std::thread thread_;

@@ -76,23 +76,23 @@ class GuardedBuffer {
 };
 
 template <class T>
-constexpr DType kDTypeOf = DType::kF32;
+constexpr DType kDTypeFor = DType::kF32;
 template <>
-inline constexpr DType kDTypeOf<BF16> = DType::kBF16;
+inline constexpr DType kDTypeFor<BF16> = DType::kBF16;
 template <>
-inline constexpr DType kDTypeOf<uint16_t> = DType::kF16;
+inline constexpr DType kDTypeFor<uint16_t> = DType::kF16;
 template <>
-inline constexpr DType kDTypeOf<int32_t> = DType::kI32;
+inline constexpr DType kDTypeFor<int32_t> = DType::kI32;
 
 template <class T>
 TensorView GuardedBuffer<T>::View(Shape shape) {
   EXPECT_EQ(static_cast<size_t>(shape.elements()), n_);
-  return {data(), kDTypeOf<T>, shape};
+  return {data(), kDTypeFor<T>, shape};
 }
 template <class T>
-TensorView ViewOf(std::vector<T>& values, Shape shape) {
+TensorView MakeView(std::vector<T>& values, Shape shape) {
   EXPECT_EQ(static_cast<size_t>(shape.elements()), values.size());
-  return {values.data(), kDTypeOf<T>, shape};
+  return {values.data(), kDTypeFor<T>, shape};
 }
 
 // Elements in a device's memory between two guard zones.
@@ -108,7 +108,7 @@ class DeviceArray {
   std::span<T> span() const { return {data(), n_}; }
   TensorView View(Shape shape) const {
     EXPECT_EQ(static_cast<size_t>(shape.elements()), n_);
-    return {data(), kDTypeOf<T>, shape};
+    return {data(), kDTypeFor<T>, shape};
   }
   // The elements after all work so far, which has left the guard zones alone.
   std::vector<T> Read() const {

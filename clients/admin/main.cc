@@ -13,6 +13,7 @@
 #include "absl/strings/str_split.h"
 #include "absl/time/time.h"
 #include "base/flags.h"
+#include "base/status_macros.h"
 #include "clients/channel/channel.h"
 #include "clients/common/program.h"
 #include "ovq/v1/admin.grpc.pb.h"
@@ -29,7 +30,7 @@ struct AdminOptions {
   absl::Duration timeout = absl::Seconds(10);
   bool json = false;
   std::string command, session_id;
-  Asked asked = Asked::kNothing;
+  InfoRequest info_request = InfoRequest::kNothing;
 };
 
 std::optional<std::vector<std::string>> ParseServers(std::string_view text) {
@@ -60,7 +61,7 @@ Flags Declare(AdminOptions& o) {
             "of each call");
   flags.AddSwitch(
       "json", [&o] { o.json = true; }, "status, sessions: a line of JSON for each answer");
-  AddEnds(flags, o.asked);
+  AddHelpAndVersion(flags, o.info_request);
   return flags;
 }
 
@@ -86,8 +87,8 @@ absl::StatusOr<AdminOptions> ParseOptions(const std::vector<std::string>& args) 
     }
     options.servers = *parsed;
   }
-  if (absl::Status status = flags.Read(args); !status.ok()) return status;
-  if (options.asked != Asked::kNothing) return options;
+  RETURN_IF_ERROR(flags.Read(args));
+  if (options.info_request != InfoRequest::kNothing) return options;
   if (options.command.empty()) {
     return absl::InvalidArgumentError("expected a command: status, sessions, drain or delete");
   }
@@ -96,7 +97,7 @@ absl::StatusOr<AdminOptions> ParseOptions(const std::vector<std::string>& args) 
                                           ? "delete: expected a session's id, got none"
                                           : absl::StrCat(options.command, " takes no id"));
   }
-  if (absl::Status status = CheckCredentials(options.connect); !status.ok()) return status;
+  RETURN_IF_ERROR(CheckCredentials(options.connect));
   return options;
 }
 
@@ -268,8 +269,8 @@ int Run(const AdminOptions& options) {
 int Main(const std::vector<std::string>& args) {
   const absl::StatusOr<AdminOptions> options = ParseOptions(args);
   if (!options.ok()) return Fail(kAdmin, kExitUsage, std::string(options.status().message()));
-  if (options->asked != Asked::kNothing) {
-    Answer(options->asked, kAdmin, HelpText());
+  if (options->info_request != InfoRequest::kNothing) {
+    PrintInfo(options->info_request, kAdmin, HelpText());
     return 0;
   }
   return Run(*options);

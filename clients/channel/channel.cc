@@ -104,7 +104,7 @@ std::string NewSessionKey() {
   return key;
 }
 
-std::string SessionKeyOf(std::string_view session_id) {
+std::string SessionKeyFromId(std::string_view session_id) {
   const size_t end = session_id.find('.');
   if (end == std::string_view::npos) return "";
   const std::string_view key = session_id.substr(0, end);

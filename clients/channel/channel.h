@@ -31,7 +31,7 @@ struct Connection {
 // Metadata `ovq-session`: what has the same key reaches the same server through a balancer. A new
 // session is made with a new key, which then begins the session's id, "KEY.RANDOM".
 std::string NewSessionKey();
-std::string SessionKeyOf(std::string_view session_id);  // empty for one that was made without
+std::string SessionKeyFromId(std::string_view session_id);  // empty for one that was made without
 
 // Reads the files; connects with the first call, on a socket of its own or on one that it shares
 // with the process's other channels to the server. Errors name the flag and the file.

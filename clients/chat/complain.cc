@@ -5,7 +5,7 @@
 
 namespace ovq {
 
-std::string RequestIdOf(const grpc::ClientContext& context) {
+std::string FindRequestId(const grpc::ClientContext& context) {
   const auto& metadata = context.GetServerTrailingMetadata();
   const auto found = metadata.find("x-request-id");
   if (found == metadata.end()) return "";

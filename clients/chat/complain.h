@@ -13,7 +13,7 @@ namespace ovq {
 inline constexpr std::string_view kChat = "ovq-chat";
 
 // What names a call that has ended in the server's log; empty if no server answered.
-std::string RequestIdOf(const grpc::ClientContext& context);
+std::string FindRequestId(const grpc::ClientContext& context);
 
 // The exit status of a program that ends for it.
 int Complain(std::string_view message);

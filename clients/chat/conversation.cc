@@ -55,7 +55,7 @@ std::vector<std::string_view> SplitPrompt(std::string_view text) {
 
 }  // namespace
 
-std::string Conversation::RequestId() const { return RequestIdOf(context_); }
+std::string Conversation::RequestId() const { return FindRequestId(context_); }
 
 struct Conversation::TurnStats {
   Clock::time_point asked = Clock::now();
@@ -92,7 +92,7 @@ Conversation::Conversation(const Connection& connection, const ChatOptions& opti
       stdout_is_terminal_(isatty(STDOUT_FILENO) != 0),
       stub_(v1::InferenceService::NewStub(connection.channel)) {
   connection.Authorize(context_, options.open.has_session_id()
-                                     ? SessionKeyOf(options.open.session_id())
+                                     ? SessionKeyFromId(options.open.session_id())
                                      : NewSessionKey());
   call_ = stub_->Chat(&context_);
 }
@@ -107,24 +107,24 @@ bool Conversation::Open() {
   return true;
 }
 
-std::optional<uint64_t> Conversation::BeforeLast() const {
-  if (asked_.empty()) return std::nullopt;
-  return asked_.back().position;
+std::optional<uint64_t> Conversation::PositionBeforeLastQuestion() const {
+  if (questions_.empty()) return std::nullopt;
+  return questions_.back().position;
 }
 
-void Conversation::Undone() {
-  const Asked& last = asked_.back();
+void Conversation::DropLastQuestion() {
+  const Question& last = questions_.back();
   position_ = last.position;
   answer_ = last.answer;
   messages_.mutable_messages()->DeleteSubrange(last.n_messages,
                                                messages_.messages_size() - last.n_messages);
   if (messages_.messages().empty()) messages_.clear_known();
-  asked_.pop_back();
+  questions_.pop_back();
 }
 
 bool Conversation::Ask(std::string_view question) {
   if (!BeginTurn()) return false;
-  asked_.push_back({position_, messages_.messages_size(), answer_});
+  questions_.push_back({position_, messages_.messages_size(), answer_});
   TurnStats stats;
   token_list_.clear();
   last_byte_ = '\n';

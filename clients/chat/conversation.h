@@ -28,9 +28,10 @@ class Conversation {
   // Both: false when the call has ended; Close tells why.
   bool Open();
   bool Ask(std::string_view question);
-  // Where the session stood before the last question, if one was asked. Undone: it is there again.
-  std::optional<uint64_t> BeforeLast() const;
-  void Undone();
+  // Where the session stood before the last question, if one was asked. DropLastQuestion: it is
+  // there again.
+  std::optional<uint64_t> PositionBeforeLastQuestion() const;
+  void DropLastQuestion();
   const v1::Session& session() const { return session_; }  // as it was opened
 
   // Ctrl-C: cancels a running turn. True if none was, or it was cancelled before: the call is
@@ -73,12 +74,12 @@ class Conversation {
   v1::Conversation messages_;  // --messages: what the session holds, in answer_ its last answer
   std::string answer_;
   uint64_t position_ = 0;
-  struct Asked {
+  struct Question {
     uint64_t position;  // before the question
     int n_messages;     // of messages_
     std::string answer;
   };
-  std::vector<Asked> asked_;
+  std::vector<Question> questions_;
   bool call_ended_ = false;
   char last_byte_ = 0;      // of the answer
   std::string token_list_;  // --logprobs

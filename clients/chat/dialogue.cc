@@ -101,7 +101,7 @@ bool Dialogue::Greet() {
   const auto stub = v1::InferenceService::NewStub(connection_.channel);
   const grpc::Status status = stub->GetModelInfo(&context, request, &model_);
   if (!status.ok()) {
-    Complain(connection_, status, RequestIdOf(context));
+    Complain(connection_, status, FindRequestId(context));
     return false;
   }
   if (model_.has_chat_template() && !options_.as_text && !options_.open.has_session_id()) {
@@ -240,11 +240,11 @@ void Dialogue::Reset(const std::string&) {
 }
 
 void Dialogue::Undo(const std::string&) {
-  const std::optional<uint64_t> position = conversation_->BeforeLast();
+  const std::optional<uint64_t> position = conversation_->PositionBeforeLastQuestion();
   if (!position) {
     Complain("nothing was asked here that could be taken back");
   } else if (sessions_.Rewind(conversation_->session().session_id(), *position)) {
-    conversation_->Undone();
+    conversation_->DropLastQuestion();
   }
 }
 

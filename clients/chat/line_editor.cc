@@ -179,16 +179,16 @@ void LineEditor::Resized() {
   eventfd_write(wake_fd_, 1);
 }
 
-LineEditor& LineEditor::Of(editline* edit) {
+LineEditor& LineEditor::FromEditline(editline* edit) {
   void* self = nullptr;
   el_get(edit, EL_CLIENTDATA, &self);
   return *static_cast<LineEditor*>(self);
 }
 
-char* LineEditor::Prompt(editline* edit) { return Of(edit).prompt_.data(); }
+char* LineEditor::Prompt(editline* edit) { return FromEditline(edit).prompt_.data(); }
 
 unsigned char LineEditor::OnInterrupt(editline* edit, int) {
-  Of(edit).interrupt_ = true;
+  FromEditline(edit).interrupt_ = true;
   const LineInfo* const line = el_line(edit);
   el_cursor(edit, static_cast<int>(line->lastchar - line->cursor));
   el_push(edit, "\n");
@@ -212,7 +212,7 @@ unsigned char LineEditor::OnPaste(editline* edit, int) {
 }
 
 unsigned char LineEditor::OnSuspend(editline* edit, int) {
-  LineEditor& self = Of(edit);
+  LineEditor& self = FromEditline(edit);
   self.Restore();
   kill(0, SIGTSTP);  // as the terminal would; goes on here after SIGCONT
   el_set(edit, EL_PREP_TERM, 1);
@@ -221,8 +221,8 @@ unsigned char LineEditor::OnSuspend(editline* edit, int) {
 }
 
 int LineEditor::ReadChar(editline* edit, wchar_t* out) {
-  LineEditor& self = Of(edit);
-  while (!self.TakeChar(*out)) {
+  LineEditor& self = FromEditline(edit);
+  while (!self.ConsumeChar(*out)) {
     if (self.resized_.exchange(false)) self.Redraw();
     if (!self.ReadBytes()) return 0;
   }
@@ -243,18 +243,18 @@ void LineEditor::Redraw() {
   el_set(edit_, EL_REFRESH);
 }
 
-bool LineEditor::TakeChar(wchar_t& out) {
-  while (taken_ < bytes_.size()) {
+bool LineEditor::ConsumeChar(wchar_t& out) {
+  while (consumed_ < bytes_.size()) {
     std::mbstate_t state = {};
     const size_t length =
-        std::mbrtowc(&out, bytes_.data() + taken_, bytes_.size() - taken_, &state);
+        std::mbrtowc(&out, bytes_.data() + consumed_, bytes_.size() - consumed_, &state);
     if (length == static_cast<size_t>(-2)) return false;
     if (length == 0) {  // NUL, which no line holds
-      ++taken_;
+      ++consumed_;
       continue;
     }
     if (length == static_cast<size_t>(-1)) out = 0xFFFD;
-    taken_ += length == static_cast<size_t>(-1) ? 1 : length;
+    consumed_ += length == static_cast<size_t>(-1) ? 1 : length;
     return true;
   }
   return false;
@@ -272,8 +272,8 @@ bool LineEditor::ReadBytes() {
   std::array<char, 1 << 16> bytes;
   const ssize_t n = read(STDIN_FILENO, bytes.data(), bytes.size());
   if (n == 0 || (n < 0 && errno != EINTR && errno != EAGAIN)) return false;
-  bytes_.erase(0, taken_);
-  taken_ = 0;
+  bytes_.erase(0, consumed_);
+  consumed_ = 0;
   if (n > 0) bytes_.append(bytes.data(), static_cast<size_t>(n));
   return true;
 }

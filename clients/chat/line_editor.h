@@ -38,7 +38,7 @@ class LineEditor final : public Input {
   void Restore();
 
  private:
-  static LineEditor& Of(editline* edit);
+  static LineEditor& FromEditline(editline* edit);
   static char* Prompt(editline* edit);
   // Functions that keys are bound to.
   static unsigned char OnInterrupt(editline* edit, int key);
@@ -50,7 +50,7 @@ class LineEditor final : public Input {
   void BindKeys();
   void Redraw();
   // The next character of what was read; false: more bytes are needed.
-  bool TakeChar(wchar_t& out);
+  bool ConsumeChar(wchar_t& out);
   // False at the end of input and after Stop.
   bool ReadBytes();
   void Remember(const std::string& line);
@@ -65,8 +65,8 @@ class LineEditor final : public Input {
   struct history* history_;
   std::string prompt_;
   int prompt_width_ = 0;
-  std::string bytes_;  // read, from taken_ on not yet taken
-  size_t taken_ = 0;
+  std::string bytes_;  // read, from consumed_ on not yet taken
+  size_t consumed_ = 0;
   bool interrupt_ = false;  // of the line that is being typed
   int interrupts_ = 0;      // in a row, without a line between
 };

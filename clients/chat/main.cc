@@ -90,8 +90,8 @@ absl::StatusOr<std::optional<std::string>> ReadQuestion(const ChatOptions& optio
 int Main(const std::vector<std::string>& args) {
   absl::StatusOr<ChatOptions> options = ParseOptions(args);
   if (!options.ok()) return Fail(kChat, kExitUsage, std::string(options.status().message()));
-  if (options->asked != Asked::kNothing) {
-    Answer(options->asked, kChat, HelpText());
+  if (options->info_request != InfoRequest::kNothing) {
+    PrintInfo(options->info_request, kChat, HelpText());
     return 0;
   }
   const absl::StatusOr<std::optional<std::string>> question = ReadQuestion(*options);

@@ -2,6 +2,7 @@
 
 #include "absl/strings/str_cat.h"
 #include "base/flags.h"
+#include "base/status_macros.h"
 #include "clients/chat/line_editor.h"
 #include "clients/chat/settings.h"
 
@@ -65,7 +66,7 @@ Flags Declare(ChatOptions& options) {
   Flags flags;
   AddConversation(flags, options);
   AddSettings(flags, options.turn);
-  AddEnds(flags, options.asked);
+  AddHelpAndVersion(flags, options.info_request);
   return flags;
 }
 
@@ -73,9 +74,9 @@ Flags Declare(ChatOptions& options) {
 
 absl::StatusOr<ChatOptions> ParseOptions(std::span<const std::string> args) {
   ChatOptions options;
-  if (absl::Status status = Declare(options).Read(args); !status.ok()) return status;
-  if (options.asked != Asked::kNothing) return options;
-  if (absl::Status status = CheckConnection(options.connect); !status.ok()) return status;
+  RETURN_IF_ERROR(Declare(options).Read(args));
+  if (options.info_request != InfoRequest::kNothing) return options;
+  RETURN_IF_ERROR(CheckConnection(options.connect));
   if (options.messages && options.open.has_session_id()) {
     return absl::InvalidArgumentError(
         "--messages and --system are for new sessions: not with "

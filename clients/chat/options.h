@@ -23,7 +23,7 @@ struct ChatOptions {
   std::optional<std::string> system;  // before the first of them
   bool interactive = false;           // asked for, whatever stdin is
   std::string history_file;           // of what is typed on a terminal; "": none
-  Asked asked = Asked::kNothing;      // in place of a conversation
+  InfoRequest info_request = InfoRequest::kNothing;  // in place of a conversation
 };
 
 // args: without the program's name; the environment's OVQ_SERVER is read as well. InvalidArgument

@@ -19,7 +19,7 @@ using Stub = v1::SessionService::Stub;
 struct SessionCall {
   SessionCall(const Connection& connection, const std::string& id)
       : stub(v1::SessionService::NewStub(connection.channel)) {
-    connection.Authorize(context, SessionKeyOf(id));
+    connection.Authorize(context, SessionKeyFromId(id));
   }
 
   const std::unique_ptr<Stub> stub;
@@ -41,7 +41,7 @@ bool CallFor(const Connection& connection, const std::string& id,
   SessionCall call(connection, id);
   request.set_session_id(id);
   const grpc::Status status = (call.stub.get()->*method)(&call.context, request, &response);
-  if (!status.ok()) Complain(connection, status, RequestIdOf(call.context));
+  if (!status.ok()) Complain(connection, status, FindRequestId(call.context));
   return status.ok();
 }
 
@@ -100,7 +100,7 @@ void Sessions::Save(const std::string& id, const std::string& path) const {
   }
   std::remove(path.c_str());
   if (written) {
-    Complain(connection_, status, RequestIdOf(call.context));
+    Complain(connection_, status, FindRequestId(call.context));
   } else {
     Complain(absl::StrCat(path, ": cannot be written"));
   }
@@ -123,7 +123,7 @@ void Sessions::Load(const std::string& path) const {
   writer->WritesDone();
   const grpc::Status status = writer->Finish();
   if (!status.ok()) {
-    Complain(connection_, status, RequestIdOf(call.context));
+    Complain(connection_, status, FindRequestId(call.context));
     return;
   }
   Tell(absl::StrCat("session ", session.session_id()));

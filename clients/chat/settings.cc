@@ -19,7 +19,7 @@ struct SettingField {
   const google::protobuf::FieldDescriptor* field = nullptr;
 };
 
-SettingField FieldOf(v1::ChatTurn& turn, const std::string& name) {
+SettingField FindSettingField(v1::ChatTurn& turn, const std::string& name) {
   const std::string field_name =
       name == "stop" ? "stop_strings" : absl::StrReplaceAll(name, {{"-", "_"}});
   for (google::protobuf::Message* message : std::initializer_list<google::protobuf::Message*>{
@@ -87,7 +87,7 @@ void AddSettings(Flags& flags, v1::ChatTurn& turn) {
 absl::Status ChangeSetting(v1::ChatTurn& turn, const std::string& name, const std::string& value) {
   Flags flags;
   AddSettings(flags, turn);
-  const SettingField of = FieldOf(turn, name);
+  const SettingField of = FindSettingField(turn, name);
   if (of.field == nullptr) {
     return absl::InvalidArgumentError(absl::StrCat("no setting ", name, "; /set lists them"));
   }
@@ -109,7 +109,7 @@ std::string SettingsText(v1::ChatTurn& turn) {
   AddSettings(flags, turn);
   std::string text;
   for (const Setting& setting : flags.settings()) {
-    const std::string value = ValueText(FieldOf(turn, setting.name));
+    const std::string value = ValueText(FindSettingField(turn, setting.name));
     absl::StrAppendFormat(&text, "  %-19s %s\n", setting.name,
                           value.empty() ? absl::StrCat(setting.value, " (default)") : value);
   }

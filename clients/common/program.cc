@@ -16,16 +16,17 @@ int Fail(std::string_view program, int code, std::string_view message) {
   return code;
 }
 
-void AddEnds(Flags& flags, Asked& asked) {
+void AddHelpAndVersion(Flags& flags, InfoRequest& info_request) {
   flags.AddEnd(
-      "help", [&asked] { asked = Asked::kHelp; }, "this text; also -h");
+      "help", [&info_request] { info_request = InfoRequest::kHelp; }, "this text; also -h");
   flags.AddEnd(
-      "version", [&asked] { asked = Asked::kVersion; }, "the program's name and version");
+      "version", [&info_request] { info_request = InfoRequest::kVersion; },
+      "the program's name and version");
 }
 
-void Answer(Asked asked, std::string_view program, std::string_view help) {
-  if (asked == Asked::kHelp) std::fwrite(help.data(), 1, help.size(), stdout);
-  if (asked == Asked::kVersion) {
+void PrintInfo(InfoRequest info_request, std::string_view program, std::string_view help) {
+  if (info_request == InfoRequest::kHelp) std::fwrite(help.data(), 1, help.size(), stdout);
+  if (info_request == InfoRequest::kVersion) {
     std::fputs(absl::StrCat(View(program), " ", OVQ_VERSION, "\n").c_str(), stdout);
   }
 }

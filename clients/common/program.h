@@ -15,9 +15,9 @@ inline constexpr int kExitInterrupted = 130;  // as shells report SIGINT
 int Fail(std::string_view program, int code, std::string_view message);
 
 // What was asked for in place of the program's work.
-enum class Asked { kNothing, kHelp, kVersion };
-void AddEnds(Flags& flags, Asked& asked);
+enum class InfoRequest { kNothing, kHelp, kVersion };
+void AddHelpAndVersion(Flags& flags, InfoRequest& info_request);
 // Does it: the usage is the text of --help, the version's line begins with the program's name.
-void Answer(Asked asked, std::string_view program, std::string_view help);
+void PrintInfo(InfoRequest info_request, std::string_view program, std::string_view help);
 
 }  // namespace ovq

@@ -82,7 +82,7 @@ double ArrivalSchedule::Next() {
   return expected_ / rate + ramp / 2;
 }
 
-absl::Duration StartOf(int64_t user, int64_t users, absl::Duration ramp) {
+absl::Duration UserStartTime(int64_t user, int64_t users, absl::Duration ramp) {
   if (user <= 0 || users <= 1) return absl::ZeroDuration();
   return ramp * user / (users - 1);
 }

@@ -55,7 +55,7 @@ class ArrivalSchedule {
 
 // When a user of a closed loop, from 0 on, begins: the first at the start, the rest evenly over the
 // ramp.
-absl::Duration StartOf(int64_t user, int64_t users, absl::Duration ramp);
+absl::Duration UserStartTime(int64_t user, int64_t users, absl::Duration ramp);
 
 // Of prompts and answers, in tokens.
 class LengthDistribution {

@@ -57,7 +57,7 @@ class ProgressPrinter {
 
 double CpuSeconds() { return static_cast<double>(std::clock()) / CLOCKS_PER_SEC; }
 
-RunPlan PlanOf(const Options& options, double load) {
+RunPlan MakeRunPlan(const Options& options, double load) {
   RunPlan plan = options.plan;
   plan.kind = !options.trace.empty() ? RunPlan::Kind::kTrace
               : options.rate         ? RunPlan::Kind::kRate
@@ -90,7 +90,7 @@ struct Experiment {
   }
 
   void WarmUp() const {
-    RunPlan plan = PlanOf(options, 1);
+    RunPlan plan = MakeRunPlan(options, 1);
     plan.kind = RunPlan::Kind::kClosed;
     plan.arrivals.ramp = plan.think_time = absl::ZeroDuration();
     plan.users =
@@ -109,7 +109,7 @@ struct Experiment {
     level.load = load;
     const double cpu_begin = CpuSeconds();
     const Clock::time_point begin = Clock::now();
-    level.run = Run(name, PlanOf(options, load), options.work, part);
+    level.run = Run(name, MakeRunPlan(options, load), options.work, part);
     const double wall = SecondsBetween(begin, Clock::now());
     level.client_cpu = wall > 0 ? (CpuSeconds() - cpu_begin) / wall : 0;
     level.report = MakeReport(level.run, options.goodput);

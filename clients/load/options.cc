@@ -4,6 +4,7 @@
 
 #include "absl/strings/str_cat.h"
 #include "base/flags.h"
+#include "base/status_macros.h"
 
 namespace ovq::load {
 namespace {
@@ -117,7 +118,7 @@ void AddReports(Flags& flags, Options& o) {
       "quiet", [&o] { o.output.quiet = true; }, "no progress on stderr");
   flags.AddSwitch(
       "allow-errors", [&o] { o.allow_errors = true; }, "exit status 0 also when requests failed");
-  AddEnds(flags, o.asked);
+  AddHelpAndVersion(flags, o.info_request);
 }
 
 Flags Declare(Options& options) {
@@ -161,9 +162,9 @@ absl::Status CheckTogether(const Options& o, const Flags& flags) {
 absl::StatusOr<Options> ParseOptions(std::span<const std::string> args) {
   Options options;
   Flags flags = Declare(options);
-  if (absl::Status status = flags.Read(args); !status.ok()) return status;
-  if (options.asked != Asked::kNothing) return options;
-  if (absl::Status status = CheckTogether(options, flags); !status.ok()) return status;
+  RETURN_IF_ERROR(flags.Read(args));
+  if (options.info_request != InfoRequest::kNothing) return options;
+  RETURN_IF_ERROR(CheckTogether(options, flags));
   options.settings = flags.settings();
   return options;
 }

@@ -49,7 +49,7 @@ struct Options {
   OutputOptions output;
   bool allow_errors = false;
   std::vector<Setting> settings;  // of all flags with a value, as the reports show them
-  Asked asked = Asked::kNothing;  // in place of a run
+  InfoRequest info_request = InfoRequest::kNothing;  // in place of a run
 
   bool open_loop() const { return rate.has_value() || !trace.empty(); }
   int64_t users() const { return concurrency.value_or(1); }              // closed loop

@@ -49,7 +49,7 @@ struct Outcome {
 struct Record {
   int64_t conversation = 0;
   int64_t turn = 0;
-  int64_t input_tokens = 0;  // asked for; what was absorbed is in the usage
+  int64_t input_tokens = 0;  // asked for; what was prefilled is in the usage
   // Latencies count from here: when the schedule wanted the request sent (open loop), or when it
   // was (closed loop).
   Clock::time_point start;

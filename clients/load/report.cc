@@ -6,6 +6,7 @@
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_format.h"
 #include "base/files.h"
+#include "base/status_macros.h"
 
 namespace ovq::load {
 namespace {
@@ -162,7 +163,7 @@ absl::Status WriteReports(const Result& result) {
                                    {output.csv, &CsvReport},
                                    {output.html, &HtmlReport}}) {
     if (file.empty()) continue;
-    if (absl::Status status = WriteFile(file, make(result)); !status.ok()) return status;
+    RETURN_IF_ERROR(WriteFile(file, make(result)));
   }
   return absl::OkStatus();
 }

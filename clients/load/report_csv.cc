@@ -27,7 +27,7 @@ std::string Milliseconds(double value) { return absl::StrFormat("%.4f", value); 
 std::string Row(const Record& record, double load, Clock::time_point begin) {
   const Outcome& outcome = record.outcome;
   const ServerUsage& usage = outcome.usage;
-  const Latencies latencies = LatenciesOf(record);
+  const Latencies latencies = ComputeLatencies(record);
   const auto& gaps = latencies.inter_token;
   const Cells cells = {absl::StrFormat("%g", load),
                        absl::StrCat(record.conversation),

@@ -54,7 +54,7 @@ std::string DistributionPlot(const char* title, const Summary& figure) {
       curve.points.emplace_back(Percentile(sorted, percent), percent);
     }
   }
-  return SvgOf(plot);
+  return RenderSvg(plot);
 }
 
 std::string TimelinePlots(std::span<const Record> records) {
@@ -66,7 +66,7 @@ std::string TimelinePlots(std::span<const Record> records) {
     in_flight.points.emplace_back(middle, bin.in_flight);
   }
   const auto plot = [](const char* title, const char* y, const PlotSeries& series) {
-    return SvgOf(
+    return RenderSvg(
         {.title = title, .x_label = "seconds since the start", .y_label = y, .series = {series}});
   };
   return absl::StrCat(plot("Output throughput", "tokens/s", tokens),
@@ -94,7 +94,7 @@ std::string SweepPlots(const Result& result) {
     plot.title = title;
     plot.y_label = y;
     plot.series = std::move(series);
-    return SvgOf(plot);
+    return RenderSvg(plot);
   };
   return absl::StrCat(draw("Output throughput by load", "tokens/s", {throughput}),
                       draw("Time to first token by load", "milliseconds", {ttft50, ttft99}),

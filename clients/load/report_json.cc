@@ -88,7 +88,7 @@ void AddDetails(Json& out, const Level& level) {
     out[name] = Json::array();
   }
   for (const Record* record : records) {
-    const Latencies latencies = LatenciesOf(*record);
+    const Latencies latencies = ComputeLatencies(*record);
     std::vector<double> gaps = latencies.inter_token;
     for (double& gap : gaps) gap /= 1e3;
     const absl::Status& status = record->outcome.status;

@@ -208,7 +208,7 @@ void Runner::OnTurnDone(const ActivePtr& active, Outcome outcome) {
   // A conversation's user also waits for its session.
   const bool from_due = !closed_loop() || (active->plan.session && active->next_turn == 0);
   const Clock::time_point start = from_due ? active->due : outcome.sent;
-  Keep(*active, std::move(outcome), start);
+  RecordOutcome(*active, std::move(outcome), start);
   ++active->next_turn;
   if (ok && !stopping_ && active->next_turn < active->plan.turns.size()) {
     const Turn& turn = active->plan.turns[active->next_turn];
@@ -223,7 +223,7 @@ void Runner::OnTurnDone(const ActivePtr& active, Outcome outcome) {
   EndConversation(active);
 }
 
-void Runner::Keep(const Active& active, Outcome outcome, Clock::time_point start) {
+void Runner::RecordOutcome(const Active& active, Outcome outcome, Clock::time_point start) {
   const Turn& turn = active.plan.turns[active.next_turn];
   Record record{.conversation = active.plan.index,
                 .turn = static_cast<int64_t>(active.next_turn),

@@ -107,7 +107,7 @@ class Runner {
   void SendTurn(ActivePtr active);
   void OnTurnDone(const ActivePtr& active, Outcome outcome);
   void EndConversation(const ActivePtr& active);
-  void Keep(const Active& active, Outcome outcome, Clock::time_point start);
+  void RecordOutcome(const Active& active, Outcome outcome, Clock::time_point start);
 
   void CheckLimits(Clock::time_point now);
   void StopSending(Clock::time_point now, absl::Duration grace);
@@ -115,7 +115,7 @@ class Runner {
   Clock::time_point NextWake(Clock::time_point now) const;
   void ReportProgress(Clock::time_point now);
   Clock::time_point StartOfUser(int64_t user) const {
-    return After(begin_, StartOf(user, plan_.users, plan_.arrivals.ramp));
+    return After(begin_, UserStartTime(user, plan_.users, plan_.arrivals.ramp));
   }
   bool closed_loop() const { return plan_.kind == RunPlan::Kind::kClosed; }
   Clock::time_point At(double seconds) const;

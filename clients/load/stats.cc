@@ -84,7 +84,7 @@ Summary Summarize(std::vector<double> samples) {
   return summary;
 }
 
-Latencies LatenciesOf(const Record& record) {
+Latencies ComputeLatencies(const Record& record) {
   const Outcome& outcome = record.outcome;
   Latencies result;
   result.e2e = SecondsBetween(record.start, outcome.ended) * kMs;
@@ -156,7 +156,7 @@ Report MakeReport(const RunResult& run, const std::optional<Goodput>& goodput) {
       report.errors[absl::StatusCodeToString(status.code())].Add(std::string(status.message()));
     }
     if (!record.completed()) continue;
-    const Latencies latencies = LatenciesOf(record);
+    const Latencies latencies = ComputeLatencies(record);
     if (goodput) *report.good += goodput->Good(latencies);
     AddCompleted(record, latencies, report);
     double& bytes = state_bytes[record.conversation];
@@ -195,17 +195,17 @@ std::vector<TimelineBin> MakeTimeline(std::span<const Record> records, int bins)
     timeline[i].width_s = width;
   }
   const Clock::time_point begin = FirstStart(records);
-  const auto bin_of = [&](double at) {
+  const auto bin_index = [&](double at) {
     return std::min(static_cast<size_t>(std::max(at, 0.0) / width), timeline.size() - 1);
   };
   for (const Record& record : records) {
     const double sent = SecondsBetween(begin, record.outcome.sent);
     const double ended = SecondsBetween(begin, record.outcome.ended);
     for (const Arrival& arrival : record.outcome.arrivals) {
-      timeline[bin_of(SecondsBetween(begin, arrival.at))].tokens += arrival.tokens;
+      timeline[bin_index(SecondsBetween(begin, arrival.at))].tokens += arrival.tokens;
     }
-    if (record.completed()) ++timeline[bin_of(ended)].completed;
-    for (size_t i = bin_of(sent); i <= bin_of(ended); ++i) {
+    if (record.completed()) ++timeline[bin_index(ended)].completed;
+    for (size_t i = bin_index(sent); i <= bin_index(ended); ++i) {
       const double from = std::max(sent, timeline[i].begin_s);
       const double to = std::min(ended, timeline[i].begin_s + width);
       timeline[i].in_flight += std::max(0.0, to - from) / width;

@@ -31,7 +31,7 @@ struct Latencies {
   std::optional<double> tpot;       // (e2e - ttft) / (tokens - 1); none for a single token
   std::vector<double> inter_token;  // one a token after the first
 };
-Latencies LatenciesOf(const Record& record);
+Latencies ComputeLatencies(const Record& record);
 
 // Bounds a request must keep to count as good; absent ones do not matter.
 struct Goodput {

@@ -134,7 +134,7 @@ std::string EscapeXml(absl::string_view text) {
       text, {{"&", "&amp;"}, {"<", "&lt;"}, {">", "&gt;"}, {"\"", "&quot;"}, {"'", "&#39;"}});
 }
 
-std::string SvgOf(const Plot& plot) {
+std::string RenderSvg(const Plot& plot) {
   std::string out = absl::StrFormat(
       "<svg class=\"plot\" xmlns=\"http://www.w3.org/2000/svg\" viewBox=\"0 0 %.0f %.0f\" "
       "role=\"img\" aria-label=\"%s\">\n",

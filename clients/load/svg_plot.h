@@ -23,7 +23,7 @@ struct Plot {
 };
 
 // Without points: a plot that says so. Classes: plot, frame, grid, axis, title, s0 to s3.
-std::string SvgOf(const Plot& plot);
+std::string RenderSvg(const Plot& plot);
 
 // Round numbers from at most low to at least high, about n of them.
 std::vector<double> LinearTicks(double low, double high, int n);

@@ -9,6 +9,7 @@
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_split.h"
 #include "base/files.h"
+#include "base/status_macros.h"
 
 namespace ovq::load {
 namespace {
@@ -89,9 +90,8 @@ absl::StatusOr<std::vector<TraceEntry>> ParseTrace(absl::string_view text,
 }
 
 absl::StatusOr<std::vector<TraceEntry>> ReadTrace(const std::string& file) {
-  const absl::StatusOr<std::string> text = ReadFileOrPipe(file, kMaxTraceBytes);
-  if (!text.ok()) return text.status();
-  return ParseTrace(*text, file);
+  ASSIGN_OR_RETURN(const std::string text, ReadFileOrPipe(file, kMaxTraceBytes));
+  return ParseTrace(text, file);
 }
 
 }  // namespace ovq::load

@@ -12,7 +12,7 @@ constexpr int64_t kDefaultRequests = 1000;
 // Turns in a conversation stay far below this, so streams of different requests never meet.
 constexpr uint64_t kTurnStride = uint64_t{1} << 32;
 
-uint64_t StreamOf(int64_t conversation, int64_t turn) {
+uint64_t RandomStream(int64_t conversation, int64_t turn) {
   return static_cast<uint64_t>(conversation) * kTurnStride + static_cast<uint64_t>(turn);
 }
 
@@ -49,7 +49,7 @@ Workload::Workload(WorkloadOptions options) : options_(std::move(options)) {
 std::optional<Conversation> Workload::Next() {
   if (!options_.trace.empty()) {
     if (next_ == static_cast<int64_t>(traced_.size())) return std::nullopt;
-    return std::move(traced_[static_cast<size_t>(next_++)]);
+    return std::move(traced_[next_++]);
   }
   const int64_t left = options_.max_requests.value_or(kDefaultRequests) - requests_;
   const int64_t turns = std::min(options_.turns, left);
@@ -57,7 +57,7 @@ std::optional<Conversation> Workload::Next() {
   requests_ += turns;
   Conversation conversation{.index = options_.first_index + next_++, .session = options_.turns > 1};
   for (int64_t i = 0; i < turns; ++i) {
-    Random random(options_.seed, ~StreamOf(conversation.index, i));
+    Random random(options_.seed, ~RandomStream(conversation.index, i));
     Turn& turn = conversation.turns.emplace_back();
     turn.input_tokens = options_.input.Draw(random);
     turn.output_tokens = options_.output.Draw(random);
@@ -66,7 +66,7 @@ std::optional<Conversation> Workload::Next() {
 }
 
 std::vector<uint32_t> PromptMaker::Make(int64_t conversation, int64_t turn, int64_t tokens) const {
-  Random random(seed_, StreamOf(conversation, turn));
+  Random random(seed_, RandomStream(conversation, turn));
   std::vector<uint32_t> ids(static_cast<size_t>(tokens));
   if (text_.empty()) {
     for (uint32_t& id : ids) id = static_cast<uint32_t>(random.Below(vocab_size_));
@@ -81,7 +81,7 @@ std::vector<uint32_t> PromptMaker::Make(int64_t conversation, int64_t turn, int6
 }
 
 uint64_t PromptMaker::SamplingSeed(int64_t conversation, int64_t turn) const {
-  return Random(seed_ ^ 0x5a3b1e, StreamOf(conversation, turn)).Next();
+  return Random(seed_ ^ 0x5a3b1e, RandomStream(conversation, turn)).Next();
 }
 
 }  // namespace ovq::load

@@ -50,8 +50,8 @@ bool Attrs::Has(std::string_view key) const {
   return it != values_.end() && !std::holds_alternative<std::monostate>(it->second);
 }
 
-void Attrs::Set(std::string key, Value value, std::string said_as) {
-  if (!said_as.empty()) said_as_[key] = std::move(said_as);
+void Attrs::Set(std::string key, Value value, std::string display_name) {
+  if (!display_name.empty()) display_names_[key] = std::move(display_name);
   values_[std::move(key)] = std::move(value);
 }
 
@@ -62,9 +62,9 @@ void Attrs::CopyTo(Attrs& to, std::string_view from, std::string_view name) cons
 }
 
 absl::Status Attrs::Error(std::string_view key, std::string_view what) const {
-  const auto other = said_as_.find(key);
+  const auto other = display_names_.find(key);
   const std::string name =
-      other == said_as_.end() ? absl::StrCat(path_, std::string(key)) : other->second;
+      other == display_names_.end() ? absl::StrCat(path_, std::string(key)) : other->second;
   return absl::InvalidArgumentError(absl::StrCat(name, ": ", std::string(what)));
 }
 

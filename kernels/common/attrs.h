@@ -23,8 +23,8 @@ class Attrs {
                              std::vector<std::vector<double>> /* a number alone: a list of one */>;
 
   explicit Attrs(std::string path = "") : path_(std::move(path)) {}  // "ovq." prefixes messages
-  // said_as: what messages call the field, where a file has another name for it.
-  void Set(std::string key, Value value, std::string said_as = "");
+  // display_name: what messages call the field, where a file has another name for it.
+  void Set(std::string key, Value value, std::string display_name = "");
   // The field `from`, if it is there, becomes the field `name` of another object.
   void CopyTo(Attrs& to, std::string_view from, std::string_view name) const;
   bool Has(std::string_view key) const;  // present and not null
@@ -39,13 +39,13 @@ class Attrs {
   const Value* Find(std::string_view key) const;  // null if absent or null; counts as read
   std::string path_;
   std::map<std::string, Value, std::less<>> values_;
-  std::map<std::string, std::string, std::less<>> said_as_;  // whole names
+  std::map<std::string, std::string, std::less<>> display_names_;  // whole names
   mutable std::set<std::string, std::less<>> read_;
   mutable bool undecided_ = false;  // some choice of what else is read has a wrong value
 };
 
-// Reads fields one after another and keeps the first error of each (ProblemsOf its status), so that
-// a list of fields stays a list. What is wrong reads as zero or empty. The errors are
+// Reads fields one after another and keeps the first error of each (SplitProblems its status), so
+// that a list of fields stays a list. What is wrong reads as zero or empty. The errors are
 // InvalidArgument, e.g. "ovq.chunk_size: expected an integer in [2, 65536], got 1".
 //
 // A reader of fields goes on after an error: only what would complain of one field because another

@@ -10,6 +10,7 @@
 
 #include "absl/status/status.h"
 #include "absl/strings/str_cat.h"
+#include "base/status_macros.h"
 #include "kernels/common/device_cuda.h"
 
 namespace ovq {
@@ -113,9 +114,8 @@ absl::StatusOr<std::unique_ptr<DeviceContext>> DeviceContext::Make(Device device
   std::unique_ptr<DeviceContext> context(new DeviceContext(device, n_threads));
   if constexpr (kWithCuda) {
     if (device == Device::kCuda) {
-      absl::StatusOr<CudaDevice*> opened = cuda::OpenDevice();
-      if (!opened.ok()) return opened.status();
-      context->cuda_ = *opened;
+      ASSIGN_OR_RETURN(CudaDevice * opened, cuda::OpenDevice());
+      context->cuda_ = opened;
     }
   }
   return context;
@@ -177,9 +177,9 @@ std::byte* DeviceContext::SendStaging(size_t bytes, Staged kind) {
   return staging_[static_cast<int>(kind)].as<std::byte>();
 }
 
-void DeviceContext::Captured(const std::vector<int64_t>& key, const std::function<void()>& fn) {
+void DeviceContext::RunCaptured(const std::vector<int64_t>& key, const std::function<void()>& fn) {
   if constexpr (kWithCuda) {
-    if (cuda_ != nullptr) return cuda::Captured(*cuda_, key, fn);
+    if (cuda_ != nullptr) return cuda::RunCaptured(*cuda_, key, fn);
   }
   fn();
 }

@@ -41,8 +41,8 @@ class Buffer {
   size_t bytes_ = 0;
 };
 
-// Bump allocator for a step's temporaries. Blocks are kept, so a steady loop allocates nothing, and
-// the same requests after the same mark give the same addresses.
+// Bump allocator for a batch's temporaries. Blocks are kept, so a steady loop allocates nothing,
+// and the same requests after the same mark give the same addresses.
 class ScratchArena {
  public:
   static constexpr size_t kAlignment = 256;
@@ -73,7 +73,7 @@ class DeviceContext {
   ~DeviceContext();
 
   Device device() const { return device_; }
-  int n_threads() const { return alone_ ? 1 : n_threads_; }
+  int n_threads() const { return single_threaded_ ? 1 : n_threads_; }
   ScratchArena& scratch() { return scratch_; }
   CudaDevice& cuda() { return *cuda_; }  // kCuda only
 
@@ -88,38 +88,39 @@ class DeviceContext {
   void CopyToHost(void* host, const void* device, size_t bytes);    // after all work before it
   void Synchronize();
 
-  // What the host prepares for a step, in two calls so that it takes one copy: fill the staging
+  // What the host prepares for a batch, in two calls so that it takes one copy: fill the staging
   // memory (page-locked on CUDA), then send it. The copy on the device has the same address every
   // time, unless more bytes than ever before are sent. A Synchronize or CopyToHost must come
   // between two uses of the same kind.
-  std::byte* Staging(size_t bytes, Staged kind = Staged::kStep);
-  std::byte* SendStaging(size_t bytes, Staged kind = Staged::kStep);
+  std::byte* Staging(size_t bytes, Staged kind = Staged::kBatch);
+  std::byte* SendStaging(size_t bytes, Staged kind = Staged::kBatch);
 
   // Runs fn, whose kernel launches depend on nothing but `key` and device memory. CUDA records them
   // as a graph the second time it sees a key, and replays the graph from then on.
-  void Captured(const std::vector<int64_t>& key, const std::function<void()>& fn);
+  void RunCaptured(const std::vector<int64_t>& key, const std::function<void()>& fn);
 
  private:
-  friend class AloneScope;
+  friend class SingleThreadScope;
   DeviceContext(Device device, int n_threads);
   Device device_;
   int n_threads_;
-  bool alone_ = false;
+  bool single_threaded_ = false;
   CudaDevice* cuda_ = nullptr;
   ScratchArena scratch_;
   Buffer staging_[kStagedKinds];
 };
 
-// While it lives kernels run on the calling thread alone, if `alone`: for steps so small that
+// While it lives kernels run on the calling thread alone, if `alone`: for batches so small that
 // waking the other threads takes longer than they save.
-class AloneScope {
+class SingleThreadScope {
  public:
-  AloneScope(DeviceContext& context, bool alone) : context_(context), before_(context.alone_) {
-    context_.alone_ = alone;
+  SingleThreadScope(DeviceContext& context, bool alone)
+      : context_(context), before_(context.single_threaded_) {
+    context_.single_threaded_ = alone;
   }
-  ~AloneScope() { context_.alone_ = before_; }
-  AloneScope(const AloneScope&) = delete;
-  AloneScope& operator=(const AloneScope&) = delete;
+  ~SingleThreadScope() { context_.single_threaded_ = before_; }
+  SingleThreadScope(const SingleThreadScope&) = delete;
+  SingleThreadScope& operator=(const SingleThreadScope&) = delete;
 
  private:
   DeviceContext& context_;

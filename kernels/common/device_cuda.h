@@ -31,7 +31,8 @@ void CopyToHost(CudaDevice& device, void* host, const void* from, size_t bytes);
 void Synchronize(CudaDevice& device);
 std::byte* Staging(CudaDevice& device, size_t bytes, Staged kind);
 std::byte* SendStaging(CudaDevice& device, size_t bytes, Staged kind);
-void Captured(CudaDevice& device, const std::vector<int64_t>& key, const std::function<void()>& fn);
+void RunCaptured(CudaDevice& device, const std::vector<int64_t>& key,
+                 const std::function<void()>& fn);
 void CopyOnDevice(CudaDevice& device, void* to, const void* from, size_t bytes);
 
 // StateMemory, of the device's stream and thread.

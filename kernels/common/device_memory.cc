@@ -15,7 +15,7 @@ OutOfDeviceMemory::OutOfDeviceMemory(const char* whose, size_t bytes, size_t fre
                 bytes, free_bytes, total_bytes);
 }
 
-absl::Status OrOutOfMemory(const std::function<void()>& fn) {
+absl::Status CatchOutOfMemory(const std::function<void()>& fn) {
   try {
     fn();
   } catch (const OutOfDeviceMemory& error) {

@@ -1,5 +1,5 @@
-// What follows where a GPU has no memory left for what a model or a step needs. (Where the host has
-// none, the process ends: base/out_of_memory.h.)
+// What follows where a GPU has no memory left for what a model or a batch needs. (Where the host
+// has none, the process ends: base/out_of_memory.h.)
 #pragma once
 
 #include <cstddef>
@@ -10,7 +10,7 @@
 
 namespace ovq {
 
-// Thrown by Buffer, ScratchArena and DeviceContext::Staging on CUDA, and caught by OrOutOfMemory
+// Thrown by Buffer, ScratchArena and DeviceContext::Staging on CUDA, and caught by CatchOutOfMemory
 // alone. An exception, because scratch memory is taken deep inside of kernels' launches, where
 // nothing else can fail.
 class OutOfDeviceMemory : public std::bad_alloc {
@@ -26,6 +26,6 @@ class OutOfDeviceMemory : public std::bad_alloc {
 // Runs fn. ResourceExhausted, with the bytes that were wanted and are free, if the GPU had no
 // memory for all of it: what fn had allocated is free again, but kernels that it launched before
 // run, so states that they write to are of no more use.
-absl::Status OrOutOfMemory(const std::function<void()>& fn);
+absl::Status CatchOutOfMemory(const std::function<void()>& fn);
 
 }  // namespace ovq

@@ -27,8 +27,8 @@ struct GpuInfo {
 struct CudaDevice;  // kernels/common/cuda/cuda_device.h
 struct StatePages;  // kernels/common/cuda/state_memory.cu
 
-// What staging memory is used for: a step's arrays, or what is asked of its logits.
-enum class Staged : uint8_t { kStep, kReading };
+// What staging memory is used for: a batch's arrays, or what is asked of its logits.
+enum class Staged : uint8_t { kBatch, kReading };
 inline constexpr int kStagedKinds = 2;
 
 }  // namespace ovq

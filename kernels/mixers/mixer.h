@@ -12,19 +12,19 @@
 #include "kernels/common/attrs.h"
 #include "kernels/common/device.h"
 #include "kernels/common/tensor.h"
+#include "kernels/mixers/batch_sequences.h"
 #include "kernels/mixers/state.h"
-#include "kernels/mixers/step.h"
 #include "kernels/mixers/weight_reader.h"
 
 namespace ovq {
 
-// What a layer sees of a step.
-struct LayerStep {
+// What a layer sees of a batch.
+struct LayerArgs {
   DeviceContext& context;
-  const StepSeqs& seqs;
+  const BatchSequences& seqs;
   const LayerState& where;
   // From and for other layers; Put before the layer opens a scratch scope of its own.
-  StepTensors& tensors;
+  BatchTensors& tensors;
   bool adds = true;  // to y; false: y is written
 };
 
@@ -38,7 +38,7 @@ struct TokenRange {
 // with a DeviceContext of its own.
 //
 // The state after T tokens is a function of the T tokens, to the byte, however they were split into
-// steps and whatever else was in them. A mixer keeps that promise in one of two ways: with a span
+// batches and whatever else was in them. A mixer keeps that promise in one of two ways: with a span
 // (MixerState::span) it commits at absolute multiples of it, rows in between attend to what is
 // pending; without one, it runs the same recurrence token by token in prefill and in decode.
 class SequenceMixer {
@@ -46,17 +46,17 @@ class SequenceMixer {
   virtual ~SequenceMixer() = default;
   virtual const MixerState& state() const = 0;
   virtual size_t weight_bytes() const = 0;
-  // y[n_rows, d_model] += mix(x[n_rows, d_model]), or = (LayerStep::adds); advances each sequence's
-  // state in place. x in the compute dtype, y float32 (the residual stream).
-  virtual void Forward(const LayerStep& step, TensorView x, TensorView y) const = 0;
+  // y[n_tokens, d_model] += mix(x[n_tokens, d_model]), or = (LayerArgs::adds); advances each
+  // sequence's state in place. x in the compute dtype, y float32 (the residual stream).
+  virtual void Forward(const LayerArgs& args, TensorView x, TensorView y) const = 0;
   // The bytes of this layer's state that these tokens may change, each once: putting them
   // back undoes the tokens.
-  virtual std::vector<StateExtent> Overwrites(const LayerState& where,
-                                              const TokenRange& tokens) const = 0;
-  // Whether each of these tokens changes bytes of its own: putting back what Overwrites names of
+  virtual std::vector<StateExtent> UndoExtents(const LayerState& where,
+                                               const TokenRange& tokens) const = 0;
+  // Whether each of these tokens changes bytes of its own: putting back what UndoExtents names of
   // the last of them then undoes these alone, as if only the others had been there. False: nothing
   // but all of them can be undone.
-  virtual bool WritesApart(const TokenRange&) const { return false; }
+  virtual bool CanUndoSuffix(const TokenRange&) const { return false; }
 };
 
 // What decides a mixer's state.

@@ -28,9 +28,9 @@ StateFields::StateFields(std::vector<StateField> fields) : fields_(std::move(fie
   }
 }
 
-Growth Growth::WithShares(std::vector<double> of_slot_cap) const {
+Growth Growth::WithShares(std::vector<double> slot_cap_shares) const {
   Growth shared = *this;
-  shared.shares = std::move(of_slot_cap);
+  shared.shares = std::move(slot_cap_shares);
   if (std::ranges::adjacent_find(shared.shares, std::not_equal_to<>()) == shared.shares.end()) {
     shared.shares.resize(1);
   }
@@ -40,8 +40,8 @@ Growth Growth::WithShares(std::vector<double> of_slot_cap) const {
   return shared;
 }
 
-int64_t Growth::CapOf(int64_t slot_cap, int head) const {
-  return std::clamp<int64_t>(std::llround(share_of(head) * static_cast<double>(slot_cap)),
+int64_t Growth::HeadSlotCap(int64_t slot_cap, int head) const {
+  return std::clamp<int64_t>(std::llround(head_share(head) * static_cast<double>(slot_cap)),
                              kMinSlotCap, kMaxSlotCap);
 }
 
@@ -51,8 +51,8 @@ int64_t Growth::MostLiveAt(int64_t position, int64_t slot_cap) const {
 }
 
 size_t LayerState::FieldOffset(const MixerState& state, int field, int64_t block) const {
-  return PartOffset(state.HeadOf(field)) + static_cast<size_t>(block) * block_stride +
-         state.block.offset(field % state.fields_of_head());
+  return PartOffset(state.FieldHead(field)) + static_cast<size_t>(block) * block_stride +
+         state.block.offset(field % state.fields_per_head());
 }
 
 std::vector<StateExtent> LayerState::BlockExtents(const MixerState& state, int part, int64_t first,

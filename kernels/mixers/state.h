@@ -22,7 +22,7 @@ inline constexpr int kBlockSlots = 64;
 // The slot caps that a config or a session may ask for.
 inline constexpr int32_t kMinSlotCap = 2;
 inline constexpr int32_t kMaxSlotCap = 1 << 24;
-constexpr int64_t BlocksOf(int64_t slots) { return (slots + kBlockSlots - 1) / kBlockSlots; }
+constexpr int64_t NumBlocks(int64_t slots) { return (slots + kBlockSlots - 1) / kBlockSlots; }
 
 // What the numbers of a field may be, NaN never; by default what is finite. A state that comes from
 // outside is held to it before a kernel sees it (state_check.h): whatever a kernel takes as an
@@ -87,14 +87,14 @@ struct Growth {
 
   // This law with these shares; layers of unequal shares grow unalike, and shares of heads that are
   // all equal are the layer's.
-  Growth WithShares(std::vector<double> of_slot_cap) const;
+  Growth WithShares(std::vector<double> slot_cap_shares) const;
   // What grows on its own: 1, or a part for each head.
   int parts() const { return static_cast<int>(shares.size()); }
-  double share_of(int head) const { return shares[parts() == 1 ? 0 : head]; }
+  double head_share(int head) const { return shares[parts() == 1 ? 0 : head]; }
   // The cap of a part, or of any head: its share, rounded, from kMinSlotCap to kMaxSlotCap.
-  int64_t CapOf(int64_t slot_cap, int head) const;
+  int64_t HeadSlotCap(int64_t slot_cap, int head) const;
   int64_t LiveAt(int64_t position, int64_t slot_cap, int head) const {
-    return live(position, capped() ? CapOf(slot_cap, head) : slot_cap);
+    return live(position, capped() ? HeadSlotCap(slot_cap, head) : slot_cap);
   }
   // Of the part that has the most.
   int64_t MostLiveAt(int64_t position, int64_t slot_cap) const;
@@ -116,11 +116,11 @@ struct MixerState {
   // Of the block's fields each of so many heads has as many, one head after another.
   int block_heads = 1;
   size_t head_bytes() const { return block.bytes() / static_cast<size_t>(block_heads); }
-  int fields_of_head() const { return static_cast<int>(block.list().size()) / block_heads; }
-  int HeadOf(int block_field) const { return block_field / fields_of_head(); }
+  int fields_per_head() const { return static_cast<int>(block.list().size()) / block_heads; }
+  int FieldHead(int block_field) const { return block_field / fields_per_head(); }
   // How a state goes back: tokens that follow one another within a span of this many positions
   // (from multiples of it) only add to the state, and what the last of them overwrites is known
-  // (SequenceMixer::Overwrites). 0: every token rewrites the state, which comes back from a copy
+  // (SequenceMixer::UndoExtents). 0: every token rewrites the state, which comes back from a copy
   // and the tokens since then.
   int64_t span = 0;
   // What kernels rely on beyond the ranges of the fields, which it comes after: DataLoss names the
@@ -159,13 +159,13 @@ struct StatePlace {
   size_t head_stride = 0;
   size_t index_stride = 0;
 
-  constexpr size_t OffsetOf(int head, int64_t index) const {
+  constexpr size_t ByteOffset(int head, int64_t index) const {
     return offset + static_cast<size_t>(head) * head_stride +
            static_cast<size_t>(index) * index_stride;
   }
   template <class T = std::byte>
   constexpr T* At(std::byte* session, int head, int64_t index = 0) const {
-    return reinterpret_cast<T*>(session + OffsetOf(head, index));
+    return reinterpret_cast<T*>(session + ByteOffset(head, index));
   }
 };
 

@@ -117,12 +117,12 @@ absl::Status CheckLayer(const LayerBytes& layer) {
   }
   int64_t most = 0;
   for (const LayerBytes::Part& part : layer.parts) most = std::max(most, part.live);
-  for (int64_t b = 0; b < BlocksOf(most); ++b) {
+  for (int64_t b = 0; b < NumBlocks(most); ++b) {
     for (int f = 0; f < n_block; ++f) {
       const StateField& field = block.list()[f];
-      const int head = layer.state.HeadOf(f);
-      const int64_t live = layer.part_of(head).live;
-      if (b >= BlocksOf(live)) continue;
+      const int head = layer.state.FieldHead(f);
+      const int64_t live = layer.head_part(head).live;
+      if (b >= NumBlocks(live)) continue;
       const absl::Status status = CheckField(
           {layer.Block<std::byte>(f, b), field, 0, static_cast<size_t>(field.shape.elements())},
           live);

@@ -30,7 +30,7 @@ struct LayerBytes {
   const std::byte* fixed;
   std::vector<Part> parts;
 
-  const Part& part_of(int head) const { return parts[parts.size() == 1 ? 0 : head]; }
+  const Part& head_part(int head) const { return parts[parts.size() == 1 ? 0 : head]; }
   // The field of that place in the list of fixed fields, or of a block's.
   template <class T>
   const T* Fixed(int field) const {
@@ -38,10 +38,10 @@ struct LayerBytes {
   }
   template <class T>
   const T* Block(int field, int64_t block) const {
-    const int head = state.HeadOf(field);
+    const int head = state.FieldHead(field);
     const size_t offset = where.FieldOffset(state, field, block),
                  part = where.PartOffset(parts.size() == 1 ? 0 : head);
-    return reinterpret_cast<const T*>(part_of(head).blocks + (offset - part));
+    return reinterpret_cast<const T*>(head_part(head).blocks + (offset - part));
   }
 };
 
@@ -52,7 +52,7 @@ LayerBytes::LayerBytes(const MixerState& state, const LayerState& where, int64_t
   const Growth& growth = state.growth;
   for (int part = 0; part < growth.parts(); ++part) {
     parts.push_back({.blocks = at(where.PartOffset(part)),
-                     .own_cap = growth.capped() ? growth.CapOf(slot_cap, part) : 0,
+                     .own_cap = growth.capped() ? growth.HeadSlotCap(slot_cap, part) : 0,
                      .live = growth.exists() ? growth.LiveAt(position, slot_cap, part) : 0});
   }
 }

@@ -11,14 +11,14 @@ constexpr int64_t kLeastInt8Outputs = 64;
 
 }  // namespace
 
-TensorView WeightReader::Take(std::string_view leaf, const Shape& shape) {
+TensorView WeightReader::GetTensor(std::string_view leaf, const Shape& shape) {
   const absl::StatusOr<TensorView> view = source_(absl::StrCat(prefix_, std::string(leaf)), shape);
   Update(view.status());
   return status_.ok() ? *view : TensorView();
 }
 
 std::vector<float> WeightReader::HostFloats(std::string_view leaf, const Shape& shape) {
-  const TensorView view = Take(leaf, shape);
+  const TensorView view = GetTensor(leaf, shape);
   return status_.ok() ? ToFloats(view) : std::vector<float>();
 }
 
@@ -65,7 +65,7 @@ Linear WeightReader::Make(std::span<const WeightPart> parts, int64_t in, float s
   std::vector<TensorView> views;
   std::string name = absl::StrCat(is_int8 ? "int8 " : "", DTypeName(types.compute), " ", scale);
   for (const WeightPart& part : parts) {
-    views.push_back(Take(part.leaf, {part.rows, in}));
+    views.push_back(GetTensor(part.leaf, {part.rows, in}));
     absl::StrAppend(&name, " ", prefix_, std::string(part.leaf));
   }
   if (!status_.ok()) return {};

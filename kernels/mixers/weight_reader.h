@@ -34,9 +34,9 @@ enum class NormWeightKind : uint8_t { kPlain, kOnePlus, kNone };
 // share them.
 using SharedProducts = std::map<std::string, Linear>;
 
-// Takes weights by name and keeps every error (ProblemsOf its status). Once there is one, names and
-// shapes are still asked for, but nothing is loaded: what is taken is empty. So that no error hides
-// another, a mixer takes all its weights before it looks at status().
+// Takes weights by name and keeps every error (SplitProblems its status). Once there is one, names
+// and shapes are still asked for, but nothing is loaded: what is taken is empty. So that no error
+// hides another, a mixer takes all its weights before it looks at status().
 class WeightReader {
  public:
   // types: of the products. Names are read as prefix + leaf. With an error to begin with, the
@@ -55,7 +55,7 @@ class WeightReader {
   DeviceContext& context() const { return context_; }
   void Update(const absl::Status& status) { AddProblems(status_, status); }
 
-  TensorView Take(std::string_view leaf, const Shape& shape);
+  TensorView GetTensor(std::string_view leaf, const Shape& shape);
   // As float32 in the device's memory.
   Buffer Floats(std::string_view leaf, const Shape& shape);
   std::vector<float> HostFloats(std::string_view leaf, const Shape& shape);

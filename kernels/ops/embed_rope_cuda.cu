@@ -38,7 +38,7 @@ struct HeadScale {
   float mean, factor;
   const float *weight, *bias;  // [head_dim] or null, the second null with the first
 
-  __device__ float Of(float x, int i) const {
+  __device__ float Apply(float x, int i) const {
     const float unit = (x - mean) * factor;
     if (bias != nullptr) return fmaf(unit, weight[i], bias[i]);
     return weight != nullptr ? unit * weight[i] : unit;
@@ -71,8 +71,8 @@ struct HeadPairs {
   }
 };
 
-__device__ HeadScale ScaleOf(const HeadPairs& head, const HeadsTask& task, bool is_query,
-                             float beta) {
+__device__ HeadScale ComputeHeadScale(const HeadPairs& head, const HeadsTask& task, bool is_query,
+                                      float beta) {
   HeadScale scale = {0, beta, nullptr, nullptr};
   const auto n = static_cast<float>(head.head_dim);
   const float* weights = is_query ? task.query_norm : task.key_norm;
@@ -97,12 +97,12 @@ __device__ HeadScale ScaleOf(const HeadPairs& head, const HeadsTask& task, bool 
 __device__ void PrepareHead(float* data, const HeadsTask& task, bool is_query, float beta,
                             SharedPtr<const float> cosine, SharedPtr<const float> sine) {
   const HeadPairs head = {data, task.queries.head_dim, task.n_pairs, task.step, task.distance};
-  const HeadScale scale = ScaleOf(head, task, is_query, beta);
+  const HeadScale scale = ComputeHeadScale(head, task, is_query, beta);
   for (int p = static_cast<int>(threadIdx.x) % kWarp; p < (head.head_dim + 1) / 2; p += kWarp) {
     const int i = head.first(p), j = head.second(p);
     const bool pair = head.has_second(p);
-    float a = scale.Of(data[i], i);
-    float b = pair ? scale.Of(data[j], j) : 0.0f;
+    float a = scale.Apply(data[i], i);
+    float b = pair ? scale.Apply(data[j], j) : 0.0f;
     if (task.frequencies != nullptr && p < task.n_pairs) {
       const float c = cosine[p], s = sine[p];
       const float turned = a * c - b * s;
@@ -228,7 +228,7 @@ void AddSinusoids(DeviceContext& context, const RopeTable& table,
 void Embed(DeviceContext& context, TensorView table, std::span<const int32_t> ids, TensorView y) {
   if (ids.empty()) return;
   Launch(context, EmbedKernel, dim3(static_cast<unsigned>(ids.size())), dim3(kEmbedThreads), 0,
-         table.as<void>(), table.dtype, ids.data(), y.shape[1], ActivationsOf(y));
+         table.as<void>(), table.dtype, ids.data(), y.shape[1], ToActivations(y));
 }
 
 }  // namespace ovq::cuda

@@ -56,7 +56,7 @@ struct Types {
   memory::data_type x, weights, y;
   auto operator<=>(const Types&) const = default;
 };
-Types TypesOf(DType compute) {
+Types OneDnnTypes(DType compute) {
   const auto type = compute == DType::kF32 ? memory::data_type::f32 : memory::data_type::bf16;
   return {type, type, memory::data_type::f32};
 }
@@ -262,7 +262,7 @@ bool SumsAreExact(OneDnnProduct& product, const Int8Weights& weights, uint8_t* x
       const int8_t* w = weights.values.data() + o * weights.in;
       int32_t sum = 0;
       for (int64_t i = 0; i < weights.in; ++i) sum += int32_t{x[row * weights.in + i]} * w[i];
-      if (sums[static_cast<size_t>(row * weights.out + o)] != sum) return false;
+      if (sums[row * weights.out + o] != sum) return false;
     }
   }
   return true;
@@ -282,7 +282,7 @@ void Note(const OneDnnProduct& product, const char* weights) {
 std::optional<Product> MakeOneDnnProduct(DeviceContext& context, const StackedWeights& weights) {
   const int n_threads = context.n_threads();
   const auto product = MakeOneDnn(
-      context, weights.in, weights.out, TypesOf(weights.compute),
+      context, weights.in, weights.out, OneDnnTypes(weights.compute),
       [&](int64_t row, void* dst) { CopyRow(weights, row, dst); },
       [&](OneDnnProduct& made) {
         std::vector<std::byte> x = TestRows(kTestRows, weights.in, weights.compute);
@@ -323,7 +323,7 @@ Product MakeProduct(DeviceContext& context, const StackedWeights& weights) {
                .out = weights.out,
                .weights = WeightsName(weights.compute),
                .product = "own",
-               .detail = kWhyOwn});
+               .detail = kOwnProductReason});
   return MakeSimdProduct(weights);
 }
 

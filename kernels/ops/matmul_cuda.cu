@@ -43,8 +43,8 @@ void PackTiles(int64_t out, int64_t group, int64_t padded_in, CopyRowFn&& copy_r
       const int64_t lane = in_tile % 8 * 4 + t;
       const int64_t pair = i % 4 / 2 * 2 + in_tile / 8;
       T* to = tile + ((chunk * 2 + half) * kLanes + lane) * 8 + pair * 2;
-      to[0] = row[static_cast<size_t>(i)];
-      to[1] = row[static_cast<size_t>(i + 1)];
+      to[0] = row[i];
+      to[1] = row[i + 1];
     }
   }
 }
@@ -62,7 +62,7 @@ void PackGroup(const StackedWeights& weights, int64_t group, int64_t padded_in, 
   for (int64_t o = group * kOutGroup; o < end; ++o) {
     CopyRow(weights, o, row.data());
     for (int64_t i = 0; i < padded_in; ++i) {
-      packed[i * kOutGroup + o % kOutGroup] = row[static_cast<size_t>(i)];
+      packed[i * kOutGroup + o % kOutGroup] = row[i];
     }
   }
 }

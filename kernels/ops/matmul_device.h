@@ -63,7 +63,7 @@ Product MakeSimdProduct(const StackedWeights& weights);
 std::optional<Product> MakeOneDnnProduct(DeviceContext& context, const StackedWeights& weights);
 
 // Of a ProductChoice.
-inline constexpr const char* kWhyOwn =
+inline constexpr const char* kOwnProductReason =
     "no product of oneDNN gives a row the same bits for any number of rows";
 
 // oneDNN's where it keeps the promise of ops.h, else plain SIMD.

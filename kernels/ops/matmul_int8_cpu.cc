@@ -44,7 +44,7 @@ float LargestAbs(const T* x, int64_t n) {
 
 // bytes = q(x) + 128; gives r(x).
 template <class T>
-float RoundRowOf(const T* x, int64_t n, uint8_t* bytes) {
+float RoundTypedRow(const T* x, int64_t n, uint8_t* bytes) {
   const float largest = LargestAbs(x, n);
   if (!std::isfinite(largest) || largest < 0x1p-100f) {
     std::fill_n(bytes, n, uint8_t{128});
@@ -66,8 +66,8 @@ float RoundRowOf(const T* x, int64_t n, uint8_t* bytes) {
 // Row `row` of x [n, in].
 float RoundRow(TensorView x, int64_t row, uint8_t* bytes) {
   const int64_t in = x.shape[1];
-  if (x.dtype == DType::kF32) return RoundRowOf(x.as<float>() + row * in, in, bytes);
-  return RoundRowOf(x.as<BF16>() + row * in, in, bytes);
+  if (x.dtype == DType::kF32) return RoundTypedRow(x.as<float>() + row * in, in, bytes);
+  return RoundTypedRow(x.as<BF16>() + row * in, in, bytes);
 }
 
 // Some columns of a row, y [n]; offsets: 128 sum_k values[o][k].
@@ -183,7 +183,7 @@ Product MakeInt8Product(DeviceContext& context, const StackedWeights& weights) {
                  .out = weights.out,
                  .weights = "int8",
                  .product = "own",
-                 .detail = kWhyOwn});
+                 .detail = kOwnProductReason});
   }
   return WithSums(rounded, fast ? *std::move(fast) : MakeSimdSums(rounded));
 }

@@ -30,7 +30,7 @@ Rounded RoundRow(const TensorView& tensor, int64_t first, int64_t n) {
     row.scale = largest / 127;
     const float factor = 127 / largest;
     for (int64_t i = 0; i < n; ++i) {
-      row.values[static_cast<size_t>(i)] = std::lrint(FloatAt(tensor, first + i) * factor);
+      row.values[i] = std::lrint(FloatAt(tensor, first + i) * factor);
     }
   }
   return row;
@@ -71,7 +71,7 @@ Product MakeInt8Product(DeviceContext&, const StackedWeights& weights) {
     for (int64_t i = 0; i < x.shape[0]; ++i) {
       const Rounded row = RoundRow(x, i * in, in);
       for (int64_t o = 0; o < out; ++o) {
-        const Rounded& w = (*rows)[static_cast<size_t>(o)];
+        const Rounded& w = (*rows)[o];
         int64_t sum = 0;
         for (size_t k = 0; k < row.values.size(); ++k) sum += row.values[k] * w.values[k];
         const float product = static_cast<float>(sum) * row.scale * w.scale;

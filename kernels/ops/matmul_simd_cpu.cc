@@ -86,7 +86,7 @@ void Tiles(const PanelTask<T>& task, int64_t row) {
 }
 
 template <class T>
-void PanelsOf(TensorView x, TensorView packed, TensorView y, int64_t panel, bool accumulate) {
+void MultiplyPanel(TensorView x, TensorView packed, TensorView y, int64_t panel, bool accumulate) {
   const int64_t in = x.shape[1], out = y.shape[1], columns = PanelColumns();
   Tiles<kRowTile>(PanelTask<T>{.x = x.as<float>(),
                                .n = x.shape[0],
@@ -101,12 +101,12 @@ void PanelsOf(TensorView x, TensorView packed, TensorView y, int64_t panel, bool
 
 // One panel of packed [panels, in, columns] times x [n, in] F32.
 void Panel(TensorView x, TensorView packed, TensorView y, int64_t panel, bool accumulate) {
-  const auto run = packed.dtype == DType::kF32 ? PanelsOf<float> : PanelsOf<BF16>;
+  const auto run = packed.dtype == DType::kF32 ? MultiplyPanel<float> : MultiplyPanel<BF16>;
   run(x, packed, y, panel, accumulate);
 }
 // Of int8 values, whatever the view calls them.
 void Int8Panel(TensorView x, TensorView packed, TensorView y, int64_t panel) {
-  PanelsOf<int8_t>(x, packed, y, panel, /*accumulate=*/false);
+  MultiplyPanel<int8_t>(x, packed, y, panel, /*accumulate=*/false);
 }
 
 }  // namespace
@@ -128,7 +128,7 @@ void Pack(const StackedWeights& weights, int64_t columns, T* to) {
   for (int64_t o = 0; o < weights.out; ++o) {
     CopyRow(weights, o, row.data());
     T* panel = to + o / columns * columns * weights.in + o % columns;
-    for (int64_t i = 0; i < weights.in; ++i) panel[i * columns] = row[static_cast<size_t>(i)];
+    for (int64_t i = 0; i < weights.in; ++i) panel[i * columns] = row[i];
   }
 }
 
@@ -180,8 +180,7 @@ Int8Sums MakeSimdSums(const Int8Weights& weights) {
     for (int64_t i = 0; i < in; ++i) {
       const int64_t begin = i / kSegment * kSegment, length = std::min(kSegment, in - begin);
       const int64_t panel = begin * n_panels * columns + o / columns * length * columns;
-      (*packed)[static_cast<size_t>(panel + (i - begin) * columns + o % columns)] =
-          weights.values[static_cast<size_t>(o * in + i)];
+      (*packed)[panel + (i - begin) * columns + o % columns] = weights.values[o * in + i];
     }
   }
   const auto apply = [=](DeviceContext& context, const uint8_t* x, int64_t n, int32_t* sums) {

@@ -28,17 +28,17 @@ HWY_BEFORE_NAMESPACE();
 namespace ovq::HWY_NAMESPACE {
 namespace {
 
-constexpr float kLowest = -std::numeric_limits<float>::infinity();
+constexpr float kMinusInfinity = -std::numeric_limits<float>::infinity();
 
 // The mean, and one over the deviation.
 struct Moments {
   float mean, factor;
 };
-Moments MomentsOf(const float* x, int64_t n, float eps) {
+Moments ComputeMoments(const float* x, int64_t n, float eps) {
   const float mean =
-      SumOf(x, n, [](V v, V sum) HWY_ATTR { return hn::Add(sum, v); }) / static_cast<float>(n);
+      SumOver(x, n, [](V v, V sum) HWY_ATTR { return hn::Add(sum, v); }) / static_cast<float>(n);
   const V shift = hn::Set(d, mean);
-  const float squares = SumOf(x, n, [shift](V v, V sum) HWY_ATTR {
+  const float squares = SumOver(x, n, [shift](V v, V sum) HWY_ATTR {
     const V centered = hn::Sub(v, shift);
     return hn::MulAdd(centered, centered, sum);
   });
@@ -66,7 +66,7 @@ void RmsNorm(const float* x, const NormWeights& weights, TensorView y, int64_t r
 template <class T>
 void LayerNormRow(const float* x, int64_t n, const float* weight, const float* bias, float eps,
                   T* y) {
-  const Moments moments = MomentsOf(x, n, eps);
+  const Moments moments = ComputeMoments(x, n, eps);
   const V mean = hn::Set(d, moments.mean), factor = hn::Set(d, moments.factor);
   ForEachVector(n, [&](int64_t i, int64_t m) {
     const V unit = hn::Mul(hn::Sub(Load(x + i, m), mean), factor);
@@ -197,7 +197,7 @@ void SoftCap(float* x, int64_t n, float cap) {
 
 float LogSumExp(const float* x, int64_t n) {
   const int64_t lanes = Lanes();
-  V highest = hn::Set(d, kLowest);
+  V highest = hn::Set(d, kMinusInfinity);
   V nothing = hn::Zero(d);  // 0, or NaN from the first x on that is not finite
   ForEachVector(n, [&](int64_t i, int64_t m) {
     const V v = Load(x + i, m, x[0]);
@@ -215,7 +215,8 @@ float LogSumExp(const float* x, int64_t n) {
   for (; i + 2 * lanes <= n; i += 2 * lanes) {
     for (int k = 0; k < 2; ++k) add(sum[k], hn::LoadU(d, x + i + k * lanes));
   }
-  ForEachVector(n - i, [&](int64_t j, int64_t m) { add(sum[0], Load(x + i + j, m, kLowest)); });
+  ForEachVector(n - i,
+                [&](int64_t j, int64_t m) { add(sum[0], Load(x + i + j, m, kMinusInfinity)); });
   return max + std::log(hn::GetLane(hn::SumOfLanes(d, hn::Add(sum[0], sum[1]))));
 }
 

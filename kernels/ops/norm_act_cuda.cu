@@ -103,7 +103,7 @@ void LaunchNorm(DeviceContext& context, Kernel kernel, TensorView x, const NormW
                   .weight = weights.weight.as<float>(),
                   .bias = weights.bias.as<float>(),
                   .rows = rows.empty() ? nullptr : rows.data(),
-                  .y = ActivationsOf(y),
+                  .y = ToActivations(y),
                   .n = n,
                   .eps = weights.eps,
                   .aligned = aligned});
@@ -243,7 +243,7 @@ void LayerNorm(DeviceContext& context, TensorView x, const NormWeights& weights,
 void SquaredRelu(DeviceContext& context, TensorView x, TensorView y) {
   const int64_t n = x.shape[1];
   LaunchElementwise(context, SquaredReluKernel, x.shape[0], n, x.as<const float>(), n,
-                    ActivationsOf(y));
+                    ToActivations(y));
 }
 
 void AddScaled(DeviceContext& context, TensorView x, float a, TensorView y, float b) {
@@ -262,13 +262,13 @@ void MixTowards(DeviceContext& context, const Mix& mix) {
 }
 
 void GateBySigmoid(DeviceContext& context, TensorView x, const float* gate, int64_t gate_stride) {
-  LaunchElementwise(context, GateKernel, x.shape[0], x.shape[1], ActivationsOf(x), x.shape[1], gate,
+  LaunchElementwise(context, GateKernel, x.shape[0], x.shape[1], ToActivations(x), x.shape[1], gate,
                     gate_stride);
 }
 
 void Copy(DeviceContext& context, TensorView x, TensorView y) {
   const int64_t n = x.shape[1];
-  LaunchElementwise(context, CopyKernel, x.shape[0], n, x.as<const float>(), n, ActivationsOf(y));
+  LaunchElementwise(context, CopyKernel, x.shape[0], n, x.as<const float>(), n, ToActivations(y));
 }
 
 void SoftCap(DeviceContext& context, TensorView x, float cap) {
@@ -284,7 +284,7 @@ void SwiGlu(DeviceContext& context, TensorView gate_up, TensorView y) {
   const dim3 block(RowThreads(n, kActThreads));
   const bool aligned =
       Aligned(gate_up.data, n, sizeof(float)) && Aligned(y.data, n, DTypeBytes(y.dtype));
-  Launch(context, SwiGluKernel, grid, block, 0, gate_up.as<float>(), n, aligned, ActivationsOf(y));
+  Launch(context, SwiGluKernel, grid, block, 0, gate_up.as<float>(), n, aligned, ToActivations(y));
 }
 
 void LogSumExp(DeviceContext& context, TensorView x, float* out) {

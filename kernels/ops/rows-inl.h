@@ -84,7 +84,7 @@ HWY_INLINE void ForEachVector(int64_t n, Fn fn) {
 // sum of fn(x[i]), four sums side by side: a single one would wait for the adder's latency at every
 // element, and its bound on the error would be four times as large.
 template <class Fn>
-HWY_INLINE float SumOf(const float* x, int64_t n, Fn add) {
+HWY_INLINE float SumOver(const float* x, int64_t n, Fn add) {
   const int64_t lanes = Lanes();
   V sum[4] = {hn::Zero(d), hn::Zero(d), hn::Zero(d), hn::Zero(d)};
   int64_t i = 0;
@@ -100,7 +100,7 @@ HWY_INLINE float SumOf(const float* x, int64_t n, Fn add) {
 }
 
 HWY_INLINE float SumOfSquares(const float* x, int64_t n) {
-  return SumOf(x, n, [](V v, V sum) HWY_ATTR { return hn::MulAdd(v, v, sum); });
+  return SumOver(x, n, [](V v, V sum) HWY_ATTR { return hn::MulAdd(v, v, sum); });
 }
 
 // 1 / (1 + e^-z), with the exponential of -|z| alone: it cannot overflow.

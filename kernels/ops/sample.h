@@ -1,5 +1,6 @@
-// What a step takes from its rows of logits: drawn tokens, the logits of known tokens and the best
-// of a row. One call for all of it, so that a device is read once a step and the logits stay there.
+// What a batch takes from its rows of logits: drawn tokens, the logits of known tokens and the best
+// of a row. One call for all of it, so that a device is read once a batch and the logits stay
+// there.
 #pragma once
 
 #include <cstdint>

@@ -92,7 +92,7 @@ size_t ListWords(const RowDraw& draw) {
   return draw.seen.size() + 2 * (draw.generated.size() + draw.bias.size()) + draw.banned.size();
 }
 
-Places PlacesOf(const LogitsReading& reading, int64_t n_rows) {
+Places LayOutPlaces(const LogitsReading& reading, int64_t n_rows) {
   size_t n_words = 0, n_best = 0;
   for (const RowDraw& draw : reading.draws) n_words += ListWords(draw);
   for (const RowBest& best : reading.bests) n_best += best.best.size();
@@ -151,7 +151,7 @@ void FillSent(const LogitsReading& reading, const Places& at, std::byte* host) {
   }
 }
 
-void TakeResults(std::byte* host, const Places& at, LogitsReading& reading) {
+void ReadResults(std::byte* host, const Places& at, LogitsReading& reading) {
   std::memcpy(reading.log_sum_exp.data(), host + at.log_sum_exp,
               reading.log_sum_exp.size() * sizeof(float));
   const auto* drawn = At<TokenLogit>(host, at.drawn);
@@ -200,7 +200,7 @@ void ReadLogits(DeviceContext& context, TensorView logits, LogitsReading& readin
   const int64_t n_rows = logits.shape[0], vocab = logits.shape[1];
   if (n_rows == 0) return context.Synchronize();
   Check(vocab < int64_t{1} << kIdBits, "ReadLogits: at most 2^24 - 1 tokens in a vocabulary");
-  const Places at = PlacesOf(reading, n_rows);
+  const Places at = LayOutPlaces(reading, n_rows);
   std::byte* host = context.Staging(at.sent_bytes, Staged::kReading);
   FillSent(reading, at, host);
   std::byte* sent = context.SendStaging(at.sent_bytes, Staged::kReading);
@@ -225,7 +225,7 @@ void ReadLogits(DeviceContext& context, TensorView logits, LogitsReading& readin
                  .border = nullptr});
   std::vector<std::byte> results(at.result_bytes);
   context.CopyToHost(results.data(), result, at.result_bytes);
-  TakeResults(results.data(), at, reading);
+  ReadResults(results.data(), at, reading);
 }
 
 }  // namespace ovq::cuda

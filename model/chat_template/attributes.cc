@@ -52,7 +52,7 @@ Value Item(Heap& heap, Value value, Value index) {
     const int64_t length = Length(heap, value);
     const int64_t at = index.integer() + (index.integer() < 0 ? length : 0);
     if (at >= 0 && at < length) {
-      if (!value.is_string()) return value.list().items[static_cast<size_t>(at)];
+      if (!value.is_string()) return value.list().items[at];
       const std::string_view rest = value.text().substr(PrefixBytes(value.text(), at));
       return heap.Text(std::string(rest.substr(0, PrefixBytes(rest, 1))), value.string().safe);
     }

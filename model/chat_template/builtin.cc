@@ -9,8 +9,8 @@ namespace ovq::jinja {
 namespace {
 
 // Takes the argument named `name` out of `named`.
-std::optional<Value> TakeNamed(std::vector<std::pair<std::string_view, Value>>& named,
-                               std::string_view name) {
+std::optional<Value> ConsumeNamed(std::vector<std::pair<std::string_view, Value>>& named,
+                                  std::string_view name) {
   for (auto it = named.begin(); it != named.end(); ++it) {
     if (it->first != name) continue;
     const Value value = it->second;
@@ -47,7 +47,7 @@ Args Bind(Heap& heap, const Builtin& builtin, Args args) {
     }
     const bool optional = param.ends_with('?');
     if (optional) param.remove_suffix(1);
-    const std::optional<Value> named = TakeNamed(args.named, param);
+    const std::optional<Value> named = ConsumeNamed(args.named, param);
     if (n_params < args.at.size()) {
       if (named.has_value()) {
         heap.TypeError(

@@ -6,6 +6,7 @@
 #include "absl/strings/str_cat.h"
 #include "base/files.h"
 #include "base/json.h"
+#include "base/status_macros.h"
 #include "model/tokenizers/tokenizer_folder.h"
 
 namespace ovq {
@@ -29,8 +30,7 @@ const Json* FindNamed(const Json& list, std::string_view name) {
 
 absl::StatusOr<std::unique_ptr<ChatFormat>> ChatFormat::Load(const std::string& folder) {
   const std::string config_path = absl::StrCat(folder, "/", kConfigFile);
-  const absl::StatusOr<Json> config = OptionalObject(config_path);
-  if (!config.ok()) return config.status();
+  ASSIGN_OR_RETURN(const Json config, OptionalObject(config_path));
   const std::string path = absl::StrCat(folder, "/", kTemplateFile);
   std::string what = absl::StrCat(config_path, ": chat_template");
   std::string text;
@@ -38,14 +38,12 @@ absl::StatusOr<std::unique_ptr<ChatFormat>> ChatFormat::Load(const std::string& 
   std::error_code error;
   const bool is_file = std::filesystem::exists(path, error);
   if (is_file) {
-    absl::StatusOr<std::string> read = ReadFile(path, kMaxTemplateBytes);
-    if (!read.ok()) return read.status();
-    text = *std::move(read);
+    ASSIGN_OR_RETURN(text, ReadFile(path, kMaxTemplateBytes));
     what = path;
-  } else if (!config->contains("chat_template") || (*config)["chat_template"].is_null()) {
+  } else if (!config.contains("chat_template") || config["chat_template"].is_null()) {
     return nullptr;
   } else {
-    const Json& field = (*config)["chat_template"];
+    const Json& field = config["chat_template"];
     const Json* usual = field.is_array() ? FindNamed(field, "default") : &field;
     if (usual == nullptr || !usual->is_string()) {
       return absl::DataLossError(
@@ -54,22 +52,18 @@ absl::StatusOr<std::unique_ptr<ChatFormat>> ChatFormat::Load(const std::string& 
     text = usual->get<std::string>();
     if (field.is_array()) with_tools = FindNamed(field, "tool_use");
   }
-  absl::StatusOr<ChatTemplate> usual = ChatTemplate::Parse(text, what);
-  if (!usual.ok()) return usual.status();
-  std::unique_ptr<ChatFormat> format(new ChatFormat(*std::move(usual)));
+  ASSIGN_OR_RETURN(ChatTemplate usual, ChatTemplate::Parse(text, what));
+  std::unique_ptr<ChatFormat> format(new ChatFormat(std::move(usual)));
   format->source_ = is_file ? kTemplateFile : kConfigFile;
   if (with_tools != nullptr) {
-    absl::StatusOr<ChatTemplate> parsed =
-        ChatTemplate::Parse(with_tools->get<std::string>(), what + " tool_use");
-    if (!parsed.ok()) return parsed.status();
-    format->with_tools_ = *std::move(parsed);
+    ASSIGN_OR_RETURN(format->with_tools_,
+                     ChatTemplate::Parse(with_tools->get<std::string>(), what + " tool_use"));
   }
-  const absl::StatusOr<Json> map = OptionalObject(folder + "/special_tokens_map.json");
-  if (!map.ok()) return map.status();
+  ASSIGN_OR_RETURN(const Json map, OptionalObject(folder + "/special_tokens_map.json"));
   format->tokens_ = nlohmann::ordered_json::object();
   for (const char* role : {"bos_token", "eos_token", "unk_token", "sep_token", "pad_token",
                            "cls_token", "mask_token"}) {
-    const std::string token = TokenText(config->contains(role) ? *config : *map, role);
+    const std::string token = TokenText(config.contains(role) ? config : map, role);
     if (!token.empty()) format->tokens_[role] = token;
   }
   return format;

@@ -30,7 +30,7 @@ Expr* ExprParser::Make(ExprKind kind, std::vector<const Expr*> parts, std::strin
   Expr& expr = template_.exprs.emplace_back();
   expr.kind = kind;
   // That of the leftmost part.
-  expr.line = parts.empty() || parts[0] == nullptr ? tokens_.taken_line() : parts[0]->line;
+  expr.line = parts.empty() || parts[0] == nullptr ? tokens_.previous_line() : parts[0]->line;
   expr.parts = std::move(parts);
   expr.name = std::move(name);
   return &expr;
@@ -76,8 +76,8 @@ const Expr* ExprParser::Compare() {
   const Expr* node = Sum();
   while (true) {
     std::string_view name = tokens_.current().text;
-    if (tokens_.IsName("not") && tokens_.ahead().type == TokenType::kName &&
-        tokens_.ahead().text == "in") {
+    if (tokens_.IsName("not") && tokens_.lookahead().type == TokenType::kName &&
+        tokens_.lookahead().text == "in") {
       tokens_.Next();
       name = "not in";
     } else if (!tokens_.IsName("in") && !(tokens_.Is(TokenType::kOperator) && IsComparison(name))) {
@@ -170,7 +170,7 @@ const Expr* ExprParser::Name() {
 const Expr* ExprParser::String() {
   Str& string = template_.strings.emplace_back();
   while (tokens_.Is(TokenType::kString)) string.text += tokens_.Next().text;
-  return Literal(Value::Of(Kind::kString, &string));
+  return Literal(Value::FromPointer(Kind::kString, &string));
 }
 
 const Expr* ExprParser::Parenthesized() {
@@ -273,8 +273,8 @@ Arguments ExprParser::CallArguments() {
     } else if (tokens_.IsOperator("**") && arguments.named_spread == nullptr) {
       tokens_.Next();
       arguments.named_spread = Expression();
-    } else if (tokens_.Is(TokenType::kName) && tokens_.ahead().type == TokenType::kOperator &&
-               tokens_.ahead().text == "=" && arguments.named_spread == nullptr) {
+    } else if (tokens_.Is(TokenType::kName) && tokens_.lookahead().type == TokenType::kOperator &&
+               tokens_.lookahead().text == "=" && arguments.named_spread == nullptr) {
       std::string name = tokens_.Next().text;
       tokens_.Next();
       arguments.named.emplace_back(std::move(name), Expression());

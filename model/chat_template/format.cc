@@ -37,7 +37,7 @@ class Formatter {
   }
 
   // Digits at the front of `text`, which are taken off; -1 if there are none.
-  int64_t TakeNumber(std::string_view& text) {
+  int64_t ConsumeNumber(std::string_view& text) {
     int64_t number = -1;
     while (!text.empty() && text.front() >= '0' && text.front() <= '9') {
       number = std::max<int64_t>(number, 0) * 10 + (text.front() - '0');
@@ -193,10 +193,10 @@ class Percent : Formatter {
       spec.alternate |= rest[0] == '#';
       zeros |= rest[0] == '0';
     }
-    spec.width = TakeNumber(rest);
+    spec.width = ConsumeNumber(rest);
     if (rest.starts_with('.')) {
       rest.remove_prefix(1);
-      spec.precision = std::max<int64_t>(TakeNumber(rest), 0);
+      spec.precision = std::max<int64_t>(ConsumeNumber(rest), 0);
     }
     if (rest.empty()) Fail("incomplete format");
     spec.type = rest[0];
@@ -291,7 +291,7 @@ class Braces : Formatter {
     std::string_view first = name.substr(0, end);
     Value value;
     if (first.empty() || (first[0] >= '0' && first[0] <= '9')) {
-      const int64_t at = first.empty() ? next_++ : TakeNumber(first);
+      const int64_t at = first.empty() ? next_++ : ConsumeNumber(first);
       value = args_[static_cast<size_t>(at) + 1];  // behind the format itself
     } else {
       for (const auto& [key, named] : args_.named) {
@@ -312,7 +312,7 @@ class Braces : Formatter {
         continue;
       }
       const Value key = heap_.Text(std::string(part));
-      const int64_t number = TakeNumber(part);
+      const int64_t number = ConsumeNumber(part);
       value = Item(heap_, value, number >= 0 && part.empty() ? Value::Int(number) : key);
     }
     if (value.is_undefined()) heap_.Undefined(value);
@@ -346,14 +346,14 @@ class Braces : Formatter {
       spec.fill = "0";
       spec.align = '=';
     }
-    spec.width = TakeNumber(text);
+    spec.width = ConsumeNumber(text);
     if (text.starts_with(',')) {
       spec.commas = true;
       text.remove_prefix(1);
     }
     if (text.starts_with('.')) {
       text.remove_prefix(1);
-      spec.precision = TakeNumber(text);
+      spec.precision = ConsumeNumber(text);
       if (spec.precision < 0) Fail("format specifier missing precision");
     }
     if (text.size() > 1) Fail("invalid format specifier");

@@ -28,7 +28,7 @@ void Heap::Undefined(Value value) const {
   Fail(undefined.unsafe ? ErrorKind::kSecurity : ErrorKind::kUndefined, undefined.why);
 }
 
-void Heap::StepsAreSpent() const {
+void Heap::FailStepLimit() const {
   Fail(ErrorKind::kLimit, absl::StrCat("more than ", limits_.max_steps, " steps"));
 }
 
@@ -49,25 +49,25 @@ void Heap::SpendEach(size_t n, size_t size) {
 Value Heap::Text(std::string text, bool safe) {
   Spend(sizeof(Str) + text.size());
   strings_.push_back({std::move(text), safe});
-  return Value::Of(Kind::kString, &strings_.back());
+  return Value::FromPointer(Kind::kString, &strings_.back());
 }
 
 Value Heap::Make(Kind kind, std::vector<Value> items, std::string shown) {
   Spend(sizeof(List) + items.size() * sizeof(Value));
   lists_.push_back({std::move(items), std::move(shown), 0});
-  return Value::Of(kind, &lists_.back());
+  return Value::FromPointer(kind, &lists_.back());
 }
 
 Value Heap::MakeUndefined(std::string why, bool unsafe) {
   Spend(sizeof(jinja::Undefined) + why.size());
   undefined_.push_back({std::move(why), unsafe});
-  return Value::Of(Kind::kUndefined, &undefined_.back());
+  return Value::FromPointer(Kind::kUndefined, &undefined_.back());
 }
 
 Value Heap::MakeDict(Kind kind) {
   Spend(sizeof(Dict));
   dicts_.emplace_back();
-  return Value::Of(kind, &dicts_.back());
+  return Value::FromPointer(kind, &dicts_.back());
 }
 
 void Heap::Set(Value dict, Value key, Value value) {
@@ -79,7 +79,7 @@ void Heap::Set(Value dict, Value key, Value value) {
 Value Heap::MakeCallable(Callable callable) {
   Spend(sizeof(Callable));
   callables_.push_back(callable);
-  return Value::Of(Kind::kCallable, &callables_.back());
+  return Value::FromPointer(Kind::kCallable, &callables_.back());
 }
 
 Frame* Heap::MakeFrame(const Frame* parent) {

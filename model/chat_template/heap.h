@@ -41,7 +41,7 @@ class Heap {
 
   void Step(int64_t n = 1) {
     steps_ += n;
-    if (steps_ > limits_.max_steps) StepsAreSpent();
+    if (steps_ > limits_.max_steps) FailStepLimit();
   }
   // A look at every byte of a text.
   void Scan(size_t bytes) { Step(static_cast<int64_t>(bytes / 64)); }
@@ -64,7 +64,7 @@ class Heap {
 
  private:
   friend class Level;
-  [[noreturn]] void StepsAreSpent() const;
+  [[noreturn]] void FailStepLimit() const;
 
   const RenderLimits limits_;
   int64_t steps_ = 0;

@@ -56,7 +56,7 @@ void SortByKey(Context& e, std::vector<Keyed>& keyed, bool reverse) {
   });
 }
 
-std::vector<Value> ItemsOf(const std::vector<Keyed>& keyed) {
+std::vector<Value> UnkeyedItems(const std::vector<Keyed>& keyed) {
   std::vector<Value> items;
   for (const auto& [key, item] : keyed) items.push_back(item);
   return items;
@@ -109,7 +109,7 @@ Value DictSort(Context& e, const Args& args) {
   std::vector<Keyed> keyed =
       KeyedItems(e, pairs, Value::Int(by == "key" ? 0 : 1), args.TruthOr(1, false));
   SortByKey(e, keyed, args.TruthOr(3, false));
-  return e.heap.Make(Kind::kList, ItemsOf(keyed));
+  return e.heap.Make(Kind::kList, UnkeyedItems(keyed));
 }
 
 // The keys are lists, of one part for each of the attributes with commas between them.
@@ -130,7 +130,7 @@ Value Sort(Context& e, const Args& args) {
     keyed.emplace_back(e.heap.Make(Kind::kList, std::move(keys)), item);
   }
   SortByKey(e, keyed, args.TruthOr(1, false));
-  return e.heap.Make(Kind::kList, ItemsOf(keyed));
+  return e.heap.Make(Kind::kList, UnkeyedItems(keyed));
 }
 
 Value Reverse(Context& e, const Args& args) {

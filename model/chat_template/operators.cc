@@ -189,7 +189,7 @@ Value Slice(Heap& heap, Value value, Value from, Value to, Value step_value) {
   std::vector<Value> items;
   std::string text;
   for (int64_t at = begin; step < 0 ? at > end : at < end;) {
-    const Value item = all[static_cast<size_t>(at)];
+    const Value item = all[at];
     if (value.is_string()) {
       text += item.text();
     } else {

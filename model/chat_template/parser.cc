@@ -24,7 +24,7 @@ class Parser : ExprParser {
   Statement* Make(StatementKind kind) {
     Statement& statement = template_.statements.emplace_back();
     statement.kind = kind;
-    statement.line = tokens_.taken_line();
+    statement.line = tokens_.previous_line();
     return &statement;
   }
 

@@ -99,7 +99,7 @@ void Evaluator::RunFor(const Statement& statement, Value value, int depth) {
   loop.depth = depth;
   for (; loop.at < loop.items.size(); ++loop.at) {
     frame_ = heap_.MakeFrame(outer);
-    heap_.SetName(frame_, "loop", Value::Of(Kind::kLoop, &loop));
+    heap_.SetName(frame_, "loop", Value::FromPointer(Kind::kLoop, &loop));
     Assign(statement.target, loop.items[loop.at]);
     if (Run(statement.body) == Flow::kBreak) break;
   }
@@ -163,7 +163,7 @@ Value Evaluator::CallMacro(const Callable& callable, Args args) {
   const auto fail = [&](std::string_view what) {
     heap_.TypeError(absl::StrCat("macro '", macro.name, "' ", std::string(what)));
   };
-  const auto take_named = [&](std::string_view name) {
+  const auto consume_named = [&](std::string_view name) {
     for (auto it = args.named.begin(); it != args.named.end(); ++it) {
       if (it->first != name) continue;
       const Value value = it->second;
@@ -177,7 +177,7 @@ Value Evaluator::CallMacro(const Callable& callable, Args args) {
   Frame* const caller_frame = std::exchange(frame_, frame);
   for (size_t i = 0; i < n_params; ++i) {
     const std::string& name = macro.params[i];
-    const Value named = take_named(name);
+    const Value named = consume_named(name);
     if (i < args.at.size() && named.given()) {
       fail(absl::StrCat("got two values for the argument ", Quoted(name)));
     }
@@ -189,7 +189,7 @@ Value Evaluator::CallMacro(const Callable& callable, Args args) {
     heap_.SetName(frame, name, value);
   }
   if (macro.caller) {
-    const Value caller = take_named("caller");
+    const Value caller = consume_named("caller");
     heap_.SetName(frame, "caller",
                   caller.given() ? caller : heap_.MakeUndefined("No caller defined"));
   }

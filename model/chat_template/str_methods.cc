@@ -14,7 +14,7 @@
 namespace ovq::jinja {
 namespace {
 
-std::string_view TextOf(Heap& heap, Value value) {
+std::string_view RequireText(Heap& heap, Value value) {
   if (value.is_string()) return value.text();
   if (value.is_undefined()) heap.Undefined(value);
   heap.TypeError(absl::StrCat("must be str, not ", TypeName(value)));
@@ -43,7 +43,7 @@ Value Strip(Context& e, const Args& args) {
   if (!args[1].given() || args[1].is_none()) {
     return Made(e, args, std::string(StripSpace(text, kLeft, kRight)));
   }
-  const std::string_view chars = TextOf(e.heap, args[1]);
+  const std::string_view chars = RequireText(e.heap, args[1]);
   e.heap.SpendEach(text.size(), 1 + chars.size() / 64);
   return Made(e, args, std::string(StripChars(text, chars, kLeft, kRight)));
 }
@@ -56,14 +56,14 @@ Value SplitMethod(Context& e, const Args& args) {
   if (!args[1].given() || args[1].is_none()) {
     return Texts(e, Kind::kList, args, SplitSpace(text, limit, kFromRight));
   }
-  const std::string_view separator = TextOf(e.heap, args[1]);
+  const std::string_view separator = RequireText(e.heap, args[1]);
   if (separator.empty()) e.heap.Fail(ErrorKind::kType, "ValueError: empty separator");
   return Texts(e, Kind::kList, args, Split(text, separator, limit, kFromRight));
 }
 
 template <bool kFromRight>
 Value Partition(Context& e, const Args& args) {
-  const std::string_view text = args[0].text(), separator = TextOf(e.heap, args[1]);
+  const std::string_view text = args[0].text(), separator = RequireText(e.heap, args[1]);
   if (separator.empty()) e.heap.Fail(ErrorKind::kType, "ValueError: empty separator");
   e.heap.Spend(text.size());
   const std::vector<std::string_view> parts = Split(text, separator, 1, kFromRight);
@@ -79,15 +79,15 @@ Value SplitLinesMethod(Context& e, const Args& args) {
 
 Value ReplaceMethod(Context& e, const Args& args) {
   return Made(e, args,
-              Replaced(e.heap, args[0].text(), TextOf(e.heap, args[1]), TextOf(e.heap, args[2]),
-                       LimitOr(e.heap, args, 3)));
+              Replaced(e.heap, args[0].text(), RequireText(e.heap, args[1]),
+                       RequireText(e.heap, args[2]), LimitOr(e.heap, args, 3)));
 }
 
 template <bool kAtEnd>
 Value HasAffix(Context& e, const Args& args) {
   const std::string_view text = args[0].text();
   const auto matches = [&](Value affix) {
-    const std::string_view part = TextOf(e.heap, affix);
+    const std::string_view part = RequireText(e.heap, affix);
     e.heap.Scan(part.size());
     return kAtEnd ? text.ends_with(part) : text.starts_with(part);
   };
@@ -124,7 +124,7 @@ std::pair<std::string_view, int64_t> Range(Heap& heap, const Args& args) {
 
 int64_t Found(Context& e, const Args& args) {
   const auto [text, before] = Range(e.heap, args);
-  const size_t at = FindBytes(text, TextOf(e.heap, args[1]));
+  const size_t at = FindBytes(text, RequireText(e.heap, args[1]));
   return at == std::string_view::npos
              ? -1
              : before + static_cast<int64_t>(CountChars(text.substr(0, at)));
@@ -140,13 +140,13 @@ Value Index(Context& e, const Args& args) {
 
 Value CountMethod(Context& e, const Args& args) {
   const std::string_view text = Range(e.heap, args).first;
-  return Value::Int(static_cast<int64_t>(Count(text, TextOf(e.heap, args[1]))));
+  return Value::Int(static_cast<int64_t>(Count(text, RequireText(e.heap, args[1]))));
 }
 
 Value JoinMethod(Context& e, const Args& args) {
   std::vector<Value> parts = Items(e.heap, args[1]);
   for (Value& part : parts) {
-    TextOf(e.heap, part);
+    RequireText(e.heap, part);
     if (args[0].string().safe) part = Escape(e.heap, part);
   }
   return Made(e, args, Joined(e.heap, parts, args[0].text()));
@@ -157,7 +157,7 @@ Value FormatMethod(Context& e, const Args& args) { return FormatBraces(e.heap, a
 template <bool kAtEnd>
 Value RemoveAffix(Context& e, const Args& args) {
   std::string_view text = args[0].text();
-  const std::string_view part = TextOf(e.heap, args[1]);
+  const std::string_view part = RequireText(e.heap, args[1]);
   if (kAtEnd ? text.ends_with(part) : text.starts_with(part)) {
     text = text.substr(kAtEnd ? 0 : part.size(), text.size() - part.size());
   }

@@ -11,7 +11,7 @@ namespace ovq::jinja {
 namespace {
 
 template <bool (*kIs)(Value)>
-Value Of(Context&, const Args& args) {
+Value CallPredicate(Context&, const Args& args) {
   return Value::Bool(kIs(args[0]));
 }
 
@@ -77,21 +77,21 @@ Value IsTest(Context&, const Args& args) {
 }
 
 constexpr Builtin kTests[] = {
-    {"defined", "value", Of<IsDefined>},
-    {"undefined", "value", Of<IsKind<Kind::kUndefined>>},
-    {"none", "value", Of<IsKind<Kind::kNone>>},
-    {"string", "value", Of<IsKind<Kind::kString>>},
-    {"number", "value", Of<IsNumber>},
-    {"integer", "value", Of<IsInteger>},
-    {"float", "value", Of<IsKind<Kind::kFloat>>},
-    {"boolean", "value", Of<IsKind<Kind::kBool>>},
-    {"mapping", "value", Of<IsKind<Kind::kDict>>},
-    {"sequence", "value", Of<IsSequence>},
-    {"iterable", "value", Of<IsIterable>},
-    {"callable", "value", Of<IsCallable>},
-    {"escaped", "value", Of<IsEscaped>},
-    {"true", "value", Of<IsTrue>},
-    {"false", "value", Of<IsFalse>},
+    {"defined", "value", CallPredicate<IsDefined>},
+    {"undefined", "value", CallPredicate<IsKind<Kind::kUndefined>>},
+    {"none", "value", CallPredicate<IsKind<Kind::kNone>>},
+    {"string", "value", CallPredicate<IsKind<Kind::kString>>},
+    {"number", "value", CallPredicate<IsNumber>},
+    {"integer", "value", CallPredicate<IsInteger>},
+    {"float", "value", CallPredicate<IsKind<Kind::kFloat>>},
+    {"boolean", "value", CallPredicate<IsKind<Kind::kBool>>},
+    {"mapping", "value", CallPredicate<IsKind<Kind::kDict>>},
+    {"sequence", "value", CallPredicate<IsSequence>},
+    {"iterable", "value", CallPredicate<IsIterable>},
+    {"callable", "value", CallPredicate<IsCallable>},
+    {"escaped", "value", CallPredicate<IsEscaped>},
+    {"true", "value", CallPredicate<IsTrue>},
+    {"false", "value", CallPredicate<IsFalse>},
     {"eq", "a b", IsEqual},
     {"equalto", "a b", IsEqual},
     {"==", "a b", IsEqual},

@@ -16,11 +16,11 @@ class TokenReader {
   explicit TokenReader(std::vector<Token> tokens) : tokens_(std::move(tokens)) {}
 
   const Token& current() const { return tokens_[at_]; }
-  int taken_line() const { return taken_line_; }  // of the token before the current one
-  const Token& ahead() const { return tokens_[at_ + (at_ + 1 < tokens_.size())]; }
+  int previous_line() const { return previous_line_; }  // of the token before the current one
+  const Token& lookahead() const { return tokens_[at_ + (at_ + 1 < tokens_.size())]; }
   Token Next() {
     Token token = current();
-    taken_line_ = token.line;
+    previous_line_ = token.line;
     at_ += at_ + 1 < tokens_.size();
     return token;
   }
@@ -55,7 +55,7 @@ class TokenReader {
 
   const std::vector<Token> tokens_;
   size_t at_ = 0;
-  int taken_line_ = 1;
+  int previous_line_ = 1;
 };
 
 }  // namespace ovq::jinja

@@ -83,7 +83,7 @@ class Value {
   }
   // kUndefined Undefined; kString Str; kList to kGenerator List; kDict, kNamespace Dict; kCallable
   // Callable; kLoop Loop.
-  static Value Of(Kind kind, const void* object) {
+  static Value FromPointer(Kind kind, const void* object) {
     Value made(kind);
     made.object_ = object;
     return made;

@@ -29,8 +29,8 @@ struct Family {
   bool is_strict;  // a field of the file that nobody reads is an error
   // Fills what the decoder is composed of. `fields`: the scalars and flat lists of the file; those
   // that every family has (dtype, special tokens, tokenizer) are read elsewhere, the dtype before.
-  // InvalidArgument, all that is wrong (ProblemsOf), names fields as the file does; what could be
-  // read is filled in all the same, and layers whose tensors are not known are marked.
+  // InvalidArgument, all that is wrong (SplitProblems), names fields as the file does; what could
+  // be read is filled in all the same, and layers whose tensors are not known are marked.
   absl::Status (*read)(const nlohmann::json& json, const Attrs& fields, ModelConfig& config);
   // Where the decoder's tensor `name` (docs/model-format.md) of that shape lies: under the first of
   // these names that the file has, else the first is missing. At least one.

@@ -4,17 +4,17 @@
 #include <cstring>
 
 #include "base/check.h"
+#include "base/status_macros.h"
 
 namespace ovq {
 
-absl::StatusOr<TensorView> FamilyWeights::Take(std::string_view name, const Shape& shape) {
+absl::StatusOr<TensorView> FamilyWeights::GetTensor(std::string_view name, const Shape& shape) {
   const std::vector<TensorInFile> places = config_.family->tensor(config_, name, shape);
   const auto there = std::ranges::find_if(
       places, [&](const TensorInFile& place) { return weights_.Has(place.name); });
   const TensorInFile& place = there == places.end() ? places.front() : *there;
-  const absl::StatusOr<TensorView> whole = weights_.Take(place.name, place.shape);
-  if (!whole.ok()) return whole.status();
-  TensorView view = *whole;
+  ASSIGN_OR_RETURN(const TensorView whole, weights_.GetTensor(place.name, place.shape));
+  TensorView view = whole;
   view.shape = shape;
   if (place.run == 0) return view;
 
@@ -23,7 +23,7 @@ absl::StatusOr<TensorView> FamilyWeights::Take(std::string_view name, const Shap
   Check(n_runs * place.run == shape.elements() &&
             place.first + (n_runs - 1) * place.stride + place.run <= place.shape.elements(),
         "a part lies in its tensor");
-  const std::byte* from = whole->as<std::byte>() + static_cast<size_t>(place.first) * element;
+  const std::byte* from = whole.as<std::byte>() + static_cast<size_t>(place.first) * element;
   view.data = const_cast<std::byte*>(from);
   if (n_runs == 1) return view;
   std::vector<std::byte>& copy = copies_.emplace_back(run * static_cast<size_t>(n_runs));

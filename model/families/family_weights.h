@@ -19,7 +19,7 @@ class FamilyWeights {
 
   // The decoder's tensor `name`. Errors name it as the file does. The view is one of the file's
   // memory, or of a copy where its elements lie scattered.
-  absl::StatusOr<TensorView> Take(std::string_view name, const Shape& shape);
+  absl::StatusOr<TensorView> GetTensor(std::string_view name, const Shape& shape);
   // Ends the views of copies.
   void ForgetCopies() { copies_.clear(); }
 

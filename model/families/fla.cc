@@ -98,20 +98,20 @@ constexpr Renamed kOfLayer[] = {
     {"self_attn.", "attn."},
 };
 std::vector<TensorInFile> Tensor(const ModelConfig&, std::string_view name, const Shape& shape) {
-  return {{WithNewBegin(name, kGlobal, "model.layers.", kOfLayer), shape}};
+  return {{ReplacePrefix(name, kGlobal, "model.layers.", kOfLayer), shape}};
 }
 
 // Gated delta nets of before March 2025 have attn.D, which was never read.
-bool IsUnusedOfGatedDeltaNet(std::string_view name) {
+bool IsUnusedInGatedDeltaNet(std::string_view name) {
   return name.starts_with("model.layers.") && name.ends_with(".attn.D");
 }
-bool IsUnusedOfMesaNet(std::string_view) { return false; }
+bool IsUnusedInMesaNet(std::string_view) { return false; }
 
 }  // namespace
 
 const Family kFlaGatedDeltaNet = {"gated_deltanet", /*is_strict=*/false, ReadGatedDeltaNet, Tensor,
-                                  IsUnusedOfGatedDeltaNet};
+                                  IsUnusedInGatedDeltaNet};
 const Family kFlaMesaNet = {"mesa_net", /*is_strict=*/false, ReadMesaNet, Tensor,
-                            IsUnusedOfMesaNet};
+                            IsUnusedInMesaNet};
 
 }  // namespace ovq

@@ -87,7 +87,7 @@ std::vector<TensorInFile> Tensor(const ModelConfig&, std::string_view name, cons
                                   {"self_attn.D", "mamba.D"},
                                   {"self_attn.norm.", "mamba.norm."},
                                   {"self_attn.out_proj.", "mamba.out_proj."}};
-  TensorInFile tensor = {WithNewBegin(name, {}, "model.layers.", kOfLayer), shape};
+  TensorInFile tensor = {ReplacePrefix(name, {}, "model.layers.", kOfLayer), shape};
   const bool is_up = name.find(".mlp.up_proj.") != std::string_view::npos;
   if (is_up || name.find(".mlp.gate_proj.") != std::string_view::npos) {
     tensor.shape = {2 * shape[0], shape[1]};

@@ -67,13 +67,13 @@ const Json& HubReader::Rope() const {
   return *none;
 }
 
-Json HubReader::RopeNumber(const char* field, double fallback, std::string& said_as) {
+Json HubReader::RopeNumber(const char* field, double fallback, std::string& display_name) {
   const Json& rope = Rope();
   const bool is_there = rope.contains(field);
-  said_as = absl::StrCat(is_there ? "rope_parameters." : "", field);
+  display_name = absl::StrCat(is_there ? "rope_parameters." : "", field);
   const Json value = is_there ? rope.at(field) : json_.value(field, Json(fallback));
   if (value.is_number() || value.is_null()) return value;
-  file_.Fail(said_as, absl::StrCat("expected a number, got ", value.dump()));
+  file_.Fail(display_name, absl::StrCat("expected a number, got ", value.dump()));
   return fallback;
 }
 
@@ -101,8 +101,9 @@ void HubReader::SetRope(std::string_view layout, Attrs& model, const HubRope& ro
   model.Set("rope_dims", static_cast<int64_t>(dims), field);
 }
 
-std::vector<std::string> HubReader::LayerTypes(const char* field, std::span<const HubLayer> known,
-                                               const std::function<std::string(int)>& in_file_of) {
+std::vector<std::string> HubReader::LayerTypes(
+    const char* field, std::span<const HubLayer> known,
+    const std::function<std::string(int)>& default_type) {
   std::vector<std::string> types;
   if (fields_.Has(field)) {
     types = file_.Strings(field);
@@ -111,7 +112,7 @@ std::vector<std::string> HubReader::LayerTypes(const char* field, std::span<cons
                                      config_.n_layers));
     }
   } else {
-    for (int i = 0; i < config_.n_layers; ++i) types.push_back(in_file_of(i));
+    for (int i = 0; i < config_.n_layers; ++i) types.push_back(default_type(i));
   }
   for (size_t i = 0; i < types.size(); ++i) {
     if (std::ranges::find(known, types[i], &HubLayer::in_file) != known.end()) continue;

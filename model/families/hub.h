@@ -60,9 +60,9 @@ class HubReader {
   // Fields of RoPE: rope_theta of rope_parameters (rope_scaling in older files), else of the file,
   // else 10000, and likewise partial_rotary_factor. `layout`: as "rope" of docs/model-format.md.
   void SetRope(std::string_view layout, Attrs& model, const HubRope& rope = {});
-  // The list of that field, or where there is none in_file_of(i) of each layer i.
+  // The list of that field, or where there is none default_type(i) of each layer i.
   std::vector<std::string> LayerTypes(const char* field, std::span<const HubLayer> known,
-                                      const std::function<std::string(int)>& in_file_of);
+                                      const std::function<std::string(int)>& default_type);
   // A layer of that type of the file, gated by silu, for each: fields of mixer_fields[0].
   void AddLayers(const std::vector<std::string>& types, std::span<const HubLayer> known,
                  int64_t feed_forward_width);
@@ -73,7 +73,7 @@ class HubReader {
  private:
   const nlohmann::json& Rope() const;
   // A number of Rope(), else of the file, else the fallback; null if it is null there.
-  nlohmann::json RopeNumber(const char* field, double fallback, std::string& said_as);
+  nlohmann::json RopeNumber(const char* field, double fallback, std::string& display_name);
 
   const nlohmann::json& json_;
   const Attrs& fields_;

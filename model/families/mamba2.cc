@@ -119,7 +119,7 @@ constexpr Renamed kOfLayer[] = {{"input_layernorm.", "norm."}, {"self_attn.", "m
 template <size_t n>
 std::vector<TensorInFile> Tensor(std::string_view name, const Shape& shape,
                                  const Renamed (&global)[n]) {
-  return {{WithNewBegin(name, global, "backbone.layers.", kOfLayer), shape}};
+  return {{ReplacePrefix(name, global, "backbone.layers.", kOfLayer), shape}};
 }
 std::vector<TensorInFile> HubTensor(const ModelConfig&, std::string_view name, const Shape& shape) {
   constexpr Renamed kGlobal[] = {{"model.embed_tokens.", "backbone.embeddings."},

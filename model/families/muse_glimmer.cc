@@ -49,8 +49,8 @@ void SetAttention(HubReader& reader, const ModelConfig& config, bool turns, Attr
 }
 
 // A layer's own base says only whether it turns: the code takes that of rope_parameters.
-void CheckThetas(const std::vector<double>& thetas, const Attrs& turning, AttrReader& file) {
-  AttrReader reader(turning);
+void CheckThetas(const std::vector<double>& thetas, const Attrs& rotary, AttrReader& file) {
+  AttrReader reader(rotary);
   const double theta = reader.FloatOr("rope_theta", 0, 0, kMaxTheta);
   for (size_t i = 0; i < thetas.size() && file.ok(); ++i) {
     if (thetas[i] == 0 || thetas[i] == theta) continue;
@@ -65,10 +65,10 @@ absl::Status Read(const nlohmann::json& json, const Attrs& fields, ModelConfig& 
   reader.ReadSizes({202048, 6656, 52, 32, 2, 128}, /*is_tied=*/false, "hidden_activation");
   reader.ReadNorms("rms_norm_eps", 1e-5, {.weight = NormWeightKind::kOnePlus});
   ReadEnds(file, config);
-  enum { kTurning, kWithoutPositions };
+  enum { kRotary, kWithoutPositions };
   config.mixer_fields.resize(2);
-  for (int kind : {kTurning, kWithoutPositions}) {
-    SetAttention(reader, config, kind == kTurning, config.mixer_fields[kind].model);
+  for (int kind : {kRotary, kWithoutPositions}) {
+    SetAttention(reader, config, kind == kRotary, config.mixer_fields[kind].model);
   }
   const int last = config.n_layers - 1;
   const auto is_full = [last](int i) { return (last - i) % 4 == 0; };
@@ -76,14 +76,14 @@ absl::Status Read(const nlohmann::json& json, const Attrs& fields, ModelConfig& 
   for (int i = 0; i <= last; ++i) thetas.push_back(is_full(i) ? 0 : 1);
   if (fields.Has("layer_rope_theta")) {
     thetas = file.FloatsOr("layer_rope_theta", thetas, 0, kMaxTheta);
-    CheckThetas(thetas, config.mixer_fields[kTurning].model, file);
+    CheckThetas(thetas, config.mixer_fields[kRotary].model, file);
   }
   const auto types = reader.LayerTypes("layer_types", kLayers, [&](int i) {
     return std::string(is_full(i) ? "full_attention" : "sliding_attention");
   });
   reader.AddLayers(types, kLayers, file.IntOr("intermediate_size", 19968, 1, kMaxHiddenSize));
   for (size_t i = 0; i < config.layers.size() && i < thetas.size(); ++i) {
-    config.layers[i].fields = thetas[i] != 0 ? kTurning : kWithoutPositions;
+    config.layers[i].fields = thetas[i] != 0 ? kRotary : kWithoutPositions;
     config.layers[i].norm_after = true;
   }
   return reader.Done();
@@ -94,7 +94,7 @@ std::vector<TensorInFile> Tensor(const ModelConfig& config, std::string_view nam
   constexpr Renamed kNames[] = {{"post_attention_layernorm.", "pre_feedforward_layernorm."},
                                 {"post_mixer_layernorm.", "post_attention_layernorm."},
                                 {"self_attn.g_proj.", "self_attn.gate_proj."}};
-  const LayerTensor tensor = LayerTensorOf(name);
+  const LayerTensor tensor = ParseLayerTensor(name);
   return InEitherPrefix(config, {tensor.layer < 0 ? std::string(name) : tensor.As(kNames), shape});
 }
 

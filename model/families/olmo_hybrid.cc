@@ -45,7 +45,7 @@ absl::Status Read(const nlohmann::json& json, const Attrs& fields, ModelConfig& 
 
 std::vector<TensorInFile> Tensor(const ModelConfig& config, std::string_view name,
                                  const Shape& shape) {
-  const LayerTensor tensor = LayerTensorOf(name);
+  const LayerTensor tensor = ParseLayerTensor(name);
   if (tensor.layer < 0) return {{std::string(name), shape}};
   if (config.layers[tensor.layer].type != "gated_delta_net") {
     constexpr Renamed kAttention[] = {{"post_mixer_layernorm.", "post_attention_layernorm."}};

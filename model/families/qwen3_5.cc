@@ -48,7 +48,7 @@ absl::Status Read(const nlohmann::json& json, const Attrs& fields, ModelConfig& 
 }
 
 // q_proj holds a head's query and then its gate, head by head.
-TensorInFile HalfOfHeads(const ModelConfig& config, const LayerTensor& tensor, const Shape& shape) {
+TensorInFile HalfPerHead(const ModelConfig& config, const LayerTensor& tensor, const Shape& shape) {
   AttrReader model(config.fields(tensor.layer).model);
   const int64_t head_dim = model.Int("head_dim", 1, kMaxHiddenSize);
   const int64_t row = shape.rank() == 2 ? shape[1] : 1;  // of a weight, else of a bias
@@ -62,7 +62,7 @@ TensorInFile InLayer(const ModelConfig& config, const LayerTensor& tensor, const
   const std::string_view leaf = tensor.leaf;
   if (config.layers[tensor.layer].type != "gated_delta_net") {
     if (leaf.starts_with("self_attn.q_proj.") || leaf.starts_with("self_attn.g_proj.")) {
-      return HalfOfHeads(config, tensor, shape);
+      return HalfPerHead(config, tensor, shape);
     }
     return {tensor.As({}), shape};
   }
@@ -84,7 +84,7 @@ TensorInFile InLayer(const ModelConfig& config, const LayerTensor& tensor, const
 
 std::vector<TensorInFile> Tensor(const ModelConfig& config, std::string_view name,
                                  const Shape& shape) {
-  const LayerTensor tensor = LayerTensorOf(name);
+  const LayerTensor tensor = ParseLayerTensor(name);
   return InEitherPrefix(config, tensor.layer < 0 ? TensorInFile{std::string(name), shape}
                                                  : InLayer(config, tensor, shape));
 }

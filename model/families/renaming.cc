@@ -20,8 +20,8 @@ std::string Replaced(std::string_view name, std::span<const Renamed> table) {
 
 }  // namespace
 
-std::string WithNewBegin(std::string_view name, std::span<const Renamed> global,
-                         std::string_view layers_in_file, std::span<const Renamed> of_layer) {
+std::string ReplacePrefix(std::string_view name, std::span<const Renamed> global,
+                          std::string_view layers_in_file, std::span<const Renamed> of_layer) {
   if (!name.starts_with(kLayers)) return Replaced(name, global);
   const size_t leaf = name.find('.', kLayers.size()) + 1;
   return absl::StrCat(std::string(layers_in_file),
@@ -37,7 +37,7 @@ std::string LayerTensor::As(std::span<const Renamed> table) const {
   return With(Replaced(leaf, table));
 }
 
-LayerTensor LayerTensorOf(std::string_view name) {
+LayerTensor ParseLayerTensor(std::string_view name) {
   LayerTensor tensor;
   if (!name.starts_with(kLayers)) return tensor;
   const size_t dot = name.find('.', kLayers.size());

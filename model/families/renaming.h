@@ -14,8 +14,8 @@ struct Renamed {
 // The decoder's `name` with its begin replaced: by the first of `global` that fits, or of a layer's
 // tensor, model.layers.N.LEAF, as layers_in_file + N. + LEAF with the first of `of_layer` that fits
 // LEAF. What fits none stays.
-std::string WithNewBegin(std::string_view name, std::span<const Renamed> global,
-                         std::string_view layers_in_file, std::span<const Renamed> of_layer);
+std::string ReplacePrefix(std::string_view name, std::span<const Renamed> global,
+                          std::string_view layers_in_file, std::span<const Renamed> of_layer);
 
 // A tensor of layer `layer`, or, with -1, of none.
 struct LayerTensor {
@@ -26,6 +26,6 @@ struct LayerTensor {
   std::string With(std::string_view other_leaf) const;
   std::string As(std::span<const Renamed> table) const;
 };
-LayerTensor LayerTensorOf(std::string_view name);
+LayerTensor ParseLayerTensor(std::string_view name);
 
 }  // namespace ovq

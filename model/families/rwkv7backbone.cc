@@ -55,7 +55,7 @@ class Reader {
   std::string ReadMixer(const std::string& field, const std::string& fallback);
   void ReadLayers();
   FeedForwardSpec ReadFeedForward();
-  MixerFields FieldsOf(const Kind& kind);
+  MixerFields MakeMixerFields(const Kind& kind);
   void SetRope(const Kind& kind, Attrs& model);
   void SetInput(const Kind& kind, Attrs& model);
   void SetOvq(Attrs& ovq);
@@ -167,7 +167,7 @@ void Reader::SetKvm(Attrs& kvm) {
   SetFlag("kvm_apply_merge_gate_to_appends", true, kvm, "apply_merge_gate_to_appends");
 }
 
-MixerFields Reader::FieldsOf(const Kind& kind) {
+MixerFields Reader::MakeMixerFields(const Kind& kind) {
   MixerFields fields;
   Attrs& model = fields.model;
   model.Set("num_attention_heads", n_heads_);
@@ -214,8 +214,8 @@ void Reader::ReadLayers() {
   const bool shares_values = file_.FlagOr("alt_share_v0", false);
   const FeedForwardSpec feed_forward = ReadFeedForward();
   if (!file_.ok()) return;
-  config_.mixer_fields.push_back(FieldsOf({main, "", alternates && !shares_values ? 1 : 0}));
-  if (alternates) config_.mixer_fields.push_back(FieldsOf({alt, "alt_", 0}));
+  config_.mixer_fields.push_back(MakeMixerFields({main, "", alternates && !shares_values ? 1 : 0}));
+  if (alternates) config_.mixer_fields.push_back(MakeMixerFields({alt, "alt_", 0}));
   for (int i = 0; i < config_.n_layers; ++i) {
     const bool is_alt = alternates && i % every == 0;
     config_.layers.push_back({LayerType(is_alt ? alt : main), is_alt ? 1 : 0, feed_forward});

@@ -8,11 +8,11 @@
 #include "absl/strings/str_join.h"
 #include "base/problems.h"
 #include "kernels/common/state_memory.h"
+#include "model/cache_policy.h"
 #include "model/chat_template/chat_format.h"
 #include "model/families/family.h"
 #include "model/language_model.h"
 #include "model/load_config.h"
-#include "model/memory.h"
 #include "model/tokenizer.h"
 #include "model/weights.h"
 
@@ -39,8 +39,8 @@ class Inspection {
   }
   void Tell(const absl::Status& problems) { AddProblems(problems_, problems); }
   void InspectWeights();
-  absl::StatusOr<StateLayout> LayoutOf(const ModelConfig& config) const;
-  void AddSessions(Memory memory, const StateLayout& layout, std::vector<int64_t> caps);
+  absl::StatusOr<StateLayout> PlanLayout(const ModelConfig& config) const;
+  void AddSessions(CachePolicy policy, const StateLayout& layout, std::vector<int64_t> caps);
   void InspectSessions();
   void InspectTokenizer();
   void InspectChatFormat();
@@ -77,17 +77,18 @@ void Inspection::InspectWeights() {
                    ", tensors that nobody uses, states"));
 }
 
-absl::StatusOr<StateLayout> Inspection::LayoutOf(const ModelConfig& config) const {
+absl::StatusOr<StateLayout> Inspection::PlanLayout(const ModelConfig& config) const {
   const StateLimits limits = {.max_slot_cap = kMaxSlotCap,
                               .max_unbounded_tokens = std::ranges::max(options_.positions)};
   return PlanStateLayout(config, report_.state_dtype, limits, Device::kCpu, kHostPageBytes);
 }
 
-void Inspection::AddSessions(Memory memory, const StateLayout& layout, std::vector<int64_t> caps) {
+void Inspection::AddSessions(CachePolicy policy, const StateLayout& layout,
+                             std::vector<int64_t> caps) {
   if (caps.empty() || !layout.has_slot_cap()) caps = {layout.default_slot_cap()};
   for (const int64_t cap : caps) {
     for (const int64_t position : options_.positions) {
-      report_.sessions.push_back({.memory = memory,
+      report_.sessions.push_back({.cache_policy = policy,
                                   .position = position,
                                   .slot_cap = cap,
                                   .live_slots = layout.LiveSlotsAt(position, cap),
@@ -102,23 +103,23 @@ void Inspection::InspectSessions() {
   report_.state_dtype = options_.state_dtype.value_or(
       config.weights_dtype == DType::kBF16 ? DType::kBF16 : DType::kF32);
   if (!IsWhole(config)) return;
-  const absl::StatusOr<StateLayout> layout = LayoutOf(config);
+  const absl::StatusOr<StateLayout> layout = PlanLayout(config);
   if (!layout.ok()) return Tell(InContext(File("config.json"), layout.status()));
-  AddSessions(Memory::kAsTrained, *layout, options_.slot_caps);
+  AddSessions(CachePolicy::kAsTrained, *layout, options_.slot_caps);
   report_.verdict = "served, in bounded memory as config.json says";
   if (!layout->has_unbounded()) return;
   report_.verdict = "served exactly, in memory that grows with a session; nothing bounds it";
-  for (const Memory memory : {Memory::kClosestPair, Memory::kClosestPairAll}) {
-    const absl::StatusOr<ModelConfig> through = LoadConfig(report_.folder, memory);
+  for (const CachePolicy policy : {CachePolicy::kClosestPair, CachePolicy::kClosestPairAll}) {
+    const absl::StatusOr<ModelConfig> through = LoadConfig(report_.folder, policy);
     if (!through.ok()) continue;
-    const absl::StatusOr<StateLayout> bounded = LayoutOf(*through);
+    const absl::StatusOr<StateLayout> bounded = PlanLayout(*through);
     if (!bounded.ok() || bounded->has_unbounded()) continue;
     AddSessions(
-        memory, *bounded,
+        policy, *bounded,
         options_.slot_caps.empty() ? std::vector<int64_t>{2048, 8192, 32768} : options_.slot_caps);
     report_.verdict =
         absl::StrCat("served exactly, in memory that grows with a session; bounded with --memory ",
-                     MemoryName(memory), ", exact up to as many tokens as slot_cap");
+                     CachePolicyName(policy), ", exact up to as many tokens as slot_cap");
     return;
   }
 }
@@ -167,7 +168,7 @@ FolderReport Inspection::Run() {
   InspectTokenizer();
   InspectChatFormat();
   const std::string prefix = File("");
-  for (const absl::Status& problem : ProblemsOf(problems_)) {
+  for (const absl::Status& problem : SplitProblems(problems_)) {
     std::string message(problem.message());
     if (message.starts_with(prefix)) message.erase(0, prefix.size());
     report_.problems.push_back(std::move(message));

@@ -13,9 +13,9 @@
 namespace ovq {
 
 struct FolderReport {
-  // A session after `position` tokens, where layers are read through `memory`.
+  // A session after `position` tokens, where layers are read through `cache_policy`.
   struct Session {
-    Memory memory;
+    CachePolicy cache_policy;
     int64_t position, slot_cap, live_slots;  // slots are 0 without layers that have a cap
     size_t state_bytes;                      // what is in use, as a snapshot holds it
     size_t memory_bytes;                     // the same in whole pages of a CPU

@@ -4,6 +4,7 @@
 
 #include "absl/strings/str_cat.h"
 #include "base/flags.h"
+#include "base/status_macros.h"
 #include "kernels/mixers/state.h"
 
 namespace ovq {
@@ -37,7 +38,7 @@ Flags Declare(InspectOptions& o) {
 
 absl::StatusOr<InspectOptions> ParseInspectOptions(std::span<const std::string> args) {
   InspectOptions options;
-  if (absl::Status status = Declare(options).Read(args); !status.ok()) return status;
+  RETURN_IF_ERROR(Declare(options).Read(args));
   if (options.folder.empty() && !options.help && !options.version) {
     return absl::InvalidArgumentError("MODEL: expected a model folder, got none");
   }

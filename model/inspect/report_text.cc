@@ -8,8 +8,8 @@
 #include "absl/strings/str_join.h"
 #include "base/json.h"
 #include "base/text.h"
+#include "model/cache_policy.h"
 #include "model/families/family.h"
-#include "model/memory.h"
 
 namespace ovq {
 namespace {
@@ -22,7 +22,7 @@ struct LayerRun {
   std::string type;
 };
 
-std::vector<LayerRun> RunsOf(const std::vector<LayerSpec>& layers) {
+std::vector<LayerRun> FindLayerRuns(const std::vector<LayerSpec>& layers) {
   std::vector<LayerRun> runs;
   for (size_t i = 0; i < layers.size(); ++i) {
     if (runs.empty() || runs.back().type != layers[i].type) runs.push_back({i, i, layers[i].type});
@@ -56,8 +56,8 @@ void AppendSessions(const FolderReport& report, std::string& text) {
                         StateTypeName(report.state_dtype), "memory", "position", "slot_cap",
                         "live_slots", "state_bytes", "memory_bytes");
   for (const FolderReport::Session& s : report.sessions) {
-    absl::StrAppendFormat(&text, "%16s %12d %9d %11d %16d %16d\n", MemoryName(s.memory), s.position,
-                          s.slot_cap, s.live_slots, s.state_bytes, s.memory_bytes);
+    absl::StrAppendFormat(&text, "%16s %12d %9d %11d %16d %16d\n", CachePolicyName(s.cache_policy),
+                          s.position, s.slot_cap, s.live_slots, s.state_bytes, s.memory_bytes);
   }
 }
 
@@ -82,7 +82,7 @@ std::string ReportText(const FolderReport& report) {
   std::string text =
       absl::StrFormat("model       %s\nfamily      %s\nlayers      %d\n", OneLine(report.folder),
                       FamilyName(report), config.layers.size());
-  for (const LayerRun& run : RunsOf(config.layers)) {
+  for (const LayerRun& run : FindLayerRuns(config.layers)) {
     const std::string range =
         run.first == run.last ? absl::StrCat(run.first) : absl::StrCat(run.first, "-", run.last);
     absl::StrAppendFormat(&text, "  %-10s%s\n", range, OneLine(run.type));
@@ -133,11 +133,11 @@ std::string ReportJson(const FolderReport& report) {
       {"verdict", report.verdict},
       {"notes", report.notes},
       {"problems", report.problems}};
-  for (const LayerRun& run : RunsOf(config.layers)) {
+  for (const LayerRun& run : FindLayerRuns(config.layers)) {
     json["layers"].push_back({{"first", run.first}, {"last", run.last}, {"type", run.type}});
   }
   for (const FolderReport::Session& s : report.sessions) {
-    json["sessions"].push_back({{"memory", MemoryName(s.memory)},
+    json["sessions"].push_back({{"memory", CachePolicyName(s.cache_policy)},
                                 {"position", s.position},
                                 {"slot_cap", s.slot_cap},
                                 {"live_slots", s.live_slots},

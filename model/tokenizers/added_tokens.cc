@@ -5,6 +5,7 @@
 
 #include "absl/strings/str_cat.h"
 #include "base/problems.h"
+#include "base/status_macros.h"
 #include "base/text.h"
 #include "model/tokenizers/absl_view.h"
 #include "model/tokenizers/chars.h"
@@ -82,7 +83,7 @@ absl::StatusOr<AddedTokens> AddedTokens::Read(JsonFields& file, std::string_view
     AddedToken token = ReadToken(entries[i], vocab_size);
     AddProblems(problems, entries[i].status());
     if (!entries[i].status().ok() || token.content.empty()) continue;  // the latter as the library
-    const std::string path = absl::StrCat(file.PathOf(key), "[", i, "]");
+    const std::string path = absl::StrCat(file.FieldPath(key), "[", i, "]");
     AddProblems(problems, added.Add(std::move(token), path, vocab));
   }
   AddProblems(problems, added.FillTries(normalizer));
@@ -123,7 +124,7 @@ absl::Status AddedTokens::FillTries(const Normalizer& normalizer) {
       if (tokens_[i].special != special) continue;
       std::string content = tokens_[i].content;
       if (tokens_[i].normalized) {
-        if (absl::Status status = normalizer.Apply(content); !status.ok()) return status;
+        RETURN_IF_ERROR(normalizer.Apply(content));
       }
       (tokens_[i].normalized ? normalized_ : raw_).Add(content, i);
     }

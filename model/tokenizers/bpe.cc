@@ -5,6 +5,7 @@
 
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_format.h"
+#include "base/status_macros.h"
 #include "base/text.h"
 #include "model/tokenizers/byte_alphabet.h"
 #include "model/tokenizers/chars.h"
@@ -15,7 +16,7 @@ namespace {
 constexpr char32_t kLowChars = 0x3000;
 constexpr size_t kLongWord = 64;  // bytes; shorter ones are not worth a look for places to cut
 
-uint64_t PairOf(char32_t c, char32_t d) { return uint64_t{c} << 32 | d; }
+uint64_t PackPair(char32_t c, char32_t d) { return uint64_t{c} << 32 | d; }
 
 std::string FallbackToken(int byte) { return absl::StrFormat("<0x%02X>", byte); }
 
@@ -23,7 +24,7 @@ absl::Status CheckDropout(JsonFields& model) {
   const nlohmann::json* dropout = model.Find("dropout");
   if (dropout != nullptr && !(dropout->is_number() && dropout->get<double>() == 0)) {
     model.Fail("dropout", absl::StrCat("expected null or 0, since it is for training, got ",
-                                       KindOf(*dropout)));
+                                       JsonKindName(*dropout)));
   }
   return model.status();
 }
@@ -83,7 +84,7 @@ absl::Status Bpe::AddMerges(const MergeList& merges) {
   can_cut_ = prefix_.empty() && suffix_.empty() && !ignore_merges_;
   for (size_t rank = 0; rank < merges.size(); ++rank) {
     const auto& [left, right] = merges[rank];
-    if (absl::Status status = AddMerge(left, right, rank); !status.ok()) return status;
+    RETURN_IF_ERROR(AddMerge(left, right, rank));
   }
   return absl::OkStatus();
 }
@@ -107,7 +108,7 @@ absl::Status Bpe::AddMerge(const std::string& left, const std::string& right, si
   for (size_t at = 0; can_cut_ && at < joined.size();) {
     const char32_t c = NextChar(joined, at);
     size_t next = at;
-    if (next < joined.size()) inner_pairs_.insert(PairOf(c, NextChar(joined, next)));
+    if (next < joined.size()) inner_pairs_.insert(PackPair(c, NextChar(joined, next)));
   }
   return absl::OkStatus();
 }
@@ -120,19 +121,19 @@ int32_t Bpe::FindChar(char32_t c) const {
 
 int32_t Bpe::FindWhole(std::string_view word) const {
   if (word.size() > vocab_.longest()) return -1;
-  return takes_bytes_ ? vocab_.Find(BytesToChars(word)) : vocab_.Find(word);
+  return byte_input_ ? vocab_.Find(BytesToChars(word)) : vocab_.Find(word);
 }
 
 void Bpe::Encode(std::string_view word, std::vector<int32_t>& ids) const {
-  if (takes_bytes_ || !can_cut_ || word.size() <= kLongWord) return EncodePart(word, ids);
+  if (byte_input_ || !can_cut_ || word.size() <= kLongWord) return EncodePart(word, ids);
   for (size_t begin = 0; begin < word.size();) {
-    const size_t end = EndOfPart(word, begin);
+    const size_t end = FindPartEnd(word, begin);
     EncodePart(word.substr(begin, end - begin), ids);
     begin = end;
   }
 }
 
-size_t Bpe::EndOfPart(std::string_view word, size_t begin) const {
+size_t Bpe::FindPartEnd(std::string_view word, size_t begin) const {
   size_t at = begin;
   char32_t before = NextChar(word, at);
   bool known_before = FindChar(before) >= 0;
@@ -140,7 +141,7 @@ size_t Bpe::EndOfPart(std::string_view word, size_t begin) const {
     const size_t here = at;
     const char32_t c = NextChar(word, at);
     const bool known = FindChar(c) >= 0;
-    if (known && known_before && !inner_pairs_.contains(PairOf(before, c))) return here;
+    if (known && known_before && !inner_pairs_.contains(PackPair(before, c))) return here;
     before = c;
     known_before = known;
   }
@@ -148,7 +149,7 @@ size_t Bpe::EndOfPart(std::string_view word, size_t begin) const {
 }
 
 void Bpe::EncodePart(std::string_view part, std::vector<int32_t>& ids) const {
-  if (!WordCache::Takes(part)) return Merge(part, ids);
+  if (!WordCache::IsCacheable(part)) return Merge(part, ids);
   if (cache_.Find(part, ids)) return;
   const size_t n = ids.size();
   Merge(part, ids);
@@ -169,7 +170,7 @@ void Bpe::Merge(std::string_view part, std::vector<int32_t>& ids) const {
 // As the library's merge_word: an unknown token waits until the next known character or the end, so
 // that others can join it.
 void Bpe::AppendSymbols(std::string_view part, std::vector<int32_t>& symbols) const {
-  if (takes_bytes_) {
+  if (byte_input_) {
     for (char byte : part) symbols.push_back(byte_ids_[static_cast<uint8_t>(byte)]);
     return;
   }

@@ -19,7 +19,7 @@
 
 namespace ovq {
 
-// Immutable after TakeBytes; any thread.
+// Immutable after EnableByteInput; any thread.
 class Bpe {
  public:
   using MergeList = std::vector<std::pair<std::string, std::string>>;
@@ -29,9 +29,9 @@ class Bpe {
                                                    const MergeList& merges);
 
   // Whether every byte has a token by its character in the alphabet of bytes: then words may come
-  // as their bytes, once TakeBytes is called.
+  // as their bytes, once EnableByteInput is called.
   bool has_all_bytes() const { return has_all_bytes_; }
-  void TakeBytes() { takes_bytes_ = true; }
+  void EnableByteInput() { byte_input_ = true; }
 
   // Appends the ids of a word.
   void Encode(std::string_view word, std::vector<int32_t>& ids) const;
@@ -51,7 +51,7 @@ class Bpe {
   void Merge(std::string_view part, std::vector<int32_t>& ids) const;
   void AppendSymbols(std::string_view part, std::vector<int32_t>& symbols) const;
   bool AppendFallback(std::string_view c, std::vector<int32_t>& symbols) const;
-  size_t EndOfPart(std::string_view word, size_t begin) const;
+  size_t FindPartEnd(std::string_view word, size_t begin) const;
 
   Vocab vocab_;
   Merges merges_;
@@ -62,7 +62,7 @@ class Bpe {
   bool byte_fallback_ = false;
   bool ignore_merges_ = false;
   bool has_all_bytes_ = false;
-  bool takes_bytes_ = false;
+  bool byte_input_ = false;
   std::array<int32_t, 256> byte_ids_;      // by the alphabet of bytes
   std::array<int32_t, 256> fallback_ids_;  // <0x00> to <0xFF>, -1 where there is none
   std::vector<int32_t> low_chars_;         // token of a single character, by code point; -1 if none

@@ -5,6 +5,7 @@
 #include "absl/status/status.h"
 #include "absl/strings/str_cat.h"
 #include "base/problems.h"
+#include "base/status_macros.h"
 #include "base/text.h"
 #include "model/tokenizers/json_fields.h"
 
@@ -12,15 +13,14 @@ namespace ovq {
 
 absl::StatusOr<std::unique_ptr<BpeTokenizer>> BpeTokenizer::Load(const std::string& folder,
                                                                  int64_t vocab_size) {
-  absl::StatusOr<TokenizerFolder> read = TokenizerFolder::Read(folder, vocab_size);
-  if (!read.ok()) return read.status();
-  absl::StatusOr<std::unique_ptr<BpeTokenizer>> tokenizer = Make(std::move(read->file), vocab_size);
+  ASSIGN_OR_RETURN(TokenizerFolder read, TokenizerFolder::Read(folder, vocab_size));
+  absl::StatusOr<std::unique_ptr<BpeTokenizer>> tokenizer = Make(std::move(read.file), vocab_size);
   absl::Status problems = tokenizer.status();
   if (tokenizer.ok()) {
-    AddProblems(problems, (*tokenizer)->SetEnd(read->bos, /*at_front=*/true));
-    AddProblems(problems, (*tokenizer)->SetEnd(read->eos, /*at_front=*/false));
+    AddProblems(problems, (*tokenizer)->SetEnd(read.bos, /*at_front=*/true));
+    AddProblems(problems, (*tokenizer)->SetEnd(read.eos, /*at_front=*/false));
   }
-  if (!problems.ok()) return InContext(read->path, problems);
+  if (!problems.ok()) return InContext(read.path, problems);
   return tokenizer;
 }
 
@@ -54,7 +54,7 @@ absl::Status BpeTokenizer::ReadStages(JsonFields& file, int64_t vocab_size) {
   put(PreTokenizer::Read(file, "pre_tokenizer", bpe_->has_all_bytes()), pre_tokenizer_);
   put(PostProcessor::Read(file, "post_processor", vocab_size), ends_);
   put(TokenDecoder::Read(file, "decoder"), decoder_);
-  if (pre_tokenizer_.gives_bytes()) bpe_->TakeBytes();
+  if (pre_tokenizer_.gives_bytes()) bpe_->EnableByteInput();
   return problems;
 }
 
@@ -98,7 +98,7 @@ absl::StatusOr<std::vector<int32_t>> BpeTokenizer::Encode(std::string_view text)
   absl::Status status;
   if (FirstInvalidUtf8(text)) {
     std::string rest(text);
-    std::string valid = TakeUtf8(rest);
+    std::string valid = ConsumeUtf8(rest);
     if (!rest.empty()) valid += kReplacementCharacter;
     status = EncodeValid(valid, ids);
   } else {
@@ -114,10 +114,8 @@ absl::Status BpeTokenizer::EncodeValid(std::string_view text, std::vector<int32_
   for (const TextPart& part : parts) {
     if (part.id >= 0) {
       ids.push_back(part.id);
-    } else if (absl::Status status = EncodeRaw(part.text, part.text.data() == text.data(), ids);
-               !status.ok()) {
-      return status;
-    }
+    } else
+      RETURN_IF_ERROR(EncodeRaw(part.text, part.text.data() == text.data(), ids));
   }
   return absl::OkStatus();
 }
@@ -125,16 +123,15 @@ absl::Status BpeTokenizer::EncodeValid(std::string_view text, std::vector<int32_
 absl::Status BpeTokenizer::EncodeRaw(std::string_view text, bool at_start,
                                      std::vector<int32_t>& ids) const {
   std::string normalized(text);
-  if (absl::Status status = normalizer_.Apply(normalized); !status.ok()) return status;
+  RETURN_IF_ERROR(normalizer_.Apply(normalized));
   std::vector<TextPart> parts;
   added_.Cut(normalized, /*normalized=*/true, parts);
   for (const TextPart& part : parts) {
     const bool first = at_start && part.text.data() == normalized.data();
     if (part.id >= 0) {
       ids.push_back(part.id);
-    } else if (absl::Status status = EncodeNormalized(part.text, first, ids); !status.ok()) {
-      return status;
-    }
+    } else
+      RETURN_IF_ERROR(EncodeNormalized(part.text, first, ids));
   }
   return absl::OkStatus();
 }
@@ -142,7 +139,7 @@ absl::Status BpeTokenizer::EncodeRaw(std::string_view text, bool at_start,
 absl::Status BpeTokenizer::EncodeNormalized(std::string_view text, bool at_start,
                                             std::vector<int32_t>& ids) const {
   Words words(std::string(text), at_start);
-  if (absl::Status status = pre_tokenizer_.Apply(words); !status.ok()) return status;
+  RETURN_IF_ERROR(pre_tokenizer_.Apply(words));
   for (const TextSpan& span : words.spans) {
     bpe_->Encode(std::string_view(words.text).substr(span.begin, span.end - span.begin), ids);
   }

@@ -6,6 +6,7 @@
 
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_replace.h"
+#include "base/status_macros.h"
 #include "base/text.h"
 #include "model/tokenizers/byte_alphabet.h"
 #include "model/tokenizers/chars.h"
@@ -14,7 +15,7 @@
 namespace ovq {
 namespace {
 
-using Kind = DecoderStep::Kind;
+using Kind = DecoderStage::Kind;
 
 constexpr std::string_view kDecoderTypes[] = {"Sequence",     "ByteLevel", "Replace",
                                               "ByteFallback", "Fuse",      "Strip",
@@ -23,62 +24,62 @@ constexpr Kind kKinds[] = {Kind::kJoin,         Kind::kByteLevel, Kind::kReplace
                            Kind::kByteFallback, Kind::kFuse,      Kind::kStrip,
                            Kind::kMetaspace,    Kind::kWordPiece, Kind::kBpe};
 
-void ReadFields(JsonFields& fields, DecoderStep& step) {
-  switch (step.kind) {
+void ReadFields(JsonFields& fields, DecoderStage& stage) {
+  switch (stage.kind) {
     case Kind::kReplace: {
       absl::StatusOr<Matcher> matcher = ReadPattern(fields, "pattern");
       if (!matcher.ok()) {
         fields.Fail("pattern", std::string(matcher.status().message()));
         return;
       }
-      step.matcher = *std::move(matcher);
-      step.literal = fields.Child("pattern").StringOr("String", "");
-      step.content = fields.String("content");
+      stage.matcher = *std::move(matcher);
+      stage.literal = fields.Child("pattern").StringOr("String", "");
+      stage.content = fields.String("content");
       return;
     }
     case Kind::kStrip:
-      step.literal = fields.String("content");
-      step.start = fields.IntOr("start", 0, 0, INT32_MAX);
-      step.stop = fields.IntOr("stop", 0, 0, INT32_MAX);
-      if (fields.status().ok() && CountChars(step.literal) != 1) {
-        fields.Fail("content", absl::StrCat("expected one character, got ", Quoted(step.literal)));
+      stage.literal = fields.String("content");
+      stage.start = fields.IntOr("start", 0, 0, INT32_MAX);
+      stage.stop = fields.IntOr("stop", 0, 0, INT32_MAX);
+      if (fields.status().ok() && CountChars(stage.literal) != 1) {
+        fields.Fail("content", absl::StrCat("expected one character, got ", Quoted(stage.literal)));
       }
       return;
     case Kind::kMetaspace: {
       const Metaspace metaspace = Metaspace::Read(fields);
-      step.literal = metaspace.replacement;
-      step.flag = metaspace.scheme != PrependScheme::kNever;
+      stage.literal = metaspace.replacement;
+      stage.flag = metaspace.scheme != PrependScheme::kNever;
       return;
     }
     case Kind::kWordPiece:
-      step.literal = fields.StringOr("prefix", "##");
-      step.flag = fields.BoolOr("cleanup", true);
+      stage.literal = fields.StringOr("prefix", "##");
+      stage.flag = fields.BoolOr("cleanup", true);
       return;
     case Kind::kBpe:
-      step.literal = fields.StringOr("suffix", "</w>");
+      stage.literal = fields.StringOr("suffix", "</w>");
       return;
     default:
       return;
   }
 }
 
-absl::Status Append(JsonFields fields, std::vector<DecoderStep>& steps) {
+absl::Status Append(JsonFields fields, std::vector<DecoderStage>& stages) {
   const size_t type = fields.Choice("type", {std::begin(kDecoderTypes), std::end(kDecoderTypes)});
   if (!fields.status().ok()) return fields.status();
   if (kDecoderTypes[type] == "Sequence") {
     for (const JsonFields& child : fields.Children("decoders")) {
-      if (absl::Status status = Append(child, steps); !status.ok()) return status;
+      RETURN_IF_ERROR(Append(child, stages));
     }
     return fields.status();
   }
-  DecoderStep step;
-  step.kind = kKinds[type];
-  if (!steps.empty()) {
-    const DecoderStep& before = steps.back();
-    step.fused = before.fused || before.kind == Kind::kFuse || before.kind == Kind::kByteLevel;
+  DecoderStage stage;
+  stage.kind = kKinds[type];
+  if (!stages.empty()) {
+    const DecoderStage& before = stages.back();
+    stage.fused = before.fused || before.kind == Kind::kFuse || before.kind == Kind::kByteLevel;
   }
-  ReadFields(fields, step);
-  steps.push_back(std::move(step));
+  ReadFields(fields, stage);
+  stages.push_back(std::move(stage));
   return fields.status();
 }
 
@@ -97,35 +98,35 @@ int FallbackByte(std::string_view token) {
   return byte;
 }
 
-std::string Replaced(const DecoderStep& step, std::string_view token) {
+std::string Replaced(const DecoderStage& stage, std::string_view token) {
   std::string text(token);
   // A token on which the regex engine gives up stays as it is: it is no text of a request.
-  if (!ReplaceAll(step.matcher, step.content, text).ok()) text = std::string(token);
+  if (!ReplaceAll(stage.matcher, stage.content, text).ok()) text = std::string(token);
   return text;
 }
 
-std::string Stripped(const DecoderStep& step, std::string_view token) {
-  for (int64_t i = 0; i < step.start && token.starts_with(step.literal); ++i) {
-    token.remove_prefix(step.literal.size());
+std::string Stripped(const DecoderStage& stage, std::string_view token) {
+  for (int64_t i = 0; i < stage.start && token.starts_with(stage.literal); ++i) {
+    token.remove_prefix(stage.literal.size());
   }
-  for (int64_t i = 0; i < step.stop && token.ends_with(step.literal); ++i) {
-    token.remove_suffix(step.literal.size());
+  for (int64_t i = 0; i < stage.stop && token.ends_with(stage.literal); ++i) {
+    token.remove_suffix(stage.literal.size());
   }
   return std::string(token);
 }
 
-std::string WithBlanks(const DecoderStep& step, std::string_view token, bool first) {
-  const char* blank = first && step.flag ? "" : " ";
-  return absl::StrReplaceAll(std::string(token), {{step.literal, blank}});
+std::string WithBlanks(const DecoderStage& stage, std::string_view token, bool first) {
+  const char* blank = first && stage.flag ? "" : " ";
+  return absl::StrReplaceAll(std::string(token), {{stage.literal, blank}});
 }
 
-std::string FromWordPiece(const DecoderStep& step, std::string_view token, bool first) {
+std::string FromWordPiece(const DecoderStage& stage, std::string_view token, bool first) {
   std::string text(token);
   if (!first) {
-    const bool continues = text.starts_with(step.literal);
-    text = continues ? text.substr(step.literal.size()) : absl::StrCat(" ", text);
+    const bool continues = text.starts_with(stage.literal);
+    text = continues ? text.substr(stage.literal.size()) : absl::StrCat(" ", text);
   }
-  if (!step.flag) return text;
+  if (!stage.flag) return text;
   // The library's cleanup: one replacement after the other.
   for (const auto& [from, to] :
        std::initializer_list<std::pair<const char*, const char*>>{{" .", "."},
@@ -144,8 +145,9 @@ std::string FromWordPiece(const DecoderStep& step, std::string_view token, bool 
   return text;
 }
 
-std::string WithoutSuffix(const DecoderStep& step, const std::string& token, const char* instead) {
-  return step.literal.empty() ? token : absl::StrReplaceAll(token, {{step.literal, instead}});
+std::string WithoutSuffix(const DecoderStage& stage, const std::string& token,
+                          const char* instead) {
+  return stage.literal.empty() ? token : absl::StrReplaceAll(token, {{stage.literal, instead}});
 }
 
 // Bytes at the end of `text` that may begin `literal`.
@@ -160,42 +162,42 @@ size_t BeginningAtEnd(std::string_view text, std::string_view literal) {
 absl::StatusOr<TokenDecoder> TokenDecoder::Read(JsonFields& file, std::string_view key) {
   TokenDecoder decoder;
   if (!file.Has(key)) {
-    decoder.steps_.emplace_back();
+    decoder.stages_.emplace_back();
     return decoder;
   }
   const JsonFields fields = file.Child(key);
   if (!file.status().ok()) return file.status();
-  if (absl::Status status = Append(fields, decoder.steps_); !status.ok()) return status;
+  RETURN_IF_ERROR(Append(fields, decoder.stages_));
   return decoder;
 }
 
 DecodeStream::DecodeStream(const TokenDecoder& decoder, bool at_start) : decoder_(decoder) {
-  for (const DecoderStep& step : decoder.steps()) {
-    states_.push_back({.first = at_start, .left = at_start ? step.start : 0});
+  for (const DecoderStage& stage : decoder.stages()) {
+    states_.push_back({.first = at_start, .left = at_start ? stage.start : 0});
   }
 }
 
 std::string DecodeStream::Push(std::string_view token) {
-  Take(0, token);
+  Process(0, token);
   return std::exchange(text_, {});
 }
 
 std::string DecodeStream::Finish() {
-  for (size_t step = 0; step < states_.size(); ++step) End(step);
+  for (size_t stage = 0; stage < states_.size(); ++stage) End(stage);
   return std::exchange(text_, {});
 }
 
 void DecodeStream::Forget() {
   for (size_t i = 0; i < states_.size(); ++i) {
-    const DecoderStep& step = decoder_.steps()[i];
+    const DecoderStage& stage = decoder_.stages()[i];
     State& state = states_[i];
     state.left = 0;
     state.first = false;
-    const bool bytes = step.kind == Kind::kByteLevel || step.kind == Kind::kByteFallback;
-    if (bytes && !step.fused) {
-      TakeUtf8(state.held);
-    } else if (step.kind == Kind::kBpe && !step.fused) {
-      state.held = state.held.ends_with(step.literal) ? step.literal : "";
+    const bool bytes = stage.kind == Kind::kByteLevel || stage.kind == Kind::kByteFallback;
+    if (bytes && !stage.fused) {
+      ConsumeUtf8(state.held);
+    } else if (stage.kind == Kind::kBpe && !stage.fused) {
+      state.held = state.held.ends_with(stage.literal) ? stage.literal : "";
     } else {
       state.held.clear();
     }
@@ -203,136 +205,136 @@ void DecodeStream::Forget() {
   text_.clear();
 }
 
-void DecodeStream::Take(size_t i, std::string_view token) {
+void DecodeStream::Process(size_t i, std::string_view token) {
   if (i == states_.size()) {
     text_ += token;
     return;
   }
-  const DecoderStep& step = decoder_.steps()[i];
-  if (step.fused) return TakeFragment(i, token);
+  const DecoderStage& stage = decoder_.stages()[i];
+  if (stage.fused) return ProcessFragment(i, token);
   State& state = states_[i];
   const bool first = std::exchange(state.first, false);
-  switch (step.kind) {
+  switch (stage.kind) {
     case Kind::kJoin:
-      return Give(i, first ? std::string(token) : absl::StrCat(" ", std::string(token)));
+      return Emit(i, first ? std::string(token) : absl::StrCat(" ", std::string(token)));
     case Kind::kByteLevel:
       state.held += CharsToBytes(token).value_or(std::string(token));
-      return Give(i, TakeUtf8(state.held));
+      return Emit(i, ConsumeUtf8(state.held));
     case Kind::kReplace:
-      return Give(i, Replaced(step, token));
+      return Emit(i, Replaced(stage, token));
     case Kind::kByteFallback:
-      return TakeFallback(i, token);
+      return ProcessByteFallback(i, token);
     case Kind::kFuse:
-      return Give(i, token);
+      return Emit(i, token);
     case Kind::kStrip:
-      return Give(i, Stripped(step, token));
+      return Emit(i, Stripped(stage, token));
     case Kind::kMetaspace:
-      return Give(i, WithBlanks(step, token, first));
+      return Emit(i, WithBlanks(stage, token, first));
     case Kind::kWordPiece:
-      return Give(i, FromWordPiece(step, token, first));
+      return Emit(i, FromWordPiece(stage, token, first));
     case Kind::kBpe:
-      if (std::exchange(state.holds, true)) Give(i, WithoutSuffix(step, state.held, " "));
+      if (std::exchange(state.holds, true)) Emit(i, WithoutSuffix(stage, state.held, " "));
       state.held = std::string(token);
   }
 }
 
 // Of the one token that the whole text is. What cannot be said of a part waits for the end.
-void DecodeStream::TakeFragment(size_t i, std::string_view text) {
-  const DecoderStep& step = decoder_.steps()[i];
-  if (step.kind == Kind::kFuse) return Give(i, text);
-  if (step.kind == Kind::kStrip) return TakeStripped(i, text);
-  if (step.kind == Kind::kReplace && !step.literal.empty()) return TakeReplaced(i, text);
-  if (step.kind == Kind::kMetaspace) return Give(i, WithBlanks(step, text, states_[i].first));
+void DecodeStream::ProcessFragment(size_t i, std::string_view text) {
+  const DecoderStage& stage = decoder_.stages()[i];
+  if (stage.kind == Kind::kFuse) return Emit(i, text);
+  if (stage.kind == Kind::kStrip) return ProcessStrip(i, text);
+  if (stage.kind == Kind::kReplace && !stage.literal.empty()) return ProcessReplace(i, text);
+  if (stage.kind == Kind::kMetaspace) return Emit(i, WithBlanks(stage, text, states_[i].first));
   states_[i].held += text;
 }
 
-void DecodeStream::TakeReplaced(size_t i, std::string_view text) {
-  const DecoderStep& step = decoder_.steps()[i];
+void DecodeStream::ProcessReplace(size_t i, std::string_view text) {
+  const DecoderStage& stage = decoder_.stages()[i];
   std::string& held = states_[i].held;
   held += text;
   std::string ready;
   size_t done = 0;
-  for (size_t at = held.find(step.literal); at != std::string::npos;
-       at = held.find(step.literal, done)) {
-    ready.append(held, done, at - done).append(step.content);
-    done = at + step.literal.size();
+  for (size_t at = held.find(stage.literal); at != std::string::npos;
+       at = held.find(stage.literal, done)) {
+    ready.append(held, done, at - done).append(stage.content);
+    done = at + stage.literal.size();
   }
   held.erase(0, done);
-  const size_t waits = BeginningAtEnd(held, step.literal);
+  const size_t waits = BeginningAtEnd(held, stage.literal);
   ready.append(held, 0, held.size() - waits);
   held.erase(0, held.size() - waits);
-  Give(i, ready);
+  Emit(i, ready);
 }
 
-void DecodeStream::TakeStripped(size_t i, std::string_view text) {
-  const DecoderStep& step = decoder_.steps()[i];
+void DecodeStream::ProcessStrip(size_t i, std::string_view text) {
+  const DecoderStage& stage = decoder_.stages()[i];
   State& state = states_[i];
-  for (; state.left > 0 && text.starts_with(step.literal); --state.left) {
-    text.remove_prefix(step.literal.size());
+  for (; state.left > 0 && text.starts_with(stage.literal); --state.left) {
+    text.remove_prefix(stage.literal.size());
   }
   if (text.empty()) return;
   state.left = 0;
   state.held += text;
   std::string_view ready = state.held;
-  for (int64_t n = 0; n < step.stop && ready.ends_with(step.literal); ++n) {
-    ready.remove_suffix(step.literal.size());
+  for (int64_t n = 0; n < stage.stop && ready.ends_with(stage.literal); ++n) {
+    ready.remove_suffix(stage.literal.size());
   }
-  Give(i, std::string(ready));
+  Emit(i, std::string(ready));
   state.held.erase(0, ready.size());
 }
 
-void DecodeStream::TakeFallback(size_t i, std::string_view token) {
+void DecodeStream::ProcessByteFallback(size_t i, std::string_view token) {
   const int byte = FallbackByte(token);
   if (byte >= 0) {
     states_[i].held += static_cast<char>(byte);
     return;
   }
   FlushBytes(i);
-  Give(i, token);
+  Emit(i, token);
 }
 
 // A run of bytes is text as a whole or not at all.
 void DecodeStream::FlushBytes(size_t i) {
   const std::string bytes = std::exchange(states_[i].held, {});
   if (bytes.empty()) return;
-  if (!FirstInvalidUtf8(bytes)) return Give(i, bytes);
-  for (size_t n = 0; n < bytes.size(); ++n) Give(i, kReplacementCharacter);
+  if (!FirstInvalidUtf8(bytes)) return Emit(i, bytes);
+  for (size_t n = 0; n < bytes.size(); ++n) Emit(i, kReplacementCharacter);
 }
 
 void DecodeStream::End(size_t i) {
-  const DecoderStep& step = decoder_.steps()[i];
+  const DecoderStage& stage = decoder_.stages()[i];
   State& state = states_[i];
   const std::string held = state.held;
-  if (step.kind == Kind::kByteFallback && !step.fused) return FlushBytes(i);
+  if (stage.kind == Kind::kByteFallback && !stage.fused) return FlushBytes(i);
   state.held.clear();
-  if (step.kind == Kind::kBpe && !step.fused) {
-    if (std::exchange(state.holds, false)) Give(i, WithoutSuffix(step, held, ""));
+  if (stage.kind == Kind::kBpe && !stage.fused) {
+    if (std::exchange(state.holds, false)) Emit(i, WithoutSuffix(stage, held, ""));
     return;
   }
   if (held.empty()) return;
-  if (!step.fused) return Give(i, kReplacementCharacter);  // kByteLevel: half a character
-  switch (step.kind) {
+  if (!stage.fused) return Emit(i, kReplacementCharacter);  // kByteLevel: half a character
+  switch (stage.kind) {
     case Kind::kStrip:  // what the end loses
       return;
     case Kind::kReplace:
-      return Give(i, step.literal.empty() ? Replaced(step, held) : held);
+      return Emit(i, stage.literal.empty() ? Replaced(stage, held) : held);
     case Kind::kByteLevel: {
       std::string bytes = CharsToBytes(held).value_or(held);
-      const std::string text = TakeUtf8(bytes);
-      return Give(i, text + std::string(bytes.empty() ? "" : kReplacementCharacter));
+      const std::string text = ConsumeUtf8(bytes);
+      return Emit(i, text + std::string(bytes.empty() ? "" : kReplacementCharacter));
     }
     case Kind::kByteFallback: {
       const int byte = FallbackByte(held);
       const std::string text(1, static_cast<char>(byte));
-      if (byte < 0) return Give(i, held);
-      return Give(i, byte < 0x80 ? std::string_view(text) : kReplacementCharacter);
+      if (byte < 0) return Emit(i, held);
+      return Emit(i, byte < 0x80 ? std::string_view(text) : kReplacementCharacter);
     }
     case Kind::kWordPiece:
-      return Give(i, FromWordPiece(step, held, state.first));
+      return Emit(i, FromWordPiece(stage, held, state.first));
     case Kind::kBpe:
-      return Give(i, WithoutSuffix(step, held, ""));
+      return Emit(i, WithoutSuffix(stage, held, ""));
     default:
-      return Give(i, held);
+      return Emit(i, held);
   }
 }
 

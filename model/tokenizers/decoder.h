@@ -12,8 +12,8 @@
 
 namespace ovq {
 
-// A step of the chain. It takes a list of tokens and gives one; the text is the last list, joined.
-struct DecoderStep {
+// A stage of the chain. It takes a list of tokens and gives one; the text is the last list, joined.
+struct DecoderStage {
   enum class Kind {
     kJoin,  // no decoder: blanks between tokens
     kByteLevel,
@@ -42,10 +42,10 @@ class TokenDecoder {
  public:
   // The field `key` of the file.
   static absl::StatusOr<TokenDecoder> Read(JsonFields& file, std::string_view key);
-  const std::vector<DecoderStep>& steps() const { return steps_; }
+  const std::vector<DecoderStage>& stages() const { return stages_; }
 
  private:
-  std::vector<DecoderStep> steps_;
+  std::vector<DecoderStage> stages_;
 };
 
 // A run of the decoder over one answer. The pieces that Push and Finish give are valid UTF-8 and
@@ -69,14 +69,14 @@ class DecodeStream {
     std::string held = "";  // what waits for more
   };
 
-  void Take(size_t step, std::string_view token);
-  void TakeFragment(size_t step, std::string_view text);
-  void TakeReplaced(size_t step, std::string_view text);
-  void TakeStripped(size_t step, std::string_view text);
-  void TakeFallback(size_t step, std::string_view token);
-  void FlushBytes(size_t step);
-  void End(size_t step);
-  void Give(size_t step, std::string_view token) { Take(step + 1, token); }
+  void Process(size_t stage, std::string_view token);
+  void ProcessFragment(size_t stage, std::string_view text);
+  void ProcessReplace(size_t stage, std::string_view text);
+  void ProcessStrip(size_t stage, std::string_view text);
+  void ProcessByteFallback(size_t stage, std::string_view token);
+  void FlushBytes(size_t stage);
+  void End(size_t stage);
+  void Emit(size_t stage, std::string_view token) { Process(stage + 1, token); }
 
   const TokenDecoder& decoder_;
   std::vector<State> states_;

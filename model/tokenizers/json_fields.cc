@@ -11,7 +11,7 @@ namespace ovq {
 
 using Json = nlohmann::json;
 
-std::string KindOf(const Json& json) {
+std::string JsonKindName(const Json& json) {
   if (json.is_string()) return Quoted(json.get_ref<const std::string&>());
   if (json.is_structured()) return absl::StrCat("an ", json.type_name());
   return json.dump();
@@ -19,18 +19,18 @@ std::string KindOf(const Json& json) {
 
 JsonFields::JsonFields(const Json& json, std::string path) : json_(&json), path_(std::move(path)) {
   if (!json.is_object()) {
-    status_ =
-        absl::InvalidArgumentError(absl::StrCat(path_, ": expected an object, got ", KindOf(json)));
+    status_ = absl::InvalidArgumentError(
+        absl::StrCat(path_, ": expected an object, got ", JsonKindName(json)));
   }
 }
 
-std::string JsonFields::PathOf(std::string_view key) const {
+std::string JsonFields::FieldPath(std::string_view key) const {
   return path_.empty() ? std::string(key) : absl::StrCat(path_, ".", std::string(key));
 }
 
 void JsonFields::Fail(std::string_view key, std::string_view what) {
   if (!status_.ok()) return;
-  status_ = absl::InvalidArgumentError(absl::StrCat(PathOf(key), ": ", std::string(what)));
+  status_ = absl::InvalidArgumentError(absl::StrCat(FieldPath(key), ": ", std::string(what)));
 }
 
 const Json* JsonFields::Find(std::string_view key) const {
@@ -48,7 +48,7 @@ std::string JsonFields::StringOr(std::string_view key, std::string_view fallback
   const Json* json = Find(key);
   if (json == nullptr) return std::string(fallback);
   if (json->is_string()) return json->get<std::string>();
-  Fail(key, absl::StrCat("expected a string, got ", KindOf(*json)));
+  Fail(key, absl::StrCat("expected a string, got ", JsonKindName(*json)));
   return std::string(fallback);
 }
 
@@ -56,7 +56,7 @@ bool JsonFields::BoolOr(std::string_view key, bool fallback) {
   const Json* json = Find(key);
   if (json == nullptr) return fallback;
   if (json->is_boolean()) return json->get<bool>();
-  Fail(key, absl::StrCat("expected true or false, got ", KindOf(*json)));
+  Fail(key, absl::StrCat("expected true or false, got ", JsonKindName(*json)));
   return fallback;
 }
 
@@ -73,7 +73,8 @@ int64_t JsonFields::IntOr(std::string_view key, int64_t fallback, int64_t low, i
   if (in_int64 && json->get<int64_t>() >= low && json->get<int64_t>() <= high) {
     return json->get<int64_t>();
   }
-  Fail(key, absl::StrCat("expected an integer in [", low, ", ", high, "], got ", KindOf(*json)));
+  Fail(key,
+       absl::StrCat("expected an integer in [", low, ", ", high, "], got ", JsonKindName(*json)));
   return fallback;
 }
 
@@ -89,7 +90,7 @@ size_t JsonFields::Choice(std::string_view key, const std::vector<std::string_vi
 JsonFields JsonFields::Child(std::string_view key) {
   static const Json* const missing = new Json;
   const Json* json = Find(key);
-  JsonFields child(json ? *json : *missing, PathOf(key));
+  JsonFields child(json ? *json : *missing, FieldPath(key));
   if (status_.ok() && json == nullptr) Fail(key, "expected an object, but it is missing");
   if (status_.ok()) status_ = child.status();
   return child;
@@ -100,11 +101,11 @@ std::vector<JsonFields> JsonFields::Children(std::string_view key) {
   const Json* json = Find(key);
   if (json == nullptr || !json->is_array()) {
     Fail(key, absl::StrCat("expected a list, ",
-                           json ? absl::StrCat("got ", KindOf(*json)) : "but it is missing"));
+                           json ? absl::StrCat("got ", JsonKindName(*json)) : "but it is missing"));
     return children;
   }
   for (size_t i = 0; i < json->size(); ++i) {
-    children.emplace_back((*json)[i], absl::StrCat(PathOf(key), "[", i, "]"));
+    children.emplace_back((*json)[i], absl::StrCat(FieldPath(key), "[", i, "]"));
     if (status_.ok()) status_ = children.back().status();
   }
   return children;
@@ -122,7 +123,7 @@ std::vector<int64_t> JsonFields::Ints(std::string_view key, int64_t low, int64_t
   for (const Json& entry : *json) {
     const bool fits =
         entry.is_number_integer() && entry.get<int64_t>() >= low && entry.get<int64_t>() <= high;
-    if (!fits) Fail(key, absl::StrCat(expected, ", got ", KindOf(entry)));
+    if (!fits) Fail(key, absl::StrCat(expected, ", got ", JsonKindName(entry)));
     if (fits) ints.push_back(entry.get<int64_t>());
   }
   return ints;

@@ -36,7 +36,7 @@ class JsonFields {
   std::vector<int64_t> Ints(std::string_view key, int64_t low, int64_t high);
   const nlohmann::json* Find(std::string_view key) const;  // null if absent
 
-  std::string PathOf(std::string_view key) const;
+  std::string FieldPath(std::string_view key) const;
 
  private:
   const nlohmann::json* json_;
@@ -45,6 +45,6 @@ class JsonFields {
 };
 
 // "a number", "an object" and the like, for messages.
-std::string KindOf(const nlohmann::json& json);
+std::string JsonKindName(const nlohmann::json& json);
 
 }  // namespace ovq

@@ -4,6 +4,7 @@
 #include <utility>
 
 #include "absl/strings/str_cat.h"
+#include "base/status_macros.h"
 #include "model/tokenizers/byte_alphabet.h"
 #include "model/tokenizers/chars.h"
 #include "model/tokenizers/normal_form.h"
@@ -93,9 +94,8 @@ std::vector<TextStage> ReadBert(JsonFields& fields) {
 }
 
 absl::StatusOr<TextStage> ReadReplace(JsonFields& fields) {
-  absl::StatusOr<Matcher> matcher = ReadPattern(fields, "pattern");
-  if (!matcher.ok()) return matcher.status();
-  return [matcher = *std::move(matcher), content = fields.String("content")](std::string& text) {
+  ASSIGN_OR_RETURN(Matcher matcher, ReadPattern(fields, "pattern"));
+  return [matcher = std::move(matcher), content = fields.String("content")](std::string& text) {
     return ReplaceAll(matcher, content, text);
   };
 }
@@ -123,7 +123,7 @@ absl::Status AppendSequence(JsonFields& fields, std::vector<TextStage>& stages) 
   const std::vector<JsonFields> children = fields.Children("normalizers");
   if (!fields.status().ok()) return fields.status();
   for (const JsonFields& child : children) {
-    if (absl::Status status = Append(child, stages); !status.ok()) return status;
+    RETURN_IF_ERROR(Append(child, stages));
   }
   return absl::OkStatus();
 }
@@ -146,9 +146,8 @@ absl::Status Append(JsonFields fields, std::vector<TextStage>& stages) {
   if (type == "Strip") stages.push_back(ReadStrip(fields));
   if (type == "Prepend") stages.push_back(ReadPrepend(fields));
   if (type == "Replace") {
-    absl::StatusOr<TextStage> stage = ReadReplace(fields);
-    if (!stage.ok()) return stage.status();
-    stages.push_back(*std::move(stage));
+    ASSIGN_OR_RETURN(TextStage stage, ReadReplace(fields));
+    stages.push_back(std::move(stage));
   }
   if (type == "BertNormalizer") {
     for (TextStage& stage : ReadBert(fields)) stages.push_back(std::move(stage));
@@ -163,13 +162,13 @@ absl::StatusOr<Normalizer> Normalizer::Read(JsonFields& file, std::string_view k
   if (!file.Has(key)) return result;
   const JsonFields fields = file.Child(key);
   if (!file.status().ok()) return file.status();
-  if (absl::Status status = Append(fields, result.stages_); !status.ok()) return status;
+  RETURN_IF_ERROR(Append(fields, result.stages_));
   return result;
 }
 
 absl::Status Normalizer::Apply(std::string& text) const {
   for (const TextStage& stage : stages_) {
-    if (absl::Status status = stage(text); !status.ok()) return status;
+    RETURN_IF_ERROR(stage(text));
   }
   return absl::OkStatus();
 }

@@ -4,6 +4,7 @@
 #include <string>
 
 #include "absl/strings/str_cat.h"
+#include "base/status_macros.h"
 #include "base/text.h"
 
 namespace ovq {
@@ -79,7 +80,7 @@ absl::Status Append(JsonFields fields, int64_t vocab_size, PostProcessor& result
   if (!fields.status().ok()) return fields.status();
   if (type == "Sequence") {
     for (const JsonFields& child : fields.Children("processors")) {
-      if (absl::Status status = Append(child, vocab_size, result); !status.ok()) return status;
+      RETURN_IF_ERROR(Append(child, vocab_size, result));
     }
     return fields.status();
   }
@@ -103,7 +104,7 @@ absl::StatusOr<PostProcessor> PostProcessor::Read(JsonFields& file, std::string_
   if (!file.Has(key)) return result;
   const JsonFields fields = file.Child(key);
   if (!file.status().ok()) return file.status();
-  if (absl::Status status = Append(fields, vocab_size, result); !status.ok()) return status;
+  RETURN_IF_ERROR(Append(fields, vocab_size, result));
   return result;
 }
 

@@ -5,6 +5,7 @@
 #include <utility>
 
 #include "absl/strings/str_cat.h"
+#include "base/status_macros.h"
 #include "base/text.h"
 #include "model/tokenizers/byte_alphabet.h"
 #include "model/tokenizers/chars.h"
@@ -24,9 +25,7 @@ Stage SplitBy(Splitter splitter) {
     std::vector<TextSpan> pieces;
     pieces.reserve(words.spans.size());
     for (const TextSpan& span : words.spans) {
-      if (absl::Status status = splitter.Split(words.text, span, pieces); !status.ok()) {
-        return status;
-      }
+      RETURN_IF_ERROR(splitter.Split(words.text, span, pieces));
     }
     words.spans = std::move(pieces);
     return absl::OkStatus();
@@ -64,9 +63,8 @@ absl::StatusOr<std::vector<Stage>> ReadByteLevel(JsonFields& fields, bool keep_b
     });
   }
   if (use_regex) {
-    absl::StatusOr<Regex> regex = Regex::Compile(kByteLevelPattern);
-    if (!regex.ok()) return regex.status();
-    stages.push_back(SplitBy({.matcher = MatchRegex(*std::move(regex))}));
+    ASSIGN_OR_RETURN(Regex regex, Regex::Compile(kByteLevelPattern));
+    stages.push_back(SplitBy({.matcher = MatchRegex(std::move(regex))}));
   }
   if (!keep_bytes) {
     stages.push_back([](Words& words) {
@@ -106,20 +104,17 @@ absl::StatusOr<std::vector<Stage>> ReadMetaspace(JsonFields& fields) {
 }
 
 absl::StatusOr<Stage> ReadSplit(JsonFields& fields) {
-  absl::StatusOr<Matcher> matcher = ReadPattern(fields, "pattern");
-  if (!matcher.ok()) return matcher.status();
-  const absl::StatusOr<SplitBehavior> behavior = ReadSplitBehavior(fields);
-  if (!behavior.ok()) return behavior.status();
+  ASSIGN_OR_RETURN(Matcher matcher, ReadPattern(fields, "pattern"));
+  ASSIGN_OR_RETURN(const SplitBehavior behavior, ReadSplitBehavior(fields));
   const bool invert = fields.BoolOr("invert", false);
-  return SplitBy({*std::move(matcher), *behavior, invert});
+  return SplitBy({std::move(matcher), behavior, invert});
 }
 
 absl::StatusOr<Stage> ReadPunctuation(JsonFields& fields) {
   SplitBehavior behavior = SplitBehavior::kIsolated;
   if (fields.Has("behavior")) {
-    const absl::StatusOr<SplitBehavior> given = ReadSplitBehavior(fields);
-    if (!given.ok()) return given.status();
-    behavior = *given;
+    ASSIGN_OR_RETURN(const SplitBehavior given, ReadSplitBehavior(fields));
+    behavior = given;
   }
   return SplitBy({.matcher = MatchChars(IsPunctuation), .behavior = behavior});
 }
@@ -146,9 +141,8 @@ Stage ReadFixedLength(JsonFields& fields) {
 }
 
 absl::StatusOr<Stage> ReadWhitespace() {
-  absl::StatusOr<Regex> regex = Regex::Compile(R"(\w+|[^\w\s]+)");
-  if (!regex.ok()) return regex.status();
-  return SplitBy({MatchRegex(*std::move(regex)), SplitBehavior::kRemoved, /*invert=*/true});
+  ASSIGN_OR_RETURN(Regex regex, Regex::Compile(R"(\w+|[^\w\s]+)"));
+  return SplitBy({MatchRegex(std::move(regex)), SplitBehavior::kRemoved, /*invert=*/true});
 }
 
 Stage SplitOffWhitespace() {
@@ -201,16 +195,15 @@ absl::Status StageReader::Read(JsonFields fields, bool is_last) {
     if (!fields.status().ok()) return fields.status();
     for (size_t i = 0; i < children.size(); ++i) {
       const bool last = is_last && i + 1 == children.size();
-      if (absl::Status status = Read(children[i], last); !status.ok()) return status;
+      RETURN_IF_ERROR(Read(children[i], last));
     }
     return absl::OkStatus();
   }
   const bool keeps = keep_bytes && is_last && type == "ByteLevel";
-  absl::StatusOr<std::vector<Stage>> read = ReadOne(type, fields, keeps);
-  if (!read.ok()) return read.status();
+  ASSIGN_OR_RETURN(std::vector<Stage> read, ReadOne(type, fields, keeps));
   if (!fields.status().ok()) return fields.status();
   gives_bytes = keeps;
-  stages.insert(stages.end(), read->begin(), read->end());
+  stages.insert(stages.end(), read.begin(), read.end());
   return absl::OkStatus();
 }
 
@@ -223,7 +216,7 @@ absl::StatusOr<PreTokenizer> PreTokenizer::Read(JsonFields& file, std::string_vi
   StageReader reader{keep_bytes};
   const JsonFields fields = file.Child(key);
   if (!file.status().ok()) return file.status();
-  if (absl::Status status = reader.Read(fields, /*is_last=*/true); !status.ok()) return status;
+  RETURN_IF_ERROR(reader.Read(fields, /*is_last=*/true));
   result.stages_ = std::move(reader.stages);
   result.gives_bytes_ = reader.gives_bytes;
   return result;
@@ -231,7 +224,7 @@ absl::StatusOr<PreTokenizer> PreTokenizer::Read(JsonFields& file, std::string_vi
 
 absl::Status PreTokenizer::Apply(Words& words) const {
   for (const Stage& stage : stages_) {
-    if (absl::Status status = stage(words); !status.ok()) return status;
+    RETURN_IF_ERROR(stage(words));
   }
   return absl::OkStatus();
 }

@@ -79,7 +79,7 @@ const Onig& TheOnig() {
   return *onig;
 }
 
-std::string MessageOf(int code, OnigErrorInfo* info) {
+std::string RegexErrorText(int code, OnigErrorInfo* info) {
   OnigUChar text[ONIG_MAX_ERROR_MESSAGE_LEN];
   const int size = TheOnig().error_code_to_str(text, code, info);
   return std::string(reinterpret_cast<const char*>(text), static_cast<size_t>(size));
@@ -100,7 +100,7 @@ absl::StatusOr<Regex> Regex::Compile(const std::string& pattern) {
                              onig.ruby, &info);
   if (code == ONIG_NORMAL) return Regex(std::shared_ptr<regex_t>(regex, onig.free));
   return absl::InvalidArgumentError(
-      absl::StrCat("regex ", Quoted(pattern), " does not compile: ", MessageOf(code, &info)));
+      absl::StrCat("regex ", Quoted(pattern), " does not compile: ", RegexErrorText(code, &info)));
 }
 
 absl::Status Regex::FindAll(std::string_view text, std::vector<TextSpan>& matches) const {
@@ -112,8 +112,8 @@ absl::Status Regex::FindAll(std::string_view text, std::vector<TextSpan>& matche
                                     End(text), region.get(), ONIG_OPTION_NONE);
     if (at == ONIG_MISMATCH) return absl::OkStatus();
     if (at < 0) {
-      return absl::InvalidArgumentError(
-          absl::StrCat("the regular expression gave up on this text: ", MessageOf(at, nullptr)));
+      return absl::InvalidArgumentError(absl::StrCat(
+          "the regular expression gave up on this text: ", RegexErrorText(at, nullptr)));
     }
     const TextSpan match = {static_cast<size_t>(region->beg[0]),
                             static_cast<size_t>(region->end[0])};

@@ -4,6 +4,7 @@
 #include <utility>
 
 #include "absl/strings/str_cat.h"
+#include "base/status_macros.h"
 #include "model/tokenizers/chars.h"
 
 namespace ovq {
@@ -138,9 +139,7 @@ absl::Status Splitter::Split(std::string_view text, TextSpan span,
                              std::vector<TextSpan>& pieces) const {
   std::vector<TextSpan> matches;
   const size_t size = span.end - span.begin;
-  if (absl::Status status = matcher(text.substr(span.begin, size), matches); !status.ok()) {
-    return status;
-  }
+  RETURN_IF_ERROR(matcher(text.substr(span.begin, size), matches));
   std::vector<Part> parts = Cover(size, matches, invert);
   Apply(behavior, parts);
   for (const Part& part : parts) {

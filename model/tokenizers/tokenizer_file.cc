@@ -63,7 +63,7 @@ class Reader {
   }
   bool Expected(std::string_view what, const Json& got) {
     return Fail(absl::InvalidArgumentError(
-        absl::StrCat(Path(), ": expected ", std::string(what), ", got ", KindOf(got))));
+        absl::StrCat(Path(), ": expected ", std::string(what), ", got ", JsonKindName(got))));
   }
   bool At(const std::vector<std::string>& path) const;
   std::string Path() const;
@@ -192,7 +192,7 @@ bool Reader::Id(const Json& value) {
     const absl::Status wrong = absl::InvalidArgumentError(
         absl::StrCat(VocabName(), Quoted(frames_.back().key),
                      ": expected an integer id below the model's vocab_size ", vocab_size_,
-                     ", got ", KindOf(value)));
+                     ", got ", JsonKindName(value)));
     if (!is_id) return Fail(wrong);
     file_.beyond.Update(wrong);
   }
@@ -216,7 +216,7 @@ bool Reader::MergeLine(const std::string& line) {
 // files of before 2020 do not.
 absl::Status CheckType(const Json& file, bool has_merges) {
   if (!file.is_object()) {
-    return absl::InvalidArgumentError(absl::StrCat("expected an object, got ", KindOf(file)));
+    return absl::InvalidArgumentError(absl::StrCat("expected an object, got ", JsonKindName(file)));
   }
   JsonFields fields(file, "");
   JsonFields model = fields.Child("model");

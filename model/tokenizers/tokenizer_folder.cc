@@ -10,6 +10,7 @@
 #include "base/files.h"
 #include "base/json.h"
 #include "base/problems.h"
+#include "base/status_macros.h"
 #include "model/tokenizers/json_fields.h"
 
 namespace ovq {
@@ -77,12 +78,11 @@ absl::Status ReadVocabAndMerges(const std::string& folder, const Json& config, i
   if (!text.ok()) return text.status();
   absl::StatusOr<Bpe::MergeList> merges = ParseMerges(*text);
   if (!merges.ok()) return InContext(merges_path, merges.status());
-  const absl::StatusOr<Json> added = OptionalObject(folder + "/added_tokens.json");
-  if (!added.ok()) return added.status();
+  ASSIGN_OR_RETURN(const Json added, OptionalObject(folder + "/added_tokens.json"));
   const auto prefix = config.find("add_prefix_space");
   const bool add_prefix_space = prefix != config.end() && *prefix == true;
   result.file.rest = {
-      {"added_tokens", AddedTokens(config, *added, *vocab)},
+      {"added_tokens", AddedTokens(config, added, *vocab)},
       {"pre_tokenizer", {{"type", "ByteLevel"}, {"add_prefix_space", add_prefix_space}}},
       {"decoder", {{"type", "ByteLevel"}}},
       {"model", {{"type", "BPE"}}}};
@@ -94,9 +94,8 @@ absl::Status ReadVocabAndMerges(const std::string& folder, const Json& config, i
 absl::Status ReadTokenizerJson(const std::string& folder, int64_t vocab_size,
                                TokenizerFolder& result) {
   result.path = folder + "/tokenizer.json";
-  const absl::StatusOr<std::string> text = ReadFile(result.path, kMaxFileBytes);
-  if (!text.ok()) return text.status();
-  absl::StatusOr<TokenizerFile> file = TokenizerFile::Parse(*text, vocab_size);
+  ASSIGN_OR_RETURN(const std::string text, ReadFile(result.path, kMaxFileBytes));
+  absl::StatusOr<TokenizerFile> file = TokenizerFile::Parse(text, vocab_size);
   if (!file.ok()) return InContext(result.path, file.status());
   result.file = *std::move(file);
   return absl::OkStatus();
@@ -113,24 +112,22 @@ absl::StatusOr<TokenizerFolder> TokenizerFolder::Read(const std::string& folder,
                                                       int64_t vocab_size) {
   TokenizerFolder result;
   const std::string config_path = folder + "/tokenizer_config.json";
-  const absl::StatusOr<Json> config = OptionalObject(config_path);
-  if (!config.ok()) return config.status();
-  JsonFields fields(*config, "");
-  result.bos = ReadEnd(fields, *config, "add_bos_token", "bos_token");
-  result.eos = ReadEnd(fields, *config, "add_eos_token", "eos_token");
+  ASSIGN_OR_RETURN(const Json config, OptionalObject(config_path));
+  JsonFields fields(config, "");
+  result.bos = ReadEnd(fields, config, "add_bos_token", "bos_token");
+  result.eos = ReadEnd(fields, config, "add_eos_token", "eos_token");
   if (!fields.status().ok()) return InContext(config_path, fields.status());
   const absl::Status status = Exists(folder + "/tokenizer.json")
                                   ? ReadTokenizerJson(folder, vocab_size, result)
-                                  : ReadVocabAndMerges(folder, *config, vocab_size, result);
+                                  : ReadVocabAndMerges(folder, config, vocab_size, result);
   if (!status.ok()) return status;
   return result;
 }
 
 absl::StatusOr<Json> OptionalObject(const std::string& path) {
   if (!Exists(path)) return Json::object();
-  absl::StatusOr<std::string> text = ReadFile(path, kMaxFileBytes);
-  if (!text.ok()) return text.status();
-  return ParseJsonObject(*text, path);
+  ASSIGN_OR_RETURN(std::string text, ReadFile(path, kMaxFileBytes));
+  return ParseJsonObject(text, path);
 }
 
 std::string TokenText(const Json& config, std::string_view key) {

@@ -27,11 +27,11 @@ struct alignas(64) WordCache::Shard {
 WordCache::WordCache() : shards_(std::make_unique<Shard[]>(kShards)) {}
 WordCache::~WordCache() = default;
 
-WordCache::Shard& WordCache::ShardOf(size_t hash) const { return shards_[hash % kShards]; }
+WordCache::Shard& WordCache::ShardFor(size_t hash) const { return shards_[hash % kShards]; }
 
 bool WordCache::Find(std::string_view word, std::vector<int32_t>& ids) const {
   const size_t hash = absl::HashOf(AbslView(word));
-  Shard& shard = ShardOf(hash);
+  Shard& shard = ShardFor(hash);
   const std::lock_guard lock(shard.mutex);
   const Slot& slot = shard.slots[hash / kShards % kSlots];
   if (slot.word != word) return false;
@@ -41,7 +41,7 @@ bool WordCache::Find(std::string_view word, std::vector<int32_t>& ids) const {
 
 void WordCache::Insert(std::string_view word, const int32_t* ids, size_t n) {
   const size_t hash = absl::HashOf(AbslView(word));
-  Shard& shard = ShardOf(hash);
+  Shard& shard = ShardFor(hash);
   const std::lock_guard lock(shard.mutex);
   Slot& slot = shard.slots[hash / kShards % kSlots];
   slot.word = word;

@@ -16,7 +16,7 @@ class WordCache {
   WordCache();
   ~WordCache();
 
-  static bool Takes(std::string_view word) { return word.size() <= kLongestWord; }
+  static bool IsCacheable(std::string_view word) { return word.size() <= kLongestWord; }
   // Appends the ids of a word that is here; false if it is not.
   bool Find(std::string_view word, std::vector<int32_t>& ids) const;
   void Insert(std::string_view word, const int32_t* ids, size_t n);
@@ -24,7 +24,7 @@ class WordCache {
  private:
   static constexpr size_t kLongestWord = 128;  // bytes
   struct Shard;
-  Shard& ShardOf(size_t hash) const;
+  Shard& ShardFor(size_t hash) const;
   std::unique_ptr<Shard[]> shards_;
 };
 

@@ -12,7 +12,7 @@ namespace {
 constexpr absl::string_view kScheme = "bearer ";
 
 // The token of "Bearer TOKEN"; unset if it is none.
-std::optional<std::string> TokenOf(const std::string& value) {
+std::optional<std::string> ParseBearerToken(const std::string& value) {
   if (!absl::StartsWithIgnoreCase(value, kScheme)) return std::nullopt;
   std::string token = value.substr(kScheme.size());
   if (!IsToken(token)) return std::nullopt;
@@ -46,9 +46,9 @@ absl::StatusOr<Caller> Authenticator::ByToken(const CallContext& context, Access
   };
   const std::optional<std::string> value = context.Value("authorization");
   if (!value) return fail(AuthFailure::kMissing, Unauthenticated(context.kind()));
-  const std::optional<std::string> token = TokenOf(*value);
+  const std::optional<std::string> token = ParseBearerToken(*value);
   if (!token) return fail(AuthFailure::kMalformed, Unauthenticated(context.kind()));
-  const TokenDigest digest = DigestOf(*token);
+  const TokenDigest digest = DigestToken(*token);
   const std::shared_ptr<const TenantList> tenants = tenants_->current();
   const TenantList::Tenant* tenant = tenants->Find(digest);
   if (tenant == nullptr) return fail(AuthFailure::kUnknown, Unauthenticated(context.kind()));

@@ -5,6 +5,7 @@
 #include "absl/strings/str_cat.h"
 #include "absl/time/clock.h"
 #include "base/files.h"
+#include "base/status_macros.h"
 
 namespace ovq {
 namespace {
@@ -29,14 +30,12 @@ absl::StatusOr<std::unique_ptr<Security>> Security::Load(SecurityFiles files) {
   result->watches_.push_back({FileSet({tls.cert, tls.key, tls.client_ca}), nullptr});
   result->watches_.push_back({FileSet({result->files_.tenants}), nullptr});
   if (!tls.cert.empty()) {
-    absl::StatusOr<TlsMaterial> material = LoadTls(tls, absl::Now());
-    if (!material.ok()) return material.status();
-    result->tls_ = std::make_unique<TlsSource>(*std::move(material));
+    ASSIGN_OR_RETURN(TlsMaterial material, LoadTls(tls, absl::Now()));
+    result->tls_ = std::make_unique<TlsSource>(std::move(material));
   }
   if (!result->files_.tenants.empty()) {
-    absl::StatusOr<TenantList> list = result->ReadTenants();
-    if (!list.ok()) return list.status();
-    result->tenants_ = std::make_unique<TenantRegistry>(*std::move(list));
+    ASSIGN_OR_RETURN(TenantList list, result->ReadTenants());
+    result->tenants_ = std::make_unique<TenantRegistry>(std::move(list));
   }
   if (const std::string& ca = result->files_.trace_collector_ca; !ca.empty()) {
     absl::Status status = CheckAuthorities("--trace-collector-ca", ca, absl::Now());

@@ -14,6 +14,7 @@
 #include "absl/strings/str_cat.h"
 #include "absl/strings/strip.h"
 #include "base/json.h"
+#include "base/status_macros.h"
 #include "base/text.h"
 #include "base/values.h"
 
@@ -83,7 +84,7 @@ absl::StatusOr<size_t> ToBytes(const json& value) {
 }
 
 template <class T>
-absl::Status Take(absl::StatusOr<T> value, std::optional<T>& out) {
+absl::Status AssignIfOk(absl::StatusOr<T> value, std::optional<T>& out) {
   if (value.ok()) out = *value;
   return value.status();
 }
@@ -104,7 +105,7 @@ class TenantReader {
       return Bad("", "tenants", "expected an array of at least one tenant");
     }
     for (const json& tenant : *tenants) {
-      if (absl::Status status = ReadTenant(tenant); !status.ok()) return status;
+      RETURN_IF_ERROR(ReadTenant(tenant));
     }
     return absl::OkStatus();
   }
@@ -139,7 +140,7 @@ class TenantReader {
         if (!field.is_boolean()) return Bad(where, key, "expected true or false");
         tenant.admin = field.get<bool>();
       } else if (key == "weight") {
-        status = Take(ToWeight(field), tenant.limits.weight);
+        status = AssignIfOk(ToWeight(field), tenant.limits.weight);
         if (!status.ok()) return Bad(where, key, status.message());
       } else if (key == "limits") {
         status = ReadLimits(where, field, tenant.limits);
@@ -174,13 +175,13 @@ class TenantReader {
           "tokens_per_second");
       std::string name = Quoted(key);
       if (key == "sessions") {
-        status = Take(ToCount(field), limits.sessions);
+        status = AssignIfOk(ToCount(field), limits.sessions);
       } else if (key == "state_bytes") {
-        status = Take(ToBytes(field), limits.state_bytes);
+        status = AssignIfOk(ToBytes(field), limits.state_bytes);
       } else if (key == "requests_per_second") {
-        status = Take(ToRate(field), limits.requests_per_second);
+        status = AssignIfOk(ToRate(field), limits.requests_per_second);
       } else if (key == "tokens_per_second") {
-        status = Take(ToRate(field), limits.tokens_per_second);
+        status = AssignIfOk(ToRate(field), limits.tokens_per_second);
       }
       if (status.ok()) continue;
       return Bad(where, absl::StrCat("limits: ", name), status.message());
@@ -202,7 +203,7 @@ bool IsToken(std::string_view token) {
          });
 }
 
-TokenDigest DigestOf(std::string_view token) {
+TokenDigest DigestToken(std::string_view token) {
   TokenDigest digest;
   SHA256(reinterpret_cast<const uint8_t*>(token.data()), token.size(), digest.data());
   return digest;
@@ -218,14 +219,14 @@ absl::StatusOr<std::string> HashToken(std::string_view input) {
         "--hash-token: expected one line with a token of ", kMinStrongToken, " to ", kMaxToken,
         " characters A-Z a-z 0-9 - . _ ~ + / =, such as openssl rand -hex 32 prints"));
   }
-  return Hex(DigestOf(token));
+  return Hex(DigestToken(token));
 }
 
 absl::StatusOr<TenantList> TenantList::Parse(std::string_view text, const std::string& file) {
   const absl::StatusOr<json> root = ParseJsonObject(text, file);
   if (!root.ok()) return absl::InvalidArgumentError(root.status().message());
   TenantList list;
-  if (absl::Status status = TenantReader(file, list).Read(*root); !status.ok()) return status;
+  RETURN_IF_ERROR(TenantReader(file, list).Read(*root));
   return list;
 }
 

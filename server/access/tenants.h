@@ -17,7 +17,7 @@ using TokenDigest = std::array<uint8_t, 32>;  // SHA-256
 
 // The characters that RFC 6750 allows in a bearer token, at most 4096 of them.
 bool IsToken(std::string_view token);
-TokenDigest DigestOf(std::string_view token);
+TokenDigest DigestToken(std::string_view token);
 
 // What `ovq-server --hash-token` prints for the text on its input: the digest in hex.
 // InvalidArgument for what is no token, or too short to be a strong one.

@@ -16,6 +16,7 @@
 #include "absl/strings/str_cat.h"
 #include "base/check.h"
 #include "base/files.h"
+#include "base/status_macros.h"
 
 namespace ovq {
 namespace {
@@ -119,11 +120,10 @@ absl::Status CheckPair(const Source& cert, const Source& key, X509* certificate,
 }
 
 absl::Status CheckCertificates(const Source& source, absl::Time now) {
-  const absl::StatusOr<std::vector<Certificate>> certificates = ReadCertificates(source);
-  if (!certificates.ok()) return certificates.status();
+  ASSIGN_OR_RETURN(const std::vector<Certificate> certificates, ReadCertificates(source));
   // Bundles may contain expired ones; at least one must be valid.
   absl::Status status;
-  for (const Certificate& certificate : *certificates) {
+  for (const Certificate& certificate : certificates) {
     status = CheckTime(source, *certificate, now);
     if (status.ok()) return status;
   }
@@ -181,24 +181,19 @@ absl::StatusOr<TlsMaterial> LoadTls(const TlsFiles& files, absl::Time now) {
   Source client_ca{"--tls-client-ca", files.client_ca};
   for (Source* source : {&cert, &key, &client_ca}) {
     if (source->path.empty()) continue;
-    if (absl::Status status = source->Read(); !status.ok()) return status;
+    RETURN_IF_ERROR(source->Read());
   }
-  const absl::StatusOr<std::vector<Certificate>> chain = ReadCertificates(cert);
-  if (!chain.ok()) return chain.status();
-  absl::StatusOr<Key> secret = ReadKey(key);
-  if (!secret.ok()) return secret.status();
+  ASSIGN_OR_RETURN(const std::vector<Certificate> chain, ReadCertificates(cert));
+  ASSIGN_OR_RETURN(Key secret, ReadKey(key));
   TlsMaterial material;
   material.expiry = absl::InfiniteFuture();
-  for (const Certificate& certificate : *chain) {
-    if (absl::Status status = CheckTime(cert, *certificate, now); !status.ok()) return status;
+  for (const Certificate& certificate : chain) {
+    RETURN_IF_ERROR(CheckTime(cert, *certificate, now));
     material.expiry = std::min(material.expiry, ToTime(X509_get0_notAfter(certificate.get())));
   }
-  if (absl::Status status = CheckPair(cert, key, chain->front().get(), secret->get());
-      !status.ok()) {
-    return status;
-  }
+  RETURN_IF_ERROR(CheckPair(cert, key, chain.front().get(), secret.get()));
   if (!files.client_ca.empty()) {
-    if (absl::Status status = CheckCertificates(client_ca, now); !status.ok()) return status;
+    RETURN_IF_ERROR(CheckCertificates(client_ca, now));
   }
   material.cert = std::move(cert.text);
   material.key = std::move(key.text);
@@ -208,7 +203,7 @@ absl::StatusOr<TlsMaterial> LoadTls(const TlsFiles& files, absl::Time now) {
 
 absl::Status CheckAuthorities(const char* flag, const std::string& path, absl::Time now) {
   Source source{flag, path};
-  if (absl::Status status = source.Read(); !status.ok()) return status;
+  RETURN_IF_ERROR(source.Read());
   return CheckCertificates(source, now);
 }
 

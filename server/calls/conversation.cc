@@ -9,6 +9,7 @@
 
 #include "absl/strings/str_cat.h"
 #include "absl/time/time.h"
+#include "base/status_macros.h"
 #include "server/engine/error_facts.h"
 #include "server/engine/validate.h"
 
@@ -16,12 +17,12 @@ namespace ovq {
 namespace {
 
 // What the template says, which may quote the caller.
-absl::Status Refused(const std::string& field, const absl::Status& why) {
+absl::Status TemplateError(const std::string& field, const absl::Status& why) {
   const absl::Status status = absl::InvalidArgumentError(absl::StrCat(field, ": ", why.message()));
   return WithLogText(WithFacts(status, {.field = field}), absl::StrCat(field, ": refused"));
 }
 
-absl::Status DoesNotGoOn(const std::string& path, std::string_view why) {
+absl::Status HistoryMismatch(const std::string& path, std::string_view why) {
   const std::string field = path + ".known";
   return WithFacts(absl::FailedPreconditionError(absl::StrCat(field, ": ", std::string(why))),
                    {.field = field});
@@ -51,7 +52,7 @@ class Writer {
   absl::StatusOr<std::string> Text(size_t n_messages, bool opens_answer) const {
     absl::StatusOr<std::string> text =
         format_.Render(std::span(messages).first(n_messages), tools_json_, opens_answer, now_);
-    if (!text.ok()) return Refused(path_, text.status());
+    if (!text.ok()) return TemplateError(path_, text.status());
     return text;
   }
 
@@ -70,7 +71,8 @@ class Writer {
 
 }  // namespace
 
-PromptPlace PlaceIn(Engine& engine, const std::string& session_id, const std::string& tenant) {
+PromptPlace FindPromptPlace(Engine& engine, const std::string& session_id,
+                            const std::string& tenant) {
   const absl::StatusOr<SessionInfo> session = engine.GetSession(session_id, tenant);
   if (!session.ok()) return {};
   return {.at_start = session->position == 0, .last_token = session->last_token};
@@ -78,32 +80,31 @@ PromptPlace PlaceIn(Engine& engine, const std::string& session_id, const std::st
 
 absl::StatusOr<std::string> NewText(const v1::Conversation& conversation, const std::string& path,
                                     const PromptPlace& place, const Engine& engine) {
-  const absl::StatusOr<Writer> writer = Writer::Make(conversation, path, engine);
-  if (!writer.ok()) return writer.status();
+  ASSIGN_OR_RETURN(const Writer writer, Writer::Make(conversation, path, engine));
   const size_t known = conversation.known();
   if ((known == 0) != place.at_start) {
-    return DoesNotGoOn(path, known == 0 ? "expected how many of the messages the session, which "
-                                          "has tokens, holds; got 0"
-                                        : "expected 0, as there is no session with tokens");
+    return HistoryMismatch(path, known == 0
+                                     ? "expected how many of the messages the session, which "
+                                       "has tokens, holds; got 0"
+                                     : "expected 0, as there is no session with tokens");
   }
   const bool opens_answer =
       !conversation.has_add_generation_prompt() || conversation.add_generation_prompt();
-  absl::StatusOr<std::string> text = writer->Text(writer->messages.size(), opens_answer);
+  absl::StatusOr<std::string> text = writer.Text(writer.messages.size(), opens_answer);
   if (known == 0 || !text.ok()) return text;
   // What the session has read: its last answer behind what opened that, or just the messages.
-  const ChatMessage& last = writer->messages[known - 1];
+  const ChatMessage& last = writer.messages[known - 1];
   const bool is_answer = last.role == "assistant";
-  absl::StatusOr<std::string> read = writer->Text(known - is_answer, /*opens_answer=*/is_answer);
-  if (!read.ok()) return read;
-  if (is_answer) *read += last.content;
-  if (!text->starts_with(*read)) {
-    const auto differs = std::ranges::mismatch(*text, *read).in1 - text->begin();
-    return DoesNotGoOn(path,
-                       absl::StrCat("the chat template no longer writes the known messages as "
-                                    "the session has read them: their texts differ at byte ",
-                                    differs));
+  ASSIGN_OR_RETURN(std::string read, writer.Text(known - is_answer, /*opens_answer=*/is_answer));
+  if (is_answer) read += last.content;
+  if (!text->starts_with(read)) {
+    const auto differs = std::ranges::mismatch(*text, read).in1 - text->begin();
+    return HistoryMismatch(path,
+                           absl::StrCat("the chat template no longer writes the known messages as "
+                                        "the session has read them: their texts differ at byte ",
+                                        differs));
   }
-  text->erase(0, read->size());
+  text->erase(0, read.size());
   // The answer's end of sequence is in the session already.
   if (is_answer && place.last_token.has_value() && engine.model().tokenizer != nullptr) {
     const std::map<int32_t, std::string> specials = engine.model().tokenizer->special_tokens();

@@ -17,7 +17,8 @@ struct PromptPlace {
   std::optional<int32_t> last_token = {};
 };
 // At the start also if there is no such session, which the engine says once it gets the request.
-PromptPlace PlaceIn(Engine& engine, const std::string& session_id, const std::string& tenant);
+PromptPlace FindPromptPlace(Engine& engine, const std::string& session_id,
+                            const std::string& tenant);
 
 // The text behind the `known` messages of the conversation. `path` is the field's. InvalidArgument:
 // a field beyond its limit, tools that are no JSON list, what the template refuses or cannot render

@@ -4,6 +4,7 @@
 #include <span>
 
 #include "absl/strings/str_cat.h"
+#include "base/status_macros.h"
 #include "server/engine/error_facts.h"
 #include "server/engine/prefix_cache.h"
 #include "server/engine/session.h"
@@ -97,9 +98,7 @@ absl::Duration ToDuration(const google::protobuf::Duration& from) {
 
 absl::StatusOr<std::vector<int32_t>> Encode(const Engine& engine, const std::string& text,
                                             bool add_bos, const std::string& field) {
-  if (absl::Status status = CheckTextBytes(engine.config(), text.size(), field); !status.ok()) {
-    return status;
-  }
+  RETURN_IF_ERROR(CheckTextBytes(engine.config(), text.size(), field));
   absl::StatusOr<std::vector<int32_t>> tokens = engine.model().tokenizer->Encode(text, add_bos);
   if (tokens.ok()) return tokens;
   // The tokenizer's message may quote the text.
@@ -120,16 +119,13 @@ absl::StatusOr<std::vector<int32_t>> PromptTokens(const v1::Prompt& prompt,
     case v1::Prompt::kConversation: {
       const std::string field = absl::StrCat(prefix, "prompt.conversation");
       if (!has_text) return NoTokenizer(field);
-      const absl::StatusOr<std::string> text = NewText(prompt.conversation(), field, place, engine);
-      if (!text.ok()) return text.status();
-      return Encode(engine, *text, /*add_bos=*/false, field);
+      ASSIGN_OR_RETURN(const std::string text,
+                       NewText(prompt.conversation(), field, place, engine));
+      return Encode(engine, text, /*add_bos=*/false, field);
     }
     case v1::Prompt::kTokenIds: {
       const auto& ids = prompt.token_ids().ids();
-      if (absl::Status status = CheckPromptLength(engine.config(), ids.size(), prefix);
-          !status.ok()) {
-        return status;
-      }
+      RETURN_IF_ERROR(CheckPromptLength(engine.config(), ids.size(), prefix));
       return TokenIds(ids);
     }
     case v1::Prompt::KIND_NOT_SET:
@@ -140,10 +136,7 @@ absl::StatusOr<std::vector<int32_t>> PromptTokens(const v1::Prompt& prompt,
 
 absl::Status SetPrompt(const v1::Prompt& prompt, const PromptPlace& place, const Engine& engine,
                        CallRequest& to) {
-  absl::StatusOr<std::vector<int32_t>> tokens =
-      PromptTokens(prompt, to.field_prefix, place, engine);
-  if (!tokens.ok()) return tokens.status();
-  to.prompt = *std::move(tokens);
+  ASSIGN_OR_RETURN(to.prompt, PromptTokens(prompt, to.field_prefix, place, engine));
   const bool cached = place.at_start && engine.options().prefix_memory_bytes > 0;
   if (!cached) return absl::OkStatus();
   if (prompt.has_cacheable()) {
@@ -178,7 +171,7 @@ template absl::Status SetGeneration(const v1::GenerateRequest&, const PromptPlac
 template absl::Status SetGeneration(const v1::ChatTurn&, const PromptPlace&, const Engine&,
                                     GenerateRequest&);
 
-absl::Status TakeKey(const CallContext& context, SessionOptions& to) {
+absl::Status ParseSessionKey(const CallContext& context, SessionOptions& to) {
   std::optional<std::string> key = context.Value("ovq-session");
   if (!key) return absl::OkStatus();
   if (!IsSessionKey(*key)) {
@@ -192,7 +185,7 @@ absl::Status TakeKey(const CallContext& context, SessionOptions& to) {
 template <class Message>
 absl::StatusOr<SessionOptions> ToSessionOptions(const Message& from, const CallContext& context) {
   SessionOptions to;
-  if (absl::Status status = TakeKey(context, to); !status.ok()) return status;
+  RETURN_IF_ERROR(ParseSessionKey(context, to));
   to.memory = from.memory();
   if (from.has_max_centroids()) to.slot_cap = static_cast<int32_t>(from.max_centroids());
   if (from.has_ttl()) to.ttl = ToDuration(from.ttl());
@@ -291,10 +284,10 @@ void Fill(const SessionInfo& from, v1::Session& to) {
 }
 
 v1::ScoreResponse ToScoreResponse(const std::vector<int32_t>& tokens,
-                                  const std::vector<RowScore>& rows) {
+                                  const std::vector<TokenScore>& rows) {
   v1::ScoreResponse to;
   to.mutable_token_ids()->Add(tokens.begin(), tokens.end());
-  for (const RowScore& row : rows) {
+  for (const TokenScore& row : rows) {
     if (row.logprob) to.add_logprobs(*row.logprob);
     if (!row.top.empty()) Fill(row.top, *to.add_top());
   }

@@ -12,8 +12,8 @@
 #include "server/access/call_context.h"
 #include "server/calls/conversation.h"
 #include "server/engine/engine.h"
+#include "server/engine/engine_api.h"
 #include "server/engine/error_facts.h"
-#include "server/engine/request.h"
 
 namespace ovq {
 
@@ -44,7 +44,7 @@ absl::Duration ToDuration(const google::protobuf::Duration& from);
 // in front keeps what has the same key on one server. The key is the beginning of the session's id,
 // "KEY.RANDOM", so that whoever has the id has the key. InvalidArgument for what cannot begin an
 // id.
-absl::Status TakeKey(const CallContext& context, SessionOptions& to);
+absl::Status ParseSessionKey(const CallContext& context, SessionOptions& to);
 // What a v1::CreateSessionRequest and a v1::ChatOpen have in common, and the key of the session.
 template <class Message>
 absl::StatusOr<SessionOptions> ToSessionOptions(const Message& from, const CallContext& context);
@@ -60,6 +60,6 @@ void Fill(const SessionInfo& from, v1::Session& to);
 void Fill(absl::Duration from, google::protobuf::Duration& to);
 void Fill(const ErrorFacts& from, v1::ErrorInfo& to);
 v1::ScoreResponse ToScoreResponse(const std::vector<int32_t>& tokens,
-                                  const std::vector<RowScore>& rows);
+                                  const std::vector<TokenScore>& rows);
 
 }  // namespace ovq

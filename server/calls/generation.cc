@@ -2,6 +2,7 @@
 
 #include <utility>
 
+#include "base/status_macros.h"
 #include "server/engine/validate.h"
 
 namespace ovq {
@@ -10,9 +11,9 @@ namespace {
 absl::Status Map(const v1::GenerateRequest& from, Engine& engine, GenerateRequest& to) {
   PromptPlace place;
   if (from.has_session_id()) {
-    if (absl::Status status = CheckSessionId(from.session_id(), ""); !status.ok()) return status;
+    RETURN_IF_ERROR(CheckSessionId(from.session_id(), ""));
     to.session_id = from.session_id();
-    place = PlaceIn(engine, to.session_id, to.tenant);
+    place = FindPromptPlace(engine, to.session_id, to.tenant);
   }
   to.memory = from.memory();
   if (from.has_max_centroids()) to.slot_cap = static_cast<int32_t>(from.max_centroids());
@@ -32,8 +33,8 @@ absl::Status SubmitGenerate(const v1::GenerateRequest& message, const Caller& ca
   request.client = caller.client;
   request.arrival = record.arrival();
   request.deadline = record.deadline();
-  if (absl::Status status = Map(message, engine, request); !status.ok()) return status;
-  if (absl::Status status = TakeBytes(memory, StreamBytes(request)); !status.ok()) return status;
+  RETURN_IF_ERROR(Map(message, engine, request));
+  RETURN_IF_ERROR(ReserveBytes(memory, StreamBytes(request)));
   return engine.Submit(std::move(request), std::move(stream));
 }
 

@@ -34,6 +34,6 @@ absl::StatusOr<v1::DeleteSessionResponse> DeleteSession(const UnaryInfo& info,
                                                         const v1::DeleteSessionRequest& message);
 
 // --- what the admin service tells, without tenants ---
-v1::ServerStatus StatusOf(const ServiceContext& services);
+v1::ServerStatus GetServerStatus(const ServiceContext& services);
 
 }  // namespace ovq

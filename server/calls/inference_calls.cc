@@ -3,6 +3,7 @@
 #include <limits>
 
 #include "absl/time/clock.h"
+#include "base/status_macros.h"
 #include "ovq/v1/inference.pb.h"
 #include "server/calls/convert.h"
 #include "server/calls/handlers.h"
@@ -18,14 +19,14 @@ uint64_t SaturatingProduct(uint64_t a, uint64_t b) {
 }
 
 // What depends on the memory that is asked about.
-absl::Status FillMemory(const v1::GetModelInfoRequest& request, const Engine& engine,
-                        v1::ModelInfo& info) {
+absl::Status FillVariant(const v1::GetModelInfoRequest& request, const Engine& engine,
+                         v1::ModelInfo& info) {
   const EngineModel& model = engine.model();
   std::optional<int32_t> asked;
   if (request.has_max_centroids()) asked = static_cast<int32_t>(request.max_centroids());
-  absl::Status status = CheckMemory(engine.config(), request.memory(), asked, "");
+  absl::Status status = CheckVariant(engine.config(), request.memory(), asked, "");
   if (!status.ok()) return status;
-  const EngineMemory& memory = *model.FindMemory(request.memory());
+  const ModelVariant& memory = *model.FindVariant(request.memory());
   info.set_memory(memory.name);
   for (const std::string& type : memory.layer_types) info.add_layer_types(type);
   info.set_default_max_centroids(static_cast<uint32_t>(memory.default_slot_cap));
@@ -38,7 +39,7 @@ absl::Status FillMemory(const v1::GetModelInfoRequest& request, const Engine& en
   }
   const std::span<const uint64_t> asked_at(request.positions().data(),
                                            static_cast<size_t>(request.positions_size()));
-  if (absl::Status status = CheckInfoPositions(asked_at); !status.ok()) return status;
+  RETURN_IF_ERROR(CheckInfoPositions(asked_at));
   std::vector<uint64_t> positions(asked_at.begin(), asked_at.end());
   if (positions.empty()) positions = {1 << 10, 1 << 15, 1 << 20};
   for (uint64_t position : positions) {
@@ -102,10 +103,8 @@ absl::StatusOr<v1::ModelInfo> GetModelInfo(const UnaryInfo& call,
   info.set_server_version(OVQ_VERSION);
   FillLimits(*info.mutable_limits());
   Fill(options.max_session_ttl, *info.mutable_limits()->mutable_max_ttl());
-  for (const EngineMemory& memory : model.memories) info.add_memories(memory.name);
-  if (absl::Status status = FillMemory(request, services.engine, info); !status.ok()) {
-    return status;
-  }
+  for (const ModelVariant& memory : model.variants) info.add_memories(memory.name);
+  RETURN_IF_ERROR(FillVariant(request, services.engine, info));
   return info;
 }
 
@@ -123,9 +122,9 @@ void Score(const UnaryInfo& info, const v1::ScoreRequest& message,
   request.top_logprobs = static_cast<int>(message.top_logprobs());
   // The rows, the message that is made of them and its bytes; more is refused below.
   constexpr size_t kTopBytes = sizeof(TokenLogprob) + 2 * (sizeof(uint32_t) + sizeof(float)) + 1;
-  const size_t per_token = 2 * sizeof(RowScore) + kTopBytes * message.top_logprobs();
+  const size_t per_token = 2 * sizeof(TokenScore) + kTopBytes * message.top_logprobs();
   const size_t bytes = std::min(per_token * tokens->size(), 4 * kMaxAnswerBytes);
-  if (absl::Status status = TakeBytes(info.memory, bytes); !status.ok()) return done(status);
+  if (absl::Status status = ReserveBytes(info.memory, bytes); !status.ok()) return done(status);
   request.tenant = info.tenant;
   request.client = info.client;
   request.arrival = info.record.arrival();
@@ -147,44 +146,38 @@ void Score(const UnaryInfo& info, const v1::ScoreRequest& message,
 absl::StatusOr<v1::ApplyTemplateResponse> ApplyTemplate(const UnaryInfo& info,
                                                         const v1::ApplyTemplateRequest& message) {
   Engine& engine = info.services.engine;
-  absl::StatusOr<std::string> text =
-      NewText(message.conversation(), "conversation", PromptPlace(), engine);
-  if (!text.ok()) return text.status();
+  ASSIGN_OR_RETURN(std::string text,
+                   NewText(message.conversation(), "conversation", PromptPlace(), engine));
   v1::ApplyTemplateResponse response;
-  response.set_text(*std::move(text));
+  response.set_text(std::move(text));
   return response;
 }
 
 absl::StatusOr<v1::TokenizeResponse> Tokenize(const UnaryInfo& info,
                                               const v1::TokenizeRequest& message) {
-  const absl::StatusOr<const Tokenizer*> tokenizer = TextTokenizer(info, "text");
-  if (!tokenizer.ok()) return tokenizer.status();
-  absl::StatusOr<std::vector<int32_t>> tokens =
-      Encode(info.services.engine, message.text(), message.add_bos(), "text");
-  if (!tokens.ok()) return tokens.status();
+  RETURN_IF_ERROR(TextTokenizer(info, "text").status());
+  ASSIGN_OR_RETURN(std::vector<int32_t> tokens,
+                   Encode(info.services.engine, message.text(), message.add_bos(), "text"));
   v1::TokenizeResponse response;
-  response.mutable_token_ids()->Add(tokens->begin(), tokens->end());
+  response.mutable_token_ids()->Add(tokens.begin(), tokens.end());
   return response;
 }
 
 absl::StatusOr<v1::DetokenizeResponse> Detokenize(const UnaryInfo& info,
                                                   const v1::DetokenizeRequest& message) {
-  const absl::StatusOr<const Tokenizer*> tokenizer = TextTokenizer(info, "token_ids");
-  if (!tokenizer.ok()) return tokenizer.status();
+  ASSIGN_OR_RETURN(const Tokenizer* tokenizer, TextTokenizer(info, "token_ids"));
   const std::vector<int32_t> ids = TokenIds(message.token_ids());
   const int64_t vocab_size = info.services.engine.model().vocab_size;
-  if (absl::Status status = CheckTokenIds(ids, vocab_size, "token_ids"); !status.ok()) {
-    return status;
-  }
+  RETURN_IF_ERROR(CheckTokenIds(ids, vocab_size, "token_ids"));
   // Not Tokenizer::Decode: the bytes of a token need not be UTF-8, those of a message must.
-  Detokenizer detokenizer(*tokenizer);
+  Detokenizer detokenizer(tokenizer);
   v1::DetokenizeResponse response;
   for (int32_t id : ids) response.mutable_text()->append(detokenizer.Push(id));
   response.mutable_text()->append(detokenizer.Finish());
   return response;
 }
 
-v1::ServerStatus StatusOf(const ServiceContext& services) {
+v1::ServerStatus GetServerStatus(const ServiceContext& services) {
   v1::ServerStatus status;
   status.set_version(OVQ_VERSION);
   status.set_model(services.description.name);
@@ -203,7 +196,7 @@ v1::ServerStatus StatusOf(const ServiceContext& services) {
   status.set_state_bytes_committed(stats.state_bytes_committed);
   status.set_state_bytes_reserved(stats.state_bytes_reserved);
   status.set_state_bytes_budget(stats.state_bytes_budget);
-  const Metrics::Tokens tokens = services.metrics.StepTokens();
+  const Metrics::Tokens tokens = services.metrics.BatchTokens();
   status.set_prompt_tokens(tokens.prompt);
   status.set_generated_tokens(tokens.generated);
   return status;

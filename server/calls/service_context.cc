@@ -5,6 +5,7 @@
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_join.h"
 #include "absl/time/clock.h"
+#include "base/status_macros.h"
 #include "server/engine/error_facts.h"
 #include "server/telemetry/call_spans.h"
 
@@ -23,12 +24,12 @@ constexpr const char* kTraceState = "tracestate";
 
 constexpr SteadyTime::duration kDeadlineEarly = std::chrono::milliseconds(20);
 
-std::string RequestIdOf(const CallContext& context) {
+std::string ParseRequestId(const CallContext& context) {
   std::optional<std::string> given = context.Value(kRequestId);
   return given && IsRequestId(*given) ? *std::move(given) : NewRequestId();
 }
 
-Span SpanOf(const CallContext& context) {
+Span StartCallSpan(const CallContext& context) {
   // One list may come as several headers.
   return StartSpan(context.Value(kTraceParent), absl::StrJoin(context.Values(kTraceState), ","));
 }
@@ -48,14 +49,13 @@ ServiceContext::ServiceContext(Engine& engine, ModelDescription description, Met
       admin(kAdminThreads) {}
 
 absl::StatusOr<Caller> ServiceContext::Admit(const CallContext& context, Access access) const {
-  absl::StatusOr<Caller> caller = auth.Authenticate(context, access);
-  if (!caller.ok()) return caller;
-  if (absl::Status status = engine.ChargeRequest(caller->tenant); !status.ok()) return status;
+  ASSIGN_OR_RETURN(Caller caller, auth.Authenticate(context, access));
+  RETURN_IF_ERROR(engine.ChargeRequest(caller.tenant));
   return caller;
 }
 
-absl::Status TakeBytes(ByteHold& hold, size_t bytes) {
-  const std::optional<size_t> free = hold.Take(bytes);
+absl::Status ReserveBytes(ByteHold& hold, size_t bytes) {
+  const std::optional<size_t> free = hold.Acquire(bytes);
   if (!free) return absl::OkStatus();
   return WithFacts(
       absl::ResourceExhaustedError(absl::StrCat("request memory: ", bytes, " bytes needed, ", *free,
@@ -98,8 +98,8 @@ CallRecord::CallRecord(ServiceContext& services, const char* method, const CallC
     : services_(services),
       method_(method),
       context_(context),
-      request_id_(RequestIdOf(context)),
-      span_(SpanOf(context)) {
+      request_id_(ParseRequestId(context)),
+      span_(StartCallSpan(context)) {
   services_.Count(1);
   Log& log = services_.log.log;
   if (!log.enabled(LogLevel::kDebug) || services_.log.requests != LogRequests::kAll) return;
@@ -131,11 +131,11 @@ void CallRecord::LogEnd(const CallSummary& summary, std::optional<int64_t> turn,
                         const absl::Status& status, SteadyTime start) const {
   const LogRequests wanted = services_.log.requests;
   if (wanted == LogRequests::kNone || (wanted == LogRequests::kErrors && status.ok())) return;
-  const LogLevel level = LevelOf(status.code(), services_.draining());
+  const LogLevel level = CallLogLevel(status.code(), services_.draining());
   if (!services_.log.log.enabled(level)) return;
   LogFields fields = {{"method", method_}, {"code", absl::StatusCodeToString(status.code())}};
   if (!status.ok()) fields.emplace_back("error", LogText(status));
-  if (const auto reason = FactsOf(status).reason) {
+  if (const auto reason = GetErrorFacts(status).reason) {
     fields.emplace_back("reason", RejectReasonName(*reason));
   }
   if (turn) fields.emplace_back("turn", *turn);

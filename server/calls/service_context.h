@@ -83,7 +83,7 @@ class ServiceContext {
 };
 
 // What a call's messages may take of the host's memory, and what is made of them.
-absl::Status TakeBytes(ByteHold& hold, size_t bytes);  // ResourceExhausted
+absl::Status ReserveBytes(ByteHold& hold, size_t bytes);  // ResourceExhausted
 
 // One turn of a Chat, for the log; its parts count as one.
 struct TurnRecord {

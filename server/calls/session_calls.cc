@@ -3,6 +3,7 @@
 #include <vector>
 
 #include "absl/strings/str_cat.h"
+#include "base/status_macros.h"
 #include "ovq/v1/inference.pb.h"
 #include "server/calls/convert.h"
 #include "server/calls/handlers.h"
@@ -19,16 +20,15 @@ v1::Session ToProto(const SessionInfo& info) {
 
 absl::StatusOr<SessionOptions> ToOptions(const UnaryInfo& info,
                                          const v1::CreateSessionRequest& message) {
-  absl::StatusOr<SessionOptions> options = ToSessionOptions(message, info.context);
-  if (!options.ok()) return options;
-  absl::Status status = SetPrompt(message.prompt(), PromptPlace(), info.services.engine, *options);
+  ASSIGN_OR_RETURN(SessionOptions options, ToSessionOptions(message, info.context));
+  absl::Status status = SetPrompt(message.prompt(), PromptPlace(), info.services.engine, options);
   if (!status.ok()) return status;
   // A prompt that is given must not be empty; without one the session is empty.
-  if (message.has_prompt() && options->prompt.empty()) return EmptyPrompt("");
-  options->tenant = info.tenant;
-  options->client = info.client;
-  options->cancel = info.cancel;
-  options->deadline = info.record.deadline();
+  if (message.has_prompt() && options.prompt.empty()) return EmptyPrompt("");
+  options.tenant = info.tenant;
+  options.client = info.client;
+  options.cancel = info.cancel;
+  options.deadline = info.record.deadline();
   return options;
 }
 
@@ -102,28 +102,27 @@ void RewindSession(const UnaryInfo& info, const v1::RewindSessionRequest& messag
 
 absl::StatusOr<v1::Session> GetSession(const UnaryInfo& info,
                                        const v1::GetSessionRequest& message) {
-  if (absl::Status status = CheckSessionId(message.session_id(), ""); !status.ok()) return status;
+  RETURN_IF_ERROR(CheckSessionId(message.session_id(), ""));
   info.record.summary().SetSession(message.session_id());
-  absl::StatusOr<SessionInfo> session =
-      info.services.engine.GetSession(message.session_id(), info.tenant);
-  if (!session.ok()) return session.status();
-  return ToProto(*session);
+  ASSIGN_OR_RETURN(SessionInfo session,
+                   info.services.engine.GetSession(message.session_id(), info.tenant));
+  return ToProto(session);
 }
 
 absl::StatusOr<v1::ListSessionsResponse> ListSessions(const UnaryInfo& info,
                                                       const v1::ListSessionsRequest& message) {
-  absl::StatusOr<SessionPage> page = info.services.engine.ListSessions(
-      info.tenant, static_cast<int>(message.page_size()), message.page_token());
-  if (!page.ok()) return page.status();
+  ASSIGN_OR_RETURN(SessionPage page,
+                   info.services.engine.ListSessions(
+                       info.tenant, static_cast<int>(message.page_size()), message.page_token()));
   v1::ListSessionsResponse response;
-  for (const SessionInfo& session : page->sessions) Fill(session, *response.add_sessions());
-  response.set_next_page_token(page->next_page_token);
+  for (const SessionInfo& session : page.sessions) Fill(session, *response.add_sessions());
+  response.set_next_page_token(page.next_page_token);
   return response;
 }
 
 absl::StatusOr<v1::DeleteSessionResponse> DeleteSession(const UnaryInfo& info,
                                                         const v1::DeleteSessionRequest& message) {
-  if (absl::Status status = CheckSessionId(message.session_id(), ""); !status.ok()) return status;
+  RETURN_IF_ERROR(CheckSessionId(message.session_id(), ""));
   info.record.summary().SetSession(message.session_id());
   absl::Status status = info.services.engine.DeleteSession(message.session_id(), info.tenant);
   if (!status.ok()) return status;

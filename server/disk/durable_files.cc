@@ -22,7 +22,8 @@ absl::Status WriteAll(int fd, std::string_view bytes, const std::string& path) {
   return absl::OkStatus();
 }
 
-absl::Status WriteWhole(const std::string& path, const std::vector<std::string_view>& parts) {
+absl::Status WriteFileAtomically(const std::string& path,
+                                 const std::vector<std::string_view>& parts) {
   const std::string part = path + ".part";
   const int fd = open(part.c_str(), O_WRONLY | O_CREAT | O_TRUNC | O_CLOEXEC, 0600);
   if (fd < 0) return LastError(part);
@@ -37,7 +38,7 @@ absl::Status WriteWhole(const std::string& path, const std::vector<std::string_v
   return status;
 }
 
-absl::StatusOr<int> AppendTo(const std::string& path, std::string_view bytes) {
+absl::StatusOr<int> AppendToFile(const std::string& path, std::string_view bytes) {
   const int fd = open(path.c_str(), O_WRONLY | O_APPEND | O_CLOEXEC);
   if (fd < 0) return LastError(path);
   struct stat before = {};
@@ -62,7 +63,7 @@ absl::Status RemoveFile(const std::string& path) {
   return LastError(path);
 }
 
-absl::StatusOr<std::vector<std::string>> NamesIn(const std::string& path) {
+absl::StatusOr<std::vector<std::string>> ListFileNames(const std::string& path) {
   DIR* const dir = opendir(path.c_str());
   if (dir == nullptr) return LastError(path);
   std::vector<std::string> names;

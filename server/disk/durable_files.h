@@ -16,12 +16,13 @@ absl::Status LastError(const std::string& path);
 
 absl::Status WriteAll(int fd, std::string_view bytes, const std::string& path);
 // Appears under its name only once it is whole and on the disk; SyncFolder makes the name last.
-absl::Status WriteWhole(const std::string& path, const std::vector<std::string_view>& parts);
+absl::Status WriteFileAtomically(const std::string& path,
+                                 const std::vector<std::string_view>& parts);
 // Of a file that is there, all of it or nothing. The descriptor, for fdatasync; the caller closes
 // it.
-absl::StatusOr<int> AppendTo(const std::string& path, std::string_view bytes);
+absl::StatusOr<int> AppendToFile(const std::string& path, std::string_view bytes);
 absl::Status SyncFolder(const std::string& path);
 absl::Status RemoveFile(const std::string& path);  // OK for one that is not there
-absl::StatusOr<std::vector<std::string>> NamesIn(const std::string& path);  // sorted
+absl::StatusOr<std::vector<std::string>> ListFileNames(const std::string& path);  // sorted
 
 }  // namespace ovq

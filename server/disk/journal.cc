@@ -131,7 +131,7 @@ bool Fits(const SessionMark& mark) {
   return mark.length >= (mark.pending ? 1 : 0) && mark.turn_ends.size() <= kMaxTurnEnds;
 }
 
-absl::Status TakeHead(std::string_view payload, JournalHead& head) {
+absl::Status DecodeHead(std::string_view payload, JournalHead& head) {
   Fields fields(payload);
   VisitHead(head, [&](auto& field) { fields.Read(field); });
   if (!fields.whole())
@@ -142,7 +142,7 @@ absl::Status TakeHead(std::string_view payload, JournalHead& head) {
   return absl::OkStatus();
 }
 
-absl::Status TakeEntry(std::string_view payload, int64_t length, JournalEntry& entry) {
+absl::Status DecodeEntry(std::string_view payload, int64_t length, JournalEntry& entry) {
   Fields fields(payload);
   VisitEntry(entry, [&](auto& field) { fields.Read(field); });
   if (!fields.whole())
@@ -230,8 +230,8 @@ absl::StatusOr<Journal> DecodeJournal(std::string_view bytes) {
     if (start.substr(0, 4) != (first ? kHeadTag : kEntryTag)) {
       return Damaged("a section of another kind at byte ", at);
     }
-    absl::Status status = first ? TakeHead(payload, journal.head)
-                                : TakeEntry(payload, mark.length, journal.entries.emplace_back());
+    absl::Status status = first ? DecodeHead(payload, journal.head)
+                                : DecodeEntry(payload, mark.length, journal.entries.emplace_back());
     if (!status.ok()) return status;
     if (first) mark = journal.head.mark;
     if (!first) Apply(journal.entries.back(), mark);

@@ -26,7 +26,7 @@ struct SessionMark {
 
 struct JournalHead {
   std::string id, tenant;              // kMaxTextBytes at most, like all texts
-  std::string memory;                  // EngineMemory::name
+  std::string memory;                  // ModelVariant::name
   std::string fingerprint;             // of the model that reads through it
   uint64_t layout = 0;                 // StateLayout::fingerprint
   int32_t slot_cap = 0;                // 0: no layer has one

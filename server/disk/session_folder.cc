@@ -10,6 +10,7 @@
 
 #include "absl/strings/str_cat.h"
 #include "base/files.h"
+#include "base/status_macros.h"
 #include "base/thread_name.h"
 #include "server/disk/durable_files.h"
 
@@ -21,7 +22,7 @@ using SteadyClock = std::chrono::steady_clock;
 constexpr int kBulkThreads = 2;
 
 // The first error is what counts.
-void Keep(absl::Status& status, const absl::Status& other) {
+void KeepFirstError(absl::Status& status, const absl::Status& other) {
   if (status.ok()) status = other;
 }
 
@@ -32,25 +33,25 @@ absl::StatusOr<std::unique_ptr<SessionFolder>> SessionFolder::Open(
   for (const std::string& path : {options.path, options.path + "/damaged"}) {
     if (mkdir(path.c_str(), 0700) != 0 && errno != EEXIST) return LastError(path);
   }
-  absl::StatusOr<std::unique_ptr<SessionLocks>> locks = SessionLocks::Open(options.path + "/locks");
-  if (!locks.ok()) return locks.status();
-  absl::StatusOr<std::unique_ptr<SessionAsks>> asks = SessionAsks::Open(options.path + "/asked");
-  if (!asks.ok()) return asks.status();
-  return std::unique_ptr<SessionFolder>(new SessionFolder(std::move(options), *std::move(locks),
-                                                          *std::move(asks), std::move(report)));
+  ASSIGN_OR_RETURN(std::unique_ptr<SessionLocks> locks,
+                   SessionLocks::Open(options.path + "/locks"));
+  ASSIGN_OR_RETURN(std::unique_ptr<TransferRequests> asks,
+                   TransferRequests::Open(options.path + "/asked"));
+  return std::unique_ptr<SessionFolder>(
+      new SessionFolder(std::move(options), std::move(locks), std::move(asks), std::move(report)));
 }
 
 SessionFolder::SessionFolder(SessionFolderOptions options, std::unique_ptr<SessionLocks> locks,
-                             std::unique_ptr<SessionAsks> asks,
+                             std::unique_ptr<TransferRequests> asks,
                              std::function<void(const DiskReport&)> report)
     : options_(std::move(options)),
       locks_(std::move(locks)),
-      asks_(std::move(asks)),
+      transfer_requests_(std::move(asks)),
       report_(std::move(report)),
       synced_(SteadyClock::now()) {
   for (int i = 0; i < kBulkThreads; ++i) bulk_threads_.emplace_back([this] { BulkLoop(); });
   journal_thread_ = std::thread([this] { JournalLoop(); });
-  move_thread_ = std::thread([this] { MoveLoop(); });
+  transfer_thread_ = std::thread([this] { TransferLoop(); });
 }
 
 SessionFolder::~SessionFolder() {
@@ -59,10 +60,10 @@ SessionFolder::~SessionFolder() {
     ending_ = true;
   }
   changed_.notify_all();
-  asks_->Wake();
+  transfer_requests_->Interrupt();
   for (std::thread& thread : bulk_threads_) thread.join();
   journal_thread_.join();
-  move_thread_.join();
+  transfer_thread_.join();
 }
 
 std::string SessionFolder::JournalPath(const std::string& id) const {
@@ -95,7 +96,7 @@ void SessionFolder::WriteSnapshot(const JournalHead& head, const MakeFile& make,
                                   absl::Status& status) const {
   status = make([&](const std::vector<std::string_view>& parts) {
     for (const std::string_view part : parts) bytes += part.size();
-    return WriteWhole(SnapshotPath(head.id, head.version), parts);
+    return WriteFileAtomically(SnapshotPath(head.id, head.version), parts);
   });
 }
 
@@ -103,7 +104,7 @@ absl::Status SessionFolder::WriteJournal(const std::string& id, const std::strin
                                          Change& change) const {
   change.bytes += text.size();
   change.names = true;
-  return WriteWhole(JournalPath(id), {text});
+  return WriteFileAtomically(JournalPath(id), {text});
 }
 
 void SessionFolder::Create(JournalHead head, std::vector<JournalEntry> entries, MakeFile snapshot,
@@ -131,9 +132,8 @@ void SessionFolder::Create(JournalHead head, std::vector<JournalEntry> entries, 
 
 void SessionFolder::Append(const std::string& id, JournalEntry entry, Done done) {
   const auto write = [this, text = EncodeEntry(entry)](Change& change) -> absl::Status {
-    const absl::StatusOr<int> fd = AppendTo(JournalPath(change.id), text);
-    if (!fd.ok()) return fd.status();
-    change.fd = *fd;
+    ASSIGN_OR_RETURN(const int fd, AppendToFile(JournalPath(change.id), text));
+    change.fd = fd;
     change.bytes = text.size();
     return absl::OkStatus();
   };
@@ -157,14 +157,13 @@ void SessionFolder::Snapshot(JournalHead head, MakeFile snapshot, Done done) {
       const absl::StatusOr<std::string> bytes = ReadFile(JournalPath(self.id), kMaxFileBytes);
       if (absl::IsNotFound(bytes.status())) return RemoveFile(file);
       if (!bytes.ok()) return bytes.status();
-      const absl::StatusOr<Journal> before = DecodeJournal(*bytes);
-      if (!before.ok()) return before.status();
+      ASSIGN_OR_RETURN(const Journal before, DecodeJournal(*bytes));
       std::string text = EncodeHead(head);
-      for (uint64_t k = 0; k < before->entries.size(); ++k) {
-        if (before->head.version + k + 1 > head.version) text += EncodeEntry(before->entries[k]);
+      for (uint64_t k = 0; k < before.entries.size(); ++k) {
+        if (before.head.version + k + 1 > head.version) text += EncodeEntry(before.entries[k]);
       }
-      if (before->head.version > 0 && before->head.version != head.version) {
-        self.garbage = SnapshotPath(self.id, before->head.version);
+      if (before.head.version > 0 && before.head.version != head.version) {
+        self.garbage = SnapshotPath(self.id, before.head.version);
       }
       return WriteJournal(self.id, text, self);
     };
@@ -194,10 +193,10 @@ void SessionFolder::Remove(const std::string& id, Done done) {
 }
 
 void SessionFolder::Read(const std::string& id,
-                         std::function<void(absl::StatusOr<Stored>)> opened) {
+                         std::function<void(absl::StatusOr<StoredSession>)> opened) {
   const auto begin = SteadyClock::now();
   Run([this, begin, id, opened = std::move(opened)] {
-    Stored stored{.id = id, .begin = begin, .journal = {}, .snapshot = {}};
+    StoredSession stored{.id = id, .begin = begin, .journal = {}, .snapshot = {}};
     absl::Status status;
     // A snapshot that takes this one's place meanwhile comes with another journal.
     for (int attempt = 0; attempt < 3; ++attempt) {
@@ -216,12 +215,12 @@ void SessionFolder::Read(const std::string& id,
       if (!absl::IsNotFound(status)) break;
     }
     if (status.ok()) return opened(std::move(stored));
-    ReadEnded(stored, status);
+    ReportRead(stored, status);
     opened(status);
   });
 }
 
-void SessionFolder::ReadEnded(const Stored& stored, const absl::Status& status) const {
+void SessionFolder::ReportRead(const StoredSession& stored, const absl::Status& status) const {
   if (!report_) return;
   report_({.kind = "read",
            .bytes = status.ok() ? stored.bytes() : 0,
@@ -231,7 +230,7 @@ void SessionFolder::ReadEnded(const Stored& stored, const absl::Status& status) 
 
 // --- threads ---
 
-void SessionFolder::Tell(Change& change) const {
+void SessionFolder::ReportChange(Change& change) const {
   const auto now = SteadyClock::now();
   if (report_) {
     report_({.kind = change.kind,
@@ -274,7 +273,7 @@ void SessionFolder::JournalLoop() {
     std::vector<Change> changes = std::exchange(changes_, {});
     const bool over = changes.empty() && ready();
     lock.unlock();
-    Carry(changes);
+    CommitChanges(changes);
     SyncLater(over);
     if (over) return;
     lock.lock();
@@ -282,7 +281,7 @@ void SessionFolder::JournalLoop() {
 }
 
 // All that has come goes to the disk together.
-void SessionFolder::Carry(std::vector<Change>& changes) {
+void SessionFolder::CommitChanges(std::vector<Change>& changes) {
   bool names = false;
   for (Change& change : changes) {
     if (change.status.ok()) change.status = change.write(change);
@@ -294,17 +293,17 @@ void SessionFolder::Carry(std::vector<Change>& changes) {
     if (!options_.sync_always) {
       unsynced_.insert(path);
     } else if (fdatasync(change.fd) != 0) {
-      Keep(change.status, LastError(path));
+      KeepFirstError(change.status, LastError(path));
     }
     close(change.fd);
   }
   const absl::Status synced = names ? SyncFolder(options_.path) : absl::OkStatus();
   for (Change& change : changes) {
-    if (change.names) Keep(change.status, synced);
+    if (change.names) KeepFirstError(change.status, synced);
     // What stays of it is removed by the next start.
     if (change.status.ok() && !change.garbage.empty()) (void)RemoveFile(change.garbage);
     if (change.ends) locks_->Unlock(change.id);
-    Tell(change);
+    ReportChange(change);
   }
 }
 

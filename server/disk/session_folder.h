@@ -19,9 +19,9 @@
 #include "absl/status/statusor.h"
 #include "absl/time/time.h"
 #include "server/disk/journal.h"
-#include "server/disk/session_asks.h"
 #include "server/disk/session_locks.h"
 #include "server/disk/snapshot_file.h"
+#include "server/disk/transfer_requests.h"
 
 namespace ovq {
 
@@ -39,7 +39,7 @@ struct SessionFolderOptions {
   // the disk within sync_interval: it then survives the end of the process, but not of the machine.
   bool sync_always = true;
   absl::Duration sync_interval = absl::Seconds(1);
-  absl::Duration take_timeout = absl::Seconds(5);  // for another server to answer
+  absl::Duration ownership_timeout = absl::Seconds(5);  // for another server to answer
 };
 
 // A session that was here before.
@@ -58,7 +58,7 @@ class SessionFolder {
   using WriteParts = std::function<absl::Status(const std::vector<std::string_view>& parts)>;
   using MakeFile = std::function<absl::Status(const WriteParts& write)>;
   // A session's files, to be read on.
-  struct Stored {
+  struct StoredSession {
     std::string id;
     std::chrono::steady_clock::time_point begin;
     Journal journal;
@@ -68,12 +68,12 @@ class SessionFolder {
       return journal.good_bytes + (snapshot == nullptr ? 0 : snapshot->bytes());
     }
   };
-  struct Found {
+  struct RecoveredSessions {
     std::vector<FoundSession> sessions;  // by id
     std::vector<std::string> damaged;    // what is wrong with those that are now under damaged/
     size_t elsewhere = 0;                // sessions that other servers have
   };
-  using Taken = std::function<void(absl::StatusOr<FoundSession>)>;
+  using OwnershipCallback = std::function<void(absl::StatusOr<FoundSession>)>;
 
   // Makes the folder if it is missing. Errors name the path. `report` is called on the folder's
   // threads.
@@ -83,16 +83,17 @@ class SessionFolder {
 
   // Once, before anything else: takes the sessions that no server has. What is damaged is moved to
   // damaged/, what belongs to no session goes.
-  absl::StatusOr<Found> Recover();
+  absl::StatusOr<RecoveredSessions> Recover();
 
   // Takes a session; asks the server that has it, if one has. NotFound; FailedPrecondition if it is
   // in use, here or there; Unavailable if the other one does not answer; DataLoss,
   // and it is in damaged/. All name the session.
-  void Take(const std::string& id, Taken done);
-  // What others ask for is told from then on: LetGo or Refuse answers; with neither they ask again.
-  void OnAsked(std::function<void(const std::string& id)> asked);
-  void LetGo(const std::string& id);   // nothing of it is on its way: others may take it
-  void Refuse(const std::string& id);  // it is in use
+  void AcquireOwnership(const std::string& id, OwnershipCallback done);
+  // What others ask for is told from then on: ReleaseOwnership or DeclineTransfer answers; with
+  // neither they ask again.
+  void SetTransferListener(std::function<void(const std::string& id)> asked);
+  void ReleaseOwnership(const std::string& id);  // nothing of it is on its way: others may take it
+  void DeclineTransfer(const std::string& id);   // it is in use
 
   // What follows is about sessions that this server has.
 
@@ -104,13 +105,13 @@ class SessionFolder {
   // on with those after it. Of a session that was removed meanwhile: nothing, which is no error.
   void Snapshot(JournalHead head, MakeFile snapshot, Done done);
   void Remove(const std::string& id, Done done);
-  // Opens its files. `opened` reads on, and so may what it gives to Run; ReadEnded says how that
+  // Opens its files. `opened` reads on, and so may what it gives to Run; ReportRead says how that
   // went.
-  void Read(const std::string& id, std::function<void(absl::StatusOr<Stored>)> opened);
-  void ReadEnded(const Stored& stored, const absl::Status& status) const;
+  void Read(const std::string& id, std::function<void(absl::StatusOr<StoredSession>)> opened);
+  void ReportRead(const StoredSession& stored, const absl::Status& status) const;
   void Run(std::function<void()> work);  // on a thread of the folder's
   // Into damaged/, with whatever else was asked for it before: it is nobody's then.
-  void SetAside(const std::string& id);
+  void Quarantine(const std::string& id);
 
   const std::string& path() const { return options_.path; }
 
@@ -136,22 +137,23 @@ class SessionFolder {
     bool ends = false;         // the session, which nobody has from then on
   };
   // A session that this server is to have.
-  struct Call {
+  struct Acquisition {
     std::string id;
     std::chrono::steady_clock::time_point begin;
-    Taken done;
+    OwnershipCallback done;
     std::chrono::steady_clock::time_point asked = {};  // another server, at last
   };
 
   SessionFolder(SessionFolderOptions options, std::unique_ptr<SessionLocks> locks,
-                std::unique_ptr<SessionAsks> asks, std::function<void(const DiskReport&)> report);
+                std::unique_ptr<TransferRequests> asks,
+                std::function<void(const DiskReport&)> report);
 
   std::string JournalPath(const std::string& id) const;
   std::string SnapshotPath(const std::string& id, uint64_t version) const;
-  absl::StatusOr<FoundSession> Look(const std::string& id) const;
+  absl::StatusOr<FoundSession> CheckFiles(const std::string& id) const;
   // NotFound; AlreadyExists and Unavailable as SessionLocks has them; else it is in damaged/.
-  absl::StatusOr<FoundSession> TakeFree(const std::string& id);
-  absl::Status RemoveLeftOvers(const std::vector<std::string>& names,
+  absl::StatusOr<FoundSession> TryAcquireOwnership(const std::string& id);
+  absl::Status RemoveLeftovers(const std::vector<std::string>& names,
                                const std::set<std::string>& taken,
                                const std::set<std::string>& needed);
 
@@ -161,31 +163,31 @@ class SessionFolder {
   absl::Status WriteJournal(const std::string& id, const std::string& text, Change& change) const;
   void JournalLoop();
   void BulkLoop();
-  void MoveLoop();
-  bool Answer(Call& call, bool ending);  // if it can be
-  void Carry(std::vector<Change>& changes);
+  void TransferLoop();
+  bool TryFinish(Acquisition& call, bool ending);  // if it can be
+  void CommitChanges(std::vector<Change>& changes);
   void SyncLater(bool all);
-  void Tell(Change& change) const;
+  void ReportChange(Change& change) const;
 
   const SessionFolderOptions options_;
   const std::unique_ptr<SessionLocks> locks_;
-  const std::unique_ptr<SessionAsks> asks_;
+  const std::unique_ptr<TransferRequests> transfer_requests_;
   const std::function<void(const DiskReport&)> report_;
 
-  std::mutex mutex_;  // guards down to asked_
+  std::mutex mutex_;  // guards down to transfer_listener_
   std::condition_variable changed_;
   bool ending_ = false;
   int bulk_running_ = 0;
   std::vector<Change> changes_;
   std::deque<std::function<void()>> bulk_;
-  std::vector<Call> calls_;
-  std::function<void(const std::string&)> asked_;
+  std::vector<Acquisition> acquisitions_;
+  std::function<void(const std::string&)> transfer_listener_;
 
   std::set<std::string> unsynced_;  // paths; of the journals' thread
   std::chrono::steady_clock::time_point synced_;
   std::vector<std::thread> bulk_threads_;
   std::thread journal_thread_;
-  std::thread move_thread_;
+  std::thread transfer_thread_;
 };
 
 }  // namespace ovq

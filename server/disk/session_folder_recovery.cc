@@ -10,6 +10,7 @@
 #include "absl/strings/str_cat.h"
 #include "absl/strings/strip.h"
 #include "base/files.h"
+#include "base/status_macros.h"
 #include "server/disk/durable_files.h"
 #include "server/disk/session_folder.h"
 
@@ -17,7 +18,7 @@ namespace ovq {
 namespace {
 
 // Whose snapshot, or half of a file, this is; empty for all others.
-std::string LeftOverOf(const std::string& name) {
+std::string LeftoverSessionId(const std::string& name) {
   absl::string_view id = name;
   const bool half = absl::ConsumeSuffix(&id, ".part");
   if (absl::ConsumeSuffix(&id, SessionFolder::kSnapshotEnd)) {
@@ -29,13 +30,11 @@ std::string LeftOverOf(const std::string& name) {
 
 }  // namespace
 
-absl::StatusOr<FoundSession> SessionFolder::Look(const std::string& id) const {
+absl::StatusOr<FoundSession> SessionFolder::CheckFiles(const std::string& id) const {
   const std::string path = JournalPath(id);
-  const absl::StatusOr<std::string> bytes = ReadFile(path, kMaxFileBytes);
-  if (!bytes.ok()) return bytes.status();
-  const absl::StatusOr<Journal> journal = DecodeJournal(*bytes);
-  if (!journal.ok()) return journal.status();
-  const JournalHead& head = journal->head;
+  ASSIGN_OR_RETURN(const std::string bytes, ReadFile(path, kMaxFileBytes));
+  ASSIGN_OR_RETURN(const Journal journal, DecodeJournal(bytes));
+  const JournalHead& head = journal.head;
   if (head.id != id) {
     return absl::DataLossError(absl::StrCat("journal: of the session ", head.id));
   }
@@ -48,20 +47,20 @@ absl::StatusOr<FoundSession> SessionFolder::Look(const std::string& id) const {
           absl::StrCat(snapshot, ": ", found.st_size, " bytes, expected ", head.snapshot_bytes));
     }
   }
-  if (journal->good_bytes < bytes->size() &&
-      truncate(path.c_str(), static_cast<off_t>(journal->good_bytes)) != 0) {
+  if (journal.good_bytes < bytes.size() &&
+      truncate(path.c_str(), static_cast<off_t>(journal.good_bytes)) != 0) {
     return LastError(path);
   }
-  return FoundSession{head, journal->version(), journal->mark()};
+  return FoundSession{head, journal.version(), journal.mark()};
 }
 
-absl::StatusOr<FoundSession> SessionFolder::TakeFree(const std::string& id) {
+absl::StatusOr<FoundSession> SessionFolder::TryAcquireOwnership(const std::string& id) {
   const std::string journal = JournalPath(id);
   const auto gone = [&] { return access(journal.c_str(), F_OK) != 0 && errno == ENOENT; };
   const absl::Status not_found = absl::NotFoundError(absl::StrCat("session ", id, ": not found"));
   if (gone()) return not_found;
-  if (absl::Status status = locks_->Lock(id); !status.ok()) return status;
-  absl::StatusOr<FoundSession> found = Look(id);
+  RETURN_IF_ERROR(locks_->Lock(id));
+  absl::StatusOr<FoundSession> found = CheckFiles(id);
   if (found.ok()) return found;
   if (gone()) {  // it ended while another server had it
     locks_->Unlock(id);
@@ -70,17 +69,16 @@ absl::StatusOr<FoundSession> SessionFolder::TakeFree(const std::string& id) {
   const absl::Status damaged = absl::DataLossError(
       absl::StrCat("session ", id, ": its files: ", std::string(found.status().message()),
                    "; they are now in ", options_.path, "/damaged"));
-  SetAside(id);
+  Quarantine(id);
   if (report_) report_({.kind = "read", .status = damaged});
   return damaged;
 }
 
-absl::StatusOr<SessionFolder::Found> SessionFolder::Recover() {
+absl::StatusOr<SessionFolder::RecoveredSessions> SessionFolder::Recover() {
   constexpr int kThreads = 4;
-  const absl::StatusOr<std::vector<std::string>> names = NamesIn(options_.path);
-  if (!names.ok()) return names.status();
+  ASSIGN_OR_RETURN(const std::vector<std::string> names, ListFileNames(options_.path));
   std::vector<std::string> ids;
-  for (const std::string& name : *names) {
+  for (const std::string& name : names) {
     if (name.ends_with(kJournalEnd)) {
       ids.push_back(name.substr(0, name.size() - std::string_view(kJournalEnd).size()));
     }
@@ -90,11 +88,11 @@ absl::StatusOr<SessionFolder::Found> SessionFolder::Recover() {
   std::vector<std::thread> threads;
   for (int i = 0; i < kThreads; ++i) {
     threads.emplace_back([&] {
-      for (size_t k = next++; k < ids.size(); k = next++) takes[k] = TakeFree(ids[k]);
+      for (size_t k = next++; k < ids.size(); k = next++) takes[k] = TryAcquireOwnership(ids[k]);
     });
   }
   for (std::thread& thread : threads) thread.join();
-  Found found;
+  RecoveredSessions found;
   std::set<std::string> taken, needed;
   for (size_t k = 0; k < ids.size(); ++k) {
     if (takes[k].ok()) {
@@ -108,18 +106,18 @@ absl::StatusOr<SessionFolder::Found> SessionFolder::Recover() {
       found.damaged.emplace_back(takes[k].status().message());
     }
   }
-  const absl::Status status = RemoveLeftOvers(*names, taken, needed);
+  const absl::Status status = RemoveLeftovers(names, taken, needed);
   if (!status.ok()) return status;
   return found;
 }
 
 // What a crash has left behind: of sessions that this server has, and of those that are none.
-absl::Status SessionFolder::RemoveLeftOvers(const std::vector<std::string>& names,
+absl::Status SessionFolder::RemoveLeftovers(const std::vector<std::string>& names,
                                             const std::set<std::string>& taken,
                                             const std::set<std::string>& needed) {
   for (const std::string& name : names) {
     const std::string path = absl::StrCat(options_.path, "/", name);
-    const std::string id = LeftOverOf(name);
+    const std::string id = LeftoverSessionId(name);
     if (id.empty() || needed.contains(path)) continue;
     const bool ours = taken.contains(id);
     if (!ours && !locks_->Lock(id).ok()) continue;
@@ -131,8 +129,8 @@ absl::Status SessionFolder::RemoveLeftOvers(const std::vector<std::string>& name
   return absl::OkStatus();
 }
 
-void SessionFolder::SetAside(const std::string& id) {
-  const absl::StatusOr<std::vector<std::string>> names = NamesIn(options_.path);
+void SessionFolder::Quarantine(const std::string& id) {
+  const absl::StatusOr<std::vector<std::string>> names = ListFileNames(options_.path);
   for (const std::string& name : names.ok() ? *names : std::vector<std::string>()) {
     if (name != id + kJournalEnd && !(name.starts_with(id + "-") && name.ends_with(kSnapshotEnd))) {
       continue;

@@ -23,7 +23,7 @@ struct Place {
 };
 
 // Servers of other builds find the same. Two ids on one byte would take 2^30 sessions and more.
-Place PlaceOf(const std::string& id) {
+Place LockPlace(const std::string& id) {
   Sha256 hash;
   hash.Add(id.data(), id.size());
   const std::string digest = hash.Hex();
@@ -61,7 +61,7 @@ SessionLocks::~SessionLocks() {
 }
 
 absl::Status SessionLocks::Lock(const std::string& id) {
-  const Place place = PlaceOf(id);
+  const Place place = LockPlace(id);
   std::lock_guard lock(mutex_);
   if (locked_.contains(id)) {
     return absl::AlreadyExistsError(absl::StrCat("session ", id, ": this server has it"));
@@ -77,7 +77,7 @@ absl::Status SessionLocks::Lock(const std::string& id) {
 }
 
 void SessionLocks::Unlock(const std::string& id) {
-  const Place place = PlaceOf(id);
+  const Place place = LockPlace(id);
   std::lock_guard lock(mutex_);
   if (locked_.erase(id) > 0) (void)SetLock(files_[place.file], F_UNLCK, place.byte);
 }

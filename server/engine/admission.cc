@@ -5,6 +5,7 @@
 
 #include "absl/strings/str_cat.h"
 #include "base/check.h"
+#include "base/status_macros.h"
 #include "server/engine/error_facts.h"
 
 namespace ovq {
@@ -26,54 +27,54 @@ absl::Status Admission::RefuseDraining() const {
   return Refuse(RejectReason::kDraining, absl::UnavailableError("the server is draining"));
 }
 
-absl::Status Admission::Enqueue(std::shared_ptr<Job> job) {
+absl::Status Admission::Enqueue(std::shared_ptr<Request> request) {
   const EngineOptions& options = config_.options;
-  const size_t needed = job->reserve_bytes * static_cast<size_t>(job->n_states);
+  const size_t needed = request->reserve_bytes * static_cast<size_t>(request->n_states);
   if (needed > options.state_memory_bytes) {
     return Refuse(RejectReason::kStateMemory,
                   WithFacts(Exhausted("state memory: ", needed, " bytes needed, the server has ",
                                       options.state_memory_bytes, " in all"),
                             {.bytes_needed = needed, .bytes_free = options.state_memory_bytes}));
   }
-  if (job->n_states > options.max_sessions) {
+  if (request->n_states > options.max_sessions) {
     return Refuse(RejectReason::kSessionLimit,
-                  Exhausted("sessions: ", job->n_states, " needed, the server has ",
+                  Exhausted("sessions: ", request->n_states, " needed, the server has ",
                             options.max_sessions, " in all"));
   }
   std::lock_guard lock(mutex_);
   if (closed_) return RefuseDraining();
   const auto longest = std::ranges::max_element(
-      queue_, {}, [](const auto& entry) { return entry.second.jobs.size(); });
+      queue_, {}, [](const auto& entry) { return entry.second.requests.size(); });
   const bool full = n_waiting_ >= options.max_queue;
-  const auto mine = queue_.find(job->client);
-  const size_t n_mine = mine == queue_.end() ? 0 : mine->second.jobs.size();
-  if (full && (longest == queue_.end() || longest->second.jobs.size() <= n_mine + 1)) {
+  const auto mine = queue_.find(request->client);
+  const size_t n_mine = mine == queue_.end() ? 0 : mine->second.requests.size();
+  if (full && (longest == queue_.end() || longest->second.requests.size() <= n_mine + 1)) {
     return Refuse(RejectReason::kQueueFull,
                   Exhausted("queue: ", options.max_queue, " requests wait already"));
   }
   // What waits counts too: a tenant at its limits fills no queue.
-  if (absl::Status status = Charge(*job, job->n_states, needed); !status.ok()) return status;
+  RETURN_IF_ERROR(Charge(*request, request->n_states, needed));
   if (full) {
-    pushed_out_.push_back(longest->second.jobs.back());
-    longest->second.Count(*longest->second.jobs.back(), -1);
-    longest->second.jobs.pop_back();
+    pushed_out_.push_back(longest->second.requests.back());
+    longest->second.Count(*longest->second.requests.back(), -1);
+    longest->second.requests.pop_back();
     --n_waiting_;
   }
   ++accepted_;
   ++n_waiting_;
-  Waiting& waiting = queue_[job->client];
-  waiting.Count(*job, 1);
-  waiting.jobs.push_back(std::move(job));
+  Waiting& waiting = queue_[request->client];
+  waiting.Count(*request, 1);
+  waiting.requests.push_back(std::move(request));
   return absl::OkStatus();
 }
 
-void Admission::Waiting::Count(const Job& job, int sign) {
-  states += sign * job.n_states;
-  const size_t needed = job.reserve_bytes * static_cast<size_t>(job.n_states);
+void Admission::Waiting::Count(const Request& request, int sign) {
+  states += sign * request.n_states;
+  const size_t needed = request.reserve_bytes * static_cast<size_t>(request.n_states);
   bytes = sign > 0 ? bytes + needed : bytes - needed;
 }
 
-std::vector<std::shared_ptr<Job>> Admission::TakePushedOut() {
+std::vector<std::shared_ptr<Request>> Admission::TakePushedOut() {
   std::lock_guard lock(mutex_);
   return std::exchange(pushed_out_, {});
 }
@@ -91,16 +92,17 @@ absl::Status Admission::Enter() {
   return absl::OkStatus();
 }
 
-absl::Status Admission::Charge(Job& job, int64_t states, size_t bytes) {
-  auto admitted = config_.options.quotas->Admit(job.tenant, {.client = job.client,
-                                                             .prompt_tokens = job.prompt_tokens,
-                                                             .sessions = states,
-                                                             .bytes = bytes});
+absl::Status Admission::Charge(Request& request, int64_t states, size_t bytes) {
+  auto admitted =
+      config_.options.quotas->Admit(request.tenant, {.client = request.client,
+                                                     .prompt_tokens = request.prompt_tokens,
+                                                     .sessions = states,
+                                                     .bytes = bytes});
   if (!admitted.ok()) {
-    config_.events.rejected(*FactsOf(admitted.status()).reason);
+    config_.events.rejected(*GetErrorFacts(admitted.status()).reason);
     return admitted.status();
   }
-  job.hold = *std::move(admitted);
+  request.hold = *std::move(admitted);
   return absl::OkStatus();
 }
 
@@ -121,58 +123,59 @@ bool Admission::Close(absl::Duration timeout) {
                                [this] { return accepted_ == 0; });
 }
 
-std::shared_ptr<Job> Admission::First() const {
-  const std::shared_ptr<Job>* first = nullptr;
+std::shared_ptr<Request> Admission::First() const {
+  const std::shared_ptr<Request>* first = nullptr;
   double least = 0;
   std::lock_guard lock(mutex_);
   for (const auto& [client, waiting] : queue_) {
-    const std::shared_ptr<Job>& job = waiting.jobs.front();
+    const std::shared_ptr<Request>& request = waiting.requests.front();
     double has = 0;
     if (queue_.size() > 1) {
-      const ClientUse use = config_.options.quotas->UseOf(client);
-      const size_t needed = job->reserve_bytes * static_cast<size_t>(job->n_states);
+      const ClientUse use = config_.options.quotas->ClientUsage(client);
+      const size_t needed = request->reserve_bytes * static_cast<size_t>(request->n_states);
       has = static_cast<double>(use.bytes - waiting.bytes + needed) / use.weight;
     }
     const bool before =
-        first == nullptr || has < least || (has == least && job->arrival < (*first)->arrival);
+        first == nullptr || has < least || (has == least && request->arrival < (*first)->arrival);
     if (!before) continue;
-    first = &job;
+    first = &request;
     least = has;
   }
   return first == nullptr ? nullptr : *first;
 }
 
-bool Admission::TakeFirst(const Job& job) {
+bool Admission::TakeFirst(const Request& request) {
   std::lock_guard lock(mutex_);
-  const auto it = queue_.find(job.client);
-  if (it == queue_.end() || it->second.jobs.front().get() != &job) return false;
+  const auto it = queue_.find(request.client);
+  if (it == queue_.end() || it->second.requests.front().get() != &request) return false;
   Waiting& waiting = it->second;
-  waiting.Count(job, -1);
-  waiting.jobs.pop_front();
+  waiting.Count(request, -1);
+  waiting.requests.pop_front();
   --n_waiting_;
-  if (waiting.jobs.empty()) queue_.erase(it);
+  if (waiting.requests.empty()) queue_.erase(it);
   return true;
 }
 
-std::shared_ptr<Job> Admission::Next() {
-  const std::shared_ptr<Job> job = First();
-  if (job == nullptr) return nullptr;
+std::shared_ptr<Request> Admission::Next() {
+  const std::shared_ptr<Request> request = First();
+  if (request == nullptr) return nullptr;
   // Until a promised state is taken, the first one holds its part of the reservation.
-  const size_t bytes = job->reserve_bytes * static_cast<size_t>(job->n_states);
-  if (!HasRoom(job->client, job->n_states, bytes)) return nullptr;
-  absl::StatusOr<StateHandle> state = pool_.Acquire(*job->memory->layout, job->slot_cap, bytes);
-  if (!TakeFirst(*job)) {
+  const size_t bytes = request->reserve_bytes * static_cast<size_t>(request->n_states);
+  if (!HasRoom(request->client, request->n_states, bytes)) return nullptr;
+  absl::StatusOr<StateHandle> state =
+      pool_.Acquire(*request->memory->layout, request->slot_cap, bytes);
+  if (!TakeFirst(*request)) {
     if (state.ok()) pool_.Release(*state);  // pushed out meanwhile
     return Next();
   }
   if (!state.ok()) {
-    job->refused = state.status();
-    return job;
+    request->refused = state.status();
+    return request;
   }
-  job->sequence = std::make_shared<Sequence>(Sequence{.state = *state, .pending = {}});
-  job->promised_states = job->n_states - 1;
-  promised_states_ += job->promised_states;
-  return job;
+  request->sequence = std::make_shared<Sequence>(Sequence{.state = *state, .pending = {}});
+  request->promised_states = request->n_states - 1;
+  promised_states_ += request->promised_states;
+  return request;
 }
 
 // Makes room where that may be.
@@ -211,7 +214,7 @@ bool Admission::MakeWay(const std::string& client, int n_states, size_t bytes, b
     return table ? static_cast<double>(use.sessions - waiting.states)
                  : static_cast<double>(use.bytes - waiting.bytes);
   };
-  const ClientUse mine = quotas.UseOf(client);
+  const ClientUse mine = quotas.ClientUsage(client);
   const double has = std::max(admitted(client, mine), 0.0);
   double weights = mine.weight, most = 0;
   std::string largest;
@@ -235,7 +238,7 @@ bool Admission::MakeWay(const std::string& client, int n_states, size_t bytes, b
 absl::StatusOr<StateHandle> Admission::AcquireSession(const StateLayout& layout, int32_t slot_cap,
                                                       const std::string& client) {
   const size_t bytes = layout.bytes_cap(slot_cap);
-  if (absl::Status status = CheckRoom(client, 1, bytes); !status.ok()) return status;
+  RETURN_IF_ERROR(CheckRoom(client, 1, bytes));
   absl::StatusOr<StateHandle> state = pool_.Acquire(layout, slot_cap, bytes);
   if (!state.ok()) return Refuse(RejectReason::kStateMemory, state.status());
   return state;
@@ -260,33 +263,33 @@ absl::StatusOr<std::vector<StateHandle>> Admission::AcquireCopies(const StateHan
   return status;
 }
 
-absl::StatusOr<StateHandle> Admission::TakePromised(Job& job) {
-  StateHandle& first = job.sequence->state;
-  pool_.ShrinkReservation(first, first.reserved_bytes - job.reserve_bytes);
-  absl::StatusOr<StateHandle> state = pool_.Clone(first, job.reserve_bytes);
-  if (!state.ok()) return state.status();
-  --job.promised_states;
+absl::StatusOr<StateHandle> Admission::TakePromised(Request& request) {
+  StateHandle& first = request.sequence->state;
+  pool_.ShrinkReservation(first, first.reserved_bytes - request.reserve_bytes);
+  ASSIGN_OR_RETURN(StateHandle state, pool_.Clone(first, request.reserve_bytes));
+  --request.promised_states;
   --promised_states_;
   return state;
 }
 
-void Admission::DropPromised(Job& job) {
-  promised_states_ -= std::exchange(job.promised_states, 0);
+void Admission::DropPromised(Request& request) {
+  promised_states_ -= std::exchange(request.promised_states, 0);
 }
 
-std::vector<std::shared_ptr<Job>> Admission::Remove(const std::function<bool(const Job&)>& which) {
-  std::vector<std::shared_ptr<Job>> removed;
+std::vector<std::shared_ptr<Request>> Admission::Remove(
+    const std::function<bool(const Request&)>& which) {
+  std::vector<std::shared_ptr<Request>> removed;
   std::lock_guard lock(mutex_);
   for (auto it = queue_.begin(); it != queue_.end();) {
     Waiting& waiting = it->second;
-    std::erase_if(waiting.jobs, [&](const std::shared_ptr<Job>& job) {
-      if (!which(*job)) return false;
-      removed.push_back(job);
-      waiting.Count(*job, -1);
+    std::erase_if(waiting.requests, [&](const std::shared_ptr<Request>& request) {
+      if (!which(*request)) return false;
+      removed.push_back(request);
+      waiting.Count(*request, -1);
       --n_waiting_;
       return true;
     });
-    it = waiting.jobs.empty() ? queue_.erase(it) : std::next(it);
+    it = waiting.requests.empty() ? queue_.erase(it) : std::next(it);
   }
   return removed;
 }
@@ -295,7 +298,8 @@ SteadyTime Admission::next_deadline() const {
   std::lock_guard lock(mutex_);
   SteadyTime next = kNever;
   for (const auto& [client, waiting] : queue_) {
-    for (const std::shared_ptr<Job>& job : waiting.jobs) next = std::min(next, job->deadline);
+    for (const std::shared_ptr<Request>& request : waiting.requests)
+      next = std::min(next, request->deadline);
   }
   return next;
 }
@@ -304,8 +308,8 @@ void Admission::AddTo(EngineStats& stats) const {
   std::lock_guard lock(mutex_);
   stats.requests_waiting += n_waiting_;
   for (const auto& [client, waiting] : queue_) {
-    for (const std::shared_ptr<Job>& job : waiting.jobs) {
-      stats.waiting_prompt_tokens += job->prompt_tokens;
+    for (const std::shared_ptr<Request>& request : waiting.requests) {
+      stats.waiting_prompt_tokens += request->prompt_tokens;
     }
   }
 }

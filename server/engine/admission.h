@@ -14,7 +14,7 @@
 #include "absl/status/statusor.h"
 #include "absl/time/time.h"
 #include "server/engine/engine_config.h"
-#include "server/engine/job.h"
+#include "server/engine/request.h"
 #include "server/engine/state_pool.h"
 
 namespace ovq {
@@ -25,15 +25,15 @@ class Admission {
 
   // --- any thread. A refusal charges nothing and is told to EngineEvents::rejected ---
 
-  // Accepts a job that needs states of its own: it waits in the queue. If that is full, the last
-  // job of who has most in it leaves it (TakePushedOut), if that is more than the caller would
-  // have. ResourceExhausted, Unavailable.
-  absl::Status Enqueue(std::shared_ptr<Job> job);
+  // Accepts a request that needs states of its own: it waits in the queue. If that is full, the
+  // last request of who has most in it leaves it (TakePushedOut), if that is more than the caller
+  // would have. ResourceExhausted, Unavailable.
+  absl::Status Enqueue(std::shared_ptr<Request> request);
   // Accepts work that does not wait in the queue. Unavailable.
   absl::Status Enter();
-  // Charges the job to its tenant and holds that many states and bytes of the tenant's share for
-  // it.
-  absl::Status Charge(Job& job, int64_t states, size_t bytes);
+  // Charges the request to its tenant and holds that many states and bytes of the tenant's share
+  // for it.
+  absl::Status Charge(Request& request, int64_t states, size_t bytes);
   void Reenter();  // of what work that was accepted needs, also while draining
   void Leave();    // of everything that was accepted, once, when it has ended
 
@@ -42,11 +42,12 @@ class Admission {
 
   // --- engine thread ---
 
-  // Of the first jobs of all clients that of who would then have least, its first state acquired
-  // and the others promised; null while the queue is empty or that does not fit. Nobody overtakes.
-  // One that fits, but for which the system gives no memory, comes without a state (Job::refused).
-  std::shared_ptr<Job> Next();
-  std::vector<std::shared_ptr<Job>> TakePushedOut();
+  // Of the first requests of all clients that of who would then have least, its first state
+  // acquired and the others promised; null while the queue is empty or that does not fit. Nobody
+  // overtakes. One that fits, but for which the system gives no memory, comes without a state
+  // (Request::refused).
+  std::shared_ptr<Request> Next();
+  std::vector<std::shared_ptr<Request>> TakePushedOut();
   absl::Status PushedOut() const;  // with which these end
   // For a new session, or one whose state comes back: at once or not at all.
   absl::StatusOr<StateHandle> AcquireSession(const StateLayout& layout, int32_t slot_cap,
@@ -66,24 +67,24 @@ class Admission {
   void SetGiveWay(GiveWay give_way) { give_way_ = std::move(give_way); }
   // Sessions without a state in memory count as the others do.
   void CountStored(int change) { stored_sessions_ += change; }
-  // One of the job's promised states, with the bytes of the first. ResourceExhausted where the
+  // One of the request's promised states, with the bytes of the first. ResourceExhausted where the
   // system gives no memory for it.
-  absl::StatusOr<StateHandle> TakePromised(Job& job);
-  void DropPromised(Job& job);
+  absl::StatusOr<StateHandle> TakePromised(Request& request);
+  void DropPromised(Request& request);
 
-  // Takes jobs out of the queue.
-  std::vector<std::shared_ptr<Job>> Remove(const std::function<bool(const Job&)>& which);
+  // Takes requests out of the queue.
+  std::vector<std::shared_ptr<Request>> Remove(const std::function<bool(const Request&)>& which);
   SteadyTime next_deadline() const;  // of the queue; kNever without one
   void AddTo(EngineStats& stats) const;
 
  private:
-  // A client's jobs in the queue.
+  // A client's requests in the queue.
   struct Waiting {
-    std::deque<std::shared_ptr<Job>> jobs;
+    std::deque<std::shared_ptr<Request>> requests;
     int64_t states = 0;
     size_t bytes = 0;
 
-    void Count(const Job& job, int sign);
+    void Count(const Request& request, int sign);
   };
 
   absl::Status Refuse(RejectReason reason, absl::Status status) const;
@@ -92,8 +93,9 @@ class Admission {
   // Whether so much fits, once who has more than its part has made way for the client.
   bool HasRoom(const std::string& client, int n_states, size_t bytes);
   bool MakeWay(const std::string& client, int n_states, size_t bytes, bool table);
-  std::shared_ptr<Job> First() const;
-  bool TakeFirst(const Job& job);  // out of the queue; false if it has been pushed out meanwhile
+  std::shared_ptr<Request> First() const;
+  bool TakeFirst(
+      const Request& request);  // out of the queue; false if it has been pushed out meanwhile
   int states() const { return pool_.sessions() + promised_states_ + stored_sessions_; }
 
   const EngineConfig& config_;
@@ -102,13 +104,13 @@ class Admission {
   mutable std::mutex mutex_;              // guards down to all_ended_
   std::map<std::string, Waiting> queue_;  // by client, none empty
   int n_waiting_ = 0;
-  std::vector<std::shared_ptr<Job>> pushed_out_;
+  std::vector<std::shared_ptr<Request>> pushed_out_;
   int accepted_ = 0;  // and not ended
   bool closed_ = false;
   std::condition_variable all_ended_;
 
   // Engine thread only.
-  int promised_states_ = 0;  // the sum of Job::promised_states
+  int promised_states_ = 0;  // the sum of Request::promised_states
   int stored_sessions_ = 0;
   std::function<bool(size_t bytes)> make_room_;
   GiveWay give_way_;

@@ -94,12 +94,12 @@ void Completion::ObservePrompt(std::span<const int32_t> tokens) {
   if (detokenizer_) detokenizer_->Precede(tokens.last(std::min(tokens.size(), kTail)));
 }
 
-TokenGuess Completion::Guess(int64_t most) {
+DraftTokens Completion::Propose(int64_t most) {
   if (!drafter_) return {};
-  return drafter_->Guess(std::min(most, request_.stop.max_tokens - generated_ - 1));
+  return drafter_->Propose(std::min(most, request_.stop.max_tokens - generated_ - 1));
 }
 
-void Completion::WantDraws(StepReader& reader, int64_t row, int64_t position,
+void Completion::WantDraws(LogitsReader& reader, int64_t row, int64_t position,
                            std::span<const int32_t> guessed) {
   n_taken_ = 0;
   ahead_.clear();

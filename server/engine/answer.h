@@ -11,11 +11,11 @@
 #include <vector>
 
 #include "base/clock.h"
+#include "model/logits_reader.h"
 #include "model/ngram_drafter.h"
 #include "model/sampler.h"
-#include "model/step_reader.h"
 #include "model/tokenizer.h"
-#include "server/engine/request.h"
+#include "server/engine/engine_api.h"
 #include "server/engine/session.h"
 
 namespace ovq {
@@ -65,12 +65,12 @@ class Completion {
   // From now on it looks for what may follow in the tokens it is told of, before any of them.
   void Speculate() { drafter_.emplace(); }
   // Of no more tokens than it still may have after the next one; empty without Speculate.
-  TokenGuess Guess(int64_t most);
+  DraftTokens Propose(int64_t most);
 
   // Wants the token at `position`, drawn from a row of the step's logits, and the one after each of
   // the tokens that are only guessed to follow, from the rows after it. The completion stays as it
   // is until a token is Drawn.
-  void WantDraws(StepReader& reader, int64_t row, int64_t position,
+  void WantDraws(LogitsReader& reader, int64_t row, int64_t position,
                  std::span<const int32_t> guessed);
   // Takes the next of those that were wanted, as long as the guesses are right: adds the token and
   // the text that became certain to the event's chunk, and `finished` (usage left to the caller) if

@@ -7,6 +7,7 @@
 #include "absl/strings/escaping.h"
 #include "absl/strings/str_cat.h"
 #include "base/check.h"
+#include "base/status_macros.h"
 #include "base/thread_name.h"
 #include "server/engine/error_facts.h"
 #include "server/engine/validate.h"
@@ -17,8 +18,8 @@ namespace {
 EngineConfig Completed(EngineConfig config) {
   const EngineModel& model = config.model;
   EngineOptions& options = config.options;
-  Check(!model.memories.empty(), "the engine has a model");
-  for (const EngineMemory& memory : model.memories) {
+  Check(!model.variants.empty(), "the engine has a model");
+  for (const ModelVariant& memory : model.variants) {
     // No cap exceeds the address range that the layout keeps for it.
     const int64_t limit = memory.layout->limits().max_slot_cap;
     Check(memory.default_slot_cap <= limit, "the model's own cap fits the layout");
@@ -44,7 +45,7 @@ absl::Status CheckGoesOn(const std::string& id, const SessionImage& session,
                    since.length, ": it has gone back since; export it whole");
   }
   const auto length = static_cast<size_t>(since.length);
-  if (BaseOf(std::span(*session.tokens).first(length)).digest == since.digest) return {};
+  if (MakeSessionBase(std::span(*session.tokens).first(length)).digest == since.digest) return {};
   return refused("its first ", since.length,
                  " tokens are not those of the export that `since` names: it has gone back and on "
                  "another way since, or that was another session's; export it whole");
@@ -59,83 +60,80 @@ Engine::Engine(EngineConfig config, std::unique_ptr<DeviceContext> context)
       random_(config_.options.seed),
       admission_(config_, pool_),
       sessions_(config_, pool_, admission_, random_, inbox_,
-                [this](std::shared_ptr<Job> job) { runner_.Start(std::move(job)); }),
-      runner_(config_, pool_, admission_, sessions_, random_, watch_),
-      step_(config_, *context_, pool_),
+                [this](std::shared_ptr<Request> request) { scheduler_.Start(std::move(request)); }),
+      scheduler_(config_, pool_, admission_, sessions_, random_, watch_),
+      executor_(config_, *context_, pool_),
       session_slots_(SessionSlots(
-          *config_.model.memories.front().layout, config_.model.memories.front().default_slot_cap,
+          *config_.model.variants.front().layout, config_.model.variants.front().default_slot_cap,
           config_.options.state_memory_bytes, config_.options.max_sessions)) {
   admission_.SetGiveWay([this](const std::string& client, bool table, bool running) {
-    return sessions_.GiveWay(client, table) || (running && runner_.GiveWay(client));
+    return sessions_.GiveWay(client, table) || (running && scheduler_.GiveWay(client));
   });
   PublishStats();
 }
 
 // --- any thread ---
 
-absl::Status Engine::Submit(GenerateRequest request, std::shared_ptr<TokenStream> stream) {
-  if (absl::Status status = ValidateGenerate(config_, request); !status.ok()) return status;
+absl::Status Engine::Submit(GenerateRequest call, std::shared_ptr<TokenStream> stream) {
+  RETURN_IF_ERROR(ValidateGenerate(config_, call));
   stream->cancel_signal().SetWake(Wake());
-  const bool turn = !request.session_id.empty();
-  auto job = MakeJob(model(), std::move(request), std::move(stream), options().clock.steady());
-  if (turn) return SubmitTurn(std::move(job));
-  absl::Status status = admission_.Enqueue(std::move(job));
+  const bool turn = !call.session_id.empty();
+  auto request = MakeRequest(model(), std::move(call), std::move(stream), options().clock.steady());
+  if (turn) return SubmitTurn(std::move(request));
+  absl::Status status = admission_.Enqueue(std::move(request));
   inbox_->Ring();
   return status;
 }
 
-absl::Status Engine::SubmitTurn(std::shared_ptr<Job> job) {
-  if (absl::Status status = admission_.Enter(); !status.ok()) return status;
-  const GenerateRequest& request = job->generate()->request;
-  if (sessions_.MayBeElsewhere(request.session_id)) {
-    inbox_->Post([this, job = std::move(job), id = request.session_id, tenant = request.tenant] {
-      sessions_.Fetch(id, tenant, [this, job](absl::Status status) {
-        if (status.ok()) status = Claim(*job);
-        if (!status.ok()) return runner_.Fail(*job, FinishReason::kError, std::move(status));
-        runner_.StartTurn(job);
+absl::Status Engine::SubmitTurn(std::shared_ptr<Request> request) {
+  RETURN_IF_ERROR(admission_.Enter());
+  const GenerateRequest& call = request->generate()->call;
+  if (sessions_.MayBeElsewhere(call.session_id)) {
+    inbox_->Post([this, request = std::move(request), id = call.session_id, tenant = call.tenant] {
+      sessions_.Fetch(id, tenant, [this, request](absl::Status status) {
+        if (status.ok()) status = Claim(*request);
+        if (!status.ok()) return scheduler_.Fail(*request, FinishReason::kError, std::move(status));
+        scheduler_.StartTurn(request);
       });
     });
     return absl::OkStatus();
   }
-  if (absl::Status status = Claim(*job); !status.ok()) {
+  if (absl::Status status = Claim(*request); !status.ok()) {
     admission_.Leave();
     return status;
   }
-  inbox_->Post([this, job = std::move(job)] { runner_.StartTurn(job); });
+  inbox_->Post([this, request = std::move(request)] { scheduler_.StartTurn(request); });
   return absl::OkStatus();
 }
 
-absl::Status Engine::Claim(Job& job) {
-  const GenerateRequest& request = job.generate()->request;
+absl::Status Engine::Claim(Request& request) {
+  const GenerateRequest& call = request.generate()->call;
   const auto check = [&](const Session& session) -> absl::Status {
     const auto now = static_cast<uint64_t>(session.position());
-    if (request.expected_position.value_or(now) != now) {
+    if (call.expected_position.value_or(now) != now) {
       return WithFacts(absl::FailedPreconditionError(
-                           absl::StrCat(request.field_prefix, "expected_position: the session has ",
-                                        now, " tokens, not ", *request.expected_position)),
+                           absl::StrCat(call.field_prefix, "expected_position: the session has ",
+                                        now, " tokens, not ", *call.expected_position)),
                        {.position = now});
     }
-    if (job.tokens.empty() && !session.pending) {
-      return EmptyPrompt(request.field_prefix);
+    if (request.tokens.empty() && !session.pending) {
+      return EmptyPrompt(call.field_prefix);
     }
-    const int64_t position = session.position() + job.prompt_tokens;
-    if (absl::Status status = CheckPosition(*session.state.layout, position); !status.ok())
-      return status;
-    return admission_.Charge(job, 0, 0);  // the session holds its own share
+    const int64_t position = session.position() + request.prompt_tokens;
+    RETURN_IF_ERROR(CheckPosition(*session.state.layout, position));
+    return admission_.Charge(request, 0, 0);  // the session holds its own share
   };
-  auto claimed = sessions_.Claim(request.session_id, request.tenant, check);
-  if (!claimed.ok()) return claimed.status();
-  job.session = *std::move(claimed);
-  job.sequence = job.session;
+  ASSIGN_OR_RETURN(request.session, sessions_.Claim(call.session_id, call.tenant, check));
+  request.sequence = request.session;
   return absl::OkStatus();
 }
 
-absl::Status Engine::SubmitScore(ScoreRequest request, std::shared_ptr<CancelSignal> cancel,
+absl::Status Engine::SubmitScore(ScoreRequest call, std::shared_ptr<CancelSignal> cancel,
                                  ScoreCallback done) {
-  if (absl::Status status = ValidateScore(config_, request); !status.ok()) return status;
+  RETURN_IF_ERROR(ValidateScore(config_, call));
   if (cancel != nullptr) cancel->SetWake(Wake());
-  absl::Status status = admission_.Enqueue(MakeJob(model(), std::move(request), std::move(cancel),
-                                                   std::move(done), options().clock.steady()));
+  absl::Status status = admission_.Enqueue(MakeRequest(model(), std::move(call), std::move(cancel),
+                                                       std::move(done), options().clock.steady()));
   inbox_->Ring();
   return status;
 }
@@ -146,8 +144,8 @@ void Engine::CreateSession(SessionOptions options, SessionCallback done) {
   inbox_->Post([this, status = std::move(status), options = std::move(options),
                 done = std::move(done), called = this->options().clock.steady()]() mutable {
     if (!status.ok()) return done(std::move(status));
-    std::shared_ptr<Job> job = sessions_.Open(std::move(options), called, std::move(done));
-    if (job != nullptr) runner_.Start(std::move(job));
+    std::shared_ptr<Request> request = sessions_.Open(std::move(options), called, std::move(done));
+    if (request != nullptr) scheduler_.Start(std::move(request));
   });
 }
 
@@ -171,8 +169,8 @@ void Engine::RewindSession(RewindOptions options, std::shared_ptr<CancelSignal> 
     const std::string id = options.session_id, tenant = options.tenant;
     WhenAwake(id, tenant, [=, this](absl::Status status) {
       if (!status.ok()) return done(std::move(status));
-      std::shared_ptr<Job> job = sessions_.Rewind(options, cancel, called, done);
-      if (job != nullptr) runner_.Start(std::move(job));
+      std::shared_ptr<Request> request = sessions_.Rewind(options, cancel, called, done);
+      if (request != nullptr) scheduler_.Start(std::move(request));
     });
   });
 }
@@ -196,7 +194,7 @@ absl::StatusOr<SessionImage> Engine::ExportSession(const std::string& id, const 
   });
   // A digest of millions of tokens would hold up a step.
   if (image.ok() && since) {
-    if (absl::Status status = CheckGoesOn(id, *image, *since); !status.ok()) return status;
+    RETURN_IF_ERROR(CheckGoesOn(id, *image, *since));
   }
   if (image.ok()) {
     inbox_->Post([this, event = since ? "export_delta" : "export", called,
@@ -206,7 +204,7 @@ absl::StatusOr<SessionImage> Engine::ExportSession(const std::string& id, const 
 }
 
 absl::Status Engine::CheckImport(const SessionImage& head) const {
-  const EngineMemory* memory = model().FindMemory(head.memory);
+  const ModelVariant* memory = model().FindVariant(head.memory);
   if (memory == nullptr) {
     return absl::FailedPreconditionError(absl::StrCat(
         "session file: no memory of this server is named '", absl::CHexEscape(head.memory), "'"));
@@ -235,13 +233,14 @@ void Engine::ImportSession(SessionImage image, SessionOptions options, SessionCa
     return CreateSession(std::move(options), std::move(done));
   }
   if (status.ok()) status = ValidateSession(config_, options);
-  if (status.ok()) status = CheckSessionState(image, *model().FindMemory(image.memory)->layout);
+  if (status.ok()) status = CheckSessionState(image, *model().FindVariant(image.memory)->layout);
   inbox_->Post([this, status = std::move(status), image = std::move(image),
                 options = std::move(options), done = std::move(done),
                 called = this->options().clock.steady()]() mutable {
     if (!status.ok()) return done(std::move(status));
-    std::shared_ptr<Job> job = sessions_.Import(std::move(image), options, called, std::move(done));
-    if (job != nullptr) runner_.Start(std::move(job));
+    std::shared_ptr<Request> request =
+        sessions_.Import(std::move(image), options, called, std::move(done));
+    if (request != nullptr) scheduler_.Start(std::move(request));
   });
 }
 
@@ -283,7 +282,7 @@ absl::StatusOr<SessionPage> Engine::ListSessions(const std::optional<std::string
 
 absl::Status Engine::ChargeRequest(const std::string& tenant) const {
   absl::Status status = quotas().ChargeRequest(tenant);
-  if (!status.ok()) config_.events.rejected(*FactsOf(status).reason);
+  if (!status.ok()) config_.events.rejected(*GetErrorFacts(status).reason);
   return status;
 }
 
@@ -325,29 +324,29 @@ void Engine::Run() {
   NameThisThread("engine");
   context_->BindThread();
   while (!stopping_) {
-    const bool progressed = Turn();
+    const bool progressed = RunIteration();
     // The turn may have taken the ring of Stop, which comes after what it sets.
     if (!progressed && !stopping_) inbox_->Wait(TimeToNextEnd());
   }
-  Turn();  // what was posted meanwhile
+  RunIteration();  // what was posted meanwhile
 }
 
-bool Engine::Turn() {
+bool Engine::RunIteration() {
   watch_.Begin(config_.options.clock.steady());
   const bool rung = inbox_->RunAll();
   const SteadyTime now = config_.options.clock.steady();
   if (rung || now >= look_again_) EndWhatIsOver(now);
-  while (std::shared_ptr<Job> job = admission_.Next()) {
-    if (!job->refused.ok()) {
-      runner_.Fail(*job, FinishReason::kError, job->refused);
+  while (std::shared_ptr<Request> request = admission_.Next()) {
+    if (!request->refused.ok()) {
+      scheduler_.Fail(*request, FinishReason::kError, request->refused);
     } else {
-      runner_.Start(std::move(job));
+      scheduler_.Start(std::move(request));
     }
   }
   // A step may take long, or hang: what begins with it shows before it.
-  if (runner_.jobs().size() != published_jobs_ && PublishDue()) PublishStats();
-  const bool progressed = runner_.RunStep(step_);
-  runner_.ForgetEnded();
+  if (scheduler_.requests().size() != published_requests_ && PublishDue()) PublishStats();
+  const bool progressed = scheduler_.RunStep(executor_);
+  scheduler_.ForgetEnded();
   if (!progressed) look_again_ = {};  // whenever the next turn is
   if (!progressed || PublishDue()) PublishStats();
   watch_.End();
@@ -355,39 +354,41 @@ bool Engine::Turn() {
 }
 
 void Engine::EndWhatIsOver(SteadyTime now) {
-  look_again_ = now + (few_jobs() ? kLookEvery : kLookAtManyEvery);
+  look_again_ = now + (few_requests() ? kLookEvery : kLookAtManyEvery);
   sessions_.Expire(now);
-  runner_.FailDead(now);
-  const auto dead = [now](const Job& job) { return !DeathOf(job, now).ok(); };
-  for (const std::shared_ptr<Job>& job : admission_.Remove(dead)) runner_.FailIfDead(*job, now);
-  for (const std::shared_ptr<Job>& job : admission_.TakePushedOut()) {
-    runner_.Fail(*job, FinishReason::kError, admission_.PushedOut());
+  scheduler_.FailDead(now);
+  const auto dead = [now](const Request& request) { return !CheckAlive(request, now).ok(); };
+  for (const std::shared_ptr<Request>& request : admission_.Remove(dead))
+    scheduler_.FailIfDead(*request, now);
+  for (const std::shared_ptr<Request>& request : admission_.TakePushedOut()) {
+    scheduler_.Fail(*request, FinishReason::kError, admission_.PushedOut());
   }
 }
 
 void Engine::EndAll(const absl::Status& status) {
-  runner_.FailAll(status);
-  for (const std::shared_ptr<Job>& job : admission_.Remove([](const Job&) { return true; })) {
-    runner_.Fail(*job, FinishReason::kError, status);
+  scheduler_.FailAll(status);
+  for (const std::shared_ptr<Request>& request :
+       admission_.Remove([](const Request&) { return true; })) {
+    scheduler_.Fail(*request, FinishReason::kError, status);
   }
 }
 
 absl::Duration Engine::TimeToNextEnd() const {
   SteadyTime next = std::min(sessions_.next_expiry(), admission_.next_deadline());
-  for (const std::shared_ptr<Job>& job : runner_.jobs()) {
-    if (!job->ended) next = std::min(next, job->deadline);
+  for (const std::shared_ptr<Request>& request : scheduler_.requests()) {
+    if (!request->ended) next = std::min(next, request->deadline);
   }
   if (next == kNever) return absl::InfiniteDuration();
   return std::max(TimeBetween(config_.options.clock.steady(), next), absl::ZeroDuration());
 }
 
 void Engine::PublishStats() {
-  published_jobs_ = runner_.jobs().size();
+  published_requests_ = scheduler_.requests().size();
   publish_again_ = config_.options.clock.steady() + kPublishManyEvery;
   EngineStats stats;
   admission_.AddTo(stats);
   sessions_.AddTo(stats);
-  runner_.AddTo(stats);
+  scheduler_.AddTo(stats);
   stats.sessions_active = pool_.sessions() - stats.sessions_idle;
   stats.session_slots = session_slots_;
   stats.state_bytes_committed = pool_.committed_bytes();

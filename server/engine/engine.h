@@ -18,14 +18,14 @@
 #include "absl/time/time.h"
 #include "kernels/common/device.h"
 #include "server/engine/admission.h"
+#include "server/engine/engine_api.h"
 #include "server/engine/engine_config.h"
+#include "server/engine/executor.h"
 #include "server/engine/inbox.h"
-#include "server/engine/request.h"
-#include "server/engine/runner.h"
+#include "server/engine/scheduler.h"
 #include "server/engine/session_image.h"
 #include "server/engine/session_store.h"
 #include "server/engine/state_pool.h"
-#include "server/engine/step.h"
 
 namespace ovq {
 
@@ -70,7 +70,7 @@ class Engine {
   // A tenant that is not given: any, for who may see every tenant's. A session of another tenant is
   // NotFound. Deleting blocks for at most one step, and cancels the session's run; the others tell
   // at once what was true at the last step boundary. Both block longer for a session of the
-  // SessionFolder that is not here (SessionFolder::Take, with its errors).
+  // SessionFolder that is not here (SessionFolder::AcquireOwnership, with its errors).
   absl::Status DeleteSession(const std::string& id, const std::optional<std::string>& tenant);
   absl::StatusOr<SessionInfo> GetSession(const std::string& id, const std::string& tenant);
   // Sessions of a SessionFolder (EngineOptions::session_folder), before the first call; says which
@@ -85,7 +85,7 @@ class Engine {
 
   EngineStats Stats() const;  // of the last step boundary
   // The turn that the engine is in, if any; blocks for nothing.
-  std::optional<StepInProgress> step_in_progress() const { return watch_.Now(); }
+  std::optional<IterationInProgress> iteration_in_progress() const { return watch_.Now(); }
   const EngineConfig& config() const { return config_; }
   const EngineOptions& options() const { return config_.options; }
   const EngineModel& model() const { return config_.model; }
@@ -104,19 +104,19 @@ class Engine {
 
   void Run();  // turns until Stop
   // What was posted, what the time has ended, who is let in, and one step. False: no row could run.
-  bool Turn();
+  bool RunIteration();
   absl::Duration TimeToNextEnd() const;  // until a deadline passes or a session expires
   void EndAll(const absl::Status& status);
   SessionStore& sessions() { return sessions_; }
 
  private:
-  static constexpr size_t kFewJobs = 64;
+  static constexpr size_t kFewRequests = 64;
   static constexpr auto kLookEvery = std::chrono::milliseconds(1);
   static constexpr auto kLookAtManyEvery = std::chrono::milliseconds(10);
   static constexpr auto kPublishManyEvery = std::chrono::milliseconds(50);
 
-  absl::Status SubmitTurn(std::shared_ptr<Job> job);
-  absl::Status Claim(Job& job);  // its session
+  absl::Status SubmitTurn(std::shared_ptr<Request> request);
+  absl::Status Claim(Request& request);  // its session
   // Engine thread: for calls that need an idle session's state.
   void WhenAwake(const std::string& id, const std::string& tenant, SessionStore::Then then);
   std::function<void()> Wake() const {
@@ -124,24 +124,26 @@ class Engine {
   }
   // To look at a thousand calls takes as long as a small model's step: so it is done when somebody
   // rang, as who cancels does, and now and then for what the time ends and for the statistics.
-  bool few_jobs() const { return runner_.jobs().size() <= kFewJobs; }
+  bool few_requests() const { return scheduler_.requests().size() <= kFewRequests; }
   void EndWhatIsOver(SteadyTime now);
-  bool PublishDue() const { return few_jobs() || config_.options.clock.steady() >= publish_again_; }
+  bool PublishDue() const {
+    return few_requests() || config_.options.clock.steady() >= publish_again_;
+  }
   void PublishStats();
 
   const EngineConfig config_;
   const std::unique_ptr<DeviceContext> context_;
   StatePool pool_;
-  StepWatch watch_;
+  IterationWatch watch_;
   RandomSource random_;
   const std::shared_ptr<Inbox> inbox_ = std::make_shared<Inbox>();
   Admission admission_;
   SessionStore sessions_;
-  Runner runner_;
-  Step step_;
+  Scheduler scheduler_;
+  Executor executor_;
   const int session_slots_;
-  size_t published_jobs_ = 0;  // running ones, in stats_
-  SteadyTime publish_again_;   // where there are many
+  size_t published_requests_ = 0;  // running ones, in stats_
+  SteadyTime publish_again_;       // where there are many
   SteadyTime look_again_ = {};
 
   std::atomic<bool> stopping_ = false;

@@ -14,19 +14,19 @@
 #include "base/byte_budget.h"
 #include "base/clock.h"
 #include "kernels/common/device.h"
+#include "model/batch.h"
 #include "model/chat_template/chat_format.h"
 #include "model/state_layout.h"
-#include "model/step_batch.h"
 #include "model/tokenizer.h"
+#include "server/engine/engine_api.h"
 #include "server/engine/quota.h"
-#include "server/engine/request.h"
 
 namespace ovq {
 
 class SessionFolder;
 
 // A way for sessions to remember: their states, and the model that reads through them.
-struct EngineMemory {
+struct ModelVariant {
   std::string name;         // that callers ask for it by
   std::string fingerprint;  // of the model that reads through it, hex
   std::vector<std::string> layer_types;
@@ -35,10 +35,10 @@ struct EngineMemory {
   // ExactTokens of a session with this slot cap.
   std::function<std::optional<int64_t>(int64_t slot_cap)> exact_tokens;
   // LanguageModel::Forward.
-  std::function<TensorView(const StepBatch&, DeviceContext&, ScratchScope&)> forward;
-  // Likewise Overwrites and WritesApart. Without them nothing is drafted.
-  std::function<std::vector<StateExtent>(const TokenRange&)> overwrites = nullptr;
-  std::function<bool(const TokenRange&)> writes_apart = nullptr;
+  std::function<TensorView(const Batch&, DeviceContext&, ScratchScope&)> forward;
+  // Likewise UndoExtents and CanUndoSuffix. Without them nothing is drafted.
+  std::function<std::vector<StateExtent>(const TokenRange&)> undo_extents = nullptr;
+  std::function<bool(const TokenRange&)> can_undo_suffix = nullptr;
 };
 
 // What the engine needs of a model; tests pass a function of their own.
@@ -49,20 +49,20 @@ struct EngineModel {
   // Read by a step, with the states: what its time is reckoned from. 0: steps have no bound in
   // time.
   size_t weight_bytes = 0;
-  std::vector<EngineMemory> memories;       // one at least; the first is that of who asks for none
+  std::vector<ModelVariant> variants;       // one at least; the first is that of who asks for none
   const Tokenizer* tokenizer = nullptr;     // may be null: no text, no stop strings
   const ChatFormat* chat_format = nullptr;  // may be null: no messages
 
-  bool undoes() const {
-    return std::ranges::all_of(memories, [](const EngineMemory& memory) {
-      return memory.overwrites != nullptr && memory.writes_apart != nullptr;
+  bool can_undo() const {
+    return std::ranges::all_of(variants, [](const ModelVariant& memory) {
+      return memory.undo_extents != nullptr && memory.can_undo_suffix != nullptr;
     });
   }
   // "": the first. Null if there is none of the name.
-  const EngineMemory* FindMemory(std::string_view name) const {
-    if (name.empty()) return &memories.front();
-    const auto found = std::ranges::find(memories, name, &EngineMemory::name);
-    return found == memories.end() ? nullptr : &*found;
+  const ModelVariant* FindVariant(std::string_view name) const {
+    if (name.empty()) return &variants.front();
+    const auto found = std::ranges::find(variants, name, &ModelVariant::name);
+    return found == variants.end() ? nullptr : &*found;
   }
 };
 
@@ -82,7 +82,7 @@ struct EngineOptions {
   int32_t max_slot_cap = 65536;      // the largest cap a session may ask for
   int64_t max_prompt_tokens = 1 << 20;
   // Copied between two steps for forks, and for the answers to one prompt; one state at least.
-  size_t copy_bytes_per_turn = size_t{32} << 20;
+  size_t copy_bytes_per_iteration = size_t{32} << 20;
   absl::Duration session_ttl = absl::Minutes(30);    // idle sessions are deleted after this
   absl::Duration max_session_ttl = absl::Hours(24);  // that a caller may ask for
   // Of a step with prompts beside answers; default: kTargetSteps (plan.h).
@@ -95,10 +95,10 @@ struct EngineOptions {
 
 // --- what the engine tells about its work, for metrics and logs ---
 
-struct StepReport {
-  int32_t prefill_rows = 0, decode_rows = 0;
+struct IterationReport {
+  int32_t prefill_tokens = 0, decode_tokens = 0;
   // Beside these: of tokens that were drafted, and how many of them their answers then had.
-  int32_t drafted_rows = 0, accepted_rows = 0;
+  int32_t drafted_tokens = 0, accepted_tokens = 0;
   absl::Duration duration;
   // Tokens that the step's chunk updates took up, in each dictionary (layer and head): as new
   // centroids, and into live ones.
@@ -122,7 +122,7 @@ struct SessionReport {
 // They must not block and must not call back into the engine.
 struct EngineEvents {
   static constexpr auto kNothing = [](const auto&) {};
-  std::function<void(const StepReport&)> step = kNothing;
+  std::function<void(const IterationReport&)> step = kNothing;
   std::function<void(absl::Duration)> first_token = kNothing;  // since the arrival
   std::function<void(absl::Duration)> next_token = kNothing;   // since the one before
   // Of each completion that ended by itself with two tokens or more: the mean of its

@@ -47,7 +47,7 @@ absl::Status WithFacts(absl::Status status, const ErrorFacts& facts) {
   return status;
 }
 
-ErrorFacts FactsOf(const absl::Status& status) {
+ErrorFacts GetErrorFacts(const absl::Status& status) {
   ErrorFacts facts;
   facts.field = Text(status, kField).value_or("");
   if (const auto reason = Number(status, kReason))

@@ -50,7 +50,7 @@ struct ErrorFacts {
 
 // Adds those that are there to those that the status has. An OK status stays as it is.
 absl::Status WithFacts(absl::Status status, const ErrorFacts& facts);
-ErrorFacts FactsOf(const absl::Status& status);
+ErrorFacts GetErrorFacts(const absl::Status& status);
 
 // Where a message quotes what the caller sent, the log gets `text` in its place.
 absl::Status WithLogText(absl::Status status, absl::string_view text);

@@ -11,7 +11,7 @@ namespace {
 
 constexpr size_t kKeyBytes = 64;  // hex digits
 
-std::vector<std::string> ChainOf(const std::string& tenant, const EngineMemory& memory,
+std::vector<std::string> ChainOf(const std::string& tenant, const ModelVariant& memory,
                                  int32_t slot_cap, std::span<const int32_t> tokens) {
   constexpr auto kBlock = static_cast<size_t>(kPrefixBlockTokens);
   std::vector<std::string> chain;
@@ -33,7 +33,7 @@ std::vector<std::string> ChainOf(const std::string& tenant, const EngineMemory& 
 
 }  // namespace
 
-PrefixRun PrefixCache::Begin(const std::string& tenant, const EngineMemory& memory,
+PrefixRun PrefixCache::Begin(const std::string& tenant, const ModelVariant& memory,
                              std::span<const int32_t> tokens, StateHandle& state) {
   PrefixRun run;
   if (stats_.budget_bytes == 0) return run;

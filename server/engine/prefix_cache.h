@@ -49,7 +49,7 @@ class PrefixCache {
 
   // For the part of a prompt that may be cached, without the prompt's last token, which is always
   // read. Brings the state, which is at position 0, behind the longest known beginning.
-  PrefixRun Begin(const std::string& tenant, const EngineMemory& memory,
+  PrefixRun Begin(const std::string& tenant, const ModelVariant& memory,
                   std::span<const int32_t> tokens, StateHandle& state);
   // The state is at the run's next stop. Copies used longest ago go; a copy that the whole budget
   // could not hold is not made.

@@ -78,7 +78,7 @@ absl::Status TenantQuotas::ChargeRequest(const std::string& tenant) {
         absl::StrCat("requests_per_second: the limit is ", *account.limits.requests_per_second),
         {.retry_after = requests.Until(1, now)});
   }
-  requests.Take(1);
+  requests.Charge(1);
   return absl::OkStatus();
 }
 
@@ -117,7 +117,7 @@ absl::StatusOr<std::unique_ptr<QuotaHold>> TenantQuotas::Admit(const std::string
   Account& account = accounts_[tenant];
   absl::Status status = CheckLimits(tenant, work, account, now);
   if (!status.ok()) return status;
-  if (account.tokens) account.tokens->Take(static_cast<double>(work.prompt_tokens));
+  if (account.tokens) account.tokens->Charge(static_cast<double>(work.prompt_tokens));
   if (work.sessions > 0 || work.bytes > 0) {
     return Take(account, tenant, work.client, work.sessions, work.bytes);
   }
@@ -144,7 +144,7 @@ std::unique_ptr<QuotaHold> TenantQuotas::Take(Account& account, const std::strin
   return std::make_unique<QuotaHold>(shared_from_this(), tenant, client, sessions, bytes);
 }
 
-ClientUse TenantQuotas::UseOf(const std::string& client) const {
+ClientUse TenantQuotas::ClientUsage(const std::string& client) const {
   std::lock_guard lock(mutex_);
   const auto found = clients_.find(client);
   return found == clients_.end() ? ClientUse{.name = client} : found->second;
@@ -161,7 +161,7 @@ void TenantQuotas::ChargeTokens(const std::string& tenant, int64_t tokens) {
   std::lock_guard lock(mutex_);
   const auto found = accounts_.find(tenant);
   if (found == accounts_.end() || !found->second.tokens) return;
-  found->second.tokens->Take(static_cast<double>(tokens));
+  found->second.tokens->Charge(static_cast<double>(tokens));
 }
 
 double TenantQuotas::Weight(const std::string& tenant) const {

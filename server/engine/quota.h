@@ -96,7 +96,7 @@ class TenantQuotas : public std::enable_shared_from_this<TenantQuotas> {
   absl::StatusOr<std::unique_ptr<QuotaHold>> Admit(const std::string& tenant, const Work& work);
   // For what was admitted before: never refused, and nothing is charged.
   std::unique_ptr<QuotaHold> Hold(const std::string& tenant, int64_t sessions, size_t bytes);
-  ClientUse UseOf(const std::string& client) const;
+  ClientUse ClientUsage(const std::string& client) const;
   std::vector<ClientUse> Clients() const;  // with something in use, by name
   void ChargeTokens(const std::string& tenant, int64_t tokens);
   double Weight(const std::string& tenant) const;

@@ -1,101 +1,86 @@
 #include "server/engine/request.h"
 
+#include <algorithm>
+#include <string>
 #include <utility>
 
-#include "base/check.h"
-
 namespace ovq {
+namespace {
 
-void CancelSignal::Cancel() {
-  {
-    std::lock_guard lock(mutex_);
-    if (time_) return;
-    time_ = std::chrono::steady_clock::now();
+// State bytes after at most `tokens` + `more` tokens, which may be a huge number.
+size_t BytesWithin(const StateLayout& layout, int64_t tokens, int64_t more, int32_t cap) {
+  constexpr int64_t kFar = int64_t{1} << 52;  // beyond it no dictionary grows any more
+  int64_t reach = tokens + std::min(more, kFar);
+  if (layout.has_unbounded()) reach = std::min(reach, layout.limits().max_unbounded_tokens);
+  return layout.bytes_at(reach, cap);
+}
+
+}  // namespace
+
+std::shared_ptr<Request> NewRequest(const EngineModel& model, CallRequest& call, int64_t max_tokens,
+                                    SteadyTime now) {
+  auto request = std::make_shared<Request>();
+  request->tenant = call.tenant;
+  request->client = call.client;
+  request->arrival = call.arrival.value_or(now);
+  request->deadline = call.deadline;
+  request->tokens = std::move(call.prompt);
+  request->prompt_tokens = static_cast<int64_t>(request->tokens.size());
+  request->cacheable = call.cacheable;
+  request->memory = model.FindVariant(call.memory);
+  request->slot_cap = call.slot_cap.value_or(request->memory->default_slot_cap);
+  request->reserve_bytes =
+      BytesWithin(*request->memory->layout, request->prompt_tokens, max_tokens, request->slot_cap);
+  return request;
+}
+
+const CancelSignal* Request::cancel_signal() const {
+  if (const GenerateWork* work = generate()) return &work->stream->cancel_signal();
+  if (const ScoreWork* work = score()) return work->cancel.get();
+  if (const RewindWork* work = rewind()) return work->cancel.get();
+  if (const OpenWork* work = open()) return work->cancel.get();
+  return nullptr;
+}
+
+absl::Status CheckAlive(const Request& request, SteadyTime now) {
+  const CancelSignal* cancel = request.cancel_signal();
+  if (request.session != nullptr && request.session->deleted) {
+    return absl::CancelledError("the session was deleted");
   }
-  Wake();
-}
-
-std::optional<SteadyTime> CancelSignal::time() const {
-  std::lock_guard lock(mutex_);
-  return time_;
-}
-
-void CancelSignal::SetWake(std::function<void()> wake) {
-  std::lock_guard lock(mutex_);
-  wake_ = std::move(wake);
-}
-
-void CancelSignal::Wake() const {
-  std::unique_lock lock(mutex_);
-  const std::function<void()> wake = wake_;
-  lock.unlock();
-  if (wake) wake();
-}
-
-void TokenStream::Push(StreamEvent event) {
-  {
-    std::lock_guard lock(mutex_);
-    Check(!closed_, "no event follows Close");
-    size_ += SizeOf(event);
-    events_.push_back(std::move(event));
+  if (cancel != nullptr && cancel->cancelled()) {
+    return absl::CancelledError("cancelled by the caller");
   }
-  Notify();
+  if (request.deadline > now) return absl::OkStatus();
+  const char* where = !request.admitted      ? "in the queue"
+                      : request.rewind()     ? "while reading again what it goes back to"
+                      : request.prefilling() ? "while absorbing the prompt"
+                                             : "while generating";
+  return absl::DeadlineExceededError(std::string("deadline passed ") + where);
 }
 
-void TokenStream::Close(absl::Status status) {
-  {
-    std::lock_guard lock(mutex_);
-    Check(!closed_, "a stream is closed once");
-    closed_ = true;
-    status_ = std::move(status);
-  }
-  Notify();
+std::shared_ptr<Request> MakeRequest(const EngineModel& model, GenerateRequest call,
+                                     std::shared_ptr<TokenStream> stream, SteadyTime now) {
+  auto request = NewRequest(model, call, call.stop.max_tokens, now);
+  request->n_states = call.n;
+  request->work = GenerateWork{.call = std::move(call),
+                               .stream = std::move(stream),
+                               .completions = {},
+                               .first = {},
+                               .blocked_since = std::nullopt};
+  return request;
 }
 
-bool TokenStream::full() const {
-  std::lock_guard lock(mutex_);
-  return size_ >= capacity_;
-}
-
-void TokenStream::Notify() {
-  std::lock_guard lock(listener_mutex_);
-  const std::function<void()> listener = listener_;  // it may be replaced while it runs
-  if (listener) listener();
-}
-
-void TokenStream::SetListener(std::function<void()> listener) {
-  std::lock_guard lock(listener_mutex_);
-  listener_ = std::move(listener);
-  std::unique_lock events_lock(mutex_);
-  const bool waiting = !events_.empty() || closed_;
-  events_lock.unlock();
-  if (waiting) Notify();
-}
-
-std::optional<StreamEvent> TokenStream::TryPop() {
-  std::optional<StreamEvent> event;
-  bool drained;
-  {
-    std::lock_guard lock(mutex_);
-    if (events_.empty()) return std::nullopt;
-    event = std::move(events_.front());
-    events_.pop_front();
-    const bool was_full = size_ >= capacity_;
-    size_ -= SizeOf(*event);
-    drained = was_full && size_ < capacity_;
-  }
-  if (drained) cancel_.Wake();
-  return event;
-}
-
-bool TokenStream::closed() const {
-  std::lock_guard lock(mutex_);
-  return closed_ && events_.empty();
-}
-
-absl::Status TokenStream::status() const {
-  std::lock_guard lock(mutex_);
-  return status_;
+std::shared_ptr<Request> MakeRequest(const EngineModel& model, ScoreRequest call,
+                                     std::shared_ptr<CancelSignal> cancel, ScoreCallback done,
+                                     SteadyTime now) {
+  auto request = NewRequest(model, call, 0, now);
+  ScoreWork work{.top_logprobs = call.top_logprobs,
+                 .cancel = std::move(cancel),
+                 .done = std::move(done),
+                 .result = {}};
+  work.result.rows.reserve(request->tokens.size());
+  request->work = std::move(work);
+  return request;
 }
 
 }  // namespace ovq

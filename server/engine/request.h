@@ -1,249 +1,129 @@
-// What a caller asks of the engine, and the bounded stream its answer comes back on. No proto here.
+// One accepted call that consumes tokens: a generation, a score, a new session's prompt, or what a
+// session reads again.
 #pragma once
 
-#include <array>
 #include <cstdint>
-#include <deque>
 #include <functional>
 #include <memory>
-#include <mutex>
 #include <optional>
 #include <string>
+#include <variant>
 #include <vector>
 
-#include "absl/status/statusor.h"
-#include "absl/time/time.h"
+#include "absl/status/status.h"
 #include "base/clock.h"
-#include "model/sampler.h"
-#include "model/step_reader.h"
+#include "server/engine/answer.h"
+#include "server/engine/engine_api.h"
+#include "server/engine/engine_config.h"
+#include "server/engine/prefix_cache.h"
+#include "server/engine/quota.h"
+#include "server/engine/session.h"
 
 namespace ovq {
 
-struct StopConditions {
-  int64_t max_tokens = 256;  // 0: absorb the prompt, generate nothing
-  int64_t min_tokens = 0;    // end-of-sequence and stop ids are not drawn before this many
-  std::vector<std::string> strings;
-  std::vector<int32_t> token_ids;
-  bool ignore_eos = false;
-  bool include_stop_text = false;
+struct GenerateWork {
+  GenerateRequest call;  // its prompt has moved to Request::tokens
+  std::shared_ptr<TokenStream> stream;
+  std::vector<std::unique_ptr<Completion>> completions;  // [n] from admission on
+  std::vector<Sampled> first;               // [n] drawn, until every completion has a state
+  std::optional<SteadyTime> blocked_since;  // the stream is full
+
+  bool wants_tokens() const { return call.stop.max_tokens > 0; }
 };
-
-// Whether tokens are drafted and checked several in a step. The answer is the same.
-enum class Speculation : int32_t { kOff = 1, kNgram = 2 };
-constexpr bool IsKnown(Speculation how) {
-  return how == Speculation::kOff || how == Speculation::kNgram;
-}
-
-struct OutputOptions {
-  bool logprobs = false;
+struct ScoreWork {
   int top_logprobs = 0;
-  std::optional<Speculation> speculation = {};  // default: the server's
+  std::shared_ptr<CancelSignal> cancel;  // may be null
+  ScoreCallback done;
+  ScoreResult result;
 };
-
-// What every call says that consumes tokens.
-struct CallRequest {
-  std::vector<int32_t> prompt = {};  // checked against the vocabulary by the Engine
-  int64_t cacheable = 0;             // tokens of it, from the first on, for PrefixCache
-  std::string tenant = {};           // owner of the session; "" without authentication
-  // Who shares the server with others like it, whatever the number of its calls: a tenant, or where
-  // no tokens are asked for a connection.
-  std::string client = {};
-  std::string memory = {};                 // of the engine's; "": the first
-  std::optional<int32_t> slot_cap = {};    // default: the memory's
-  std::string field_prefix = {};           // put before a field's name: "turn." in a Chat
-  std::optional<SteadyTime> arrival = {};  // default: when the Engine gets it
-  SteadyTime deadline = kNever;
-};
-
-struct GenerateRequest : CallRequest {  // memory, slot_cap: one-shot only
-  std::string session_id;               // empty: a session that ends with the request
-  SamplingParams sampling;
-  std::optional<uint64_t> expected_position;  // of the session, or FailedPrecondition
-  bool seed_given = false;  // sampling.seed = 0 is a seed too; else the engine draws one for 0
-  StopConditions stop;
-  OutputOptions output;
-  int n = 1;  // completions; more than one only without session_id
-};
-
-enum class FinishReason : uint8_t { kStop, kLength, kCancelled, kDeadline, kError };
-inline constexpr std::array<const char*, 5> kFinishReasons = {"stop", "length", "cancelled",
-                                                              "deadline", "error"};
-inline const char* FinishReasonName(FinishReason reason) {
-  return kFinishReasons[static_cast<size_t>(reason)];
-}
-
-struct Usage {
-  int64_t prompt_tokens = 0;  // of this request, the pending token of the session not counted
-  // Not read: already in the session when the request came, or of the prompt, in the PrefixCache.
-  int64_t cached_tokens = 0;
-  int64_t generated_tokens = 0;
-  int64_t state_bytes = 0;    // committed for the session at the end
-  int64_t position = 0;       // tokens of the session at the end
-  int64_t merged_tokens = 0;  // StateLayout::MergedTokensAt of that
-  // Tokens that were drafted, and those of them that the answer then had.
-  int64_t drafted_tokens = 0, accepted_tokens = 0;
-  absl::Duration queue_time, prefill_time, decode_time;
-};
-
-struct Started {
-  std::string session_id;  // empty for a one-shot request
-  int64_t prompt_tokens = 0;
-  int64_t cached_tokens = 0;
-  uint64_t seed = 0;     // the one in use, drawn by the server when the request had none
-  int64_t position = 0;  // tokens of the session before; 0 for a one-shot request
-};
-struct TokenChunk {
-  int index = 0;     // which of the n completions
-  std::string text;  // valid UTF-8
-  std::vector<int32_t> token_ids;
-  std::vector<float> logprobs;                 // as token_ids, if asked
-  std::vector<std::vector<TokenLogprob>> top;  // as token_ids, if asked
-};
-struct Finished {
-  int index = 0;
-  FinishReason reason = FinishReason::kStop;
-  std::string matched_stop = {};                 // stop string, if that ended it
-  std::optional<int32_t> matched_token_id = {};  // stop or end-of-sequence token, if that ended it
-  Usage usage = {};
-};
-struct StreamEvent {
-  std::optional<Started> started = {};
-  std::optional<TokenChunk> chunk = {};
-  std::optional<Finished> finished = {};
-};
-
-// How a caller tells the engine that it wants no answer any more. Any thread.
-//
-// std::mutex and not absl::Mutex: the packaged abseil is not instrumented for the thread sanitizer.
-class CancelSignal {
- public:
-  void Cancel();  // only the first counts: the engine frees the request within one step
-  bool cancelled() const { return time().has_value(); }
-  std::optional<SteadyTime> time() const;  // of the first Cancel
-
-  // The engine's, to be woken by.
-  void SetWake(std::function<void()> wake);
-  void Wake() const;
-
- private:
-  mutable std::mutex mutex_;
-  std::optional<SteadyTime> time_;
-  std::function<void()> wake_;
-};
-
-// From the engine thread (Push, Close) to one reader (TryPop, Cancel). Push never blocks: the
-// engine parks a request whose stream is full, so the bound holds with a slack of one step.
-//
-// A request that is cancelled while running still gets one Finished with kCancelled per unfinished
-// completion (its usage), then Close(Cancelled). Other errors close the stream without Finished.
-class TokenStream {
- public:
-  static constexpr size_t kCapacity = 256;  // events, a chunk counting as many as it has tokens
-  explicit TokenStream(size_t capacity = kCapacity) : capacity_(capacity > 0 ? capacity : 1) {}
-
-  // --- engine thread ---
-  void Push(StreamEvent event);
-  void Close(absl::Status status);  // no event follows; OK after the last Finished
-  bool full() const;
-  CancelSignal& cancel_signal() { return cancel_; }  // also woken when a full stream drains
-
-  // --- reader, any thread ---
-  // listener is called, from the engine thread and without the stream's lock held, after each Push
-  // and Close; also once at once if something is waiting. Calls never overlap. Null removes it and
-  // waits for a running call, unless that call is the caller, which may set no other.
-  void SetListener(std::function<void()> listener);
-  std::optional<StreamEvent> TryPop();
-  bool closed() const;          // closed and empty
-  absl::Status status() const;  // after closed()
-  void Cancel() { cancel_.Cancel(); }
-
- private:
-  void Notify();
-  static size_t SizeOf(const StreamEvent& event) {
-    return event.chunk ? event.chunk->token_ids.size() : 1;
-  }
-
-  const size_t capacity_;
-  CancelSignal cancel_;
-  mutable std::mutex mutex_;  // guards all down to status_
-  std::deque<StreamEvent> events_;
-  size_t size_ = 0;  // of these
-  bool closed_ = false;
-  absl::Status status_;
-
-  std::recursive_mutex listener_mutex_;  // held while it runs: it may remove itself
-  std::function<void()> listener_;
-};
-
-struct ScoreRequest : CallRequest {  // prompt: at least one token
-  int top_logprobs = 0;              // up to the vocabulary size
-};
-struct ScoreResult {
-  // [n_tokens]: of token i+1 given 0..i, which the last has none of, and the top.
-  std::vector<RowScore> rows;
-  int64_t state_bytes = 0;
-};
-// On the engine thread: to hand the rows on, not to work on them.
-using ScoreCallback = std::function<void(absl::StatusOr<ScoreResult>)>;
-
-struct SessionOptions : CallRequest {  // prompt: absorbed before the call returns; may be empty
-  std::string key = {};                // begins the id, if any
-  // Idle time after which it is deleted; default: the server's.
-  std::optional<absl::Duration> ttl = {};
+// The prompt of a session that callers see once it is consumed.
+struct OpenWork {
+  SessionCallback done;
   std::shared_ptr<CancelSignal> cancel = {};  // may be null
-  bool imported = false;    // from a file, which the events tell from those opened
-  bool keep_tokens = true;  // 4 bytes each; without them it cannot be rewound
+  const char* event = "open";                 // of SessionReport
+  bool from_state = false;  // what it reads follows what an imported state has read
+  bool waits = true;        // the last token stays outside the state
 };
-// A place that a session can go back to.
-struct TurnEnd {
-  int64_t position;
-  int64_t replay_tokens;  // to be read again for it
+
+// The tokens between a session's nearest checkpoint and where it goes back to. The session is as it
+// was before unless all of them are read.
+struct RewindWork {
+  int64_t position = 0;                  // of the conversation, to go back to
+  std::vector<std::byte> before;         // the state's bytes at position_before
+  int64_t position_before = 0;           // tokens consumed
+  std::shared_ptr<CancelSignal> cancel;  // may be null
+  RewindCallback done;
 };
-struct SessionInfo {
-  std::string id;  // [KEY.] and 32 hex digits, 128 random bits
+
+// The tokens between the state of a session on disk and its last change.
+struct WakeWork {
+  bool waits = false;  // the last of them stays outside the state
+  SteadyTime called;
+  std::function<void(absl::Status)> then;
+};
+
+// Engine thread only, once it is accepted.
+struct Request {
+  std::variant<GenerateWork, ScoreWork, OpenWork, RewindWork, WakeWork> work;
   std::string tenant;
-  int64_t position = 0;  // tokens of the conversation
-  std::optional<int32_t> last_token;
-  std::string memory;
-  int32_t slot_cap = 0;
-  size_t state_bytes = 0;      // committed now
-  size_t state_bytes_cap = 0;  // the most it will ever hold
-  int64_t live_slots = 0;
-  bool keeps_tokens = false;
-  std::vector<TurnEnd> turns;  // rising, the last ones; of GetSession only
-  bool busy = false;
-  bool durable = false;     // what callers were told of it is on disk
-  bool hibernated = false;  // its state is on disk alone
-  // Where the model's output was not a number, or a step ended halfway: no call uses its state.
-  std::optional<int64_t> damaged_at;
-  absl::Time created, last_used, expires;
-  // Read and drawn for it: not what a fork took over.
-  int64_t prompt_tokens_total = 0, generated_tokens_total = 0;
-};
-struct ForkOptions {
-  std::string session_id;
-  std::string tenant = {}, client = {};
-  int64_t count = 1;                       // children
-  std::optional<absl::Duration> ttl = {};  // of each; default: the session's
-};
-struct RewindOptions {
-  std::string session_id;
-  std::string tenant = {}, client = {};
-  uint64_t position = 0;  // tokens of the conversation that stay
-  bool dry_run = false;   // only say what it takes
+  std::string client;               // CallRequest::client
+  double weight = 1;                // of the client
+  std::unique_ptr<QuotaHold> hold;  // of what a request without a session takes
+  SteadyTime arrival;
   SteadyTime deadline = kNever;
+  std::optional<SteadyTime> admitted, prefilled;
+  int64_t order = 0;  // of admission
+  bool ended = false;
+
+  // To be consumed before anything is drawn: [the session's pending token,] prompt. All of them, or
+  // all but the last when nothing is drawn: that one becomes the pending token.
+  std::vector<int32_t> tokens;
+  int64_t n_prefill = 0;      // of them, to be consumed
+  int64_t consumed = 0;       // of these, so far
+  int64_t prompt_tokens = 0;  // without the pending one
+  int64_t cached_tokens = 0;  // of the session when the call came
+  int64_t cacheable = 0;      // of the prompt, from its first token on
+  int64_t prefix_tokens = 0;  // of these, not read but taken from the PrefixCache
+  PrefixRun prefix;
+
+  std::shared_ptr<Sequence> sequence;    // consumes the tokens; null while waiting for admission
+  absl::Status refused;                  // by the system, though the budget had room
+  std::shared_ptr<Session> session;      // the same, if it is to outlive the request; else null
+  const ModelVariant* memory = nullptr;  // of the states it takes; a turn takes none
+  int32_t slot_cap = 0;
+  size_t reserve_bytes = 0;  // of each state
+  int n_states = 1;          // states it will need; more than one for several completions
+  int promised_states = 0;   // of these, admitted but not yet acquired
+
+  bool prefilling() const { return consumed < n_prefill; }
+  GenerateWork* generate() { return std::get_if<GenerateWork>(&work); }
+  const GenerateWork* generate() const { return std::get_if<GenerateWork>(&work); }
+  RewindWork* rewind() { return std::get_if<RewindWork>(&work); }
+  const RewindWork* rewind() const { return std::get_if<RewindWork>(&work); }
+  const OpenWork* open() const { return std::get_if<OpenWork>(&work); }
+  WakeWork* wake() { return std::get_if<WakeWork>(&work); }
+  const WakeWork* wake() const { return std::get_if<WakeWork>(&work); }
+  // Its session is one that callers see.
+  bool in_session() const { return session != nullptr && open() == nullptr; }
+  ScoreWork* score() { return std::get_if<ScoreWork>(&work); }
+  const ScoreWork* score() const { return std::get_if<ScoreWork>(&work); }
+  // How its caller cancels it; null if it cannot.
+  const CancelSignal* cancel_signal() const;
 };
-struct RewindResult {
-  SessionInfo session;
-  int64_t replay_tokens = 0;  // that had to be read again, or would have to be
-};
-using RewindCallback = std::function<void(absl::StatusOr<RewindResult>)>;  // on the engine thread
-using SessionCallback = std::function<void(absl::StatusOr<SessionInfo>)>;  // on the engine thread
-using SessionsCallback =                                                   // likewise
-    std::function<void(absl::StatusOr<std::vector<SessionInfo>>)>;
-struct SessionPage {
-  std::vector<SessionInfo> sessions;  // ordered by id
-  std::string next_page_token;        // empty at the end
-};
+
+// Why a request has to end now: its session was deleted, it was cancelled, or its deadline has
+// passed.
+absl::Status CheckAlive(const Request& request, SteadyTime now);
+
+// What requests of valid requests have in common; takes the prompt.
+std::shared_ptr<Request> NewRequest(const EngineModel& model, CallRequest& call, int64_t max_tokens,
+                                    SteadyTime now);
+// Of valid requests. A score's result has room for its rows, so that the engine thread need not
+// grow it.
+std::shared_ptr<Request> MakeRequest(const EngineModel& model, GenerateRequest call,
+                                     std::shared_ptr<TokenStream> stream, SteadyTime now);
+std::shared_ptr<Request> MakeRequest(const EngineModel& model, ScoreRequest call,
+                                     std::shared_ptr<CancelSignal> cancel, ScoreCallback done,
+                                     SteadyTime now);
 
 }  // namespace ovq

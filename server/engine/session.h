@@ -11,8 +11,8 @@
 
 #include "absl/time/time.h"
 #include "base/clock.h"
+#include "server/engine/engine_api.h"
 #include "server/engine/quota.h"
-#include "server/engine/request.h"
 #include "server/engine/state_pool.h"
 
 namespace ovq {

@@ -46,8 +46,8 @@ SessionStore::Then SessionStore::Posted(Then then) const {
   };
 }
 
-JournalHead SessionStore::HeadOf(const Session& session) const {
-  const EngineMemory& memory = *config_.model.FindMemory(session.info.memory);
+JournalHead SessionStore::MakeJournalHead(const Session& session) const {
+  const ModelVariant& memory = *config_.model.FindVariant(session.info.memory);
   JournalHead head{.id = session.info.id,
                    .tenant = session.info.tenant,
                    .memory = memory.name,
@@ -60,7 +60,7 @@ JournalHead SessionStore::HeadOf(const Session& session) const {
   return head;
 }
 
-SessionMark SessionStore::MarkOf(const Session& session) const {
+SessionMark SessionStore::MakeMark(const Session& session) const {
   return {.length = session.position(),
           .pending = session.pending,
           .turn_ends = session.turn_ends,
@@ -69,8 +69,8 @@ SessionMark SessionStore::MarkOf(const Session& session) const {
           .used_unix_ms = absl::ToUnixMillis(config_.options.clock.wall())};
 }
 
-JournalEntry SessionStore::EntryOf(Session& session, int64_t begin) const {
-  const SessionMark mark = MarkOf(session);
+JournalEntry SessionStore::MakeJournalEntry(Session& session, int64_t begin) const {
+  const SessionMark mark = MakeMark(session);
   JournalEntry entry{.begin = begin,
                      .pending = mark.pending,
                      .ends_turn = !mark.turn_ends.empty() && mark.turn_ends.back() == mark.length,
@@ -111,16 +111,16 @@ void SessionStore::Establish(std::vector<std::shared_ptr<Session>> made,
   all->waiting = all->made.size();
   for (const std::shared_ptr<Session>& session : all->made) {
     SessionOnDisk& disk = *session->disk;
-    JournalHead head = HeadOf(*session);
+    JournalHead head = MakeJournalHead(*session);
     head.mark.used_unix_ms = head.created_unix_ms;
     std::vector<JournalEntry> entries;
     if (image != nullptr) {
       head.version = 1;
-      head.mark = MarkOf(*session);
+      head.mark = MakeMark(*session);
       disk.snapshot_at = session->state.position;
       disk.unsaved.clear();
     } else if (session->position() > 0) {
-      entries.push_back(EntryOf(*session, 0));
+      entries.push_back(MakeJournalEntry(*session, 0));
     }
     disk.version = head.version + entries.size();
     disk.length = session->position();
@@ -154,7 +154,7 @@ void SessionStore::Save(const std::shared_ptr<Session>& session, int64_t begin, 
     disk.unsaved.clear();
     return Snapshot(session, std::move(saved));
   }
-  JournalEntry entry = EntryOf(*session, begin);
+  JournalEntry entry = MakeJournalEntry(*session, begin);
   config_.options.session_folder->Append(
       session->info.id, std::move(entry),
       Posted([session, saved = std::move(saved)](absl::Status status) {
@@ -175,15 +175,15 @@ void SessionStore::MaySnapshot(const std::shared_ptr<Session>& session) {
 
 void SessionStore::Snapshot(const std::shared_ptr<Session>& session, Then then) {
   SessionOnDisk& disk = *session->disk;
-  JournalHead head = HeadOf(*session);
+  JournalHead head = MakeJournalHead(*session);
   // What is behind is one change more than the disk has.
   if (disk.behind) ++disk.version;
   head.version = disk.version;
-  head.mark = MarkOf(*session);
+  head.mark = MakeMark(*session);
   disk.snapshotting = true;
   disk.snapshot_at = session->state.position;
   config_.options.session_folder->Snapshot(
-      std::move(head), FileOf(ShareImage(*session)),
+      std::move(head), FileOf(MakeSharedImage(*session)),
       Posted([session, then = std::move(then)](absl::Status status) {
         session->disk->snapshotting = false;
         then(std::move(status));

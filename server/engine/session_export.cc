@@ -4,6 +4,7 @@
 #include <utility>
 
 #include "base/huge_pages.h"
+#include "base/status_macros.h"
 #include "server/engine/error_facts.h"
 #include "server/engine/session_image.h"
 #include "server/engine/session_store.h"
@@ -16,11 +17,11 @@ absl::StatusOr<SessionImage> SessionStore::Export(const std::string& id, const s
   const absl::StatusOr<std::shared_ptr<Session>> found = FindIdle(id, tenant);
   lock.unlock();  // what a turn claims meanwhile begins on this thread, later
   if (!found.ok()) return found.status();
-  return with_state ? ImageOf(**found) : HeadOfImage(**found);
+  return with_state ? MakeImage(**found) : MakeImageHead(**found);
 }
 
-SessionImage SessionStore::HeadOfImage(const Session& session) const {
-  const EngineMemory& memory = *config_.model.FindMemory(session.info.memory);
+SessionImage SessionStore::MakeImageHead(const Session& session) const {
+  const ModelVariant& memory = *config_.model.FindVariant(session.info.memory);
   SessionImage image;
   image.model_fingerprint = memory.fingerprint;
   image.layout_fingerprint = memory.layout->fingerprint();
@@ -34,8 +35,8 @@ SessionImage SessionStore::HeadOfImage(const Session& session) const {
   return image;
 }
 
-SessionImage SessionStore::ImageOf(const Session& session) {
-  SessionImage image = HeadOfImage(session);
+SessionImage SessionStore::MakeImage(const Session& session) {
+  SessionImage image = MakeImageHead(session);
   image.state = RoomFor(pool_.SnapshotBytes(session.state));
   image.state.resize(pool_.SnapshotBytes(session.state));
   image.state_bytes = image.state.size();
@@ -43,12 +44,12 @@ SessionImage SessionStore::ImageOf(const Session& session) {
   return image;
 }
 
-std::shared_ptr<const SessionImage> SessionStore::ShareImage(const Session& session) {
-  return std::make_shared<const SessionImage>(ImageOf(session));
+std::shared_ptr<const SessionImage> SessionStore::MakeSharedImage(const Session& session) {
+  return std::make_shared<const SessionImage>(MakeImage(session));
 }
 
-std::shared_ptr<Job> SessionStore::Import(SessionImage image, const SessionOptions& options,
-                                          SteadyTime called, SessionCallback done) {
+std::shared_ptr<Request> SessionStore::Import(SessionImage image, const SessionOptions& options,
+                                              SteadyTime called, SessionCallback done) {
   if (absl::Status status = admission_.Enter(); !status.ok()) {
     done(std::move(status));
     return nullptr;
@@ -57,47 +58,46 @@ std::shared_ptr<Job> SessionStore::Import(SessionImage image, const SessionOptio
     done(std::move(info));
     admission_.Leave();
   };
-  absl::StatusOr<std::shared_ptr<Job>> job = Take(image, options);
-  if (!job.ok()) {
-    ended(job.status());
+  absl::StatusOr<std::shared_ptr<Request>> request = Take(image, options);
+  if (!request.ok()) {
+    ended(request.status());
     return nullptr;
   }
   if (image.unread == 0) {
-    Establish({(*job)->session}, std::make_shared<const SessionImage>(std::move(image)), "import",
-              called, OfOne(std::move(ended)));
+    Establish({(*request)->session}, std::make_shared<const SessionImage>(std::move(image)),
+              "import", called, ForSingleSession(std::move(ended)));
     return nullptr;
   }
-  (*job)->arrival = called;
-  (*job)->deadline = options.deadline;
-  (*job)->work = OpenWork{.done = std::move(done),
-                          .event = "import",
-                          .from_state = true,
-                          .waits = image.pending.has_value()};
-  return *std::move(job);
+  (*request)->arrival = called;
+  (*request)->deadline = options.deadline;
+  (*request)->work = OpenWork{.done = std::move(done),
+                              .event = "import",
+                              .from_state = true,
+                              .waits = image.pending.has_value()};
+  return *std::move(request);
 }
 
-absl::StatusOr<std::shared_ptr<Job>> SessionStore::Take(const SessionImage& image,
-                                                        const SessionOptions& options) {
-  const StateLayout& layout = *config_.model.FindMemory(image.memory)->layout;
-  absl::StatusOr<StateHandle> state =
-      admission_.AcquireSession(layout, image.slot_cap, options.client);
-  if (!state.ok()) return state.status();
-  auto job = std::make_shared<Job>();
-  job->tenant = options.tenant;
-  job->client = options.client;
-  job->prompt_tokens = image.unread;
-  if (absl::Status status = admission_.Charge(*job, 1, state->reserved_bytes); !status.ok()) {
-    pool_.Release(*state);
+absl::StatusOr<std::shared_ptr<Request>> SessionStore::Take(const SessionImage& image,
+                                                            const SessionOptions& options) {
+  const StateLayout& layout = *config_.model.FindVariant(image.memory)->layout;
+  ASSIGN_OR_RETURN(StateHandle state,
+                   admission_.AcquireSession(layout, image.slot_cap, options.client));
+  auto request = std::make_shared<Request>();
+  request->tenant = options.tenant;
+  request->client = options.client;
+  request->prompt_tokens = image.unread;
+  if (absl::Status status = admission_.Charge(*request, 1, state.reserved_bytes); !status.ok()) {
+    pool_.Release(state);
     return status;
   }
   if (absl::Status status =
-          pool_.CopyIn(*state, image.position, std::as_bytes(std::span(image.state)));
+          pool_.CopyIn(state, image.position, std::as_bytes(std::span(image.state)));
       !status.ok()) {
-    pool_.Release(*state);
+    pool_.Release(state);
     return status;
   }
   const std::shared_ptr<Session> session =
-      NewSession(*state, std::move(job->hold), options.tenant, options.key,
+      NewSession(state, std::move(request->hold), options.tenant, options.key,
                  options.ttl.value_or(config_.options.session_ttl), image.tokens.has_value());
   session->client = options.client;
   session->info.prompt_tokens_total = image.unread;
@@ -106,12 +106,12 @@ absl::StatusOr<std::shared_ptr<Job>> SessionStore::Take(const SessionImage& imag
   if (image.unread == 0) {
     session->pending = image.pending;
   } else {
-    job->tokens.assign(image.tokens->begin() + image.position, image.tokens->end());
+    request->tokens.assign(image.tokens->begin() + image.position, image.tokens->end());
   }
   MayCheckpoint(*session, 0);
-  job->session = session;
-  job->sequence = session;
-  return job;
+  request->session = session;
+  request->sequence = session;
+  return request;
 }
 
 // Its copies have their place and their share of the tenant's, but not all of them the bytes yet.
@@ -152,21 +152,18 @@ absl::Status SessionStore::FindPlaces(Forking& fork) {
   const StateHandle& state = fork.session->state;
   const auto count = static_cast<int>(fork.options.count);
   const size_t bytes = state.layout->bytes_cap(state.slot_cap) * static_cast<size_t>(count);
-  Job job;  // what the tenant is charged for
-  job.tenant = fork.options.tenant;
-  job.client = fork.options.client;
-  if (absl::Status status = admission_.Charge(job, count, bytes); !status.ok()) return status;
-  fork.hold = std::move(job.hold);
-  absl::StatusOr<std::vector<StateHandle>> states =
-      admission_.AcquireCopies(state, count, fork.options.client);
-  if (!states.ok()) return states.status();
-  fork.states = *std::move(states);
+  Request request;  // what the tenant is charged for
+  request.tenant = fork.options.tenant;
+  request.client = fork.options.client;
+  RETURN_IF_ERROR(admission_.Charge(request, count, bytes));
+  fork.hold = std::move(request.hold);
+  ASSIGN_OR_RETURN(fork.states, admission_.AcquireCopies(state, count, fork.options.client));
   return absl::OkStatus();
 }
 
 void SessionStore::CopySome() {
   size_t bytes = 0;
-  while (!forks_.empty() && bytes < config_.options.copy_bytes_per_turn) {
+  while (!forks_.empty() && bytes < config_.options.copy_bytes_per_iteration) {
     const std::shared_ptr<Forking> fork = forks_.front();
     const StateHandle& state = fork->session->state;
     absl::Status status = pool_.CopyTo(state, fork->states[fork->copied]);
@@ -183,7 +180,7 @@ void SessionStore::EndFork(Forking& fork, absl::Status status) {
   std::shared_ptr<const SessionImage> image;
   if (status.ok()) {
     copies = Copies(fork);
-    if (fork.session->disk) image = ShareImage(*fork.session);
+    if (fork.session->disk) image = MakeSharedImage(*fork.session);
   } else {
     for (StateHandle& state : fork.states) pool_.Release(state);
   }

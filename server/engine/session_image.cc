@@ -29,7 +29,7 @@ constexpr uint64_t kMaxHeadBytes = kFixedHeadBytes + 2 * (1 + kMaxTextBytes);
 constexpr uint64_t kMaxSkippedBytes = uint64_t{1} << 20;
 constexpr uint64_t kMostAhead = uint64_t{1} << 30;  // of address space, for a state to come
 
-std::string HeadOf(const SessionImage& image) {
+std::string MakeJournalHead(const SessionImage& image) {
   Check(image.model_fingerprint.size() == 64, "a model's fingerprint has 64 digits");
   std::string out = image.model_fingerprint;
   Put(out, image.layout_fingerprint);
@@ -49,7 +49,7 @@ std::string HeadOf(const SessionImage& image) {
 std::string HeadOfDelta(const SessionImage& image, const SessionBase& since) {
   std::string out = image.model_fingerprint;
   Put(out, image.layout_fingerprint);
-  for (const SessionBase& end : {since, BaseOf(*image.tokens)}) {
+  for (const SessionBase& end : {since, MakeSessionBase(*image.tokens)}) {
     Put(out, end.length);
     out.append(end.digest);
   }
@@ -99,7 +99,7 @@ EncodedSession EncodeAroundState(const SessionImage& image) {
   EncodedSession file;
   file.head = kMagic;
   Put(file.head, kVersion);
-  PutSection(file.head, kSections[kHead], HeadOf(image));
+  PutSection(file.head, kSections[kHead], MakeJournalHead(image));
   std::string tokens, turns;
   if (image.tokens) PutAll(tokens, *image.tokens);
   PutAll(turns, image.turn_ends);
@@ -117,7 +117,7 @@ EncodedSession EncodeAroundState(const SessionImage& image) {
   return file;
 }
 
-SessionBase BaseOf(std::span<const int32_t> tokens) {
+SessionBase MakeSessionBase(std::span<const int32_t> tokens) {
   std::string bytes;
   bytes.reserve(tokens.size_bytes());
   for (const int32_t token : tokens) Put(bytes, token);

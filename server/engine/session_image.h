@@ -22,7 +22,7 @@ namespace ovq {
 struct SessionImage {
   std::string model_fingerprint;    // LanguageModel::fingerprint, 64 hex digits
   uint64_t layout_fingerprint = 0;  // StateLayout::fingerprint
-  std::string memory;               // EngineMemory::name; 255 bytes at most
+  std::string memory;               // ModelVariant::name; 255 bytes at most
   int32_t slot_cap = 0;             // 0: no layer has one
   int64_t position = 0;             // tokens that the state has consumed
   // Tokens behind these that it has not: of a file that was joined with deltas. The one that waits
@@ -48,7 +48,7 @@ struct SessionBase {
   std::string digest;  // SHA-256 of them, as section TOKS has them: kDigestBytes
 };
 inline constexpr size_t kDigestBytes = 32;
-SessionBase BaseOf(std::span<const int32_t> tokens);
+SessionBase MakeSessionBase(std::span<const int32_t> tokens);
 
 // The file in three pieces, so that the state is not held twice.
 struct EncodedSession {

@@ -3,6 +3,7 @@
 #include <utility>
 
 #include "absl/strings/str_cat.h"
+#include "base/status_macros.h"
 #include "server/disk/journal.h"
 #include "server/engine/error_facts.h"
 #include "server/engine/limits.h"
@@ -65,38 +66,37 @@ void SessionStore::EndOfTurn(Session& session, int64_t generated) {
   if (ends.size() > kMaxTurnEnds) ends.erase(ends.begin());
 }
 
-absl::Status SessionStore::PrepareRewind(const RewindOptions& options, Job& job,
+absl::Status SessionStore::PrepareRewind(const RewindOptions& options, Request& request,
                                          RewindResult& result) {
   std::lock_guard lock(mutex_);
-  const absl::StatusOr<std::shared_ptr<Session>> found =
-      FindIdle(options.session_id, options.tenant);
-  if (!found.ok()) return found.status();
-  Session& session = **found;
-  if (absl::Status status = CheckRewind(session, options.position); !status.ok()) return status;
+  ASSIGN_OR_RETURN(const std::shared_ptr<Session> found,
+                   FindIdle(options.session_id, options.tenant));
+  Session& session = *found;
+  RETURN_IF_ERROR(CheckRewind(session, options.position));
   const auto position = static_cast<int64_t>(options.position);
   const bool stands = session.state.position == ConsumedAt(position);
   result = {session.info, stands ? 0 : ReplayTo(session, position)};
   if (options.dry_run) return absl::OkStatus();
-  job.tenant = options.tenant;
-  job.prompt_tokens = result.replay_tokens;
-  if (absl::Status status = admission_.Charge(job, 0, 0); !status.ok()) return status;
+  request.tenant = options.tenant;
+  request.prompt_tokens = result.replay_tokens;
+  RETURN_IF_ERROR(admission_.Charge(request, 0, 0));
   SetBusy(session, true);
-  job.session = *found;
-  job.sequence = *found;
+  request.session = found;
+  request.sequence = found;
   return absl::OkStatus();
 }
 
-std::shared_ptr<Job> SessionStore::Rewind(RewindOptions options,
-                                          std::shared_ptr<CancelSignal> cancel, SteadyTime called,
-                                          RewindCallback done) {
-  auto job = std::make_shared<Job>();
+std::shared_ptr<Request> SessionStore::Rewind(RewindOptions options,
+                                              std::shared_ptr<CancelSignal> cancel,
+                                              SteadyTime called, RewindCallback done) {
+  auto request = std::make_shared<Request>();
   absl::Status status = admission_.Enter();
   if (!status.ok()) {
     done(std::move(status));
     return nullptr;
   }
   RewindResult result;
-  status = PrepareRewind(options, *job, result);
+  status = PrepareRewind(options, *request, result);
   if (!status.ok() || options.dry_run) {
     admission_.Leave();
     if (status.ok()) {
@@ -106,10 +106,10 @@ std::shared_ptr<Job> SessionStore::Rewind(RewindOptions options,
     }
     return nullptr;
   }
-  Session& session = *job->session;
-  job->arrival = called;
-  job->client = options.client;
-  job->deadline = options.deadline;
+  Session& session = *request->session;
+  request->arrival = called;
+  request->client = options.client;
+  request->deadline = options.deadline;
   RewindWork work{.position = static_cast<int64_t>(options.position),
                   .before = {},
                   .position_before = session.state.position,
@@ -125,10 +125,10 @@ std::shared_ptr<Job> SessionStore::Rewind(RewindOptions options,
     }
   }
   session.pending.reset();
-  job->tokens.assign(session.log->begin() + session.state.position,
-                     session.log->begin() + work.position);
-  job->work = std::move(work);
-  return job;
+  request->tokens.assign(session.log->begin() + session.state.position,
+                         session.log->begin() + work.position);
+  request->work = std::move(work);
+  return request;
 }
 
 absl::Status SessionStore::GoBack(Session& session, int64_t consumed, bool replays,
@@ -169,9 +169,9 @@ void SessionStore::Lose(Session& session, int64_t consumed) {
   Release(session);
 }
 
-void SessionStore::Rewound(Job& job, RewindCallback done) {
-  Session& session = *job.session;
-  const int64_t position = std::get<RewindWork>(job.work).position;
+void SessionStore::Rewound(Request& request, RewindCallback done) {
+  Session& session = *request.session;
+  const int64_t position = std::get<RewindWork>(request.work).position;
   {
     std::lock_guard lock(mutex_);
     session.log->resize(static_cast<size_t>(position));
@@ -179,8 +179,9 @@ void SessionStore::Rewound(Job& job, RewindCallback done) {
     checkpoints_.ForgetAfter(session, session.state.position);
   }
   MayCheckpoint(session, 0);
-  const auto told = [this, session = job.session, since = job.arrival, position,
-                     replayed = job.prompt_tokens, done = std::move(done)](absl::Status status) {
+  const auto told = [this, session = request.session, since = request.arrival, position,
+                     replayed = request.prompt_tokens,
+                     done = std::move(done)](absl::Status status) {
     EndUse(*session);
     if (!status.ok()) return done(std::move(status));
     const absl::Duration duration = TimeBetween(since, config_.options.clock.steady());
@@ -192,13 +193,13 @@ void SessionStore::Rewound(Job& job, RewindCallback done) {
     done(std::move(result));
     MaySnapshot(session);
   };
-  Save(job.session, position, told);
+  Save(request.session, position, told);
 }
 
-void SessionStore::Unrewound(Job& job) {
-  Session& session = *job.session;
+void SessionStore::Unrewound(Request& request) {
+  Session& session = *request.session;
   if (session.deleted) return Release(session);
-  const RewindWork& work = std::get<RewindWork>(job.work);
+  const RewindWork& work = std::get<RewindWork>(request.work);
   absl::Status status = pool_.Restart(session.state);
   if (status.ok()) status = pool_.CopyIn(session.state, work.position_before, work.before);
   if (!status.ok()) return Lose(session, work.position_before);

@@ -5,6 +5,7 @@
 
 #include "absl/strings/str_cat.h"
 #include "base/check.h"
+#include "base/status_macros.h"
 #include "server/engine/error_facts.h"
 #include "server/engine/limits.h"
 #include "server/engine/validate.h"
@@ -12,7 +13,7 @@
 namespace ovq {
 
 SessionStore::SessionStore(const EngineConfig& config, StatePool& pool, Admission& admission,
-                           RandomSource& random, std::shared_ptr<Inbox> inbox, StartJob start)
+                           RandomSource& random, std::shared_ptr<Inbox> inbox, StartRequest start)
     : config_(config),
       pool_(pool),
       admission_(admission),
@@ -24,13 +25,14 @@ SessionStore::SessionStore(const EngineConfig& config, StatePool& pool, Admissio
     admission_.SetMakeRoom([this](size_t bytes) { return MakeRoom(bytes); });
   }
   if (config.options.session_folder != nullptr) {
-    config.options.session_folder->OnAsked(
+    config.options.session_folder->SetTransferListener(
         [this, inbox = inbox_](const std::string& id) { inbox->Post([this, id] { Asked(id); }); });
   }
 }
 
 SessionStore::~SessionStore() {
-  if (config_.options.session_folder != nullptr) config_.options.session_folder->OnAsked({});
+  if (config_.options.session_folder != nullptr)
+    config_.options.session_folder->SetTransferListener({});
   for (const auto& [id, session] : by_id_) pool_.Release(session->state);
 }
 
@@ -52,30 +54,28 @@ absl::StatusOr<SessionStore::Map::const_iterator> SessionStore::Find(
 
 absl::StatusOr<std::shared_ptr<Session>> SessionStore::FindIdle(const std::string& id,
                                                                 const std::string& tenant) const {
-  const absl::StatusOr<Map::const_iterator> found = Find(id, tenant);
-  if (!found.ok()) return found.status();
-  const SessionInfo& info = (*found)->second->info;
+  ASSIGN_OR_RETURN(const Map::const_iterator found, Find(id, tenant));
+  const SessionInfo& info = (found)->second->info;
   if (info.damaged_at) {
-    return absl::DataLossError(absl::StrCat("session ", id, ": damaged: ", (*found)->second->damage,
+    return absl::DataLossError(absl::StrCat("session ", id, ": damaged: ", (found)->second->damage,
                                             " at position ", *info.damaged_at, "; delete it"));
   }
-  if (!info.busy) return (*found)->second;
+  if (!info.busy) return (found)->second;
   return absl::FailedPreconditionError(absl::StrCat("session ", id, ": in use by another call"));
 }
 
 absl::StatusOr<SessionInfo> SessionStore::Get(const std::string& id,
                                               const std::optional<std::string>& tenant) const {
   std::lock_guard lock(mutex_);
-  const absl::StatusOr<Map::const_iterator> found = Find(id, tenant);
-  if (!found.ok()) return found.status();
-  SessionInfo info = (*found)->second->info;
-  info.turns = Turns(*(*found)->second);
+  ASSIGN_OR_RETURN(const Map::const_iterator found, Find(id, tenant));
+  SessionInfo info = (found)->second->info;
+  info.turns = Turns(*(found)->second);
   return info;
 }
 
 absl::StatusOr<SessionPage> SessionStore::List(const std::optional<std::string>& tenant,
                                                int page_size, const std::string& page_token) const {
-  if (absl::Status status = CheckPageSize(page_size); !status.ok()) return status;
+  RETURN_IF_ERROR(CheckPageSize(page_size));
   if (page_size == 0) page_size = kDefaultPageSize;
   SessionPage page;
   std::lock_guard lock(mutex_);
@@ -95,10 +95,9 @@ absl::StatusOr<std::shared_ptr<Session>> SessionStore::Claim(
     const std::string& id, const std::string& tenant,
     const std::function<absl::Status(const Session&)>& check) {
   std::lock_guard lock(mutex_);
-  absl::StatusOr<std::shared_ptr<Session>> session = FindIdle(id, tenant);
-  if (!session.ok()) return session;
-  if (absl::Status status = check(**session); !status.ok()) return status;
-  SetBusy(**session, true);
+  ASSIGN_OR_RETURN(std::shared_ptr<Session> session, FindIdle(id, tenant));
+  RETURN_IF_ERROR(check(*session));
+  SetBusy(*session, true);
   return session;
 }
 
@@ -145,7 +144,7 @@ void SessionStore::Tell(const char* event, SteadyTime since, int64_t position) c
                                 .position = position});
 }
 
-SessionsCallback SessionStore::OfOne(SessionCallback done) {
+SessionsCallback SessionStore::ForSingleSession(SessionCallback done) {
   return [done = std::move(done)](absl::StatusOr<std::vector<SessionInfo>> infos) {
     if (!infos.ok()) return done(infos.status());
     done(std::move(infos->front()));
@@ -169,24 +168,24 @@ std::shared_ptr<Session> SessionStore::NewSession(const StateHandle& state,
   info.keeps_tokens = keep_tokens;
   info.created = config_.options.clock.wall();
   info.memory =
-      std::ranges::find(config_.model.memories, state.layout, &EngineMemory::layout)->name;
+      std::ranges::find(config_.model.variants, state.layout, &ModelVariant::layout)->name;
   info.slot_cap = state.slot_cap;
   info.state_bytes_cap = state.reserved_bytes;
   return session;
 }
 
-std::shared_ptr<Job> SessionStore::Open(SessionOptions options, SteadyTime called,
-                                        SessionCallback done) {
+std::shared_ptr<Request> SessionStore::Open(SessionOptions options, SteadyTime called,
+                                            SessionCallback done) {
   if (absl::Status status = admission_.Enter(); !status.ok()) {
     done(std::move(status));
     return nullptr;
   }
-  std::shared_ptr<Job> job = NewJob(config_.model, options, 0, called);
+  std::shared_ptr<Request> request = NewRequest(config_.model, options, 0, called);
   absl::StatusOr<StateHandle> state =
-      admission_.AcquireSession(*job->memory->layout, job->slot_cap, job->client);
+      admission_.AcquireSession(*request->memory->layout, request->slot_cap, request->client);
   absl::Status status = state.status();
   if (status.ok()) {
-    status = admission_.Charge(*job, 1, state->reserved_bytes);
+    status = admission_.Charge(*request, 1, state->reserved_bytes);
     if (!status.ok()) pool_.Release(*state);
   }
   if (!status.ok()) {
@@ -194,17 +193,18 @@ std::shared_ptr<Job> SessionStore::Open(SessionOptions options, SteadyTime calle
     done(std::move(status));
     return nullptr;
   }
-  job->session = NewSession(*state, std::move(job->hold), job->tenant, options.key,
-                            options.ttl.value_or(config_.options.session_ttl), options.keep_tokens);
-  job->session->client = job->client;
-  job->session->info.prompt_tokens_total = job->prompt_tokens;
-  job->sequence = job->session;
-  OpenWork& work = job->work.emplace<OpenWork>();
+  request->session =
+      NewSession(*state, std::move(request->hold), request->tenant, options.key,
+                 options.ttl.value_or(config_.options.session_ttl), options.keep_tokens);
+  request->session->client = request->client;
+  request->session->info.prompt_tokens_total = request->prompt_tokens;
+  request->sequence = request->session;
+  OpenWork& work = request->work.emplace<OpenWork>();
   work.done = std::move(done);
   work.cancel = std::move(options.cancel);
   if (options.imported) work.event = "import";
-  if (!job->tokens.empty()) return job;
-  Opened(*job, [this, done = std::move(work.done)](absl::StatusOr<SessionInfo> info) {
+  if (!request->tokens.empty()) return request;
+  Opened(*request, [this, done = std::move(work.done)](absl::StatusOr<SessionInfo> info) {
     done(std::move(info));
     admission_.Leave();
   });
@@ -224,24 +224,24 @@ SessionInfo SessionStore::Show(const std::shared_ptr<Session>& session, const ch
   return info;
 }
 
-void SessionStore::Opened(Job& job, SessionCallback done) {
-  const OpenWork& work = *job.open();
+void SessionStore::Opened(Request& request, SessionCallback done) {
+  const OpenWork& work = *request.open();
   if (work.from_state) {  // the turns' ends came with it
-    MayCheckpoint(*job.session, 0);
+    MayCheckpoint(*request.session, 0);
   } else {
-    EndOfTurn(*job.session, 0);
+    EndOfTurn(*request.session, 0);
   }
-  const bool snapshot = work.from_state && job.session->disk;
-  Establish({job.session}, snapshot ? ShareImage(*job.session) : nullptr, work.event, job.arrival,
-            OfOne(std::move(done)));
+  const bool snapshot = work.from_state && request.session->disk;
+  Establish({request.session}, snapshot ? MakeSharedImage(*request.session) : nullptr, work.event,
+            request.arrival, ForSingleSession(std::move(done)));
 }
 
-void SessionStore::Publish(Job& job) {
-  if (job.session->deleted) return;
+void SessionStore::Publish(Request& request) {
+  if (request.session->deleted) return;
   std::lock_guard lock(mutex_);
-  Count(*job.session, -1);
-  Refresh(*job.session);
-  Count(*job.session, 1);
+  Count(*request.session, -1);
+  Refresh(*request.session);
+  Count(*request.session, 1);
 }
 
 void SessionStore::SetDamaged(Session& session, int64_t position, std::string_view what) {
@@ -253,21 +253,22 @@ void SessionStore::SetDamaged(Session& session, int64_t position, std::string_vi
   if (session.disk) session.disk->behind = true;
 }
 
-void SessionStore::EndTurn(Job& job, Then then) {
-  const std::shared_ptr<Session> session = job.session;
-  const GenerateWork& work = *job.generate();
+void SessionStore::EndTurn(Request& request, Then then) {
+  const std::shared_ptr<Session> session = request.session;
+  const GenerateWork& work = *request.generate();
   const int64_t generated = work.completions.empty() ? 0 : work.completions[0]->generated();
   const bool damaged = session->info.damaged_at.has_value();
   if (session->resident() && !session->deleted && !damaged) EndOfTurn(*session, generated);
   std::unique_lock lock(mutex_);
   // A turn that could not begin has read nothing.
   const int64_t read =
-      session->resident() ? session->position() - job.cached_tokens - generated : 0;
+      session->resident() ? session->position() - request.cached_tokens - generated : 0;
   session->info.generated_tokens_total += generated;
   session->info.prompt_tokens_total += read;
   lock.unlock();
   Save(session, session->disk ? session->disk->length : 0,
-       [this, session, checked = !job.prefilling(), then = std::move(then)](absl::Status status) {
+       [this, session, checked = !request.prefilling(),
+        then = std::move(then)](absl::Status status) {
          EndUse(*session);
          then(std::move(status));
          // Whether a prompt that ended early has made numbers is not known yet; its tokens are

@@ -19,7 +19,7 @@
 #include "server/engine/checkpoints.h"
 #include "server/engine/engine_config.h"
 #include "server/engine/inbox.h"
-#include "server/engine/job.h"
+#include "server/engine/request.h"
 #include "server/engine/session.h"
 #include "server/engine/state_pool.h"
 
@@ -36,7 +36,7 @@ struct WakingSession;
 // tenant's session.
 class SessionStore {
  public:
-  using StartJob = std::function<void(std::shared_ptr<Job>)>;
+  using StartRequest = std::function<void(std::shared_ptr<Request>)>;
   // Called when something is done, of which it may also be that it failed.
   using Then = std::function<void(absl::Status)>;
 
@@ -44,7 +44,7 @@ class SessionStore {
   // tokens that a state from there has not read yet.
   SessionStore(const EngineConfig& config, StatePool& pool, Admission& admission,
                RandomSource& random, std::shared_ptr<Inbox> inbox = std::make_shared<Inbox>(),
-               StartJob start = {});
+               StartRequest start = {});
   ~SessionStore();  // no session is busy
 
   // --- any thread ---
@@ -62,45 +62,45 @@ class SessionStore {
 
   // --- engine thread ---
   // Opens a valid session at once or not at all; `called`: when. One without a prompt is done then.
-  // Else the job consumes the prompt, and Opened follows, or Release if it fails.
-  std::shared_ptr<Job> Open(SessionOptions options, SteadyTime called, SessionCallback done);
+  // Else the request consumes the prompt, and Opened follows, or Release if it fails.
+  std::shared_ptr<Request> Open(SessionOptions options, SteadyTime called, SessionCallback done);
   // Callers see it when `done` is called: once it is on disk, if sessions are.
-  void Opened(Job& job, SessionCallback done);
+  void Opened(Request& request, SessionCallback done);
   // Copies of an idle session with what it has consumed and the token that waits: all or none. They
   // find their places now; the bytes follow, so many a turn of the engine, and the session is busy
   // until then.
   void Fork(const ForkOptions& options, SteadyTime called, SessionsCallback done);
 
   // Takes an idle session back to what it was at an earlier position, or says what that takes. The
-  // job reads what is to be read again, if anything; Rewound follows, or Unrewound if it fails.
+  // request reads what is to be read again, if anything; Rewound follows, or Unrewound if it fails.
   // Null: that was refused, or only asked for, and `done` has been told.
-  std::shared_ptr<Job> Rewind(RewindOptions options, std::shared_ptr<CancelSignal> cancel,
-                              SteadyTime called, RewindCallback done);
-  void Rewound(Job& job, RewindCallback done);
+  std::shared_ptr<Request> Rewind(RewindOptions options, std::shared_ptr<CancelSignal> cancel,
+                                  SteadyTime called, RewindCallback done);
+  void Rewound(Request& request, RewindCallback done);
   // As it was before; where the system has no memory for that, as Lose has it.
-  void Unrewound(Job& job);
+  void Unrewound(Request& request);
 
   // What an idle session is; without its state, unless that is wanted.
   absl::StatusOr<SessionImage> Export(const std::string& id, const std::string& tenant,
                                       bool with_state);
-  // A session of an image that fits one of the engine's memories; at once or not at all. Its state
-  // is taken as it is; the job reads the tokens that it has not read, and Opened follows, or
+  // A session of an image that fits one of the engine's variants; at once or not at all. Its state
+  // is taken as it is; the request reads the tokens that it has not read, and Opened follows, or
   // Release if it fails. Null: there are none, or the image was refused.
-  std::shared_ptr<Job> Import(SessionImage image, const SessionOptions& options, SteadyTime called,
-                              SessionCallback done);
+  std::shared_ptr<Request> Import(SessionImage image, const SessionOptions& options,
+                                  SteadyTime called, SessionCallback done);
   // Of something done with a session: since when, and how long the conversation is.
   void Tell(const char* event, SteadyTime since, int64_t position) const;
 
   // After a step, with `left` tokens of the prompt to come.
   void MayCheckpoint(Session& session, int64_t left);
-  void Publish(Job& job);  // what a turn's job has done so far
+  void Publish(Request& request);  // what a turn's request has done so far
   // `what` has happened at this position of a busy session, so that its state is of no use: it is
   // shown and deleted, and nothing else. The disk keeps what it has: the session as its last turn
   // left it.
   void SetDamaged(Session& session, int64_t position, std::string_view what);
-  // A turn's job has ended: its session is free again when `then` is called, or has gone if it was
-  // deleted meanwhile. DataLoss: what the turn has added could not be written to the disk.
-  void EndTurn(Job& job, Then then);
+  // A turn's request has ended: its session is free again when `then` is called, or has gone if it
+  // was deleted meanwhile. DataLoss: what the turn has added could not be written to the disk.
+  void EndTurn(Request& request, Then then);
 
   // --- engine thread: sessions whose state lies on disk ---
 
@@ -115,10 +115,10 @@ class SessionStore {
   // The same for an idle one of this id, fetched if need be, which is idle again then; OK as well
   // if there is none.
   void WakeIdle(const std::string& id, const std::string& tenant, Then then);
-  // Its job has read what was missing, or has failed.
-  void Woken(Job& job, absl::Status status);
+  // Its request has read what was missing, or has failed.
+  void Woken(Request& request, absl::Status status);
 
-  // One that is busy keeps its memory until its job sees that it is deleted.
+  // One that is busy keeps its memory until its request sees that it is deleted.
   void Delete(const std::string& id, const std::optional<std::string>& tenant, SteadyTime called,
               Then then);
   absl::StatusOr<std::vector<std::byte>> CopyState(const std::string& id,
@@ -145,8 +145,8 @@ class SessionStore {
                                       const std::string& tenant, const std::string& key,
                                       absl::Duration ttl, bool keep_tokens);
   SessionInfo Show(const std::shared_ptr<Session>& session, const char* event, SteadyTime since);
-  // Claims the session for the job, unless only what it takes is asked for.
-  absl::Status PrepareRewind(const RewindOptions& options, Job& job, RewindResult& result);
+  // Claims the session for the request, unless only what it takes is asked for.
+  absl::Status PrepareRewind(const RewindOptions& options, Request& request, RewindResult& result);
   // Calls done when they are on disk, and from then on callers see them. image: of each, or null
   // if what they have to save says all.
   void Establish(std::vector<std::shared_ptr<Session>> made,
@@ -157,14 +157,14 @@ class SessionStore {
   void MaySnapshot(const std::shared_ptr<Session>& session);
   void Snapshot(const std::shared_ptr<Session>& session, Then then);
   void RemoveFiles(const Session& session, Then then);
-  JournalHead HeadOf(const Session& session) const;
-  SessionMark MarkOf(const Session& session) const;
-  JournalEntry EntryOf(Session& session, int64_t begin) const;  // takes what is unsaved
-  void SetAside(Session& session);  // its files are damaged: it is no session any more
-  SessionImage HeadOfImage(const Session& session) const;  // all but the state
-  SessionImage ImageOf(const Session& session);
-  std::shared_ptr<const SessionImage> ShareImage(const Session& session);
-  static SessionsCallback OfOne(SessionCallback done);
+  JournalHead MakeJournalHead(const Session& session) const;
+  SessionMark MakeMark(const Session& session) const;
+  JournalEntry MakeJournalEntry(Session& session, int64_t begin) const;  // takes what is unsaved
+  void Quarantine(Session& session);  // its files are damaged: it is no session any more
+  SessionImage MakeImageHead(const Session& session) const;  // all but the state
+  SessionImage MakeImage(const Session& session);
+  std::shared_ptr<const SessionImage> MakeSharedImage(const Session& session);
+  static SessionsCallback ForSingleSession(SessionCallback done);
   // Back to the engine thread, from another one.
   Then Posted(Then then) const;
   absl::Status TakeOver(absl::StatusOr<FoundSession> found,
@@ -188,8 +188,8 @@ class SessionStore {
   void EndOfTurn(Session& session, int64_t generated);
   void Keep(Session& session);  // a checkpoint of it as it is
   // A session that callers do not see yet, and what it has to read.
-  absl::StatusOr<std::shared_ptr<Job>> Take(const SessionImage& image,
-                                            const SessionOptions& options);
+  absl::StatusOr<std::shared_ptr<Request>> Take(const SessionImage& image,
+                                                const SessionOptions& options);
   static std::vector<TurnEnd> Turns(const Session& session);  // with the mutex held
   absl::Status FindPlaces(Forking& fork);
   void CopySome();  // of the forks, and later the rest
@@ -207,7 +207,7 @@ class SessionStore {
   Admission& admission_;
   RandomSource& random_;
   const std::shared_ptr<Inbox> inbox_;
-  const StartJob start_;
+  const StartRequest start_;
   std::deque<std::shared_ptr<Forking>> forks_;  // in their order
   int placed_ = 0;  // sessions that count as hibernated, and whose states are read into the pool
 

@@ -5,6 +5,7 @@
 #include <utility>
 
 #include "absl/strings/str_cat.h"
+#include "base/status_macros.h"
 #include "server/engine/session_image.h"
 #include "server/engine/session_store.h"
 #include "server/engine/validate.h"
@@ -14,14 +15,14 @@ namespace ovq {
 // A session on its way back. The folder's threads and the engine's have it in turn.
 struct WakingSession {
   const std::shared_ptr<Session> session;
-  const EngineMemory& memory;
+  const ModelVariant& memory;
   const int64_t vocab_size;
   const SteadyTime called;
   const SessionStore::Then then;
 
   // What was read.
   absl::Status status = {};
-  std::optional<SessionFolder::Stored> files = {};
+  std::optional<SessionFolder::StoredSession> files = {};
   std::unique_ptr<SessionReader> reader = {};  // of the snapshot, if there is one
   SessionMark mark = {};
   int64_t from = 0;                  // what the state has consumed; 0 if it is of no use
@@ -63,7 +64,7 @@ absl::Status ReadHead(WakingSession& waking) {
       },
       /*digest=*/false);
   while (!waking.reader->has_head()) {
-    if (absl::Status status = ReadPart(waking); !status.ok()) return status;
+    RETURN_IF_ERROR(ReadPart(waking));
   }
   const SessionImage& head = waking.reader->head();
   if (head.length() != journal.head.mark.length || head.slot_cap != journal.head.slot_cap) {
@@ -77,32 +78,31 @@ absl::Status ReadHead(WakingSession& waking) {
 
 absl::Status ReadSnapshot(WakingSession& waking) {
   while (waking.files->snapshot->left() > 0) {
-    if (absl::Status status = ReadPart(waking); !status.ok()) return status;
+    RETURN_IF_ERROR(ReadPart(waking));
   }
-  absl::StatusOr<SessionImage> image = waking.reader->Finish();
-  if (!image.ok()) return image.status();
+  ASSIGN_OR_RETURN(SessionImage image, waking.reader->Finish());
   const StateLayout& layout = *waking.memory.layout;
   const absl::Status status = waking.place.base == nullptr
-                                  ? CheckSessionState(*image, layout)
-                                  : CheckSessionState(*image, layout, waking.place.base);
+                                  ? CheckSessionState(image, layout)
+                                  : CheckSessionState(image, layout, waking.place.base);
   if (!status.ok()) return status;
   if (waking.copy != nullptr) {
     std::byte* to = waking.copy->bytes.get();
     for (const std::span<std::byte> part : waking.live) to = std::ranges::copy(part, to).out;
   }
-  if (waking.from > 0) waking.bytes = std::move(image->state);
-  if (image->tokens) {
-    waking.tokens = *std::move(image->tokens);
+  if (waking.from > 0) waking.bytes = std::move(image.state);
+  if (image.tokens) {
+    waking.tokens = *std::move(image.tokens);
   } else {
-    waking.begin = image->position;
-    if (image->pending) waking.tokens = {*image->pending};
+    waking.begin = image.position;
+    if (image.pending) waking.tokens = {*image.pending};
   }
   return absl::OkStatus();
 }
 
 absl::Status ReadAll(WakingSession& waking) {
   if (waking.reader != nullptr) {
-    if (absl::Status status = ReadSnapshot(waking); !status.ok()) return status;
+    RETURN_IF_ERROR(ReadSnapshot(waking));
   }
   for (const JournalEntry& entry : waking.files->journal.entries) {
     if (entry.begin < waking.begin) break;
@@ -118,18 +118,18 @@ absl::Status ReadAll(WakingSession& waking) {
 
 void ReadRest(WakingSession& waking, const SessionFolder& folder) {
   if (waking.status.ok()) waking.status = ReadAll(waking);
-  if (waking.files) folder.ReadEnded(*waking.files, waking.status);
+  if (waking.files) folder.ReportRead(*waking.files, waking.status);
 }
 
 }  // namespace
 
 absl::Status SessionStore::Adopt(FoundSession found) {
   const JournalHead& head = found.head;
-  const EngineMemory* const memory = config_.model.FindMemory(head.memory);
+  const ModelVariant* const memory = config_.model.FindVariant(head.memory);
   if (!IsSessionId(head.id) || memory == nullptr || memory->fingerprint != head.fingerprint ||
       memory->layout->fingerprint() != head.layout ||
       head.slot_cap > memory->layout->limits().max_slot_cap) {
-    config_.options.session_folder->LetGo(head.id);
+    config_.options.session_folder->ReleaseOwnership(head.id);
     return absl::FailedPreconditionError(
         absl::StrCat("session ", head.id, ": of another model or memory (", head.memory, ")"));
   }
@@ -178,13 +178,14 @@ void SessionStore::Fetch(const std::string& id, const std::optional<std::string>
                          Then then) {
   if (!MayBeElsewhere(id)) return then(absl::OkStatus());
   const SteadyTime called = config_.options.clock.steady();
-  config_.options.session_folder->Take(id, [this, inbox = inbox_, tenant, called,
-                                            then = std::move(then)](
-                                               absl::StatusOr<FoundSession> found) mutable {
-    inbox->Post([this, found = std::move(found), tenant, called, then = std::move(then)]() mutable {
-      then(TakeOver(std::move(found), tenant, called));
-    });
-  });
+  config_.options.session_folder->AcquireOwnership(
+      id, [this, inbox = inbox_, tenant, called,
+           then = std::move(then)](absl::StatusOr<FoundSession> found) mutable {
+        inbox->Post(
+            [this, found = std::move(found), tenant, called, then = std::move(then)]() mutable {
+              then(TakeOver(std::move(found), tenant, called));
+            });
+      });
 }
 
 absl::Status SessionStore::TakeOver(absl::StatusOr<FoundSession> found,
@@ -192,7 +193,7 @@ absl::Status SessionStore::TakeOver(absl::StatusOr<FoundSession> found,
   if (absl::IsNotFound(found.status())) return absl::OkStatus();
   if (!found.ok()) return found.status();
   if (tenant && found->head.tenant != *tenant) {
-    config_.options.session_folder->LetGo(found->head.id);
+    config_.options.session_folder->ReleaseOwnership(found->head.id);
     return absl::OkStatus();  // for this caller there is none
   }
   const int64_t position = found->mark.length;
@@ -209,7 +210,7 @@ void SessionStore::Asked(const std::string& id) {
   if (found == by_id_.end()) return;
   const std::shared_ptr<Session> session = found->second;
   const bool busy = session->info.busy;
-  if (busy || session->disk->behind) return folder.Refuse(id);
+  if (busy || session->disk->behind) return folder.DeclineTransfer(id);
   if (session->disk->snapshotting) return;  // until they ask again
   if (session->resident() &&
       session->state.position - session->disk->snapshot_at >= 2 * kCheckpointTokens) {
@@ -221,7 +222,7 @@ void SessionStore::Asked(const std::string& id) {
   lock.unlock();
   const int64_t position = session->position();
   Release(*session);
-  folder.LetGo(id);
+  folder.ReleaseOwnership(id);
   Tell("let_go", config_.options.clock.steady(), position);
 }
 
@@ -251,27 +252,27 @@ void SessionStore::WakeHere(const std::string& id, const std::string& tenant, Th
 
 void SessionStore::Wake(std::shared_ptr<Session> session, Then then) {
   if (session->resident()) return then(absl::OkStatus());
-  const EngineMemory& memory = *config_.model.FindMemory(session->info.memory);
+  const ModelVariant& memory = *config_.model.FindVariant(session->info.memory);
   SessionFolder* const folder = config_.options.session_folder.get();
   const std::string id = session->info.id;
   auto waking = std::make_shared<WakingSession>(
       WakingSession{std::move(session), memory, config_.model.vocab_size,
                     config_.options.clock.steady(), std::move(then)});
-  folder->Read(id,
-               [this, folder, inbox = inbox_, on_host = pool_.on_host(),
-                waking = std::move(waking)](absl::StatusOr<SessionFolder::Stored> files) mutable {
-                 waking->status = files.status();
-                 if (files.ok()) {
-                   waking->files = *std::move(files);
-                   waking->status = ReadHead(*waking);
-                 }
-                 const bool in_place = waking->status.ok() && waking->from > 0 && on_host &&
-                                       waking->reader->head().state_bytes > kCopiedBytes;
-                 if (!in_place) ReadRest(*waking, *folder);
-                 inbox->Post([this, in_place, waking = std::move(waking)]() mutable {
-                   in_place ? ReadInPlace(std::move(waking)) : TakeBack(std::move(waking));
-                 });
-               });
+  folder->Read(
+      id, [this, folder, inbox = inbox_, on_host = pool_.on_host(),
+           waking = std::move(waking)](absl::StatusOr<SessionFolder::StoredSession> files) mutable {
+        waking->status = files.status();
+        if (files.ok()) {
+          waking->files = *std::move(files);
+          waking->status = ReadHead(*waking);
+        }
+        const bool in_place = waking->status.ok() && waking->from > 0 && on_host &&
+                              waking->reader->head().state_bytes > kCopiedBytes;
+        if (!in_place) ReadRest(*waking, *folder);
+        inbox->Post([this, in_place, waking = std::move(waking)]() mutable {
+          in_place ? ReadInPlace(std::move(waking)) : TakeBack(std::move(waking));
+        });
+      });
 }
 
 absl::Status SessionStore::FindPlace(WakingSession& waking) {
@@ -324,7 +325,7 @@ void SessionStore::TakeBack(std::shared_ptr<WakingSession> waking) {
     status = absl::Status(
         status.code(),
         absl::StrCat("session ", session->info.id, ": its files: ", std::string(status.message())));
-    if (absl::IsDataLoss(status)) SetAside(*session);
+    if (absl::IsDataLoss(status)) Quarantine(*session);
   } else if (waking->place.base == nullptr) {
     status = FindPlace(*waking);
     if (status.ok() && waking->from > 0) {
@@ -338,13 +339,14 @@ void SessionStore::TakeBack(std::shared_ptr<WakingSession> waking) {
     }
     return waking->then(std::move(status));
   }
-  auto job = std::make_shared<Job>();
-  job->tokens.assign(waking->tokens.begin() + (waking->from - waking->begin), waking->tokens.end());
-  job->client = session->client;
-  job->session = session;
-  job->sequence = session;
-  job->prompt_tokens = waking->consumed() - waking->from;
-  job->work = WakeWork{waking->mark.pending.has_value(), waking->called, waking->then};
+  auto request = std::make_shared<Request>();
+  request->tokens.assign(waking->tokens.begin() + (waking->from - waking->begin),
+                         waking->tokens.end());
+  request->client = session->client;
+  request->session = session;
+  request->sequence = session;
+  request->prompt_tokens = waking->consumed() - waking->from;
+  request->work = WakeWork{waking->mark.pending.has_value(), waking->called, waking->then};
   {
     std::lock_guard lock(mutex_);
     Count(*session, -1);
@@ -357,34 +359,34 @@ void SessionStore::TakeBack(std::shared_ptr<WakingSession> waking) {
     Count(*session, 1);
   }
   admission_.Reenter();
-  start_(std::move(job));
+  start_(std::move(request));
 }
 
-void SessionStore::Woken(Job& job, absl::Status status) {
-  Session& session = *job.session;
-  const WakeWork& work = *job.wake();
+void SessionStore::Woken(Request& request, absl::Status status) {
+  Session& session = *request.session;
+  const WakeWork& work = *request.wake();
   if (status.ok()) {
     MayCheckpoint(session, 0);
     config_.events.session_event(
         {.event = "wake",
          .duration = TimeBetween(work.called, config_.options.clock.steady()),
          .position = session.position(),
-         .replayed = job.prompt_tokens});
+         .replayed = request.prompt_tokens});
   } else if (!session.deleted) {
     session.state.position = session.disk->length - (work.waits ? 1 : 0);
-    if (work.waits) session.pending = job.tokens.back();
+    if (work.waits) session.pending = request.tokens.back();
     MoveOut(session);
   }
   work.then(std::move(status));
 }
 
-void SessionStore::SetAside(Session& session) {
+void SessionStore::Quarantine(Session& session) {
   std::unique_lock lock(mutex_);
   Count(session, -1);
   by_id_.erase(session.info.id);
   session.deleted = true;
   lock.unlock();
-  config_.options.session_folder->SetAside(session.info.id);
+  config_.options.session_folder->Quarantine(session.info.id);
 }
 
 }  // namespace ovq

@@ -8,6 +8,7 @@
 #include "absl/strings/str_cat.h"
 #include "base/check.h"
 #include "base/out_of_memory.h"
+#include "base/status_macros.h"
 #include "server/engine/error_facts.h"
 
 namespace ovq {
@@ -28,9 +29,8 @@ absl::Status StatePool::CheckFree(size_t bytes) const {
 absl::StatusOr<StateHandle> StatePool::Acquire(const StateLayout& layout, int32_t slot_cap,
                                                size_t reserve_bytes) {
   Check(layout.page_bytes() % memory_.page_bytes() == 0, "the layout counts in the device's pages");
-  if (absl::Status status = CheckFree(reserve_bytes); !status.ok()) return status;
-  absl::StatusOr<StateHandle> state = Make(layout, slot_cap, reserve_bytes);
-  if (!state.ok()) return state;
+  RETURN_IF_ERROR(CheckFree(reserve_bytes));
+  ASSIGN_OR_RETURN(StateHandle state, Make(layout, slot_cap, reserve_bytes));
   reserved_ += reserve_bytes;
   ++sessions_;
   return state;
@@ -115,20 +115,18 @@ void StatePool::ShrinkReservation(StateHandle& state, size_t reserve_bytes) {
 }
 
 absl::Status StatePool::Restart(StateHandle& state) {
-  const absl::StatusOr<StateHandle> fresh =
-      Make(*state.layout, state.slot_cap, state.reserved_bytes);
-  if (!fresh.ok()) return fresh.status();
+  ASSIGN_OR_RETURN(const StateHandle fresh,
+                   Make(*state.layout, state.slot_cap, state.reserved_bytes));
   committed_ -= state.committed_bytes;
   memory_.Release(state.base, state.layout->virtual_bytes());
-  state = *fresh;
+  state = fresh;
   return absl::OkStatus();
 }
 
 absl::StatusOr<StateHandle> StatePool::Clone(const StateHandle& state, size_t reserve_bytes) {
-  absl::StatusOr<StateHandle> clone = Acquire(*state.layout, state.slot_cap, reserve_bytes);
-  if (!clone.ok()) return clone;
-  if (absl::Status status = CopyTo(state, *clone); !status.ok()) {
-    Release(*clone);
+  ASSIGN_OR_RETURN(StateHandle clone, Acquire(*state.layout, state.slot_cap, reserve_bytes));
+  if (absl::Status status = CopyTo(state, clone); !status.ok()) {
+    Release(clone);
     return status;
   }
   return clone;
@@ -136,7 +134,7 @@ absl::StatusOr<StateHandle> StatePool::Clone(const StateHandle& state, size_t re
 
 absl::Status StatePool::CopyTo(const StateHandle& state, StateHandle& copy) {
   Check(copy.position == 0, "a copy goes into a fresh state");
-  if (absl::Status status = Commit(copy, state.position); !status.ok()) return status;
+  RETURN_IF_ERROR(Commit(copy, state.position));
   Grow(copy, state.position);
   for (const StateExtent& extent : state.layout->live_extents_at(state.position, state.slot_cap)) {
     memory_.Copy(copy.base + extent.offset, state.base + extent.offset, extent.bytes);
@@ -182,7 +180,7 @@ absl::StatusOr<std::vector<std::byte>> StatePool::Snapshot(const StateHandle& st
 absl::Status StatePool::CopyIn(StateHandle& state, int64_t position,
                                std::span<const std::byte> in) {
   Check(state.position == 0, "a snapshot goes into a fresh state");
-  if (absl::Status status = Commit(state, position); !status.ok()) return status;
+  RETURN_IF_ERROR(Commit(state, position));
   Grow(state, position);
   Check(in.size() == SnapshotBytes(state), "size of a state's snapshot");
   size_t at = 0;

@@ -135,12 +135,12 @@ absl::Status NoChatTemplate(const std::string& path) {
       {.field = path});
 }
 
-absl::Status CheckMemory(const EngineConfig& config, const std::string& memory,
-                         std::optional<int32_t> slot_cap, const std::string& prefix) {
-  const EngineMemory* found = config.model.FindMemory(memory);
+absl::Status CheckVariant(const EngineConfig& config, const std::string& memory,
+                          std::optional<int32_t> slot_cap, const std::string& prefix) {
+  const ModelVariant* found = config.model.FindVariant(memory);
   if (found == nullptr) {
     std::string names;
-    for (const EngineMemory& one : config.model.memories) {
+    for (const ModelVariant& one : config.model.variants) {
       absl::StrAppend(&names, names.empty() ? "one of " : ", ", one.name);
     }
     return BadField(absl::StrCat(prefix, "memory"), absl::StrCat(names, " (--memory)"),
@@ -211,7 +211,7 @@ absl::Status CheckConversation(std::span<const ChatMessage> messages, int64_t kn
                                int64_t tools_bytes, const std::string& path) {
   const auto n_messages = static_cast<int64_t>(messages.size());
   for (int64_t i = 0; i < n_messages; ++i) {
-    const auto bytes = static_cast<int64_t>(messages[static_cast<size_t>(i)].role.size());
+    const auto bytes = static_cast<int64_t>(messages[i].role.size());
     if (bytes < 1 || bytes > kMaxRoleBytes) {
       return BadField(absl::StrCat(path, ".messages[", i, "].role"),
                       absl::StrCat("1 to ", kMaxRoleBytes, " bytes"), bytes);
@@ -271,7 +271,7 @@ absl::Status ValidateGenerate(const EngineConfig& config, const GenerateRequest&
   const std::string at = absl::StrCat(prefix, "sampling.");
   absl::Status status;  // the first error, as Update has it
   if (one_shot) {
-    status = CheckMemory(config, request.memory, request.slot_cap, prefix);
+    status = CheckVariant(config, request.memory, request.slot_cap, prefix);
   } else if (!request.memory.empty()) {
     status = BadField("memory", "none with session_id", Quoted(request.memory));
   } else if (request.slot_cap) {
@@ -303,7 +303,7 @@ absl::Status ValidateGenerate(const EngineConfig& config, const GenerateRequest&
   }
   status.Update(CheckPrompt(config, request.prompt, prefix));
   if (one_shot) {
-    status.Update(CheckPosition(*config.model.FindMemory(request.memory)->layout,
+    status.Update(CheckPosition(*config.model.FindVariant(request.memory)->layout,
                                 static_cast<int64_t>(request.prompt.size())));
   }
   return status;
@@ -311,11 +311,11 @@ absl::Status ValidateGenerate(const EngineConfig& config, const GenerateRequest&
 
 absl::Status ValidateScore(const EngineConfig& config, const ScoreRequest& request) {
   if (request.prompt.empty()) return EmptyPrompt("");
-  absl::Status status = CheckMemory(config, request.memory, request.slot_cap, "");
+  absl::Status status = CheckVariant(config, request.memory, request.slot_cap, "");
   if (!status.ok()) return status;
   status.Update(CheckPrompt(config, request.prompt, ""));
   status.Update(CheckTopLogprobs(request.top_logprobs, config.model.vocab_size, "top_logprobs"));
-  status.Update(CheckPosition(*config.model.FindMemory(request.memory)->layout,
+  status.Update(CheckPosition(*config.model.FindVariant(request.memory)->layout,
                               static_cast<int64_t>(request.prompt.size())));
   if (!status.ok()) return status;
   // On the wire an id takes up to 5 bytes and a log-probability 4; here a list takes its own room.
@@ -339,11 +339,11 @@ absl::Status ValidateFork(const EngineConfig& config, const ForkOptions& fork) {
 
 absl::Status ValidateSession(const EngineConfig& config, const SessionOptions& session) {
   const std::string& prefix = session.field_prefix;
-  absl::Status status = CheckMemory(config, session.memory, session.slot_cap, prefix);
+  absl::Status status = CheckVariant(config, session.memory, session.slot_cap, prefix);
   if (!status.ok()) return status;
   status.Update(CheckTtl(config, session.ttl, prefix));
   status.Update(CheckPrompt(config, session.prompt, prefix));
-  status.Update(CheckPosition(*config.model.FindMemory(session.memory)->layout,
+  status.Update(CheckPosition(*config.model.FindVariant(session.memory)->layout,
                               static_cast<int64_t>(session.prompt.size())));
   return status;
 }

@@ -7,8 +7,8 @@
 #include <string>
 
 #include "absl/status/status.h"
+#include "server/engine/engine_api.h"
 #include "server/engine/engine_config.h"
-#include "server/engine/request.h"
 #include "server/engine/session_image.h"
 
 namespace ovq {
@@ -25,8 +25,8 @@ absl::Status CheckPosition(const StateLayout& layout, int64_t position);
 
 // --- single fields; `path` is the field's, `prefix` what its name is appended to ("", "turn.") ---
 // That there is such a memory, and that its layers take the cap, if there is one.
-absl::Status CheckMemory(const EngineConfig& config, const std::string& memory,
-                         std::optional<int32_t> slot_cap, const std::string& prefix);
+absl::Status CheckVariant(const EngineConfig& config, const std::string& memory,
+                          std::optional<int32_t> slot_cap, const std::string& prefix);
 absl::Status CheckTokenIds(std::span<const int32_t> ids, int64_t vocab_size,
                            const std::string& path);
 // The length alone, for before the tokens are copied.

@@ -35,12 +35,12 @@ class Connection final : public Exchange, public AnyConnection {
         timer_(stream_.get_executor()) {}
 
   void Start() {
-    On([this] {
+    PostToStrand([this] {
       host_.SetIdle(this, true);
       Deadline(host_.options().header_timeout);
       if constexpr (kTls) {
         stream_.async_handshake(asio::ssl::stream_base::server,
-                                Then([this](ErrorCode error) { error ? End() : Await(); }));
+                                WithSelf([this](ErrorCode error) { error ? End() : Await(); }));
       } else {
         Await();
       }
@@ -60,7 +60,7 @@ class Connection final : public Exchange, public AnyConnection {
     gone();
   }
   void Reply(HttpReply reply) override {
-    On([this, reply = std::move(reply)]() mutable {
+    PostToStrand([this, reply = std::move(reply)]() mutable {
       const bool whole = reply.status != 304;  // the length of that is of what the client has
       WriteHead(reply, whole ? absl::StrCat("Content-Length: ", reply.body.size(), "\r\n") : "");
       if (request_.method != "HEAD") out_ += reply.body;
@@ -69,7 +69,7 @@ class Connection final : public Exchange, public AnyConnection {
     });
   }
   void Stream(HttpReply head, Source source) override {
-    On([this, head = std::move(head), source = std::move(source)]() mutable {
+    PostToStrand([this, head = std::move(head), source = std::move(source)]() mutable {
       chunked_ = version_ >= 11;
       WriteHead(head, chunked_ ? "Transfer-Encoding: chunked\r\n" : "");
       source_ = std::move(source);
@@ -78,14 +78,14 @@ class Connection final : public Exchange, public AnyConnection {
   }
   void Pump() override {
     if (pump_posted_.exchange(true)) return;
-    On([this] {
+    PostToStrand([this] {
       pump_posted_ = false;
       if (!writing_) Advance();
     });
   }
 
   void Close(bool if_idle) override {
-    On([this, if_idle] {
+    PostToStrand([this, if_idle] {
       if (!if_idle || !handling_) End();
     });
   }
@@ -96,12 +96,12 @@ class Connection final : public Exchange, public AnyConnection {
 
   auto Self() { return std::static_pointer_cast<Connection>(this->shared_from_this()); }
   template <class Work>
-  void On(Work work) {
+  void PostToStrand(Work work) {
     asio::post(stream_.get_executor(),
                [self = Self(), work = std::move(work)]() mutable { work(); });
   }
   template <class Work>
-  auto Then(Work work) {  // with the connection kept
+  auto WithSelf(Work work) {  // with the connection kept
     return [self = Self(), work = std::move(work)](auto... args) mutable { work(args...); };
   }
   Tcp::socket& socket() {
@@ -115,7 +115,7 @@ class Connection final : public Exchange, public AnyConnection {
   // The connection ends unless another one is set by then.
   void Deadline(absl::Duration time) {
     timer_.expires_after(ToChrono(time));
-    timer_.async_wait(Then([this](ErrorCode error) {
+    timer_.async_wait(WithSelf([this](ErrorCode error) {
       // It may have been set anew while this was on its way.
       if (!error && timer_.expiry() <= asio::steady_timer::clock_type::now()) End();
     }));
@@ -133,7 +133,7 @@ class Connection final : public Exchange, public AnyConnection {
     }
     if (!handling_) {
       if (buffer_.size() > 0) return ReadHeader();
-    } else if (buffer_.size() >= kMaxAhead) {
+    } else if (buffer_.size() >= kMaxPipelinedBytes) {
       return;
     }
     ReadSome([this](ErrorCode error) {
@@ -148,7 +148,7 @@ class Connection final : public Exchange, public AnyConnection {
   void ReadSome(Work work) {
     reading_ = true;
     stream_.async_read_some(buffer_.prepare(kReadBytes),
-                            Then([this, work](ErrorCode error, size_t n) {
+                            WithSelf([this, work](ErrorCode error, size_t n) {
                               reading_ = false;
                               buffer_.commit(n);
                               host_.events().bytes(n, 0);
@@ -162,18 +162,19 @@ class Connection final : public Exchange, public AnyConnection {
     parser_.emplace();
     parser_->header_limit(kMaxHeaderBytes);
     parser_->body_limit(host_.options().max_body_bytes);
-    beast::http::async_read_header(stream_, buffer_, *parser_,
-                                   Then([this, had = buffer_.size()](ErrorCode error, size_t n) {
-                                     Received(had, n);
-                                     HeaderRead(error);
-                                   }));
+    beast::http::async_read_header(
+        stream_, buffer_, *parser_,
+        WithSelf([this, had = buffer_.size()](ErrorCode error, size_t n) {
+          Received(had, n);
+          HeaderRead(error);
+        }));
   }
 
   void HeaderRead(ErrorCode error) {
     if (closed_) return;
     using HttpError = beast::http::error;
     if (error == HttpError::end_of_stream || error == HttpError::partial_message) return End();
-    TakeHeader();
+    BeginRequest();
     if (error == HttpError::header_limit || error == HttpError::buffer_overflow) {
       return Fault(BadHeader(absl::StrCat("expected at most ", kMaxHeaderBytes, " bytes")));
     }
@@ -189,7 +190,7 @@ class Connection final : public Exchange, public AnyConnection {
     request_.memory = std::make_unique<ByteHold>(host_.options().memory, client());
     const auto length = parser_->content_length();
     if (length && *length > host_.options().max_body_bytes) return TooLarge();
-    if (length && !TakeMemory(*length)) return;
+    if (length && !ReserveBody(*length)) return;
     body_end_ = asio::steady_timer::clock_type::now() + ToChrono(host_.options().body_timeout);
     if (!beast::iequals(parser_->get()[beast::http::field::expect], "100-continue")) {
       return ReadBody();
@@ -197,7 +198,7 @@ class Connection final : public Exchange, public AnyConnection {
     static constexpr std::string_view kContinue = "HTTP/1.1 100 Continue\r\n\r\n";
     Deadline(host_.options().progress_timeout);
     asio::async_write(stream_, asio::buffer(kContinue),
-                      Then([this](ErrorCode error, size_t) { error ? End() : ReadBody(); }));
+                      WithSelf([this](ErrorCode error, size_t) { error ? End() : ReadBody(); }));
   }
 
   void ReadBody() {
@@ -207,30 +208,30 @@ class Connection final : public Exchange, public AnyConnection {
     const absl::Duration left = absl::FromChrono(body_end_ - now);
     Deadline(std::min(host_.options().progress_timeout, left));
     beast::http::async_read_some(stream_, buffer_, *parser_,
-                                 Then([this, had = buffer_.size()](ErrorCode error, size_t n) {
+                                 WithSelf([this, had = buffer_.size()](ErrorCode error, size_t n) {
                                    Received(had, n);
                                    if (error == beast::http::error::body_limit) return TooLarge();
                                    if (error) return End();
-                                   if (TakeMemory(parser_->get().body().size())) ReadBody();
+                                   if (ReserveBody(parser_->get().body().size())) ReadBody();
                                  }));
   }
 
   // After a parser took so many bytes, of those that the buffer had and of new ones.
   void Received(size_t had, size_t taken) { host_.events().bytes(taken + buffer_.size() - had, 0); }
 
-  void TakeHeader() {
+  void BeginRequest() {
     const auto& message = parser_->get();
     version_ = message.version();
     keep_alive_ = message.keep_alive() && version_ >= 11;
-    request_ = RequestOf(message);
+    request_ = ToHttpRequest(message);
     fault_ = absl::OkStatus();
   }
 
   // So many bytes of body in all; false: the client gets an error.
-  bool TakeMemory(size_t bytes) {
+  bool ReserveBody(size_t bytes) {
     const size_t held = request_.memory->bytes();
     if (bytes <= held) return true;
-    absl::Status status = TakeBytes(*request_.memory, bytes - held);
+    absl::Status status = ReserveBytes(*request_.memory, bytes - held);
     if (status.ok()) return true;
     Fault(std::move(status));
     return false;
@@ -289,7 +290,7 @@ class Connection final : public Exchange, public AnyConnection {
     Deadline(host_.options().progress_timeout);
     stream_.async_write_some(
         asio::buffer(out_.data() + sent_, std::min(out_.size() - sent_, kWriteBytes)),
-        Then([this](ErrorCode error, size_t n) {
+        WithSelf([this](ErrorCode error, size_t n) {
           writing_ = false;
           NoDeadline();
           sent_ += n;
@@ -344,7 +345,7 @@ class Connection final : public Exchange, public AnyConnection {
   void FinishNow() {
     if (closed_) return;
     if constexpr (kTls) {
-      stream_.async_shutdown(Then([this](ErrorCode) { End(); }));
+      stream_.async_shutdown(WithSelf([this](ErrorCode) { End(); }));
     } else {
       ErrorCode ignored;
       socket().shutdown(Tcp::socket::shutdown_send, ignored);
@@ -353,7 +354,8 @@ class Connection final : public Exchange, public AnyConnection {
   }
   void Drain() {
     buffer_.clear();
-    stream_.async_read_some(buffer_.prepare(kReadBytes), Then([this](ErrorCode error, size_t n) {
+    stream_.async_read_some(buffer_.prepare(kReadBytes),
+                            WithSelf([this](ErrorCode error, size_t n) {
                               host_.events().bytes(n, 0);
                               error ? End() : Drain();
                             }));
@@ -369,7 +371,7 @@ class Connection final : public Exchange, public AnyConnection {
   struct Leaving {
     ConnectionHost& host;
     AnyConnection* const connection;
-    ~Leaving() { host.Left(connection); }
+    ~Leaving() { host.OnConnectionClosed(connection); }
   };
 
   ConnectionHost& host_;

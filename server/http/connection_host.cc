@@ -23,7 +23,7 @@ std::string ReplyHead(const HttpReply& reply, const std::string& framing, bool k
   return head;
 }
 
-HttpRequest RequestOf(const HttpHeader& header) {
+HttpRequest ToHttpRequest(const HttpHeader& header) {
   HttpRequest request;
   request.method = std::string(header.method_string());
   request.target = std::string(header.target());

@@ -37,11 +37,12 @@ class ConnectionHost {
   virtual void Handle(std::shared_ptr<Exchange> exchange) = 0;
   // Whether nobody waits for it: such go first where others need room.
   virtual void SetIdle(AnyConnection* connection, bool idle) = 0;
-  virtual void Left(AnyConnection* connection) = 0;
+  virtual void OnConnectionClosed(AnyConnection* connection) = 0;
 };
 
 inline constexpr size_t kMaxHeaderBytes = size_t{16} << 10;
-inline constexpr size_t kMaxAhead = size_t{16} << 10;  // that came behind the request at hand
+inline constexpr size_t kMaxPipelinedBytes = size_t{16}
+                                             << 10;  // that came behind the request at hand
 inline constexpr size_t kReadBytes = 4096;
 inline constexpr size_t kWriteBytes = size_t{64} << 10;
 
@@ -56,7 +57,7 @@ std::string ReplyHead(const HttpReply& reply, const std::string& framing, bool k
 
 // --- what a header says ---
 using HttpHeader = boost::beast::http::request_header<>;
-HttpRequest RequestOf(const HttpHeader& header);      // without its body
+HttpRequest ToHttpRequest(const HttpHeader& header);  // without its body
 absl::Status CheckFraming(const HttpHeader& header);  // whether it is clear where the body ends
 
 // --- why a request is not read to its end ---

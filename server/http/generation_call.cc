@@ -52,7 +52,7 @@ bool GenerationCall::Hold(const StreamEvent& event) {
     refused_ = absl::ResourceExhaustedError(
         absl::StrCat("answer: more than ", kMaxAnswerBytes, " bytes; a stream has no such bound"));
   } else if (held_ / kHoldBytes != (held_ - bytes) / kHoldBytes) {
-    refused_ = TakeBytes(call_->memory(), std::max(bytes, kHoldBytes));
+    refused_ = ReserveBytes(call_->memory(), std::max(bytes, kHoldBytes));
   }
   if (!refused_.ok()) stream_->Cancel();
   return refused_.ok();
@@ -111,7 +111,8 @@ void GenerationCall::Finish(absl::Status status) {
   if (!end) return;
   const auto self = std::exchange(self_, nullptr);
   status = *end;
-  if (!status.ok()) return call_->Fail(hooks_.in_words ? hooks_.in_words(status) : status);
+  if (!status.ok())
+    return call_->Fail(hooks_.translate_error ? hooks_.translate_error(status) : status);
   std::string whole;
   writer_->End(status, whole);
   call_->Reply(200, std::move(whole));

@@ -22,7 +22,7 @@ class GenerationCall final : public std::enable_shared_from_this<GenerationCall>
  public:
   struct Hooks {
     // Of an error before the answer has begun: as the client gets it.
-    std::function<absl::Status(const absl::Status&)> in_words = nullptr;
+    std::function<absl::Status(const absl::Status&)> translate_error = nullptr;
     // When the engine is done with it, before the answer ends; may block. Its status is the call's.
     std::function<absl::Status(absl::Status)> ended = nullptr;
   };

@@ -68,7 +68,7 @@ std::optional<std::vector<std::string>> Match(std::string_view pattern, std::str
 }
 
 // What a HEAD asks for is what a GET would get.
-bool Takes(const Route& route, const std::string& method) {
+bool AcceptsMethod(const Route& route, const std::string& method) {
   return method == route.method || (method == "HEAD" && route.method == std::string_view("GET"));
 }
 
@@ -82,7 +82,7 @@ Found Find(const std::string& method, std::string_view path) {
   for (const Route& route : kRoutes) {
     std::optional<std::vector<std::string>> words = Match(route.pattern, path);
     if (!words) continue;
-    if (Takes(route, method)) return {&route, *std::move(words), {}};
+    if (AcceptsMethod(route, method)) return {&route, *std::move(words), {}};
     found.methods.emplace_back(route.method);
   }
   return found;

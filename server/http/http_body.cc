@@ -5,6 +5,7 @@
 #include "absl/strings/match.h"
 #include "absl/strings/str_cat.h"
 #include "base/json.h"
+#include "base/status_macros.h"
 #include "base/text.h"
 #include "server/engine/error_facts.h"
 
@@ -21,7 +22,7 @@ struct Extent {
   size_t values = 1;
   int depth = 0;
 };
-Extent ExtentOf(std::string_view text) {
+Extent MeasureText(std::string_view text) {
   Extent extent;
   int depth = 0;
   bool in_text = false;
@@ -49,19 +50,19 @@ absl::Status Check(HttpCall& call) {
   if (const std::optional<size_t> at = FirstInvalidUtf8(body)) {
     return BadField("body", "UTF-8 text", absl::StrCat("another byte at offset ", *at));
   }
-  const Extent extent = ExtentOf(body);
+  const Extent extent = MeasureText(body);
   if (extent.depth > kMaxDepth) {
     return BadField("body", absl::StrCat("JSON nested at most ", kMaxDepth, " levels deep"),
                     extent.depth);
   }
-  return TakeBytes(call.memory(), extent.values * kValueBytes + body.size() * kBytesPerChar);
+  return ReserveBytes(call.memory(), extent.values * kValueBytes + body.size() * kBytesPerChar);
 }
 
 }  // namespace
 
 absl::StatusOr<nlohmann::json> JsonBody(HttpCall& call) {
   if (call.request().body.empty()) return nlohmann::json::object();
-  if (absl::Status status = Check(call); !status.ok()) return status;
+  RETURN_IF_ERROR(Check(call));
   absl::StatusOr<nlohmann::json> json = ParseJsonObject(call.request().body, "body");
   if (json.ok()) return json;
   return WithLogText(WithFacts(absl::InvalidArgumentError(json.status().message()), {}),
@@ -70,7 +71,7 @@ absl::StatusOr<nlohmann::json> JsonBody(HttpCall& call) {
 
 absl::Status MessageBody(HttpCall& call, google::protobuf::Message& message) {
   if (call.request().body.empty()) return absl::OkStatus();
-  if (absl::Status status = Check(call); !status.ok()) return status;
+  RETURN_IF_ERROR(Check(call));
   const auto parsed = google::protobuf::util::JsonStringToMessage(call.request().body, &message);
   if (parsed.ok()) return absl::OkStatus();
   return WithLogText(absl::InvalidArgumentError(absl::StrCat(

@@ -4,6 +4,7 @@
 
 #include "absl/strings/escaping.h"
 #include "absl/strings/str_cat.h"
+#include "base/status_macros.h"
 #include "server/engine/error_facts.h"
 #include "server/http/http_errors.h"
 
@@ -64,9 +65,7 @@ std::optional<std::string> HttpCall::Query(std::string_view name) const {
 }
 
 absl::Status HttpCall::Admit() {
-  absl::StatusOr<Caller> caller = services().Admit(*this);
-  if (!caller.ok()) return caller.status();
-  caller_ = *std::move(caller);
+  ASSIGN_OR_RETURN(caller_, services().Admit(*this));
   record_.summary().tenant = caller_.tenant;
   return absl::OkStatus();
 }
@@ -99,7 +98,7 @@ void HttpCall::Reply(HttpReply reply) {
 
 void HttpCall::Fail(const absl::Status& status) {
   HttpReply reply = {
-      .status = HttpStatusOf(status), .headers = AnswerHeaders(), .body = ErrorBody(status)};
+      .status = ToHttpStatus(status), .headers = AnswerHeaders(), .body = ErrorBody(status)};
   AddErrorHeaders(status, reply.headers);
   End(reply.status, status);
   exchange_->Reply(std::move(reply));

@@ -19,7 +19,7 @@ absl::Status WithCode(absl::Status status, const char* code) {
   return status;
 }
 
-const char* TypeOf(int http_status) {
+const char* OpenAiErrorType(int http_status) {
   switch (http_status) {
     case 401:
       return "authentication_error";
@@ -32,7 +32,7 @@ const char* TypeOf(int http_status) {
   }
 }
 
-std::optional<std::string> CodeOf(const absl::Status& status, const ErrorFacts& facts) {
+std::optional<std::string> OpenAiErrorCode(const absl::Status& status, const ErrorFacts& facts) {
   if (const auto code = status.GetPayload(kCodeUrl)) return std::string(*code);
   if (facts.reason) return RejectReasonName(*facts.reason);
   if (absl::IsUnauthenticated(status)) return "invalid_api_key";
@@ -41,17 +41,17 @@ std::optional<std::string> CodeOf(const absl::Status& status, const ErrorFacts& 
 
 }  // namespace
 
-int HttpStatusOf(const absl::Status& status) {
+int ToHttpStatus(const absl::Status& status) {
   switch (status.code()) {
     case absl::StatusCode::kOk:
       return 200;
     case absl::StatusCode::kInvalidArgument:
-      return FactsOf(status).field == "header content-type" ? 415 : 400;
+      return GetErrorFacts(status).field == "header content-type" ? 415 : 400;
     case absl::StatusCode::kOutOfRange:
-      return FactsOf(status).field == "body" ? 413 : 400;
+      return GetErrorFacts(status).field == "body" ? 413 : 400;
     case absl::StatusCode::kFailedPrecondition:
       // Of a field: this server never takes it. Else of a session's state, which may change.
-      return FactsOf(status).field.empty() ? 409 : 400;
+      return GetErrorFacts(status).field.empty() ? 409 : 400;
     case absl::StatusCode::kUnauthenticated:
       return 401;
     case absl::StatusCode::kPermissionDenied:
@@ -63,7 +63,7 @@ int HttpStatusOf(const absl::Status& status) {
     case absl::StatusCode::kCancelled:
       return kHttpClientGone;
     case absl::StatusCode::kUnimplemented:
-      return FactsOf(status).field == "method" ? 405 : 501;
+      return GetErrorFacts(status).field == "method" ? 405 : 501;
     case absl::StatusCode::kUnavailable:
       return 503;
     case absl::StatusCode::kDeadlineExceeded:
@@ -74,13 +74,13 @@ int HttpStatusOf(const absl::Status& status) {
 }
 
 nlohmann::json ErrorObject(const absl::Status& status) {
-  const ErrorFacts facts = FactsOf(status);
+  const ErrorFacts facts = GetErrorFacts(status);
   nlohmann::json error = {{"message", std::string(status.message())},
-                          {"type", TypeOf(HttpStatusOf(status))},
+                          {"type", OpenAiErrorType(ToHttpStatus(status))},
                           {"param", nullptr},
                           {"code", nullptr}};
   if (!facts.field.empty()) error["param"] = facts.field;
-  if (const auto code = CodeOf(status, facts)) error["code"] = *code;
+  if (const auto code = OpenAiErrorCode(status, facts)) error["code"] = *code;
   error["status"] = absl::StatusCodeToString(status.code());
   if (!facts.empty()) {
     v1::ErrorInfo info;
@@ -94,7 +94,7 @@ std::string ErrorBody(const absl::Status& status) { return Dump(ErrorObject(stat
 
 void AddErrorHeaders(const absl::Status& status, HttpHeaders& headers) {
   if (absl::IsUnauthenticated(status)) headers.emplace_back("WWW-Authenticate", "Bearer");
-  const std::optional<absl::Duration> wait = FactsOf(status).retry_after;
+  const std::optional<absl::Duration> wait = GetErrorFacts(status).retry_after;
   if (!wait) return;
   const int64_t ms = absl::ToInt64Milliseconds(*wait);
   headers.emplace_back("Retry-After", absl::StrCat((ms + 999) / 1000));

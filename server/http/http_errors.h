@@ -12,7 +12,7 @@ namespace ovq {
 inline constexpr int kHttpClientGone = 499;  // as nginx counts them; nobody sees it
 
 // The project's one mapping of errors to HTTP.
-int HttpStatusOf(const absl::Status& status);
+int ToHttpStatus(const absl::Status& status);
 // {"error": {"message", "type", "param", "code"}}, and what gRPC's clients get: its name of the
 // code as "status", and where there is something to tell, ovq.v1.ErrorInfo as "info".
 nlohmann::json ErrorObject(const absl::Status& status);

@@ -2,6 +2,8 @@
 
 #include <utility>
 
+#include "base/status_macros.h"
+
 namespace ovq {
 
 absl::StatusOr<std::unique_ptr<HttpFront>> HttpFront::Start(HttpOptions options, bool loopback,
@@ -13,12 +15,11 @@ absl::StatusOr<std::unique_ptr<HttpFront>> HttpFront::Start(HttpOptions options,
       .refused = [&metrics](const char* why) { metrics.HttpRefused(why); },
       .bytes = [&metrics](size_t received, size_t sent) { metrics.HttpBytes(received, sent); }};
   options.memory = services.engine.options().request_memory;
-  absl::StatusOr<std::unique_ptr<HttpServer>> server =
+  ASSIGN_OR_RETURN(
+      front->server_,
       HttpServer::Start(options, events, [&api = front->api_](std::shared_ptr<Exchange> exchange) {
         api.Handle(std::move(exchange));
-      });
-  if (!server.ok()) return server.status();
-  front->server_ = *std::move(server);
+      }));
   return front;
 }
 

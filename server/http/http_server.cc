@@ -10,6 +10,7 @@
 #include <utility>
 #include <vector>
 
+#include "base/status_macros.h"
 #include "base/thread_name.h"
 #include "server/http/connection.h"
 
@@ -120,7 +121,7 @@ class Server final : public HttpServer, public ConnectionHost {
     if (found->second != idle_.end()) idle_.erase(found->second);
     found->second = idle ? idle_.insert(idle_.end(), connection) : idle_.end();
   }
-  void Left(AnyConnection* connection) override {
+  void OnConnectionClosed(AnyConnection* connection) override {
     std::lock_guard lock(mutex_);
     const auto found = connections_.find(connection);
     if (found == connections_.end()) return;
@@ -168,7 +169,7 @@ class Server final : public HttpServer, public ConnectionHost {
           std::pair(TCP_KEEPCNT, kKeepaliveCount)}) {
       setsockopt(socket.native_handle(), IPPROTO_TCP, option, &value, sizeof(value));
     }
-    if (!MakeRoom()) return events_.refused("max_connections");
+    if (!EvictIdleConnection()) return events_.refused("max_connections");
     if (options_.tls == nullptr) {
       return Add(std::make_shared<Connection<Tcp::socket>>(*this, PeerName(peer), nullptr,
                                                            std::move(socket)));
@@ -189,8 +190,9 @@ class Server final : public HttpServer, public ConnectionHost {
   }
 
   // Whoever has waited longest for nothing goes, if somebody has to.
-  bool MakeRoom() {
-    std::shared_ptr<AnyConnection> oldest;  // let go of without the lock, which Left takes
+  bool EvictIdleConnection() {
+    std::shared_ptr<AnyConnection>
+        oldest;  // let go of without the lock, which OnConnectionClosed takes
     std::lock_guard lock(mutex_);
     if (connections_.size() < static_cast<size_t>(options_.max_connections)) return true;
     if (idle_.empty()) return false;
@@ -250,7 +252,7 @@ class Server final : public HttpServer, public ConnectionHost {
 absl::StatusOr<std::unique_ptr<HttpServer>> HttpServer::Start(const HttpOptions& options,
                                                               HttpEvents events, Handler handler) {
   auto server = std::make_unique<Server>(options, std::move(events), std::move(handler));
-  if (absl::Status status = server->Listen(); !status.ok()) return status;
+  RETURN_IF_ERROR(server->Listen());
   return server;
 }
 

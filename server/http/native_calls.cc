@@ -93,7 +93,7 @@ void ServeInfo(const Call& call, const PathWords&) {
 }
 
 void ServeStatus(const Call& call, const PathWords&) {
-  Answer<v1::ServerStatus>(call, StatusOf(call->services()));
+  Answer<v1::ServerStatus>(call, GetServerStatus(call->services()));
 }
 
 void ServeSessions(const Call& call, const PathWords&) {

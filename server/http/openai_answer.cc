@@ -28,7 +28,7 @@ Json Bytes(const std::string& text) {
   return bytes;
 }
 
-Json StopOf(const Finished& finished) {
+Json StopJson(const Finished& finished) {
   if (!finished.matched_stop.empty()) return finished.matched_stop;
   if (finished.matched_token_id) return *finished.matched_token_id;
   return nullptr;
@@ -129,7 +129,7 @@ void OpenAiAnswer::Add(const StreamEvent& event, std::string& out) {
   }
   if (event.chunk) {
     const TokenChunk& chunk = *event.chunk;
-    Choice& choice = choices_[static_cast<size_t>(chunk.index)];
+    Choice& choice = choices_[chunk.index];
     completion_tokens_ += std::ssize(chunk.token_ids);
     if (streams()) {
       Json logprobs;
@@ -146,9 +146,9 @@ void OpenAiAnswer::Add(const StreamEvent& event, std::string& out) {
     }
   }
   if (event.finished) {
-    Choice& choice = choices_[static_cast<size_t>(event.finished->index)];
+    Choice& choice = choices_[event.finished->index];
     choice.finish = FinishName(event.finished->reason);
-    choice.stop = StopOf(*event.finished);
+    choice.stop = StopJson(*event.finished);
     if (streams()) {
       AppendChunk(event.finished->index,
                   absl::StrCat(chat() ? "\"delta\":{}" : "\"text\":\"\"",
@@ -164,7 +164,7 @@ void OpenAiAnswer::End(const absl::Status& status, std::string& out) {
     out += Dump(Whole());
     return;
   }
-  if (!status.ok()) return AppendEvent(ErrorBody(InOpenAiWords(status, request_.api)), out);
+  if (!status.ok()) return AppendEvent(ErrorBody(ToOpenAiError(status, request_.api)), out);
   if (request_.include_usage) {
     AppendEvent(absl::StrCat(head_, ",\"choices\":[],\"usage\":", Dump(Usage()), "}"), out);
   }

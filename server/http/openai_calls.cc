@@ -33,10 +33,11 @@ void Serve(const Call& call,
   auto writer = std::make_unique<OpenAiAnswer>(*std::move(request), ModelName(call),
                                                call->services().engine.model().tokenizer,
                                                absl::ToUnixSeconds(absl::Now()));
-  std::make_shared<GenerationCall>(
-      call, std::move(writer),
-      GenerationCall::Hooks{
-          .in_words = [api](const absl::Status& status) { return InOpenAiWords(status, api); }})
+  std::make_shared<GenerationCall>(call, std::move(writer),
+                                   GenerationCall::Hooks{.translate_error =
+                                                             [api](const absl::Status& status) {
+                                                               return ToOpenAiError(status, api);
+                                                             }})
       ->Start(message);
 }
 
@@ -67,7 +68,7 @@ class TokenList {
     if (bytes < held_) return absl::OkStatus();
     constexpr size_t kHeldAtATime = size_t{64} << 10;
     held_ += kHeldAtATime;
-    return TakeBytes(call_.memory(), 2 * kHeldAtATime);  // and in the whole answer
+    return ReserveBytes(call_.memory(), 2 * kHeldAtATime);  // and in the whole answer
   }
   std::string Answer(int64_t max_tokens) const {
     return absl::StrCat(

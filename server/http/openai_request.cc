@@ -8,6 +8,7 @@
 #include "absl/strings/numbers.h"
 #include "absl/strings/str_cat.h"
 #include "absl/strings/strip.h"
+#include "base/status_macros.h"
 #include "base/text.h"
 #include "server/engine/error_facts.h"
 #include "server/engine/validate.h"
@@ -34,7 +35,7 @@ void SkipWithoutMeaning(BodyFields& fields) {
   }
 }
 
-void RefuseOfVllm(BodyFields& fields) {
+void RefuseVllmFields(BodyFields& fields) {
   for (const char* name :
        {"guided_json", "guided_regex", "guided_choice", "guided_grammar", "structured_outputs",
         "guided_decoding_backend", "bad_words", "allowed_token_ids", "truncate_prompt_tokens",
@@ -155,7 +156,7 @@ void ReadMessage(BodyFields& fields, const std::string& path, const Json& from,
 
 }  // namespace
 
-void ReadMemory(BodyFields& fields, v1::GenerateRequest& to) {
+void ReadVariant(BodyFields& fields, v1::GenerateRequest& to) {
   if (const auto memory = fields.Text("memory")) to.set_memory(*memory);
   if (const auto cap = fields.Count("max_centroids")) to.set_max_centroids(*cap);
 }
@@ -227,7 +228,7 @@ absl::StatusOr<OpenAiRequest> ReadCompletion(const Json& body, const std::string
   ReadPrompt(fields, *message.mutable_prompt());
   ReadSampling(fields, message);
   ReadStream(fields, request);
-  ReadMemory(fields, message);
+  ReadVariant(fields, message);
   // GuideLLM says it twice, and means the same.
   const std::optional<uint32_t> tokens = fields.Count("max_tokens");
   const std::optional<uint32_t> other_name = fields.Count("max_completion_tokens");
@@ -247,9 +248,9 @@ absl::StatusOr<OpenAiRequest> ReadCompletion(const Json& body, const std::string
   fields.Refuse("suffix", "none", Is(""));
   fields.Refuse("add_special_tokens", "true", Is(true));
   fields.Refuse("response_format", "{\"type\": \"text\"}", IsTextFormat);
-  RefuseOfVllm(fields);
+  RefuseVllmFields(fields);
   SkipWithoutMeaning(fields);
-  if (absl::Status status = fields.Finish(); !status.ok()) return status;
+  RETURN_IF_ERROR(fields.Finish());
   return request;
 }
 
@@ -269,7 +270,7 @@ absl::StatusOr<OpenAiRequest> ReadChat(const Json& body, const std::string& mode
   }
   ReadSampling(fields, message);
   ReadStream(fields, request);
-  ReadMemory(fields, message);
+  ReadVariant(fields, message);
   const std::optional<uint32_t> old_name = fields.Count("max_tokens");
   const std::optional<uint32_t> tokens = fields.Count("max_completion_tokens");
   message.mutable_stop()->set_max_tokens(tokens.value_or(old_name.value_or(kDefaultChatTokens)));
@@ -286,13 +287,13 @@ absl::StatusOr<OpenAiRequest> ReadChat(const Json& body, const std::string& mode
   fields.Refuse("continue_final_message", "false", Is(false));
   fields.Refuse("add_special_tokens", "false", Is(false));
   RefuseTools(fields);
-  RefuseOfVllm(fields);
+  RefuseVllmFields(fields);
   SkipWithoutMeaning(fields);
-  if (absl::Status status = fields.Finish(); !status.ok()) return status;
+  RETURN_IF_ERROR(fields.Finish());
   return request;
 }
 
-absl::Status InOpenAiWords(const absl::Status& status, OpenAiApi api) {
+absl::Status ToOpenAiError(const absl::Status& status, OpenAiApi api) {
   static constexpr std::array<std::pair<const char*, const char*>, 9> kNames = {{
       {"prompt.conversation.messages", "messages"},
       {"prompt.conversation", "messages"},
@@ -304,7 +305,7 @@ absl::Status InOpenAiWords(const absl::Status& status, OpenAiApi api) {
       {"output.top_logprobs", "logprobs"},
       {"output.", ""},
   }};
-  const ErrorFacts facts = FactsOf(status);
+  const ErrorFacts facts = GetErrorFacts(status);
   for (auto [ours, theirs] : kNames) {
     if (!absl::StartsWith(facts.field, ours)) continue;
     if (api == OpenAiApi::kChat && absl::EndsWith(ours, "top_logprobs")) theirs = "top_logprobs";

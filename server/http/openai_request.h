@@ -37,7 +37,7 @@ void ReadModel(BodyFields& fields, const std::string& model);
 // Temperature, penalties, seed, stop and the like.
 void ReadSampling(BodyFields& fields, v1::GenerateRequest& to);
 // Ours beside theirs: which of the server's memories, and how large.
-void ReadMemory(BodyFields& fields, v1::GenerateRequest& to);
+void ReadVariant(BodyFields& fields, v1::GenerateRequest& to);
 // `messages` or the like: a list of {role, content}.
 void ReadMessages(BodyFields& fields, const char* name, const nlohmann::json& list,
                   v1::Conversation& to);
@@ -45,6 +45,6 @@ void ReadMessages(BodyFields& fields, const char* name, const nlohmann::json& li
 std::string ReadContent(BodyFields& fields, const std::string& name, const nlohmann::json& content);
 
 // An error of the engine's in the words of the request: "sampling.top_p" is "top_p".
-absl::Status InOpenAiWords(const absl::Status& status, OpenAiApi api);
+absl::Status ToOpenAiError(const absl::Status& status, OpenAiApi api);
 
 }  // namespace ovq

@@ -130,7 +130,7 @@ void ResponseAnswer::End(const absl::Status& status, std::string& out) {
   } else if (status.ok()) {
     AppendEnd(out);
   } else {
-    Json error = ErrorObject(InOpenAiWords(status, OpenAiApi::kChat));
+    Json error = ErrorObject(ToOpenAiError(status, OpenAiApi::kChat));
     for (const char* name : {"code", "message", "param"}) error[name] = error["error"][name];
     Append("error", std::move(error), out);
   }

@@ -120,8 +120,8 @@ class ResponseRun : public std::enable_shared_from_this<ResponseRun> {
                                                    call_->services().engine.model().tokenizer,
                                                    absl::ToUnixSeconds(absl::Now()));
     GenerationCall::Hooks hooks = {
-        .in_words =
-            [](const absl::Status& status) { return InOpenAiWords(status, OpenAiApi::kChat); },
+        .translate_error =
+            [](const absl::Status& status) { return ToOpenAiError(status, OpenAiApi::kChat); },
         .ended = [self = shared_from_this(), &answer = *answer](
                      const absl::Status& status) { return self->Ended(status, answer); }};
     std::make_shared<GenerationCall>(call_, std::move(answer), std::move(hooks))
@@ -147,7 +147,7 @@ class ResponseRun : public std::enable_shared_from_this<ResponseRun> {
 
 // Of the path: the stored response's session, which the caller has.
 absl::StatusOr<std::string> Named(const Call& call, const PathWords& words) {
-  const std::optional<std::string> session = SessionOf(words.front());
+  const std::optional<std::string> session = ResponseSessionId(words.front());
   if (!session) return NoResponse("response_id", nullptr);
   call->record().summary().SetSession(*session);
   return *session;

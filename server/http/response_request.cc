@@ -2,6 +2,7 @@
 
 #include "absl/strings/match.h"
 #include "absl/strings/str_cat.h"
+#include "base/status_macros.h"
 #include "server/engine/error_facts.h"
 #include "server/engine/session.h"
 #include "server/http/body_fields.h"
@@ -71,7 +72,7 @@ std::string ResponseId(const std::string& session_id) {
   return absl::StrCat(std::string(kPrefix), session_id);
 }
 
-std::optional<std::string> SessionOf(const std::string& response_id) {
+std::optional<std::string> ResponseSessionId(const std::string& response_id) {
   if (!response_id.starts_with(kPrefix)) return std::nullopt;
   std::string session = response_id.substr(kPrefix.size());
   if (!IsSessionId(session)) return std::nullopt;
@@ -93,7 +94,7 @@ absl::StatusOr<ResponseRequest> ReadResponse(const Json& body, const std::string
   request.instructions = fields.Text("instructions");
   const std::optional<std::string> previous = fields.Text("previous_response_id");
   if (previous) {
-    request.previous = SessionOf(*previous);
+    request.previous = ResponseSessionId(*previous);
     if (!request.previous) {
       fields.Fail(NoResponse("previous_response_id", "previous_response_not_found"));
     }
@@ -104,7 +105,7 @@ absl::StatusOr<ResponseRequest> ReadResponse(const Json& body, const std::string
   }
   ReadInput(fields, conversation);
   ReadSampling(fields, message);
-  ReadMemory(fields, message);
+  ReadVariant(fields, message);
   message.mutable_sampling()->set_n(1);
   message.mutable_stop()->set_max_tokens(
       fields.Count("max_output_tokens").value_or(kDefaultChatTokens));
@@ -119,7 +120,7 @@ absl::StatusOr<ResponseRequest> ReadResponse(const Json& body, const std::string
   if (previous && (!message.memory().empty() || message.has_max_centroids())) {
     fields.Fail(BadField("memory", "it and max_centroids without previous_response_id", "them"));
   }
-  if (absl::Status status = fields.Finish(); !status.ok()) return status;
+  RETURN_IF_ERROR(fields.Finish());
   request.shown = {
       {"instructions", request.instructions ? Json(*request.instructions) : Json()},
       {"previous_response_id", previous ? Json(*previous) : Json()},

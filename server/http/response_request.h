@@ -27,7 +27,7 @@ absl::StatusOr<ResponseRequest> ReadResponse(const nlohmann::json& body, const s
 // The id of a response is its session's, behind "resp_": a KEY in it tells balancers where it is.
 std::string ResponseId(const std::string& session_id);
 // Unset for what is no id of a stored response.
-std::optional<std::string> SessionOf(const std::string& response_id);
+std::optional<std::string> ResponseSessionId(const std::string& response_id);
 absl::Status NoResponse(const std::string& field, const char* code);  // NotFound
 
 }  // namespace ovq

@@ -1,6 +1,7 @@
 // ovq.v1.AdminService.
 #include <utility>
 
+#include "base/status_macros.h"
 #include "ovq/v1/admin.grpc.pb.h"
 #include "server/calls/convert.h"
 #include "server/calls/handlers.h"
@@ -13,22 +14,22 @@ namespace {
 
 absl::StatusOr<v1::AdminListSessionsResponse> HandleList(
     const UnaryInfo& info, const v1::AdminListSessionsRequest& message) {
-  absl::StatusOr<SessionPage> page = info.services.engine.ListSessions(
-      std::nullopt, static_cast<int>(message.page_size()), message.page_token());
-  if (!page.ok()) return page.status();
+  ASSIGN_OR_RETURN(SessionPage page,
+                   info.services.engine.ListSessions(
+                       std::nullopt, static_cast<int>(message.page_size()), message.page_token()));
   v1::AdminListSessionsResponse response;
-  for (const SessionInfo& session : page->sessions) {
+  for (const SessionInfo& session : page.sessions) {
     v1::TenantSession& entry = *response.add_sessions();
     entry.set_tenant(session.tenant);
     Fill(session, *entry.mutable_session());
   }
-  response.set_next_page_token(page->next_page_token);
+  response.set_next_page_token(page.next_page_token);
   return response;
 }
 
 absl::StatusOr<v1::AdminDeleteSessionResponse> HandleDelete(
     const UnaryInfo& info, const v1::AdminDeleteSessionRequest& message) {
-  if (absl::Status status = CheckSessionId(message.session_id(), ""); !status.ok()) return status;
+  RETURN_IF_ERROR(CheckSessionId(message.session_id(), ""));
   info.record.summary().SetSession(message.session_id());
   absl::Status status = info.services.engine.DeleteSession(message.session_id(), std::nullopt);
   if (!status.ok()) return status;
@@ -49,7 +50,7 @@ void Fill(const TenantUse& from, v1::TenantStatus& to) {
 }
 
 absl::StatusOr<v1::ServerStatus> HandleStatus(const UnaryInfo& info, const v1::GetStatusRequest&) {
-  v1::ServerStatus status = StatusOf(info.services);
+  v1::ServerStatus status = GetServerStatus(info.services);
   for (const TenantUse& use : info.services.engine.quotas().Use()) Fill(use, *status.add_tenants());
   return status;
 }

@@ -2,6 +2,7 @@
 
 #include <utility>
 
+#include "base/status_macros.h"
 #include "server/calls/convert.h"
 #include "server/calls/generation.h"
 #include "server/engine/error_facts.h"
@@ -75,7 +76,7 @@ void ChatCall::HandleMessage() {
   switch (message.event_case()) {
     case v1::ChatRequest::kTurn:
       // A turn's lives as long as it; that of a part that is held back, beside it.
-      (phase_ == Phase::kIdle ? turn_memory_ : held_memory_) = std::move(memory);
+      (phase_ == Phase::kIdle ? turn_memory_ : queued_turn_memory_) = std::move(memory);
       return HandleTurn(message.turn());
     case v1::ChatRequest::kCancel:
       // Without a running turn: the turn ended while this was on its way.
@@ -98,10 +99,10 @@ void ChatCall::HandleHalfClose() {
 
 void ChatCall::HandleTurn(const v1::ChatTurn& turn) {
   if (phase_ == Phase::kIdle) return BeginTurn(turn);
-  if (settled_.more()) {
+  if (turn_defaults_.more()) {
     // Parts may be sent without waiting for each one's acknowledgement; reading goes on when this
     // one's time has come, so a fast sender fills no memory here.
-    held_ = turn;
+    queued_turn_ = turn;
     return;
   }
   End(absl::FailedPreconditionError("turn: another turn is still running"));
@@ -168,11 +169,11 @@ void ChatCall::BeginTurn(const v1::ChatTurn& turn) {
   if (!turn_) turn_.emplace().number = ++*record_.summary().turns;
   turn_result_.reset();
   submitted_ = false;
-  if (turn.has_sampling()) *settled_.mutable_sampling() = turn.sampling();
-  if (turn.has_stop()) *settled_.mutable_stop() = turn.stop();
-  if (turn.has_output()) *settled_.mutable_output() = turn.output();
-  settled_.set_more(turn.more());
-  v1::ChatTurn whole = settled_;
+  if (turn.has_sampling()) *turn_defaults_.mutable_sampling() = turn.sampling();
+  if (turn.has_stop()) *turn_defaults_.mutable_stop() = turn.stop();
+  if (turn.has_output()) *turn_defaults_.mutable_output() = turn.output();
+  turn_defaults_.set_more(turn.more());
+  v1::ChatTurn whole = turn_defaults_;
   *whole.mutable_prompt() = turn.prompt();
   if (turn.has_expected_position()) whole.set_expected_position(turn.expected_position());
   stream_ = std::make_shared<TokenStream>();
@@ -187,7 +188,7 @@ void ChatCall::BeginTurn(const v1::ChatTurn& turn) {
 absl::Status ChatCall::SubmitTurn(const v1::ChatTurn& turn,
                                   const std::shared_ptr<TokenStream>& stream, bool charged) {
   // A conversation may outlast its token.
-  if (absl::Status status = services_.auth.Recheck(caller_); !status.ok()) return status;
+  RETURN_IF_ERROR(services_.auth.Recheck(caller_));
   absl::Status status = charged ? absl::OkStatus() : services_.engine.ChargeRequest(caller_.tenant);
   if (!status.ok()) return status;
   GenerateRequest request;
@@ -197,12 +198,12 @@ absl::Status ChatCall::SubmitTurn(const v1::ChatTurn& turn,
   request.client = caller_.client;
   request.arrival = std::chrono::steady_clock::now();
   request.deadline = record_.deadline();
-  const PromptPlace place = PlaceIn(services_.engine, session_id_, caller_.tenant);
+  const PromptPlace place = FindPromptPlace(services_.engine, session_id_, caller_.tenant);
   status = SetGeneration(turn, place, services_.engine, request);
   if (!status.ok()) return status;
   if (turn.more() && request.prompt.empty()) return EmptyPrompt(request.field_prefix);
   if (turn.more()) request.stop.max_tokens = request.stop.min_tokens = 0;
-  if (status = TakeBytes(*turn_memory_, StreamBytes(request)); !status.ok()) return status;
+  if (status = ReserveBytes(*turn_memory_, StreamBytes(request)); !status.ok()) return status;
   return services_.engine.Submit(std::move(request), stream);
 }
 
@@ -215,7 +216,7 @@ void ChatCall::TurnSubmitted(const absl::Status& status) {
 
 void ChatCall::HandleEvent(const StreamEvent& event) {
   turn_->work.Add(event);
-  if (event.started && !settled_.more())
+  if (event.started && !turn_defaults_.more())
     Fill(*event.started, *out_.emplace_back().mutable_started());
   if (event.chunk) Fill(*event.chunk, *out_.emplace_back().mutable_chunk());
   if (event.finished) HandleFinished(*event.finished);
@@ -224,7 +225,7 @@ void ChatCall::HandleEvent(const StreamEvent& event) {
 void ChatCall::HandleFinished(const Finished& finished) {
   position_ = finished.usage.position;
   v1::ChatResponse& response = turn_result_.emplace();
-  if (settled_.more() && finished.reason != FinishReason::kCancelled) {
+  if (turn_defaults_.more() && finished.reason != FinishReason::kCancelled) {
     response.mutable_absorbed()->set_position(static_cast<uint64_t>(position_));
   } else {
     Fill(finished, *response.mutable_finished());
@@ -251,11 +252,11 @@ void ChatCall::HandleStreamEnd() {
   if (turn_result_ && turn_result_->has_finished()) EndTurn(absl::OkStatus());
   if (turn_result_) out_.push_back(*std::move(turn_result_));
   // All that was asked for has been answered, whatever has begun meanwhile.
-  if (half_closed_ && !held_.has_value()) return End(absl::OkStatus());
+  if (half_closed_ && !queued_turn_.has_value()) return End(absl::OkStatus());
   if (draining_) return End(services_.CheckServing());
-  if (held_.has_value()) {
-    const v1::ChatTurn turn = *std::exchange(held_, std::nullopt);
-    turn_memory_ = std::move(held_memory_);
+  if (queued_turn_.has_value()) {
+    const v1::ChatTurn turn = *std::exchange(queued_turn_, std::nullopt);
+    turn_memory_ = std::move(queued_turn_memory_);
     return BeginTurn(turn);
   }
   Read();

@@ -70,15 +70,15 @@ class ChatCall final
   bool created_ = false;    // by this stream
   bool ephemeral_ = false;  // the session ends with the stream
   int64_t position_ = 0;
-  v1::ChatTurn settled_;  // the last turn without its prompt, and what only earlier ones said
+  v1::ChatTurn turn_defaults_;  // the last turn without its prompt, and what only earlier ones said
 
   std::shared_ptr<TokenStream> stream_;  // of the running turn
   bool submitted_ = false;               // the engine has it
   // Its Finished or PartAbsorbed. Sent when the engine has let go of the session: a client may
   // answer it at once with the next turn.
   std::optional<v1::ChatResponse> turn_result_;
-  std::optional<v1::ChatTurn> held_;  // came while a part was being absorbed
-  std::unique_ptr<ByteHold> turn_memory_, held_memory_;
+  std::optional<v1::ChatTurn> queued_turn_;  // came while a part was being absorbed
+  std::unique_ptr<ByteHold> turn_memory_, queued_turn_memory_;
   std::optional<TurnRecord> turn_;  // from its first part to its Finished, or the call's end
 };
 

@@ -2,6 +2,7 @@
 #include <memory>
 #include <utility>
 
+#include "base/status_macros.h"
 #include "ovq/v1/inference.pb.h"
 #include "server/calls/generation.h"
 #include "server/rpc/stream_call.h"
@@ -17,7 +18,7 @@ class GenerateCall final
   void Start(const grpc::ByteBuffer* request) {
     KeepUntilDone();
     // What waits to be read has its bytes too.
-    if (absl::Status status = TakeBytes(memory_, request->Length()); !status.ok()) {
+    if (absl::Status status = ReserveBytes(memory_, request->Length()); !status.ok()) {
       return EndCall(status);
     }
     OnBlockingThread([this, request] {
@@ -30,11 +31,10 @@ class GenerateCall final
 
  private:
   absl::Status Submit(const grpc::ByteBuffer& bytes) {
-    absl::StatusOr<Caller> caller = services_.Admit(context_);
-    if (!caller.ok()) return caller.status();
+    ASSIGN_OR_RETURN(Caller caller, services_.Admit(context_));
     v1::GenerateRequest message;
-    if (absl::Status status = ParseMessage(bytes, message, memory_); !status.ok()) return status;
-    return SubmitGenerate(message, *caller, record_, memory_, stream_);
+    RETURN_IF_ERROR(ParseMessage(bytes, message, memory_));
+    return SubmitGenerate(message, caller, record_, memory_, stream_);
   }
 
   bool Advance() override {

@@ -20,7 +20,7 @@ std::vector<std::string> GrpcCallContext::Values(const char* name) const {
 
 grpc::Status GrpcCallContext::End(CallRecord& record, const absl::Status& status) const {
   const absl::Status seen = record.Seen(status);
-  if (const std::optional<absl::Duration> wait = FactsOf(seen).retry_after) {
+  if (const std::optional<absl::Duration> wait = GetErrorFacts(seen).retry_after) {
     context_->AddTrailingMetadata("retry-after-ms", absl::StrCat(absl::ToInt64Milliseconds(*wait)));
   }
   for (const auto& [name, value] : record.AnswerHeaders()) {

@@ -13,6 +13,7 @@
 
 #include "absl/status/statusor.h"
 #include "absl/strings/str_cat.h"
+#include "base/status_macros.h"
 #include "ovq/v1/inference.pb.h"
 #include "server/calls/convert.h"
 #include "server/calls/service_context.h"
@@ -115,7 +116,7 @@ absl::Status NotTheMessage(const Message& message) {
       absl::StrCat("the bytes are not a ", message.GetDescriptor()->full_name()));
 }
 
-absl::StatusOr<Extent> ExtentOf(grpc::ByteBuffer& bytes, const Message& message) {
+absl::StatusOr<Extent> MeasureMessage(grpc::ByteBuffer& bytes, const Message& message) {
   grpc::ProtoBufferReader reader(&bytes);
   if (!reader.status().ok()) return NotTheMessage(message);
   CodedInputStream in(&reader);
@@ -136,7 +137,7 @@ absl::StatusOr<Extent> ExtentOf(grpc::ByteBuffer& bytes, const Message& message)
 
 // The field of google.rpc.Status that standard clients look for details in; "" without any.
 std::string Details(const absl::Status& status) {
-  const ErrorFacts facts = FactsOf(status);
+  const ErrorFacts facts = GetErrorFacts(status);
   if (facts.empty()) return "";
   v1::ErrorInfo info;
   Fill(facts, info);
@@ -161,9 +162,8 @@ absl::Status ParseMessage(const grpc::ByteBuffer& bytes, Message& message, ByteH
   (void)silenced;
   grpc::ByteBuffer copy = bytes;  // shares the data; reading needs a mutable one
   if (!copy.Valid()) return absl::OkStatus();
-  const absl::StatusOr<Extent> extent = ExtentOf(copy, message);
-  if (!extent.ok()) return extent.status();
-  if (absl::Status status = TakeBytes(hold, extent->parsed); !status.ok()) return status;
+  ASSIGN_OR_RETURN(const Extent extent, MeasureMessage(copy, message));
+  RETURN_IF_ERROR(ReserveBytes(hold, extent.parsed));
   grpc::ProtoBufferReader reader(&copy);
   if (!reader.status().ok() || !message.ParseFromZeroCopyStream(&reader)) {
     const std::string field = NotUtf8(message);

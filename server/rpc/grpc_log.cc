@@ -9,7 +9,7 @@ namespace {
 
 std::atomic<Log*> target = nullptr;
 
-LogLevel LevelOf(gpr_log_severity severity) {
+LogLevel ToLogLevel(gpr_log_severity severity) {
   if (severity == GPR_LOG_SEVERITY_DEBUG) return LogLevel::kDebug;
   // What the library calls an error is mostly a peer's: a handshake that failed, a broken frame.
   return severity == GPR_LOG_SEVERITY_INFO ? LogLevel::kInfo : LogLevel::kWarning;
@@ -18,7 +18,7 @@ LogLevel LevelOf(gpr_log_severity severity) {
 void Write(gpr_log_func_args* args) {
   Log* const log = target;
   if (log == nullptr) return;
-  log->Write(LevelOf(args->severity), LogKind::kGrpc, args->message,
+  log->Write(ToLogLevel(args->severity), LogKind::kGrpc, args->message,
              {{"file", args->file}, {"line", int64_t{args->line}}});
 }
 

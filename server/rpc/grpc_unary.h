@@ -38,7 +38,7 @@ class UnaryCall final : public grpc::ServerUnaryReactor {
              : lane == Lane::kQuick   ? &services_.quick
                                       : &services_.blocking;
     // What waits to be read has its bytes too.
-    if (absl::Status status = TakeBytes(memory_, request->Length()); !status.ok()) {
+    if (absl::Status status = ReserveBytes(memory_, request->Length()); !status.ok()) {
       return End(status);
     }
     queue_->Run(context_.peer(), [this, request, access, lane, handler = std::move(handler)] {
@@ -98,12 +98,13 @@ class RawService final : public Api::Service {
   template <class Request, class Response>
   void Unary(const char* method, UnaryHandler<Request, Response> handler, Lane lane = Lane::kWork) {
     using Handler = grpc::internal::CallbackUnaryHandler<Bytes, Bytes>;
-    Take(method, new Handler([this, method, lane, handler = std::move(handler)](
-                                 Context* context, const Bytes* request, Bytes* response) {
-           auto* call = new UnaryCall<Request, Response>(services_, method, context, response);
-           call->Start(request, access_, lane, handler);
-           return call;
-         }));
+    SetHandler(method, new Handler([this, method, lane, handler = std::move(handler)](
+                                       Context* context, const Bytes* request, Bytes* response) {
+                 auto* call =
+                     new UnaryCall<Request, Response>(services_, method, context, response);
+                 call->Start(request, access_, lane, handler);
+                 return call;
+               }));
   }
   // With a handler that answers at once.
   template <class Request, class Response>
@@ -118,7 +119,7 @@ class RawService final : public Api::Service {
         lane);
   }
   // With one of gRPC's handlers for bytes, which it takes.
-  void Take(const char* method, grpc::internal::MethodHandler* handler) {
+  void SetHandler(const char* method, grpc::internal::MethodHandler* handler) {
     const auto* service = google::protobuf::DescriptorPool::generated_pool()->FindServiceByName(
         Api::service_full_name());
     const std::string name(absl::StripPrefix(method, "Admin"));

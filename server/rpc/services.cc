@@ -16,13 +16,13 @@ RpcService MakeInferenceService(ServiceContext& services) {
   using Context = Service::Context;
   using Bytes = Service::Bytes;
   auto service = std::make_unique<Service>(services, Access::kAny);
-  service->Take("Generate", new grpc::internal::CallbackServerStreamingHandler<Bytes, Bytes>(
-                                [&services](Context* context, const Bytes* request) {
-                                  return StartGenerate(services, context, request);
-                                }));
-  service->Take("Chat",
-                new grpc::internal::CallbackBidiHandler<Bytes, Bytes>(
-                    [&services](Context* context) { return StartChat(services, context); }));
+  service->SetHandler("Generate", new grpc::internal::CallbackServerStreamingHandler<Bytes, Bytes>(
+                                      [&services](Context* context, const Bytes* request) {
+                                        return StartGenerate(services, context, request);
+                                      }));
+  service->SetHandler("Chat",
+                      new grpc::internal::CallbackBidiHandler<Bytes, Bytes>(
+                          [&services](Context* context) { return StartChat(services, context); }));
   service->Unary<v1::ScoreRequest, v1::ScoreResponse>("Score", &Score);
   service->Unary("ApplyTemplate", &ApplyTemplate);
   service->Unary("Tokenize", &Tokenize);
@@ -52,14 +52,16 @@ RpcService MakeSessionService(ServiceContext& services) {
   service->Unary("DeleteSession", &DeleteSession);
   service->Unary<v1::RewindSessionRequest, v1::RewindSessionResponse>("RewindSession",
                                                                       &RewindSession);
-  service->Take("ExportSession", new grpc::internal::CallbackServerStreamingHandler<Bytes, Bytes>(
-                                     [&services](Context* context, const Bytes* request) {
-                                       return StartExport(services, context, request);
-                                     }));
-  service->Take("ImportSession", new grpc::internal::CallbackClientStreamingHandler<Bytes, Bytes>(
-                                     [&services, budget](Context* context, Bytes* response) {
-                                       return StartImport(services, budget, context, response);
-                                     }));
+  service->SetHandler("ExportSession",
+                      new grpc::internal::CallbackServerStreamingHandler<Bytes, Bytes>(
+                          [&services](Context* context, const Bytes* request) {
+                            return StartExport(services, context, request);
+                          }));
+  service->SetHandler("ImportSession",
+                      new grpc::internal::CallbackClientStreamingHandler<Bytes, Bytes>(
+                          [&services, budget](Context* context, Bytes* response) {
+                            return StartImport(services, budget, context, response);
+                          }));
   return {v1::SessionService::service_full_name(), std::move(service)};
 }
 

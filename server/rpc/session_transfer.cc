@@ -9,6 +9,7 @@
 #include <utility>
 
 #include "absl/strings/str_cat.h"
+#include "base/status_macros.h"
 #include "ovq/v1/inference.pb.h"
 #include "server/calls/convert.h"
 #include "server/engine/error_facts.h"
@@ -36,28 +37,24 @@ class ExportCall final
 
  private:
   absl::Status Read(const grpc::ByteBuffer& bytes) {
-    absl::StatusOr<Caller> caller = services_.Admit(context_);
-    if (!caller.ok()) return caller.status();
+    ASSIGN_OR_RETURN(Caller caller, services_.Admit(context_));
     v1::ExportSessionRequest message;
-    if (absl::Status status = ParseMessage(bytes, message, memory_); !status.ok()) return status;
-    if (absl::Status status = CheckSessionId(message.session_id(), ""); !status.ok()) return status;
-    record_.summary().tenant = caller->tenant;
+    RETURN_IF_ERROR(ParseMessage(bytes, message, memory_));
+    RETURN_IF_ERROR(CheckSessionId(message.session_id(), ""));
+    record_.summary().tenant = caller.tenant;
     record_.summary().SetSession(message.session_id());
     std::optional<SessionBase> since;
     if (message.has_since()) {
       const std::string& digest = message.since().digest();
       const uint64_t length = message.since().length();
-      if (absl::Status status = CheckSessionBase(length, digest.size(), "since."); !status.ok()) {
-        return status;
-      }
+      RETURN_IF_ERROR(CheckSessionBase(length, digest.size(), "since."));
       since = {static_cast<int64_t>(length), digest};
     }
-    absl::StatusOr<SessionImage> image =
-        services_.engine.ExportSession(message.session_id(), caller->tenant, since);
-    if (!image.ok()) return image.status();
-    image->made_by = absl::StrCat("ovq-server ", OVQ_VERSION);
-    if (image->tokens) base_ = BaseOf(*image->tokens);
-    file_ = since ? EncodeDelta(*image, *since) : EncodeSession(*std::move(image));
+    ASSIGN_OR_RETURN(SessionImage image,
+                     services_.engine.ExportSession(message.session_id(), caller.tenant, since));
+    image.made_by = absl::StrCat("ovq-server ", OVQ_VERSION);
+    if (image.tokens) base_ = MakeSessionBase(*image.tokens);
+    file_ = since ? EncodeDelta(image, *since) : EncodeSession(std::move(image));
     return absl::OkStatus();
   }
 
@@ -86,15 +83,15 @@ class ExportCall final
 
 // What all imports hold while their bytes arrive, as their heads declare it. A call may live a
 // little longer than the service that it came to: a worker thread drops the last reference to it.
-class Arriving {
+class ImportReservation {
  public:
-  explicit Arriving(std::shared_ptr<ImportBudget> budget) : budget_(std::move(budget)) {}
-  ~Arriving() { budget_->held -= bytes_; }
-  Arriving(const Arriving&) = delete;
-  Arriving& operator=(const Arriving&) = delete;
+  explicit ImportReservation(std::shared_ptr<ImportBudget> budget) : budget_(std::move(budget)) {}
+  ~ImportReservation() { budget_->held -= bytes_; }
+  ImportReservation(const ImportReservation&) = delete;
+  ImportReservation& operator=(const ImportReservation&) = delete;
 
   // Who is refused holds nothing, and is in nobody's way.
-  absl::Status Take(size_t bytes) {
+  absl::Status Reserve(size_t bytes) {
     size_t held = budget_->held;
     while (bytes <= budget_->most - held) {
       if (!budget_->held.compare_exchange_weak(held, held + bytes)) continue;
@@ -121,7 +118,7 @@ class ImportCall final : public grpc::ServerReadReactor<grpc::ByteBuffer>,
         context_(context),
         response_(response),
         record_(services, "ImportSession", context_),
-        arriving_(std::move(budget)),
+        reservation_(std::move(budget)),
         reader_([this](const SessionImage& head) { return CheckHead(head); }) {}
 
   void Start() {
@@ -133,7 +130,8 @@ class ImportCall final : public grpc::ServerReadReactor<grpc::ByteBuffer>,
       options_.tenant = std::move(caller->tenant);
       options_.client = std::move(caller->client);
       options_.deadline = record_.deadline();
-      if (absl::Status status = TakeKey(context_, options_); !status.ok()) return End(status);
+      if (absl::Status status = ParseSessionKey(context_, options_); !status.ok())
+        return End(status);
       StartRead(&part_);
     });
   }
@@ -153,9 +151,9 @@ class ImportCall final : public grpc::ServerReadReactor<grpc::ByteBuffer>,
   void End(const absl::Status& status) { Finish(context_.End(record_, status)); }
 
   absl::Status CheckHead(const SessionImage& head) {
-    if (absl::Status status = services_.engine.CheckImport(head); !status.ok()) return status;
+    RETURN_IF_ERROR(services_.engine.CheckImport(head));
     const auto tokens = static_cast<size_t>(head.length());
-    return arriving_.Take(head.state_bytes + tokens * sizeof(int32_t));
+    return reservation_.Reserve(head.state_bytes + tokens * sizeof(int32_t));
   }
 
   void Add() {
@@ -201,7 +199,7 @@ class ImportCall final : public grpc::ServerReadReactor<grpc::ByteBuffer>,
   const GrpcCallContext context_;
   grpc::ByteBuffer* const response_;
   CallRecord record_;
-  Arriving arriving_;
+  ImportReservation reservation_;
   SessionReader reader_;
   SessionOptions options_;
   grpc::ByteBuffer part_;

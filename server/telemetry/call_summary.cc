@@ -43,7 +43,7 @@ void CallSummary::AppendTo(LogFields& fields) const {
   work.AppendTo(fields);
 }
 
-LogLevel LevelOf(absl::StatusCode code, bool draining) {
+LogLevel CallLogLevel(absl::StatusCode code, bool draining) {
   switch (code) {
     case absl::StatusCode::kInternal:
     case absl::StatusCode::kUnknown:

@@ -10,7 +10,7 @@
 
 #include "absl/status/status.h"
 #include "absl/time/time.h"
-#include "server/engine/request.h"
+#include "server/engine/engine_api.h"
 #include "server/telemetry/log.h"
 
 namespace ovq {
@@ -43,7 +43,7 @@ struct CallSummary {
 };
 
 // A fault of the server is a warning; all else, a caller's mistake included, is information.
-LogLevel LevelOf(absl::StatusCode code, bool draining);
+LogLevel CallLogLevel(absl::StatusCode code, bool draining);
 
 double Milliseconds(absl::Duration time);  // to the microsecond
 

@@ -46,7 +46,7 @@ bool IsPlain(std::string_view text, std::string_view special) {
   return true;
 }
 
-std::string TextOf(const LogValue& value) {
+std::string ValueText(const LogValue& value) {
   const auto* text = std::get_if<std::string>(&value);
   if (text != nullptr && !text->empty() && text->size() <= Log::kMaxTextBytes &&
       IsPlain(*text, " \"=\\")) {
@@ -68,7 +68,7 @@ std::string TextLine(LogLevel level, std::string_view message, const LogFields& 
     line.append(quoted, 1, quoted.size() - 2);
   }
   for (const LogField& field : fields) {
-    absl::StrAppend(&line, " ", field.key, "=", TextOf(field.value));
+    absl::StrAppend(&line, " ", field.key, "=", ValueText(field.value));
   }
   return line;
 }
@@ -193,7 +193,7 @@ bool Log::Admit(Bucket& bucket, int64_t& suppressed) {
     ++counts_.over_rate;
     return false;
   }
-  bucket.lines.Take(1);
+  bucket.lines.Charge(1);
   suppressed = std::exchange(bucket.suppressed, 0);
   return true;
 }

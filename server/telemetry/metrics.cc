@@ -93,16 +93,17 @@ Metrics::~Metrics() = default;
 
 prometheus::Family<prometheus::Counter>& Metrics::Counters(const char* name, const char* help,
                                                            bool of_model) const {
-  return Register(prometheus::BuildCounter(), name, help, of_model ? OfModel() : Labels(),
+  return Register(prometheus::BuildCounter(), name, help, of_model ? ModelLabels() : Labels(),
                   registry_);
 }
 prometheus::Family<prometheus::Gauge>& Metrics::Gauges(const char* name, const char* help,
                                                        bool of_model) const {
-  return Register(prometheus::BuildGauge(), name, help, of_model ? OfModel() : Labels(), registry_);
+  return Register(prometheus::BuildGauge(), name, help, of_model ? ModelLabels() : Labels(),
+                  registry_);
 }
 prometheus::Family<prometheus::Histogram>& Metrics::Histograms(const char* name,
                                                                const char* help) const {
-  return Register(prometheus::BuildHistogram(), name, help, OfModel(), registry_);
+  return Register(prometheus::BuildHistogram(), name, help, ModelLabels(), registry_);
 }
 
 EngineEvents Metrics::Events() {
@@ -122,7 +123,7 @@ EngineEvents Metrics::Events() {
     rejections_.at(RejectReasonName(reason))->Increment();
   };
   events.session_event = [this](const SessionReport& report) { Count(report); };
-  events.step = [this](const StepReport& report) { Count(report); };
+  events.step = [this](const IterationReport& report) { Count(report); };
   events.request_finished = [this](const RequestReport& report) { Count(report); };
   return events;
 }
@@ -333,26 +334,26 @@ void Metrics::ReadProcess() const {
       ProcessStartTimeSeconds());
 }
 
-Metrics::Tokens Metrics::StepTokens() const {
+Metrics::Tokens Metrics::BatchTokens() const {
   const auto sum = [this](const char* phase) {
-    return static_cast<uint64_t>(step_tokens_.at(phase)->Collect().histogram.sample_sum);
+    return static_cast<uint64_t>(batch_tokens_.at(phase)->Collect().histogram.sample_sum);
   };
   return {.prompt = sum("prefill"), .generated = sum("decode")};
 }
 
-void Metrics::Count(const StepReport& report) {
-  if (report.prefill_rows > 0) step_tokens_.at("prefill")->Observe(report.prefill_rows);
-  if (report.decode_rows > 0) {
-    step_tokens_.at("decode")->Observe(report.decode_rows + report.accepted_rows);
+void Metrics::Count(const IterationReport& report) {
+  if (report.prefill_tokens > 0) batch_tokens_.at("prefill")->Observe(report.prefill_tokens);
+  if (report.decode_tokens > 0) {
+    batch_tokens_.at("decode")->Observe(report.decode_tokens + report.accepted_tokens);
   }
-  if (report.drafted_rows > 0) {
-    drafted_tokens_.Increment(report.drafted_rows);
-    accepted_tokens_.Increment(report.accepted_rows);
+  if (report.drafted_tokens > 0) {
+    drafted_tokens_.Increment(report.drafted_tokens);
+    accepted_tokens_.Increment(report.accepted_tokens);
   }
-  step_duration_
-      .at(report.decode_rows == 0    ? "prefill"
-          : report.prefill_rows == 0 ? "decode"
-                                     : "mixed")
+  iteration_duration_
+      .at(report.decode_tokens == 0    ? "prefill"
+          : report.prefill_tokens == 0 ? "decode"
+                                       : "mixed")
       ->Observe(absl::ToDoubleSeconds(report.duration));
   if (report.dictionary_inserts + report.dictionary_merges > 0) {
     dictionary_updates_.at("insert")->Increment(static_cast<double>(report.dictionary_inserts));

@@ -119,7 +119,7 @@ class Metrics {
   void SetLogSource(std::function<LogCounts()> source);      // likewise, of the counts of log lines
   void SetTraceSource(std::function<TraceCounts()> source);  // likewise, of spans; none: no metric
   void SetReady(bool ready) { ready_.Set(ready ? 1 : 0); }
-  void StepTimedOut() { step_timeouts_.Increment(); }
+  void IterationTimedOut() { iteration_timeouts_.Increment(); }
   // Of --session-dir, any thread.
   void Count(const DiskReport& report);
   void SetDamagedSessions(size_t n) { damaged_sessions_.Set(static_cast<double>(n)); }
@@ -128,7 +128,7 @@ class Metrics {
   struct Tokens {
     uint64_t prompt = 0, generated = 0;
   };
-  Tokens StepTokens() const;
+  Tokens BatchTokens() const;
   void CallFinished(const char* method, absl::StatusCode code, absl::Duration duration);
   void HttpFinished(const char* route, int status, absl::Duration duration);
   void SetHttpConnections(int open) { http_connections_.Set(open); }
@@ -178,9 +178,9 @@ class Metrics {
     names.push_back(kOtherRoute);
     return names;
   }
-  prometheus::Labels OfModel() const { return {{"model", model_.name}}; }
+  prometheus::Labels ModelLabels() const { return {{"model", model_.name}}; }
 
-  void Count(const StepReport& report);
+  void Count(const IterationReport& report);
   void Count(const RequestReport& report);
   void Count(const SessionReport& report);
   // What is read at a scrape.
@@ -266,11 +266,11 @@ class Metrics {
       "ovq_cancel_release_seconds", "Time from a request's cancellation to its memory's release.",
       Buckets{.001, .0025, .005, .01, .025, .05, .1, .25, .5, 1});
 
-  ByLabel<Histogram*> step_tokens_ =
+  ByLabel<Histogram*> batch_tokens_ =
       Each(Histograms("ovq_step_tokens", "Tokens of one engine step that had any of the phase."),
            "phase", {"prefill", "decode"},
            Buckets{1, 8, 16, 32, 64, 128, 256, 512, 1024, 2048, 4096, 8192, 16384});
-  ByLabel<Histogram*> step_duration_ =
+  ByLabel<Histogram*> iteration_duration_ =
       Each(Histograms("ovq_step_duration_seconds",
                       "Time of one engine step; mixed: it had prefill and decode."),
            "phase", {"prefill", "decode", "mixed"},
@@ -318,7 +318,7 @@ class Metrics {
 
   Gauge& ready_ =
       Gauges("ovq_ready", "1 while the server accepts requests and no step hangs.").Add({});
-  Counter& step_timeouts_ =
+  Counter& iteration_timeouts_ =
       Counters("ovq_step_timeouts_total", "Steps that took longer than --step-timeout.").Add({});
   Gauge& draining_ = Gauges("ovq_draining", "1 from the signal to stop until the end.").Add({});
   ByLabel<Counter*> auth_failures_ =

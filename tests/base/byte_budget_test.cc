@@ -12,29 +12,29 @@ namespace {
 TEST(ByteBudget, AClientLeavesAsMuchAsItHas) {
   const auto budget = std::make_shared<ByteBudget>(100);
   ByteHold first(budget, "a"), second(budget, "a"), other(budget, "b");
-  EXPECT_EQ(first.Take(51), 50u);
-  EXPECT_EQ(first.Take(40), std::nullopt);
-  EXPECT_EQ(second.Take(11), 10u) << "calls of a client count together";
-  EXPECT_EQ(second.Take(10), std::nullopt);
-  EXPECT_EQ(second.Take(1), 0u);
-  EXPECT_EQ(second.Take(0), std::nullopt);
-  EXPECT_EQ(other.Take(26), 25u);
-  EXPECT_EQ(other.Take(25), std::nullopt);
+  EXPECT_EQ(first.Acquire(51), 50u);
+  EXPECT_EQ(first.Acquire(40), std::nullopt);
+  EXPECT_EQ(second.Acquire(11), 10u) << "calls of a client count together";
+  EXPECT_EQ(second.Acquire(10), std::nullopt);
+  EXPECT_EQ(second.Acquire(1), 0u);
+  EXPECT_EQ(second.Acquire(0), std::nullopt);
+  EXPECT_EQ(other.Acquire(26), 25u);
+  EXPECT_EQ(other.Acquire(25), std::nullopt);
   EXPECT_EQ(budget->held(), 75u);
 }
 
-TEST(ByteBudget, WhatGoesIsGivenBack) {
+TEST(ByteBudget, WhatGoesIsReleased) {
   const auto budget = std::make_shared<ByteBudget>(100);
   {
     ByteHold hold(budget, "a");
-    EXPECT_EQ(hold.Take(20), std::nullopt);
-    EXPECT_EQ(hold.Take(30), std::nullopt);
-    EXPECT_EQ(hold.Take(1), 0u);
+    EXPECT_EQ(hold.Acquire(20), std::nullopt);
+    EXPECT_EQ(hold.Acquire(30), std::nullopt);
+    EXPECT_EQ(hold.Acquire(1), 0u);
     EXPECT_EQ(hold.bytes(), 50u);
   }
   EXPECT_EQ(budget->held(), 0u);
   ByteHold again(budget, "a");
-  EXPECT_EQ(again.Take(50), std::nullopt);
+  EXPECT_EQ(again.Acquire(50), std::nullopt);
 }
 
 TEST(ByteBudget, IsNeverExceeded) {
@@ -44,7 +44,7 @@ TEST(ByteBudget, IsNeverExceeded) {
     threads.emplace_back([&, i] {
       for (int round = 0; round < 2000; ++round) {
         ByteHold hold(budget, std::to_string(i % 3));
-        (void)hold.Take(static_cast<size_t>(100 + round % 300));
+        (void)hold.Acquire(static_cast<size_t>(100 + round % 300));
         EXPECT_LE(budget->held(), 1000u);
       }
     });

@@ -56,7 +56,7 @@ Flags Declare(Values& v, const std::string& prefix = "") {
   return flags;
 }
 
-std::string ErrorOf(const std::vector<std::string>& args) {
+std::string ErrorText(const std::vector<std::string>& args) {
   Values values;
   return std::string(Declare(values).Read(args).message());
 }
@@ -111,35 +111,35 @@ TEST(Flags, BothWaysToWriteAValue) {
 }
 
 TEST(Flags, ErrorsNameTheFlagAndWhatItTakes) {
-  EXPECT_EQ(ErrorOf({"--count=0"}), "--count: expected a whole number from 1 to 9, got '0'");
-  EXPECT_EQ(ErrorOf({"--count=10"}), "--count: expected a whole number from 1 to 9, got '10'");
-  EXPECT_EQ(ErrorOf({"--count", "2x"}), "--count: expected a whole number from 1 to 9, got '2x'");
-  EXPECT_EQ(ErrorOf({"--count=99999999999999999999"}),
+  EXPECT_EQ(ErrorText({"--count=0"}), "--count: expected a whole number from 1 to 9, got '0'");
+  EXPECT_EQ(ErrorText({"--count=10"}), "--count: expected a whole number from 1 to 9, got '10'");
+  EXPECT_EQ(ErrorText({"--count", "2x"}), "--count: expected a whole number from 1 to 9, got '2x'");
+  EXPECT_EQ(ErrorText({"--count=99999999999999999999"}),
             "--count: expected a whole number from 1 to 9, got '99999999999999999999'");
-  EXPECT_EQ(ErrorOf({"--rate=nan"}), "--rate: expected a number from 0.5 to 100, got 'nan'");
+  EXPECT_EQ(ErrorText({"--rate=nan"}), "--rate: expected a number from 0.5 to 100, got 'nan'");
   for (const char* address : {"host", ":1", "h:", "h:0", "h:65536", "h:x"}) {
-    EXPECT_EQ(ErrorOf({"--listen", address}),
+    EXPECT_EQ(ErrorText({"--listen", address}),
               absl::StrCat("--listen: expected HOST:PORT with a port from 1 to 65535, got '",
                            address, "'"));
   }
-  EXPECT_EQ(ErrorOf({"--my-file="}), "--my-file: expected a file, got ''");
-  EXPECT_EQ(ErrorOf({"--sizes=1,,2"}),
+  EXPECT_EQ(ErrorText({"--my-file="}), "--my-file: expected a file, got ''");
+  EXPECT_EQ(ErrorText({"--sizes=1,,2"}),
             "--sizes: expected a whole number from 1 to 100, or several with commas, got ''");
-  EXPECT_EQ(ErrorOf({"--colour=Red"}), "--colour: expected red or green, got 'Red'");
-  EXPECT_EQ(ErrorOf({"--memory=2G"}), "--memory: expected a size below 2G, got '2G'");
+  EXPECT_EQ(ErrorText({"--colour=Red"}), "--colour: expected red or green, got 'Red'");
+  EXPECT_EQ(ErrorText({"--memory=2G"}), "--memory: expected a size below 2G, got '2G'");
   for (const char* duration : {"5", "0s", "3h", "-1s", "inf", ""}) {
-    EXPECT_EQ(ErrorOf({"--pause", duration}),
+    EXPECT_EQ(ErrorText({"--pause", duration}),
               absl::StrCat("--pause: expected a duration with its unit from 1s to 2h, got '",
                            duration, "'"));
   }
 }
 
 TEST(Flags, WhatIsNoFlagIsSaid) {
-  EXPECT_EQ(ErrorOf({"--cuont=1"}), "unknown flag --cuont; --help lists the flags");
-  EXPECT_EQ(ErrorOf({"stray"}), "unexpected argument 'stray'; --help lists the flags");
-  EXPECT_EQ(ErrorOf({"-c"}), "unexpected argument '-c'; --help lists the flags");
-  EXPECT_EQ(ErrorOf({"--loud=1"}), "--loud takes no value");
-  EXPECT_EQ(ErrorOf({"--count"}), "--count needs a value");
+  EXPECT_EQ(ErrorText({"--cuont=1"}), "unknown flag --cuont; --help lists the flags");
+  EXPECT_EQ(ErrorText({"stray"}), "unexpected argument 'stray'; --help lists the flags");
+  EXPECT_EQ(ErrorText({"-c"}), "unexpected argument '-c'; --help lists the flags");
+  EXPECT_EQ(ErrorText({"--loud=1"}), "--loud takes no value");
+  EXPECT_EQ(ErrorText({"--count"}), "--count needs a value");
 }
 
 TEST(Flags, ArgumentsStandWithoutAName) {
@@ -214,7 +214,7 @@ TEST(Flags, FilesAreNamedByFlagOrEnvironment) {
   Values values;
   ASSERT_TRUE(Declare(values, "T_").Read({}, Lookup({{"T_CONFIG", file.path()}})).ok());
   EXPECT_EQ(values.count, 2);
-  EXPECT_EQ(ErrorOf({"--config=/no/such"}), "--config: cannot read '/no/such'");
+  EXPECT_EQ(ErrorText({"--config=/no/such"}), "--config: cannot read '/no/such'");
 }
 
 TEST(Flags, BadLinesOfAFileAreNamed) {
@@ -228,7 +228,7 @@ TEST(Flags, BadLinesOfAFileAreNamed) {
       {"count = 0\n", ":1: count: expected a whole number from 1 to 9, got '0'"}};
   for (const auto& [text, message] : cases) {
     const ConfigFile file(text);
-    EXPECT_EQ(ErrorOf({"--config", file.path()}), file.path() + message);
+    EXPECT_EQ(ErrorText({"--config", file.path()}), file.path() + message);
   }
 }
 

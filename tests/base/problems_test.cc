@@ -18,7 +18,7 @@ const absl::Status kThree = absl::InvalidArgumentError("");
 
 TEST(Problems, AStatusIsItsFirstProblem) {
   absl::Status status;
-  EXPECT_THAT(ProblemsOf(status), IsEmpty());
+  EXPECT_THAT(SplitProblems(status), IsEmpty());
   AddProblems(status, absl::OkStatus());
   EXPECT_TRUE(status.ok());
   for (const absl::Status& problem : {kOne, kTwo, absl::OkStatus(), kThree}) {
@@ -26,7 +26,7 @@ TEST(Problems, AStatusIsItsFirstProblem) {
   }
   EXPECT_EQ(status.code(), absl::StatusCode::kNotFound);
   EXPECT_EQ(status.message(), "one");
-  EXPECT_THAT(ProblemsOf(status), ElementsAre(kOne, kTwo, kThree));
+  EXPECT_THAT(SplitProblems(status), ElementsAre(kOne, kTwo, kThree));
 }
 
 TEST(Problems, EachMessageStandsOnce) {
@@ -35,9 +35,9 @@ TEST(Problems, EachMessageStandsOnce) {
   AddProblems(more, kThree);
   AddProblems(status, more);
   AddProblems(status, absl::InternalError("one"));
-  EXPECT_THAT(ProblemsOf(status), ElementsAre(kOne, kTwo, kThree));
+  EXPECT_THAT(SplitProblems(status), ElementsAre(kOne, kTwo, kThree));
   AddProblems(status, status);
-  EXPECT_EQ(ProblemsOf(status).size(), 3u);
+  EXPECT_EQ(SplitProblems(status).size(), 3u);
 }
 
 TEST(Problems, NobodyReadsThousands) {
@@ -46,7 +46,7 @@ TEST(Problems, NobodyReadsThousands) {
     AddProblems(status, absl::NotFoundError(std::to_string(i)));
     status = i % 1000 == 999 ? InContext("in", status) : status;
   }
-  const std::vector<absl::Status> problems = ProblemsOf(status);
+  const std::vector<absl::Status> problems = SplitProblems(status);
   ASSERT_EQ(problems.size(), 201u);
   EXPECT_EQ(problems[199].message(), "in: in: in: in: in: 199");
   EXPECT_EQ(problems[200].message(), "and more problems");
@@ -55,7 +55,7 @@ TEST(Problems, NobodyReadsThousands) {
 TEST(Problems, AContextIsSaidOfEach) {
   absl::Status status = kOne;
   AddProblems(status, kTwo);
-  EXPECT_THAT(ProblemsOf(InContext("here", status)),
+  EXPECT_THAT(SplitProblems(InContext("here", status)),
               ElementsAre(absl::NotFoundError("here: one"),
                           absl::DataLossError(std::string("here: two\0\n", 11))));
   EXPECT_TRUE(InContext("here", absl::OkStatus()).ok());

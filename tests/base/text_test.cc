@@ -35,10 +35,10 @@ TEST(Utf8, UnfinishedCharactersStayAndBadOnesAreReplaced) {
   for (int lead = 0x80; lead < 0x100; ++lead) {
     const std::string first(1, static_cast<char>(lead));
     std::string pending = first;
-    EXPECT_EQ(TakeUtf8(pending).empty(), lead >= 0xc2 && lead <= 0xf4) << lead;
+    EXPECT_EQ(ConsumeUtf8(pending).empty(), lead >= 0xc2 && lead <= 0xf4) << lead;
     for (int second = 0; second < 0x100; ++second) {
       pending = first + static_cast<char>(second);
-      const std::string text = TakeUtf8(pending);
+      const std::string text = ConsumeUtf8(pending);
       if (Continues(lead, second)) {
         EXPECT_EQ(text + pending, first + static_cast<char>(second)) << lead << " " << second;
         EXPECT_EQ(text.empty(), lead >= 0xe0) << lead << " " << second;
@@ -49,10 +49,10 @@ TEST(Utf8, UnfinishedCharactersStayAndBadOnesAreReplaced) {
     }
   }
   std::string pending = "a\xf0\x9f\x98z\xe2\x82";
-  EXPECT_EQ(TakeUtf8(pending), "a" + bad + "z");
+  EXPECT_EQ(ConsumeUtf8(pending), "a" + bad + "z");
   EXPECT_EQ(pending, "\xe2\x82");
   pending += "\xac";
-  EXPECT_EQ(TakeUtf8(pending), "\xe2\x82\xac");
+  EXPECT_EQ(ConsumeUtf8(pending), "\xe2\x82\xac");
   EXPECT_EQ(pending, "");
 }
 
@@ -88,7 +88,7 @@ TEST(Sizes, AreReadAndShown) {
 // Would not end if each of them looked at all the rest.
 TEST(Utf8, ManyBytesThatNeverBecomeCharacters) {
   std::string pending(1'000'000, '\xff');
-  EXPECT_EQ(TakeUtf8(pending).size(), 3'000'000u);
+  EXPECT_EQ(ConsumeUtf8(pending).size(), 3'000'000u);
   EXPECT_EQ(pending, "");
 }
 

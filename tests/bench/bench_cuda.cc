@@ -40,7 +40,7 @@ Case FullCase() {
            .update_passes = 5,
            .prefill_sessions = 8,
            .prefill_tokens = 65536,
-           .prefill_rows = 1024,
+           .prefill_chunk_tokens = 1024,
            .checked_tokens = 300}};
 }
 
@@ -55,7 +55,7 @@ Case SmokeCase() {
            .update_passes = 1,
            .prefill_sessions = 2,
            .prefill_tokens = 64,
-           .prefill_rows = 32,
+           .prefill_chunk_tokens = 32,
            .checked_tokens = 40}};
 }
 

@@ -29,8 +29,8 @@
 #include <random>
 
 #include "absl/strings/ascii.h"
+#include "model/cache_policy.h"
 #include "model/language_model.h"
-#include "model/memory.h"
 #include "tests/bench/bench_util.h"
 #include "tests/bench/kvm_paper_model.h"
 #include "tests/bench/random_model.h"
@@ -43,10 +43,9 @@ constexpr int kPrefillRows = 512;  // of a step
 constexpr int64_t kChunk = 256;    // a multiple of every model's
 
 // One session's address range; pages appear as they are touched.
-class SessionMemory {
+class StateBuffer {
  public:
-  SessionMemory(const StateLayout& layout, int32_t slot_cap)
-      : layout_(layout), slot_cap_(slot_cap) {
+  StateBuffer(const StateLayout& layout, int32_t slot_cap) : layout_(layout), slot_cap_(slot_cap) {
     void* memory = mmap(nullptr, layout.virtual_bytes(), PROT_READ | PROT_WRITE,
                         MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
     Check(memory != MAP_FAILED, "address space of a session");
@@ -55,12 +54,12 @@ class SessionMemory {
       std::ranges::copy(*image.bytes, base_ + image.offset);
     }
   }
-  ~SessionMemory() { munmap(base_, layout_.virtual_bytes()); }
-  SessionMemory(const SessionMemory&) = delete;
-  SessionMemory& operator=(const SessionMemory&) = delete;
+  ~StateBuffer() { munmap(base_, layout_.virtual_bytes()); }
+  StateBuffer(const StateBuffer&) = delete;
+  StateBuffer& operator=(const StateBuffer&) = delete;
 
   std::byte* base() const { return base_; }
-  void CopyFrom(const SessionMemory& other, int64_t position) {
+  void CopyFrom(const StateBuffer& other, int64_t position) {
     for (const StateExtent& extent : layout_.extents_at(position, slot_cap_)) {
       std::memcpy(base_ + extent.offset, other.base_ + extent.offset, extent.bytes);
     }
@@ -160,7 +159,7 @@ class Bench {
   // One chunk of steps, so that the share of dictionary updates is as in a long run.
   void TimePass(Setting& setting) {
     constexpr int kSteps = kChunk;
-    std::vector<const SessionMemory*> batch;
+    std::vector<const StateBuffer*> batch;
     for (int i = 0; i < setting.n_sessions; ++i) {
       sessions_[i]->CopyFrom(*kept_.at(setting.position), setting.position);
       batch.push_back(sessions_[i].get());
@@ -188,8 +187,8 @@ class Bench {
   }
 
  private:
-  std::unique_ptr<SessionMemory> NewSession() const {
-    return std::make_unique<SessionMemory>(model_.layout(), slot_cap_);
+  std::unique_ptr<StateBuffer> NewSession() const {
+    return std::make_unique<StateBuffer>(model_.layout(), slot_cap_);
   }
   std::vector<int32_t> Tokens(int n) {
     std::vector<int32_t> tokens;
@@ -200,10 +199,10 @@ class Bench {
   }
 
   // The same number of tokens for each session; logits of the last n_logits rows of each.
-  std::vector<float> Forward(const std::vector<const SessionMemory*>& sessions,
+  std::vector<float> Forward(const std::vector<const StateBuffer*>& sessions,
                              const std::vector<int32_t>& tokens, int64_t position, int n_logits) {
     const size_t each = tokens.size() / sessions.size();
-    StepBatch batch;
+    Batch batch;
     for (size_t i = 0; i < sessions.size(); ++i) {
       batch.Add(std::span(tokens).subspan(i * each, each), position, slot_cap_, sessions[i]->base(),
                 n_logits);
@@ -219,9 +218,9 @@ class Bench {
   const int32_t slot_cap_;
   DeviceContext& context_;
   std::mt19937 random_;
-  std::map<int64_t, std::unique_ptr<SessionMemory>> kept_;  // by context
+  std::map<int64_t, std::unique_ptr<StateBuffer>> kept_;    // by context
   std::map<int64_t, std::vector<double>> prefill_seconds_;  // one a pass
-  std::vector<std::unique_ptr<SessionMemory>> sessions_;
+  std::vector<std::unique_ptr<StateBuffer>> sessions_;
 };
 
 std::unique_ptr<LanguageModel> LoadFolder(const std::string& folder, const ModelOptions& options,
@@ -248,16 +247,16 @@ std::unique_ptr<LanguageModel> LoadRandomModel(const std::string& shape, const s
 }
 
 // Of the names by which --memory of the server calls them.
-Memory MemoryOf(const std::string& name) {
-  for (const Memory memory : kMemories) {
-    if (name == MemoryName(memory)) return memory;
+CachePolicy ParseCachePolicy(const std::string& name) {
+  for (const CachePolicy policy : kCachePolicies) {
+    if (name == CachePolicyName(policy)) return policy;
   }
   std::fprintf(stderr, "--memory: unknown value %s\n", name.c_str());
   std::exit(2);
 }
 
 // Of the names by which --weights of the server calls them.
-WeightType WeightsOf(const std::string& name) {
+WeightType ParseWeightType(const std::string& name) {
   if (name == "checkpoint") return WeightType::kAsComputed;
   if (name == "int8") return WeightType::kInt8;
   std::fprintf(stderr, "--weights: unknown value %s\n", name.c_str());
@@ -265,7 +264,7 @@ WeightType WeightsOf(const std::string& name) {
 }
 
 // Of the names by which --state-dtype of the server calls them.
-DType StateTypeOf(const std::string& name) {
+DType ParseStateType(const std::string& name) {
   for (const DType dtype : {DType::kBF16, DType::kF32, DType::kI8}) {
     if (name == absl::AsciiStrToLower(DTypeName(dtype))) return dtype;
   }
@@ -306,9 +305,9 @@ int Main(int argc, char** argv) {
   std::vector<std::unique_ptr<Bench>> benches;
   const auto add = [&](const std::string& name, const std::string& kind, const std::string& dtype,
                        int32_t slot_cap) {
-    if (!folder.empty()) options.memory = MemoryOf(name);
-    options.weights = WeightsOf(kind);
-    options.state_dtype = StateTypeOf(dtype);
+    if (!folder.empty()) options.cache_policy = ParseCachePolicy(name);
+    options.weights = ParseWeightType(kind);
+    options.state_dtype = ParseStateType(dtype);
     Check(states != "random" || options.state_dtype != DType::kI8, "--states random: not of int8");
     auto model = folder.empty() ? LoadRandomModel(shape, name, options, *context)
                                 : LoadFolder(folder, options, *context);

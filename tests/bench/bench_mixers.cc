@@ -33,11 +33,11 @@ struct alignas(4096) Page {
   std::byte bytes[4096];
   bool operator==(const Page&) const = default;
 };
-class SessionMemory {
+class StateBuffer {
  public:
-  explicit SessionMemory(size_t bytes = 0) : pages_((bytes + sizeof(Page) - 1) / sizeof(Page)) {}
+  explicit StateBuffer(size_t bytes = 0) : pages_((bytes + sizeof(Page) - 1) / sizeof(Page)) {}
   std::byte* data() { return pages_.data()->bytes; }
-  bool operator==(const SessionMemory&) const = default;
+  bool operator==(const StateBuffer&) const = default;
 
  private:
   std::vector<Page> pages_;
@@ -101,13 +101,13 @@ Layer MakeLayer(const MixerEntry& entry, int64_t longest, DeviceContext& context
   const bool grows = state.growth.exists();
   layer.where = {0, state.fixed.bytes(), state.block.bytes(), state.head_bytes(), grows ? 0 : -1};
   const int64_t slots = state.growth.capped() ? kSlotCap : longest + 4096;
-  const int64_t blocks = grows ? BlocksOf(slots) : 0;
+  const int64_t blocks = grows ? NumBlocks(slots) : 0;
   layer.session_bytes = state.fixed.bytes() + static_cast<size_t>(blocks) * state.block.bytes();
   return layer;
 }
 
-SessionMemory NewSession(const Layer& layer) {
-  SessionMemory session(layer.session_bytes);
+StateBuffer NewSession(const Layer& layer) {
+  StateBuffer session(layer.session_bytes);
   const StateFields& fixed = layer.mixer->state().fixed;
   for (size_t i = 0; i < fixed.list().size(); ++i) {
     const auto& initial = fixed.list()[i].initial;
@@ -119,29 +119,30 @@ SessionMemory NewSession(const Layer& layer) {
 // One step of n_rows rows for each session, all at the same position.
 void Step(const Layer& layer, DeviceContext& context, const std::vector<std::byte*>& sessions,
           int64_t position, int n_rows, std::vector<BF16>& x, std::vector<float>& y) {
-  std::vector<int32_t> row_begin{0}, caps;
+  std::vector<int32_t> token_begin{0}, caps;
   std::vector<int64_t> start;
   for (size_t i = 0; i < sessions.size(); ++i) {
-    row_begin.push_back(row_begin.back() + n_rows);
+    token_begin.push_back(token_begin.back() + n_rows);
     caps.push_back(kSlotCap);
     start.push_back(position);
   }
-  const int64_t rows = row_begin.back();
+  const int64_t rows = token_begin.back();
   y.assign(static_cast<size_t>(rows) * kModelDim, 0.0f);
   const Growth& growth = layer.mixer->state().growth;
-  const StagedStep step = StageStep(
-      context, {.row_begin = row_begin, .start_pos = start, .slot_cap = caps, .state = sessions},
+  const StagedBatch staged = StageBatch(
+      context,
+      {.token_begin = token_begin, .start_pos = start, .slot_cap = caps, .state = sessions},
       {&growth, growth.exists() ? size_t{1} : 0});
   ScratchScope scope(context);
-  StepTensors tensors(scope);
-  layer.mixer->Forward({context, step.seqs, layer.where, tensors},
+  BatchTensors tensors(scope);
+  layer.mixer->Forward({context, staged.seqs, layer.where, tensors},
                        {.data = x.data(), .dtype = DType::kBF16, .shape = {rows, kModelDim}},
                        {.data = y.data(), .dtype = DType::kF32, .shape = {rows, kModelDim}});
 }
 
 bool SplitKeepsEveryBit(const Layer& layer, DeviceContext& context, std::vector<BF16>& x) {
   constexpr int kTokens = 300;
-  SessionMemory whole = NewSession(layer), steps = whole;
+  StateBuffer whole = NewSession(layer), steps = whole;
   std::vector<float> all, one, joined;
   Step(layer, context, {whole.data()}, 0, kTokens, x, all);
   for (int t = 0; t < kTokens; ++t) {
@@ -156,14 +157,14 @@ bool SplitKeepsEveryBit(const Layer& layer, DeviceContext& context, std::vector<
 size_t StateBytesRead(const Layer& layer, int64_t position) {
   const MixerState& state = layer.mixer->state();
   const int64_t slots = state.growth.exists() ? state.growth.live(position, kSlotCap) : 0;
-  return state.fixed.bytes() + static_cast<size_t>(BlocksOf(slots)) * state.block.bytes();
+  return state.fixed.bytes() + static_cast<size_t>(NumBlocks(slots)) * state.block.bytes();
 }
 
 // State bytes that a token rewrites, the mean of some.
 double StateBytesWritten(const Layer& layer, int64_t position, int n_tokens) {
   size_t bytes = 0;
   for (int64_t t = position; t < position + n_tokens; ++t) {
-    for (const StateExtent& extent : layer.mixer->Overwrites(layer.where, {t, t + 1, kSlotCap})) {
+    for (const StateExtent& extent : layer.mixer->UndoExtents(layer.where, {t, t + 1, kSlotCap})) {
       bytes += extent.total_bytes();
     }
   }
@@ -190,7 +191,7 @@ class LayerBench {
   void Read(const std::vector<int64_t>& positions) {
     std::mt19937 random(3);
     std::normal_distribution<float> normal;
-    SessionMemory session = NewSession(layer_);
+    StateBuffer session = NewSession(layer_);
     int64_t at = 0;
     for (int64_t position : positions) {
       while (at < position) {
@@ -248,8 +249,8 @@ class LayerBench {
   DeviceContext& context_;
   std::vector<BF16>& x_;
   std::vector<float> y_;
-  std::map<int64_t, SessionMemory> kept_;
-  std::vector<SessionMemory> memory_;
+  std::map<int64_t, StateBuffer> kept_;
+  std::vector<StateBuffer> memory_;
 };
 
 int Main(int argc, char** argv) {

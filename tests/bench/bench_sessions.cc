@@ -156,9 +156,9 @@ class Host {
   void Delete(const std::string& id) {
     Check((*this)->DeleteSession(id, "").ok(), "a session ends");
   }
-  SessionReport last_wake() {
+  SessionReport last_swap_in() {
     std::lock_guard lock(mutex_);
-    return last_wake_;
+    return last_swap_in_;
   }
 
  private:
@@ -166,13 +166,13 @@ class Host {
     EngineEvents events;
     events.session_event = [this](const SessionReport& report) {
       std::lock_guard lock(mutex_);
-      if (std::string_view(report.event) == "wake") last_wake_ = report;
+      if (std::string_view(report.event) == "wake") last_swap_in_ = report;
     };
     return events;
   }
 
   std::mutex mutex_;
-  SessionReport last_wake_ = {};
+  SessionReport last_swap_in_ = {};
   EngineThread engine_thread_;
 };
 
@@ -291,7 +291,7 @@ class Bench {
       const std::string copy = host.Fork(id);
       double before = Seconds();
       SessionImage image = *host->ExportSession(copy, "");
-      const SessionBase since = BaseOf(*image.tokens);
+      const SessionBase since = MakeSessionBase(*image.tokens);
       whole_bytes = EncodeSession(std::move(image)).bytes();
       whole.push_back(Seconds() - before);
       host.Say(copy, {}, kDelta);
@@ -332,10 +332,10 @@ class Bench {
         snapshot.push_back(absl::ToDoubleSeconds(report.duration));
         bytes = report.bytes;
         host.ReadState(id);
-        wake.push_back(absl::ToDoubleSeconds(host.last_wake().duration));
+        wake.push_back(absl::ToDoubleSeconds(host.last_swap_in().duration));
       }
       Print("snapshot into the session folder", snapshot, -1, static_cast<int64_t>(bytes));
-      Print("wake from there", wake, host.last_wake().replayed);
+      Print("wake from there", wake, host.last_swap_in().replayed);
     }
     std::filesystem::remove_all(folder_);
   }

@@ -56,15 +56,15 @@ struct Script {
 EngineModel Scripted(const LanguageModel& model, const Script& script) {
   EngineModel served = test::Served(model);
   served.weight_bytes = model.weight_bytes();
-  served.memories[0].forward = [&model, &script](const StepBatch& batch, DeviceContext& context,
+  served.variants[0].forward = [&model, &script](const Batch& batch, DeviceContext& context,
                                                  ScratchScope& scope) {
     const TensorView logits = model.Forward(batch, context, scope);
     int sequence = 0;
-    for (size_t i = 0; i < batch.logit_rows.size() && !script.tokens.empty(); ++i) {
-      const int32_t row = batch.logit_rows[i];
-      while (row >= batch.row_begin[sequence + 1]) ++sequence;
+    for (size_t i = 0; i < batch.logits_indices.size() && !script.tokens.empty(); ++i) {
+      const int32_t row = batch.logits_indices[i];
+      while (row >= batch.token_begin[sequence + 1]) ++sequence;
       const auto next =
-          static_cast<size_t>(batch.start_pos[sequence] + row - batch.row_begin[sequence] + 1);
+          static_cast<size_t>(batch.start_pos[sequence] + row - batch.token_begin[sequence] + 1);
       if (next >= script.tokens.size()) continue;
       logits.as<float>()[static_cast<int64_t>(i) * logits.shape[1] + script.tokens[next]] = 1e4f;
     }

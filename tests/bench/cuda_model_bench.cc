@@ -45,9 +45,9 @@ CudaModelBench::CudaModelBench(const LanguageModel& model, DeviceContext& contex
       report_(report),
       meter_(context) {}
 
-std::vector<float> CudaModelBench::LogitsOf(const Buffer& state, std::span<const int32_t> tokens,
-                                            int64_t begin) {
-  StepBatch batch;
+std::vector<float> CudaModelBench::ComputeLogits(const Buffer& state,
+                                                 std::span<const int32_t> tokens, int64_t begin) {
+  Batch batch;
   batch.Add(tokens, begin, scale_.slot_cap, state.as<std::byte>(), static_cast<int>(tokens.size()));
   ScratchScope scope(context_);
   const TensorView logits = model_.Forward(batch, context_, scope);
@@ -62,19 +62,19 @@ bool CudaModelBench::SplitKeepsEveryBit() {
     token = static_cast<int32_t>(random_() % model_.config().vocab_size);
   }
   const Buffer whole = NewState(context_, model_), steps = NewState(context_, model_);
-  const std::vector<float> expected = LogitsOf(whole, tokens, 0);
+  const std::vector<float> expected = ComputeLogits(whole, tokens, 0);
   std::vector<float> logits;
   for (size_t t = 0; t < tokens.size(); ++t) {
-    const std::vector<float> row = LogitsOf(steps, {&tokens[t], 1}, static_cast<int64_t>(t));
+    const std::vector<float> row = ComputeLogits(steps, {&tokens[t], 1}, static_cast<int64_t>(t));
     logits.insert(logits.end(), row.begin(), row.end());
   }
   return std::memcmp(logits.data(), expected.data(), logits.size() * sizeof(float)) == 0;
 }
 
-CudaModelBench::StepTime CudaModelBench::Step(std::span<const int64_t> begin, int64_t rows_each,
-                                              Logits wanted) {
+CudaModelBench::BatchTime CudaModelBench::Step(std::span<const int64_t> begin, int64_t rows_each,
+                                               Logits wanted) {
   const bool wants_logits = wanted != Logits::kNone;
-  StepBatch batch;
+  Batch batch;
   std::vector<int32_t> tokens(static_cast<size_t>(rows_each));
   for (size_t i = 0; i < begin.size(); ++i) {
     for (int32_t& token : tokens) {
@@ -121,8 +121,8 @@ void CudaModelBench::Prefill() {
   std::vector<int64_t> begin(static_cast<size_t>(n), 0);
   std::vector<double> seconds;
   for (; begin[0] < scale_.prefill_tokens;) {
-    seconds.push_back(Step(begin, scale_.prefill_rows, Logits::kNone).device);
-    for (int64_t& position : begin) position += scale_.prefill_rows;
+    seconds.push_back(Step(begin, scale_.prefill_chunk_tokens, Logits::kNone).device);
+    for (int64_t& position : begin) position += scale_.prefill_chunk_tokens;
   }
   // The first step is slower by what happens once: it stands for the others' median.
   seconds[0] = std::min(seconds[0], Median(seconds));
@@ -146,7 +146,7 @@ void CudaModelBench::MakeSessions(int n) {
   }
 }
 
-std::vector<double> CudaModelBench::DecodeSteps(std::vector<int64_t> begin, int64_t n_steps) {
+std::vector<double> CudaModelBench::TimeDecode(std::vector<int64_t> begin, int64_t n_steps) {
   std::vector<double> seconds;
   for (int64_t i = 0; i < n_steps; ++i) {
     seconds.push_back(Step(begin, 1, Logits::kDrawnFrom).device);
@@ -173,10 +173,10 @@ void CudaModelBench::Decode() {
   for (const int n : scale_.decode_sessions) {
     MakeSessions(n);
     std::vector<int64_t> begin = SpreadPhases(n);
-    DecodeSteps(begin, kWarmUpSteps);
+    TimeDecode(begin, kWarmUpSteps);
     std::vector<double> device, wall;
     for (int i = 0; i < scale_.decode_steps; ++i) {
-      const StepTime time = Step(begin, 1, Logits::kDrawnFrom);
+      const BatchTime time = Step(begin, 1, Logits::kDrawnFrom);
       device.push_back(time.device);
       wall.push_back(time.wall);
       for (int64_t& position : begin) ++position;
@@ -215,11 +215,11 @@ void CudaModelBench::ChunkUpdates() {
   // All in phase, only the last step of a chunk updates dictionaries; spread, nearly every one.
   const std::vector<int64_t> in_phase(static_cast<size_t>(n), scale_.decode_position);
   const std::vector<int64_t> spread = SpreadPhases(n);
-  DecodeSteps(in_phase, kWarmUpSteps);
+  TimeDecode(in_phase, kWarmUpSteps);
   std::vector<std::vector<double>> in_phase_runs, spread_runs;
   for (int pass = 0; pass < scale_.update_passes; ++pass) {
-    in_phase_runs.push_back(DecodeSteps(in_phase, scale_.chunk_len));
-    spread_runs.push_back(DecodeSteps(spread, scale_.chunk_len));
+    in_phase_runs.push_back(TimeDecode(in_phase, scale_.chunk_len));
+    spread_runs.push_back(TimeDecode(spread, scale_.chunk_len));
   }
   const std::vector<double> in_phase_steps = Medians(in_phase_runs);
   const std::vector<double> spread_steps = Medians(spread_runs);

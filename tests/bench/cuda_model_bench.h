@@ -7,8 +7,8 @@
 #include <vector>
 
 #include "model/language_model.h"
+#include "model/logits_reader.h"
 #include "model/sampler.h"
-#include "model/step_reader.h"
 #include "tests/bench/cuda_report.h"
 
 namespace ovq::bench {
@@ -28,7 +28,7 @@ class CudaModelBench {
  private:
   // What is done with a step's logits: not asked for, left where they are, a token drawn of each.
   enum class Logits : uint8_t { kNone, kLeft, kDrawnFrom };
-  struct StepTime {
+  struct BatchTime {
     double device;  // seconds between events around the step, its draws included
     double wall;    // seconds until the host knows that it is done
   };
@@ -36,11 +36,12 @@ class CudaModelBench {
   void MakeSessions(int n);  // with the state that Prefill kept
   // The same number of rows for each of the first n sessions, of random tokens, session i's from
   // begin[i] on.
-  StepTime Step(std::span<const int64_t> begin, int64_t rows_each, Logits wanted);
+  BatchTime Step(std::span<const int64_t> begin, int64_t rows_each, Logits wanted);
   void Draw(std::span<const int64_t> begin, TensorView logits);
-  std::vector<float> LogitsOf(const Buffer& state, std::span<const int32_t> tokens, int64_t begin);
+  std::vector<float> ComputeLogits(const Buffer& state, std::span<const int32_t> tokens,
+                                   int64_t begin);
   // Device seconds of `n_steps` decode steps, session i's from begin[i] on.
-  std::vector<double> DecodeSteps(std::vector<int64_t> begin, int64_t n_steps);
+  std::vector<double> TimeDecode(std::vector<int64_t> begin, int64_t n_steps);
   std::vector<int64_t> SpreadPhases(int n) const;
   double LinearFlops() const;  // of one token, without the head
 
@@ -54,7 +55,7 @@ class CudaModelBench {
   std::vector<std::byte> prefilled_;  // one session's range after Prefill
   std::vector<Buffer> sessions_;
   std::vector<Sampler> samplers_;  // of each session
-  StepReader reader_;
+  LogitsReader reader_;
 };
 
 }  // namespace ovq::bench

@@ -66,7 +66,7 @@ class OvqLayer {
     where_ = {0, layout.fixed.bytes(), layout.block.bytes(), layout.head_bytes(), 0};
     const int64_t blocks = (scale.slot_cap + kBlockSlots - 1) / kBlockSlots;
     session_bytes_ = layout.fixed.bytes() + static_cast<size_t>(blocks) * layout.block.bytes();
-    const int64_t n_rows = scale.prefill_sessions * scale.prefill_rows;
+    const int64_t n_rows = scale.prefill_sessions * scale.prefill_chunk_tokens;
     const std::vector<float> rows = RandomRows(n_rows, n_heads);
     rows_ = context.Upload(rows.data(), rows.size() * sizeof(float));
     out_ = Buffer(context.device(), rows.size() / 3 * sizeof(BF16));
@@ -82,7 +82,7 @@ class OvqLayer {
       bases.push_back(memory.back().as<std::byte>());
     }
     double seconds = 0;
-    for (int64_t at = 0; at < scale_.prefill_tokens; at += scale_.prefill_rows) {
+    for (int64_t at = 0; at < scale_.prefill_tokens; at += scale_.prefill_chunk_tokens) {
       seconds += Step(bases, at);
     }
     return seconds;
@@ -90,28 +90,29 @@ class OvqLayer {
 
  private:
   double Step(const std::vector<std::byte*>& bases, int64_t position) {
-    std::vector<int32_t> row_begin{0};
+    std::vector<int32_t> token_begin{0};
     for (size_t i = 0; i < bases.size(); ++i) {
-      row_begin.push_back(row_begin.back() + static_cast<int32_t>(scale_.prefill_rows));
+      token_begin.push_back(token_begin.back() + static_cast<int32_t>(scale_.prefill_chunk_tokens));
     }
     const std::vector<int64_t> start(bases.size(), position);
     const std::vector<int32_t> caps(bases.size(), scale_.slot_cap);
-    const StagedStep step = StageStep(
-        context_, {.row_begin = row_begin, .start_pos = start, .slot_cap = caps, .state = bases},
+    const StagedBatch staged = StageBatch(
+        context_,
+        {.token_begin = token_begin, .start_pos = start, .slot_cap = caps, .state = bases},
         {&ovq_.layout.growth, 1});
     const int64_t width = int64_t{ovq_.shape.n_heads} * kHeadDim;
     const float* q = rows_.as<float>();
-    const AttentionRows rows = {.q = q,
-                                .k = q + width,
-                                .v = q + 2 * width,
-                                .stride = 3 * width,
-                                .out = out_.as<void>(),
-                                .out_dtype = DType::kBF16};
+    const AttentionTensors rows = {.q = q,
+                                   .k = q + width,
+                                   .v = q + 2 * width,
+                                   .stride = 3 * width,
+                                   .out = out_.as<void>(),
+                                   .out_dtype = DType::kBF16};
     AttentionBlocks blocks = ovq_.Blocks(where_);
     blocks.compute_dtype = rows.out_dtype;
-    blocks.live = step.live[0];
+    blocks.live = staged.live[0];
     meter_.Start();
-    AttendCuda(context_, {blocks, step.seqs, rows});
+    AttendCuda(context_, {blocks, staged.seqs, rows});
     return meter_.Stop();
   }
 

@@ -76,9 +76,9 @@ struct Scale {
   int update_sessions;
   int update_passes;
   int prefill_sessions;
-  int64_t prefill_tokens;  // of each session
-  int64_t prefill_rows;    // of each session in a step
-  int64_t checked_tokens;  // of the comparison of whole prompts with single steps
+  int64_t prefill_tokens;        // of each session
+  int64_t prefill_chunk_tokens;  // of each session in a step
+  int64_t checked_tokens;        // of the comparison of whole prompts with single steps
 };
 
 }  // namespace ovq::bench

@@ -55,7 +55,7 @@ void Digest(const std::string& folder, DType dtype, const Options& options) {
   const std::vector<int32_t> tokens = Tokens(options.tokens, (*model)->config().vocab_size);
   const int64_t prefill = options.tokens * kPrefillShare / kOf;
   Sha256 logits_hash, state_hash;
-  StepBatch batch;
+  Batch batch;
   for (int64_t at = 0, step = 0; at < options.tokens; ++step) {
     const int64_t left = at < prefill ? prefill - at : 1;
     const int64_t n = std::min(left, kParts[step % 3]);

@@ -36,15 +36,15 @@ class Bytes {
     return byte;
   }
   int Upto(int most) { return Byte() % (most + 1); }  // 0 to most, at most 255
-  std::string_view Take(size_t n) {
+  std::string_view ReadBytes(size_t n) {
     const std::string_view taken = left_.substr(0, n);
     left_.remove_prefix(taken.size());
     return taken;
   }
-  std::string_view Rest() { return Take(left_.size()); }
+  std::string_view Rest() { return ReadBytes(left_.size()); }
   // Up to the next byte 0, which is dropped.
   std::string_view Word() {
-    const std::string_view word = Take(left_.find('\0'));
+    const std::string_view word = ReadBytes(left_.find('\0'));
     Byte();
     return word;
   }

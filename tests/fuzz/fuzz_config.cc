@@ -16,10 +16,11 @@ extern "C" int LLVMFuzzerTestOneInput(const uint8_t* data, size_t size) {
   } else {
     folder.Write("generation_config.json", bytes.Rest());
   }
-  for (const Memory memory : {Memory::kAsTrained, Memory::kClosestPair, Memory::kExact}) {
-    const absl::StatusOr<ModelConfig> config = LoadConfig(folder.path(), memory);
+  for (const CachePolicy policy :
+       {CachePolicy::kAsTrained, CachePolicy::kClosestPair, CachePolicy::kExact}) {
+    const absl::StatusOr<ModelConfig> config = LoadConfig(folder.path(), policy);
     ModelConfig partial;
-    const absl::Status status = LoadConfig(folder.path(), partial, memory);
+    const absl::Status status = LoadConfig(folder.path(), partial, policy);
     Check(config.status() == status, "the config, and as much of it as can be read");
     if (!config.ok()) {
       Check(!status.message().empty(), "an error says what is wrong");

@@ -40,7 +40,7 @@ EngineOptions Options(const std::shared_ptr<TenantQuotas>& quotas, const Clock& 
   options.seed = 1;
   options.clock = clock;
   options.state_memory_bytes = 250'000;
-  options.copy_bytes_per_turn = 20'000;
+  options.copy_bytes_per_iteration = 20'000;
   options.max_prompt_tokens = 900;
   options.max_batch_tokens = 40;
   options.max_queue = 4;
@@ -132,7 +132,7 @@ class Driver {
         clock_.Leap(bytes.Upto(40));
         return;
       case 12:
-        return Look(bytes);
+        return QuerySession(bytes);
       case 13:
         return Delta(bytes);
       case 14:
@@ -149,7 +149,7 @@ class Driver {
     if (bytes.Upto(1) == 1) options.slot_cap = bytes.Byte();
     options.cacheable = bytes.Upto(1) * std::ssize(options.prompt);
     if (const int more = bytes.Upto(15); more > 0) {
-      options.memory = Memory(more);
+      options.memory = PolicyName(more);
       if (more % 4 == 1) options.key = "key";
       if (more % 4 == 2) options.ttl = absl::Minutes(10 * bytes.Upto(20));
       if (more == 3) options.cancel = std::make_shared<CancelSignal>();
@@ -172,7 +172,7 @@ class Driver {
     request.n = bytes.Upto(7) == 0 ? bytes.Upto(4) : 1;
     if (bytes.Upto(3) == 0) request.expected_position = static_cast<uint64_t>(bytes.Byte());
     if (const int more = bytes.Upto(15); more > 0) {
-      if (how == 0) request.memory = Memory(more);
+      if (how == 0) request.memory = PolicyName(more);
       request.cacheable = bytes.Upto(1) * std::ssize(request.prompt);
       if (more % 4 == 1) request.output.speculation = Speculation::kNgram;
       if (more % 4 == 2) request.output = {.logprobs = true, .top_logprobs = bytes.Upto(3)};
@@ -185,13 +185,13 @@ class Driver {
     if (status.ok()) calls_.push_back(std::move(stream));
     if (bytes.Upto(1) == 0) ReadAll();
   }
-  static std::string Memory(int more) { return more < 8 ? "" : more < 15 ? "exact" : "none"; }
+  static std::string PolicyName(int more) { return more < 8 ? "" : more < 15 ? "exact" : "none"; }
   void Score(Bytes& bytes) {
     ScoreRequest request;
     request.tenant = request.client = Tenant(bytes);
     request.prompt = Tokens(bytes);
     request.top_logprobs = bytes.Upto(3);
-    request.memory = Memory(bytes.Upto(15));
+    request.memory = PolicyName(bytes.Upto(15));
     const auto cancel = std::make_shared<CancelSignal>();
     ++scores_;
     const absl::Status status = engine_->SubmitScore(
@@ -204,7 +204,7 @@ class Driver {
     if (status.ok()) score_cancels_.push_back(cancel);
     if (bytes.Upto(7) == 0) cancel->Cancel();
   }
-  void Look(Bytes& bytes) {
+  void QuerySession(Bytes& bytes) {
     const SessionInfo session = Session(bytes);
     const absl::StatusOr<SessionInfo> info = engine_->GetSession(session.id, session.tenant);
     // It may be in use, or damaged.
@@ -224,7 +224,7 @@ class Driver {
     const SessionInfo session = Session(bytes);
     if (!image_ || !image_->tokens) return;
     const absl::StatusOr<SessionImage> delta =
-        engine_->ExportSession(session.id, session.tenant, BaseOf(*image_->tokens));
+        engine_->ExportSession(session.id, session.tenant, MakeSessionBase(*image_->tokens));
     Check(delta.ok() || !delta.status().message().empty(), "an error says what is wrong");
     if (delta.ok()) image_ = test::Joined(*image_, *delta);
   }

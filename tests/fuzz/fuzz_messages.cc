@@ -86,7 +86,7 @@ std::vector<std::string> Messages(const std::string& method, Bytes bytes) {
   std::vector<std::string> messages;
   if (method.ends_with("/Chat") || method.ends_with("/ImportSession")) {
     while (!bytes.empty() && messages.size() < 8)
-      messages.emplace_back(bytes.Take(static_cast<size_t>(bytes.Byte())));
+      messages.emplace_back(bytes.ReadBytes(static_cast<size_t>(bytes.Byte())));
   } else {
     messages.emplace_back(bytes.Rest());
   }
@@ -121,7 +121,7 @@ extern "C" int LLVMFuzzerTestOneInput(const uint8_t* data, size_t size) {
       part = bytes.Rest();
     } else {
       const auto high = static_cast<size_t>(bytes.Byte());
-      part = bytes.Take(256 * high + static_cast<size_t>(bytes.Byte()));
+      part = bytes.ReadBytes(256 * high + static_cast<size_t>(bytes.Byte()));
     }
     std::vector<std::string> messages =
         Messages(method, {reinterpret_cast<const uint8_t*>(part.data()), part.size()});

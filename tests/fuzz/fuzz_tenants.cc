@@ -21,7 +21,7 @@ extern "C" int LLVMFuzzerTestOneInput(const uint8_t* data, size_t size) {
       Check(absl::StartsWith(list.status().message(), "t.json"), "an error names the file");
       continue;
     }
-    Check(list->Find(DigestOf("nobody's token")) == nullptr, "a token that is in no file");
+    Check(list->Find(DigestToken("nobody's token")) == nullptr, "a token that is in no file");
     const std::map<std::string, TenantLimits> limits = list->Limits();
     Check(limits.size() == list->size(), "every tenant has limits of its own");
     quotas->SetLimits(limits);
@@ -43,7 +43,7 @@ extern "C" int LLVMFuzzerTestOneInput(const uint8_t* data, size_t size) {
       (*hold)->ReleasePart(1, 50);
       holds.push_back(*std::move(hold));
       ++sessions;
-      Check(quotas->UseOf(name).sessions > 0, "the client has something");
+      Check(quotas->ClientUsage(name).sessions > 0, "the client has something");
     }
     int64_t used = 0;
     for (const TenantUse& use : quotas->Use()) used += use.sessions;

@@ -7,7 +7,7 @@
 #include "absl/strings/ascii.h"
 #include "base/check.h"
 #include "base/text.h"
-#include "model/step_reader.h"
+#include "model/logits_reader.h"
 #include "server/engine/answer.h"
 #include "tests/fuzz/bytes.h"
 
@@ -59,7 +59,8 @@ Cut Naive(const std::vector<std::string>& strings, bool include, std::string_vie
 void StopStrings(Bytes& bytes) {
   const bool include = bytes.Upto(1) == 1;
   std::vector<std::string> strings(static_cast<size_t>(1 + bytes.Upto(3)));
-  for (std::string& string : strings) string = bytes.Take(static_cast<size_t>(1 + bytes.Upto(6)));
+  for (std::string& string : strings)
+    string = bytes.ReadBytes(static_cast<size_t>(1 + bytes.Upto(6)));
   std::erase(strings, "");
   if (strings.empty()) return;
   Bytes lengths = bytes;
@@ -107,7 +108,7 @@ void Tokens(Bytes& bytes) {
   Check(round.ok() && *round == text, "valid text comes back as it is");
 }
 
-GenerateRequest Asked(Bytes& bytes) {
+GenerateRequest MakeGenerateRequest(Bytes& bytes) {
   GenerateRequest request;
   StopConditions& stop = request.stop;
   stop.include_stop_text = bytes.Upto(1) == 1;
@@ -116,7 +117,7 @@ GenerateRequest Asked(Bytes& bytes) {
   stop.min_tokens = bytes.Upto(7);
   stop.strings.resize(static_cast<size_t>(bytes.Upto(3)));
   for (std::string& string : stop.strings)
-    string = bytes.Take(static_cast<size_t>(1 + bytes.Upto(6)));
+    string = bytes.ReadBytes(static_cast<size_t>(1 + bytes.Upto(6)));
   // As messages have them: text.
   std::erase_if(stop.strings, [](const std::string& string) {
     return string.empty() || FirstInvalidUtf8(string);
@@ -130,7 +131,7 @@ GenerateRequest Asked(Bytes& bytes) {
 // Against the whole text of the tokens that were taken, and the naive search in it.
 void Answer(Bytes& bytes) {
   const std::vector<int32_t> eos = {257};
-  const GenerateRequest request = Asked(bytes);
+  const GenerateRequest request = MakeGenerateRequest(bytes);
   const StopConditions& stop = request.stop;
   const std::vector<int32_t> ids = Ids(bytes);
   const size_t prompt = std::min<size_t>(ids.size(), 3);
@@ -144,7 +145,7 @@ void Answer(Bytes& bytes) {
     Sampled drawn;
     drawn.token_id = ids[i];
     drawn.top.resize(static_cast<size_t>(request.output.top_logprobs));
-    StepReader reader;
+    LogitsReader reader;
     completion.WantDraws(reader, 0, static_cast<int64_t>(i), {});
     StreamEvent event;
     completion.Drawn(std::move(drawn), event);

@@ -39,10 +39,10 @@ extern "C" int LLVMFuzzerTestOneInput(const uint8_t* data, size_t size) {
   if (!weights.ok()) return 0;
   Check(weights->Fingerprint().size() == 64, "every model has a fingerprint");
   for (const auto& [name, tensor] : weights->tensors()) {
-    const absl::StatusOr<TensorView> taken = weights->Take(name, tensor.shape);
+    const absl::StatusOr<TensorView> taken = weights->GetTensor(name, tensor.shape);
     Check(taken.ok() || !taken.status().message().empty(), "a tensor, or why not");
   }
   Check(weights->CheckWhole().ok(), "nobody wrote them meanwhile");
-  Check(weights->CheckAllTaken([](std::string_view) { return false; }).ok(), "all were asked for");
+  Check(weights->CheckAllUsed([](std::string_view) { return false; }).ok(), "all were asked for");
   return 0;
 }

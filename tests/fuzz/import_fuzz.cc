@@ -40,7 +40,7 @@ constexpr unsigned kMostSeconds = 120;  // of a run
 
 std::atomic<uint64_t> current_seed, current_run;
 
-void TellRun() {
+void PrintCurrentRun() {
   char text[96];
   const int n = std::snprintf(text, sizeof text, "import_fuzz: in --seed %llu --first %llu\n",
                               static_cast<unsigned long long>(current_seed),
@@ -48,7 +48,7 @@ void TellRun() {
   (void)!write(STDERR_FILENO, text, static_cast<size_t>(n));
 }
 void Die(int signal) {
-  TellRun();
+  PrintCurrentRun();
   std::signal(signal, SIG_DFL);
   std::raise(signal);
 }
@@ -235,7 +235,7 @@ int Main(const std::vector<std::string>& args) {
   current_seed = seed;
   for (const int signal : {SIGABRT, SIGALRM}) std::signal(signal, Die);
   if (__sanitizer_set_death_callback != nullptr) {
-    __sanitizer_set_death_callback(TellRun);
+    __sanitizer_set_death_callback(PrintCurrentRun);
   } else {
     for (const int signal : {SIGSEGV, SIGBUS, SIGFPE}) std::signal(signal, Die);
   }

@@ -38,8 +38,8 @@ Place AnyField(const StateLayout& layout, Random& random, const SessionImage& im
     f = static_cast<int>(random.Upto(std::ssize(fields.list()) - 1));
   }
   if (grown && mixer.growth.parts() > 1)
-    f = head * mixer.fields_of_head() + f % mixer.fields_of_head();
-  const size_t base = grown ? where.FieldOffset(mixer, f, random.Upto(BlocksOf(live) - 1))
+    f = head * mixer.fields_per_head() + f % mixer.fields_per_head();
+  const size_t base = grown ? where.FieldOffset(mixer, f, random.Upto(NumBlocks(live) - 1))
                             : where.fixed_offset + fields.offset(f);
   size_t packed = 0;
   for (const StateExtent& extent : extents) {

@@ -100,7 +100,7 @@ class SourceHash(unittest.TestCase):
         listed = source_hash(self.folder, "--list").splitlines()
         for part in ("kernels/common/cuda/ptx.cuh", "kernels/common/cuda/cuda_device.cu",
                      "kernels/common/tensor.h", "kernels/ops/matmul.cc", "base/check.cc",
-                     "model/language_model.cc", "model/step_reader.cc", "tests/bench/bench_cuda.cc"):
+                     "model/language_model.cc", "model/logits_reader.cc", "tests/bench/bench_cuda.cc"):
             self.assertIn(part, listed)
         for path in listed[::6]:
             whole = os.path.join(self.folder, path)

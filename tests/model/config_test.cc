@@ -121,7 +121,7 @@ std::vector<std::string> WrongFields(const Json& json, ModelConfig& config) {
   const TempFolder folder;
   folder.Write("config.json", json.dump());
   std::vector<std::string> fields;
-  for (const absl::Status& problem : ProblemsOf(LoadConfig(folder.path(), config))) {
+  for (const absl::Status& problem : SplitProblems(LoadConfig(folder.path(), config))) {
     const std::string message = Message(problem).substr(folder.file("config.json: ").size());
     fields.push_back(message.substr(0, message.find(':')));
   }

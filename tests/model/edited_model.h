@@ -81,7 +81,7 @@ inline std::vector<float> Logits(const LanguageModel& model, DeviceContext& cont
   session.Feed(5);
   return session.logits();
 }
-inline std::vector<float> LogitsOf(const EditedModel& model) {
+inline std::vector<float> ComputeLogits(const EditedModel& model) {
   const auto loaded = model.Load();
   Check(loaded.ok(), Message(loaded.status()).c_str());
   return Logits(**loaded, *model.context);

@@ -24,7 +24,7 @@ void Integers(nlohmann::json& json, std::vector<nlohmann::json*>& found) {
 
 absl::StatusOr<ModelConfig> Read(const TempFolder& folder, const nlohmann::json& json) {
   folder.Write("config.json", json.dump());
-  return LoadConfig(folder.path(), Memory::kAsTrained);
+  return LoadConfig(folder.path(), CachePolicy::kAsTrained);
 }
 
 // One field after another at the largest of some numbers that the config then still allows.

@@ -82,13 +82,13 @@ TEST(Rwkv7Backbone, RefusesWhatItDoesNotHave) {
 
 TEST(Rwkv7Backbone, TakesFlagsAndMixersAsTheyAreWritten) {
   EditedModel model(kFull);
-  const std::vector<float> before = LogitsOf(model);
+  const std::vector<float> before = ComputeLogits(model);
   model.config["use_value_residual"] = true;
   model.config["token_mixer"] = "rwkv7";  // the class path wins
   model.config["token_mixer_class_path"] = "model.gptalpha_mixer.SequenceMixer";
   model.config["residual_scale"] = 0.5;
   model.config["some_later_field"] = {{"a", 1}};
-  EXPECT_EQ(LogitsOf(model), before);
+  EXPECT_EQ(ComputeLogits(model), before);
 }
 
 TEST(Rwkv7Backbone, NamesTensorsAsTheFileDoes) {
@@ -130,7 +130,7 @@ TEST(Rwkv7Backbone, TokenShiftMayBeOff) {
       mix.assign(mix.size(), '\0');
     }
   }
-  EXPECT_EQ(LogitsOf(model), LogitsOf(still));
+  EXPECT_EQ(ComputeLogits(model), ComputeLogits(still));
 }
 
 // A gate of the shifted input has a shift of its own, whatever that of the attention.
@@ -148,8 +148,8 @@ TEST(Rwkv7Backbone, AGateAfterTheShiftShiftsByItself) {
     std::string& mix = still.tensors[absl::StrCat("transformer.h.", layer, ".attn.x_v")].second;
     mix.assign(mix.size(), '\0');
   }
-  EXPECT_EQ(LogitsOf(still), LogitsOf(before));
-  EXPECT_NE(LogitsOf(after), LogitsOf(before));
+  EXPECT_EQ(ComputeLogits(still), ComputeLogits(before));
+  EXPECT_NE(ComputeLogits(after), ComputeLogits(before));
   after.tensors.erase("transformer.h.1.attn.x_v");
   after.ExpectError(absl::StatusCode::kNotFound, "transformer.h.1.attn.x_v");
 }
@@ -162,7 +162,7 @@ TEST(Rwkv7Backbone, EveryFirstLayerAsAlternateIsNone) {
   }
   none.config["alt_layer_every"] = -1;
   every.config["alt_layer_every"] = 1;
-  EXPECT_EQ(LogitsOf(every), LogitsOf(none));
+  EXPECT_EQ(ComputeLogits(every), ComputeLogits(none));
 }
 
 TEST(Rwkv7Backbone, ALinearValueResidualOfNothingIsNone) {
@@ -184,10 +184,10 @@ TEST(Rwkv7Backbone, ALinearValueResidualOfNothingIsNone) {
     }
   };
   set_share(0);
-  const std::vector<float> without = LogitsOf(none);
-  EXPECT_EQ(LogitsOf(linear), without);
+  const std::vector<float> without = ComputeLogits(none);
+  EXPECT_EQ(ComputeLogits(linear), without);
   set_share(0.5f);
-  EXPECT_NE(LogitsOf(linear), without);
+  EXPECT_NE(ComputeLogits(linear), without);
 }
 
 void AddLambdas(EditedModel& model, int layer, float keep, float embedding) {
@@ -213,8 +213,8 @@ TEST(Rwkv7Backbone, ASkipConnectionIsALambdaOfTheEmbedding) {
   for (float weight : {0.0f, 0.75f}) {
     skips.tensors["transformer.skip_weights"] = {{1}, Bytes({weight})};
     AddLambdas(lambdas, 1, 1, weight);
-    EXPECT_EQ(LogitsOf(skips), LogitsOf(lambdas));
-    EXPECT_EQ(LogitsOf(skips) == LogitsOf(plain), weight == 0);
+    EXPECT_EQ(ComputeLogits(skips), ComputeLogits(lambdas));
+    EXPECT_EQ(ComputeLogits(skips) == ComputeLogits(plain), weight == 0);
   }
   skips.config["alt_layer_every"] = 2;
   skips.ExpectError(absl::StatusCode::kInvalidArgument, "use_skip_connections: expected false");
@@ -222,10 +222,10 @@ TEST(Rwkv7Backbone, ASkipConnectionIsALambdaOfTheEmbedding) {
 
 TEST(Rwkv7Backbone, SoftCapBoundsTheLogits) {
   EditedModel model(kFull);
-  std::vector<float> expected = LogitsOf(model);
+  std::vector<float> expected = ComputeLogits(model);
   for (float& logit : expected) logit = 3 * std::tanh(logit / 3);
   model.config["logit_softcap"] = 3;
-  const std::vector<float> capped = LogitsOf(model);
+  const std::vector<float> capped = ComputeLogits(model);
   ASSERT_EQ(capped.size(), expected.size());
   for (size_t i = 0; i < capped.size(); ++i) EXPECT_NEAR(capped[i], expected[i], 2e-6) << i;
 }

@@ -48,11 +48,10 @@ Buffer NewState(const LanguageModel& model, DeviceContext& context) {
   return context.Upload(bytes.data(), bytes.size());
 }
 
-std::vector<float> Forward(const LanguageModel& model, DeviceContext& context,
-                           const StepBatch& batch) {
+std::vector<float> Forward(const LanguageModel& model, DeviceContext& context, const Batch& batch) {
   ScratchScope scope(context);
   const TensorView rows = model.Forward(batch, context, scope);
-  std::vector<float> logits(batch.logit_rows.size() *
+  std::vector<float> logits(batch.logits_indices.size() *
                             static_cast<size_t>(model.config().vocab_size));
   context.CopyToHost(logits.data(), rows.data, logits.size() * sizeof(float));
   return logits;
@@ -66,14 +65,14 @@ Session::Session(const LanguageModel& model, DeviceContext& context, std::vector
       slot_cap_(slot_cap),
       memory_(NewState(model, context)) {}
 
-void Session::AddTo(StepBatch& batch, int64_t n) {
+void Session::AddTo(Batch& batch, int64_t n) {
   const auto part = std::span<const int32_t>(tokens_).subspan(static_cast<size_t>(position_),
                                                               static_cast<size_t>(n));
   batch.Add(part, position_, static_cast<int32_t>(slot_cap_), memory_.as<std::byte>(),
             static_cast<int>(n));
 }
 
-const float* Session::TakeLogits(const float* rows, int64_t n) {
+const float* Session::StoreLogits(const float* rows, int64_t n) {
   const float* end = rows + n * model_.config().vocab_size;
   logits_.insert(logits_.end(), rows, end);
   position_ += n;
@@ -81,9 +80,9 @@ const float* Session::TakeLogits(const float* rows, int64_t n) {
 }
 
 void Session::Feed(int64_t n) {
-  StepBatch batch;
+  Batch batch;
   AddTo(batch, n);
-  TakeLogits(Forward(model_, context_, batch).data(), n);
+  StoreLogits(Forward(model_, context_, batch).data(), n);
 }
 
 void Session::ContinueFrom(const Session& other) {
@@ -99,13 +98,13 @@ void Session::ContinueFrom(const Session& other) {
 }
 
 std::string Session::StateBytes() const {
-  return BytesOf(model_.layout().extents_at(position_, slot_cap_));
+  return ReadExtents(model_.layout().extents_at(position_, slot_cap_));
 }
 std::string Session::LiveBytes() const {
-  return BytesOf(model_.layout().live_extents_at(position_, slot_cap_));
+  return ReadExtents(model_.layout().live_extents_at(position_, slot_cap_));
 }
 
-std::string Session::BytesOf(const std::vector<StateExtent>& extents) const {
+std::string Session::ReadExtents(const std::vector<StateExtent>& extents) const {
   std::string bytes;
   for (const StateExtent& extent : extents) {
     std::string part(extent.bytes, '\0');
@@ -117,7 +116,7 @@ std::string Session::BytesOf(const std::vector<StateExtent>& extents) const {
 
 void FeedTogether(const LanguageModel& model, DeviceContext& context,
                   const std::vector<Session*>& sessions, const std::vector<int64_t>& lengths) {
-  StepBatch batch;
+  Batch batch;
   for (;;) {
     batch.Clear();
     std::vector<int64_t> rows(sessions.size());
@@ -125,10 +124,10 @@ void FeedTogether(const LanguageModel& model, DeviceContext& context,
       rows[i] = std::min(lengths[i], sessions[i]->remaining());
       if (rows[i] > 0) sessions[i]->AddTo(batch, rows[i]);
     }
-    if (batch.n_rows() == 0) return;
+    if (batch.n_tokens() == 0) return;
     const std::vector<float> logits = Forward(model, context, batch);
     const float* next = logits.data();
-    for (size_t i = 0; i < sessions.size(); ++i) next = sessions[i]->TakeLogits(next, rows[i]);
+    for (size_t i = 0; i < sessions.size(); ++i) next = sessions[i]->StoreLogits(next, rows[i]);
   }
 }
 

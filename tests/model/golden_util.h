@@ -37,8 +37,7 @@ std::unique_ptr<LanguageModel> LoadModel(const std::string& folder, DeviceContex
 Buffer NewState(const LanguageModel& model, DeviceContext& context);
 
 // All logits of one step, on the host.
-std::vector<float> Forward(const LanguageModel& model, DeviceContext& context,
-                           const StepBatch& batch);
+std::vector<float> Forward(const LanguageModel& model, DeviceContext& context, const Batch& batch);
 
 // One sequence that is fed to a model step by step, its logits kept.
 class Session {
@@ -49,9 +48,9 @@ class Session {
   int64_t position() const { return position_; }
   int64_t remaining() const { return static_cast<int64_t>(tokens_.size()) - position_; }
   // Appends the next n tokens to a batch, all logits wanted.
-  void AddTo(StepBatch& batch, int64_t n);
+  void AddTo(Batch& batch, int64_t n);
   // Takes this session's rows of a step's logits, and returns what follows them.
-  const float* TakeLogits(const float* rows, int64_t n);
+  const float* StoreLogits(const float* rows, int64_t n);
   // In place of a new session: goes on where another one stands, maybe of another device.
   void ContinueFrom(const Session& other);
   // The next n tokens as a step of their own.
@@ -70,7 +69,7 @@ class Session {
   Buffer memory_;
   std::vector<float> logits_;
 
-  std::string BytesOf(const std::vector<StateExtent>& extents) const;
+  std::string ReadExtents(const std::vector<StateExtent>& extents) const;
 };
 
 // Feeds whole sessions together, lengths[i] tokens of session i a step, until all are done.

@@ -29,7 +29,7 @@ struct Trace {
   bool operator==(const Trace&) const = default;
 };
 
-Trace TraceOf(const Session& session) {
+Trace MakeTrace(const Session& session) {
   const std::vector<float>& logits = session.logits();
   return {std::string(reinterpret_cast<const char*>(logits.data()), logits.size() * sizeof(float)),
           session.StateBytes()};
@@ -46,7 +46,7 @@ class Identity : public ::testing::TestWithParam<TypedCase> {
     for (size_t i = 0; i < golden_.sequences.size(); ++i) {
       Session session(*model_, *context_, golden_.sequences[i], kCap);
       session.Feed(session.remaining());
-      whole_.push_back(TraceOf(session));
+      whole_.push_back(MakeTrace(session));
     }
   }
 
@@ -68,7 +68,7 @@ TEST_P(Identity, AnySplit) {
     for (int64_t length : lengths) {
       Session session(*model_, *context_, golden_.sequences[i], kCap);
       FeedTogether(*model_, *context_, {&session}, {length});
-      EXPECT_TRUE(TraceOf(session) == whole_[i]) << "sequence " << i << " in steps of " << length;
+      EXPECT_TRUE(MakeTrace(session) == whole_[i]) << "sequence " << i << " in steps of " << length;
     }
   }
 }
@@ -89,7 +89,7 @@ TEST_P(Identity, AnyCompany) {
     }
     FeedTogether(*model_, *context_, pointers, lengths);
     for (size_t j = 0; j < sessions.size(); ++j) {
-      EXPECT_TRUE(TraceOf(*sessions[j]) == whole_[which[j]]) << "trial " << trial << ", " << j;
+      EXPECT_TRUE(MakeTrace(*sessions[j]) == whole_[which[j]]) << "trial " << trial << ", " << j;
     }
   }
 }
@@ -103,7 +103,7 @@ TEST_P(HostIdentity, AnyThreads) {
     for (int64_t length : slow() ? std::vector<int64_t>{7} : std::vector<int64_t>{1, 7, 1000}) {
       Session session(*model, *two, golden_.sequences[i], kCap);
       FeedTogether(*model, *two, {&session}, {length});
-      EXPECT_TRUE(TraceOf(session) == whole_[i]) << "sequence " << i << " in steps of " << length;
+      EXPECT_TRUE(MakeTrace(session) == whole_[i]) << "sequence " << i << " in steps of " << length;
     }
   }
 }

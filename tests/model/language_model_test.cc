@@ -192,7 +192,7 @@ TEST(LanguageModel, BiasOfTheHeadIsScaledWithTheLogits) {
     EditedModel model("sw-ovq");
     model.config["tie_word_embeddings"] = tied;
     if (tied) model.tensors.erase("lm_head.weight");
-    std::vector<float> expected = LogitsOf(model);
+    std::vector<float> expected = ComputeLogits(model);
     std::vector<float> bias(kVocab);
     for (size_t i = 0; i < bias.size(); ++i) bias[i] = 0.25f * static_cast<float>(i) - 10;
     for (size_t i = 0; i < expected.size(); ++i)
@@ -201,14 +201,14 @@ TEST(LanguageModel, BiasOfTheHeadIsScaledWithTheLogits) {
     model.config["lm_head_bias"] = true;
     model.ExpectError(absl::StatusCode::kNotFound, "'lm_head.bias' is missing");
     model.tensors["lm_head.bias"] = {{kVocab}, Bytes(bias)};
-    EXPECT_EQ(LogitsOf(model), expected);
+    EXPECT_EQ(ComputeLogits(model), expected);
   }
 }
 
 // A bias before the head is one of the logits; before a feed-forward or a mixer it is felt.
 TEST(LanguageModel, NormsMayHaveABias) {
   EditedModel model("sw-ovq");
-  const std::vector<float> plain = LogitsOf(model);
+  const std::vector<float> plain = ComputeLogits(model);
   model.config["norm_bias"] = true;
   std::vector<std::string> norms = {"model.norm"};
   for (int i = 0; i < 4; ++i) {
@@ -220,10 +220,10 @@ TEST(LanguageModel, NormsMayHaveABias) {
     model.ExpectError(absl::StatusCode::kNotFound, norm + ".bias' is missing");
     model.tensors[norm + ".bias"] = {{kWidth}, Bytes(std::vector<float>(kWidth, 0))};
   }
-  EXPECT_EQ(LogitsOf(model), plain);
+  EXPECT_EQ(ComputeLogits(model), plain);
   for (const std::string& norm : norms) {
     Floats(model, norm + ".bias")[3] = 2;
-    const std::vector<float> biased = LogitsOf(model);
+    const std::vector<float> biased = ComputeLogits(model);
     EXPECT_NE(biased, plain) << norm;
     if (norm == "model.norm") {
       std::vector<float> expected = plain;
@@ -244,7 +244,7 @@ TEST(LanguageModel, TheHeadMayReadTheResidualStream) {
   bare.config["final_norm"] = false;
   bare.ExpectError(absl::StatusCode::kInvalidArgument, "'model.norm.weight'");
   bare.tensors.erase("model.norm.weight");
-  const std::vector<float> a = LogitsOf(normed), b = LogitsOf(bare);
+  const std::vector<float> a = ComputeLogits(normed), b = ComputeLogits(bare);
   EXPECT_NE(a, b);
   for (size_t row = 0; row < a.size(); row += kVocab) {
     double ab = 0, aa = 0;
@@ -279,7 +279,7 @@ TEST(LanguageModel, PositionsAreAddedToTheEmbedding) {
     }
   }
   // Roundings of the angles' waves, through four layers.
-  ExpectNear(LogitsOf(model), LogitsOf(in_rows), 1e-5f);
+  ExpectNear(ComputeLogits(model), ComputeLogits(in_rows), 1e-5f);
 }
 
 TEST(LanguageModel, FingerprintSeesTheConfig) {
@@ -290,28 +290,28 @@ TEST(LanguageModel, FingerprintSeesTheConfig) {
   EXPECT_NE((*model.Load())->fingerprint(), before);
 }
 
-TEST(LanguageModel, LogitsOfChosenRowsOnly) {
+TEST(LanguageModel, LogitsOfChosenTokensOnly) {
   const auto context = BoundContext(Device::kCpu);
   const auto model = LoadModel(LoadGolden("sw-ovq").folder, *context);
   const int64_t vocab = model->config().vocab_size;
   const std::vector<float> all = Logits(*model, *context);
   const Buffer memory = NewState(*model, *context);
-  StepBatch batch;
+  Batch batch;
   const std::vector<int32_t> tokens = {1, 2, 3, 4, 5};
   batch.Add(tokens, 0, 24, memory.as<std::byte>(), 0);
-  batch.logit_rows = {0, 2, 3};
+  batch.logits_indices = {0, 2, 3};
   const std::vector<float> some = Forward(*model, *context, batch);
   for (int i = 0; i < 3; ++i) {
     const std::vector<float> got(some.begin() + i * vocab, some.begin() + (i + 1) * vocab);
-    const auto row = all.begin() + batch.logit_rows[i] * vocab;
+    const auto row = all.begin() + batch.logits_indices[i] * vocab;
     EXPECT_EQ(got, std::vector<float>(row, row + vocab)) << i;
   }
-  batch.logit_rows.clear();
+  batch.logits_indices.clear();
   batch.start_pos = {5};
   EXPECT_TRUE(Forward(*model, *context, batch).empty());
 }
 
-TEST(LanguageModel, SteadyStepsTakeNoMoreScratch) {
+TEST(LanguageModel, SteadyBatchesUseNoMoreScratch) {
   const auto context = BoundContext(Device::kCpu);
   const auto model = LoadModel(LoadGolden("sw-ovq").folder, *context);
   Session session(*model, *context, std::vector<int32_t>(200, 7), 24);

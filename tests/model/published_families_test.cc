@@ -30,7 +30,7 @@ void ExpectTheSame(const char* name, const nlohmann::json& changes) {
   const EditedModel before(name);
   EditedModel after = before.Copy();
   after.config.merge_patch(changes);
-  EXPECT_EQ(LogitsOf(after), LogitsOf(before)) << changes;
+  EXPECT_EQ(ComputeLogits(after), ComputeLogits(before)) << changes;
 }
 
 TEST(Granite, RefusesWhatItDoesNotHave) {
@@ -74,18 +74,18 @@ TEST(Granite, FieldsMayBeWrittenInOtherWays) {
   ExpectTheSame(kGranite, {{"mamba_chunk_size", 64}, {"intermediate_size", 7}, {"a_field", {1}}});
   ExpectTheSame(kGranite, {{"time_step_limit", {0.0, {{"__float__", "Infinity"}}}}});
   EditedModel older(kGranite);
-  const std::vector<float> expected = LogitsOf(older);
+  const std::vector<float> expected = ComputeLogits(older);
   older.config["layers_block_type"] = older.config["layer_types"];
   older.config.erase("layer_types");
-  EXPECT_EQ(LogitsOf(older), expected);
+  EXPECT_EQ(ComputeLogits(older), expected);
   // A tied model whose writer put the head beside the embedding.
   older.tensors["lm_head.weight"] = older.tensors["model.embed_tokens.weight"];
-  EXPECT_EQ(LogitsOf(older), expected);
+  EXPECT_EQ(ComputeLogits(older), expected);
 }
 
 // Each of these is small enough in a file to be forgotten.
 TEST(Granite, EveryMultiplierCounts) {
-  const std::vector<float> expected = LogitsOf(EditedModel(kGranite));
+  const std::vector<float> expected = ComputeLogits(EditedModel(kGranite));
   for (const nlohmann::json& change :
        {nlohmann::json{{"attention_multiplier", 0.3}}, nlohmann::json{{"embedding_multiplier", 1}},
         nlohmann::json{{"residual_multiplier", 1}}, nlohmann::json{{"logits_scaling", 1}},
@@ -93,7 +93,7 @@ TEST(Granite, EveryMultiplierCounts) {
         nlohmann::json{{"position_embedding_type", "rope"}}}) {
     EditedModel model(kGranite);
     model.config.merge_patch(change);
-    EXPECT_NE(LogitsOf(model), expected) << change;
+    EXPECT_NE(ComputeLogits(model), expected) << change;
   }
 }
 
@@ -117,27 +117,27 @@ TEST(OlmoHybrid, RefusesWhatItDoesNotHave) {
 // A base of null is no RoPE, a missing one 10000.
 TEST(OlmoHybrid, TellsANullThetaFromAMissingOne) {
   EditedModel none(kOlmo);
-  const std::vector<float> without = LogitsOf(none);
+  const std::vector<float> without = ComputeLogits(none);
   none.config.erase("rope_parameters");
   none.config["rope_theta"] = nullptr;
-  EXPECT_EQ(LogitsOf(none), without);
+  EXPECT_EQ(ComputeLogits(none), without);
   none.config["rope_parameters"] = nullptr;
-  EXPECT_EQ(LogitsOf(none), without);
+  EXPECT_EQ(ComputeLogits(none), without);
   EditedModel missing(kOlmo), given(kOlmo);
   missing.config.erase("rope_parameters");
   given.config["rope_parameters"] = {{"rope_theta", 10000}};
-  const std::vector<float> turned = LogitsOf(given);
-  EXPECT_NE(turned, without);
-  EXPECT_EQ(LogitsOf(missing), turned);
+  const std::vector<float> rotated = ComputeLogits(given);
+  EXPECT_NE(rotated, without);
+  EXPECT_EQ(ComputeLogits(missing), rotated);
   given.config["rope_parameters"] = nullptr;
-  EXPECT_EQ(LogitsOf(given), turned);
+  EXPECT_EQ(ComputeLogits(given), rotated);
   given.config["rope_theta"] = 500000;
-  EXPECT_NE(LogitsOf(given), turned);
+  EXPECT_NE(ComputeLogits(given), rotated);
 }
 
 TEST(OlmoHybrid, TakesEverySpellingOfItsTensors) {
   EditedModel model(kOlmo);
-  const std::vector<float> expected = LogitsOf(model);
+  const std::vector<float> expected = ComputeLogits(model);
   const auto rename = [&](const std::string& from, const std::string& to) {
     auto tensor = model.tensors.extract("model.layers." + from);
     ASSERT_FALSE(tensor.empty()) << from;
@@ -155,19 +155,19 @@ TEST(OlmoHybrid, TakesEverySpellingOfItsTensors) {
     fused.second += model.tensors.at(name).second;
     model.tensors.erase(name);
   }
-  EXPECT_EQ(LogitsOf(model), expected);
+  EXPECT_EQ(ComputeLogits(model), expected);
 }
 
 TEST(OlmoHybrid, FillsInWhatTheFileLeavesOut) {
   EditedModel model(kOlmo);
-  const std::vector<float> expected = LogitsOf(model);
+  const std::vector<float> expected = ComputeLogits(model);
   for (const char* field :
        {"layer_types", "linear_num_key_heads", "linear_num_value_heads", "linear_key_head_dim",
         "linear_value_head_dim", "linear_conv_kernel_dim", "linear_allow_neg_eigval",
         "rms_norm_eps", "num_key_value_heads"}) {
     ASSERT_EQ(model.config.erase(field), 1u) << field;
   }
-  EXPECT_EQ(LogitsOf(model), expected);
+  EXPECT_EQ(ComputeLogits(model), expected);
 }
 
 TEST(Cohere2, RefusesWhatItDoesNotHave) {
@@ -196,12 +196,12 @@ TEST(Cohere2, FieldsMayBeWrittenInOtherWays) {
   ExpectTheSame(kCohere, {{"rope_parameters", {{"rope_theta", 50000}}}, {"rope_theta", 7}});
   ExpectTheSame(kCohere, {{"sliding_window_pattern", 4}, {"layer_switch", nullptr}});
   EditedModel listed(kCohere);
-  const std::vector<float> expected = LogitsOf(listed);
+  const std::vector<float> expected = ComputeLogits(listed);
   for (int i = 0; i < 8; ++i) {
     listed.config["layer_types"].push_back(i % 4 == 3 ? "full_attention" : "sliding_attention");
   }
   listed.config["layer_switch"] = 3;  // says nothing beside a list
-  EXPECT_EQ(LogitsOf(listed), expected);
+  EXPECT_EQ(ComputeLogits(listed), expected);
 }
 
 TEST(Qwen35, RefusesWhatItDoesNotHave) {
@@ -231,17 +231,17 @@ TEST(Qwen35, RefusesWhatItDoesNotHave) {
 // The text model alone is the same model, under either name of its tensors.
 TEST(Qwen35, TextMayStandAlone) {
   const EditedModel beside(kQwen);
-  const std::vector<float> expected = LogitsOf(beside);
+  const std::vector<float> expected = ComputeLogits(beside);
   EditedModel alone(kQwen);
   alone.config = beside.config["text_config"];
-  EXPECT_EQ(LogitsOf(alone), expected);
+  EXPECT_EQ(ComputeLogits(alone), expected);
   alone.tensors.clear();
   for (const auto& [name, tensor] : beside.tensors) {
     constexpr std::string_view kBegin = "model.language_model.";
     if (!name.starts_with(kBegin)) continue;  // drafts and pictures
     alone.tensors["model." + name.substr(kBegin.size())] = tensor;
   }
-  EXPECT_EQ(LogitsOf(alone), expected);
+  EXPECT_EQ(ComputeLogits(alone), expected);
   alone.config["tie_word_embeddings"] = false;
   alone.ExpectError(absl::StatusCode::kNotFound, "'lm_head.weight' is missing");
 }
@@ -276,13 +276,13 @@ TEST(MuseGlimmer, RefusesWhatItDoesNotHave) {
 TEST(MuseGlimmer, RotationIsIndependentOfWindows) {
   EditedModel model(kMuse);
   model.config["text_config"]["sliding_window"] = 2;
-  const std::vector<float> expected = LogitsOf(model);
+  const std::vector<float> expected = ComputeLogits(model);
   model.config["text_config"]["layer_rope_theta"] = {500000, 500000, 0, 500000};
-  const std::vector<float> moved = LogitsOf(model);
+  const std::vector<float> moved = ComputeLogits(model);
   EXPECT_NE(moved, expected);
   model.config["text_config"]["layer_types"] = {"sliding_attention", "sliding_attention",
                                                 "full_attention", "sliding_attention"};
-  EXPECT_NE(LogitsOf(model), moved);
+  EXPECT_NE(ComputeLogits(model), moved);
   ExpectTheSame(kMuse,
                 {{"text_config", {{"layer_rope_theta", nullptr}, {"layer_types", nullptr}}}});
 }
@@ -301,7 +301,7 @@ TEST(PublishedFamilies, AttentionMayHaveBiases) {
              "text_config",
              {{"q", 64}, {"k", 16}, {"v", 16}, {"o", 48}}}}) {
     EditedModel model(c.name);
-    const std::vector<float> expected = LogitsOf(model);
+    const std::vector<float> expected = ComputeLogits(model);
     auto& config = *c.section == 0 ? model.config : model.config[c.section];
     config["attention_bias"] = true;
     const auto add = [&](const std::string& layer, float value) {
@@ -318,9 +318,9 @@ TEST(PublishedFamilies, AttentionMayHaveBiases) {
       if (name.ends_with(kEnd)) layers.push_back(name.substr(0, name.size() - kEnd.size()));
     }
     for (const std::string& layer : layers) add(layer, 0);
-    EXPECT_EQ(LogitsOf(model), expected) << c.name;
+    EXPECT_EQ(ComputeLogits(model), expected) << c.name;
     add(c.layer, 0.5f);
-    EXPECT_NE(LogitsOf(model), expected) << c.name;
+    EXPECT_NE(ComputeLogits(model), expected) << c.name;
     model.tensors.erase(absl::StrCat(c.layer, "self_attn.o_proj.bias"));
     model.ExpectError(absl::StatusCode::kNotFound, "self_attn.o_proj.bias");
   }

@@ -44,8 +44,8 @@ TEST_P(SamplerAgreement, AgreesWithTheReference) {
         cases[i].seed = 77 + i;
         samplers.emplace_back(cases[i], static_cast<int64_t>(vocab));
       }
-      StepReader expected, got;
-      for (StepReader* reader : {&expected, &got}) {
+      LogitsReader expected, got;
+      for (LogitsReader* reader : {&expected, &got}) {
         for (Sampler& sampler : samplers) {
           for (int i = 0; i < kPositions; ++i) reader->WantDraw(sampler, 0, i, 0, {});
         }
@@ -62,7 +62,7 @@ TEST_P(SamplerAgreement, AgreesWithTheReference) {
 }
 
 // Enough draws from one row to meet every token and the borders between them.
-TEST_P(SamplerAgreement, ManyDrawsFromOneRow) {
+TEST_P(SamplerAgreement, ManyDrawsFromOneLogitsRow) {
   constexpr int kDraws = 300;
   const std::vector<float> logits = RandomNormal(7, 21);
   Step reference(MakeContext(Device::kReference));
@@ -144,7 +144,7 @@ TEST_P(SamplerAgreement, CompanyDoesNotMatter) {
   const auto banned_at = [&](int i) {
     return i % 2 == 0 ? std::span<const int32_t>(banned) : std::span<const int32_t>();
   };
-  StepReader together;
+  LogitsReader together;
   for (int i = 0; i < 3 * kRows; ++i) {  // three draws a row
     together.WantDraw(samplers[i], i % kRows, i, i % 3, banned_at(i));
     if (i % 2 == 0) together.WantScore(i % kRows, i, 4);
@@ -152,7 +152,7 @@ TEST_P(SamplerAgreement, CompanyDoesNotMatter) {
   std::vector<Sampler> copies = samplers;  // they have not counted yet
   step_->Read(logits, kVocab, together);
   for (int i = 0; i < 3 * kRows; ++i) {
-    StepReader single;
+    LogitsReader single;
     single.WantDraw(copies[i], 0, i, i % 3, banned_at(i));
     if (i % 2 == 0) single.WantScore(0, i, 4);
     step_->Read(row_of(i % kRows), kVocab, single);
@@ -165,7 +165,7 @@ TEST_P(SamplerAgreement, CompanyDoesNotMatter) {
       EXPECT_EQ(a.top[j].logprob, b.top[j].logprob);
     }
     if (i % 2 != 0) continue;
-    const RowScore score = together.NextScore(), alone = single.NextScore();
+    const TokenScore score = together.NextScore(), alone = single.NextScore();
     ASSERT_TRUE(score.logprob && alone.logprob);
     EXPECT_EQ(*score.logprob, *alone.logprob);
     EXPECT_NEAR(*score.logprob, row_of(i % kRows)[i] - LogSumExp(row_of(i % kRows)), 1e-5);

@@ -12,7 +12,7 @@
 #include <utility>
 #include <vector>
 
-#include "model/step_reader.h"
+#include "model/logits_reader.h"
 #include "tests/device_tests.h"
 
 namespace ovq::test {
@@ -32,7 +32,7 @@ class Step {
   explicit Step(std::unique_ptr<DeviceContext> context) : context_(std::move(context)) {}
 
   // rows: [n, vocab]
-  void Read(const std::vector<float>& rows, int64_t vocab, StepReader& reader) {
+  void Read(const std::vector<float>& rows, int64_t vocab, LogitsReader& reader) {
     const Buffer memory = context_->Upload(rows.data(), rows.size() * sizeof(float));
     const auto n_rows = static_cast<int64_t>(rows.size()) / vocab;
     reader.Read(*context_, {memory.as<void>(), DType::kF32, Shape{n_rows, vocab}});
@@ -43,7 +43,7 @@ class Step {
   }
   Sampled Draw(Sampler& sampler, const std::vector<float>& row, int64_t position,
                int top_logprobs = 0, const std::vector<int32_t>& banned = {}) {
-    StepReader reader;
+    LogitsReader reader;
     reader.WantDraw(sampler, 0, position, top_logprobs, banned);
     Read(row, static_cast<int64_t>(row.size()), reader);
     return reader.NextDraw();
@@ -51,7 +51,7 @@ class Step {
   // The tokens at positions begin .. begin + n - 1, all from the same row.
   std::vector<int32_t> DrawMany(Sampler& sampler, const std::vector<float>& row, int64_t begin,
                                 int n) {
-    StepReader reader;
+    LogitsReader reader;
     for (int i = 0; i < n; ++i) reader.WantDraw(sampler, 0, begin + i, 0, {});
     Read(row, static_cast<int64_t>(row.size()), reader);
     std::vector<int32_t> tokens;
@@ -59,7 +59,7 @@ class Step {
     return tokens;
   }
   std::vector<TokenLogprob> Top(const std::vector<float>& row, int n) {
-    StepReader reader;
+    LogitsReader reader;
     reader.WantScore(0, std::nullopt, n);
     Read(row, static_cast<int64_t>(row.size()), reader);
     return reader.NextScore().top;

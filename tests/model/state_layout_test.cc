@@ -38,7 +38,7 @@ std::vector<MixerState> Layers() {
 }
 
 int64_t Blocks(const MixerState& state, int64_t position, int64_t cap) {
-  return state.growth.exists() ? BlocksOf(state.growth.live(position, cap)) : 0;
+  return state.growth.exists() ? NumBlocks(state.growth.live(position, cap)) : 0;
 }
 
 // Every byte range that the layers' kernels touch, in address order.
@@ -177,9 +177,9 @@ TEST(StateLayout, ASessionsCapIsSharedOut) {
       {State(3, chunks.WithShares({1.75}), 5), State(1, chunks.WithShares({0.25}), 5)}, kLimits,
       StateLayout::kPartAlignment);
   ASSERT_EQ(layout.growths().size(), 2u);
-  EXPECT_EQ(layout.growths()[0].CapOf(300, 0), 525);
-  EXPECT_EQ(layout.growths()[1].CapOf(300, 0), 75);
-  EXPECT_EQ(layout.growths()[1].CapOf(2, 0), kMinSlotCap);
+  EXPECT_EQ(layout.growths()[0].HeadSlotCap(300, 0), 525);
+  EXPECT_EQ(layout.growths()[1].HeadSlotCap(300, 0), 75);
+  EXPECT_EQ(layout.growths()[1].HeadSlotCap(2, 0), kMinSlotCap);
   EXPECT_EQ(layout.growths()[0].LiveAt(2999, 300, 0), chunks.live(2999, 525));
   EXPECT_EQ(layout.LiveSlotsAt(2999, 300), (chunks.live(2999, 525) + chunks.live(2999, 75)) / 2);
   EXPECT_EQ(layout.default_slot_cap(), 300);
@@ -193,7 +193,7 @@ TEST(StateLayout, ASessionsCapIsSharedOut) {
 }
 
 // A block of `heads` heads.
-MixerState OfHeads(const Growth& growth, int heads) {
+MixerState StateWithHeads(const Growth& growth, int heads) {
   MixerState state{.fixed = {}, .growth = growth, .block = {}, .block_heads = heads};
   std::vector<StateField> fields;
   for (int head = 0; head < heads; ++head) {
@@ -208,13 +208,14 @@ TEST(StateLayout, HeadsHaveBlocksOfTheirOwn) {
   const Growth chunks = GrowsByChunk(kChunkLen, 300);
   const Growth by_head = chunks.WithShares({0.5, 2, 0.5});
   EXPECT_EQ(by_head.parts(), 3);
-  EXPECT_EQ(by_head.CapOf(300, 1), 600);
-  EXPECT_EQ(by_head.CapOf(kMaxSlotCap, 1), kMaxSlotCap);
+  EXPECT_EQ(by_head.HeadSlotCap(300, 1), 600);
+  EXPECT_EQ(by_head.HeadSlotCap(kMaxSlotCap, 1), kMaxSlotCap);
   EXPECT_EQ(by_head.MostLiveAt(2999, 300), chunks.live(2999, 600));
   EXPECT_EQ(chunks.WithShares({2, 2, 2}).name, chunks.WithShares({2}).name);
   for (size_t page : kPages) {
-    const StateLayout layout({OfHeads(by_head, 3), State(5, chunks, 5), OfHeads(by_head, 3)},
-                             kLimits, page);
+    const StateLayout layout(
+        {StateWithHeads(by_head, 3), State(5, chunks, 5), StateWithHeads(by_head, 3)}, kLimits,
+        page);
     ASSERT_EQ(layout.growths().size(), 2u);
     for (int64_t position : kPositions) {
       for (int64_t cap : kCaps) {
@@ -223,8 +224,8 @@ TEST(StateLayout, HeadsHaveBlocksOfTheirOwn) {
         for (int i : {0, 2}) {
           const MixerState& state = layout.mixers()[i];
           for (int f = 0; f < std::ssize(state.block.list()); ++f) {
-            const int64_t live = by_head.LiveAt(position, cap, state.HeadOf(f));
-            for (int64_t b = 0; b < BlocksOf(live); ++b) {
+            const int64_t live = by_head.LiveAt(position, cap, state.FieldHead(f));
+            for (int64_t b = 0; b < NumBlocks(live); ++b) {
               const size_t begin = layout.layer(i).FieldOffset(state, f, b);
               fields.emplace_back(begin, begin + state.block.list()[f].bytes());
             }

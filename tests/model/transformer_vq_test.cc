@@ -22,7 +22,7 @@ std::string Name(int layer, const char* leaf) {
   return absl::StrCat("model.layers.", layer, ".self_attn.", leaf);
 }
 
-std::vector<float> FloatsOf(const EditedModel& model, const std::string& tensor) {
+std::vector<float> ReadFloats(const EditedModel& model, const std::string& tensor) {
   const std::string& bytes = model.tensors.at(tensor).second;
   const auto* values = reinterpret_cast<const float*>(bytes.data());
   return {values, values + bytes.size() / sizeof(float)};
@@ -35,7 +35,7 @@ void Set(EditedModel& model, const std::string& tensor, const nlohmann::json& sh
 }
 
 // All logits of these tokens, fed at once.
-std::vector<float> LogitsOf(const EditedModel& edited, const std::vector<int32_t>& tokens) {
+std::vector<float> ComputeLogits(const EditedModel& edited, const std::vector<int32_t>& tokens) {
   const auto model = edited.Load();
   Check(model.ok(), Message(model.status()).c_str());
   Session session(**model, *edited.context, tokens, 2);
@@ -52,7 +52,7 @@ std::vector<int32_t> Tokens(int n, int seed) {
 // The rows of a second head, other ones than the first's, before or after those of the first.
 void AddHead(EditedModel& model, int layer, const char* leaf, const nlohmann::json& shape,
              bool first) {
-  const std::vector<float> own = FloatsOf(model, Name(layer, leaf));
+  const std::vector<float> own = ReadFloats(model, Name(layer, leaf));
   std::vector<float> other(own.rbegin(), own.rend());
   std::vector<float> both = first ? other : own;
   both.insert(both.end(), (first ? own : other).begin(), (first ? own : other).end());
@@ -63,7 +63,7 @@ void AddHead(EditedModel& model, int layer, const char* leaf, const nlohmann::js
 TEST(TransformerVq, HeadsHaveTheirOwnWeights) {
   const EditedModel one(kName);
   const std::vector<int32_t> tokens = Tokens(150, 1);
-  const std::vector<float> expected = LogitsOf(one, tokens);
+  const std::vector<float> expected = ComputeLogits(one, tokens);
   for (bool first : {false, true}) {
     EditedModel two = one.Copy();
     two.config["transformer_vq"]["num_heads"] = 2;
@@ -76,7 +76,7 @@ TEST(TransformerVq, HeadsHaveTheirOwnWeights) {
       AddHead(two, i, "xl_u", {2, kKeyDim}, first);
       AddHead(two, i, "xl_v", {2, kKeyDim}, first);
       AddHead(two, i, "codebook", {2, kCodes, kKeyDim}, first);
-      const std::vector<float> own = FloatsOf(one, Name(i, "o_proj.weight"));
+      const std::vector<float> own = ReadFloats(one, Name(i, "o_proj.weight"));
       std::vector<float> output(2 * own.size(), 0.0f);
       for (int row = 0; row < kWidth; ++row) {
         std::copy_n(own.begin() + row * kValueDim, kValueDim,
@@ -84,7 +84,7 @@ TEST(TransformerVq, HeadsHaveTheirOwnWeights) {
       }
       Set(two, Name(i, "o_proj.weight"), {kWidth, 2 * kValueDim}, output);
     }
-    const std::vector<float> logits = LogitsOf(two, tokens);
+    const std::vector<float> logits = ComputeLogits(two, tokens);
     ASSERT_EQ(logits.size(), expected.size());
     // Products are summed in another order; as in fixtures_test.cc.
     for (size_t i = 0; i < logits.size(); ++i) EXPECT_NEAR(logits[i], expected[i], 3e-5f) << i;
@@ -98,7 +98,7 @@ TEST(TransformerVq, WithoutMeansOldTokensAreForgotten) {
   for (int i = 0; i < kTokens - 1 - kReach; ++i) other[i] = (other[i] + 1 + i % 50) % 101;
   EditedModel model(kName);
   const auto last = [&](const std::vector<int32_t>& tokens) {
-    const std::vector<float> logits = LogitsOf(model, tokens);
+    const std::vector<float> logits = ComputeLogits(model, tokens);
     return std::vector<float>(logits.end() - 101, logits.end());
   };
   EXPECT_NE(last(one), last(other));
@@ -112,9 +112,9 @@ TEST(TransformerVq, WithoutMeansOldTokensAreForgotten) {
 TEST(TransformerVq, MeansBeginBehindTheWindow) {
   EditedModel model(kName);
   const std::vector<int32_t> tokens = Tokens(kMemLen + 2, 3);
-  const std::vector<float> with = LogitsOf(model, tokens);
+  const std::vector<float> with = ComputeLogits(model, tokens);
   model.config["transformer_vq"]["agg_cache"] = false;
-  const std::vector<float> without = LogitsOf(model, tokens);
+  const std::vector<float> without = ComputeLogits(model, tokens);
   float within = 0, behind = 0;
   for (size_t i = 0; i < with.size(); ++i) {
     float& apart = i < with.size() - 101 ? within : behind;

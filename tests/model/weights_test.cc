@@ -33,7 +33,7 @@ std::string Small() { return SafetensorsBytes(Padded(kTwoTensors), std::string(1
 
 std::vector<std::string> Problems(const absl::Status& status) {
   std::vector<std::string> messages;
-  for (const absl::Status& problem : ProblemsOf(status)) messages.push_back(Message(problem));
+  for (const absl::Status& problem : SplitProblems(status)) messages.push_back(Message(problem));
   return messages;
 }
 
@@ -210,7 +210,7 @@ TEST(Safetensors, RandomHeadersAreRefusedOrReadWhatTheySay) {
   }
 }
 
-TEST(Weights, TakeChecksNameShapeAndType) {
+TEST(Weights, GetTensorChecksNameShapeAndType) {
   const TempFolder folder;
   folder.Write("model.safetensors",
                SafetensorsBytes(Padded(R"({"a":{"dtype":"F32","shape":[2],"data_offsets":[0,8]},)"
@@ -219,18 +219,18 @@ TEST(Weights, TakeChecksNameShapeAndType) {
   auto weights = Weights::Open(folder.path());
   ASSERT_TRUE(weights.ok()) << weights.status();
   EXPECT_EQ(weights->elements(), 3);
-  EXPECT_EQ(weights->Take("none", {2}).status().code(), absl::StatusCode::kNotFound);
-  EXPECT_EQ(Message(weights->Take("a", {3}).status()),
+  EXPECT_EQ(weights->GetTensor("none", {2}).status().code(), absl::StatusCode::kNotFound);
+  EXPECT_EQ(Message(weights->GetTensor("a", {3}).status()),
             "model.safetensors: a: expected [3], got [2]");
-  EXPECT_EQ(Message(weights->Take("i", {1}).status()),
+  EXPECT_EQ(Message(weights->GetTensor("i", {1}).status()),
             "model.safetensors: i: expected F32, BF16 or F16, got I32");
-  EXPECT_TRUE(weights->Take("a", {2}).ok());
-  EXPECT_TRUE(weights->CheckAllTaken([](std::string_view) { return false; }).ok());
+  EXPECT_TRUE(weights->GetTensor("a", {2}).ok());
+  EXPECT_TRUE(weights->CheckAllUsed([](std::string_view) { return false; }).ok());
 }
 
 // Each type's infinities and numbers that are none, at either end of what one look takes in, and
 // what is next to them: the largest finite number.
-TEST(Weights, TakeRefusesWhatIsNotFinite) {
+TEST(Weights, GetTensorRefusesWhatIsNotFinite) {
   struct Case {
     std::string type;
     uint32_t bits, largest;
@@ -258,7 +258,7 @@ TEST(Weights, TakeRefusesWhatIsNotFinite) {
         folder.Write("model.safetensors", SafetensorsBytes(Padded(header), data));
         absl::StatusOr<Weights> weights = Weights::Open(folder.path());
         EXPECT_TRUE(weights.ok()) << weights.status();
-        return weights->Take("a", {kRows, kColumns}).status();
+        return weights->GetTensor("a", {kRows, kColumns}).status();
       };
       set(at, one.largest);
       EXPECT_TRUE(take().ok()) << one.type;
@@ -287,7 +287,7 @@ TEST(Weights, AFileThatIsCutShortWhileItIsReadIsAnError) {
     absl::StatusOr<Weights> weights = Weights::Open(folder.path());
     ASSERT_TRUE(weights.ok()) << weights.status();
     std::filesystem::resize_file(path, left);
-    const absl::StatusOr<TensorView> tensor = weights->Take("a", {kElements});
+    const absl::StatusOr<TensorView> tensor = weights->GetTensor("a", {kElements});
     ASSERT_TRUE(tensor.ok()) << tensor.status();
     EXPECT_EQ(tensor->as<float>()[kElements - 1], 0);
     const absl::Status status = weights->CheckWhole();
@@ -310,10 +310,10 @@ TEST(Weights, TensorsThatNobodyAskedForAreAllNamed) {
   folder.Write("model.safetensors", Small());
   const auto weights = Weights::Open(folder.path());
   ASSERT_TRUE(weights.ok()) << weights.status();
-  EXPECT_THAT(Problems(weights->CheckAllTaken([](std::string_view) { return false; })),
+  EXPECT_THAT(Problems(weights->CheckAllUsed([](std::string_view) { return false; })),
               ElementsAre(HasSubstr("model.safetensors: tensor 'a' [2, 1]: no part of the model"),
                           HasSubstr("tensor 'b' [2]")));
-  EXPECT_TRUE(weights->CheckAllTaken([](std::string_view) { return true; }).ok());
+  EXPECT_TRUE(weights->CheckAllUsed([](std::string_view) { return true; }).ok());
 }
 
 TEST(Weights, WhatCanBeReadIsThereAndTheRestIsTold) {
@@ -328,10 +328,11 @@ TEST(Weights, WhatCanBeReadIsThereAndTheRestIsTold) {
   EXPECT_THAT(Problems(Weights::Open(folder.path(), weights)),
               ElementsAre(HasSubstr("'b': dtype 'I64'"), HasSubstr("'c': ends at byte 24"),
                           HasSubstr("'d': overlaps")));
-  EXPECT_TRUE(weights.Take("a", {1}).ok());
+  EXPECT_TRUE(weights.GetTensor("a", {1}).ok());
   // What Open has told, so that it stands once among all problems.
-  EXPECT_THAT(Message(weights.Take("b", {1}).status()), HasSubstr("model.safetensors: tensor 'b'"));
-  EXPECT_THAT(Message(weights.Take("e", {1}).status()), HasSubstr("'e' is missing"));
+  EXPECT_THAT(Message(weights.GetTensor("b", {1}).status()),
+              HasSubstr("model.safetensors: tensor 'b'"));
+  EXPECT_THAT(Message(weights.GetTensor("e", {1}).status()), HasSubstr("'e' is missing"));
 }
 
 TEST(Weights, WithoutAFileNoTensorIsMissing) {
@@ -339,7 +340,7 @@ TEST(Weights, WithoutAFileNoTensorIsMissing) {
   Weights weights;
   const absl::Status status = Weights::Open(folder.path(), weights);
   EXPECT_EQ(status.code(), absl::StatusCode::kNotFound);
-  EXPECT_EQ(weights.Take("a", {1}).status(), status);
+  EXPECT_EQ(weights.GetTensor("a", {1}).status(), status);
 }
 
 TEST(Weights, FingerprintSeesNamesTypesShapesAndData) {
@@ -413,11 +414,12 @@ TEST_F(Shards, TellsAllThatDoesNotFit) {
               ElementsAre(HasSubstr("tensor 'd': '../x' is not the name of a file"),
                           HasSubstr("none.safetensors: No such file"),
                           HasSubstr("tensor 'c': is not in two.safetensors")));
-  EXPECT_TRUE(weights.Take("b", {1}).ok());
+  EXPECT_TRUE(weights.GetTensor("b", {1}).ok());
   for (const char* lost : {"a", "aa"}) {
-    EXPECT_THAT(Message(weights.Take(lost, {1}).status()), HasSubstr("none.safetensors: No such"));
+    EXPECT_THAT(Message(weights.GetTensor(lost, {1}).status()),
+                HasSubstr("none.safetensors: No such"));
   }
-  EXPECT_THAT(Message(weights.Take("e", {1}).status()),
+  EXPECT_THAT(Message(weights.GetTensor("e", {1}).status()),
               HasSubstr("model.safetensors.index.json: tensor 'e' is missing"));
 }
 

@@ -139,7 +139,8 @@ TEST(Options, EveryFlag) {
   EXPECT_TRUE(options.engine.trust_session_files);
   EXPECT_EQ(options.engine.max_slot_cap, 128);
   EXPECT_EQ(options.engine.max_sessions, 7);
-  EXPECT_THAT(options.memories, testing::ElementsAre(Memory::kClosestPair, Memory::kExact));
+  EXPECT_THAT(options.cache_policies,
+              testing::ElementsAre(CachePolicy::kClosestPair, CachePolicy::kExact));
   EXPECT_EQ(options.state_dtype, DType::kBF16);
   EXPECT_EQ(options.compute_dtype, DType::kF32);
   EXPECT_EQ(options.weights, WeightType::kInt8);

@@ -134,7 +134,7 @@ v1::GenerateRequest TokenRequest(const std::vector<uint32_t>& ids, uint32_t max_
   return request;
 }
 
-v1::ErrorInfo InfoOf(const grpc::Status& status) {
+v1::ErrorInfo GetErrorInfo(const grpc::Status& status) {
   v1::ErrorStatus details;
   EXPECT_TRUE(details.ParseFromString(status.error_details()));
   EXPECT_EQ(details.code(), status.error_code());

@@ -84,7 +84,7 @@ v1::GenerateRequest TextRequest(const std::string& text, uint32_t max_tokens);
 v1::GenerateRequest TokenRequest(const std::vector<uint32_t>& ids, uint32_t max_tokens);
 
 // What the trailing metadata of a failed call tells; fails the test if it tells nothing.
-v1::ErrorInfo InfoOf(const grpc::Status& status);
+v1::ErrorInfo GetErrorInfo(const grpc::Status& status);
 
 // One message of any method of any service, as bytes; what came back is in `answer`.
 grpc::Status RawCall(const std::shared_ptr<grpc::Channel>& channel, const std::string& method,
@@ -109,10 +109,10 @@ MATCHER(Succeeds, "") {
 }
 
 // A unary call with metadata `ovq-tenant`, if a tenant is given.
-template <class Response, class Stub, class Request>
-grpc::Status Call(Stub& stub,
-                  grpc::Status (Stub::*method)(grpc::ClientContext*, const Request&, Response*),
-                  const Request& request, Response& response, const std::string& tenant = "") {
+template <class Response, class Stub, class SampleRequest>
+grpc::Status Call(
+    Stub& stub, grpc::Status (Stub::*method)(grpc::ClientContext*, const SampleRequest&, Response*),
+    const SampleRequest& request, Response& response, const std::string& tenant = "") {
   grpc::ClientContext context;
   if (!tenant.empty()) context.AddMetadata("ovq-tenant", tenant);
   return (stub.*method)(&context, request, &response);

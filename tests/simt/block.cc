@@ -19,7 +19,7 @@ std::string Coordinates(uint3 at) {
          ")";
 }
 
-uint3 IndexOf(uint64_t linear, dim3 size) {
+uint3 ToIndex(uint64_t linear, dim3 size) {
   return {static_cast<unsigned>(linear % size.x), static_cast<unsigned>(linear / size.x % size.y),
           static_cast<unsigned>(linear / size.x / size.y)};
 }
@@ -37,12 +37,12 @@ bool Executor::Run(const Launch& launch) {
   blockDim = launch.block;
   gridDim = launch.grid;
   thread_count_ = launch.block.x * launch.block.y * launch.block.z;
-  for (uint32_t id = 0; id < thread_count_; ++id) threads_[id].index = IndexOf(id, launch.block);
+  for (uint32_t id = 0; id < thread_count_; ++id) threads_[id].index = ToIndex(id, launch.block);
   const uint64_t blocks = uint64_t{launch.grid.x} * launch.grid.y * launch.grid.z;
   running_ = true;
   bool good = true;
   for (uint64_t i = 0; i < blocks && good; ++i) {
-    good = RunBlock(IndexOf(launch.descending ? blocks - 1 - i : i, launch.grid));
+    good = RunBlock(ToIndex(launch.descending ? blocks - 1 - i : i, launch.grid));
   }
   running_ = false;
   return good;
@@ -125,8 +125,8 @@ void Executor::RunThreads() {
       executor.SetCurrent(next);
       continue;
     }
-    executor.fibers_.Give(fiber);
-    SwitchFiber(*fiber, executor.FiberOf(next));
+    executor.fibers_.Release(fiber);
+    SwitchFiber(*fiber, executor.FiberFor(next));
   }
 }
 
@@ -135,9 +135,9 @@ void Executor::SetCurrent(Thread* thread) {
   threadIdx = thread->index;
 }
 
-Fiber& Executor::FiberOf(Thread* next) {
+Fiber& Executor::FiberFor(Thread* next) {
   if (next == nullptr) return main_;
-  if (next->fiber == nullptr) next->fiber = fibers_.Take();
+  if (next->fiber == nullptr) next->fiber = fibers_.Acquire();
   SetCurrent(next);
   return *next->fiber;
 }
@@ -179,7 +179,7 @@ void Executor::Yield() {
   Thread* next = PickReadyAfter(self->id);
   if (next == nullptr) return;
   MakeReady(self->id / 32, 1u << (self->id % 32));
-  SwitchFiber(*self->fiber, FiberOf(next));
+  SwitchFiber(*self->fiber, FiberFor(next));
 }
 
 }  // namespace ovq::simt

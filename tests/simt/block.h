@@ -119,8 +119,8 @@ class Executor {
   void MakeReady(uint32_t warp, uint32_t lanes);
   void SetCurrent(Thread* thread);
   // Where to go on: the fiber of the next thread that can run, or back to RunBlock.
-  Fiber& Next() { return FiberOf(PickReady()); }
-  Fiber& FiberOf(Thread* next);
+  Fiber& Next() { return FiberFor(PickReady()); }
+  Fiber& FiberFor(Thread* next);
   void Suspend();
   // False if the thread has to wait.
   bool Arrive(const Meeting& meeting, const void* argument, Complete complete);

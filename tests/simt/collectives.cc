@@ -11,14 +11,14 @@ const LaneValue& At(const void* const* arguments, uint32_t lane) {
 
 }  // namespace
 
-void GiveSources(const void* const* arguments, uint32_t mask) {
+void WriteSources(const void* const* arguments, uint32_t mask) {
   for (uint32_t rest = mask; rest != 0; rest &= rest - 1) {
     const LaneValue& value = At(arguments, std::countr_zero(rest));
     value.out = At(arguments, value.source).in;
   }
 }
 
-void GiveBallot(const void* const* arguments, uint32_t mask) {
+void WriteBallot(const void* const* arguments, uint32_t mask) {
   uint32_t ballot = 0;
   for (uint32_t rest = mask; rest != 0; rest &= rest - 1) {
     const int lane = std::countr_zero(rest);
@@ -29,7 +29,7 @@ void GiveBallot(const void* const* arguments, uint32_t mask) {
   }
 }
 
-void GiveMatches(const void* const* arguments, uint32_t mask) {
+void WriteMatches(const void* const* arguments, uint32_t mask) {
   for (uint32_t rest = mask; rest != 0; rest &= rest - 1) {
     const LaneValue& value = At(arguments, std::countr_zero(rest));
     value.out = 0;

@@ -38,9 +38,9 @@ T FromBits(uint64_t bits) {
 
 // For Meet: every lane gets its source's value; the lanes whose value is not 0; the lanes whose
 // value is its own.
-void GiveSources(const void* const* arguments, uint32_t mask);
-void GiveBallot(const void* const* arguments, uint32_t mask);
-void GiveMatches(const void* const* arguments, uint32_t mask);
+void WriteSources(const void* const* arguments, uint32_t mask);
+void WriteBallot(const void* const* arguments, uint32_t mask);
+void WriteMatches(const void* const* arguments, uint32_t mask);
 [[noreturn]] void FailSource(const char* operation, uint32_t source, Where where);
 
 inline uint32_t Lane() { return Executor::Get().CurrentLane(); }
@@ -54,10 +54,10 @@ inline uint64_t Exchange(const char* operation, uint32_t mask, uint64_t value, u
 template <class T>
 T Shuffle(const char* operation, uint32_t mask, T value, uint32_t source, Where where) {
   if ((mask >> source & 1) == 0) FailSource(operation, source, where);
-  return FromBits<T>(Exchange(operation, mask, ToBits(value), source, where, GiveSources));
+  return FromBits<T>(Exchange(operation, mask, ToBits(value), source, where, WriteSources));
 }
 inline uint32_t Ballot(const char* operation, uint32_t mask, bool predicate, Where where) {
-  return static_cast<uint32_t>(Exchange(operation, mask, predicate, 0, where, GiveBallot));
+  return static_cast<uint32_t>(Exchange(operation, mask, predicate, 0, where, WriteBallot));
 }
 
 // Folds the values of the mask's lanes in the order of the lanes.
@@ -149,7 +149,7 @@ template <ovq::simt::Shuffled T>
 unsigned __match_any_sync(unsigned mask, T value,
                           ovq::simt::Where where = ovq::simt::Where::current()) {
   return static_cast<unsigned>(ovq::simt::Exchange(
-      "__match_any_sync", mask, ovq::simt::ToBits(value), 0, where, ovq::simt::GiveMatches));
+      "__match_any_sync", mask, ovq::simt::ToBits(value), 0, where, ovq::simt::WriteMatches));
 }
 
 template <class T>

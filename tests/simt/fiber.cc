@@ -56,7 +56,7 @@ void FiberPool::Prepare(Fiber& fiber) {
       boost::context::detail::make_fcontext(top - fiber.color * kColorBytes, kStackBytes, Enter);
 }
 
-Fiber* FiberPool::Take() {
+Fiber* FiberPool::Acquire() {
   if (free_.empty()) {
     all_.push_back(Make());
     return all_.back().get();

@@ -28,8 +28,8 @@ class FiberPool {
   // Every fiber runs entry, which never returns.
   explicit FiberPool(void (*entry)()) : entry_(entry) {}
   // A fiber at the start of entry, or where it was when given back.
-  Fiber* Take();
-  void Give(Fiber* fiber) { free_.push_back(fiber); }
+  Fiber* Acquire();
+  void Release(Fiber* fiber) { free_.push_back(fiber); }
   // Takes all fibers back and forgets what they were doing.
   void Reset();
   // Whether the address lies in the page below a stack.

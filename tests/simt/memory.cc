@@ -84,7 +84,7 @@ bool MemoryRegistry::Free(void* p, MemoryKind kind) {
   return true;
 }
 
-bool MemoryRegistry::Take(size_t bytes) {
+bool MemoryRegistry::Reserve(size_t bytes) {
   const std::lock_guard lock(mutex_);
   if (bytes > total_ - std::min(used_, total_)) return false;
   used_ += bytes;

@@ -23,7 +23,7 @@ class MemoryRegistry {
   // False if p is no allocation of the kind.
   bool Free(void* p, MemoryKind kind);
   // Counts memory of the device that is allocated elsewhere; false if too little is left.
-  bool Take(size_t bytes);
+  bool Reserve(size_t bytes);
   void Return(size_t bytes);
   // Ranges that virtual memory management made accessible.
   void AddMapped(void* p, size_t bytes);

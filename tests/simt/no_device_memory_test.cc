@@ -76,7 +76,7 @@ class NoMemoryForAStep : public NoDeviceMemory {
       return stream;
     }
     Answers Finish(TokenStream& stream) {
-      while (engine.Turn()) {
+      while (engine.RunIteration()) {
       }
       return ReadAll(stream);
     }
@@ -89,7 +89,7 @@ class NoMemoryForAStep : public NoDeviceMemory {
   std::unique_ptr<LanguageModel> model_ = *Load(*loader_);
 };
 
-GenerateRequest Short() { return Request({1, 2, 3}, 8); }
+GenerateRequest Short() { return SampleRequest({1, 2, 3}, 8); }
 
 TEST_F(NoMemoryForAStep, EndsItsCallsAndNothingElse) {
   const std::vector<int32_t> right = Served(*model_).Run(Short()).of[0].tokens;
@@ -97,7 +97,7 @@ TEST_F(NoMemoryForAStep, EndsItsCallsAndNothingElse) {
   Engine& engine = served.engine;
   std::string id;
   engine.CreateSession({}, [&](const absl::StatusOr<SessionInfo>& info) { id = info->id; });
-  engine.Turn();
+  engine.RunIteration();
   GenerateRequest turn = Short();
   turn.session_id = id;
   const auto in_session = served.Start(turn), once = served.Start(Short());
@@ -119,7 +119,7 @@ TEST_F(NoMemoryForAStep, EndsItsCallsAndNothingElse) {
 
 // Guessed rows too, which take memory to be undone.
 TEST_F(NoMemoryForAStep, WhicheverOfItsBuffersHasNone) {
-  GenerateRequest request = Request({1, 2, 3, 1, 2, 3, 1, 2}, 24);
+  GenerateRequest request = SampleRequest({1, 2, 3, 1, 2, 3, 1, 2}, 24);
   for (const int32_t token : {1, 2, 3}) request.sampling.logit_bias[token] = 60;
   request.output.speculation = Speculation::kNgram;
   const Answers right = Served(*model_).Run(request);

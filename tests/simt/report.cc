@@ -39,7 +39,7 @@ std::string AskAddr2Line(const std::string& file, size_t offset) {
 CollectErrors::CollectErrors() { ++collectors; }
 CollectErrors::~CollectErrors() { --collectors; }
 
-std::vector<std::string> TakeErrors() {
+std::vector<std::string> DrainErrors() {
   const std::lock_guard lock(errors_mutex);
   return std::exchange(errors, {});
 }

@@ -13,7 +13,7 @@ constexpr uint64_t kClockMax = (1 << 19) - 1;
 constexpr uint64_t kAtomic = 1 << 12;
 constexpr uint32_t kWhoMask = 0xfff;
 // Who, where it is not one thread: several lanes of a warp (+ its number), or threads of several.
-constexpr uint32_t kLanesOf = 2048;
+constexpr uint32_t kFirstLanes = 2048;
 constexpr uint32_t kManyWarps = kWhoMask;
 // Intervals that never come.
 constexpr uint64_t kUnfinishedCopy = 0xffffffffull << 32;
@@ -27,14 +27,14 @@ bool IsUnfinished(uint64_t stamp) { return Interval(stamp) == Interval(kUnfinish
 bool IsSplit(uint64_t stamp) { return stamp == kSplit; }
 
 // kManyWarps if it belongs to none.
-uint32_t WarpOf(uint32_t who) {
+uint32_t WarpIndex(uint32_t who) {
   if (who == kManyWarps) return kManyWarps;
-  return who >= kLanesOf ? who - kLanesOf : who / 32;
+  return who >= kFirstLanes ? who - kFirstLanes : who / 32;
 }
 
 std::string Name(uint32_t who) {
   if (who == kManyWarps) return "threads of several warps";
-  if (who >= kLanesOf) return "lanes of warp " + std::to_string(who - kLanesOf);
+  if (who >= kFirstLanes) return "lanes of warp " + std::to_string(who - kFirstLanes);
   return "thread " + std::to_string(who);
 }
 
@@ -107,7 +107,7 @@ void Shadow::NextBlock() {
 
 inline uint64_t Shadow::Stamp(const Actor& actor, bool atomic) const {
   const uint32_t warp = actor.thread / 32;
-  const uint64_t who = actor.whole_warp ? kLanesOf + warp : actor.thread;
+  const uint64_t who = actor.whole_warp ? kFirstLanes + warp : actor.thread;
   const uint64_t clock = std::min<uint64_t>(actor.clocks->Now(actor.thread % 32), kClockMax);
   return static_cast<uint64_t>(now_) << 32 | clock << kClockShift | (atomic ? kAtomic : 0) | who;
 }
@@ -117,11 +117,11 @@ inline uint64_t Shadow::Stamp(const Actor& actor, bool atomic) const {
 inline bool Shadow::OrderedByWarp(uint64_t stamp, const Actor& actor) {
   const uint32_t who = Who(stamp);
   if (!actor.whole_warp && who == actor.thread) return true;
-  if (WarpOf(who) != actor.thread / 32) return false;
+  if (WarpIndex(who) != actor.thread / 32) return false;
   const uint32_t clock = Clock(stamp);
   if (clock == kClockMax) return true;
   if (actor.whole_warp) return actor.clocks->OrderedForAll(clock);
-  if (who >= kLanesOf) return actor.clocks->partial() || actor.clocks->OrderedForAll(clock);
+  if (who >= kFirstLanes) return actor.clocks->partial() || actor.clocks->OrderedForAll(clock);
   return actor.clocks->Ordered(who % 32, clock, actor.thread % 32);
 }
 
@@ -150,7 +150,7 @@ inline void Shadow::NoteRead(Cell& cell, uint64_t stamp, const Actor& actor) con
   cell.read = stamp;
   if (Interval(before) != now_ || Who(before) == Who(stamp)) return;
   const uint32_t warp = actor.thread / 32;
-  const uint32_t who = WarpOf(Who(before)) == warp ? kLanesOf + warp : kManyWarps;
+  const uint32_t who = WarpIndex(Who(before)) == warp ? kFirstLanes + warp : kManyWarps;
   const uint64_t clock = std::max(Clock(before), Clock(stamp));
   cell.read = static_cast<uint64_t>(now_) << 32 | clock << kClockShift | who;
 }

@@ -17,7 +17,7 @@ class CollectErrors {
 };
 
 // The errors kept since the last call.
-std::vector<std::string> TakeErrors();
+std::vector<std::string> DrainErrors();
 
 // The order in which a launch runs its blocks, and a block its threads where it has the choice.
 // Alternate, the default: ascending and descending in turn.

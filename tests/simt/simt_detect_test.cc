@@ -28,7 +28,7 @@ std::vector<std::string> Errors(void (*kernel)(P...), dim3 grid, dim3 block, siz
   const CollectErrors collect;
   EXPECT_EQ(Launch(kernel, grid, block, shared_bytes, arguments...), cudaErrorLaunchFailure);
   EXPECT_EQ(cudaGetLastError(), cudaErrorLaunchFailure);
-  return TakeErrors();
+  return DrainErrors();
 }
 
 // All variants of a kernel: the broken ones and the right one.
@@ -268,15 +268,15 @@ TEST(DetectTest, GuardZones) {
   int* out;
   ASSERT_EQ(cudaMalloc(&out, 400), cudaSuccess);
   EXPECT_EQ(Launch(Fill, 1, 32, 0, out, 101), cudaSuccess);
-  EXPECT_THAT(TakeErrors(), ElementsAre(HasSubstr("byte 400 of the allocation of 400 bytes")));
+  EXPECT_THAT(DrainErrors(), ElementsAre(HasSubstr("byte 400 of the allocation of 400 bytes")));
   EXPECT_EQ(cudaDeviceSynchronize(), cudaSuccess);
-  EXPECT_THAT(TakeErrors(), IsEmpty());
+  EXPECT_THAT(DrainErrors(), IsEmpty());
   out[-1] = 0;
   EXPECT_EQ(cudaDeviceSynchronize(), cudaSuccess);
-  EXPECT_THAT(TakeErrors(), ElementsAre(HasSubstr("byte -4 ")));
+  EXPECT_THAT(DrainErrors(), ElementsAre(HasSubstr("byte -4 ")));
   out[100] = 0;
   EXPECT_EQ(cudaFree(out), cudaSuccess);
-  EXPECT_THAT(TakeErrors(), ElementsAre(HasSubstr("guard zone damaged")));
+  EXPECT_THAT(DrainErrors(), ElementsAre(HasSubstr("guard zone damaged")));
 #endif
 }
 
@@ -284,7 +284,7 @@ TEST(DetectTest, HostPointers) {
   const CollectErrors collect;
   int here = 0;
   EXPECT_EQ(Launch(Fill, 1, 32, 0, &here, 1), cudaErrorIllegalAddress);
-  EXPECT_THAT(TakeErrors(), ElementsAre(HasSubstr("no address of the device")));
+  EXPECT_THAT(DrainErrors(), ElementsAre(HasSubstr("no address of the device")));
 }
 
 // Not a tail call, which would need no stack.

@@ -52,7 +52,7 @@ TEST(RuntimeTest, Copies) {
   EXPECT_EQ(pinned[7], 8);
   EXPECT_EQ(cudaMemset(device, 0, 4), cudaSuccess);
   EXPECT_EQ(device[0], 0);
-  EXPECT_THAT(TakeErrors(), testing::IsEmpty());
+  EXPECT_THAT(DrainErrors(), testing::IsEmpty());
 
   EXPECT_EQ(cudaMemcpy(device, host, sizeof(host), cudaMemcpyDeviceToHost),
             cudaErrorInvalidMemcpyDirection);
@@ -65,7 +65,7 @@ TEST(RuntimeTest, Copies) {
   EXPECT_EQ(cudaFree(device), cudaSuccess);
   EXPECT_EQ(cudaFree(device), cudaErrorInvalidValue);
   EXPECT_EQ(cudaFreeHost(pinned), cudaSuccess);
-  EXPECT_EQ(TakeErrors().size(), 6u);
+  EXPECT_EQ(DrainErrors().size(), 6u);
 }
 
 TEST(RuntimeTest, DeviceMemoryIsLimited) {

@@ -25,7 +25,7 @@ struct MatrixRow {
   uint32_t* r;
 };
 
-void GiveMatrices(const void* const* arguments, uint32_t, bool transposed) {
+void WriteMatrices(const void* const* arguments, uint32_t, bool transposed) {
   const auto row = [&](int lane) { return static_cast<const MatrixRow*>(arguments[lane]); };
   for (int lane = 0; lane < 32; ++lane) {
     const int g = lane / 4, t = lane % 4;
@@ -87,10 +87,10 @@ void LoadMatrices(uint32_t (&r)[4], int64_t offset, bool transposed, Where where
   row.r = r;
   if (transposed) {
     executor.Meet("ldmatrix.trans", kAllLanes, where, &row,
-                  [](const void* const* a, uint32_t mask) { GiveMatrices(a, mask, true); });
+                  [](const void* const* a, uint32_t mask) { WriteMatrices(a, mask, true); });
   } else {
     executor.Meet("ldmatrix", kAllLanes, where, &row,
-                  [](const void* const* a, uint32_t mask) { GiveMatrices(a, mask, false); });
+                  [](const void* const* a, uint32_t mask) { WriteMatrices(a, mask, false); });
   }
 }
 

@@ -139,7 +139,7 @@ CUresult cuMemCreate(CUmemGenericAllocationHandle* handle, size_t bytes,
       properties->location.type != CU_MEM_LOCATION_TYPE_DEVICE || properties->location.id != 0) {
     return CUDA_ERROR_INVALID_VALUE;
   }
-  if (!MemoryRegistry::Get().Take(bytes)) return CUDA_ERROR_OUT_OF_MEMORY;
+  if (!MemoryRegistry::Get().Reserve(bytes)) return CUDA_ERROR_OUT_OF_MEMORY;
   const int file = memfd_create("device memory", MFD_CLOEXEC);
   void* pages = MAP_FAILED;
   if (file >= 0 && ftruncate(file, static_cast<off_t>(bytes)) == 0) {

@@ -5,6 +5,7 @@
 
 #include "absl/strings/str_cat.h"
 #include "absl/time/clock.h"
+#include "base/status_macros.h"
 
 namespace ovq::load {
 namespace {
@@ -54,7 +55,7 @@ class GrpcCalls::GenerateCall final : public grpc::ClientReadReactor<v1::Generat
   }
 
   void Start() {
-    calls_.Prepare(context_, calls_.options_.timeout, SessionKeyOf(request_.session_id()));
+    calls_.Prepare(context_, calls_.options_.timeout, SessionKeyFromId(request_.session_id()));
     calls_.Enter(&context_);
     outcome_.sent = Clock::now();
     calls_.Next().inference->async()->Generate(&context_, &request_, this);
@@ -110,10 +111,9 @@ class GrpcCalls::GenerateCall final : public grpc::ClientReadReactor<v1::Generat
 absl::StatusOr<std::unique_ptr<GrpcCalls>> GrpcCalls::Make(const Options& options) {
   std::unique_ptr<GrpcCalls> calls(new GrpcCalls(options));
   for (int i = 0; i < options.connections; ++i) {
-    absl::StatusOr<Connection> connection = Connect(options.connect, /*own_socket=*/true);
-    if (!connection.ok()) return connection.status();
-    calls->servers_.push_back({*connection, v1::InferenceService::NewStub(connection->channel),
-                               v1::SessionService::NewStub(connection->channel)});
+    ASSIGN_OR_RETURN(Connection connection, Connect(options.connect, /*own_socket=*/true));
+    calls->servers_.push_back({connection, v1::InferenceService::NewStub(connection.channel),
+                               v1::SessionService::NewStub(connection.channel)});
   }
   return calls;
 }
@@ -182,7 +182,7 @@ void GrpcCalls::CreateSession(std::function<void(absl::StatusOr<std::string>)> d
 void GrpcCalls::DeleteSession(const std::string& id, std::function<void(absl::Status)> done) {
   auto call = std::make_shared<Unary<v1::DeleteSessionRequest, v1::DeleteSessionResponse>>();
   call->request.set_session_id(id);
-  Prepare(call->context, kDeleteTimeout, SessionKeyOf(id));
+  Prepare(call->context, kDeleteTimeout, SessionKeyFromId(id));
   Next().sessions->async()->DeleteSession(
       &call->context, &call->request, &call->response,
       [call, done = std::move(done)](const grpc::Status& status) { done(ToStatus(status)); });
@@ -192,7 +192,7 @@ void GrpcCalls::GetPosition(const std::string& id,
                             std::function<void(absl::StatusOr<int64_t>)> done) {
   auto call = std::make_shared<Unary<v1::GetSessionRequest, v1::Session>>();
   call->request.set_session_id(id);
-  Prepare(call->context, std::min(kSetupTimeout, options_.timeout), SessionKeyOf(id));
+  Prepare(call->context, std::min(kSetupTimeout, options_.timeout), SessionKeyFromId(id));
   Enter(&call->context);
   Next().sessions->async()->GetSession(
       &call->context, &call->request, &call->response,

@@ -122,8 +122,8 @@ int Run(Result result) {
 int Main(int argc, char** argv) {
   absl::StatusOr<Options> options = ParseOptions(std::vector<std::string>(argv + 1, argv + argc));
   if (!options.ok()) return Fail(kExitUsage, options.status().message());
-  if (options->asked != Asked::kNothing) {
-    Answer(options->asked, kProgram, HelpText());
+  if (options->info_request != InfoRequest::kNothing) {
+    PrintInfo(options->info_request, kProgram, HelpText());
     return 0;
   }
   BlockSignals({SIGINT});

@@ -85,7 +85,7 @@ absl::StatusOr<CudaDevice*> OpenDevice() {
   device->max_shared_bytes = properties.sharedMemPerBlockOptin;
   constexpr size_t kCounterBytes = CudaDevice::kCounters * sizeof(uint32_t);
   CheckCuda(cudaStreamCreateWithFlags(&device->stream, cudaStreamNonBlocking));
-  const absl::Status allocated = OrOutOfMemory([&] {
+  const absl::Status allocated = CatchOutOfMemory([&] {
     device->counters = static_cast<uint32_t*>(AllocateBytes(kCounterBytes));
     device->upload_host = static_cast<std::byte*>(AllocatePageLocked(2 * kUploadHalfBytes));
   });
@@ -152,21 +152,21 @@ void Upload(CudaDevice& device, void* to, const void* host, size_t bytes) {
 
 // The same the other way: one half is emptied while the other is filled.
 void CopyToHost(CudaDevice& device, void* host, const void* from, size_t bytes) {
-  const auto half_of = [&](size_t at) { return static_cast<int>(at / kUploadHalfBytes % 2); };
-  const auto locked_of = [&](size_t at) {
-    return device.upload_host + static_cast<size_t>(half_of(at)) * kUploadHalfBytes;
+  const auto half_index = [&](size_t at) { return static_cast<int>(at / kUploadHalfBytes % 2); };
+  const auto locked_at = [&](size_t at) {
+    return device.upload_host + static_cast<size_t>(half_index(at)) * kUploadHalfBytes;
   };
   const auto empty = [&](size_t at) {
-    CheckCuda(cudaEventSynchronize(device.upload_done[half_of(at)]));
-    std::memcpy(static_cast<std::byte*>(host) + at, locked_of(at),
+    CheckCuda(cudaEventSynchronize(device.upload_done[half_index(at)]));
+    std::memcpy(static_cast<std::byte*>(host) + at, locked_at(at),
                 std::min(kUploadHalfBytes, bytes - at));
   };
   size_t at = 0;
   for (; at < bytes; at += kUploadHalfBytes) {
-    CheckCuda(cudaMemcpyAsync(locked_of(at), static_cast<const std::byte*>(from) + at,
+    CheckCuda(cudaMemcpyAsync(locked_at(at), static_cast<const std::byte*>(from) + at,
                               std::min(kUploadHalfBytes, bytes - at), cudaMemcpyDeviceToHost,
                               device.stream));
-    CheckCuda(cudaEventRecord(device.upload_done[half_of(at)], device.stream));
+    CheckCuda(cudaEventRecord(device.upload_done[half_index(at)], device.stream));
     if (at > 0) empty(at - kUploadHalfBytes);
   }
   if (at > 0) empty(at - kUploadHalfBytes);
@@ -182,7 +182,7 @@ std::byte* Staging(CudaDevice& device, size_t bytes, Staged kind) {
   if (staging.bytes < bytes) {
     Synchronize(device);
     FreeStaging(staging);
-    if (kind == Staged::kStep) DropGraphs(device);  // they read from the old memory
+    if (kind == Staged::kBatch) DropGraphs(device);  // they read from the old memory
     const size_t grown = std::bit_ceil(std::max(bytes, size_t{64} << 10));
     staging.host = static_cast<std::byte*>(AllocatePageLocked(grown));
     staging.device = static_cast<std::byte*>(AllocateBytes(grown));
@@ -217,10 +217,10 @@ cudaGraphExec_t Record(CudaDevice& device, const std::function<void()>& fn) {
 
 }  // namespace
 
-// The first use is launched directly, so that scratch memory grows to what the step needs: nothing
+// The first use is launched directly, so that scratch memory grows to what the batch needs: nothing
 // may be allocated while a graph is recorded.
-void Captured(CudaDevice& device, const std::vector<int64_t>& key,
-              const std::function<void()>& fn) {
+void RunCaptured(CudaDevice& device, const std::vector<int64_t>& key,
+                 const std::function<void()>& fn) {
   // Clients choose slot caps, and so keys: the number of graphs that they can make the server keep
   // is bounded.
   if (device.graphs.size() >= kMaxGraphs && !device.graphs.contains(key)) DropGraphs(device);
@@ -232,7 +232,7 @@ void Captured(CudaDevice& device, const std::vector<int64_t>& key,
   }
   cudaGraphExec_t& exec = found->second;
   if (exec == nullptr) exec = Record(device, fn);
-  // A graph takes memory of its own. Without it the step goes on as it began.
+  // A graph takes memory of its own. Without it the batch goes on as it began.
   if (exec == nullptr) return fn();
   const cudaError_t error = cudaGraphLaunch(exec, device.stream);
   if (IsOutOfMemory(error)) return fn();

@@ -56,7 +56,7 @@ void CheckCuda(cudaError_t error, const char* file = __builtin_FILE(), int line 
 inline cudaStream_t Stream(DeviceContext& context) { return context.cuda().stream; }
 
 // So much dynamic shared memory for the kernel's blocks from now on, or more if that was allowed
-// before: recorded steps may need what was allowed when they were recorded.
+// before: recorded batches may need what was allowed when they were recorded.
 inline void AllowShared(DeviceContext& context, const void* kernel, size_t bytes) {
   constexpr size_t kAlwaysAllowed = 48 * 1024;
   size_t& allowed = context.cuda().shared_bytes.try_emplace(kernel, kAlwaysAllowed).first->second;

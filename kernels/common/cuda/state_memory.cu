@@ -60,7 +60,7 @@ void CheckDriver(CUresult result, const char* what, int line = __builtin_LINE())
 
 CUdeviceptr Address(const std::byte* p) { return reinterpret_cast<CUdeviceptr>(p); }
 
-CUmemAllocationProp MemoryOf(const CudaDevice& device) {
+CUmemAllocationProp PageProperties(const CudaDevice& device) {
   CUmemAllocationProp properties = {};
   properties.type = CU_MEM_ALLOCATION_TYPE_PINNED;
   properties.location.type = CU_MEM_LOCATION_TYPE_DEVICE;
@@ -98,7 +98,7 @@ struct StatePages {
 namespace cuda {
 
 size_t StatePageBytes(CudaDevice& device) {
-  const CUmemAllocationProp memory = MemoryOf(device);
+  const CUmemAllocationProp memory = PageProperties(device);
   size_t bytes = 0;
   CheckDriver(TheDriver().granularity(&bytes, &memory, CU_MEM_ALLOC_GRANULARITY_MINIMUM),
               "granularity of memory");
@@ -107,7 +107,7 @@ size_t StatePageBytes(CudaDevice& device) {
 
 StatePages* OpenStatePages(CudaDevice& device) {
   auto* pages = new StatePages{.device = device,
-                               .memory = MemoryOf(device),
+                               .memory = PageProperties(device),
                                .page_bytes = StatePageBytes(device),
                                .free = {},
                                .ranges = {},
@@ -168,34 +168,34 @@ std::byte* ReserveRange(StatePages& pages, size_t bytes) {
 namespace {
 
 // Pages of a Commit: those from the free ones, which are zeroed, and then n_new that hold anything.
-struct TakenPages {
+struct AcquiredPages {
   std::vector<CUmemGenericAllocationHandle> list;
   size_t n_new = 0;
 };
 
-void GiveBack(StatePages& pages, TakenPages& taken) {
-  for (; taken.n_new > 0; --taken.n_new, taken.list.pop_back()) {
-    CheckDriver(TheDriver().release(taken.list.back()), "release of a page");
+void ReturnPages(StatePages& pages, AcquiredPages& acquired) {
+  for (; acquired.n_new > 0; --acquired.n_new, acquired.list.pop_back()) {
+    CheckDriver(TheDriver().release(acquired.list.back()), "release of a page");
   }
-  pages.free.insert(pages.free.end(), taken.list.begin(), taken.list.end());
+  pages.free.insert(pages.free.end(), acquired.list.begin(), acquired.list.end());
 }
 
 // False, and none, if the GPU has no more. What was released comes before what is new: so no more
 // is ever held than was in use at once.
-bool TakePages(StatePages& pages, size_t n, TakenPages& taken) {
+bool AcquirePages(StatePages& pages, size_t n, AcquiredPages& acquired) {
   while (pages.free.size() < n && !pages.retired.empty()) Reclaim(pages, n - pages.free.size());
   const auto first = pages.free.end() - static_cast<std::ptrdiff_t>(std::min(n, pages.free.size()));
-  taken.list.assign(first, pages.free.end());
+  acquired.list.assign(first, pages.free.end());
   pages.free.erase(first, pages.free.end());
-  for (; taken.list.size() < n; ++taken.n_new) {
+  for (; acquired.list.size() < n; ++acquired.n_new) {
     CUmemGenericAllocationHandle page = 0;
     const CUresult result = TheDriver().create(&page, pages.page_bytes, &pages.memory, /*flags=*/0);
     if (result == CUDA_ERROR_OUT_OF_MEMORY) {
-      GiveBack(pages, taken);
+      ReturnPages(pages, acquired);
       return false;
     }
     CheckDriver(result, "a page of state memory");
-    taken.list.push_back(page);
+    acquired.list.push_back(page);
   }
   return true;
 }
@@ -234,18 +234,18 @@ bool CommitPages(StatePages& pages, std::byte* base, size_t offset, size_t bytes
     return CommitPages(pages, base, offset + there, bytes - there);
   }
   if (bytes == 0) return true;
-  TakenPages taken;
-  if (!TakePages(pages, bytes / page_bytes, taken)) return false;
-  if (!MapPages(pages, base + offset, taken.list)) {
-    GiveBack(pages, taken);
+  AcquiredPages acquired;
+  if (!AcquirePages(pages, bytes / page_bytes, acquired)) return false;
+  if (!MapPages(pages, base + offset, acquired.list)) {
+    ReturnPages(pages, acquired);
     return false;
   }
-  if (taken.n_new > 0) {
-    const size_t new_bytes = taken.n_new * page_bytes;
+  if (acquired.n_new > 0) {
+    const size_t new_bytes = acquired.n_new * page_bytes;
     CheckCuda(
         cudaMemsetAsync(base + offset + bytes - new_bytes, 0, new_bytes, pages.device.stream));
   }
-  runs.push_back({.offset = offset, .pages = std::move(taken.list)});
+  runs.push_back({.offset = offset, .pages = std::move(acquired.list)});
   return true;
 }
 

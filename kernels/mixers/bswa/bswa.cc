@@ -22,7 +22,7 @@ BlockSlidingAttention::BlockSlidingAttention(const StateSpec& spec, AttrReader& 
       sink_len(static_cast<int32_t>(section.IntOr("sink_len", 1, 0, kMaxChunkLen))),
       dtype(spec.kv_dtype) {
   const int64_t heads = shape.n_kv_heads,
-                blocks = BlocksOf(int64_t{chunk_len} * window_chunks + sink_len);
+                blocks = NumBlocks(int64_t{chunk_len} * window_chunks + sink_len);
   const int64_t channels = BlockChannels(dtype, shape.head_dim),
                 value_stride = BlockChannels(dtype, ValueStride(shape.value_head_dim));
   layout.fixed = StateFields({{"keys", dtype, {heads, blocks, channels, kBlockSlots}},
@@ -48,15 +48,15 @@ AttentionBlocks BlockSlidingAttention::Blocks(const LayerState& where) const {
   return blocks;
 }
 
-void BlockSlidingAttention::Attend(const LayerStep& step, const AttentionRows& rows) const {
-  AttentionBlocks blocks = Blocks(step.where);
+void BlockSlidingAttention::Attend(const LayerArgs& args, const AttentionTensors& rows) const {
+  AttentionBlocks blocks = Blocks(args.where);
   blocks.compute_dtype = rows.out_dtype;
   Dispatch<BlockSlidingAttentionRef, BlockSlidingAttentionCpu, BlockSlidingAttentionCuda>(
-      step.context, AttentionStep{blocks, step.seqs, rows});
+      args.context, AttentionArgs{blocks, args.seqs, rows});
 }
 
-std::vector<StateExtent> BlockSlidingAttention::Overwrites(const LayerState& where,
-                                                           const TokenRange& tokens) const {
+std::vector<StateExtent> BlockSlidingAttention::UndoExtents(const LayerState& where,
+                                                            const TokenRange& tokens) const {
   const AttentionBlocks blocks = Blocks(where);
   const bool slides =
       tokens.end % chunk_len == 0 && MoveAfter(blocks, tokens.end / chunk_len - 1).n > 0;
@@ -64,9 +64,9 @@ std::vector<StateExtent> BlockSlidingAttention::Overwrites(const LayerState& whe
   return RecentExtents(blocks, tokens);
 }
 
-void BlockSlidingAttentionCpu(DeviceContext& context, const AttentionStep& step) {
-  AttendTilesCpu(context, step, {},
-                 [&](const FullChunk& chunk, int) { SlideRecentCpu(step.blocks, chunk); });
+void BlockSlidingAttentionCpu(DeviceContext& context, const AttentionArgs& args) {
+  AttendTilesCpu(context, args, {},
+                 [&](const FullChunk& chunk, int) { SlideRecentCpu(args.blocks, chunk); });
 }
 
 }  // namespace ovq

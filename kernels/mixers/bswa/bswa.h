@@ -9,11 +9,11 @@ namespace ovq {
 // fixed: keys [n_kv_heads][blocks][head_dim][64] and values [n_kv_heads][blocks][64][value_stride]
 //        of one run of slots: sinks, then the window
 struct BlockSlidingAttention : Attention {
-  static constexpr bool kTurnsByDefault = true;
+  static constexpr bool kRopeByDefault = true;
   BlockSlidingAttention(const StateSpec& spec, AttrReader& model, AttrReader& section);
 
-  void Attend(const LayerStep& step, const AttentionRows& rows) const;
-  std::vector<StateExtent> Overwrites(const LayerState& where, const TokenRange& tokens) const;
+  void Attend(const LayerArgs& args, const AttentionTensors& rows) const;
+  std::vector<StateExtent> UndoExtents(const LayerState& where, const TokenRange& tokens) const;
 
   int32_t chunk_len;      // W
   int32_t window_chunks;  // n
@@ -24,8 +24,8 @@ struct BlockSlidingAttention : Attention {
   AttentionBlocks Blocks(const LayerState& where) const;
 };
 
-void BlockSlidingAttentionRef(DeviceContext& context, const AttentionStep& step);
-void BlockSlidingAttentionCpu(DeviceContext& context, const AttentionStep& step);
-void BlockSlidingAttentionCuda(DeviceContext& context, const AttentionStep& step);
+void BlockSlidingAttentionRef(DeviceContext& context, const AttentionArgs& args);
+void BlockSlidingAttentionCpu(DeviceContext& context, const AttentionArgs& args);
+void BlockSlidingAttentionCuda(DeviceContext& context, const AttentionArgs& args);
 
 }  // namespace ovq

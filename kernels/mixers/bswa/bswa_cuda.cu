@@ -12,7 +12,7 @@ constexpr int kThreads = 256;
 
 struct SlideArgs {
   AttentionBlocks blocks;
-  DeviceSeqs seqs;
+  DeviceSequences seqs;
   int32_t wave;
 };
 
@@ -23,7 +23,7 @@ __global__ void __launch_bounds__(kThreads) SlideWindows(const __grid_constant__
   std::byte* session = args.seqs.state[s];
   const int32_t chunk_len = args.blocks.wave_span;
   if (session == nullptr) return;
-  const WaveRows rows = RowsOfWave(args.seqs, s, chunk_len, args.wave);
+  const WaveTokens rows = TokensInWave(args.seqs, s, chunk_len, args.wave);
   if (rows.end != rows.span_begin + chunk_len) return;
   SlideRecent<T>(args.blocks, {.session = session,
                                .kv_head = static_cast<int>(blockIdx.y),
@@ -35,17 +35,17 @@ __global__ void __launch_bounds__(kThreads) SlideWindows(const __grid_constant__
 }  // namespace
 }  // namespace cuda
 
-void BlockSlidingAttentionCuda(DeviceContext& context, const AttentionStep& step) {
-  const AttentionBlocks& blocks = step.blocks;
-  const dim3 grid(static_cast<unsigned>(step.seqs.n_seqs()),
+void BlockSlidingAttentionCuda(DeviceContext& context, const AttentionArgs& layer_args) {
+  const AttentionBlocks& blocks = layer_args.blocks;
+  const dim3 grid(static_cast<unsigned>(layer_args.seqs.n_seqs()),
                   static_cast<unsigned>(blocks.shape.n_kv_heads));
   const auto kernel = blocks.dtype == DType::kBF16 ? cuda::SlideWindows<BF16>
                       : blocks.dtype == DType::kI8 ? cuda::SlideWindows<Int8>
                                                    : cuda::SlideWindows<float>;
-  AttendWavesCuda(context, step, {}, [&](int wave) {
+  AttendWavesCuda(context, layer_args, {}, [&](int wave) {
     if (blocks.recent_spans == 1) return;
     cuda::Launch(context, kernel, grid, cuda::kThreads, 0,
-                 cuda::SlideArgs{blocks, step.seqs.device, wave});
+                 cuda::SlideArgs{blocks, layer_args.seqs.device, wave});
   });
 }
 

@@ -18,20 +18,20 @@ int64_t WindowBegin(const AttentionBlocks& blocks, int64_t position) {
 }
 
 // Where position j lies while the window begins at `begin`: sinks in front, the window after them.
-int64_t SlotOf(const AttentionBlocks& blocks, int64_t j, int64_t begin) {
+int64_t RecentSlotIndex(const AttentionBlocks& blocks, int64_t j, int64_t begin) {
   return j < blocks.recent_sinks ? j : j - std::max<int64_t>(0, begin - blocks.recent_sinks);
 }
 
 // The tokens that the next chunk's window still has go where they lie in it.
-void Slide(const AttentionStep& step, const TokenRef& token) {
-  const AttentionBlocks& blocks = step.blocks;
+void Slide(const AttentionArgs& args, const TokenRef& token) {
+  const AttentionBlocks& blocks = args.blocks;
   const int d = blocks.shape.head_dim, dv = blocks.shape.value_head_dim;
   const int64_t begin = WindowBegin(blocks, token.position),
                 next = WindowBegin(blocks, token.position + 1);
   std::vector<float> key(static_cast<size_t>(d)), value(static_cast<size_t>(dv));
   for (int64_t j = std::max<int64_t>(next, blocks.recent_sinks); j <= token.position; ++j) {
-    const SlotRef from = RecentSlotRef(step, token, SlotOf(blocks, j, begin));
-    const SlotRef to = RecentSlotRef(step, token, SlotOf(blocks, j, next));
+    const SlotRef from = RecentSlotRef(args, token, RecentSlotIndex(blocks, j, begin));
+    const SlotRef to = RecentSlotRef(args, token, RecentSlotIndex(blocks, j, next));
     LoadKey(from.keys, blocks.dtype, d, from.slot, key.data());
     LoadValue(from.values, blocks.dtype, dv, ValueStride(dv), from.slot, value.data());
     StoreKey(key.data(), d, blocks.dtype, const_cast<void*>(to.keys), to.slot);
@@ -42,20 +42,20 @@ void Slide(const AttentionStep& step, const TokenRef& token) {
 
 }  // namespace
 
-void BlockSlidingAttentionRef(DeviceContext&, const AttentionStep& step) {
-  const AttentionBlocks& blocks = step.blocks;
-  ForEachTokenRef(step, [&](const TokenRef& token) {
+void BlockSlidingAttentionRef(DeviceContext&, const AttentionArgs& args) {
+  const AttentionBlocks& blocks = args.blocks;
+  ForEachTokenRef(args, [&](const TokenRef& token) {
     const int64_t p = token.position, begin = WindowBegin(blocks, p);
-    StoreTokenRef(step, token, KeyRef(step, token), SlotOf(blocks, p, begin));
+    StoreTokenRef(args, token, KeyRef(args, token), RecentSlotIndex(blocks, p, begin));
     std::vector<SlotRef> slots;
     for (int64_t j = 0; j < std::min<int64_t>(blocks.recent_sinks, begin); ++j) {
-      slots.push_back(RecentSlotRef(step, token, SlotOf(blocks, j, begin)));
+      slots.push_back(RecentSlotRef(args, token, RecentSlotIndex(blocks, j, begin)));
     }
     for (int64_t j = begin; j <= p; ++j) {
-      slots.push_back(RecentSlotRef(step, token, SlotOf(blocks, j, begin)));
+      slots.push_back(RecentSlotRef(args, token, RecentSlotIndex(blocks, j, begin)));
     }
-    AttendTokenRef(step, token, slots);
-    if ((p + 1) % blocks.wave_span == 0) Slide(step, token);
+    AttendTokenRef(args, token, slots);
+    if ((p + 1) % blocks.wave_span == 0) Slide(args, token);
   });
 }
 

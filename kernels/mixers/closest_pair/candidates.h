@@ -11,27 +11,29 @@
 
 namespace ovq {
 
-inline constexpr float kPairSizeChange = 2.0f;  // V is taken anew when it is off by more
+inline constexpr float kMaxPairSizeChange = 2.0f;  // V is taken anew when it is off by more
 // Of equally close pairs, by the oldest tokens of the two: that with the oldest low one comes
 // first, of these that with the oldest high one. Never 0.
-constexpr unsigned long long OrderOfPair(uint32_t one, uint32_t other) {
+constexpr unsigned long long PairOrder(uint32_t one, uint32_t other) {
   const uint32_t low = one < other ? one : other, high = one < other ? other : one;
   return static_cast<unsigned long long>(low) << 32 | high;
 }
 
 // The later row's part in the mean of two.
-constexpr float ShareOf(uint32_t low, uint32_t high) {
+constexpr float HighShare(uint32_t low, uint32_t high) {
   return static_cast<float>(high) / static_cast<float>(uint64_t{low} + high);
 }
-constexpr float MeanOf(float low, float high, float share) { return low + share * (high - low); }
+constexpr float WeightedMean(float low, float high, float share) {
+  return low + share * (high - low);
+}
 // A count stays at 2^32 - 1 once it is there.
-constexpr uint32_t SumOfCounts(uint32_t low, uint32_t high) {
+constexpr uint32_t AddCounts(uint32_t low, uint32_t high) {
   const uint64_t sum = uint64_t{low} + high;
   return sum < 0xffffffffu ? static_cast<uint32_t>(sum) : 0xffffffffu;
 }
 // What makes bounds of distances that weigh values by old_scale bounds with the other scale; a
 // little less, so that no rounding lifts one above its distance.
-constexpr float ShrinkOfBounds(float old_scale, float scale) {
+constexpr float BoundShrinkFactor(float old_scale, float scale) {
   return scale < old_scale ? scale / old_scale * 0.99999f : 1.0f;
 }
 
@@ -44,9 +46,9 @@ struct PairBlocks {
 
   template <class U>
   constexpr U* At(const StatePlace& row, const StatePlace& work, int32_t block) const {
-    const int32_t rows = chunk.row_blocks();
-    return block < rows ? row.At<U>(chunk.session, chunk.kv_head, block)
-                        : work.At<U>(chunk.session, chunk.kv_head, block - rows);
+    const int32_t slots = chunk.slot_blocks();
+    return block < slots ? row.At<U>(chunk.session, chunk.kv_head, block)
+                         : work.At<U>(chunk.session, chunk.kv_head, block - slots);
   }
   constexpr T* keys(int32_t block) const {
     return At<T>(blocks.dictionary_keys.place, places.work_keys, block);
@@ -58,13 +60,13 @@ struct PairBlocks {
     return At<uint32_t>(blocks.counts, places.work_counts, block);
   }
   constexpr float* bounds(int32_t block) const {
-    return At<float>(places.rows.bounds, places.work.bounds, block);
+    return At<float>(places.slots.bounds, places.work.bounds, block);
   }
   constexpr int32_t* partners(int32_t block) const {
-    return At<int32_t>(places.rows.partners, places.work.partners, block);
+    return At<int32_t>(places.slots.partners, places.work.partners, block);
   }
   constexpr uint32_t* oldest(int32_t block) const {
-    return At<uint32_t>(places.rows.oldest, places.work.oldest, block);
+    return At<uint32_t>(places.slots.oldest, places.work.oldest, block);
   }
   constexpr float& value_size() const {
     return *places.value_size.At<float>(chunk.session, chunk.kv_head);
@@ -81,7 +83,7 @@ struct PairBlocks {
   }
   // value_size() from n candidates: sums of their |value|^2 and, if measures_keys(), |key|^2.
   template <class Sum>
-  constexpr float SizeOf(Sum values, Sum keys, Sum n) const {
+  constexpr float MeasureValueSize(Sum values, Sum keys, Sum n) const {
     if (!measures_keys()) return static_cast<float>(values / n);
     return keys > 0 ? static_cast<float>(values / keys) : 0.0f;
   }
@@ -102,10 +104,10 @@ struct PairBlocks {
   constexpr float KeyScale(int32_t i) const {
     return ScaleAt<T>(keys(i / kBlockSlots), d(), i % kBlockSlots);
   }
-  constexpr float ScaleOfValue(int32_t i) const {
+  constexpr float StoredValueScale(int32_t i) const {
     return ScaleAt<T>(values(i / kBlockSlots), ValueStride(dv()), i % kBlockSlots);
   }
-  // Of int8 rows; where a candidate's lies.
+  // Of int8 slots; where a candidate's lies.
   constexpr T& Exponent(int32_t i, bool is_value) const {
     return is_value ? values(i / kBlockSlots)[kBlockSlots * ValueStride(dv()) + i % kBlockSlots]
                     : keys(i / kBlockSlots)[kBlockSlots * d() + i % kBlockSlots];
@@ -117,34 +119,34 @@ struct PairBlocks {
     return IsToken(i) ? 1 : counts(i / kBlockSlots)[i % kBlockSlots];
   }
   constexpr uint32_t& Oldest(int32_t i) const { return oldest(i / kBlockSlots)[i % kBlockSlots]; }
-  constexpr unsigned long long OrderOf(int32_t one, int32_t other) const {
-    return OrderOfPair(Oldest(one), Oldest(other));
+  constexpr unsigned long long CandidateOrder(int32_t one, int32_t other) const {
+    return PairOrder(Oldest(one), Oldest(other));
   }
   constexpr float& Bound(int32_t i) const { return bounds(i / kBlockSlots)[i % kBlockSlots]; }
   constexpr int32_t& Partner(int32_t i) const { return partners(i / kBlockSlots)[i % kBlockSlots]; }
-  constexpr bool IsRowInUse(int32_t i) const { return Partner(i) != 0 || Bound(i) == kApart; }
+  constexpr bool IsSlotInUse(int32_t i) const { return Partner(i) != 0 || Bound(i) == kNotJoined; }
   // Whether that is a row which has not joined yet, and this token.
-  constexpr bool IsApart(int32_t row, int64_t token) const {
+  constexpr bool IsUnjoinedToken(int32_t row, int64_t token) const {
     return Oldest(row) == static_cast<uint32_t>(token) && Partner(row) == 0 &&
-           Bound(row) == kApart && !chunk.IsPinned(row);
+           Bound(row) == kNotJoined && !chunk.IsPinned(row);
   }
   // What is left of the work blocks' candidate i at the chunk's end.
   constexpr bool StaysAtEnd(int32_t i) const {
     const int64_t token = chunk.begin + i - chunk.first_token();
     if (chunk.n_merges() <= 0) return i - chunk.first_token() < chunk.length;
-    return Partner(i) != 0 || (i - chunk.first_token() < chunk.length && chunk.StaysApart(token));
+    return Partner(i) != 0 || (i - chunk.first_token() < chunk.length && chunk.KeepsOwnSlot(token));
   }
   constexpr float BoundAtEnd(int32_t i) const {
-    return IsToken(i) && chunk.StaysApart(chunk.begin + i - chunk.first_token()) ? kApart
-                                                                                 : Bound(i);
+    return IsToken(i) && chunk.KeepsOwnSlot(chunk.begin + i - chunk.first_token()) ? kNotJoined
+                                                                                   : Bound(i);
   }
   // Of a row as it stands at the chunk's end, which may lie in a block that was not there before.
   template <class U>
-  constexpr U* Row(const StatePlace& place, int32_t slot) const {
+  constexpr U* SlotField(const StatePlace& place, int32_t slot) const {
     return place.At<U>(chunk.session, chunk.kv_head, slot / kBlockSlots);
   }
-  constexpr int32_t& RowPartner(int32_t slot) const {
-    return Row<int32_t>(places.rows.partners, slot)[slot % kBlockSlots];
+  constexpr int32_t& SlotPartner(int32_t slot) const {
+    return SlotField<int32_t>(places.slots.partners, slot)[slot % kBlockSlots];
   }
   // Of the mean that ends candidate `high`.
   constexpr RoundingKey Rounding(int32_t high, bool is_value) const {

@@ -78,10 +78,10 @@ ClosestPairAttention::ClosestPairAttention(const StateSpec& spec, AttrReader& mo
 
 ClosestPairAttention::ClosestPairAttention(const ClosestPairConfig& config)
     : Attention{.shape = config.shape}, config(config) {
-  const int64_t heads = shape.n_kv_heads, work = 2 * BlocksOf(config.chunk_len);
+  const int64_t heads = shape.n_kv_heads, work = 2 * NumBlocks(config.chunk_len);
   const int64_t channels = BlockChannels(config.dtype, shape.head_dim),
                 value_stride = BlockChannels(config.dtype, ValueStride(shape.value_head_dim));
-  const ValidRange bounds = {.least = kApart, .most = HUGE_VAL};
+  const ValidRange bounds = {.least = kNotJoined, .most = HUGE_VAL};
   layout.fixed =
       StateFields({{"work_keys", config.dtype, {heads, work, channels, kBlockSlots}},
                    {"work_values", config.dtype, {heads, work, kBlockSlots, value_stride}},
@@ -136,42 +136,42 @@ AttentionBlocks ClosestPairAttention::Blocks(const LayerState& where) const {
   return blocks;
 }
 
-void ClosestPairAttention::Attend(const LayerStep& step, const AttentionRows& rows) const {
+void ClosestPairAttention::Attend(const LayerArgs& args, const AttentionTensors& tokens) const {
   PairRule rule = config.rule;
   rule.key_size = KeySize(input.norm, shape.head_dim);
-  AttentionBlocks blocks = Blocks(step.where);
-  blocks.compute_dtype = rows.out_dtype;
-  blocks.live = step.seqs.live[step.where.growth];
+  AttentionBlocks blocks = Blocks(args.where);
+  blocks.compute_dtype = tokens.out_dtype;
+  blocks.live = args.seqs.live[args.where.growth];
   Dispatch<ClosestPairRef, ClosestPairCpu, ClosestPairCuda>(
-      step.context,
-      ClosestPairStep{{blocks, step.seqs, rows},
-                      {{Growing(step.where, kBounds), Growing(step.where, kPartners),
-                        Growing(step.where, kOldest)},
-                       {Fixed(step.where, kWorkBounds), Fixed(step.where, kWorkPartners),
-                        Fixed(step.where, kWorkOldest)},
-                       Fixed(step.where, kWorkKeys),
-                       Fixed(step.where, kWorkValues),
-                       Fixed(step.where, kWorkCounts),
-                       Fixed(step.where, kValueSize)},
+      args.context,
+      ClosestPairArgs{{blocks, args.seqs, tokens},
+                      {{Growing(args.where, kBounds), Growing(args.where, kPartners),
+                        Growing(args.where, kOldest)},
+                       {Fixed(args.where, kWorkBounds), Fixed(args.where, kWorkPartners),
+                        Fixed(args.where, kWorkOldest)},
+                       Fixed(args.where, kWorkKeys),
+                       Fixed(args.where, kWorkValues),
+                       Fixed(args.where, kWorkCounts),
+                       Fixed(args.where, kValueSize)},
                       rule});
 }
 
 bool ClosestPairAttention::Joins(const TokenRange& tokens, int part) const {
-  return config.rule.JoinedAt(tokens.end, layout.growth.CapOf(tokens.slot_cap, part)) > 0;
+  return config.rule.JoinedAt(tokens.end, layout.growth.HeadSlotCap(tokens.slot_cap, part)) > 0;
 }
 
 // Once candidates join, every token works on what all candidates have.
-bool ClosestPairAttention::WritesApart(const TokenRange& tokens) const {
+bool ClosestPairAttention::CanUndoSuffix(const TokenRange& tokens) const {
   for (int part = 0; part < layout.growth.parts(); ++part) {
     if (Joins(tokens, part)) return false;
   }
   return true;
 }
 
-std::vector<StateExtent> ClosestPairAttention::Overwrites(const LayerState& where,
-                                                          const TokenRange& tokens) const {
+std::vector<StateExtent> ClosestPairAttention::UndoExtents(const LayerState& where,
+                                                           const TokenRange& tokens) const {
   const bool ends = tokens.end % config.chunk_len == 0;
-  if (!ends && WritesApart(tokens)) return RecentExtents(Blocks(where), tokens);
+  if (!ends && CanUndoSuffix(tokens)) return RecentExtents(Blocks(where), tokens);
   std::vector<StateExtent> extents = {{where.fixed_offset, own_fixed_bytes()}};
   for (int part = 0; part < layout.growth.parts(); ++part) {
     const bool joins = Joins(tokens, part);
@@ -179,7 +179,7 @@ std::vector<StateExtent> ClosestPairAttention::Overwrites(const LayerState& wher
     // Without candidates a chunk only adds its tokens at the end.
     const int64_t live = layout.growth.LiveAt(tokens.end, tokens.slot_cap, part),
                   first = joins ? 0 : (live - config.chunk_len) / kBlockSlots;
-    for (const StateExtent& block : where.BlockExtents(layout, part, first, BlocksOf(live))) {
+    for (const StateExtent& block : where.BlockExtents(layout, part, first, NumBlocks(live))) {
       if (ends) {
         extents.push_back(block);
       } else {

@@ -1,5 +1,5 @@
-// Closest-pair attention: softmax over rows and the tokens of the unfinished chunk, where every
-// token is a row until the session's cap is reached and then the closest pairs of rows become
+// Closest-pair attention: softmax over slots and the tokens of the unfinished chunk, where every
+// token is a row until the session's cap is reached and then the closest pairs of slots become
 // their means. Exactly: kernels/mixers/closest_pair/README.md.
 #pragma once
 
@@ -19,7 +19,7 @@ struct ClosestPairConfig {
   int chunk_len;                          // L
   int64_t default_slot_cap;               // N of sessions that name none
   std::vector<double> slot_shares = {1};  // of N: Growth::shares
-  DType dtype;                            // of keys, values and rows
+  DType dtype;                            // of keys, values and slots
   PairRule rule = {};                     // key_size aside, which follows from the norm
   int layer = 0;                          // only the random numbers of rounded means depend on it
 };
@@ -27,7 +27,7 @@ struct ClosestPairConfig {
 // ovq.value_weight, .pinned_tokens and .recent_tokens; key_size, which no field has, as it is.
 PairRule ReadPairRule(AttrReader& section);
 
-// What is kept of candidates beside keys and values, of rows [blocks] and of the chunk's work
+// What is kept of candidates beside keys and values, of slots [blocks] and of the chunk's work
 // blocks: float, int32 and uint32 [64] of a block.
 struct CandidatePlaces {
   // Not above the distance to any candidate that was one before it.
@@ -40,17 +40,17 @@ struct CandidatePlaces {
 };
 inline constexpr int32_t kStalePartner = -1;
 // The bound of a row that has not joined: no candidate, but in use. Never one of a candidate.
-inline constexpr float kApart = -1;
+inline constexpr float kNotJoined = -1;
 
-// Work blocks of a chunk are those of its tokens, then as many for the rows that its merges make.
+// Work blocks of a chunk are those of its tokens, then as many for the slots that its merges make.
 struct PairPlaces {
-  CandidatePlaces rows, work;
+  CandidatePlaces slots, work;
   StatePlace work_keys, work_values, work_counts;
   StatePlace value_size;  // float, V, or V / K where K is measured
 };
 
-// The rows are the dictionary of `blocks`, the chunk's tokens the recent ones.
-struct ClosestPairStep : AttentionStep {
+// The slots are the dictionary of `blocks`, the chunk's tokens the recent ones.
+struct ClosestPairArgs : AttentionArgs {
   PairPlaces places;
   PairRule rule;
 };
@@ -82,9 +82,9 @@ struct ClosestPairAttention : Attention {
   ClosestPairAttention(const StateSpec& spec, AttrReader& model, AttrReader& section);
 
   void Load(const MixerSpec& spec) { config.layer = spec.layer; }
-  void Attend(const LayerStep& step, const AttentionRows& rows) const;
-  std::vector<StateExtent> Overwrites(const LayerState& where, const TokenRange& tokens) const;
-  bool WritesApart(const TokenRange& tokens) const;
+  void Attend(const LayerArgs& args, const AttentionTensors& tokens) const;
+  std::vector<StateExtent> UndoExtents(const LayerState& where, const TokenRange& tokens) const;
+  bool CanUndoSuffix(const TokenRange& tokens) const;
 
   ClosestPairConfig config;
 
@@ -96,13 +96,13 @@ struct ClosestPairAttention : Attention {
   AttentionBlocks Blocks(const LayerState& where) const;
 };
 
-// That rows and work blocks hold as many candidates, and rows that have not joined, as there are at
-// this position, each with a count, and that partners are candidates. Then every merge that is due
-// finds its pair, and what a chunk leaves has a slot. Fields are in their ranges. DataLoss.
+// That slots and work blocks hold as many candidates, and slots that have not joined, as there are
+// at this position, each with a count, and that partners are candidates. Then every merge that is
+// due finds its pair, and what a chunk leaves has a slot. Fields are in their ranges. DataLoss.
 absl::Status CheckPairs(const ClosestPairConfig& config, const LayerBytes& layer);
 
-void ClosestPairRef(DeviceContext& context, const ClosestPairStep& step);
-void ClosestPairCpu(DeviceContext& context, const ClosestPairStep& step);
-void ClosestPairCuda(DeviceContext& context, const ClosestPairStep& step);
+void ClosestPairRef(DeviceContext& context, const ClosestPairArgs& args);
+void ClosestPairCpu(DeviceContext& context, const ClosestPairArgs& args);
+void ClosestPairCuda(DeviceContext& context, const ClosestPairArgs& args);
 
 }  // namespace ovq

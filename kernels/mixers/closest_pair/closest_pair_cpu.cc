@@ -1,4 +1,4 @@
-// Closest-pair attention on the CPU. Of one head, with rows (Dk, Dv, counts c) and the chunk's own
+// Closest-pair attention on the CPU. Of one head, with slots (Dk, Dv, counts c) and the chunk's own
 // keys K and values V up to t:
 //   o_t = softmax([q_t Dk^T + ln c | q_t K^T]) [Dv | V]
 // and, in the thread that attended, what the token's position brings: a candidate joins, the
@@ -9,7 +9,7 @@
 #include <span>
 #include <vector>
 
-#include "kernels/mixers/closest_pair/foresight.h"
+#include "kernels/mixers/closest_pair/pair_look_ahead.h"
 
 namespace ovq {
 namespace {
@@ -17,8 +17,8 @@ namespace {
 template <class T>
 class Dictionary {
  public:
-  Dictionary(const ClosestPairStep& step, const PairChunk& chunk, PairBuffers& buffers)
-      : pass_(step, chunk, buffers), ahead_(pass_) {}
+  Dictionary(const ClosestPairArgs& args, const PairChunk& chunk, PairBuffers& buffers)
+      : pass_(args, chunk, buffers), look_ahead_(pass_) {}
 
   // What the tokens [from, to) of the chunk bring, once they have attended.
   void Pass(int64_t from, int64_t to) {
@@ -26,70 +26,71 @@ class Dictionary {
     pass_.n_means = chunk_.MergedAt(from);
     pass_.merges = chunk_.MergedAt(to) > pass_.n_means;
     n_tokens_ = to - from;
-    ahead_.Begin(n_tokens_);
+    look_ahead_.Begin(n_tokens_);
     const int64_t all_joined = chunk_.JoinedAt(to);
     for (int64_t offset = from; offset < to; ++offset) {
       for (int64_t i = chunk_.JoinedAt(offset); i < chunk_.JoinedAt(offset + 1); ++i) {
-        if (i == 0) FirstSize(static_cast<int32_t>(chunk_.begin + offset + 1));
+        if (i == 0) InitValueSize(static_cast<int32_t>(chunk_.begin + offset + 1));
         Join(i, all_joined);
       }
       for (; pass_.n_means < chunk_.MergedAt(offset + 1); ++pass_.n_means) {
-        if (pass_.n_means == 0) UpdateSize();
+        if (pass_.n_means == 0) UpdateValueSize();
         MergeClosest();
       }
     }
   }
 
-  // The chunk's tokens and merged rows take the places of the rows that are gone, then new ones.
+  // The chunk's tokens and merged slots take the places of the slots that are gone, then new ones.
   void EndChunk() {
     FindSlots();
     for (int32_t i = chunk_.first_token(); i < chunk_.end(); ++i) {
-      const int32_t slot = SlotOf(i);
-      if (slot >= 0) Move(i, slot);
+      const int32_t slot = NewSlot(i);
+      if (slot >= 0) MoveToSlot(i, slot);
     }
-    for (int32_t slot = 0; slot < chunk_.n_next; ++slot) {
-      int32_t& partner = at_.RowPartner(slot);
-      if (partner > chunk_.first_token()) partner = SlotOf(partner - 1) + 1;
+    for (int32_t slot = 0; slot < chunk_.n_slots_next; ++slot) {
+      int32_t& partner = at_.SlotPartner(slot);
+      if (partner > chunk_.first_token()) partner = NewSlot(partner - 1) + 1;
     }
-    for (int32_t b = chunk_.row_blocks(); b < chunk_.n_blocks(); ++b) {
+    for (int32_t b = chunk_.slot_blocks(); b < chunk_.n_blocks(); ++b) {
       std::fill_n(at_.partners(b), kBlockSlots, 0);
     }
   }
 
  private:
-  int32_t& SlotOf(int32_t i) const { return buffers_.slot_of[i - chunk_.first_token()]; }
+  int32_t& NewSlot(int32_t i) const { return buffers_.new_slots[i - chunk_.first_token()]; }
 
-  double Size(int32_t i) const {
-    const float scale = at_.ScaleOfValue(i);
+  double SquaredValueNorm(int32_t i) const {
+    const float scale = at_.StoredValueScale(i);
     return SquaredNormCpu(at_.Value(i), at_.blocks.dtype, ValueStride(at_.dv())) * scale * scale;
   }
 
   // value_size() from the candidates of(0) to of(n - 1) that are not below 0.
   template <class Of>
-  float SizeOf(int32_t n, Of of) const {
+  float MeasureValueSize(int32_t n, Of of) const {
     double values = 0, keys = 0, found = 0;
     for (int32_t i = 0; i < n; ++i) {
       if (of(i) < 0) continue;
-      values += Size(of(i));
+      values += SquaredValueNorm(of(i));
       keys += at_.KeySize(of(i));
       ++found;
     }
-    return at_.SizeOf(values, keys, std::max(found, 1.0));
+    return at_.MeasureValueSize(values, keys, std::max(found, 1.0));
   }
   // V from the sequence's first n tokens.
-  void FirstSize(int32_t n) {
-    at_.value_size() = SizeOf(n, [&](int32_t i) { return chunk_.CandidateOf(i); });
-    ahead_.Begin(n_tokens_);
+  void InitValueSize(int32_t n) {
+    at_.value_size() = MeasureValueSize(n, [&](int32_t i) { return chunk_.FindCandidate(i); });
+    look_ahead_.Begin(n_tokens_);
   }
 
   // V from the candidates, if it is far from theirs: bounds are then no more than that.
-  void UpdateSize() {
-    const float size = SizeOf(chunk_.end(), [&](int32_t i) { return at_.Partner(i) ? i : -1; });
+  void UpdateValueSize() {
+    const float size =
+        MeasureValueSize(chunk_.end(), [&](int32_t i) { return at_.Partner(i) ? i : -1; });
     const float old = at_.value_size(), old_scale = at_.ValueScale();
-    if (size <= old * kPairSizeChange && old <= size * kPairSizeChange) return;
+    if (size <= old * kMaxPairSizeChange && old <= size * kMaxPairSizeChange) return;
     at_.value_size() = size;
-    ahead_.Begin(n_tokens_);
-    const float shrink = ShrinkOfBounds(old_scale, at_.ValueScale());
+    look_ahead_.Begin(n_tokens_);
+    const float shrink = BoundShrinkFactor(old_scale, at_.ValueScale());
     for (int32_t i = 0; i < chunk_.end(); ++i) {
       if (at_.Partner(i) == 0) continue;
       at_.Bound(i) *= shrink;
@@ -98,21 +99,22 @@ class Dictionary {
   }
 
   void Join(int64_t i, int64_t all_joined) {
-    const int32_t candidate = pass_.CandidateOf(i);
+    const int32_t candidate = pass_.FindCandidate(i);
     if (candidate < 0) return;
-    const Ahead& ahead = ahead_.JoinAhead(candidate, i, all_joined);
+    const LookAhead& ahead = look_ahead_.FindOrComputeJoin(candidate, i, all_joined);
     if (i >= chunk_.begin) at_.Oldest(candidate) = static_cast<uint32_t>(i);
-    Meet(candidate, ahead);
+    UpdatePartner(candidate, ahead);
   }
 
   // Bound and partner of a candidate from all others. gone: the two that it is the mean of.
-  void Meet(int32_t i, const Ahead& ahead, const Pair& gone = {-1, -1}, double moved = 0) {
+  void UpdatePartner(int32_t i, const LookAhead& ahead, const Pair& gone = {-1, -1},
+                     double drift = 0) {
     const float* key = ahead.key;
     float* of_means = ahead.distances + chunk_.first_merged();
     const int64_t means = chunk_.first_merged() / kBlockSlots;
     KeyDistancesCpu({.dtype = at_.blocks.dtype,
                      .head_dim = at_.d(),
-                     .blocks = pass_.Blocks(means, means + BlocksOf(pass_.n_means)),
+                     .blocks = pass_.Blocks(means, means + NumBlocks(pass_.n_means)),
                      .keys = {&key, 1},
                      .distances = {&of_means, 1},
                      .wide = buffers_.wide});
@@ -121,9 +123,9 @@ class Dictionary {
                                             .value_stride = ValueStride(at_.dv()),
                                             .blocks = pass_.Blocks(),
                                             .key_distances = ahead.distances,
-                                            .key = ahead.is_least ? key : nullptr,
+                                            .key = ahead.is_lower_bound ? key : nullptr,
                                             .head_dim = at_.d(),
-                                            .moved = static_cast<float>(moved),
+                                            .drift = static_cast<float>(drift),
                                             .value_scale = at_.ValueScale(),
                                             .value = ahead.value,
                                             .sizes = pass_.merges ? buffers_.sizes : nullptr,
@@ -139,7 +141,7 @@ class Dictionary {
   Pair Closest() {
     for (PairBound lowest; (lowest = LowestBoundCpu(pass_.Blocks())).high >= 0;) {
       if (lowest.low >= 0) return {lowest.low, lowest.high};
-      Meet(lowest.high, ahead_.MeanAhead({-1, lowest.high}));
+      UpdatePartner(lowest.high, look_ahead_.FindOrComputeMean({-1, lowest.high}));
     }
     const int32_t low = Oldest(-1);
     return {low, low < 0 ? -1 : Oldest(low)};
@@ -157,74 +159,75 @@ class Dictionary {
   void MergeClosest() {
     const Pair pair = Closest();
     if (pair.high < 0) return;
-    Moving* moving = ahead_.FindMoving(pair);
-    if (moving != nullptr) ahead_.Move(*moving, pair);
-    Ahead& ahead = moving != nullptr ? buffers_.moved : ahead_.MeanAhead(pair);
+    RunningMean* running = look_ahead_.FindRunningMean(pair);
+    if (running != nullptr) look_ahead_.AdvanceRunningMean(*running, pair);
+    LookAhead& ahead =
+        running != nullptr ? buffers_.rounded_mean : look_ahead_.FindOrComputeMean(pair);
     const int32_t mean = chunk_.first_merged() + static_cast<int32_t>(pass_.n_means),
                   block = mean / kBlockSlots, slot = mean % kBlockSlots;
     StoreKey(ahead.key, at_.d(), at_.blocks.dtype, at_.keys(block), slot);
     StoreValue(ahead.value, at_.dv(), ValueStride(at_.dv()), at_.blocks.dtype, at_.values(block),
                slot);
-    at_.counts(block)[slot] = SumOfCounts(at_.Count(pair.low), at_.Count(pair.high));
+    at_.counts(block)[slot] = AddCounts(at_.Count(pair.low), at_.Count(pair.high));
     at_.Oldest(mean) = at_.Oldest(pair.low);
-    buffers_.sizes[mean] = static_cast<float>(std::sqrt(Size(mean)));
+    buffers_.sizes[mean] = static_cast<float>(std::sqrt(SquaredValueNorm(mean)));
     at_.Partner(pair.low) = at_.Partner(pair.high) = 0;
-    if (moving != nullptr) {
-      Meet(mean,
-           {.of = pair,
-            .key = ahead.key,
-            .value = ahead.value,
-            .distances = moving->least,
-            .is_least = true},
-           pair, ahead_.Apart(ahead, *moving));
-      moving->mean = mean;
+    if (running != nullptr) {
+      UpdatePartner(mean,
+                    {.of = pair,
+                     .key = ahead.key,
+                     .value = ahead.value,
+                     .distances = running->lower_bounds,
+                     .is_lower_bound = true},
+                    pair, look_ahead_.DistanceRoundedUp(ahead, *running));
+      running->mean = mean;
     } else {
-      Meet(mean, ahead, pair);
-      ahead_.BeginMoving(mean, ahead);
+      UpdatePartner(mean, ahead, pair);
+      look_ahead_.AddRunningMean(mean, ahead);
     }
   }
 
   // The first slot from `slot` on that takes a row at the chunk's end.
   int32_t NextFree(int32_t slot) const {
-    while (slot < chunk_.n_rows && at_.IsRowInUse(slot)) ++slot;
+    while (slot < chunk_.n_slots && at_.IsSlotInUse(slot)) ++slot;
     return slot;
   }
 
   // The slots of what the chunk leaves in its work blocks, -1 for what is gone.
   void FindSlots() const {
-    int32_t free = chunk_.n_merges() > 0 ? NextFree(0) : chunk_.n_rows;
+    int32_t free = chunk_.n_merges() > 0 ? NextFree(0) : chunk_.n_slots;
     for (int32_t i = chunk_.first_token(); i < chunk_.end(); ++i) {
       const bool stays = at_.StaysAtEnd(i);
-      SlotOf(i) = stays ? free : -1;
+      NewSlot(i) = stays ? free : -1;
       if (stays) free = NextFree(free + 1);
     }
   }
 
   // A candidate of the work blocks becomes row `slot`.
-  void Move(int32_t i, int32_t slot) const {
+  void MoveToSlot(int32_t i, int32_t slot) const {
     const AttentionBlocks& blocks = at_.blocks;
     const int s = slot % kBlockSlots, stride = ValueStride(at_.dv());
-    T *keys = at_.template Row<T>(blocks.dictionary_keys.place, slot),
-      *values = at_.template Row<T>(blocks.dictionary_values.place, slot);
+    T *keys = at_.template SlotField<T>(blocks.dictionary_keys.place, slot),
+      *values = at_.template SlotField<T>(blocks.dictionary_values.place, slot);
     for (int c = 0; c < at_.d(); ++c) keys[c * kBlockSlots + s] = at_.Key(i)[c * kBlockSlots];
     std::copy_n(at_.Value(i), stride, values + s * stride);
     if constexpr (kHasExponents<T>) {
       const int32_t block = i / kBlockSlots, from = i % kBlockSlots;
-      ExponentsOf(keys, at_.d())[s] = ExponentsOf(at_.keys(block), at_.d())[from];
-      ExponentsOf(values, stride)[s] = ExponentsOf(at_.values(block), stride)[from];
+      BlockExponents(keys, at_.d())[s] = BlockExponents(at_.keys(block), at_.d())[from];
+      BlockExponents(values, stride)[s] = BlockExponents(at_.values(block), stride)[from];
     }
-    at_.template Row<uint32_t>(blocks.counts, slot)[s] = at_.Count(i);
-    at_.template Row<float>(blocks.log_counts, slot)[s] =
+    at_.template SlotField<uint32_t>(blocks.counts, slot)[s] = at_.Count(i);
+    at_.template SlotField<float>(blocks.log_counts, slot)[s] =
         std::log(static_cast<float>(at_.Count(i)));
-    at_.template Row<uint32_t>(at_.places.rows.oldest, slot)[s] =
+    at_.template SlotField<uint32_t>(at_.places.slots.oldest, slot)[s] =
         at_.IsToken(i) ? static_cast<uint32_t>(chunk_.begin + i - chunk_.first_token())
                        : at_.Oldest(i);
-    at_.template Row<float>(at_.places.rows.bounds, slot)[s] = at_.BoundAtEnd(i);
-    at_.RowPartner(slot) = at_.Partner(i);
+    at_.template SlotField<float>(at_.places.slots.bounds, slot)[s] = at_.BoundAtEnd(i);
+    at_.SlotPartner(slot) = at_.Partner(i);
   }
 
   PairPass<T> pass_;
-  Foresight<T> ahead_;
+  PairLookAhead<T> look_ahead_;
   const PairBlocks<T>& at_ = pass_.at;
   const PairChunk& chunk_ = pass_.chunk;
   PairBuffers& buffers_ = pass_.buffers;
@@ -232,40 +235,40 @@ class Dictionary {
 };
 
 template <class T>
-void PassTile(const ClosestPairStep& step, const TileRows& tile, PairBuffers& buffers) {
-  const StepSeqs& seqs = step.seqs;
-  const int s = tile.sequence, length = step.blocks.wave_span;
+void PassTile(const ClosestPairArgs& args, const TileTokens& tile, PairBuffers& buffers) {
+  const BatchSequences& seqs = args.seqs;
+  const int s = tile.sequence, length = args.blocks.wave_span;
   const int64_t start = seqs.start_pos[s],
-                begin = start + tile.row - seqs.row_begin[s] - tile.element,
+                begin = start + tile.row - seqs.token_begin[s] - tile.element,
                 wave = begin / length - start / length, end = tile.element + tile.n_tokens;
   const PairChunk chunk = {.session = tile.session,
                            .kv_head = tile.kv_head,
                            .begin = begin,
                            .length = length,
-                           .slot_cap = step.blocks.live.CapOf(s, tile.kv_head),
-                           .n_rows = tile.n_live,
-                           .n_next = step.blocks.LiveAt(s, tile.kv_head, wave + 1),
-                           .rule = step.rule};
+                           .slot_cap = args.blocks.live.HeadSlotCap(s, tile.kv_head),
+                           .n_slots = tile.n_live,
+                           .n_slots_next = args.blocks.LiveAt(s, tile.kv_head, wave + 1),
+                           .rule = args.rule};
   const bool joins = chunk.JoinedAt(end) > 0, ends = end == length;
   if (!joins && !ends) return;
-  Dictionary<T> dictionary(step, chunk, buffers);
+  Dictionary<T> dictionary(args, chunk, buffers);
   if (joins) dictionary.Pass(tile.element, end);
   if (ends) dictionary.EndChunk();
 }
 
 }  // namespace
 
-void ClosestPairCpu(DeviceContext& context, const ClosestPairStep& step) {
+void ClosestPairCpu(DeviceContext& context, const ClosestPairArgs& args) {
   ScratchScope scope(context);
   std::vector<PairBuffers> buffers;
-  for (int i = 0; i < context.n_threads(); ++i) buffers.push_back(MakePairBuffers(scope, step));
-  AttendTilesCpu(context, step, {}, {}, [&](const TileRows& tile, int thread) {
-    if (step.blocks.dtype == DType::kBF16) {
-      PassTile<BF16>(step, tile, buffers[thread]);
-    } else if (step.blocks.dtype == DType::kI8) {
-      PassTile<Int8>(step, tile, buffers[thread]);
+  for (int i = 0; i < context.n_threads(); ++i) buffers.push_back(MakePairBuffers(scope, args));
+  AttendTilesCpu(context, args, {}, {}, [&](const TileTokens& tile, int thread) {
+    if (args.blocks.dtype == DType::kBF16) {
+      PassTile<BF16>(args, tile, buffers[thread]);
+    } else if (args.blocks.dtype == DType::kI8) {
+      PassTile<Int8>(args, tile, buffers[thread]);
     } else {
-      PassTile<float>(step, tile, buffers[thread]);
+      PassTile<float>(args, tile, buffers[thread]);
     }
   });
 }

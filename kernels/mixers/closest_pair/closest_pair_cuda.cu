@@ -1,6 +1,6 @@
-// Closest-pair attention on CUDA, the rules of closest_pair_cpu.cc: the attention kernels over rows
-// and the chunk's tokens, then what the wave's positions bring, of which one thread block does a
-// head of a session. Distances have the CPU's order of sums.
+// Closest-pair attention on CUDA, the rules of closest_pair_cpu.cc: the attention kernels over
+// slots and the chunk's tokens, then what the wave's positions bring, of which one thread block
+// does a head of a session. Distances have the CPU's order of sums.
 #include "kernels/common/cuda/cuda_device.h"
 #include "kernels/mixers/closest_pair/pair_mean.cuh"
 
@@ -10,11 +10,11 @@ namespace {
 
 constexpr int kValueSums = 16, kCheckChannels = 16;
 
-struct PairArgs {
+struct PairKernelArgs {
   AttentionBlocks blocks;
   PairPlaces places;
   PairRule rule;
-  DeviceSeqs seqs;
+  DeviceSequences seqs;
   int32_t wave;
 };
 
@@ -22,7 +22,7 @@ constexpr uint32_t SharedFloats(const AttentionShape& shape) {
   return static_cast<uint32_t>((shape.head_dim + 3) / 4 * 4 + ValueStride(shape.value_head_dim));
 }
 constexpr uint32_t WorkSlots(int32_t chunk_len) {
-  return static_cast<uint32_t>(2 * BlocksOf(chunk_len) * kBlockSlots);
+  return static_cast<uint32_t>(2 * NumBlocks(chunk_len) * kBlockSlots);
 }
 constexpr size_t PairSharedBytes(const AttentionBlocks& blocks) {
   return PairShared::kBytes + size_t{SharedFloats(blocks.shape)} * sizeof(float) +
@@ -39,10 +39,10 @@ struct Dictionary {
   PairShared block;
   SharedPtr<float> key;           // [head_dim] of the candidate that meets the others
   SharedPtr<float> value;         // [value_stride]
-  SharedPtr<int32_t> slot_of;     // [work slots]
+  SharedPtr<int32_t> new_slots;   // [work slots]
   SharedPtr<int32_t> free_slots;  // [work slots]
 
-  __device__ Dictionary(const PairArgs& args, const PairChunk& chunk)
+  __device__ Dictionary(const PairKernelArgs& args, const PairChunk& chunk)
       : at{args.blocks, args.places, chunk} {
     const uint32_t floats = PairShared::kBytes,
                    slots = floats + SharedFloats(args.blocks.shape) * 4,
@@ -51,33 +51,33 @@ struct Dictionary {
              DynamicShared<unsigned long long>(kPairWarps * 8)};
     key = DynamicShared<float>(floats);
     value = DynamicShared<float>(value_at);
-    slot_of = DynamicShared<int32_t>(slots);
+    new_slots = DynamicShared<int32_t>(slots);
     free_slots = DynamicShared<int32_t>(slots + WorkSlots(chunk.length) * 4);
   }
 
-  // As PairPass::CandidateOf.
-  __device__ int32_t CandidateOf(int64_t token) const {
+  // As PairPass::FindCandidate.
+  __device__ int32_t FindCandidate(int64_t token) const {
     if (at.chunk.IsPinned(token)) return -1;
-    if (token >= at.chunk.begin || !at.chunk.HasMerged()) return at.chunk.CandidateOf(token);
+    if (token >= at.chunk.begin || !at.chunk.HasMerged()) return at.chunk.FindCandidate(token);
     Lowest found;
-    for (int32_t i = threadIdx.x; i < at.chunk.n_rows; i += kPairThreads) {
-      if (at.IsApart(i, token)) found = {0, 0, i};
+    for (int32_t i = threadIdx.x; i < at.chunk.n_slots; i += kPairThreads) {
+      if (at.IsUnjoinedToken(i, token)) found = {0, 0, i};
     }
-    return block.LowestOfBlock(found).index;
+    return block.ReduceLowest(found).index;
   }
 
   // What the tokens [from, to) of the chunk bring.
   __device__ void Pass(int64_t from, int64_t to) const {
     for (int64_t offset = from; offset < to; ++offset) {
       for (int64_t i = at.chunk.JoinedAt(offset); i < at.chunk.JoinedAt(offset + 1); ++i) {
-        if (i == 0) FirstSize(at.chunk.begin + offset + 1);
-        const int32_t joins = CandidateOf(i);
+        if (i == 0) InitValueSize(at.chunk.begin + offset + 1);
+        const int32_t joins = FindCandidate(i);
         if (joins < 0) continue;
         if (i >= at.chunk.begin && threadIdx.x == 0) at.Oldest(joins) = static_cast<uint32_t>(i);
-        Meet(joins);
+        UpdatePartner(joins);
       }
       for (int64_t m = at.chunk.MergedAt(offset); m < at.chunk.MergedAt(offset + 1); ++m) {
-        if (m == 0) UpdateSize();
+        if (m == 0) UpdateValueSize();
         MergeClosest(m);
       }
     }
@@ -85,13 +85,13 @@ struct Dictionary {
 
   __device__ void EndChunk() const {
     FindSlots();
-    Move();
+    MoveToSlots();
     __syncthreads();
     const int32_t first = at.chunk.first_token();
-    for (int32_t slot = threadIdx.x; slot < at.chunk.n_next; slot += kPairThreads) {
-      int32_t& partner = at.RowPartner(slot);
+    for (int32_t slot = threadIdx.x; slot < at.chunk.n_slots_next; slot += kPairThreads) {
+      int32_t& partner = at.SlotPartner(slot);
       if (partner <= first) continue;
-      const int32_t now = slot_of[partner - 1 - first];
+      const int32_t now = new_slots[partner - 1 - first];
       partner = now + 1;
     }
     for (int32_t i = first + threadIdx.x; i < at.chunk.end(); i += kPairThreads) at.Partner(i) = 0;
@@ -101,7 +101,7 @@ struct Dictionary {
   // |value - value of i|^2, the order of nearest_cpu.cc.
   __device__ float ValueDistance(int32_t i) const {
     const T* other = at.Value(i);
-    const float scale = at.ScaleOfValue(i);
+    const float scale = at.StoredValueScale(i);
     float sums[kValueSums] = {};
     for (int begin = 0; begin < ValueStride(at.dv()); begin += kValueSums) {
 #pragma unroll
@@ -115,7 +115,7 @@ struct Dictionary {
   }
   __device__ float SquaredNorm(int32_t i) const {
     const T* of = at.Value(i);
-    const float scale = at.ScaleOfValue(i);
+    const float scale = at.StoredValueScale(i);
     float sums[kValueSums] = {};
     for (int begin = 0; begin < ValueStride(at.dv()); begin += kValueSums) {
 #pragma unroll
@@ -151,22 +151,23 @@ struct Dictionary {
     return sum;
   }
 
-  // V from the sequence's first n tokens. This and UpdateSize are rare, and inlined they would take
-  // registers from the loop that meets candidates.
-  __attribute__((noinline)) __device__ void FirstSize(int64_t n) const {
+  // V from the sequence's first n tokens. This and UpdateValueSize are rare, and inlined they would
+  // take registers from the loop that meets candidates.
+  __attribute__((noinline)) __device__ void InitValueSize(int64_t n) const {
     float values = 0, keys = 0;
     for (int64_t token = threadIdx.x; token < n; token += kPairThreads) {
-      values += SquaredNorm(at.chunk.CandidateOf(token));
-      keys += at.KeySize(at.chunk.CandidateOf(token));
+      values += SquaredNorm(at.chunk.FindCandidate(token));
+      keys += at.KeySize(at.chunk.FindCandidate(token));
     }
-    values = block.SumOfBlock(values);
-    keys = block.SumOfBlock(keys);
-    if (threadIdx.x == 0) at.value_size() = at.SizeOf(values, keys, static_cast<float>(n));
+    values = block.ReduceSum(values);
+    keys = block.ReduceSum(keys);
+    if (threadIdx.x == 0)
+      at.value_size() = at.MeasureValueSize(values, keys, static_cast<float>(n));
     __syncthreads();
   }
 
   // V from the candidates, if it is far from theirs: bounds are then no more than that.
-  __attribute__((noinline)) __device__ void UpdateSize() const {
+  __attribute__((noinline)) __device__ void UpdateValueSize() const {
     float values = 0, keys = 0, n = 0;
     for (int32_t i = threadIdx.x; i < at.chunk.end(); i += kPairThreads) {
       if (at.Partner(i) == 0) continue;
@@ -174,16 +175,16 @@ struct Dictionary {
       keys += at.KeySize(i);
       n += 1;
     }
-    values = block.SumOfBlock(values);
-    keys = block.SumOfBlock(keys);
-    n = block.SumOfBlock(n);
-    const float size = at.SizeOf(values, keys, fmaxf(n, 1)), old = at.value_size(),
+    values = block.ReduceSum(values);
+    keys = block.ReduceSum(keys);
+    n = block.ReduceSum(n);
+    const float size = at.MeasureValueSize(values, keys, fmaxf(n, 1)), old = at.value_size(),
                 old_scale = at.ValueScale();
     __syncthreads();
-    if (size <= old * kPairSizeChange && old <= size * kPairSizeChange) return;
+    if (size <= old * kMaxPairSizeChange && old <= size * kMaxPairSizeChange) return;
     if (threadIdx.x == 0) at.value_size() = size;
     __syncthreads();
-    const float shrink = ShrinkOfBounds(old_scale, at.ValueScale());
+    const float shrink = BoundShrinkFactor(old_scale, at.ValueScale());
     for (int32_t i = threadIdx.x; i < at.chunk.end(); i += kPairThreads) {
       if (at.Partner(i) == 0) continue;
       at.Bound(i) *= shrink;
@@ -193,14 +194,14 @@ struct Dictionary {
   }
 
   // Bound and partner of a candidate from all others. The rules of FindNearestCpu (nearest.h).
-  __device__ void Meet(int32_t self, int32_t gone_low = -1, int32_t gone_high = -1) const {
+  __device__ void UpdatePartner(int32_t self, int32_t gone_low = -1, int32_t gone_high = -1) const {
     __syncthreads();
     if (threadIdx.x == 0) at.Partner(self) = 0;
     for (int c = threadIdx.x; c < at.d(); c += kPairThreads) {
       key[c] = ToFloat(at.Key(self)[c * kBlockSlots]) * at.KeyScale(self);
     }
     for (int c = threadIdx.x; c < ValueStride(at.dv()); c += kPairThreads) {
-      value[c] = ToFloat(at.Value(self)[c]) * at.ScaleOfValue(self);
+      value[c] = ToFloat(at.Value(self)[c]) * at.StoredValueScale(self);
     }
     __syncthreads();
     const float scale = at.ValueScale();
@@ -213,13 +214,13 @@ struct Dictionary {
       const float of_keys = KeyDistance(i, nearest.key);
       if (!(of_keys <= nearest.key)) continue;
       const float distance = of_keys + scale * ValueDistance(i);
-      if (distance < INFINITY) nearest = LowerOf(nearest, {distance, at.Oldest(i), i});
+      if (distance < INFINITY) nearest = PickLower(nearest, {distance, at.Oldest(i), i});
       if (distance == 0 && partner == kStalePartner && (is_lost || at.Bound(i) > 0)) {
         at.Bound(i) = 0;
         partner = self + 1;
       }
     }
-    nearest = block.LowestOfBlock(nearest);
+    nearest = block.ReduceLowest(nearest);
     if (threadIdx.x == 0) {
       at.Bound(self) = nearest.key;
       at.Partner(self) = nearest.index < 0 ? kStalePartner : nearest.index + 1;
@@ -234,18 +235,18 @@ struct Dictionary {
       const int32_t partner = at.Partner(i);
       const float bound = at.Bound(i);
       if (partner == 0 || !(bound < INFINITY)) continue;
-      const Lowest mine = {bound, partner > 0 ? at.OrderOf(i, partner - 1) : 0, i};
-      lowest = LowerOf(lowest, mine);
+      const Lowest mine = {bound, partner > 0 ? at.CandidateOrder(i, partner - 1) : 0, i};
+      lowest = PickLower(lowest, mine);
     }
-    return block.LowestOfBlock(lowest);
+    return block.ReduceLowest(lowest);
   }
   // The oldest candidate but for `other`; -1 if there is none.
   __device__ int32_t Oldest(int32_t other) const {
     Lowest oldest;
     for (int32_t i = threadIdx.x; i < at.chunk.end(); i += kPairThreads) {
-      if (at.Partner(i) != 0 && i != other) oldest = LowerOf(oldest, {0, at.Oldest(i), i});
+      if (at.Partner(i) != 0 && i != other) oldest = PickLower(oldest, {0, at.Oldest(i), i});
     }
-    return block.LowestOfBlock(oldest).index;
+    return block.ReduceLowest(oldest).index;
   }
 
   // The older one is low; high is -1 if there are not two candidates.
@@ -258,7 +259,7 @@ struct Dictionary {
         high = older ? partner : i;
         return;
       }
-      Meet(i);
+      UpdatePartner(i);
     }
     low = Oldest(-1);
     high = low < 0 ? -1 : Oldest(low);
@@ -270,29 +271,29 @@ struct Dictionary {
     if (high < 0) return;
     const uint32_t of_low = at.Count(low), of_high = at.Count(high);
     const int32_t mean = at.chunk.first_merged() + static_cast<int32_t>(merge);
-    const PairMean of = {low, high, mean, ShareOf(of_low, of_high)};
+    const PairMean of = {low, high, mean, HighShare(of_low, of_high)};
     StoreMean(at, block, of, /*is_value=*/false);
     StoreMean(at, block, of, /*is_value=*/true);
     __syncthreads();
     if (threadIdx.x == 0) {
-      at.counts(mean / kBlockSlots)[mean % kBlockSlots] = SumOfCounts(of_low, of_high);
+      at.counts(mean / kBlockSlots)[mean % kBlockSlots] = AddCounts(of_low, of_high);
       at.Oldest(mean) = at.Oldest(low);
       at.Partner(low) = at.Partner(high) = 0;
     }
-    Meet(mean, low, high);
+    UpdatePartner(mean, low, high);
   }
 
-  // slot_of: the slots of what the chunk leaves in its work blocks, -1 for what is gone: the free
+  // new_slots: the slots of what the chunk leaves in its work blocks, -1 for what is gone: the free
   // ones and then new ones, in ascending order.
   __device__ void FindSlots() const {
     const auto n_work = static_cast<int32_t>(WorkSlots(at.chunk.length));
     int32_t n_free = 0;
-    const int32_t n_rows = at.chunk.n_merges() > 0 ? at.chunk.n_rows : 0;
-    for (int32_t begin = 0; begin < n_rows && n_free < n_work; begin += kPairThreads) {
+    const int32_t n_slots = at.chunk.n_merges() > 0 ? at.chunk.n_slots : 0;
+    for (int32_t begin = 0; begin < n_slots && n_free < n_work; begin += kPairThreads) {
       const int32_t slot = begin + static_cast<int32_t>(threadIdx.x);
       int32_t found;
-      const bool is_free = slot < n_rows && !at.IsRowInUse(slot);
-      const int32_t rank = n_free + block.RankOfBlock(is_free, found);
+      const bool is_free = slot < n_slots && !at.IsSlotInUse(slot);
+      const int32_t rank = n_free + block.RankInBlock(is_free, found);
       if (is_free && rank < n_work) free_slots[rank] = slot;
       n_free += found;
     }
@@ -302,88 +303,92 @@ struct Dictionary {
       const int32_t i = begin + static_cast<int32_t>(threadIdx.x);
       int32_t found;
       const bool stays = i < n_work && at.StaysAtEnd(at.chunk.first_token() + i);
-      const int32_t rank = n_left + block.RankOfBlock(stays, found);
-      int32_t slot = at.chunk.n_rows + rank - n_free;
+      const int32_t rank = n_left + block.RankInBlock(stays, found);
+      int32_t slot = at.chunk.n_slots + rank - n_free;
       if (rank < n_free) slot = free_slots[rank];
-      if (i < n_work) slot_of[i] = stays ? slot : -1;
+      if (i < n_work) new_slots[i] = stays ? slot : -1;
       n_left += found;
     }
     __syncthreads();
   }
 
   // Neighbouring threads write neighbouring slots of a channel of the keys, channels of a value.
-  __device__ void Move() const {
+  __device__ void MoveToSlots() const {
     const auto n_work = static_cast<int32_t>(WorkSlots(at.chunk.length));
     const int32_t first = at.chunk.first_token(), stride = ValueStride(at.dv());
     for (int32_t item = threadIdx.x; item < n_work * at.d(); item += kPairThreads) {
-      const int32_t i = item % n_work, c = item / n_work * kBlockSlots, slot = slot_of[i];
+      const int32_t i = item % n_work, c = item / n_work * kBlockSlots, slot = new_slots[i];
       if (slot < 0) continue;
-      at.template Row<T>(at.blocks.dictionary_keys.place, slot)[slot % kBlockSlots + c] =
+      at.template SlotField<T>(at.blocks.dictionary_keys.place, slot)[slot % kBlockSlots + c] =
           at.Key(first + i)[c];
     }
     for (int32_t item = threadIdx.x; item < n_work * stride; item += kPairThreads) {
-      const int32_t i = item / stride, c = item % stride, slot = slot_of[i];
+      const int32_t i = item / stride, c = item % stride, slot = new_slots[i];
       if (slot < 0) continue;
-      at.template Row<T>(at.blocks.dictionary_values.place, slot)[slot % kBlockSlots * stride + c] =
-          at.Value(first + i)[c];
+      at.template SlotField<T>(at.blocks.dictionary_values.place,
+                               slot)[slot % kBlockSlots * stride + c] = at.Value(first + i)[c];
     }
     for (int32_t i = threadIdx.x; i < n_work; i += kPairThreads) {
-      const int32_t slot = slot_of[i], s = slot % kBlockSlots;
+      const int32_t slot = new_slots[i], s = slot % kBlockSlots;
       if (slot < 0) continue;
       if constexpr (kHasExponents<T>) {
-        at.template Row<T>(at.blocks.dictionary_keys.place, slot)[at.d() * kBlockSlots + s] =
+        at.template SlotField<T>(at.blocks.dictionary_keys.place, slot)[at.d() * kBlockSlots + s] =
             at.Exponent(first + i, /*is_value=*/false);
-        at.template Row<T>(at.blocks.dictionary_values.place, slot)[stride * kBlockSlots + s] =
+        at.template SlotField<T>(at.blocks.dictionary_values.place,
+                                 slot)[stride * kBlockSlots + s] =
             at.Exponent(first + i, /*is_value=*/true);
       }
       const uint32_t count = at.Count(first + i);
-      at.template Row<uint32_t>(at.blocks.counts, slot)[s] = count;
-      at.template Row<float>(at.blocks.log_counts, slot)[s] = logf(static_cast<float>(count));
-      at.template Row<uint32_t>(at.places.rows.oldest, slot)[s] =
+      at.template SlotField<uint32_t>(at.blocks.counts, slot)[s] = count;
+      at.template SlotField<float>(at.blocks.log_counts, slot)[s] = logf(static_cast<float>(count));
+      at.template SlotField<uint32_t>(at.places.slots.oldest, slot)[s] =
           at.IsToken(first + i) ? static_cast<uint32_t>(at.chunk.begin + i) : at.Oldest(first + i);
-      at.template Row<float>(at.places.rows.bounds, slot)[s] = at.BoundAtEnd(first + i);
-      at.RowPartner(slot) = at.Partner(first + i);
+      at.template SlotField<float>(at.places.slots.bounds, slot)[s] = at.BoundAtEnd(first + i);
+      at.SlotPartner(slot) = at.Partner(first + i);
     }
   }
 };
 
 // Grid (sequences, kv heads).
 template <class T>
-__global__ void __launch_bounds__(kPairThreads) PassRows(const __grid_constant__ PairArgs args) {
+__global__ void __launch_bounds__(kPairThreads)
+    PassTokens(const __grid_constant__ PairKernelArgs args) {
   const int s = static_cast<int>(blockIdx.x), kv_head = static_cast<int>(blockIdx.y);
   std::byte* session = args.seqs.state[s];
   const int32_t length = args.blocks.wave_span;
   if (session == nullptr) return;
-  const WaveRows rows = RowsOfWave(args.seqs, s, length, args.wave);
-  if (rows.begin >= rows.end) return;
+  const WaveTokens wave = TokensInWave(args.seqs, s, length, args.wave);
+  if (wave.begin >= wave.end) return;
   const PairChunk chunk = {.session = session,
                            .kv_head = kv_head,
-                           .begin = rows.span_begin,
+                           .begin = wave.span_begin,
                            .length = length,
-                           .slot_cap = args.blocks.live.CapOf(s, kv_head),
-                           .n_rows = args.blocks.LiveAt(s, kv_head, args.wave),
-                           .n_next = args.blocks.LiveAt(s, kv_head, args.wave + 1),
+                           .slot_cap = args.blocks.live.HeadSlotCap(s, kv_head),
+                           .n_slots = args.blocks.LiveAt(s, kv_head, args.wave),
+                           .n_slots_next = args.blocks.LiveAt(s, kv_head, args.wave + 1),
                            .rule = args.rule};
   const Dictionary<T> dictionary(args, chunk);
-  if (chunk.JoinedAt(rows.end - chunk.begin) > 0) {
-    dictionary.Pass(rows.begin - chunk.begin, rows.end - chunk.begin);
+  if (chunk.JoinedAt(wave.end - chunk.begin) > 0) {
+    dictionary.Pass(wave.begin - chunk.begin, wave.end - chunk.begin);
   }
-  if (rows.end == chunk.begin + length) dictionary.EndChunk();
+  if (wave.end == chunk.begin + length) dictionary.EndChunk();
 }
 
 }  // namespace
 }  // namespace cuda
 
-void ClosestPairCuda(DeviceContext& context, const ClosestPairStep& step) {
-  cuda::PairArgs args = {step.blocks, step.places, step.rule, step.seqs.device, 0};
-  const dim3 grid(static_cast<unsigned>(step.seqs.n_seqs()),
-                  static_cast<unsigned>(step.blocks.shape.n_kv_heads));
-  const auto pass = step.blocks.dtype == DType::kBF16 ? cuda::PassRows<BF16>
-                    : step.blocks.dtype == DType::kI8 ? cuda::PassRows<Int8>
-                                                      : cuda::PassRows<float>;
-  AttendWavesCuda(context, step, {}, [&](int wave) {
+void ClosestPairCuda(DeviceContext& context, const ClosestPairArgs& layer_args) {
+  cuda::PairKernelArgs args = {layer_args.blocks, layer_args.places, layer_args.rule,
+                               layer_args.seqs.device, 0};
+  const dim3 grid(static_cast<unsigned>(layer_args.seqs.n_seqs()),
+                  static_cast<unsigned>(layer_args.blocks.shape.n_kv_heads));
+  const auto pass = layer_args.blocks.dtype == DType::kBF16 ? cuda::PassTokens<BF16>
+                    : layer_args.blocks.dtype == DType::kI8 ? cuda::PassTokens<Int8>
+                                                            : cuda::PassTokens<float>;
+  AttendWavesCuda(context, layer_args, {}, [&](int wave) {
     args.wave = wave;
-    cuda::Launch(context, pass, grid, cuda::kPairThreads, cuda::PairSharedBytes(step.blocks), args);
+    cuda::Launch(context, pass, grid, cuda::kPairThreads, cuda::PairSharedBytes(layer_args.blocks),
+                 args);
   });
 }
 

@@ -30,8 +30,8 @@ constexpr int kVectors = kLanes == 16 ? 4 : 2;
 
 // kRows keys against one block.
 template <int kRows, class T>
-HWY_INLINE void KeyDistancesOf(const float* const* rows, const T* keys, int head_dim,
-                               float* const* distances, size_t at) {
+HWY_INLINE void TileKeyDistances(const float* const* rows, const T* keys, int head_dim,
+                                 float* const* distances, size_t at) {
   const D d;
   for (int s = 0; s < kBlockSlots; s += kVectors * kLanes) {
     V sum[kRows][kVectors];
@@ -58,28 +58,28 @@ HWY_INLINE void KeyDistancesOf(const float* const* rows, const T* keys, int head
 }
 
 template <class T>
-HWY_INLINE void KeyDistancesOfBlock(const KeyDistances& batch, const T* keys, size_t at) {
+HWY_INLINE void BlockKeyDistances(const KeyDistances& batch, const T* keys, size_t at) {
   const auto n = static_cast<int>(batch.keys.size());
   const float* const* rows = batch.keys.data();
   float* const* to = batch.distances.data();
   int r = 0;
   for (; r + kRowTile <= n; r += kRowTile) {
-    KeyDistancesOf<kRowTile>(rows + r, keys, batch.head_dim, to + r, at);
+    TileKeyDistances<kRowTile>(rows + r, keys, batch.head_dim, to + r, at);
   }
   switch (n - r) {
     case 3:
-      return KeyDistancesOf<3>(rows + r, keys, batch.head_dim, to + r, at);
+      return TileKeyDistances<3>(rows + r, keys, batch.head_dim, to + r, at);
     case 2:
-      return KeyDistancesOf<2>(rows + r, keys, batch.head_dim, to + r, at);
+      return TileKeyDistances<2>(rows + r, keys, batch.head_dim, to + r, at);
     case 1:
-      return KeyDistancesOf<1>(rows + r, keys, batch.head_dim, to + r, at);
+      return TileKeyDistances<1>(rows + r, keys, batch.head_dim, to + r, at);
   }
 }
 
 // Of int8: every slot's channels times its scale.
 HWY_INLINE void WidenBlock(const Int8* keys, int head_dim, float* wide) {
   const D d;
-  const uint8_t* exponents = ExponentsOf(keys, head_dim);
+  const uint8_t* exponents = BlockExponents(keys, head_dim);
   for (int s = 0; s < kBlockSlots; s += kLanes) {
     const V scale = LoadScales(d, exponents + s);
     for (auto i = static_cast<size_t>(s); i < static_cast<size_t>(head_dim) * kBlockSlots;
@@ -96,17 +96,17 @@ void FillKeyDistances(const KeyDistances& batch) {
   for (size_t b = 0; b < batch.blocks.size(); ++b) {
     const void* keys = batch.blocks[b].keys;
     if (batch.dtype == DType::kF32) {
-      KeyDistancesOfBlock(batch, static_cast<const float*>(keys), b * kBlockSlots);
+      BlockKeyDistances(batch, static_cast<const float*>(keys), b * kBlockSlots);
     } else if (batch.dtype == DType::kI8) {
       WidenBlock(static_cast<const Int8*>(keys), batch.head_dim, batch.wide);
-      KeyDistancesOfBlock(batch, static_cast<const float*>(batch.wide), b * kBlockSlots);
+      BlockKeyDistances(batch, static_cast<const float*>(batch.wide), b * kBlockSlots);
     } else if (widens) {
       for (size_t i = 0; i < n; i += kLanes) {
         hn::StoreU(LoadWide(d, static_cast<const BF16*>(keys) + i), d, batch.wide + i);
       }
-      KeyDistancesOfBlock(batch, static_cast<const float*>(batch.wide), b * kBlockSlots);
+      BlockKeyDistances(batch, static_cast<const float*>(batch.wide), b * kBlockSlots);
     } else {
-      KeyDistancesOfBlock(batch, static_cast<const BF16*>(keys), b * kBlockSlots);
+      BlockKeyDistances(batch, static_cast<const BF16*>(keys), b * kBlockSlots);
     }
   }
 }

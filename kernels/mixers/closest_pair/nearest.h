@@ -38,7 +38,7 @@ struct NearestSearch {
   const float* key = nullptr;  // [head_dim]
   int head_dim = 0;
   // With a key: key_distances are those of a place that `self` is no further away from.
-  float moved = 0;
+  float drift = 0;
   float value_scale;   // w K / V
   const float* value;  // [value_stride]
   // Sizes of values, for ||value| - |value|| <= |value - value|, which spares most of them where

@@ -86,7 +86,7 @@ HWY_INLINE V KeyDistances(const NearestSearch& search, size_t first) {
   [[maybe_unused]] V scale;
   if constexpr (kHasExponents<T>) {
     const T* block = static_cast<const T*>(search.blocks[first / kBlockSlots].keys);
-    scale = LoadScales(d, ExponentsOf(block, search.head_dim) + first % kBlockSlots);
+    scale = LoadScales(d, BlockExponents(block, search.head_dim) + first % kBlockSlots);
   }
   V sum = hn::Zero(d);
   for (int c = 0; c < search.head_dim; ++c, keys += kBlockSlots) {
@@ -107,7 +107,7 @@ HWY_INLINE float Distance(const NearestSearch& search, int32_t i, float key_dist
   const int32_t slot = i % kBlockSlots;
   float scale = 1;
   if constexpr (kHasExponents<T>) {
-    scale = ScaleOf(ExponentsOf(values, search.value_stride)[slot]);
+    scale = ExponentScale(BlockExponents(values, search.value_stride)[slot]);
   }
   return key_distance + search.value_scale *
                             ValueDistance(search.value, values + static_cast<size_t>(slot) * stride,
@@ -119,7 +119,7 @@ HWY_INLINE float Distance(const NearestSearch& search, int32_t i, float key_dist
 constexpr float kSlack = 1e-4f;
 
 // No more than the distances of a vector of candidates from those of keys and the sizes of values.
-HWY_INLINE V LeastDistances(const NearestSearch& search, V keys, size_t first) {
+HWY_INLINE V DistanceLowerBounds(const NearestSearch& search, V keys, size_t first) {
   const D d;
   if (search.sizes == nullptr) return keys;
   const V size = hn::Set(d, search.size), sizes = hn::LoadU(d, search.sizes + first);
@@ -132,16 +132,16 @@ HWY_INLINE V LeastDistances(const NearestSearch& search, V keys, size_t first) {
 // The same of what is known before any key is looked at.
 HWY_INLINE V KnownDistances(const NearestSearch& search, size_t first) {
   const V known = hn::LoadU(D(), search.key_distances + first);
-  if (search.key == nullptr) return LeastDistances(search, known, first);
-  if (search.moved == 0) return known;
+  if (search.key == nullptr) return DistanceLowerBounds(search, known, first);
+  if (search.drift == 0) return known;
   const D d;
   // The root a little lower, as the difference may be small.
   const V root = hn::Mul(hn::Sqrt(known), hn::Set(d, 1 - 1e-6f));
-  const V apart = hn::Max(hn::Zero(d), hn::Sub(root, hn::Set(d, search.moved)));
+  const V apart = hn::Max(hn::Zero(d), hn::Sub(root, hn::Set(d, search.drift)));
   return hn::Mul(hn::Mul(apart, apart), hn::Set(d, 1 - kSlack));
 }
 
-// The candidate that is nearest by its least distance, -1 if none is finite: most others are then
+// The candidate that is nearest by its lower bound, -1 if none is finite: most others are then
 // seen to be too far away without a look at their values.
 int32_t LikelyNearest(const NearestSearch& search) {
   const D d;
@@ -183,7 +183,7 @@ class Search {
       Consider(Distance<T>(search_, seed, of_seeds_[seed % kLanes]), seed);
     }
     for (size_t b = 0; b < search_.blocks.size(); ++b) {
-      for (int s = 0; s < kBlockSlots; s += kLanes) Meet(b, s);
+      for (int s = 0; s < kBlockSlots; s += kLanes) VisitCandidates(b, s);
     }
     return nearest_;
   }
@@ -203,13 +203,13 @@ class Search {
   // are passed by without a root: that of KnownDistances, rounded up.
   HWY_INLINE void SetLimit() {
     limit_ = nearest_.distance;
-    if (search_.key == nullptr || search_.moved == 0) return;
-    const double root = std::sqrt(nearest_.distance / (1.0 - kSlack)) + search_.moved;
+    if (search_.key == nullptr || search_.drift == 0) return;
+    const double root = std::sqrt(nearest_.distance / (1.0 - kSlack)) + search_.drift;
     limit_ = static_cast<float>(root * root * (1 + 1e-5));
   }
 
   // One vector of candidates.
-  HWY_INLINE void Meet(size_t b, int s) {
+  HWY_INLINE void VisitCandidates(size_t b, int s) {
     const D d;
     const DI di;
     const CandidateBlock& block = search_.blocks[b];
@@ -225,26 +225,27 @@ class Search {
     const bool none_is_near =
         hn::AllFalse(d, hn::And(candidates, hn::Le(known, hn::Set(d, limit_))));
     if (none_is_near && hn::AllFalse(d, is_lost)) return;
-    float keys[kLanes], least[kLanes];
+    float keys[kLanes], lower_bound[kLanes];
     const V of_keys = none_is_near      ? hn::Set(d, kInfinity)
                       : first == seeds_ ? hn::LoadU(d, of_seeds_)
                                         : KeyDistances<T>(search_, at);
     hn::StoreU(of_keys, d, keys);
-    hn::StoreU(none_is_near
-                   ? of_keys
-                   : hn::Max(KnownDistances(search_, at), LeastDistances(search_, of_keys, at)),
-               d, least);
-    for (int i = 0; i < kLanes; ++i) MeetOne(block, first + i, keys[i], least[i]);
+    hn::StoreU(none_is_near ? of_keys
+                            : hn::Max(KnownDistances(search_, at),
+                                      DistanceLowerBounds(search_, of_keys, at)),
+               d, lower_bound);
+    for (int i = 0; i < kLanes; ++i) VisitCandidate(block, first + i, keys[i], lower_bound[i]);
   }
 
-  void MeetOne(const CandidateBlock& block, int32_t i, float key_distance, float least) {
+  void VisitCandidate(const CandidateBlock& block, int32_t i, float key_distance,
+                      float lower_bound) {
     const int slot = i % kBlockSlots;
     int32_t& partner = block.partners[slot];
     float& bound = block.bounds[slot];
     if (partner == 0) return;
     const bool is_lost = partner == search_.gone[0] + 1 || partner == search_.gone[1] + 1;
     if (is_lost) partner = kStalePartner;
-    if (!(least <= nearest_.distance)) return;
+    if (!(lower_bound <= nearest_.distance)) return;
     const float distance = Distance<T>(search_, i, key_distance);
     Consider(distance, i);
     if (distance == 0 && partner == kStalePartner && (is_lost || bound > 0)) {
@@ -309,7 +310,7 @@ PairBound LowestBound(std::span<const CandidateBlock> blocks) {
           continue;
         const auto i = static_cast<int32_t>(b * kBlockSlots) + t;
         const int32_t partner = blocks[b].partners[t] - 1;
-        const unsigned long long order = partner < 0 ? 0 : OrderOfPair(oldest(i), oldest(partner));
+        const unsigned long long order = partner < 0 ? 0 : PairOrder(oldest(i), oldest(partner));
         if (bound == lowest.bound && order >= lowest_order) continue;
         const bool is_low = partner >= 0 && oldest(i) < oldest(partner);
         lowest = {bound, is_low ? i : std::max(partner, -1), is_low ? partner : i};
@@ -336,10 +337,10 @@ void ValueSizes(std::span<const CandidateBlock> blocks, DType dtype, int value_s
   for (const CandidateBlock& block : blocks) {
     for (size_t s = 0; s < kBlockSlots; ++s) {
       const auto* value = static_cast<const std::byte*>(block.values) + s * bytes;
-      const float scale =
-          dtype == DType::kI8
-              ? ScaleOf(ExponentsOf(static_cast<const Int8*>(block.values), value_stride)[s])
-              : 1.0f;
+      const float scale = dtype == DType::kI8
+                              ? ExponentScale(BlockExponents(static_cast<const Int8*>(block.values),
+                                                             value_stride)[s])
+                              : 1.0f;
       *sizes++ = std::sqrt(SquaredNorm(value, dtype, value_stride)) * scale;
     }
   }

@@ -25,26 +25,29 @@ __device__ void StoreMean(const PairBlocks<T>& at, [[maybe_unused]] const PairSh
   const auto row_of = [&](int32_t i) {
     return (is_value ? at.Value(i) : at.Key(i)) + begin * stride;
   };
-  const auto scale_of = [&](int32_t i) { return is_value ? at.ScaleOfValue(i) : at.KeyScale(i); };
+  const auto scale_of = [&](int32_t i) {
+    return is_value ? at.StoredValueScale(i) : at.KeyScale(i);
+  };
   const T *low = row_of(of.low), *high = row_of(of.high);
   const float of_low = scale_of(of.low), of_high = scale_of(of.high);
   float x[kRoundingGroup];
 #pragma unroll
   for (int c = 0; c < kRoundingGroup; ++c) {
-    x[c] = c < left ? MeanOf(ToFloat(low[c * stride]) * of_low, ToFloat(high[c * stride]) * of_high,
-                             of.share)
+    x[c] = c < left ? WeightedMean(ToFloat(low[c * stride]) * of_low,
+                                   ToFloat(high[c * stride]) * of_high, of.share)
                     : 0;
   }
   const RoundingKey key = at.Rounding(of.high, is_value);
   T* mean = row_of(of.mean);
   if constexpr (kHasExponents<T>) {
-    uint8_t exponent = ExponentFor(block.MostOfBlock(MagnitudeBits(x, kRoundingGroup)));
+    uint8_t exponent = ExponentFor(block.ReduceMax(MagnitudeBits(x, kRoundingGroup)));
     Int8 rounded[kRoundingGroup] = {};
-    RoundGroup(x, left, key, static_cast<uint32_t>(begin), rounded, 1, InverseScaleOf(exponent));
-    for (int c = 0; c < kRoundingGroup; ++c) x[c] = ToFloat(rounded[c]) * ScaleOf(exponent);
+    RoundGroup(x, left, key, static_cast<uint32_t>(begin), rounded, 1,
+               InverseExponentScale(exponent));
+    for (int c = 0; c < kRoundingGroup; ++c) x[c] = ToFloat(rounded[c]) * ExponentScale(exponent);
     // A row that was rounded down may fit a scale half as large.
-    exponent = ExponentFor(block.MostOfBlock(MagnitudeBits(x, kRoundingGroup)));
-    const float inverse = InverseScaleOf(exponent);
+    exponent = ExponentFor(block.ReduceMax(MagnitudeBits(x, kRoundingGroup)));
+    const float inverse = InverseExponentScale(exponent);
     for (int c = 0; c < kRoundingGroup && c < left; ++c) {
       mean[c * stride] = inverse == 0 ? Int8{0} : NearestInt8(x[c] * inverse);
     }

@@ -17,7 +17,7 @@ struct Lowest {
   unsigned long long order = 0;
   int32_t index = -1;
 };
-__device__ inline Lowest LowerOf(Lowest a, Lowest b) {
+__device__ inline Lowest PickLower(Lowest a, Lowest b) {
   if (b.index < 0) return a;
   if (a.index < 0) return b;
   if (a.key != b.key) return b.key < a.key ? b : a;
@@ -33,11 +33,11 @@ struct PairShared {
 
   static constexpr uint32_t kBytes = kPairWarps * 16;
 
-  __device__ Lowest LowestOfBlock(Lowest mine) const {
+  __device__ Lowest ReduceLowest(Lowest mine) const {
     for (int lanes = 16; lanes > 0; lanes /= 2) {
-      mine = LowerOf(mine, {__shfl_xor_sync(0xffffffffu, mine.key, lanes),
-                            __shfl_xor_sync(0xffffffffu, mine.order, lanes),
-                            __shfl_xor_sync(0xffffffffu, mine.index, lanes)});
+      mine = PickLower(mine, {__shfl_xor_sync(0xffffffffu, mine.key, lanes),
+                              __shfl_xor_sync(0xffffffffu, mine.order, lanes),
+                              __shfl_xor_sync(0xffffffffu, mine.index, lanes)});
     }
     __syncthreads();
     if (threadIdx.x % 32 == 0) {
@@ -51,13 +51,13 @@ struct PairShared {
       const float key = keys[warp];
       const int32_t index = indices[warp];
       const unsigned long long order = orders[warp];
-      lowest = LowerOf(lowest, {key, order, index});
+      lowest = PickLower(lowest, {key, order, index});
     }
     return lowest;
   }
 
   // Sums in one order whatever the block's other work.
-  __device__ float SumOfBlock(float mine) const {
+  __device__ float ReduceSum(float mine) const {
     for (int lanes = 16; lanes > 0; lanes /= 2) {
       mine += __shfl_xor_sync(0xffffffffu, mine, lanes);
     }
@@ -72,7 +72,7 @@ struct PairShared {
     return sum;
   }
 
-  __device__ uint32_t MostOfBlock(uint32_t mine) const {
+  __device__ uint32_t ReduceMax(uint32_t mine) const {
     for (int lanes = 16; lanes > 0; lanes /= 2) {
       const uint32_t other = __shfl_xor_sync(0xffffffffu, mine, lanes);
       mine = other > mine ? other : mine;
@@ -88,7 +88,7 @@ struct PairShared {
   }
 
   // How many threads before this one are marked; `total`: how many are.
-  __device__ int32_t RankOfBlock(bool marked, int32_t& total) const {
+  __device__ int32_t RankInBlock(bool marked, int32_t& total) const {
     const unsigned marks = __ballot_sync(0xffffffffu, marked ? 1 : 0);
     __syncthreads();
     if (threadIdx.x % 32 == 0) indices[threadIdx.x / 32] = __popc(marks);

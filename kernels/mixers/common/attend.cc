@@ -7,12 +7,12 @@
 
 namespace ovq {
 
-int64_t MostBlocks(const AttentionBlocks& blocks, const StepSeqs& seqs) {
+int64_t MostBlocks(const AttentionBlocks& blocks, const BatchSequences& seqs) {
   const int64_t window = int64_t{blocks.recent_spans} * blocks.wave_span + blocks.recent_sinks;
   const int64_t tokens = window > 0 ? std::min(seqs.end_bound, window) : seqs.end_bound;
   const int64_t recent =
-      blocks.ring() > 0 ? std::min<int64_t>(blocks.ring(), BlocksOf(tokens)) : BlocksOf(tokens);
-  return BlocksOf(blocks.live.slots == nullptr ? blocks.fixed_live : blocks.live.bound) + recent;
+      blocks.ring() > 0 ? std::min<int64_t>(blocks.ring(), NumBlocks(tokens)) : NumBlocks(tokens);
+  return NumBlocks(blocks.live.slots == nullptr ? blocks.fixed_live : blocks.live.bound) + recent;
 }
 
 std::vector<StateExtent> RecentExtents(const AttentionBlocks& blocks, const TokenRange& tokens) {
@@ -31,19 +31,19 @@ std::vector<StateExtent> RecentExtents(const AttentionBlocks& blocks, const Toke
       const StatePlace &keys = blocks.recent_keys.place, &values = blocks.recent_values.place;
       if (keys.index_stride > 0) {
         extents.push_back(
-            {.offset = keys.OffsetOf(head, index) + slot * element,
+            {.offset = keys.ByteOffset(head, index) + slot * element,
              .bytes = n_slots * element,
              .pieces = static_cast<size_t>(BlockChannels(blocks.dtype, blocks.shape.head_dim)),
              .stride = kBlockSlots * element});
       }
-      extents.push_back({values.OffsetOf(head, index) + slot * row, n_slots * row});
+      extents.push_back({values.ByteOffset(head, index) + slot * row, n_slots * row});
       if (blocks.dtype == DType::kI8) {
-        extents.push_back({values.OffsetOf(head, index) + kBlockSlots * row + slot, n_slots});
+        extents.push_back({values.ByteOffset(head, index) + kBlockSlots * row + slot, n_slots});
       }
     }
     for (const StatePlace& best : {blocks.best_score, blocks.best_slot}) {
       if (best.index_stride == 0) continue;
-      extents.push_back({best.OffsetOf(head, tokens.begin - blocks.span_begin(tokens.begin)),
+      extents.push_back({best.ByteOffset(head, tokens.begin - blocks.span_begin(tokens.begin)),
                          static_cast<size_t>(end - begin) * best.index_stride});
     }
   }

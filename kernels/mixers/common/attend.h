@@ -15,7 +15,7 @@
 namespace ovq {
 
 // Where block i of a kv head lies: in the session's state, or in memory that the mixer shares out
-// among the sequences of a step.
+// among the sequences of a batch.
 struct BlockPlaces {
   StatePlace place = {};
   int32_t ring = 0;             // > 0: block i lies where i % ring does
@@ -44,7 +44,7 @@ struct AttentionBlocks {
   DType compute_dtype =
       DType::kF32;  // kBF16: q and k hold bfloat16 values, tensor cores may be used
 
-  // Positions with equal floor(t / wave_span) make a wave; 0: all rows of a step do.
+  // Positions with equal floor(t / wave_span) make a wave; 0: all rows of a batch do.
   int32_t wave_span = 0;
 
   // Dictionary: slots 0, 1, ... each with a bias (if it has a place) added to its score; as many as
@@ -103,7 +103,7 @@ struct AttentionBlocks {
 };
 
 // The most blocks that a row of these sequences meets.
-int64_t MostBlocks(const AttentionBlocks& blocks, const StepSeqs& seqs);
+int64_t MostBlocks(const AttentionBlocks& blocks, const BatchSequences& seqs);
 
 // The bytes of these tokens' recent slots, and of what is kept of their nearest slots. Places that
 // are not set are not in the state.
@@ -117,15 +117,15 @@ struct FullChunk {
   int32_t n_old, n_next;
 };
 
-struct AttentionStep {
+struct AttentionArgs {
   const AttentionBlocks& blocks;
-  const StepSeqs& seqs;
-  const AttentionRows& rows;
+  const BatchSequences& seqs;
+  const AttentionTensors& rows;
 };
 
 // Rows of one kv head of one sequence whose tokens lie in one recent block: they meet the same
 // blocks.
-struct TileRows {
+struct TileTokens {
   int sequence;
   int kv_head;
   std::byte* session;
@@ -137,24 +137,24 @@ struct TileRows {
   int32_t n_live;  // dictionary slots
 };
 
-// All rows of a step: stores each one's key and value, fills rows.out, merges the spans that the
+// All rows of a batch: stores each one's key and value, fills rows.out, merges the spans that the
 // rows fill.
-void AttendCpu(DeviceContext& context, const AttentionStep& step);
-void AttendCuda(DeviceContext& context, const AttentionStep& step);
+void AttendCpu(DeviceContext& context, const AttentionArgs& args);
+void AttendCuda(DeviceContext& context, const AttentionArgs& args);
 // Whether AttendCpu's threads share the blocks of a head, because there are too few heads for them
 // and enough blocks. No bit depends on it.
-bool SharesHeads(const AttentionStep& step, int n_threads);
-// Before the first: asks for the shared memory that decode steps need. FailedPrecondition: fewer of
-// their thread blocks than it holds run on a multiprocessor, so that they would be slow.
+bool SharesHeads(const AttentionArgs& args, int n_threads);
+// Before the first: asks for the shared memory that decode batches need. FailedPrecondition: fewer
+// of their thread blocks than it holds run on a multiprocessor, so that they would be slow.
 absl::Status PrepareAttendCuda(DeviceContext& context, const AttentionBlocks& blocks);
 // The same with something to do before rows are stored, on the CPU for every tile, in the thread of
 // its head; on CUDA for every wave; and after the last row of a span is done, on CUDA after every
 // wave. after: when a tile's rows are done. Each may be null.
-void AttendTilesCpu(DeviceContext& context, const AttentionStep& step,
-                    const std::function<void(const TileRows&)>& prepare,
+void AttendTilesCpu(DeviceContext& context, const AttentionArgs& args,
+                    const std::function<void(const TileTokens&)>& prepare,
                     const std::function<void(const FullChunk&, int thread)>& update,
-                    const std::function<void(const TileRows&, int thread)>& after = {});
-void AttendWavesCuda(DeviceContext& context, const AttentionStep& step,
+                    const std::function<void(const TileTokens&, int thread)>& after = {});
+void AttendWavesCuda(DeviceContext& context, const AttentionArgs& args,
                      const std::function<void(int wave)>& prepare,
                      const std::function<void(int wave)>& update);
 

@@ -10,11 +10,11 @@
 namespace ovq {
 namespace {
 
-// What a step does beside its attention (AttendTilesCpu).
+// What a batch does beside its attention (AttendTilesCpu).
 struct Hooks {
-  const std::function<void(const TileRows&)>& prepare;
+  const std::function<void(const TileTokens&)>& prepare;
   const std::function<void(const FullChunk&, int thread)>& update;
-  const std::function<void(const TileRows&, int thread)>& after;
+  const std::function<void(const TileTokens&, int thread)>& after;
 };
 
 // Buffers of a tile, so that parallel tasks allocate nothing; sized for the longest.
@@ -31,47 +31,47 @@ struct ThreadBuffers {
   ChunkBuffers chunk;
 };
 
-int MostQueries(const AttentionStep& step) {
-  return std::min(kBlockSlots, step.seqs.longest_run()) * step.blocks.shape.group();
+int MostQueries(const AttentionArgs& args) {
+  return std::min(kBlockSlots, args.seqs.max_sequence_length()) * args.blocks.shape.group();
 }
 // Of a tile, probes included.
-int MostRows(const AttentionStep& step) {
-  return MostQueries(step) + std::min(kBlockSlots, step.seqs.longest_run());
+int MostRows(const AttentionArgs& args) {
+  return MostQueries(args) + std::min(kBlockSlots, args.seqs.max_sequence_length());
 }
 
-TileBuffers MakeTileBuffers(ScratchScope& scope, const AttentionStep& step) {
-  const auto queries = static_cast<size_t>(MostQueries(step)),
-             value_stride = static_cast<size_t>(ValueStride(step.blocks.shape.value_head_dim));
+TileBuffers MakeTileBuffers(ScratchScope& scope, const AttentionArgs& args) {
+  const auto queries = static_cast<size_t>(MostQueries(args)),
+             value_stride = static_cast<size_t>(ValueStride(args.blocks.shape.value_head_dim));
   return {
-      .blocks = scope.Allocate<KvBlock>(static_cast<size_t>(MostBlocks(step.blocks, step.seqs))),
-      .rows = scope.Allocate<const float*>(static_cast<size_t>(MostRows(step))),
+      .blocks = scope.Allocate<KvBlock>(static_cast<size_t>(MostBlocks(args.blocks, args.seqs))),
+      .rows = scope.Allocate<const float*>(static_cast<size_t>(MostRows(args))),
       .position = scope.Allocate<int32_t>(queries),
       .out = scope.Allocate<float>(queries * value_stride)};
 }
 
-ThreadBuffers MakeThreadBuffers(ScratchScope& scope, const AttentionStep& step) {
-  const AttentionShape& shape = step.blocks.shape;
+ThreadBuffers MakeThreadBuffers(ScratchScope& scope, const AttentionArgs& args) {
+  const AttentionShape& shape = args.blocks.shape;
   ThreadBuffers buffers = {.scratch = scope.Allocate<float>(BlockAttentionScratch(
-                               MostRows(step), shape.head_dim, ValueStride(shape.value_head_dim))),
+                               MostRows(args), shape.head_dim, ValueStride(shape.value_head_dim))),
                            .chunk = {}};
-  if (step.blocks.merge != Merge::kNothing) buffers.chunk = MakeChunkBuffers(scope, step.blocks);
+  if (args.blocks.merge != Merge::kNothing) buffers.chunk = MakeChunkBuffers(scope, args.blocks);
   return buffers;
 }
 
 // The tile of a head that begins with the row at `position`. Tiles end where a recent block or a
 // span ends, so that all rows of one meet the same blocks as they would alone.
-TileRows TileAt(const AttentionStep& step, int s, int kv_head, int64_t position) {
-  const AttentionBlocks& blocks = step.blocks;
-  const int64_t start = step.seqs.start_pos[s], span = blocks.wave_span,
+TileTokens TileAt(const AttentionArgs& args, int s, int kv_head, int64_t position) {
+  const AttentionBlocks& blocks = args.blocks;
+  const int64_t start = args.seqs.start_pos[s], span = blocks.wave_span,
                 at = position - blocks.origin(position),
                 element = position - blocks.span_begin(position),
                 wave = span > 0 ? position / span - start / span : 0;
-  int64_t n_tokens = std::min(kBlockSlots - at % kBlockSlots, step.seqs.end_of(s) - position);
+  int64_t n_tokens = std::min(kBlockSlots - at % kBlockSlots, args.seqs.end_pos(s) - position);
   if (span > 0) n_tokens = std::min(n_tokens, span - element);
   return {.sequence = s,
           .kv_head = kv_head,
-          .session = step.seqs.state[s],
-          .row = step.seqs.row_begin[s] + position - start,
+          .session = args.seqs.state[s],
+          .row = args.seqs.token_begin[s] + position - start,
           .element = element,
           .block = at / kBlockSlots,
           .slot = static_cast<int>(at % kBlockSlots),
@@ -80,34 +80,34 @@ TileRows TileAt(const AttentionStep& step, int s, int kv_head, int64_t position)
 }
 
 // Of a tile's recent blocks, the first that it meets.
-int64_t FirstRecent(const AttentionBlocks& blocks, const TileRows& tile) {
+int64_t FirstRecent(const AttentionBlocks& blocks, const TileTokens& tile) {
   return blocks.ring() > 0 ? std::max<int64_t>(0, tile.block + 1 - blocks.ring()) : 0;
 }
 
-void Store(const AttentionStep& step, const TileRows& tile) {
-  const AttentionBlocks& blocks = step.blocks;
+void Store(const AttentionArgs& args, const TileTokens& tile) {
+  const AttentionBlocks& blocks = args.blocks;
   const int d = blocks.shape.head_dim, dv = blocks.shape.value_head_dim;
   void* keys = blocks.recent_keys.At(tile.session, tile.sequence, tile.kv_head, tile.block);
   void* values = blocks.recent_values.At(tile.session, tile.sequence, tile.kv_head, tile.block);
   for (int t = 0; t < tile.n_tokens; ++t) {
-    const int64_t row = (tile.row + t) * step.rows.stride;
+    const int64_t row = (tile.row + t) * args.rows.stride;
     if (blocks.recent_keys.shared == nullptr) {
-      StoreKey(step.rows.k + row + int64_t{tile.kv_head} * d, d, blocks.dtype, keys, tile.slot + t,
+      StoreKey(args.rows.k + row + int64_t{tile.kv_head} * d, d, blocks.dtype, keys, tile.slot + t,
                blocks.KeyScale(tile.kv_head));
     }
-    StoreValue(step.rows.v + row + int64_t{tile.kv_head} * dv, dv, ValueStride(dv), blocks.dtype,
+    StoreValue(args.rows.v + row + int64_t{tile.kv_head} * dv, dv, ValueStride(dv), blocks.dtype,
                values, tile.slot + t);
   }
 }
 
 // The blocks that the rows meet; positions count from the begin of their own.
-std::span<const KvBlock> ListBlocks(const AttentionBlocks& blocks, const TileRows& tile,
+std::span<const KvBlock> ListBlocks(const AttentionBlocks& blocks, const TileTokens& tile,
                                     KvBlock* list) {
   const auto at = [&](const BlockPlaces& places, int64_t block) {
     return places.At(tile.session, tile.sequence, tile.kv_head, block);
   };
   size_t n = 0;
-  for (int32_t b = 0; b < BlocksOf(tile.n_live); ++b) {
+  for (int32_t b = 0; b < NumBlocks(tile.n_live); ++b) {
     list[n++] = {.keys = at(blocks.dictionary_keys, b),
                  .values = at(blocks.dictionary_values, b),
                  .bias = blocks.has_bias()
@@ -127,30 +127,30 @@ std::span<const KvBlock> ListBlocks(const AttentionBlocks& blocks, const TileRow
 }
 
 template <class T>
-void WriteOut(const AttentionStep& step, const TileRows& tile, const float* from) {
-  const AttentionShape& shape = step.blocks.shape;
+void WriteOut(const AttentionArgs& args, const TileTokens& tile, const float* from) {
+  const AttentionShape& shape = args.blocks.shape;
   for (int t = 0; t < tile.n_tokens; ++t) {
     for (int g = 0; g < shape.group(); ++g) {
       const int64_t head =
           (tile.row + t) * shape.n_heads + int64_t{tile.kv_head} * shape.group() + g;
-      T* to = static_cast<T*>(step.rows.out) + head * shape.value_head_dim;
+      T* to = static_cast<T*>(args.rows.out) + head * shape.value_head_dim;
       for (int c = 0; c < shape.value_head_dim; ++c) to[c] = FromFloat<T>(from[c]);
       from += ValueStride(shape.value_head_dim);
     }
   }
 }
 
-BlockAttention AttentionOf(const AttentionStep& step, const TileRows& tile,
-                           const TileBuffers& buffers, float* scratch) {
-  const AttentionBlocks& blocks = step.blocks;
+BlockAttention MakeBlockAttention(const AttentionArgs& args, const TileTokens& tile,
+                                  const TileBuffers& buffers, float* scratch) {
+  const AttentionBlocks& blocks = args.blocks;
   const int group = blocks.shape.group(), d = blocks.shape.head_dim;
   for (int t = 0; t < tile.n_tokens; ++t) {
-    const int64_t row = (tile.row + t) * step.rows.stride;
+    const int64_t row = (tile.row + t) * args.rows.stride;
     for (int g = 0; g < group; ++g) {
-      buffers.rows[t * group + g] = step.rows.q + row + (int64_t{tile.kv_head} * group + g) * d;
+      buffers.rows[t * group + g] = args.rows.q + row + (int64_t{tile.kv_head} * group + g) * d;
       buffers.position[t * group + g] = tile.slot + t;
     }
-    buffers.rows[tile.n_tokens * group + t] = step.rows.k + row + int64_t{tile.kv_head} * d;
+    buffers.rows[tile.n_tokens * group + t] = args.rows.k + row + int64_t{tile.kv_head} * d;
   }
   const bool probe = blocks.probe && tile.n_live > 0;
   return {.dtype = blocks.dtype,
@@ -168,43 +168,43 @@ BlockAttention AttentionOf(const AttentionStep& step, const TileRows& tile,
           .scratch = scratch};
 }
 
-void BeginTile(const AttentionStep& step, const TileRows& tile, const Hooks& hooks) {
+void BeginTile(const AttentionArgs& args, const TileTokens& tile, const Hooks& hooks) {
   if (hooks.prepare) hooks.prepare(tile);
-  Store(step, tile);
+  Store(args, tile);
 }
 
 // Its rows' attention is in `out`.
-void EndTile(const AttentionStep& step, const TileRows& tile, const float* out, const Hooks& hooks,
-             const ChunkBuffers& chunk_buffers, int thread) {
-  if (step.rows.out_dtype == DType::kBF16) {
-    WriteOut<BF16>(step, tile, out);
+void EndTile(const AttentionArgs& args, const TileTokens& tile, const float* out,
+             const Hooks& hooks, const ChunkBuffers& chunk_buffers, int thread) {
+  if (args.rows.out_dtype == DType::kBF16) {
+    WriteOut<BF16>(args, tile, out);
   } else {
-    WriteOut<float>(step, tile, out);
+    WriteOut<float>(args, tile, out);
   }
   if (hooks.after) hooks.after(tile, thread);
-  const int64_t span = step.blocks.wave_span;
+  const int64_t span = args.blocks.wave_span;
   if (span == 0 || tile.element + tile.n_tokens < span) return;
   const int s = tile.sequence;
-  const int64_t start = step.seqs.start_pos[s],
-                end = start + tile.row - step.seqs.row_begin[s] + tile.n_tokens;
+  const int64_t start = args.seqs.start_pos[s],
+                end = start + tile.row - args.seqs.token_begin[s] + tile.n_tokens;
   const FullChunk chunk = {
       .session = tile.session,
       .kv_head = tile.kv_head,
       .chunk = end / span - 1,
       .n_old = tile.n_live,
-      .n_next = step.blocks.LiveAt(s, tile.kv_head, end / span - start / span)};
-  if (step.blocks.merge != Merge::kNothing) UpdateChunkCpu(step.blocks, chunk, chunk_buffers);
+      .n_next = args.blocks.LiveAt(s, tile.kv_head, end / span - start / span)};
+  if (args.blocks.merge != Merge::kNothing) UpdateChunkCpu(args.blocks, chunk, chunk_buffers);
   if (hooks.update) hooks.update(chunk, thread);
 }
 
-void AttendHead(const AttentionStep& step, int s, int kv_head, const TileBuffers& tile_buffers,
+void AttendHead(const AttentionArgs& args, int s, int kv_head, const TileBuffers& tile_buffers,
                 const ThreadBuffers& buffers, const Hooks& hooks, int thread) {
-  const int64_t end = step.seqs.end_of(s);
-  for (int64_t position = step.seqs.start_pos[s]; position < end;) {
-    const TileRows tile = TileAt(step, s, kv_head, position);
-    BeginTile(step, tile, hooks);
-    AttendBlocksCpu(AttentionOf(step, tile, tile_buffers, buffers.scratch));
-    EndTile(step, tile, tile_buffers.out, hooks, buffers.chunk, thread);
+  const int64_t end = args.seqs.end_pos(s);
+  for (int64_t position = args.seqs.start_pos[s]; position < end;) {
+    const TileTokens tile = TileAt(args, s, kv_head, position);
+    BeginTile(args, tile, hooks);
+    AttendBlocksCpu(MakeBlockAttention(args, tile, tile_buffers, buffers.scratch));
+    EndTile(args, tile, tile_buffers.out, hooks, buffers.chunk, thread);
     position += tile.n_tokens;
   }
 }
@@ -212,7 +212,7 @@ void AttendHead(const AttentionStep& step, int s, int kv_head, const TileBuffers
 // One head's part of a round of SharedHeads.
 struct SharedHead {
   int64_t position;  // of its next tile
-  TileRows tile;
+  TileTokens tile;
   TileBuffers buffers;
   float* sums;               // of its segments so far, then of the next ones, each for itself
   BlockAttention attention;  // no blocks: it has no tile in this round
@@ -222,24 +222,24 @@ struct SharedHead {
 // time are computed by whoever is free and folded by one. The bits are those of AttendHead.
 class SharedHeads {
  public:
-  SharedHeads(DeviceContext& context, const AttentionStep& step,
+  SharedHeads(DeviceContext& context, const AttentionArgs& args,
               std::span<const ThreadBuffers> buffers, const Hooks& hooks)
       : context_(context),
-        step_(step),
+        args_(args),
         buffers_(buffers),
         hooks_(hooks),
         scope_(context),
-        n_heads_(int64_t{step.seqs.n_seqs()} * step.blocks.shape.n_kv_heads),
+        n_heads_(int64_t{args.seqs.n_seqs()} * args.blocks.shape.n_kv_heads),
         width_(
             static_cast<int>((kSegmentsOfThread * context.n_threads() + n_heads_ - 1) / n_heads_)),
         segment_floats_(
-            SegmentSumsFloats(MostRows(step), ValueStride(step.blocks.shape.value_head_dim))),
+            SegmentSumsFloats(MostRows(args), ValueStride(args.blocks.shape.value_head_dim))),
         heads_(scope_.Allocate<SharedHead>(static_cast<size_t>(n_heads_))) {
     for (int64_t i = 0; i < n_heads_; ++i) {
       heads_[i] = {
-          .position = step.seqs.start_pos[sequence(i)],
+          .position = args.seqs.start_pos[sequence(i)],
           .tile = {},
-          .buffers = MakeTileBuffers(scope_, step),
+          .buffers = MakeTileBuffers(scope_, args),
           .sums = scope_.Allocate<float>(segment_floats_ * static_cast<size_t>(1 + width_)),
           .attention = {}};
     }
@@ -262,7 +262,7 @@ class SharedHeads {
   static constexpr int64_t kSegmentsOfThread = 16;
 
   int sequence(int64_t head) const {
-    return static_cast<int>(head / step_.blocks.shape.n_kv_heads);
+    return static_cast<int>(head / args_.blocks.shape.n_kv_heads);
   }
   static bool has_tile(const SharedHead& head) { return !head.attention.blocks.empty(); }
   SegmentSums SumsAt(const SharedHead& head, int place) const {
@@ -276,11 +276,11 @@ class SharedHeads {
     ParallelFor(context_, n_heads_, [&](int64_t i, int) {
       SharedHead& head = heads_[i];
       head.attention = {};
-      if (head.position >= step_.seqs.end_of(sequence(i))) return;
-      head.tile = TileAt(step_, sequence(i), static_cast<int>(i % step_.blocks.shape.n_kv_heads),
+      if (head.position >= args_.seqs.end_pos(sequence(i))) return;
+      head.tile = TileAt(args_, sequence(i), static_cast<int>(i % args_.blocks.shape.n_kv_heads),
                          head.position);
-      BeginTile(step_, head.tile, hooks_);
-      head.attention = AttentionOf(step_, head.tile, head.buffers, nullptr);
+      BeginTile(args_, head.tile, hooks_);
+      head.attention = MakeBlockAttention(args_, head.tile, head.buffers, nullptr);
     });
     most_segments_ = 0;
     for (int64_t i = 0; i < n_heads_; ++i) {
@@ -293,10 +293,9 @@ class SharedHeads {
   void AttendNext(const SharedHead& head, int first, int i, int thread) const {
     const int segment = first + i;
     if (!has_tile(head) || segment >= head.attention.n_segments()) return;
-    const size_t end = static_cast<size_t>(segment + 1) * kSegmentBlocks;
+    const size_t end = static_cast<size_t>(segment + 1) * kCpuSegmentBlocks;
     AttendSegmentCpu(head.attention, segment, std::min(end, head.attention.blocks.size()),
-                     buffers_[static_cast<size_t>(thread)].scratch,
-                     SumsAt(head, segment == 0 ? 0 : 1 + i));
+                     buffers_[thread].scratch, SumsAt(head, segment == 0 ? 0 : 1 + i));
   }
 
   void FoldNext(SharedHead& head, int first, int thread) {
@@ -308,13 +307,12 @@ class SharedHeads {
     }
     if (end < n) return;
     FinishSegments(head.attention, total);
-    EndTile(step_, head.tile, head.buffers.out, hooks_, buffers_[static_cast<size_t>(thread)].chunk,
-            thread);
+    EndTile(args_, head.tile, head.buffers.out, hooks_, buffers_[thread].chunk, thread);
     head.position += head.tile.n_tokens;
   }
 
   DeviceContext& context_;
-  const AttentionStep& step_;
+  const AttentionArgs& args_;
   const std::span<const ThreadBuffers> buffers_;
   const Hooks& hooks_;
   ScratchScope scope_;
@@ -327,51 +325,50 @@ class SharedHeads {
 
 }  // namespace
 
-bool SharesHeads(const AttentionStep& step, int n_threads) {
-  const int64_t n_heads = int64_t{step.seqs.n_seqs()} * step.blocks.shape.n_kv_heads;
+bool SharesHeads(const AttentionArgs& args, int n_threads) {
+  const int64_t n_heads = int64_t{args.seqs.n_seqs()} * args.blocks.shape.n_kv_heads;
   if (n_threads == 1 || n_heads >= 2 * int64_t{n_threads}) return false;
   // Who is free takes the next head. Sharing also costs the waits between a round's parts.
   std::vector<int64_t> loads(static_cast<size_t>(n_threads));
   int64_t total = 0;
-  for (int s = 0; s < step.seqs.n_seqs(); ++s) {
-    for (int h = 0; h < step.blocks.shape.n_kv_heads; ++h) {
-      const TileRows tile = TileAt(step, s, h, step.seqs.start_pos[s]);
+  for (int s = 0; s < args.seqs.n_seqs(); ++s) {
+    for (int h = 0; h < args.blocks.shape.n_kv_heads; ++h) {
+      const TileTokens tile = TileAt(args, s, h, args.seqs.start_pos[s]);
       const int64_t blocks =
-          BlocksOf(tile.n_live) + tile.block + 1 - FirstRecent(step.blocks, tile);
+          NumBlocks(tile.n_live) + tile.block + 1 - FirstRecent(args.blocks, tile);
       *std::ranges::min_element(loads) += blocks;
       total += blocks;
     }
   }
   const int64_t alone = *std::ranges::max_element(loads),
-                shared = total / n_threads + 2 * kSegmentBlocks;
+                shared = total / n_threads + 2 * kCpuSegmentBlocks;
   return 10 * shared <= 9 * alone;
 }
 
-void AttendCpu(DeviceContext& context, const AttentionStep& step) {
-  AttendTilesCpu(context, step, {}, {});
+void AttendCpu(DeviceContext& context, const AttentionArgs& args) {
+  AttendTilesCpu(context, args, {}, {});
 }
 
-void AttendTilesCpu(DeviceContext& context, const AttentionStep& step,
-                    const std::function<void(const TileRows&)>& prepare,
+void AttendTilesCpu(DeviceContext& context, const AttentionArgs& args,
+                    const std::function<void(const TileTokens&)>& prepare,
                     const std::function<void(const FullChunk&, int thread)>& update,
-                    const std::function<void(const TileRows&, int thread)>& after) {
+                    const std::function<void(const TileTokens&, int thread)>& after) {
   const Hooks hooks = {prepare, update, after};
   ScratchScope scope(context);
   std::vector<ThreadBuffers> buffers;
-  for (int i = 0; i < context.n_threads(); ++i) buffers.push_back(MakeThreadBuffers(scope, step));
-  if (SharesHeads(step, context.n_threads())) {
-    SharedHeads(context, step, buffers, hooks).Run();
+  for (int i = 0; i < context.n_threads(); ++i) buffers.push_back(MakeThreadBuffers(scope, args));
+  if (SharesHeads(args, context.n_threads())) {
+    SharedHeads(context, args, buffers, hooks).Run();
     return;
   }
   std::vector<TileBuffers> tile_buffers;
   for (int i = 0; i < context.n_threads(); ++i) {
-    tile_buffers.push_back(MakeTileBuffers(scope, step));
+    tile_buffers.push_back(MakeTileBuffers(scope, args));
   }
-  const int heads = step.blocks.shape.n_kv_heads;
-  ParallelFor(context, int64_t{step.seqs.n_seqs()} * heads, [&](int64_t task, int thread) {
-    AttendHead(step, static_cast<int>(task / heads), static_cast<int>(task % heads),
-               tile_buffers[static_cast<size_t>(thread)], buffers[static_cast<size_t>(thread)],
-               hooks, thread);
+  const int heads = args.blocks.shape.n_kv_heads;
+  ParallelFor(context, int64_t{args.seqs.n_seqs()} * heads, [&](int64_t task, int thread) {
+    AttendHead(args, static_cast<int>(task / heads), static_cast<int>(task % heads),
+               tile_buffers[thread], buffers[thread], hooks, thread);
   });
 }
 

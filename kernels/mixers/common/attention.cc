@@ -14,7 +14,7 @@ constexpr int64_t kMaxGateRank = 1 << 16;
 constexpr int64_t kMaxLayer = 1 << 16;
 constexpr double kMaxScoreScale = 1e6;
 
-// Among a step's tensors: what layer `layer` projects from FirstValuesInput.
+// Among a batch's tensors: what layer `layer` projects from FirstValuesInput.
 std::string FirstValues(int layer) { return absl::StrCat("first_values.", layer); }
 
 // qk_norm and what belongs to it.
@@ -53,7 +53,7 @@ AttentionShape ReadAttentionShape(AttrReader& model) {
 }
 
 AttentionInput ReadAttentionInput(AttrReader& model, const AttentionShape& shape,
-                                  bool turns_by_default) {
+                                  bool rope_by_default) {
   constexpr std::string_view kResiduals[] = {"none", "gated", "linear", "gated_after_shift"};
   constexpr std::string_view kRopes[] = {"none", "halves", "interleaved", "pairs"};
   enum { kNone, kHalves, kInterleaved, kPairs };
@@ -73,7 +73,7 @@ AttentionInput ReadAttentionInput(AttrReader& model, const AttentionShape& shape
   }
   ReadNorm(model, shape, input);
 
-  const int rope = model.ChoiceOr("rope", kRopes, turns_by_default ? kHalves : kNone);
+  const int rope = model.ChoiceOr("rope", kRopes, rope_by_default ? kHalves : kNone);
   if (rope == kNone) return input;
   input.rope.theta = model.FloatOr("rope_theta", 10000.0, 1.0, 1e15);
   input.rope.layout = RopeSpec::Layout(rope - kHalves);
@@ -124,17 +124,17 @@ AttentionProjection::AttentionProjection(const MixerSpec& spec, const AttentionS
   if (input.value_layer == spec.layer) {
     first_values_ = weights.Product({{"self_attn.v_proj.weight", v}}, d_model);
   }
-  TakeBiases(spec);
-  TakeValueResidual(spec, v);
+  LoadBiases(spec);
+  LoadValueResidual(spec, v);
   if (input.token_shift) {
     shift_ = weights.Floats(
         {{"self_attn.q_shift", q}, {"self_attn.k_shift", k}, {"self_attn.v_shift", v}});
   }
-  TakeNorms(spec);
+  LoadNorms(spec);
   if (input.rope.dims > 0) rope_.emplace(spec.context, input.rope);
 }
 
-void AttentionProjection::TakeBiases(const MixerSpec& spec) {
+void AttentionProjection::LoadBiases(const MixerSpec& spec) {
   WeightReader& weights = spec.weights;
   if (!input_.bias && !input_.gate_bias) return;
   const int64_t gate = input_.gate ? int64_t{shape_.n_heads} * shape_.value_head_dim : 0;
@@ -159,7 +159,7 @@ void AttentionProjection::TakeBiases(const MixerSpec& spec) {
   out_bias_ = weights.Floats({{"self_attn.o_proj.bias", spec.state.d_model}}, spec.residual_scale);
 }
 
-void AttentionProjection::TakeNorms(const MixerSpec& spec) {
+void AttentionProjection::LoadNorms(const MixerSpec& spec) {
   WeightReader& weights = spec.weights;
   const int64_t d = shape_.head_dim;
   const auto scale = static_cast<float>(std::sqrt(static_cast<double>(d)));
@@ -189,7 +189,7 @@ void AttentionProjection::TakeNorms(const MixerSpec& spec) {
   }
 }
 
-void AttentionProjection::TakeValueResidual(const MixerSpec& spec, int64_t v_width) {
+void AttentionProjection::LoadValueResidual(const MixerSpec& spec, int64_t v_width) {
   WeightReader& weights = spec.weights;
   const int64_t d_model = spec.state.d_model, rank = input_.gate_rank;
   switch (input_.value_residual) {
@@ -220,18 +220,18 @@ size_t AttentionProjection::bytes() const {
          gate_up_.bytes();
 }
 
-void AttentionProjection::GiveValues(const LayerStep& step) const {
+void AttentionProjection::PublishValues(const LayerArgs& args) const {
   if (first_values_.bytes() == 0) return;
-  const TensorView input = step.tensors.Get(FirstValuesInput(input_.value_layer));
-  first_values_.Apply(step.context, input,
-                      step.tensors.Put(FirstValues(input_.value_layer), DType::kF32,
+  const TensorView input = args.tensors.Get(FirstValuesInput(input_.value_layer));
+  first_values_.Apply(args.context, input,
+                      args.tensors.Put(FirstValues(input_.value_layer), DType::kF32,
                                        {input.shape[0], first_values_.out()}));
 }
 
-TensorView AttentionProjection::Shift(const LayerStep& step, TensorView x, const Buffer& mix,
+TensorView AttentionProjection::Shift(const LayerArgs& args, TensorView x, const Buffer& mix,
                                       size_t newest, ScratchScope& scope) const {
   const TensorView shifted = scope.Tensor(x.dtype, x.shape);
-  ShiftTokens(step.context, step.seqs,
+  ShiftTokens(args.context, args.seqs,
               {.x = x.data,
                .x_stride = x.shape[1],
                .width = x.shape[1],
@@ -244,13 +244,13 @@ TensorView AttentionProjection::Shift(const LayerStep& step, TensorView x, const
   return shifted;
 }
 
-// v [n_rows], rows `stride` apart.
-void AttentionProjection::MixValues(const LayerStep& step, TensorView x, float* v,
+// v [n_tokens], rows `stride` apart.
+void AttentionProjection::MixValues(const LayerArgs& args, TensorView x, float* v,
                                     int64_t stride) const {
   if (input_.value_residual == ValueResidual::kNone) return;
-  const TensorView first = step.tensors.Get(FirstValues(input_.value_layer));
+  const TensorView first = args.tensors.Get(FirstValues(input_.value_layer));
   Check(first.data != nullptr, "a value residual's layer has come before");
-  ScratchScope scope(step.context);
+  ScratchScope scope(args.context);
   Mix mix = {.x = v,
              .n_rows = first.shape[0],
              .width = first.shape[1],
@@ -260,34 +260,35 @@ void AttentionProjection::MixValues(const LayerStep& step, TensorView x, float* 
   if (input_.value_residual != ValueResidual::kLinear) {
     const TensorView narrow = scope.Tensor(DType::kF32, {mix.n_rows, input_.gate_rank});
     const TensorView gate = scope.Tensor(DType::kF32, first.shape);
-    gate_down_.Apply(step.context, x, narrow);
-    gate_up_.Apply(step.context, narrow, gate);
+    gate_down_.Apply(args.context, x, narrow);
+    gate_up_.Apply(args.context, narrow, gate);
     mix.gate = gate.as<float>();
     mix.bias = gate_bias_.as<float>();
   }
-  MixTowards(step.context, mix);
+  MixTowards(args.context, mix);
 }
 
-AttentionRows AttentionProjection::Project(const LayerStep& step, TensorView x,
-                                           const ShiftPlaces& newest, ScratchScope& scope) const {
-  const int64_t n_rows = step.seqs.n_rows(), stride = qkv_.out();
+AttentionTensors AttentionProjection::Project(const LayerArgs& args, TensorView x,
+                                              const ShiftPlaces& newest,
+                                              ScratchScope& scope) const {
+  const int64_t n_tokens = args.seqs.n_tokens(), stride = qkv_.out();
   const int64_t q_width = int64_t{shape_.n_heads} * shape_.head_dim;
   const int64_t k_width = int64_t{shape_.n_kv_heads} * shape_.head_dim;
-  const TensorView out = scope.Tensor(compute_, {n_rows, out_.in()});
-  TensorView qkv = scope.Tensor(DType::kF32, {n_rows, stride});
-  qkv_.Apply(step.context, x, qkv);
+  const TensorView out = scope.Tensor(compute_, {n_tokens, out_.in()});
+  TensorView qkv = scope.Tensor(DType::kF32, {n_tokens, stride});
+  qkv_.Apply(args.context, x, qkv);
   if (qkv_bias_.bytes() > 0) {
-    AddBias(step.context, qkv, {qkv_bias_.as<void>(), DType::kF32, {stride}}, 1);
+    AddBias(args.context, qkv, {qkv_bias_.as<void>(), DType::kF32, {stride}}, 1);
   }
   const int64_t to_values = q_width + k_width;
-  if (!input_.shifts_gate()) MixValues(step, x, qkv.as<float>() + to_values, stride);
-  if (input_.token_shift) qkv = Shift(step, qkv, shift_, newest.qkv, scope);
+  if (!input_.shifts_gate()) MixValues(args, x, qkv.as<float>() + to_values, stride);
+  if (input_.token_shift) qkv = Shift(args, qkv, shift_, newest.qkv, scope);
   if (input_.shifts_gate()) {
-    MixValues(step, Shift(step, x, gate_shift_, newest.x, scope), qkv.as<float>() + to_values,
+    MixValues(args, Shift(args, x, gate_shift_, newest.x, scope), qkv.as<float>() + to_values,
               stride);
   }
   float *q = qkv.as<float>(), *k = q + q_width;
-  Prepare(step, q, k, stride);
+  Prepare(args, q, k, stride);
   return {.q = q,
           .k = k,
           .v = k + k_width,
@@ -299,40 +300,40 @@ AttentionRows AttentionProjection::Project(const LayerStep& step, TensorView x,
                               : nullptr};
 }
 
-void AttentionProjection::Prepare(const LayerStep& step, float* q, float* k, int64_t stride) const {
-  const int64_t n_rows = step.seqs.n_rows();
-  HeadPrep prep = {.queries = {q, n_rows, shape_.n_heads, shape_.head_dim, stride},
-                   .keys = {k, n_rows, shape_.n_kv_heads, shape_.head_dim, stride},
+void AttentionProjection::Prepare(const LayerArgs& args, float* q, float* k, int64_t stride) const {
+  const int64_t n_tokens = args.seqs.n_tokens();
+  HeadPrep prep = {.queries = {q, n_tokens, shape_.n_heads, shape_.head_dim, stride},
+                   .keys = {k, n_tokens, shape_.n_kv_heads, shape_.head_dim, stride},
                    .norm = input_.norm,
                    .beta = beta_.as<float>(),
                    .query_norm = query_norm_.as<float>(),
                    .key_norm = key_norm_.as<float>(),
                    .eps = input_.norm_eps,
                    .rope = rope_ ? &*rope_ : nullptr,
-                   .positions = {step.seqs.device.positions, static_cast<size_t>(n_rows)},
+                   .positions = {args.seqs.device.positions, static_cast<size_t>(n_tokens)},
                    .round_to_bf16 = compute_ == DType::kBF16};
   if (input_.norms_all_heads) {  // a row's heads as one, and then the rest head by head
     for (const auto& [heads, weight] :
          {std::pair(prep.queries, prep.query_norm), std::pair(prep.keys, prep.key_norm)}) {
-      const HeadRows as_one = {heads.data, n_rows, 1, heads.n_heads * heads.head_dim, stride};
-      PrepareHeads(step.context, {.queries = as_one,
+      const HeadRows as_one = {heads.data, n_tokens, 1, heads.n_heads * heads.head_dim, stride};
+      PrepareHeads(args.context, {.queries = as_one,
                                   .norm = HeadNorm::kRms,
                                   .query_norm = weight,
                                   .eps = input_.norm_eps});
     }
     prep.norm = HeadNorm::kNone;
   }
-  PrepareHeads(step.context, prep);
+  PrepareHeads(args.context, prep);
 }
 
-void AttentionProjection::Output(const LayerStep& step, const AttentionRows& rows,
+void AttentionProjection::Output(const LayerArgs& args, const AttentionTensors& rows,
                                  TensorView y) const {
   const TensorView attended = {
       .data = rows.out, .dtype = rows.out_dtype, .shape = {y.shape[0], out_.in()}};
-  if (rows.gate != nullptr) GateBySigmoid(step.context, attended, rows.gate, rows.stride);
-  out_.Apply(step.context, attended, y, step.adds);
+  if (rows.gate != nullptr) GateBySigmoid(args.context, attended, rows.gate, rows.stride);
+  out_.Apply(args.context, attended, y, args.adds);
   if (out_bias_.bytes() == 0) return;
-  AddBias(step.context, y, {out_bias_.as<void>(), DType::kF32, {y.shape[1]}}, 1);
+  AddBias(args.context, y, {out_bias_.as<void>(), DType::kF32, {y.shape[1]}}, 1);
 }
 
 }  // namespace ovq

@@ -9,6 +9,7 @@
 #include <utility>
 #include <vector>
 
+#include "base/status_macros.h"
 #include "kernels/mixers/common/token_shift.h"
 #include "kernels/mixers/mixer.h"
 #include "kernels/ops/ops.h"
@@ -57,7 +58,7 @@ struct AttentionInput {
 // rope_rounds_to_bfloat16, token_shift, attention_bias, output_gate, output_gate_bias,
 // value_residual, value_residual_layer, value_gate_rank (docs/model-format.md).
 AttentionInput ReadAttentionInput(AttrReader& model, const AttentionShape& shape,
-                                  bool turns_by_default);
+                                  bool rope_by_default);
 
 // Fails where a gate's x is to be shifted as the values are, but is not as wide as they.
 void CheckGateShift(AttrReader& model, const AttentionShape& shape, const AttentionInput& input,
@@ -65,7 +66,7 @@ void CheckGateShift(AttrReader& model, const AttentionShape& shape, const Attent
 
 // The layer whose values the value residual of these fields mixes in; -1 without one.
 int ReadValueLayer(AttrReader& model);
-// Among a step's tensors: the normed embedding [n_rows, d_model] that the values of `layer` are
+// Among a batch's tensors: the normed embedding [n_tokens, d_model] that the values of `layer` are
 // projected from, in the compute dtype.
 std::string FirstValuesInput(int layer);
 
@@ -75,17 +76,18 @@ struct ShiftPlaces {
   size_t qkv = 0, x = 0;
 };
 
-// One step's queries, keys and values, ready for a kernel. Rows are `stride` floats apart.
-struct AttentionRows {
-  const float* q;  // [n_rows, n_heads, head_dim] as AttentionInput leaves them;
-  const float* k;  // [n_rows, n_kv_heads, head_dim]
+// One batch's queries, keys and values, ready for a kernel. Rows are `stride` floats apart.
+struct AttentionTensors {
+  const float* q;  // [n_tokens, n_heads, head_dim] as AttentionInput leaves them;
+  const float* k;  // [n_tokens, n_kv_heads, head_dim]
                    // both bfloat16 values if that is the compute dtype
-  const float* v;  // [n_rows, n_kv_heads, value_head_dim]
+  const float* v;  // [n_tokens, n_kv_heads, value_head_dim]
   int64_t stride;
-  void* out;  // [n_rows, n_heads, value_head_dim], packed
+  void* out;  // [n_tokens, n_heads, value_head_dim], packed
   DType out_dtype;
-  TensorView x = {};  // [n_rows, d_model] what the others were projected from, in the compute dtype
-  const float* gate = nullptr;  // [n_rows, n_heads, value_head_dim], rows `stride` apart, or none
+  TensorView x =
+      {};  // [n_tokens, d_model] what the others were projected from, in the compute dtype
+  const float* gate = nullptr;  // [n_tokens, n_heads, value_head_dim], rows `stride` apart, or none
 };
 
 // q_proj, k_proj, v_proj, g_proj, o_proj [out, in] of one layer and the weights of its
@@ -96,13 +98,13 @@ class AttentionProjection {
   AttentionProjection(const MixerSpec& spec, const AttentionShape& shape,
                       const AttentionInput& input);
 
-  // Puts this layer's first values among the step's tensors, if others mix them in.
-  void GiveValues(const LayerStep& step) const;
-  // Fills rows from x [n_rows, d_model]; the buffers live as long as scope.
-  AttentionRows Project(const LayerStep& step, TensorView x, const ShiftPlaces& newest,
-                        ScratchScope& scope) const;
-  // y[n_rows, d_model] += residual_scale o_proj(rows.out times its gate), or = (LayerStep::adds).
-  void Output(const LayerStep& step, const AttentionRows& rows, TensorView y) const;
+  // Puts this layer's first values among the batch's tensors, if others mix them in.
+  void PublishValues(const LayerArgs& args) const;
+  // Fills rows from x [n_tokens, d_model]; the buffers live as long as scope.
+  AttentionTensors Project(const LayerArgs& args, TensorView x, const ShiftPlaces& newest,
+                           ScratchScope& scope) const;
+  // y[n_tokens, d_model] += residual_scale o_proj(rows.out times its gate), or = (LayerArgs::adds).
+  void Output(const LayerArgs& args, const AttentionTensors& rows, TensorView y) const;
   size_t bytes() const;
   // Of the row that the token shift of q, k and v keeps.
   static int64_t ShiftWidth(const AttentionShape& shape);
@@ -110,14 +112,14 @@ class AttentionProjection {
  private:
   using ValueResidual = AttentionInput::ValueResidual;
 
-  void TakeBiases(const MixerSpec& spec);
-  void TakeNorms(const MixerSpec& spec);
-  void TakeValueResidual(const MixerSpec& spec, int64_t v_width);
-  TensorView Shift(const LayerStep& step, TensorView x, const Buffer& mix, size_t newest,
+  void LoadBiases(const MixerSpec& spec);
+  void LoadNorms(const MixerSpec& spec);
+  void LoadValueResidual(const MixerSpec& spec, int64_t v_width);
+  TensorView Shift(const LayerArgs& args, TensorView x, const Buffer& mix, size_t newest,
                    ScratchScope& scope) const;
-  void MixValues(const LayerStep& step, TensorView x, float* v, int64_t stride) const;
+  void MixValues(const LayerArgs& args, TensorView x, float* v, int64_t stride) const;
   // Norms, score scale, RoPE and rounding of queries and keys, in place.
-  void Prepare(const LayerStep& step, float* q, float* k, int64_t stride) const;
+  void Prepare(const LayerArgs& args, float* q, float* k, int64_t stride) const;
 
   AttentionShape shape_;
   AttentionInput input_;
@@ -139,13 +141,13 @@ class AttentionProjection {
 // What an AttentionMixer is made around, with the defaults of its optional parts. An attention
 // derives from it and has
 //   T(const StateSpec&, AttrReader& model, AttrReader& section): reads its fields of config.json
-//   void Attend(const LayerStep&, const AttentionRows&) const: fills rows.out, advances the states
-//   std::vector<StateExtent> Overwrites(...) const: as SequenceMixer's
+//   void Attend(const LayerArgs&, const AttentionTensors&) const: fills rows.out, advances the
+//   states std::vector<StateExtent> UndoExtents(...) const: as SequenceMixer's
 struct Attention {
   AttentionShape shape;
   AttentionInput input = {};
   MixerState layout = {};
-  static constexpr bool kTurnsByDefault = false;  // has RoPE where config.json does not say
+  static constexpr bool kRopeByDefault = false;  // has RoPE where config.json does not say
 
   // Of the fixed part: an attention's own fields, before the rows that token shifts keep.
   int own_fields() const {
@@ -158,13 +160,13 @@ struct Attention {
   }
 
   // Of tokens within a span that do not end it; as SequenceMixer's.
-  bool WritesApart(const TokenRange&) const { return true; }
+  bool CanUndoSuffix(const TokenRange&) const { return true; }
 
   void Load(const MixerSpec&) {}  // weights beside the projections'; errors are spec.weights'
   size_t weight_bytes() const { return 0; }
 };
 
-// What a device needs to know of an attention before its first step. Its errors are spec.weights'.
+// What a device needs to know of an attention before its first batch. Its errors are spec.weights'.
 void PrepareAttention(const MixerSpec& spec, const AttentionShape& shape);
 
 template <class T>
@@ -175,16 +177,16 @@ class AttentionMixer final : public SequenceMixer {
 
   const MixerState& state() const override { return attention_.layout; }
   size_t weight_bytes() const override { return projection_.bytes() + attention_.weight_bytes(); }
-  void Forward(const LayerStep& step, TensorView x, TensorView y) const override {
-    projection_.GiveValues(step);
-    ScratchScope scope(step.context);
-    const AttentionRows rows = projection_.Project(step, x, Newest(step.where), scope);
-    attention_.Attend(step, rows);
-    projection_.Output(step, rows, y);
+  void Forward(const LayerArgs& args, TensorView x, TensorView y) const override {
+    projection_.PublishValues(args);
+    ScratchScope scope(args.context);
+    const AttentionTensors rows = projection_.Project(args, x, Newest(args.where), scope);
+    attention_.Attend(args, rows);
+    projection_.Output(args, rows, y);
   }
-  std::vector<StateExtent> Overwrites(const LayerState& where,
-                                      const TokenRange& tokens) const override {
-    std::vector<StateExtent> extents = attention_.Overwrites(where, tokens);
+  std::vector<StateExtent> UndoExtents(const LayerState& where,
+                                       const TokenRange& tokens) const override {
+    std::vector<StateExtent> extents = attention_.UndoExtents(where, tokens);
     const StateFields& fixed = attention_.layout.fixed;
     const int n_fields = static_cast<int>(fixed.list().size());
     for (int i = attention_.own_fields(); i < n_fields; ++i) {
@@ -193,10 +195,10 @@ class AttentionMixer final : public SequenceMixer {
     return extents;
   }
   // The row that a token shift keeps is the last token's, whichever that is.
-  bool WritesApart(const TokenRange& tokens) const override {
+  bool CanUndoSuffix(const TokenRange& tokens) const override {
     const MixerState& state = attention_.layout;
     return attention_.own_fields() == static_cast<int>(state.fixed.list().size()) &&
-           tokens.end % state.span != 0 && attention_.WritesApart(tokens);
+           tokens.end % state.span != 0 && attention_.CanUndoSuffix(tokens);
   }
 
  private:
@@ -219,7 +221,7 @@ template <class T>
 absl::StatusOr<T> ReadAttention(const StateSpec& spec) {
   AttrReader model(spec.model), section(spec.section);
   T attention(spec, model, section);
-  attention.input = ReadAttentionInput(model, attention.shape, T::kTurnsByDefault);
+  attention.input = ReadAttentionInput(model, attention.shape, T::kRopeByDefault);
   CheckGateShift(model, attention.shape, attention.input, spec.d_model);
   std::vector<StateField> fields = attention.layout.fixed.list();
   if (attention.input.token_shift) {
@@ -236,19 +238,17 @@ absl::StatusOr<T> ReadAttention(const StateSpec& spec) {
 // The two functions of a line of the registry.
 template <class T>
 absl::StatusOr<MixerState> AttentionState(const StateSpec& spec) {
-  const absl::StatusOr<T> attention = ReadAttention<T>(spec);
-  if (!attention.ok()) return attention.status();
-  return attention->layout;
+  ASSIGN_OR_RETURN(const T attention, ReadAttention<T>(spec));
+  return attention.layout;
 }
 template <class T>
 absl::StatusOr<std::unique_ptr<SequenceMixer>> MakeAttention(const MixerSpec& spec) {
-  absl::StatusOr<T> attention = ReadAttention<T>(spec.state);
-  if (!attention.ok()) return attention.status();
-  attention->Load(spec);
-  PrepareAttention(spec, attention->shape);
-  AttentionProjection projection(spec, attention->shape, attention->input);
+  ASSIGN_OR_RETURN(T attention, ReadAttention<T>(spec.state));
+  attention.Load(spec);
+  PrepareAttention(spec, attention.shape);
+  AttentionProjection projection(spec, attention.shape, attention.input);
   if (!spec.weights.status().ok()) return spec.weights.status();
-  return std::make_unique<AttentionMixer<T>>(*std::move(attention), std::move(projection));
+  return std::make_unique<AttentionMixer<T>>(std::move(attention), std::move(projection));
 }
 
 }  // namespace ovq

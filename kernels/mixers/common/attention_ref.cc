@@ -118,13 +118,13 @@ void StoreMeanRef(const std::vector<double>& mean, const MeanKeyRef& key, DType 
   }
 }
 
-const float* KeyRef(const AttentionStep& step, const TokenRef& token) {
-  return step.rows.k + token.row * step.rows.stride +
-         int64_t{token.kv_head} * step.blocks.shape.head_dim;
+const float* KeyRef(const AttentionArgs& args, const TokenRef& token) {
+  return args.rows.k + token.row * args.rows.stride +
+         int64_t{token.kv_head} * args.blocks.shape.head_dim;
 }
 
-SlotRef DictionarySlotRef(const AttentionStep& step, const TokenRef& token, int64_t j) {
-  const AttentionBlocks& blocks = step.blocks;
+SlotRef DictionarySlotRef(const AttentionArgs& args, const TokenRef& token, int64_t j) {
+  const AttentionBlocks& blocks = args.blocks;
   const int64_t block = j / kBlockSlots, slot = j % kBlockSlots;
   const uint32_t count = blocks.counts.At<uint32_t>(token.session, token.kv_head, block)[slot];
   return {blocks.dictionary_keys.At(token.session, token.sequence, token.kv_head, block),
@@ -132,47 +132,47 @@ SlotRef DictionarySlotRef(const AttentionStep& step, const TokenRef& token, int6
           static_cast<int>(slot), blocks.has_bias() ? std::log(static_cast<double>(count)) : 0};
 }
 
-SlotRef RecentSlotRef(const AttentionStep& step, const TokenRef& token, int64_t i) {
-  const AttentionBlocks& blocks = step.blocks;
+SlotRef RecentSlotRef(const AttentionArgs& args, const TokenRef& token, int64_t i) {
+  const AttentionBlocks& blocks = args.blocks;
   return {blocks.recent_keys.At(token.session, token.sequence, token.kv_head, i / kBlockSlots),
           blocks.recent_values.At(token.session, token.sequence, token.kv_head, i / kBlockSlots),
           static_cast<int>(i % kBlockSlots), 0};
 }
 
-void StoreTokenRef(const AttentionStep& step, const TokenRef& token, const float* key, int64_t i) {
-  const AttentionBlocks& blocks = step.blocks;
+void StoreTokenRef(const AttentionArgs& args, const TokenRef& token, const float* key, int64_t i) {
+  const AttentionBlocks& blocks = args.blocks;
   const int d = blocks.shape.head_dim, dv = blocks.shape.value_head_dim;
   const int64_t block = i / kBlockSlots;
   const int slot = static_cast<int>(i % kBlockSlots);
   StoreKey(key, d, blocks.dtype,
            blocks.recent_keys.At(token.session, token.sequence, token.kv_head, block), slot);
-  StoreValue(step.rows.v + token.row * step.rows.stride + int64_t{token.kv_head} * dv, dv,
+  StoreValue(args.rows.v + token.row * args.rows.stride + int64_t{token.kv_head} * dv, dv,
              ValueStride(dv), blocks.dtype,
              blocks.recent_values.At(token.session, token.sequence, token.kv_head, block), slot);
 }
 
-void AttendTokenRef(const AttentionStep& step, const TokenRef& token,
+void AttendTokenRef(const AttentionArgs& args, const TokenRef& token,
                     const std::vector<SlotRef>& slots) {
-  const AttentionShape& shape = step.blocks.shape;
+  const AttentionShape& shape = args.blocks.shape;
   std::vector<float> out(static_cast<size_t>(shape.value_head_dim));
   for (int g = 0; g < shape.group(); ++g) {
     const int64_t head = int64_t{token.kv_head} * shape.group() + g;
-    AttendSlotsRef(step.rows.q + token.row * step.rows.stride + head * shape.head_dim, slots,
-                   step.blocks.dtype, shape.head_dim, shape.value_head_dim, out.data());
+    AttendSlotsRef(args.rows.q + token.row * args.rows.stride + head * shape.head_dim, slots,
+                   args.blocks.dtype, shape.head_dim, shape.value_head_dim, out.data());
     const int64_t begin = (token.row * shape.n_heads + head) * shape.value_head_dim;
     for (int c = 0; c < shape.value_head_dim; ++c) {
-      if (step.rows.out_dtype == DType::kBF16) {
-        static_cast<BF16*>(step.rows.out)[begin + c] = RoundToBF16(out[c]);
+      if (args.rows.out_dtype == DType::kBF16) {
+        static_cast<BF16*>(args.rows.out)[begin + c] = RoundToBF16(out[c]);
       } else {
-        static_cast<float*>(step.rows.out)[begin + c] = out[c];
+        static_cast<float*>(args.rows.out)[begin + c] = out[c];
       }
     }
   }
 }
 
-uint32_t MergeSlotRef(const AttentionStep& step, const TokenRef& token, int64_t j,
+uint32_t MergeSlotRef(const AttentionArgs& args, const TokenRef& token, int64_t j,
                       const std::vector<int>& members, const MergeRuleRef& rule) {
-  const AttentionBlocks& blocks = step.blocks;
+  const AttentionBlocks& blocks = args.blocks;
   const int d = blocks.shape.head_dim, dv = blocks.shape.value_head_dim, stride = ValueStride(dv);
   const int64_t block = j / kBlockSlots, slot = j % kBlockSlots;
   uint32_t& count = blocks.counts.At<uint32_t>(token.session, token.kv_head, block)[slot];
@@ -180,7 +180,7 @@ uint32_t MergeSlotRef(const AttentionStep& step, const TokenRef& token, int64_t 
       std::min<uint64_t>(uint64_t{count} + members.size(), std::numeric_limits<uint32_t>::max()));
   std::vector<std::vector<float>> keys, values;
   for (int i : members) {
-    const SlotRef from = RecentSlotRef(step, token, i);
+    const SlotRef from = RecentSlotRef(args, token, i);
     LoadKey(from.keys, blocks.dtype, d, from.slot, keys.emplace_back(d).data());
     LoadValue(from.values, blocks.dtype, dv, stride, from.slot, values.emplace_back(dv).data());
     for (int c = 0; rule.predictions != nullptr && c < dv; ++c) {

@@ -31,30 +31,30 @@ struct TokenRef {
   int64_t row;
   int64_t position;
 };
-// Calls fn for every token of a step and every head, in the order of each sequence.
+// Calls fn for every token of a batch and every head, in the order of each sequence.
 template <class Fn>
-void ForEachTokenRef(const AttentionStep& step, Fn&& fn) {
-  const StepSeqs& seqs = step.seqs;
+void ForEachTokenRef(const AttentionArgs& args, Fn&& fn) {
+  const BatchSequences& seqs = args.seqs;
   for (int s = 0; s < seqs.n_seqs(); ++s) {
-    for (int32_t i = 0; i < seqs.rows_of(s); ++i) {
-      for (int h = 0; h < step.blocks.shape.n_kv_heads; ++h) {
-        fn(TokenRef{s, seqs.state[s], h, seqs.row_begin[s] + i, seqs.start_pos[s] + i});
+    for (int32_t i = 0; i < seqs.sequence_length(s); ++i) {
+      for (int h = 0; h < args.blocks.shape.n_kv_heads; ++h) {
+        fn(TokenRef{s, seqs.state[s], h, seqs.token_begin[s] + i, seqs.start_pos[s] + i});
       }
     }
   }
 }
 
-const float* KeyRef(const AttentionStep& step, const TokenRef& token);  // [head_dim]
+const float* KeyRef(const AttentionArgs& args, const TokenRef& token);  // [head_dim]
 // Slot j of the dictionary, with ln count where slots have a bias; slot i of the recent tokens,
 // counted from their origin.
-SlotRef DictionarySlotRef(const AttentionStep& step, const TokenRef& token, int64_t j);
-SlotRef RecentSlotRef(const AttentionStep& step, const TokenRef& token, int64_t i);
+SlotRef DictionarySlotRef(const AttentionArgs& args, const TokenRef& token, int64_t j);
+SlotRef RecentSlotRef(const AttentionArgs& args, const TokenRef& token, int64_t i);
 
 // Writes a key and the token's value to recent slot i.
-void StoreTokenRef(const AttentionStep& step, const TokenRef& token, const float* key, int64_t i);
+void StoreTokenRef(const AttentionArgs& args, const TokenRef& token, const float* key, int64_t i);
 
 // rows.out of the token for the query heads of its kv head.
-void AttendTokenRef(const AttentionStep& step, const TokenRef& token,
+void AttendTokenRef(const AttentionArgs& args, const TokenRef& token,
                     const std::vector<SlotRef>& slots);
 
 // What a mean's random numbers are drawn for; row is a centroid's number, or what stands for it.
@@ -78,7 +78,7 @@ struct MergeRuleRef {
 // A dictionary slot at the end of the token's chunk, from the chunk's members of it:
 //   count += their number,  mean += sum (member - mean) / count
 // for its value, and its key unless that is not kept in the state; gives the count.
-uint32_t MergeSlotRef(const AttentionStep& step, const TokenRef& token, int64_t j,
+uint32_t MergeSlotRef(const AttentionArgs& args, const TokenRef& token, int64_t j,
                       const std::vector<int>& members, const MergeRuleRef& rule = {});
 
 }  // namespace ovq

@@ -79,7 +79,7 @@ void FinishSegments(const BlockAttention& tile, const SegmentSums& total) {
 void StoreKey(const float* key, int head_dim, DType dtype, void* keys, int slot, float scale) {
   if (dtype == DType::kI8) {
     auto* block = static_cast<Int8*>(keys);
-    ExponentsOf(block, head_dim)[slot] =
+    BlockExponents(block, head_dim)[slot] =
         StoreNearest(key, head_dim, scale, block + slot, kBlockSlots);
     return;
   }
@@ -91,7 +91,7 @@ void StoreValue(const float* value, int value_head_dim, int value_stride, DType 
   const size_t begin = static_cast<size_t>(slot) * static_cast<size_t>(value_stride);
   if (dtype == DType::kI8) {
     auto* block = static_cast<Int8*>(values);
-    ExponentsOf(block, value_stride)[slot] =
+    BlockExponents(block, value_stride)[slot] =
         StoreNearest(value, value_head_dim, 1, block + begin, 1);
     return;
   }
@@ -101,7 +101,7 @@ void StoreValue(const float* value, int value_head_dim, int value_stride, DType 
 void LoadKey(const void* keys, DType dtype, int head_dim, int slot, float* key) {
   if (dtype == DType::kI8) {
     const auto* block = static_cast<const Int8*>(keys);
-    const float scale = ScaleOf(ExponentsOf(block, head_dim)[slot]);
+    const float scale = ExponentScale(BlockExponents(block, head_dim)[slot]);
     for (int i = 0; i < head_dim; ++i) key[i] = ToFloat(block[KeyIndex(i, slot)]) * scale;
     return;
   }
@@ -113,7 +113,7 @@ void LoadValue(const void* values, DType dtype, int value_head_dim, int value_st
   const size_t begin = static_cast<size_t>(slot) * static_cast<size_t>(value_stride);
   if (dtype == DType::kI8) {
     const auto* block = static_cast<const Int8*>(values);
-    const float scale = ScaleOf(ExponentsOf(block, value_stride)[slot]);
+    const float scale = ExponentScale(BlockExponents(block, value_stride)[slot]);
     for (int c = 0; c < value_head_dim; ++c) value[c] = ToFloat(block[begin + c]) * scale;
     return;
   }

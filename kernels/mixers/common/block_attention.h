@@ -35,7 +35,7 @@ struct KvBlock {
 
 // Blocks are summed in segments of so many, each for itself, and the segments' sums folded in their
 // order: always, so that many threads may share a row's blocks and its bits do not tell.
-constexpr int kSegmentBlocks = 8;
+constexpr int kCpuSegmentBlocks = 8;
 
 // One tile of rows of one key/value head. All rows meet the same blocks in the same order, masked
 // slots included, so that a row's bits never depend on its neighbours.
@@ -61,7 +61,8 @@ struct BlockAttention {
   float* scratch;  // BlockAttentionScratch() floats
 
   int n_segments() const {
-    return std::max(1, (static_cast<int>(blocks.size()) + kSegmentBlocks - 1) / kSegmentBlocks);
+    return std::max(1,
+                    (static_cast<int>(blocks.size()) + kCpuSegmentBlocks - 1) / kCpuSegmentBlocks);
   }
 };
 

@@ -36,7 +36,7 @@ constexpr int kVectors = kLanes == 16 ? 4 : 2;
 template <int kRows>
 using Rows = std::integral_constant<int, kRows>;
 // Below any score of finite inputs, and still finite: the running maximum starts here.
-constexpr float kLowest = -3.0e38f;
+constexpr float kLowestScore = -3.0e38f;
 
 // Asks for n elements that the next block will need.
 template <class T>
@@ -48,7 +48,7 @@ HWY_INLINE void PrefetchAhead(const T* ahead, int n) {
 // The same for a block's exponents, if it has some.
 template <class T>
 HWY_INLINE void PrefetchExponents(const T* ahead, int channels) {
-  if constexpr (kHasExponents<T>) hwy::Prefetch(ExponentsOf(ahead, channels));
+  if constexpr (kHasExponents<T>) hwy::Prefetch(BlockExponents(ahead, channels));
 }
 
 // scores[r][64] = rows[r] . keys, channel after channel in every lane. kAhead: a few rows finish a
@@ -169,7 +169,7 @@ HWY_INLINE void Accumulate(const float* weights, const float* scale, int n_rows,
 HWY_INLINE void SoftmaxRow(float* scores, const float* bias, int lo, int hi, float& max, float& sum,
                            float& scale) {
   const D d;
-  const V lowest = hn::Set(d, kLowest);
+  const V lowest = hn::Set(d, kLowestScore);
   const V first = hn::Set(d, static_cast<float>(lo)), end = hn::Set(d, static_cast<float>(hi));
   V highest = lowest;
   for (int s = 0; s < kBlockSlots; s += kLanes) {
@@ -243,24 +243,24 @@ struct Operands {
 template <class T>
 HWY_INLINE void ScaleSlots(const void* block, int channels, int n_rows, float* rows) {
   if constexpr (kHasExponents<T>) {
-    ScaleRows(ExponentsOf(static_cast<const T*>(block), channels), n_rows, rows);
+    ScaleRows(BlockExponents(static_cast<const T*>(block), channels), n_rows, rows);
   }
 }
 
 template <class T>
-void AttendSegmentOf(const BlockAttention& tile, int segment, size_t fetched, float* scratch,
-                     const SegmentSums& sums) {
+void AttendTypedSegment(const BlockAttention& tile, int segment, size_t fetched, float* scratch,
+                        const SegmentSums& sums) {
   const int n_queries = tile.n_queries;
   float* scores = scratch;                                            // [n_queries + n_probes][64]
   float* scale = scores + (n_queries + tile.n_probes) * kBlockSlots;  // [n_queries]
-  std::fill_n(sums.max, n_queries, kLowest);
+  std::fill_n(sums.max, n_queries, kLowestScore);
   std::fill_n(sums.sum, n_queries, 0.0f);
   std::fill_n(sums.out, static_cast<size_t>(n_queries) * tile.value_stride, 0.0f);
   std::fill_n(sums.best_score, tile.n_probes, -HUGE_VALF);
   std::fill_n(sums.best_slot, tile.n_probes, 0);
 
-  const size_t begin = static_cast<size_t>(segment) * kSegmentBlocks,
-               end = std::min(begin + kSegmentBlocks, tile.blocks.size());
+  const size_t begin = static_cast<size_t>(segment) * kCpuSegmentBlocks,
+               end = std::min(begin + kCpuSegmentBlocks, tile.blocks.size());
   int32_t first_slot = 0;
   for (size_t i = 0; i < begin; ++i) first_slot += tile.blocks[i].live >= 0 ? kBlockSlots : 0;
   const auto attend = [&]<bool kAhead, class U>(std::bool_constant<kAhead>, const KvBlock& block,
@@ -309,11 +309,11 @@ void AttendSegmentOf(const BlockAttention& tile, int segment, size_t fetched, fl
 void AttendSegment(const BlockAttention& tile, int segment, size_t fetched, float* scratch,
                    const SegmentSums& sums) {
   if (tile.dtype == DType::kBF16) {
-    AttendSegmentOf<BF16>(tile, segment, fetched, scratch, sums);
+    AttendTypedSegment<BF16>(tile, segment, fetched, scratch, sums);
   } else if (tile.dtype == DType::kI8) {
-    AttendSegmentOf<Int8>(tile, segment, fetched, scratch, sums);
+    AttendTypedSegment<Int8>(tile, segment, fetched, scratch, sums);
   } else {
-    AttendSegmentOf<float>(tile, segment, fetched, scratch, sums);
+    AttendTypedSegment<float>(tile, segment, fetched, scratch, sums);
   }
 }
 
@@ -323,7 +323,7 @@ void ScoreBlock(const float* row, const void* keys, DType dtype, int head_dim, f
   } else if (dtype == DType::kI8) {
     const auto* block = static_cast<const Int8*>(keys);
     ScoreRows</*kAhead=*/false>(&row, 1, block, {}, head_dim, scores);
-    ScaleRows(ExponentsOf(block, head_dim), 1, scores);
+    ScaleRows(BlockExponents(block, head_dim), 1, scores);
   } else {
     ScoreRows</*kAhead=*/false>(&row, 1, static_cast<const float*>(keys), {}, head_dim, scores);
   }

@@ -27,7 +27,7 @@ void AssignChunk(std::span<const float> score, std::span<const int32_t> best_slo
                  int64_t n_next, std::span<int32_t> order, std::span<int32_t> assignment);
 
 // What a chunk's keys read of a dictionary; of one thread.
-struct ReadBuffers {
+struct PredictionBuffers {
   KvBlock* blocks;     // of the dictionary
   float* queries;      // [chunk_len][head_dim]
   const float** rows;  // [chunk_len] -> queries
@@ -38,22 +38,22 @@ struct ReadBuffers {
 
 // One thread's.
 struct ChunkBuffers {
-  float* keys;            // [chunk_len][head_dim]
-  float* values;          // [chunk_len][value_head_dim]
-  float* score;           // [ceil(chunk_len / 64)][64]
-  int32_t* order;         // [chunk_len]
-  int32_t* assignment;    // [chunk_len]
-  float* old_row;         // [max(head_dim, value_head_dim)]
-  float* sum;             // the same
-  ReadBuffers read = {};  // of a delta rule
+  float* keys;                  // [chunk_len][head_dim]
+  float* values;                // [chunk_len][value_head_dim]
+  float* score;                 // [ceil(chunk_len / 64)][64]
+  int32_t* order;               // [chunk_len]
+  int32_t* assignment;          // [chunk_len]
+  float* old_row;               // [max(head_dim, value_head_dim)]
+  float* sum;                   // the same
+  PredictionBuffers read = {};  // of a delta rule
 };
 ChunkBuffers MakeChunkBuffers(ScratchScope& scope, const AttentionBlocks& blocks);
 
 void UpdateChunkCpu(const AttentionBlocks& blocks, const FullChunk& chunk,
                     const ChunkBuffers& buffers);
 // Of all heads and sequences whose rows of this wave end a chunk.
-void UpdateChunksCuda(DeviceContext& context, const AttentionStep& step, int wave);
+void UpdateChunksCuda(DeviceContext& context, const AttentionArgs& args, int wave);
 // Its first part with a delta rule: pending values become v - p, rounded to nearest.
-void SubtractReadsCuda(DeviceContext& context, const AttentionStep& step, int wave);
+void SubtractPredictionsCuda(DeviceContext& context, const AttentionArgs& args, int wave);
 
 }  // namespace ovq

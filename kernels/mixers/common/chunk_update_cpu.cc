@@ -16,7 +16,7 @@ void Assign(const AttentionBlocks& blocks, const FullChunk& chunk, const ChunkBu
   const auto n = static_cast<size_t>(blocks.wave_span);
   const float* score = blocks.best_score.At<float>(chunk.session, chunk.kv_head);
   if (chunk.n_old == 0) {
-    for (int64_t b = 0; b < BlocksOf(blocks.wave_span); ++b) {
+    for (int64_t b = 0; b < NumBlocks(blocks.wave_span); ++b) {
       ScoreBlockCpu(buffers.keys, blocks.recent_keys.place.At(chunk.session, chunk.kv_head, b),
                     blocks.dtype, blocks.shape.head_dim, buffers.score + b * kBlockSlots);
     }
@@ -49,15 +49,15 @@ struct SlotRow {
   size_t stride;
   uint8_t* exponent = nullptr;  // of int8 rows
 
-  float scale() const { return kHasExponents<T> ? ScaleOf(*exponent) : 1.0f; }
+  float scale() const { return kHasExponents<T> ? ExponentScale(*exponent) : 1.0f; }
   float Channel(int i) const { return ToFloat(data[static_cast<size_t>(i) * stride]) * scale(); }
 };
 // block: of keys with so many channels, or of values with that stride.
 template <class T>
-SlotRow<T> RowOf(T* block, int channels, int slot, bool is_value) {
+SlotRow<T> SlotRowAt(T* block, int channels, int slot, bool is_value) {
   SlotRow<T> row = {is_value ? block + slot * channels : block + slot,
                     is_value ? size_t{1} : size_t{kBlockSlots}};
-  if constexpr (kHasExponents<T>) row.exponent = ExponentsOf(block, channels) + slot;
+  if constexpr (kHasExponents<T>) row.exponent = BlockExponents(block, channels) + slot;
   return row;
 }
 
@@ -110,7 +110,7 @@ void MergeSlot(const AttentionBlocks& blocks, const FullChunk& chunk,
                             .chunk = chunk.chunk}};
   if (blocks.merge == Merge::kKeysAndValues) {
     T* keys = blocks.dictionary_keys.place.At<T>(chunk.session, chunk.kv_head, block);
-    MergeRow(merge, members, RowOf(keys, d, slot, /*is_value=*/false), buffers);
+    MergeRow(merge, members, SlotRowAt(keys, d, slot, /*is_value=*/false), buffers);
   }
   merge.rows = buffers.values;
   merge.n = dv;
@@ -118,17 +118,17 @@ void MergeSlot(const AttentionBlocks& blocks, const FullChunk& chunk,
   merge.normalizes = blocks.normalizes && !has_delta;
   merge.key.is_value = true;
   T* values = blocks.dictionary_values.place.At<T>(chunk.session, chunk.kv_head, block);
-  MergeRow(merge, members, RowOf(values, ValueStride(dv), slot, /*is_value=*/true), buffers);
+  MergeRow(merge, members, SlotRowAt(values, ValueStride(dv), slot, /*is_value=*/true), buffers);
 }
 
 // buffers.values -= what their keys, times the delta rule's scale, read of the old slots.
-void SubtractReads(const AttentionBlocks& blocks, const FullChunk& chunk,
-                   const ChunkBuffers& buffers) {
+void SubtractPredictions(const AttentionBlocks& blocks, const FullChunk& chunk,
+                         const ChunkBuffers& buffers) {
   if (blocks.delta_scale == nullptr || chunk.n_old == 0) return;
   const int n = blocks.wave_span, d = blocks.shape.head_dim, dv = blocks.shape.value_head_dim,
             value_stride = ValueStride(dv);
-  const ReadBuffers& read = buffers.read;
-  const auto n_blocks = static_cast<int32_t>(BlocksOf(chunk.n_old));
+  const PredictionBuffers& read = buffers.read;
+  const auto n_blocks = static_cast<int32_t>(NumBlocks(chunk.n_old));
   for (int32_t b = 0; b < n_blocks; ++b) {
     const auto at = [&](const BlockPlaces& places) {
       return places.place.At(chunk.session, chunk.kv_head, b);
@@ -166,10 +166,10 @@ void SubtractReads(const AttentionBlocks& blocks, const FullChunk& chunk,
   }
 }
 
-ReadBuffers MakeReadBuffers(ScratchScope& scope, const AttentionBlocks& blocks) {
+PredictionBuffers MakePredictionBuffers(ScratchScope& scope, const AttentionBlocks& blocks) {
   const int d = blocks.shape.head_dim, stride = ValueStride(blocks.shape.value_head_dim);
   const auto n = static_cast<size_t>(blocks.wave_span);
-  return {.blocks = scope.Allocate<KvBlock>(static_cast<size_t>(BlocksOf(blocks.live.bound))),
+  return {.blocks = scope.Allocate<KvBlock>(static_cast<size_t>(NumBlocks(blocks.live.bound))),
           .queries = scope.Allocate<float>(n * static_cast<size_t>(d)),
           .rows = scope.Allocate<const float*>(n),
           .position = scope.Allocate<int32_t>(n),
@@ -208,7 +208,7 @@ ChunkBuffers MakeChunkBuffers(ScratchScope& scope, const AttentionBlocks& blocks
   const auto n = static_cast<size_t>(blocks.wave_span);
   const auto d = static_cast<size_t>(blocks.shape.head_dim);
   const auto dv = static_cast<size_t>(blocks.shape.value_head_dim);
-  const auto slots = static_cast<size_t>(BlocksOf(blocks.wave_span)) * kBlockSlots;
+  const auto slots = static_cast<size_t>(NumBlocks(blocks.wave_span)) * kBlockSlots;
   ChunkBuffers buffers = {.keys = scope.Allocate<float>(n * d),
                           .values = scope.Allocate<float>(n * dv),
                           .score = scope.Allocate<float>(slots),
@@ -216,7 +216,7 @@ ChunkBuffers MakeChunkBuffers(ScratchScope& scope, const AttentionBlocks& blocks
                           .assignment = scope.Allocate<int32_t>(n),
                           .old_row = scope.Allocate<float>(std::max(d, dv)),
                           .sum = scope.Allocate<float>(std::max(d, dv))};
-  if (blocks.delta_scale != nullptr) buffers.read = MakeReadBuffers(scope, blocks);
+  if (blocks.delta_scale != nullptr) buffers.read = MakePredictionBuffers(scope, blocks);
   return buffers;
 }
 
@@ -233,7 +233,7 @@ void UpdateChunkCpu(const AttentionBlocks& blocks, const FullChunk& chunk,
     LoadValue(blocks.recent_values.place.At(chunk.session, chunk.kv_head, block), blocks.dtype, dv,
               ValueStride(dv), slot, buffers.values + static_cast<size_t>(i) * dv);
   }
-  SubtractReads(blocks, chunk, buffers);
+  SubtractPredictions(blocks, chunk, buffers);
   Assign(blocks, chunk, buffers);
   // Keys grouped by slot, in ascending order within a group.
   const std::span<const int32_t> slot_of(buffers.assignment, static_cast<size_t>(blocks.wave_span));

@@ -30,7 +30,9 @@ inline constexpr bool kHasExponents<Int8> = true;
 inline constexpr uint8_t kUnitExponent = 127, kMaxExponent = 249, kBrokenExponent = 255;
 inline constexpr int kMostInt8 = 127;
 
-constexpr float ScaleOf(uint8_t exponent) { return std::bit_cast<float>(uint32_t{exponent} << 23); }
+constexpr float ExponentScale(uint8_t exponent) {
+  return std::bit_cast<float>(uint32_t{exponent} << 23);
+}
 
 // Channels of a block and what else it holds for each slot in as many bytes: the exponents.
 constexpr int64_t BlockChannels(DType dtype, int64_t channels) {
@@ -40,10 +42,10 @@ constexpr size_t BlockBytes(DType dtype, int64_t channels) {
   return static_cast<size_t>(kBlockSlots * BlockChannels(dtype, channels)) * DTypeBytes(dtype);
 }
 // Of a block with so many channels (of values, with their padding), [64].
-inline const uint8_t* ExponentsOf(const Int8* block, int64_t channels) {
+inline const uint8_t* BlockExponents(const Int8* block, int64_t channels) {
   return reinterpret_cast<const uint8_t*>(block) + kBlockSlots * channels;
 }
-inline uint8_t* ExponentsOf(Int8* block, int64_t channels) {
+inline uint8_t* BlockExponents(Int8* block, int64_t channels) {
   return reinterpret_cast<uint8_t*>(block) + kBlockSlots * channels;
 }
 // What the channels of a slot are multiplied by, in a block with so many of them.
@@ -51,7 +53,7 @@ template <class T>
 constexpr float ScaleAt([[maybe_unused]] const T* block, [[maybe_unused]] int channels,
                         [[maybe_unused]] int slot) {
   if constexpr (kHasExponents<T>) {
-    return ScaleOf(static_cast<uint8_t>(block[kBlockSlots * channels + slot].q));
+    return ExponentScale(static_cast<uint8_t>(block[kBlockSlots * channels + slot].q));
   }
   return 1;
 }
@@ -76,10 +78,10 @@ constexpr uint32_t MagnitudeBits(const float* row, int n, float factor = 1) {
   return largest;
 }
 // What a row is multiplied by to become q; 0 for rows that are zeros or not finite.
-constexpr float InverseScaleOf(uint8_t exponent) {
+constexpr float InverseExponentScale(uint8_t exponent) {
   return exponent == 0 || exponent == kBrokenExponent
              ? 0.0f
-             : ScaleOf(static_cast<uint8_t>(2 * kUnitExponent - exponent));
+             : ExponentScale(static_cast<uint8_t>(2 * kUnitExponent - exponent));
 }
 
 // q of x times the inverse of its row's scale, to nearest, ties to even.
@@ -100,7 +102,7 @@ constexpr Int8 StochasticInt8(float scaled, uint32_t random16) {
 // to[i * stride] = row[i] times factor, rounded to nearest; gives the row's exponent.
 inline uint8_t StoreNearest(const float* row, int n, float factor, Int8* to, size_t stride) {
   const uint8_t exponent = ExponentFor(MagnitudeBits(row, n, factor));
-  const float inverse = InverseScaleOf(exponent);
+  const float inverse = InverseExponentScale(exponent);
   for (int i = 0; i < n; ++i) {
     to[static_cast<size_t>(i) * stride] =
         inverse == 0 ? Int8{0} : NearestInt8(row[i] * factor * inverse);

@@ -57,7 +57,7 @@ constexpr void RoundGroup(const float* x, int n, const RoundingKey&, uint32_t, f
   }
 }
 
-// inverse: of the row's scale (InverseScaleOf).
+// inverse: of the row's scale (InverseExponentScale).
 constexpr void RoundGroup(const float* x, int n, const RoundingKey& key, uint32_t channel, Int8* to,
                           size_t stride, float inverse) {
   const std::array<uint32_t, kRoundingGroup> bits = RoundingBits(key, channel);
@@ -79,7 +79,7 @@ uint8_t RoundRow(const float* x, int n, const RoundingKey& key, T* to, size_t st
 }
 inline uint8_t RoundRow(const float* x, int n, const RoundingKey& key, Int8* to, size_t stride) {
   const uint8_t exponent = ExponentFor(MagnitudeBits(x, n));
-  const float inverse = InverseScaleOf(exponent);
+  const float inverse = InverseExponentScale(exponent);
   for (int begin = 0; begin < n; begin += kRoundingGroup) {
     RoundGroup(x + begin, n - begin, key, static_cast<uint32_t>(begin),
                to + static_cast<size_t>(begin) * stride, stride, inverse);

@@ -19,21 +19,21 @@ MixerState TokenShiftState(int64_t width) {
   return state;
 }
 
-void ShiftTokens(DeviceContext& context, const StepSeqs& seqs, const TokenShift& shift) {
+void ShiftTokens(DeviceContext& context, const BatchSequences& seqs, const TokenShift& shift) {
   Dispatch<ref::ShiftTokens, cpu::ShiftTokens, cuda::ShiftTokens>(context, seqs, shift);
 }
 
 namespace ref {
 
 // Row after row as the equation has it, in double.
-void ShiftTokens(DeviceContext&, const StepSeqs& seqs, const TokenShift& shift) {
+void ShiftTokens(DeviceContext&, const BatchSequences& seqs, const TokenShift& shift) {
   for (int s = 0; s < seqs.n_seqs(); ++s) {
     auto* newest = reinterpret_cast<float*>(seqs.state[s] + shift.newest);
     for (int64_t i = 0; i < shift.width; ++i) {
-      for (int32_t row = seqs.row_begin[s]; row < seqs.row_begin[s + 1]; ++row) {
+      for (int32_t row = seqs.token_begin[s]; row < seqs.token_begin[s + 1]; ++row) {
         const double x =
             FloatAt({const_cast<void*>(shift.x), shift.x_dtype, {}}, row * shift.x_stride + i);
-        const bool is_first = seqs.start_pos[s] + row - seqs.row_begin[s] == 0;
+        const bool is_first = seqs.start_pos[s] + row - seqs.token_begin[s] == 0;
         const double before = !is_first ? newest[i] : shift.begins_empty ? 0 : x;
         const double mix = shift.mix ? shift.mix[i] : 0;
         const auto y = static_cast<float>(x + mix * (before - x));
@@ -64,9 +64,9 @@ class ShiftChannels {
   ShiftChannels(const TokenShift& shift, int64_t begin, int64_t end)
       : shift_(shift), begin_(begin), end_(end) {}
 
-  void Run(const StepSeqs& seqs, int s) const {
+  void Run(const BatchSequences& seqs, int s) const {
     auto* newest = reinterpret_cast<float*>(seqs.state[s] + shift_.newest);
-    const int32_t first = seqs.row_begin[s], last = seqs.row_begin[s + 1] - 1;
+    const int32_t first = seqs.token_begin[s], last = seqs.token_begin[s + 1] - 1;
     if (seqs.start_pos[s] > 0) {
       Row(first, newest);
     } else if (shift_.begins_empty) {
@@ -98,7 +98,8 @@ class ShiftChannels {
 };
 
 template <class In>
-void ShiftAny(const TokenShift& shift, const StepSeqs& seqs, int s, int64_t begin, int64_t end) {
+void ShiftAny(const TokenShift& shift, const BatchSequences& seqs, int s, int64_t begin,
+              int64_t end) {
   if (shift.y_dtype == DType::kF32) {
     ShiftChannels<In, float>(shift, begin, end).Run(seqs, s);
   } else {
@@ -108,7 +109,7 @@ void ShiftAny(const TokenShift& shift, const StepSeqs& seqs, int s, int64_t begi
 
 }  // namespace
 
-void ShiftTokens(DeviceContext& context, const StepSeqs& seqs, const TokenShift& shift) {
+void ShiftTokens(DeviceContext& context, const BatchSequences& seqs, const TokenShift& shift) {
   const int64_t parts = (shift.width + kTaskChannels - 1) / kTaskChannels;
   ParallelFor(context, seqs.n_seqs() * parts, [&](int64_t task, int) {
     const auto s = static_cast<int>(task / parts);

@@ -1,5 +1,5 @@
 // Token shift: every row moves towards the row before it in its sequence, channel by channel. With
-// x [n_rows, width] and mix [width]:
+// x [n_tokens, width] and mix [width]:
 //   y_t = x_t + mix (x_{t-1} - x_t)
 // x_{-1} is x_0, or zeros. A session keeps its newest x.
 #pragma once
@@ -15,18 +15,18 @@ StateField TokenShiftField(int64_t width, const char* name = "newest_row");
 MixerState TokenShiftState(int64_t width);
 
 struct TokenShift {
-  const void* x;  // [n_rows, width], rows x_stride elements apart
+  const void* x;  // [n_tokens, width], rows x_stride elements apart
   int64_t x_stride;
   int64_t width;
   const float* mix;             // [width]; null: y = x
   size_t newest;                // of the field, from a session's base
   bool begins_empty;            // x_{-1} is zeros, not x_0
-  void* y;                      // [n_rows, width], packed, not x's memory
+  void* y;                      // [n_tokens, width], packed, not x's memory
   DType y_dtype;                // kF32 or kBF16
   DType x_dtype = DType::kF32;  // or kBF16
 };
 
-// All rows of a step; the sessions then hold their last ones.
-void ShiftTokens(DeviceContext& context, const StepSeqs& seqs, const TokenShift& shift);
+// All rows of a batch; the sessions then hold their last ones.
+void ShiftTokens(DeviceContext& context, const BatchSequences& seqs, const TokenShift& shift);
 
 }  // namespace ovq

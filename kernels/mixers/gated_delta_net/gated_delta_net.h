@@ -15,7 +15,7 @@ struct GatedDeltaNetConfig {
   int n_v_heads;  // of values and states, a multiple
   int head_dim;   // of queries and keys
   int value_head_dim;
-  int conv_taps;  // 1: silu alone
+  int conv_size;  // 1: silu alone
   bool conv_bias;
   bool has_gate;
   float beta_scale;  // 2 lets a state's eigenvalues be negative
@@ -33,27 +33,27 @@ struct GatedDeltaNet {
 
   void Load(const MixerSpec& spec);
   size_t weight_bytes() const { return in.bytes() + out.bytes(); }
-  void Forward(const LayerStep& step, TensorView x, TensorView y) const;
+  void Forward(const LayerArgs& args, TensorView x, TensorView y) const;
 
   GatedDeltaNetConfig config;
   MixerState layout;
   DType compute = DType::kF32;
   Linear in;  // rows q, k, v, a, b and, with a gate, g
   Linear out;
-  ShortConvFilters filters;
+  ShortConvFilters conv;
   // float in the device's memory: [n_heads] head_dim^-0.5, [n_v_heads] twice, [value_head_dim]
-  Buffer query_scale, decay_rate, decay_bias, norm_weight;
+  Buffer query_scale, rate, dt_bias, norm_weight;
 
  private:
-  // Where a step's rows lie, each in its place of a row.
-  struct Rows {
-    float *q, *k, *v;  // n_rows, conv_width apart
+  // Where the batch's tokens lie, each input in its place of a token.
+  struct TokenInputs {
+    float *q, *k, *v;  // n_tokens, conv_width apart
     float *a, *b, *g;  // likewise, in.out() apart
-    int64_t n_rows;
+    int64_t n_tokens;
   };
-  Rows Project(const LayerStep& step, TensorView x, ScratchScope& scope) const;
-  // float [n_rows, n_v_heads, value_head_dim]
-  float* ReadStates(const LayerStep& step, const Rows& rows, ScratchScope& scope) const;
+  TokenInputs Project(const LayerArgs& args, TensorView x, ScratchScope& scope) const;
+  // float [n_tokens, n_v_heads, value_head_dim]
+  float* ReadStates(const LayerArgs& args, const TokenInputs& rows, ScratchScope& scope) const;
 };
 
 }  // namespace ovq

@@ -63,7 +63,7 @@ struct KvmFold {
   }
 
   // A channel of a row's value as attention reads it.
-  constexpr T RowValue(float sum, float norm, float length) const {
+  constexpr T SlotValue(float sum, float norm, float length) const {
     const float value = config.value_lengths ? sum / norm * length : sum / length;
     return FromFloat<T>(config.round_values ? ToFloat(RoundToBF16(value)) : value);
   }

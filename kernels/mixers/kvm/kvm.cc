@@ -19,7 +19,7 @@ enum Field { kWindowKeys, kWindowValues, kGates };
 // Of every head's part of a block.
 enum BlockField { kLengths, kKeys, kValues, kKeySums, kValueSums };
 
-constexpr int64_t kMaxRows = int64_t{1} << 40;
+constexpr int64_t kMaxSlots = int64_t{1} << 40;
 
 KvmLaw ReadLaw(const StateSpec& spec, AttrReader& section) {
   static constexpr std::array<std::string_view, 3> kBudgets = {"fixed", "power_law",
@@ -41,7 +41,7 @@ KvmLaw ReadLaw(const StateSpec& spec, AttrReader& section) {
     section.Fail("state_round_down", absl::StrCat("expected a divisor of chunk_len = ",
                                                   law.chunk_len, ", got ", law.round_down));
   }
-  law.min_rows = section.IntOr("state_min_len", -1, -1, kMaxRows);
+  law.min_slots = section.IntOr("state_min_len", -1, -1, kMaxSlots);
   law.max_chunks = section.IntOr("n_max_d_chunks", 1, 1, kMaxSlotCap);
   return law;
 }
@@ -57,9 +57,9 @@ KvmConfig ReadConfig(const StateSpec& spec, AttrReader& model, AttrReader& secti
   config.law = ReadLaw(spec, section);
   config.default_slot_cap = section.IntOr("max_centroids", 4096, kMinSlotCap, kMaxSlotCap);
   config.sink_len = static_cast<int>(
-      section.IntOr("sink_len", 1, 0, section.ok() ? config.law.chunk_len - 1 : kMaxRows));
+      section.IntOr("sink_len", 1, 0, section.ok() ? config.law.chunk_len - 1 : kMaxSlots));
   config.masked_dims = static_cast<int>(
-      section.IntOr("masked_dims", 0, 0, model.ok() ? config.shape.head_dim : kMaxRows));
+      section.IntOr("masked_dims", 0, 0, model.ok() ? config.shape.head_dim : kMaxSlots));
   config.gate_keys = section.BoolOr("use_merge_gate_keys", true);
   config.gate_values = section.BoolOr("use_merge_gate_values", true);
   config.gate_first = section.BoolOr("apply_merge_gate_to_initial_state", false);
@@ -67,7 +67,7 @@ KvmConfig ReadConfig(const StateSpec& spec, AttrReader& model, AttrReader& secti
   config.head_temps = section.BoolOr("use_head_temps", true);
   config.value_lengths = section.BoolOr("use_vlens", true);
   if (section.ok() && !config.value_lengths &&
-      (config.law.budget != KvmBudget::kFixed || config.law.min_rows > config.law.chunk_len)) {
+      (config.law.budget != KvmBudget::kFixed || config.law.min_slots > config.law.chunk_len)) {
     section.Fail("use_vlens",
                  "expected true: false goes with state_budget_mode fixed and a state_min_len of at "
                  "most chunk_len");
@@ -80,7 +80,7 @@ KvmConfig ReadConfig(const StateSpec& spec, AttrReader& model, AttrReader& secti
 
 }  // namespace
 
-int64_t KvmLaw::RowsAt(int64_t chunks) const {
+int64_t KvmLaw::SlotsAt(int64_t chunks) const {
   if (chunks < window_chunks) return 0;
   // Nothing overflows: the smaller operand decides before a double becomes an integer.
   const int64_t most = std::min(chunks + 1 - window_chunks, max_chunks) * chunk_len;
@@ -94,7 +94,7 @@ int64_t KvmLaw::RowsAt(int64_t chunks) const {
     const int64_t sum = saturation_n + position;
     target = saturation_n - (saturation_n * saturation_n + sum - 1) / sum;
   }
-  target = std::max(target / round_down * round_down, min_rows);
+  target = std::max(target / round_down * round_down, min_slots);
   return std::max(chunk_len, std::min(target, most));
 }
 
@@ -102,10 +102,10 @@ Growth KvmLaw::AsGrowth(int64_t default_slot_cap) const {
   return {.name = absl::StrFormat("kvm rows: budget %d, chunks of %d, %d in the window, %.17g "
                                   "t^%.17g, N %d, step %d, from %d, to %d chunks",
                                   static_cast<int>(budget), chunk_len, window_chunks, factor,
-                                  exponent, saturation_n, round_down, min_rows, max_chunks),
+                                  exponent, saturation_n, round_down, min_slots, max_chunks),
           .live =
               [law = *this](int64_t position, int64_t slot_cap) {
-                return std::min(slot_cap, law.RowsAt(position / law.chunk_len));
+                return std::min(slot_cap, law.SlotsAt(position / law.chunk_len));
               },
           .period = chunk_len,
           .default_slot_cap = default_slot_cap};
@@ -120,8 +120,8 @@ KvmAttention::KvmAttention(const StateSpec& spec, AttrReader& model, AttrReader&
                 window = law.chunk_len * law.window_chunks,
                 value_stride = ValueStride(shape.value_head_dim);
   std::vector<StateField> fixed = {
-      {"window_keys", config.dtype, {heads, BlocksOf(window), d, kBlockSlots}},
-      {"window_values", config.dtype, {heads, BlocksOf(window), kBlockSlots, value_stride}}};
+      {"window_keys", config.dtype, {heads, NumBlocks(window), d, kBlockSlots}},
+      {"window_values", config.dtype, {heads, NumBlocks(window), kBlockSlots, value_stride}}};
   if (config.gated()) fixed.push_back({"gates", DType::kF32, {heads, window}});
   layout.fixed = StateFields(std::move(fixed));
   std::vector<StateField> block;
@@ -147,8 +147,8 @@ void KvmAttention::Load(const MixerSpec& spec) {
   }
   std::vector<float> front(static_cast<size_t>(shape.n_heads), 1.0f), state = front;
   if (config.head_temps) {
-    const TensorView of_front = weights.Take("self_attn.front_head_temp", {shape.n_heads}),
-                     of_state = weights.Take("self_attn.state_head_temp", {shape.n_heads});
+    const TensorView of_front = weights.GetTensor("self_attn.front_head_temp", {shape.n_heads}),
+                     of_state = weights.GetTensor("self_attn.state_head_temp", {shape.n_heads});
     if (!weights.status().ok()) return;
     front = ToFloats(of_front);
     state = ToFloats(of_state);
@@ -196,27 +196,27 @@ KvmParts KvmAttention::Parts(const LayerState& where) const {
           .value_sums = Growing(where, kValueSums)};
 }
 
-void KvmAttention::Attend(const LayerStep& step, const AttentionRows& rows) const {
-  ScratchScope scope(step.context);
-  AttentionBlocks blocks = Blocks(step.where);
+void KvmAttention::Attend(const LayerArgs& args, const AttentionTensors& rows) const {
+  ScratchScope scope(args.context);
+  AttentionBlocks blocks = Blocks(args.where);
   blocks.compute_dtype = rows.out_dtype;
-  blocks.live = step.seqs.live[step.where.growth];
+  blocks.live = args.seqs.live[args.where.growth];
   float* gate_logits = nullptr;
   if (config.gated()) {
-    const int64_t n_rows = step.seqs.n_rows();
-    gate_logits = scope.Allocate<float>(static_cast<size_t>(n_rows * shape.n_heads));
-    gate.Apply(step.context, rows.x,
-               {.data = gate_logits, .dtype = DType::kF32, .shape = {n_rows, shape.n_heads}});
+    const int64_t n_tokens = args.seqs.n_tokens();
+    gate_logits = scope.Allocate<float>(static_cast<size_t>(n_tokens * shape.n_heads));
+    gate.Apply(args.context, rows.x,
+               {.data = gate_logits, .dtype = DType::kF32, .shape = {n_tokens, shape.n_heads}});
   }
   const KvmWeights weights = {norm_weight.as<float>(), norm_bias.as<float>(),
                               front_temps.as<float>(), state_temps.as<float>()};
   Dispatch<KvmAttentionRef, KvmAttentionCpu, KvmAttentionCuda>(
-      step.context,
-      KvmStep{{blocks, step.seqs, rows}, config, Parts(step.where), weights, gate_logits});
+      args.context,
+      KvmArgs{{blocks, args.seqs, rows}, config, Parts(args.where), weights, gate_logits});
 }
 
-std::vector<StateExtent> KvmAttention::Overwrites(const LayerState& where,
-                                                  const TokenRange& tokens) const {
+std::vector<StateExtent> KvmAttention::UndoExtents(const LayerState& where,
+                                                   const TokenRange& tokens) const {
   const int64_t chunk_len = config.law.chunk_len, chunks = tokens.end / chunk_len;
   const bool folds = tokens.end % chunk_len == 0 && chunks >= config.law.window_chunks;
   std::vector<StateExtent> extents;
@@ -226,13 +226,13 @@ std::vector<StateExtent> KvmAttention::Overwrites(const LayerState& where,
     extents = RecentExtents(Blocks(where), tokens);
     const int64_t first = tokens.begin - Blocks(where).origin(tokens.begin);
     for (int head = 0; config.gated() && head < shape.n_kv_heads; ++head) {
-      extents.push_back({Fixed(where, kGates).OffsetOf(head, first),
+      extents.push_back({Fixed(where, kGates).ByteOffset(head, first),
                          static_cast<size_t>(tokens.end - tokens.begin) * sizeof(float)});
     }
   }
   if (!folds) return extents;
   const int64_t live = layout.growth.LiveAt(tokens.end, tokens.slot_cap, 0);
-  std::ranges::copy(where.BlockExtents(layout, 0, 0, BlocksOf(live)), std::back_inserter(extents));
+  std::ranges::copy(where.BlockExtents(layout, 0, 0, NumBlocks(live)), std::back_inserter(extents));
   return extents;
 }
 

@@ -17,15 +17,15 @@ enum class KvmBudget : uint8_t { kFixed, kPowerLaw, kSaturation };
 struct KvmLaw {
   KvmBudget budget;
   int64_t chunk_len, window_chunks;
-  double factor, exponent;       // kPowerLaw: factor * position^exponent
-  int64_t saturation_n;          // kSaturation: N position / (N + position)
-  int64_t round_down, min_rows;  // of these two: to a multiple, then at least
-  int64_t max_chunks;            // rows for at most so many chunks
+  double factor, exponent;        // kPowerLaw: factor * position^exponent
+  int64_t saturation_n;           // kSaturation: N position / (N + position)
+  int64_t round_down, min_slots;  // of these two: to a multiple, then at least
+  int64_t max_chunks;             // rows for at most so many chunks
 
   // After c whole chunks, without a session's cap: 0 for c < nb, else
-  //   max(W, min(max(T(c W), min_rows), (c + 1 - nb) W, max_chunks W))
+  //   max(W, min(max(T(c W), min_slots), (c + 1 - nb) W, max_chunks W))
   // which never grows by more than W a chunk.
-  int64_t RowsAt(int64_t chunks) const;
+  int64_t SlotsAt(int64_t chunks) const;
   Growth AsGrowth(int64_t default_slot_cap) const;
 };
 
@@ -62,11 +62,11 @@ struct KvmWeights {
 
 // Rows of the state are the dictionary of `blocks`, window tokens, whose keys are kept times their
 // temperature, the recent ones.
-struct KvmStep : AttentionStep {
+struct KvmArgs : AttentionArgs {
   const KvmConfig& config;
   KvmParts parts;
   KvmWeights weights;
-  const float* gate_logits;  // [n_rows, n_heads]; null: all gates are 1
+  const float* gate_logits;  // [n_tokens, n_heads]; null: all gates are 1
 };
 
 // fixed: window keys [n_heads][blocks of the window][head_dim][64] and values, gates [n_heads][nb
@@ -78,8 +78,8 @@ struct KvmAttention : Attention {
 
   void Load(const MixerSpec& spec);
   size_t weight_bytes() const { return config.gated() ? gate.bytes() : 0; }
-  void Attend(const LayerStep& step, const AttentionRows& rows) const;
-  std::vector<StateExtent> Overwrites(const LayerState& where, const TokenRange& tokens) const;
+  void Attend(const LayerArgs& args, const AttentionTensors& rows) const;
+  std::vector<StateExtent> UndoExtents(const LayerState& where, const TokenRange& tokens) const;
 
   KvmConfig config;
   Linear gate;
@@ -92,8 +92,8 @@ struct KvmAttention : Attention {
   StatePlace Growing(const LayerState& where, int field) const;
 };
 
-void KvmAttentionRef(DeviceContext& context, const KvmStep& step);
-void KvmAttentionCpu(DeviceContext& context, const KvmStep& step);
-void KvmAttentionCuda(DeviceContext& context, const KvmStep& step);
+void KvmAttentionRef(DeviceContext& context, const KvmArgs& args);
+void KvmAttentionCpu(DeviceContext& context, const KvmArgs& args);
+void KvmAttentionCuda(DeviceContext& context, const KvmArgs& args);
 
 }  // namespace ovq

@@ -12,7 +12,7 @@ namespace ovq::cuda {
 
 inline constexpr int kFoldThreads = 256;
 // Rows that are scored together, and the channels of them that lie in shared memory at a time.
-inline constexpr int kTileRows = 16;
+inline constexpr int kTileSlots = 16;
 inline constexpr int kTileChannels = 64;
 
 // One element per token of the chunk.
@@ -27,12 +27,12 @@ struct TokenArrays {
 };
 // Rows of a tile.
 struct TileArrays {
-  SharedPtr<float> mean, scale;  // [kTileRows]
-  SharedPtr<float> keys;         // [kTileChannels][kTileRows]
+  SharedPtr<float> mean, scale;  // [kTileSlots]
+  SharedPtr<float> keys;         // [kTileChannels][kTileSlots]
 };
 
 constexpr size_t ChooseSharedBytes(int32_t n_tokens) {
-  return (static_cast<size_t>(n_tokens) * 6 + kTileRows * (2 + kTileChannels)) * sizeof(float);
+  return (static_cast<size_t>(n_tokens) * 6 + kTileSlots * (2 + kTileChannels)) * sizeof(float);
 }
 
 // What a kernel of any supported GPU may have.
@@ -57,8 +57,8 @@ struct Choice {
               .next = DynamicShared<int32_t>(4 * bytes),
               .first = DynamicShared<int32_t>(2 * bytes)};
     tile = {.mean = DynamicShared<float>(6 * bytes),
-            .scale = DynamicShared<float>(6 * bytes + kTileRows * 4),
-            .keys = DynamicShared<float>(6 * bytes + 2 * kTileRows * 4)};
+            .scale = DynamicShared<float>(6 * bytes + kTileSlots * 4),
+            .keys = DynamicShared<float>(6 * bytes + 2 * kTileSlots * 4)};
   }
 
   __device__ float Normed(float x, float mean, float scale, int c) const {
@@ -77,7 +77,7 @@ struct Choice {
     }
     scale = 1 / sqrtf(squares / static_cast<float>(d) + kKvmNormEps);
   }
-  __device__ void RowNorm(int32_t row, float& mean, float& scale) const {
+  __device__ void SlotNorm(int32_t row, float& mean, float& scale) const {
     const T* sums = at.Key(at.parts.key_sums, row);
     MeanAndScale([&](int c) { return ToFloat(sums[c * kBlockSlots]); }, mean, scale);
   }
@@ -111,11 +111,11 @@ struct Choice {
   }
 
   // Channels [begin, begin + kTileChannels) of the normalised keys of a tile's rows.
-  __device__ void LoadTile(int32_t first, int32_t n_rows, int begin) const {
-    for (int item = threadIdx.x; item < kTileRows * kTileChannels; item += kFoldThreads) {
-      const int r = item % kTileRows, c = begin + item / kTileRows;
+  __device__ void LoadTile(int32_t first, int32_t n_slots, int begin) const {
+    for (int item = threadIdx.x; item < kTileSlots * kTileChannels; item += kFoldThreads) {
+      const int r = item % kTileSlots, c = begin + item / kTileSlots;
       float key = 0;
-      if (r < n_rows && c < at.d()) {
+      if (r < n_slots && c < at.d()) {
         const float mean = tile.mean[r], scale = tile.scale[r];
         const T sum = at.Key(at.parts.key_sums, first + r)[c * kBlockSlots];
         key = Normed(ToFloat(sum), mean, scale, c);
@@ -127,33 +127,33 @@ struct Choice {
   // Rows [begin, end): what is better than a token's score goes there, with its row; ties to the
   // lowest row. All threads come and leave together.
   __device__ void Probe(int32_t begin, int32_t end) const {
-    for (int32_t first = begin; first < end; first += kTileRows) {
-      const int32_t n_rows = end - first < kTileRows ? end - first : kTileRows;
-      if (static_cast<int32_t>(threadIdx.x) < n_rows) {
+    for (int32_t first = begin; first < end; first += kTileSlots) {
+      const int32_t n_slots = end - first < kTileSlots ? end - first : kTileSlots;
+      if (static_cast<int32_t>(threadIdx.x) < n_slots) {
         float mean, scale;
-        RowNorm(first + static_cast<int32_t>(threadIdx.x), mean, scale);
+        SlotNorm(first + static_cast<int32_t>(threadIdx.x), mean, scale);
         tile.mean[threadIdx.x] = mean;
         tile.scale[threadIdx.x] = scale;
       }
       for (int32_t group = 0; group < at.n_tokens(); group += kFoldThreads) {
-        ProbeTile(first, n_rows, group + static_cast<int32_t>(threadIdx.x));
+        ProbeTile(first, n_slots, group + static_cast<int32_t>(threadIdx.x));
       }
       __syncthreads();
     }
   }
-  __device__ void ProbeTile(int32_t first, int32_t n_rows, int32_t i) const {
+  __device__ void ProbeTile(int32_t first, int32_t n_slots, int32_t i) const {
     const bool exists = i < at.n_tokens();
-    float sum[kTileRows] = {};
+    float sum[kTileSlots] = {};
     for (int from = 0; from < at.d(); from += kTileChannels) {
       __syncthreads();
-      LoadTile(first, n_rows, from);
+      LoadTile(first, n_slots, from);
       __syncthreads();
       const int to = at.d() - from < kTileChannels ? at.d() - from : kTileChannels;
       for (int c = 0; c < to && exists; ++c) {
         const float x = Key(i, from + c);
 #pragma unroll
-        for (int r = 0; r < kTileRows; ++r) {
-          const float key = tile.keys[c * kTileRows + r];
+        for (int r = 0; r < kTileSlots; ++r) {
+          const float key = tile.keys[c * kTileSlots + r];
           sum[r] = fmaf(x, key, sum[r]);
         }
       }
@@ -162,8 +162,8 @@ struct Choice {
     float best = tokens.score[i];
     int32_t row = tokens.row[i];
 #pragma unroll
-    for (int r = 0; r < kTileRows; ++r) {
-      if (r >= n_rows || !(sum[r] > best)) continue;
+    for (int r = 0; r < kTileSlots; ++r) {
+      if (r >= n_slots || !(sum[r] > best)) continue;
       best = sum[r];
       row = first + r;
     }
@@ -190,8 +190,8 @@ struct Choice {
     if (threadIdx.x != 0) return;
     int32_t row = at.chunk.n_old;
     for (int32_t i = 0; i < at.n_tokens(); ++i) {
-      const int32_t becomes_row = tokens.appended[i];
-      if (becomes_row >= 0) tokens.appended[i] = row++;
+      const int32_t becomes_slot = tokens.appended[i];
+      if (becomes_slot >= 0) tokens.appended[i] = row++;
     }
   }
 

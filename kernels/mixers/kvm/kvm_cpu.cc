@@ -78,9 +78,9 @@ void Normalise(const KvmWeights& weights, int n_channels, float* x) {
 template <class T>
 class Fold {
  public:
-  Fold(const KvmStep& step, const FullChunk& chunk, const Buffers& buffers)
-      : step_(step),
-        at_{step.blocks, step.config, step.parts, chunk},
+  Fold(const KvmArgs& args, const FullChunk& chunk, const Buffers& buffers)
+      : args_(args),
+        at_{args.blocks, args.config, args.parts, chunk},
         buffers_(buffers),
         n_(at_.n_tokens()),
         d_(at_.d()),
@@ -111,14 +111,14 @@ class Fold {
 
   // buffers.keys: the chunk's without their temperature, masked channels set to 0, normalised.
   void PrepareKeys() const {
-    const float temp = step_.weights.front_temps[at_.chunk.kv_head];
+    const float temp = args_.weights.front_temps[at_.chunk.kv_head];
     const int masked = at_.config.masked_dims * kBlockSlots;
     for (int first = 0; first < n_; first += kBlockSlots) {
       const T* keys = at_.WindowKey(first);
       for (int i = 0; i < d_ * kBlockSlots; ++i) {
         buffers_.block[i] = i < masked ? 0.0f : ToFloat(keys[i]) / temp;
       }
-      Normalise<kBlockSlots>(step_.weights, d_, buffers_.block);
+      Normalise<kBlockSlots>(args_.weights, d_, buffers_.block);
       for (int i = first; i < std::min(n_, first + kBlockSlots); ++i) {
         float* key = buffers_.keys + static_cast<size_t>(i) * d_;
         for (int c = 0; c < d_; ++c) key[c] = buffers_.block[c * kBlockSlots + i - first];
@@ -136,12 +136,12 @@ class Fold {
   // lowest row. A score is one chain over the channels: equal rows and keys have equal scores.
   void Probe(int32_t begin, int32_t end) const {
     for (int32_t first = begin; first < end; first += kBlockSlots) {
-      const int32_t n_rows = std::min(kBlockSlots, end - first);
+      const int32_t n_slots = std::min(kBlockSlots, end - first);
       std::fill_n(buffers_.block, d_ * kBlockSlots, 0.0f);
-      for (int32_t r = 0; r < n_rows; ++r) LoadKeySums(first + r, buffers_.block + r, kBlockSlots);
-      Normalise<kBlockSlots>(step_.weights, d_, buffers_.block);
+      for (int32_t r = 0; r < n_slots; ++r) LoadKeySums(first + r, buffers_.block + r, kBlockSlots);
+      Normalise<kBlockSlots>(args_.weights, d_, buffers_.block);
       const KvBlock block = {
-          .keys = buffers_.block, .values = nullptr, .bias = nullptr, .live = n_rows, .begin = 0};
+          .keys = buffers_.block, .values = nullptr, .bias = nullptr, .live = n_slots, .begin = 0};
       AttendBlocksCpu({.dtype = DType::kF32,
                        .head_dim = d_,
                        .value_stride = ValueStride(dv_),
@@ -219,7 +219,7 @@ class Fold {
     LoadKeySums(row, buffers_.sum, 1);
     for (int32_t i : tokens) AddKey(i, /*appends=*/false);
     StoreKeySums(row);
-    const T* values = at_.Value(step_.parts.value_sums, row);
+    const T* values = at_.Value(args_.parts.value_sums, row);
     for (int c = 0; c < dv_; ++c) buffers_.sum[c] = ToFloat(values[c]);
     for (int32_t i : tokens) AddValue(i, /*appends=*/false);
     StoreValueSums(row);
@@ -236,74 +236,74 @@ class Fold {
     for (int c = 0; c < dv_; ++c) buffers_.sum[c] += ToFloat(value[c]) * gate;
   }
   void LoadKeySums(int32_t row, float* to, int stride) const {
-    const T* sums = at_.Key(step_.parts.key_sums, row);
+    const T* sums = at_.Key(args_.parts.key_sums, row);
     for (int c = 0; c < d_; ++c) to[c * stride] = ToFloat(sums[c * kBlockSlots]);
   }
   void StoreKeySums(int32_t row) const {
     RoundRow(buffers_.sum, d_, at_.Rounding(row, /*is_value=*/false),
-             at_.Key(step_.parts.key_sums, row), kBlockSlots);
+             at_.Key(args_.parts.key_sums, row), kBlockSlots);
   }
   void StoreValueSums(int32_t row) const {
     RoundRow(buffers_.sum, dv_, at_.Rounding(row, /*is_value=*/true),
-             at_.Value(step_.parts.value_sums, row), 1);
+             at_.Value(args_.parts.value_sums, row), 1);
   }
 
   // What attention reads of a row, from its sums and its length.
   void Refresh(int32_t row) const {
     LoadKeySums(row, buffers_.sum, 1);
-    Normalise<1>(step_.weights, d_, buffers_.sum);
-    T* key = at_.Key(step_.blocks.dictionary_keys.place, row);
-    const float temp = step_.weights.state_temps[at_.chunk.kv_head];
+    Normalise<1>(args_.weights, d_, buffers_.sum);
+    T* key = at_.Key(args_.blocks.dictionary_keys.place, row);
+    const float temp = args_.weights.state_temps[at_.chunk.kv_head];
     for (int c = 0; c < d_; ++c) key[c * kBlockSlots] = FromFloat<T>(buffers_.sum[c] * temp);
 
-    const T* sums = at_.Value(step_.parts.value_sums, row);
+    const T* sums = at_.Value(args_.parts.value_sums, row);
     float squares = 0;
     for (int c = 0; c < dv_; ++c) squares += ToFloat(sums[c]) * ToFloat(sums[c]);
     const float norm = std::max(std::sqrt(squares), kKvmSmallestNorm), length = at_.Length(row);
-    T* value = at_.Value(step_.blocks.dictionary_values.place, row);
-    for (int c = 0; c < dv_; ++c) value[c] = at_.RowValue(ToFloat(sums[c]), norm, length);
+    T* value = at_.Value(args_.blocks.dictionary_values.place, row);
+    for (int c = 0; c < dv_; ++c) value[c] = at_.SlotValue(ToFloat(sums[c]), norm, length);
   }
 
   // The window's tokens n, n + 1, ... become its tokens 0, 1, ...
   void MoveWindow() const {
-    SlideRecentCpu(step_.blocks, at_.chunk);
+    SlideRecentCpu(args_.blocks, at_.chunk);
     if (!at_.config.gated()) return;
-    float* gates = step_.parts.gates.At<float>(at_.chunk.session, at_.chunk.kv_head);
-    const int stay = (step_.blocks.recent_spans - 1) * n_;
+    float* gates = args_.parts.gates.At<float>(at_.chunk.session, at_.chunk.kv_head);
+    const int stay = (args_.blocks.recent_spans - 1) * n_;
     std::copy(gates + n_, gates + n_ + stay, gates);
   }
 
-  const KvmStep& step_;
+  const KvmArgs& args_;
   const KvmFold<T> at_;
   const Buffers& buffers_;
   const int n_, d_, dv_;
 };
 
 // 1 + elu of the tile's gate logits.
-void StoreGates(const KvmStep& step, const TileRows& tile) {
-  if (step.gate_logits == nullptr) return;
+void StoreGates(const KvmArgs& args, const TileTokens& tile) {
+  if (args.gate_logits == nullptr) return;
   float* gates =
-      step.parts.gates.At<float>(tile.session, tile.kv_head, tile.block * kBlockSlots + tile.slot);
+      args.parts.gates.At<float>(tile.session, tile.kv_head, tile.block * kBlockSlots + tile.slot);
   for (int t = 0; t < tile.n_tokens; ++t) {
-    const float z = step.gate_logits[(tile.row + t) * step.blocks.shape.n_kv_heads + tile.kv_head];
+    const float z = args.gate_logits[(tile.row + t) * args.blocks.shape.n_kv_heads + tile.kv_head];
     gates[t] = z > 0 ? 1 + z : std::exp(z);
   }
 }
 
 }  // namespace
 
-void KvmAttentionCpu(DeviceContext& context, const KvmStep& step) {
+void KvmAttentionCpu(DeviceContext& context, const KvmArgs& args) {
   ScratchScope scope(context);
   std::vector<Buffers> buffers;
-  for (int i = 0; i < context.n_threads(); ++i) buffers.push_back(MakeBuffers(scope, step.config));
+  for (int i = 0; i < context.n_threads(); ++i) buffers.push_back(MakeBuffers(scope, args.config));
   AttendTilesCpu(
-      context, step, [&](const TileRows& tile) { StoreGates(step, tile); },
+      context, args, [&](const TileTokens& tile) { StoreGates(args, tile); },
       [&](const FullChunk& chunk, int thread) {
         if (chunk.n_next == 0) return;
-        if (step.config.dtype == DType::kBF16) {
-          Fold<BF16>(step, chunk, buffers[thread]).Run();
+        if (args.config.dtype == DType::kBF16) {
+          Fold<BF16>(args, chunk, buffers[thread]).Run();
         } else {
-          Fold<float>(step, chunk, buffers[thread]).Run();
+          Fold<float>(args, chunk, buffers[thread]).Run();
         }
       });
 }

@@ -14,7 +14,7 @@ struct FoldArgs {
   KvmConfig config;
   KvmParts parts;
   KvmWeights weights;
-  DeviceSeqs seqs;
+  DeviceSequences seqs;
   const float* gate_logits;
   int32_t wave;
 };
@@ -101,7 +101,7 @@ struct Fold {
   // What attention reads of a row, from its sums and its length.
   __device__ void Refresh(int32_t row) const {
     float mean, scale;
-    choice.RowNorm(row, mean, scale);
+    choice.SlotNorm(row, mean, scale);
     const T* sums = at.Key(at.parts.key_sums, row);
     T* key = at.Key(at.blocks.dictionary_keys.place, row);
     const float temp = choice.weights.state_temps[at.chunk.kv_head];
@@ -114,7 +114,7 @@ struct Fold {
     float squares = 0;
     for (int c = 0; c < at.dv(); ++c) squares += ToFloat(of_values[c]) * ToFloat(of_values[c]);
     const float norm = fmaxf(sqrtf(squares), kKvmSmallestNorm), length = at.Length(row);
-    for (int c = 0; c < at.dv(); ++c) value[c] = at.RowValue(ToFloat(of_values[c]), norm, length);
+    for (int c = 0; c < at.dv(); ++c) value[c] = at.SlotValue(ToFloat(of_values[c]), norm, length);
   }
 
   // The window's tokens n, n + 1, ... become its tokens 0, 1, ..., a chunk after the other.
@@ -138,7 +138,7 @@ __global__ void __launch_bounds__(kFoldThreads) FoldChunks(const __grid_constant
   std::byte* session = args.seqs.state[s];
   const int32_t n = args.blocks.wave_span;
   if (session == nullptr) return;
-  const WaveRows rows = RowsOfWave(args.seqs, s, n, args.wave);
+  const WaveTokens rows = TokensInWave(args.seqs, s, n, args.wave);
   if (rows.end != rows.span_begin + n) return;
   const FullChunk chunk = {.session = session,
                            .kv_head = kv_head,
@@ -162,7 +162,7 @@ __global__ void __launch_bounds__(kFoldThreads) StoreGates(const __grid_constant
   const int s = static_cast<int>(blockIdx.x), head = static_cast<int>(blockIdx.y);
   std::byte* session = args.seqs.state[s];
   if (session == nullptr) return;
-  const WaveRows rows = RowsOfWave(args.seqs, s, args.blocks.wave_span, args.wave);
+  const WaveTokens rows = TokensInWave(args.seqs, s, args.blocks.wave_span, args.wave);
   if (rows.begin >= rows.end) return;
   float* gates =
       args.parts.gates.At<float>(session, head, rows.begin - args.blocks.origin(rows.begin));
@@ -176,24 +176,29 @@ __global__ void __launch_bounds__(kFoldThreads) StoreGates(const __grid_constant
 }  // namespace
 }  // namespace cuda
 
-void KvmAttentionCuda(DeviceContext& context, const KvmStep& step) {
-  cuda::FoldArgs args = {step.blocks,      step.config,      step.parts, step.weights,
-                         step.seqs.device, step.gate_logits, 0};
-  const dim3 grid(static_cast<unsigned>(step.seqs.n_seqs()),
-                  static_cast<unsigned>(step.blocks.shape.n_kv_heads));
+void KvmAttentionCuda(DeviceContext& context, const KvmArgs& layer_args) {
+  cuda::FoldArgs args = {layer_args.blocks,
+                         layer_args.config,
+                         layer_args.parts,
+                         layer_args.weights,
+                         layer_args.seqs.device,
+                         layer_args.gate_logits,
+                         0};
+  const dim3 grid(static_cast<unsigned>(layer_args.seqs.n_seqs()),
+                  static_cast<unsigned>(layer_args.blocks.shape.n_kv_heads));
   const auto fold =
-      step.blocks.dtype == DType::kBF16 ? cuda::FoldChunks<BF16> : cuda::FoldChunks<float>;
+      layer_args.blocks.dtype == DType::kBF16 ? cuda::FoldChunks<BF16> : cuda::FoldChunks<float>;
   AttendWavesCuda(
-      context, step,
+      context, layer_args,
       [&](int wave) {
         args.wave = wave;
-        if (step.gate_logits == nullptr) return;
+        if (layer_args.gate_logits == nullptr) return;
         cuda::Launch(context, cuda::StoreGates, grid, cuda::kFoldThreads, 0, args);
       },
       [&](int wave) {
         args.wave = wave;
         cuda::Launch(context, fold, grid, cuda::kFoldThreads,
-                     cuda::ChooseSharedBytes(step.blocks.wave_span), args);
+                     cuda::ChooseSharedBytes(layer_args.blocks.wave_span), args);
       });
 }
 

@@ -40,7 +40,7 @@ Vector LayerNorm(const KvmWeights& weights, const Vector& x) {
 }
 
 // The rows that the budget allows in the chunk of `position`.
-int64_t Rows(const KvmLaw& law, int64_t position, int64_t cap) {
+int64_t SlotsFor(const KvmLaw& law, int64_t position, int64_t cap) {
   using Real = long double;
   const int64_t chunk = position / law.chunk_len;
   if (chunk < law.window_chunks) return 0;
@@ -50,9 +50,9 @@ int64_t Rows(const KvmLaw& law, int64_t position, int64_t cap) {
     target = static_cast<Real>(law.factor) * std::pow(at, static_cast<Real>(law.exponent));
   }
   if (law.budget == KvmBudget::kSaturation) target = n * at / (n + at);
-  const auto step = static_cast<Real>(law.round_down);
-  target = std::floor(std::floor(target) / step) * step;
-  target = std::max(target, static_cast<Real>(law.min_rows));
+  const auto args = static_cast<Real>(law.round_down);
+  target = std::floor(std::floor(target) / args) * args;
+  target = std::max(target, static_cast<Real>(law.min_slots));
   // No more than have left the window, and no more than the most.
   target = std::min(target, static_cast<Real>((chunk + 1 - law.window_chunks) * law.chunk_len));
   target = std::min(target, static_cast<Real>(law.max_chunks * law.chunk_len));
@@ -62,16 +62,16 @@ int64_t Rows(const KvmLaw& law, int64_t position, int64_t cap) {
 // A head of a session at the end of a chunk that pushes another one out of the window.
 class FoldRef {
  public:
-  FoldRef(const KvmStep& step, const TokenRef& at, int64_t n_old, int64_t n_next)
-      : step_(step), config_(step.config), at_(at), n_old_(n_old), n_next_(n_next) {
+  FoldRef(const KvmArgs& args, const TokenRef& at, int64_t n_old, int64_t n_next)
+      : args_(args), config_(args.config), at_(at), n_old_(n_old), n_next_(n_next) {
     const int n = static_cast<int>(config_.law.chunk_len);
     for (int i = 0; i < n; ++i) {
       keys_.push_back(WindowKey(i));
-      for (double& x : keys_.back()) x /= step_.weights.front_temps[at_.kv_head];
+      for (double& x : keys_.back()) x /= args_.weights.front_temps[at_.kv_head];
       std::fill_n(keys_.back().begin(), config_.masked_dims, 0.0);
-      keys_.back() = LayerNorm(step_.weights, keys_.back());
+      keys_.back() = LayerNorm(args_.weights, keys_.back());
     }
-    for (int64_t row = 0; row < n_old; ++row) AddRowKey(row);
+    for (int64_t row = 0; row < n_old; ++row) AddSlotKey(row);
   }
 
   void Run() {
@@ -79,7 +79,7 @@ class FoldRef {
     std::vector<bool> is_appended(keys_.size());
     for (size_t i = 0; i < appended.size(); ++i) {
       Append(appended[i], n_old_ + static_cast<int64_t>(i));
-      AddRowKey(n_old_ + static_cast<int64_t>(i));
+      AddSlotKey(n_old_ + static_cast<int64_t>(i));
       is_appended[appended[i]] = true;
     }
     std::vector<std::vector<int>> members(static_cast<size_t>(n_next_));
@@ -96,13 +96,13 @@ class FoldRef {
 
  private:
   Vector WindowKey(int i) const {
-    const SlotRef slot = RecentSlotRef(step_, at_, i);
+    const SlotRef slot = RecentSlotRef(args_, at_, i);
     std::vector<float> key(static_cast<size_t>(config_.shape.head_dim));
     LoadKey(slot.keys, config_.dtype, config_.shape.head_dim, slot.slot, key.data());
     return {key.begin(), key.end()};
   }
   Vector WindowValue(int i) const {
-    const SlotRef slot = RecentSlotRef(step_, at_, i);
+    const SlotRef slot = RecentSlotRef(args_, at_, i);
     std::vector<float> value(static_cast<size_t>(config_.shape.value_head_dim));
     LoadValue(slot.values, config_.dtype, config_.shape.value_head_dim,
               ValueStride(config_.shape.value_head_dim), slot.slot, value.data());
@@ -113,24 +113,24 @@ class FoldRef {
   }
   Vector KeySum(int64_t row) const {
     std::vector<float> key(static_cast<size_t>(config_.shape.head_dim));
-    LoadKey(BlockAt(step_.parts.key_sums, row), config_.dtype, config_.shape.head_dim,
+    LoadKey(BlockAt(args_.parts.key_sums, row), config_.dtype, config_.shape.head_dim,
             static_cast<int>(row % kBlockSlots), key.data());
     return {key.begin(), key.end()};
   }
   Vector ValueSum(int64_t row) const {
     std::vector<float> value(static_cast<size_t>(config_.shape.value_head_dim));
-    LoadValue(BlockAt(step_.parts.value_sums, row), config_.dtype, config_.shape.value_head_dim,
+    LoadValue(BlockAt(args_.parts.value_sums, row), config_.dtype, config_.shape.value_head_dim,
               ValueStride(config_.shape.value_head_dim), static_cast<int>(row % kBlockSlots),
               value.data());
     return {value.begin(), value.end()};
   }
   float& Length(int64_t row) const {
-    return static_cast<float*>(BlockAt(step_.parts.lengths, row))[row % kBlockSlots];
+    return static_cast<float*>(BlockAt(args_.parts.lengths, row))[row % kBlockSlots];
   }
   double Gate(int i) const {
-    return config_.gated() ? *step_.parts.gates.At<float>(at_.session, at_.kv_head, i) : 1;
+    return config_.gated() ? *args_.parts.gates.At<float>(at_.session, at_.kv_head, i) : 1;
   }
-  void AddRowKey(int64_t row) { row_keys_.push_back(LayerNorm(step_.weights, KeySum(row))); }
+  void AddSlotKey(int64_t row) { slot_keys_.push_back(LayerNorm(args_.weights, KeySum(row))); }
 
   // The tokens that become rows, in order of position: of the first chunk the first ones, later the
   // ones whose most similar row is least similar.
@@ -139,7 +139,7 @@ class FoldRef {
     for (size_t i = 0; n_old_ > 0 && i < keys_.size(); ++i) {
       nearness[i] = -std::numeric_limits<double>::infinity();
       for (int64_t row = 0; row < n_old_; ++row) {
-        nearness[i] = std::max(nearness[i], Dot(keys_[i], row_keys_[row]));
+        nearness[i] = std::max(nearness[i], Dot(keys_[i], slot_keys_[row]));
       }
     }
     std::vector<int> appended;
@@ -161,7 +161,7 @@ class FoldRef {
     const int64_t first = std::min<int64_t>(config_.sink_len, n_next_ - 1);
     int64_t target = first;
     for (int64_t row = first; row < n_next_; ++row) {
-      const double similarity = Dot(keys_[i], row_keys_[row]);
+      const double similarity = Dot(keys_[i], slot_keys_[row]);
       if (similarity > best) {
         best = similarity;
         target = row;
@@ -201,10 +201,10 @@ class FoldRef {
   void StoreSums(int64_t row, const Vector& key, const Vector& value) const {
     const int slot = static_cast<int>(row % kBlockSlots);
     const std::vector<float> k = Rounded(key, row, 0), v = Rounded(value, row, 1);
-    StoreKey(k.data(), config_.shape.head_dim, config_.dtype, BlockAt(step_.parts.key_sums, row),
+    StoreKey(k.data(), config_.shape.head_dim, config_.dtype, BlockAt(args_.parts.key_sums, row),
              slot);
     StoreValue(v.data(), config_.shape.value_head_dim, ValueStride(config_.shape.value_head_dim),
-               config_.dtype, BlockAt(step_.parts.value_sums, row), slot);
+               config_.dtype, BlockAt(args_.parts.value_sums, row), slot);
   }
 
   // bfloat16 rounds up with the probability of the distance: 16 random bits, drawn for (layer,
@@ -228,11 +228,11 @@ class FoldRef {
   // What attention reads of a row.
   void Refresh(int64_t row) const {
     const int slot = static_cast<int>(row % kBlockSlots);
-    const Vector normed = LayerNorm(step_.weights, KeySum(row)), sum = ValueSum(row);
+    const Vector normed = LayerNorm(args_.weights, KeySum(row)), sum = ValueSum(row);
     const double norm = std::max(std::sqrt(Dot(sum, sum)), 1e-12);
     std::vector<float> key, value;
     for (double x : normed) {
-      key.push_back(static_cast<float>(x * step_.weights.state_temps[at_.kv_head]));
+      key.push_back(static_cast<float>(x * args_.weights.state_temps[at_.kv_head]));
     }
     for (double x : sum) {
       value.push_back(
@@ -240,10 +240,10 @@ class FoldRef {
       if (config_.round_values) value.back() = ToFloat(RoundToBF16(value.back()));
     }
     StoreKey(key.data(), config_.shape.head_dim, config_.dtype,
-             BlockAt(step_.blocks.dictionary_keys.place, row), slot);
+             BlockAt(args_.blocks.dictionary_keys.place, row), slot);
     StoreValue(value.data(), config_.shape.value_head_dim,
                ValueStride(config_.shape.value_head_dim), config_.dtype,
-               BlockAt(step_.blocks.dictionary_values.place, row), slot);
+               BlockAt(args_.blocks.dictionary_values.place, row), slot);
   }
 
   void MoveWindow() const {
@@ -252,36 +252,36 @@ class FoldRef {
     for (int i = 0; i < stay; ++i) {
       const Vector key = WindowKey(i + n), value = WindowValue(i + n);
       const std::vector<float> k(key.begin(), key.end()), v(value.begin(), value.end());
-      const SlotRef to = RecentSlotRef(step_, at_, i);
+      const SlotRef to = RecentSlotRef(args_, at_, i);
       StoreKey(k.data(), config_.shape.head_dim, config_.dtype, const_cast<void*>(to.keys),
                to.slot);
       StoreValue(v.data(), config_.shape.value_head_dim, ValueStride(config_.shape.value_head_dim),
                  config_.dtype, const_cast<void*>(to.values), to.slot);
       if (!config_.gated()) continue;
-      *step_.parts.gates.At<float>(at_.session, at_.kv_head, i) = static_cast<float>(Gate(i + n));
+      *args_.parts.gates.At<float>(at_.session, at_.kv_head, i) = static_cast<float>(Gate(i + n));
     }
   }
 
-  const KvmStep& step_;
+  const KvmArgs& args_;
   const KvmConfig& config_;
   const TokenRef& at_;
   const int64_t n_old_, n_next_;
-  std::vector<Vector> keys_;      // of the chunk that leaves, as they are compared and summed
-  std::vector<Vector> row_keys_;  // of the rows there are, as keys are compared with them
+  std::vector<Vector> keys_;       // of the chunk that leaves, as they are compared and summed
+  std::vector<Vector> slot_keys_;  // of the rows there are, as keys are compared with them
 };
 
-void PassToken(const KvmStep& step, const TokenRef& at) {
-  const KvmLaw& law = step.config.law;
+void PassToken(const KvmArgs& args, const TokenRef& at) {
+  const KvmLaw& law = args.config.law;
   const int64_t chunk = at.position / law.chunk_len,
-                cap = step.blocks.live.CapOf(at.sequence, at.kv_head);
+                cap = args.blocks.live.HeadSlotCap(at.sequence, at.kv_head);
   const int64_t begin = std::max<int64_t>(0, (chunk + 1 - law.window_chunks) * law.chunk_len);
-  const int64_t own = at.position - begin, n_live = Rows(law, at.position, cap);
-  std::vector<float> key(KeyRef(step, at), KeyRef(step, at) + step.config.shape.head_dim);
-  for (float& x : key) x *= step.weights.front_temps[at.kv_head];
-  StoreTokenRef(step, at, key.data(), own);
-  if (step.config.gated()) {
-    const double z = step.gate_logits[at.row * step.blocks.shape.n_heads + at.kv_head];
-    *step.parts.gates.At<float>(at.session, at.kv_head, own) =
+  const int64_t own = at.position - begin, n_live = SlotsFor(law, at.position, cap);
+  std::vector<float> key(KeyRef(args, at), KeyRef(args, at) + args.config.shape.head_dim);
+  for (float& x : key) x *= args.weights.front_temps[at.kv_head];
+  StoreTokenRef(args, at, key.data(), own);
+  if (args.config.gated()) {
+    const double z = args.gate_logits[at.row * args.blocks.shape.n_heads + at.kv_head];
+    *args.parts.gates.At<float>(at.session, at.kv_head, own) =
         static_cast<float>(z > 0 ? 1 + z : std::exp(z));
   }
   std::vector<SlotRef> slots;
@@ -289,19 +289,19 @@ void PassToken(const KvmStep& step, const TokenRef& at) {
     const auto block = [&](const BlockPlaces& places) {
       return places.At(at.session, at.sequence, at.kv_head, row / kBlockSlots);
     };
-    slots.push_back({block(step.blocks.dictionary_keys), block(step.blocks.dictionary_values),
+    slots.push_back({block(args.blocks.dictionary_keys), block(args.blocks.dictionary_values),
                      static_cast<int>(row % kBlockSlots), 0});
   }
-  for (int64_t i = 0; i <= own; ++i) slots.push_back(RecentSlotRef(step, at, i));
-  AttendTokenRef(step, at, slots);
+  for (int64_t i = 0; i <= own; ++i) slots.push_back(RecentSlotRef(args, at, i));
+  AttendTokenRef(args, at, slots);
   if ((at.position + 1) % law.chunk_len != 0 || chunk + 1 < law.window_chunks) return;
-  FoldRef(step, at, n_live, Rows(law, at.position + 1, cap)).Run();
+  FoldRef(args, at, n_live, SlotsFor(law, at.position + 1, cap)).Run();
 }
 
 }  // namespace
 
-void KvmAttentionRef(DeviceContext&, const KvmStep& step) {
-  ForEachTokenRef(step, [&](const TokenRef& at) { PassToken(step, at); });
+void KvmAttentionRef(DeviceContext&, const KvmArgs& args) {
+  ForEachTokenRef(args, [&](const TokenRef& at) { PassToken(args, at); });
 }
 
 }  // namespace ovq

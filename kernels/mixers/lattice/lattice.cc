@@ -11,7 +11,7 @@
 namespace ovq {
 namespace {
 
-enum Field { kSlots, kNewest };
+enum Field { kSlots, kNewestInputs };
 
 constexpr int64_t kMaxHeads = 4096;
 
@@ -22,7 +22,7 @@ LatticeConfig ReadConfig(const StateSpec& spec, AttrReader& model, AttrReader& s
   config.n_heads = static_cast<int>(section.Int("num_heads", 1, kMaxHeads));
   config.n_slots = static_cast<int>(section.Int("num_slots", 1, kMaxLatticeSlots));
   config.value_head_dim = static_cast<int>(section.Int("value_head_dim", 1, kMaxLatticeValueDim));
-  config.conv_size = static_cast<int>(section.IntOr("conv_size", 4, 2, kMaxConvTaps));
+  config.conv_size = static_cast<int>(section.IntOr("conv_size", 4, 2, kMaxConvSize));
   config.conv_bias = section.BoolOr("conv_bias", false);
   config.objective = static_cast<LatticeObjective>(section.ChoiceOr("objective", kObjectives));
   config.normalized_projection = section.BoolOr("normalized_projection", true);
@@ -41,8 +41,8 @@ LatticeConfig ReadConfig(const StateSpec& spec, AttrReader& model, AttrReader& s
   return config;
 }
 
-StateFields FieldsOf(const LatticeConfig& config,
-                     std::shared_ptr<const std::vector<std::byte>> initial_slots) {
+StateFields LatticeFields(const LatticeConfig& config,
+                          std::shared_ptr<const std::vector<std::byte>> initial_slots) {
   return StateFields({{"slots",
                        DType::kF32,
                        {config.n_heads, config.n_slots, config.stride()},
@@ -52,7 +52,7 @@ StateFields FieldsOf(const LatticeConfig& config,
 }
 
 // Rows of unit length, padded with zeros.
-std::shared_ptr<const std::vector<std::byte>> TakeInitialSlots(const MixerSpec& spec,
+std::shared_ptr<const std::vector<std::byte>> LoadInitialSlots(const MixerSpec& spec,
                                                                const LatticeConfig& config) {
   constexpr char kLeaf[] = "self_attn.initial_state";
   const int64_t width = config.value_head_dim, stride = config.stride();
@@ -71,7 +71,7 @@ std::shared_ptr<const std::vector<std::byte>> TakeInitialSlots(const MixerSpec& 
       return nullptr;
     }
     for (int64_t c = 0; c < width; ++c) {
-      slots[static_cast<size_t>(i * stride + c)] = static_cast<float>(row[c] / std::sqrt(squares));
+      slots[i * stride + c] = static_cast<float>(row[c] / std::sqrt(squares));
     }
   }
   auto bytes = std::make_shared<std::vector<std::byte>>(slots.size() * sizeof(float));
@@ -83,7 +83,7 @@ std::shared_ptr<const std::vector<std::byte>> TakeInitialSlots(const MixerSpec& 
 
 Lattice::Lattice(const StateSpec& spec, AttrReader& model, AttrReader& section)
     : config(ReadConfig(spec, model, section)) {
-  if (model.ok() && section.ok()) layout.fixed = FieldsOf(config, nullptr);
+  if (model.ok() && section.ok()) layout.fixed = LatticeFields(config, nullptr);
 }
 
 void Lattice::Load(const MixerSpec& spec) {
@@ -97,80 +97,83 @@ void Lattice::Load(const MixerSpec& spec) {
                                    {"self_attn.b_proj.weight", config.n_heads}};
   if (config.use_forget_gate) {
     parts.push_back({"self_attn.a_proj.weight", config.n_heads});
-    decay_bias = weights.Floats("self_attn.dt_bias", {config.n_heads});
-    rate = TakeDecayRates(spec, "self_attn.A_log", config.n_heads);
+    dt_bias = weights.Floats("self_attn.dt_bias", {config.n_heads});
+    rate = LoadDecayRates(spec, "self_attn.A_log", config.n_heads);
   }
   in = weights.Product(parts, d_model);
-  conv = TakeShortConv(spec, {{"self_attn.q_conv1d", keys}, {"self_attn.k_conv1d", keys}},
+  conv = LoadShortConv(spec, {{"self_attn.q_conv1d", keys}, {"self_attn.k_conv1d", keys}},
                        config.conv_size, config.conv_bias);
   norm_weight = weights.Floats("self_attn.o_norm.weight", {config.value_head_dim});
   out = weights.Product({{"self_attn.o_proj.weight", d_model}}, values, spec.residual_scale);
-  layout.fixed = FieldsOf(config, TakeInitialSlots(spec, config));
+  layout.fixed = LatticeFields(config, LoadInitialSlots(spec, config));
 }
 
-LatticeGates Lattice::Gates(const LayerStep& step, TensorView projected,
+LatticeGates Lattice::Gates(const LayerArgs& args, TensorView projected,
                             ScratchScope& scope) const {
-  const int64_t n_rows = projected.shape[0];
+  const int64_t n_tokens = projected.shape[0];
   const float* logits = projected.as<float>() + config.key_width() + 2 * config.value_width();
-  float* const write = scope.Allocate<float>(n_rows * config.n_heads);
-  Sigmoid(
-      step.context,
-      {.x = logits, .x_stride = in.out(), .n_rows = n_rows, .n_heads = config.n_heads, .y = write});
-  if (!config.use_forget_gate) return {write, nullptr, nullptr, nullptr};
+  float* const gamma = scope.Allocate<float>(n_tokens * config.n_heads);
+  Sigmoid(args.context, {.x = logits,
+                         .x_stride = in.out(),
+                         .n_tokens = n_tokens,
+                         .n_heads = config.n_heads,
+                         .y = gamma});
+  if (!config.use_forget_gate) return {gamma, nullptr, nullptr, nullptr};
   const DecayGate gate = {.x = logits + config.n_heads,
                           .x_stride = in.out(),
-                          .n_rows = n_rows,
+                          .n_tokens = n_tokens,
                           .n_heads = config.n_heads,
-                          .bias = decay_bias.as<float>(),
+                          .bias = dt_bias.as<float>(),
                           .rate = rate.as<float>(),
-                          .decay = scope.Allocate<float>(n_rows * config.n_heads),
-                          .step = scope.Allocate<float>(n_rows * config.n_heads)};
-  Decay(step.context, gate);
-  if (config.decays()) return {write, gate.decay, nullptr, nullptr};
-  return {write, nullptr, gate.step, gate.rate};
+                          .decay = scope.Allocate<float>(n_tokens * config.n_heads),
+                          .dt = scope.Allocate<float>(n_tokens * config.n_heads)};
+  Decay(args.context, gate);
+  if (config.decays()) return {gamma, gate.decay, nullptr, nullptr};
+  return {gamma, nullptr, gate.dt, gate.rate};
 }
 
-float* Lattice::Read(const LayerStep& step, TensorView projected, ScratchScope& scope) const {
-  DeviceContext& context = step.context;
-  const int64_t n_rows = projected.shape[0], keys = config.key_width();
-  float *const qk = scope.Allocate<float>(n_rows * 2 * keys), *const y = scope.Allocate<float>(
-                                                                  n_rows * config.value_width());
-  Convolve(context, step.seqs,
+float* Lattice::Read(const LayerArgs& args, TensorView projected, ScratchScope& scope) const {
+  DeviceContext& context = args.context;
+  const int64_t n_tokens = projected.shape[0], keys = config.key_width();
+  float *const qk = scope.Allocate<float>(n_tokens * 2 * keys), *const y = scope.Allocate<float>(
+                                                                    n_tokens *
+                                                                    config.value_width());
+  Convolve(context, args.seqs,
            {.u = projected.as<float>(),
             .u_stride = in.out(),
             .width = keys,
-            .taps = conv.taps,
+            .conv_size = conv.conv_size,
             .n_filters = 2 * keys,
             .weight = conv.weight.as<float>(),
             .bias = conv.bias.as<float>(),
-            .newest = step.where.fixed_offset + layout.fixed.offset(kNewest),
+            .newest = args.where.fixed_offset + layout.fixed.offset(kNewestInputs),
             .y = qk});
-  PrepareHeads(context, {.queries = {qk, n_rows, 2 * config.n_heads, config.n_slots, 2 * keys}});
+  PrepareHeads(context, {.queries = {qk, n_tokens, 2 * config.n_heads, config.n_slots, 2 * keys}});
   const size_t head_bytes =
       layout.fixed.list()[kSlots].bytes() / static_cast<size_t>(config.n_heads);
   Dispatch<LatticeRef, LatticeCpu, LatticeCuda>(
       context,
-      LatticeStep{.config = config,
-                  .seqs = step.seqs,
-                  .slots = {step.where.fixed_offset + layout.fixed.offset(kSlots), head_bytes, 0},
+      LatticeArgs{.config = config,
+                  .seqs = args.seqs,
+                  .slots = {args.where.fixed_offset + layout.fixed.offset(kSlots), head_bytes, 0},
                   .q = qk,
                   .k = qk + keys,
                   .v = projected.as<float>() + keys,
                   .v_stride = in.out(),
-                  .gates = Gates(step, projected, scope),
+                  .gates = Gates(args, projected, scope),
                   .y = y});
   return y;
 }
 
-void Lattice::Forward(const LayerStep& step, TensorView x, TensorView y) const {
-  ScratchScope scope(step.context);
-  const int64_t n_rows = step.seqs.n_rows();
-  const TensorView projected = scope.Tensor(DType::kF32, {n_rows, in.out()});
-  in.Apply(step.context, x, projected);
-  float* const read = Read(step, projected, scope);
-  const TensorView normed = scope.Tensor(compute, {n_rows, config.value_width()});
-  NormAndGate(step.context, {.x = read,
-                             .n_rows = n_rows,
+void Lattice::Forward(const LayerArgs& args, TensorView x, TensorView y) const {
+  ScratchScope scope(args.context);
+  const int64_t n_tokens = args.seqs.n_tokens();
+  const TensorView projected = scope.Tensor(DType::kF32, {n_tokens, in.out()});
+  in.Apply(args.context, x, projected);
+  float* const read = Read(args, projected, scope);
+  const TensorView normed = scope.Tensor(compute, {n_tokens, config.value_width()});
+  NormAndGate(args.context, {.x = read,
+                             .n_tokens = n_tokens,
                              .n_groups = config.n_heads,
                              .width = config.value_head_dim,
                              .weight = norm_weight.as<float>(),
@@ -180,7 +183,7 @@ void Lattice::Forward(const LayerStep& step, TensorView x, TensorView y) const {
                              .z_stride = in.out(),
                              .y = normed.data,
                              .y_dtype = compute});
-  out.Apply(step.context, normed, y, step.adds);
+  out.Apply(args.context, normed, y, args.adds);
 }
 
 }  // namespace ovq

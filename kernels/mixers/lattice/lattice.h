@@ -15,7 +15,7 @@ inline constexpr int64_t kMaxLatticeValueDim = 256;
 // Elements of a head's slots that CUDA keeps in shared memory: 192 KiB.
 inline constexpr int64_t kMaxLatticeCudaElements = 48 * 1024;
 
-// What a token's step descends: |phi(S) k - v|^2, |phi(S)^T v - k|^2, -<phi(S)^T v, k>, eq. 6,
+// What a token's update descends: |phi(S) k - v|^2, |phi(S)^T v - k|^2, -<phi(S)^T v, k>, eq. 6,
 // 9, 11.
 enum class LatticeObjective : uint8_t { kDecoding, kEncoding, kSimilarity };
 
@@ -26,7 +26,7 @@ struct LatticeConfig {
   int conv_size = 0;
   bool conv_bias = false;
   LatticeObjective objective = LatticeObjective::kDecoding;
-  bool normalized_projection = true;  // eq. 14; else slots keep their length
+  bool normalized_projection = true;  // eq. 14; else slots retain their length
   bool use_forget_gate = true;
   bool thresholds = false;  // the gate is a soft threshold (eq. 18), not a decay (eq. 16)
   float norm_eps = 0;
@@ -37,29 +37,29 @@ struct LatticeConfig {
   constexpr bool decays() const { return use_forget_gate && !thresholds; }
 };
 
-// [n_rows, n_heads]; null where the config has none.
+// [n_tokens, n_heads]; null where the config has none.
 struct LatticeGates {
-  const float* write;       // gamma
-  const float* keep;        // mu
-  const float* decay_step;  // with rate [n_heads], below 0: rho = -rate decay_step
+  const float* gamma;
+  const float* mu;
+  const float* dt;  // with rate [n_heads], below 0: rho = -rate dt
   const float* rate;
 
-  constexpr float KeepOf(int64_t gate) const { return keep == nullptr ? 1.0f : keep[gate]; }
+  constexpr float Mu(int64_t gate) const { return mu == nullptr ? 1.0f : mu[gate]; }
   // tau = gamma rho
-  constexpr float ThresholdOf(int64_t gate, int head) const {
-    return decay_step == nullptr ? 0.0f : write[gate] * (-rate[head] * decay_step[gate]);
+  constexpr float Tau(int64_t gate, int head) const {
+    return dt == nullptr ? 0.0f : gamma[gate] * (-rate[head] * dt[gate]);
   }
 };
 
-struct LatticeStep {
+struct LatticeArgs {
   const LatticeConfig& config;
-  const StepSeqs& seqs;
+  const BatchSequences& seqs;
   StatePlace slots;    // of a head, float [n_slots][stride]
-  const float *q, *k;  // [n_rows, n_heads, n_slots] of unit length, in rows of 2 key_width
-  const float* v;      // [n_rows, n_heads, value_head_dim]
+  const float *q, *k;  // [n_tokens, n_heads, n_slots] of unit length, in rows of 2 key_width
+  const float* v;      // [n_tokens, n_heads, value_head_dim]
   int64_t v_stride;
   LatticeGates gates;
-  float* y;  // [n_rows, n_heads, value_head_dim]
+  float* y;  // [n_tokens, n_heads, value_head_dim]
 
   int64_t qk_stride() const { return 2 * config.key_width(); }
 };
@@ -71,7 +71,7 @@ struct Lattice {
 
   void Load(const MixerSpec& spec);
   size_t weight_bytes() const { return in.bytes() + out.bytes(); }
-  void Forward(const LayerStep& step, TensorView x, TensorView y) const;
+  void Forward(const LayerArgs& args, TensorView x, TensorView y) const;
 
   LatticeConfig config;
   MixerState layout;
@@ -79,17 +79,18 @@ struct Lattice {
   Linear in;  // u, v, the output gate, gamma, and mu where there is a forget gate
   Linear out;
   ShortConvFilters conv;
-  Buffer decay_bias, rate;  // [n_heads] float
-  Buffer norm_weight;       // [value_head_dim] float
+  Buffer dt_bias, rate;  // [n_heads] float
+  Buffer norm_weight;    // [value_head_dim] float
 
  private:
-  LatticeGates Gates(const LayerStep& step, TensorView projected, ScratchScope& scope) const;
-  // [n_rows, value_width] what each row reads of the slots, which it advances. projected: of `in`.
-  float* Read(const LayerStep& step, TensorView projected, ScratchScope& scope) const;
+  LatticeGates Gates(const LayerArgs& args, TensorView projected, ScratchScope& scope) const;
+  // [n_tokens, value_width] what each row reads of the slots, which it advances. projected: of
+  // `in`.
+  float* Read(const LayerArgs& args, TensorView projected, ScratchScope& scope) const;
 };
 
-void LatticeRef(DeviceContext& context, const LatticeStep& step);
-void LatticeCpu(DeviceContext& context, const LatticeStep& step);
-void LatticeCuda(DeviceContext& context, const LatticeStep& step);
+void LatticeRef(DeviceContext& context, const LatticeArgs& args);
+void LatticeCpu(DeviceContext& context, const LatticeArgs& args);
+void LatticeCuda(DeviceContext& context, const LatticeArgs& args);
 
 }  // namespace ovq

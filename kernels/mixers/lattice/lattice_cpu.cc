@@ -4,7 +4,7 @@
 //   sim:  h = v,  c_i = k_i
 //   w_i = mu s_i + gamma c_i / l_i (h - (s_i.h / l_i^2) s_i),  w_i = sign(w_i) max(|w_i| - tau, 0)
 //   s_i = w_i / |w_i|, or w_i; as it was where |w_i| = 0;  y = sum q_i s_i
-// A task is a head of a sequence, whose slots stay in its core's cache for all rows.
+// A task is a head of a sequence, whose slots stay in its core's cache for all tokens.
 #include <algorithm>
 #include <cmath>
 #include <vector>
@@ -27,22 +27,22 @@ namespace {
 
 using Padded = float[kMaxLatticeValueDim];
 
-// How a slot s becomes w = keep s + size (h - along s), then loses `threshold` of every element.
+// How a slot s becomes w = mu s + size (h - along s), then loses `threshold` of every element.
 struct Move {
-  float keep, size, along, threshold;
+  float mu, size, along, threshold;
 };
 
 // The result is |w|^2.
 float MoveSlot(const float* s, const float* h, const Move& move, int64_t stride, float* w) {
   const Floats d;
-  const FloatVec keep = hn::Set(d, move.keep), size = hn::Set(d, move.size),
+  const FloatVec mu = hn::Set(d, move.mu), size = hn::Set(d, move.size),
                  along = hn::Set(d, move.along), threshold = hn::Set(d, move.threshold);
   const bool shrinks = move.threshold > 0;
   LaneSums squares;
   ForEachLanes(stride, [&](int64_t i, int part) HWY_ATTR {
     const FloatVec slot = hn::LoadU(d, s + i);
     const FloatVec across = hn::NegMulAdd(along, slot, hn::Load(d, h + i));
-    FloatVec moved = hn::MulAdd(size, across, hn::Mul(keep, slot));
+    FloatVec moved = hn::MulAdd(size, across, hn::Mul(mu, slot));
     if (shrinks) {
       const FloatVec left = hn::Max(hn::Sub(hn::Abs(moved), threshold), hn::Zero(d));
       moved = hn::CopySign(left, moved);
@@ -53,13 +53,13 @@ float MoveSlot(const float* s, const float* h, const Move& move, int64_t stride,
   return squares.Total();
 }
 
-// Slots that take each step of a token together: a sum waits for its own additions, not for another
+// Slots that a token updates together: a sum waits for its own additions, not for another
 // slot's.
 constexpr int64_t kGroup = 8;
 
 // Of n slots, one after another: s = scale w, y += q s. w [n][kMaxLatticeValueDim]
-void SettleSlots(const Padded* w, const float* scale, const float* q, int64_t n, int64_t stride,
-                 float* s, float* y) {
+void StoreAndReadSlots(const Padded* w, const float* scale, const float* q, int64_t n,
+                       int64_t stride, float* s, float* y) {
   const Floats d;
   ForEachLanes(stride, [&](int64_t i, int) HWY_ATTR {
     FloatVec sum = hn::Load(d, y + i);
@@ -82,57 +82,57 @@ void SubtractFrom(const float* v, int64_t stride, float* y) {
 
 class Head {
  public:
-  Head(const LatticeStep& step, int s, int h)
-      : step_(step),
-        config_(step.config),
+  Head(const LatticeArgs& args, int s, int h)
+      : args_(args),
+        config_(args.config),
         head_(h),
         n_slots_(config_.n_slots),
         stride_(config_.stride()),
-        slots_(step.slots.At<float>(step.seqs.state[s], h)),
+        slots_(args.slots.At<float>(args.seqs.state[s], h)),
         inverse_(static_cast<size_t>(n_slots_), 1.0f),
         weights_(static_cast<size_t>(n_slots_)) {}
 
-  void PassRow(int64_t row) {
+  void PassToken(int64_t token) {
     const int64_t first = int64_t{head_} * config_.value_head_dim;
-    const float* k = step_.k + row * step_.qk_stride() + head_ * n_slots_;
-    std::copy_n(step_.v + row * step_.v_stride + first, config_.value_head_dim, value_);
+    const float* k = args_.k + token * args_.qk_stride() + head_ * n_slots_;
+    std::copy_n(args_.v + token * args_.v_stride + first, config_.value_head_dim, value_);
     if (!config_.normalized_projection) MeasureSlots();
-    const float* written = value_;
+    const float* target = value_;
     if (config_.objective == LatticeObjective::kDecoding) {
       for (int64_t i = 0; i < n_slots_; ++i) weights_[i] = k[i] * inverse_[i];
       MultiplyTransposed({slots_, n_slots_, stride_}, weights_.data(), error_);
       SubtractFrom(value_, stride_, error_);
-      written = error_;
+      target = error_;
     }
     std::fill_n(read_, stride_, 0.0f);
-    const float* q = step_.q + row * step_.qk_stride() + head_ * n_slots_;
+    const float* q = args_.q + token * args_.qk_stride() + head_ * n_slots_;
     for (int64_t i = 0; i < n_slots_; i += kGroup) {
-      UpdateSlots(row, i, std::min(kGroup, n_slots_ - i), k + i, q + i, written);
+      UpdateSlots(token, i, std::min(kGroup, n_slots_ - i), k + i, q + i, target);
     }
-    std::copy_n(read_, config_.value_head_dim, step_.y + row * config_.value_width() + first);
+    std::copy_n(read_, config_.value_head_dim, args_.y + token * config_.value_width() + first);
   }
 
  private:
   void MeasureSlots() {
     for (int64_t i = 0; i < n_slots_; ++i) {
       const float* s = slots_ + i * stride_;
-      inverse_[i] = 1.0f / std::sqrt(DotOf(s, s, stride_));
+      inverse_[i] = 1.0f / std::sqrt(DotProduct(s, s, stride_));
     }
   }
 
   // n slots from `first` on.
-  void UpdateSlots(int64_t row, int64_t first, int64_t n, const float* k, const float* q,
+  void UpdateSlots(int64_t token, int64_t first, int64_t n, const float* k, const float* q,
                    const float* h) {
-    const int64_t gate = row * config_.n_heads + head_;
+    const int64_t gate = token * config_.n_heads + head_;
     float *const s = slots_ + first * stride_, towards[kGroup], squares[kGroup], scale[kGroup];
-    for (int64_t g = 0; g < n; ++g) towards[g] = DotOf(s + g * stride_, h, stride_);
+    for (int64_t g = 0; g < n; ++g) towards[g] = DotProduct(s + g * stride_, h, stride_);
     for (int64_t g = 0; g < n; ++g) {
       const float inverse = inverse_[first + g], along = towards[g] * inverse;
       const float c = config_.objective == LatticeObjective::kEncoding ? k[g] - along : k[g];
-      const Move move = {.keep = step_.gates.KeepOf(gate),
-                         .size = step_.gates.write[gate] * c * inverse,
+      const Move move = {.mu = args_.gates.Mu(gate),
+                         .size = args_.gates.gamma[gate] * c * inverse,
                          .along = along * inverse,
-                         .threshold = step_.gates.ThresholdOf(gate, head_)};
+                         .threshold = args_.gates.Tau(gate, head_)};
       squares[g] = MoveSlot(s + g * stride_, h, move, stride_, moved_[g]);
     }
     for (int64_t g = 0; g < n; ++g) {
@@ -140,10 +140,10 @@ class Head {
       if (!moved) std::copy_n(s + g * stride_, stride_, moved_[g]);
       scale[g] = moved && config_.normalized_projection ? 1.0f / std::sqrt(squares[g]) : 1.0f;
     }
-    SettleSlots(moved_, scale, q, n, stride_, s, read_);
+    StoreAndReadSlots(moved_, scale, q, n, stride_, s, read_);
   }
 
-  const LatticeStep& step_;
+  const LatticeArgs& args_;
   const LatticeConfig& config_;
   const int head_;
   const int64_t n_slots_, stride_;
@@ -153,10 +153,10 @@ class Head {
   alignas(64) Padded value_ = {}, error_, read_, moved_[kGroup];
 };
 
-void PassRows(const LatticeStep& step, int s, int h) {
-  Head head(step, s, h);
-  for (int32_t row = step.seqs.row_begin[s]; row < step.seqs.row_begin[s + 1]; ++row) {
-    head.PassRow(row);
+void PassTokens(const LatticeArgs& args, int s, int h) {
+  Head head(args, s, h);
+  for (int32_t token = args.seqs.token_begin[s]; token < args.seqs.token_begin[s + 1]; ++token) {
+    head.PassToken(token);
   }
 }
 
@@ -167,12 +167,12 @@ HWY_AFTER_NAMESPACE();
 #if HWY_ONCE
 namespace ovq {
 namespace {
-HWY_EXPORT(PassRows);
+HWY_EXPORT(PassTokens);
 }  // namespace
 
-void LatticeCpu(DeviceContext& context, const LatticeStep& step) {
-  ForEachHead(context, step.seqs, step.config.n_heads, [&](int s, int h) {
-    HWY_DYNAMIC_DISPATCH(PassRows)(step, s, h);
+void LatticeCpu(DeviceContext& context, const LatticeArgs& args) {
+  ForEachHead(context, args.seqs, args.config.n_heads, [&](int s, int h) {
+    HWY_DYNAMIC_DISPATCH(PassTokens)(args, s, h);
   });
 }
 

@@ -1,6 +1,6 @@
 // Lattice on CUDA, the equations of lattice_cpu.cc. A thread block does a head of a sequence, whose
-// slots lie in shared memory for all rows of the step: those of warp w are w, w + kWarps, ..., and
-// an element of a slot is its lane's alone. Sums over slots meet at a barrier.
+// slots lie in shared memory for all tokens of the batch: those of warp w are w, w + kWarps, ...,
+// and an element of a slot is its lane's alone. Sums over slots meet at a barrier.
 #include "kernels/common/cuda/cuda_device.h"
 #include "kernels/mixers/lattice/lattice.h"
 #include "kernels/ops/cuda/rows.cuh"
@@ -14,9 +14,9 @@ constexpr int kLatticeThreads = kWarps * kWarp;
 constexpr int kTogether = 4;  // slots of a warp, whose sums hide each other's latency
 static_assert(kMaxLatticeValueDim <= kLatticeThreads, "a thread for every channel");
 
-struct LatticeArgs {
+struct LatticeKernelArgs {
   LatticeConfig config;
-  DeviceSeqs seqs;
+  DeviceSequences seqs;
   StatePlace slots;
   const float *q, *k, *v;
   int64_t qk_stride, v_stride;
@@ -30,7 +30,7 @@ class LatticeHead {
  public:
   using Row = float[kPerLane];
 
-  __device__ LatticeHead(const LatticeArgs& args, std::byte* session, int head)
+  __device__ LatticeHead(const LatticeKernelArgs& args, std::byte* session, int head)
       : args_(args),
         head_(head),
         n_slots_(args.config.n_slots),
@@ -43,22 +43,22 @@ class LatticeHead {
     ForEachElement([&](int at) { slots_[at] = state_[at]; });
   }
 
-  __device__ void PassRow(int64_t row) {
+  __device__ void PassToken(int64_t token) {
     const LatticeConfig& config = args_.config;
     const int64_t first = int64_t{head_} * config.value_head_dim;
-    const float* keys = args_.k + row * args_.qk_stride + int64_t{head_} * n_slots_;
-    Row written;
+    const float* keys = args_.k + token * args_.qk_stride + int64_t{head_} * n_slots_;
+    Row target;
 #pragma unroll
     for (int e = 0; e < kPerLane; ++e) {
       const int c = Channel(e);
-      written[e] = c < config.value_head_dim ? args_.v[row * args_.v_stride + first + c] : 0.0f;
+      target[e] = c < config.value_head_dim ? args_.v[token * args_.v_stride + first + c] : 0.0f;
     }
-    if (config.objective == LatticeObjective::kDecoding) SubtractRead(keys, written);
+    if (config.objective == LatticeObjective::kDecoding) SubtractRead(keys, target);
     Row read = {};
-    Update(row, keys, written, read);
+    Update(token, keys, target, read);
     const SharedPtr<float> part = Publish(read);
     const int c = static_cast<int>(threadIdx.x);
-    if (c < config.value_head_dim) args_.y[row * config.value_width() + first + c] = Sum(part, c);
+    if (c < config.value_head_dim) args_.y[token * config.value_width() + first + c] = Sum(part, c);
   }
 
   __device__ void Store() const {
@@ -136,50 +136,51 @@ class LatticeHead {
     }
   }
 
-  __device__ void Update(int64_t row, const float* keys, const Row& h, Row& read) {
-    const float* queries = args_.q + row * args_.qk_stride + int64_t{head_} * n_slots_;
+  __device__ void Update(int64_t token, const float* keys, const Row& h, Row& read) {
+    const float* queries = args_.q + token * args_.qk_stride + int64_t{head_} * n_slots_;
     for (int first = warp_; first < n_slots_; first += kTogether * kWarps) {
       Row s[kTogether], w[kTogether];
 #pragma unroll
       for (int t = 0; t < kTogether; ++t) {
         const int i = first + t * kWarps;
         Load(i, s[t]);
-        MoveSlot(row, i < n_slots_ ? keys[i] : 0.0f, h, s[t], w[t]);
+        MoveSlot(token, i < n_slots_ ? keys[i] : 0.0f, h, s[t], w[t]);
       }
 #pragma unroll
       for (int t = 0; t < kTogether; ++t) {
         const int i = first + t * kWarps;
         const float squares = Dot(w[t], w[t]);
-        if (i < n_slots_) Settle(i, squares, queries[i], s[t], w[t], read);
+        if (i < n_slots_) StoreAndRead(i, squares, queries[i], s[t], w[t], read);
       }
     }
   }
 
-  __device__ void MoveSlot(int64_t row, float k, const Row& h, const Row& s, Row& w) const {
-    const int64_t gate = row * args_.config.n_heads + head_;
+  __device__ void MoveSlot(int64_t token, float k, const Row& h, const Row& s, Row& w) const {
+    const int64_t gate = token * args_.config.n_heads + head_;
     const float inverse = InverseLength(s), towards = Dot(s, h) * inverse;
     const float c = args_.config.objective == LatticeObjective::kEncoding ? k - towards : k;
-    const float size = args_.gates.write[gate] * c * inverse, along = towards * inverse;
-    const float keep = args_.gates.KeepOf(gate), threshold = args_.gates.ThresholdOf(gate, head_);
+    const float size = args_.gates.gamma[gate] * c * inverse, along = towards * inverse;
+    const float mu = args_.gates.Mu(gate), threshold = args_.gates.Tau(gate, head_);
 #pragma unroll
     for (int e = 0; e < kPerLane; ++e) {
-      w[e] = fmaf(size, fmaf(-along, s[e], h[e]), keep * s[e]);
+      w[e] = fmaf(size, fmaf(-along, s[e], h[e]), mu * s[e]);
       if (threshold > 0) w[e] = copysignf(fmaxf(fabsf(w[e]) - threshold, 0.0f), w[e]);
     }
   }
 
-  __device__ void Settle(int i, float squares, float q, const Row& s, const Row& w, Row& read) {
+  __device__ void StoreAndRead(int i, float squares, float q, const Row& s, const Row& w,
+                               Row& read) {
     const bool is_left = squares > 0;
     const float scale = args_.config.normalized_projection ? 1.0f / sqrtf(squares) : 1.0f;
 #pragma unroll
     for (int e = 0; e < kPerLane; ++e) {
-      const float settled = is_left ? w[e] * scale : s[e];
-      if (Channel(e) < stride_) slots_[i * stride_ + Channel(e)] = settled;
-      read[e] = fmaf(q, settled, read[e]);
+      const float updated = is_left ? w[e] * scale : s[e];
+      if (Channel(e) < stride_) slots_[i * stride_ + Channel(e)] = updated;
+      read[e] = fmaf(q, updated, read[e]);
     }
   }
 
-  const LatticeArgs& args_;
+  const LatticeKernelArgs& args_;
   const int head_, n_slots_, stride_, warp_, lane_;
   const SharedPtr<float> slots_;    // [n_slots][stride]
   const SharedPtr<float> partial_;  // [2][kWarps][stride]
@@ -190,35 +191,35 @@ class LatticeHead {
 // Grid (heads, sequences).
 template <int kPerLane>
 __global__ void __launch_bounds__(kLatticeThreads)
-    LatticeKernel(const __grid_constant__ LatticeArgs args) {
+    LatticeKernel(const __grid_constant__ LatticeKernelArgs args) {
   const int s = static_cast<int>(blockIdx.y);
   std::byte* session = args.seqs.state[s];
-  const int32_t first = args.seqs.row_begin[s], end = args.seqs.row_begin[s + 1];
+  const int32_t first = args.seqs.token_begin[s], end = args.seqs.token_begin[s + 1];
   if (session == nullptr || first == end) return;
   LatticeHead<kPerLane> head(args, session, static_cast<int>(blockIdx.x));
-  for (int32_t row = first; row < end; ++row) head.PassRow(row);
+  for (int32_t token = first; token < end; ++token) head.PassToken(token);
   head.Store();
 }
 
 }  // namespace
 }  // namespace cuda
 
-void LatticeCuda(DeviceContext& context, const LatticeStep& step) {
-  const cuda::LatticeArgs args = {.config = step.config,
-                                  .seqs = step.seqs.device,
-                                  .slots = step.slots,
-                                  .q = step.q,
-                                  .k = step.k,
-                                  .v = step.v,
-                                  .qk_stride = step.qk_stride(),
-                                  .v_stride = step.v_stride,
-                                  .gates = step.gates,
-                                  .y = step.y};
-  const int64_t stride = step.config.stride();
+void LatticeCuda(DeviceContext& context, const LatticeArgs& layer_args) {
+  const cuda::LatticeKernelArgs args = {.config = layer_args.config,
+                                        .seqs = layer_args.seqs.device,
+                                        .slots = layer_args.slots,
+                                        .q = layer_args.q,
+                                        .k = layer_args.k,
+                                        .v = layer_args.v,
+                                        .qk_stride = layer_args.qk_stride(),
+                                        .v_stride = layer_args.v_stride,
+                                        .gates = layer_args.gates,
+                                        .y = layer_args.y};
+  const int64_t stride = layer_args.config.stride();
   const size_t shared =
-      static_cast<size_t>((step.config.n_slots + 2 * cuda::kWarps) * stride) * sizeof(float);
-  const dim3 grid(static_cast<unsigned>(step.config.n_heads),
-                  static_cast<unsigned>(step.seqs.n_seqs()));
+      static_cast<size_t>((layer_args.config.n_slots + 2 * cuda::kWarps) * stride) * sizeof(float);
+  const dim3 grid(static_cast<unsigned>(layer_args.config.n_heads),
+                  static_cast<unsigned>(layer_args.seqs.n_seqs()));
   const auto kernel = stride <= 32    ? cuda::LatticeKernel<1>
                       : stride <= 64  ? cuda::LatticeKernel<2>
                       : stride <= 128 ? cuda::LatticeKernel<4>

@@ -27,23 +27,23 @@ struct Token {
   double gamma, mu, tau;
 };
 
-Token TokenOf(const LatticeStep& step, int h, int64_t row) {
-  const LatticeConfig& config = step.config;
+Token LoadToken(const LatticeArgs& args, int h, int64_t token_index) {
+  const LatticeConfig& config = args.config;
   const auto vector = [&](const float* of, int64_t stride, int64_t width) {
-    const float* begin = of + row * stride + h * width;
+    const float* begin = of + token_index * stride + h * width;
     return Vector(begin, begin + width);
   };
-  const int64_t gate = row * config.n_heads + h;
-  const LatticeGates& gates = step.gates;
-  Token token = {.q = vector(step.q, step.qk_stride(), config.n_slots),
-                 .k = vector(step.k, step.qk_stride(), config.n_slots),
-                 .v = vector(step.v, step.v_stride, config.value_head_dim),
-                 .gamma = gates.write[gate],
+  const int64_t gate = token_index * config.n_heads + h;
+  const LatticeGates& gates = args.gates;
+  Token token = {.q = vector(args.q, args.qk_stride(), config.n_slots),
+                 .k = vector(args.k, args.qk_stride(), config.n_slots),
+                 .v = vector(args.v, args.v_stride, config.value_head_dim),
+                 .gamma = gates.gamma[gate],
                  .mu = 1,
                  .tau = 0};
-  if (gates.keep) token.mu = gates.keep[gate];
+  if (gates.mu) token.mu = gates.mu[gate];
   if (gates.rate) {
-    token.tau = token.gamma * -static_cast<double>(gates.rate[h]) * gates.decay_step[gate];
+    token.tau = token.gamma * -static_cast<double>(gates.rate[h]) * gates.dt[gate];
   }
   return token;
 }
@@ -65,40 +65,41 @@ Vector UpdatedSlot(const LatticeConfig& config, const Token& token, const Vector
   return config.normalized_projection ? Scaled(w, 1 / moved) : w;
 }
 
-void PassToken(const LatticeStep& step, int s, int h, int64_t row) {
-  const LatticeConfig& config = step.config;
-  const Token token = TokenOf(step, h, row);
+void PassToken(const LatticeArgs& args, int s, int h, int64_t token_index) {
+  const LatticeConfig& config = args.config;
+  const Token token = LoadToken(args, h, token_index);
   const auto n_slots = static_cast<size_t>(config.n_slots);
-  float* state = step.slots.At<float>(step.seqs.state[s], h);
+  float* state = args.slots.At<float>(args.seqs.state[s], h);
   std::vector<Vector> slots;
   for (size_t i = 0; i < n_slots; ++i) {
     const float* slot = state + static_cast<int64_t>(i) * config.stride();
     slots.emplace_back(slot, slot + config.value_head_dim);
   }
-  Vector written = token.v;
+  Vector target = token.v;
   for (size_t i = 0; i < n_slots && config.objective == LatticeObjective::kDecoding; ++i) {
     const double length = config.normalized_projection ? 1 : std::sqrt(Dot(slots[i], slots[i]));
-    for (size_t c = 0; c < written.size(); ++c) written[c] -= token.k[i] * slots[i][c] / length;
+    for (size_t c = 0; c < target.size(); ++c) target[c] -= token.k[i] * slots[i][c] / length;
   }
   Vector y(token.v.size(), 0.0);
   for (size_t i = 0; i < n_slots; ++i) {
-    const Vector slot = UpdatedSlot(config, token, written, token.k[i], slots[i]);
+    const Vector slot = UpdatedSlot(config, token, target, token.k[i], slots[i]);
     for (size_t c = 0; c < slot.size(); ++c) {
       state[static_cast<int64_t>(i) * config.stride() + static_cast<int64_t>(c)] =
           static_cast<float>(slot[c]);
       y[c] += token.q[i] * slot[c];
     }
   }
-  float* out = step.y + row * config.value_width() + int64_t{h} * config.value_head_dim;
+  float* out = args.y + token_index * config.value_width() + int64_t{h} * config.value_head_dim;
   for (size_t c = 0; c < y.size(); ++c) out[c] = static_cast<float>(y[c]);
 }
 
 }  // namespace
 
-void LatticeRef(DeviceContext& context, const LatticeStep& step) {
-  ForEachHead(context, step.seqs, step.config.n_heads, [&](int s, int h) {
-    for (int64_t row = step.seqs.row_begin[s]; row < step.seqs.row_begin[s + 1]; ++row) {
-      PassToken(step, s, h, row);
+void LatticeRef(DeviceContext& context, const LatticeArgs& args) {
+  ForEachHead(context, args.seqs, args.config.n_heads, [&](int s, int h) {
+    for (int64_t token_index = args.seqs.token_begin[s]; token_index < args.seqs.token_begin[s + 1];
+         ++token_index) {
+      PassToken(args, s, h, token_index);
     }
   });
 }

@@ -14,13 +14,13 @@ enum Field { kMatrices, kNewestInputs };
 
 constexpr int64_t kMaxHeads = 4096;
 constexpr int64_t kMaxHeadDim = 4096;
-constexpr double kMaxStep = 1e9;
+constexpr double kMaxDt = 1e9;
 
-void ReadSteps(AttrReader& section, Mamba2Config& config) {
+void ReadDtLimit(AttrReader& section, Mamba2Config& config) {
   const std::vector<double> limit =
-      section.FloatsOr("dt_limit", {0, std::numeric_limits<double>::infinity()}, 0, kMaxStep);
-  config.least_step = static_cast<float>(limit[0]);
-  config.most_step = static_cast<float>(limit[1]);
+      section.FloatsOr("dt_limit", {0, std::numeric_limits<double>::infinity()}, 0, kMaxDt);
+  config.min_dt = static_cast<float>(limit[0]);
+  config.max_dt = static_cast<float>(limit[1]);
   if (section.ok() && limit[0] > limit[1]) {
     section.Fail("dt_limit",
                  absl::StrCat("expected a range, got [", limit[0], ", ", limit[1], "]"));
@@ -54,7 +54,7 @@ Mamba2Config ReadConfig(const StateSpec& spec, AttrReader& model, AttrReader& se
                                           ", got ", config.n_groups));
   }
   CheckExpand(section, config, spec.d_model);
-  config.conv_taps = static_cast<int>(section.IntOr("conv_kernel", 4, 2, kMaxConvTaps));
+  config.conv_size = static_cast<int>(section.IntOr("conv_kernel", 4, 2, kMaxConvSize));
   config.conv_bias = section.BoolOr("use_conv_bias", true);
   config.bias = section.BoolOr("use_bias", false);
   config.norm = section.BoolOr("rmsnorm", true);
@@ -66,22 +66,22 @@ Mamba2Config ReadConfig(const StateSpec& spec, AttrReader& model, AttrReader& se
                                              config.width(), ", got ", config.norm_groups));
   }
   config.skip_per_channel = section.BoolOr("D_has_hdim", false);
-  ReadSteps(section, config);
+  ReadDtLimit(section, config);
   config.norm_eps = static_cast<float>(model.FloatOr("rms_norm_eps", 1e-5, 0, 1));
   return config;
 }
 
 // D of every channel.
-Buffer TakeSkip(const MixerSpec& spec, const Mamba2Config& config) {
+Buffer LoadSkip(const MixerSpec& spec, const Mamba2Config& config) {
   if (config.skip_per_channel) return spec.weights.Floats("self_attn.D", {config.width()});
-  const std::vector<float> of_heads = spec.weights.HostFloats("self_attn.D", {config.n_heads});
+  const std::vector<float> head_skips = spec.weights.HostFloats("self_attn.D", {config.n_heads});
   std::vector<float> all;
-  for (float skip : of_heads) all.insert(all.end(), static_cast<size_t>(config.head_dim), skip);
+  for (float skip : head_skips) all.insert(all.end(), static_cast<size_t>(config.head_dim), skip);
   if (all.empty()) return {};
   return spec.context.Upload(all.data(), all.size() * sizeof(float));
 }
 
-TensorView VectorOf(const Buffer& buffer) {
+TensorView VectorView(const Buffer& buffer) {
   return {buffer.as<void>(), DType::kF32, {static_cast<int64_t>(buffer.bytes() / sizeof(float))}};
 }
 
@@ -91,7 +91,7 @@ Mamba2::Mamba2(const StateSpec& spec, AttrReader& model, AttrReader& section)
     : config(ReadConfig(spec, model, section)) {
   if (!model.ok() || !section.ok()) return;
   layout.fixed = StateFields({MatrixStateField(config.n_heads, config.state_size, config.head_dim),
-                              ShortConvField(config.conv_width(), config.conv_taps)});
+                              ShortConvField(config.conv_width(), config.conv_size)});
 }
 
 void Mamba2::Load(const MixerSpec& spec) {
@@ -106,42 +106,42 @@ void Mamba2::Load(const MixerSpec& spec) {
     in_bias = weights.Floats("self_attn.in_proj.bias", {rows});
     out_bias = weights.Floats({{"self_attn.out_proj.bias", d_model}}, spec.residual_scale);
   }
-  filters = TakeShortConv(spec, {{"self_attn.conv1d", config.conv_width()}}, config.conv_taps,
-                          config.conv_bias);
-  decay_rate = TakeDecayRates(spec, "self_attn.A_log", config.n_heads);
-  step_bias = weights.Floats("self_attn.dt_bias", {config.n_heads});
-  skip = TakeSkip(spec, config);
+  conv = LoadShortConv(spec, {{"self_attn.conv1d", config.conv_width()}}, config.conv_size,
+                       config.conv_bias);
+  rate = LoadDecayRates(spec, "self_attn.A_log", config.n_heads);
+  dt_bias = weights.Floats("self_attn.dt_bias", {config.n_heads});
+  skip = LoadSkip(spec, config);
   if (config.norm) norm_weight = weights.Floats("self_attn.norm.weight", {config.width()});
 }
 
-float* Mamba2::ReadStates(const LayerStep& step, TensorView projected, ScratchScope& scope) const {
-  const int64_t n_rows = projected.shape[0], stride = in.out(), width = config.width();
-  const int64_t conv_width = config.conv_width(), first = step.where.fixed_offset;
-  auto* const x = scope.Allocate<float>(n_rows * conv_width);
-  auto* const decay = scope.Allocate<float>(n_rows * config.n_heads);
-  auto* const dt = scope.Allocate<float>(n_rows * config.n_heads);
-  auto* const y = scope.Allocate<float>(n_rows * width);
-  Convolve(step.context, step.seqs,
+float* Mamba2::ReadStates(const LayerArgs& args, TensorView projected, ScratchScope& scope) const {
+  const int64_t n_tokens = projected.shape[0], stride = in.out(), width = config.width();
+  const int64_t conv_width = config.conv_width(), first = args.where.fixed_offset;
+  auto* const x = scope.Allocate<float>(n_tokens * conv_width);
+  auto* const decay = scope.Allocate<float>(n_tokens * config.n_heads);
+  auto* const dt = scope.Allocate<float>(n_tokens * config.n_heads);
+  auto* const y = scope.Allocate<float>(n_tokens * width);
+  Convolve(args.context, args.seqs,
            {.u = projected.as<float>() + width,
             .u_stride = stride,
             .width = conv_width,
-            .taps = config.conv_taps,
+            .conv_size = config.conv_size,
             .n_filters = conv_width,
-            .weight = filters.weight.as<float>(),
-            .bias = filters.bias.as<float>(),
+            .weight = conv.weight.as<float>(),
+            .bias = conv.bias.as<float>(),
             .newest = first + layout.fixed.offset(kNewestInputs),
             .y = x});
-  Decay(step.context, {.x = projected.as<float>() + width + conv_width,
+  Decay(args.context, {.x = projected.as<float>() + width + conv_width,
                        .x_stride = stride,
-                       .n_rows = n_rows,
+                       .n_tokens = n_tokens,
                        .n_heads = config.n_heads,
-                       .bias = step_bias.as<float>(),
-                       .rate = decay_rate.as<float>(),
+                       .bias = dt_bias.as<float>(),
+                       .rate = rate.as<float>(),
                        .decay = decay,
-                       .step = dt,
-                       .least_step = config.least_step,
-                       .most_step = config.most_step});
-  AdvanceStates(step.context, step.seqs,
+                       .dt = dt,
+                       .min_dt = config.min_dt,
+                       .max_dt = config.max_dt});
+  AdvanceStates(args.context, args.seqs,
                 {.rule = StateRule::kAdd,
                  .n_heads = config.n_heads,
                  .n_key_heads = config.n_groups,
@@ -152,23 +152,23 @@ float* Mamba2::ReadStates(const LayerStep& step, TensorView projected, ScratchSc
                  .v = x,
                  .stride = conv_width,
                  .decay = decay,
-                 .write = dt,
+                 .beta = dt,
                  .skip = skip.as<float>(),
                  .states = first + layout.fixed.offset(kMatrices),
                  .y = y});
   return y;
 }
 
-void Mamba2::Forward(const LayerStep& step, TensorView x, TensorView y) const {
-  ScratchScope scope(step.context);
-  const int64_t n_rows = step.seqs.n_rows();
-  const TensorView projected = scope.Tensor(DType::kF32, {n_rows, in.out()});
-  in.Apply(step.context, x, projected);
-  if (config.bias) AddBias(step.context, projected, VectorOf(in_bias), 1);
-  float* const answers = ReadStates(step, projected, scope);
-  const TensorView gated = scope.Tensor(compute, {n_rows, config.width()});
-  NormAndGate(step.context, {.x = answers,
-                             .n_rows = n_rows,
+void Mamba2::Forward(const LayerArgs& args, TensorView x, TensorView y) const {
+  ScratchScope scope(args.context);
+  const int64_t n_tokens = args.seqs.n_tokens();
+  const TensorView projected = scope.Tensor(DType::kF32, {n_tokens, in.out()});
+  in.Apply(args.context, x, projected);
+  if (config.bias) AddBias(args.context, projected, VectorView(in_bias), 1);
+  float* const answers = ReadStates(args, projected, scope);
+  const TensorView gated = scope.Tensor(compute, {n_tokens, config.width()});
+  NormAndGate(args.context, {.x = answers,
+                             .n_tokens = n_tokens,
                              .n_groups = config.norm_groups,
                              .width = config.width() / config.norm_groups,
                              .weight = norm_weight.as<float>(),
@@ -180,8 +180,8 @@ void Mamba2::Forward(const LayerStep& step, TensorView x, TensorView y) const {
                              .gates_input = !config.norm_before_gate,
                              .y = gated.data,
                              .y_dtype = compute});
-  out.Apply(step.context, gated, y, step.adds);
-  if (config.bias) AddBias(step.context, y, VectorOf(out_bias), 1);
+  out.Apply(args.context, gated, y, args.adds);
+  if (config.bias) AddBias(args.context, y, VectorView(out_bias), 1);
 }
 
 }  // namespace ovq

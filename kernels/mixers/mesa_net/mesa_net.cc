@@ -9,7 +9,7 @@
 namespace ovq {
 namespace {
 
-enum Field { kKeyKeys, kKeyValues, kNewest };
+enum Field { kHkk, kHkv, kNewestInputs };
 
 constexpr int64_t kMaxHeads = 4096;
 constexpr int64_t kMaxSteps = 1024;
@@ -18,7 +18,7 @@ MesaConfig ReadConfig(const StateSpec& spec, AttrReader& model, AttrReader& sect
   MesaConfig config;
   config.n_heads = static_cast<int>(section.Int("num_heads", 1, kMaxHeads));
   config.head_dim = static_cast<int>(section.Int("head_dim", 1, kMaxMesaHeadDim));
-  config.conv_size = static_cast<int>(section.IntOr("conv_size", 4, 2, kMaxConvTaps));
+  config.conv_size = static_cast<int>(section.IntOr("conv_size", 4, 2, kMaxConvSize));
   config.conv_bias = section.BoolOr("conv_bias", false);
   config.output_gate = section.BoolOr("use_output_gate", false);
   config.lambda_lower_bound = section.FloatOr("lambda_lower_bound", 0.25, 0, 1e6);
@@ -30,23 +30,23 @@ MesaConfig ReadConfig(const StateSpec& spec, AttrReader& model, AttrReader& sect
   return config;
 }
 
-StatePlace PlaceOf(const MixerState& state, const LayerState& where, Field field) {
+StatePlace FieldPlace(const MixerState& state, const LayerState& where, Field field) {
   const StateField& of = state.fixed.list()[field];
   return {where.fixed_offset + state.fixed.offset(field),
           of.bytes() / static_cast<size_t>(of.shape[0]), 0};
 }
 
 // softplus(lambda_params) + lambda_lower_bound, rows padded with zeros.
-Buffer TakeLambda(const MixerSpec& spec, const MesaConfig& config) {
+Buffer LoadLambda(const MixerSpec& spec, const MesaConfig& config) {
   const std::vector<float> params =
       spec.weights.HostFloats("self_attn.lambda_params", {config.width()});
   if (params.empty()) return {};
   std::vector<float> lambda(static_cast<size_t>(config.n_heads * config.stride()));
   for (int64_t i = 0; i < config.width(); ++i) {
-    const double z = params[static_cast<size_t>(i)];
+    const double z = params[i];
     const double softplus = std::max(z, 0.0) + std::log1p(std::exp(-std::abs(z)));
     const int64_t at = i / config.head_dim * config.stride() + i % config.head_dim;
-    lambda[static_cast<size_t>(at)] = static_cast<float>(softplus + config.lambda_lower_bound);
+    lambda[at] = static_cast<float>(softplus + config.lambda_lower_bound);
   }
   return spec.context.Upload(lambda.data(), lambda.size() * sizeof(float));
 }
@@ -73,71 +73,71 @@ void MesaNet::Load(const MixerSpec& spec) {
                                    {"self_attn.a_proj.weight", config.n_heads}};
   if (config.output_gate) parts.push_back({"self_attn.g_proj.weight", width});
   in = weights.Product(parts, d_model);
-  write_bias = weights.Floats("self_attn.b_proj.bias", {config.n_heads});
-  keep_bias = weights.Floats("self_attn.a_proj.bias", {config.n_heads});
-  conv = TakeShortConv(spec, {{"self_attn.q_conv1d", width}, {"self_attn.k_conv1d", width}},
+  beta_bias = weights.Floats("self_attn.b_proj.bias", {config.n_heads});
+  gamma_bias = weights.Floats("self_attn.a_proj.bias", {config.n_heads});
+  conv = LoadShortConv(spec, {{"self_attn.q_conv1d", width}, {"self_attn.k_conv1d", width}},
                        config.conv_size, config.conv_bias);
-  lambda = TakeLambda(spec, config);
+  lambda = LoadLambda(spec, config);
   norm_weight = weights.Floats("self_attn.o_norm.weight", {config.head_dim});
   out = weights.Product({{"self_attn.o_proj.weight", d_model}}, width, spec.residual_scale);
 }
 
-float* MesaNet::Read(const LayerStep& step, TensorView projected, ScratchScope& scope) const {
-  DeviceContext& context = step.context;
-  const int64_t n_rows = projected.shape[0], width = config.width();
+float* MesaNet::Read(const LayerArgs& args, TensorView projected, ScratchScope& scope) const {
+  DeviceContext& context = args.context;
+  const int64_t n_tokens = projected.shape[0], width = config.width();
   const int n_heads = config.n_heads;
-  float *const write = scope.Allocate<float>(n_rows * n_heads),
-               *const keep = scope.Allocate<float>(n_rows * n_heads),
-               *const qk = scope.Allocate<float>(n_rows * 2 * width),
-               *const y = scope.Allocate<float>(n_rows * width);
+  float *const beta = scope.Allocate<float>(n_tokens * n_heads),
+               *const gamma = scope.Allocate<float>(n_tokens * n_heads),
+               *const qk = scope.Allocate<float>(n_tokens * 2 * width),
+               *const y = scope.Allocate<float>(n_tokens * width);
   SigmoidGate gate = {.x = projected.as<float>() + 3 * width,
                       .x_stride = in.out(),
-                      .n_rows = n_rows,
+                      .n_tokens = n_tokens,
                       .n_heads = n_heads,
-                      .y = write,
-                      .bias = write_bias.as<float>()};
+                      .y = beta,
+                      .bias = beta_bias.as<float>()};
   Sigmoid(context, gate);
   gate.x += n_heads;
-  gate.y = keep;
-  gate.bias = keep_bias.as<float>();
+  gate.y = gamma;
+  gate.bias = gamma_bias.as<float>();
   Sigmoid(context, gate);
-  Convolve(context, step.seqs,
+  Convolve(context, args.seqs,
            {.u = projected.as<float>(),
             .u_stride = in.out(),
             .width = 2 * width,
-            .taps = conv.taps,
+            .conv_size = conv.conv_size,
             .n_filters = 2 * width,
             .weight = conv.weight.as<float>(),
             .bias = conv.bias.as<float>(),
-            .newest = step.where.fixed_offset + layout.fixed.offset(kNewest),
+            .newest = args.where.fixed_offset + layout.fixed.offset(kNewestInputs),
             .y = qk});
-  PrepareHeads(context, {.queries = {qk, n_rows, 2 * n_heads, config.head_dim, 2 * width}});
+  PrepareHeads(context, {.queries = {qk, n_tokens, 2 * n_heads, config.head_dim, 2 * width}});
   Dispatch<MesaNetRef, MesaNetCpu, MesaNetCuda>(
-      context, MesaStep{.config = config,
-                        .seqs = step.seqs,
-                        .key_keys = PlaceOf(layout, step.where, kKeyKeys),
-                        .key_values = PlaceOf(layout, step.where, kKeyValues),
+      context, MesaArgs{.config = config,
+                        .seqs = args.seqs,
+                        .h_kk = FieldPlace(layout, args.where, kHkk),
+                        .h_kv = FieldPlace(layout, args.where, kHkv),
                         .q = qk,
                         .k = qk + width,
                         .v = projected.as<float>() + 2 * width,
                         .v_stride = in.out(),
-                        .write = write,
-                        .keep = keep,
+                        .beta = beta,
+                        .gamma = gamma,
                         .lambda = lambda.as<float>(),
                         .y = y});
   return y;
 }
 
-void MesaNet::Forward(const LayerStep& step, TensorView x, TensorView y) const {
-  ScratchScope scope(step.context);
-  const int64_t n_rows = step.seqs.n_rows(), width = config.width();
-  const TensorView projected = scope.Tensor(DType::kF32, {n_rows, in.out()});
-  in.Apply(step.context, x, projected);
-  float* const read = Read(step, projected, scope);
-  const TensorView normed = scope.Tensor(compute, {n_rows, width});
+void MesaNet::Forward(const LayerArgs& args, TensorView x, TensorView y) const {
+  ScratchScope scope(args.context);
+  const int64_t n_tokens = args.seqs.n_tokens(), width = config.width();
+  const TensorView projected = scope.Tensor(DType::kF32, {n_tokens, in.out()});
+  in.Apply(args.context, x, projected);
+  float* const read = Read(args, projected, scope);
+  const TensorView normed = scope.Tensor(compute, {n_tokens, width});
   const float* gate = projected.as<float>() + 3 * width + 2 * config.n_heads;
-  NormAndGate(step.context, {.x = read,
-                             .n_rows = n_rows,
+  NormAndGate(args.context, {.x = read,
+                             .n_tokens = n_tokens,
                              .n_groups = config.n_heads,
                              .width = config.head_dim,
                              .weight = norm_weight.as<float>(),
@@ -147,7 +147,7 @@ void MesaNet::Forward(const LayerStep& step, TensorView x, TensorView y) const {
                              .z_stride = in.out(),
                              .y = normed.data,
                              .y_dtype = compute});
-  out.Apply(step.context, normed, y, step.adds);
+  out.Apply(args.context, normed, y, args.adds);
 }
 
 }  // namespace ovq

@@ -13,7 +13,7 @@ namespace ovq {
 // Of keys and values. The published kernels have the same bound.
 inline constexpr int kMaxMesaHeadDim = 128;
 // Part of the model, as the number of steps is: it damps the steps once r.r has become small.
-inline constexpr float kMesaStepEps = 1e-5f;
+inline constexpr float kMesaCgEps = 1e-5f;
 
 struct MesaConfig {
   int n_heads = 0;
@@ -29,16 +29,16 @@ struct MesaConfig {
   constexpr int64_t stride() const { return PaddedWidth(head_dim); }  // of a state's rows
 };
 
-struct MesaStep {
+struct MesaArgs {
   const MesaConfig& config;
-  const StepSeqs& seqs;
-  StatePlace key_keys, key_values;  // A and B of a head, float [head_dim][stride]
-  // [n_rows, n_heads, head_dim], q and k of unit length and packed in rows of 2 width
+  const BatchSequences& seqs;
+  StatePlace h_kk, h_kv;  // A and B of a head, float [head_dim][stride]
+  // [n_tokens, n_heads, head_dim], q and k of unit length and packed in rows of 2 width
   const float *q, *k, *v;
   int64_t v_stride;
-  const float *write, *keep;  // [n_rows, n_heads] beta and gamma
+  const float *beta, *gamma;  // [n_tokens, n_heads]
   const float* lambda;        // [n_heads, stride], padded with zeros
-  float* y;                   // [n_rows, n_heads, head_dim]
+  float* y;                   // [n_tokens, n_heads, head_dim]
 
   int64_t qk_stride() const { return 2 * config.width(); }
 };
@@ -49,7 +49,7 @@ struct MesaNet {
 
   void Load(const MixerSpec& spec);
   size_t weight_bytes() const { return in.bytes() + out.bytes(); }
-  void Forward(const LayerStep& step, TensorView x, TensorView y) const;
+  void Forward(const LayerArgs& args, TensorView x, TensorView y) const;
 
   MesaConfig config;
   MixerState layout;
@@ -57,17 +57,17 @@ struct MesaNet {
   Linear in;  // q, k, v, the gates beta and gamma, the output gate
   Linear out;
   ShortConvFilters conv;
-  Buffer write_bias, keep_bias;  // [n_heads] float
+  Buffer beta_bias, gamma_bias;  // [n_heads] float
   Buffer lambda;                 // [n_heads, stride] float
   Buffer norm_weight;            // [head_dim] float
 
  private:
-  // [n_rows, width] what each row reads of the states, which it advances. projected: of `in`.
-  float* Read(const LayerStep& step, TensorView projected, ScratchScope& scope) const;
+  // [n_tokens, width] what each row reads of the states, which it advances. projected: of `in`.
+  float* Read(const LayerArgs& args, TensorView projected, ScratchScope& scope) const;
 };
 
-void MesaNetRef(DeviceContext& context, const MesaStep& step);
-void MesaNetCpu(DeviceContext& context, const MesaStep& step);
-void MesaNetCuda(DeviceContext& context, const MesaStep& step);
+void MesaNetRef(DeviceContext& context, const MesaArgs& args);
+void MesaNetCpu(DeviceContext& context, const MesaArgs& args);
+void MesaNetCuda(DeviceContext& context, const MesaArgs& args);
 
 }  // namespace ovq

@@ -2,7 +2,7 @@
 //   A <- gamma A + beta k k^T,  B <- gamma B + beta k v^T,  y = B^T u
 //   u = 0, r = p = q, e = r.r;  cg_steps times:  m = A p + lambda (.) p,  a = e / (p.m + 1e-5),
 //   u += a p,  r -= a m,  e' = r.r,  p = r + e' / (e + 1e-5) p,  e = e'
-// A task is a head of a sequence, whose A and B stay in its core's cache for all rows.
+// A task is a head of a sequence, whose A and B stay in its core's cache for all tokens.
 #include <algorithm>
 
 #include "kernels/mixers/mesa_net/mesa_net.h"
@@ -24,8 +24,8 @@ namespace {
 using Padded = float[kMaxMesaHeadDim];
 
 struct Head {
-  float *key_keys, *key_values;  // [n][stride]
-  const float* lambda;           // [stride]
+  float *h_kk, *h_kv;   // [n][stride]
+  const float* lambda;  // [stride]
   int64_t n, stride;
 };
 
@@ -62,53 +62,54 @@ float Descend(const Head& head, float a, Iterates& at) {
 }
 
 // p = r + b p
-void Turn(const Head& head, float b, Iterates& at) {
+void UpdateDirection(const Head& head, float b, Iterates& at) {
   const Floats d;
-  const FloatVec kept = hn::Set(d, b);
+  const FloatVec direction_scale = hn::Set(d, b);
   ForEachLanes(head.stride, [&](int64_t i, int) HWY_ATTR {
-    hn::Store(hn::MulAdd(kept, hn::Load(d, at.p + i), hn::Load(d, at.r + i)), d, at.p + i);
+    hn::Store(hn::MulAdd(direction_scale, hn::Load(d, at.p + i), hn::Load(d, at.r + i)), d,
+              at.p + i);
   });
 }
 
 // From u = 0, r = p = q and m = A p on.
 void Solve(const Head& head, int cg_steps, Iterates& at) {
-  float e = DotOf(at.r, at.r, head.stride);
-  for (int step = 0; step < cg_steps; ++step) {
-    if (step > 0) {
-      const RowOrder order = step % 2 == 0 ? RowOrder::kDown : RowOrder::kUp;
-      MultiplyTransposed({head.key_keys, head.n, head.stride, order}, at.p, at.m);
+  float e = DotProduct(at.r, at.r, head.stride);
+  for (int iteration = 0; iteration < cg_steps; ++iteration) {
+    if (iteration > 0) {
+      const RowOrder order = iteration % 2 == 0 ? RowOrder::kDown : RowOrder::kUp;
+      MultiplyTransposed({head.h_kk, head.n, head.stride, order}, at.p, at.m);
     }
-    const float next = Descend(head, e / (AddDiagonal(head, at) + kMesaStepEps), at);
-    Turn(head, next / (e + kMesaStepEps), at);
+    const float next = Descend(head, e / (AddDiagonal(head, at) + kMesaCgEps), at);
+    UpdateDirection(head, next / (e + kMesaCgEps), at);
     e = next;
   }
 }
 
-// All rows of a head of a sequence.
-void PassRows(const MesaStep& step, int s, int h) {
-  const MesaConfig& config = step.config;
+// All tokens of a head of a sequence.
+void PassTokens(const MesaArgs& args, int s, int h) {
+  const MesaConfig& config = args.config;
   const int64_t n = config.head_dim, stride = config.stride(), first = int64_t{h} * n;
-  std::byte* session = step.seqs.state[s];
-  const Head head = {step.key_keys.At<float>(session, h), step.key_values.At<float>(session, h),
-                     step.lambda + h * stride, n, stride};
+  std::byte* session = args.seqs.state[s];
+  const Head head = {args.h_kk.At<float>(session, h), args.h_kv.At<float>(session, h),
+                     args.lambda + h * stride, n, stride};
   Iterates at;
-  alignas(64) Padded key = {}, value = {}, written = {}, read;
-  for (int32_t row = step.seqs.row_begin[s]; row < step.seqs.row_begin[s + 1]; ++row) {
-    const int64_t gate = int64_t{row} * config.n_heads + h;
-    const float *q = step.q + row * step.qk_stride() + first,
-                *k = step.k + row * step.qk_stride() + first,
-                *v = step.v + row * step.v_stride + first;
+  alignas(64) Padded key = {}, value = {}, beta_key = {}, read;
+  for (int32_t token = args.seqs.token_begin[s]; token < args.seqs.token_begin[s + 1]; ++token) {
+    const int64_t gate = int64_t{token} * config.n_heads + h;
+    const float *q = args.q + token * args.qk_stride() + first,
+                *k = args.k + token * args.qk_stride() + first,
+                *v = args.v + token * args.v_stride + first;
     std::fill_n(at.u, stride, 0.0f);
     std::fill(std::copy_n(q, n, at.r), at.r + stride, 0.0f);
     std::copy_n(at.r, stride, at.p);
     std::copy_n(k, n, key);
     std::copy_n(v, n, value);
-    for (int64_t i = 0; i < n; ++i) written[i] = step.write[gate] * k[i];
-    const float keep = step.keep[gate];
-    UpdateAndMultiply({head.key_keys, n, stride}, {keep, written, key}, at.p, at.m);
+    for (int64_t i = 0; i < n; ++i) beta_key[i] = args.beta[gate] * k[i];
+    const float gamma = args.gamma[gate];
+    UpdateAndMultiply({head.h_kk, n, stride}, {gamma, beta_key, key}, at.p, at.m);
     Solve(head, config.cg_steps, at);
-    UpdateAndMultiply({head.key_values, n, stride}, {keep, written, value}, at.u, read);
-    std::copy_n(read, n, step.y + int64_t{row} * config.width() + first);
+    UpdateAndMultiply({head.h_kv, n, stride}, {gamma, beta_key, value}, at.u, read);
+    std::copy_n(read, n, args.y + int64_t{token} * config.width() + first);
   }
 }
 
@@ -119,12 +120,12 @@ HWY_AFTER_NAMESPACE();
 #if HWY_ONCE
 namespace ovq {
 namespace {
-HWY_EXPORT(PassRows);
+HWY_EXPORT(PassTokens);
 }  // namespace
 
-void MesaNetCpu(DeviceContext& context, const MesaStep& step) {
-  ForEachHead(context, step.seqs, step.config.n_heads, [&](int s, int h) {
-    HWY_DYNAMIC_DISPATCH(PassRows)(step, s, h);
+void MesaNetCpu(DeviceContext& context, const MesaArgs& args) {
+  ForEachHead(context, args.seqs, args.config.n_heads, [&](int s, int h) {
+    HWY_DYNAMIC_DISPATCH(PassTokens)(args, s, h);
   });
 }
 

@@ -1,7 +1,7 @@
 // MesaNet on CUDA, the equations of mesa_net_cpu.cc. A thread block does a head of a sequence, and
-// a thread keeps kRows rows of one column of A, which a row multiplies with cg_steps times, in
-// registers for all rows of the step. What comes between two products is done by every warp alike,
-// so that a product takes one barrier.
+// a thread keeps kRows rows of one column of A, which a token multiplies with cg_steps times, in
+// registers for all tokens of the batch. What comes between two products is done by every warp
+// alike, so that a product takes one barrier.
 #include "kernels/common/cuda/cuda_device.h"
 #include "kernels/mixers/mesa_net/mesa_net.h"
 #include "kernels/ops/cuda/rows.cuh"
@@ -12,27 +12,27 @@ namespace {
 
 constexpr int kGroups = 4;  // of rows; a column's threads
 
-struct MesaArgs {
+struct MesaKernelArgs {
   MesaConfig config;
-  DeviceSeqs seqs;
-  StatePlace key_keys, key_values;
+  DeviceSequences seqs;
+  StatePlace h_kk, h_kv;
   const float *q, *k, *v;
   int64_t qk_stride, v_stride;
-  const float *write, *keep, *lambda;
+  const float *beta, *gamma, *lambda;
   float* y;
 };
 
 template <int kRows>
 class MesaHead {
  public:
-  static constexpr int kWidth = kGroups * kRows;  // the longest row
+  static constexpr int kWidth = kGroups * kRows;  // the longest key
   static constexpr int kPerLane = (kWidth + kWarp - 1) / kWarp;
   static constexpr uint32_t SharedBytes(int64_t stride) {
     const int64_t warps = stride * kGroups / kWarp;
     return static_cast<uint32_t>((2 * warps * kWidth + 2 * kGroups * stride) * sizeof(float));
   }
 
-  __device__ MesaHead(const MesaArgs& args, std::byte* session, int head)
+  __device__ MesaHead(const MesaKernelArgs& args, std::byte* session, int head)
       : args_(args),
         head_(head),
         n_(args.config.head_dim),
@@ -43,52 +43,52 @@ class MesaHead {
         direction_(DynamicShared<float>(0) + threadIdx.x / kWarp * 2 * kWidth),
         key_(direction_ + kWidth),
         partial_(DynamicShared<float>(0) + blockDim.x / kWarp * 2 * kWidth),
-        key_keys_at_(args.key_keys.At<float>(session, head) + OfThread()),
-        key_values_at_(args.key_values.At<float>(session, head) + OfThread()) {
+        h_kk_at_(args.h_kk.At<float>(session, head) + ThreadOffset()),
+        h_kv_at_(args.h_kv.At<float>(session, head) + ThreadOffset()) {
 #pragma unroll
     for (int r = 0; r < kRows; ++r) {
-      key_keys_[r] = IsRow(r) ? key_keys_at_[r * stride_] : 0.0f;
+      h_kk_[r] = IsRow(r) ? h_kk_at_[r * stride_] : 0.0f;
     }
-    Take(args.lambda + int64_t{head} * stride_, lambda_);
+    LoadVector(args.lambda + int64_t{head} * stride_, lambda_);
   }
 
-  __device__ void PassRow(int64_t row) {
-    const int64_t gate = row * args_.config.n_heads + head_, first = int64_t{head_} * n_;
-    const float write = args_.write[gate], keep = args_.keep[gate];
-    UpdateKeys(args_.k + row * args_.qk_stride + first, write, keep);
+  __device__ void PassToken(int64_t token) {
+    const int64_t gate = token * args_.config.n_heads + head_, first = int64_t{head_} * n_;
+    const float beta = args_.beta[gate], gamma = args_.gamma[gate];
+    UpdateKeys(args_.k + token * args_.qk_stride + first, beta, gamma);
     float u[kPerLane] = {}, y[kPerLane];
-    Solve(args_.q + row * args_.qk_stride + first, u);
-    Spread(u, direction_);
-    UpdateAndRead(args_.v + row * args_.v_stride + first, write, keep, y);
+    Solve(args_.q + token * args_.qk_stride + first, u);
+    BroadcastVector(u, direction_);
+    UpdateAndRead(args_.v + token * args_.v_stride + first, beta, gamma, y);
     if (threadIdx.x >= kWarp) return;
 #pragma unroll
     for (int e = 0; e < kPerLane; ++e) {
       const int c = Element(e);
-      if (c < n_) args_.y[row * args_.config.width() + first + c] = y[e];
+      if (c < n_) args_.y[token * args_.config.width() + first + c] = y[e];
     }
   }
 
   __device__ void Store() const {
 #pragma unroll
     for (int r = 0; r < kRows; ++r) {
-      if (IsRow(r)) key_keys_at_[r * stride_] = key_keys_[r];
+      if (IsRow(r)) h_kk_at_[r * stride_] = h_kk_[r];
     }
   }
 
  private:
   // Where a thread's column of its rows begins.
-  __device__ int OfThread() const { return group_ * kRows * stride_ + column_; }
+  __device__ int ThreadOffset() const { return group_ * kRows * stride_ + column_; }
   __device__ bool IsRow(int r) const { return group_ * kRows + r < n_; }
   // Of a vector that the lanes of a warp hold.
   __device__ int Element(int e) const { return lane_ + e * kWarp; }
 
-  __device__ void Take(const float* from, float (&x)[kPerLane]) const {
+  __device__ void LoadVector(const float* from, float (&x)[kPerLane]) const {
 #pragma unroll
     for (int e = 0; e < kPerLane; ++e) x[e] = Element(e) < n_ ? from[Element(e)] : 0.0f;
   }
 
   // Gives every thread of the warp the elements of its rows.
-  __device__ void Spread(const float (&x)[kPerLane], SharedPtr<float> to) const {
+  __device__ void BroadcastVector(const float (&x)[kPerLane], SharedPtr<float> to) const {
     __syncwarp();
 #pragma unroll
     for (int e = 0; e < kPerLane; ++e) {
@@ -124,10 +124,10 @@ class MesaHead {
 #pragma unroll
     for (int r = 0; r < kRows; r += 4) {
       const float4 x = Rows4(direction_, r);
-      sum = fmaf(key_keys_[r], x.x, sum);
-      sum = fmaf(key_keys_[r + 1], x.y, sum);
-      sum = fmaf(key_keys_[r + 2], x.z, sum);
-      sum = fmaf(key_keys_[r + 3], x.w, sum);
+      sum = fmaf(h_kk_[r], x.x, sum);
+      sum = fmaf(h_kk_[r + 1], x.y, sum);
+      sum = fmaf(h_kk_[r + 2], x.z, sum);
+      sum = fmaf(h_kk_[r + 3], x.w, sum);
     }
     Gather(sum, y);
   }
@@ -139,39 +139,39 @@ class MesaHead {
     return WarpSum(sum);
   }
 
-  __device__ void UpdateKeys(const float* k, float write, float keep) {
+  __device__ void UpdateKeys(const float* k, float beta, float gamma) {
     float key[kPerLane];
-    Take(k, key);
-    Spread(key, key_);
+    LoadVector(k, key);
+    BroadcastVector(key, key_);
     const float of_column = column_ < n_ ? k[column_] : 0.0f;
 #pragma unroll
     for (int r = 0; r < kRows; r += 4) {
       const float4 x = Rows4(key_, r);
-      const float left[4] = {write * x.x, write * x.y, write * x.z, write * x.w};
+      const float left[4] = {beta * x.x, beta * x.y, beta * x.z, beta * x.w};
 #pragma unroll
       for (int i = 0; i < 4; ++i) {
-        key_keys_[r + i] = fmaf(left[i], of_column, keep * key_keys_[r + i]);
+        h_kk_[r + i] = fmaf(left[i], of_column, gamma * h_kk_[r + i]);
       }
     }
   }
 
   // B, then B^T of the direction that was spread.
-  __device__ void UpdateAndRead(const float* v, float write, float keep, float (&y)[kPerLane]) {
+  __device__ void UpdateAndRead(const float* v, float beta, float gamma, float (&y)[kPerLane]) {
     const float of_column = column_ < n_ ? v[column_] : 0.0f;
     float sum = 0;
     for (int r = 0; r < kRows; r += 4) {
       const float4 key = Rows4(key_, r), direction = Rows4(direction_, r);
-      const float left[4] = {write * key.x, write * key.y, write * key.z, write * key.w},
+      const float left[4] = {beta * key.x, beta * key.y, beta * key.z, beta * key.w},
                   x[4] = {direction.x, direction.y, direction.z, direction.w};
       float element[4];
 #pragma unroll
       for (int i = 0; i < 4; ++i) {
-        element[i] = IsRow(r + i) ? key_values_at_[(r + i) * stride_] : 0.0f;
+        element[i] = IsRow(r + i) ? h_kv_at_[(r + i) * stride_] : 0.0f;
       }
 #pragma unroll
       for (int i = 0; i < 4; ++i) {
-        element[i] = fmaf(left[i], of_column, keep * element[i]);
-        if (IsRow(r + i)) key_values_at_[(r + i) * stride_] = element[i];
+        element[i] = fmaf(left[i], of_column, gamma * element[i]);
+        if (IsRow(r + i)) h_kv_at_[(r + i) * stride_] = element[i];
         sum = fmaf(element[i], x[i], sum);
       }
     }
@@ -180,36 +180,36 @@ class MesaHead {
 
   __device__ void Solve(const float* q, float (&u)[kPerLane]) {
     float r[kPerLane], p[kPerLane], m[kPerLane];
-    Take(q, r);
-    Take(q, p);
+    LoadVector(q, r);
+    LoadVector(q, p);
     float e = Dot(r, r);
-    for (int step = 0; step < args_.config.cg_steps; ++step) {
-      Spread(p, direction_);
+    for (int iteration = 0; iteration < args_.config.cg_steps; ++iteration) {
+      BroadcastVector(p, direction_);
       Multiply(m);
 #pragma unroll
       for (int i = 0; i < kPerLane; ++i) m[i] = fmaf(lambda_[i], p[i], m[i]);
-      const float size = e / (Dot(p, m) + kMesaStepEps);
+      const float size = e / (Dot(p, m) + kMesaCgEps);
 #pragma unroll
       for (int i = 0; i < kPerLane; ++i) {
         u[i] = fmaf(size, p[i], u[i]);
         r[i] = fmaf(-size, m[i], r[i]);
       }
-      const float next = Dot(r, r), kept = next / (e + kMesaStepEps);
+      const float next = Dot(r, r), direction_scale = next / (e + kMesaCgEps);
 #pragma unroll
-      for (int i = 0; i < kPerLane; ++i) p[i] = fmaf(kept, p[i], r[i]);
+      for (int i = 0; i < kPerLane; ++i) p[i] = fmaf(direction_scale, p[i], r[i]);
       e = next;
     }
   }
 
-  const MesaArgs& args_;
+  const MesaKernelArgs& args_;
   const int head_, n_, stride_, column_, group_, lane_;
   // [kWidth] of this warp
   const SharedPtr<float> direction_, key_;
   const SharedPtr<float> partial_;  // [2][kGroups][stride]
   // Of A and B, where the thread's part begins.
-  float* const key_keys_at_;
-  float* const key_values_at_;
-  float key_keys_[kRows];
+  float* const h_kk_at_;
+  float* const h_kv_at_;
+  float h_kk_[kRows];
   float lambda_[kPerLane];
   int half_ = 0;
 };
@@ -217,34 +217,34 @@ class MesaHead {
 // Grid (heads, sequences), a thread for each column and group of rows.
 template <int kRows>
 __global__ void __launch_bounds__(MesaHead<kRows>::kWidth* kGroups)
-    MesaKernel(const __grid_constant__ MesaArgs args) {
+    MesaKernel(const __grid_constant__ MesaKernelArgs args) {
   const int s = static_cast<int>(blockIdx.y);
   std::byte* session = args.seqs.state[s];
-  const int32_t first = args.seqs.row_begin[s], end = args.seqs.row_begin[s + 1];
+  const int32_t first = args.seqs.token_begin[s], end = args.seqs.token_begin[s + 1];
   if (session == nullptr || first == end) return;
   MesaHead<kRows> head(args, session, static_cast<int>(blockIdx.x));
-  for (int32_t row = first; row < end; ++row) head.PassRow(row);
+  for (int32_t token = first; token < end; ++token) head.PassToken(token);
   head.Store();
 }
 
 template <int kRows>
-void LaunchMesa(DeviceContext& context, const MesaStep& step) {
-  const MesaArgs args = {.config = step.config,
-                         .seqs = step.seqs.device,
-                         .key_keys = step.key_keys,
-                         .key_values = step.key_values,
-                         .q = step.q,
-                         .k = step.k,
-                         .v = step.v,
-                         .qk_stride = step.qk_stride(),
-                         .v_stride = step.v_stride,
-                         .write = step.write,
-                         .keep = step.keep,
-                         .lambda = step.lambda,
-                         .y = step.y};
-  const dim3 grid(static_cast<unsigned>(step.config.n_heads),
-                  static_cast<unsigned>(step.seqs.n_seqs()));
-  const int64_t stride = step.config.stride();
+void LaunchMesa(DeviceContext& context, const MesaArgs& layer_args) {
+  const MesaKernelArgs args = {.config = layer_args.config,
+                               .seqs = layer_args.seqs.device,
+                               .h_kk = layer_args.h_kk,
+                               .h_kv = layer_args.h_kv,
+                               .q = layer_args.q,
+                               .k = layer_args.k,
+                               .v = layer_args.v,
+                               .qk_stride = layer_args.qk_stride(),
+                               .v_stride = layer_args.v_stride,
+                               .beta = layer_args.beta,
+                               .gamma = layer_args.gamma,
+                               .lambda = layer_args.lambda,
+                               .y = layer_args.y};
+  const dim3 grid(static_cast<unsigned>(layer_args.config.n_heads),
+                  static_cast<unsigned>(layer_args.seqs.n_seqs()));
+  const int64_t stride = layer_args.config.stride();
   Launch(context, MesaKernel<kRows>, grid, dim3(static_cast<unsigned>(stride * kGroups)),
          MesaHead<kRows>::SharedBytes(stride), args);
 }
@@ -252,12 +252,12 @@ void LaunchMesa(DeviceContext& context, const MesaStep& step) {
 }  // namespace
 }  // namespace cuda
 
-void MesaNetCuda(DeviceContext& context, const MesaStep& step) {
-  const int64_t stride = step.config.stride();
-  if (stride <= 16) return cuda::LaunchMesa<4>(context, step);
-  if (stride <= 32) return cuda::LaunchMesa<8>(context, step);
-  if (stride <= 64) return cuda::LaunchMesa<16>(context, step);
-  cuda::LaunchMesa<32>(context, step);
+void MesaNetCuda(DeviceContext& context, const MesaArgs& layer_args) {
+  const int64_t stride = layer_args.config.stride();
+  if (stride <= 16) return cuda::LaunchMesa<4>(context, layer_args);
+  if (stride <= 32) return cuda::LaunchMesa<8>(context, layer_args);
+  if (stride <= 64) return cuda::LaunchMesa<16>(context, layer_args);
+  cuda::LaunchMesa<32>(context, layer_args);
 }
 
 }  // namespace ovq

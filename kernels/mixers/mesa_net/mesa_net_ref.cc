@@ -27,11 +27,11 @@ struct Matrix {
   float* data;
   size_t n, stride;
 
-  void Update(double keep, double write, const Vector& left, const Vector& right) const {
+  void Update(double gamma, double beta, const Vector& left, const Vector& right) const {
     for (size_t i = 0; i < n; ++i) {
       for (size_t j = 0; j < n; ++j) {
         float& element = data[i * stride + j];
-        element = static_cast<float>(keep * element + write * left[i] * right[j]);
+        element = static_cast<float>(gamma * element + beta * left[i] * right[j]);
       }
     }
   }
@@ -48,7 +48,7 @@ Vector Solve(const Matrix& a, const float* lambda, const Vector& q, int cg_steps
   constexpr double kEps = 1e-5;
   Vector u(q.size(), 0.0), r = q, p = q;
   double e = Dot(r, r);
-  for (int step = 0; step < cg_steps; ++step) {
+  for (int iteration = 0; iteration < cg_steps; ++iteration) {
     Vector m = a.TransposedTimes(p);
     for (size_t i = 0; i < m.size(); ++i) m[i] += lambda[i] * p[i];
     const double size = e / (Dot(p, m) + kEps);
@@ -61,33 +61,33 @@ Vector Solve(const Matrix& a, const float* lambda, const Vector& q, int cg_steps
   return u;
 }
 
-void PassToken(const MesaStep& step, int s, int h, int64_t row) {
-  const auto n = static_cast<size_t>(step.config.head_dim);
-  const auto stride = static_cast<size_t>(step.config.stride());
-  const auto vector = [&](const float* of, int64_t row_stride) {
-    const float* begin = of + row * row_stride + int64_t{h} * step.config.head_dim;
+void PassToken(const MesaArgs& args, int s, int h, int64_t token) {
+  const auto n = static_cast<size_t>(args.config.head_dim);
+  const auto stride = static_cast<size_t>(args.config.stride());
+  const auto vector = [&](const float* of, int64_t token_stride) {
+    const float* begin = of + token * token_stride + int64_t{h} * args.config.head_dim;
     return Vector(begin, begin + n);
   };
-  const Vector q = vector(step.q, step.qk_stride()), k = vector(step.k, step.qk_stride()),
-               v = vector(step.v, step.v_stride);
-  std::byte* session = step.seqs.state[s];
-  const Matrix a = {step.key_keys.At<float>(session, h), n, stride};
-  const Matrix b = {step.key_values.At<float>(session, h), n, stride};
-  const int64_t gate = row * step.config.n_heads + h;
-  a.Update(step.keep[gate], step.write[gate], k, k);
-  b.Update(step.keep[gate], step.write[gate], k, v);
-  const float* lambda = step.lambda + static_cast<size_t>(h) * stride;
-  const Vector y = b.TransposedTimes(Solve(a, lambda, q, step.config.cg_steps));
-  float* out = step.y + row * step.config.width() + int64_t{h} * step.config.head_dim;
+  const Vector q = vector(args.q, args.qk_stride()), k = vector(args.k, args.qk_stride()),
+               v = vector(args.v, args.v_stride);
+  std::byte* session = args.seqs.state[s];
+  const Matrix a = {args.h_kk.At<float>(session, h), n, stride};
+  const Matrix b = {args.h_kv.At<float>(session, h), n, stride};
+  const int64_t gate = token * args.config.n_heads + h;
+  a.Update(args.gamma[gate], args.beta[gate], k, k);
+  b.Update(args.gamma[gate], args.beta[gate], k, v);
+  const float* lambda = args.lambda + static_cast<size_t>(h) * stride;
+  const Vector y = b.TransposedTimes(Solve(a, lambda, q, args.config.cg_steps));
+  float* out = args.y + token * args.config.width() + int64_t{h} * args.config.head_dim;
   for (size_t i = 0; i < n; ++i) out[i] = static_cast<float>(y[i]);
 }
 
 }  // namespace
 
-void MesaNetRef(DeviceContext& context, const MesaStep& step) {
-  ForEachHead(context, step.seqs, step.config.n_heads, [&](int s, int h) {
-    for (int64_t row = step.seqs.row_begin[s]; row < step.seqs.row_begin[s + 1]; ++row) {
-      PassToken(step, s, h, row);
+void MesaNetRef(DeviceContext& context, const MesaArgs& args) {
+  ForEachHead(context, args.seqs, args.config.n_heads, [&](int s, int h) {
+    for (int64_t token = args.seqs.token_begin[s]; token < args.seqs.token_begin[s + 1]; ++token) {
+      PassToken(args, s, h, token);
     }
   });
 }

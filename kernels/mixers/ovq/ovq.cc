@@ -58,7 +58,7 @@ OvqAttention::OvqAttention(const StateSpec& spec, AttrReader& model, AttrReader&
 
 OvqAttention::OvqAttention(const OvqConfig& config)
     : Attention{.shape = config.shape}, config(config) {
-  const int64_t heads = shape.n_kv_heads, pending = BlocksOf(config.chunk_len);
+  const int64_t heads = shape.n_kv_heads, pending = NumBlocks(config.chunk_len);
   const int64_t channels = BlockChannels(config.dtype, shape.head_dim),
                 value_stride = BlockChannels(config.dtype, ValueStride(shape.value_head_dim));
   layout.fixed =
@@ -127,16 +127,16 @@ AttentionBlocks OvqAttention::Blocks(const LayerState& where) const {
   return blocks;
 }
 
-void OvqAttention::Attend(const LayerStep& step, const AttentionRows& rows) const {
-  AttentionBlocks blocks = Blocks(step.where);
+void OvqAttention::Attend(const LayerArgs& args, const AttentionTensors& rows) const {
+  AttentionBlocks blocks = Blocks(args.where);
   blocks.compute_dtype = rows.out_dtype;
-  blocks.live = step.seqs.live[step.where.growth];
-  Dispatch<OvqAttentionRef, AttendCpu, AttendCuda>(step.context,
-                                                   OvqStep{{blocks, step.seqs, rows}, config});
+  blocks.live = args.seqs.live[args.where.growth];
+  Dispatch<OvqAttentionRef, AttendCpu, AttendCuda>(args.context,
+                                                   OvqArgs{{blocks, args.seqs, rows}, config});
 }
 
-std::vector<StateExtent> OvqAttention::Overwrites(const LayerState& where,
-                                                  const TokenRange& tokens) const {
+std::vector<StateExtent> OvqAttention::UndoExtents(const LayerState& where,
+                                                   const TokenRange& tokens) const {
   const bool ends_chunk = tokens.end % config.chunk_len == 0;
   std::vector<StateExtent> extents;
   if (ends_chunk && config.delta_rule) {
@@ -147,7 +147,7 @@ std::vector<StateExtent> OvqAttention::Overwrites(const LayerState& where,
   if (!ends_chunk) return extents;
   for (int part = 0; part < layout.growth.parts(); ++part) {
     const int64_t live = layout.growth.LiveAt(tokens.end, tokens.slot_cap, part);
-    std::ranges::copy(where.BlockExtents(layout, part, 0, BlocksOf(live)),
+    std::ranges::copy(where.BlockExtents(layout, part, 0, NumBlocks(live)),
                       std::back_inserter(extents));
   }
   return extents;

@@ -39,7 +39,7 @@ struct OvqConfig {
   bool delta_rule = false;
 };
 
-struct OvqStep : AttentionStep {
+struct OvqArgs : AttentionArgs {
   const OvqConfig& config;
 };
 
@@ -52,15 +52,15 @@ struct OvqAttention : Attention {
   OvqAttention(const StateSpec& spec, AttrReader& model, AttrReader& section);
 
   void Load(const MixerSpec& spec);
-  void Attend(const LayerStep& step, const AttentionRows& rows) const;
-  std::vector<StateExtent> Overwrites(const LayerState& where, const TokenRange& tokens) const;
-  // But for what a step brings.
+  void Attend(const LayerArgs& args, const AttentionTensors& rows) const;
+  std::vector<StateExtent> UndoExtents(const LayerState& where, const TokenRange& tokens) const;
+  // But for what a batch brings.
   AttentionBlocks Blocks(const LayerState& where) const;
 
   OvqConfig config;
   Buffer delta_scale;  // float [n_heads] in the device's memory: what makes a key a query
 };
 
-void OvqAttentionRef(DeviceContext& context, const OvqStep& step);
+void OvqAttentionRef(DeviceContext& context, const OvqArgs& args);
 
 }  // namespace ovq

@@ -24,7 +24,7 @@ int64_t CentroidsAfter(const OvqConfig& config, int64_t t, int64_t n) {
 
 // Everything the reference needs of one head while one token passes.
 struct Token {
-  const OvqStep& step;
+  const OvqArgs& args;
   const TokenRef& at;
   int chunk_len;
   int offset;      // in the chunk
@@ -33,14 +33,14 @@ struct Token {
 
   // q . key of a slot.
   double Dot(const float* q, const SlotRef& slot) const {
-    return DotSlotRef(q, slot.keys, step.blocks.dtype, step.blocks.shape.head_dim, slot.slot);
+    return DotSlotRef(q, slot.keys, args.blocks.dtype, args.blocks.shape.head_dim, slot.slot);
   }
   // Of the chunk's key i.
   float& best_score(int i) const {
-    return *step.blocks.best_score.At<float>(at.session, at.kv_head, i);
+    return *args.blocks.best_score.At<float>(at.session, at.kv_head, i);
   }
   int32_t& best_slot(int i) const {
-    return *step.blocks.best_slot.At<int32_t>(at.session, at.kv_head, i);
+    return *args.blocks.best_slot.At<int32_t>(at.session, at.kv_head, i);
   }
 };
 
@@ -49,7 +49,7 @@ void FindBestCentroid(const Token& token) {
   int32_t best_slot = 0;
   for (int64_t j = 0; j < token.n_live; ++j) {
     const double score =
-        token.Dot(KeyRef(token.step, token.at), DictionarySlotRef(token.step, token.at, j));
+        token.Dot(KeyRef(token.args, token.at), DictionarySlotRef(token.args, token.at, j));
     if (score > best) {
       best = score;
       best_slot = static_cast<int32_t>(j);
@@ -62,9 +62,9 @@ void FindBestCentroid(const Token& token) {
 // How near each key of the chunk is to what it could merge into: its best centroid, or key 0 in the
 // first chunk. Key 0 itself then never becomes another centroid.
 std::vector<float> Nearness(const Token& token) {
-  const AttentionBlocks& blocks = token.step.blocks;
+  const AttentionBlocks& blocks = token.args.blocks;
   std::vector<float> nearness, first(static_cast<size_t>(blocks.shape.head_dim));
-  const SlotRef key_0 = RecentSlotRef(token.step, token.at, 0);
+  const SlotRef key_0 = RecentSlotRef(token.args, token.at, 0);
   LoadKey(key_0.keys, blocks.dtype, blocks.shape.head_dim, key_0.slot, first.data());
   for (int i = 0; i < token.chunk_len; ++i) {
     if (token.n_live > 0) {
@@ -73,7 +73,7 @@ std::vector<float> Nearness(const Token& token) {
       nearness.push_back(std::numeric_limits<float>::infinity());
     } else {
       nearness.push_back(
-          static_cast<float>(token.Dot(first.data(), RecentSlotRef(token.step, token.at, i))));
+          static_cast<float>(token.Dot(first.data(), RecentSlotRef(token.args, token.at, i))));
     }
   }
   return nearness;
@@ -100,11 +100,11 @@ std::vector<int64_t> Assign(const Token& token) {
 
 // Of the delta rule: what every key of the chunk, as a query, reads of the old centroids.
 std::vector<std::vector<float>> Predictions(const Token& token) {
-  const AttentionBlocks& blocks = token.step.blocks;
+  const AttentionBlocks& blocks = token.args.blocks;
   const int d = blocks.shape.head_dim, dv = blocks.shape.value_head_dim;
   std::vector<SlotRef> old;
   for (int64_t j = 0; j < token.n_live; ++j) {
-    old.push_back(DictionarySlotRef(token.step, token.at, j));
+    old.push_back(DictionarySlotRef(token.args, token.at, j));
     if (std::isinf(old.back().bias)) old.pop_back();  // ln 0: nothing was ever merged there
   }
   std::vector<std::vector<float>> predictions;
@@ -112,7 +112,7 @@ std::vector<std::vector<float>> Predictions(const Token& token) {
   for (int i = 0; i < token.chunk_len; ++i) {
     std::vector<float>& prediction = predictions.emplace_back(dv, 0.0f);
     if (old.empty()) continue;
-    const SlotRef from = RecentSlotRef(token.step, token.at, i);
+    const SlotRef from = RecentSlotRef(token.args, token.at, i);
     LoadKey(from.keys, blocks.dtype, d, from.slot, key.data());
     for (float& x : key) x *= blocks.delta_scale[token.at.kv_head];
     AttendSlotsRef(key.data(), old, blocks.dtype, d, dv, prediction.data());
@@ -121,7 +121,7 @@ std::vector<std::vector<float>> Predictions(const Token& token) {
 }
 
 void UpdateDictionary(const Token& token) {
-  const OvqConfig& config = token.step.config;
+  const OvqConfig& config = token.args.config;
   std::vector<std::vector<float>> predictions;
   MergeRuleRef rule = {.normalizes_keys = config.normalize_centroids,
                        .normalizes_values = config.normalize_centroids && !config.delta_rule};
@@ -136,38 +136,38 @@ void UpdateDictionary(const Token& token) {
       if (assignment[i] == j) members.push_back(i);
     }
     if (members.empty()) continue;
-    const uint32_t count = MergeSlotRef(token.step, token.at, j, members, rule);
+    const uint32_t count = MergeSlotRef(token.args, token.at, j, members, rule);
     float* log_counts =
-        token.step.blocks.log_counts.At<float>(token.at.session, token.at.kv_head, j / kBlockSlots);
+        token.args.blocks.log_counts.At<float>(token.at.session, token.at.kv_head, j / kBlockSlots);
     log_counts[j % kBlockSlots] = static_cast<float>(std::log(static_cast<double>(count)));
   }
 }
 
 void PassToken(const Token& token) {
-  StoreTokenRef(token.step, token.at, KeyRef(token.step, token.at), token.offset);
+  StoreTokenRef(token.args, token.at, KeyRef(token.args, token.at), token.offset);
   std::vector<SlotRef> slots;
   for (int64_t j = 0; j < token.n_live; ++j) {
-    slots.push_back(DictionarySlotRef(token.step, token.at, j));
+    slots.push_back(DictionarySlotRef(token.args, token.at, j));
   }
-  for (int i = 0; i <= token.offset; ++i) slots.push_back(RecentSlotRef(token.step, token.at, i));
-  AttendTokenRef(token.step, token.at, slots);
+  for (int i = 0; i <= token.offset; ++i) slots.push_back(RecentSlotRef(token.args, token.at, i));
+  AttendTokenRef(token.args, token.at, slots);
   if (token.n_live > 0) FindBestCentroid(token);
   if (token.offset + 1 == token.chunk_len) UpdateDictionary(token);
 }
 
 }  // namespace
 
-void OvqAttentionRef(DeviceContext&, const OvqStep& step) {
-  const int chunk_len = step.blocks.wave_span;
-  ForEachTokenRef(step, [&](const TokenRef& at) {
+void OvqAttentionRef(DeviceContext&, const OvqArgs& args) {
+  const int chunk_len = args.blocks.wave_span;
+  ForEachTokenRef(args, [&](const TokenRef& at) {
     const int64_t chunk = at.position / chunk_len,
-                  cap = step.blocks.live.CapOf(at.sequence, at.kv_head);
-    PassToken({.step = step,
+                  cap = args.blocks.live.HeadSlotCap(at.sequence, at.kv_head);
+    PassToken({.args = args,
                .at = at,
                .chunk_len = chunk_len,
                .offset = static_cast<int>(at.position % chunk_len),
-               .n_live = CentroidsAfter(step.config, chunk * chunk_len, cap),
-               .n_next = CentroidsAfter(step.config, (chunk + 1) * chunk_len, cap)});
+               .n_live = CentroidsAfter(args.config, chunk * chunk_len, cap),
+               .n_next = CentroidsAfter(args.config, (chunk + 1) * chunk_len, cap)});
   });
 }
 

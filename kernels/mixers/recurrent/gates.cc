@@ -13,9 +13,9 @@ OVQ_ON_EVERY_DEVICE(Decay)
 OVQ_ON_EVERY_DEVICE(Sigmoid)
 OVQ_ON_EVERY_DEVICE(NormAndGate)
 
-Buffer TakeDecayRates(const MixerSpec& spec, std::string_view leaf, int n_heads) {
+Buffer LoadDecayRates(const MixerSpec& spec, std::string_view leaf, int n_heads) {
   std::vector<float> rates = spec.weights.HostFloats(leaf, {n_heads});
-  // A finite rate times a step of 0 is 0.
+  // A finite rate times a dt of 0 is 0.
   constexpr double kHighest = std::numeric_limits<float>::max();
   for (float& rate : rates) {
     rate = static_cast<float>(-std::min(std::exp(static_cast<double>(rate)), kHighest));
@@ -25,7 +25,7 @@ Buffer TakeDecayRates(const MixerSpec& spec, std::string_view leaf, int n_heads)
 }
 
 void Decay(DeviceContext& context, const DecayGate& gate) {
-  Check(gate.least_step >= 0 && gate.least_step <= gate.most_step, "Decay: bounds of a step");
+  Check(gate.min_dt >= 0 && gate.min_dt <= gate.max_dt, "Decay: bounds of a step");
   Dispatch<ref::Decay, cpu::Decay, cuda::Decay>(context, gate);
 }
 
@@ -42,7 +42,7 @@ void NormAndGate(DeviceContext& context, const GatedNorm& norm) {
 namespace ref {
 namespace {
 
-double GateOf(GateKind kind, double z) {
+double EvaluateGate(GateKind kind, double z) {
   switch (kind) {
     case GateKind::kNone:
       return 1;
@@ -54,13 +54,13 @@ double GateOf(GateKind kind, double z) {
   return 0;
 }
 
-void NormGroup(const GatedNorm& norm, int64_t row, int group) {
-  const int64_t at = (row * norm.n_groups + group) * norm.width;
+void NormGroup(const GatedNorm& norm, int64_t token, int group) {
+  const int64_t at = (token * norm.n_groups + group) * norm.width;
   std::vector<double> gates, values;
   double squares = 0;
   for (int64_t i = 0; i < norm.width; ++i) {
-    const int64_t of_z = row * norm.z_stride + group * norm.width + i;
-    gates.push_back(GateOf(norm.gate, norm.z ? norm.z[of_z] : 0));
+    const int64_t of_z = token * norm.z_stride + group * norm.width + i;
+    gates.push_back(EvaluateGate(norm.gate, norm.z ? norm.z[of_z] : 0));
     values.push_back(norm.x[at + i] * (norm.gates_input ? gates.back() : 1));
     squares += values.back() * values.back();
   }
@@ -79,32 +79,31 @@ void NormGroup(const GatedNorm& norm, int64_t row, int group) {
 }  // namespace
 
 void Decay(DeviceContext&, const DecayGate& gate) {
-  for (int64_t row = 0; row < gate.n_rows; ++row) {
+  for (int64_t token = 0; token < gate.n_tokens; ++token) {
     for (int head = 0; head < gate.n_heads; ++head) {
-      const double z = double{gate.x[row * gate.x_stride + head]} + gate.bias[head];
+      const double z = double{gate.x[token * gate.x_stride + head]} + gate.bias[head];
       const double softplus = z > 0 ? z + std::log1p(std::exp(-z)) : std::log1p(std::exp(z));
-      const double step =
-          std::min<double>(std::max<double>(softplus, gate.least_step), gate.most_step);
-      const int64_t at = row * gate.n_heads + head;
-      gate.decay[at] = static_cast<float>(std::exp(gate.rate[head] * step));
-      if (gate.step) gate.step[at] = static_cast<float>(step);
+      const double dt = std::min<double>(std::max<double>(softplus, gate.min_dt), gate.max_dt);
+      const int64_t at = token * gate.n_heads + head;
+      gate.decay[at] = static_cast<float>(std::exp(gate.rate[head] * dt));
+      if (gate.dt) gate.dt[at] = static_cast<float>(dt);
     }
   }
 }
 
 void Sigmoid(DeviceContext&, const SigmoidGate& gate) {
-  for (int64_t row = 0; row < gate.n_rows; ++row) {
+  for (int64_t token = 0; token < gate.n_tokens; ++token) {
     for (int head = 0; head < gate.n_heads; ++head) {
       const double z =
-          double{gate.x[row * gate.x_stride + head]} + (gate.bias ? gate.bias[head] : 0);
-      gate.y[row * gate.n_heads + head] = static_cast<float>(gate.scale / (1 + std::exp(-z)));
+          double{gate.x[token * gate.x_stride + head]} + (gate.bias ? gate.bias[head] : 0);
+      gate.y[token * gate.n_heads + head] = static_cast<float>(gate.scale / (1 + std::exp(-z)));
     }
   }
 }
 
 void NormAndGate(DeviceContext&, const GatedNorm& norm) {
-  for (int64_t row = 0; row < norm.n_rows; ++row) {
-    for (int group = 0; group < norm.n_groups; ++group) NormGroup(norm, row, group);
+  for (int64_t token = 0; token < norm.n_tokens; ++token) {
+    for (int group = 0; group < norm.n_groups; ++group) NormGroup(norm, token, group);
   }
 }
 

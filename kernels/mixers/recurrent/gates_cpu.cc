@@ -1,6 +1,6 @@
-// Decay        step = clamp(softplus(x + bias)), decay = e^(rate step); a number a row and head
+// Decay        dt = clamp(softplus(x + bias)), decay = e^(rate dt); a number a token and head
 // Sigmoid      y = scale / (1 + e^-(x + bias)); likewise
-// NormAndGate  y = x / sqrt(mean(x^2) + eps) * weight * g(z), or g before the norm; x, y [n_rows,
+// NormAndGate  y = x / sqrt(mean(x^2) + eps) * weight * g(z), or g before the norm; x, y [n_tokens,
 //              n_groups, width]
 #include <algorithm>
 #include <cmath>
@@ -56,12 +56,12 @@ HWY_INLINE void NormGroupTo(const GatedNorm& norm, float* x, const float* z, con
   });
 }
 
-// Group `group` of all rows, counted over them.
+// Group `group` of all tokens, counted over them.
 void NormGroup(const GatedNorm& norm, int64_t group) {
-  const int64_t row = group / norm.n_groups, at = group * norm.width;
-  const int64_t in_row = group % norm.n_groups * norm.width;
-  const float* z = norm.z ? norm.z + row * norm.z_stride + in_row : nullptr;
-  const float* weight = norm.weight ? norm.weight + (norm.shares_weight ? 0 : in_row) : nullptr;
+  const int64_t token = group / norm.n_groups, at = group * norm.width;
+  const int64_t in_token = group % norm.n_groups * norm.width;
+  const float* z = norm.z ? norm.z + token * norm.z_stride + in_token : nullptr;
+  const float* weight = norm.weight ? norm.weight + (norm.shares_weight ? 0 : in_token) : nullptr;
   if (norm.y_dtype == DType::kF32) {
     return NormGroupTo(norm, norm.x + at, z, weight, static_cast<float*>(norm.y) + at);
   }
@@ -89,22 +89,22 @@ float Softplus(float z) { return std::max(z, 0.0f) + std::log1p(std::exp(-std::a
 namespace cpu {
 
 void Decay(DeviceContext& context, const DecayGate& gate) {
-  ParallelRows(context, gate.n_rows, kScalarWork * gate.n_heads, [&](int64_t begin, int64_t end) {
+  ParallelRows(context, gate.n_tokens, kScalarWork * gate.n_heads, [&](int64_t begin, int64_t end) {
     for (int64_t at = begin * gate.n_heads; at < end * gate.n_heads; ++at) {
-      const int64_t row = at / gate.n_heads, head = at % gate.n_heads;
-      const float softplus = Softplus(gate.x[row * gate.x_stride + head] + gate.bias[head]);
-      const float step = std::min(std::max(softplus, gate.least_step), gate.most_step);
-      gate.decay[at] = std::exp(gate.rate[head] * step);
-      if (gate.step) gate.step[at] = step;
+      const int64_t token = at / gate.n_heads, head = at % gate.n_heads;
+      const float softplus = Softplus(gate.x[token * gate.x_stride + head] + gate.bias[head]);
+      const float dt = std::min(std::max(softplus, gate.min_dt), gate.max_dt);
+      gate.decay[at] = std::exp(gate.rate[head] * dt);
+      if (gate.dt) gate.dt[at] = dt;
     }
   });
 }
 
 void Sigmoid(DeviceContext& context, const SigmoidGate& gate) {
-  ParallelRows(context, gate.n_rows, kScalarWork * gate.n_heads, [&](int64_t begin, int64_t end) {
+  ParallelRows(context, gate.n_tokens, kScalarWork * gate.n_heads, [&](int64_t begin, int64_t end) {
     for (int64_t at = begin * gate.n_heads; at < end * gate.n_heads; ++at) {
-      const int64_t row = at / gate.n_heads, head = at % gate.n_heads;
-      const float z = gate.x[row * gate.x_stride + head] + (gate.bias ? gate.bias[head] : 0.0f);
+      const int64_t token = at / gate.n_heads, head = at % gate.n_heads;
+      const float z = gate.x[token * gate.x_stride + head] + (gate.bias ? gate.bias[head] : 0.0f);
       gate.y[at] = gate.scale / (1.0f + std::exp(-z));
     }
   });
@@ -112,7 +112,7 @@ void Sigmoid(DeviceContext& context, const SigmoidGate& gate) {
 
 void NormAndGate(DeviceContext& context, const GatedNorm& norm) {
   const int64_t work = norm.width * (norm.gate == GateKind::kNone ? 4 : 4 + kExpWork);
-  ParallelRows(context, norm.n_rows * norm.n_groups, work, [&](int64_t begin, int64_t end) {
+  ParallelRows(context, norm.n_tokens * norm.n_groups, work, [&](int64_t begin, int64_t end) {
     for (int64_t group = begin; group < end; ++group) HWY_DYNAMIC_DISPATCH(NormGroup)(norm, group);
   });
 }

@@ -1,6 +1,6 @@
-// Decay        step = clamp(softplus(x + bias)), decay = e^(rate step); a number a row and head
+// Decay        dt = clamp(softplus(x + bias)), decay = e^(rate dt); a number a token and head
 // Sigmoid      y = scale / (1 + e^-(x + bias)); likewise
-// NormAndGate  y = x / sqrt(mean(x^2) + eps) * weight * g(z), or g before the norm; x, y [n_rows,
+// NormAndGate  y = x / sqrt(mean(x^2) + eps) * weight * g(z), or g before the norm; x, y [n_tokens,
 //              n_groups, width]
 #include <cmath>
 
@@ -19,22 +19,22 @@ __device__ inline int64_t Thread() { return int64_t{blockIdx.x} * blockDim.x + t
 // ln(1 + e^z), with the exponential of -|z| alone: it cannot overflow.
 __device__ inline float Softplus(float z) { return fmaxf(z, 0.0f) + log1pf(expf(-fabsf(z))); }
 
-// Launch: a thread to a head of a row, both kernels.
+// Launch: a thread to a head of a token, both kernels.
 __global__ void __launch_bounds__(kThreads) DecayKernel(const __grid_constant__ DecayGate gate) {
-  const int64_t at = Thread(), row = at / gate.n_heads, head = at % gate.n_heads;
-  if (row >= gate.n_rows) return;
-  const float softplus = Softplus(gate.x[row * gate.x_stride + head] + gate.bias[head]);
-  const float step = fminf(fmaxf(softplus, gate.least_step), gate.most_step);
-  gate.decay[at] = expf(gate.rate[head] * step);
-  if (gate.step != nullptr) gate.step[at] = step;
+  const int64_t at = Thread(), token = at / gate.n_heads, head = at % gate.n_heads;
+  if (token >= gate.n_tokens) return;
+  const float softplus = Softplus(gate.x[token * gate.x_stride + head] + gate.bias[head]);
+  const float dt = fminf(fmaxf(softplus, gate.min_dt), gate.max_dt);
+  gate.decay[at] = expf(gate.rate[head] * dt);
+  if (gate.dt != nullptr) gate.dt[at] = dt;
 }
 
 __global__ void __launch_bounds__(kThreads)
     SigmoidKernel(const __grid_constant__ SigmoidGate gate) {
-  const int64_t at = Thread(), row = at / gate.n_heads, head = at % gate.n_heads;
-  if (row >= gate.n_rows) return;
+  const int64_t at = Thread(), token = at / gate.n_heads, head = at % gate.n_heads;
+  if (token >= gate.n_tokens) return;
   const float bias = gate.bias == nullptr ? 0.0f : gate.bias[head];
-  gate.y[at] = gate.scale * Sigmoid(gate.x[row * gate.x_stride + head] + bias);
+  gate.y[at] = gate.scale * Sigmoid(gate.x[token * gate.x_stride + head] + bias);
 }
 
 __device__ float Gate(GateKind kind, float z) {
@@ -43,12 +43,13 @@ __device__ float Gate(GateKind kind, float z) {
   return z * Sigmoid(2 * 0.7978845608028654f * fmaf(0.044715f * z, z * z, z));
 }
 
-// Launch: a block to a group of a row. A thread reads again what it alone has written.
+// Launch: a block to a group of a token. A thread reads again what it alone has written.
 __global__ void __launch_bounds__(kMaxNormThreads)
     NormAndGateKernel(const __grid_constant__ GatedNorm norm) {
-  const int64_t row = blockIdx.x / norm.n_groups, n = norm.width, at = int64_t{blockIdx.x} * n;
-  const int64_t in_row = blockIdx.x % norm.n_groups * n;
-  const float* z = norm.gate == GateKind::kNone ? nullptr : norm.z + row * norm.z_stride + in_row;
+  const int64_t token = blockIdx.x / norm.n_groups, n = norm.width, at = int64_t{blockIdx.x} * n;
+  const int64_t in_token = blockIdx.x % norm.n_groups * n;
+  const float* z =
+      norm.gate == GateKind::kNone ? nullptr : norm.z + token * norm.z_stride + in_token;
   float* x = norm.x + at;
   float squares = 0;
   for (int64_t i = threadIdx.x; i < n; i += blockDim.x) {
@@ -58,7 +59,7 @@ __global__ void __launch_bounds__(kMaxNormThreads)
   const float total = BlockSum(squares, DynamicShared<float>(0));
   const float factor = 1.0f / sqrtf(total / static_cast<float>(n) + norm.eps);
   const float* weight = norm.weight;
-  if (weight != nullptr && !norm.shares_weight) weight += in_row;
+  if (weight != nullptr && !norm.shares_weight) weight += in_token;
   for (int64_t i = threadIdx.x; i < n; i += blockDim.x) {
     float y = x[i];
     if (weight != nullptr) y *= factor * weight[i];
@@ -82,16 +83,16 @@ void LaunchGate(DeviceContext& context, void (*kernel)(T), int64_t n, const T& g
 }  // namespace
 
 void Decay(DeviceContext& context, const DecayGate& gate) {
-  LaunchGate(context, DecayKernel, gate.n_rows * gate.n_heads, gate);
+  LaunchGate(context, DecayKernel, gate.n_tokens * gate.n_heads, gate);
 }
 
 void Sigmoid(DeviceContext& context, const SigmoidGate& gate) {
-  LaunchGate(context, SigmoidKernel, gate.n_rows * gate.n_heads, gate);
+  LaunchGate(context, SigmoidKernel, gate.n_tokens * gate.n_heads, gate);
 }
 
 void NormAndGate(DeviceContext& context, const GatedNorm& norm) {
-  if (norm.n_rows == 0) return;
-  Launch(context, NormAndGateKernel, dim3(static_cast<unsigned>(norm.n_rows * norm.n_groups)),
+  if (norm.n_tokens == 0) return;
+  Launch(context, NormAndGateKernel, dim3(static_cast<unsigned>(norm.n_tokens * norm.n_groups)),
          dim3(RowThreads(norm.width, kMaxNormThreads)), kWarp * sizeof(float), norm);
 }
 

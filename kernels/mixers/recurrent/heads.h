@@ -8,9 +8,10 @@
 
 namespace ovq {
 
-// fn(sequence, head) for every head of every sequence, each a task that takes all rows of a step.
+// fn(sequence, head) for every head of every sequence, each a task that takes all tokens of a
+// batch.
 template <class Fn>
-void ForEachHead(const DeviceContext& context, const StepSeqs& seqs, int n_heads, Fn&& fn) {
+void ForEachHead(const DeviceContext& context, const BatchSequences& seqs, int n_heads, Fn&& fn) {
   ParallelFor(context, int64_t{seqs.n_seqs()} * n_heads, [&](int64_t task, int) {
     fn(static_cast<int>(task / n_heads), static_cast<int>(task % n_heads));
   });

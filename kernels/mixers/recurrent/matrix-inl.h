@@ -70,7 +70,7 @@ HWY_INLINE void ForEachLanes(int64_t n, Fn fn) {
   }
 }
 
-HWY_INLINE float DotOf(const float* a, const float* b, int64_t n) {
+HWY_INLINE float DotProduct(const float* a, const float* b, int64_t n) {
   const Floats d;
   LaneSums sums;
   ForEachLanes(n, [&](int64_t i, int part)
@@ -78,9 +78,9 @@ HWY_INLINE float DotOf(const float* a, const float* b, int64_t n) {
   return sums.Total();
 }
 
-// What a matrix becomes before it is multiplied: M = keep M + left right^T.
+// What a matrix becomes before it is multiplied: M = decay M + left right^T.
 struct Rank1Update {
-  float keep;
+  float decay;
   const float* left;   // [rows]
   const float* right;  // [stride]
 };
@@ -88,25 +88,25 @@ struct Rank1Update {
 // kWide vectors of columns.
 template <bool kUpdates, int kWide>
 struct ColumnSums {
-  FloatVec keep, right[kWide], sums[2][kWide];
+  FloatVec decay, right[kWide], sums[2][kWide];
 
   HWY_INLINE ColumnSums(const Rank1Update& update, int64_t c) {
     const Floats d;
-    keep = hn::Set(d, update.keep);
+    decay = hn::Set(d, update.decay);
     for (int v = 0; v < kWide; ++v) {
       right[v] = kUpdates ? hn::LoadU(d, update.right + c + v * kLanes) : hn::Zero(d);
       sums[0][v] = sums[1][v] = hn::Zero(d);
     }
   }
 
-  // row: at these columns; becomes keep row + left right.
+  // row: at these columns; becomes decay row + left right.
   HWY_INLINE void Add(int chain, float* HWY_RESTRICT row, float left, float x) {
     const Floats d;
     const FloatVec factor = hn::Set(d, x), written = hn::Set(d, left);
     for (int v = 0; v < kWide; ++v) {
       FloatVec value = hn::LoadU(d, row + v * kLanes);
       if constexpr (kUpdates) {
-        value = hn::MulAdd(written, right[v], hn::Mul(keep, value));
+        value = hn::MulAdd(written, right[v], hn::Mul(decay, value));
         hn::StoreU(value, d, row + v * kLanes);
       }
       sums[chain][v] = hn::MulAdd(factor, value, sums[chain][v]);

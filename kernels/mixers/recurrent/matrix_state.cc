@@ -12,7 +12,7 @@ StateField MatrixStateField(int64_t n_heads, int64_t key_dim, int64_t value_dim)
   return {"matrices", DType::kF32, {n_heads, StateColumnBlocks(value_dim), key_dim, kStateColumns}};
 }
 
-void AdvanceStates(DeviceContext& context, const StepSeqs& seqs, const MatrixStates& states) {
+void AdvanceStates(DeviceContext& context, const BatchSequences& seqs, const MatrixStates& states) {
   Check(states.n_heads % states.n_key_heads == 0, "AdvanceStates: value heads of every key head");
   Check(states.key_dim <= kMaxStateKeyDim, "AdvanceStates: key_dim");
   Dispatch<ref::AdvanceStates, cpu::AdvanceStates, cuda::AdvanceStates>(context, seqs, states);
@@ -21,7 +21,7 @@ void AdvanceStates(DeviceContext& context, const StepSeqs& seqs, const MatrixSta
 namespace ref {
 namespace {
 
-// S as a plain matrix, in double while a row rewrites it.
+// S as a plain matrix, in double while a token rewrites it.
 class Matrix {
  public:
   Matrix(const MatrixStates& states, std::byte* session, int head)
@@ -54,17 +54,17 @@ class Matrix {
   std::vector<double> values_;
 };
 
-void AdvanceHead(const MatrixStates& states, std::byte* session, int64_t row, int head) {
+void AdvanceHead(const MatrixStates& states, std::byte* session, int64_t token, int head) {
   const int dk = states.key_dim, dv = states.value_dim;
-  const float* k = states.k + row * states.stride + states.key_head(head) * dk;
-  const float* q = states.q + row * states.stride + states.key_head(head) * dk;
-  const float* v = states.v + row * states.stride + head * dv;
-  const int64_t gate = row * states.n_heads + head;
+  const float* k = states.k + token * states.stride + states.key_head(head) * dk;
+  const float* q = states.q + token * states.stride + states.key_head(head) * dk;
+  const float* v = states.v + token * states.stride + head * dv;
+  const int64_t gate = token * states.n_heads + head;
   Matrix s(states, session, head);
   for (int c = 0; c < dv; ++c) {
     for (int i = 0; i < dk; ++i) s.at(i, c) *= states.decay[gate];
     const double error = v[c] - (states.rule == StateRule::kDelta ? s.Answer(k, c) : 0);
-    for (int i = 0; i < dk; ++i) s.at(i, c) += k[i] * (states.write[gate] * error);
+    for (int i = 0; i < dk; ++i) s.at(i, c) += k[i] * (states.beta[gate] * error);
     const double skipped = states.skip ? double{states.skip[head * dv + c]} * v[c] : 0;
     states.y[gate * dv + c] = static_cast<float>(s.Answer(q, c) + skipped);
   }
@@ -73,11 +73,11 @@ void AdvanceHead(const MatrixStates& states, std::byte* session, int64_t row, in
 
 }  // namespace
 
-void AdvanceStates(DeviceContext&, const StepSeqs& seqs, const MatrixStates& states) {
+void AdvanceStates(DeviceContext&, const BatchSequences& seqs, const MatrixStates& states) {
   for (int s = 0; s < seqs.n_seqs(); ++s) {
-    for (int64_t row = seqs.row_begin[s]; row < seqs.row_begin[s + 1]; ++row) {
+    for (int64_t token = seqs.token_begin[s]; token < seqs.token_begin[s + 1]; ++token) {
       for (int head = 0; head < states.n_heads; ++head) {
-        AdvanceHead(states, seqs.state[s], row, head);
+        AdvanceHead(states, seqs.state[s], token, head);
       }
     }
   }

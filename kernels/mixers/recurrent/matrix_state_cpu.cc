@@ -1,5 +1,5 @@
-// Of 32 columns of a head's S [key_dim, 32], row after row:
-//   u = write (v - decay S^T k), or write v;  S = decay S + k u^T;  y = S^T q + skip v
+// Of 32 columns of a head's S [key_dim, 32], token after token:
+//   u = beta (v - decay S^T k), or beta v;  S = decay S + k u^T;  y = S^T q + skip v
 // S^T x is one chain of fused multiply-adds over the keys in every lane.
 #include <algorithm>
 #include <cstring>
@@ -26,8 +26,8 @@ constexpr D d;
 constexpr int kLanes = HWY_LANES(float) < 16 ? HWY_LANES(float) : 16;
 constexpr int kVectors = kStateColumns / kLanes;
 
-// A row's part of the work on some columns.
-struct RowOf {
+// A token's part of the work on some columns.
+struct TokenUpdate {
   const float *q, *k;  // [key_dim]
   float decay;
   V update[kVectors];  // u
@@ -44,29 +44,29 @@ HWY_INLINE void Answer(const float* HWY_RESTRICT s, const float* k, int key_dim,
   }
 }
 
-// Rewrites S, y = S^T q, and in the same pass what a row after this one asks first: answers = S^T
+// Rewrites S, y = S^T q, and in the same pass what a token after this one asks first: answers = S^T
 // next_k. Nothing is asked where next_k is null.
-template <bool kAsks>
-HWY_INLINE void Rewrite(float* HWY_RESTRICT s, const RowOf& row, const float* next_k, int key_dim,
-                        V* y, V* answers) {
-  const V decay = hn::Set(d, row.decay);
+template <bool kReadsNext>
+HWY_INLINE void Rewrite(float* HWY_RESTRICT s, const TokenUpdate& token, const float* next_k,
+                        int key_dim, V* y, V* answers) {
+  const V decay = hn::Set(d, token.decay);
   for (int c = 0; c < kVectors; ++c) y[c] = answers[c] = hn::Zero(d);
   for (int i = 0; i < key_dim; ++i, s += kStateColumns) {
-    const V key = hn::Set(d, row.k[i]), query = hn::Set(d, row.q[i]);
-    const V next_key = hn::Set(d, kAsks ? next_k[i] : 0.0f);
+    const V key = hn::Set(d, token.k[i]), query = hn::Set(d, token.q[i]);
+    const V next_key = hn::Set(d, kReadsNext ? next_k[i] : 0.0f);
     for (int c = 0; c < kVectors; ++c) {
       const V kept = hn::Mul(decay, hn::LoadU(d, s + c * kLanes));
-      const V state = hn::MulAdd(key, row.update[c], kept);
+      const V state = hn::MulAdd(key, token.update[c], kept);
       hn::StoreU(state, d, s + c * kLanes);
       y[c] = hn::MulAdd(query, state, y[c]);
-      if constexpr (kAsks) answers[c] = hn::MulAdd(next_key, state, answers[c]);
+      if constexpr (kReadsNext) answers[c] = hn::MulAdd(next_key, state, answers[c]);
     }
   }
 }
 
 template <StateRule kRule>
-HWY_INLINE void Walk(const MatrixStates& states, int64_t begin, int64_t end, int head,
-                     int64_t block, float* s) {
+HWY_INLINE void AdvanceColumns(const MatrixStates& states, int64_t begin, int64_t end, int head,
+                               int64_t block, float* s) {
   const int dk = states.key_dim;
   const int64_t column = head * int64_t{states.value_dim} + block * kStateColumns;
   const auto n = static_cast<size_t>(
@@ -75,26 +75,26 @@ HWY_INLINE void Walk(const MatrixStates& states, int64_t begin, int64_t end, int
   HWY_ALIGN float values[kStateColumns] = {}, skips[kStateColumns] = {};
   if (states.skip) std::memcpy(skips, states.skip + column, n * sizeof(float));
   const int64_t key = states.key_head(head) * int64_t{dk};
-  RowOf row;
+  TokenUpdate token;
   V y[kVectors], answers[kVectors];
   if constexpr (kRule == StateRule::kDelta)
     Answer(s, states.k + begin * states.stride + key, dk, answers);
   for (int64_t r = begin; r < end; ++r) {
     std::memcpy(values, states.v + r * states.stride + column, n * sizeof(float));
-    row.q = states.q + r * states.stride + key;
-    row.k = states.k + r * states.stride + key;
-    row.decay = states.decay[r * states.n_heads + head];
-    const V decay = hn::Set(d, row.decay);
-    const V write = hn::Set(d, states.write[r * states.n_heads + head]);
+    token.q = states.q + r * states.stride + key;
+    token.k = states.k + r * states.stride + key;
+    token.decay = states.decay[r * states.n_heads + head];
+    const V decay = hn::Set(d, token.decay);
+    const V beta = hn::Set(d, states.beta[r * states.n_heads + head]);
     for (int c = 0; c < kVectors; ++c) {
       V value = hn::Load(d, values + c * kLanes);
       if constexpr (kRule == StateRule::kDelta) value = hn::NegMulAdd(decay, answers[c], value);
-      row.update[c] = hn::Mul(write, value);
+      token.update[c] = hn::Mul(beta, value);
     }
     if (kRule == StateRule::kDelta && r + 1 < end) {
-      Rewrite<true>(s, row, row.k + states.stride, dk, y, answers);
+      Rewrite<true>(s, token, token.k + states.stride, dk, y, answers);
     } else {
-      Rewrite<false>(s, row, nullptr, dk, y, answers);
+      Rewrite<false>(s, token, nullptr, dk, y, answers);
     }
     for (int c = 0; c < kVectors; ++c) {
       float* value = values + c * kLanes;
@@ -107,12 +107,12 @@ HWY_INLINE void Walk(const MatrixStates& states, int64_t begin, int64_t end, int
 }
 
 // Rows [begin, end) of one sequence.
-void WalkRows(const MatrixStates& states, int64_t begin, int64_t end, int head, int64_t block,
-              float* s) {
+void AdvanceTokens(const MatrixStates& states, int64_t begin, int64_t end, int head, int64_t block,
+                   float* s) {
   if (states.rule == StateRule::kDelta) {
-    Walk<StateRule::kDelta>(states, begin, end, head, block, s);
+    AdvanceColumns<StateRule::kDelta>(states, begin, end, head, block, s);
   } else {
-    Walk<StateRule::kAdd>(states, begin, end, head, block, s);
+    AdvanceColumns<StateRule::kAdd>(states, begin, end, head, block, s);
   }
 }
 
@@ -124,20 +124,20 @@ HWY_AFTER_NAMESPACE();
 namespace ovq {
 namespace {
 
-HWY_EXPORT(WalkRows);
+HWY_EXPORT(AdvanceTokens);
 
 }  // namespace
 
 namespace cpu {
 
-void AdvanceStates(DeviceContext& context, const StepSeqs& seqs, const MatrixStates& states) {
+void AdvanceStates(DeviceContext& context, const BatchSequences& seqs, const MatrixStates& states) {
   const int64_t blocks = StateColumnBlocks(states.value_dim), of_sequence = states.n_heads * blocks;
   ParallelFor(context, seqs.n_seqs() * of_sequence, [&](int64_t task, int) {
     const auto s = static_cast<int>(task / of_sequence);
     const auto head = static_cast<int>(task % of_sequence / blocks);
     const int64_t block = task % blocks;
-    HWY_DYNAMIC_DISPATCH(WalkRows)
-    (states, seqs.row_begin[s], seqs.row_begin[s + 1], head, block,
+    HWY_DYNAMIC_DISPATCH(AdvanceTokens)
+    (states, seqs.token_begin[s], seqs.token_begin[s + 1], head, block,
      states.Columns(seqs.state[s], head, block));
   });
 }

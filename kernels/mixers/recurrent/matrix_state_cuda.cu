@@ -1,6 +1,6 @@
 // The equations of matrix_state.h on CUDA. A thread block has 32 columns of a head's S of one
-// sequence in registers from its first row to its last: warp w has kRows keys, lane c column c. S^T
-// x is summed over a warp's keys first, then over the warps.
+// sequence in registers from its first token to its last: warp w has kRows keys, lane c column c.
+// S^T x is summed over a warp's keys first, then over the warps.
 #include "kernels/common/cuda/cuda_device.h"
 #include "kernels/common/cuda/shared.cuh"
 #include "kernels/mixers/recurrent/matrix_state.h"
@@ -10,12 +10,13 @@ namespace {
 
 constexpr int kWarps = 8;
 constexpr int kThreads = kWarps * kStateColumns;
-// Keys and queries of three rows: the present one, the next one, whose answer is summed with the
+// Keys and queries of three tokens: the present one, the next one, whose answer is summed with the
 // present one's, and the one after it, which is on its way.
 constexpr int kStages = 3;
 
 // Shared memory: keys and queries of the stages [kStages][2][kPadded] float, then the warps' sums
-// [2][2][kWarps][32] float, of answers and of y, of two rows in turn. So a barrier a row is enough.
+// [2][2][kWarps][32] float, of answers and of y, of two tokens alternately. So a barrier a token is
+// enough.
 template <int kRows>
 struct Shared {
   static constexpr int kPadded = kRows * kWarps;
@@ -26,10 +27,10 @@ struct Shared {
     return DynamicShared<float>(0) + stage * 2 * kPadded;
   }
   __device__ static SharedPtr<float> Queries(int stage) { return Keys(stage) + kPadded; }
-  __device__ static SharedPtr<float> Answers(int turn) {
-    return DynamicShared<float>(kSums) + turn * 2 * kThreads;
+  __device__ static SharedPtr<float> Answers(int parity) {
+    return DynamicShared<float>(kSums) + parity * 2 * kThreads;
   }
-  __device__ static SharedPtr<float> Reads(int turn) { return Answers(turn) + kThreads; }
+  __device__ static SharedPtr<float> Reads(int parity) { return Answers(parity) + kThreads; }
 };
 
 // This lane's column, over the warps.
@@ -45,8 +46,8 @@ __device__ float SumOverWarps(SharedPtr<float> sums) {
 }
 
 template <int kRows>
-__device__ void Stage(const MatrixStates& states, int64_t row, int64_t key, int stage) {
-  const int64_t at = row * states.stride + key;
+__device__ void Stage(const MatrixStates& states, int64_t token, int64_t key, int stage) {
+  const int64_t at = token * states.stride + key;
   for (int i = static_cast<int>(threadIdx.x); i < Shared<kRows>::kPadded; i += kThreads) {
     Shared<kRows>::Keys(stage)[i] = i < states.key_dim ? states.k[at + i] : 0.0f;
     Shared<kRows>::Queries(stage)[i] = i < states.key_dim ? states.q[at + i] : 0.0f;
@@ -55,7 +56,7 @@ __device__ void Stage(const MatrixStates& states, int64_t row, int64_t key, int 
 
 // sum over this warp's keys of x [kRows] times this lane's column.
 template <int kRows>
-__device__ float AnswerOfWarp(const float (&s)[kRows], SharedPtr<float> x) {
+__device__ float WarpAnswer(const float (&s)[kRows], SharedPtr<float> x) {
   float sum = 0;
 #pragma unroll
   for (int r = 0; r < kRows; r += 4) {
@@ -81,11 +82,11 @@ __device__ void Rewrite(float (&s)[kRows], SharedPtr<float> key, float decay, fl
   }
 }
 
-// What of a thread's work does not change from row to row.
+// What of a thread's work does not change from token to token.
 struct Place {
   int head;
-  int64_t key;     // of its head's first key in a row
-  int64_t column;  // in a row of values
+  int64_t key;     // of its head's first key in a token
+  int64_t column;  // in a token of values
   bool inside;     // its column exists
 
   __device__ Place(const MatrixStates& states, int64_t head_block) {
@@ -98,58 +99,58 @@ struct Place {
   }
 };
 
-// The rows of a run, S in s.
+// The tokens of a run, S in s.
 template <int kRows, StateRule kRule>
-__device__ void Walk(const MatrixStates& states, const Place& place, int64_t first, int32_t n_rows,
-                     float (&s)[kRows]) {
+__device__ void AdvanceColumns(const MatrixStates& states, const Place& place, int64_t first,
+                               int32_t n_tokens, float (&s)[kRows]) {
   using Memory = Shared<kRows>;
   const int warp = static_cast<int>(threadIdx.x) / kStateColumns;
   const int begin = warp * kRows;
   const float skip = states.skip != nullptr && place.inside ? states.skip[place.column] : 0.0f;
   Stage<kRows>(states, first, place.key, 0);
-  if (n_rows > 1) Stage<kRows>(states, first + 1, place.key, 1);
+  if (n_tokens > 1) Stage<kRows>(states, first + 1, place.key, 1);
   __syncthreads();
   if constexpr (kRule == StateRule::kDelta) {
     Memory::Answers(0)[static_cast<int>(threadIdx.x)] =
-        AnswerOfWarp<kRows>(s, Memory::Keys(0) + begin);
+        WarpAnswer<kRows>(s, Memory::Keys(0) + begin);
     __syncthreads();
   }
-  for (int32_t r = 0; r < n_rows; ++r) {
-    const int64_t row = first + r, gate = row * states.n_heads + place.head;
-    const int stage = r % kStages, next = r + 1 < n_rows ? (r + 1) % kStages : stage;
-    const int turn = (r + 1) % 2;
-    const float value = place.inside ? states.v[row * states.stride + place.column] : 0.0f;
+  for (int32_t r = 0; r < n_tokens; ++r) {
+    const int64_t token = first + r, gate = token * states.n_heads + place.head;
+    const int stage = r % kStages, next = r + 1 < n_tokens ? (r + 1) % kStages : stage;
+    const int parity = (r + 1) % 2;
+    const float value = place.inside ? states.v[token * states.stride + place.column] : 0.0f;
     const float decay = states.decay[gate];
     float error = value;
     if constexpr (kRule == StateRule::kDelta) {
       error = fmaf(-decay, SumOverWarps(Memory::Answers(r % 2)), value);
     }
-    if (r + 2 < n_rows) Stage<kRows>(states, row + 2, place.key, (r + 2) % kStages);
-    Rewrite<kRows>(s, Memory::Keys(stage) + begin, decay, states.write[gate] * error);
-    Memory::Reads(turn)[static_cast<int>(threadIdx.x)] =
-        AnswerOfWarp<kRows>(s, Memory::Queries(stage) + begin);
+    if (r + 2 < n_tokens) Stage<kRows>(states, token + 2, place.key, (r + 2) % kStages);
+    Rewrite<kRows>(s, Memory::Keys(stage) + begin, decay, states.beta[gate] * error);
+    Memory::Reads(parity)[static_cast<int>(threadIdx.x)] =
+        WarpAnswer<kRows>(s, Memory::Queries(stage) + begin);
     if constexpr (kRule == StateRule::kDelta) {
-      Memory::Answers(turn)[static_cast<int>(threadIdx.x)] =
-          AnswerOfWarp<kRows>(s, Memory::Keys(next) + begin);
+      Memory::Answers(parity)[static_cast<int>(threadIdx.x)] =
+          WarpAnswer<kRows>(s, Memory::Keys(next) + begin);
     }
     __syncthreads();
     if (warp == 0 && place.inside) {
-      states.y[row * states.n_heads * states.value_dim + place.column] =
-          fmaf(skip, value, SumOverWarps(Memory::Reads(turn)));
+      states.y[token * states.n_heads * states.value_dim + place.column] =
+          fmaf(skip, value, SumOverWarps(Memory::Reads(parity)));
     }
   }
 }
 
 // Launch: a block for 32 columns of a head of a sequence; grid x: heads and their columns, y:
-// sequence. S is read and written once a step.
+// sequence. S is read and written once a batch.
 template <int kRows, StateRule kRule>
 __global__ void __launch_bounds__(kThreads)
     AdvanceKernel(const __grid_constant__ MatrixStates states,
-                  const __grid_constant__ DeviceSeqs seqs) {
+                  const __grid_constant__ DeviceSequences seqs) {
   std::byte* session = seqs.state[blockIdx.y];
-  const int32_t first = seqs.row_begin[blockIdx.y];
-  const int32_t n_rows = seqs.row_begin[blockIdx.y + 1] - first;
-  if (session == nullptr || n_rows == 0) return;
+  const int32_t first = seqs.token_begin[blockIdx.y];
+  const int32_t n_tokens = seqs.token_begin[blockIdx.y + 1] - first;
+  if (session == nullptr || n_tokens == 0) return;
   const Place place(states, blockIdx.x);
   const int begin = static_cast<int>(threadIdx.x) / kStateColumns * kRows;
   float* columns =
@@ -160,7 +161,7 @@ __global__ void __launch_bounds__(kThreads)
   for (int r = 0; r < kRows; ++r) {
     s[r] = begin + r < states.key_dim ? columns[(begin + r) * kStateColumns] : 0.0f;
   }
-  Walk<kRows, kRule>(states, place, first, n_rows, s);
+  AdvanceColumns<kRows, kRule>(states, place, first, n_tokens, s);
 #pragma unroll
   for (int r = 0; r < kRows; ++r) {
     if (begin + r < states.key_dim) columns[(begin + r) * kStateColumns] = s[r];
@@ -168,7 +169,7 @@ __global__ void __launch_bounds__(kThreads)
 }
 
 template <int kRows>
-void LaunchRows(DeviceContext& context, const StepSeqs& seqs, const MatrixStates& states) {
+void LaunchAdvance(DeviceContext& context, const BatchSequences& seqs, const MatrixStates& states) {
   const dim3 grid(static_cast<unsigned>(states.n_heads * StateColumnBlocks(states.value_dim)),
                   static_cast<unsigned>(seqs.n_seqs()));
   auto* kernel = states.rule == StateRule::kDelta ? AdvanceKernel<kRows, StateRule::kDelta>
@@ -178,13 +179,13 @@ void LaunchRows(DeviceContext& context, const StepSeqs& seqs, const MatrixStates
 
 }  // namespace
 
-void AdvanceStates(DeviceContext& context, const StepSeqs& seqs, const MatrixStates& states) {
-  if (states.key_dim <= 4 * kWarps) return LaunchRows<4>(context, seqs, states);
-  if (states.key_dim <= 8 * kWarps) return LaunchRows<8>(context, seqs, states);
-  if (states.key_dim <= 16 * kWarps) return LaunchRows<16>(context, seqs, states);
-  if (states.key_dim <= 32 * kWarps) return LaunchRows<32>(context, seqs, states);
+void AdvanceStates(DeviceContext& context, const BatchSequences& seqs, const MatrixStates& states) {
+  if (states.key_dim <= 4 * kWarps) return LaunchAdvance<4>(context, seqs, states);
+  if (states.key_dim <= 8 * kWarps) return LaunchAdvance<8>(context, seqs, states);
+  if (states.key_dim <= 16 * kWarps) return LaunchAdvance<16>(context, seqs, states);
+  if (states.key_dim <= 32 * kWarps) return LaunchAdvance<32>(context, seqs, states);
   static_assert(64 * kWarps == kMaxStateKeyDim);
-  LaunchRows<64>(context, seqs, states);
+  LaunchAdvance<64>(context, seqs, states);
 }
 
 }  // namespace ovq::cuda

@@ -5,6 +5,7 @@
 #include <utility>
 #include <vector>
 
+#include "base/status_macros.h"
 #include "kernels/mixers/mixer.h"
 
 namespace ovq {
@@ -14,7 +15,7 @@ namespace ovq {
 //   MixerState layout: without a growing part
 //   void Load(const MixerSpec&): takes its weights; errors are spec.weights'
 //   size_t weight_bytes() const
-//   void Forward(const LayerStep&, TensorView x, TensorView y) const: as SequenceMixer's
+//   void Forward(const LayerArgs&, TensorView x, TensorView y) const: as SequenceMixer's
 template <class T>
 class RecurrentMixer final : public SequenceMixer {
  public:
@@ -22,10 +23,10 @@ class RecurrentMixer final : public SequenceMixer {
 
   const MixerState& state() const override { return recurrence_.layout; }
   size_t weight_bytes() const override { return recurrence_.weight_bytes(); }
-  void Forward(const LayerStep& step, TensorView x, TensorView y) const override {
-    recurrence_.Forward(step, x, y);
+  void Forward(const LayerArgs& args, TensorView x, TensorView y) const override {
+    recurrence_.Forward(args, x, y);
   }
-  std::vector<StateExtent> Overwrites(const LayerState& where, const TokenRange&) const override {
+  std::vector<StateExtent> UndoExtents(const LayerState& where, const TokenRange&) const override {
     return {{where.fixed_offset, recurrence_.layout.fixed.bytes()}};
   }
 
@@ -46,17 +47,15 @@ absl::StatusOr<T> ReadRecurrence(const StateSpec& spec) {
 // The two functions of a line of the registry.
 template <class T>
 absl::StatusOr<MixerState> RecurrentState(const StateSpec& spec) {
-  absl::StatusOr<T> recurrence = ReadRecurrence<T>(spec);
-  if (!recurrence.ok()) return recurrence.status();
-  return std::move(recurrence->layout);
+  ASSIGN_OR_RETURN(T recurrence, ReadRecurrence<T>(spec));
+  return std::move(recurrence.layout);
 }
 template <class T>
 absl::StatusOr<std::unique_ptr<SequenceMixer>> MakeRecurrent(const MixerSpec& spec) {
-  absl::StatusOr<T> recurrence = ReadRecurrence<T>(spec.state);
-  if (!recurrence.ok()) return recurrence.status();
-  recurrence->Load(spec);
+  ASSIGN_OR_RETURN(T recurrence, ReadRecurrence<T>(spec.state));
+  recurrence.Load(spec);
   if (!spec.weights.status().ok()) return spec.weights.status();
-  return std::make_unique<RecurrentMixer<T>>(*std::move(recurrence));
+  return std::make_unique<RecurrentMixer<T>>(std::move(recurrence));
 }
 
 }  // namespace ovq

@@ -11,24 +11,25 @@ namespace ovq {
 
 OVQ_ON_EVERY_DEVICE(Convolve)
 
-StateField ShortConvField(int64_t width, int taps) {
-  return {"newest_inputs", DType::kF32, {taps - 1, width}};
+StateField ShortConvField(int64_t width, int conv_size) {
+  return {"newest_inputs", DType::kF32, {conv_size - 1, width}};
 }
 
-ShortConvFilters TakeShortConv(const MixerSpec& spec, std::initializer_list<WeightPart> parts,
-                               int taps, bool has_bias) {
+ShortConvFilters LoadShortConv(const MixerSpec& spec, std::initializer_list<WeightPart> parts,
+                               int conv_size, bool has_bias) {
   ShortConvFilters filters;
-  filters.taps = taps;
+  filters.conv_size = conv_size;
   for (const WeightPart& part : parts) filters.width += part.rows;
-  std::vector<float> weight(static_cast<size_t>(taps * filters.width)), bias;
+  std::vector<float> weight(static_cast<size_t>(conv_size * filters.width)), bias;
   int64_t first = 0;
   for (const WeightPart& part : parts) {
     const std::string leaf(part.leaf);
     const std::vector<float> rows =
-        spec.weights.HostFloats(absl::StrCat(leaf, ".weight"), {part.rows, 1, taps});
+        spec.weights.HostFloats(absl::StrCat(leaf, ".weight"), {part.rows, 1, conv_size});
     for (size_t i = 0; i < rows.size(); ++i) {
-      const auto row = static_cast<int64_t>(i) / taps, tap = static_cast<int64_t>(i) % taps;
-      weight[static_cast<size_t>(tap * filters.width + first + row)] = rows[i];
+      const auto filter = static_cast<int64_t>(i) / conv_size,
+                 tap = static_cast<int64_t>(i) % conv_size;
+      weight[tap * filters.width + first + filter] = rows[i];
     }
     first += part.rows;
     if (!has_bias) continue;
@@ -42,10 +43,10 @@ ShortConvFilters TakeShortConv(const MixerSpec& spec, std::initializer_list<Weig
   return filters;
 }
 
-void Convolve(DeviceContext& context, const StepSeqs& seqs, const ShortConv& conv) {
+void Convolve(DeviceContext& context, const BatchSequences& seqs, const ShortConv& conv) {
   Check(conv.n_filters % conv.width == 0, "Convolve: filters for every channel alike");
-  Check(conv.taps >= 1 && conv.taps <= kMaxConvTaps, "Convolve: taps");
-  Check(conv.weight != nullptr || (conv.taps == 1 && conv.bias == nullptr),
+  Check(conv.conv_size >= 1 && conv.conv_size <= kMaxConvSize, "Convolve: taps");
+  Check(conv.weight != nullptr || (conv.conv_size == 1 && conv.bias == nullptr),
         "Convolve: without weights y = silu(u)");
   Dispatch<ref::Convolve, cpu::Convolve, cuda::Convolve>(context, seqs, conv);
 }
@@ -53,41 +54,42 @@ void Convolve(DeviceContext& context, const StepSeqs& seqs, const ShortConv& con
 namespace ref {
 namespace {
 
-// u of channel c at position s of a sequence, from the step or from what the session keeps.
-double InputAt(const StepSeqs& seqs, const ShortConv& conv, int sequence, int64_t s, int64_t c) {
+// u of channel c at position s of a sequence, from the batch or from what the session keeps.
+double InputAt(const BatchSequences& seqs, const ShortConv& conv, int sequence, int64_t s,
+               int64_t c) {
   if (s < 0) return 0;
   const int64_t start = seqs.start_pos[sequence];
-  if (s >= start) return conv.u[(seqs.row_begin[sequence] + s - start) * conv.u_stride + c];
+  if (s >= start) return conv.u[(seqs.token_begin[sequence] + s - start) * conv.u_stride + c];
   const auto* newest = reinterpret_cast<const float*>(seqs.state[sequence] + conv.newest);
-  return newest[s % (conv.taps - 1) * conv.width + c];
+  return newest[s % (conv.conv_size - 1) * conv.width + c];
 }
 
-double ConvolvedAt(const StepSeqs& seqs, const ShortConv& conv, int sequence, int64_t t,
-                   int64_t filter) {
+double ConvolveFilter(const BatchSequences& seqs, const ShortConv& conv, int sequence, int64_t t,
+                      int64_t filter) {
   double sum = conv.bias ? conv.bias[filter] : 0;
-  for (int j = 0; j < conv.taps; ++j) {
+  for (int j = 0; j < conv.conv_size; ++j) {
     const double weight = conv.weight ? conv.weight[j * conv.n_filters + filter] : 1;
-    sum += weight * InputAt(seqs, conv, sequence, t - conv.taps + 1 + j, filter % conv.width);
+    sum += weight * InputAt(seqs, conv, sequence, t - conv.conv_size + 1 + j, filter % conv.width);
   }
   return sum / (1 + std::exp(-sum));
 }
 
 }  // namespace
 
-void Convolve(DeviceContext&, const StepSeqs& seqs, const ShortConv& conv) {
+void Convolve(DeviceContext&, const BatchSequences& seqs, const ShortConv& conv) {
   for (int s = 0; s < seqs.n_seqs(); ++s) {
-    for (int64_t t = seqs.start_pos[s]; t < seqs.end_of(s); ++t) {
-      const int64_t row = seqs.row_begin[s] + t - seqs.start_pos[s];
+    for (int64_t t = seqs.start_pos[s]; t < seqs.end_pos(s); ++t) {
+      const int64_t token = seqs.token_begin[s] + t - seqs.start_pos[s];
       for (int64_t filter = 0; filter < conv.n_filters; ++filter) {
-        conv.y[row * conv.n_filters + filter] =
-            static_cast<float>(ConvolvedAt(seqs, conv, s, t, filter));
+        conv.y[token * conv.n_filters + filter] =
+            static_cast<float>(ConvolveFilter(seqs, conv, s, t, filter));
       }
     }
-    if (conv.taps == 1) continue;
+    if (conv.conv_size == 1) continue;
     auto* newest = reinterpret_cast<float*>(seqs.state[s] + conv.newest);
-    for (int64_t t = seqs.start_pos[s]; t < seqs.end_of(s); ++t) {
+    for (int64_t t = seqs.start_pos[s]; t < seqs.end_pos(s); ++t) {
       for (int64_t c = 0; c < conv.width; ++c) {
-        newest[t % (conv.taps - 1) * conv.width + c] =
+        newest[t % (conv.conv_size - 1) * conv.width + c] =
             static_cast<float>(InputAt(seqs, conv, s, t, c));
       }
     }

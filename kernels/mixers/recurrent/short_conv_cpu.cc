@@ -1,5 +1,5 @@
-// y_t[f] = silu(bias[f] + sum_j weight[j][f] u_{t-taps+1+j}[f mod width]), a chain of fused
-// multiply-adds from the oldest input to the newest; u [n_rows, width], y [n_rows, n_filters]
+// y_t[f] = silu(bias[f] + sum_j weight[j][f] u_{t-conv_size+1+j}[f mod width]), a chain of fused
+// multiply-adds from the oldest input to the newest; u [n_tokens, width], y [n_tokens, n_filters]
 #include <algorithm>
 #include <cstring>
 
@@ -19,14 +19,15 @@ HWY_BEFORE_NAMESPACE();
 namespace ovq::HWY_NAMESPACE {
 namespace {
 
-// inputs[taps]: rows of u, the oldest first. Channels [begin, end), with the filters from `first`.
-void ConvolveRow(const ShortConv& conv, const float* const* inputs, int64_t begin, int64_t end,
-                 int64_t first, float* y) {
+// inputs[conv_size]: tokens of u, the oldest first. Channels [begin, end), with the filters from
+// `first`.
+void ConvolveToken(const ShortConv& conv, const float* const* inputs, int64_t begin, int64_t end,
+                   int64_t first, float* y) {
   ForEachVector(end - begin, [&](int64_t i, int64_t m) HWY_ATTR {
     const int64_t channel = begin + i, filter = first + channel;
     if (conv.weight == nullptr) return Store(Silu(Load(inputs[0] + channel, m)), m, y + filter);
     V sum = conv.bias ? Load(conv.bias + filter, m) : hn::Zero(d);
-    for (int j = 0; j < conv.taps; ++j) {
+    for (int j = 0; j < conv.conv_size; ++j) {
       sum = hn::MulAdd(Load(conv.weight + j * conv.n_filters + filter, m),
                        Load(inputs[j] + channel, m), sum);
     }
@@ -42,31 +43,33 @@ HWY_AFTER_NAMESPACE();
 namespace ovq {
 namespace {
 
-HWY_EXPORT(ConvolveRow);
+HWY_EXPORT(ConvolveToken);
 
-// Channels that one task carries through all rows of a sequence.
+// Channels that one task carries through all tokens of a sequence.
 constexpr int64_t kTaskChannels = 256;
 
-void ConvolveChannels(const ShortConv& conv, const StepSeqs& seqs, int s, int64_t begin,
+void ConvolveChannels(const ShortConv& conv, const BatchSequences& seqs, int s, int64_t begin,
                       int64_t end) {
-  const int64_t n_kept = conv.taps - 1, start = seqs.start_pos[s], n_rows = seqs.rows_of(s);
-  const float* rows = conv.u + seqs.row_begin[s] * conv.u_stride;
-  float* kept = n_kept == 0 ? nullptr : reinterpret_cast<float*>(seqs.state[s] + conv.newest);
-  const float* inputs[kMaxConvTaps];
-  for (int64_t row = 0; row < n_rows; ++row) {
-    for (int64_t j = 0; j < conv.taps; ++j) {
-      const int64_t before = n_kept - j;
-      inputs[j] = row >= before ? rows + (row - before) * conv.u_stride
-                                : kept + (start + row + j) % n_kept * conv.width;
+  const int64_t n_kept_tokens = conv.conv_size - 1, start = seqs.start_pos[s],
+                n_tokens = seqs.sequence_length(s);
+  const float* tokens = conv.u + seqs.token_begin[s] * conv.u_stride;
+  float* kept =
+      n_kept_tokens == 0 ? nullptr : reinterpret_cast<float*>(seqs.state[s] + conv.newest);
+  const float* inputs[kMaxConvSize];
+  for (int64_t token = 0; token < n_tokens; ++token) {
+    for (int64_t j = 0; j < conv.conv_size; ++j) {
+      const int64_t before = n_kept_tokens - j;
+      inputs[j] = token >= before ? tokens + (token - before) * conv.u_stride
+                                  : kept + (start + token + j) % n_kept_tokens * conv.width;
     }
-    float* y = conv.y + (seqs.row_begin[s] + row) * conv.n_filters;
+    float* y = conv.y + (seqs.token_begin[s] + token) * conv.n_filters;
     for (int64_t first = 0; first < conv.n_filters; first += conv.width) {
-      HWY_DYNAMIC_DISPATCH(ConvolveRow)(conv, inputs, begin, end, first, y);
+      HWY_DYNAMIC_DISPATCH(ConvolveToken)(conv, inputs, begin, end, first, y);
     }
   }
-  for (int64_t row = std::max<int64_t>(0, n_rows - n_kept); row < n_rows; ++row) {
-    std::copy_n(rows + row * conv.u_stride + begin, end - begin,
-                kept + (start + row) % n_kept * conv.width + begin);
+  for (int64_t token = std::max<int64_t>(0, n_tokens - n_kept_tokens); token < n_tokens; ++token) {
+    std::copy_n(tokens + token * conv.u_stride + begin, end - begin,
+                kept + (start + token) % n_kept_tokens * conv.width + begin);
   }
 }
 
@@ -74,7 +77,7 @@ void ConvolveChannels(const ShortConv& conv, const StepSeqs& seqs, int s, int64_
 
 namespace cpu {
 
-void Convolve(DeviceContext& context, const StepSeqs& seqs, const ShortConv& conv) {
+void Convolve(DeviceContext& context, const BatchSequences& seqs, const ShortConv& conv) {
   const int64_t parts = (conv.width + kTaskChannels - 1) / kTaskChannels;
   ParallelFor(context, seqs.n_seqs() * parts, [&](int64_t task, int) {
     const int64_t begin = task % parts * kTaskChannels;

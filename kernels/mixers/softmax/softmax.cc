@@ -19,7 +19,7 @@ SoftmaxAttention::SoftmaxAttention(const StateSpec& spec, AttrReader& model, boo
   if (sliding) {
     window = static_cast<int32_t>(model.Int("sliding_window", 1, 1 << 24));
     // Enough for the 64-aligned block of a query and every block its window reaches into.
-    ring = static_cast<int32_t>(1 + BlocksOf(window - 1));
+    ring = static_cast<int32_t>(1 + NumBlocks(window - 1));
   }
   const int64_t blocks = int64_t{shape.n_kv_heads} * std::max(ring, 1);
   const int64_t channels = BlockChannels(dtype, shape.head_dim),
@@ -58,15 +58,15 @@ AttentionBlocks SoftmaxAttention::Blocks(const LayerState& where) const {
   return blocks;
 }
 
-void SoftmaxAttention::Attend(const LayerStep& step, const AttentionRows& rows) const {
-  AttentionBlocks blocks = Blocks(step.where);
+void SoftmaxAttention::Attend(const LayerArgs& args, const AttentionTensors& rows) const {
+  AttentionBlocks blocks = Blocks(args.where);
   blocks.compute_dtype = rows.out_dtype;
-  Dispatch<SoftmaxAttentionRef, AttendCpu, AttendCuda>(step.context,
-                                                       AttentionStep{blocks, step.seqs, rows});
+  Dispatch<SoftmaxAttentionRef, AttendCpu, AttendCuda>(args.context,
+                                                       AttentionArgs{blocks, args.seqs, rows});
 }
 
-std::vector<StateExtent> SoftmaxAttention::Overwrites(const LayerState& where,
-                                                      const TokenRange& tokens) const {
+std::vector<StateExtent> SoftmaxAttention::UndoExtents(const LayerState& where,
+                                                       const TokenRange& tokens) const {
   return RecentExtents(Blocks(where), tokens);
 }
 

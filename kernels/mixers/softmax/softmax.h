@@ -11,8 +11,8 @@ namespace ovq {
 struct SoftmaxAttention : Attention {
   SoftmaxAttention(const StateSpec& spec, AttrReader& model, bool sliding);
 
-  void Attend(const LayerStep& step, const AttentionRows& rows) const;
-  std::vector<StateExtent> Overwrites(const LayerState& where, const TokenRange& tokens) const;
+  void Attend(const LayerArgs& args, const AttentionTensors& rows) const;
+  std::vector<StateExtent> UndoExtents(const LayerState& where, const TokenRange& tokens) const;
   AttentionBlocks Blocks(const LayerState& where) const;
 
   int32_t window = 0;  // tokens a query sees, its own included; 0 = all
@@ -21,7 +21,7 @@ struct SoftmaxAttention : Attention {
 };
 
 struct SlidingAttention : SoftmaxAttention {
-  static constexpr bool kTurnsByDefault = true;
+  static constexpr bool kRopeByDefault = true;
   SlidingAttention(const StateSpec& spec, AttrReader& model, AttrReader&)
       : SoftmaxAttention(spec, model, /*sliding=*/true) {}
 };
@@ -30,6 +30,6 @@ struct FullAttention : SoftmaxAttention {
       : SoftmaxAttention(spec, model, /*sliding=*/false) {}
 };
 
-void SoftmaxAttentionRef(DeviceContext& context, const AttentionStep& step);
+void SoftmaxAttentionRef(DeviceContext& context, const AttentionArgs& args);
 
 }  // namespace ovq

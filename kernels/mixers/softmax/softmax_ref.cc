@@ -9,16 +9,16 @@
 
 namespace ovq {
 
-void SoftmaxAttentionRef(DeviceContext&, const AttentionStep& step) {
-  const int32_t window = step.blocks.window;
-  ForEachTokenRef(step, [&](const TokenRef& token) {
-    StoreTokenRef(step, token, KeyRef(step, token), token.position);
+void SoftmaxAttentionRef(DeviceContext&, const AttentionArgs& args) {
+  const int32_t window = args.blocks.window;
+  ForEachTokenRef(args, [&](const TokenRef& token) {
+    StoreTokenRef(args, token, KeyRef(args, token), token.position);
     const int64_t oldest = window == 0 ? 0 : std::max<int64_t>(0, token.position + 1 - window);
     std::vector<SlotRef> slots;
     for (int64_t t = oldest; t <= token.position; ++t) {
-      slots.push_back(RecentSlotRef(step, token, t));
+      slots.push_back(RecentSlotRef(args, token, t));
     }
-    AttendTokenRef(step, token, slots);
+    AttendTokenRef(args, token, slots);
   });
 }
 

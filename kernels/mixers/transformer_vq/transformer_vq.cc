@@ -8,6 +8,7 @@
 #include <vector>
 
 #include "absl/strings/str_cat.h"
+#include "base/status_macros.h"
 #include "kernels/common/dispatch.h"
 
 namespace ovq {
@@ -107,10 +108,10 @@ class TransformerVq final : public SequenceMixer {
 
   const MixerState& state() const override { return config_.state; }
   size_t weight_bytes() const override;
-  void Forward(const LayerStep& step, TensorView x, TensorView y) const override;
-  std::vector<StateExtent> Overwrites(const LayerState& where,
-                                      const TokenRange& tokens) const override;
-  bool WritesApart(const TokenRange& tokens) const override {
+  void Forward(const LayerArgs& args, TensorView x, TensorView y) const override;
+  std::vector<StateExtent> UndoExtents(const LayerState& where,
+                                       const TokenRange& tokens) const override;
+  bool CanUndoSuffix(const TokenRange& tokens) const override {
     return tokens.end % kTransformerVqSpan != 0;
   }
 
@@ -123,8 +124,8 @@ class TransformerVq final : public SequenceMixer {
     Buffer half_norms;                // [n_codes] float
   };
   void LoadHeads(const MixerSpec& spec);
-  // rows: as in TransformerVqStep.
-  void AttendHead(const LayerStep& step, int h, TensorView x, float* rows, int64_t stride) const;
+  // rows: as in TransformerVqArgs.
+  void AttendHead(const LayerArgs& args, int h, TensorView x, float* rows, int64_t stride) const;
   size_t place(const LayerState& where, Field field, int head) const {
     const StateField& all = config_.state.fixed.list()[field];
     return where.fixed_offset + config_.state.fixed.offset(field) +
@@ -156,9 +157,9 @@ void TransformerVq::LoadHeads(const MixerSpec& spec) {
   const int64_t heads = shape.n_heads, d = shape.head_dim, n = shape.n_codes,
                 d_model = spec.state.d_model;
   const auto c = static_cast<float>(std::pow(static_cast<double>(d), -0.25));
-  const TensorView queries = weights.Take("self_attn.q_proj.weight", {heads * d, d_model}),
-                   keys = weights.Take("self_attn.k_proj.weight", {heads * d, d_model}),
-                   codebook = weights.Take("self_attn.codebook", {heads, n, d});
+  const TensorView queries = weights.GetTensor("self_attn.q_proj.weight", {heads * d, d_model}),
+                   keys = weights.GetTensor("self_attn.k_proj.weight", {heads * d, d_model}),
+                   codebook = weights.GetTensor("self_attn.codebook", {heads, n, d});
   const std::vector<float> u = Scaled(weights.HostFloats("self_attn.xl_u", {heads, d}), c),
                            v = Scaled(weights.HostFloats("self_attn.xl_v", {heads, d}), c),
                            relative = RelativeKeys(spec, config_, c);
@@ -192,28 +193,28 @@ size_t TransformerVq::weight_bytes() const {
   return bytes;
 }
 
-void TransformerVq::Forward(const LayerStep& step, TensorView x, TensorView y) const {
-  ScratchScope scope(step.context);
-  const int64_t n_rows = step.seqs.n_rows(), width = output_.in();
+void TransformerVq::Forward(const LayerArgs& args, TensorView x, TensorView y) const {
+  ScratchScope scope(args.context);
+  const int64_t n_tokens = args.seqs.n_tokens(), width = output_.in();
   // [gates | values], all heads; the values become what the rows attend to.
-  const TensorView rows = scope.Tensor(DType::kF32, {n_rows, 2 * width});
-  gates_values_.Apply(step.context, x, rows);
+  const TensorView rows = scope.Tensor(DType::kF32, {n_tokens, 2 * width});
+  gates_values_.Apply(args.context, x, rows);
   for (int h = 0; h < config_.shape.n_heads; ++h) {
-    AttendHead(step, h, x, rows.as<float>() + width + int64_t{h} * config_.shape.value_dim,
+    AttendHead(args, h, x, rows.as<float>() + width + int64_t{h} * config_.shape.value_dim,
                2 * width);
   }
-  const TensorView gated = scope.Tensor(compute_, {n_rows, width});
-  SwiGlu(step.context, rows, gated);
-  output_.Apply(step.context, gated, y, step.adds);
+  const TensorView gated = scope.Tensor(compute_, {n_tokens, width});
+  SwiGlu(args.context, rows, gated);
+  output_.Apply(args.context, gated, y, args.adds);
 }
 
-void TransformerVq::AttendHead(const LayerStep& step, int h, TensorView x, float* rows,
+void TransformerVq::AttendHead(const LayerArgs& args, int h, TensorView x, float* rows,
                                int64_t stride) const {
   const TransformerVqShape& shape = config_.shape;
   const Head& head = heads_[h];
-  DeviceContext& context = step.context;
+  DeviceContext& context = args.context;
   ScratchScope scope(context);
-  const int64_t n = step.seqs.n_rows(), d = shape.head_dim;
+  const int64_t n = args.seqs.n_tokens(), d = shape.head_dim;
   const TensorView q = scope.Tensor(DType::kF32, {n, d}), k = scope.Tensor(DType::kF32, {n, d}),
                    with_codes = scope.Tensor(DType::kF32, {2 * n, d}),
                    with_positions = scope.Tensor(DType::kF32, {n, d}),
@@ -233,11 +234,11 @@ void TransformerVq::AttendHead(const LayerStep& step, int h, TensorView x, float
   head.codes.Apply(context, with_codes, scores);
   head.relative.Apply(context, with_positions, relative);
   Dispatch<TransformerVqRef, TransformerVqCpu, TransformerVqCuda>(
-      context, TransformerVqStep{.shape = shape,
-                                 .seqs = step.seqs,
-                                 .values = place(step.where, kValues, h),
-                                 .counts = place(step.where, kCounts, h),
-                                 .codes = place(step.where, kCodes, h),
+      context, TransformerVqArgs{.shape = shape,
+                                 .seqs = args.seqs,
+                                 .values = place(args.where, kValues, h),
+                                 .counts = place(args.where, kCounts, h),
+                                 .codes = place(args.where, kCodes, h),
                                  .scores = scores.as<float>(),
                                  .half_norms = head.half_norms.as<float>(),
                                  .relative = relative.as<float>(),
@@ -245,8 +246,8 @@ void TransformerVq::AttendHead(const LayerStep& step, int h, TensorView x, float
                                  .row_stride = stride});
 }
 
-std::vector<StateExtent> TransformerVq::Overwrites(const LayerState& where,
-                                                   const TokenRange& tokens) const {
+std::vector<StateExtent> TransformerVq::UndoExtents(const LayerState& where,
+                                                    const TokenRange& tokens) const {
   const TransformerVqShape& shape = config_.shape;
   // The end of a span may touch any code's count and mean.
   if (tokens.end % kTransformerVqSpan == 0) {
@@ -275,15 +276,13 @@ std::vector<StateExtent> TransformerVq::Overwrites(const LayerState& where,
 }  // namespace
 
 absl::StatusOr<MixerState> TransformerVqState(const StateSpec& spec) {
-  absl::StatusOr<Config> config = ReadConfig(spec);
-  if (!config.ok()) return config.status();
-  return std::move(config->state);
+  ASSIGN_OR_RETURN(Config config, ReadConfig(spec));
+  return std::move(config.state);
 }
 
 absl::StatusOr<std::unique_ptr<SequenceMixer>> MakeTransformerVq(const MixerSpec& spec) {
-  absl::StatusOr<Config> config = ReadConfig(spec.state);
-  if (!config.ok()) return config.status();
-  auto mixer = std::make_unique<TransformerVq>(spec, *std::move(config));
+  ASSIGN_OR_RETURN(Config config, ReadConfig(spec.state));
+  auto mixer = std::make_unique<TransformerVq>(spec, std::move(config));
   if (!spec.weights.status().ok()) return spec.weights.status();
   return mixer;
 }

@@ -36,25 +36,25 @@ struct TransformerVqShape {
   constexpr int slices() const { return (value_dim + kValueSlice - 1) / kValueSlice; }
 };
 
-// One head of a step. `values`, `counts` and `codes` are offsets from a session's base.
-struct TransformerVqStep {
+// One head of a batch. `values`, `counts` and `codes` are offsets from a session's base.
+struct TransformerVqArgs {
   TransformerVqShape shape;
-  const StepSeqs& seqs;
+  const BatchSequences& seqs;
   size_t values;            // float [slices][slots][kValueSlice], padded with zeros
   size_t counts;            // uint32 [n_means] of values in a mean; stays at 2^32 - 1
   size_t codes;             // int32 [ring] of the keys
-  const float* scores;      // [2][n_rows][n_codes]: (q + c xl_u) . code, and k . code
+  const float* scores;      // [2][n_tokens][n_codes]: (q + c xl_u) . code, and k . code
   const float* half_norms;  // [n_codes]: |code|^2 / 2
-  const float* relative;    // [n_rows][mem_len + 1]: (q + c xl_v) . R_distance
-  // [n_rows][value_dim], `row_stride` floats apart: a row's value before its silu, in whose place
+  const float* relative;    // [n_tokens][mem_len + 1]: (q + c xl_v) . R_distance
+  // [n_tokens][value_dim], `row_stride` floats apart: a row's value before its silu, in whose place
   // comes what it attended to.
   float* rows;
   int64_t row_stride;
 };
 
-void TransformerVqRef(DeviceContext& context, const TransformerVqStep& step);
-void TransformerVqCpu(DeviceContext& context, const TransformerVqStep& step);
-void TransformerVqCuda(DeviceContext& context, const TransformerVqStep& step);
+void TransformerVqRef(DeviceContext& context, const TransformerVqArgs& args);
+void TransformerVqCpu(DeviceContext& context, const TransformerVqArgs& args);
+void TransformerVqCuda(DeviceContext& context, const TransformerVqArgs& args);
 
 // The two functions of a line of the registry.
 absl::StatusOr<MixerState> TransformerVqState(const StateSpec& spec);

@@ -52,13 +52,13 @@ int32_t NearestCode(const float* products, const float* half_norms, int32_t n) {
 }
 
 // Row `row` of a session, at `position`: the exponents of its open slots; the others' are kMasked.
-void ScoreSlots(const TransformerVqStep& step, std::byte* session, int64_t row, int64_t position,
+void ScoreSlots(const TransformerVqArgs& args, std::byte* session, int64_t row, int64_t position,
                 float* exponents) {
-  const TransformerVqShape& shape = step.shape;
-  const float* scores = step.scores + row * shape.n_codes;
-  const float* relative = step.relative + row * (shape.mem_len + 1);
-  const auto* counts = reinterpret_cast<const uint32_t*>(session + step.counts);
-  const auto* codes = reinterpret_cast<const int32_t*>(session + step.codes);
+  const TransformerVqShape& shape = args.shape;
+  const float* scores = args.scores + row * shape.n_codes;
+  const float* relative = args.relative + row * (shape.mem_len + 1);
+  const auto* counts = reinterpret_cast<const uint32_t*>(session + args.counts);
+  const auto* codes = reinterpret_cast<const int32_t*>(session + args.codes);
   for (int32_t n = 0; n < shape.n_means(); ++n) exponents[n] = counts[n] > 0 ? scores[n] : kMasked;
   float* ring = exponents + shape.n_means();
   std::fill_n(ring, shape.ring(), kMasked);
@@ -73,10 +73,10 @@ void ScoreSlots(const TransformerVqStep& step, std::byte* session, int64_t row, 
 }
 
 // weights [n_weights]: 0 where a slot is not open, and after the slots.
-void WeighSlots(const TransformerVqStep& step, std::byte* session, int64_t row, int64_t position,
+void WeighSlots(const TransformerVqArgs& args, std::byte* session, int64_t row, int64_t position,
                 float* weights, int64_t n_weights) {
-  const TransformerVqShape& shape = step.shape;
-  ScoreSlots(step, session, row, position, weights);
+  const TransformerVqShape& shape = args.shape;
+  ScoreSlots(args, session, row, position, weights);
   std::fill(weights + shape.slots(), weights + n_weights, kMasked);
   V highest = hn::Set(d, kMasked);
   for (int64_t i = 0; i < n_weights; i += kLanes) {
@@ -86,7 +86,7 @@ void WeighSlots(const TransformerVqStep& step, std::byte* session, int64_t row, 
   for (int64_t i = 0; i < n_weights; i += kLanes) {
     hn::StoreU(hn::Exp(d, hn::Sub(hn::LoadU(d, weights + i), max)), d, weights + i);
   }
-  const auto* counts = reinterpret_cast<const uint32_t*>(session + step.counts);
+  const auto* counts = reinterpret_cast<const uint32_t*>(session + args.counts);
   for (int32_t n = 0; n < shape.n_means(); ++n) weights[n] *= static_cast<float>(counts[n]);
   V sum = hn::Zero(d);
   for (int64_t i = 0; i < n_weights; i += kLanes) sum = hn::Add(sum, hn::LoadU(d, weights + i));
@@ -137,16 +137,16 @@ HWY_INLINE void SumRows(const float* weights, int64_t row_weights, const float* 
   }
 }
 
-// y [n_rows][kValueSlice] = weights [n_rows] values [n_slots][kValueSlice], rows of weights
+// y [n_tokens][kValueSlice] = weights [n_tokens] values [n_slots][kValueSlice], rows of weights
 // row_weights apart. A row's sums are the same whether it comes alone or in a tile.
-void SumSlots(const float* weights, int64_t row_weights, int n_rows, const float* values,
+void SumSlots(const float* weights, int64_t row_weights, int n_tokens, const float* values,
               int32_t n_slots, float* y) {
   int r = 0;
-  for (; r + kRowTile <= n_rows; r += kRowTile) {
+  for (; r + kRowTile <= n_tokens; r += kRowTile) {
     SumRows<kRowTile, kTileVectors>(weights + r * row_weights, row_weights, values, n_slots,
                                     y + r * kValueSlice);
   }
-  for (; r < n_rows; ++r) {
+  for (; r < n_tokens; ++r) {
     SumRows<1, kRowVectors>(weights + r * row_weights, row_weights, values, n_slots,
                             y + r * kValueSlice);
   }
@@ -185,24 +185,24 @@ struct Merging {
 };
 
 // One sequence's rows of a wave.
-struct SequenceRows {
+struct SequenceTokens {
   std::byte* session;
-  WaveRows rows;
+  WaveTokens rows;
   int64_t first;  // of its rows among those of the wave
   std::vector<Merging> merging;
 
-  int n_rows() const { return static_cast<int>(rows.end - rows.begin); }
+  int n_tokens() const { return static_cast<int>(rows.end - rows.begin); }
 };
 
 struct Row {
-  const SequenceRows* run;
+  const SequenceTokens* run;
   int64_t offset;  // from the run's first
 };
 
 // The rows of one wave of one head.
 class Wave {
  public:
-  Wave(const TransformerVqStep& step, int wave);
+  Wave(const TransformerVqArgs& args, int wave);
   void Run(DeviceContext& context);
 
  private:
@@ -213,77 +213,77 @@ class Wave {
   void FindCode(const Row& row) const;
   void Weigh(const Row& row, float* weights) const;
   // The values that leave the ring for the means, whose counts rise at once.
-  std::vector<Merging> Count(const SequenceRows& run) const;
+  std::vector<Merging> Count(const SequenceTokens& run) const;
   // A slice of a run: stores values, sums over all slots, merges.
-  void AttendSlice(const SequenceRows& run, int slice, const float* weights) const;
+  void AttendSlice(const SequenceTokens& run, int slice, const float* weights) const;
 
-  const TransformerVqStep& step_;
+  const TransformerVqArgs& args_;
   const TransformerVqShape& shape_;
   const int64_t n_weights_;  // of a row
-  std::vector<SequenceRows> runs_;
+  std::vector<SequenceTokens> runs_;
   std::vector<Row> rows_;
 };
 
-Wave::Wave(const TransformerVqStep& step, int wave)
-    : step_(step),
-      shape_(step.shape),
+Wave::Wave(const TransformerVqArgs& args, int wave)
+    : args_(args),
+      shape_(args.shape),
       n_weights_((shape_.slots() + kPadding - 1) / kPadding * kPadding) {
-  const StepSeqs& seqs = step.seqs;
-  int64_t n_rows = 0;
+  const BatchSequences& seqs = args.seqs;
+  int64_t n_tokens = 0;
   for (int s = 0; s < seqs.n_seqs(); ++s) {
-    const WaveRows rows =
-        RowsOfWave(seqs.start_pos[s], seqs.row_begin[s], seqs.rows_of(s), kTransformerVqSpan, wave);
+    const WaveTokens rows = TokensInWave(seqs.start_pos[s], seqs.token_begin[s],
+                                         seqs.sequence_length(s), kTransformerVqSpan, wave);
     if (rows.begin >= rows.end) continue;
-    runs_.push_back({seqs.state[s], rows, n_rows, {}});
-    n_rows += rows.end - rows.begin;
+    runs_.push_back({seqs.state[s], rows, n_tokens, {}});
+    n_tokens += rows.end - rows.begin;
   }
-  for (const SequenceRows& run : runs_) {
-    for (int64_t i = 0; i < run.n_rows(); ++i) rows_.push_back({&run, i});
+  for (const SequenceTokens& run : runs_) {
+    for (int64_t i = 0; i < run.n_tokens(); ++i) rows_.push_back({&run, i});
   }
 }
 
 void Wave::FindCode(const Row& row) const {
-  const int64_t at = step_.seqs.n_rows() + row.run->rows.row + row.offset;
+  const int64_t at = args_.seqs.n_tokens() + row.run->rows.row + row.offset;
   const int64_t slot = (row.run->rows.begin + row.offset) % shape_.ring();
-  At<int32_t>(row.run->session, step_.codes)[slot] = HWY_DYNAMIC_DISPATCH(NearestCode)(
-      step_.scores + at * shape_.n_codes, step_.half_norms, shape_.n_codes);
+  At<int32_t>(row.run->session, args_.codes)[slot] = HWY_DYNAMIC_DISPATCH(NearestCode)(
+      args_.scores + at * shape_.n_codes, args_.half_norms, shape_.n_codes);
 }
 
 void Wave::Weigh(const Row& row, float* weights) const {
   HWY_DYNAMIC_DISPATCH(WeighSlots)
-  (step_, row.run->session, row.run->rows.row + row.offset, row.run->rows.begin + row.offset,
+  (args_, row.run->session, row.run->rows.row + row.offset, row.run->rows.begin + row.offset,
    weights, n_weights_);
 }
 
-std::vector<Merging> Wave::Count(const SequenceRows& run) const {
+std::vector<Merging> Wave::Count(const SequenceTokens& run) const {
   std::vector<Merging> merging;
   const int64_t next = run.rows.span_begin + kTransformerVqSpan;
   if (run.rows.end < next || !shape_.has_means) return merging;
-  auto* counts = At<uint32_t>(run.session, step_.counts);
+  auto* counts = At<uint32_t>(run.session, args_.counts);
   for (int64_t p = shape_.first(run.rows.span_begin); p < shape_.first(next); ++p) {
     const auto slot = static_cast<int32_t>(p % shape_.ring());
-    const int32_t code = At<const int32_t>(run.session, step_.codes)[slot];
+    const int32_t code = At<const int32_t>(run.session, args_.codes)[slot];
     if (counts[code] < std::numeric_limits<uint32_t>::max()) ++counts[code];
     merging.push_back({shape_.n_means() + slot, code, 1.0f / static_cast<float>(counts[code])});
   }
   return merging;
 }
 
-void Wave::AttendSlice(const SequenceRows& run, int slice, const float* weights) const {
+void Wave::AttendSlice(const SequenceTokens& run, int slice, const float* weights) const {
   float* values =
-      At<float>(run.session, step_.values) + int64_t{slice} * shape_.slots() * kValueSlice;
+      At<float>(run.session, args_.values) + int64_t{slice} * shape_.slots() * kValueSlice;
   const int width = std::min(kValueSlice, shape_.value_dim - slice * kValueSlice);
-  float* rows = step_.rows + run.rows.row * step_.row_stride + slice * kValueSlice;
-  for (int i = 0; i < run.n_rows(); ++i) {
+  float* rows = args_.rows + run.rows.row * args_.row_stride + slice * kValueSlice;
+  for (int i = 0; i < run.n_tokens(); ++i) {
     const int64_t slot = shape_.n_means() + (run.rows.begin + i) % shape_.ring();
     HWY_DYNAMIC_DISPATCH(StoreValue)
-    (rows + i * step_.row_stride, width, values + slot * kValueSlice);
+    (rows + i * args_.row_stride, width, values + slot * kValueSlice);
   }
   float y[kTransformerVqSpan * kValueSlice];
   HWY_DYNAMIC_DISPATCH(SumSlots)
-  (weights + run.first * n_weights_, n_weights_, run.n_rows(), values, shape_.slots(), y);
-  for (int i = 0; i < run.n_rows(); ++i) {
-    std::copy_n(y + i * kValueSlice, width, rows + i * step_.row_stride);
+  (weights + run.first * n_weights_, n_weights_, run.n_tokens(), values, shape_.slots(), y);
+  for (int i = 0; i < run.n_tokens(); ++i) {
+    std::copy_n(y + i * kValueSlice, width, rows + i * args_.row_stride);
   }
   for (const Merging& one : run.merging) {
     HWY_DYNAMIC_DISPATCH(MergeValue)
@@ -293,16 +293,16 @@ void Wave::AttendSlice(const SequenceRows& run, int slice, const float* weights)
 
 void Wave::Run(DeviceContext& context) {
   ScratchScope scope(context);
-  const auto n_rows = static_cast<int64_t>(rows_.size());
-  auto* weights = scope.Allocate<float>(static_cast<size_t>(n_rows * n_weights_));
+  const auto n_tokens = static_cast<int64_t>(rows_.size());
+  auto* weights = scope.Allocate<float>(static_cast<size_t>(n_tokens * n_weights_));
   const auto for_rows = [&](auto&& fn) {
-    ParallelRows(context, n_rows, shape_.slots(), [&](int64_t begin, int64_t end) {
+    ParallelRows(context, n_tokens, shape_.slots(), [&](int64_t begin, int64_t end) {
       for (int64_t i = begin; i < end; ++i) fn(i);
     });
   };
   for_rows([&](int64_t i) { FindCode(rows_[i]); });
   for_rows([&](int64_t i) { Weigh(rows_[i], weights + i * n_weights_); });
-  for (SequenceRows& run : runs_) run.merging = Count(run);
+  for (SequenceTokens& run : runs_) run.merging = Count(run);
   const int slices = shape_.slices();
   ParallelFor(context, static_cast<int64_t>(runs_.size()) * slices, [&](int64_t task, int) {
     AttendSlice(runs_[task / slices], static_cast<int>(task % slices), weights);
@@ -311,9 +311,9 @@ void Wave::Run(DeviceContext& context) {
 
 }  // namespace
 
-void TransformerVqCpu(DeviceContext& context, const TransformerVqStep& step) {
-  const int n_waves = Waves(step.seqs, kTransformerVqSpan);
-  for (int wave = 0; wave < n_waves; ++wave) Wave(step, wave).Run(context);
+void TransformerVqCpu(DeviceContext& context, const TransformerVqArgs& args) {
+  const int n_waves = CountWaves(args.seqs, kTransformerVqSpan);
+  for (int wave = 0; wave < n_waves; ++wave) Wave(args, wave).Run(context);
 }
 
 }  // namespace ovq

@@ -24,13 +24,13 @@ constexpr int kSpan = kTransformerVqSpan;
 
 struct Args {
   TransformerVqShape shape;
-  DeviceSeqs seqs;
+  DeviceSequences seqs;
   size_t values, counts, codes;
   const float *scores, *half_norms, *relative;
   float* rows;
   int64_t row_stride;
-  int32_t n_rows;
-  float* weights;  // [n_rows][slots]
+  int32_t n_tokens;
+  float* weights;  // [n_tokens][slots]
   int32_t wave;
 };
 
@@ -39,7 +39,7 @@ struct Place {
   float* values;
   uint32_t* counts;
   int32_t* codes;
-  WaveRows rows;
+  WaveTokens rows;
   int64_t row, position;  // of the `offset`-th row
 };
 
@@ -50,7 +50,7 @@ __device__ bool Find(const Args& args, int sequence, int32_t offset, Place& plac
   place.values = reinterpret_cast<float*>(session + args.values);
   place.counts = reinterpret_cast<uint32_t*>(session + args.counts);
   place.codes = reinterpret_cast<int32_t*>(session + args.codes);
-  place.rows = RowsOfWave(args.seqs, sequence, kSpan, args.wave);
+  place.rows = TokensInWave(args.seqs, sequence, kSpan, args.wave);
   place.row = int64_t{place.rows.row} + offset;
   place.position = place.rows.begin + offset;
   return place.position < place.rows.end;
@@ -61,13 +61,13 @@ __global__ void __launch_bounds__(kRowThreads) FindCodes(const Args args) {
   Place at;
   if (!Find(args, static_cast<int>(blockIdx.y), static_cast<int32_t>(blockIdx.x), at)) return;
   const int32_t n_codes = args.shape.n_codes;
-  const float* products = args.scores + (args.n_rows + at.row) * n_codes;
+  const float* products = args.scores + (args.n_tokens + at.row) * n_codes;
   Best best = NoBest();
   for (int32_t n = static_cast<int32_t>(threadIdx.x); n < n_codes; n += kRowThreads) {
     const float score = products[n] - args.half_norms[n];
     if (score > best.score) best = {score, n};
   }
-  for (int apart = 16; apart > 0; apart /= 2) best = BetterOfLanes(best, apart);
+  for (int apart = 16; apart > 0; apart /= 2) best = BetterSlotOfLanes(best, apart);
   const SharedPtr<float2> of_warps = DynamicShared<float2>(0);
   if (threadIdx.x % kWarp == 0) {
     of_warps[threadIdx.x / kWarp] = make_float2(best.score, __int_as_float(best.slot));
@@ -76,7 +76,7 @@ __global__ void __launch_bounds__(kRowThreads) FindCodes(const Args args) {
   if (threadIdx.x > 0) return;
   for (int warp = 1; warp < kRowThreads / kWarp; ++warp) {
     const float2 other = of_warps[warp];
-    best = BetterOf(best, {other.x, __float_as_int(other.y)});
+    best = BetterSlot(best, {other.x, __float_as_int(other.y)});
   }
   at.codes[at.position % args.shape.ring()] = best.slot;
 }
@@ -85,8 +85,8 @@ __global__ void __launch_bounds__(kRowThreads) FindCodes(const Args args) {
 struct Exponent {
   float value, times;
 };
-__device__ inline Exponent ExponentOf(const Args& args, const Place& at, int64_t first,
-                                      int32_t slot) {
+__device__ inline Exponent ComputeExponent(const Args& args, const Place& at, int64_t first,
+                                           int32_t slot) {
   const TransformerVqShape& shape = args.shape;
   const float* scores = args.scores + at.row * shape.n_codes;
   if (slot < shape.n_means()) {
@@ -132,7 +132,7 @@ __global__ void __launch_bounds__(kRowThreads) Weigh(const Args args) {
   float* weights = args.weights + at.row * slots;
   float highest = -INFINITY;
   for (int32_t slot = begin; slot < slots; slot += kRowThreads) {
-    weights[slot] = ExponentOf(args, at, first, slot).value;
+    weights[slot] = ComputeExponent(args, at, first, slot).value;
     highest = fmaxf(highest, weights[slot]);
   }
   constexpr int kWarps = kRowThreads / kWarp;
@@ -158,7 +158,7 @@ __global__ void __launch_bounds__(kSumThreads) SumSlots(const Args args) {
   const auto slice = static_cast<int64_t>(blockIdx.x);
   const int32_t offset = static_cast<int32_t>(blockIdx.y) * kRows;
   if (!Find(args, static_cast<int>(blockIdx.z), offset, at)) return;
-  const int32_t n_rows = Smaller(at.rows.end - at.position, kRows), slots = args.shape.slots();
+  const int32_t n_tokens = Smaller(at.rows.end - at.position, kRows), slots = args.shape.slots();
   const int lane = static_cast<int>(threadIdx.x) % kLanes;
   const int group = static_cast<int>(threadIdx.x) / kLanes;
   const float* values = at.values + slice * slots * kValueSlice + lane * 4;
@@ -170,7 +170,7 @@ __global__ void __launch_bounds__(kSumThreads) SumSlots(const Args args) {
     const float4 v = *reinterpret_cast<const float4*>(values + int64_t{slot} * kValueSlice);
 #pragma unroll
     for (int r = 0; r < kRows; ++r) {
-      if (r >= n_rows) break;
+      if (r >= n_tokens) break;
       const float w = weights[int64_t{r} * slots + slot];
       sum[r].x = fmaf(w, v.x, sum[r].x);
       sum[r].y = fmaf(w, v.y, sum[r].y);
@@ -182,7 +182,7 @@ __global__ void __launch_bounds__(kSumThreads) SumSlots(const Args args) {
 #pragma unroll
   for (int r = 0; r < kRows; ++r) parts[r * kSumThreads + static_cast<int>(threadIdx.x)] = sum[r];
   __syncthreads();
-  if (group >= n_rows) return;
+  if (group >= n_tokens) return;
   float4 total = parts[group * kSumThreads + lane];
   for (int g = 1; g < kGroups; ++g) {
     const float4 part = parts[group * kSumThreads + g * kLanes + lane];
@@ -267,32 +267,33 @@ __global__ void __launch_bounds__(kSpan) CountMerged(const Args args) {
 }  // namespace
 }  // namespace cuda
 
-void TransformerVqCuda(DeviceContext& context, const TransformerVqStep& step) {
+void TransformerVqCuda(DeviceContext& context, const TransformerVqArgs& layer_args) {
   using namespace cuda;
   ScratchScope scope(context);
-  const TransformerVqShape& shape = step.shape;
-  const int64_t n_rows = step.seqs.n_rows();
+  const TransformerVqShape& shape = layer_args.shape;
+  const int64_t n_tokens = layer_args.seqs.n_tokens();
   Args args = {.shape = shape,
-               .seqs = step.seqs.device,
-               .values = step.values,
-               .counts = step.counts,
-               .codes = step.codes,
-               .scores = step.scores,
-               .half_norms = step.half_norms,
-               .relative = step.relative,
-               .rows = step.rows,
-               .row_stride = step.row_stride,
-               .n_rows = static_cast<int32_t>(n_rows),
-               .weights = scope.Allocate<float>(static_cast<size_t>(n_rows * shape.slots())),
+               .seqs = layer_args.seqs.device,
+               .values = layer_args.values,
+               .counts = layer_args.counts,
+               .codes = layer_args.codes,
+               .scores = layer_args.scores,
+               .half_norms = layer_args.half_norms,
+               .relative = layer_args.relative,
+               .rows = layer_args.rows,
+               .row_stride = layer_args.row_stride,
+               .n_tokens = static_cast<int32_t>(n_tokens),
+               .weights = scope.Allocate<float>(static_cast<size_t>(n_tokens * shape.slots())),
                .wave = 0};
-  const auto n_seqs = static_cast<unsigned>(step.seqs.n_seqs()),
+  const auto n_seqs = static_cast<unsigned>(layer_args.seqs.n_seqs()),
              slices = static_cast<unsigned>(shape.slices()),
-             most_rows = static_cast<unsigned>(std::min(kSpan, step.seqs.longest_run()));
+             most_rows =
+                 static_cast<unsigned>(std::min(kSpan, layer_args.seqs.max_sequence_length()));
   const dim3 rows_grid(most_rows, n_seqs);
   const int sum_rows = most_rows == 1 ? 1 : kMostRows;
   const auto sum_slots = sum_rows == 1 ? SumSlots<1> : SumSlots<kMostRows>;
   const dim3 sums_grid(slices, (most_rows + sum_rows - 1) / sum_rows, n_seqs);
-  const int n_waves = Waves(step.seqs, kSpan);
+  const int n_waves = CountWaves(layer_args.seqs, kSpan);
   for (args.wave = 0; args.wave < n_waves; ++args.wave) {
     Launch(context, FindCodes, rows_grid, kRowThreads, kRowThreads / kWarp * sizeof(float2), args);
     Launch(context, Weigh, rows_grid, kRowThreads, 2 * kRowThreads / kWarp * sizeof(float), args);

@@ -17,11 +17,11 @@ namespace {
 // A session's state, one element at a time.
 class HeadState {
  public:
-  HeadState(const TransformerVqStep& step, std::byte* session)
-      : shape_(step.shape),
-        values_(reinterpret_cast<float*>(session + step.values)),
-        counts_(reinterpret_cast<uint32_t*>(session + step.counts)),
-        codes_(reinterpret_cast<int32_t*>(session + step.codes)) {}
+  HeadState(const TransformerVqArgs& args, std::byte* session)
+      : shape_(args.shape),
+        values_(reinterpret_cast<float*>(session + args.values)),
+        counts_(reinterpret_cast<uint32_t*>(session + args.counts)),
+        codes_(reinterpret_cast<int32_t*>(session + args.codes)) {}
 
   uint32_t& count(int32_t code) { return counts_[code]; }
   int32_t& code(int64_t position) { return codes_[position % shape_.ring()]; }
@@ -46,13 +46,13 @@ struct Token {
 };
 
 // argmin |k - code|^2 = argmin |code|^2 / 2 - k . code, ties to the lowest code.
-int32_t NearestCode(const TransformerVqStep& step, int64_t row) {
-  const int64_t n = step.shape.n_codes;
-  const float* product = step.scores + (step.seqs.n_rows() + row) * n;
+int32_t NearestCode(const TransformerVqArgs& args, int64_t row) {
+  const int64_t n = args.shape.n_codes;
+  const float* product = args.scores + (args.seqs.n_tokens() + row) * n;
   double least = std::numeric_limits<double>::infinity();
   int32_t nearest = 0;
   for (int32_t j = 0; j < n; ++j) {
-    const double distance = double{step.half_norms[j]} - product[j];
+    const double distance = double{args.half_norms[j]} - product[j];
     if (distance < least) {
       least = distance;
       nearest = j;
@@ -61,19 +61,19 @@ int32_t NearestCode(const TransformerVqStep& step, int64_t row) {
   return nearest;
 }
 
-void Store(const TransformerVqStep& step, const Token& token, HeadState& state) {
-  state.code(token.position) = NearestCode(step, token.row);
-  for (int c = 0; c < step.shape.value_dim; ++c) {
-    const double v = step.rows[token.row * step.row_stride + c];
+void Store(const TransformerVqArgs& args, const Token& token, HeadState& state) {
+  state.code(token.position) = NearestCode(args, token.row);
+  for (int c = 0; c < args.shape.value_dim; ++c) {
+    const double v = args.rows[token.row * args.row_stride + c];
     state.recent(token.position, c) = static_cast<float>(v / (1 + std::exp(-v)));
   }
 }
 
-void Attend(const TransformerVqStep& step, const Token& token, HeadState& state) {
-  const TransformerVqShape& shape = step.shape;
+void Attend(const TransformerVqArgs& args, const Token& token, HeadState& state) {
+  const TransformerVqShape& shape = args.shape;
   const int64_t t = token.position, span_begin = t / kTransformerVqSpan * kTransformerVqSpan;
-  const float* scores = step.scores + token.row * shape.n_codes;
-  const float* relative = step.relative + token.row * (shape.mem_len + 1);
+  const float* scores = args.scores + token.row * shape.n_codes;
+  const float* relative = args.relative + token.row * (shape.mem_len + 1);
   // Of every term: its exponent, how many it stands for, and where its value is.
   struct Term {
     double exponent, times;
@@ -100,19 +100,19 @@ void Attend(const TransformerVqStep& step, const Token& token, HeadState& state)
                                        : state.recent(term.place, c);
       y += term.times * std::exp(term.exponent - max) * value;
     }
-    step.rows[token.row * step.row_stride + c] = static_cast<float>(y / sum);
+    args.rows[token.row * args.row_stride + c] = static_cast<float>(y / sum);
   }
 }
 
 // After the last row of a span: the positions that the next span's rows do not find in the ring.
-void Merge(const TransformerVqStep& step, int64_t span_begin, HeadState& state) {
-  if (!step.shape.has_means) return;
-  const int64_t end = step.shape.first(span_begin + kTransformerVqSpan);
-  for (int64_t j = step.shape.first(span_begin); j < end; ++j) {
+void Merge(const TransformerVqArgs& args, int64_t span_begin, HeadState& state) {
+  if (!args.shape.has_means) return;
+  const int64_t end = args.shape.first(span_begin + kTransformerVqSpan);
+  for (int64_t j = args.shape.first(span_begin); j < end; ++j) {
     const int32_t code = state.code(j);
     uint32_t& count = state.count(code);
     if (count < std::numeric_limits<uint32_t>::max()) ++count;
-    for (int c = 0; c < step.shape.value_dim; ++c) {
+    for (int c = 0; c < args.shape.value_dim; ++c) {
       const double mean = state.mean(code, c);
       state.mean(code, c) = static_cast<float>(mean + (state.recent(j, c) - mean) / count);
     }
@@ -121,15 +121,15 @@ void Merge(const TransformerVqStep& step, int64_t span_begin, HeadState& state) 
 
 }  // namespace
 
-void TransformerVqRef(DeviceContext&, const TransformerVqStep& step) {
-  for (int s = 0; s < step.seqs.n_seqs(); ++s) {
-    HeadState state(step, step.seqs.state[s]);
-    for (int64_t row = step.seqs.row_begin[s]; row < step.seqs.row_begin[s + 1]; ++row) {
-      const Token token = {row, step.seqs.start_pos[s] + row - step.seqs.row_begin[s]};
-      Store(step, token, state);
-      Attend(step, token, state);
+void TransformerVqRef(DeviceContext&, const TransformerVqArgs& args) {
+  for (int s = 0; s < args.seqs.n_seqs(); ++s) {
+    HeadState state(args, args.seqs.state[s]);
+    for (int64_t row = args.seqs.token_begin[s]; row < args.seqs.token_begin[s + 1]; ++row) {
+      const Token token = {row, args.seqs.start_pos[s] + row - args.seqs.token_begin[s]};
+      Store(args, token, state);
+      Attend(args, token, state);
       const int64_t next = token.position + 1;
-      if (next % kTransformerVqSpan == 0) Merge(step, next - kTransformerVqSpan, state);
+      if (next % kTransformerVqSpan == 0) Merge(args, next - kTransformerVqSpan, state);
     }
   }
 }

@@ -16,7 +16,7 @@ StatePlace Floats(size_t offset, int64_t blocks_per_head, int64_t per_block) {
   return {offset, static_cast<size_t>(blocks_per_head) * block, block};
 }
 
-// The same for every sequence of a step, in scratch memory.
+// The same for every sequence of a batch, in scratch memory.
 BlockPlaces InScratch(ScratchScope& scope, int n_seqs, int64_t n_heads, const StatePlace& place) {
   const size_t bytes = static_cast<size_t>(n_heads) * place.head_stride;
   return {.place = place,
@@ -29,7 +29,7 @@ BlockPlaces InScratch(ScratchScope& scope, int n_seqs, int64_t n_heads, const St
 VqAttention::VqAttention(const StateSpec&, AttrReader& model, AttrReader& section)
     : Attention{.shape = ReadAttentionShape(model)},
       n_codes(section.Int("codebook_size", 1, 1 << 20)) {
-  const int64_t heads = shape.n_kv_heads, slots = BlocksOf(n_codes) * kBlockSlots;
+  const int64_t heads = shape.n_kv_heads, slots = NumBlocks(n_codes) * kBlockSlots;
   const int value_stride = ValueStride(shape.value_head_dim);
   layout.fixed = StateFields(
       {{"counts", DType::kU32, {heads, slots}},
@@ -43,10 +43,10 @@ VqAttention::VqAttention(const StateSpec&, AttrReader& model, AttrReader& sectio
 // Codes [n_kv_heads, n_codes, head_dim] to blocks of 64, transposed.
 void VqAttention::Load(const MixerSpec& spec) {
   const int64_t heads = shape.n_kv_heads, d = shape.head_dim;
-  const TensorView weights = spec.weights.Take("self_attn.codebook", {heads, n_codes, d});
+  const TensorView weights = spec.weights.GetTensor("self_attn.codebook", {heads, n_codes, d});
   if (!spec.weights.status().ok()) return;
   const std::vector<float> rows = ToFloats(weights);
-  const int64_t slots = BlocksOf(n_codes) * kBlockSlots;
+  const int64_t slots = NumBlocks(n_codes) * kBlockSlots;
   std::vector<float> keys(static_cast<size_t>(heads * slots * d));
   std::vector<float> norms(static_cast<size_t>(heads * slots));
   for (int64_t h = 0; h < heads; ++h) {
@@ -64,7 +64,7 @@ void VqAttention::Load(const MixerSpec& spec) {
 }
 
 AttentionBlocks VqAttention::Blocks(const LayerState& where) const {
-  const int64_t code_blocks = BlocksOf(n_codes),
+  const int64_t code_blocks = NumBlocks(n_codes),
                 value_block = int64_t{kBlockSlots} * ValueStride(shape.value_head_dim);
   const auto fixed = [&](Field field, int64_t blocks_per_head, int64_t per_block) {
     return Floats(where.fixed_offset + layout.fixed.offset(field), blocks_per_head, per_block);
@@ -86,21 +86,21 @@ AttentionBlocks VqAttention::Blocks(const LayerState& where) const {
   return blocks;
 }
 
-void VqAttention::Attend(const LayerStep& step, const AttentionRows& rows) const {
-  ScratchScope scope(step.context);
-  const int n_seqs = step.seqs.n_seqs();
-  AttentionBlocks blocks = Blocks(step.where);
+void VqAttention::Attend(const LayerArgs& args, const AttentionTensors& rows) const {
+  ScratchScope scope(args.context);
+  const int n_seqs = args.seqs.n_seqs();
+  AttentionBlocks blocks = Blocks(args.where);
   blocks.compute_dtype = rows.out_dtype;
   blocks.dictionary_bias =
-      InScratch(scope, n_seqs, shape.n_kv_heads, Floats(0, BlocksOf(n_codes), kBlockSlots));
+      InScratch(scope, n_seqs, shape.n_kv_heads, Floats(0, NumBlocks(n_codes), kBlockSlots));
   blocks.recent_keys =
       InScratch(scope, n_seqs, shape.n_kv_heads, Floats(0, 1, int64_t{kVqChunk} * shape.head_dim));
   Dispatch<VqAttentionRef, VqAttentionCpu, VqAttentionCuda>(
-      step.context, VqStep{{blocks, step.seqs, rows}, half_norm.as<float>()});
+      args.context, VqAttentionArgs{{blocks, args.seqs, rows}, half_norm.as<float>()});
 }
 
-std::vector<StateExtent> VqAttention::Overwrites(const LayerState& where,
-                                                 const TokenRange& tokens) const {
+std::vector<StateExtent> VqAttention::UndoExtents(const LayerState& where,
+                                                  const TokenRange& tokens) const {
   // The end of a chunk may touch any code's count and mean.
   if (tokens.end % kVqChunk == 0) return {{where.fixed_offset, own_fixed_bytes()}};
   return RecentExtents(Blocks(where), tokens);

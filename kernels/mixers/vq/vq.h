@@ -12,9 +12,9 @@ namespace ovq {
 // blocks; in exact arithmetic the answer is the same for any block length.
 inline constexpr int kVqChunk = kBlockSlots;
 
-// One layer's codes are the dictionary's keys; a pending key is its code, in a block that a step
+// One layer's codes are the dictionary's keys; a pending key is its code, in a block that a batch
 // fills, and best_slot says which. A code without a count has a bias of -infinity.
-struct VqStep : AttentionStep {
+struct VqAttentionArgs : AttentionArgs {
   const float* half_norm;  // [n_kv_heads][blocks * 64]: |code|^2 / 2
 };
 // Channel c of the code at [c * 64].
@@ -29,9 +29,9 @@ struct VqAttention : Attention {
 
   void Load(const MixerSpec& spec);
   size_t weight_bytes() const { return codes.bytes(); }
-  void Attend(const LayerStep& step, const AttentionRows& rows) const;
-  std::vector<StateExtent> Overwrites(const LayerState& where, const TokenRange& tokens) const;
-  // But for what a step brings.
+  void Attend(const LayerArgs& args, const AttentionTensors& rows) const;
+  std::vector<StateExtent> UndoExtents(const LayerState& where, const TokenRange& tokens) const;
+  // But for what a batch brings.
   AttentionBlocks Blocks(const LayerState& where) const;
 
   int64_t n_codes;
@@ -40,8 +40,8 @@ struct VqAttention : Attention {
   Buffer half_norm;  // float [n_kv_heads][blocks * 64]
 };
 
-void VqAttentionRef(DeviceContext& context, const VqStep& step);
-void VqAttentionCpu(DeviceContext& context, const VqStep& step);
-void VqAttentionCuda(DeviceContext& context, const VqStep& step);
+void VqAttentionRef(DeviceContext& context, const VqAttentionArgs& args);
+void VqAttentionCpu(DeviceContext& context, const VqAttentionArgs& args);
+void VqAttentionCuda(DeviceContext& context, const VqAttentionArgs& args);
 
 }  // namespace ovq

@@ -12,14 +12,14 @@ namespace ovq {
 namespace {
 
 // argmin |key - code|^2 = argmax key . code - |code|^2 / 2, ties to the lowest code.
-int32_t NearestCode(const VqStep& step, int kv_head, const float* key) {
+int32_t NearestCode(const VqAttentionArgs& args, int kv_head, const float* key) {
   float best = -std::numeric_limits<float>::infinity();
   int32_t nearest = 0;
-  const int32_t n_codes = step.blocks.fixed_live;
-  const float* half_norm = step.half_norm + kv_head * BlocksOf(n_codes) * kBlockSlots;
+  const int32_t n_codes = args.blocks.fixed_live;
+  const float* half_norm = args.half_norm + kv_head * NumBlocks(n_codes) * kBlockSlots;
   for (int32_t first = 0; first < n_codes; first += kBlockSlots) {
     float scores[kBlockSlots];
-    ScoreBlockCpu(key, CodeAt(step.blocks, kv_head, first), DType::kF32, step.blocks.shape.head_dim,
+    ScoreBlockCpu(key, CodeAt(args.blocks, kv_head, first), DType::kF32, args.blocks.shape.head_dim,
                   scores);
     for (int32_t j = first; j < std::min(n_codes, first + kBlockSlots); ++j) {
       const float score = scores[j - first] - half_norm[j];
@@ -34,14 +34,14 @@ int32_t NearestCode(const VqStep& step, int kv_head, const float* key) {
 
 // The codes of the tile's keys, and what its rows meet beside the state: the chunk's keys as codes,
 // the biases.
-void Prepare(const VqStep& step, const TileRows& tile) {
-  const AttentionBlocks& blocks = step.blocks;
+void Prepare(const VqAttentionArgs& args, const TileTokens& tile) {
+  const AttentionBlocks& blocks = args.blocks;
   const int d = blocks.shape.head_dim;
   const int32_t n_codes = blocks.fixed_live;
   int32_t* code = blocks.best_slot.At<int32_t>(tile.session, tile.kv_head);
   for (int t = 0; t < tile.n_tokens; ++t) {
-    const float* key = step.rows.k + (tile.row + t) * step.rows.stride + int64_t{tile.kv_head} * d;
-    code[tile.slot + t] = NearestCode(step, tile.kv_head, key);
+    const float* key = args.rows.k + (tile.row + t) * args.rows.stride + int64_t{tile.kv_head} * d;
+    code[tile.slot + t] = NearestCode(args, tile.kv_head, key);
   }
   float* keys = blocks.recent_keys.At<float>(tile.session, tile.sequence, tile.kv_head, 0);
   std::fill_n(keys, d * kBlockSlots, 0.0f);
@@ -59,8 +59,8 @@ void Prepare(const VqStep& step, const TileRows& tile) {
 
 }  // namespace
 
-void VqAttentionCpu(DeviceContext& context, const VqStep& step) {
-  AttendTilesCpu(context, step, [&](const TileRows& tile) { Prepare(step, tile); }, {});
+void VqAttentionCpu(DeviceContext& context, const VqAttentionArgs& args) {
+  AttendTilesCpu(context, args, [&](const TileTokens& tile) { Prepare(args, tile); }, {});
 }
 
 }  // namespace ovq

@@ -17,8 +17,8 @@ constexpr int kRowsPerBlock = 4;  // that share a read of the codebook
 
 struct VqArgs {
   AttentionBlocks blocks;
-  DeviceSeqs seqs;
-  AttentionRows rows;
+  DeviceSequences seqs;
+  AttentionTensors rows;
   const float* half_norm;
   int32_t wave;
 };
@@ -29,7 +29,7 @@ __device__ void Search(const VqArgs& args, int kv_head, SharedPtr<const float4> 
                        Best (&nearest)[kRowsPerBlock]) {
   for (Best& row : nearest) row = NoBest();
   const int32_t n_codes = args.blocks.fixed_live;
-  const float* half_norm = args.half_norm + kv_head * BlocksOf(n_codes) * kBlockSlots;
+  const float* half_norm = args.half_norm + kv_head * NumBlocks(n_codes) * kBlockSlots;
   for (int32_t code = threadIdx.x; code < n_codes; code += kThreads) {
     const float* channel = CodeAt(args.blocks, kv_head, code);
     float sum[kRowsPerBlock] = {};
@@ -55,7 +55,7 @@ __global__ void __launch_bounds__(kThreads) FindCodes(VqArgs args) {
   const int s = static_cast<int>(blockIdx.x), kv_head = static_cast<int>(blockIdx.y);
   std::byte* session = args.seqs.state[s];
   if (session == nullptr) return;
-  const WaveRows rows = RowsOfWave(args.seqs, s, kVqChunk, args.wave);
+  const WaveTokens rows = TokensInWave(args.seqs, s, kVqChunk, args.wave);
   const int32_t first = static_cast<int32_t>(blockIdx.z) * kRowsPerBlock;
   const int64_t position = rows.begin + first, stride = args.rows.stride;
   if (position >= rows.end) return;
@@ -77,7 +77,7 @@ __global__ void __launch_bounds__(kThreads) FindCodes(VqArgs args) {
   const SharedPtr<float2> of_warps = SharedCast<float2>(keys + head_dim);
   for (int r = 0; r < kRowsPerBlock; ++r) {
     Best best = nearest[r];
-    for (int apart = 16; apart > 0; apart /= 2) best = BetterOfLanes(best, apart);
+    for (int apart = 16; apart > 0; apart /= 2) best = BetterSlotOfLanes(best, apart);
     if (lane == 0) {
       of_warps[r * kWarps + warp] = make_float2(best.score, __int_as_float(best.slot));
     }
@@ -88,7 +88,7 @@ __global__ void __launch_bounds__(kThreads) FindCodes(VqArgs args) {
   Best best = NoBest();
   for (int w = 0; w < kWarps; ++w) {
     const float2 other = of_warps[r * kWarps + w];
-    best = BetterOf(best, {other.x, __float_as_int(other.y)});
+    best = BetterSlot(best, {other.x, __float_as_int(other.y)});
   }
   const int64_t offset = (position + r) % kVqChunk;
   *args.blocks.best_slot.At<int32_t>(session, kv_head, offset) = best.slot;
@@ -101,7 +101,7 @@ __global__ void __launch_bounds__(kThreads) GatherChunk(VqArgs args) {
   const int s = static_cast<int>(blockIdx.x), kv_head = static_cast<int>(blockIdx.y);
   std::byte* session = args.seqs.state[s];
   if (session == nullptr) return;
-  const WaveRows rows = RowsOfWave(args.seqs, s, kVqChunk, args.wave);
+  const WaveTokens rows = TokensInWave(args.seqs, s, kVqChunk, args.wave);
   if (rows.begin >= rows.end) return;
   const auto n_pending = static_cast<int32_t>(rows.end - rows.span_begin);
   const int32_t* code = blocks.best_slot.At<int32_t>(session, kv_head);
@@ -113,7 +113,7 @@ __global__ void __launch_bounds__(kThreads) GatherChunk(VqArgs args) {
   const uint32_t* count = blocks.counts.At<uint32_t>(session, kv_head);
   const float* log_count = blocks.log_counts.At<float>(session, kv_head);
   float* bias = blocks.dictionary_bias.At<float>(session, s, kv_head, 0);
-  const auto slots = static_cast<int32_t>(BlocksOf(blocks.fixed_live) * kBlockSlots);
+  const auto slots = static_cast<int32_t>(NumBlocks(blocks.fixed_live) * kBlockSlots);
   for (int32_t j = threadIdx.x; j < slots; j += kThreads) {
     bias[j] = count[j] > 0 ? log_count[j] : -INFINITY;
   }
@@ -122,19 +122,20 @@ __global__ void __launch_bounds__(kThreads) GatherChunk(VqArgs args) {
 }  // namespace
 }  // namespace cuda
 
-void VqAttentionCuda(DeviceContext& context, const VqStep& step) {
-  cuda::VqArgs args = {step.blocks, step.seqs.device, step.rows, step.half_norm, 0};
-  const AttentionShape& shape = step.blocks.shape;
+void VqAttentionCuda(DeviceContext& context, const VqAttentionArgs& layer_args) {
+  cuda::VqArgs args = {layer_args.blocks, layer_args.seqs.device, layer_args.rows,
+                       layer_args.half_norm, 0};
+  const AttentionShape& shape = layer_args.blocks.shape;
   const auto heads = static_cast<unsigned>(shape.n_kv_heads),
-             n_seqs = static_cast<unsigned>(step.seqs.n_seqs());
-  const int most_rows = std::min(kVqChunk, step.seqs.longest_run());
+             n_seqs = static_cast<unsigned>(layer_args.seqs.n_seqs());
+  const int most_rows = std::min(kVqChunk, layer_args.seqs.max_sequence_length());
   const dim3 rows_grid(
       n_seqs, heads,
       static_cast<unsigned>((most_rows + cuda::kRowsPerBlock - 1) / cuda::kRowsPerBlock));
   const size_t search_bytes = static_cast<size_t>(shape.head_dim) * sizeof(float4) +
                               cuda::kRowsPerBlock * cuda::kWarps * sizeof(float2);
   AttendWavesCuda(
-      context, step,
+      context, layer_args,
       [&](int wave) {
         args.wave = wave;
         cuda::Launch(context, cuda::FindCodes, rows_grid, cuda::kThreads, search_bytes, args);

@@ -15,15 +15,15 @@ namespace ovq {
 namespace {
 
 // argmin |key - code|^2 = argmax key . code - |code|^2 / 2, ties to the lowest code.
-int32_t NearestCode(const VqStep& step, const TokenRef& token) {
-  const int32_t n_codes = step.blocks.fixed_live;
-  const float* half_norm = step.half_norm + token.kv_head * BlocksOf(n_codes) * kBlockSlots;
+int32_t NearestCode(const VqAttentionArgs& args, const TokenRef& token) {
+  const int32_t n_codes = args.blocks.fixed_live;
+  const float* half_norm = args.half_norm + token.kv_head * NumBlocks(n_codes) * kBlockSlots;
   double best = -std::numeric_limits<double>::infinity();
   int32_t nearest = 0;
   for (int32_t j = 0; j < n_codes; ++j) {
-    const SlotRef code = DictionarySlotRef(step, token, j);
-    const double score = DotSlotRef(KeyRef(step, token), code.keys, DType::kF32,
-                                    step.blocks.shape.head_dim, code.slot) -
+    const SlotRef code = DictionarySlotRef(args, token, j);
+    const double score = DotSlotRef(KeyRef(args, token), code.keys, DType::kF32,
+                                    args.blocks.shape.head_dim, code.slot) -
                          half_norm[j];
     if (score > best) {
       best = score;
@@ -33,46 +33,46 @@ int32_t NearestCode(const VqStep& step, const TokenRef& token) {
   return nearest;
 }
 
-void PassToken(const VqStep& step, const TokenRef& token, int offset, int32_t* code_of) {
-  code_of[offset] = NearestCode(step, token);
+void PassToken(const VqAttentionArgs& args, const TokenRef& token, int offset, int32_t* code_of) {
+  code_of[offset] = NearestCode(args, token);
   std::vector<SlotRef> slots;
-  for (int32_t j = 0; j < step.blocks.fixed_live; ++j) {
-    slots.push_back(DictionarySlotRef(step, token, j));
+  for (int32_t j = 0; j < args.blocks.fixed_live; ++j) {
+    slots.push_back(DictionarySlotRef(args, token, j));
     if (std::isinf(slots.back().bias)) slots.pop_back();  // ln 0
   }
   // The chunk's keys as codes, in a block of their own beside their values.
-  std::vector<float> key(static_cast<size_t>(step.blocks.shape.head_dim));
+  std::vector<float> key(static_cast<size_t>(args.blocks.shape.head_dim));
   for (int i = 0; i <= offset; ++i) {
-    const SlotRef code = DictionarySlotRef(step, token, code_of[i]),
-                  to = RecentSlotRef(step, token, i);
-    LoadKey(code.keys, DType::kF32, step.blocks.shape.head_dim, code.slot, key.data());
-    StoreKey(key.data(), step.blocks.shape.head_dim, DType::kF32, const_cast<void*>(to.keys), i);
+    const SlotRef code = DictionarySlotRef(args, token, code_of[i]),
+                  to = RecentSlotRef(args, token, i);
+    LoadKey(code.keys, DType::kF32, args.blocks.shape.head_dim, code.slot, key.data());
+    StoreKey(key.data(), args.blocks.shape.head_dim, DType::kF32, const_cast<void*>(to.keys), i);
     slots.push_back(to);
   }
-  StoreTokenRef(step, token, key.data(), offset);
-  AttendTokenRef(step, token, slots);
+  StoreTokenRef(args, token, key.data(), offset);
+  AttendTokenRef(args, token, slots);
 }
 
-void MergeChunk(const VqStep& step, const TokenRef& token, const int32_t* code_of) {
-  float* log_counts = step.blocks.log_counts.At<float>(token.session, token.kv_head);
-  for (int32_t j = 0; j < step.blocks.fixed_live; ++j) {
+void MergeChunk(const VqAttentionArgs& args, const TokenRef& token, const int32_t* code_of) {
+  float* log_counts = args.blocks.log_counts.At<float>(token.session, token.kv_head);
+  for (int32_t j = 0; j < args.blocks.fixed_live; ++j) {
     std::vector<int> members;
     for (int i = 0; i < kVqChunk; ++i) {
       if (code_of[i] == j) members.push_back(i);
     }
     if (members.empty()) continue;
-    log_counts[j] = std::log(static_cast<float>(MergeSlotRef(step, token, j, members)));
+    log_counts[j] = std::log(static_cast<float>(MergeSlotRef(args, token, j, members)));
   }
 }
 
 }  // namespace
 
-void VqAttentionRef(DeviceContext&, const VqStep& step) {
-  ForEachTokenRef(step, [&](const TokenRef& token) {
+void VqAttentionRef(DeviceContext&, const VqAttentionArgs& args) {
+  ForEachTokenRef(args, [&](const TokenRef& token) {
     const int offset = static_cast<int>(token.position % kVqChunk);
-    int32_t* code_of = step.blocks.best_slot.At<int32_t>(token.session, token.kv_head);
-    PassToken(step, token, offset, code_of);
-    if (offset + 1 == kVqChunk) MergeChunk(step, token, code_of);
+    int32_t* code_of = args.blocks.best_slot.At<int32_t>(token.session, token.kv_head);
+    PassToken(args, token, offset, code_of);
+    if (offset + 1 == kVqChunk) MergeChunk(args, token, code_of);
   });
 }
 

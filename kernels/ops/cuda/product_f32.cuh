@@ -59,22 +59,22 @@ class FewRowsF32 {
 
 inline constexpr int kManyRowsF32 = 64;
 inline constexpr int kManyThreadsF32 = 256;
-inline constexpr int kStepF32 = 16;
+inline constexpr int kChunkF32 = 16;
 inline constexpr int kRowStrideF32 = kManyRowsF32 + 4;  // floats: fewer conflicts when transposing
 inline constexpr uint32_t kManyRowsSharedBytesF32 =
-    kStepF32 * (kPanel + kRowStrideF32) * sizeof(float);
+    kChunkF32 * (kPanel + kRowStrideF32) * sizeof(float);
 
 // Four neighbouring elements of a step's weights and of its x, for each thread.
-struct StepF32 {
+struct ChunkF32 {
   float4 w;
   float4 x;  // zeros outside x
 };
-__device__ inline StepF32 LoadStepF32(const ProductTask& p, int64_t step) {
+__device__ inline ChunkF32 LoadChunkF32(const ProductTask& p, int64_t step) {
   const int thread = static_cast<int>(threadIdx.x);
-  const float* w = Panel(p, blockIdx.y) + step * kStepF32 * kPanel + thread * 4;
+  const float* w = Panel(p, blockIdx.y) + step * kChunkF32 * kPanel + thread * 4;
   const int64_t row = int64_t{blockIdx.x} * kManyRowsF32 + thread / 4;
-  const int64_t i = step * kStepF32 + thread % 4 * 4;
-  StepF32 loaded = {*reinterpret_cast<const float4*>(w), make_float4(0, 0, 0, 0)};
+  const int64_t i = step * kChunkF32 + thread % 4 * 4;
+  ChunkF32 loaded = {*reinterpret_cast<const float4*>(w), make_float4(0, 0, 0, 0)};
   if (row >= p.n) return loaded;
   const float* x = static_cast<const float*>(p.x) + row * p.in + i;
   if (i < p.in) loaded.x.x = x[0];
@@ -84,10 +84,10 @@ __device__ inline StepF32 LoadStepF32(const ProductTask& p, int64_t step) {
   return loaded;
 }
 
-__device__ inline void MultiplyStepF32(float (&sum)[4][4], SharedPtr<const float4> w,
-                                       SharedPtr<const float4> x) {
+__device__ inline void MultiplyChunkF32(float (&sum)[4][4], SharedPtr<const float4> w,
+                                        SharedPtr<const float4> x) {
 #pragma unroll
-  for (int i = 0; i < kStepF32; ++i) {
+  for (int i = 0; i < kChunkF32; ++i) {
     const float4 w4 = w[i * (kPanel / 4)];
     const float4 x4 = x[i * (kRowStrideF32 / 4)];
     const float of_out[4] = {w4.x, w4.y, w4.z, w4.w}, of_row[4] = {x4.x, x4.y, x4.z, x4.w};
@@ -102,10 +102,10 @@ __device__ inline void MultiplyStepF32(float (&sum)[4][4], SharedPtr<const float
 // grid: (row tiles of 64, panels).
 __global__ void __launch_bounds__(kManyThreadsF32) ManyRowsF32(const ProductTask p) {
   const int thread = static_cast<int>(threadIdx.x), column = thread % 16, row = thread / 16;
-  const SharedPtr<float> w = DynamicShared<float>(0), x = w + kStepF32 * kPanel;
-  const int64_t n_steps = p.n_segments * (kSegmentF32 / kStepF32);
+  const SharedPtr<float> w = DynamicShared<float>(0), x = w + kChunkF32 * kPanel;
+  const int64_t n_steps = p.n_segments * (kSegmentF32 / kChunkF32);
   float total[4][4] = {}, sum[4][4] = {};
-  StepF32 next = LoadStepF32(p, 0);
+  ChunkF32 next = LoadChunkF32(p, 0);
   for (int64_t step = 0; step < n_steps; ++step) {
     __syncthreads();
     SharedCast<float4>(w)[thread] = next.w;
@@ -115,9 +115,9 @@ __global__ void __launch_bounds__(kManyThreadsF32) ManyRowsF32(const ProductTask
     to[2 * kRowStrideF32] = next.x.z;
     to[3 * kRowStrideF32] = next.x.w;
     __syncthreads();
-    if (step + 1 < n_steps) next = LoadStepF32(p, step + 1);
-    MultiplyStepF32(sum, SharedCast<const float4>(w) + column, SharedCast<const float4>(x) + row);
-    if ((step + 1) % (kSegmentF32 / kStepF32) != 0) continue;
+    if (step + 1 < n_steps) next = LoadChunkF32(p, step + 1);
+    MultiplyChunkF32(sum, SharedCast<const float4>(w) + column, SharedCast<const float4>(x) + row);
+    if ((step + 1) % (kSegmentF32 / kChunkF32) != 0) continue;
 #pragma unroll
     for (int r = 0; r < 4; ++r) {
 #pragma unroll

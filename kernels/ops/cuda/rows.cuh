@@ -62,7 +62,7 @@ struct Activations {
   float* f32;
   BF16* bf16;
 };
-inline Activations ActivationsOf(const TensorView& y) {
+inline Activations ToActivations(const TensorView& y) {
   if (y.dtype == DType::kF32) return {y.as<float>(), nullptr};
   return {nullptr, y.as<BF16>()};
 }

@@ -96,13 +96,13 @@ __device__ inline RowRange FindRange(const float* row, int vocab) {
 // The order in which a filter keeps candidates.
 struct CandidateOrder {
   // kCount: by logit, each counts 1; kLogit, kTypical: each counts its weight.
-  enum class By { kCount, kLogit, kTypical };
+  enum class RankBy { kCount, kLogit, kTypical };
   const float* row;
   double* weights;  // 0: no candidate
   double best, scale;
   double bins_per_unit = 0;
   double mean = 0;  // of the exponents, kTypical
-  By by = By::kCount;
+  RankBy by = RankBy::kCount;
 
   __device__ bool Has(int32_t id) const { return weights[id] > 0; }
   // ln of the weight.
@@ -110,19 +110,19 @@ struct CandidateOrder {
     return (static_cast<double>(Sane(row[id])) - best) * scale;
   }
   __device__ double Rank(int32_t id) const {
-    return by == By::kTypical ? fabs(Exponent(id) - mean) : -Exponent(id);
+    return by == RankBy::kTypical ? fabs(Exponent(id) - mean) : -Exponent(id);
   }
   __device__ int Bin(int32_t id) const {
     return min(static_cast<int>(Rank(id) * bins_per_unit), kBins - 1);
   }
-  __device__ int key_bits() const { return by == By::kTypical ? 64 : 32; }
+  __device__ int key_bits() const { return by == RankBy::kTypical ? 64 : 32; }
   __device__ uint64_t Key(int32_t id) const {
     // The bits of a number that is not negative ascend with it.
-    if (by == By::kTypical) return static_cast<uint64_t>(__double_as_longlong(Rank(id)));
-    return ~AscendingKey(by == By::kCount ? row[id] : Sane(row[id]));
+    if (by == RankBy::kTypical) return static_cast<uint64_t>(__double_as_longlong(Rank(id)));
+    return ~AscendingKey(by == RankBy::kCount ? row[id] : Sane(row[id]));
   }
   __device__ uint64_t Measure(int32_t id) const {
-    return by == By::kCount ? 1 : FixedWeight(weights[id]);
+    return by == RankBy::kCount ? 1 : FixedWeight(weights[id]);
   }
 };
 
@@ -267,12 +267,12 @@ __device__ inline int32_t DrawToken(const ReadTask& task, const DeviceDraw& draw
     Keep(order, vocab, border, [k](uint64_t total) -> uint64_t { return k < total ? k : total; });
   }
   if (params.typical_p < 1) {
-    order.by = CandidateOrder::By::kTypical;
+    order.by = CandidateOrder::RankBy::kTypical;
     order.mean = MeanExponent(order, vocab);
     KeepMass(order, vocab, border, params.typical_p);
   }
   if (params.top_p < 1) {
-    order.by = CandidateOrder::By::kLogit;
+    order.by = CandidateOrder::RankBy::kLogit;
     KeepMass(order, vocab, border, params.top_p);
   }
   if (params.min_p > 0) KeepAboveMinP(weights, vocab, params.min_p);

@@ -88,11 +88,12 @@ TEST(Arrivals, RampGrowsLinearly) {
 
 TEST(ClosedLoop, UsersComeEvenlyOverTheRamp) {
   std::vector<absl::Duration> starts;
-  for (int64_t user = 0; user < 5; ++user) starts.push_back(StartOf(user, 5, absl::Seconds(8)));
+  for (int64_t user = 0; user < 5; ++user)
+    starts.push_back(UserStartTime(user, 5, absl::Seconds(8)));
   EXPECT_THAT(starts, ElementsAre(absl::ZeroDuration(), absl::Seconds(2), absl::Seconds(4),
                                   absl::Seconds(6), absl::Seconds(8)));
-  EXPECT_EQ(StartOf(4, 5, absl::ZeroDuration()), absl::ZeroDuration());
-  EXPECT_EQ(StartOf(0, 1, absl::Seconds(8)), absl::ZeroDuration());
+  EXPECT_EQ(UserStartTime(4, 5, absl::ZeroDuration()), absl::ZeroDuration());
+  EXPECT_EQ(UserStartTime(0, 1, absl::Seconds(8)), absl::ZeroDuration());
 }
 
 TEST(Lengths, DrawWithinTheirBounds) {

@@ -66,7 +66,7 @@ TEST(Summarize, OneSampleAndNone) {
 }
 
 TEST(Latencies, CountFromTheIntendedStart) {
-  const Latencies l = LatenciesOf(Answer(100, 130, {{200, 1}, {230, 1}, {290, 1}}, 300));
+  const Latencies l = ComputeLatencies(Answer(100, 130, {{200, 1}, {230, 1}, {290, 1}}, 300));
   EXPECT_DOUBLE_EQ(l.ttft, 100);
   EXPECT_DOUBLE_EQ(l.e2e, 200);
   EXPECT_DOUBLE_EQ(*l.tpot, 50);  // (200 - 100) / 2
@@ -74,25 +74,25 @@ TEST(Latencies, CountFromTheIntendedStart) {
 }
 
 TEST(Latencies, TokensOfOneMessageShareItsWait) {
-  const Latencies l = LatenciesOf(Answer(0, 0, {{100, 2}, {130, 3}}, 130));
+  const Latencies l = ComputeLatencies(Answer(0, 0, {{100, 2}, {130, 3}}, 130));
   EXPECT_THAT(l.inter_token, ElementsAre(DoubleEq(0), DoubleEq(10), DoubleEq(10), DoubleEq(10)));
   EXPECT_DOUBLE_EQ(*l.tpot, 7.5);
 }
 
 TEST(Latencies, ASingleTokenHasNoTimePerToken) {
-  const Latencies l = LatenciesOf(Answer(0, 0, {{100, 1}}, 110));
+  const Latencies l = ComputeLatencies(Answer(0, 0, {{100, 1}}, 110));
   EXPECT_FALSE(l.tpot.has_value());
   EXPECT_TRUE(l.inter_token.empty());
 }
 
 TEST(Goodput, BoundsAreInclusiveAndIndependent) {
-  const Latencies l = LatenciesOf(Answer(0, 0, {{200, 1}, {250, 1}}, 250));  // tpot 50
+  const Latencies l = ComputeLatencies(Answer(0, 0, {{200, 1}, {250, 1}}, 250));  // tpot 50
   EXPECT_TRUE(Goodput::Parse("ttft:200,tpot:50,e2e:250")->Good(l));
   EXPECT_FALSE(Goodput::Parse("ttft:199")->Good(l));
   EXPECT_FALSE(Goodput::Parse("tpot:49")->Good(l));
   EXPECT_FALSE(Goodput::Parse("e2el:249")->Good(l));
   // A single token has no time per token: that bound cannot break.
-  EXPECT_TRUE(Goodput::Parse("tpot:1")->Good(LatenciesOf(Answer(0, 0, {{200, 1}}, 250))));
+  EXPECT_TRUE(Goodput::Parse("tpot:1")->Good(ComputeLatencies(Answer(0, 0, {{200, 1}}, 250))));
 }
 
 std::vector<Record> Example() {
@@ -204,7 +204,7 @@ TEST(HtmlReport, NeedsNothingFromOutside) {
 TEST(SvgPlot, TicksAreRoundAndCover) {
   EXPECT_THAT(LinearTicks(0, 9.3, 5), ElementsAre(0, 2, 4, 6, 8, 10));
   EXPECT_THAT(LinearTicks(0, 0, 2), ElementsAre(0, 0.5, 1));
-  EXPECT_THAT(SvgOf({.title = "t", .x_label = "", .y_label = "", .series = {}}),
+  EXPECT_THAT(RenderSvg({.title = "t", .x_label = "", .y_label = "", .series = {}}),
               HasSubstr("no data"));
 }
 

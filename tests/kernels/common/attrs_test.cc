@@ -26,7 +26,7 @@ Attrs Example() {
 
 // What a reader says of one field of `attrs`.
 template <class Fn>
-std::string ErrorOf(const Attrs& attrs, Fn&& read) {
+std::string ErrorText(const Attrs& attrs, Fn&& read) {
   AttrReader reader(attrs);
   read(reader);
   return std::string(reader.status().message());
@@ -58,13 +58,13 @@ TEST(Attrs, ReadsListsOfNumbers) {
   EXPECT_EQ(reader.FloatsOr("absent", {7}, 0, 1), (std::vector<double>{7}));
   EXPECT_TRUE(reader.ok());
   const auto error = [&](const char* key, std::vector<double> fallback) {
-    return ErrorOf(attrs, [&](AttrReader& r) { r.FloatsOr(key, fallback, 0, 1); });
+    return ErrorText(attrs, [&](AttrReader& r) { r.FloatsOr(key, fallback, 0, 1); });
   };
   EXPECT_EQ(error("integers", {0, 0}), "mamba2.integers: expected numbers in [0, 1], one is 2");
   EXPECT_EQ(error("range", {0}),
             "mamba2.range: expected a list of 1 numbers, got a list of 2 numbers");
   EXPECT_EQ(error("number", {0, 0}), "mamba2.number: expected a list of 2 numbers, got 3");
-  EXPECT_THAT(ErrorOf(attrs, [](AttrReader& r) { r.Int("range", 0, 1); }),
+  EXPECT_THAT(ErrorText(attrs, [](AttrReader& r) { r.Int("range", 0, 1); }),
               HasSubstr("got a list of 2 numbers"));
 }
 
@@ -81,7 +81,7 @@ TEST(Attrs, AbsentAndNullTakeTheFallback) {
     EXPECT_TRUE(reader.ok()) << key;
     reader.Int(key, 0, 9);
     EXPECT_EQ(reader.status().code(), absl::StatusCode::kInvalidArgument) << key;
-    EXPECT_NE(ErrorOf(attrs, [&](AttrReader& r) { r.Strings(key); }), "") << key;
+    EXPECT_NE(ErrorText(attrs, [&](AttrReader& r) { r.Strings(key); }), "") << key;
   }
 }
 
@@ -92,7 +92,7 @@ TEST(Attrs, TheFirstErrorOfEachFieldStays) {
   EXPECT_FALSE(reader.BoolOr("rate", true));
   reader.Fail("size", "expected what else");
   EXPECT_EQ(reader.Int("size", 0, 128), 128);
-  EXPECT_THAT(ProblemsOf(reader.status()),
+  EXPECT_THAT(SplitProblems(reader.status()),
               testing::ElementsAre(
                   absl::InvalidArgumentError("ovq.size: expected an integer in [0, 1], got 128"),
                   absl::InvalidArgumentError("ovq.rate: expected true or false, got 0.5")));
@@ -101,7 +101,7 @@ TEST(Attrs, TheFirstErrorOfEachFieldStays) {
 TEST(Attrs, WrongValuesNameTheField) {
   using R = AttrReader;
   const Attrs attrs = Example();
-  const auto error = [&](auto read) { return ErrorOf(attrs, read); };
+  const auto error = [&](auto read) { return ErrorText(attrs, read); };
   EXPECT_EQ(error([](R& r) { r.Int("size", 2, 127); }),
             "ovq.size: expected an integer in [2, 127], got 128");
   EXPECT_EQ(error([](R& r) { r.Int("absent", 2, 127); }),
@@ -126,7 +126,7 @@ TEST(Attrs, OneIntegerOrOnePerLayer) {
   EXPECT_EQ(reader.IntPerLayer("size", 3, 0, 200), (std::vector<int64_t>{128, 128, 128}));
   EXPECT_EQ(reader.IntPerLayer("widths", 3, 1, 3), (std::vector<int64_t>{1, 2, 3}));
   EXPECT_TRUE(reader.ok());
-  const auto error = [&](auto read) { return ErrorOf(attrs, read); };
+  const auto error = [&](auto read) { return ErrorText(attrs, read); };
   EXPECT_THAT(error([](R& r) { r.IntPerLayer("widths", 4, 1, 3); }), HasSubstr("4 layers"));
   EXPECT_THAT(error([](R& r) { r.IntPerLayer("widths", 3, 1, 2); }), HasSubstr("one is 3"));
   EXPECT_NE(error([](R& r) { r.IntPerLayer("size", 3, 0, 100); }), "");
@@ -148,9 +148,9 @@ TEST(Attrs, UnreadFieldsAreErrors) {
   attrs.Ignore("ignored");
   EXPECT_EQ(attrs.CheckAllRead().message(), "model.misspelt: unknown field");
   attrs.Set("zzz", int64_t{1});
-  EXPECT_EQ(ProblemsOf(attrs.CheckAllRead()).size(), 2u);
+  EXPECT_EQ(SplitProblems(attrs.CheckAllRead()).size(), 2u);
   EXPECT_EQ(reader.Int("zzz", 0, 0), 0);
-  EXPECT_EQ(ProblemsOf(attrs.CheckAllRead()).size(), 1u);
+  EXPECT_EQ(SplitProblems(attrs.CheckAllRead()).size(), 1u);
   EXPECT_EQ(reader.Int("misspelt", 0, 1), 1);
   EXPECT_TRUE(attrs.CheckAllRead().ok());
 }

@@ -4,7 +4,7 @@
 
 #include <vector>
 
-#include "kernels/mixers/step.h"
+#include "kernels/mixers/batch_sequences.h"
 #include "kernels/ops/ops.h"
 #include "tests/test_util.h"
 
@@ -13,7 +13,7 @@ namespace {
 
 constexpr int64_t kVocab = 50, kWidth = 8;
 
-class Captured : public ::testing::Test {
+class RunCaptured : public ::testing::Test {
  protected:
   void SetUp() override {
     const std::string missing = test::WhyNoDevice(Device::kCuda);
@@ -28,13 +28,13 @@ class Captured : public ::testing::Test {
   void ExpectLookups(int64_t key, int n, int32_t first) {
     std::vector<int32_t> ids(static_cast<size_t>(n));
     for (int i = 0; i < n; ++i) ids[i] = static_cast<int32_t>((first + i) % kVocab);
-    const StagedStep step = StageStep(*context_, {}, {}, ids);
+    const StagedBatch staged = StageBatch(*context_, {}, {}, ids);
     ScratchScope scope(*context_);
     const TensorView y = {scope.Allocate<float>(ids.size() * kWidth), DType::kF32, {n, kWidth}};
     const TensorView table = {device_table_.as<void>(), DType::kF32, {kVocab, kWidth}};
-    context_->Captured({key, n}, [&] {
+    context_->RunCaptured({key, n}, [&] {
       ++n_launched_;
-      Embed(*context_, table, step.token_ids, y);
+      Embed(*context_, table, staged.token_ids, y);
     });
     std::vector<float> got(ids.size() * kWidth);
     context_->CopyToHost(got.data(), y.data, got.size() * sizeof(float));
@@ -52,18 +52,18 @@ class Captured : public ::testing::Test {
   int n_launched_ = 0;
 };
 
-TEST_F(Captured, ReplaysReadWhatIsThereNow) {
+TEST_F(RunCaptured, ReplaysReadWhatIsThereNow) {
   for (int32_t use = 0; use < 5; ++use) ExpectLookups(1, 3, 7 * use);
   EXPECT_EQ(n_launched_, 2);  // as it is, and to be recorded
 }
 
-TEST_F(Captured, SurvivesStepsLargerThanEverBefore) {
+TEST_F(RunCaptured, SurvivesStepsLargerThanEverBefore) {
   for (int32_t use = 0; use < 3; ++use) ExpectLookups(1, 3, use);
   ExpectLookups(2, 100'000, 1);  // the memory that steps travel through moves
   for (int32_t use = 0; use < 3; ++use) ExpectLookups(1, 3, 20 + use);
 }
 
-TEST_F(Captured, ForgetsWhenThereAreTooManyKinds) {
+TEST_F(RunCaptured, ForgetsWhenThereAreTooManyKinds) {
   for (int64_t key = 0; key < 300; ++key) {
     ExpectLookups(key, 2, static_cast<int32_t>(key));
     ExpectLookups(key, 2, static_cast<int32_t>(key) + 1);

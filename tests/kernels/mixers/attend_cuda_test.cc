@@ -34,7 +34,7 @@ class History {
   History(const AttendConfig& config, int index, const Sessions::Session& session)
       : config_(config), begin_(config.oldest(session.start)) {
     const int64_t end = session.start + session.n_tokens;
-    const auto blocks = static_cast<size_t>(BlocksOf(end - begin_) * config.n_kv_heads);
+    const auto blocks = static_cast<size_t>(NumBlocks(end - begin_) * config.n_kv_heads);
     keys_.resize(blocks * static_cast<size_t>(config.key_bytes()));
     values_.resize(blocks * static_cast<size_t>(config.value_bytes()));
     for (int64_t t = begin_; t < end; ++t) {
@@ -183,14 +183,14 @@ TEST_P(AttendTest, AgreesWithTheReferenceAndKeepsItsBits) {
   ExpectLikeReference(config, whole);
   if (config.probe) ExpectBestSlots(config, whole);
   struct Way {
-    int step_tokens;
+    int batch_tokens;
     Split split;
   };
   for (const Way way : {Way{1000, Split::kAlways}, Way{1000, Split::kNever}, Way{1, Split::kAuto},
                         Way{1, Split::kNever}, Way{7, Split::kAuto}}) {
     Sessions other = Make();
-    other.Run(way.step_tokens, way.split);
-    const std::string what = "steps of " + std::to_string(way.step_tokens) + ", split " +
+    other.Run(way.batch_tokens, way.split);
+    const std::string what = "steps of " + std::to_string(way.batch_tokens) + ", split " +
                              std::to_string(static_cast<int>(way.split));
     for (size_t s = 0; s < other.list().size(); ++s) {
       test::AssertSameBits(other.list()[s].out, whole.list()[s].out, what);
@@ -253,7 +253,7 @@ INSTANTIATE_TEST_SUITE_P(
                       Closed("closed", kBF16, 256), Closed("all_closed", kBF16, 0)),
     [](const auto& info) { return info.param.name; });
 
-// What the benchmark times: a step of 64 sessions with full dictionaries in different phases of
+// What the benchmark times: a batch of 64 sessions with full dictionaries in different phases of
 // their chunks, nine segments to a tile. The last of nine thread blocks folds the parts of all,
 // whichever it is: so one run proves little.
 class AttendFullDictionaries : public ::testing::TestWithParam<DType> {};
@@ -265,9 +265,9 @@ TEST_P(AttendFullDictionaries, SplitStepsKeepTheirBitsWhateverTheOrderOfBlocks) 
   constexpr int64_t kPosition = 10'240'000;
   const AttendConfig config =
       Ovq("full", 1, 1, 128, 128, GetParam(), test::ComputeFor(GetParam()), kChunk, /*cap=*/2048);
-  ASSERT_EQ(
-      (BlocksOf(config.live_at(kPosition)) + 1 + cuda::kSegmentBlocks - 1) / cuda::kSegmentBlocks,
-      9);
+  ASSERT_EQ((NumBlocks(config.live_at(kPosition)) + 1 + cuda::kCudaSegmentBlocks - 1) /
+                cuda::kCudaSegmentBlocks,
+            9);
   const std::unique_ptr<DeviceContext> context = test::MakeContext(Device::kCuda);
   Sessions sessions(config, *context, /*end=*/0);
   for (int s = 0; s < kSessions; ++s) sessions.Add(kPosition + 2 * s, 1);
@@ -322,7 +322,7 @@ TEST_P(AttendTies, GoToTheLowestSlot) {
                                               {7, 71, 500}, {201, 203}};
   const std::unique_ptr<DeviceContext> context = test::MakeContext(Device::kCuda);
   for (const Split split : {Split::kAlways, Split::kNever}) {
-    for (const int step_tokens : {1, 64}) {
+    for (const int batch_tokens : {1, 64}) {
       Sessions sessions(config, *context, 64);
       sessions.Add(0, static_cast<int>(ties.size()));
       sessions.Edit([&](std::byte* state) {
@@ -336,7 +336,7 @@ TEST_P(AttendTies, GoToTheLowestSlot) {
           }
         }
       });
-      sessions.Run(step_tokens, split);
+      sessions.Run(batch_tokens, split);
       std::vector<std::byte> state = sessions.Fetch(sessions.list()[0]);
       for (size_t i = 0; i < ties.size(); ++i) {
         EXPECT_EQ(*sessions.At<int32_t>(state.data(), {sessions.blocks().best_slot}, 0,

@@ -39,7 +39,7 @@ class AttendInt8 : public ::testing::TestWithParam<AttendConfig> {
   }
 
   // What some sessions answer, with a dictionary slot that is edited, if any.
-  OutputsAndProbes Run(DType dtype, int step_tokens, Split split, bool broken_key,
+  OutputsAndProbes Run(DType dtype, int batch_tokens, Split split, bool broken_key,
                        bool broken_value) {
     AttendConfig config = GetParam();
     config.dtype = dtype;
@@ -55,7 +55,7 @@ class AttendInt8 : public ::testing::TestWithParam<AttendConfig> {
       if (broken_key) Put(sessions, config, state, kBroken, true, kInfinity);
       if (broken_value) Put(sessions, config, state, kBroken, false, kInfinity);
     });
-    sessions.Run(step_tokens, split);
+    sessions.Run(batch_tokens, split);
     OutputsAndProbes all;
     for (const Sessions::Session& session : sessions.list()) {
       all.out.insert(all.out.end(), session.out.begin(), session.out.end());
@@ -104,13 +104,13 @@ class AttendInt8 : public ::testing::TestWithParam<AttendConfig> {
 
 TEST_P(AttendInt8, IsThatOfTheSameRowsInWiderTypes) {
   for (const Split split : {Split::kNever, Split::kAlways}) {
-    for (const int step_tokens : {1, 1000}) {
-      const OutputsAndProbes narrow = Run(DType::kI8, step_tokens, split, false, false);
+    for (const int batch_tokens : {1, 1000}) {
+      const OutputsAndProbes narrow = Run(DType::kI8, batch_tokens, split, false, false);
       for (const float x : narrow.out) ASSERT_TRUE(std::isfinite(x));
       for (const DType dtype : WideTypes()) {
-        const OutputsAndProbes wide = Run(dtype, step_tokens, split, false, false);
+        const OutputsAndProbes wide = Run(dtype, batch_tokens, split, false, false);
         const std::string what =
-            DTypeName(dtype) + std::string(", steps of ") + std::to_string(step_tokens);
+            DTypeName(dtype) + std::string(", steps of ") + std::to_string(batch_tokens);
         test::AssertSameBits(narrow.out, wide.out, what);
         test::AssertSameBits(narrow.scores, wide.scores, what);
         EXPECT_EQ(narrow.slots, wide.slots) << what;

@@ -39,7 +39,7 @@ struct AttendConfig {
   int value_stride() const { return ValueStride(value_head_dim); }
   int64_t key_bytes() const { return static_cast<int64_t>(BlockBytes(dtype, head_dim)); }
   int64_t value_bytes() const { return static_cast<int64_t>(BlockBytes(dtype, value_stride())); }
-  int32_t ring() const { return window == 0 ? 0 : static_cast<int32_t>(1 + BlocksOf(window - 1)); }
+  int32_t ring() const { return window == 0 ? 0 : static_cast<int32_t>(1 + NumBlocks(window - 1)); }
   int64_t live_at(int64_t t) const {
     return by_chunk ? CentroidsAt(t / wave_span * wave_span, n_slots) : n_slots;
   }
@@ -60,7 +60,7 @@ inline void PrintTo(const AttendConfig& config, std::ostream* out) { *out << con
 inline void RoundRowFor(const AttendConfig& config, float* row, int n) {
   if (!config.rounds_to_int8) return;
   std::vector<Int8> rounded(static_cast<size_t>(n));
-  const float scale = ScaleOf(StoreNearest(row, n, 1, rounded.data(), 1));
+  const float scale = ExponentScale(StoreNearest(row, n, 1, rounded.data(), 1));
   for (size_t c = 0; c < rounded.size(); ++c) row[c] = ToFloat(rounded[c]) * scale;
 }
 
@@ -125,14 +125,14 @@ class Sessions {
     for (Session& session : sessions_) fn(session.host.data());
   }
 
-  // Feeds everybody's tokens, `step_tokens` of each session at a time, with padding if it is 1.
-  void Run(int step_tokens, Split split) {
+  // Feeds everybody's tokens, `batch_tokens` of each session at a time, with padding if it is 1.
+  void Run(int batch_tokens, Split split) {
     for (Session& session : sessions_) {
       if (session.device.bytes() == 0) {
         session.device = context_.Upload(session.host.data(), session.host.size());
       }
     }
-    while (Step(step_tokens, split)) {
+    while (RunBatch(batch_tokens, split)) {
     }
   }
 
@@ -181,8 +181,8 @@ class Sessions {
     blocks_.window = config_.window;
     blocks_.probe = config_.probe;
     recent_ = config_.ring() > 0  ? config_.ring()
-              : config_.from_span ? BlocksOf(config_.wave_span)
-                                  : BlocksOf(end);
+              : config_.from_span ? NumBlocks(config_.wave_span)
+                                  : NumBlocks(end);
     const int64_t keys = config_.key_bytes(), values = config_.value_bytes();
     const auto at = [](int64_t offset, int64_t head_stride, int64_t index_stride) {
       return StatePlace{static_cast<size_t>(offset), static_cast<size_t>(head_stride),
@@ -199,7 +199,7 @@ class Sessions {
     blocks_.dictionary_bias = in_block(0);
     blocks_.dictionary_keys = in_block(bias);
     blocks_.dictionary_values = in_block(bias + keys);
-    const int64_t dictionary = BlocksOf(config_.n_slots);
+    const int64_t dictionary = NumBlocks(config_.n_slots);
     const int64_t best = dictionary_begin_ + dictionary * heads * of_head;
     const int64_t span = std::max(config_.wave_span, 1);
     blocks_.best_score = at(best, span * 4, 4);
@@ -218,7 +218,7 @@ class Sessions {
                   element == 2 ? static_cast<const void*>(&rounded) : &x, element);
     }
     if (element == 1 || config_.rounds_to_int8) FillRows(bytes, noise, scale);
-    for (int64_t b = 0; b < BlocksOf(config_.n_slots); ++b) {
+    for (int64_t b = 0; b < NumBlocks(config_.n_slots); ++b) {
       for (int h = 0; h < config_.n_kv_heads; ++h) {
         float* bias = At<float>(bytes.data(), blocks_.dictionary_bias, h, b);
         void* values = At<void>(bytes.data(), blocks_.dictionary_values, h, b);
@@ -262,7 +262,7 @@ class Sessions {
       }
     };
     fill(blocks_.recent_keys, blocks_.recent_values, recent_);
-    fill(blocks_.dictionary_keys, blocks_.dictionary_values, BlocksOf(config_.n_slots));
+    fill(blocks_.dictionary_keys, blocks_.dictionary_values, NumBlocks(config_.n_slots));
   }
 
   void Store(Session& session, int index, int64_t t) {
@@ -282,14 +282,14 @@ class Sessions {
 
   // The next rows of all sessions. owner: whose they are, list().size() for padding.
   struct Batch {
-    std::vector<int32_t> row_begin = {0}, caps;
+    std::vector<int32_t> token_begin = {0}, caps;
     std::vector<int64_t> start_pos;
     std::vector<std::byte*> states;
     std::vector<size_t> owners;
     std::vector<float> rows;
 
     void End(int n, int64_t start, int cap, std::byte* state, size_t owner) {
-      row_begin.push_back(row_begin.back() + n);
+      token_begin.push_back(token_begin.back() + n);
       start_pos.push_back(start);
       caps.push_back(cap);
       states.push_back(state);
@@ -297,14 +297,14 @@ class Sessions {
     }
   };
 
-  Batch Gather(int step_tokens) {
+  Batch Gather(int batch_tokens) {
     Batch batch;
     const size_t n_row = TokenRow(config_, 0, 0).size();
     for (size_t s = 0; s < sessions_.size(); ++s) {
       Session& session = sessions_[s];
-      const int n = std::min(step_tokens, session.n_tokens - session.done);
+      const int n = std::min(batch_tokens, session.n_tokens - session.done);
       if (n == 0) continue;
-      if (step_tokens == 1) {
+      if (batch_tokens == 1) {
         batch.rows.resize(batch.rows.size() + n_row, std::numeric_limits<float>::quiet_NaN());
         batch.End(1, 0, config_.n_slots, nullptr, sessions_.size());
       }
@@ -320,37 +320,37 @@ class Sessions {
     return batch;
   }
 
-  bool Step(int step_tokens, Split split) {
-    const Batch batch = Gather(step_tokens);
+  bool RunBatch(int batch_tokens, Split split) {
+    const Batch batch = Gather(batch_tokens);
     if (batch.owners.empty()) return false;
-    const StepSeqs seqs = {.row_begin = batch.row_begin,
-                           .start_pos = batch.start_pos,
-                           .slot_cap = batch.caps,
-                           .state = batch.states,
-                           .device = {}};
-    StagedStep staged = StageStep(context_, seqs, growths_);
+    const BatchSequences seqs = {.token_begin = batch.token_begin,
+                                 .start_pos = batch.start_pos,
+                                 .slot_cap = batch.caps,
+                                 .state = batch.states,
+                                 .device = {}};
+    StagedBatch staged = StageBatch(context_, seqs, growths_);
     if (config_.by_chunk) blocks_.live = staged.live[0];
     const std::vector<int64_t> no_positions(batch.owners.size(), -1);
     const std::vector<std::byte*> no_states(batch.owners.size(), nullptr);
-    if (step_tokens == 1) {  // as in a replayed step: the host has the shape and bounds for more
+    if (batch_tokens == 1) {  // as in a replayed batch: the host has the shape and bounds for more
       staged.seqs.start_pos = no_positions;
       staged.seqs.state = no_states;
       if (config_.wave_span > 0) staged.seqs.end_bound = int64_t{1} << 42;
     }
-    const int32_t n_rows = batch.row_begin.back();
+    const int32_t n_tokens = batch.token_begin.back();
     const int64_t n_out = int64_t{config_.n_heads} * config_.value_head_dim;
-    std::vector<float> outs(static_cast<size_t>(n_rows * n_out), -1.0f);
+    std::vector<float> outs(static_cast<size_t>(n_tokens * n_out), -1.0f);
     const Buffer in = context_.Upload(batch.rows.data(), batch.rows.size() * sizeof(float));
     const Buffer out = context_.Upload(outs.data(), outs.size() * sizeof(float));
     const auto k = int64_t{config_.n_heads} * config_.head_dim;
-    const AttentionRows rows = {
+    const AttentionTensors rows = {
         .q = in.as<float>(),
         .k = in.as<float>() + k,
         .v = in.as<float>() + k + int64_t{config_.n_kv_heads} * config_.head_dim,
-        .stride = static_cast<int64_t>(batch.rows.size()) / n_rows,
+        .stride = static_cast<int64_t>(batch.rows.size()) / n_tokens,
         .out = out.as<float>(),
         .out_dtype = DType::kF32};
-    const int n_waves = Waves(staged.seqs, config_.wave_span);
+    const int n_waves = CountWaves(staged.seqs, config_.wave_span);
     for (int wave = 0; wave < n_waves; ++wave) {
       cuda::StoreRecent(context_, {blocks_, staged.seqs, rows}, wave);
       cuda::AttendWave(context_, {blocks_, staged.seqs, rows}, wave, split);
@@ -359,9 +359,9 @@ class Sessions {
     for (size_t i = 0; i < batch.owners.size(); ++i) {
       if (batch.owners[i] == sessions_.size()) continue;
       Session& session = sessions_[batch.owners[i]];
-      session.out.insert(session.out.end(), outs.begin() + batch.row_begin[i] * n_out,
-                         outs.begin() + batch.row_begin[i + 1] * n_out);
-      session.done += batch.row_begin[i + 1] - batch.row_begin[i];
+      session.out.insert(session.out.end(), outs.begin() + batch.token_begin[i] * n_out,
+                         outs.begin() + batch.token_begin[i + 1] * n_out);
+      session.done += batch.token_begin[i + 1] - batch.token_begin[i];
     }
     return true;
   }

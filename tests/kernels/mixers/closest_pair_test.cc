@@ -30,8 +30,9 @@ MixerCase PairCase(const std::string& type, int64_t chunk_len, int64_t slot_cap,
 }
 
 // Every row's count or oldest token, [head][row], as the state holds them.
-std::vector<std::vector<uint32_t>> OfRows(const std::string& field, const MixerInstance& instance,
-                                          const MixerSession& session, int64_t n_rows) {
+std::vector<std::vector<uint32_t>> ReadSlotField(const std::string& field,
+                                                 const MixerInstance& instance,
+                                                 const MixerSession& session, int64_t n_slots) {
   const MixerState& state = instance.mixer().state();
   const std::vector<std::byte> bytes = session.bytes();
   const auto& fields = state.block.list();
@@ -39,9 +40,9 @@ std::vector<std::vector<uint32_t>> OfRows(const std::string& field, const MixerI
   const auto in_head = static_cast<int>(found - fields.begin());
   std::vector<std::vector<uint32_t>> counts(kHeads);
   for (int head = 0; head < kHeads; ++head) {
-    for (int64_t row = 0; row < n_rows; ++row) {
-      const size_t at = instance.where().FieldOffset(state, head * state.fields_of_head() + in_head,
-                                                     row / kBlockSlots) +
+    for (int64_t row = 0; row < n_slots; ++row) {
+      const size_t at = instance.where().FieldOffset(
+                            state, head * state.fields_per_head() + in_head, row / kBlockSlots) +
                         static_cast<size_t>(row % kBlockSlots) * 4;
       uint32_t count;
       std::memcpy(&count, bytes.data() + at, sizeof(count));
@@ -52,8 +53,8 @@ std::vector<std::vector<uint32_t>> OfRows(const std::string& field, const MixerI
 }
 
 std::vector<std::vector<uint32_t>> Counts(const MixerInstance& instance,
-                                          const MixerSession& session, int64_t n_rows) {
-  return OfRows("counts", instance, session, n_rows);
+                                          const MixerSession& session, int64_t n_slots) {
+  return ReadSlotField("counts", instance, session, n_slots);
 }
 
 constexpr DType kStateTypes[] = {DType::kF32, DType::kBF16, DType::kI8};
@@ -124,7 +125,7 @@ TEST_P(ClosestPair, OfEquallyClosePairsThatOfTheOldestMerges) {
   const std::vector<uint32_t> counts{1, 1, 2}, oldest{1, 2, 0};
   for (int64_t head = 0; head < kHeads; ++head) {
     EXPECT_EQ(Counts(instance, session, 3)[head], counts);
-    EXPECT_EQ(OfRows("oldest", instance, session, 3)[head], oldest);
+    EXPECT_EQ(ReadSlotField("oldest", instance, session, 3)[head], oldest);
   }
 }
 
@@ -138,9 +139,9 @@ TEST_P(ClosestPair, PinnedAndRecentTokensStayRowsOfTheirOwn) {
     MixerInstance instance(of, GetParam(), 1, kTokens);
     MixerSession session = instance.NewSession();
     instance.Run(session, Rows(x, 0, n_tokens), {});
-    const int64_t n_rows = std::min(n_tokens / 16 * 16, kCap);
-    const auto counts = Counts(instance, session, n_rows),
-               oldest = OfRows("oldest", instance, session, n_rows);
+    const int64_t n_slots = std::min(n_tokens / 16 * 16, kCap);
+    const auto counts = Counts(instance, session, n_slots),
+               oldest = ReadSlotField("oldest", instance, session, n_slots);
     std::vector<int64_t> least(kHeads);
     for (size_t head = 0; head < kHeads; ++head) {
       EXPECT_EQ(std::accumulate(counts[head].begin(), counts[head].end(), int64_t{0}),
@@ -212,9 +213,9 @@ TEST(PairSchedule, RecentTokensJoinLater) {
   EXPECT_EQ(rule.JoinedAt(1000, 100), 980);
   // Of a small cap: half of it.
   EXPECT_EQ(rule.JoinedAt(1000, 30), 985);
-  EXPECT_EQ(rule.PinnedOf(100), 25);
-  EXPECT_EQ(rule.PinnedOf(120), 30);
-  EXPECT_EQ(rule.PinnedOf(2), 0);
+  EXPECT_EQ(rule.EffectivePinnedTokens(100), 25);
+  EXPECT_EQ(rule.EffectivePinnedTokens(120), 30);
+  EXPECT_EQ(rule.EffectivePinnedTokens(2), 0);
 }
 
 TEST(PairSchedule, MergesLeaveTheCapAtTheChunksEndTwoATokenAtMost) {
@@ -232,11 +233,11 @@ TEST(PairSchedule, MergesLeaveTheCapAtTheChunksEndTwoATokenAtMost) {
                                .begin = begin,
                                .length = 16,
                                .slot_cap = cap,
-                               .n_rows = static_cast<int32_t>(std::min(begin, cap)),
-                               .n_next = static_cast<int32_t>(std::min(begin + 16, cap)),
+                               .n_slots = static_cast<int32_t>(std::min(begin, cap)),
+                               .n_slots_next = static_cast<int32_t>(std::min(begin + 16, cap)),
                                .rule = rule};
       EXPECT_EQ(chunk.MergedAt(0), 0);
-      EXPECT_EQ(chunk.n_rows + 16 - chunk.MergedAt(16), chunk.n_next);
+      EXPECT_EQ(chunk.n_slots + 16 - chunk.MergedAt(16), chunk.n_slots_next);
       for (int64_t offset = 0; offset < 16; ++offset) {
         const int64_t merges = chunk.MergedAt(offset + 1) - chunk.MergedAt(offset);
         EXPECT_GE(merges, 0);
@@ -244,8 +245,8 @@ TEST(PairSchedule, MergesLeaveTheCapAtTheChunksEndTwoATokenAtMost) {
         // All that may have joined before any merge, and two are left for each.
         if (merges == 0) continue;
         const int64_t joined = chunk.JoinedAt(offset + 1),
-                      candidates = joined - begin + chunk.n_rows - rule.PinnedOf(cap);
-        EXPECT_EQ(joined, begin + offset + 1 - rule.RecentOf(cap));
+                      candidates = joined - begin + chunk.n_slots - rule.EffectivePinnedTokens(cap);
+        EXPECT_EQ(joined, begin + offset + 1 - rule.EffectiveRecentTokens(cap));
         EXPECT_GE(candidates - chunk.MergedAt(offset + 1), 1);
       }
     }
@@ -253,11 +254,11 @@ TEST(PairSchedule, MergesLeaveTheCapAtTheChunksEndTwoATokenAtMost) {
 }
 
 TEST(PairMeans, CountsStayAtTheLargest) {
-  EXPECT_EQ(SumOfCounts(3, 4), 7u);
-  EXPECT_EQ(SumOfCounts(0xfffffffeu, 1), 0xffffffffu);
-  EXPECT_EQ(SumOfCounts(0xffffffffu, 0xffffffffu), 0xffffffffu);
-  EXPECT_EQ(ShareOf(3, 1), 0.25f);
-  EXPECT_NEAR(ShareOf(0xffffffffu, 0xffffffffu), 0.5f, 1e-7);
+  EXPECT_EQ(AddCounts(3, 4), 7u);
+  EXPECT_EQ(AddCounts(0xfffffffeu, 1), 0xffffffffu);
+  EXPECT_EQ(AddCounts(0xffffffffu, 0xffffffffu), 0xffffffffu);
+  EXPECT_EQ(HighShare(3, 1), 0.25f);
+  EXPECT_NEAR(HighShare(0xffffffffu, 0xffffffffu), 0.5f, 1e-7);
 }
 
 // Blocks of random candidates, some of them none, some stale.

@@ -18,34 +18,34 @@ INSTANTIATE_TEST_SUITE_P(, GatesTargets, testing::ValuesIn(Targets()), TargetNam
 constexpr float kInfinity = std::numeric_limits<float>::infinity();
 
 struct Decays {
-  std::vector<float> decay, step;
+  std::vector<float> decay, dt;
 };
 // x [rows, n + 2], of which the first n count.
 Decays RunDecay(DeviceContext& context, const std::vector<float>& x, const std::vector<float>& bias,
                 const std::vector<float>& rate, float least = 0, float most = kInfinity) {
-  const size_t n = bias.size(), n_rows = x.size() / (n + 2);
+  const size_t n = bias.size(), n_tokens = x.size() / (n + 2);
   const DeviceArray<float> in(context, x), b(context, bias), r(context, rate);
-  const DeviceArray<float> decay(context, n * n_rows), step(context, n * n_rows);
+  const DeviceArray<float> decay(context, n * n_tokens), dt(context, n * n_tokens);
   Decay(context, {.x = in.data(),
                   .x_stride = static_cast<int64_t>(n + 2),
-                  .n_rows = static_cast<int64_t>(n_rows),
+                  .n_tokens = static_cast<int64_t>(n_tokens),
                   .n_heads = static_cast<int>(n),
                   .bias = b.data(),
                   .rate = r.data(),
                   .decay = decay.data(),
-                  .step = step.data(),
-                  .least_step = least,
-                  .most_step = most});
-  return {decay.Read(), step.Read()};
+                  .dt = dt.data(),
+                  .min_dt = least,
+                  .max_dt = most});
+  return {decay.Read(), dt.Read()};
 }
 
 TEST(GatesTargetsReference, DecaysByHand) {
   auto context = MakeContext(Device::kReference);
   const Decays one = RunDecay(*context, {1, 0, 0}, {-1}, {-2});
-  EXPECT_FLOAT_EQ(one.step[0], std::log(2.0f));
+  EXPECT_FLOAT_EQ(one.dt[0], std::log(2.0f));
   EXPECT_FLOAT_EQ(one.decay[0], 0.25f);
-  EXPECT_EQ(RunDecay(*context, {9, 0, 0}, {0}, {-1}, 0.02f, 0.3f).step[0], 0.3f);
-  EXPECT_EQ(RunDecay(*context, {-9, 0, 0}, {0}, {-1}, 0.02f, 0.3f).step[0], 0.02f);
+  EXPECT_EQ(RunDecay(*context, {9, 0, 0}, {0}, {-1}, 0.02f, 0.3f).dt[0], 0.3f);
+  EXPECT_EQ(RunDecay(*context, {-9, 0, 0}, {0}, {-1}, 0.02f, 0.3f).dt[0], 0.02f);
 }
 
 // The sum of input and bias rounds once, which moves softplus by no more than itself times the
@@ -62,19 +62,18 @@ TEST_P(GatesTargets, DecaysAsTheReference) {
   for (float most : {kInfinity, 0.25f}) {
     const Decays expected = RunDecay(*ref_, x, bias, rate, 0, most);
     const Decays actual = RunDecay(*context_, x, bias, rate, 0, most);
-    const auto step_error = [&](size_t i) {
+    const auto dt_error = [&](size_t i) {
       const double z = std::abs(x[i / 11 * 13 + i % 11] + bias[i % 11]);
       return (std::min(z, 120.0) + 12) * kRoundF32;
     };
     AssertClose(
-        actual.step, expected.step,
-        [&](size_t i) { return step_error(i) * expected.step[i] + 1e-37; }, "steps");
+        actual.dt, expected.dt, [&](size_t i) { return dt_error(i) * expected.dt[i] + 1e-37; },
+        "steps");
     AssertClose(
         actual.decay, expected.decay,
         [&](size_t i) {
-          const double exponent = std::min(-double{rate[i % 11]} * expected.step[i], 110.0);
-          return ((step_error(i) + kRoundF32) * exponent + 4 * kRoundF32) * expected.decay[i] +
-                 1e-37;
+          const double exponent = std::min(-double{rate[i % 11]} * expected.dt[i], 110.0);
+          return ((dt_error(i) + kRoundF32) * exponent + 4 * kRoundF32) * expected.decay[i] + 1e-37;
         },
         "decays");
   }
@@ -86,7 +85,7 @@ TEST_P(GatesTargets, SigmoidAsTheReference) {
     const DeviceArray<float> in(context, x), b(context, bias), y(context, x.size() / 4 * 3);
     Sigmoid(context, {.x = in.data(),
                       .x_stride = 4,
-                      .n_rows = static_cast<int64_t>(x.size()) / 4,
+                      .n_tokens = static_cast<int64_t>(x.size()) / 4,
                       .n_heads = 3,
                       .y = y.data(),
                       .bias = has_bias ? b.data() : nullptr,
@@ -117,9 +116,9 @@ std::vector<T> RunNorm(DeviceContext& context, const NormCase& c, const std::vec
   constexpr int kGroups = 3;
   const DeviceArray<float> in(context, x), gates(context, z), w(context, weight);
   const DeviceArray<T> y(context, x.size());
-  const auto n_rows = static_cast<int64_t>(x.size()) / (kGroups * c.width);
+  const auto n_tokens = static_cast<int64_t>(x.size()) / (kGroups * c.width);
   NormAndGate(context, {.x = in.data(),
-                        .n_rows = n_rows,
+                        .n_tokens = n_tokens,
                         .n_groups = kGroups,
                         .width = c.width,
                         .weight = c.has_weight ? w.data() : nullptr,
@@ -127,10 +126,10 @@ std::vector<T> RunNorm(DeviceContext& context, const NormCase& c, const std::vec
                         .eps = 1e-5f,
                         .gate = c.gate,
                         .z = c.gate == GateKind::kNone ? nullptr : gates.data(),
-                        .z_stride = static_cast<int64_t>(z.size()) / n_rows,
+                        .z_stride = static_cast<int64_t>(z.size()) / n_tokens,
                         .gates_input = c.gates_input,
                         .y = y.data(),
-                        .y_dtype = kDTypeOf<T>});
+                        .y_dtype = kDTypeFor<T>});
   return y.Read();
 }
 

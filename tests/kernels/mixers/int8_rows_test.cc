@@ -34,7 +34,7 @@ float Largest(const std::vector<float>& row) {
 struct Block {
   explicit Block(int channels) : channels(channels), bytes(BlockBytes(DType::kI8, channels)) {}
   Int8* rows() { return reinterpret_cast<Int8*>(bytes.data()); }
-  uint8_t& exponent(int slot) { return ExponentsOf(rows(), channels)[slot]; }
+  uint8_t& exponent(int slot) { return BlockExponents(rows(), channels)[slot]; }
 
   int channels;
   std::vector<std::byte> bytes;
@@ -50,7 +50,7 @@ std::vector<float> AsStored(const std::vector<float>& row) {
 }
 
 TEST(Int8Rows, TakeTheSmallestPowerOfTwoThatHoldsTheirLargestChannel) {
-  const auto scale = [](float x) { return ScaleOf(ExponentFor(MagnitudeBits(&x, 1))); };
+  const auto scale = [](float x) { return ExponentScale(ExponentFor(MagnitudeBits(&x, 1))); };
   EXPECT_EQ(scale(127), 1.0f);
   EXPECT_EQ(scale(-64), 1.0f);
   EXPECT_EQ(scale(63.5f), 0.5f);
@@ -65,7 +65,7 @@ TEST(Int8Rows, TakeTheSmallestPowerOfTwoThatHoldsTheirLargestChannel) {
 TEST(Int8Rows, RoundToNearestAndAreExactOnceRounded) {
   for (const float size : {1.0f, 1e-6f, 3e20f}) {
     const std::vector<float> row = Normal(40, 3, size), stored = AsStored(row);
-    const float unit = ScaleOf(ExponentFor(MagnitudeBits(row.data(), 40)));
+    const float unit = ExponentScale(ExponentFor(MagnitudeBits(row.data(), 40)));
     EXPECT_LE(Largest(row), 127 * unit);
     EXPECT_GT(Largest(row), 63 * unit);
     for (size_t i = 0; i < row.size(); ++i) EXPECT_LE(std::abs(stored[i] - row[i]), unit / 2);
@@ -98,7 +98,7 @@ TEST(Int8Rows, StochasticRoundingKeepsWhatIsExactAndIsUnbiased) {
   }
 }
 
-// A mean that is rounded to nearest stops where a step is less than half a unit.
+// A mean that is rounded to nearest stops where a batch is less than half a unit.
 TEST(Int8Rows, RunningMeansDoNotStall) {
   constexpr int kKeys = 20000, kChannels = 16;
   std::vector<Int8> nearest(kChannels), stochastic(kChannels);
@@ -108,7 +108,7 @@ TEST(Int8Rows, RunningMeansDoNotStall) {
     const auto merged = [&](const std::vector<Int8>& rows, uint8_t exponent) {
       std::vector<float> mean;
       for (Int8 x : rows) {
-        const float old = ToFloat(x) * ScaleOf(exponent);
+        const float old = ToFloat(x) * ExponentScale(exponent);
         mean.push_back(old + (key - old) / static_cast<float>(i));
       }
       return mean;
@@ -118,8 +118,8 @@ TEST(Int8Rows, RunningMeansDoNotStall) {
                              {0, 0, 0, false, i}, stochastic.data(), 1);
   }
   double mean = 0;
-  for (Int8 x : stochastic) mean += ToFloat(x) * ScaleOf(of_stochastic) / kChannels;
-  EXPECT_LT(ToFloat(nearest[0]) * ScaleOf(of_nearest), 0.6f);  // the true mean is 0.75
+  for (Int8 x : stochastic) mean += ToFloat(x) * ExponentScale(of_stochastic) / kChannels;
+  EXPECT_LT(ToFloat(nearest[0]) * ExponentScale(of_nearest), 0.6f);  // the true mean is 0.75
   EXPECT_NEAR(mean, 0.75, 0.03);
 }
 

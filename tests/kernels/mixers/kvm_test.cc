@@ -23,12 +23,12 @@ KvmLaw Law(KvmBudget budget, int64_t chunk_len = 256) {
           .exponent = 0.5,
           .saturation_n = 1024,
           .round_down = 1,
-          .min_rows = 1,
+          .min_slots = 1,
           .max_chunks = 10000};
 }
 
 // As the reference code grows its rows: from chunk to chunk, by a chunk's tokens at most.
-int64_t GrownRows(const KvmLaw& law, int64_t chunks) {
+int64_t GrownSlots(const KvmLaw& law, int64_t chunks) {
   if (chunks < law.window_chunks) return 0;
   int64_t rows = law.chunk_len;
   for (int64_t c = law.window_chunks + 1; c <= chunks; ++c) {
@@ -40,7 +40,7 @@ int64_t GrownRows(const KvmLaw& law, int64_t chunks) {
       target = n * context / (n + context);
     }
     auto whole = static_cast<int64_t>(std::floor(std::min(target, 1e15)));
-    whole = std::max(whole / law.round_down * law.round_down, law.min_rows);
+    whole = std::max(whole / law.round_down * law.round_down, law.min_slots);
     whole = std::min(
         {whole, (c + 1 - law.window_chunks) * law.chunk_len, law.chunk_len * law.max_chunks});
     rows += std::min(std::max(whole, rows) - rows, law.chunk_len);
@@ -50,22 +50,22 @@ int64_t GrownRows(const KvmLaw& law, int64_t chunks) {
 
 TEST(KvmLaw, GivesTheRowsOfThePublishedConfigs) {
   KvmLaw sqrt16 = Law(KvmBudget::kPowerLaw);
-  sqrt16.min_rows = 256;
+  sqrt16.min_slots = 256;
   const std::pair<int64_t, int64_t> kSqrt16[] = {{512, 256},   {768, 443},   {1024, 512},
                                                  {1280, 572},  {2048, 724},  {4096, 1024},
                                                  {8192, 1448}, {32768, 2896}};
-  for (const auto& [position, rows] : kSqrt16) EXPECT_EQ(sqrt16.RowsAt(position / 256), rows);
+  for (const auto& [position, rows] : kSqrt16) EXPECT_EQ(sqrt16.SlotsAt(position / 256), rows);
   const KvmLaw saturating = Law(KvmBudget::kSaturation);
   const std::pair<int64_t, int64_t> kSaturating[] = {
       {768, 438}, {1024, 512}, {2048, 682}, {4096, 819}, {32768, 992}};
   for (const auto& [position, rows] : kSaturating) {
-    EXPECT_EQ(saturating.RowsAt(position / 256), rows);
+    EXPECT_EQ(saturating.SlotsAt(position / 256), rows);
   }
   KvmLaw fixed = Law(KvmBudget::kFixed);
-  fixed.min_rows = 256;
+  fixed.min_slots = 256;
   fixed.max_chunks = 1;
-  EXPECT_EQ(fixed.RowsAt(1), 0);
-  for (int64_t chunks : {2, 3, 100, 1 << 30}) EXPECT_EQ(fixed.RowsAt(chunks), 256);
+  EXPECT_EQ(fixed.SlotsAt(1), 0);
+  for (int64_t chunks : {2, 3, 100, 1 << 30}) EXPECT_EQ(fixed.SlotsAt(chunks), 256);
 }
 
 TEST(KvmLaw, IsWhatGrowingFromChunkToChunkGives) {
@@ -80,12 +80,12 @@ TEST(KvmLaw, IsWhatGrowingFromChunkToChunkGives) {
     law.exponent = pick({0, 0.2, 0.5, 0.77, 1});
     law.saturation_n = static_cast<int64_t>(pick({1, 100, 1024, 100000}));
     law.round_down = int64_t{1} << random() % 5;
-    law.min_rows = static_cast<int64_t>(pick({-1, 1, 100, 1000}));
+    law.min_slots = static_cast<int64_t>(pick({-1, 1, 100, 1000}));
     law.max_chunks = static_cast<int64_t>(pick({1, 3, 10000}));
     int64_t before = 0;
     for (int64_t chunks = 0; chunks < 300; ++chunks) {
-      const int64_t rows = law.RowsAt(chunks);
-      ASSERT_EQ(rows, GrownRows(law, chunks)) << law.AsGrowth(0).name << ", chunk " << chunks;
+      const int64_t rows = law.SlotsAt(chunks);
+      ASSERT_EQ(rows, GrownSlots(law, chunks)) << law.AsGrowth(0).name << ", chunk " << chunks;
       ASSERT_GE(rows, before);
       ASSERT_LE(rows - before, law.chunk_len);
       before = rows;
@@ -125,7 +125,7 @@ MixerCase SmallCase() {
 }
 
 // What is wrong with the section, or with the weights.
-std::string ErrorOf(const MixerCase& c, float weight = 1) {
+std::string ErrorText(const MixerCase& c, float weight = 1) {
   const auto context = MakeContext(Device::kCpu);
   Attrs model, section("kvm.");
   model.Set("hidden_size", int64_t{kModelDim});
@@ -154,7 +154,7 @@ TEST(KvmConfig, NamesWhatIsWrong) {
     MixerCase c = SmallCase();
     c.section["state_budget_mode"] = budget;
     c.section[name] = value;
-    return ErrorOf(c);
+    return ErrorText(c);
   };
   EXPECT_EQ(error_with("sink_len", int64_t{15}), "");
   EXPECT_EQ(error_with("sink_len", int64_t{16}),
@@ -172,9 +172,9 @@ TEST(KvmConfig, NamesWhatIsWrong) {
   EXPECT_NE(error_with("use_vlens", false).find("kvm.use_vlens"), std::string::npos);
   MixerCase grouped = SmallCase();
   grouped.model["num_key_value_heads"] = 1;
-  EXPECT_EQ(ErrorOf(grouped),
+  EXPECT_EQ(ErrorText(grouped),
             "num_key_value_heads: expected num_attention_heads = 2 for kvm_attention, got 1");
-  EXPECT_EQ(ErrorOf(SmallCase(), 0.0f),
+  EXPECT_EQ(ErrorText(SmallCase(), 0.0f),
             "self_attn.front_head_temp: expected numbers other than 0, head 0 has it");
 }
 

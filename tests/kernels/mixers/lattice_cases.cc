@@ -22,7 +22,7 @@ MixerCase LatticeCase(const std::string& name, int64_t n_heads, int64_t n_slots,
                  .output_terms = n_heads * value_head_dim,
                  .compute_dtype = compute};
   for (const auto& [field, value] : section) c.section[field] = value;
-  // The encoding loss curves with |v|^2: steps that are too long for it run apart from any
+  // The encoding loss curves with |v|^2: batches that are too long for it run apart from any
   // rounding.
   if (c.section["objective"] == Attrs::Value("enc")) {
     c.weights["self_attn.v_proj.weight"] = {0.0f, 0.02f};

@@ -8,7 +8,7 @@
 
 #include "absl/strings/str_cat.h"
 #include "kernels/common/dispatch.h"
-#include "tests/kernels/mixers/recurrent_rows.h"
+#include "tests/kernels/mixers/recurrent_session.h"
 
 namespace ovq::test {
 namespace {
@@ -17,25 +17,26 @@ using ::testing::HasSubstr;
 using Vector = std::vector<double>;
 
 // Rows of one head through slots that are given.
-struct LatticeRows {
-  LatticeRows(const LatticeConfig& of, int32_t rows, uint64_t seed) : config(of), n_rows(rows) {
-    const auto n = static_cast<size_t>(n_rows), m = static_cast<size_t>(config.n_slots);
+struct LatticeTokens {
+  LatticeTokens(const LatticeConfig& of, int32_t tokens, uint64_t seed)
+      : config(of), n_tokens(tokens) {
+    const auto n = static_cast<size_t>(n_tokens), m = static_cast<size_t>(config.n_slots);
     qk = UnitVectors(RandomNormal(n * 2 * m, seed), m);
     v = RandomNormal(n * static_cast<size_t>(config.value_head_dim), seed + 1);
-    write = Gates(n, seed + 2);
-    keep = Gates(n, seed + 3);
-    decay_step = Gates(n, seed + 4);
-    const std::vector<float> rows_of_unit =
+    gamma = Gates(n, seed + 2);
+    mu = Gates(n, seed + 3);
+    dt = Gates(n, seed + 4);
+    const std::vector<float> unit_vectors =
         UnitVectors(RandomNormal(m * static_cast<size_t>(config.value_head_dim), seed + 5),
                     static_cast<size_t>(config.value_head_dim));
     slots.assign(m * static_cast<size_t>(config.stride()), 0.0f);
     for (int64_t i = 0; i < config.n_slots; ++i) {
-      // Slots that keep their length have one of their own.
+      // Slots that retain their length have one of their own.
       const float length =
           config.normalized_projection ? 1.0f : 0.5f + 0.3f * static_cast<float>(i);
       for (int64_t c = 0; c < config.value_head_dim; ++c) {
         slots[static_cast<size_t>(i * config.stride() + c)] =
-            length * rows_of_unit[static_cast<size_t>(i * config.value_head_dim + c)];
+            length * unit_vectors[static_cast<size_t>(i * config.value_head_dim + c)];
       }
     }
   }
@@ -43,16 +44,15 @@ struct LatticeRows {
   // Advances `slots`; the result is y.
   std::vector<float> Run(DeviceContext& context) {
     const DeviceArray<float> state(context, slots), keys(context, qk), values(context, v),
-        writes(context, write), keeps(context, keep), steps(context, decay_step),
+        gammas(context, gamma), mus(context, mu), dts(context, dt),
         rates(context, std::vector<float>{rate}), y(context, v.size());
-    const SessionRows rows(context, n_rows, state);
-    LatticeGates gates = {
-        .write = writes.data(), .keep = nullptr, .decay_step = nullptr, .rate = nullptr};
-    if (config.decays()) gates.keep = keeps.data();
-    if (config.thresholds) gates.decay_step = steps.data(), gates.rate = rates.data();
+    const SessionBatch tokens(context, n_tokens, state);
+    LatticeGates gates = {.gamma = gammas.data(), .mu = nullptr, .dt = nullptr, .rate = nullptr};
+    if (config.decays()) gates.mu = mus.data();
+    if (config.thresholds) gates.dt = dts.data(), gates.rate = rates.data();
     Dispatch<LatticeRef, LatticeCpu, LatticeCuda>(
-        context, LatticeStep{.config = config,
-                             .seqs = rows.seqs(),
+        context, LatticeArgs{.config = config,
+                             .seqs = tokens.seqs(),
                              .slots = {0, slots.size() * sizeof(float), 0},
                              .q = keys.data(),
                              .k = keys.data() + config.n_slots,
@@ -65,18 +65,18 @@ struct LatticeRows {
   }
 
   LatticeConfig config;
-  int32_t n_rows;
-  std::vector<float> qk, v, write, keep, decay_step, slots;
+  int32_t n_tokens;
+  std::vector<float> qk, v, gamma, mu, dt, slots;
   float rate = -0.05f;
 };
 
 // The losses, eq. 6 and 9 halved, because the paper drops the factor 2 of their gradients, and 11.
 // s [n_slots][stride].
-double Loss(const LatticeRows& rows, const Vector& s) {
-  const auto n_slots = static_cast<size_t>(rows.config.n_slots),
-             dv = static_cast<size_t>(rows.config.value_head_dim),
-             stride = static_cast<size_t>(rows.config.stride());
-  const float* k = rows.qk.data() + n_slots;
+double Loss(const LatticeTokens& tokens, const Vector& s) {
+  const auto n_slots = static_cast<size_t>(tokens.config.n_slots),
+             dv = static_cast<size_t>(tokens.config.value_head_dim),
+             stride = static_cast<size_t>(tokens.config.stride());
+  const float* k = tokens.qk.data() + n_slots;
   Vector decoded(dv, 0.0), encoded(n_slots, 0.0);
   for (size_t i = 0; i < n_slots; ++i) {
     double squares = 0;
@@ -84,13 +84,13 @@ double Loss(const LatticeRows& rows, const Vector& s) {
     for (size_t c = 0; c < dv; ++c) {
       const double phi = s[i * stride + c] / std::sqrt(squares);
       decoded[c] += phi * k[i];
-      encoded[i] += phi * rows.v[c];
+      encoded[i] += phi * tokens.v[c];
     }
   }
   double loss = 0;
-  switch (rows.config.objective) {
+  switch (tokens.config.objective) {
     case LatticeObjective::kDecoding:
-      for (size_t c = 0; c < dv; ++c) loss += std::pow(decoded[c] - rows.v[c], 2) / 2;
+      for (size_t c = 0; c < dv; ++c) loss += std::pow(decoded[c] - tokens.v[c], 2) / 2;
       break;
     case LatticeObjective::kEncoding:
       for (size_t i = 0; i < n_slots; ++i) loss += std::pow(encoded[i] - k[i], 2) / 2;
@@ -102,29 +102,29 @@ double Loss(const LatticeRows& rows, const Vector& s) {
   return loss;
 }
 
-// The slots after one row: a step against the loss's gradient by central differences, whose error
-// is 1e-10 in double, then the regularization and the projection.
-Vector Descended(const LatticeRows& rows) {
+// The slots after one token: a batch against the loss's gradient by central differences, whose
+// error is 1e-10 in double, then the regularization and the projection.
+Vector Descended(const LatticeTokens& tokens) {
   constexpr double kStep = 1e-5;
-  const auto n_slots = static_cast<size_t>(rows.config.n_slots),
-             dv = static_cast<size_t>(rows.config.value_head_dim),
-             stride = static_cast<size_t>(rows.config.stride());
-  const Vector before(rows.slots.begin(), rows.slots.end());
+  const auto n_slots = static_cast<size_t>(tokens.config.n_slots),
+             dv = static_cast<size_t>(tokens.config.value_head_dim),
+             stride = static_cast<size_t>(tokens.config.stride());
+  const Vector before(tokens.slots.begin(), tokens.slots.end());
   Vector after = before;
-  const double tau = rows.config.thresholds ? rows.write[0] * -rows.rate * rows.decay_step[0] : 0;
+  const double tau = tokens.config.thresholds ? tokens.gamma[0] * -tokens.rate * tokens.dt[0] : 0;
   for (size_t i = 0; i < n_slots; ++i) {
     double squares = 0;
     for (size_t at = i * stride; at < i * stride + dv; ++at) {
       Vector up = before, down = before;
       up[at] += kStep;
       down[at] -= kStep;
-      const double gradient = (Loss(rows, up) - Loss(rows, down)) / (2 * kStep);
+      const double gradient = (Loss(tokens, up) - Loss(tokens, down)) / (2 * kStep);
       const double moved =
-          (rows.config.decays() ? rows.keep[0] : 1) * before[at] - rows.write[0] * gradient;
+          (tokens.config.decays() ? tokens.mu[0] : 1) * before[at] - tokens.gamma[0] * gradient;
       after[at] = std::copysign(std::max(std::abs(moved) - tau, 0.0), moved);
       squares += after[at] * after[at];
     }
-    if (!rows.config.normalized_projection) continue;
+    if (!tokens.config.normalized_projection) continue;
     for (size_t at = i * stride; at < i * stride + dv; ++at) after[at] /= std::sqrt(squares);
   }
   return after;
@@ -145,16 +145,16 @@ TEST_P(LatticeDevices, ARowDescendsItsLoss) {
                                   .normalized_projection = variant / 3 % 2 == 0,
                                   .use_forget_gate = variant / 6 > 0,
                                   .thresholds = variant / 6 == 2};
-    LatticeRows rows(config, 1, 20 + static_cast<uint64_t>(variant));
-    const Vector expected = Descended(rows);
-    const std::vector<float> y = rows.Run(*context_);
+    LatticeTokens tokens(config, 1, 20 + static_cast<uint64_t>(variant));
+    const Vector expected = Descended(tokens);
+    const std::vector<float> y = tokens.Run(*context_);
     const std::string what = absl::StrCat("variant ", variant);
-    AssertClose(rows.slots, std::vector<float>(expected.begin(), expected.end()), 32 * kRoundF32,
+    AssertClose(tokens.slots, std::vector<float>(expected.begin(), expected.end()), 32 * kRoundF32,
                 what);
     std::vector<float> read(y.size(), 0.0f);
     for (size_t i = 0; i < 7; ++i) {
       for (size_t c = 0; c < read.size(); ++c) {
-        read[c] += rows.qk[i] * rows.slots[i * static_cast<size_t>(config.stride()) + c];
+        read[c] += tokens.qk[i] * tokens.slots[i * static_cast<size_t>(config.stride()) + c];
       }
     }
     AssertClose(y, read, 32 * kRoundF32, what + ", y");
@@ -163,14 +163,14 @@ TEST_P(LatticeDevices, ARowDescendsItsLoss) {
 
 TEST_P(LatticeDevices, SlotsKeepTheirUnitLength) {
   const LatticeConfig config = {.n_heads = 1, .n_slots = 5, .value_head_dim = 20, .conv_size = 4};
-  LatticeRows rows(config, GetParam() == Device::kCuda ? 300 : 20000, 3);
-  rows.Run(*context_);
+  LatticeTokens tokens(config, GetParam() == Device::kCuda ? 300 : 20000, 3);
+  tokens.Run(*context_);
   for (size_t i = 0; i < 5; ++i) {
     double squares = 0;
     for (size_t c = 0; c < 20; ++c) {
-      squares += std::pow(rows.slots[i * static_cast<size_t>(config.stride()) + c], 2);
+      squares += std::pow(tokens.slots[i * static_cast<size_t>(config.stride()) + c], 2);
     }
-    // The last division and root alone: errors of earlier rows are divided away.
+    // The last division and root alone: errors of earlier tokens are divided away.
     EXPECT_NEAR(std::sqrt(squares), 1, 8 * kRoundF32);
   }
 }
@@ -184,11 +184,11 @@ TEST_P(LatticeDevices, AThresholdAboveEveryElementLeavesSlotsAsTheyWere) {
                                   .conv_size = 4,
                                   .normalized_projection = normalized,
                                   .thresholds = true};
-    LatticeRows rows(config, 3, 8);
-    rows.rate = -1e6f;
-    const std::vector<float> before = rows.slots;
-    const std::vector<float> y = rows.Run(*context_);
-    AssertSameBits(rows.slots, before, "slots");
+    LatticeTokens tokens(config, 3, 8);
+    tokens.rate = -1e6f;
+    const std::vector<float> before = tokens.slots;
+    const std::vector<float> y = tokens.Run(*context_);
+    AssertSameBits(tokens.slots, before, "slots");
     for (float element : y) EXPECT_TRUE(std::isfinite(element));
   }
 }
@@ -204,11 +204,11 @@ TEST(Lattice, EveryWidthOfVectorsGivesTheSameBits) {
     std::vector<float> first_y, first_slots;
     for (int64_t target : FusedHighwayTargets()) {
       const ScopedHighwayTarget scoped(target);
-      LatticeRows rows(config, 9, 4);
-      const std::vector<float> y = rows.Run(*context);
-      if (first_y.empty()) first_y = y, first_slots = rows.slots;
+      LatticeTokens tokens(config, 9, 4);
+      const std::vector<float> y = tokens.Run(*context);
+      if (first_y.empty()) first_y = y, first_slots = tokens.slots;
       AssertSameBits(y, first_y, HighwayTargetName(target));
-      AssertSameBits(rows.slots, first_slots, HighwayTargetName(target));
+      AssertSameBits(tokens.slots, first_slots, HighwayTargetName(target));
     }
   }
 }

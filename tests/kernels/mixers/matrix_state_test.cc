@@ -36,15 +36,15 @@ struct StateCase {
 
 // rows [n][stride]: queries and keys of length 1, values; gates of them in (0, 1).
 struct StateInput {
-  std::vector<float> rows, decay, write, skip;
+  std::vector<float> rows, decay, beta, skip;
 };
-StateInput MakeStateInput(const StateCase& c, int n_rows) {
-  const auto n = static_cast<size_t>(n_rows);
+StateInput MakeStateInput(const StateCase& c, int n_tokens) {
+  const auto n = static_cast<size_t>(n_tokens);
   StateInput input = {RandomNormal(n * static_cast<size_t>(c.stride()), 1),
                       RandomNormal(n * StateCase::kHeads, 2),
                       RandomNormal(n * StateCase::kHeads, 3),
                       RandomNormal(static_cast<size_t>(StateCase::kHeads * c.value_dim), 4)};
-  for (int i = 0; i < n_rows * 2 * StateCase::kKeyHeads; ++i) {
+  for (int i = 0; i < n_tokens * 2 * StateCase::kKeyHeads; ++i) {
     const int row = i / (2 * StateCase::kKeyHeads), head = i % (2 * StateCase::kKeyHeads);
     float* x = input.rows.data() + row * c.stride() + head * c.key_dim;
     double squares = 0;
@@ -52,19 +52,19 @@ StateInput MakeStateInput(const StateCase& c, int n_rows) {
     for (int j = 0; j < c.key_dim; ++j) x[j] /= static_cast<float>(std::sqrt(squares));
   }
   for (float& value : input.decay) value = 1 / (1 + std::exp(-value));
-  for (float& value : input.write) value = 1 / (1 + std::exp(-value));
+  for (float& value : input.beta) value = 1 / (1 + std::exp(-value));
   return input;
 }
 
-// From row first_row on.
+// From row first_token on.
 Result RunStates(DeviceContext& context, const StateCase& c, const Sequences& sequences,
-                 const StateInput& input, int first_row = 0) {
+                 const StateInput& input, int first_token = 0) {
   const DeviceArray<float> rows(context, input.rows), decay(context, input.decay),
-      write(context, input.write), skip(context, input.skip);
-  const float* q = rows.data() + first_row * c.stride();
-  return RunStep(context, sequences, [&](const StepSeqs& seqs) {
+      beta(context, input.beta), skip(context, input.skip);
+  const float* q = rows.data() + first_token * c.stride();
+  return RunBatch(context, sequences, [&](const BatchSequences& seqs) {
     const DeviceArray<float> y(
-        context, static_cast<size_t>(seqs.n_rows() * StateCase::kHeads * c.value_dim));
+        context, static_cast<size_t>(seqs.n_tokens() * StateCase::kHeads * c.value_dim));
     AdvanceStates(context, seqs,
                   {.rule = c.rule,
                    .n_heads = StateCase::kHeads,
@@ -75,8 +75,8 @@ Result RunStates(DeviceContext& context, const StateCase& c, const Sequences& se
                    .k = q + StateCase::kKeyHeads * c.key_dim,
                    .v = q + 2 * StateCase::kKeyHeads * c.key_dim,
                    .stride = c.stride(),
-                   .decay = decay.data() + first_row * StateCase::kHeads,
-                   .write = write.data() + first_row * StateCase::kHeads,
+                   .decay = decay.data() + first_token * StateCase::kHeads,
+                   .beta = beta.data() + first_token * StateCase::kHeads,
                    .skip = c.rule == StateRule::kAdd ? skip.data() : nullptr,
                    .states = 0,
                    .y = y.data()});
@@ -91,14 +91,15 @@ TEST(MatrixStateTargetsReference, AdvancesStatesByHand) {
   // Keys of one channel: S is a number, 8 before. Head h reads key head h / 2: k = 2, q = 1.
   const auto run = [&](StateRule rule) {
     const std::vector<float> quarter(4, 0.25f), half(4, 0.5f), skip = {1, 0, 0, 0};
-    return RunStep(*context, {{1}, {3}, {state}},
-                   [&](const StepSeqs& seqs) {
-                     std::vector<float> y(4);
-                     AdvanceStates(*context, seqs,
-                                   {rule, 4, 2, 1, 1, rows.data(), rows.data() + 2, rows.data() + 4,
-                                    8, half.data(), quarter.data(), skip.data(), 0, y.data()});
-                     return y;
-                   })
+    return RunBatch(*context, {{1}, {3}, {state}},
+                    [&](const BatchSequences& seqs) {
+                      std::vector<float> y(4);
+                      AdvanceStates(
+                          *context, seqs,
+                          {rule, 4, 2, 1, 1, rows.data(), rows.data() + 2, rows.data() + 4, 8,
+                           half.data(), quarter.data(), skip.data(), 0, y.data()});
+                      return y;
+                    })
         .y;
   };
   // 4 + 2 (10 - 2 4) / 4 = 5, and 10 skipped; 4 + 2 (20 - 8) / 4 = 10; ...

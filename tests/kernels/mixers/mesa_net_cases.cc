@@ -25,7 +25,7 @@ MixerCase MesaNetCase(const std::string& name, int64_t n_heads, int64_t head_dim
 
 const MixerCases kMesaNet({
     MesaNetCase("published", 3, 16, {{"max_cg_step_decoding", 1}, {"use_short_conv", true}}),
-    // Rows that are no whole vectors, every option, and few steps, which are quicker.
+    // Rows that are no whole vectors, every option, and few batches, which are quicker.
     MesaNetCase("odd", 2, 37,
                 {{"conv_size", 2},
                  {"conv_bias", true},

@@ -7,7 +7,7 @@
 
 #include "absl/strings/str_cat.h"
 #include "kernels/common/dispatch.h"
-#include "tests/kernels/mixers/recurrent_rows.h"
+#include "tests/kernels/mixers/recurrent_session.h"
 
 namespace ovq::test {
 namespace {
@@ -16,19 +16,19 @@ using ::testing::HasSubstr;
 using Vector = std::vector<double>;
 
 struct MesaResult {
-  std::vector<float> y, state;  // [n_rows, n_heads, head_dim], A and B of every head
+  std::vector<float> y, state;  // [n_tokens, n_heads, head_dim], A and B of every head
 };
 
-// n_rows of random unit keys and queries through a new session.
-class MesaRows {
+// n_tokens of random unit keys and queries through a new session.
+class MesaTokens {
  public:
-  MesaRows(const MesaConfig& config, int32_t n_rows, uint64_t seed)
-      : config_(config), n_rows_(n_rows) {
-    const auto rows = static_cast<size_t>(n_rows), width = static_cast<size_t>(config.width());
-    qk = UnitVectors(RandomNormal(rows * 2 * width, seed), static_cast<size_t>(config.head_dim));
-    v = RandomNormal(rows * width, seed + 1);
-    write = Gates(rows * static_cast<size_t>(config.n_heads), seed + 2);
-    keep = Gates(write.size(), seed + 3);
+  MesaTokens(const MesaConfig& config, int32_t n_tokens, uint64_t seed)
+      : config_(config), n_tokens_(n_tokens) {
+    const auto tokens = static_cast<size_t>(n_tokens), width = static_cast<size_t>(config.width());
+    qk = UnitVectors(RandomNormal(tokens * 2 * width, seed), static_cast<size_t>(config.head_dim));
+    v = RandomNormal(tokens * width, seed + 1);
+    beta = Gates(tokens * static_cast<size_t>(config.n_heads), seed + 2);
+    gamma = Gates(beta.size(), seed + 3);
     lambda.assign(static_cast<size_t>(config.n_heads * config.stride()), 0.0f);
     for (int64_t i = 0; i < config.width(); ++i) {
       lambda[static_cast<size_t>(i / config.head_dim * config.stride() + i % config.head_dim)] =
@@ -40,31 +40,31 @@ class MesaRows {
     const int64_t matrix = config_.head_dim * config_.stride();
     const std::vector<float> zeros(static_cast<size_t>(2 * config_.n_heads * matrix), 0.0f);
     const DeviceArray<float> state(context, zeros), keys(context, qk), values(context, v),
-        writes(context, write), keeps(context, keep), lambdas(context, lambda),
+        betas(context, beta), gammas(context, gamma), lambdas(context, lambda),
         y(context, v.size());
-    const SessionRows rows(context, n_rows_, state);
+    const SessionBatch tokens(context, n_tokens_, state);
     const size_t head = static_cast<size_t>(matrix) * sizeof(float);
     Dispatch<MesaNetRef, MesaNetCpu, MesaNetCuda>(
-        context, MesaStep{.config = config_,
-                          .seqs = rows.seqs(),
-                          .key_keys = {0, head, 0},
-                          .key_values = {static_cast<size_t>(config_.n_heads) * head, head, 0},
+        context, MesaArgs{.config = config_,
+                          .seqs = tokens.seqs(),
+                          .h_kk = {0, head, 0},
+                          .h_kv = {static_cast<size_t>(config_.n_heads) * head, head, 0},
                           .q = keys.data(),
                           .k = keys.data() + config_.width(),
                           .v = values.data(),
                           .v_stride = config_.width(),
-                          .write = writes.data(),
-                          .keep = keeps.data(),
+                          .beta = betas.data(),
+                          .gamma = gammas.data(),
                           .lambda = lambdas.data(),
                           .y = y.data()});
     return {y.Read(), state.Read()};
   }
 
-  std::vector<float> qk, v, write, keep, lambda;
+  std::vector<float> qk, v, beta, gamma, lambda;
 
  private:
   MesaConfig config_;
-  int32_t n_rows_;
+  int32_t n_tokens_;
 };
 
 // x of m x = y, by Gauss and Jordan; m is symmetric and positive definite.
@@ -85,20 +85,20 @@ using MesaNetDevices = DeviceTest;
 INSTANTIATE_TEST_SUITE_P(, MesaNetDevices, testing::ValuesIn(TestDevices()), NameOfDevice);
 
 // What the iteration approximates is y = B^T (A + diag(lambda))^-1 q. It stops moving when r.r
-// nears the 1e-5 that damp its steps: |r| about 3e-3, which (A + diag(lambda))^-1 and B, both of
+// nears the 1e-5 that damp its batches: |r| about 3e-3, which (A + diag(lambda))^-1 and B, both of
 // size 1 to 4 here, make up to 0.02.
 TEST_P(MesaNetDevices, ComesCloseToTheExactSolution) {
   const MesaConfig config = {.n_heads = 1, .head_dim = 12, .conv_size = 4, .cg_steps = 30};
-  constexpr int32_t kRows = 20;
-  MesaRows rows(config, kRows, 5);
-  const MesaResult result = rows.Run(*context_);
+  constexpr int32_t kTokens = 20;
+  MesaTokens tokens(config, kTokens, 5);
+  const MesaResult result = tokens.Run(*context_);
   const size_t n = 12, stride = static_cast<size_t>(config.stride());
   const float *a = result.state.data(), *b = a + n * stride;
   std::vector<Vector> m(n, Vector(n));
   for (size_t i = 0; i < n; ++i) {
-    for (size_t j = 0; j < n; ++j) m[i][j] = a[i * stride + j] + (i == j ? rows.lambda[i] : 0);
+    for (size_t j = 0; j < n; ++j) m[i][j] = a[i * stride + j] + (i == j ? tokens.lambda[i] : 0);
   }
-  const float* q = rows.qk.data() + (kRows - 1) * 2 * n;
+  const float* q = tokens.qk.data() + (kTokens - 1) * 2 * n;
   const Vector u = SolveExactly(m, Vector(q, q + n));
   std::vector<float> expected(n);
   for (size_t j = 0; j < n; ++j) {
@@ -109,7 +109,7 @@ TEST_P(MesaNetDevices, ComesCloseToTheExactSolution) {
   AssertClose(std::span(result.y).last(n), expected, 0.02, "y");
   MesaConfig short_of_it = config;
   short_of_it.cg_steps = 2;
-  const MesaResult early = MesaRows(short_of_it, kRows, 5).Run(*context_);
+  const MesaResult early = MesaTokens(short_of_it, kTokens, 5).Run(*context_);
   float farthest = 0;
   for (size_t i = 0; i < n; ++i) {
     farthest = std::max(farthest, std::abs(early.y[early.y.size() - n + i] - expected[i]));
@@ -121,11 +121,11 @@ TEST(MesaNet, EveryWidthOfVectorsGivesTheSameBits) {
   const auto context = MakeContext(Device::kCpu);
   for (int head_dim : {16, 37, 128}) {
     const MesaConfig config = {.n_heads = 2, .head_dim = head_dim, .conv_size = 4, .cg_steps = 30};
-    const MesaRows rows(config, 9, 11);
+    const MesaTokens tokens(config, 9, 11);
     std::vector<MesaResult> results;
     for (int64_t target : FusedHighwayTargets()) {
       const ScopedHighwayTarget scoped(target);
-      results.push_back(rows.Run(*context));
+      results.push_back(tokens.Run(*context));
       const std::string what = absl::StrCat(HighwayTargetName(target), ", head_dim ", head_dim);
       AssertSameBits(results.back().y, results[0].y, what);
       AssertSameBits(results.back().state, results[0].state, what);

@@ -29,7 +29,7 @@ class MixerContract : public MixerCaseTest {
 
   // Slow devices' tokens are still more than the longest chunk and window of the cases.
   static bool slow() { return IsSlow(GetParam().device); }
-  // Only CUDA's steps hold sequences without a state, which fill a recorded step up.
+  // Only CUDA's batches hold sequences without a state, which fill a recorded batch up.
   static bool on_cuda() { return GetParam().device == Device::kCuda; }
   static int n_tokens() { return slow() ? 200 : 333; }
   static MixerInstance Make(int n_threads = 1) {
@@ -53,7 +53,7 @@ class MixerContract : public MixerCaseTest {
   static size_t PutBack(const MixerInstance& instance, const TokenRange& tokens,
                         const std::vector<std::byte>& before, std::vector<std::byte>& state) {
     size_t named = 0;
-    for (const StateExtent& extent : instance.mixer().Overwrites(instance.where(), tokens)) {
+    for (const StateExtent& extent : instance.mixer().UndoExtents(instance.where(), tokens)) {
       for (size_t i = 0; i < extent.pieces; ++i) {
         const size_t at = extent.offset + i * extent.stride;
         Check(at + extent.bytes <= before.size(), "bytes of the state");
@@ -114,7 +114,7 @@ TEST_P(MixerContract, CompanyAndThreadsDoNotMatter) {
       done[i] += n;
       rows_before += n;
     }
-    const std::vector<float> step = Rows(crowded.Step(together), first_row, first_row + rows);
+    const std::vector<float> step = Rows(crowded.RunBatch(together), first_row, first_row + rows);
     y.insert(y.end(), step.begin(), step.end());
   }
   EXPECT_TRUE(SameBytes(y, expected));
@@ -127,11 +127,11 @@ TEST_P(MixerContract, MovedStateContinuesAsIfNeverMoved) {
   MixerInstance instance = Make();
   MixerSession stayed = instance.NewSession(), moved = instance.NewSession();
   const std::vector<float> expected = instance.Run(stayed, x_, {kMovedAt});
-  instance.Step({{moved.base(), 0, Rows(x_, 0, kMovedAt)}});
+  instance.RunBatch({{moved.base(), 0, Rows(x_, 0, kMovedAt)}});
   // The new memory is taken before the old one goes, so that it lies elsewhere.
   moved = MixerSession(instance.context(), moved.bytes());
   const std::vector<float> y =
-      instance.Step({{moved.base(), kMovedAt, Rows(x_, kMovedAt, n_tokens())}});
+      instance.RunBatch({{moved.base(), kMovedAt, Rows(x_, kMovedAt, n_tokens())}});
   EXPECT_TRUE(SameBytes(y, Rows(expected, kMovedAt, n_tokens())));
   EXPECT_TRUE(SameBytes(moved.bytes(), stayed.bytes()));
 }
@@ -173,7 +173,8 @@ TEST_P(MixerContract, RunsFarBeyondTwoToTheForty) {
   EXPECT_TRUE(SameBytes(whole.bytes(), split.bytes()));
 }
 
-// Tokens change no byte that Overwrites does not name, so that who keeps those can undo the tokens.
+// Tokens change no byte that UndoExtents does not name, so that who keeps those can undo the
+// tokens.
 TEST_P(MixerContract, OverwritesNamesEveryByteThatChanges) {
   MixerInstance instance = Make();
   // Without a span every token may rewrite the whole state.
@@ -185,7 +186,7 @@ TEST_P(MixerContract, OverwritesNamesEveryByteThatChanges) {
   for (int64_t begin = 0, step = 0; begin < n_tokens(); ++step) {
     const int64_t end =
         std::min<int64_t>({n_tokens(), (begin / span + 1) * span, begin + 1 + step % 3 * 40});
-    instance.Step({{session.base(), begin, Rows(x_, begin, end)}});
+    instance.RunBatch({{session.base(), begin, Rows(x_, begin, end)}});
     const std::vector<std::byte> after = session.bytes();
     std::vector<std::byte> undone = after;
     const size_t named = PutBack(instance, {begin, end, instance.slot_cap()}, before, undone);
@@ -210,21 +211,21 @@ TEST_P(MixerContract, TokensThatWriteApartAreUndoneOneByOne) {
   for (int64_t begin = 0; begin < n_tokens(); begin += kTogether) {
     const int64_t end =
         std::min<int64_t>({n_tokens(), (begin / span + 1) * span - 1, begin + kTogether});
-    if (end - begin > 1 && instance.mixer().WritesApart({begin, end, instance.slot_cap()})) {
+    if (end - begin > 1 && instance.mixer().CanUndoSuffix({begin, end, instance.slot_cap()})) {
       ++n_apart;
       MixerSession all(instance.context(), session.bytes());
       const std::vector<std::byte> before = session.bytes();
-      instance.Step({{all.base(), begin, Rows(x_, begin, end)}});
+      instance.RunBatch({{all.base(), begin, Rows(x_, begin, end)}});
       for (const int64_t kept : {begin + 1, (begin + end) / 2, end - 1}) {
         MixerSession some(instance.context(), before);
-        if (kept > begin) instance.Step({{some.base(), begin, Rows(x_, begin, kept)}});
+        if (kept > begin) instance.RunBatch({{some.base(), begin, Rows(x_, begin, kept)}});
         std::vector<std::byte> undone = all.bytes();
         PutBack(instance, {kept, end, instance.slot_cap()}, before, undone);
         ASSERT_EQ(undone, some.bytes()) << "of " << begin << " to " << end << " up to " << kept;
       }
     }
     const int64_t next = std::min<int64_t>(begin + kTogether, n_tokens());
-    instance.Step({{session.base(), begin, Rows(x_, begin, next)}});
+    instance.RunBatch({{session.base(), begin, Rows(x_, begin, next)}});
   }
   const auto& fields = instance.mixer().state().fixed.list();
   const bool shifts = std::ranges::any_of(
@@ -241,7 +242,7 @@ TEST(MixerCases, EveryMixerHasSome) {
 }
 
 INSTANTIATE_TEST_SUITE_P(All, MixerContract, ::testing::ValuesIn(MixerCases::OnDevices()),
-                         NameOfCase);
+                         MixerCaseName);
 
 }  // namespace
 }  // namespace ovq::test

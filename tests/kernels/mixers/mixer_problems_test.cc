@@ -56,7 +56,7 @@ TEST(MixerProblems, AWrongFieldIsOneProblem) {
         CaseFields fields(c);
         const bool in_model = part == &c.model;
         (in_model ? fields.model : fields.section).Set(name, wrong);
-        const std::vector<absl::Status> problems = ProblemsOf(fields.Read());
+        const std::vector<absl::Status> problems = SplitProblems(fields.Read());
         if (problems.empty()) continue;  // a field that may stand there and says nothing
         ASSERT_EQ(problems.size(), 1u) << c.type << " " << c.name << ": " << name;
         EXPECT_THAT(std::string(problems[0].message()),

@@ -56,7 +56,7 @@ std::vector<MixerParam> MixerCases::OnDevices() {
   }
   return params;
 }
-std::string NameOfCase(const testing::TestParamInfo<MixerParam>& info) {
+std::string MixerCaseName(const testing::TestParamInfo<MixerParam>& info) {
   const MixerCase& c = *info.param.mixer_case;
   return c.type + "_" + c.name + "_" + DTypeName(c.kv_dtype) + "_" + DTypeName(c.compute_dtype) +
          "_" + DeviceName(c.device);
@@ -111,7 +111,7 @@ MixerInstance::MixerInstance(const MixerCase& c, Device device, int n_threads, i
   }
   where_.blocks_offset = state.fixed.bytes();
   where_.block_stride = state.block.bytes() / parts;
-  const size_t part_bytes = static_cast<size_t>(BlocksOf(slots)) * where_.block_stride;
+  const size_t part_bytes = static_cast<size_t>(NumBlocks(slots)) * where_.block_stride;
   where_.head_stride = parts > 1 ? part_bytes : state.head_bytes();
   initial_.resize(state.fixed.bytes() + parts * part_bytes);
   for (size_t i = 0; i < state.fixed.list().size(); ++i) {
@@ -122,31 +122,31 @@ MixerInstance::MixerInstance(const MixerCase& c, Device device, int n_threads, i
   }
 }
 
-std::vector<float> MixerInstance::Step(const std::vector<Rows>& sequences) {
+std::vector<float> MixerInstance::RunBatch(const std::vector<Rows>& sequences) {
   std::vector<float> x;
-  std::vector<int32_t> row_begin{0}, caps;
+  std::vector<int32_t> token_begin{0}, caps;
   std::vector<int64_t> start;
   std::vector<std::byte*> state;
   for (const Rows& rows : sequences) {
     x.insert(x.end(), rows.x.begin(), rows.x.end());
-    row_begin.push_back(row_begin.back() + static_cast<int32_t>(rows.count()));
+    token_begin.push_back(token_begin.back() + static_cast<int32_t>(rows.count()));
     caps.push_back(static_cast<int32_t>(slot_cap_));
     start.push_back(rows.start);
     state.push_back(rows.session);
   }
-  const Shape shape = {row_begin.back(), kModelDim};
+  const Shape shape = {token_begin.back(), kModelDim};
   const std::vector<BF16> narrow = Rounded(x);
   const Buffer x_device = compute_dtype_ == DType::kBF16
                               ? context_->Upload(narrow.data(), narrow.size() * sizeof(BF16))
                               : context_->Upload(x.data(), x.size() * sizeof(float));
   std::vector<float> y(x.size());
   const Buffer y_device = context_->Upload(y.data(), y.size() * sizeof(float));
-  const StagedStep step = StageStep(
-      *context_, {.row_begin = row_begin, .start_pos = start, .slot_cap = caps, .state = state},
+  const StagedBatch staged = StageBatch(
+      *context_, {.token_begin = token_begin, .start_pos = start, .slot_cap = caps, .state = state},
       growths_);
   ScratchScope scope(*context_);
-  StepTensors tensors(scope);
-  mixer_->Forward({*context_, step.seqs, where_, tensors},
+  BatchTensors tensors(scope);
+  mixer_->Forward({*context_, staged.seqs, where_, tensors},
                   {.data = x_device.as<void>(), .dtype = compute_dtype_, .shape = shape},
                   {.data = y_device.as<void>(), .dtype = DType::kF32, .shape = shape});
   context_->CopyToHost(y.data(), y_device.as<float>(), y.size() * sizeof(float));
@@ -161,7 +161,7 @@ std::vector<float> MixerInstance::Run(MixerSession& session, const std::vector<f
   for (int64_t end : cuts) {
     if (end == begin) continue;
     const std::vector<float> part =
-        Step({{session.base(), start + begin, test::Rows(x, begin, end)}});
+        RunBatch({{session.base(), start + begin, test::Rows(x, begin, end)}});
     y.insert(y.end(), part.begin(), part.end());
     begin = end;
   }

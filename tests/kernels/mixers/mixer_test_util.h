@@ -55,7 +55,7 @@ class MixerCases {
   // Each on every device.
   static std::vector<MixerParam> OnDevices();
 };
-std::string NameOfCase(const testing::TestParamInfo<MixerParam>& info);
+std::string MixerCaseName(const testing::TestParamInfo<MixerParam>& info);
 
 // The case's random weights, by name; the same for every device. `c` outlives it.
 WeightSource RandomWeights(const MixerCase& c);
@@ -125,8 +125,8 @@ class MixerInstance {
     std::vector<float> x;  // [n][kModelDim]
     int64_t count() const { return static_cast<int64_t>(x.size()) / kModelDim; }
   };
-  // One step over the rows of several sessions; y of all rows, the residual starting at zero.
-  std::vector<float> Step(const std::vector<Rows>& sequences);
+  // One batch over the rows of several sessions; y of all rows, the residual starting at zero.
+  std::vector<float> RunBatch(const std::vector<Rows>& sequences);
   // All rows through one session, cut at the given positions.
   std::vector<float> Run(MixerSession& session, const std::vector<float>& x,
                          std::vector<int64_t> cuts, int64_t start = 0);

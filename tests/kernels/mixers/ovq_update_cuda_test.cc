@@ -79,7 +79,7 @@ class OvqUpdate : public ::testing::TestWithParam<Case> {
     where_.head_stride = layout.head_bytes();
     where_.growth = 0;
     growths_ = {layout.growth};
-    n_blocks_ = BlocksOf(GetParam().slot_cap);
+    n_blocks_ = NumBlocks(GetParam().slot_cap);
     state_bytes_ = where_.blocks_offset + static_cast<size_t>(n_blocks_) * where_.block_stride;
     blocks_ = ovq_.Blocks(where_);
   }
@@ -94,13 +94,13 @@ class OvqUpdate : public ::testing::TestWithParam<Case> {
   Sequence RandomSequence(int64_t position);
   void RunCpu(std::vector<Sequence>& sequences);
   void RunCuda(std::vector<Sequence>& sequences, int wave);
-  StepSeqs Seqs(const std::vector<Sequence>& sequences, std::vector<std::byte*> states);
+  BatchSequences Seqs(const std::vector<Sequence>& sequences, std::vector<std::byte*> states);
 
   OvqHead Head(std::byte* session, int kv_head) const { return {blocks_, session, kv_head}; }
-  // With what a step brings.
-  AttentionBlocks Blocks(const StagedStep& step) const {
+  // With what a batch brings.
+  AttentionBlocks Blocks(const StagedBatch& staged) const {
     AttentionBlocks blocks = blocks_;
-    blocks.live = step.live[0];
+    blocks.live = staged.live[0];
     return blocks;
   }
 
@@ -112,7 +112,7 @@ class OvqUpdate : public ::testing::TestWithParam<Case> {
   size_t state_bytes_ = 0;
   std::mt19937 random_{17};
   std::normal_distribution<float> normal_;
-  std::vector<int32_t> row_begin_, caps_;
+  std::vector<int32_t> token_begin_, caps_;
   std::vector<int64_t> start_;
   std::vector<std::byte*> states_;
 };
@@ -175,18 +175,19 @@ Sequence OvqUpdate::RandomSequence(int64_t position) {
 }
 
 // One row each.
-StepSeqs OvqUpdate::Seqs(const std::vector<Sequence>& sequences, std::vector<std::byte*> states) {
-  row_begin_ = {0};
+BatchSequences OvqUpdate::Seqs(const std::vector<Sequence>& sequences,
+                               std::vector<std::byte*> states) {
+  token_begin_ = {0};
   caps_.clear();
   start_.clear();
   states_ = std::move(states);
   for (const Sequence& sequence : sequences) {
-    row_begin_.push_back(row_begin_.back() + 1);
+    token_begin_.push_back(token_begin_.back() + 1);
     caps_.push_back(GetParam().slot_cap);
     start_.push_back(sequence.position);
   }
-  StepSeqs seqs;
-  seqs.row_begin = row_begin_;
+  BatchSequences seqs;
+  seqs.token_begin = token_begin_;
   seqs.start_pos = start_;
   seqs.slot_cap = caps_;
   seqs.state = states_;
@@ -216,14 +217,14 @@ void OvqUpdate::RunCpu(std::vector<Sequence>& sequences) {
                 ValueStride(c.value_head_dim), slot, v + row + h * c.value_head_dim);
     }
   }
-  const AttentionRows rows = {.q = qkv.data(),
-                              .k = k,
-                              .v = v,
-                              .stride = stride,
-                              .out = out.data(),
-                              .out_dtype = DType::kF32};
-  const StagedStep step = StageStep(*context, Seqs(sequences, states), growths_);
-  AttendCpu(*context, {Blocks(step), step.seqs, rows});
+  const AttentionTensors rows = {.q = qkv.data(),
+                                 .k = k,
+                                 .v = v,
+                                 .stride = stride,
+                                 .out = out.data(),
+                                 .out_dtype = DType::kF32};
+  const StagedBatch staged = StageBatch(*context, Seqs(sequences, states), growths_);
+  AttendCpu(*context, {Blocks(staged), staged.seqs, rows});
 }
 
 // Only the update; one more sequence is padding.
@@ -238,9 +239,9 @@ void OvqUpdate::RunCuda(std::vector<Sequence>& sequences, int wave) {
     states.push_back(memory.back().as<std::byte>());
   }
   states.push_back(nullptr);
-  const StagedStep step = StageStep(*context, Seqs(padded, states), growths_);
-  const AttentionRows no_rows = {};
-  UpdateChunksCuda(*context, {Blocks(step), step.seqs, no_rows}, wave);
+  const StagedBatch staged = StageBatch(*context, Seqs(padded, states), growths_);
+  const AttentionTensors no_rows = {};
+  UpdateChunksCuda(*context, {Blocks(staged), staged.seqs, no_rows}, wave);
   for (size_t s = 0; s < sequences.size(); ++s) {
     context->CopyToHost(sequences[s].state.data(), memory[s].as<std::byte>(), state_bytes_);
   }

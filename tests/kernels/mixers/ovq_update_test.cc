@@ -94,11 +94,11 @@ TEST(StochasticRounding, IsUnbiased) {
       sum += ToFloat(RoundStochastic(x, bits));
     }
   }
-  // The mean of kDraws Bernoulli steps of 2^-7 has deviation 2^-7 * 0.46 / sqrt(kDraws); 5 sigma.
+  // The mean of kDraws Bernoulli batches of 2^-7 has deviation 2^-7 * 0.46 / sqrt(kDraws); 5 sigma.
   EXPECT_NEAR(sum / kDraws, x, 5 * 0x1p-7 * 0.46 / std::sqrt(kDraws));
 }
 
-// A mean of many keys rounded to nearest stops moving once a step is below half a unit in the last
+// A mean of many keys rounded to nearest stops moving once a batch is below half a unit in the last
 // place; rounded stochastically it follows.
 TEST(StochasticRounding, RunningMeanDoesNotStall) {
   constexpr int kKeys = 20000;

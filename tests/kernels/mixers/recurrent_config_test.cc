@@ -14,7 +14,7 @@ namespace {
 
 using Fields = std::map<std::string, Attrs::Value>;
 
-absl::StatusOr<MixerState> StateOf(const std::string& type, const Fields& fields) {
+absl::StatusOr<MixerState> ReadState(const std::string& type, const Fields& fields) {
   Attrs model, section("section.");
   for (const auto& [name, value] : fields) section.Set(name, value);
   absl::StatusOr<MixerState> state = FindMixer(type)->state({.model = model,
@@ -29,10 +29,10 @@ absl::StatusOr<MixerState> StateOf(const std::string& type, const Fields& fields
 }
 
 // The message for `fields` with one of them changed, without what the reader calls the section.
-std::string ErrorOf(const std::string& type, Fields fields, const std::string& name,
-                    Attrs::Value value) {
+std::string ErrorText(const std::string& type, Fields fields, const std::string& name,
+                      Attrs::Value value) {
   fields[name] = std::move(value);
-  const absl::StatusOr<MixerState> state = StateOf(type, fields);
+  const absl::StatusOr<MixerState> state = ReadState(type, fields);
   const std::string prefix = "section." + name + ": ";
   const std::string message(state.status().message());
   EXPECT_EQ(message.substr(0, prefix.size()), prefix);
@@ -53,12 +53,12 @@ const Fields kMamba2Fields = {{"num_heads", 12},
 
 // The OVQ paper's 77M shapes: 3 heads of 128 by 256, 12 of 64 by 64; three rows of inputs.
 TEST(RecurrentConfig, StatesOfOneSize) {
-  const absl::StatusOr<MixerState> gdn = StateOf("gated_delta_net", kGdnFields);
+  const absl::StatusOr<MixerState> gdn = ReadState("gated_delta_net", kGdnFields);
   ASSERT_TRUE(gdn.ok()) << gdn.status();
   EXPECT_EQ(gdn->fixed.bytes(), 4 * (3 * 128 * 256 + 3 * (2 * 3 * 128 + 3 * 256)));
   EXPECT_EQ(gdn->span, 0);
   EXPECT_FALSE(gdn->growth.exists());
-  const absl::StatusOr<MixerState> mamba2 = StateOf("mamba2", kMamba2Fields);
+  const absl::StatusOr<MixerState> mamba2 = ReadState("mamba2", kMamba2Fields);
   ASSERT_TRUE(mamba2.ok()) << mamba2.status();
   EXPECT_EQ(mamba2->fixed.bytes(), 4 * (12 * 64 * 64 + 3 * (768 + 2 * 64)));
   EXPECT_EQ(mamba2->span, 0);
@@ -66,7 +66,7 @@ TEST(RecurrentConfig, StatesOfOneSize) {
 
 TEST(RecurrentConfig, GatedDeltaNetRefusesByName) {
   const auto error = [](const char* name, Attrs::Value value) {
-    return ErrorOf("gated_delta_net", kGdnFields, name, std::move(value));
+    return ErrorText("gated_delta_net", kGdnFields, name, std::move(value));
   };
   EXPECT_EQ(error("num_v_heads", 4), "expected a multiple of num_heads = 3, got 4");
   EXPECT_EQ(error("num_heads", 0), "expected an integer in [1, 4096], got 0");
@@ -78,12 +78,12 @@ TEST(RecurrentConfig, GatedDeltaNetRefusesByName) {
   Fields without = kGdnFields;
   without["use_short_conv"] = false;
   without.erase("conv_size");
-  EXPECT_EQ(StateOf("gated_delta_net", without)->fixed.list().size(), 1u);
+  EXPECT_EQ(ReadState("gated_delta_net", without)->fixed.list().size(), 1u);
 }
 
 TEST(RecurrentConfig, Mamba2RefusesByName) {
   const auto error = [](const char* name, Attrs::Value value) {
-    return ErrorOf("mamba2", kMamba2Fields, name, std::move(value));
+    return ErrorText("mamba2", kMamba2Fields, name, std::move(value));
   };
   EXPECT_EQ(error("n_groups", 5), "expected a divisor of num_heads = 12, got 5");
   EXPECT_EQ(error("expand", 2), "times hidden_size = 768 is 1536, num_heads * head_dim is 768");

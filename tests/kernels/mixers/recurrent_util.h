@@ -1,4 +1,4 @@
-// What the tests of kernels/mixers/recurrent share: steps over sequences with states.
+// What the tests of kernels/mixers/recurrent share: batches over sequences with states.
 #pragma once
 
 #include <gtest/gtest.h>
@@ -14,7 +14,7 @@
 
 namespace ovq::test {
 
-// Sequences of a step: rows, first positions, what the sessions keep.
+// Sequences of a batch: tokens, first positions, what the sessions keep.
 struct Sequences {
   std::vector<int32_t> lengths;
   std::vector<int64_t> starts;
@@ -27,9 +27,9 @@ struct Result {
 
 // Runs fn(context, seqs) with the states in the device's memory; fn returns y.
 template <class Fn>
-Result RunStep(DeviceContext& context, const Sequences& sequences, Fn fn) {
-  std::vector<int32_t> row_begin{0};
-  for (int32_t n : sequences.lengths) row_begin.push_back(row_begin.back() + n);
+Result RunBatch(DeviceContext& context, const Sequences& sequences, Fn fn) {
+  std::vector<int32_t> token_begin{0};
+  for (int32_t n : sequences.lengths) token_begin.push_back(token_begin.back() + n);
   std::vector<DeviceArray<float>> states;
   std::vector<std::byte*> bases;
   for (const std::vector<float>& state : sequences.states) states.emplace_back(context, state);
@@ -37,17 +37,17 @@ Result RunStep(DeviceContext& context, const Sequences& sequences, Fn fn) {
     bases.push_back(reinterpret_cast<std::byte*>(state.data()));
   }
   const std::vector<int32_t> caps(sequences.lengths.size(), 2);
-  const StagedStep step = StageStep(
+  const StagedBatch batch = StageBatch(
       context,
-      {.row_begin = row_begin, .start_pos = sequences.starts, .slot_cap = caps, .state = bases},
+      {.token_begin = token_begin, .start_pos = sequences.starts, .slot_cap = caps, .state = bases},
       {});
-  Result result{fn(step.seqs), {}};
+  Result result{fn(batch.seqs), {}};
   for (const DeviceArray<float>& state : states) result.states.push_back(state.Read());
   return result;
 }
 
-inline std::vector<float> RowsOf(const std::vector<float>& x, int64_t begin, int64_t end,
-                                 int64_t width) {
+inline std::vector<float> TokenRows(const std::vector<float>& x, int64_t begin, int64_t end,
+                                    int64_t width) {
   return {x.begin() + begin * width, x.begin() + end * width};
 }
 

@@ -20,7 +20,7 @@ constexpr int kSegmentDim = 24, kSegmentValueDim = 20,
 // Float32 blocks: a dictionary of `n_live` slots with a bias, then recent ones up to position 0's.
 struct SegmentedMemory {
   SegmentedMemory(int n_live, int n_recent)
-      : n_dictionary(static_cast<int>(BlocksOf(n_live))),
+      : n_dictionary(static_cast<int>(NumBlocks(n_live))),
         keys(RandomNormal(Elements(n_dictionary + n_recent, kSegmentDim), 1)),
         values(RandomNormal(Elements(n_dictionary + n_recent, kSegmentStride), 2)),
         bias(RandomNormal(Elements(n_dictionary, 1), 3)) {
@@ -152,7 +152,7 @@ TEST(Segments, AreAttentionByDefinition) {
 
 // Of equal keys in several segments the first is the nearest.
 TEST(Segments, TiesGoToTheLowestSlot) {
-  SegmentedMemory memory(3 * kSegmentBlocks * kBlockSlots, 1);
+  SegmentedMemory memory(3 * kCpuSegmentBlocks * kBlockSlots, 1);
   for (size_t i = 0; i < memory.keys.size(); ++i) memory.keys[i] = 0.5f;
   SegmentedTile tile(memory, 2, 0);
   AttendBlocksCpu(tile.attention());
@@ -243,13 +243,14 @@ TEST(Segments, AreSharedWhereHeadsAreTooFew) {
   const auto shares = [](int n_kv_heads, const std::vector<int64_t>& positions, int n_threads) {
     AttentionBlocks blocks;
     blocks.shape = {n_kv_heads, n_kv_heads, kSegmentDim, kSegmentValueDim};
-    std::vector<int32_t> row_begin = {0};
-    for (size_t i = 0; i < positions.size(); ++i) row_begin.push_back(static_cast<int32_t>(i + 1));
+    std::vector<int32_t> token_begin = {0};
+    for (size_t i = 0; i < positions.size(); ++i)
+      token_begin.push_back(static_cast<int32_t>(i + 1));
     std::vector<int32_t> caps(positions.size());
     std::vector<std::byte*> states(positions.size());
-    const StepSeqs seqs = {
-        .row_begin = row_begin, .start_pos = positions, .slot_cap = caps, .state = states};
-    const AttentionRows rows = {};
+    const BatchSequences seqs = {
+        .token_begin = token_begin, .start_pos = positions, .slot_cap = caps, .state = states};
+    const AttentionTensors rows = {};
     return SharesHeads({blocks, seqs, rows}, n_threads);
   };
   EXPECT_FALSE(shares(1, {16384}, 1));       // no one to share with

@@ -49,7 +49,7 @@ TEST_P(StateCheck, WhatAMixerLeavesPasses) {
   const int64_t step = slow() ? 11 : 1;
   for (int64_t at = 0; at < n_tokens(); at += step) {
     const int64_t end = std::min<int64_t>(at + step, n_tokens());
-    instance_->Step({{session.base(), at, Rows(x_, at, end)}});
+    instance_->RunBatch({{session.base(), at, Rows(x_, at, end)}});
     const absl::Status status = Check(session.bytes(), end);
     ASSERT_TRUE(status.ok()) << "after " << end << " tokens: " << status;
   }
@@ -77,7 +77,7 @@ struct Place {
 };
 
 template <class T>
-std::vector<std::byte> BytesOf(T value) {
+std::vector<std::byte> ToBytes(T value) {
   std::vector<std::byte> bytes(sizeof value);
   std::memcpy(bytes.data(), &value, sizeof value);
   return bytes;
@@ -100,7 +100,7 @@ TEST_P(StateCheck, AWrongNumberIsRefusedOrHarmless) {
     }
     const auto& fields = state().block.list();
     for (int f = 0; f < std::ssize(fields); ++f) {
-      const int64_t n_blocks = BlocksOf(layer.part_of(state().HeadOf(f)).live);
+      const int64_t n_blocks = NumBlocks(layer.head_part(state().FieldHead(f)).live);
       for (int64_t b = 0; b < n_blocks; b += std::max<int64_t>(1, n_blocks - 1)) {
         places.push_back({fields[f], where.FieldOffset(state(), f, b)});
       }
@@ -113,13 +113,13 @@ TEST_P(StateCheck, AWrongNumberIsRefusedOrHarmless) {
                  is_int8 = place.field.dtype == DType::kI8;
       const float nan = std::nanf(""), infinity = HUGE_VALF;
       const std::vector<std::vector<std::byte>> values =
-          is_bf16   ? std::vector{BytesOf(RoundToBF16(nan)), BytesOf(RoundToBF16(-infinity))}
-          : is_int8 ? std::vector{BytesOf(uint8_t{255}), BytesOf(uint8_t{250}),
-                                  BytesOf(uint8_t{0x80}), BytesOf(uint8_t{0})}
+          is_bf16   ? std::vector{ToBytes(RoundToBF16(nan)), ToBytes(RoundToBF16(-infinity))}
+          : is_int8 ? std::vector{ToBytes(uint8_t{255}), ToBytes(uint8_t{250}),
+                                  ToBytes(uint8_t{0x80}), ToBytes(uint8_t{0})}
           : is_float
-              ? std::vector{BytesOf(nan), BytesOf(infinity), BytesOf(-infinity), BytesOf(-1.0f)}
-              : std::vector{BytesOf(-1), BytesOf(std::numeric_limits<int32_t>::max()),
-                            BytesOf(static_cast<int32_t>(live)), BytesOf(0)};
+              ? std::vector{ToBytes(nan), ToBytes(infinity), ToBytes(-infinity), ToBytes(-1.0f)}
+              : std::vector{ToBytes(-1), ToBytes(std::numeric_limits<int32_t>::max()),
+                            ToBytes(static_cast<int32_t>(live)), ToBytes(0)};
       for (const size_t element : {size_t{0}, elements / 2, elements - 1}) {
         for (size_t v = 0; v < values.size(); ++v) {
           std::vector<std::byte> wrong = bytes;
@@ -148,7 +148,8 @@ TEST_P(StateCheck, AWrongNumberIsRefusedOrHarmless) {
   }
 }
 
-INSTANTIATE_TEST_SUITE_P(All, StateCheck, testing::ValuesIn(MixerCases::OnDevices()), NameOfCase);
+INSTANTIATE_TEST_SUITE_P(All, StateCheck, testing::ValuesIn(MixerCases::OnDevices()),
+                         MixerCaseName);
 
 }  // namespace
 }  // namespace ovq::test

@@ -8,7 +8,7 @@
 namespace ovq::test {
 namespace {
 
-constexpr int64_t kWidth = 70;  // of which the rows of a step take one more
+constexpr int64_t kWidth = 70;  // of which the rows of a batch take one more
 
 // Rows of sequences as they come from a product, and what a session kept before.
 struct Shifted {
@@ -20,8 +20,8 @@ struct Shifted {
 Shifted RunShift(DeviceContext& context, const std::vector<int32_t>& lengths,
                  const std::vector<int64_t>& starts, const std::vector<float>& x,
                  std::vector<std::vector<float>> newest, bool begins_empty) {
-  std::vector<int32_t> row_begin{0};
-  for (int32_t n : lengths) row_begin.push_back(row_begin.back() + n);
+  std::vector<int32_t> token_begin{0};
+  for (int32_t n : lengths) token_begin.push_back(token_begin.back() + n);
   std::vector<DeviceArray<float>> states;
   std::vector<std::byte*> bases;
   for (const std::vector<float>& state : newest) states.emplace_back(context, state);
@@ -29,12 +29,13 @@ Shifted RunShift(DeviceContext& context, const std::vector<int32_t>& lengths,
     bases.push_back(reinterpret_cast<std::byte*>(state.data()));
   }
   const std::vector<int32_t> caps(lengths.size(), 2);
-  const StagedStep step = StageStep(
-      context, {.row_begin = row_begin, .start_pos = starts, .slot_cap = caps, .state = bases}, {});
+  const StagedBatch staged = StageBatch(
+      context, {.token_begin = token_begin, .start_pos = starts, .slot_cap = caps, .state = bases},
+      {});
   const std::vector<float> mix_values = RandomNormal(kWidth, 11);
   const DeviceArray<float> in(context, x), mix(context, mix_values);
-  const DeviceArray<float> y(context, static_cast<size_t>(row_begin.back() * kWidth));
-  ShiftTokens(context, step.seqs,
+  const DeviceArray<float> y(context, static_cast<size_t>(token_begin.back() * kWidth));
+  ShiftTokens(context, staged.seqs,
               {.x = in.data(),
                .x_stride = kWidth + 1,
                .width = kWidth,
@@ -48,7 +49,7 @@ Shifted RunShift(DeviceContext& context, const std::vector<int32_t>& lengths,
   return shifted;
 }
 
-std::vector<float> RowsOf(const std::vector<float>& x, int64_t begin, int64_t n, int64_t width) {
+std::vector<float> TokenRows(const std::vector<float>& x, int64_t begin, int64_t n, int64_t width) {
   return {x.begin() + begin * width, x.begin() + (begin + n) * width};
 }
 
@@ -76,7 +77,7 @@ TEST_P(TokenShiftDevices, AgreesWithReference) {
         actual.y, expected.y, [](size_t) { return 40 * kRoundF32; },
         absl::StrCat("begins empty: ", begins_empty));
     EXPECT_EQ(actual.newest, expected.newest);
-    EXPECT_EQ(actual.newest[1], RowsOf(RowsOf(x, 5, 1, kWidth + 1), 0, 1, kWidth));
+    EXPECT_EQ(actual.newest[1], TokenRows(TokenRows(x, 5, 1, kWidth + 1), 0, 1, kWidth));
   }
 }
 
@@ -88,8 +89,8 @@ TEST_P(TokenShiftDevices, SplitsGiveTheSameBits) {
     const Shifted whole = RunShift(*context_, {7}, {0}, x, {none}, begins_empty);
     for (int32_t split = 1; split < 7; ++split) {
       const Shifted head = RunShift(*context_, {split}, {0}, x, {none}, begins_empty);
-      const std::vector<float> rest = RowsOf(x, split, 7 - split, kWidth + 1);
-      std::vector<float> beside = RowsOf(x, 0, 2, kWidth + 1);
+      const std::vector<float> rest = TokenRows(x, split, 7 - split, kWidth + 1);
+      std::vector<float> beside = TokenRows(x, 0, 2, kWidth + 1);
       beside.insert(beside.end(), rest.begin(), rest.end());
       const Shifted tail = RunShift(*context_, {2, 7 - split}, {0, split}, beside,
                                     {none, head.newest[0]}, begins_empty);

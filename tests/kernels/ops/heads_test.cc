@@ -33,7 +33,7 @@ struct Heads {
 };
 
 // The head that element i of the rows belongs to, counted over a row; -1 behind the last.
-int HeadOf(const Heads& heads, size_t i) {
+int HeadIndex(const Heads& heads, size_t i) {
   const auto column = static_cast<int>(i % static_cast<size_t>(heads.stride()));
   const int head = column / heads.head_dim;
   return head < Heads::kQueries + Heads::kKeys ? head : -1;
@@ -61,7 +61,7 @@ TEST_P(HeadDevices, RmsNormOfHeads) {
                   .eps = kEps});
     std::vector<float> expected = x;
     for (size_t i = 0; i < size; ++i) {
-      const int head = HeadOf(heads, i);
+      const int head = HeadIndex(heads, i);
       if (head < 0) continue;
       const size_t row =
           i / static_cast<size_t>(heads.stride()) * static_cast<size_t>(heads.stride());
@@ -90,7 +90,7 @@ TEST_P(HeadDevices, WithoutANormQueriesAreScaled) {
                 .beta = beta.data()});
   std::vector<float> expected = x;
   for (size_t i = 0; i < x.size(); ++i) {
-    const int head = HeadOf(heads, i);
+    const int head = HeadIndex(heads, i);
     if (head >= 0 && head < Heads::kQueries) expected[i] *= scales[static_cast<size_t>(head)];
   }
   AssertSameBits(data.Read(), expected, "one product");

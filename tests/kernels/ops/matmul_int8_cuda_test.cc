@@ -15,8 +15,8 @@ namespace {
 
 using test::AssertSameBits;
 using test::MakeContext;
+using test::MakeView;
 using test::RandomNormal;
-using test::ViewOf;
 
 // int8 weights, rows as they are: sums of exact products, in float32 in an order of their own. The
 // partial sums of K terms of random signs stay around |x| |q| / sqrt(K), each addition rounds one
@@ -29,7 +29,7 @@ TEST(CudaInt8, SumsAreThoseOfItsWeights) {
   constexpr int64_t kRows = 150;
   for (const auto& [in, out] : {std::pair<int64_t, int64_t>{40, 17}, {300, 70}, {1160, 5}}) {
     std::vector<float> w = RandomNormal(static_cast<size_t>(in * out), 1);
-    const TensorView part = ViewOf(w, {out, in});
+    const TensorView part = MakeView(w, {out, in});
     const Int8Weights rounded = RoundToInt8({{&part, 1}, in, out, DType::kBF16});
     const std::vector<BF16> x = test::Rounded(RandomNormal(static_cast<size_t>(kRows * in), 2));
     const std::vector<float> ones(static_cast<size_t>(kRows * out), 1);
@@ -69,7 +69,7 @@ TEST(CudaInt8, SumsAreThoseOfItsWeights) {
     }
   }
   std::vector<float> w(12, 1);
-  const TensorView part = ViewOf(w, {3, 4});
+  const TensorView part = MakeView(w, {3, 4});
   EXPECT_EQ(Linear::Make({&part, 1}, {DType::kF32, WeightType::kInt8}, *cuda).status().code(),
             absl::StatusCode::kUnimplemented);
 }

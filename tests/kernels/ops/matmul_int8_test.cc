@@ -21,8 +21,8 @@ namespace {
 
 using test::AssertSameBits;
 using test::MakeContext;
+using test::MakeView;
 using test::RandomNormal;
-using test::ViewOf;
 
 Linear MakeInt8(std::span<const TensorView> parts, DType compute, DeviceContext& context) {
   absl::StatusOr<Linear> linear = Linear::Make(parts, {compute, WeightType::kInt8}, context);
@@ -41,7 +41,7 @@ std::vector<float> Rows(const Linear& linear, DeviceContext& context, const std:
   const Shape shape = {n, linear.in()};
   test::GuardedBuffer<float> y(static_cast<size_t>(n * linear.out()));
   std::ranges::copy(before, y.data());
-  linear.Apply(context, compute == DType::kF32 ? ViewOf(wide, shape) : ViewOf(narrow, shape),
+  linear.Apply(context, compute == DType::kF32 ? MakeView(wide, shape) : MakeView(narrow, shape),
                y.View({n, linear.out()}), !before.empty());
   return {y.span().begin(), y.span().end()};
 }
@@ -50,7 +50,7 @@ TEST(Int8Reference, HandComputed) {
   auto context = MakeContext(Device::kReference);
   std::vector<float> w{2, -254, 1,   // scale 2: 1, -127, 0.5 (to even: 0)
                        3, 127,  0};  // scale 1
-  const TensorView part = ViewOf(w, {2, 3});
+  const TensorView part = MakeView(w, {2, 3});
   const Linear linear = MakeInt8({&part, 1}, DType::kF32, *context);
   const std::vector<float> x{63.5, 1, 0,   // scale 0.5: 127, 2, 0
                              0,    0, 0};  // zeros
@@ -69,7 +69,7 @@ TEST(Int8Reference, IsAsCloseAsItsScalesAllow) {
   auto context = MakeContext(Device::kReference);
   std::vector<float> w = RandomNormal(kIn * kOut, 1);
   const std::vector<float> x = RandomNormal(kIn * kRows, 2);
-  const TensorView part = ViewOf(w, {kOut, kIn});
+  const TensorView part = MakeView(w, {kOut, kIn});
   const Linear linear = MakeInt8({&part, 1}, DType::kF32, *context);
   const std::vector<float> y = Rows(linear, *context, x, DType::kF32, 0, kRows);
   const auto largest = [](std::span<const float> row) {
@@ -128,7 +128,7 @@ TEST_P(Int8Test, AgreesWithReference) {
     const auto elements = static_cast<size_t>(in * out);
     std::vector<float> w = RandomNormal(elements, 1);
     std::vector<BF16> w_bf16 = test::Rounded(RandomNormal(elements, 2));
-    const TensorView parts[] = {ViewOf(w, {out, in}), ViewOf(w_bf16, {out, in})};
+    const TensorView parts[] = {MakeView(w, {out, in}), MakeView(w_bf16, {out, in})};
     const std::vector<float> x = RandomNormal(static_cast<size_t>(kRows * in), 3);
     const Linear expected_linear = MakeInt8(parts, dtype_, *ref);
     const std::vector<float> expected = Rows(expected_linear, *ref, x, dtype_, 0, kRows);
@@ -156,7 +156,7 @@ TEST_P(Int8Test, RowsThatHaveNoScale) {
   constexpr int64_t kIn = 37, kOut = 20;
   auto context = MakeContext(Device::kCpu, 2);
   std::vector<float> w = RandomNormal(kIn * kOut, 1);
-  const TensorView part = ViewOf(w, {kOut, kIn});
+  const TensorView part = MakeView(w, {kOut, kIn});
   const Linear linear = MakeInt8({&part, 1}, dtype_, *context);
   const std::vector<float> good = RandomNormal(kIn, 2);
   const std::vector<float> expected = Rows(linear, *context, good, dtype_, 0, 1);

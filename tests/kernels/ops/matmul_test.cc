@@ -22,8 +22,8 @@ using test::AssertClose;
 using test::AssertSameBits;
 using test::DeviceArray;
 using test::MakeContext;
+using test::MakeView;
 using test::RandomNormal;
-using test::ViewOf;
 
 // Activations of a compute type on the host; the float copy holds the same (rounded) values.
 struct Activations {
@@ -43,7 +43,7 @@ struct RowRange {
   int64_t n;
 };
 
-// y of some rows, with `before` in y if it is to be added to. ApplyFn is ApplyOf a Linear or
+// y of some rows, with `before` in y if it is to be added to. ApplyFn is MakeApply a Linear or
 // Product::apply.
 template <class ApplyFn>
 std::vector<float> RunRows(DeviceContext& context, const Activations& x, const RowRange& range,
@@ -63,7 +63,7 @@ std::vector<float> RunRows(DeviceContext& context, const Activations& x, const R
   apply(context, rows.View({n, x.in}), y.View({n, out}), accumulate);
   return y.Read();
 }
-auto ApplyOf(const Linear& linear) {
+auto MakeApply(const Linear& linear) {
   return [&](DeviceContext& context, TensorView x, TensorView y, bool accumulate) {
     linear.Apply(context, x, y, accumulate);
   };
@@ -123,15 +123,15 @@ TEST(LinearReference, HandComputed) {
   auto context = MakeContext(Device::kReference);
   std::vector<float> w1{1, 2, 3, 4};  // [2, 2]
   std::vector<float> w2{-1, 0.5};     // [1, 2]
-  const TensorView parts[] = {ViewOf(w1, {2, 2}), ViewOf(w2, {1, 2})};
+  const TensorView parts[] = {MakeView(w1, {2, 2}), MakeView(w2, {1, 2})};
   const Linear linear = MakeLinear(parts, DType::kF32, *context);
   EXPECT_EQ(linear.in(), 2);
   EXPECT_EQ(linear.out(), 3);
   std::vector<float> x{1, 10, 2, -4};
   std::vector<float> y(6, 100);
-  linear.Apply(*context, ViewOf(x, {2, 2}), ViewOf(y, {2, 3}));
+  linear.Apply(*context, MakeView(x, {2, 2}), MakeView(y, {2, 3}));
   EXPECT_EQ(y, (std::vector<float>{21, 43, 4, -6, -10, -4}));
-  linear.Apply(*context, ViewOf(x, {2, 2}), ViewOf(y, {2, 3}), true);
+  linear.Apply(*context, MakeView(x, {2, 2}), MakeView(y, {2, 3}), true);
   EXPECT_EQ(y, (std::vector<float>{42, 86, 8, -12, -20, -8}));
 }
 
@@ -139,20 +139,20 @@ TEST(LinearReference, HandComputed) {
 TEST(LinearReference, WeightsAreRoundedToTheComputeType) {
   auto context = MakeContext(Device::kReference);
   std::vector<float> w{1 + 0x1p-8f, 1 + 3 * 0x1p-8f};
-  const TensorView part = ViewOf(w, {2, 1});
+  const TensorView part = MakeView(w, {2, 1});
   const Linear linear = MakeLinear({&part, 1}, DType::kBF16, *context);
   std::vector<BF16> x{RoundToBF16(1)};
   std::vector<float> y(2);
-  linear.Apply(*context, ViewOf(x, {1, 1}), ViewOf(y, {1, 2}));
+  linear.Apply(*context, MakeView(x, {1, 1}), MakeView(y, {1, 2}));
   EXPECT_EQ(y, (std::vector<float>{1, 1 + 0x1p-6f}));
 }
 
 TEST(Linear, RefusesWeightsThatDoNotFit) {
   auto context = MakeContext(Device::kCpu);
   std::vector<float> w(12);
-  const TensorView good = ViewOf(w, {3, 4});
-  const TensorView other = ViewOf(w, {4, 3});
-  const TensorView flat = ViewOf(w, {12});
+  const TensorView good = MakeView(w, {3, 4});
+  const TensorView other = MakeView(w, {4, 3});
+  const TensorView flat = MakeView(w, {12});
   const TensorView integers{w.data(), DType::kI32, {3, 4}};
   const auto code = [&](std::vector<TensorView> parts, DType compute) {
     return Linear::Make(parts, compute, *context).status().code();
@@ -180,8 +180,8 @@ TEST_P(ComputeTypes, AgreesWithReference) {
       std::vector<uint16_t> w_f16(elements);
       for (size_t i = 0; i < elements; ++i)
         w_f16[i] = static_cast<uint16_t>(0x3000 + i * 37 % 4096);
-      const TensorView parts[] = {ViewOf(w, {out, in}), ViewOf(w_bf16, {out, in}),
-                                  ViewOf(w_f16, {out, in})};
+      const TensorView parts[] = {MakeView(w, {out, in}), MakeView(w_bf16, {out, in}),
+                                  MakeView(w_f16, {out, in})};
       const Linear expected_linear = MakeLinear(parts, dtype_, *ref);
       const Linear linear = MakeLinear(parts, dtype_, *context_);
       ASSERT_EQ(linear.out(), 3 * out);
@@ -194,9 +194,9 @@ TEST_P(ComputeTypes, AgreesWithReference) {
       std::vector<float> before;
       for (int round = 0; round < 2; ++round) {
         const std::vector<float> expected =
-            RunRows(*ref, x, {0, n}, 3 * out, before, ApplyOf(expected_linear));
+            RunRows(*ref, x, {0, n}, 3 * out, before, MakeApply(expected_linear));
         const std::vector<float> y =
-            RunRows(*context_, x, {0, n}, 3 * out, before, ApplyOf(linear));
+            RunRows(*context_, x, {0, n}, 3 * out, before, MakeApply(linear));
         AssertProductClose(y, expected, x.wide, all, in, what);
         before = expected;
       }
@@ -233,7 +233,7 @@ void AssertRowsIndependent(Device device, const ProductShape& shape,
     for (const auto& [context, alone] :
          {std::pair{one.get(), false}, {two.get(), false}, {two.get(), true}}) {
       if (device == Device::kCuda && context == two.get()) continue;  // knows no threads
-      const AloneScope scope(*context, alone);
+      const SingleThreadScope scope(*context, alone);
       for (int64_t n : counts) {
         const int64_t first = (n_rows - n) / 3;
         AssertSameBits(RunRows(*context, x, {first, n}, out, before(first, n), apply),
@@ -265,10 +265,10 @@ TEST_P(ComputeTypes, RowsDoNotDependOnTheirCompany) {
   }
   for (const auto& [in, out] : shapes) {
     std::vector<float> w = RandomNormal(static_cast<size_t>(in * out), 4);
-    const TensorView part = ViewOf(w, {out, in});
+    const TensorView part = MakeView(w, {out, in});
     const Linear linear = MakeLinear({&part, 1}, dtype_, *context_);
     AssertRowsIndependent(device_, {in, out, dtype_}, cuda ? kCudaCounts : kCpuCounts, "Linear",
-                          ApplyOf(linear));
+                          MakeApply(linear));
     if (HasFatalFailure()) return;
   }
 }
@@ -278,12 +278,12 @@ TEST_P(ComputeTypes, MoreRowsThanOneCallTakes) {
   constexpr int64_t kIn = 32;
   constexpr int64_t kOut = 48;
   std::vector<float> w = RandomNormal(kIn * kOut, 4);
-  const TensorView part = ViewOf(w, {kOut, kIn});
+  const TensorView part = MakeView(w, {kOut, kIn});
   const Linear linear = MakeLinear({&part, 1}, dtype_, *context_);
   const Activations x(n_rows, kIn, dtype_, 5);
-  const std::vector<float> all = RunRows(*context_, x, {0, n_rows}, kOut, {}, ApplyOf(linear));
+  const std::vector<float> all = RunRows(*context_, x, {0, n_rows}, kOut, {}, MakeApply(linear));
   for (int64_t row = 0; row < n_rows; row += 7) {
-    AssertSameBits(RunRows(*context_, x, {row, 1}, kOut, {}, ApplyOf(linear)),
+    AssertSameBits(RunRows(*context_, x, {row, 1}, kOut, {}, MakeApply(linear)),
                    std::span(all).subspan(static_cast<size_t>(row * kOut), kOut), "row");
   }
 }
@@ -309,7 +309,7 @@ void AssertProductAgrees(DeviceContext& context, int64_t n, int64_t in, int64_t 
   auto ref = MakeContext(Device::kReference);
   std::vector<float> w = RandomNormal(static_cast<size_t>(in * out), 1);
   if (dtype == DType::kBF16) w = test::Widened(test::Rounded(w));
-  const TensorView part = ViewOf(w, {out, in});
+  const TensorView part = MakeView(w, {out, in});
   const StackedWeights weights{{&part, 1}, in, out, dtype};
   const Product exact = ref::MakeProduct(*ref, weights);
   const Product product = make(weights);
@@ -335,7 +335,7 @@ TEST_P(SimdProductTest, AgreesWithReference) {
 TEST_P(SimdProductTest, RowsDoNotDependOnTheirCompany) {
   for (const auto& [in, out] : {std::pair<int64_t, int64_t>{64, 101}, {300, 96}}) {
     std::vector<float> w = RandomNormal(static_cast<size_t>(in * out), 4);
-    const TensorView part = ViewOf(w, {out, in});
+    const TensorView part = MakeView(w, {out, in});
     const Product product = cpu::MakeSimdProduct({{&part, 1}, in, out, dtype_});
     AssertRowsIndependent(Device::kCpu, {in, out, dtype_}, kCpuCounts, "SIMD product",
                           product.apply);
@@ -372,7 +372,7 @@ TEST_P(CudaProductTest, AgreesWithReference) {
 TEST_P(CudaProductTest, RowsDoNotDependOnTheirCompany) {
   for (const auto& [in, out] : {std::pair<int64_t, int64_t>{1160, 65}, {265, 33}}) {
     std::vector<float> w = RandomNormal(static_cast<size_t>(in * out), 4);
-    const TensorView part = ViewOf(w, {out, in});
+    const TensorView part = MakeView(w, {out, in});
     const Product product = cuda::MakeOwnProduct(*context_, {{&part, 1}, in, out, GetParam()});
     AssertRowsIndependent(Device::kCuda, {in, out, GetParam()}, kCudaCounts, "own product",
                           product.apply);

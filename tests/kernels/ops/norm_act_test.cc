@@ -19,8 +19,8 @@ using test::AssertSameBits;
 using test::DeviceArray;
 using test::kRoundF32;
 using test::MakeContext;
+using test::MakeView;
 using test::RandomNormal;
-using test::ViewOf;
 
 constexpr int64_t kRows = 3;
 constexpr float kInfinity = std::numeric_limits<float>::infinity();
@@ -186,14 +186,14 @@ TEST(NormActReference, RmsNormByHand) {
   std::vector<float> x{3, -4, 0, 0};  // mean square 6.25
   std::vector<float> weight{1, 2, 3, 4};
   std::vector<float> y(4);
-  RmsNorm(*context, ViewOf(x, {1, 4}), {.weight = ViewOf(weight, {4})}, ViewOf(y, {1, 4}));
+  RmsNorm(*context, MakeView(x, {1, 4}), {.weight = MakeView(weight, {4})}, MakeView(y, {1, 4}));
   EXPECT_EQ(y, (std::vector<float>{1.2f, -3.2f, 0, 0}));
-  RmsNorm(*context, ViewOf(x, {1, 4}), {.weight = ViewOf(weight, {4}), .eps = 93.75f},
-          ViewOf(y, {1, 4}));
+  RmsNorm(*context, MakeView(x, {1, 4}), {.weight = MakeView(weight, {4}), .eps = 93.75f},
+          MakeView(y, {1, 4}));
   EXPECT_EQ(y, (std::vector<float>{0.3f, -0.8f, 0, 0}));
   std::vector<float> bias{1, 0, -2, 0};
-  RmsNorm(*context, ViewOf(x, {1, 4}), {ViewOf(weight, {4}), ViewOf(bias, {4}), 0},
-          ViewOf(y, {1, 4}));
+  RmsNorm(*context, MakeView(x, {1, 4}), {MakeView(weight, {4}), MakeView(bias, {4}), 0},
+          MakeView(y, {1, 4}));
   EXPECT_EQ(y, (std::vector<float>{2.2f, -3.2f, -2, 0}));
 }
 
@@ -213,8 +213,8 @@ TEST(NormActReference, LayerNormByHand) {
   auto context = MakeContext(Device::kReference);
   std::vector<float> x{1, 3, 5, 7};  // mean 4, variance 5
   std::vector<float> weight{1, 2, 1, 1}, bias{0, 0, 10, 0}, y(4);
-  LayerNorm(*context, ViewOf(x, {1, 4}), {ViewOf(weight, {4}), ViewOf(bias, {4}), 4},
-            ViewOf(y, {1, 4}));  // sqrt(5 + 4) = 3
+  LayerNorm(*context, MakeView(x, {1, 4}), {MakeView(weight, {4}), MakeView(bias, {4}), 4},
+            MakeView(y, {1, 4}));  // sqrt(5 + 4) = 3
   const std::vector<float> expected{-1, -2.0f / 3, 10 + 1.0f / 3, 1};
   for (size_t i = 0; i < 4; ++i) EXPECT_FLOAT_EQ(y[i], expected[i]) << i;
 }
@@ -244,7 +244,7 @@ TEST(NormActReference, SwiGluByHand) {
   auto context = MakeContext(Device::kReference);
   std::vector<float> gate_up{0, 1, 7, 2};  // [gate gate | up up]
   std::vector<float> y(2);
-  SwiGlu(*context, ViewOf(gate_up, {1, 4}), ViewOf(y, {1, 2}));
+  SwiGlu(*context, MakeView(gate_up, {1, 4}), MakeView(y, {1, 2}));
   EXPECT_EQ(y[0], 0);
   EXPECT_FLOAT_EQ(y[1], 1.4621172f);  // 2 / (1 + 1/e)
 }
@@ -253,7 +253,7 @@ TEST(NormActReference, LogSumExpByHand) {
   auto context = MakeContext(Device::kReference);
   std::vector<float> x{1000, 1000};
   std::vector<float> out(1);
-  LogSumExp(*context, ViewOf(x, {1, 2}), out.data());
+  LogSumExp(*context, MakeView(x, {1, 2}), out.data());
   EXPECT_FLOAT_EQ(out[0], 1000.6931f);
 }
 

@@ -20,7 +20,7 @@ Json ReadJson(const std::string& path) {
 }
 
 // How the message of each kind of error begins behind its line.
-std::string BeginOf(const std::string& kind) {
+std::string ErrorPrefix(const std::string& kind) {
   if (kind == "raise_exception") return "the template refuses: ";
   if (kind == "undefined") return "not there: ";
   if (kind == "security") return "forbidden: ";
@@ -39,14 +39,14 @@ void CheckCase(const std::string& text, const Json& c) {
   ASSERT_FALSE(rendered.ok()) << *rendered;
   EXPECT_THAT(message, ::testing::MatchesRegex("template, line [0-9]+: .*"));
   const std::string behind = message.substr(message.find(": ") + 2);
-  EXPECT_THAT(behind, ::testing::StartsWith(BeginOf(kind)));
+  EXPECT_THAT(behind, ::testing::StartsWith(ErrorPrefix(kind)));
   if (kind == "type") {
     for (const char* other : {"the template refuses: ", "not there: ", "forbidden: ", "syntax: "}) {
       EXPECT_FALSE(absl::StartsWith(behind, other)) << message;
     }
   }
   if (kind == "raise_exception") {
-    EXPECT_EQ(behind, BeginOf(kind) + c["message"].get<std::string>());
+    EXPECT_EQ(behind, ErrorPrefix(kind) + c["message"].get<std::string>());
   }
 }
 

@@ -6,9 +6,9 @@
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_format.h"
 #include "kernels/common/state_memory.h"
+#include "model/cache_policy.h"
 #include "model/inspect/report_text.h"
 #include "model/load_config.h"
-#include "model/memory.h"
 #include "tests/folders.h"
 #include "tests/model/edited_model.h"
 
@@ -102,17 +102,17 @@ TEST(FolderReport, Verdicts) {
   EXPECT_THAT(report("sw-ovq").verdict, StartsWith("served, in bounded memory"));
   EXPECT_THAT(report("kvm/gptalpha-nope-swa").verdict, StartsWith("served exactly"));
   const struct {
-    const char *name, *memory;
+    const char *name, *cache_policy;
   } kBounded[] = {{"published/granitemoehybrid-dense", "closest-pair"},
                   {"published/qwen3_5-tied", "closest-pair-all"}};
-  for (const auto& [name, memory] : kBounded) {
+  for (const auto& [name, cache_policy] : kBounded) {
     const FolderReport bounded = report(name);
     EXPECT_THAT(bounded.verdict,
-                HasSubstr(absl::StrCat("bounded with --memory ", memory, ", exact up to")));
+                HasSubstr(absl::StrCat("bounded with --memory ", cache_policy, ", exact up to")));
     ASSERT_EQ(bounded.sessions.size(), 12u);  // three lengths; exact, and of three caps
     for (size_t i = 0; i < 12; ++i) {
       const FolderReport::Session& s = bounded.sessions[i];
-      EXPECT_EQ(MemoryName(s.memory), std::string(i < 3 ? "model" : memory));
+      EXPECT_EQ(CachePolicyName(s.cache_policy), std::string(i < 3 ? "model" : cache_policy));
       EXPECT_EQ(s.position, (std::vector<int64_t>{32768, 131072, 1048576})[i % 3]);
       EXPECT_EQ(s.live_slots, i < 3 ? 0 : (std::vector<int64_t>{2048, 8192, 32768})[i / 3 - 1]);
     }

@@ -32,7 +32,7 @@ TEST(BpeTokenizer, ManyRandomBytesComeBack) {
   std::string bytes(IsSlow(Device::kCpu) ? 100'000 : 1'000'000, '\0');
   for (char& c : bytes) c = static_cast<char>(random());
   std::string rest = bytes;
-  std::string valid = TakeUtf8(rest);
+  std::string valid = ConsumeUtf8(rest);
   if (!rest.empty()) valid += kReplacementCharacter;
   for (const char* name : {"own-llama3-type", "own-qwen3.5-type"}) {
     const auto tokenizer = LoadGolden(name);

@@ -26,7 +26,7 @@ const std::string kFixtures = GoldenFolder() + "/tokenizers/";
 using Ids = std::vector<int32_t>;
 
 // What a caller sends: the text, or the bytes that stand for it.
-std::string InputOf(const Json& c) {
+std::string ReadInput(const Json& c) {
   if (!c.contains("bytes_hex")) return c["text"];
   return absl::HexStringToBytes(c["bytes_hex"].get<std::string>());
 }
@@ -43,7 +43,7 @@ void ExpectDecodes(const BpeTokenizer& tokenizer, const Json& c, const std::stri
 
 void CheckCase(const BpeTokenizer& tokenizer, const Json& c) {
   SCOPED_TRACE(c.value("label", Quoted(c["text"].get<std::string>())));
-  Ids ids = Encode(tokenizer, InputOf(c));
+  Ids ids = Encode(tokenizer, ReadInput(c));
   const PostProcessor& ends = tokenizer.ends();
   if (c.value("add_special_tokens", false)) {
     ids.insert(ids.begin(), ends.before.begin(), ends.before.end());

@@ -25,7 +25,7 @@ class VocabAndMerges : public ::testing::Test {
     folder_.Write("vocab.json", vocab.dump());
     folder_.Write("merges.txt", "#version: 0.2\r\nh e\r\nl l\nll o\n");
   }
-  std::string ErrorOf() const {
+  std::string ErrorText() const {
     return Message(BpeTokenizer::Load(folder_.path(), kManyIds).status());
   }
   TempFolder folder_;
@@ -58,21 +58,21 @@ TEST_F(VocabAndMerges, ATokenBesideThemThatIsNone) {
   for (const char* token : {"7", "[]", R"("x")", "{}"}) {
     folder_.Write("tokenizer_config.json",
                   absl::StrCat(R"({"added_tokens_decoder": {"301": )", token, "}}"));
-    EXPECT_THAT(ErrorOf(), HasSubstr("added_tokens[0]")) << token;
+    EXPECT_THAT(ErrorText(), HasSubstr("added_tokens[0]")) << token;
   }
 }
 
 TEST_F(VocabAndMerges, ErrorsNameTheFile) {
   folder_.Write("merges.txt", "#version: 0.2\nh e\nl l l\n");
-  EXPECT_THAT(ErrorOf(), HasSubstr("merges.txt: line 3: expected two tokens"));
+  EXPECT_THAT(ErrorText(), HasSubstr("merges.txt: line 3: expected two tokens"));
   folder_.Write("merges.txt", "h e\n\xff\n");
-  EXPECT_THAT(ErrorOf(), HasSubstr("merges.txt: not UTF-8 at byte 4"));
+  EXPECT_THAT(ErrorText(), HasSubstr("merges.txt: not UTF-8 at byte 4"));
   folder_.Write("merges.txt", "h x\n");
-  EXPECT_THAT(ErrorOf(), HasSubstr("vocab.json: model.merges[0]: 'h' and 'x' give 'hx'"));
+  EXPECT_THAT(ErrorText(), HasSubstr("vocab.json: model.merges[0]: 'h' and 'x' give 'hx'"));
   folder_.Write("vocab.json", R"({"a": "b"})");
-  EXPECT_THAT(ErrorOf(), HasSubstr("vocab.json: 'a': expected an integer id below"));
+  EXPECT_THAT(ErrorText(), HasSubstr("vocab.json: 'a': expected an integer id below"));
   folder_.Write("vocab.json", "[]");
-  EXPECT_THAT(ErrorOf(), HasSubstr("vocab.json: the file: expected an object"));
+  EXPECT_THAT(ErrorText(), HasSubstr("vocab.json: the file: expected an object"));
 }
 
 class WithConfig : public ::testing::Test {

@@ -174,8 +174,8 @@ TEST(Quotas, RefusalsNameTheLimitAndTheTime) {
   const int64_t ms = std::stoll(std::string(retry->second.data(), retry->second.size()));
   EXPECT_GT(ms, 900'000);
   EXPECT_LE(ms, 1'000'000);
-  EXPECT_EQ(InfoOf(refused).reason(), "tenant_requests");
-  EXPECT_EQ(InfoOf(refused).retry_after().seconds(), ms / 1000);
+  EXPECT_EQ(GetErrorInfo(refused).reason(), "tenant_requests");
+  EXPECT_EQ(GetErrorInfo(refused).retry_after().seconds(), ms / 1000);
   EXPECT_THAT(Create(server, kBob), Succeeds());
   server.WaitForStats([](const EngineStats& stats) { return stats.sessions_idle == 2; });
   // A step boundary: refusals are told there.
@@ -293,8 +293,8 @@ TEST(TenantFile, ReadsWhatItSays) {
   EXPECT_EQ(limits.tokens_per_second, 1000);
   EXPECT_EQ(limits.weight, 2.5);
   EXPECT_EQ(list.Limits().at("bob"), TenantLimits{});
-  EXPECT_TRUE(list.Find(DigestOf(kRoot))->admin);
-  EXPECT_EQ(list.Find(DigestOf("alice")), nullptr);
+  EXPECT_TRUE(list.Find(DigestToken(kRoot))->admin);
+  EXPECT_EQ(list.Find(DigestToken("alice")), nullptr);
 }
 
 TEST(TenantFile, FaultsNameTheirPlace) {

@@ -23,25 +23,25 @@ TEST(Admission, IsInOrderAndExactToTheByte) {
   const size_t large = FakeModel().layout().bytes_at(1000, kDefaultSlotCap);
   const size_t small = FakeModel().layout().bytes_at(2, kDefaultSlotCap);
   Parts parts(WithMemory(2 * large + small - 1));
-  std::vector<std::shared_ptr<Job>> jobs;
-  for (int i = 0; i < 3; ++i) jobs.push_back(parts.NewJob(900, 100));
-  jobs.push_back(parts.NewJob(1, 1));
-  for (const auto& job : jobs) EXPECT_TRUE(parts.admission.Enqueue(job).ok());
-  EXPECT_EQ(parts.admission.Next(), jobs[0]);
+  std::vector<std::shared_ptr<Request>> requests;
+  for (int i = 0; i < 3; ++i) requests.push_back(parts.NewRequest(900, 100));
+  requests.push_back(parts.NewRequest(1, 1));
+  for (const auto& request : requests) EXPECT_TRUE(parts.admission.Enqueue(request).ok());
+  EXPECT_EQ(parts.admission.Next(), requests[0]);
   EXPECT_EQ(parts.pool.reserved_bytes(), large);
-  EXPECT_EQ(parts.admission.Next(), jobs[1]);
+  EXPECT_EQ(parts.admission.Next(), requests[1]);
   EXPECT_EQ(parts.admission.Next(), nullptr) << "the third is a large one";
   EngineStats stats;
   parts.admission.AddTo(stats);
   EXPECT_EQ(stats.requests_waiting, 2);
   EXPECT_EQ(stats.waiting_prompt_tokens, 901);
-  parts.Release(*jobs[1]);
-  EXPECT_EQ(parts.admission.Next(), jobs[2]);
+  parts.Release(*requests[1]);
+  EXPECT_EQ(parts.admission.Next(), requests[2]);
   EXPECT_EQ(parts.admission.Next(), nullptr) << "one byte is missing";
-  parts.Release(*jobs[0]);
-  EXPECT_EQ(parts.admission.Next(), jobs[3]);
-  parts.Release(*jobs[2]);
-  parts.Release(*jobs[3]);
+  parts.Release(*requests[0]);
+  EXPECT_EQ(parts.admission.Next(), requests[3]);
+  parts.Release(*requests[2]);
+  parts.Release(*requests[3]);
   EXPECT_EQ(parts.admission.Next(), nullptr);
   EXPECT_TRUE(parts.rejected.empty());
 }
@@ -50,8 +50,8 @@ TEST(Admission, CompletionsArePromisedTheirStates) {
   EngineOptions options;
   options.max_sessions = 4;
   Parts parts(options);
-  const auto three = parts.NewJob(10, 10, 3);
-  const auto two = parts.NewJob(10, 10, 2);
+  const auto three = parts.NewRequest(10, 10, 3);
+  const auto two = parts.NewRequest(10, 10, 2);
   EXPECT_TRUE(parts.admission.Enqueue(three).ok());
   EXPECT_TRUE(parts.admission.Enqueue(two).ok());
   EXPECT_EQ(parts.admission.Next(), three);
@@ -76,26 +76,27 @@ TEST(Admission, RefusalsNameTheLimitAndAreTold) {
   options.quotas = std::make_shared<TenantQuotas>();
   options.quotas->SetLimits({{"a", {.sessions = 0}}, {"b", {.tokens_per_second = 1}}});
   Parts parts(options);
-  const auto refused = [&](std::shared_ptr<Job> job) {
-    return std::string(parts.admission.Enqueue(std::move(job)).message());
+  const auto refused = [&](std::shared_ptr<Request> request) {
+    return std::string(parts.admission.Enqueue(std::move(request)).message());
   };
-  const auto huge = parts.NewJob(4000, 1000, 2);
-  EXPECT_EQ(FactsOf(parts.admission.Enqueue(huge)),
+  const auto huge = parts.NewRequest(4000, 1000, 2);
+  EXPECT_EQ(GetErrorFacts(parts.admission.Enqueue(huge)),
             (ErrorFacts{.reason = RejectReason::kStateMemory,
                         .bytes_needed = 2 * huge->reserve_bytes,
                         .bytes_free = 40'000}));
-  EXPECT_THAT(refused(parts.NewJob(1, 1, 3)), HasSubstr("sessions: 3 needed, the server has 2"));
-  EXPECT_THAT(refused(parts.NewJob(1, 1, 1, "a")), HasSubstr("tenant a: sessions"));
-  const auto queued = parts.NewJob(1, 1);
+  EXPECT_THAT(refused(parts.NewRequest(1, 1, 3)),
+              HasSubstr("sessions: 3 needed, the server has 2"));
+  EXPECT_THAT(refused(parts.NewRequest(1, 1, 1, "a")), HasSubstr("tenant a: sessions"));
+  const auto queued = parts.NewRequest(1, 1);
   EXPECT_TRUE(parts.admission.Enqueue(queued).ok());
-  EXPECT_THAT(refused(parts.NewJob(1, 1)), HasSubstr("queue: 1 requests wait already"));
-  Job beside;
+  EXPECT_THAT(refused(parts.NewRequest(1, 1)), HasSubstr("queue: 1 requests wait already"));
+  Request beside;
   beside.tenant = "b";
   beside.prompt_tokens = 1;
   EXPECT_TRUE(parts.admission.Charge(beside, 0, 0).ok());
   EXPECT_FALSE(parts.admission.Charge(beside, 0, 0).ok());
   EXPECT_FALSE(parts.admission.Close(absl::ZeroDuration())) << "one waits";
-  EXPECT_EQ(parts.admission.Enqueue(parts.NewJob(1, 1)).code(), absl::StatusCode::kUnavailable);
+  EXPECT_EQ(parts.admission.Enqueue(parts.NewRequest(1, 1)).code(), absl::StatusCode::kUnavailable);
   EXPECT_EQ(parts.admission.Enter().code(), absl::StatusCode::kUnavailable);
   EXPECT_THAT(parts.rejected, ElementsAre(RejectReason::kStateMemory, RejectReason::kSessionLimit,
                                           RejectReason::kTenantSessions, RejectReason::kQueueFull,
@@ -110,31 +111,31 @@ TEST(Admission, TenantsHoldTheirShareWhileTheyWait) {
   EngineOptions options;
   options.quotas = std::make_shared<TenantQuotas>();
   Parts parts(options);
-  const auto job = parts.NewJob(10, 10, 2, "a");
-  EXPECT_TRUE(parts.admission.Enqueue(job).ok());
+  const auto request = parts.NewRequest(10, 10, 2, "a");
+  EXPECT_TRUE(parts.admission.Enqueue(request).ok());
   ASSERT_EQ(options.quotas->Use().size(), 1u);
   EXPECT_EQ(options.quotas->Use()[0].sessions, 2);
-  EXPECT_EQ(options.quotas->Use()[0].state_bytes, 2 * job->reserve_bytes);
-  EXPECT_EQ(parts.admission.Remove([](const Job&) { return false; }).size(), 0u);
-  const auto removed = parts.admission.Remove([](const Job& j) { return j.tenant == "a"; });
-  EXPECT_THAT(removed, ElementsAre(job));
+  EXPECT_EQ(options.quotas->Use()[0].state_bytes, 2 * request->reserve_bytes);
+  EXPECT_EQ(parts.admission.Remove([](const Request&) { return false; }).size(), 0u);
+  const auto removed = parts.admission.Remove([](const Request& j) { return j.tenant == "a"; });
+  EXPECT_THAT(removed, ElementsAre(request));
   removed[0]->hold.reset();
   EXPECT_TRUE(options.quotas->Use().empty());
 }
 
 // --- several clients ---
 
-std::shared_ptr<Job> Of(Parts& parts, const char* client, int64_t n_prompt = 1) {
-  std::shared_ptr<Job> job = parts.NewJob(n_prompt, 1);
-  job->client = client;
-  return job;
+std::shared_ptr<Request> Of(Parts& parts, const char* client, int64_t n_prompt = 1) {
+  std::shared_ptr<Request> request = parts.NewRequest(n_prompt, 1);
+  request->client = client;
+  return request;
 }
 
 TEST(Admission, WhoWouldHaveLeastGoesFirst) {
   EngineOptions options;
   options.max_sessions = 3;
   Parts parts(options);
-  std::vector<std::shared_ptr<Job>> many;
+  std::vector<std::shared_ptr<Request>> many;
   for (int i = 0; i < 6; ++i) {
     many.push_back(Of(parts, "many"));
     EXPECT_TRUE(parts.admission.Enqueue(many.back()).ok());
@@ -161,7 +162,7 @@ TEST(Admission, AFullQueueOfOneClientTakesAnothersFirst) {
   EngineOptions options;
   options.max_queue = 4;
   Parts parts(options);
-  std::vector<std::shared_ptr<Job>> many;
+  std::vector<std::shared_ptr<Request>> many;
   for (int i = 0; i < 4; ++i) {
     many.push_back(Of(parts, "many"));
     EXPECT_TRUE(parts.admission.Enqueue(many.back()).ok());
@@ -174,7 +175,7 @@ TEST(Admission, AFullQueueOfOneClientTakesAnothersFirst) {
   EXPECT_EQ(parts.admission.Enqueue(Of(parts, "a")).code(), absl::StatusCode::kResourceExhausted)
       << "it would have as many";
   EXPECT_TRUE(parts.admission.TakePushedOut().empty());
-  EXPECT_EQ(FactsOf(parts.admission.PushedOut()).reason, RejectReason::kQueueFull);
+  EXPECT_EQ(GetErrorFacts(parts.admission.PushedOut()).reason, RejectReason::kQueueFull);
 }
 
 TEST(Admission, WhoHasMoreThanItsPartMakesWay) {
@@ -183,7 +184,7 @@ TEST(Admission, WhoHasMoreThanItsPartMakesWay) {
   Parts parts(options);
   std::vector<std::pair<std::string, bool>> asked;
   bool gives = false;
-  std::vector<std::shared_ptr<Job>> many;
+  std::vector<std::shared_ptr<Request>> many;
   parts.admission.SetGiveWay([&](const std::string& client, bool table, bool running) {
     EXPECT_TRUE(table);
     asked.emplace_back(client, running);
@@ -193,15 +194,15 @@ TEST(Admission, WhoHasMoreThanItsPartMakesWay) {
     return true;
   });
   for (int i = 0; i < 5; ++i) {
-    const auto job = Of(parts, "many");
-    EXPECT_TRUE(parts.admission.Enqueue(job).ok());
-    if (parts.admission.Next() == job) many.push_back(job);
+    const auto request = Of(parts, "many");
+    EXPECT_TRUE(parts.admission.Enqueue(request).ok());
+    if (parts.admission.Next() == request) many.push_back(request);
   }
   EXPECT_EQ(many.size(), 4u);
   EXPECT_TRUE(asked.empty()) << "nobody makes way for itself";
   const auto first = Of(parts, "new"), second = Of(parts, "new"), third = Of(parts, "new");
-  for (const auto& job : {first, second, third}) {
-    EXPECT_TRUE(parts.admission.Enqueue(job).ok());
+  for (const auto& request : {first, second, third}) {
+    EXPECT_TRUE(parts.admission.Enqueue(request).ok());
   }
   EXPECT_EQ(parts.admission.Next(), nullptr);
   EXPECT_THAT(asked, ElementsAre(std::pair("many", true)));
@@ -213,16 +214,16 @@ TEST(Admission, WhoHasMoreThanItsPartMakesWay) {
   const size_t n_asked = asked.size();
   EXPECT_EQ(parts.admission.Next(), nullptr) << "two of four each";
   EXPECT_EQ(asked.size(), n_asked);
-  for (const auto& job : {first, second, many[0], many[1]}) parts.Release(*job);
+  for (const auto& request : {first, second, many[0], many[1]}) parts.Release(*request);
 }
 
 TEST(Admission, TheQueueKnowsItsFirstDeadline) {
   Parts parts;
   EXPECT_EQ(parts.admission.next_deadline(), kNever);
   for (int i : {7, 3, 5}) {
-    const auto job = parts.NewJob(1, 1);
-    job->deadline = parts.clock.steady + std::chrono::seconds(i);
-    EXPECT_TRUE(parts.admission.Enqueue(job).ok());
+    const auto request = parts.NewRequest(1, 1);
+    request->deadline = parts.clock.steady + std::chrono::seconds(i);
+    EXPECT_TRUE(parts.admission.Enqueue(request).ok());
   }
   EXPECT_EQ(parts.admission.next_deadline(), parts.clock.steady + std::chrono::seconds(3));
 }

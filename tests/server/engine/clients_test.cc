@@ -9,8 +9,8 @@
 #include <string>
 #include <vector>
 
+#include "server/engine/batch_planner.h"
 #include "server/engine/error_facts.h"
-#include "server/engine/plan.h"
 #include "tests/server/engine/fake_model.h"
 
 namespace ovq::test {
@@ -19,7 +19,7 @@ namespace {
 constexpr int64_t kForEver = 1'000'000'000;
 
 GenerateRequest Of(const std::string& client, int64_t max_tokens) {
-  GenerateRequest request = Request(SomeTokens(3, 1), max_tokens);
+  GenerateRequest request = SampleRequest(SomeTokens(3, 1), max_tokens);
   request.client = client;
   return request;
 }
@@ -81,7 +81,7 @@ TEST(Clients, WhoHadNothingGetsAPlaceFromWhoHasAll) {
     }
     if (!stream->closed()) continue;
     ++ended;
-    EXPECT_EQ(FactsOf(stream->status()).reason, RejectReason::kGaveWay);
+    EXPECT_EQ(GetErrorFacts(stream->status()).reason, RejectReason::kGaveWay);
     EXPECT_EQ(stream->status().code(), absl::StatusCode::kResourceExhausted);
   }
   EXPECT_EQ(ended, 1) << "and no more than it takes";
@@ -115,7 +115,7 @@ TEST(Clients, WhatIsPushedOutOfTheQueueIsTold) {
   const std::shared_ptr<TokenStream> other = engine.Start(Of("new", 3));
   engine.model().gate().Open();
   const Answers answers = ReadAll(*streams[2]);
-  EXPECT_EQ(FactsOf(answers.status).reason, RejectReason::kQueueFull);
+  EXPECT_EQ(GetErrorFacts(answers.status).reason, RejectReason::kQueueFull);
   EXPECT_TRUE(ReadAll(*other).status.ok());
   EXPECT_TRUE(ReadAll(*streams[1]).status.ok());
   EXPECT_EQ(engine.SettledStats().requests_waiting, 0);
@@ -149,7 +149,7 @@ TEST(Clients, LogProbabilitiesAreWorkToo) {
   EXPECT_NEAR(tokens[0] / tokens[1], 2, 0.2) << tokens[0] << " " << tokens[1];
 }
 
-// While its rows stay the same from step to step (Step::Standing), for as long as time stands
+// While its rows stay the same from step to step (Executor::Standing), for as long as time stands
 // still.
 TEST(Clients, WhoComesOrGoesIsInTheNextSteps) {
   EngineOptions options;
@@ -157,7 +157,7 @@ TEST(Clients, WhoComesOrGoesIsInTheNextSteps) {
   options.max_sessions = 64;
   options.clock.steady = [] { return SteadyTime(std::chrono::hours(1)); };
   TestEngine engine(options);
-  StepGate& gate = engine.model().gate();
+  IterationGate& gate = engine.model().gate();
   gate.CloseAt(1);
   std::vector<std::shared_ptr<TokenStream>> streams;
   for (int i = 0; i < 40; ++i) streams.push_back(engine.Start(Of("many", kForEver), 1 << 20));

@@ -33,7 +33,7 @@ class Damaged : public testing::Test {
   void Start(EngineOptions options = {}, bool with_folder = false) {
     engine_.reset();
     counted_ = 0;
-    SessionFolder::Found found;
+    SessionFolder::RecoveredSessions found;
     if (with_folder) {
       options.session_folder = SessionFolder::Open({.path = path_}).value();
       found = options.session_folder->Recover().value();
@@ -71,7 +71,7 @@ TEST_F(Damaged, ACallEndsWhereItIsMet) {
     bad_at_ = {12};
     Start();
     for (const int n : {1, 3}) {
-      GenerateRequest request = Request(SomeTokens(10, 1), 20);
+      GenerateRequest request = SampleRequest(SomeTokens(10, 1), 20);
       request.n = n;
       const Answers answers = engine().Run(request);
       EXPECT_EQ(answers.status.code(), absl::StatusCode::kInternal);
@@ -80,7 +80,7 @@ TEST_F(Damaged, ACallEndsWhereItIsMet) {
       EXPECT_EQ(answers.of[0].tokens.back(), kBad);
       EXPECT_FALSE(answers.of[0].finished);
     }
-    const Answers at_once = engine().Run(Request({1, 2, kBad}, 20));
+    const Answers at_once = engine().Run(SampleRequest({1, 2, kBad}, 20));
     EXPECT_EQ(at_once.status.message(), "the model's output is not a number at position 3");
     EXPECT_TRUE(at_once.of[0].tokens.empty());
     EXPECT_EQ(engine().SettledStats().sessions_active, 0);
@@ -111,13 +111,13 @@ TEST_F(Damaged, OthersDoNotNotice) {
   Start();
   const std::string id = engine().NewSession().id;
   const std::vector<int32_t> prompt = SomeTokens(30, 2);
-  const Answers alone = engine().Run(Request(prompt, 40));
+  const Answers alone = engine().Run(SampleRequest(prompt, 40));
   const int64_t step = engine().model().gate().steps() + 1;
   engine().model().gate().CloseAt(step);
-  const auto first = engine().Start(Request(prompt, 40));
+  const auto first = engine().Start(SampleRequest(prompt, 40));
   engine().model().gate().AwaitEntered(step);
   const auto damaged = engine().Start(Turn(id, SomeTokens(10, 1), 40));
-  const auto other = engine().Start(Request(prompt, 40));
+  const auto other = engine().Start(SampleRequest(prompt, 40));
   engine().model().gate().Open();
   EXPECT_EQ(ReadAll(*damaged).status.code(), absl::StatusCode::kInternal);
   for (const auto& stream : {first, other}) {
@@ -159,7 +159,7 @@ TEST_F(Damaged, NoPromptIsKept) {
   std::vector<int32_t> prompt = SomeTokens(2 * kPrefixBlockTokens + 5, 3);
   for (int32_t& token : prompt) token %= 100;
   const auto cached = [&](int32_t last) {
-    GenerateRequest request = Request(prompt, 3);
+    GenerateRequest request = SampleRequest(prompt, 3);
     request.prompt.push_back(last);
     request.cacheable = static_cast<int64_t>(prompt.size());
     return engine().Run(std::move(request)).started->cached_tokens;

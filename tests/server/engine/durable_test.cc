@@ -49,7 +49,7 @@ class Durable : public testing::Test {
     absl::StatusOr<std::unique_ptr<SessionFolder>> folder =
         SessionFolder::Open({.path = path_}, count);
     ASSERT_TRUE(folder.ok()) << folder.status();
-    absl::StatusOr<SessionFolder::Found> found = (*folder)->Recover();
+    absl::StatusOr<SessionFolder::RecoveredSessions> found = (*folder)->Recover();
     ASSERT_TRUE(found.ok()) << found.status();
     damaged_ = found->damaged;
     options.session_folder = *std::move(folder);
@@ -88,7 +88,7 @@ class Durable : public testing::Test {
     Start();
   }
   TestEngine& engine() { return *engine_; }
-  std::string FileOf(const std::string& id, const std::string& end) {
+  std::string SessionFile(const std::string& id, const std::string& end) {
     for (const auto& entry : std::filesystem::directory_iterator(path_)) {
       const std::string name = entry.path().filename();
       if (name.starts_with(id) && name.ends_with(end)) return entry.path();
@@ -96,11 +96,11 @@ class Durable : public testing::Test {
     return "";
   }
   // A snapshot that was on its way when its session was deleted is gone a little later.
-  void ExpectNoFileOf(const std::string& id) {
-    for (int i = 0; i < 10'000 && !FileOf(id, "").empty(); ++i) {
+  void ExpectNoFiles(const std::string& id) {
+    for (int i = 0; i < 10'000 && !SessionFile(id, "").empty(); ++i) {
       absl::SleepFor(absl::Milliseconds(1));
     }
-    EXPECT_EQ(FileOf(id, ""), "");
+    EXPECT_EQ(SessionFile(id, ""), "");
   }
   SessionInfo Info(const std::string& id) {
     const absl::StatusOr<SessionInfo> info = engine()->GetSession(id, "");
@@ -176,7 +176,7 @@ TEST_F(Durable, AnEmptySessionIsThereAgain) {
   EXPECT_TRUE(engine().Run(Turn(made.id, {1, 2}, 3)).status.ok());
 }
 
-TEST_F(Durable, AWakeReadsAgainLessThanTheSpacing) {
+TEST_F(Durable, ASwapInReplaysLessThanTheSpacing) {
   Start();
   const std::string id = Open(5000);
   // A session goes on while its snapshot is on its way, as far as the disk is slow.
@@ -205,11 +205,11 @@ TEST_F(Durable, WhatWasDeletedStaysAway) {
   Start();
   const std::string id = Open(1000), other = Open(5);
   EXPECT_TRUE(engine()->DeleteSession(id, "").ok());
-  ExpectNoFileOf(id);
+  ExpectNoFiles(id);
   Kill();
   EXPECT_TRUE(absl::IsNotFound(engine()->GetSession(id, "").status()));
   EXPECT_TRUE(engine()->DeleteSession(other, "").ok());  // while its state is on disk alone
-  ExpectNoFileOf(other);
+  ExpectNoFiles(other);
 }
 
 TEST_F(Durable, ForksAndWaysBackAreKept) {
@@ -241,7 +241,8 @@ TEST_F(Durable, AFileJoinedWithADeltaIsKept) {
   const SessionImage file = *engine()->ExportSession(id, "");
   engine().Run(Turn(id, SomeTokens(90, 4), 30));
   Start(trusts);  // the delta is of a session on disk
-  const absl::StatusOr<SessionImage> delta = engine()->ExportSession(id, "", BaseOf(*file.tokens));
+  const absl::StatusOr<SessionImage> delta =
+      engine()->ExportSession(id, "", MakeSessionBase(*file.tokens));
   ASSERT_TRUE(delta.ok()) << delta.status();
   const SessionImage joined = Joined(file, *delta);
   ASSERT_GT(joined.unread, 90);
@@ -270,9 +271,9 @@ TEST_F(Durable, ADamagedFileHurtsItsSessionAlone) {
     file.seekp(at);
     file.put(byte);
   };
-  flip(FileOf(bad_journal, ".journal"), 40);
-  flip(FileOf(bad_state, ".session"), 9000);
-  std::filesystem::resize_file(FileOf(short_state, ".session"), 1000);
+  flip(SessionFile(bad_journal, ".journal"), 40);
+  flip(SessionFile(bad_state, ".session"), 9000);
+  std::filesystem::resize_file(SessionFile(short_state, ".session"), 1000);
   Start();
   ASSERT_EQ(damaged_.size(), 2u);
   EXPECT_THAT(damaged_, testing::UnorderedElementsAre(HasSubstr("wrong checksum"),
@@ -287,7 +288,7 @@ TEST_F(Durable, ADamagedFileHurtsItsSessionAlone) {
 }
 
 // A snapshot whose checksums are right, and whose state no session has.
-TEST_F(Durable, AStateMadeToDoHarmIsSetAside) {
+TEST_F(Durable, AMaliciousStateIsQuarantined) {
   Start();
   const std::string id = Open(700), good = Open(700);
   SessionImage image = *engine()->ExportSession(id, "");
@@ -295,7 +296,7 @@ TEST_F(Durable, AStateMadeToDoHarmIsSetAside) {
   std::memcpy(image.state.data() + engine().model().layout().layer(1).fixed_offset, &nan,
               sizeof nan);
   engine_.reset();
-  const std::string snapshot = FileOf(id, ".session");
+  const std::string snapshot = SessionFile(id, ".session");
   const EncodedSession file = EncodeSession(std::move(image));
   std::ofstream(snapshot, std::ios::binary) << file.head << file.state << file.tail;
   Start();
@@ -314,7 +315,7 @@ TEST_F(Durable, ATornTurnIsOneThatNobodyWasToldOf) {
   Start();
   const std::string id = Open(10);
   engine().Run(Turn(id, {1, 2}, 3));
-  const std::string journal = FileOf(id, ".journal");
+  const std::string journal = SessionFile(id, ".journal");
   const auto whole = std::filesystem::file_size(journal);
   engine().Run(Turn(id, {1, 2}, 3));
   engine_.reset();
@@ -335,7 +336,7 @@ TEST_F(Durable, ATornTurnIsOneThatNobodyWasToldOf) {
 TEST_F(Durable, AFullDiskIsSaidAndHurtsNobody) {
   Start();
   const std::string id = Open(10), other = Open(10);
-  const std::string journal = FileOf(id, ".journal");
+  const std::string journal = SessionFile(id, ".journal");
   std::filesystem::rename(journal, path_ + "/kept");
   std::filesystem::create_symlink("/dev/full", journal);
   const Answers answers = engine().Run(Turn(id, {1}, 3));
@@ -395,7 +396,7 @@ TEST_F(DurableLarge, DamageGivesItsPlaceBack) {
   StartLarge();
   const std::string id = OpenLarge();
   engine_.reset();
-  std::fstream file(FileOf(id, ".session"), std::ios::in | std::ios::out | std::ios::binary);
+  std::fstream file(SessionFile(id, ".session"), std::ios::in | std::ios::out | std::ios::binary);
   file.seekp(1'500'000);
   file.write("damage", 6);
   file.close();
@@ -422,7 +423,7 @@ TEST_F(DurableLarge, OneThatIsDeletedOnItsWayIsGone) {
     ReadAll(*turn);
     EXPECT_EQ(engine().SettledStats().state_bytes_reserved, 0u);
     EXPECT_EQ(engine().SettledStats().sessions_hibernated, 0);
-    ExpectNoFileOf(id);
+    ExpectNoFiles(id);
   }
 }
 
@@ -450,7 +451,7 @@ TEST_F(Durable, SessionsTakeTurnsInTheMemory) {
     EXPECT_EQ(State(engine(), id), State(calm, twin));
   }
   // One shot needs room as well.
-  EXPECT_TRUE(engine().Run(Request(SomeTokens(500, 1), 5)).status.ok());
+  EXPECT_TRUE(engine().Run(SampleRequest(SomeTokens(500, 1), 5)).status.ok());
   for (const std::string& id : ids) EXPECT_TRUE(engine()->DeleteSession(id, "").ok());
   const EngineStats stats = engine().SettledStats();
   EXPECT_EQ(stats.sessions_hibernated + stats.sessions_idle + stats.sessions_active, 0);
@@ -460,7 +461,7 @@ TEST_F(Durable, SessionsTakeTurnsInTheMemory) {
 TEST_F(Durable, FilesThatStayAreTold) {
   Start();
   const std::string id = Open(10);
-  const std::string journal = FileOf(id, ".journal");
+  const std::string journal = SessionFile(id, ".journal");
   std::filesystem::remove(journal);
   std::filesystem::create_directory(journal);
   const absl::Status status = engine()->DeleteSession(id, "");

@@ -27,7 +27,7 @@ class EngineByHand {
     std::string id;
     engine_.CreateSession(std::move(options),
                           [&](absl::StatusOr<SessionInfo> info) { id = info->id; });
-    while (engine_.Turn()) {
+    while (engine_.RunIteration()) {
     }
     return id;
   }
@@ -44,17 +44,17 @@ class EngineByHand {
   Engine engine_;
 };
 
-TEST(Engine, OneTurnIsOneStep) {
+TEST(Engine, OneIterationRunsOneBatch) {
   EngineByHand engine;
-  const auto stream = engine.Submit(Request(SomeTokens(5, 1), 3));
+  const auto stream = engine.Submit(SampleRequest(SomeTokens(5, 1), 3));
   EXPECT_FALSE(stream->TryPop()) << "nothing happens on the caller's thread";
-  EXPECT_TRUE(engine->Turn());
+  EXPECT_TRUE(engine->RunIteration());
   EXPECT_TRUE(stream->TryPop()->started);
   EXPECT_TRUE(stream->TryPop()->chunk);
   EXPECT_FALSE(stream->TryPop());
-  EXPECT_TRUE(engine->Turn());
-  EXPECT_TRUE(engine->Turn());
-  EXPECT_FALSE(engine->Turn());
+  EXPECT_TRUE(engine->RunIteration());
+  EXPECT_TRUE(engine->RunIteration());
+  EXPECT_FALSE(engine->RunIteration());
   EXPECT_EQ(ReadAll(*stream).of[0].finished->usage.generated_tokens, 3);
   EXPECT_EQ(engine->TimeToNextEnd(), absl::InfiniteDuration());
 }
@@ -62,40 +62,40 @@ TEST(Engine, OneTurnIsOneStep) {
 TEST(Engine, AJumpOfTheWallClockEndsNothing) {
   EngineByHand engine;
   const std::string id = engine.NewSession(Lasting(absl::Seconds(100)));
-  GenerateRequest request = Request({1}, 1000);
+  GenerateRequest request = SampleRequest({1}, 1000);
   request.deadline = engine.clock.steady + std::chrono::seconds(30);
   const auto stream = engine.Submit(request, 2);
-  while (engine->Turn()) {
+  while (engine->RunIteration()) {
   }
   EXPECT_EQ(engine->TimeToNextEnd(), absl::Seconds(30));
   for (absl::Duration jump : {absl::Hours(5000), -absl::Hours(10000)}) {
     engine.clock.wall += jump;
-    engine->Turn();
+    engine->RunIteration();
     EXPECT_FALSE(stream->closed());
     EXPECT_TRUE(engine->GetSession(id, "").ok());
     EXPECT_EQ(engine->TimeToNextEnd(), absl::Seconds(30));
   }
   engine.clock.Advance(absl::Seconds(30));
-  engine->Turn();
+  engine->RunIteration();
   EXPECT_EQ(ReadAll(*stream).status.message(), "deadline passed while generating");
   EXPECT_EQ(engine->TimeToNextEnd(), absl::Seconds(70));
   engine.clock.Advance(absl::Seconds(70));
-  engine->Turn();
+  engine->RunIteration();
   EXPECT_TRUE(absl::IsNotFound(engine->GetSession(id, "").status()));
 }
 
-TEST(Engine, SessionsAreSeenAsOfTheLastStep) {
+TEST(Engine, SessionsAreSeenAsOfTheLastIteration) {
   EngineOptions options;
   options.max_batch_tokens = 4;
   EngineByHand engine(options);
   const std::string id = engine.NewSession();
-  GenerateRequest turn = Request(SomeTokens(10, 1), 2);
+  GenerateRequest turn = SampleRequest(SomeTokens(10, 1), 2);
   turn.session_id = id;
   const auto stream = engine.Submit(turn);
   EXPECT_TRUE(engine->GetSession(id, "")->busy);
   const std::vector<int64_t> positions = {4, 8, 11, 12};
   for (int64_t position : positions) {
-    engine->Turn();
+    engine->RunIteration();
     const SessionPage page = *engine->ListSessions("", 10, "");
     ASSERT_EQ(page.sessions.size(), 1u);
     EXPECT_EQ(page.sessions[0].position, position);
@@ -114,15 +114,15 @@ TEST(Engine, TimesAreThoseOfItsClock) {
   EngineOptions options;
   options.max_batch_tokens = 3;
   EngineByHand engine(options, events);
-  GenerateRequest request = Request(SomeTokens(6, 1), 2);
+  GenerateRequest request = SampleRequest(SomeTokens(6, 1), 2);
   request.arrival = engine.clock.steady - std::chrono::seconds(1);
   const auto stream = engine.Submit(request);
   engine.clock.Advance(absl::Seconds(2));
-  engine->Turn();
+  engine->RunIteration();
   engine.clock.Advance(absl::Seconds(4));
-  engine->Turn();
+  engine->RunIteration();
   engine.clock.Advance(absl::Seconds(8));
-  engine->Turn();
+  engine->RunIteration();
   EXPECT_THAT(first, testing::ElementsAre(absl::Seconds(7)));
   EXPECT_THAT(between, testing::ElementsAre(absl::Seconds(8)));
   ASSERT_TRUE(finished);
@@ -135,12 +135,12 @@ TEST(Engine, TimesAreThoseOfItsClock) {
 TEST(Engine, AClaimedTurnWhoseSessionGoesIsCancelled) {
   EngineByHand engine;
   const std::string id = engine.NewSession();
-  GenerateRequest turn = Request({1}, 2);
+  GenerateRequest turn = SampleRequest({1}, 2);
   turn.session_id = id;
   const auto stream = engine.Submit(turn);
   engine->sessions().Delete(id, "", engine.clock.steady,
                             [](const absl::Status& status) { EXPECT_TRUE(status.ok()); });
-  engine->Turn();
+  engine->RunIteration();
   EXPECT_THAT(std::string(ReadAll(*stream).status.message()), HasSubstr("session was deleted"));
   EXPECT_EQ(engine->Stats().state_bytes_reserved, 0u);
 }

@@ -92,25 +92,25 @@ uint64_t Consume(const StateLayout& layout, int32_t token, int64_t position, int
 
 }  // namespace
 
-void StepGate::CloseAt(int64_t step) {
+void IterationGate::CloseAt(int64_t step) {
   std::lock_guard lock(mutex_);
   closed_at_ = step;
   cv_.notify_all();
 }
-void StepGate::AwaitEntered(int64_t step) {
+void IterationGate::AwaitEntered(int64_t step) {
   std::unique_lock lock(mutex_);
   cv_.wait(lock, [&] { return steps_ >= step; });
 }
-void StepGate::Open() {
+void IterationGate::Open() {
   std::lock_guard lock(mutex_);
   closed_at_ = INT64_MAX;
   cv_.notify_all();
 }
-int64_t StepGate::steps() const {
+int64_t IterationGate::steps() const {
   std::lock_guard lock(mutex_);
   return steps_;
 }
-void StepGate::Enter() {
+void IterationGate::Enter() {
   std::unique_lock lock(mutex_);
   ++steps_;
   cv_.notify_all();
@@ -119,9 +119,9 @@ void StepGate::Enter() {
 
 FakeModel::FakeModel(Options options)
     : row_words_(options.row_words), weight_bytes_(options.weight_bytes) {
-  std::vector<bool> memories = {options.full_attention};
-  if (options.exact_too) memories.push_back(true);
-  for (const bool full_attention : memories) {
+  std::vector<bool> variants = {options.full_attention};
+  if (options.exact_too) variants.push_back(true);
+  for (const bool full_attention : variants) {
     layouts_.push_back(std::make_unique<StateLayout>(
         Layers(full_attention, options.row_words),
         StateLimits{.max_slot_cap = 4096, .max_unbounded_tokens = options.max_unbounded_tokens}));
@@ -152,16 +152,15 @@ EngineModel FakeModel::Make() {
   model.tokenizer = tokenizer_.get();
   model.chat_format = chat_format_.get();
   for (const auto& layout : layouts_) {
-    const auto forward = [this, &layout](const StepBatch& batch, DeviceContext&,
-                                         ScratchScope& scope) {
+    const auto forward = [this, &layout](const Batch& batch, DeviceContext&, ScratchScope& scope) {
       gate_.Enter();
-      const size_t rows = batch.logit_rows.size();
+      const size_t rows = batch.logits_indices.size();
       const TensorView logits{scope.Allocate<float>(rows * kVocab), DType::kF32,
                               Shape{static_cast<int64_t>(rows), kVocab}};
       Forward(*layout, batch, logits);
       return logits;
     };
-    model.memories.push_back({.name = model.memories.empty() ? "model" : "exact",
+    model.variants.push_back({.name = model.variants.empty() ? "model" : "exact",
                               .fingerprint = std::string(64, 'f'),
                               .layer_types = {"ovq_attention", "sliding_attention"},
                               .default_slot_cap = kDefaultSlotCap,
@@ -169,11 +168,11 @@ EngineModel FakeModel::Make() {
                               .exact_tokens = [](int64_t cap) { return cap; },
                               .forward = forward,
                               // A row may touch any slot.
-                              .overwrites =
+                              .undo_extents =
                                   [&layout](const TokenRange& tokens) {
                                     return layout->live_extents_at(tokens.end, tokens.slot_cap);
                                   },
-                              .writes_apart = [](const TokenRange&) { return false; }});
+                              .can_undo_suffix = [](const TokenRange&) { return false; }});
   }
   return model;
 }
@@ -197,24 +196,24 @@ void FakeModel::FillLogits(uint64_t hash, int64_t next_position, float* logits) 
   if (scripted != script_.end()) logits[scripted->second] = 100.0f;
 }
 
-void FakeModel::Forward(const StateLayout& layout, const StepBatch& batch, TensorView logits) {
+void FakeModel::Forward(const StateLayout& layout, const Batch& batch, TensorView logits) {
   size_t wanted = 0;
   float* out = logits.as<float>();
   for (int i = 0; i < batch.n_seqs(); ++i) {
-    for (int row = batch.row_begin[i]; row < batch.row_begin[i + 1]; ++row) {
-      const int64_t position = batch.start_pos[i] + row - batch.row_begin[i];
+    for (int row = batch.token_begin[i]; row < batch.token_begin[i + 1]; ++row) {
+      const int64_t position = batch.start_pos[i] + row - batch.token_begin[i];
       const uint64_t hash = Consume(layout, batch.token_ids[row], position, batch.slot_cap[i],
                                     batch.state[i], row_words_);
-      if (wanted == batch.logit_rows.size() || batch.logit_rows[wanted] != row) continue;
+      if (wanted == batch.logits_indices.size() || batch.logits_indices[wanted] != row) continue;
       float* const row_out = out + static_cast<int64_t>(wanted) * kVocab;
       FillLogits(hash, position + 1, row_out);
       if (batch.token_ids[row] == spoilt_.first) row_out[kVocab - 1] = spoilt_.second;
       ++wanted;
     }
   }
-  Check(wanted == batch.logit_rows.size(), "every wanted row is one of the batch");
+  Check(wanted == batch.logits_indices.size(), "every wanted row is one of the batch");
   std::lock_guard lock(mutex_);
-  max_rows_ = std::max(max_rows_, batch.n_rows());
+  max_rows_ = std::max(max_rows_, batch.n_tokens());
 }
 
 std::optional<StreamEvent> Pop(TokenStream& stream) {
@@ -301,7 +300,7 @@ std::vector<int32_t> SomeTokens(int64_t n, uint32_t seed) {
   return tokens;
 }
 
-GenerateRequest Request(std::vector<int32_t> prompt, int64_t max_tokens, uint64_t seed) {
+GenerateRequest SampleRequest(std::vector<int32_t> prompt, int64_t max_tokens, uint64_t seed) {
   GenerateRequest request;
   request.prompt = std::move(prompt);
   request.stop.max_tokens = max_tokens;
@@ -311,7 +310,7 @@ GenerateRequest Request(std::vector<int32_t> prompt, int64_t max_tokens, uint64_
 
 GenerateRequest Turn(const std::string& id, std::vector<int32_t> prompt, int64_t max_tokens,
                      uint64_t seed) {
-  GenerateRequest request = Request(std::move(prompt), max_tokens, seed);
+  GenerateRequest request = SampleRequest(std::move(prompt), max_tokens, seed);
   request.session_id = id;
   return request;
 }

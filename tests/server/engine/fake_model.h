@@ -22,7 +22,7 @@ inline constexpr int32_t kEos = 257;
 inline constexpr int32_t kDefaultSlotCap = 256;
 
 // Stops the engine thread inside chosen steps. Open from the start.
-class StepGate {
+class IterationGate {
  public:
   void CloseAt(int64_t step);       // the engine waits inside step `step` (from 1) and all after it
   void AwaitEntered(int64_t step);  // until that step has begun
@@ -56,7 +56,7 @@ class FakeModel {
 
   EngineModel Make();
   const StateLayout& layout(size_t memory = 0) const { return *layouts_[memory]; }
-  StepGate& gate() { return gate_; }
+  IterationGate& gate() { return gate_; }
   // The token drawn at this position, whatever the sampling parameters. Before the first step.
   void Script(int64_t position, int32_t token) { script_[position] = token; }
   void Script(int64_t position, const std::string& bytes);
@@ -66,7 +66,7 @@ class FakeModel {
   int max_rows() const;
 
  private:
-  void Forward(const StateLayout& layout, const StepBatch& batch, TensorView logits);
+  void Forward(const StateLayout& layout, const Batch& batch, TensorView logits);
   void FillLogits(uint64_t hash, int64_t next_position, float* logits) const;
 
   const int row_words_;
@@ -76,7 +76,7 @@ class FakeModel {
   std::unique_ptr<ChatFormat> chat_format_;
   std::map<int64_t, int32_t> script_;
   std::pair<int32_t, float> spoilt_ = {-1, 0};
-  StepGate gate_;
+  IterationGate gate_;
   mutable std::mutex mutex_;
   int max_rows_ = 0;
 };
@@ -146,7 +146,7 @@ class Receiver {
 };
 
 std::vector<int32_t> SomeTokens(int64_t n, uint32_t seed);  // below 256
-GenerateRequest Request(std::vector<int32_t> prompt, int64_t max_tokens, uint64_t seed = 1);
+GenerateRequest SampleRequest(std::vector<int32_t> prompt, int64_t max_tokens, uint64_t seed = 1);
 GenerateRequest Turn(const std::string& id, std::vector<int32_t> prompt, int64_t max_tokens,
                      uint64_t seed = 1);
 std::vector<std::byte> State(TestEngine& engine, const std::string& id);

@@ -78,7 +78,7 @@ TEST(Fork, AnEmptySessionHasEmptyCopies) {
   ASSERT_TRUE(copies.ok()) << copies.status();
   EXPECT_EQ(copies->front().position, 0);
   EXPECT_EQ(engine.Run(Turn(copies->front().id, {1, 2, 3}, 5)).of[0].tokens,
-            engine.Run(Request({1, 2, 3}, 5)).of[0].tokens);
+            engine.Run(SampleRequest({1, 2, 3}, 5)).of[0].tokens);
 }
 
 TEST(Fork, IsWholeOrNotAtAll) {
@@ -145,7 +145,7 @@ class ForkBesideOthers : public testing::Test {
  protected:
   static EngineOptions Options() {
     EngineOptions options;
-    options.copy_bytes_per_turn = 1;
+    options.copy_bytes_per_iteration = 1;
     return options;
   }
   // Begins the fork inside a step; `done` is told how many steps had begun when it ended.
@@ -154,8 +154,8 @@ class ForkBesideOthers : public testing::Test {
     options.prompt = SomeTokens(140, 3);
     id_ = engine_.NewSession(options).id;
     state_ = State(engine_, id_);
-    other_ = engine_.Start(Request({1, 2, 3}, 1'000'000), 1'000'000);
-    StepGate& gate = engine_.model().gate();
+    other_ = engine_.Start(SampleRequest({1, 2, 3}, 1'000'000), 1'000'000);
+    IterationGate& gate = engine_.model().gate();
     begun_ = gate.steps() + 1;
     gate.CloseAt(begun_);
     gate.AwaitEntered(begun_);
@@ -224,20 +224,20 @@ TEST_F(ForkBesideOthers, ItsCopiesOutliveTheSession) {
 // An answer that is drawn beside a prompt with 20 answers, of whose states one is copied a turn.
 class AnswersBesideOthers : public testing::Test {
  protected:
-  static EngineOptions Options(size_t copy_bytes_per_turn) {
+  static EngineOptions Options(size_t copy_bytes_per_iteration) {
     EngineOptions options;
-    options.copy_bytes_per_turn = copy_bytes_per_turn;
+    options.copy_bytes_per_iteration = copy_bytes_per_iteration;
     return options;
   }
   static GenerateRequest Twenty() {
-    GenerateRequest request = Request(SomeTokens(140, 3), 12);
+    GenerateRequest request = SampleRequest(SomeTokens(140, 3), 12);
     request.n = 20;
     request.sampling = {.temperature = 1, .seed = 7};
     return request;
   }
   // Begins it inside a step.
   void Begin() {
-    other_ = engine_.Start(Request({1, 2, 3}, 1'000'000), 1'000'000);
+    other_ = engine_.Start(SampleRequest({1, 2, 3}, 1'000'000), 1'000'000);
     gate_.CloseAt(gate_.steps() + 1);
     gate_.AwaitEntered(gate_.steps());
     answers_ = engine_.Start(Twenty());
@@ -245,7 +245,7 @@ class AnswersBesideOthers : public testing::Test {
   }
 
   TestEngine engine_{Options(1)};
-  StepGate& gate_ = engine_.model().gate();
+  IterationGate& gate_ = engine_.model().gate();
   std::shared_ptr<TokenStream> other_, answers_;
   int64_t begun_ = 0;
 };
@@ -285,9 +285,9 @@ TEST_F(AnswersBesideOthers, CancelledBetweenItsCopiesItGivesAllBack) {
 
 TEST(CopiesOfAPrompt, NeedNobodyElsesSteps) {
   EngineOptions options;
-  options.copy_bytes_per_turn = 1;
+  options.copy_bytes_per_iteration = 1;
   TestEngine engine(options);
-  GenerateRequest request = Request(SomeTokens(30, 3), 1);
+  GenerateRequest request = SampleRequest(SomeTokens(30, 3), 1);
   request.n = 8;
   const Answers answers = engine.Run(request);
   EXPECT_TRUE(answers.status.ok()) << answers.status;

@@ -14,7 +14,7 @@ using testing::ElementsAre;
 using testing::HasSubstr;
 
 GenerateRequest Numbered(int i) {
-  GenerateRequest request = Request(SomeTokens(1 + i * 7 % 50, 100 + i), 3 + i % 23, 40 + i);
+  GenerateRequest request = SampleRequest(SomeTokens(1 + i * 7 % 50, 100 + i), 3 + i % 23, 40 + i);
   request.output = {.logprobs = true, .top_logprobs = i % 4};
   request.sampling.temperature = i % 3 == 0 ? 0.0f : 0.9f;
   request.sampling.repetition_penalty = i % 5 == 0 ? 1.3f : 1.0f;
@@ -36,7 +36,7 @@ void ExpectSame(const Answer& a, const Answer& b, const std::string& what) {
   }
 }
 
-TEST(Generate, RequestsOfTwoMemoriesTogetherAnswerAsEachAlone) {
+TEST(Generate, RequestsOfTwoVariantsTogetherAnswerAsEachAlone) {
   const auto numbered = [](int i) {
     GenerateRequest request = Numbered(i);
     if (i % 3 == 0) request.memory = "exact";
@@ -87,7 +87,7 @@ TEST(Generate, SixtyFourTogetherAnswerAsEachAlone) {
 }
 
 TEST(Generate, PromptsMayBeCutAnywhere) {
-  const GenerateRequest request = Request(SomeTokens(173, 3), 9);
+  const GenerateRequest request = SampleRequest(SomeTokens(173, 3), 9);
   TestEngine whole;
   const Answer expected = whole.Run(request).of[0];
   for (int32_t max_batch_tokens : {1, 2, 3, 50, 172, 173, 174}) {
@@ -100,7 +100,7 @@ TEST(Generate, PromptsMayBeCutAnywhere) {
 
 TEST(Generate, StartedAndUsage) {
   TestEngine engine;
-  const Answers answers = engine.Run(Request(SomeTokens(40, 1), 5, 77));
+  const Answers answers = engine.Run(SampleRequest(SomeTokens(40, 1), 5, 77));
   ASSERT_TRUE(answers.started);
   EXPECT_EQ(answers.started->seed, 77u);
   EXPECT_EQ(answers.started->prompt_tokens, 40);
@@ -120,18 +120,18 @@ TEST(Generate, StartedAndUsage) {
 
 TEST(Generate, SeedsAreDrawnWhenNoneIsGiven) {
   TestEngine engine;
-  const uint64_t a = engine.Run(Request({1}, 1, 0)).started->seed;
-  const uint64_t b = engine.Run(Request({1}, 1, 0)).started->seed;
+  const uint64_t a = engine.Run(SampleRequest({1}, 1, 0)).started->seed;
+  const uint64_t b = engine.Run(SampleRequest({1}, 1, 0)).started->seed;
   EXPECT_NE(a, 0u);
   EXPECT_NE(a, b);
-  GenerateRequest zero = Request({1}, 1, 0);
+  GenerateRequest zero = SampleRequest({1}, 1, 0);
   zero.seed_given = true;
   EXPECT_EQ(engine.Run(zero).started->seed, 0u);
 }
 
 TEST(Generate, CompletionsAreThoseOfSeedsCountedUp) {
   TestEngine engine;
-  GenerateRequest request = Request(SomeTokens(90, 8), 12, 500);
+  GenerateRequest request = SampleRequest(SomeTokens(90, 8), 12, 500);
   request.output.logprobs = true;
   std::vector<Answer> single;
   for (int i = 0; i < 5; ++i) {
@@ -157,7 +157,7 @@ TEST(Generate, CompletionsAreThoseOfSeedsCountedUp) {
 TEST(Generate, NothingToGenerate) {
   TestEngine engine;
   for (int64_t length : {1, 2, 30}) {
-    GenerateRequest request = Request(SomeTokens(length, 8), 0);
+    GenerateRequest request = SampleRequest(SomeTokens(length, 8), 0);
     request.n = 2;
     const Answers answers = engine.Run(request);
     EXPECT_TRUE(answers.status.ok());
@@ -172,7 +172,7 @@ TEST(Generate, NothingToGenerate) {
 
 TEST(Generate, IsCancelledWhenTheFirstOfItsAnswersHasEnded) {
   TestEngine engine;
-  GenerateRequest request = Request(SomeTokens(9, 8), 12, 500);
+  GenerateRequest request = SampleRequest(SomeTokens(9, 8), 12, 500);
   request.n = 2;
   const Answers known = engine.Run(request);
   const int32_t stop = known.of[0].tokens[1];
@@ -201,7 +201,7 @@ TEST(Stop, StringAcrossTokensIsNotSent) {
   const auto script = [](FakeModel& model) { model.Script(3, "Gr\xc3\xbc\xc3\x9f dich, Welt"); };
   TestEngine engine({}, {}, {}, script);
   for (bool include : {false, true}) {
-    GenerateRequest request = Request({1, 2, 3}, 100);
+    GenerateRequest request = SampleRequest({1, 2, 3}, 100);
     request.stop.strings = {"nie", "\xc3\x9f di"};
     request.stop.include_stop_text = include;
     const Answers answers = engine.Run(request);
@@ -218,7 +218,7 @@ TEST(Stop, StringAcrossTokensIsNotSent) {
 TEST(Stop, HeldBackTextComesWithTheEnd) {
   const auto script = [](FakeModel& model) { model.Script(1, "one EN"); };
   TestEngine engine({}, {}, {}, script);
-  GenerateRequest request = Request({5}, 6);
+  GenerateRequest request = SampleRequest({5}, 6);
   request.stop.strings = {"END"};
   const Answer answer = engine.Run(request).of[0];
   EXPECT_EQ(answer.text, "one EN");
@@ -228,13 +228,13 @@ TEST(Stop, HeldBackTextComesWithTheEnd) {
 
 TEST(Stop, UnfinishedCharacterAtTheEndIsReplaced) {
   TestEngine engine({}, {}, {}, [](FakeModel& model) { model.Script(1, "a\xc3\xbc"); });
-  EXPECT_EQ(engine.Run(Request({5}, 2)).of[0].text, "a\xef\xbf\xbd");
-  EXPECT_EQ(engine.Run(Request({5}, 3)).of[0].text, "a\xc3\xbc");
+  EXPECT_EQ(engine.Run(SampleRequest({5}, 2)).of[0].text, "a\xef\xbf\xbd");
+  EXPECT_EQ(engine.Run(SampleRequest({5}, 3)).of[0].text, "a\xc3\xbc");
 }
 
 TEST(Stop, ACharacterThatThePromptBeganIsWhole) {
   TestEngine engine({}, {}, {}, [](FakeModel& model) { model.Script(2, "\xbc!"); });
-  EXPECT_EQ(engine.Run(Request({'a', 0xc3}, 2)).of[0].text, "\xc3\xbc!");
+  EXPECT_EQ(engine.Run(SampleRequest({'a', 0xc3}, 2)).of[0].text, "\xc3\xbc!");
 }
 
 TEST(Stop, EndOfSequenceCountsAndHasNoText) {
@@ -243,7 +243,7 @@ TEST(Stop, EndOfSequenceCountsAndHasNoText) {
     model.Script(3, kEos);
   };
   TestEngine engine({}, {}, {}, script);
-  GenerateRequest request = Request({5}, 50);
+  GenerateRequest request = SampleRequest({5}, 50);
   request.stop.include_stop_text = true;
   const Answer answer = engine.Run(request).of[0];
   EXPECT_THAT(answer.tokens, ElementsAre('a', 'b', kEos));
@@ -261,7 +261,7 @@ TEST(Stop, EndOfSequenceCountsAndHasNoText) {
 TEST(Stop, TokenIdsAndMinTokens) {
   const auto script = [](FakeModel& model) { model.Script(1, "abXcdXef"); };
   TestEngine engine({}, {}, {}, script);
-  GenerateRequest request = Request({5}, 50);
+  GenerateRequest request = SampleRequest({5}, 50);
   request.stop.token_ids = {'X'};
   EXPECT_EQ(engine.Run(request).of[0].text, "ab");
   EXPECT_EQ(engine.Run(request).of[0].finished->matched_token_id, 'X');
@@ -276,7 +276,7 @@ TEST(Stop, TokenIdsAndMinTokens) {
 
 TEST(Stop, CompletionsEndApart) {
   TestEngine engine;
-  GenerateRequest request = Request(SomeTokens(9, 4), 40, 9);
+  GenerateRequest request = SampleRequest(SomeTokens(9, 4), 40, 9);
   for (int i = 0; i < 60; ++i) request.stop.token_ids.push_back(i * 4);
   request.n = 8;
   const Answers answers = engine.Run(request);
@@ -299,10 +299,10 @@ TEST(Submit, RefusesWhatCannotBeRun) {
   const auto submit = [&](const GenerateRequest& request) {
     return engine->Submit(request, std::make_shared<TokenStream>());
   };
-  const absl::Status bad = submit(Request({1, 2, 258}, 10));
+  const absl::Status bad = submit(SampleRequest({1, 2, 258}, 10));
   EXPECT_EQ(bad.code(), absl::StatusCode::kInvalidArgument);
-  EXPECT_EQ(FactsOf(bad).field, "prompt.token_ids.ids[2]");
-  GenerateRequest unknown = Request({1, 2}, 10);
+  EXPECT_EQ(GetErrorFacts(bad).field, "prompt.token_ids.ids[2]");
+  GenerateRequest unknown = SampleRequest({1, 2}, 10);
   unknown.session_id = "ab";
   const absl::Status missing = submit(unknown);
   EXPECT_EQ(missing.code(), absl::StatusCode::kNotFound);
@@ -311,7 +311,7 @@ TEST(Submit, RefusesWhatCannotBeRun) {
 
 TEST(Submit, ModelWithoutText) {
   TestEngine engine({}, {.with_text = false});
-  GenerateRequest request = Request({1, 2}, 4);
+  GenerateRequest request = SampleRequest({1, 2}, 4);
   EXPECT_EQ(engine.Run(request).of[0].tokens.size(), 4u);
   request.stop.strings = {"x"};
   EXPECT_EQ(engine->Submit(request, std::make_shared<TokenStream>()).code(),

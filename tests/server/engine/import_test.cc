@@ -20,7 +20,7 @@ absl::StatusOr<SessionInfo> Import(TestEngine& engine, SessionImage image,
   return receiver.Wait();
 }
 
-SessionInfo Told(TestEngine& engine, bool keep_tokens = true) {
+SessionInfo NewTalkedSession(TestEngine& engine, bool keep_tokens = true) {
   SessionOptions options;
   options.prompt = SomeTokens(700, 3);
   options.slot_cap = 40;
@@ -39,7 +39,7 @@ TEST_P(ImportHow, GoesOnInAnotherEngineWhereItWasExported) {
   EngineEvents events;
   events.session_event = [&](const SessionReport& report) { told.push_back(report.event); };
   TestEngine from, to(options, {}, events);
-  const SessionInfo session = Told(from);
+  const SessionInfo session = NewTalkedSession(from);
   const absl::StatusOr<SessionImage> image = from->ExportSession(session.id, "");
   ASSERT_TRUE(image.ok()) << image.status();
   EXPECT_TRUE(to->CheckImport(*image).ok());
@@ -80,13 +80,13 @@ TEST_P(ImportHow, AFileJoinedWithDeltasIsTheSessionThatStayed) {
   options.trust_session_files = GetParam();
   int64_t rows = 0;
   EngineEvents events;
-  events.step = [&](const StepReport& report) { rows += report.prefill_rows; };
+  events.step = [&](const IterationReport& report) { rows += report.prefill_tokens; };
   TestEngine from, to(options, {}, events);
-  const std::string id = Told(from).id;
+  const std::string id = NewTalkedSession(from).id;
   const SessionImage file = *from->ExportSession(id, "");
   SessionImage joined = file;
   for (const uint32_t seed : {6u, 7u, 8u}) {
-    const SessionBase since = BaseOf(*joined.tokens);
+    const SessionBase since = MakeSessionBase(*joined.tokens);
     if (seed < 8) from.Run(Turn(id, SomeTokens(100, seed), 30));  // the last delta is of nothing
     const absl::StatusOr<SessionImage> delta = from->ExportSession(id, "", since);
     ASSERT_TRUE(delta.ok()) << delta.status();
@@ -120,10 +120,10 @@ TEST(Import, AJoinedFileMayHaveNoTokenThatWaits) {
   EngineOptions options;
   options.trust_session_files = true;
   TestEngine from, to(options);
-  const std::string id = Told(from).id;
+  const std::string id = NewTalkedSession(from).id;
   const SessionImage file = *from->ExportSession(id, "");
   from.Run(Turn(id, SomeTokens(100, 6), 30));
-  SessionImage later = *from->ExportSession(id, "", BaseOf(*file.tokens));
+  SessionImage later = *from->ExportSession(id, "", MakeSessionBase(*file.tokens));
   later.tokens->pop_back();
   later.turn_ends.pop_back();
   later.pending.reset();
@@ -138,10 +138,11 @@ TEST(Import, AJoinedFileWhoseTokensAreNotReadInTimeLeavesNothing) {
   EngineOptions options;
   options.trust_session_files = true;
   TestEngine from, to(options);
-  const std::string id = Told(from).id;
+  const std::string id = NewTalkedSession(from).id;
   const SessionImage file = *from->ExportSession(id, "");
   from.Run(Turn(id, SomeTokens(100, 6), 30));
-  const SessionImage joined = Joined(file, *from->ExportSession(id, "", BaseOf(*file.tokens)));
+  const SessionImage joined =
+      Joined(file, *from->ExportSession(id, "", MakeSessionBase(*file.tokens)));
   SessionOptions late;
   late.deadline = to->options().clock.steady();
   EXPECT_TRUE(absl::IsDeadlineExceeded(Import(to, joined, late).status()));
@@ -154,16 +155,17 @@ TEST(Delta, IsOfTheSessionThatTheEarlierExportWasOf) {
   EngineEvents events;
   events.session_event = [&](const SessionReport& report) { told.push_back(report.event); };
   TestEngine engine({}, {}, events);
-  const SessionInfo session = Told(engine);
+  const SessionInfo session = NewTalkedSession(engine);
   const SessionImage file = *engine->ExportSession(session.id, "");
-  const SessionBase since = BaseOf(*file.tokens);
+  const SessionBase since = MakeSessionBase(*file.tokens);
   const auto expect_refused = [&](const SessionBase& base, const std::string& words) {
     const absl::Status status = engine->ExportSession(session.id, "", base).status();
     EXPECT_TRUE(absl::IsFailedPrecondition(status)) << status;
     EXPECT_THAT(std::string(status.message()), HasSubstr(words));
   };
   EXPECT_TRUE(engine->ExportSession(session.id, "", since).ok());
-  EXPECT_TRUE(engine->ExportSession(session.id, "", BaseOf({})).ok());  // all of its tokens
+  EXPECT_TRUE(
+      engine->ExportSession(session.id, "", MakeSessionBase({})).ok());  // all of its tokens
   expect_refused({since.length - 1, since.digest}, "are not those of the export");
   Receiver<absl::StatusOr<RewindResult>> receiver;
   engine->RewindSession({.session_id = session.id, .position = 710}, nullptr, receiver.callback());
@@ -172,7 +174,7 @@ TEST(Delta, IsOfTheSessionThatTheEarlierExportWasOf) {
   engine.Run(Turn(session.id, SomeTokens(300, 9), 1));
   expect_refused(since, "its first 820 tokens are not those of the export");
   EXPECT_TRUE(absl::IsNotFound(engine->ExportSession(session.id, "eve", since).status()));
-  const SessionInfo forgetful = Told(engine, /*keep_tokens=*/false);
+  const SessionInfo forgetful = NewTalkedSession(engine, /*keep_tokens=*/false);
   EXPECT_THAT(std::string(engine->ExportSession(forgetful.id, "", since).status().message()),
               HasSubstr("keeps no tokens"));
   engine.AwaitBoundary();
@@ -186,7 +188,7 @@ TEST(Import, OnlyATrustedFileNeedsNoTokens) {
   EngineOptions trusts;
   trusts.trust_session_files = true;
   TestEngine checks, takes(trusts);
-  const SessionInfo session = Told(checks, /*keep_tokens=*/false);
+  const SessionInfo session = NewTalkedSession(checks, /*keep_tokens=*/false);
   const SessionImage image = *checks->ExportSession(session.id, "");
   const absl::Status refused = Import(checks, image).status();
   EXPECT_TRUE(absl::IsFailedPrecondition(refused));
@@ -201,7 +203,7 @@ TEST(Import, EachMisfitHasItsOwnWords) {
   EngineOptions narrow;
   narrow.max_slot_cap = 39;
   TestEngine engine, narrower(narrow), other({}, {.full_attention = true});
-  const SessionImage image = *engine->ExportSession(Told(engine).id, "");
+  const SessionImage image = *engine->ExportSession(NewTalkedSession(engine).id, "");
   const auto refused = [&](TestEngine& by, const SessionImage& what) {
     const absl::Status head = by->CheckImport(what);
     EXPECT_EQ(Import(by, what).status(), head);
@@ -242,7 +244,7 @@ TEST(Import, AStateThatNoSessionHasIsRefusedWhereItIsTaken) {
   EngineOptions trusts;
   trusts.trust_session_files = true;
   TestEngine takes(trusts), replays;
-  SessionImage image = *takes->ExportSession(Told(takes).id, "");
+  SessionImage image = *takes->ExportSession(NewTalkedSession(takes).id, "");
   const EngineStats before = takes.SettledStats();
   const float nan = std::numeric_limits<float>::quiet_NaN();
   std::memcpy(image.state.data() + takes.model().layout().layer(1).fixed_offset + 5 * sizeof nan,
@@ -261,7 +263,7 @@ TEST(Import, RefusalsTakeNothing) {
   options.trust_session_files = true;
   options.max_sessions = 1;
   TestEngine engine(options);
-  const SessionInfo session = Told(engine);
+  const SessionInfo session = NewTalkedSession(engine);
   const SessionImage image = *engine->ExportSession(session.id, "");
   const EngineStats before = engine.SettledStats();
   EXPECT_TRUE(absl::IsResourceExhausted(Import(engine, image).status()));

@@ -24,7 +24,7 @@ TEST(Cancel, AtEveryStepFreesTheMemoryWithinOneStep) {
     options.max_batch_tokens = 4;
     TestEngine engine(options, {}, std::move(events));
     engine.model().gate().CloseAt(step);
-    GenerateRequest request = Request(SomeTokens(20, 1), 1000);
+    GenerateRequest request = SampleRequest(SomeTokens(20, 1), 1000);
     request.n = 3;
     const std::shared_ptr<TokenStream> stream = engine.Start(request);
     engine.model().gate().AwaitEntered(step);
@@ -52,7 +52,7 @@ TEST(Cancel, InTheQueueAndBeforeSubmit) {
   options.state_memory_bytes = probe.layout().bytes_cap(kDefaultSlotCap);
   TestEngine engine(options);
   const std::string id = engine.NewSession().id;  // takes all
-  const std::shared_ptr<TokenStream> stream = engine.Start(Request({1, 2}, 3));
+  const std::shared_ptr<TokenStream> stream = engine.Start(SampleRequest({1, 2}, 3));
   EXPECT_EQ(engine.SettledStats().requests_waiting, 1);
   EXPECT_EQ(engine.SettledStats().waiting_prompt_tokens, 2);
   stream->Cancel();  // wakes the idle engine
@@ -62,7 +62,7 @@ TEST(Cancel, InTheQueueAndBeforeSubmit) {
   EXPECT_TRUE(engine->DeleteSession(id, "").ok());
   auto early = std::make_shared<TokenStream>();
   early->Cancel();
-  EXPECT_TRUE(engine->Submit(Request({1, 2}, 3), early).ok());
+  EXPECT_TRUE(engine->Submit(SampleRequest({1, 2}, 3), early).ok());
   EXPECT_EQ(ReadAll(*early).status.code(), absl::StatusCode::kCancelled);
   EXPECT_EQ(engine.model().gate().steps(), 0);
 }
@@ -73,7 +73,7 @@ TEST(Deadline, InTheQueue) {
   options.state_memory_bytes = probe.layout().bytes_cap(kDefaultSlotCap);
   TestEngine engine(options);
   engine.NewSession();
-  GenerateRequest request = Request({1, 2}, 3);
+  GenerateRequest request = SampleRequest({1, 2}, 3);
   request.deadline = SteadyNow() + std::chrono::milliseconds(30);
   const Answers answers = engine.Run(request);
   EXPECT_EQ(answers.status.code(), absl::StatusCode::kDeadlineExceeded);
@@ -82,7 +82,7 @@ TEST(Deadline, InTheQueue) {
   EXPECT_GE(SteadyNow(), request.deadline);
 }
 
-TEST(Deadline, WhileAbsorbingAndWhileGenerating) {
+TEST(Deadline, DuringPrefillAndDecode) {
   for (int64_t step : {2, 9}) {
     Receiver<RequestReport> report;
     EngineEvents events;
@@ -93,7 +93,7 @@ TEST(Deadline, WhileAbsorbingAndWhileGenerating) {
     options.max_batch_tokens = 4;
     TestEngine engine(options, {}, std::move(events));
     engine.model().gate().CloseAt(step);
-    GenerateRequest request = Request(SomeTokens(20, 1), 1000);
+    GenerateRequest request = SampleRequest(SomeTokens(20, 1), 1000);
     request.deadline = SteadyNow() + std::chrono::milliseconds(400);
     const std::shared_ptr<TokenStream> stream = engine.Start(request);
     engine.model().gate().AwaitEntered(step);
@@ -111,7 +111,7 @@ TEST(Deadline, WhileAbsorbingAndWhileGenerating) {
 
 TEST(Deadline, OfAParkedRequestWakesTheEngine) {
   TestEngine engine;
-  GenerateRequest request = Request({1}, 1000);
+  GenerateRequest request = SampleRequest({1}, 1000);
   request.deadline = SteadyNow() + std::chrono::milliseconds(60);
   const std::shared_ptr<TokenStream> stream = engine.Start(request, 2);
   while (engine.SettledStats().requests_running + engine.SettledStats().requests_waiting > 0) {
@@ -125,11 +125,11 @@ TEST(SlowReader, IsParkedWhileOthersGoOn) {
   EngineEvents events;
   events.stream_blocked = blocked.callback();
   TestEngine engine({}, {}, std::move(events));
-  const GenerateRequest request = Request(SomeTokens(5, 1), 200);
+  const GenerateRequest request = SampleRequest(SomeTokens(5, 1), 200);
   const std::vector<int32_t> expected = engine.Run(request).of[0].tokens;
 
   const std::shared_ptr<TokenStream> slow = engine.Start(request, 4);
-  const Answers fast = engine.Run(Request(SomeTokens(6, 1), 200));
+  const Answers fast = engine.Run(SampleRequest(SomeTokens(6, 1), 200));
   EXPECT_EQ(fast.of[0].tokens.size(), 200u);
   EXPECT_EQ(engine.SettledStats().requests_running, 1);
   EXPECT_EQ(engine.SettledStats().requests_blocked, 1);
@@ -146,7 +146,7 @@ TEST(SlowReader, IsParkedWhileOthersGoOn) {
 
 TEST(SlowReader, CompletionsShareOneStream) {
   TestEngine engine;
-  GenerateRequest request = Request(SomeTokens(5, 1), 50);
+  GenerateRequest request = SampleRequest(SomeTokens(5, 1), 50);
   request.n = 6;
   const Answers expected = engine.Run(request);
   const Answers slow = ReadAll(*engine.Start(request, 1), 6);
@@ -164,13 +164,14 @@ TEST(Queue, FullIsRefusedAndCounted) {
   TestEngine engine(options, {}, std::move(events));
   const std::string id = engine.NewSession().id;
   std::vector<std::shared_ptr<TokenStream>> waiting;
-  for (int i = 0; i < 2; ++i) waiting.push_back(engine.Start(Request({1}, 3, 4 + i)));
-  const absl::Status status = engine->Submit(Request({1}, 3), std::make_shared<TokenStream>());
+  for (int i = 0; i < 2; ++i) waiting.push_back(engine.Start(SampleRequest({1}, 3, 4 + i)));
+  const absl::Status status =
+      engine->Submit(SampleRequest({1}, 3), std::make_shared<TokenStream>());
   EXPECT_EQ(status.code(), absl::StatusCode::kResourceExhausted);
   EXPECT_THAT(std::string(status.message()), HasSubstr("queue"));
-  EXPECT_EQ(FactsOf(status), (ErrorFacts{.reason = RejectReason::kQueueFull}));
+  EXPECT_EQ(GetErrorFacts(status), (ErrorFacts{.reason = RejectReason::kQueueFull}));
   // A turn of an admitted session does not wait behind them.
-  GenerateRequest turn = Request({1}, 3);
+  GenerateRequest turn = SampleRequest({1}, 3);
   turn.session_id = id;
   EXPECT_TRUE(engine.Run(turn).status.ok());
   EXPECT_EQ(rejected, 1);
@@ -186,7 +187,8 @@ TEST(Memory, RequestsWaitInOrderAndRunWhenItIsFreed) {
   TestEngine engine(options);
   engine.model().gate().CloseAt(1);
   std::vector<std::shared_ptr<TokenStream>> streams;
-  for (int i = 0; i < 5; ++i) streams.push_back(engine.Start(Request(SomeTokens(900, i), 100)));
+  for (int i = 0; i < 5; ++i)
+    streams.push_back(engine.Start(SampleRequest(SomeTokens(900, i), 100)));
   engine.model().gate().AwaitEntered(1);
   engine.model().gate().Open();
   for (const auto& stream : streams) EXPECT_EQ(ReadAll(*stream).of[0].tokens.size(), 100u);
@@ -198,7 +200,7 @@ TEST(Memory, ReservationIsWhatTheRequestCanReach) {
   const StateLayout& layout = engine.model().layout();
   for (int64_t max_tokens : {int64_t{100}, INT64_MAX}) {
     const std::shared_ptr<TokenStream> parked =
-        engine.Start(Request(SomeTokens(500, 1), max_tokens), 2);
+        engine.Start(SampleRequest(SomeTokens(500, 1), max_tokens), 2);
     while (!parked->full()) engine.SettledStats();
     const EngineStats stats = engine.SettledStats();
     EXPECT_EQ(stats.state_bytes_reserved, max_tokens == 100 ? layout.bytes_at(600, kDefaultSlotCap)
@@ -215,15 +217,15 @@ TEST(Memory, WhatCanNeverFitIsRefusedAtOnce) {
   options.max_sessions = 4;
   TestEngine engine(options);
   const absl::Status status =
-      engine->Submit(Request(SomeTokens(3000, 1), 5), std::make_shared<TokenStream>());
+      engine->Submit(SampleRequest(SomeTokens(3000, 1), 5), std::make_shared<TokenStream>());
   EXPECT_EQ(status.code(), absl::StatusCode::kResourceExhausted);
   EXPECT_THAT(std::string(status.message()), HasSubstr("20000 in all"));
   const size_t needed = engine.model().layout().bytes_at(3005, kDefaultSlotCap);
   EXPECT_THAT(std::string(status.message()), HasSubstr(std::to_string(needed)));
-  EXPECT_EQ(FactsOf(status), (ErrorFacts{.reason = RejectReason::kStateMemory,
-                                         .bytes_needed = needed,
-                                         .bytes_free = 20000}));
-  GenerateRequest many = Request({1}, 2);
+  EXPECT_EQ(GetErrorFacts(status), (ErrorFacts{.reason = RejectReason::kStateMemory,
+                                               .bytes_needed = needed,
+                                               .bytes_free = 20000}));
+  GenerateRequest many = SampleRequest({1}, 2);
   many.n = 5;
   EXPECT_EQ(engine->Submit(many, std::make_shared<TokenStream>()).code(),
             absl::StatusCode::kResourceExhausted);
@@ -231,9 +233,10 @@ TEST(Memory, WhatCanNeverFitIsRefusedAtOnce) {
 
 TEST(FullAttention, HasALengthLimit) {
   TestEngine engine({}, {.full_attention = true, .max_unbounded_tokens = 50});
-  EXPECT_EQ(engine->Submit(Request(SomeTokens(51, 1), 1), std::make_shared<TokenStream>()).code(),
-            absl::StatusCode::kOutOfRange);
-  const Answers answers = engine.Run(Request(SomeTokens(40, 1), 1000));
+  EXPECT_EQ(
+      engine->Submit(SampleRequest(SomeTokens(51, 1), 1), std::make_shared<TokenStream>()).code(),
+      absl::StatusCode::kOutOfRange);
+  const Answers answers = engine.Run(SampleRequest(SomeTokens(40, 1), 1000));
   EXPECT_EQ(answers.status.code(), absl::StatusCode::kOutOfRange);
   EXPECT_EQ(answers.of[0].tokens.size(), 11u) << "the last needs no room of its own";
   EXPECT_FALSE(answers.of[0].finished);
@@ -241,7 +244,7 @@ TEST(FullAttention, HasALengthLimit) {
   SessionOptions options;
   options.prompt = SomeTokens(50, 1);
   const std::string id = engine.NewSession(options).id;
-  GenerateRequest turn = Request({}, 1);
+  GenerateRequest turn = SampleRequest({}, 1);
   turn.session_id = id;
   EXPECT_TRUE(engine.Run(turn).status.ok());
   turn.prompt = {1};

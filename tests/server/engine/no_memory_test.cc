@@ -92,7 +92,7 @@ TEST_F(NoMemory, AStateThatCannotGrowStaysAsItWas) {
 
 TEST_F(NoMemory, EndsTheCallThatNeedsItAndNoOther) {
   TestEngine engine(WholePrompts(), kModel);
-  const Answers alone = engine.Run(Request({1, 2, 3}, 50));
+  const Answers alone = engine.Run(SampleRequest({1, 2, 3}, 50));
   const std::string id = engine.NewSession().id;
   ASSERT_TRUE(engine.Run(Turn(id, {1, 2, 3}, 5)).status.ok());
   const std::vector<std::byte> state = State(engine, id);
@@ -100,9 +100,10 @@ TEST_F(NoMemory, EndsTheCallThatNeedsItAndNoOther) {
 
   const int64_t step = engine.model().gate().steps() + 1;
   engine.model().gate().CloseAt(step);
-  const auto other = engine.Start(Request({1, 2, 3}, 50));
+  const auto other = engine.Start(SampleRequest({1, 2, 3}, 50));
   engine.model().gate().AwaitEntered(step);
-  const auto once = engine.Start(Request(prompt, 5)), turn = engine.Start(Turn(id, prompt, 5));
+  const auto once = engine.Start(SampleRequest(prompt, 5)),
+             turn = engine.Start(Turn(id, prompt, 5));
   {
     const MemoryLimit limit(kLeft);
     engine.model().gate().Open();
@@ -130,7 +131,7 @@ class NoMemoryToGoBack : public NoMemory {
     RunAll();
   }
   void RunAll() {
-    while (engine_.Turn()) {
+    while (engine_.RunIteration()) {
     }
   }
   void Begin(uint64_t position) {
@@ -169,7 +170,7 @@ TEST_F(NoMemoryToGoBack, LeavesASessionAsItIs) {
 
 TEST_F(NoMemoryToGoBack, NorToUndoThatEndsASession) {
   Begin(90);
-  engine_.Turn();
+  engine_.RunIteration();
   {
     const MemoryLimit limit(size_t{8} << 20);  // it has read 40 tokens, and needs more from 64 on
     RunAll();

@@ -8,7 +8,7 @@
 
 #include "server/engine/admission.h"
 #include "server/engine/engine.h"
-#include "server/engine/runner.h"
+#include "server/engine/scheduler.h"
 #include "server/engine/session_store.h"
 #include "tests/server/engine/fake_model.h"
 #include "tests/test_util.h"
@@ -39,17 +39,18 @@ struct Parts {
   explicit Parts(EngineOptions options = {}, FakeModelOptions model_options = {})
       : model(std::move(model_options)), config(Config(std::move(options))) {}
 
-  std::shared_ptr<Job> NewJob(int64_t n_prompt, int64_t max_tokens, int n = 1,
-                              const std::string& tenant = "") {
-    GenerateRequest request = Request(SomeTokens(n_prompt, 1), max_tokens);
-    request.n = n;
-    request.tenant = tenant;
-    return MakeJob(config.model, std::move(request), std::make_shared<TokenStream>(), clock.steady);
+  std::shared_ptr<Request> NewRequest(int64_t n_prompt, int64_t max_tokens, int n = 1,
+                                      const std::string& tenant = "") {
+    GenerateRequest call = SampleRequest(SomeTokens(n_prompt, 1), max_tokens);
+    call.n = n;
+    call.tenant = tenant;
+    return MakeRequest(config.model, std::move(call), std::make_shared<TokenStream>(),
+                       clock.steady);
   }
-  void Release(Job& job) {
-    admission.DropPromised(job);
-    pool.Release(job.sequence->state);
-    job.hold.reset();
+  void Release(Request& request) {
+    admission.DropPromised(request);
+    pool.Release(request.sequence->state);
+    request.hold.reset();
     admission.Leave();
   }
   // A session without a prompt; its status if it is refused.

@@ -6,7 +6,7 @@
 #include <map>
 #include <set>
 
-#include "server/engine/plan.h"
+#include "server/engine/batch_planner.h"
 
 namespace ovq {
 namespace {
@@ -49,7 +49,7 @@ class PlanStepTest : public testing::TestWithParam<PlanCase> {};
 
 TEST_P(PlanStepTest, Plan) {
   const PlanCase& c = GetParam();
-  const std::vector<PlanItem> plan = PlanStep(c.sequences, c.max_rows, c.turn);
+  const std::vector<PlanItem> plan = PlanBatch(c.sequences, c.max_rows, c.turn);
   ASSERT_EQ(plan.size(), c.plan.size());
   for (size_t i = 0; i < plan.size(); ++i) {
     EXPECT_EQ(plan[i].id, c.plan[i].id) << i;
@@ -93,10 +93,10 @@ INSTANTIATE_TEST_SUITE_P(
 using Rows = std::map<int, int64_t>;  // by sequence, of many steps
 
 Rows RowsOf(const std::vector<StepSequence>& sequences, int32_t max_rows, int64_t n_steps,
-            const StepCosts* costs = nullptr) {
+            const BatchCostModel* costs = nullptr) {
   Rows rows;
   for (int64_t turn = 0; turn < n_steps; ++turn) {
-    const std::vector<PlanItem> plan = PlanStep(sequences, max_rows, turn, costs);
+    const std::vector<PlanItem> plan = PlanBatch(sequences, max_rows, turn, costs);
     int64_t sum = 0;
     std::set<int> ids;
     for (const PlanItem& item : plan) {
@@ -112,19 +112,19 @@ Rows RowsOf(const std::vector<StepSequence>& sequences, int32_t max_rows, int64_
   return rows;
 }
 
-TEST(PlanStep, MoreAnswersThanRowsStarveNobody) {
+TEST(PlanBatch, MoreAnswersThanTokensStarveNobody) {
   std::vector<StepSequence> sequences;
   for (int i = 0; i < 11; ++i) sequences.push_back(Decoding(i));
   std::vector<int64_t> last(11, -1);
   for (int64_t turn = 0; turn < 400; ++turn) {
-    for (const PlanItem& item : PlanStep(sequences, 4, turn)) {
+    for (const PlanItem& item : PlanBatch(sequences, 4, turn)) {
       EXPECT_LE(turn - last[item.id], 8) << item.id;
       last[item.id] = turn;
     }
   }
 }
 
-TEST(PlanStep, PromptsGetAPartEvenWhenAnswersCouldTakeAll) {
+TEST(PlanBatch, PromptsGetAPartEvenWhenAnswersCouldTakeAll) {
   std::vector<StepSequence> sequences = {Prefilling(9, 0)};
   for (int i = 1; i <= 20; ++i) sequences.push_back(Decoding(i));
   Rows rows = RowsOf(sequences, 8, 800);
@@ -134,7 +134,7 @@ TEST(PlanStep, PromptsGetAPartEvenWhenAnswersCouldTakeAll) {
 
 // --- several clients ---
 
-TEST(PlanStep, AClientsPartCountsForAllItsCalls) {
+TEST(PlanBatch, AClientsPartCountsForAllItsCalls) {
   std::vector<StepSequence> sequences = {Decoding(0, "victim")};
   for (int call = 1; call <= 8; ++call) {
     for (int completion = 0; completion < 64; ++completion) {
@@ -147,7 +147,7 @@ TEST(PlanStep, AClientsPartCountsForAllItsCalls) {
   for (int i = 1; i <= 512; ++i) EXPECT_GE(rows[i], 1) << i;
 }
 
-TEST(PlanStep, PartsFollowTheWeights) {
+TEST(PlanBatch, PartsFollowTheWeights) {
   std::vector<StepSequence> sequences = {Prefilling(1000, 0, "a"), Prefilling(1000, 1, "b"),
                                          Prefilling(1000, 2, "c")};
   sequences[1].weight = 2;
@@ -157,7 +157,7 @@ TEST(PlanStep, PartsFollowTheWeights) {
   EXPECT_NEAR(static_cast<double>(rows[2]), 10'000, 20);
 }
 
-TEST(PlanStep, WeightsHoldWhereAPartIsLessThanARow) {
+TEST(PlanBatch, WeightsHoldWhereAPartIsLessThanARow) {
   std::vector<StepSequence> sequences;
   for (int i = 0; i < 10; ++i) sequences.push_back(Decoding(i, i == 0 ? "0" : i < 5 ? "1" : "2"));
   sequences[0].weight = 3;
@@ -167,7 +167,7 @@ TEST(PlanStep, WeightsHoldWhereAPartIsLessThanARow) {
   EXPECT_NEAR(static_cast<double>(rows[9]), 200, 15);
 }
 
-TEST(PlanStep, RowsOfDeepSessionsCostMore) {
+TEST(PlanBatch, RowsOfDeepSessionsCostMore) {
   std::vector<StepSequence> sequences = {Prefilling(50'000, 0, "a"), Prefilling(50'000, 1, "b")};
   sequences[1].row_cost = 10;
   Rows rows = RowsOf(sequences, 512, 1000);
@@ -175,7 +175,7 @@ TEST(PlanStep, RowsOfDeepSessionsCostMore) {
   EXPECT_GT(rows[0] + rows[1], 511'000) << "steps are full";
 }
 
-TEST(PlanStep, WhatAClientLeavesIsTheOthers) {
+TEST(PlanBatch, WhatAClientLeavesIsTheOthers) {
   std::vector<StepSequence> sequences = {Decoding(0, "a"), Decoding(1, "b"),
                                          Prefilling(100'000, 2, "c")};
   Rows rows = RowsOf(sequences, 512, 10);
@@ -185,8 +185,9 @@ TEST(PlanStep, WhatAClientLeavesIsTheOthers) {
 // --- time ---
 
 // A device that takes `fixed` for the weights and 1 for a row, in milliseconds.
-StepCosts Learned(double fixed, std::optional<absl::Duration> target = absl::InfiniteDuration()) {
-  StepCosts costs(target);
+BatchCostModel Learned(double fixed,
+                       std::optional<absl::Duration> target = absl::InfiniteDuration()) {
+  BatchCostModel costs(target);
   for (int round = 0; round < 200; ++round) {
     for (const double cost : {1, 2, 5, 8, 30, 70, 200, 512}) {
       costs.Observe(cost, absl::Milliseconds(fixed + cost));
@@ -195,9 +196,9 @@ StepCosts Learned(double fixed, std::optional<absl::Duration> target = absl::Inf
   return costs;
 }
 
-TEST(PlanStep, AStepEndsBeforeThePartOfWhoHasLeastToDoIsUsedUp) {
+TEST(PlanBatch, AStepEndsBeforeThePartOfWhoHasLeastToDoIsUsedUp) {
   for (const double fixed : {0.0, 20.0, 100.0}) {
-    const StepCosts costs = Learned(fixed);
+    const BatchCostModel costs = Learned(fixed);
     for (const int n_others : {1, 3}) {
       std::vector<StepSequence> sequences = {Decoding(0, "victim")};
       const std::vector<const char*> names = {"b", "c", "d"};
@@ -205,7 +206,7 @@ TEST(PlanStep, AStepEndsBeforeThePartOfWhoHasLeastToDoIsUsedUp) {
         sequences.push_back(Prefilling(100'000, 1 + i, names[static_cast<size_t>(i)]));
       }
       double rows = 0;
-      for (const PlanItem& item : PlanStep(sequences, 512, 3, &costs)) rows += item.n_rows;
+      for (const PlanItem& item : PlanBatch(sequences, 512, 3, &costs)) rows += item.n_rows;
       const double alone = fixed + 1, bound = alone * (n_others + 1);
       EXPECT_LE(fixed + rows, std::max(kFilled * bound, fixed + n_others + 1) * 1.1) << fixed;
       EXPECT_GE(fixed + rows, std::min(kFilled * bound, fixed + 512) * 0.85) << fixed;
@@ -213,29 +214,29 @@ TEST(PlanStep, AStepEndsBeforeThePartOfWhoHasLeastToDoIsUsedUp) {
   }
 }
 
-TEST(PlanStep, WhoWantsMoreHasNoLessThanWhoHasAllItWants) {
-  const StepCosts costs = Learned(0);  // two rows take all that the promise allows
+TEST(PlanBatch, WhoWantsMoreHasNoLessThanWhoHasAllItWants) {
+  const BatchCostModel costs = Learned(0);  // two rows take all that the promise allows
   const std::vector<StepSequence> sequences = {Decoding(0, "a"), Decoding(1, "b"),
                                                Decoding(2, "b")};
   for (int64_t turn = 0; turn < 4; ++turn) {
-    const std::vector<PlanItem> plan = PlanStep(sequences, 512, turn, &costs);
+    const std::vector<PlanItem> plan = PlanBatch(sequences, 512, turn, &costs);
     ASSERT_EQ(plan.size(), 2u) << turn;
     EXPECT_EQ(plan[0].id, 0) << turn;
   }
 }
 
-TEST(PlanStep, AloneAStepIsBoundOnlyByWhoMayCome) {
+TEST(PlanBatch, AloneAStepIsBoundOnlyByWhoMayCome) {
   const std::vector<StepSequence> sequences = {Prefilling(100'000, 0)};
-  const StepCosts fast = Learned(20);  // 512 rows in 532 ms
-  const double rows = PlanStep(sequences, 512, 0, &fast).front().n_rows;
+  const BatchCostModel fast = Learned(20);  // 512 rows in 532 ms
+  const double rows = PlanBatch(sequences, 512, 0, &fast).front().n_rows;
   EXPECT_NEAR(rows, 480, 15);
-  const StepCosts slow = Learned(1000);
-  EXPECT_EQ(PlanStep(sequences, 512, 0, &slow).front().n_rows, 512) << "1.5 of 8 seconds";
+  const BatchCostModel slow = Learned(1000);
+  EXPECT_EQ(PlanBatch(sequences, 512, 0, &slow).front().n_rows, 512) << "1.5 of 8 seconds";
 }
 
 // --- prompts beside answers ---
 
-double RowsBeside(int n_answers, const StepCosts& costs) {
+double RowsBeside(int n_answers, const BatchCostModel& costs) {
   std::vector<StepSequence> sequences;
   static const std::vector<std::string> names = {"a", "b", "c", "d", "e", "f", "g", "h"};
   for (int i = 0; i < n_answers; ++i) {
@@ -243,11 +244,11 @@ double RowsBeside(int n_answers, const StepCosts& costs) {
   }
   sequences.push_back(Prefilling(100'000, n_answers, "reader"));
   double rows = 0;
-  for (const PlanItem& item : PlanStep(sequences, 512, 1, &costs)) rows += item.n_rows;
+  for (const PlanItem& item : PlanBatch(sequences, 512, 1, &costs)) rows += item.n_rows;
   return rows;
 }
 
-TEST(PlanStep, PromptsBesideAnswersKeepToTheTarget) {
+TEST(PlanBatch, PromptsBesideAnswersKeepToTheTarget) {
   for (const int n : {1, 7}) {  // each of whom the promise would let wait longer
     const double alone = 20 + n;
     EXPECT_LE(20 + RowsBeside(n, Learned(20, {})), kTargetSteps * alone * 1.05) << n;
@@ -260,35 +261,35 @@ TEST(PlanStep, PromptsBesideAnswersKeepToTheTarget) {
 }
 
 // Beside one answer, too, the same client's prompts are read in parts worth a step.
-TEST(PlanStep, FewAnswersHaveTheTargetOfSome) {
-  const StepCosts costs = Learned(5, {});
+TEST(PlanBatch, FewAnswersHaveTheTargetOfSome) {
+  const BatchCostModel costs = Learned(5, {});
   for (const int n : {1, 4, 12}) {
     std::vector<StepSequence> sequences;
     for (int i = 0; i < n; ++i) sequences.push_back(Decoding(i));
     sequences.push_back(Prefilling(100'000, n));
     double rows = 0;
-    for (const PlanItem& item : PlanStep(sequences, 512, 1, &costs)) rows += item.n_rows;
+    for (const PlanItem& item : PlanBatch(sequences, 512, 1, &costs)) rows += item.n_rows;
     const double target = kTargetSteps * (5 + std::max<double>(n, kTargetAnswers));
     EXPECT_NEAR(5 + rows, target, 0.1 * target) << n;
   }
 }
 
-TEST(PlanStep, PromptsAloneHaveNoTarget) {
+TEST(PlanBatch, PromptsAloneHaveNoTarget) {
   const std::vector<StepSequence> sequences = {Prefilling(100'000, 0)};
-  const StepCosts costs = Learned(1000, absl::Milliseconds(1));
-  EXPECT_EQ(PlanStep(sequences, 512, 0, &costs).front().n_rows, 512);
+  const BatchCostModel costs = Learned(1000, absl::Milliseconds(1));
+  EXPECT_EQ(PlanBatch(sequences, 512, 0, &costs).front().n_rows, 512);
 }
 
 // --- guesses ---
 
 const std::vector<float> kSure(8, 0.99f), kLikely(8, 0.7f), kUnlikely(8, 0.1f);
-StepSequence Guessing(int64_t order, const std::vector<float>& chances) {
+StepSequence Guessing(int64_t order, const std::vector<float>& probabilities) {
   StepSequence sequence = Decoding(order);
-  sequence.guess = {std::span(kTokens).first(chances.size()), chances};
+  sequence.guess = {std::span(kTokens).first(probabilities.size()), probabilities};
   return sequence;
 }
-std::vector<int32_t> Drafted(const std::vector<StepSequence>& sequences, const StepCosts* costs,
-                             int32_t max_rows = 512) {
+std::vector<int32_t> Drafted(const std::vector<StepSequence>& sequences,
+                             const BatchCostModel* costs, int32_t max_rows = 512) {
   std::vector<PlanItem> plan;
   for (size_t i = 0; i < sequences.size(); ++i) plan.push_back({static_cast<int>(i), 1});
   PlanDrafts(sequences, max_rows, costs, plan);
@@ -300,7 +301,7 @@ std::vector<int32_t> Drafted(const std::vector<StepSequence>& sequences, const S
 using testing::ElementsAre;
 
 TEST(PlanDrafts, AsManyAsAreAGain) {
-  const StepCosts costs = Learned(20);  // a row takes a twentieth of what a step begins with
+  const BatchCostModel costs = Learned(20);  // a row takes a twentieth of what a step begins with
   EXPECT_THAT(Drafted({Guessing(0, kSure)}, &costs), ElementsAre(8));
   const int32_t some = Drafted({Guessing(0, kLikely)}, &costs).front();
   EXPECT_GT(some, 1);
@@ -310,7 +311,7 @@ TEST(PlanDrafts, AsManyAsAreAGain) {
 }
 
 TEST(PlanDrafts, NoneWhereARowTakesAsLongAsAStep) {
-  const StepCosts costs = Learned(0);
+  const BatchCostModel costs = Learned(0);
   EXPECT_THAT(Drafted({Guessing(0, kSure)}, &costs), ElementsAre(0));
 }
 
@@ -323,28 +324,28 @@ TEST(PlanDrafts, RowsOfOthersAreTheirs) {
 
 // Of a step of 21 ms a row takes 1: who guesses nothing would wait for the guesses of others.
 TEST(PlanDrafts, WhoGuessesNothingWaitsNoLonger) {
-  const StepCosts costs = Learned(20);
+  const BatchCostModel costs = Learned(20);
   EXPECT_THAT(Drafted({Guessing(0, kSure), Decoding(1)}, &costs), ElementsAre(0, 0));
   const std::vector<int32_t> both = Drafted({Guessing(0, kSure), Guessing(1, kSure)}, &costs);
   EXPECT_THAT(both, testing::Each(testing::Gt(3)));
 }
 
-TEST(StepCosts, KnowNothingAtFirst) {
-  const StepCosts costs;
+TEST(BatchCostModel, KnowNothingAtFirst) {
+  const BatchCostModel costs;
   const std::vector<StepSequence> sequences = {Prefilling(1000, 0)};
-  EXPECT_EQ(PlanStep(sequences, 512, 0, &costs).front().n_rows, kLongStepRows);
+  EXPECT_EQ(PlanBatch(sequences, 512, 0, &costs).front().n_rows, kLongStepRows);
 }
 
-TEST(StepCosts, FollowWhatStepsTake) {
-  const StepCosts costs = Learned(20);
+TEST(BatchCostModel, FollowWhatStepsTake) {
+  const BatchCostModel costs = Learned(20);
   for (const double cost : {1.0, 3.0, 16.0, 100.0, 512.0}) {
     EXPECT_NEAR(costs.Seconds(cost), (20 + cost) / 1000, 0.1 * (20 + cost) / 1000) << cost;
     EXPECT_NEAR(costs.Reach(costs.Seconds(cost)), cost, 1e-6 * cost);
   }
 }
 
-TEST(StepCosts, WhoSlowsTheMachineDownDoesNotRaiseWhatARowTakesAlone) {
-  StepCosts costs;
+TEST(BatchCostModel, WhoSlowsTheMachineDownDoesNotRaiseWhatARowTakesAlone) {
+  BatchCostModel costs;
   for (int i = 0; i < 100; ++i) costs.Observe(1, absl::Milliseconds(1));
   for (int i = 0; i < 100; ++i) costs.Observe(3, absl::Milliseconds(20));
   EXPECT_NEAR(costs.Seconds(1), 0.001, 1e-6);
@@ -352,8 +353,8 @@ TEST(StepCosts, WhoSlowsTheMachineDownDoesNotRaiseWhatARowTakesAlone) {
   costs.Observe(1, absl::Milliseconds(2));  // but a row that takes longer does
   EXPECT_GT(costs.Seconds(1), 0.00105);
 }
-TEST(StepCosts, AnInterruptedStepIsSoonForgotten) {
-  StepCosts costs = Learned(20);
+TEST(BatchCostModel, AnInterruptedStepIsSoonForgotten) {
+  BatchCostModel costs = Learned(20);
   const double before = costs.Seconds(100);
   costs.Observe(100, absl::Seconds(30));
   EXPECT_LT(costs.Seconds(100), before * 1.3);

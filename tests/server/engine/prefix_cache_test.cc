@@ -11,18 +11,18 @@
 namespace ovq::test {
 namespace {
 
-std::vector<int32_t> Joined(std::vector<int32_t> first, const std::vector<int32_t>& second) {
+std::vector<int32_t> Concatenated(std::vector<int32_t> first, const std::vector<int32_t>& second) {
   first.insert(first.end(), second.begin(), second.end());
   return first;
 }
 
 class PrefixCacheTest : public testing::Test {
  protected:
-  // A prompt as the runner takes it through the cache. Its state behind block i is filled with a
+  // A prompt as the scheduler takes it through the cache. Its state behind block i is filled with a
   // byte that follows from the tokens read. Says how many tokens were not read.
   int64_t Read(PrefixCache& cache, const std::vector<int32_t>& tokens) {
     StateHandle state = *pool_.Acquire(model_.layout(), slot_cap_, size_t{1} << 30);
-    PrefixRun run = cache.Begin(tenant_, memory_, tokens, state);
+    PrefixRun run = cache.Begin(tenant_, variant_, tokens, state);
     const int64_t taken = state.position;
     if (taken > 0) {
       EXPECT_EQ(*pool_.Snapshot(state), StateBehind(tokens, taken));
@@ -49,7 +49,7 @@ class PrefixCacheTest : public testing::Test {
   }
 
   FakeModel model_;
-  EngineMemory memory_ = model_.Make().memories[0];
+  ModelVariant variant_ = model_.Make().variants[0];
   std::unique_ptr<DeviceContext> context_ = MakeContext(Device::kCpu);
   StatePool pool_{size_t{4} << 30, *context_};
   std::string tenant_ = "alice";
@@ -64,7 +64,7 @@ TEST_F(PrefixCacheTest, FindsTheLongestBeginning) {
   EXPECT_EQ(stops_, std::vector<int64_t>{3 * kPrefixBlockTokens});
   EXPECT_EQ(Read(cache, prompt), 3 * kPrefixBlockTokens);
   EXPECT_TRUE(stops_.empty());
-  EXPECT_EQ(Read(cache, Joined(prompt, SomeTokens(2 * kPrefixBlockTokens, 2))),
+  EXPECT_EQ(Read(cache, Concatenated(prompt, SomeTokens(2 * kPrefixBlockTokens, 2))),
             3 * kPrefixBlockTokens);
   EXPECT_EQ(stops_, std::vector<int64_t>{5 * kPrefixBlockTokens});
   // A copy lies behind whole beginnings only: none is found for a shorter one.
@@ -88,10 +88,10 @@ TEST_F(PrefixCacheTest, LessThanABlockIsNoQuery) {
 TEST_F(PrefixCacheTest, WhatPromptsShareIsFoundFromTheThirdOn) {
   PrefixCache cache(size_t{1} << 28, pool_);
   const std::vector<int32_t> shared = SomeTokens(2 * kPrefixBlockTokens + 100, 1);
-  EXPECT_EQ(Read(cache, Joined(shared, SomeTokens(3 * kPrefixBlockTokens, 2))), 0);
-  EXPECT_EQ(Read(cache, Joined(shared, SomeTokens(2 * kPrefixBlockTokens, 3))), 0);
+  EXPECT_EQ(Read(cache, Concatenated(shared, SomeTokens(3 * kPrefixBlockTokens, 2))), 0);
+  EXPECT_EQ(Read(cache, Concatenated(shared, SomeTokens(2 * kPrefixBlockTokens, 3))), 0);
   EXPECT_EQ(stops_, (std::vector<int64_t>{2 * kPrefixBlockTokens, 4 * kPrefixBlockTokens}));
-  EXPECT_EQ(Read(cache, Joined(shared, SomeTokens(2 * kPrefixBlockTokens, 4))),
+  EXPECT_EQ(Read(cache, Concatenated(shared, SomeTokens(2 * kPrefixBlockTokens, 4))),
             2 * kPrefixBlockTokens);
   EXPECT_EQ(stops_, std::vector<int64_t>{4 * kPrefixBlockTokens});
 }
@@ -100,14 +100,14 @@ TEST_F(PrefixCacheTest, OneTokenMoreOrLessBeforeABlockMakesAnotherBeginning) {
   PrefixCache cache(size_t{1} << 28, pool_);
   const std::vector<int32_t> prompt = SomeTokens(2 * kPrefixBlockTokens, 1);
   EXPECT_EQ(Read(cache, prompt), 0);
-  EXPECT_EQ(Read(cache, Joined({7}, prompt)), 0);
+  EXPECT_EQ(Read(cache, Concatenated({7}, prompt)), 0);
   EXPECT_EQ(Read(cache, {prompt.begin() + 1, prompt.end()}), 0);
   std::vector<int32_t> other = prompt;
   ++other[0];
   EXPECT_EQ(Read(cache, other), 0);
 }
 
-TEST_F(PrefixCacheTest, BelongsToTenantMemoryAndSlotCap) {
+TEST_F(PrefixCacheTest, BelongsToTenantVariantAndSlotCap) {
   PrefixCache cache(size_t{1} << 28, pool_);
   const std::vector<int32_t> prompt = SomeTokens(2 * kPrefixBlockTokens, 1);
   EXPECT_EQ(Read(cache, prompt), 0);
@@ -117,13 +117,13 @@ TEST_F(PrefixCacheTest, BelongsToTenantMemoryAndSlotCap) {
   slot_cap_ = 64;
   EXPECT_EQ(Read(cache, prompt), 0);
   EXPECT_EQ(Read(cache, prompt), 2 * kPrefixBlockTokens);
-  memory_.name = "exact";
+  variant_.name = "exact";
   EXPECT_EQ(Read(cache, prompt), 0);
-  memory_.fingerprint = std::string(64, 'e');
+  variant_.fingerprint = std::string(64, 'e');
   EXPECT_EQ(Read(cache, prompt), 0);
   // Names do not run into one another.
-  tenant_ = "bob" + memory_.fingerprint;
-  memory_.fingerprint.clear();
+  tenant_ = "bob" + variant_.fingerprint;
+  variant_.fingerprint.clear();
   EXPECT_EQ(Read(cache, prompt), 0);
   EXPECT_EQ(cache.stats().hits, 2);
 }
@@ -165,7 +165,7 @@ TEST_F(PrefixCacheTest, BeginningsGoInAnyOrder) {
     const auto n = static_cast<int64_t>(1 + random() % 3) * kPrefixBlockTokens;
     std::vector<int32_t> some = SomeTokens(n, 1 + random() % 3);
     if (random() % 2 == 0)
-      some = Joined({prompt.begin(), prompt.begin() + kPrefixBlockTokens}, some);
+      some = Concatenated({prompt.begin(), prompt.begin() + kPrefixBlockTokens}, some);
     Read(cache, some);
     ASSERT_LE(cache.stats().bytes, cache.stats().budget_bytes);
   }
@@ -192,8 +192,8 @@ TEST_F(PrefixCacheTest, PromptsThatAreReadSideBySideLeaveOneCopy) {
   const std::vector<int32_t> prompt = SomeTokens(kPrefixBlockTokens, 1);
   StateHandle first = *pool_.Acquire(model_.layout(), slot_cap_, size_t{1} << 30);
   StateHandle second = *pool_.Acquire(model_.layout(), slot_cap_, size_t{1} << 30);
-  PrefixRun runs[] = {cache.Begin("", memory_, prompt, first),
-                      cache.Begin("", memory_, prompt, second)};
+  PrefixRun runs[] = {cache.Begin("", variant_, prompt, first),
+                      cache.Begin("", variant_, prompt, second)};
   EXPECT_TRUE(
       pool_.CopyIn(first, kPrefixBlockTokens, StateBehind(prompt, kPrefixBlockTokens)).ok());
   EXPECT_TRUE(

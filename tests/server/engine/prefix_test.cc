@@ -34,7 +34,7 @@ SessionOptions Opened(std::vector<int32_t> prompt) {
   return options;
 }
 
-std::vector<std::vector<int32_t>> TokensOf(const Answers& answers) {
+std::vector<std::vector<int32_t>> AnswerTokens(const Answers& answers) {
   EXPECT_TRUE(answers.status.ok()) << answers.status;
   std::vector<std::vector<int32_t>> tokens;
   for (const Answer& answer : answers.of) tokens.push_back(answer.tokens);
@@ -51,7 +51,7 @@ TEST_P(PromptOf, GivesTheSameFromTheCache) {
   const int64_t cached = Blocks(GetParam());
   TestEngine engine(Options(), {.full_attention = true});
   TestEngine plain(Options(0), {.full_attention = true});
-  GenerateRequest request = Request(prompt, 20);
+  GenerateRequest request = SampleRequest(prompt, 20);
   request.n = 3;
   request.sampling.repetition_penalty = 1.5f;
   request.output.logprobs = true;
@@ -62,8 +62,8 @@ TEST_P(PromptOf, GivesTheSameFromTheCache) {
   EXPECT_EQ(hit.started->cached_tokens, cached);
   EXPECT_EQ(hit.started->prompt_tokens, GetParam());
   for (const Answer& answer : hit.of) EXPECT_EQ(answer.finished->usage.cached_tokens, cached);
-  EXPECT_EQ(TokensOf(miss), TokensOf(expected));
-  EXPECT_EQ(TokensOf(hit), TokensOf(expected));
+  EXPECT_EQ(AnswerTokens(miss), AnswerTokens(expected));
+  EXPECT_EQ(AnswerTokens(hit), AnswerTokens(expected));
   for (size_t i = 0; i < 3; ++i) EXPECT_EQ(hit.of[i].logprobs, expected.of[i].logprobs);
 
   const std::string id = engine.NewSession(Cacheable(Opened(prompt))).id;
@@ -86,9 +86,9 @@ INSTANTIATE_TEST_SUITE_P(Tokens, PromptOf,
 TEST(Prefix, NothingGeneratedNothingRead) {
   TestEngine engine(Options());
   const std::vector<int32_t> prompt = SomeTokens(kBlock + 1, 1);
-  const Answers miss = engine.Run(Cacheable(Request(prompt, 0)));
+  const Answers miss = engine.Run(Cacheable(SampleRequest(prompt, 0)));
   const int64_t steps = engine.model().gate().steps();
-  const Answers hit = engine.Run(Cacheable(Request(prompt, 0)));
+  const Answers hit = engine.Run(Cacheable(SampleRequest(prompt, 0)));
   EXPECT_EQ(engine.model().gate().steps(), steps);
   EXPECT_EQ(hit.of[0].finished->usage.cached_tokens, kBlock);
   EXPECT_EQ(hit.of[0].finished->usage.position, miss.of[0].finished->usage.position);
@@ -96,7 +96,7 @@ TEST(Prefix, NothingGeneratedNothingRead) {
 
 TEST(Prefix, OnlyWhatMayBeCachedIs) {
   TestEngine engine(Options());
-  GenerateRequest request = Request(SomeTokens(3 * kBlock, 1), 1);
+  GenerateRequest request = SampleRequest(SomeTokens(3 * kBlock, 1), 1);
   engine.Run(request);
   EXPECT_EQ(engine.SettledStats().prefixes.queries, 0);
   request.cacheable = 2 * kBlock - 1;
@@ -111,7 +111,7 @@ TEST(Prefix, OnlyWhatMayBeCachedIs) {
 TEST(Prefix, ASessionsFirstTurnAndWhatFollows) {
   TestEngine engine(Options()), plain(Options(0));
   const std::vector<int32_t> prompt = SomeTokens(3 * kBlock + 9, 2);
-  engine.Run(Cacheable(Request(prompt, 1)));
+  engine.Run(Cacheable(SampleRequest(prompt, 1)));
   for (const bool keep_tokens : {true, false}) {
     SessionOptions options;
     options.keep_tokens = keep_tokens;
@@ -121,7 +121,7 @@ TEST(Prefix, ASessionsFirstTurnAndWhatFollows) {
       request.sampling.repetition_penalty = 1.5f;
       const Answers answers = engine.Run(Cacheable(request));
       request.session_id = same;
-      EXPECT_EQ(TokensOf(answers), TokensOf(plain.Run(Cacheable(request))));
+      EXPECT_EQ(AnswerTokens(answers), AnswerTokens(plain.Run(Cacheable(request))));
       EXPECT_EQ(State(engine, id), State(plain, same));
       return *answers.started;
     };
@@ -159,12 +159,12 @@ TEST(Prefix, ASessionGoesBackToAnyTokenOfIt) {
   // Empty again, it is a beginning.
   const Answers turn = engine.Run(Cacheable(Turn(id, prompt, 5)));
   EXPECT_EQ(turn.started->cached_tokens, 4 * kBlock);
-  EXPECT_EQ(TokensOf(turn), TokensOf(plain.Run(Request(prompt, 5))));
+  EXPECT_EQ(AnswerTokens(turn), AnswerTokens(plain.Run(SampleRequest(prompt, 5))));
 }
 
-TEST(Prefix, TenantsMemoriesAndSlotCapsAreApart) {
+TEST(Prefix, TenantsVariantsAndSlotCapsAreSeparate) {
   TestEngine engine(Options(), {.exact_too = true});
-  const GenerateRequest first = Cacheable(Request(SomeTokens(2 * kBlock, 1), 4));
+  const GenerateRequest first = Cacheable(SampleRequest(SomeTokens(2 * kBlock, 1), 4));
   GenerateRequest other_tenant = first, other_cap = first, other_memory = first;
   other_tenant.tenant = "bob";
   other_cap.slot_cap = 64;
@@ -196,7 +196,7 @@ TEST(Prefix, ScoresReadEveryToken) {
 TEST(Prefix, APromptThatIsCancelledLeavesNothing) {
   TestEngine engine(Options());
   engine.model().gate().CloseAt(3);
-  const auto stream = engine.Start(Cacheable(Request(SomeTokens(2 * kBlock + 50, 1), 4)));
+  const auto stream = engine.Start(Cacheable(SampleRequest(SomeTokens(2 * kBlock + 50, 1), 4)));
   engine.model().gate().AwaitEntered(3);
   stream->Cancel();
   engine.model().gate().Open();
@@ -218,11 +218,11 @@ TEST(Prefix, InCompany) {
       std::vector<int32_t> prompt = shared;
       const std::vector<int32_t> rest = SomeTokens(100 * i + 1, i + 2);
       prompt.insert(prompt.end(), rest.begin(), rest.end());
-      requests.push_back(Cacheable(Request(prompt, 40, i + 1)));
+      requests.push_back(Cacheable(SampleRequest(prompt, 40, i + 1)));
       streams.push_back(engine.Start(requests.back()));
     }
     for (size_t i = 0; i < requests.size(); ++i) {
-      EXPECT_EQ(TokensOf(ReadAll(*streams[i])), TokensOf(plain.Run(requests[i])));
+      EXPECT_EQ(AnswerTokens(ReadAll(*streams[i])), AnswerTokens(plain.Run(requests[i])));
     }
   }
   EXPECT_GE(engine.SettledStats().prefixes.hits, 12);
@@ -230,7 +230,7 @@ TEST(Prefix, InCompany) {
 
 TEST(Prefix, WithoutRoomNothingIsKept) {
   TestEngine engine(Options(100));
-  const GenerateRequest request = Cacheable(Request(SomeTokens(kBlock + 1, 1), 1));
+  const GenerateRequest request = Cacheable(SampleRequest(SomeTokens(kBlock + 1, 1), 1));
   for (int i = 0; i < 2; ++i) EXPECT_EQ(engine.Run(request).started->cached_tokens, 0);
   const PrefixStats stats = engine.SettledStats().prefixes;
   EXPECT_EQ(stats.queries, 2);
@@ -255,11 +255,11 @@ TEST_P(PrefixOf, TheSameStateAndTokens) {
   for (const size_t memory : {size_t{0}, size_t{1} << 28}) {
     EngineThread engine(Served(**model), Options(memory), MakeContext(Device::kCpu), {});
     for (int i = 0; i < 2; ++i) {
-      GenerateRequest request = Cacheable(Request(prompt, 20));
+      GenerateRequest request = Cacheable(SampleRequest(prompt, 20));
       request.n = 2;
       const auto stream = std::make_shared<TokenStream>();
       ASSERT_TRUE(engine.engine().Submit(request, stream).ok());
-      drawn.push_back(TokensOf(ReadAll(*stream, 2)));
+      drawn.push_back(AnswerTokens(ReadAll(*stream, 2)));
       Receiver<absl::StatusOr<SessionInfo>> receiver;
       engine.engine().CreateSession(Cacheable(Opened(prompt)), receiver.callback());
       states.push_back(*engine.engine().CopyState(receiver.Wait()->id, ""));

@@ -34,7 +34,7 @@ absl::Status Try(TenantQuotas& quotas, const Work& work, const std::string& tena
 bool Admits(TenantQuotas& quotas, const Work& work, const std::string& tenant = "a") {
   return Try(quotas, work, tenant).ok();
 }
-TenantUse UseOf(const TenantQuotas& quotas, const std::string& tenant) {
+TenantUse ClientUsage(const TenantQuotas& quotas, const std::string& tenant) {
   for (const TenantUse& use : quotas.Use()) {
     if (use.name == tenant) return use;
   }
@@ -47,21 +47,21 @@ TEST(Quota, SessionsAndBytesAreExact) {
   auto first = *quotas->Admit("a", {.sessions = 2, .bytes = 600});
   const auto sessions = Try(*quotas, {.sessions = 2, .bytes = 1});
   ASSERT_FALSE(sessions.ok());
-  EXPECT_EQ(FactsOf(sessions).reason, RejectReason::kTenantSessions);
+  EXPECT_EQ(GetErrorFacts(sessions).reason, RejectReason::kTenantSessions);
   EXPECT_EQ(sessions.message(), "tenant a: sessions: 2 more on top of 2, the limit is 3");
-  EXPECT_FALSE(FactsOf(sessions).retry_after);  // no time is known
+  EXPECT_FALSE(GetErrorFacts(sessions).retry_after);  // no time is known
   const auto bytes = Try(*quotas, {.sessions = 1, .bytes = 401});
   ASSERT_FALSE(bytes.ok());
-  EXPECT_EQ(FactsOf(bytes).reason, RejectReason::kTenantBytes);
+  EXPECT_EQ(GetErrorFacts(bytes).reason, RejectReason::kTenantBytes);
   EXPECT_EQ(bytes.message(), "tenant a: state_bytes: 401 more on top of 600, the limit is 1000");
   EXPECT_TRUE(Admits(*quotas, {.sessions = 1, .bytes = 400}));
   EXPECT_TRUE(Admits(*quotas, {.sessions = 9, .bytes = 9999}, "another"));
   first->ReleasePart(1, 500);
-  EXPECT_EQ(UseOf(*quotas, "a").sessions, 1);
-  EXPECT_EQ(UseOf(*quotas, "a").state_bytes, 100u);
+  EXPECT_EQ(ClientUsage(*quotas, "a").sessions, 1);
+  EXPECT_EQ(ClientUsage(*quotas, "a").state_bytes, 100u);
   first->ReleasePart(1, 100);
   first.reset();  // nothing more
-  EXPECT_EQ(UseOf(*quotas, "a").sessions, 0);
+  EXPECT_EQ(ClientUsage(*quotas, "a").sessions, 0);
 }
 
 TEST(Quota, RequestsRefillWithTime) {
@@ -71,9 +71,9 @@ TEST(Quota, RequestsRefillWithTime) {
   for (int i = 0; i < 4; ++i) EXPECT_TRUE(quotas->ChargeRequest("a").ok()) << i;
   const auto refused = quotas->ChargeRequest("a");
   ASSERT_FALSE(refused.ok());
-  EXPECT_EQ(FactsOf(refused).reason, RejectReason::kTenantRequests);
+  EXPECT_EQ(GetErrorFacts(refused).reason, RejectReason::kTenantRequests);
   EXPECT_EQ(refused.message(), "tenant a: requests_per_second: the limit is 4");
-  EXPECT_EQ(FactsOf(refused).retry_after, absl::Milliseconds(250));
+  EXPECT_EQ(GetErrorFacts(refused).retry_after, absl::Milliseconds(250));
   clock.Advance(std::chrono::milliseconds(249));
   EXPECT_FALSE(quotas->ChargeRequest("a").ok());
   clock.Advance(std::chrono::milliseconds(1));
@@ -90,7 +90,7 @@ TEST(Quota, RateBelowOneStillLetsOneIn) {
   auto quotas = std::make_shared<TenantQuotas>(clock.clock());
   quotas->SetLimits({{"a", {.requests_per_second = 0.5}}});
   EXPECT_TRUE(quotas->ChargeRequest("a").ok());
-  EXPECT_EQ(FactsOf(quotas->ChargeRequest("a")).retry_after, absl::Seconds(2));
+  EXPECT_EQ(GetErrorFacts(quotas->ChargeRequest("a")).retry_after, absl::Seconds(2));
 }
 
 TEST(Quota, TokensMakeADebtThatIsWaitedOff) {
@@ -99,11 +99,11 @@ TEST(Quota, TokensMakeADebtThatIsWaitedOff) {
   quotas->SetLimits({{"a", {.tokens_per_second = 100}}});
   EXPECT_TRUE(Admits(*quotas, {.prompt_tokens = 250}));  // none is too large
   quotas->ChargeTokens("a", 49);
-  EXPECT_EQ(UseOf(*quotas, "a").tokens_left, -199);
+  EXPECT_EQ(ClientUsage(*quotas, "a").tokens_left, -199);
   const auto refused = Try(*quotas, {.prompt_tokens = 1});
   ASSERT_FALSE(refused.ok());
-  EXPECT_EQ(FactsOf(refused).reason, RejectReason::kTenantTokens);
-  EXPECT_EQ(FactsOf(refused).retry_after, absl::Seconds(2));
+  EXPECT_EQ(GetErrorFacts(refused).reason, RejectReason::kTenantTokens);
+  EXPECT_EQ(GetErrorFacts(refused).retry_after, absl::Seconds(2));
   clock.Advance(std::chrono::milliseconds(1999));
   EXPECT_FALSE(Admits(*quotas, {.prompt_tokens = 1}));
   clock.Advance(std::chrono::milliseconds(1));
@@ -115,7 +115,7 @@ TEST(Quota, RefusalChargesNothing) {
   auto quotas = std::make_shared<TenantQuotas>(clock.clock());
   quotas->SetLimits({{"a", {.sessions = 1, .requests_per_second = 2, .tokens_per_second = 10}}});
   EXPECT_FALSE(Admits(*quotas, {.prompt_tokens = 5, .sessions = 2, .bytes = 7}));
-  const TenantUse use = UseOf(*quotas, "a");
+  const TenantUse use = ClientUsage(*quotas, "a");
   EXPECT_EQ(use.requests_left, 2);
   EXPECT_EQ(use.tokens_left, 10);
   EXPECT_EQ(use.sessions, 0);
@@ -128,9 +128,9 @@ TEST(Quota, NewLimitsApplyAtOnceAndKeepWhatIsUsed) {
   quotas->SetLimits({{"a", {.sessions = 5, .requests_per_second = 10}}});
   const auto hold = *quotas->Admit("a", {.sessions = 4, .bytes = 1});
   quotas->SetLimits({{"a", {.sessions = 4, .requests_per_second = 2}}});
-  EXPECT_EQ(UseOf(*quotas, "a").sessions, 4);
-  EXPECT_EQ(UseOf(*quotas, "a").requests_left, 2);  // not more than the new size
-  EXPECT_EQ(FactsOf(Try(*quotas, {.sessions = 1})).reason, RejectReason::kTenantSessions);
+  EXPECT_EQ(ClientUsage(*quotas, "a").sessions, 4);
+  EXPECT_EQ(ClientUsage(*quotas, "a").requests_left, 2);  // not more than the new size
+  EXPECT_EQ(GetErrorFacts(Try(*quotas, {.sessions = 1})).reason, RejectReason::kTenantSessions);
   quotas->SetLimits({});
   EXPECT_TRUE(Admits(*quotas, {.sessions = 100}));
 }
@@ -154,7 +154,7 @@ EngineOptions WithLimits(const TenantLimits& limits, std::shared_ptr<TenantQuota
 }
 
 GenerateRequest RequestOf(const std::string& tenant, int64_t n_prompt, int64_t max_tokens) {
-  GenerateRequest request = Request(SomeTokens(n_prompt, 3), max_tokens);
+  GenerateRequest request = SampleRequest(SomeTokens(n_prompt, 3), max_tokens);
   request.tenant = tenant;
   request.stop.ignore_eos = true;
   return request;
@@ -170,10 +170,10 @@ TEST(EngineQuota, SessionsHoldTheirCapUntilDeleted) {
   options.tenant = "a";
   const std::string id = engine.NewSession(options).id;
   const size_t cap = engine.model().layout().bytes_cap(kDefaultSlotCap);
-  EXPECT_EQ(UseOf(*quotas, "a").state_bytes, cap);
+  EXPECT_EQ(ClientUsage(*quotas, "a").state_bytes, cap);
   options.prompt = SomeTokens(20, 1);
   engine.NewSession(options);
-  EXPECT_EQ(UseOf(*quotas, "a").state_bytes, 2 * cap);
+  EXPECT_EQ(ClientUsage(*quotas, "a").state_bytes, 2 * cap);
   Receiver<absl::StatusOr<SessionInfo>> third;
   engine->CreateSession(options, third.callback());
   EXPECT_EQ(third.Wait().status().code(), absl::StatusCode::kResourceExhausted);
@@ -185,9 +185,9 @@ TEST(EngineQuota, SessionsHoldTheirCapUntilDeleted) {
   turn.session_id = id;
   EXPECT_TRUE(engine.Run(std::move(turn)).status.ok());
   EXPECT_TRUE(engine->DeleteSession(id, "a").ok());
-  EXPECT_EQ(UseOf(*quotas, "a").sessions, 1);
+  EXPECT_EQ(ClientUsage(*quotas, "a").sessions, 1);
   EXPECT_TRUE(engine.Run(RequestOf("a", 4, 2)).status.ok());
-  EXPECT_EQ(UseOf(*quotas, "a").sessions, 1);
+  EXPECT_EQ(ClientUsage(*quotas, "a").sessions, 1);
   engine.SettledStats();
   engine.Destroy();
   EXPECT_EQ(rejected[RejectReason::kTenantSessions], 2);
@@ -203,33 +203,33 @@ TEST(EngineQuota, RequestsCountWhileTheyWaitAndGiveBackHoweverTheyEnd) {
   two.n = 2;
   const auto running = engine.Start(std::move(two));
   const auto waiting = engine.Start(RequestOf("a", 4, 8));
-  EXPECT_EQ(UseOf(*quotas, "a").sessions, 3);
+  EXPECT_EQ(ClientUsage(*quotas, "a").sessions, 3);
   EXPECT_EQ(engine->Submit(RequestOf("a", 4, 8), std::make_shared<TokenStream>()).code(),
             absl::StatusCode::kResourceExhausted);
   waiting->Cancel();
   engine.model().gate().Open();
   EXPECT_EQ(ReadAll(*waiting).status.code(), absl::StatusCode::kCancelled);
   EXPECT_TRUE(ReadAll(*running, 2).status.ok());
-  EXPECT_EQ(UseOf(*quotas, "a").sessions, 0);
-  EXPECT_EQ(UseOf(*quotas, "a").state_bytes, 0u);
+  EXPECT_EQ(ClientUsage(*quotas, "a").sessions, 0);
+  EXPECT_EQ(ClientUsage(*quotas, "a").state_bytes, 0u);
 }
 
 TEST(EngineQuota, TokensOfPromptsAndAnswersAreCharged) {
   std::shared_ptr<TenantQuotas> quotas;
   TestEngine engine(WithLimits({.tokens_per_second = 50}, quotas));
   EXPECT_TRUE(engine.Run(RequestOf("a", 20, 7)).status.ok());
-  EXPECT_EQ(UseOf(*quotas, "a").tokens_left, 23);
+  EXPECT_EQ(ClientUsage(*quotas, "a").tokens_left, 23);
   ScoreRequest score;
   score.tenant = "a";
   score.prompt = SomeTokens(30, 1);
   Receiver<absl::StatusOr<ScoreResult>> scored;
   EXPECT_TRUE(engine->SubmitScore(score, nullptr, scored.callback()).ok());
   EXPECT_TRUE(scored.Wait().ok());
-  EXPECT_EQ(UseOf(*quotas, "a").tokens_left, -7);
+  EXPECT_EQ(ClientUsage(*quotas, "a").tokens_left, -7);
   const absl::Status refused =
       engine->Submit(RequestOf("a", 1, 1), std::make_shared<TokenStream>());
   EXPECT_THAT(std::string(refused.message()), HasSubstr("tokens_per_second"));
-  EXPECT_EQ(FactsOf(refused).retry_after, absl::Milliseconds(160));
+  EXPECT_EQ(GetErrorFacts(refused).retry_after, absl::Milliseconds(160));
 }
 
 TEST(EngineQuota, CallsAreChargedBeforeAnythingIsDone) {

@@ -34,7 +34,7 @@ class Driver {
       : random_(seed),
         model_(std::move(model)),
         vocab_size_(std::min<int64_t>(model_.vocab_size, 256)),
-        slot_cap_(model_.memories[0].default_slot_cap > 0 ? std::optional<int32_t>(24 + Upto(40))
+        slot_cap_(model_.variants[0].default_slot_cap > 0 ? std::optional<int32_t>(24 + Upto(40))
                                                           : std::nullopt),
         stock_(Tokens(600)),
         options_(Options()) {
@@ -97,7 +97,7 @@ class Driver {
   void UseFolder() {
     folder_ = testing::TempDir() + "/random_sessions" + std::to_string(getpid());
     std::filesystem::remove_all(folder_);
-    const EngineMemory& memory = model_.memories[0];
+    const ModelVariant& memory = model_.variants[0];
     options_.state_memory_bytes =
         4 * memory.layout->bytes_cap(slot_cap_.value_or(memory.default_slot_cap));
     options_.overcommit = true;
@@ -106,7 +106,7 @@ class Driver {
   void StartEngine() {
     engine_thread_.reset();
     options_.session_folder.reset();
-    SessionFolder::Found found;
+    SessionFolder::RecoveredSessions found;
     if (!folder_.empty()) {
       auto folder = SessionFolder::Open({.path = folder_, .sync_always = false});
       ASSERT_TRUE(folder.ok()) << folder.status();
@@ -160,8 +160,9 @@ class Driver {
 
   // The same answers from a session and from one shot with all its tokens.
   GenerateRequest Talk(const Plain& session, std::vector<int32_t> prompt) {
-    GenerateRequest request = Request(session.tokens.empty() ? Beginning() : std::move(prompt),
-                                      Upto(2) * Upto(20), 1 + session.tokens.size());
+    GenerateRequest request =
+        SampleRequest(session.tokens.empty() ? Beginning() : std::move(prompt), Upto(2) * Upto(20),
+                      1 + session.tokens.size());
     request.cacheable = Upto(1) * std::ssize(request.prompt);
     // Nothing to go on from: no token yet, or a prompt that was cancelled.
     if (request.prompt.empty() && !engine_->GetSession(session.id, "")->last_token) {
@@ -259,7 +260,7 @@ class Driver {
     std::optional<SessionImage> earlier = std::exchange(session.earlier, std::nullopt);
     if (session.keeps_tokens) session.earlier = *image;
     if (earlier) {
-      const auto delta = engine_->ExportSession(session.id, "", BaseOf(*earlier->tokens));
+      const auto delta = engine_->ExportSession(session.id, "", MakeSessionBase(*earlier->tokens));
       const auto [known, now] = std::ranges::mismatch(*earlier->tokens, session.tokens);
       EXPECT_EQ(delta.ok(), known == earlier->tokens->end()) << delta.status();
       if (delta.ok()) image = Joined(*std::move(earlier), *delta);
@@ -291,7 +292,7 @@ class Driver {
     sessions_.erase(sessions_.begin() + index);
   }
 
-  std::vector<std::byte> StateOf(const std::string& id) {
+  std::vector<std::byte> ReadState(const std::string& id) {
     const absl::StatusOr<std::vector<std::byte>> state = engine_->CopyState(id, "");
     EXPECT_TRUE(state.ok()) << state.status();
     return state.ok() ? *state : std::vector<std::byte>{};
@@ -309,7 +310,7 @@ class Driver {
     std::vector<int32_t> read = session.tokens;
     if (!pending && !read.empty()) read.push_back(0);
     const std::string fresh = Create(read, false).id;
-    EXPECT_TRUE(StateOf(session.id) == StateOf(fresh)) << session.tokens.size() << " tokens";
+    EXPECT_TRUE(ReadState(session.id) == ReadState(fresh)) << session.tokens.size() << " tokens";
     EXPECT_TRUE(engine_->DeleteSession(fresh, "").ok());
   }
 

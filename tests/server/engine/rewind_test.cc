@@ -23,7 +23,7 @@ absl::StatusOr<RewindResult> Rewind(TestEngine& engine, RewindOptions options) {
 }
 
 // A session of its own that has read these tokens and nothing else.
-std::vector<std::byte> StateOf(TestEngine& engine, const std::vector<int32_t>& tokens) {
+std::vector<std::byte> StateAfter(TestEngine& engine, const std::vector<int32_t>& tokens) {
   SessionOptions options;
   options.prompt = tokens;
   const std::string id = engine.NewSession(options).id;
@@ -76,9 +76,9 @@ TEST_P(RewindWithMemory, IsAsIfItHadNeverGoneFurther) {
     EXPECT_EQ(info.last_token,
               talk.tokens.empty() ? std::nullopt : std::optional(talk.tokens.back()));
     for (const TurnEnd& end : info.turns) EXPECT_LE(end.position, info.position);
-    EXPECT_EQ(State(engine, talk.id), StateOf(engine, talk.tokens)) << position;
+    EXPECT_EQ(State(engine, talk.id), StateAfter(engine, talk.tokens)) << position;
     if (position % 3 != 0) talk.Say(engine, 17, 5, static_cast<uint32_t>(position));
-    EXPECT_EQ(State(engine, talk.id), StateOf(engine, talk.tokens));
+    EXPECT_EQ(State(engine, talk.id), StateAfter(engine, talk.tokens));
   }
   EXPECT_TRUE(engine->DeleteSession(talk.id, "").ok());
   const EngineStats stats = engine.SettledStats();
@@ -109,7 +109,7 @@ TEST(Rewind, ATurnThatWasDrawnIsTakenBackWithoutReadingAnything) {
   ASSERT_TRUE(back.ok()) << back.status();
   EXPECT_EQ(back->replay_tokens, 0);
   talk.tokens.resize(static_cast<size_t>(first));
-  EXPECT_EQ(State(engine, talk.id), StateOf(engine, talk.tokens));
+  EXPECT_EQ(State(engine, talk.id), StateAfter(engine, talk.tokens));
 }
 
 TEST(Rewind, CopiesOfASessionGoBackOnTheirOwn) {
@@ -127,8 +127,9 @@ TEST(Rewind, CopiesOfASessionGoBackOnTheirOwn) {
   EXPECT_TRUE(engine->DeleteSession(talk.id, "").ok());
   const std::string& id = copies->front().id;
   ASSERT_TRUE(Rewind(engine, {.session_id = id, .position = 790}).ok());
-  EXPECT_EQ(State(engine, id), StateOf(engine, {talk.tokens.begin(), talk.tokens.begin() + 790}));
-  EXPECT_EQ(State(engine, copies->back().id), StateOf(engine, talk.tokens));
+  EXPECT_EQ(State(engine, id),
+            StateAfter(engine, {talk.tokens.begin(), talk.tokens.begin() + 790}));
+  EXPECT_EQ(State(engine, copies->back().id), StateAfter(engine, talk.tokens));
 }
 
 TEST(Rewind, SaysWhatItCannotDo) {
@@ -179,7 +180,7 @@ TEST(Rewind, StaysAsItWasIfItIsCancelled) {
   EXPECT_EQ(info.position, 130);
   EXPECT_EQ(info.last_token, talk.tokens.back());
   talk.Say(engine, 12, 12, 3);
-  EXPECT_EQ(State(engine, talk.id), StateOf(engine, talk.tokens));
+  EXPECT_EQ(State(engine, talk.id), StateAfter(engine, talk.tokens));
 
   // Deleted while it reads.
   const int64_t later = engine.model().gate().steps() + 2;
@@ -218,13 +219,13 @@ TEST(Rewind, AfterACancelledPromptTheLogIsWhatWasRead) {
         Rewind(engine, {.session_id = talk.id, .position = static_cast<uint64_t>(to)});
     ASSERT_TRUE(back.ok()) << back.status();
     talk.tokens.resize(static_cast<size_t>(to));
-    EXPECT_EQ(State(engine, talk.id), StateOf(engine, talk.tokens)) << to;
+    EXPECT_EQ(State(engine, talk.id), StateAfter(engine, talk.tokens)) << to;
   }
 }
 
 TEST(Rewind, PenaltiesCountTheWholeSession) {
   TestEngine engine;
-  GenerateRequest whole = Request(SomeTokens(40, 1), 0);
+  GenerateRequest whole = SampleRequest(SomeTokens(40, 1), 0);
   Conversation talk{engine.NewSession().id, {}};
   talk.Say(engine, 40, 8, 1);
   whole.prompt = talk.tokens;

@@ -13,17 +13,18 @@ inline EngineModel Served(const LanguageModel& model) {
   EngineModel served;
   served.vocab_size = model.config().vocab_size;
   served.full_kv_bytes_per_token = model.full_kv_bytes_per_token();
-  served.memories.push_back(
+  served.variants.push_back(
       {.name = "model",
        .fingerprint = model.fingerprint(),
        .layer_types = model.config().layer_types(),
        .default_slot_cap = static_cast<int32_t>(model.layout().default_slot_cap()),
        .layout = &model.layout(),
        .exact_tokens = [](int64_t) { return std::nullopt; },
-       .forward = [&model](const StepBatch& batch, DeviceContext& context,
+       .forward = [&model](const Batch& batch, DeviceContext& context,
                            ScratchScope& scope) { return model.Forward(batch, context, scope); },
-       .overwrites = [&model](const TokenRange& tokens) { return model.Overwrites(tokens); },
-       .writes_apart = [&model](const TokenRange& tokens) { return model.WritesApart(tokens); }});
+       .undo_extents = [&model](const TokenRange& tokens) { return model.UndoExtents(tokens); },
+       .can_undo_suffix =
+           [&model](const TokenRange& tokens) { return model.CanUndoSuffix(tokens); }});
   return served;
 }
 

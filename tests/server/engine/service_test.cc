@@ -34,7 +34,7 @@ void ExpectSame(const ScoreResult& a, const ScoreResult& b) {
 
 TEST(Score, IsTheLogprobOfEveryGivenToken) {
   TestEngine engine;
-  GenerateRequest generate = Request(SomeTokens(30, 1), 25);
+  GenerateRequest generate = SampleRequest(SomeTokens(30, 1), 25);
   generate.output = {.logprobs = true, .top_logprobs = 3};
   const Answer answer = engine.Run(generate).of[0];
   ScoreRequest request;
@@ -44,7 +44,7 @@ TEST(Score, IsTheLogprobOfEveryGivenToken) {
   const ScoreResult result = *Score(engine, request);
   ASSERT_EQ(result.rows.size(), 55u);
   for (int i = 0; i < 25; ++i) {
-    const RowScore& row = result.rows[29 + i];
+    const TokenScore& row = result.rows[29 + i];
     EXPECT_EQ(row.logprob, answer.logprobs[i]) << i;
     ASSERT_EQ(row.top.size(), 3u);
     for (int j = 0; j < 3; ++j) {
@@ -69,10 +69,10 @@ TEST(Score, SharesStepsWithGeneration) {
   ScoreRequest score;
   score.prompt = SomeTokens(40, 6);
   score.top_logprobs = 2;
-  GenerateRequest several = Request(SomeTokens(17, 2), 9, 70);
+  GenerateRequest several = SampleRequest(SomeTokens(17, 2), 9, 70);
   several.n = 3;
   several.output = {.logprobs = true, .top_logprobs = 2};
-  const GenerateRequest single = Request(SomeTokens(5, 3), 30, 80);
+  const GenerateRequest single = SampleRequest(SomeTokens(5, 3), 30, 80);
   TestEngine alone;
   const ScoreResult expected_score = *Score(alone, score);
   const Answers expected_several = alone.Run(several);
@@ -167,19 +167,19 @@ TEST(Drain, LetsRunningRequestsFinishAndRefusesNewOnes) {
   TestEngine engine;
   const std::string id = engine.NewSession().id;
   engine.model().gate().CloseAt(1);
-  const std::shared_ptr<TokenStream> stream = engine.Start(Request(SomeTokens(5, 1), 50));
+  const std::shared_ptr<TokenStream> stream = engine.Start(SampleRequest(SomeTokens(5, 1), 50));
   engine.model().gate().AwaitEntered(1);
   bool by_themselves = false;
   std::thread drain([&] { by_themselves = engine->Drain(absl::InfiniteDuration()); });
   // Once the drain has begun, every kind of work is refused.
-  GenerateRequest turn = Request({1}, 1);
+  GenerateRequest turn = SampleRequest({1}, 1);
   turn.session_id = "unknown";
   absl::Status refused;
   do {
     refused = engine->Submit(turn, std::make_shared<TokenStream>());
   } while (refused.code() == absl::StatusCode::kNotFound);
   EXPECT_EQ(refused.code(), absl::StatusCode::kUnavailable);
-  EXPECT_EQ(engine->Submit(Request({1}, 1), std::make_shared<TokenStream>()).code(),
+  EXPECT_EQ(engine->Submit(SampleRequest({1}, 1), std::make_shared<TokenStream>()).code(),
             absl::StatusCode::kUnavailable);
   engine.model().gate().Open();
   const Answers answers = ReadAll(*stream);
@@ -198,8 +198,8 @@ TEST(Drain, EndsTheRestWhenTheTimeIsUp) {
   EngineOptions options;
   options.state_memory_bytes = probe.layout().bytes_cap(kDefaultSlotCap);
   TestEngine engine(options);
-  const std::shared_ptr<TokenStream> running = engine.Start(Request({1}, INT64_MAX), 2);
-  const std::shared_ptr<TokenStream> queued = engine.Start(Request({1}, INT64_MAX), 2);
+  const std::shared_ptr<TokenStream> running = engine.Start(SampleRequest({1}, INT64_MAX), 2);
+  const std::shared_ptr<TokenStream> queued = engine.Start(SampleRequest({1}, INT64_MAX), 2);
   while (!running->full()) engine.SettledStats();
   EXPECT_FALSE(engine->Drain(absl::Milliseconds(5)));
   EXPECT_EQ(ReadAll(*running).status.code(), absl::StatusCode::kUnavailable);
@@ -211,7 +211,7 @@ TEST(Drain, EndsTheRestWhenTheTimeIsUp) {
 TEST(Drain, DestructionEndsEverything) {
   TestEngine engine;
   engine.NewSession();
-  const std::shared_ptr<TokenStream> stream = engine.Start(Request({1}, INT64_MAX), 2);
+  const std::shared_ptr<TokenStream> stream = engine.Start(SampleRequest({1}, INT64_MAX), 2);
   engine.Destroy();
   EXPECT_EQ(ReadAll(*stream).status.code(), absl::StatusCode::kUnavailable);
   stream->Cancel();  // the stream may outlive the engine
@@ -219,7 +219,7 @@ TEST(Drain, DestructionEndsEverything) {
 
 // Counts on the engine thread, read after the engine has gone.
 struct Counts {
-  int steps = 0, prefill_rows = 0, decode_rows = 0, first = 0, next = 0, rejected = 0;
+  int steps = 0, prefill_tokens = 0, decode_tokens = 0, first = 0, next = 0, rejected = 0;
   absl::Duration between_tokens;
   std::vector<absl::Duration> per_token;
   std::vector<RequestReport> finished;
@@ -229,10 +229,10 @@ struct Counts {
 TEST(Events, CountWhatHappened) {
   Counts counts;
   EngineEvents events;
-  events.step = [&](const StepReport& report) {
+  events.step = [&](const IterationReport& report) {
     ++counts.steps;
-    counts.prefill_rows += report.prefill_rows;
-    counts.decode_rows += report.decode_rows;
+    counts.prefill_tokens += report.prefill_tokens;
+    counts.decode_tokens += report.decode_tokens;
   };
   events.first_token = [&](absl::Duration) { ++counts.first; };
   events.next_token = [&](absl::Duration time) {
@@ -247,8 +247,8 @@ TEST(Events, CountWhatHappened) {
   options.state_memory_bytes = size_t{1} << 20;
   TestEngine engine(options, {}, std::move(events));
 
-  engine.Run(Request(SomeTokens(30, 1), 10));
-  GenerateRequest two = Request(SomeTokens(20, 1), 5);
+  engine.Run(SampleRequest(SomeTokens(30, 1), 10));
+  GenerateRequest two = SampleRequest(SomeTokens(20, 1), 5);
   two.n = 2;
   engine.Run(two);
   ScoreRequest score;
@@ -256,7 +256,7 @@ TEST(Events, CountWhatHappened) {
   EXPECT_TRUE(Score(engine, score).ok());
   const std::string id = engine.NewSession().id;
   EXPECT_TRUE(engine->DeleteSession(id, "").ok());
-  GenerateRequest huge = Request({1}, 1000000);
+  GenerateRequest huge = SampleRequest({1}, 1000000);
   huge.slot_cap = 4096;
   huge.n = 64;
   EXPECT_EQ(engine->Submit(huge, std::make_shared<TokenStream>()).code(),
@@ -264,8 +264,8 @@ TEST(Events, CountWhatHappened) {
   engine.SettledStats();
   engine.Destroy();
 
-  EXPECT_EQ(counts.prefill_rows, 30 + 20 + 15);
-  EXPECT_EQ(counts.decode_rows, 9 + 2 * 4);
+  EXPECT_EQ(counts.prefill_tokens, 30 + 20 + 15);
+  EXPECT_EQ(counts.decode_tokens, 9 + 2 * 4);
   EXPECT_EQ(counts.steps, 1 + 9 + 1 + 4 + 1);
   EXPECT_EQ(counts.first, 2);
   EXPECT_EQ(counts.next, 9 + 2 * 4);
@@ -291,7 +291,7 @@ TEST(Events, DictionaryUpdatesFollowFromPositions) {
   int64_t merges = 0;
   std::vector<std::optional<double>> fill;
   EngineEvents events;
-  events.step = [&](const StepReport& report) {
+  events.step = [&](const IterationReport& report) {
     inserts += report.dictionary_inserts;
     merges += report.dictionary_merges;
   };
@@ -299,8 +299,8 @@ TEST(Events, DictionaryUpdatesFollowFromPositions) {
   EngineOptions options;
   options.max_batch_tokens = 7;  // steps that do not end with a chunk
   TestEngine engine(options, {}, std::move(events));
-  engine.Run(Request(SomeTokens(30, 1), 10));
-  GenerateRequest two = Request(SomeTokens(20, 1), 5);
+  engine.Run(SampleRequest(SomeTokens(30, 1), 10));
+  GenerateRequest two = SampleRequest(SomeTokens(20, 1), 5);
   two.n = 2;
   engine.Run(two);
   ScoreRequest score;
@@ -331,10 +331,10 @@ TEST(Events, SessionsTellTheirTokensAndTheTimeOfACall) {
   EXPECT_LE(reports[0].duration + reports[1].duration, both);
 }
 
-TEST(Stats, WhatAStepWorksOnShowsWhileItHangs) {
+TEST(Stats, WhatAnIterationWorksOnShowsWhileItHangs) {
   TestEngine engine;
   engine.model().gate().CloseAt(1);
-  const std::shared_ptr<TokenStream> stream = engine.Start(Request(SomeTokens(5, 1), 3));
+  const std::shared_ptr<TokenStream> stream = engine.Start(SampleRequest(SomeTokens(5, 1), 3));
   engine.model().gate().AwaitEntered(1);
   const EngineStats stats = engine->Stats();
   EXPECT_EQ(stats.requests_running, 1);
@@ -367,7 +367,7 @@ TEST(Threads, ManyCallersAtOnce) {
   TestEngine engine(options);
   std::vector<std::vector<int32_t>> expected;
   for (int i = 0; i < 8; ++i) {
-    expected.push_back(engine.Run(Request(SomeTokens(10 + i, i), 20, 3)).of[0].tokens);
+    expected.push_back(engine.Run(SampleRequest(SomeTokens(10 + i, i), 20, 3)).of[0].tokens);
   }
   std::vector<std::thread> threads;
   for (int i = 0; i < 8; ++i) {
@@ -375,14 +375,14 @@ TEST(Threads, ManyCallersAtOnce) {
       const std::string id = engine.NewSession().id;
       for (int round = 0; round < 6; ++round) {
         const std::shared_ptr<TokenStream> stream =
-            engine.Start(Request(SomeTokens(10 + i, i), 20, 3), 3);
+            engine.Start(SampleRequest(SomeTokens(10 + i, i), 20, 3), 3);
         if (round % 3 == 2) {
           stream->Cancel();
           ReadAll(*stream);
         } else {
           EXPECT_EQ(ReadAll(*stream).of[0].tokens, expected[i]);
         }
-        GenerateRequest turn = Request({1, 2, 3}, 4);
+        GenerateRequest turn = SampleRequest({1, 2, 3}, 4);
         turn.session_id = id;
         EXPECT_TRUE(engine.Run(turn).status.ok());
         EXPECT_EQ(engine->GetSession(id, "")->position, 7 * (round + 1));

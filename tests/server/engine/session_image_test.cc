@@ -97,7 +97,7 @@ SessionImage Longer() {
 }
 
 TEST(SessionImage, ADeltaIsTheBytesThatAnotherProgramWrites) {
-  EXPECT_EQ(absl::BytesToHexString(Bytes(EncodeDelta(Longer(), BaseOf(*Small().tokens)))),
+  EXPECT_EQ(absl::BytesToHexString(Bytes(EncodeDelta(Longer(), MakeSessionBase(*Small().tokens)))),
             absl::BytesToHexString(Golden("delta")));
 }
 

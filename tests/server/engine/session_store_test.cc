@@ -21,16 +21,16 @@ using testing::ElementsAre;
 
 absl::Status Nothing(const Session&) { return absl::OkStatus(); }
 
-// A turn's job on a session that it has claimed.
-std::shared_ptr<Job> Claimed(Parts& parts, const std::string& id) {
+// A turn's request on a session that it has claimed.
+std::shared_ptr<Request> Claimed(Parts& parts, const std::string& id) {
   EXPECT_TRUE(parts.admission.Enter().ok());
-  auto job = parts.NewJob(1, 1);
-  job->session = *parts.sessions.Claim(id, "", Nothing);
-  job->sequence = job->session;
-  return job;
+  auto request = parts.NewRequest(1, 1);
+  request->session = *parts.sessions.Claim(id, "", Nothing);
+  request->sequence = request->session;
+  return request;
 }
-void End(Parts& parts, Job& job) {
-  parts.sessions.EndTurn(job, [](const absl::Status& status) { EXPECT_TRUE(status.ok()); });
+void End(Parts& parts, Request& request) {
+  parts.sessions.EndTurn(request, [](const absl::Status& status) { EXPECT_TRUE(status.ok()); });
   parts.admission.Leave();
 }
 
@@ -60,11 +60,11 @@ TEST(SessionStore, UseKeepsThemAndBusyOnesDoNotExpire) {
   const absl::Time created = parts.clock.wall;
   const std::string id = parts.Open(Lasting(absl::Seconds(60)))->id;
   parts.clock.Advance(absl::Seconds(50));
-  const auto job = Claimed(parts, id);
+  const auto request = Claimed(parts, id);
   parts.clock.Advance(absl::Seconds(50));
   parts.sessions.Expire(parts.clock.steady);
   EXPECT_TRUE(parts.sessions.Get(id, "")->busy);
-  End(parts, *job);
+  End(parts, *request);
   const SessionInfo info = *parts.sessions.Get(id, "");
   EXPECT_FALSE(info.busy);
   EXPECT_EQ(info.created, created);
@@ -81,17 +81,17 @@ TEST(SessionStore, UseKeepsThemAndBusyOnesDoNotExpire) {
 TEST(SessionStore, WhatCallersSeeChangesWhenItIsPublished) {
   Parts parts;
   const SessionInfo opened = *parts.Open();
-  const auto job = Claimed(parts, opened.id);
+  const auto request = Claimed(parts, opened.id);
   EXPECT_EQ(parts.sessions.Claim(opened.id, "", Nothing).status().code(),
             absl::StatusCode::kFailedPrecondition);
-  parts.pool.Grow(job->session->state, 40);
-  job->session->pending = 3;
+  parts.pool.Grow(request->session->state, 40);
+  request->session->pending = 3;
   EXPECT_EQ(parts.sessions.Get(opened.id, "")->position, 0);
   EngineStats stats;
   parts.sessions.AddTo(stats);
   EXPECT_EQ(stats.equivalent_kv_cache_bytes + static_cast<size_t>(stats.live_slots), 0u);
 
-  parts.sessions.Publish(*job);
+  parts.sessions.Publish(*request);
   const StateLayout& layout = parts.model.layout();
   SessionInfo info = *parts.sessions.Get(opened.id, "");
   EXPECT_TRUE(info.busy);
@@ -105,7 +105,7 @@ TEST(SessionStore, WhatCallersSeeChangesWhenItIsPublished) {
   EXPECT_EQ(stats.live_slots, info.live_slots);
   EXPECT_EQ(stats.equivalent_kv_cache_bytes, 41'000u);
 
-  End(parts, *job);
+  End(parts, *request);
   info = *parts.sessions.Get(opened.id, "");
   EXPECT_EQ(info.prompt_tokens_total, 41);
   parts.sessions.Delete(opened.id, "", parts.clock.steady,
@@ -119,15 +119,15 @@ TEST(SessionStore, WhatCallersSeeChangesWhenItIsPublished) {
 TEST(SessionStore, ADeletedBusyOneKeepsItsMemoryUntilItsTurnEnds) {
   Parts parts;
   const std::string id = parts.Open()->id;
-  const auto job = Claimed(parts, id);
-  EXPECT_TRUE(DeathOf(*job, parts.clock.steady).ok());
+  const auto request = Claimed(parts, id);
+  EXPECT_TRUE(CheckAlive(*request, parts.clock.steady).ok());
   parts.sessions.Delete(id, "", parts.clock.steady,
                         [](const absl::Status& status) { EXPECT_TRUE(status.ok()); });
   EXPECT_TRUE(absl::IsNotFound(parts.sessions.Get(id, "").status()));
-  EXPECT_FALSE(DeathOf(*job, parts.clock.steady).ok());
-  parts.sessions.Publish(*job);
+  EXPECT_FALSE(CheckAlive(*request, parts.clock.steady).ok());
+  parts.sessions.Publish(*request);
   EXPECT_EQ(parts.pool.sessions(), 1);
-  End(parts, *job);
+  End(parts, *request);
   EXPECT_EQ(parts.pool.sessions(), 0);
   EXPECT_THAT(parts.events, ElementsAre("open", "close"));
 }

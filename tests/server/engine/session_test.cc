@@ -14,7 +14,7 @@ namespace {
 
 using testing::HasSubstr;
 
-TEST(Session, KeepsTheMemoryThatItWasCreatedWith) {
+TEST(Session, KeepsTheVariantItWasCreatedWith) {
   TestEngine engine({}, {.exact_too = true});
   SessionOptions options;
   options.memory = "exact";
@@ -25,7 +25,7 @@ TEST(Session, KeepsTheMemoryThatItWasCreatedWith) {
   ASSERT_TRUE(created.ok()) << created.status();
   EXPECT_EQ(engine.NewSession().memory, "model");
   const Answers turn = engine.Run(Turn(created->id, SomeTokens(300, 2), 8, 5));
-  GenerateRequest whole = Request(SomeTokens(30, 1), 8, 5);
+  GenerateRequest whole = SampleRequest(SomeTokens(30, 1), 8, 5);
   const std::vector<int32_t> more = SomeTokens(300, 2);
   whole.prompt.insert(whole.prompt.end(), more.begin(), more.end());
   whole.memory = "exact";
@@ -55,7 +55,7 @@ TEST(Session, TurnsEqualOneLongPrompt) {
     EXPECT_EQ(answers.of[0].finished->usage.prompt_tokens, static_cast<int64_t>(prompt.size()));
     conversation.insert(conversation.end(), prompt.begin(), prompt.end());
     // The same tokens as a one-shot request with all that was said before.
-    EXPECT_EQ(engine.Run(Request(conversation, 8, 5)).of[0].tokens, answers.of[0].tokens);
+    EXPECT_EQ(engine.Run(SampleRequest(conversation, 8, 5)).of[0].tokens, answers.of[0].tokens);
     last_answer = answers.of[0].tokens;
     conversation.insert(conversation.end(), last_answer.begin(), last_answer.end());
     EXPECT_EQ(answers.of[0].finished->usage.position, static_cast<int64_t>(conversation.size()));
@@ -82,7 +82,7 @@ TEST(Session, TurnsEqualOneLongPrompt) {
 TEST(Session, EmptyPromptContinuesFromThePendingToken) {
   TestEngine engine;
   const std::vector<int32_t> prompt = SomeTokens(33, 2);
-  const std::vector<int32_t> expected = engine.Run(Request(prompt, 12)).of[0].tokens;
+  const std::vector<int32_t> expected = engine.Run(SampleRequest(prompt, 12)).of[0].tokens;
 
   SessionOptions options;
   options.prompt = prompt;
@@ -131,10 +131,10 @@ TEST(Session, CancelledTurnKeepsWhatWasDelivered) {
   const Answers rest = engine.Run(Turn(id, {}, 6));
   std::vector<int32_t> tokens = answers.of[0].tokens;
   tokens.insert(tokens.end(), rest.of[0].tokens.begin(), rest.of[0].tokens.end());
-  EXPECT_EQ(tokens, engine.Run(Request(prompt, 10)).of[0].tokens);
+  EXPECT_EQ(tokens, engine.Run(SampleRequest(prompt, 10)).of[0].tokens);
 }
 
-TEST(Session, CancelledWhileAbsorbingStandsWhereItGot) {
+TEST(Session, CancelledDuringPrefillStandsWhereItGot) {
   EngineOptions options;
   options.max_batch_tokens = 4;
   TestEngine engine(options);
@@ -153,7 +153,7 @@ TEST(Session, CancelledWhileAbsorbingStandsWhereItGot) {
   const std::vector<int32_t> tokens = engine.Run(Turn(id, rest, 5)).of[0].tokens;
   std::vector<int32_t> whole = {9};
   whole.insert(whole.end(), prompt.begin(), prompt.end());
-  EXPECT_EQ(tokens, engine.Run(Request(whole, 5)).of[0].tokens);
+  EXPECT_EQ(tokens, engine.Run(SampleRequest(whole, 5)).of[0].tokens);
 }
 
 TEST(Session, ATurnThatIsSentAgainIsCarriedOutOnce) {
@@ -170,13 +170,13 @@ TEST(Session, ATurnThatIsSentAgainIsCarriedOutOnce) {
   const absl::Status again = refusal(turn);
   EXPECT_TRUE(absl::IsFailedPrecondition(again));
   EXPECT_EQ(std::string(again.message()), "expected_position: the session has 5 tokens, not 0");
-  EXPECT_EQ(FactsOf(again), ErrorFacts{.position = 5});
+  EXPECT_EQ(GetErrorFacts(again), ErrorFacts{.position = 5});
   EXPECT_EQ(engine->GetSession(id, "")->position, 5);
   turn.expected_position = 5;
   EXPECT_EQ(engine.Run(turn).started->position, 5);
   turn.expected_position = ~uint64_t{0};
   EXPECT_TRUE(absl::IsFailedPrecondition(refusal(turn)));
-  GenerateRequest one_shot = Request({1, 2}, 3);
+  GenerateRequest one_shot = SampleRequest({1, 2}, 3);
   EXPECT_EQ(engine.Run(one_shot).started->position, 0);
   one_shot.expected_position = 0;
   EXPECT_EQ(std::string(refusal(one_shot).message()),

@@ -26,7 +26,7 @@ class SharedFolder : public testing::Test {
  protected:
   struct Server {
     std::vector<std::string> told;  // engine thread
-    SessionFolder::Found found;
+    SessionFolder::RecoveredSessions found;
     std::unique_ptr<TestEngine> engine;
 
     TestEngine& operator*() { return *engine; }
@@ -38,12 +38,12 @@ class SharedFolder : public testing::Test {
   }
   ~SharedFolder() override { std::filesystem::remove_all(path_); }
 
-  std::unique_ptr<SessionFolder> OpenFolder(SessionFolder::Found& found,
+  std::unique_ptr<SessionFolder> OpenFolder(SessionFolder::RecoveredSessions& found,
                                             SessionFolderOptions options = {}) {
     options.path = path_;
     absl::StatusOr<std::unique_ptr<SessionFolder>> folder = SessionFolder::Open(options);
     EXPECT_TRUE(folder.ok()) << folder.status();
-    absl::StatusOr<SessionFolder::Found> here = (*folder)->Recover();
+    absl::StatusOr<SessionFolder::RecoveredSessions> here = (*folder)->Recover();
     EXPECT_TRUE(here.ok()) << here.status();
     found = *std::move(here);
     return *std::move(folder);
@@ -75,7 +75,7 @@ class SharedFolder : public testing::Test {
   const std::string path_;
 };
 
-TEST_F(SharedFolder, ASessionGoesWhereItIsAskedFor) {
+TEST_F(SharedFolder, OwnershipMovesToTheServerThatRequestsIt) {
   const auto first = Start(), second = Start();
   const std::string id = Open(*first);
   TestEngine calm;
@@ -133,7 +133,7 @@ TEST_F(SharedFolder, OneThatIsInUseStays) {
   EXPECT_TRUE((**second).Run(Turn(id, {}, 1)).status.ok());
 }
 
-TEST_F(SharedFolder, OneThatWaitsForNobodyIsTakenAtOnce) {
+TEST_F(SharedFolder, AFreeSessionIsAcquiredAtOnce) {
   auto first = Start();
   const std::string id = Open(*first), other = Open(*first);
   const auto second = Start();
@@ -154,17 +154,17 @@ TEST_F(SharedFolder, AServerThatDoesNotAnswerKeepsItsSessions) {
     const auto first = Start();
     id = Open(*first);
   }
-  SessionFolder::Found found;
+  SessionFolder::RecoveredSessions found;
   const auto silent = OpenFolder(found);
   ASSERT_EQ(found.sessions.size(), 1u);
-  const auto second = Start({}, {.take_timeout = absl::Milliseconds(300)});
+  const auto second = Start({}, {.ownership_timeout = absl::Milliseconds(300)});
   const absl::Time begin = absl::Now();
   const absl::Status status = (*second)->GetSession(id, "").status();
   EXPECT_TRUE(absl::IsUnavailable(status)) << status;
   EXPECT_THAT(std::string(status.message()), HasSubstr(id + ": another server has it"));
   EXPECT_GE(absl::Now() - begin, absl::Milliseconds(300));
   EXPECT_TRUE(std::filesystem::is_empty(path_ + "/asked"));
-  silent->LetGo(id);
+  silent->ReleaseOwnership(id);
   EXPECT_EQ(PositionOn(*second, id), 700);
 }
 
@@ -209,7 +209,7 @@ TEST_F(SharedFolder, AStartRemovesWhatACrashLeftAndNothingElse) {
   EXPECT_EQ(PositionOn(*first, id), 700);
 }
 
-TEST_F(SharedFolder, ADamagedOneIsSetAsideByWhoeverTakesIt) {
+TEST_F(SharedFolder, ADamagedSessionIsQuarantinedByItsAcquirer) {
   std::string id;
   const auto second = Start();
   {

@@ -49,7 +49,7 @@ void ExpectSame(const Answers& a, const Answers& b) {
 
 // Few tokens come into question, so that many guesses are right and many are wrong.
 GenerateRequest OfFewTokens(int64_t max_tokens, uint64_t seed) {
-  GenerateRequest request = Request({1, 2, 3, 1, 2, 3, 1, 2}, max_tokens, seed);
+  GenerateRequest request = SampleRequest({1, 2, 3, 1, 2, 3, 1, 2}, max_tokens, seed);
   for (const int32_t id : {1, 2, 3}) request.sampling.logit_bias[id] = 60;
   request.output = {.logprobs = true, .top_logprobs = 2};
   request.stop.ignore_eos = true;
@@ -171,7 +171,7 @@ class Speculating : public testing::Test {
 };
 
 TEST_F(Speculating, StepsAreFewer) {
-  const Answers answers = RunBoth(Request(SomeTokens(kPrompt, 1), 120));
+  const Answers answers = RunBoth(SampleRequest(SomeTokens(kPrompt, 1), 120));
   const Usage& usage = answers.of[0].finished->usage;
   EXPECT_GT(usage.accepted_tokens, 40) << "chunks have four tokens";
   EXPECT_LE(usage.accepted_tokens, usage.drafted_tokens);
@@ -179,10 +179,10 @@ TEST_F(Speculating, StepsAreFewer) {
 }
 
 TEST_F(Speculating, AnAnswerEndsWhereItWould) {
-  for (int64_t most = 20; most < 30; ++most) RunBoth(Request(SomeTokens(kPrompt, 1), most));
+  for (int64_t most = 20; most < 30; ++most) RunBoth(SampleRequest(SomeTokens(kPrompt, 1), most));
   for (const char* stop : {"e\na", "abcde\nabcde\nabcd", "cd", "\n"}) {
     for (const int64_t min_tokens : {0, 23}) {
-      GenerateRequest request = Request(SomeTokens(kPrompt, 1), 200);
+      GenerateRequest request = SampleRequest(SomeTokens(kPrompt, 1), 200);
       request.stop.strings = {stop};
       request.stop.min_tokens = min_tokens;
       EXPECT_EQ(RunBoth(request).of[0].finished->matched_stop, stop);
@@ -194,7 +194,7 @@ TEST_F(Speculating, AnAnswerEndsWhereItWould) {
 }
 
 TEST_F(Speculating, AReaderThatIsBehindHoldsItUpAsEver) {
-  GenerateRequest request = Request(SomeTokens(kPrompt, 1), 200);
+  GenerateRequest request = SampleRequest(SomeTokens(kPrompt, 1), 200);
   const auto stream = drafts_.Start(request, /*capacity=*/8);
   while (drafts_->Stats().requests_blocked == 0) drafts_.AwaitBoundary();
   const Answers answers = ReadAll(*stream);
@@ -219,7 +219,7 @@ TEST_F(Speculating, CancelledInTheMiddle) {
 }
 
 TEST_F(Speculating, ARequestMaySayOtherwise) {
-  GenerateRequest request = Request(SomeTokens(kPrompt, 1), 60);
+  GenerateRequest request = SampleRequest(SomeTokens(kPrompt, 1), 60);
   request.output.speculation = Speculation::kOff;
   EXPECT_EQ(drafts_.Run(request).of[0].finished->usage.drafted_tokens, 0);
   request.output.speculation = Speculation::kNgram;

@@ -4,7 +4,7 @@
 #include <latch>
 #include <thread>
 
-#include "server/engine/request.h"
+#include "server/engine/engine_api.h"
 #include "tests/server/engine/fake_model.h"
 
 namespace ovq::test {

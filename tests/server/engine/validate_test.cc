@@ -25,7 +25,7 @@ class Validate : public testing::Test {
   }
 
   absl::Status Generate(const std::function<void(GenerateRequest&)>& change) {
-    GenerateRequest request = Request({1, 2}, 10);
+    GenerateRequest request = SampleRequest({1, 2}, 10);
     change(request);
     return ValidateGenerate(config_, request);
   }
@@ -135,7 +135,7 @@ TEST_F(Validate, AChatsFieldsHaveItsPaths) {
       "open.memory: expected one of model (--memory), got '" + std::string(120, 'x') + "...'");
 }
 
-TEST_F(Validate, EachMemoryHasItsOwnBounds) {
+TEST_F(Validate, EachVariantHasItsOwnBounds) {
   FakeModel fake({.exact_too = true, .max_unbounded_tokens = 50});
   config_.model = fake.Make();
   EXPECT_TRUE(Generate([](GenerateRequest& r) { r.prompt.assign(51, 1); }).ok());
@@ -155,16 +155,16 @@ TEST_F(Validate, AnAnswerOfAFewHundredTopLogprobs) {
 TEST_F(Validate, TextNeedsATokenizer) {
   const FakeModel::Options without = {.with_text = false};
   FakeModel fake(without);
-  GenerateRequest request = Request({1, 2}, 4);
+  GenerateRequest request = SampleRequest({1, 2}, 4);
   request.stop.strings = {"x"};
   config_.model = fake.Make();
   const absl::Status status = ValidateGenerate(config_, request);
   EXPECT_EQ(status.code(), absl::StatusCode::kFailedPrecondition);
-  EXPECT_EQ(FactsOf(status).field, "stop.stop_strings");
+  EXPECT_EQ(GetErrorFacts(status).field, "stop.stop_strings");
 }
 
 TEST_F(Validate, ListsHaveLengths) {
-  GenerateRequest request = Request({1}, 1);
+  GenerateRequest request = SampleRequest({1}, 1);
   request.stop.token_ids.assign(kMaxStopTokenIds, 1);
   for (int32_t id = 0; id < 250; ++id) request.sampling.logit_bias[id] = 1;
   EXPECT_TRUE(ValidateGenerate(config_, request).ok());
@@ -202,7 +202,7 @@ TEST_F(Validate, PagesAndPositions) {
   EXPECT_TRUE(CheckInfoPositions(std::vector<uint64_t>(1000, kMaxInfoPosition)).ok());
   EXPECT_EQ(CheckInfoPositions(std::vector<uint64_t>(1001)).message(),
             "positions: expected at most 1000, got 1001");
-  EXPECT_EQ(FactsOf(CheckInfoPositions(std::vector<uint64_t>{0, kMaxInfoPosition + 1})).field,
+  EXPECT_EQ(GetErrorFacts(CheckInfoPositions(std::vector<uint64_t>{0, kMaxInfoPosition + 1})).field,
             "positions[1]");
 }
 
@@ -210,21 +210,21 @@ TEST(ErrorFacts, TheLogHasNothingThatTheCallerSent) {
   const absl::Status bad = BadField("sampling.logit_bias", "[-100, 100]", 101, "[65]");
   EXPECT_EQ(bad.message(), "sampling.logit_bias[65]: expected [-100, 100], got 101");
   EXPECT_EQ(LogText(bad), "sampling.logit_bias: expected [-100, 100]");
-  EXPECT_EQ(FactsOf(bad), (ErrorFacts{.field = "sampling.logit_bias[65]"}));
+  EXPECT_EQ(GetErrorFacts(bad), (ErrorFacts{.field = "sampling.logit_bias[65]"}));
   // Other messages are for both, whatever their words.
   EXPECT_EQ(LogText(absl::InternalError("a, got b")), "a, got b");
 }
 
 TEST(ErrorFacts, AddUp) {
   absl::Status status = absl::ResourceExhaustedError("no room");
-  EXPECT_TRUE(FactsOf(status).empty());
+  EXPECT_TRUE(GetErrorFacts(status).empty());
   status = WithFacts(status, {.bytes_needed = 7, .bytes_free = 0});
   status = WithFacts(
       status, {.reason = RejectReason::kTenantBytes, .retry_after = absl::Milliseconds(1500)});
-  EXPECT_EQ(FactsOf(status), (ErrorFacts{.reason = RejectReason::kTenantBytes,
-                                         .bytes_needed = 7,
-                                         .bytes_free = 0,
-                                         .retry_after = absl::Milliseconds(1500)}));
+  EXPECT_EQ(GetErrorFacts(status), (ErrorFacts{.reason = RejectReason::kTenantBytes,
+                                               .bytes_needed = 7,
+                                               .bytes_free = 0,
+                                               .retry_after = absl::Milliseconds(1500)}));
   EXPECT_EQ(status.message(), "no room");
   EXPECT_TRUE(WithFacts(absl::OkStatus(), {.field = "x"}).ok());
 }

@@ -61,7 +61,7 @@ class HttpApiTest : public testing::Test {
 };
 
 // The events of a stream, without the closing one.
-std::vector<Json> EventsOf(const HttpReply& reply) {
+std::vector<Json> ParseEvents(const HttpReply& reply) {
   std::vector<Json> events;
   bool done = false;
   for (absl::string_view event : absl::StrSplit(reply.body, "\n\n", absl::SkipEmpty())) {
@@ -94,7 +94,7 @@ TEST_F(HttpApiTest, ACompletionIsTheSameStreamedOrNotAndOverGrpc) {
   streamed["stream_options"] = {{"include_usage", true}};
   const HttpReply reply = Call("POST", "/v1/completions", streamed.dump());
   EXPECT_THAT(reply.content_type, HasSubstr("text/event-stream"));
-  const std::vector<Json> events = EventsOf(reply);
+  const std::vector<Json> events = ParseEvents(reply);
   std::string text;
   for (const Json& event : events) {
     for (const Json& choice : event["choices"]) text += choice["text"].get<std::string>();

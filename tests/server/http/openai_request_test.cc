@@ -19,7 +19,9 @@ using Json = nlohmann::json;
 absl::StatusOr<OpenAiRequest> Completion(const char* body) {
   return ReadCompletion(Json::parse(body), "m");
 }
-absl::StatusOr<OpenAiRequest> ChatOf(const char* body) { return ReadChat(Json::parse(body), "m"); }
+absl::StatusOr<OpenAiRequest> ParseChat(const char* body) {
+  return ReadChat(Json::parse(body), "m");
+}
 
 TEST(OpenAiRequests, ACompletionWithEverything) {
   const auto read = Completion(R"({"model": "m", "prompt": [1, 2], "max_tokens": 7, "stream": true,
@@ -72,7 +74,7 @@ TEST(OpenAiRequests, ZeroIsAValueAndAbsentIsNone) {
 }
 
 TEST(OpenAiRequests, AChat) {
-  const auto read = ChatOf(R"({"messages": [{"role": "system", "content": "s", "name": "n"},
+  const auto read = ParseChat(R"({"messages": [{"role": "system", "content": "s", "name": "n"},
       {"role": "user", "content": [{"type": "text", "text": "a"}, {"type": "text", "text": "b"}]}],
       "max_tokens": 3, "max_completion_tokens": 4, "tools": [], "response_format":
       {"type": "text"}})");
@@ -106,16 +108,17 @@ TEST(OpenAiRequests, WhatIsRefusedIsNamed) {
            Refusal{R"({"prompt": "x", "model": "other"})", "model"},
        }) {
     const absl::Status status = Completion(body).status();
-    EXPECT_EQ(FactsOf(status).field, field) << body << ": " << status;
+    EXPECT_EQ(GetErrorFacts(status).field, field) << body << ": " << status;
     EXPECT_EQ(ErrorObject(status)["error"]["param"], field);
   }
 }
 
 TEST(OpenAiRequests, ErrorsOfTheEngineAreInTheirWords) {
   const auto in_words = [](const char* field, OpenAiApi api) {
-    const absl::Status status = InOpenAiWords(BadField(field, "something", "nothing"), api);
-    EXPECT_THAT(std::string(status.message()), testing::StartsWith(FactsOf(status).field + ":"));
-    return FactsOf(status).field;
+    const absl::Status status = ToOpenAiError(BadField(field, "something", "nothing"), api);
+    EXPECT_THAT(std::string(status.message()),
+                testing::StartsWith(GetErrorFacts(status).field + ":"));
+    return GetErrorFacts(status).field;
   };
   EXPECT_EQ(in_words("sampling.top_p", OpenAiApi::kCompletions), "top_p");
   EXPECT_EQ(in_words("output.top_logprobs", OpenAiApi::kCompletions), "logprobs");
@@ -125,9 +128,9 @@ TEST(OpenAiRequests, ErrorsOfTheEngineAreInTheirWords) {
 }
 
 TEST(HttpErrors, StatusesAndHeaders) {
-  EXPECT_EQ(HttpStatusOf(absl::FailedPreconditionError("busy")), 409);
+  EXPECT_EQ(ToHttpStatus(absl::FailedPreconditionError("busy")), 409);
   EXPECT_EQ(
-      HttpStatusOf(WithFacts(absl::FailedPreconditionError("no template"), {.field = "messages"})),
+      ToHttpStatus(WithFacts(absl::FailedPreconditionError("no template"), {.field = "messages"})),
       400);
   const absl::Status limited =
       WithFacts(absl::ResourceExhaustedError("later"),
@@ -146,18 +149,19 @@ TEST(HttpErrors, StatusesAndHeaders) {
 constexpr char kSession[] = "key.00112233445566778899aabbccddeeff";
 
 TEST(ResponseRequests, GoOnFromAResponse) {
-  EXPECT_EQ(SessionOf(ResponseId(kSession)), kSession);
-  for (const char* id : {"", "resp_", "resp_x", kSession}) EXPECT_EQ(SessionOf(id), std::nullopt);
+  EXPECT_EQ(ResponseSessionId(ResponseId(kSession)), kSession);
+  for (const char* id : {"", "resp_", "resp_x", kSession})
+    EXPECT_EQ(ResponseSessionId(id), std::nullopt);
   Json body = {{"input", "hi"}, {"previous_response_id", ResponseId(kSession)}};
   const auto read = ReadResponse(body, "m");
   ASSERT_TRUE(read.ok()) << read.status();
   EXPECT_EQ(read->previous, kSession);
   EXPECT_EQ(read->message.prompt().conversation().messages_size(), 1);
   body["previous_response_id"] = "resp_x";
-  EXPECT_EQ(HttpStatusOf(ReadResponse(body, "m").status()), 404);
+  EXPECT_EQ(ToHttpStatus(ReadResponse(body, "m").status()), 404);
   body = {
       {"input", "hi"}, {"instructions", "be brief"}, {"text", {{"format", {{"type", "json"}}}}}};
-  EXPECT_EQ(FactsOf(ReadResponse(body, "m").status()).field, "text");
+  EXPECT_EQ(GetErrorFacts(ReadResponse(body, "m").status()).field, "text");
   body.erase("text");
   EXPECT_EQ(ReadResponse(body, "m")->message.prompt().conversation().messages(0).role(), "system");
 }

@@ -152,7 +152,7 @@ TEST_F(ConversationTest, ATemplateThatRewritesTheKnownMessages) {
               Fails(kPrecondition,
                     "prompt.conversation.known: the chat template no longer writes the known "
                     "messages as the session has read them: their texts differ at byte 6"));
-  EXPECT_EQ(InfoOf(second.status).field(), "prompt.conversation.known");
+  EXPECT_EQ(GetErrorInfo(second.status).field(), "prompt.conversation.known");
 }
 
 TEST_F(ConversationTest, FieldsHaveLimits) {

@@ -243,12 +243,12 @@ TEST(Generate, ErrorsCarryTheirFacts) {
   v1::GenerateRequest request = TextRequest("abc", 4);
   request.mutable_sampling()->set_top_p(2);
   const grpc::Status bad = Generate(server.inference(), request).status;
-  EXPECT_EQ(InfoOf(bad).field(), "sampling.top_p");
-  EXPECT_EQ(InfoOf(bad).reason(), "");
+  EXPECT_EQ(GetErrorInfo(bad).field(), "sampling.top_p");
+  EXPECT_EQ(GetErrorInfo(bad).reason(), "");
   const grpc::Status large =
       Generate(server.inference(), TextRequest(std::string(3000, 'a'), 5)).status;
   EXPECT_EQ(large.error_code(), grpc::StatusCode::RESOURCE_EXHAUSTED);
-  const v1::ErrorInfo info = InfoOf(large);
+  const v1::ErrorInfo info = GetErrorInfo(large);
   EXPECT_EQ(info.reason(), "state_memory");
   EXPECT_EQ(info.bytes_needed(), server.model().layout().bytes_at(3005, kDefaultSlotCap));
   EXPECT_EQ(info.bytes_free(), 20'000u);
@@ -262,8 +262,8 @@ TEST(Generate, ErrorsCarryTheirFacts) {
   request.set_expected_position(7);
   const grpc::Status elsewhere = Generate(roomy.inference(), request).status;
   EXPECT_EQ(elsewhere.error_code(), grpc::StatusCode::FAILED_PRECONDITION);
-  EXPECT_TRUE(InfoOf(elsewhere).has_position());
-  EXPECT_EQ(InfoOf(elsewhere).position(), 0u);
+  EXPECT_TRUE(GetErrorInfo(elsewhere).has_position());
+  EXPECT_EQ(GetErrorInfo(elsewhere).position(), 0u);
 }
 
 TEST(Generate, TenMegabytePromptIsRefusedByItsLimit) {

@@ -48,20 +48,20 @@ class ImportBudgetTest : public testing::Test {
     const std::string id = server_.NewSession(create);
     SessionImage image = *server_.engine().ExportSession(id, "");
     EXPECT_TRUE(server_.engine().DeleteSession(id, "").ok());
-    bytes_ = BytesOf(image);
+    bytes_ = ImageBytes(image);
     // One that fits no budget here.
     SessionImage large = image;
     large.position = kBudget;
     large.tokens = std::vector<int32_t>(kBudget + 1, 1);
     large.pending = 1;
     large.state.resize(server_.model().layout().live_bytes_at(large.position, large.slot_cap));
-    large_bytes_ = BytesOf(large);
+    large_bytes_ = ImageBytes(large);
     large_head_ = EncodeSession(std::move(large)).head.substr(0, 400);
     const EncodedSession file = EncodeSession(std::move(image));
     file_ = absl::StrCat(file.head, file.state, file.tail);
     head_bytes_ = file.head.size();
   }
-  static size_t BytesOf(const SessionImage& image) {
+  static size_t ImageBytes(const SessionImage& image) {
     return image.state.size() + static_cast<size_t>(image.length()) * sizeof(int32_t);
   }
   // A whole import of its own, whose session goes again.
@@ -109,7 +109,7 @@ TEST_F(ImportBudgetTest, IsHeldFromTheHeadToTheEndOfTheCall) {
   const grpc::Status refused = Whole();
   EXPECT_EQ(refused.error_code(), grpc::StatusCode::RESOURCE_EXHAUSTED);
   EXPECT_EQ(refused.error_message(), Refusal(bytes_, left));
-  EXPECT_EQ(InfoOf(refused).reason(), "state_memory");
+  EXPECT_EQ(GetErrorInfo(refused).reason(), "state_memory");
 
   EXPECT_TRUE(held.front().Send(file_.substr(head_bytes_)));
   const grpc::Status done = held.front().Finish();

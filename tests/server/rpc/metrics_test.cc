@@ -89,7 +89,7 @@ TEST(Metrics, ProductsOfEveryShape) {
 TEST(Metrics, ModelsWithoutADictionaryHaveNoFigureOfOne) {
   Metrics metrics(Named(false));
   const EngineEvents events = metrics.Events();
-  events.step({.prefill_rows = 4, .duration = absl::Milliseconds(1)});
+  events.step({.prefill_tokens = 4, .duration = absl::Milliseconds(1)});
   events.request_finished({.reason = FinishReason::kStop, .usage = {}});
   EXPECT_THAT(metrics.Text(), testing::Not(HasSubstr("ovq_dictionary")));
 }

@@ -9,7 +9,7 @@ constexpr uint32_t kBlock = kPrefixBlockTokens;
 
 using Messages = std::vector<std::pair<std::string, std::string>>;
 
-v1::Conversation TurnsOf(const Messages& messages) {
+v1::Conversation ToConversation(const Messages& messages) {
   v1::Conversation conversation;
   for (const auto& [role, content] : messages) {
     v1::ChatMessage& message = *conversation.add_messages();
@@ -18,7 +18,7 @@ v1::Conversation TurnsOf(const Messages& messages) {
   }
   return conversation;
 }
-v1::GenerateRequest RequestOf(const v1::Conversation& conversation) {
+v1::GenerateRequest MakeRequest(const v1::Conversation& conversation) {
   v1::GenerateRequest request = TextRequest("", 8);
   *request.mutable_prompt()->mutable_conversation() = conversation;
   return request;
@@ -85,15 +85,15 @@ TEST_F(PrefixCallsTest, AConversationsSystemPartIsKeptByItself) {
     Serve(chat_template);
     const std::string system = Text(3 * kBlock, 's');
     const std::string users = Text(2 * kBlock, 'u');
-    const v1::GenerateRequest first =
-                                  RequestOf(TurnsOf({{"system", system}, {"user", users + "1"}})),
-                              second =
-                                  RequestOf(TurnsOf({{"system", system}, {"user", users + "2"}}));
+    const v1::GenerateRequest first = MakeRequest(
+                                  ToConversation({{"system", system}, {"user", users + "1"}})),
+                              second = MakeRequest(
+                                  ToConversation({{"system", system}, {"user", users + "2"}}));
     EXPECT_EQ(Cached(first), 0u);
     EXPECT_EQ(Cached(second), 3 * kBlock) << chat_template;
     const std::vector<uint32_t> hit = tokens_;
     EXPECT_EQ(Cached(second), 3 * kBlock) << "the user's part is not kept";
-    EXPECT_EQ(Cached(RequestOf(TurnsOf({{"user", system + users}}))), 0u);
+    EXPECT_EQ(Cached(MakeRequest(ToConversation({{"user", system + users}}))), 0u);
     v1::GenerateRequest whole = second;
     whole.mutable_prompt()->set_cacheable(true);
     EXPECT_EQ(Cached(whole), 3 * kBlock);
@@ -109,18 +109,19 @@ TEST_F(PrefixCallsTest, SystemMessagesAloneAreAllTheirOwnPart) {
   const std::string system = Text(2 * kBlock, 's');
   v1::CreateSessionRequest create;
   v1::Conversation& conversation = *create.mutable_prompt()->mutable_conversation();
-  conversation = TurnsOf({{"system", "Be."}, {"developer", system}});
+  conversation = ToConversation({{"system", "Be."}, {"developer", system}});
   conversation.set_add_generation_prompt(false);
   server.NewSession(create);
-  EXPECT_EQ(Cached(RequestOf(TurnsOf({{"system", "Be."}, {"developer", system}, {"user", "Hi"}}))),
+  EXPECT_EQ(Cached(MakeRequest(
+                ToConversation({{"system", "Be."}, {"developer", system}, {"user", "Hi"}}))),
             2 * kBlock);
 }
 
 TEST_F(PrefixCallsTest, TheFirstTurnOfAChat) {
   TestServer& server = Serve(kTurnsTemplate);
   const v1::Conversation conversation =
-      TurnsOf({{"system", Text(2 * kBlock, 's')}, {"user", "Hi"}});
-  EXPECT_EQ(Cached(RequestOf(conversation)), 0u);
+      ToConversation({{"system", Text(2 * kBlock, 's')}, {"user", "Hi"}});
+  EXPECT_EQ(Cached(MakeRequest(conversation)), 0u);
   grpc::ClientContext context;
   const auto stream = server.inference().Chat(&context);
   v1::ChatResponse opened;

@@ -37,8 +37,8 @@ class RequestMemoryTest : public testing::Test {
   void ExpectRefused(const grpc::Status& status) {
     EXPECT_EQ(status.error_code(), grpc::StatusCode::RESOURCE_EXHAUSTED);
     EXPECT_THAT(status.error_message(), HasSubstr("request memory: "));
-    EXPECT_EQ(InfoOf(status).reason(), "request_memory");
-    EXPECT_GT(InfoOf(status).bytes_needed(), InfoOf(status).bytes_free());
+    EXPECT_EQ(GetErrorInfo(status).reason(), "request_memory");
+    EXPECT_GT(GetErrorInfo(status).bytes_needed(), GetErrorInfo(status).bytes_free());
   }
 
   TestServer server_{WithRequestMemory()};

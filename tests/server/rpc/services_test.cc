@@ -16,7 +16,7 @@ using testing::StartsWith;
 using Inference = v1::InferenceService::Stub;
 using Sessions = v1::SessionService::Stub;
 
-v1::ScoreRequest ScoreRequestOf(const std::string& text) {
+v1::ScoreRequest MakeScoreRequest(const std::string& text) {
   v1::ScoreRequest request;
   request.mutable_prompt()->set_text(text);
   return request;
@@ -24,7 +24,7 @@ v1::ScoreRequest ScoreRequestOf(const std::string& text) {
 
 TEST(Unary, ScoreGivesEveryToken) {
   TestServer server;
-  v1::ScoreRequest request = ScoreRequestOf("hello");
+  v1::ScoreRequest request = MakeScoreRequest("hello");
   request.set_top_logprobs(3);
   v1::ScoreResponse response;
   ASSERT_THAT(Call(server.inference(), &Inference::Score, request, response), Succeeds());
@@ -40,11 +40,11 @@ TEST(Unary, ScoreRefusesBadRequests) {
   v1::ScoreResponse response;
   EXPECT_THAT(Call(server.inference(), &Inference::Score, v1::ScoreRequest(), response),
               Fails(kInvalid, "prompt: "));
-  v1::ScoreRequest request = ScoreRequestOf("hello");
+  v1::ScoreRequest request = MakeScoreRequest("hello");
   request.set_top_logprobs(259);
   EXPECT_THAT(Call(server.inference(), &Inference::Score, request, response),
               Fails(kInvalid, "top_logprobs: "));
-  request = ScoreRequestOf(std::string(900'000, 'x'));
+  request = MakeScoreRequest(std::string(900'000, 'x'));
   request.set_top_logprobs(258);
   EXPECT_THAT(Call(server.inference(), &Inference::Score, request, response),
               Fails(kInvalid, "below 64 MiB"));
@@ -56,7 +56,7 @@ TEST(Unary, CancelledScoreFreesItsState) {
   v1::ScoreResponse response;
   std::thread caller([&] {
     EXPECT_FALSE(server.inference()
-                     .Score(&context, ScoreRequestOf(std::string(1'000'000, 'x')), &response)
+                     .Score(&context, MakeScoreRequest(std::string(1'000'000, 'x')), &response)
                      .ok());
   });
   server.WaitForStats([](const EngineStats& s) { return s.requests_running == 1; });
@@ -98,7 +98,7 @@ TEST(Unary, LongTextsAreRefusedBeforeTheyAreTokenized) {
               Fails(kInvalid, "text: expected at most 640 bytes, 64 times --max-prompt-tokens"));
   v1::ScoreResponse scored;
   EXPECT_THAT(
-      Call(server.inference(), &Inference::Score, ScoreRequestOf(std::string(641, 'x')), scored),
+      Call(server.inference(), &Inference::Score, MakeScoreRequest(std::string(641, 'x')), scored),
       Fails(kInvalid, "prompt.text: expected at most 640 bytes"));
 }
 
@@ -138,7 +138,7 @@ TEST(Unary, ModelInfo) {
               Fails(kInvalid, "positions[0]: "));
 }
 
-TEST(SessionCalls, MemoriesAreToldAndChosen) {
+TEST(SessionCalls, VariantsAreListedAndChosen) {
   TestServer server({.model = {.exact_too = true}});
   v1::GetModelInfoRequest request;
   v1::ModelInfo info;

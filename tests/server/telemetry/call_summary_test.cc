@@ -31,12 +31,12 @@ TEST(CallSummary, FaultsOfTheServerAreWarnings) {
   using Code = absl::StatusCode;
   for (Code code : {Code::kInternal, Code::kUnknown, Code::kDataLoss, Code::kUnavailable,
                     Code::kDeadlineExceeded}) {
-    EXPECT_EQ(LevelOf(code, false), LogLevel::kWarning) << absl::StatusCodeToString(code);
+    EXPECT_EQ(CallLogLevel(code, false), LogLevel::kWarning) << absl::StatusCodeToString(code);
   }
-  EXPECT_EQ(LevelOf(Code::kUnavailable, true), LogLevel::kInfo);
+  EXPECT_EQ(CallLogLevel(Code::kUnavailable, true), LogLevel::kInfo);
   for (Code code : {Code::kOk, Code::kInvalidArgument, Code::kNotFound, Code::kCancelled,
                     Code::kResourceExhausted, Code::kUnauthenticated, Code::kUnimplemented}) {
-    EXPECT_EQ(LevelOf(code, false), LogLevel::kInfo) << absl::StatusCodeToString(code);
+    EXPECT_EQ(CallLogLevel(code, false), LogLevel::kInfo) << absl::StatusCodeToString(code);
   }
 }
 

@@ -198,7 +198,7 @@ __device__ inline void WidenValues(const AttendArgs& args, const BlockBuffer<Int
     const uint4 copied = buffer.copied_values[row * chunks + column];
     const uint8_t exponent = exponents[row];
     const SharedPtr<uint4> to = buffer.values + (row * RowChunks(args.value_stride) + 2 * column);
-    WidenChunk(copied, ScaleOf(exponent), to, to + 1);
+    WidenChunk(copied, ExponentScale(exponent), to, to + 1);
   });
 }
 
@@ -213,8 +213,8 @@ __device__ inline void ScaleScores(const BlockBuffer<Int8>& buffer, int slot,
 #pragma unroll
   for (int n = 0; n < kTiles; ++n) {
     const uint16_t two = pairs[(column + 8 * n) / 2];
-    const float scale[2] = {ScaleOf(static_cast<uint8_t>(two & 0xff)),
-                            ScaleOf(static_cast<uint8_t>(two >> 8))};
+    const float scale[2] = {ExponentScale(static_cast<uint8_t>(two & 0xff)),
+                            ExponentScale(static_cast<uint8_t>(two >> 8))};
 #pragma unroll
     for (int e = 0; e < 4; ++e) scores[n][e] *= scale[e % 2];
   }

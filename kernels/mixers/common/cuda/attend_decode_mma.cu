@@ -20,7 +20,7 @@ struct DecodeLayout {
   int end;
 };
 template <class T>
-__host__ __device__ constexpr DecodeLayout LayoutOf(int head_dim, int value_stride) {
+__host__ __device__ constexpr DecodeLayout MakeDecodeLayout(int head_dim, int value_stride) {
   DecodeLayout at = {};
   at.weights = at.rows + kRowTile * RowChunks(head_dim);
   at.highest = at.weights + kRowTile * kWeightChunks;
@@ -85,7 +85,7 @@ __device__ inline void EndProbes(const AttendArgs& args, const Tile& tile, const
   __syncthreads();
 #pragma unroll
   for (int h = 0; h < 2; ++h) {
-    const Best best = BetterOfLanes(BetterOfLanes(rows.best[h], 1), 2);
+    const Best best = BetterSlotOfLanes(BetterSlotOfLanes(rows.best[h], 1), 2);
     if (lane % 4 == 0) {
       exchange[thread / 32 * kRowTile + lane / 4 + 8 * h] =
           make_float2(best.score, __int_as_float(best.slot));
@@ -96,7 +96,7 @@ __device__ inline void EndProbes(const AttendArgs& args, const Tile& tile, const
   Best best = NoBest();
   for (int w = 0; w < kWarps; ++w) {
     const float2 other = exchange[w * kRowTile + thread];
-    best = BetterOf(best, {other.x, __float_as_int(other.y)});
+    best = BetterSlot(best, {other.x, __float_as_int(other.y)});
   }
   if (args.segments > 0) {
     WritePartialBest(args, tile, thread, best);
@@ -114,7 +114,7 @@ __device__ inline void AddBlock(const AttendArgs& args, const DecodeLayout& at,
   const int warp = static_cast<int>(threadIdx.x) / 32, lane = static_cast<int>(threadIdx.x) % 32;
   const SharedPtr<float2> exchange = DynamicShared<float2>(at.highest * sizeof(uint4));
   const SharedPtr<uint4> weights = DynamicShared<uint4>(at.weights * sizeof(uint4));
-  float highest[2] = {kLowest, kLowest}, scale[2];
+  float highest[2] = {kLowestScore, kLowestScore}, scale[2];
 #pragma unroll
   for (int h = 0; h < 2; ++h) {
     for (int w = 0; w < kWarps; ++w) {
@@ -168,7 +168,7 @@ __global__ void __launch_bounds__(kWarps * 32)
   Tile tile;
   if (!FindTile(args, kRowTile, tile)) return;
   const int head_dim = args.blocks.shape.head_dim;
-  const DecodeLayout at = LayoutOf<T>(head_dim, args.value_stride);
+  const DecodeLayout at = MakeDecodeLayout<T>(head_dim, args.value_stride);
   const SharedPtr<uint4> row_data = DynamicShared<uint4>(at.rows * sizeof(uint4));
   const SharedPtr<float2> exchange = DynamicShared<float2>(at.highest * sizeof(uint4));
   const int warp = static_cast<int>(threadIdx.x) / 32, lane = static_cast<int>(threadIdx.x) % 32;
@@ -206,14 +206,14 @@ __global__ void __launch_bounds__(kWarps * 32)
     WidenValues(args, buffer);
     __syncthreads();  // values and every warp's highest scores have come
     AddBlock(args, at, buffer.values, scores, rows, out);
-    if ((i + 1) % kSegmentBlocks == 0 || i + 1 == tile.n_blocks) {
+    if ((i + 1) % kCudaSegmentBlocks == 0 || i + 1 == tile.n_blocks) {
       EndSegment(args, tile, rows, out);
     }
   }
   WaitCopies<0>();
   if (tile.n_queries < tile.n_rows) EndProbes(args, tile, rows, exchange);
   if (args.segments > 0) {
-    if (LastOfTile(args, tile)) FoldPartials<true>(args, tile);
+    if (IsLastOfTile(args, tile)) FoldPartials<true>(args, tile);
     return;
   }
 #pragma unroll
@@ -227,14 +227,14 @@ __global__ void __launch_bounds__(kWarps * 32)
 
 using DecodeKernelFn = void (*)(AttendArgs);
 template <class T>
-DecodeKernelFn DecodeKernelOf(int value_stride) {
+DecodeKernelFn SelectDecodeKernel(int value_stride) {
   return value_stride <= 64    ? AttendDecodeKernel<1, T>
          : value_stride <= 128 ? AttendDecodeKernel<2, T>
                                : AttendDecodeKernel<4, T>;
 }
 DecodeKernelFn DecodeKernel(DType dtype, int value_stride) {
-  return dtype == DType::kI8 ? DecodeKernelOf<Int8>(value_stride)
-                             : DecodeKernelOf<BF16>(value_stride);
+  return dtype == DType::kI8 ? SelectDecodeKernel<Int8>(value_stride)
+                             : SelectDecodeKernel<BF16>(value_stride);
 }
 
 // While one waits for memory, others compute.
@@ -243,8 +243,8 @@ constexpr int kWantedBlocks = 3;
 }  // namespace
 
 size_t AttendDecodeShared(DType dtype, int head_dim, int value_stride) {
-  const DecodeLayout at = dtype == DType::kI8 ? LayoutOf<Int8>(head_dim, value_stride)
-                                              : LayoutOf<BF16>(head_dim, value_stride);
+  const DecodeLayout at = dtype == DType::kI8 ? MakeDecodeLayout<Int8>(head_dim, value_stride)
+                                              : MakeDecodeLayout<BF16>(head_dim, value_stride);
   return static_cast<size_t>(at.end) * sizeof(uint4);
 }
 

@@ -9,8 +9,8 @@ constexpr int kWarps = kFmaThreads / 32;
 
 // A row that the warp looks after; the same in all its lanes.
 struct WarpRow {
-  float max = kLowest, sum = 0;
-  float folded_max = kLowest, folded_sum = 0;
+  float max = kLowestScore, sum = 0;
+  float folded_max = kLowestScore, folded_sum = 0;
   Best best = NoBest();
 };
 
@@ -35,7 +35,7 @@ __device__ inline void Softmax(SharedPtr<float> scores, const LaneSlots& slots, 
     const int slot = lane + 32 * j;
     const float plain = scores[slot];
     open[j] = slot >= lo && slot < hi;
-    score[j] = open[j] ? plain + slots.bias[j] : kLowest;
+    score[j] = open[j] ? plain + slots.bias[j] : kLowestScore;
   }
   float new_max = fmaxf(row.max, fmaxf(score[0], score[1]));
   for (int apart = 16; apart > 0; apart /= 2) {
@@ -66,7 +66,7 @@ __device__ inline void Probe(SharedPtr<const float> scores, int live, int first_
     const float score = scores[slot];
     if (slot < live && score > best.score) best = {score, first_slot + slot};
   }
-  for (int apart = 16; apart > 0; apart /= 2) best = BetterOfLanes(best, apart);
+  for (int apart = 16; apart > 0; apart /= 2) best = BetterSlotOfLanes(best, apart);
   row.best = best;
 }
 
@@ -120,7 +120,7 @@ template <int kRows>
 __device__ inline void EndSegment(const AttendArgs& args, const Tile& tile, const FmaShared& shared,
                                   WarpRow (&rows)[kRows / kWarps]) {
   const int warp = static_cast<int>(threadIdx.x) / 32, lane = static_cast<int>(threadIdx.x) % 32;
-  const int segment = tile.begin_block / kSegmentBlocks;
+  const int segment = tile.begin_block / kCudaSegmentBlocks;
 #pragma unroll
   for (int j = 0; j < kRows / kWarps; ++j) {
     const int r = warp + j * kWarps;
@@ -133,7 +133,7 @@ __device__ inline void EndSegment(const AttendArgs& args, const Tile& tile, cons
     }
     const FoldFactors factors =
         Fold<false>(rows[j].max, rows[j].sum, rows[j].folded_max, rows[j].folded_sum);
-    rows[j].max = kLowest;
+    rows[j].max = kLowestScore;
     rows[j].sum = 0;
     if (lane == 0) shared.scale[kRows + r] = factors.keep;
     if (lane == 0) shared.scale[2 * kRows + r] = factors.add;
@@ -173,7 +173,7 @@ __device__ inline void Finish(const AttendArgs& args, const Tile& tile, const Fm
     }
   }
   if (args.segments > 0) {
-    if (LastOfTile(args, tile)) FoldPartials<false>(args, tile);
+    if (IsLastOfTile(args, tile)) FoldPartials<false>(args, tile);
     return;
   }
   __syncthreads();
@@ -202,11 +202,11 @@ __global__ void __launch_bounds__(kFmaThreads, kRows == 4 ? 4 : 2)
   const int head_dim = args.blocks.shape.head_dim, row_stride = RoundUp4(head_dim);
   const int thread = static_cast<int>(threadIdx.x), slot = thread % kBlockSlots;
   const int first_row = thread / kBlockSlots * kHalf;
-  const FmaLayout at = LayoutOf(head_dim, args.value_stride, kRows);
+  const FmaLayout at = MakeFmaLayout(head_dim, args.value_stride, kRows);
   const FmaShared shared = {DynamicShared<float>(at.rows), DynamicShared<float>(at.weights),
                             DynamicShared<float>(at.scale), DynamicShared<float>(at.acc),
                             DynamicShared<float>(at.folded)};
-  const Slices slices = SlicesOf<T>(args, tile.n_queries > 0);
+  const Slices slices = CountSlices<T>(args, tile.n_queries > 0);
   SliceStream<T> stream(args, tile, slices);
   for (int r = 0; r < kRows; ++r) {
     const float* row = r < tile.n_rows ? RowData(args, tile, r) : nullptr;
@@ -249,7 +249,7 @@ __global__ void __launch_bounds__(kFmaThreads, kRows == 4 ? 4 : 2)
       AddSlice<kRows, T>(args, tile, shared, values, s,
                          kBlockSlots - s < slices.slots ? kBlockSlots - s : slices.slots);
     }
-    if (tile.n_queries > 0 && ((i + 1) % kSegmentBlocks == 0 || i + 1 == tile.n_blocks)) {
+    if (tile.n_queries > 0 && ((i + 1) % kCudaSegmentBlocks == 0 || i + 1 == tile.n_blocks)) {
       EndSegment<kRows>(args, tile, shared, rows);
     }
   }
@@ -258,22 +258,22 @@ __global__ void __launch_bounds__(kFmaThreads, kRows == 4 ? 4 : 2)
 }
 
 template <class T>
-auto FmaKernelOf(int n_rows) {
+auto SelectFmaKernel(int n_rows) {
   return n_rows == 4 ? AttendFmaKernel<4, T> : AttendFmaKernel<16, T>;
 }
 
 }  // namespace
 
 size_t AttendFmaShared(int head_dim, int value_stride, int n_rows) {
-  return static_cast<size_t>(LayoutOf(head_dim, value_stride, n_rows).end);
+  return static_cast<size_t>(MakeFmaLayout(head_dim, value_stride, n_rows).end);
 }
 
 void LaunchAttendFma(DeviceContext& context, const AttendArgs& args, uint32_t grid, int n_rows) {
   const size_t shared = AttendFmaShared(args.blocks.shape.head_dim, args.value_stride, n_rows);
   const DType dtype = args.blocks.dtype;
-  const auto kernel = dtype == DType::kBF16 ? FmaKernelOf<uint16_t>(n_rows)
-                      : dtype == DType::kI8 ? FmaKernelOf<Int8>(n_rows)
-                                            : FmaKernelOf<float>(n_rows);
+  const auto kernel = dtype == DType::kBF16 ? SelectFmaKernel<uint16_t>(n_rows)
+                      : dtype == DType::kI8 ? SelectFmaKernel<Int8>(n_rows)
+                                            : SelectFmaKernel<float>(n_rows);
   Launch(context, kernel, grid, kFmaThreads, shared, args);
 }
 

@@ -26,7 +26,7 @@ struct FmaLayout {
   int folded;   // [n_rows][value_stride] of the segments done
   int end;
 };
-__host__ __device__ constexpr FmaLayout LayoutOf(int head_dim, int value_stride, int n_rows) {
+__host__ __device__ constexpr FmaLayout MakeFmaLayout(int head_dim, int value_stride, int n_rows) {
   constexpr int kFloat = sizeof(float);
   FmaLayout at = {};
   at.rows = kStages * kStageBytes;
@@ -62,7 +62,7 @@ struct Slices {
   int of_keys, of_values;
 };
 template <class T>
-__device__ inline Slices SlicesOf(const AttendArgs& args, bool values_too) {
+__device__ inline Slices CountSlices(const AttendArgs& args, bool values_too) {
   Slices slices;
   constexpr int kChannels = kStageBytes / (kBlockSlots * static_cast<int>(sizeof(T)));
   const int slots = kStageBytes / (args.value_stride * static_cast<int>(sizeof(T))) / 4 * 4;
@@ -87,7 +87,7 @@ class SliceStream {
     WaitCopies<kStages - 2>();
     __syncthreads();
     CopyNext();
-    const uint32_t stage = taken_++ % kStages;
+    const uint32_t stage = consumed_++ % kStages;
     return DynamicShared<const T>(stage * kStageBytes);
   }
 
@@ -120,7 +120,7 @@ class SliceStream {
   const Tile& tile_;
   const Slices& slices_;
   int block_, slice_ = 0;  // next to copy
-  uint32_t copied_ = 0, taken_ = 0;
+  uint32_t copied_ = 0, consumed_ = 0;
 };
 
 // scores[k] += rows[k] . keys over n channels, one fused multiply-add after another.

@@ -11,7 +11,7 @@ namespace ovq::cuda {
 struct AttendArgs;
 
 // The most recent blocks that the rows of one sequence lie in, in a wave.
-int RecentBlocks(const AttentionBlocks& blocks, const StepSeqs& seqs, int wave);
+int RecentBlocks(const AttentionBlocks& blocks, const BatchSequences& seqs, int wave);
 
 // Tensor cores: queries and keys in bfloat16, blocks too, or in int8, of which the kernels of both
 // take about the same shared memory for decode, more for prefill; head_dim a multiple of 16, both

@@ -81,7 +81,7 @@ __device__ inline LaneRows FirstRows(const AttendArgs& args, const Tile& tile, i
   for (int h = 0; h < 2; ++h) {
     const int r = first_row + g + 8 * h;
     rows.slot[h] = tile.slot + (r < tile.n_rows ? tile.token(args, r) : 0);
-    rows.max[h] = rows.folded_max[h] = kLowest;
+    rows.max[h] = rows.folded_max[h] = kLowestScore;
     rows.sum[h] = rows.sum[h + 2] = rows.folded_sum[h] = 0;
     rows.best[h] = NoBest();
   }
@@ -123,7 +123,7 @@ __device__ inline void MaskScores(const ScoredSlots& slots, int32_t window, cons
 #pragma unroll
   for (int h = 0; h < 2; ++h) {
     OpenSlots(slots.block, window, rows.slot[h], lo[h], hi[h]);
-    highest[h] = kLowest;
+    highest[h] = kLowestScore;
   }
 #pragma unroll
   for (int n = 0; n < kTiles; ++n) {
@@ -175,7 +175,7 @@ __device__ inline void FoldRows(LaneRows& rows, FoldFactors (&factors)[2]) {
 #pragma unroll
   for (int h = 0; h < 2; ++h) {
     factors[h] = Fold<true>(rows.max[h], rows.sum[2 * h], rows.folded_max[h], rows.folded_sum[h]);
-    rows.max[h] = kLowest;
+    rows.max[h] = kLowestScore;
     rows.sum[2 * h] = rows.sum[2 * h + 1] = 0;
   }
 }
@@ -205,7 +205,7 @@ __device__ inline void WritePartialTile(const AttendArgs& args, const Tile& tile
   for (int h = 0; h < 2; ++h) {
     const int r = first_row + lane / 4 + 8 * h;
     if (r >= tile.n_queries) continue;
-    float* row = PartialRow(args, tile, tile.begin_block / kSegmentBlocks, r) + kPartialHeader;
+    float* row = PartialRow(args, tile, tile.begin_block / kCudaSegmentBlocks, r) + kPartialHeader;
     *reinterpret_cast<float2*>(row + 8 * n + lane % 4 * 2) =
         make_float2(acc[2 * h], acc[2 * h + 1]);
   }
@@ -218,7 +218,7 @@ __device__ inline void WritePartialRows(const AttendArgs& args, const Tile& tile
   for (int h = 0; h < 2; ++h) {
     const int r = first_row + lane / 4 + 8 * h;
     if (r >= tile.n_queries) continue;
-    float* row = PartialRow(args, tile, tile.begin_block / kSegmentBlocks, r);
+    float* row = PartialRow(args, tile, tile.begin_block / kCudaSegmentBlocks, r);
     row[0] = rows.max[h];
     row[1] = rows.sum[2 * h];
   }

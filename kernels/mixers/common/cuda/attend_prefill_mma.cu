@@ -16,7 +16,8 @@ struct PrefillLayout {
   int end;
 };
 template <class T>
-__host__ __device__ constexpr PrefillLayout LayoutOf(int head_dim, int value_stride, int n_warps) {
+__host__ __device__ constexpr PrefillLayout MakePrefillLayout(int head_dim, int value_stride,
+                                                              int n_warps) {
   PrefillLayout at = {};
   at.rows = (sizeof(Tile) + sizeof(uint4) - 1) / sizeof(uint4);
   at.block = at.rows + n_warps * kRowTile * RowChunks(head_dim);
@@ -34,7 +35,7 @@ struct WarpRows {
   bool any, queries, probes;
   bool tile_queries;  // some warp has queries
 };
-__device__ inline WarpRows RowsOfWarp(const Tile& tile) {
+__device__ inline WarpRows FindWarpRows(const Tile& tile) {
   const int first = static_cast<int>(threadIdx.x) / 32 * kRowTile;
   return {first, first < tile.n_rows, first < tile.n_queries,
           first < tile.n_rows && first + kRowTile > tile.n_queries &&
@@ -153,7 +154,7 @@ __device__ inline void EndProbes(const AttendArgs& args, const Tile& tile, int f
   const int lane = static_cast<int>(threadIdx.x) % 32;
 #pragma unroll
   for (int h = 0; h < 2; ++h) {
-    const Best best = BetterOfLanes(BetterOfLanes(rows.best[h], 1), 2);
+    const Best best = BetterSlotOfLanes(BetterSlotOfLanes(rows.best[h], 1), 2);
     const int r = first_row + lane / 4 + 8 * h;
     if (lane % 4 != 0 || r < tile.n_queries || r >= tile.n_rows) continue;
     if (args.segments > 0) {
@@ -185,10 +186,10 @@ __global__ void __launch_bounds__(kMaxWarps * 32, kPairs == 4   ? 3
     __syncthreads();
   }
   const int head_dim = args.blocks.shape.head_dim;
-  const PrefillLayout at = LayoutOf<T>(head_dim, args.value_stride, tile_rows / kRowTile);
+  const PrefillLayout at = MakePrefillLayout<T>(head_dim, args.value_stride, tile_rows / kRowTile);
   const SharedPtr<uint4> all_rows = DynamicShared<uint4>(at.rows * sizeof(uint4));
   const SharedPtr<float4> folded_tiles = FoldedTiles(args, at);
-  const WarpRows warp = RowsOfWarp(SharedTile());
+  const WarpRows warp = FindWarpRows(SharedTile());
 
   StartBlock<T>(args, at);
   LoadRows(args, SharedTile(), tile_rows, all_rows);
@@ -215,7 +216,7 @@ __global__ void __launch_bounds__(kMaxWarps * 32, kPairs == 4   ? 3
       __syncthreads();  // values have come
       if (warp.queries) {
         AddBlock<kPairs>(args, buffer.values, weights, rows, acc);
-        if ((i + 1) % kSegmentBlocks == 0 || i + 1 == SharedTile().n_blocks) {
+        if ((i + 1) % kCudaSegmentBlocks == 0 || i + 1 == SharedTile().n_blocks) {
           EndSegment<kPairs>(args, SharedTile(), warp.first, folded_tiles, rows, acc);
         }
       }
@@ -228,7 +229,7 @@ __global__ void __launch_bounds__(kMaxWarps * 32, kPairs == 4   ? 3
   const Tile tile = SharedTile();
   if (warp.probes) EndProbes(args, tile, warp.first, rows);
   if (args.segments > 0) {
-    if (LastOfTile(args, tile)) FoldPartials<true>(args, tile);
+    if (IsLastOfTile(args, tile)) FoldPartials<true>(args, tile);
     return;
   }
   if (!warp.queries) return;
@@ -242,7 +243,7 @@ __global__ void __launch_bounds__(kMaxWarps * 32, kPairs == 4   ? 3
 
 using PrefillKernelFn = void (*)(AttendArgs);
 template <class T>
-PrefillKernelFn PrefillKernelOf(int value_stride) {
+PrefillKernelFn SelectPrefillKernel(int value_stride) {
   return value_stride <= 64    ? AttendPrefillKernel<4, T>
          : value_stride <= 128 ? AttendPrefillKernel<8, T>
                                : AttendPrefillKernel<16, T>;
@@ -251,8 +252,9 @@ PrefillKernelFn PrefillKernelOf(int value_stride) {
 }  // namespace
 
 size_t AttendPrefillShared(DType dtype, int head_dim, int value_stride, int n_warps) {
-  const PrefillLayout at = dtype == DType::kI8 ? LayoutOf<Int8>(head_dim, value_stride, n_warps)
-                                               : LayoutOf<BF16>(head_dim, value_stride, n_warps);
+  const PrefillLayout at = dtype == DType::kI8
+                               ? MakePrefillLayout<Int8>(head_dim, value_stride, n_warps)
+                               : MakePrefillLayout<BF16>(head_dim, value_stride, n_warps);
   return static_cast<size_t>(at.end) * sizeof(uint4);
 }
 
@@ -261,8 +263,8 @@ void LaunchAttendPrefill(DeviceContext& context, const AttendArgs& args, uint32_
   const DType dtype = args.blocks.dtype;
   const size_t shared =
       AttendPrefillShared(dtype, args.blocks.shape.head_dim, args.value_stride, n_warps);
-  const auto kernel = dtype == DType::kI8 ? PrefillKernelOf<Int8>(args.value_stride)
-                                          : PrefillKernelOf<BF16>(args.value_stride);
+  const auto kernel = dtype == DType::kI8 ? SelectPrefillKernel<Int8>(args.value_stride)
+                                          : SelectPrefillKernel<BF16>(args.value_stride);
   Launch(context, kernel, grid, n_warps * 32, shared, args);
 }
 

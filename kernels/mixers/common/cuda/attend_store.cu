@@ -13,8 +13,8 @@ constexpr int kChannels = 8;  // of a thread's share of a key: 32 bytes, a secto
 
 struct StoreArgs {
   AttentionBlocks blocks;
-  DeviceSeqs seqs;
-  AttentionRows rows;
+  DeviceSequences seqs;
+  AttentionTensors rows;
   int32_t wave;
   int32_t recent_blocks;  // that a sequence's rows may lie in
 };
@@ -66,13 +66,13 @@ __device__ inline void StoreInt8(const float* rows, int64_t row_stride, int n_ro
                                  float factor, const Int8Place& place) {
   const int thread = static_cast<int>(threadIdx.x), lane = thread % 32;
   const int warp_rows = n_rows < kThreads / 32 ? 1 : 8;
-  const int first = lane / warp_rows * kChannels, step = 32 / warp_rows * kChannels;
+  const int first = lane / warp_rows * kChannels, layer_args = 32 / warp_rows * kChannels;
   for (int begin = thread / 32 * warp_rows; begin < n_rows; begin += kThreads / 32 * warp_rows) {
     const int i = begin + lane % warp_rows;
     const float* row = rows + i * row_stride;
     const int end = i < n_rows ? n_channels : 0;
     uint32_t largest = 0;
-    for (int c = first; c < end; c += step) {
+    for (int c = first; c < end; c += layer_args) {
       const uint32_t bits =
           MagnitudeBits(row + c, end - c < kChannels ? end - c : kChannels, factor);
       largest = bits > largest ? bits : largest;
@@ -82,9 +82,9 @@ __device__ inline void StoreInt8(const float* rows, int64_t row_stride, int n_ro
       largest = other > largest ? other : largest;
     }
     const uint8_t exponent = ExponentFor(largest);
-    const float inverse = InverseScaleOf(exponent);
+    const float inverse = InverseExponentScale(exponent);
     Int8* to = place.to + i * place.slot_stride;
-    for (int group = first; group < end; group += step) {
+    for (int group = first; group < end; group += layer_args) {
       for (int c = group; c < group + kChannels && c < end; ++c) {
         to[c * place.channel_stride] =
             inverse == 0 ? Int8{0} : NearestInt8(row[c] * factor * inverse);
@@ -122,7 +122,7 @@ __global__ void __launch_bounds__(kThreads)
   const int sequence = static_cast<int>(sequence_head / heads);
   std::byte* session = args.seqs.state[sequence];
   if (session == nullptr) return;
-  const WaveRows wave = RowsOfWave(args.seqs, sequence, blocks.wave_span, args.wave);
+  const WaveTokens wave = TokensInWave(args.seqs, sequence, blocks.wave_span, args.wave);
   const int64_t begin = wave.begin - blocks.origin(wave.begin);
   const int64_t end = begin + (wave.end - wave.begin);
   const int64_t block = begin / kBlockSlots + place;
@@ -146,13 +146,13 @@ __global__ void __launch_bounds__(kThreads)
 
 }  // namespace
 
-void StoreRecent(DeviceContext& context, const AttentionStep& step, int wave) {
-  const AttentionBlocks& blocks = step.blocks;
-  const int recent_blocks = RecentBlocks(blocks, step.seqs, wave);
+void StoreRecent(DeviceContext& context, const AttentionArgs& layer_args, int wave) {
+  const AttentionBlocks& blocks = layer_args.blocks;
+  const int recent_blocks = RecentBlocks(blocks, layer_args.seqs, wave);
   if (recent_blocks == 0) return;
-  const StoreArgs args = {blocks, step.seqs.device, step.rows, wave, recent_blocks};
-  const auto grid =
-      static_cast<uint32_t>(int64_t{step.seqs.n_seqs()} * blocks.shape.n_kv_heads * recent_blocks);
+  const StoreArgs args = {blocks, layer_args.seqs.device, layer_args.rows, wave, recent_blocks};
+  const auto grid = static_cast<uint32_t>(int64_t{layer_args.seqs.n_seqs()} *
+                                          blocks.shape.n_kv_heads * recent_blocks);
   const auto kernel = blocks.dtype == DType::kBF16 ? StoreRecentKernel<uint16_t>
                       : blocks.dtype == DType::kI8 ? StoreRecentKernel<Int8>
                                                    : StoreRecentKernel<float>;

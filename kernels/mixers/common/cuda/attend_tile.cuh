@@ -17,7 +17,7 @@ namespace ovq::cuda {
 
 inline constexpr uint32_t kWholeWarp = 0xffffffffu;
 // Below any score of finite inputs, and still finite: a running maximum starts here.
-inline constexpr float kLowest = -3.0e38f;
+inline constexpr float kLowestScore = -3.0e38f;
 // A part of a row's softmax: maximum, sum, two unused, then the accumulator. Of a probe: score,
 // slot.
 inline constexpr int kPartialHeader = 4;
@@ -25,8 +25,8 @@ inline constexpr int kPartialHeader = 4;
 // One launch.
 struct AttendArgs {
   AttentionBlocks blocks;
-  DeviceSeqs seqs = {};
-  AttentionRows rows = {};
+  DeviceSequences seqs = {};
+  AttentionTensors rows = {};
   int32_t wave = 0;
   int32_t value_stride = 0;
   // Sequences with fewer or more rows in this wave belong to another launch.
@@ -77,18 +77,19 @@ __device__ inline int32_t Smaller(int64_t a, int64_t b) {
 
 // The blocks that the tile's rows meet, and this thread block's share of them.
 __device__ inline void FindBlocks(const AttendArgs& args, int segment, Tile& tile) {
-  tile.n_dictionary = static_cast<int32_t>(BlocksOf(tile.live));
+  tile.n_dictionary = static_cast<int32_t>(NumBlocks(tile.live));
   tile.n_blocks = tile.n_dictionary;
   if (tile.n_queries > 0) {
     const int32_t ring = args.blocks.ring();
     tile.n_blocks +=
         ring > 0 ? Smaller(ring, tile.own_block + 1) : static_cast<int32_t>(tile.own_block + 1);
   }
-  tile.n_segments = (tile.n_blocks + kSegmentBlocks - 1) / kSegmentBlocks;
+  tile.n_segments = (tile.n_blocks + kCudaSegmentBlocks - 1) / kCudaSegmentBlocks;
   if (tile.n_segments == 0) tile.n_segments = 1;
-  tile.begin_block = args.segments == 0 ? 0 : segment * kSegmentBlocks;
-  tile.end_block = args.segments == 0 ? tile.n_blocks
-                                      : Smaller(tile.n_blocks, tile.begin_block + kSegmentBlocks);
+  tile.begin_block = args.segments == 0 ? 0 : segment * kCudaSegmentBlocks;
+  tile.end_block = args.segments == 0
+                       ? tile.n_blocks
+                       : Smaller(tile.n_blocks, tile.begin_block + kCudaSegmentBlocks);
 }
 
 // False: nothing to do for this thread block.
@@ -106,7 +107,7 @@ __device__ inline bool FindTile(const AttendArgs& args, int rows_per_tile, Tile&
   tile.state = args.seqs.state[tile.sequence];
   if (tile.state == nullptr) return false;
 
-  const WaveRows rows = RowsOfWave(args.seqs, tile.sequence, blocks.wave_span, args.wave);
+  const WaveTokens rows = TokensInWave(args.seqs, tile.sequence, blocks.wave_span, args.wave);
   const int64_t length = rows.end - rows.begin;
   if (length < args.min_tokens || length > args.max_tokens) return false;
   const int64_t begin = rows.begin - blocks.origin(rows.begin);
@@ -142,7 +143,7 @@ struct BlockView {
 };
 
 template <class T = std::byte>
-__device__ inline T* PlaceOf(const BlockPlaces& places, const Tile& tile, int64_t block) {
+__device__ inline T* BlockPointer(const BlockPlaces& places, const Tile& tile, int64_t block) {
   return places.At<T>(tile.state, tile.sequence, tile.head, block);
 }
 
@@ -150,13 +151,16 @@ __device__ inline T* PlaceOf(const BlockPlaces& places, const Tile& tile, int64_
 __device__ inline BlockView BlockAt(const AttendArgs& args, const Tile& tile, int i) {
   const AttentionBlocks& blocks = args.blocks;
   if (i < tile.n_dictionary) {
-    return {PlaceOf(blocks.dictionary_keys, tile, i), PlaceOf(blocks.dictionary_values, tile, i),
-            blocks.has_bias() ? PlaceOf<const float>(blocks.dictionary_bias, tile, i) : nullptr,
-            Smaller(kBlockSlots, tile.live - i * kBlockSlots), 0};
+    return {
+        BlockPointer(blocks.dictionary_keys, tile, i),
+        BlockPointer(blocks.dictionary_values, tile, i),
+        blocks.has_bias() ? BlockPointer<const float>(blocks.dictionary_bias, tile, i) : nullptr,
+        Smaller(kBlockSlots, tile.live - i * kBlockSlots), 0};
   }
   const int64_t block = tile.own_block - (tile.n_blocks - 1 - i);
-  return {PlaceOf(blocks.recent_keys, tile, block), PlaceOf(blocks.recent_values, tile, block),
-          nullptr, -1, (i - (tile.n_blocks - 1)) * kBlockSlots};
+  return {BlockPointer(blocks.recent_keys, tile, block),
+          BlockPointer(blocks.recent_values, tile, block), nullptr, -1,
+          (i - (tile.n_blocks - 1)) * kBlockSlots};
 }
 
 // Slots [lo, hi) of the block are open to a query whose token has `slot` in the tile's own block.
@@ -177,12 +181,12 @@ struct Best {
   int32_t slot;
 };
 __device__ inline Best NoBest() { return {-__int_as_float(0x7f800000), 0}; }
-__device__ inline Best BetterOf(Best a, Best b) {
+__device__ inline Best BetterSlot(Best a, Best b) {
   return b.score > a.score || (b.score == a.score && b.slot < a.slot) ? b : a;
 }
-__device__ inline Best BetterOfLanes(Best best, int lane_mask) {
-  return BetterOf(best, {__shfl_xor_sync(kWholeWarp, best.score, lane_mask),
-                         __shfl_xor_sync(kWholeWarp, best.slot, lane_mask)});
+__device__ inline Best BetterSlotOfLanes(Best best, int lane_mask) {
+  return BetterSlot(best, {__shfl_xor_sync(kWholeWarp, best.score, lane_mask),
+                           __shfl_xor_sync(kWholeWarp, best.slot, lane_mask)});
 }
 
 // Row r of the tile, a probe: where its key's best slot is kept.
@@ -216,7 +220,7 @@ __device__ inline void WriteOut(const AttendArgs& args, const Tile& tile, int r,
   }
 }
 
-// 2^x or e^x. Both give exactly 1 for 0 and 0 for the distance from kLowest to a score.
+// 2^x or e^x. Both give exactly 1 for 0 and 0 for the distance from kLowestScore to a score.
 template <bool kBase2>
 __device__ inline float Exponential(float x) {
   if constexpr (kBase2) {
@@ -228,8 +232,8 @@ __device__ inline float Exponential(float x) {
 
 // Merges a later segment (max, sum) into the earlier ones:
 //   M' = max(M, m), L' = L exp(M - M') + l exp(m - M'), and A' = A keep + a add alike.
-// A segment without an open slot (m = kLowest, l = a = 0) changes nothing; the first one with an
-// open slot is taken over as it is, since the rest is kLowest, 0, 0 before it.
+// A segment without an open slot (m = kLowestScore, l = a = 0) changes nothing; the first one with
+// an open slot is taken over as it is, since the rest is kLowestScore, 0, 0 before it.
 struct FoldFactors {
   float keep, add;
 };
@@ -253,7 +257,7 @@ __device__ inline float* PartialRow(const AttendArgs& args, const Tile& tile, in
 }
 __device__ inline void WritePartialBest(const AttendArgs& args, const Tile& tile, int r,
                                         Best best) {
-  float* row = PartialRow(args, tile, tile.begin_block / kSegmentBlocks, r);
+  float* row = PartialRow(args, tile, tile.begin_block / kCudaSegmentBlocks, r);
   row[0] = best.score;
   row[1] = __int_as_float(best.slot);
 }
@@ -262,7 +266,7 @@ __device__ inline void WritePartialBest(const AttendArgs& args, const Tile& tile
 // parts. Fences are cumulative: the barrier puts the writes of the whole block before thread 0's
 // fence, which is before its count; and what thread 0 saw counted is before its second fence and,
 // through the other barrier, before the reads of the whole block.
-__device__ inline bool LastOfTile(const AttendArgs& args, const Tile& tile) {
+__device__ inline bool IsLastOfTile(const AttendArgs& args, const Tile& tile) {
   __syncthreads();
   bool last = false;
   if (threadIdx.x == 0) {
@@ -288,7 +292,7 @@ __device__ inline void FoldPartials(const AttendArgs& args, const Tile& tile) {
   for (int i = thread; i < tile.n_queries * value_head_dim; i += threads) {
     const int r = i / value_head_dim, c = i % value_head_dim;
     const volatile float* part = PartialRow(args, tile, 0, r);
-    float max = kLowest, sum = 0, value = 0;
+    float max = kLowestScore, sum = 0, value = 0;
 #pragma unroll 4
     for (int segment = 0; segment < tile.n_segments; ++segment, part += step) {
       const FoldFactors factors = Fold<kBase2>(part[0], part[1], max, sum);
@@ -300,7 +304,7 @@ __device__ inline void FoldPartials(const AttendArgs& args, const Tile& tile) {
     const volatile float* part = PartialRow(args, tile, 0, r);
     Best best = NoBest();
     for (int segment = 0; segment < tile.n_segments; ++segment, part += step) {
-      best = BetterOf(best, {part[0], __float_as_int(part[1])});
+      best = BetterSlot(best, {part[0], __float_as_int(part[1])});
     }
     WriteBest(args, tile, r, best);
   }

@@ -28,16 +28,16 @@ struct WaveBounds {
   int32_t recent_blocks = 0;  // that the tokens of one sequence lie in, at most
 };
 
-WaveBounds BoundsOf(const AttentionBlocks& blocks, const StepSeqs& seqs, int wave,
-                    int32_t min_tokens, int32_t max_tokens) {
+WaveBounds FindWaveBounds(const AttentionBlocks& blocks, const BatchSequences& seqs, int wave,
+                          int32_t min_tokens, int32_t max_tokens) {
   WaveBounds bounds;
-  if (seqs.one_row_each()) {
+  if (seqs.one_token_each()) {
     if (wave == 0 && min_tokens <= 1 && max_tokens >= 1) bounds = {seqs.n_seqs(), 1, 1};
     return bounds;
   }
   for (int s = 0; s < seqs.n_seqs(); ++s) {
-    const WaveRows rows =
-        RowsOfWave(seqs.start_pos[s], seqs.row_begin[s], seqs.rows_of(s), blocks.wave_span, wave);
+    const WaveTokens rows = TokensInWave(seqs.start_pos[s], seqs.token_begin[s],
+                                         seqs.sequence_length(s), blocks.wave_span, wave);
     const int64_t tokens = rows.end - rows.begin;
     if (tokens < std::max(min_tokens, 1) || tokens > max_tokens) continue;
     const int64_t origin = blocks.origin(rows.begin);
@@ -50,10 +50,10 @@ WaveBounds BoundsOf(const AttentionBlocks& blocks, const StepSeqs& seqs, int wav
   return bounds;
 }
 
-// The most segments that a row of this step meets.
-int64_t MostSegments(const AttentionBlocks& blocks, const StepSeqs& seqs) {
+// The most segments that a row of this batch meets.
+int64_t MostSegments(const AttentionBlocks& blocks, const BatchSequences& seqs) {
   const int64_t met = MostBlocks(blocks, seqs);
-  return std::max<int64_t>(1, (met + kSegmentBlocks - 1) / kSegmentBlocks);
+  return std::max<int64_t>(1, (met + kCudaSegmentBlocks - 1) / kCudaSegmentBlocks);
 }
 
 // The kernels for sequences with few and with many tokens in a wave.
@@ -104,24 +104,24 @@ void SplitTiles(DeviceContext& context, ScratchScope& scope, int64_t tiles, int6
 
 }  // namespace
 
-int RecentBlocks(const AttentionBlocks& blocks, const StepSeqs& seqs, int wave) {
-  return BoundsOf(blocks, seqs, wave, 1, kNoLimit).recent_blocks;
+int RecentBlocks(const AttentionBlocks& blocks, const BatchSequences& seqs, int wave) {
+  return FindWaveBounds(blocks, seqs, wave, 1, kNoLimit).recent_blocks;
 }
 
-void AttendWave(DeviceContext& context, const AttentionStep& step, int wave, Split split) {
-  const AttentionBlocks& blocks = step.blocks;
-  const StepSeqs& seqs = step.seqs;
+void AttendWave(DeviceContext& context, const AttentionArgs& layer_args, int wave, Split split) {
+  const AttentionBlocks& blocks = layer_args.blocks;
+  const BatchSequences& seqs = layer_args.seqs;
   const int value_stride = ValueStride(blocks.shape.value_head_dim);
   const Choice choice = Choose(blocks, value_stride, context.cuda().max_shared_bytes);
   for (const bool is_small : {true, false}) {
-    const WaveBounds bounds = is_small
-                                  ? BoundsOf(blocks, seqs, wave, 1, choice.small_tokens)
-                                  : BoundsOf(blocks, seqs, wave, choice.small_tokens + 1, kNoLimit);
+    const WaveBounds bounds =
+        is_small ? FindWaveBounds(blocks, seqs, wave, 1, choice.small_tokens)
+                 : FindWaveBounds(blocks, seqs, wave, choice.small_tokens + 1, kNoLimit);
     if (bounds.sequences == 0) continue;
     const int tile_rows = is_small ? choice.small_rows : choice.large_rows;
     AttendArgs args = {.blocks = blocks,
                        .seqs = seqs.device,
-                       .rows = step.rows,
+                       .rows = layer_args.rows,
                        .wave = wave,
                        .value_stride = value_stride,
                        .min_tokens = is_small ? 1 : choice.small_tokens + 1,
@@ -164,20 +164,20 @@ absl::Status PrepareAttendCuda(DeviceContext& context, const AttentionBlocks& bl
                    ") on a multiprocessor, ", context.cuda().name, " takes ", occupancy.blocks));
 }
 
-void AttendCuda(DeviceContext& context, const AttentionStep& step) {
-  AttendWavesCuda(context, step, {}, {});
+void AttendCuda(DeviceContext& context, const AttentionArgs& layer_args) {
+  AttendWavesCuda(context, layer_args, {}, {});
 }
 
 // A wave is attended with the dictionary as it was, then merged into it.
-void AttendWavesCuda(DeviceContext& context, const AttentionStep& step,
+void AttendWavesCuda(DeviceContext& context, const AttentionArgs& layer_args,
                      const std::function<void(int wave)>& prepare,
                      const std::function<void(int wave)>& update) {
-  const int n_waves = Waves(step.seqs, step.blocks.wave_span);
+  const int n_waves = CountWaves(layer_args.seqs, layer_args.blocks.wave_span);
   for (int wave = 0; wave < n_waves; ++wave) {
     if (prepare) prepare(wave);
-    cuda::StoreRecent(context, step, wave);
-    cuda::AttendWave(context, step, wave);
-    if (step.blocks.merge != Merge::kNothing) UpdateChunksCuda(context, step, wave);
+    cuda::StoreRecent(context, layer_args, wave);
+    cuda::AttendWave(context, layer_args, wave);
+    if (layer_args.blocks.merge != Merge::kNothing) UpdateChunksCuda(context, layer_args, wave);
     if (update) update(wave);
   }
 }

@@ -15,9 +15,9 @@ namespace {
 constexpr int kWarps = 4;
 constexpr int kThreads = 32 * kWarps;
 
-struct ReadArgs {
+struct PredictionArgs {
   AttentionBlocks blocks;
-  DeviceSeqs seqs;
+  DeviceSequences seqs;
   int32_t wave;
 };
 
@@ -26,7 +26,7 @@ struct WarpQuery {
   SharedPtr<float> query;    // [head_dim]
   SharedPtr<float> weights;  // [64] of a block
   SharedPtr<float> acc;      // [value_head_dim]
-  float max = kLowest, sum = 0;
+  float max = kLowestScore, sum = 0;
 };
 constexpr size_t SharedFloats(int head_dim, int value_head_dim) {
   return static_cast<size_t>(head_dim) + kBlockSlots + static_cast<size_t>(value_head_dim);
@@ -49,7 +49,7 @@ __device__ float WeighBlock(const AttentionShape& shape, const T* keys, const T*
       sum = fmaf(x, ToFloat(keys[c * kBlockSlots + slot]), sum);
     }
     sum *= ScaleAt(keys, shape.head_dim, slot);
-    score[j] = slot >= live ? kLowest : bias == nullptr ? sum : sum + bias[slot];
+    score[j] = slot >= live ? kLowestScore : bias == nullptr ? sum : sum + bias[slot];
     new_max = fmaxf(new_max, score[j]);
   }
   for (int apart = 16; apart > 0; apart /= 2) {
@@ -88,7 +88,7 @@ __device__ void SubtractFrom(T* values, int slot, int32_t dv, const WarpQuery& a
       largest = other > largest ? other : largest;
     }
     const uint8_t exponent = ExponentFor(largest);
-    const float inverse = InverseScaleOf(exponent);
+    const float inverse = InverseExponentScale(exponent);
     for (int32_t c = lane; c < dv; c += 32) {
       const float left = at.acc[c];
       value[c] = inverse == 0 ? Int8{0} : NearestInt8(left * inverse);
@@ -105,8 +105,8 @@ __device__ void SubtractFrom(T* values, int slot, int32_t dv, const WarpQuery& a
 // Softmax attention of key i of the chunk, times the delta rule's scale, over the old slots; its
 // pending value loses what that gives.
 template <class T>
-__device__ void SubtractRead(const AttentionBlocks& blocks, const FullChunk& head, int32_t i,
-                             WarpQuery at) {
+__device__ void SubtractPrediction(const AttentionBlocks& blocks, const FullChunk& head, int32_t i,
+                                   WarpQuery at) {
   const int32_t d = blocks.shape.head_dim, dv = blocks.shape.value_head_dim;
   const int32_t lane = static_cast<int32_t>(threadIdx.x) % 32, value_stride = ValueStride(dv);
   const auto block_of = [&](const BlockPlaces& places, int64_t b) {
@@ -118,7 +118,7 @@ __device__ void SubtractRead(const AttentionBlocks& blocks, const FullChunk& hea
   for (int32_t c = lane; c < d; c += 32) at.query[c] = ToFloat(key[c * kBlockSlots]) * scale;
   for (int32_t c = lane; c < dv; c += 32) at.acc[c] = 0.0f;
   __syncwarp();
-  for (int32_t b = 0; b < BlocksOf(head.n_old); ++b) {
+  for (int32_t b = 0; b < NumBlocks(head.n_old); ++b) {
     const int32_t live = Smaller(head.n_old - b * kBlockSlots, kBlockSlots);
     const float* bias = blocks.has_bias() ? blocks.dictionary_bias.place.At<const float>(
                                                 head.session, head.kv_head, b)
@@ -145,7 +145,8 @@ __device__ void SubtractRead(const AttentionBlocks& blocks, const FullChunk& hea
 // Launch: a warp to a key; grid (sequences, kv heads, ceil(chunk_len / kWarps)).
 // Bytes: the head's live slots once a key, 64 (head_dim + value_head_dim) elements a block.
 template <class T>
-__global__ void __launch_bounds__(kThreads) SubtractReads(const __grid_constant__ ReadArgs args) {
+__global__ void __launch_bounds__(kThreads)
+    SubtractPredictions(const __grid_constant__ PredictionArgs args) {
   const AttentionBlocks& blocks = args.blocks;
   const int s = static_cast<int>(blockIdx.x), kv_head = static_cast<int>(blockIdx.y),
             warp = static_cast<int>(threadIdx.x) / 32;
@@ -153,7 +154,7 @@ __global__ void __launch_bounds__(kThreads) SubtractReads(const __grid_constant_
   const int32_t chunk_len = blocks.wave_span;
   const int32_t i = static_cast<int32_t>(blockIdx.z) * kWarps + warp;
   if (session == nullptr || i >= chunk_len) return;
-  const WaveRows rows = RowsOfWave(args.seqs, s, chunk_len, args.wave);
+  const WaveTokens rows = TokensInWave(args.seqs, s, chunk_len, args.wave);
   const int32_t n_old = blocks.LiveAt(s, kv_head, args.wave);
   if (rows.end != rows.span_begin + chunk_len || n_old == 0) return;
   const FullChunk head = {.session = session,
@@ -164,25 +165,25 @@ __global__ void __launch_bounds__(kThreads) SubtractReads(const __grid_constant_
   const int32_t d = blocks.shape.head_dim, dv = blocks.shape.value_head_dim;
   const SharedPtr<float> shared =
       DynamicShared<float>(static_cast<uint32_t>(warp * SharedFloats(d, dv) * sizeof(float)));
-  SubtractRead<T>(blocks, head, i, {shared, shared + d, shared + (d + kBlockSlots)});
+  SubtractPrediction<T>(blocks, head, i, {shared, shared + d, shared + (d + kBlockSlots)});
 }
 
 }  // namespace
 }  // namespace cuda
 
-void SubtractReadsCuda(DeviceContext& context, const AttentionStep& step, int wave) {
-  const AttentionBlocks& blocks = step.blocks;
-  const dim3 grid(static_cast<unsigned>(step.seqs.n_seqs()),
+void SubtractPredictionsCuda(DeviceContext& context, const AttentionArgs& layer_args, int wave) {
+  const AttentionBlocks& blocks = layer_args.blocks;
+  const dim3 grid(static_cast<unsigned>(layer_args.seqs.n_seqs()),
                   static_cast<unsigned>(blocks.shape.n_kv_heads),
                   static_cast<unsigned>((blocks.wave_span + cuda::kWarps - 1) / cuda::kWarps));
   const size_t shared_bytes =
       cuda::kWarps * cuda::SharedFloats(blocks.shape.head_dim, blocks.shape.value_head_dim) *
       sizeof(float);
-  const auto kernel = blocks.dtype == DType::kBF16 ? cuda::SubtractReads<BF16>
-                      : blocks.dtype == DType::kI8 ? cuda::SubtractReads<Int8>
-                                                   : cuda::SubtractReads<float>;
+  const auto kernel = blocks.dtype == DType::kBF16 ? cuda::SubtractPredictions<BF16>
+                      : blocks.dtype == DType::kI8 ? cuda::SubtractPredictions<Int8>
+                                                   : cuda::SubtractPredictions<float>;
   cuda::Launch(context, kernel, grid, cuda::kThreads, shared_bytes,
-               cuda::ReadArgs{blocks, step.seqs.device, wave});
+               cuda::PredictionArgs{blocks, layer_args.seqs.device, wave});
 }
 
 }  // namespace ovq

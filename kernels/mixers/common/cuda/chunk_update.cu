@@ -54,7 +54,7 @@ struct RowPlaces {
 
 struct UpdateArgs {
   AttentionBlocks blocks;
-  DeviceSeqs seqs;
+  DeviceSequences seqs;
   RowPlaces keys, values;
   int32_t wave;
 };
@@ -161,8 +161,8 @@ __device__ void Count(const UpdateArgs& args, const FullChunk& head, const KeyAr
 // (key - mean) / count, the keys in ascending order. A new centroid's mean is zero. kPlain: rows
 // are from_mean, as the paper has it.
 template <class T, bool kPlain>
-__device__ void MeanOfGroup(const RowPlaces& rows, const FullChunk& head, const KeyArrays& of_key,
-                            int32_t first, int32_t channel, float (&sum)[kRoundingGroup]) {
+__device__ void GroupMean(const RowPlaces& rows, const FullChunk& head, const KeyArrays& of_key,
+                          int32_t first, int32_t channel, float (&sum)[kRoundingGroup]) {
   const float divisor = of_key.divisor[first];
   const int32_t centroid = of_key.slot[first];
   const int32_t n = rows.n_channels - channel;
@@ -206,7 +206,7 @@ __device__ void StoreGroup(const RowPlaces& rows, const FullChunk& head, int32_t
   const auto first = static_cast<uint32_t>(channel);
   const auto stride = static_cast<size_t>(rows.channel_stride);
   if constexpr (kHasExponents<T>) {
-    RoundGroup(mean, n, key, first, row, stride, InverseScaleOf(exponent));
+    RoundGroup(mean, n, key, first, row, stride, InverseExponentScale(exponent));
   } else {
     RoundGroup(mean, n, key, first, row, stride);
   }
@@ -231,7 +231,7 @@ __device__ void MergeGroup(const RowPlaces& rows, const FullChunk& head, int32_t
   if (divisor == 0) return;
   const int32_t centroid = of_key.slot[first];
   float mean[kRoundingGroup];
-  MeanOfGroup<T, kPlain>(rows, head, of_key, first, group * kRoundingGroup, mean);
+  GroupMean<T, kPlain>(rows, head, of_key, first, group * kRoundingGroup, mean);
   StoreGroup<T>(rows, head, layer, centroid, group * kRoundingGroup, mean, kUnitExponent);
 }
 
@@ -241,15 +241,16 @@ template <bool kPlain>
 __device__ void MergeInt8(const RowPlaces& rows, const FullChunk& head, int32_t layer,
                           const KeyArrays& of_key, int32_t n_keys) {
   const int32_t thread = threadIdx.x, lane = thread % 32,
-                channel = lane / kWarpRows * kRoundingGroup, step = kRowLanes * kRoundingGroup;
+                channel = lane / kWarpRows * kRoundingGroup,
+                layer_args = kRowLanes * kRoundingGroup;
   const int32_t warp_step = static_cast<int32_t>(blockDim.x) / kRowLanes;
   for (int32_t begin = thread / 32 * kWarpRows; begin < n_keys; begin += warp_step) {
     const int32_t first = begin + lane % kWarpRows;
     float divisor = 0, mean[kRoundingGroup];
     if (first < n_keys) divisor = of_key.divisor[first];
     uint32_t largest = 0;
-    for (int32_t c = channel; divisor > 0 && c < rows.n_channels; c += step) {
-      MeanOfGroup<Int8, kPlain>(rows, head, of_key, first, c, mean);
+    for (int32_t c = channel; divisor > 0 && c < rows.n_channels; c += layer_args) {
+      GroupMean<Int8, kPlain>(rows, head, of_key, first, c, mean);
       const uint32_t of_group = MagnitudeBits(mean, kRoundingGroup);
       largest = largest > of_group ? largest : of_group;
     }
@@ -260,8 +261,8 @@ __device__ void MergeInt8(const RowPlaces& rows, const FullChunk& head, int32_t 
     const uint8_t exponent = ExponentFor(largest);
     int32_t centroid = 0;
     if (divisor > 0) centroid = of_key.slot[first];
-    for (int32_t c = channel; divisor > 0 && c < rows.n_channels; c += step) {
-      MeanOfGroup<Int8, kPlain>(rows, head, of_key, first, c, mean);
+    for (int32_t c = channel; divisor > 0 && c < rows.n_channels; c += layer_args) {
+      GroupMean<Int8, kPlain>(rows, head, of_key, first, c, mean);
       StoreGroup<Int8>(rows, head, layer, centroid, c, mean, exponent);
     }
     __syncwarp();
@@ -280,7 +281,7 @@ __device__ void MergeNormalized(const RowPlaces& rows, const FullChunk& head, in
   float mean[kRoundingGroup], squares = 0;
   uint32_t largest = 0;
   for (int32_t channel = 0; channel < rows.n_channels; channel += kRoundingGroup) {
-    MeanOfGroup<T, false>(rows, head, of_key, first, channel, mean);
+    GroupMean<T, false>(rows, head, of_key, first, channel, mean);
     for (int c = 0; c < kRoundingGroup; ++c) {
       if (channel + c < rows.n_channels) squares += mean[c] * mean[c];
     }
@@ -291,7 +292,7 @@ __device__ void MergeNormalized(const RowPlaces& rows, const FullChunk& head, in
   // A larger channel gives no smaller quotient.
   const uint8_t exponent = ExponentFor(MagnitudeBits(__uint_as_float(largest) / norm));
   for (int32_t channel = 0; channel < rows.n_channels; channel += kRoundingGroup) {
-    MeanOfGroup<T, false>(rows, head, of_key, first, channel, mean);
+    GroupMean<T, false>(rows, head, of_key, first, channel, mean);
     for (float& x : mean) x /= norm;
     StoreGroup<T>(rows, head, layer, centroid, channel, mean, exponent);
   }
@@ -331,7 +332,7 @@ __global__ void __launch_bounds__(kMaxThreads, 1) UpdateDictionaries(UpdateArgs 
   std::byte* session = args.seqs.state[s];
   if (session == nullptr) return;
   const int32_t chunk_len = args.blocks.wave_span;
-  const WaveRows rows = RowsOfWave(args.seqs, s, chunk_len, args.wave);
+  const WaveTokens rows = TokensInWave(args.seqs, s, chunk_len, args.wave);
   if (rows.end != rows.span_begin + chunk_len) return;
   const FullChunk head = {.session = session,
                           .kv_head = kv_head,
@@ -356,14 +357,14 @@ auto UpdateKernel(bool plain) {
 }  // namespace
 }  // namespace cuda
 
-void UpdateChunksCuda(DeviceContext& context, const AttentionStep& step, int wave) {
-  const AttentionBlocks& blocks = step.blocks;
+void UpdateChunksCuda(DeviceContext& context, const AttentionArgs& layer_args, int wave) {
+  const AttentionBlocks& blocks = layer_args.blocks;
   const int d = blocks.shape.head_dim, dv = blocks.shape.value_head_dim;
   const bool has_delta = blocks.delta_scale != nullptr;
-  if (has_delta) SubtractReadsCuda(context, step, wave);
+  if (has_delta) SubtractPredictionsCuda(context, layer_args, wave);
   const cuda::UpdateArgs args = {
       .blocks = blocks,
-      .seqs = step.seqs.device,
+      .seqs = layer_args.seqs.device,
       .keys = {.pending = blocks.recent_keys.place,
                .dictionary = blocks.dictionary_keys.place,
                .slot_stride = 1,
@@ -386,7 +387,7 @@ void UpdateChunksCuda(DeviceContext& context, const AttentionStep& step, int wav
   const int groups = blocks.wave_span * (args.keys.groups() + args.values.groups());
   const auto threads = std::bit_ceil(static_cast<unsigned>(
       std::clamp(groups / cuda::kGroupsPerThread, cuda::kMinThreads, cuda::kMaxThreads)));
-  const dim3 grid(static_cast<unsigned>(step.seqs.n_seqs()),
+  const dim3 grid(static_cast<unsigned>(layer_args.seqs.n_seqs()),
                   static_cast<unsigned>(blocks.shape.n_kv_heads));
   const size_t shared_bytes = static_cast<size_t>(blocks.wave_span) * cuda::kSharedBytesPerKey;
   const bool plain = !has_delta && !blocks.normalizes;

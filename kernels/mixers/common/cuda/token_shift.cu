@@ -16,11 +16,12 @@ __device__ inline float LoadX(const TokenShift& shift, int64_t i) {
 // Launch: a thread to a channel of a sequence, through all its rows; grid x: channels, y: sequence.
 // Bytes: x's own to read and y's own to write, a row and channel.
 __global__ void __launch_bounds__(kThreads)
-    ShiftKernel(const __grid_constant__ TokenShift shift, const __grid_constant__ DeviceSeqs seqs) {
+    ShiftKernel(const __grid_constant__ TokenShift shift,
+                const __grid_constant__ DeviceSequences seqs) {
   const int s = static_cast<int>(blockIdx.y);
   const int64_t i = int64_t{blockIdx.x} * kThreads + threadIdx.x;
   std::byte* state = seqs.state[s];
-  const int32_t first = seqs.row_begin[s], end = seqs.row_begin[s + 1];
+  const int32_t first = seqs.token_begin[s], end = seqs.token_begin[s + 1];
   if (i >= shift.width || state == nullptr || first == end) return;
   float* newest = reinterpret_cast<float*>(state + shift.newest) + i;
   const float mix = shift.mix == nullptr ? 0.0f : shift.mix[i];
@@ -42,7 +43,7 @@ __global__ void __launch_bounds__(kThreads)
 
 }  // namespace
 
-void ShiftTokens(DeviceContext& context, const StepSeqs& seqs, const TokenShift& shift) {
+void ShiftTokens(DeviceContext& context, const BatchSequences& seqs, const TokenShift& shift) {
   const auto parts = static_cast<unsigned>((shift.width + kThreads - 1) / kThreads);
   Launch(context, ShiftKernel, dim3(parts, static_cast<unsigned>(seqs.n_seqs())), dim3(kThreads), 0,
          shift, seqs.device);

@@ -1,0 +1,260 @@
+// Distances of candidates and of means before they are needed, while the tokens of one chunk pass
+// on the CPU. What is foreseen wrongly is dropped; no result depends on it.
+#pragma once
+
+#include <algorithm>
+#include <array>
+#include <cmath>
+#include <cstdint>
+#include <span>
+#include <type_traits>
+
+#include "kernels/mixers/closest_pair/pair_pass.h"
+
+namespace ovq {
+
+static_assert(kMaxJoinsAhead <= kMaxLowerBoundRows);
+
+template <class T>
+class PairLookAhead {
+ public:
+  explicit PairLookAhead(const PairPass<T>& pass)
+      : pass_(pass), at_(pass.at), chunk_(pass.chunk), buffers_(pass.buffers) {}
+
+  // For so many tokens. What is known depends on w K / V: to be called anew when that has changed.
+  void Begin(int64_t n_tokens) {
+    buffers_.joins.Clear();
+    buffers_.means.Clear();
+    for (RunningMean& running : buffers_.running) running.mean = -1;
+    uses_lower_bounds_ =
+        std::is_same_v<T, BF16> && n_tokens >= kMinLowerBoundTokens && HasDistanceLowerBounds();
+    if (pass_.merges || uses_lower_bounds_) {
+      ValueSizesCpu(pass_.Blocks(), at_.blocks.dtype, ValueStride(at_.dv()), buffers_.sizes);
+    }
+    if (!uses_lower_bounds_) return;
+    FillSquares();
+    PackCandidatesCpu(pass_.SlotsAndTokens(), at_.d(), ValueStride(at_.dv()), buffers_.packed);
+  }
+
+  // The candidate that token i becomes, of those that join up to `end`.
+  const LookAhead& FindOrComputeJoin(int32_t candidate, int64_t i, int64_t end) {
+    const Pair alone = {-1, candidate};
+    if (const LookAhead* known = buffers_.joins.Find(alone)) return *known;
+    end = std::min<int64_t>(end, i + kMaxJoinsAhead);
+    Request(buffers_.joins, alone);
+    for (int64_t next = i + 1; next < end; ++next) {
+      const int32_t joins = pass_.FindCandidate(next);
+      if (joins >= 0) Request(buffers_.joins, {-1, joins});
+    }
+    if (end - i <= 2) RequestMerges(kMaxMergesAhead);
+    Compute();
+    return *buffers_.joins.Find(alone);
+  }
+
+  // The mean of a pair, or a stale candidate.
+  LookAhead& FindOrComputeMean(const Pair& pair) {
+    if (LookAhead* known = buffers_.means.Find(pair)) {
+      ++n_hits_;
+      return *known;
+    }
+    // Twice as far ahead, or half, as half of what was ahead the last time has been of use.
+    max_ahead_ = 2 * n_hits_ >= n_ahead_ ? std::min(2 * max_ahead_, kMaxMergesAhead)
+                                         : std::max(max_ahead_ / 2, 1);
+    Request(buffers_.means, pair);
+    RequestMerges(max_ahead_);
+    n_hits_ = 0;
+    n_ahead_ = n_pending_ - 1;
+    Compute();
+    return *buffers_.means.Find(pair);
+  }
+  // The mean that becomes another one with this pair, if the other candidate is a slot or a token.
+  RunningMean* FindRunningMean(const Pair& pair) {
+    for (auto it = buffers_.running.begin(); it != buffers_.running.end(); ++it) {
+      if (it->mean < 0 || (it->mean != pair.low && it->mean != pair.high)) continue;
+      if (pair.low + pair.high - it->mean >= chunk_.first_merged()) continue;
+      std::rotate(buffers_.running.begin(), it, it + 1);
+      return &buffers_.running.front();
+    }
+    return nullptr;
+  }
+  // A new mean, whose distances are taken over if they are known from below.
+  void AddRunningMean(int32_t mean, LookAhead& ahead) {
+    if (!ahead.is_lower_bound) return;
+    auto& list = buffers_.running;
+    std::rotate(list.begin(), list.end() - 1, list.end());
+    std::swap(list.front().lower_bounds, ahead.distances);
+    list.front().mean = mean;
+    std::copy_n(ahead.key, at_.d(), list.front().place);
+    std::copy_n(ahead.value, at_.dv(), list.front().place + at_.d());
+    ahead.of = {-1, -1};
+  }
+  // To the mean of the pair; how that is rounded is left in buffers_.rounded_mean.
+  void AdvanceRunningMean(RunningMean& running, const Pair& pair) {
+    const int32_t other = pair.low + pair.high - running.mean;
+    const LookAhead& met = FindOrComputeCandidate(other, running);
+    const float high = HighShare(at_.Count(pair.low), at_.Count(pair.high)),
+                share = running.mean == pair.low ? high : 1 - high;
+    const double apart = DistanceRoundedUp(met, running);
+    MoveLowerBoundsCpu(met.distances, share, static_cast<float>(apart * apart),
+                       {running.lower_bounds, pass_.SlotsAndTokens().size() * kBlockSlots});
+    for (int c = 0; c < at_.d(); ++c) {
+      running.place[c] += double{share} * (met.key[c] - running.place[c]);
+    }
+    double* value = running.place + at_.d();
+    for (int c = 0; c < at_.dv(); ++c) value[c] += double{share} * (met.value[c] - value[c]);
+    MakeMean(pair, buffers_.rounded_mean);
+  }
+  // The distance of their places (not its square), rounded up.
+  double DistanceRoundedUp(const LookAhead& x, const RunningMean& y) const {
+    double keys = 0, values = 0;
+    const auto square = [](double a, double b) { return (a - b) * (a - b); };
+    for (int c = 0; c < at_.d(); ++c) keys += square(x.key[c], y.place[c]);
+    for (int c = 0; c < at_.dv(); ++c) values += square(x.value[c], y.place[at_.d() + c]);
+    return std::sqrt(keys + at_.ValueScale() * values) * 1.00001;
+  }
+
+ private:
+  // Of slots and tokens: |key - 0|^2 and the sizes of values.
+  void FillSquares() const {
+    std::fill_n(buffers_.other, at_.d(), 0.0f);
+    const float* zero = buffers_.other;
+    KeyDistancesCpu({.dtype = at_.blocks.dtype,
+                     .head_dim = at_.d(),
+                     .blocks = pass_.SlotsAndTokens(),
+                     .keys = {&zero, 1},
+                     .distances = {&buffers_.squares, 1},
+                     .wide = buffers_.wide});
+    const float scale = at_.ValueScale();
+    for (size_t i = 0; i < pass_.SlotsAndTokens().size() * kBlockSlots; ++i) {
+      buffers_.squares[i] += scale * buffers_.sizes[i] * buffers_.sizes[i];
+    }
+  }
+
+  // Key and value, for distances that are due.
+  void Request(LookAheadRing& ring, const Pair& pair) {
+    LookAhead& ahead = ring.ReplaceOldest(pair);
+    pending_[n_pending_++] = &ahead;
+    pair.low < 0 ? Load(pair.high, ahead) : MakeMean(pair, ahead);
+  }
+  void MakeMean(const Pair& pair, const LookAhead& ahead) const {
+    const float share = HighShare(at_.Count(pair.low), at_.Count(pair.high));
+    Mean(KeyChannels(pair.low), KeyChannels(pair.high), at_.d(), share,
+         at_.Rounding(pair.high, /*is_value=*/false), ahead.key);
+    Mean(ValueChannels(pair.low), ValueChannels(pair.high), at_.dv(), share,
+         at_.Rounding(pair.high, /*is_value=*/true), ahead.value);
+  }
+  // A candidate's key or value.
+  struct Channels {
+    const T* data;
+    ptrdiff_t stride;  // from channel to channel
+    float scale;
+    float Channel(int c) const { return ToFloat(data[c * stride]) * scale; }
+  };
+  Channels KeyChannels(int32_t i) const { return {at_.Key(i), kBlockSlots, at_.KeyScale(i)}; }
+  Channels ValueChannels(int32_t i) const { return {at_.Value(i), 1, at_.StoredValueScale(i)}; }
+  void Load(int32_t i, const LookAhead& ahead) const {
+    const Channels key = KeyChannels(i), value = ValueChannels(i);
+    for (int c = 0; c < at_.d(); ++c) ahead.key[c] = key.Channel(c);
+    for (int c = 0; c < at_.dv(); ++c) ahead.value[c] = value.Channel(c);
+  }
+  // As it will be stored.
+  void Mean(const Channels& low, const Channels& high, int n, float share, const RoundingKey& key,
+            float* mean) const {
+    for (int c = 0; c < n; ++c) {
+      buffers_.other[c] = WeightedMean(low.Channel(c), high.Channel(c), share);
+    }
+    T* rounded = static_cast<T*>(buffers_.rounded);
+    const float scale = ExponentScale(RoundRow(buffers_.other, n, key, rounded, 1));
+    for (int c = 0; c < n; ++c) mean[c] = ToFloat(rounded[c]) * scale;
+  }
+
+  // What is likely to merge or to be renewed in this pass.
+  void RequestMerges(int most) {
+    const int64_t left = chunk_.MergedAt(pass_.end) - pass_.n_means;
+    if (left <= 0) return;
+    std::array<Nearest, kCachedMeans> lowest;
+    const auto n = std::min<int64_t>({left, kCachedMeans, std::ssize(buffers_.means.list)});
+    const int found = LowestBoundsCpu(pass_.Blocks(), {lowest.data(), static_cast<size_t>(n)});
+    for (int i = 0; i < found && n_pending_ < most; ++i) {
+      Pair pair = PairWithPartner(lowest[i].candidate);
+      const auto excludes = [&](const LookAhead* other) { return other->of.Excludes(pair); };
+      if (std::any_of(pending_.begin(), pending_.begin() + n_pending_, excludes)) {
+        pair = {-1, lowest[i].candidate};
+      }
+      if (buffers_.means.Find(pair) == nullptr) Request(buffers_.means, pair);
+    }
+  }
+  Pair PairWithPartner(int32_t i) const {
+    const int32_t partner = at_.Partner(i) - 1;
+    if (partner < 0) return {-1, i};
+    return at_.Oldest(i) < at_.Oldest(partner) ? Pair{i, partner} : Pair{partner, i};
+  }
+
+  // The distances of all requests to slots and tokens, which stay as they are in this pass.
+  void Compute() {
+    for (int i = 0; i < n_pending_; ++i) pending_[i]->is_lower_bound = uses_lower_bounds_;
+    if (uses_lower_bounds_) {
+      std::array<DistanceLowerBounds::Query, kMaxJoinsAhead> rows;
+      for (int i = 0; i < n_pending_; ++i) {
+        rows[i] = {pending_[i]->key, pending_[i]->value, pending_[i]->distances};
+      }
+      DistanceLowerBoundsCpu({.head_dim = at_.d(),
+                              .value_stride = ValueStride(at_.dv()),
+                              .n_blocks = pass_.SlotsAndTokens().size(),
+                              .packed = buffers_.packed,
+                              .squares = buffers_.squares,
+                              .value_scale = at_.ValueScale(),
+                              .rows = std::span(rows).first(static_cast<size_t>(n_pending_)),
+                              .scratch = buffers_.pairs});
+      n_pending_ = 0;
+      return;
+    }
+    std::array<const float*, kMaxJoinsAhead> keys;
+    std::array<float*, kMaxJoinsAhead> distances;
+    for (int i = 0; i < n_pending_; ++i) {
+      keys[i] = pending_[i]->key;
+      distances[i] = pending_[i]->distances;
+    }
+    KeyDistancesCpu({.dtype = at_.blocks.dtype,
+                     .head_dim = at_.d(),
+                     .blocks = pass_.SlotsAndTokens(),
+                     .keys = std::span(keys).first(static_cast<size_t>(n_pending_)),
+                     .distances = std::span(distances).first(static_cast<size_t>(n_pending_)),
+                     .wide = buffers_.wide});
+    n_pending_ = 0;
+  }
+
+  // A slot or a token with all others, and those that the mean is likely to merge with next.
+  const LookAhead& FindOrComputeCandidate(int32_t i, const RunningMean& running) {
+    const Pair alone = {-1, i};
+    if (const LookAhead* known = buffers_.joins.Find(alone)) return *known;
+    if (const LookAhead* known = buffers_.means.Find(alone)) return *known;
+    Request(buffers_.means, alone);
+    std::array<Nearest, 2 * kMaxMergesAhead> nearest;
+    const std::span<const CandidateBlock> blocks = pass_.SlotsAndTokens();
+    for (size_t b = 0; b < blocks.size(); ++b) {
+      buffers_.lower_bound_blocks[b] = blocks[b];
+      buffers_.lower_bound_blocks[b].bounds = running.lower_bounds + b * kBlockSlots;
+    }
+    const int n = LowestBoundsCpu({buffers_.lower_bound_blocks, blocks.size()}, nearest);
+    for (int k = 0; k < n && n_pending_ < kMaxMergesAhead; ++k) {
+      const Pair next = {-1, nearest[k].candidate};
+      if (buffers_.joins.Find(next) == nullptr && buffers_.means.Find(next) == nullptr) {
+        Request(buffers_.means, next);
+      }
+    }
+    Compute();
+    return *buffers_.means.Find(alone);
+  }
+
+  const PairPass<T>& pass_;
+  const PairBlocks<T>& at_;
+  const PairChunk& chunk_;
+  PairBuffers& buffers_;
+  bool uses_lower_bounds_ = false;
+  int n_ahead_ = 0, n_hits_ = 0, max_ahead_ = kMaxMergesAhead;
+  std::array<LookAhead*, kMaxJoinsAhead> pending_;
+  int n_pending_ = 0;
+};
+
+}  // namespace ovq

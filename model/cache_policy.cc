@@ -1,0 +1,150 @@
+#include "model/cache_policy.h"
+
+#include <algorithm>
+#include <cmath>
+#include <numeric>
+#include <string_view>
+#include <vector>
+
+#include "absl/strings/str_cat.h"
+#include "base/status_macros.h"
+#include "kernels/mixers/closest_pair/closest_pair.h"
+#include "model/families/family.h"
+
+namespace ovq {
+namespace {
+
+constexpr std::string_view kOvq = "ovq_attention", kClosestPair = "closest_pair_attention",
+                           kFull = "full_attention";
+// Of layers that were trained without chunks: a block of slots, so that a short session meets the
+// blocks that full attention meets.
+constexpr int64_t kFullAttentionChunk = kBlockSlots;
+// Of published models, which were trained on texts: their first tokens take what attention has to
+// spare, and the newest are read most where no layer has a window of them.
+constexpr int64_t kPublishedPinnedTokens = 4, kPublishedRecentTokens = 256;
+constexpr double kMinShare = 1.0 / 1024, kShareRounding = 1e-3;
+
+bool AppliesTo(CachePolicy policy, const LayerSpec& layer, const MixerFields& fields) {
+  if (layer.type == kOvq || layer.type == kClosestPair) return true;
+  if (layer.type != kFull) return false;
+  AttrReader model(fields.model);
+  return policy == CachePolicy::kClosestPairAll || model.StringOr("rope", "none") == "none";
+}
+
+// What ovq.update names; what a layer's own type says counts more.
+absl::Status ReadUpdate(const LayerSpec& layer, const MixerFields& fields, bool& closest_pair) {
+  static constexpr std::string_view kUpdates[] = {"paper", "closest-pair"};
+  const Attrs& section = fields.section("ovq");
+  AttrReader reader(section);
+  const bool is_paper = reader.ChoiceOr("update", kUpdates) == 0;
+  ReadPairRule(reader);  // whichever rule takes effect
+  closest_pair = !is_paper || layer.type == kClosestPair;
+  if (is_paper && reader.ok() && layer.type == kClosestPair && section.Has("update")) {
+    reader.Fail("update", "expected closest-pair for closest_pair_attention, got paper");
+  }
+  return reader.status();
+}
+
+bool HasLayer(const ModelConfig& config, std::string_view type) {
+  return std::ranges::find(config.layers, type, &LayerSpec::type) != config.layers.end();
+}
+
+// What rows of a model that was trained without any have, where its section does not say.
+void SetFullAttentionDefaults(const ModelConfig& config, Attrs& section) {
+  const auto set = [&](const char* field, int64_t value) {
+    if (!section.Has(field)) section.Set(field, value);
+  };
+  set("chunk_size", kFullAttentionChunk);
+  if (config.family == &kOvqHybrid) return;
+  set("pinned_tokens", kPublishedPinnedTokens);
+  if (!HasLayer(config, "sliding_attention")) set("recent_tokens", kPublishedRecentTokens);
+}
+
+std::string_view TypeFor(CachePolicy policy, std::string_view type, bool closest_pair) {
+  switch (policy) {
+    case CachePolicy::kPaper:
+      return kOvq;
+    case CachePolicy::kClosestPair:
+    case CachePolicy::kClosestPairAll:
+      return kClosestPair;
+    case CachePolicy::kExact:
+      return kFull;
+    case CachePolicy::kAsTrained:
+      break;
+  }
+  return type == kOvq && closest_pair ? kClosestPair : type;
+}
+
+// ovq.shares: of a session's slot cap, an entry for each of n_layers, 1 in the mean. `shares`
+// becomes that of layer i, whose fields these are: one, or one for each of its key/value heads.
+absl::Status ReadShares(const MixerFields& fields, size_t n_layers, size_t i,
+                        std::vector<double>& shares) {
+  AttrReader reader(fields.section("ovq")), model(fields.model);
+  const int n_heads = ReadAttentionShape(model).n_kv_heads;
+  const auto n = static_cast<double>(n_layers);
+  const std::vector<std::vector<double>> lists =
+      reader.FloatListsOr("shares", n_layers, 1, kMinShare, n * std::max(1, n_heads));
+  double sum = 0;
+  for (const std::vector<double>& list : lists) {
+    sum += std::reduce(list.begin(), list.end()) / static_cast<double>(list.size());
+  }
+  shares = lists[i];
+  if (reader.ok() && model.ok() && shares.size() != 1 && std::ssize(shares) != n_heads) {
+    reader.Fail("shares",
+                absl::StrCat("expected a number, or one for each of ", n_heads,
+                             " key/value heads, as entry ", i, ", got a list of ", shares.size()));
+  }
+  if (reader.ok() && !(std::abs(sum - n) <= kShareRounding * n)) {
+    reader.Fail("shares", absl::StrCat("expected ", n_layers,
+                                       " numbers or lists whose mean is 1, got one of ", sum / n));
+  }
+  return reader.status();
+}
+
+}  // namespace
+
+const char* CachePolicyName(CachePolicy policy) {
+  constexpr const char* kNames[] = {"model", "paper", "closest-pair", "closest-pair-all", "exact"};
+  return kNames[static_cast<size_t>(policy)];
+}
+
+absl::Status ApplyCachePolicy(CachePolicy policy, ModelConfig& config) {
+  std::vector<LayerSpec*> served;
+  for (LayerSpec& layer : config.layers) {
+    if (AppliesTo(policy, layer, config.mixer_fields[layer.fields])) served.push_back(&layer);
+  }
+  const bool has_own_slots = HasLayer(config, kOvq);
+  for (size_t i = 0; i < served.size(); ++i) {
+    LayerSpec& layer = *served[i];
+    MixerFields& fields = config.mixer_fields[layer.fields];
+    RETURN_IF_ERROR(ReadShares(fields, served.size(), i, layer.slot_shares));
+    bool closest_pair = false;
+    RETURN_IF_ERROR(ReadUpdate(layer, fields, closest_pair));
+    const std::string_view type = TypeFor(policy, layer.type, closest_pair);
+    Attrs& section = fields.sections.try_emplace("ovq", "ovq.").first->second;
+    if (layer.type == kFull && type != kFull && !has_own_slots)
+      SetFullAttentionDefaults(config, section);
+    layer.approximates = layer.type == kFull && type != kFull;
+    layer.type = std::string(type);
+  }
+  if (!served.empty() || policy == CachePolicy::kAsTrained) return absl::OkStatus();
+  return absl::InvalidArgumentError(
+      absl::StrCat("layer_types: expected ovq_attention or full_attention",
+                   policy == CachePolicy::kClosestPairAll ? "" : " without RoPE", " for --memory ",
+                   CachePolicyName(policy), ", got no such layer"));
+}
+
+std::optional<int64_t> ExactTokens(const ModelConfig& config, int64_t slot_cap) {
+  std::optional<int64_t> tokens;
+  for (const LayerSpec& layer : config.layers) {
+    if (!layer.approximates) continue;
+    const Growth growth = Growth().WithShares(layer.slot_shares);
+    for (int part = 0; part < growth.parts(); ++part) {
+      const int64_t exact = layer.type == kClosestPair ? growth.HeadSlotCap(slot_cap, part) : 0;
+      tokens = std::min(tokens.value_or(exact), exact);
+    }
+  }
+  return tokens;
+}
+
+}  // namespace ovq

@@ -1,0 +1,276 @@
+#include "model/cache_policy.h"
+
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+
+#include <algorithm>
+
+#include "model/load_config.h"
+#include "tests/model/edited_model.h"
+
+namespace ovq::test {
+namespace {
+
+using ::testing::Each;
+using ::testing::ElementsAre;
+using ::testing::HasSubstr;
+using Json = nlohmann::json;
+
+Json Base(const Json& layer_types, const Json& ovq = nullptr) {
+  Json json = {{"model_type", "ovq_hybrid"}, {"vocab_size", 300},
+               {"hidden_size", 64},          {"num_hidden_layers", layer_types.size()},
+               {"num_attention_heads", 4},   {"head_dim", 16},
+               {"intermediate_size", 96},    {"layer_types", layer_types},
+               {"sliding_window", 16}};
+  if (!ovq.is_null()) json["ovq"] = ovq;
+  return json;
+}
+
+absl::StatusOr<ModelConfig> Load(const Json& json, CachePolicy cache_policy) {
+  const TempFolder folder;
+  folder.Write("config.json", json.dump());
+  return LoadConfig(folder.path(), cache_policy);
+}
+
+std::vector<std::string> Types(const Json& json, CachePolicy cache_policy) {
+  const absl::StatusOr<ModelConfig> config = Load(json, cache_policy);
+  EXPECT_TRUE(config.ok()) << config.status();
+  return config.ok() ? config->layer_types() : std::vector<std::string>{};
+}
+
+std::vector<std::vector<double>> Shares(const Json& json, CachePolicy cache_policy) {
+  const absl::StatusOr<ModelConfig> config = Load(json, cache_policy);
+  EXPECT_TRUE(config.ok()) << config.status();
+  std::vector<std::vector<double>> shares;
+  for (const LayerSpec& layer : config->layers) shares.push_back(layer.slot_shares);
+  return shares;
+}
+
+auto One(double share) { return ElementsAre(share); }
+
+// Tokens after which the slots of a layer's growing part change, by its law.
+int64_t Period(const Json& json, CachePolicy cache_policy) {
+  const absl::StatusOr<ModelConfig> config = Load(json, cache_policy);
+  const auto layout = PlanStateLayout(*config, DType::kF32, {}, Device::kCpu, kHostPageBytes);
+  EXPECT_TRUE(layout.ok()) << layout.status();
+  return layout->growths()[0].period;
+}
+
+TEST(ApplyCachePolicy, LayersWithoutPositionsServeEveryCachePolicy) {
+  const Json json =
+      Base({"sliding_attention", "ovq_attention", "full_attention"}, {{"chunk_size", 32}});
+  EXPECT_THAT(Types(json, CachePolicy::kAsTrained),
+              ElementsAre("sliding_attention", "ovq_attention", "full_attention"));
+  EXPECT_THAT(Types(json, CachePolicy::kPaper),
+              ElementsAre("sliding_attention", "ovq_attention", "ovq_attention"));
+  EXPECT_THAT(Types(json, CachePolicy::kClosestPair),
+              ElementsAre("sliding_attention", "closest_pair_attention", "closest_pair_attention"));
+  EXPECT_THAT(Types(json, CachePolicy::kExact),
+              ElementsAre("sliding_attention", "full_attention", "full_attention"));
+}
+
+TEST(ApplyCachePolicy, RotatedKeysAreBoundedWhereRequested) {
+  Json json =
+      Base({"sliding_attention", "full_attention", "full_attention"}, {{"shares", {1.5, 0.5}}});
+  json["rope"] = "halves";
+  EXPECT_THAT(Types(json, CachePolicy::kClosestPairAll),
+              ElementsAre("sliding_attention", "closest_pair_attention", "closest_pair_attention"));
+  EXPECT_THAT(Shares(json, CachePolicy::kClosestPairAll), ElementsAre(One(1), One(1.5), One(0.5)));
+}
+
+TEST(ApplyCachePolicy, AConfigChoosesItsUpdate) {
+  const Json closest = Base({"ovq_attention"}, {{"update", "closest-pair"}});
+  EXPECT_THAT(Types(closest, CachePolicy::kAsTrained), ElementsAre("closest_pair_attention"));
+  EXPECT_THAT(Types(closest, CachePolicy::kPaper), ElementsAre("ovq_attention"));
+  EXPECT_THAT(Types(Base({"ovq_attention"}, {{"update", "paper"}}), CachePolicy::kAsTrained),
+              ElementsAre("ovq_attention"));
+  EXPECT_THAT(Types(Base({"closest_pair_attention"}), CachePolicy::kAsTrained),
+              ElementsAre("closest_pair_attention"));
+
+  const auto unknown =
+      Load(Base({"ovq_attention"}, {{"update", "nearest"}}), CachePolicy::kAsTrained);
+  EXPECT_THAT(Message(unknown.status()), HasSubstr("config.json: ovq.update: "));
+  const auto both =
+      Load(Base({"closest_pair_attention"}, {{"update", "paper"}}), CachePolicy::kAsTrained);
+  EXPECT_THAT(Message(both.status()),
+              HasSubstr("ovq.update: expected closest-pair for closest_pair_attention, got paper"));
+}
+
+TEST(ApplyCachePolicy, LayersHaveTheirShareOfTheSlots) {
+  const Json types = {"ovq_attention", "sliding_attention", "full_attention"};
+  EXPECT_THAT(Shares(Base(types, {{"shares", {1.75, 0.25}}}), CachePolicy::kAsTrained),
+              ElementsAre(One(1.75), One(1), One(0.25)));
+  EXPECT_THAT(Shares(Base(types, {{"shares", {1, 1}}}), CachePolicy::kClosestPair), Each(One(1)));
+  EXPECT_THAT(Shares(Base(types), CachePolicy::kPaper), Each(One(1)));
+  const auto error = [&](const Json& shares) {
+    return Message(Load(Base(types, {{"shares", shares}}), CachePolicy::kAsTrained).status());
+  };
+  EXPECT_THAT(error({1.75}), HasSubstr("config.json: ovq.shares: expected a list of 2 numbers"));
+  EXPECT_THAT(error("all"), HasSubstr("config.json: ovq.shares: expected a list of 2 numbers"));
+  EXPECT_THAT(error({2.5, -0.5}), HasSubstr("config.json: ovq.shares: expected numbers in ["));
+  EXPECT_THAT(error({0, 2}), HasSubstr("config.json: ovq.shares: expected numbers in ["));
+  EXPECT_THAT(error({1.5, 1}),
+              HasSubstr("config.json: ovq.shares: expected 2 numbers or lists whose mean is 1, got "
+                        "one of 1.25"));
+}
+
+TEST(ApplyCachePolicy, HeadsHaveTheirShareOfTheSlots) {
+  const Json types = {"ovq_attention", "sliding_attention", "full_attention"};
+  const auto with = [&](const Json& shares) {
+    Json json = Base(types, {{"shares", shares}});
+    json["num_key_value_heads"] = 2;
+    return json;
+  };
+  const Json mixed = with({1.25, {0.25, 1.25}});
+  for (CachePolicy cache_policy : {CachePolicy::kPaper, CachePolicy::kClosestPair}) {
+    EXPECT_THAT(Shares(mixed, cache_policy),
+                ElementsAre(One(1.25), One(1), ElementsAre(0.25, 1.25)));
+  }
+  // A session is exact up to the least of all.
+  const absl::StatusOr<ModelConfig> config = Load(
+      [&] {
+        Json json = mixed;
+        json["layer_types"][0] = "sliding_attention";
+        json["ovq"]["shares"] = Json::array({{0.5, 1.5}});
+        return json;
+      }(),
+      CachePolicy::kClosestPair);
+  ASSERT_TRUE(config.ok()) << config.status();
+  EXPECT_EQ(ExactTokens(*config, 100), 50);
+
+  const auto error = [&](const Json& shares) {
+    return Message(Load(with(shares), CachePolicy::kAsTrained).status());
+  };
+  EXPECT_THAT(
+      error({1, {1, 0.5, 1.5}}),
+      HasSubstr("config.json: ovq.shares: expected a number, or one for each of 2 key/value "
+                "heads, as entry 1, got a list of 3"));
+  EXPECT_THAT(error({1, Json::array()}),
+              HasSubstr("config.json: ovq.shares: expected numbers or lists of numbers, one is an "
+                        "empty list"));
+  EXPECT_THAT(error({1, {-1, 3}}), HasSubstr("config.json: ovq.shares: expected numbers in ["));
+  EXPECT_THAT(error({1, {1, 2}}), HasSubstr("ovq.shares: expected 2 numbers or lists whose mean is "
+                                            "1, got one of 1.25"));
+  EXPECT_THAT(error({1, {"half", 1}}), HasSubstr("config.json: ovq.shares: expected numbers in ["));
+}
+
+TEST(ApplyCachePolicy, FullAttentionIsReadInChunksOfABlock) {
+  EXPECT_EQ(Period(Base({"full_attention"}), CachePolicy::kClosestPair), kBlockSlots);
+  EXPECT_EQ(Period(Base({"full_attention", "ovq_attention"}), CachePolicy::kClosestPair), 128);
+  EXPECT_EQ(Period(Base({"full_attention"}, {{"chunk_size", 32}}), CachePolicy::kClosestPair), 32);
+}
+
+TEST(ApplyCachePolicy, WhereNoLayerCanItSaysSo) {
+  Json rotated = Base({"sliding_attention", "full_attention"});
+  rotated["rope"] = "halves";
+  for (const Json& json : {Base({"sliding_attention"}), rotated}) {
+    EXPECT_TRUE(Load(json, CachePolicy::kAsTrained).ok());
+    const absl::Status status = Load(json, CachePolicy::kClosestPair).status();
+    EXPECT_EQ(status.code(), absl::StatusCode::kInvalidArgument);
+    EXPECT_THAT(Message(status), HasSubstr("for --memory closest-pair, got no such layer"));
+  }
+  EXPECT_THAT(Message(Load(Base({"sliding_attention"}), CachePolicy::kClosestPairAll).status()),
+              HasSubstr("expected ovq_attention or full_attention for --memory closest-pair-all"));
+}
+
+TEST(ApplyCachePolicy, FullAttentionThroughSlotsIsExactUpToTheirNumber) {
+  const Json json =
+      Base({"ovq_attention", "full_attention", "full_attention"}, {{"shares", {1.5, 1, 0.5}}});
+  const auto exact = [](const Json& of, CachePolicy cache_policy, int64_t cap) {
+    return ExactTokens(*Load(of, cache_policy), cap);
+  };
+  EXPECT_EQ(exact(json, CachePolicy::kClosestPair, 100), 50);
+  EXPECT_EQ(exact(Base({"full_attention"}), CachePolicy::kClosestPair, 100), 100);
+  EXPECT_EQ(exact(json, CachePolicy::kPaper, 100), 0);
+  EXPECT_EQ(exact(json, CachePolicy::kAsTrained, 100), std::nullopt);
+  EXPECT_EQ(exact(Base({"ovq_attention"}), CachePolicy::kClosestPair, 100), std::nullopt);
+}
+
+// What a saved session may be restored into follows from the fingerprint.
+TEST(ApplyCachePolicy, TheFingerprintKnowsIt) {
+  const Json json = Base({"ovq_attention"});
+  EXPECT_NE(Load(json, CachePolicy::kAsTrained)->canonical,
+            Load(json, CachePolicy::kClosestPair)->canonical);
+}
+
+// A model with full attention, read through closest pairs: the same logits, to the bit, as long as
+// its tokens fit, and bounded after that.
+TEST(ApplyCachePolicy, AShortSessionIsFullAttention) {
+  EditedModel model("sw-full");
+  model.config.erase("ovq");  // so that chunks are those of layers trained without
+  ModelOptions options = kSmallSessions;
+  const auto exact = model.Load(options);
+  options.cache_policy = CachePolicy::kClosestPair;
+  const auto bounded = model.Load(options);
+  ASSERT_TRUE(exact.ok() && bounded.ok()) << exact.status() << bounded.status();
+  EXPECT_TRUE((*exact)->layout().has_unbounded());
+  EXPECT_FALSE((*bounded)->layout().has_unbounded());
+  const Golden golden = LoadGolden("sw-full");
+  const std::vector<int32_t>& tokens = *std::ranges::max_element(
+      golden.sequences, {}, [](const std::vector<int32_t>& s) { return s.size(); });
+  const auto logits = [&](const LanguageModel& of, int64_t cap) {
+    Session session(of, *model.context, tokens, cap);
+    while (session.remaining() > 0) session.Feed(std::min<int64_t>(50, session.remaining()));
+    return session.logits();
+  };
+  const auto n = static_cast<int64_t>(tokens.size());
+  ASSERT_GT(n, 70);
+  const std::vector<float> expected = logits(**exact, n);
+  EXPECT_EQ(logits(**bounded, n), expected);
+  EXPECT_NE(logits(**bounded, 16), expected);
+}
+
+TEST(ApplyCachePolicy, ModelsThatShareWeightsAreThoseLoadedAlone) {
+  EditedModel model("sw-full");
+  ModelOptions options;
+  options.limits = {.max_slot_cap = 64, .max_unbounded_tokens = 4096};
+  const CachePolicy policies[] = {CachePolicy::kClosestPair, CachePolicy::kExact,
+                                  CachePolicy::kPaper};
+  const TempFolder folder;
+  model.Write(folder);
+  const auto each = LanguageModel::LoadEach(folder.path(), options, policies, *model.context);
+  ASSERT_TRUE(each.ok()) << each.status();
+  const std::vector<int32_t> tokens = LoadGolden("sw-full").sequences.back();
+  const auto logits = [&](const LanguageModel& of) {
+    Session session(of, *model.context, tokens, /*slot_cap=*/16);
+    while (session.remaining() > 0) session.Feed(std::min<int64_t>(50, session.remaining()));
+    return session.logits();
+  };
+  std::vector<std::vector<float>> found;
+  for (size_t i = 0; i < std::size(policies); ++i) {
+    options.cache_policy = policies[i];
+    const auto alone = model.Load(options);
+    ASSERT_TRUE(alone.ok()) << alone.status();
+    found.push_back(logits(*(*each)[i]));
+    EXPECT_EQ(found.back(), logits(**alone)) << CachePolicyName(policies[i]);
+    EXPECT_EQ((*each)[i]->fingerprint(), (*alone)->fingerprint());
+    EXPECT_EQ((*each)[i]->parameters(), (*alone)->parameters());
+  }
+  EXPECT_NE(found[0], found[1]);
+  EXPECT_NE(found[0], found[2]);
+}
+
+// Both rules, on the devices that share no code: each layer keeps as many rows as its share says.
+TEST(ApplyCachePolicy, LayersOfUnequalSharesAgreeOnEveryDevice) {
+  const Golden golden = LoadGolden("ovq-shares");
+  const std::vector<int32_t>& tokens = golden.sequences.back();
+  for (CachePolicy cache_policy : {CachePolicy::kPaper, CachePolicy::kClosestPair}) {
+    std::vector<float> logits[2];
+    for (Device device : {Device::kReference, Device::kCpu}) {
+      const auto context = BoundContext(device);
+      ModelOptions options;
+      options.limits = {.max_slot_cap = 64, .max_unbounded_tokens = 4096};
+      options.cache_policy = cache_policy;
+      const auto loaded = LanguageModel::Load(golden.folder, options, *context);
+      ASSERT_TRUE(loaded.ok()) << loaded.status();
+      Session session(**loaded, *context, tokens, /*slot_cap=*/24);
+      while (session.remaining() > 0) session.Feed(std::min<int64_t>(7, session.remaining()));
+      logits[device == Device::kCpu] = session.logits();
+    }
+    EXPECT_THAT(logits[0], ::testing::Pointwise(::testing::FloatNear(3e-5f), logits[1]))
+        << CachePolicyName(cache_policy);
+  }
+}
+
+}  // namespace
+}  // namespace ovq::test

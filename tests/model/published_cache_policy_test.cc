@@ -1,0 +1,183 @@
+// Published hybrids whose growing layers are read through closest pairs: the same logits, to the
+// bit, as long as a session's tokens fit into its rows, and what training/ computes after that.
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+
+#include <algorithm>
+#include <random>
+#include <span>
+
+#include "absl/strings/ascii.h"
+#include "absl/strings/str_cat.h"
+#include "model/cache_policy.h"
+#include "model/load_config.h"
+#include "model/weights.h"
+#include "tests/model/edited_model.h"
+#include "tests/test_util.h"
+
+namespace ovq::test {
+namespace {
+
+using ::testing::FloatNear;
+using ::testing::HasSubstr;
+using ::testing::Pointwise;
+
+struct CachePolicyCase {
+  const char* name;
+  bool has_unrotated_keys;  // a growing layer without RoPE
+  Device device = Device::kCpu;
+};
+
+// Far above the tests' lengths.
+constexpr StateLimits kFarLimits = {.max_slot_cap = 4096, .max_unbounded_tokens = 4096};
+
+class PublishedCachePolicy : public ::testing::TestWithParam<CachePolicyCase> {
+ protected:
+  void SetUp() override {
+    const std::string missing = WhyNoDevice(GetParam().device);
+    if (!missing.empty()) GTEST_SKIP() << missing;
+    golden_ = LoadGolden(absl::StrCat("published/", GetParam().name));
+    context_ = BoundContext(GetParam().device);
+  }
+  std::unique_ptr<LanguageModel> Load(CachePolicy cache_policy) const {
+    ModelOptions options;
+    options.cache_policy = cache_policy;
+    options.limits = kFarLimits;
+    auto loaded = LanguageModel::Load(golden_.folder, options, *context_);
+    EXPECT_TRUE(loaded.ok()) << loaded.status();
+    return loaded.ok() ? *std::move(loaded) : nullptr;
+  }
+  std::vector<float> Logits(const LanguageModel& model, const std::vector<int32_t>& tokens,
+                            int64_t slot_cap, int64_t step) const {
+    Session session(model, *context_, tokens, slot_cap);
+    while (session.remaining() > 0) session.Feed(std::min(step, session.remaining()));
+    return session.logits();
+  }
+  // Whose first blocks are read as rows.
+  static std::vector<int32_t> Tokens(const LanguageModel& model) {
+    std::mt19937 random(5);
+    std::vector<int32_t> tokens(2 * kBlockSlots + 30);
+    for (int32_t& token : tokens) {
+      token = static_cast<int32_t>(random() % static_cast<uint32_t>(model.config().vocab_size));
+    }
+    return tokens;
+  }
+
+  Golden golden_;
+  std::unique_ptr<DeviceContext> context_;
+};
+
+TEST_P(PublishedCachePolicy, UpToItsSlotsIsExact) {
+  const auto exact = Load(CachePolicy::kAsTrained);
+  ASSERT_NE(exact, nullptr);
+  EXPECT_TRUE(exact->layout().has_unbounded());
+  const std::vector<int32_t> tokens = Tokens(*exact);
+  const auto n = static_cast<int64_t>(tokens.size());
+  const std::vector<float> expected = Logits(*exact, tokens, n, 50);
+  for (const CachePolicy cache_policy : {CachePolicy::kClosestPair, CachePolicy::kClosestPairAll}) {
+    if (cache_policy == CachePolicy::kClosestPair && !GetParam().has_unrotated_keys) continue;
+    const auto bounded = Load(cache_policy);
+    ASSERT_NE(bounded, nullptr);
+    EXPECT_FALSE(bounded->layout().has_unbounded()) << CachePolicyName(cache_policy);
+    for (const int64_t step : {50, 1}) {
+      EXPECT_EQ(Logits(*bounded, tokens, n, step), expected) << CachePolicyName(cache_policy);
+    }
+    EXPECT_NE(Logits(*bounded, tokens, 16, 50), expected) << CachePolicyName(cache_policy);
+  }
+}
+
+// Folders with bounded.json.
+class BoundedGolden : public PublishedCachePolicy {};
+
+// What training/ovq/hybrids.py computes in float64 where most tokens have merged; tolerance as in
+// fixtures_test.cc, merges have margins (training/tests/make_bounded_golden.py).
+TEST_P(BoundedGolden, BeyondItsSlotsIsWhatTrainingComputes) {
+  const auto json = nlohmann::json::parse(ReadBytes(golden_.folder + "/bounded.json"));
+  const auto expected = SafetensorsFile::Open(golden_.folder + "/bounded.safetensors").value();
+  const CachePolicy cache_policy =
+      json.at("memory") == CachePolicyName(CachePolicy::kClosestPairAll)
+          ? CachePolicy::kClosestPairAll
+          : CachePolicy::kClosestPair;
+  EXPECT_EQ(json.at("memory"), CachePolicyName(cache_policy));
+  const auto model = Load(cache_policy);
+  ASSERT_NE(model, nullptr);
+  const int64_t slot_cap = json.at("max_centroids");
+  for (size_t i = 0; i < json.at("sequences").size(); ++i) {
+    const std::vector<int32_t> tokens = json.at("sequences")[i];
+    const TensorView& view = expected.tensors().at(absl::StrCat("logits.", i));
+    const std::span<const float> logits(view.as<float>(), view.shape.elements());
+    for (const int64_t step : {1, 23, 1000}) {
+      EXPECT_THAT(Logits(*model, tokens, slot_cap, step),
+                  Pointwise(FloatNear(3e-5f), std::vector<float>(logits.begin(), logits.end())))
+          << i << " by " << step;
+    }
+  }
+}
+
+TEST_P(PublishedCachePolicy, KeysWithPositionsTakeAChoiceOfTheirOwn) {
+  const auto plain = LoadConfig(golden_.folder, CachePolicy::kClosestPair);
+  EXPECT_EQ(plain.ok(), GetParam().has_unrotated_keys) << plain.status();
+  if (!plain.ok()) {
+    EXPECT_THAT(Message(plain.status()),
+                HasSubstr("full_attention without RoPE for --memory closest-pair, got no such"));
+  }
+  const auto all = LoadConfig(golden_.folder, CachePolicy::kClosestPairAll);
+  ASSERT_TRUE(all.ok()) << all.status();
+  EXPECT_THAT(all->layer_types(), ::testing::Contains("closest_pair_attention"));
+  EXPECT_THAT(all->layer_types(), ::testing::Not(::testing::Contains("full_attention")));
+}
+
+// Which no published file has: for rows, added by who serves the model.
+TEST(PublishedRows, MayHaveASectionOfTheConfig) {
+  EditedModel model("published/granitemoehybrid-dense");
+  model.config["ovq"] = {{"max_centroids", 70}, {"shares", {1.5, 0.5}}};
+  ModelOptions options;
+  options.cache_policy = CachePolicy::kClosestPair;
+  const auto loaded = model.Load(options);
+  ASSERT_TRUE(loaded.ok()) << loaded.status();
+  EXPECT_EQ((*loaded)->layout().default_slot_cap(), 70);
+  EXPECT_EQ((*loaded)->config().layers[2].slot_shares, std::vector<double>{1.5});
+  EXPECT_EQ((*loaded)->config().layers[4].slot_shares, std::vector<double>{0.5});
+  EXPECT_EQ(ExactTokens((*loaded)->config(), 70), 35);
+  model.config["ovq"]["shars"] = 1;
+  EXPECT_THAT(Message(model.Load(options).status()),
+              HasSubstr("config.json: ovq.shars: unknown field"));
+}
+
+std::vector<CachePolicyCase> CachePolicyCases(const std::vector<CachePolicyCase>& folders) {
+  std::vector<CachePolicyCase> cases;
+  for (CachePolicyCase of : folders) {
+    for (Device device : TestDevices()) {
+      of.device = device;
+      cases.push_back(of);
+    }
+  }
+  return cases;
+}
+
+std::string CachePolicyCaseName(const ::testing::TestParamInfo<CachePolicyCase>& info) {
+  std::string name = absl::StrCat(info.param.name, "_", DeviceName(info.param.device));
+  std::ranges::replace_if(
+      name, [](char c) { return !absl::ascii_isalnum(static_cast<unsigned char>(c)); }, '_');
+  return name;
+}
+
+INSTANTIATE_TEST_SUITE_P(Families, PublishedCachePolicy,
+                         ::testing::ValuesIn(CachePolicyCases({{"granitemoehybrid-dense", true},
+                                                               {"granitemoehybrid-groups", true},
+                                                               {"olmo_hybrid-nope", true},
+                                                               {"olmo_hybrid-rope-gqa", false},
+                                                               {"cohere2-sw", true},
+                                                               {"cohere2-layer-types", true},
+                                                               {"qwen3_5-tied", false},
+                                                               {"qwen3_5-text", false},
+                                                               {"muse_glimmer-hub", true},
+                                                               {"muse_glimmer-five", true}})),
+                         CachePolicyCaseName);
+INSTANTIATE_TEST_SUITE_P(Families, BoundedGolden,
+                         ::testing::ValuesIn(CachePolicyCases({{"granitemoehybrid-dense", true},
+                                                               {"qwen3_5-text", false}})),
+                         CachePolicyCaseName);
+
+}  // namespace
+}  // namespace ovq::test
