@@ -141,8 +141,8 @@ absl::StatusOr<Loaded> LoadAll(const Options& options, Log& log) {
   ASSIGN_OR_RETURN(loaded.context,
                    DeviceContext::Make(options.device,
                                        options.threads > 0 ? options.threads : UsableProcessors()));
-  loaded.context.BindThread();
-  if (const std::optional<GpuInfo> gpu = loaded.context.Gpu()) {
+  loaded.context->BindThread();
+  if (const std::optional<GpuInfo> gpu = loaded.context->Gpu()) {
     log.Info(absl::StrFormat("GPU %s: %d bytes of memory, %d free", gpu->name, gpu->total_bytes,
                              gpu->free_bytes));
   }
@@ -159,7 +159,7 @@ absl::StatusOr<Loaded> LoadAll(const Options& options, Log& log) {
   ASSIGN_OR_RETURN(std::unique_ptr<Tokenizer> tokenizer,
                    Tokenizer::Load(options.model, loaded.models.front()->config()));
   loaded.tokenizer = std::move(tokenizer);
-  for (const std::string& note : loaded.tokenizer.notes()) log.Warning("tokenizer: " + note);
+  for (const std::string& note : loaded.tokenizer->notes()) log.Warning("tokenizer: " + note);
   ASSIGN_OR_RETURN(loaded.chat_format, ChatFormat::Load(options.model));
   return loaded;
 }
@@ -250,7 +250,7 @@ void LogSummary(const LanguageModel& model, const ModelDescription& description,
     log.Info(absl::StrFormat(
         "memory %s: %s, at most %d bytes a session at max_centroids %d; %d sessions fit in %d "
         "bytes",
-        variant.name, description.state_dtype, memory.layout->bytes_cap(cap), cap,
+        variant.name, description.state_dtype, variant.layout->bytes_cap(cap), cap,
         SessionSlots(*variant.layout, cap, options.state_memory_bytes, options.max_sessions),
         options.state_memory_bytes));
     if (const std::optional<int64_t> exact = variant.exact_tokens(cap)) {

@@ -16,7 +16,7 @@ TEST(Generate, StreamingEqualsCollected) {
   const Collected over_wire = Generate(server.inference(), request);
   ASSERT_THAT(over_wire.status, Succeeds());
 
-  GenerateRequest direct = Request({'h', 'e', 'l', 'l', 'o'}, 20);
+  GenerateRequest direct = SampleRequest({'h', 'e', 'l', 'l', 'o'}, 20);
   direct.output.logprobs = true;
   auto stream = std::make_shared<TokenStream>();
   ASSERT_TRUE(server.engine().Submit(direct, stream).ok());

@@ -98,7 +98,7 @@ TEST(Metrics, ModelsWithoutADictionaryHaveNoFigureOfOne) {
 // dictionary, floor(256 * 36 / (256 + 36)) = 31 of them as centroids of their own.
 TEST(Metrics, Dictionary) {
   const std::string text =
-      TextAfter([](TestEngine& engine) { engine.Run(Request(SomeTokens(30, 1), 10)); });
+      TextAfter([](TestEngine& engine) { engine.Run(SampleRequest(SomeTokens(30, 1), 10)); });
   EXPECT_EQ(Sample(text, "ovq_dictionary_updates_total", {"op=\"insert\""}), 31);
   EXPECT_EQ(Sample(text, "ovq_dictionary_updates_total", {"op=\"merge\""}), 5);
   EXPECT_EQ(Sample(text, "ovq_dictionary_fill_ratio_count", {}), 1);
@@ -110,7 +110,7 @@ TEST(Metrics, Dictionary) {
 // Answers of 10 tokens, 1 and none: only the first has a time per token.
 TEST(Metrics, TimePerOutputToken) {
   const std::string text = TextAfter([](TestEngine& engine) {
-    for (int64_t tokens : {10, 1, 0}) engine.Run(Request(SomeTokens(30, 1), tokens));
+    for (int64_t tokens : {10, 1, 0}) engine.Run(SampleRequest(SomeTokens(30, 1), tokens));
   });
   EXPECT_EQ(Sample(text, "ovq_time_per_output_token_seconds_count", {}), 1);
   const double sum = Sample(text, "ovq_time_per_output_token_seconds_sum", {});
@@ -171,7 +171,7 @@ TEST(Metrics, PrefixCache) {
   EXPECT_EQ(Sample(metrics.Text(), "ovq_prefix_queries_total", {}), 0);
   TestEngine engine;
   metrics.SetStatsSource([&] { return engine.SettledStats(); });
-  GenerateRequest request = Request(SomeTokens(3 * kPrefixBlockTokens, 1), 1);
+  GenerateRequest request = SampleRequest(SomeTokens(3 * kPrefixBlockTokens, 1), 1);
   request.cacheable = 3 * kPrefixBlockTokens;
   for (int i = 0; i < 3; ++i) engine.Run(request);
   request.prompt[0] ^= 1;
