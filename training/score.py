@@ -25,6 +25,7 @@ import fractions
 import json
 import os
 import signal
+import statistics
 import sys
 import tempfile
 import time
@@ -213,10 +214,11 @@ class Scorer:
         first = dataclasses.replace(made, tokens=made.tokens[:self._n_check])  # None: all
         n_checked, n_agreed, largest = compare(self._reference, job, first, predictions)
         row.update(checked=n_checked, agreement=f"{n_agreed / n_checked:.6f}",
-                   logprob_difference=f"{largest:.3g}")
+                   logprob_difference=f"{max(largest):.3g}")
         self.n_checked += n_checked
         self.n_agreed += n_agreed
-        return f", reference agrees on {n_agreed} of {n_checked}"
+        return f", reference agrees on {n_agreed} of {n_checked}, within {max(largest):.3g}, " \
+            f"in the median sequence within {statistics.median(largest):.3g}"
 
     def score(self, job, pool, progress):
         """The job's rows."""

@@ -202,11 +202,11 @@ def score_job(exam, job, made, predictions, seconds):
 
 
 def compare(reference, job, made, predictions):
-    """(scored tokens, how many of them agree, largest difference of log-probabilities)."""
-    n_checked, n_equal, largest = 0, 0, 0.0
+    """(scored tokens, how many of them agree, largest log-probability difference [n_sequences])."""
+    n_checked, n_equal, largest = 0, 0, []
     for tokens, scored, served in zip(made.tokens, made.scored, predictions):
         own, marks = reference.predict(tokens, job.max_centroids), scored[1:]
         n_checked += int(marks.sum())
         n_equal += int((own.top_ids == served.top_ids)[marks].sum())
-        largest = max(largest, float(np.abs(own.top_logprobs - served.top_logprobs)[marks].max()))
+        largest.append(float(np.abs(own.top_logprobs - served.top_logprobs)[marks].max()))
     return n_checked, n_equal, largest

@@ -7,6 +7,7 @@ import argparse
 import csv
 import json
 import os
+import re
 import subprocess
 import sys
 import tempfile
@@ -30,6 +31,11 @@ except ImportError as error:
 # test_golden.py) as in the server (tests/model/fixtures_test.cc). A log-probability is a logit less
 # their log-sum-exp, which moves by no more than they do: twice that, for either side.
 LOGPROB_TOLERANCE = 4 * 3e-5
+# A key whose scores with two centroids or codes differ by less than float32's rounding may go to either,
+# in the reference and in the server, and its value with it. Few sequences have such a key, but which
+# have depends on the trained weights, and so on the machine: the median sequence has none. Where one
+# has, a value moves between two means of many.
+FLIP_TOLERANCE = 1e-2
 RECIPE = {
     "config": {
         "model_type": "ovq_hybrid", "vocab_size": 35, "hidden_size": 32, "num_hidden_layers": 4,
@@ -117,7 +123,12 @@ class TrainedModels(unittest.TestCase):
             for row in self.rows(f"{mixer}.csv"):
                 self.assertEqual(row["checked"], row["scored"])
                 self.assertGreaterEqual(float(row["agreement"]), 0.999)
-                self.assertLess(float(row["logprob_difference"]), LOGPROB_TOLERANCE)
+                largest = float(row["logprob_difference"])
+                self.assertLess(largest, LOGPROB_TOLERANCE if mixer == "full" else FLIP_TOLERANCE)
+        medians = re.findall(r"in the median sequence within ([-+.0-9e]+)", self.first.stdout)
+        self.assertEqual(len(medians), 8)
+        for median in medians:
+            self.assertLess(float(median), LOGPROB_TOLERANCE)
 
     def test_figure_and_table_are_there(self):
         self.assertIn(os.path.join(self.out, "scores.png"), self.first.stdout)
