@@ -1,6 +1,6 @@
-"""The commands of docs/results.md, run in the order of the page: all its tables and figures made anew.
+"""Runs the commands of docs/results.md and docs/results-log.md in their order, which makes all tables and figures anew.
 
-A block of commands there that stands behind `<!-- reproduce: SCALE, MINUTES min -->` is a part of the page; `~` before
+A block of commands that stands behind `<!-- reproduce: SCALE, MINUTES min -->` is a part of its page; `~` before
 the minutes says that they are reckoned from tokens and speed, as the commands were not run in one piece.
 Others show a form of a command. A part runs in this folder, by bash, and ends at its first failure; one that
 came to its end is not repeated until its commands change.
@@ -15,7 +15,7 @@ import time
 
 SCALES = ("small", "headline")
 _FOLDER = os.path.dirname(os.path.abspath(__file__))
-PAGE = os.path.join(os.path.dirname(_FOLDER), "docs", "results.md")
+PAGES = tuple(os.path.join(os.path.dirname(_FOLDER), "docs", name) for name in ("results.md", "results-log.md"))
 _MARK = re.compile(r"<!-- reproduce: (.*) -->")
 _MARK_FORM = re.compile(r"(\w+), (~?)(\d+) min$")
 
@@ -27,7 +27,7 @@ class PageError(ValueError):
 @dataclasses.dataclass(frozen=True)
 class Part:
     """One block of commands. minutes: of one core, as measured when its figures were made, or reckoned."""
-    name: str  # the section's title, and a number where it has several
+    name: str  # the section's title, and a number where it has several; a title of both pages is one section
     scale: str
     minutes: int
     script: str
@@ -51,9 +51,10 @@ def _indented(lines, begin):
     return "\n".join(block).rstrip() + "\n" if any(line.strip() for line in block) else None
 
 
-def parts(text):
-    """All parts of a page, in its order."""
-    found, title, seen = [], "", {}
+def parts(text, seen=None):
+    """All parts of a page, in its order. seen: how many parts each section had on the pages before; it is counted on."""
+    found, title = [], ""
+    seen = {} if seen is None else seen
     lines = text.splitlines()
     for i, line in enumerate(lines):
         if line.startswith("#"):
@@ -74,10 +75,12 @@ def parts(text):
     return found
 
 
-def read_parts(scale, only=(), page=PAGE):
-    """Those of a scale, `headline` having the small ones too; of these `only` what is named, if anything is."""
-    with open(page, encoding="utf-8") as file:
-        found = [part for part in parts(file.read()) if scale == "headline" or part.scale == scale]
+def read_parts(scale, only=(), pages=PAGES):
+    """The parts of a scale (`headline` has the small ones, too), or those named by `only`. Raises PageError."""
+    found, seen = [], {}
+    for page in pages:
+        with open(page, encoding="utf-8") as file:
+            found += [part for part in parts(file.read(), seen) if scale == "headline" or part.scale == scale]
     for name in only:
         if not any(part.name == name for part in found):
             raise PageError(f"--part: '{name}' is no part of scale {scale}, see --list")

@@ -5,7 +5,7 @@ folder, MIXER.csv its scores; scores.png and scores.md have them all. Training o
 trained full. What is there already is kept: an interrupted run continues, a finished one is not
 repeated. Remove a CSV to score again.
 
-With --all instead of a recipe: every table and figure of docs/results.md, by the commands that stand
+With --all instead of a recipe: every table and figure of docs/results.md and its log, by the commands that stand
 there, part after part; what came to its end before is not repeated. --list says what there is and how
 long it takes.
 """

@@ -1,4 +1,4 @@
-"""The commands of docs/results.md as parts of a run: which there are, and that each runs once."""
+"""The commands of docs/results.md and docs/results-log.md as parts of a run: which there are, and that each runs once."""
 
 import os
 import re
@@ -38,6 +38,14 @@ Not run:
     false
     echo six >>said
 """
+
+
+def pages_text():
+    texts = []
+    for name in page.PAGES:
+        with open(name, encoding="utf-8") as file:
+            texts.append(file.read())
+    return "\n".join(texts)
 
 
 class PageTest(unittest.TestCase):
@@ -94,16 +102,15 @@ class PageTest(unittest.TestCase):
             for name in re.findall(r"(\w+\.py)", part.script):
                 self.assertTrue(os.path.exists(os.path.join(os.path.dirname(page.__file__), name)), name)
             for model in re.findall(r"\.\./models/([\w-]+)[ /]", part.script):
-                self.assertTrue(os.path.isdir(os.path.join(os.path.dirname(page.PAGE), "..", "models", model)), model)
+                self.assertTrue(os.path.isdir(os.path.join(os.path.dirname(page.PAGES[0]), "..", "models", model)), model)
 
     def test_every_shipped_model_has_its_part(self):
-        with open(page.PAGE, encoding="utf-8") as file:
-            table = re.search(r"\| shipped \| part \|\n.*\n((\|.*\n)+)", file.read())[1]
+        table = re.search(r"\| shipped \| part \|\n.*\n((\|.*\n)+)", pages_text())[1]
         made = {}
         for names, part in re.findall(r"\| (.*) \| (.*) \|", table):
             first, *others = re.findall(r"`([\w-]+)`", names)
             made.update({name: part for name in (first, *(first.rsplit("-", 1)[0] + other for other in others))})
-        models = os.listdir(os.path.join(os.path.dirname(page.PAGE), "..", "models"))
+        models = os.listdir(os.path.join(os.path.dirname(page.PAGES[0]), "..", "models"))
         self.assertEqual(sorted(made), sorted(set(models) - {"python-bytes"}))
         scripts = {part.name: part.script for part in page.read_parts("headline")}
         for name, part in made.items():
@@ -111,13 +118,17 @@ class PageTest(unittest.TestCase):
 
     def test_every_block_of_commands_is_a_part(self):
         """But for the one that runs them."""
-        with open(page.PAGE, encoding="utf-8") as file:
-            text = file.read()
+        text = pages_text()
         scripts = "\n".join(part.script for part in page.parts(text))
         for block in re.findall(r"(?<=\n\n)(?: {4}.*\n|\n)+", text):
             first = block.strip().split("\n")[0]
             if ".py" in block and "--all --list" not in block:
                 self.assertIn(first, scripts)
+
+    def test_a_section_of_both_pages_counts_its_parts_through(self):
+        seen = {}
+        names = [part.name for text in (TEXT, TEXT) for part in page.parts(text, seen)]
+        self.assertEqual(names, ["First", "First (2)", "Second", "First (3)", "First (4)", "Second (2)"])
 
     def test_a_part_that_is_not_there(self):
         with self.assertRaisesRegex(page.PageError, "--part: 'x' is no part of scale small"):
