@@ -114,7 +114,8 @@ void ServeCreate(const Call& call, const PathWords&) {
 void ServeSession(const Call& call, const PathWords& words) {
   v1::GetSessionRequest request;
   request.set_session_id(words.front());
-  Answer(call, GetSession(call->ForHandler(), request));
+  GetSession(call->ForHandler(), request,
+             [call](const absl::StatusOr<v1::Session>& answer) { Answer(call, answer); });
 }
 
 void ServeDelete(const Call& call, const PathWords& words) {

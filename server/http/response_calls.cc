@@ -168,14 +168,16 @@ void ServeResponses(const Call& call, const PathWords&) {
 void ServeResponse(const Call& call, const PathWords& words) {
   const absl::StatusOr<std::string> session = Named(call, words);
   if (!session.ok()) return call->Fail(session.status());
-  if (!call->services().engine.GetSession(*session, call->caller().tenant).ok()) {
-    call->responses().Remove(*session);
-    return call->Fail(NoResponse("response_id", nullptr));
-  }
-  const auto stored = call->responses().Get(*session);
-  if (stored) return call->Reply(200, stored->json);
-  call->Fail(NotFound("response_id: its text is not kept any more; it can still be continued",
-                      "response_id", "text_not_kept"));
+  call->services().RunWithSession(*session, call->client(), [call, id = *session] {
+    if (!call->services().engine.GetSession(id, call->caller().tenant).ok()) {
+      call->responses().Remove(id);
+      return call->Fail(NoResponse("response_id", nullptr));
+    }
+    const auto stored = call->responses().Get(id);
+    if (stored) return call->Reply(200, stored->json);
+    call->Fail(NotFound("response_id: its text is not kept any more; it can still be continued",
+                        "response_id", "text_not_kept"));
+  });
 }
 
 void ServeResponseDelete(const Call& call, const PathWords& words) {

@@ -47,7 +47,7 @@ RpcService MakeSessionService(ServiceContext& services) {
   auto service = std::make_unique<Service>(services, Access::kAny);
   service->Unary<v1::CreateSessionRequest, v1::Session>("CreateSession", &CreateSession);
   service->Unary<v1::ForkSessionRequest, v1::ForkSessionResponse>("ForkSession", &ForkSession);
-  service->Unary("GetSession", &GetSession, Lane::kQuick);
+  service->Unary<v1::GetSessionRequest, v1::Session>("GetSession", &GetSession, Lane::kQuick);
   service->Unary("ListSessions", &ListSessions, Lane::kQuick);
   service->Unary("DeleteSession", &DeleteSession);
   service->Unary<v1::RewindSessionRequest, v1::RewindSessionResponse>("RewindSession",
