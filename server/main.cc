@@ -22,8 +22,10 @@
 #include "base/service_notifier.h"
 #include "base/status_macros.h"
 #include "server/access/security.h"
+#include "server/calls/rpc_labels.h"
 #include "server/disk/session_folder.h"
 #include "server/engine/engine.h"
+#include "server/http/http_api.h"
 #include "server/http/http_front.h"
 #include "server/loading.h"
 #include "server/options.h"
@@ -228,7 +230,7 @@ absl::Status Serve(const Options& options, Shutdown& shutdown, Log& log) {
   EngineModel served = ToEngineModel(loaded, options);
   LogSummary(model, description, served, engine_options, log);
 
-  Metrics metrics(description);
+  Metrics metrics(description, {.methods = RpcLabels(), .routes = HttpRouteLabels()});
   metrics.SetLogSource([&log] { return log.counts(); });
   if (!options.metrics_address.empty()) {
     ASSIGN_OR_RETURN(int port, metrics.Expose(options.metrics_address));

@@ -3,12 +3,16 @@
 
 #include <atomic>
 #include <memory>
+#include <vector>
 
 #include "server/calls/service_context.h"
 #include "server/http/exchange.h"
 #include "server/http/response_store.h"
 
 namespace ovq {
+
+// The labels of all requests in metrics, logs and spans: the patterns of the routes.
+std::vector<const char*> HttpRouteLabels();
 
 class HttpApi {
  public:

@@ -19,7 +19,7 @@ namespace ovq {
 // Lives until it is answered: whoever is to answer it holds it.
 class HttpCall final : public CallContext, public std::enable_shared_from_this<HttpCall> {
  public:
-  // route: one of kHttpRoutes.
+  // route: one of HttpRouteLabels.
   HttpCall(ServiceContext& services, ResponseStore& responses, const char* route,
            std::shared_ptr<Exchange> exchange);
 

@@ -63,12 +63,11 @@ absl::StatusOr<v1::ServerStatus> HandleStatus(const UnaryInfo& info, const v1::G
 
 std::vector<RpcService> AdminServices(ServiceContext& services, std::function<void()> drain) {
   auto service = std::make_unique<RawService<v1::AdminService>>(services, Access::kAdmin);
-  service->Unary("AdminListSessions", &HandleList);
-  service->Unary<v1::AdminDeleteSessionRequest, v1::AdminDeleteSessionResponse>(
-      "AdminDeleteSession", &HandleDelete);
-  service->Unary("AdminGetStatus", &HandleStatus);
+  service->Unary("ListSessions", &HandleList);
+  service->Unary("DeleteSession", &HandleDelete);
+  service->Unary("GetStatus", &HandleStatus);
   service->Unary<v1::DrainRequest, v1::DrainResponse>(
-      "AdminDrain", [drain = std::move(drain)](const auto&, const auto&, const auto& done) {
+      "Drain", [drain = std::move(drain)](const auto&, const auto&, const auto& done) {
         drain();
         done(v1::DrainResponse());
       });

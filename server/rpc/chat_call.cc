@@ -10,8 +10,9 @@
 
 namespace ovq {
 
-ChatCall::ChatCall(ServiceContext& services, grpc::CallbackServerContext* context)
-    : StreamCall(services, "Chat", context) {
+ChatCall::ChatCall(ServiceContext& services, const char* label,
+                   grpc::CallbackServerContext* context)
+    : StreamCall(services, label, context) {
   record_.summary().turns = 0;
 }
 
@@ -302,8 +303,8 @@ bool ChatCall::Advance() {
 }
 
 grpc::ServerBidiReactor<grpc::ByteBuffer, grpc::ByteBuffer>* StartChat(
-    ServiceContext& services, grpc::CallbackServerContext* context) {
-  auto call = std::make_shared<ChatCall>(services, context);
+    ServiceContext& services, const char* label, grpc::CallbackServerContext* context) {
+  auto call = std::make_shared<ChatCall>(services, label, context);
   call->Start();
   return call.get();
 }

@@ -21,7 +21,7 @@ class ChatCall final
     : public StreamCall<grpc::ServerBidiReactor<grpc::ByteBuffer, grpc::ByteBuffer>,
                         v1::ChatResponse> {
  public:
-  ChatCall(ServiceContext& services, grpc::CallbackServerContext* context);
+  ChatCall(ServiceContext& services, const char* label, grpc::CallbackServerContext* context);
   void Start();
 
   void OnReadDone(bool ok) override;

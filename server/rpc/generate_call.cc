@@ -56,9 +56,10 @@ class GenerateCall final
 }  // namespace
 
 grpc::ServerWriteReactor<grpc::ByteBuffer>* StartGenerate(ServiceContext& services,
+                                                          const char* label,
                                                           grpc::CallbackServerContext* context,
                                                           const grpc::ByteBuffer* request) {
-  auto call = std::make_shared<GenerateCall>(services, "Generate", context);
+  auto call = std::make_shared<GenerateCall>(services, label, context);
   call->Start(request);
   return call.get();
 }

@@ -20,10 +20,10 @@ template <class Reactor, class Response>
 class StreamCall : public Reactor,
                    public std::enable_shared_from_this<StreamCall<Reactor, Response>> {
  public:
-  StreamCall(ServiceContext& services, const char* method, grpc::CallbackServerContext* context)
+  StreamCall(ServiceContext& services, const char* label, grpc::CallbackServerContext* context)
       : services_(services),
         context_(context),
-        record_(services, method, context_),
+        record_(services, label, context_),
         memory_(services.Memory(context_)),
         strand_(services.writers, context->peer()) {}
 
@@ -99,9 +99,10 @@ class StreamCall : public Reactor,
 
 // The reactors of Generate and Chat; each ends by itself.
 grpc::ServerWriteReactor<grpc::ByteBuffer>* StartGenerate(ServiceContext& services,
+                                                          const char* label,
                                                           grpc::CallbackServerContext* context,
                                                           const grpc::ByteBuffer* request);
 grpc::ServerBidiReactor<grpc::ByteBuffer, grpc::ByteBuffer>* StartChat(
-    ServiceContext& services, grpc::CallbackServerContext* context);
+    ServiceContext& services, const char* label, grpc::CallbackServerContext* context);
 
 }  // namespace ovq

@@ -47,9 +47,11 @@ class Metrics::Page final : public prometheus::Collectable {
   const Metrics* metrics_ ABSL_GUARDED_BY(mutex_);
 };
 
-Metrics::Metrics(const ModelDescription& model)
+Metrics::Metrics(const ModelDescription& model, const CallLabels& labels)
     : model_(model), page_(std::make_shared<Page>(this)) {
-  for (const char* method : kMethods) {
+  Each(call_duration_, "method", labels.methods, kDurationBuckets);
+  Each(http_duration_, "route", labels.routes, kDurationBuckets);
+  for (const char* method : labels.methods) {
     for (int code = 0; code <= static_cast<int>(absl::StatusCode::kUnauthenticated); ++code) {
       const std::string name = absl::StatusCodeToString(static_cast<absl::StatusCode>(code));
       calls_.Add({{"method", method}, {"code", name}});
@@ -145,7 +147,7 @@ void Metrics::SetTraceSource(std::function<TraceCounts()> source) {
 
 void Metrics::HttpFinished(const char* route, int status, absl::Duration duration) {
   http_calls_.Add({{"route", route}, {"status", absl::StrCat(status)}}).Increment();
-  http_duration_.at(route)->Observe(absl::ToDoubleSeconds(duration));
+  http_duration_.Add({{"route", route}}, kDurationBuckets).Observe(absl::ToDoubleSeconds(duration));
 }
 
 void Metrics::HttpBytes(size_t received, size_t sent) {
@@ -155,7 +157,8 @@ void Metrics::HttpBytes(size_t received, size_t sent) {
 
 void Metrics::CallFinished(const char* method, absl::StatusCode code, absl::Duration duration) {
   calls_.Add({{"method", method}, {"code", absl::StatusCodeToString(code)}}).Increment();
-  call_duration_.at(method)->Observe(absl::ToDoubleSeconds(duration));
+  call_duration_.Add({{"method", method}}, kDurationBuckets)
+      .Observe(absl::ToDoubleSeconds(duration));
 }
 
 void Metrics::AuthFailed(AuthFailure reason) {

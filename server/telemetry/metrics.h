@@ -55,34 +55,13 @@ struct ModelDescription {
 
 // --- what labels say ---
 
-// The RPCs, as the label `method`.
-inline constexpr std::array<const char*, 19> kMethods = {
-    "Generate",           "Chat",          "Score",          "Tokenize",      "Detokenize",
-    "GetModelInfo",       "CreateSession", "GetSession",     "ListSessions",  "DeleteSession",
-    "ForkSession",        "RewindSession", "ExportSession",  "ImportSession", "AdminListSessions",
-    "AdminDeleteSession", "AdminDrain",    "AdminGetStatus", "ApplyTemplate"};
+// The values that calls have for the labels `method` and `route`.
+struct CallLabels {
+  std::vector<const char*> methods;  // RPCs
+  std::vector<const char*> routes;   // patterns of the HTTP front's paths
+};
 
-// The paths of the HTTP front, as the label `route`.
-inline constexpr std::array<const char*, 18> kHttpRoutes = {"/",  // and the console's other files
-                                                            "/v1/models",
-                                                            "/v1/completions",
-                                                            "/v1/chat/completions",
-                                                            "/v1/responses",
-                                                            "/v1/responses/{}",
-                                                            "/tokenize",
-                                                            "/detokenize",
-                                                            "/health",
-                                                            "/version",
-                                                            "/ovq/v1/info",
-                                                            "/ovq/v1/status",
-                                                            "/ovq/v1/generate",
-                                                            "/ovq/v1/sessions",
-                                                            "/ovq/v1/sessions/{}",
-                                                            "/ovq/v1/sessions/{}/fork",
-                                                            "/ovq/v1/sessions/{}/rewind",
-                                                            "/ovq/v1/sessions/{}/generate"};
-inline constexpr const char* kOtherRoute = "other";
-// Why it closed a connection that did nothing wrong.
+// Why the HTTP front closed a connection that did nothing wrong.
 inline constexpr std::array<const char*, 3> kHttpRefusals = {"max_connections", "idle", "tls"};
 
 // Why a call was not let in.
@@ -108,7 +87,9 @@ inline const Buckets kTokenBuckets = {1, 4, 16, 64, 256, 1024, 4096, 16384, 6553
 // Any thread.
 class Metrics {
  public:
-  explicit Metrics(const ModelDescription& model);
+  // labels: their series exist from the start; a call with another label gets its series at its
+  // end.
+  explicit Metrics(const ModelDescription& model, const CallLabels& labels = {});
   ~Metrics();
 
   // Callbacks for an Engine that this object outlives.
@@ -173,11 +154,6 @@ class Metrics {
     for (const char* value : values) result[value] = &family.Add({{key, value}}, args...);
     return result;
   }
-  static Names HttpRouteLabels() {
-    Names names(kHttpRoutes.begin(), kHttpRoutes.end());
-    names.push_back(kOtherRoute);
-    return names;
-  }
   prometheus::Labels ModelLabels() const { return {{"model", model_.name}}; }
 
   void Count(const IterationReport& report);
@@ -196,17 +172,15 @@ class Metrics {
 
   prometheus::Family<Counter>& calls_ =
       Counters("ovq_requests_total", "RPCs that ended, by gRPC status code.");
-  ByLabel<Histogram*> call_duration_ =
-      Each(Histograms("ovq_request_duration_seconds",
-                      "Time from an RPC's arrival to its end; of Chat, the stream."),
-           "method", kMethods, kDurationBuckets);
+  prometheus::Family<Histogram>& call_duration_ =
+      Histograms("ovq_request_duration_seconds",
+                 "Time from an RPC's arrival to its end; of Chat, the stream.");
   prometheus::Family<Counter>& http_calls_ =
       Counters("ovq_http_requests_total",
                "Requests over HTTP that ended, by status; 499: the client had gone.");
-  ByLabel<Histogram*> http_duration_ =
-      Each(Histograms("ovq_http_request_duration_seconds",
-                      "Time from an HTTP request's arrival to the end of its answer."),
-           "route", HttpRouteLabels(), kDurationBuckets);
+  prometheus::Family<Histogram>& http_duration_ =
+      Histograms("ovq_http_request_duration_seconds",
+                 "Time from an HTTP request's arrival to the end of its answer.");
   Gauge& http_connections_ =
       Gauges("ovq_http_connections", "Open connections of the HTTP front.").Add({});
   ByLabel<Counter*> http_refusals_ =
