@@ -57,13 +57,6 @@ class StreamCall : public Reactor,
     finished_ = true;
     this->Finish(context_.End(record_, status));
   }
-  // The listener runs on the engine's thread: all it does is to wake a writer.
-  void Listen(TokenStream& stream) {
-    stream.SetListener([weak = this->weak_from_this()] {
-      const auto self = weak.lock();
-      if (self != nullptr) self->OnStrand([call = self.get()] { call->Pump(); });
-    });
-  }
   template <class Work>
   void OnStrand(Work work) {
     strand_.Post(this->shared_from_this(), std::move(work));
