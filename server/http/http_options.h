@@ -13,7 +13,8 @@
 namespace ovq {
 
 struct HttpOptions {
-  std::string address;  // HOST:PORT; port 0: any; empty: none
+  std::string address;                 // HOST:PORT; port 0: any; empty: none
+  const char* flag = "--http-listen";  // that named the address
   size_t max_body_bytes = size_t{16} << 20;
   int max_connections = 1024;
   // From the connection to the end of the TLS handshake, and from a request's first byte to the end

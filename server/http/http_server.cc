@@ -68,7 +68,7 @@ class Server final : public HttpServer, public ConnectionHost {
       if (Bind(entry->endpoint())) break;
     }
     if (!acceptor_.is_open()) {
-      return absl::UnavailableError(absl::StrCat("--http-listen: cannot listen on ",
+      return absl::UnavailableError(absl::StrCat(options_.flag, ": cannot listen on ",
                                                  options_.address,
                                                  " (port in use, or no address of this machine)"));
     }

@@ -1,10 +1,7 @@
 #include "server/telemetry/metrics.h"
 
-#include <prometheus/collectable.h>
-#include <prometheus/exposer.h>
 #include <prometheus/text_serializer.h>
 
-#include <exception>
 #include <utility>
 
 #include "absl/strings/str_cat.h"
@@ -28,27 +25,7 @@ auto& Register(Builder builder, const char* name, const char* help, const Labels
 
 }  // namespace
 
-// What the HTTP server's threads may hold longer than there are metrics.
-class Metrics::Page final : public prometheus::Collectable {
- public:
-  explicit Page(const Metrics* metrics) : metrics_(metrics) {}
-  void End() {
-    absl::MutexLock lock(&mutex_);
-    metrics_ = nullptr;
-  }
-  std::vector<prometheus::MetricFamily> Collect() const override {
-    absl::MutexLock lock(&mutex_);
-    if (metrics_ == nullptr) return {};
-    return metrics_->Collect();
-  }
-
- private:
-  mutable absl::Mutex mutex_;
-  const Metrics* metrics_ ABSL_GUARDED_BY(mutex_);
-};
-
-Metrics::Metrics(const ModelDescription& model, const CallLabels& labels)
-    : model_(model), page_(std::make_shared<Page>(this)) {
+Metrics::Metrics(const ModelDescription& model, const CallLabels& labels) : model_(model) {
   Each(call_duration_, "method", labels.methods, kDurationBuckets);
   Each(http_duration_, "route", labels.routes, kDurationBuckets);
   for (const char* method : labels.methods) {
@@ -90,8 +67,6 @@ Metrics::Metrics(const ModelDescription& model, const CallLabels& labels)
   }
   Gauges("ovq_build_info", "The program; always 1.", false).Add({{"version", OVQ_VERSION}}).Set(1);
 }
-
-Metrics::~Metrics() = default;
 
 prometheus::Family<prometheus::Counter>& Metrics::Counters(const char* name, const char* help,
                                                            bool of_model) const {
@@ -180,21 +155,10 @@ void Metrics::SetCertificateExpiry(absl::Time time) {
   certificate_expiry_.Add({}).Set(static_cast<double>(absl::ToUnixSeconds(time)));
 }
 
-absl::StatusOr<int> Metrics::Expose(const std::string& address) {
-  // The library reports a taken port as an exception; none crosses this line.
-  try {
-    exposer_ = std::make_unique<prometheus::Exposer>(address);
-    exposer_->RegisterCollectable(page_);
-    return exposer_->GetListeningPorts().at(0);
-  } catch (const std::exception& error) {
-    exposer_.reset();
-    return absl::UnavailableError(absl::StrCat("--metrics-address: cannot listen on ", address));
-  }
-}
-
-void Metrics::LeaveToProcessEnd() {
-  page_->End();
-  (void)exposer_.release();
+void Metrics::Scraped(size_t bytes, absl::Duration duration) {
+  scrapes_.Increment();
+  scraped_bytes_.Increment(static_cast<double>(bytes));
+  scrape_duration_.Observe(absl::ToDoubleMicroseconds(duration));
 }
 
 std::string Metrics::Text() const { return prometheus::TextSerializer().Serialize(Collect()); }

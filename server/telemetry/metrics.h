@@ -9,6 +9,7 @@
 #include <prometheus/gauge.h>
 #include <prometheus/histogram.h>
 #include <prometheus/registry.h>
+#include <prometheus/summary.h>
 
 #include <array>
 #include <functional>
@@ -28,10 +29,6 @@
 #include "server/engine/engine_config.h"
 #include "server/telemetry/log.h"
 #include "server/telemetry/trace_export.h"
-
-namespace prometheus {
-class Exposer;
-}
 
 namespace ovq {
 
@@ -90,7 +87,6 @@ class Metrics {
   // labels: their series exist from the start; a call with another label gets its series at its
   // end.
   explicit Metrics(const ModelDescription& model, const CallLabels& labels = {});
-  ~Metrics();
 
   // Callbacks for an Engine that this object outlives.
   EngineEvents Events();
@@ -121,11 +117,8 @@ class Metrics {
   void CredentialsReloaded(Credentials what, bool ok);  // later
   void SetCertificateExpiry(absl::Time time);
 
-  // HTTP GET /metrics on HOST:PORT from now on; returns the port. Unavailable if it is taken.
-  absl::StatusOr<int> Expose(const std::string& address);
-  // Before the process ends, instead of an end of the HTTP server, which may take its threads 2 s
-  // to notice: from now on it answers with an empty page.
-  void LeaveToProcessEnd();
+  // One answer of the endpoint that serves Text: its bytes and the time to make it.
+  void Scraped(size_t bytes, absl::Duration duration);
   std::string Text() const;  // the exposition format, as a scrape sees it
   std::vector<prometheus::MetricFamily> Collect() const;
 
@@ -306,6 +299,18 @@ class Metrics {
       Gauges("ovq_tls_certificate_expiry_timestamp_seconds",
              "When the first certificate of the chain in use expires.", false);
 
+  Counter& scraped_bytes_ =
+      Counters("exposer_transferred_bytes_total", "Transferred bytes to metrics services", false)
+          .Add({});
+  Counter& scrapes_ =
+      Counters("exposer_scrapes_total", "Number of times metrics were scraped", false).Add({});
+  prometheus::Summary& scrape_duration_ =
+      prometheus::BuildSummary()
+          .Name("exposer_request_latencies")
+          .Help("Latencies of serving scrape requests, in microseconds")
+          .Register(registry_)
+          .Add({}, prometheus::Summary::Quantiles{{.5, .05}, {.9, .01}, {.99, .001}});
+
   mutable absl::Mutex mutex_;  // also held while a source is read: after null its owner may go
   std::function<EngineStats()> stats_source_ ABSL_GUARDED_BY(mutex_);
   std::function<LogCounts()> log_source_ ABSL_GUARDED_BY(mutex_);
@@ -313,10 +318,6 @@ class Metrics {
   // As last read: a source that has ended leaves its figures.
   mutable EngineStats stats_ ABSL_GUARDED_BY(mutex_);
   mutable LogCounts log_counts_ ABSL_GUARDED_BY(mutex_);
-
-  class Page;
-  const std::shared_ptr<Page> page_;              // scrapes go through it
-  std::unique_ptr<prometheus::Exposer> exposer_;  // ends before the rest
 };
 
 }  // namespace ovq
