@@ -10,8 +10,8 @@
 namespace ovq {
 namespace {
 
-constexpr size_t kHoldBytes = size_t{4} << 10;  // are taken at a time
-// Of a token, beside its text: in the answer's JSON with its log-probabilities.
+constexpr size_t kHoldBytes = size_t{4} << 10;  // memory is taken in such parts
+// Bytes of a token in the answer's JSON beside its text, and of each of its log-probabilities.
 constexpr size_t kTokenBytes = 16, kLogprobBytes = 192;
 
 }  // namespace
@@ -45,7 +45,7 @@ void GenerationCall::Collect() {
 }
 
 bool GenerationCall::Events(std::string& out, absl::Status& status) {
-  // Only one of Collect and this runs from the time that the answer streams.
+  // Collect does not advance the pump any more once the answer streams.
   while (pump_.Advance()) {
   }
   out += std::exchange(out_, "");
@@ -63,7 +63,7 @@ void GenerationCall::OnEvent(const StreamEvent& event) {
   }
   writer_->Add(event, out_);
   if (streaming_) return;
-  // The head goes out with the first event: until then an error may still be the answer.
+  // The head is sent with the first event: until then the answer may still be an error.
   streaming_ = true;
   call_->Stream([self = shared_from_this()](std::string& part, absl::Status& status) {
     return self->Events(part, status);

@@ -18,11 +18,12 @@
 namespace ovq {
 namespace {
 
-constexpr size_t kResponsesPart = 16;  // of --request-memory, for stored responses' texts
+constexpr size_t kResponsesPart =
+    16;  // share 1/16 of --request-memory is for texts of stored responses
 
 struct Route {
   const char* method;
-  const char* pattern;  // {}: a word of the path
+  const char* pattern;  // {} stands for one word of the path
   HttpHandler handler;
   Lane lane = Lane::kWork;
   const char* shared_label = nullptr;  // of several patterns; null: the pattern
@@ -52,13 +53,13 @@ constexpr std::array kRoutes = {
     Route{"POST", "/ovq/v1/generate", &ServeGenerate},
 };
 
-// Labels of the paths that anybody may ask for, and of those that are not served.
+// Labels of the paths that need no token, and of paths that are not served.
 constexpr const char* kConsoleLabel = "/";  // and the console's other files
 constexpr const char* kHealthLabel = "/health";
 constexpr const char* kVersionLabel = "/version";
 constexpr const char* kOtherLabel = "other";
 
-// The words of the path in place of the pattern's {}; unset if it is another path.
+// The path's words in place of the pattern's {}; unset if the path does not match.
 std::optional<std::vector<std::string>> Match(std::string_view pattern, std::string_view path) {
   const std::vector<std::string> parts =
       absl::StrSplit(absl::string_view(pattern.data(), pattern.size()), '/');
@@ -76,7 +77,7 @@ std::optional<std::vector<std::string>> Match(std::string_view pattern, std::str
   return words;
 }
 
-// What a HEAD asks for is what a GET would get.
+// A route of GET accepts HEAD, too.
 bool AcceptsMethod(const Route& route, const std::string& method) {
   return method == route.method || (method == "HEAD" && route.method == std::string_view("GET"));
 }
@@ -84,7 +85,8 @@ bool AcceptsMethod(const Route& route, const std::string& method) {
 struct Found {
   const Route* route = nullptr;
   std::vector<std::string> words;
-  std::vector<std::string> methods;  // that the path has, if not this one
+  std::vector<std::string>
+      methods;  // methods that the path has, if the asked one is not among them
 };
 Found Find(const std::string& method, std::string_view path) {
   Found found;
@@ -103,7 +105,7 @@ bool IsThisMachine(std::string_view host) {
   return name == "localhost" || name == "[::1]" || name.starts_with("127.");
 }
 
-// A page from elsewhere that a browser shows may send requests here: it gets nothing.
+// Refuses requests that a browser sends for a page of another origin.
 absl::Status CheckOrigin(const HttpCall& call, bool loopback) {
   const std::string host = call.Value("host").value_or("");
   if (loopback && !IsThisMachine(host)) {
@@ -153,7 +155,7 @@ void HttpApi::Handle(std::shared_ptr<Exchange> exchange) {
   auto call = std::make_shared<HttpCall>(services_, responses_, label, std::move(exchange));
   if (absl::Status fault = call->exchange().fault(); !fault.ok()) return call->Fail(fault);
   if (health || version || console) {
-    // Nobody is asked who they are, and nothing is counted as a request's.
+    // These need no token and are not charged to a tenant.
     if (method != "GET" && method != "HEAD") return call->Fail(MethodNotAllowed("GET"));
     if (console) return call->Reply(*std::move(console));
     if (version) return call->Reply(200, Dump({{"version", OVQ_VERSION}}));

@@ -1,4 +1,4 @@
-// What is served over HTTP: which request goes where.
+// The HTTP interface: routes requests to their handlers.
 #pragma once
 
 #include <atomic>
@@ -16,13 +16,13 @@ std::vector<const char*> HttpRouteLabels();
 
 class HttpApi {
  public:
-  // loopback: only names of this machine may be asked for, so that no page from elsewhere can have
-  // a browser here ask under a name of its own.
+  // loopback: the header `host` must name this machine, so that no foreign page can make a local
+  // browser send requests under a name of its own (DNS rebinding).
   HttpApi(ServiceContext& services, bool loopback);
 
-  // Answers the request, at once or on other threads; does not block.
+  // Answers the request, now or on other threads. Does not block.
   void Handle(std::shared_ptr<Exchange> exchange);
-  // What /health says from now on.
+  // The state that /health reports.
   void SetReady(bool ready) { ready_ = ready; }
 
  private:

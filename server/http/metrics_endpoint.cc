@@ -13,7 +13,7 @@ namespace ovq {
 namespace {
 
 constexpr const char* kPath = "/metrics";
-// Connections and bytes of requests at a time: scrapers are few, and a GET has no body.
+// Limits: scrapers are few, and a GET has no body.
 constexpr int kMaxConnections = 64;
 constexpr size_t kMaxRequestBytes = size_t{64} << 10;
 
@@ -56,7 +56,7 @@ HttpReply Answer(const Exchange& exchange, const HttpRequest& request, const Met
 
 std::string Gzip(const std::string& text) {
   namespace zlib = boost::beast::zlib;
-  // Deflate, without flags, time or name; the system is not told.
+  // Header: deflate, no flags, no time, unknown system.
   std::string out("\x1f\x8b\x08\0\0\0\0\0\0\xff", 10);
   const size_t head = out.size();
   zlib::deflate_stream stream;

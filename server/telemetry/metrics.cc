@@ -12,7 +12,7 @@ namespace {
 
 using prometheus::Labels;
 
-// The library's counters only count up.
+// prometheus-cpp's counters can only be incremented.
 void SetTo(prometheus::Counter& counter, double value) {
   counter.Increment(value - counter.Value());
 }
@@ -141,7 +141,7 @@ void Metrics::AuthFailed(AuthFailure reason) {
 }
 
 void Metrics::CredentialsLoaded(Credentials what) {
-  // Absent until then: a server without TLS has no certificate that could be old.
+  // The series is absent until then: without TLS there is no certificate.
   credentials_loaded_.Add({{"what", kCredentials[static_cast<size_t>(what)]}}).SetToCurrentTime();
 }
 
@@ -337,7 +337,7 @@ void Metrics::Count(const RequestReport& report) {
   if (report.dictionary_fill && dictionary_fill_ != nullptr) {
     dictionary_fill_->Observe(*report.dictionary_fill);
   }
-  if (report.score) return;  // a Score generates nothing
+  if (report.score) return;  // Score generates nothing
   finished_.at(FinishReasonName(report.reason))->Increment();
   decode_.Observe(absl::ToDoubleSeconds(usage.decode_time));
   generated_tokens_.Increment(static_cast<double>(usage.generated_tokens));
