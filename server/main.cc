@@ -22,9 +22,12 @@
 #include "base/service_notifier.h"
 #include "base/status_macros.h"
 #include "server/access/security.h"
+#include "server/calls/rpc_labels.h"
 #include "server/disk/session_folder.h"
 #include "server/engine/engine.h"
+#include "server/http/http_api.h"
 #include "server/http/http_front.h"
+#include "server/http/metrics_endpoint.h"
 #include "server/loading.h"
 #include "server/options.h"
 #include "server/readiness.h"
@@ -228,12 +231,13 @@ absl::Status Serve(const Options& options, Shutdown& shutdown, Log& log) {
   EngineModel served = ToEngineModel(loaded, options);
   LogSummary(model, description, served, engine_options, log);
 
-  Metrics metrics(description);
+  Metrics metrics(description, {.methods = RpcLabels(), .routes = HttpRouteLabels()});
   metrics.SetLogSource([&log] { return log.counts(); });
+  std::unique_ptr<MetricsEndpoint> endpoint;
   if (!options.metrics_address.empty()) {
-    ASSIGN_OR_RETURN(int port, metrics.Expose(options.metrics_address));
-    log.Info(
-        absl::StrCat("metrics on http://", WithPort(options.metrics_address, port), "/metrics"));
+    ASSIGN_OR_RETURN(endpoint, MetricsEndpoint::Start(options.metrics_address, metrics));
+    log.Info(absl::StrCat("metrics on http://", WithPort(options.metrics_address, endpoint->port()),
+                          "/metrics"));
   }
   SessionFolder::RecoveredSessions found;
   ASSIGN_OR_RETURN(engine_options.session_folder, OpenSessionFolder(options, metrics, found, log));
@@ -266,7 +270,6 @@ absl::Status Serve(const Options& options, Shutdown& shutdown, Log& log) {
   (security)->Unwatch();
   metrics.SetStatsSource(nullptr);
   metrics.SetTraceSource(nullptr);
-  metrics.LeaveToProcessEnd();
   return status;
 }
 

@@ -23,7 +23,7 @@ LIBRARIES = {
     "omp.h": "omp", "cuda": "cuda", "dnnl": "dnnl", "cublas": "cublas", "dlfcn.h": "dl",
     "sentencepiece": "sentencepiece", "prometheus/": "prometheus", "grpc": "grpc",
     "google/protobuf/": "protobuf", "CLI/": "cli11", "utf8proc": "utf8proc", "utf8": "utf8cpp",
-    "oniguruma": "onig", "histedit.h": "libedit", "boost/": "boost", "httplib.h": "httplib",
+    "oniguruma": "onig", "histedit.h": "libedit", "boost/": "boost",
 }
 
 

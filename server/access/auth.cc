@@ -11,7 +11,7 @@ namespace {
 
 constexpr absl::string_view kScheme = "bearer ";
 
-// The token of "Bearer TOKEN"; unset if it is none.
+// The token of "Bearer TOKEN"; unset for other text.
 std::optional<std::string> ParseBearerToken(const std::string& value) {
   if (!absl::StartsWithIgnoreCase(value, kScheme)) return std::nullopt;
   std::string token = value.substr(kScheme.size());

@@ -1,4 +1,4 @@
-// Who calls: tenants by bearer token, or, without a file of tenants, by the name they give.
+// Identifies callers: by bearer token with a file of tenants, else by the tenant name they give.
 #pragma once
 
 #include <optional>
@@ -13,28 +13,28 @@ namespace ovq {
 
 struct Caller {
   std::string tenant;
-  std::string client = {};  // who shares the server with others like it: CallRequest::client
-  std::optional<TokenDigest> token;  // with which it proved to be the tenant
+  std::string client = {};           // key of fair sharing: CallRequest::client
+  std::optional<TokenDigest> token;  // the one that identified it
 };
 
 enum class Access : uint8_t { kAny, kAdmin };
 
-// Any thread. What is passed outlives it; tenants may be null.
+// Any thread. The arguments outlive it; tenants may be null: no tokens are asked for.
 class Authenticator {
  public:
   Authenticator(const TenantRegistry* tenants, Metrics& metrics)
       : tenants_(tenants), metrics_(metrics) {}
 
-  // With tenants: Unauthenticated without a known token in `authorization: Bearer TOKEN`, with the
-  // same message whatever is wrong with it; PermissionDenied where the tenant may not do this, or
-  // `ovq-tenant` names another one. Failures are counted by their reason.
+  // With tenants: Unauthenticated without a known token in `authorization: Bearer TOKEN`, with one
+  // message whatever is wrong with it; PermissionDenied if the tenant lacks this access or
+  // `ovq-tenant` names another tenant. Failures are counted by their reason.
   //
-  // Without: the tenant that `ovq-tenant` names, "" without it; InvalidArgument for a bad
-  // name. That separates tenants, it does not protect them.
+  // Without tenants: the caller's tenant is the value of `ovq-tenant`, "" without it;
+  // InvalidArgument for a bad name. That separates tenants but does not protect them.
   absl::StatusOr<Caller> Authenticate(const CallContext& context,
                                       Access access = Access::kAny) const;
 
-  // Whether the caller's token still is one: for calls that last. Unauthenticated if not.
+  // Checks again that the caller's token is valid, for calls that last. Unauthenticated if not.
   absl::Status Recheck(const Caller& caller) const;
 
  private:

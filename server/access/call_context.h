@@ -1,4 +1,4 @@
-// What a call brings beside its message, whatever it comes over. No gRPC here.
+// The context of a call over gRPC or HTTP: its metadata and its peer. No gRPC here.
 #pragma once
 
 #include <optional>
@@ -9,20 +9,21 @@
 
 namespace ovq {
 
-// gRPC's metadata or HTTP's headers, and who is at the other end.
+// gRPC metadata or HTTP headers of one call, and its connection.
 class CallContext {
  public:
   virtual ~CallContext() = default;
-  virtual std::string peer() const = 0;  // as "ipv4:127.0.0.1:54321": a name of the connection
-  // Who shares the server with others like it, where no token says who that is.
+  virtual std::string peer() const = 0;  // the connection, as "ipv4:127.0.0.1:54321"
+  // The key of fair sharing for callers without a token.
   virtual std::string client() const { return peer(); }
-  // The values that the caller gave under a name in lower case, as they came.
+  // All values of a name, which is in lower case, in the order they came.
   virtual std::vector<std::string> Values(const char* name) const = 0;
-  virtual const char* kind() const = 0;  // of these, for messages: "metadata", "header"
+  virtual const char* kind()
+      const = 0;  // the word for the values in error texts: "metadata", "header"
   virtual SteadyTime deadline() const = 0;
-  virtual bool cancelled() const = 0;  // by the caller, or its connection is gone
+  virtual bool cancelled() const = 0;  // by the caller, or by the loss of its connection
 
-  // Unset without any, "" if there are several, of which none is better.
+  // The only value of a name. Unset without any; "" if there are several.
   std::optional<std::string> Value(const char* name) const {
     std::vector<std::string> values = Values(name);
     if (values.empty()) return std::nullopt;

@@ -1,4 +1,4 @@
-// Notices that files were changed or replaced.
+// Polls files and reports changes and replacements.
 #pragma once
 
 #include <atomic>
@@ -15,11 +15,11 @@ namespace ovq {
 // One set of files that belong together. Not thread-safe.
 class FileSet {
  public:
-  // What is there now counts as known. Empty paths are left out.
+  // The current files count as known. Empty paths are left out.
   explicit FileSet(std::vector<std::string> paths);
 
-  // True once after a change, when nothing has changed since the call before: a certificate and its
-  // key, written one after the other, are then both there.
+  // True once after a change, as soon as two calls in a row see the same files: by then a
+  // certificate and its key, written one after the other, are both there.
   bool Changed();
 
  private:
@@ -27,22 +27,22 @@ class FileSet {
 
   std::vector<std::string> paths_;
   std::string known_;
-  std::string seen_;  // at the last call
+  std::string seen_;  // signature at the last call
 };
 
-// Looks at file sets on a thread of its own and calls back there. Follows links, so that a
-// directory switched by a link (as Kubernetes mounts secrets) is noticed too.
+// Polls file sets on a thread of its own and calls back there. Follows links, so it notices a
+// directory that a link switches (as Kubernetes mounts secrets).
 class FileWatcher {
  public:
   struct Watch {
     FileSet files;
-    std::function<bool()> changed;  // false: it failed, and is called again after kRetry looks
-    int retry_in = 0;               // looks; 0: it did not fail
+    std::function<bool()> changed;  // false: failed; called again after kRetry polls
+    int retry_in = 0;               // polls; 0: it did not fail
   };
   static constexpr int kRetry = 20;
   FileWatcher(std::vector<Watch> watches, absl::Duration interval);
   ~FileWatcher();                   // waits for a running call
-  void Force() { forced_ = true; }  // any thread: as if all had changed, at the next look
+  void Force() { forced_ = true; }  // any thread: the next poll treats all as changed
   FileWatcher(const FileWatcher&) = delete;
   FileWatcher& operator=(const FileWatcher&) = delete;
 

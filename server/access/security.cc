@@ -16,7 +16,7 @@ constexpr size_t kMaxTenantsBytes = size_t{64} << 20;
 
 absl::StatusOr<TenantList> Security::ReadTenants() const {
   const absl::StatusOr<std::string> text = ReadFile(files_.tenants, kMaxTenantsBytes);
-  // Both messages begin with the path.
+  // Both error messages begin with the path.
   absl::StatusOr<TenantList> list = text.ok() ? TenantList::Parse(*text, files_.tenants)
                                               : absl::StatusOr<TenantList>(text.status());
   if (list.ok()) return list;
@@ -26,7 +26,7 @@ absl::StatusOr<TenantList> Security::ReadTenants() const {
 absl::StatusOr<std::unique_ptr<Security>> Security::Load(SecurityFiles files) {
   std::unique_ptr<Security> result(new Security(std::move(files)));
   const TlsFiles& tls = result->files_.tls;
-  // A change between the look and the reading is then noticed later, at the worst twice.
+  // In this order a change between the two is noticed later, at worst twice.
   result->watches_.push_back({FileSet({tls.cert, tls.key, tls.client_ca}), nullptr});
   result->watches_.push_back({FileSet({result->files_.tenants}), nullptr});
   if (!tls.cert.empty()) {

@@ -1,4 +1,4 @@
-// What protects one server: its certificate and its tenants, and their reloading.
+// A server's certificate and tenants, and their reloading when the files change.
 #pragma once
 
 #include <memory>
@@ -31,12 +31,12 @@ class Security {
   const TlsSource* tls() const { return tls_.get(); }               // null: plain text
   const TenantRegistry* tenants() const { return tenants_.get(); }  // null: no tokens
 
-  // Puts the limits into force and, from now on, what changed files say. An invalid file changes
-  // nothing, and is tried again after 20 intervals; each reload is logged and counted. What is
-  // passed outlives this object, or the call of Unwatch.
+  // Puts the tenants' limits into force and from now on reloads changed files. An invalid file
+  // changes nothing and is tried again after 20 intervals; each reload is logged and counted. The
+  // arguments must live until Unwatch or the end of this object.
   void Watch(TenantQuotas& quotas, Metrics& metrics, Log& log, absl::Duration interval);
   void Unwatch() { watcher_.reset(); }
-  // While watching: all files are read again soon. Any thread.
+  // Reads all files again at the next poll, while watching. Any thread.
   void Reload() {
     if (watcher_ != nullptr) watcher_->Force();
   }
@@ -44,13 +44,13 @@ class Security {
  private:
   explicit Security(SecurityFiles files) : files_(std::move(files)) {}
   absl::StatusOr<TenantList> ReadTenants() const;
-  bool ReloadTls(Metrics& metrics, Log& log);  // these: whether the files are valid
+  bool ReloadTls(Metrics& metrics, Log& log);  // both return whether the files are valid
   bool ReloadTenants(TenantQuotas& quotas, Metrics& metrics, Log& log);
 
   const SecurityFiles files_;
   std::unique_ptr<TlsSource> tls_;
   std::unique_ptr<TenantRegistry> tenants_;
-  std::vector<FileWatcher::Watch> watches_;  // made before the files are read; until Watch
+  std::vector<FileWatcher::Watch> watches_;  // made before the files are read; Watch takes them
   std::unique_ptr<FileWatcher> watcher_;
 };
 

@@ -91,7 +91,7 @@ absl::Status AssignIfOk(absl::StatusOr<T> value, std::optional<T>& out) {
 
 }  // namespace
 
-// Reads one file into a list; every failure says where.
+// Reads one file into a list; every error names its place in the file.
 class TenantReader {
  public:
   TenantReader(const std::string& file, TenantList& list) : file_(file), list_(list) {}
@@ -117,7 +117,7 @@ class TenantReader {
   }
 
   absl::Status ReadTenant(const json& value) {
-    // By its place until its name is known.
+    // Errors name the tenant by its index until its name is known.
     std::string where = absl::StrCat("tenants[", list_.tenants_.size(), "]");
     if (!value.is_object()) return Bad("", where, "expected an object");
     const auto name = value.find("name");
@@ -231,7 +231,7 @@ absl::StatusOr<TenantList> TenantList::Parse(std::string_view text, const std::s
 }
 
 const TenantList::Tenant* TenantList::Find(const TokenDigest& digest) const {
-  // All are compared, each as a whole: no early end tells how close a guess was.
+  // Compares all digests, each as a whole: no early exit reveals how close a guess was.
   const Tenant* found = nullptr;
   for (const auto& [known, tenant] : tokens_) {
     if (CRYPTO_memcmp(known.data(), digest.data(), digest.size()) == 0) found = &tenants_[tenant];

@@ -1,4 +1,4 @@
-// The file of --tenants: who may call, known by the hash of a token, and what each may use.
+// The file of --tenants: callers, by the hash of their tokens, and the limits of each.
 #pragma once
 
 #include <array>
@@ -15,12 +15,12 @@ namespace ovq {
 
 using TokenDigest = std::array<uint8_t, 32>;  // SHA-256
 
-// The characters that RFC 6750 allows in a bearer token, at most 4096 of them.
+// Whether it has only the characters that RFC 6750 allows in a bearer token, at most 4096.
 bool IsToken(std::string_view token);
 TokenDigest DigestToken(std::string_view token);
 
-// What `ovq-server --hash-token` prints for the text on its input: the digest in hex.
-// InvalidArgument for what is no token, or too short to be a strong one.
+// The digest in hex that `ovq-server --hash-token` prints for the text on its input.
+// InvalidArgument for text that is no token or too short for a strong one.
 absl::StatusOr<std::string> HashToken(std::string_view input);
 
 // Immutable.
@@ -32,10 +32,10 @@ class TenantList {
     TenantLimits limits;
   };
 
-  // InvalidArgument names the file, the tenant and the field.
+  // Errors: InvalidArgument that names the file, the tenant and the field.
   static absl::StatusOr<TenantList> Parse(std::string_view json, const std::string& file);
 
-  // Null for an unknown one. The time does not depend on which it is, or how much of it is right.
+  // Null for an unknown digest. Takes the same time for every digest.
   const Tenant* Find(const TokenDigest& digest) const;
   std::map<std::string, TenantLimits> Limits() const;
   size_t size() const { return tenants_.size(); }
@@ -43,7 +43,7 @@ class TenantList {
  private:
   friend class TenantReader;
   std::vector<Tenant> tenants_;
-  std::vector<std::pair<TokenDigest, size_t>> tokens_;  // digest, index of the tenant
+  std::vector<std::pair<TokenDigest, size_t>> tokens_;  // digest and index into tenants_
 };
 
 }  // namespace ovq

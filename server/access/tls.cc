@@ -35,7 +35,7 @@ using Certificate = std::unique_ptr<X509, Deleter<X509_free>>;
 using Key = std::unique_ptr<EVP_PKEY, Deleter<EVP_PKEY_free>>;
 using Context = std::unique_ptr<SSL_CTX, Deleter<SSL_CTX_free>>;
 
-// One of the flags with its file.
+// A flag and its file.
 struct Source {
   const char* flag;
   const std::string& path;
@@ -46,7 +46,7 @@ struct Source {
   }
   absl::Status Read() {
     absl::StatusOr<std::string> read = ReadFile(path, kMaxFileBytes);
-    if (!read.ok()) {  // its message begins with the path
+    if (!read.ok()) {  // the message begins with the path
       return absl::InvalidArgumentError(absl::StrCat(flag, ": ", read.status().message()));
     }
     text = *std::move(read);
@@ -55,7 +55,7 @@ struct Source {
   Bio Open() const { return Bio(BIO_new_mem_buf(text.data(), static_cast<int>(text.size()))); }
 };
 
-// The reason of OpenSSL's last error, which is taken off its list.
+// The reason of OpenSSL's last error; removes it from the error queue.
 std::string OpenSslReason() {
   const unsigned long error = ERR_peek_last_error();
   ERR_clear_error();
@@ -78,7 +78,7 @@ absl::StatusOr<std::vector<Certificate>> ReadCertificates(const Source& source) 
   return certificates;
 }
 
-// Never asks at a terminal for the passphrase of an encrypted key.
+// Keeps OpenSSL from asking at a terminal for the passphrase of an encrypted key.
 int NoPassphrase(char*, int, int, void*) { return -1; }
 
 absl::StatusOr<Key> ReadKey(const Source& source) {
@@ -107,7 +107,7 @@ absl::Status CheckTime(const Source& source, const X509& certificate, absl::Time
   return absl::OkStatus();
 }
 
-// What TLS itself will do with them: it also refuses keys that are too weak.
+// Loads them as TLS will: that also refuses keys that are too weak.
 absl::Status CheckPair(const Source& cert, const Source& key, X509* certificate, EVP_PKEY* secret) {
   if (X509_check_private_key(certificate, secret) != 1) {
     ERR_clear_error();
@@ -130,9 +130,9 @@ absl::Status CheckCertificates(const Source& source, absl::Time now) {
   return status;
 }
 
-// The library's C++ layer has certificates that never change, and a file watcher that neither
-// checks what it reads nor reports a failure. Its C layer asks for the certificate at every
-// handshake: this is that callback, and the little that makes C++ credentials of it.
+// gRPC's C++ layer has certificates that never change, and a file watcher that neither checks what
+// it reads nor reports failures. Its C layer asks for the certificate at every handshake through a
+// callback: this is that callback, wrapped as C++ credentials.
 class ReloadingCredentials final : public grpc::ServerCredentials {
  public:
   explicit ReloadingCredentials(const TlsSource& source) : source_(source) {
@@ -149,7 +149,7 @@ class ReloadingCredentials final : public grpc::ServerCredentials {
   }
 
  private:
-  // The library calls it for one handshake at a time.
+  // gRPC calls it for one handshake at a time.
   static grpc_ssl_certificate_config_reload_status Fetch(
       void* self, grpc_ssl_server_certificate_config** config) {
     auto& credentials = *static_cast<ReloadingCredentials*>(self);
@@ -157,7 +157,7 @@ class ReloadingCredentials final : public grpc::ServerCredentials {
     if (current == credentials.fetched_) return GRPC_SSL_CERTIFICATE_CONFIG_RELOAD_UNCHANGED;
     const TlsMaterial& material = *current;
     const grpc_ssl_pem_key_cert_pair pair = {material.key.c_str(), material.cert.c_str()};
-    // The library insists on some roots, also where no client certificate will be asked for.
+    // gRPC insists on some roots even if no client certificate will be asked for.
     const std::string& roots = material.client_ca.empty() ? material.cert : material.client_ca;
     *config = grpc_ssl_server_certificate_config_create(roots.c_str(), &pair, 1);
     credentials.fetched_ = current;

@@ -1,5 +1,5 @@
-// TLS: the files of --tls-cert, --tls-key and --tls-client-ca, read and checked, and gRPC server
-// credentials whose certificate can be changed while the server runs.
+// TLS: reads and checks the files of --tls-cert, --tls-key and --tls-client-ca, and makes gRPC
+// server credentials whose certificate can change while the server runs.
 #pragma once
 
 #include <grpcpp/security/server_credentials.h>
@@ -21,21 +21,21 @@ struct TlsFiles {
 
 struct TlsMaterial {
   std::string cert, key, client_ca;  // PEM
-  absl::Time expiry;                 // of the first certificate of the chain that expires
+  absl::Time expiry;                 // the earliest in the chain
 };
 
-// InvalidArgument names the flag, the file and what is wrong: not to be read, not PEM, a key of
-// another certificate, out of its time, or refused by OpenSSL's policy (a weak key).
+// InvalidArgument names the flag, the file and the fault: unreadable, not PEM, a key of another
+// certificate, expired or not yet valid, or refused by OpenSSL's policy (a weak key).
 absl::StatusOr<TlsMaterial> LoadTls(const TlsFiles& files, absl::Time now);
 
-// Of a file of authorities, PEM: the flag, the file and what is wrong with it, as above.
+// Checks a PEM file of authorities, with the errors of LoadTls.
 absl::Status CheckAuthorities(const char* flag, const std::string& path, absl::Time now);
 
 using TlsSource = Current<TlsMaterial>;  // the certificate in use, shared by all listeners
 
-// For one listener: connections from now on get what is current then. TLS 1.2 or 1.3; with client
-// certificates required where the source has a client CA, which is for the server's life. The
-// source and the credentials must outlive the server.
+// Credentials of one listener: each new connection gets the certificate that is current. TLS 1.2 or
+// 1.3. Client certificates are required if the source has a client CA now; that does not change
+// later. The source and the credentials must outlive the server.
 std::shared_ptr<grpc::ServerCredentials> MakeTlsCredentials(const TlsSource& source);
 
 }  // namespace ovq

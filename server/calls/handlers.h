@@ -27,7 +27,8 @@ void ForkSession(const UnaryInfo& info, const v1::ForkSessionRequest& message,
                  const UnaryDone<v1::ForkSessionResponse>& done);
 void RewindSession(const UnaryInfo& info, const v1::RewindSessionRequest& message,
                    const UnaryDone<v1::RewindSessionResponse>& done);
-absl::StatusOr<v1::Session> GetSession(const UnaryInfo& info, const v1::GetSessionRequest& message);
+void GetSession(const UnaryInfo& info, const v1::GetSessionRequest& message,
+                const UnaryDone<v1::Session>& done);
 absl::StatusOr<v1::ListSessionsResponse> ListSessions(const UnaryInfo& info,
                                                       const v1::ListSessionsRequest& message);
 absl::StatusOr<v1::DeleteSessionResponse> DeleteSession(const UnaryInfo& info,

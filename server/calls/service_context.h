@@ -61,6 +61,11 @@ class ServiceContext {
   // Who calls (Authenticator), charged as one request of its tenant's.
   absl::StatusOr<Caller> Admit(const CallContext& context, Access access = Access::kAny) const;
 
+  // Runs `work`, which asks the engine for this session: at once if the session is here, else on a
+  // blocking thread, where it may wait for the engine and for another server (Engine::GetSession).
+  void RunWithSession(const std::string& session_id, const std::string& client,
+                      std::function<void()> work);
+
   // After Drain, streams without a running turn end, and calls that bring work are refused.
   void Drain();
   absl::Status CheckServing() const;  // Unavailable while draining

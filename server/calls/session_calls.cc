@@ -100,13 +100,16 @@ void RewindSession(const UnaryInfo& info, const v1::RewindSessionRequest& messag
       });
 }
 
-absl::StatusOr<v1::Session> GetSession(const UnaryInfo& info,
-                                       const v1::GetSessionRequest& message) {
-  RETURN_IF_ERROR(CheckSessionId(message.session_id(), ""));
-  info.record.summary().SetSession(message.session_id());
-  ASSIGN_OR_RETURN(SessionInfo session,
-                   info.services.engine.GetSession(message.session_id(), info.tenant));
-  return ToProto(session);
+void GetSession(const UnaryInfo& info, const v1::GetSessionRequest& message,
+                const UnaryDone<v1::Session>& done) {
+  const std::string& id = message.session_id();
+  if (absl::Status status = CheckSessionId(id, ""); !status.ok()) return done(status);
+  info.record.summary().SetSession(id);
+  info.services.RunWithSession(id, info.client, [info, id, done] {
+    const absl::StatusOr<SessionInfo> session = info.services.engine.GetSession(id, info.tenant);
+    if (!session.ok()) return done(session.status());
+    done(ToProto(*session));
+  });
 }
 
 absl::StatusOr<v1::ListSessionsResponse> ListSessions(const UnaryInfo& info,

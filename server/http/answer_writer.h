@@ -1,4 +1,4 @@
-// What an answer of the engine's looks like to a client over HTTP.
+// Formats the engine's events as the body of an HTTP answer.
 #pragma once
 
 #include <string>
@@ -8,19 +8,19 @@
 
 namespace ovq {
 
-// One answer, on one thread at a time.
+// The format of one answer. One thread at a time.
 class AnswerWriter {
  public:
   virtual ~AnswerWriter() = default;
   virtual bool streams() const = 0;
-  // Of a stream: appends what goes out for it. Else it is kept.
+  // Streams: appends the event's text to `out`. Otherwise keeps the event for End.
   virtual void Add(const StreamEvent& event, std::string& out) = 0;
-  // Of a stream: appends what ends it; an error has begun after all went well. Else, of an answer
-  // that ended well: all of it.
+  // Streams: appends the end of the stream, which tells an error that came after the first event.
+  // Otherwise appends the whole answer; status is OK.
   virtual void End(const absl::Status& status, std::string& out) = 0;
 };
 
-// One event of a server: "data: ...".
+// Appends one server-sent event: "data: ...".
 inline void AppendEvent(std::string_view data, std::string& out) {
   out += "data: ";
   out += data;

@@ -13,17 +13,17 @@ namespace {
 
 using Json = nlohmann::json;
 
-// A whole number, however it is written; unset if it is none of 64 bits.
+// A whole number in any notation; unset for other values and beyond 64 bits.
 std::optional<int64_t> Whole(const Json& json) {
   if (json.is_number_unsigned()) {
     const auto value = json.get<uint64_t>();
-    // As its bits: seeds may be any.
+    // Keeps the bits: seeds may be any.
     return static_cast<int64_t>(value);
   }
   if (json.is_number_integer()) return json.get<int64_t>();
   if (!json.is_number_float()) return std::nullopt;
   const double value = json.get<double>();
-  constexpr double kLimit = 9007199254740992.0;  // 2^53: beyond, a double is no exact number
+  constexpr double kLimit = 9007199254740992.0;  // 2^53: beyond it doubles are not exact
   if (!(value >= -kLimit && value <= kLimit)) return std::nullopt;
   const auto whole = static_cast<int64_t>(value);
   if (static_cast<double>(whole) != value) return std::nullopt;
@@ -128,7 +128,7 @@ absl::Status BodyFields::Finish() {
   for (const auto& entry : object_.items()) {
     if (read_.contains(entry.key())) continue;
     const std::string name = IsName(entry.key()) ? entry.key() : Quoted(entry.key());
-    // The name is the caller's: the log does not get it.
+    // The name is the caller's text, which the log must not get.
     return WithLogText(Unsupported(absl::StrCat(prefix_, name), "a field that docs/http.md lists"),
                        "a field that this server does not know");
   }

@@ -1,5 +1,5 @@
-// The fields of a request's JSON object: each is read by its name and type, and what nobody has
-// asked for is an error at the end, so no field is ever ignored in silence.
+// Reads the fields of a request's JSON object by name and type. Fields that were not read are an
+// error at the end, so no field is silently ignored.
 #pragma once
 
 #include <cstdint>
@@ -14,23 +14,23 @@
 
 namespace ovq {
 
-// The first fault counts. A field that is null is absent.
+// Keeps the first error. A field that is null counts as absent.
 class BodyFields {
  public:
-  // prefix: begins the names of the fields in messages. The object outlives it.
+  // prefix: stands before the names of fields in error texts. The object outlives it.
   explicit BodyFields(const nlohmann::json& object, std::string prefix = "");
 
   const nlohmann::json* Any(const char* name);  // null if absent
   std::optional<std::string> Text(const char* name);
   std::optional<bool> Bool(const char* name);
   std::optional<float> Number(const char* name);
-  // Within the type, whatever is beyond its range in meaning.
+  // Checks the range of the type only, not of the meaning.
   std::optional<uint32_t> Count(const char* name);
   std::optional<int64_t> Integer(const char* name);  // 64 bits
   std::vector<uint32_t> Ids(const char* name);       // a list of token ids
-  // Has no meaning here, or in this server: read whatever it is.
+  // Accepts any value of a field that has no meaning in this server.
   void Skip(const char* name) { (void)Any(name); }
-  // Not served: whatever is not absent, nor accepted, is an error that names it.
+  // A field that is not served: any value that is not accepted is an error that names the field.
   void Refuse(const char* name, const char* expected = "none",
               const std::function<bool(const nlohmann::json&)>& accepted = nullptr);
 
@@ -40,7 +40,7 @@ class BodyFields {
   void Expected(const std::string& name, const char* expected, const nlohmann::json& got);
   std::string Path(const std::string& name) const { return prefix_ + name; }
   bool ok() const { return status_.ok(); }
-  // The first fault; of a field that nobody has read, if there is no other.
+  // The first error, or else one for a field that was not read.
   absl::Status Finish();
 
  private:
@@ -50,7 +50,7 @@ class BodyFields {
   absl::Status status_;
 };
 
-// What there is in place of what was expected, in a few words.
+// The value in a few words, for an error text.
 std::string Shown(const nlohmann::json& json);
 
 }  // namespace ovq

@@ -1,4 +1,4 @@
-// One connection of an HTTP server: its requests, one after another, and their answers.
+// One connection of an HTTP server: it reads requests one after another and writes their answers.
 #pragma once
 
 #include <atomic>
@@ -19,11 +19,12 @@ namespace ovq {
 
 namespace beast = boost::beast;
 
-// Socket: of TCP, or TLS on one. All members but those named "any thread" run on its strand.
+// Socket: TCP, or TLS on TCP. All private members run on the strand of the socket; those of
+// Exchange may be called on any thread.
 template <class Socket>
 class Connection final : public Exchange, public AnyConnection {
  public:
-  // tls: what args are made of, kept.
+  // args: further arguments of the Socket. tls: kept alive for them.
   template <class... Args>
   Connection(ConnectionHost& host, std::string peer, std::shared_ptr<void> tls, Tcp::socket socket,
              Args&... args)
@@ -61,7 +62,8 @@ class Connection final : public Exchange, public AnyConnection {
   }
   void Reply(HttpReply reply) override {
     PostToStrand([this, reply = std::move(reply)]() mutable {
-      const bool whole = reply.status != 304;  // the length of that is of what the client has
+      const bool whole =
+          reply.status != 304;  // its length would be that of the copy the client has
       WriteHead(reply, whole ? absl::StrCat("Content-Length: ", reply.body.size(), "\r\n") : "");
       if (request_.method != "HEAD") out_ += reply.body;
       ended_ = true;
@@ -101,7 +103,7 @@ class Connection final : public Exchange, public AnyConnection {
                [self = Self(), work = std::move(work)]() mutable { work(); });
   }
   template <class Work>
-  auto WithSelf(Work work) {  // with the connection kept
+  auto WithSelf(Work work) {  // a callback that keeps the connection alive
     return [self = Self(), work = std::move(work)](auto... args) mutable { work(args...); };
   }
   Tcp::socket& socket() {
@@ -112,21 +114,22 @@ class Connection final : public Exchange, public AnyConnection {
     }
   }
 
-  // The connection ends unless another one is set by then.
+  // Ends the connection after this time, unless another deadline is set.
   void Deadline(absl::Duration time) {
     timer_.expires_after(ToChrono(time));
     timer_.async_wait(WithSelf([this](ErrorCode error) {
-      // It may have been set anew while this was on its way.
+      // A new deadline may have been set while this callback was queued.
       if (!error && timer_.expiry() <= asio::steady_timer::clock_type::now()) End();
     }));
   }
   void NoDeadline() { timer_.expires_at(asio::steady_timer::time_point::max()); }
 
-  // The next request's first bytes; while one is handled, what may come ahead, and the end.
+  // Waits for bytes: the start of the next request, or, while a request is handled, bytes sent
+  // ahead and the client's end.
   void Await() {
     if (closed_ || gone_) return;
     if (reading_) {
-      // What it would wait for is here already, sent ahead.
+      // The next request is in the buffer already, sent ahead.
       ErrorCode ignored;
       if (!handling_ && buffer_.size() > 0) socket().cancel(ignored);
       return;
@@ -138,12 +141,12 @@ class Connection final : public Exchange, public AnyConnection {
     }
     ReadSome([this](ErrorCode error) {
       if (!error || error == asio::error::operation_aborted) return Await();
-      // Who closes its half of the connection has gone, too: in time nobody can tell the two apart.
+      // A client that closes only its half counts as gone: the two cannot be told apart in time.
       Gone();
       if (!handling_) End();
     });
   }
-  // Into the buffer; while finishing, to finish.
+  // Reads into the buffer, then calls `work`, or FinishNow if the connection is finishing.
   template <class Work>
   void ReadSome(Work work) {
     reading_ = true;
@@ -216,7 +219,7 @@ class Connection final : public Exchange, public AnyConnection {
                                  }));
   }
 
-  // After a parser took so many bytes, of those that the buffer had and of new ones.
+  // Counts newly received bytes after the parser took `taken`; the buffer had `had` before.
   void Received(size_t had, size_t taken) { host_.events().bytes(taken + buffer_.size() - had, 0); }
 
   void BeginRequest() {
@@ -227,7 +230,7 @@ class Connection final : public Exchange, public AnyConnection {
     fault_ = absl::OkStatus();
   }
 
-  // So many bytes of body in all; false: the client gets an error.
+  // Takes memory for a body of `bytes` in all. False: refused, and the client gets an error.
   bool ReserveBody(size_t bytes) {
     const size_t held = request_.memory->bytes();
     if (bytes <= held) return true;
@@ -237,7 +240,7 @@ class Connection final : public Exchange, public AnyConnection {
     return false;
   }
   void TooLarge() { Fault(BodyTooLarge(host_.options().max_body_bytes)); }
-  // What is left of the request is not read.
+  // Answers with an error; the rest of the request is not read.
   void Fault(absl::Status fault) {
     host_.SetIdle(this, false);
     fault_ = std::move(fault);
@@ -262,7 +265,7 @@ class Connection final : public Exchange, public AnyConnection {
     out_ = ReplyHead(reply, framing, keep_alive_);
   }
 
-  // While nothing is written: what the source has.
+  // Asks the source for bytes and writes them, while no write is running.
   void Advance() {
     while (source_ && !ended_ && !writing_) {
       part_.clear();
@@ -277,7 +280,7 @@ class Connection final : public Exchange, public AnyConnection {
       }
       if (ended_ && chunked_ && !gone_) out_ += "0\r\n\r\n";
       if (!out_.empty() || ended_) return Write();
-      if (nothing) return;  // Pump will say when there is something
+      if (nothing) return;  // until Pump
     }
   }
 
@@ -333,8 +336,8 @@ class Connection final : public Exchange, public AnyConnection {
     }
     if (gone) gone();
   }
-  // The answer is out. What the client may still be sending is read for a moment: else the system
-  // would reset the connection before the client has read the answer.
+  // Closes after the answer. Bytes that the client may still be sending are read for a moment: else
+  // the system would reset the connection before the client has read the answer.
   void Finish() {
     finishing_ = true;
     Deadline(kFinish);
@@ -375,7 +378,7 @@ class Connection final : public Exchange, public AnyConnection {
   };
 
   ConnectionHost& host_;
-  const Leaving leaving_;  // the last to go: the server ends when all have left
+  const Leaving leaving_;  // destroyed last: the server ends when all have left
   const std::string peer_;
   const std::shared_ptr<void> tls_;
   Socket stream_;
@@ -387,14 +390,14 @@ class Connection final : public Exchange, public AnyConnection {
   bool keep_alive_ = false;
   bool reading_ = false, handling_ = false, finishing_ = false, closed_ = false;
 
-  std::string out_, part_;  // to be written, and of the source
+  std::string out_, part_;  // bytes to be written; the source's last part
   size_t sent_ = 0;
   Source source_;
   bool chunked_ = false, writing_ = false, ended_ = false;
   std::atomic<bool> pump_posted_ = false;
 
   std::atomic<bool> gone_ = false;
-  std::mutex mutex_;  // guards the next
+  std::mutex mutex_;  // guards on_gone_
   std::function<void()> on_gone_;
 };
 

@@ -35,8 +35,8 @@ HttpRequest ToHttpRequest(const HttpHeader& header) {
   return request;
 }
 
-// The parser takes a request of a coding that it does not know for one without a body, and what
-// follows for the next request; a proxy before it may not.
+// Beast's parser takes a request with an unknown transfer coding for one without a body, and the
+// bytes after it for the next request. A proxy in front may not, so such requests are refused.
 absl::Status CheckFraming(const HttpHeader& header) {
   using Field = boost::beast::http::field;
   const size_t codings = header.count(Field::transfer_encoding);

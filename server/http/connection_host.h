@@ -1,4 +1,4 @@
-// What a connection of an HTTP server and the server know of each other.
+// The interfaces between an HTTP server and its connections.
 #pragma once
 
 #include <algorithm>
@@ -27,22 +27,22 @@ class AnyConnection : public std::enable_shared_from_this<AnyConnection> {
   virtual void Close(bool if_idle) = 0;  // any thread
 };
 
-// What a connection needs of its server.
+// A server as its connections see it.
 class ConnectionHost {
  public:
   virtual ~ConnectionHost() = default;
   virtual const HttpOptions& options() const = 0;
   virtual const HttpEvents& events() const = 0;
-  virtual bool ending() const = 0;  // no request follows
+  virtual bool ending() const = 0;  // connections take no further request
   virtual void Handle(std::shared_ptr<Exchange> exchange) = 0;
-  // Whether nobody waits for it: such go first where others need room.
+  // Marks a connection without a request. Idle ones are closed first to make room.
   virtual void SetIdle(AnyConnection* connection, bool idle) = 0;
   virtual void OnConnectionClosed(AnyConnection* connection) = 0;
 };
 
 inline constexpr size_t kMaxHeaderBytes = size_t{16} << 10;
 inline constexpr size_t kMaxPipelinedBytes = size_t{16}
-                                             << 10;  // that came behind the request at hand
+                                             << 10;  // read ahead, behind the current request
 inline constexpr size_t kReadBytes = 4096;
 inline constexpr size_t kWriteBytes = size_t{64} << 10;
 
@@ -52,15 +52,16 @@ inline asio::steady_timer::duration ToChrono(absl::Duration time) {
   return absl::ToChronoNanoseconds(std::min(time, absl::Hours(24 * 365)));
 }
 
-// What stands before a body; framing: the lines that say where it ends.
+// The status line and headers. framing: the header lines that say where the body ends.
 std::string ReplyHead(const HttpReply& reply, const std::string& framing, bool keep_alive);
 
-// --- what a header says ---
+// --- headers of requests ---
 using HttpHeader = boost::beast::http::request_header<>;
 HttpRequest ToHttpRequest(const HttpHeader& header);  // without its body
-absl::Status CheckFraming(const HttpHeader& header);  // whether it is clear where the body ends
+absl::Status CheckFraming(
+    const HttpHeader& header);  // InvalidArgument if the body's end is unclear
 
-// --- why a request is not read to its end ---
+// --- errors for requests that are not read to their end ---
 absl::Status BodyTooLarge(size_t most);
 absl::Status BadHeader(const std::string& why);
 

@@ -9,13 +9,13 @@
 namespace ovq {
 namespace {
 
-// Loads from and talks to nothing but this server, and is shown in no other page.
+// The page may load from and talk to this server only, and may not be framed.
 constexpr char kPolicy[] =
     "default-src 'self'; base-uri 'none'; form-action 'none'; frame-ancestors 'none'; "
     "object-src 'none'";
 
-// Whether the client has it already, by If-None-Match of RFC 9110. A tag that a proxy has made weak
-// is as good: only the bytes count here.
+// Whether the client has this version, by If-None-Match of RFC 9110. A tag that a proxy made weak
+// counts, too.
 bool Has(const HttpRequest& request, std::string_view etag) {
   return std::ranges::any_of(request.headers, [etag](const auto& header) {
     const auto& [name, value] = header;
@@ -33,7 +33,7 @@ std::optional<HttpReply> ConsoleReply(const HttpRequest& request) {
   const std::span<const ConsoleFile> files = ConsoleFiles();
   const auto file = std::ranges::find(files, name, &ConsoleFile::name);
   if (file == files.end()) return std::nullopt;
-  // Asked again at every visit, so that files of two versions of the server never meet.
+  // Browsers ask again at every visit, so files of two server versions never mix.
   HttpReply reply = {.content_type = std::string(file->media_type),
                      .headers = {{"ETag", std::string(file->etag)},
                                  {"Cache-Control", "no-cache"},

@@ -1,4 +1,4 @@
-// The console over HTTP: its files, and what a browser may do with them.
+// Serves the console's files, with headers that say what a browser may do with them.
 #pragma once
 
 #include <optional>
@@ -7,8 +7,8 @@
 
 namespace ovq {
 
-// What a GET gets, "/" being index.html; unset if the console has no such file. 304 without a body
-// for whoever has the file as it is.
+// The answer to a GET of one of the console's files, "/" being index.html; unset if it has no such
+// file. 304 without a body if the client's copy is current.
 std::optional<HttpReply> ConsoleReply(const HttpRequest& request);
 
 }  // namespace ovq

@@ -1,4 +1,4 @@
-// One HTTP request and its answer, as what handles requests sees them: no sockets here.
+// One HTTP request and its answer, as handlers see them: no sockets here.
 #pragma once
 
 #include <functional>
@@ -16,10 +16,10 @@ using HttpHeaders = std::vector<std::pair<std::string, std::string>>;
 
 struct HttpRequest {
   std::string method;   // "GET"
-  std::string target;   // path and query, as they came
+  std::string target;   // path and query, not decoded
   HttpHeaders headers;  // names in lower case
   std::string body;
-  std::unique_ptr<ByteHold> memory;  // what the body takes, and what will be made of it
+  std::unique_ptr<ByteHold> memory;  // of the body and what is made of it
 };
 
 struct HttpReply {
@@ -29,29 +29,29 @@ struct HttpReply {
   std::string body = {};
 };
 
-// Any thread. Exactly one of Reply and Stream is called, once.
+// Any thread. Its handler calls exactly one of Reply and Stream, once.
 class Exchange {
  public:
-  // Appends what is ready to `out`, false at the end: what it appends then is sent, too. Called on
-  // a thread of the server's, never two calls at a time, and not while earlier parts are still to
-  // be written; so whoever reads slowly is not called on. Of a client that is gone until the end,
-  // what it appends then goes nowhere.
+  // Appends the bytes that are ready to `out`. False: the stream ends with them. Called on a thread
+  // of the server, never two calls at a time, and only once the parts before are written, so a slow
+  // reader holds its own source up. If the client is gone, it is still called to the end, and the
+  // bytes are dropped.
   using Source = std::function<bool(std::string& out)>;
 
   virtual ~Exchange() = default;
   HttpRequest& request() { return request_; }
-  // What was wrong with the request before all of it was read; `request` has what came so far.
+  // An error that stopped the reading of the request; `request` has the part before it.
   const absl::Status& fault() const { return fault_; }
 
   virtual const std::string& peer() const = 0;  // CallContext::peer
-  // Its address: who has many requests at a time has as many connections.
+  // The peer's address without the port: parallel requests of one client come on many connections.
   std::string client() const { return peer().substr(0, peer().rfind(':')); }
-  virtual bool gone() const = 0;  // the client, or its half of the connection
-  // Called once when it goes, at once if it has gone. Must not block.
+  virtual bool gone() const = 0;  // the client closed the connection or its half
+  // `gone` is called once, when the client goes, or at once if it has gone. It must not block.
   virtual void OnGone(std::function<void()> gone) = 0;
   virtual void Reply(HttpReply reply) = 0;
   virtual void Stream(HttpReply head, Source source) = 0;
-  // The source has something: it is asked soon. May come before Stream, which asks it anyway.
+  // Says that the source has something, so it is called soon. May be called before Stream.
   virtual void Pump() = 0;
 
  protected:

@@ -2,6 +2,7 @@
 
 #include <array>
 #include <optional>
+#include <set>
 #include <string_view>
 #include <utility>
 #include <vector>
@@ -17,39 +18,48 @@
 namespace ovq {
 namespace {
 
-constexpr size_t kResponsesPart = 16;  // of --request-memory, for stored responses' texts
+constexpr size_t kResponsesPart =
+    16;  // share 1/16 of --request-memory is for texts of stored responses
 
 struct Route {
   const char* method;
-  const char* pattern;  // {}: a word of the path
-  const char* label;    // of kHttpRoutes
+  const char* pattern;  // {} stands for one word of the path
   HttpHandler handler;
   Lane lane = Lane::kWork;
+  const char* shared_label = nullptr;  // of several patterns; null: the pattern
+
+  const char* label() const { return shared_label != nullptr ? shared_label : pattern; }
 };
 
 constexpr std::array kRoutes = {
-    Route{"GET", "/v1/models", "/v1/models", &ServeModels, Lane::kQuick},
-    Route{"GET", "/v1/models/{}", "/v1/models", &ServeModels, Lane::kQuick},
-    Route{"POST", "/v1/completions", "/v1/completions", &ServeCompletions},
-    Route{"POST", "/v1/chat/completions", "/v1/chat/completions", &ServeChat},
-    Route{"POST", "/v1/responses", "/v1/responses", &ServeResponses},
-    Route{"GET", "/v1/responses/{}", "/v1/responses/{}", &ServeResponse, Lane::kQuick},
-    Route{"DELETE", "/v1/responses/{}", "/v1/responses/{}", &ServeResponseDelete},
-    Route{"POST", "/tokenize", "/tokenize", &ServeTokenize},
-    Route{"POST", "/detokenize", "/detokenize", &ServeDetokenize},
-    Route{"GET", "/ovq/v1/info", "/ovq/v1/info", &ServeInfo, Lane::kQuick},
-    Route{"GET", "/ovq/v1/status", "/ovq/v1/status", &ServeStatus, Lane::kQuick},
-    Route{"GET", "/ovq/v1/sessions", "/ovq/v1/sessions", &ServeSessions, Lane::kQuick},
-    Route{"POST", "/ovq/v1/sessions", "/ovq/v1/sessions", &ServeCreate},
-    Route{"GET", "/ovq/v1/sessions/{}", "/ovq/v1/sessions/{}", &ServeSession, Lane::kQuick},
-    Route{"DELETE", "/ovq/v1/sessions/{}", "/ovq/v1/sessions/{}", &ServeDelete},
-    Route{"POST", "/ovq/v1/sessions/{}/fork", "/ovq/v1/sessions/{}/fork", &ServeFork},
-    Route{"POST", "/ovq/v1/sessions/{}/rewind", "/ovq/v1/sessions/{}/rewind", &ServeRewind},
-    Route{"POST", "/ovq/v1/sessions/{}/generate", "/ovq/v1/sessions/{}/generate", &ServeGenerate},
-    Route{"POST", "/ovq/v1/generate", "/ovq/v1/generate", &ServeGenerate},
+    Route{"GET", "/v1/models", &ServeModels, Lane::kQuick},
+    Route{"GET", "/v1/models/{}", &ServeModels, Lane::kQuick, "/v1/models"},
+    Route{"POST", "/v1/completions", &ServeCompletions},
+    Route{"POST", "/v1/chat/completions", &ServeChat},
+    Route{"POST", "/v1/responses", &ServeResponses},
+    Route{"GET", "/v1/responses/{}", &ServeResponse, Lane::kQuick},
+    Route{"DELETE", "/v1/responses/{}", &ServeResponseDelete},
+    Route{"POST", "/tokenize", &ServeTokenize},
+    Route{"POST", "/detokenize", &ServeDetokenize},
+    Route{"GET", "/ovq/v1/info", &ServeInfo, Lane::kQuick},
+    Route{"GET", "/ovq/v1/status", &ServeStatus, Lane::kQuick},
+    Route{"GET", "/ovq/v1/sessions", &ServeSessions, Lane::kQuick},
+    Route{"POST", "/ovq/v1/sessions", &ServeCreate},
+    Route{"GET", "/ovq/v1/sessions/{}", &ServeSession, Lane::kQuick},
+    Route{"DELETE", "/ovq/v1/sessions/{}", &ServeDelete},
+    Route{"POST", "/ovq/v1/sessions/{}/fork", &ServeFork},
+    Route{"POST", "/ovq/v1/sessions/{}/rewind", &ServeRewind},
+    Route{"POST", "/ovq/v1/sessions/{}/generate", &ServeGenerate},
+    Route{"POST", "/ovq/v1/generate", &ServeGenerate},
 };
 
-// The words of the path in place of the pattern's {}; unset if it is another path.
+// Labels of the paths that need no token, and of paths that are not served.
+constexpr const char* kConsoleLabel = "/";  // and the console's other files
+constexpr const char* kHealthLabel = "/health";
+constexpr const char* kVersionLabel = "/version";
+constexpr const char* kOtherLabel = "other";
+
+// The path's words in place of the pattern's {}; unset if the path does not match.
 std::optional<std::vector<std::string>> Match(std::string_view pattern, std::string_view path) {
   const std::vector<std::string> parts =
       absl::StrSplit(absl::string_view(pattern.data(), pattern.size()), '/');
@@ -67,7 +77,7 @@ std::optional<std::vector<std::string>> Match(std::string_view pattern, std::str
   return words;
 }
 
-// What a HEAD asks for is what a GET would get.
+// A route of GET accepts HEAD, too.
 bool AcceptsMethod(const Route& route, const std::string& method) {
   return method == route.method || (method == "HEAD" && route.method == std::string_view("GET"));
 }
@@ -75,7 +85,8 @@ bool AcceptsMethod(const Route& route, const std::string& method) {
 struct Found {
   const Route* route = nullptr;
   std::vector<std::string> words;
-  std::vector<std::string> methods;  // that the path has, if not this one
+  std::vector<std::string>
+      methods;  // methods that the path has, if the asked one is not among them
 };
 Found Find(const std::string& method, std::string_view path) {
   Found found;
@@ -94,7 +105,7 @@ bool IsThisMachine(std::string_view host) {
   return name == "localhost" || name == "[::1]" || name.starts_with("127.");
 }
 
-// A page from elsewhere that a browser shows may send requests here: it gets nothing.
+// Refuses requests that a browser sends for a page of another origin.
 absl::Status CheckOrigin(const HttpCall& call, bool loopback) {
   const std::string host = call.Value("host").value_or("");
   if (loopback && !IsThisMachine(host)) {
@@ -113,6 +124,17 @@ absl::Status CheckOrigin(const HttpCall& call, bool loopback) {
 
 }  // namespace
 
+std::vector<const char*> HttpRouteLabels() {
+  std::set<std::string_view> known;
+  std::vector<const char*> labels;
+  const auto add = [&](const char* label) {
+    if (known.insert(label).second) labels.push_back(label);
+  };
+  for (const Route& route : kRoutes) add(route.label());
+  for (const char* label : {kConsoleLabel, kHealthLabel, kVersionLabel, kOtherLabel}) add(label);
+  return labels;
+}
+
 HttpApi::HttpApi(ServiceContext& services, bool loopback)
     : services_(services),
       loopback_(loopback),
@@ -122,18 +144,18 @@ void HttpApi::Handle(std::shared_ptr<Exchange> exchange) {
   const std::string method = exchange->request().method;
   const std::string_view target = exchange->request().target;
   const std::string_view path = target.substr(0, target.find('?'));
-  const bool health = path == "/health", version = path == "/version";
+  const bool health = path == kHealthLabel, version = path == kVersionLabel;
   Found found = Find(method, path);
   std::optional<HttpReply> console = ConsoleReply(exchange->request());
-  const char* const label = health        ? "/health"
-                            : version     ? "/version"
-                            : console     ? "/"
-                            : found.route ? found.route->label
-                                          : kOtherRoute;
+  const char* const label = health        ? kHealthLabel
+                            : version     ? kVersionLabel
+                            : console     ? kConsoleLabel
+                            : found.route ? found.route->label()
+                                          : kOtherLabel;
   auto call = std::make_shared<HttpCall>(services_, responses_, label, std::move(exchange));
   if (absl::Status fault = call->exchange().fault(); !fault.ok()) return call->Fail(fault);
   if (health || version || console) {
-    // Nobody is asked who they are, and nothing is counted as a request's.
+    // These need no token and are not charged to a tenant.
     if (method != "GET" && method != "HEAD") return call->Fail(MethodNotAllowed("GET"));
     if (console) return call->Reply(*std::move(console));
     if (version) return call->Reply(200, Dump({{"version", OVQ_VERSION}}));

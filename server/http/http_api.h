@@ -1,8 +1,9 @@
-// What is served over HTTP: which request goes where.
+// The HTTP interface: routes requests to their handlers.
 #pragma once
 
 #include <atomic>
 #include <memory>
+#include <vector>
 
 #include "server/calls/service_context.h"
 #include "server/http/exchange.h"
@@ -10,15 +11,18 @@
 
 namespace ovq {
 
+// The labels of all requests in metrics, logs and spans: the patterns of the routes.
+std::vector<const char*> HttpRouteLabels();
+
 class HttpApi {
  public:
-  // loopback: only names of this machine may be asked for, so that no page from elsewhere can have
-  // a browser here ask under a name of its own.
+  // loopback: the header `host` must name this machine, so that no foreign page can make a local
+  // browser send requests under a name of its own (DNS rebinding).
   HttpApi(ServiceContext& services, bool loopback);
 
-  // Answers the request, at once or on other threads; does not block.
+  // Answers the request, now or on other threads. Does not block.
   void Handle(std::shared_ptr<Exchange> exchange);
-  // What /health says from now on.
+  // The state that /health reports.
   void SetReady(bool ready) { ready_ = ready; }
 
  private:

@@ -13,9 +13,9 @@ namespace ovq {
 namespace {
 
 constexpr int kMaxDepth = 32;
-// Of a value with its place in a list or an object, in the parsed JSON and in the message.
+// Bytes of a value with its place in a list or object, in the parsed JSON and in the message.
 constexpr size_t kValueBytes = 192;
-// As JSON, as a message, as the engine's request and as tokens of a byte each.
+// A character as JSON, in the message, in the engine's request, and as a token of one byte.
 constexpr size_t kBytesPerChar = 4 + sizeof(int32_t);
 
 struct Extent {

@@ -1,4 +1,4 @@
-// Bodies of requests: text of a bearable size, shape and cost before anything is made of it.
+// Parses bodies of requests, after checks of their size, nesting and memory cost.
 #pragma once
 
 #include <google/protobuf/message.h>
@@ -10,12 +10,12 @@
 
 namespace ovq {
 
-// The body as a JSON object; none at all is an empty one. InvalidArgument for another content type
-// (a browser sends JSON to a strange server only if that allows it, which this one never does),
-// bytes that are no UTF-8, what is no JSON object, or nested more than 32 levels deep.
-// ResourceExhausted where the host's memory has no room for what will be made of it.
+// The body as a JSON object; an empty body is an empty object. InvalidArgument for another content
+// type (browsers send JSON across origins only to servers that allow it, and this one never does),
+// bytes that are not UTF-8, text that is not a JSON object, or nesting beyond 32 levels.
+// ResourceExhausted if the request memory has no room for what the body turns into.
 absl::StatusOr<nlohmann::json> JsonBody(HttpCall& call);
-// The same as a message, in protobuf's JSON mapping, which also names what it does not know.
+// The body as a message, in protobuf's JSON mapping. Same errors; unknown fields are one, too.
 absl::Status MessageBody(HttpCall& call, google::protobuf::Message& message);
 
 }  // namespace ovq

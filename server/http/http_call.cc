@@ -72,7 +72,7 @@ absl::Status HttpCall::Admit() {
 
 HttpHeaders HttpCall::AnswerHeaders() {
   HttpHeaders headers = record_.AnswerHeaders();
-  // What a balancer may go by.
+  // The session key, for balancers to route by.
   const std::string& session = record_.summary().session_id;
   const size_t dot = session.find('.');
   if (dot != std::string::npos) headers.emplace_back("ovq-session", session.substr(0, dot));

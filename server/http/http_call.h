@@ -1,4 +1,4 @@
-// A request over HTTP as a call: who asks, what it may take, its record, and how it is answered.
+// An HTTP request as a call: its caller, memory, record and answer.
 #pragma once
 
 #include <functional>
@@ -16,10 +16,10 @@
 
 namespace ovq {
 
-// Lives until it is answered: whoever is to answer it holds it.
+// Held by whoever will answer it, so it lives until then.
 class HttpCall final : public CallContext, public std::enable_shared_from_this<HttpCall> {
  public:
-  // route: one of kHttpRoutes.
+  // route: one of HttpRouteLabels.
   HttpCall(ServiceContext& services, ResponseStore& responses, const char* route,
            std::shared_ptr<Exchange> exchange);
 
@@ -34,32 +34,32 @@ class HttpCall final : public CallContext, public std::enable_shared_from_this<H
   ServiceContext& services() { return record_.services(); }
   CallRecord& record() { return record_; }
   ResponseStore& responses() { return responses_; }
-  // As if the client had sent it.
+  // Adds a request header as if the client had sent it.
   void AddHeader(std::string name, std::string value) {
     exchange_->request().headers.emplace_back(std::move(name), std::move(value));
   }
   const HttpRequest& request() const { return exchange_->request(); }
   std::string_view path() const { return path_; }
-  // The value of a parameter in the query, decoded; unset without it.
+  // The decoded value of a query parameter; unset without it.
   std::optional<std::string> Query(std::string_view name) const;
   ByteHold& memory() { return *exchange_->request().memory; }
   const Caller& caller() const { return caller_; }
   Exchange& exchange() { return *exchange_; }
   const std::shared_ptr<CancelSignal>& cancel() const { return cancel_; }
 
-  // Who calls, as ServiceContext::Admit has it; before anything is done for it.
+  // Identifies and charges the caller (ServiceContext::Admit). Before any work for the call.
   absl::Status Admit();
-  // What a handler of messages gets; while this call lives.
+  // The arguments of a message handler, valid while this call lives.
   UnaryInfo ForHandler() {
     return {services(), *this, record_, caller_.tenant, caller_.client, cancel_, memory()};
   }
 
   // --- the answer, once ---
   void Reply(int status, std::string body, std::string content_type = "application/json");
-  void Reply(HttpReply reply);            // with headers of its own, too
-  void Fail(const absl::Status& status);  // as OpenAI's errors look
-  // Events of a server (text/event-stream), as Exchange::Source has them; with the end of the
-  // stream comes its status.
+  void Reply(HttpReply reply);            // its own headers are kept
+  void Fail(const absl::Status& status);  // in the form of OpenAI's errors
+  // Source of a stream of server-sent events (text/event-stream): Exchange::Source, which at the
+  // end also sets the call's status.
   using Events = std::function<bool(std::string& out, absl::Status& status)>;
   void Stream(Events events);
 
@@ -76,7 +76,7 @@ class HttpCall final : public CallContext, public std::enable_shared_from_this<H
   Caller caller_;
 };
 
-// %XX and, in a query, +.
+// Decodes %XX and +.
 std::string DecodeUrl(std::string_view text);
 
 }  // namespace ovq

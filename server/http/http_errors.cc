@@ -11,7 +11,7 @@
 namespace ovq {
 namespace {
 
-// A payload with the `code` that OpenAI has for it.
+// Payload of a status: OpenAI's `code` for it.
 constexpr const char* kCodeUrl = "ovq.http/code";
 
 absl::Status WithCode(absl::Status status, const char* code) {
@@ -50,7 +50,7 @@ int ToHttpStatus(const absl::Status& status) {
     case absl::StatusCode::kOutOfRange:
       return GetErrorFacts(status).field == "body" ? 413 : 400;
     case absl::StatusCode::kFailedPrecondition:
-      // Of a field: this server never takes it. Else of a session's state, which may change.
+      // About a field, the request can never succeed; about a session's state, it may later.
       return GetErrorFacts(status).field.empty() ? 409 : 400;
     case absl::StatusCode::kUnauthenticated:
       return 401;

@@ -1,4 +1,4 @@
-// Errors as OpenAI's clients read them.
+// Errors in the form that OpenAI's clients read.
 #pragma once
 
 #include <nlohmann/json.hpp>
@@ -9,25 +9,25 @@
 
 namespace ovq {
 
-inline constexpr int kHttpClientGone = 499;  // as nginx counts them; nobody sees it
+inline constexpr int kHttpClientGone = 499;  // nginx's code, for metrics only
 
-// The project's one mapping of errors to HTTP.
+// Maps an error to its HTTP status.
 int ToHttpStatus(const absl::Status& status);
-// {"error": {"message", "type", "param", "code"}}, and what gRPC's clients get: its name of the
-// code as "status", and where there is something to tell, ovq.v1.ErrorInfo as "info".
+// {"error": {"message", "type", "param", "code", "status", "info"}}: "status" is the name of the
+// gRPC code, "info" the ovq.v1.ErrorInfo that gRPC clients get, if there is one.
 nlohmann::json ErrorObject(const absl::Status& status);
 std::string ErrorBody(const absl::Status& status);
-// `retry-after` and `retry-after-ms` where the status knows a time, what a 401 must say.
+// Adds `retry-after` and `retry-after-ms` if the status has a time, and to a 401 its challenge.
 void AddErrorHeaders(const absl::Status& status, HttpHeaders& headers);
 
-// JSON of what is valid UTF-8, as all texts of the server are; what is not gets U+FFFD.
+// The JSON text. Invalid UTF-8, which no text of the server has, becomes U+FFFD.
 std::string Dump(const nlohmann::json& json);
 
-// InvalidArgument, code unsupported_parameter: a field of theirs that this server does not serve.
+// InvalidArgument with code unsupported_parameter, for a field of OpenAI's that is not served.
 absl::Status Unsupported(const std::string& field, const std::string& expected);
-// Unimplemented, of a path that has other methods: 405.
+// Unimplemented, which becomes 405: the path has other methods.
 absl::Status MethodNotAllowed(const std::string& allowed);
-// NotFound with this code, as "model_not_found", or null.
+// NotFound with a code such as "model_not_found", or null.
 absl::Status NotFound(const std::string& message, const std::string& field, const char* code);
 
 }  // namespace ovq

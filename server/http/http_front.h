@@ -1,4 +1,4 @@
-// The HTTP front of a server: its address, what is served there and how that is counted.
+// The HTTP front of a server: an HttpServer with the HttpApi on it, counted by Metrics.
 #pragma once
 
 #include <memory>
@@ -12,14 +12,14 @@ namespace ovq {
 
 class HttpFront {
  public:
-  // Serves from now on. Unavailable if the address can't be had. loopback: HttpApi's. What is
-  // passed outlives it; options.memory is the engine's.
+  // Starts to serve. Unavailable if the address can't be had. loopback: see HttpApi. Takes
+  // options.memory from the engine. The arguments outlive it.
   static absl::StatusOr<std::unique_ptr<HttpFront>> Start(HttpOptions options, bool loopback,
                                                           ServiceContext& services);
   ~HttpFront() { Shutdown(); }
 
   int port() const { return server_->port(); }
-  void SetReady(bool ready) { api_.SetReady(ready); }  // what /health says
+  void SetReady(bool ready) { api_.SetReady(ready); }  // see HttpApi
   void EndConnections() { server_->EndConnections(); }
   void Shutdown() { server_->Shutdown(); }
 
@@ -27,7 +27,7 @@ class HttpFront {
   HttpFront(ServiceContext& services, bool loopback) : api_(services, loopback) {}
 
   HttpApi api_;
-  std::unique_ptr<HttpServer> server_;  // ends before it
+  std::unique_ptr<HttpServer> server_;  // ends before api_
 };
 
 }  // namespace ovq

@@ -1,5 +1,5 @@
-// The handlers of HTTP requests, after the caller is known. Each answers its call, now or later, on
-// threads that may block.
+// Handlers of HTTP requests, called once the caller is known, on threads that may block but for the
+// quick lane's. Each answers its call, now or later.
 #pragma once
 
 #include <memory>
@@ -10,11 +10,11 @@
 
 namespace ovq {
 
-// words: what the path has in place of {} in the route's pattern.
+// words: the path's words in place of {} in the route's pattern.
 using HttpHandler = void (*)(const std::shared_ptr<HttpCall>& call,
                              const std::vector<std::string>& words);
 
-// --- OpenAI's, and vLLM's ---
+// --- OpenAI's and vLLM's API ---
 void ServeModels(const std::shared_ptr<HttpCall>& call, const std::vector<std::string>& words);
 void ServeCompletions(const std::shared_ptr<HttpCall>& call, const std::vector<std::string>& words);
 void ServeChat(const std::shared_ptr<HttpCall>& call, const std::vector<std::string>& words);
@@ -25,7 +25,7 @@ void ServeResponseDelete(const std::shared_ptr<HttpCall>& call,
 void ServeTokenize(const std::shared_ptr<HttpCall>& call, const std::vector<std::string>& words);
 void ServeDetokenize(const std::shared_ptr<HttpCall>& call, const std::vector<std::string>& words);
 
-// --- messages of ovq.v1 as JSON ---
+// --- /ovq/v1: messages as JSON ---
 void ServeInfo(const std::shared_ptr<HttpCall>& call, const std::vector<std::string>& words);
 void ServeStatus(const std::shared_ptr<HttpCall>& call, const std::vector<std::string>& words);
 void ServeSessions(const std::shared_ptr<HttpCall>& call, const std::vector<std::string>& words);
@@ -34,7 +34,7 @@ void ServeSession(const std::shared_ptr<HttpCall>& call, const std::vector<std::
 void ServeDelete(const std::shared_ptr<HttpCall>& call, const std::vector<std::string>& words);
 void ServeFork(const std::shared_ptr<HttpCall>& call, const std::vector<std::string>& words);
 void ServeRewind(const std::shared_ptr<HttpCall>& call, const std::vector<std::string>& words);
-// In a session, or without one.
+// Within a session, or without one.
 void ServeGenerate(const std::shared_ptr<HttpCall>& call, const std::vector<std::string>& words);
 
 }  // namespace ovq

@@ -19,13 +19,14 @@ namespace {
 
 constexpr int kThreads = 2;
 constexpr int kBacklog = 512;
-// As gRPC's: a peer that vanished without a word is noticed within 80 s.
+// Same as for gRPC: a peer that vanished silently is noticed within 80 s.
 constexpr int kKeepaliveIdle = 60, kKeepaliveInterval = 10, kKeepaliveCount = 2;
-constexpr auto kAcceptAgain = std::chrono::milliseconds(100);  // after no file was to be had
+constexpr auto kAcceptAgain =
+    std::chrono::milliseconds(100);  // after an error such as no free file descriptor
 
 asio::const_buffer Buffer(const std::string& text) { return asio::buffer(text); }
 
-// TLS 1.2 or 1.3 with these files, which LoadTls has checked; null if OpenSSL thinks otherwise.
+// TLS 1.2 or 1.3 with material that LoadTls has checked; null if OpenSSL refuses it.
 std::shared_ptr<asio::ssl::context> MakeContext(const TlsMaterial& material) {
   auto context = std::make_shared<asio::ssl::context>(asio::ssl::context::tls_server);
   ErrorCode error;
@@ -68,7 +69,7 @@ class Server final : public HttpServer, public ConnectionHost {
       if (Bind(entry->endpoint())) break;
     }
     if (!acceptor_.is_open()) {
-      return absl::UnavailableError(absl::StrCat("--http-listen: cannot listen on ",
+      return absl::UnavailableError(absl::StrCat(options_.flag, ": cannot listen on ",
                                                  options_.address,
                                                  " (port in use, or no address of this machine)"));
     }
@@ -90,7 +91,7 @@ class Server final : public HttpServer, public ConnectionHost {
   void Shutdown() override {
     if (threads_.empty()) return;
     ending_ = true;
-    // On its strand, so that none is taken any more that is not closed here.
+    // On the acceptor's strand, so that no connection is accepted after CloseAll.
     asio::post(acceptor_.get_executor(), [this] {
       ErrorCode ignored;
       acceptor_.close(ignored);
@@ -189,10 +190,10 @@ class Server final : public HttpServer, public ConnectionHost {
     connection->Start();
   }
 
-  // Whoever has waited longest for nothing goes, if somebody has to.
+  // Makes room for one more connection if needed, by closing the one idle for longest. False: none.
   bool EvictIdleConnection() {
     std::shared_ptr<AnyConnection>
-        oldest;  // let go of without the lock, which OnConnectionClosed takes
+        oldest;  // released without the lock, which OnConnectionClosed takes
     std::lock_guard lock(mutex_);
     if (connections_.size() < static_cast<size_t>(options_.max_connections)) return true;
     if (idle_.empty()) return false;
@@ -201,12 +202,11 @@ class Server final : public HttpServer, public ConnectionHost {
     idle_.pop_front();
     if (oldest != nullptr) oldest->Close(/*if_idle=*/true);
     events_.refused("idle");
-    // It is closed in a moment; so many more there are until then, one for each that is made room
-    // for.
+    // The evicted connection closes in a moment; until then there may be up to twice as many.
     return connections_.size() < 2 * static_cast<size_t>(options_.max_connections);
   }
   void CloseAll(bool if_idle) {
-    std::vector<std::shared_ptr<AnyConnection>> all;  // let go of without the lock
+    std::vector<std::shared_ptr<AnyConnection>> all;  // released without the lock
     {
       std::lock_guard lock(mutex_);
       for (const auto& [connection, place] : connections_) {
@@ -216,7 +216,7 @@ class Server final : public HttpServer, public ConnectionHost {
     for (const auto& connection : all) connection->Close(if_idle);
   }
 
-  // On the acceptor's strand.
+  // The context of the current certificate. Acceptor's strand.
   std::shared_ptr<asio::ssl::context> TlsContext() {
     std::shared_ptr<const TlsMaterial> current = options_.tls->current();
     if (current != material_) {
@@ -239,10 +239,10 @@ class Server final : public HttpServer, public ConnectionHost {
   std::shared_ptr<const TlsMaterial> material_;
   std::shared_ptr<asio::ssl::context> context_;
 
-  std::mutex mutex_;     // guards the next four
-  bool closed_ = false;  // no connection comes any more
+  std::mutex mutex_;     // guards the four members below
+  bool closed_ = false;  // no connection is added any more
   std::condition_variable none_;
-  std::list<AnyConnection*> idle_;  // the longest first
+  std::list<AnyConnection*> idle_;  // longest idle first
   std::unordered_map<AnyConnection*, std::list<AnyConnection*>::iterator> connections_;
   std::vector<std::thread> threads_;
 };

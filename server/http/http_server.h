@@ -1,7 +1,7 @@
-// One address with HTTP/1.1 on it, and the limits that hold for whoever connects.
+// An HTTP/1.1 server on one address, with limits for its clients.
 //
-// On Boost.Beast: its parser bounds what a header may be before a byte of it is understood, and its
-// sockets wait without a thread each, so a thousand open streams cost no thread at all.
+// It stands on Boost.Beast, whose parser bounds a header before it interprets it, and whose sockets
+// wait without a thread each: a thousand open streams cost no thread.
 #pragma once
 
 #include <functional>
@@ -17,16 +17,17 @@ class HttpServer {
  public:
   using Handler = std::function<void(std::shared_ptr<Exchange>)>;  // must not block
 
-  // Serves from now on. Unavailable if the address can't be had. What is passed outlives it.
+  // Starts to serve. Unavailable if the address can't be had. Pointers in `options` and whatever
+  // the callbacks use outlive the server.
   static absl::StatusOr<std::unique_ptr<HttpServer>> Start(const HttpOptions& options,
                                                            HttpEvents events, Handler handler);
-  virtual ~HttpServer() = default;  // as Shutdown
+  virtual ~HttpServer() = default;  // shuts down
 
   virtual int port() const = 0;
-  // From now on a connection ends with its next answer, or, if it waits for a request, at once.
+  // Ends each connection with its next answer, and those that wait for a request at once.
   virtual void EndConnections() = 0;
-  // Takes no more connections, closes those there are, whose requests are told that the client is
-  // gone, and returns when nothing holds one any more.
+  // Takes no more connections and closes the open ones, whose requests see that the client is gone.
+  // Returns when no connection is held any more.
   virtual void Shutdown() = 0;
 };
 

@@ -6,7 +6,8 @@ namespace ovq {
 
 std::string MessageJson(const google::protobuf::Message& message) {
   std::string json;
-  (void)google::protobuf::util::MessageToJsonString(message, &json);  // of all that are known
+  (void)google::protobuf::util::MessageToJsonString(
+      message, &json);  // fails only for Any messages of unknown types
   return json;
 }
 

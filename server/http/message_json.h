@@ -1,4 +1,4 @@
-// Messages as JSON.
+// Protobuf messages as JSON.
 #pragma once
 
 #include <google/protobuf/message.h>
@@ -7,7 +7,7 @@
 
 namespace ovq {
 
-// In protobuf's JSON mapping.
+// The message in protobuf's JSON mapping.
 std::string MessageJson(const google::protobuf::Message& message);
 
 }  // namespace ovq

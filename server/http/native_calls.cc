@@ -28,7 +28,7 @@ void Answer(const Call& call, const absl::StatusOr<Response>& answer) {
   }
   call->Reply(200, MessageJson(*answer));
 }
-// The engine's thread may bring the answer: it is written on another one.
+// Answers on a blocking thread: `done` may be called on the engine's thread.
 template <class Response>
 UnaryDone<Response> Later(const Call& call) {
   return [call](absl::StatusOr<Response> answer) {
@@ -37,7 +37,7 @@ UnaryDone<Response> Later(const Call& call) {
   };
 }
 
-// A number of the query.
+// Reads a number of the query into `to`, if it is given.
 absl::Status ReadQuery(const HttpCall& call, const char* name, uint32_t& to,
                        bool* given = nullptr) {
   const std::optional<std::string> text = call.Query(name);
@@ -47,7 +47,7 @@ absl::Status ReadQuery(const HttpCall& call, const char* name, uint32_t& to,
   return BadField(name, "a whole number", Quoted(*text));
 }
 
-// The body with the session that the path names.
+// Reads the body, and the session id from the path if the path names one.
 template <class Message>
 absl::Status ReadFor(const Call& call, const PathWords& words, Message& message) {
   absl::Status status = MessageBody(*call, message);
@@ -114,7 +114,8 @@ void ServeCreate(const Call& call, const PathWords&) {
 void ServeSession(const Call& call, const PathWords& words) {
   v1::GetSessionRequest request;
   request.set_session_id(words.front());
-  Answer(call, GetSession(call->ForHandler(), request));
+  GetSession(call->ForHandler(), request,
+             [call](const absl::StatusOr<v1::Session>& answer) { Answer(call, answer); });
 }
 
 void ServeDelete(const Call& call, const PathWords& words) {

@@ -79,7 +79,7 @@ Json OpenAiAnswer::Usage() const {
           {"prompt_tokens_details", {{"cached_tokens", cached_tokens_}}}};
 }
 
-// The completions' own form: lists side by side.
+// The form of the completions API: parallel lists.
 void OpenAiAnswer::AddLogprobs(const TokenChunk& chunk, Choice& choice, Json& to) const {
   if (chunk.logprobs.empty()) return;
   if (chat()) {
@@ -100,7 +100,7 @@ void OpenAiAnswer::AddLogprobs(const TokenChunk& chunk, Choice& choice, Json& to
         best.emplace(TokenText(tokenizer_, top.token_id), top.logprob);
       }
     }
-    best.emplace(text, chunk.logprobs[i]);  // the drawn one is among them
+    best.emplace(text, chunk.logprobs[i]);  // the drawn token is among them
     to["tokens"].push_back(text);
     to["token_logprobs"].push_back(chunk.logprobs[i]);
     to["top_logprobs"].push_back(std::move(best));

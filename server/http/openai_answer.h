@@ -11,11 +11,11 @@
 
 namespace ovq {
 
-// A token as their logprobs show it: its own text.
+// The text of one token, as OpenAI's logprobs show it.
 std::string TokenText(const Tokenizer* tokenizer, int32_t id);
-// Of a chunk's tokens, {"token", "logprob", "bytes", "top_logprobs"} each.
+// Appends {"token", "logprob", "bytes", "top_logprobs"} for each token of the chunk.
 void AppendChatLogprobs(const TokenChunk& chunk, const Tokenizer* tokenizer, nlohmann::json& list);
-// "stop", "length"; null where it ended otherwise.
+// "stop" or "length"; null for other ends.
 nlohmann::json FinishName(FinishReason reason);
 
 class OpenAiAnswer final : public AnswerWriter {
@@ -31,16 +31,16 @@ class OpenAiAnswer final : public AnswerWriter {
  private:
   struct Choice {
     std::string text;
-    nlohmann::json logprobs;  // null without
-    nlohmann::json finish;    // null until then
-    nlohmann::json stop;      // what ended it: a text, a token id, or null
-    int64_t text_bytes = 0;   // of the text so far, for text_offset
+    nlohmann::json logprobs;  // null if not asked for
+    nlohmann::json finish;    // null until the end
+    nlohmann::json stop;      // the stop text or token id that ended it, or null
+    int64_t text_bytes = 0;   // bytes so far, for text_offset
   };
 
   bool chat() const { return request_.api == OpenAiApi::kChat; }
   void AddLogprobs(const TokenChunk& chunk, Choice& choice, nlohmann::json& to) const;
   nlohmann::json Usage() const;
-  // A chunk with one choice, whose members but the index are given.
+  // Appends a chunk with one choice; `members`: its members without the index.
   void AppendChunk(int index, const std::string& members, std::string& out) const;
   nlohmann::json Whole() const;
 
@@ -48,7 +48,7 @@ class OpenAiAnswer final : public AnswerWriter {
   const Tokenizer* const tokenizer_;
   const std::string id_, model_;
   const int64_t created_;
-  const std::string head_;  // of every chunk, up to its choices
+  const std::string head_;  // beginning of every chunk, up to its choices
   std::vector<Choice> choices_;
   int64_t prompt_tokens_ = 0, cached_tokens_ = 0, completion_tokens_ = 0;
 };

@@ -27,7 +27,7 @@ auto Is(Json value) {
 }
 bool IsEmpty(const Json& json) { return json.empty() && json.is_structured(); }
 
-// Fields that have no meaning here: who the user is to OpenAI, and what its own service offers.
+// Skips fields without a meaning here: the user's id at OpenAI, and options of its service.
 void SkipWithoutMeaning(BodyFields& fields) {
   for (const char* name : {"user", "metadata", "service_tier", "safety_identifier",
                            "prompt_cache_key", "prompt_cache_retention", "request_id"}) {
@@ -95,7 +95,7 @@ void ReadStream(BodyFields& fields, OpenAiRequest& to) {
   fields.Fail(inner.Finish());
 }
 
-// The prompt of a completion: one text, or the ids of one.
+// Reads the prompt of a completion: one text, or its token ids.
 void ReadPrompt(BodyFields& fields, v1::Prompt& to) {
   const Json* prompt = fields.Any("prompt");
   if (prompt == nullptr) return fields.Fail(BadField("prompt", "a text or token ids", "none"));
@@ -118,13 +118,13 @@ void ReadPrompt(BodyFields& fields, v1::Prompt& to) {
   }
 }
 
-// What a conversation may not have here, as nothing reads what the model would write.
+// Refuses tools: nothing here parses the calls that a model would write.
 void RefuseTools(BodyFields& fields) {
   fields.Refuse("tools", "none", IsEmpty);
   fields.Refuse("tool_choice", "\"none\"", Is("none"));
   fields.Refuse("functions", "none", IsEmpty);
   fields.Refuse("function_call", "\"none\"", Is("none"));
-  fields.Skip("parallel_tool_calls");  // of none
+  fields.Skip("parallel_tool_calls");  // without tools it means nothing
   fields.Refuse("response_format", "{\"type\": \"text\"}", IsTextFormat);
   fields.Refuse("modalities", "[\"text\"]", Is(Json::array({"text"})));
   for (const char* name : {"audio", "prediction", "web_search_options", "reasoning_effort",
@@ -142,8 +142,8 @@ void ReadMessage(BodyFields& fields, const std::string& path, const Json& from,
   if (const Json* content = inner.Any("content")) {
     message.set_content(ReadContent(inner, "content", *content));
   }
-  inner.Skip("name");  // templates know none
-  // Of an answer that is sent back.
+  inner.Skip("name");  // templates have no use for it
+  // A field of answers, which clients send back.
   inner.Skip("annotations");
   for (const char* name : {"refusal", "id", "status"}) inner.Skip(name);
   inner.Refuse("type", "\"message\"", Is("message"));
@@ -208,7 +208,7 @@ void ReadSampling(BodyFields& fields, v1::GenerateRequest& to) {
   if (const auto v = fields.Number("frequency_penalty")) sampling.set_frequency_penalty(*v);
   if (const auto v = fields.Integer("seed")) sampling.set_seed(static_cast<uint64_t>(*v));
   const Json* const top_k = fields.Any("top_k");
-  if (top_k != nullptr && *top_k != -1) {  // -1: off, as 0
+  if (top_k != nullptr && *top_k != -1) {  // -1 means off, like 0
     if (const auto v = fields.Count("top_k")) sampling.set_top_k(*v);
   }
   ReadLogitBias(fields, sampling);
@@ -229,7 +229,7 @@ absl::StatusOr<OpenAiRequest> ReadCompletion(const Json& body, const std::string
   ReadSampling(fields, message);
   ReadStream(fields, request);
   ReadVariant(fields, message);
-  // GuideLLM says it twice, and means the same.
+  // GuideLLM sends both fields with one value.
   const std::optional<uint32_t> tokens = fields.Count("max_tokens");
   const std::optional<uint32_t> other_name = fields.Count("max_completion_tokens");
   message.mutable_stop()->set_max_tokens(
@@ -263,7 +263,7 @@ absl::StatusOr<OpenAiRequest> ReadChat(const Json& body, const std::string& mode
   if (const Json* messages = fields.Any("messages")) {
     ReadMessages(fields, "messages", *messages, conversation);
   }
-  // What is sent again with the next turn is not read again.
+  // So that the next turn, which sends this text again, need not prefill it again.
   message.mutable_prompt()->set_cacheable(fields.Bool("cache_prompt").value_or(true));
   if (const auto v = fields.Bool("add_generation_prompt")) {
     conversation.set_add_generation_prompt(*v);

@@ -1,4 +1,4 @@
-// Requests of OpenAI's completions and chat completions, with the fields that vLLM adds, as a
+// Maps requests of OpenAI's completions and chat completions, with vLLM's additional fields, to a
 // GenerateRequest. docs/http.md lists every field.
 #pragma once
 
@@ -11,8 +11,8 @@
 
 namespace ovq {
 
-// Where a request names none: OpenAI's own for completions; for chats, whose own is the rest of a
-// context that ends, what a long answer takes.
+// Token limits of requests without one. For completions OpenAI's default; for chats, where OpenAI's
+// is the rest of the context window, the length of a long answer.
 inline constexpr uint32_t kDefaultCompletionTokens = 16;
 inline constexpr uint32_t kDefaultChatTokens = 4096;
 
@@ -22,29 +22,29 @@ struct OpenAiRequest {
   OpenAiApi api = OpenAiApi::kCompletions;
   v1::GenerateRequest message;
   bool stream = false;
-  bool include_usage = false;     // a last chunk with it
-  bool continuous_usage = false;  // every chunk
+  bool include_usage = false;     // in a last chunk
+  bool continuous_usage = false;  // in every chunk
 };
 
-// `model`: the one that is served.
+// `model`: name of the served model.
 absl::StatusOr<OpenAiRequest> ReadCompletion(const nlohmann::json& body, const std::string& model);
 absl::StatusOr<OpenAiRequest> ReadChat(const nlohmann::json& body, const std::string& model);
 
-// --- parts, for other requests of theirs ---
+// --- parts that other requests of OpenAI's share ---
 
-// NotFound, model_not_found, for another than the served one.
+// Reads `model`: NotFound with code model_not_found for another than the served one.
 void ReadModel(BodyFields& fields, const std::string& model);
-// Temperature, penalties, seed, stop and the like.
+// Reads temperature, penalties, seed, stop and the like.
 void ReadSampling(BodyFields& fields, v1::GenerateRequest& to);
-// Ours beside theirs: which of the server's memories, and how large.
+// Reads our own fields: the cache policy and its size.
 void ReadVariant(BodyFields& fields, v1::GenerateRequest& to);
-// `messages` or the like: a list of {role, content}.
+// Reads a list of {role, content}, such as `messages`.
 void ReadMessages(BodyFields& fields, const char* name, const nlohmann::json& list,
                   v1::Conversation& to);
-// A text, or a list of parts that are all text.
+// Reads a text, or a list of parts that are all text.
 std::string ReadContent(BodyFields& fields, const std::string& name, const nlohmann::json& content);
 
-// An error of the engine's in the words of the request: "sampling.top_p" is "top_p".
+// An engine's error with the request's names of fields: "sampling.top_p" becomes "top_p".
 absl::Status ToOpenAiError(const absl::Status& status, OpenAiApi api);
 
 }  // namespace ovq

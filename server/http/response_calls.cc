@@ -1,5 +1,5 @@
-// /v1/responses: each stored response is a session. The next one goes on in a fork of it, so that
-// what was said before is not read again, however long it is, and several can go on from one.
+// /v1/responses: each stored response has a session, and the next response goes on in a fork of it.
+// So the conversation before is not prefilled again, and several responses can go on from one.
 #include <utility>
 
 #include "absl/strings/str_cat.h"
@@ -25,9 +25,9 @@ using PathWords = std::vector<std::string>;
 constexpr const char* kSessionHeader = "ovq-session";
 constexpr size_t kKeyDigits = 16;
 
-// The session has read the conversation; its template is asked only for what is new. What the known
-// messages said does not matter for that: it is the same text with and without them that is taken
-// off (NewText), so that two of one letter stand for all, and nobody has to keep or send them.
+// Puts two messages of one letter in place of the messages that the session has read already.
+// NewText renders the known messages only to cut their text off again, so their content does not
+// matter, and neither server nor client has to keep or send them.
 void StandInForKnown(v1::Conversation& conversation) {
   v1::Conversation whole;
   for (const char* role : {"user", "assistant"}) {
@@ -44,13 +44,13 @@ absl::Status NoPrevious() {
   return NoResponse("previous_response_id", "previous_response_not_found");
 }
 
-// One POST, from its session on.
+// One POST: gets a session, then generates in it.
 class ResponseRun : public std::enable_shared_from_this<ResponseRun> {
  public:
   ResponseRun(Call call, ResponseRequest request)
       : call_(std::move(call)), request_(std::move(request)) {}
 
-  // Instructions are read once: the sessions that go on have them.
+  // Checks the instructions against those of the previous response, whose session has read them.
   absl::Status CheckInstructions() {
     if (request_.instructions) {
       Sha256 digest;
@@ -81,7 +81,7 @@ class ResponseRun : public std::enable_shared_from_this<ResponseRun> {
       });
     }
     if (!request_.store) return Run("");
-    // So that a balancer has something to go by.
+    // A key for balancers to route by.
     if (!call_->Value(kSessionHeader)) {
       call_->AddHeader(kSessionHeader, UnguessableHex().substr(0, kKeyDigits));
     }
@@ -97,7 +97,7 @@ class ResponseRun : public std::enable_shared_from_this<ResponseRun> {
   }
 
  private:
-  // On the engine's thread.
+  // Called on the engine's thread once the session exists.
   void Made(absl::StatusOr<v1::Session> session) {
     call_->services().blocking.Run(call_->client(), [self = shared_from_this(), session] {
       if (session.ok()) {
@@ -134,7 +134,7 @@ class ResponseRun : public std::enable_shared_from_this<ResponseRun> {
       call_->responses().Put(session_id_, {Dump(answer.Response()), digest_});
       return status;
     }
-    // NotFound if it expired or was deleted meanwhile, which is as good.
+    // NotFound is fine: the session expired or was deleted meanwhile.
     (void)call_->services().engine.DeleteSession(session_id_, call_->caller().tenant);
     return status;
   }
@@ -142,10 +142,10 @@ class ResponseRun : public std::enable_shared_from_this<ResponseRun> {
   const Call call_;
   ResponseRequest request_;
   std::string session_id_;  // empty: one shot
-  std::string digest_;      // of the instructions, its own or those before; "" without
+  std::string digest_;      // of the instructions, own or inherited; "" without
 };
 
-// Of the path: the stored response's session, which the caller has.
+// The session of the stored response that the path names.
 absl::StatusOr<std::string> Named(const Call& call, const PathWords& words) {
   const std::optional<std::string> session = ResponseSessionId(words.front());
   if (!session) return NoResponse("response_id", nullptr);
@@ -168,14 +168,16 @@ void ServeResponses(const Call& call, const PathWords&) {
 void ServeResponse(const Call& call, const PathWords& words) {
   const absl::StatusOr<std::string> session = Named(call, words);
   if (!session.ok()) return call->Fail(session.status());
-  if (!call->services().engine.GetSession(*session, call->caller().tenant).ok()) {
-    call->responses().Remove(*session);
-    return call->Fail(NoResponse("response_id", nullptr));
-  }
-  const auto stored = call->responses().Get(*session);
-  if (stored) return call->Reply(200, stored->json);
-  call->Fail(NotFound("response_id: its text is not kept any more; it can still be continued",
-                      "response_id", "text_not_kept"));
+  call->services().RunWithSession(*session, call->client(), [call, id = *session] {
+    if (!call->services().engine.GetSession(id, call->caller().tenant).ok()) {
+      call->responses().Remove(id);
+      return call->Fail(NoResponse("response_id", nullptr));
+    }
+    const auto stored = call->responses().Get(id);
+    if (stored) return call->Reply(200, stored->json);
+    call->Fail(NotFound("response_id: its text is not kept any more; it can still be continued",
+                        "response_id", "text_not_kept"));
+  });
 }
 
 void ServeResponseDelete(const Call& call, const PathWords& words) {

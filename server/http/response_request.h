@@ -11,22 +11,22 @@
 namespace ovq {
 
 struct ResponseRequest {
-  // Its conversation is what is new: instructions, if there are any, and the input.
+  // Its conversation has the new messages only: instructions, if any, and the input.
   v1::GenerateRequest message;
   std::optional<std::string> previous;  // the session of previous_response_id
   std::optional<std::string> instructions;
   bool store = true;
   bool stream = false;
-  nlohmann::json shown;  // what the response says of its request
+  nlohmann::json shown;  // fields of the request that the response repeats
 };
 
-// `model`: the one that is served. NotFound, previous_response_not_found, for what cannot be one's
-// id.
+// `model`: name of the served model. NotFound with code previous_response_not_found for text that
+// cannot be a response's id.
 absl::StatusOr<ResponseRequest> ReadResponse(const nlohmann::json& body, const std::string& model);
 
-// The id of a response is its session's, behind "resp_": a KEY in it tells balancers where it is.
+// The id of a response is "resp_" and its session's id, whose KEY balancers can route by.
 std::string ResponseId(const std::string& session_id);
-// Unset for what is no id of a stored response.
+// Unset for text that cannot be the id of a stored response.
 std::optional<std::string> ResponseSessionId(const std::string& response_id);
 absl::Status NoResponse(const std::string& field, const char* code);  // NotFound
 

@@ -1,5 +1,4 @@
-// The stored responses of /v1/responses: what was answered, beside the sessions that they go on
-// from.
+// Texts of the stored responses of /v1/responses; their sessions are the engine's.
 #pragma once
 
 #include <cstddef>
@@ -11,8 +10,8 @@
 
 namespace ovq {
 
-// A response lives as long as its session, which is the engine's. Its text is kept here, within a
-// budget: beyond it the oldest go, and can then be continued, but not shown. Any thread.
+// A response lives as long as its session. Its text is kept here, within a budget in bytes: beyond
+// it the oldest texts are dropped, and those responses can be continued but not shown. Any thread.
 class ResponseStore {
  public:
   explicit ResponseStore(size_t budget_bytes) : budget_(budget_bytes) {}
@@ -20,7 +19,7 @@ class ResponseStore {
   struct Stored {
     bool operator==(const Stored&) const = default;
     std::string json;          // the response
-    std::string instructions;  // digest of what it was given, and those before it; "" without
+    std::string instructions;  // digest of the instructions, inherited ones included; "" without
   };
   void Put(const std::string& session_id, Stored stored);
   std::optional<Stored> Get(const std::string& session_id) const;
@@ -35,9 +34,9 @@ class ResponseStore {
   void Drop(const std::string& session_id);
 
   const size_t budget_;
-  mutable std::mutex mutex_;  // guards the next
+  mutable std::mutex mutex_;  // guards the members below
   std::unordered_map<std::string, Entry> entries_;
-  std::list<std::string> by_age_;  // the oldest first
+  std::list<std::string> by_age_;  // oldest first
   size_t bytes_ = 0;
 };
 

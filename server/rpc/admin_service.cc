@@ -27,13 +27,17 @@ absl::StatusOr<v1::AdminListSessionsResponse> HandleList(
   return response;
 }
 
-absl::StatusOr<v1::AdminDeleteSessionResponse> HandleDelete(
-    const UnaryInfo& info, const v1::AdminDeleteSessionRequest& message) {
-  RETURN_IF_ERROR(CheckSessionId(message.session_id(), ""));
-  info.record.summary().SetSession(message.session_id());
-  absl::Status status = info.services.engine.DeleteSession(message.session_id(), std::nullopt);
-  if (!status.ok()) return status;
-  return v1::AdminDeleteSessionResponse();
+// Deleting waits for the engine; the few admin threads must stay free for status and drain.
+void HandleDelete(const UnaryInfo& info, const v1::AdminDeleteSessionRequest& message,
+                  const UnaryDone<v1::AdminDeleteSessionResponse>& done) {
+  const std::string& id = message.session_id();
+  if (absl::Status status = CheckSessionId(id, ""); !status.ok()) return done(status);
+  info.record.summary().SetSession(id);
+  info.services.blocking.Run(info.client, [info, id, done] {
+    absl::Status status = info.services.engine.DeleteSession(id, std::nullopt);
+    if (!status.ok()) return done(std::move(status));
+    done(v1::AdminDeleteSessionResponse());
+  });
 }
 
 void Fill(const TenantUse& from, v1::TenantStatus& to) {
@@ -59,11 +63,11 @@ absl::StatusOr<v1::ServerStatus> HandleStatus(const UnaryInfo& info, const v1::G
 
 std::vector<RpcService> AdminServices(ServiceContext& services, std::function<void()> drain) {
   auto service = std::make_unique<RawService<v1::AdminService>>(services, Access::kAdmin);
-  service->Unary("AdminListSessions", &HandleList);
-  service->Unary("AdminDeleteSession", &HandleDelete);
-  service->Unary("AdminGetStatus", &HandleStatus);
+  service->Unary("ListSessions", &HandleList);
+  service->Unary("DeleteSession", &HandleDelete);
+  service->Unary("GetStatus", &HandleStatus);
   service->Unary<v1::DrainRequest, v1::DrainResponse>(
-      "AdminDrain", [drain = std::move(drain)](const auto&, const auto&, const auto& done) {
+      "Drain", [drain = std::move(drain)](const auto&, const auto&, const auto& done) {
         drain();
         done(v1::DrainResponse());
       });

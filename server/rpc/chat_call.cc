@@ -10,8 +10,9 @@
 
 namespace ovq {
 
-ChatCall::ChatCall(ServiceContext& services, grpc::CallbackServerContext* context)
-    : StreamCall(services, "Chat", context) {
+ChatCall::ChatCall(ServiceContext& services, const char* label,
+                   grpc::CallbackServerContext* context)
+    : StreamCall(services, label, context) {
   record_.summary().turns = 0;
 }
 
@@ -80,7 +81,7 @@ void ChatCall::HandleMessage() {
       return HandleTurn(message.turn());
     case v1::ChatRequest::kCancel:
       // Without a running turn: the turn ended while this was on its way.
-      if (phase_ == Phase::kTurn) stream_->Cancel();
+      if (phase_ == Phase::kTurn) pump_->Cancel();
       return Read();
     case v1::ChatRequest::kOpen:
       return End(absl::InvalidArgumentError("open: expected as the first message only"));
@@ -168,7 +169,6 @@ void ChatCall::BeginTurn(const v1::ChatTurn& turn) {
   phase_ = Phase::kTurn;
   if (!turn_) turn_.emplace().number = ++*record_.summary().turns;
   turn_result_.reset();
-  submitted_ = false;
   if (turn.has_sampling()) *turn_defaults_.mutable_sampling() = turn.sampling();
   if (turn.has_stop()) *turn_defaults_.mutable_stop() = turn.stop();
   if (turn.has_output()) *turn_defaults_.mutable_output() = turn.output();
@@ -176,8 +176,8 @@ void ChatCall::BeginTurn(const v1::ChatTurn& turn) {
   v1::ChatTurn whole = turn_defaults_;
   *whole.mutable_prompt() = turn.prompt();
   if (turn.has_expected_position()) whole.set_expected_position(turn.expected_position());
-  stream_ = std::make_shared<TokenStream>();
-  OnBlockingThread([this, turn = std::move(whole), stream = stream_,
+  pump_ = std::make_unique<TokenPump>(*this, turn_->work);
+  OnBlockingThread([this, turn = std::move(whole), stream = pump_->stream(),
                     charged = std::exchange(opening_charged_, false)] {
     OnStrand([this, status = SubmitTurn(turn, stream, charged)] { TurnSubmitted(status); });
   });
@@ -210,12 +210,14 @@ absl::Status ChatCall::SubmitTurn(const v1::ChatTurn& turn,
 void ChatCall::TurnSubmitted(const absl::Status& status) {
   if (phase_ == Phase::kEnding) return;
   if (!status.ok()) return End(status);
-  submitted_ = true;
-  Listen(*stream_);
+  pump_->Submitted(status, weak_from_this());
 }
 
-void ChatCall::HandleEvent(const StreamEvent& event) {
-  turn_->work.Add(event);
+void ChatCall::Wake() {
+  OnStrand([this] { Pump(); });
+}
+
+void ChatCall::OnEvent(const StreamEvent& event) {
   if (event.started && !turn_defaults_.more())
     Fill(*event.started, *out_.emplace_back().mutable_started());
   if (event.chunk) Fill(*event.chunk, *out_.emplace_back().mutable_chunk());
@@ -243,12 +245,11 @@ void ChatCall::EndTurn(const absl::Status& status) {
   turn_.reset();
 }
 
-void ChatCall::HandleStreamEnd() {
-  const absl::Status status = stream_->status();
+void ChatCall::OnStreamEnd(const absl::Status& status) {
   // A cancelled turn has its Finished, and the conversation goes on.
   if (!status.ok() && !(absl::IsCancelled(status) && turn_result_)) return End(status);
   phase_ = Phase::kIdle;
-  stream_ = nullptr;
+  pump_ = nullptr;
   if (turn_result_ && turn_result_->has_finished()) EndTurn(absl::OkStatus());
   if (turn_result_) out_.push_back(*std::move(turn_result_));
   // All that was asked for has been answered, whatever has begun meanwhile.
@@ -269,7 +270,7 @@ void ChatCall::End(absl::Status status) {
   const bool opening = phase_ == Phase::kOpening;
   phase_ = Phase::kEnding;
   end_status_ = std::move(status);
-  if (stream_ != nullptr) stream_->Cancel();
+  if (pump_ != nullptr) pump_->Cancel();
   if (opening) return;  // goes on in Opened
   if (!ephemeral_ || session_id_.empty()) {
     cleaned_up_ = true;
@@ -291,19 +292,12 @@ bool ChatCall::Advance() {
     EndCall(end_status_);
     return true;
   }
-  if (phase_ != Phase::kTurn || !submitted_) return false;
-  if (std::optional<StreamEvent> event = stream_->TryPop()) {
-    HandleEvent(*event);
-    return true;
-  }
-  if (!stream_->closed()) return false;
-  HandleStreamEnd();
-  return true;
+  return phase_ == Phase::kTurn && pump_->Advance();
 }
 
 grpc::ServerBidiReactor<grpc::ByteBuffer, grpc::ByteBuffer>* StartChat(
-    ServiceContext& services, grpc::CallbackServerContext* context) {
-  auto call = std::make_shared<ChatCall>(services, context);
+    ServiceContext& services, const char* label, grpc::CallbackServerContext* context) {
+  auto call = std::make_shared<ChatCall>(services, label, context);
   call->Start();
   return call.get();
 }

@@ -9,6 +9,7 @@
 
 #include "ovq/v1/inference.pb.h"
 #include "server/calls/service_context.h"
+#include "server/calls/token_pump.h"
 #include "server/rpc/stream_call.h"
 
 namespace ovq {
@@ -19,14 +20,19 @@ namespace ovq {
 // for the engine) runs on the blocking threads and comes back to the strand.
 class ChatCall final
     : public StreamCall<grpc::ServerBidiReactor<grpc::ByteBuffer, grpc::ByteBuffer>,
-                        v1::ChatResponse> {
+                        v1::ChatResponse>,
+      public TokenSink {
  public:
-  ChatCall(ServiceContext& services, grpc::CallbackServerContext* context);
+  ChatCall(ServiceContext& services, const char* label, grpc::CallbackServerContext* context);
   void Start();
 
   void OnReadDone(bool ok) override;
   void OnCancel() override;
   void OnDone() override;
+
+  void OnEvent(const StreamEvent& event) override;
+  void OnStreamEnd(const absl::Status& status) override;
+  void Wake() override;  // any thread
 
  private:
   enum class Phase : uint8_t { kUnopened, kOpening, kIdle, kTurn, kEnding };
@@ -47,9 +53,7 @@ class ChatCall final
   absl::Status SubmitTurn(const v1::ChatTurn& turn, const std::shared_ptr<TokenStream>& stream,
                           bool charged);
   void TurnSubmitted(const absl::Status& status);
-  void HandleEvent(const StreamEvent& event);
   void HandleFinished(const Finished& finished);
-  void HandleStreamEnd();
   void EndTurn(const absl::Status& status);  // for the log
 
   void End(absl::Status status);
@@ -72,14 +76,14 @@ class ChatCall final
   int64_t position_ = 0;
   v1::ChatTurn turn_defaults_;  // the last turn without its prompt, and what only earlier ones said
 
-  std::shared_ptr<TokenStream> stream_;  // of the running turn
-  bool submitted_ = false;               // the engine has it
+  std::unique_ptr<TokenPump> pump_;  // of the running turn
   // Its Finished or PartAbsorbed. Sent when the engine has let go of the session: a client may
   // answer it at once with the next turn.
   std::optional<v1::ChatResponse> turn_result_;
   std::optional<v1::ChatTurn> queued_turn_;  // came while a part was being absorbed
   std::unique_ptr<ByteHold> turn_memory_, queued_turn_memory_;
-  std::optional<TurnRecord> turn_;  // from its first part to its Finished, or the call's end
+  std::optional<TurnRecord>
+      turn_;  // from its first part to its Finished, or the call's end
 };
 
 }  // namespace ovq

@@ -13,7 +13,7 @@
 
 #include "absl/status/statusor.h"
 #include "absl/strings/str_cat.h"
-#include "absl/strings/strip.h"
+#include "server/calls/rpc_labels.h"
 #include "server/calls/unary.h"
 #include "server/engine/error_facts.h"
 #include "server/rpc/grpc_call.h"
@@ -84,9 +84,9 @@ class UnaryCall final : public grpc::ServerUnaryReactor {
   const std::shared_ptr<CancelSignal> cancel_ = std::make_shared<CancelSignal>();
 };
 
-// A service of ovq.v1 whose methods take and give bytes: what the generated WithRawCallbackMethod_*
-// do with an overridden function for each method, in a line for each. `method` is the label of
-// metrics; AdminService's have "Admin" before the name.
+// A service of ovq.v1 whose methods take and give bytes, as the generated WithRawCallbackMethod_*
+// classes do with an overridden function for each. A method is registered by its name in the proto,
+// from which its label follows (server/calls/rpc_labels.h).
 template <class Api>
 class RawService final : public Api::Service {
  public:
@@ -98,13 +98,20 @@ class RawService final : public Api::Service {
   template <class Request, class Response>
   void Unary(const char* method, UnaryHandler<Request, Response> handler, Lane lane = Lane::kWork) {
     using Handler = grpc::internal::CallbackUnaryHandler<Bytes, Bytes>;
-    SetHandler(method, new Handler([this, method, lane, handler = std::move(handler)](
-                                       Context* context, const Bytes* request, Bytes* response) {
-                 auto* call =
-                     new UnaryCall<Request, Response>(services_, method, context, response);
+    SetHandler(method,
+               new Handler([this, label = Label(method), lane, handler = std::move(handler)](
+                               Context* context, const Bytes* request, Bytes* response) {
+                 auto* call = new UnaryCall<Request, Response>(services_, label, context, response);
                  call->Start(request, access_, lane, handler);
                  return call;
                }));
+  }
+  template <class Request, class Response>
+  void Unary(const char* method,
+             void (*handler)(const UnaryInfo&, const Request&,
+                             const std::function<void(absl::StatusOr<Response>)>&),
+             Lane lane = Lane::kWork) {
+    Unary(method, UnaryHandler<Request, Response>(handler), lane);
   }
   // With a handler that answers at once.
   template <class Request, class Response>
@@ -118,15 +125,42 @@ class RawService final : public Api::Service {
         },
         lane);
   }
-  // With one of gRPC's handlers for bytes, which it takes.
-  void SetHandler(const char* method, grpc::internal::MethodHandler* handler) {
-    const auto* service = google::protobuf::DescriptorPool::generated_pool()->FindServiceByName(
-        Api::service_full_name());
-    const std::string name(absl::StripPrefix(method, "Admin"));
-    this->MarkMethodRawCallback(service->FindMethodByName(name)->index(), handler);
+  // Calls that stream: start(services, label, context, ...) gives the reactor, which ends by
+  // itself.
+  template <class Start>
+  void ServerStream(const char* method, Start start) {
+    SetHandler(method,
+               new grpc::internal::CallbackServerStreamingHandler<Bytes, Bytes>(
+                   [this, label = Label(method), start](Context* context, const Bytes* request) {
+                     return start(services_, label, context, request);
+                   }));
+  }
+  template <class Start>
+  void ClientStream(const char* method, Start start) {
+    SetHandler(method, new grpc::internal::CallbackClientStreamingHandler<Bytes, Bytes>(
+                           [this, label = Label(method), start](Context* context, Bytes* response) {
+                             return start(services_, label, context, response);
+                           }));
+  }
+  template <class Start>
+  void BidiStream(const char* method, Start start) {
+    SetHandler(method, new grpc::internal::CallbackBidiHandler<Bytes, Bytes>(
+                           [this, label = Label(method), start](Context* context) {
+                             return start(services_, label, context);
+                           }));
   }
 
  private:
+  static const char* Label(const char* method) {
+    return RpcLabel(Api::service_full_name(), method);
+  }
+  // Takes the handler.
+  void SetHandler(const char* method, grpc::internal::MethodHandler* handler) {
+    const auto* service = google::protobuf::DescriptorPool::generated_pool()->FindServiceByName(
+        Api::service_full_name());
+    this->MarkMethodRawCallback(service->FindMethodByName(method)->index(), handler);
+  }
+
   ServiceContext& services_;
   const Access access_;
 };

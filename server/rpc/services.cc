@@ -12,18 +12,10 @@
 namespace ovq {
 
 RpcService MakeInferenceService(ServiceContext& services) {
-  using Service = RawService<v1::InferenceService>;
-  using Context = Service::Context;
-  using Bytes = Service::Bytes;
-  auto service = std::make_unique<Service>(services, Access::kAny);
-  service->SetHandler("Generate", new grpc::internal::CallbackServerStreamingHandler<Bytes, Bytes>(
-                                      [&services](Context* context, const Bytes* request) {
-                                        return StartGenerate(services, context, request);
-                                      }));
-  service->SetHandler("Chat",
-                      new grpc::internal::CallbackBidiHandler<Bytes, Bytes>(
-                          [&services](Context* context) { return StartChat(services, context); }));
-  service->Unary<v1::ScoreRequest, v1::ScoreResponse>("Score", &Score);
+  auto service = std::make_unique<RawService<v1::InferenceService>>(services, Access::kAny);
+  service->ServerStream("Generate", &StartGenerate);
+  service->BidiStream("Chat", &StartChat);
+  service->Unary("Score", &Score);
   service->Unary("ApplyTemplate", &ApplyTemplate);
   service->Unary("Tokenize", &Tokenize);
   service->Unary("Detokenize", &Detokenize);
@@ -39,29 +31,18 @@ std::vector<RpcService> ClientServices(ServiceContext& services) {
 }
 
 RpcService MakeSessionService(ServiceContext& services) {
-  using Service = RawService<v1::SessionService>;
-  using Context = Service::Context;
-  using Bytes = Service::Bytes;
-  // As much as states may have; their memory is not the host's on every device.
+  // As much as session states may take together. A device's memory for them is not the host's.
   const auto budget = std::make_shared<ImportBudget>(services.engine.options().state_memory_bytes);
-  auto service = std::make_unique<Service>(services, Access::kAny);
-  service->Unary<v1::CreateSessionRequest, v1::Session>("CreateSession", &CreateSession);
-  service->Unary<v1::ForkSessionRequest, v1::ForkSessionResponse>("ForkSession", &ForkSession);
+  auto service = std::make_unique<RawService<v1::SessionService>>(services, Access::kAny);
+  service->Unary("CreateSession", &CreateSession);
+  service->Unary("ForkSession", &ForkSession);
   service->Unary("GetSession", &GetSession, Lane::kQuick);
   service->Unary("ListSessions", &ListSessions, Lane::kQuick);
   service->Unary("DeleteSession", &DeleteSession);
-  service->Unary<v1::RewindSessionRequest, v1::RewindSessionResponse>("RewindSession",
-                                                                      &RewindSession);
-  service->SetHandler("ExportSession",
-                      new grpc::internal::CallbackServerStreamingHandler<Bytes, Bytes>(
-                          [&services](Context* context, const Bytes* request) {
-                            return StartExport(services, context, request);
-                          }));
-  service->SetHandler("ImportSession",
-                      new grpc::internal::CallbackClientStreamingHandler<Bytes, Bytes>(
-                          [&services, budget](Context* context, Bytes* response) {
-                            return StartImport(services, budget, context, response);
-                          }));
+  service->Unary("RewindSession", &RewindSession);
+  service->ServerStream("ExportSession", &StartExport);
+  service->ClientStream(
+      "ImportSession", [budget](auto&&... arguments) { return StartImport(budget, arguments...); });
   return {v1::SessionService::service_full_name(), std::move(service)};
 }
 

@@ -112,12 +112,12 @@ class ImportReservation {
 class ImportCall final : public grpc::ServerReadReactor<grpc::ByteBuffer>,
                          public std::enable_shared_from_this<ImportCall> {
  public:
-  ImportCall(ServiceContext& services, std::shared_ptr<ImportBudget> budget,
+  ImportCall(std::shared_ptr<ImportBudget> budget, ServiceContext& services, const char* label,
              grpc::CallbackServerContext* context, grpc::ByteBuffer* response)
       : services_(services),
         context_(context),
         response_(response),
-        record_(services, "ImportSession", context_),
+        record_(services, label, context_),
         reservation_(std::move(budget)),
         reader_([this](const SessionImage& head) { return CheckHead(head); }) {}
 
@@ -209,19 +209,19 @@ class ImportCall final : public grpc::ServerReadReactor<grpc::ByteBuffer>,
 
 }  // namespace
 
-grpc::ServerWriteReactor<grpc::ByteBuffer>* StartExport(ServiceContext& services,
+grpc::ServerWriteReactor<grpc::ByteBuffer>* StartExport(ServiceContext& services, const char* label,
                                                         grpc::CallbackServerContext* context,
                                                         const grpc::ByteBuffer* request) {
-  auto call = std::make_shared<ExportCall>(services, "ExportSession", context);
+  auto call = std::make_shared<ExportCall>(services, label, context);
   call->Start(request);
   return call.get();
 }
 
-grpc::ServerReadReactor<grpc::ByteBuffer>* StartImport(ServiceContext& services,
-                                                       std::shared_ptr<ImportBudget> budget,
+grpc::ServerReadReactor<grpc::ByteBuffer>* StartImport(std::shared_ptr<ImportBudget> budget,
+                                                       ServiceContext& services, const char* label,
                                                        grpc::CallbackServerContext* context,
                                                        grpc::ByteBuffer* response) {
-  auto call = std::make_shared<ImportCall>(services, std::move(budget), context, response);
+  auto call = std::make_shared<ImportCall>(std::move(budget), services, label, context, response);
   call->Start();
   return call.get();
 }

@@ -18,11 +18,11 @@ struct ImportBudget {
   std::atomic<size_t> held = 0;  // never more
 };
 
-grpc::ServerWriteReactor<grpc::ByteBuffer>* StartExport(ServiceContext& services,
+grpc::ServerWriteReactor<grpc::ByteBuffer>* StartExport(ServiceContext& services, const char* label,
                                                         grpc::CallbackServerContext* context,
                                                         const grpc::ByteBuffer* request);
-grpc::ServerReadReactor<grpc::ByteBuffer>* StartImport(ServiceContext& services,
-                                                       std::shared_ptr<ImportBudget> budget,
+grpc::ServerReadReactor<grpc::ByteBuffer>* StartImport(std::shared_ptr<ImportBudget> budget,
+                                                       ServiceContext& services, const char* label,
                                                        grpc::CallbackServerContext* context,
                                                        grpc::ByteBuffer* response);
 

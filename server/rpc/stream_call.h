@@ -20,10 +20,10 @@ template <class Reactor, class Response>
 class StreamCall : public Reactor,
                    public std::enable_shared_from_this<StreamCall<Reactor, Response>> {
  public:
-  StreamCall(ServiceContext& services, const char* method, grpc::CallbackServerContext* context)
+  StreamCall(ServiceContext& services, const char* label, grpc::CallbackServerContext* context)
       : services_(services),
         context_(context),
-        record_(services, method, context_),
+        record_(services, label, context_),
         memory_(services.Memory(context_)),
         strand_(services.writers, context->peer()) {}
 
@@ -56,13 +56,6 @@ class StreamCall : public Reactor,
   void EndCall(const absl::Status& status) {
     finished_ = true;
     this->Finish(context_.End(record_, status));
-  }
-  // The listener runs on the engine's thread: all it does is to wake a writer.
-  void Listen(TokenStream& stream) {
-    stream.SetListener([weak = this->weak_from_this()] {
-      const auto self = weak.lock();
-      if (self != nullptr) self->OnStrand([call = self.get()] { call->Pump(); });
-    });
   }
   template <class Work>
   void OnStrand(Work work) {
@@ -99,9 +92,10 @@ class StreamCall : public Reactor,
 
 // The reactors of Generate and Chat; each ends by itself.
 grpc::ServerWriteReactor<grpc::ByteBuffer>* StartGenerate(ServiceContext& services,
+                                                          const char* label,
                                                           grpc::CallbackServerContext* context,
                                                           const grpc::ByteBuffer* request);
 grpc::ServerBidiReactor<grpc::ByteBuffer, grpc::ByteBuffer>* StartChat(
-    ServiceContext& services, grpc::CallbackServerContext* context);
+    ServiceContext& services, const char* label, grpc::CallbackServerContext* context);
 
 }  // namespace ovq

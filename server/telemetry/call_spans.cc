@@ -8,7 +8,7 @@
 namespace ovq {
 namespace {
 
-// What the engine said of its work, from the end backwards: the answer is the last of it.
+// Spans of the engine's phases, placed backwards from the end: decoding comes last.
 void ExportParts(const FinishedSpan& whole, const WorkSummary& work, TraceExporter& traces) {
   absl::Time end = whole.end;
   for (const auto& [name, time] :

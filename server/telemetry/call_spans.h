@@ -1,4 +1,4 @@
-// A call, or a turn of one, as spans of a trace: itself, and what it spent its time on.
+// A call, or one turn of it, as spans of a trace: the whole, and the phases of its work.
 #pragma once
 
 #include <optional>
@@ -13,19 +13,19 @@
 namespace ovq {
 
 struct EndedCall {
-  const char* method;  // or over HTTP, the route
+  const char* method;  // RPC label, or over HTTP the route
   bool http = false;
-  const Span& span;  // the call's
+  const Span& span;  // of the call
   const std::string& request_id;
   const CallSummary& summary;
-  std::optional<int64_t> turn;  // of a Chat; its span lies under the call's
+  std::optional<int64_t> turn;  // of a Chat; its span is a child of the call's
   absl::Status status;
   absl::Time start, end;
 };
 
-// The span itself and, where the engine did something for it, "queue", "prefill" and "decode" under
-// it, back to back up to its end. A Chat has them in its turns only. None where the caller's trace
-// is not sampled.
+// Exports the span itself and, if the engine did work for it, its children "queue", "prefill" and
+// "decode", back to back up to its end. A Chat has them in its turns only. Exports nothing if the
+// caller's trace is not sampled.
 void ExportCall(const EndedCall& call, TraceExporter& traces);
 
 }  // namespace ovq

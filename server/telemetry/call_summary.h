@@ -1,6 +1,6 @@
-// What the log says of a call that ended, and of a turn of one. No gRPC here.
+// Summary of a call that ended, or of one turn of it, for the log and for spans. No gRPC here.
 //
-// Never a prompt, an answer, a token of either, or a secret.
+// It never holds a prompt, an answer, a token of either, or a secret.
 #pragma once
 
 #include <cstdint>
@@ -15,16 +15,16 @@
 
 namespace ovq {
 
-// Which calls have a line.
+// The calls that get a line (--log-requests).
 enum class LogRequests : uint8_t { kNone, kErrors, kAll };
 inline constexpr std::array<const char*, 3> kLogRequests = {"none", "errors", "all"};
 
-// What the engine did for a call or a turn, as far as it is known.
+// The work of the engine for a call or a turn, as far as it is known.
 struct WorkSummary {
   std::optional<int64_t> prompt_tokens, generated_tokens;
-  std::optional<absl::Duration> queue_time;                 // of the last request to the engine
-  std::optional<absl::Duration> first_token;                // from that request
-  std::optional<absl::Duration> prefill_time, decode_time;  // likewise of the last one
+  std::optional<absl::Duration> queue_time;                 // of the last engine request
+  std::optional<absl::Duration> first_token;                // since that request
+  std::optional<absl::Duration> prefill_time, decode_time;  // of the last engine request
   std::optional<FinishReason> finish;                       // of the last completion
 
   void Add(const StreamEvent& event);
@@ -34,17 +34,17 @@ struct WorkSummary {
 struct CallSummary {
   std::string tenant;
   std::string session_id;
-  std::optional<int64_t> turns;  // of a Chat
+  std::optional<int64_t> turns;  // number, for a Chat
   WorkSummary work;
 
-  // Text of a caller that is no session's id could be anything, and is left out.
+  // Ignores text that is no session id: a caller's text could be anything.
   void SetSession(std::string_view id);
   void AppendTo(LogFields& fields) const;
 };
 
-// A fault of the server is a warning; all else, a caller's mistake included, is information.
+// Warning for faults of the server; information for all else, mistakes of callers included.
 LogLevel CallLogLevel(absl::StatusCode code, bool draining);
 
-double Milliseconds(absl::Duration time);  // to the microsecond
+double Milliseconds(absl::Duration time);  // rounded to microseconds
 
 }  // namespace ovq

@@ -17,7 +17,7 @@
 
 namespace ovq {
 
-// --- how one line looks ---
+// --- formatting ---
 
 namespace {
 
@@ -28,8 +28,8 @@ std::string Cut(std::string_view text) {
   return std::string(text.substr(0, Log::kMaxTextBytes)) + "...";
 }
 
-// In ASCII: control characters, those that a terminal takes for commands included, and all beyond
-// ASCII as escapes.
+// ASCII text: control characters, which a terminal may take for commands, and all characters beyond
+// ASCII are escaped.
 std::string Dump(const OrderedJson& json) {
   return json.dump(-1, ' ', /*ensure_ascii=*/true, OrderedJson::error_handler_t::replace);
 }
@@ -87,16 +87,16 @@ std::string FormatLogLine(LogFormat format, absl::Time time, LogLevel level, Log
   return Dump(line);
 }
 
-// --- where it goes ---
+// --- writing ---
 
-// Outlives the log while its thread is inside a write that does not end.
+// The writing thread and its buffer. Outlives the log while a write does not end.
 class Log::Writer {
  public:
   explicit Writer(int fd) : fd_(fd) {}
 
-  // `self` is this object.
+  // `self` owns this object.
   void Start(const std::shared_ptr<Writer>& self) {
-    // The thread takes no signal: neither those that the program waits for elsewhere nor SIGPIPE.
+    // The thread blocks all signals: those that other threads wait for, and SIGPIPE.
     sigset_t all, before;
     sigfillset(&all);
     pthread_sigmask(SIG_SETMASK, &all, &before);
@@ -115,14 +115,14 @@ class Log::Writer {
     return true;
   }
 
-  // False if the time is over before all is written.
+  // False if the time runs out before all is written.
   bool Flush(absl::Duration at_most) {
     std::unique_lock lock(mutex_);
     return changed_.wait_for(lock, absl::ToChronoNanoseconds(at_most),
                              [this] { return waiting_.empty() && !writing_; });
   }
 
-  int64_t lost() const { return lost_; }  // lines that the file did not take
+  int64_t lost() const { return lost_; }  // lines that could not be written
 
   void End() {
     {
@@ -153,12 +153,12 @@ class Log::Writer {
     while (!text.empty()) {
       const ssize_t n = write(fd_, text.data(), text.size());
       if (n < 0 && errno == EINTR) continue;
-      if (n < 0 && errno == EAGAIN) {  // whoever shares the file may have made it so
+      if (n < 0 && errno == EAGAIN) {  // another user of the file may have set O_NONBLOCK
         pollfd file = {.fd = fd_, .events = POLLOUT, .revents = 0};
         (void)poll(&file, 1, -1);
         continue;
       }
-      if (n <= 0) {  // closed or full: there is no other place to say so
+      if (n <= 0) {  // closed or full; cannot be reported elsewhere
         lost_ += std::ranges::count(text, '\n');
         return;
       }

@@ -1,10 +1,7 @@
 #include "server/telemetry/metrics.h"
 
-#include <prometheus/collectable.h>
-#include <prometheus/exposer.h>
 #include <prometheus/text_serializer.h>
 
-#include <exception>
 #include <utility>
 
 #include "absl/strings/str_cat.h"
@@ -15,7 +12,7 @@ namespace {
 
 using prometheus::Labels;
 
-// The library's counters only count up.
+// prometheus-cpp's counters can only be incremented.
 void SetTo(prometheus::Counter& counter, double value) {
   counter.Increment(value - counter.Value());
 }
@@ -28,28 +25,10 @@ auto& Register(Builder builder, const char* name, const char* help, const Labels
 
 }  // namespace
 
-// What the HTTP server's threads may hold longer than there are metrics.
-class Metrics::Page final : public prometheus::Collectable {
- public:
-  explicit Page(const Metrics* metrics) : metrics_(metrics) {}
-  void End() {
-    absl::MutexLock lock(&mutex_);
-    metrics_ = nullptr;
-  }
-  std::vector<prometheus::MetricFamily> Collect() const override {
-    absl::MutexLock lock(&mutex_);
-    if (metrics_ == nullptr) return {};
-    return metrics_->Collect();
-  }
-
- private:
-  mutable absl::Mutex mutex_;
-  const Metrics* metrics_ ABSL_GUARDED_BY(mutex_);
-};
-
-Metrics::Metrics(const ModelDescription& model)
-    : model_(model), page_(std::make_shared<Page>(this)) {
-  for (const char* method : kMethods) {
+Metrics::Metrics(const ModelDescription& model, const CallLabels& labels) : model_(model) {
+  Each(call_duration_, "method", labels.methods, kDurationBuckets);
+  Each(http_duration_, "route", labels.routes, kDurationBuckets);
+  for (const char* method : labels.methods) {
     for (int code = 0; code <= static_cast<int>(absl::StatusCode::kUnauthenticated); ++code) {
       const std::string name = absl::StatusCodeToString(static_cast<absl::StatusCode>(code));
       calls_.Add({{"method", method}, {"code", name}});
@@ -88,8 +67,6 @@ Metrics::Metrics(const ModelDescription& model)
   }
   Gauges("ovq_build_info", "The program; always 1.", false).Add({{"version", OVQ_VERSION}}).Set(1);
 }
-
-Metrics::~Metrics() = default;
 
 prometheus::Family<prometheus::Counter>& Metrics::Counters(const char* name, const char* help,
                                                            bool of_model) const {
@@ -145,7 +122,7 @@ void Metrics::SetTraceSource(std::function<TraceCounts()> source) {
 
 void Metrics::HttpFinished(const char* route, int status, absl::Duration duration) {
   http_calls_.Add({{"route", route}, {"status", absl::StrCat(status)}}).Increment();
-  http_duration_.at(route)->Observe(absl::ToDoubleSeconds(duration));
+  http_duration_.Add({{"route", route}}, kDurationBuckets).Observe(absl::ToDoubleSeconds(duration));
 }
 
 void Metrics::HttpBytes(size_t received, size_t sent) {
@@ -155,7 +132,8 @@ void Metrics::HttpBytes(size_t received, size_t sent) {
 
 void Metrics::CallFinished(const char* method, absl::StatusCode code, absl::Duration duration) {
   calls_.Add({{"method", method}, {"code", absl::StatusCodeToString(code)}}).Increment();
-  call_duration_.at(method)->Observe(absl::ToDoubleSeconds(duration));
+  call_duration_.Add({{"method", method}}, kDurationBuckets)
+      .Observe(absl::ToDoubleSeconds(duration));
 }
 
 void Metrics::AuthFailed(AuthFailure reason) {
@@ -163,7 +141,7 @@ void Metrics::AuthFailed(AuthFailure reason) {
 }
 
 void Metrics::CredentialsLoaded(Credentials what) {
-  // Absent until then: a server without TLS has no certificate that could be old.
+  // The series is absent until then: without TLS there is no certificate.
   credentials_loaded_.Add({{"what", kCredentials[static_cast<size_t>(what)]}}).SetToCurrentTime();
 }
 
@@ -177,21 +155,10 @@ void Metrics::SetCertificateExpiry(absl::Time time) {
   certificate_expiry_.Add({}).Set(static_cast<double>(absl::ToUnixSeconds(time)));
 }
 
-absl::StatusOr<int> Metrics::Expose(const std::string& address) {
-  // The library reports a taken port as an exception; none crosses this line.
-  try {
-    exposer_ = std::make_unique<prometheus::Exposer>(address);
-    exposer_->RegisterCollectable(page_);
-    return exposer_->GetListeningPorts().at(0);
-  } catch (const std::exception& error) {
-    exposer_.reset();
-    return absl::UnavailableError(absl::StrCat("--metrics-address: cannot listen on ", address));
-  }
-}
-
-void Metrics::LeaveToProcessEnd() {
-  page_->End();
-  (void)exposer_.release();
+void Metrics::Scraped(size_t bytes, absl::Duration duration) {
+  scrapes_.Increment();
+  scraped_bytes_.Increment(static_cast<double>(bytes));
+  scrape_duration_.Observe(absl::ToDoubleMicroseconds(duration));
 }
 
 std::string Metrics::Text() const { return prometheus::TextSerializer().Serialize(Collect()); }
@@ -370,7 +337,7 @@ void Metrics::Count(const RequestReport& report) {
   if (report.dictionary_fill && dictionary_fill_ != nullptr) {
     dictionary_fill_->Observe(*report.dictionary_fill);
   }
-  if (report.score) return;  // a Score generates nothing
+  if (report.score) return;  // Score generates nothing
   finished_.at(FinishReasonName(report.reason))->Increment();
   decode_.Observe(absl::ToDoubleSeconds(usage.decode_time));
   generated_tokens_.Increment(static_cast<double>(usage.generated_tokens));

@@ -1,14 +1,15 @@
-// Prometheus metrics of one server. Label sets exist from the start, so that a rate over an error
-// that has not happened yet is zero and not absent. Never a session or user id as a label.
+// Prometheus metrics of one server. Label sets exist from the start, so that the rate of an error
+// that has not happened yet is zero, not absent. Session and user ids are never labels.
 //
-// Each series is declared once: what events move is a member here; what is read from somewhere,
-// such as the engine's statistics, metrics.cc reads at each scrape.
+// Each series is declared once: series that events move are members here; series that are read,
+// such as the engine's statistics, are declared in metrics.cc and read at each scrape.
 #pragma once
 
 #include <prometheus/counter.h>
 #include <prometheus/gauge.h>
 #include <prometheus/histogram.h>
 #include <prometheus/registry.h>
+#include <prometheus/summary.h>
 
 #include <array>
 #include <functional>
@@ -29,13 +30,9 @@
 #include "server/telemetry/log.h"
 #include "server/telemetry/trace_export.h"
 
-namespace prometheus {
-class Exposer;
-}
-
 namespace ovq {
 
-// What is served, beside the engine's own numbers: for GetModelInfo and the metrics.
+// The model that is served, for GetModelInfo and the metrics.
 struct ModelDescription {
   std::string name;  // the label `model` of every family
   std::string fingerprint;
@@ -44,58 +41,37 @@ struct ModelDescription {
   std::optional<int32_t> bos_token_id;
   std::string device;
   std::string compute_dtype;
-  std::string weights;  // what most of them are held as: "f32", "bf16", "int8"
+  std::string weights;  // type of most of them: "f32", "bf16", "int8"
   std::vector<ProductChoice> products;
   std::string state_dtype;
-  std::string memory;  // what sessions can choose from: MemoryNames with commas between
+  std::string memory;  // cache policies to choose from, with commas between
   size_t weight_bytes = 0;
-  bool has_gpu = false;         // its memory is reported, too
-  bool has_dictionary = false;  // some layer grows centroids
+  bool has_gpu = false;         // GPU memory is reported, too
+  bool has_dictionary = false;  // some layer has centroids
 };
 
-// --- what labels say ---
+// --- values of labels ---
 
-// The RPCs, as the label `method`.
-inline constexpr std::array<const char*, 19> kMethods = {
-    "Generate",           "Chat",          "Score",          "Tokenize",      "Detokenize",
-    "GetModelInfo",       "CreateSession", "GetSession",     "ListSessions",  "DeleteSession",
-    "ForkSession",        "RewindSession", "ExportSession",  "ImportSession", "AdminListSessions",
-    "AdminDeleteSession", "AdminDrain",    "AdminGetStatus", "ApplyTemplate"};
+// The values that calls have for the labels `method` and `route`.
+struct CallLabels {
+  std::vector<const char*> methods;  // RPCs
+  std::vector<const char*> routes;   // patterns of the HTTP front's paths
+};
 
-// The paths of the HTTP front, as the label `route`.
-inline constexpr std::array<const char*, 18> kHttpRoutes = {"/",  // and the console's other files
-                                                            "/v1/models",
-                                                            "/v1/completions",
-                                                            "/v1/chat/completions",
-                                                            "/v1/responses",
-                                                            "/v1/responses/{}",
-                                                            "/tokenize",
-                                                            "/detokenize",
-                                                            "/health",
-                                                            "/version",
-                                                            "/ovq/v1/info",
-                                                            "/ovq/v1/status",
-                                                            "/ovq/v1/generate",
-                                                            "/ovq/v1/sessions",
-                                                            "/ovq/v1/sessions/{}",
-                                                            "/ovq/v1/sessions/{}/fork",
-                                                            "/ovq/v1/sessions/{}/rewind",
-                                                            "/ovq/v1/sessions/{}/generate"};
-inline constexpr const char* kOtherRoute = "other";
-// Why it closed a connection that did nothing wrong.
+// Why the HTTP front closed a connection that did nothing wrong.
 inline constexpr std::array<const char*, 3> kHttpRefusals = {"max_connections", "idle", "tls"};
 
-// Why a call was not let in.
+// The reason why a call was not admitted.
 enum class AuthFailure : uint8_t { kMissing, kMalformed, kUnknown, kForbidden };
 inline constexpr std::array<const char*, 4> kAuthFailures = {"missing", "malformed", "unknown",
                                                              "forbidden"};
-// What is read from files and read again when they change.
+// Credentials that are read from files, and again when these change.
 enum class Credentials : uint8_t { kTls, kTenants };
 inline constexpr std::array<const char*, 2> kCredentials = {"tls", "tenants"};
 
 using Buckets = prometheus::Histogram::BucketBoundaries;
 
-// The OpenTelemetry buckets for generative AI, longer at the end: prompts may be a million tokens.
+// OpenTelemetry's buckets for generative AI, with more at the end: prompts may be a million tokens.
 inline const Buckets kFirstTokenBuckets = {.001, .005, .01, .02, .04, .06, .08, .1, .25, .5,
                                            .75,  1,    2.5, 5,   7.5, 10,  20,  40, 80};
 inline const Buckets kDurationBuckets = {.01,   .02,   .04,    .08,    .16,   .32,
@@ -108,23 +84,25 @@ inline const Buckets kTokenBuckets = {1, 4, 16, 64, 256, 1024, 4096, 16384, 6553
 // Any thread.
 class Metrics {
  public:
-  explicit Metrics(const ModelDescription& model);
-  ~Metrics();
+  // labels: their series exist from the start; a call with another label gets its series at its
+  // end.
+  explicit Metrics(const ModelDescription& model, const CallLabels& labels = {});
 
   // Callbacks for an Engine that this object outlives.
   EngineEvents Events();
-  // Source of the gauges, read at every scrape; null ends it, once a scrape that is running is
-  // over.
+  // Sources that every scrape reads: of the engine's gauges, of the counts of log lines, and of the
+  // counts of spans (without a source there is no such metric). Null removes a source and waits for
+  // a scrape that is reading it.
   void SetStatsSource(std::function<EngineStats()> source);
-  void SetLogSource(std::function<LogCounts()> source);      // likewise, of the counts of log lines
-  void SetTraceSource(std::function<TraceCounts()> source);  // likewise, of spans; none: no metric
+  void SetLogSource(std::function<LogCounts()> source);
+  void SetTraceSource(std::function<TraceCounts()> source);
   void SetReady(bool ready) { ready_.Set(ready ? 1 : 0); }
   void IterationTimedOut() { iteration_timeouts_.Increment(); }
-  // Of --session-dir, any thread.
+  // Work on the files of --session-dir.
   void Count(const DiskReport& report);
   void SetDamagedSessions(size_t n) { damaged_sessions_.Set(static_cast<double>(n)); }
   void SetDraining(bool draining) { draining_.Set(draining ? 1 : 0); }
-  // Tokens that steps have read for prompts, and drawn.
+  // Tokens of all iterations so far: of prompts, and generated.
   struct Tokens {
     uint64_t prompt = 0, generated = 0;
   };
@@ -140,11 +118,8 @@ class Metrics {
   void CredentialsReloaded(Credentials what, bool ok);  // later
   void SetCertificateExpiry(absl::Time time);
 
-  // HTTP GET /metrics on HOST:PORT from now on; returns the port. Unavailable if it is taken.
-  absl::StatusOr<int> Expose(const std::string& address);
-  // Before the process ends, instead of an end of the HTTP server, which may take its threads 2 s
-  // to notice: from now on it answers with an empty page.
-  void LeaveToProcessEnd();
+  // One answer of the endpoint that serves Text: its bytes and the time to make it.
+  void Scraped(size_t bytes, absl::Duration duration);
   std::string Text() const;  // the exposition format, as a scrape sees it
   std::vector<prometheus::MetricFamily> Collect() const;
 
@@ -156,16 +131,16 @@ class Metrics {
   template <class T>
   using ByLabel = std::map<std::string_view, T>;
 
-  // Families, made by the first call; all series of one have the model's label, or none has.
+  // Families, made by the first call. of_model: their series have the model's label.
   prometheus::Family<Counter>& Counters(const char* name, const char* help,
                                         bool of_model = true) const;
   prometheus::Family<Gauge>& Gauges(const char* name, const char* help, bool of_model = true) const;
   prometheus::Family<Histogram>& Histograms(const char* name, const char* help) const;
-  // The one histogram of a family.
+  // The only histogram of a family.
   Histogram& OneHistogram(const char* name, const char* help, const Buckets& buckets) {
     return Histograms(name, help).Add({}, buckets);
   }
-  // A series for each value of the label `key`.
+  // Adds a series for each value of the label `key`.
   template <class T, class Values = Names, class... Args>
   static ByLabel<T*> Each(prometheus::Family<T>& family, const char* key, const Values& values,
                           const Args&... args) {
@@ -173,17 +148,12 @@ class Metrics {
     for (const char* value : values) result[value] = &family.Add({{key, value}}, args...);
     return result;
   }
-  static Names HttpRouteLabels() {
-    Names names(kHttpRoutes.begin(), kHttpRoutes.end());
-    names.push_back(kOtherRoute);
-    return names;
-  }
   prometheus::Labels ModelLabels() const { return {{"model", model_.name}}; }
 
   void Count(const IterationReport& report);
   void Count(const RequestReport& report);
   void Count(const SessionReport& report);
-  // What is read at a scrape.
+  // Sets the series that are read at a scrape.
   void ReadEngine(const EngineStats& stats) const;
   void ReadPrefixes(const PrefixStats& stats) const;
   void ReadMemory(const EngineStats& stats) const;
@@ -196,17 +166,15 @@ class Metrics {
 
   prometheus::Family<Counter>& calls_ =
       Counters("ovq_requests_total", "RPCs that ended, by gRPC status code.");
-  ByLabel<Histogram*> call_duration_ =
-      Each(Histograms("ovq_request_duration_seconds",
-                      "Time from an RPC's arrival to its end; of Chat, the stream."),
-           "method", kMethods, kDurationBuckets);
+  prometheus::Family<Histogram>& call_duration_ =
+      Histograms("ovq_request_duration_seconds",
+                 "Time from an RPC's arrival to its end; of Chat, the stream.");
   prometheus::Family<Counter>& http_calls_ =
       Counters("ovq_http_requests_total",
                "Requests over HTTP that ended, by status; 499: the client had gone.");
-  ByLabel<Histogram*> http_duration_ =
-      Each(Histograms("ovq_http_request_duration_seconds",
-                      "Time from an HTTP request's arrival to the end of its answer."),
-           "route", HttpRouteLabels(), kDurationBuckets);
+  prometheus::Family<Histogram>& http_duration_ =
+      Histograms("ovq_http_request_duration_seconds",
+                 "Time from an HTTP request's arrival to the end of its answer.");
   Gauge& http_connections_ =
       Gauges("ovq_http_connections", "Open connections of the HTTP front.").Add({});
   ByLabel<Counter*> http_refusals_ =
@@ -280,7 +248,7 @@ class Metrics {
       Each(Counters("ovq_session_events_total", "What happened to sessions."), "event",
            {"open", "fork", "rewind", "export", "export_delta", "import", "close", "expire",
             "give_way", "wake", "hibernate", "take_over", "let_go"});
-  ByLabel<Histogram*> session_event_duration_ =  // nobody waits for an expiry
+  ByLabel<Histogram*> session_event_duration_ =  // without expiry, which nobody waits for
       Each(Histograms(
                "ovq_session_event_duration_seconds",
                "From a call to its session opened, its prompt absorbed, or copied, or taken "
@@ -332,17 +300,26 @@ class Metrics {
       Gauges("ovq_tls_certificate_expiry_timestamp_seconds",
              "When the first certificate of the chain in use expires.", false);
 
-  mutable absl::Mutex mutex_;  // also held while a source is read: after null its owner may go
+  Counter& scraped_bytes_ =
+      Counters("exposer_transferred_bytes_total", "Transferred bytes to metrics services", false)
+          .Add({});
+  Counter& scrapes_ =
+      Counters("exposer_scrapes_total", "Number of times metrics were scraped", false).Add({});
+  prometheus::Summary& scrape_duration_ =
+      prometheus::BuildSummary()
+          .Name("exposer_request_latencies")
+          .Help("Latencies of serving scrape requests, in microseconds")
+          .Register(registry_)
+          .Add({}, prometheus::Summary::Quantiles{{.5, .05}, {.9, .01}, {.99, .001}});
+
+  mutable absl::Mutex
+      mutex_;  // held while a source is read, so its owner may end after Set...Source(null)
   std::function<EngineStats()> stats_source_ ABSL_GUARDED_BY(mutex_);
   std::function<LogCounts()> log_source_ ABSL_GUARDED_BY(mutex_);
   std::function<TraceCounts()> trace_source_ ABSL_GUARDED_BY(mutex_);
-  // As last read: a source that has ended leaves its figures.
+  // The last figures read, kept when a source is removed.
   mutable EngineStats stats_ ABSL_GUARDED_BY(mutex_);
   mutable LogCounts log_counts_ ABSL_GUARDED_BY(mutex_);
-
-  class Page;
-  const std::shared_ptr<Page> page_;              // scrapes go through it
-  std::unique_ptr<prometheus::Exposer> exposer_;  // ends before the rest
 };
 
 }  // namespace ovq

@@ -17,7 +17,7 @@
 namespace ovq {
 namespace {
 
-// The number behind `key` in a file of "key number" lines; 0 if there is none.
+// The number behind `key` in a file of "key number" lines; 0 without the key.
 size_t ReadValue(const char* path, const std::string& key) {
   std::ifstream file(path);
   for (std::string word; file >> word;) {
@@ -27,7 +27,7 @@ size_t ReadValue(const char* path, const std::string& key) {
   return 0;
 }
 
-// As soon as the program's own code runs.
+// Taken as soon as the program's own code runs.
 const absl::Time kProcessStart = absl::Now();
 
 }  // namespace
@@ -38,7 +38,7 @@ double ProcessStartTimeSeconds() {
 
 size_t AvailableMemoryBytes() {
   size_t available = ReadValue("/proc/meminfo", "MemAvailable:") * 1024;
-  // "max" where there is no limit: then the read fails and MemAvailable stands.
+  // "max" stands for no limit: then the read fails and MemAvailable holds.
   size_t limit = 0;
   size_t used = 0;
   if (std::ifstream("/sys/fs/cgroup/memory.max") >> limit &&
@@ -62,7 +62,7 @@ ProcessStats ReadProcessStats() {
   stats.virtual_bytes = virtual_pages * page;
   std::error_code ignored;
   const std::filesystem::directory_iterator fds("/proc/self/fd", ignored);
-  // Less the one that lists them.
+  // Without the descriptor that lists them.
   stats.open_fds = std::max<int64_t>(std::distance(begin(fds), end(fds)) - 1, 0);
   rlimit limit{};
   getrlimit(RLIMIT_NOFILE, &limit);

@@ -1,4 +1,4 @@
-// This process and its machine, from /proc and the system. Any thread.
+// Figures of this process and its machine, from /proc and the system. Any thread.
 #pragma once
 
 #include <cstddef>
@@ -6,7 +6,7 @@
 
 namespace ovq {
 
-// What can still be allocated without swapping: MemAvailable, or less under a cgroup's limit.
+// Bytes that can be allocated without swapping: MemAvailable, or less under a cgroup's limit.
 size_t AvailableMemoryBytes();
 struct ProcessStats {
   double cpu_seconds = 0;  // user and system, all threads

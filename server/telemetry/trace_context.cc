@@ -11,14 +11,15 @@
 namespace ovq {
 namespace {
 
-constexpr size_t kMaxStateSize = 512;  // a smaller one must be passed on, this one may be dropped
+constexpr size_t kMaxStateSize =
+    512;  // states up to this size must be passed on, longer ones may be dropped
 
 bool IsHex(std::string_view text) {
   return text.find_first_not_of("0123456789abcdef") == std::string_view::npos;
 }
 bool IsZero(std::string_view text) { return text.find_first_not_of('0') == std::string_view::npos; }
 
-// "VERSION-TRACE-PARENT-FLAGS". False: the header has to be taken for absent.
+// Parses "VERSION-TRACE-PARENT-FLAGS". False: the header counts as absent.
 bool Parse(std::string_view text, Span& span) {
   constexpr size_t kSizes[] = {2, 32, 16, 2};
   const std::vector<std::string> parts =
@@ -28,7 +29,7 @@ bool Parse(std::string_view text, Span& span) {
     if (parts[i].size() != kSizes[i] || !IsHex(parts[i])) return false;
   }
   if (parts[0] == "ff" || IsZero(parts[1]) || IsZero(parts[2])) return false;
-  // A later version may say more, after a dash; what it says here means what it means today.
+  // A later version may append more after a dash; these four parts keep their meaning.
   if (parts[0] == "00" && parts.size() > std::size(kSizes)) return false;
   span.trace_id = parts[1];
   span.parent_id = parts[2];

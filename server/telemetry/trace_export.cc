@@ -1,7 +1,5 @@
 #include "server/telemetry/trace_export.h"
 
-#include <httplib.h>
-
 #include <algorithm>
 #include <chrono>
 #include <memory>
@@ -18,12 +16,12 @@ namespace {
 
 using Json = nlohmann::json;
 
-// A batch goes when it is full, or this long after its first span.
+// A batch is sent when it is full, or this long after its first span.
 constexpr auto kBatchTime = std::chrono::milliseconds(500);
-constexpr auto kPatience = std::chrono::seconds(2);  // to connect, to write, to read
+constexpr absl::Duration kPatience = absl::Seconds(2);  // to connect, to write, to read
 
 Json Attribute(const std::string& key, const std::variant<std::string, int64_t>& value) {
-  // 64-bit integers are texts in the JSON of protobuf.
+  // protobuf's JSON mapping writes 64-bit integers as text.
   if (const auto* number = std::get_if<int64_t>(&value)) {
     return {{"key", key}, {"value", {{"intValue", absl::StrCat(*number)}}}};
   }
@@ -45,40 +43,30 @@ Json ToJson(const FinishedSpan& span) {
   for (const auto& [key, value] : span.attributes) {
     out["attributes"].push_back(Attribute(key, value));
   }
-  // STATUS_CODE_ERROR; without an error the schema wants it unset.
+  // 2 is STATUS_CODE_ERROR; the schema wants the status unset without an error.
   if (!span.status.ok()) {
     out["status"] = {{"code", 2}, {"message", std::string(span.status.message())}};
   }
   return out;
 }
 
-// How many of `spans` the collector says that it did not take, in a body that may be none.
+// The number of `spans` that the collector rejected by its answer `body`, which may be anything.
 int64_t Rejected(const std::string& body, int64_t spans) {
   const Json answer = Json::parse(body, nullptr, /*allow_exceptions=*/false);
   if (!answer.is_object() || !answer.contains("partialSuccess")) return 0;
   const Json& partial = answer["partialSuccess"];
   if (!partial.is_object() || !partial.contains("rejectedSpans")) return 0;
-  const Json& count = partial["rejectedSpans"];  // a text, as 64-bit integers are, or a number
+  const Json& count = partial["rejectedSpans"];  // a 64-bit integer as text, or a number
   int64_t rejected = 0;
   if (count.is_number_integer()) rejected = count.get<int64_t>();
   if (count.is_string() && !absl::SimpleAtoi(count.get<std::string>(), &rejected)) return 0;
   return std::clamp(rejected, int64_t{0}, spans);
 }
 
-// Sends one batch; how many of its spans the collector took, nullopt if it cannot be reached.
+// Sends one batch. Returns how many of its spans the collector took, nullopt if it does not answer.
 std::optional<int64_t> Post(const TraceCollector& collector,
                             const std::vector<FinishedSpan>& batch) {
-  std::unique_ptr<httplib::ClientImpl> client;
-  if (collector.tls) {
-    client = std::make_unique<httplib::SSLClient>(collector.host, collector.port);
-    if (!collector.ca.empty()) client->set_ca_cert_path(collector.ca);
-  } else {
-    client = std::make_unique<httplib::ClientImpl>(collector.host, collector.port);
-  }
-  client->set_connection_timeout(kPatience);
-  client->set_write_timeout(kPatience);
-  client->set_read_timeout(kPatience);
-  const httplib::Result answer = client->Post(collector.path, OtlpJson(batch), "application/json");
+  const std::optional<HttpAnswer> answer = PostJson(collector, OtlpJson(batch), kPatience);
   if (!answer) return std::nullopt;
   const auto spans = static_cast<int64_t>(batch.size());
   if (answer->status / 100 != 2) return 0;
@@ -101,7 +89,7 @@ std::optional<TraceCollector> ParseTraceCollector(std::string_view url) {
       number > 65535) {
     return std::nullopt;
   }
-  for (const char c : url) {  // what a request's first lines may not hold
+  for (const char c : url) {  // not allowed in a request's first lines
     if (c <= ' ' || c == 0x7F) return std::nullopt;
   }
   std::string_view host = address.substr(0, colon);
@@ -164,7 +152,7 @@ void TraceExporter::Run() {
   while (true) {
     changed_.wait(lock, [this] { return ending_ || !queue_.empty(); });
     changed_.wait_for(lock, kBatchTime, [this] { return ending_ || queue_.size() >= kMaxBatch; });
-    // At the end a collector that does not answer is asked once more, not for every batch.
+    // At the end a collector that does not answer gets one more batch, not all of them.
     if (queue_.empty() || (ending_ && !reachable)) {
       counts_.failed += static_cast<int64_t>(queue_.size());
       return;

@@ -1,5 +1,5 @@
-// Spans of calls, sent to a collector: OTLP over HTTP in JSON (opentelemetry.io/docs/specs/otlp).
-// No gRPC here. Calls never wait for it: what does not fit in its queue is dropped and counted.
+// Sends spans of calls to a collector: OTLP over HTTP in JSON (opentelemetry.io/docs/specs/otlp).
+// No gRPC here. Calls never wait for it: spans that find the queue full are dropped and counted.
 #pragma once
 
 #include <condition_variable>
@@ -16,24 +16,18 @@
 
 #include "absl/status/status.h"
 #include "absl/time/time.h"
+#include "server/http_client/http_post.h"
 
 namespace ovq {
 
 // Where spans go: http[s]://HOST:PORT[/PATH], by default /v1/traces.
-struct TraceCollector {
-  bool tls = false;
-  std::string host;
-  int port = 0;
-  std::string path;
-  std::string ca =
-      {};  // with TLS: a file, PEM, of who may sign its certificate; empty: the system's
-};
+using TraceCollector = HttpTarget;
 std::optional<TraceCollector> ParseTraceCollector(std::string_view url);
 
 struct FinishedSpan {
-  enum class Kind : uint8_t { kInternal = 1, kServer = 2 };  // numbers of the schema
+  enum class Kind : uint8_t { kInternal = 1, kServer = 2 };  // the schema's numbers
 
-  std::string trace_id, span_id, parent_id, state;  // as of a Span; no parent: empty
+  std::string trace_id, span_id, parent_id, state;  // as in Span; parent_id "": none
   std::string name;
   Kind kind = Kind::kInternal;
   absl::Time start, end;
@@ -43,23 +37,23 @@ struct FinishedSpan {
 
 std::string NewSpanId();  // 16 hexadecimal digits
 
-// The body of one request: ExportTraceServiceRequest of trace_service.proto, as its JSON mapping.
+// The body of one request: ExportTraceServiceRequest of trace_service.proto in its JSON mapping.
 std::string OtlpJson(const std::vector<FinishedSpan>& spans);
 
 struct TraceCounts {
   int64_t sent = 0;
   int64_t dropped = 0;  // the queue was full
-  int64_t failed = 0;   // the collector was not there, or did not take them
+  int64_t failed = 0;   // the collector did not answer, or rejected them
 };
 
 // Any thread.
 class TraceExporter {
  public:
-  static constexpr size_t kMaxQueue = 8192;  // spans that wait
-  static constexpr size_t kMaxBatch = 512;   // spans of a request
+  static constexpr size_t kMaxQueue = 8192;  // waiting spans
+  static constexpr size_t kMaxBatch = 512;   // spans in one request
 
   explicit TraceExporter(TraceCollector collector, size_t max_queue = kMaxQueue);
-  // Sends what waits, for at most some seconds.
+  // Sends the waiting spans, for at most some seconds.
   ~TraceExporter();
   TraceExporter(const TraceExporter&) = delete;
   TraceExporter& operator=(const TraceExporter&) = delete;

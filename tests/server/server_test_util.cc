@@ -6,6 +6,8 @@
 #include <thread>
 
 #include "absl/strings/str_cat.h"
+#include "server/calls/rpc_labels.h"
+#include "server/http/http_api.h"
 #include "tests/test_util.h"
 
 namespace ovq::test {
@@ -31,7 +33,9 @@ ModelDescription Description() {
 }  // namespace
 
 TestServer::TestServer(TestServerOptions options)
-    : model_(options.model), log_(options.log, log_file_.fd()), metrics_(Description()) {
+    : model_(options.model),
+      log_(options.log, log_file_.fd()),
+      metrics_(Description(), {.methods = RpcLabels(), .routes = HttpRouteLabels()}) {
   if (options.setup) options.setup(model_);
   engine_ = std::make_unique<EngineThread>(model_.Make(), options.engine, MakeContext(Device::kCpu),
                                            metrics_.Events());

@@ -7,7 +7,9 @@
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_split.h"
 #include "absl/synchronization/notification.h"
+#include "server/calls/rpc_labels.h"
 #include "server/engine/prefix_cache.h"
+#include "server/http/http_api.h"
 #include "tests/server/server_test_util.h"
 
 namespace ovq::test {
@@ -49,7 +51,8 @@ constexpr auto kEvents = {"open",         "fork",   "rewind", "export",
                           "export_delta", "import", "close",  "expire"};
 
 TEST(Metrics, EveryLabelSetExistsFromTheStart) {
-  const std::string text = Metrics(Named(true)).Text();
+  const CallLabels labels = {.methods = RpcLabels(), .routes = HttpRouteLabels()};
+  const std::string text = Metrics(Named(true), labels).Text();
   for (const char* event : kEvents) {
     const std::string label = absl::StrCat("event=\"", event, "\"");
     EXPECT_EQ(Sample(text, "ovq_session_events_total", {label}), 0);
@@ -59,8 +62,15 @@ TEST(Metrics, EveryLabelSetExistsFromTheStart) {
   for (const char* op : {"insert", "merge"}) {
     EXPECT_EQ(Sample(text, "ovq_dictionary_updates_total", {absl::StrCat("op=\"", op, "\"")}), 0);
   }
-  for (const char* name : kMethods) {
+  for (const char* name : labels.routes) {
+    EXPECT_EQ(Sample(text, "ovq_http_request_duration_seconds_count",
+                     {absl::StrCat("route=\"", name, "\"")}),
+              0)
+        << name;
+  }
+  for (const char* name : labels.methods) {
     const std::string method = absl::StrCat("\"", name, "\"");
+    EXPECT_EQ(Sample(text, "ovq_request_duration_seconds_count", {method}), 0) << method;
     EXPECT_EQ(Sample(text, "ovq_requests_total", {method, "\"OK\""}), 0) << method;
     EXPECT_EQ(Sample(text, "ovq_requests_total", {method, "\"UNAUTHENTICATED\""}), 0) << method;
   }
