@@ -26,7 +26,7 @@ Options ForModel(const std::string& name) {
   return options;
 }
 
-// Returns the cells of the table, without the sentence above it and the column names.
+// Returns the cells of the table, without the column names and the sentence after the table.
 std::vector<std::vector<std::string>> Rows(const std::string& text) {
   std::vector<std::vector<std::string>> rows;
   std::istringstream lines(text.substr(text.find("max_centroids")));
