@@ -31,7 +31,7 @@ def _drop_oldest_but_sinks(keys, values, counts, max_rows):
 
 
 def _drop_most_usual(keys, values, counts, max_rows):
-    """Keys are unit norm: their cosines with the mean key go as their products with it."""
+    """Keys are unit norm: cosines with the mean key are ordered like products with it."""
     similarity = torch.matmul(keys, keys.mean(dim=2).unsqueeze(-1)).squeeze(-1)
     kept = similarity.sort(dim=-1, stable=True).indices[..., :max_rows].sort(dim=-1).values
     index = kept.unsqueeze(-1)
@@ -45,7 +45,7 @@ MEMORIES = (*_SHRINK, "closest_pair")
 
 @torch.no_grad()
 def bounded_attention(q, k, v, chunk_len, max_rows, memory):
-    """Causal attention whose past beyond the own chunk is a memory of MEMORIES."""
+    """Causal attention in which one of MEMORIES replaces the past before the own chunk."""
     if memory == "closest_pair":
         return closest_pair_attention(q, k, v, chunk_len, max_rows)
     keys, values = (wide(x[:, :, :0]) for x in (k, v))
