@@ -133,7 +133,7 @@ def _normalized(rows, head_dim, rules):
 
 
 def _step_chunk(q, k, v, rows, counts, n_new, ablation, rules, key_scales):
-    """A chunk attends, then updates the dictionary: (out, rows, counts)."""
+    """One chunk attends, then updates the dictionary; returns (out, rows, counts)."""
     out = read_chunk(q, k, v, rows, counts, not rules.counts_for_rates_only)
     keys, values, head_dim = wide(k), wide(v), k.shape[-1]
     assignment = assign_chunk(keys, rows[..., :head_dim], n_new, ablation)
@@ -146,10 +146,10 @@ def _step_chunk(q, k, v, rows, counts, n_new, ablation, rules, key_scales):
 
 def ovq_attention(q, k, v, chunk_len, max_centroids, ablation="none", recompute_chunks=False,
                   rules=OvqRules(), key_scales=None):
-    """The chunk loop. ablation: one of ABLATIONS.
+    """Runs OVQ attention chunk by chunk. ablation: one of ABLATIONS.
 
     recompute_chunks: keep only the dictionaries between the chunks for the backward pass.
-    key_scales: [n_kv_heads], what makes a key a query, for rules.delta_rule.
+    key_scales: [n_kv_heads], factors that make a query of a key, for rules.delta_rule.
     """
     batch, n_heads, n_tokens, head_dim = k.shape
     rows = wide(k).new_zeros(batch, n_heads, 0, head_dim + v.shape[-1])
@@ -158,7 +158,7 @@ def ovq_attention(q, k, v, chunk_len, max_centroids, ablation="none", recompute_
     # split, not slices: the gradient of a slice is a tensor of the whole's size
     for chunk in zip(*(x.split(chunk_len, dim=-2) for x in (q, k, v))):
         end += chunk[1].shape[2]
-        if end == n_tokens:  # an update that no later token reads is not worth its time
+        if end == n_tokens:  # no later token reads this update, so it is skipped
             outs.append(read_chunk(*chunk, rows, counts, not rules.counts_for_rates_only))
             break
         n_new = _n_centroids(end, n_tokens, max_centroids, rules, ablation) - rows.shape[2]

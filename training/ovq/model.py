@@ -264,7 +264,7 @@ class OvqModel(nn.Module):
         """Makes full and OVQ layers use another memory from now on: a baseline for evaluation.
 
         memory: one of memories.py, with as many rows as max_centroids leaves live at a context's
-        end, or "dictionary", OVQ's own, without which full attention was trained."""
+        end, or "dictionary", OVQ's own; full attention was not trained with it."""
         if memory not in (*MEMORIES, "dictionary"):
             raise ValueError(f"memory: {memory!r} is not one of {', '.join(MEMORIES)}, dictionary")
         readers = [layer.self_attn for layer, kind in zip(self.model.layers,
