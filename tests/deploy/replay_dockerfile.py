@@ -36,7 +36,7 @@ def read(name):
 
 
 def instructions(text):
-    """[(NAME, rest)] with comments dropped and continued lines joined."""
+    """Parses a Dockerfile: [(NAME, rest)] with comments dropped and continued lines joined."""
     lines = "\n".join(line for line in text.splitlines() if not line.lstrip().startswith("#"))
     result = []
     for line in re.sub(r"\\\n", " ", lines).splitlines():
@@ -49,7 +49,7 @@ def instructions(text):
 
 
 def stages_of(listed):
-    """{name: its instructions, FROM first}, and the arguments before the first."""
+    """Returns {name: its instructions, FROM first}, and the arguments before the first stage."""
     stages, arguments = {}, {}
     for name, rest in listed:
         if name == "FROM":
@@ -64,7 +64,7 @@ def stages_of(listed):
 
 
 class Stage:
-    """A root, and what the instructions so far have set."""
+    """A root folder and the settings of the instructions so far."""
 
     def __init__(self, root):
         self.root, self.folder, self.user = root, "/", "0:0"
@@ -81,7 +81,8 @@ class Stage:
         return os.path.join(self.root, os.path.join(self.folder, inside).lstrip("/"))
 
     def inside(self, command, user="0:0"):
-        """The words of a command that runs `command` in this root, as process 1 like an image's."""
+        """Returns the command line that runs `command` in this root, as process 1 like an image's.
+        """
         settings = {**self.arguments, "PATH": "/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin",
                     "DEBIAN_FRONTEND": "noninteractive"}
         uid, gid = user.split(":")
@@ -94,12 +95,12 @@ class Stage:
         subprocess.run(self.inside(command), check=True)
 
     def copy(self, sources, target, inside):
-        """inside: the folder that sources start from."""
+        """inside: the folder to which source paths are relative."""
         into = target.endswith("/") or len(sources) > 1
         for source in sources:
             path = os.path.normpath(os.path.join(inside, source.lstrip("/")))
             place = self.path(target)
-            if os.path.isdir(path):  # a folder's contents, as Docker has it
+            if os.path.isdir(path):  # copies the folder's contents, like Docker
                 shutil.copytree(path, place, symlinks=True, dirs_exist_ok=True)
                 continue
             if into:
@@ -126,7 +127,7 @@ class Replay:
                          follow_symlinks=False)
 
     def begin(self, name, base):
-        """The root that a stage starts from."""
+        """Creates the root that a stage starts from."""
         root = os.path.join(self.args.work, name)
         if base in self.instructions:
             return self.stage(base).copy_to(root)
@@ -145,7 +146,7 @@ class Replay:
         return Stage(root)
 
     def stage(self, name):
-        """Carried out, unless it has been."""
+        """Executes a stage's instructions, unless that was done already."""
         if name not in self.stages:
             (_, base), *rest = self.instructions[name]
             stage = self.begin(name, base)
@@ -175,7 +176,7 @@ class Replay:
 
     def try_image(self):
         image = self.stage(self.args.target)
-        # What whoever runs the image mounts, and its client has.
+        # Mounts and files that the user of the image and its client provide.
         secrets = os.path.join(image.root, "run", "secrets")
         os.makedirs(secrets, exist_ok=True)
         token = os.urandom(32).hex()
@@ -183,7 +184,7 @@ class Replay:
         for name, text in (("ovq-tenants", json.dumps({"tenants": [tenant]})), ("token", token)):
             with open(os.path.join(secrets, name), "w") as file:
                 file.write(text)
-        # Addresses of this machine's loopback instead of the container's own.
+        # Uses this machine's loopback addresses instead of the container's own.
         command = [re.sub(r"^0\.0\.0\.0:\d+$", "127.0.0.1:0", word)
                    for word in image.entrypoint + image.command]
         server = subprocess.Popen(image.inside("exec " + shlex.join(command), image.user),
@@ -198,7 +199,7 @@ class Replay:
             answer = subprocess.run(image.inside(shlex.join(chat), image.user), check=True,
                                     capture_output=True, text=True, timeout=120).stdout
             with open(f"/proc/{server.pid}/task/{server.pid}/children") as file:
-                os.kill(int(file.read()), signal.SIGTERM)  # unshare does not pass it on
+                os.kill(int(file.read()), signal.SIGTERM)  # unshare does not forward the signal
             status = server.wait(60)
         finally:
             server.kill()

@@ -1,4 +1,5 @@
-"""A small ovq.v1 server for client tests: no model, every answer follows from the prompt.
+"""A small ovq.v1 server for client tests: it has no model, and every answer is a function of the
+prompt.
 
 A token is a byte. The answer to a prompt is "<position>:<last 8 characters of the prompt>", where
 position counts the conversation's bytes before the answer, cut to max_tokens. Prompts with a
@@ -38,7 +39,7 @@ def compile_proto(folder):
 
 
 class FakeServer:
-    """Serves on a free port of 127.0.0.1 between start() and stop(); keeps what it was sent."""
+    """Serves on a free port of 127.0.0.1 between start() and stop(); records what it receives."""
 
     def __init__(self, pb, pb_grpc):
         self.pb = pb
@@ -47,8 +48,9 @@ class FakeServer:
         self.opens = []  # every ChatOpen
         self.requests = []  # every GenerateRequest
         self.has_chat_template = False
-        self.refusals = []  # times in ms for which the next calls of Generate and Score are refused
-        self.refuse_sampling = None  # what Generate says against its sampling
+        # times in ms with which the next calls of Generate and Score are refused
+        self.refusals = []
+        self.refuse_sampling = None  # if set, Generate refuses its sampling with this text
         self._grpc = grpc.server(futures.ThreadPoolExecutor(max_workers=8))
         pb_grpc.add_InferenceServiceServicer_to_server(self, self._grpc)
         pb_grpc.add_SessionServiceServicer_to_server(self, self._grpc)
@@ -89,7 +91,7 @@ class FakeServer:
         yield self.pb.ChatResponse(opened=self.pb.ChatOpened(session=session))
         while (request := inbox.get()) is not None:
             if request.WhichOneof("event") == "cancel":
-                continue  # it crossed the end of its turn
+                continue  # the cancel arrived after the end of its turn
             self.turns.append(request.turn)
             if request.turn.more:
                 session.position += len(self._ids(request.turn.prompt))

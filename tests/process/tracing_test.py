@@ -84,7 +84,7 @@ def request_class():
 
 
 class Collector(http.server.ThreadingHTTPServer):
-    """Takes what the schema allows, and nothing else."""
+    """Accepts what the schema allows, and nothing else."""
 
     daemon_threads = True
 
@@ -101,7 +101,7 @@ class Collector(http.server.ThreadingHTTPServer):
                 try:
                     collector.take(self.path, self.headers["Content-Type"], json.loads(body))
                     self.send_response(200)
-                except Exception as error:  # told by the test
+                except Exception as error:  # the test reports it
                     collector.errors.append(repr(error))
                     self.send_response(400)
                 self.send_header("Content-Length", "0")
@@ -117,7 +117,7 @@ class Collector(http.server.ThreadingHTTPServer):
 
     def take(self, path, kind, body):
         assert (path, kind) == ("/v1/traces", "application/json"), (path, kind)
-        # OTLP's JSON has ids in hexadecimal, where protobuf's has base64.
+        # OTLP's JSON has ids in hexadecimal, protobuf's has base64.
         for resource in body["resourceSpans"]:
             for scope in resource["scopeSpans"]:
                 for span in scope["spans"]:
@@ -164,7 +164,7 @@ class Tracing(unittest.TestCase):
         return server
 
     def ended(self, server):
-        """Spans of a server that has ended: it sends what waits."""
+        """Ends the server, which then sends its pending spans; returns them."""
         server.terminate()
         self.assertEqual(server.wait(), 0)
         self.assertEqual(self.collector.errors, [])
