@@ -1,10 +1,10 @@
-"""The commands of docs/results.md, run in the order of the page: all its tables and figures made anew.
+"""Runs the commands of docs/results.md, in the order of the page, to reproduce its tables and
+figures.
 
-A block of commands there that stands behind `<!-- reproduce: SCALE, MINUTES min -->` is a part of the page; `~` before
-the minutes says that they are reckoned from tokens and speed, as the commands were not run in one piece.
-Others show a form of a command. A part runs in this folder, by bash, and ends at its first failure; one that
-came to its end is not repeated until its commands change.
-"""
+A block of commands after `<!-- reproduce: SCALE, MINUTES min -->` is a part of the page; `~` before
+the minutes marks an estimate from tokens and speed, because the commands were not run in one piece.
+Other blocks show a form of a command. A part runs in this folder, by bash, and ends at its first
+failure; a part that has succeeded is not repeated until its commands change."""
 
 import dataclasses
 import hashlib
@@ -21,13 +21,14 @@ _MARK_FORM = re.compile(r"(\w+), (~?)(\d+) min$")
 
 
 class PageError(ValueError):
-    """The page, or a part of it that was asked for, is not as it should be."""
+    """The page, or a part that was asked for, is invalid."""
 
 
 @dataclasses.dataclass(frozen=True)
 class Part:
-    """One block of commands. minutes: of one core, as measured when its figures were made, or reckoned."""
-    name: str  # the section's title, and a number where it has several
+    """One block of commands. minutes: time on one core, measured when its figures were made, or
+    estimated."""
+    name: str  # the section's title, with a number if it has several parts
     scale: str
     minutes: int
     script: str
@@ -35,12 +36,12 @@ class Part:
 
     @property
     def stamp(self):
-        """The file's name that says that these commands came to their end."""
+        """Name of the file that records that these commands have succeeded."""
         return hashlib.sha256(self.script.encode()).hexdigest()[:16]
 
 
 def _indented(lines, begin):
-    """The first block of indented lines from lines[begin] on, without the indent."""
+    """Returns the first block of indented lines from lines[begin] on, without the indent."""
     while begin < len(lines) and not lines[begin].strip():
         begin += 1
     block = []
@@ -52,7 +53,7 @@ def _indented(lines, begin):
 
 
 def parts(text):
-    """All parts of a page, in its order."""
+    """Returns all parts of a page, in its order."""
     found, title, seen = [], "", {}
     lines = text.splitlines()
     for i, line in enumerate(lines):
@@ -75,7 +76,8 @@ def parts(text):
 
 
 def read_parts(scale, only=(), page=PAGE):
-    """Those of a scale, `headline` having the small ones too; of these `only` what is named, if anything is."""
+    """Returns the parts of a scale (`headline` includes the small ones), restricted to the names in
+    `only`, if any."""
     with open(page, encoding="utf-8") as file:
         found = [part for part in parts(file.read()) if scale == "headline" or part.scale == scale]
     for name in only:
@@ -85,7 +87,7 @@ def read_parts(scale, only=(), page=PAGE):
 
 
 def describe(found, out):
-    """A line for each part, and the time of all."""
+    """Prints one line for each part, and the total time."""
     for part in found:
         done = "done" if os.path.exists(os.path.join(out, part.stamp)) else ""
         yield f"{'~' if part.reckoned else ''}{part.minutes}".rjust(5) + f" min  {part.scale:8s}  {done:4s}  {part.name}"
@@ -94,7 +96,8 @@ def describe(found, out):
 
 
 def run_all(found, out, folder=_FOLDER):
-    """Runs what is not done yet. out: folder of stamps and logs. Raises PageError at the first failure."""
+    """Runs the parts that are not done yet. out: folder of stamps and logs. Raises PageError at the
+    first failure."""
     os.makedirs(out, exist_ok=True)
     os.makedirs(os.path.join(folder, "runs"), exist_ok=True)
     for i, part in enumerate(found):

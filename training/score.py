@@ -66,7 +66,7 @@ def positive(text):
 def listed(parse):
     def parse_all(text):
         return [parse(entry) for entry in text.split(",")]
-    parse_all.__name__ = "list"  # argparse names it in errors
+    parse_all.__name__ = "list"  # the name in argparse's errors
     return parse_all
 
 
@@ -130,7 +130,8 @@ def parse_args(arguments):
 
 
 def with_config(folder, changes):
-    """(a temporary folder, the model in it with fields of its config.json changed, what has changed)."""
+    """Returns (a temporary folder, the model in it with changed fields of config.json, the
+    changes)."""
     config = read_json_object(os.path.join(folder, "config.json"))
     said = []
     for name, value in changes.items():
@@ -152,7 +153,8 @@ def with_config(folder, changes):
 
 
 def make_exam(args):
-    """(exam, label) of the model's task with --task's changes; the label names what they change."""
+    """Returns (exam, label) of the model's task with --task's changes; the label names the changes.
+    """
     changes, fields = args.task, read_fields(args.model) if args.model else {}
     if "name" not in {**fields, **changes}:
         raise ValueError(f"{args.model}: no task.json: export.py writes it, or pass --task "
@@ -166,7 +168,8 @@ def make_exam(args):
 
 
 class Progress:
-    """Says what is scored and when the rest will be: a line a row and every ten seconds."""
+    """Prints what is being scored and the remaining time: one line for each row and every ten
+    seconds."""
 
     def __init__(self, plan):
         self._total = sum(job.n_tokens * job.n_sequences for job in plan)
@@ -186,7 +189,7 @@ class Progress:
 
 
 def predict_all(predictor, job, tokens, pool, progress):
-    """Predictions of every sequence of tokens [n_sequences, n_tokens]."""
+    """Returns predictions of every sequence in tokens [n_sequences, n_tokens]."""
     futures = [pool.submit(predictor.predict, row, job.max_centroids) for row in tokens]
     try:
         for n_done, future in enumerate(concurrent.futures.as_completed(futures), 1):
@@ -194,14 +197,15 @@ def predict_all(predictor, job, tokens, pool, progress):
             progress.advance(job, n_done)
     except PredictionError as error:
         raise PredictionError(f"{job}: {error}") from error
-    finally:  # after an error or an interrupt nobody waits for the others
+    finally:  # after an error or an interrupt, pending predictions are cancelled
         for future in futures:
             future.cancel()
     return [future.result() for future in futures]
 
 
 class Scorer:
-    """Scores jobs; n_checked, n_agreed: scored tokens the reference predicted, and predicted so."""
+    """Scores jobs. n_checked, n_agreed: scored tokens that the reference predicted, and those
+    predicted alike."""
 
     def __init__(self, exam, predictor, reference, n_check):
         self._exam, self._predictor = exam, predictor
@@ -219,7 +223,7 @@ class Scorer:
         return f", reference agrees on {n_agreed} of {n_checked}"
 
     def score(self, job, pool, progress):
-        """The job's rows."""
+        """Returns the job's rows."""
         made = self._exam.sequences(job.length, job.n_sequences)
         started = time.monotonic()
         predictions = predict_all(self._predictor, job, made.tokens, pool, progress)
@@ -238,7 +242,7 @@ class Scorer:
 
 
 def write_csv(path, rows, columns=COLUMNS):
-    """Complete or not at all."""
+    """Writes a CSV atomically."""
     os.makedirs(os.path.dirname(os.path.abspath(path)), exist_ok=True)
     with open(path + ".partial", "w", encoding="utf-8", newline="") as file:
         writer = csv.DictWriter(file, columns, lineterminator="\n")
@@ -255,7 +259,7 @@ def run(args, stack):
         stack.enter_context(parent)
         ablation = changed if ablation == "none" else f"{ablation} {changed}"
     exam, label = make_exam(args)
-    # the first, so that it ends the last: ending the server ends the calls that it waits for
+    # enters first, so that it ends last: ending the server ends the calls for which the pool waits
     pool = stack.enter_context(concurrent.futures.ThreadPoolExecutor(args.concurrency))
     if args.address:
         predictor = stack.enter_context(connected(args.address, args.timeout))
@@ -310,7 +314,7 @@ def main(arguments=None):
 
 
 if __name__ == "__main__":
-    # ended by a signal, it still ends the server that it started
+    # turns SIGTERM into an exception, so that the server that this program started is ended
     signal.signal(signal.SIGTERM, signal.default_int_handler)
     try:
         sys.exit(main())

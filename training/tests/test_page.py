@@ -1,4 +1,4 @@
-"""The commands of docs/results.md as parts of a run: which there are, and that each runs once."""
+"""The commands of docs/results.md as parts of a run: which exist, and that each runs once."""
 
 import os
 import re
@@ -86,7 +86,7 @@ class PageTest(unittest.TestCase):
                 page.parts(f"<!-- {mark} -->\n\nWords.\n")
 
     def test_the_page_itself(self):
-        """Every part is a script that bash can read, whose programs and folders are there."""
+        """Every part is a script that bash can parse, whose programs and folders exist."""
         small, everything = page.read_parts("small"), page.read_parts("headline")
         self.assertGreater(len(everything), len(small))
         for part in everything:
@@ -110,7 +110,7 @@ class PageTest(unittest.TestCase):
             self.assertRegex(scripts[part], r"reproduce\.py recipes|train\.py", name)
 
     def test_every_block_of_commands_is_a_part(self):
-        """But for the one that runs them."""
+        """The block that runs all others is the only exception."""
         with open(page.PAGE, encoding="utf-8") as file:
             text = file.read()
         scripts = "\n".join(part.script for part in page.parts(text))
