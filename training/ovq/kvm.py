@@ -156,7 +156,7 @@ def _read(q, keys, values, rows, weights, settings):
 
 
 def _tokens_of_chunks(k, v, gates, weights, settings):
-    """What the table takes of every chunk."""
+    """Prepares the tokens of every chunk for the table."""
     masked = settings.masked_dims
     keys, values = weights.norm(F.pad(wide(k[..., masked:]), (masked, 0))), wide(v)
     gates = gates.unsqueeze(-1) if gates is not None else 1
@@ -168,10 +168,9 @@ def _tokens_of_chunks(k, v, gates, weights, settings):
 
 
 def kvm_attention(q, k, v, gates, weights, settings, max_rows=None):
-    """q, k and v as in mixers.py; gates [batch, n_heads, n_tokens], or None where none is used.
+    """q, k and v as in mixers.py; gates [batch, n_heads, n_tokens], or None if there are none.
 
-    settings: a KvmConfig. max_rows: a session's cap on the table's rows; None: the config's.
-    """
+    settings: a KvmConfig. max_rows: a session's cap on the table's rows; None: the config's."""
     max_rows = settings.max_centroids if max_rows is None else max_rows
     chunk_len, n_window = settings.chunk_len, settings.n_bswa_chunks
     taken = _tokens_of_chunks(k, v, gates, weights, settings)

@@ -1,4 +1,4 @@
-"""Bounded memories beside OVQ's dictionary, as read-outs of a model trained without them: baselines.
+"""Bounded memories other than OVQ's dictionary, applied to a model trained without them: baselines.
 
 Each holds rows of a key, a value and a count, at most max_rows of them a head. As with OVQ, a chunk
 attends to the rows and to its own past in one softmax, ln(count) being added to a row's score; then
