@@ -1,15 +1,17 @@
-"""What a recall model still answers after a million tokens, by when it was told, as CSV.
+"""Recall of a model in streams of up to a million tokens, by the position of the facts, as CSV.
 
-One stream of K -> V | pairs, read by sessions of a server in parts. --pairs of them are said at its
-start, as many in the middle of every prefix of --marks and as many at its end; all else is filler:
+One stream of K -> V | pairs, which sessions of a server process in parts. --pairs queried pairs are
+placed at its start, as many in the middle of every prefix of --marks and as many at its end; all
+else is filler:
 
-    repeated  pairs of a pool of --pool, drawn again and again: the distinct pairs of the stream are few
-    fresh     a new random pair every time: there are as many distinct pairs as the stream has
+    repeated  pairs drawn repeatedly from a pool of --pool: the stream has few distinct pairs
+    fresh     a new random pair every time: all pairs of the stream are distinct
 
-At every mark a session that has read so far is asked for all that was said, in random order, and
-completes the values greedily. It is deleted then, so that no answer reaches a later mark: every
-mark has a session of its own. A row of the CSV has the share of the values' tokens that are right, of the pairs
-said from token `said` on, and its standard error over pairs; tokens_per_second is of reading alone.
+At every mark a session that has processed the stream so far is queried for all of these pairs, in
+random order, and completes the values greedily. Then it is deleted, so that no answer affects a
+later mark: every mark has a session of its own. A row of the CSV has the share of correct tokens in
+the values of the pairs from token `said` on, and its standard error over pairs; tokens_per_second
+measures the prefill of the stream only.
 """
 
 import argparse

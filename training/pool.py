@@ -1,19 +1,19 @@
 """Accuracy with a common pool of rows: closest pairs merge in whichever head they are closest.
 
-A bounded head's rows are a fixed share of a session's (ovq.shares). Here the heads of all layers that read
-the whole context have one number of rows between them: when a chunk has passed all layers, its tokens have
-become rows of every head, and the closest pair of any head merges until as many rows are left as shares of
---rows would leave. No server has that; a sequence goes through the PyTorch reference chunk by chunk, in
-float32. Prints for every kind of memory the accuracy on the model's task, and how many rows a head has come
-to hold.
+A bounded head's rows are a fixed share of a session's (ovq.shares). Here the heads of all layers
+that read the whole context share one total number of rows: after each chunk, its tokens have become
+rows of every head, and the closest pair of any head merges until as many rows are left as shares of
+--rows would leave. No server implements that; the PyTorch reference runs a sequence chunk by chunk,
+in float32. Prints for every kind of memory the accuracy on the model's task, and the final number of
+rows in a head.
 
     exact    full attention
-    equal    --rows a head
-    shares   those of the folder's ovq.shares
-    pool     --rows a head in the mean; --scale weighs a layer's distances
+    equal    --rows for each head
+    shares   the shares in the folder's ovq.shares
+    pool     --rows for each head on average; --scale weights a layer's distances
 
-Distances are the rule's (closest_pair.py) but for V, the mean |value|^2 of a head's first tokens, which stays.
-Pairs merge when a chunk has passed.
+Distances are the rule's (closest_pair.py) except for V, which stays the mean |value|^2 of a head's
+first tokens. Pairs merge after a chunk.
 """
 
 import argparse

@@ -1,8 +1,8 @@
 """Converts a native model to the formats of published projects: config.json and model.safetensors
 with their fields and names.
 
-With --fixtures, makes the folders of tests/golden/fla instead: a small random model in every
-format, beside it token ids and the logits that the reference computes for them in float64.
+With --fixtures, writes the folders of tests/golden/fla instead: a small random model in every
+format, with token ids and the reference's logits for them in float64.
 """
 
 import argparse

@@ -1,13 +1,13 @@
 """Trains, serves and scores the models of a recipe: one command from scratch to the figure.
 
-For each mixer, in --out: MIXER/ is the run of train.py, with its log, RECIPE-MIXER/ the model
-folder, MIXER.csv its scores; scores.png and scores.md have them all. Training of vq starts from the
-trained full. What is there already is kept: an interrupted run continues, a finished one is not
-repeated. Remove a CSV to score again.
+For each mixer, --out contains: MIXER/, the run of train.py with its log; RECIPE-MIXER/, the model
+folder; and MIXER.csv, its scores. scores.png and scores.md show all scores. The training of vq
+starts from the trained full. Existing results are kept: an interrupted run continues, a finished one
+is not repeated. Remove a CSV to score again.
 
-With --all instead of a recipe: every table and figure of docs/results.md, by the commands that stand
-there, part after part; what came to its end before is not repeated. --list says what there is and how
-long it takes.
+With --all instead of a recipe: reproduces every table and figure of docs/results.md by the commands
+on that page, part after part; parts that succeeded before are not repeated. --list shows the parts
+and their times.
 """
 
 import argparse

@@ -1,19 +1,20 @@
 """Scores a model on its task through a server, by length and dictionary size, as CSV.
 
 The sequences come from the task in the model folder's task.json (export.py writes it) and a seed
-that training never draws from; a byte model is scored on held-out documents. Every model is given
-the same sequences. The server computes all predictions; --backend reference computes the same rows
-with the PyTorch reference.
+that training never uses; a byte model is scored on held-out documents. Every model gets the same
+sequences. The server computes all predictions; --backend reference computes the same rows with the
+PyTorch reference.
 
-The CSV has a row per length and max_centroids with the accuracy or the bits per byte, `seen` and
-`position` being empty. KVM, whose table grows by the model's own law, has a row per length, and its
-law's N as `centroids`, if it has one. More rows tell in-context learning by the number of examples
-of the same function `seen` before, and bits per byte by `position`: those after half of it (the
-first: from the start) up to it. `length` and `centroids` are what was asked for, `tokens` and
-`max_centroids` what that means. `error` is the standard error over sequences: tokens of one
-sequence are right or wrong together. `agreement`, with --check-reference, is the share of the
-`checked` scored tokens that the reference predicts alike, `logprob_difference` the largest one of
-their log-probabilities; with --check-server-args both compare with a second server with other flags.
+The CSV has one row for each length and max_centroids with the accuracy or the bits per byte; `seen`
+and `position` are empty. For KVM, whose table grows by the model's own law, it has one row for each
+length, with its law's N as `centroids`, if it has one. Further rows give the accuracy of in-context
+learning by the number of examples of the same function `seen` before, and bits per byte by
+`position`: positions after half of it (the first: from the start) up to it. `length` and `centroids`
+are the requested values, `tokens` and `max_centroids` the resulting ones. `error` is the standard
+error over sequences, because tokens of one sequence are right or wrong together. `agreement`, with
+--check-reference, is the share of the `checked` scored tokens that the reference predicts alike,
+`logprob_difference` the largest difference of their log-probabilities; with --check-server-args both
+compare with a second server with other flags.
 """
 
 import argparse

@@ -1,22 +1,22 @@
 """Measures how a model's layers, or their heads, should share a session's rows, and writes
 ovq.shares.
 
-Layers need rows unequally: while one answers from a handful, another loses something with every row it
-does not get. A server reads the sequences, one layer bounded to a share of --centroids and all others
-to a thousand times as many rows, for a ladder of shares. What more that costs, in bits per scored
-token, than all layers bounded like the others is the layer's own curve. The shares are those whose
-costs have the smallest sum, in steps of 1/16. Prints the curves, and what other sequences cost with
-equal shares and with these; --write changes the folder's config.json.
+Layers need rows unequally: some need only a handful, others lose accuracy with every row removed.
+For a ladder of shares, a server runs the sequences with one layer bounded to a share of --centroids
+and all others to a thousand times as many rows. A layer's curve is the cost of that, in bits per
+scored token, beyond the cost with all layers bounded like the others. The chosen shares, in steps of
+1/16, have the smallest sum of costs. Prints the curves, and the cost on other sequences with equal
+shares and with these; --write changes the folder's config.json.
 
-With --heads every key/value head is taken for what a layer is here, and has a curve of its own.
+With --heads every key/value head is treated like a layer here, and has a curve of its own.
 
-Any folder that ovq-server loads will do. It is served with one changed config.json after the other,
-once for each layer and twice more, and reads --text, or else the task of its task.json.
+Works with any folder that ovq-server loads. The folder is served with modified config.json files,
+once for each layer and twice more, on --text, or else the task of its task.json.
 
-By closest pairs so many rows are exact to the bit. By the paper's rule t tokens have
-floor(t M / (t + M)) of them: with two layers and 256 centroids M is 32,752 at the least share and
-1,048,064 at the largest, for 1,927 and 2,044 rows of 2,048 tokens. That is in both terms of the
-difference, so a curve has only what it changes in the worth of one layer's rows.
+With closest pairs, that many rows are exact to the bit. With the paper's rule t tokens have
+floor(t M / (t + M)) rows: with two layers and 256 centroids M is 32,752 at the least share and
+1,048,064 at the largest, which gives 1,927 and 2,044 rows for 2,048 tokens. Both terms of the
+difference include that, so a curve contains only its effect on the value of one layer's rows.
 """
 
 import argparse

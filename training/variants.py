@@ -1,18 +1,18 @@
 """Compares variants of the closest-pair rule, each applied to the same model.
 
-A sequence goes through the PyTorch reference chunk by chunk, in float32 (pool.py); heads decide in
-float64, with all distances at hand. When a chunk has passed, pairs of rows merge until a head has its
-share of --rows. Prints for every variant the accuracy on the model's task, or bits per byte of
-documents, and how far that is from the rule on the same sequences:
+A sequence is run by the PyTorch reference chunk by chunk, in float32 (pool.py); heads choose merges
+in float64, from all distances. After each chunk, pairs of rows merge until a head has its share of
+--rows. Prints for every variant the accuracy on the model's task, or bits per byte of documents, and
+the difference to the rule on the same sequences:
 
     rule         the closest pair, one after another, by |k - k|^2 + w / V |v - v|^2
     rounds       disjoint pairs, the closest first; a row merges again when no disjoint pair is left
-    ward         distances times c_i c_j / (c_i + c_j): what a merge adds to the sum of squares (Ward)
-    average      distances between the tokens of two rows, in the mean: both rows' variances are added
-    spread       keys and values each in units of their variance, in place of values by their size
+    ward         distances times c_i c_j / (c_i + c_j), a merge's increase of the sum of squares (Ward)
+    average      mean distances between the tokens of two rows: adds both rows' variances
+    spread       keys and values each in units of their variance, instead of values by their size
     sizes        distances times the mean |value|^2 of both rows over V
-    attention    distances times (0.3 / N + a_i + a_j)^0.5, a being the part of the attention that a row
-                 was given, averaged over chunks with 0.9 for the past, and summed in merges
+    attention    distances times (0.3 / N + a_i + a_j)^0.5; a is the share of the attention that a row
+                 received, averaged over chunks with 0.9 for the past, and summed in merges
     variance     the rule, read with |q|^2 s^2 / (2 d) added to scores, s^2 the variance of a row's keys
 """
 

@@ -1,12 +1,13 @@
 #!/usr/bin/env python3
-"""Carries out deploy/docker/Dockerfile without a container engine, and tries what comes out.
+"""Executes deploy/docker/Dockerfile without a container engine, and tests the resulting image.
 
-Every stage that the target needs becomes a root of its own, of Debian's image by debootstrap, of another
-stage by a copy, every RUN a command in it, with a process tree of its own (unshare); the context is what
-git tracks and Dockerfile.dockerignore leaves in. At the end the image's ENTRYPOINT and CMD are started in
-the target's root under the image's user, on free ports of loopback, an answer is streamed by the image's
-ovq-chat, and SIGTERM has to end the server with 0. Needs root, debootstrap, a Debian mirror and about
-5 GB; takes as long as a build does. Layers, networks and limits of a container are not tried.
+Every stage that the target needs becomes a root folder: debootstrap creates Debian's image, a copy
+creates a stage from another one, and every RUN is a command in the root with a process tree of its
+own (unshare). The context is what git tracks and Dockerfile.dockerignore leaves in. At the end the
+image's ENTRYPOINT and CMD are started in the target's root under the image's user, on free ports of
+loopback; the image's ovq-chat streams an answer, and SIGTERM must end the server with 0. Needs root,
+debootstrap, a Debian mirror and about 5 GB; takes as long as a build. Layers, networks and limits of
+a container are not tested.
 
 usage: replay_dockerfile.py --work FOLDER --mirror URL [--suite bookworm] [--base ROOT]
            [--target cpu] [--toolkit FOLDER]

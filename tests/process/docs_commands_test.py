@@ -1,8 +1,8 @@
-"""Every command of README.md and docs/*.md, read from the files: run, or why not.
+"""Runs every command of README.md and docs/*.md, read from the files, or checks why it is not run.
 
-docs_commands.txt lists what is not run: commands that take too long, of which each flag is looked for
-in the program's --help, and those that need what a test has not (a cluster, a container engine, a
-GPU, a machine of one's own). All others run here, with a server where one is expected.
+docs_commands.txt lists the commands that are not run: those that take too long, whose flags are each
+looked up in the program's --help, and those that need what a test does not have (a cluster, a
+container engine, a GPU, a dedicated machine). All others run here, with a server if one is expected.
 
 usage: docs_commands_test.py --build BUILD_FOLDER [--list] [unittest arguments]
 """

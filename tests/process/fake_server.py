@@ -2,11 +2,12 @@
 prompt.
 
 A token is a byte. The answer to a prompt is "<position>:<last 8 characters of the prompt>", where
-position counts the conversation's bytes before the answer, cut to max_tokens. Prompts with a
-meaning of their own: "slow" streams dots until it is cancelled, "bad" fails with INVALID_ARGUMENT,
-behind the answer to "last" a Chat ends with UNAVAILABLE.
+position counts the conversation's bytes before the answer, cut to max_tokens. Special
+prompts: "slow" streams dots until it is cancelled, "bad" fails with INVALID_ARGUMENT,
+after the answer to "last" a Chat ends with UNAVAILABLE.
 
-A session made with metadata ovq-session has it in its id, and calls that name it must send it.
+The id of a session created with metadata ovq-session contains its value, and calls on the session
+must send it.
 """
 
 import queue

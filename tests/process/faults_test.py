@@ -107,12 +107,12 @@ class ServiceManager:
 
 
 class FrozenEngine:
-    """The engine's thread, stopped as a debugger does it; the others run. It goes on at the end of the
-    block, if there is still something to go on with.
+    """Stops the engine's thread like a debugger does, while the other threads run. The thread
+    continues at the end of the block, if the process still exists.
 
-    stands: raises grpc.RpcError, AssertionError or OSError where the thread was not stopped as a step
-    that hangs is. It may have been stopped while it held a lock of the others', or before a turn had
-    chosen its rows; then it is stopped again, elsewhere, up to five times in all."""
+    stands: raises grpc.RpcError, AssertionError or OSError if the thread was not stopped as in a
+    batch that hangs. It may have stopped while it held a lock that others need, or before an iteration
+    had planned its batch; then it is stopped again, at another point, up to five times in all."""
 
     ATTACH, DETACH, ALL_THREADS = 16, 17, 0x40000000  # of sys/ptrace.h, __WALL of waitpid(2)
 

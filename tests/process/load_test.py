@@ -286,12 +286,12 @@ class TinyServer(WithLoad):
 class Agreement(WithLoad):
     """The client's means agree with the server's own histograms of the same requests.
 
-    The two differ by what lies between the clocks: sending the prompt and waking up for a message,
+    The two differ by the time between the clocks: sending the prompt and waking up for a message,
     well under a millisecond on an idle machine and a few on a busy one. So the measured times must
     be long: the shipped model on one thread, prompts of 4,096 tokens (hundreds of milliseconds to
-    the first token) and answers of 160 (whose first and last message are late by about the same, and
-    the mean of the gaps is the time between those two over 159). A machine that is busy with other
-    things makes both ends slower, but both by the same.
+    the first token) and answers of 160 (whose first and last messages are delayed about equally; the
+    mean gap is the time between those two divided by 159). A busy machine slows both measurements
+    equally.
     """
 
     def test_means_agree_within_5_percent_and_counts_exactly(self):

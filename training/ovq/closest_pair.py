@@ -1,20 +1,20 @@
-"""Closest-pair dictionaries: every token is a row until the closest rows have to become one.
+"""Closest-pair dictionaries: every token becomes a row, and the closest rows merge as needed.
 
-The rule, exactly (kernels/mixers/closest_pair/README.md): L the chunk length, N the most rows; PairRule
-in config.py has what a model chooses of it.
-A chunk attends to the rows and to its own past in one softmax, as in dictionary.py. While it
-passes, its tokens join the rows as candidates, one after another, and pairs of candidates merge:
-after o of its L tokens as many as leave N rows at its end, but two for each token still to come.
-Merges show at the chunk's end only. A pair's distance is
+The rule, exactly (kernels/mixers/closest_pair/README.md): L is the chunk length, N the most rows;
+PairRule in config.py has the options of a model. A chunk attends to the rows and to its own past in
+one softmax, as in dictionary.py. Meanwhile its tokens join the rows as candidates, one after
+another, and pairs of candidates merge: after o of its L tokens, as many pairs have merged as leave N
+rows at its end, except two for each token still to come. Merges take effect only at the chunk's end.
+A pair's distance is
 
     |key - key|^2 + w K / V |value - value|^2
 
-K is |key|^2, 1 where keys have unit norm. V is the mean |value|^2 of the first floor(N / 2) + 1 tokens.
-Where it is off by more than a factor of two from that of the candidates as a chunk's merges begin,
-theirs is V from then on. Where keys have no norm V / K is measured like V. The closest
-pair becomes its weighted mean, of equally close ones that of the lowest rows.
-What merges is decided in float64, in numpy or, but for models in float64 and where there is a compiler,
-by pairs.cc, and is a constant to gradients; rows are means of the tokens in them, which have gradients.
+K is |key|^2, 1 if keys have unit norm. V is the mean |value|^2 of the first floor(N / 2) + 1 tokens.
+If V differs by more than a factor of two from the mean of the candidates when a chunk's merges
+begin, it becomes that mean. If keys have no norm, V / K is measured like V. The closest pair is
+replaced by its weighted mean; of equally close pairs, that of the lowest rows merges. The choice of
+merges is computed in float64, in numpy or (if there is a compiler and the model is not float64) by
+pairs.cc, and is a constant to gradients; rows are means of their tokens, which have gradients.
 """
 
 import numpy as np

@@ -1,14 +1,14 @@
 """Bounded memories other than OVQ's dictionary, applied to a model trained without them: baselines.
 
-Each holds rows of a key, a value and a count, at most max_rows of them a head. As with OVQ, a chunk
-attends to the rows and to its own past in one softmax, ln(count) being added to a row's score; then
-its tokens become rows of count 1, and where these are too many the memory shrinks. Up to max_rows
+Each holds rows of a key, a value and a count, at most max_rows for each head. As with OVQ, a chunk
+attends to the rows and to its own past in one softmax, with ln(count) added to a row's score; then
+its tokens become rows of count 1, and rows are removed while they are too many. Up to max_rows
 tokens it is full attention. Shapes as in dictionary.py; for evaluation, without gradients.
 
-    window        the oldest rows go
-    sinks         the same, but for the first four, which stay (StreamingLLM, Xiao et al. 2023)
-    keydiff       the rows whose keys are most like the mean key go (KeyDiff, Park et al. 2025)
-    closest_pair  the two closest rows become their mean, again and again: closest_pair.py
+    window        removes the oldest rows
+    sinks         like window, but keeps the first four (StreamingLLM, Xiao et al. 2023)
+    keydiff       removes the rows whose keys are most like the mean key (KeyDiff, Park et al. 2025)
+    closest_pair  merges the two closest rows to their mean, repeatedly: closest_pair.py
 """
 
 import torch
