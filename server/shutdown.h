@@ -28,7 +28,7 @@ class Shutdown {
  public:
   explicit Shutdown(Log& log)
       : log_(log), waiter_(Blocked(), [this](int signal) { OnSignal(signal); }) {}
-  // From now on the first signal starts a drain; before, it ends the process.
+  // After this call the first signal starts a drain; before, it ends the process.
   void Serve() { serving_ = true; }
   // Sets the function that SIGHUP calls; none (the default) ignores the signal.
   void OnHangUp(std::function<void()> reload) {

@@ -34,10 +34,8 @@ class Conversation {
   // position.
   std::optional<uint64_t> PositionBeforeLastQuestion() const;
   void DropLastQuestion();
-  const v1::Session& session() const {
-    return session_;
-  }  // as the server described it when the
-     // call opened
+  // The session as the server described it when the call opened.
+  const v1::Session& session() const { return session_; }
 
   // Handles Ctrl-C: cancels a running turn. Returns true if no turn was running or it was already
   // cancelled: then the call is ended.

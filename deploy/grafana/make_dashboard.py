@@ -1,8 +1,8 @@
 #!/usr/bin/env python3
 """Writes the Grafana dashboard of ovq-server to stdout; with --write to dashboards/ovq-server.json.
 
-Rows go from what a person on call asks first to what explains it. Panels are a row's width of 24
-units; `targets` are (query, legend) pairs in which SEL stands for the chosen models and servers,
+Rows are ordered from the first questions of a person on call to their explanations. A row is 24 units
+wide; `targets` are (query, legend) pairs in which SEL stands for the chosen models and servers,
 PROC for the chosen servers' processes.
 """
 

@@ -117,7 +117,7 @@ class SessionFolder {
   void Read(const std::string& id, std::function<void(absl::StatusOr<StoredSession>)> opened);
   void ReportRead(const StoredSession& stored, const absl::Status& status) const;
   void Run(std::function<void()> work);  // on one of the folder's threads
-  // Moves the session to damaged/ after its pending operations. No server owns it then.
+  // Moves the session's files to damaged/ and releases its lock: no server owns it then.
   void Quarantine(const std::string& id);
 
   const std::string& path() const { return options_.path; }

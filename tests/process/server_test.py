@@ -145,7 +145,7 @@ class Serving(unittest.TestCase):
         self.assertEqual(finished[0].usage.position, 200010)
 
     def test_memory_does_not_grow_with_the_conversation(self):
-        # Its tokens would take 4 bytes each, and copies of earlier states up to their limit.
+        # Keeping tokens would take 4 bytes each, and copies of earlier states up to their limit.
         session = self.sessions.CreateSession(pb.CreateSessionRequest(keep_tokens=False))
 
         def absorb():
@@ -347,7 +347,7 @@ class Stopping(unittest.TestCase):
                 self.assertEqual(server.wait(), 0)
 
     def test_other_signals_change_nothing_before_the_program_begins(self):
-        """From before the initializers of its libraries on."""
+        """These signals are handled from before the initializers of its libraries on."""
         if "libasan" in subprocess.run(["ldd", BINARY], capture_output=True, text=True).stdout:
             self.skipTest("a sanitizer wants to be the first of the libraries")
         numbers = (signal.SIGHUP, signal.SIGUSR1, signal.SIGUSR2)

@@ -29,11 +29,12 @@ sys.path.insert(0, os.path.join(ROOT, "clients", "python"))
 from ovq_client import Client, OvqError
 
 BINARY = None
-# What a span without events and links can have of open-telemetry/opentelemetry-proto: trace.proto at
+# The fields of spans without events and links in open-telemetry/opentelemetry-proto: trace.proto at
 # commit 05e412fb, resource.proto at 1562fa6f, common.proto and collector/trace/v1/trace_service.proto
-# of v1. message: {field: (number, type)}; "*": repeated, "?": of the oneof value. Enumerations are
-# int32, as OTLP's JSON has no names of theirs. In November 2026 a server's spans also went through the
-# classes that @opentelemetry/otlp-transformer 0.52.1 has from the published files, and lost no field.
+# of v1. message: {field: (number, type)}; "*": repeated, "?": member of the oneof value. Enumerations
+# are int32, because OTLP's JSON does not use their names. In November 2026 a server's spans also passed
+# through the classes that @opentelemetry/otlp-transformer 0.52.1 has from the published files, without
+# losing a field.
 SCHEMA = {
     "AnyValue": {"string_value": (1, "?string"), "bool_value": (2, "?bool"),
                  "int_value": (3, "?int64"), "double_value": (4, "?double"),

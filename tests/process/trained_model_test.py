@@ -1,4 +1,4 @@
-"""From a recipe to the figure: generates, trains, exports, serves and scores tiny models.
+"""The whole path from a recipe to the figure: generates, trains, exports, serves and scores tiny models.
 
 usage: trained_model_test.py --build BUILD_FOLDER [unittest arguments]
 """

@@ -243,7 +243,7 @@ class Upgrade(unittest.TestCase):
              "state ready"])
 
         self.run_documented(commands[0], 0)
-        # Its sessions continue; new ones go to the other server.
+        # The draining server keeps its sessions; new ones go to the other server.
         for worker in turns[0] + chats[0]:
             worker.await_more()
         born_meanwhile = [self.start(Turns(self.client)) for _ in range(8)]
@@ -265,7 +265,7 @@ class Upgrade(unittest.TestCase):
         self.run_documented(commands[2], 0)
         for worker in (patient, idle_chat, busy_chat):
             worker.join(30)
-        # Its last sessions end with it: UNAVAILABLE while it drains, then NOT_FOUND.
+        # The server's last sessions end with it: UNAVAILABLE while it drains, then NOT_FOUND.
         self.assertIsInstance(patient.error, OvqError)
         self.assertIn(patient.error.code, (UNAVAILABLE, NOT_FOUND))
         for worker in (idle_chat, busy_chat):

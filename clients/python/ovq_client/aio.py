@@ -1,4 +1,4 @@
-"""asyncio twins of Client and Chat: the same calls, to be awaited and read with `async for`.
+"""Client and Chat for asyncio: the same calls, to be awaited and read with `async for`.
 
     from ovq_client import TokenChunk
     from ovq_client.aio import AsyncClient
@@ -8,7 +8,7 @@
             if isinstance(event, TokenChunk):
                 print(event.text, end="", flush=True)
 
-Options, events and errors are those of the methods of the same names (ovq_client.client).
+Options, events and errors are those of the methods with the same names in ovq_client.client.
 """
 
 from __future__ import annotations
