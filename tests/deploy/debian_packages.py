@@ -2,11 +2,11 @@
 """The Debian packages in a fresh Debian 12 (debootstrap): installs, starts, calls, upgrades and
 purges them.
 
-Makes the packages of a build by CPack, twice with two versions. Needs root, debootstrap and a mirror
-of Debian; says SKIPPED and ends well where it has not got them. Takes minutes, so no test of ctest.
+Makes the packages of a build by CPack, in two versions. Needs root, debootstrap and a Debian mirror;
+without them it prints SKIPPED and succeeds. Takes minutes, so ctest does not run it.
 
 usage: debian_packages.py --build BUILD_FOLDER [--root FOLDER]
-  --root FOLDER  a Debian 12 that is there (debootstrap --variant=minbase bookworm FOLDER), to use a copy of
+  --root FOLDER  an existing Debian 12 (debootstrap --variant=minbase bookworm FOLDER), of which a copy is used
 """
 
 import argparse

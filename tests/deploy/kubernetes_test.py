@@ -1,10 +1,10 @@
 """Tests of the chart in deploy/helm, and of the manifests in deploy/kubernetes, which are its
 output for the default values.
 
-Rendered by go_template.py, and by Helm where that is at hand, which has to give the same.
+go_template.py renders the chart; if Helm is installed, its output must be the same.
 
 usage: kubernetes_test.py [--write] [unittest arguments]
-  --write  makes the manifests anew
+  --write  writes the manifests
 """
 
 import copy
